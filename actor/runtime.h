@@ -1,0 +1,139 @@
+// The actor runtime: executes the plans of the ranks this process hosts by passing messages between actors over
+// rings of slots. It knows plans and kernels; nothing of operators, signatures or passes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/dims.h"
+#include "core/dtype.h"
+#include "core/error.h"
+#include "core/kernel.h"
+#include "core/plan.pb.h"
+
+namespace oneflow_like {
+
+// A whole tensor on the host, row-major: what a step takes and gives.
+struct HostTensor {
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  std::shared_ptr<void> data;  // elements() * SizeOf(dtype) bytes
+
+  int64_t elements() const { return shape.elements(); }
+  size_t bytes() const { return elements() * SizeOf(dtype); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data.get());
+  }
+  static HostTensor Make(DType dtype, const Dims& shape);  // zeroed
+};
+using Feeds = std::map<std::string, HostTensor>;
+
+// Where work runs. Threads for work; SeededExecutor picks any legal next event, for tests.
+class Executor;
+// `threads` threads, each with `kernel_threads` threads for ParallelFor. REQUIRES: both >= 1.
+std::unique_ptr<Executor> MakeThreadExecutor(int threads, int kernel_threads);
+// One thread, the caller's: events fire inside Drive (called by Handle::Wait), in an order drawn from `seed`.
+std::unique_ptr<Executor> MakeSeededExecutor(uint64_t seed);
+
+// The memory of the ranks of one process: variables by name, and one transient arena per rank that all plans of the
+// store share, one after another.
+class Store {
+ public:
+  // `ranks` are the ranks hosted here, on `devices` (same length; owned by the store).
+  Store(std::vector<int> ranks, std::vector<std::unique_ptr<Device>> devices);
+  ~Store();
+
+  const std::vector<int>& ranks() const;
+  Device* device(int rank) const;  // REQUIRES: hosted here
+  // Makes the plan's variables that are not there yet (running their initialisers) and grows the transient arena to
+  // what the plan needs. Throws Error when memory is short, or a variable is there with another type, shape or box.
+  // REQUIRES: no step in flight.
+  void Prepare(const plan::Plan& plan, const KernelRegistry& registry);
+  // Local piece of a variable, nullptr when this rank has none.
+  void* Variable(int rank, const std::string& name) const;
+  struct VariableInfo {
+    std::string name;
+    DType dtype;
+    Dims global;
+    Box box;
+    int64_t bytes;
+  };
+  std::vector<VariableInfo> Variables(int rank) const;
+  char* Transient(int rank) const;
+  int64_t TransientBytes(int rank) const;
+  int64_t PersistentBytes(int rank) const;
+
+  struct Impl;
+  Impl* impl() { return impl_.get(); }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// One step in flight. Copyable; outlives its runtime (reading it then gives the error "closed").
+class StepHandle {
+ public:
+  StepHandle() = default;
+  Status Wait() const;  // until every act of the step has ended; the first error, with the actor and the user's line
+  bool Done() const;
+  int64_t step() const;
+  // REQUIRES: Wait() gave OK, and the plan has that output. The whole tensor, assembled from the ranks.
+  const HostTensor& Get(const std::string& output) const;
+
+  struct State;
+  explicit StepHandle(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+struct RuntimeOptions {
+  int steps_in_flight = 2;
+  int64_t first_step = 0;
+};
+
+// What happened when, for tests and traces. Times are seconds since the runtime was made.
+struct ActRecord {
+  int rank = 0, actor = 0, stream = 0;
+  int64_t step = 0;
+  int act = 0;
+  double start = 0, end = 0;
+};
+
+// Loads the plans (one for each rank of the store) and runs steps of them. All methods from one thread at a time.
+// Several runtimes may share a store and an executor; their steps do not overlap: Launch waits for the others'.
+class Runtime {
+ public:
+  // Throws Error when a kernel is missing. `executor` and `store` outlive the runtime.
+  Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, Store* store, Executor* executor,
+          const RuntimeOptions& options);
+  ~Runtime();  // Close()
+
+  // Starts one step with a copy of its feeds; waits while steps_in_flight are under way. Throws Error for a feed
+  // that is missing, unknown, or of another shape or type, naming both; nothing has started then.
+  StepHandle Launch(const Feeds& feeds);
+  // Ends what is in flight (kernels not yet started are skipped, handles say "closed") and gives back everything.
+  // May be called at any moment, also after an error; idempotent.
+  void Close();
+
+  int64_t next_step() const;
+  void SetNextStep(int64_t step);  // REQUIRES: nothing in flight
+  // Most slots of each buffer taken at once so far, by rank and buffer id.
+  std::map<std::pair<int, int>, int> PeakSlots() const;
+  // Records acts from now on (costs an allocation per act; off by default).
+  void Record(bool on);
+  std::vector<ActRecord> TakeRecords();
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oneflow_like

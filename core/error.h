@@ -1,0 +1,54 @@
+// How things go wrong. Error: a mistake of the user's, thrown while a graph is built, compiled or run from the
+// user's thread; its text is one sentence that names what, which axis, the numbers and the user's line.
+// Status: a failure that travels through the actor runtime as a value.
+#pragma once
+
+#include <source_location>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace oneflow_like {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Streams its arguments into one string.
+template <typename... Args>
+std::string Cat(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
+
+template <typename... Args>
+[[noreturn]] void Fail(const Args&... args) {
+  throw Error(Cat(args...));
+}
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // OK
+  explicit Status(std::string message) : message_(std::move(message)) {}
+  bool ok() const { return message_.empty(); }
+  const std::string& message() const { return message_; }
+
+ private:
+  std::string message_;
+};
+
+// A line of the user's program: every call that builds the graph records its caller's.
+struct SourceLine {
+  std::string file;  // base name
+  int line = 0;
+
+  SourceLine() = default;
+  SourceLine(std::string file_name, int line_number) : file(std::move(file_name)), line(line_number) {}
+  explicit SourceLine(const std::source_location& at);
+  std::string str() const;  // "gpt.cc:31", empty when unknown
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,83 @@
+// What the runtime knows of a computation: a Kernel made once, when a plan is loaded, and run once per act on
+// contiguous row-major local pieces of tensors. The KernelRegistry maps (kernel name, device kind) to factories.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/attrs.h"
+#include "core/dims.h"
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace oneflow_like {
+
+// One operand of a kernel: the piece of a tensor that this rank holds in this act. The piece is contiguous,
+// row-major, and covers [begin, begin + extent) of the tensor's global index space, time included.
+struct TensorArg {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  Dims global;  // extents of the whole tensor ("Global(axis)")
+  Dims begin;   // first global index held here ("Range(axis)")
+  Dims extent;  // local extents
+
+  int64_t elements() const { return extent.elements(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// What is fixed about one kernel of a plan before it runs. The args carry no data; when time cuts a tensor
+// unevenly, extents of later acts may be smaller than those given here, never larger.
+struct KernelSpec {
+  std::string name;  // kernel name; an operator's kernel has the operator's name
+  Attrs attrs;
+  std::vector<TensorArg> in, out;
+  std::string node;  // the logical node it comes from, for messages
+  SourceLine line;
+};
+
+struct KernelContext {
+  const KernelSpec& spec;         // names and attributes
+  std::span<const TensorArg> in;  // of this act
+  std::span<const TensorArg> out;
+  void* scratch = nullptr;        // as many bytes as the operator's table entry asked for, 64-byte aligned
+  int64_t step = 0;               // optimizer step, 0 for the first; keys random draws and schedules
+  int64_t time = 0;               // micro-batch of this act, in [0, times)
+  int64_t times = 1;              // micro-batches of a step
+  uint64_t seed = 0;              // the job's seed
+};
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // Runs on one thread of the runtime and may use ParallelFor inside. Must write every element of every output
+  // (an empty piece has none). Allocates nothing. A failure that data can cause (an index out of range) is
+  // returned, not thrown.
+  virtual Status Run(const KernelContext& context) = 0;
+};
+
+using KernelFn = Status (*)(const KernelContext&);
+using KernelFactory = std::function<std::unique_ptr<Kernel>(const KernelSpec&)>;
+
+// A kernel without state.
+KernelFactory MakeFunctionKernel(KernelFn fn);
+
+class KernelRegistry {
+ public:
+  void Add(const std::string& name, const std::string& device_kind, KernelFactory factory);
+  void Add(const std::string& name, const std::string& device_kind, KernelFn fn);
+  bool Has(const std::string& name, const std::string& device_kind) const;
+  // The kernel for that device kind, else the one for "reference". Throws Error when there is neither.
+  std::unique_ptr<Kernel> Make(const KernelSpec& spec, const std::string& device_kind) const;
+
+ private:
+  std::map<std::pair<std::string, std::string>, KernelFactory> factories_;
+};
+
+}  // namespace oneflow_like

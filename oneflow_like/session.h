@@ -1,0 +1,115 @@
+// Session: a compiled and loaded graph of a model. Train makes one that also updates the weights; Evaluate one that
+// only computes. Sessions of one model share its variables and run one after another.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "oneflow_like/model.h"
+
+namespace oneflow_like {
+
+// How the learning rate follows the step (0-based): lr(step) = base * factor(step).
+struct Schedule {
+  enum class Kind { kConstant, kLinearWarmup, kCosine, kStep } kind = Kind::kConstant;
+  int64_t warmup = 0;    // steps of linear rise to the base rate: factor (step + 1) / warmup; any kind but constant
+  int64_t total = 0;     // cosine: steps until the end of the fall
+  double final = 0;      // cosine: factor at the end
+  int64_t every = 0;     // step: multiply by gamma every so many steps
+  double gamma = 0.1;
+};
+double LearningRateFactor(const Schedule& schedule, int64_t step);
+
+// w -= lr * (momentum * v + g), v = momentum * v + g (Sutskever et al. 2013, PyTorch's form).
+struct Sgd {
+  double lr = 0.1, momentum = 0, weight_decay = 0;
+};
+// Kingma and Ba 2015; weight decay adds to the gradient.
+struct Adam {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+};
+// Loshchilov and Hutter 2019: decay apart from the gradient, for weights of two and more axes.
+struct AdamW {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+};
+struct Optimizer {
+  std::string op;                        // the update operator: "sgd", "adam", "adamw"
+  std::map<std::string, double> numbers;
+  Optimizer(const Sgd& o);               // NOLINT: implicit on purpose
+  Optimizer(const Adam& o);              // NOLINT
+  Optimizer(const AdamW& o);             // NOLINT
+};
+
+enum class PipelineSchedule { kGPipe, k1F1B };
+
+struct SessionOptions {
+  std::string name;                // in dumps and messages; default "train" or "eval"
+  int micro_batches = 1;
+  int steps_in_flight = 2;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  std::string zero_axis;           // a mesh axis that also cuts weights and optimizer state not cut otherwise (ZeRO)
+};
+struct TrainOptions : SessionOptions {
+  double clip_norm = 0;            // global gradient norm; 0: no clipping. The norm is output "grad_norm"
+  Schedule lr_schedule;
+  std::map<std::string, Tensor> outputs;  // besides "loss"
+  bool check_finite = true;        // Run's result throws, naming the step, when the loss is NaN or infinite
+};
+
+// What a step gave. Copyable. Reading waits for the step; throws Error with the first failure of the step (operator
+// and the user's line), or for a name the session does not give.
+class StepResult {
+ public:
+  float Scalar(const std::string& output) const;
+  const HostTensor& Get(const std::string& output) const;
+  int64_t step() const;
+  void Wait() const;
+
+ private:
+  friend class Session;
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// What --dry_run prints of one rank.
+struct RankSummary {
+  int rank = 0;
+  std::string stage;               // "pp=1", empty without stages
+  int64_t persistent_bytes = 0, transient_bytes = 0, peak_bytes = 0;
+  int64_t lower_bound_bytes = 0;   // largest sum of bytes live at once
+  std::vector<std::pair<std::string, int64_t>> consumers;  // ten largest, with where they come from
+  int actors = 0, registers = 0, collectives = 0;
+  double bytes_sent = 0;           // per step
+  double flops = 0;                // per step
+};
+
+class Session {
+ public:
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();  // Close()
+
+  // Starts one step with a copy of the whole batch; waits while steps_in_flight are under way.
+  StepResult Run(const Feeds& feeds);
+  void Close();  // ends steps in flight; may be called at any moment
+  // Compiled but never loaded: what each rank would hold and send. Ranks alike are given once, the first for all.
+  std::vector<RankSummary> Summaries() const;
+  std::string SummaryText() const;
+  int64_t next_step() const;
+
+  struct Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  Impl* impl() const { return impl_.get(); }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// Compiles training of all weights that `loss` (one element) depends on. Loading (memory, threads) waits for the
+// first Run, so a session of a mesh larger than the machine can be compiled and summarised. Throws Error.
+Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& options = {}, OFL_HERE);
+Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options = {}, OFL_HERE);
+
+}  // namespace oneflow_like

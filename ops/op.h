@@ -1,0 +1,110 @@
+// An operator is one table entry: OpDef. Everything anyone needs to know of it stands there; shapes, signatures,
+// costs and error texts are derived from its line of labelled axes (sbp/rule.h).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/kernel.h"
+#include "ops/tensor.h"
+#include "sbp/rule.h"
+
+namespace oneflow_like {
+
+// One use of an operator: what its table entry's functions are asked about.
+struct OpCall {
+  std::string op;    // operator name
+  std::string who;   // "matmul at gpt.cc:31", for messages
+  std::vector<Dims> shapes;   // of the inputs, global
+  std::vector<DType> dtypes;  // of the inputs
+  const Attrs* attrs = nullptr;
+};
+
+// A gradient function: given the forward node's inputs, outputs and the gradients of its outputs (an undefined
+// Tensor where no gradient flows), returns the gradients of its inputs (undefined: none). It is written with the
+// functions users have (ops/functional.h) and may read only inputs and outputs.
+struct GradCall {
+  const Attrs& attrs;
+  std::vector<Tensor> in, out, dout;
+  std::vector<bool> wanted;  // per input: whether its gradient is asked for
+};
+using GradFn = std::function<std::vector<Tensor>(const GradCall&)>;
+
+// An expansion: the same outputs from simpler operators, whose labels can be cut.
+using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
+
+// One choice of operand shapes the oracle tests run the operator with.
+struct Sample {
+  std::vector<Dims> in;
+  Attrs attrs;
+  std::vector<DType> dtypes;  // empty: all f32. Integer inputs are drawn from [0, limit).
+  int64_t limit = 4;
+  double low = -1, high = 1;  // range of floating inputs
+};
+
+struct OpDef {
+  std::string name, doc;
+
+  // The rule: fixed, or computed from shapes and attributes.
+  std::string axes;
+  std::function<std::string(const OpCall&)> axes_of;
+  std::map<std::string, Reduce> folds;
+  std::function<std::map<std::string, Reduce>(const OpCall&)> folds_of;
+  std::vector<std::set<std::string>> linear;
+  std::function<std::vector<std::set<std::string>>(const OpCall&)> linear_of;
+  std::set<std::string> whole;
+  std::function<std::set<std::string>(const OpCall&)> whole_of;
+  std::set<std::string> expandable;
+  // Extents of labels only outputs have.
+  std::function<std::map<std::string, int64_t>(const OpCall&)> extents;
+  // Types of the outputs; default: all that of the first input.
+  std::function<std::vector<DType>(const OpCall&)> dtypes;
+  // Throws Error for attributes or types that make no sense; shapes are checked by the rule.
+  std::function<void(const OpCall&)> check;
+
+  GradFn grad;        // absent: no gradient flows through (comparison, argmax, ...)
+  ExpandFn expand;
+  std::function<double(const BoundRule&)> flops;  // default: the volume of the iteration space; of a local rule
+  std::function<int64_t(const KernelSpec&)> scratch;  // bytes of scratch its kernels need
+  KernelFn reference = nullptr;                   // slow and obvious: the definition
+
+  // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast). The
+  // name of the scalar body in ops/scalar.h; empty when the operator is not elementwise. Fusible.
+  std::string scalar;
+  bool view = false;    // the output has the input's bytes (reshape)
+  bool random = false;  // draws by attribute "key" (set when the node is made), the step and global positions
+  std::vector<std::pair<int, int>> inplace;  // (output, input): an update; the output replaces the variable
+
+  std::vector<Sample> samples;
+};
+
+class Catalog {
+ public:
+  void Add(OpDef def);                             // CHECKs that the name is new
+  const OpDef& Get(const std::string& name) const; // throws Error when there is none
+  const OpDef* Find(const std::string& name) const;
+  std::vector<std::string> names() const;          // sorted
+
+ private:
+  std::map<std::string, OpDef> ops_;
+};
+
+// All operators of this library: a manifest, one line each (ops/catalog.cc).
+const Catalog& BuiltinCatalog();
+// Their reference kernels, under the device kind "reference".
+void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry);
+
+// What is derived: the bound rule (throws Error on shapes that do not fit), output shapes and types.
+BoundRule BindOp(const OpDef& def, const OpCall& call);
+struct Inferred {
+  BoundRule rule;
+  std::vector<DType> dtypes;  // of the outputs; shapes are in rule.out
+};
+Inferred Infer(const OpDef& def, const OpCall& call);
+
+}  // namespace oneflow_like

@@ -1,0 +1,46 @@
+// Tensor: a handle to a value of a graph under construction; GraphBuilder: whoever holds that graph. Operators'
+// gradients and users' models are written with the same functions on Tensors (ops/functional.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/attrs.h"
+#include "core/dims.h"
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace oneflow_like {
+
+class GraphBuilder;
+
+// Copyable and small; valid as long as its graph. Belongs to one thread.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(GraphBuilder* graph, int id) : graph_(graph), id_(id) {}
+  bool defined() const { return graph_ != nullptr; }
+  GraphBuilder* graph() const { return graph_; }
+  int id() const { return id_; }
+  const Dims& shape() const;  // global
+  DType dtype() const;
+  const std::string& name() const;
+
+ private:
+  GraphBuilder* graph_ = nullptr;
+  int id_ = -1;
+};
+
+class GraphBuilder {
+ public:
+  virtual ~GraphBuilder() = default;
+  // Adds one node and returns its outputs. Infers and checks shapes and types; throws Error naming the operator
+  // and the user's line. A random operator without attribute "key" gets one from its name.
+  virtual std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
+                                      const SourceLine& line) = 0;
+  virtual const Dims& ShapeOf(int id) const = 0;
+  virtual DType DTypeOf(int id) const = 0;
+  virtual const std::string& NameOf(int id) const = 0;
+};
+
+}  // namespace oneflow_like
