@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 
 namespace oneflow_like {
 
@@ -21,6 +22,7 @@ class Dims {
     for (int i = 0; i < rank; ++i) push_back(value);
   }
   template <typename It>
+    requires(!std::is_arithmetic_v<It>)
   Dims(It first, It last) {
     for (; first != last; ++first) push_back(*first);
   }

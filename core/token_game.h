@@ -29,6 +29,7 @@ struct Place {
   int write_period = 1;        // acts of the writer that share a slot (accumulation)
   int read_period = 1;         // acts of the reader that share a slot (repetition)
   int full = 0;                // slots full at the start of a step (loop-carried values)
+  std::string name;            // for messages; empty: "writer -> reader"
 };
 
 struct TokenGame {

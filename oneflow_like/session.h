@@ -76,6 +76,8 @@ class StepResult {
 // What --dry_run prints of one rank.
 struct RankSummary {
   int rank = 0;
+  std::vector<int> ranks;          // all that are alike, this one included; of a mesh of over 64 devices, those of
+                                   // its stage, of which this one holds most
   std::string stage;               // "pp=1", empty without stages
   int64_t persistent_bytes = 0, transient_bytes = 0, peak_bytes = 0;
   int64_t lower_bound_bytes = 0;   // largest sum of bytes live at once

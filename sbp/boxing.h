@@ -1,6 +1,6 @@
-// Boxing: changing a tensor from one layout to another. One engine answers for every pair of layouts on one mesh
-// or on two: which members take part, who moves which box of the index space to whom, what it costs, and by which
-// name a collective library would know it.
+// Boxing: changing a tensor from one layout to another. One engine answers for every pair of layouts on one
+// mesh or on two: which members take part, who moves which box of the index space to whom, what it costs, and
+// by which name a collective library would know it.
 #pragma once
 
 #include <string>
@@ -10,39 +10,49 @@
 
 namespace oneflow_like {
 
-// One end of a boxing: devices along axes, and the tensor's NdSbp over them (no time entry here: time is equal at
-// both ends, or is dealt with locally). `devices` in row-major order of `sizes`.
+// One end of a boxing: devices along axes, and the tensor's NdSbp over them (no time entry here: time is
+// equal at both ends, or is dealt with locally). `devices` in row-major order of `sizes`, none twice.
 struct BoxingEnd {
   std::vector<int> sizes;
   std::vector<int> devices;
   NdSbp sbp;
 };
 
-// A part of the index space moved by one member: the fold of the sources (in this order) goes to each destination.
-// No source: the identity of the fold is written.
+// A part of the index space moved by one member: the fold of the sources (in this order) goes to each
+// destination. No source: the identity of the fold is written.
 struct BoxingRegion {
   Box box;
   std::vector<int> sources, dests;  // indices into BoxingProgram::members
 };
 
 struct BoxingProgram {
-  std::vector<int> members;               // devices that take part, ascending by position in source then destination
-  std::vector<Box> in, out;               // per member, its piece at the source and at the destination; rank-0-safe
-  std::vector<bool> has_in, has_out;      // whether the member is a source, a destination
+  std::vector<int> members;  // devices that take part: the source's in order, then the others
+  int me = -1;               // index of the member that asked (RouteGroup)
+  std::vector<Box> in, out;  // per member, its piece at the source and at the destination; rank-0-safe
+  std::vector<bool> has_in, has_out;  // whether the member is a source, a destination
   Reduce reduce = Reduce::kNone;
   std::vector<std::vector<BoxingRegion>> work;  // per member
-  int64_t Moved() const;                  // elements that change device, over all members
+  int64_t Moved() const;                        // elements that change device, over all members
 };
 
-// The whole program, for all members: the definition, and what tests count. `box` is the part of the index space
-// to move (the micro-batch of this act), `shape` the tensor's.
+// The part of the tensor that micro-batch `time` of `times` holds, `sbp` being the time entry: the box to
+// route.
+Box MicroBatch(const Dims& shape, int times, int time, const Sbp& sbp);
+
+// The layout's devices and Sbps, all axes of the mesh in order; a fixed axis has size 1.
+BoxingEnd EndOf(const Mesh& mesh, const Layout& layout);
+
+// The whole program, for all members: the definition, and what tests count. `box` is the part of the index
+// space to move. REQUIRES: the Partials that change have one fold; other changes go through B, as PlanBoxing
+// does. Terms are folded in row-major order of the source's coordinates, and all copies of a B get the same
+// bits.
 BoxingProgram RouteAll(const Box& box, const BoxingEnd& from, const BoxingEnd& to);
 
 // How one boxing between two layouts of one mesh is carried out.
 struct BoxingStep {
-  // "accumulate" (P to B over time) · "time_slice" (B to S over time) · "keep" (B to P over time) · "slice" (local,
-  // B to S and S to P on the same devices included) · "all_reduce" · "reduce_scatter" · "all_gather" ·
-  // "all_to_all" · "broadcast" · "send" (one to one between slices) · "routed"
+  // "accumulate" (P to B over time) · "time_slice" (B to S over time) · "keep" (B to P over time) · "slice"
+  // (local, B to S and S to P on the same devices included) · "all_reduce" · "reduce_scatter" · "all_gather"
+  // · "all_to_all" · "broadcast" · "send" (one to one between slices) · "routed"
   std::string primitive;
   Layout to;
   std::vector<int> axes;  // mesh axes whose coordinates differ inside one group, ascending; empty when local
@@ -55,23 +65,28 @@ struct Topology {
   double memory_bandwidth = 10e9;  // bytes/s of local copies
 };
 
-// The cheapest sequence from one layout to another, empty when they are equal. S to B over time is refused by
-// Error ("needs the whole batch"). `times` is the size of the time axis. Deterministic.
+// The cheapest sequence from one layout to another, empty when they are equal. Over time, S to anything else
+// and P to S are refused by Error ("needs the whole batch"). `times` is the size of the time axis. Where
+// several mesh axes change, every way to change them one after another or together is compared. Partials of
+// different folds go through B; of one value's, the inner mesh axis is folded first, time last.
+// Deterministic.
 std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shape, const Layout& from,
                                    const Layout& to, const Topology& topology);
 
-// Estimated seconds per optimizer step of PlanBoxing's sequence, and elements moved between devices per step over
-// the whole mesh. Closed form: no loop over ranks.
+// Estimated seconds per optimizer step of PlanBoxing's sequence, and elements moved between devices per step
+// over the whole mesh. Closed form: no loop over ranks.
 struct BoxingCost {
   double seconds = 0;
   double moved = 0;
 };
-BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes, const Layout& from,
-                        const Layout& to, const Topology& topology);
+BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
+                        const Layout& from, const Layout& to, const Topology& topology);
 
-// The part of the group that `coords` (of either end) belongs to, and this member's own work alone: what
-// partition() asks for each rank. `time` is the micro-batch, the layouts' time entries must be equal.
+// The group that the member at mesh coordinates `coords` (of either end) belongs to: all members with their
+// pieces, and the work of this member alone, or of `everybody`: what partition() asks for each rank. A local
+// step has a group of one. The cost does not grow with the mesh, only with the group. `time` is the
+// micro-batch. One step of PlanBoxing at a time; the layouts' time entries must be equal.
 BoxingProgram RouteGroup(const Mesh& mesh, int times, int time, const Dims& shape, const Layout& from,
-                         const Layout& to, const std::vector<int>& coords);
+                         const Layout& to, const std::vector<int>& coords, bool everybody = false);
 
 }  // namespace oneflow_like

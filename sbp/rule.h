@@ -6,7 +6,9 @@
 // in order. `..` stands for any number of leading axes, aligned at the right and broadcast: an operand may have
 // fewer of them, or extent 1 where the output has more. `(h d)` is one axis that merges labels, h outermost. `1` is
 // an axis of extent 1 that is no label (kept reduced axes). `*x[..]` in an input list stands for any number of
-// operands of that form, `*y[..]` likewise for outputs. A label may stand twice in one operand (then it is whole).
+// operands of that form, named x0, x1, ...; `*y[..]` likewise for outputs, as many as given["*"] says, else as the
+// starred inputs. What notes say of `x` holds for all of them. The axes of `..` become labels ..0, ..1 and so on. A
+// label may stand twice in one operand (then it is whole).
 //
 // Per mesh axis the legal signatures are exactly: nothing cut; each label that is not whole cut (S where an operand
 // has it at full extent, B where it has not, P(fold) where an output loses it; a label that an output loses without

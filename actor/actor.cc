@@ -1,0 +1,303 @@
+// How an actor acts: credits in, kernels, announcements, credits back.
+#include "actor/actor.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "actor/step.h"
+
+namespace oneflow_like {
+
+void Job::SetError(const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (error_.empty()) error_ = message;
+}
+
+std::string Job::error() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return error_;
+}
+
+void Actor::Loaded() {
+  waiting_ = static_cast<int>(std::count_if(ports.begin(), ports.end(), [](const Port& p) { return p.starved(); }));
+  device_done_.actor = this;
+}
+
+StepSlot& Actor::slot() const { return *shard->job->slots[slot_]; }
+
+void Actor::Receive(int port, bool ok) {
+  Port& p = ports[port];
+  if (!ok) p.bad.push_back(p.taken + p.credits);
+  bool fed = !busy_ && p.starved();
+  ++p.credits;
+  if (fed && --waiting_ == 0) Wake();
+}
+
+void Actor::Wake() {
+  if (stream != nullptr) {
+    if (stream->head() == this) stream->Wake();
+  } else if (ready() && shard->open(step_)) {
+    shard->worker->Ready(this, kind == Kind::kCollective);
+  }
+}
+
+bool Actor::TakeCredits() {
+  bool ok = true;
+  for (Port& p : ports) {
+    if (p.phase == 0) {
+      --p.credits;
+      p.ok = p.bad.empty() || p.bad.front() != p.taken;
+      if (!p.ok) p.bad.erase(p.bad.begin());
+      ++p.taken;
+    }
+    if (!p.out && !p.ok) ok = false;
+  }
+  return ok;
+}
+
+void Actor::Act() {
+  busy_ = true;
+  announced_ = 0;
+  bool ok = TakeCredits();
+  CountWrites();
+  if (shard->job->recording.load(std::memory_order_relaxed)) start_ = shard->job->Now();
+  if (!ok) FailStep(nullptr, shard->job->error());
+  if (kind == Kind::kCollective) {
+    KernelCall& call = kernels[0];
+    Locate(call);
+    if (ok && shard->job->cancelled.load(std::memory_order_relaxed)) {
+      FailStep(nullptr, "");
+      ok = false;
+    }
+    member->Arrive(call.in().empty() ? nullptr : call.in()[0].data, call.out().empty() ? nullptr : call.out()[0].data,
+                   t_, ok);
+    return;
+  }
+  ok = RunKernels(ok);
+  if (!ok || device_stream->synchronous()) return Finish(ok);
+  shard->DeviceStarted();
+  device_stream->NotifyWhenDone([this](Status status) {
+    device_done_.status = std::move(status);
+    shard->worker->Post(&device_done_);
+  });
+}
+
+void Actor::DeviceDone::Receive() {
+  bool ok = status.ok();
+  Shard* shard = actor->shard;
+  if (!ok) actor->FailStep(actor->kernels.empty() ? nullptr : &actor->kernels.back(), status.message());
+  actor->Finish(ok);
+  shard->DeviceEnded();
+}
+
+bool Actor::RunKernels(bool ok) {
+  const std::atomic<bool>& cancelled = shard->job->cancelled;
+  bool synchronous = device_stream->synchronous();
+  int64_t step = ok ? slot().state->step : 0;
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    if (ok && cancelled.load(std::memory_order_relaxed)) {
+      FailStep(nullptr, "");
+      ok = false;
+    }
+    if (ok) {
+      Status status = RunKernel(kernels[i], step);
+      if (!status.ok()) {
+        FailStep(&kernels[i], status.message());
+        ok = false;
+      }
+    }
+    // What an asynchronous device was only told to do cannot be announced yet.
+    if (synchronous) Announce(static_cast<int>(i), ok);
+  }
+  return ok;
+}
+
+Status Actor::RunKernel(KernelCall& call, int64_t step) {
+  Locate(call);
+  if (kind == Kind::kFeed || kind == Kind::kFetch) return MoveHostTensor(call);
+  const Job& job = *shard->job;
+  KernelContext context{.spec = call.spec,
+                        .in = call.in(),
+                        .out = call.out(),
+                        .scratch = call.scratch_base == nullptr ? nullptr : *call.scratch_base + call.scratch_offset,
+                        .step = step,
+                        .time = acts == job.times ? t_ : 0,
+                        .times = job.times,
+                        .seed = job.seed};
+  try {
+    return device_stream->Run(*call.kernel, context);
+  } catch (const std::exception& error) {
+    return Status(*error.what() == 0 ? "unknown failure" : error.what());
+  } catch (...) {
+    return Status("unknown failure");
+  }
+}
+
+Status Actor::MoveHostTensor(KernelCall& call) {
+  bool feed = kind == Kind::kFeed;
+  StepSlot& now = slot();
+  const HostTensor& tensor = feed ? now.feeds[host_tensor] : now.state->results[host_tensor];
+  const TensorArg& arg = call.args[0];
+  Box box{arg.begin, arg.extent};
+  if (box.empty()) return Status();
+  Piece whole{tensor.data.get(), Box::Whole(tensor.shape)};
+  Piece local{host_memory ? arg.data : staging.data(), box};
+  size_t bytes = box.elements() * SizeOf(arg.dtype);
+  if (feed) {
+    CopyBox(arg.dtype, box, whole, local);
+    if (!host_memory) device->CopyIn(arg.data, staging.data(), bytes);
+  } else {
+    if (!host_memory) device->CopyOut(staging.data(), arg.data, bytes);
+    CopyBox(arg.dtype, box, local, whole);
+  }
+  return Status();
+}
+
+void Actor::Locate(KernelCall& call) {
+  for (size_t i = 0; i < call.place.size(); ++i) {
+    const OperandPlace& place = call.place[i];
+    TensorArg& arg = call.args[i];
+    int64_t slot = 0;
+    if (place.slots > 1) slot = ((place.period == 1 ? k_ : k_ / place.period) + place.skip) % place.slots;
+    arg.data = *place.base + place.offset + slot * place.slot_bytes;
+    if (place.boxes.size() > 1) {
+      arg.begin = place.boxes[t_].begin;
+      arg.extent = place.boxes[t_].extent;
+    }
+  }
+}
+
+void Actor::Announce(int kernel, bool ok) {
+  for (; announced_ < ports.size() && ports[announced_].kernel <= kernel; ++announced_) {
+    Port& p = ports[announced_];
+    // A slot filled by several acts is good when all of them were; an empty slot given back is always good.
+    if (p.out) p.ok = (p.phase == 0 || p.ok) && ok;
+    if (++p.phase < p.period) continue;
+    p.phase = 0;
+    shard->worker->Tell(this, p.peer, p.peer_port, !p.out || p.ok);
+  }
+}
+
+void Actor::Finish(bool ok) {
+  // A collective that failed at another rank has failed here.
+  if (!ok && kind == Kind::kCollective) FailStep(nullptr, shard->job->error());
+  Announce(std::numeric_limits<int>::max(), ok);
+  CountReads();
+  if (shard->job->recording.load(std::memory_order_relaxed)) {
+    shard->Record({rank, spec->id(), spec->stream(), slot().state->step, t_, start_, shard->job->Now()});
+  }
+  int ended = slot_;
+  ++k_;
+  if (++t_ == acts) {
+    t_ = 0;
+    ++step_;
+    if (++slot_ == shard->job->steps_in_flight) slot_ = 0;
+  }
+  waiting_ = 0;
+  for (const Port& p : ports) waiting_ += p.starved();
+  busy_ = false;
+  Wake();
+  shard->ActEnded(ended);
+}
+
+void Actor::FailStep(const KernelCall* call, const std::string& message) {
+  std::string text = message.empty() ? "closed" : message;
+  if (call != nullptr) {
+    const std::string& node = call->spec.node.empty() ? spec->name() : call->spec.node;
+    std::string line = call->spec.line.str();
+    text = line.empty() ? Cat(node, ": ", text) : Cat(node, " at ", line, ": ", text);
+    shard->job->SetError(text);
+  }
+  slot().state->SetError(text);
+}
+
+void Actor::CountWrites() {
+  for (const Counted& c : writes) {
+    int64_t written = c.period == 1 ? k_ + 1 : k_ / c.period + 1;
+    if (written == c.buffer->written) continue;
+    c.buffer->written = written;
+    int64_t read = std::numeric_limits<int64_t>::max();
+    for (int64_t r : c.buffer->read) read = std::min(read, r);
+    int taken = static_cast<int>(c.buffer->full + written - read);
+    if (taken > c.buffer->peak.load(std::memory_order_relaxed)) {
+      c.buffer->peak.store(taken, std::memory_order_relaxed);
+    }
+  }
+}
+
+void Actor::CountReads() {
+  for (const Counted& c : reads) {
+    c.buffer->read[c.reader] = c.period == 1 ? k_ + 1 : (k_ + 1) / c.period;
+  }
+}
+
+std::string Actor::Describe() const {
+  std::string text = Cat(spec->name(), " act ", t_, " of rank ", rank);
+  if (busy_) return Cat(text, " has started and waits for the other ranks of its group");
+  for (const Port& p : ports) {
+    if (!p.starved()) continue;
+    return Cat(text, " waits for ", p.out ? "an empty slot held by " : "a full slot from ", p.peer->spec->name());
+  }
+  return Cat(text, " waits for its turn");
+}
+
+bool Stream::ready() const { return !order.empty() && shard->open(step_) && order[next_]->ready(); }
+
+void Stream::Wake() {
+  // An arrival takes no time and other ranks wait for it.
+  if (ready()) shard->worker->Ready(this, order[next_]->kind == Actor::Kind::kCollective);
+}
+
+void Stream::RunOne() {
+  Actor* actor = order[next_];
+  if (++next_ == order.size()) {
+    next_ = 0;
+    ++step_;
+  }
+  actor->Act();
+  Wake();
+}
+
+void Shard::Launch(int slot) {
+  acts_left_[slot] = acts_per_step;
+  ++launched_;
+  for (auto& stream : streams) stream->Wake();
+  for (auto& actor : actors) {
+    if (actor->stream == nullptr) actor->Wake();
+  }
+}
+
+void Shard::ActEnded(int slot) {
+  if (--acts_left_[slot] > 0) return;
+  StepSlot& step = *job->slots[slot];
+  // The user's thread may reuse the slot as soon as the state is done, so nothing of it is touched afterwards.
+  if (step.shards_left.fetch_sub(1, std::memory_order_acq_rel) == 1) step.state->done.Signal();
+}
+
+void Shard::DeviceEnded() {
+  --on_device_;
+  if (abandoned_) AbandonIfIdle();
+}
+
+void Shard::Abandon() {
+  abandoned_ = true;
+  for (auto& stream : streams) worker->Forget(stream.get());
+  for (auto& actor : actors) worker->Forget(actor.get());
+  AbandonIfIdle();
+}
+
+void Shard::AbandonIfIdle() {
+  if (on_device_ > 0) return;
+  std::atomic<int>* left = abandon_.left;
+  Completion* all = abandon_.all;
+  if (left->fetch_sub(1, std::memory_order_acq_rel) == 1) all->Signal();
+}
+
+void Shard::Record(const ActRecord& record) {
+  std::lock_guard<std::mutex> lock(records_mutex);
+  records.push_back(record);
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,251 @@
+// Actors, streams and shards: what acts. All of a shard belongs to one worker; nothing here is locked but what is
+// marked as shared.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "actor/collective.h"
+#include "actor/executor.h"
+#include "actor/runtime.h"
+#include "core/copy_box.h"
+#include "core/device.h"
+#include "core/kernel.h"
+
+namespace oneflow_like {
+
+class Actor;
+class Stream;
+class Shard;
+
+// One end of an edge.
+struct Port {
+  Actor* peer = nullptr;
+  int peer_port = 0;
+  bool out = false;  // a writer's end: credits are empty slots; else full ones
+  int credits = 0;
+  int period = 1;  // acts that share a slot
+  int phase = 0;   // the act's place in its period
+  int kernel = 0;  // after which it announces or gives back
+  bool ok = true;  // of the slot being read or filled
+  int64_t taken = 0;         // credits taken so far
+  std::vector<int64_t> bad;  // full slots that carry an error, by number, oldest first; empty until something fails
+
+  bool starved() const { return phase == 0 && credits == 0; }
+};
+
+// Where the operand of act k lies and which box of its tensor it holds.
+struct OperandPlace {
+  char* const* base = nullptr;  // the transient arena may move between steps, a variable does not
+  int64_t offset = 0, slot_bytes = 0;
+  int slots = 1, period = 1, skip = 0;
+  std::vector<Box> boxes;  // one, or one for each act of a step
+};
+
+struct KernelCall {
+  KernelSpec spec;
+  std::unique_ptr<Kernel> kernel;  // nullptr for feeds, fetches and collectives
+  std::vector<OperandPlace> place;  // inputs, then outputs
+  std::vector<TensorArg> args;      // the same, of the act under way
+  int inputs = 0;
+  char* const* scratch_base = nullptr;
+  int64_t scratch_offset = 0;
+
+  std::span<const TensorArg> in() const { return {args.data(), static_cast<size_t>(inputs)}; }
+  std::span<const TensorArg> out() const { return {args.data() + inputs, args.size() - inputs}; }
+};
+
+// How many slots of a buffer are taken, from the start of its writer's act to the end of its last reader's.
+struct BufferCount {
+  int rank = 0, id = 0, full = 0;
+  int64_t written = 0;            // slots that writing has begun on
+  std::vector<int64_t> read;      // slots done with, by reader
+  std::atomic<int> peak{0};       // shared: the user's thread reads it
+};
+struct Counted {
+  BufferCount* buffer;
+  int reader;  // index in BufferCount::read; unused for writers
+  int period;
+};
+
+// One of the steps that may be in flight; the user's thread fills it before it posts the launch.
+struct StepSlot {
+  std::shared_ptr<StepHandle::State> state;
+  std::vector<HostTensor> feeds;    // by input
+  std::atomic<int> shards_left{0};  // shared
+};
+
+// What all shards of a runtime share.
+struct Job {
+  int steps_in_flight = 1;
+  int times = 1;
+  uint64_t seed = 0;
+  std::vector<std::unique_ptr<StepSlot>> slots;
+  std::atomic<bool> cancelled{false};
+  std::atomic<bool> recording{false};
+  std::chrono::steady_clock::time_point born = std::chrono::steady_clock::now();
+
+  double Now() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - born).count();
+  }
+  // The first error of the job; a lock, since it is taken only when something has failed.
+  void SetError(const std::string& message);
+  std::string error() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::string error_;
+};
+
+class Actor final : public Receiver, public Runnable, public CollectiveListener {
+ public:
+  enum class Kind { kKernels, kCollective, kFeed, kFetch };
+
+  bool ready() const { return !busy_ && waiting_ == 0; }
+  // Does the next act, or starts it when it ends later. REQUIRES: ready().
+  void Act();
+  // A credit has come; marks the actor ready, never acts.
+  void Receive(int port, bool ok) override;
+  void RunOne() override { Act(); }  // of an actor in no stream
+  void CollectiveDone(bool ok) override { Finish(ok); }
+  // Queues the actor, or the stream it is head of, if it may act now.
+  void Wake();
+  // What the actor waits for, in words.
+  std::string Describe() const;
+
+  // Set while loading, fixed afterwards.
+  const plan::Actor* spec = nullptr;
+  Kind kind = Kind::kKernels;
+  int rank = 0;
+  Shard* shard = nullptr;
+  Stream* stream = nullptr;  // nullptr: in no list
+  DeviceStream* device_stream = nullptr;
+  Device* device = nullptr;
+  bool host_memory = true;
+  int acts = 1;
+  std::vector<Port> ports;  // by kernel
+  std::vector<KernelCall> kernels;
+  std::unique_ptr<CollectiveMember> member;
+  int host_tensor = -1;       // index of the input or output that a feed or fetch moves
+  std::vector<char> staging;  // of a feed or fetch when device memory is not the host's
+  std::vector<Counted> writes, reads;
+  void Loaded();  // after the last change
+
+ private:
+  struct DeviceDone : Message {
+    Actor* actor = nullptr;
+    Status status;
+    void Receive() override;
+  };
+
+  StepSlot& slot() const;
+  bool TakeCredits();
+  bool RunKernels(bool ok);
+  Status RunKernel(KernelCall& call, int64_t step);
+  Status MoveHostTensor(KernelCall& call);
+  void Locate(KernelCall& call);
+  void Announce(int kernel, bool ok);
+  void Finish(bool ok);
+  void FailStep(const KernelCall* call, const std::string& message);
+  void CountWrites();
+  void CountReads();
+
+  int waiting_ = 0;  // starved ports; kept while the actor is not busy
+  bool busy_ = false;
+  size_t announced_ = 0;  // ports done with in this act
+  int64_t k_ = 0;         // acts ended since the first step
+  int t_ = 0;             // k_ % acts
+  int64_t step_ = 0;      // k_ / acts
+  int slot_ = 0;          // step_ % steps_in_flight
+  double start_ = 0;
+  DeviceDone device_done_;
+};
+
+// The order of acts of one step, repeated every step.
+class Stream final : public Runnable {
+ public:
+  Shard* shard = nullptr;
+  std::unique_ptr<DeviceStream> device;
+  std::vector<Actor*> order;
+
+  Actor* head() const { return order.empty() ? nullptr : order[next_]; }
+  bool ready() const;
+  void RunOne() override;
+  void Wake();
+
+ private:
+  size_t next_ = 0;
+  int64_t step_ = 0;  // of the head
+  friend class Actor;
+};
+
+// The part of a runtime that one worker runs.
+class Shard {
+ public:
+  Shard(Job* job, Worker* worker) : job(job), worker(worker), acts_left_(job->steps_in_flight) {
+    launch_.resize(job->steps_in_flight);
+    for (Launched& message : launch_) message.shard = this;
+    abandon_.shard = this;
+  }
+
+  // From the user's thread; at most steps_in_flight launches are under way.
+  void PostLaunch(int slot) {
+    launch_[slot].slot = slot;
+    worker->Post(&launch_[slot]);
+  }
+  // Nothing acts any more once `*left` has been decremented; the last signals `all`.
+  void PostAbandon(std::atomic<int>* left, Completion* all) {
+    abandon_.left = left;
+    abandon_.all = all;
+    worker->Post(&abandon_);
+  }
+
+  bool open(int64_t step) const { return step < launched_ && !abandoned_; }
+  void ActEnded(int slot);
+  void DeviceStarted() { ++on_device_; }
+  void DeviceEnded();
+  void Record(const ActRecord& record);
+
+  Job* const job;
+  Worker* const worker;
+  std::vector<std::unique_ptr<Actor>> actors;
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<DeviceStream>> unordered_streams;
+  int64_t acts_per_step = 0;
+
+  std::mutex records_mutex;  // a lock, since the user's thread takes the records; used only when recording
+  std::vector<ActRecord> records;
+
+ private:
+  struct Launched : Message {
+    Shard* shard = nullptr;
+    int slot = 0;
+    void Receive() override { shard->Launch(slot); }
+    const void* channel() const override { return shard; }
+  };
+  struct Abandoned : Message {
+    Shard* shard = nullptr;
+    std::atomic<int>* left = nullptr;
+    Completion* all = nullptr;
+    void Receive() override { shard->Abandon(); }
+    const void* channel() const override { return shard; }
+  };
+
+  void Launch(int slot);
+  void Abandon();
+  void AbandonIfIdle();
+
+  int64_t launched_ = 0;            // steps launched so far
+  std::vector<int64_t> acts_left_;  // by slot
+  int64_t on_device_ = 0;           // acts whose kernels an asynchronous device still runs
+  bool abandoned_ = false;
+  std::vector<Launched> launch_;
+  Abandoned abandon_;
+};
+
+}  // namespace oneflow_like

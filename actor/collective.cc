@@ -1,0 +1,222 @@
+// Collectives inside one process: two counts. The last to arrive tells every member that has work to go; the last
+// to finish its work tells every member that the act is done.
+#include "actor/collective.h"
+
+#include <glog/logging.h>
+
+#include <atomic>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "actor/plan_reading.h"
+#include "core/copy_box.h"
+
+namespace oneflow_like {
+namespace {
+
+// A region made ready at load: only the pointers change from act to act.
+struct RegionWork {
+  Box box;
+  std::vector<int> source, dest;  // members
+  std::vector<Piece> from, to;
+};
+
+class Group;
+
+class LocalMember final : public CollectiveMember {
+ public:
+  LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec, const plan::Collective& collective);
+  ~LocalMember() override;
+  void Arrive(void* in, void* out, int micro_batch, bool ok) override;
+
+ private:
+  friend class Group;
+  struct Go : Message {
+    LocalMember* member;
+    void Receive() override { member->Work(); }
+  };
+  struct Done : Message {
+    LocalMember* member;
+    bool ok = true;
+    void Receive() override { member->spec_.listener->CollectiveDone(ok); }
+  };
+
+  std::vector<RegionWork>& WorkOf(int micro_batch) { return work_[work_.size() == 1 ? 0 : micro_batch]; }
+  void Work();
+
+  std::shared_ptr<Group> group_;
+  const CollectiveSpec spec_;
+  const int me_;
+  Reduce reduce_;
+  std::vector<std::vector<RegionWork>> work_;  // one entry, or one for each micro-batch
+  Go go_;
+  Done done_;
+  // Of the act under way: written by this member before it arrives, read by all after the last has arrived.
+  void *in_ = nullptr, *out_ = nullptr;
+  int micro_batch_ = 0;
+  bool ok_ = true;
+};
+
+class Group {
+ public:
+  explicit Group(int members) : members_(members) {}
+
+  // The last to arrive starts the work. Counts are put back before any message, so the next act finds them ready.
+  void Arrived(int micro_batch) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<int>(members_.size())) return;
+    arrived_.store(0, std::memory_order_relaxed);
+    bool ok = true;
+    int workers = 0;
+    for (LocalMember* m : members_) {
+      ok = ok && m->ok_;
+      workers += !m->WorkOf(micro_batch).empty();
+    }
+    if (!ok || workers == 0) return AllDone(ok);
+    working_.store(workers, std::memory_order_relaxed);
+    // A member that is told to go may finish, but none can arrive again before the last of them has.
+    for (LocalMember* m : members_) {
+      if (!m->WorkOf(micro_batch).empty()) m->spec_.worker->Post(&m->go_);
+    }
+  }
+
+  void Worked() {
+    if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) AllDone(true);
+  }
+
+ private:
+  friend class LocalMember;
+  friend class LocalCollectives;
+
+  void AllDone(bool ok) {
+    for (LocalMember* m : members_) {
+      m->done_.ok = ok;
+      m->spec_.worker->Post(&m->done_);
+    }
+  }
+
+  std::vector<LocalMember*> members_;
+  std::string actor_;
+  alignas(64) std::atomic<int> arrived_{0};
+  std::atomic<int> working_{0};
+};
+
+Box BoxOf(const google::protobuf::RepeatedPtrField<plan::Box>& boxes, int act) {
+  return ToBox(boxes[boxes.size() == 1 ? 0 : act]);
+}
+
+RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collective, const plan::Region& region,
+                    int act) {
+  RegionWork work;
+  work.box = ToBox(region.box());
+  auto check = [&](int member, const auto& boxes, const char* end) {
+    if (member < 0 || member >= collective.rank_size() || boxes.empty()) {
+      Fail("collective ", spec.actor, ": region ", work.box.str(), " names member ", member, " as a ", end,
+           ", which has no piece there");
+    }
+    Box box = BoxOf(boxes, act);
+    if (!(work.box.Intersect(box) == work.box)) {
+      Fail("collective ", spec.actor, ": region ", work.box.str(), " lies outside the piece ", box.str(),
+           " of its ", end, " ", member);
+    }
+    return Piece{nullptr, box};
+  };
+  static const google::protobuf::RepeatedPtrField<plan::Box> kNoPiece;
+  auto piece = [&](int member) { return member >= 0 && member < collective.piece_size(); };
+  for (int s : region.source()) {
+    work.from.push_back(check(s, piece(s) ? collective.piece(s).in() : kNoPiece, "source"));
+    work.source.push_back(s);
+  }
+  for (int d : region.dest()) {
+    work.to.push_back(check(d, piece(d) ? collective.piece(d).out() : kNoPiece, "destination"));
+    work.dest.push_back(d);
+  }
+  if (collective.reduce().empty() && work.source.size() > 1) {
+    Fail("collective ", spec.actor, ": region ", work.box.str(), " has ", work.source.size(),
+         " sources and no way to combine them");
+  }
+  return work;
+}
+
+LocalMember::LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec, const plan::Collective& collective)
+    : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
+  go_.member = done_.member = this;
+  if (collective.work_size() > 1 && collective.work_size() != spec.acts) {
+    Fail("collective ", spec.actor, " has ", collective.work_size(), " work lists but ", spec.acts, " acts");
+  }
+  work_.resize(std::max(1, collective.work_size()));
+  for (int act = 0; act < collective.work_size(); ++act) {
+    for (const plan::Region& region : collective.work(act).region()) {
+      RegionWork work = MakeWork(spec, collective, region, act);
+      if (!work.box.empty() && !work.to.empty()) work_[act].push_back(std::move(work));
+    }
+  }
+}
+
+LocalMember::~LocalMember() { group_->members_[me_] = nullptr; }
+
+void LocalMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
+  in_ = in;
+  out_ = out;
+  micro_batch_ = micro_batch;
+  ok_ = ok;
+  group_->Arrived(micro_batch);
+}
+
+void LocalMember::Work() {
+  for (RegionWork& w : WorkOf(micro_batch_)) {
+    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.source[i]]->in_;
+    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dest[i]]->out_;
+    if (w.from.size() == 1) {
+      for (const Piece& to : w.to) CopyBox(spec_.dtype, w.box, w.from[0], to);
+    } else {
+      Reduce reduce = reduce_ == Reduce::kNone ? Reduce::kSum : reduce_;  // only nothing comes here: the identity
+      CombineBox(spec_.dtype, reduce, w.box, w.from.data(), static_cast<int>(w.from.size()), w.to.data(),
+                 static_cast<int>(w.to.size()));
+    }
+  }
+  group_->Worked();
+}
+
+class LocalCollectives final : public Collectives {
+ public:
+  std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec, const plan::Collective& collective) override {
+    std::vector<int> ranks(collective.rank().begin(), collective.rank().end());
+    int me = collective.me();
+    if (me < 0 || me >= static_cast<int>(ranks.size()) || collective.piece_size() != collective.rank_size()) {
+      Fail("collective ", spec.actor, " has ", ranks.size(), " members and ", collective.piece_size(),
+           " pieces, and this rank is member ", me);
+    }
+    std::shared_ptr<Group>& group = groups_[{spec.plan, collective.id(), ranks}];
+    if (group == nullptr) {
+      group = std::make_shared<Group>(static_cast<int>(ranks.size()));
+      group->actor_ = spec.actor;
+    }
+    if (group->members_[me] != nullptr) {
+      Fail("collective ", spec.actor, ": rank ", ranks[me], " takes part twice");
+    }
+    auto member = std::make_unique<LocalMember>(group, spec, collective);
+    group->members_[me] = member.get();
+    return member;
+  }
+
+  void CheckComplete() const override {
+    for (const auto& [name, group] : groups_) {
+      for (size_t i = 0; i < group->members_.size(); ++i) {
+        if (group->members_[i] == nullptr) {
+          Fail("collective ", group->actor_, " of plan '", std::get<0>(name), "' waits for rank ",
+               std::get<2>(name)[i], ", which this process does not host");
+        }
+      }
+    }
+  }
+
+ private:
+  std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace
+
+std::unique_ptr<Collectives> MakeLocalCollectives() { return std::make_unique<LocalCollectives>(); }
+
+}  // namespace oneflow_like

@@ -1,0 +1,54 @@
+// Collectives: acts that all ranks of a group take part in, the only place where data crosses ranks. Actors know
+// this interface alone; whether the members meet in one process, over a network or in a device's library is the
+// implementation's affair.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "actor/executor.h"
+#include "core/dtype.h"
+#include "core/plan.pb.h"
+
+namespace oneflow_like {
+
+class CollectiveListener {
+ public:
+  virtual ~CollectiveListener() = default;
+  // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is whole.
+  // `ok` is false for every member when any arrived so, or the movement failed; out pieces hold nothing then.
+  virtual void CollectiveDone(bool ok) = 0;
+};
+
+// One member's end of one collective.
+class CollectiveMember {
+ public:
+  virtual ~CollectiveMember() = default;
+  // The member's worker brings its pieces (nullptr where it has none) for an act of `micro_batch`, and goes on at
+  // once. REQUIRES: its last act is done. Both pieces are left alone by the caller until CollectiveDone.
+  virtual void Arrive(void* in, void* out, int micro_batch, bool ok) = 0;
+};
+
+struct CollectiveSpec {
+  std::string plan;  // with the collective's id and its ranks: the name of the meeting point
+  std::string actor;
+  DType dtype = DType::kFloat32;
+  int acts = 1;  // per step
+  Worker* worker = nullptr;
+  CollectiveListener* listener = nullptr;
+};
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  // While plans are loaded. `collective` outlives the member. Throws Error when the work cannot be done as written.
+  virtual std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec, const plan::Collective& collective) = 0;
+  // After the last Join: throws Error naming a collective whose members have not all joined.
+  virtual void CheckComplete() const = 0;
+};
+
+// All members are ranks of this process. When all have arrived each member's worker moves its own regions for
+// everybody, reading the others' pieces directly; when the last has finished all are done.
+std::unique_ptr<Collectives> MakeLocalCollectives();
+
+}  // namespace oneflow_like

@@ -1,0 +1,293 @@
+// Makes the actors of one rank's plan, and checks what the acting path relies on.
+#include "actor/loading.h"
+
+#include <algorithm>
+#include <set>
+
+#include "actor/plan_reading.h"
+
+namespace oneflow_like {
+namespace {
+
+class Loader {
+ public:
+  Loader(const plan::Plan& plan, const LoadContext& context, Shard* shard)
+      : plan_(plan), context_(context), shard_(shard), device_(context.store->device(plan.rank())) {
+    for (const plan::Buffer& buffer : plan.buffer()) buffers_[buffer.id()] = &buffer;
+  }
+
+  void Load() {
+    for (const plan::Actor& actor : plan_.actor()) LoadActor(actor);
+    Connect();
+    for (const plan::Stream& stream : plan_.stream()) LoadStream(stream);
+    auto unordered = device_->MakeStream("unordered");
+    for (auto& [id, actor] : actors_) {
+      if (actor->stream == nullptr) {
+        if (actor->spec->stream() >= 0) Fail("actor ", actor->spec->name(), " is in no stream's order");
+        actor->device_stream = unordered.get();
+      }
+      shard_->acts_per_step += actor->acts;
+      Count(actor);
+      actor->Loaded();
+    }
+    shard_->unordered_streams.push_back(std::move(unordered));
+  }
+
+ private:
+  void LoadActor(const plan::Actor& spec) {
+    auto owned = std::make_unique<Actor>();
+    Actor* actor = owned.get();
+    if (!actors_.emplace(spec.id(), actor).second) Fail("two actors have the id ", spec.id());
+    shard_->actors.push_back(std::move(owned));
+    actor->spec = &spec;
+    actor->rank = plan_.rank();
+    actor->shard = shard_;
+    actor->device = device_;
+    actor->host_memory = device_->kind() == "cpu";
+    actor->acts = spec.acts();
+    if (spec.acts() < 1) Fail("actor ", spec.name(), " has ", spec.acts(), " acts in a step");
+    actor->kind = !spec.feed().empty()        ? Actor::Kind::kFeed
+                  : !spec.fetch().empty()     ? Actor::Kind::kFetch
+                  : spec.has_collective()     ? Actor::Kind::kCollective
+                                              : Actor::Kind::kKernels;
+    if (actor->kind != Actor::Kind::kKernels && spec.kernel_size() != 1) {
+      Fail("actor ", spec.name(), " moves data and needs one kernel, not ", spec.kernel_size());
+    }
+    actor->kernels.resize(spec.kernel_size());
+    for (int i = 0; i < spec.kernel_size(); ++i) LoadKernel(spec.kernel(i), actor, &actor->kernels[i]);
+    if (actor->kind == Actor::Kind::kFeed || actor->kind == Actor::Kind::kFetch) LoadHostTensor(actor);
+    if (actor->kind == Actor::Kind::kCollective) LoadCollective(actor);
+    AddPorts(actor);
+  }
+
+  void LoadKernel(const plan::Kernel& kernel, Actor* actor, KernelCall* call) {
+    call->spec = ToSpec(kernel);
+    call->inputs = kernel.in_size();
+    for (const plan::Operand& operand : kernel.in()) call->place.push_back(Place(operand, *actor->spec));
+    for (const plan::Operand& operand : kernel.out()) call->place.push_back(Place(operand, *actor->spec));
+    call->args = call->spec.in;
+    call->args.insert(call->args.end(), call->spec.out.begin(), call->spec.out.end());
+    if (kernel.scratch_bytes() > 0) {
+      call->scratch_base = context_.transient;
+      call->scratch_offset = kernel.scratch_offset();
+    }
+    if (actor->kind == Actor::Kind::kKernels) call->kernel = context_.registry->Make(call->spec, plan_.device_kind());
+  }
+
+  OperandPlace Place(const plan::Operand& operand, const plan::Actor& actor) {
+    auto found = buffers_.find(operand.buffer());
+    if (found == buffers_.end()) Fail("actor ", actor.name(), " names buffer ", operand.buffer(), ", which is not there");
+    const plan::Buffer& buffer = *found->second;
+    OperandPlace place;
+    if (buffer.space() == plan::PERSISTENT) {
+      auto variable = context_.variables->find(buffer.variable());
+      if (variable == context_.variables->end()) {
+        Fail("actor ", actor.name(), " uses variable '", buffer.variable(), "', which rank ", plan_.rank(),
+             " does not have");
+      }
+      place.base = &variable->second;
+    } else {
+      place.base = context_.transient;
+      place.offset = buffer.offset();
+      place.slot_bytes = buffer.slot_bytes();
+      place.slots = std::max(1, buffer.slots());
+      if (buffer.offset() < 0 || buffer.offset() + place.slots * buffer.slot_bytes() > plan_.transient_bytes()) {
+        Fail("buffer '", buffer.name(), "' ends at byte ", buffer.offset() + place.slots * buffer.slot_bytes(),
+             " of an arena of ", plan_.transient_bytes());
+      }
+    }
+    place.period = std::max(1, operand.period());
+    place.skip = operand.skip();
+    for (const plan::Box& box : operand.box()) place.boxes.push_back(ToBox(box));
+    if (place.boxes.size() > 1 && static_cast<int>(place.boxes.size()) != actor.acts()) {
+      Fail("actor ", actor.name(), " has ", actor.acts(), " acts but ", place.boxes.size(), " boxes of '",
+           buffer.name(), "'");
+    }
+    return place;
+  }
+
+  void LoadHostTensor(Actor* actor) {
+    bool feed = actor->kind == Actor::Kind::kFeed;
+    const std::string& name = feed ? actor->spec->feed() : actor->spec->fetch();
+    const auto& index = feed ? *context_.inputs : *context_.outputs;
+    auto found = index.find(name);
+    if (found == index.end()) Fail("plan '", plan_.name(), "' has no ", feed ? "input" : "output", " '", name, "'");
+    actor->host_tensor = found->second;
+    const HostTensor& tensor = (feed ? *context_.input_tensors : *context_.output_tensors)[found->second];
+    KernelCall& call = actor->kernels[0];
+    if (call.args.size() != 1 || call.inputs != (feed ? 0 : 1)) {
+      Fail("actor ", actor->spec->name(), " must ", feed ? "write" : "read", " one operand");
+    }
+    const TensorArg& arg = call.args[0];
+    if (arg.dtype != tensor.dtype || arg.global != tensor.shape) {
+      Fail("actor ", actor->spec->name(), " moves ", Name(arg.dtype), arg.global.str(), " but '", name, "' is ",
+           Name(tensor.dtype), tensor.shape.str());
+    }
+    if (!actor->host_memory) actor->staging.resize(arg.elements() * SizeOf(arg.dtype));
+  }
+
+  void LoadCollective(Actor* actor) {
+    const KernelCall& call = actor->kernels[0];
+    if (call.in().size() > 1 || call.out().size() > 1) Fail("collective ", actor->spec->name(), " has too many operands");
+    CollectiveSpec spec;
+    spec.plan = plan_.name();
+    spec.actor = actor->spec->name();
+    spec.dtype = call.args.empty() ? DType::kFloat32 : call.args[0].dtype;
+    spec.acts = actor->acts;
+    spec.worker = shard_->worker;
+    spec.listener = actor;
+    actor->member = context_.collectives->Join(spec, actor->spec->collective());
+  }
+
+  void AddPorts(Actor* actor) {
+    auto add = [&](const plan::Port& port, bool out) {
+      Port p;
+      p.out = out;
+      p.credits = port.credits();
+      p.period = std::max(1, port.period());
+      // What ends later than it starts announces at its end, whatever the plan says of kernels.
+      p.kernel = actor->kind == Actor::Kind::kKernels ? port.kernel() : 0;
+      if (actor->acts % p.period != 0) {
+        Fail("actor ", actor->spec->name(), " has ", actor->acts, " acts, which edge ", port.edge(), " shares by ",
+             p.period);
+      }
+      actor->ports.push_back(p);
+      edges_.push_back(port.edge());
+    };
+    edges_.clear();
+    for (const plan::Port& port : actor->spec->in()) add(port, false);
+    for (const plan::Port& port : actor->spec->out()) add(port, true);
+    // Announced by position: the ports stand in the order of the kernels they follow.
+    std::vector<int> order(edges_.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return actor->ports[a].kernel < actor->ports[b].kernel; });
+    std::vector<Port> sorted;
+    for (int i : order) {
+      Ends& ends = ends_[edges_[i]];
+      End& end = actor->ports[i].out ? ends.writer : ends.reader;
+      if (end.actor != nullptr) Fail("edge ", edges_[i], " has two ", actor->ports[i].out ? "writers" : "readers");
+      end = {actor, static_cast<int>(sorted.size())};
+      sorted.push_back(std::move(actor->ports[i]));
+    }
+    actor->ports = std::move(sorted);
+  }
+
+  void Connect() {
+    for (auto& [edge, ends] : ends_) {
+      if (ends.writer.actor == nullptr || ends.reader.actor == nullptr) {
+        const Actor* there = ends.writer.actor != nullptr ? ends.writer.actor : ends.reader.actor;
+        Fail("edge ", edge, " of ", there->spec->name(), " has no ", ends.writer.actor ? "reader" : "writer",
+             " on rank ", plan_.rank());
+      }
+      Port& writer = ends.writer.actor->ports[ends.writer.port];
+      Port& reader = ends.reader.actor->ports[ends.reader.port];
+      writer.peer = ends.reader.actor;
+      writer.peer_port = ends.reader.port;
+      reader.peer = ends.writer.actor;
+      reader.peer_port = ends.writer.port;
+    }
+  }
+
+  void LoadStream(const plan::Stream& spec) {
+    auto stream = std::make_unique<Stream>();
+    stream->shard = shard_;
+    stream->device = device_->MakeStream(spec.name());
+    std::map<int, int> entries;
+    for (int id : spec.actor()) {
+      auto found = actors_.find(id);
+      if (found == actors_.end()) Fail("stream ", spec.name(), " names actor ", id, ", which is not there");
+      Actor* actor = found->second;
+      if (actor->stream != nullptr && actor->stream != stream.get()) {
+        Fail("actor ", actor->spec->name(), " is in two streams");
+      }
+      actor->stream = stream.get();
+      actor->device_stream = stream->device.get();
+      stream->order.push_back(actor);
+      ++entries[id];
+    }
+    for (auto [id, count] : entries) {
+      if (count != actors_[id]->acts) {
+        Fail("stream ", spec.name(), " has ", count, " entries of ", actors_[id]->spec->name(), ", which has ",
+             actors_[id]->acts, " acts");
+      }
+    }
+    shard_->streams.push_back(std::move(stream));
+  }
+
+  // A single slot is taken once it is written; counting starts where the answer is not known.
+  BufferCount* CountOf(const plan::Operand& operand) {
+    const plan::Buffer& buffer = *buffers_.at(operand.buffer());
+    BufferCount*& count = counts_[buffer.id()];
+    if (count == nullptr) {
+      auto made = std::make_unique<BufferCount>();
+      count = made.get();
+      made->rank = plan_.rank();
+      made->id = buffer.id();
+      made->full = buffer.full();
+      made->peak = buffer.slots() <= 1 ? 1 : buffer.full();
+      context_.counts->push_back(std::move(made));
+    }
+    return buffer.space() == plan::PERSISTENT || buffer.slots() <= 1 ? nullptr : count;
+  }
+
+  void Count(Actor* actor) {
+    auto add = [&](const plan::Operand& operand, bool write) {
+      BufferCount* count = CountOf(operand);
+      if (count == nullptr) return;
+      std::vector<Counted>& list = write ? actor->writes : actor->reads;
+      if (std::any_of(list.begin(), list.end(), [&](const Counted& c) { return c.buffer == count; })) return;
+      list.push_back({count, static_cast<int>(count->read.size()), std::max(1, operand.period())});
+      if (!write) count->read.push_back(0);
+    };
+    for (const plan::Kernel& kernel : actor->spec->kernel()) {
+      for (const plan::Operand& operand : kernel.in()) add(operand, false);
+      for (const plan::Operand& operand : kernel.out()) add(operand, true);
+    }
+    // What nobody reads is given up when its writer ends.
+    for (const plan::Kernel& kernel : actor->spec->kernel()) {
+      for (const plan::Operand& operand : kernel.out()) {
+        if (!HasReader(operand.buffer())) add(operand, false);
+      }
+    }
+  }
+
+  bool HasReader(int buffer) {
+    if (read_buffers_.empty()) {
+      read_buffers_.insert(-1);
+      for (const plan::Actor& actor : plan_.actor()) {
+        for (const plan::Kernel& kernel : actor.kernel()) {
+          for (const plan::Operand& operand : kernel.in()) read_buffers_.insert(operand.buffer());
+        }
+      }
+    }
+    return read_buffers_.count(buffer) != 0;
+  }
+
+  struct End {
+    Actor* actor = nullptr;
+    int port = 0;
+  };
+  struct Ends {
+    End writer, reader;
+  };
+
+  const plan::Plan& plan_;
+  const LoadContext& context_;
+  Shard* const shard_;
+  Device* const device_;
+  std::vector<int> edges_;  // of the ports just added
+  std::map<int, const plan::Buffer*> buffers_;
+  std::map<int, Actor*> actors_;
+  std::map<int, Ends> ends_;
+  std::map<int, BufferCount*> counts_;
+  std::set<int> read_buffers_;
+};
+
+}  // namespace
+
+void LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard) {
+  Loader(plan, context, shard).Load();
+}
+
+}  // namespace oneflow_like

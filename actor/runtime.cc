@@ -1,0 +1,324 @@
+// The user's side of the runtime: loads plans, launches steps, closes.
+#include "actor/runtime.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "actor/actor.h"
+#include "actor/loading.h"
+#include "actor/plan_reading.h"
+#include "actor/store.h"
+
+namespace oneflow_like {
+
+HostTensor HostTensor::Make(DType dtype, const Dims& shape) {
+  HostTensor tensor{dtype, shape, nullptr};
+  size_t bytes = std::max<size_t>(64, (tensor.bytes() + 63) / 64 * 64);
+  tensor.data = std::shared_ptr<void>(std::aligned_alloc(64, bytes), std::free);
+  if (tensor.data == nullptr) Fail("no memory for a host tensor ", Name(dtype), shape.str(), " of ", bytes, " bytes");
+  std::memset(tensor.data.get(), 0, bytes);
+  return tensor;
+}
+
+Status StepHandle::State::Wait() {
+  if (!done.Done()) {
+    Status stuck = executor->Await(&done);
+    if (!stuck.ok()) {
+      SetError(Cat("the step has stalled: ", describe_stall ? describe_stall() : stuck.message()));
+      done.Signal();
+    }
+  }
+  return status();
+}
+
+void StepHandle::State::SetError(const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (error_.empty()) error_ = message;
+}
+
+Status StepHandle::State::status() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Status(error_);
+}
+
+void StepHandle::State::Reset(int64_t next_step) {
+  step = next_step;
+  done.Reset();
+  std::lock_guard<std::mutex> lock(mutex_);
+  error_.clear();
+}
+
+Status StepHandle::Wait() const { return state_ == nullptr ? Status("the handle is of no step") : state_->Wait(); }
+bool StepHandle::Done() const { return state_ == nullptr || state_->done.Done(); }
+int64_t StepHandle::step() const { return state_ == nullptr ? -1 : state_->step; }
+
+const HostTensor& StepHandle::Get(const std::string& output) const {
+  CHECK(state_ != nullptr && state_->done.Done()) << "read before Wait()";
+  auto found = state_->names.find(output);
+  if (found == state_->names.end()) {
+    std::string known;
+    for (const auto& [name, index] : state_->names) known += Cat(known.empty() ? "" : ", ", "'", name, "'");
+    Fail("the step has no output '", output, "'; its outputs are ", known.empty() ? "none" : known);
+  }
+  return state_->results[found->second];
+}
+
+struct Runtime::Impl {
+  std::vector<plan::Plan> plans;
+  Store* store = nullptr;
+  Executor* executor = nullptr;
+  Job job;
+  std::unique_ptr<Collectives> collectives;
+  std::vector<std::unique_ptr<Shard>> shards;
+  std::vector<std::unique_ptr<BufferCount>> counts;
+  std::map<std::string, int> inputs, outputs;
+  std::vector<HostTensor> input_tensors, output_tensors;  // types and shapes, no data
+  int64_t launched = 0;
+  int64_t first_step = 0;  // of the first launch
+  bool closed = false;
+
+  void AddHostTensors(const plan::Plan& plan);
+  void Load(const KernelRegistry& registry);
+  void CheckFeeds(const Feeds& feeds) const;
+  std::shared_ptr<StepHandle::State> TakeState(StepSlot* slot);
+  std::string DescribeStall() const;
+  std::string PlanName() const { return plans.empty() ? "" : plans[0].name(); }
+  bool InFlight() const;
+};
+
+void Runtime::Impl::AddHostTensors(const plan::Plan& plan) {
+  auto add = [&](const auto& fetches, std::map<std::string, int>* index, std::vector<HostTensor>* tensors) {
+    for (const plan::Fetch& fetch : fetches) {
+      HostTensor tensor{ToDType(fetch.dtype()), ToDims(fetch.global()), nullptr};
+      auto [at, added] = index->emplace(fetch.name(), static_cast<int>(tensors->size()));
+      if (added) {
+        tensors->push_back(tensor);
+        continue;
+      }
+      const HostTensor& there = (*tensors)[at->second];
+      if (there.dtype != tensor.dtype || there.shape != tensor.shape) {
+        Fail("'", fetch.name(), "' is ", Name(tensor.dtype), tensor.shape.str(), " in the plan of rank ", plan.rank(),
+             " but ", Name(there.dtype), there.shape.str(), " in another rank's");
+      }
+    }
+  };
+  add(plan.input(), &inputs, &input_tensors);
+  add(plan.output(), &outputs, &output_tensors);
+}
+
+void Runtime::Impl::Load(const KernelRegistry& registry) {
+  for (const plan::Plan& plan : plans) AddHostTensors(plan);
+  {
+    std::lock_guard<std::mutex> lock(store->impl()->launch_mutex);
+    if (store->impl()->last != nullptr) (void)store->impl()->last->Wait();
+    for (const plan::Plan& plan : plans) store->Prepare(plan, registry);
+  }
+  for (int i = 0; i < executor->workers(); ++i) shards.push_back(std::make_unique<Shard>(&job, executor->worker(i)));
+  collectives = MakeLocalCollectives();
+  const std::vector<int>& ranks = store->ranks();
+  for (const plan::Plan& plan : plans) {
+    auto at = std::find(ranks.begin(), ranks.end(), plan.rank());
+    Store::Impl::Rank& rank = store->impl()->At(plan.rank());
+    LoadContext context;
+    context.registry = &registry;
+    context.store = store;
+    context.collectives = collectives.get();
+    context.inputs = &inputs;
+    context.outputs = &outputs;
+    context.input_tensors = &input_tensors;
+    context.output_tensors = &output_tensors;
+    context.counts = &counts;
+    context.transient = &rank.transient;
+    context.variables = &rank.addresses;
+    LoadPlan(plan, context, shards[(at - ranks.begin()) % shards.size()].get());
+  }
+  collectives->CheckComplete();
+  std::erase_if(shards, [](const auto& shard) { return shard->acts_per_step == 0; });
+}
+
+Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, Store* store, Executor* executor,
+                 const RuntimeOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  CHECK_GE(options.steps_in_flight, 1);
+  impl_->plans = std::move(plans);
+  impl_->store = store;
+  impl_->executor = executor;
+  impl_->first_step = options.first_step;
+  impl_->job.steps_in_flight = options.steps_in_flight;
+  if (!impl_->plans.empty()) {
+    impl_->job.times = std::max(1, impl_->plans[0].times());
+    impl_->job.seed = impl_->plans[0].seed();
+  }
+  impl_->Load(registry);
+  for (int i = 0; i < options.steps_in_flight; ++i) {
+    auto slot = std::make_unique<StepSlot>();
+    for (const HostTensor& t : impl_->input_tensors) slot->feeds.push_back(HostTensor::Make(t.dtype, t.shape));
+    impl_->job.slots.push_back(std::move(slot));
+  }
+}
+
+Runtime::~Runtime() { Close(); }
+
+void Runtime::Impl::CheckFeeds(const Feeds& feeds) const {
+  auto text = [](const HostTensor& t) { return Cat(Name(t.dtype), t.shape.str()); };
+  for (const auto& [name, tensor] : feeds) {
+    auto found = inputs.find(name);
+    if (found == inputs.end()) {
+      std::string known;
+      for (const auto& [input, index] : inputs) known += Cat(known.empty() ? "'" : ", '", input, "'");
+      Fail("feed '", name, "' is no input of plan '", PlanName(), "'; its inputs are ", known.empty() ? "none" : known);
+    }
+    const HostTensor& wanted = input_tensors[found->second];
+    if (tensor.dtype != wanted.dtype || tensor.shape != wanted.shape) {
+      Fail("feed '", name, "' is ", text(tensor), " but the input is ", text(wanted));
+    }
+    if (tensor.data == nullptr && tensor.bytes() > 0) Fail("feed '", name, "' holds no data");
+  }
+  for (const auto& [name, index] : inputs) {
+    if (feeds.count(name) == 0) {
+      Fail("input '", name, "' of plan '", PlanName(), "', ", text(input_tensors[index]), ", is missing in the feeds");
+    }
+  }
+}
+
+// A state that nobody holds any more is used again, and so is a result that nobody holds.
+std::shared_ptr<StepHandle::State> Runtime::Impl::TakeState(StepSlot* slot) {
+  std::shared_ptr<StepHandle::State> state = std::move(slot->state);
+  bool last_of_store = state != nullptr && store->impl()->last == state;
+  if (last_of_store) store->impl()->last = nullptr;
+  if (state == nullptr || state.use_count() > 1) {
+    state = std::make_shared<StepHandle::State>();
+    state->executor = executor;
+    state->names = outputs;
+    state->results.resize(output_tensors.size());
+    state->describe_stall = [this] {
+      std::string text = DescribeStall();
+      job.SetError(Cat("the step has stalled: ", text));
+      return text;
+    };
+  }
+  for (size_t i = 0; i < state->results.size(); ++i) {
+    HostTensor& result = state->results[i];
+    if (result.data != nullptr && result.data.use_count() == 1) continue;
+    result = HostTensor::Make(output_tensors[i].dtype, output_tensors[i].shape);
+  }
+#if !defined(__SANITIZE_THREAD__)  // which does not know fences
+  std::atomic_thread_fence(std::memory_order_acquire);  // after what another thread did before it let go
+#endif
+  return state;
+}
+
+StepHandle Runtime::Launch(const Feeds& feeds) {
+  Impl& impl = *impl_;
+  if (impl.closed) Fail("plan '", impl.PlanName(), "' cannot run: closed");
+  impl.CheckFeeds(feeds);
+  Store::Impl& store = *impl.store->impl();
+  std::lock_guard<std::mutex> lock(store.launch_mutex);
+  if (store.owner != this && store.last != nullptr) (void)store.last->Wait();
+  int index = static_cast<int>(impl.launched % impl.job.steps_in_flight);
+  StepSlot& slot = *impl.job.slots[index];
+  if (slot.state != nullptr) {
+    Status before = slot.state->Wait();
+    if (!before.ok()) impl.job.SetError(before.message());
+  }
+  std::string error = impl.job.error();
+  if (!error.empty()) throw Error(error);
+
+  std::shared_ptr<StepHandle::State> state = impl.TakeState(&slot);
+  state->Reset(impl.first_step + impl.launched);
+  for (const auto& [name, tensor] : feeds) {
+    if (tensor.bytes() == 0) continue;
+    std::memcpy(slot.feeds[impl.inputs.at(name)].data.get(), tensor.data.get(), tensor.bytes());
+  }
+  slot.state = state;
+  slot.shards_left.store(static_cast<int>(impl.shards.size()), std::memory_order_relaxed);
+  store.owner = this;
+  store.last = state;
+  ++impl.launched;
+  if (impl.shards.empty()) state->done.Signal();
+  for (auto& shard : impl.shards) shard->PostLaunch(index);
+  return StepHandle(std::move(state));
+}
+
+void Runtime::Close() {
+  Impl& impl = *impl_;
+  if (impl.closed) return;
+  impl.closed = true;
+  impl.job.cancelled = true;
+  if (!impl.shards.empty()) {
+    // First nothing acts any more; then what was on its way between workers has come home: a collective's word to
+    // go, and the word that it is done which may follow. No step need complete for that.
+    std::atomic<int> left(static_cast<int>(impl.shards.size()));
+    Completion all;
+    for (auto& shard : impl.shards) shard->PostAbandon(&left, &all);
+    Status status = impl.executor->Await(&all);
+    CHECK(status.ok()) << status.message();
+    impl.executor->Fence();
+    impl.executor->Fence();
+  }
+  for (auto& slot : impl.job.slots) {
+    if (slot->state == nullptr || slot->state->done.Done()) continue;
+    slot->state->SetError("closed");
+    slot->state->done.Signal();
+  }
+  impl.job.slots.clear();
+  impl.shards.clear();
+  impl.collectives.reset();
+  std::lock_guard<std::mutex> lock(impl.store->impl()->launch_mutex);
+  if (impl.store->impl()->owner == this) {
+    impl.store->impl()->owner = nullptr;
+    impl.store->impl()->last = nullptr;
+  }
+}
+
+std::string Runtime::Impl::DescribeStall() const {
+  std::string text;
+  auto add = [&](const Actor& actor) { text += Cat(text.empty() ? "" : "; ", actor.Describe()); };
+  for (const auto& shard : shards) {
+    for (const auto& stream : shard->streams) {
+      if (stream->head() != nullptr) add(*stream->head());
+    }
+    for (const auto& actor : shard->actors) {
+      if (actor->stream == nullptr) add(*actor);
+    }
+  }
+  return text;
+}
+
+bool Runtime::Impl::InFlight() const {
+  return std::any_of(job.slots.begin(), job.slots.end(),
+                     [](const auto& slot) { return slot->state != nullptr && !slot->state->done.Done(); });
+}
+
+int64_t Runtime::next_step() const { return impl_->first_step + impl_->launched; }
+
+void Runtime::SetNextStep(int64_t step) {
+  CHECK(!impl_->InFlight());
+  impl_->first_step = step - impl_->launched;
+}
+
+std::map<std::pair<int, int>, int> Runtime::PeakSlots() const {
+  std::map<std::pair<int, int>, int> peaks;
+  for (const auto& count : impl_->counts) {
+    peaks[{count->rank, count->id}] = count->peak.load(std::memory_order_relaxed);
+  }
+  return peaks;
+}
+
+void Runtime::Record(bool on) { impl_->job.recording = on; }
+
+std::vector<ActRecord> Runtime::TakeRecords() {
+  std::vector<ActRecord> records;
+  for (auto& shard : impl_->shards) {
+    std::lock_guard<std::mutex> lock(shard->records_mutex);
+    records.insert(records.end(), shard->records.begin(), shard->records.end());
+    shard->records.clear();
+  }
+  std::stable_sort(records.begin(), records.end(),
+                   [](const ActRecord& a, const ActRecord& b) { return a.start < b.start; });
+  return records;
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,151 @@
+// The memory of the ranks of one process: variables made once, and an arena that grows to the largest plan.
+#include "actor/store.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+
+#include "actor/plan_reading.h"
+
+namespace oneflow_like {
+namespace {
+
+using Rank = Store::Impl::Rank;
+
+void CheckSame(const Store::VariableInfo& there, const Store::VariableInfo& wanted, int rank) {
+  auto text = [](const Store::VariableInfo& v) { return Cat(Name(v.dtype), v.global.str(), " box ", v.box.str()); };
+  if (there.dtype == wanted.dtype && there.global == wanted.global && there.box == wanted.box) return;
+  Fail("variable '", wanted.name, "' of rank ", rank, " is ", text(there), " in the store but the plan wants ",
+       text(wanted));
+}
+
+// Runs one kernel on its own stream and waits for it.
+Status RunAlone(Device* device, Kernel* kernel, const KernelContext& context) {
+  auto stream = device->MakeStream("init");
+  Status status = stream->Run(*kernel, context);
+  if (!status.ok() || stream->synchronous()) return status;
+  Completion done;
+  stream->NotifyWhenDone([&](Status s) {
+    status = std::move(s);
+    done.Signal();
+  });
+  done.Wait();
+  return status;
+}
+
+Store::Impl::Variable MakeVariable(Device* device, const plan::Plan& plan, const plan::Variable& variable,
+                                   Store::VariableInfo info, const KernelRegistry& registry) {
+  Store::Impl::Variable made;
+  made.memory = device->Allocate(info.bytes, Cat("variable '", info.name, "'"));
+  made.data = static_cast<char*>(made.memory->data());
+  made.info = std::move(info);
+  KernelSpec spec = ToSpec(variable.init());
+  if (spec.out.size() != 1) Fail("the initialiser of variable '", made.info.name, "' must have one output");
+  spec.out[0].dtype = made.info.dtype;
+  spec.out[0].global = made.info.global;
+  spec.out[0].begin = made.info.box.begin;
+  spec.out[0].extent = made.info.box.extent;
+  auto kernel = registry.Make(spec, plan.device_kind());
+  TensorArg out = spec.out[0];
+  out.data = made.data;
+  std::unique_ptr<Memory> scratch;
+  if (variable.init().scratch_bytes() > 0) scratch = device->Allocate(variable.init().scratch_bytes(), "scratch");
+  KernelContext context{.spec = spec,
+                        .in = {},
+                        .out = {&out, 1},
+                        .scratch = scratch == nullptr ? nullptr : scratch->data(),
+                        .times = std::max(1, plan.times()),
+                        .seed = plan.seed()};
+  if (made.info.box.empty()) return made;
+  Status status = RunAlone(device, kernel.get(), context);
+  if (!status.ok()) {
+    std::string line = spec.line.str();
+    Fail("variable '", made.info.name, "'", line.empty() ? "" : " at ", line, ": ", status.message());
+  }
+  return made;
+}
+
+void GrowArena(Rank* rank, const plan::Plan& plan) {
+  int64_t bytes = plan.transient_bytes();
+  if (bytes <= rank->transient_bytes) return;
+  auto set = [&](int64_t size, std::unique_ptr<Memory> arena) {
+    rank->arena = std::move(arena);
+    rank->transient = rank->arena == nullptr ? nullptr : static_cast<char*>(rank->arena->data());
+    rank->transient_bytes = size;
+  };
+  // The old arena goes first, so that the peak is the larger of the two and not their sum.
+  int64_t before = rank->transient_bytes;
+  set(0, nullptr);
+  try {
+    set(bytes, rank->device->Allocate(bytes, Cat("the transient arena of plan '", plan.name(), "'")));
+  } catch (const Error&) {
+    if (before > 0) set(before, rank->device->Allocate(before, "the transient arena"));
+    throw;
+  }
+}
+
+}  // namespace
+
+Rank& Store::Impl::At(int rank) {
+  auto found = ranks.find(rank);
+  CHECK(found != ranks.end()) << "rank " << rank << " is not hosted here";
+  return found->second;
+}
+
+Store::Store(std::vector<int> ranks, std::vector<std::unique_ptr<Device>> devices) : impl_(std::make_unique<Impl>()) {
+  CHECK_EQ(ranks.size(), devices.size());
+  for (size_t i = 0; i < ranks.size(); ++i) impl_->ranks[ranks[i]].device = std::move(devices[i]);
+  CHECK_EQ(impl_->ranks.size(), ranks.size()) << "a rank is named twice";
+  impl_->order = std::move(ranks);
+}
+
+Store::~Store() = default;
+
+const std::vector<int>& Store::ranks() const { return impl_->order; }
+Device* Store::device(int rank) const { return impl_->At(rank).device.get(); }
+
+void Store::Prepare(const plan::Plan& plan, const KernelRegistry& registry) {
+  Impl::Rank& rank = impl_->At(plan.rank());
+  std::map<std::string, Impl::Variable> made;
+  for (const plan::Variable& variable : plan.variable()) {
+    VariableInfo info{variable.name(), ToDType(variable.dtype()), ToDims(variable.global()), ToBox(variable.box()),
+                      variable.bytes()};
+    auto there = rank.variables.find(info.name);
+    if (there != rank.variables.end()) {
+      CheckSame(there->second.info, info, plan.rank());
+      continue;
+    }
+    int64_t needed = info.box.elements() * static_cast<int64_t>(SizeOf(info.dtype));
+    if (info.bytes < needed) {
+      Fail("variable '", info.name, "' has ", info.bytes, " bytes in the plan but its box ", info.box.str(), " needs ",
+           needed);
+    }
+    std::string name = info.name;
+    made[name] = MakeVariable(rank.device.get(), plan, variable, std::move(info), registry);
+  }
+  GrowArena(&rank, plan);
+  // Nothing below throws for want of a device's memory: a failed Prepare leaves the variables as they were.
+  for (auto& [name, variable] : made) {
+    rank.persistent_bytes += variable.info.bytes;
+    rank.addresses[name] = variable.data;
+    rank.variables[name] = std::move(variable);
+  }
+}
+
+void* Store::Variable(int rank, const std::string& name) const {
+  const Impl::Rank& r = impl_->At(rank);
+  auto found = r.variables.find(name);
+  return found == r.variables.end() ? nullptr : found->second.data;
+}
+
+std::vector<Store::VariableInfo> Store::Variables(int rank) const {
+  std::vector<VariableInfo> infos;
+  for (const auto& [name, variable] : impl_->At(rank).variables) infos.push_back(variable.info);
+  return infos;
+}
+
+char* Store::Transient(int rank) const { return impl_->At(rank).transient; }
+int64_t Store::TransientBytes(int rank) const { return impl_->At(rank).transient_bytes; }
+int64_t Store::PersistentBytes(int rank) const { return impl_->At(rank).persistent_bytes; }
+
+}  // namespace oneflow_like

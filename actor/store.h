@@ -1,0 +1,42 @@
+// The inside of a store: its memory, and who of the runtimes that share it runs.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "actor/runtime.h"
+#include "actor/step.h"
+
+namespace oneflow_like {
+
+struct Store::Impl {
+  struct Variable {
+    VariableInfo info;
+    std::unique_ptr<Memory> memory;
+    char* data = nullptr;
+  };
+  struct Rank {
+    std::unique_ptr<Device> device;
+    std::map<std::string, Variable> variables;
+    std::map<std::string, char*> addresses;  // of the variables; entries stay where they are
+    std::unique_ptr<Memory> arena;
+    char* transient = nullptr;
+    int64_t transient_bytes = 0;
+    int64_t persistent_bytes = 0;
+  };
+  std::vector<int> order;
+  std::map<int, Rank> ranks;
+
+  // Steps of two runtimes do not overlap: whoever launches waits for the last step of the one before. A lock,
+  // since the runtimes may be driven by different threads; held during a launch.
+  std::mutex launch_mutex;
+  const void* owner = nullptr;
+  std::shared_ptr<StepHandle::State> last;
+
+  Rank& At(int rank);
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,337 @@
+// Signatures by cost.
+// Needs: nodes on slices; the user's annotations in Node::fixed. Leaves: an NdSbp for every value and for every
+// operand of every node. Operators whose cheapest signature cuts an expandable axis are replaced by their expansion.
+//
+// Axes are settled one after another, time first. For one axis: a forward sweep gives each node, for each of its
+// signatures, the least cost of it and all it depends on, as if the graph were a tree; a backward sweep picks; then
+// single nodes are improved with their neighbours fixed until nothing changes. Cost is estimated seconds: the
+// node's share of its work plus boxing on its edges, a boxing that two readers share counted once.
+#include <algorithm>
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr double kImpossible = 1e30;
+
+using Choice = Signature;
+
+class AxisChooser {
+ public:
+  // `entry` indexes NdSbp: 0 is time. `share[n]`: the part of node n's work left to one device by settled axes.
+  AxisChooser(Graph* graph, const CompileOptions& options, int entry, const std::vector<int>& order,
+              const std::vector<std::vector<int>>& readers, const std::vector<BoundRule>& rules,
+              std::vector<double>* share)
+      : graph_(*graph),
+        options_(options),
+        entry_(entry),
+        parts_(graph->Sizes()[entry]),
+        order_(order),
+        readers_(readers),
+        rules_(rules),
+        share_(*share),
+        choices_(graph->num_nodes()),
+        least_(graph->num_nodes()),
+        picked_(graph->num_nodes(), 0),
+        cache_(graph->num_values()) {}
+
+  void Run() {
+    for (int n : order_) choices_[n] = ChoicesOf(n);
+    for (int n : order_) Forward(n);
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) picked_[*it] = Best(*it, /*backward=*/true);
+    for (int sweep = 0; sweep < 6; ++sweep) {
+      bool changed = false;
+      for (int n : order_) {
+        if (choices_[n].size() < 2) continue;
+        int best = Best(n, /*backward=*/false);
+        changed = changed || best != picked_[n];
+        picked_[n] = best;
+      }
+      if (!changed) break;
+    }
+    for (int n : order_) Write(n);
+  }
+
+  // Nodes whose choice needs their expansion.
+  std::vector<int> Expanded() const {
+    std::vector<int> nodes;
+    for (int n : order_)
+      if (choices_[n][picked_[n]].expanded) nodes.push_back(n);
+    return nodes;
+  }
+
+ private:
+  bool Free(int n) const {
+    return parts_ > 1 && (entry_ == 0 || graph_.node(n).slice.fixed[entry_ - 1] == Slice::kFree);
+  }
+
+  std::vector<Choice> ChoicesOf(int n) {
+    const Node& node = graph_.node(n);
+    Choice plain;
+    plain.in.assign(node.in.size(), B());
+    plain.out.assign(node.out.size(), B());
+    if (!Free(n)) return {plain};
+    auto fixed = node.fixed.find(entry_);
+    if (node.op == "variable" || node.op == "input") {
+      if (fixed != node.fixed.end()) plain.out[0] = fixed->second;
+      std::vector<Choice> all{plain};
+      if (node.op == "input" && fixed == node.fixed.end() && entry_ > 0) AddCuts(graph_.value(node.out[0]).shape, &all, false);
+      return all;
+    }
+    if (node.op == "fetch") {
+      std::vector<Choice> all{plain};
+      AddCuts(graph_.value(node.in[0]).shape, &all, true);
+      return all;
+    }
+    std::vector<std::set<int64_t>> grains(node.in.size());
+    for (size_t i = 0; i < node.in.size(); ++i) {
+      const Value& v = graph_.value(node.in[i]);
+      for (const Choice& c : choices_[v.producer])
+        if (c.out[v.output].is_split()) grains[i].insert(c.out[v.output].grain);
+    }
+    std::vector<Choice> all = Signatures(rules_[n], grains, graph_.Parts());
+    const OpDef& def = graph_.catalog().Get(node.op);
+    auto illegal = [&](const Choice& c) {
+      if (fixed != node.fixed.end() && c.out[0] != fixed->second) return true;
+      if (c.expanded && (entry_ == 0 || !def.expand)) return true;
+      for (auto [out, in] : def.inplace) {  // an update reads exactly its variable's placement
+        auto of = graph_.producer(node.in[in]).fixed.find(entry_);
+        Sbp variable = of == graph_.producer(node.in[in]).fixed.end() ? B() : of->second;
+        if (c.in[in] != variable || c.out[out] != variable) return true;
+      }
+      return false;
+    };
+    std::vector<Choice> legal;
+    for (Choice& c : all)
+      if (!illegal(c)) legal.push_back(std::move(c));
+    if (legal.empty()) {
+      std::string text;
+      for (const Choice& c : all) text += (text.empty() ? "" : ", ") + c.str();
+      Fail(graph_.Describe(n), ": no signature along ", EntryName(), " gives ",
+           fixed != node.fixed.end() ? fixed->second.str() : "its variable's placement", "; legal are ", text);
+    }
+    return legal;
+  }
+
+  void AddCuts(const Dims& shape, std::vector<Choice>* all, bool in) const {
+    for (int a = 0; a < shape.rank(); ++a) {
+      Choice c = (*all)[0];
+      (in ? c.in : c.out)[0] = S(a);
+      all->push_back(c);
+    }
+  }
+
+  std::string EntryName() const { return entry_ == 0 ? "time" : graph_.mesh().axis_name(entry_ - 1); }
+
+  double Own(int n, const Choice& c) const {
+    const Node& node = graph_.node(n);
+    if (IsEnd(node)) return 0;
+    double bytes = 0;
+    for (int v : node.in) bytes += graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
+    for (int v : node.out) bytes += graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
+    const OpDef& def = graph_.catalog().Get(node.op);
+    double flops = def.flops ? def.flops(rules_[n]) : rules_[n].Volume();
+    double seconds = (flops / options_.flops_per_second + bytes / options_.topology.memory_bandwidth) * share_[n];
+    bool partial = false;
+    for (const Sbp& s : c.in) partial = partial || s.is_partial();
+    if (entry_ == 0) return partial ? seconds * parts_ : seconds;
+    double cost = c.label.empty() ? seconds : seconds / parts_;
+    if (c.expanded) {  // two all-reduces of what the label is lost from
+      double lost = 4.0 * graph_.value(node.out[0]).shape.elements() * share_[n];
+      cost += 2 * (2 * options_.topology.latency + 2 * lost / options_.topology.link_bandwidth);
+    }
+    return cost;
+  }
+
+  // Changing value v from one signature along this axis to what a node of `slice` wants.
+  double Edge(int v, const Sbp& from, const Sbp& to, const Slice& slice) {
+    const Slice& at = graph_.producer(v).slice;
+    if (from == to && at == slice) return 0;
+    for (const Cached& c : cache_[v])
+      if (c.from == from && c.to == to && *c.slice == slice) return c.cost;
+    double cost = entry_ == 0 ? TimeEdge(v, from, to, at == slice) : MeshEdge(v, from, to, slice);
+    cache_[v].push_back({from, to, &slice, cost});
+    return cost;
+  }
+
+  double TimeEdge(int v, const Sbp& from, const Sbp& to, bool same_slice) const {
+    double bytes = graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
+    double send = same_slice ? 0 : bytes / options_.topology.link_bandwidth + options_.topology.latency;
+    double copy = bytes / options_.topology.memory_bandwidth;
+    if (from == to) return from.is_partial() ? send * parts_ : send;
+    if (from.is_split() || (from.is_partial() && !to.is_broadcast())) return kImpossible;
+    return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
+  }
+
+  double MeshEdge(int v, const Sbp& from, const Sbp& to, const Slice& slice) const {
+    const Value& value = graph_.value(v);
+    Layout a{graph_.producer(v).slice, value.sbp}, b{slice, value.sbp};
+    a.sbp[entry_] = from;
+    b.sbp[entry_] = to;
+    return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b, options_.topology)
+        .seconds;
+  }
+
+  void Forward(int n) {
+    const Node& node = graph_.node(n);
+    for (const Choice& c : choices_[n]) {
+      double cost = Own(n, c);
+      for (size_t i = 0; i < node.in.size(); ++i) {
+        const Value& v = graph_.value(node.in[i]);
+        double least = kImpossible * 10;
+        for (size_t s = 0; s < choices_[v.producer].size(); ++s)
+          least = std::min(least, least_[v.producer][s] / std::max<size_t>(1, readers_[node.in[i]].size()) +
+                                      Edge(node.in[i], choices_[v.producer][s].out[v.output], c.in[i], node.slice));
+        cost += least;
+      }
+      least_[n].push_back(cost);
+    }
+  }
+
+  // Boxing from value v, with signature `from`, to all its readers; equal targets once.
+  double ToReaders(int v, const Sbp& from) {
+    double cost = 0;
+    std::vector<std::pair<const Sbp*, const Slice*>> seen;
+    for (int r : readers_[v]) {
+      const Node& reader = graph_.node(r);
+      for (size_t i = 0; i < reader.in.size(); ++i) {
+        if (reader.in[i] != v) continue;
+        const Sbp& to = choices_[r][picked_[r]].in[i];
+        bool known = false;
+        for (auto [sbp, slice] : seen) known = known || (*sbp == to && *slice == reader.slice);
+        if (known) continue;
+        seen.push_back({&to, &reader.slice});
+        cost += Edge(v, from, to, reader.slice);
+      }
+    }
+    return cost;
+  }
+
+  int Best(int n, bool backward) {
+    const Node& node = graph_.node(n);
+    int best = 0;
+    double best_cost = 0;
+    for (size_t s = 0; s < choices_[n].size(); ++s) {
+      const Choice& c = choices_[n][s];
+      double cost = 0;
+      if (backward) {
+        cost = least_[n][s];
+      } else {
+        cost = Own(n, c);
+        int before = picked_[n];
+        picked_[n] = static_cast<int>(s);
+        for (size_t i = 0; i < node.in.size(); ++i) {
+          bool first = true;
+          for (size_t j = 0; j < i; ++j) first = first && node.in[j] != node.in[i];
+          const Value& v = graph_.value(node.in[i]);
+          if (first) cost += ToReaders(node.in[i], choices_[v.producer][picked_[v.producer]].out[v.output]);
+        }
+        picked_[n] = before;
+      }
+      for (size_t o = 0; o < node.out.size(); ++o) cost += ToReaders(node.out[o], c.out[o]);
+      if (s == 0 || cost < best_cost * (1 - 1e-9)) {
+        best = static_cast<int>(s);
+        best_cost = cost;
+      }
+    }
+    return best;
+  }
+
+  void Write(int n) {
+    Node& node = graph_.node(n);
+    const Choice& c = choices_[n][picked_[n]];
+    for (size_t i = 0; i < node.in.size(); ++i) {
+      const Value& v = graph_.value(node.in[i]);
+      const Sbp& have = choices_[v.producer][picked_[v.producer]].out[v.output];
+      if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossible)
+        Fail(graph_.Describe(n), ": it needs the whole batch of '", v.name, "', but ", parts_,
+             " micro-batches cut it (", have.str(), " over time); use 1 micro-batch, or an operator that works on parts");
+      node.want[i][entry_] = c.in[i];
+    }
+    for (size_t o = 0; o < node.out.size(); ++o) graph_.value(node.out[o]).sbp[entry_] = c.out[o];
+    if (!c.label.empty() && entry_ > 0) share_[n] /= parts_;
+  }
+
+  struct Cached {
+    Sbp from, to;
+    const Slice* slice;
+    double cost;
+  };
+
+  Graph& graph_;
+  const CompileOptions& options_;
+  int entry_;
+  int parts_;
+  const std::vector<int>& order_;
+  const std::vector<std::vector<int>>& readers_;
+  const std::vector<BoundRule>& rules_;
+  std::vector<double>& share_;
+  std::vector<std::vector<Choice>> choices_;
+  std::vector<std::vector<double>> least_;
+  std::vector<int> picked_;
+  std::vector<std::vector<Cached>> cache_;
+};
+
+BoundRule RuleOf(const Graph& graph, int n) {
+  const Node& node = graph.node(n);
+  if (IsEnd(node)) return {};
+  OpCall call{node.op, graph.Describe(n), {}, {}, &node.attrs};
+  for (int v : node.in) {
+    call.shapes.push_back(graph.value(v).shape);
+    call.dtypes.push_back(graph.value(v).dtype);
+  }
+  return BindOp(graph.catalog().Get(node.op), call);
+}
+
+void Expand(Graph* graph, int id) {
+  const Node node = graph->node(id);
+  Graph::Origin origin{node.phase, node.line, &node.slice, ""};
+  size_t slash = node.name.rfind('/');
+  if (slash != std::string::npos) origin.scope = node.name.substr(0, slash + 1);
+  std::vector<Tensor> in;
+  for (int v : node.in) in.emplace_back(graph, v);
+  std::vector<std::vector<int>> readers = graph->Readers();
+  int first_new = graph->num_nodes();
+  graph->SetOrigin(&origin);
+  std::vector<Tensor> out = graph->catalog().Get(node.op).expand(node.attrs, in);
+  graph->SetOrigin(nullptr);
+  for (int n = first_new; n < graph->num_nodes(); ++n) {
+    graph->node(n).placed = node.placed;
+    graph->node(n).why = "expansion of " + graph->Describe(id);
+  }
+  for (size_t o = 0; o < node.out.size(); ++o)
+    for (int r : readers[node.out[o]])
+      for (int& v : graph->node(r).in)
+        if (v == node.out[o]) v = out[o].id();
+  graph->Remove(id);
+}
+
+}  // namespace
+
+void ChooseSignatures(Graph* graph, const CompileOptions& options) {
+  for (;;) {
+    std::vector<int> order = graph->Order();
+    std::vector<std::vector<int>> readers = graph->Readers();
+    std::vector<BoundRule> rules(graph->num_nodes());
+    int entries = 1 + graph->mesh().rank();
+    for (int n : order) {
+      rules[n] = RuleOf(*graph, n);
+      Node& node = graph->node(n);
+      node.want.assign(node.in.size(), NdSbp(entries, B()));
+      for (int v : node.out) graph->value(v).sbp.assign(entries, B());
+    }
+    std::vector<double> share(graph->num_nodes(), 1.0);
+    std::set<int> expanded;
+    for (int entry = 0; entry < entries; ++entry) {
+      AxisChooser chooser(graph, options, entry, order, readers, rules, &share);
+      chooser.Run();
+      for (int n : chooser.Expanded()) expanded.insert(n);
+    }
+    if (expanded.empty()) return;
+    for (int n : expanded) Expand(graph, n);
+  }
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,70 @@
+#include "compiler/compile.h"
+
+#include <chrono>
+
+#include "compiler/text.h"
+
+namespace oneflow_like {
+
+namespace {
+
+struct Pass {
+  const char* name;
+  Level leaves;
+  void (*run)(Graph*, const CompileOptions&);
+};
+
+// All passes on the logical graph after autograd and the optimizer, which Train runs while it builds.
+const Pass kPasses[] = {
+    {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
+    {"shard_variables", Level::kPlaced, [](Graph* g, const CompileOptions& o) { ShardVariables(g, o); }},
+    {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},
+    {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions&) { InsertBoxing(g); }},
+    {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
+    {"order_writes", Level::kLowered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
+    {"fuse", Level::kLowered, [](Graph* g, const CompileOptions&) { Fuse(g); }},
+};
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump) {
+  Compiled c{std::move(graph), {}, options, {}};
+  c.graph.set_times(options.times);
+  int number = 0;
+  VerifyGraph(c.graph, Level::kBuilt);
+  if (dump) dump(number, "built", ToText(c.graph));
+  auto timed = [&](const char* name, auto&& run) {
+    double start = Seconds();
+    run();
+    c.pass_seconds.emplace_back(name, Seconds() - start);
+    ++number;
+  };
+  for (const Pass& pass : kPasses) {
+    timed(pass.name, [&] {
+      pass.run(&c.graph, options);
+      VerifyGraph(c.graph, pass.leaves);
+    });
+    if (dump) dump(number, pass.name, ToText(c.graph));
+  }
+  timed("form_segments", [&] { c.logical = FormSegments(c.graph, options); });
+  if (dump) dump(number, "form_segments", ToText(c.graph, c.logical));
+  timed("order_acts", [&] {
+    OrderActs(c.graph, options, &c.logical);
+    VerifyLogicalPlan(c.graph, c.logical);
+  });
+  if (dump) dump(number, "order_acts", ToText(c.graph, c.logical));
+  return c;
+}
+
+RankPlan PlanOf(const Compiled& compiled, int rank) {
+  RankPlan r;
+  r.plan = Partition(compiled.graph, compiled.logical, compiled.options, rank);
+  r.lower_bound = PlaceMemory(&r.plan);
+  return r;
+}
+
+}  // namespace oneflow_like

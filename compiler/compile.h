@@ -1,0 +1,35 @@
+// The compiler: from a built graph to the logical plan, through one array of passes. After every pass the graph's
+// invariants are verified, the pass is timed, and the graph can be dumped.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+struct Compiled {
+  Graph graph;
+  LogicalPlan logical;
+  CompileOptions options;
+  std::vector<std::pair<std::string, double>> pass_seconds;
+};
+
+// Called after each pass with its number, name and the text of what it left.
+using DumpFn = std::function<void(int number, const std::string& pass, const std::string& text)>;
+
+// `graph` holds forward, backward and update nodes with fetches as roots. Throws Error.
+Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump = {});
+
+// One rank's plan with its memory placed.
+struct RankPlan {
+  plan::Plan plan;
+  int64_t lower_bound = 0;  // largest sum of transient bytes live at once
+};
+RankPlan PlanOf(const Compiled& compiled, int rank);
+
+}  // namespace oneflow_like

@@ -1,0 +1,274 @@
+// Segments, buffers and edges.
+// Needs: a lowered graph. Leaves: a logical plan without order: consecutive nodes of one slice, stream, phase and
+// rate that need no message in between are one segment; each collective, input and fetch is one of its own. Values
+// become buffers (views share their root's), and edges carry the credits between segments.
+//
+// A node's level counts how often the longest path to it changes segment class. Nodes of one class and level have no
+// path between them that leaves the class, so joining them makes no cycle.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+const char* Name(StreamKind kind) {
+  switch (kind) {
+    case StreamKind::kCompute:
+      return "compute";
+    case StreamKind::kLink:
+      return "link";
+    case StreamKind::kNone:
+      return "none";
+  }
+  return "";
+}
+
+namespace {
+
+using Class = std::tuple<Slice, int, int, bool, int>;  // slice, stream, phase, per micro-batch, own number
+
+bool IsView(const Graph& graph, int n) {
+  const OpDef* def = graph.catalog().Find(graph.node(n).op);
+  return def && def->view;
+}
+
+// Per value the value whose bytes it has: through views, and from an update's result to its variable.
+std::vector<int> Roots(const Graph& graph, const std::vector<int>& order) {
+  std::vector<int> root(graph.num_values());
+  for (int v = 0; v < graph.num_values(); ++v) root[v] = v;
+  for (int n : order) {
+    const Node& node = graph.node(n);
+    if (IsView(graph, n)) root[node.out[0]] = root[node.in[0]];
+    if (const OpDef* def = graph.catalog().Find(node.op))
+      for (auto [out, in] : def->inplace) root[node.out[out]] = root[node.in[in]];
+  }
+  return root;
+}
+
+double SecondsOf(const Graph& graph, const CompileOptions& options, int n) {
+  const Node& node = graph.node(n);
+  if (IsEnd(node)) return 0;
+  double bytes = 0;
+  for (int v : node.in) bytes += graph.value(v).shape.elements() * double(SizeOf(graph.value(v).dtype));
+  for (int v : node.out) bytes += graph.value(v).shape.elements() * double(SizeOf(graph.value(v).dtype));
+  double share = 1;
+  std::vector<int> sizes = graph.Sizes();
+  for (size_t e = 0; e < sizes.size(); ++e) {
+    bool cut = false;
+    for (const NdSbp& w : node.want) cut = cut || w[e].is_split();
+    for (int v : node.out) cut = cut || graph.value(v).sbp[e].is_split();
+    if (cut) share /= sizes[e];
+  }
+  if (IsCollective(node)) {
+    const Value& v = graph.value(node.in[0]);
+    double seconds = CostOfBoxing(graph.mesh(), graph.times(), v.shape, SizeOf(v.dtype), graph.LayoutOf(node.in[0]),
+                                  graph.LayoutOf(node.out[0]), options.topology)
+                         .seconds;
+    return PerMicroBatch(graph, node) ? seconds / graph.times() : seconds;
+  }
+  double flops = 0;
+  const OpDef* def = graph.catalog().Find(node.op);
+  if (def && def->flops) {
+    OpCall call{node.op, node.op, {}, {}, &node.attrs};
+    for (int v : node.in) {
+      call.shapes.push_back(graph.value(v).shape);
+      call.dtypes.push_back(graph.value(v).dtype);
+    }
+    flops = def->flops(BindOp(*def, call));
+  }
+  return share * (flops / options.flops_per_second + bytes / options.topology.memory_bandwidth) + 1e-7;
+}
+
+class Former {
+ public:
+  Former(const Graph& graph, const CompileOptions& options)
+      : graph_(graph), options_(options), order_(graph.Order()) {
+    plan_.root = Roots(graph, order_);
+    plan_.buffer_of.assign(graph.num_values(), -1);
+    segment_of_.assign(graph.num_nodes(), -1);
+  }
+
+  LogicalPlan Run() {
+    MakeSegments();
+    MakeBuffers();
+    MakeEdges();
+    AdmitMicroBatches();
+    return std::move(plan_);
+  }
+
+ private:
+  Class ClassOf(int n) const {
+    const Node& node = graph_.node(n);
+    bool micro = PerMicroBatch(graph_, node);
+    if (node.op == "input" || node.op == "fetch") return {node.slice, int(StreamKind::kNone), 0, micro, n};
+    if (IsCollective(node)) return {node.slice, int(StreamKind::kLink), int(node.phase), micro, n};
+    return {node.slice, int(StreamKind::kCompute), int(node.phase), micro, -1};
+  }
+
+  void MakeSegments() {
+    std::vector<int> level(graph_.num_nodes(), 0);
+    std::map<std::pair<Class, int>, std::vector<int>> groups;
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      if (node.op == "variable" || IsView(graph_, n)) continue;
+      Class mine = ClassOf(n);
+      auto after = [&](int before) {
+        if (graph_.node(before).op == "variable") return;
+        level[n] = std::max(level[n], level[before] + (ClassOf(before) == mine ? 0 : 1));
+      };
+      for (int v : node.in) after(graph_.value(plan_.root[v]).producer);
+      for (int b : node.after)
+        if (!IsView(graph_, b)) after(b);
+      groups[{mine, level[n]}].push_back(n);
+    }
+    // In the order of their first nodes, levels first: edges point forward.
+    std::vector<std::tuple<int, int, const std::vector<int>*>> sorted;
+    for (auto& [key, nodes] : groups) sorted.push_back({key.second, nodes[0], &nodes});
+    std::sort(sorted.begin(), sorted.end());
+    for (auto& [lvl, first, nodes] : sorted) {
+      const Node& node = graph_.node(first);
+      Segment s;
+      s.nodes = *nodes;
+      s.slice = node.slice;
+      s.from = IsCollective(node) ? graph_.producer(node.in[0]).slice : node.slice;
+      s.stream = IsCollective(node) ? StreamKind::kLink
+                 : node.op == "input" || node.op == "fetch" ? StreamKind::kNone
+                                                            : StreamKind::kCompute;
+      s.phase = node.phase;
+      s.per_micro_batch = PerMicroBatch(graph_, node);
+      s.name = s.stream == StreamKind::kCompute
+                   ? Cat(Name(s.phase), plan_.segments.size(), s.slice.str(graph_.mesh()).empty() ? "" : "@",
+                         s.slice.str(graph_.mesh()))
+                   : Cat(node.op, " ", node.name);
+      for (int n : s.nodes) {
+        s.seconds += SecondsOf(graph_, options_, n);
+        segment_of_[n] = static_cast<int>(plan_.segments.size());
+      }
+      plan_.segments.push_back(std::move(s));
+    }
+  }
+
+  int Period(int segment, int value) const {
+    return plan_.segments[segment].per_micro_batch && graph_.value(value).sbp[0].is_broadcast() ? graph_.times() : 1;
+  }
+
+  void MakeBuffers() {
+    auto buffer = [&](int value) -> int {
+      int root = plan_.root[value];
+      if (plan_.buffer_of[root] < 0) {
+        plan_.buffer_of[root] = static_cast<int>(plan_.buffers.size());
+        LogicalBuffer b;
+        b.value = root;
+        const Node& producer = graph_.producer(root);
+        if (producer.op == "variable") {
+          b.variable = producer.name;
+          b.full = 1;
+        } else {
+          b.writer = segment_of_[graph_.value(root).producer];
+          b.write_period = Period(b.writer, root);
+        }
+        plan_.buffers.push_back(std::move(b));
+      }
+      plan_.buffer_of[value] = plan_.buffer_of[root];
+      return plan_.buffer_of[root];
+    };
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      if (node.op == "variable") {
+        buffer(node.out[0]);
+        continue;
+      }
+      for (int v : node.out) buffer(v);
+      for (int v : node.in) buffer(v);
+      if (IsView(graph_, n)) continue;
+      int s = segment_of_[n];
+      for (int v : node.out) {
+        LogicalBuffer& b = plan_.buffers[plan_.buffer_of[v]];
+        if (!b.variable.empty()) b.writer = s;  // an update
+      }
+    }
+    for (int n : order_) {
+      if (segment_of_[n] < 0) continue;
+      for (int v : graph_.node(n).in) {
+        LogicalBuffer& b = plan_.buffers[plan_.buffer_of[v]];
+        int s = segment_of_[n];
+        if (s != b.writer && std::find(b.readers.begin(), b.readers.end(), s) == b.readers.end())
+          b.readers.push_back(s);
+      }
+    }
+    for (LogicalBuffer& b : plan_.buffers) std::sort(b.readers.begin(), b.readers.end());
+  }
+
+  void MakeEdges() {
+    std::map<std::tuple<int, int, int, int, int>, int> known;
+    for (size_t i = 0; i < plan_.buffers.size(); ++i) {
+      const LogicalBuffer& b = plan_.buffers[i];
+      if (b.writer < 0) continue;
+      for (int r : b.readers) {
+        int read_period = Period(r, b.value);
+        auto [it, fresh] = known.try_emplace({b.writer, r, b.write_period, read_period, b.full},
+                                             static_cast<int>(plan_.edges.size()));
+        if (fresh) {
+          LogicalEdge e;
+          e.writer = b.writer;
+          e.reader = r;
+          e.write_period = b.write_period;
+          e.read_period = read_period;
+          e.full = b.full;
+          plan_.edges.push_back(e);
+        }
+        plan_.edges[it->second].buffers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+
+  // How many micro-batches a stage works on: one in its forward segments, and as many between the start of the
+  // forward and the end of the backward as the schedule says.
+  void AdmitMicroBatches() {
+    if (graph_.times() == 1) return;
+    struct Ends {
+      int first[2] = {-1, -1}, last[2] = {-1, -1};
+    };
+    std::map<Slice, Ends> stages;
+    for (size_t s = 0; s < plan_.segments.size(); ++s) {
+      const Segment& seg = plan_.segments[s];
+      if (seg.stream != StreamKind::kCompute || !seg.per_micro_batch || seg.phase == Phase::kUpdate) continue;
+      Ends& e = stages[seg.slice];
+      int p = seg.phase == Phase::kForward ? 0 : 1;
+      if (e.first[p] < 0) e.first[p] = static_cast<int>(s);
+      e.last[p] = static_cast<int>(s);
+    }
+    int p = static_cast<int>(stages.size()), i = 0;
+    for (const auto& [slice, e] : stages) {
+      auto limit = [&](int from, int to, int slots, const std::string& why) {
+        if (from < 0 || to < 0 || from == to) return;
+        LogicalEdge edge;
+        edge.writer = from;
+        edge.reader = to;
+        edge.slots = slots;
+        edge.why = why;
+        plan_.edges.push_back(edge);
+      };
+      int admitted = options_.schedule == ScheduleKind::k1F1B ? std::min(p - i, graph_.times()) : graph_.times();
+      limit(e.first[0], e.last[1], admitted, "micro-batches between forward and backward");
+      limit(e.first[0], e.last[0], 1, "micro-batches in forward segments");
+      limit(e.first[1], e.last[1], 1, "micro-batches in backward segments");
+      ++i;
+    }
+  }
+
+  const Graph& graph_;
+  const CompileOptions& options_;
+  std::vector<int> order_;
+  std::vector<int> segment_of_;
+  LogicalPlan plan_;
+};
+
+}  // namespace
+
+LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options) { return Former(graph, options).Run(); }
+
+}  // namespace oneflow_like

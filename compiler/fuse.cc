@@ -1,0 +1,149 @@
+// Chains of elementwise operators become one loop.
+// Needs: lowered boxing. Leaves: connected elementwise nodes of one slice, phase, rate, shape and signature replaced
+// by one node "fused" (ops/fused.h); values that only they read are never stored.
+//
+// A node joins the group of one of its producers unless one of its other operands depends on that group: the group
+// runs as a whole, so nothing it waits for may wait for it.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "compiler/passes.h"
+#include "ops/fused.h"
+
+namespace oneflow_like {
+
+namespace {
+
+class Fuser {
+ public:
+  explicit Fuser(Graph* graph) : graph_(*graph), order_(graph->Order()), group_(graph->num_nodes(), -1) {
+    seen_.assign(graph->num_nodes(), 0);
+  }
+
+  void Run() {
+    for (int n : order_) Join(n);
+    std::vector<std::vector<int>> readers = graph_.Readers();
+    for (auto& [id, members] : members_)
+      if (members.size() > 1) Replace(members, readers);
+  }
+
+ private:
+  bool CanFuse(int n) const {
+    const Node& node = graph_.node(n);
+    const OpDef* def = graph_.catalog().Find(node.op);
+    if (!def || def->view || node.out.size() != 1 || !node.after.empty()) return false;
+    std::vector<DType> in, out;
+    for (int v : node.in) in.push_back(graph_.value(v).dtype);
+    for (int v : node.out) out.push_back(graph_.value(v).dtype);
+    return graph_.value(node.out[0]).shape.rank() > 0 && Fusible(*def, in, out);
+  }
+
+  bool Alike(int a, int b) const {
+    const Node &x = graph_.node(a), &y = graph_.node(b);
+    const Value &u = graph_.value(x.out[0]), &v = graph_.value(y.out[0]);
+    return x.slice == y.slice && x.phase == y.phase && u.shape == v.shape && u.sbp == v.sbp &&
+           PerMicroBatch(graph_, x) == PerMicroBatch(graph_, y);
+  }
+
+  // Whether node n, or a group it belongs to, depends on `group`.
+  bool DependsOn(int n, int group) {
+    if (group_[n] == group) return true;
+    if (seen_[n] == visit_) return false;
+    seen_[n] = visit_;
+    auto inputs = [&](int m) {
+      for (int v : graph_.node(m).in)
+        if (DependsOn(graph_.value(v).producer, group)) return true;
+      for (int b : graph_.node(m).after)
+        if (DependsOn(b, group)) return true;
+      return false;
+    };
+    if (group_[n] < 0) return inputs(n);
+    for (int m : members_.at(group_[n])) {
+      seen_[m] = visit_;
+      if (inputs(m)) return true;
+    }
+    return false;
+  }
+
+  void Join(int n) {
+    if (!CanFuse(n)) return;
+    for (int v : graph_.node(n).in) {
+      int p = graph_.value(v).producer, g = group_[p];
+      if (g < 0 || !Alike(p, n) || members_[g].size() >= kMostSteps) continue;
+      bool depends = false;
+      ++visit_;
+      for (int other : graph_.node(n).in) {
+        int q = graph_.value(other).producer;
+        if (group_[q] != g) depends = depends || DependsOn(q, g);
+      }
+      if (depends) continue;
+      group_[n] = g;
+      members_[g].push_back(n);
+      return;
+    }
+    group_[n] = static_cast<int>(members_.size());
+    members_[group_[n]] = {n};
+  }
+
+  void Replace(const std::vector<int>& members, const std::vector<std::vector<int>>& readers) {
+    std::map<int, int> ssa;  // value -> number in the program
+    Node fused;
+    fused.op = "fused";
+    std::set<int> inside(members.begin(), members.end());
+    for (int n : members)
+      for (size_t i = 0; i < graph_.node(n).in.size(); ++i) {
+        int v = graph_.node(n).in[i];
+        if (inside.count(graph_.value(v).producer) || ssa.count(v)) continue;
+        ssa[v] = static_cast<int>(fused.in.size());
+        fused.in.push_back(v);
+        fused.want.push_back(graph_.node(n).want[i]);
+      }
+    int next = static_cast<int>(fused.in.size());
+    std::vector<FusedStep> steps;
+    std::vector<int64_t> outputs;
+    std::vector<int> results;
+    for (int n : members) {
+      const Node& node = graph_.node(n);
+      FusedStep step{node.op, {}, node.attrs};
+      for (int v : node.in) step.args.push_back(ssa.at(v));
+      ssa[node.out[0]] = next++;
+      steps.push_back(step);
+      bool read_outside = false;
+      for (int r : readers[node.out[0]]) read_outside = read_outside || !inside.count(r);
+      if (!read_outside) continue;
+      outputs.push_back(ssa[node.out[0]]);
+      results.push_back(node.out[0]);
+    }
+    if (results.empty()) return;
+    const Node& last = graph_.node(members.back());
+    fused.attrs.Set("program", FusedProgram(steps));
+    fused.attrs.Set("outputs", outputs);
+    fused.slice = last.slice;
+    fused.placed = true;
+    fused.phase = last.phase;
+    fused.line = last.line;
+    fused.name = last.name;
+    fused.why = Cat("fusion of ", members.size(), " elementwise operators");
+    for (int n : members) graph_.Remove(n);
+    int id = graph_.AddRaw(std::move(fused), {});
+    for (size_t o = 0; o < results.size(); ++o) {  // values keep their ids: readers need no change
+      graph_.node(id).out.push_back(results[o]);
+      graph_.value(results[o]).producer = id;
+      graph_.value(results[o]).output = static_cast<int>(o);
+    }
+  }
+
+  static constexpr size_t kMostSteps = 24;
+
+  Graph& graph_;
+  std::vector<int> order_, group_, seen_;
+  std::map<int, std::vector<int>> members_;
+  int visit_ = 0;  // number of the search that last saw a node
+};
+
+}  // namespace
+
+void Fuse(Graph* graph) { Fuser(graph).Run(); }
+
+}  // namespace oneflow_like

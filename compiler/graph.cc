@@ -1,0 +1,203 @@
+#include "compiler/graph.h"
+
+#include <algorithm>
+#include <queue>
+#include <unordered_map>
+
+#include "core/random.h"
+
+namespace oneflow_like {
+
+const char* Name(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kUpdate:
+      return "update";
+  }
+  return "";
+}
+
+std::vector<int> Graph::Sizes() const {
+  std::vector<int> sizes{times_};
+  for (int a = 0; a < mesh_.rank(); ++a) sizes.push_back(mesh_.axis_size(a));
+  return sizes;
+}
+
+int64_t Graph::Parts() const { return int64_t{times_} * mesh_.size(); }
+
+std::string Graph::UniqueName(const std::string& wanted) {
+  int n = names_[wanted]++;
+  if (n == 0) return wanted;
+  std::string name = Cat(wanted, ".", n);
+  while (names_.count(name)) name = Cat(wanted, ".", ++n);
+  names_[name] = 1;
+  return name;
+}
+
+namespace {
+
+// "h0/attn/q" -> "h0/attn/".
+std::string ScopeOf(const std::string& name) {
+  size_t slash = name.rfind('/');
+  return slash == std::string::npos ? "" : name.substr(0, slash + 1);
+}
+
+}  // namespace
+
+std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
+                                   const SourceLine& line) {
+  const OpDef& def = catalog_->Get(op);
+  Node node;
+  node.op = op;
+  node.attrs = attrs;
+  node.line = origin_ ? origin_->line : line;
+  node.phase = origin_ ? origin_->phase : Phase::kForward;
+  OpCall call{op, line.str().empty() ? op : Cat(op, " at ", node.line.str()), {}, {}, &node.attrs};
+  node.slice = WholeMesh(mesh_);
+  std::string scope = origin_ ? origin_->scope : "";
+  for (const Tensor& t : in) {
+    if (!t.defined()) Fail(call.who, ": operand ", call.shapes.size(), " is undefined");
+    if (t.graph() != this) Fail(call.who, ": operand ", t.name(), " belongs to another model");
+    node.in.push_back(t.id());
+    call.shapes.push_back(t.shape());
+    call.dtypes.push_back(t.dtype());
+    const Node& from = producer(t.id());
+    if (from.placed) {
+      node.placed = true;
+      for (int a = 0; a < mesh_.rank(); ++a)
+        node.slice.fixed[a] = std::max(node.slice.fixed[a], from.slice.fixed[a]);
+    }
+    if (!origin_ && !ScopeOf(t.name()).empty()) scope = ScopeOf(t.name());
+  }
+  if (origin_ && origin_->slice) {
+    node.slice = *origin_->slice;
+    node.placed = true;
+  }
+  Inferred inferred = Infer(def, call);
+  node.name = UniqueName(scope + op);
+  if (def.random && !node.attrs.Has("key"))
+    node.attrs.Set("key", static_cast<int64_t>(HashName(node.name) >> 1));
+  std::vector<NewValue> outputs;
+  for (size_t i = 0; i < inferred.rule.out.size(); ++i)
+    outputs.push_back({i == 0 ? node.name : Cat(node.name, ":", inferred.rule.out[i].name), inferred.dtypes[i],
+                       inferred.rule.out[i].shape});
+  int id = AddRaw(std::move(node), outputs);
+  std::vector<Tensor> result;
+  for (int v : nodes_[id].out) result.emplace_back(this, v);
+  return result;
+}
+
+int Graph::AddValue(const NewValue& value, int producer, int output) {
+  Value v;
+  v.name = value.name;
+  v.dtype = value.dtype;
+  v.shape = value.shape;
+  v.producer = producer;
+  v.output = output;
+  values_.push_back(std::move(v));
+  return num_values() - 1;
+}
+
+int Graph::AddRaw(Node node, const std::vector<NewValue>& outputs) {
+  int id = num_nodes();
+  if (node.slice.fixed.empty()) node.slice = WholeMesh(mesh_);
+  for (size_t i = 0; i < outputs.size(); ++i)
+    node.out.push_back(AddValue(outputs[i], id, static_cast<int>(i)));
+  nodes_.push_back(std::move(node));
+  return id;
+}
+
+std::vector<std::vector<int>> Graph::Readers() const {
+  std::vector<std::vector<int>> readers(values_.size());
+  for (int n = 0; n < num_nodes(); ++n)
+    if (alive(n))
+      for (int v : nodes_[n].in) readers[v].push_back(n);
+  return readers;
+}
+
+std::vector<int> Graph::Order() const {
+  std::vector<int> missing(nodes_.size(), 0);
+  std::vector<std::vector<int>> next(nodes_.size());
+  int live = 0;
+  for (int n = 0; n < num_nodes(); ++n) {
+    if (!alive(n)) continue;
+    ++live;
+    auto depend = [&](int before) {
+      if (before < 0 || !alive(before)) return;
+      next[before].push_back(n);
+      ++missing[n];
+    };
+    for (int v : nodes_[n].in) depend(values_[v].producer);
+    for (int b : nodes_[n].after) depend(b);
+  }
+  std::priority_queue<int, std::vector<int>, std::greater<>> ready;
+  for (int n = 0; n < num_nodes(); ++n)
+    if (alive(n) && missing[n] == 0) ready.push(n);
+  std::vector<int> order;
+  while (!ready.empty()) {
+    int n = ready.top();
+    ready.pop();
+    order.push_back(n);
+    for (int m : next[n])
+      if (--missing[m] == 0) ready.push(m);
+  }
+  if (static_cast<int>(order.size()) != live) {
+    std::string names;
+    for (int n = 0, shown = 0; n < num_nodes() && shown < 8; ++n)
+      if (alive(n) && missing[n] > 0) {
+        names += (shown ? ", " : "") + nodes_[n].name;
+        ++shown;
+      }
+    Fail("the graph has a cycle through ", names);
+  }
+  return order;
+}
+
+void Graph::KeepOnly(const std::vector<int>& roots) {
+  std::vector<bool> keep(nodes_.size(), false);
+  std::vector<int> todo = roots;
+  while (!todo.empty()) {
+    int n = todo.back();
+    todo.pop_back();
+    if (n < 0 || keep[n]) continue;
+    keep[n] = true;
+    for (int v : nodes_[n].in) todo.push_back(values_[v].producer);
+    for (int b : nodes_[n].after) todo.push_back(b);
+  }
+  for (int n = 0; n < num_nodes(); ++n)
+    if (!keep[n]) Remove(n);
+}
+
+std::string Graph::Describe(int id) const {
+  const Node& n = nodes_[id];
+  std::string at = n.line.str();
+  return Cat(n.op, " '", n.name, "'", at.empty() ? "" : " at " + at);
+}
+
+bool IsEnd(const Node& node) { return node.op == "input" || node.op == "variable" || node.op == "fetch"; }
+
+bool IsLocalBoxing(const Node& node) {
+  return node.op == "accumulate" || node.op == "time_slice" || node.op == "keep" || node.op == "local_slice";
+}
+
+bool IsCollective(const Node& node) {
+  static const std::set<std::string> names = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                              "broadcast",  "send",           "routed"};
+  return names.count(node.op) != 0;
+}
+
+bool PerMicroBatch(const Graph& graph, const Node& node) {
+  if (graph.times() == 1) return false;
+  for (const NdSbp& sbp : node.want)
+    if (!sbp.empty() && !sbp[0].is_broadcast()) return true;
+  for (int v : node.out) {
+    const NdSbp& sbp = graph.value(v).sbp;
+    if (!sbp.empty() && !sbp[0].is_broadcast()) return true;
+  }
+  return false;
+}
+
+}  // namespace oneflow_like

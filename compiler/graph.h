@@ -1,0 +1,131 @@
+// The logical graph: what the user wrote, plus what passes add. One node per logical operation, in topological
+// order. It is built through the GraphBuilder functions (ops/functional.h) and has a text form (compiler/text.h).
+//
+// Besides the operators of the catalog a graph holds these nodes:
+//   input, variable, fetch      the ends: what a step is fed, what the store holds, what a step gives
+//   boxing                      from its input's layout to its output's
+//   accumulate, time_slice, keep, local_slice, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send, routed
+//                               what a boxing is lowered to (sbp/boxing.h)
+//   fused                       a chain of elementwise operators (ops/fused.h)
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops/op.h"
+#include "ops/tensor.h"
+#include "sbp/mesh.h"
+
+namespace oneflow_like {
+
+enum class Phase : uint8_t { kForward, kBackward, kUpdate };
+const char* Name(Phase phase);  // "forward", "backward", "update"
+
+// Signatures a node is held to, per entry of an NdSbp; absent entries are free.
+using FixedSbp = std::map<int, Sbp>;
+
+struct Value {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Dims shape;          // global: the whole batch
+  int producer = -1;   // node
+  int output = 0;      // which of the producer's outputs
+  NdSbp sbp;           // empty until signatures are chosen
+};
+
+struct Node {
+  std::string name, op;
+  Attrs attrs;
+  std::vector<int> in, out;  // values
+  SourceLine line;
+  Slice slice;
+  bool placed = false;       // whether the slice's stage is settled (inputs and constants follow their readers)
+  Phase phase = Phase::kForward;
+  FixedSbp fixed;            // of output 0: the user's annotation
+  std::vector<NdSbp> want;   // per input, the signature its kernel reads; empty until chosen
+  std::vector<int> after;    // nodes that must come before this one although no value says so
+  std::string why;           // of an inserted node
+};
+
+// A graph and the mesh it is for. Node and value ids stay valid; a removed node has an empty op.
+class Graph : public GraphBuilder {
+ public:
+  Graph(const Catalog* catalog, Mesh mesh, int times = 1) : catalog_(catalog), mesh_(std::move(mesh)), times_(times) {}
+
+  const Catalog& catalog() const { return *catalog_; }
+  const Mesh& mesh() const { return mesh_; }
+  int times() const { return times_; }
+  void set_times(int times) { times_ = times; }
+  // Sizes of an NdSbp's entries: time first, then the mesh axes.
+  std::vector<int> Sizes() const;
+  int64_t Parts() const;  // their product
+
+  // GraphBuilder. A node's slice is, per mesh axis, the highest coordinate its inputs are fixed to; its scope is
+  // that of the input named last.
+  std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
+                              const SourceLine& line) override;
+  const Dims& ShapeOf(int id) const override { return values_[id].shape; }
+  DType DTypeOf(int id) const override { return values_[id].dtype; }
+  const std::string& NameOf(int id) const override { return values_[id].name; }
+
+  // While set, nodes added are of this phase, line and (where given) slice: gradients stand with their operator.
+  struct Origin {
+    Phase phase = Phase::kForward;
+    SourceLine line;
+    const Slice* slice = nullptr;
+    std::string scope;
+  };
+  void SetOrigin(const Origin* origin) { origin_ = origin; }
+
+  // Without inference: for ends, boxing, and what passes make. `outputs` are name, dtype and shape.
+  struct NewValue {
+    std::string name;
+    DType dtype;
+    Dims shape;
+  };
+  int AddRaw(Node node, const std::vector<NewValue>& outputs);  // the node's id
+  int AddValue(const NewValue& value, int producer, int output);
+
+  int num_nodes() const { return static_cast<int>(nodes_.size()); }
+  int num_values() const { return static_cast<int>(values_.size()); }
+  Node& node(int id) { return nodes_[id]; }
+  const Node& node(int id) const { return nodes_[id]; }
+  Value& value(int id) { return values_[id]; }
+  const Value& value(int id) const { return values_[id]; }
+  const Node& producer(int value) const { return nodes_[values_[value].producer]; }
+  bool alive(int id) const { return !nodes_[id].op.empty(); }
+  void Remove(int id) { nodes_[id].op.clear(); }
+
+  // Live nodes in topological order (values and `after`), stable: by id where both orders are possible. Throws
+  // Error naming the nodes of a cycle.
+  std::vector<int> Order() const;
+  // Per value, the live nodes that read it (once per use).
+  std::vector<std::vector<int>> Readers() const;
+  // Removes live nodes from which none of `roots` can be reached.
+  void KeepOnly(const std::vector<int>& roots);
+  // "matmul at gpt.cc:31"
+  std::string Describe(int node) const;
+  std::string UniqueName(const std::string& wanted);
+  Layout LayoutOf(int value) const { return {producer(value).slice, values_[value].sbp}; }
+
+ private:
+  const Catalog* catalog_;
+  Mesh mesh_;
+  int times_;
+  std::vector<Node> nodes_;
+  std::vector<Value> values_;
+  std::map<std::string, int> names_;  // how often a name was asked for
+  const Origin* origin_ = nullptr;
+};
+
+// Whether a node computes nothing itself: the ends of the graph.
+bool IsEnd(const Node& node);
+// What a boxing is lowered to.
+bool IsLocalBoxing(const Node& node);      // accumulate, time_slice, keep, local_slice
+bool IsCollective(const Node& node);       // data crosses ranks
+// Whether the node runs once per micro-batch: its signature cuts or sums over time.
+bool PerMicroBatch(const Graph& graph, const Node& node);
+
+}  // namespace oneflow_like

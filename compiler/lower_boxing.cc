@@ -1,0 +1,51 @@
+// Boxing to primitives.
+// Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones are
+// kernels of their rank, the others move data between ranks. Accumulation over micro-batches goes to the phase of
+// what it accumulates.
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+void LowerBoxing(Graph* graph, const CompileOptions& options) {
+  std::vector<std::vector<int>> readers = graph->Readers();
+  for (int id : graph->Order()) {
+    if (graph->node(id).op != "boxing") continue;
+    const Node box = graph->node(id);
+    int v = box.in[0];
+    const Value result = graph->value(box.out[0]);
+    std::vector<BoxingStep> steps;
+    try {
+      steps = PlanBoxing(graph->mesh(), graph->times(), result.shape, graph->LayoutOf(v),
+                         {box.slice, result.sbp}, options.topology);
+    } catch (const Error& e) {
+      Fail(box.why, ": ", e.what());
+    }
+    for (size_t s = 0; s < steps.size(); ++s) {
+      const BoxingStep& step = steps[s];
+      Node node;
+      node.op = step.primitive == "slice" ? "local_slice" : step.primitive;
+      node.name = s + 1 == steps.size() ? result.name : graph->UniqueName(result.name + "_");
+      node.in = {v};
+      node.want = {graph->value(v).sbp};
+      node.slice = step.to.slice;
+      node.placed = true;
+      node.phase = node.op == "accumulate" ? graph->producer(v).phase : box.phase;
+      node.line = box.line;
+      node.why = box.why;
+      if (!step.axes.empty()) {
+        std::vector<int64_t> axes(step.axes.begin(), step.axes.end());
+        node.attrs.Set("axes", axes);
+      }
+      std::string name = node.name;
+      int n = graph->AddRaw(std::move(node), {{name, result.dtype, result.shape}});
+      v = graph->node(n).out[0];
+      graph->value(v).sbp = step.to.sbp;
+    }
+    for (int r : readers[box.out[0]])
+      for (int& in : graph->node(r).in)
+        if (in == box.out[0]) in = v;
+    graph->Remove(id);
+  }
+}
+
+}  // namespace oneflow_like

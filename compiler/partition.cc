@@ -1,0 +1,379 @@
+// One rank's physical plan.
+// Needs: a logical plan with its order. Leaves: the actors, buffers, streams and collectives of one rank; its cost
+// does not grow with the number of ranks, but for the groups the rank belongs to. Memory is placed afterwards.
+#include <algorithm>
+#include <set>
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+void SetAttrs(const Attrs& attrs, plan::Kernel* kernel) {
+  for (const auto& [name, value] : attrs.map()) {
+    plan::Attr* a = kernel->add_attr();
+    a->set_name(name);
+    if (auto* i = std::get_if<int64_t>(&value)) {
+      a->set_i(*i);
+    } else if (auto* f = std::get_if<double>(&value)) {
+      a->set_f(*f);
+    } else if (auto* s = std::get_if<std::string>(&value)) {
+      a->set_s(*s);
+    } else {
+      plan::Dims* ints = a->mutable_ints();
+      for (int64_t x : std::get<std::vector<int64_t>>(value)) ints->add_at(x);
+    }
+  }
+}
+
+namespace {
+
+int64_t RoundUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void SetDims(const Dims& dims, plan::Dims* out) {
+  for (int64_t e : dims) out->add_at(e);
+}
+
+void SetBox(const Box& box, plan::Box* out) {
+  for (int64_t b : box.begin) out->add_begin(b);
+  for (int64_t e : box.extent) out->add_extent(e);
+}
+
+class Partitioner {
+ public:
+  Partitioner(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank)
+      : graph_(graph), logical_(logical), options_(options), sizes_(graph.Sizes()) {
+    coords_ = graph.mesh().Coords(rank);
+    plan_.set_name(options.name);
+    plan_.set_rank(rank);
+    plan_.set_world(graph.mesh().size());
+    plan_.set_device_kind(graph.mesh().kind());
+    plan_.set_times(graph.times());
+    plan_.set_seed(options.seed);
+    plan_.set_order_hash(logical.hash);
+  }
+
+  plan::Plan Run() {
+    actor_of_.assign(logical_.segments.size(), -1);
+    for (size_t s = 0; s < logical_.segments.size(); ++s)
+      if (Here(logical_.segments[s].slice) || Here(logical_.segments[s].from)) MakeActor(static_cast<int>(s));
+    for (size_t e = 0; e < logical_.edges.size(); ++e) MakePorts(static_cast<int>(e));
+    MakeStreams();
+    MakeVariables();
+    return std::move(plan_);
+  }
+
+ private:
+  bool Here(const Slice& slice) const { return slice.Contains(coords_); }
+
+  // The pieces of a value this rank holds: one, or one for each micro-batch when time cuts it.
+  std::vector<Box> Boxes(const Value& v, const NdSbp& sbp) const {
+    std::vector<int> coords(1 + coords_.size());
+    std::copy(coords_.begin(), coords_.end(), coords.begin() + 1);
+    std::vector<Box> boxes;
+    int times = sbp[0].is_split() ? graph_.times() : 1;
+    for (int t = 0; t < times; ++t) {
+      coords[0] = t;
+      boxes.push_back(LocalBox(v.shape, sbp, sizes_, coords));
+    }
+    return boxes;
+  }
+
+  int64_t SlotBytes(const Value& v) const {
+    int64_t most = 0;
+    for (const Box& b : Boxes(v, v.sbp)) most = std::max(most, b.elements());
+    return std::max<int64_t>(64, RoundUp(most * SizeOf(v.dtype)));
+  }
+
+  int BufferId(int value) {
+    int id = logical_.buffer_of[value];
+    if (made_.insert(id).second) {
+      const LogicalBuffer& b = logical_.buffers[id];
+      const Value& v = graph_.value(b.value);
+      plan::Buffer* out = plan_.add_buffer();
+      out->set_id(id);
+      out->set_name(v.name);
+      out->set_slot_bytes(SlotBytes(v));
+      out->set_slots(b.slots);
+      out->set_full(b.full);
+      if (!b.variable.empty()) {
+        out->set_space(plan::PERSISTENT);
+        out->set_variable(b.variable);
+      }
+    }
+    return id;
+  }
+
+  void SetOperand(int segment, int value, plan::Operand* out) {
+    const Value& v = graph_.value(value);
+    out->set_buffer(BufferId(value));
+    out->set_dtype(static_cast<int>(v.dtype));
+    SetDims(v.shape, out->mutable_global());
+    for (const Box& b : Boxes(v, v.sbp)) SetBox(b, out->add_box());
+    bool repeats = logical_.segments[segment].per_micro_batch && v.sbp[0].is_broadcast();
+    out->set_period(repeats ? graph_.times() : 1);
+  }
+
+  // Whether this rank keeps the value when a B becomes a P, rather than the identity.
+  bool Keeps(const Node& node) const {
+    const NdSbp& from = graph_.value(node.in[0]).sbp;
+    const NdSbp& to = graph_.value(node.out[0]).sbp;
+    for (size_t a = 0; a < coords_.size(); ++a)
+      if (from[a + 1].is_broadcast() && to[a + 1].is_partial() && coords_[a] != 0) return false;
+    return true;
+  }
+
+  static std::string FoldOf(const NdSbp& sbp) {
+    for (const Sbp& s : sbp)
+      if (s.is_partial()) return Name(s.fold);
+    return "";
+  }
+
+  void MakeKernel(int segment, int n, plan::Actor* actor) {
+    const Node& node = graph_.node(n);
+    plan::Kernel* k = actor->add_kernel();
+    k->set_name(node.op == "input" ? "feed" : node.op);
+    k->set_node(node.name);
+    k->set_file(node.line.file);
+    k->set_line(node.line.line);
+    Attrs attrs = node.attrs;
+    if (IsLocalBoxing(node)) {
+      attrs.Set("fold", node.op == "accumulate" ? FoldOf(graph_.value(node.in[0]).sbp)
+                                                : FoldOf(graph_.value(node.out[0]).sbp));
+      attrs.Set("keep", static_cast<int64_t>(Keeps(node)));
+    }
+    bool source = !IsCollective(node) || Here(logical_.segments[segment].from);
+    bool target = !IsCollective(node) || Here(logical_.segments[segment].slice);
+    double bytes = 0;
+    auto local = [&](const plan::Operand& o) {
+      double n = 1;
+      if (o.box_size())
+        for (int64_t e : o.box(0).extent()) n *= e;
+      return n * SizeOf(static_cast<DType>(o.dtype()));
+    };
+    if (source)
+      for (int v : node.in) {
+        SetOperand(segment, v, k->add_in());
+        bytes += local(k->in(k->in_size() - 1));
+      }
+    if (target)
+      for (int v : node.out) {
+        SetOperand(segment, v, k->add_out());
+        bytes += local(k->out(k->out_size() - 1));
+      }
+    SetAttrs(attrs, k);
+    k->set_bytes(bytes);
+    if (const OpDef* def = graph_.catalog().Find(node.op); def && def->scratch) {
+      KernelSpec spec = SpecOf(*k, attrs);
+      k->set_scratch_bytes(RoundUp(def->scratch(spec)));
+    }
+    SetFlops(n, node, k);
+  }
+
+  void SetFlops(int n, const Node& node, plan::Kernel* k) const {
+    const OpDef* def = graph_.catalog().Find(node.op);
+    if (!def || !def->flops) return;
+    OpCall call{node.op, node.op, {}, {}, &node.attrs};
+    double share = 1;
+    for (int v : node.in) {
+      call.shapes.push_back(graph_.value(v).shape);
+      call.dtypes.push_back(graph_.value(v).dtype);
+    }
+    for (size_t e = 0; e < sizes_.size(); ++e) {
+      bool cut = false;
+      for (const NdSbp& w : node.want) cut = cut || w[e].is_split();
+      for (int v : node.out) cut = cut || graph_.value(v).sbp[e].is_split();
+      if (cut) share /= sizes_[e];
+    }
+    k->set_flops(share * def->flops(BindOp(*def, call)));
+  }
+
+  static KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) {
+    KernelSpec spec;
+    spec.name = k.name();
+    spec.attrs = attrs;
+    auto arg = [](const plan::Operand& o) {
+      TensorArg a;
+      a.dtype = static_cast<DType>(o.dtype());
+      a.global = Dims(o.global().at().begin(), o.global().at().end());
+      a.begin = Dims(o.box(0).begin().begin(), o.box(0).begin().end());
+      a.extent = Dims(o.box(0).extent().begin(), o.box(0).extent().end());
+      return a;
+    };
+    for (const plan::Operand& o : k.in()) spec.in.push_back(arg(o));
+    for (const plan::Operand& o : k.out()) spec.out.push_back(arg(o));
+    return spec;
+  }
+
+  void MakeCollective(const Node& node, plan::Actor* actor) {
+    const Value& in = graph_.value(node.in[0]);
+    plan::Collective* c = actor->mutable_collective();
+    c->set_id(actor->id());
+    c->set_algorithm(node.op);
+    Layout from = graph_.LayoutOf(node.in[0]), to = graph_.LayoutOf(node.out[0]);
+    int times = from.sbp[0].is_split() ? graph_.times() : 1;
+    double sent = 0;
+    for (int t = 0; t < times; ++t) {
+      BoxingProgram program = RouteGroup(graph_.mesh(), graph_.times(), t, in.shape, from, to, coords_);
+      if (t == 0) {
+        for (int member : program.members) c->add_rank(graph_.mesh().IndexOf(member));
+        c->set_reduce(Name(program.reduce));
+        c->set_me(program.me);
+        c->mutable_piece()->Reserve(static_cast<int>(program.members.size()));
+        for (size_t m = 0; m < program.members.size(); ++m) c->add_piece();
+      }
+      for (size_t m = 0; m < program.members.size(); ++m) {
+        if (program.has_in[m]) SetBox(program.in[m], c->mutable_piece(m)->add_in());
+        if (program.has_out[m]) SetBox(program.out[m], c->mutable_piece(m)->add_out());
+      }
+      plan::RegionList* work = c->add_work();
+      for (const BoxingRegion& r : program.work[program.me]) {
+        plan::Region* region = work->add_region();
+        SetBox(r.box, region->mutable_box());
+        int remote = 0;
+        for (int s : r.sources) {
+          region->add_source(s);
+          remote += s != program.me;
+        }
+        for (int d : r.dests) {
+          region->add_dest(d);
+          remote += d != program.me;
+        }
+        sent += double(r.box.elements()) * remote * SizeOf(in.dtype);
+      }
+    }
+    actor->mutable_kernel(0)->set_link_bytes(sent / times);
+  }
+
+  void MakeActor(int s) {
+    const Segment& segment = logical_.segments[s];
+    plan::Actor* actor = plan_.add_actor();
+    actor_of_[s] = plan_.actor_size() - 1;
+    actor->set_id(s);
+    actor->set_name(segment.name);
+    actor->set_stream(segment.stream == StreamKind::kNone ? -1 : static_cast<int>(segment.stream));
+    actor->set_acts(segment.per_micro_batch ? graph_.times() : 1);
+    for (int n : segment.nodes) MakeKernel(s, n, actor);
+    const Node& node = graph_.node(segment.nodes[0]);
+    if (IsCollective(node)) MakeCollective(node, actor);
+    if (node.op == "input") {
+      actor->set_feed(node.name);
+      Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
+    }
+    if (node.op == "fetch") {
+      if (FetchesHere(node)) {
+        actor->set_fetch(node.name);
+      } else {  // another rank holds the same bytes and delivers them
+        plan_.mutable_actor()->RemoveLast();
+        actor_of_[s] = -1;
+      }
+    }
+  }
+
+  // Of the ranks with equal pieces the first delivers.
+  bool FetchesHere(const Node& node) {
+    const NdSbp& sbp = graph_.value(node.in[0]).sbp;
+    for (size_t a = 0; a < coords_.size(); ++a)
+      if (node.slice.fixed[a] == Slice::kFree && sbp[a + 1].is_broadcast() && coords_[a] != 0) return false;
+    return true;
+  }
+
+  void Declare(const std::string& name, const Value& v, google::protobuf::RepeatedPtrField<plan::Fetch>* list) {
+    for (const plan::Fetch& f : *list)
+      if (f.name() == name) return;
+    plan::Fetch* f = list->Add();
+    f->set_name(name);
+    f->set_dtype(static_cast<int>(v.dtype));
+    SetDims(v.shape, f->mutable_global());
+  }
+
+  // The last kernel of a segment that touches one of the buffers behind an edge.
+  int LastUse(int segment, const LogicalEdge& edge, bool writes) const {
+    int last = -1;
+    const std::vector<int>& nodes = logical_.segments[segment].nodes;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      const Node& node = graph_.node(nodes[i]);
+      for (int v : writes ? node.out : node.in)
+        if (std::binary_search(edge.buffers.begin(), edge.buffers.end(), logical_.buffer_of[v]))
+          last = static_cast<int>(i);
+    }
+    return last < 0 ? static_cast<int>(nodes.size()) - 1 : last;
+  }
+
+  void MakePorts(int e) {
+    const LogicalEdge& edge = logical_.edges[e];
+    int writer = actor_of_[edge.writer], reader = actor_of_[edge.reader];
+    if (writer < 0 || reader < 0) return;
+    // A transfer between stages has one end here; the other end's edges are on the other rank.
+    const Segment &w = logical_.segments[edge.writer], &r = logical_.segments[edge.reader];
+    if (!Here(w.slice) || !Here(r.from)) return;
+    plan::Port* out = plan_.mutable_actor(writer)->add_out();
+    out->set_edge(e);
+    out->set_credits(edge.slots - edge.full);
+    out->set_period(edge.write_period);
+    out->set_kernel(LastUse(edge.writer, edge, true));
+    out->set_peer(edge.reader);
+    plan::Port* in = plan_.mutable_actor(reader)->add_in();
+    in->set_edge(e);
+    in->set_credits(edge.full);
+    in->set_period(edge.read_period);
+    in->set_kernel(LastUse(edge.reader, edge, false));
+    in->set_peer(edge.writer);
+  }
+
+  void MakeStreams() {
+    for (StreamKind kind : {StreamKind::kCompute, StreamKind::kLink}) {
+      plan::Stream* stream = plan_.add_stream();
+      stream->set_name(Name(kind));
+      for (const Firing& f : logical_.order)
+        if (actor_of_[f.transition] >= 0 && logical_.segments[f.transition].stream == kind)
+          stream->add_actor(f.transition);
+    }
+    for (const Segment& s : logical_.segments) {
+      const Node& node = graph_.node(s.nodes[0]);
+      if (node.op == "fetch") Declare(node.name, graph_.value(node.in[0]), plan_.mutable_output());
+      if (node.op == "input") Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
+    }
+  }
+
+  void MakeVariables() {
+    for (const LogicalBuffer& b : logical_.buffers) {
+      if (b.variable.empty()) continue;
+      const Node& node = graph_.producer(b.value);
+      if (!Here(node.slice)) continue;
+      const Value& v = graph_.value(b.value);
+      plan::Variable* out = plan_.add_variable();
+      out->set_name(b.variable);
+      out->set_dtype(static_cast<int>(v.dtype));
+      SetDims(v.shape, out->mutable_global());
+      SetBox(Boxes(v, v.sbp)[0], out->mutable_box());
+      out->set_bytes(SlotBytes(v));
+      plan::Kernel* init = out->mutable_init();
+      init->set_name(node.attrs.Str("init"));
+      init->set_node(node.name);
+      init->set_file(node.line.file);
+      init->set_line(node.line.line);
+      Attrs attrs = node.attrs;
+      attrs.Set("shape", std::vector<int64_t>(v.shape.begin(), v.shape.end()));
+      attrs.Set("dtype", std::string(Name(v.dtype)));
+      SetAttrs(attrs, init);
+      if (b.writer >= 0) plan_.add_updated(b.variable);
+    }
+  }
+
+  const Graph& graph_;
+  const LogicalPlan& logical_;
+  const CompileOptions& options_;
+  std::vector<int> sizes_;
+  std::vector<int> coords_;
+  std::vector<int> actor_of_;  // per segment the index of its actor in the plan, -1
+  std::set<int> made_;
+  plan::Plan plan_;
+};
+
+}  // namespace
+
+plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank) {
+  return Partitioner(graph, logical, options, rank).Run();
+}
+
+}  // namespace oneflow_like

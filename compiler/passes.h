@@ -1,0 +1,64 @@
+// The passes: each is one function in one file of its name, headed there by what it needs and leaves. The list in
+// compile.cc runs them; text files in tests/passes/ show each at work.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compiler/graph.h"
+#include "compiler/logical_plan.h"
+#include "core/plan.pb.h"
+#include "sbp/boxing.h"
+
+namespace oneflow_like {
+
+// What the user asked for, as data.
+struct UpdateRule {
+  std::string op;            // "sgd", "adam", "adamw"
+  Attrs attrs;               // incl. schedule and base rate
+  double clip_norm = 0;      // 0: none
+  bool decay_only_matrices = true;  // no weight decay for variables of fewer than two axes
+};
+enum class ScheduleKind { kGPipe, k1F1B };
+struct CompileOptions {
+  std::string name = "train";
+  int times = 1;
+  ScheduleKind schedule = ScheduleKind::k1F1B;
+  int zero_axis = -1;        // mesh axis that also cuts variables
+  uint64_t seed = 1;
+  int feed_slots = 2;        // staging of a step's feed: at least steps in flight
+  Topology topology;
+  double flops_per_second = 5e10;  // of one device, for estimates
+};
+
+// --- Logical graph to logical graph ----------------------------------------------------------------------------------
+// d loss / d variable for every variable in `weights`; returns the gradients, in that order.
+std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights);
+// Gradient clipping and one update node for each weight, with its state variables.
+void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
+                const UpdateRule& rule, int* grad_norm);
+void PlaceStages(Graph* graph);
+void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO
+void ChooseSignatures(Graph* graph, const CompileOptions& options);
+void InsertBoxing(Graph* graph);
+void LowerBoxing(Graph* graph, const CompileOptions& options);
+void Fuse(Graph* graph);
+void OrderWrites(Graph* graph);
+
+// --- To the logical plan, and from it to one rank's ------------------------------------------------------------------
+LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
+void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan);
+plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
+// Gives every transient buffer and scratch its place; fills transient_bytes. Returns the lower bound: the largest
+// sum of bytes live at once.
+int64_t PlaceMemory(plan::Plan* plan);
+
+// --- Invariants ----------------------------------------------------------------------------------------------------
+// How far the passes have come.
+enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered };
+// Throws Error naming the node and the edge that breaks an invariant of that level.
+void VerifyGraph(const Graph& graph, Level level);
+void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan);
+
+}  // namespace oneflow_like

@@ -1,0 +1,273 @@
+// Memory.
+// Needs: one rank's plan. Leaves: an offset in the transient arena for every buffer and every kernel's scratch.
+//
+// Time is the position in the compute stream's list of kernels, which is the same in every step. A slot lives from
+// the first kernel that writes it to the last that reads it. Collectives and transfers run beside that stream: such
+// an act starts after its operands were announced and after the acts before it in its own stream started, and it has
+// ended when an act of the compute stream that waits for its result starts; where neither is known (feeds, fetches,
+// sends to another stage) the buffer keeps its bytes to itself. Two blocks share bytes only when none of their
+// intervals meet. Blocks are placed by falling size, each at the lowest offset that is free.
+#include <algorithm>
+#include <map>
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr int kNever = -1, kAlways = 1 << 30;
+
+struct Interval2 {
+  int begin, end;  // inclusive
+};
+
+struct Block {
+  int64_t bytes = 0, unit = 0;  // unit: of one slot
+  bool exclusive = false;
+  std::vector<Interval2> live;  // sorted, merged
+  int64_t offset = -1;
+  plan::Buffer* buffer = nullptr;
+  plan::Kernel* kernel = nullptr;
+};
+
+struct Use {
+  int actor, first, last, period;  // kernels of the actor
+};
+
+class Placer {
+ public:
+  explicit Placer(plan::Plan* plan) : plan_(*plan) {}
+
+  int64_t Run() {
+    Positions();
+    CollectUses();
+    LinkBounds();
+    MakeBlocks();
+    Place();
+    return LowerBound();
+  }
+
+ private:
+  static constexpr int kCompute = 0, kLink = 1;
+
+  void Positions() {
+    for (int i = 0; i < plan_.actor_size(); ++i) index_[plan_.actor(i).id()] = i;
+    start_.resize(plan_.actor_size());
+    if (plan_.stream_size() == 0) return;
+    for (int id : plan_.stream(kCompute).actor()) {
+      int a = index_[id];
+      start_[a].push_back(end_);
+      end_ += std::max(1, plan_.actor(a).kernel_size());
+    }
+  }
+
+  void CollectUses() {
+    auto add = [](std::map<int, std::vector<Use>>* uses, int a, int k, const plan::Operand& o) {
+      std::vector<Use>& list = (*uses)[o.buffer()];
+      for (Use& u : list)
+        if (u.actor == a) {
+          u.last = k;
+          return;
+        }
+      list.push_back({a, k, k, std::max(1, o.period())});
+    };
+    for (int a = 0; a < plan_.actor_size(); ++a)
+      for (int k = 0; k < plan_.actor(a).kernel_size(); ++k) {
+        for (const plan::Operand& o : plan_.actor(a).kernel(k).in()) add(&readers_, a, k, o);
+        for (const plan::Operand& o : plan_.actor(a).kernel(k).out()) add(&writers_, a, k, o);
+      }
+  }
+
+  bool OnCompute(int a) const { return plan_.actor(a).stream() == kCompute; }
+  bool OnLink(int a) const { return plan_.actor(a).stream() == kLink; }
+
+  // Earliest start and latest proven end of every act of the link stream, in compute positions.
+  void LinkBounds() {
+    lower_.resize(plan_.actor_size());
+    upper_.resize(plan_.actor_size());
+    if (plan_.stream_size() <= kLink) return;
+    int running = kNever;
+    std::vector<std::pair<int, int>> acts;
+    for (int id : plan_.stream(kLink).actor()) {
+      int a = index_[id], act = static_cast<int>(lower_[a].size());
+      for (const plan::Operand& o : plan_.actor(a).kernel(0).in())
+        for (const Use& w : writers_[o.buffer()]) {
+          int writer_act = (act / std::max(1, o.period()) + 1) * w.period - 1;
+          if (OnCompute(w.actor) && writer_act < static_cast<int>(start_[w.actor].size()))
+            running = std::max(running, start_[w.actor][writer_act] + w.first);
+        }
+      lower_[a].push_back(running);
+      acts.push_back({a, act});
+    }
+    for (int a = 0; a < plan_.actor_size(); ++a) upper_[a].assign(lower_[a].size(), kAlways);
+    for (auto it = acts.rbegin(); it != acts.rend(); ++it) {
+      auto [a, act] = *it;
+      for (const plan::Operand& o : plan_.actor(a).kernel(0).out())
+        for (const Use& r : readers_[o.buffer()]) {
+          int reader_act = act / std::max(1, o.period()) * r.period;
+          int bound = kAlways;
+          if (OnCompute(r.actor) && reader_act < static_cast<int>(start_[r.actor].size()))
+            bound = start_[r.actor][reader_act] - 1;
+          else if (OnLink(r.actor) && reader_act < static_cast<int>(upper_[r.actor].size()))
+            bound = upper_[r.actor][reader_act];
+          upper_[a][act] = std::min(upper_[a][act], bound);
+        }
+    }
+  }
+
+  // One interval for each slot the buffer takes in a step; false when one of them is not bounded.
+  bool Intervals(int buffer, std::vector<Interval2>* live) {
+    const std::vector<Use>& writers = writers_[buffer];
+    const std::vector<Use>& readers = readers_[buffer];
+    if (writers.size() != 1) return false;
+    const Use& w = writers[0];
+    if (!OnCompute(w.actor) && !OnLink(w.actor)) return false;
+    int acts = static_cast<int>(OnCompute(w.actor) ? start_[w.actor].size() : lower_[w.actor].size());
+    for (int slot = 0; slot < acts / w.period; ++slot) {
+      Interval2 i;
+      int first = slot * w.period, last = (slot + 1) * w.period - 1;
+      if (OnCompute(w.actor)) {
+        i.begin = start_[w.actor][first] + w.first;
+        i.end = start_[w.actor][last] + w.last;
+      } else {
+        i.begin = lower_[w.actor][first];
+        i.end = upper_[w.actor][last];
+        if (i.begin == kNever) return false;
+      }
+      for (const Use& r : readers) {
+        int read = (slot + 1) * r.period - 1;
+        if (OnCompute(r.actor) && read < static_cast<int>(start_[r.actor].size()))
+          i.end = std::max(i.end, start_[r.actor][read] + r.last);
+        else if (OnLink(r.actor) && read < static_cast<int>(upper_[r.actor].size()))
+          i.end = std::max(i.end, upper_[r.actor][read]);
+        else
+          return false;
+      }
+      if (i.end >= kAlways) return false;
+      live->push_back(i);
+    }
+    return true;
+  }
+
+  static void Merge(std::vector<Interval2>* live) {
+    std::sort(live->begin(), live->end(), [](auto& a, auto& b) { return a.begin < b.begin; });
+    size_t n = 0;
+    for (size_t i = 0; i < live->size(); ++i) {
+      if (n > 0 && (*live)[i].begin <= (*live)[n - 1].end + 1)
+        (*live)[n - 1].end = std::max((*live)[n - 1].end, (*live)[i].end);
+      else
+        (*live)[n++] = (*live)[i];
+    }
+    live->resize(n);
+  }
+
+  void MakeBlocks() {
+    for (plan::Buffer& b : *plan_.mutable_buffer()) {
+      if (b.space() == plan::PERSISTENT) continue;
+      Block block;
+      block.buffer = &b;
+      block.unit = b.slot_bytes();
+      block.bytes = b.slot_bytes() * b.slots();
+      block.exclusive = !Intervals(b.id(), &block.live);
+      Count(block);
+      Merge(&block.live);
+      blocks_.push_back(std::move(block));
+    }
+    for (int a = 0; a < plan_.actor_size(); ++a)
+      for (int k = 0; k < plan_.actor(a).kernel_size(); ++k) {
+        plan::Kernel* kernel = plan_.mutable_actor(a)->mutable_kernel(k);
+        if (kernel->scratch_bytes() == 0) continue;
+        Block block;
+        block.kernel = kernel;
+        block.unit = block.bytes = kernel->scratch_bytes();
+        block.exclusive = !OnCompute(a);
+        for (int start : start_[a]) block.live.push_back({start + k, start + k});
+        Count(block);
+        blocks_.push_back(std::move(block));
+      }
+  }
+
+  // Bytes live at each position, for the lower bound.
+  void Count(const Block& block) {
+    if (block.exclusive) {
+      always_ += block.bytes;
+      return;
+    }
+    for (const Interval2& i : block.live) {
+      change_[i.begin] += block.unit;
+      change_[i.end + 1] -= block.unit;
+    }
+  }
+
+  static bool Meet(const Block& a, const Block& b) {
+    if (a.exclusive || b.exclusive) return true;
+    if (a.live.empty() || b.live.empty()) return false;
+    if (a.live.back().end < b.live[0].begin || b.live.back().end < a.live[0].begin) return false;
+    for (size_t i = 0, j = 0; i < a.live.size() && j < b.live.size();) {
+      if (a.live[i].end < b.live[j].begin)
+        ++i;
+      else if (b.live[j].end < a.live[i].begin)
+        ++j;
+      else
+        return true;
+    }
+    return false;
+  }
+
+  void Place() {
+    std::vector<Block*> order;
+    for (Block& b : blocks_) order.push_back(&b);
+    std::stable_sort(order.begin(), order.end(), [](Block* a, Block* b) {
+      if (a->exclusive != b->exclusive) return a->exclusive;
+      return a->bytes > b->bytes;
+    });
+    int64_t floor = 0, top = 0;
+    std::vector<Block*> placed;  // not exclusive, by offset
+    for (Block* b : order) {
+      if (b->exclusive) {
+        b->offset = floor;
+        floor += b->bytes;
+        top = floor;
+      } else {
+        int64_t at = floor;
+        for (Block* p : placed) {
+          if (p->offset >= at + b->bytes) break;
+          if (p->offset + p->bytes > at && Meet(*p, *b)) at = p->offset + p->bytes;
+        }
+        b->offset = at;
+        top = std::max(top, at + b->bytes);
+        placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
+                                       [](Block* x, Block* y) { return x->offset < y->offset; }),
+                      b);
+      }
+      if (b->buffer)
+        b->buffer->set_offset(b->offset);
+      else
+        b->kernel->set_scratch_offset(b->offset);
+    }
+    plan_.set_transient_bytes(top);
+  }
+
+  int64_t LowerBound() const {
+    int64_t now = always_, most = always_;
+    for (auto [position, bytes] : change_) most = std::max(most, now += bytes);
+    return most;
+  }
+
+  plan::Plan& plan_;
+  std::map<int, int> index_;                // actor id -> index in the plan
+  std::vector<std::vector<int>> start_;     // per actor and act: position of its first kernel
+  int end_ = 0;
+  std::map<int, std::vector<Use>> writers_, readers_;  // by buffer
+  std::vector<std::vector<int>> lower_, upper_;        // of link acts
+  std::vector<Block> blocks_;
+  int64_t always_ = 0;
+  std::map<int, int64_t> change_;
+};
+
+}  // namespace
+
+int64_t PlaceMemory(plan::Plan* plan) { return Placer(plan).Run(); }
+
+}  // namespace oneflow_like

@@ -1,0 +1,247 @@
+#include "compiler/text.h"
+
+#include <sstream>
+
+namespace oneflow_like {
+
+std::string SbpText(const Graph& graph, const Slice& slice, const NdSbp& sbp) {
+  std::string text = "{";
+  std::vector<int> sizes = graph.Sizes();
+  for (size_t i = 0; i < sbp.size(); ++i) {
+    if (sizes[i] == 1 || (i > 0 && slice.fixed[i - 1] != Slice::kFree)) continue;
+    text += (text.size() > 1 ? "," : "") + (i == 0 ? std::string("time") : graph.mesh().axis_name(i - 1)) + ":" +
+            sbp[i].str();
+  }
+  return text + "}";
+}
+
+namespace {
+
+std::string NodeText(const Graph& graph, int id) {
+  const Node& n = graph.node(id);
+  std::string text;
+  for (size_t i = 0; i < n.out.size(); ++i) text += (i ? ", " : "") + graph.value(n.out[i]).name;
+  if (!n.out.empty()) text += " = ";
+  text += n.op;
+  if (!n.in.empty()) {
+    text += "(";
+    for (size_t i = 0; i < n.in.size(); ++i) {
+      const Value& v = graph.value(n.in[i]);
+      text += (i ? ", " : "") + v.name;
+      if (i < n.want.size() && !n.want[i].empty() &&
+          (n.want[i] != v.sbp || graph.producer(n.in[i]).slice != n.slice))
+        text += " " + SbpText(graph, n.slice, n.want[i]);
+    }
+    text += ")";
+  }
+  if (!n.attrs.map().empty()) text += " " + n.attrs.str();
+  for (size_t i = 0; i < n.out.size(); ++i) {
+    const Value& v = graph.value(n.out[i]);
+    text += Cat(i ? ", " : " : ", Name(v.dtype), v.shape.str());
+    if (!v.sbp.empty()) text += " " + SbpText(graph, n.slice, v.sbp);
+  }
+  std::string at = n.slice.str(graph.mesh());
+  if (!at.empty()) text += " @" + at;
+  if (n.phase != Phase::kForward) text += std::string(" !") + Name(n.phase);
+  if (!n.after.empty()) {
+    text += " after=";
+    for (size_t i = 0; i < n.after.size(); ++i) text += (i ? "," : "") + graph.node(n.after[i]).name;
+  }
+  return text;
+}
+
+// A cursor over one line.
+struct Line {
+  std::string text;
+  size_t at = 0;
+  int number = 0;
+
+  void Skip() {
+    while (at < text.size() && text[at] == ' ') ++at;
+  }
+  bool Take(const std::string& token) {
+    Skip();
+    if (text.compare(at, token.size(), token) != 0) return false;
+    at += token.size();
+    return true;
+  }
+  // Up to any of `stops` outside brackets and quotes.
+  std::string Until(const std::string& stops) {
+    Skip();
+    size_t begin = at;
+    int depth = 0;
+    bool quoted = false;
+    for (; at < text.size(); ++at) {
+      char c = text[at];
+      if (c == '"') quoted = !quoted;
+      if (quoted) continue;
+      if (depth == 0 && stops.find(c) != std::string::npos) break;
+      if (c == '[' || c == '{' || c == '(') ++depth;
+      if (c == ']' || c == '}' || c == ')') --depth;
+    }
+    std::string word = text.substr(begin, at - begin);
+    while (!word.empty() && word.back() == ' ') word.pop_back();
+    return word;
+  }
+  [[noreturn]] void Bad(const std::string& what) const { Fail("graph text line ", number, ": ", what, ": ", text); }
+};
+
+NdSbp ParseSignature(const Graph& graph, Line* line) {
+  std::string body = line->Until("}");
+  if (!line->Take("}")) line->Bad("'}' is missing");
+  NdSbp sbp(1 + graph.mesh().rank(), B());
+  std::stringstream parts(body);
+  std::string entry;
+  while (std::getline(parts, entry, ',')) {
+    size_t colon = entry.find(':');
+    if (colon == std::string::npos) line->Bad("a signature reads axis:sbp");
+    std::string axis = entry.substr(0, colon);
+    int index = axis == "time" ? 0 : 1 + graph.mesh().AxisOrFail(axis, Cat("graph text line ", line->number));
+    sbp[index] = ParseSbp(entry.substr(colon + 1));
+  }
+  return sbp;
+}
+
+Dims ParseDims(Line* line) {
+  if (!line->Take("[")) line->Bad("a shape is missing");
+  Dims dims;
+  while (!line->Take("]")) {
+    dims.push_back(std::stoll(line->Until(",]")));
+    line->Take(",");
+    if (line->at >= line->text.size()) line->Bad("']' is missing");
+  }
+  return dims;
+}
+
+class Reader {
+ public:
+  Reader(const Catalog& catalog, const std::string& text) : catalog_(catalog) {
+    std::stringstream lines(text);
+    std::string l;
+    Mesh mesh;
+    int times = 1;
+    for (int number = 1; std::getline(lines, l); ++number) {
+      size_t hash = l.find('#');
+      if (hash != std::string::npos) l.resize(hash);
+      while (!l.empty() && (l.back() == ' ' || l.back() == '\t' || l.back() == '\r')) l.pop_back();
+      Line line{l, 0, number};
+      line.Skip();
+      if (line.at == l.size()) continue;
+      if (line.Take("mesh ")) {
+        mesh = Mesh::Parse(line.Until(" "));
+      } else if (line.Take("times ")) {
+        times = std::stoi(line.Until(" "));
+      } else {
+        todo_.push_back(line);
+      }
+    }
+    graph_.emplace_back(&catalog_, mesh, times);
+    for (Line& line : todo_) ReadNode(line);
+    for (auto& [node, names] : after_)
+      for (const std::string& name : names) {
+        auto it = nodes_.find(name);
+        if (it == nodes_.end()) Fail("graph text: after=", name, " names no node");
+        graph_[0].node(node).after.push_back(it->second);
+      }
+  }
+  Graph Take() { return std::move(graph_[0]); }
+
+ private:
+  void ReadNode(Line line) {
+    Graph& g = graph_[0];
+    Node node;
+    std::vector<Graph::NewValue> outputs;
+    std::vector<NdSbp> signatures;
+    size_t equals = line.text.find(" = ");
+    size_t paren = line.text.find('(');
+    std::vector<std::string> names;
+    if (equals != std::string::npos && (paren == std::string::npos || equals < paren)) {
+      do names.push_back(line.Until(",= "));
+      while (line.Take(","));
+      if (!line.Take("=")) line.Bad("'=' is missing");
+    }
+    node.op = line.Until("( ");
+    std::vector<NdSbp> want;
+    if (line.Take("(")) {
+      while (!line.Take(")")) {
+        std::string name = line.Until(",) ");
+        auto it = values_.find(name);
+        if (it == values_.end()) line.Bad("no value '" + name + "'");
+        node.in.push_back(it->second);
+        want.push_back(line.Take("{") ? ParseSignature(g, &line) : g.value(it->second).sbp);
+        line.Take(",");
+        if (line.at >= line.text.size()) line.Bad("')' is missing");
+      }
+    }
+    std::string attrs = line.Until(":@!");
+    size_t after = attrs.find("after=");
+    std::string after_text;
+    if (after != std::string::npos) {
+      after_text = attrs.substr(after);
+      attrs.resize(after);
+    }
+    node.attrs = Attrs::Parse(attrs);
+    node.slice = WholeMesh(g.mesh());
+    if (line.Take(":")) {
+      do {
+        std::string type = line.Until("[");
+        DType dtype;
+        if (!ParseDType(type, &dtype)) line.Bad("no element type '" + type + "'");
+        outputs.push_back({"", dtype, ParseDims(&line)});
+        signatures.push_back(line.Take("{") ? ParseSignature(g, &line) : NdSbp());
+      } while (line.Take(","));
+    }
+    if (outputs.size() != names.size()) line.Bad("names and types of outputs differ in number");
+    for (size_t i = 0; i < names.size(); ++i) outputs[i].name = names[i];
+    while (line.Take("@")) {
+      do {
+        std::string axis = line.Until("=");
+        line.Take("=");
+        node.slice.fixed[g.mesh().AxisOrFail(axis, Cat("graph text line ", line.number))] =
+            std::stoi(line.Until(", "));
+      } while (line.Take(","));
+      node.placed = true;
+    }
+    if (line.Take("!")) {
+      std::string phase = line.Until(" ");
+      node.phase = phase == "update" ? Phase::kUpdate : phase == "backward" ? Phase::kBackward : Phase::kForward;
+    }
+    if (after_text.empty()) after_text = line.Until("");
+    node.name = names.empty() ? Cat(node.op, ".", line.number) : names[0];
+    bool chosen = node.in.empty() ? false : true;
+    for (const NdSbp& w : want) chosen = chosen && !w.empty();
+    if (chosen) node.want = want;
+    int id = g.AddRaw(node, outputs);
+    g.UniqueName(node.name);
+    nodes_[node.name] = id;
+    for (size_t i = 0; i < names.size(); ++i) {
+      int v = g.node(id).out[i];
+      g.value(v).sbp = signatures[i];
+      values_[names[i]] = v;
+    }
+    if (after_text.rfind("after=", 0) == 0) {
+      std::stringstream list(after_text.substr(6));
+      std::string name;
+      while (std::getline(list, name, ',')) after_[id].push_back(name);
+    }
+  }
+
+  const Catalog& catalog_;
+  std::vector<Line> todo_;
+  std::vector<Graph> graph_;  // one, made once the mesh is known
+  std::map<std::string, int> values_, nodes_;
+  std::map<int, std::vector<std::string>> after_;
+};
+
+}  // namespace
+
+std::string ToText(const Graph& graph) {
+  std::string text = "mesh " + graph.mesh().str() + "\n";
+  if (graph.times() > 1) text += Cat("times ", graph.times(), "\n");
+  for (int n : graph.Order()) text += NodeText(graph, n) + "\n";
+  return text;
+}
+
+Graph ParseGraph(const Catalog& catalog, const std::string& text) { return Reader(catalog, text).Take(); }
+
+}  // namespace oneflow_like

@@ -1,0 +1,26 @@
+// The text form of a logical graph, readable back in. One node per line:
+//
+//   mesh cpu:dp=2,tp=2
+//   times 4
+//   x = input : f32[8,6] {dp:B,tp:S1}
+//   y = matmul(x, w) : f32[8,4] {dp:B,tp:P}
+//   a = relu(y {dp:B,tp:B}) : f32[8,4] {dp:B,tp:B} @pp=1 !backward
+//   m, r = layer_norm(a, g, b) eps=1e-05 : f32[8,4] {..}, f32[8] {..} after=y,a
+//
+// A signature behind an operand says what the node wants where that differs from what the value has. Entries of a
+// signature stand in mesh order, time first when there are several micro-batches; axes that are fixed or of extent
+// 1 are left out. `#` starts a comment.
+#pragma once
+
+#include <string>
+
+#include "compiler/graph.h"
+
+namespace oneflow_like {
+
+std::string ToText(const Graph& graph);
+std::string SbpText(const Graph& graph, const Slice& slice, const NdSbp& sbp);  // "{dp:B,tp:P}"
+// Throws Error naming the line. Ops are not checked against the catalog's rules (a text may be wrong on purpose).
+Graph ParseGraph(const Catalog& catalog, const std::string& text);
+
+}  // namespace oneflow_like

@@ -1,0 +1,102 @@
+// The invariants of the logical graph, checked after every pass.
+#include <algorithm>
+
+#include "compiler/passes.h"
+#include "compiler/text.h"
+
+namespace oneflow_like {
+
+namespace {
+
+bool LegalAlong(const Graph& graph, int n, const BoundRule& rule, int entry) {
+  const Node& node = graph.node(n);
+  std::vector<std::set<int64_t>> grains(node.in.size());
+  for (size_t i = 0; i < node.in.size(); ++i)
+    if (node.want[i][entry].is_split()) grains[i].insert(node.want[i][entry].grain);
+  for (const Signature& s : Signatures(rule, grains, graph.Parts())) {
+    bool same = !s.expanded;
+    for (size_t i = 0; i < s.in.size() && same; ++i) same = s.in[i] == node.want[i][entry];
+    for (size_t o = 0; o < s.out.size() && same; ++o) same = s.out[o] == graph.value(node.out[o]).sbp[entry];
+    if (same) return true;
+  }
+  return false;
+}
+
+// The signature of a catalog operator is one its rule derives, along every axis.
+void CheckSignature(const Graph& graph, int n) {
+  const Node& node = graph.node(n);
+  const OpDef* def = graph.catalog().Find(node.op);
+  if (!def || node.op == "fused") return;
+  OpCall call{node.op, graph.Describe(n), {}, {}, &node.attrs};
+  for (int v : node.in) {
+    call.shapes.push_back(graph.value(v).shape);
+    call.dtypes.push_back(graph.value(v).dtype);
+  }
+  BoundRule rule = BindOp(*def, call);
+  std::vector<int> sizes = graph.Sizes();
+  for (size_t e = 0; e < sizes.size(); ++e) {
+    if (sizes[e] == 1 || (e > 0 && node.slice.fixed[e - 1] != Slice::kFree)) continue;
+    if (!LegalAlong(graph, n, rule, static_cast<int>(e)))
+      Fail("verify: ", graph.Describe(n), ": its signature is not one of the operator's along ",
+           e == 0 ? "time" : graph.mesh().axis_name(static_cast<int>(e) - 1));
+  }
+}
+
+void CheckEdges(const Graph& graph, int n) {
+  const Node& node = graph.node(n);
+  for (size_t i = 0; i < node.in.size(); ++i) {
+    const Value& v = graph.value(node.in[i]);
+    bool transfer = node.op == "boxing" || IsCollective(node);
+    if (v.sbp != node.want[i])
+      Fail("verify: ", graph.Describe(n), " wants '", v.name, "' as ", SbpText(graph, node.slice, node.want[i]),
+           " but it is ", SbpText(graph, graph.producer(node.in[i]).slice, v.sbp), "; a boxing is missing");
+    if (!transfer && graph.producer(node.in[i]).slice != node.slice)
+      Fail("verify: ", graph.Describe(n), " on ", node.slice.str(graph.mesh()), " reads '", v.name, "' of ",
+           graph.producer(node.in[i]).slice.str(graph.mesh()), "; a boxing is missing");
+  }
+  const OpDef* def = graph.catalog().Find(node.op);
+  if (!def) return;
+  for (auto [out, in] : def->inplace) {
+    const Node& variable = graph.producer(node.in[in]);
+    if (variable.op != "variable")
+      Fail("verify: ", graph.Describe(n), " updates '", graph.value(node.in[in]).name, "', which is no variable");
+    if (graph.value(node.out[out]).sbp != graph.value(node.in[in]).sbp || variable.slice != node.slice)
+      Fail("verify: ", graph.Describe(n), " writes ", SbpText(graph, node.slice, graph.value(node.out[out]).sbp),
+           " over variable '", variable.name, "' which is ",
+           SbpText(graph, variable.slice, graph.value(node.in[in]).sbp));
+  }
+}
+
+}  // namespace
+
+void VerifyGraph(const Graph& graph, Level level) {
+  std::vector<int> order = graph.Order();
+  for (int n : order) {
+    const Node& node = graph.node(n);
+    for (int v : node.in)
+      if (!graph.alive(graph.value(v).producer))
+        Fail("verify: ", graph.Describe(n), " reads '", graph.value(v).name, "', whose operator was removed");
+    if (level >= Level::kSigned) {
+      if (node.want.size() != node.in.size()) Fail("verify: ", graph.Describe(n), " has no signature");
+      for (int v : node.out)
+        if (graph.value(v).sbp.size() != size_t(1 + graph.mesh().rank()))
+          Fail("verify: '", graph.value(v).name, "' has no signature");
+      CheckSignature(graph, n);
+    }
+    if (level >= Level::kBoxed) CheckEdges(graph, n);
+    if (level >= Level::kLowered && node.op == "boxing")
+      Fail("verify: ", graph.Describe(n), " was not lowered");
+  }
+}
+
+void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan) {
+  for (const LogicalEdge& e : plan.edges)
+    if (e.slots < std::max(1, e.full))
+      Fail("verify: the edge from ", plan.segments[e.writer].name, " to ", plan.segments[e.reader].name, " has ",
+           e.slots, " slots");
+  TokenGame game = GameOf(graph, plan);
+  Status feasible = CheckOrder(game, plan.order);
+  if (!feasible.ok()) Fail("verify: the order of acts is no run of the plan: ", feasible.message());
+}
+
+}  // namespace oneflow_like

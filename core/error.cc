@@ -1,0 +1,14 @@
+// Lines of the user's program.
+#include "core/error.h"
+
+namespace oneflow_like {
+
+SourceLine::SourceLine(const std::source_location& at) : line(static_cast<int>(at.line())) {
+  std::string path = at.file_name();
+  size_t slash = path.find_last_of('/');
+  file = slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+std::string SourceLine::str() const { return file.empty() ? "" : file + ":" + std::to_string(line); }
+
+}  // namespace oneflow_like

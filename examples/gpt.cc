@@ -1,0 +1,237 @@
+// Trains a GPT on any text, on any mesh of axes dp, tp and pp; then measures it on held-out text and lets it
+// write.
+//   build/examples/gpt --mesh=cpu:dp=2,tp=2,pp=2 --micro_batches=4 --steps=300
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "core/random.h"
+#include "examples/data.h"
+#include "examples/gpt_model.h"
+#include "examples/step_log.h"
+#include "oneflow_like/oneflow_like.h"
+
+DEFINE_int64(layers, 4, "Transformer blocks");
+DEFINE_int64(width, 128, "Channels of the residual stream");
+DEFINE_int64(heads, 4, "Attention heads; they divide width");
+DEFINE_int64(context, 128, "Tokens of one sequence");
+DEFINE_int64(batch, 8, "Sequences of one step, over all devices and micro-batches");
+DEFINE_int64(micro_batches, 1, "Parts the batch is cut into, whose gradients are added");
+DEFINE_int64(steps, 200, "Optimizer steps");
+DEFINE_double(dropout, 0.1, "Probability of dropping");
+DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest");
+DEFINE_int64(warmup, 20,
+             "Steps of linear rise of the learning rate; a cosine falls to a tenth of it after that");
+DEFINE_double(clip, 1.0, "Largest global gradient norm; 0: no clipping");
+DEFINE_double(weight_decay, 0.1, "Weight decay of AdamW");
+DEFINE_string(schedule, "1f1b", "Pipeline schedule: 1f1b or gpipe");
+DEFINE_string(
+    text, "/usr/share/doc/jargon-text/jargon.txt.gz",
+    "What to learn: any text (plain or gzip; tokens are its bytes), or a token file of llm.c (.bin)");
+DEFINE_string(log_json, "", "File that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
+DEFINE_int64(eval_batches, 16, "Batches of held-out text to measure at the end; 0: none");
+DEFINE_int64(sample_tokens, 300, "Tokens to write at the end; 0: none");
+DEFINE_double(temperature, 0.8, "Of sampling; 0 takes the likeliest token");
+DEFINE_string(prompt, "The hacker", "What the sample begins with (byte tokens only)");
+
+namespace oneflow_like {
+namespace {
+
+const int kStepsInFlight = 2;
+
+void CheckFlags() {
+  auto at_least = [](const char* flag, int64_t value, int64_t least) {
+    if (value < least) Fail("--", flag, "=", value, ": must be at least ", least);
+  };
+  at_least("layers", FLAGS_layers, 1);
+  at_least("width", FLAGS_width, 1);
+  at_least("heads", FLAGS_heads, 1);
+  at_least("context", FLAGS_context, 1);
+  at_least("batch", FLAGS_batch, 1);
+  at_least("micro_batches", FLAGS_micro_batches, 1);
+  at_least("steps", FLAGS_steps, 1);
+  at_least("warmup", FLAGS_warmup, 0);
+  at_least("eval_batches", FLAGS_eval_batches, 0);
+  at_least("sample_tokens", FLAGS_sample_tokens, 0);
+  if (FLAGS_micro_batches > FLAGS_batch) {
+    Fail("--micro_batches=", FLAGS_micro_batches, ": more than --batch=", FLAGS_batch, " sequences");
+  }
+  if (!(FLAGS_lr > 0) || std::isinf(FLAGS_lr)) Fail("--lr=", FLAGS_lr, ": must be a positive number");
+  for (auto [flag, value] : {std::pair{"clip", FLAGS_clip}, std::pair{"weight_decay", FLAGS_weight_decay},
+                             std::pair{"temperature", FLAGS_temperature}}) {
+    if (!(value >= 0) || std::isinf(value)) Fail("--", flag, "=", value, ": must be 0 or a positive number");
+  }
+  if (FLAGS_schedule != "1f1b" && FLAGS_schedule != "gpipe") {
+    Fail("--schedule=", FLAGS_schedule, ": must be 1f1b or gpipe");
+  }
+}
+
+GptConfig ConfigOf(int64_t vocabulary) {
+  return {.layers = FLAGS_layers,
+          .width = FLAGS_width,
+          .heads = FLAGS_heads,
+          .context = FLAGS_context,
+          .vocabulary = vocabulary,
+          .dropout = FLAGS_dropout};
+}
+
+Session MakeTraining(Model& model, const GptConfig& config) {
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  Tensor tokens = model.Input("tokens", shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor targets = model.Input("targets", shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor loss = GptLoss(model.scope(), tokens, targets, config);
+  TrainOptions options;
+  options.micro_batches = static_cast<int>(FLAGS_micro_batches);
+  options.steps_in_flight = kStepsInFlight;
+  options.schedule = FLAGS_schedule == "gpipe" ? PipelineSchedule::kGPipe : PipelineSchedule::k1F1B;
+  options.clip_norm = FLAGS_clip;
+  options.lr_schedule = {
+      .kind = Schedule::Kind::kCosine, .warmup = FLAGS_warmup, .total = FLAGS_steps, .final = 0.1};
+  AdamW adamw{.lr = FLAGS_lr, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = FLAGS_weight_decay};
+  return Train(loss, adamw, options);
+}
+
+Feeds FeedsOf(const TokenBatch& batch, const std::string& prefix) {
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  return {{prefix + "tokens", ToHost(batch.tokens, shape)},
+          {prefix + "targets", ToHost(batch.targets, shape)}};
+}
+
+void RunTraining(Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
+  const double tokens_per_step = static_cast<double>(FLAGS_batch * FLAGS_context);
+  ProgressLine progress;
+  std::deque<StepResult> in_flight;
+  Stopwatch watch;
+  double first_end = 0,
+         last_end = 0;  // seconds; the first step also loads the plan and is left out of the rate
+  auto finish_one = [&] {
+    const float loss = in_flight.front().Scalar("loss");  // throws, naming the step, when it is NaN
+    const int64_t step = in_flight.front().step();
+    in_flight.pop_front();
+    const double now = watch.Seconds(), seconds = now - last_end;
+    last_end = now;
+    if (step == 0) first_end = now;
+    log.Write(step, loss, "tokens_per_s", tokens_per_step / seconds, 1e3 * seconds);
+    const double mean_seconds = step == 0 ? seconds : (now - first_end) / step;
+    char line[120];
+    std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  %.0f tokens/s  %s left",
+                  static_cast<long long>(step + 1), static_cast<long long>(FLAGS_steps),
+                  static_cast<double>(loss), tokens_per_step / mean_seconds,
+                  MinutesAndSeconds(mean_seconds * (FLAGS_steps - step - 1)).c_str());
+    progress.Update(line);
+  };
+  for (int64_t step = 0; step < FLAGS_steps; ++step) {
+    in_flight.push_back(train.Run(FeedsOf(RandomBatch(text, FLAGS_batch, FLAGS_context, seed, step), "")));
+    if (in_flight.size() >= static_cast<size_t>(kStepsInFlight)) finish_one();
+  }
+  while (!in_flight.empty()) finish_one();
+  progress.End();
+}
+
+// The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
+void MeasureHeldOut(Model& model, GptConfig config, TokenSpan text) {
+  config.dropout = 0;
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  Tensor tokens = model.Input("eval_tokens", shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor targets = model.Input("eval_targets", shape, DType::kInt32, {{"dp", S(0)}});
+  Session eval = Evaluate({{"loss", GptLoss(model.scope(), tokens, targets, config)}}, {.name = "eval"});
+  double total = 0;
+  int64_t counted = 0;
+  for (int64_t i = 0; i < FLAGS_eval_batches; ++i) {
+    TokenBatch batch = ConsecutiveBatch(text, FLAGS_batch, FLAGS_context, i);
+    if (batch.counted == 0) break;
+    // The mean is over all positions, also over those past the end of the text, whose loss is 0.
+    total += static_cast<double>(eval.Run(FeedsOf(batch, "eval_")).Scalar("loss")) * batch.tokens.size();
+    counted += batch.counted;
+  }
+  std::printf("held-out loss %.4f over %lld tokens (perplexity %.2f)\n", total / counted,
+              static_cast<long long>(counted), std::exp(total / counted));
+}
+
+int32_t Draw(const float* logits, int64_t classes, double temperature, float uniform) {
+  const int64_t best = std::max_element(logits, logits + classes) - logits;
+  if (temperature == 0) return static_cast<int32_t>(best);
+  std::vector<double> weights(classes);
+  double sum = 0;
+  for (int64_t c = 0; c < classes; ++c) {
+    sum += weights[c] = std::exp((static_cast<double>(logits[c]) - logits[best]) / temperature);
+  }
+  double left = uniform * sum;
+  for (int64_t c = 0; c < classes; ++c) {
+    if ((left -= weights[c]) < 0) return static_cast<int32_t>(c);
+  }
+  return static_cast<int32_t>(best);
+}
+
+void WriteSample(Model& model, GptConfig config, const TokenData& data, uint64_t seed) {
+  config.dropout = 0;
+  const int64_t context = config.context, classes = config.vocabulary;
+  // One sequence: every replica of dp computes it whole.
+  Tensor tokens = model.Input("prompt", {1, context}, DType::kInt32, {{"dp", B()}});
+  Session generate = Evaluate({{"logits", GptLogits(model.scope(), tokens, config)}}, {.name = "generate"});
+  std::vector<int32_t> written;
+  if (data.bytes) {
+    for (unsigned char c : FLAGS_prompt) written.push_back(c);
+  }
+  if (written.empty()) written.push_back(data.tokens[0]);
+  const uint64_t key = RandomKey(seed, HashName("sample"));
+  for (int64_t i = 0; i < FLAGS_sample_tokens; ++i) {
+    // The last tokens that fit; what stands after them is not seen by causal attention.
+    const int64_t length = std::min<int64_t>(written.size(), context);
+    std::vector<int32_t> window(written.end() - length, written.end());
+    window.resize(context, 0);
+    StepResult result = generate.Run({{"prompt", ToHost(window, {1, context})}});
+    const float* logits = result.Get("logits").as<float>() + (length - 1) * classes;
+    written.push_back(Draw(logits, classes, FLAGS_temperature, ToUniform(RandomBits(key, 0, i))));
+  }
+  std::string text;
+  for (int32_t token : written) {
+    if (data.bytes)
+      text += static_cast<char>(token);
+    else
+      text += Cat(token, " ");
+  }
+  std::printf("--- a sample%s ---\n%s\n", data.bytes ? "" : ", as token numbers", Escaped(text).c_str());
+}
+
+int Run(const Launcher& launcher) {
+  CheckFlags();
+  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, "cpu:dp=1,tp=1,pp=1");
+  CheckGpt(ConfigOf(1), mesh);
+  StepLog log(FLAGS_log_json);
+  const TokenData data = LoadTokens(FLAGS_text);
+  const TextSplit split = SplitText(data.tokens, FLAGS_context, FLAGS_text);
+  const GptConfig config = ConfigOf(data.vocabulary);
+
+  const ModelOptions options = launcher.model_options();
+  Model model(mesh, options);
+  Session train = MakeTraining(model, config);
+  if (launcher.dry_run()) {
+    std::printf("%s", train.SummaryText().c_str());
+    return 0;
+  }
+  std::printf("%s: %lld tokens to learn from, %lld held out, vocabulary %lld, on %s\n", FLAGS_text.c_str(),
+              static_cast<long long>(split.train.size()), static_cast<long long>(split.held_out.size()),
+              static_cast<long long>(config.vocabulary), mesh.str().c_str());
+  RunTraining(train, split.train, options.seed, log);
+  if (FLAGS_eval_batches > 0 && split.held_out.empty()) {
+    std::printf("the text is too short to hold any of it out\n");
+  } else if (FLAGS_eval_batches > 0) {
+    MeasureHeldOut(model, config, split.held_out);
+  }
+  if (FLAGS_sample_tokens > 0) WriteSample(model, config, data, options.seed);
+  return 0;
+}
+
+}  // namespace
+}  // namespace oneflow_like
+
+int main(int argc, char** argv) {
+  oneflow_like::Launcher launcher(&argc, &argv, "Trains a GPT on text, on any mesh of axes dp, tp and pp.");
+  return launcher.Main([&] { return oneflow_like::Run(launcher); });
+}

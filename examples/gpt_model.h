@@ -1,0 +1,37 @@
+// A GPT-2-like decoder, written once, as if for one device: the annotations on its weights and inputs are all
+// that data, tensor and pipeline parallel runs need. examples/gpt.cc trains it; tests build the same model.
+#pragma once
+
+#include <cstdint>
+
+#include "oneflow_like/oneflow_like.h"
+
+namespace oneflow_like {
+
+struct GptConfig {
+  int64_t layers = 4;
+  int64_t width = 128;
+  int64_t heads = 4;      // divides width
+  int64_t context = 128;  // positions of one sequence
+  int64_t vocabulary = 256;
+  double dropout = 0;  // of embeddings, attention probabilities and both residual branches; 0 to evaluate
+};
+
+// Throws Error when the numbers contradict each other or the mesh: heads must divide width, every stage of
+// mesh axis pp needs at least one layer.
+void CheckGpt(const GptConfig& config, const Mesh& mesh);
+
+// The stage of axis pp that block `layer` runs on: stages get equally many blocks, up to one.
+int StageOfLayer(const GptConfig& config, const Mesh& mesh, int64_t layer);
+
+// tokens i32[batch, s] with s <= context -> logits f32[batch, s, vocabulary]. The mesh has axes dp, tp and pp
+// (of any extent): heads, the hidden layer of each MLP and the rows of the embedding table are cut over tp,
+// blocks are spread over pp. dp cuts whatever the caller's input says. Weights are the same variables
+// whenever the same scope and config are given, whatever the dropout.
+Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& config);
+
+// The mean of the cross entropy over all positions, one element; targets i32[batch, s], a negative one counts
+// as loss 0. The logits' class axis is cut over tp like the table.
+Tensor GptLoss(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config);
+
+}  // namespace oneflow_like

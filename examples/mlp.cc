@@ -1,0 +1,185 @@
+// Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp: the hidden layers are data-parallel over
+// dp, the last layer and its loss have their classes cut over tp.
+//   build/examples/mlp --mesh=cpu:dp=2,tp=2
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "examples/data.h"
+#include "examples/step_log.h"
+#include "oneflow_like/oneflow_like.h"
+
+DEFINE_int64(epochs, 5, "Passes over the training images");
+DEFINE_int64(batch, 100, "Images of one step, over all devices");
+DEFINE_int64(hidden, 256, "Width of the two hidden layers");
+DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest; a cosine falls to 0 at the end");
+DEFINE_double(dropout, 0.1, "Probability of dropping, after each hidden layer");
+DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "Folder of the four gzipped IDX files");
+DEFINE_string(log_json, "", "File that gets one JSON object per step: step, loss, images_per_s, step_ms");
+
+namespace oneflow_like {
+namespace {
+
+constexpr int64_t kClasses = 10;
+constexpr int kStepsInFlight = 2;
+
+void CheckFlags() {
+  auto at_least_one = [](const char* flag, int64_t value) {
+    if (value < 1) Fail("--", flag, "=", value, ": must be at least 1");
+  };
+  at_least_one("epochs", FLAGS_epochs);
+  at_least_one("batch", FLAGS_batch);
+  at_least_one("hidden", FLAGS_hidden);
+  if (!(FLAGS_lr > 0) || std::isinf(FLAGS_lr)) Fail("--lr=", FLAGS_lr, ": must be a positive number");
+  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1)) Fail("--dropout=", FLAGS_dropout, ": must lie in [0, 1)");
+}
+
+Tensor Logits(Scope s, Tensor x, double drop) {
+  const int64_t pixels = x.shape()[1], width = FLAGS_hidden;
+  Tensor h = relu(matmul(x, s.Weight("in", {pixels, width}, KaimingNormal())) +
+                  s.Weight("in_bias", {width}, Zeros()));
+  h = dropout(h, drop);
+  h = relu(matmul(h, s.Weight("mid", {width, width}, KaimingNormal())) +
+           s.Weight("mid_bias", {width}, Zeros()));
+  h = dropout(h, drop);
+  // Every rank of tp holds some of the classes: the logits stay cut, and the loss is computed on them as they
+  // are.
+  Tensor weight = s.Weight("out", {width, kClasses}, XavierNormal(), {{"tp", S(1)}});
+  return matmul(h, weight) + s.Weight("out_bias", {kClasses}, Zeros(), {{"tp", S(0)}});
+}
+
+// Images order[begin ..] of the set, scaled to [0, 1]; rows past the end are black and labelled -1, which no
+// loss counts.
+Feeds FeedsOf(const ImageSet& set, const std::vector<int32_t>& order, int64_t begin,
+              const std::string& prefix) {
+  std::vector<float> images(FLAGS_batch * set.pixels, 0.0f);
+  std::vector<int32_t> labels(FLAGS_batch, -1);
+  const int64_t rows = std::min<int64_t>(FLAGS_batch, static_cast<int64_t>(order.size()) - begin);
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint8_t* from = &set.images[order[begin + row] * set.pixels];
+    for (int64_t i = 0; i < set.pixels; ++i) images[row * set.pixels + i] = from[i] * (1.0f / 255.0f);
+    labels[row] = set.labels[order[begin + row]];
+  }
+  Feeds feeds = {{prefix + "images", ToHost(images, {FLAGS_batch, set.pixels})}};
+  if (prefix.empty()) feeds["labels"] = ToHost(labels, {FLAGS_batch});
+  return feeds;
+}
+
+Session MakeTraining(Model& model, int64_t pixels, int64_t steps) {
+  Tensor images = model.Input("images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor labels = model.Input("labels", {FLAGS_batch}, DType::kInt32, {{"dp", S(0)}});
+  Tensor loss = mean(cross_entropy(Logits(model.scope(), images, FLAGS_dropout), labels));
+  TrainOptions options;
+  options.steps_in_flight = kStepsInFlight;
+  options.lr_schedule = {
+      .kind = Schedule::Kind::kCosine, .warmup = std::min<int64_t>(100, steps / 10), .total = steps};
+  return Train(loss, AdamW{.lr = FLAGS_lr, .weight_decay = 0.01}, options);
+}
+
+Session MakeEvaluation(Model& model, int64_t pixels) {
+  Tensor images = model.Input("test_images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
+  return Evaluate({{"class", argmax(Logits(model.scope(), images, 0))}}, {.name = "test"});
+}
+
+// In percent of all images.
+double Accuracy(Session& eval, const ImageSet& set) {
+  std::vector<int32_t> order(set.count);
+  for (int64_t i = 0; i < set.count; ++i) order[i] = static_cast<int32_t>(i);
+  int64_t right = 0;
+  for (int64_t begin = 0; begin < set.count; begin += FLAGS_batch) {
+    StepResult result = eval.Run(FeedsOf(set, order, begin, "test_"));
+    const int64_t* guess = result.Get("class").as<int64_t>();
+    const int64_t rows = std::min(FLAGS_batch, set.count - begin);
+    for (int64_t row = 0; row < rows; ++row) right += guess[row] == set.labels[begin + row];
+  }
+  return 100.0 * right / set.count;
+}
+
+class Trainer {
+ public:
+  Trainer(Session session, const ImageSet& set, int64_t steps, uint64_t seed)
+      : session_(std::move(session)), set_(set), steps_(steps), seed_(seed), log_(FLAGS_log_json) {}
+
+  void RunEpoch(int64_t epoch) {
+    const std::vector<int32_t> order = Shuffled(set_.count, seed_, epoch);
+    for (int64_t begin = 0; begin < set_.count; begin += FLAGS_batch) {
+      in_flight_.push_back(session_.Run(FeedsOf(set_, order, begin, "")));
+      if (in_flight_.size() >= static_cast<size_t>(kStepsInFlight)) FinishOne(epoch);
+    }
+    while (!in_flight_.empty()) FinishOne(epoch);
+    progress_.End();
+  }
+
+ private:
+  void FinishOne(int64_t epoch) {
+    const float loss = in_flight_.front().Scalar("loss");  // throws, naming the step, when it is NaN
+    const int64_t step = in_flight_.front().step();
+    in_flight_.pop_front();
+    const double now = watch_.Seconds(), seconds = now - last_end_;
+    last_end_ = now;
+    log_.Write(step, loss, "images_per_s", FLAGS_batch / seconds, 1e3 * seconds);
+    char line[120];
+    std::snprintf(line, sizeof line, "epoch %lld/%lld  step %lld/%lld  loss %.4f  %s left",
+                  static_cast<long long>(epoch + 1), static_cast<long long>(FLAGS_epochs),
+                  static_cast<long long>(step + 1), static_cast<long long>(steps_), static_cast<double>(loss),
+                  MinutesAndSeconds(now / (step + 1) * (steps_ - step - 1)).c_str());
+    progress_.Update(line);
+  }
+
+  Session session_;
+  const ImageSet& set_;
+  int64_t steps_;
+  uint64_t seed_;
+  StepLog log_;
+  ProgressLine progress_;
+  std::deque<StepResult> in_flight_;
+  Stopwatch watch_;
+  double last_end_ = 0;
+};
+
+int Run(const Launcher& launcher) {
+  CheckFlags();
+  const Mesh mesh = launcher.mesh({"dp", "tp"}, "cpu:dp=1,tp=1");
+  auto load = [](const std::string& which) {
+    const std::string base = FLAGS_data_dir + "/" + which;
+    return LoadImages(base + "-images-idx3-ubyte.gz", base + "-labels-idx1-ubyte.gz", kClasses);
+  };
+  const ImageSet train_set = load("train"), test_set = load("t10k");
+  if (train_set.pixels != test_set.pixels) {
+    Fail(FLAGS_data_dir, ": training images have ", train_set.pixels, " pixels, test images ",
+         test_set.pixels);
+  }
+  const ModelOptions options = launcher.model_options();
+  const int64_t steps = FLAGS_epochs * ((train_set.count + FLAGS_batch - 1) / FLAGS_batch);
+  Model model(mesh, options);
+  Session train = MakeTraining(model, train_set.pixels, steps);
+  if (launcher.dry_run()) {
+    std::printf("%s", train.SummaryText().c_str());
+    return 0;
+  }
+  Trainer trainer(std::move(train), train_set, steps, options.seed);
+  Session eval = MakeEvaluation(model, train_set.pixels);
+  double accuracy = 0;
+  for (int64_t epoch = 0; epoch < FLAGS_epochs; ++epoch) {
+    trainer.RunEpoch(epoch);
+    accuracy = Accuracy(eval, test_set);
+    std::printf("epoch %lld: test accuracy %.2f %%\n", static_cast<long long>(epoch + 1), accuracy);
+    std::fflush(stdout);
+  }
+  std::printf("test accuracy %.1f %%\n", accuracy);
+  return 0;
+}
+
+}  // namespace
+}  // namespace oneflow_like
+
+int main(int argc, char** argv) {
+  oneflow_like::Launcher launcher(&argc, &argv,
+                                  "Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp.");
+  return launcher.Main([&] { return oneflow_like::Run(launcher); });
+}

@@ -1,0 +1,38 @@
+// The JSON lines of step_log.h.
+#include "examples/step_log.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace oneflow_like {
+
+StepLog::StepLog(const std::string& path) : path_(path) {
+  if (path.empty()) return;
+  file_ = std::fopen(path.c_str(), "w");
+  if (file_ == nullptr) Fail("cannot open the log file ", path, ": ", std::strerror(errno));
+}
+
+StepLog::~StepLog() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+void StepLog::Write(int64_t step, float loss, const char* rate_name, double rate, double step_ms) {
+  if (file_ == nullptr) return;
+  const int printed =
+      std::fprintf(file_, "{\"step\":%lld,\"loss\":%.9g,\"%s\":%.1f,\"step_ms\":%.3f}\n",
+                   static_cast<long long>(step), static_cast<double>(loss), rate_name, rate, step_ms);
+  if (printed < 0 || std::fflush(file_) != 0) {
+    Fail("cannot write to the log file ", path_, ": ", std::strerror(errno));
+  }
+}
+
+std::string MinutesAndSeconds(double seconds) {
+  char text[32];
+  const long long whole = static_cast<long long>(seconds + 0.5);
+  std::snprintf(text, sizeof text, "%lld:%02lld", whole / 60, whole % 60);
+  return text;
+}
+
+}  // namespace oneflow_like

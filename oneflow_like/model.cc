@@ -1,0 +1,270 @@
+#include "oneflow_like/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "core/random.h"
+#include "oneflow_like/model_impl.h"
+#include "ops/cpu/manifest.h"
+#include "ops/manifest.h"
+
+namespace oneflow_like {
+
+ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options) : options(options), graph(mesh, this) {
+  AddReferenceKernels(BuiltinCatalog(), &registry);
+  AddBoxingKernels(&registry);
+  AddCpuKernels(&registry);
+}
+
+void ModelImpl::Load() {
+  if (store) return;
+  const Mesh& mesh = graph.mesh();
+  if (mesh.kind() != "cpu")
+    Fail("mesh ", mesh.str(), ": this build has no backend for '", mesh.kind(), "' devices; use a cpu mesh");
+  std::vector<int> ranks;
+  std::vector<std::unique_ptr<Device>> devices;
+  for (int r = 0; r < mesh.size(); ++r) {
+    ranks.push_back(r);
+    devices.push_back(MakeHostDevice(r));
+  }
+  int cores = std::max(1u, std::thread::hardware_concurrency());
+  int threads = options.threads > 0 ? options.threads : std::min(cores, mesh.size());
+  store = std::make_unique<Store>(ranks, std::move(devices));
+  executor = MakeThreadExecutor(threads, std::max(1, cores / threads));
+}
+
+void ModelImpl::WaitIdle() const {
+  for (const auto& [session, handle] : last_steps) (void)handle.Wait();
+}
+
+ModelImpl* ModelOf(const Tensor& tensor, const std::string& who) {
+  auto* graph = dynamic_cast<ModelImpl::ModelGraph*>(tensor.graph());
+  if (!graph) Fail(who, ": the tensor is undefined or belongs to no model");
+  return graph->owner;
+}
+
+std::string Who(const std::string& what, const std::string& name, const Here& at) {
+  return Cat(what, " '", name, "' at ", SourceLine(at).str());
+}
+
+FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape, const Annotation& annotation,
+                         const std::vector<int>& stage) {
+  FixedSbp fixed;
+  for (const auto& [name, sbp] : annotation) {
+    int axis = mesh.AxisOrFail(name, who);
+    if (fixed.count(1 + axis)) Fail(who, ": mesh axis ", name, " is annotated twice");
+    if (!stage.empty() && stage[axis] != Slice::kFree)
+      Fail(who, ": mesh axis ", name, " is the pipeline axis here and cannot also cut the tensor");
+    if (sbp.is_split() && (sbp.axis < 0 || sbp.axis >= shape.rank()))
+      Fail(who, ": ", name, ":", sbp.str(), " cuts axis ", sbp.axis, " but the shape is ", shape.str());
+    for (const auto& [other, earlier] : fixed)
+      if (sbp.is_split() && earlier.is_split() && earlier.axis == sbp.axis)
+        Fail(who, ": tensor axis ", sbp.axis, " is cut twice, by mesh axes ", mesh.axis_name(other - 1), " and ",
+             name, "; cut another axis, or merge the mesh axes");
+    fixed[1 + axis] = sbp;
+  }
+  return fixed;
+}
+
+namespace {
+
+void CheckShape(const std::string& who, const Dims& shape) {
+  for (int a = 0; a < shape.rank(); ++a)
+    if (shape[a] < 0) Fail(who, ": axis ", a, " has extent ", shape[a], " in ", shape.str());
+}
+
+void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
+  double fan_out = shape.rank() > 0 ? shape.back() : 1;
+  double fan_in = shape.rank() > 0 ? shape.elements() / std::max(1.0, fan_out) : 1;
+  auto normal = [&](double variance) {
+    attrs->Set("init", std::string("normal"));
+    attrs->Set("mean", 0.0);
+    attrs->Set("stddev", std::sqrt(variance));
+  };
+  auto uniform = [&](double low, double high) {
+    attrs->Set("init", std::string("uniform"));
+    attrs->Set("low", low);
+    attrs->Set("high", high);
+  };
+  double xavier = 2 / std::max(1.0, fan_in + fan_out), kaiming = 2 / std::max(1.0, fan_in);
+  using Kind = Initializer::Kind;
+  switch (init.kind) {
+    case Kind::kFull:
+      attrs->Set("init", std::string("full"));
+      attrs->Set("value", init.a);
+      break;
+    case Kind::kUniform:
+      uniform(init.a, init.b);
+      break;
+    case Kind::kNormal:
+    case Kind::kTruncatedNormal:
+      attrs->Set("init", std::string(init.kind == Kind::kNormal ? "normal" : "truncated_normal"));
+      attrs->Set("mean", init.b);
+      attrs->Set("stddev", init.a);
+      break;
+    case Kind::kXavierUniform:
+      uniform(-std::sqrt(3 * xavier), std::sqrt(3 * xavier));
+      break;
+    case Kind::kXavierNormal:
+      normal(xavier);
+      break;
+    case Kind::kKaimingUniform:
+      uniform(-std::sqrt(3 * kaiming), std::sqrt(3 * kaiming));
+      break;
+    case Kind::kKaimingNormal:
+      normal(kaiming);
+      break;
+  }
+}
+
+Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp, const Here& at) {
+  ModelImpl* model = ModelOf(x, who);
+  std::vector<Tensor> out = model->graph.AddNode("identity", {x}, {}, SourceLine(at));
+  Node& node = model->graph.node(model->graph.value(out[0].id()).producer);
+  node.fixed = CheckAnnotation(model->graph.mesh(), who, x.shape(), sbp, node.slice.fixed);
+  return out[0];
+}
+
+}  // namespace
+
+Scope Scope::operator/(const std::string& name) const {
+  Scope s = *this;
+  s.path_ = path_.empty() ? name : path_ + "/" + name;
+  return s;
+}
+
+const Mesh& Scope::mesh() const { return impl_->graph.mesh(); }
+
+Scope Scope::Stage(const std::string& axis, int index, Here at) const {
+  Scope s = *this;
+  std::string who = Who("stage", axis, at);
+  int a = mesh().AxisOrFail(axis, who);
+  if (index < 0 || index >= mesh().axis_size(a))
+    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", mesh().axis_size(a));
+  s.stage_[a] = index;
+  return s;
+}
+
+Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init, const Annotation& sbp,
+                     Here at) const {
+  Graph& graph = impl_->graph;
+  std::string full = path_.empty() ? name : path_ + "/" + name;
+  std::string who = Who("weight", full, at);
+  CheckShape(who, shape);
+  FixedSbp fixed = CheckAnnotation(graph.mesh(), who, shape, sbp, stage_);
+  auto known = impl_->variables.find(full);
+  if (known != impl_->variables.end()) {
+    int value = graph.node(known->second).out[0];
+    if (graph.value(value).shape != shape)
+      Fail(who, ": its shape is ", shape.str(), " but the weight of that name made at ",
+           graph.node(known->second).line.str(), " has ", graph.value(value).shape.str());
+    return Tensor(&graph, value);
+  }
+  Node node;
+  node.op = "variable";
+  node.name = graph.UniqueName(full);
+  node.line = SourceLine(at);
+  node.slice.fixed = stage_;
+  node.placed = std::any_of(stage_.begin(), stage_.end(), [](int c) { return c != Slice::kFree; });
+  node.fixed = fixed;
+  node.attrs.Set("key", static_cast<int64_t>(HashName(full) >> 1));
+  SetInit(shape, init, &node.attrs);
+  int id = graph.AddRaw(node, {{full, DType::kFloat32, shape}});
+  impl_->variables[full] = id;
+  return Tensor(&graph, graph.node(id).out[0]);
+}
+
+Model::Model(Mesh mesh, const ModelOptions& options)
+    : impl_(std::make_unique<ModelImpl>(std::move(mesh), options)) {}
+Model::~Model() = default;
+
+const Mesh& Model::mesh() const { return impl_->graph.mesh(); }
+
+Scope Model::scope() const {
+  Scope s;
+  s.impl_ = impl_.get();
+  s.stage_.assign(mesh().rank(), Slice::kFree);
+  return s;
+}
+
+Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
+                    Here at) {
+  std::string who = Who("input", name, at);
+  CheckShape(who, shape);
+  if (impl_->inputs.count(name)) Fail(who, ": the model already has an input of that name");
+  if (batch_axis < -1 || batch_axis >= shape.rank())
+    Fail(who, ": batch_axis is ", batch_axis, " but the shape is ", shape.str());
+  Node node;
+  node.op = "input";
+  node.name = impl_->graph.UniqueName(name);
+  node.line = SourceLine(at);
+  node.fixed = CheckAnnotation(mesh(), who, shape, sbp, {});
+  if (batch_axis >= 0) node.fixed[0] = S(batch_axis);
+  int id = impl_->graph.AddRaw(node, {{name, dtype, shape}});
+  impl_->inputs[name] = id;
+  return Tensor(&impl_->graph, impl_->graph.node(id).out[0]);
+}
+
+HostTensor Model::Read(const std::string& variable) const {
+  impl_->WaitIdle();
+  HostTensor whole;
+  if (impl_->store)
+    for (int rank : impl_->store->ranks())
+      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) {
+        if (v.name != variable) continue;
+        if (!whole.data) whole = HostTensor::Make(v.dtype, v.global);
+        Piece from{impl_->store->Variable(rank, variable), v.box};
+        Piece to{whole.data.get(), Box::Whole(v.global)};
+        if (!v.box.empty()) CopyBox(v.dtype, v.box, from, to);
+      }
+  if (!whole.data) Fail("variable '", variable, "' is not there: no session that has run makes it");
+  return whole;
+}
+
+void Model::Write(const std::string& variable, const HostTensor& value) {
+  impl_->WaitIdle();
+  bool found = false;
+  if (impl_->store)
+    for (int rank : impl_->store->ranks())
+      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) {
+        if (v.name != variable) continue;
+        if (v.dtype != value.dtype || v.global != value.shape)
+          Fail("variable '", variable, "' is ", Name(v.dtype), v.global.str(), " but the value written is ",
+               Name(value.dtype), value.shape.str());
+        found = true;
+        Piece from{value.data.get(), Box::Whole(v.global)};
+        Piece to{impl_->store->Variable(rank, variable), v.box};
+        if (!v.box.empty()) CopyBox(v.dtype, v.box, from, to);
+      }
+  if (!found) Fail("variable '", variable, "' is not there: no session that has run makes it");
+}
+
+std::vector<std::string> Model::Variables() const {
+  std::vector<std::string> names;
+  if (impl_->store)
+    for (int rank : impl_->store->ranks())
+      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) names.push_back(v.name);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+Tensor annotate(Tensor x, const Annotation& sbp, Here at) {
+  return AnnotatedIdentity(x, Who("annotate", x.defined() ? x.name() : "", at), sbp, at);
+}
+
+Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
+  std::string who = Who("to_stage", x.defined() ? x.name() : "", at);
+  Tensor y = AnnotatedIdentity(x, who, {}, at);
+  Graph& graph = ModelOf(x, who)->graph;
+  Node& node = graph.node(graph.value(y.id()).producer);
+  int a = graph.mesh().AxisOrFail(axis, who);
+  if (index < 0 || index >= graph.mesh().axis_size(a))
+    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", graph.mesh().axis_size(a));
+  node.slice.fixed[a] = index;
+  node.placed = true;
+  return y;
+}
+
+}  // namespace oneflow_like

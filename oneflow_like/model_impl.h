@@ -1,0 +1,48 @@
+// What a Model holds: its graph, its variables, and, once a session has run, the memory and threads of the ranks
+// hosted by this process.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actor/executor.h"
+#include "actor/runtime.h"
+#include "compiler/graph.h"
+#include "oneflow_like/model.h"
+
+namespace oneflow_like {
+
+struct ModelImpl {
+  // The graph knows its model, so that functions on Tensors find it.
+  struct ModelGraph : Graph {
+    ModelGraph(const Mesh& mesh, ModelImpl* owner) : Graph(&BuiltinCatalog(), mesh), owner(owner) {}
+    ModelImpl* owner;
+  };
+
+  ModelImpl(Mesh mesh, const ModelOptions& options);
+
+  // Makes devices, store and threads, the first time.
+  void Load();
+  // Steps of all sessions have ended when this returns.
+  void WaitIdle() const;
+
+  ModelOptions options;
+  ModelGraph graph;
+  std::map<std::string, int> variables, inputs;  // by name, their node
+  KernelRegistry registry;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Executor> executor;
+  std::map<const void*, StepHandle> last_steps;  // by session
+};
+
+// The model a tensor belongs to; throws Error when it is undefined or of no model.
+ModelImpl* ModelOf(const Tensor& tensor, const std::string& who);
+// "Weight h0/up at gpt.cc:12"
+std::string Who(const std::string& what, const std::string& name, const Here& at);
+// Checks an annotation against the mesh and the shape; entry -> Sbp.
+FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape, const Annotation& annotation,
+                         const std::vector<int>& stage);
+
+}  // namespace oneflow_like

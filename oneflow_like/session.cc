@@ -1,0 +1,249 @@
+#include "oneflow_like/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include <google/protobuf/text_format.h>
+
+#include "oneflow_like/session_impl.h"
+#include "ops/schedule.h"
+
+namespace oneflow_like {
+
+namespace {
+
+Attrs ScheduleAttrs(const Schedule& s) {
+  static const char* names[] = {"constant", "linear_warmup", "cosine", "step"};
+  return {{"schedule", std::string(names[static_cast<int>(s.kind)])},
+          {"warmup", s.warmup},
+          {"total", s.total},
+          {"final", s.final},
+          {"every", s.every},
+          {"gamma", s.gamma}};
+}
+
+}  // namespace
+
+double LearningRateFactor(const Schedule& schedule, int64_t step) {
+  return ScheduleFactor(ScheduleAttrs(schedule), step);
+}
+
+Optimizer::Optimizer(const Sgd& o)
+    : op("sgd"), numbers{{"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}} {}
+Optimizer::Optimizer(const Adam& o)
+    : op("adam"),
+      numbers{{"lr", o.lr}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}} {}
+Optimizer::Optimizer(const AdamW& o)
+    : op("adamw"),
+      numbers{{"lr", o.lr}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}} {}
+
+// --- StepResult ------------------------------------------------------------------------------------------------------
+
+struct StepResult::State {
+  StepHandle handle;
+  std::string finite;  // output that must be finite, empty for none
+  bool checked = false;
+};
+
+void StepResult::Wait() const {
+  Status status = state_->handle.Wait();
+  if (!status.ok()) throw Error(status.message());
+  if (state_->finite.empty() || state_->checked) return;
+  const HostTensor& loss = state_->handle.Get(state_->finite);
+  float value = loss.as<float>()[0];
+  if (!std::isfinite(value))
+    Fail("step ", state_->handle.step(), ": ", state_->finite, " is ", value,
+         "; lower the learning rate, clip the gradient, or look at the data of this step");
+  state_->checked = true;
+}
+
+const HostTensor& StepResult::Get(const std::string& output) const {
+  Wait();
+  return state_->handle.Get(output);
+}
+
+float StepResult::Scalar(const std::string& output) const {
+  const HostTensor& t = Get(output);
+  if (t.elements() != 1 || t.dtype != DType::kFloat32)
+    Fail("output '", output, "' is ", Name(t.dtype), t.shape.str(), ", not one number");
+  return t.as<float>()[0];
+}
+
+int64_t StepResult::step() const { return state_->handle.step(); }
+
+// --- Session ---------------------------------------------------------------------------------------------------------
+
+Session::Impl::~Impl() { model->last_steps.erase(this); }
+
+void Session::Impl::Load() {
+  if (runtime) return;
+  model->Load();
+  model->WaitIdle();
+  std::vector<plan::Plan> plans;
+  for (int rank : model->store->ranks()) {
+    plans.push_back(PlanOf(compiled, rank).plan);
+    model->store->Prepare(plans.back(), model->registry);
+    DumpPlan(plans.back());
+  }
+  RuntimeOptions o;
+  o.steps_in_flight = options.steps_in_flight;
+  runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(), model->executor.get(), o);
+}
+
+void Session::Impl::DumpPlan(const plan::Plan& plan) const {
+  if (model->options.dump_dir.empty()) return;
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(plan, &text);
+  std::ofstream(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), ".txt")) << text;
+}
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+Session::~Session() {
+  if (impl_) Close();
+}
+
+StepResult Session::Run(const Feeds& feeds) {
+  impl_->Load();
+  StepResult result;
+  result.state_ = std::make_shared<StepResult::State>();
+  result.state_->handle = impl_->runtime->Launch(feeds);
+  result.state_->finite = impl_->finite;
+  impl_->model->last_steps[impl_.get()] = result.state_->handle;
+  return result;
+}
+
+void Session::Close() {
+  if (impl_->runtime) impl_->runtime->Close();
+}
+
+int64_t Session::next_step() const { return impl_->runtime ? impl_->runtime->next_step() : 0; }
+
+// --- Train, Evaluate ---------------------------------------------------------------------------------------------------
+
+namespace {
+
+DumpFn Dumper(const ModelImpl& model, const std::string& session) {
+  if (model.options.dump_dir.empty()) return {};
+  std::string folder = model.options.dump_dir + "/" + session;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) Fail("dump folder ", folder, " cannot be made: ", error.message());
+  return [folder](int number, const std::string& pass, const std::string& text) {
+    std::string file = Cat(folder, "/", number < 10 ? "0" : "", number, "_", pass, ".txt");
+    std::ofstream out(file);
+    out << text;
+    if (!out.flush()) Fail("dump file ", file, " cannot be written");
+  };
+}
+
+void CheckOptions(const Graph& graph, const std::string& who, const SessionOptions& options) {
+  if (options.micro_batches < 1) Fail(who, ": micro_batches is ", options.micro_batches, ", must be at least 1");
+  if (options.steps_in_flight < 1) Fail(who, ": steps_in_flight is ", options.steps_in_flight, ", must be at least 1");
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    const Node& node = graph.node(n);
+    auto batch = node.fixed.find(0);
+    if (node.op != "input" || batch == node.fixed.end()) continue;
+    int64_t extent = graph.value(node.out[0]).shape[batch->second.axis];
+    if (options.micro_batches > std::max<int64_t>(1, extent))
+      Fail(who, ": micro_batches is ", options.micro_batches, " but input '", node.name, "' has a batch of ", extent);
+  }
+}
+
+int AddFetch(Graph* graph, const std::string& name, int value) {
+  Node fetch;
+  fetch.op = "fetch";
+  fetch.name = name;
+  fetch.in = {value};
+  const Node& from = graph->producer(value);
+  fetch.line = from.line;
+  fetch.slice = from.slice;
+  fetch.placed = from.placed;
+  fetch.phase = from.phase == Phase::kBackward ? Phase::kUpdate : from.phase;
+  return graph->AddRaw(fetch, {});
+}
+
+CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& options) {
+  CompileOptions c;
+  c.name = options.name;
+  c.times = options.micro_batches;
+  c.schedule = options.schedule == PipelineSchedule::kGPipe ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
+  c.seed = model.options.seed;
+  c.feed_slots = options.steps_in_flight;
+  if (!options.zero_axis.empty())
+    c.zero_axis = model.graph.mesh().AxisOrFail(options.zero_axis, "zero_axis of session " + options.name);
+  return c;
+}
+
+Session Finish(ModelImpl* model, Graph graph, const SessionOptions& options,
+               const std::map<std::string, int>& fetched, std::vector<int> roots, const std::string& finite) {
+  for (const auto& [name, value] : fetched) roots.push_back(AddFetch(&graph, name, value));
+  graph.KeepOnly(roots);
+  CheckOptions(graph, "session " + options.name, options);
+  Compiled compiled = Compile(std::move(graph), ToCompileOptions(*model, options), Dumper(*model, options.name));
+  std::unique_ptr<Session::Impl> impl(
+      new Session::Impl{model, std::move(compiled), options, {}, finite, nullptr});
+  for (const auto& [name, value] : fetched) impl->outputs.insert(name);
+  Session session(std::move(impl));
+  if (model->options.memory_budget > 0)
+    for (const RankSummary& s : session.Summaries())
+      if (s.peak_bytes > model->options.memory_budget)
+        Fail("session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank, " but the budget is ",
+             model->options.memory_budget, "; its largest consumers:\n", session.SummaryText());
+  return session;
+}
+
+}  // namespace
+
+Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_options, Here at) {
+  TrainOptions options = user_options;
+  if (options.name.empty()) options.name = "train";
+  ModelImpl* model = ModelOf(loss, Cat("Train at ", SourceLine(at).str()));
+  Graph graph = model->graph;
+  graph.set_times(options.micro_batches);
+  std::vector<int> weights, roots;
+  for (const auto& [name, node] : model->variables) weights.push_back(graph.node(node).out[0]);
+  std::sort(weights.begin(), weights.end());
+  std::vector<int> all = Autograd(&graph, loss.id(), weights), gradients, used;
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (all[i] >= 0) {
+      used.push_back(weights[i]);
+      gradients.push_back(all[i]);
+    }
+  if (used.empty())
+    Fail("Train at ", SourceLine(at).str(), ": the loss '", loss.name(), "' depends on no weight of the model");
+  UpdateRule rule;
+  rule.op = optimizer.op;
+  rule.attrs = ScheduleAttrs(options.lr_schedule);
+  for (const auto& [name, number] : optimizer.numbers) rule.attrs.Set(name, number);
+  rule.clip_norm = options.clip_norm;
+  rule.decay_only_matrices = optimizer.op == "adamw";
+  int first_update = graph.num_nodes(), grad_norm = -1;
+  AddUpdates(&graph, used, gradients, rule, &grad_norm);
+  for (int n = first_update; n < graph.num_nodes(); ++n)
+    if (graph.node(n).op == rule.op) roots.push_back(n);
+  std::map<std::string, int> fetched{{"loss", loss.id()}};
+  if (grad_norm >= 0) fetched["grad_norm"] = grad_norm;
+  for (const auto& [name, tensor] : options.outputs) fetched[name] = tensor.id();
+  bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
+  return Finish(model, std::move(graph), options, fetched, roots, options.check_finite && scalar ? "loss" : "");
+}
+
+Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& user_options, Here at) {
+  SessionOptions options = user_options;
+  if (options.name.empty()) options.name = "eval";
+  std::string who = Cat("Evaluate at ", SourceLine(at).str());
+  if (outputs.empty()) Fail(who, ": no outputs are asked for");
+  ModelImpl* model = ModelOf(outputs.begin()->second, who);
+  std::map<std::string, int> fetched;
+  for (const auto& [name, tensor] : outputs) {
+    if (ModelOf(tensor, who) != model) Fail(who, ": output '", name, "' belongs to another model");
+    fetched[name] = tensor.id();
+  }
+  return Finish(model, model->graph, options, fetched, {}, "");
+}
+
+}  // namespace oneflow_like

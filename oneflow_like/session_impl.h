@@ -1,0 +1,28 @@
+// What a Session holds: the compiled graph, and the runtime once a step has been asked for.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "compiler/compile.h"
+#include "oneflow_like/model_impl.h"
+#include "oneflow_like/session.h"
+
+namespace oneflow_like {
+
+struct Session::Impl {
+  ModelImpl* model = nullptr;
+  Compiled compiled;
+  SessionOptions options;
+  std::set<std::string> outputs;
+  std::string finite;  // output that must be finite, empty for none
+  std::unique_ptr<Runtime> runtime;
+
+  ~Impl();
+  // Plans of the ranks hosted here, their memory, kernels and actors; the first time.
+  void Load();
+  void DumpPlan(const plan::Plan& plan) const;
+};
+
+}  // namespace oneflow_like

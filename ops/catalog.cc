@@ -1,0 +1,29 @@
+// All operators of this library, file by file.
+#include "ops/manifest.h"
+
+namespace oneflow_like {
+
+const Catalog& BuiltinCatalog() {
+  static const Catalog* const catalog = [] {
+    auto* all = new Catalog;
+    AddElementwise(all);
+    AddReduce(all);
+    AddReshape(all);
+    AddShapeOps(all);
+    AddGather(all);
+    AddConstant(all);
+    AddMatmul(all);
+    AddSoftmax(all);
+    AddCrossEntropy(all);
+    AddNorm(all);
+    AddEmbedding(all);
+    AddAttention(all);
+    AddDropout(all);
+    AddOptimizers(all);
+    AddFused(all);
+    return all;
+  }();
+  return *catalog;
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,139 @@
+// Tensors from nothing: full, and the random initialisers. A random element is a function of the seed, the
+// node's key and the element's place in the whole tensor, so every mesh draws the same weights.
+#include <cmath>
+#include <numbers>
+
+#include "core/random.h"
+#include "ops/manifest.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+
+double InverseNormal(double u) {
+  constexpr double kTail = 0.02425;
+  constexpr double kA[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
+                           1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
+  constexpr double kB[] = {-5.447609879822406e+01, 1.615858368580409e+02,  -1.556989798598866e+02,
+                           6.680131188771972e+01,  -1.328068155288572e+01, 1};
+  constexpr double kC[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
+                           -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
+  constexpr double kD[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
+                           3.754408661907416e+00, 1};
+  auto polynomial = [](const auto& coefficients, double x) {
+    double value = 0;
+    for (double c : coefficients) value = value * x + c;
+    return value;
+  };
+  if (u > 1 - kTail) return -InverseNormal(1 - u);
+  if (u < kTail) {
+    double q = std::sqrt(-2 * std::log(u));
+    return polynomial(kC, q) / polynomial(kD, q);
+  }
+  double q = u - 0.5;
+  return q * polynomial(kA, q * q) / polynomial(kB, q * q);
+}
+
+namespace {
+
+// The draw of each element of out[0], uniform inside (0, 1), through `value`. Initialisers do not depend on
+// the step.
+template <typename F>
+Status Draw(const KernelContext& context, F value) {
+  const TensorArg& y = context.out[0];
+  uint64_t key = RandomKey(context.seed, static_cast<uint64_t>(context.spec.attrs.Int("key")));
+  float* to = y.as<float>();
+  ForEachIndex(y.extent, [&](const Dims& index) {
+    uint32_t bits = RandomBits(key, 0, static_cast<uint64_t>(GlobalIndex(y, index)));
+    *to++ = static_cast<float>(value((bits + 0.5) / 4294967296.0));
+  });
+  return Status();
+}
+
+Status Uniform(const KernelContext& context) {
+  double low = context.spec.attrs.Float("low"), high = context.spec.attrs.Float("high");
+  return Draw(context, [=](double u) { return low + (high - low) * u; });
+}
+
+Status Normal(const KernelContext& context) {
+  double mean = context.spec.attrs.Float("mean"), stddev = context.spec.attrs.Float("stddev");
+  return Draw(context, [=](double u) { return mean + stddev * InverseNormal(u); });
+}
+
+// The distribution function is cut to the part between -2 and 2 standard deviations and inverted.
+Status TruncatedNormal(const KernelContext& context) {
+  double mean = context.spec.attrs.Float("mean"), stddev = context.spec.attrs.Float("stddev");
+  double below = 0.5 * std::erfc(std::numbers::sqrt2);  // of -2
+  return Draw(context, [=](double u) { return mean + stddev * InverseNormal(below + (1 - 2 * below) * u); });
+}
+
+Status Full(const KernelContext& context) {
+  const TensorArg& y = context.out[0];
+  double value = context.spec.attrs.Float("value");
+  for (int64_t i = 0; i < y.elements(); ++i) StoreFloat(y, i, value);
+  return Status();
+}
+
+// An operator without inputs: all its labels are the output's, and any of them may be cut.
+OpDef SourceOp(const std::string& name, const std::string& doc, KernelFn reference,
+               std::vector<std::string> numbers) {
+  OpDef def;
+  def.name = name;
+  def.doc = doc;
+  def.axes_of = [](const OpCall& call) {
+    RequireInputs(call, 0);
+    RequireAttr(call, "shape");
+    return "-> y[" + Letters(0, call.attrs->GetDims("shape").rank()) + "]";
+  };
+  def.extents = [](const OpCall& call) {
+    Dims shape = call.attrs->GetDims("shape");
+    std::map<std::string, int64_t> extents;
+    for (int i = 0; i < shape.rank(); ++i) extents[Letter(i)] = shape[i];
+    return extents;
+  };
+  def.check = [numbers](const OpCall& call) {
+    RequireInputs(call, 0);
+    RequireAttr(call, "shape");
+    for (const std::string& number : numbers) RequireAttr(call, number);
+    Dims shape = call.attrs->GetDims("shape");
+    for (int i = 0; i < shape.rank(); ++i) {
+      if (shape[i] < 0) Fail(call.who, ": axis ", i, " of ", shape.str(), " is negative");
+    }
+  };
+  def.reference = reference;
+  return def;
+}
+
+OpDef RandomOp(const std::string& name, const std::string& doc, KernelFn reference, const std::string& first,
+               double a, const std::string& second, double b) {
+  OpDef def = SourceOp(name, doc, reference, {first, second});
+  def.random = true;
+  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
+  for (std::vector<int64_t> shape : {std::vector<int64_t>{6, 4}, {7}, {2, 3, 5}}) {
+    def.samples.push_back({.attrs = {{"shape", shape}, {first, a}, {second, b}, {"key", int64_t{17}}}});
+  }
+  return def;
+}
+
+}  // namespace
+
+void AddConstant(Catalog* catalog) {
+  OpDef full = SourceOp("full", "A tensor of one number.", Full, {"value", "dtype"});
+  full.dtypes = [](const OpCall& call) {
+    DType dtype;
+    std::string name = call.attrs->Str("dtype");
+    if (!ParseDType(name, &dtype)) Fail(call.who, ": there is no type named \"", name, "\"");
+    return std::vector<DType>{dtype};
+  };
+  for (const char* dtype : {"f32", "i64"}) {
+    full.samples.push_back(
+        {.attrs = {{"shape", std::vector<int64_t>{6, 4}}, {"value", 3.0}, {"dtype", std::string(dtype)}}});
+  }
+  catalog->Add(std::move(full));
+  catalog->Add(RandomOp("uniform", "Evenly distributed in [low, high).", Uniform, "low", -0.5, "high", 1.5));
+  catalog->Add(RandomOp("normal", "Normally distributed.", Normal, "mean", 0.5, "stddev", 2.0));
+  catalog->Add(RandomOp("truncated_normal",
+                        "Normally distributed, inside two standard deviations of the mean.", TruncatedNormal,
+                        "mean", 0.5, "stddev", 2.0));
+}
+
+}  // namespace oneflow_like

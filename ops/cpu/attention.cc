@@ -1,0 +1,105 @@
+// attention without a matrix of scores: for a block of 64 queries the keys go by in tiles, with a running maximum and
+// sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022). Tiles that are
+// masked throughout are skipped. Blocks of queries are independent and run in parallel.
+#include "ops/cpu/attention_tile.h"
+#include "ops/cpu/tile.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+using scalar::kInfinity;
+
+// Of one thread, kept between acts: 170 KB.
+struct ForwardScratch {
+  alignas(64) float q[kMaxWidth * kLanes];
+  alignas(64) float o[kMaxWidth * kLanes];
+  alignas(64) float tile[kTileKeys * kLanes];
+  alignas(64) float drop[kTileKeys * kLanes];
+};
+
+struct Running {
+  alignas(64) float greatest[kLanes], total[kLanes], rescale[kLanes];
+};
+
+// Turns a tile of scores into exp(score - greatest) and brings maximum and sum up to date.
+void SoftmaxTile(int64_t key_count, float* tile, Running* run) {
+  alignas(64) float top[kLanes], sum[kLanes];
+  std::copy_n(run->greatest, kLanes, top);
+  for (int64_t j = 0; j < key_count; ++j) {
+    const float* lanes = tile + j * kLanes;
+    for (int64_t i = 0; i < kLanes; ++i) top[i] = lanes[i] > top[i] ? lanes[i] : top[i];
+  }
+  for (int64_t i = 0; i < kLanes; ++i) {
+    float safe = top[i] == -kInfinity ? 0.0f : top[i];  // a query that has seen no key yet
+    run->rescale[i] = scalar::ExpOf(run->greatest[i] - safe);
+    run->greatest[i] = top[i];
+    top[i] = safe;
+    sum[i] = 0;
+  }
+  for (int64_t j = 0; j < key_count; ++j) {
+    float* lanes = tile + j * kLanes;
+    for (int64_t i = 0; i < kLanes; ++i) {
+      float e = scalar::ExpOf(lanes[i] - top[i]);
+      lanes[i] = e;
+      sum[i] += e;
+    }
+  }
+  for (int64_t i = 0; i < kLanes; ++i) run->total[i] = run->total[i] * run->rescale[i] + sum[i];
+}
+
+void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
+  static thread_local ForwardScratch scratch;
+  const float *k = context.in[1].as<float>(), *v = context.in[2].as<float>();
+  int64_t count = std::min(kLanes, call.queries - s), width = call.width;
+  LoadLanes(context.in[0].as<float>() + call.InQ(b, s, h), call.row, count, width, call.scale, scratch.q);
+  std::fill_n(scratch.o, width * kLanes, 0.0f);
+  Running run;
+  std::fill_n(run.greatest, kLanes, -kInfinity);
+  std::fill_n(run.total, kLanes, 0.0f);
+  int64_t visible = call.Visible(s, count);
+  for (int64_t t = 0; t < visible; t += kTileKeys) {
+    int64_t key_count = std::min(kTileKeys, visible - t), at = call.InK(b, t, h);
+    TileProduct(key_count, kLanes, width, k + at, call.row, 1, scratch.q, kLanes, scratch.tile, kLanes, false);
+    call.Mask(s, count, t, key_count, -kInfinity, scratch.tile);
+    SoftmaxTile(key_count, scratch.tile, &run);
+    if (call.drop > 0) {
+      call.DropFactors(b, h, s, count, t, key_count, scratch.drop);
+      for (int64_t i = 0; i < key_count * kLanes; ++i) scratch.tile[i] *= scratch.drop[i];
+    }
+    if (t > 0) {
+      for (int64_t d = 0; d < width; ++d) {
+        float* lanes = scratch.o + d * kLanes;
+        for (int64_t i = 0; i < kLanes; ++i) lanes[i] *= run.rescale[i];
+      }
+    }
+    TileProduct(width, kLanes, key_count, v + at, 1, call.row, scratch.tile, kLanes, scratch.o, kLanes, true);
+  }
+  float* lse = context.out[1].as<float>() + call.InLse(b, s, h);
+  for (int64_t i = 0; i < count; ++i) {
+    bool blind = run.total[i] == 0;
+    lse[i] = blind ? -kInfinity : run.greatest[i] + std::log(run.total[i]);
+    run.total[i] = blind ? 0.0f : 1.0f / run.total[i];
+  }
+  StoreLanes(scratch.o, run.total, count, width, context.out[0].as<float>() + call.InQ(b, s, h), call.row);
+}
+
+Status Attention(const KernelContext& context) {
+  AttentionCall call(context, context.in[0], context.in[1]);
+  int64_t blocks = (call.queries + kLanes - 1) / kLanes;
+  ParallelFor(call.batch * call.heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t pair = i / blocks;
+      ForwardBlock(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes);
+    }
+  });
+  return Status();
+}
+
+}  // namespace
+
+KernelPtr MakeAttention(const KernelSpec& spec) {
+  bool fits = AllFloat(spec) && spec.in[0].extent[3] <= kMaxWidth;
+  return fits ? MakeFunctionKernel(Attention)(spec) : MakeReference(spec);
+}
+
+}  // namespace oneflow_like::cpu

@@ -1,0 +1,392 @@
+// Compiling and running block programs.
+#include "ops/cpu/block_program.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/random.h"
+#include "ops/cpu/kernels.h"
+#include "ops/reference.h"
+#include "ops/scalar.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+template <typename F>
+void UnaryBlock(const BlockArgs& a) {
+  const float* x = a.in[0];
+  float* y = a.out;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = F()(x[i]);
+}
+template <typename F>
+void BinaryBlock(const BlockArgs& a) {
+  const float *p = a.in[0], *q = a.in[1];
+  float* y = a.out;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i]);
+}
+template <typename F>
+void ConstantBlock(const BlockArgs& a) {
+  const float* x = a.in[0];
+  float* y = a.out;
+  float c = a.constant;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = F()(x[i], c);
+}
+template <typename F>
+void TernaryBlock(const BlockArgs& a) {
+  const float *p = a.in[0], *q = a.in[1], *r = a.in[2];
+  float* y = a.out;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i], r[i]);
+}
+
+struct IsTrue {
+  float operator()(float x) const { return x != 0.0f ? 1.0f : 0.0f; }
+};
+
+struct Named {
+  const char* name;
+  BlockOp op;
+};
+const Named kOps[] = {
+#define OFL_ROW(name, functor) {name, {UnaryBlock<scalar::functor>, 1, nullptr}},
+    OFL_UNARY_SCALARS(OFL_ROW)
+#undef OFL_ROW
+#define OFL_ROW(name, functor) {name, {BinaryBlock<scalar::functor>, 2, nullptr}},
+        OFL_BINARY_SCALARS(OFL_ROW)
+#undef OFL_ROW
+#define OFL_ROW(name, functor) {name, {TernaryBlock<scalar::functor>, 3, nullptr}},
+            OFL_TERNARY_SCALARS(OFL_ROW)
+#undef OFL_ROW
+#define OFL_ROW(name, functor, attribute) {name, {ConstantBlock<scalar::functor>, 1, attribute}},
+                OFL_CONSTANT_SCALARS(OFL_ROW)
+#undef OFL_ROW
+};
+
+bool FloatOrBool(const TensorArg& arg) { return IsFloating(arg.dtype) || arg.dtype == DType::kBool; }
+
+}  // namespace
+
+BlockOp FindBlockOp(const std::string& name) {
+  for (const Named& named : kOps) {
+    if (name == named.name) return named.op;
+  }
+  return {};
+}
+
+// An input as the blocks see it: the output's index space with this input's strides, axes merged where they run on.
+struct BlockProgram::View {
+  const TensorArg* arg = nullptr;
+  bool whole = true;  // element i of the output's piece is element i of this
+  int rank = 0;
+  int64_t extent[Dims::kMaxRank], stride[Dims::kMaxRank];
+
+  View() = default;
+  View(const TensorArg& input, const TensorArg& out) : arg(&input) {
+    whole = input.elements() == out.elements();
+    int skip = out.extent.rank() - input.extent.rank();
+    int64_t strides[Dims::kMaxRank], s = 1;
+    for (int axis = out.extent.rank() - 1; axis >= 0; --axis) {
+      int64_t e = axis >= skip ? input.extent[axis - skip] : 1;
+      strides[axis] = e == 1 ? 0 : s;
+      s *= e;
+    }
+    for (int axis = 0; axis < out.extent.rank(); ++axis) {
+      if (out.extent[axis] == 1) continue;
+      if (rank > 0 && stride[rank - 1] == strides[axis] * out.extent[axis]) {
+        extent[rank - 1] *= out.extent[axis];
+        stride[rank - 1] = strides[axis];
+      } else {
+        extent[rank] = out.extent[axis];
+        stride[rank++] = strides[axis];
+      }
+    }
+    if (rank == 0) {
+      rank = 1;
+      extent[0] = 1;
+      stride[0] = 0;
+    }
+  }
+
+  // Offset here of output element `at`, and how many more elements of the last axis follow.
+  int64_t Offset(int64_t at, int64_t* run) const {
+    int64_t inner = at % extent[rank - 1], offset = inner * stride[rank - 1];
+    *run = extent[rank - 1] - inner;
+    at /= extent[rank - 1];
+    for (int axis = rank - 2; axis >= 0; --axis) {
+      offset += at % extent[axis] * stride[axis];
+      at /= extent[axis];
+    }
+    return offset;
+  }
+
+  template <typename T>
+  void Fill(int64_t at, int64_t n, float* to) const {
+    const T* data = arg->as<T>();
+    for (int64_t run; n > 0; at += run, to += run, n -= run) {
+      const T* from = data + Offset(at, &run);
+      run = std::min(run, n);
+      if (stride[rank - 1] == 0) {
+        std::fill_n(to, run, AsFloat(*from));
+      } else {
+        for (int64_t i = 0; i < run; ++i) to[i] = AsFloat(from[i]);
+      }
+    }
+  }
+
+  // `n` elements from `at` on: in place where they lie contiguous, else copied to `buffer`.
+  const float* Load(int64_t at, int64_t n, float* buffer) const {
+    switch (arg->dtype) {
+      case DType::kBool: Fill<bool>(at, n, buffer); return buffer;
+      case DType::kBFloat16: Fill<BFloat16>(at, n, buffer); return buffer;
+      case DType::kFloat16: Fill<Float16>(at, n, buffer); return buffer;
+      default: break;
+    }
+    if (whole) return arg->as<float>() + at;
+    int64_t run;
+    int64_t offset = Offset(at, &run);
+    if (run >= n && stride[rank - 1] == 1) return arg->as<float>() + offset;
+    Fill<float>(at, n, buffer);
+    return buffer;
+  }
+};
+
+// The output's piece as runs that are contiguous in the whole tensor: what draws are numbered by.
+struct BlockProgram::GlobalRuns {
+  const TensorArg* out;
+  int leading;      // axes before the run
+  int64_t run = 1;  // elements
+  explicit GlobalRuns(const TensorArg& piece) : out(&piece), leading(piece.extent.rank()) {
+    while (leading > 0) {
+      --leading;
+      run *= out->extent[leading];
+      if (out->extent[leading] != out->global[leading]) break;
+    }
+  }
+  uint64_t Global(int64_t at, int64_t* left) const {
+    int64_t inner = at % run, rest = at / run, stride = 1, index = 0;
+    *left = run - inner;
+    for (int axis = out->extent.rank() - 1; axis >= 0; --axis) {
+      index += out->begin[axis] * stride;
+      if (axis < leading) {
+        index += rest % out->extent[axis] * stride;
+        rest /= out->extent[axis];
+      }
+      stride *= out->global[axis];
+    }
+    return static_cast<uint64_t>(index + inner);
+  }
+};
+
+std::unique_ptr<BlockProgram> BlockProgram::Make(const std::vector<FusedStep>& steps,
+                                                 const std::vector<DType>& inputs,
+                                                 const std::vector<int64_t>& outputs) {
+  auto program = std::make_unique<BlockProgram>();
+  program->inputs_ = static_cast<int>(inputs.size());
+  if (program->inputs_ > kMaxInputs || outputs.size() > kMaxInputs) return nullptr;
+  std::vector<int> names(inputs.size());  // value of the program -> value here
+  for (size_t i = 0; i < inputs.size(); ++i) names[i] = static_cast<int>(i);
+  int next = program->inputs_;
+  std::vector<DType> types = FusedTypes(steps, inputs);
+  std::vector<DType> local(inputs);
+  for (const FusedStep& step : steps) {
+    if (!program->Append(step, &next, &names, &local)) return nullptr;
+  }
+  if (next > kMaxValues) return nullptr;
+  for (int64_t output : outputs) program->outputs_.push_back(names[output]);
+  program->values_ = next;
+  program->straight_.assign(next, -1);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    int value = names[outputs[i]];
+    bool is_float = types[outputs[i]] == DType::kFloat32;
+    if (value >= program->inputs_ && is_float && program->straight_[value] < 0) {
+      program->straight_[value] = static_cast<int>(i);
+    }
+  }
+  program->PlaceValues(next);
+  return program;
+}
+
+// Adds the instructions of one step; add_n of many terms becomes a chain of additions.
+bool BlockProgram::Append(const FusedStep& step, int* next_value, std::vector<int>* names,
+                          std::vector<DType>* types) {
+  Instruction code;
+  std::string op = step.op;
+  if (op == "dropout") {
+    double p = step.attrs.Float("p");
+    if (p > 0) {
+      code.key = static_cast<uint64_t>(step.attrs.Int("key"));
+      code.threshold = KeepThreshold(p);
+      code.constant = p < 1 ? static_cast<float>(1.0 / (1.0 - p)) : 0.0f;
+      code.in[0] = (*names)[step.args[0]];
+      code.result = (*next_value)++;
+      names->push_back(code.result);
+      code_.push_back(code);
+      return true;
+    }
+    op = "identity";
+  }
+  if (op == "cast") {
+    DType to = DType::kFloat32;
+    ParseDType(step.attrs.Str("dtype"), &to);
+    op = "identity";
+    if (to == DType::kBool) code.fn = UnaryBlock<IsTrue>;
+  }
+  if (op == "add_n" && step.args.size() == 1) op = "identity";
+  BlockOp found = FindBlockOp(op == "add_n" ? "add" : op);
+  if (found.fn == nullptr) return false;
+  if (code.fn == nullptr) code.fn = found.fn;
+  code.operands = found.operands;
+  if (found.constant != nullptr) code.constant = static_cast<float>(step.attrs.Float(found.constant));
+  if (op != "add_n") {
+    if (static_cast<int>(step.args.size()) != found.operands) return false;
+    for (int i = 0; i < found.operands; ++i) code.in[i] = (*names)[step.args[i]];
+    code.result = (*next_value)++;
+    code_.push_back(code);
+  } else {
+    code.in[0] = (*names)[step.args[0]];
+    for (size_t i = 1; i < step.args.size(); ++i) {
+      code.in[1] = (*names)[step.args[i]];
+      code.result = (*next_value)++;
+      code_.push_back(code);
+      code.in[0] = code.result;
+    }
+  }
+  names->push_back(code.result);
+  return true;
+}
+
+// Gives every value a buffer for as long as it is needed; the block shrinks when many live at once.
+void BlockProgram::PlaceValues(int values) {
+  std::vector<int> last_use(values, -1);
+  for (size_t j = 0; j < code_.size(); ++j) {
+    for (int i = 0; i < code_[j].operands; ++i) last_use[code_[j].in[i]] = static_cast<int>(j);
+  }
+  for (int value : outputs_) last_use[value] = static_cast<int>(code_.size());
+  buffer_.assign(values, -1);
+  std::vector<int> free;
+  int count = 0;
+  auto take = [&](int value) {
+    if (free.empty()) free.push_back(count++);
+    buffer_[value] = free.back();
+    free.pop_back();
+  };
+  for (int value = 0; value < inputs_; ++value) take(value);
+  for (size_t j = 0; j < code_.size(); ++j) {
+    const Instruction& code = code_[j];
+    for (int i = 0; i < code.operands; ++i) {
+      int value = code.in[i];
+      bool again = std::find(code.in, code.in + i, value) != code.in + i;
+      if (!again && last_use[value] == static_cast<int>(j) && buffer_[value] >= 0) free.push_back(buffer_[value]);
+    }
+    if (straight_[code.result] < 0) take(code.result);
+  }
+  while (block_ * std::max(count, 1) > kBufferFloats) block_ /= 2;
+}
+
+namespace {
+
+void DropoutBlock(const BlockArgs& a, const uint32_t* bits, uint32_t threshold) {
+  const float* x = a.in[0];
+  float* y = a.out;
+  float keep = a.constant;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = (bits[i] >> 8) >= threshold ? x[i] * keep : 0.0f;
+}
+
+void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from) {
+  if (out.dtype == DType::kBool) {
+    uint8_t* to = out.as<uint8_t>() + at;
+    for (int64_t i = 0; i < n; ++i) to[i] = from[i] != 0.0f;
+    return;
+  }
+  DispatchFloating(out.dtype, [&](auto t) {
+    using T = decltype(t);
+    T* to = out.as<T>() + at;
+    for (int64_t i = 0; i < n; ++i) to[i] = FromFloat<T>(from[i]);
+  });
+}
+
+}  // namespace
+
+void BlockProgram::RunRange(const KernelContext& context, const View* views, const GlobalRuns& runs, int64_t begin,
+                            int64_t end) const {
+  alignas(64) float buffers[kBufferFloats];
+  uint32_t bits[512];
+  std::array<const float*, kMaxValues> value;
+  for (int64_t at = begin; at < end; at += block_) {
+    int64_t n = std::min(block_, end - at);
+    for (int i = 0; i < inputs_; ++i) value[i] = views[i].Load(at, n, buffers + buffer_[i] * block_);
+    for (const Instruction& code : code_) {
+      int direct = straight_[code.result];
+      float* result = direct >= 0 ? context.out[direct].as<float>() + at : buffers + buffer_[code.result] * block_;
+      BlockArgs args{{value[code.in[0]], value[code.in[1]], value[code.in[2]]}, result, n, code.constant};
+      if (code.fn != nullptr) {
+        code.fn(args);
+      } else {
+        uint64_t key = RandomKey(context.seed, code.key);
+        int64_t left;
+        for (int64_t i = 0; i < n; i += left) {
+          uint64_t global = runs.Global(at + i, &left);
+          left = std::min(left, n - i);
+          FillRandomBits(key, static_cast<uint64_t>(context.step), global, left, bits + i);
+        }
+        DropoutBlock(args, bits, code.threshold);
+      }
+      value[code.result] = result;
+    }
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      int id = outputs_[i];
+      if (straight_[id] != static_cast<int>(i)) StoreOutput(context.out[i], at, n, value[id]);
+    }
+  }
+}
+
+Status BlockProgram::Run(const KernelContext& context) {
+  const TensorArg& out = context.out[0];
+  int64_t n = out.elements();
+  if (n == 0) return Status();
+  View views[kMaxInputs];
+  for (int i = 0; i < inputs_; ++i) views[i] = View(context.in[i], out);
+  GlobalRuns runs(out);
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) { RunRange(context, views, runs, begin, end); });
+  return Status();
+}
+
+namespace {
+
+KernelPtr MakeProgram(const KernelSpec& spec, const std::vector<FusedStep>& steps,
+                      const std::vector<int64_t>& outputs) {
+  bool fits = std::all_of(spec.in.begin(), spec.in.end(), FloatOrBool) &&
+              std::all_of(spec.out.begin(), spec.out.end(), FloatOrBool);
+  if (fits) {
+    std::vector<DType> types;
+    for (const TensorArg& in : spec.in) types.push_back(in.dtype);
+    if (KernelPtr program = BlockProgram::Make(steps, types, outputs)) return program;
+  }
+  return MakeReference(spec);
+}
+
+}  // namespace
+
+KernelPtr MakeElementwise(const KernelSpec& spec) {
+  // Arithmetic on bool operands is not what floats would do; only where takes them.
+  bool numbers = spec.name == "where" ||
+                 std::all_of(spec.in.begin(), spec.in.end(),
+                             [](const TensorArg& in) { return IsFloating(in.dtype); });
+  bool where_of_bools = spec.name == "where" && !IsFloating(spec.in[1].dtype);
+  if (!numbers || where_of_bools) return MakeReference(spec);
+  FusedStep step{spec.name, {}, spec.attrs};
+  for (size_t i = 0; i < spec.in.size(); ++i) step.args.push_back(static_cast<int>(i));
+  return MakeProgram(spec, {step}, {static_cast<int64_t>(spec.in.size())});
+}
+
+KernelPtr MakeFused(const KernelSpec& spec) {
+  return MakeProgram(spec, ParseFused(spec.attrs.Str("program"), static_cast<int>(spec.in.size())),
+                     spec.attrs.Ints("outputs"));
+}
+
+}  // namespace oneflow_like::cpu

@@ -1,0 +1,120 @@
+// What the files of this folder share: the factories and functions they offer the manifest, and small helpers.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+
+#include "core/float16.h"
+#include "core/kernel.h"
+#include "core/parallel_for.h"
+
+namespace oneflow_like::cpu {
+
+using KernelPtr = std::unique_ptr<Kernel>;
+
+// The operator's own reference kernel: what a factory gives for types or shapes it has nothing faster for.
+KernelPtr MakeReference(const KernelSpec& spec);
+
+// Whether every operand (every input, every output) is f32.
+bool AllFloat(const KernelSpec& spec);
+
+// A stateless kernel for f32 operands, the reference for others.
+KernelFactory ForFloat(KernelFn fn);
+
+// Elements one range of ParallelFor should hold at least, so that it outweighs the start of a team.
+constexpr int64_t kGrain = 8192;
+// The same in rows of `width` elements.
+inline int64_t RowGrain(int64_t width) { return width >= kGrain ? 1 : kGrain / (width > 0 ? width : 1); }
+
+// An element of any type as a float, and a float as an element of any type (bool: whether it is not 0).
+template <typename T>
+float AsFloat(T value) {
+  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) {
+    return ToFloat(value);
+  } else {
+    return static_cast<float>(value);
+  }
+}
+template <typename T>
+T FromFloat(float value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return ToBFloat16(value);
+  } else if constexpr (std::is_same_v<T, Float16>) {
+    return ToFloat16(value);
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value != 0.0f;
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+// A piece seen as rows along its last axis.
+struct Rows {
+  int64_t rows = 0, width = 0;
+};
+inline Rows RowsOf(const TensorArg& arg) {
+  Rows r{1, arg.extent.rank() ? arg.extent.back() : 1};
+  for (int i = 0; i + 1 < arg.extent.rank(); ++i) r.rows *= arg.extent[i];
+  return r;
+}
+
+// Copies `rows` runs of `bytes` bytes between strided places, in parallel. Strides in bytes.
+void CopyRuns(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows, int64_t bytes);
+
+// Zeroes memory in parallel.
+void FillZero(void* data, int64_t bytes);
+
+// to (contiguous, of these extents) = from read with these strides, in elements of `size` bytes.
+void PermuteCopy(void* to, const void* from, const Dims& extent, const Dims& strides, int64_t size);
+
+// bits[i] = RandomBits(key, step, first + i).
+void FillRandomBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint32_t* bits);
+// An element is kept when bits >> 8 is at least this: exactly when ToUniform(bits) >= p as a float.
+uint32_t KeepThreshold(double p);
+
+// block_program.cc
+KernelPtr MakeElementwise(const KernelSpec& spec);
+KernelPtr MakeFused(const KernelSpec& spec);
+// copy.cc
+KernelPtr MakeCast(const KernelSpec& spec);
+Status Copy(const KernelContext& context);        // identity, reshape: any type
+Status Transpose(const KernelContext& context);   // any type
+Status SliceAxis(const KernelContext& context);   // any type
+Status Concat(const KernelContext& context);      // any type
+Status Pad(const KernelContext& context);         // any type
+Status BroadcastTo(const KernelContext& context);  // any type
+// reduce.cc
+Status Sum(const KernelContext& context);
+Status Mean(const KernelContext& context);
+Status Max(const KernelContext& context);
+Status Min(const KernelContext& context);
+Status SumTo(const KernelContext& context);
+Status SquareSum(const KernelContext& context);
+Status AddN(const KernelContext& context);
+// contraction.cc
+KernelPtr MakeMatmul(const KernelSpec& spec);
+KernelPtr MakeEinsum(const KernelSpec& spec);
+// softmax.cc
+Status Softmax(const KernelContext& context);
+Status LogSoftmax(const KernelContext& context);
+Status SoftmaxGrad(const KernelContext& context);
+Status LogSoftmaxGrad(const KernelContext& context);
+KernelPtr MakeCrossEntropy(const KernelSpec& spec);
+KernelPtr MakeCrossEntropyGrad(const KernelSpec& spec);
+// norm.cc
+Status LayerNorm(const KernelContext& context);
+Status RmsNorm(const KernelContext& context);
+KernelPtr MakeLayerNormGrad(const KernelSpec& spec);
+KernelPtr MakeRmsNormGrad(const KernelSpec& spec);
+// embedding.cc
+KernelPtr MakeEmbedding(const KernelSpec& spec);
+KernelPtr MakeEmbeddingGrad(const KernelSpec& spec);
+// attention.cc, attention_grad.cc
+KernelPtr MakeAttention(const KernelSpec& spec);
+KernelPtr MakeAttentionGrad(const KernelSpec& spec);
+// optimizer.cc
+Status Sgd(const KernelContext& context);
+Status Adam(const KernelContext& context);
+Status AdamW(const KernelContext& context);
+
+}  // namespace oneflow_like::cpu

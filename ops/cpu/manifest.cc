@@ -1,0 +1,61 @@
+// The readable manifest of the CPU kernels. An operator that is not here runs its reference kernel.
+#include "ops/cpu/manifest.h"
+
+#include "ops/cpu/kernels.h"
+
+namespace oneflow_like {
+
+void AddCpuKernels(KernelRegistry* registry) {
+  using namespace cpu;
+  auto add = [registry](const char* name, KernelFactory factory) { registry->Add(name, "cpu", std::move(factory)); };
+
+  add("matmul", MakeMatmul);
+  add("einsum", MakeEinsum);
+
+  for (const char* name :
+       {"add", "sub", "mul", "div", "maximum", "minimum", "pow", "equal", "not_equal", "less", "less_equal", "greater",
+        "greater_equal", "where", "neg", "scale", "shift", "exp", "log", "sqrt", "rsqrt", "square", "abs", "sign",
+        "tanh", "erf", "sigmoid", "relu", "gelu", "gelu_erf", "silu", "tanh_grad", "sigmoid_grad", "relu_grad",
+        "gelu_grad", "gelu_erf_grad", "silu_grad", "dropout"}) {
+    add(name, MakeElementwise);
+  }
+  add("fused", MakeFused);
+  add("add_n", ForFloat(AddN));
+  add("cast", MakeCast);
+
+  add("identity", MakeFunctionKernel(Copy));
+  add("reshape", MakeFunctionKernel(Copy));
+  add("transpose", MakeFunctionKernel(Transpose));
+  add("broadcast_to", MakeFunctionKernel(BroadcastTo));
+  add("slice", MakeFunctionKernel(SliceAxis));
+  add("concat", MakeFunctionKernel(Concat));
+  add("pad", MakeFunctionKernel(Pad));
+
+  add("sum", ForFloat(Sum));
+  add("mean", ForFloat(Mean));
+  add("max", ForFloat(Max));
+  add("min", ForFloat(Min));
+  add("sum_to", ForFloat(SumTo));
+  add("square_sum", ForFloat(SquareSum));
+
+  add("softmax", ForFloat(Softmax));
+  add("log_softmax", ForFloat(LogSoftmax));
+  add("softmax_grad", ForFloat(SoftmaxGrad));
+  add("log_softmax_grad", ForFloat(LogSoftmaxGrad));
+  add("cross_entropy", MakeCrossEntropy);
+  add("cross_entropy_grad", MakeCrossEntropyGrad);
+  add("layer_norm", ForFloat(LayerNorm));
+  add("layer_norm_grad", MakeLayerNormGrad);
+  add("rms_norm", ForFloat(RmsNorm));
+  add("rms_norm_grad", MakeRmsNormGrad);
+  add("embedding", MakeEmbedding);
+  add("embedding_grad", MakeEmbeddingGrad);
+  add("attention", MakeAttention);
+  add("attention_grad", MakeAttentionGrad);
+
+  add("sgd", ForFloat(Sgd));
+  add("adam", ForFloat(Adam));
+  add("adamw", ForFloat(AdamW));
+}
+
+}  // namespace oneflow_like

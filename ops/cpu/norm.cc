@@ -1,0 +1,128 @@
+// layer_norm and rms_norm by rows, and their gradients. Gradients of gamma and beta are summed in at most 32 fixed
+// bands of rows, then over the bands, so their bits do not depend on the number of threads.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "ops/cpu/kernels.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+float SumOf(const float* x, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  return sum;
+}
+
+float SquaresAbout(const float* x, int64_t n, float mean) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += (x[i] - mean) * (x[i] - mean);
+  return sum;
+}
+
+// x, gamma, beta -> y, mean, rstd; kCentred false: x, gamma -> y, rstd.
+template <bool kCentred>
+Status Norm(const KernelContext& context) {
+  Rows r = RowsOf(context.in[0]);
+  const float *x = context.in[0].as<float>(), *gamma = context.in[1].as<float>();
+  const float* beta = kCentred ? context.in[2].as<float>() : nullptr;
+  float *y = context.out[0].as<float>(), *means = kCentred ? context.out[1].as<float>() : nullptr;
+  float* rstds = context.out[kCentred ? 2 : 1].as<float>();
+  double eps = context.spec.attrs.Float("eps");
+  float count = static_cast<float>(std::max<int64_t>(r.width, 1));
+  ParallelFor(r.rows, RowGrain(r.width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* in = x + row * r.width;
+      float* out = y + row * r.width;
+      float mean = kCentred ? SumOf(in, r.width) / count : 0.0f;
+      float rstd = static_cast<float>(1.0 / std::sqrt(SquaresAbout(in, r.width, mean) / count + eps));
+#pragma GCC ivdep
+      for (int64_t c = 0; c < r.width; ++c) {
+        float n = (in[c] - mean) * rstd;
+        out[c] = kCentred ? n * gamma[c] + beta[c] : n * gamma[c];
+      }
+      if (kCentred) means[row] = mean;
+      rstds[row] = rstd;
+    }
+  });
+  return Status();
+}
+
+// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma.
+template <bool kCentred>
+class NormGrad : public Kernel {
+ public:
+  explicit NormGrad(const KernelSpec& spec) : sums_(kBands * 2 * RowsOf(spec.in[1]).width) {}
+
+  Status Run(const KernelContext& context) override {
+    Rows r = RowsOf(context.in[1]);
+    int64_t length = std::max<int64_t>(16, (r.rows + kBands - 1) / kBands);
+    int64_t bands = (r.rows + length - 1) / length;
+    ParallelFor(bands, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, length * r.width)),
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t band = begin; band < end; ++band) {
+                    RunBand(context, r.width, band * length, std::min(r.rows, (band + 1) * length),
+                            sums_.data() + band * 2 * r.width);
+                  }
+                });
+    for (int output = 1; output <= (kCentred ? 2 : 1); ++output) {
+      float* to = context.out[output].as<float>();
+      std::fill_n(to, r.width, 0.0f);
+      for (int64_t band = 0; band < bands; ++band) {
+        const float* from = sums_.data() + (band * 2 + output - 1) * r.width;
+        for (int64_t c = 0; c < r.width; ++c) to[c] += from[c];
+      }
+    }
+    return Status();
+  }
+
+ private:
+  static constexpr int64_t kBands = 32;
+
+  // With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)).
+  static void RunBand(const KernelContext& context, int64_t width, int64_t begin, int64_t end, float* sums) {
+    const float *gamma = context.in[2].as<float>(), *means = kCentred ? context.in[3].as<float>() : nullptr;
+    const float* rstds = context.in[kCentred ? 4 : 3].as<float>();
+    float *dgamma = sums, *dbeta = sums + width;
+    std::fill_n(sums, 2 * width, 0.0f);
+    for (int64_t row = begin; row < end; ++row) {
+      const float *dy = context.in[0].as<float>() + row * width, *x = context.in[1].as<float>() + row * width;
+      float* dx = context.out[0].as<float>() + row * width;
+      float mean = kCentred ? means[row] : 0.0f, rstd = rstds[row], sum_g = 0, sum_gn = 0;
+#pragma omp simd reduction(+ : sum_g, sum_gn)
+      for (int64_t c = 0; c < width; ++c) {
+        float n = (x[c] - mean) * rstd, g = dy[c] * gamma[c];
+        sum_g += g;
+        sum_gn += g * n;
+        dgamma[c] += dy[c] * n;
+        if (kCentred) dbeta[c] += dy[c];
+      }
+      float mean_g = kCentred ? sum_g / static_cast<float>(width) : 0.0f;
+      float mean_gn = sum_gn / static_cast<float>(width);
+#pragma GCC ivdep
+      for (int64_t c = 0; c < width; ++c) {
+        dx[c] = rstd * (dy[c] * gamma[c] - mean_g - (x[c] - mean) * rstd * mean_gn);
+      }
+    }
+  }
+
+  std::vector<float> sums_;  // [band][dgamma, dbeta][width]
+};
+
+template <bool kCentred>
+KernelPtr MakeNormGrad(const KernelSpec& spec) {
+  if (!AllFloat(spec)) return MakeReference(spec);
+  return std::make_unique<NormGrad<kCentred>>(spec);
+}
+
+}  // namespace
+
+Status LayerNorm(const KernelContext& context) { return Norm<true>(context); }
+Status RmsNorm(const KernelContext& context) { return Norm<false>(context); }
+KernelPtr MakeLayerNormGrad(const KernelSpec& spec) { return MakeNormGrad<true>(spec); }
+KernelPtr MakeRmsNormGrad(const KernelSpec& spec) { return MakeNormGrad<false>(spec); }
+
+}  // namespace oneflow_like::cpu

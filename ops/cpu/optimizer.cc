@@ -1,0 +1,76 @@
+// Updates in place, each one pass over its operands.
+#include <cmath>
+
+#include "ops/cpu/kernels.h"
+#include "ops/schedule.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+struct Update {
+  double lr, decay;
+  float factor = 1;  // on the gradient
+  Update(const KernelContext& context, size_t factor_input) {
+    const Attrs& attrs = context.spec.attrs;
+    lr = attrs.Float("lr") * ScheduleFactor(attrs, context.step);
+    decay = attrs.Float("weight_decay", 0);
+    if (context.in.size() > factor_input) factor = context.in[factor_input].as<float>()[0];
+  }
+};
+
+// kApart: decay shrinks the weight (adamw) instead of adding to the gradient (adam).
+template <bool kApart>
+Status RunAdam(const KernelContext& context) {
+  Update update(context, 4);
+  const Attrs& attrs = context.spec.attrs;
+  double b1 = attrs.Float("beta1", 0.9), b2 = attrs.Float("beta2", 0.999);
+  double steps = static_cast<double>(context.step + 1);
+  double correct1 = 1 - std::pow(b1, steps), correct2 = 1 - std::pow(b2, steps);
+  float factor = update.factor, decay = static_cast<float>(update.decay);
+  float beta1 = static_cast<float>(b1), rest1 = static_cast<float>(1 - b1);
+  float beta2 = static_cast<float>(b2), rest2 = static_cast<float>(1 - b2);
+  float eps = static_cast<float>(attrs.Float("eps", 1e-8));
+  float keep = static_cast<float>(1 - update.lr * update.decay), rate = static_cast<float>(update.lr / correct1);
+  float root = static_cast<float>(1 / std::sqrt(correct2));
+  const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>();
+  const float *m = context.in[2].as<float>(), *v = context.in[3].as<float>();
+  float *new_w = context.out[0].as<float>(), *new_m = context.out[1].as<float>(), *new_v = context.out[2].as<float>();
+  ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; ++i) {
+      float weight = w[i], gradient = factor * g[i];
+      if (!kApart) gradient += decay * weight;
+      float mean = beta1 * m[i] + rest1 * gradient;
+      float square = beta2 * v[i] + rest2 * gradient * gradient;
+      if (kApart) weight *= keep;
+      new_w[i] = weight - rate * mean / (__builtin_sqrtf(square) * root + eps);
+      new_m[i] = mean;
+      new_v[i] = square;
+    }
+  });
+  return Status();
+}
+
+}  // namespace
+
+Status Sgd(const KernelContext& context) {
+  Update update(context, 3);
+  float rate = static_cast<float>(update.lr), decay = static_cast<float>(update.decay), factor = update.factor;
+  float momentum = static_cast<float>(context.spec.attrs.Float("momentum", 0));
+  const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>(), *v = context.in[2].as<float>();
+  float *new_w = context.out[0].as<float>(), *new_v = context.out[1].as<float>();
+  ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; ++i) {
+      float velocity = momentum * v[i] + (factor * g[i] + decay * w[i]);
+      new_w[i] = w[i] - rate * velocity;
+      new_v[i] = velocity;
+    }
+  });
+  return Status();
+}
+
+Status Adam(const KernelContext& context) { return RunAdam<false>(context); }
+Status AdamW(const KernelContext& context) { return RunAdam<true>(context); }
+
+}  // namespace oneflow_like::cpu

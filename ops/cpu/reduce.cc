@@ -1,0 +1,241 @@
+// Reductions over any axes. Sums are added in an order that shape and thread count settle: along a contiguous run in
+// sixteen lanes, over rows in bands, and over everything in fixed chunks of double precision.
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "ops/cpu/kernels.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+struct SumOf {
+  static constexpr float kIdentity = 0;
+  float operator()(float a, float b) const { return a + b; }
+};
+struct MaxOf {
+  static constexpr float kIdentity = -std::numeric_limits<float>::infinity();
+  float operator()(float a, float b) const { return b > a || b != b ? b : a; }  // a NaN wins
+};
+struct MinOf {
+  static constexpr float kIdentity = std::numeric_limits<float>::infinity();
+  float operator()(float a, float b) const { return b < a || b != b ? b : a; }
+};
+
+using Mask = std::array<bool, Dims::kMaxRank>;
+
+// x with neighbouring axes of one kind merged. The last group is kept (columns) or reduced (a run).
+struct Plan {
+  int rank = 0;
+  int64_t extent[Dims::kMaxRank + 1], stride[Dims::kMaxRank + 1];
+  bool reduced[Dims::kMaxRank + 1];
+  int64_t kept_outer = 1, reduced_outer = 1;  // products over all groups but the last
+};
+
+Plan MakePlan(const Dims& x, const Mask& mask) {
+  Plan p;
+  for (int axis = 0; axis < x.rank(); ++axis) {
+    if (x[axis] == 1) continue;
+    if (p.rank > 0 && p.reduced[p.rank - 1] == mask[axis]) {
+      p.extent[p.rank - 1] *= x[axis];
+    } else {
+      p.extent[p.rank] = x[axis];
+      p.reduced[p.rank++] = mask[axis];
+    }
+  }
+  if (p.rank == 0) {
+    p.extent[0] = 1;
+    p.reduced[0] = false;
+    p.rank = 1;
+  }
+  int64_t stride = 1;
+  for (int i = p.rank - 1; i >= 0; --i) {
+    p.stride[i] = stride;
+    stride *= p.extent[i];
+    if (i < p.rank - 1) (p.reduced[i] ? p.reduced_outer : p.kept_outer) *= p.extent[i];
+  }
+  return p;
+}
+
+// Offset of the index-th combination of the outer groups that are reduced, or that are kept.
+int64_t OuterOffset(const Plan& p, bool reduced, int64_t index) {
+  int64_t offset = 0;
+  for (int i = p.rank - 2; i >= 0; --i) {
+    if (p.reduced[i] != reduced) continue;
+    offset += index % p.extent[i] * p.stride[i];
+    index /= p.extent[i];
+  }
+  return offset;
+}
+
+template <typename F>
+float FoldRun(const float* x, int64_t n, F f) {
+  constexpr int kLanes = 32;
+  float lane[kLanes];
+  std::fill_n(lane, kLanes, F::kIdentity);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lane[j] = f(lane[j], x[i + j]);
+  }
+  for (int j = 0; i + j < n; ++j) lane[j] = f(lane[j], x[i + j]);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lane[j] = f(lane[j], lane[j + half]);
+  }
+  return lane[0];
+}
+
+// Kept columns [begin, end): adds up the rows in bands, so that long sums keep their digits.
+template <typename F>
+void FoldColumns(const Plan& p, const float* x, float* y, int64_t begin, int64_t end, F f) {
+  constexpr int64_t kColumns = 256, kBand = 64;
+  float band[kColumns], total[kColumns];
+  for (int64_t c0 = begin; c0 < end; c0 += kColumns) {
+    int64_t n = std::min(kColumns, end - c0);
+    std::fill_n(total, n, F::kIdentity);
+    for (int64_t r0 = 0; r0 < p.reduced_outer; r0 += kBand) {
+      std::fill_n(band, n, F::kIdentity);
+      for (int64_t r = r0; r < std::min(p.reduced_outer, r0 + kBand); ++r) {
+        const float* row = x + OuterOffset(p, true, r) + c0;
+        for (int64_t c = 0; c < n; ++c) band[c] = f(band[c], row[c]);
+      }
+      for (int64_t c = 0; c < n; ++c) total[c] = f(total[c], band[c]);
+    }
+    std::copy_n(total, n, y + c0);
+  }
+}
+
+template <typename F>
+void FoldAxes(const TensorArg& x, const TensorArg& y, const Mask& mask, F f) {
+  if (y.elements() == 0) return;
+  if (x.elements() == 0) {
+    std::fill_n(y.as<float>(), y.elements(), F::kIdentity);
+    return;
+  }
+  Plan p = MakePlan(x.extent, mask);
+  const float* from = x.as<float>();
+  float* to = y.as<float>();
+  int64_t last = p.extent[p.rank - 1];
+  if (p.reduced[p.rank - 1]) {
+    ParallelFor(p.kept_outer, RowGrain(p.reduced_outer * last), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const float* base = from + OuterOffset(p, false, i);
+        float total = F::kIdentity;
+        for (int64_t r = 0; r < p.reduced_outer; ++r) {
+          total = f(total, FoldRun(base + OuterOffset(p, true, r), last, f));
+        }
+        to[i] = total;
+      }
+    });
+    return;
+  }
+  // One task is a stretch of columns of one kept index.
+  constexpr int64_t kStretch = 64;
+  int64_t stretches = (last + kStretch - 1) / kStretch;
+  ParallelFor(p.kept_outer * stretches, RowGrain(p.reduced_outer * kStretch), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end;) {
+      int64_t kept = i / stretches, next = std::min(end, (kept + 1) * stretches);
+      int64_t c0 = i % stretches * kStretch, c1 = std::min(last, (next - kept * stretches) * kStretch);
+      FoldColumns(p, from + OuterOffset(p, false, kept), to + kept * last, c0, c1, f);
+      i = next;
+    }
+  });
+}
+
+// The sum of f(x) over everything: at most 256 chunks, a function of the size alone, in double.
+template <typename F>
+double SumAll(const TensorArg& x, F f) {
+  constexpr int64_t kChunks = 256;
+  double partial[kChunks] = {};
+  int64_t n = x.elements(), length = std::max<int64_t>(4096, (n + kChunks - 1) / kChunks);
+  const float* data = x.as<float>();
+  int64_t chunks = (n + length - 1) / length;
+  ParallelFor(chunks, std::max<int64_t>(1, kGrain / length), [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      double sum = 0;
+      int64_t stop = std::min(n, (c + 1) * length);
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = c * length; i < stop; ++i) sum += f(static_cast<double>(data[i]));
+      partial[c] = sum;
+    }
+  });
+  double total = 0;
+  for (int64_t c = 0; c < chunks; ++c) total += partial[c];
+  return total;
+}
+
+Mask MaskOf(const Attrs& attrs) {
+  Mask mask{};
+  for (int64_t axis : attrs.Ints("axes")) mask[axis] = true;
+  return mask;
+}
+
+void SumAxes(const TensorArg& x, const TensorArg& y, const Mask& mask) {
+  if (y.elements() == 1) {
+    y.as<float>()[0] = static_cast<float>(SumAll(x, [](double v) { return v; }));
+  } else {
+    FoldAxes(x, y, mask, SumOf());
+  }
+}
+
+}  // namespace
+
+Status Sum(const KernelContext& context) {
+  SumAxes(context.in[0], context.out[0], MaskOf(context.spec.attrs));
+  return Status();
+}
+
+Status Mean(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  Mask mask = MaskOf(context.spec.attrs);
+  int64_t count = 1;
+  for (int i = 0; i < x.global.rank(); ++i) count *= mask[i] ? x.global[i] : 1;
+  SumAxes(x, y, mask);
+  float divisor = static_cast<float>(count);
+  for (int64_t i = 0; i < y.elements(); ++i) y.as<float>()[i] = count == 0 ? 0.0f : y.as<float>()[i] / divisor;
+  return Status();
+}
+
+Status Max(const KernelContext& context) {
+  FoldAxes(context.in[0], context.out[0], MaskOf(context.spec.attrs), MaxOf());
+  return Status();
+}
+
+Status Min(const KernelContext& context) {
+  FoldAxes(context.in[0], context.out[0], MaskOf(context.spec.attrs), MinOf());
+  return Status();
+}
+
+Status SumTo(const KernelContext& context) {
+  const TensorArg& x = context.in[0];
+  Dims shape = context.spec.attrs.GetDims("shape");
+  Mask mask{};
+  int lead = x.extent.rank() - shape.rank();
+  for (int i = 0; i < x.extent.rank(); ++i) mask[i] = i < lead || (shape[i - lead] == 1 && x.global[i] != 1);
+  SumAxes(x, context.out[0], mask);
+  return Status();
+}
+
+Status SquareSum(const KernelContext& context) {
+  double sum = SumAll(context.in[0], [](double v) { return v * v; });
+  context.out[0].as<float>()[0] = static_cast<float>(sum);
+  return Status();
+}
+
+Status AddN(const KernelContext& context) {
+  float* y = context.out[0].as<float>();
+  ParallelFor(context.out[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kBlock = 2048;  // the sum stays in the first-level cache over all terms
+    for (int64_t b = begin; b < end; b += kBlock) {
+      int64_t e = std::min(end, b + kBlock);
+      std::copy(context.in[0].as<float>() + b, context.in[0].as<float>() + e, y + b);
+      for (size_t k = 1; k < context.in.size(); ++k) {
+        const float* x = context.in[k].as<float>();
+#pragma GCC ivdep
+        for (int64_t i = b; i < e; ++i) y[i] += x[i];
+      }
+    }
+  });
+  return Status();
+}
+
+}  // namespace oneflow_like::cpu

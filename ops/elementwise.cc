@@ -1,0 +1,484 @@
+// Elementwise operators: out[i] = f(in0[i], in1[i], ...), operands broadcast against each other. Their
+// gradients are sums back to the operands' shapes of products with other elementwise operators.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "ops/functional.h"
+#include "ops/manifest.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Reference kernels ---------------------------------------------------------------------------
+
+// out = f(x) for one input, in double or int64_t; `f` also takes the attributes.
+template <auto kF>
+Status Unary(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  return DispatchType(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    for (int64_t i = 0; i < y.elements(); ++i)
+      Store(y.as<T>() + i, kF(Load(x.as<T>() + i), context.spec.attrs));
+    return Status();
+  });
+}
+
+// out = f(a, b); the output is of type T or, for comparisons, bool.
+template <auto kF, bool kToBool>
+Status Binary(const KernelContext& context) {
+  const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
+  return DispatchType(a.dtype, [&](auto t) {
+    using T = decltype(t);
+    using Out = std::conditional_t<kToBool, bool, T>;
+    int64_t i = 0;
+    ForEachIndex(y.extent, [&](const Dims& index) {
+      Store(y.as<Out>() + i++, kF(Load(a.as<T>() + BroadcastOffset(a.extent, index)),
+                                  Load(b.as<T>() + BroadcastOffset(b.extent, index))));
+    });
+    return Status();
+  });
+}
+
+Status AddN(const KernelContext& context) {
+  const TensorArg& y = context.out[0];
+  return DispatchType(y.dtype, [&](auto t) {
+    using T = decltype(t);
+    for (int64_t i = 0; i < y.elements(); ++i) {
+      Wide<T> sum = 0;
+      for (const TensorArg& x : context.in) sum += Load(x.as<T>() + i);
+      Store(y.as<T>() + i, sum);
+    }
+    return Status();
+  });
+}
+
+Status Where(const KernelContext& context) {
+  const TensorArg &c = context.in[0], &a = context.in[1], &b = context.in[2], &y = context.out[0];
+  return DispatchType(y.dtype, [&](auto t) {
+    using T = decltype(t);
+    int64_t i = 0;
+    ForEachIndex(y.extent, [&](const Dims& index) {
+      bool first = c.as<bool>()[BroadcastOffset(c.extent, index)];
+      y.as<T>()[i++] =
+          first ? a.as<T>()[BroadcastOffset(a.extent, index)] : b.as<T>()[BroadcastOffset(b.extent, index)];
+    });
+    return Status();
+  });
+}
+
+Status Cast(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  return DispatchType(x.dtype, [&](auto from) {
+    return DispatchType(y.dtype, [&](auto to) {
+      using From = decltype(from);
+      using To = decltype(to);
+      for (int64_t i = 0; i < y.elements(); ++i) Store(y.as<To>() + i, Load(x.as<From>() + i));
+      return Status();
+    });
+  });
+}
+
+// --- Mathematics ---------------------------------------------------------------------------------
+
+constexpr double kGeluScale = 0.7978845608028654;  // sqrt(2 / pi)
+constexpr double kGeluCubic = 0.044715;
+
+double Gelu(double x) { return 0.5 * x * (1 + std::tanh(kGeluScale * (x + kGeluCubic * x * x * x))); }
+double GeluSlope(double x) {
+  double t = std::tanh(kGeluScale * (x + kGeluCubic * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluScale * (1 + 3 * kGeluCubic * x * x);
+}
+double NormalBelow(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); }
+double GeluErfSlope(double x) {
+  return NormalBelow(x) + x * std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi);
+}
+double Sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x)); }
+double SiluSlope(double x) {
+  double s = Sigmoid(x);
+  return s * (1 + x * (1 - s));
+}
+template <typename V>
+V Power(V a, V b) {
+  return static_cast<V>(std::pow(a, b));
+}
+template <typename V>
+V Divide(V a, V b) {
+  if constexpr (std::is_integral_v<V>) return b == 0 ? 0 : a / b;  // an integer division by zero gives 0
+  return a / b;
+}
+
+// --- Table entries -------------------------------------------------------------------------------
+
+// g, summed down to the shape of an operand that was broadcast.
+Tensor Fit(Tensor g, const Tensor& operand) {
+  return g.shape() == operand.shape() ? g : sum_to(g, operand.shape());
+}
+
+using UnaryGrad = Tensor (*)(Tensor dy, Tensor x, Tensor y);
+using BinaryGrad = std::vector<Tensor> (*)(const GradCall& call, Tensor dy);
+
+std::vector<Sample> UnarySamples(double low, double high) {
+  std::vector<Sample> samples = {{.in = {{6, 4}}}, {.in = {{2, 3, 5}}}, {.in = {{}}}};
+  for (Sample& s : samples) {
+    s.low = low;
+    s.high = high;
+  }
+  return samples;
+}
+
+std::vector<Sample> BinarySamples(double low, double high) {
+  std::vector<Sample> samples = {
+      {.in = {{6, 4}, {6, 4}}}, {.in = {{2, 6, 4}, {4}}}, {.in = {{6, 1}, {3, 1, 4}}}, {.in = {{5, 3}, {}}}};
+  for (Sample& s : samples) {
+    s.low = low;
+    s.high = high;
+  }
+  return samples;
+}
+
+// A function of one number, of floating type. Samples are drawn from [low, high).
+OpDef UnaryOp(const std::string& name, const std::string& doc, KernelFn reference, UnaryGrad grad,
+              double low = -2, double high = 2) {
+  OpDef def;
+  def.name = def.scalar = name;
+  def.doc = doc;
+  def.axes = "x[..] -> y[..]";
+  def.check = [](const OpCall& call) { RequireFloating(call); };
+  if (grad != nullptr) {
+    def.grad = [grad](const GradCall& c) { return std::vector<Tensor>{grad(c.dout[0], c.in[0], c.out[0])}; };
+  }
+  def.reference = reference;
+  def.samples = UnarySamples(low, high);
+  return def;
+}
+
+OpDef BinaryOp(const std::string& name, const std::string& doc, KernelFn reference, BinaryGrad grad,
+               std::vector<std::set<std::string>> linear = {}, double low = -2, double high = 2) {
+  OpDef def;
+  def.name = def.scalar = name;
+  def.doc = doc;
+  def.axes = "a[..], b[..] -> y[..]";
+  def.linear = std::move(linear);
+  def.check = RequireArithmetic;
+  if (grad != nullptr) {
+    def.grad = [grad](const GradCall& c) {
+      std::vector<Tensor> d = grad(c, c.dout[0]);
+      for (size_t i = 0; i < d.size(); ++i)
+        d[i] = c.wanted[i] && d[i].defined() ? Fit(d[i], c.in[i]) : Tensor();
+      return d;
+    };
+  }
+  def.reference = reference;
+  def.samples = BinarySamples(low, high);
+  return def;
+}
+
+OpDef CompareOp(const std::string& name, const std::string& doc, KernelFn reference) {
+  OpDef def = BinaryOp(name, doc, reference, nullptr);
+  def.check = [](const OpCall& call) { RequireSameTypes(call); };
+  def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kBool}; };
+  std::vector<Sample> integers = def.samples;
+  for (Sample& s : integers) s.dtypes = {DType::kInt32, DType::kInt32};
+  def.samples.insert(def.samples.end(), integers.begin(), integers.end());
+  return def;
+}
+
+// The gradient of a function of one number with its derivative fused in: dy * f'(at), linear in dy. `at` is
+// the operand or the result of the function, whichever the derivative is written in.
+OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn reference) {
+  OpDef def;
+  def.name = def.scalar = name;
+  def.doc = "dy times the derivative of " + name.substr(0, name.rfind("_grad")) + ", given " + at + ".";
+  def.axes = "dy[..], " + at + "[..] -> dx[..]";
+  def.linear = {{"dy"}};
+  def.check = [](const OpCall& call) {
+    RequireFloating(call);
+    RequireSameTypes(call);
+  };
+  def.reference = reference;
+  def.samples = {{.in = {{6, 4}, {6, 4}}}, {.in = {{2, 3, 5}, {2, 3, 5}}}};
+  return def;
+}
+
+// Integers round each part: their quotients and multiples do not carry partial sums.
+std::function<std::vector<std::set<std::string>>(const OpCall&)> LinearIfFloating(
+    const std::string& operand) {
+  return [operand](const OpCall& call) {
+    return IsFloating(call.dtypes[0]) ? std::vector<std::set<std::string>>{{operand}}
+                                      : std::vector<std::set<std::string>>{};
+  };
+}
+
+// maximum or minimum. Samples lie far apart: moving one a little seldom changes which is taken.
+void AddExtreme(Catalog* catalog, const std::string& name, const std::string& doc, KernelFn reference,
+                BinaryGrad grad) {
+  OpDef def = BinaryOp(name, doc, reference, grad);
+  def.samples = {{.in = {{6, 4}, {6, 4}}}, {.in = {{2, 6, 4}, {4}}}, {.in = {{5, 1}, {2, 1, 3}}}};
+  for (Sample& s : def.samples) {
+    s.low = -20;
+    s.high = 20;
+  }
+  catalog->Add(std::move(def));
+}
+
+// Half of dy for each of equals, so that maximum and minimum treat their operands alike.
+std::vector<Tensor> ShareByOrder(Tensor dy, Tensor strictly, Tensor weakly) {
+  Tensor share = scale(add(cast(strictly, dy.dtype()), cast(weakly, dy.dtype())), 0.5);
+  Tensor first = mul(dy, share);
+  return {first, sub(dy, first)};
+}
+
+void AddArithmetic(Catalog* catalog) {
+  catalog->Add(BinaryOp("add", "a + b.", Binary<[](auto a, auto b) { return a + b; }, false>,
+                        [](const GradCall&, Tensor dy) {
+                          return std::vector<Tensor>{dy, dy};
+                        },
+                        {{"a", "b"}}));
+  catalog->Add(BinaryOp("sub", "a - b.", Binary<[](auto a, auto b) { return a - b; }, false>,
+                        [](const GradCall& c, Tensor dy) {
+                          return std::vector<Tensor>{dy, c.wanted[1] ? neg(Fit(dy, c.in[1])) : Tensor()};
+                        },
+                        {{"a", "b"}}));
+  catalog->Add(BinaryOp("mul", "a * b.", Binary<[](auto a, auto b) { return a * b; }, false>,
+                        [](const GradCall& c, Tensor dy) {
+                          return std::vector<Tensor>{c.wanted[0] ? mul(dy, c.in[1]) : Tensor(),
+                                                     c.wanted[1] ? mul(dy, c.in[0]) : Tensor()};
+                        },
+                        {{"a"}, {"b"}}));
+  OpDef quotient = BinaryOp(
+      "div", "a / b; integers round towards zero, and a division by zero gives 0.",
+      Binary<[](auto a, auto b) { return Divide(a, b); }, false>,
+      [](const GradCall& c, Tensor dy) {
+        Tensor da = div(dy, c.in[1]);
+        return std::vector<Tensor>{da, c.wanted[1] ? neg(mul(da, c.out[0])) : Tensor()};
+      },
+      {}, 0.5, 2);
+  quotient.linear_of = LinearIfFloating("a");
+  catalog->Add(std::move(quotient));
+  AddExtreme(catalog, "maximum", "The greater of a and b; a NaN wins.",
+             Binary<[](auto a, auto b) { return (a > b) || a != a ? a : b; }, false>,
+             [](const GradCall& c, Tensor dy) {
+               return ShareByOrder(dy, greater(c.in[0], c.in[1]), greater_equal(c.in[0], c.in[1]));
+             });
+  AddExtreme(catalog, "minimum", "The lesser of a and b; a NaN wins.",
+             Binary<[](auto a, auto b) { return a < b || a != a ? a : b; }, false>,
+             [](const GradCall& c, Tensor dy) {
+               return ShareByOrder(dy, less(c.in[0], c.in[1]), less_equal(c.in[0], c.in[1]));
+             });
+  catalog->Add(BinaryOp(
+      "pow", "a to the power b. Where a is not positive no gradient flows to b.",
+      Binary<[](auto a, auto b) { return Power(a, b); }, false>,
+      [](const GradCall& c, Tensor dy) {
+        const Tensor &a = c.in[0], &b = c.in[1];
+        Tensor da, db;
+        if (c.wanted[0]) da = mul(dy, mul(b, pow(a, shift(b, -1))));
+        if (c.wanted[1]) {
+          Tensor slope = mul(dy, mul(c.out[0], log(a)));
+          db = where(greater(a, scale(a, 0)), slope, scale(dy, 0));
+        }
+        return std::vector<Tensor>{da, db};
+      },
+      {}, 0.5, 2));
+}
+
+void AddComparisons(Catalog* catalog) {
+  catalog->Add(CompareOp("equal", "a == b.", Binary<[](auto a, auto b) { return a == b; }, true>));
+  catalog->Add(CompareOp("not_equal", "a != b.", Binary<[](auto a, auto b) { return a != b; }, true>));
+  catalog->Add(CompareOp("less", "a < b.", Binary<[](auto a, auto b) { return a < b; }, true>));
+  catalog->Add(CompareOp("less_equal", "a <= b.", Binary<[](auto a, auto b) { return a <= b; }, true>));
+  catalog->Add(CompareOp("greater", "a > b.", Binary<[](auto a, auto b) { return (a > b); }, true>));
+  catalog->Add(CompareOp("greater_equal", "a >= b.", Binary<[](auto a, auto b) { return a >= b; }, true>));
+}
+
+// Operators that carry partial sums, or pass the values of any type.
+void AddCarriers(Catalog* catalog) {
+  OpDef identity = UnaryOp("identity", "x itself.", Unary<[](auto x, const Attrs&) { return x; }>,
+                           [](Tensor dy, Tensor, Tensor) { return dy; });
+  identity.check = nullptr;
+  identity.linear = {{"x"}};
+  identity.view = true;
+  catalog->Add(std::move(identity));
+
+  OpDef negative = UnaryOp("neg", "-x.", Unary<[](auto x, const Attrs&) { return -x; }>,
+                           [](Tensor dy, Tensor, Tensor) { return neg(dy); });
+  negative.check = RequireArithmetic;
+  negative.linear = {{"x"}};
+  catalog->Add(std::move(negative));
+
+  OpDef scaled = UnaryOp(
+      "scale", "x * factor.",
+      Unary<[](auto x, const Attrs& attrs) { return static_cast<decltype(x)>(x * attrs.Float("factor")); }>,
+      nullptr);
+  scaled.linear_of = LinearIfFloating("x");
+  scaled.check = [](const OpCall& call) {
+    RequireArithmetic(call);
+    RequireAttr(call, "factor");
+  };
+  scaled.grad = [](const GradCall& c) {
+    return std::vector<Tensor>{scale(c.dout[0], c.attrs.Float("factor"))};
+  };
+  for (Sample& s : scaled.samples) s.attrs.Set("factor", 0.7);
+  catalog->Add(std::move(scaled));
+
+  OpDef shifted = UnaryOp(
+      "shift", "x + offset.",
+      Unary<[](auto x, const Attrs& attrs) { return static_cast<decltype(x)>(x + attrs.Float("offset")); }>,
+      [](Tensor dy, Tensor, Tensor) { return dy; });
+  shifted.check = [](const OpCall& call) {
+    RequireArithmetic(call);
+    RequireAttr(call, "offset");
+  };
+  for (Sample& s : shifted.samples) s.attrs.Set("offset", 0.3);
+  catalog->Add(std::move(shifted));
+
+  OpDef sum;
+  sum.name = sum.scalar = "add_n";
+  sum.doc = "The sum of any number of tensors of one shape.";
+  sum.axes = "*x[..] -> y[..]";
+  sum.linear = {{"x"}};
+  sum.check = [](const OpCall& call) {
+    RequireArithmetic(call);
+    for (size_t i = 1; i < call.shapes.size(); ++i) {
+      if (call.shapes[i] != call.shapes[0]) {
+        Fail(call.who, ": operand 1 has shape ", call.shapes[0].str(), " but operand ", i + 1, " has ",
+             call.shapes[i].str());
+      }
+    }
+  };
+  sum.grad = [](const GradCall& c) { return std::vector<Tensor>(c.in.size(), c.dout[0]); };
+  sum.flops = [](const BoundRule& rule) { return rule.Volume() * static_cast<double>(rule.in.size() - 1); };
+  sum.reference = AddN;
+  sum.samples = {{.in = {{6, 4}, {6, 4}, {6, 4}}}, {.in = {{2, 3, 5}}}, {.in = {{7}, {7}}}};
+  catalog->Add(std::move(sum));
+}
+
+void AddWhereAndCast(Catalog* catalog) {
+  OpDef choose;
+  choose.name = choose.scalar = "where";
+  choose.doc = "condition ? a : b.";
+  choose.axes = "condition[..], a[..], b[..] -> y[..]";
+  choose.linear = {{"a", "b"}};
+  choose.check = [](const OpCall& call) {
+    if (call.dtypes[0] != DType::kBool) {
+      Fail(call.who, ": condition is ", Name(call.dtypes[0]), " but must be bool; compare it with a number");
+    }
+    RequireSameTypes(call, 1);
+  };
+  choose.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  choose.grad = [](const GradCall& c) {
+    Tensor dy = c.dout[0], none = scale(dy, 0);
+    std::vector<Tensor> d(3);
+    if (c.wanted[1]) d[1] = Fit(where(c.in[0], dy, none), c.in[1]);
+    if (c.wanted[2]) d[2] = Fit(where(c.in[0], none, dy), c.in[2]);
+    return d;
+  };
+  choose.reference = Where;
+  DType f = DType::kFloat32, b = DType::kBool;
+  choose.samples = {{.in = {{6, 4}, {6, 4}, {6, 4}}, .dtypes = {b, f, f}, .limit = 2},
+                    {.in = {{4}, {6, 1}, {3, 1, 4}}, .dtypes = {b, f, f}, .limit = 2}};
+  catalog->Add(std::move(choose));
+
+  OpDef convert =
+      UnaryOp("cast", "x in another type. To a narrower one it rounds, so it does not carry partial sums.",
+              Cast, nullptr);
+  convert.check = [](const OpCall& call) {
+    RequireAttr(call, "dtype");
+    DType to;
+    if (!ParseDType(call.attrs->Str("dtype"), &to)) {
+      Fail(call.who, ": there is no type named \"", call.attrs->Str("dtype"), "\"");
+    }
+  };
+  convert.dtypes = [](const OpCall& call) {
+    DType to = DType::kFloat32;
+    ParseDType(call.attrs->Str("dtype"), &to);
+    return std::vector<DType>{to};
+  };
+  convert.linear_of = [](const OpCall& call) {
+    DType from = call.dtypes[0], to = from;
+    ParseDType(call.attrs->Str("dtype"), &to);
+    bool exact = from == to || (IsFloating(from) && to == DType::kFloat32);
+    return exact ? std::vector<std::set<std::string>>{{"x"}} : std::vector<std::set<std::string>>{};
+  };
+  convert.grad = [](const GradCall& c) {
+    bool flows = IsFloating(c.in[0].dtype()) && IsFloating(c.out[0].dtype());
+    return std::vector<Tensor>{flows ? cast(c.dout[0], c.in[0].dtype()) : Tensor()};
+  };
+  convert.samples = {{.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}}},
+                     {.in = {{6, 4}}, .attrs = {{"dtype", std::string("bf16")}}},
+                     {.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}}, .dtypes = {DType::kInt32}},
+                     {.in = {{6, 4}}, .attrs = {{"dtype", std::string("i64")}}}};
+  catalog->Add(std::move(convert));
+}
+
+void AddFunctions(Catalog* catalog) {
+  catalog->Add(UnaryOp("exp", "e to the power x.", Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
+                       [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); }));
+  catalog->Add(UnaryOp(
+      "log", "The natural logarithm.", Unary<[](auto x, const Attrs&) { return std::log(x); }>,
+      [](Tensor dy, Tensor x, Tensor) { return div(dy, x); }, 0.5, 2));
+  catalog->Add(UnaryOp(
+      "sqrt", "The square root.", Unary<[](auto x, const Attrs&) { return std::sqrt(x); }>,
+      [](Tensor dy, Tensor, Tensor y) { return scale(div(dy, y), 0.5); }, 0.5, 2));
+  catalog->Add(UnaryOp(
+      "rsqrt", "1 / sqrt(x).", Unary<[](auto x, const Attrs&) { return 1 / std::sqrt(x); }>,
+      [](Tensor dy, Tensor x, Tensor y) { return scale(mul(dy, div(y, x)), -0.5); }, 0.5, 2));
+  catalog->Add(UnaryOp("square", "x * x.", Unary<[](auto x, const Attrs&) { return x * x; }>,
+                       [](Tensor dy, Tensor x, Tensor) { return scale(mul(dy, x), 2); }));
+  catalog->Add(
+      UnaryOp("abs", "|x|; its slope at 0 is 0.", Unary<[](auto x, const Attrs&) { return x < 0 ? -x : x; }>,
+              [](Tensor dy, Tensor x, Tensor) { return mul(dy, Apply(x.graph(), "sign", {x})[0]); }));
+  catalog->Add(UnaryOp(
+      "sign", "-1, 0 or 1; no gradient flows.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>((x > 0) - (x < 0)); }>, nullptr));
+  catalog->Add(UnaryOp("erf", "The error function.", Unary<[](auto x, const Attrs&) { return std::erf(x); }>,
+                       [](Tensor dy, Tensor x, Tensor) {
+                         return scale(mul(dy, exp(neg(square(x)))), 2 / std::sqrt(std::numbers::pi));
+                       }));
+}
+
+Tensor Slope(const char* op, Tensor dy, Tensor at) { return Apply(dy.graph(), op, {dy, at})[0]; }
+
+void AddActivations(Catalog* catalog) {
+  catalog->Add(UnaryOp("tanh", "The hyperbolic tangent.",
+                       Unary<[](auto x, const Attrs&) { return std::tanh(x); }>,
+                       [](Tensor dy, Tensor, Tensor y) { return Slope("tanh_grad", dy, y); }));
+  catalog->Add(UnaryOp("sigmoid", "1 / (1 + exp(-x)).",
+                       Unary<[](auto x, const Attrs&) { return Sigmoid(x); }>,
+                       [](Tensor dy, Tensor, Tensor y) { return Slope("sigmoid_grad", dy, y); }));
+  catalog->Add(UnaryOp("relu", "x where positive, else 0.",
+                       Unary<[](auto x, const Attrs&) { return x < 0 ? 0 : x; }>,
+                       [](Tensor dy, Tensor x, Tensor) { return Slope("relu_grad", dy, x); }));
+  catalog->Add(UnaryOp("gelu", "x times the normal distribution function, in its tanh approximation.",
+                       Unary<[](auto x, const Attrs&) { return Gelu(x); }>,
+                       [](Tensor dy, Tensor x, Tensor) { return Slope("gelu_grad", dy, x); }));
+  catalog->Add(UnaryOp("gelu_erf", "x times the normal distribution function.",
+                       Unary<[](auto x, const Attrs&) { return x * NormalBelow(x); }>,
+                       [](Tensor dy, Tensor x, Tensor) { return Slope("gelu_erf_grad", dy, x); }));
+  catalog->Add(UnaryOp("silu", "x * sigmoid(x).", Unary<[](auto x, const Attrs&) { return x * Sigmoid(x); }>,
+                       [](Tensor dy, Tensor x, Tensor) { return Slope("silu_grad", dy, x); }));
+
+  catalog->Add(SlopeOp("tanh_grad", "y", Binary<[](auto dy, auto y) { return dy * (1 - y * y); }, false>));
+  catalog->Add(SlopeOp("sigmoid_grad", "y", Binary<[](auto dy, auto y) { return dy * y * (1 - y); }, false>));
+  catalog->Add(
+      SlopeOp("relu_grad", "x", Binary<[](auto dy, auto x) { return (x > 0) ? dy : 0 * dy; }, false>));
+  catalog->Add(SlopeOp("gelu_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluSlope(x); }, false>));
+  catalog->Add(
+      SlopeOp("gelu_erf_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluErfSlope(x); }, false>));
+  catalog->Add(SlopeOp("silu_grad", "x", Binary<[](auto dy, auto x) { return dy * SiluSlope(x); }, false>));
+}
+
+}  // namespace
+
+void AddElementwise(Catalog* catalog) {
+  AddArithmetic(catalog);
+  AddComparisons(catalog);
+  AddCarriers(catalog);
+  AddWhereAndCast(catalog);
+  AddFunctions(catalog);
+  AddActivations(catalog);
+}
+
+}  // namespace oneflow_like

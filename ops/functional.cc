@@ -1,0 +1,253 @@
+// The functions of ops/functional.h: each turns its arguments into attributes and adds one node. Axes are
+// made non-negative here, so that operators see only axes that exist.
+#include "ops/functional.h"
+
+#include <cmath>
+
+namespace oneflow_like {
+namespace {
+
+std::string Who(const char* op, const Here& at) {
+  std::string line = SourceLine(at).str();
+  return line.empty() ? std::string(op) : Cat(op, " at ", line);
+}
+
+// The graph of an operand; every function with operands begins with it.
+GraphBuilder* GraphOf(const char* op, const Tensor& x, const Here& at) {
+  if (!x.defined()) Fail(Who(op, at), ": operand 1 is a Tensor that was never given a value");
+  return x.graph();
+}
+
+Tensor One(const char* op, const std::vector<Tensor>& in, const Attrs& attrs, const Here& at) {
+  if (in.empty()) Fail(Who(op, at), ": takes at least 1 input but was given 0");
+  return Apply(GraphOf(op, in[0], at), op, in, attrs, at)[0];
+}
+
+int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at) {
+  GraphOf(op, x, at);
+  int64_t rank = x.shape().rank();
+  if (axis < -rank || axis >= rank) {
+    Fail(Who(op, at), ": axis ", axis, " does not exist, its operand ", x.shape().str(), " has ", rank,
+         rank == 1 ? " axis" : " axes");
+  }
+  return axis < 0 ? axis + rank : axis;
+}
+
+Tensor ReduceBy(const char* op, Tensor x, std::vector<int64_t> axes, bool keep, const Here& at) {
+  GraphOf(op, x, at);
+  if (axes.empty()) {
+    for (int i = 0; i < x.shape().rank(); ++i) axes.push_back(i);
+  }
+  for (int64_t& axis : axes) axis = NormalAxis(op, axis, x, at);
+  return One(op, {x}, {{"axes", axes}, {"keep", int64_t{keep}}}, at);
+}
+
+std::vector<int64_t> Ints(const Dims& dims) { return std::vector<int64_t>(dims.begin(), dims.end()); }
+
+Tensor Source(GraphBuilder* graph, const char* op, const Attrs& attrs, const Here& at) {
+  if (graph == nullptr) Fail(Who(op, at), ": no graph was given to make the tensor in");
+  return Apply(graph, op, {}, attrs, at)[0];
+}
+
+}  // namespace
+
+std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,
+                          const Attrs& attrs, Here at) {
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (!in[i].defined()) {
+      Fail(Who(op.c_str(), at), ": operand ", i + 1, " is a Tensor that was never given a value");
+    }
+    if (in[i].graph() != graph) Fail(Who(op.c_str(), at), ": operand ", i + 1, " belongs to another model");
+  }
+  return graph->AddNode(op, in, attrs, SourceLine(at));
+}
+
+// --- Products ------------------------------------------------------------------------------------
+
+Tensor matmul(Tensor a, Tensor b, Here at) { return One("matmul", {a, b}, {}, at); }
+Tensor einsum(const std::string& equation, Tensor a, Tensor b, Here at) {
+  return One("einsum", {a, b}, {{"equation", equation}}, at);
+}
+
+// --- Elementwise ---------------------------------------------------------------------------------
+
+Tensor add(Tensor a, Tensor b, Here at) { return One("add", {a, b}, {}, at); }
+Tensor sub(Tensor a, Tensor b, Here at) { return One("sub", {a, b}, {}, at); }
+Tensor mul(Tensor a, Tensor b, Here at) { return One("mul", {a, b}, {}, at); }
+Tensor div(Tensor a, Tensor b, Here at) { return One("div", {a, b}, {}, at); }
+Tensor maximum(Tensor a, Tensor b, Here at) { return One("maximum", {a, b}, {}, at); }
+Tensor minimum(Tensor a, Tensor b, Here at) { return One("minimum", {a, b}, {}, at); }
+Tensor pow(Tensor a, Tensor b, Here at) { return One("pow", {a, b}, {}, at); }
+Tensor add_n(const std::vector<Tensor>& terms, Here at) { return One("add_n", terms, {}, at); }
+Tensor scale(Tensor x, double factor, Here at) { return One("scale", {x}, {{"factor", factor}}, at); }
+Tensor shift(Tensor x, double offset, Here at) { return One("shift", {x}, {{"offset", offset}}, at); }
+Tensor neg(Tensor x, Here at) { return One("neg", {x}, {}, at); }
+Tensor equal(Tensor a, Tensor b, Here at) { return One("equal", {a, b}, {}, at); }
+Tensor not_equal(Tensor a, Tensor b, Here at) { return One("not_equal", {a, b}, {}, at); }
+Tensor less(Tensor a, Tensor b, Here at) { return One("less", {a, b}, {}, at); }
+Tensor less_equal(Tensor a, Tensor b, Here at) { return One("less_equal", {a, b}, {}, at); }
+Tensor greater(Tensor a, Tensor b, Here at) { return One("greater", {a, b}, {}, at); }
+Tensor greater_equal(Tensor a, Tensor b, Here at) { return One("greater_equal", {a, b}, {}, at); }
+Tensor where(Tensor condition, Tensor a, Tensor b, Here at) {
+  return One("where", {condition, a, b}, {}, at);
+}
+Tensor exp(Tensor x, Here at) { return One("exp", {x}, {}, at); }
+Tensor log(Tensor x, Here at) { return One("log", {x}, {}, at); }
+Tensor sqrt(Tensor x, Here at) { return One("sqrt", {x}, {}, at); }
+Tensor rsqrt(Tensor x, Here at) { return One("rsqrt", {x}, {}, at); }
+Tensor square(Tensor x, Here at) { return One("square", {x}, {}, at); }
+Tensor abs(Tensor x, Here at) { return One("abs", {x}, {}, at); }
+Tensor tanh(Tensor x, Here at) { return One("tanh", {x}, {}, at); }
+Tensor erf(Tensor x, Here at) { return One("erf", {x}, {}, at); }
+Tensor sigmoid(Tensor x, Here at) { return One("sigmoid", {x}, {}, at); }
+Tensor relu(Tensor x, Here at) { return One("relu", {x}, {}, at); }
+Tensor gelu(Tensor x, Here at) { return One("gelu", {x}, {}, at); }
+Tensor gelu_erf(Tensor x, Here at) { return One("gelu_erf", {x}, {}, at); }
+Tensor silu(Tensor x, Here at) { return One("silu", {x}, {}, at); }
+Tensor cast(Tensor x, DType dtype, Here at) {
+  GraphOf("cast", x, at);
+  if (x.dtype() == dtype) return x;
+  return One("cast", {x}, {{"dtype", std::string(Name(dtype))}}, at);
+}
+
+// --- Reductions ----------------------------------------------------------------------------------
+
+Tensor sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  return ReduceBy("sum", x, std::move(axes), keep, at);
+}
+Tensor mean(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  return ReduceBy("mean", x, std::move(axes), keep, at);
+}
+Tensor max(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  return ReduceBy("max", x, std::move(axes), keep, at);
+}
+Tensor min(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  return ReduceBy("min", x, std::move(axes), keep, at);
+}
+Tensor argmax(Tensor x, int64_t axis, Here at) {
+  return One("argmax", {x}, {{"axis", NormalAxis("argmax", axis, x, at)}}, at);
+}
+Tensor sum_to(Tensor x, const Dims& shape, Here at) {
+  return One("sum_to", {x}, {{"shape", Ints(shape)}}, at);
+}
+Tensor broadcast_to(Tensor x, const Dims& shape, Here at) {
+  return One("broadcast_to", {x}, {{"shape", Ints(shape)}}, at);
+}
+
+// --- Shape ---------------------------------------------------------------------------------------
+
+Tensor reshape(Tensor x, const Dims& shape, Here at) {
+  GraphOf("reshape", x, at);
+  Dims to = shape;
+  int unknown = -1;
+  int64_t known = 1;
+  for (int i = 0; i < to.rank(); ++i) {
+    if (to[i] >= 0) {
+      known *= to[i];
+      continue;
+    }
+    if (to[i] != -1) Fail(Who("reshape", at), ": axis ", i, " of ", shape.str(), " is negative");
+    if (unknown >= 0)
+      Fail(Who("reshape", at), ": axes ", unknown, " and ", i, " are both -1, only one may be");
+    unknown = i;
+  }
+  int64_t elements = x.shape().elements();
+  if (unknown >= 0) {
+    if (known == 0 || elements % known != 0) {
+      Fail(Who("reshape", at), ": ", x.shape().str(), " has ", elements, " elements, which do not divide by ",
+           known, " to settle axis ", unknown, " of ", shape.str());
+    }
+    to[unknown] = elements / known;
+  }
+  return One("reshape", {x}, {{"shape", Ints(to)}}, at);
+}
+
+Tensor transpose(Tensor x, std::vector<int64_t> order, Here at) {
+  for (int64_t& axis : order) axis = NormalAxis("transpose", axis, x, at);
+  return One("transpose", {x}, {{"order", order}}, at);
+}
+
+Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, Here at) {
+  axis = NormalAxis("slice", axis, x, at);
+  return One("slice", {x}, {{"axis", axis}, {"begin", begin}, {"end", end}}, at);
+}
+
+Tensor concat(const std::vector<Tensor>& parts, int64_t axis, Here at) {
+  if (parts.empty()) Fail(Who("concat", at), ": takes at least 1 part but was given 0");
+  return One("concat", parts, {{"axis", NormalAxis("concat", axis, parts[0], at)}}, at);
+}
+
+std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, Here at) {
+  axis = NormalAxis("split", axis, x, at);
+  int64_t extent = x.shape()[static_cast<int>(axis)];
+  if (parts < 1 || extent % parts != 0) {
+    Fail(Who("split", at), ": axis ", axis, " is ", extent, " and does not divide into ", parts,
+         " equal parts");
+  }
+  std::vector<Tensor> pieces;
+  int64_t part = extent / parts;
+  for (int64_t i = 0; i < parts; ++i) pieces.push_back(slice(x, axis, i * part, (i + 1) * part, at));
+  return pieces;
+}
+
+Tensor pad(Tensor x, int64_t axis, int64_t before, int64_t after, Here at) {
+  axis = NormalAxis("pad", axis, x, at);
+  return One("pad", {x}, {{"axis", axis}, {"before", before}, {"after", after}}, at);
+}
+
+Tensor gather(Tensor table, Tensor ids, Here at) { return One("gather", {table, ids}, {}, at); }
+Tensor pick(Tensor x, Tensor ids, Here at) { return One("pick", {x, ids}, {}, at); }
+Tensor one_hot(Tensor ids, int64_t classes, Here at) {
+  return One("one_hot", {ids}, {{"classes", classes}}, at);
+}
+
+// --- Constants and random tensors ----------------------------------------------------------------
+
+Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype, Here at) {
+  return Source(graph, "full",
+                {{"shape", Ints(shape)}, {"value", value}, {"dtype", std::string(Name(dtype))}}, at);
+}
+Tensor uniform(GraphBuilder* graph, const Dims& shape, double low, double high, Here at) {
+  return Source(graph, "uniform", {{"shape", Ints(shape)}, {"low", low}, {"high", high}}, at);
+}
+Tensor normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
+  return Source(graph, "normal", {{"shape", Ints(shape)}, {"mean", mean}, {"stddev", stddev}}, at);
+}
+Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
+  return Source(graph, "truncated_normal", {{"shape", Ints(shape)}, {"mean", mean}, {"stddev", stddev}}, at);
+}
+
+// --- Neural networks -----------------------------------------------------------------------------
+
+Tensor softmax(Tensor x, Here at) { return One("softmax", {x}, {}, at); }
+Tensor log_softmax(Tensor x, Here at) { return One("log_softmax", {x}, {}, at); }
+Tensor cross_entropy(Tensor logits, Tensor target, Here at) {
+  return One("cross_entropy", {logits, target}, {}, at);
+}
+Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
+  return One("layer_norm", {x, gamma, beta}, {{"eps", eps}}, at);
+}
+Tensor rms_norm(Tensor x, Tensor gamma, double eps, Here at) {
+  return One("rms_norm", {x, gamma}, {{"eps", eps}}, at);
+}
+Tensor embedding(Tensor table, Tensor ids, Here at) { return One("embedding", {table, ids}, {}, at); }
+
+Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
+  GraphOf("attention", q, at);
+  if (options.dropout < 0 || options.dropout >= 1) {
+    Fail(Who("attention", at), ": dropout is ", options.dropout, " but must be in [0, 1)");
+  }
+  double factor = options.scale;
+  if (factor == 0) factor = q.shape().rank() > 0 ? 1 / std::sqrt(static_cast<double>(q.shape().back())) : 1;
+  return One("attention", {q, k, v},
+             {{"causal", int64_t{options.causal}}, {"dropout", options.dropout}, {"scale", factor}}, at);
+}
+
+Tensor dropout(Tensor x, double p, Here at) {
+  GraphOf("dropout", x, at);
+  if (p < 0 || p >= 1) Fail(Who("dropout", at), ": p is ", p, " but must be in [0, 1)");
+  if (p == 0) return x;
+  return One("dropout", {x}, {{"p", p}}, at);
+}
+
+}  // namespace oneflow_like

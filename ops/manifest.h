@@ -1,0 +1,51 @@
+// The readable manifest of operators: one line for each file of the table, and the small checks they share.
+#pragma once
+
+#include <string>
+
+#include "ops/op.h"
+
+namespace oneflow_like {
+
+// ops/elementwise.cc
+void AddElementwise(Catalog* catalog);
+// ops/reduce.cc
+void AddReduce(Catalog* catalog);
+// ops/reshape.cc
+void AddReshape(Catalog* catalog);
+// ops/shape_ops.cc
+void AddShapeOps(Catalog* catalog);
+// ops/gather.cc
+void AddGather(Catalog* catalog);
+// ops/constant.cc
+void AddConstant(Catalog* catalog);
+// ops/matmul.cc ... ops/optimizer.cc
+void AddMatmul(Catalog* catalog);
+void AddSoftmax(Catalog* catalog);
+void AddCrossEntropy(Catalog* catalog);
+void AddNorm(Catalog* catalog);
+void AddEmbedding(Catalog* catalog);
+void AddAttention(Catalog* catalog);
+void AddDropout(Catalog* catalog);
+void AddOptimizers(Catalog* catalog);
+void AddFused(Catalog* catalog);
+
+// ops/boxing_kernels.cc: what a rank does alone when a layout changes; no operators.
+void AddBoxingKernels(KernelRegistry* registry);
+
+// A label for axis i of an operand whose labels are computed: "a", "b", ... REQUIRES: 0 <= axis < 26.
+std::string Letter(int axis);
+// "a b c": labels of the axes [begin, end).
+std::string Letters(int begin, int end);
+
+// What `check` and `axes_of` functions ask of a call; each throws Error in the user's words.
+void RequireInputs(const OpCall& call, size_t count);
+void RequireFloating(const OpCall& call);  // every input
+void RequireFloating(const OpCall& call, size_t input);
+void RequireInteger(const OpCall& call, size_t input);        // i32 or i64
+void RequireSameTypes(const OpCall& call, size_t first = 0);  // inputs from `first` on agree
+void RequireArithmetic(const OpCall& call);                   // all inputs of one type, and that is not bool
+// The attribute is there; for operators used by name.
+void RequireAttr(const OpCall& call, const std::string& name);
+
+}  // namespace oneflow_like

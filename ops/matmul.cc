@@ -1,0 +1,265 @@
+// Products: matmul over the last two axes, and einsum of two operands, whose labels are its rule.
+#include <algorithm>
+#include <cctype>
+
+#include "ops/functional.h"
+#include "ops/manifest.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+namespace {
+
+void CheckProduct(const OpCall& call) {
+  RequireInputs(call, 2);
+  RequireFloating(call);
+  RequireSameTypes(call);
+}
+
+double ProductFlops(const BoundRule& rule) { return 2 * rule.Volume(); }
+
+// --- matmul
+// -----------------------------------------------------------------------------------------------------
+
+Status MatmulReference(const KernelContext& context) {
+  const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
+  int ra = a.extent.rank(), rb = b.extent.rank();
+  int64_t inner = a.extent.back();
+  Dims a_row = a.extent, b_row = b.extent;  // index of the first element of the sum
+  int64_t offset = 0;
+  int64_t b_stride = b.extent[rb - 1];
+  ForEachIndex(y.extent, [&](const Dims& at) {
+    int ry = at.rank();
+    for (int i = 0; i < ra - 2; ++i) a_row[i] = a.extent[i] == 1 ? 0 : at[ry - ra + i];
+    for (int i = 0; i < rb - 2; ++i) b_row[i] = b.extent[i] == 1 ? 0 : at[ry - rb + i];
+    a_row[ra - 2] = at[ry - 2];
+    a_row[ra - 1] = 0;
+    b_row[rb - 2] = 0;
+    b_row[rb - 1] = at[ry - 1];
+    int64_t a_at = OffsetOf(a.extent, a_row), b_at = OffsetOf(b.extent, b_row);
+    double total = 0;
+    for (int64_t k = 0; k < inner; ++k) total += LoadFloat(a, a_at + k) * LoadFloat(b, b_at + k * b_stride);
+    StoreFloat(y, offset++, total);
+  });
+  return {};
+}
+
+// An operand of a matmul as an operand of an einsum: without the leading axes along which it is broadcast.
+struct Labelled {
+  Tensor tensor;
+  std::string labels;
+};
+
+Labelled HeldAxes(Tensor x, const Dims& y, const std::string& last_two) {
+  int rank = x.shape().rank(), missing = y.rank() - rank;
+  Dims held;
+  std::string labels;
+  for (int axis = 0; axis < rank - 2; ++axis) {
+    if (x.shape()[axis] != y[missing + axis]) continue;
+    held.push_back(x.shape()[axis]);
+    labels += static_cast<char>('a' + missing + axis);
+  }
+  held.push_back(x.shape()[rank - 2]);
+  held.push_back(x.shape()[rank - 1]);
+  return {held.rank() == rank ? x : reshape(x, held), labels + last_two};
+}
+
+// Each gradient is one einsum: leading axes an operand does not hold are summed in it, not afterwards.
+std::vector<Tensor> MatmulGrad(const GradCall& call) {
+  Tensor dy = call.dout[0];
+  std::string y_labels;
+  for (int axis = 0; axis < dy.shape().rank() - 2; ++axis) y_labels += static_cast<char>('a' + axis);
+  y_labels += "mn";
+  Labelled a = HeldAxes(call.in[0], dy.shape(), "mk"), b = HeldAxes(call.in[1], dy.shape(), "kn");
+  auto like = [](Tensor gradient, Tensor x) {
+    return gradient.shape() == x.shape() ? gradient : reshape(gradient, x.shape());
+  };
+  std::vector<Tensor> din(2);
+  if (call.wanted[0]) {
+    din[0] = like(einsum(y_labels + "," + b.labels + "->" + a.labels, dy, b.tensor), call.in[0]);
+  }
+  if (call.wanted[1]) {
+    din[1] = like(einsum(a.labels + "," + y_labels + "->" + b.labels, a.tensor, dy), call.in[1]);
+  }
+  return din;
+}
+
+// --- einsum
+// -----------------------------------------------------------------------------------------------------
+
+struct Equation {
+  std::string a, b, y;
+};
+
+bool HasLabel(const std::string& labels, char label) { return labels.find(label) != std::string::npos; }
+
+Equation ParseEquation(const std::string& who, const std::string& text) {
+  std::string plain;
+  std::copy_if(text.begin(), text.end(), std::back_inserter(plain), [](char c) { return c != ' '; });
+  size_t comma = plain.find(','), arrow = plain.find("->");
+  if (comma == std::string::npos || arrow == std::string::npos || comma > arrow) {
+    Fail(who, ": equation \"", text, "\" is not of the form \"mk,kn->mn\"");
+  }
+  Equation e{plain.substr(0, comma), plain.substr(comma + 1, arrow - comma - 1), plain.substr(arrow + 2)};
+  for (const std::string* labels : {&e.a, &e.b, &e.y}) {
+    for (size_t i = 0; i < labels->size(); ++i) {
+      char label = (*labels)[i];
+      if (!std::isalpha(static_cast<unsigned char>(label))) {
+        Fail(who, ": '", label, "' in equation \"", text, "\" is not a letter");
+      }
+      if (labels->find(label, i + 1) != std::string::npos) {
+        Fail(who, ": label ", label, " stands twice in \"", *labels, "\" of equation \"", text, "\"");
+      }
+    }
+  }
+  for (char label : e.y) {
+    if (!HasLabel(e.a, label) && !HasLabel(e.b, label)) {
+      Fail(who, ": output label ", label, " of equation \"", text, "\" stands in no operand");
+    }
+  }
+  return e;
+}
+
+Equation EquationOf(const OpCall& call) {
+  RequireAttr(call, "equation");
+  return ParseEquation(call.who, call.attrs->Str("equation"));
+}
+
+std::string Spaced(const std::string& labels) {
+  std::string out;
+  for (char label : labels) out += (out.empty() ? "" : " ") + std::string(1, label);
+  return out;
+}
+
+std::string EinsumAxes(const OpCall& call) {
+  Equation e = EquationOf(call);
+  return "a[" + Spaced(e.a) + "], b[" + Spaced(e.b) + "] -> y[" + Spaced(e.y) + "]";
+}
+
+std::map<std::string, Reduce> EinsumFolds(const OpCall& call) {
+  Equation e = EquationOf(call);
+  std::map<std::string, Reduce> folds;
+  for (char label : e.a + e.b) {
+    if (!HasLabel(e.y, label)) folds[std::string(1, label)] = Reduce::kSum;
+  }
+  return folds;
+}
+
+// Walks an index over named axes: the offsets it has in both operands.
+struct EinsumWalk {
+  std::string labels;
+  Dims extent;
+  Dims a_stride, b_stride;  // 0 where the operand has no such axis
+};
+
+EinsumWalk MakeWalk(const std::string& labels, const Equation& e, const TensorArg& a, const TensorArg& b) {
+  EinsumWalk walk{labels, {}, {}, {}};
+  for (char label : labels) {
+    size_t in_a = e.a.find(label), in_b = e.b.find(label);
+    bool has_a = in_a != std::string::npos, has_b = in_b != std::string::npos;
+    walk.extent.push_back(has_a ? a.extent[in_a] : b.extent[in_b]);
+    walk.a_stride.push_back(has_a ? InnerOf(a.extent, in_a) : 0);
+    walk.b_stride.push_back(has_b ? InnerOf(b.extent, in_b) : 0);
+  }
+  return walk;
+}
+
+int64_t Dot(const Dims& index, const Dims& stride) {
+  int64_t offset = 0;
+  for (int i = 0; i < index.rank(); ++i) offset += index[i] * stride[i];
+  return offset;
+}
+
+Status EinsumReference(const KernelContext& context) {
+  const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
+  Equation e = ParseEquation("einsum", context.spec.attrs.Str("equation"));
+  std::string lost;
+  for (char label : e.a + e.b) {
+    if (!HasLabel(e.y, label) && !HasLabel(lost, label)) lost += label;
+  }
+  EinsumWalk kept = MakeWalk(e.y, e, a, b), summed = MakeWalk(lost, e, a, b);
+  int64_t offset = 0;
+  ForEachIndex(kept.extent, [&](const Dims& at) {
+    int64_t a_at = Dot(at, kept.a_stride), b_at = Dot(at, kept.b_stride);
+    double total = 0;
+    ForEachIndex(summed.extent, [&](const Dims& k) {
+      total += LoadFloat(a, a_at + Dot(k, summed.a_stride)) * LoadFloat(b, b_at + Dot(k, summed.b_stride));
+    });
+    StoreFloat(y, offset++, total);
+  });
+  return {};
+}
+
+// The gradient of the operand x with labels `own`; `other` is the product's other operand. A label of x alone
+// that the product sums over has the same gradient at each of its indices.
+Tensor EinsumGradOf(Tensor x, const std::string& own, Tensor dy, const std::string& y, Tensor other,
+                    const std::string& others) {
+  std::string shared;
+  Dims kept;
+  for (size_t i = 0; i < own.size(); ++i) {
+    bool has = HasLabel(y, own[i]) || HasLabel(others, own[i]);
+    if (has) shared += own[i];
+    kept.push_back(has ? x.shape()[i] : 1);
+  }
+  Tensor gradient = einsum(y + "," + others + "->" + shared, dy, other);
+  if (shared == own) return gradient;
+  return broadcast_to(reshape(gradient, kept), x.shape());
+}
+
+std::vector<Tensor> EinsumGrad(const GradCall& call) {
+  Equation e = ParseEquation("einsum", call.attrs.Str("equation"));
+  std::vector<Tensor> din(2);
+  if (call.wanted[0]) din[0] = EinsumGradOf(call.in[0], e.a, call.dout[0], e.y, call.in[1], e.b);
+  if (call.wanted[1]) din[1] = EinsumGradOf(call.in[1], e.b, call.dout[0], e.y, call.in[0], e.a);
+  return din;
+}
+
+Sample EinsumSample(const std::string& equation, const Dims& a, const Dims& b) {
+  return {.in = {a, b}, .attrs = {{"equation", equation}}};
+}
+
+}  // namespace
+
+void AddMatmul(Catalog* catalog) {
+  catalog->Add({
+      .name = "matmul",
+      .doc = "Matrix product over the last two axes; leading axes broadcast.",
+      .axes = "a[.. m k], b[.. k n] -> y[.. m n]",
+      .folds = {{"k", Reduce::kSum}},
+      .linear = {{"a"}, {"b"}},
+      .check = CheckProduct,
+      .grad = MatmulGrad,
+      .flops = ProductFlops,
+      .reference = MatmulReference,
+      .samples = {{.in = {{4, 6}, {6, 5}}},
+                  {.in = {{3, 5, 7}, {3, 7, 2}}},
+                  {.in = {{6, 3, 4, 5}, {5, 7}}},
+                  {.in = {{2, 1, 3, 4}, {5, 4, 2}}},
+                  {.in = {{5, 1}, {1, 3}}},
+                  {.in = {{3, 0}, {0, 5}}}},
+  });
+  catalog->Add({
+      .name = "einsum",
+      .doc = "Product of two tensors with axes labelled by letters (\"bsw,whd->bshd\"); labels the output "
+             "has not are "
+             "summed.",
+      .axes_of = EinsumAxes,
+      .folds_of = EinsumFolds,
+      .linear = {{"a"}, {"b"}},
+      .check =
+          [](const OpCall& call) {
+            CheckProduct(call);
+            EquationOf(call);
+          },
+      .grad = EinsumGrad,
+      .flops = ProductFlops,
+      .reference = EinsumReference,
+      .samples = {EinsumSample("mk,kn->mn", {5, 7}, {7, 3}),
+                  EinsumSample("bsw,whd->bshd", {2, 3, 5}, {5, 2, 4}),
+                  EinsumSample("bsk,bsn->kn", {3, 5, 2}, {3, 5, 7}),
+                  EinsumSample("bhst,bthd->bshd", {2, 3, 1, 5}, {2, 5, 3, 4}),
+                  EinsumSample("abk,nk->bn", {3, 5, 2}, {7, 2}), EinsumSample("i,j->ij", {3}, {0}),
+                  EinsumSample("ij,ij->", {3, 5}, {3, 5})},
+  });
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,223 @@
+// layer_norm (Ba et al. 2016) and rms_norm (Zhang and Sennrich 2019) over the last axis. They also give the
+// statistics their gradients read, in fp32 whatever the type of x.
+#include <cmath>
+
+#include "ops/functional.h"
+#include "ops/manifest.h"
+#include "ops/reference.h"
+#include "ops/statistics.h"
+
+namespace oneflow_like {
+namespace {
+
+// Mean over the last axis of f(c).
+template <typename F>
+double MeanOf(int64_t width, F&& f) {
+  double total = 0;
+  for (int64_t c = 0; c < width; ++c) total += f(c);
+  return width == 0 ? 0 : total / static_cast<double>(width);
+}
+
+// x, gamma, beta -> y, mean, rstd; kCentred false: x, gamma -> y, rstd, as if the mean were 0.
+template <bool kCentred>
+Status NormReference(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &gamma = context.in[1], &y = context.out[0];
+  const TensorArg& rstd = context.out[kCentred ? 2 : 1];
+  double eps = context.spec.attrs.Float("eps");
+  int64_t width = x.extent.back();
+  for (int64_t row = 0; row < rstd.elements(); ++row) {
+    auto at = [&](int64_t c) { return LoadFloat(x, row * width + c); };
+    double mean = kCentred ? MeanOf(width, at) : 0;
+    double variance = MeanOf(width, [&](int64_t c) { return (at(c) - mean) * (at(c) - mean); });
+    double scale = 1 / std::sqrt(variance + eps);
+    for (int64_t c = 0; c < width; ++c) {
+      double shift = kCentred ? LoadFloat(context.in[2], c) : 0;
+      StoreFloat(y, row * width + c, (at(c) - mean) * scale * LoadFloat(gamma, c) + shift);
+    }
+    if (kCentred) StoreFloat(context.out[1], row, mean);
+    StoreFloat(rstd, row, scale);
+  }
+  return {};
+}
+
+// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma.
+// With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)).
+template <bool kCentred>
+Status NormGradReference(const KernelContext& context) {
+  const TensorArg &dy = context.in[0], &x = context.in[1], &gamma = context.in[2];
+  const TensorArg& rstd = context.in[kCentred ? 4 : 3];
+  int64_t width = x.extent.back(), rows = rstd.elements();
+  auto normal = [&](int64_t row, int64_t c) {
+    double mean = kCentred ? LoadFloat(context.in[3], row) : 0;
+    return (LoadFloat(x, row * width + c) - mean) * LoadFloat(rstd, row);
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    auto g = [&](int64_t c) { return LoadFloat(dy, row * width + c) * LoadFloat(gamma, c); };
+    double mean_g = kCentred ? MeanOf(width, g) : 0;
+    double mean_gn = MeanOf(width, [&](int64_t c) { return g(c) * normal(row, c); });
+    for (int64_t c = 0; c < width; ++c) {
+      double dx = LoadFloat(rstd, row) * (g(c) - mean_g - normal(row, c) * mean_gn);
+      StoreFloat(context.out[0], row * width + c, dx);
+    }
+  }
+  for (int64_t c = 0; c < width; ++c) {
+    double dgamma = 0, dbeta = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      dgamma += LoadFloat(dy, row * width + c) * normal(row, c);
+      dbeta += LoadFloat(dy, row * width + c);
+    }
+    StoreFloat(context.out[1], c, dgamma);
+    if (kCentred) StoreFloat(context.out[2], c, dbeta);
+  }
+  return {};
+}
+
+// What reaches x through 1 / sqrt(variance + eps): -rstd^3 (x - mean) drstd / n. `centred` is x - mean in
+// fp32.
+Tensor ThroughRstd(Tensor centred, Tensor rstd, Tensor drstd) {
+  Tensor weight = mul(drstd, mul(square(rstd), rstd));
+  return mul(centred, Column(scale(weight, -1.0 / static_cast<double>(centred.shape().back()))));
+}
+
+std::vector<Tensor> LayerNormGrad(const GradCall& call) {
+  Tensor x = call.in[0], mean = call.out[1], rstd = call.out[2], dmean = call.dout[1], drstd = call.dout[2];
+  std::vector<Tensor> din(3);
+  if (call.dout[0].defined()) {
+    din = Apply(x.graph(), "layer_norm_grad", {call.dout[0], x, call.in[1], mean, rstd});
+  }
+  if (!call.wanted[0]) return din;
+  if (dmean.defined()) {
+    Tensor each = scale(Column(dmean), 1.0 / static_cast<double>(x.shape().back()));
+    din[0] = Accumulate(din[0], broadcast_to(each, x.shape()), x);
+  }
+  if (drstd.defined()) {
+    Tensor centred = sub(InType(x, DType::kFloat32), Column(mean));
+    din[0] = Accumulate(din[0], ThroughRstd(centred, rstd, drstd), x);
+  }
+  return din;
+}
+
+std::vector<Tensor> RmsNormGrad(const GradCall& call) {
+  Tensor x = call.in[0], rstd = call.out[1], drstd = call.dout[1];
+  std::vector<Tensor> din(2);
+  if (call.dout[0].defined()) din = Apply(x.graph(), "rms_norm_grad", {call.dout[0], x, call.in[1], rstd});
+  if (call.wanted[0] && drstd.defined()) {
+    din[0] = Accumulate(din[0], ThroughRstd(InType(x, DType::kFloat32), rstd, drstd), x);
+  }
+  return din;
+}
+
+// `inputs` floating operands; eps is there and positive when `eps`.
+void CheckNorm(const OpCall& call, size_t inputs, bool eps) {
+  RequireInputs(call, inputs);
+  RequireFloating(call);
+  if (!eps) return;
+  RequireAttr(call, "eps");
+  if (!(call.attrs->Float("eps") > 0)) {
+    Fail(call.who, ": eps is ", call.attrs->Float("eps"), " but must be greater than 0");
+  }
+}
+
+// dy, x, gamma and one or two statistics. dy and x have one shape, and a statistic is of a row; they would
+// broadcast otherwise.
+void CheckNormGrad(const OpCall& call, size_t inputs) {
+  CheckNorm(call, inputs, false);
+  const Dims& x = call.shapes[1];
+  if (call.shapes[0] != x) Fail(call.who, ": dy is ", call.shapes[0].str(), " but x is ", x.str());
+  for (size_t i = 3; i < inputs; ++i) {
+    if (call.shapes[i].rank() + 1 != x.rank() || call.shapes[i] != Dims(x.begin(), x.end() - 1)) {
+      Fail(call.who, ": a statistic is ", call.shapes[i].str(), " but must be x ", x.str(),
+           " without its last axis");
+    }
+  }
+}
+
+double NormFlops(const BoundRule& rule) { return 8 * rule.Volume(); }
+
+const Attrs kEps = {{"eps", 1e-5}};
+
+void AddLayerNorm(Catalog* catalog) {
+  catalog->Add({
+      .name = "layer_norm",
+      .doc =
+          "(x - mean) / sqrt(variance + eps) * gamma + beta over the last axis; also mean and 1 / sqrt(..).",
+      .axes = "x[.. c], gamma[c], beta[c] -> y[.. c], mean[..], rstd[..]",
+      .whole = {"c"},
+      .dtypes =
+          [](const OpCall& call) {
+            return std::vector<DType>{call.dtypes[0], DType::kFloat32, DType::kFloat32};
+          },
+      .check = [](const OpCall& call) { CheckNorm(call, 3, true); },
+      .grad = LayerNormGrad,
+      .flops = NormFlops,
+      .reference = NormReference<true>,
+      .samples = {{.in = {{5, 7}, {7}, {7}}, .attrs = kEps},
+                  {.in = {{3, 1, 5}, {5}, {5}}, .attrs = kEps},
+                  {.in = {{0, 3}, {3}, {3}}, .attrs = kEps}},
+  });
+  catalog->Add({
+      .name = "layer_norm_grad",
+      .doc = "Gradients of layer_norm with respect to x, gamma and beta.",
+      .axes = "dy[.. c], x[.. c], gamma[c], mean[..], rstd[..] -> dx[.. c], dgamma[c], dbeta[c]",
+      .folds = {{"..", Reduce::kSum}},
+      .linear = {{"dy"}},
+      .whole = {"c"},
+      .dtypes =
+          [](const OpCall& call) {
+            return std::vector<DType>{call.dtypes[1], call.dtypes[2], call.dtypes[2]};
+          },
+      .check = [](const OpCall& call) { CheckNormGrad(call, 5); },
+      .flops = NormFlops,
+      .reference = NormGradReference<true>,
+      .samples = {{.in = {{5, 7}, {5, 7}, {7}, {5}, {5}}},
+                  {.in = {{3, 1, 5}, {3, 1, 5}, {5}, {3, 1}, {3, 1}}},
+                  {.in = {{0, 3}, {0, 3}, {3}, {0}, {0}}}},
+  });
+}
+
+void AddRmsNorm(Catalog* catalog) {
+  catalog->Add({
+      .name = "rms_norm",
+      .doc = "x / sqrt(mean(x^2) + eps) * gamma over the last axis; also 1 / sqrt(..).",
+      .axes = "x[.. c], gamma[c] -> y[.. c], rstd[..]",
+      .whole = {"c"},
+      .dtypes =
+          [](const OpCall& call) {
+            return std::vector<DType>{call.dtypes[0], DType::kFloat32};
+          },
+      .check = [](const OpCall& call) { CheckNorm(call, 2, true); },
+      .grad = RmsNormGrad,
+      .flops = NormFlops,
+      .reference = NormReference<false>,
+      .samples = {{.in = {{5, 7}, {7}}, .attrs = kEps},
+                  {.in = {{3, 1, 5}, {5}}, .attrs = kEps},
+                  {.in = {{0, 3}, {3}}, .attrs = kEps}},
+  });
+  catalog->Add({
+      .name = "rms_norm_grad",
+      .doc = "Gradients of rms_norm with respect to x and gamma.",
+      .axes = "dy[.. c], x[.. c], gamma[c], rstd[..] -> dx[.. c], dgamma[c]",
+      .folds = {{"..", Reduce::kSum}},
+      .linear = {{"dy"}},
+      .whole = {"c"},
+      .dtypes =
+          [](const OpCall& call) {
+            return std::vector<DType>{call.dtypes[1], call.dtypes[2]};
+          },
+      .check = [](const OpCall& call) { CheckNormGrad(call, 4); },
+      .flops = NormFlops,
+      .reference = NormGradReference<false>,
+      .samples = {{.in = {{5, 7}, {5, 7}, {7}, {5}}},
+                  {.in = {{3, 1, 5}, {3, 1, 5}, {5}, {3, 1}}},
+                  {.in = {{0, 3}, {0, 3}, {3}, {0}}}},
+  });
+}
+
+}  // namespace
+
+void AddNorm(Catalog* catalog) {
+  AddLayerNorm(catalog);
+  AddRmsNorm(catalog);
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,151 @@
+// The catalog of operators, and what is derived from a table entry for one use: bound rule, output shapes and
+// types.
+#include "ops/op.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+
+#include "ops/manifest.h"
+
+namespace oneflow_like {
+
+void Catalog::Add(OpDef def) {
+  CHECK(!def.name.empty()) << "an operator without a name";
+  CHECK(!def.axes.empty() || def.axes_of) << "operator " << def.name << " has no line of labelled axes";
+  std::string name = def.name;
+  CHECK(ops_.emplace(name, std::move(def)).second) << "operator " << name << " is in the catalog twice";
+}
+
+const OpDef& Catalog::Get(const std::string& name) const {
+  const OpDef* def = Find(name);
+  if (def == nullptr) Fail("there is no operator named \"", name, "\"");
+  return *def;
+}
+
+const OpDef* Catalog::Find(const std::string& name) const {
+  auto it = ops_.find(name);
+  return it == ops_.end() ? nullptr : &it->second;
+}
+
+std::vector<std::string> Catalog::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, def] : ops_) names.push_back(name);
+  return names;
+}
+
+void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
+  for (const std::string& name : catalog.names()) {
+    const OpDef& def = catalog.Get(name);
+    if (def.reference != nullptr) registry->Add(name, "reference", def.reference);
+  }
+}
+
+namespace {
+
+// A fixed line of axes says how many inputs there are; computed lines ask for themselves.
+void CheckInputCount(const OpDef& def, const OpCall& call) {
+  if (def.axes_of) return;
+  std::string inputs = def.axes.substr(0, def.axes.find("->"));
+  size_t count = std::count(inputs.begin(), inputs.end(), '[');
+  if (inputs.find('*') == std::string::npos) {
+    RequireInputs(call, count);
+  } else if (call.shapes.size() < count) {
+    Fail(call.who, ": takes at least ", count, " inputs but was given ", call.shapes.size());
+  }
+}
+
+}  // namespace
+
+BoundRule BindOp(const OpDef& def, const OpCall& call) {
+  CheckInputCount(def, call);
+  RuleNotes notes;
+  notes.folds = def.folds_of ? def.folds_of(call) : def.folds;
+  notes.linear = def.linear_of ? def.linear_of(call) : def.linear;
+  notes.whole = def.whole_of ? def.whole_of(call) : def.whole;
+  notes.expandable = def.expandable;
+  std::map<std::string, int64_t> given;
+  if (def.extents) given = def.extents(call);
+  return Bind(call.who, def.axes_of ? def.axes_of(call) : def.axes, notes, call.shapes, given);
+}
+
+Inferred Infer(const OpDef& def, const OpCall& call) {
+  CHECK_EQ(call.shapes.size(), call.dtypes.size());
+  CHECK(call.attrs != nullptr);
+  CheckInputCount(def, call);
+  if (def.check) def.check(call);
+  Inferred inferred;
+  inferred.rule = BindOp(def, call);
+  if (def.dtypes) {
+    inferred.dtypes = def.dtypes(call);
+  } else {
+    DType first = call.dtypes.empty() ? DType::kFloat32 : call.dtypes[0];
+    inferred.dtypes.assign(inferred.rule.out.size(), first);
+  }
+  CHECK_EQ(inferred.dtypes.size(), inferred.rule.out.size()) << call.who;
+  return inferred;
+}
+
+std::string Letter(int axis) {
+  CHECK(axis >= 0 && axis < 26) << axis;
+  return std::string(1, static_cast<char>('a' + axis));
+}
+
+std::string Letters(int begin, int end) {
+  std::string text;
+  for (int axis = begin; axis < end; ++axis) text += (text.empty() ? "" : " ") + Letter(axis);
+  return text;
+}
+
+namespace {
+
+std::string Input(const OpCall& call, size_t input) {
+  return call.shapes.size() == 1 ? std::string("its operand") : Cat("operand ", input + 1);
+}
+
+}  // namespace
+
+void RequireInputs(const OpCall& call, size_t count) {
+  if (call.shapes.size() != count) {
+    Fail(call.who, ": takes ", count, " input", count == 1 ? "" : "s", " but was given ", call.shapes.size());
+  }
+}
+
+void RequireFloating(const OpCall& call, size_t input) {
+  if (!IsFloating(call.dtypes[input])) {
+    Fail(call.who, ": ", Input(call, input), " is ", Name(call.dtypes[input]),
+         " but must be of a floating type; cast it");
+  }
+}
+
+void RequireFloating(const OpCall& call) {
+  for (size_t i = 0; i < call.dtypes.size(); ++i) RequireFloating(call, i);
+}
+
+void RequireInteger(const OpCall& call, size_t input) {
+  if (call.dtypes[input] != DType::kInt32 && call.dtypes[input] != DType::kInt64) {
+    Fail(call.who, ": ", Input(call, input), " is ", Name(call.dtypes[input]), " but must be i32 or i64");
+  }
+}
+
+void RequireSameTypes(const OpCall& call, size_t first) {
+  for (size_t i = first + 1; i < call.dtypes.size(); ++i) {
+    if (call.dtypes[i] != call.dtypes[first]) {
+      Fail(call.who, ": ", Input(call, first), " is ", Name(call.dtypes[first]), " but ", Input(call, i),
+           " is ", Name(call.dtypes[i]), "; cast one of them");
+    }
+  }
+}
+
+void RequireArithmetic(const OpCall& call) {
+  RequireSameTypes(call);
+  if (!call.dtypes.empty() && call.dtypes[0] == DType::kBool) {
+    Fail(call.who, ": its operands are bool but must be numbers; cast them");
+  }
+}
+
+void RequireAttr(const OpCall& call, const std::string& name) {
+  if (!call.attrs->Has(name)) Fail(call.who, ": attribute \"", name, "\" is missing");
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,313 @@
+// Operators that move elements without computing: transpose, slice, concat, pad and broadcast_to. All are
+// linear: they carry partial sums.
+#include <cstring>
+
+#include "ops/functional.h"
+#include "ops/manifest.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Reference kernels ---------------------------------------------------------------------------
+
+// Copies `rows` of x's axis, from row `x_begin`, to row `y_begin` of y's; all other extents agree.
+void CopyRows(const TensorArg& x, const TensorArg& y, int axis, int64_t x_begin, int64_t y_begin,
+              int64_t rows) {
+  int64_t outer = OuterOf(x.extent, axis);
+  int64_t row = InnerOf(x.extent, axis) * static_cast<int64_t>(SizeOf(x.dtype));
+  if (rows * row == 0) return;
+  for (int64_t o = 0; o < outer; ++o) {
+    std::memcpy(y.as<char>() + (o * y.extent[axis] + y_begin) * row,
+                x.as<char>() + (o * x.extent[axis] + x_begin) * row, rows * row);
+  }
+}
+
+int AxisOf(const Attrs& attrs) { return static_cast<int>(attrs.Int("axis")); }
+
+Status SliceAxis(const KernelContext& context) {
+  int axis = AxisOf(context.spec.attrs);
+  CopyRows(context.in[0], context.out[0], axis, context.spec.attrs.Int("begin"), 0,
+           context.out[0].extent[axis]);
+  return Status();
+}
+
+Status Concat(const KernelContext& context) {
+  int axis = AxisOf(context.spec.attrs);
+  int64_t begin = 0;
+  for (const TensorArg& x : context.in) {
+    CopyRows(x, context.out[0], axis, 0, begin, x.extent[axis]);
+    begin += x.extent[axis];
+  }
+  return Status();
+}
+
+Status Pad(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  int axis = AxisOf(context.spec.attrs);
+  if (y.elements() > 0) std::memset(y.data, 0, y.elements() * SizeOf(y.dtype));
+  CopyRows(x, y, axis, 0, context.spec.attrs.Int("before"), x.extent[axis]);
+  return Status();
+}
+
+Status Transpose(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  const std::vector<int64_t>& order = context.spec.attrs.Ints("order");
+  size_t size = SizeOf(x.dtype);
+  char* to = y.as<char>();
+  ForEachIndex(y.extent, [&](const Dims& index) {
+    Dims from = index;
+    for (int i = 0; i < index.rank(); ++i) from[static_cast<int>(order[i])] = index[i];
+    std::memcpy(to, x.as<char>() + OffsetOf(x.extent, from) * size, size);
+    to += size;
+  });
+  return Status();
+}
+
+Status BroadcastTo(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  size_t size = SizeOf(x.dtype);
+  char* to = y.as<char>();
+  ForEachIndex(y.extent, [&](const Dims& index) {
+    std::memcpy(to, x.as<char>() + BroadcastOffset(x.extent, index) * size, size);
+    to += size;
+  });
+  return Status();
+}
+
+// --- Rules ---------------------------------------------------------------------------------------
+
+// The letters of `rank` axes with `label` instead on `axis`.
+std::string LettersBut(int rank, int axis, const std::string& label) {
+  std::string text;
+  for (int i = 0; i < rank; ++i) text += (i == 0 ? "" : " ") + (i == axis ? label : Letter(i));
+  return text;
+}
+
+int CheckedAxis(const OpCall& call) {
+  if (call.shapes.empty()) Fail(call.who, ": takes at least 1 input but was given 0");
+  RequireAttr(call, "axis");
+  int64_t axis = call.attrs->Int("axis");
+  if (axis < 0 || axis >= call.shapes[0].rank()) {
+    Fail(call.who, ": axis ", axis, " is outside its operand of ", call.shapes[0].rank(), " axes");
+  }
+  return static_cast<int>(axis);
+}
+
+// slice and pad: x's axis becomes another one, of another extent, and neither can be cut.
+OpDef ResizeOp(const std::string& name, const std::string& doc, int64_t (*extent)(int64_t, const Attrs&),
+               KernelFn reference) {
+  OpDef def;
+  def.name = name;
+  def.doc = doc;
+  def.axes_of = [](const OpCall& call) {
+    int rank = call.shapes[0].rank(), axis = CheckedAxis(call);
+    return "x[" + LettersBut(rank, axis, "old") + "] -> y[" + LettersBut(rank, axis, "new") + "]";
+  };
+  def.whole = {"old", "new"};
+  def.extents = [extent](const OpCall& call) {
+    return std::map<std::string, int64_t>{{"new", extent(call.shapes[0][CheckedAxis(call)], *call.attrs)}};
+  };
+  def.linear = {{"x"}};
+  def.flops = [](const BoundRule&) { return 0.0; };
+  def.reference = reference;
+  return def;
+}
+
+void AddSliceAndPad(Catalog* catalog) {
+  OpDef cut = ResizeOp(
+      "slice", "The part [begin, end) of one axis.",
+      [](int64_t, const Attrs& attrs) { return attrs.Int("end") - attrs.Int("begin"); }, SliceAxis);
+  cut.check = [](const OpCall& call) {
+    RequireInputs(call, 1);
+    int axis = CheckedAxis(call);
+    RequireAttr(call, "begin");
+    RequireAttr(call, "end");
+    int64_t begin = call.attrs->Int("begin"), end = call.attrs->Int("end"), extent = call.shapes[0][axis];
+    if (begin < 0 || begin > end || end > extent) {
+      Fail(call.who, ": [", begin, ", ", end, ") is not a part of axis ", axis, ", which is ", extent);
+    }
+  };
+  cut.grad = [](const GradCall& c) {
+    int64_t axis = c.attrs.Int("axis"), extent = c.in[0].shape()[static_cast<int>(axis)];
+    return std::vector<Tensor>{pad(c.dout[0], axis, c.attrs.Int("begin"), extent - c.attrs.Int("end"))};
+  };
+  auto part = [](int64_t axis, int64_t begin, int64_t end) {
+    return Attrs{{"axis", axis}, {"begin", begin}, {"end", end}};
+  };
+  cut.samples = {{.in = {{6, 8}}, .attrs = part(1, 2, 5)}, {.in = {{6, 4, 5}}, .attrs = part(0, 0, 4)}};
+  catalog->Add(std::move(cut));
+
+  OpDef zeros = ResizeOp(
+      "pad", "Zeros before and after along one axis.",
+      [](int64_t x, const Attrs& attrs) { return attrs.Int("before") + x + attrs.Int("after"); }, Pad);
+  zeros.check = [](const OpCall& call) {
+    RequireInputs(call, 1);
+    CheckedAxis(call);
+    for (const char* name : {"before", "after"}) {
+      RequireAttr(call, name);
+      if (call.attrs->Int(name) < 0)
+        Fail(call.who, ": ", name, " is ", call.attrs->Int(name), " but must not be negative");
+    }
+  };
+  zeros.grad = [](const GradCall& c) {
+    int64_t axis = c.attrs.Int("axis"), before = c.attrs.Int("before");
+    return std::vector<Tensor>{
+        slice(c.dout[0], axis, before, before + c.in[0].shape()[static_cast<int>(axis)])};
+  };
+  auto around = [](int64_t axis, int64_t before, int64_t after) {
+    return Attrs{{"axis", axis}, {"before", before}, {"after", after}};
+  };
+  zeros.samples = {{.in = {{6, 4}}, .attrs = around(1, 2, 1)}, {.in = {{3, 6, 4}}, .attrs = around(0, 0, 3)}};
+  catalog->Add(std::move(zeros));
+}
+
+void AddConcat(Catalog* catalog) {
+  OpDef def;
+  def.name = "concat";
+  def.doc = "Tensors one after another along one axis.";
+  def.axes_of = [](const OpCall& call) {
+    int rank = call.shapes[0].rank(), axis = CheckedAxis(call);
+    std::string in;
+    for (size_t i = 0; i < call.shapes.size(); ++i) {
+      in += (i == 0 ? "" : ", ") + Cat("x", i, "[", LettersBut(rank, axis, Cat("part", i)), "]");
+    }
+    return in + " -> y[" + LettersBut(rank, axis, "all") + "]";
+  };
+  def.whole_of = [](const OpCall& call) {
+    std::set<std::string> whole = {"all"};
+    for (size_t i = 0; i < call.shapes.size(); ++i) whole.insert(Cat("part", i));
+    return whole;
+  };
+  def.linear_of = [](const OpCall& call) {
+    std::set<std::string> all;
+    for (size_t i = 0; i < call.shapes.size(); ++i) all.insert(Cat("x", i));
+    return std::vector<std::set<std::string>>{all};
+  };
+  def.extents = [](const OpCall& call) {
+    int axis = CheckedAxis(call);
+    int64_t all = 0;
+    for (const Dims& shape : call.shapes) all += shape[axis];
+    return std::map<std::string, int64_t>{{"all", all}};
+  };
+  def.check = [](const OpCall& call) {
+    CheckedAxis(call);
+    RequireSameTypes(call);
+    for (size_t i = 1; i < call.shapes.size(); ++i) {
+      if (call.shapes[i].rank() != call.shapes[0].rank()) {
+        Fail(call.who, ": operand 1 has ", call.shapes[0].rank(), " axes but operand ", i + 1, " has ",
+             call.shapes[i].rank());
+      }
+    }
+  };
+  def.flops = [](const BoundRule&) { return 0.0; };
+  def.grad = [](const GradCall& c) {
+    int64_t axis = c.attrs.Int("axis"), begin = 0;
+    std::vector<Tensor> d(c.in.size());
+    for (size_t i = 0; i < d.size(); ++i) {
+      int64_t end = begin + c.in[i].shape()[static_cast<int>(axis)];
+      if (c.wanted[i]) d[i] = slice(c.dout[0], axis, begin, end);
+      begin = end;
+    }
+    return d;
+  };
+  def.reference = Concat;
+  def.samples = {{.in = {{6, 2}, {6, 3}, {6, 1}}, .attrs = {{"axis", int64_t{1}}}},
+                 {.in = {{2, 6}, {3, 6}}, .attrs = {{"axis", int64_t{0}}}}};
+  catalog->Add(std::move(def));
+}
+
+void AddTranspose(Catalog* catalog) {
+  OpDef def;
+  def.name = "transpose";
+  def.doc = "Axis i of the result is axis order[i] of x.";
+  def.axes_of = [](const OpCall& call) {
+    std::string out;
+    for (int64_t axis : call.attrs->Ints("order")) {
+      out += (out.empty() ? "" : " ") + Letter(static_cast<int>(axis));
+    }
+    return "x[" + Letters(0, call.shapes[0].rank()) + "] -> y[" + out + "]";
+  };
+  def.linear = {{"x"}};
+  def.check = [](const OpCall& call) {
+    RequireInputs(call, 1);
+    RequireAttr(call, "order");
+    const std::vector<int64_t>& order = call.attrs->Ints("order");
+    int rank = call.shapes[0].rank();
+    std::set<int64_t> axes(order.begin(), order.end());
+    bool all = axes.size() == order.size() && static_cast<int>(order.size()) == rank &&
+               (rank == 0 || (*axes.begin() == 0 && *axes.rbegin() == rank - 1));
+    if (!all) {
+      Fail(call.who, ": order ", Dims(order.begin(), order.end()).str(), " must name each of the ", rank,
+           " axes of its operand once");
+    }
+  };
+  def.flops = [](const BoundRule&) { return 0.0; };
+  def.grad = [](const GradCall& c) {
+    const std::vector<int64_t>& order = c.attrs.Ints("order");
+    std::vector<int64_t> inverse(order.size());
+    for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
+    return std::vector<Tensor>{transpose(c.dout[0], inverse)};
+  };
+  def.reference = Transpose;
+  auto order = [](std::vector<int64_t> o) { return Attrs{{"order", std::move(o)}}; };
+  def.samples = {{.in = {{6, 4}}, .attrs = order({1, 0})},
+                 {.in = {{3, 4, 5}}, .attrs = order({2, 0, 1})},
+                 {.in = {{2, 3, 4, 5}}, .attrs = order({0, 2, 1, 3})}};
+  catalog->Add(std::move(def));
+}
+
+void AddBroadcastTo(Catalog* catalog) {
+  OpDef def;
+  def.name = "broadcast_to";
+  def.doc = "x repeated along new leading axes and along axes of extent 1.";
+  def.axes_of = [](const OpCall& call) {
+    Dims x = call.shapes[0], shape = call.attrs->GetDims("shape");
+    int lead = shape.rank() - x.rank();
+    std::string in;
+    for (int i = 0; i < x.rank(); ++i) {
+      in += (i == 0 ? "" : " ") + (x[i] == 1 && shape[lead + i] != 1 ? "1" : Letter(lead + i));
+    }
+    return "x[" + in + "] -> y[" + Letters(0, shape.rank()) + "]";
+  };
+  def.extents = [](const OpCall& call) {
+    Dims shape = call.attrs->GetDims("shape");
+    std::map<std::string, int64_t> extents;
+    for (int i = 0; i < shape.rank(); ++i) extents[Letter(i)] = shape[i];
+    return extents;
+  };
+  def.check = [](const OpCall& call) {
+    RequireInputs(call, 1);
+    RequireAttr(call, "shape");
+    Dims x = call.shapes[0], shape = call.attrs->GetDims("shape");
+    int lead = shape.rank() - x.rank();
+    if (lead < 0) Fail(call.who, ": ", x.str(), " has more axes than ", shape.str());
+    for (int i = 0; i < x.rank(); ++i) {
+      if (x[i] != 1 && x[i] != shape[lead + i]) {
+        Fail(call.who, ": axis ", i, " is ", x[i], " but must be 1 or ", shape[lead + i], " to become ",
+             shape[lead + i]);
+      }
+    }
+  };
+  def.linear = {{"x"}};
+  def.flops = [](const BoundRule&) { return 0.0; };
+  def.grad = [](const GradCall& c) { return std::vector<Tensor>{sum_to(c.dout[0], c.in[0].shape())}; };
+  def.reference = BroadcastTo;
+  auto to = [](std::vector<int64_t> shape) { return Attrs{{"shape", std::move(shape)}}; };
+  def.samples = {{.in = {{4}}, .attrs = to({6, 4})},
+                 {.in = {{6, 1}}, .attrs = to({3, 6, 4})},
+                 {.in = {{}}, .attrs = to({6})},
+                 {.in = {{6, 4}}, .attrs = to({6, 4})}};
+  catalog->Add(std::move(def));
+}
+
+}  // namespace
+
+void AddShapeOps(Catalog* catalog) {
+  AddTranspose(catalog);
+  AddSliceAndPad(catalog);
+  AddConcat(catalog);
+  AddBroadcastTo(catalog);
+}
+
+}  // namespace oneflow_like

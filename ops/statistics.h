@@ -1,0 +1,24 @@
+// What gradients through statistics of rows (a mean, a log-sum-exp) are written with: they are fp32 and lack
+// the axis the statistic was taken over.
+#pragma once
+
+#include "ops/functional.h"
+
+namespace oneflow_like {
+
+// x[..] -> [.. 1], to stand beside the rows.
+inline Tensor Column(Tensor x) {
+  Dims shape = x.shape();
+  shape.push_back(1);
+  return reshape(x, shape);
+}
+
+inline Tensor InType(Tensor x, DType dtype) { return x.dtype() == dtype ? x : cast(x, dtype); }
+
+// sum + term in the type of `like`; `sum` may be undefined.
+inline Tensor Accumulate(Tensor sum, Tensor term, Tensor like) {
+  term = InType(term, like.dtype());
+  return sum.defined() ? add(sum, term) : term;
+}
+
+}  // namespace oneflow_like

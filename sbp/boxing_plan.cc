@@ -1,0 +1,370 @@
+// The planner: which steps lead from one layout to another, and what they cost. Works on fixed-size states,
+// for the choice of signatures asks for the cost of a great many pairs.
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "sbp/boxing_step.h"
+
+namespace oneflow_like {
+namespace {
+
+// Plans are compared for elements of this size, so that a plan does not depend on the element type.
+constexpr double kPlanBytes = 4;
+// Axes that change beyond this number change together with the last: the search is over all subsets.
+constexpr int kMaxItems = 5;
+
+// A layout held inline. REQUIRES: at most kMaxMeshAxes axes.
+struct State {
+  std::array<int, kMaxMeshAxes> fixed;
+  std::array<Sbp, kMaxMeshAxes + 1> sbp;
+
+  State(const Layout& layout) {
+    std::copy(layout.slice.fixed.begin(), layout.slice.fixed.end(), fixed.begin());
+    std::copy(layout.sbp.begin(), layout.sbp.end(), sbp.begin());
+  }
+  LayoutView view() const { return {fixed.data(), sbp.data()}; }
+  bool free(int axis) const { return fixed[axis] == Slice::kFree; }
+  const Sbp& at(int axis) const { return sbp[1 + axis]; }
+  Sbp& at(int axis) { return sbp[1 + axis]; }
+  const Sbp& time() const { return sbp[0]; }
+};
+
+bool SameSlice(const State& a, const State& b, int axes) {
+  return std::equal(a.fixed.begin(), a.fixed.begin() + axes, b.fixed.begin());
+}
+
+bool Same(const State& a, const State& b, int axes) {
+  return SameSlice(a, b, axes) && std::equal(a.sbp.begin(), a.sbp.begin() + axes + 1, b.sbp.begin());
+}
+
+// Seconds are a part that does not depend on the bytes of an element, and a part for each byte of it.
+struct Cost {
+  double fixed = 0, per_byte = 0, moved = 0;
+  int steps = 0;
+  double seconds(double bytes) const { return fixed + bytes * per_byte; }
+  void Add(const Cost& o) {
+    fixed += o.fixed;
+    per_byte += o.per_byte;
+    moved += o.moved;
+    steps += o.steps;
+  }
+  // Equal but for rounding: the fewer steps win, then the first.
+  bool Beats(const Cost& o) const {
+    const double mine = seconds(kPlanBytes), other = o.seconds(kPlanBytes);
+    if (std::abs(mine - other) > 1e-9 * std::max(mine, other)) return mine < other;
+    return steps < o.steps;
+  }
+};
+
+// Extends one sequence of steps from one state.
+class Planner {
+ public:
+  Planner(const Mesh& mesh, int times, const Dims& shape, const State& from, const Topology& topology,
+          std::vector<BoxingStep>* steps)
+      : mesh_(mesh), times_(times), shape_(shape), topology_(topology), at_(from), steps_(steps) {}
+
+  const State& at() const { return at_; }
+  const Cost& cost() const { return cost_; }
+
+  // Changes time, mesh axes and slice, in the order that is legal and cheapest.
+  void Reach(const State& to);
+
+ private:
+  double Elements() const { return static_cast<double>(shape_.elements()); }
+  bool CutsMesh(const State& state, int tensor_axis) const;
+  Cost CostOfStep(const State& from, const State& to, const StepShape& shape) const;
+  Cost CostOfLocal(const State& from, const State& to) const;
+  void Take(const State& to, const char* primitive, uint32_t axes, const Cost& cost);
+  void TakeRouted(const State& to);
+  void ChangeTime(const char* primitive, const Sbp& time);
+  void ReachSlicedTime(const State& to);
+  void ReachMesh(const State& to);
+  void CombineBefore(const State& to);
+  void Search(const State& to);
+
+  const Mesh& mesh_;
+  const int times_;
+  const Dims& shape_;
+  const Topology& topology_;
+  State at_;
+  Cost cost_;
+  std::vector<BoxingStep>* steps_;  // null: only the cost is wanted
+};
+
+Layout LayoutOf(const State& state, int axes) {
+  Layout layout;
+  layout.slice.fixed.assign(state.fixed.begin(), state.fixed.begin() + axes);
+  layout.sbp.assign(state.sbp.begin(), state.sbp.begin() + axes + 1);
+  return layout;
+}
+
+// Acts of one step that carry the value, and the size of all of them, in sizes of the whole tensor.
+double Acts(const Sbp& time, int times) { return time.is_broadcast() ? 1 : times; }
+double Volume(const Sbp& time, int times) { return time.is_partial() ? times : 1; }
+
+Cost Planner::CostOfStep(const State& from, const State& to, const StepShape& shape) const {
+  double copies = 1, groups = 1, in_pieces = 1, out_pieces = 1;
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    const double n = mesh_.axis_size(a);
+    if (!(shape.affected >> a & 1) && from.free(a)) {
+      groups *= n;
+      if (!from.at(a).is_split()) copies *= n;
+    }
+    if (from.free(a) && from.at(a).is_split()) in_pieces *= n;
+    if (to.free(a) && to.at(a).is_split()) out_pieces *= n;
+  }
+  Cost cost;
+  const double volume = Volume(from.time(), times_) * Elements();
+  cost.moved = volume * copies * shape.factor;
+  const double busiest = cost.moved / (groups * std::min(shape.receivers, shape.senders));
+  // A local copy writes its destination; a message passes over both of its ends.
+  const double passed = volume / out_pieces + (shape.local ? 0 : volume / in_pieces);
+  cost.per_byte = busiest / topology_.link_bandwidth + passed / topology_.memory_bandwidth;
+  if (!shape.local) {
+    cost.fixed = Acts(from.time(), times_) * topology_.latency * shape.rounds * (shape.combines ? 2 : 1);
+  }
+  cost.steps = 1;
+  return cost;
+}
+
+// Of a change of time: every act's piece is passed over once.
+Cost Planner::CostOfLocal(const State& from, const State& to) const {
+  double pieces = 1;
+  for (int a = 0; a < mesh_.rank(); ++a) pieces *= to.free(a) && to.at(a).is_split() ? mesh_.axis_size(a) : 1;
+  Cost cost;
+  const double volume = std::max(Volume(from.time(), times_), Volume(to.time(), times_));
+  cost.per_byte = volume * Elements() / pieces / topology_.memory_bandwidth;
+  cost.steps = 1;
+  return cost;
+}
+
+void Planner::Take(const State& to, const char* primitive, uint32_t axes, const Cost& cost) {
+  cost_.Add(cost);
+  at_ = to;
+  if (steps_ == nullptr) return;
+  BoxingStep step{primitive, LayoutOf(to, mesh_.rank()), {}};
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    if (axes >> a & 1) step.axes.push_back(a);
+  }
+  steps_->push_back(std::move(step));
+}
+
+void Planner::TakeRouted(const State& to) {
+  if (Same(at_, to, mesh_.rank())) return;
+  const StepShape shape = AnalyseStep(mesh_, times_, shape_, at_.view(), to.view());
+  CHECK(!shape.mixed_folds);
+  Take(to, shape.primitive, shape.local ? 0 : shape.affected, CostOfStep(at_, to, shape));
+}
+
+void Planner::ChangeTime(const char* primitive, const Sbp& time) {
+  State to = at_;
+  to.sbp[0] = time;
+  Take(to, primitive, 0, CostOfLocal(at_, to));
+}
+
+bool Planner::CutsMesh(const State& state, int tensor_axis) const {
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    const Sbp& sbp = state.at(a);
+    if (state.free(a) && mesh_.axis_size(a) > 1 && sbp.is_split() && sbp.axis == tensor_axis) return true;
+  }
+  return false;
+}
+
+// The cheapest way to change mesh axes and slice at equal time.
+void Planner::ReachMesh(const State& to) {
+  CombineBefore(to);
+  State whole = to;
+  Reduce fold = Reduce::kNone;
+  bool mixed = false;
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    if (!to.at(a).is_partial() || (at_.fixed[a] == to.fixed[a] && at_.at(a) == to.at(a))) continue;
+    mixed |= fold != Reduce::kNone && fold != to.at(a).fold;
+    fold = to.at(a).fold;
+    whole.at(a) = B();
+  }
+  if (!mixed) return Search(to);
+  // New Partials of several folds are made one after another, from B.
+  Search(whole);
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    whole.at(a) = to.at(a);
+    TakeRouted(whole);
+  }
+}
+
+// Where Partials of several folds are involved, those of the source are combined first, the inner mesh axis
+// first: a maximum of sums is not the sum of maxima.
+void Planner::CombineBefore(const State& to) {
+  const int axes = mesh_.rank();
+  Reduce fold = Reduce::kNone;
+  bool mixed = false, changes = false;
+  for (int a = 0; a < axes; ++a) {
+    const bool differs = at_.fixed[a] != to.fixed[a] || at_.at(a) != to.at(a);
+    changes |= differs && at_.at(a).is_partial();
+    for (const Sbp* sbp : {&std::as_const(at_).at(a), differs ? &to.at(a) : &std::as_const(at_).at(a)}) {
+      if (!sbp->is_partial()) continue;
+      mixed |= fold != Reduce::kNone && fold != sbp->fold;
+      fold = sbp->fold;
+    }
+  }
+  if (!mixed || !changes) return;
+  for (int a = axes - 1; a >= 0; --a) {
+    if (!at_.at(a).is_partial()) continue;
+    State next = at_;
+    next.at(a) = B();
+    TakeRouted(next);
+  }
+}
+
+// Every order in which the changes can be made, singly or several together: shortest paths over the sets of
+// changes made so far. An item is a mesh axis that is free at both ends, or the crossing from slice to slice.
+void Planner::Search(const State& to) {
+  const int axes = mesh_.rank();
+  uint32_t item_axes[kMaxItems] = {};
+  int items = 0;
+  int crossing = -1;
+  if (!SameSlice(at_, to, axes)) crossing = items++;
+  for (int a = 0; a < axes; ++a) {
+    if (!at_.free(a) || !to.free(a) || at_.at(a) == to.at(a)) continue;
+    item_axes[std::min(items, kMaxItems - 1)] |= 1u << a;
+    items = std::min(items + 1, kMaxItems);
+  }
+  if (items <= 1) return TakeRouted(to);  // does nothing where nothing differs
+  const State from = at_;
+  const auto state_of = [&](uint32_t done) {
+    const bool crossed = crossing >= 0 ? (done >> crossing & 1) != 0 : false;
+    State state = crossed ? to : from;
+    for (int i = 0; i < items; ++i) {
+      for (int a = 0; a < axes; ++a) {
+        if (item_axes[i] >> a & 1) state.at(a) = done >> i & 1 ? to.at(a) : from.at(a);
+      }
+    }
+    return state;
+  };
+  const uint32_t all = (1u << items) - 1;
+  Cost best[1 << kMaxItems];
+  uint32_t before[1 << kMaxItems] = {};
+  for (uint32_t done = 1; done <= all; ++done) best[done].fixed = std::numeric_limits<double>::infinity();
+  for (uint32_t done = 0; done < all; ++done) {
+    if (best[done].fixed == std::numeric_limits<double>::infinity()) continue;
+    const State here = state_of(done);
+    const uint32_t rest = all & ~done;
+    for (uint32_t next = rest; next != 0; next = (next - 1) & rest) {
+      const State there = state_of(done | next);
+      const StepShape shape = AnalyseStep(mesh_, times_, shape_, here.view(), there.view());
+      if (shape.mixed_folds) continue;
+      Cost cost = best[done];
+      cost.Add(CostOfStep(here, there, shape));
+      Cost& known = best[done | next];
+      if (known.fixed == std::numeric_limits<double>::infinity() || cost.Beats(known)) {
+        known = cost;
+        before[done | next] = done;
+      }
+    }
+  }
+  uint32_t path[kMaxItems];
+  int length = 0;
+  for (uint32_t done = all; done != 0; done = before[done]) path[length++] = done;
+  while (length > 0) TakeRouted(state_of(path[--length]));
+}
+
+// B to S over time. The micro-batch is cut out locally, and so the mesh must not cut the same tensor axis at
+// that moment: then the pieces would not nest. What the mesh changes before and what after is chosen by cost.
+void Planner::ReachSlicedTime(const State& to) {
+  const int cut = to.time().axis, axes = mesh_.rank();
+  const auto without_cut = [&](State state, const State& other) {
+    state.sbp[0] = B();
+    for (int a = 0; a < axes && times_ > 1; ++a) {
+      const auto cuts = [&](const Sbp& sbp) { return sbp.is_split() && sbp.axis == cut; };
+      if (state.free(a) && cuts(state.at(a)))
+        state.at(a) = other.free(a) && !cuts(other.at(a)) ? other.at(a) : B();
+    }
+    return state;
+  };
+  State source_whole = at_;
+  for (int a = 0; a < axes; ++a) {
+    if (source_whole.at(a).is_split() && source_whole.at(a).axis == cut) source_whole.at(a) = B();
+  }
+  const State candidates[] = {without_cut(to, at_), at_, times_ > 1 ? source_whole : at_};
+  const State* chosen = nullptr;
+  Cost best;
+  for (const State& middle : candidates) {
+    if (times_ > 1 && CutsMesh(middle, cut)) continue;
+    Planner trial(mesh_, times_, shape_, at_, topology_, nullptr);
+    trial.ReachMesh(middle);
+    trial.ChangeTime("time_slice", to.time());
+    trial.ReachMesh(to);
+    if (chosen != nullptr && !trial.cost().Beats(best)) continue;
+    chosen = &middle;
+    best = trial.cost();
+  }
+  ReachMesh(*chosen);
+  ChangeTime("time_slice", to.time());
+  ReachMesh(to);
+}
+
+void Planner::Reach(const State& to) {
+  const Sbp from_time = at_.time(), to_time = to.time();
+  if (from_time == to_time) return ReachMesh(to);
+  const bool legal = from_time.is_broadcast() || (from_time.is_partial() && !to_time.is_split());
+  if (!legal && times_ > 1) {
+    const int axes = mesh_.rank();
+    Fail("boxing ", LayoutOf(at_, axes).str(mesh_, times_), " to ", LayoutOf(to, axes).str(mesh_, times_),
+         " needs the whole batch, but the value comes in ", times_,
+         " micro-batches, one after another; use one micro-batch, or keep its time entry ", from_time.str());
+  }
+  if (from_time.is_partial()) {
+    // Time is the outermost axis and so folded last: Partials of other folds, and what is inside of them,
+    // come first.
+    int outermost = 0;
+    while (outermost < mesh_.rank() &&
+           (!at_.at(outermost).is_partial() || at_.at(outermost).fold == from_time.fold)) {
+      ++outermost;
+    }
+    for (int a = mesh_.rank() - 1; a >= outermost; --a) {
+      if (!at_.at(a).is_partial()) continue;
+      State next = at_;
+      next.at(a) = B();
+      TakeRouted(next);
+    }
+  }
+  // Accumulated before any communication, so that what is sent is sent once per step.
+  if (!from_time.is_broadcast()) ChangeTime("accumulate", B());
+  if (to_time.is_split()) return ReachSlicedTime(to);
+  State once = to;
+  once.sbp[0] = B();
+  ReachMesh(once);
+  if (to_time.is_partial()) ChangeTime("keep", to_time);
+}
+
+void CheckAxes(const Mesh& mesh) {
+  if (mesh.rank() <= kMaxMeshAxes) return;
+  Fail("mesh ", mesh.str(), " has ", mesh.rank(), " axes, but tensors are boxed on at most ", kMaxMeshAxes,
+       "; merge some of its axes");
+}
+
+}  // namespace
+
+std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shape, const Layout& from,
+                                   const Layout& to, const Topology& topology) {
+  CheckAxes(mesh);
+  std::vector<BoxingStep> steps;
+  Planner planner(mesh, times, shape, from, topology, &steps);
+  planner.Reach(to);
+  return steps;
+}
+
+BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
+                        const Layout& from, const Layout& to, const Topology& topology) {
+  if (from == to) return {};
+  CheckAxes(mesh);
+  Planner planner(mesh, times, shape, from, topology, nullptr);
+  planner.Reach(to);
+  return {planner.cost().seconds(static_cast<double>(element_bytes)), planner.cost().moved};
+}
+
+}  // namespace oneflow_like

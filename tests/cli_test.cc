@@ -1,0 +1,182 @@
+// The example programs met with wrong flags and broken files: one clear sentence, exit code 1, no crash. And
+// the little they must do when all is well.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "examples/data.h"
+
+namespace oneflow_like {
+namespace {
+
+struct Outcome {
+  int code = -1;  // exit code; -1 when a signal ended it
+  std::string out, err;
+};
+
+class CliTest : public ::testing::Test {
+ protected:
+  CliTest() {
+    folder_ = std::filesystem::temp_directory_path().string() + "/cli_test." + std::to_string(getpid());
+    std::filesystem::create_directories(folder_);
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += "the quick brown fox " + std::to_string(i * 7919) + "\n";
+    text_ = Write("text.txt", text);
+  }
+  ~CliTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& name, const std::string& bytes) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+
+  Outcome Run(const std::string& program, const std::vector<std::string>& flags) {
+    const std::string out = folder_ + "/stdout", err = folder_ + "/stderr";
+    const pid_t child = fork();
+    if (child == 0) {
+      const std::string path = std::string(OFL_BINARY_DIR) + "/examples/" + program;
+      std::vector<char*> argv = {const_cast<char*>(path.c_str())};
+      for (const std::string& flag : flags) argv.push_back(const_cast<char*>(flag.c_str()));
+      argv.push_back(nullptr);
+      if (!freopen(out.c_str(), "w", stdout) || !freopen(err.c_str(), "w", stderr)) _exit(126);
+      execv(path.c_str(), argv.data());
+      _exit(127);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadFile(out), ReadFile(err)};
+  }
+
+  // A tiny GPT on the test's own text; later flags win.
+  Outcome Gpt(const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {"--text=" + text_, "--layers=2",       "--width=16",
+                                      "--heads=2",       "--context=8",      "--batch=4",
+                                      "--steps=2",       "--eval_batches=2", "--sample_tokens=4"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return Run("gpt", flags);
+  }
+
+  // Exit code 1, and on stderr exactly one line, "error: ...", with all the words.
+  static void ExpectError(const Outcome& o, const std::vector<std::string>& words) {
+    EXPECT_EQ(o.code, 1) << o.err;
+    std::istringstream lines(o.err);
+    std::string line, more;
+    std::getline(lines, line);
+    EXPECT_EQ(line.rfind("error: ", 0), 0u) << o.err;
+    EXPECT_FALSE(std::getline(lines, more)) << o.err;
+    for (const std::string& word : words)
+      EXPECT_NE(line.find(word), std::string::npos) << word << " | " << line;
+  }
+
+  std::string folder_, text_;
+};
+
+TEST_F(CliTest, WrongMeshes) {
+  ExpectError(Gpt({"--mesh=cpu:dp=2,xp=2"}), {"xp"});
+  ExpectError(Gpt({"--mesh=cpu:dp=0"}), {"dp", "0"});
+  ExpectError(Gpt({"--mesh=cpu:dp=-3"}), {"dp", "-3"});
+  ExpectError(Gpt({"--mesh=cpu:dp=2,dp=2"}), {"dp"});
+  ExpectError(Gpt({"--mesh=tpu:dp=2"}), {"tpu"});
+  ExpectError(Gpt({"--mesh=cpu:dp"}), {"dp"});
+  ExpectError(Gpt({"--mesh=cpu:dp=two"}), {"two"});
+  ExpectError(Gpt({"--mesh=cpu:pp=3"}), {"pp", "3", "2 layers"});
+  ExpectError(Run("mlp", {"--mesh=cpu:pp=2"}), {"pp"});
+  ExpectError(Run("hello_sbp", {"--mesh=cpu:tp=3"}), {"3"});
+}
+
+TEST_F(CliTest, WrongNumbers) {
+  ExpectError(Gpt({"--heads=3"}), {"heads", "3", "16"});
+  ExpectError(Gpt({"--heads=0"}), {"heads"});
+  ExpectError(Gpt({"--layers=0"}), {"layers"});
+  ExpectError(Gpt({"--width=-16"}), {"width", "-16"});
+  ExpectError(Gpt({"--batch=0"}), {"batch"});
+  ExpectError(Gpt({"--context=0"}), {"context"});
+  ExpectError(Gpt({"--steps=-1"}), {"steps"});
+  ExpectError(Gpt({"--micro_batches=5"}), {"micro_batches", "5", "4"});
+  ExpectError(Gpt({"--dropout=1"}), {"dropout", "1"});
+  ExpectError(Gpt({"--lr=-1"}), {"lr", "-1"});
+  ExpectError(Gpt({"--lr=nan"}), {"lr", "nan"});
+  ExpectError(Gpt({"--clip=-1"}), {"clip", "-1"});
+  ExpectError(Gpt({"--schedule=fastest"}), {"schedule", "fastest"});
+  ExpectError(Run("mlp", {"--epochs=0"}), {"epochs"});
+  ExpectError(Run("mlp", {"--batch=0"}), {"batch"});
+}
+
+TEST_F(CliTest, UnknownFlagsAndWrongTypes) {
+  for (const char* flag : {"--layerz=2", "--layers=two", "--layers=1.5", "--steps="}) {
+    const Outcome o = Gpt({flag});
+    EXPECT_EQ(o.code, 1) << flag;
+    EXPECT_NE(o.err.find(std::string(flag).substr(2, 5)), std::string::npos) << o.err;
+  }
+}
+
+TEST_F(CliTest, WrongTexts) {
+  ExpectError(Gpt({"--text=" + folder_ + "/none.txt"}), {"none.txt", "No such file"});
+  ExpectError(Gpt({"--text=" + folder_}), {"folder"});
+  ExpectError(Gpt({"--text=" + Write("short.txt", "12345678")}), {"short.txt", "8 tokens", "9"});
+  ExpectError(Gpt({"--text=" + Write("empty.txt", "")}), {"empty.txt", "0 tokens"});
+  ExpectError(Gpt({"--text=" + Write("plain.gz", "not packed")}), {"plain.gz", "gzip"});
+  const std::string half_header("\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab\xab", 12);
+  ExpectError(Gpt({"--text=" + Write("cut.gz", half_header)}), {"cut.gz", "truncated"});
+  ExpectError(Gpt({"--text=" + Write("cut.bin", "xx")}), {"cut.bin", "truncated"});
+  ExpectError(Gpt({"--text=" + Write("magic.bin", std::string(2000, 'x'))}), {"magic.bin", "20240520"});
+}
+
+TEST_F(CliTest, WrongImages) {
+  ExpectError(Run("mlp", {"--data_dir=" + folder_}), {"train-images-idx3-ubyte.gz", "No such file"});
+  Write("train-images-idx3-ubyte.gz", "no gzip");
+  ExpectError(Run("mlp", {"--data_dir=" + folder_}), {"train-images-idx3-ubyte.gz", "gzip"});
+}
+
+TEST_F(CliTest, LogThatCannotBeWritten) {
+  ExpectError(Gpt({"--log_json=" + folder_ + "/none/log.json"}), {"none/log.json"});
+  ExpectError(Gpt({"--log_json=" + folder_}), {folder_});
+}
+
+TEST_F(CliTest, LossThatIsNoNumberIsReportedWithItsStep) {
+  ExpectError(Gpt({"--lr=1e30", "--warmup=0", "--clip=0", "--steps=20"}), {"loss", "step"});
+}
+
+TEST_F(CliTest, DryRunOfAMeshLargerThanTheMachine) {
+  const Outcome o = Gpt({"--dry_run", "--mesh=cpu:dp=16,tp=2,pp=2", "--batch=64", "--micro_batches=4"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const char* word : {"peak", "actors", "registers", "collectives", "sent"}) {
+    EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+  }
+}
+
+TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {
+  const std::string log = folder_ + "/log.json";
+  const Outcome o = Gpt({"--log_json=" + log, "--steps=5", "--mesh=cpu:dp=2,tp=2,pp=2", "--micro_batches=2"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("held-out loss"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("--- a sample ---"), std::string::npos) << o.out;
+  std::istringstream lines(ReadFile(log));
+  std::string line;
+  for (int step = 0; step < 5; ++step) {
+    ASSERT_TRUE(std::getline(lines, line)) << step;
+    EXPECT_EQ(line.rfind("{\"step\":" + std::to_string(step) + ",\"loss\":", 0), 0u) << line;
+    for (const char* key : {"\"tokens_per_s\":", "\"step_ms\":"})
+      EXPECT_NE(line.find(key), std::string::npos);
+  }
+  EXPECT_FALSE(std::getline(lines, line));
+}
+
+TEST_F(CliTest, HelloSbpShowsEverySignature) {
+  const Outcome o = Run("hello_sbp", {});
+  EXPECT_EQ(o.code, 0) << o.out << o.err;
+  for (const char* signature : {"B B->B", "S1 S0->P", "S0 B->S0", "B S1->S1", "P B->P", "B P->P"}) {
+    EXPECT_NE(o.out.find(signature), std::string::npos) << signature << "\n" << o.out;
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like

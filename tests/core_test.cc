@@ -1,0 +1,561 @@
+// The vocabulary: types, boxes, attributes, random numbers, parallel loops, moving boxes, kernels, host
+// memory.
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <random>
+#include <thread>
+
+#include "core/attrs.h"
+#include "core/copy_box.h"
+#include "core/device.h"
+#include "core/dims.h"
+#include "core/dtype.h"
+#include "core/float16.h"
+#include "core/kernel.h"
+#include "core/parallel_for.h"
+#include "core/random.h"
+
+namespace {
+std::atomic<int64_t> new_calls{0};
+}
+
+// Counts every allocation of this program, for the promises of "no allocation". Not inlined, or the compiler
+// takes malloc and delete for a mismatched pair.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++new_calls;
+  void* block = std::malloc(bytes == 0 ? 1 : bytes);
+  if (block == nullptr) throw std::bad_alloc();
+  return block;
+}
+[[gnu::noinline]] void operator delete(void* block) noexcept { std::free(block); }
+[[gnu::noinline]] void operator delete(void* block, size_t) noexcept { std::free(block); }
+
+namespace oneflow_like {
+namespace {
+
+template <typename F>
+std::string ErrorOf(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+constexpr DType kAllTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt32,
+                               DType::kInt64,   DType::kUInt8,    DType::kBool};
+
+TEST(DTypeTest, NamesReadBack) {
+  for (DType dtype : kAllTypes) {
+    DType read = dtype == DType::kBool ? DType::kFloat32 : DType::kBool;
+    EXPECT_TRUE(ParseDType(Name(dtype), &read));
+    EXPECT_EQ(read, dtype);
+  }
+  DType read;
+  EXPECT_FALSE(ParseDType("f64", &read));
+  EXPECT_EQ(SizeOf(DType::kBFloat16), 2u);
+  EXPECT_EQ(SizeOf(DType::kInt64), 8u);
+  EXPECT_TRUE(IsFloating(DType::kFloat16));
+  EXPECT_FALSE(IsFloating(DType::kInt32));
+}
+
+TEST(DimsTest, HoldsEightAxesAndPrints) {
+  Dims dims(8, 2);
+  EXPECT_EQ(dims.elements(), 256);
+  EXPECT_EQ(ErrorOf([&] { dims.push_back(3); }), "a tensor has at most 8 axes, but 9 were given");
+  EXPECT_EQ((Dims{8, 64}).str(), "[8,64]");
+  EXPECT_EQ(Dims().str(), "[]");
+  EXPECT_EQ(Dims().elements(), 1);
+  EXPECT_NE((Dims{1, 2}), (Dims{1, 2, 0}));
+}
+
+TEST(DimsTest, BoxesIntersect) {
+  Box a{{0, 2}, {4, 4}}, b{{3, 0}, {9, 3}};
+  EXPECT_EQ(a.str(), "[0:4,2:6]");
+  EXPECT_EQ(a.Intersect(b).str(), "[3:4,2:3]");
+  EXPECT_TRUE(a.Intersect(Box{{4, 2}, {1, 1}}).empty());
+  EXPECT_TRUE(a.Intersect(Box{{9, 9}, {1, 1}}).empty());
+}
+
+TEST(ErrorTest, SourceLineIsBaseNameAndLine) {
+  EXPECT_EQ(SourceLine("gpt.cc", 31).str(), "gpt.cc:31");
+  EXPECT_EQ(SourceLine().str(), "");
+  EXPECT_EQ(SourceLine(std::source_location::current()).file, "core_test.cc");
+}
+
+TEST(AttrsTest, PrintsSortedAndParses) {
+  Attrs attrs{
+      {"eps", 1e-5}, {"axis", int64_t{1}}, {"equation", "mk,kn->mn"}, {"shape", std::vector<int64_t>{2, 3}}};
+  EXPECT_EQ(attrs.str(), "axis=1 eps=1e-05 equation=\"mk,kn->mn\" shape=[2,3]");
+  EXPECT_EQ(Attrs::Parse(attrs.str()), attrs);
+  EXPECT_EQ(Attrs::Parse("").map().size(), 0u);
+}
+
+TEST(AttrsTest, RoundTripIsExact) {
+  std::vector<Attr> values = {int64_t{0},
+                              std::numeric_limits<int64_t>::min(),
+                              std::numeric_limits<int64_t>::max(),
+                              1.0,
+                              -0.0,
+                              0.1,
+                              1e300,
+                              1e22,
+                              std::numeric_limits<double>::denorm_min(),
+                              std::numeric_limits<double>::infinity(),
+                              -std::numeric_limits<double>::infinity(),
+                              std::string(),
+                              std::string("word"),
+                              std::string("blocks/0.attn-q"),
+                              std::string("inf"),
+                              std::string("-3"),
+                              std::string("12"),
+                              std::string("two words"),
+                              std::string("quote \" backslash \\ line\nend]="),
+                              std::vector<int64_t>{},
+                              std::vector<int64_t>{-1, 0, 7}};
+  const int seed = 20240611;
+  std::mt19937_64 draw(seed);
+  for (int i = 0; i < 1000; ++i) {
+    double real = std::bit_cast<double>(draw());
+    if (!std::isnan(real)) values.push_back(real);
+    std::string text;
+    for (int length = static_cast<int>(draw() % 6); length > 0; --length)
+      text += " \"\\a=[],1.n\n"[draw() % 11];
+    values.push_back(text);
+  }
+  Attrs all;
+  for (size_t i = 0; i < values.size(); ++i) {
+    all.Set("a" + std::to_string(i), values[i]);
+    Attrs one{{"x", values[i]}};
+    EXPECT_EQ(Attrs::Parse(one.str()), one) << one.str() << " seed " << seed;
+  }
+  EXPECT_EQ(Attrs::Parse(all.str()), all) << "seed " << seed;
+  EXPECT_TRUE(std::signbit(Attrs::Parse(Attrs{{"x", -0.0}}.str()).Float("x")));
+  EXPECT_TRUE(std::isnan(Attrs::Parse("x=nan").Float("x")));
+  EXPECT_EQ((Attrs{{"x", 1.0}}).str(), "x=1.0");
+}
+
+TEST(AttrsTest, TypesAreKept) {
+  Attrs attrs = Attrs::Parse("i=2 r=2.0 s=two l=[4,5]");
+  EXPECT_EQ(attrs.Int("i"), 2);
+  EXPECT_EQ(attrs.Float("i"), 2.0);
+  EXPECT_EQ(attrs.Float("r"), 2.0);
+  EXPECT_EQ(attrs.Str("s"), "two");
+  EXPECT_EQ(attrs.GetDims("l"), (Dims{4, 5}));
+  EXPECT_EQ(attrs.Int("absent", 9), 9);
+  EXPECT_EQ(attrs.Str("absent", "x"), "x");
+  EXPECT_EQ(ErrorOf([&] { attrs.Int("absent"); }), "attribute absent is missing");
+  EXPECT_EQ(ErrorOf([&] { attrs.Int("r"); }), "attribute r is a real number, not an integer");
+}
+
+TEST(AttrsTest, RefusesGarbage) {
+  for (const char* text : {"axis", "=1", "a=", "a=\"open", "a=[1,2", "a=[1 2]", "a=[1,]", "a=[,1]", "a=1x",
+                           "a=1 a=2", "a=b,c", "a=\"x\"y", "a=[1]2", "a=99999999999999999999x", "a=+"}) {
+    EXPECT_NE(ErrorOf([&] { Attrs::Parse(text); }), "no error") << text;
+  }
+}
+
+TEST(RandomTest, KnownAnswers) {
+  auto expect = [](Philox4 got, std::array<uint32_t, 4> want) {
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(got.v[i], want[i]) << i;
+  };
+  const uint64_t ones = ~uint64_t{0};
+  expect(Philox(0, 0, 0), {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  expect(Philox(ones, ones, ones), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  expect(Philox(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x0370734413198a2e),
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+  EXPECT_EQ(HashName(""), 0xcbf29ce484222325u);
+  EXPECT_EQ(HashName("a"), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(RandomBits(7, 3, 13), Philox(7, 3, 3).v[1]);
+  EXPECT_LT(ToUniform(0xFFFFFFFFu), 1.0f);
+}
+
+TEST(Float16Test, EveryValueReadsBack) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    Float16 half{static_cast<uint16_t>(bits)};
+    BFloat16 brain{static_cast<uint16_t>(bits)};
+    if (std::isnan(ToFloat(half))) {
+      EXPECT_TRUE(std::isnan(ToFloat(ToFloat16(ToFloat(half)))));
+    } else {
+      ASSERT_EQ(ToFloat16(ToFloat(half)).bits, bits);
+    }
+    if (std::isnan(ToFloat(brain))) {
+      EXPECT_TRUE(std::isnan(ToFloat(ToBFloat16(ToFloat(brain)))));
+    } else {
+      ASSERT_EQ(ToBFloat16(ToFloat(brain)).bits, bits);
+    }
+  }
+}
+
+TEST(Float16Test, RoundsToNearestEven) {
+  EXPECT_EQ(ToFloat(Float16{0x3C01}), 1.0f + 1.0f / 1024);
+  EXPECT_EQ(ToFloat16(1.0f + 1.0f / 2048).bits, 0x3C00);
+  EXPECT_EQ(ToFloat16(1.0f + 3.0f / 2048).bits, 0x3C02);
+  EXPECT_EQ(ToFloat16(65519.0f).bits, 0x7BFF);
+  EXPECT_EQ(ToFloat16(65520.0f).bits, 0x7C00);
+  EXPECT_EQ(ToFloat16(1e9f).bits, 0x7C00);
+  EXPECT_EQ(ToFloat16(std::ldexp(1.0f, -24)).bits, 1);
+  EXPECT_EQ(ToFloat16(std::ldexp(1.0f, -25)).bits, 0);  // a tie, to even
+  EXPECT_EQ(ToFloat16(-std::ldexp(1.5f, -24)).bits, 0x8002);
+  EXPECT_EQ(ToBFloat16(1.0f + 1.0f / 256).bits, 0x3F80);
+  EXPECT_EQ(ToBFloat16(1.0f + 3.0f / 256).bits, 0x3F82);
+}
+
+TEST(ParallelForTest, RangesCoverOnceAndRespectTheGrain) {
+  for (int threads : {1, 2, 3, 7}) {
+    SetParallelThreads(threads);
+    EXPECT_EQ(ParallelThreads(), threads);
+    for (int64_t n : {0, 1, 2, 5, 16, 1000}) {
+      for (int64_t grain : {0, 1, 3, 300, 5000}) {
+        std::vector<std::atomic<int>> seen(n);
+        std::vector<int64_t> begins(n + 1), ends(n + 1);
+        std::atomic<int> ranges{0};
+        ParallelFor(n, grain, [&](int64_t begin, int64_t end) {
+          int at = ranges++;
+          begins[at] = begin;
+          ends[at] = end;
+          for (int64_t i = begin; i < end; ++i) ++seen[i];
+        });
+        for (int64_t i = 0; i < n; ++i)
+          ASSERT_EQ(seen[i], 1) << "index " << i << " of " << n << " grain " << grain;
+        ASSERT_LE(ranges, threads);
+        for (int i = 0; i < ranges; ++i) {
+          EXPECT_GT(ends[i], begins[i]);
+          EXPECT_TRUE(ends[i] == n || ends[i] - begins[i] >= grain);
+        }
+      }
+    }
+  }
+}
+
+TEST(ParallelForTest, RunsInlineWhenOneRangeSufficesOrInsideATeam) {
+  SetParallelThreads(2);
+  std::thread::id here = std::this_thread::get_id(), there;
+  ParallelFor(10, 10, [&](int64_t, int64_t) { there = std::this_thread::get_id(); });
+  EXPECT_EQ(here, there);
+  std::atomic<int> inner{0}, outer{0};
+  ParallelFor(2, 1, [&](int64_t, int64_t) {
+    ++outer;
+    ParallelFor(100, 1, [&](int64_t begin, int64_t end) { inner += end - begin == 100 ? 1 : 1000; });
+  });
+  EXPECT_EQ(inner, outer);
+}
+
+TEST(ParallelForTest, FlushesDenormalsInTheWholeTeam) {
+  std::atomic<int> kept{0}, ran{0};
+  std::thread([&] {
+    SetParallelThreads(3);
+    FlushDenormals();
+#pragma omp parallel
+    {
+      volatile float tiny = std::numeric_limits<float>::min();
+      volatile float less = tiny * 0.25f;
+      kept += less != 0.0f;
+      ++ran;
+    }
+  }).join();
+  EXPECT_EQ(kept, 0);
+  EXPECT_GE(ran, 1);
+}
+
+// A tensor piece in memory with a border of canaries around it.
+struct Buffer {
+  Buffer(DType dtype, const Box& box) : bytes(box.elements() * SizeOf(dtype)), data(bytes + 128, 0x5A) {
+    piece = {data.data() + 64, box};
+  }
+  bool BorderIntact() const {
+    for (size_t i = 0; i < 64; ++i) {
+      if (data[i] != 0x5A || data[64 + bytes + i] != 0x5A) return false;
+    }
+    return true;
+  }
+  size_t bytes;
+  std::vector<uint8_t> data;
+  Piece piece;
+};
+
+int64_t OffsetOf(const Box& box, const Dims& at) {
+  int64_t offset = 0;
+  for (int i = 0; i < at.rank(); ++i) offset = offset * box.extent[i] + at[i] - box.begin[i];
+  return offset;
+}
+
+double ReadElement(DType dtype, const Piece& piece, int64_t i) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return static_cast<const float*>(piece.data)[i];
+    case DType::kBFloat16:
+      return ToFloat(static_cast<const BFloat16*>(piece.data)[i]);
+    case DType::kFloat16:
+      return ToFloat(static_cast<const Float16*>(piece.data)[i]);
+    case DType::kInt32:
+      return static_cast<const int32_t*>(piece.data)[i];
+    case DType::kInt64:
+      return static_cast<double>(static_cast<const int64_t*>(piece.data)[i]);
+    default:
+      return static_cast<const uint8_t*>(piece.data)[i];
+  }
+}
+
+void WriteElement(DType dtype, const Piece& piece, int64_t i, double value) {
+  switch (dtype) {
+    case DType::kFloat32:
+      static_cast<float*>(piece.data)[i] = static_cast<float>(value);
+      break;
+    case DType::kBFloat16:
+      static_cast<BFloat16*>(piece.data)[i] = ToBFloat16(static_cast<float>(value));
+      break;
+    case DType::kFloat16:
+      static_cast<Float16*>(piece.data)[i] = ToFloat16(static_cast<float>(value));
+      break;
+    case DType::kInt32:
+      static_cast<int32_t*>(piece.data)[i] = static_cast<int32_t>(value);
+      break;
+    case DType::kInt64:
+      static_cast<int64_t*>(piece.data)[i] = static_cast<int64_t>(value);
+      break;
+    default:
+      static_cast<uint8_t*>(piece.data)[i] = static_cast<uint8_t>(value);
+  }
+}
+
+template <typename F>
+void ForEachIndex(const Box& box, F&& f) {
+  if (box.empty()) return;
+  Dims at = box.begin;
+  while (true) {
+    f(at);
+    int i = at.rank() - 1;
+    for (; i >= 0; --i) {
+      if (++at[i] < box.begin[i] + box.extent[i]) break;
+      at[i] = box.begin[i];
+    }
+    if (i < 0) return;
+  }
+}
+
+class BoxDraw {
+ public:
+  explicit BoxDraw(int seed) : draw_(seed) {}
+  int64_t Below(int64_t n) { return static_cast<int64_t>(draw_() % static_cast<uint64_t>(n)); }
+  Box DrawBox() {
+    Box box;
+    for (int64_t rank = Below(5); rank > 0; --rank) {
+      box.begin.push_back(3 + Below(4));
+      box.extent.push_back(Below(12) == 0 ? 0 : 1 + Below(7));
+    }
+    // Long runs as well, past one block of the combining loop.
+    if (box.extent.rank() > 0 && Below(4) == 0) box.extent.back() = 1000 + Below(1200);
+    return box;
+  }
+  Box Around(const Box& box) {
+    Box piece = box;
+    for (int i = 0; i < box.extent.rank(); ++i) {
+      if (Below(2) == 0) continue;
+      int64_t before = Below(3), after = Below(3);
+      piece.begin[i] -= before;
+      piece.extent[i] += before + after;
+    }
+    return piece;
+  }
+
+ private:
+  std::mt19937_64 draw_;
+};
+
+double Combine(Reduce reduce, double a, double b) {
+  return reduce == Reduce::kSum ? a + b : reduce == Reduce::kMax ? std::max(a, b) : std::min(a, b);
+}
+
+TEST(CopyBoxTest, CopiesAndCombinesLikeTheDefinition) {
+  for (int seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    BoxDraw draw(seed);
+    DType dtype = kAllTypes[draw.Below(7)];
+    Reduce reduce = std::array{Reduce::kSum, Reduce::kMax, Reduce::kMin}[draw.Below(3)];
+    Box box = draw.DrawBox();
+    int num_from = 1 + static_cast<int>(draw.Below(4)), num_to = 1 + static_cast<int>(draw.Below(3));
+    std::vector<Buffer> from, to;
+    std::vector<Piece> from_pieces, to_pieces;
+    for (int i = 0; i < num_from; ++i) {
+      from.emplace_back(dtype, draw.Around(box));
+      from_pieces.push_back(from[i].piece);
+      for (int64_t e = 0; e < from[i].piece.box.elements(); ++e) {
+        WriteElement(dtype, from[i].piece, e,
+                     static_cast<double>(draw.Below(dtype == DType::kBool ? 2 : 50)));
+      }
+    }
+    for (int i = 0; i < num_to; ++i) {
+      to.emplace_back(dtype, draw.Around(box));
+      to_pieces.push_back(to[i].piece);
+      for (int64_t e = 0; e < to[i].piece.box.elements(); ++e) WriteElement(dtype, to[i].piece, e, 1);
+    }
+    int64_t before = new_calls;
+    CombineBox(dtype, reduce, box, from_pieces.data(), num_from, to_pieces.data(), num_to);
+    EXPECT_EQ(new_calls, before) << "allocations";
+    for (const Buffer& buffer : to) {
+      ASSERT_TRUE(buffer.BorderIntact());
+      ForEachIndex(buffer.piece.box, [&](const Dims& at) {
+        double want = 1;  // outside the box nothing changes
+        Box point{at, Dims(at.rank(), 1)};
+        if (box.Intersect(point) == point) {
+          want = ReadElement(dtype, from_pieces[0], OffsetOf(from_pieces[0].box, at));
+          for (int i = 1; i < num_from; ++i) {
+            want =
+                Combine(reduce, want, ReadElement(dtype, from_pieces[i], OffsetOf(from_pieces[i].box, at)));
+          }
+          if (dtype == DType::kBool) want = std::min(want, 1.0);
+        }
+        ASSERT_EQ(ReadElement(dtype, buffer.piece, OffsetOf(buffer.piece.box, at)), want)
+            << Name(dtype) << " " << Name(reduce) << " box " << box.str() << " at " << at.str();
+      });
+    }
+  }
+}
+
+TEST(CopyBoxTest, NoSourceWritesTheIdentity) {
+  auto identity = [](DType dtype, Reduce reduce) {
+    Buffer buffer(dtype, Box::Whole({3}));
+    CombineBox(dtype, reduce, Box::Whole({3}), nullptr, 0, &buffer.piece, 1);
+    EXPECT_TRUE(buffer.BorderIntact());
+    return ReadElement(dtype, buffer.piece, 2);
+  };
+  const double inf = std::numeric_limits<double>::infinity();
+  for (DType dtype : kAllTypes) EXPECT_EQ(identity(dtype, Reduce::kSum), 0) << Name(dtype);
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    EXPECT_EQ(identity(dtype, Reduce::kMax), -inf) << Name(dtype);
+    EXPECT_EQ(identity(dtype, Reduce::kMin), inf) << Name(dtype);
+  }
+  EXPECT_EQ(identity(DType::kInt32, Reduce::kMax), std::numeric_limits<int32_t>::min());
+  EXPECT_EQ(identity(DType::kInt32, Reduce::kMin), std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(identity(DType::kUInt8, Reduce::kMax), 0);
+  EXPECT_EQ(identity(DType::kUInt8, Reduce::kMin), 255);
+  EXPECT_EQ(identity(DType::kBool, Reduce::kMin), 1);
+}
+
+TEST(CopyBoxTest, SixteenBitSumsAreRoundedOnce) {
+  // 256 + 1 + 1 is 258 in bf16 when rounded once, 256 when rounded after each addition.
+  BFloat16 big = ToBFloat16(256), one = ToBFloat16(1), sum{};
+  Box box = Box::Whole({1});
+  Piece from[] = {{&big, box}, {&one, box}, {&one, box}}, to{&sum, box};
+  CombineBox(DType::kBFloat16, Reduce::kSum, box, from, 3, &to, 1);
+  EXPECT_EQ(ToFloat(sum), 258.0f);
+}
+
+TEST(CopyBoxTest, SumsInTheGivenOrder) {
+  float a = 1e8f, b = -1e8f, c = 1.0f, sum = 0;
+  Box box = Box::Whole({1});
+  Piece forward[] = {{&a, box}, {&b, box}, {&c, box}}, backward[] = {{&c, box}, {&b, box}, {&a, box}},
+        to{&sum, box};
+  CombineBox(DType::kFloat32, Reduce::kSum, box, forward, 3, &to, 1);
+  EXPECT_EQ(sum, 1.0f);
+  CombineBox(DType::kFloat32, Reduce::kSum, box, backward, 3, &to, 1);
+  EXPECT_EQ(sum, 0.0f);
+}
+
+TEST(CopyBoxTest, ADestinationMayBeASource) {
+  std::vector<float> a(3000, 1), b(3000, 2);
+  Box box = Box::Whole({3000});
+  Piece pieces[] = {{a.data(), box}, {b.data(), box}};
+  CombineBox(DType::kFloat32, Reduce::kSum, box, pieces, 2, pieces, 2);
+  for (int i = 0; i < 3000; ++i) ASSERT_TRUE(a[i] == 3 && b[i] == 3) << i;
+}
+
+TEST(CopyBoxTest, MaximumKeepsNaN) {
+  float nan = std::numeric_limits<float>::quiet_NaN(), one = 1, result = 0;
+  Box box = Box::Whole({});
+  Piece first[] = {{&nan, box}, {&one, box}}, last[] = {{&one, box}, {&nan, box}}, to{&result, box};
+  for (Reduce reduce : {Reduce::kMax, Reduce::kMin}) {
+    for (const Piece* from : {first, last}) {
+      result = 0;
+      CombineBox(DType::kFloat32, reduce, box, from, 2, &to, 1);
+      EXPECT_TRUE(std::isnan(result)) << Name(reduce);
+    }
+  }
+}
+
+TEST(CopyBoxTest, ReductionsReadBack) {
+  for (Reduce reduce : {Reduce::kNone, Reduce::kSum, Reduce::kMax, Reduce::kMin}) {
+    EXPECT_EQ(ParseReduce(Name(reduce)), reduce);
+  }
+  EXPECT_NE(ErrorOf([] { ParseReduce("mean"); }), "no error");
+}
+
+Status Good(const KernelContext&) { return Status(); }
+Status Bad(const KernelContext&) { return Status("bad"); }
+
+TEST(KernelRegistryTest, FallsBackToTheReference) {
+  KernelRegistry registry;
+  registry.Add("f", "reference", Good);
+  registry.Add("f", "cuda", Bad);
+  KernelSpec spec{.name = "f"};
+  KernelContext context{.spec = spec};
+  EXPECT_TRUE(registry.Make(spec, "cpu")->Run(context).ok());
+  EXPECT_EQ(registry.Make(spec, "cuda")->Run(context).message(), "bad");
+  EXPECT_TRUE(registry.Has("f", "cuda"));
+  EXPECT_FALSE(registry.Has("f", "cpu"));
+  KernelSpec absent{.name = "g", .node = "g.3"};
+  EXPECT_EQ(ErrorOf([&] { registry.Make(absent, "cpu"); }),
+            "there is no kernel g (for g.3) for device kind cpu, nor a reference kernel");
+}
+
+TEST(HostDeviceTest, CountsWhatItHolds) {
+  std::unique_ptr<Device> device = MakeHostDevice(3);
+  EXPECT_EQ(device->kind(), "cpu");
+  EXPECT_EQ(device->index(), 3);
+  HostMemoryStats before = GetHostMemoryStats();
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{1000}, size_t{5} << 20}) {
+    std::unique_ptr<Memory> memory = device->Allocate(bytes, "test");
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory->data()) % 64, 0u);
+    EXPECT_EQ(memory->bytes(), bytes);
+    HostMemoryStats now = GetHostMemoryStats();
+    EXPECT_EQ(now.bytes - before.bytes, static_cast<int64_t>(bytes));
+    EXPECT_EQ(now.blocks - before.blocks, 1);
+    std::vector<uint8_t> in(bytes, 7), out(bytes);
+    device->CopyIn(memory->data(), in.data(), bytes);
+    device->CopyOut(out.data(), memory->data(), bytes);
+    EXPECT_EQ(in, out);
+  }
+  HostMemoryStats after = GetHostMemoryStats();
+  EXPECT_EQ(after.bytes, before.bytes);
+  EXPECT_EQ(after.blocks, before.blocks);
+  EXPECT_EQ(after.allocations, before.allocations + 4);
+}
+
+TEST(HostDeviceTest, RefusesMoreThanThereIs) {
+  HostMemoryStats before = GetHostMemoryStats();
+  for (size_t bytes : {size_t{1} << 50, ~size_t{0}}) {
+    std::string error = ErrorOf([&] { MakeHostDevice(2)->Allocate(bytes, "the arena"); });
+    EXPECT_EQ(error.find("device cpu:2 has no memory for the arena: " + std::to_string(bytes) +
+                         " bytes are needed, "),
+              0u)
+        << error;
+    EXPECT_NE(error.find(" bytes are free"), std::string::npos) << error;
+  }
+  EXPECT_EQ(GetHostMemoryStats().bytes, before.bytes);
+}
+
+Status Throws(const KernelContext&) { throw std::runtime_error("library said no"); }
+
+TEST(HostDeviceTest, StreamRunsHereAndNow) {
+  std::unique_ptr<DeviceStream> stream = MakeHostDevice(0)->MakeStream("compute");
+  EXPECT_TRUE(stream->synchronous());
+  KernelSpec spec{.name = "f", .node = "f.1"};
+  KernelContext context{.spec = spec};
+  EXPECT_TRUE(stream->Run(*MakeFunctionKernel(Good)(spec), context).ok());
+  EXPECT_EQ(stream->Run(*MakeFunctionKernel(Bad)(spec), context).message(), "bad");
+  EXPECT_EQ(stream->Run(*MakeFunctionKernel(Throws)(spec), context).message(), "f.1: library said no");
+  bool done = false;
+  stream->NotifyWhenDone([&](Status status) { done = status.ok(); });
+  EXPECT_TRUE(done);
+}
+
+}  // namespace
+}  // namespace oneflow_like
