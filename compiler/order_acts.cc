@@ -69,6 +69,33 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b, const std::vector<st
   return peak;
 }
 
+// Feeds fire as early as anything lets them, which says nothing: they are in no stream's list. In the order each
+// stands right before the first act that reads it.
+std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vector<Firing>& firings) {
+  std::vector<int> fed(plan.segments.size(), 0);
+  std::vector<std::vector<const LogicalEdge*>> feeds(plan.segments.size());  // by reader
+  std::vector<bool> is_feed(plan.segments.size(), false);
+  for (const LogicalEdge& e : plan.edges)
+    if (plan.segments[e.writer].stream == StreamKind::kNone) {
+      is_feed[e.writer] = true;
+      feeds[e.reader].push_back(&e);
+    }
+  std::vector<std::vector<const Firing*>> of(plan.segments.size());
+  for (const Firing& f : firings) of[f.transition].push_back(&f);
+  std::vector<Firing> order;
+  for (const Firing& f : firings) {
+    if (is_feed[f.transition]) continue;
+    for (const LogicalEdge* e : feeds[f.transition])
+      for (int need = f.act / e->read_period + 1; fed[e->writer] < need; ++fed[e->writer]) {
+        Firing feed = *of[e->writer][fed[e->writer]];
+        feed.start = feed.end = f.start;
+        order.push_back(feed);
+      }
+    order.push_back(f);
+  }
+  return order;
+}
+
 }  // namespace
 
 void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan) {
@@ -80,7 +107,7 @@ void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* p
     return rank * 1e6 + act;
   };
   Play play = PlayStep(game, priority);
-  plan->order = play.firings;
+  plan->order = FeedsBeforeReaders(*plan, play.firings);
   plan->makespan = play.makespan;
 
   std::vector<std::vector<const Firing*>> acts(plan->segments.size());

@@ -352,6 +352,9 @@ class Partitioner {
       init->set_node(node.name);
       init->set_file(node.line.file);
       init->set_line(node.line.line);
+      plan::Operand* piece = init->add_out();
+      piece->set_dtype(static_cast<int>(v.dtype));
+      SetDims(v.shape, piece->mutable_global());
       Attrs attrs = node.attrs;
       attrs.Set("shape", std::vector<int64_t>(v.shape.begin(), v.shape.end()));
       attrs.Set("dtype", std::string(Name(v.dtype)));

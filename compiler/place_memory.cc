@@ -9,6 +9,7 @@
 // intervals meet. Blocks are placed by falling size, each at the lowest offset that is free.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "compiler/passes.h"
 
@@ -72,6 +73,8 @@ class Placer {
         }
       list.push_back({a, k, k, std::max(1, o.period())});
     };
+    for (const plan::Buffer& b : plan_.buffer())
+      if (b.space() == plan::PERSISTENT) carried_.insert(b.id());
     for (int a = 0; a < plan_.actor_size(); ++a)
       for (int k = 0; k < plan_.actor(a).kernel_size(); ++k) {
         for (const plan::Operand& o : plan_.actor(a).kernel(k).in()) add(&readers_, a, k, o);
@@ -91,12 +94,14 @@ class Placer {
     std::vector<std::pair<int, int>> acts;
     for (int id : plan_.stream(kLink).actor()) {
       int a = index_[id], act = static_cast<int>(lower_[a].size());
-      for (const plan::Operand& o : plan_.actor(a).kernel(0).in())
+      for (const plan::Operand& o : plan_.actor(a).kernel(0).in()) {
+        if (carried_.count(o.buffer())) continue;  // a variable: it was written in the step before
         for (const Use& w : writers_[o.buffer()]) {
           int writer_act = (act / std::max(1, o.period()) + 1) * w.period - 1;
           if (OnCompute(w.actor) && writer_act < static_cast<int>(start_[w.actor].size()))
             running = std::max(running, start_[w.actor][writer_act] + w.first);
         }
+      }
       lower_[a].push_back(running);
       acts.push_back({a, act});
     }
@@ -260,6 +265,7 @@ class Placer {
   std::vector<std::vector<int>> start_;     // per actor and act: position of its first kernel
   int end_ = 0;
   std::map<int, std::vector<Use>> writers_, readers_;  // by buffer
+  std::set<int> carried_;                              // buffers that outlive the step
   std::vector<std::vector<int>> lower_, upper_;        // of link acts
   std::vector<Block> blocks_;
   int64_t always_ = 0;

@@ -25,8 +25,9 @@ DEFINE_int64(micro_batches, 1, "Parts the batch is cut into, whose gradients are
 DEFINE_int64(steps, 200, "Optimizer steps");
 DEFINE_double(dropout, 0.1, "Probability of dropping");
 DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest");
-DEFINE_int64(warmup, 20,
-             "Steps of linear rise of the learning rate; a cosine falls to a tenth of it after that");
+DEFINE_int64(
+    warmup, 20,
+    "Steps of linear rise of the learning rate, at most half of all; then a cosine falls to a tenth");
 DEFINE_double(clip, 1.0, "Largest global gradient norm; 0: no clipping");
 DEFINE_double(weight_decay, 0.1, "Weight decay of AdamW");
 DEFINE_string(schedule, "1f1b", "Pipeline schedule: 1f1b or gpipe");
@@ -90,8 +91,10 @@ Session MakeTraining(Model& model, const GptConfig& config) {
   options.steps_in_flight = kStepsInFlight;
   options.schedule = FLAGS_schedule == "gpipe" ? PipelineSchedule::kGPipe : PipelineSchedule::k1F1B;
   options.clip_norm = FLAGS_clip;
-  options.lr_schedule = {
-      .kind = Schedule::Kind::kCosine, .warmup = FLAGS_warmup, .total = FLAGS_steps, .final = 0.1};
+  options.lr_schedule = {.kind = Schedule::Kind::kCosine,
+                         .warmup = std::min(FLAGS_warmup, FLAGS_steps / 2),
+                         .total = FLAGS_steps,
+                         .final = 0.1};
   AdamW adamw{.lr = FLAGS_lr, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = FLAGS_weight_decay};
   return Train(loss, adamw, options);
 }
@@ -107,10 +110,11 @@ void RunTraining(Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
   ProgressLine progress;
   std::deque<StepResult> in_flight;
   Stopwatch watch;
-  double first_end = 0,
-         last_end = 0;  // seconds; the first step also loads the plan and is left out of the rate
+  float loss = 0;
+  // Seconds; the first step also loads the plan and is left out of the rate.
+  double first_end = 0, last_end = 0;
   auto finish_one = [&] {
-    const float loss = in_flight.front().Scalar("loss");  // throws, naming the step, when it is NaN
+    loss = in_flight.front().Scalar("loss");  // throws, naming the step, when it is NaN
     const int64_t step = in_flight.front().step();
     in_flight.pop_front();
     const double now = watch.Seconds(), seconds = now - last_end;
@@ -131,6 +135,9 @@ void RunTraining(Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
   }
   while (!in_flight.empty()) finish_one();
   progress.End();
+  std::printf("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(FLAGS_steps),
+              MinutesAndSeconds(last_end).c_str(), static_cast<double>(loss),
+              tokens_per_step * FLAGS_steps / last_end);
 }
 
 // The weights are those of training, by their names; only the graph is another: no dropout, no gradient.

@@ -90,8 +90,7 @@ void Print(const std::vector<std::pair<std::string, const Matrix*>>& matrices) {
     std::string line = "   ";
     for (const auto& [name, m] : matrices) {
       const std::string head = row == 0 ? " " + name + " =" : "";
-      std::string cell =
-          head + std::string(std::max<int64_t>(0, 5 - static_cast<int64_t>(head.size())), ' ');
+      std::string cell = head + std::string(std::max<int64_t>(0, 5 - static_cast<int64_t>(head.size())), ' ');
       cell += Row(*m, row);
       cell.resize(std::max<size_t>(cell.size(), 24), ' ');
       line += cell;

@@ -47,10 +47,11 @@ Tensor Logits(Scope s, Tensor x, double drop) {
   h = relu(matmul(h, s.Weight("mid", {width, width}, KaimingNormal())) +
            s.Weight("mid_bias", {width}, Zeros()));
   h = dropout(h, drop);
-  // Every rank of tp holds some of the classes: the logits stay cut, and the loss is computed on them as they
-  // are.
   Tensor weight = s.Weight("out", {width, kClasses}, XavierNormal(), {{"tp", S(1)}});
-  return matmul(h, weight) + s.Weight("out_bias", {kClasses}, Zeros(), {{"tp", S(0)}});
+  Tensor logits = matmul(h, weight) + s.Weight("out_bias", {kClasses}, Zeros(), {{"tp", S(0)}});
+  // Every rank of tp holds some of the classes, and the loss is computed on them as they are. By cost alone
+  // so small a weight would be gathered instead.
+  return annotate(logits, {{"tp", S(1)}});
 }
 
 // Images order[begin ..] of the set, scaled to [0, 1]; rows past the end are black and labelled -1, which no

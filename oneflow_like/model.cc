@@ -100,8 +100,8 @@ void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
     case Kind::kNormal:
     case Kind::kTruncatedNormal:
       attrs->Set("init", std::string(init.kind == Kind::kNormal ? "normal" : "truncated_normal"));
-      attrs->Set("mean", init.b);
-      attrs->Set("stddev", init.a);
+      attrs->Set("mean", init.a);
+      attrs->Set("stddev", init.b);
       break;
     case Kind::kXavierUniform:
       uniform(-std::sqrt(3 * xavier), std::sqrt(3 * xavier));

@@ -69,7 +69,16 @@ constexpr int kMaxCells = 128;
 double Overlap(const Mesh& mesh, int64_t extent, LayoutView from, LayoutView to, int tensor_axis) {
   const Cells source(mesh, from, tensor_axis), dest(mesh, to, tensor_axis);
   if (extent == 0) return 1;
-  if (source.number + dest.number > kMaxCells) return 1.0 / std::min(source.number, dest.number);
+  if (source.number + dest.number > kMaxCells) {
+    double estimate = 1;
+    for (int a = 0; a < mesh.rank(); ++a) {
+      const bool f = from.fixed[a] == Slice::kFree, t = to.fixed[a] == Slice::kFree;
+      const bool told_by_source = !f || Cuts(from.sbp[1 + a], tensor_axis);
+      const bool told_by_dest = !t || Cuts(to.sbp[1 + a], tensor_axis);
+      if ((f || t) && told_by_source && told_by_dest) estimate /= mesh.axis_size(a);
+    }
+    return estimate;
+  }
   int64_t common = 0;
   int f[kMaxMeshAxes], t[kMaxMeshAxes];
   for (int a = 0; a < mesh.rank(); ++a) f[a] = from.fixed[a], t[a] = to.fixed[a];
@@ -119,6 +128,7 @@ uint32_t WalkUneasyCuts(const Mesh& mesh, int times, const Dims& shape, LayoutVi
   return walked;
 }
 
+// What one affected axis does to the part that is held, where its cuts need no walk.
 void MultiplyHeld(End f, End t, double n, LayoutView from, LayoutView to, int axis, Product* p) {
   const Sbp &a = from.sbp[1 + axis], &b = to.sbp[1 + axis];
   if (f == kFixed) {

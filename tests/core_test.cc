@@ -99,47 +99,44 @@ TEST(AttrsTest, PrintsSortedAndParses) {
 }
 
 TEST(AttrsTest, RoundTripIsExact) {
-  std::vector<Attr> values = {int64_t{0},
-                              std::numeric_limits<int64_t>::min(),
-                              std::numeric_limits<int64_t>::max(),
-                              1.0,
-                              -0.0,
-                              0.1,
-                              1e300,
-                              1e22,
-                              std::numeric_limits<double>::denorm_min(),
-                              std::numeric_limits<double>::infinity(),
-                              -std::numeric_limits<double>::infinity(),
-                              std::string(),
-                              std::string("word"),
-                              std::string("blocks/0.attn-q"),
-                              std::string("inf"),
-                              std::string("-3"),
-                              std::string("12"),
-                              std::string("two words"),
-                              std::string("quote \" backslash \\ line\nend]="),
-                              std::vector<int64_t>{},
-                              std::vector<int64_t>{-1, 0, 7}};
+  using Integers = std::numeric_limits<int64_t>;
+  using Reals = std::numeric_limits<double>;
+  std::vector<Attr> values;
+  for (int64_t integer : {int64_t{0}, Integers::min(), Integers::max()}) values.emplace_back(integer);
+  for (double real :
+       {1.0, -0.0, 0.1, 1e300, 1e22, Reals::denorm_min(), Reals::infinity(), -Reals::infinity()}) {
+    values.emplace_back(real);
+  }
+  for (const char* text :
+       {"", "word", "blocks/0.attn-q", "inf", "-3", "12", "two words", "quote \" backslash \\ line\nend]="}) {
+    std::string value = text;
+    values.emplace_back(value);
+  }
+  values.emplace_back(std::vector<int64_t>{});
+  values.emplace_back(std::vector<int64_t>{-1, 0, 7});
   const int seed = 20240611;
   std::mt19937_64 draw(seed);
   for (int i = 0; i < 1000; ++i) {
     double real = std::bit_cast<double>(draw());
-    if (!std::isnan(real)) values.push_back(real);
+    if (!std::isnan(real)) values.emplace_back(real);
     std::string text;
     for (int length = static_cast<int>(draw() % 6); length > 0; --length)
       text += " \"\\a=[],1.n\n"[draw() % 11];
-    values.push_back(text);
+    values.emplace_back(text);
   }
   Attrs all;
   for (size_t i = 0; i < values.size(); ++i) {
     all.Set("a" + std::to_string(i), values[i]);
-    Attrs one{{"x", values[i]}};
+    Attrs one;
+    one.Set("x", values[i]);
     EXPECT_EQ(Attrs::Parse(one.str()), one) << one.str() << " seed " << seed;
   }
   EXPECT_EQ(Attrs::Parse(all.str()), all) << "seed " << seed;
-  EXPECT_TRUE(std::signbit(Attrs::Parse(Attrs{{"x", -0.0}}.str()).Float("x")));
+  EXPECT_TRUE(std::signbit(Attrs::Parse("x=-0.0").Float("x")));
   EXPECT_TRUE(std::isnan(Attrs::Parse("x=nan").Float("x")));
-  EXPECT_EQ((Attrs{{"x", 1.0}}).str(), "x=1.0");
+  all = Attrs();
+  all.Set("x", 1.0);
+  EXPECT_EQ(all.str(), "x=1.0");
 }
 
 TEST(AttrsTest, TypesAreKept) {

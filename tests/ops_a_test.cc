@@ -183,8 +183,9 @@ TEST(Gradient, StopsAtComparisonsAndIntegers) {
 // The loss of a small model of everything at once, as a function of its two weights.
 Tensor Loss(Tape* tape, Tensor w, Tensor v) {
   Tensor ids = Give(tape, {4}, {0, 2, 1, 2}, DType::kInt32);
-  Tensor rows = reshape(gather(w, ids), {2, 2, 4});            // [2,2,4]
-  Tensor mixed = transpose(silu(rows * v + rows), {1, 0, 2});  // broadcasting, both operands used
+  Tensor rows = reshape(gather(w, ids), {2, 2, 4});  // [2,2,4]
+  Tensor mixed =
+      transpose(transpose(silu(rows * v + rows), {2, 0, 1}), {2, 1, 0});  // broadcasting, both operands used
   Tensor centred = mixed - mean(mixed, {-1}, true);
   Tensor joined = concat({slice(centred, 2, 0, 2), exp(slice(mixed, 2, 1, 4))}, 2);
   Tensor picked = where(greater(joined, scale(joined, 0)), joined, square(joined));

@@ -51,7 +51,7 @@ TEST(CutTest, BalancedInWholeGrainsAndComplete) {
           ASSERT_EQ(part.begin, at);
           ASSERT_GE(part.extent, 0);
           at += part.extent;
-          if (at != 5 + extent) ASSERT_EQ((at - 5) % grain, 0) << "cut point";
+          ASSERT_TRUE(at == 5 + extent || (at - 5) % grain == 0) << "cut point " << at - 5;
           int64_t grains = (part.extent + grain - 1) / grain;
           ASSERT_LE(grains, before) << "first parts are the larger ones";
           before = grains;
@@ -109,7 +109,8 @@ TEST(LocalBoxTest, PiecesCoverEveryElementOnce) {
   for (int seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 draw(seed);
-    Dims shape = {1 + draw() % 13, draw() % 9, 1 + draw() % 5};
+    Dims shape;
+    for (int most : {14, 9, 6}) shape.push_back(static_cast<int64_t>(draw() % most));
     std::vector<int> sizes;
     NdSbp sbp;
     for (int i = 0; i < 3; ++i) {

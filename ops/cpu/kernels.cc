@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "core/random.h"
 #include "ops/op.h"
@@ -148,24 +151,90 @@ void PermuteCopy(void* to, const void* from, const Dims& extent, const Dims& str
   }
 }
 
-void FillRandomBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint32_t* bits) {
-  constexpr int kBlocks = 32;  // Philox blocks of four at once: the rounds vectorise over them
-  while (n > 0) {
-    uint64_t base = first >> 2;
-    int skip = static_cast<int>(first & 3);
-    uint32_t v[kBlocks * 4];
+namespace {
+
+// Philox blocks [first, first + 16), block after block.
+#if defined(__AVX512F__)
+// A block in a 64-bit lane per word: the multiplication reads the low halves alone, so the high ones may hold anything.
+void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) {
+  const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
+  const __m512i low = _mm512_set1_epi64(0xFFFFFFFF), eight = _mm512_set1_epi64(8);
+  __m512i c0[2], c1[2], c2[2], c3[2];
+  c0[0] = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(first)), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  c0[1] = _mm512_add_epi64(c0[0], eight);
+  for (int i = 0; i < 2; ++i) {
+    c1[i] = _mm512_srli_epi64(c0[i], 32);
+    c2[i] = _mm512_set1_epi64(static_cast<int64_t>(step));
+    c3[i] = _mm512_srli_epi64(c2[i], 32);
+  }
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const __m512i x0 = _mm512_set1_epi64(k0), x1 = _mm512_set1_epi64(k1);
+    for (int i = 0; i < 2; ++i) {
+      __m512i p0 = _mm512_mul_epu32(c0[i], m0), p1 = _mm512_mul_epu32(c2[i], m1);
+      c0[i] = _mm512_xor_si512(_mm512_xor_si512(_mm512_srli_epi64(p1, 32), c1[i]), x0);
+      c2[i] = _mm512_xor_si512(_mm512_xor_si512(_mm512_srli_epi64(p0, 32), c3[i]), x1);
+      c1[i] = p1;
+      c3[i] = p0;
+    }
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  const __m512i front = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), back = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  for (int i = 0; i < 2; ++i) {
+    __m512i v01 = _mm512_or_si512(_mm512_and_si512(c0[i], low), _mm512_slli_epi64(c1[i], 32));
+    __m512i v23 = _mm512_or_si512(_mm512_and_si512(c2[i], low), _mm512_slli_epi64(c3[i], 32));
+    __m512i even = _mm512_unpacklo_epi64(v01, v23), odd = _mm512_unpackhi_epi64(v01, v23);
+    // Pairs of words: even holds blocks 0 2 4 6, odd 1 3 5 7.
+    _mm512_storeu_si512(bits + i * 32, _mm512_permutex2var_epi64(even, front, odd));
+    _mm512_storeu_si512(bits + i * 32 + 16, _mm512_permutex2var_epi64(even, back, odd));
+  }
+}
+#else
+void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) {
+  constexpr int kBlocks = 16;
+  uint32_t c[4][kBlocks];
+  for (int i = 0; i < kBlocks; ++i) {
+    uint64_t at = first + static_cast<uint64_t>(i);
+    c[0][i] = static_cast<uint32_t>(at);
+    c[1][i] = static_cast<uint32_t>(at >> 32);
+    c[2][i] = static_cast<uint32_t>(step);
+    c[3][i] = static_cast<uint32_t>(step >> 32);
+  }
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
 #pragma omp simd
     for (int i = 0; i < kBlocks; ++i) {
-      Philox4 p = Philox(key, base + i, step);
-      v[i * 4] = p.v[0];
-      v[i * 4 + 1] = p.v[1];
-      v[i * 4 + 2] = p.v[2];
-      v[i * 4 + 3] = p.v[3];
+      uint64_t p0 = uint64_t{0xD2511F53u} * c[0][i], p1 = uint64_t{0xCD9E8D57u} * c[2][i];
+      c[0][i] = static_cast<uint32_t>(p1 >> 32) ^ c[1][i] ^ k0;
+      c[2][i] = static_cast<uint32_t>(p0 >> 32) ^ c[3][i] ^ k1;
+      c[1][i] = static_cast<uint32_t>(p1);
+      c[3][i] = static_cast<uint32_t>(p0);
     }
-    int64_t take = std::min<int64_t>(n, kBlocks * 4 - skip);
-    std::memcpy(bits, v + skip, take * sizeof(uint32_t));
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  for (int i = 0; i < kBlocks; ++i) {
+    for (int j = 0; j < 4; ++j) bits[i * 4 + j] = c[j][i];
+  }
+}
+#endif
+
+}  // namespace
+
+void FillRandomBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint32_t* bits) {
+  while (n > 0) {
+    int64_t skip = static_cast<int64_t>(first & 3), take = 64;
+    if (skip == 0 && n >= take) {
+      SixteenBlocks(key, step, first >> 2, bits);
+    } else {
+      uint32_t block[64];
+      SixteenBlocks(key, step, first >> 2, block);
+      take = std::min<int64_t>(n, take - skip);
+      std::memcpy(bits, block + skip, take * sizeof(uint32_t));
+    }
     bits += take;
-    first += take;
+    first += static_cast<uint64_t>(take);
     n -= take;
   }
 }
