@@ -180,13 +180,16 @@ class AxisChooser {
       double cost = Own(n, c);
       for (size_t i = 0; i < node.in.size(); ++i) {
         const Value& v = graph_.value(node.in[i]);
-        double least = kImpossible * 10;
-        for (size_t s = 0; s < choices_[v.producer].size(); ++s)
-          least = std::min(least, least_[v.producer][s] / std::max<size_t>(1, readers_[node.in[i]].size()) +
-                                      Edge(node.in[i], choices_[v.producer][s].out[v.output], c.in[i], node.slice));
+        double least = kImpossible;
+        for (size_t s = 0; s < choices_[v.producer].size(); ++s) {
+          double before = least_[v.producer][s];
+          if (before < kImpossible) before /= std::max<size_t>(1, readers_[node.in[i]].size());
+          least = std::min(
+              least, before + Edge(node.in[i], choices_[v.producer][s].out[v.output], c.in[i], node.slice));
+        }
         cost += least;
       }
-      least_[n].push_back(cost);
+      least_[n].push_back(std::min(cost, kImpossible));  // what is impossible stays so, however many share it
     }
   }
 

@@ -19,14 +19,14 @@ namespace {
 
 constexpr int kNever = -1, kAlways = 1 << 30;
 
-struct Interval2 {
+struct Span {
   int begin, end;  // inclusive
 };
 
 struct Block {
   int64_t bytes = 0, unit = 0;  // unit: of one slot
   bool exclusive = false;
-  std::vector<Interval2> live;  // sorted, merged
+  std::vector<Span> live;  // sorted, merged
   int64_t offset = -1;
   plan::Buffer* buffer = nullptr;
   plan::Kernel* kernel = nullptr;
@@ -122,7 +122,7 @@ class Placer {
   }
 
   // One interval for each slot the buffer takes in a step; false when one of them is not bounded.
-  bool Intervals(int buffer, std::vector<Interval2>* live) {
+  bool Intervals(int buffer, std::vector<Span>* live) {
     const std::vector<Use>& writers = writers_[buffer];
     const std::vector<Use>& readers = readers_[buffer];
     if (writers.size() != 1) return false;
@@ -130,7 +130,7 @@ class Placer {
     if (!OnCompute(w.actor) && !OnLink(w.actor)) return false;
     int acts = static_cast<int>(OnCompute(w.actor) ? start_[w.actor].size() : lower_[w.actor].size());
     for (int slot = 0; slot < acts / w.period; ++slot) {
-      Interval2 i;
+      Span i;
       int first = slot * w.period, last = (slot + 1) * w.period - 1;
       if (OnCompute(w.actor)) {
         i.begin = start_[w.actor][first] + w.first;
@@ -155,7 +155,7 @@ class Placer {
     return true;
   }
 
-  static void Merge(std::vector<Interval2>* live) {
+  static void Merge(std::vector<Span>* live) {
     std::sort(live->begin(), live->end(), [](auto& a, auto& b) { return a.begin < b.begin; });
     size_t n = 0;
     for (size_t i = 0; i < live->size(); ++i) {
@@ -199,9 +199,18 @@ class Placer {
       always_ += block.bytes;
       return;
     }
-    for (const Interval2& i : block.live) {
-      change_[i.begin] += block.unit;
-      change_[i.end + 1] -= block.unit;
+    // Bounds of collectives are loose, so more intervals may seem to meet than there are slots.
+    std::map<int, int> taken;
+    for (const Span& i : block.live) {
+      ++taken[i.begin];
+      --taken[i.end + 1];
+    }
+    int64_t live = 0, counted = 0;
+    for (auto [position, change] : taken) {
+      live += change * block.unit;
+      int64_t now = std::min(live, block.bytes);
+      change_[position] += now - counted;
+      counted = now;
     }
   }
 

@@ -4,18 +4,37 @@
 
 namespace oneflow_like {
 
+namespace {
+
+std::string AxisOf(const Graph& graph, size_t entry) {
+  return entry == 0 ? std::string("time") : graph.mesh().axis_name(static_cast<int>(entry) - 1);
+}
+
+}  // namespace
+
 std::string SbpText(const Graph& graph, const Slice& slice, const NdSbp& sbp) {
   std::string text = "{";
   std::vector<int> sizes = graph.Sizes();
   for (size_t i = 0; i < sbp.size(); ++i) {
     if (sizes[i] == 1 || (i > 0 && slice.fixed[i - 1] != Slice::kFree)) continue;
-    text += (text.size() > 1 ? "," : "") + (i == 0 ? std::string("time") : graph.mesh().axis_name(i - 1)) + ":" +
-            sbp[i].str();
+    text += (text.size() > 1 ? "," : "") + AxisOf(graph, i) + ":" + sbp[i].str();
   }
   return text + "}";
 }
 
 namespace {
+
+std::string FixedText(const Graph& graph, const FixedSbp& fixed) {
+  std::string text = "fixed {";
+  for (const auto& [entry, sbp] : fixed)
+    text += Cat(text.back() == '{' ? "" : ",", AxisOf(graph, entry), ":", sbp.str());
+  return text + "}";
+}
+
+// What `after=` calls a node by: the first word of its line.
+const std::string& NameInText(const Graph& graph, const Node& node) {
+  return node.out.empty() ? node.name : graph.value(node.out[0]).name;
+}
 
 std::string NodeText(const Graph& graph, int id) {
   const Node& n = graph.node(id);
@@ -23,6 +42,7 @@ std::string NodeText(const Graph& graph, int id) {
   for (size_t i = 0; i < n.out.size(); ++i) text += (i ? ", " : "") + graph.value(n.out[i]).name;
   if (!n.out.empty()) text += " = ";
   text += n.op;
+  if (n.out.empty()) text += " " + n.name;
   if (!n.in.empty()) {
     text += "(";
     for (size_t i = 0; i < n.in.size(); ++i) {
@@ -38,14 +58,17 @@ std::string NodeText(const Graph& graph, int id) {
   for (size_t i = 0; i < n.out.size(); ++i) {
     const Value& v = graph.value(n.out[i]);
     text += Cat(i ? ", " : " : ", Name(v.dtype), v.shape.str());
-    if (!v.sbp.empty()) text += " " + SbpText(graph, n.slice, v.sbp);
+    if (!v.sbp.empty())
+      text += " " + SbpText(graph, n.slice, v.sbp);
+    else if (i == 0 && !n.fixed.empty())
+      text += " " + FixedText(graph, n.fixed);
   }
   std::string at = n.slice.str(graph.mesh());
   if (!at.empty()) text += " @" + at;
   if (n.phase != Phase::kForward) text += std::string(" !") + Name(n.phase);
   if (!n.after.empty()) {
     text += " after=";
-    for (size_t i = 0; i < n.after.size(); ++i) text += (i ? "," : "") + graph.node(n.after[i]).name;
+    for (size_t i = 0; i < n.after.size(); ++i) text += (i ? "," : "") + NameInText(graph, graph.node(n.after[i]));
   }
   return text;
 }
@@ -86,10 +109,10 @@ struct Line {
   [[noreturn]] void Bad(const std::string& what) const { Fail("graph text line ", number, ": ", what, ": ", text); }
 };
 
-NdSbp ParseSignature(const Graph& graph, Line* line) {
+FixedSbp ParseEntries(const Graph& graph, Line* line) {
   std::string body = line->Until("}");
   if (!line->Take("}")) line->Bad("'}' is missing");
-  NdSbp sbp(1 + graph.mesh().rank(), B());
+  FixedSbp sbp;
   std::stringstream parts(body);
   std::string entry;
   while (std::getline(parts, entry, ',')) {
@@ -99,6 +122,12 @@ NdSbp ParseSignature(const Graph& graph, Line* line) {
     int index = axis == "time" ? 0 : 1 + graph.mesh().AxisOrFail(axis, Cat("graph text line ", line->number));
     sbp[index] = ParseSbp(entry.substr(colon + 1));
   }
+  return sbp;
+}
+
+NdSbp ParseSignature(const Graph& graph, Line* line) {
+  NdSbp sbp(1 + graph.mesh().rank(), B());
+  for (const auto& [entry, s] : ParseEntries(graph, line)) sbp[entry] = s;
   return sbp;
 }
 
@@ -156,11 +185,13 @@ class Reader {
     size_t paren = line.text.find('(');
     std::vector<std::string> names;
     if (equals != std::string::npos && (paren == std::string::npos || equals < paren)) {
-      do names.push_back(line.Until(",= "));
-      while (line.Take(","));
-      if (!line.Take("=")) line.Bad("'=' is missing");
+      std::stringstream list(line.text.substr(0, equals));  // a name may hold '=': tokens@pp=1
+      for (std::string name; list >> name; names.push_back(name))
+        if (name.back() == ',') name.pop_back();
+      line.at = equals + 3;
     }
     node.op = line.Until("( ");
+    if (names.empty()) node.name = line.Until("(@:");
     std::vector<NdSbp> want;
     if (line.Take("(")) {
       while (!line.Take(")")) {
@@ -188,6 +219,7 @@ class Reader {
         DType dtype;
         if (!ParseDType(type, &dtype)) line.Bad("no element type '" + type + "'");
         outputs.push_back({"", dtype, ParseDims(&line)});
+        if (line.Take("fixed {")) node.fixed = ParseEntries(g, &line);
         signatures.push_back(line.Take("{") ? ParseSignature(g, &line) : NdSbp());
       } while (line.Take(","));
     }
@@ -207,7 +239,8 @@ class Reader {
       node.phase = phase == "update" ? Phase::kUpdate : phase == "backward" ? Phase::kBackward : Phase::kForward;
     }
     if (after_text.empty()) after_text = line.Until("");
-    node.name = names.empty() ? Cat(node.op, ".", line.number) : names[0];
+    if (!names.empty()) node.name = names[0];
+    if (node.name.empty()) line.Bad("a node without outputs needs a name: fetch loss(y)");
     bool chosen = node.in.empty() ? false : true;
     for (const NdSbp& w : want) chosen = chosen && !w.empty();
     if (chosen) node.want = want;

@@ -6,6 +6,10 @@
 //   y = matmul(x, w) : f32[8,4] {dp:B,tp:P}
 //   a = relu(y {dp:B,tp:B}) : f32[8,4] {dp:B,tp:B} @pp=1 !backward
 //   m, r = layer_norm(a, g, b) eps=1e-05 : f32[8,4] {..}, f32[8] {..} after=y,a
+//   fetch loss(m)
+//
+// Before signatures are chosen, `: f32[8,6] fixed {tp:S1}` says what the user holds the first output to. A node
+// without outputs has its name behind the operator; others are called by their first output's.
 //
 // A signature behind an operand says what the node wants where that differs from what the value has. Entries of a
 // signature stand in mesh order, time first when there are several micro-batches; axes that are fixed or of extent

@@ -19,4 +19,4 @@ case " $* " in
     ;;
 esac
 exec build/examples/gpt --mesh=cpu:dp=2,tp=2,pp=2 --layers=4 --width=128 --heads=4 --context=128 --batch=16 \
-  --micro_batches=4 --steps=500 --lr=2e-3 "$@"
+  --micro_batches=4 --steps=1200 --lr=2e-3 "$@"

@@ -76,10 +76,12 @@ std::string Bytes(double bytes) {
   return text;
 }
 
-// "0-3, 8".
+// "0-3, 8"; of many only the first few, and how many there are.
 std::string Ranges(const std::vector<int>& ranks) {
   std::string text;
-  for (size_t i = 0; i < ranks.size();) {
+  int shown = 0;
+  for (size_t i = 0; i < ranks.size(); ++shown) {
+    if (shown == 4) return Cat(text, ", ... (", ranks.size(), " ranks)");
     size_t j = i;
     while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
     text += Cat(text.empty() ? "" : ", ", ranks[i], j > i ? Cat("-", ranks[j]) : "");

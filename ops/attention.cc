@@ -23,7 +23,7 @@ class Scores {
     const Attrs& attrs = context.spec.attrs;
     causal_ = attrs.Int("causal", 0) != 0;
     scale_ = attrs.Float("scale", 0);
-    if (scale_ == 0) scale_ = 1 / std::sqrt(static_cast<double>(q.global[3]));
+    if (scale_ == 0) scale_ = q.global[3] == 0 ? 1 : 1 / std::sqrt(static_cast<double>(q.global[3]));
     key_ = RandomKey(context.seed, static_cast<uint64_t>(attrs.Int("key", 0)));
   }
 

@@ -1,4 +1,5 @@
-// The table entry of "fused" and its reference kernel, which runs the steps' own reference kernels element by element.
+// The table entry of "fused" and its reference kernel, which runs the steps' own reference kernels element by
+// element.
 #include "ops/fused.h"
 
 #include <algorithm>
@@ -40,7 +41,8 @@ FusedStep ParseStep(const std::string& text, int defined) {
     int value = -1;
     if (word.find_first_not_of("0123456789") == std::string::npos && word.size() < 9) value = std::stoi(word);
     if (value < 0 || value >= defined) {
-      Fail("fused: step \"", text, "\" reads value ", word, " but only 0 to ", defined - 1, " are defined before it");
+      Fail("fused: step \"", text, "\" reads value ", word, " but only 0 to ", defined - 1,
+           " are defined before it");
     }
     step.args.push_back(value);
   }
@@ -79,7 +81,8 @@ std::vector<KernelSpec> StepSpecs(const KernelContext& context, const std::vecto
 Status Fused(const KernelContext& context) {
   std::vector<DType> types;
   for (const TensorArg& in : context.in) types.push_back(in.dtype);
-  std::vector<FusedStep> steps = ParseFused(context.spec.attrs.Str("program"), static_cast<int>(types.size()));
+  std::vector<FusedStep> steps =
+      ParseFused(context.spec.attrs.Str("program"), static_cast<int>(types.size()));
   types = FusedTypes(steps, types);
   const std::vector<int64_t>& outputs = context.spec.attrs.Ints("outputs");
   std::vector<Element> values(types.size());
@@ -134,8 +137,8 @@ void Check(const OpCall& call) {
 }  // namespace
 
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out) {
-  return HasScalarBody(def.name) && !in.empty() && out.size() == 1 && std::all_of(in.begin(), in.end(), FloatOrBool) &&
-         std::all_of(out.begin(), out.end(), FloatOrBool);
+  return HasScalarBody(def.name) && !in.empty() && out.size() == 1 &&
+         std::all_of(in.begin(), in.end(), FloatOrBool) && std::all_of(out.begin(), out.end(), FloatOrBool);
 }
 
 std::string FusedProgram(const std::vector<FusedStep>& steps) {
@@ -194,13 +197,13 @@ void AddFused(Catalog* catalog) {
   };
   def.flops = [](const BoundRule& rule) { return rule.Volume() * static_cast<double>(rule.in.size()); };
   def.reference = Fused;
-  // A dropout step draws by its own key and the global index.
-  def.samples = {{.in = {{6, 4}, {4}},
-                  .attrs = {{"program", std::string("add 0 1;gelu 2;mul 3 0")},
-                            {"outputs", std::vector<int64_t>{2, 4}}}},
-                 {.in = {{3, 5}, {3, 1}},
-                  .attrs = {{"program", std::string("mul 0 1;dropout 2 key=17 p=0.5;greater 3 1;where 4 0 3")},
-                            {"outputs", std::vector<int64_t>{3, 4, 5}}}}};
+  def.samples = {
+      {.in = {{6, 4}, {4}},
+       .attrs = {{"program", std::string("add 0 1;gelu 2;mul 3 0")},
+                 {"outputs", std::vector<int64_t>{2, 4}}}},
+      {.in = {{3, 5}, {3, 1}},
+       .attrs = {{"program", std::string("mul 0 1;dropout 2 key=17 p=0.5;greater 3 1;where 4 0 3")},
+                 {"outputs", std::vector<int64_t>{3, 4, 5}}}}};
   catalog->Add(std::move(def));
 }
 

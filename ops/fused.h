@@ -1,10 +1,10 @@
-// The operator "fused": several elementwise operators in one pass over memory. Its attribute "program" is a chain of
-// steps in single-assignment form, "outputs" lists the values written:
+// The operator "fused": several elementwise operators in one pass over memory. Its attribute "program" is a
+// chain of steps in single-assignment form, "outputs" lists the values written:
 //
 //   program="add 0 1;gelu 2;dropout 3 key=17 p=0.1" outputs=[4]
 //
-// Inputs are values 0 .. n-1, step j defines value n + j. Inputs and outputs are f32 or bool; inputs have the shape
-// of the outputs or broadcast to it. The compiler makes such nodes after signatures are chosen.
+// Inputs are values 0 .. n-1, step j defines value n + j. Inputs and outputs are f32 or bool; inputs have the
+// shape of the outputs or broadcast to it. The compiler makes such nodes after signatures are chosen.
 #pragma once
 
 #include <string>
@@ -20,12 +20,12 @@ struct FusedStep {
   Attrs attrs;
 };
 
-// Whether one use of an operator may become a step: an elementwise operator with a scalar body (ops/scalar.h), add_n,
-// cast or dropout, whose operands are all f32 or bool.
+// Whether one use of an operator may become a step: an elementwise operator with a scalar body
+// (ops/scalar.h), add_n, cast or dropout, whose operands are all f32 or bool.
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out);
 
-// The text of a program, and back. Parsing throws Error for a step that names no fusible operator or a value that is
-// not yet defined.
+// The text of a program, and back. Parsing throws Error for a step that names no fusible operator or a value
+// that is not yet defined.
 std::string FusedProgram(const std::vector<FusedStep>& steps);
 std::vector<FusedStep> ParseFused(const std::string& program, int num_inputs);
 

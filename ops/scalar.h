@@ -1,6 +1,6 @@
-// The scalar bodies of elementwise operators, written once for every device. Each is a functor on float, without
-// branches, so that a loop over it vectorises; the transcendental ones are polynomials good to a few units in the last
-// place (tests/cpu_kernels_test.cc measures them against the C++ library).
+// The scalar bodies of elementwise operators, written once for every device. Each is a functor on float,
+// without branches, so that a loop over it vectorises; the transcendental ones are polynomials good to a few
+// units in the last place (tests/cpu_kernels_test.cc measures them against the C++ library).
 //
 // The lists at the end name every body by its operator; whoever builds tables of loops expands them.
 #pragma once
@@ -33,7 +33,8 @@ OFL_HOST_DEVICE uint32_t ToBits(float x) {
 
 constexpr float kInfinity = __builtin_inff();
 
-// --- Building blocks -------------------------------------------------------------------------------------------------
+// --- Building blocks
+// -------------------------------------------------------------------------------------------------
 
 // x = n log(2) + r with whole n and |r| <= log(2) / 2; n stands in the low bits of the sum with 1.5 * 2^23.
 struct Reduced {
@@ -134,14 +135,15 @@ OFL_HOST_DEVICE float GeluGate(float x) {
   return SigmoidOf(2.0f * kGeluScale * (x + kGeluCubic * x * x * x));
 }
 
-// --- Functors: one operand -------------------------------------------------------------------------------------------
+// --- Functors: one operand
+// -------------------------------------------------------------------------------------------
 
-#define OFL_UNARY(name, body)                                     \
-  struct name {                                                   \
+#define OFL_UNARY(name, body)                                        \
+  struct name {                                                      \
     OFL_HOST_DEVICE float operator()(float x) const { return body; } \
   }
-#define OFL_BINARY(name, body)                                             \
-  struct name {                                                            \
+#define OFL_BINARY(name, body)                                                \
+  struct name {                                                               \
     OFL_HOST_DEVICE float operator()(float a, float b) const { return body; } \
   }
 
@@ -151,7 +153,7 @@ OFL_UNARY(Exp, ExpOf(x));
 OFL_UNARY(Log, LogOf(x));
 OFL_UNARY(Sqrt, __builtin_sqrtf(x));
 OFL_UNARY(Rsqrt, 1.0f / __builtin_sqrtf(x));
-OFL_UNARY(Square, x * x);
+OFL_UNARY(Square, x* x);
 OFL_UNARY(Abs, __builtin_fabsf(x));
 OFL_UNARY(Sign, (x > 0.0f ? 1.0f : 0.0f) - (x < 0.0f ? 1.0f : 0.0f));
 OFL_UNARY(Tanh, TanhOf(x));
@@ -162,7 +164,8 @@ OFL_UNARY(Gelu, x* GeluGate(x));
 OFL_UNARY(GeluErf, 0.5f * x * (1.0f + ErfOf(x * 0.707106781f)));
 OFL_UNARY(Silu, x* SigmoidOf(x));
 
-// --- Functors: two operands. Of gradients, a is dy and b what the derivative is written in --------------------------
+// --- Functors: two operands. Of gradients, a is dy and b what the derivative is written in
+// --------------------------
 
 OFL_BINARY(Add, a + b);
 OFL_BINARY(Sub, a - b);
@@ -179,7 +182,7 @@ OFL_BINARY(Greater, a > b ? 1.0f : 0.0f);
 OFL_BINARY(GreaterEqual, a >= b ? 1.0f : 0.0f);
 OFL_BINARY(ReluGrad, b > 0.0f ? a : 0.0f);
 OFL_BINARY(TanhGrad, a*(1.0f - b * b));
-OFL_BINARY(SigmoidGrad, a*(b * (1.0f - b)));
+OFL_BINARY(SigmoidGrad, a*(b*(1.0f - b)));
 struct GeluGrad {
   OFL_HOST_DEVICE float operator()(float dy, float x) const {
     float gate = GeluGate(x);
@@ -200,30 +203,36 @@ struct SiluGrad {
   }
 };
 
-// --- Functors: an operand and a constant; three operands --------------------------------------------------------------
+// --- Functors: an operand and a constant; three operands
+// --------------------------------------------------------------
 
 OFL_BINARY(Scale, a* b);
 OFL_BINARY(Shift, a + b);
 struct Where {
-  OFL_HOST_DEVICE float operator()(float condition, float a, float b) const { return condition != 0.0f ? a : b; }
+  OFL_HOST_DEVICE float operator()(float condition, float a, float b) const {
+    return condition != 0.0f ? a : b;
+  }
 };
 
 #undef OFL_UNARY
 #undef OFL_BINARY
 
-// --- The lists: X(operator, functor) -----------------------------------------------------------------------------------
+// --- The lists: X(operator, functor)
+// -----------------------------------------------------------------------------------
 
-#define OFL_UNARY_SCALARS(X)                                                                                   \
-  X("identity", Identity) X("neg", Neg) X("exp", Exp) X("log", Log) X("sqrt", Sqrt) X("rsqrt", Rsqrt)          \
-  X("square", Square) X("abs", Abs) X("sign", Sign) X("tanh", Tanh) X("erf", Erf) X("sigmoid", Sigmoid)        \
-  X("relu", Relu) X("gelu", Gelu) X("gelu_erf", GeluErf) X("silu", Silu)
+#define OFL_UNARY_SCALARS(X)                                                                            \
+  X("identity", Identity)                                                                               \
+  X("neg", Neg) X("exp", Exp) X("log", Log) X("sqrt", Sqrt) X("rsqrt", Rsqrt) X("square", Square)       \
+      X("abs", Abs) X("sign", Sign) X("tanh", Tanh) X("erf", Erf) X("sigmoid", Sigmoid) X("relu", Relu) \
+          X("gelu", Gelu) X("gelu_erf", GeluErf) X("silu", Silu)
 
-#define OFL_BINARY_SCALARS(X)                                                                                  \
-  X("add", Add) X("sub", Sub) X("mul", Mul) X("div", Div) X("maximum", Maximum) X("minimum", Minimum)          \
-  X("pow", Pow) X("equal", Equal) X("not_equal", NotEqual) X("less", Less) X("less_equal", LessEqual)          \
-  X("greater", Greater) X("greater_equal", GreaterEqual) X("relu_grad", ReluGrad) X("tanh_grad", TanhGrad)     \
-  X("sigmoid_grad", SigmoidGrad) X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad)                      \
-  X("silu_grad", SiluGrad)
+#define OFL_BINARY_SCALARS(X)                                                                         \
+  X("add", Add)                                                                                       \
+  X("sub", Sub) X("mul", Mul) X("div", Div) X("maximum", Maximum) X("minimum", Minimum) X("pow", Pow) \
+      X("equal", Equal) X("not_equal", NotEqual) X("less", Less) X("less_equal", LessEqual)           \
+          X("greater", Greater) X("greater_equal", GreaterEqual) X("relu_grad", ReluGrad)             \
+              X("tanh_grad", TanhGrad) X("sigmoid_grad", SigmoidGrad) X("gelu_grad", GeluGrad)        \
+                  X("gelu_erf_grad", GeluErfGrad) X("silu_grad", SiluGrad)
 
 // X(operator, functor, attribute that holds the constant)
 #define OFL_CONSTANT_SCALARS(X) X("scale", Scale, "factor") X("shift", Shift, "offset")

@@ -1,6 +1,6 @@
-// attention without a matrix of scores: for a block of 64 queries the keys go by in tiles, with a running maximum and
-// sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022). Tiles that are
-// masked throughout are skipped. Blocks of queries are independent and run in parallel.
+// attention without a matrix of scores: for a block of 64 queries the keys go by in tiles, with a running
+// maximum and sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022).
+// Tiles that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
 
@@ -59,8 +59,9 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
   int64_t visible = call.Visible(s, count);
   for (int64_t t = 0; t < visible; t += kTileKeys) {
     int64_t key_count = std::min(kTileKeys, visible - t), at = call.InK(b, t, h);
-    TileProduct(key_count, kLanes, width, k + at, call.row, 1, scratch.q, kLanes, scratch.tile, kLanes, false);
-    call.Mask(s, count, t, key_count, -kInfinity, scratch.tile);
+    TileProduct(key_count, kLanes, width, k + at, call.row, 1, scratch.q, kLanes, scratch.tile, kLanes,
+                false);
+    call.Mask(s, t, key_count, -kInfinity, scratch.tile);
     SoftmaxTile(key_count, scratch.tile, &run);
     if (call.drop > 0) {
       call.DropFactors(b, h, s, count, t, key_count, scratch.drop);

@@ -1,6 +1,6 @@
-// The gradient of attention: probabilities are computed again tile by tile from the log-sum-exp. For each block of
-// queries the tiles of keys go by; dq is summed in scratch, dk and dv in place. One thread has a whole head, so the
-// order of the sums is fixed.
+// The gradient of attention: probabilities are computed again tile by tile from the log-sum-exp. For each
+// block of queries the tiles of keys go by; dq is summed in scratch, dk and dv in place. One thread has a
+// whole head, so the order of the sums is fixed.
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
 
@@ -24,12 +24,19 @@ struct Pointers {
   const float *dy, *q, *k, *v, *o, *lse;
   float *dq, *dk, *dv;
   explicit Pointers(const KernelContext& c)
-      : dy(c.in[0].as<float>()), q(c.in[1].as<float>()), k(c.in[2].as<float>()), v(c.in[3].as<float>()),
-        o(c.in[4].as<float>()), lse(c.in[5].as<float>()), dq(c.out[0].as<float>()), dk(c.out[1].as<float>()),
+      : dy(c.in[0].as<float>()),
+        q(c.in[1].as<float>()),
+        k(c.in[2].as<float>()),
+        v(c.in[3].as<float>()),
+        o(c.in[4].as<float>()),
+        lse(c.in[5].as<float>()),
+        dq(c.out[0].as<float>()),
+        dk(c.out[1].as<float>()),
         dv(c.out[2].as<float>()) {}
 };
 
-// p = exp(score - lse) and ds = p (dp - dot) scale, with dropout's factors m: dv wants p m, ds wants p (m dp - dot).
+// p = exp(score - lse) and ds = p (dp - dot) scale, with dropout's factors m: dv wants p m, ds wants p (m dp
+// - dot).
 void GradTile(const AttentionCall& call, int64_t key_count, bool dropped, BackwardScratch* s) {
   for (int64_t j = 0; j < key_count; ++j) {
     float *p = s->p + j * kLanes, *dp = s->dp + j * kLanes;
@@ -44,14 +51,16 @@ void GradTile(const AttentionCall& call, int64_t key_count, bool dropped, Backwa
 
 void BackwardBlock(const Pointers& at, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
                    BackwardScratch* scratch) {
-  int64_t count = std::min(kLanes, call.queries - s), width = call.width, row = call.row, in_q = call.InQ(b, s, h);
+  int64_t count = std::min(kLanes, call.queries - s), width = call.width, row = call.row,
+          in_q = call.InQ(b, s, h);
   LoadLanes(at.q + in_q, row, count, width, call.scale, scratch->q);
   LoadLanes(at.dy + in_q, row, count, width, 1.0f, scratch->dy);
   std::fill_n(scratch->dq, width * kLanes, 0.0f);
   for (int64_t i = 0; i < kLanes; ++i) {
     scratch->lse[i] = i < count ? at.lse[call.InLse(b, s, h) + i] : kInfinity;  // lanes past the end: p = 0
     float dot = 0;
-    for (int64_t d = 0; d < width && i < count; ++d) dot += at.dy[in_q + i * row + d] * at.o[in_q + i * row + d];
+    for (int64_t d = 0; d < width && i < count; ++d)
+      dot += at.dy[in_q + i * row + d] * at.o[in_q + i * row + d];
     scratch->dot[i] = dot;
     scratch->one[i] = 1;
   }
@@ -64,7 +73,7 @@ void BackwardBlock(const Pointers& at, const AttentionCall& call, int64_t b, int
       float* p = scratch->p + j * kLanes;
       for (int64_t i = 0; i < kLanes; ++i) p[i] = scalar::ExpOf(p[i] - scratch->lse[i]);
     }
-    call.Mask(s, count, t, keys, 0.0f, scratch->p);
+    call.Mask(s, t, keys, 0.0f, scratch->p);
     if (call.drop > 0) {
       std::fill_n(scratch->drop, kTileKeys * kLanes, 0.0f);
       call.DropFactors(b, h, s, count, t, keys, scratch->drop);

@@ -1,6 +1,6 @@
-// What attention and its gradient share: the numbers of one call, and the tile they work on. A tile is 64 keys by 64
-// queries with the queries along the vector lanes: what softmax does along the keys is then done lane by lane, and of
-// all operands only the block of queries (and of output gradients) has to be transposed.
+// What attention and its gradient share: the numbers of one call, and the tile they work on. A tile is 64
+// keys by 64 queries with the queries along the vector lanes: what softmax does along the keys is then done
+// lane by lane, and of all operands only the block of queries (and of output gradients) has to be transposed.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace oneflow_like::cpu {
 
-constexpr int64_t kLanes = 64;     // queries of a tile
-constexpr int64_t kTileKeys = 64;  // keys of a tile
+constexpr int64_t kLanes = 64;      // queries of a tile
+constexpr int64_t kTileKeys = 64;   // keys of a tile
 constexpr int64_t kMaxWidth = 256;  // of a head
 
 struct AttentionCall {
@@ -62,8 +62,8 @@ struct AttentionCall {
     return std::clamp<int64_t>(Limit(s + count - 1), 0, keys);
   }
 
-  // tile[key][query] = value where the key is masked, and in lanes past `count`.
-  void Mask(int64_t s, int64_t count, int64_t t, int64_t key_count, float value, float* tile) const {
+  // tile[key][query] = value where the key is masked.
+  void Mask(int64_t s, int64_t t, int64_t key_count, float value, float* tile) const {
     if (!causal || Limit(s) >= t + key_count) return;
     int32_t first = static_cast<int32_t>(std::clamp<int64_t>(Limit(s) - t, -kLanes, kTileKeys));
     for (int32_t j = 0; j < key_count; ++j) {
@@ -95,7 +95,8 @@ inline void LoadLanes(const float* from, int64_t row, int64_t count, int64_t wid
 }
 
 // to[lane][d] = from[d][lane] * factor[lane].
-inline void StoreLanes(const float* from, const float* factor, int64_t count, int64_t width, float* to, int64_t row) {
+inline void StoreLanes(const float* from, const float* factor, int64_t count, int64_t width, float* to,
+                       int64_t row) {
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t d = 0; d < width; ++d) to[i * row + d] = from[d * kLanes + i] * factor[i];
   }

@@ -77,7 +77,8 @@ BlockOp FindBlockOp(const std::string& name) {
   return {};
 }
 
-// An input as the blocks see it: the output's index space with this input's strides, axes merged where they run on.
+// An input as the blocks see it: the output's index space with this input's strides, axes merged where they
+// run on.
 struct BlockProgram::View {
   const TensorArg* arg = nullptr;
   bool whole = true;  // element i of the output's piece is element i of this
@@ -140,10 +141,17 @@ struct BlockProgram::View {
   // `n` elements from `at` on: in place where they lie contiguous, else copied to `buffer`.
   const float* Load(int64_t at, int64_t n, float* buffer) const {
     switch (arg->dtype) {
-      case DType::kBool: Fill<bool>(at, n, buffer); return buffer;
-      case DType::kBFloat16: Fill<BFloat16>(at, n, buffer); return buffer;
-      case DType::kFloat16: Fill<Float16>(at, n, buffer); return buffer;
-      default: break;
+      case DType::kBool:
+        Fill<bool>(at, n, buffer);
+        return buffer;
+      case DType::kBFloat16:
+        Fill<BFloat16>(at, n, buffer);
+        return buffer;
+      case DType::kFloat16:
+        Fill<Float16>(at, n, buffer);
+        return buffer;
+      default:
+        break;
     }
     if (whole) return arg->as<float>() + at;
     int64_t run;
@@ -280,7 +288,8 @@ void BlockProgram::PlaceValues(int values) {
     for (int i = 0; i < code.operands; ++i) {
       int value = code.in[i];
       bool again = std::find(code.in, code.in + i, value) != code.in + i;
-      if (!again && last_use[value] == static_cast<int>(j) && buffer_[value] >= 0) free.push_back(buffer_[value]);
+      if (!again && last_use[value] == static_cast<int>(j) && buffer_[value] >= 0)
+        free.push_back(buffer_[value]);
     }
     if (straight_[code.result] < 0) take(code.result);
   }
@@ -312,8 +321,8 @@ void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from)
 
 }  // namespace
 
-void BlockProgram::RunRange(const KernelContext& context, const View* views, const GlobalRuns& runs, int64_t begin,
-                            int64_t end) const {
+void BlockProgram::RunRange(const KernelContext& context, const View* views, const GlobalRuns& runs,
+                            int64_t begin, int64_t end) const {
   alignas(64) float buffers[kBufferFloats];
   uint32_t bits[512];
   std::array<const float*, kMaxValues> value;
@@ -322,7 +331,8 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
     for (int i = 0; i < inputs_; ++i) value[i] = views[i].Load(at, n, buffers + buffer_[i] * block_);
     for (const Instruction& code : code_) {
       int direct = straight_[code.result];
-      float* result = direct >= 0 ? context.out[direct].as<float>() + at : buffers + buffer_[code.result] * block_;
+      float* result =
+          direct >= 0 ? context.out[direct].as<float>() + at : buffers + buffer_[code.result] * block_;
       BlockArgs args{{value[code.in[0]], value[code.in[1]], value[code.in[2]]}, result, n, code.constant};
       if (code.fn != nullptr) {
         code.fn(args);
@@ -374,9 +384,9 @@ KernelPtr MakeProgram(const KernelSpec& spec, const std::vector<FusedStep>& step
 
 KernelPtr MakeElementwise(const KernelSpec& spec) {
   // Arithmetic on bool operands is not what floats would do; only where takes them.
-  bool numbers = spec.name == "where" ||
-                 std::all_of(spec.in.begin(), spec.in.end(),
-                             [](const TensorArg& in) { return IsFloating(in.dtype); });
+  bool numbers = spec.name == "where" || std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& in) {
+                   return IsFloating(in.dtype);
+                 });
   bool where_of_bools = spec.name == "where" && !IsFloating(spec.in[1].dtype);
   if (!numbers || where_of_bools) return MakeReference(spec);
   FusedStep step{spec.name, {}, spec.attrs};

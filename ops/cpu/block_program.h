@@ -1,6 +1,6 @@
-// A chain of elementwise operators compiled, when a plan is loaded, into loops over blocks of at most 512 floats that
-// stay in the first-level cache: one pass over memory whatever the length of the chain. The elementwise kernels are
-// programs of one step.
+// A chain of elementwise operators compiled, when a plan is loaded, into loops over blocks of at most 512
+// floats that stay in the first-level cache: one pass over memory whatever the length of the chain. The
+// elementwise kernels are programs of one step.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,8 @@ struct BlockArgs {
 };
 using BlockFn = void (*)(const BlockArgs&);
 
-// The block operation of a scalar body, and how many operands it takes; fn null when there is none of that name.
+// The block operation of a scalar body, and how many operands it takes; fn null when there is none of that
+// name.
 struct BlockOp {
   BlockFn fn = nullptr;
   int operands = 0;
@@ -30,8 +31,10 @@ BlockOp FindBlockOp(const std::string& name);
 
 class BlockProgram : public Kernel {
  public:
-  // REQUIRES: inputs and outputs are floating (16-bit types are widened block by block) or bool. Null when the program has more values than fit the tables.
-  static std::unique_ptr<BlockProgram> Make(const std::vector<FusedStep>& steps, const std::vector<DType>& inputs,
+  // REQUIRES: inputs and outputs are floating (16-bit types are widened block by block) or bool. Null when
+  // the program has more values than fit the tables.
+  static std::unique_ptr<BlockProgram> Make(const std::vector<FusedStep>& steps,
+                                            const std::vector<DType>& inputs,
                                             const std::vector<int64_t>& outputs);
   Status Run(const KernelContext& context) override;
 

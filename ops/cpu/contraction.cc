@@ -1,10 +1,11 @@
-// matmul and einsum through oneDNN's sgemm. Every label of the two operands and the result belongs to one class:
-// batch (in all three), m (a and y), n (b and y) or k (a and b). Neighbouring labels of a class merge where they run
-// on in every operand that has them; one group of each class makes the matrix product, the others are looped over.
-// The plan is made when the kernel is, and again only when an act brings other extents.
+// matmul and einsum through oneDNN's sgemm. Every label of the two operands and the result belongs to one
+// class: batch (in all three), m (a and y), n (b and y) or k (a and b). Neighbouring labels of a class merge
+// where they run on in every operand that has them; one group of each class makes the matrix product, the
+// others are looped over. The plan is made when the kernel is, and again only when an act brings other
+// extents.
 //
-// Two cases go through buffers of the kernel's own: operands of 16-bit types, which are widened, and layouts no
-// product fits (a batch label innermost), which are permuted to [batch m k], [batch k n] -> [batch m n].
+// Two cases go through buffers of the kernel's own: operands of 16-bit types, which are widened, and layouts
+// no product fits (a batch label innermost), which are permuted to [batch m k], [batch k n] -> [batch m n].
 #include <dnnl.h>
 
 #include <algorithm>
@@ -41,16 +42,17 @@ struct Matrix {
   int64_t ld;
 };
 Matrix MatrixOf(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
-  if (column_stride == 1 || columns == 1) return {'N', std::max({rows == 1 ? columns : row_stride, columns, int64_t{1}})};
+  if (column_stride == 1 || columns == 1)
+    return {'N', std::max({rows == 1 ? columns : row_stride, columns, int64_t{1}})};
   return {'T', std::max({column_stride, rows, int64_t{1}})};
 }
 
 struct Plan {
   GroupList groups[kClasses];
-  Group m, n, k;              // of the product
-  GroupList outer, summed;    // looped over: parts of y, and parts of the sum
+  Group m, n, k;            // of the product
+  GroupList outer, summed;  // looped over: parts of y, and parts of the sum
   int64_t outer_count = 1, summed_count = 1;
-  double volume = 0;          // m n k
+  double volume = 0;  // m n k
 };
 
 // Whether x[i j], with these strides, is a matrix with one dense side.
@@ -145,7 +147,8 @@ void Offsets(const GroupList& list, int64_t index, int64_t* a, int64_t* b, int64
   }
 }
 
-void Product(const Group& m, const Group& n, const Group& k, const float* a, const float* b, float* y, bool add) {
+void Product(const Group& m, const Group& n, const Group& k, const float* a, const float* b, float* y,
+             bool add) {
   Matrix ma = MatrixOf(m.extent, k.extent, m.a, k.a), mb = MatrixOf(k.extent, n.extent, k.b, n.b);
   bool by_rows = n.y == 1 || n.extent == 1;  // else y is stored transposed: y^T = b^T a^T
   float beta = add ? 1.0f : 0.0f;
@@ -215,7 +218,8 @@ class Contraction : public Kernel {
     const float* from[2] = {Widened(a, 0), Widened(b, 1)};
     float* to = widen_ ? wide_[2].data() : y.as<float>();
     if (permute_) {
-      for (int i = 0; i < 2; ++i) PermuteCopy(packed_[i].data(), from[i], pack_extent_[i], pack_stride_[i], 4);
+      for (int i = 0; i < 2; ++i)
+        PermuteCopy(packed_[i].data(), from[i], pack_extent_[i], pack_stride_[i], 4);
       RunPlan(plan_, packed_[0].data(), packed_[1].data(), packed_[2].data());
       PermuteCopy(to, packed_[2].data(), pack_extent_[2], pack_stride_[2], 4);
     } else {
@@ -274,7 +278,8 @@ class Contraction : public Kernel {
     plan_ = MakePlan(labels_, strides_);
   }
 
-  // Replaces the strides by those of [batch m k], [batch k n], [batch m n], and says how to copy there and back.
+  // Replaces the strides by those of [batch m k], [batch k n], [batch m n], and says how to copy there and
+  // back.
   void Pack(const Dims& y) {
     static constexpr Class kOrder[3][3] = {{kBatch, kM, kK}, {kBatch, kK, kN}, {kBatch, kM, kN}};
     int64_t Group::*const kStride[3] = {&Group::a, &Group::b, &Group::y};
@@ -325,7 +330,8 @@ KernelPtr MakeMatmul(const KernelSpec& spec) {
   std::vector<LabelAxes> labels;
   int skip_a = y.rank() - a.rank(), skip_b = y.rank() - b.rank();
   for (int axis = 0; axis + 2 < y.rank(); ++axis) {
-    bool in_a = axis >= skip_a && a[axis - skip_a] == y[axis], in_b = axis >= skip_b && b[axis - skip_b] == y[axis];
+    bool in_a = axis >= skip_a && a[axis - skip_a] == y[axis],
+         in_b = axis >= skip_b && b[axis - skip_b] == y[axis];
     labels.push_back({in_a ? axis - skip_a : -1, in_b ? axis - skip_b : -1, axis});
   }
   labels.push_back({a.rank() - 2, -1, y.rank() - 2});
@@ -340,8 +346,10 @@ KernelPtr MakeEinsum(const KernelSpec& spec) {
     if (c != ' ') text += c;
   }
   size_t comma = text.find(','), arrow = text.find("->");
-  if (!SameFloating(spec) || comma == std::string::npos || arrow == std::string::npos) return MakeReference(spec);
-  std::string a = text.substr(0, comma), b = text.substr(comma + 1, arrow - comma - 1), y = text.substr(arrow + 2);
+  if (!SameFloating(spec) || comma == std::string::npos || arrow == std::string::npos)
+    return MakeReference(spec);
+  std::string a = text.substr(0, comma), b = text.substr(comma + 1, arrow - comma - 1),
+              y = text.substr(arrow + 2);
   std::string all = y;
   for (char c : a + b) {
     if (all.find(c) == std::string::npos) all += c;

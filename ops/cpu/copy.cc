@@ -11,7 +11,8 @@ namespace {
 int64_t Bytes(const TensorArg& arg) { return static_cast<int64_t>(SizeOf(arg.dtype)); }
 
 // Copies `count` indices of one axis, from index `from_at` of x to index `to_at` of y; other axes are equal.
-void CopyAlong(const TensorArg& x, const TensorArg& y, int axis, int64_t from_at, int64_t to_at, int64_t count) {
+void CopyAlong(const TensorArg& x, const TensorArg& y, int axis, int64_t from_at, int64_t to_at,
+               int64_t count) {
   int64_t inner = InnerOf(y.extent, axis) * Bytes(y);
   CopyRuns(y.as<char>() + to_at * inner, y.extent[axis] * inner, x.as<char>() + from_at * inner,
            x.extent[axis] * inner, OuterOf(y.extent, axis), count * inner);

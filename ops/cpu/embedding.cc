@@ -1,5 +1,5 @@
-// embedding and its gradient. The gradient is cut by columns between threads: every thread adds rows in the order of
-// the ids, so its bits do not depend on the number of threads.
+// embedding and its gradient. The gradient is cut by columns between threads: every thread adds rows in the
+// order of the ids, so its bits do not depend on the number of threads.
 #include <algorithm>
 #include <cstring>
 
@@ -15,7 +15,8 @@ int64_t IdAt(const TensorArg& ids, int64_t n) {
 Status CheckIds(const TensorArg& ids, int64_t rows) {
   for (int64_t n = 0; n < ids.elements(); ++n) {
     int64_t id = IdAt(ids, n);
-    if (id < 0 || id >= rows) return Status(Cat("embedding: id ", id, " is outside the table of ", rows, " rows"));
+    if (id < 0 || id >= rows)
+      return Status(Cat("embedding: id ", id, " is outside the table of ", rows, " rows"));
   }
   return Status();
 }

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 #include "core/random.h"
 #include "ops/op.h"
@@ -24,10 +21,13 @@ bool AllFloat(const KernelSpec& spec) {
 }
 
 KernelFactory ForFloat(KernelFn fn) {
-  return [fn](const KernelSpec& spec) { return AllFloat(spec) ? MakeFunctionKernel(fn)(spec) : MakeReference(spec); };
+  return [fn](const KernelSpec& spec) {
+    return AllFloat(spec) ? MakeFunctionKernel(fn)(spec) : MakeReference(spec);
+  };
 }
 
-void CopyRuns(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows, int64_t bytes) {
+void CopyRuns(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows,
+              int64_t bytes) {
   if (bytes == 0 || rows == 0) return;
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
@@ -78,8 +78,8 @@ Walk MakeWalk(const Dims& extent, const Dims& strides) {
   return w;
 }
 
-// A plane of a permuted copy: `rows` along one axis, `columns` along the last of `to`; in tiles, so that the lines of
-// both sides stay in the first-level cache while they are used.
+// A plane of a permuted copy: `rows` along one axis, `columns` along the last of `to`; in tiles, so that the
+// lines of both sides stay in the first-level cache while they are used.
 template <typename T>
 void CopyPlane(T* to, int64_t to_row, const T* from, int64_t from_row, int64_t from_column, int64_t rows,
                int64_t columns) {
@@ -116,7 +116,8 @@ void PermuteTyped(T* to, const T* from, const Dims& extent, const Dims& strides)
   }
   int64_t rows = row < 0 ? 1 : w.extent[row], columns = w.extent[last];
   constexpr int64_t kBand = 64;
-  int64_t bands = (rows + kBand - 1) / kBand, planes = extent.elements() / std::max<int64_t>(1, rows * columns);
+  int64_t bands = (rows + kBand - 1) / kBand,
+          planes = extent.elements() / std::max<int64_t>(1, rows * columns);
   ParallelFor(planes * bands, RowGrain(columns * std::min(rows, kBand)), [&](int64_t b, int64_t e) {
     for (int64_t i = b; i < e; ++i) {
       int64_t rest = i / bands, r0 = i % bands * kBand;
@@ -129,8 +130,8 @@ void PermuteTyped(T* to, const T* from, const Dims& extent, const Dims& strides)
         t += index * w.to[axis];
         f += index * w.from[axis];
       }
-      CopyPlane(t, row < 0 ? 0 : w.to[row], f, row < 0 ? 0 : w.from[row], w.from[last], std::min(kBand, rows - r0),
-                columns);
+      CopyPlane(t, row < 0 ? 0 : w.to[row], f, row < 0 ? 0 : w.from[row], w.from[last],
+                std::min(kBand, rows - r0), columns);
     }
   });
 }
@@ -144,53 +145,20 @@ void PermuteCopy(void* to, const void* from, const Dims& extent, const Dims& str
     PermuteTyped(static_cast<T*>(to), static_cast<const T*>(from), extent, strides);
   };
   switch (size) {
-    case 1: return run(uint8_t{});
-    case 2: return run(uint16_t{});
-    case 4: return run(uint32_t{});
-    default: return run(uint64_t{});
+    case 1:
+      return run(uint8_t{});
+    case 2:
+      return run(uint16_t{});
+    case 4:
+      return run(uint32_t{});
+    default:
+      return run(uint64_t{});
   }
 }
 
 namespace {
 
-// Philox blocks [first, first + 16), block after block.
-#if defined(__AVX512F__)
-// A block in a 64-bit lane per word: the multiplication reads the low halves alone, so the high ones may hold anything.
-void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) {
-  const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-  const __m512i low = _mm512_set1_epi64(0xFFFFFFFF), eight = _mm512_set1_epi64(8);
-  __m512i c0[2], c1[2], c2[2], c3[2];
-  c0[0] = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(first)), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-  c0[1] = _mm512_add_epi64(c0[0], eight);
-  for (int i = 0; i < 2; ++i) {
-    c1[i] = _mm512_srli_epi64(c0[i], 32);
-    c2[i] = _mm512_set1_epi64(static_cast<int64_t>(step));
-    c3[i] = _mm512_srli_epi64(c2[i], 32);
-  }
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const __m512i x0 = _mm512_set1_epi64(k0), x1 = _mm512_set1_epi64(k1);
-    for (int i = 0; i < 2; ++i) {
-      __m512i p0 = _mm512_mul_epu32(c0[i], m0), p1 = _mm512_mul_epu32(c2[i], m1);
-      c0[i] = _mm512_xor_si512(_mm512_xor_si512(_mm512_srli_epi64(p1, 32), c1[i]), x0);
-      c2[i] = _mm512_xor_si512(_mm512_xor_si512(_mm512_srli_epi64(p0, 32), c3[i]), x1);
-      c1[i] = p1;
-      c3[i] = p0;
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  const __m512i front = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), back = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-  for (int i = 0; i < 2; ++i) {
-    __m512i v01 = _mm512_or_si512(_mm512_and_si512(c0[i], low), _mm512_slli_epi64(c1[i], 32));
-    __m512i v23 = _mm512_or_si512(_mm512_and_si512(c2[i], low), _mm512_slli_epi64(c3[i], 32));
-    __m512i even = _mm512_unpacklo_epi64(v01, v23), odd = _mm512_unpackhi_epi64(v01, v23);
-    // Pairs of words: even holds blocks 0 2 4 6, odd 1 3 5 7.
-    _mm512_storeu_si512(bits + i * 32, _mm512_permutex2var_epi64(even, front, odd));
-    _mm512_storeu_si512(bits + i * 32 + 16, _mm512_permutex2var_epi64(even, back, odd));
-  }
-}
-#else
+// Philox blocks [first, first + 16): the rounds go through all of them lane by lane, so that they vectorise.
 void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) {
   constexpr int kBlocks = 16;
   uint32_t c[4][kBlocks];
@@ -218,7 +186,6 @@ void SixteenBlocks(uint64_t key, uint64_t step, uint64_t first, uint32_t* bits) 
     for (int j = 0; j < 4; ++j) bits[i * 4 + j] = c[j][i];
   }
 }
-#endif
 
 }  // namespace
 

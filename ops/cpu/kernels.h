@@ -1,4 +1,5 @@
-// What the files of this folder share: the factories and functions they offer the manifest, and small helpers.
+// What the files of this folder share: the factories and functions they offer the manifest, and small
+// helpers.
 #pragma once
 
 #include <memory>
@@ -59,7 +60,8 @@ inline Rows RowsOf(const TensorArg& arg) {
 }
 
 // Copies `rows` runs of `bytes` bytes between strided places, in parallel. Strides in bytes.
-void CopyRuns(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows, int64_t bytes);
+void CopyRuns(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t rows,
+              int64_t bytes);
 
 // Zeroes memory in parallel.
 void FillZero(void* data, int64_t bytes);
@@ -77,11 +79,11 @@ KernelPtr MakeElementwise(const KernelSpec& spec);
 KernelPtr MakeFused(const KernelSpec& spec);
 // copy.cc
 KernelPtr MakeCast(const KernelSpec& spec);
-Status Copy(const KernelContext& context);        // identity, reshape: any type
-Status Transpose(const KernelContext& context);   // any type
-Status SliceAxis(const KernelContext& context);   // any type
-Status Concat(const KernelContext& context);      // any type
-Status Pad(const KernelContext& context);         // any type
+Status Copy(const KernelContext& context);         // identity, reshape: any type
+Status Transpose(const KernelContext& context);    // any type
+Status SliceAxis(const KernelContext& context);    // any type
+Status Concat(const KernelContext& context);       // any type
+Status Pad(const KernelContext& context);          // any type
 Status BroadcastTo(const KernelContext& context);  // any type
 // reduce.cc
 Status Sum(const KernelContext& context);

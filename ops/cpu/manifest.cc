@@ -7,16 +7,20 @@ namespace oneflow_like {
 
 void AddCpuKernels(KernelRegistry* registry) {
   using namespace cpu;
-  auto add = [registry](const char* name, KernelFactory factory) { registry->Add(name, "cpu", std::move(factory)); };
+  auto add = [registry](const char* name, KernelFactory factory) {
+    registry->Add(name, "cpu", std::move(factory));
+  };
 
   add("matmul", MakeMatmul);
   add("einsum", MakeEinsum);
 
   for (const char* name :
-       {"add", "sub", "mul", "div", "maximum", "minimum", "pow", "equal", "not_equal", "less", "less_equal", "greater",
-        "greater_equal", "where", "neg", "scale", "shift", "exp", "log", "sqrt", "rsqrt", "square", "abs", "sign",
-        "tanh", "erf", "sigmoid", "relu", "gelu", "gelu_erf", "silu", "tanh_grad", "sigmoid_grad", "relu_grad",
-        "gelu_grad", "gelu_erf_grad", "silu_grad", "dropout"}) {
+       {"add",           "sub",       "mul",    "div",        "maximum",      "minimum",       "pow",
+        "equal",         "not_equal", "less",   "less_equal", "greater",      "greater_equal", "where",
+        "neg",           "scale",     "shift",  "exp",        "log",          "sqrt",          "rsqrt",
+        "square",        "abs",       "sign",   "tanh",       "erf",          "sigmoid",       "relu",
+        "gelu",          "gelu_erf",  "silu",   "tanh_grad",  "sigmoid_grad", "relu_grad",     "gelu_grad",
+        "gelu_erf_grad", "silu_grad", "dropout"}) {
     add(name, MakeElementwise);
   }
   add("fused", MakeFused);

@@ -1,5 +1,5 @@
-// layer_norm and rms_norm by rows, and their gradients. Gradients of gamma and beta are summed in at most 32 fixed
-// bands of rows, then over the bands, so their bits do not depend on the number of threads.
+// layer_norm and rms_norm by rows, and their gradients. Gradients of gamma and beta are summed in at most 32
+// fixed bands of rows, then over the bands, so their bits do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -30,11 +30,13 @@ Status RunAdam(const KernelContext& context) {
   float beta1 = static_cast<float>(b1), rest1 = static_cast<float>(1 - b1);
   float beta2 = static_cast<float>(b2), rest2 = static_cast<float>(1 - b2);
   float eps = static_cast<float>(attrs.Float("eps", 1e-8));
-  float keep = static_cast<float>(1 - update.lr * update.decay), rate = static_cast<float>(update.lr / correct1);
+  float keep = static_cast<float>(1 - update.lr * update.decay),
+        rate = static_cast<float>(update.lr / correct1);
   float root = static_cast<float>(1 / std::sqrt(correct2));
   const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>();
   const float *m = context.in[2].as<float>(), *v = context.in[3].as<float>();
-  float *new_w = context.out[0].as<float>(), *new_m = context.out[1].as<float>(), *new_v = context.out[2].as<float>();
+  float *new_w = context.out[0].as<float>(), *new_m = context.out[1].as<float>(),
+        *new_v = context.out[2].as<float>();
   ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
 #pragma GCC ivdep
     for (int64_t i = begin; i < end; ++i) {
@@ -55,7 +57,8 @@ Status RunAdam(const KernelContext& context) {
 
 Status Sgd(const KernelContext& context) {
   Update update(context, 3);
-  float rate = static_cast<float>(update.lr), decay = static_cast<float>(update.decay), factor = update.factor;
+  float rate = static_cast<float>(update.lr), decay = static_cast<float>(update.decay),
+        factor = update.factor;
   float momentum = static_cast<float>(context.spec.attrs.Float("momentum", 0));
   const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>(), *v = context.in[2].as<float>();
   float *new_w = context.out[0].as<float>(), *new_v = context.out[1].as<float>();

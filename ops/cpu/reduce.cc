@@ -1,5 +1,5 @@
-// Reductions over any axes. Sums are added in an order that the shape alone settles: along a contiguous run in 32
-// lanes, over rows in bands, and over everything in chunks whose sums are added in double.
+// Reductions over any axes. Sums are added in an order that the shape alone settles: along a contiguous run
+// in 32 lanes, over rows in bands, and over everything in chunks whose sums are added in double.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -140,18 +140,19 @@ void FoldAxes(const TensorArg& x, const TensorArg& y, const Mask& mask, F f) {
   // One task is a stretch of columns of one kept index.
   constexpr int64_t kStretch = 64;
   int64_t stretches = (last + kStretch - 1) / kStretch;
-  ParallelFor(p.kept_outer * stretches, RowGrain(p.reduced_outer * kStretch), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end;) {
-      int64_t kept = i / stretches, next = std::min(end, (kept + 1) * stretches);
-      int64_t c0 = i % stretches * kStretch, c1 = std::min(last, (next - kept * stretches) * kStretch);
-      FoldColumns(p, from + OuterOffset(p, false, kept), to + kept * last, c0, c1, f);
-      i = next;
-    }
-  });
+  ParallelFor(
+      p.kept_outer * stretches, RowGrain(p.reduced_outer * kStretch), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end;) {
+          int64_t kept = i / stretches, next = std::min(end, (kept + 1) * stretches);
+          int64_t c0 = i % stretches * kStretch, c1 = std::min(last, (next - kept * stretches) * kStretch);
+          FoldColumns(p, from + OuterOffset(p, false, kept), to + kept * last, c0, c1, f);
+          i = next;
+        }
+      });
 }
 
-// The sum of f(x) over everything: at most 256 chunks, a function of the size alone; a chunk goes by blocks of 1024 in
-// 32 lanes of fp32, and blocks and chunks are added in double.
+// The sum of f(x) over everything: at most 256 chunks, a function of the size alone; a chunk goes by blocks
+// of 1024 in 32 lanes of fp32, and blocks and chunks are added in double.
 template <typename F>
 double SumAll(const TensorArg& x, F f) {
   constexpr int64_t kChunks = 256, kBlock = 1024;
@@ -200,7 +201,8 @@ Status Mean(const KernelContext& context) {
   for (int i = 0; i < x.global.rank(); ++i) count *= mask[i] ? x.global[i] : 1;
   SumAxes(x, y, mask);
   float divisor = static_cast<float>(count);
-  for (int64_t i = 0; i < y.elements(); ++i) y.as<float>()[i] = count == 0 ? 0.0f : y.as<float>()[i] / divisor;
+  for (int64_t i = 0; i < y.elements(); ++i)
+    y.as<float>()[i] = count == 0 ? 0.0f : y.as<float>()[i] / divisor;
   return Status();
 }
 

@@ -1,5 +1,5 @@
-// softmax, log_softmax and cross_entropy by rows: the log-sum-exp of a row is found in one pass over memory, and no
-// probabilities are stored.
+// softmax, log_softmax and cross_entropy by rows: the log-sum-exp of a row is found in one pass over memory,
+// and no probabilities are stored.
 #include <algorithm>
 #include <cmath>
 

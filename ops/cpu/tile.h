@@ -7,11 +7,11 @@ namespace oneflow_like::cpu {
 
 using Vector = float __attribute__((vector_size(64), aligned(4), may_alias));  // 16 floats, any alignment
 
-// c[R x 16 W] (+)= a[R x depth] b[depth x 16 W]. a is read element by element, so both its strides are free. Six rows
-// by four vectors fill the registers of AVX-512.
+// c[R x 16 W] (+)= a[R x depth] b[depth x 16 W]. a is read element by element, so both its strides are free.
+// Six rows by four vectors fill the registers of AVX-512.
 template <int R, int W>
-void TileKernel(int64_t depth, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t ldb, float* c,
-                int64_t ldc, bool add) {
+void TileKernel(int64_t depth, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t ldb,
+                float* c, int64_t ldc, bool add) {
   Vector sum[R][W];
   for (int r = 0; r < R; ++r) {
     for (int w = 0; w < W; ++w) {
@@ -44,13 +44,17 @@ void TileColumns(int64_t rows, int64_t depth, const float* a, int64_t a_row, int
   if (r < rows) TileKernel<1, W>(depth, a + r * a_row, a_row, a_column, b, ldb, c + r * ldc, ldc, add);
 }
 
-// c[rows x columns] (+)= a[rows x depth] b[depth x columns]; b and c have dense rows, nothing past them is touched.
-inline void TileProduct(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_row, int64_t a_column,
-                        const float* b, int64_t ldb, float* c, int64_t ldc, bool add) {
+// c[rows x columns] (+)= a[rows x depth] b[depth x columns]; b and c have dense rows, nothing past them is
+// touched.
+inline void TileProduct(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_row,
+                        int64_t a_column, const float* b, int64_t ldb, float* c, int64_t ldc, bool add) {
   int64_t n = 0;
-  for (; n + 64 <= columns; n += 64) TileColumns<4>(rows, depth, a, a_row, a_column, b + n, ldb, c + n, ldc, add);
-  for (; n + 32 <= columns; n += 32) TileColumns<2>(rows, depth, a, a_row, a_column, b + n, ldb, c + n, ldc, add);
-  for (; n + 16 <= columns; n += 16) TileColumns<1>(rows, depth, a, a_row, a_column, b + n, ldb, c + n, ldc, add);
+  for (; n + 64 <= columns; n += 64)
+    TileColumns<4>(rows, depth, a, a_row, a_column, b + n, ldb, c + n, ldc, add);
+  for (; n + 32 <= columns; n += 32)
+    TileColumns<2>(rows, depth, a, a_row, a_column, b + n, ldb, c + n, ldc, add);
+  for (; n + 16 <= columns; n += 16)
+    TileColumns<1>(rows, depth, a, a_row, a_column, b + n, ldb, c + n, ldc, add);
   if (n == columns) return;
   for (int64_t r = 0; r < rows; ++r) {
     float sum[16] = {};

@@ -1,0 +1,43 @@
+// Compile time of a 96-layer GPT for one rank of 8, 256 and 4096: everything from building the graph to that rank's
+// plan with its memory placed. Run: build/tests/compile_benchmark
+#include <benchmark/benchmark.h>
+
+#include "examples/gpt_model.h"
+#include "oneflow_like/session_impl.h"
+
+namespace oneflow_like {
+namespace {
+
+void CompileGpt(benchmark::State& state, int dp, int tp, int pp) {
+  for (auto _ : state) {
+    Model model(Mesh("cpu", {{"dp", dp}, {"tp", tp}, {"pp", pp}}));
+    GptConfig config;
+    config.layers = 96;
+    config.width = 12288;
+    config.heads = 96;
+    config.context = 2048;
+    config.vocabulary = 50304;
+    Dims batch{8 * dp, 2048};
+    Tensor tokens = model.Input("tokens", batch, DType::kInt32, {{"dp", S(0)}});
+    Tensor targets = model.Input("targets", batch, DType::kInt32, {{"dp", S(0)}});
+    TrainOptions options;
+    options.micro_batches = 8;
+    options.clip_norm = 1;
+    Session session = Train(GptLoss(model.scope(), tokens, targets, config), AdamW{}, options);
+    RankPlan plan = PlanOf(session.impl()->compiled, 0);
+    state.counters["actors"] = plan.plan.actor_size();
+    state.counters["plan_MB"] = plan.plan.ByteSizeLong() / 1e6;
+    state.counters["peak_GB"] = plan.plan.transient_bytes() / 1e9;
+    state.counters["bound_GB"] = plan.lower_bound / 1e9;
+    for (const auto& [pass, seconds] : session.impl()->compiled.pass_seconds) state.counters[pass] = seconds;
+  }
+}
+
+BENCHMARK_CAPTURE(CompileGpt, ranks_8, 1, 8, 1)->Unit(benchmark::kSecond)->Iterations(1);
+BENCHMARK_CAPTURE(CompileGpt, ranks_256, 4, 8, 8)->Unit(benchmark::kSecond)->Iterations(1);
+BENCHMARK_CAPTURE(CompileGpt, ranks_4096, 64, 8, 8)->Unit(benchmark::kSecond)->Iterations(1);
+
+}  // namespace
+}  // namespace oneflow_like
+
+BENCHMARK_MAIN();
