@@ -21,7 +21,8 @@ std::string Job::error() const {
 }
 
 void Actor::Loaded() {
-  waiting_ = static_cast<int>(std::count_if(ports.begin(), ports.end(), [](const Port& p) { return p.starved(); }));
+  waiting_ =
+      static_cast<int>(std::count_if(ports.begin(), ports.end(), [](const Port& p) { return p.starved(); }));
   device_done_.actor = this;
 }
 
@@ -71,8 +72,8 @@ void Actor::Act() {
       FailStep(nullptr, "");
       ok = false;
     }
-    member->Arrive(call.in().empty() ? nullptr : call.in()[0].data, call.out().empty() ? nullptr : call.out()[0].data,
-                   t_, ok);
+    member->Arrive(call.in().empty() ? nullptr : call.in()[0].data,
+                   call.out().empty() ? nullptr : call.out()[0].data, t_, ok);
     return;
   }
   ok = RunKernels(ok);
@@ -118,14 +119,15 @@ Status Actor::RunKernel(KernelCall& call, int64_t step) {
   Locate(call);
   if (kind == Kind::kFeed || kind == Kind::kFetch) return MoveHostTensor(call);
   const Job& job = *shard->job;
-  KernelContext context{.spec = call.spec,
-                        .in = call.in(),
-                        .out = call.out(),
-                        .scratch = call.scratch_base == nullptr ? nullptr : *call.scratch_base + call.scratch_offset,
-                        .step = step,
-                        .time = acts == job.times ? t_ : 0,
-                        .times = job.times,
-                        .seed = job.seed};
+  KernelContext context{
+      .spec = call.spec,
+      .in = call.in(),
+      .out = call.out(),
+      .scratch = call.scratch_base == nullptr ? nullptr : *call.scratch_base + call.scratch_offset,
+      .step = step,
+      .time = acts == job.times ? t_ : 0,
+      .times = job.times,
+      .seed = job.seed};
   try {
     return device_stream->Run(*call.kernel, context);
   } catch (const std::exception& error) {
@@ -238,7 +240,8 @@ std::string Actor::Describe() const {
   if (busy_) return Cat(text, " has started and waits for the other ranks of its group");
   for (const Port& p : ports) {
     if (!p.starved()) continue;
-    return Cat(text, " waits for ", p.out ? "an empty slot held by " : "a full slot from ", p.peer->spec->name());
+    return Cat(text, " waits for ", p.out ? "an empty slot held by " : "a full slot from ",
+               p.peer->spec->name());
   }
   return Cat(text, " waits for its turn");
 }
@@ -272,7 +275,8 @@ void Shard::Launch(int slot) {
 void Shard::ActEnded(int slot) {
   if (--acts_left_[slot] > 0) return;
   StepSlot& step = *job->slots[slot];
-  // The user's thread may reuse the slot as soon as the state is done, so nothing of it is touched afterwards.
+  // The user's thread may reuse the slot as soon as the state is done, so nothing of it is touched
+  // afterwards.
   if (step.shards_left.fetch_sub(1, std::memory_order_acq_rel) == 1) step.state->done.Signal();
 }
 

@@ -1,5 +1,5 @@
-// Actors, streams and shards: what acts. All of a shard belongs to one worker; nothing here is locked but what is
-// marked as shared.
+// Actors, streams and shards: what acts. All of a shard belongs to one worker; nothing here is locked but
+// what is marked as shared.
 #pragma once
 
 #include <atomic>
@@ -29,12 +29,13 @@ struct Port {
   int peer_port = 0;
   bool out = false;  // a writer's end: credits are empty slots; else full ones
   int credits = 0;
-  int period = 1;  // acts that share a slot
-  int phase = 0;   // the act's place in its period
-  int kernel = 0;  // after which it announces or gives back
-  bool ok = true;  // of the slot being read or filled
-  int64_t taken = 0;         // credits taken so far
-  std::vector<int64_t> bad;  // full slots that carry an error, by number, oldest first; empty until something fails
+  int period = 1;     // acts that share a slot
+  int phase = 0;      // the act's place in its period
+  int kernel = 0;     // after which it announces or gives back
+  bool ok = true;     // of the slot being read or filled
+  int64_t taken = 0;  // credits taken so far
+  std::vector<int64_t>
+      bad;  // full slots that carry an error, by number, oldest first; empty until something fails
 
   bool starved() const { return phase == 0 && credits == 0; }
 };
@@ -49,7 +50,7 @@ struct OperandPlace {
 
 struct KernelCall {
   KernelSpec spec;
-  std::unique_ptr<Kernel> kernel;  // nullptr for feeds, fetches and collectives
+  std::unique_ptr<Kernel> kernel;   // nullptr for feeds, fetches and collectives
   std::vector<OperandPlace> place;  // inputs, then outputs
   std::vector<TensorArg> args;      // the same, of the act under way
   int inputs = 0;
@@ -63,9 +64,9 @@ struct KernelCall {
 // How many slots of a buffer are taken, from the start of its writer's act to the end of its last reader's.
 struct BufferCount {
   int rank = 0, id = 0, full = 0;
-  int64_t written = 0;            // slots that writing has begun on
-  std::vector<int64_t> read;      // slots done with, by reader
-  std::atomic<int> peak{0};       // shared: the user's thread reads it
+  int64_t written = 0;        // slots that writing has begun on
+  std::vector<int64_t> read;  // slots done with, by reader
+  std::atomic<int> peak{0};   // shared: the user's thread reads it
 };
 struct Counted {
   BufferCount* buffer;

@@ -1,5 +1,5 @@
-// Collectives inside one process: two counts. The last to arrive tells every member that has work to go; the last
-// to finish its work tells every member that the act is done.
+// Collectives inside one process: two counts. The last to arrive tells every member that has work to go; the
+// last to finish its work tells every member that the act is done.
 #include "actor/collective.h"
 
 #include <glog/logging.h>
@@ -62,7 +62,8 @@ class Group {
  public:
   explicit Group(int members) : members_(members) {}
 
-  // The last to arrive starts the work. Counts are put back before any message, so the next act finds them ready.
+  // The last to arrive starts the work. Counts are put back before any message, so the next act finds them
+  // ready.
   void Arrived(int micro_batch) {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<int>(members_.size())) return;
     arrived_.store(0, std::memory_order_relaxed);
@@ -105,8 +106,8 @@ Box BoxOf(const google::protobuf::RepeatedPtrField<plan::Box>& boxes, int act) {
   return ToBox(boxes[boxes.size() == 1 ? 0 : act]);
 }
 
-RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collective, const plan::Region& region,
-                    int act) {
+RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collective,
+                    const plan::Region& region, int act) {
   RegionWork work;
   work.box = ToBox(region.box());
   auto check = [&](int member, const auto& boxes, const char* end) {
@@ -138,7 +139,8 @@ RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collecti
   return work;
 }
 
-LocalMember::LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec, const plan::Collective& collective)
+LocalMember::LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec,
+                         const plan::Collective& collective)
     : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
   go_.member = done_.member = this;
   if (collective.work_size() > 1 && collective.work_size() != spec.acts) {
@@ -170,7 +172,8 @@ void LocalMember::Work() {
     if (w.from.size() == 1) {
       for (const Piece& to : w.to) CopyBox(spec_.dtype, w.box, w.from[0], to);
     } else {
-      Reduce reduce = reduce_ == Reduce::kNone ? Reduce::kSum : reduce_;  // only nothing comes here: the identity
+      Reduce reduce =
+          reduce_ == Reduce::kNone ? Reduce::kSum : reduce_;  // only nothing comes here: the identity
       CombineBox(spec_.dtype, reduce, w.box, w.from.data(), static_cast<int>(w.from.size()), w.to.data(),
                  static_cast<int>(w.to.size()));
     }
@@ -180,7 +183,8 @@ void LocalMember::Work() {
 
 class LocalCollectives final : public Collectives {
  public:
-  std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec, const plan::Collective& collective) override {
+  std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
+                                         const plan::Collective& collective) override {
     std::vector<int> ranks(collective.rank().begin(), collective.rank().end());
     int me = collective.me();
     if (me < 0 || me >= static_cast<int>(ranks.size()) || collective.piece_size() != collective.rank_size()) {

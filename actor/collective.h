@@ -1,6 +1,6 @@
-// Collectives: acts that all ranks of a group take part in, the only place where data crosses ranks. Actors know
-// this interface alone; whether the members meet in one process, over a network or in a device's library is the
-// implementation's affair.
+// Collectives: acts that all ranks of a group take part in, the only place where data crosses ranks. Actors
+// know this interface alone; whether the members meet in one process, over a network or in a device's library
+// is the implementation's affair.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,9 @@ namespace oneflow_like {
 class CollectiveListener {
  public:
   virtual ~CollectiveListener() = default;
-  // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is whole.
-  // `ok` is false for every member when any arrived so, or the movement failed; out pieces hold nothing then.
+  // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is
+  // whole. `ok` is false for every member when any arrived so, or the movement failed; out pieces hold
+  // nothing then.
   virtual void CollectiveDone(bool ok) = 0;
 };
 
@@ -24,8 +25,9 @@ class CollectiveListener {
 class CollectiveMember {
  public:
   virtual ~CollectiveMember() = default;
-  // The member's worker brings its pieces (nullptr where it has none) for an act of `micro_batch`, and goes on at
-  // once. REQUIRES: its last act is done. Both pieces are left alone by the caller until CollectiveDone.
+  // The member's worker brings its pieces (nullptr where it has none) for an act of `micro_batch`, and goes
+  // on at once. REQUIRES: its last act is done. Both pieces are left alone by the caller until
+  // CollectiveDone.
   virtual void Arrive(void* in, void* out, int micro_batch, bool ok) = 0;
 };
 
@@ -41,8 +43,10 @@ struct CollectiveSpec {
 class Collectives {
  public:
   virtual ~Collectives() = default;
-  // While plans are loaded. `collective` outlives the member. Throws Error when the work cannot be done as written.
-  virtual std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec, const plan::Collective& collective) = 0;
+  // While plans are loaded. `collective` outlives the member. Throws Error when the work cannot be done as
+  // written.
+  virtual std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
+                                                 const plan::Collective& collective) = 0;
   // After the last Join: throws Error naming a collective whose members have not all joined.
   virtual void CheckComplete() const = 0;
 };

@@ -1,5 +1,6 @@
-// Where actors run: an executor has workers; a worker receives messages and runs what is ready, one thing at a time.
-// The thread executor has one thread for each worker; the seeded executor has one worker and the caller's thread.
+// Where actors run: an executor has workers; a worker receives messages and runs what is ready, one thing at
+// a time. The thread executor has one thread for each worker; the seeded executor has one worker and the
+// caller's thread.
 #pragma once
 
 #include <condition_variable>
@@ -10,8 +11,8 @@
 
 namespace oneflow_like {
 
-// Something that can do one act now: the head of a stream, or an actor in no stream. Once queued it stays ready
-// until it runs.
+// Something that can do one act now: the head of a stream, or an actor in no stream. Once queued it stays
+// ready until it runs.
 class Runnable {
  public:
   virtual ~Runnable() = default;
@@ -120,8 +121,8 @@ class Executor {
   virtual ~Executor() = default;
   virtual int workers() const = 0;
   virtual Worker* worker(int index) = 0;
-  // Blocks the caller, not a worker, until `completion` is done. A failure says that no event is left that could
-  // bring it about; only an executor that sees all events can tell.
+  // Blocks the caller, not a worker, until `completion` is done. A failure says that no event is left that
+  // could bring it about; only an executor that sees all events can tell.
   virtual Status Await(Completion* completion) = 0;
   // Returns once every message posted before the call has been received.
   virtual void Fence() = 0;

@@ -46,10 +46,10 @@ class Loader {
     actor->host_memory = device_->kind() == "cpu";
     actor->acts = spec.acts();
     if (spec.acts() < 1) Fail("actor ", spec.name(), " has ", spec.acts(), " acts in a step");
-    actor->kind = !spec.feed().empty()        ? Actor::Kind::kFeed
-                  : !spec.fetch().empty()     ? Actor::Kind::kFetch
-                  : spec.has_collective()     ? Actor::Kind::kCollective
-                                              : Actor::Kind::kKernels;
+    actor->kind = !spec.feed().empty()    ? Actor::Kind::kFeed
+                  : !spec.fetch().empty() ? Actor::Kind::kFetch
+                  : spec.has_collective() ? Actor::Kind::kCollective
+                                          : Actor::Kind::kKernels;
     if (actor->kind != Actor::Kind::kKernels && spec.kernel_size() != 1) {
       Fail("actor ", spec.name(), " moves data and needs one kernel, not ", spec.kernel_size());
     }
@@ -71,12 +71,14 @@ class Loader {
       call->scratch_base = context_.transient;
       call->scratch_offset = kernel.scratch_offset();
     }
-    if (actor->kind == Actor::Kind::kKernels) call->kernel = context_.registry->Make(call->spec, plan_.device_kind());
+    if (actor->kind == Actor::Kind::kKernels)
+      call->kernel = context_.registry->Make(call->spec, plan_.device_kind());
   }
 
   OperandPlace Place(const plan::Operand& operand, const plan::Actor& actor) {
     auto found = buffers_.find(operand.buffer());
-    if (found == buffers_.end()) Fail("actor ", actor.name(), " names buffer ", operand.buffer(), ", which is not there");
+    if (found == buffers_.end())
+      Fail("actor ", actor.name(), " names buffer ", operand.buffer(), ", which is not there");
     const plan::Buffer& buffer = *found->second;
     OperandPlace place;
     if (buffer.space() == plan::PERSISTENT) {
@@ -91,9 +93,11 @@ class Loader {
       place.offset = buffer.offset();
       place.slot_bytes = buffer.slot_bytes();
       place.slots = std::max(1, buffer.slots());
-      if (buffer.offset() < 0 || buffer.offset() + place.slots * buffer.slot_bytes() > plan_.transient_bytes()) {
-        Fail("buffer '", buffer.name(), "' ends at byte ", buffer.offset() + place.slots * buffer.slot_bytes(),
-             " of an arena of ", plan_.transient_bytes());
+      if (buffer.offset() < 0 ||
+          buffer.offset() + place.slots * buffer.slot_bytes() > plan_.transient_bytes()) {
+        Fail("buffer '", buffer.name(), "' ends at byte ",
+             buffer.offset() + place.slots * buffer.slot_bytes(), " of an arena of ",
+             plan_.transient_bytes());
       }
     }
     place.period = std::max(1, operand.period());
@@ -111,7 +115,8 @@ class Loader {
     const std::string& name = feed ? actor->spec->feed() : actor->spec->fetch();
     const auto& index = feed ? *context_.inputs : *context_.outputs;
     auto found = index.find(name);
-    if (found == index.end()) Fail("plan '", plan_.name(), "' has no ", feed ? "input" : "output", " '", name, "'");
+    if (found == index.end())
+      Fail("plan '", plan_.name(), "' has no ", feed ? "input" : "output", " '", name, "'");
     actor->host_tensor = found->second;
     const HostTensor& tensor = (feed ? *context_.input_tensors : *context_.output_tensors)[found->second];
     KernelCall& call = actor->kernels[0];
@@ -120,15 +125,16 @@ class Loader {
     }
     const TensorArg& arg = call.args[0];
     if (arg.dtype != tensor.dtype || arg.global != tensor.shape) {
-      Fail("actor ", actor->spec->name(), " moves ", Name(arg.dtype), arg.global.str(), " but '", name, "' is ",
-           Name(tensor.dtype), tensor.shape.str());
+      Fail("actor ", actor->spec->name(), " moves ", Name(arg.dtype), arg.global.str(), " but '", name,
+           "' is ", Name(tensor.dtype), tensor.shape.str());
     }
     if (!actor->host_memory) actor->staging.resize(arg.elements() * SizeOf(arg.dtype));
   }
 
   void LoadCollective(Actor* actor) {
     const KernelCall& call = actor->kernels[0];
-    if (call.in().size() > 1 || call.out().size() > 1) Fail("collective ", actor->spec->name(), " has too many operands");
+    if (call.in().size() > 1 || call.out().size() > 1)
+      Fail("collective ", actor->spec->name(), " has too many operands");
     CollectiveSpec spec;
     spec.plan = plan_.name();
     spec.actor = actor->spec->name();
@@ -148,8 +154,8 @@ class Loader {
       // What ends later than it starts announces at its end, whatever the plan says of kernels.
       p.kernel = actor->kind == Actor::Kind::kKernels ? port.kernel() : 0;
       if (actor->acts % p.period != 0) {
-        Fail("actor ", actor->spec->name(), " has ", actor->acts, " acts, which edge ", port.edge(), " shares by ",
-             p.period);
+        Fail("actor ", actor->spec->name(), " has ", actor->acts, " acts, which edge ", port.edge(),
+             " shares by ", p.period);
       }
       actor->ports.push_back(p);
       edges_.push_back(port.edge());
@@ -166,7 +172,8 @@ class Loader {
     for (int i : order) {
       Ends& ends = ends_[edges_[i]];
       End& end = actor->ports[i].out ? ends.writer : ends.reader;
-      if (end.actor != nullptr) Fail("edge ", edges_[i], " has two ", actor->ports[i].out ? "writers" : "readers");
+      if (end.actor != nullptr)
+        Fail("edge ", edges_[i], " has two ", actor->ports[i].out ? "writers" : "readers");
       end = {actor, static_cast<int>(sorted.size())};
       sorted.push_back(std::move(actor->ports[i]));
     }
@@ -208,8 +215,8 @@ class Loader {
     }
     for (auto [id, count] : entries) {
       if (count != actors_[id]->acts) {
-        Fail("stream ", spec.name(), " has ", count, " entries of ", actors_[id]->spec->name(), ", which has ",
-             actors_[id]->acts, " acts");
+        Fail("stream ", spec.name(), " has ", count, " entries of ", actors_[id]->spec->name(),
+             ", which has ", actors_[id]->acts, " acts");
       }
     }
     shard_->streams.push_back(std::move(stream));

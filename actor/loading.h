@@ -14,17 +14,17 @@ struct LoadContext {
   const KernelRegistry* registry = nullptr;
   Store* store = nullptr;
   Collectives* collectives = nullptr;
-  const std::map<std::string, int>* inputs = nullptr;   // index of each input and output of a step
+  const std::map<std::string, int>* inputs = nullptr;  // index of each input and output of a step
   const std::map<std::string, int>* outputs = nullptr;
   const std::vector<HostTensor>* input_tensors = nullptr;  // their types and shapes
   const std::vector<HostTensor>* output_tensors = nullptr;
   std::vector<std::unique_ptr<BufferCount>>* counts = nullptr;
-  char* const* transient = nullptr;  // where the rank's arena begins, now and after it grew
+  char* const* transient = nullptr;                   // where the rank's arena begins, now and after it grew
   std::map<std::string, char*>* variables = nullptr;  // by name; addresses stay
 };
 
-// Adds the plan's actors and streams to `shard`. `plan` outlives it. Throws Error when a kernel is missing or the
-// plan contradicts itself.
+// Adds the plan's actors and streams to `shard`. `plan` outlives it. Throws Error when a kernel is missing or
+// the plan contradicts itself.
 void LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard);
 
 }  // namespace oneflow_like

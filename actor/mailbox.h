@@ -1,5 +1,5 @@
-// How threads talk: intrusive messages, and a mailbox that many threads post to and one thread empties. Nothing is
-// allocated; a message belongs to whoever made it and is in one mailbox at a time.
+// How threads talk: intrusive messages, and a mailbox that many threads post to and one thread empties.
+// Nothing is allocated; a message belongs to whoever made it and is in one mailbox at a time.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,8 @@ class Mailbox {
     Message* head = head_.load(std::memory_order_relaxed);
     do {
       message->next_ = head == asleep() ? nullptr : head;
-    } while (!head_.compare_exchange_weak(head, message, std::memory_order_acq_rel, std::memory_order_relaxed));
+    } while (
+        !head_.compare_exchange_weak(head, message, std::memory_order_acq_rel, std::memory_order_relaxed));
     if (head == asleep()) {
       wakes_.fetch_add(1, std::memory_order_release);
       wakes_.notify_one();
@@ -54,7 +55,8 @@ class Mailbox {
   void Wait(std::chrono::nanoseconds spin) {
     if (spin.count() > 0 && Spin(spin)) return;
     Message* empty = nullptr;
-    // The head itself says that the owner sleeps, so a post to a waking owner costs one exchange and no fence.
+    // The head itself says that the owner sleeps, so a post to a waking owner costs one exchange and no
+    // fence.
     if (!head_.compare_exchange_strong(empty, asleep(), std::memory_order_acq_rel)) return;
     for (;;) {
       uint32_t seen = wakes_.load(std::memory_order_acquire);

@@ -51,7 +51,8 @@ TensorArg ToArg(const plan::Operand& operand) {
     if (i == 0) {
       largest = box;
     } else {
-      for (int a = 0; a < box.extent.rank(); ++a) largest.extent[a] = std::max(largest.extent[a], box.extent[a]);
+      for (int a = 0; a < box.extent.rank(); ++a)
+        largest.extent[a] = std::max(largest.extent[a], box.extent[a]);
     }
   }
   arg.begin = largest.begin;

@@ -17,7 +17,8 @@ HostTensor HostTensor::Make(DType dtype, const Dims& shape) {
   HostTensor tensor{dtype, shape, nullptr};
   size_t bytes = std::max<size_t>(64, (tensor.bytes() + 63) / 64 * 64);
   tensor.data = std::shared_ptr<void>(std::aligned_alloc(64, bytes), std::free);
-  if (tensor.data == nullptr) Fail("no memory for a host tensor ", Name(dtype), shape.str(), " of ", bytes, " bytes");
+  if (tensor.data == nullptr)
+    Fail("no memory for a host tensor ", Name(dtype), shape.str(), " of ", bytes, " bytes");
   std::memset(tensor.data.get(), 0, bytes);
   return tensor;
 }
@@ -50,7 +51,9 @@ void StepHandle::State::Reset(int64_t next_step) {
   error_.clear();
 }
 
-Status StepHandle::Wait() const { return state_ == nullptr ? Status("the handle is of no step") : state_->Wait(); }
+Status StepHandle::Wait() const {
+  return state_ == nullptr ? Status("the handle is of no step") : state_->Wait();
+}
 bool StepHandle::Done() const { return state_ == nullptr || state_->done.Done(); }
 int64_t StepHandle::step() const { return state_ == nullptr ? -1 : state_->step; }
 
@@ -99,8 +102,8 @@ void Runtime::Impl::AddHostTensors(const plan::Plan& plan) {
       }
       const HostTensor& there = (*tensors)[at->second];
       if (there.dtype != tensor.dtype || there.shape != tensor.shape) {
-        Fail("'", fetch.name(), "' is ", Name(tensor.dtype), tensor.shape.str(), " in the plan of rank ", plan.rank(),
-             " but ", Name(there.dtype), there.shape.str(), " in another rank's");
+        Fail("'", fetch.name(), "' is ", Name(tensor.dtype), tensor.shape.str(), " in the plan of rank ",
+             plan.rank(), " but ", Name(there.dtype), there.shape.str(), " in another rank's");
       }
     }
   };
@@ -115,7 +118,8 @@ void Runtime::Impl::Load(const KernelRegistry& registry) {
     if (store->impl()->last != nullptr) (void)store->impl()->last->Wait();
     for (const plan::Plan& plan : plans) store->Prepare(plan, registry);
   }
-  for (int i = 0; i < executor->workers(); ++i) shards.push_back(std::make_unique<Shard>(&job, executor->worker(i)));
+  for (int i = 0; i < executor->workers(); ++i)
+    shards.push_back(std::make_unique<Shard>(&job, executor->worker(i)));
   collectives = MakeLocalCollectives();
   const std::vector<int>& ranks = store->ranks();
   for (const plan::Plan& plan : plans) {
@@ -138,8 +142,8 @@ void Runtime::Impl::Load(const KernelRegistry& registry) {
   std::erase_if(shards, [](const auto& shard) { return shard->acts_per_step == 0; });
 }
 
-Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, Store* store, Executor* executor,
-                 const RuntimeOptions& options)
+Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, Store* store,
+                 Executor* executor, const RuntimeOptions& options)
     : impl_(std::make_unique<Impl>()) {
   CHECK_GE(options.steps_in_flight, 1);
   impl_->plans = std::move(plans);
@@ -154,7 +158,8 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
   impl_->Load(registry);
   for (int i = 0; i < options.steps_in_flight; ++i) {
     auto slot = std::make_unique<StepSlot>();
-    for (const HostTensor& t : impl_->input_tensors) slot->feeds.push_back(HostTensor::Make(t.dtype, t.shape));
+    for (const HostTensor& t : impl_->input_tensors)
+      slot->feeds.push_back(HostTensor::Make(t.dtype, t.shape));
     impl_->job.slots.push_back(std::move(slot));
   }
 }
@@ -168,7 +173,8 @@ void Runtime::Impl::CheckFeeds(const Feeds& feeds) const {
     if (found == inputs.end()) {
       std::string known;
       for (const auto& [input, index] : inputs) known += Cat(known.empty() ? "'" : ", '", input, "'");
-      Fail("feed '", name, "' is no input of plan '", PlanName(), "'; its inputs are ", known.empty() ? "none" : known);
+      Fail("feed '", name, "' is no input of plan '", PlanName(), "'; its inputs are ",
+           known.empty() ? "none" : known);
     }
     const HostTensor& wanted = input_tensors[found->second];
     if (tensor.dtype != wanted.dtype || tensor.shape != wanted.shape) {
@@ -178,7 +184,8 @@ void Runtime::Impl::CheckFeeds(const Feeds& feeds) const {
   }
   for (const auto& [name, index] : inputs) {
     if (feeds.count(name) == 0) {
-      Fail("input '", name, "' of plan '", PlanName(), "', ", text(input_tensors[index]), ", is missing in the feeds");
+      Fail("input '", name, "' of plan '", PlanName(), "', ", text(input_tensors[index]),
+           ", is missing in the feeds");
     }
   }
 }
@@ -204,7 +211,7 @@ std::shared_ptr<StepHandle::State> Runtime::Impl::TakeState(StepSlot* slot) {
     if (result.data != nullptr && result.data.use_count() == 1) continue;
     result = HostTensor::Make(output_tensors[i].dtype, output_tensors[i].shape);
   }
-#if !defined(__SANITIZE_THREAD__)  // which does not know fences
+#if !defined(__SANITIZE_THREAD__)                       // which does not know fences
   std::atomic_thread_fence(std::memory_order_acquire);  // after what another thread did before it let go
 #endif
   return state;
@@ -248,8 +255,8 @@ void Runtime::Close() {
   impl.closed = true;
   impl.job.cancelled = true;
   if (!impl.shards.empty()) {
-    // First nothing acts any more; then what was on its way between workers has come home: a collective's word to
-    // go, and the word that it is done which may follow. No step need complete for that.
+    // First nothing acts any more; then what was on its way between workers has come home: a collective's
+    // word to go, and the word that it is done which may follow. No step need complete for that.
     std::atomic<int> left(static_cast<int>(impl.shards.size()));
     Completion all;
     for (auto& shard : impl.shards) shard->PostAbandon(&left, &all);

@@ -62,7 +62,8 @@ class SeededExecutor final : public Executor, public Worker {
   // Delivers the oldest event of the picked one's channel.
   void Deliver(size_t pick) {
     size_t oldest = 0;
-    while (pending_[oldest].channel != pending_[pick].channel || pending_[oldest].receiver != pending_[pick].receiver) {
+    while (pending_[oldest].channel != pending_[pick].channel ||
+           pending_[oldest].receiver != pending_[pick].receiver) {
       ++oldest;
     }
     Pending event = pending_[oldest];

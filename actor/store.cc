@@ -13,10 +13,12 @@ namespace {
 using Rank = Store::Impl::Rank;
 
 void CheckSame(const Store::VariableInfo& there, const Store::VariableInfo& wanted, int rank) {
-  auto text = [](const Store::VariableInfo& v) { return Cat(Name(v.dtype), v.global.str(), " box ", v.box.str()); };
+  auto text = [](const Store::VariableInfo& v) {
+    return Cat(Name(v.dtype), v.global.str(), " box ", v.box.str());
+  };
   if (there.dtype == wanted.dtype && there.global == wanted.global && there.box == wanted.box) return;
-  Fail("variable '", wanted.name, "' of rank ", rank, " is ", text(there), " in the store but the plan wants ",
-       text(wanted));
+  Fail("variable '", wanted.name, "' of rank ", rank, " is ", text(there),
+       " in the store but the plan wants ", text(wanted));
 }
 
 // Runs one kernel on its own stream and waits for it.
@@ -49,7 +51,8 @@ Store::Impl::Variable MakeVariable(Device* device, const plan::Plan& plan, const
   TensorArg out = spec.out[0];
   out.data = made.data;
   std::unique_ptr<Memory> scratch;
-  if (variable.init().scratch_bytes() > 0) scratch = device->Allocate(variable.init().scratch_bytes(), "scratch");
+  if (variable.init().scratch_bytes() > 0)
+    scratch = device->Allocate(variable.init().scratch_bytes(), "scratch");
   KernelContext context{.spec = spec,
                         .in = {},
                         .out = {&out, 1},
@@ -92,7 +95,8 @@ Rank& Store::Impl::At(int rank) {
   return found->second;
 }
 
-Store::Store(std::vector<int> ranks, std::vector<std::unique_ptr<Device>> devices) : impl_(std::make_unique<Impl>()) {
+Store::Store(std::vector<int> ranks, std::vector<std::unique_ptr<Device>> devices)
+    : impl_(std::make_unique<Impl>()) {
   CHECK_EQ(ranks.size(), devices.size());
   for (size_t i = 0; i < ranks.size(); ++i) impl_->ranks[ranks[i]].device = std::move(devices[i]);
   CHECK_EQ(impl_->ranks.size(), ranks.size()) << "a rank is named twice";
@@ -108,8 +112,8 @@ void Store::Prepare(const plan::Plan& plan, const KernelRegistry& registry) {
   Impl::Rank& rank = impl_->At(plan.rank());
   std::map<std::string, Impl::Variable> made;
   for (const plan::Variable& variable : plan.variable()) {
-    VariableInfo info{variable.name(), ToDType(variable.dtype()), ToDims(variable.global()), ToBox(variable.box()),
-                      variable.bytes()};
+    VariableInfo info{variable.name(), ToDType(variable.dtype()), ToDims(variable.global()),
+                      ToBox(variable.box()), variable.bytes()};
     auto there = rank.variables.find(info.name);
     if (there != rank.variables.end()) {
       CheckSame(there->second.info, info, plan.rank());
@@ -117,8 +121,8 @@ void Store::Prepare(const plan::Plan& plan, const KernelRegistry& registry) {
     }
     int64_t needed = info.box.elements() * static_cast<int64_t>(SizeOf(info.dtype));
     if (info.bytes < needed) {
-      Fail("variable '", info.name, "' has ", info.bytes, " bytes in the plan but its box ", info.box.str(), " needs ",
-           needed);
+      Fail("variable '", info.name, "' has ", info.bytes, " bytes in the plan but its box ", info.box.str(),
+           " needs ", needed);
     }
     std::string name = info.name;
     made[name] = MakeVariable(rank.device.get(), plan, variable, std::move(info), registry);

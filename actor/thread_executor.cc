@@ -23,7 +23,8 @@ class ThreadWorker final : public Worker {
   }
 
   void Post(Message* message) override { mailbox_.Post(message); }
-  // Receive never acts, so calling it here and now cannot recurse: a queue of one thread to itself is not needed.
+  // Receive never acts, so calling it here and now cannot recurse: a queue of one thread to itself is not
+  // needed.
   void Tell(const Receiver*, Receiver* to, int port, bool ok) override { to->Receive(port, ok); }
   void Ready(Runnable* runnable, bool first) override { ready_.Push(runnable, first); }
   void Forget(Runnable* runnable) override { ready_.Remove(runnable); }
@@ -61,7 +62,8 @@ class ThreadExecutor final : public Executor {
     // A thread that spins while others wait for a core makes every hop slower.
     int cores = static_cast<int>(std::thread::hardware_concurrency());
     std::chrono::nanoseconds spin(threads > cores ? 0 : 5000);
-    for (int i = 0; i < threads; ++i) workers_.push_back(std::make_unique<ThreadWorker>(kernel_threads, spin));
+    for (int i = 0; i < threads; ++i)
+      workers_.push_back(std::make_unique<ThreadWorker>(kernel_threads, spin));
   }
 
   int workers() const override { return static_cast<int>(workers_.size()); }

@@ -108,22 +108,46 @@ class Former {
     return {node.slice, int(StreamKind::kCompute), int(node.phase), micro, -1};
   }
 
-  void MakeSegments() {
+  bool Computes(int n) const { return graph_.node(n).op != "variable" && !IsView(graph_, n); }
+
+  // Nodes that n waits for, views looked through.
+  std::vector<int> Before(int n) const {
+    std::vector<int> before;
+    for (int v : graph_.node(n).in) before.push_back(graph_.value(plan_.root[v]).producer);
+    for (int b : graph_.node(n).after)
+      if (!IsView(graph_, b)) before.push_back(b);
+    before.erase(std::remove_if(before.begin(), before.end(), [&](int b) { return !Computes(b); }), before.end());
+    return before;
+  }
+
+  std::vector<int> Levels() const {
     std::vector<int> level(graph_.num_nodes(), 0);
-    std::map<std::pair<Class, int>, std::vector<int>> groups;
+    std::vector<bool> constant(graph_.num_nodes(), false);  // waits for no input of the step
+    std::vector<std::vector<int>> readers(graph_.num_nodes());
     for (int n : order_) {
-      const Node& node = graph_.node(n);
-      if (node.op == "variable" || IsView(graph_, n)) continue;
-      Class mine = ClassOf(n);
-      auto after = [&](int before) {
-        if (graph_.node(before).op == "variable") return;
-        level[n] = std::max(level[n], level[before] + (ClassOf(before) == mine ? 0 : 1));
-      };
-      for (int v : node.in) after(graph_.value(plan_.root[v]).producer);
-      for (int b : node.after)
-        if (!IsView(graph_, b)) after(b);
-      groups[{mine, level[n]}].push_back(n);
+      if (!Computes(n)) continue;
+      constant[n] = graph_.node(n).op != "input";
+      for (int b : Before(n)) {
+        level[n] = std::max(level[n], level[b] + (ClassOf(b) == ClassOf(n) ? 0 : 1));
+        constant[n] = constant[n] && constant[b];
+        readers[b].push_back(n);
+      }
     }
+    // A constant could run at any time: it stands with the first that reads it, not in a segment of its own.
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      if (!constant[*it] || readers[*it].empty()) continue;
+      int first = 1 << 30;
+      for (int r : readers[*it]) first = std::min(first, ClassOf(r) == ClassOf(*it) ? level[r] : -1);
+      level[*it] = std::max(level[*it], first);
+    }
+    return level;
+  }
+
+  void MakeSegments() {
+    std::vector<int> level = Levels();
+    std::map<std::pair<Class, int>, std::vector<int>> groups;
+    for (int n : order_)
+      if (Computes(n)) groups[{ClassOf(n), level[n]}].push_back(n);
     // In the order of their first nodes, levels first: edges point forward.
     std::vector<std::tuple<int, int, const std::vector<int>*>> sorted;
     for (auto& [key, nodes] : groups) sorted.push_back({key.second, nodes[0], &nodes});

@@ -48,8 +48,7 @@ std::string NodeText(const Graph& graph, int id) {
     for (size_t i = 0; i < n.in.size(); ++i) {
       const Value& v = graph.value(n.in[i]);
       text += (i ? ", " : "") + v.name;
-      if (i < n.want.size() && !n.want[i].empty() &&
-          (n.want[i] != v.sbp || graph.producer(n.in[i]).slice != n.slice))
+      if (i < n.want.size() && !n.want[i].empty() && n.want[i] != v.sbp)
         text += " " + SbpText(graph, n.slice, n.want[i]);
     }
     text += ")";
@@ -240,6 +239,9 @@ class Reader {
     }
     if (after_text.empty()) after_text = line.Until("");
     if (!names.empty()) node.name = names[0];
+    // An input read on several stages is one input: its copies are values of other names (place_stages.cc).
+    size_t copy = node.name.rfind("@" + node.slice.str(g.mesh()));
+    if (node.op == "input" && node.placed && copy != std::string::npos) node.name.resize(copy);
     if (node.name.empty()) line.Bad("a node without outputs needs a name: fetch loss(y)");
     bool chosen = node.in.empty() ? false : true;
     for (const NdSbp& w : want) chosen = chosen && !w.empty();

@@ -1,5 +1,5 @@
-// The token game: a board that holds the marking and knows the rules, a play driven by a queue of running firings,
-// and the search for the cycle when nothing can move.
+// The token game: a board that holds the marking and knows the rules, a play driven by a queue of running
+// firings, and the search for the cycle when nothing can move.
 #include "core/token_game.h"
 
 #include <glog/logging.h>
@@ -20,11 +20,15 @@ struct Marking {
 class Board {
  public:
   explicit Board(const TokenGame& game)
-      : game_(game), in_(game.transitions.size()), out_(game.transitions.size()), next_(game.transitions.size()) {
+      : game_(game),
+        in_(game.transitions.size()),
+        out_(game.transitions.size()),
+        next_(game.transitions.size()) {
     int transitions = static_cast<int>(game.transitions.size());
     for (size_t i = 0; i < game.places.size(); ++i) {
       const Place& place = game.places[i];
-      CHECK(place.writer >= 0 && place.writer < transitions && place.reader >= 0 && place.reader < transitions);
+      CHECK(place.writer >= 0 && place.writer < transitions && place.reader >= 0 &&
+            place.reader < transitions);
       CHECK(place.write_period >= 1 && place.read_period >= 1 && place.full >= 0);
       if (place.slots > 0 && place.full > place.slots) {
         Fail(Name(i), " starts with ", place.full, " full slots but has ", place.slots);
@@ -117,9 +121,9 @@ class Board {
       if (marking_[i].full == p.full && marking_[i].taken == p.full) continue;
       const Transition& writer = game_.transitions[p.writer];
       const Transition& reader = game_.transitions[p.reader];
-      Fail("the plan cannot repeat: ", writer.name, " fills a slot of ", Name(i), " every ", p.write_period, " of ",
-           writer.acts, " acts but ", reader.name, " empties one every ", p.read_period, " of ", reader.acts,
-           " acts, so a step does not end as it began");
+      Fail("the plan cannot repeat: ", writer.name, " fills a slot of ", Name(i), " every ", p.write_period,
+           " of ", writer.acts, " acts but ", reader.name, " empties one every ", p.read_period, " of ",
+           reader.acts, " acts, so a step does not end as it began");
     }
   }
 
@@ -132,7 +136,8 @@ class Board {
       chain.push_back(t);
       t = Peer(t, place_of[t]);
     }
-    // Only the cycle is named, not the way into it; when the chain ends at a finished transition, all of it is.
+    // Only the cycle is named, not the way into it; when the chain ends at a finished transition, all of it
+    // is.
     std::string text;
     auto first = Finished(t) ? chain.begin() : std::find(chain.begin(), chain.end(), t);
     for (auto it = first; it != chain.end(); ++it) {
@@ -148,12 +153,12 @@ class Board {
   std::vector<Marking> marking_;
 };
 
-// A ready act that wants its resources. It waits in the line of one busy resource; when that is free the first of
-// the line becomes a candidate again.
+// A ready act that wants its resources. It waits in the line of one busy resource; when that is free the
+// first of the line becomes a candidate again.
 struct Candidate {
   double priority;
   int act, transition;
-  int line;  // the resource whose line it comes from, or -1
+  int line;                                   // the resource whose line it comes from, or -1
   bool operator<(const Candidate& o) const {  // the top of a std::priority_queue is the greatest
     return std::tie(o.priority, o.act, o.transition) < std::tie(priority, act, transition);
   }
@@ -168,7 +173,11 @@ struct Running {
 class Player {
  public:
   Player(const TokenGame& game, const Priority& priority)
-      : board_(game), priority_(priority), busy_(game.resources), line_(game.resources), queued_(game.transitions.size()) {
+      : board_(game),
+        priority_(priority),
+        busy_(game.resources),
+        line_(game.resources),
+        queued_(game.transitions.size()) {
     for (const Transition& t : game.transitions) tolerance_ = std::max(tolerance_, 1e-9 * t.time);
   }
 
@@ -176,8 +185,8 @@ class Player {
     int transitions = static_cast<int>(board_.game().transitions.size());
     for (int t = 0; t < transitions; ++t) Offer(t);
     for (;;) {
-      // What ends now comes first, so that all it makes ready competes by priority. Sums of times that are equal
-      // on paper may differ in the last bits; the tolerance makes them one moment.
+      // What ends now comes first, so that all it makes ready competes by priority. Sums of times that are
+      // equal on paper may differ in the last bits; the tolerance makes them one moment.
       if (!running_.empty() && running_.top().end <= now_ + tolerance_) {
         Finish();
       } else if (!candidates_.empty()) {
@@ -240,9 +249,9 @@ class Player {
 
   Board board_;
   const Priority& priority_;
-  std::vector<char> busy_;                           // by resource
+  std::vector<char> busy_;                            // by resource
   std::vector<std::priority_queue<Candidate>> line_;  // by resource
-  std::vector<char> queued_;                         // by transition: candidate, in a line, or running
+  std::vector<char> queued_;                          // by transition: candidate, in a line, or running
   std::priority_queue<Candidate> candidates_;
   std::priority_queue<Running> running_;
   double now_ = 0, tolerance_ = 0;
@@ -259,7 +268,8 @@ Status CheckOrder(const TokenGame& game, const std::vector<Firing>& order) {
   for (size_t i = 0; i < order.size(); ++i) {
     const Firing& firing = order[i];
     if (firing.transition < 0 || firing.transition >= transitions) {
-      return Status(Cat("entry ", i, " of the order names transition ", firing.transition, " of ", transitions));
+      return Status(
+          Cat("entry ", i, " of the order names transition ", firing.transition, " of ", transitions));
     }
     int t = firing.transition;
     const Transition& transition = game.transitions[t];

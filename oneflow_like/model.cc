@@ -11,10 +11,17 @@
 
 namespace oneflow_like {
 
-ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options) : options(options), graph(mesh, this) {
-  AddReferenceKernels(BuiltinCatalog(), &registry);
+ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
+    : options(options), catalog(BuiltinCatalog()), graph(mesh, this) {
+  for (const OpDef& def : options.operators) {
+    if (catalog.Find(def.name)) Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
+    if (!def.reference) Fail("operator '", def.name, "' of ModelOptions::operators has no reference kernel");
+    catalog.Add(def);
+  }
+  AddReferenceKernels(catalog, &registry);
   AddBoxingKernels(&registry);
   AddCpuKernels(&registry);
+  if (options.kernels) options.kernels(&registry);
 }
 
 void ModelImpl::Load() {

@@ -2,6 +2,7 @@
 // model a weight stands (its path) and on which pipeline stage.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "actor/runtime.h"
 #include "ops/functional.h"
+#include "ops/op.h"
 #include "sbp/mesh.h"
 
 namespace oneflow_like {
@@ -68,6 +70,10 @@ struct ModelOptions {
   int threads = 0;         // runtime threads; 0: as many as cores, at most one per stream
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
   int64_t memory_budget = 0;  // bytes per device; a plan above is refused; 0: none
+  // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their reference
+  // kernels run wherever `kernels` registers no faster one.
+  std::vector<OpDef> operators;
+  std::function<void(KernelRegistry*)> kernels;
 };
 
 class Model {

@@ -17,7 +17,7 @@ namespace oneflow_like {
 struct ModelImpl {
   // The graph knows its model, so that functions on Tensors find it.
   struct ModelGraph : Graph {
-    ModelGraph(const Mesh& mesh, ModelImpl* owner) : Graph(&BuiltinCatalog(), mesh), owner(owner) {}
+    ModelGraph(const Mesh& mesh, ModelImpl* owner) : Graph(&owner->catalog, mesh), owner(owner) {}
     ModelImpl* owner;
   };
 
@@ -29,6 +29,7 @@ struct ModelImpl {
   void WaitIdle() const;
 
   ModelOptions options;
+  Catalog catalog;  // the built-in operators and the user's
   ModelGraph graph;
   std::map<std::string, int> variables, inputs;  // by name, their node
   KernelRegistry registry;

@@ -1,5 +1,5 @@
-// The runtime on real threads: values of collectives and in-place updates, several steps in flight, errors that
-// travel, closing at any moment, no allocation after the first step, and runtimes that share a store.
+// The runtime on real threads: values of collectives and in-place updates, several steps in flight, errors
+// that travel, closing at any moment, no allocation after the first step, and runtimes that share a store.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -40,7 +40,8 @@ TEST_P(Train, ValuesWithSeveralStepsInFlight) {
   KernelRegistry registry = TestRegistry();
   auto store = MakeStore(world);
   auto executor = MakeThreadExecutor(threads, 1);
-  Runtime runtime(TrainPlans(world, times), registry, store.get(), executor.get(), {.steps_in_flight = in_flight});
+  Runtime runtime(TrainPlans(world, times), registry, store.get(), executor.get(),
+                  {.steps_in_flight = in_flight});
   TrainModel model(world, times);
   const int steps = 30;
   std::vector<StepHandle> handles;
@@ -66,8 +67,8 @@ TEST_P(Train, ValuesWithSeveralStepsInFlight) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, Train,
-                         ::testing::Values(Setup{1, 1, 1, 1}, Setup{2, 1, 1, 2}, Setup{2, 3, 2, 1}, Setup{3, 2, 2, 3},
-                                           Setup{3, 4, 3, 2}, Setup{4, 4, 4, 2}));
+                         ::testing::Values(Setup{1, 1, 1, 1}, Setup{2, 1, 1, 2}, Setup{2, 3, 2, 1},
+                                           Setup{3, 2, 2, 3}, Setup{3, 4, 3, 2}, Setup{4, 4, 4, 2}));
 
 TEST(Runtime, SeededExecutorGivesTheSame) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
@@ -168,8 +169,10 @@ TEST(Errors, Feeds) {
   Feeds extra = good;
   extra["z"] = extra["x"];
   EXPECT_EQ(LaunchError(runtime, extra), "feed 'z' is no input of plan 'train'; its inputs are 'x'");
-  EXPECT_EQ(LaunchError(runtime, {{"x", HostTensor::Make(DType::kInt64, {9})}}), "feed 'x' is i64[9] but the input is i64[8]");
-  EXPECT_EQ(LaunchError(runtime, {{"x", HostTensor::Make(DType::kFloat32, {8})}}), "feed 'x' is f32[8] but the input is i64[8]");
+  EXPECT_EQ(LaunchError(runtime, {{"x", HostTensor::Make(DType::kInt64, {9})}}),
+            "feed 'x' is i64[9] but the input is i64[8]");
+  EXPECT_EQ(LaunchError(runtime, {{"x", HostTensor::Make(DType::kFloat32, {8})}}),
+            "feed 'x' is f32[8] but the input is i64[8]");
   EXPECT_EQ(runtime.next_step(), 0);
   EXPECT_TRUE(runtime.Launch(good).Wait().ok());
   runtime.SetNextStep(40);
@@ -290,8 +293,9 @@ TEST(Store, RefusesAnotherShape) {
     store->Prepare(plan, registry);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "variable 'w' of rank 0 is i64[4] box [0:4] in the store but the plan wants i64[5] box [0:4]");
+    EXPECT_STREQ(
+        error.what(),
+        "variable 'w' of rank 0 is i64[4] box [0:4] in the store but the plan wants i64[5] box [0:4]");
   }
 }
 
@@ -299,8 +303,12 @@ TEST(Store, RefusesAnotherShape) {
 class LaterStream : public DeviceStream {
  public:
   Status Run(Kernel& kernel, const KernelContext& context) override {
-    context_ = std::make_unique<Launch>(Launch{&kernel, context.spec, {context.in.begin(), context.in.end()},
-                                               {context.out.begin(), context.out.end()}, context.step, context.time,
+    context_ = std::make_unique<Launch>(Launch{&kernel,
+                                               context.spec,
+                                               {context.in.begin(), context.in.end()},
+                                               {context.out.begin(), context.out.end()},
+                                               context.step,
+                                               context.time,
                                                context.times});
     return Status();
   }
@@ -309,7 +317,8 @@ class LaterStream : public DeviceStream {
     thread_ = std::thread([launch = std::move(context_), done = std::move(done)] {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
       Launch& l = *launch;
-      done(l.kernel->Run({.spec = l.spec, .in = l.in, .out = l.out, .step = l.step, .time = l.time, .times = l.times}));
+      done(l.kernel->Run(
+          {.spec = l.spec, .in = l.in, .out = l.out, .step = l.step, .time = l.time, .times = l.times}));
     });
   }
   bool synchronous() const override { return false; }

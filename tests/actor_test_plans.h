@@ -1,5 +1,5 @@
-// Kernels and plans that the tests of the runtime share: a small training step on every rank, and the store it
-// runs in.
+// Kernels and plans that the tests of the runtime share: a small training step on every rank, and the store
+// it runs in.
 #pragma once
 
 #include <atomic>
@@ -72,8 +72,8 @@ inline std::unique_ptr<Store> MakeStore(int world) {
 
 constexpr int64_t kWidth = 4;  // elements of a micro-batch on one rank
 
-// feed x -> grad (adds up over `times`) -> all_reduce -> update of w, in place -> fetch of w by rank 0 and, gathered
-// through an all_gather, of everybody's sum by the last rank.
+// feed x -> grad (adds up over `times`) -> all_reduce -> update of w, in place -> fetch of w by rank 0 and,
+// gathered through an all_gather, of everybody's sum by the last rank.
 inline std::vector<plan::Plan> TrainPlans(int world, int times, int fail_rank = -1, int64_t fail_step = -1,
                                           bool throws = false) {
   enum { kFeed, kGrad, kReduce, kUpdate, kFetchW, kGather, kFetchSums };

@@ -465,7 +465,7 @@ TEST(Fused, SameAsReference) {
   using enum DType;
   const std::string programs[] = {
       "add 0 1;gelu 3;mul 4 0",
-      "exp 0;tanh 3;mul 4 4;neg 1;sub 5 6",
+      "exp 0;tanh 3;mul 4 4;neg 1;sub 5 6;add 7 1",
       "add 0 1;dropout 3 key=7 p=0.25;add 4 2",
       "less 0 2;where 3 1 2;square 4",
       "scale 0 factor=0.5;shift 3 offset=-1.5;add_n 3 4 1 2;cast 5 dtype=\"bool\";where 6 0 1",

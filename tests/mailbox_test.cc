@@ -1,5 +1,5 @@
-// The mailbox: every message of every poster arrives once, in the poster's order, also when the owner sleeps; and
-// the list of what is ready.
+// The mailbox: every message of every poster arrives once, in the poster's order, also when the owner sleeps;
+// and the list of what is ready.
 #include "actor/mailbox.h"
 
 #include <gtest/gtest.h>

@@ -83,8 +83,8 @@ class PlanBuilder {
     return a;
   }
 
-  static plan::Kernel* Kernel(plan::Actor* actor, const std::string& name, const std::vector<plan::Operand>& in,
-                              const std::vector<plan::Operand>& out) {
+  static plan::Kernel* Kernel(plan::Actor* actor, const std::string& name,
+                              const std::vector<plan::Operand>& in, const std::vector<plan::Operand>& out) {
     plan::Kernel* k = actor->add_kernel();
     k->set_name(name);
     k->set_node(actor->name());
@@ -131,8 +131,8 @@ class PlanBuilder {
   void Input(const std::string& name, const Dims& shape) { Add(plan_.add_input(), name, shape); }
   void Output(const std::string& name, const Dims& shape) { Add(plan_.add_output(), name, shape); }
 
-  // Makes `actor` a collective of i64 over `ranks`. Every member holds the boxes at its index, the same in all acts;
-  // an empty vector where it has no such end.
+  // Makes `actor` a collective of i64 over `ranks`. Every member holds the boxes at its index, the same in
+  // all acts; an empty vector where it has no such end.
   static plan::Collective* Collective(plan::Actor* actor, int64_t id, const std::vector<int>& ranks, int me,
                                       const std::string& reduce, const std::vector<std::vector<Box>>& in,
                                       const std::vector<std::vector<Box>>& out) {

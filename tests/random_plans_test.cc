@@ -1,5 +1,5 @@
-// Random plans under random executions: whatever order of events a seed picks, a plan that the token game completes
-// gives the same results, and one that the game calls dead stalls.
+// Random plans under random executions: whatever order of events a seed picks, a plan that the token game
+// completes gives the same results, and one that the game calls dead stalls.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -124,8 +124,8 @@ Model MakeGame(const Sketch& s) {
     model.game.transitions.push_back({node.name, node.acts, 1, {}});
   }
   for (const Link& l : s.links) {
-    model.game.places.push_back(
-        {model.transition[l.writer], model.transition[l.reader], l.slots, l.write_period, l.read_period, l.full});
+    model.game.places.push_back({model.transition[l.writer], model.transition[l.reader], l.slots,
+                                 l.write_period, l.read_period, l.full});
   }
   return model;
 }
@@ -169,7 +169,8 @@ std::vector<plan::Plan> MakePlans(const Sketch& s, const Model& model, const Pla
   std::vector<std::vector<plan::Operand>> in(s.nodes.size()), out(s.nodes.size());
   for (const Link& l : s.links) {
     PlanBuilder& b = builders[s.nodes[l.writer].rank];
-    int buffer = b.Buffer(Cat(s.nodes[l.writer].name, "-", s.nodes[l.reader].name), kElements, l.slots, l.full);
+    int buffer =
+        b.Buffer(Cat(s.nodes[l.writer].name, "-", s.nodes[l.reader].name), kElements, l.slots, l.full);
     out[l.writer].push_back(b.Operand(buffer, shape, {whole}, l.write_period, l.full));
     in[l.reader].push_back(b.Operand(buffer, shape, {whole}, l.read_period));
     b.Edge(actors[l.writer], actors[l.reader], l.slots, l.write_period, l.read_period, l.full);
@@ -179,7 +180,11 @@ std::vector<plan::Plan> MakePlans(const Sketch& s, const Model& model, const Pla
   for (size_t i = 0; i < s.nodes.size(); ++i) {
     const Node& node = s.nodes[i];
     PlanBuilder& b = builders[node.rank];
-    plan::Kernel* k = b.Kernel(actors[i], node.fetch ? "fetch" : node.group >= 0 ? "all_reduce" : "mix", in[i], out[i]);
+    plan::Kernel* k = b.Kernel(actors[i],
+                               node.fetch        ? "fetch"
+                               : node.group >= 0 ? "all_reduce"
+                                                 : "mix",
+                               in[i], out[i]);
     b.SetAttr(k, "salt", static_cast<int64_t>(i));
     for (size_t j = 0; j < out[i].size(); ++j) b.SetAttr(k, Cat("period", j), out[i][j].period());
     if (node.fetch) {

@@ -1,5 +1,5 @@
-// 1F1B on real threads, one for each stage, with kernels that wait: the order of acts is the one on paper, the
-// stash of stage i of p holds min(p - i, m) micro-batches, and the time lost is (p - 1) / m.
+// 1F1B on real threads, one for each stage, with kernels that wait: the order of acts is the one on paper,
+// the stash of stage i of p holds min(p - i, m) micro-batches, and the time lost is (p - 1) / m.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,15 +15,15 @@ constexpr double kActSeconds = 0.010;
 
 struct PipelinePlans {
   std::vector<plan::Plan> plans;
-  std::vector<int> stash;                     // buffer id by stage
+  std::vector<int> stash;                       // buffer id by stage
   std::vector<std::vector<std::string>> order;  // by stage, "F0", "B0", ... in the order of the game
 };
 
 // Actor ids: forward, backward, and the sends this stage takes part in.
 enum { kForward, kBackward, kActIn, kActOut, kGradIn, kGradOut };
 
-// The order comes from a play of the game, as the compiler's does. Transitions: F_i, B_i, activation i -> i + 1,
-// gradient i + 1 -> i.
+// The order comes from a play of the game, as the compiler's does. Transitions: F_i, B_i, activation i -> i +
+// 1, gradient i + 1 -> i.
 Play PlayPipeline(int p, int m) {
   TokenGame game;
   game.resources = p;
@@ -116,7 +116,8 @@ double RunOnce(int p, int m) {
   EXPECT_EQ(order, pipeline.order);
   auto peaks = runtime.PeakSlots();
   for (int i = 0; i < p; ++i) {
-    EXPECT_EQ((peaks[{i, pipeline.stash[i]}]), std::min(p - i, m)) << "stage " << i << " of " << p << ", m=" << m;
+    EXPECT_EQ((peaks[{i, pipeline.stash[i]}]), std::min(p - i, m))
+        << "stage " << i << " of " << p << ", m=" << m;
   }
   return (end - start) / kActSeconds;
 }
@@ -125,7 +126,8 @@ TEST(Schedule, OneForwardOneBackwardInRealTime) {
   for (int p = 2; p <= 4; ++p) {
     for (int m : {4, 8, 16}) {
       double busy = 2.0 * m, ideal = busy * (1 + (p - 1.0) / m), best = 1e9;
-      for (int attempt = 0; attempt < 5 && best > 1.05 * ideal; ++attempt) best = std::min(best, RunOnce(p, m));
+      for (int attempt = 0; attempt < 5 && best > 1.05 * ideal; ++attempt)
+        best = std::min(best, RunOnce(p, m));
       EXPECT_NEAR(best, ideal, 0.05 * ideal) << p << " stages, " << m << " micro-batches";
       std::printf("p=%d m=%2d: %.2f acts, on paper %.0f; bubble %.3f, on paper %.3f\n", p, m, best, ideal,
                   best / busy - 1, (p - 1.0) / m);

@@ -1,5 +1,5 @@
-// The token game against schedules known on paper: GPipe and 1F1B, their stashes and their makespan; and the words
-// it finds for plans that cannot complete.
+// The token game against schedules known on paper: GPipe and 1F1B, their stashes and their makespan; and the
+// words it finds for plans that cannot complete.
 #include "core/token_game.h"
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 namespace oneflow_like {
 namespace {
 
-// Stage i has F_i and B_i on resource i; F_i keeps a stash for B_i. `limit(i)` bounds the micro-batches a stage has
-// begun and not ended; 0 is no bound.
+// Stage i has F_i and B_i on resource i; F_i keeps a stash for B_i. `limit(i)` bounds the micro-batches a
+// stage has begun and not ended; 0 is no bound.
 TokenGame Pipeline(int p, int m, const std::function<int(int)>& limit) {
   TokenGame game;
   game.resources = p;
@@ -45,7 +45,8 @@ TEST(Pipeline, OneForwardOneBackward) {
       double ideal = 2 * m * (1 + (p - 1.0) / m);
       EXPECT_NEAR(play.makespan, ideal, 0.05 * ideal) << p << " stages, " << m << " micro-batches";
       for (int i = 0; i < p; ++i) {
-        EXPECT_EQ(play.peak[2 * i], std::min(p - i, m)) << "stash of stage " << i << " of " << p << ", m=" << m;
+        EXPECT_EQ(play.peak[2 * i], std::min(p - i, m))
+            << "stash of stage " << i << " of " << p << ", m=" << m;
         std::string paper;  // p - i forwards, then one backward and one forward in turn
         int forward = 0, backward = 0;
         while (backward < m) {
@@ -60,7 +61,8 @@ TEST(Pipeline, OneForwardOneBackward) {
 }
 
 TEST(Pipeline, TwoStagesFourMicroBatches) {
-  Play play = PlayStep(Pipeline(2, 4, [](int i) { return 2 - i; }), [](int t, int) { return BackwardFirst(2, t); });
+  Play play =
+      PlayStep(Pipeline(2, 4, [](int i) { return 2 - i; }), [](int t, int) { return BackwardFirst(2, t); });
   EXPECT_EQ(Order(play, 2, 0), "F0 F1 B0 F2 B1 F3 B2 B3");
   EXPECT_EQ(Order(play, 2, 1), "F0 B0 F1 B1 F2 B2 F3 B3");
 }
@@ -72,7 +74,8 @@ TEST(Pipeline, GPipe) {
       Play play = PlayStep(game, [&](int t, int) { return t < p ? 0 : 1; });  // forwards first
       double ideal = 2 * m * (1 + (p - 1.0) / m);
       EXPECT_NEAR(play.makespan, ideal, 0.05 * ideal);
-      for (int i = 0; i < p; ++i) EXPECT_EQ(play.peak[2 * i], m) << "stage " << i << " of " << p << ", m=" << m;
+      for (int i = 0; i < p; ++i)
+        EXPECT_EQ(play.peak[2 * i], m) << "stage " << i << " of " << p << ", m=" << m;
     }
   }
 }
@@ -116,9 +119,11 @@ TEST(Dead, NamesTheCycle) {
   // B needs all of A through the sum, C needs B for each of its acts, and A may run ahead of C by two only.
   TokenGame game;
   game.transitions = {{"A", 4}, {"B", 1}, {"C", 4}, {"outside", 1}};
-  game.places = {{0, 1, 1, 4, 1, 0, "sum"}, {0, 2, 2, 1, 1, 0, "stash"}, {1, 2, 1, 1, 4, 0, "total"}, {2, 3, 1, 4, 1}};
+  game.places = {
+      {0, 1, 1, 4, 1, 0, "sum"}, {0, 2, 2, 1, 1, 0, "stash"}, {1, 2, 1, 1, 4, 0, "total"}, {2, 3, 1, 4, 1}};
   EXPECT_EQ(Failure(game),
-            "the plan cannot complete: A act 2 waits for a slot of 'stash' held by C; C act 0 waits for a full slot of "
+            "the plan cannot complete: A act 2 waits for a slot of 'stash' held by C; C act 0 waits for a "
+            "full slot of "
             "'total' from B; B act 0 waits for a full slot of 'sum' from A");
   game.places[1].slots = 4;
   EXPECT_EQ(Failure(game), "");
@@ -129,7 +134,8 @@ TEST(Dead, TwoThatWaitForEachOther) {
   game.transitions = {{"F0", 4}, {"B0", 4}};
   game.places = {{0, 1, 2, 1, 1, 0, "stash"}, {0, 1, 4, 4, 4, 0, "act"}};
   EXPECT_EQ(Failure(game),
-            "the plan cannot complete: F0 act 2 waits for a slot of 'stash' held by B0; B0 act 0 waits for a full slot "
+            "the plan cannot complete: F0 act 2 waits for a slot of 'stash' held by B0; B0 act 0 waits for a "
+            "full slot "
             "of 'act' from F0");
 }
 
@@ -137,11 +143,13 @@ TEST(Dead, Unbalanced) {
   TokenGame game;
   game.transitions = {{"A", 4}, {"B", 2}};
   game.places = {{0, 1, 8, 1, 1, 0, "x"}};
-  EXPECT_NE(Failure(game).find("cannot repeat: A fills a slot of 'x' every 1 of 4 acts but B empties one every 1 of 2"),
+  EXPECT_NE(Failure(game).find(
+                "cannot repeat: A fills a slot of 'x' every 1 of 4 acts but B empties one every 1 of 2"),
             std::string::npos)
       << Failure(game);
   game.places[0].slots = 1;
-  EXPECT_NE(Failure(game).find("held by B, which has done all its 2 acts"), std::string::npos) << Failure(game);
+  EXPECT_NE(Failure(game).find("held by B, which has done all its 2 acts"), std::string::npos)
+      << Failure(game);
 }
 
 TEST(CheckOrder, NamesTheFirstThatDoesNotFire) {

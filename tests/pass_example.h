@@ -1,0 +1,316 @@
+// A text example of a pass: a graph, `----`, and what the pass leaves of it. Lines that open with `with` before the
+// graph give what the pass is told, `key=value` separated by blanks:
+//
+//   loss=y weights=w,b          what autograd differentiates
+//   gradients=dw,db             of the weights, for add_updates
+//   optimizer=adamw clip=1      the update rule
+//   schedule=gpipe zero=dp      compile options; 1F1B and none unless given
+//   rank=1                      whose plan partition and place_memory show
+//   from=autograd               the pass the graph is put through first; then all up to the one shown
+//   show=streams                of order_acts: the compute streams and stashes alone
+//
+// `#` opens a comment, and blanks may align columns: neither is compared.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "compiler/compile.h"
+#include "compiler/text.h"
+#include "ops/op.h"
+
+namespace oneflow_like {
+
+struct PassExample {
+  std::string comment, head, graph, expected;  // head: the `with` lines as they stand
+  std::map<std::string, std::string> options;
+
+  std::string Option(const std::string& key, const std::string& otherwise) const {
+    auto it = options.find(key);
+    return it == options.end() ? otherwise : it->second;
+  }
+};
+
+inline std::vector<std::string> SplitAt(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, at);)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
+
+inline PassExample ParsePassExample(const std::string& text) {
+  PassExample e;
+  std::stringstream lines(text);
+  bool expected = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line == "----") {
+      expected = true;
+    } else if (expected) {
+      e.expected += line + "\n";
+    } else if (line.rfind("with ", 0) == 0) {
+      e.head += line + "\n";
+      for (const std::string& word : SplitAt(line.substr(5), ' ')) {
+        size_t equals = word.find('=');
+        if (equals == std::string::npos) Fail("'", word, "' is no key=value");
+        e.options[word.substr(0, equals)] = word.substr(equals + 1);
+      }
+    } else if (line.rfind("#", 0) == 0 && e.graph.empty()) {
+      e.comment += line + "\n";
+    } else {
+      e.graph += line + "\n";
+    }
+  }
+  return e;
+}
+
+// --- The text of a plan --------------------------------------------------------------------------------------------
+
+inline std::string PlanBoxText(const plan::Box& box) {
+  std::string text = "[";
+  for (int a = 0; a < box.extent_size(); ++a)
+    text += Cat(a ? "," : "", box.begin(a), ":", box.begin(a) + box.extent(a));
+  return text + "]";
+}
+
+inline std::string PlanOperandText(const plan::Plan& plan, const plan::Operand& o) {
+  std::string text = "?";
+  for (const plan::Buffer& b : plan.buffer())
+    if (b.id() == o.buffer()) text = b.name();
+  for (int i = 0; i < o.box_size(); ++i) text += PlanBoxText(o.box(i));
+  if (o.period() > 1) text += Cat("/", o.period());
+  return text;
+}
+
+inline std::string PlanKernelText(const plan::Plan& plan, const plan::Kernel& k, bool placed) {
+  std::string text = "  " + k.name() + "(";
+  for (int i = 0; i < k.in_size(); ++i) text += (i ? ", " : "") + PlanOperandText(plan, k.in(i));
+  text += ")";
+  for (int i = 0; i < k.out_size(); ++i) text += (i ? ", " : " -> ") + PlanOperandText(plan, k.out(i));
+  if (k.scratch_bytes() > 0) text += Cat(" scratch=", k.scratch_bytes());
+  if (k.scratch_bytes() > 0 && placed) text += Cat("@", k.scratch_offset());
+  return text + "\n";
+}
+
+inline std::string PlanCollectiveText(const plan::Collective& c) {
+  std::string text = Cat("  among ranks");
+  for (int r : c.rank()) text += Cat(" ", r);
+  if (!c.reduce().empty() && c.reduce() != "none") text += " by " + c.reduce();
+  for (int t = 0; t < c.work_size(); ++t) {
+    text += t ? " | mine:" : ", mine:";
+    for (const plan::Region& r : c.work(t).region()) {
+      text += " " + PlanBoxText(r.box()) + " ";
+      for (int s : r.source()) text += Cat(s, s == r.source(r.source_size() - 1) ? "" : "+");
+      text += ">";
+      for (int d : r.dest()) text += Cat(d, d == r.dest(r.dest_size() - 1) ? "" : ",");
+    }
+  }
+  return text + "\n";
+}
+
+// What is worth reading of one rank's plan, one line each: variables, registers, actors with their ports and kernels,
+// streams. `placed`: with offsets.
+inline std::string PlanText(const plan::Plan& plan, bool placed) {
+  std::string text = Cat("rank ", plan.rank(), " of ", plan.world(), "\n");
+  for (const plan::Variable& v : plan.variable())
+    text += Cat("variable ", v.name(), " ", PlanBoxText(v.box()), " ", v.bytes(), " bytes\n");
+  for (const plan::Buffer& b : plan.buffer()) {
+    if (b.space() == plan::PERSISTENT) continue;
+    text += Cat("register ", b.name(), " ", b.slots(), " x ", b.slot_bytes(), " bytes");
+    if (placed) text += Cat(" at ", b.offset());
+    text += "\n";
+  }
+  for (const plan::Actor& a : plan.actor()) {
+    text += Cat("actor ", a.id(), " ", a.name(), a.acts() > 1 ? Cat(" x", a.acts()) : std::string(), ":");
+    for (const plan::Port& p : a.in())
+      text += Cat(" in(edge ", p.edge(), " from ", p.peer(), ", credits ", p.credits(), ", period ", p.period(), ", kernel ",
+                  p.kernel(), ")");
+    for (const plan::Port& p : a.out())
+      text += Cat(" out(edge ", p.edge(), " to ", p.peer(), ", credits ", p.credits(), ", period ", p.period(), ", kernel ",
+                  p.kernel(), ")");
+    text += "\n";
+    for (const plan::Kernel& k : a.kernel()) text += PlanKernelText(plan, k, placed);
+    if (a.has_collective()) text += PlanCollectiveText(a.collective());
+  }
+  for (const plan::Stream& s : plan.stream()) {
+    text += "stream " + s.name() + ":";
+    for (int a : s.actor()) text += Cat(" ", a);
+    text += "\n";
+  }
+  return text;
+}
+
+// Registers and scratch alone, by offset.
+inline std::string MemoryText(const plan::Plan& plan, int64_t lower_bound) {
+  std::vector<std::pair<int64_t, std::string>> lines;
+  for (const plan::Buffer& b : plan.buffer())
+    if (b.space() == plan::TRANSIENT)
+      lines.push_back({b.offset(), Cat(b.name(), ": ", b.slots(), b.slots() == 1 ? " slot of " : " slots of ", b.slot_bytes())});
+  for (const plan::Actor& a : plan.actor())
+    for (const plan::Kernel& k : a.kernel())
+      if (k.scratch_bytes() > 0) lines.push_back({k.scratch_offset(), Cat("scratch of ", k.node(), ": ", k.scratch_bytes())});
+  std::sort(lines.begin(), lines.end());
+  std::string text = Cat("rank ", plan.rank(), ": ", plan.transient_bytes(), " bytes, lower bound ", lower_bound, "\n");
+  for (const auto& [offset, line] : lines) text += Cat("at ", offset, " ", line, "\n");
+  return text;
+}
+
+// --- The order as on paper -----------------------------------------------------------------------------------------
+
+// Per slice the acts of its compute stream, "F0 F1 B0 ...": phase, the segment's number among its kind where there
+// are several, act; and the slots of what its forward keeps for its backward.
+inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
+  std::map<std::string, std::map<Phase, std::vector<int>>> segments;
+  std::map<std::string, std::string> streams;
+  std::map<std::string, int> stash;
+  auto slice = [&](int s) { return plan.segments[s].slice.str(graph.mesh()); };
+  for (size_t s = 0; s < plan.segments.size(); ++s)
+    if (plan.segments[s].stream == StreamKind::kCompute) {
+      segments[slice(s)][plan.segments[s].phase].push_back(static_cast<int>(s));
+      stash[slice(s)];
+    }
+  for (const Firing& f : plan.order) {
+    const Segment& s = plan.segments[f.transition];
+    if (s.stream != StreamKind::kCompute) continue;
+    const std::vector<int>& alike = segments[slice(f.transition)][s.phase];
+    size_t number = std::find(alike.begin(), alike.end(), f.transition) - alike.begin();
+    streams[slice(f.transition)] += Cat(" ", std::string("FBU")[static_cast<int>(s.phase)],
+                                        alike.size() > 1 ? std::string(1, static_cast<char>('a' + number)) : std::string(),
+                                        s.per_micro_batch ? Cat(f.act) : std::string());
+  }
+  for (const LogicalBuffer& b : plan.buffers) {
+    if (b.writer < 0 || plan.segments[b.writer].phase != Phase::kForward || !b.variable.empty() ||
+        plan.segments[b.writer].stream != StreamKind::kCompute || b.write_period > 1)
+      continue;
+    for (int r : b.readers)
+      if (plan.segments[r].phase == Phase::kBackward && plan.segments[r].stream == StreamKind::kCompute)
+        stash[slice(b.writer)] = std::max(stash[slice(b.writer)], b.slots);
+  }
+  std::string text;
+  for (const auto& [where, acts] : streams) text += Cat("compute", where.empty() ? "" : " ", where, ":", acts, "\n");
+  for (const auto& [where, slots] : stash) text += Cat("stash", where.empty() ? "" : " ", where, ": ", slots, "\n");
+  return text;
+}
+
+// --- Running ---------------------------------------------------------------------------------------------------------
+
+// All passes, in the order they run.
+inline const std::vector<std::string>& PassNames() {
+  static const std::vector<std::string> names = {
+      "autograd",     "add_updates", "place_stages", "shard_variables", "choose_signatures", "insert_boxing", "lower_boxing",
+      "fuse",         "order_writes", "form_segments", "order_acts",     "partition",         "place_memory"};
+  return names;
+}
+
+class PassRun {
+ public:
+  explicit PassRun(const PassExample& example)
+      : example_(example), graph_(ParseGraph(BuiltinCatalog(), example.graph)) {
+    for (int v = 0; v < graph_.num_values(); ++v) values_[graph_.value(v).name] = v;
+    options_.times = graph_.times();
+    options_.schedule = example.Option("schedule", "1f1b") == "gpipe" ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
+    if (example.options.count("zero"))
+      options_.zero_axis = graph_.mesh().AxisOrFail(example.Option("zero", ""), "zero");
+    weights_ = Values("weights");
+    gradients_ = Values("gradients");
+  }
+
+  // Runs the passes from the example's first to `pass`; the text of what that one leaves.
+  std::string Upto(const std::string& pass) {
+    Position last = Find(pass), on_plan = Find("form_segments");
+    for (Position at = Find(example_.Option("from", pass)); at <= last && at < on_plan; ++at) RunOne(*at);
+    if (last < on_plan) return GraphText(pass);
+    LogicalPlan logical = FormSegments(graph_, options_);
+    if (pass == "form_segments") return ToText(graph_, logical);
+    OrderActs(graph_, options_, &logical);
+    VerifyLogicalPlan(graph_, logical);
+    if (pass == "order_acts")
+      return example_.Option("show", "") == "streams" ? StreamsText(graph_, logical) : ToText(graph_, logical);
+    plan::Plan plan = Partition(graph_, logical, options_, std::stoi(example_.Option("rank", "0")));
+    if (pass == "partition") return PlanText(plan, false);
+    int64_t bound = PlaceMemory(&plan);
+    return MemoryText(plan, bound);
+  }
+
+ private:
+  using Position = std::vector<std::string>::const_iterator;
+
+  static Position Find(const std::string& pass) {
+    Position at = std::find(PassNames().begin(), PassNames().end(), pass);
+    if (at == PassNames().end()) Fail("there is no pass ", pass);
+    return at;
+  }
+
+  std::vector<int> Values(const std::string& key) const {
+    std::vector<int> ids;
+    for (const std::string& name : SplitAt(example_.Option(key, ""), ',')) {
+      auto it = values_.find(name);
+      if (it == values_.end()) Fail(key, "=", name, ": the graph has no such value");
+      ids.push_back(it->second);
+    }
+    return ids;
+  }
+
+  void RunOne(const std::string& pass) {
+    if (pass == "autograd") {
+      if (example_.options.count("loss")) gradients_ = Autograd(&graph_, Values("loss")[0], weights_);
+    } else if (pass == "add_updates") {
+      AddTheUpdates();
+    } else if (pass == "place_stages") {
+      PlaceStages(&graph_);
+    } else if (pass == "shard_variables") {
+      ShardVariables(&graph_, options_);
+    } else if (pass == "choose_signatures") {
+      ChooseSignatures(&graph_, options_);
+      VerifyGraph(graph_, Level::kSigned);
+    } else if (pass == "insert_boxing") {
+      InsertBoxing(&graph_);
+      VerifyGraph(graph_, Level::kBoxed);
+    } else if (pass == "lower_boxing") {
+      LowerBoxing(&graph_, options_);
+      VerifyGraph(graph_, Level::kLowered);
+    } else if (pass == "fuse") {
+      Fuse(&graph_);
+    } else if (pass == "order_writes") {
+      OrderWrites(&graph_);
+    }
+  }
+
+  void AddTheUpdates() {
+    UpdateRule rule;
+    rule.op = example_.Option("optimizer", "");
+    if (rule.op.empty()) return;
+    rule.attrs.Set("lr", std::stod(example_.Option("lr", "0.1")));
+    if (example_.options.count("weight_decay"))
+      rule.attrs.Set("weight_decay", std::stod(example_.Option("weight_decay", "0")));
+    rule.clip_norm = std::stod(example_.Option("clip", "0"));
+    rule.decay_only_matrices = rule.op == "adamw";
+    int first = graph_.num_nodes(), norm = -1;
+    AddUpdates(&graph_, weights_, gradients_, rule, &norm);
+    std::vector<int> roots;  // as Train keeps them
+    for (int n = 0; n < graph_.num_nodes(); ++n)
+      if (graph_.node(n).op == "fetch" || (n >= first && graph_.node(n).op == rule.op)) roots.push_back(n);
+    graph_.KeepOnly(roots);
+  }
+
+  std::string GraphText(const std::string& pass) const {
+    std::string text = ToText(graph_);
+    if (pass == "autograd")
+      for (size_t i = 0; i < weights_.size(); ++i)
+        text += Cat("# gradient of ", graph_.value(weights_[i]).name, ": ",
+                    gradients_[i] < 0 ? "none" : graph_.value(gradients_[i]).name, "\n");
+    return text;
+  }
+
+  const PassExample& example_;
+  Graph graph_;
+  CompileOptions options_;
+  std::map<std::string, int> values_;
+  std::vector<int> weights_, gradients_;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,154 @@
+// Pipeline schedules through the whole path: stages whose forward and backward take equally long (an operator of the
+// test's own that waits), compiled, and run in real time with a thread for each stage.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/session_impl.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr double kWait = 0.008;  // seconds of one act
+
+Status Wait(const KernelContext& c) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(kWait));
+  std::copy_n(c.in[0].as<float>(), c.in[0].elements(), c.out[0].as<float>());
+  return Status();
+}
+
+OpDef WaitOperator(const std::string& name, int micro_batches) {
+  OpDef def;
+  def.name = name;
+  def.doc = "The identity, after a while.";
+  def.axes = "x[a b] -> y[a b]";
+  def.linear = {{"x"}};
+  def.reference = Wait;
+  def.flops = [micro_batches](const BoundRule&) { return micro_batches * kWait * CompileOptions().flops_per_second; };
+  if (name == "wait")
+    def.grad = [](const GradCall& call) { return Apply(call.dout[0].graph(), "wait_grad", {call.dout[0]}); };
+  return def;
+}
+
+struct Pipeline {
+  Pipeline(int stages, int micro_batches, PipelineSchedule schedule)
+      : model(Mesh("cpu", {{"pp", stages}}), Options(stages, micro_batches)) {
+    Tensor h = model.Input("x", {micro_batches, 4}, DType::kFloat32);
+    for (int i = 0; i < stages; ++i) {
+      Scope stage = model.scope().Stage("pp", i);
+      h = mul(i == 0 ? h : to_stage(h, "pp", i), stage.Weight("w" + std::to_string(i), {4}, Ones()));
+      h = Apply(h.graph(), "wait", {h})[0];
+    }
+    TrainOptions options;
+    options.micro_batches = micro_batches;
+    options.schedule = schedule;
+    session = std::make_unique<Session>(Train(mean(square(h)), Sgd{.lr = 0.0}, options));
+    feed = {{"x", HostTensor::Make(DType::kFloat32, {micro_batches, 4})}};
+  }
+  static ModelOptions Options(int stages, int micro_batches) {
+    ModelOptions options;
+    options.threads = stages;
+    options.operators = {WaitOperator("wait", micro_batches), WaitOperator("wait_grad", micro_batches)};
+    return options;
+  }
+  const LogicalPlan& plan() const { return session->impl()->compiled.logical; }
+  int StageOf(int segment) const { return plan().segments[segment].slice.fixed[0]; }
+
+  // "F0 F1 B0 ..." of one stage, as compiled.
+  std::string Order(int stage) const {
+    std::string text;
+    for (const Firing& f : plan().order) {
+      const Segment& s = plan().segments[f.transition];
+      if (s.stream != StreamKind::kCompute || !s.per_micro_batch || StageOf(f.transition) != stage) continue;
+      text += (text.empty() ? "" : " ") + std::string(s.phase == Phase::kForward ? "F" : "B") + std::to_string(f.act);
+    }
+    return text;
+  }
+
+  // Most slots of what a stage computes forward and keeps for backward. (What it receives has one slot more: the next
+  // micro-batch may arrive early.)
+  int Stash(int stage) const {
+    int slots = 0;
+    for (const LogicalBuffer& b : plan().buffers) {
+      if (b.writer < 0 || StageOf(b.writer) != stage) continue;
+      const Segment& writer = plan().segments[b.writer];
+      if (writer.phase != Phase::kForward || writer.stream != StreamKind::kCompute) continue;
+      for (int r : b.readers)
+        if (plan().segments[r].phase == Phase::kBackward && plan().segments[r].stream == StreamKind::kCompute)
+          slots = std::max(slots, b.slots);
+    }
+    return slots;
+  }
+
+  // Seconds from the first act of a step to the end of the last forward or backward act.
+  double StepSeconds() {
+    session->Run(feed).Wait();  // loads everything
+    session->impl()->runtime->Record(true);
+    session->Run(feed).Wait();
+    session->impl()->runtime->Record(false);
+    double first = 1e300, last = 0;
+    for (const ActRecord& r : session->impl()->runtime->TakeRecords())
+      if (r.stream == 0 && plan().segments[r.actor].per_micro_batch) {
+        first = std::min(first, r.start);
+        last = std::max(last, r.end);
+      }
+    return last - first;
+  }
+
+  Model model;
+  std::unique_ptr<Session> session;
+  Feeds feed;
+};
+
+std::string OneForwardOneBackward(int stages, int stage, int micro_batches) {
+  std::string text;
+  int f = 0, b = 0;
+  auto add = [&](char what, int act) { text += (text.empty() ? "" : " ") + std::string(1, what) + std::to_string(act); };
+  for (; f < std::min(stages - stage, micro_batches); ++f) add('F', f);
+  while (b < micro_batches) {
+    add('B', b++);
+    if (f < micro_batches) add('F', f++);
+  }
+  return text;
+}
+
+TEST(PipelineTest, OneForwardOneBackwardOrderAndStash) {
+  for (int p = 2; p <= 4; ++p)
+    for (int m = 4; m <= 16; ++m) {
+      Pipeline pipeline(p, m, PipelineSchedule::k1F1B);
+      for (int i = 0; i < p; ++i) {
+        EXPECT_EQ(pipeline.Order(i), OneForwardOneBackward(p, i, m)) << "p=" << p << " m=" << m << " stage " << i;
+        EXPECT_EQ(pipeline.Stash(i), std::min(p - i, m)) << "p=" << p << " m=" << m << " stage " << i;
+      }
+      double ideal = 2 * m * kWait;
+      EXPECT_NEAR(pipeline.plan().makespan / ideal - 1, double(p - 1) / m, 0.05) << "p=" << p << " m=" << m;
+    }
+}
+
+TEST(PipelineTest, GPipeRunsAllForwardsFirst) {
+  Pipeline pipeline(3, 5, PipelineSchedule::kGPipe);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(pipeline.Order(i), "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4") << "stage " << i;
+    EXPECT_EQ(pipeline.Stash(i), 5) << "stage " << i;
+  }
+}
+
+// Waiting takes no core, so a busy machine can only add to the time: the best of a few tries is the schedule's.
+TEST(PipelineTest, BubbleInRealTime) {
+  for (int p = 2; p <= 4; ++p)
+    for (int m : {4, 8, 16}) {
+      Pipeline pipeline(p, m, PipelineSchedule::k1F1B);
+      double ideal = 2 * m * kWait, best = 1e300;
+      for (int attempt = 0; attempt < 5 && best / ideal - 1 > double(p - 1) / m + 0.05; ++attempt)
+        best = std::min(best, pipeline.StepSeconds());
+      std::printf("p=%d m=%d: bubble %.3f, on paper %.3f\n", p, m, best / ideal - 1, double(p - 1) / m);
+      EXPECT_NEAR(best / ideal - 1, double(p - 1) / m, 0.05) << "p=" << p << " m=" << m;
+    }
+}
+
+}  // namespace
+}  // namespace oneflow_like
