@@ -1,5 +1,6 @@
 // Writes after reads.
-// Needs: lowered boxing. Leaves: an update comes after every other reader of the variables it replaces
+// Needs: lowered boxing, fused operators: the readers named must be nodes that stay. Leaves: an update comes after
+// every other reader of the variables it replaces
 // (Node::after). Between steps the loop-carried edges of the plan do the same.
 #include <algorithm>
 

@@ -1,0 +1,90 @@
+// A small GPT and tokens for it: what tests of plans compile and run.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/random.h"
+#include "examples/gpt_model.h"
+#include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/session_impl.h"
+
+namespace oneflow_like {
+
+struct SmallGpt {
+  std::string mesh = "cpu:dp=1";
+  int micro_batches = 1;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  std::string zero_axis;
+  int64_t batch = 8, context = 16;
+  int64_t layers = 4, width = 64, heads = 4, vocabulary = 64;
+  ModelOptions model_options = {};
+  // Name of the run, for messages.
+  std::string str() const {
+    return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
+               zero_axis.empty() ? "" : " zero=" + zero_axis);
+  }
+};
+
+// The model, and sessions made of it.
+class GptProgram {
+ public:
+  explicit GptProgram(const SmallGpt& given) : given_(given) {
+    Mesh mesh = Mesh::Parse(given.mesh);
+    std::vector<std::pair<std::string, int>> axes;
+    for (const char* name : {"dp", "tp", "pp"}) {
+      int a = mesh.FindAxis(name);
+      axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
+    }
+    model_ = std::make_unique<Model>(Mesh("cpu", axes), given.model_options);
+    tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
+    targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
+  }
+
+  Model& model() { return *model_; }
+
+  Session MakeTrain() {
+    TrainOptions options;
+    options.micro_batches = given_.micro_batches;
+    options.schedule = given_.schedule;
+    options.zero_axis = given_.zero_axis;
+    options.clip_norm = 1;
+    return Train(GptLoss(model_->scope(), tokens_, targets_, Config(0.1)), AdamW{.lr = 1e-3}, options);
+  }
+
+  Session MakeEvaluate() {
+    SessionOptions options;
+    options.micro_batches = given_.micro_batches;
+    options.schedule = given_.schedule;
+    options.zero_axis = given_.zero_axis;
+    return Evaluate({{"loss", GptLoss(model_->scope(), tokens_, targets_, Config(0))}}, options);
+  }
+
+  Feeds MakeFeeds(int64_t step) const {
+    std::vector<int32_t> ids(given_.batch * given_.context);
+    for (size_t i = 0; i < ids.size(); ++i)
+      ids[i] = static_cast<int32_t>(RandomBits(7, step, static_cast<uint64_t>(i)) % given_.vocabulary);
+    HostTensor tokens = ToHost(ids, {given_.batch, given_.context});
+    return {{"tokens", tokens}, {"targets", tokens}};
+  }
+
+ private:
+  GptConfig Config(double dropout) const {
+    GptConfig config;
+    config.layers = given_.layers;
+    config.width = given_.width;
+    config.heads = given_.heads;
+    config.context = given_.context;
+    config.vocabulary = given_.vocabulary;
+    config.dropout = dropout;
+    return config;
+  }
+
+  SmallGpt given_;
+  std::unique_ptr<Model> model_;
+  Tensor tokens_, targets_;
+};
+
+}  // namespace oneflow_like
