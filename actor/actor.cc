@@ -64,6 +64,7 @@ void Actor::Act() {
   bool ok = TakeCredits();
   CountWrites();
   if (shard->job->recording.load(std::memory_order_relaxed)) start_ = shard->job->Now();
+  if (shard->trace.on()) start_ticks_ = Ticks();
   if (!ok) FailStep(nullptr, shard->job->error());
   if (kind == Kind::kCollective) {
     KernelCall& call = kernels[0];
@@ -103,7 +104,10 @@ bool Actor::RunKernels(bool ok) {
       ok = false;
     }
     if (ok) {
+      Locate(kernels[i]);
+      int64_t start = Ticks();
       Status status = RunKernel(kernels[i], step);
+      Count(static_cast<int>(i), start, Ticks());
       if (!status.ok()) {
         FailStep(&kernels[i], status.message());
         ok = false;
@@ -116,7 +120,6 @@ bool Actor::RunKernels(bool ok) {
 }
 
 Status Actor::RunKernel(KernelCall& call, int64_t step) {
-  Locate(call);
   if (kind == Kind::kFeed || kind == Kind::kFetch) return MoveHostTensor(call);
   const Job& job = *shard->job;
   KernelContext context{
@@ -182,6 +185,12 @@ void Actor::Announce(int kernel, bool ok) {
   }
 }
 
+void Actor::Count(int kernel, int64_t start, int64_t end) {
+  kernels[kernel].ticks += end - start;
+  ++kernels[kernel].runs;
+  if (shard->trace.on()) shard->trace.Add({start, end, slot().state->step, rank, spec->id(), t_, kernel});
+}
+
 void Actor::Finish(bool ok) {
   // A collective that failed at another rank has failed here.
   if (!ok && kind == Kind::kCollective) FailStep(nullptr, shard->job->error());
@@ -189,6 +198,9 @@ void Actor::Finish(bool ok) {
   CountReads();
   if (shard->job->recording.load(std::memory_order_relaxed)) {
     shard->Record({rank, spec->id(), spec->stream(), slot().state->step, t_, start_, shard->job->Now()});
+  }
+  if (shard->trace.on()) {
+    shard->trace.Add({start_ticks_, Ticks(), slot().state->step, rank, spec->id(), t_, -1});
   }
   int ended = slot_;
   ++k_;
@@ -266,6 +278,7 @@ void Stream::RunOne() {
 void Shard::Launch(int slot) {
   acts_left_[slot] = acts_per_step;
   ++launched_;
+  if (under_way_++ == 0) BeginBusy();
   for (auto& stream : streams) stream->Wake();
   for (auto& actor : actors) {
     if (actor->stream == nullptr) actor->Wake();
@@ -274,11 +287,24 @@ void Shard::Launch(int slot) {
 
 void Shard::ActEnded(int slot) {
   if (--acts_left_[slot] > 0) return;
+  if (under_way_ > 0 && --under_way_ == 0) EndBusy();
   StepSlot& step = *job->slots[slot];
   // The user's thread may reuse the slot as soon as the state is done, so nothing of it is touched
   // afterwards.
-  if (step.shards_left.fetch_sub(1, std::memory_order_acq_rel) == 1) step.state->done.Signal();
+  if (step.shards_left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  int64_t now = Ticks();
+  job->wall_ticks += now - std::max(step.launched_ticks, job->last_end);
+  job->last_end = now;
+  ++job->steps_ended;
+  step.state->done.Signal();
 }
+
+void Shard::BeginBusy() {
+  busy_since_ = Ticks();
+  idle_before_ = worker->idle_ticks();
+}
+
+void Shard::EndBusy() { busy_ticks_ += Ticks() - busy_since_ - (worker->idle_ticks() - idle_before_); }
 
 void Shard::DeviceEnded() {
   --on_device_;
@@ -287,6 +313,8 @@ void Shard::DeviceEnded() {
 
 void Shard::Abandon() {
   abandoned_ = true;
+  if (under_way_ > 0) EndBusy();
+  under_way_ = 0;
   for (auto& stream : streams) worker->Forget(stream.get());
   for (auto& actor : actors) worker->Forget(actor.get());
   AbandonIfIdle();

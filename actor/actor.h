@@ -8,11 +8,15 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "actor/clock.h"
 #include "actor/collective.h"
 #include "actor/executor.h"
+#include "actor/profile.h"
 #include "actor/runtime.h"
+#include "actor/trace.h"
 #include "core/copy_box.h"
 #include "core/device.h"
 #include "core/kernel.h"
@@ -56,6 +60,7 @@ struct KernelCall {
   int inputs = 0;
   char* const* scratch_base = nullptr;
   int64_t scratch_offset = 0;
+  int64_t ticks = 0, runs = 0;  // spent so far; of a collective on its own work
 
   std::span<const TensorArg> in() const { return {args.data(), static_cast<size_t>(inputs)}; }
   std::span<const TensorArg> out() const { return {args.data() + inputs, args.size() - inputs}; }
@@ -79,6 +84,7 @@ struct StepSlot {
   std::shared_ptr<StepHandle::State> state;
   std::vector<HostTensor> feeds;    // by input
   std::atomic<int> shards_left{0};  // shared
+  int64_t launched_ticks = 0;
 };
 
 // What all shards of a runtime share.
@@ -89,6 +95,11 @@ struct Job {
   std::vector<std::unique_ptr<StepSlot>> slots;
   std::atomic<bool> cancelled{false};
   std::atomic<bool> recording{false};
+  // Counted by the last shard to end a step. Steps end in their order, each before what its last shard does next,
+  // so nothing here is atomic; the user's thread reads them when no step is under way.
+  int64_t steps_ended = 0;
+  int64_t wall_ticks = 0;  // while any step was under way
+  int64_t last_end = 0;
   std::chrono::steady_clock::time_point born = std::chrono::steady_clock::now();
 
   double Now() const {
@@ -103,6 +114,9 @@ struct Job {
   std::string error_;
 };
 
+// Adds up what was counted since the last call and starts anew. REQUIRES: no step is under way.
+StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards, const TickScale& scale);
+
 class Actor final : public Receiver, public Runnable, public CollectiveListener {
  public:
   enum class Kind { kKernels, kCollective, kFeed, kFetch };
@@ -113,6 +127,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   // A credit has come; marks the actor ready, never acts.
   void Receive(int port, bool ok) override;
   void RunOne() override { Act(); }  // of an actor in no stream
+  void CollectiveWorked(int64_t start, int64_t end) override { Count(0, start, end); }
   void CollectiveDone(bool ok) override { Finish(ok); }
   // Queues the actor, or the stream it is head of, if it may act now.
   void Wake();
@@ -151,6 +166,8 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   Status MoveHostTensor(KernelCall& call);
   void Locate(KernelCall& call);
   void Announce(int kernel, bool ok);
+  // Time spent in a kernel of the act under way.
+  void Count(int kernel, int64_t start, int64_t end);
   void Finish(bool ok);
   void FailStep(const KernelCall* call, const std::string& message);
   void CountWrites();
@@ -164,6 +181,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   int64_t step_ = 0;      // k_ / acts
   int slot_ = 0;          // step_ % steps_in_flight
   double start_ = 0;
+  int64_t start_ticks_ = 0;  // of the act under way, when tracing
   DeviceDone device_done_;
 };
 
@@ -211,6 +229,8 @@ class Shard {
   void DeviceStarted() { ++on_device_; }
   void DeviceEnded();
   void Record(const ActRecord& record);
+  // From the user's thread when no step is under way: time the worker was not idle during steps, since the last call.
+  int64_t TakeBusyTicks() { return std::exchange(busy_ticks_, 0); }
 
   Job* const job;
   Worker* const worker;
@@ -218,6 +238,7 @@ class Shard {
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<DeviceStream>> unordered_streams;
   int64_t acts_per_step = 0;
+  TraceBuffer trace;
 
   std::mutex records_mutex;  // a lock, since the user's thread takes the records; used only when recording
   std::vector<ActRecord> records;
@@ -240,9 +261,14 @@ class Shard {
   void Launch(int slot);
   void Abandon();
   void AbandonIfIdle();
+  // Of the time while any step is under way here, what the worker was busy.
+  void BeginBusy();
+  void EndBusy();
 
   int64_t launched_ = 0;            // steps launched so far
   std::vector<int64_t> acts_left_;  // by slot
+  int under_way_ = 0;               // steps
+  int64_t busy_since_ = 0, idle_before_ = 0, busy_ticks_ = 0;
   int64_t on_device_ = 0;           // acts whose kernels an asynchronous device still runs
   bool abandoned_ = false;
   std::vector<Launched> launch_;

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "actor/clock.h"
 #include "actor/plan_reading.h"
 #include "core/copy_box.h"
 
@@ -166,6 +167,7 @@ void LocalMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
 }
 
 void LocalMember::Work() {
+  int64_t start = Ticks();
   for (RegionWork& w : WorkOf(micro_batch_)) {
     for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.source[i]]->in_;
     for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dest[i]]->out_;
@@ -178,6 +180,7 @@ void LocalMember::Work() {
                  static_cast<int>(w.to.size()));
     }
   }
+  spec_.listener->CollectiveWorked(start, Ticks());
   group_->Worked();
 }
 

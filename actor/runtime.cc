@@ -81,6 +81,11 @@ struct Runtime::Impl {
   int64_t launched = 0;
   int64_t first_step = 0;  // of the first launch
   bool closed = false;
+  const ClockPoint born = ClockPoint::Now();
+  // Left when closed.
+  StepProfile profile;
+  std::vector<TraceBuffer> traces;
+  ClockPoint closed_at;
 
   void AddHostTensors(const plan::Plan& plan);
   void Load(const KernelRegistry& registry);
@@ -89,6 +94,7 @@ struct Runtime::Impl {
   std::string DescribeStall() const;
   std::string PlanName() const { return plans.empty() ? "" : plans[0].name(); }
   bool InFlight() const;
+  void KeepMeasurements();
 };
 
 void Runtime::Impl::AddHostTensors(const plan::Plan& plan) {
@@ -142,6 +148,20 @@ void Runtime::Impl::Load(const KernelRegistry& registry) {
   std::erase_if(shards, [](const auto& shard) { return shard->acts_per_step == 0; });
 }
 
+// Of all shards, before they go.
+void Runtime::Impl::KeepMeasurements() {
+  closed_at = ClockPoint::Now();
+  if (InFlight()) {  // the steps that are cut off
+    int64_t since = closed_at.ticks;
+    for (const auto& slot : job.slots) {
+      if (slot->state != nullptr && !slot->state->done.Done()) since = std::min(since, slot->launched_ticks);
+    }
+    job.wall_ticks += closed_at.ticks - std::max(since, job.last_end);
+  }
+  profile = CollectProfile(&job, shards, TickScale(born, closed_at));
+  for (auto& shard : shards) traces.push_back(std::move(shard->trace));
+}
+
 Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, Store* store,
                  Executor* executor, const RuntimeOptions& options)
     : impl_(std::make_unique<Impl>()) {
@@ -156,6 +176,7 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
     impl_->job.seed = impl_->plans[0].seed();
   }
   impl_->Load(registry);
+  for (auto& shard : impl_->shards) shard->trace = TraceBuffer(options.trace_records);
   for (int i = 0; i < options.steps_in_flight; ++i) {
     auto slot = std::make_unique<StepSlot>();
     for (const HostTensor& t : impl_->input_tensors)
@@ -240,6 +261,7 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
     std::memcpy(slot.feeds[impl.inputs.at(name)].data.get(), tensor.data.get(), tensor.bytes());
   }
   slot.state = state;
+  slot.launched_ticks = Ticks();
   slot.shards_left.store(static_cast<int>(impl.shards.size()), std::memory_order_relaxed);
   store.owner = this;
   store.last = state;
@@ -265,6 +287,7 @@ void Runtime::Close() {
     impl.executor->Fence();
     impl.executor->Fence();
   }
+  impl.KeepMeasurements();
   for (auto& slot : impl.job.slots) {
     if (slot->state == nullptr || slot->state->done.Done()) continue;
     slot->state->SetError("closed");
@@ -326,6 +349,20 @@ std::vector<ActRecord> Runtime::TakeRecords() {
   std::stable_sort(records.begin(), records.end(),
                    [](const ActRecord& a, const ActRecord& b) { return a.start < b.start; });
   return records;
+}
+
+StepProfile Runtime::TakeProfile() {
+  Impl& impl = *impl_;
+  if (impl.closed) return std::exchange(impl.profile, StepProfile());
+  for (const auto& slot : impl.job.slots) {
+    if (slot->state != nullptr) (void)slot->state->Wait();
+  }
+  return CollectProfile(&impl.job, impl.shards, TickScale(impl.born, ClockPoint::Now()));
+}
+
+int64_t Runtime::WriteTrace(TraceFile* file) const {
+  CHECK(impl_->closed);
+  return file->Add(impl_->plans, impl_->traces, TickScale(impl_->born, impl_->closed_at));
 }
 
 }  // namespace oneflow_like

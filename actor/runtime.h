@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "actor/profile.h"
 #include "core/device.h"
 #include "core/dims.h"
 #include "core/dtype.h"
@@ -96,9 +97,13 @@ class StepHandle {
 struct RuntimeOptions {
   int steps_in_flight = 2;
   int64_t first_step = 0;
+  // Slices (acts and kernels) each thread keeps for WriteTrace, 40 bytes each; the first ones. 0: no tracing.
+  int64_t trace_records = 0;
 };
 
-// What happened when, for tests and traces. Times are seconds since the runtime was made.
+class TraceFile;  // actor/trace.h
+
+// What happened when, for tests. Times are seconds since the runtime was made.
 struct ActRecord {
   int rank = 0, actor = 0, stream = 0;
   int64_t step = 0;
@@ -129,6 +134,11 @@ class Runtime {
   // Records acts from now on (costs an allocation per act; off by default).
   void Record(bool on);
   std::vector<ActRecord> TakeRecords();
+  // Where the time of all steps since the last call (or the start) went. Waits for the steps in flight; after Close,
+  // of the steps before it. On asynchronous devices a kernel's time is what the host spent on it.
+  StepProfile TakeProfile();
+  // Adds what was kept to the file; returns how many slices were not kept for want of room. REQUIRES: closed.
+  int64_t WriteTrace(TraceFile* file) const;
 
   struct Impl;
 

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "actor/clock.h"
 #include "actor/executor.h"
 #include "actor/runtime.h"
 #include "core/parallel_for.h"
@@ -28,6 +29,7 @@ class ThreadWorker final : public Worker {
   void Tell(const Receiver*, Receiver* to, int port, bool ok) override { to->Receive(port, ok); }
   void Ready(Runnable* runnable, bool first) override { ready_.Push(runnable, first); }
   void Forget(Runnable* runnable) override { ready_.Remove(runnable); }
+  int64_t idle_ticks() const override { return idle_ticks_; }
 
  private:
   struct Stop : Message {
@@ -43,7 +45,9 @@ class ThreadWorker final : public Worker {
       if (Runnable* runnable = ready_.Pop()) {
         runnable->RunOne();
       } else if (!stop_.received) {
+        int64_t start = Ticks();
         mailbox_.Wait(spin_);
+        idle_ticks_ += Ticks() - start;
       }
     }
   }
@@ -52,6 +56,7 @@ class ThreadWorker final : public Worker {
   const std::chrono::nanoseconds spin_;
   Mailbox mailbox_;
   ReadyList ready_;
+  int64_t idle_ticks_ = 0;
   Stop stop_;
   std::thread thread_;  // last: starts when all else is there
 };

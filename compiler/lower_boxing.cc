@@ -1,13 +1,18 @@
 // Boxing to primitives.
 // Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones are
-// kernels of their rank, the others move data between ranks. Accumulation over micro-batches goes to the phase of
+// kernels of their rank, the others move data between ranks. Sequences that begin alike share their beginning: a
+// gradient is accumulated once, whatever its readers want then. Accumulation over micro-batches goes to the phase of
 // what it accumulates.
+#include <map>
+#include <tuple>
+
 #include "compiler/passes.h"
 
 namespace oneflow_like {
 
 void LowerBoxing(Graph* graph, const CompileOptions& options) {
   std::vector<std::vector<int>> readers = graph->Readers();
+  std::map<std::tuple<int, Slice, NdSbp>, int> known;  // (value, where and how it is wanted) -> the value there
   for (int id : graph->Order()) {
     if (graph->node(id).op != "boxing") continue;
     const Node box = graph->node(id);
@@ -22,6 +27,11 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
     }
     for (size_t s = 0; s < steps.size(); ++s) {
       const BoxingStep& step = steps[s];
+      auto [it, fresh] = known.try_emplace({v, step.to.slice, step.to.sbp}, -1);
+      if (!fresh) {
+        v = it->second;
+        continue;
+      }
       Node node;
       node.op = step.primitive == "slice" ? "local_slice" : step.primitive;
       node.name = s + 1 == steps.size() ? result.name : graph->UniqueName(result.name + "_");
@@ -40,6 +50,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
       int n = graph->AddRaw(std::move(node), {{name, result.dtype, result.shape}});
       v = graph->node(n).out[0];
       graph->value(v).sbp = step.to.sbp;
+      it->second = v;
     }
     for (int r : readers[box.out[0]])
       for (int& in : graph->node(r).in)

@@ -13,6 +13,7 @@
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
 DEFINE_uint64(seed, 1, "seed of weights, masks and batches");
 DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per device");
+DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
 DEFINE_bool(dry_run, false, "compile without running and print what each rank would hold and send");
 DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the plans to");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
@@ -54,6 +55,8 @@ ModelOptions Launcher::model_options() const {
   options.memory_budget = FLAGS_memory_budget;
   if (FLAGS_threads < 0) Fail("--threads is ", FLAGS_threads, ", must be 0 or more");
   options.threads = FLAGS_threads;
+  if (FLAGS_kernel_threads < 0) Fail("--kernel_threads is ", FLAGS_kernel_threads, ", must be 0 or more");
+  options.kernel_threads = FLAGS_kernel_threads;
   return options;
 }
 

@@ -38,7 +38,8 @@ void ModelImpl::Load() {
   int cores = std::max(1u, std::thread::hardware_concurrency());
   int threads = options.threads > 0 ? options.threads : std::min(cores, mesh.size());
   store = std::make_unique<Store>(ranks, std::move(devices));
-  executor = MakeThreadExecutor(threads, std::max(1, cores / threads));
+  int kernel_threads = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
+  executor = MakeThreadExecutor(threads, kernel_threads);
 }
 
 void ModelImpl::WaitIdle() const {
@@ -63,6 +64,8 @@ FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& s
     if (fixed.count(1 + axis)) Fail(who, ": mesh axis ", name, " is annotated twice");
     if (!stage.empty() && stage[axis] != Slice::kFree)
       Fail(who, ": mesh axis ", name, " is the pipeline axis here and cannot also cut the tensor");
+    if (sbp.is_split() && sbp.grain < 1)
+      Fail(who, ": ", name, ":S", sbp.axis, " has the grain ", sbp.grain, ", must be at least 1");
     if (sbp.is_split() && (sbp.axis < 0 || sbp.axis >= shape.rank()))
       Fail(who, ": ", name, ":", sbp.str(), " cuts axis ", sbp.axis, " but the shape is ", shape.str());
     for (const auto& [other, earlier] : fixed)
@@ -76,9 +79,33 @@ FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& s
 
 namespace {
 
-void CheckShape(const std::string& who, const Dims& shape) {
-  for (int a = 0; a < shape.rank(); ++a)
-    if (shape[a] < 0) Fail(who, ": axis ", a, " has extent ", shape[a], " in ", shape.str());
+void CheckName(const std::string& who, const std::string& name) {
+  if (name.empty()) Fail(who, ": it needs a name");
+}
+
+// What comes from outside is whole: it may be cut or copied, not made of parts to be added.
+void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed) {
+  for (const auto& [entry, sbp] : fixed)
+    if (sbp.is_partial())
+      Fail(who, ": ", mesh.axis_name(entry - 1), ":", sbp.str(), " is a partial value, which only an operator can give; use B or S");
+}
+
+// Inputs and variables are known by the names their user gave them; an operator of that name takes another.
+std::string ReserveName(Graph* graph, const std::string& name) {
+  if (graph->UniqueName(name) == name) return name;
+  for (int n = 0; n < graph->num_nodes(); ++n)
+    if (graph->node(n).name == name) graph->node(n).name = graph->UniqueName(name);
+  return name;
+}
+
+void CheckInit(const std::string& who, const Initializer& init) {
+  using Kind = Initializer::Kind;
+  if (!std::isfinite(init.a) || !std::isfinite(init.b))
+    Fail(who, ": its initialiser has the numbers ", init.a, " and ", init.b, ", which must be finite");
+  if (init.kind == Kind::kUniform && init.a > init.b)
+    Fail(who, ": Uniform from ", init.a, " to ", init.b, " is empty; give the lower number first");
+  if ((init.kind == Kind::kNormal || init.kind == Kind::kTruncatedNormal) && init.b < 0)
+    Fail(who, ": the standard deviation is ", init.b, ", must be 0 or more");
 }
 
 void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
@@ -130,6 +157,10 @@ Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp
   std::vector<Tensor> out = model->graph.AddNode("identity", {x}, {}, SourceLine(at));
   Node& node = model->graph.node(model->graph.value(out[0].id()).producer);
   node.fixed = CheckAnnotation(model->graph.mesh(), who, x.shape(), sbp, node.slice.fixed);
+  for (const auto& [entry, fixed] : node.fixed)
+    if (fixed.is_partial() && fixed.fold != Reduce::kSum)
+      Fail(who, ": ", model->graph.mesh().axis_name(entry - 1), ":", fixed.str(),
+           " cannot be held, only sums stay partial behind an operator; use B, S or P");
   return out[0];
 }
 
@@ -141,7 +172,10 @@ Scope Scope::operator/(const std::string& name) const {
   return s;
 }
 
-const Mesh& Scope::mesh() const { return impl_->graph.mesh(); }
+const Mesh& Scope::mesh() const {
+  if (!impl_) Fail("a Scope that was never given a value has no mesh; start from Model::scope()");
+  return impl_->graph.mesh();
+}
 
 Scope Scope::Stage(const std::string& axis, int index, Here at) const {
   Scope s = *this;
@@ -155,11 +189,15 @@ Scope Scope::Stage(const std::string& axis, int index, Here at) const {
 
 Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init, const Annotation& sbp,
                      Here at) const {
-  Graph& graph = impl_->graph;
   std::string full = path_.empty() ? name : path_ + "/" + name;
   std::string who = Who("weight", full, at);
-  CheckShape(who, shape);
+  if (!impl_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
+  Graph& graph = impl_->graph;
+  CheckName(who, name);
+  RequireExtents(who, shape);
+  CheckInit(who, init);
   FixedSbp fixed = CheckAnnotation(graph.mesh(), who, shape, sbp, stage_);
+  CheckNotPartial(graph.mesh(), who, fixed);
   auto known = impl_->variables.find(full);
   if (known != impl_->variables.end()) {
     int value = graph.node(known->second).out[0];
@@ -168,9 +206,10 @@ Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializ
            graph.node(known->second).line.str(), " has ", graph.value(value).shape.str());
     return Tensor(&graph, value);
   }
+  if (impl_->inputs.count(full)) Fail(who, ": the model already has an input of that name");
   Node node;
   node.op = "variable";
-  node.name = graph.UniqueName(full);
+  node.name = ReserveName(&graph, full);
   node.line = SourceLine(at);
   node.slice.fixed = stage_;
   node.placed = std::any_of(stage_.begin(), stage_.end(), [](int c) { return c != Slice::kFree; });
@@ -183,7 +222,7 @@ Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializ
 }
 
 Model::Model(Mesh mesh, const ModelOptions& options)
-    : impl_(std::make_unique<ModelImpl>(std::move(mesh), options)) {}
+    : impl_(std::make_shared<ModelImpl>(std::move(mesh), options)) {}
 Model::~Model() = default;
 
 const Mesh& Model::mesh() const { return impl_->graph.mesh(); }
@@ -198,15 +237,18 @@ Scope Model::scope() const {
 Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
                     Here at) {
   std::string who = Who("input", name, at);
-  CheckShape(who, shape);
+  CheckName(who, name);
+  RequireExtents(who, shape);
   if (impl_->inputs.count(name)) Fail(who, ": the model already has an input of that name");
+  if (impl_->variables.count(name)) Fail(who, ": the model already has a weight of that name");
   if (batch_axis < -1 || batch_axis >= shape.rank())
     Fail(who, ": batch_axis is ", batch_axis, " but the shape is ", shape.str());
   Node node;
   node.op = "input";
-  node.name = impl_->graph.UniqueName(name);
+  node.name = ReserveName(&impl_->graph, name);
   node.line = SourceLine(at);
   node.fixed = CheckAnnotation(mesh(), who, shape, sbp, {});
+  CheckNotPartial(mesh(), who, node.fixed);
   if (batch_axis >= 0) node.fixed[0] = S(batch_axis);
   int id = impl_->graph.AddRaw(node, {{name, dtype, shape}});
   impl_->inputs[name] = id;
@@ -239,6 +281,7 @@ void Model::Write(const std::string& variable, const HostTensor& value) {
         if (v.dtype != value.dtype || v.global != value.shape)
           Fail("variable '", variable, "' is ", Name(v.dtype), v.global.str(), " but the value written is ",
                Name(value.dtype), value.shape.str());
+        if (!value.data && value.bytes() > 0) Fail("the value written to variable '", variable, "' holds no data");
         found = true;
         Piece from{value.data.get(), Box::Whole(v.global)};
         Piece to{impl_->store->Variable(rank, variable), v.box};

@@ -68,6 +68,7 @@ class Scope {
 struct ModelOptions {
   uint64_t seed = 1;
   int threads = 0;         // runtime threads; 0: as many as cores, at most one per stream
+  int kernel_threads = 0;  // threads that one kernel may use; 0: an equal share of the cores
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
   int64_t memory_budget = 0;  // bytes per device; a plan above is refused; 0: none
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their reference
@@ -98,7 +99,7 @@ class Model {
   ModelImpl* impl() const { return impl_.get(); }
 
  private:
-  std::unique_ptr<ModelImpl> impl_;
+  std::shared_ptr<ModelImpl> impl_;  // shared with its sessions, which may outlive the Model
 };
 
 // x, held to the given signatures; boxing is inserted where they differ from what x has.

@@ -14,7 +14,7 @@
 
 namespace oneflow_like {
 
-struct ModelImpl {
+struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   // The graph knows its model, so that functions on Tensors find it.
   struct ModelGraph : Graph {
     ModelGraph(const Mesh& mesh, ModelImpl* owner) : Graph(&owner->catalog, mesh), owner(owner) {}

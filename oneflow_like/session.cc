@@ -27,6 +27,7 @@ Attrs ScheduleAttrs(const Schedule& s) {
 }  // namespace
 
 double LearningRateFactor(const Schedule& schedule, int64_t step) {
+  CheckSchedule("LearningRateFactor", ScheduleAttrs(schedule));
   return ScheduleFactor(ScheduleAttrs(schedule), step);
 }
 
@@ -48,6 +49,7 @@ struct StepResult::State {
 };
 
 void StepResult::Wait() const {
+  if (!state_) Fail("this StepResult is the result of no step; Session::Run gives one");
   Status status = state_->handle.Wait();
   if (!status.ok()) throw Error(status.message());
   if (state_->finite.empty() || state_->checked) return;
@@ -71,7 +73,7 @@ float StepResult::Scalar(const std::string& output) const {
   return t.as<float>()[0];
 }
 
-int64_t StepResult::step() const { return state_->handle.step(); }
+int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
 
 // --- Session ---------------------------------------------------------------------------------------------------------
 
@@ -102,11 +104,11 @@ void Session::Impl::DumpPlan(const plan::Plan& plan) const {
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
-Session::~Session() {
-  if (impl_) Close();
-}
+Session::~Session() { Close(); }
 
 StepResult Session::Run(const Feeds& feeds) {
+  if (!impl_) Fail("this Session was moved elsewhere and cannot run");
+  if (impl_->closed) Fail("session ", impl_->options.name, " cannot run: closed");
   impl_->Load();
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
@@ -117,10 +119,12 @@ StepResult Session::Run(const Feeds& feeds) {
 }
 
 void Session::Close() {
+  if (!impl_) return;
+  impl_->closed = true;
   if (impl_->runtime) impl_->runtime->Close();
 }
 
-int64_t Session::next_step() const { return impl_->runtime ? impl_->runtime->next_step() : 0; }
+int64_t Session::next_step() const { return impl_ && impl_->runtime ? impl_->runtime->next_step() : 0; }
 
 // --- Train, Evaluate ---------------------------------------------------------------------------------------------------
 
@@ -178,22 +182,49 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   return c;
 }
 
-Session Finish(ModelImpl* model, Graph graph, const SessionOptions& options,
+// `who` is the user's Train or Evaluate: what cannot be compiled is reported by both lines, the call's and the node's.
+Compiled CompileFor(const std::string& who, const ModelImpl& model, Graph graph, const SessionOptions& options) {
+  try {
+    return Compile(std::move(graph), ToCompileOptions(model, options), Dumper(model, options.name));
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
+}
+
+Session Finish(const std::string& who, ModelImpl* model, Graph graph, const SessionOptions& options,
                const std::map<std::string, int>& fetched, std::vector<int> roots, const std::string& finite) {
   for (const auto& [name, value] : fetched) roots.push_back(AddFetch(&graph, name, value));
   graph.KeepOnly(roots);
-  CheckOptions(graph, "session " + options.name, options);
-  Compiled compiled = Compile(std::move(graph), ToCompileOptions(*model, options), Dumper(*model, options.name));
+  CheckOptions(graph, who, options);
+  Compiled compiled = CompileFor(who, *model, std::move(graph), options);
   std::unique_ptr<Session::Impl> impl(
-      new Session::Impl{model, std::move(compiled), options, {}, finite, nullptr});
+      new Session::Impl{model->shared_from_this(), std::move(compiled), options, {}, finite, nullptr});
   for (const auto& [name, value] : fetched) impl->outputs.insert(name);
   Session session(std::move(impl));
   if (model->options.memory_budget > 0)
     for (const RankSummary& s : session.Summaries())
       if (s.peak_bytes > model->options.memory_budget)
-        Fail("session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank, " but the budget is ",
+        Fail(who, ": session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank, " but the budget is ",
              model->options.memory_budget, "; its largest consumers:\n", session.SummaryText());
   return session;
+}
+
+// Numbers of the optimizer and its schedule, before they become the attributes of every update.
+void CheckRule(const std::string& who, const UpdateRule& rule) {
+  size_t operands = rule.op == "sgd" ? 3 : 4;
+  OpCall call{rule.op, who, std::vector<Dims>(operands), std::vector<DType>(operands, DType::kFloat32), &rule.attrs};
+  Infer(BuiltinCatalog().Get(rule.op), call);
+  if (!(rule.clip_norm >= 0)) Fail(who, ": clip_norm is ", rule.clip_norm, ", must be 0 (no clipping) or more");
+}
+
+void AddOutputs(const ModelImpl* model, const std::string& who, const std::map<std::string, Tensor>& outputs,
+                std::map<std::string, int>* fetched) {
+  for (const auto& [name, tensor] : outputs) {
+    if (ModelOf(tensor, Cat(who, ": output '", name, "'")) != model)
+      Fail(who, ": output '", name, "' belongs to another model");
+    if (!fetched->emplace(name, tensor.id()).second)
+      Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
+  }
 }
 
 }  // namespace
@@ -201,7 +232,15 @@ Session Finish(ModelImpl* model, Graph graph, const SessionOptions& options,
 Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_options, Here at) {
   TrainOptions options = user_options;
   if (options.name.empty()) options.name = "train";
-  ModelImpl* model = ModelOf(loss, Cat("Train at ", SourceLine(at).str()));
+  std::string who = Cat("Train at ", SourceLine(at).str());
+  ModelImpl* model = ModelOf(loss, who);
+  UpdateRule rule;
+  rule.op = optimizer.op;
+  rule.attrs = ScheduleAttrs(options.lr_schedule);
+  for (const auto& [name, number] : optimizer.numbers) rule.attrs.Set(name, number);
+  rule.clip_norm = options.clip_norm;
+  rule.decay_only_matrices = optimizer.op == "adamw";
+  CheckRule(who, rule);
   Graph graph = model->graph;
   graph.set_times(options.micro_batches);
   std::vector<int> weights, roots;
@@ -214,22 +253,16 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
       gradients.push_back(all[i]);
     }
   if (used.empty())
-    Fail("Train at ", SourceLine(at).str(), ": the loss '", loss.name(), "' depends on no weight of the model");
-  UpdateRule rule;
-  rule.op = optimizer.op;
-  rule.attrs = ScheduleAttrs(options.lr_schedule);
-  for (const auto& [name, number] : optimizer.numbers) rule.attrs.Set(name, number);
-  rule.clip_norm = options.clip_norm;
-  rule.decay_only_matrices = optimizer.op == "adamw";
+    Fail(who, ": the loss '", loss.name(), "' depends on no weight of the model");
   int first_update = graph.num_nodes(), grad_norm = -1;
   AddUpdates(&graph, used, gradients, rule, &grad_norm);
   for (int n = first_update; n < graph.num_nodes(); ++n)
     if (graph.node(n).op == rule.op) roots.push_back(n);
   std::map<std::string, int> fetched{{"loss", loss.id()}};
   if (grad_norm >= 0) fetched["grad_norm"] = grad_norm;
-  for (const auto& [name, tensor] : options.outputs) fetched[name] = tensor.id();
+  AddOutputs(model, who, options.outputs, &fetched);
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
-  return Finish(model, std::move(graph), options, fetched, roots, options.check_finite && scalar ? "loss" : "");
+  return Finish(who, model, std::move(graph), options, fetched, roots, options.check_finite && scalar ? "loss" : "");
 }
 
 Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& user_options, Here at) {
@@ -237,13 +270,10 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
   if (options.name.empty()) options.name = "eval";
   std::string who = Cat("Evaluate at ", SourceLine(at).str());
   if (outputs.empty()) Fail(who, ": no outputs are asked for");
-  ModelImpl* model = ModelOf(outputs.begin()->second, who);
+  ModelImpl* model = ModelOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
   std::map<std::string, int> fetched;
-  for (const auto& [name, tensor] : outputs) {
-    if (ModelOf(tensor, who) != model) Fail(who, ": output '", name, "' belongs to another model");
-    fetched[name] = tensor.id();
-  }
-  return Finish(model, model->graph, options, fetched, {}, "");
+  AddOutputs(model, who, outputs, &fetched);
+  return Finish(who, model, model->graph, options, fetched, {}, "");
 }
 
 }  // namespace oneflow_like

@@ -12,12 +12,13 @@
 namespace oneflow_like {
 
 struct Session::Impl {
-  ModelImpl* model = nullptr;
+  std::shared_ptr<ModelImpl> model;  // first, so that it goes last
   Compiled compiled;
   SessionOptions options;
   std::set<std::string> outputs;
   std::string finite;  // output that must be finite, empty for none
   std::unique_ptr<Runtime> runtime;
+  bool closed = false;
 
   ~Impl();
   // Plans of the ranks hosted here, their memory, kernels and actors; the first time.

@@ -213,6 +213,7 @@ void AddAttention(Catalog* catalog) {
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
       .reference = AttentionReference,
       .random = true,
+      .precision = Precision::kNarrow,
       .samples = Samples(false),
   });
   catalog->Add({
@@ -237,6 +238,8 @@ void AddAttention(Catalog* catalog) {
       .flops = [](const BoundRule& rule) { return 10 * rule.Volume(); },
       .reference = AttentionGradReference,
       .random = true,
+      .precision = Precision::kNarrow,
+      .wide = {"lse"},
       .samples = Samples(true),
   });
 }

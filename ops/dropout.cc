@@ -44,6 +44,7 @@ void AddDropout(Catalog* catalog) {
       .reference = DropoutReference,
       .scalar = "dropout",
       .random = true,
+      .precision = Precision::kFollow,
       .samples = {{.in = {Dims{5, 7}}, .attrs = {{"p", 0.5}, {"key", 11}}},
                   {.in = {Dims{3, 1, 5}}, .attrs = {{"p", 0.1}, {"key", 12}}},
                   {.in = {Dims{0, 3}}, .attrs = {{"p", 0.1}, {"key", 13}}},

@@ -150,6 +150,7 @@ OpDef UnaryOp(const std::string& name, const std::string& doc, KernelFn referenc
   if (grad != nullptr) {
     def.grad = [grad](const GradCall& c) { return std::vector<Tensor>{grad(c.dout[0], c.in[0], c.out[0])}; };
   }
+  def.precision = Precision::kFollow;
   def.reference = reference;
   def.samples = UnarySamples(low, high);
   return def;
@@ -171,6 +172,7 @@ OpDef BinaryOp(const std::string& name, const std::string& doc, KernelFn referen
       return d;
     };
   }
+  def.precision = Precision::kFollow;
   def.reference = reference;
   def.samples = BinarySamples(low, high);
   return def;
@@ -198,6 +200,7 @@ OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn reference
     RequireFloating(call);
     RequireSameTypes(call);
   };
+  def.precision = Precision::kFollow;
   def.reference = reference;
   def.samples = {{.in = {{6, 4}, {6, 4}}}, {.in = {{2, 3, 5}, {2, 3, 5}}}};
   return def;
@@ -268,7 +271,7 @@ void AddArithmetic(Catalog* catalog) {
              [](const GradCall& c, Tensor dy) {
                return ShareByOrder(dy, less(c.in[0], c.in[1]), less_equal(c.in[0], c.in[1]));
              });
-  catalog->Add(BinaryOp(
+  OpDef power = BinaryOp(
       "pow", "a to the power b. Where a is not positive no gradient flows to b.",
       Binary<[](auto a, auto b) { return Power(a, b); }, false>,
       [](const GradCall& c, Tensor dy) {
@@ -281,7 +284,9 @@ void AddArithmetic(Catalog* catalog) {
         }
         return std::vector<Tensor>{da, db};
       },
-      {}, 0.5, 2));
+      {}, 0.5, 2);
+  power.precision = Precision::kWide;  // its slope grows without bound
+  catalog->Add(std::move(power));
 }
 
 void AddComparisons(Catalog* catalog) {
@@ -350,6 +355,7 @@ void AddCarriers(Catalog* catalog) {
   };
   sum.grad = [](const GradCall& c) { return std::vector<Tensor>(c.in.size(), c.dout[0]); };
   sum.flops = [](const BoundRule& rule) { return rule.Volume() * static_cast<double>(rule.in.size() - 1); };
+  sum.precision = Precision::kFollow;
   sum.reference = AddN;
   sum.samples = {{.in = {{6, 4}, {6, 4}, {6, 4}}}, {.in = {{2, 3, 5}}}, {.in = {{7}, {7}}}};
   catalog->Add(std::move(sum));
@@ -375,6 +381,7 @@ void AddWhereAndCast(Catalog* catalog) {
     if (c.wanted[2]) d[2] = Fit(where(c.in[0], none, dy), c.in[2]);
     return d;
   };
+  choose.precision = Precision::kFollow;
   choose.reference = Where;
   DType f = DType::kFloat32, b = DType::kBool;
   choose.samples = {{.in = {{6, 4}, {6, 4}, {6, 4}}, .dtypes = {b, f, f}, .limit = 2},
@@ -406,6 +413,8 @@ void AddWhereAndCast(Catalog* catalog) {
     bool flows = IsFloating(c.in[0].dtype()) && IsFloating(c.out[0].dtype());
     return std::vector<Tensor>{flows ? cast(c.dout[0], c.in[0].dtype()) : Tensor()};
   };
+  convert.precision = Precision::kWide;  // its attribute says the type
+  convert.any_type = true;
   convert.samples = {{.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}}},
                      {.in = {{6, 4}}, .attrs = {{"dtype", std::string("bf16")}}},
                      {.in = {{6, 4}}, .attrs = {{"dtype", std::string("f32")}}, .dtypes = {DType::kInt32}},
@@ -413,18 +422,24 @@ void AddWhereAndCast(Catalog* catalog) {
   catalog->Add(std::move(convert));
 }
 
+// Functions whose slope grows without bound: an error of their operand or result in a narrow type would grow too.
+OpDef Wide(OpDef def) {
+  def.precision = Precision::kWide;
+  return def;
+}
+
 void AddFunctions(Catalog* catalog) {
-  catalog->Add(UnaryOp("exp", "e to the power x.", Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
-                       [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); }));
-  catalog->Add(UnaryOp(
+  catalog->Add(Wide(UnaryOp("exp", "e to the power x.", Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
+                            [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); })));
+  catalog->Add(Wide(UnaryOp(
       "log", "The natural logarithm.", Unary<[](auto x, const Attrs&) { return std::log(x); }>,
-      [](Tensor dy, Tensor x, Tensor) { return div(dy, x); }, 0.5, 2));
+      [](Tensor dy, Tensor x, Tensor) { return div(dy, x); }, 0.5, 2)));
   catalog->Add(UnaryOp(
       "sqrt", "The square root.", Unary<[](auto x, const Attrs&) { return std::sqrt(x); }>,
       [](Tensor dy, Tensor, Tensor y) { return scale(div(dy, y), 0.5); }, 0.5, 2));
-  catalog->Add(UnaryOp(
+  catalog->Add(Wide(UnaryOp(
       "rsqrt", "1 / sqrt(x).", Unary<[](auto x, const Attrs&) { return 1 / std::sqrt(x); }>,
-      [](Tensor dy, Tensor x, Tensor y) { return scale(mul(dy, div(y, x)), -0.5); }, 0.5, 2));
+      [](Tensor dy, Tensor x, Tensor y) { return scale(mul(dy, div(y, x)), -0.5); }, 0.5, 2)));
   catalog->Add(UnaryOp("square", "x * x.", Unary<[](auto x, const Attrs&) { return x * x; }>,
                        [](Tensor dy, Tensor x, Tensor) { return scale(mul(dy, x), 2); }));
   catalog->Add(

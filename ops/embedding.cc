@@ -79,6 +79,7 @@ void AddEmbedding(Catalog* catalog) {
       },
       .flops = [](const BoundRule& rule) { return static_cast<double>(rule.out[0].shape.elements()); },
       .reference = EmbeddingReference,
+      .precision = Precision::kNarrow,
       .samples = {{.in = {{7, 3}, {5}}, .dtypes = {kFloat32, kInt64}, .limit = 7},
                   {.in = {{5, 2}, {3, 1}}, .dtypes = {kFloat32, kInt32}, .limit = 5},
                   {.in = {{1, 3}, {2}}, .dtypes = {kFloat32, kInt64}, .limit = 1},
@@ -98,6 +99,8 @@ void AddEmbedding(Catalog* catalog) {
       .check = CheckGrad,
       .flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); },
       .reference = EmbeddingGradReference,
+      .any_type = true,
+      .typed = true,
       .samples =
           {{.in = {{5}, {5, 3}}, .attrs = {{"rows", 7}}, .dtypes = {kInt64, kFloat32}, .limit = 7},
            {.in = {{3, 1}, {3, 1, 2}}, .attrs = {{"rows", 5}}, .dtypes = {kInt32, kFloat32}, .limit = 5},

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "ops/op.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -42,7 +44,11 @@ Tensor ReduceBy(const char* op, Tensor x, std::vector<int64_t> axes, bool keep, 
   return One(op, {x}, {{"axes", axes}, {"keep", int64_t{keep}}}, at);
 }
 
-std::vector<int64_t> Ints(const Dims& dims) { return std::vector<int64_t>(dims.begin(), dims.end()); }
+// A shape the user asks for, as an attribute.
+std::vector<int64_t> Wanted(const char* op, const Dims& shape, const Here& at) {
+  RequireExtents(Who(op, at), shape);
+  return std::vector<int64_t>(shape.begin(), shape.end());
+}
 
 Tensor Source(GraphBuilder* graph, const char* op, const Attrs& attrs, const Here& at) {
   if (graph == nullptr) Fail(Who(op, at), ": no graph was given to make the tensor in");
@@ -128,10 +134,10 @@ Tensor argmax(Tensor x, int64_t axis, Here at) {
   return One("argmax", {x}, {{"axis", NormalAxis("argmax", axis, x, at)}}, at);
 }
 Tensor sum_to(Tensor x, const Dims& shape, Here at) {
-  return One("sum_to", {x}, {{"shape", Ints(shape)}}, at);
+  return One("sum_to", {x}, {{"shape", Wanted("sum_to", shape, at)}}, at);
 }
 Tensor broadcast_to(Tensor x, const Dims& shape, Here at) {
-  return One("broadcast_to", {x}, {{"shape", Ints(shape)}}, at);
+  return One("broadcast_to", {x}, {{"shape", Wanted("broadcast_to", shape, at)}}, at);
 }
 
 // --- Shape ---------------------------------------------------------------------------------------
@@ -142,15 +148,14 @@ Tensor reshape(Tensor x, const Dims& shape, Here at) {
   int unknown = -1;
   int64_t known = 1;
   for (int i = 0; i < to.rank(); ++i) {
-    if (to[i] >= 0) {
-      known *= to[i];
-      continue;
-    }
-    if (to[i] != -1) Fail(Who("reshape", at), ": axis ", i, " of ", shape.str(), " is negative");
+    if (to[i] != -1) continue;
     if (unknown >= 0)
       Fail(Who("reshape", at), ": axes ", unknown, " and ", i, " are both -1, only one may be");
     unknown = i;
+    to[i] = 1;
   }
+  Wanted("reshape", to, at);  // so that its product is a number
+  for (int64_t extent : to) known *= extent;
   int64_t elements = x.shape().elements();
   if (unknown >= 0) {
     if (known == 0 || elements % known != 0) {
@@ -159,7 +164,7 @@ Tensor reshape(Tensor x, const Dims& shape, Here at) {
     }
     to[unknown] = elements / known;
   }
-  return One("reshape", {x}, {{"shape", Ints(to)}}, at);
+  return One("reshape", {x}, {{"shape", Wanted("reshape", to, at)}}, at);
 }
 
 Tensor transpose(Tensor x, std::vector<int64_t> order, Here at) {
@@ -205,16 +210,17 @@ Tensor one_hot(Tensor ids, int64_t classes, Here at) {
 
 Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype, Here at) {
   return Source(graph, "full",
-                {{"shape", Ints(shape)}, {"value", value}, {"dtype", std::string(Name(dtype))}}, at);
+                {{"shape", Wanted("full", shape, at)}, {"value", value}, {"dtype", std::string(Name(dtype))}}, at);
 }
 Tensor uniform(GraphBuilder* graph, const Dims& shape, double low, double high, Here at) {
-  return Source(graph, "uniform", {{"shape", Ints(shape)}, {"low", low}, {"high", high}}, at);
+  return Source(graph, "uniform", {{"shape", Wanted("uniform", shape, at)}, {"low", low}, {"high", high}}, at);
 }
 Tensor normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
-  return Source(graph, "normal", {{"shape", Ints(shape)}, {"mean", mean}, {"stddev", stddev}}, at);
+  return Source(graph, "normal", {{"shape", Wanted("normal", shape, at)}, {"mean", mean}, {"stddev", stddev}}, at);
 }
 Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
-  return Source(graph, "truncated_normal", {{"shape", Ints(shape)}, {"mean", mean}, {"stddev", stddev}}, at);
+  return Source(graph, "truncated_normal",
+                {{"shape", Wanted("truncated_normal", shape, at)}, {"mean", mean}, {"stddev", stddev}}, at);
 }
 
 // --- Neural networks -----------------------------------------------------------------------------

@@ -133,6 +133,7 @@ void AddGatherPair(Catalog* catalog) {
     Tensor dtable = Apply(c.in[0].graph(), "gather_grad", {c.in[1], c.dout[0]}, attrs)[0];
     return std::vector<Tensor>{dtable, Tensor()};
   };
+  gather.precision = Precision::kFollow;
   gather.reference = Gather;
   DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   gather.samples = {{.in = {{6, 4}, {5}}, .dtypes = {f, i}, .limit = 6},

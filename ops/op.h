@@ -38,6 +38,13 @@ using GradFn = std::function<std::vector<Tensor>(const GradCall&)>;
 // An expansion: the same outputs from simpler operators, whose labels can be cut.
 using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
+// What mixed precision makes of an operator (compiler/mixed_precision.cc).
+//   kNarrow  worth its rounding: reads the narrow type
+//   kFollow  in the type of its floating operands: the narrow one where all of them have it (weights and constants are
+//            cast to it), fp32 otherwise
+//   kWide    needs fp32, and gives it
+enum class Precision : uint8_t { kNarrow, kFollow, kWide };
+
 // One choice of operand shapes the oracle tests run the operator with.
 struct Sample {
   std::vector<Dims> in;
@@ -80,6 +87,11 @@ struct OpDef {
   bool random = false;  // draws by attribute "key" (set when the node is made), the step and global positions
   std::vector<std::pair<int, int>> inplace;  // (output, input): an update; the output replaces the variable
 
+  Precision precision = Precision::kWide;
+  std::set<std::string> wide;  // operands that stay fp32 beside narrow ones (statistics, parameters of norms)
+  bool any_type = false;       // kWide: reads narrow operands as they are, and widens them itself
+  bool typed = false;          // attribute "dtype" names the type of the first output; default: that of its operands
+
   std::vector<Sample> samples;
 };
 
@@ -106,5 +118,9 @@ struct Inferred {
   std::vector<DType> dtypes;  // of the outputs; shapes are in rule.out
 };
 Inferred Infer(const OpDef& def, const OpCall& call);
+
+// Throws Error, opening with `who`, for a shape with a negative extent, or of more elements than any machine holds
+// (2^48): sizes in bytes, and sums of them, then stay far from overflow.
+void RequireExtents(const std::string& who, const Dims& shape);
 
 }  // namespace oneflow_like

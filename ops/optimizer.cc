@@ -81,7 +81,11 @@ void CheckUpdate(const OpCall& call, size_t state) {
   RequireFloating(call);
   RequireAttr(call, "lr");
   CheckSchedule(call.who, *call.attrs);
-  if (!std::isfinite(call.attrs->Float("lr"))) Fail(call.who, ": lr is ", call.attrs->Float("lr"));
+  for (const char* name : {"lr", "eps", "weight_decay"}) {
+    double number = call.attrs->Float(name, 0);
+    if (!(number >= 0 && std::isfinite(number)))
+      Fail(call.who, ": ", name, " is ", number, " but must be 0 or more, and finite");
+  }
   RequireFraction(call, "momentum", 0);
   RequireFraction(call, "beta1", 0.9);
   RequireFraction(call, "beta2", 0.999);

@@ -44,7 +44,11 @@ void Fold(const TensorArg& x, const TensorArg& y, const Mask& mask, Wide<T> iden
       for (int i = 0; i < index.rank(); ++i) index[i] += inner[i];
       total = step(total, Load(x.as<T>() + OffsetOf(x.extent, index)));
     });
-    Store(y.as<T>() + out++, finish(total));
+    if (y.dtype == x.dtype) {
+      Store(y.as<T>() + out++, finish(total));
+    } else {
+      StoreFloat(y, out++, static_cast<double>(finish(total)));
+    }
   });
 }
 
@@ -236,6 +240,7 @@ void SpreadSamples(OpDef* def) {
 void AddSums(Catalog* catalog) {
   OpDef sum = ReduceOp("sum", "The sum over some axes.", Reduce::kSum, Sum);
   sum.linear = {{"x"}};
+  sum.any_type = sum.typed = true;
   sum.grad = [](const GradCall& c) {
     Dims shape = c.in[0].shape();
     return std::vector<Tensor>{broadcast_to(WithReduced(c.dout[0], shape, c.attrs), shape)};
@@ -245,6 +250,7 @@ void AddSums(Catalog* catalog) {
   OpDef mean =
       ReduceOp("mean", "The sum over some axes, divided by their global extents.", Reduce::kSum, Mean);
   mean.linear = {{"x"}};
+  mean.any_type = mean.typed = true;
   mean.check = [](const OpCall& call) {
     CheckAxes(call);
     RequireFloating(call);
@@ -273,6 +279,7 @@ void AddSums(Catalog* catalog) {
   squares.check = [](const OpCall& call) { RequireFloating(call); };
   squares.flops = [](const BoundRule& rule) { return 2 * rule.Volume(); };
   squares.grad = [](const GradCall& c) { return std::vector<Tensor>{mul(scale(c.in[0], 2), c.dout[0])}; };
+  squares.any_type = squares.typed = true;
   squares.reference = SquareSum;
   squares.samples = {{.in = {{6, 4}}}, {.in = {{7}}}, {.in = {{}}}};
   catalog->Add(std::move(squares));
@@ -282,12 +289,14 @@ void AddExtremes(Catalog* catalog) {
   OpDef max = ReduceOp("max", "The greatest over some axes; a NaN wins; over nothing, the least number.",
                        Reduce::kMax, Max);
   max.grad = ShareAmongTies;
+  max.precision = Precision::kFollow;
   SpreadSamples(&max);
   catalog->Add(std::move(max));
 
   OpDef min = ReduceOp("min", "The least over some axes; a NaN wins; over nothing, the greatest number.",
                        Reduce::kMin, Min);
   min.grad = ShareAmongTies;
+  min.precision = Precision::kFollow;
   SpreadSamples(&min);
   catalog->Add(std::move(min));
 
@@ -317,6 +326,7 @@ void AddExtremes(Catalog* catalog) {
     }
   };
   argmax.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kInt64}; };
+  argmax.any_type = true;
   argmax.reference = Argmax;
   argmax.samples = {{.in = {{6, 5}}, .attrs = {{"axis", int64_t{1}}}},
                     {.in = {{6, 5, 4}}, .attrs = {{"axis", int64_t{1}}, {"keep", int64_t{1}}}}};
@@ -354,6 +364,7 @@ void AddSumTo(Catalog* catalog) {
   };
   def.linear = {{"x"}};
   def.grad = [](const GradCall& c) { return std::vector<Tensor>{broadcast_to(c.dout[0], c.in[0].shape())}; };
+  def.any_type = def.typed = true;
   def.reference = SumTo;
   auto to = [](std::vector<int64_t> shape) { return Attrs{{"shape", std::move(shape)}}; };
   def.samples = {{.in = {{6, 4}}, .attrs = to({4})},

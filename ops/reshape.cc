@@ -140,6 +140,7 @@ void AddReshape(Catalog* catalog) {
   def.view = true;
   def.flops = [](const BoundRule&) { return 0.0; };
   def.grad = [](const GradCall& c) { return std::vector<Tensor>{reshape(c.dout[0], c.in[0].shape())}; };
+  def.precision = Precision::kFollow;
   def.reference = Reshape;
   auto to = [](std::vector<int64_t> shape) { return Attrs{{"shape", std::move(shape)}}; };
   def.samples = {{.in = {{8, 6}}, .attrs = to({48})},       {.in = {{4, 12}}, .attrs = to({4, 3, 4})},

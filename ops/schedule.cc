@@ -30,6 +30,10 @@ void CheckSchedule(const std::string& who, const Attrs& attrs) {
   if (kind != "constant" && kind != "linear_warmup" && kind != "cosine" && kind != "step") {
     Fail(who, ": there is no schedule \"", kind, "\"; there are constant, linear_warmup, cosine and step");
   }
+  for (const char* name : {"final", "gamma"}) {
+    double number = attrs.Float(name, 0);
+    if (!std::isfinite(number)) Fail(who, ": the schedule's ", name, " is ", number, " but must be finite");
+  }
   if (warmup < 0) Fail(who, ": warmup is ", warmup, " steps but cannot be negative");
   if (kind == "cosine" && total <= warmup) {
     Fail(who, ": the cosine schedule ends at step ", total, ", which must be later than its warmup of ",

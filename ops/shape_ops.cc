@@ -110,6 +110,7 @@ OpDef ResizeOp(const std::string& name, const std::string& doc, int64_t (*extent
   };
   def.linear = {{"x"}};
   def.flops = [](const BoundRule&) { return 0.0; };
+  def.precision = Precision::kFollow;
   def.reference = reference;
   return def;
 }
@@ -148,6 +149,7 @@ void AddSliceAndPad(Catalog* catalog) {
       RequireAttr(call, name);
       if (call.attrs->Int(name) < 0)
         Fail(call.who, ": ", name, " is ", call.attrs->Int(name), " but must not be negative");
+      RequireExtents(call.who, {call.attrs->Int(name)});
     }
   };
   zeros.grad = [](const GradCall& c) {
@@ -211,6 +213,7 @@ void AddConcat(Catalog* catalog) {
     }
     return d;
   };
+  def.precision = Precision::kFollow;
   def.reference = Concat;
   def.samples = {{.in = {{6, 2}, {6, 3}, {6, 1}}, .attrs = {{"axis", int64_t{1}}}},
                  {.in = {{2, 6}, {3, 6}}, .attrs = {{"axis", int64_t{0}}}}};
@@ -249,6 +252,7 @@ void AddTranspose(Catalog* catalog) {
     for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
     return std::vector<Tensor>{transpose(c.dout[0], inverse)};
   };
+  def.precision = Precision::kFollow;
   def.reference = Transpose;
   auto order = [](std::vector<int64_t> o) { return Attrs{{"order", std::move(o)}}; };
   def.samples = {{.in = {{6, 4}}, .attrs = order({1, 0})},
@@ -292,6 +296,7 @@ void AddBroadcastTo(Catalog* catalog) {
   def.linear = {{"x"}};
   def.flops = [](const BoundRule&) { return 0.0; };
   def.grad = [](const GradCall& c) { return std::vector<Tensor>{sum_to(c.dout[0], c.in[0].shape())}; };
+  def.precision = Precision::kFollow;
   def.reference = BroadcastTo;
   auto to = [](std::vector<int64_t> shape) { return Attrs{{"shape", std::move(shape)}}; };
   def.samples = {{.in = {{4}}, .attrs = to({6, 4})},

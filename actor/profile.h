@@ -1,0 +1,36 @@
+// Where the time of the steps went, by the kinds of kernels that the plan names.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/plan.pb.h"
+
+namespace oneflow_like {
+
+// One kernel of the plan, on all ranks hosted here together.
+struct KernelProfile {
+  std::string label;         // KernelLabel
+  std::string category;
+  int64_t runs = 0;
+  double seconds = 0;
+  double flops = 0, bytes = 0;  // of all runs
+};
+
+// All seconds but `wall` are summed over the threads: kernels, waiting and runtime together are wall * threads.
+struct StepProfile {
+  int64_t steps = 0;                      // that ended
+  int threads = 0;                        // that the steps ran on
+  double wall = 0;                        // while at least one step was under way
+  std::map<std::string, double> kernels;  // by the plan's categories; of collectives the own work alone
+  double waiting = 0;                     // nothing was ready
+  double runtime = 0;                     // between kernels: credits, messages, choosing what is next
+  std::vector<KernelProfile> hottest;     // all kernels that ran, the most seconds first
+};
+
+// "h0/up: einsum gpt.cc:45"; of a collective "all_reduce h0/up.b gpt.cc:45". Names the kernel to users.
+std::string KernelLabel(const plan::Actor& actor, const plan::Kernel& kernel);
+
+}  // namespace oneflow_like
