@@ -47,7 +47,7 @@ class TraceFile {
   explicit TraceFile(const std::string& path);
 
   // Adds the records of one runtime. One process for each rank, one row for each of its streams (and one for feeds
-  // and fetches); acts of a stream that overlap, as collectives under way do, take further rows of the same name.
+  // and fetches); acts of a stream that overlap, as collectives under way do, take further rows ("link 2").
   // Returns how many records are not in the file since a buffer was full. Throws Error when the disk is full.
   int64_t Add(const std::vector<plan::Plan>& plans, const std::vector<TraceBuffer>& buffers, const TickScale& scale);
 

@@ -1,7 +1,8 @@
 // The optimizer as nodes of the graph.
 // Needs: gradients of the weights. Leaves: for each weight its state variables and one update node (phase update,
 // in place) on the weight's slice; with clipping, one norm for all: per slice the squares are summed, the slices'
-// sums are added in slice order, and the factor goes to every update.
+// sums are added in slice order, and the factor goes to every update. With a loss scale the factor divides by it, and
+// no update is made when the norm is not finite.
 #include <map>
 
 #include "compiler/passes.h"
@@ -27,8 +28,13 @@ Tensor StateVariable(Graph* graph, int weight, const std::string& prefix) {
   return Tensor(graph, graph->node(id).out[0]);
 }
 
-Tensor ClipFactor(Graph* graph, const std::vector<int>& gradients, const UpdateRule& rule,
-                  Graph::Origin* origin, int* grad_norm) {
+// What every update is told of all gradients: the factor on them, and with a loss scale whether they are finite.
+struct Told {
+  Tensor factor, finite;
+};
+
+Told FromNorm(Graph* graph, const std::vector<int>& gradients, const UpdateRule& rule, const LossScale& loss_scale,
+              Graph::Origin* origin, int* grad_norm) {
   std::map<Slice, std::vector<Tensor>> squares;
   Slice slice;
   for (int g : gradients) {
@@ -47,22 +53,26 @@ Tensor ClipFactor(Graph* graph, const std::vector<int>& gradients, const UpdateR
   }
   slice = squares.begin()->first;
   Tensor total = sums.size() > 1 ? add_n(sums) : sums[0];
-  std::vector<Tensor> clip = Apply(graph, "clip_factor", {total}, {{"max_norm", rule.clip_norm}});
-  *grad_norm = clip[1].id();
-  return clip[0];
+  Attrs attrs = {{"max_norm", rule.clip_norm}};
+  bool scaled = loss_scale.scale >= 0;
+  std::vector<Tensor> clip = scaled ? Apply(graph, "unscale", {total, Tensor(graph, loss_scale.scale)}, attrs)
+                                    : Apply(graph, "clip_factor", {total}, attrs);
+  if (rule.clip_norm > 0) *grad_norm = clip[1].id();
+  return {clip[0], scaled ? clip[2] : Tensor()};
 }
 
 }  // namespace
 
 void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
-                const UpdateRule& rule, int* grad_norm) {
+                const UpdateRule& rule, int* grad_norm, const LossScale& loss_scale) {
   Graph::Origin origin;
   origin.phase = Phase::kUpdate;
   origin.scope = "update/";
   graph->SetOrigin(&origin);
-  Tensor factor;
+  Told told;
   *grad_norm = -1;
-  if (rule.clip_norm > 0) factor = ClipFactor(graph, gradients, rule, &origin, grad_norm);
+  if (rule.clip_norm > 0 || loss_scale.scale >= 0)
+    told = FromNorm(graph, gradients, rule, loss_scale, &origin, grad_norm);
   Slice slice;
   for (size_t i = 0; i < weights.size(); ++i) {
     const Node weight = graph->producer(weights[i]);
@@ -76,10 +86,19 @@ void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector
       in.push_back(StateVariable(graph, weights[i], "adam_m"));
       in.push_back(StateVariable(graph, weights[i], "adam_v"));
     }
-    if (factor.defined()) in.push_back(factor);
+    if (told.factor.defined()) in.push_back(told.factor);
+    if (told.finite.defined()) in.push_back(told.finite);
     Attrs attrs = rule.attrs;
     if (rule.decay_only_matrices && graph->value(weights[i]).shape.rank() < 2) attrs.Set("weight_decay", 0.0);
     Apply(graph, rule.op, in, attrs);
+  }
+  if (loss_scale.scale >= 0) {
+    const Node variable = graph->producer(loss_scale.scale);
+    slice = variable.slice;
+    origin.slice = variable.placed ? &slice : nullptr;
+    origin.line = variable.line;
+    Apply(graph, "update_loss_scale",
+          {Tensor(graph, loss_scale.scale), Tensor(graph, loss_scale.finite_steps), told.finite});
   }
   graph->SetOrigin(nullptr);
 }

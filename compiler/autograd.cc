@@ -32,7 +32,7 @@ std::vector<bool> OnPath(const Graph& graph, int loss, const std::vector<int>& w
 
 }  // namespace
 
-std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights) {
+std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale) {
   if (graph->value(loss).shape.elements() != 1 || !IsFloating(graph->value(loss).dtype))
     Fail(graph->Describe(graph->value(loss).producer), ": the loss must be one floating point number, but it is ",
          Name(graph->value(loss).dtype), graph->value(loss).shape.str());
@@ -66,6 +66,7 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
   // Backward comes after forward even where no value says so: else what needs only the constants of the loss would
   // be a segment of its own, which runs ahead.
   graph->node(graph->value(parts[loss][0].id()).producer).after.push_back(graph->value(loss).producer);
+  if (scale >= 0) parts[loss][0] = mul(parts[loss][0], Tensor(graph, scale));
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     if (!on_path[*it] || IsEnd(graph->node(*it))) continue;
     const Node node = graph->node(*it);  // a copy: the graph grows below

@@ -16,6 +16,7 @@ struct Pass {
 
 // All passes on the logical graph after autograd and the optimizer, which Train runs while it builds.
 const Pass kPasses[] = {
+    {"mixed_precision", Level::kBuilt, [](Graph* g, const CompileOptions& o) { MixedPrecision(g, o); }},
     {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
     {"shard_variables", Level::kPlaced, [](Graph* g, const CompileOptions& o) { ShardVariables(g, o); }},
     {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},

@@ -171,6 +171,21 @@ void Graph::KeepOnly(const std::vector<int>& roots) {
     if (!keep[n]) Remove(n);
 }
 
+void Graph::Renumber(const std::vector<int>& order) {
+  std::vector<int> number(nodes_.size(), -1), all = order;
+  for (int n = 0; n < num_nodes(); ++n)
+    if (!alive(n)) all.push_back(n);
+  std::vector<Node> nodes;
+  for (int n : all) {
+    number[n] = static_cast<int>(nodes.size());
+    nodes.push_back(std::move(nodes_[n]));
+  }
+  for (Node& node : nodes)
+    for (int& before : node.after) before = number[before];
+  for (Value& value : values_) value.producer = number[value.producer];
+  nodes_ = std::move(nodes);
+}
+
 std::string Graph::Describe(int id) const {
   const Node& n = nodes_[id];
   std::string at = n.line.str();

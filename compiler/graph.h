@@ -105,6 +105,9 @@ class Graph : public GraphBuilder {
   std::vector<std::vector<int>> Readers() const;
   // Removes live nodes from which none of `roots` can be reached.
   void KeepOnly(const std::vector<int>& roots);
+  // Numbers the live nodes in this order, all of them, so that Order() gives it where it may. Ids of nodes change, of
+  // values not.
+  void Renumber(const std::vector<int>& order);
   // "matmul at gpt.cc:31"
   std::string Describe(int node) const;
   std::string UniqueName(const std::string& wanted);

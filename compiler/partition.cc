@@ -162,6 +162,8 @@ class Partitioner {
       }
     SetAttrs(attrs, k);
     k->set_bytes(bytes);
+    if (IsLocalBoxing(node) || IsCollective(node)) k->set_category("boxing");
+    if (const OpDef* def = graph_.catalog().Find(node.op)) k->set_category(def->category);
     if (const OpDef* def = graph_.catalog().Find(node.op); def && def->scratch) {
       KernelSpec spec = SpecOf(*k, attrs);
       k->set_scratch_bytes(RoundUp(def->scratch(spec)));

@@ -30,14 +30,23 @@ struct CompileOptions {
   int feed_slots = 2;        // staging of a step's feed: at least steps in flight
   Topology topology;
   double flops_per_second = 5e10;  // of one device, for estimates
+  DType dtype = DType::kFloat32;   // of matrix products and activations: mixed precision unless fp32
 };
 
 // --- Logical graph to logical graph ----------------------------------------------------------------------------------
-// d loss / d variable for every variable in `weights`; returns the gradients, in that order.
-std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights);
-// Gradient clipping and one update node for each weight, with its state variables.
+// Of fp16 training: the values of two variables, -1 without. loss_scale multiplies the loss's gradient, and follows
+// whether all gradients were finite: it halves, and the step is skipped, when not, and doubles after 2000 steps.
+struct LossScale {
+  int scale = -1, finite_steps = -1;
+};
+LossScale AddLossScale(Graph* graph, int loss);
+// d loss / d variable for every variable in `weights`, times the value `scale` where given; returns the gradients, in
+// that order.
+std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale = -1);
+// Gradient clipping and one update node for each weight, with its state variables; and the update of the loss scale.
 void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
-                const UpdateRule& rule, int* grad_norm);
+                const UpdateRule& rule, int* grad_norm, const LossScale& loss_scale = {});
+void MixedPrecision(Graph* graph, const CompileOptions& options);
 void PlaceStages(Graph* graph);
 void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO
 void ChooseSignatures(Graph* graph, const CompileOptions& options);

@@ -13,6 +13,7 @@
 #include "core/random.h"
 #include "examples/data.h"
 #include "examples/gpt_model.h"
+#include "examples/precision.h"
 #include "examples/step_log.h"
 #include "oneflow_like/oneflow_like.h"
 
@@ -30,6 +31,9 @@ DEFINE_int64(
     "Steps of linear rise of the learning rate, at most half of all; then a cosine falls to a tenth");
 DEFINE_double(clip, 1.0, "Largest global gradient norm; 0: no clipping");
 DEFINE_double(weight_decay, 0.1, "Weight decay of AdamW");
+DEFINE_string(dtype, "fp32",
+              "Type of matrix products, attention and activations: fp32, bf16 or fp16 (with dynamic loss scaling); "
+              "weights and optimizer stay fp32");
 DEFINE_string(schedule, "1f1b", "Pipeline schedule: 1f1b or gpipe");
 DEFINE_string(
     text, "/usr/share/doc/jargon-text/jargon.txt.gz",
@@ -67,6 +71,7 @@ void CheckFlags() {
                              std::pair{"temperature", FLAGS_temperature}}) {
     if (!(value >= 0) || std::isinf(value)) Fail("--", flag, "=", value, ": must be 0 or a positive number");
   }
+  PrecisionOf(FLAGS_dtype);
   if (FLAGS_schedule != "1f1b" && FLAGS_schedule != "gpipe") {
     Fail("--schedule=", FLAGS_schedule, ": must be 1f1b or gpipe");
   }
@@ -90,6 +95,7 @@ Session MakeTraining(Model& model, const GptConfig& config) {
   options.micro_batches = static_cast<int>(FLAGS_micro_batches);
   options.steps_in_flight = kStepsInFlight;
   options.schedule = FLAGS_schedule == "gpipe" ? PipelineSchedule::kGPipe : PipelineSchedule::k1F1B;
+  options.dtype = PrecisionOf(FLAGS_dtype);
   options.clip_norm = FLAGS_clip;
   options.lr_schedule = {.kind = Schedule::Kind::kCosine,
                          .warmup = std::min(FLAGS_warmup, FLAGS_steps / 2),
@@ -146,7 +152,8 @@ void MeasureHeldOut(Model& model, GptConfig config, TokenSpan text) {
   const Dims shape = {FLAGS_batch, FLAGS_context};
   Tensor tokens = model.Input("eval_tokens", shape, DType::kInt32, {{"dp", S(0)}});
   Tensor targets = model.Input("eval_targets", shape, DType::kInt32, {{"dp", S(0)}});
-  Session eval = Evaluate({{"loss", GptLoss(model.scope(), tokens, targets, config)}}, {.name = "eval"});
+  Session eval = Evaluate({{"loss", GptLoss(model.scope(), tokens, targets, config)}},
+                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
   double total = 0;
   int64_t counted = 0;
   for (int64_t i = 0; i < FLAGS_eval_batches; ++i) {
@@ -180,7 +187,8 @@ void WriteSample(Model& model, GptConfig config, const TokenData& data, uint64_t
   const int64_t context = config.context, classes = config.vocabulary;
   // One sequence: every replica of dp computes it whole.
   Tensor tokens = model.Input("prompt", {1, context}, DType::kInt32, {{"dp", B()}});
-  Session generate = Evaluate({{"logits", GptLogits(model.scope(), tokens, config)}}, {.name = "generate"});
+  Session generate = Evaluate({{"logits", GptLogits(model.scope(), tokens, config)}},
+                              {.name = "generate", .dtype = PrecisionOf(FLAGS_dtype)});
   std::vector<int32_t> written;
   if (data.bytes) {
     for (unsigned char c : FLAGS_prompt) written.push_back(c);
@@ -232,6 +240,7 @@ int Run(const Launcher& launcher) {
     MeasureHeldOut(model, config, split.held_out);
   }
   if (FLAGS_sample_tokens > 0) WriteSample(model, config, data, options.seed);
+  std::printf("%s", train.ProfileText().c_str());
   return 0;
 }
 

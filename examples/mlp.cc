@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "examples/data.h"
+#include "examples/precision.h"
 #include "examples/step_log.h"
 #include "oneflow_like/oneflow_like.h"
 
@@ -19,6 +20,7 @@ DEFINE_int64(batch, 100, "Images of one step, over all devices");
 DEFINE_int64(hidden, 256, "Width of the two hidden layers");
 DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest; a cosine falls to 0 at the end");
 DEFINE_double(dropout, 0.1, "Probability of dropping, after each hidden layer");
+DEFINE_string(dtype, "fp32", "Type of matrix products and activations: fp32, bf16 or fp16; weights and optimizer stay fp32");
 DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "Folder of the four gzipped IDX files");
 DEFINE_string(log_json, "", "File that gets one JSON object per step: step, loss, images_per_s, step_ms");
 
@@ -35,6 +37,7 @@ void CheckFlags() {
   at_least_one("epochs", FLAGS_epochs);
   at_least_one("batch", FLAGS_batch);
   at_least_one("hidden", FLAGS_hidden);
+  PrecisionOf(FLAGS_dtype);
   if (!(FLAGS_lr > 0) || std::isinf(FLAGS_lr)) Fail("--lr=", FLAGS_lr, ": must be a positive number");
   if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1)) Fail("--dropout=", FLAGS_dropout, ": must lie in [0, 1)");
 }
@@ -77,6 +80,7 @@ Session MakeTraining(Model& model, int64_t pixels, int64_t steps) {
   Tensor loss = mean(cross_entropy(Logits(model.scope(), images, FLAGS_dropout), labels));
   TrainOptions options;
   options.steps_in_flight = kStepsInFlight;
+  options.dtype = PrecisionOf(FLAGS_dtype);
   options.lr_schedule = {
       .kind = Schedule::Kind::kCosine, .warmup = std::min<int64_t>(100, steps / 10), .total = steps};
   return Train(loss, AdamW{.lr = FLAGS_lr, .weight_decay = 0.01}, options);
@@ -115,6 +119,8 @@ class Trainer {
     while (!in_flight_.empty()) FinishOne(epoch);
     progress_.End();
   }
+
+  std::string ProfileText() { return session_.ProfileText(); }
 
  private:
   void FinishOne(int64_t epoch) {
@@ -172,6 +178,7 @@ int Run(const Launcher& launcher) {
     std::printf("epoch %lld: test accuracy %.2f %%\n", static_cast<long long>(epoch + 1), accuracy);
     std::fflush(stdout);
   }
+  std::printf("%s", trainer.ProfileText().c_str());
   std::printf("test accuracy %.1f %%\n", accuracy);
   return 0;
 }

@@ -16,6 +16,7 @@ DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per 
 DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
 DEFINE_bool(dry_run, false, "compile without running and print what each rank would hold and send");
 DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the plans to");
+DEFINE_string(trace, "", "file that gets what every stream did when; open it with ui.perfetto.dev or chrome://tracing");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
 
 namespace oneflow_like {
@@ -53,6 +54,7 @@ ModelOptions Launcher::model_options() const {
   options.seed = FLAGS_seed;
   options.dump_dir = FLAGS_dump_dir;
   options.memory_budget = FLAGS_memory_budget;
+  options.trace_file = FLAGS_trace;
   if (FLAGS_threads < 0) Fail("--threads is ", FLAGS_threads, ", must be 0 or more");
   options.threads = FLAGS_threads;
   if (FLAGS_kernel_threads < 0) Fail("--kernel_threads is ", FLAGS_kernel_threads, ", must be 0 or more");

@@ -22,6 +22,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   AddBoxingKernels(&registry);
   AddCpuKernels(&registry);
   if (options.kernels) options.kernels(&registry);
+  if (!options.trace_file.empty()) trace = std::make_unique<TraceFile>(options.trace_file);
 }
 
 void ModelImpl::Load() {
@@ -87,7 +88,8 @@ void CheckName(const std::string& who, const std::string& name) {
 void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed) {
   for (const auto& [entry, sbp] : fixed)
     if (sbp.is_partial())
-      Fail(who, ": ", mesh.axis_name(entry - 1), ":", sbp.str(), " is a partial value, which only an operator can give; use B or S");
+      Fail(who, ": ", mesh.axis_name(entry - 1), ":", sbp.str(),
+           " is a partial value, which only an operator can give; use B or S");
 }
 
 // Inputs and variables are known by the names their user gave them; an operator of that name takes another.

@@ -70,6 +70,7 @@ struct ModelOptions {
   int threads = 0;         // runtime threads; 0: as many as cores, at most one per stream
   int kernel_threads = 0;  // threads that one kernel may use; 0: an equal share of the cores
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
+  std::string trace_file;  // every session adds what its streams did when, once it closes (ui.perfetto.dev opens it)
   int64_t memory_budget = 0;  // bytes per device; a plan above is refused; 0: none
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their reference
   // kernels run wherever `kernels` registers no faster one.

@@ -9,6 +9,7 @@
 
 #include "actor/executor.h"
 #include "actor/runtime.h"
+#include "actor/trace.h"
 #include "compiler/graph.h"
 #include "oneflow_like/model.h"
 
@@ -35,6 +36,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   KernelRegistry registry;
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
+  std::unique_ptr<TraceFile> trace;  // when asked for
   std::map<const void*, StepHandle> last_steps;  // by session
 };
 

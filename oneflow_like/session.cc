@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <glog/logging.h>
 #include <google/protobuf/text_format.h>
 
 #include "oneflow_like/session_impl.h"
@@ -13,6 +14,8 @@
 namespace oneflow_like {
 
 namespace {
+
+constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
 
 Attrs ScheduleAttrs(const Schedule& s) {
   static const char* names[] = {"constant", "linear_warmup", "cosine", "step"};
@@ -77,7 +80,25 @@ int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
 
 // --- Session ---------------------------------------------------------------------------------------------------------
 
-Session::Impl::~Impl() { model->last_steps.erase(this); }
+Session::Impl::~Impl() {
+  try {
+    Close();
+  } catch (const Error& error) {
+    LOG(ERROR) << error.what();
+  }
+  model->last_steps.erase(this);
+}
+
+void Session::Impl::Close() {
+  if (closed) return;
+  closed = true;
+  if (!runtime) return;
+  runtime->Close();
+  if (!model->trace) return;
+  int64_t missing = runtime->WriteTrace(model->trace.get());
+  LOG_IF(WARNING, missing > 0) << "trace file '" << model->trace->path() << "': " << missing
+                               << " slices of session " << options.name << " did not fit";
+}
 
 void Session::Impl::Load() {
   if (runtime) return;
@@ -91,6 +112,7 @@ void Session::Impl::Load() {
   }
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
+  if (model->trace) o.trace_records = kTraceRecords;
   runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(), model->executor.get(), o);
 }
 
@@ -104,7 +126,7 @@ void Session::Impl::DumpPlan(const plan::Plan& plan) const {
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
-Session::~Session() { Close(); }
+Session::~Session() = default;
 
 StepResult Session::Run(const Feeds& feeds) {
   if (!impl_) Fail("this Session was moved elsewhere and cannot run");
@@ -119,9 +141,7 @@ StepResult Session::Run(const Feeds& feeds) {
 }
 
 void Session::Close() {
-  if (!impl_) return;
-  impl_->closed = true;
-  if (impl_->runtime) impl_->runtime->Close();
+  if (impl_) impl_->Close();
 }
 
 int64_t Session::next_step() const { return impl_ && impl_->runtime ? impl_->runtime->next_step() : 0; }
@@ -147,6 +167,8 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
 void CheckOptions(const Graph& graph, const std::string& who, const SessionOptions& options) {
   if (options.micro_batches < 1) Fail(who, ": micro_batches is ", options.micro_batches, ", must be at least 1");
   if (options.steps_in_flight < 1) Fail(who, ": steps_in_flight is ", options.steps_in_flight, ", must be at least 1");
+  if (!IsFloating(options.dtype))
+    Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
     auto batch = node.fixed.find(0);
@@ -177,12 +199,14 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.schedule = options.schedule == PipelineSchedule::kGPipe ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
   c.seed = model.options.seed;
   c.feed_slots = options.steps_in_flight;
+  c.dtype = options.dtype;
   if (!options.zero_axis.empty())
     c.zero_axis = model.graph.mesh().AxisOrFail(options.zero_axis, "zero_axis of session " + options.name);
   return c;
 }
 
-// `who` is the user's Train or Evaluate: what cannot be compiled is reported by both lines, the call's and the node's.
+// `who` is the user's Train or Evaluate: what cannot be compiled is reported with both lines, the call's and
+// the node's.
 Compiled CompileFor(const std::string& who, const ModelImpl& model, Graph graph, const SessionOptions& options) {
   try {
     return Compile(std::move(graph), ToCompileOptions(model, options), Dumper(model, options.name));
@@ -246,7 +270,9 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   std::vector<int> weights, roots;
   for (const auto& [name, node] : model->variables) weights.push_back(graph.node(node).out[0]);
   std::sort(weights.begin(), weights.end());
-  std::vector<int> all = Autograd(&graph, loss.id(), weights), gradients, used;
+  LossScale loss_scale;
+  if (options.dtype == DType::kFloat16) loss_scale = AddLossScale(&graph, loss.id());
+  std::vector<int> all = Autograd(&graph, loss.id(), weights, loss_scale.scale), gradients, used;
   for (size_t i = 0; i < weights.size(); ++i)
     if (all[i] >= 0) {
       used.push_back(weights[i]);
@@ -255,9 +281,9 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   if (used.empty())
     Fail(who, ": the loss '", loss.name(), "' depends on no weight of the model");
   int first_update = graph.num_nodes(), grad_norm = -1;
-  AddUpdates(&graph, used, gradients, rule, &grad_norm);
+  AddUpdates(&graph, used, gradients, rule, &grad_norm, loss_scale);
   for (int n = first_update; n < graph.num_nodes(); ++n)
-    if (graph.node(n).op == rule.op) roots.push_back(n);
+    if (graph.node(n).op == rule.op || graph.node(n).op == "update_loss_scale") roots.push_back(n);
   std::map<std::string, int> fetched{{"loss", loss.id()}};
   if (grad_norm >= 0) fetched["grad_norm"] = grad_norm;
   AddOutputs(model, who, options.outputs, &fetched);

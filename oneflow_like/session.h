@@ -49,6 +49,10 @@ struct SessionOptions {
   int micro_batches = 1;
   int steps_in_flight = 2;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients, optimizer
+  // state, reductions and losses stay fp32. With fp16 the loss is scaled by variable "loss_scale": steps whose gradients
+  // overflow change nothing but that.
+  DType dtype = DType::kFloat32;
   std::string zero_axis;           // a mesh axis that also cuts weights and optimizer state not cut otherwise (ZeRO)
 };
 struct TrainOptions : SessionOptions {
@@ -95,11 +99,17 @@ class Session {
 
   // Starts one step with a copy of the whole batch; waits while steps_in_flight are under way.
   StepResult Run(const Feeds& feeds);
-  void Close();  // ends steps in flight; may be called at any moment
+  // Ends steps in flight and adds the session to ModelOptions::trace_file; may be called at any moment.
+  void Close();
   // Compiled but never loaded: what each rank would hold and send. Ranks alike are given once, the first for all.
   std::vector<RankSummary> Summaries() const;
   std::string SummaryText() const;
   int64_t next_step() const;
+  // Where the time of all steps since the last call of either (or the first step) went; waits for steps in flight.
+  StepProfile TakeProfile();
+  // The same on one screen, per step: matmul, attention, other kernels, boxing, waiting, runtime; then the ten hottest
+  // kernels with the user's lines.
+  std::string ProfileText();
 
   struct Impl;
   explicit Session(std::unique_ptr<Impl> impl);

@@ -20,10 +20,15 @@ struct Session::Impl {
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
 
-  ~Impl();
+  ~Impl();  // Close(); an Error is logged
+  // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
+  void Close();
   // Plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
   void DumpPlan(const plan::Plan& plan) const;
 };
+
+// What ProfileText gives.
+std::string ToText(const StepProfile& profile, const std::string& session);
 
 }  // namespace oneflow_like

@@ -210,6 +210,7 @@ void AddAttention(Catalog* catalog) {
             CheckMasks(call, 0);
           },
       .grad = AttentionGrad,
+      .category = "attention",
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
       .reference = AttentionReference,
       .random = true,
@@ -235,6 +236,7 @@ void AddAttention(Catalog* catalog) {
             RequireFloating(call);
             CheckMasks(call, 1);
           },
+      .category = "attention",
       .flops = [](const BoundRule& rule) { return 10 * rule.Volume(); },
       .reference = AttentionGradReference,
       .random = true,

@@ -20,6 +20,7 @@ const Catalog& BuiltinCatalog() {
     AddAttention(all);
     AddDropout(all);
     AddOptimizers(all);
+    AddLossScaling(all);
     AddFused(all);
     return all;
   }();

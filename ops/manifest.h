@@ -28,6 +28,7 @@ void AddEmbedding(Catalog* catalog);
 void AddAttention(Catalog* catalog);
 void AddDropout(Catalog* catalog);
 void AddOptimizers(Catalog* catalog);
+void AddLossScaling(Catalog* catalog);
 void AddFused(Catalog* catalog);
 
 // ops/boxing_kernels.cc: what a rank does alone when a layout changes; no operators.

@@ -228,6 +228,7 @@ void AddMatmul(Catalog* catalog) {
       .linear = {{"a"}, {"b"}},
       .check = CheckProduct,
       .grad = MatmulGrad,
+      .category = "matmul",
       .flops = ProductFlops,
       .reference = MatmulReference,
       .precision = Precision::kNarrow,
@@ -253,6 +254,7 @@ void AddMatmul(Catalog* catalog) {
             EquationOf(call);
           },
       .grad = EinsumGrad,
+      .category = "matmul",
       .flops = ProductFlops,
       .reference = EinsumReference,
       .precision = Precision::kNarrow,

@@ -76,6 +76,8 @@ struct OpDef {
 
   GradFn grad;        // absent: no gradient flows through (comparison, argmax, ...)
   ExpandFn expand;
+  // Where profiles count its time: "matmul", "attention", or a kind of the user's own.
+  std::string category = "other";
   std::function<double(const BoundRule&)> flops;  // default: the volume of the iteration space; of a local rule
   std::function<int64_t(const KernelSpec&)> scratch;  // bytes of scratch its kernels need
   KernelFn reference = nullptr;                   // slow and obvious: the definition

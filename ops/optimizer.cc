@@ -1,6 +1,9 @@
 // The update operators: they read a weight, its gradient and their state, and give the new weight and state,
-// in place. A last, optional input is a factor on the gradient (clip_factor's, for clipping by global norm).
+// in place. Two last, optional inputs are a factor on the gradient (clip_factor's, for clipping by global norm), and
+// whether to update at all (unscale's, for gradients that overflowed).
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "ops/manifest.h"
 #include "ops/reference.h"
@@ -16,13 +19,26 @@ struct Update {
     lr = attrs.Float("lr") * ScheduleFactor(attrs, context.step);
     decay = attrs.Float("weight_decay", 0);
     if (context.in.size() > factor_input) factor = LoadFloat(context.in[factor_input], 0);
+    skipped = context.in.size() > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
   }
   double lr, decay, factor = 1;
+  bool skipped = false;
 };
+
+// What a step that is skipped leaves: weight and state as they were.
+Status KeepAll(const KernelContext& context) {
+  for (size_t o = 0; o < context.out.size(); ++o) {
+    const TensorArg& from = context.in[o == 0 ? 0 : o + 1];
+    if (from.data != context.out[o].data && from.elements() > 0)
+      std::memcpy(context.out[o].data, from.data, from.elements() * SizeOf(from.dtype));
+  }
+  return {};
+}
 
 Status SgdReference(const KernelContext& context) {
   const TensorArg &w = context.in[0], &g = context.in[1], &v = context.in[2];
   Update update(context, 3);
+  if (update.skipped) return KeepAll(context);
   double momentum = context.spec.attrs.Float("momentum", 0);
   for (int64_t i = 0; i < w.elements(); ++i) {
     double weight = LoadFloat(w, i);
@@ -39,6 +55,7 @@ template <bool kApart>
 Status AdamReference(const KernelContext& context) {
   const TensorArg &w = context.in[0], &g = context.in[1], &m = context.in[2], &v = context.in[3];
   Update update(context, 4);
+  if (update.skipped) return KeepAll(context);
   const Attrs& attrs = context.spec.attrs;
   double beta1 = attrs.Float("beta1", 0.9), beta2 = attrs.Float("beta2", 0.999),
          eps = attrs.Float("eps", 1e-8);
@@ -67,7 +84,8 @@ std::string UpdateAxes(const OpCall& call, const std::vector<std::string>& state
     in += ", " + name + axes;
     out += ", new_" + name + axes;
   }
-  if (call.shapes.size() == 3 + state.size()) in += ", factor[]";
+  if (call.shapes.size() >= 3 + state.size()) in += ", factor[]";
+  if (call.shapes.size() == 4 + state.size()) in += ", finite[]";
   return in + " -> " + out;
 }
 
@@ -77,8 +95,11 @@ void RequireFraction(const OpCall& call, const std::string& name, double otherwi
 }
 
 void CheckUpdate(const OpCall& call, size_t state) {
-  if (call.shapes.size() != 2 + state) RequireInputs(call, 3 + state);  // with the factor
-  RequireFloating(call);
+  size_t least = 2 + state, inputs = call.shapes.size();  // with the factor one more, with finite two
+  if (inputs != least && inputs != least + 2) RequireInputs(call, least + 1);
+  for (size_t i = 0; i < std::min(inputs, least + 1); ++i) RequireFloating(call, i);
+  if (inputs == least + 2 && call.dtypes.back() != DType::kBool)
+    Fail(call.who, ": finite is ", Name(call.dtypes.back()), " but must be bool");
   RequireAttr(call, "lr");
   CheckSchedule(call.who, *call.attrs);
   for (const char* name : {"lr", "eps", "weight_decay"}) {
@@ -121,6 +142,13 @@ void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc
     std::vector<Dims> in(2 + n, shape);
     if (clipped) in.push_back({});
     def.samples.push_back({.in = in, .attrs = clipped ? cosine : attrs, .low = 0.1, .high = 1});
+    if (!clipped) continue;
+    Sample finite = def.samples.back();
+    finite.in.push_back({});
+    finite.dtypes.assign(finite.in.size(), DType::kFloat32);
+    finite.dtypes.back() = DType::kBool;
+    finite.limit = 2;
+    def.samples.push_back(finite);
   }
   catalog->Add(def);
 }

@@ -39,6 +39,8 @@ void Check(const char* mesh, const std::vector<Mistake>& mistakes) {
 #define MISTAKE(wanted, ...) Mistake{__LINE__, wanted, [](Model & m) { (void)m; __VA_ARGS__; }}
 #define MISTAKE_NO_LINE(wanted, ...) Mistake{0, wanted, [](Model & m) { (void)m; __VA_ARGS__; }}
 
+// clang-format off: a mistake and what is wanted of its message stand on one line, whose number is checked too.
+
 // An input of some shape and type, made on a line of its own so that an operator's line is the mistake's.
 Tensor X(Model& m, const Dims& shape, DType dtype = DType::kFloat32) {
   static int made = 0;

@@ -1,5 +1,5 @@
-// Models drawn at random, on meshes, stages, signatures, micro-batches and schedules drawn at random, train to what one
-// device gives.
+// Models drawn at random, on meshes, stages, signatures, micro-batches and schedules drawn at random, train
+// to what one device gives.
 #include "tests/session_fixture.h"
 
 namespace oneflow_like {
@@ -17,7 +17,7 @@ struct Draw {
 Tensor RandomLoss(Model& model, uint64_t seed) {
   Draw shape{seed, 1}, place{seed, 2};
   const Mesh& mesh = model.mesh();
-  int stages = mesh.axis_size(2), blocks = 2 + shape(4), stage = 0;
+  int stages = mesh.axis_size(2), blocks = 3 + shape(4), stage = 0;
   bool back = place(3) == 0;  // whether the model may go back to an earlier stage
   std::vector<Tensor> seen = {model.Input("x", {kBatch, kWidth}, DType::kFloat32)};
   Tensor ids = model.Input("ids", {kBatch}, DType::kInt32, {{"dp", S(0)}});
@@ -37,7 +37,9 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
     stage = b >= blocks - stages ? stages - (blocks - b) : back ? next : std::max(stage, next);
     if (stage < 0) stage = 0;
     Scope s = (model.scope() / Cat("b", b)).Stage("pp", stage);
-    Tensor x = to_stage(seen[shape(static_cast<int>(seen.size()))], "pp", stage);
+    // The last three blocks follow each other, so that every stage has work.
+    size_t from = shape(static_cast<int>(seen.size()));
+    Tensor x = to_stage(b >= blocks - 3 ? seen.back() : seen[from], "pp", stage);
     Annotation cut = place(2) ? Annotation{{"tp", S(place(2))}} : Annotation{};
     Tensor y;
     switch (shape(6)) {
@@ -54,15 +56,20 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
         y = dropout(gelu(x), .3) + to_stage(seen[0], "pp", stage);
         break;
       case 4:
-        y = matmul(softmax(x), (model.scope() / "shared").Stage("pp", 0).Weight("w", {kWidth, kWidth}, Normal(.4)));
+        y = matmul(softmax(x),
+                   (model.scope() / "shared").Stage("pp", 0).Weight("w", {kWidth, kWidth}, Normal(.4)));
         break;
       default:
-        y = concat({slice(x, 1, 2, kWidth), slice(x, 1, 0, 2)}, 1) * s.Weight("scale", {kWidth}, Normal(.2, 1));
+        y = concat({slice(x, 1, 2, kWidth), slice(x, 1, 0, 2)}, 1) *
+            s.Weight("scale", {kWidth}, Normal(.2, 1));
     }
     seen.push_back(annotated(y));
   }
+  Tensor table = model.scope().Stage("pp", 0).Weight("table", {7, kWidth}, Normal(.4));
   Tensor last = seen.back() + to_stage(seen[shape(static_cast<int>(seen.size()))], "pp", stage);
-  Tensor weight = (model.scope() / "head").Stage("pp", stage).Weight("w", {kWidth, 3}, Normal(.5), {{"tp", S(1)}});
+  last = last + embedding(table, ids);
+  Tensor weight =
+      (model.scope() / "head").Stage("pp", stage).Weight("w", {kWidth, 3}, Normal(.5), {{"tp", S(1)}});
   return mean(square(matmul(last, weight)));
 }
 
@@ -72,8 +79,10 @@ struct Setting {
   Setting() { options.clip_norm = .3; }
   explicit Setting(uint64_t seed) : Setting() {
     Draw draw{seed, 3};
-    const char* meshes[] = {"cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2", "cpu:dp=2,pp=2", "cpu:tp=2,pp=2", "cpu:pp=3", "cpu:dp=3", "cpu:dp=2,tp=2"};
-    mesh = meshes[draw(9)];
+    const char* meshes[] = {"cpu:dp=1",           "cpu:dp=2",      "cpu:tp=2",      "cpu:pp=2",
+                            "cpu:pp=3",           "cpu:dp=2,pp=2", "cpu:tp=2,pp=2", "cpu:dp=2,tp=2",
+                            "cpu:dp=2,tp=2,pp=2", "cpu:dp=3"};
+    mesh = meshes[draw(10)];
     options.micro_batches = 1 + draw(4);
     options.steps_in_flight = 1 + draw(3);
     if (draw(3) == 0) options.schedule = PipelineSchedule::kGPipe;
@@ -81,7 +90,8 @@ struct Setting {
   }
   std::string str() const {
     return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight,
-               options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "", options.zero_axis.empty() ? "" : " ZeRO");
+               options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "",
+               options.zero_axis.empty() ? "" : " ZeRO");
   }
 };
 
@@ -98,7 +108,7 @@ Outputs Training(uint64_t seed, const Setting& setting) {
 }
 
 TEST(RandomModels, TrainLikeOneDevice) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
     Setting setting(seed);
     std::string where = Cat("seed ", seed, ": ", setting.str());
     try {

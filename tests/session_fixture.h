@@ -57,7 +57,8 @@ inline double Difference(const HostTensor& a, const HostTensor& b) {
   return worst;
 }
 
-inline void ExpectNear(const Outputs& got, const Outputs& wanted, double tolerance, const std::string& where) {
+inline void ExpectNear(const Outputs& got, const Outputs& wanted, double tolerance,
+                       const std::string& where) {
   ASSERT_EQ(got.size(), wanted.size()) << where;
   for (const auto& [name, value] : wanted) {
     ASSERT_TRUE(got.count(name)) << where << ": no " << name;

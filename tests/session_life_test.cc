@@ -17,7 +17,8 @@ struct TwoStages {
   Tensor loss, row;
 
   explicit TwoStages(const std::string& mesh) : model(FullMesh(mesh)) {
-    Scope first = model.scope().Stage("pp", 0), second = model.scope().Stage("pp", model.mesh().axis_size(2) - 1);
+    Scope first = model.scope().Stage("pp", 0),
+          second = model.scope().Stage("pp", model.mesh().axis_size(2) - 1);
     Tensor x = model.Input("x", {6, 4}, DType::kFloat32, {{"dp", S(0)}});
     Tensor ids = model.Input("ids", {6}, DType::kInt32, {{"dp", S(0)}});
     Tensor h = tanh(matmul(x, first.Weight("w", {4, 4}, Normal(.5))));
@@ -44,7 +45,8 @@ TrainOptions Options(int micro_batches, int in_flight) {
 TEST(SessionLife, CloseAtAnyMoment) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     auto draw = [&](int what) { return RandomBits(seed, 0, what); };
-    const char* mesh = std::vector{"cpu:dp=1", "cpu:dp=2", "cpu:pp=2", "cpu:dp=2,pp=2", "cpu:dp=3"}[draw(0) % 5];
+    const char* mesh =
+        std::vector{"cpu:dp=1", "cpu:dp=2", "cpu:pp=2", "cpu:dp=2,pp=2", "cpu:dp=3"}[draw(0) % 5];
     SCOPED_TRACE(Cat("seed ", seed, " on ", mesh));
     TwoStages two(mesh);
     Session session = Train(two.loss, Adam{}, Options(1 + draw(1) % 3, 1 + draw(2) % 4));
@@ -78,7 +80,8 @@ TEST(SessionLife, DestructionInAnyOrder) {
   for (int order = 0; order < 6; ++order) {
     SCOPED_TRACE(order);
     std::optional<TwoStages> two("cpu:dp=2,pp=2");
-    std::optional<Session> train(Train(two->loss, Adam{}, Options(2, 2))), eval(Evaluate({{"loss", two->loss}}));
+    std::optional<Session> train(Train(two->loss, Adam{}, Options(2, 2))),
+        eval(Evaluate({{"loss", two->loss}}));
     std::optional<StepResult> result = train->Run(GoodFeeds(0)), other;
     if (order % 2 == 0) other = eval->Run(GoodFeeds(1));
     if (order / 2 == 0) {
@@ -114,12 +117,14 @@ TEST(SessionLife, NeverRunOrMoved) {
 }
 
 TEST(SessionLife, KernelFailureTravels) {
-  std::regex wanted(Cat("embedding.*session_life_test\\.cc:", kIdsLine, ".*id 77 is outside the table of 5 rows"));
+  std::regex wanted(
+      Cat("embedding.*session_life_test\\.cc:", kIdsLine, ".*id 77 is outside the table of 5 rows"));
   for (const char* mesh : {"cpu:dp=2,pp=2", "cpu:dp=1", "cpu:dp=2"})
     for (int micro_batches : {1, 3}) {
       SCOPED_TRACE(Cat(mesh, ", ", micro_batches, " micro-batches"));
       TwoStages two(mesh);
-      Session train = Train(two.loss, Sgd{}, Options(micro_batches, 3)), eval = Evaluate({{"loss", two.loss}});
+      Session train = Train(two.loss, Sgd{}, Options(micro_batches, 3)),
+              eval = Evaluate({{"loss", two.loss}});
       StepResult good = train.Run(GoodFeeds(0)), bad = train.Run(BadFeeds(1));
       std::string later;
       try {

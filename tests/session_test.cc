@@ -1,5 +1,5 @@
-// Sessions through the public API: whatever the mesh, the micro-batches, the stages and the schedule, a session gives
-// what one device gives.
+// Sessions through the public API: whatever the mesh, the micro-batches, the stages and the schedule, a
+// session gives what one device gives.
 #include <functional>
 
 #include "tests/session_fixture.h"
@@ -7,11 +7,12 @@
 namespace oneflow_like {
 namespace {
 
-// --- Feeds and fetches -----------------------------------------------------------------------------------------------
+// --- Feeds and fetches
+// -----------------------------------------------------------------------------------------------
 
 TEST(Session, FeedsAndFetchesEveryType) {
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt32, DType::kInt64, DType::kUInt8,
-                      DType::kBool}) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt32, DType::kInt64,
+                      DType::kUInt8, DType::kBool}) {
     for (const Dims& shape : {Dims{5, 3}, Dims{1, 2}, Dims{0, 3}, Dims{4}}) {
       Model model(FullMesh("cpu:dp=2,tp=2"));
       Tensor x = model.Input("x", shape, dtype, {{"dp", S(0)}});
@@ -31,16 +32,19 @@ TEST(Session, ScalarInputAndCasts) {
   Tensor factor = model.Input("factor", {}, DType::kFloat32, {}, -1);
   Tensor x = model.Input("x", {3, 2}, DType::kFloat32);
   Tensor half = cast(x * factor, DType::kBFloat16);
-  Session session = Evaluate({{"back", cast(half, DType::kFloat32)}, {"int", cast(x * factor, DType::kInt64)}});
-  StepResult r = session.Run({{"factor", ToHost<float>({2}, {})},
-                              {"x", ToHost<float>({1, 2, -3, 0.5, 1.001f, 100}, {3, 2})}});
+  Session session =
+      Evaluate({{"back", cast(half, DType::kFloat32)}, {"int", cast(x * factor, DType::kInt64)}});
+  StepResult r = session.Run(
+      {{"factor", ToHost<float>({2}, {})}, {"x", ToHost<float>({1, 2, -3, 0.5, 1.001f, 100}, {3, 2})}});
   EXPECT_TRUE(SameBytes(r.Get("back"), ToHost<float>({2, 4, -6, 1, 2, 200}, {3, 2})));
   EXPECT_TRUE(SameBytes(r.Get("int"), ToHost<int64_t>({2, 4, -6, 1, 2, 200}, {3, 2})));
 }
 
-// --- One model of many operators, every signature --------------------------------------------------------------------
+// --- One model of many operators, every signature
+// --------------------------------------------------------------------
 
-// Annotates what it is given at random: each mesh axis that works here gets B, a cut, a partial sum, or no word.
+// Annotates what it is given at random: each mesh axis that works here gets B, a cut, a partial sum, or no
+// word.
 struct Marker {
   uint64_t seed = 0;  // 0: never
   uint64_t count = 0;
@@ -65,7 +69,8 @@ struct Marker {
 constexpr int kBatch = 7;
 
 std::map<std::string, Tensor> Mixed(Model& model, Marker mark) {
-  Tensor x = model.Input("x", {kBatch, 5, 6}, DType::kFloat32), ids = model.Input("ids", {kBatch, 5}, DType::kInt32);
+  Tensor x = model.Input("x", {kBatch, 5, 6}, DType::kFloat32),
+         ids = model.Input("ids", {kBatch, 5}, DType::kInt32);
   Scope s = model.scope() / "mixed";
   Tensor table = s.Weight("table", {11, 6}, Normal(1)), w = s.Weight("w", {6, 9}, Normal(.5));
   std::map<std::string, Tensor> o;
@@ -85,7 +90,8 @@ std::map<std::string, Tensor> Mixed(Model& model, Marker mark) {
   o["min"] = mark(min(chosen, {0}));
   o["max_all"] = mark(max(total));
   o["padded"] = mark(pad(parts[2], 1, 2, 1));
-  o["mean"] = mark(mean(square(total))) + mean(mark(gelu(a))) + mean(mark(max(flat, {0}))) + mean(square(min(chosen, {1})));
+  o["mean"] = mark(mean(square(total))) + mean(mark(gelu(a))) + mean(mark(max(flat, {0}))) +
+              mean(square(min(chosen, {1})));
   o["mean_of_extremes"] = o["mean"] + mean(o["max"]) + mean(square(o["min"]));  // which take the whole batch
   return o;
 }
@@ -97,7 +103,8 @@ Feeds MixedFeeds(int step) {
 Outputs MixedValues(const std::string& mesh, uint64_t seed, int micro_batches = 1) {
   Model model(FullMesh(mesh));
   std::map<std::string, Tensor> tensors = Mixed(model, {seed});
-  if (micro_batches > 1) tensors.erase("reshape");  // its batch is merged behind another axis: no part of time is one box
+  if (micro_batches > 1)
+    tensors.erase("reshape");  // its batch is merged behind another axis: no part of time is one box
   SessionOptions options;
   options.micro_batches = micro_batches;
   Session session = Evaluate(tensors, options);
@@ -132,12 +139,13 @@ TEST(Session, EveryMeshGivesTheValuesOfOneDevice) {
   for (const char* mesh : {"cpu:dp=2", "cpu:tp=2", "cpu:dp=2,tp=2", "cpu:dp=3", "cpu:dp=4,tp=3"})
     for (uint64_t seed = 0; seed < 7; ++seed)
       for (int micro_batches : {1, 3})
-        ExpectNear(MixedValues(mesh, seed, micro_batches), micro_batches == 1 ? one : Without(one, "reshape"), 1e-5,
-                   Cat(mesh, " annotated by seed ", seed, ", ", micro_batches, " micro-batches"));
+        ExpectNear(MixedValues(mesh, seed, micro_batches), micro_batches == 1 ? one : Without(one, "reshape"),
+                   1e-5, Cat(mesh, " annotated by seed ", seed, ", ", micro_batches, " micro-batches"));
 }
 
 TEST(Session, EveryMeshTrainsLikeOneDevice) {
-  Outputs one = MixedTraining("cpu:dp=1", 0, "mean"), extremes = MixedTraining("cpu:dp=1", 0, "mean_of_extremes");
+  Outputs one = MixedTraining("cpu:dp=1", 0, "mean"),
+          extremes = MixedTraining("cpu:dp=1", 0, "mean_of_extremes");
   for (const char* mesh : {"cpu:dp=2", "cpu:tp=2", "cpu:dp=2,tp=2", "cpu:dp=3"})
     for (uint64_t seed = 0; seed < 7; ++seed) {
       std::string where = Cat(mesh, " annotated by seed ", seed);
@@ -166,12 +174,14 @@ TEST(Session, ReductionsInEverySignature) {
           Tensor y = annotate(reduce(annotate(x, {{"dp", from}})), {{"dp", to}});
           HostTensor got = Evaluate({{"y", scale(y, 2)}}).Run({{"x", feed}}).Get("y");
           if (!wanted.data) wanted = got;
-          EXPECT_LE(Difference(got, wanted), 1e-6) << name << " on " << mesh << " " << from.str() << " -> " << to.str();
+          EXPECT_LE(Difference(got, wanted), 1e-6)
+              << name << " on " << mesh << " " << from.str() << " -> " << to.str();
         }
   }
 }
 
-// --- Pipelines -------------------------------------------------------------------------------------------------------
+// --- Pipelines
+// -------------------------------------------------------------------------------------------------------
 
 struct Training {
   std::string mesh = "cpu:dp=1";
@@ -190,8 +200,9 @@ struct Pipelined {
   Tensor loss, logits, masks;
 };
 
-// Two blocks on two stages (or one, where the mesh has no pipeline), with everything that can cross a stage boundary:
-// an input read on both, a skip connection, a table read at both ends, a weight asked for twice by name.
+// Two blocks on two stages (or one, where the mesh has no pipeline), with everything that can cross a stage
+// boundary: an input read on both, a skip connection, a table read at both ends, a weight asked for twice by
+// name.
 Pipelined PipelinedModel(Model& model) {
   int last = model.mesh().axis_size(model.mesh().FindAxis("pp")) - 1;
   Scope first = model.scope().Stage("pp", 0), second = model.scope().Stage("pp", last);
@@ -208,10 +219,11 @@ Pipelined PipelinedModel(Model& model) {
   };
   Tensor middle = block(first / "a", x);
   Tensor h = block(second / "b", to_stage(middle, "pp", last) + bias);
-  h = h + to_stage(x, "pp", last);                                            // the skip
-  h = h + matmul(gelu(matmul(h, (second / "b").Weight("up", {8, 16}, Normal(.3), {{"tp", S(1)}}))),
-                 (second / "b").Weight("down", {16, 8}, Normal(.3), {{"tp", S(0)}}));  // the weights of b again
-  Tensor logits = einsum("bsd,vd->bsv", h, table);                            // tied with the first stage's
+  h = h + to_stage(x, "pp", last);  // the skip
+  h = h +
+      matmul(gelu(matmul(h, (second / "b").Weight("up", {8, 16}, Normal(.3), {{"tp", S(1)}}))),
+             (second / "b").Weight("down", {16, 8}, Normal(.3), {{"tp", S(0)}}));  // the weights of b again
+  Tensor logits = einsum("bsd,vd->bsv", h, table);  // tied with the first stage's
   Tensor masks = dropout(shift(scale(bias, 0), 1), .5);
   return {mean(cross_entropy(logits, target)), logits, masks};
 }
@@ -260,25 +272,28 @@ Outputs PipelinedTraining(const Training& run, const Recipe& recipe = {}) {
 
 TEST(Session, PipelinesMicroBatchesAndZeroFollowOneDevice) {
   Outputs one = PipelinedTraining({});
-  for (const Training& run : {Training{"cpu:dp=1", 3}, Training{"cpu:dp=1", 7}, Training{"cpu:dp=2"}, Training{"cpu:dp=3"}, Training{"cpu:dp=2", 2},
-                         Training{"cpu:dp=3", 4}, Training{"cpu:tp=2"}, Training{"cpu:tp=2", 2}, Training{"cpu:pp=2"}, Training{"cpu:pp=2", 3},
-                         Training{"cpu:pp=2", 7, PipelineSchedule::kGPipe}, Training{"cpu:dp=2,pp=2", 2},
-                         Training{"cpu:tp=2,pp=2", 3}, Training{"cpu:dp=2,tp=2,pp=2", 2},
-                         Training{"cpu:dp=2", 1, PipelineSchedule::k1F1B, "dp"},
-                         Training{"cpu:dp=3,pp=2", 2, PipelineSchedule::k1F1B, "dp"},
-                         Training{"cpu:dp=2,tp=2", 2, PipelineSchedule::k1F1B, "dp"}}) {
+  for (const Training& run :
+       {Training{"cpu:dp=1", 3}, Training{"cpu:dp=1", 7}, Training{"cpu:dp=2"}, Training{"cpu:dp=3"},
+        Training{"cpu:dp=2", 2}, Training{"cpu:dp=3", 4}, Training{"cpu:tp=2"}, Training{"cpu:tp=2", 2},
+        Training{"cpu:pp=2"}, Training{"cpu:pp=2", 3}, Training{"cpu:pp=2", 7, PipelineSchedule::kGPipe},
+        Training{"cpu:dp=2,pp=2", 2}, Training{"cpu:tp=2,pp=2", 3}, Training{"cpu:dp=2,tp=2,pp=2", 2},
+        Training{"cpu:dp=2", 1, PipelineSchedule::k1F1B, "dp"},
+        Training{"cpu:dp=3,pp=2", 2, PipelineSchedule::k1F1B, "dp"},
+        Training{"cpu:dp=2,tp=2", 2, PipelineSchedule::k1F1B, "dp"}}) {
     Outputs got = PipelinedTraining(run);
     ExpectNear(got, one, 2e-5, run.str());
     for (int step = 0; step < 6; ++step) {
       std::string masks = Cat("masks", step), norm = Cat("grad_norm", step);
-      EXPECT_TRUE(SameBytes(got.at(masks), one.at(masks))) << run.str() << ": dropout differs in step " << step;
+      EXPECT_TRUE(SameBytes(got.at(masks), one.at(masks)))
+          << run.str() << ": dropout differs in step " << step;
       double wanted = one.at(norm).as<float>()[0], relative = got.at(norm).as<float>()[0] / wanted - 1;
       if (step == 0) {
         EXPECT_LE(std::abs(relative), 1e-6) << run.str() << ": gradient norm, which is " << wanted;
       }
     }
   }
-  EXPECT_FALSE(SameBytes(one.at("masks0"), one.at("masks1"))) << "the mask of a step must differ from the next's";
+  EXPECT_FALSE(SameBytes(one.at("masks0"), one.at("masks1")))
+      << "the mask of a step must differ from the next's";
 }
 
 TEST(Session, GPipeEquals1F1B) {
@@ -308,7 +323,8 @@ TEST(Session, ZeroHoldsLessOfEachVariable) {
   EXPECT_LT(persistent("dp"), persistent("") * 0.6);
 }
 
-// --- Several sessions over one store ---------------------------------------------------------------------------------
+// --- Several sessions over one store
+// ---------------------------------------------------------------------------------
 
 Outputs Alternating(const Training& run) {
   Model model(FullMesh(run.mesh));
@@ -344,8 +360,8 @@ Outputs Alternating(const Training& run) {
 
 TEST(Session, TrainingEvaluationAndGenerationShareTheWeights) {
   Outputs one = Alternating({});
-  for (const Training& run : {Training{"cpu:dp=2"}, Training{"cpu:dp=3", 2}, Training{"cpu:tp=2"}, Training{"cpu:pp=2", 3},
-                         Training{"cpu:dp=2,tp=2,pp=2", 2}})
+  for (const Training& run : {Training{"cpu:dp=2"}, Training{"cpu:dp=3", 2}, Training{"cpu:tp=2"},
+                              Training{"cpu:pp=2", 3}, Training{"cpu:dp=2,tp=2,pp=2", 2}})
     ExpectNear(Alternating(run), one, 2e-5, run.str());
 }
 
@@ -360,8 +376,9 @@ TEST(Session, WeightsAreSharedByName) {
 }
 
 TEST(Session, CutVariablesAreReadAndWrittenWhole) {
-  for (const Training& run : {Training{"cpu:dp=3", 1, PipelineSchedule::k1F1B, "dp"}, Training{"cpu:tp=2"}, Training{"cpu:pp=2"},
-                         Training{"cpu:dp=2,tp=2", 1, PipelineSchedule::k1F1B, "dp"}}) {
+  for (const Training& run :
+       {Training{"cpu:dp=3", 1, PipelineSchedule::k1F1B, "dp"}, Training{"cpu:tp=2"}, Training{"cpu:pp=2"},
+        Training{"cpu:dp=2,tp=2", 1, PipelineSchedule::k1F1B, "dp"}}) {
     Model model(FullMesh(run.mesh));
     Session train = Train(PipelinedModel(model).loss, AdamW{}, ToTrainOptions(run));
     float first = train.Run(PipelinedFeeds(0)).Scalar("loss");
@@ -379,12 +396,14 @@ TEST(Session, CutVariablesAreReadAndWrittenWhole) {
 
 TEST(Session, OutputsCutOverRanksAndTimeAreFetchedWhole) {
   HostTensor feed = Floats(1, {kBatch, 6});
-  for (const Training& run : {Training{"cpu:dp=2"}, Training{"cpu:dp=3", 2}, Training{"cpu:dp=2,tp=2", 3}, Training{"cpu:dp=1", 7}}) {
+  for (const Training& run : {Training{"cpu:dp=2"}, Training{"cpu:dp=3", 2}, Training{"cpu:dp=2,tp=2", 3},
+                              Training{"cpu:dp=1", 7}}) {
     Model model(FullMesh(run.mesh));
     Tensor x = model.Input("x", {kBatch, 6}, DType::kFloat32, {{"dp", S(0)}, {"tp", S(1)}});
     SessionOptions options;
     options.micro_batches = run.micro_batches;
-    Session s = Evaluate({{"x2", scale(x, 2)}, {"sum", sum(x)}, {"rows", sum(x, {1})}, {"columns", max(x, {0})}}, options);
+    Session s = Evaluate(
+        {{"x2", scale(x, 2)}, {"sum", sum(x)}, {"rows", sum(x, {1})}, {"columns", max(x, {0})}}, options);
     StepResult r = s.Run({{"x", feed}});
     double sum = 0;
     for (int b = 0; b < kBatch; ++b) {
@@ -402,7 +421,8 @@ TEST(Session, OutputsCutOverRanksAndTimeAreFetchedWhole) {
   }
 }
 
-// --- Initialisers ----------------------------------------------------------------------------------------------------
+// --- Initialisers
+// ----------------------------------------------------------------------------------------------------
 
 TEST(Session, InitialisersAreRightAndTheSameOnEveryMesh) {
   struct Case {
@@ -413,16 +433,17 @@ TEST(Session, InitialisersAreRightAndTheSameOnEveryMesh) {
   const double in = 60, out = 90;  // fans of [60, 90]
   const double inf = INFINITY, glorot = 2 / (in + out), he = 2 / in;
   const double truncated = 0.7737;  // variance of a standard normal inside two standard deviations
-  std::vector<Case> cases = {{"zeros", Zeros(), 0, 0, 0, 0},
-                             {"ones", Ones(), 1, 0, 1, 1},
-                             {"full", Full(-.5), -.5, 0, -.5, -.5},
-                             {"uniform", Uniform(-1, 3), 1, 16 / 12., -1, 3},
-                             {"normal", Normal(2, 1), 1, 4, -inf, inf},
-                             {"truncated_normal", TruncatedNormal(2, 1), 1, 4 * truncated, -3, 5},
-                             {"xavier_uniform", XavierUniform(), 0, glorot, -std::sqrt(3 * glorot), std::sqrt(3 * glorot)},
-                             {"xavier_normal", XavierNormal(), 0, glorot, -inf, inf},
-                             {"kaiming_uniform", KaimingUniform(), 0, he, -std::sqrt(3 * he), std::sqrt(3 * he)},
-                             {"kaiming_normal", KaimingNormal(), 0, he, -inf, inf}};
+  std::vector<Case> cases = {
+      {"zeros", Zeros(), 0, 0, 0, 0},
+      {"ones", Ones(), 1, 0, 1, 1},
+      {"full", Full(-.5), -.5, 0, -.5, -.5},
+      {"uniform", Uniform(-1, 3), 1, 16 / 12., -1, 3},
+      {"normal", Normal(2, 1), 1, 4, -inf, inf},
+      {"truncated_normal", TruncatedNormal(2, 1), 1, 4 * truncated, -3, 5},
+      {"xavier_uniform", XavierUniform(), 0, glorot, -std::sqrt(3 * glorot), std::sqrt(3 * glorot)},
+      {"xavier_normal", XavierNormal(), 0, glorot, -inf, inf},
+      {"kaiming_uniform", KaimingUniform(), 0, he, -std::sqrt(3 * he), std::sqrt(3 * he)},
+      {"kaiming_normal", KaimingNormal(), 0, he, -inf, inf}};
   std::map<std::string, HostTensor> one;
   for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:dp=2,tp=2", "cpu:tp=7"}) {
     Model model(FullMesh(mesh));
@@ -451,7 +472,8 @@ TEST(Session, InitialisersAreRightAndTheSameOnEveryMesh) {
   EXPECT_FALSE(SameBytes(one["normal"], one["xavier_normal"]));
 }
 
-// --- Optimizers, against a loop in double ------------------------------------------------------------------------------
+// --- Optimizers, against a loop in double
+// ------------------------------------------------------------------------------
 
 constexpr int kRows = 7, kIn = 5, kOut = 3, kOptimizerSteps = 8;
 
@@ -533,12 +555,13 @@ Linear ByHand(const Optimizer& optimizer, const Schedule& schedule, double clip,
   return l;
 }
 
-void CheckAgainstHand(const std::string& mesh, const Optimizer& optimizer, const Schedule& schedule, double clip,
-                      const std::string& where) {
+void CheckAgainstHand(const std::string& mesh, const Optimizer& optimizer, const Schedule& schedule,
+                      double clip, const std::string& where) {
   Model model(FullMesh(mesh));
   Tensor x = model.Input("x", {kRows, kIn}, DType::kFloat32, {{"dp", S(0)}});
   Tensor t = model.Input("t", {kRows, kOut}, DType::kFloat32, {{"dp", S(0)}});
-  Tensor w = model.scope().Weight("w", {kIn, kOut}, Normal(.5)), b = model.scope().Weight("b", {kOut}, Normal(.5));
+  Tensor w = model.scope().Weight("w", {kIn, kOut}, Normal(.5)),
+         b = model.scope().Weight("b", {kOut}, Normal(.5));
   Session start = Evaluate({{"w", w}, {"b", b}});
   StepResult initial = start.Run({});
   TrainOptions options;
@@ -554,7 +577,8 @@ void CheckAgainstHand(const std::string& mesh, const Optimizer& optimizer, const
     }
   }
   HostTensor w_now = model.Read("w"), b_now = model.Read("b");
-  for (int i = 0; i < kIn * kOut; ++i) EXPECT_NEAR(w_now.as<float>()[i], hand.w[i], 1e-5) << where << " w " << i;
+  for (int i = 0; i < kIn * kOut; ++i)
+    EXPECT_NEAR(w_now.as<float>()[i], hand.w[i], 1e-5) << where << " w " << i;
   for (int i = 0; i < kOut; ++i) EXPECT_NEAR(b_now.as<float>()[i], hand.b[i], 1e-5) << where << " b " << i;
 }
 
@@ -572,7 +596,8 @@ TEST(Session, OptimizersAndSchedulesFollowTheirDefinitions) {
       {"step", {.kind = Kind::kStep, .every = 3, .gamma = .5}}};
   for (const auto& [schedule_name, schedule] : schedules) {
     for (int step = 0; step < 12; ++step)
-      EXPECT_NEAR(LearningRateFactor(schedule, step), FactorByHand(schedule, step), 1e-12) << schedule_name << step;
+      EXPECT_NEAR(LearningRateFactor(schedule, step), FactorByHand(schedule, step), 1e-12)
+          << schedule_name << step;
     for (const auto& [name, optimizer] : optimizers)
       for (const char* mesh : {"cpu:dp=1", "cpu:dp=2"})
         for (double clip : {0., .4}) {

@@ -57,9 +57,9 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("attention", MakeAttention);
   add("attention_grad", MakeAttentionGrad);
 
-  add("sgd", ForFloat(Sgd));
-  add("adam", ForFloat(Adam));
-  add("adamw", ForFloat(AdamW));
+  add("sgd", ForUpdate(Sgd));
+  add("adam", ForUpdate(Adam));
+  add("adamw", ForUpdate(AdamW));
 }
 
 }  // namespace oneflow_like

@@ -1,4 +1,5 @@
 // Updates in place, each one pass over its operands.
+#include <algorithm>
 #include <cmath>
 
 #include "ops/cpu/kernels.h"
@@ -10,18 +11,31 @@ namespace {
 struct Update {
   double lr, decay;
   float factor = 1;  // on the gradient
+  bool skipped = false;
   Update(const KernelContext& context, size_t factor_input) {
     const Attrs& attrs = context.spec.attrs;
     lr = attrs.Float("lr") * ScheduleFactor(attrs, context.step);
     decay = attrs.Float("weight_decay", 0);
     if (context.in.size() > factor_input) factor = context.in[factor_input].as<float>()[0];
+    skipped = context.in.size() > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
   }
 };
+
+// What a step that is skipped leaves: weight and state as they were.
+Status KeepAll(const KernelContext& context) {
+  for (size_t o = 0; o < context.out.size(); ++o) {
+    const TensorArg& from = context.in[o == 0 ? 0 : o + 1];
+    if (from.data != context.out[o].data)
+      CopyRuns(context.out[o].data, 0, from.data, 0, 1, from.elements() * static_cast<int64_t>(sizeof(float)));
+  }
+  return Status();
+}
 
 // kApart: decay shrinks the weight (adamw) instead of adding to the gradient (adam).
 template <bool kApart>
 Status RunAdam(const KernelContext& context) {
   Update update(context, 4);
+  if (update.skipped) return KeepAll(context);
   const Attrs& attrs = context.spec.attrs;
   double b1 = attrs.Float("beta1", 0.9), b2 = attrs.Float("beta2", 0.999);
   double steps = static_cast<double>(context.step + 1);
@@ -57,6 +71,7 @@ Status RunAdam(const KernelContext& context) {
 
 Status Sgd(const KernelContext& context) {
   Update update(context, 3);
+  if (update.skipped) return KeepAll(context);
   float rate = static_cast<float>(update.lr), decay = static_cast<float>(update.decay),
         factor = update.factor;
   float momentum = static_cast<float>(context.spec.attrs.Float("momentum", 0));
@@ -71,6 +86,15 @@ Status Sgd(const KernelContext& context) {
     }
   });
   return Status();
+}
+
+KernelFactory ForUpdate(KernelFn fn) {
+  return [fn](const KernelSpec& spec) {
+    bool fits = std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& arg) {
+      return arg.dtype == DType::kFloat32 || arg.dtype == DType::kBool;  // bool: whether to update
+    });
+    return fits ? MakeFunctionKernel(fn)(spec) : MakeReference(spec);
+  };
 }
 
 Status Adam(const KernelContext& context) { return RunAdam<false>(context); }

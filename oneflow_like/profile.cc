@@ -1,0 +1,114 @@
+// Where a session's time went, on one screen.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "oneflow_like/session_impl.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr size_t kHottest = 10;
+constexpr size_t kLabelWidth = 64;
+
+struct Row {
+  std::string what;
+  double seconds;  // of all threads
+};
+
+// The plan's kinds of kernels in a fixed order, those of the user's own operators behind the known ones.
+std::vector<Row> Rows(const StepProfile& profile) {
+  std::map<std::string, double> kinds = profile.kernels;
+  std::vector<Row> rows;
+  auto take = [&](const std::string& kind, const std::string& title) {
+    rows.push_back({title, kinds[kind]});
+    kinds.erase(kind);
+  };
+  take("matmul", "matmul");
+  take("attention", "attention");
+  double boxing = kinds["boxing"], other = kinds["other"];
+  kinds.erase("boxing");
+  kinds.erase("other");
+  for (const auto& [kind, seconds] : kinds) rows.push_back({kind, seconds});
+  rows.push_back({"other kernels", other});
+  rows.push_back({"boxing", boxing});
+  rows.push_back({"waiting", profile.waiting});
+  rows.push_back({"runtime", profile.runtime});
+  return rows;
+}
+
+// Shares in tenths of a percent that add up to 1000: what rounding down leaves goes to the largest remainders.
+std::vector<int> Shares(const std::vector<Row>& rows) {
+  double total = 0;
+  for (const Row& row : rows) total += row.seconds;
+  std::vector<int> tenths(rows.size(), 0);
+  if (!(total > 0)) return tenths;
+  std::vector<double> rest(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    double exact = 1000 * rows[i].seconds / total;
+    tenths[i] = static_cast<int>(exact);
+    rest[i] = exact - tenths[i];
+  }
+  std::vector<size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rest[a] > rest[b]; });
+  int left = 1000 - std::accumulate(tenths.begin(), tenths.end(), 0);
+  for (int i = 0; i < left; ++i) ++tenths[order[i % order.size()]];
+  return tenths;
+}
+
+// What bounds it: arithmetic where each byte is used several times, else memory.
+std::string Rate(const KernelProfile& kernel) {
+  if (!(kernel.seconds > 0)) return "";
+  char text[40];
+  if (kernel.flops > 4 * kernel.bytes) {
+    std::snprintf(text, sizeof text, "%.1f GFLOP/s", kernel.flops / kernel.seconds / 1e9);
+  } else {
+    std::snprintf(text, sizeof text, "%.1f GB/s", kernel.bytes / kernel.seconds / 1e9);
+  }
+  return text;
+}
+
+std::string Shortened(const std::string& text) {
+  return text.size() <= kLabelWidth ? text : "..." + text.substr(text.size() - (kLabelWidth - 3));
+}
+
+}  // namespace
+
+std::string ToText(const StepProfile& profile, const std::string& session) {
+  if (profile.threads == 0 || profile.steps == 0) return Cat("no step of session ", session, " has ended\n");
+  const double to_ms = 1e3 / profile.steps / profile.threads;
+  std::vector<Row> rows = Rows(profile);
+  std::vector<int> shares = Shares(rows);
+  double total = 0;
+  for (const Row& row : rows) total += row.seconds;
+  char line[200];
+  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld, over %d thread%s\n", session.c_str(),
+                1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps), profile.threads,
+                profile.threads == 1 ? "" : "s");
+  std::string text = line;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::snprintf(line, sizeof line, "  %-*.*s %10.3f ms %5d.%d %%\n", 16, 16, rows[i].what.c_str(),
+                  rows[i].seconds * to_ms, shares[i] / 10, shares[i] % 10);
+    text += line;
+  }
+  text += "  the hottest kernels\n";
+  for (size_t i = 0; i < std::min(kHottest, profile.hottest.size()); ++i) {
+    const KernelProfile& kernel = profile.hottest[i];
+    std::snprintf(line, sizeof line, "  %-*s %10.3f ms %7.1f %%  %s\n", static_cast<int>(kLabelWidth),
+                  Shortened(kernel.label).c_str(), kernel.seconds * to_ms, 100 * kernel.seconds / total,
+                  Rate(kernel).c_str());
+    text += line;
+  }
+  return text;
+}
+
+StepProfile Session::TakeProfile() {
+  return impl_ && impl_->runtime ? impl_->runtime->TakeProfile() : StepProfile();
+}
+
+std::string Session::ProfileText() { return ToText(TakeProfile(), impl_ ? impl_->options.name : ""); }
+
+}  // namespace oneflow_like

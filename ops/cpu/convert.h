@@ -1,0 +1,58 @@
+// Rows of the 16-bit floating types to and from fp32, by the vector instructions for it where the build has them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "core/float16.h"
+
+namespace oneflow_like::cpu {
+
+inline void Widen(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
+inline void Narrow(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
+
+inline void Widen(const BFloat16* from, int64_t n, float* to) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) to[i] = ToFloat(from[i]);
+}
+
+// Rounds to nearest even. Numbers below fp32's normal range may become 0.
+inline void Narrow(const float* from, int64_t n, BFloat16* to) {
+  int64_t i = 0;
+#if defined(__AVX512BF16__) && defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    __m256bh half = _mm512_cvtneps_pbh(_mm512_loadu_ps(from + i));
+    std::memcpy(to + i, &half, sizeof half);
+  }
+#endif
+  for (; i < n; ++i) to[i] = ToBFloat16(from[i]);
+}
+
+inline void Widen(const Float16* from, int64_t n, float* to) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    __m256i half;
+    std::memcpy(&half, from + i, sizeof half);
+    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(half));
+  }
+#endif
+  for (; i < n; ++i) to[i] = ToFloat(from[i]);
+}
+
+inline void Narrow(const float* from, int64_t n, Float16* to) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= n; i += 16) {
+    __m256i half = _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    std::memcpy(to + i, &half, sizeof half);
+  }
+#endif
+  for (; i < n; ++i) to[i] = ToFloat16(from[i]);
+}
+
+}  // namespace oneflow_like::cpu
