@@ -44,9 +44,9 @@ class TickScale {
  public:
   TickScale(const ClockPoint& from, const ClockPoint& to)
       : from_(from),
-        nanoseconds_per_tick_(to.ticks > from.ticks
-                                  ? static_cast<double>(to.nanoseconds - from.nanoseconds) / (to.ticks - from.ticks)
-                                  : 1) {}
+        nanoseconds_per_tick_(to.ticks > from.ticks ? static_cast<double>(to.nanoseconds - from.nanoseconds) /
+                                                          (to.ticks - from.ticks)
+                                                    : 1) {}
   double Seconds(int64_t ticks) const { return 1e-9 * nanoseconds_per_tick_ * ticks; }
   // Of the steady clock.
   int64_t Nanoseconds(int64_t at) const {

@@ -15,7 +15,8 @@ std::string KernelLabel(const plan::Actor& actor, const plan::Kernel& kernel) {
   return Cat(node, ": ", kernel.name(), line);
 }
 
-StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards, const TickScale& scale) {
+StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards,
+                           const TickScale& scale) {
   StepProfile profile;
   profile.steps = job->steps_ended;
   profile.threads = static_cast<int>(shards.size());

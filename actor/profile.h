@@ -12,14 +12,15 @@ namespace oneflow_like {
 
 // One kernel of the plan, on all ranks hosted here together.
 struct KernelProfile {
-  std::string label;         // KernelLabel
+  std::string label;  // KernelLabel
   std::string category;
   int64_t runs = 0;
   double seconds = 0;
   double flops = 0, bytes = 0;  // of all runs
 };
 
-// All seconds but `wall` are summed over the threads: kernels, waiting and runtime together are wall * threads.
+// All seconds but `wall` are summed over the threads: kernels, waiting and runtime together are wall *
+// threads.
 struct StepProfile {
   int64_t steps = 0;                      // that ended
   int threads = 0;                        // that the steps ran on

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -32,16 +34,18 @@ std::string Quoted(const std::string& text) {
 // Microseconds, with three decimals.
 std::string Microseconds(int64_t nanoseconds) {
   char text[40];
-  std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(nanoseconds / 1000),
-                static_cast<long long>(nanoseconds % 1000));
+  const long long size = std::abs(nanoseconds);
+  std::snprintf(text, sizeof text, "%s%lld.%03lld", nanoseconds < 0 ? "-" : "", size / 1000, size % 1000);
   return text;
 }
 
 std::string Metadata(const std::string& what, int pid, int tid, const std::string& args) {
-  return Cat(R"({"ph":"M","name":")", what, R"(","pid":)", pid, R"(,"tid":)", tid, R"(,"args":{)", args, "}}");
+  return Cat(R"({"ph":"M","name":")", what, R"(","pid":)", pid, R"(,"tid":)", tid, R"(,"args":{)", args,
+             "}}");
 }
 
-// Rows of one stream are numbered from a multiple of this: more than that many collectives are never under way.
+// Rows of one stream are numbered from a multiple of this: more than that many collectives are never under
+// way.
 constexpr int kRowsOfStream = 1000;
 
 // The rows of one rank, and what its actors are called.
@@ -67,15 +71,15 @@ class RankRows {
   // Names of process and rows.
   std::vector<std::string> Names() const {
     int pid = plan_.rank();
-    std::vector<std::string> events = {
-        Metadata("process_name", pid, 0, Cat(R"("name":"rank )", pid, '"')),
-        Metadata("process_sort_index", pid, 0, Cat(R"("sort_index":)", pid))};
+    std::vector<std::string> events = {Metadata("process_name", pid, 0, Cat(R"("name":"rank )", pid, '"')),
+                                       Metadata("process_sort_index", pid, 0, Cat(R"("sort_index":)", pid))};
     for (const auto& [stream, free_at] : free_at_) {
       std::string name =
           stream < plan_.stream_size() ? plan_.stream(stream).name() : std::string("feeds and fetches");
       for (size_t row = 0; row < free_at.size(); ++row) {
         int tid = stream * kRowsOfStream + static_cast<int>(row);
-        events.push_back(Metadata("thread_name", pid, tid, Cat(R"("name":)", Quoted(row == 0 ? name : Cat(name, " ", row + 1)))));
+        events.push_back(Metadata("thread_name", pid, tid,
+                                  Cat(R"("name":)", Quoted(row == 0 ? name : Cat(name, " ", row + 1)))));
         events.push_back(Metadata("thread_sort_index", pid, tid, Cat(R"("sort_index":)", tid)));
       }
     }
@@ -128,9 +132,9 @@ int64_t TraceFile::Add(const std::vector<plan::Plan>& plans, const std::vector<T
 
   auto slice = [&](const TraceRecord& r, int row, const std::string& name, const std::string& more) {
     int64_t start = scale.Nanoseconds(r.start) - origin_, end = scale.Nanoseconds(r.end) - origin_;
-    Event(Cat(R"({"ph":"X","name":)", Quoted(name), R"(,"cat":)", session, R"(,"pid":)", r.rank, R"(,"tid":)", row,
-              R"(,"ts":)", Microseconds(start), R"(,"dur":)", Microseconds(end - start), R"(,"args":{"step":)", r.step,
-              R"(,"micro_batch":)", r.act, more, "}}"));
+    Event(Cat(R"({"ph":"X","name":)", Quoted(name), R"(,"cat":)", session, R"(,"pid":)", r.rank, R"(,"tid":)",
+              row, R"(,"ts":)", Microseconds(start), R"(,"dur":)", Microseconds(end - start),
+              R"(,"args":{"step":)", r.step, R"(,"micro_batch":)", r.act, more, "}}"));
   };
   std::map<ActKey, int> row_of;
   for (const TraceRecord* r : acts) {

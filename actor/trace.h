@@ -1,5 +1,5 @@
-// Traces: what every stream did when, kept while running in a buffer of each thread, and written in the JSON array
-// format that ui.perfetto.dev and chrome://tracing open.
+// Traces: what every stream did when, kept while running in a buffer of each thread, and written in the JSON
+// array format that ui.perfetto.dev and chrome://tracing open.
 #pragma once
 
 #include <cstdint>
@@ -46,10 +46,12 @@ class TraceFile {
   // Throws Error when the file cannot be written. Times in the file count from here.
   explicit TraceFile(const std::string& path);
 
-  // Adds the records of one runtime. One process for each rank, one row for each of its streams (and one for feeds
-  // and fetches); acts of a stream that overlap, as collectives under way do, take further rows ("link 2").
-  // Returns how many records are not in the file since a buffer was full. Throws Error when the disk is full.
-  int64_t Add(const std::vector<plan::Plan>& plans, const std::vector<TraceBuffer>& buffers, const TickScale& scale);
+  // Adds the records of one runtime. One process for each rank, one row for each of its streams (and one for
+  // feeds and fetches); acts of a stream that overlap, as collectives under way do, take further rows ("link
+  // 2"). Returns how many records are not in the file since a buffer was full. Throws Error when the disk is
+  // full.
+  int64_t Add(const std::vector<plan::Plan>& plans, const std::vector<TraceBuffer>& buffers,
+              const TickScale& scale);
 
   const std::string& path() const { return path_; }
 

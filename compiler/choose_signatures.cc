@@ -23,7 +23,7 @@ class AxisChooser {
   // `entry` indexes NdSbp: 0 is time. `share[n]`: the part of node n's work left to one device by settled axes.
   AxisChooser(Graph* graph, const CompileOptions& options, int entry, const std::vector<int>& order,
               const std::vector<std::vector<int>>& readers, const std::vector<BoundRule>& rules,
-              std::vector<double>* share)
+              std::vector<double>* share, std::vector<std::vector<Choice>>* settled)
       : graph_(*graph),
         options_(options),
         entry_(entry),
@@ -32,6 +32,7 @@ class AxisChooser {
         readers_(readers),
         rules_(rules),
         share_(*share),
+        settled_(*settled),
         choices_(graph->num_nodes()),
         least_(graph->num_nodes()),
         picked_(graph->num_nodes(), 0),
@@ -83,6 +84,12 @@ class AxisChooser {
     if (node.op == "fetch") {
       std::vector<Choice> all{plain};
       AddCuts(graph_.value(node.in[0]).shape, &all, true);
+      const Value& v = graph_.value(node.in[0]);
+      for (const Choice& c : choices_[v.producer])  // a merged axis is cut in grains
+        if (c.out[v.output].is_split() && c.out[v.output].grain > 1) {
+          all.push_back(plain);
+          all.back().in[0] = c.out[v.output];
+        }
       return all;
     }
     std::vector<std::set<int64_t>> grains(node.in.size());
@@ -96,6 +103,9 @@ class AxisChooser {
     auto illegal = [&](const Choice& c) {
       if (fixed != node.fixed.end() && c.out[0] != fixed->second) return true;
       if (c.expanded && (entry_ == 0 || !def.expand)) return true;
+      // Two axes that cut one label must cut it alike, in grains too: else the operands' pieces would not match.
+      for (const Choice& other : settled_[n])
+        if (!c.label.empty() && other.label == c.label && !(other == c)) return true;
       for (auto [out, in] : def.inplace) {  // an update reads exactly its variable's placement
         auto of = graph_.producer(node.in[in]).fixed.find(entry_);
         Sbp variable = of == graph_.producer(node.in[in]).fixed.end() ? B() : of->second;
@@ -191,6 +201,24 @@ class AxisChooser {
       }
       least_[n].push_back(std::min(cost, kImpossible));  // what is impossible stays so, however many share it
     }
+    if (*std::min_element(least_[n].begin(), least_[n].end()) >= kImpossible) RefuseBatchCut(n);
+  }
+
+  // No signature of n can be had from what its operands may be over time.
+  [[noreturn]] void RefuseBatchCut(int n) const {
+    for (int in : graph_.node(n).in) {
+      const Value& v = graph_.value(in);
+      for (size_t s = 0; s < choices_[v.producer].size(); ++s) {
+        const Sbp& have = choices_[v.producer][s].out[v.output];
+        if (least_[v.producer][s] < kImpossible && have.is_split()) RefuseBatchCut(n, v, have);
+      }
+    }
+    Fail(graph_.Describe(n), ": it needs the whole batch, but ", parts_,
+         " micro-batches cut it; use 1 micro-batch, or an operator that works on parts");
+  }
+  [[noreturn]] void RefuseBatchCut(int n, const Value& v, const Sbp& have) const {
+    Fail(graph_.Describe(n), ": it needs the whole batch of '", v.name, "', but ", parts_, " micro-batches cut it (",
+         have.str(), " over time); use 1 micro-batch, or an operator that works on parts");
   }
 
   // Boxing from value v, with signature `from`, to all its readers; equal targets once.
@@ -249,12 +277,12 @@ class AxisChooser {
       const Value& v = graph_.value(node.in[i]);
       const Sbp& have = choices_[v.producer][picked_[v.producer]].out[v.output];
       if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossible)
-        Fail(graph_.Describe(n), ": it needs the whole batch of '", v.name, "', but ", parts_,
-             " micro-batches cut it (", have.str(), " over time); use 1 micro-batch, or an operator that works on parts");
+        RefuseBatchCut(n, v, have);
       node.want[i][entry_] = c.in[i];
     }
     for (size_t o = 0; o < node.out.size(); ++o) graph_.value(node.out[o]).sbp[entry_] = c.out[o];
     if (!c.label.empty() && entry_ > 0) share_[n] /= parts_;
+    if (!c.label.empty()) settled_[n].push_back(c);
   }
 
   struct Cached {
@@ -271,6 +299,7 @@ class AxisChooser {
   const std::vector<std::vector<int>>& readers_;
   const std::vector<BoundRule>& rules_;
   std::vector<double>& share_;
+  std::vector<std::vector<Choice>>& settled_;  // per node the cuts along axes already settled
   std::vector<std::vector<Choice>> choices_;
   std::vector<std::vector<double>> least_;
   std::vector<int> picked_;
@@ -326,9 +355,10 @@ void ChooseSignatures(Graph* graph, const CompileOptions& options) {
       for (int v : node.out) graph->value(v).sbp.assign(entries, B());
     }
     std::vector<double> share(graph->num_nodes(), 1.0);
+    std::vector<std::vector<Choice>> settled(graph->num_nodes());
     std::set<int> expanded;
     for (int entry = 0; entry < entries; ++entry) {
-      AxisChooser chooser(graph, options, entry, order, readers, rules, &share);
+      AxisChooser chooser(graph, options, entry, order, readers, rules, &share, &settled);
       chooser.Run();
       for (int n : chooser.Expanded()) expanded.insert(n);
     }

@@ -253,6 +253,14 @@ class Former {
   // forward and the end of the backward as the schedule says.
   void AdmitMicroBatches() {
     if (graph_.times() == 1) return;
+    // How often the longest path to a segment goes from once per micro-batch to once per step: what comes after such
+    // a step (the maximum of the whole batch, say) waits for all micro-batches, so no limit may span it.
+    std::vector<int> epoch(plan_.segments.size(), 0);
+    for (size_t s = 0; s < plan_.segments.size(); ++s)
+      for (const LogicalEdge& e : plan_.edges)
+        if (e.reader == static_cast<int>(s) && e.full == 0)
+          epoch[s] = std::max(epoch[s], epoch[e.writer] + (plan_.segments[e.writer].per_micro_batch &&
+                                                           !plan_.segments[s].per_micro_batch));
     struct Ends {
       int first[2] = {-1, -1}, last[2] = {-1, -1};
     };
@@ -268,7 +276,7 @@ class Former {
     int p = static_cast<int>(stages.size()), i = 0;
     for (const auto& [slice, e] : stages) {
       auto limit = [&](int from, int to, int slots, const std::string& why) {
-        if (from < 0 || to < 0 || from == to) return;
+        if (from < 0 || to < 0 || from == to || epoch[from] != epoch[to]) return;
         LogicalEdge edge;
         edge.writer = from;
         edge.reader = to;

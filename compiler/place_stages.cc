@@ -72,6 +72,8 @@ void PlaceStages(Graph* graph) {
     for (int n : order)
       if (graph->node(n).op == "input") CloneInput(graph, n, readers[graph->node(n).out[0]]);
   }
+  bool training = false;
+  for (int n : order) training = training || graph->node(n).phase == Phase::kUpdate;
   for (int a = 0; a < graph->mesh().rank(); ++a) {
     if (!stage[a]) continue;
     std::set<int> used;
@@ -83,7 +85,8 @@ void PlaceStages(Graph* graph) {
              ", but other nodes do; make its weights in a Scope::Stage");
       used.insert(node.slice.fixed[a]);
     }
-    for (int c = 0; c < graph->mesh().axis_size(a); ++c)
+    // An evaluation may well look at a part of the model.
+    for (int c = 0; training && c < graph->mesh().axis_size(a); ++c)
       if (!used.count(c))
         Fail("stage ", graph->mesh().axis_name(a), "=", c, " has no work: mesh ", graph->mesh().str(), " has ",
              graph->mesh().axis_size(a), " stages on axis ", graph->mesh().axis_name(a), " but the model uses ",

@@ -8,16 +8,19 @@ namespace oneflow_like {
 
 namespace {
 
-bool LegalAlong(const Graph& graph, int n, const BoundRule& rule, int entry) {
+// Whether the node's signature along one axis is one of its rule's, which is then given.
+bool LegalAlong(const Graph& graph, int n, const BoundRule& rule, int entry, Signature* found) {
   const Node& node = graph.node(n);
   std::vector<std::set<int64_t>> grains(node.in.size());
   for (size_t i = 0; i < node.in.size(); ++i)
     if (node.want[i][entry].is_split()) grains[i].insert(node.want[i][entry].grain);
-  for (const Signature& s : Signatures(rule, grains, graph.Parts())) {
+  for (Signature& s : Signatures(rule, grains, graph.Parts())) {
     bool same = !s.expanded;
     for (size_t i = 0; i < s.in.size() && same; ++i) same = s.in[i] == node.want[i][entry];
     for (size_t o = 0; o < s.out.size() && same; ++o) same = s.out[o] == graph.value(node.out[o]).sbp[entry];
-    if (same) return true;
+    if (!same) continue;
+    *found = std::move(s);
+    return true;
   }
   return false;
 }
@@ -34,11 +37,18 @@ void CheckSignature(const Graph& graph, int n) {
   }
   BoundRule rule = BindOp(*def, call);
   std::vector<int> sizes = graph.Sizes();
+  std::vector<Signature> cuts;
   for (size_t e = 0; e < sizes.size(); ++e) {
     if (sizes[e] == 1 || (e > 0 && node.slice.fixed[e - 1] != Slice::kFree)) continue;
-    if (!LegalAlong(graph, n, rule, static_cast<int>(e)))
+    Signature found;
+    if (!LegalAlong(graph, n, rule, static_cast<int>(e), &found))
       Fail("verify: ", graph.Describe(n), ": its signature is not one of the operator's along ",
            e == 0 ? "time" : graph.mesh().axis_name(static_cast<int>(e) - 1));
+    for (const Signature& other : cuts)
+      if (!found.label.empty() && found.label == other.label && !(found == other))
+        Fail("verify: ", graph.Describe(n), ": two axes cut the same axis in different grains, ", other.str(), " and ",
+             found.str());
+    cuts.push_back(std::move(found));
   }
 }
 

@@ -11,7 +11,8 @@
 
 namespace oneflow_like {
 
-// Flags: --mesh --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget (gflags; the program may define its own).
+// Flags: --mesh --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget
+// (gflags; the program may define its own).
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program with a

@@ -26,7 +26,7 @@ bool HasScalarBody(const std::string& op) {
   return std::any_of(std::begin(kNames), std::end(kNames), [&](const char* name) { return op == name; });
 }
 
-bool FloatOrBool(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kBool; }
+bool FloatOrBool(DType dtype) { return IsFloating(dtype) || dtype == DType::kBool; }
 
 FusedStep ParseStep(const std::string& text, int defined) {
   std::istringstream words(text);
@@ -123,7 +123,7 @@ void Check(const OpCall& call) {
   RequireAttr(call, "outputs");
   for (size_t i = 0; i < call.dtypes.size(); ++i) {
     if (!FloatOrBool(call.dtypes[i])) {
-      Fail(call.who, ": operand ", i + 1, " is ", Name(call.dtypes[i]), " but must be f32 or bool");
+      Fail(call.who, ": operand ", i + 1, " is ", Name(call.dtypes[i]), " but must be of a floating type or bool");
     }
   }
   int64_t values = static_cast<int64_t>(call.shapes.size() + StepsOf(call).size());

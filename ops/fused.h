@@ -3,7 +3,7 @@
 //
 //   program="add 0 1;gelu 2;dropout 3 key=17 p=0.1" outputs=[4]
 //
-// Inputs are values 0 .. n-1, step j defines value n + j. Inputs and outputs are f32 or bool; inputs have the
+// Inputs are values 0 .. n-1, step j defines value n + j. Inputs and outputs are floating or bool; inputs have the
 // shape of the outputs or broadcast to it. The compiler makes such nodes after signatures are chosen.
 #pragma once
 
@@ -21,7 +21,7 @@ struct FusedStep {
 };
 
 // Whether one use of an operator may become a step: an elementwise operator with a scalar body
-// (ops/scalar.h), add_n, cast or dropout, whose operands are all f32 or bool.
+// (ops/scalar.h), add_n, cast or dropout, whose operands are all floating or bool.
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out);
 
 // The text of a program, and back. Parsing throws Error for a step that names no fusible operator or a value

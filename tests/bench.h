@@ -42,7 +42,7 @@ const std::vector<MeasuredModel>& MeasuredModels();
 // The model and its training with AdamW on a mesh of `dp` devices.
 class Training {
  public:
-  Training(const MeasuredModel& measured, int dp, int threads, int kernel_threads);
+  Training(const MeasuredModel& measured, int dp, int threads, int kernel_threads, DType dtype = DType::kFloat32);
   Session& session() { return session_; }
   Model& model() { return model_; }
   double Step();  // runs one step on new tokens and gives its loss

@@ -30,7 +30,7 @@ double MeasureSgemm() {
   for (int64_t n : {1024, 2048, 3072}) {
     std::vector<float> a(n * n, 0.5f), b(n * n, 0.25f), c(n * n);
     double seconds = BestSeconds(
-        4, [&] { dnnl_sgemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n); });
+        8, [&] { dnnl_sgemm('N', 'N', n, n, n, 1.0f, a.data(), n, b.data(), n, 0.0f, c.data(), n); });
     best = std::max(best, 2.0 * n * n * n / seconds);
   }
   return best;
@@ -52,7 +52,7 @@ double MeasureBf16() {
         std::fill_n(at, m->get_desc().get_size() / 2, uint16_t{0x3f00});
       }
       dnnl::matmul product(described);
-      double seconds = BestSeconds(4, [&] {
+      double seconds = BestSeconds(8, [&] {
         product.execute(stream, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}});
         stream.wait();
       });
@@ -74,7 +74,7 @@ double MeasureTriad() {
   });
   float scale = 3;
   benchmark::DoNotOptimize(scale);
-  double seconds = BestSeconds(8, [&] {
+  double seconds = BestSeconds(12, [&] {
     ParallelFor(kElements, 1, [&](int64_t i, int64_t end) {
       for (; i < end; ++i) x[i] = y[i] + scale * z[i];
     });

@@ -170,6 +170,21 @@ TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {
   EXPECT_FALSE(std::getline(lines, line));
 }
 
+TEST_F(CliTest, ATraceIsWrittenAndTheRunEndsWithWhereTimeWent) {
+  const std::string trace = folder_ + "/trace.json";
+  const Outcome o = Gpt({"--mesh=cpu:dp=2", "--trace=" + trace});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const char* word : {"a step of train: ", "matmul", "attention", "other kernels", "boxing", "waiting", "runtime",
+                           "gpt_model.cc:"}) {
+    EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+  }
+  const std::string text = ReadFile(trace);
+  for (const char* word : {"\"cat\":\"train\"", "\"cat\":\"eval\"", "einsum gpt_model.cc:", "\"rank 1\""})
+    EXPECT_NE(text.find(word), std::string::npos) << word;
+  const std::string nowhere = folder_ + "/no/trace.json";
+  ExpectError(Gpt({"--trace=" + nowhere}), {nowhere, "No such file"});
+}
+
 TEST_F(CliTest, HelloSbpShowsEverySignature) {
   const Outcome o = Run("hello_sbp", {});
   EXPECT_EQ(o.code, 0) << o.out << o.err;

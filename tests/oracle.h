@@ -1,6 +1,7 @@
-// The operator oracle: runs an operator whole, then on the local pieces every rank of a small mesh would hold under
-// one signature per mesh axis, puts the pieces together as the outputs' Sbp say, and compares. What a signature
-// promises is exactly that the two agree. Programs that test operators use it; nothing here knows any operator.
+// The operator oracle: runs an operator whole, then on the local pieces every rank of a small mesh would hold
+// under one signature per mesh axis, puts the pieces together as the outputs' Sbp say, and compares. What a
+// signature promises is exactly that the two agree. Programs that test operators use it; nothing here knows
+// any operator.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,8 @@
 
 namespace oneflow_like::oracle {
 
-// What was run, and what went wrong. A failure is one line: kind, operator, sample, signature, mesh, element, values.
+// What was run, and what went wrong. A failure is one line: kind, operator, sample, signature, mesh, element,
+// values.
 struct Report {
   int64_t cases = 0;    // (operator, kernel, signature per axis, mesh, shape)
   int64_t refused = 0;  // shapes with ids that fit no class: the whole run says so, too
@@ -63,25 +65,25 @@ struct OracleMesh {
   std::string str() const;
 };
 
-// Runs the trial cut by one signature per mesh axis and adds to the report. `whole` are the outputs of the same
-// kernel run whole: what a random operator must repeat bit for bit.
-void RunCut(const Trial& trial, const std::vector<Value>& whole, const MakeKernel& make, const OracleMesh& mesh,
-            const std::vector<Signature>& signatures, Report* report);
+// Runs the trial cut by one signature per mesh axis and adds to the report. `whole` are the outputs of the
+// same kernel run whole: what a random operator must repeat bit for bit.
+void RunCut(const Trial& trial, const std::vector<Value>& whole, const MakeKernel& make,
+            const OracleMesh& mesh, const std::vector<Signature>& signatures, Report* report);
 
 // Compares element by element within the tolerance of the type, adding at most one failure.
 bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report);
 
 struct CheckOptions {
-  bool vary = true;              // Vary() each sample
-  int most_pairs = 2000;         // of one sample on one 2-D mesh; beyond it as many are drawn
-  int pairs_of_variant = 100;    // the same for a varied sample
+  bool vary = true;            // Vary() each sample
+  int most_pairs = 2000;       // of one sample on one 2-D mesh; beyond it as many are drawn
+  int pairs_of_variant = 100;  // the same for a varied sample
 };
 // Everything above over all samples of one operator, with the kernel under test and the reference kernel.
 Report CheckOperator(const OpDef& def, const MakeKernel& reference, const MakeKernel& make,
                      const CheckOptions& options);
 
-
-// --- Definitions ----------------------------------------------------------------------------------------------------
+// --- Definitions
+// ----------------------------------------------------------------------------------------------------
 
 inline void Report::Fail(const std::string& text) {
   ++failed;
@@ -106,7 +108,8 @@ inline std::string Report::str() const {
 
 inline std::string OracleMesh::str() const {
   std::string text;
-  for (size_t a = 0; a < sizes.size(); ++a) text += Cat(a ? "x" : "", time && a == 0 ? "time " : "", sizes[a]);
+  for (size_t a = 0; a < sizes.size(); ++a)
+    text += Cat(a ? "x" : "", time && a == 0 ? "time " : "", sizes[a]);
   return text;
 }
 
@@ -114,10 +117,13 @@ inline TensorArg ArgOf(const Value& value, const Dims& global, const Box& box) {
   return {value.data(), value.dtype(), global, box.begin, box.extent};
 }
 
-inline TensorArg WholeArg(const Value& value) { return ArgOf(value, value.shape(), Box::Whole(value.shape())); }
+inline TensorArg WholeArg(const Value& value) {
+  return ArgOf(value, value.shape(), Box::Whole(value.shape()));
+}
 
-inline Status RunKernel(const OpDef& def, const KernelSpec& spec, Kernel* kernel, const std::vector<TensorArg>& in,
-                        const std::vector<TensorArg>& out, int64_t time, int64_t times) {
+inline Status RunKernel(const OpDef& def, const KernelSpec& spec, Kernel* kernel,
+                        const std::vector<TensorArg>& in, const std::vector<TensorArg>& out, int64_t time,
+                        int64_t times) {
   if (kernel == nullptr) {
     std::memcpy(out[0].data, in[0].data, in[0].elements() * SizeOf(in[0].dtype));
     return Status();
@@ -138,8 +144,8 @@ inline KernelSpec SpecOf(const OpDef& def, const Attrs& attrs, std::vector<Tenso
   return {def.name, attrs, std::move(in), std::move(out), def.name, {}};
 }
 
-inline Status RunWhole(const OpDef& def, const Attrs& attrs, const std::vector<Value>& in, std::vector<Value>* out,
-                       const MakeKernel& make) {
+inline Status RunWhole(const OpDef& def, const Attrs& attrs, const std::vector<Value>& in,
+                       std::vector<Value>* out, const MakeKernel& make) {
   std::vector<TensorArg> in_args, out_args;
   for (const Value& v : in) in_args.push_back(WholeArg(v));
   for (Value& v : *out) {
@@ -178,13 +184,14 @@ inline Trial MakeTrial(const OpDef& def, const Sample& sample, const MakeKernel&
   for (size_t i = 0; i < sample.in.size(); ++i) {
     trial.in.push_back(DrawInput(types[i], sample.in[i], sample, coarse, &draws));
   }
-  for (size_t o = 0; o < trial.rule.out.size(); ++o) trial.out.emplace_back(trial.out_dtypes[o], trial.rule.out[o].shape);
+  for (size_t o = 0; o < trial.rule.out.size(); ++o)
+    trial.out.emplace_back(trial.out_dtypes[o], trial.rule.out[o].shape);
   trial.status = RunWhole(def, trial.sample.attrs, trial.in, &trial.out, reference);
   return trial;
 }
 
-// f32: 2e-5 relative and absolute, for other orders of summation; 16-bit types: some roundings more or less, of partial
-// results too. Integers and flags are equal.
+// f32: 2e-5 relative and absolute, for other orders of summation; 16-bit types: some roundings more or less,
+// of partial results too. Integers and flags are equal.
 inline double Tolerance(DType dtype, double want) {
   if (dtype == DType::kFloat32) return 2e-5 * (1 + std::fabs(want));
   if (dtype == DType::kBFloat16) return 0x1p-6 * (1 + std::fabs(want));
@@ -192,29 +199,34 @@ inline double Tolerance(DType dtype, double want) {
   return 0;
 }
 
-inline bool Compare(const std::string& what, const Value& got, const Value& want, bool exact, Report* report) {
+inline bool Compare(const std::string& what, const Value& got, const Value& want, bool exact,
+                    Report* report) {
   for (int64_t i = 0; i < want.elements(); ++i) {
     double g = got.Get(i), w = want.Get(i);
     bool same = g == w || (std::isnan(g) && std::isnan(w)) ||
                 (!exact && std::isfinite(w) && std::fabs(g - w) <= Tolerance(want.dtype(), w));
     if (same && !got.Poisoned(i)) continue;
-    report->Fail(Cat(got.Poisoned(i) ? "unwritten: " : "value: ", what, " element ", i, " of ", want.shape().str(),
-                     " is ", g, ", whole it is ", w));
+    report->Fail(Cat(got.Poisoned(i) ? "unwritten: " : "value: ", what, " element ", i, " of ",
+                     want.shape().str(), " is ", g, ", whole it is ", w));
     return false;
   }
   return true;
 }
 
-// Values whose sum is the given one: for f32 any numbers in [-spread, spread), small integers for integers, exact
-// multiples for 16-bit types.
+// Values whose sum is the given one: for f32 any numbers in [-spread, spread), small integers for integers,
+// exact multiples for 16-bit types.
 inline std::vector<Value> Decompose(const Value& whole, int parts, double spread, Draws* draws) {
   std::vector<Value> terms(parts, Value(whole.dtype(), whole.shape()));
   bool narrow = SizeOf(whole.dtype()) == 2;
   for (int64_t i = 0; i < whole.elements(); ++i) {
     double left = whole.Get(i);
     for (int p = 0; p + 1 < parts; ++p) {
-      double part = narrow ? (p == 0 ? 2 : p % 2 ? -1 : 1) * whole.Get(i)
-                           : IsFloating(whole.dtype()) ? spread * (draws->Uniform() * 2 - 1) : draws->Below(9) - 4;
+      double part = narrow ? (p == 0  ? 2
+                              : p % 2 ? -1
+                                      : 1) *
+                                 whole.Get(i)
+                    : IsFloating(whole.dtype()) ? spread * (draws->Uniform() * 2 - 1)
+                                                : draws->Below(9) - 4;
       terms[p].Set(i, part);
       left -= terms[p].Get(i);
     }
@@ -225,7 +237,8 @@ inline std::vector<Value> Decompose(const Value& whole, int parts, double spread
 
 inline Value Crop(const Value& whole, const Box& box) {
   Value piece(whole.dtype(), box.extent);
-  if (!box.empty()) CopyBox(whole.dtype(), box, {whole.data(), Box::Whole(whole.shape())}, {piece.data(), box});
+  if (!box.empty())
+    CopyBox(whole.dtype(), box, {whole.data(), Box::Whole(whole.shape())}, {piece.data(), box});
   return piece;
 }
 
@@ -245,7 +258,8 @@ inline std::vector<int> CoordsOf(int member, const std::vector<int>& sizes) {
   return coords;
 }
 
-// Row-major index over the axes whose Sbp is Partial, and the member with 0 on the axes whose Sbp is Broadcast.
+// Row-major index over the axes whose Sbp is Partial, and the member with 0 on the axes whose Sbp is
+// Broadcast.
 inline int PartialIndex(const NdSbp& sbp, const std::vector<int>& sizes, const std::vector<int>& coords) {
   int index = 0;
   for (size_t a = 0; a < sbp.size(); ++a) {
@@ -255,7 +269,8 @@ inline int PartialIndex(const NdSbp& sbp, const std::vector<int>& sizes, const s
 }
 inline int FirstCopy(const NdSbp& sbp, const std::vector<int>& sizes, const std::vector<int>& coords) {
   int member = 0;
-  for (size_t a = 0; a < sbp.size(); ++a) member = member * sizes[a] + (sbp[a].is_broadcast() ? 0 : coords[a]);
+  for (size_t a = 0; a < sbp.size(); ++a)
+    member = member * sizes[a] + (sbp[a].is_broadcast() ? 0 : coords[a]);
   return member;
 }
 inline int Members(const std::vector<int>& sizes) {
@@ -283,7 +298,8 @@ inline Cutting CutInput(const Value& whole, const NdSbp& sbp, const std::vector<
   return cut;
 }
 
-// Puts an output together again: copies must be equal, parts are placed, partial values folded in member order.
+// Puts an output together again: copies must be equal, parts are placed, partial values folded in member
+// order.
 inline bool Assemble(const std::string& what, const Cutting& cut, const std::vector<int>& sizes, Value* whole,
                      Report* report) {
   Reduce fold = Reduce::kNone;
@@ -307,8 +323,8 @@ inline bool Assemble(const std::string& what, const Cutting& cut, const std::vec
       for (int64_t i = 0; i < piece.elements(); ++i) {
         size_t size = SizeOf(piece.dtype());
         if (std::memcmp(piece.data() + i * size, other.data() + i * size, size) == 0) continue;
-        report->Fail(Cat("copies: ", what, " element ", i, " of a broadcast piece is ", piece.Get(i), " on rank ", m,
-                         " but ", other.Get(i), " on rank ", first));
+        report->Fail(Cat("copies: ", what, " element ", i, " of a broadcast piece is ", piece.Get(i),
+                         " on rank ", m, " but ", other.Get(i), " on rank ", first));
         return false;
       }
       continue;
@@ -336,13 +352,15 @@ inline bool Assemble(const std::string& what, const Cutting& cut, const std::vec
   return true;
 }
 
-inline std::string CutText(const Trial& trial, const OracleMesh& mesh, const std::vector<Signature>& signatures) {
+inline std::string CutText(const Trial& trial, const OracleMesh& mesh,
+                           const std::vector<Signature>& signatures) {
   std::string text = Cat(trial.text, " {");
   for (size_t a = 0; a < signatures.size(); ++a) text += Cat(a ? ", " : "", signatures[a].str());
   return Cat(text, "} on ", mesh.str());
 }
 
-// The whole run writes element by element what its parts write, unless it sums in between: then no bits are promised.
+// The whole run writes element by element what its parts write, unless it sums in between: then no bits are
+// promised.
 inline bool DrawsOnly(const Trial& trial, const std::vector<Cutting>& in, const std::vector<Cutting>& out) {
   if (!trial.def->random) return false;
   for (const std::vector<Cutting>* side : {&in, &out}) {
@@ -355,9 +373,28 @@ inline bool DrawsOnly(const Trial& trial, const std::vector<Cutting>& in, const 
   return !trial.out.empty() && trial.rule.Volume() == trial.out[0].elements();
 }
 
+// What a member's run left behind that it should not have; empty when all is well.
+inline std::string Trouble(const Status& status, const std::vector<Cutting>& in,
+                           const std::vector<Cutting>& out, int m) {
+  if (!status.ok()) return Cat("error: rank ", m, ": ", status.message());
+  for (const Cutting& c : in) {
+    if (!c.pieces[m].GuardIntact()) return Cat("error: rank ", m, " wrote behind an input");
+  }
+  for (const Cutting& c : out) {
+    if (!c.pieces[m].GuardIntact()) return Cat("error: rank ", m, " wrote behind an output");
+    for (int64_t i = 0; i < c.pieces[m].elements(); ++i) {
+      if (c.pieces[m].Poisoned(i)) {
+        return Cat("unwritten: rank ", m, " element ", i, " of ", c.pieces[m].shape().str());
+      }
+    }
+  }
+  return "";
+}
+
 // Runs all members; members of one mesh place share a kernel made for their first act. False after a failure.
-inline bool RunMembers(const std::string& what, const Trial& trial, const MakeKernel& make, const OracleMesh& mesh,
-                       std::vector<Cutting>* in, std::vector<Cutting>* out, Report* report) {
+inline bool RunMembers(const std::string& what, const Trial& trial, const MakeKernel& make,
+                       const OracleMesh& mesh, std::vector<Cutting>* in, std::vector<Cutting>* out,
+                       Report* report) {
   const OpDef& def = *trial.def;
   int members = Members(mesh.sizes), times = mesh.time ? mesh.sizes[0] : 1, places = members / times;
   std::vector<KernelSpec> specs;
@@ -386,23 +423,10 @@ inline bool RunMembers(const std::string& what, const Trial& trial, const MakeKe
     }
     int place = m % places;
     Status status = RunKernel(def, specs[place], kernels[place].get(), in_args, out_args, m / places, times);
-    std::string wrong = status.message();
-    for (const Cutting& c : *in) {
-      if (!c.pieces[m].GuardIntact()) wrong = "wrote behind an input";
-    }
-    for (const Cutting& c : *out) {
-      if (!c.pieces[m].GuardIntact()) wrong = "wrote behind an output";
-    }
-    if (!wrong.empty()) {
-      report->Fail(Cat("error: ", what, " rank ", m, ": ", wrong));
+    std::string trouble = Trouble(status, *in, *out, m);
+    if (!trouble.empty()) {
+      report->Fail(Cat(trouble, " in ", what));
       return false;
-    }
-    for (const Cutting& c : *out) {
-      for (int64_t i = 0; i < c.pieces[m].elements(); ++i) {
-        if (!c.pieces[m].Poisoned(i)) continue;
-        report->Fail(Cat("unwritten: ", what, " rank ", m, " element ", i, " of ", c.pieces[m].shape().str()));
-        return false;
-      }
     }
   }
   return true;
@@ -419,7 +443,8 @@ inline void RunCut(const Trial& trial, const std::vector<Value>& whole, const Ma
     return sbp;
   };
   std::vector<Cutting> in, out;
-  // An operator that rounds must not carry partial values: terms much larger than their sum show when one does.
+  // An operator that rounds must not carry partial values: terms much larger than their sum show when one
+  // does.
   bool narrows = false;
   for (size_t i = 0; i < trial.in.size(); ++i) {
     DType dtype = trial.in[i].dtype();
@@ -453,7 +478,8 @@ inline void RunCut(const Trial& trial, const std::vector<Value>& whole, const Ma
   }
 }
 
-inline std::vector<Signature> PlainSignatures(const BoundRule& rule, const std::set<int64_t>& grains, int64_t parts) {
+inline std::vector<Signature> PlainSignatures(const BoundRule& rule, const std::set<int64_t>& grains,
+                                              int64_t parts) {
   std::vector<Signature> plain;
   for (Signature& s : Signatures(rule, std::vector<std::set<int64_t>>(rule.in.size(), grains), parts)) {
     if (!s.expanded) plain.push_back(std::move(s));
@@ -461,8 +487,9 @@ inline std::vector<Signature> PlainSignatures(const BoundRule& rule, const std::
   return plain;
 }
 
-// All pairs of signatures, or `most` drawn ones. A label that both mesh axes cut is cut with one grain: cuts with two
-// grains nest, but a grain that Canonical found without effect may have one inside a cut by the other.
+// All pairs of signatures, or `most` drawn ones. A label that both mesh axes cut is cut with one grain: cuts
+// with two grains nest, but a grain that Canonical found without effect may have one inside a cut by the
+// other.
 inline void RunPairs(const Trial& trial, const std::vector<Value>& whole, const MakeKernel& make,
                      const OracleMesh& mesh, const std::set<int64_t>& grains, int64_t most, Report* report) {
   std::vector<Signature> s = PlainSignatures(trial.rule, grains, Members(mesh.sizes));
@@ -487,7 +514,8 @@ inline Report CheckTrial(const Trial& trial, const MakeKernel& make, bool base, 
   }
   ++report.cases;
   for (size_t o = 0; o < whole.size(); ++o) {
-    if (!Compare(Cat(trial.text, " on one device, output ", o), whole[o], trial.out[o], false, &report)) return report;
+    if (!Compare(Cat(trial.text, " on one device, output ", o), whole[o], trial.out[o], false, &report))
+      return report;
   }
   std::set<int64_t> grains = base ? std::set<int64_t>{1, 2, 3} : std::set<int64_t>{1, 2};
   for (int size : {2, 3}) {

@@ -1,5 +1,5 @@
-// Gradients and expansions for the operator oracle: a builder of graphs that computes at once, and the comparison of
-// an operator's gradient with finite differences of its reference kernel.
+// Gradients and expansions for the operator oracle: a builder of graphs that computes at once, and the
+// comparison of an operator's gradient with finite differences of its reference kernel.
 #pragma once
 
 #include <cmath>
@@ -72,26 +72,32 @@ inline double Dot(const Value& a, const Value& weights) {
   return sum;
 }
 
-// The sum of cotangent * output, as a function of the trial's inputs with input `which` moved by `step` * direction.
+// The sum of cotangent * output, as a function of the trial's inputs with input `which` moved by `step` *
+// direction.
 inline double Along(const Trial& trial, size_t which, const Value& direction, double step, size_t output,
                     const Value& cotangent) {
   std::vector<Value> in = trial.in, out = trial.out;
-  for (int64_t i = 0; i < direction.elements(); ++i) in[which].Set(i, in[which].Get(i) + step * direction.Get(i));
-  Status status = RunWhole(*trial.def, trial.sample.attrs, in, &out, MakeFunctionKernel(trial.def->reference));
+  for (int64_t i = 0; i < direction.elements(); ++i)
+    in[which].Set(i, in[which].Get(i) + step * direction.Get(i));
+  Status status =
+      RunWhole(*trial.def, trial.sample.attrs, in, &out, MakeFunctionKernel(trial.def->reference));
   return status.ok() ? Dot(out[output], cotangent) : NAN;
 }
 
-// The derivative along a direction: central differences with two steps, extrapolated, where they and one of a much
-// smaller step agree; else there is a kink nearby, and smaller steps are tried. NaN when none will do.
+// The derivative along a direction: central differences with two steps, extrapolated, where they and one of a
+// much smaller step agree; else there is a kink nearby, and smaller steps are tried. NaN when none will do.
 inline double Derivative(const Trial& trial, size_t which, const Value& direction, size_t output,
                          const Value& cotangent) {
   auto central = [&](double h) {
     return (Along(trial, which, direction, h, output, cotangent) -
-            Along(trial, which, direction, -h, output, cotangent)) / (2 * h);
+            Along(trial, which, direction, -h, output, cotangent)) /
+           (2 * h);
   };
   for (double h : {0x1p-5, 0x1p-7, 0x1p-8}) {
-    double coarse = central(h), fine = central(h / 2), finest = central(h / 16), slack = 4e-3 * (1 + std::fabs(fine));
-    if (std::fabs(fine - coarse) <= slack && std::fabs(finest - fine) <= slack) return (4 * fine - coarse) / 3;
+    double coarse = central(h), fine = central(h / 2), finest = central(h / 16),
+           slack = 4e-3 * (1 + std::fabs(fine));
+    if (std::fabs(fine - coarse) <= slack && std::fabs(finest - fine) <= slack)
+      return (4 * fine - coarse) / 3;
   }
   return NAN;
 }
@@ -107,8 +113,8 @@ inline std::vector<Tensor> Gradients(Tape* tape, const Trial& trial, size_t outp
   return trial.def->grad({trial.sample.attrs, in, out, dout, wanted});
 }
 
-// Compares one input's gradient along drawn directions and along single elements. Tolerance 3e-3 of the derivative
-// and of the size of the cotangent: half of f32's digits, which is what differences of f32 leave.
+// Compares one input's gradient along drawn directions and along single elements. Tolerance 3e-3 of the
+// derivative and of the size of the cotangent: half of f32's digits, which is what differences of f32 leave.
 inline void CheckInputGradient(const Trial& trial, size_t input, size_t output, const Value& cotangent,
                                const Value& gradient, Draws* draws, Report* report) {
   int64_t n = trial.in[input].elements();
@@ -146,7 +152,8 @@ inline void CheckGradient(const Trial& trial, size_t output, Report* report) {
   Tape tape;
   std::vector<Tensor> gradients = Gradients(&tape, trial, output, cotangent, wanted);
   if (gradients.size() != trial.in.size()) {
-    report->Fail(Cat("gradient: ", trial.text, " gives ", gradients.size(), " gradients for ", trial.in.size(), " inputs"));
+    report->Fail(Cat("gradient: ", trial.text, " gives ", gradients.size(), " gradients for ",
+                     trial.in.size(), " inputs"));
     return;
   }
   for (size_t i = 0; i < trial.in.size(); ++i) {
@@ -155,8 +162,8 @@ inline void CheckGradient(const Trial& trial, size_t output, Report* report) {
     std::memset(gradient.data(), 0, gradient.bytes());
     if (gradients[i].defined()) {
       if (gradients[i].shape() != trial.in[i].shape() || gradients[i].dtype() != trial.in[i].dtype()) {
-        report->Fail(Cat("gradient: ", trial.text, " input ", i, " has a gradient of ", Name(gradients[i].dtype()),
-                         gradients[i].shape().str()));
+        report->Fail(Cat("gradient: ", trial.text, " input ", i, " has a gradient of ",
+                         Name(gradients[i].dtype()), gradients[i].shape().str()));
         return;
       }
       gradient = tape.At(gradients[i]);
@@ -167,7 +174,8 @@ inline void CheckGradient(const Trial& trial, size_t output, Report* report) {
     only[i] = true;
     std::vector<Tensor> alone = Gradients(&tape, trial, output, cotangent, only);
     if (alone[i].defined() != gradients[i].defined()) {
-      report->Fail(Cat("gradient: ", trial.text, " input ", i, " has a gradient only with or without the others'"));
+      report->Fail(
+          Cat("gradient: ", trial.text, " input ", i, " has a gradient only with or without the others'"));
     } else if (alone[i].defined()) {
       Compare(Cat("gradient alone of ", trial.text, " input ", i), tape.At(alone[i]), gradient, true, report);
     }

@@ -1,4 +1,5 @@
-// The samples of the operator oracle: an operator's own, and what becomes of them with other types and extents.
+// The samples of the operator oracle: an operator's own, and what becomes of them with other types and
+// extents.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +13,13 @@
 namespace oneflow_like::oracle {
 
 // Types of a sample's inputs, all f32 when it does not say.
-std::vector<DType> InputTypes(const Sample& sample);
-// Shapes and rule, or throws Error when the operator does not accept the sample.
-Inferred InferSample(const OpDef& def, const Sample& sample);
-// The sample itself; then, as far as the operator accepts it: all f32 inputs as i32, bf16 and f16; the extent of each
-// label in turn as 0, 1, 2, 5 and 6; each axis of each operand in turn as 0 and as 1 alone (broadcast).
-std::vector<Sample> Vary(const OpDef& def, const Sample& sample);
-
 inline std::vector<DType> InputTypes(const Sample& sample) {
   std::vector<DType> types = sample.dtypes;
   types.resize(sample.in.size(), DType::kFloat32);
   return types;
 }
 
+// Shapes and rule, or throws Error when the operator does not accept the sample.
 inline Inferred InferSample(const OpDef& def, const Sample& sample) {
   return Infer(def, {def.name, def.name, sample.in, InputTypes(sample), &sample.attrs});
 }
@@ -44,14 +39,16 @@ inline int64_t AxisExtent(const BoundRule::Axis& axis, const std::map<std::strin
 }
 
 // The sample with one label at another extent, its attributes that repeat a shape or an extent changed along.
-inline Sample WithExtent(const Sample& sample, const BoundRule& rule, const std::string& label, int64_t extent) {
+inline Sample WithExtent(const Sample& sample, const BoundRule& rule, const std::string& label,
+                         int64_t extent) {
   Sample changed = sample;
   std::map<std::string, int64_t> extents = rule.extents;
   extents[label] = extent;
   auto resize = [&](const BoundRule::Operand& operand) {
     Dims shape = operand.shape;
     for (size_t a = 0; a < operand.axes.size(); ++a) {
-      if (shape[a] == AxisExtent(operand.axes[a], rule.extents)) shape[a] = AxisExtent(operand.axes[a], extents);
+      if (shape[a] == AxisExtent(operand.axes[a], rule.extents))
+        shape[a] = AxisExtent(operand.axes[a], extents);
     }
     return shape;
   };
@@ -79,10 +76,14 @@ inline Sample WithExtent(const Sample& sample, const BoundRule& rule, const std:
     }
   }
   // Ids stay below a class axis that became smaller.
-  if (!of_ids && rule.extents.at(label) >= sample.limit) changed.limit = std::clamp<int64_t>(extent, 1, sample.limit);
+  if (!of_ids && rule.extents.at(label) >= sample.limit)
+    changed.limit = std::clamp<int64_t>(extent, 1, sample.limit);
   return changed;
 }
 
+// The sample itself; then, as far as the operator accepts it: all f32 inputs as i32, bf16 and f16; the extent
+// of each label in turn as 0, 1, 2, 5 and 6; each axis of each operand in turn as 0 and as 1 alone
+// (broadcast).
 inline std::vector<Sample> Vary(const OpDef& def, const Sample& sample) {
   std::vector<Sample> samples = {sample};
   std::set<std::string> seen = {SampleText(def, sample)};

@@ -1,6 +1,11 @@
-// The operator oracle over the whole catalog: every operator, sample and varied shape, every derived signature on
-// meshes of 2, 3 and 2x2 and over time, reference and fast kernels; gradients against finite differences; expansions
-// against their operators; and mistakes planted in rules and kernels, which the same checks must catch.
+// The operator oracle over the whole catalog: every operator, sample and varied shape, every derived
+// signature on meshes of 2, 3 and 2x2 and over time, reference and fast kernels; gradients against finite
+// differences; expansions against their operators; and mistakes planted in rules and kernels, which the same
+// checks must catch.
+#include "tests/oracle.h"
+
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -8,11 +13,8 @@
 #include <string>
 #include <vector>
 
-#include <gtest/gtest.h>
-
 #include "core/parallel_for.h"
 #include "ops/cpu/manifest.h"
-#include "tests/oracle.h"
 #include "tests/oracle_gradient.h"
 
 namespace oneflow_like::oracle {
@@ -28,8 +30,8 @@ class PrintTotals : public testing::Environment {
   void SetUp() override { SetParallelThreads(1); }
   void TearDown() override {
     for (const auto& [what, report] : Totals()) {
-      std::printf("%-12s %8lld cases, %lld shapes refused by the kernels, %lld derivatives at kinks\n", what.c_str(),
-                  static_cast<long long>(report.cases), static_cast<long long>(report.refused),
+      std::printf("%-12s %8lld cases, %lld shapes refused by the kernels, %lld derivatives at kinks\n",
+                  what.c_str(), static_cast<long long>(report.cases), static_cast<long long>(report.refused),
                   static_cast<long long>(report.rough));
     }
     std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
@@ -74,7 +76,8 @@ TEST_P(OperatorOracle, FastKernelUnderEverySignature) {
   ExpectClean("cpu", CheckOperator(def(), ReferenceOf(def()), fast, {}));
 }
 
-// --- Gradients ------------------------------------------------------------------------------------------------------
+// --- Gradients
+// ------------------------------------------------------------------------------------------------------
 
 // Whether and why one sample of an operator has no finite differences to compare with.
 std::optional<std::string> NoDifferences(const Trial& trial) {
@@ -114,15 +117,19 @@ TEST_P(OperatorOracle, GradientIsTheDerivative) {
     }
   }
   EXPECT_GT(compared, 0) << def().name << " has a gradient, but no sample to compare it with differences";
-  EXPECT_LE(4 * report.rough, report.cases) << "too few directions are smooth; the samples' ranges do not suit";
+  EXPECT_LE(4 * report.rough, report.cases)
+      << "too few directions are smooth; the samples' ranges do not suit";
   ExpectClean("gradient", report);
 }
 
-// --- Expansions -----------------------------------------------------------------------------------------------------
+// --- Expansions
+// -----------------------------------------------------------------------------------------------------
 
-// Whether values laid out like `have` serve an input wanted as `want` without gathering what is cut: partial values may
-// be combined, whole values sliced.
-bool Serves(const Sbp& have, const Sbp& want) { return have == want || (!have.is_split() && !want.is_partial()); }
+// Whether values laid out like `have` serve an input wanted as `want` without gathering what is cut: partial
+// values may be combined, whole values sliced.
+bool Serves(const Sbp& have, const Sbp& want) {
+  return have == want || (!have.is_split() && !want.is_partial());
+}
 
 // Finds signatures for the nodes from `next` on, given the Sbp of the values so far, that end in `goal`.
 bool Lay(const Tape& tape, size_t next, std::map<int, Sbp> laid, const std::map<int, Sbp>& goal, int parts) {
@@ -156,15 +163,19 @@ void CheckExpansion(const Trial& trial, Report* report) {
   std::vector<Tensor> out = trial.def->expand(trial.sample.attrs, in);
   ++report->cases;
   if (out.size() != trial.out.size()) {
-    report->Fail(Cat("expansion: ", trial.text, " has ", out.size(), " outputs instead of ", trial.out.size()));
+    report->Fail(
+        Cat("expansion: ", trial.text, " has ", out.size(), " outputs instead of ", trial.out.size()));
     return;
   }
   for (size_t o = 0; o < out.size(); ++o) {
     if (out[o].shape() != trial.out[o].shape() || out[o].dtype() != trial.out[o].dtype()) {
-      report->Fail(Cat("expansion: ", trial.text, " output ", o, " is ", Name(out[o].dtype()), out[o].shape().str()));
+      report->Fail(
+          Cat("expansion: ", trial.text, " output ", o, " is ", Name(out[o].dtype()), out[o].shape().str()));
       return;
     }
-    if (!Compare(Cat("expansion of ", trial.text, " output ", o), tape.At(out[o]), trial.out[o], false, report)) return;
+    if (!Compare(Cat("expansion of ", trial.text, " output ", o), tape.At(out[o]), trial.out[o], false,
+                 report))
+      return;
   }
   for (int parts : {2, 3}) {
     for (const Signature& s : Signatures(trial.rule, std::vector<std::set<int64_t>>(in.size(), {1}), parts)) {
@@ -188,7 +199,8 @@ TEST_P(OperatorOracle, ExpansionIsTheOperator) {
     for (const Sample& varied : Vary(def(), sample)) {
       Trial trial = MakeTrial(def(), varied, ReferenceOf(def()), true);
       if (!trial.status.ok()) continue;
-      for (const Signature& s : Signatures(trial.rule, std::vector<std::set<int64_t>>(trial.in.size(), {1}), 2)) {
+      for (const Signature& s :
+           Signatures(trial.rule, std::vector<std::set<int64_t>>(trial.in.size(), {1}), 2)) {
         expanded += s.expanded;
       }
       try {
@@ -205,29 +217,32 @@ TEST_P(OperatorOracle, ExpansionIsTheOperator) {
 INSTANTIATE_TEST_SUITE_P(Catalog, OperatorOracle, testing::ValuesIn(BuiltinCatalog().names()),
                          [](const auto& info) { return info.param; });
 
-// --- Planted mistakes -----------------------------------------------------------------------------------------------
+// --- Planted mistakes
+// -----------------------------------------------------------------------------------------------
 
 // A kernel that takes its local piece for the whole tensor.
 class ForgetsRange : public Kernel {
  public:
   explicit ForgetsRange(KernelFn fn) : fn_(fn) {}
   Status Run(const KernelContext& context) override {
-    std::vector<TensorArg> in(context.in.begin(), context.in.end()), out(context.out.begin(), context.out.end());
+    std::vector<TensorArg> in(context.in.begin(), context.in.end()),
+        out(context.out.begin(), context.out.end());
     for (std::vector<TensorArg>* side : {&in, &out}) {
       for (TensorArg& arg : *side) {
         arg.begin = Dims(arg.extent.rank(), int64_t{0});
         arg.global = arg.extent;
       }
     }
-    return fn_({context.spec, in, out, context.scratch, context.step, context.time, context.times, context.seed});
+    return fn_(
+        {context.spec, in, out, context.scratch, context.step, context.time, context.times, context.seed});
   }
 
  private:
   KernelFn fn_;
 };
 
-// A mean that divides by the local extent, an embedding that takes local rows for global ones, a mask drawn from
-// local positions: what the checks say of an operator whose kernel ignores its Range.
+// A mean that divides by the local extent, an embedding that takes local rows for global ones, a mask drawn
+// from local positions: what the checks say of an operator whose kernel ignores its Range.
 Report WithoutRange(const std::string& name) {
   const OpDef& def = BuiltinCatalog().Get(name);
   return CheckOperator(def, ReferenceOf(def),
@@ -323,8 +338,8 @@ TEST(PlantedMistakes, RowsOfATableNotMaskedByRange) {
     }
     return Status();
   };
-  ExpectWrongValues(CheckOperator(def, ReferenceOf(BuiltinCatalog().Get("embedding")), ReferenceOf(def),
-                                  {.vary = false}));
+  ExpectWrongValues(
+      CheckOperator(def, ReferenceOf(BuiltinCatalog().Get("embedding")), ReferenceOf(def), {.vary = false}));
 }
 
 TEST(PlantedMistakes, LocalPositionsTakenForGlobalOnes) {
@@ -352,19 +367,20 @@ TEST(PlantedMistakes, AKernelThatStopsShortOrGoesTooFar) {
   for (int beyond : {-1, 1}) {
     OpDef def = BuiltinCatalog().Get("neg");
     def.samples.resize(1);
-    MakeKernel wrong = MakeFunctionKernel(
-        beyond < 0 ? KernelFn([](const KernelContext& context) {
-          for (int64_t i = 0; i + 1 < context.out[0].elements(); ++i) {
-            context.out[0].as<float>()[i] = -context.in[0].as<float>()[i];
-          }
-          return Status();
-        })
-                   : KernelFn([](const KernelContext& context) {
-          int64_t n = context.out[0].elements();
-          for (int64_t i = 0; i < n; ++i) context.out[0].as<float>()[i] = -context.in[0].as<float>()[i];
-          context.out[0].as<float>()[n] = 0;
-          return Status();
-        }));
+    MakeKernel wrong = MakeFunctionKernel(beyond < 0 ? KernelFn([](const KernelContext& context) {
+      for (int64_t i = 0; i + 1 < context.out[0].elements(); ++i) {
+        context.out[0].as<float>()[i] = -context.in[0].as<float>()[i];
+      }
+      return Status();
+    })
+                                                     : KernelFn([](const KernelContext& context) {
+                                                         int64_t n = context.out[0].elements();
+                                                         for (int64_t i = 0; i < n; ++i)
+                                                           context.out[0].as<float>()[i] =
+                                                               -context.in[0].as<float>()[i];
+                                                         context.out[0].as<float>()[n] = 0;
+                                                         return Status();
+                                                       }));
     Report report = CheckOperator(def, ReferenceOf(def), wrong, {.vary = false});
     ASSERT_GT(report.failed, 0);
     EXPECT_TRUE(report.failures[0].starts_with(beyond < 0 ? "unwritten: " : "error: ")) << report.str();

@@ -1,5 +1,5 @@
-// What the operator oracle computes with: tensors in memory that notice what was not written and what was written
-// behind them, and a generator of random numbers that is equal on every machine.
+// What the operator oracle computes with: tensors in memory that notice what was not written and what was
+// written behind them, and a generator of random numbers that is equal on every machine.
 #pragma once
 
 #include <cstdint>
@@ -76,23 +76,41 @@ inline bool Value::GuardIntact() const {
 
 inline double Value::Get(int64_t i) const {
   switch (dtype_) {
-    case DType::kFloat32: return reinterpret_cast<const float*>(data())[i];
-    case DType::kBFloat16: return ToFloat(reinterpret_cast<const BFloat16*>(data())[i]);
-    case DType::kFloat16: return ToFloat(reinterpret_cast<const Float16*>(data())[i]);
-    case DType::kInt32: return reinterpret_cast<const int32_t*>(data())[i];
-    case DType::kInt64: return static_cast<double>(reinterpret_cast<const int64_t*>(data())[i]);
-    default: return reinterpret_cast<const uint8_t*>(data())[i];
+    case DType::kFloat32:
+      return reinterpret_cast<const float*>(data())[i];
+    case DType::kBFloat16:
+      return ToFloat(reinterpret_cast<const BFloat16*>(data())[i]);
+    case DType::kFloat16:
+      return ToFloat(reinterpret_cast<const Float16*>(data())[i]);
+    case DType::kInt32:
+      return reinterpret_cast<const int32_t*>(data())[i];
+    case DType::kInt64:
+      return static_cast<double>(reinterpret_cast<const int64_t*>(data())[i]);
+    default:
+      return reinterpret_cast<const uint8_t*>(data())[i];
   }
 }
 
 inline void Value::Set(int64_t i, double value) {
   switch (dtype_) {
-    case DType::kFloat32: reinterpret_cast<float*>(data())[i] = static_cast<float>(value); break;
-    case DType::kBFloat16: reinterpret_cast<BFloat16*>(data())[i] = ToBFloat16(static_cast<float>(value)); break;
-    case DType::kFloat16: reinterpret_cast<Float16*>(data())[i] = ToFloat16(static_cast<float>(value)); break;
-    case DType::kInt32: reinterpret_cast<int32_t*>(data())[i] = static_cast<int32_t>(value); break;
-    case DType::kInt64: reinterpret_cast<int64_t*>(data())[i] = static_cast<int64_t>(value); break;
-    default: reinterpret_cast<uint8_t*>(data())[i] = static_cast<uint8_t>(value); break;
+    case DType::kFloat32:
+      reinterpret_cast<float*>(data())[i] = static_cast<float>(value);
+      break;
+    case DType::kBFloat16:
+      reinterpret_cast<BFloat16*>(data())[i] = ToBFloat16(static_cast<float>(value));
+      break;
+    case DType::kFloat16:
+      reinterpret_cast<Float16*>(data())[i] = ToFloat16(static_cast<float>(value));
+      break;
+    case DType::kInt32:
+      reinterpret_cast<int32_t*>(data())[i] = static_cast<int32_t>(value);
+      break;
+    case DType::kInt64:
+      reinterpret_cast<int64_t*>(data())[i] = static_cast<int64_t>(value);
+      break;
+    default:
+      reinterpret_cast<uint8_t*>(data())[i] = static_cast<uint8_t>(value);
+      break;
   }
 }
 

@@ -5,6 +5,7 @@
 //   gradients=dw,db             of the weights, for add_updates
 //   optimizer=adamw clip=1      the update rule
 //   schedule=gpipe zero=dp      compile options; 1F1B and none unless given
+//   dtype=bf16                  of mixed precision; f32 unless given
 //   rank=1                      whose plan partition and place_memory show
 //   from=autograd               the pass the graph is put through first; then all up to the one shown
 //   show=streams                of order_acts: the compute streams and stashes alone
@@ -201,7 +202,7 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
 // All passes, in the order they run.
 inline const std::vector<std::string>& PassNames() {
   static const std::vector<std::string> names = {
-      "autograd",     "add_updates", "place_stages", "shard_variables", "choose_signatures", "insert_boxing", "lower_boxing",
+      "autograd",     "add_updates", "mixed_precision", "place_stages", "shard_variables", "choose_signatures", "insert_boxing", "lower_boxing",
       "fuse",         "order_writes", "form_segments", "order_acts",     "partition",         "place_memory"};
   return names;
 }
@@ -215,6 +216,7 @@ class PassRun {
     options_.schedule = example.Option("schedule", "1f1b") == "gpipe" ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
     if (example.options.count("zero"))
       options_.zero_axis = graph_.mesh().AxisOrFail(example.Option("zero", ""), "zero");
+    if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype)) Fail("there is no type ", example.Option("dtype", ""));
     weights_ = Values("weights");
     gradients_ = Values("gradients");
   }
@@ -260,6 +262,8 @@ class PassRun {
       if (example_.options.count("loss")) gradients_ = Autograd(&graph_, Values("loss")[0], weights_);
     } else if (pass == "add_updates") {
       AddTheUpdates();
+    } else if (pass == "mixed_precision") {
+      MixedPrecision(&graph_, options_);
     } else if (pass == "place_stages") {
       PlaceStages(&graph_);
     } else if (pass == "shard_variables") {

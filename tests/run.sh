@@ -6,6 +6,9 @@ cd "$(dirname "$0")/.."
 . ./install.sh
 install_packages
 
+# Tests run side by side: kernel threads that wait for work must leave the cores to others.
+export OMP_WAIT_POLICY=passive
+
 cmake -S . -B build -G Ninja
 cmake --build build
 ctest --test-dir build/tests -j2 --output-on-failure

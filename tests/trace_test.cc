@@ -1,5 +1,7 @@
-// Traces and profiles: the file is JSON whose slices nest and leave nothing out; the times add up; what is not asked
-// for leaves nothing behind.
+// Traces and profiles: the file is JSON whose slices nest and leave nothing out; the times add up; what is
+// not asked for leaves nothing behind.
+#include "actor/trace.h"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -16,7 +18,6 @@
 #include <tuple>
 #include <vector>
 
-#include "actor/trace.h"
 #include "tests/actor_test_plans.h"
 #include "tests/small_gpt.h"
 
@@ -40,8 +41,8 @@ struct Json {
   int64_t Nanoseconds() const { return std::llround(std::stod(text) * 1000); }  // of microseconds
 };
 
-// Strict where a trace could go wrong: anything but whitespace after the value, and every unescaped control character,
-// is an Error.
+// Strict where a trace could go wrong: anything but whitespace after the value, and every unescaped control
+// character, is an Error.
 class JsonReader {
  public:
   explicit JsonReader(const std::string& text) : text_(text) {}
@@ -154,8 +155,8 @@ Trace ReadTrace(const std::string& path) {
     if (phase == "X") {
       int64_t start = e["ts"].Nanoseconds();
       const Json& args = e["args"];
-      trace.slices.push_back({e["pid"].Int(), e["tid"].Int(), start, start + e["dur"].Nanoseconds(), args["step"].Int(),
-                              args["micro_batch"].Int(), e["name"].text, e["cat"].text,
+      trace.slices.push_back({e["pid"].Int(), e["tid"].Int(), start, start + e["dur"].Nanoseconds(),
+                              args["step"].Int(), args["micro_batch"].Int(), e["name"].text, e["cat"].text,
                               args.Has("flops") ? std::stod(args["flops"].text) : -1,
                               args.Has("bytes") ? std::stod(args["bytes"].text) : -1});
     } else if (phase == "M" && e["name"].text == "thread_name") {
@@ -185,7 +186,9 @@ void ExpectNested(const Trace& trace) {
       ASSERT_LE(s.start, s.end) << s.name;
       ASSERT_GE(s.start, 0) << s.name;
       if (s.flops < 0) {
-        if (act != nullptr) ASSERT_GE(s.start, act->end) << s.name << " overlaps " << act->name;
+        if (act != nullptr) {
+          ASSERT_GE(s.start, act->end) << s.name << " overlaps " << act->name;
+        }
         act = &s;
         free_at = s.start;
       } else {
@@ -270,7 +273,8 @@ TEST_F(TraceTest, EveryKernelOfAGptIsThereOncePerActAndTimesAddUp) {
   EXPECT_GT(profile.wall, 0);
   EXPECT_LE(profile.wall, elapsed);
   EXPECT_NEAR(SumOf(profile), profile.wall * profile.threads, 1e-9 + 1e-6 * SumOf(profile));
-  for (const char* kind : {"matmul", "attention", "other", "boxing"}) EXPECT_GT(profile.kernels[kind], 0) << kind;
+  for (const char* kind : {"matmul", "attention", "other", "boxing"})
+    EXPECT_GT(profile.kernels[kind], 0) << kind;
   EXPECT_EQ(profile.kernels.size(), 4u);
   double by_kernel = 0, by_kind = SumOf(profile) - profile.waiting - profile.runtime;
   for (const KernelProfile& k : profile.hottest) by_kernel += k.seconds;
@@ -291,8 +295,8 @@ TEST_F(TraceTest, EveryKernelOfAGptIsThereOncePerActAndTimesAddUp) {
     user_lines += s.name.rfind("block0/mlp/einsum: einsum gpt_model.cc:", 0) == 0;
   }
   for (const auto& [key, count] : expected) {
-    EXPECT_EQ(found[key], count) << std::get<1>(key) << " of rank " << std::get<0>(key) << " step " << std::get<2>(key)
-                                 << " micro-batch " << std::get<3>(key);
+    EXPECT_EQ(found[key], count) << std::get<1>(key) << " of rank " << std::get<0>(key) << " step "
+                                 << std::get<2>(key) << " micro-batch " << std::get<3>(key);
   }
   EXPECT_EQ(found.size(), expected.size());
   EXPECT_EQ(user_lines, kSteps * 2 * 4) << "on each rank of the first stage";
@@ -331,7 +335,8 @@ TEST_F(TraceTest, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
       Model model(Mesh::Parse("cpu:dp=1"), options);
       ADD_FAILURE() << path << " was accepted";
     } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find("trace file '" + path + "' cannot be written: "), std::string::npos)
+      EXPECT_NE(std::string(e.what()).find("trace file '" + path + "' cannot be written: "),
+                std::string::npos)
           << e.what();
     }
   }
@@ -341,14 +346,16 @@ TEST_F(TraceTest, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
 std::vector<plan::Plan> SleepyPlans(int microseconds) {
   std::vector<plan::Plan> plans = TrainPlans(2, 2);
   for (plan::Actor& a : *plans[0].mutable_actor()) {
-    if (a.name() != "grad") continue;
-    PlanBuilder::SetAttr(a.mutable_kernel(0), "us", microseconds);
-    a.mutable_kernel(0)->set_category("naps");
-    a.mutable_kernel(0)->set_flops(10);
+    if (a.name() == "grad") PlanBuilder::SetAttr(a.mutable_kernel(0), "us", microseconds);
   }
-  for (plan::Plan& plan : plans)
-    for (plan::Actor& a : *plan.mutable_actor())
+  for (plan::Plan& plan : plans) {
+    for (plan::Actor& a : *plan.mutable_actor()) {
       if (a.has_collective()) a.mutable_kernel(0)->set_category("boxing");
+      if (a.name() != "grad") continue;
+      a.mutable_kernel(0)->set_category("naps");
+      a.mutable_kernel(0)->set_flops(10);
+    }
+  }
   return plans;
 }
 
@@ -359,6 +366,7 @@ struct Ran {
 };
 
 Ran RunSleepy(const std::string& path, int64_t records, int steps, int microseconds) {
+  TraceFile file(path);
   KernelRegistry registry = TestRegistry();
   std::unique_ptr<Store> store = MakeStore(2);
   std::unique_ptr<Executor> executor = MakeThreadExecutor(2, 1);
@@ -370,7 +378,6 @@ Ran RunSleepy(const std::string& path, int64_t records, int steps, int microseco
     EXPECT_TRUE(status.ok()) << status.message();
   }
   runtime.Close();
-  TraceFile file(path);
   Ran ran;
   ran.missing = runtime.WriteTrace(&file);
   ran.profile = runtime.TakeProfile();
@@ -486,7 +493,8 @@ TEST(ProfileTextTest, PercentagesSumToAHundred) {
     p.wall = SumOf(p) / p.threads;
     std::vector<int> shares = SharesIn(ToText(p, "train"));
     ASSERT_EQ(shares.size(), 6u + p.kernels.count("convolution")) << "seed " << seed;
-    ASSERT_EQ(std::accumulate(shares.begin(), shares.end(), 0), 1000) << "seed " << seed << "\n" << ToText(p, "train");
+    ASSERT_EQ(std::accumulate(shares.begin(), shares.end(), 0), 1000) << "seed " << seed << "\n"
+                                                                      << ToText(p, "train");
     double waiting = 1000 * p.waiting / SumOf(p);
     ASSERT_NEAR(shares[shares.size() - 2], waiting, 1) << "seed " << seed;
   }

@@ -296,7 +296,7 @@ TEST_P(GraphText, ReadsBackAfterEveryPass) {
     ++passes;
   }
   fs::remove_all(folder);
-  EXPECT_EQ(passes, 8);
+  EXPECT_EQ(passes, 9);
   // Nothing the compiler goes by is missing from the text: compiled again from it, the plan is the same.
   Compiled again = Compile(ParseGraph(BuiltinCatalog(), built), c.options);
   std::string before = ToText(c.graph, c.logical), after = ToText(again.graph, again.logical);

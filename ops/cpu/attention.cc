@@ -1,20 +1,22 @@
 // attention without a matrix of scores: for a block of 64 queries the keys go by in tiles, with a running
 // maximum and sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022).
-// Tiles that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
+// Operands of 16-bit types are widened tile by tile. Tiles that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
+#include "ops/reference.h"
 
 namespace oneflow_like::cpu {
 namespace {
 
 using scalar::kInfinity;
 
-// Of one thread, kept between acts: 170 KB.
+// Of one thread, kept between acts: 300 KB.
 struct ForwardScratch {
   alignas(64) float q[kMaxWidth * kLanes];
   alignas(64) float o[kMaxWidth * kLanes];
   alignas(64) float tile[kTileKeys * kLanes];
   alignas(64) float drop[kTileKeys * kLanes];
+  alignas(64) float wide[2][kTileKeys * kMaxWidth];  // k or q, and v, of 16-bit types
 };
 
 struct Running {
@@ -47,11 +49,13 @@ void SoftmaxTile(int64_t key_count, float* tile, Running* run) {
   for (int64_t i = 0; i < kLanes; ++i) run->total[i] = run->total[i] * run->rescale[i] + sum[i];
 }
 
+template <typename T>
 void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
   static thread_local ForwardScratch scratch;
-  const float *k = context.in[1].as<float>(), *v = context.in[2].as<float>();
+  const T *k = context.in[1].as<T>(), *v = context.in[2].as<T>();
   int64_t count = std::min(kLanes, call.queries - s), width = call.width;
-  LoadLanes(context.in[0].as<float>() + call.InQ(b, s, h), call.row, count, width, call.scale, scratch.q);
+  Tile q = TileOf(context.in[0].as<T>() + call.InQ(b, s, h), call.row, count, width, scratch.wide[0]);
+  LoadLanes(q.data, q.row, count, width, call.scale, scratch.q);
   std::fill_n(scratch.o, width * kLanes, 0.0f);
   Running run;
   std::fill_n(run.greatest, kLanes, -kInfinity);
@@ -59,8 +63,9 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
   int64_t visible = call.Visible(s, count);
   for (int64_t t = 0; t < visible; t += kTileKeys) {
     int64_t key_count = std::min(kTileKeys, visible - t), at = call.InK(b, t, h);
-    TileProduct(key_count, kLanes, width, k + at, call.row, 1, scratch.q, kLanes, scratch.tile, kLanes,
-                false);
+    Tile keys = TileOf(k + at, call.row, key_count, width, scratch.wide[0]);
+    Tile values = TileOf(v + at, call.row, key_count, width, scratch.wide[1]);
+    TileProduct(key_count, kLanes, width, keys.data, keys.row, 1, scratch.q, kLanes, scratch.tile, kLanes, false);
     call.Mask(s, t, key_count, -kInfinity, scratch.tile);
     SoftmaxTile(key_count, scratch.tile, &run);
     if (call.drop > 0) {
@@ -73,7 +78,7 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
         for (int64_t i = 0; i < kLanes; ++i) lanes[i] *= run.rescale[i];
       }
     }
-    TileProduct(width, kLanes, key_count, v + at, 1, call.row, scratch.tile, kLanes, scratch.o, kLanes, true);
+    TileProduct(width, kLanes, key_count, values.data, 1, values.row, scratch.tile, kLanes, scratch.o, kLanes, true);
   }
   float* lse = context.out[1].as<float>() + call.InLse(b, s, h);
   for (int64_t i = 0; i < count; ++i) {
@@ -81,16 +86,17 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
     lse[i] = blind ? -kInfinity : run.greatest[i] + std::log(run.total[i]);
     run.total[i] = blind ? 0.0f : 1.0f / run.total[i];
   }
-  StoreLanes(scratch.o, run.total, count, width, context.out[0].as<float>() + call.InQ(b, s, h), call.row);
+  StoreLanes(scratch.o, run.total, count, width, context.out[0].as<T>() + call.InQ(b, s, h), call.row);
 }
 
+template <typename T>
 Status Attention(const KernelContext& context) {
   AttentionCall call(context, context.in[0], context.in[1]);
   int64_t blocks = (call.queries + kLanes - 1) / kLanes;
   ParallelFor(call.batch * call.heads * blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       int64_t pair = i / blocks;
-      ForwardBlock(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes);
+      ForwardBlock<T>(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes);
     }
   });
   return Status();
@@ -99,8 +105,9 @@ Status Attention(const KernelContext& context) {
 }  // namespace
 
 KernelPtr MakeAttention(const KernelSpec& spec) {
-  bool fits = AllFloat(spec) && spec.in[0].extent[3] <= kMaxWidth;
-  return fits ? MakeFunctionKernel(Attention)(spec) : MakeReference(spec);
+  if (!FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1])) return MakeReference(spec);
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(Attention<decltype(t)>)(spec); });
 }
 
 }  // namespace oneflow_like::cpu

@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
 #include "core/kernel.h"
 #include "core/random.h"
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/scalar.h"
 
@@ -87,6 +90,21 @@ struct AttentionCall {
   }
 };
 
+// Rows of one head as a product reads them: in place where they are fp32, else widened into the thread's buffer.
+struct Tile {
+  const float* data;
+  int64_t row;
+};
+template <typename T>
+Tile TileOf(const T* from, int64_t row, int64_t count, int64_t width, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    return {from, row};
+  } else {
+    for (int64_t i = 0; i < count; ++i) Widen(from + i * row, width, buffer + i * width);
+    return {buffer, width};
+  }
+}
+
 // to[d][lane] = factor * from[lane][d], lanes past `count` zero.
 inline void LoadLanes(const float* from, int64_t row, int64_t count, int64_t width, float factor, float* to) {
   for (int64_t i = 0; i < kLanes; ++i) {
@@ -95,11 +113,24 @@ inline void LoadLanes(const float* from, int64_t row, int64_t count, int64_t wid
 }
 
 // to[lane][d] = from[d][lane] * factor[lane].
-inline void StoreLanes(const float* from, const float* factor, int64_t count, int64_t width, float* to,
-                       int64_t row) {
+template <typename T>
+void StoreLanes(const float* from, const float* factor, int64_t count, int64_t width, T* to, int64_t row) {
   for (int64_t i = 0; i < count; ++i) {
-    for (int64_t d = 0; d < width; ++d) to[i * row + d] = from[d * kLanes + i] * factor[i];
+    if constexpr (std::is_same_v<T, float>) {
+      for (int64_t d = 0; d < width; ++d) to[i * row + d] = from[d * kLanes + i] * factor[i];
+    } else {
+      float line[kMaxWidth];
+      for (int64_t d = 0; d < width; ++d) line[d] = from[d * kLanes + i] * factor[i];
+      Narrow(line, width, to + i * row);
+    }
   }
+}
+
+// Whether `alike` have one floating type, and lse is fp32.
+inline bool FitsAttention(const std::vector<const TensorArg*>& alike, const TensorArg& lse) {
+  for (const TensorArg* arg : alike)
+    if (arg->dtype != alike[0]->dtype || !IsFloating(arg->dtype) || arg->extent[3] > kMaxWidth) return false;
+  return lse.dtype == DType::kFloat32;
 }
 
 }  // namespace oneflow_like::cpu

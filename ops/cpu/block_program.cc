@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/random.h"
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/reference.h"
 #include "ops/scalar.h"
@@ -133,7 +134,11 @@ struct BlockProgram::View {
       if (stride[rank - 1] == 0) {
         std::fill_n(to, run, AsFloat(*from));
       } else {
-        for (int64_t i = 0; i < run; ++i) to[i] = AsFloat(from[i]);
+        if constexpr (std::is_same_v<T, bool>) {
+          for (int64_t i = 0; i < run; ++i) to[i] = AsFloat(from[i]);
+        } else {
+          Widen(from, run, to);
+        }
       }
     }
   }
@@ -314,8 +319,7 @@ void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from)
   }
   DispatchFloating(out.dtype, [&](auto t) {
     using T = decltype(t);
-    T* to = out.as<T>() + at;
-    for (int64_t i = 0; i < n; ++i) to[i] = FromFloat<T>(from[i]);
+    Narrow(from, n, out.as<T>() + at);
   });
 }
 
@@ -392,6 +396,10 @@ KernelPtr MakeElementwise(const KernelSpec& spec) {
   FusedStep step{spec.name, {}, spec.attrs};
   for (size_t i = 0; i < spec.in.size(); ++i) step.args.push_back(static_cast<int>(i));
   return MakeProgram(spec, {step}, {static_cast<int64_t>(spec.in.size())});
+}
+
+KernelPtr MakeAddN(const KernelSpec& spec) {
+  return AllFloat(spec) ? MakeFunctionKernel(AddN)(spec) : MakeElementwise(spec);
 }
 
 KernelPtr MakeFused(const KernelSpec& spec) {

@@ -4,14 +4,17 @@
 // others are looped over. The plan is made when the kernel is, and again only when an act brings other
 // extents.
 //
-// Two cases go through buffers of the kernel's own: operands of 16-bit types, which are widened, and layouts
-// no product fits (a batch label innermost), which are permuted to [batch m k], [batch k n] -> [batch m n].
+// Where the machine multiplies bf16 faster than fp32 (NarrowProduct), operands in bf16 are multiplied as they are. Two
+// cases go through buffers of the kernel's own: other operands of 16-bit types, which are widened, and layouts no
+// product fits (a batch label innermost), which are permuted to [batch m k], [batch k n] -> [batch m n].
 #include <dnnl.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/narrow_product.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -196,10 +199,12 @@ class Contraction : public Kernel {
       if (ClassOf(labels_[i]) != kBatch) whole *= static_cast<double>(strides_[i].extent);
     }
     permute_ = plan_.volume < 4096 && whole >= 8 * plan_.volume;
-    if (widen_ || permute_) {
-      for (int i = 0; i < 2; ++i) wide_[i].resize(spec.in[i].elements());
-      wide_[2].resize(spec.out[0].elements());
-    }
+    result_ = spec.out[0].dtype;
+    narrow_ = NarrowProduct::Worthwhile(spec.in[0].dtype) && FitsNarrow();
+    most_[0] = spec.in[0].elements();
+    most_[1] = spec.in[1].elements();
+    most_[2] = result_ == DType::kFloat32 ? 0 : spec.out[0].elements();
+    if (widen_ && !narrow_) MakeWide();
     if (permute_) {
       for (int i = 0; i < 2; ++i) packed_[i].resize(spec.in[i].elements());
       packed_[2].resize(spec.out[0].elements());
@@ -215,8 +220,9 @@ class Contraction : public Kernel {
       FillZero(y.data, y.elements() * static_cast<int64_t>(SizeOf(y.dtype)));
       return Status();
     }
+    if (narrow_ && RunNarrow(a, b, y)) return Status();
     const float* from[2] = {Widened(a, 0), Widened(b, 1)};
-    float* to = widen_ ? wide_[2].data() : y.as<float>();
+    float* to = wide_[2].empty() ? y.as<float>() : wide_[2].data();
     if (permute_) {
       for (int i = 0; i < 2; ++i)
         PermuteCopy(packed_[i].data(), from[i], pack_extent_[i], pack_stride_[i], 4);
@@ -225,26 +231,50 @@ class Contraction : public Kernel {
     } else {
       RunPlan(plan_, from[0], from[1], to);
     }
-    if (widen_) {
+    if (to != y.data) {
       DispatchFloating(y.dtype, [&](auto t) {
         using T = decltype(t);
-        ParallelFor(y.elements(), kGrain, [&](int64_t i, int64_t end) {
-          for (; i < end; ++i) y.as<T>()[i] = FromFloat<T>(to[i]);
-        });
+        ParallelFor(y.elements(), kGrain,
+                    [&](int64_t i, int64_t end) { Narrow(to + i, end - i, y.as<T>() + i); });
       });
     }
     return Status();
   }
 
  private:
+  // Whether the plan is one that bf16 products serve: large ones, and no sum over products, which would round in
+  // between.
+  bool FitsNarrow() const { return !permute_ && plan_.summed_count == 1 && plan_.volume >= 32768; }
+
+  void MakeWide() {
+    for (int i = 0; i < 3; ++i) wide_[i].resize(most_[i]);
+  }
+
+  // False where there is no fast product; the operands are then widened.
+  bool RunNarrow(const TensorArg& a, const TensorArg& b, const TensorArg& y) {
+    if (!tried_) {
+      const Group &m = plan_.m, &n = plan_.n, &k = plan_.k;
+      if (FitsNarrow())
+        product_ = NarrowProduct::Make({m.extent, n.extent, k.extent, m.a, k.a, k.b, n.b, m.y, n.y}, result_);
+      if (!product_) MakeWide();
+      tried_ = true;
+    }
+    if (!product_) return false;
+    int64_t size = static_cast<int64_t>(SizeOf(a.dtype)), size_y = static_cast<int64_t>(SizeOf(y.dtype));
+    for (int64_t i = 0; i < plan_.outer_count; ++i) {
+      int64_t oa = 0, ob = 0, oy = 0;
+      Offsets(plan_.outer, i, &oa, &ob, &oy);
+      product_->Run(a.as<char>() + oa * size, b.as<char>() + ob * size, y.as<char>() + oy * size_y);
+    }
+    return true;
+  }
+
   const float* Widened(const TensorArg& x, int which) {
     if (!widen_) return x.as<float>();
     float* to = wide_[which].data();
     DispatchFloating(x.dtype, [&](auto t) {
       using T = decltype(t);
-      ParallelFor(x.elements(), kGrain, [&](int64_t i, int64_t end) {
-        for (; i < end; ++i) to[i] = AsFloat(x.as<T>()[i]);
-      });
+      ParallelFor(x.elements(), kGrain, [&](int64_t i, int64_t end) { Widen(x.as<T>() + i, end - i, to + i); });
     });
     return to;
   }
@@ -276,6 +306,8 @@ class Contraction : public Kernel {
     }
     if (permute_) Pack(y);
     plan_ = MakePlan(labels_, strides_);
+    product_.reset();
+    tried_ = false;
   }
 
   // Replaces the strides by those of [batch m k], [batch k n], [batch m n], and says how to copy there and
@@ -313,13 +345,20 @@ class Contraction : public Kernel {
   Plan plan_;
   Dims a_, b_;  // extents the plan is for
   bool empty_sum_ = false, widen_ = false, permute_ = false;
+  bool narrow_ = false;  // bf16 operands are multiplied as they are
+  DType result_ = DType::kFloat32;
+  std::unique_ptr<NarrowProduct> product_;  // of the plan, made by the thread that runs it
+  bool tried_ = false;                      // whether it was asked for
+  int64_t most_[3] = {};                    // elements of the plan's operands, as far as they need buffers
   Dims pack_extent_[3], pack_stride_[3];
   std::vector<float> wide_[3], packed_[3];
 };
 
+// Operands of one type, the result of that or fp32.
 bool SameFloating(const KernelSpec& spec) {
   DType dtype = spec.in[0].dtype;
-  return IsFloating(dtype) && spec.in[1].dtype == dtype && spec.out[0].dtype == dtype;
+  DType result = spec.out[0].dtype;
+  return IsFloating(dtype) && spec.in[1].dtype == dtype && (result == dtype || result == DType::kFloat32);
 }
 
 }  // namespace

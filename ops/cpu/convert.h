@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__F16C__) || defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
@@ -34,11 +34,11 @@ inline void Narrow(const float* from, int64_t n, BFloat16* to) {
 
 inline void Widen(const Float16* from, int64_t n, float* to) {
   int64_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) {
-    __m256i half;
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8) {
+    __m128i half;
     std::memcpy(&half, from + i, sizeof half);
-    _mm512_storeu_ps(to + i, _mm512_cvtph_ps(half));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(half));
   }
 #endif
   for (; i < n; ++i) to[i] = ToFloat(from[i]);
@@ -46,9 +46,9 @@ inline void Widen(const Float16* from, int64_t n, float* to) {
 
 inline void Narrow(const float* from, int64_t n, Float16* to) {
   int64_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= n; i += 16) {
-    __m256i half = _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#if defined(__F16C__)
+  for (; i + 8 <= n; i += 8) {
+    __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     std::memcpy(to + i, &half, sizeof half);
   }
 #endif

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/reference.h"
 
@@ -30,6 +31,22 @@ Status CastTyped(const KernelContext& context) {
         to[i] = FromFloat<To>(AsFloat(from[i]));
       }
     }
+  });
+  return Status();
+}
+
+template <typename T>
+Status WidenAll(const KernelContext& context) {
+  ParallelFor(context.out[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
+    Widen(context.in[0].as<T>() + begin, end - begin, context.out[0].as<float>() + begin);
+  });
+  return Status();
+}
+
+template <typename T>
+Status NarrowAll(const KernelContext& context) {
+  ParallelFor(context.out[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
+    Narrow(context.in[0].as<float>() + begin, end - begin, context.out[0].as<T>() + begin);
   });
   return Status();
 }
@@ -96,10 +113,10 @@ KernelPtr MakeCast(const KernelSpec& spec) {
   DType from = spec.in[0].dtype, to = spec.out[0].dtype;
   KernelFn fn = nullptr;
   if (from == to) fn = Copy;
-  if (from == kFloat32 && to == kBFloat16) fn = CastTyped<float, BFloat16>;
-  if (from == kBFloat16 && to == kFloat32) fn = CastTyped<BFloat16, float>;
-  if (from == kFloat32 && to == kFloat16) fn = CastTyped<float, Float16>;
-  if (from == kFloat16 && to == kFloat32) fn = CastTyped<Float16, float>;
+  if (from == kFloat32 && to == kBFloat16) fn = NarrowAll<BFloat16>;
+  if (from == kBFloat16 && to == kFloat32) fn = WidenAll<BFloat16>;
+  if (from == kFloat32 && to == kFloat16) fn = NarrowAll<Float16>;
+  if (from == kFloat16 && to == kFloat32) fn = WidenAll<Float16>;
   if (from == kFloat32 && to == kBool) fn = CastTyped<float, bool>;
   if (from == kBool && to == kFloat32) fn = CastTyped<bool, float>;
   if (from == kInt32 && to == kFloat32) fn = CastTyped<int32_t, float>;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
+#include "ops/reference.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -21,25 +22,30 @@ Status CheckIds(const TensorArg& ids, int64_t rows) {
   return Status();
 }
 
+// The table and the rows have one type; of what size does not matter.
 Status Embedding(const KernelContext& context) {
   const TensorArg &table = context.in[0], &ids = context.in[1];
   Status checked = CheckIds(ids, table.global[0]);
   if (!checked.ok()) return checked;
   int64_t width = table.extent[1], rows = table.extent[0], first = table.begin[0];
-  float* y = context.out[0].as<float>();
+  char* y = context.out[0].as<char>();
+  const char* from = table.as<char>();
+  int64_t bytes = width * static_cast<int64_t>(SizeOf(table.dtype));
   ParallelFor(ids.elements(), RowGrain(width), [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       int64_t row = IdAt(ids, n) - first;
       if (row >= 0 && row < rows) {
-        std::memcpy(y + n * width, table.as<float>() + row * width, width * sizeof(float));
+        std::memcpy(y + n * bytes, from + row * bytes, bytes);
       } else {
-        std::memset(y + n * width, 0, width * sizeof(float));
+        std::memset(y + n * bytes, 0, bytes);
       }
     }
   });
   return Status();
 }
 
+// dy of type T, dtable fp32.
+template <typename T>
 Status EmbeddingGrad(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &dy = context.in[1], &dtable = context.out[0];
   Status checked = CheckIds(ids, dtable.global[0]);
@@ -51,10 +57,10 @@ Status EmbeddingGrad(const KernelContext& context) {
     for (int64_t n = 0; n < count; ++n) {
       int64_t row = IdAt(ids, n) - first;
       if (row < 0 || row >= rows) continue;
-      const float* from = dy.as<float>() + n * width;
+      const T* from = dy.as<T>() + n * width;
       float* to = dtable.as<float>() + row * width;
 #pragma GCC ivdep
-      for (int64_t c = begin; c < end; ++c) to[c] += from[c];
+      for (int64_t c = begin; c < end; ++c) to[c] += AsFloat(from[c]);
     }
   });
   return Status();
@@ -63,12 +69,14 @@ Status EmbeddingGrad(const KernelContext& context) {
 }  // namespace
 
 KernelPtr MakeEmbedding(const KernelSpec& spec) {
-  bool fits = spec.in[0].dtype == DType::kFloat32 && spec.in[0].extent.rank() == 2;
+  bool fits = spec.in[0].dtype == spec.out[0].dtype && spec.in[0].extent.rank() == 2;
   return fits ? MakeFunctionKernel(Embedding)(spec) : MakeReference(spec);
 }
 KernelPtr MakeEmbeddingGrad(const KernelSpec& spec) {
-  bool fits = spec.in[1].dtype == DType::kFloat32 && spec.out[0].extent.rank() == 2;
-  return fits ? MakeFunctionKernel(EmbeddingGrad)(spec) : MakeReference(spec);
+  bool fits = IsFloating(spec.in[1].dtype) && spec.out[0].dtype == DType::kFloat32 && spec.out[0].extent.rank() == 2;
+  if (!fits) return MakeReference(spec);
+  return DispatchFloating(spec.in[1].dtype,
+                          [&](auto t) { return MakeFunctionKernel(EmbeddingGrad<decltype(t)>)(spec); });
 }
 
 }  // namespace oneflow_like::cpu

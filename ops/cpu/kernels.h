@@ -77,6 +77,7 @@ uint32_t KeepThreshold(double p);
 // block_program.cc
 KernelPtr MakeElementwise(const KernelSpec& spec);
 KernelPtr MakeFused(const KernelSpec& spec);
+KernelPtr MakeAddN(const KernelSpec& spec);
 // copy.cc
 KernelPtr MakeCast(const KernelSpec& spec);
 Status Copy(const KernelContext& context);         // identity, reshape: any type
@@ -86,6 +87,7 @@ Status Concat(const KernelContext& context);       // any type
 Status Pad(const KernelContext& context);          // any type
 Status BroadcastTo(const KernelContext& context);  // any type
 // reduce.cc
+KernelFactory ForSum(KernelFn fn);  // a stateless kernel from any floating type to fp32, the reference for others
 Status Sum(const KernelContext& context);
 Status Mean(const KernelContext& context);
 Status Max(const KernelContext& context);
@@ -104,8 +106,8 @@ Status LogSoftmaxGrad(const KernelContext& context);
 KernelPtr MakeCrossEntropy(const KernelSpec& spec);
 KernelPtr MakeCrossEntropyGrad(const KernelSpec& spec);
 // norm.cc
-Status LayerNorm(const KernelContext& context);
-Status RmsNorm(const KernelContext& context);
+KernelPtr MakeLayerNorm(const KernelSpec& spec);
+KernelPtr MakeRmsNorm(const KernelSpec& spec);
 KernelPtr MakeLayerNormGrad(const KernelSpec& spec);
 KernelPtr MakeRmsNormGrad(const KernelSpec& spec);
 // embedding.cc

@@ -24,7 +24,7 @@ void AddCpuKernels(KernelRegistry* registry) {
     add(name, MakeElementwise);
   }
   add("fused", MakeFused);
-  add("add_n", ForFloat(AddN));
+  add("add_n", MakeAddN);
   add("cast", MakeCast);
 
   add("identity", MakeFunctionKernel(Copy));
@@ -35,12 +35,12 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("concat", MakeFunctionKernel(Concat));
   add("pad", MakeFunctionKernel(Pad));
 
-  add("sum", ForFloat(Sum));
-  add("mean", ForFloat(Mean));
+  add("sum", ForSum(Sum));
+  add("mean", ForSum(Mean));
   add("max", ForFloat(Max));
   add("min", ForFloat(Min));
-  add("sum_to", ForFloat(SumTo));
-  add("square_sum", ForFloat(SquareSum));
+  add("sum_to", ForSum(SumTo));
+  add("square_sum", ForSum(SquareSum));
 
   add("softmax", ForFloat(Softmax));
   add("log_softmax", ForFloat(LogSoftmax));
@@ -48,9 +48,9 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("log_softmax_grad", ForFloat(LogSoftmaxGrad));
   add("cross_entropy", MakeCrossEntropy);
   add("cross_entropy_grad", MakeCrossEntropyGrad);
-  add("layer_norm", ForFloat(LayerNorm));
+  add("layer_norm", MakeLayerNorm);
   add("layer_norm_grad", MakeLayerNormGrad);
-  add("rms_norm", ForFloat(RmsNorm));
+  add("rms_norm", MakeRmsNorm);
   add("rms_norm_grad", MakeRmsNormGrad);
   add("embedding", MakeEmbedding);
   add("embedding_grad", MakeEmbeddingGrad);

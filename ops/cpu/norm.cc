@@ -4,10 +4,48 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/reference.h"
 
 namespace oneflow_like::cpu {
 namespace {
+
+// A row of x in fp32: in place, or widened into the thread's buffer.
+template <typename T>
+const float* RowOf(const T* from, int64_t n, std::vector<float>* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    return from;
+  } else {
+    if (static_cast<int64_t>(buffer->size()) < n) buffer->resize(n);
+    Widen(from, n, buffer->data());
+    return buffer->data();
+  }
+}
+
+// Where to write a row in fp32: in place, or into the thread's buffer, which Finish rounds to its place.
+template <typename T>
+float* RowTo(T* to, int64_t n, std::vector<float>* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    return to;
+  } else {
+    if (static_cast<int64_t>(buffer->size()) < n) buffer->resize(n);
+    return buffer->data();
+  }
+}
+template <typename T>
+void Finish(const float* row, int64_t n, T* to) {
+  if constexpr (!std::is_same_v<T, float>) Narrow(row, n, to);
+}
+
+// Of one thread, kept between acts: rows of 16-bit types in fp32.
+struct WideRows {
+  std::vector<float> x, dy, out;
+};
+WideRows& OfThread() {
+  static thread_local WideRows rows;
+  return rows;
+}
 
 float SumOf(const float* x, int64_t n) {
   float sum = 0;
@@ -23,20 +61,22 @@ float SquaresAbout(const float* x, int64_t n, float mean) {
   return sum;
 }
 
-// x, gamma, beta -> y, mean, rstd; kCentred false: x, gamma -> y, rstd.
-template <bool kCentred>
+// x, gamma, beta -> y, mean, rstd; kCentred false: x, gamma -> y, rstd. x and y of type T, the rest fp32.
+template <bool kCentred, typename T>
 Status Norm(const KernelContext& context) {
   Rows r = RowsOf(context.in[0]);
-  const float *x = context.in[0].as<float>(), *gamma = context.in[1].as<float>();
+  const T* x = context.in[0].as<T>();
+  const float* gamma = context.in[1].as<float>();
   const float* beta = kCentred ? context.in[2].as<float>() : nullptr;
-  float *y = context.out[0].as<float>(), *means = kCentred ? context.out[1].as<float>() : nullptr;
+  T* y = context.out[0].as<T>();
+  float* means = kCentred ? context.out[1].as<float>() : nullptr;
   float* rstds = context.out[kCentred ? 2 : 1].as<float>();
   double eps = context.spec.attrs.Float("eps");
   float count = static_cast<float>(std::max<int64_t>(r.width, 1));
   ParallelFor(r.rows, RowGrain(r.width), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const float* in = x + row * r.width;
-      float* out = y + row * r.width;
+      const float* in = RowOf(x + row * r.width, r.width, &OfThread().x);
+      float* out = RowTo(y + row * r.width, r.width, &OfThread().out);
       float mean = kCentred ? SumOf(in, r.width) / count : 0.0f;
       float rstd = static_cast<float>(1.0 / std::sqrt(SquaresAbout(in, r.width, mean) / count + eps));
 #pragma GCC ivdep
@@ -44,6 +84,7 @@ Status Norm(const KernelContext& context) {
         float n = (in[c] - mean) * rstd;
         out[c] = kCentred ? n * gamma[c] + beta[c] : n * gamma[c];
       }
+      Finish(out, r.width, y + row * r.width);
       if (kCentred) means[row] = mean;
       rstds[row] = rstd;
     }
@@ -51,8 +92,9 @@ Status Norm(const KernelContext& context) {
   return Status();
 }
 
-// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma.
-template <bool kCentred>
+// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma. dy, x and dx of
+// type T, the rest fp32.
+template <bool kCentred, typename T>
 class NormGrad : public Kernel {
  public:
   explicit NormGrad(const KernelSpec& spec) : sums_(kBands * 2 * RowsOf(spec.in[1]).width) {}
@@ -89,8 +131,10 @@ class NormGrad : public Kernel {
     float *dgamma = sums, *dbeta = sums + width;
     std::fill_n(sums, 2 * width, 0.0f);
     for (int64_t row = begin; row < end; ++row) {
-      const float *dy = context.in[0].as<float>() + row * width, *x = context.in[1].as<float>() + row * width;
-      float* dx = context.out[0].as<float>() + row * width;
+      const float* dy = RowOf(context.in[0].as<T>() + row * width, width, &OfThread().dy);
+      const float* x = RowOf(context.in[1].as<T>() + row * width, width, &OfThread().x);
+      T* to = context.out[0].as<T>() + row * width;
+      float* dx = RowTo(to, width, &OfThread().out);
       float mean = kCentred ? means[row] : 0.0f, rstd = rstds[row], sum_g = 0, sum_gn = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gn)
       for (int64_t c = 0; c < width; ++c) {
@@ -106,22 +150,45 @@ class NormGrad : public Kernel {
       for (int64_t c = 0; c < width; ++c) {
         dx[c] = rstd * (dy[c] * gamma[c] - mean_g - (x[c] - mean) * rstd * mean_gn);
       }
+      Finish(dx, width, to);
     }
   }
 
   std::vector<float> sums_;  // [band][dgamma, dbeta][width]
 };
 
+// Whether x (operand `x`) and all of `alike` have one floating type, and all other operands are fp32.
+bool Mixed(const KernelSpec& spec, size_t x, std::vector<const TensorArg*> alike) {
+  DType dtype = spec.in[x].dtype;
+  if (!IsFloating(dtype)) return false;
+  alike.push_back(&spec.in[x]);
+  auto fits = [&](const TensorArg& arg) {
+    bool is_alike = std::find(alike.begin(), alike.end(), &arg) != alike.end();
+    return arg.dtype == (is_alike ? dtype : DType::kFloat32);
+  };
+  return std::all_of(spec.in.begin(), spec.in.end(), fits) && std::all_of(spec.out.begin(), spec.out.end(), fits);
+}
+
+template <bool kCentred>
+KernelPtr MakeNorm(const KernelSpec& spec) {
+  if (!Mixed(spec, 0, {&spec.out[0]})) return MakeReference(spec);
+  return DispatchFloating(spec.in[0].dtype, [&](auto t) {
+    return MakeFunctionKernel(Norm<kCentred, decltype(t)>)(spec);
+  });
+}
+
 template <bool kCentred>
 KernelPtr MakeNormGrad(const KernelSpec& spec) {
-  if (!AllFloat(spec)) return MakeReference(spec);
-  return std::make_unique<NormGrad<kCentred>>(spec);
+  if (!Mixed(spec, 1, {&spec.in[0], &spec.out[0]})) return MakeReference(spec);
+  return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
+    return std::make_unique<NormGrad<kCentred, decltype(t)>>(spec);
+  });
 }
 
 }  // namespace
 
-Status LayerNorm(const KernelContext& context) { return Norm<true>(context); }
-Status RmsNorm(const KernelContext& context) { return Norm<false>(context); }
+KernelPtr MakeLayerNorm(const KernelSpec& spec) { return MakeNorm<true>(spec); }
+KernelPtr MakeRmsNorm(const KernelSpec& spec) { return MakeNorm<false>(spec); }
 KernelPtr MakeLayerNormGrad(const KernelSpec& spec) { return MakeNormGrad<true>(spec); }
 KernelPtr MakeRmsNormGrad(const KernelSpec& spec) { return MakeNormGrad<false>(spec); }
 

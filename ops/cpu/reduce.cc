@@ -1,10 +1,12 @@
 // Reductions over any axes. Sums are added in an order that the shape alone settles: along a contiguous run
-// in 32 lanes, over rows in bands, and over everything in chunks whose sums are added in double.
+// in 32 lanes, over rows in bands, and over everything in chunks whose sums are added in double. Operands of 16-bit types
+// are widened element by element; results are fp32.
 #include <algorithm>
 #include <array>
 #include <limits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/reference.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -77,16 +79,16 @@ int64_t OuterOffset(const Plan& p, bool reduced, int64_t index) {
   return offset;
 }
 
-template <typename F>
-float FoldRun(const float* x, int64_t n, F f) {
+template <typename T, typename F>
+float FoldRun(const T* x, int64_t n, F f) {
   constexpr int kLanes = 32;
   float lane[kLanes];
   std::fill_n(lane, kLanes, F::kIdentity);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) lane[j] = f(lane[j], x[i + j]);
+    for (int j = 0; j < kLanes; ++j) lane[j] = f(lane[j], AsFloat(x[i + j]));
   }
-  for (int j = 0; i + j < n; ++j) lane[j] = f(lane[j], x[i + j]);
+  for (int j = 0; i + j < n; ++j) lane[j] = f(lane[j], AsFloat(x[i + j]));
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int j = 0; j < half; ++j) lane[j] = f.Join(lane[j], lane[j + half]);
   }
@@ -94,8 +96,8 @@ float FoldRun(const float* x, int64_t n, F f) {
 }
 
 // Kept columns [begin, end): adds up the rows in bands, so that long sums keep their digits.
-template <typename F>
-void FoldColumns(const Plan& p, const float* x, float* y, int64_t begin, int64_t end, F f) {
+template <typename T, typename F>
+void FoldColumns(const Plan& p, const T* x, float* y, int64_t begin, int64_t end, F f) {
   constexpr int64_t kColumns = 256, kBand = 64;
   float band[kColumns], total[kColumns];
   for (int64_t c0 = begin; c0 < end; c0 += kColumns) {
@@ -104,8 +106,8 @@ void FoldColumns(const Plan& p, const float* x, float* y, int64_t begin, int64_t
     for (int64_t r0 = 0; r0 < p.reduced_outer; r0 += kBand) {
       std::fill_n(band, n, F::kIdentity);
       for (int64_t r = r0; r < std::min(p.reduced_outer, r0 + kBand); ++r) {
-        const float* row = x + OuterOffset(p, true, r) + c0;
-        for (int64_t c = 0; c < n; ++c) band[c] = f(band[c], row[c]);
+        const T* row = x + OuterOffset(p, true, r) + c0;
+        for (int64_t c = 0; c < n; ++c) band[c] = f(band[c], AsFloat(row[c]));
       }
       for (int64_t c = 0; c < n; ++c) total[c] = f.Join(total[c], band[c]);
     }
@@ -113,7 +115,7 @@ void FoldColumns(const Plan& p, const float* x, float* y, int64_t begin, int64_t
   }
 }
 
-template <typename F>
+template <typename T, typename F>
 void FoldAxes(const TensorArg& x, const TensorArg& y, const Mask& mask, F f) {
   if (y.elements() == 0) return;
   if (x.elements() == 0) {
@@ -121,13 +123,13 @@ void FoldAxes(const TensorArg& x, const TensorArg& y, const Mask& mask, F f) {
     return;
   }
   Plan p = MakePlan(x.extent, mask);
-  const float* from = x.as<float>();
+  const T* from = x.as<T>();
   float* to = y.as<float>();
   int64_t last = p.extent[p.rank - 1];
   if (p.reduced[p.rank - 1]) {
     ParallelFor(p.kept_outer, RowGrain(p.reduced_outer * last), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const float* base = from + OuterOffset(p, false, i);
+        const T* base = from + OuterOffset(p, false, i);
         float total = F::kIdentity;
         for (int64_t r = 0; r < p.reduced_outer; ++r) {
           total = f.Join(total, FoldRun(base + OuterOffset(p, true, r), last, f));
@@ -153,12 +155,12 @@ void FoldAxes(const TensorArg& x, const TensorArg& y, const Mask& mask, F f) {
 
 // The sum of f(x) over everything: at most 256 chunks, a function of the size alone; a chunk goes by blocks
 // of 1024 in 32 lanes of fp32, and blocks and chunks are added in double.
-template <typename F>
+template <typename T, typename F>
 double SumAll(const TensorArg& x, F f) {
   constexpr int64_t kChunks = 256, kBlock = 1024;
   double partial[kChunks] = {};
   int64_t n = x.elements(), length = std::max<int64_t>(4096, (n + kChunks - 1) / kChunks);
-  const float* data = x.as<float>();
+  const T* data = x.as<T>();
   int64_t chunks = (n + length - 1) / length;
   ParallelFor(chunks, std::max<int64_t>(1, kGrain / length), [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
@@ -181,13 +183,21 @@ Mask MaskOf(const Attrs& attrs) {
 
 void SumAxes(const TensorArg& x, const TensorArg& y, const Mask& mask) {
   if (y.elements() == 1) {
-    y.as<float>()[0] = static_cast<float>(SumAll(x, SumOf()));
+    y.as<float>()[0] =
+        static_cast<float>(DispatchFloating(x.dtype, [&](auto t) { return SumAll<decltype(t)>(x, SumOf()); }));
   } else {
-    FoldAxes(x, y, mask, SumOf());
+    DispatchFloating(x.dtype, [&](auto t) { FoldAxes<decltype(t)>(x, y, mask, SumOf()); });
   }
 }
 
 }  // namespace
+
+KernelFactory ForSum(KernelFn fn) {
+  return [fn](const KernelSpec& spec) {
+    bool fits = IsFloating(spec.in[0].dtype) && spec.out[0].dtype == DType::kFloat32;
+    return fits ? MakeFunctionKernel(fn)(spec) : MakeReference(spec);
+  };
+}
 
 Status Sum(const KernelContext& context) {
   SumAxes(context.in[0], context.out[0], MaskOf(context.spec.attrs));
@@ -207,12 +217,12 @@ Status Mean(const KernelContext& context) {
 }
 
 Status Max(const KernelContext& context) {
-  FoldAxes(context.in[0], context.out[0], MaskOf(context.spec.attrs), MaxOf());
+  FoldAxes<float>(context.in[0], context.out[0], MaskOf(context.spec.attrs), MaxOf());
   return Status();
 }
 
 Status Min(const KernelContext& context) {
-  FoldAxes(context.in[0], context.out[0], MaskOf(context.spec.attrs), MinOf());
+  FoldAxes<float>(context.in[0], context.out[0], MaskOf(context.spec.attrs), MinOf());
   return Status();
 }
 
@@ -227,7 +237,8 @@ Status SumTo(const KernelContext& context) {
 }
 
 Status SquareSum(const KernelContext& context) {
-  double sum = SumAll(context.in[0], SquareSumOf());
+  const TensorArg& x = context.in[0];
+  double sum = DispatchFloating(x.dtype, [&](auto t) { return SumAll<decltype(t)>(x, SquareSumOf()); });
   context.out[0].as<float>()[0] = static_cast<float>(sum);
   return Status();
 }

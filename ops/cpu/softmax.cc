@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/reference.h"
 #include "ops/scalar.h"
 
 namespace oneflow_like::cpu {
@@ -32,18 +34,33 @@ struct RowSum {
   float lse() const { return static_cast<float>(std::log(total)) + greatest; }
 };
 
+constexpr int64_t kBlock = 2048;
+
+// x[0 .. n), n at most kBlock, in fp32: in place, or widened into `buffer`.
+template <typename T>
+const float* BlockOf(const T* x, int64_t n, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    Widen(x, n, buffer);
+    return buffer;
+  }
+}
+
 // Block by block: while a block is in the first-level cache its greatest and its sum are found.
-RowSum SumRow(const float* x, int64_t width) {
-  constexpr int64_t kBlock = 2048;
+template <typename T>
+RowSum SumRow(const T* from, int64_t width) {
+  float buffer[std::is_same_v<T, float> ? 1 : kBlock];
   RowSum row;
   for (int64_t b = 0; b < width; b += kBlock) {
     int64_t n = std::min(kBlock, width - b);
-    float greatest = MaxOfRow(x + b, n);
+    const float* x = BlockOf(from + b, n, buffer);
+    float greatest = MaxOfRow(x, n);
     if (greatest > row.greatest) {
       row.total *= ExpOf(row.greatest - greatest);
       row.greatest = greatest;
     }
-    row.total += SumOfExp(x + b, n, row.greatest);
+    row.total += SumOfExp(x, n, row.greatest);
   }
   return row;
 }
@@ -71,51 +88,71 @@ Status CheckTargets(const TensorArg& target, int64_t classes) {
   return Status();
 }
 
+// Logits of type T.
+template <typename T>
 Status CrossEntropy(const KernelContext& context) {
   const TensorArg &logits = context.in[0], &target = context.in[1];
   Status checked = CheckTargets(target, logits.extent.back());
   if (!checked.ok()) return checked;
   ForRows(logits, [&](int64_t row, int64_t width) {
-    const float* x = logits.as<float>() + row * width;
+    const T* x = logits.as<T>() + row * width;
     RowSum sum = SumRow(x, width);
     int64_t wanted = TargetAt(target, row);
     // The greatest is taken off first: the difference of two large numbers would lose the small loss.
-    float loss = wanted < 0 ? 0.0f : static_cast<float>(std::log(sum.total)) + (sum.greatest - x[wanted]);
+    float loss = wanted < 0 ? 0.0f : static_cast<float>(std::log(sum.total)) + (sum.greatest - AsFloat(x[wanted]));
     context.out[0].as<float>()[row] = loss;
     context.out[1].as<float>()[row] = sum.lse();
   });
   return Status();
 }
 
+// y = exp(x - lse) factor.
+template <typename T>
+void ScaledExp(const T* from, int64_t width, float lse, float factor, T* to) {
+  float in[std::is_same_v<T, float> ? 1 : kBlock], out[std::is_same_v<T, float> ? 1 : kBlock];
+  for (int64_t b = 0; b < width; b += kBlock) {
+    int64_t n = std::min(kBlock, width - b);
+    const float* x = BlockOf(from + b, n, in);
+    float* y = out;
+    if constexpr (std::is_same_v<T, float>) y = to + b;
+#pragma GCC ivdep
+    for (int64_t c = 0; c < n; ++c) y[c] = ExpOf(x[c] - lse) * factor;
+    if constexpr (!std::is_same_v<T, float>) Narrow(y, n, to + b);
+  }
+}
+
+// Logits and their gradient of type T.
+template <typename T>
 Status CrossEntropyGrad(const KernelContext& context) {
   const TensorArg &logits = context.in[0], &target = context.in[1];
   Status checked = CheckTargets(target, logits.global.back());
   if (!checked.ok()) return checked;
   int64_t first = logits.begin.back();
   ForRows(logits, [&](int64_t row, int64_t width) {
-    const float* x = logits.as<float>() + row * width;
-    float* dx = context.out[0].as<float>() + row * width;
+    const T* x = logits.as<T>() + row * width;
+    T* dx = context.out[0].as<T>() + row * width;
     float lse = context.in[2].as<float>()[row], dloss = context.in[3].as<float>()[row];
     int64_t wanted = TargetAt(target, row);
     if (wanted < 0) {
-      std::fill_n(dx, width, 0.0f);
+      std::fill_n(dx, width, FromFloat<T>(0.0f));
       return;
     }
-#pragma GCC ivdep
-    for (int64_t c = 0; c < width; ++c) dx[c] = ExpOf(x[c] - lse) * dloss;
+    ScaledExp(x, width, lse, dloss, dx);
     if (wanted >= first && wanted < first + width) {
       int64_t c = wanted - first;
-      dx[c] = (ExpOf(x[c] - lse) - 1.0f) * dloss;
+      dx[c] = FromFloat<T>((ExpOf(AsFloat(x[c]) - lse) - 1.0f) * dloss);
     }
   });
   return Status();
 }
 
-bool FloatButTarget(const KernelSpec& spec) {
-  for (size_t i = 0; i < spec.in.size(); ++i) {
-    if (i != 1 && spec.in[i].dtype != DType::kFloat32) return false;
+// Whether logits, operand 0, are of a floating type, and all other operands but the target fp32. `result`: the type the
+// first output must have.
+bool FloatButTarget(const KernelSpec& spec, DType result) {
+  for (size_t i = 2; i < spec.in.size(); ++i) {
+    if (spec.in[i].dtype != DType::kFloat32) return false;
   }
-  return spec.out[0].dtype == DType::kFloat32;
+  return IsFloating(spec.in[0].dtype) && spec.out[0].dtype == result;
 }
 
 }  // namespace
@@ -176,10 +213,14 @@ Status LogSoftmaxGrad(const KernelContext& context) {
 }
 
 KernelPtr MakeCrossEntropy(const KernelSpec& spec) {
-  return FloatButTarget(spec) ? MakeFunctionKernel(CrossEntropy)(spec) : MakeReference(spec);
+  if (!FloatButTarget(spec, DType::kFloat32)) return MakeReference(spec);
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(CrossEntropy<decltype(t)>)(spec); });
 }
 KernelPtr MakeCrossEntropyGrad(const KernelSpec& spec) {
-  return FloatButTarget(spec) ? MakeFunctionKernel(CrossEntropyGrad)(spec) : MakeReference(spec);
+  if (!FloatButTarget(spec, spec.in[0].dtype)) return MakeReference(spec);
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(CrossEntropyGrad<decltype(t)>)(spec); });
 }
 
 }  // namespace oneflow_like::cpu

@@ -1,0 +1,88 @@
+// Measured on a core with AVX-512 BF16 and no AMX, over all layouts of GPT's forward, input-gradient and
+// weight-gradient products: 490-530 GFLOP/s from plain operands, where fp32 sgemm gives 250-270. Packing the weights in
+// the library's own order gains 3 %, and doing so once per step takes as much, so operands stay as they lie.
+#include "ops/cpu/narrow_product.h"
+
+#include <algorithm>
+#include <dnnl.hpp>
+#include <string>
+
+#include "core/error.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+using dnnl::memory;
+
+const dnnl::engine& Engine() {
+  static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+// A matrix with one dense side, whatever the strides of extents of 1 are.
+memory::desc Matrix(int64_t rows, int64_t columns, int64_t row, int64_t column, memory::data_type type) {
+  bool by_rows = column == 1 || columns == 1;
+  memory::dims strides = by_rows ? memory::dims{std::max(rows == 1 ? columns : row, columns), 1}
+                                 : memory::dims{1, std::max(column, rows)};
+  return memory::desc({rows, columns}, type, strides);
+}
+
+}  // namespace
+
+struct NarrowProduct::Impl {
+  dnnl::stream stream{Engine()};
+  dnnl::matmul product;
+  memory a, b, y;
+  bool swapped = false;  // y is stored transposed: y^T = b^T a^T
+};
+
+NarrowProduct::NarrowProduct(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+NarrowProduct::~NarrowProduct() = default;
+
+bool NarrowProduct::Worthwhile(DType dtype) {
+  if (dtype != DType::kBFloat16) return false;
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::avx512_core_bf16:
+    case dnnl::cpu_isa::avx512_core_amx:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType result) {
+  memory::data_type bf16 = memory::data_type::bf16,
+                    type = result == DType::kFloat32 ? memory::data_type::f32 : bf16;
+  try {
+    auto impl = std::make_unique<Impl>();
+    impl->swapped = l.y_column != 1 && l.n != 1;
+    memory::desc a = Matrix(l.m, l.k, l.a_row, l.a_column, bf16), b = Matrix(l.k, l.n, l.b_row, l.b_column, bf16);
+    memory::desc y = Matrix(l.m, l.n, l.y_row, l.y_column, type);
+    if (impl->swapped) {
+      a = Matrix(l.n, l.k, l.b_column, l.b_row, bf16);
+      b = Matrix(l.k, l.m, l.a_column, l.a_row, bf16);
+      y = Matrix(l.n, l.m, l.y_column, l.y_row, type);
+    }
+    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), Engine());
+    if (std::string(desc.impl_info_str()).find("ref") != std::string::npos) return nullptr;
+    impl->product = dnnl::matmul(desc);
+    impl->a = memory(a, Engine(), nullptr);
+    impl->b = memory(b, Engine(), nullptr);
+    impl->y = memory(y, Engine(), nullptr);
+    return std::unique_ptr<NarrowProduct>(new NarrowProduct(std::move(impl)));
+  } catch (const dnnl::error&) {  // not implemented for this layout
+    return nullptr;
+  }
+}
+
+void NarrowProduct::Run(const void* a, const void* b, void* y) {
+  if (impl_->swapped) std::swap(a, b);
+  impl_->a.set_data_handle(const_cast<void*>(a));
+  impl_->b.set_data_handle(const_cast<void*>(b));
+  impl_->y.set_data_handle(y);
+  impl_->product.execute(impl_->stream,
+                         {{DNNL_ARG_SRC, impl_->a}, {DNNL_ARG_WEIGHTS, impl_->b}, {DNNL_ARG_DST, impl_->y}});
+  impl_->stream.wait();
+}
+
+}  // namespace oneflow_like::cpu
