@@ -103,9 +103,8 @@ class AxisChooser {
     auto illegal = [&](const Choice& c) {
       if (fixed != node.fixed.end() && c.out[0] != fixed->second) return true;
       if (c.expanded && (entry_ == 0 || !def.expand)) return true;
-      // Two axes that cut one label must cut it alike, in grains too: else the operands' pieces would not match.
       for (const Choice& other : settled_[n])
-        if (!c.label.empty() && other.label == c.label && !(other == c)) return true;
+        if (!Compatible(other, c)) return true;
       for (auto [out, in] : def.inplace) {  // an update reads exactly its variable's placement
         auto of = graph_.producer(node.in[in]).fixed.find(entry_);
         Sbp variable = of == graph_.producer(node.in[in]).fixed.end() ? B() : of->second;
@@ -180,6 +179,8 @@ class AxisChooser {
     Layout a{graph_.producer(v).slice, value.sbp}, b{slice, value.sbp};
     a.sbp[entry_] = from;
     b.sbp[entry_] = to;
+    // What is Partial over time is accumulated before it moves, once per step.
+    if (value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = B();
     return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b, options_.topology)
         .seconds;
   }

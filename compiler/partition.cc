@@ -234,7 +234,7 @@ class Partitioner {
         int remote = 0;
         for (int s : r.sources) {
           region->add_source(s);
-          remote += s != program.me;
+          remote += s != program.me && program.has_in[program.me];
         }
         for (int d : r.dests) {
           region->add_dest(d);
@@ -242,6 +242,8 @@ class Partitioner {
         }
         sent += double(r.box.elements()) * remote * SizeOf(in.dtype);
       }
+      // What only gives is moved by those that want it, and counts for the giver.
+      if (!program.has_out[program.me]) sent += double(program.in[program.me].elements()) * SizeOf(in.dtype);
     }
     actor->mutable_kernel(0)->set_link_bytes(sent / times);
   }

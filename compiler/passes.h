@@ -27,7 +27,6 @@ struct CompileOptions {
   ScheduleKind schedule = ScheduleKind::k1F1B;
   int zero_axis = -1;        // mesh axis that also cuts variables
   uint64_t seed = 1;
-  int feed_slots = 2;        // staging of a step's feed: at least steps in flight
   Topology topology;
   double flops_per_second = 5e10;  // of one device, for estimates
   DType dtype = DType::kFloat32;   // of matrix products and activations: mixed precision unless fp32

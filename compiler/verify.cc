@@ -45,7 +45,7 @@ void CheckSignature(const Graph& graph, int n) {
       Fail("verify: ", graph.Describe(n), ": its signature is not one of the operator's along ",
            e == 0 ? "time" : graph.mesh().axis_name(static_cast<int>(e) - 1));
     for (const Signature& other : cuts)
-      if (!found.label.empty() && found.label == other.label && !(found == other))
+      if (!Compatible(found, other))
         Fail("verify: ", graph.Describe(n), ": two axes cut the same axis in different grains, ", other.str(), " and ",
              found.str());
     cuts.push_back(std::move(found));

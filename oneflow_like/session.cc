@@ -198,7 +198,6 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.times = options.micro_batches;
   c.schedule = options.schedule == PipelineSchedule::kGPipe ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
   c.seed = model.options.seed;
-  c.feed_slots = options.steps_in_flight;
   c.dtype = options.dtype;
   if (!options.zero_axis.empty())
     c.zero_axis = model.graph.mesh().AxisOrFail(options.zero_axis, "zero_axis of session " + options.name);

@@ -541,4 +541,19 @@ std::vector<Signature> Signatures(const BoundRule& rule, const std::vector<std::
   return SignatureList(rule, grains, parts).Make();
 }
 
+bool Compatible(const Signature& a, const Signature& b) {
+  if (a.label.empty() || a.label != b.label || a == b) return true;
+  auto one_grain = [](const Signature& s) {
+    int64_t grain = 0;
+    for (const std::vector<Sbp>* side : {&s.in, &s.out})
+      for (const Sbp& sbp : *side) {
+        if (!sbp.is_split()) continue;
+        if (grain != 0 && sbp.grain != grain) return false;
+        grain = sbp.grain;
+      }
+    return true;
+  };
+  return one_grain(a) && one_grain(b);
+}
+
 }  // namespace oneflow_like

@@ -36,6 +36,10 @@ struct Signature {
   bool operator==(const Signature& o) const { return in == o.in && out == o.out; }
 };
 
+// Whether one node may have both signatures, each along a mesh axis of its own. Two cuts of one label nest, and where
+// the label is part of a merged axis the pieces of the operands match only when both have the same grains.
+bool Compatible(const Signature& a, const Signature& b);
+
 // What an operator's table entry says besides the line of labels.
 struct RuleNotes {
   std::map<std::string, Reduce> folds;             // label -> how shards recombine where an output loses it

@@ -21,6 +21,7 @@ struct SmallGpt {
   int64_t batch = 8, context = 16;
   int64_t layers = 4, width = 64, heads = 4, vocabulary = 64;
   ModelOptions model_options = {};
+  DType dtype = DType::kFloat32;
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
@@ -50,6 +51,7 @@ class GptProgram {
     options.micro_batches = given_.micro_batches;
     options.schedule = given_.schedule;
     options.zero_axis = given_.zero_axis;
+    options.dtype = given_.dtype;
     options.clip_norm = 1;
     return Train(GptLoss(model_->scope(), tokens_, targets_, Config(0.1)), AdamW{.lr = 1e-3}, options);
   }
@@ -59,6 +61,7 @@ class GptProgram {
     options.micro_batches = given_.micro_batches;
     options.schedule = given_.schedule;
     options.zero_axis = given_.zero_axis;
+    options.dtype = given_.dtype;
     return Evaluate({{"loss", GptLoss(model_->scope(), tokens_, targets_, Config(0))}}, options);
   }
 

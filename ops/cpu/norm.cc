@@ -11,40 +11,47 @@
 namespace oneflow_like::cpu {
 namespace {
 
-// A row of x in fp32: in place, or widened into the thread's buffer.
+// Rows of 16-bit types in fp32; of one thread, kept between acts. Asked for outside the loops over rows.
+struct WideRows {
+  float *x = nullptr, *dy = nullptr, *out = nullptr;
+};
+[[gnu::noinline]] WideRows OfThread(int64_t width) {
+  static thread_local std::vector<float> floats;
+  if (static_cast<int64_t>(floats.size()) < 3 * width) floats.resize(3 * width);
+  return {floats.data(), floats.data() + width, floats.data() + 2 * width};
+}
 template <typename T>
-const float* RowOf(const T* from, int64_t n, std::vector<float>* buffer) {
+WideRows BuffersFor(int64_t width) {
   if constexpr (std::is_same_v<T, float>) {
-    return from;
+    return {};
   } else {
-    if (static_cast<int64_t>(buffer->size()) < n) buffer->resize(n);
-    Widen(from, n, buffer->data());
-    return buffer->data();
+    return OfThread(width);
   }
 }
 
-// Where to write a row in fp32: in place, or into the thread's buffer, which Finish rounds to its place.
+// A row of x in fp32: in place, or widened into the buffer.
 template <typename T>
-float* RowTo(T* to, int64_t n, std::vector<float>* buffer) {
+const float* RowOf(const T* from, int64_t n, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    return from;
+  } else {
+    Widen(from, n, buffer);
+    return buffer;
+  }
+}
+
+// Where to write a row in fp32: in place, or into the buffer, which Finish rounds to its place.
+template <typename T>
+float* RowTo(T* to, float* buffer) {
   if constexpr (std::is_same_v<T, float>) {
     return to;
   } else {
-    if (static_cast<int64_t>(buffer->size()) < n) buffer->resize(n);
-    return buffer->data();
+    return buffer;
   }
 }
 template <typename T>
 void Finish(const float* row, int64_t n, T* to) {
   if constexpr (!std::is_same_v<T, float>) Narrow(row, n, to);
-}
-
-// Of one thread, kept between acts: rows of 16-bit types in fp32.
-struct WideRows {
-  std::vector<float> x, dy, out;
-};
-WideRows& OfThread() {
-  static thread_local WideRows rows;
-  return rows;
 }
 
 float SumOf(const float* x, int64_t n) {
@@ -74,9 +81,10 @@ Status Norm(const KernelContext& context) {
   double eps = context.spec.attrs.Float("eps");
   float count = static_cast<float>(std::max<int64_t>(r.width, 1));
   ParallelFor(r.rows, RowGrain(r.width), [&](int64_t begin, int64_t end) {
+    WideRows wide = BuffersFor<T>(r.width);
     for (int64_t row = begin; row < end; ++row) {
-      const float* in = RowOf(x + row * r.width, r.width, &OfThread().x);
-      float* out = RowTo(y + row * r.width, r.width, &OfThread().out);
+      const float* in = RowOf(x + row * r.width, r.width, wide.x);
+      float* out = RowTo(y + row * r.width, wide.out);
       float mean = kCentred ? SumOf(in, r.width) / count : 0.0f;
       float rstd = static_cast<float>(1.0 / std::sqrt(SquaresAbout(in, r.width, mean) / count + eps));
 #pragma GCC ivdep
@@ -130,11 +138,12 @@ class NormGrad : public Kernel {
     const float* rstds = context.in[kCentred ? 4 : 3].as<float>();
     float *dgamma = sums, *dbeta = sums + width;
     std::fill_n(sums, 2 * width, 0.0f);
+    WideRows wide = BuffersFor<T>(width);
     for (int64_t row = begin; row < end; ++row) {
-      const float* dy = RowOf(context.in[0].as<T>() + row * width, width, &OfThread().dy);
-      const float* x = RowOf(context.in[1].as<T>() + row * width, width, &OfThread().x);
+      const float* dy = RowOf(context.in[0].as<T>() + row * width, width, wide.dy);
+      const float* x = RowOf(context.in[1].as<T>() + row * width, width, wide.x);
       T* to = context.out[0].as<T>() + row * width;
-      float* dx = RowTo(to, width, &OfThread().out);
+      float* dx = RowTo(to, wide.out);
       float mean = kCentred ? means[row] : 0.0f, rstd = rstds[row], sum_g = 0, sum_gn = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gn)
       for (int64_t c = 0; c < width; ++c) {

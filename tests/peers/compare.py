@@ -63,7 +63,7 @@ def torch_version(args):
                           stderr=subprocess.DEVNULL, text=True)
     if done.returncode != 0:
         sys.exit("There is no PyTorch for %s, so nothing to compare with. On Debian: apt-get install python3-torch "
-                 "libopenblas0-pthread; or give another interpreter with --python." % args.python)
+                 "libopenblas0-openmp; or give another interpreter with --python." % args.python)
     return done.stdout.strip()
 
 

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/../.."
 . ./install.sh
 install_packages
 if ! /usr/bin/python3 -c 'import torch' 2>/dev/null && [ -z "${OFL_NO_INSTALL:-}" ]; then
-  apt_get install -q -y --no-install-recommends python3-torch libopenblas0-pthread ||
+  apt_get install -q -y --no-install-recommends python3-torch libopenblas0-openmp ||
     echo "PyTorch could not be installed; compare.py takes another interpreter with --python" >&2
 fi
 cmake -S . -B build -G Ninja
