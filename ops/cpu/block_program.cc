@@ -48,6 +48,17 @@ struct IsTrue {
   float operator()(float x) const { return x != 0.0f ? 1.0f : 0.0f; }
 };
 
+// Values stay fp32 inside a program; a cast to a 16-bit type is asked for, and rounds.
+template <typename T>
+void RoundBlock(const BlockArgs& a) {
+  T rounded[64];
+  for (int64_t i = 0; i < a.n; i += 64) {
+    int64_t n = std::min<int64_t>(64, a.n - i);
+    Narrow(a.in[0] + i, n, rounded);
+    Widen(rounded, n, a.out + i);
+  }
+}
+
 struct Named {
   const char* name;
   BlockOp op;
@@ -247,6 +258,8 @@ bool BlockProgram::Append(const FusedStep& step, int* next_value, std::vector<in
     ParseDType(step.attrs.Str("dtype"), &to);
     op = "identity";
     if (to == DType::kBool) code.fn = UnaryBlock<IsTrue>;
+    if (to == DType::kBFloat16) code.fn = RoundBlock<BFloat16>;
+    if (to == DType::kFloat16) code.fn = RoundBlock<Float16>;
   }
   if (op == "add_n" && step.args.size() == 1) op = "identity";
   BlockOp found = FindBlockOp(op == "add_n" ? "add" : op);
