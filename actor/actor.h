@@ -95,8 +95,8 @@ struct Job {
   std::vector<std::unique_ptr<StepSlot>> slots;
   std::atomic<bool> cancelled{false};
   std::atomic<bool> recording{false};
-  // Counted by the last shard to end a step. Steps end in their order, each before what its last shard does next,
-  // so nothing here is atomic; the user's thread reads them when no step is under way.
+  // Counted by the last shard to end a step. Steps end in their order, each before what its last shard does
+  // next, so nothing here is atomic; the user's thread reads them when no step is under way.
   int64_t steps_ended = 0;
   int64_t wall_ticks = 0;  // while any step was under way
   int64_t last_end = 0;
@@ -115,7 +115,8 @@ struct Job {
 };
 
 // Adds up what was counted since the last call and starts anew. REQUIRES: no step is under way.
-StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards, const TickScale& scale);
+StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards,
+                           const TickScale& scale);
 
 class Actor final : public Receiver, public Runnable, public CollectiveListener {
  public:
@@ -229,7 +230,8 @@ class Shard {
   void DeviceStarted() { ++on_device_; }
   void DeviceEnded();
   void Record(const ActRecord& record);
-  // From the user's thread when no step is under way: time the worker was not idle during steps, since the last call.
+  // From the user's thread when no step is under way: time the worker was not idle during steps, since the
+  // last call.
   int64_t TakeBusyTicks() { return std::exchange(busy_ticks_, 0); }
 
   Job* const job;
@@ -269,7 +271,7 @@ class Shard {
   std::vector<int64_t> acts_left_;  // by slot
   int under_way_ = 0;               // steps
   int64_t busy_since_ = 0, idle_before_ = 0, busy_ticks_ = 0;
-  int64_t on_device_ = 0;           // acts whose kernels an asynchronous device still runs
+  int64_t on_device_ = 0;  // acts whose kernels an asynchronous device still runs
   bool abandoned_ = false;
   std::vector<Launched> launch_;
   Abandoned abandon_;

@@ -15,8 +15,8 @@ namespace oneflow_like {
 class CollectiveListener {
  public:
   virtual ~CollectiveListener() = default;
-  // Called on the member's worker before CollectiveDone when it has moved something for the group: from when to when,
-  // in Ticks(). What runs elsewhere than on the worker is not told.
+  // Called on the member's worker before CollectiveDone when it has moved something for the group: from when
+  // to when, in Ticks(). What runs elsewhere than on the worker is not told.
   virtual void CollectiveWorked(int64_t start, int64_t end) = 0;
   // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is
   // whole. `ok` is false for every member when any arrived so, or the movement failed; out pieces hold

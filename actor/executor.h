@@ -114,7 +114,8 @@ class Worker {
   // Queues what is ready, if it is not queued yet. `first` for what others wait for and takes no time itself.
   virtual void Ready(Runnable* runnable, bool first) = 0;
   virtual void Forget(Runnable* runnable) = 0;  // takes it out of the queue
-  // Time spent so far with nothing to receive or run, in Ticks(). Not of a worker that is the caller's thread.
+  // Time spent so far with nothing to receive or run, in Ticks(). Not of a worker that is the caller's
+  // thread.
   virtual int64_t idle_ticks() const { return 0; }
 };
 

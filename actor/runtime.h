@@ -1,5 +1,5 @@
-// The actor runtime: executes the plans of the ranks this process hosts by passing messages between actors over
-// rings of slots. It knows plans and kernels; nothing of operators, signatures or passes.
+// The actor runtime: executes the plans of the ranks this process hosts by passing messages between actors
+// over rings of slots. It knows plans and kernels; nothing of operators, signatures or passes.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ std::unique_ptr<Executor> MakeThreadExecutor(int threads, int kernel_threads);
 // One thread, the caller's: events fire inside Drive (called by Handle::Wait), in an order drawn from `seed`.
 std::unique_ptr<Executor> MakeSeededExecutor(uint64_t seed);
 
-// The memory of the ranks of one process: variables by name, and one transient arena per rank that all plans of the
-// store share, one after another.
+// The memory of the ranks of one process: variables by name, and one transient arena per rank that all plans
+// of the store share, one after another.
 class Store {
  public:
   // `ranks` are the ranks hosted here, on `devices` (same length; owned by the store).
@@ -52,9 +52,9 @@ class Store {
 
   const std::vector<int>& ranks() const;
   Device* device(int rank) const;  // REQUIRES: hosted here
-  // Makes the plan's variables that are not there yet (running their initialisers) and grows the transient arena to
-  // what the plan needs. Throws Error when memory is short, or a variable is there with another type, shape or box.
-  // REQUIRES: no step in flight.
+  // Makes the plan's variables that are not there yet (running their initialisers) and grows the transient
+  // arena to what the plan needs. Throws Error when memory is short, or a variable is there with another
+  // type, shape or box. REQUIRES: no step in flight.
   void Prepare(const plan::Plan& plan, const KernelRegistry& registry);
   // Local piece of a variable, nullptr when this rank has none.
   void* Variable(int rank, const std::string& name) const;
@@ -81,7 +81,8 @@ class Store {
 class StepHandle {
  public:
   StepHandle() = default;
-  Status Wait() const;  // until every act of the step has ended; the first error, with the actor and the user's line
+  Status Wait()
+      const;  // until every act of the step has ended; the first error, with the actor and the user's line
   bool Done() const;
   int64_t step() const;
   // REQUIRES: Wait() gave OK, and the plan has that output. The whole tensor, assembled from the ranks.
@@ -111,8 +112,9 @@ struct ActRecord {
   double start = 0, end = 0;
 };
 
-// Loads the plans (one for each rank of the store) and runs steps of them. All methods from one thread at a time.
-// Several runtimes may share a store and an executor; their steps do not overlap: Launch waits for the others'.
+// Loads the plans (one for each rank of the store) and runs steps of them. All methods from one thread at a
+// time. Several runtimes may share a store and an executor; their steps do not overlap: Launch waits for the
+// others'.
 class Runtime {
  public:
   // Throws Error when a kernel is missing. `executor` and `store` outlive the runtime.
@@ -120,11 +122,11 @@ class Runtime {
           const RuntimeOptions& options);
   ~Runtime();  // Close()
 
-  // Starts one step with a copy of its feeds; waits while steps_in_flight are under way. Throws Error for a feed
-  // that is missing, unknown, or of another shape or type, naming both; nothing has started then.
+  // Starts one step with a copy of its feeds; waits while steps_in_flight are under way. Throws Error for a
+  // feed that is missing, unknown, or of another shape or type, naming both; nothing has started then.
   StepHandle Launch(const Feeds& feeds);
-  // Ends what is in flight (kernels not yet started are skipped, handles say "closed") and gives back everything.
-  // May be called at any moment, also after an error; idempotent.
+  // Ends what is in flight (kernels not yet started are skipped, handles say "closed") and gives back
+  // everything. May be called at any moment, also after an error; idempotent.
   void Close();
 
   int64_t next_step() const;
@@ -134,8 +136,8 @@ class Runtime {
   // Records acts from now on (costs an allocation per act; off by default).
   void Record(bool on);
   std::vector<ActRecord> TakeRecords();
-  // Where the time of all steps since the last call (or the start) went. Waits for the steps in flight; after Close,
-  // of the steps before it. On asynchronous devices a kernel's time is what the host spent on it.
+  // Where the time of all steps since the last call (or the start) went. Waits for the steps in flight; after
+  // Close, of the steps before it. On asynchronous devices a kernel's time is what the host spent on it.
   StepProfile TakeProfile();
   // Adds what was kept to the file; returns how many slices were not kept for want of room. REQUIRES: closed.
   int64_t WriteTrace(TraceFile* file) const;

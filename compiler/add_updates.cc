@@ -1,8 +1,8 @@
 // The optimizer as nodes of the graph.
-// Needs: gradients of the weights. Leaves: for each weight its state variables and one update node (phase update,
-// in place) on the weight's slice; with clipping, one norm for all: per slice the squares are summed, the slices'
-// sums are added in slice order, and the factor goes to every update. With a loss scale the factor divides by it, and
-// no update is made when the norm is not finite.
+// Needs: gradients of the weights. Leaves: for each weight its state variables and one update node (phase
+// update, in place) on the weight's slice; with clipping, one norm for all: per slice the squares are summed,
+// the slices' sums are added in slice order, and the factor goes to every update. With a loss scale the
+// factor divides by it, and no update is made when the norm is not finite.
 #include <map>
 
 #include "compiler/passes.h"
@@ -28,13 +28,14 @@ Tensor StateVariable(Graph* graph, int weight, const std::string& prefix) {
   return Tensor(graph, graph->node(id).out[0]);
 }
 
-// What every update is told of all gradients: the factor on them, and with a loss scale whether they are finite.
+// What every update is told of all gradients: the factor on them, and with a loss scale whether they are
+// finite.
 struct Told {
   Tensor factor, finite;
 };
 
-Told FromNorm(Graph* graph, const std::vector<int>& gradients, const UpdateRule& rule, const LossScale& loss_scale,
-              Graph::Origin* origin, int* grad_norm) {
+Told FromNorm(Graph* graph, const std::vector<int>& gradients, const UpdateRule& rule,
+              const LossScale& loss_scale, Graph::Origin* origin, int* grad_norm) {
   std::map<Slice, std::vector<Tensor>> squares;
   Slice slice;
   for (int g : gradients) {

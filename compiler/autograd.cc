@@ -1,7 +1,7 @@
 // Reverse-mode differentiation.
-// Needs: a built graph, a loss of one element. Leaves: gradient nodes (phase backward), each on the slice and with
-// the source line of the operator it belongs to; a value read several times has its gradients summed on its own
-// slice by one add_n.
+// Needs: a built graph, a loss of one element. Leaves: gradient nodes (phase backward), each on the slice and
+// with the source line of the operator it belongs to; a value read several times has its gradients summed on
+// its own slice by one add_n.
 #include "compiler/passes.h"
 #include "ops/functional.h"
 
@@ -34,8 +34,9 @@ std::vector<bool> OnPath(const Graph& graph, int loss, const std::vector<int>& w
 
 std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale) {
   if (graph->value(loss).shape.elements() != 1 || !IsFloating(graph->value(loss).dtype))
-    Fail(graph->Describe(graph->value(loss).producer), ": the loss must be one floating point number, but it is ",
-         Name(graph->value(loss).dtype), graph->value(loss).shape.str());
+    Fail(graph->Describe(graph->value(loss).producer),
+         ": the loss must be one floating point number, but it is ", Name(graph->value(loss).dtype),
+         graph->value(loss).shape.str());
   std::vector<int> order = graph->Order();
   std::vector<bool> on_path = OnPath(*graph, loss, weights, order);
   std::vector<std::vector<Tensor>> parts(graph->num_values());
@@ -63,8 +64,8 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
 
   enter(graph->value(loss).producer);
   parts[loss].push_back(full(graph, graph->value(loss).shape, 1.0, graph->value(loss).dtype));
-  // Backward comes after forward even where no value says so: else what needs only the constants of the loss would
-  // be a segment of its own, which runs ahead.
+  // Backward comes after forward even where no value says so: else what needs only the constants of the loss
+  // would be a segment of its own, which runs ahead.
   graph->node(graph->value(parts[loss][0].id()).producer).after.push_back(graph->value(loss).producer);
   if (scale >= 0) parts[loss][0] = mul(parts[loss][0], Tensor(graph, scale));
   for (auto it = order.rbegin(); it != order.rend(); ++it) {

@@ -1,11 +1,13 @@
 // Signatures by cost.
-// Needs: nodes on slices; the user's annotations in Node::fixed. Leaves: an NdSbp for every value and for every
-// operand of every node. Operators whose cheapest signature cuts an expandable axis are replaced by their expansion.
+// Needs: nodes on slices; the user's annotations in Node::fixed. Leaves: an NdSbp for every value and for
+// every operand of every node. Operators whose cheapest signature cuts an expandable axis are replaced by
+// their expansion.
 //
-// Axes are settled one after another, time first. For one axis: a forward sweep gives each node, for each of its
-// signatures, the least cost of it and all it depends on, as if the graph were a tree; a backward sweep picks; then
-// single nodes are improved with their neighbours fixed until nothing changes. Cost is estimated seconds: the
-// node's share of its work plus boxing on its edges, a boxing that two readers share counted once.
+// Axes are settled one after another, time first. For one axis: a forward sweep gives each node, for each of
+// its signatures, the least cost of it and all it depends on, as if the graph were a tree; a backward sweep
+// picks; then single nodes are improved with their neighbours fixed until nothing changes. Cost is estimated
+// seconds: the node's share of its work plus boxing on its edges, a boxing that two readers share counted
+// once.
 #include <algorithm>
 
 #include "compiler/passes.h"
@@ -20,7 +22,8 @@ using Choice = Signature;
 
 class AxisChooser {
  public:
-  // `entry` indexes NdSbp: 0 is time. `share[n]`: the part of node n's work left to one device by settled axes.
+  // `entry` indexes NdSbp: 0 is time. `share[n]`: the part of node n's work left to one device by settled
+  // axes.
   AxisChooser(Graph* graph, const CompileOptions& options, int entry, const std::vector<int>& order,
               const std::vector<std::vector<int>>& readers, const std::vector<BoundRule>& rules,
               std::vector<double>* share, std::vector<std::vector<Choice>>* settled)
@@ -78,7 +81,8 @@ class AxisChooser {
     if (node.op == "variable" || node.op == "input") {
       if (fixed != node.fixed.end()) plain.out[0] = fixed->second;
       std::vector<Choice> all{plain};
-      if (node.op == "input" && fixed == node.fixed.end() && entry_ > 0) AddCuts(graph_.value(node.out[0]).shape, &all, false);
+      if (node.op == "input" && fixed == node.fixed.end() && entry_ > 0)
+        AddCuts(graph_.value(node.out[0]).shape, &all, false);
       return all;
     }
     if (node.op == "fetch") {
@@ -119,7 +123,8 @@ class AxisChooser {
       std::string text;
       for (const Choice& c : all) text += (text.empty() ? "" : ", ") + c.str();
       Fail(graph_.Describe(n), ": no signature along ", EntryName(), " gives ",
-           fixed != node.fixed.end() ? fixed->second.str() : "its variable's placement", "; legal are ", text);
+           fixed != node.fixed.end() ? fixed->second.str() : "its variable's placement", "; legal are ",
+           text);
     }
     return legal;
   }
@@ -142,7 +147,8 @@ class AxisChooser {
     for (int v : node.out) bytes += graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
     const OpDef& def = graph_.catalog().Get(node.op);
     double flops = def.flops ? def.flops(rules_[n]) : rules_[n].Volume();
-    double seconds = (flops / options_.flops_per_second + bytes / options_.topology.memory_bandwidth) * share_[n];
+    double seconds =
+        (flops / options_.flops_per_second + bytes / options_.topology.memory_bandwidth) * share_[n];
     bool partial = false;
     for (const Sbp& s : c.in) partial = partial || s.is_partial();
     if (entry_ == 0) return partial ? seconds * parts_ : seconds;
@@ -181,7 +187,8 @@ class AxisChooser {
     b.sbp[entry_] = to;
     // What is Partial over time is accumulated before it moves, once per step.
     if (value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = B();
-    return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b, options_.topology)
+    return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b,
+                        options_.topology)
         .seconds;
   }
 
@@ -218,8 +225,9 @@ class AxisChooser {
          " micro-batches cut it; use 1 micro-batch, or an operator that works on parts");
   }
   [[noreturn]] void RefuseBatchCut(int n, const Value& v, const Sbp& have) const {
-    Fail(graph_.Describe(n), ": it needs the whole batch of '", v.name, "', but ", parts_, " micro-batches cut it (",
-         have.str(), " over time); use 1 micro-batch, or an operator that works on parts");
+    Fail(graph_.Describe(n), ": it needs the whole batch of '", v.name, "', but ", parts_,
+         " micro-batches cut it (", have.str(),
+         " over time); use 1 micro-batch, or an operator that works on parts");
   }
 
   // Boxing from value v, with signature `from`, to all its readers; equal targets once.
@@ -277,8 +285,7 @@ class AxisChooser {
     for (size_t i = 0; i < node.in.size(); ++i) {
       const Value& v = graph_.value(node.in[i]);
       const Sbp& have = choices_[v.producer][picked_[v.producer]].out[v.output];
-      if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossible)
-        RefuseBatchCut(n, v, have);
+      if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossible) RefuseBatchCut(n, v, have);
       node.want[i][entry_] = c.in[i];
     }
     for (size_t o = 0; o < node.out.size(); ++o) graph_.value(node.out[o]).sbp[entry_] = c.out[o];

@@ -1,5 +1,5 @@
-// The compiler: from a built graph to the logical plan, through one array of passes. After every pass the graph's
-// invariants are verified, the pass is timed, and the graph can be dumped.
+// The compiler: from a built graph to the logical plan, through one array of passes. After every pass the
+// graph's invariants are verified, the pass is timed, and the graph can be dumped.
 #pragma once
 
 #include <functional>

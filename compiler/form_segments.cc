@@ -1,10 +1,10 @@
 // Segments, buffers and edges.
-// Needs: a lowered graph. Leaves: a logical plan without order: consecutive nodes of one slice, stream, phase and
-// rate that need no message in between are one segment; each collective, input and fetch is one of its own. Values
-// become buffers (views share their root's), and edges carry the credits between segments.
+// Needs: a lowered graph. Leaves: a logical plan without order: consecutive nodes of one slice, stream, phase
+// and rate that need no message in between are one segment; each collective, input and fetch is one of its
+// own. Values become buffers (views share their root's), and edges carry the credits between segments.
 //
-// A node's level counts how often the longest path to it changes segment class. Nodes of one class and level have no
-// path between them that leaves the class, so joining them makes no cycle.
+// A node's level counts how often the longest path to it changes segment class. Nodes of one class and level
+// have no path between them that leaves the class, so joining them makes no cycle.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -64,8 +64,8 @@ double SecondsOf(const Graph& graph, const CompileOptions& options, int n) {
   }
   if (IsCollective(node)) {
     const Value& v = graph.value(node.in[0]);
-    double seconds = CostOfBoxing(graph.mesh(), graph.times(), v.shape, SizeOf(v.dtype), graph.LayoutOf(node.in[0]),
-                                  graph.LayoutOf(node.out[0]), options.topology)
+    double seconds = CostOfBoxing(graph.mesh(), graph.times(), v.shape, SizeOf(v.dtype),
+                                  graph.LayoutOf(node.in[0]), graph.LayoutOf(node.out[0]), options.topology)
                          .seconds;
     return PerMicroBatch(graph, node) ? seconds / graph.times() : seconds;
   }
@@ -116,7 +116,8 @@ class Former {
     for (int v : graph_.node(n).in) before.push_back(graph_.value(plan_.root[v]).producer);
     for (int b : graph_.node(n).after)
       if (!IsView(graph_, b)) before.push_back(b);
-    before.erase(std::remove_if(before.begin(), before.end(), [&](int b) { return !Computes(b); }), before.end());
+    before.erase(std::remove_if(before.begin(), before.end(), [&](int b) { return !Computes(b); }),
+                 before.end());
     return before;
   }
 
@@ -158,7 +159,7 @@ class Former {
       s.nodes = *nodes;
       s.slice = node.slice;
       s.from = IsCollective(node) ? graph_.producer(node.in[0]).slice : node.slice;
-      s.stream = IsCollective(node) ? StreamKind::kLink
+      s.stream = IsCollective(node)                         ? StreamKind::kLink
                  : node.op == "input" || node.op == "fetch" ? StreamKind::kNone
                                                             : StreamKind::kCompute;
       s.phase = node.phase;
@@ -176,7 +177,9 @@ class Former {
   }
 
   int Period(int segment, int value) const {
-    return plan_.segments[segment].per_micro_batch && graph_.value(value).sbp[0].is_broadcast() ? graph_.times() : 1;
+    return plan_.segments[segment].per_micro_batch && graph_.value(value).sbp[0].is_broadcast()
+               ? graph_.times()
+               : 1;
   }
 
   void MakeBuffers() {
@@ -249,12 +252,13 @@ class Former {
     }
   }
 
-  // How many micro-batches a stage works on: one in its forward segments, and as many between the start of the
-  // forward and the end of the backward as the schedule says.
+  // How many micro-batches a stage works on: one in its forward segments, and as many between the start of
+  // the forward and the end of the backward as the schedule says.
   void AdmitMicroBatches() {
     if (graph_.times() == 1) return;
-    // How often the longest path to a segment goes from once per micro-batch to once per step: what comes after such
-    // a step (the maximum of the whole batch, say) waits for all micro-batches, so no limit may span it.
+    // How often the longest path to a segment goes from once per micro-batch to once per step: what comes
+    // after such a step (the maximum of the whole batch, say) waits for all micro-batches, so no limit may
+    // span it.
     std::vector<int> epoch(plan_.segments.size(), 0);
     for (size_t s = 0; s < plan_.segments.size(); ++s)
       for (const LogicalEdge& e : plan_.edges)
@@ -284,7 +288,8 @@ class Former {
         edge.why = why;
         plan_.edges.push_back(edge);
       };
-      int admitted = options_.schedule == ScheduleKind::k1F1B ? std::min(p - i, graph_.times()) : graph_.times();
+      int admitted =
+          options_.schedule == ScheduleKind::k1F1B ? std::min(p - i, graph_.times()) : graph_.times();
       limit(e.first[0], e.last[1], admitted, "micro-batches between forward and backward");
       limit(e.first[0], e.last[0], 1, "micro-batches in forward segments");
       limit(e.first[1], e.last[1], 1, "micro-batches in backward segments");
@@ -301,6 +306,8 @@ class Former {
 
 }  // namespace
 
-LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options) { return Former(graph, options).Run(); }
+LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options) {
+  return Former(graph, options).Run();
+}
 
 }  // namespace oneflow_like

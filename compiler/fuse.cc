@@ -1,9 +1,9 @@
 // Chains of elementwise operators become one loop.
-// Needs: lowered boxing. Leaves: connected elementwise nodes of one slice, phase, rate, shape and signature replaced
-// by one node "fused" (ops/fused.h); values that only they read are never stored.
+// Needs: lowered boxing. Leaves: connected elementwise nodes of one slice, phase, rate, shape and signature
+// replaced by one node "fused" (ops/fused.h); values that only they read are never stored.
 //
-// A node joins the group of one of its producers unless one of its other operands depends on that group: the group
-// runs as a whole, so nothing it waits for may wait for it.
+// A node joins the group of one of its producers unless one of its other operands depends on that group: the
+// group runs as a whole, so nothing it waits for may wait for it.
 #include <algorithm>
 #include <map>
 #include <set>

@@ -82,8 +82,8 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
     node.attrs.Set("key", static_cast<int64_t>(HashName(node.name) >> 1));
   std::vector<NewValue> outputs;
   for (size_t i = 0; i < inferred.rule.out.size(); ++i)
-    outputs.push_back({i == 0 ? node.name : Cat(node.name, ":", inferred.rule.out[i].name), inferred.dtypes[i],
-                       inferred.rule.out[i].shape});
+    outputs.push_back({i == 0 ? node.name : Cat(node.name, ":", inferred.rule.out[i].name),
+                       inferred.dtypes[i], inferred.rule.out[i].shape});
   int id = AddRaw(std::move(node), outputs);
   std::vector<Tensor> result;
   for (int v : nodes_[id].out) result.emplace_back(this, v);

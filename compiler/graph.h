@@ -1,10 +1,12 @@
-// The logical graph: what the user wrote, plus what passes add. One node per logical operation, in topological
-// order. It is built through the GraphBuilder functions (ops/functional.h) and has a text form (compiler/text.h).
+// The logical graph: what the user wrote, plus what passes add. One node per logical operation, in
+// topological order. It is built through the GraphBuilder functions (ops/functional.h) and has a text form
+// (compiler/text.h).
 //
 // Besides the operators of the catalog a graph holds these nodes:
 //   input, variable, fetch      the ends: what a step is fed, what the store holds, what a step gives
 //   boxing                      from its input's layout to its output's
-//   accumulate, time_slice, keep, local_slice, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send, routed
+//   accumulate, time_slice, keep, local_slice, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast,
+//   send, routed
 //                               what a boxing is lowered to (sbp/boxing.h)
 //   fused                       a chain of elementwise operators (ops/fused.h)
 #pragma once
@@ -29,10 +31,10 @@ using FixedSbp = std::map<int, Sbp>;
 struct Value {
   std::string name;
   DType dtype = DType::kFloat32;
-  Dims shape;          // global: the whole batch
-  int producer = -1;   // node
-  int output = 0;      // which of the producer's outputs
-  NdSbp sbp;           // empty until signatures are chosen
+  Dims shape;         // global: the whole batch
+  int producer = -1;  // node
+  int output = 0;     // which of the producer's outputs
+  NdSbp sbp;          // empty until signatures are chosen
 };
 
 struct Node {
@@ -41,18 +43,19 @@ struct Node {
   std::vector<int> in, out;  // values
   SourceLine line;
   Slice slice;
-  bool placed = false;       // whether the slice's stage is settled (inputs and constants follow their readers)
+  bool placed = false;  // whether the slice's stage is settled (inputs and constants follow their readers)
   Phase phase = Phase::kForward;
-  FixedSbp fixed;            // of output 0: the user's annotation
-  std::vector<NdSbp> want;   // per input, the signature its kernel reads; empty until chosen
-  std::vector<int> after;    // nodes that must come before this one although no value says so
-  std::string why;           // of an inserted node
+  FixedSbp fixed;           // of output 0: the user's annotation
+  std::vector<NdSbp> want;  // per input, the signature its kernel reads; empty until chosen
+  std::vector<int> after;   // nodes that must come before this one although no value says so
+  std::string why;          // of an inserted node
 };
 
 // A graph and the mesh it is for. Node and value ids stay valid; a removed node has an empty op.
 class Graph : public GraphBuilder {
  public:
-  Graph(const Catalog* catalog, Mesh mesh, int times = 1) : catalog_(catalog), mesh_(std::move(mesh)), times_(times) {}
+  Graph(const Catalog* catalog, Mesh mesh, int times = 1)
+      : catalog_(catalog), mesh_(std::move(mesh)), times_(times) {}
 
   const Catalog& catalog() const { return *catalog_; }
   const Mesh& mesh() const { return mesh_; }
@@ -62,15 +65,16 @@ class Graph : public GraphBuilder {
   std::vector<int> Sizes() const;
   int64_t Parts() const;  // their product
 
-  // GraphBuilder. A node's slice is, per mesh axis, the highest coordinate its inputs are fixed to; its scope is
-  // that of the input named last.
+  // GraphBuilder. A node's slice is, per mesh axis, the highest coordinate its inputs are fixed to; its scope
+  // is that of the input named last.
   std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                               const SourceLine& line) override;
   const Dims& ShapeOf(int id) const override { return values_[id].shape; }
   DType DTypeOf(int id) const override { return values_[id].dtype; }
   const std::string& NameOf(int id) const override { return values_[id].name; }
 
-  // While set, nodes added are of this phase, line and (where given) slice: gradients stand with their operator.
+  // While set, nodes added are of this phase, line and (where given) slice: gradients stand with their
+  // operator.
   struct Origin {
     Phase phase = Phase::kForward;
     SourceLine line;
@@ -98,15 +102,15 @@ class Graph : public GraphBuilder {
   bool alive(int id) const { return !nodes_[id].op.empty(); }
   void Remove(int id) { nodes_[id].op.clear(); }
 
-  // Live nodes in topological order (values and `after`), stable: by id where both orders are possible. Throws
-  // Error naming the nodes of a cycle.
+  // Live nodes in topological order (values and `after`), stable: by id where both orders are possible.
+  // Throws Error naming the nodes of a cycle.
   std::vector<int> Order() const;
   // Per value, the live nodes that read it (once per use).
   std::vector<std::vector<int>> Readers() const;
   // Removes live nodes from which none of `roots` can be reached.
   void KeepOnly(const std::vector<int>& roots);
-  // Numbers the live nodes in this order, all of them, so that Order() gives it where it may. Ids of nodes change, of
-  // values not.
+  // Numbers the live nodes in this order, all of them, so that Order() gives it where it may. Ids of nodes
+  // change, of values not.
   void Renumber(const std::vector<int>& order);
   // "matmul at gpt.cc:31"
   std::string Describe(int node) const;
@@ -126,8 +130,8 @@ class Graph : public GraphBuilder {
 // Whether a node computes nothing itself: the ends of the graph.
 bool IsEnd(const Node& node);
 // What a boxing is lowered to.
-bool IsLocalBoxing(const Node& node);      // accumulate, time_slice, keep, local_slice
-bool IsCollective(const Node& node);       // data crosses ranks
+bool IsLocalBoxing(const Node& node);  // accumulate, time_slice, keep, local_slice
+bool IsCollective(const Node& node);   // data crosses ranks
 // Whether the node runs once per micro-batch: its signature cuts or sums over time.
 bool PerMicroBatch(const Graph& graph, const Node& node);
 

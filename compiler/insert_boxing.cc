@@ -1,7 +1,7 @@
 // Boxing on every edge whose two ends disagree.
-// Needs: signatures. Leaves: every node reads exactly what it wants; one boxing for all readers of a value that want
-// the same; each knows why it is there. An update whose result differs from its variable cannot arise: its
-// signature is the variable's.
+// Needs: signatures. Leaves: every node reads exactly what it wants; one boxing for all readers of a value
+// that want the same; each knows why it is there. An update whose result differs from its variable cannot
+// arise: its signature is the variable's.
 #include <map>
 
 #include "compiler/passes.h"

@@ -1,7 +1,8 @@
 // Dynamic loss scaling, for gradients in fp16, whose smallest numbers are large.
-// Needs: a built forward graph. Leaves: two variables on the loss's slice, the scale that autograd multiplies the
-// loss's gradient by, and the number of finite steps since it last changed. AddUpdates divides by it again, and skips
-// the step and lowers the scale when a gradient is not finite (operators unscale and update_loss_scale).
+// Needs: a built forward graph. Leaves: two variables on the loss's slice, the scale that autograd multiplies
+// the loss's gradient by, and the number of finite steps since it last changed. AddUpdates divides by it
+// again, and skips the step and lowers the scale when a gradient is not finite (operators unscale and
+// update_loss_scale).
 #include "compiler/passes.h"
 
 namespace oneflow_like {
@@ -12,7 +13,8 @@ int AddScalar(Graph* graph, int loss, const std::string& name, double value) {
   const Node from = graph->producer(loss);
   for (int n = 0; n < graph->num_nodes(); ++n)
     if (graph->alive(n) && graph->node(n).op == "variable" && graph->node(n).name == name)
-      Fail(graph->Describe(n), ": training in fp16 keeps a variable of that name itself; name yours otherwise");
+      Fail(graph->Describe(n),
+           ": training in fp16 keeps a variable of that name itself; name yours otherwise");
   Node node;
   node.op = "variable";
   node.name = name;

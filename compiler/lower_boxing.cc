@@ -1,8 +1,8 @@
 // Boxing to primitives.
-// Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones are
-// kernels of their rank, the others move data between ranks. Sequences that begin alike share their beginning: a
-// gradient is accumulated once, whatever its readers want then. Accumulation over micro-batches goes to the phase of
-// what it accumulates.
+// Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones
+// are kernels of their rank, the others move data between ranks. Sequences that begin alike share their
+// beginning: a gradient is accumulated once, whatever its readers want then. Accumulation over micro-batches
+// goes to the phase of what it accumulates.
 #include <map>
 #include <tuple>
 
@@ -12,7 +12,8 @@ namespace oneflow_like {
 
 void LowerBoxing(Graph* graph, const CompileOptions& options) {
   std::vector<std::vector<int>> readers = graph->Readers();
-  std::map<std::tuple<int, Slice, NdSbp>, int> known;  // (value, where and how it is wanted) -> the value there
+  std::map<std::tuple<int, Slice, NdSbp>, int>
+      known;  // (value, where and how it is wanted) -> the value there
   for (int id : graph->Order()) {
     if (graph->node(id).op != "boxing") continue;
     const Node box = graph->node(id);

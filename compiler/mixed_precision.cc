@@ -1,11 +1,11 @@
 // Mixed precision.
-// Needs: a built graph in fp32, its gradients and updates included. Leaves: operators that are worth it in the narrow
-// type, as their table entries say (Precision, ops/op.h), and casts where a reader wants another type than the value
-// has: one for each value and type, shared by all its readers. Master weights, their gradients, optimizer state,
-// reductions and losses stay fp32. Types the user chose are left alone.
+// Needs: a built graph in fp32, its gradients and updates included. Leaves: operators that are worth it in
+// the narrow type, as their table entries say (Precision, ops/op.h), and casts where a reader wants another
+// type than the value has: one for each value and type, shared by all its readers. Master weights, their
+// gradients, optimizer state, reductions and losses stay fp32. Types the user chose are left alone.
 //
-// Weights, constants and what is computed from them alone are neutral: they take the type of what they meet. They are
-// cast where they begin, ahead of all that a micro-batch repeats, so a weight is cast once per step.
+// Weights, constants and what is computed from them alone are neutral: they take the type of what they meet.
+// They are cast where they begin, ahead of all that a micro-batch repeats, so a weight is cast once per step.
 #include <algorithm>
 #include <map>
 
@@ -116,12 +116,13 @@ class Narrower {
     OpCall call = CallOf(n);
     std::vector<bool> free = Free(n);
     for (size_t i = 0; i < free.size(); ++i)
-      if (was_[graph_.node(n).in[i]] == DType::kFloat32) call.dtypes[i] = narrow && free[i] ? narrow_ : DType::kFloat32;
+      if (was_[graph_.node(n).in[i]] == DType::kFloat32)
+        call.dtypes[i] = narrow && free[i] ? narrow_ : DType::kFloat32;
     return Infer(*Def(n), call).dtypes;
   }
 
-  // Backward: a neutral operator is narrow where all its readers are; a product all of whose readers are wide (a
-  // weight's gradient, a fetched value) gives fp32 itself.
+  // Backward: a neutral operator is narrow where all its readers are; a product all of whose readers are wide
+  // (a weight's gradient, a fetched value) gives fp32 itself.
   void Settle() {
     std::vector<Demand> demand(graph_.num_values(), Demand::kNone);
     auto ask = [&](int v, Demand d) { demand[v] = std::max(demand[v], d); };
@@ -137,7 +138,8 @@ class Narrower {
         for (int v : node.in) ask(v, Demand::kWide);
         continue;
       }
-      bool neutral = def->precision == Precision::kFollow && !node.in.empty() && Followed(*it) == Kind::kNeutral;
+      bool neutral =
+          def->precision == Precision::kFollow && !node.in.empty() && Followed(*it) == Kind::kNeutral;
       if (neutral)
         runs_narrow_[*it] = !node.out.empty() && std::all_of(node.out.begin(), node.out.end(), [&](int v) {
           return demand[v] == Demand::kNarrow && !mixed_.count(v);
@@ -181,8 +183,8 @@ class Narrower {
         CastOperand(n, i, narrow && free[i] ? narrow_ : DType::kFloat32);
     Node& node = graph_.node(n);
     if (node.in.empty()) return;
-    if (def->typed && (wide_output_[n] || any_type) && ReadsNarrow(n) && was_[node.out[0]] == DType::kFloat32 &&
-        !node.attrs.Has("dtype"))
+    if (def->typed && (wide_output_[n] || any_type) && ReadsNarrow(n) &&
+        was_[node.out[0]] == DType::kFloat32 && !node.attrs.Has("dtype"))
       node.attrs.Set("dtype", std::string(Name(DType::kFloat32)));
     std::vector<DType> types = Infer(*def, CallOf(n)).dtypes;
     for (size_t o = 0; o < types.size(); ++o) {
@@ -218,7 +220,8 @@ class Narrower {
       // What the backward pass keeps is the narrow one.
       cast.phase = to == narrow_ ? producer.phase : std::max(producer.phase, reader.phase);
       cast.name = graph_.UniqueName(Cat(graph_.value(v).name, ".", Name(to)));
-      cast.why = Cat("cast ", graph_.value(v).name, ": ", Name(from), "→", Name(to), ", wanted by ", graph_.Describe(n));
+      cast.why = Cat("cast ", graph_.value(v).name, ": ", Name(from), "→", Name(to), ", wanted by ",
+                     graph_.Describe(n));
       Graph::NewValue result{cast.name, to, graph_.value(v).shape};
       int id = graph_.AddRaw(std::move(cast), {result});
       it->second = graph_.node(id).out[0];
@@ -232,7 +235,8 @@ class Narrower {
     std::vector<bool> early(graph_.num_nodes(), false);
     for (int n : order_) {
       const Node& node = graph_.node(n);
-      bool first = node.phase == Phase::kForward && node.after.empty() && node.op != "input" && !node.out.empty();
+      bool first =
+          node.phase == Phase::kForward && node.after.empty() && node.op != "input" && !node.out.empty();
       for (int v : node.in) first = first && early[graph_.value(v).producer];
       early[n] = first;
       for (int c : Casts(n)) early[c] = first;
@@ -256,13 +260,13 @@ class Narrower {
   Graph& graph_;
   const DType narrow_;
   std::vector<int> order_;
-  std::vector<DType> was_;           // per value, before the pass
-  std::vector<Kind> kind_;           // per value
-  std::vector<bool> runs_narrow_;    // per node
-  std::vector<bool> wide_output_;    // per node: a narrow product that gives fp32
-  std::set<int> mixed_;              // values that some readers want narrow and others wide
-  std::map<std::pair<int, DType>, int> casts_;   // (value, type): the value cast to it
-  std::map<int, std::vector<int>> casts_of_;     // by node, the casts of its outputs
+  std::vector<DType> was_;                      // per value, before the pass
+  std::vector<Kind> kind_;                      // per value
+  std::vector<bool> runs_narrow_;               // per node
+  std::vector<bool> wide_output_;               // per node: a narrow product that gives fp32
+  std::set<int> mixed_;                         // values that some readers want narrow and others wide
+  std::map<std::pair<int, DType>, int> casts_;  // (value, type): the value cast to it
+  std::map<int, std::vector<int>> casts_of_;    // by node, the casts of its outputs
 };
 
 }  // namespace

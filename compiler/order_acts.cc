@@ -1,8 +1,8 @@
 // The order of acts and the number of slots.
-// Needs: segments and edges. Leaves: one step of the token game played with estimated times and the schedule's
-// priorities is the order; a buffer gets as many slots as were ever taken at once, from the start of the writer's act
-// to the end of its last reader's. GPipe and 1F1B differ in the priority alone (and in how many micro-batches a
-// stage admits).
+// Needs: segments and edges. Leaves: one step of the token game played with estimated times and the
+// schedule's priorities is the order; a buffer gets as many slots as were ever taken at once, from the start
+// of the writer's act to the end of its last reader's. GPipe and 1F1B differ in the priority alone (and in
+// how many micro-batches a stage admits).
 #include <algorithm>
 #include <map>
 
@@ -34,12 +34,14 @@ TokenGame GameOf(const Graph& graph, const LogicalPlan& plan) {
 
 namespace {
 
-// Most slots of a buffer taken at once in the play. What a feed holds is counted from its first reader on, plus one
-// slot to fill meanwhile: a feed has its data at any time and need not be early.
-int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b, const std::vector<std::vector<const Firing*>>& acts) {
+// Most slots of a buffer taken at once in the play. What a feed holds is counted from its first reader on,
+// plus one slot to fill meanwhile: a feed has its data at any time and need not be early.
+int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
+           const std::vector<std::vector<const Firing*>>& acts) {
   auto period = [&](int reader) {
     for (const LogicalEdge& e : plan.edges)
-      if (e.writer == b.writer && e.reader == reader && e.full == b.full && e.write_period == b.write_period &&
+      if (e.writer == b.writer && e.reader == reader && e.full == b.full &&
+          e.write_period == b.write_period &&
           std::binary_search(e.buffers.begin(), e.buffers.end(), plan.buffer_of[b.value]))
         return e.read_period;
     return 1;
@@ -69,8 +71,8 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b, const std::vector<st
   return peak;
 }
 
-// Feeds fire as early as anything lets them, which says nothing: they are in no stream's list. In the order each
-// stands right before the first act that reads it.
+// Feeds fire as early as anything lets them, which says nothing: they are in no stream's list. In the order
+// each stands right before the first act that reads it.
 std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vector<Firing>& firings) {
   std::vector<int> fed(plan.segments.size(), 0);
   std::vector<std::vector<const LogicalEdge*>> feeds(plan.segments.size());  // by reader
@@ -138,7 +140,8 @@ std::string ToText(const Graph& graph, const LogicalPlan& plan) {
     text += "\n";
   }
   for (const LogicalBuffer& b : plan.buffers) {
-    text += Cat("buffer ", graph.value(b.value).name, b.variable.empty() ? "" : " variable", " slots=", b.slots);
+    text +=
+        Cat("buffer ", graph.value(b.value).name, b.variable.empty() ? "" : " variable", " slots=", b.slots);
     if (b.writer >= 0) text += Cat(" writer=", b.writer);
     text += " readers=[";
     for (size_t i = 0; i < b.readers.size(); ++i) text += Cat(i ? "," : "", b.readers[i]);

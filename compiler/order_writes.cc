@@ -1,7 +1,7 @@
 // Writes after reads.
-// Needs: lowered boxing, fused operators: the readers named must be nodes that stay. Leaves: an update comes after
-// every other reader of the variables it replaces (Node::after). Between steps the loop-carried edges of the plan do
-// the same.
+// Needs: lowered boxing, fused operators: the readers named must be nodes that stay. Leaves: an update comes
+// after every other reader of the variables it replaces (Node::after). Between steps the loop-carried edges
+// of the plan do the same.
 #include <algorithm>
 
 #include "compiler/passes.h"

@@ -1,6 +1,7 @@
 // One rank's physical plan.
-// Needs: a logical plan with its order. Leaves: the actors, buffers, streams and collectives of one rank; its cost
-// does not grow with the number of ranks, but for the groups the rank belongs to. Memory is placed afterwards.
+// Needs: a logical plan with its order. Leaves: the actors, buffers, streams and collectives of one rank; its
+// cost does not grow with the number of ranks, but for the groups the rank belongs to. Memory is placed
+// afterwards.
 #include <algorithm>
 #include <set>
 
@@ -281,7 +282,8 @@ class Partitioner {
     return true;
   }
 
-  void Declare(const std::string& name, const Value& v, google::protobuf::RepeatedPtrField<plan::Fetch>* list) {
+  void Declare(const std::string& name, const Value& v,
+               google::protobuf::RepeatedPtrField<plan::Fetch>* list) {
     for (const plan::Fetch& f : *list)
       if (f.name() == name) return;
     plan::Fetch* f = list->Add();
@@ -379,7 +381,8 @@ class Partitioner {
 
 }  // namespace
 
-plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank) {
+plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options,
+                     int rank) {
   return Partitioner(graph, logical, options, rank).Run();
 }
 

@@ -1,5 +1,5 @@
-// The passes: each is one function in one file of its name, headed there by what it needs and leaves. The list in
-// compile.cc runs them; text files in tests/passes/ show each at work.
+// The passes: each is one function in one file of its name, headed there by what it needs and leaves. The
+// list in compile.cc runs them; text files in tests/passes/ show each at work.
 #pragma once
 
 #include <map>
@@ -15,9 +15,9 @@ namespace oneflow_like {
 
 // What the user asked for, as data.
 struct UpdateRule {
-  std::string op;            // "sgd", "adam", "adamw"
-  Attrs attrs;               // incl. schedule and base rate
-  double clip_norm = 0;      // 0: none
+  std::string op;                   // "sgd", "adam", "adamw"
+  Attrs attrs;                      // incl. schedule and base rate
+  double clip_norm = 0;             // 0: none
   bool decay_only_matrices = true;  // no weight decay for variables of fewer than two axes
 };
 enum class ScheduleKind { kGPipe, k1F1B };
@@ -25,24 +25,26 @@ struct CompileOptions {
   std::string name = "train";
   int times = 1;
   ScheduleKind schedule = ScheduleKind::k1F1B;
-  int zero_axis = -1;        // mesh axis that also cuts variables
+  int zero_axis = -1;  // mesh axis that also cuts variables
   uint64_t seed = 1;
   Topology topology;
   double flops_per_second = 5e10;  // of one device, for estimates
   DType dtype = DType::kFloat32;   // of matrix products and activations: mixed precision unless fp32
 };
 
-// --- Logical graph to logical graph ----------------------------------------------------------------------------------
-// Of fp16 training: the values of two variables, -1 without. loss_scale multiplies the loss's gradient, and follows
-// whether all gradients were finite: it halves, and the step is skipped, when not, and doubles after 2000 steps.
+// --- Logical graph to logical graph
+// ---------------------------------------------------------------------------------- Of fp16 training: the
+// values of two variables, -1 without. loss_scale multiplies the loss's gradient, and follows whether all
+// gradients were finite: it halves, and the step is skipped, when not, and doubles after 2000 steps.
 struct LossScale {
   int scale = -1, finite_steps = -1;
 };
 LossScale AddLossScale(Graph* graph, int loss);
-// d loss / d variable for every variable in `weights`, times the value `scale` where given; returns the gradients, in
-// that order.
+// d loss / d variable for every variable in `weights`, times the value `scale` where given; returns the
+// gradients, in that order.
 std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale = -1);
-// Gradient clipping and one update node for each weight, with its state variables; and the update of the loss scale.
+// Gradient clipping and one update node for each weight, with its state variables; and the update of the loss
+// scale.
 void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
                 const UpdateRule& rule, int* grad_norm, const LossScale& loss_scale = {});
 void MixedPrecision(Graph* graph, const CompileOptions& options);
@@ -54,16 +56,18 @@ void LowerBoxing(Graph* graph, const CompileOptions& options);
 void Fuse(Graph* graph);
 void OrderWrites(Graph* graph);
 
-// --- To the logical plan, and from it to one rank's ------------------------------------------------------------------
+// --- To the logical plan, and from it to one rank's
+// ------------------------------------------------------------------
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
-// Gives every transient buffer and scratch its place; fills transient_bytes. Returns the lower bound: the largest
-// sum of bytes live at once.
+// Gives every transient buffer and scratch its place; fills transient_bytes. Returns the lower bound: the
+// largest sum of bytes live at once.
 int64_t PlaceMemory(plan::Plan* plan);
 
-// --- Invariants ----------------------------------------------------------------------------------------------------
-// How far the passes have come.
+// --- Invariants
+// ---------------------------------------------------------------------------------------------------- How
+// far the passes have come.
 enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered };
 // Throws Error naming the node and the edge that breaks an invariant of that level.
 void VerifyGraph(const Graph& graph, Level level);

@@ -1,12 +1,14 @@
 // Memory.
-// Needs: one rank's plan. Leaves: an offset in the transient arena for every buffer and every kernel's scratch.
+// Needs: one rank's plan. Leaves: an offset in the transient arena for every buffer and every kernel's
+// scratch.
 //
-// Time is the position in the compute stream's list of kernels, which is the same in every step. A slot lives from
-// the first kernel that writes it to the last that reads it. Collectives and transfers run beside that stream: such
-// an act starts after its operands were announced and after the acts before it in its own stream started, and it has
-// ended when an act of the compute stream that waits for its result starts; where neither is known (feeds, fetches,
-// sends to another stage) the buffer keeps its bytes to itself. Two blocks share bytes only when none of their
-// intervals meet. Blocks are placed by falling size, each at the lowest offset that is free.
+// Time is the position in the compute stream's list of kernels, which is the same in every step. A slot lives
+// from the first kernel that writes it to the last that reads it. Collectives and transfers run beside that
+// stream: such an act starts after its operands were announced and after the acts before it in its own stream
+// started, and it has ended when an act of the compute stream that waits for its result starts; where neither
+// is known (feeds, fetches, sends to another stage) the buffer keeps its bytes to itself. Two blocks share
+// bytes only when none of their intervals meet. Blocks are placed by falling size, each at the lowest offset
+// that is free.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -270,8 +272,8 @@ class Placer {
   }
 
   plan::Plan& plan_;
-  std::map<int, int> index_;                // actor id -> index in the plan
-  std::vector<std::vector<int>> start_;     // per actor and act: position of its first kernel
+  std::map<int, int> index_;             // actor id -> index in the plan
+  std::vector<std::vector<int>> start_;  // per actor and act: position of its first kernel
   int end_ = 0;
   std::map<int, std::vector<Use>> writers_, readers_;  // by buffer
   std::set<int> carried_;                              // buffers that outlive the step

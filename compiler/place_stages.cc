@@ -1,7 +1,7 @@
 // Pipeline stages.
-// Needs: a built graph; weights carry the slices the user gave. Leaves: every node on a slice. Inputs and constants
-// that stand nowhere go where they are read, an input once for each slice that reads it. Refuses a stage without
-// work.
+// Needs: a built graph; weights carry the slices the user gave. Leaves: every node on a slice. Inputs and
+// constants that stand nowhere go where they are read, an input once for each slice that reads it. Refuses a
+// stage without work.
 #include <map>
 #include <set>
 
@@ -88,14 +88,14 @@ void PlaceStages(Graph* graph) {
     // An evaluation may well look at a part of the model.
     for (int c = 0; training && c < graph->mesh().axis_size(a); ++c)
       if (!used.count(c))
-        Fail("stage ", graph->mesh().axis_name(a), "=", c, " has no work: mesh ", graph->mesh().str(), " has ",
-             graph->mesh().axis_size(a), " stages on axis ", graph->mesh().axis_name(a), " but the model uses ",
-             used.size(), "; assign layers to it, or use fewer stages");
+        Fail("stage ", graph->mesh().axis_name(a), "=", c, " has no work: mesh ", graph->mesh().str(),
+             " has ", graph->mesh().axis_size(a), " stages on axis ", graph->mesh().axis_name(a),
+             " but the model uses ", used.size(), "; assign layers to it, or use fewer stages");
   }
 }
 
-// Needs: variables with their annotations. Leaves: variables that nothing cuts along the ZeRO axis cut along their
-// longest free axis there, state variables like their weights.
+// Needs: variables with their annotations. Leaves: variables that nothing cuts along the ZeRO axis cut along
+// their longest free axis there, state variables like their weights.
 void ShardVariables(Graph* graph, const CompileOptions& options) {
   if (options.zero_axis < 0) return;
   for (int n : graph->Order()) {

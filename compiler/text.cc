@@ -67,7 +67,8 @@ std::string NodeText(const Graph& graph, int id) {
   if (n.phase != Phase::kForward) text += std::string(" !") + Name(n.phase);
   if (!n.after.empty()) {
     text += " after=";
-    for (size_t i = 0; i < n.after.size(); ++i) text += (i ? "," : "") + NameInText(graph, graph.node(n.after[i]));
+    for (size_t i = 0; i < n.after.size(); ++i)
+      text += (i ? "," : "") + NameInText(graph, graph.node(n.after[i]));
   }
   return text;
 }
@@ -105,7 +106,9 @@ struct Line {
     while (!word.empty() && word.back() == ' ') word.pop_back();
     return word;
   }
-  [[noreturn]] void Bad(const std::string& what) const { Fail("graph text line ", number, ": ", what, ": ", text); }
+  [[noreturn]] void Bad(const std::string& what) const {
+    Fail("graph text line ", number, ": ", what, ": ", text);
+  }
 };
 
 FixedSbp ParseEntries(const Graph& graph, Line* line) {
@@ -235,7 +238,9 @@ class Reader {
     }
     if (line.Take("!")) {
       std::string phase = line.Until(" ");
-      node.phase = phase == "update" ? Phase::kUpdate : phase == "backward" ? Phase::kBackward : Phase::kForward;
+      node.phase = phase == "update"     ? Phase::kUpdate
+                   : phase == "backward" ? Phase::kBackward
+                                         : Phase::kForward;
     }
     if (after_text.empty()) after_text = line.Until("");
     if (!names.empty()) node.name = names[0];

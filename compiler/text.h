@@ -8,12 +8,12 @@
 //   m, r = layer_norm(a, g, b) eps=1e-05 : f32[8,4] {..}, f32[8] {..} after=y,a
 //   fetch loss(m)
 //
-// Before signatures are chosen, `: f32[8,6] fixed {tp:S1}` says what the user holds the first output to. A node
-// without outputs has its name behind the operator; others are called by their first output's.
+// Before signatures are chosen, `: f32[8,6] fixed {tp:S1}` says what the user holds the first output to. A
+// node without outputs has its name behind the operator; others are called by their first output's.
 //
-// A signature behind an operand says what the node wants where that differs from what the value has. Entries of a
-// signature stand in mesh order, time first when there are several micro-batches; axes that are fixed or of extent
-// 1 are left out. `#` starts a comment.
+// A signature behind an operand says what the node wants where that differs from what the value has. Entries
+// of a signature stand in mesh order, time first when there are several micro-batches; axes that are fixed or
+// of extent 1 are left out. `#` starts a comment.
 #pragma once
 
 #include <string>
@@ -24,7 +24,8 @@ namespace oneflow_like {
 
 std::string ToText(const Graph& graph);
 std::string SbpText(const Graph& graph, const Slice& slice, const NdSbp& sbp);  // "{dp:B,tp:P}"
-// Throws Error naming the line. Ops are not checked against the catalog's rules (a text may be wrong on purpose).
+// Throws Error naming the line. Ops are not checked against the catalog's rules (a text may be wrong on
+// purpose).
 Graph ParseGraph(const Catalog& catalog, const std::string& text);
 
 }  // namespace oneflow_like

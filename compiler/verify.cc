@@ -46,8 +46,8 @@ void CheckSignature(const Graph& graph, int n) {
            e == 0 ? "time" : graph.mesh().axis_name(static_cast<int>(e) - 1));
     for (const Signature& other : cuts)
       if (!Compatible(found, other))
-        Fail("verify: ", graph.Describe(n), ": two axes cut the same axis in different grains, ", other.str(), " and ",
-             found.str());
+        Fail("verify: ", graph.Describe(n), ": two axes cut the same axis in different grains, ", other.str(),
+             " and ", found.str());
     cuts.push_back(std::move(found));
   }
 }
@@ -58,8 +58,9 @@ void CheckEdges(const Graph& graph, int n) {
     const Value& v = graph.value(node.in[i]);
     bool transfer = node.op == "boxing" || IsCollective(node);
     if (v.sbp != node.want[i])
-      Fail("verify: ", graph.Describe(n), " wants '", v.name, "' as ", SbpText(graph, node.slice, node.want[i]),
-           " but it is ", SbpText(graph, graph.producer(node.in[i]).slice, v.sbp), "; a boxing is missing");
+      Fail("verify: ", graph.Describe(n), " wants '", v.name, "' as ",
+           SbpText(graph, node.slice, node.want[i]), " but it is ",
+           SbpText(graph, graph.producer(node.in[i]).slice, v.sbp), "; a boxing is missing");
     if (!transfer && graph.producer(node.in[i]).slice != node.slice)
       Fail("verify: ", graph.Describe(n), " on ", node.slice.str(graph.mesh()), " reads '", v.name, "' of ",
            graph.producer(node.in[i]).slice.str(graph.mesh()), "; a boxing is missing");
@@ -69,11 +70,12 @@ void CheckEdges(const Graph& graph, int n) {
   for (auto [out, in] : def->inplace) {
     const Node& variable = graph.producer(node.in[in]);
     if (variable.op != "variable")
-      Fail("verify: ", graph.Describe(n), " updates '", graph.value(node.in[in]).name, "', which is no variable");
+      Fail("verify: ", graph.Describe(n), " updates '", graph.value(node.in[in]).name,
+           "', which is no variable");
     if (graph.value(node.out[out]).sbp != graph.value(node.in[in]).sbp || variable.slice != node.slice)
-      Fail("verify: ", graph.Describe(n), " writes ", SbpText(graph, node.slice, graph.value(node.out[out]).sbp),
-           " over variable '", variable.name, "' which is ",
-           SbpText(graph, variable.slice, graph.value(node.in[in]).sbp));
+      Fail("verify: ", graph.Describe(n), " writes ",
+           SbpText(graph, node.slice, graph.value(node.out[out]).sbp), " over variable '", variable.name,
+           "' which is ", SbpText(graph, variable.slice, graph.value(node.in[in]).sbp));
   }
 }
 
@@ -102,8 +104,8 @@ void VerifyGraph(const Graph& graph, Level level) {
 void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan) {
   for (const LogicalEdge& e : plan.edges)
     if (e.slots < std::max(1, e.full))
-      Fail("verify: the edge from ", plan.segments[e.writer].name, " to ", plan.segments[e.reader].name, " has ",
-           e.slots, " slots");
+      Fail("verify: the edge from ", plan.segments[e.writer].name, " to ", plan.segments[e.reader].name,
+           " has ", e.slots, " slots");
   TokenGame game = GameOf(graph, plan);
   Status feasible = CheckOrder(game, plan.order);
   if (!feasible.ok()) Fail("verify: the order of acts is no run of the plan: ", feasible.message());

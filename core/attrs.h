@@ -34,8 +34,8 @@ class Attrs {
 
   const std::map<std::string, Attr>& map() const { return map_; }
   bool operator==(const Attrs& other) const { return map_ == other.map_; }
-  std::string str() const;                       // sorted by name, separated by one space
-  static Attrs Parse(const std::string& text);   // throws Error
+  std::string str() const;                      // sorted by name, separated by one space
+  static Attrs Parse(const std::string& text);  // throws Error
 
  private:
   std::map<std::string, Attr> map_;

@@ -9,8 +9,8 @@
 namespace oneflow_like {
 
 enum class Reduce { kNone, kSum, kMax, kMin };
-const char* Name(Reduce reduce);                 // "", "sum", "max", "min"
-Reduce ParseReduce(const std::string& name);     // throws Error
+const char* Name(Reduce reduce);              // "", "sum", "max", "min"
+Reduce ParseReduce(const std::string& name);  // throws Error
 
 // A row-major piece of a tensor in memory: it holds `box` of the global index space.
 struct Piece {
@@ -21,9 +21,9 @@ struct Piece {
 // to[box] = from[box]; `box` lies inside both pieces. No allocation.
 void CopyBox(DType dtype, const Box& box, const Piece& from, const Piece& to);
 
-// to[box] = from[0][box] op from[1][box] op ..., in that order, for every `to` the same bits (bf16 and f16 are
-// added in fp32 and rounded once). With no source, to[box] = the identity of `reduce` (0, -inf, +inf; the least or
-// greatest value of an integer type).
+// to[box] = from[0][box] op from[1][box] op ..., in that order, for every `to` the same bits (bf16 and f16
+// are added in fp32 and rounded once). With no source, to[box] = the identity of `reduce` (0, -inf, +inf; the
+// least or greatest value of an integer type).
 void CombineBox(DType dtype, Reduce reduce, const Box& box, const Piece* from, int num_from, const Piece* to,
                 int num_to);
 

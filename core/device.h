@@ -1,5 +1,5 @@
-// The one interface to hardware: a device has memory and streams; a stream runs kernels in order and says when it
-// has come so far. The host implements it here; a backend library (CUDA) implements it elsewhere.
+// The one interface to hardware: a device has memory and streams; a stream runs kernels in order and says
+// when it has come so far. The host implements it here; a backend library (CUDA) implements it elsewhere.
 #pragma once
 
 #include <cstddef>

@@ -22,8 +22,7 @@ class Dims {
     for (int i = 0; i < rank; ++i) push_back(value);
   }
   template <typename It>
-    requires(!std::is_arithmetic_v<It>)
-  Dims(It first, It last) {
+  requires(!std::is_arithmetic_v<It>) Dims(It first, It last) {
     for (; first != last; ++first) push_back(*first);
   }
 

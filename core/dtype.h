@@ -9,8 +9,8 @@ namespace oneflow_like {
 
 enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kUInt8, kBool };
 
-size_t SizeOf(DType dtype);               // bytes of one element
-const char* Name(DType dtype);            // "f32", "bf16", "f16", "i32", "i64", "u8", "bool"
+size_t SizeOf(DType dtype);     // bytes of one element
+const char* Name(DType dtype);  // "f32", "bf16", "f16", "i32", "i64", "u8", "bool"
 bool ParseDType(const std::string& text, DType* dtype);
 bool IsFloating(DType dtype);
 

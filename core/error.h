@@ -1,5 +1,5 @@
-// How things go wrong. Error: a mistake of the user's, thrown while a graph is built, compiled or run from the
-// user's thread; its text is one sentence that names what, which axis, the numbers and the user's line.
+// How things go wrong. Error: a mistake of the user's, thrown while a graph is built, compiled or run from
+// the user's thread; its text is one sentence that names what, which axis, the numbers and the user's line.
 // Status: a failure that travels through the actor runtime as a value.
 #pragma once
 

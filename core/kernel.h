@@ -1,5 +1,6 @@
 // What the runtime knows of a computation: a Kernel made once, when a plan is loaded, and run once per act on
-// contiguous row-major local pieces of tensors. The KernelRegistry maps (kernel name, device kind) to factories.
+// contiguous row-major local pieces of tensors. The KernelRegistry maps (kernel name, device kind) to
+// factories.
 #pragma once
 
 #include <functional>
@@ -46,19 +47,19 @@ struct KernelContext {
   const KernelSpec& spec;         // names and attributes
   std::span<const TensorArg> in;  // of this act
   std::span<const TensorArg> out;
-  void* scratch = nullptr;        // as many bytes as the operator's table entry asked for, 64-byte aligned
-  int64_t step = 0;               // optimizer step, 0 for the first; keys random draws and schedules
-  int64_t time = 0;               // micro-batch of this act, in [0, times)
-  int64_t times = 1;              // micro-batches of a step
-  uint64_t seed = 0;              // the job's seed
+  void* scratch = nullptr;  // as many bytes as the operator's table entry asked for, 64-byte aligned
+  int64_t step = 0;         // optimizer step, 0 for the first; keys random draws and schedules
+  int64_t time = 0;         // micro-batch of this act, in [0, times)
+  int64_t times = 1;        // micro-batches of a step
+  uint64_t seed = 0;        // the job's seed
 };
 
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Runs on one thread of the runtime and may use ParallelFor inside. Must write every element of every output
-  // (an empty piece has none). Allocates nothing. A failure that data can cause (an index out of range) is
-  // returned, not thrown.
+  // Runs on one thread of the runtime and may use ParallelFor inside. Must write every element of every
+  // output (an empty piece has none). Allocates nothing. A failure that data can cause (an index out of
+  // range) is returned, not thrown.
   virtual Status Run(const KernelContext& context) = 0;
 };
 

@@ -1,4 +1,5 @@
-// A parallel loop over [0, n) on the pool the matmul library uses (OpenMP). Each runtime thread owns its own team.
+// A parallel loop over [0, n) on the pool the matmul library uses (OpenMP). Each runtime thread owns its own
+// team.
 #pragma once
 
 #include <cstdint>
@@ -6,22 +7,24 @@
 
 namespace oneflow_like {
 
-// Calls body(begin, end) on disjoint ranges that cover [0, n), each at least `grain` long but the last. Ranges are
-// a function of n, grain and the team size alone. Runs in the caller's thread when one range suffices.
-// The body must not throw. Nothing is allocated.
+// Calls body(begin, end) on disjoint ranges that cover [0, n), each at least `grain` long but the last.
+// Ranges are a function of n, grain and the team size alone. Runs in the caller's thread when one range
+// suffices. The body must not throw. Nothing is allocated.
 void ParallelForRanges(int64_t n, int64_t grain, void (*body)(void* closure, int64_t begin, int64_t end),
                        void* closure);
 
 template <typename F>
 void ParallelFor(int64_t n, int64_t grain, F&& f) {
   ParallelForRanges(
-      n, grain, [](void* c, int64_t b, int64_t e) { (*static_cast<std::remove_reference_t<F>*>(c))(b, e); }, &f);
+      n, grain, [](void* c, int64_t b, int64_t e) { (*static_cast<std::remove_reference_t<F>*>(c))(b, e); },
+      &f);
 }
 
 int ParallelThreads();                 // team size of the calling thread
 void SetParallelThreads(int threads);  // for the calling thread; >= 1
 
-// Flushes denormals to zero on the calling thread and its team: a denormal costs a hundred times a normal number.
+// Flushes denormals to zero on the calling thread and its team: a denormal costs a hundred times a normal
+// number.
 void FlushDenormals();
 
 }  // namespace oneflow_like

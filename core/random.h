@@ -1,6 +1,6 @@
 // Counter-based random numbers: Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-// SC'11). A draw is a pure function of (seed, key, step, index), so every mesh draws the same number for the same
-// element of a tensor. Usable from host and device code.
+// SC'11). A draw is a pure function of (seed, key, step, index), so every mesh draws the same number for the
+// same element of a tensor. Usable from host and device code.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ inline Philox4 Philox(uint64_t key, uint64_t counter_lo, uint64_t counter_hi) {
   return {{c0, c1, c2, c3}};
 }
 
-// The Philox key of one random operator: the job's seed mixed with the operator's own key (HashName of its path).
+// The Philox key of one random operator: the job's seed mixed with the operator's own key (HashName of its
+// path).
 inline uint64_t RandomKey(uint64_t seed, uint64_t op_key) {
   uint64_t x = seed * 0x9E3779B97F4A7C15ull ^ op_key;
   x ^= x >> 30;

@@ -1,10 +1,11 @@
-// The timed token game: transitions that take tokens from places, are busy for a while on their resources, and
-// give tokens. The compiler plays one step of it to find the order of acts and the number of slots; tests play it
-// against the runtime; with a clock it is the model of a schedule.
+// The timed token game: transitions that take tokens from places, are busy for a while on their resources,
+// and give tokens. The compiler plays one step of it to find the order of acts and the number of slots; tests
+// play it against the runtime; with a clock it is the model of a schedule.
 //
-// A place is an edge of the plan: a ring of `slots` slots between one writer and one reader. A writer takes an
-// empty slot at the start of the first act of its period and gives it full at the end of the last; a reader takes
-// a full slot at the start of the first act of its period and gives it back empty at the end of the last.
+// A place is an edge of the plan: a ring of `slots` slots between one writer and one reader. A writer takes
+// an empty slot at the start of the first act of its period and gives it full at the end of the last; a
+// reader takes a full slot at the start of the first act of its period and gives it back empty at the end of
+// the last.
 #pragma once
 
 #include <cstdint>
@@ -53,9 +54,9 @@ struct Play {
 // Lower fires first among those that are ready at one time. Ties break by act, then by transition.
 using Priority = std::function<double(int transition, int act)>;
 
-// Plays one step: every transition fires `acts` times. Throws Error naming the cycle (transitions that wait for
-// each other, and the place each waits on) when it cannot complete, or when the marking afterwards is not the one
-// at the start.
+// Plays one step: every transition fires `acts` times. Throws Error naming the cycle (transitions that wait
+// for each other, and the place each waits on) when it cannot complete, or when the marking afterwards is not
+// the one at the start.
 Play PlayStep(const TokenGame& game, const Priority& priority);
 
 // Whether the given order of one step is a run of the game: every firing finds its tokens. Returns the first

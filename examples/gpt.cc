@@ -31,9 +31,10 @@ DEFINE_int64(
     "Steps of linear rise of the learning rate, at most half of all; then a cosine falls to a tenth");
 DEFINE_double(clip, 1.0, "Largest global gradient norm; 0: no clipping");
 DEFINE_double(weight_decay, 0.1, "Weight decay of AdamW");
-DEFINE_string(dtype, "fp32",
-              "Type of matrix products, attention and activations: fp32, bf16 or fp16 (with dynamic loss scaling); "
-              "weights and optimizer stay fp32");
+DEFINE_string(
+    dtype, "fp32",
+    "Type of matrix products, attention and activations: fp32, bf16 or fp16 (with dynamic loss scaling); "
+    "weights and optimizer stay fp32");
 DEFINE_string(schedule, "1f1b", "Pipeline schedule: 1f1b or gpipe");
 DEFINE_string(
     text, "/usr/share/doc/jargon-text/jargon.txt.gz",

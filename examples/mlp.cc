@@ -20,7 +20,8 @@ DEFINE_int64(batch, 100, "Images of one step, over all devices");
 DEFINE_int64(hidden, 256, "Width of the two hidden layers");
 DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest; a cosine falls to 0 at the end");
 DEFINE_double(dropout, 0.1, "Probability of dropping, after each hidden layer");
-DEFINE_string(dtype, "fp32", "Type of matrix products and activations: fp32, bf16 or fp16; weights and optimizer stay fp32");
+DEFINE_string(dtype, "fp32",
+              "Type of matrix products and activations: fp32, bf16 or fp16; weights and optimizer stay fp32");
 DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "Folder of the four gzipped IDX files");
 DEFINE_string(log_json, "", "File that gets one JSON object per step: step, loss, images_per_s, step_ms");
 

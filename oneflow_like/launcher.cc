@@ -16,7 +16,8 @@ DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per 
 DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
 DEFINE_bool(dry_run, false, "compile without running and print what each rank would hold and send");
 DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the plans to");
-DEFINE_string(trace, "", "file that gets what every stream did when; open it with ui.perfetto.dev or chrome://tracing");
+DEFINE_string(trace, "",
+              "file that gets what every stream did when; open it with ui.perfetto.dev or chrome://tracing");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
 
 namespace oneflow_like {
@@ -45,7 +46,8 @@ Mesh Launcher::mesh(const std::vector<std::string>& axes, const std::string& oth
   }
   for (int a = 0; a < given.rank(); ++a)
     if (std::find(axes.begin(), axes.end(), given.axis_name(a)) == axes.end())
-      Fail("mesh ", given.str(), ": this program has no mesh axis '", given.axis_name(a), "'; its axes are ", known);
+      Fail("mesh ", given.str(), ": this program has no mesh axis '", given.axis_name(a), "'; its axes are ",
+           known);
   return Mesh(given.kind(), full);
 }
 

@@ -1,5 +1,5 @@
-// Launcher: what main() starts with. It owns the flags every program of this library has, and turns mistakes into
-// one sentence and a non-zero exit.
+// Launcher: what main() starts with. It owns the flags every program of this library has, and turns mistakes
+// into one sentence and a non-zero exit.
 #pragma once
 
 #include <functional>
@@ -15,11 +15,11 @@ namespace oneflow_like {
 // (gflags; the program may define its own).
 class Launcher {
  public:
-  // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program with a
-  // message and exit code 1.
+  // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
+  // with a message and exit code 1.
   Launcher(int* argc, char*** argv, const std::string& usage);
-  // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes the flag leaves out have
-  // extent 1, others are an Error.
+  // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes the flag leaves out
+  // have extent 1, others are an Error.
   Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise) const;
   ModelOptions model_options() const;
   bool dry_run() const;

@@ -14,7 +14,8 @@ namespace oneflow_like {
 ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     : options(options), catalog(BuiltinCatalog()), graph(mesh, this) {
   for (const OpDef& def : options.operators) {
-    if (catalog.Find(def.name)) Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
+    if (catalog.Find(def.name))
+      Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
     if (!def.reference) Fail("operator '", def.name, "' of ModelOptions::operators has no reference kernel");
     catalog.Add(def);
   }
@@ -57,8 +58,8 @@ std::string Who(const std::string& what, const std::string& name, const Here& at
   return Cat(what, " '", name, "' at ", SourceLine(at).str());
 }
 
-FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape, const Annotation& annotation,
-                         const std::vector<int>& stage) {
+FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
+                         const Annotation& annotation, const std::vector<int>& stage) {
   FixedSbp fixed;
   for (const auto& [name, sbp] : annotation) {
     int axis = mesh.AxisOrFail(name, who);
@@ -71,8 +72,8 @@ FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& s
       Fail(who, ": ", name, ":", sbp.str(), " cuts axis ", sbp.axis, " but the shape is ", shape.str());
     for (const auto& [other, earlier] : fixed)
       if (sbp.is_split() && earlier.is_split() && earlier.axis == sbp.axis)
-        Fail(who, ": tensor axis ", sbp.axis, " is cut twice, by mesh axes ", mesh.axis_name(other - 1), " and ",
-             name, "; cut another axis, or merge the mesh axes");
+        Fail(who, ": tensor axis ", sbp.axis, " is cut twice, by mesh axes ", mesh.axis_name(other - 1),
+             " and ", name, "; cut another axis, or merge the mesh axes");
     fixed[1 + axis] = sbp;
   }
   return fixed;
@@ -189,8 +190,8 @@ Scope Scope::Stage(const std::string& axis, int index, Here at) const {
   return s;
 }
 
-Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init, const Annotation& sbp,
-                     Here at) const {
+Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init,
+                     const Annotation& sbp, Here at) const {
   std::string full = path_.empty() ? name : path_ + "/" + name;
   std::string who = Who("weight", full, at);
   if (!impl_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
@@ -236,8 +237,8 @@ Scope Model::scope() const {
   return s;
 }
 
-Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
-                    Here at) {
+Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
+                    int batch_axis, Here at) {
   std::string who = Who("input", name, at);
   CheckName(who, name);
   RequireExtents(who, shape);
@@ -283,7 +284,8 @@ void Model::Write(const std::string& variable, const HostTensor& value) {
         if (v.dtype != value.dtype || v.global != value.shape)
           Fail("variable '", variable, "' is ", Name(v.dtype), v.global.str(), " but the value written is ",
                Name(value.dtype), value.shape.str());
-        if (!value.data && value.bytes() > 0) Fail("the value written to variable '", variable, "' holds no data");
+        if (!value.data && value.bytes() > 0)
+          Fail("the value written to variable '", variable, "' holds no data");
         found = true;
         Piece from{value.data.get(), Box::Whole(v.global)};
         Piece to{impl_->store->Variable(rank, variable), v.box};

@@ -1,5 +1,5 @@
-// Model: a graph under construction over one mesh, and the variables that its sessions share. Scope: where in the
-// model a weight stands (its path) and on which pipeline stage.
+// Model: a graph under construction over one mesh, and the variables that its sessions share. Scope: where in
+// the model a weight stands (its path) and on which pipeline stage.
 #pragma once
 
 #include <functional>
@@ -18,22 +18,32 @@ namespace oneflow_like {
 
 struct ModelImpl;
 
-// Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be named
-// once, and a tensor axis cut once: {{"dp", S(0)}, {"tp", S(1)}}.
+// Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be
+// named once, and a tensor axis cut once: {{"dp", S(0)}, {"tp", S(1)}}.
 using Annotation = std::vector<std::pair<std::string, Sbp>>;
 
-// How a weight starts: an initialiser operator and its numbers. fan_in and fan_out are taken as the first and last
-// extents of the shape (all but the last axis multiplied for fan_in).
+// How a weight starts: an initialiser operator and its numbers. fan_in and fan_out are taken as the first and
+// last extents of the shape (all but the last axis multiplied for fan_in).
 struct Initializer {
-  enum class Kind { kFull, kUniform, kNormal, kTruncatedNormal, kXavierUniform, kXavierNormal, kKaimingUniform,
-                    kKaimingNormal } kind;
+  enum class Kind {
+    kFull,
+    kUniform,
+    kNormal,
+    kTruncatedNormal,
+    kXavierUniform,
+    kXavierNormal,
+    kKaimingUniform,
+    kKaimingNormal
+  } kind;
   double a = 0, b = 0;
 };
 inline Initializer Zeros() { return {Initializer::Kind::kFull, 0, 0}; }
 inline Initializer Ones() { return {Initializer::Kind::kFull, 1, 0}; }
 inline Initializer Full(double value) { return {Initializer::Kind::kFull, value, 0}; }
 inline Initializer Uniform(double low, double high) { return {Initializer::Kind::kUniform, low, high}; }
-inline Initializer Normal(double stddev, double mean = 0) { return {Initializer::Kind::kNormal, mean, stddev}; }
+inline Initializer Normal(double stddev, double mean = 0) {
+  return {Initializer::Kind::kNormal, mean, stddev};
+}
 inline Initializer TruncatedNormal(double stddev, double mean = 0) {
   return {Initializer::Kind::kTruncatedNormal, mean, stddev};
 }
@@ -48,13 +58,13 @@ inline Initializer KaimingNormal() { return {Initializer::Kind::kKaimingNormal, 
 class Scope {
  public:
   Scope operator/(const std::string& name) const;
-  // Weights made here, and what is computed from them, live on coordinate `index` of mesh axis `axis`. Throws Error
-  // for an unknown axis or an index outside it.
+  // Weights made here, and what is computed from them, live on coordinate `index` of mesh axis `axis`. Throws
+  // Error for an unknown axis or an index outside it.
   Scope Stage(const std::string& axis, int index, OFL_HERE) const;
-  // A trainable variable named <path>/<name>. Asked for again by the same name and shape, it is the same variable
-  // (shared between training and evaluation graphs); by another shape, an Error.
-  Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init, const Annotation& sbp = {},
-                OFL_HERE) const;
+  // A trainable variable named <path>/<name>. Asked for again by the same name and shape, it is the same
+  // variable (shared between training and evaluation graphs); by another shape, an Error.
+  Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
+                const Annotation& sbp = {}, OFL_HERE) const;
   const std::string& path() const { return path_; }
   const Mesh& mesh() const;
 
@@ -70,10 +80,11 @@ struct ModelOptions {
   int threads = 0;         // runtime threads; 0: as many as cores, at most one per stream
   int kernel_threads = 0;  // threads that one kernel may use; 0: an equal share of the cores
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
-  std::string trace_file;  // every session adds what its streams did when, once it closes (ui.perfetto.dev opens it)
+  std::string
+      trace_file;  // every session adds what its streams did when, once it closes (ui.perfetto.dev opens it)
   int64_t memory_budget = 0;  // bytes per device; a plan above is refused; 0: none
-  // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their reference
-  // kernels run wherever `kernels` registers no faster one.
+  // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
+  // reference kernels run wherever `kernels` registers no faster one.
   std::vector<OpDef> operators;
   std::function<void(KernelRegistry*)> kernels;
 };
@@ -86,12 +97,12 @@ class Model {
 
   const Mesh& mesh() const;
   Scope scope() const;  // the root
-  // What a step is fed: the whole batch, all micro-batches of it. Micro-batches cut axis `batch_axis`; -1: every
-  // micro-batch sees all of it.
+  // What a step is fed: the whole batch, all micro-batches of it. Micro-batches cut axis `batch_axis`; -1:
+  // every micro-batch sees all of it.
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
                int batch_axis = 0, OFL_HERE);
-  // A whole variable, assembled from the ranks (weights, and optimizer state as "adam_m/<weight>"). Waits for steps
-  // in flight. Throws Error when no session has made it yet.
+  // A whole variable, assembled from the ranks (weights, and optimizer state as "adam_m/<weight>"). Waits for
+  // steps in flight. Throws Error when no session has made it yet.
   HostTensor Read(const std::string& variable) const;
   // Replaces it; throws Error for another shape or type.
   void Write(const std::string& variable, const HostTensor& value);

@@ -1,5 +1,5 @@
-// What a Model holds: its graph, its variables, and, once a session has run, the memory and threads of the ranks
-// hosted by this process.
+// What a Model holds: its graph, its variables, and, once a session has run, the memory and threads of the
+// ranks hosted by this process.
 #pragma once
 
 #include <map>
@@ -36,7 +36,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   KernelRegistry registry;
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<TraceFile> trace;  // when asked for
+  std::unique_ptr<TraceFile> trace;              // when asked for
   std::map<const void*, StepHandle> last_steps;  // by session
 };
 
@@ -45,7 +45,7 @@ ModelImpl* ModelOf(const Tensor& tensor, const std::string& who);
 // "Weight h0/up at gpt.cc:12"
 std::string Who(const std::string& what, const std::string& name, const Here& at);
 // Checks an annotation against the mesh and the shape; entry -> Sbp.
-FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape, const Annotation& annotation,
-                         const std::vector<int>& stage);
+FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
+                         const Annotation& annotation, const std::vector<int>& stage);
 
 }  // namespace oneflow_like

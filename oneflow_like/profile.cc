@@ -39,7 +39,8 @@ std::vector<Row> Rows(const StepProfile& profile) {
   return rows;
 }
 
-// Shares in tenths of a percent that add up to 1000: what rounding down leaves goes to the largest remainders.
+// Shares in tenths of a percent that add up to 1000: what rounding down leaves goes to the largest
+// remainders.
 std::vector<int> Shares(const std::vector<Row>& rows) {
   double total = 0;
   for (const Row& row : rows) total += row.seconds;
@@ -85,9 +86,9 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
   double total = 0;
   for (const Row& row : rows) total += row.seconds;
   char line[200];
-  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld, over %d thread%s\n", session.c_str(),
-                1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps), profile.threads,
-                profile.threads == 1 ? "" : "s");
+  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld, over %d thread%s\n",
+                session.c_str(), 1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps),
+                profile.threads, profile.threads == 1 ? "" : "s");
   std::string text = line;
   for (size_t i = 0; i < rows.size(); ++i) {
     std::snprintf(line, sizeof line, "  %-*.*s %10.3f ms %5d.%d %%\n", 16, 16, rows[i].what.c_str(),

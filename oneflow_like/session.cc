@@ -1,12 +1,12 @@
 #include "oneflow_like/session.h"
 
+#include <glog/logging.h>
+#include <google/protobuf/text_format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-
-#include <glog/logging.h>
-#include <google/protobuf/text_format.h>
 
 #include "oneflow_like/session_impl.h"
 #include "ops/schedule.h"
@@ -38,12 +38,21 @@ Optimizer::Optimizer(const Sgd& o)
     : op("sgd"), numbers{{"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}} {}
 Optimizer::Optimizer(const Adam& o)
     : op("adam"),
-      numbers{{"lr", o.lr}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}} {}
+      numbers{{"lr", o.lr},
+              {"beta1", o.beta1},
+              {"beta2", o.beta2},
+              {"eps", o.eps},
+              {"weight_decay", o.weight_decay}} {}
 Optimizer::Optimizer(const AdamW& o)
     : op("adamw"),
-      numbers{{"lr", o.lr}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"eps", o.eps}, {"weight_decay", o.weight_decay}} {}
+      numbers{{"lr", o.lr},
+              {"beta1", o.beta1},
+              {"beta2", o.beta2},
+              {"eps", o.eps},
+              {"weight_decay", o.weight_decay}} {}
 
-// --- StepResult ------------------------------------------------------------------------------------------------------
+// --- StepResult
+// ------------------------------------------------------------------------------------------------------
 
 struct StepResult::State {
   StepHandle handle;
@@ -78,7 +87,8 @@ float StepResult::Scalar(const std::string& output) const {
 
 int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
 
-// --- Session ---------------------------------------------------------------------------------------------------------
+// --- Session
+// ---------------------------------------------------------------------------------------------------------
 
 Session::Impl::~Impl() {
   try {
@@ -113,7 +123,8 @@ void Session::Impl::Load() {
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
   if (model->trace) o.trace_records = kTraceRecords;
-  runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(), model->executor.get(), o);
+  runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(),
+                                      model->executor.get(), o);
 }
 
 void Session::Impl::DumpPlan(const plan::Plan& plan) const {
@@ -146,7 +157,8 @@ void Session::Close() {
 
 int64_t Session::next_step() const { return impl_ && impl_->runtime ? impl_->runtime->next_step() : 0; }
 
-// --- Train, Evaluate ---------------------------------------------------------------------------------------------------
+// --- Train, Evaluate
+// ---------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -165,17 +177,19 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
 }
 
 void CheckOptions(const Graph& graph, const std::string& who, const SessionOptions& options) {
-  if (options.micro_batches < 1) Fail(who, ": micro_batches is ", options.micro_batches, ", must be at least 1");
-  if (options.steps_in_flight < 1) Fail(who, ": steps_in_flight is ", options.steps_in_flight, ", must be at least 1");
-  if (!IsFloating(options.dtype))
-    Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
+  if (options.micro_batches < 1)
+    Fail(who, ": micro_batches is ", options.micro_batches, ", must be at least 1");
+  if (options.steps_in_flight < 1)
+    Fail(who, ": steps_in_flight is ", options.steps_in_flight, ", must be at least 1");
+  if (!IsFloating(options.dtype)) Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
     auto batch = node.fixed.find(0);
     if (node.op != "input" || batch == node.fixed.end()) continue;
     int64_t extent = graph.value(node.out[0]).shape[batch->second.axis];
     if (options.micro_batches > std::max<int64_t>(1, extent))
-      Fail(who, ": micro_batches is ", options.micro_batches, " but input '", node.name, "' has a batch of ", extent);
+      Fail(who, ": micro_batches is ", options.micro_batches, " but input '", node.name, "' has a batch of ",
+           extent);
   }
 }
 
@@ -206,7 +220,8 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
 
 // `who` is the user's Train or Evaluate: what cannot be compiled is reported with both lines, the call's and
 // the node's.
-Compiled CompileFor(const std::string& who, const ModelImpl& model, Graph graph, const SessionOptions& options) {
+Compiled CompileFor(const std::string& who, const ModelImpl& model, Graph graph,
+                    const SessionOptions& options) {
   try {
     return Compile(std::move(graph), ToCompileOptions(model, options), Dumper(model, options.name));
   } catch (const Error& error) {
@@ -227,17 +242,20 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   if (model->options.memory_budget > 0)
     for (const RankSummary& s : session.Summaries())
       if (s.peak_bytes > model->options.memory_budget)
-        Fail(who, ": session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank, " but the budget is ",
-             model->options.memory_budget, "; its largest consumers:\n", session.SummaryText());
+        Fail(who, ": session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank,
+             " but the budget is ", model->options.memory_budget, "; its largest consumers:\n",
+             session.SummaryText());
   return session;
 }
 
 // Numbers of the optimizer and its schedule, before they become the attributes of every update.
 void CheckRule(const std::string& who, const UpdateRule& rule) {
   size_t operands = rule.op == "sgd" ? 3 : 4;
-  OpCall call{rule.op, who, std::vector<Dims>(operands), std::vector<DType>(operands, DType::kFloat32), &rule.attrs};
+  OpCall call{rule.op, who, std::vector<Dims>(operands), std::vector<DType>(operands, DType::kFloat32),
+              &rule.attrs};
   Infer(BuiltinCatalog().Get(rule.op), call);
-  if (!(rule.clip_norm >= 0)) Fail(who, ": clip_norm is ", rule.clip_norm, ", must be 0 (no clipping) or more");
+  if (!(rule.clip_norm >= 0))
+    Fail(who, ": clip_norm is ", rule.clip_norm, ", must be 0 (no clipping) or more");
 }
 
 void AddOutputs(const ModelImpl* model, const std::string& who, const std::map<std::string, Tensor>& outputs,
@@ -277,8 +295,7 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
       used.push_back(weights[i]);
       gradients.push_back(all[i]);
     }
-  if (used.empty())
-    Fail(who, ": the loss '", loss.name(), "' depends on no weight of the model");
+  if (used.empty()) Fail(who, ": the loss '", loss.name(), "' depends on no weight of the model");
   int first_update = graph.num_nodes(), grad_norm = -1;
   AddUpdates(&graph, used, gradients, rule, &grad_norm, loss_scale);
   for (int n = first_update; n < graph.num_nodes(); ++n)
@@ -287,7 +304,8 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   if (grad_norm >= 0) fetched["grad_norm"] = grad_norm;
   AddOutputs(model, who, options.outputs, &fetched);
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
-  return Finish(who, model, std::move(graph), options, fetched, roots, options.check_finite && scalar ? "loss" : "");
+  return Finish(who, model, std::move(graph), options, fetched, roots,
+                options.check_finite && scalar ? "loss" : "");
 }
 
 Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& user_options, Here at) {

@@ -1,5 +1,5 @@
-// Session: a compiled and loaded graph of a model. Train makes one that also updates the weights; Evaluate one that
-// only computes. Sessions of one model share its variables and run one after another.
+// Session: a compiled and loaded graph of a model. Train makes one that also updates the weights; Evaluate
+// one that only computes. Sessions of one model share its variables and run one after another.
 #pragma once
 
 #include <map>
@@ -14,10 +14,11 @@ namespace oneflow_like {
 // How the learning rate follows the step (0-based): lr(step) = base * factor(step).
 struct Schedule {
   enum class Kind { kConstant, kLinearWarmup, kCosine, kStep } kind = Kind::kConstant;
-  int64_t warmup = 0;    // steps of linear rise to the base rate: factor (step + 1) / warmup; any kind but constant
-  int64_t total = 0;     // cosine: steps until the end of the fall
-  double final = 0;      // cosine: factor at the end
-  int64_t every = 0;     // step: multiply by gamma every so many steps
+  int64_t warmup =
+      0;  // steps of linear rise to the base rate: factor (step + 1) / warmup; any kind but constant
+  int64_t total = 0;  // cosine: steps until the end of the fall
+  double final = 0;   // cosine: factor at the end
+  int64_t every = 0;  // step: multiply by gamma every so many steps
   double gamma = 0.1;
 };
 double LearningRateFactor(const Schedule& schedule, int64_t step);
@@ -35,35 +36,35 @@ struct AdamW {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
 };
 struct Optimizer {
-  std::string op;                        // the update operator: "sgd", "adam", "adamw"
+  std::string op;  // the update operator: "sgd", "adam", "adamw"
   std::map<std::string, double> numbers;
-  Optimizer(const Sgd& o);               // NOLINT: implicit on purpose
-  Optimizer(const Adam& o);              // NOLINT
-  Optimizer(const AdamW& o);             // NOLINT
+  Optimizer(const Sgd& o);    // NOLINT: implicit on purpose
+  Optimizer(const Adam& o);   // NOLINT
+  Optimizer(const AdamW& o);  // NOLINT
 };
 
 enum class PipelineSchedule { kGPipe, k1F1B };
 
 struct SessionOptions {
-  std::string name;                // in dumps and messages; default "train" or "eval"
+  std::string name;  // in dumps and messages; default "train" or "eval"
   int micro_batches = 1;
   int steps_in_flight = 2;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients, optimizer
-  // state, reductions and losses stay fp32. With fp16 the loss is scaled by variable "loss_scale": steps whose gradients
-  // overflow change nothing but that.
+  // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients,
+  // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable "loss_scale":
+  // steps whose gradients overflow change nothing but that.
   DType dtype = DType::kFloat32;
-  std::string zero_axis;           // a mesh axis that also cuts weights and optimizer state not cut otherwise (ZeRO)
+  std::string zero_axis;  // a mesh axis that also cuts weights and optimizer state not cut otherwise (ZeRO)
 };
 struct TrainOptions : SessionOptions {
-  double clip_norm = 0;            // global gradient norm; 0: no clipping. The norm is output "grad_norm"
+  double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
   Schedule lr_schedule;
   std::map<std::string, Tensor> outputs;  // besides "loss"
-  bool check_finite = true;        // Run's result throws, naming the step, when the loss is NaN or infinite
+  bool check_finite = true;  // Run's result throws, naming the step, when the loss is NaN or infinite
 };
 
-// What a step gave. Copyable. Reading waits for the step; throws Error with the first failure of the step (operator
-// and the user's line), or for a name the session does not give.
+// What a step gave. Copyable. Reading waits for the step; throws Error with the first failure of the step
+// (operator and the user's line), or for a name the session does not give.
 class StepResult {
  public:
   float Scalar(const std::string& output) const;
@@ -80,15 +81,15 @@ class StepResult {
 // What --dry_run prints of one rank.
 struct RankSummary {
   int rank = 0;
-  std::vector<int> ranks;          // all that are alike, this one included; of a mesh of over 64 devices, those of
-                                   // its stage, of which this one holds most
-  std::string stage;               // "pp=1", empty without stages
+  std::vector<int> ranks;  // all that are alike, this one included; of a mesh of over 64 devices, those of
+                           // its stage, of which this one holds most
+  std::string stage;       // "pp=1", empty without stages
   int64_t persistent_bytes = 0, transient_bytes = 0, peak_bytes = 0;
-  int64_t lower_bound_bytes = 0;   // largest sum of bytes live at once
+  int64_t lower_bound_bytes = 0;                           // largest sum of bytes live at once
   std::vector<std::pair<std::string, int64_t>> consumers;  // ten largest, with where they come from
   int actors = 0, registers = 0, collectives = 0;
-  double bytes_sent = 0;           // per step
-  double flops = 0;                // per step
+  double bytes_sent = 0;  // per step
+  double flops = 0;       // per step
 };
 
 class Session {
@@ -101,14 +102,16 @@ class Session {
   StepResult Run(const Feeds& feeds);
   // Ends steps in flight and adds the session to ModelOptions::trace_file; may be called at any moment.
   void Close();
-  // Compiled but never loaded: what each rank would hold and send. Ranks alike are given once, the first for all.
+  // Compiled but never loaded: what each rank would hold and send. Ranks alike are given once, the first for
+  // all.
   std::vector<RankSummary> Summaries() const;
   std::string SummaryText() const;
   int64_t next_step() const;
-  // Where the time of all steps since the last call of either (or the first step) went; waits for steps in flight.
+  // Where the time of all steps since the last call of either (or the first step) went; waits for steps in
+  // flight.
   StepProfile TakeProfile();
-  // The same on one screen, per step: matmul, attention, other kernels, boxing, waiting, runtime; then the ten hottest
-  // kernels with the user's lines.
+  // The same on one screen, per step: matmul, attention, other kernels, boxing, waiting, runtime; then the
+  // ten hottest kernels with the user's lines.
   std::string ProfileText();
 
   struct Impl;
@@ -119,8 +122,8 @@ class Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// Compiles training of all weights that `loss` (one element) depends on. Loading (memory, threads) waits for the
-// first Run, so a session of a mesh larger than the machine can be compiled and summarised. Throws Error.
+// Compiles training of all weights that `loss` (one element) depends on. Loading (memory, threads) waits for
+// the first Run, so a session of a mesh larger than the machine can be compiled and summarised. Throws Error.
 Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& options = {}, OFL_HERE);
 Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options = {}, OFL_HERE);
 

@@ -37,8 +37,8 @@ RankSummary Summarise(const Compiled& compiled, int rank) {
   }
   for (const plan::Buffer& b : plan.buffer())
     if (b.space() == plan::TRANSIENT)
-      consumers.push_back({Cat("register ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
-                               source[b.id()], ")"),
+      consumers.push_back({Cat("register ", b.name(), " (", b.slots(),
+                               b.slots() == 1 ? " slot, " : " slots, ", source[b.id()], ")"),
                            b.slot_bytes() * b.slots()});
   std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.second > b.second; });
   if (consumers.size() > 10) consumers.resize(10);
@@ -108,7 +108,8 @@ std::vector<RankSummary> Session::Summaries() const {
     }
     RankSummary s = Summarise(compiled, rank);
     s.stage = stage;
-    auto same = std::find_if(all.begin(), all.end(), [&](const RankSummary& other) { return Alike(s, other); });
+    auto same =
+        std::find_if(all.begin(), all.end(), [&](const RankSummary& other) { return Alike(s, other); });
     if (same == all.end() || world > kManyRanks)
       all.push_back(std::move(s));
     else
@@ -119,8 +120,9 @@ std::vector<RankSummary> Session::Summaries() const {
 
 std::string Session::SummaryText() const {
   const Compiled& compiled = impl_->compiled;
-  std::string text = Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", ",
-                         compiled.graph.times(), " micro-batch", compiled.graph.times() == 1 ? "" : "es", " a step\n");
+  std::string text =
+      Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", ",
+          compiled.graph.times(), " micro-batch", compiled.graph.times() == 1 ? "" : "es", " a step\n");
   double seconds = 0;
   for (const auto& [pass, s] : compiled.pass_seconds) seconds += s;
   char line[96];
@@ -128,12 +130,14 @@ std::string Session::SummaryText() const {
            static_cast<unsigned long long>(compiled.logical.hash));
   text += line;
   for (const RankSummary& s : Summaries()) {
-    text += Cat("\nrank", s.ranks.size() == 1 ? " " : "s ", Ranges(s.ranks), s.stage.empty() ? "" : " (" + s.stage + ")",
+    text += Cat("\nrank", s.ranks.size() == 1 ? " " : "s ", Ranges(s.ranks),
+                s.stage.empty() ? "" : " (" + s.stage + ")",
                 s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
     text += Cat("  peak memory   ", Bytes(s.peak_bytes), " = ", Bytes(s.persistent_bytes), " variables + ",
-                Bytes(s.transient_bytes), " registers and scratch (lower bound ", Bytes(s.lower_bound_bytes), ")\n");
-    text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives, ", sent ",
-                Bytes(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
+                Bytes(s.transient_bytes), " registers and scratch (lower bound ", Bytes(s.lower_bound_bytes),
+                ")\n");
+    text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives,
+                ", sent ", Bytes(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
     text += "  largest consumers\n";
     for (const auto& [what, bytes] : s.consumers) {
       snprintf(line, sizeof(line), "    %12s  ", Bytes(bytes).c_str());

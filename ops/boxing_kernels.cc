@@ -1,5 +1,5 @@
-// The kernels of local boxing: what a rank does alone when the layout of a value changes. They are the same on every
-// host; their names are those of the compiler's nodes.
+// The kernels of local boxing: what a rank does alone when the layout of a value changes. They are the same
+// on every host; their names are those of the compiler's nodes.
 #include "core/copy_box.h"
 #include "ops/manifest.h"
 #include "ops/op.h"

@@ -422,15 +422,17 @@ void AddWhereAndCast(Catalog* catalog) {
   catalog->Add(std::move(convert));
 }
 
-// Functions whose slope grows without bound: an error of their operand or result in a narrow type would grow too.
+// Functions whose slope grows without bound: an error of their operand or result in a narrow type would grow
+// too.
 OpDef Wide(OpDef def) {
   def.precision = Precision::kWide;
   return def;
 }
 
 void AddFunctions(Catalog* catalog) {
-  catalog->Add(Wide(UnaryOp("exp", "e to the power x.", Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
-                            [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); })));
+  catalog->Add(
+      Wide(UnaryOp("exp", "e to the power x.", Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
+                   [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); })));
   catalog->Add(Wide(UnaryOp(
       "log", "The natural logarithm.", Unary<[](auto x, const Attrs&) { return std::log(x); }>,
       [](Tensor dy, Tensor x, Tensor) { return div(dy, x); }, 0.5, 2)));

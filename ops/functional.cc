@@ -210,13 +210,16 @@ Tensor one_hot(Tensor ids, int64_t classes, Here at) {
 
 Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype, Here at) {
   return Source(graph, "full",
-                {{"shape", Wanted("full", shape, at)}, {"value", value}, {"dtype", std::string(Name(dtype))}}, at);
+                {{"shape", Wanted("full", shape, at)}, {"value", value}, {"dtype", std::string(Name(dtype))}},
+                at);
 }
 Tensor uniform(GraphBuilder* graph, const Dims& shape, double low, double high, Here at) {
-  return Source(graph, "uniform", {{"shape", Wanted("uniform", shape, at)}, {"low", low}, {"high", high}}, at);
+  return Source(graph, "uniform", {{"shape", Wanted("uniform", shape, at)}, {"low", low}, {"high", high}},
+                at);
 }
 Tensor normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
-  return Source(graph, "normal", {{"shape", Wanted("normal", shape, at)}, {"mean", mean}, {"stddev", stddev}}, at);
+  return Source(graph, "normal", {{"shape", Wanted("normal", shape, at)}, {"mean", mean}, {"stddev", stddev}},
+                at);
 }
 Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
   return Source(graph, "truncated_normal",

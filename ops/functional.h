@@ -1,6 +1,6 @@
 // The operators as functions on Tensors: what users write models with, and gradients too. Shapes are global.
-// Every function throws Error, naming itself, the axis, both numbers and the caller's line, when operands do not fit.
-// Axes may be given negative, counting from the last.
+// Every function throws Error, naming itself, the axis, both numbers and the caller's line, when operands do
+// not fit. Axes may be given negative, counting from the last.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,15 @@ namespace oneflow_like {
 using Here = std::source_location;
 #define OFL_HERE Here at = Here::current()
 
-// --- Products -----------------------------------------------------------------------------------------------------
-// a[.. m k] b[.. k n] -> [.. m n]; leading axes broadcast.
+// --- Products
+// ----------------------------------------------------------------------------------------------------- a[..
+// m k] b[.. k n] -> [.. m n]; leading axes broadcast.
 Tensor matmul(Tensor a, Tensor b, OFL_HERE);
 // Two operands, single-letter labels, e.g. "bsw,whd->bshd". Labels absent from the output are summed.
 Tensor einsum(const std::string& equation, Tensor a, Tensor b, OFL_HERE);
 
-// --- Elementwise, operands broadcast against each other from the last axis ------------------------------------------
+// --- Elementwise, operands broadcast against each other from the last axis
+// ------------------------------------------
 Tensor add(Tensor a, Tensor b, OFL_HERE);
 Tensor sub(Tensor a, Tensor b, OFL_HERE);
 Tensor mul(Tensor a, Tensor b, OFL_HERE);
@@ -31,8 +33,8 @@ Tensor minimum(Tensor a, Tensor b, OFL_HERE);
 Tensor pow(Tensor a, Tensor b, OFL_HERE);
 // The sum of any number of tensors of one shape.
 Tensor add_n(const std::vector<Tensor>& terms, OFL_HERE);
-Tensor scale(Tensor x, double factor, OFL_HERE);       // x * factor; carries partial sums
-Tensor shift(Tensor x, double offset, OFL_HERE);       // x + offset
+Tensor scale(Tensor x, double factor, OFL_HERE);  // x * factor; carries partial sums
+Tensor shift(Tensor x, double offset, OFL_HERE);  // x + offset
 Tensor neg(Tensor x, OFL_HERE);
 // Comparisons give bool; a gradient does not pass.
 Tensor equal(Tensor a, Tensor b, OFL_HERE);
@@ -53,22 +55,25 @@ Tensor tanh(Tensor x, OFL_HERE);
 Tensor erf(Tensor x, OFL_HERE);
 Tensor sigmoid(Tensor x, OFL_HERE);
 Tensor relu(Tensor x, OFL_HERE);
-Tensor gelu(Tensor x, OFL_HERE);          // tanh approximation (Hendrycks and Gimpel 2016)
-Tensor gelu_erf(Tensor x, OFL_HERE);      // exact
+Tensor gelu(Tensor x, OFL_HERE);      // tanh approximation (Hendrycks and Gimpel 2016)
+Tensor gelu_erf(Tensor x, OFL_HERE);  // exact
 Tensor silu(Tensor x, OFL_HERE);
 Tensor cast(Tensor x, DType dtype, OFL_HERE);
 
-// --- Reductions. `axes` empty: all of them. keep: reduced axes stay with extent 1 -----------------------------------
+// --- Reductions. `axes` empty: all of them. keep: reduced axes stay with extent 1
+// -----------------------------------
 Tensor sum(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor mean(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);  // by global extents
-Tensor max(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);   // gradient shared among ties
+Tensor max(Tensor x, std::vector<int64_t> axes = {}, bool keep = false,
+           OFL_HERE);  // gradient shared among ties
 Tensor min(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor argmax(Tensor x, int64_t axis = -1, OFL_HERE);  // i64; the first of equals
 // Inverse of broadcasting: sums x down to `shape` (axes of extent 1 and missing leading axes are summed).
 Tensor sum_to(Tensor x, const Dims& shape, OFL_HERE);
 Tensor broadcast_to(Tensor x, const Dims& shape, OFL_HERE);
 
-// --- Shape ----------------------------------------------------------------------------------------------------------
+// --- Shape
+// ----------------------------------------------------------------------------------------------------------
 // One extent may be -1.
 Tensor reshape(Tensor x, const Dims& shape, OFL_HERE);
 Tensor transpose(Tensor x, std::vector<int64_t> order, OFL_HERE);
@@ -83,40 +88,46 @@ Tensor gather(Tensor table, Tensor ids, OFL_HERE);
 Tensor pick(Tensor x, Tensor ids, OFL_HERE);
 Tensor one_hot(Tensor ids, int64_t classes, OFL_HERE);  // f32, a new last axis
 
-// --- Constants and random tensors ----------------------------------------------------------------------------------
+// --- Constants and random tensors
+// ----------------------------------------------------------------------------------
 Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype = DType::kFloat32, OFL_HERE);
 Tensor uniform(GraphBuilder* graph, const Dims& shape, double low, double high, OFL_HERE);
 Tensor normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, OFL_HERE);
 // Redrawn, by inverse CDF, inside two standard deviations.
 Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, OFL_HERE);
 
-// --- Neural networks -------------------------------------------------------------------------------------------------
-Tensor softmax(Tensor x, OFL_HERE);      // over the last axis
+// --- Neural networks
+// -------------------------------------------------------------------------------------------------
+Tensor softmax(Tensor x, OFL_HERE);  // over the last axis
 Tensor log_softmax(Tensor x, OFL_HERE);
-// logits[.. c], target[..] (i32 or i64 class, negative: ignored, loss 0) -> loss[..]. The class axis may be cut.
+// logits[.. c], target[..] (i32 or i64 class, negative: ignored, loss 0) -> loss[..]. The class axis may be
+// cut.
 Tensor cross_entropy(Tensor logits, Tensor target, OFL_HERE);
 // Over the last axis; gamma and beta have its extent.
 Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps = 1e-5, OFL_HERE);
 Tensor rms_norm(Tensor x, Tensor gamma, double eps = 1e-5, OFL_HERE);
-// table[v d], ids[..] -> [.. d]; ids i32 or i64 in [0, v), else the step fails naming the id. Cut by rows or columns.
+// table[v d], ids[..] -> [.. d]; ids i32 or i64 in [0, v), else the step fails naming the id. Cut by rows or
+// columns.
 Tensor embedding(Tensor table, Tensor ids, OFL_HERE);
-// q[b s h d], k[b t h d], v[b t h d] -> [b s h d]: softmax(q k^T / sqrt(d)) v per head; causal: key t > query s is
-// masked (global positions, s and t aligned at the end); dropout on the probabilities. Never stores the scores.
+// q[b s h d], k[b t h d], v[b t h d] -> [b s h d]: softmax(q k^T / sqrt(d)) v per head; causal: key t > query
+// s is masked (global positions, s and t aligned at the end); dropout on the probabilities. Never stores the
+// scores.
 struct AttentionOptions {
   bool causal = true;
   double dropout = 0;  // probability of dropping
   double scale = 0;    // 0: 1 / sqrt(d)
 };
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options = {}, OFL_HERE);
-// Zeroes with probability p and divides the rest by 1 - p. The mask is a function of seed, name, step and global
-// position: the same on every mesh and for every number of micro-batches. p = 0 is the identity.
+// Zeroes with probability p and divides the rest by 1 - p. The mask is a function of seed, name, step and
+// global position: the same on every mesh and for every number of micro-batches. p = 0 is the identity.
 Tensor dropout(Tensor x, double p, OFL_HERE);
 
 // A node by name, for operators without a function of their own (gradients, operators of the user's).
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,
                           const Attrs& attrs = {}, OFL_HERE);
 
-// An operand that remembers where it was written: a binary operator cannot take a default argument of its own.
+// An operand that remembers where it was written: a binary operator cannot take a default argument of its
+// own.
 struct Located {
   Tensor tensor;
   Here at;

@@ -123,7 +123,8 @@ void Check(const OpCall& call) {
   RequireAttr(call, "outputs");
   for (size_t i = 0; i < call.dtypes.size(); ++i) {
     if (!FloatOrBool(call.dtypes[i])) {
-      Fail(call.who, ": operand ", i + 1, " is ", Name(call.dtypes[i]), " but must be of a floating type or bool");
+      Fail(call.who, ": operand ", i + 1, " is ", Name(call.dtypes[i]),
+           " but must be of a floating type or bool");
     }
   }
   int64_t values = static_cast<int64_t>(call.shapes.size() + StepsOf(call).size());

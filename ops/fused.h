@@ -3,8 +3,9 @@
 //
 //   program="add 0 1;gelu 2;dropout 3 key=17 p=0.1" outputs=[4]
 //
-// Inputs are values 0 .. n-1, step j defines value n + j. Inputs and outputs are floating or bool; inputs have the
-// shape of the outputs or broadcast to it. The compiler makes such nodes after signatures are chosen.
+// Inputs are values 0 .. n-1, step j defines value n + j. Inputs and outputs are floating or bool; inputs
+// have the shape of the outputs or broadcast to it. The compiler makes such nodes after signatures are
+// chosen.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Dynamic loss scaling of fp16 (Micikevicius et al. 2018): unscale turns the norm of scaled gradients into the factor on
-// them and says whether they are finite; update_loss_scale follows with the scale.
+// Dynamic loss scaling of fp16 (Micikevicius et al. 2018): unscale turns the norm of scaled gradients into
+// the factor on them and says whether they are finite; update_loss_scale follows with the scale.
 #include <algorithm>
 #include <cmath>
 
@@ -42,10 +42,14 @@ void AddLossScaling(Catalog* catalog) {
   using enum DType;
   catalog->Add({
       .name = "unscale",
-      .doc = "From the sum of squares of gradients that were scaled: the factor that divides by the scale and clips to "
+      .doc = "From the sum of squares of gradients that were scaled: the factor that divides by the scale "
+             "and clips to "
              "max_norm (0: does not clip), the norm without the scale, and whether it is finite.",
       .axes = "s[], scale[] -> factor[], norm[], finite[]",
-      .dtypes = [](const OpCall&) { return std::vector<DType>{kFloat32, kFloat32, kBool}; },
+      .dtypes =
+          [](const OpCall&) {
+            return std::vector<DType>{kFloat32, kFloat32, kBool};
+          },
       .check =
           [](const OpCall& call) {
             RequireInputs(call, 2);
@@ -60,19 +64,28 @@ void AddLossScaling(Catalog* catalog) {
   });
   catalog->Add({
       .name = "update_loss_scale",
-      .doc = "Halves the scale after a step that was not finite, down to `least`; doubles it, up to `most`, after "
+      .doc = "Halves the scale after a step that was not finite, down to `least`; doubles it, up to `most`, "
+             "after "
              "`interval` finite ones (2000).",
       .axes = "scale[], finite_steps[], finite[] -> new_scale[], new_finite_steps[]",
-      .dtypes = [](const OpCall&) { return std::vector<DType>{kFloat32, kFloat32}; },
+      .dtypes =
+          [](const OpCall&) {
+            return std::vector<DType>{kFloat32, kFloat32};
+          },
       .check =
           [](const OpCall& call) {
             RequireInputs(call, 3);
-            if (call.dtypes[2] != kBool) Fail(call.who, ": finite is ", Name(call.dtypes[2]), " but must be bool");
+            if (call.dtypes[2] != kBool)
+              Fail(call.who, ": finite is ", Name(call.dtypes[2]), " but must be bool");
           },
       .reference = UpdateReference,
       .inplace = {{0, 0}, {1, 1}},
-      .samples = {{.in = {Dims{}, Dims{}, Dims{}}, .attrs = {{"interval", int64_t{2}}},
-                   .dtypes = {kFloat32, kFloat32, kBool}, .limit = 2, .low = 1, .high = 9}},
+      .samples = {{.in = {Dims{}, Dims{}, Dims{}},
+                   .attrs = {{"interval", int64_t{2}}},
+                   .dtypes = {kFloat32, kFloat32, kBool},
+                   .limit = 2,
+                   .low = 1,
+                   .high = 9}},
   });
 }
 

@@ -95,7 +95,8 @@ void RequireExtents(const std::string& who, const Dims& shape) {
   bool large = false;
   for (int axis = 0; axis < shape.rank(); ++axis) {
     int64_t extent = shape[axis];
-    if (extent < 0) Fail(who, ": axis ", axis, " has extent ", extent, " in ", shape.str(), ", must be 0 or more");
+    if (extent < 0)
+      Fail(who, ": axis ", axis, " has extent ", extent, " in ", shape.str(), ", must be 0 or more");
     large = large || extent > kMost;
     if (extent > 1 && !large) {
       large = elements > kMost / extent;

@@ -1,5 +1,5 @@
-// An operator is one table entry: OpDef. Everything anyone needs to know of it stands there; shapes, signatures,
-// costs and error texts are derived from its line of labelled axes (sbp/rule.h).
+// An operator is one table entry: OpDef. Everything anyone needs to know of it stands there; shapes,
+// signatures, costs and error texts are derived from its line of labelled axes (sbp/rule.h).
 #pragma once
 
 #include <functional>
@@ -18,16 +18,16 @@ namespace oneflow_like {
 
 // One use of an operator: what its table entry's functions are asked about.
 struct OpCall {
-  std::string op;    // operator name
-  std::string who;   // "matmul at gpt.cc:31", for messages
+  std::string op;             // operator name
+  std::string who;            // "matmul at gpt.cc:31", for messages
   std::vector<Dims> shapes;   // of the inputs, global
   std::vector<DType> dtypes;  // of the inputs
   const Attrs* attrs = nullptr;
 };
 
-// A gradient function: given the forward node's inputs, outputs and the gradients of its outputs (an undefined
-// Tensor where no gradient flows), returns the gradients of its inputs (undefined: none). It is written with the
-// functions users have (ops/functional.h) and may read only inputs and outputs.
+// A gradient function: given the forward node's inputs, outputs and the gradients of its outputs (an
+// undefined Tensor where no gradient flows), returns the gradients of its inputs (undefined: none). It is
+// written with the functions users have (ops/functional.h) and may read only inputs and outputs.
 struct GradCall {
   const Attrs& attrs;
   std::vector<Tensor> in, out, dout;
@@ -40,7 +40,8 @@ using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std
 
 // What mixed precision makes of an operator (compiler/mixed_precision.cc).
 //   kNarrow  worth its rounding: reads the narrow type
-//   kFollow  in the type of its floating operands: the narrow one where all of them have it (weights and constants are
+//   kFollow  in the type of its floating operands: the narrow one where all of them have it (weights and
+//   constants are
 //            cast to it), fp32 otherwise
 //   kWide    needs fp32, and gives it
 enum class Precision : uint8_t { kNarrow, kFollow, kWide };
@@ -74,16 +75,17 @@ struct OpDef {
   // Throws Error for attributes or types that make no sense; shapes are checked by the rule.
   std::function<void(const OpCall&)> check;
 
-  GradFn grad;        // absent: no gradient flows through (comparison, argmax, ...)
+  GradFn grad;  // absent: no gradient flows through (comparison, argmax, ...)
   ExpandFn expand;
   // Where profiles count its time: "matmul", "attention", or a kind of the user's own.
   std::string category = "other";
-  std::function<double(const BoundRule&)> flops;  // default: the volume of the iteration space; of a local rule
+  std::function<double(const BoundRule&)>
+      flops;  // default: the volume of the iteration space; of a local rule
   std::function<int64_t(const KernelSpec&)> scratch;  // bytes of scratch its kernels need
-  KernelFn reference = nullptr;                   // slow and obvious: the definition
+  KernelFn reference = nullptr;                       // slow and obvious: the definition
 
-  // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast). The
-  // name of the scalar body in ops/scalar.h; empty when the operator is not elementwise. Fusible.
+  // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast).
+  // The name of the scalar body in ops/scalar.h; empty when the operator is not elementwise. Fusible.
   std::string scalar;
   bool view = false;    // the output has the input's bytes (reshape)
   bool random = false;  // draws by attribute "key" (set when the node is made), the step and global positions
@@ -92,17 +94,17 @@ struct OpDef {
   Precision precision = Precision::kWide;
   std::set<std::string> wide;  // operands that stay fp32 beside narrow ones (statistics, parameters of norms)
   bool any_type = false;       // kWide: reads narrow operands as they are, and widens them itself
-  bool typed = false;          // attribute "dtype" names the type of the first output; default: that of its operands
+  bool typed = false;  // attribute "dtype" names the type of the first output; default: that of its operands
 
   std::vector<Sample> samples;
 };
 
 class Catalog {
  public:
-  void Add(OpDef def);                             // CHECKs that the name is new
-  const OpDef& Get(const std::string& name) const; // throws Error when there is none
+  void Add(OpDef def);                              // CHECKs that the name is new
+  const OpDef& Get(const std::string& name) const;  // throws Error when there is none
   const OpDef* Find(const std::string& name) const;
-  std::vector<std::string> names() const;          // sorted
+  std::vector<std::string> names() const;  // sorted
 
  private:
   std::map<std::string, OpDef> ops_;
@@ -121,8 +123,8 @@ struct Inferred {
 };
 Inferred Infer(const OpDef& def, const OpCall& call);
 
-// Throws Error, opening with `who`, for a shape with a negative extent, or of more elements than any machine holds
-// (2^48): sizes in bytes, and sums of them, then stay far from overflow.
+// Throws Error, opening with `who`, for a shape with a negative extent, or of more elements than any machine
+// holds (2^48): sizes in bytes, and sums of them, then stay far from overflow.
 void RequireExtents(const std::string& who, const Dims& shape);
 
 }  // namespace oneflow_like

@@ -1,6 +1,6 @@
 // The update operators: they read a weight, its gradient and their state, and give the new weight and state,
-// in place. Two last, optional inputs are a factor on the gradient (clip_factor's, for clipping by global norm), and
-// whether to update at all (unscale's, for gradients that overflowed).
+// in place. Two last, optional inputs are a factor on the gradient (clip_factor's, for clipping by global
+// norm), and whether to update at all (unscale's, for gradients that overflowed).
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
-// Tensor: a handle to a value of a graph under construction; GraphBuilder: whoever holds that graph. Operators'
-// gradients and users' models are written with the same functions on Tensors (ops/functional.h).
+// Tensor: a handle to a value of a graph under construction; GraphBuilder: whoever holds that graph.
+// Operators' gradients and users' models are written with the same functions on Tensors (ops/functional.h).
 #pragma once
 
 #include <string>
@@ -34,10 +34,10 @@ class Tensor {
 class GraphBuilder {
  public:
   virtual ~GraphBuilder() = default;
-  // Adds one node and returns its outputs. Infers and checks shapes and types; throws Error naming the operator
-  // and the user's line. A random operator without attribute "key" gets one from its name.
-  virtual std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
-                                      const SourceLine& line) = 0;
+  // Adds one node and returns its outputs. Infers and checks shapes and types; throws Error naming the
+  // operator and the user's line. A random operator without attribute "key" gets one from its name.
+  virtual std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in,
+                                      const Attrs& attrs, const SourceLine& line) = 0;
   virtual const Dims& ShapeOf(int id) const = 0;
   virtual DType DTypeOf(int id) const = 0;
   virtual const std::string& NameOf(int id) const = 0;

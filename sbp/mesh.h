@@ -14,22 +14,23 @@ namespace oneflow_like {
 class Mesh {
  public:
   Mesh() = default;
-  // Throws Error: a device kind that does not exist, an axis named twice or "time", an extent below 1. Devices are
-  // 0 .. size()-1, the last axis running fastest, unless `devices` orders others.
+  // Throws Error: a device kind that does not exist, an axis named twice or "time", an extent below 1.
+  // Devices are 0 .. size()-1, the last axis running fastest, unless `devices` orders others.
   Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std::vector<int> devices = {});
   static Mesh Parse(const std::string& text);  // "cpu:dp=2,tp=2", "cpu" (one device); throws Error
 
   const std::string& kind() const { return kind_; }
-  int rank() const { return static_cast<int>(axes_.size()); }           // number of axes
+  int rank() const { return static_cast<int>(axes_.size()); }  // number of axes
   const std::string& axis_name(int axis) const { return axes_[axis].first; }
   int axis_size(int axis) const { return axes_[axis].second; }
-  int FindAxis(const std::string& name) const;                          // -1 when there is none
-  int AxisOrFail(const std::string& name, const std::string& who) const;  // throws Error naming the mesh's axes
-  int size() const;                                                     // devices
+  int FindAxis(const std::string& name) const;  // -1 when there is none
+  int AxisOrFail(const std::string& name,
+                 const std::string& who) const;  // throws Error naming the mesh's axes
+  int size() const;                              // devices
   int Device(const std::vector<int>& coords) const;
-  std::vector<int> Coords(int index) const;                             // of the index-th device in mesh order
-  int IndexOf(int device) const;                                        // in mesh order; -1 when not of the mesh
-  std::string str() const;                                              // "cpu:dp=2,tp=2"
+  std::vector<int> Coords(int index) const;  // of the index-th device in mesh order
+  int IndexOf(int device) const;             // in mesh order; -1 when not of the mesh
+  std::string str() const;                   // "cpu:dp=2,tp=2"
   bool operator==(const Mesh& other) const;
 
  private:

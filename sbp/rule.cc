@@ -373,8 +373,8 @@ class Binder {
   void ShapeOutputs() {
     for (BoundRule::Operand& operand : rule_.out) {
       if (operand.axes.size() > Dims::kMaxRank)
-        Fail(who_, ": ", operand.name, " would have ", operand.axes.size(),
-             " axes, a tensor has at most ", Dims::kMaxRank);
+        Fail(who_, ": ", operand.name, " would have ", operand.axes.size(), " axes, a tensor has at most ",
+             Dims::kMaxRank);
       for (const BoundRule::Axis& axis : operand.axes) operand.shape.push_back(ExtentOf(axis, operand.name));
     }
   }

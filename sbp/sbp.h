@@ -1,4 +1,5 @@
-// The SBP algebra. Along each axis of a mesh (time, the micro-batches of a step, is the outermost one) a tensor is
+// The SBP algebra. Along each axis of a mesh (time, the micro-batches of a step, is the outermost one) a
+// tensor is
 //   S(i)  cut along its axis i, balanced in grains: cut points are multiples of the grain;
 //   B     the same copy everywhere;
 //   P     the same shape everywhere, the value is the sum, max or min of the copies.
@@ -37,23 +38,25 @@ inline Sbp B() { return {}; }
 inline Sbp P(Reduce fold = Reduce::kSum) { return {Sbp::Kind::kPartial, fold, 0, 1}; }
 Sbp ParseSbp(const std::string& text);  // throws Error
 
-// One Sbp for each axis of a mesh, time first. For a value on a slice of the mesh, the entries of fixed axes are B.
+// One Sbp for each axis of a mesh, time first. For a value on a slice of the mesh, the entries of fixed axes
+// are B.
 using NdSbp = std::vector<Sbp>;
 
-// The part [begin, begin + extent) of [begin, begin + extent) that part `index` of `parts` holds: as even as whole
-// grains allow, the first parts larger, later parts possibly empty. The extent need not be a multiple of the
-// grain: the last grain is then short.
+// The part [begin, begin + extent) of [begin, begin + extent) that part `index` of `parts` holds: as even as
+// whole grains allow, the first parts larger, later parts possibly empty. The extent need not be a multiple
+// of the grain: the last grain is then short.
 struct Interval {
   int64_t begin = 0, extent = 0;
 };
 Interval Cut(Interval whole, int64_t parts, int64_t index, int64_t grain);
 
-// The local piece at `coords` (one coordinate per entry of sbp) of a tensor cut by `sbp` on axes of these `sizes`.
-// Cuts of one tensor axis by several mesh axes nest, outer mesh axis first.
-Box LocalBox(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes, const std::vector<int>& coords);
+// The local piece at `coords` (one coordinate per entry of sbp) of a tensor cut by `sbp` on axes of these
+// `sizes`. Cuts of one tensor axis by several mesh axes nest, outer mesh axis first.
+Box LocalBox(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes,
+             const std::vector<int>& coords);
 
-// Same cut points give the same text: a split whose grain has no effect on this shape gets grain 1. `parts` is the
-// product of all mesh axes, time included.
+// Same cut points give the same text: a split whose grain has no effect on this shape gets grain 1. `parts`
+// is the product of all mesh axes, time included.
 Sbp Canonical(const Sbp& sbp, const Dims& shape, int64_t parts);
 
 }  // namespace oneflow_like

@@ -1,5 +1,6 @@
-// What the files of the program `bench` share: the machine's ceilings, measured once per run, and the models that are
-// measured. Rates are counters of Google Benchmark; "of_peak" is the share of the ceiling of the same run.
+// What the files of the program `bench` share: the machine's ceilings, measured once per run, and the models
+// that are measured. Rates are counters of Google Benchmark; "of_peak" is the share of the ceiling of the
+// same run.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -16,7 +17,8 @@ namespace oneflow_like::bench {
 // What this machine can do with so many threads, each measured on first use and then remembered.
 struct Ceiling {
   double sgemm = 0;  // flop/s of the best large square fp32 product
-  double bf16 = 0;   // the same with bf16 operands and packed weights; 0 where the processor has no such product
+  double bf16 =
+      0;  // the same with bf16 operands and packed weights; 0 where the processor has no such product
   double triad = 0;  // bytes/s of a[i] = b[i] + s * c[i] on arrays far larger than the caches
 };
 const Ceiling& CeilingOf(int threads);
@@ -42,7 +44,8 @@ const std::vector<MeasuredModel>& MeasuredModels();
 // The model and its training with AdamW on a mesh of `dp` devices.
 class Training {
  public:
-  Training(const MeasuredModel& measured, int dp, int threads, int kernel_threads, DType dtype = DType::kFloat32);
+  Training(const MeasuredModel& measured, int dp, int threads, int kernel_threads,
+           DType dtype = DType::kFloat32);
   Session& session() { return session_; }
   Model& model() { return model_; }
   double Step();  // runs one step on new tokens and gives its loss

@@ -103,7 +103,8 @@ void RunBoxing(benchmark::State& state, const std::string& primitive, int device
 }  // namespace
 
 void RegisterBoxing() {
-  for (const char* primitive : {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"}) {
+  for (const char* primitive :
+       {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"}) {
     for (int devices : {2, 4}) {
       benchmark::RegisterBenchmark(Cat("Boxing/", primitive, "/devices:", devices).c_str(), RunBoxing,
                                    std::string(primitive), devices)

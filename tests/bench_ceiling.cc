@@ -1,11 +1,11 @@
-// The machine's ceilings: the best rate of a matrix product through the library the kernels use, and STREAM's triad.
+// The machine's ceilings: the best rate of a matrix product through the library the kernels use, and STREAM's
+// triad.
 #include <dnnl.h>
 
+#include <dnnl.hpp>
 #include <map>
 #include <memory>
 #include <vector>
-
-#include <dnnl.hpp>
 
 #include "core/parallel_for.h"
 #include "tests/bench.h"

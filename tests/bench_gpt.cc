@@ -5,10 +5,11 @@
 namespace oneflow_like::bench {
 namespace {
 
-// The least a step must compute and move. Flops: three products for each weight matrix (forward, and the gradients of
-// both operands), and causal attention's six products of which half the positions count. Bytes: every weight read in
-// forward and backward, its gradient written and read, weight and both moments read and written by the optimizer;
-// every activation that backward needs written once and read once, in the type the step computes in.
+// The least a step must compute and move. Flops: three products for each weight matrix (forward, and the
+// gradients of both operands), and causal attention's six products of which half the positions count. Bytes:
+// every weight read in forward and backward, its gradient written and read, weight and both moments read and
+// written by the optimizer; every activation that backward needs written once and read once, in the type the
+// step computes in.
 struct Floor {
   double flops = 0, bytes = 0;
   double Seconds(const Ceiling& ceiling, DType dtype) const {
@@ -25,7 +26,8 @@ Floor FloorOf(const MeasuredModel& m, DType dtype) {
   double weights = matrices + context * width;
   Floor floor;
   floor.flops = 6 * tokens * matrices + 6 * tokens * context * width * layers;
-  // Of one block: input and output of two norms, q, k, v, what attention gives, the hidden layer before and after gelu.
+  // Of one block: input and output of two norms, q, k, v, what attention gives, the hidden layer before and
+  // after gelu.
   double activations = layers * tokens * width * (4 + 3 + 1 + 8) + tokens * (2 * width + vocabulary);
   floor.bytes = 4 * 10 * weights + static_cast<double>(SizeOf(dtype)) * 2 * activations;
   return floor;
@@ -95,7 +97,8 @@ Training::Training(const MeasuredModel& measured, int dp, int threads, int kerne
 double Training::Step() {
   std::vector<int32_t> ids(measured_.tokens() + 1);
   for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = static_cast<int32_t>(RandomBits(7, steps_, i) % static_cast<uint64_t>(measured_.config.vocabulary));
+    ids[i] =
+        static_cast<int32_t>(RandomBits(7, steps_, i) % static_cast<uint64_t>(measured_.config.vocabulary));
   }
   ++steps_;
   const Dims shape{measured_.batch, measured_.config.context};
@@ -113,8 +116,8 @@ void RegisterGptSteps() {
       for (Way way : {Way{1, 1}, Way{1, 2}, Way{2, 1}}) {
         const std::string end = dtype == DType::kFloat32 ? "" : Cat("/dtype:", Name(dtype));
         benchmark::RegisterBenchmark(
-            Cat("GptStep/", m.name, "/dp:", way.dp, "/kernel_threads:", way.kernel_threads, end).c_str(), RunGptStep,
-            m, way.dp, way.kernel_threads, dtype)
+            Cat("GptStep/", m.name, "/dp:", way.dp, "/kernel_threads:", way.kernel_threads, end).c_str(),
+            RunGptStep, m, way.dp, way.kernel_threads, dtype)
             ->Iterations(m.steps)
             ->Unit(benchmark::kMillisecond)
             ->UseRealTime();

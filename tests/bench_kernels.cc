@@ -1,5 +1,5 @@
-// The hot kernels, one at a time: every distinct kernel of the measured models' own plans, on memory of its own, beside
-// the machine's ceiling. `uses` counts the kernel in one step, `step_ms` is what these uses take.
+// The hot kernels, one at a time: every distinct kernel of the measured models' own plans, on memory of its
+// own, beside the machine's ceiling. `uses` counts the kernel in one step, `step_ms` is what these uses take.
 #include <cstring>
 #include <map>
 #include <memory>
@@ -70,7 +70,8 @@ void RunKernel(benchmark::State& state, const HotKernel& hot, const KernelRegist
     if (!status.ok()) return state.SkipWithError(status.message().c_str());
   }
   double median = Median(seconds), flops = hot.kernel.flops();
-  if (spec.attrs.Int("causal", 0) != 0) flops /= 2;  // the plan counts all positions, the kernel skips half of them
+  if (spec.attrs.Int("causal", 0) != 0)
+    flops /= 2;  // the plan counts all positions, the kernel skips half of them
   state.counters["uses"] = hot.uses;
   state.counters["step_ms"] = hot.uses * median * 1e3;
   state.counters["GB/s"] = bytes / median / 1e9;

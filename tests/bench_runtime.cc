@@ -34,7 +34,8 @@ plan::Plan Chain(int length, int kernels) {
     actors.push_back(b.plan().mutable_actor(i));
     buffers.push_back(b.Buffer(Cat("buffer ", i), 8, 1));
     for (int k = 0; k < kernels; ++k) {
-      b.Kernel(actors[i], "nothing", {b.Operand(buffers[i], one, {whole})}, {b.Operand(buffers[i + 1], one, {whole})});
+      b.Kernel(actors[i], "nothing", {b.Operand(buffers[i], one, {whole})},
+               {b.Operand(buffers[i + 1], one, {whole})});
     }
     if (i > 0) b.Edge(actors[i - 1], actors[i], 1, 1, 1, 0, kernels - 1, 0);
   }
@@ -155,8 +156,9 @@ void MessageRoundTrip(benchmark::State& state) {
   stop = true;
   there.Post(&ball);
   other.join();
-  state.counters["s_per_trip"] = benchmark::Counter(static_cast<double>(state.iterations()) * kRounds,
-                                                    benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  state.counters["s_per_trip"] =
+      benchmark::Counter(static_cast<double>(state.iterations()) * kRounds,
+                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 BENCHMARK(MessageRoundTrip)->ArgName("spin_us")->Arg(5)->Arg(0)->UseRealTime();
 

@@ -13,7 +13,8 @@
 namespace oneflow_like {
 namespace {
 
-// Random layout pairs whose plans are run; sanitizers make each twenty times slower and look for other mistakes.
+// Random layout pairs whose plans are run; sanitizers make each twenty times slower and look for other
+// mistakes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr unsigned kPlans = 600;
 #else

@@ -174,8 +174,8 @@ TEST_F(CliTest, ATraceIsWrittenAndTheRunEndsWithWhereTimeWent) {
   const std::string trace = folder_ + "/trace.json";
   const Outcome o = Gpt({"--mesh=cpu:dp=2", "--trace=" + trace});
   EXPECT_EQ(o.code, 0) << o.err;
-  for (const char* word : {"a step of train: ", "matmul", "attention", "other kernels", "boxing", "waiting", "runtime",
-                           "gpt_model.cc:"}) {
+  for (const char* word : {"a step of train: ", "matmul", "attention", "other kernels", "boxing", "waiting",
+                           "runtime", "gpt_model.cc:"}) {
     EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
   }
   const std::string text = ReadFile(trace);

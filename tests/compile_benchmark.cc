@@ -1,5 +1,5 @@
-// Compile time of a 96-layer GPT for one rank of 8, 256 and 4096: everything from building the graph to that rank's
-// plan with its memory placed. Run: build/tests/compile_benchmark
+// Compile time of a 96-layer GPT for one rank of 8, 256 and 4096: everything from building the graph to that
+// rank's plan with its memory placed. Run: build/tests/compile_benchmark
 #include <benchmark/benchmark.h>
 
 #include "examples/gpt_model.h"

@@ -86,7 +86,8 @@ TEST_P(LossCurve, FollowsOneDevice) {
   for (int step = 0; step < kSteps; ++step) {
     double difference = std::abs(losses[step] - OneDevice()[step]) / OneDevice()[step];
     worst = std::max(worst, difference);
-    EXPECT_LE(difference, 1e-5) << "step " << step << ": " << losses[step] << " against " << OneDevice()[step];
+    EXPECT_LE(difference, 1e-5) << "step " << step << ": " << losses[step] << " against "
+                                << OneDevice()[step];
   }
   RecordProperty("worst", std::to_string(worst));
   std::printf("%s, %d micro-batches: worst relative difference %.1e\n", GetParam().mesh.c_str(),
@@ -95,9 +96,10 @@ TEST_P(LossCurve, FollowsOneDevice) {
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, LossCurve,
-    testing::Values(Training{"cpu:dp=1", 4}, Training{"cpu:dp=2"}, Training{"cpu:dp=3"}, Training{"cpu:tp=2"}, Training{"cpu:tp=4"},
-                    Training{"cpu:pp=2", 8}, Training{"cpu:pp=4", 8}, Training{"cpu:pp=2", 8, PipelineSchedule::kGPipe},
-                    Training{"cpu:dp=2,tp=2,pp=2"}, Training{"cpu:dp=2,tp=2,pp=2", 4}, Training{"cpu:dp=3", 3},
+    testing::Values(Training{"cpu:dp=1", 4}, Training{"cpu:dp=2"}, Training{"cpu:dp=3"}, Training{"cpu:tp=2"},
+                    Training{"cpu:tp=4"}, Training{"cpu:pp=2", 8}, Training{"cpu:pp=4", 8},
+                    Training{"cpu:pp=2", 8, PipelineSchedule::kGPipe}, Training{"cpu:dp=2,tp=2,pp=2"},
+                    Training{"cpu:dp=2,tp=2,pp=2", 4}, Training{"cpu:dp=3", 3},
                     Training{"cpu:dp=2", 2, PipelineSchedule::k1F1B, "dp"}),
     [](const auto& info) {
       std::string name = info.param.mesh.substr(4) + "_m" + std::to_string(info.param.micro_batches);
@@ -114,9 +116,11 @@ TEST(LossCurve, FallsOnLearnableTokens) {
 }
 
 TEST(LossCurve, RepetitionIsBitEqual) {
-  for (const Training& run : {Training{"cpu:dp=2,tp=2,pp=2", 4}, Training{"cpu:dp=3"}, Training{"cpu:dp=1", 4}}) {
+  for (const Training& run :
+       {Training{"cpu:dp=2,tp=2,pp=2", 4}, Training{"cpu:dp=3"}, Training{"cpu:dp=1", 4}}) {
     std::vector<float> first = Losses(run), second = Losses(run);
-    for (int step = 0; step < kSteps; ++step) EXPECT_EQ(first[step], second[step]) << run.mesh << " step " << step;
+    for (int step = 0; step < kSteps; ++step)
+      EXPECT_EQ(first[step], second[step]) << run.mesh << " step " << step;
   }
 }
 

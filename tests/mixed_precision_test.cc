@@ -1,5 +1,5 @@
-// Mixed precision: what the pass leaves is well typed and compiles on every kind of mesh, the narrow kernels agree with
-// fp32 ones, and training in bf16 and fp16 follows fp32.
+// Mixed precision: what the pass leaves is well typed and compiles on every kind of mesh, the narrow kernels
+// agree with fp32 ones, and training in bf16 and fp16 follows fp32.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,8 @@
 namespace oneflow_like {
 namespace {
 
-// --- The pass ----------------------------------------------------------------------------------------------------------
+// --- The pass
+// ----------------------------------------------------------------------------------------------------------
 
 class MixedPlan : public testing::TestWithParam<const char*> {};
 
@@ -56,9 +57,11 @@ TEST_P(MixedPlan, IsWellTypedAndKeepsMastersWide) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, MixedPlan,
-                         testing::Values("cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2", "cpu:dp=2,tp=2,pp=2"));
+                         testing::Values("cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2",
+                                         "cpu:dp=2,tp=2,pp=2"));
 
-// --- Kernels -----------------------------------------------------------------------------------------------------------
+// --- Kernels
+// -----------------------------------------------------------------------------------------------------------
 
 struct Operand {
   DType dtype;
@@ -66,10 +69,10 @@ struct Operand {
   std::vector<float> values;     // already rounded to the type
   std::vector<uint16_t> narrow;  // the same, when 16 bits wide
 
-  Operand(DType dtype, const Dims& shape, uint64_t key) : dtype(dtype), shape(shape), values(shape.elements()) {
+  Operand(DType dtype, const Dims& shape, uint64_t key)
+      : dtype(dtype), shape(shape), values(shape.elements()) {
     narrow.resize(values.size());
-    for (size_t i = 0; i < values.size(); ++i)
-      Set(i, 2 * ToUniform(RandomBits(key, 0, i)) - 1);
+    for (size_t i = 0; i < values.size(); ++i) Set(i, 2 * ToUniform(RandomBits(key, 0, i)) - 1);
   }
   void Set(size_t i, float value) {
     narrow[i] = dtype == DType::kFloat16 ? ToFloat16(value).bits : ToBFloat16(value).bits;
@@ -86,9 +89,9 @@ struct Operand {
   }
 };
 
-// Runs the cpu kernel on operands in `dtype` and on the same numbers in fp32, and compares. `wide` lists operands that
-// are fp32 in both runs. Relative to the greatest element of each output: an error that grows with the values is legal,
-// one that does not is not.
+// Runs the cpu kernel on operands in `dtype` and on the same numbers in fp32, and compares. `wide` lists
+// operands that are fp32 in both runs. Relative to the greatest element of each output: an error that grows
+// with the values is legal, one that does not is not.
 void Compare(const std::string& op, const Attrs& attrs, const std::vector<Dims>& shapes, DType dtype,
              const std::set<size_t>& wide, double tolerance) {
   KernelRegistry registry;
@@ -172,12 +175,13 @@ TEST_P(NarrowKernels, SumsAndElementwise) {
   Attrs f32{{"dtype", std::string("f32")}, {"axes", std::vector<int64_t>{0}}, {"keep", int64_t{0}}};
   Compare("sum", f32, {{50, 40}}, GetParam(), {}, 1e-6);
   Compare("mean", f32, {{50, 40}}, GetParam(), {}, 1e-6);
-  Compare("sum_to", {{"dtype", std::string("f32")}, {"shape", std::vector<int64_t>{40}}}, {{3, 50, 40}}, GetParam(), {},
-          1e-6);
+  Compare("sum_to", {{"dtype", std::string("f32")}, {"shape", std::vector<int64_t>{40}}}, {{3, 50, 40}},
+          GetParam(), {}, 1e-6);
   Compare("square_sum", {{"dtype", std::string("f32")}}, {{50, 40}}, GetParam(), {}, 1e-6);
   Compare("add_n", {}, {{50, 40}, {50, 40}, {50, 40}}, GetParam(), {}, rounding());
   Compare("gelu_grad", {}, {{50, 40}, {50, 40}}, GetParam(), {}, rounding());
-  Compare("fused", {{"program", std::string("add 0 1;gelu 2;mul 3 0")}, {"outputs", std::vector<int64_t>{2, 4}}},
+  Compare("fused",
+          {{"program", std::string("add 0 1;gelu 2;mul 3 0")}, {"outputs", std::vector<int64_t>{2, 4}}},
           {{50, 40}, {40}}, GetParam(), {}, rounding());
   // Types mixed in one chain: the second operand is fp32.
   Compare("fused",
@@ -188,7 +192,8 @@ TEST_P(NarrowKernels, SumsAndElementwise) {
 INSTANTIATE_TEST_SUITE_P(Types, NarrowKernels, testing::Values(DType::kBFloat16, DType::kFloat16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
-// --- Training ----------------------------------------------------------------------------------------------------------
+// --- Training
+// ----------------------------------------------------------------------------------------------------------
 
 constexpr int kBatch = 8, kContext = 16, kVocabulary = 32;
 
@@ -207,7 +212,12 @@ HostTensor Tokens(int64_t step, int shift) {
 }
 
 std::vector<float> Losses(const std::string& mesh, DType dtype, int steps) {
-  SmallGpt given{.mesh = mesh, .batch = kBatch, .context = kContext, .layers = 2, .width = 32, .heads = 2,
+  SmallGpt given{.mesh = mesh,
+                 .batch = kBatch,
+                 .context = kContext,
+                 .layers = 2,
+                 .width = 32,
+                 .heads = 2,
                  .vocabulary = kVocabulary};
   given.dtype = dtype;
   GptProgram program(given);
@@ -249,7 +259,8 @@ INSTANTIATE_TEST_SUITE_P(Meshes, NarrowLossCurve,
                            return name;
                          });
 
-// --- Loss scaling ------------------------------------------------------------------------------------------------------
+// --- Loss scaling
+// ------------------------------------------------------------------------------------------------------
 
 TEST(LossScale, AnOverflowSkipsTheStepAndHalvesTheScale) {
   SmallGpt given;

@@ -1,5 +1,5 @@
-// A text example of a pass: a graph, `----`, and what the pass leaves of it. Lines that open with `with` before the
-// graph give what the pass is told, `key=value` separated by blanks:
+// A text example of a pass: a graph, `----`, and what the pass leaves of it. Lines that open with `with`
+// before the graph give what the pass is told, `key=value` separated by blanks:
 //
 //   loss=y weights=w,b          what autograd differentiates
 //   gradients=dw,db             of the weights, for add_updates
@@ -69,7 +69,8 @@ inline PassExample ParsePassExample(const std::string& text) {
   return e;
 }
 
-// --- The text of a plan --------------------------------------------------------------------------------------------
+// --- The text of a plan
+// --------------------------------------------------------------------------------------------
 
 inline std::string PlanBoxText(const plan::Box& box) {
   std::string text = "[";
@@ -113,8 +114,8 @@ inline std::string PlanCollectiveText(const plan::Collective& c) {
   return text + "\n";
 }
 
-// What is worth reading of one rank's plan, one line each: variables, registers, actors with their ports and kernels,
-// streams. `placed`: with offsets.
+// What is worth reading of one rank's plan, one line each: variables, registers, actors with their ports and
+// kernels, streams. `placed`: with offsets.
 inline std::string PlanText(const plan::Plan& plan, bool placed) {
   std::string text = Cat("rank ", plan.rank(), " of ", plan.world(), "\n");
   for (const plan::Variable& v : plan.variable())
@@ -128,11 +129,11 @@ inline std::string PlanText(const plan::Plan& plan, bool placed) {
   for (const plan::Actor& a : plan.actor()) {
     text += Cat("actor ", a.id(), " ", a.name(), a.acts() > 1 ? Cat(" x", a.acts()) : std::string(), ":");
     for (const plan::Port& p : a.in())
-      text += Cat(" in(edge ", p.edge(), " from ", p.peer(), ", credits ", p.credits(), ", period ", p.period(), ", kernel ",
-                  p.kernel(), ")");
+      text += Cat(" in(edge ", p.edge(), " from ", p.peer(), ", credits ", p.credits(), ", period ",
+                  p.period(), ", kernel ", p.kernel(), ")");
     for (const plan::Port& p : a.out())
-      text += Cat(" out(edge ", p.edge(), " to ", p.peer(), ", credits ", p.credits(), ", period ", p.period(), ", kernel ",
-                  p.kernel(), ")");
+      text += Cat(" out(edge ", p.edge(), " to ", p.peer(), ", credits ", p.credits(), ", period ",
+                  p.period(), ", kernel ", p.kernel(), ")");
     text += "\n";
     for (const plan::Kernel& k : a.kernel()) text += PlanKernelText(plan, k, placed);
     if (a.has_collective()) text += PlanCollectiveText(a.collective());
@@ -150,20 +151,24 @@ inline std::string MemoryText(const plan::Plan& plan, int64_t lower_bound) {
   std::vector<std::pair<int64_t, std::string>> lines;
   for (const plan::Buffer& b : plan.buffer())
     if (b.space() == plan::TRANSIENT)
-      lines.push_back({b.offset(), Cat(b.name(), ": ", b.slots(), b.slots() == 1 ? " slot of " : " slots of ", b.slot_bytes())});
+      lines.push_back({b.offset(), Cat(b.name(), ": ", b.slots(), b.slots() == 1 ? " slot of " : " slots of ",
+                                       b.slot_bytes())});
   for (const plan::Actor& a : plan.actor())
     for (const plan::Kernel& k : a.kernel())
-      if (k.scratch_bytes() > 0) lines.push_back({k.scratch_offset(), Cat("scratch of ", k.node(), ": ", k.scratch_bytes())});
+      if (k.scratch_bytes() > 0)
+        lines.push_back({k.scratch_offset(), Cat("scratch of ", k.node(), ": ", k.scratch_bytes())});
   std::sort(lines.begin(), lines.end());
-  std::string text = Cat("rank ", plan.rank(), ": ", plan.transient_bytes(), " bytes, lower bound ", lower_bound, "\n");
+  std::string text =
+      Cat("rank ", plan.rank(), ": ", plan.transient_bytes(), " bytes, lower bound ", lower_bound, "\n");
   for (const auto& [offset, line] : lines) text += Cat("at ", offset, " ", line, "\n");
   return text;
 }
 
-// --- The order as on paper -----------------------------------------------------------------------------------------
+// --- The order as on paper
+// -----------------------------------------------------------------------------------------
 
-// Per slice the acts of its compute stream, "F0 F1 B0 ...": phase, the segment's number among its kind where there
-// are several, act; and the slots of what its forward keeps for its backward.
+// Per slice the acts of its compute stream, "F0 F1 B0 ...": phase, the segment's number among its kind where
+// there are several, act; and the slots of what its forward keeps for its backward.
 inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
   std::map<std::string, std::map<Phase, std::vector<int>>> segments;
   std::map<std::string, std::string> streams;
@@ -179,9 +184,10 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
     if (s.stream != StreamKind::kCompute) continue;
     const std::vector<int>& alike = segments[slice(f.transition)][s.phase];
     size_t number = std::find(alike.begin(), alike.end(), f.transition) - alike.begin();
-    streams[slice(f.transition)] += Cat(" ", std::string("FBU")[static_cast<int>(s.phase)],
-                                        alike.size() > 1 ? std::string(1, static_cast<char>('a' + number)) : std::string(),
-                                        s.per_micro_batch ? Cat(f.act) : std::string());
+    streams[slice(f.transition)] +=
+        Cat(" ", std::string("FBU")[static_cast<int>(s.phase)],
+            alike.size() > 1 ? std::string(1, static_cast<char>('a' + number)) : std::string(),
+            s.per_micro_batch ? Cat(f.act) : std::string());
   }
   for (const LogicalBuffer& b : plan.buffers) {
     if (b.writer < 0 || plan.segments[b.writer].phase != Phase::kForward || !b.variable.empty() ||
@@ -192,18 +198,22 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
         stash[slice(b.writer)] = std::max(stash[slice(b.writer)], b.slots);
   }
   std::string text;
-  for (const auto& [where, acts] : streams) text += Cat("compute", where.empty() ? "" : " ", where, ":", acts, "\n");
-  for (const auto& [where, slots] : stash) text += Cat("stash", where.empty() ? "" : " ", where, ": ", slots, "\n");
+  for (const auto& [where, acts] : streams)
+    text += Cat("compute", where.empty() ? "" : " ", where, ":", acts, "\n");
+  for (const auto& [where, slots] : stash)
+    text += Cat("stash", where.empty() ? "" : " ", where, ": ", slots, "\n");
   return text;
 }
 
-// --- Running ---------------------------------------------------------------------------------------------------------
+// --- Running
+// ---------------------------------------------------------------------------------------------------------
 
 // All passes, in the order they run.
 inline const std::vector<std::string>& PassNames() {
   static const std::vector<std::string> names = {
-      "autograd",     "add_updates", "mixed_precision", "place_stages", "shard_variables", "choose_signatures", "insert_boxing", "lower_boxing",
-      "fuse",         "order_writes", "form_segments", "order_acts",     "partition",         "place_memory"};
+      "autograd",          "add_updates",   "mixed_precision", "place_stages", "shard_variables",
+      "choose_signatures", "insert_boxing", "lower_boxing",    "fuse",         "order_writes",
+      "form_segments",     "order_acts",    "partition",       "place_memory"};
   return names;
 }
 
@@ -213,10 +223,12 @@ class PassRun {
       : example_(example), graph_(ParseGraph(BuiltinCatalog(), example.graph)) {
     for (int v = 0; v < graph_.num_values(); ++v) values_[graph_.value(v).name] = v;
     options_.times = graph_.times();
-    options_.schedule = example.Option("schedule", "1f1b") == "gpipe" ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
+    options_.schedule =
+        example.Option("schedule", "1f1b") == "gpipe" ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
     if (example.options.count("zero"))
       options_.zero_axis = graph_.mesh().AxisOrFail(example.Option("zero", ""), "zero");
-    if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype)) Fail("there is no type ", example.Option("dtype", ""));
+    if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype))
+      Fail("there is no type ", example.Option("dtype", ""));
     weights_ = Values("weights");
     gradients_ = Values("gradients");
   }
@@ -231,7 +243,8 @@ class PassRun {
     OrderActs(graph_, options_, &logical);
     VerifyLogicalPlan(graph_, logical);
     if (pass == "order_acts")
-      return example_.Option("show", "") == "streams" ? StreamsText(graph_, logical) : ToText(graph_, logical);
+      return example_.Option("show", "") == "streams" ? StreamsText(graph_, logical)
+                                                      : ToText(graph_, logical);
     plan::Plan plan = Partition(graph_, logical, options_, std::stoi(example_.Option("rank", "0")));
     if (pass == "partition") return PlanText(plan, false);
     int64_t bound = PlaceMemory(&plan);

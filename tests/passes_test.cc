@@ -31,8 +31,8 @@ std::string ReadText(const fs::path& file) {
   return text.str();
 }
 
-// Without comments, and with one blank where there are several. What autograd says of gradients stands in comments
-// of its own making ("# gradient of"), which count.
+// Without comments, and with one blank where there are several. What autograd says of gradients stands in
+// comments of its own making ("# gradient of"), which count.
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines;
   std::stringstream stream(text);
@@ -54,7 +54,8 @@ std::string Difference(const std::vector<std::string>& expected, const std::vect
   std::vector<std::vector<int>> common(n + 1, std::vector<int>(m + 1, 0));
   for (size_t i = n; i-- > 0;)
     for (size_t j = m; j-- > 0;)
-      common[i][j] = expected[i] == made[j] ? common[i + 1][j + 1] + 1 : std::max(common[i + 1][j], common[i][j + 1]);
+      common[i][j] =
+          expected[i] == made[j] ? common[i + 1][j + 1] + 1 : std::max(common[i + 1][j], common[i][j + 1]);
   std::string text;
   for (size_t i = 0, j = 0; i < n || j < m;) {
     if (i < n && j < m && expected[i] == made[j])
@@ -104,7 +105,8 @@ TEST(PassExamples, EveryPassHasTwo) {
 }
 
 TEST(PassExamples, EveryFolderIsAPass) {
-  for (const fs::directory_entry& folder : fs::directory_iterator(fs::path(OFL_SOURCE_DIR) / "tests" / "passes")) {
+  for (const fs::directory_entry& folder :
+       fs::directory_iterator(fs::path(OFL_SOURCE_DIR) / "tests" / "passes")) {
     std::string name = folder.path().filename();
     EXPECT_NE(std::find(PassNames().begin(), PassNames().end(), name), PassNames().end()) << name;
   }
@@ -115,7 +117,8 @@ TEST(PassExamples, AWrongLineIsSeen) {
   std::vector<std::string> made = Lines("a = relu(x)  : f32[2]\nb = gelu(a) : f32[2]\n");
   std::vector<std::string> expected = Lines("a = relu(x) : f32[2]  # aligned\nb = gelu(x) : f32[2]\n");
   EXPECT_NE(expected, made);
-  EXPECT_EQ(Difference(expected, made), "  a = relu(x) : f32[2]\n- b = gelu(x) : f32[2]\n+ b = gelu(a) : f32[2]\n");
+  EXPECT_EQ(Difference(expected, made),
+            "  a = relu(x) : f32[2]\n- b = gelu(x) : f32[2]\n+ b = gelu(a) : f32[2]\n");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Pipeline schedules through the whole path: stages whose forward and backward take equally long (an operator of the
-// test's own that waits), compiled, and run in real time with a thread for each stage.
+// Pipeline schedules through the whole path: stages whose forward and backward take equally long (an operator
+// of the test's own that waits), compiled, and run in real time with a thread for each stage.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,9 @@ OpDef WaitOperator(const std::string& name, int micro_batches) {
   def.axes = "x[a b] -> y[a b]";
   def.linear = {{"x"}};
   def.reference = Wait;
-  def.flops = [micro_batches](const BoundRule&) { return micro_batches * kWait * CompileOptions().flops_per_second; };
+  def.flops = [micro_batches](const BoundRule&) {
+    return micro_batches * kWait * CompileOptions().flops_per_second;
+  };
   if (name == "wait")
     def.grad = [](const GradCall& call) { return Apply(call.dout[0].graph(), "wait_grad", {call.dout[0]}); };
   return def;
@@ -64,13 +66,14 @@ struct Pipeline {
     for (const Firing& f : plan().order) {
       const Segment& s = plan().segments[f.transition];
       if (s.stream != StreamKind::kCompute || !s.per_micro_batch || StageOf(f.transition) != stage) continue;
-      text += (text.empty() ? "" : " ") + std::string(s.phase == Phase::kForward ? "F" : "B") + std::to_string(f.act);
+      text += (text.empty() ? "" : " ") + std::string(s.phase == Phase::kForward ? "F" : "B") +
+              std::to_string(f.act);
     }
     return text;
   }
 
-  // Most slots of what a stage computes forward and keeps for backward. (What it receives has one slot more: the next
-  // micro-batch may arrive early.)
+  // Most slots of what a stage computes forward and keeps for backward. (What it receives has one slot more:
+  // the next micro-batch may arrive early.)
   int Stash(int stage) const {
     int slots = 0;
     for (const LogicalBuffer& b : plan().buffers) {
@@ -107,7 +110,9 @@ struct Pipeline {
 std::string OneForwardOneBackward(int stages, int stage, int micro_batches) {
   std::string text;
   int f = 0, b = 0;
-  auto add = [&](char what, int act) { text += (text.empty() ? "" : " ") + std::string(1, what) + std::to_string(act); };
+  auto add = [&](char what, int act) {
+    text += (text.empty() ? "" : " ") + std::string(1, what) + std::to_string(act);
+  };
   for (; f < std::min(stages - stage, micro_batches); ++f) add('F', f);
   while (b < micro_batches) {
     add('B', b++);
@@ -121,7 +126,8 @@ TEST(PipelineTest, OneForwardOneBackwardOrderAndStash) {
     for (int m = 4; m <= 16; ++m) {
       Pipeline pipeline(p, m, PipelineSchedule::k1F1B);
       for (int i = 0; i < p; ++i) {
-        EXPECT_EQ(pipeline.Order(i), OneForwardOneBackward(p, i, m)) << "p=" << p << " m=" << m << " stage " << i;
+        EXPECT_EQ(pipeline.Order(i), OneForwardOneBackward(p, i, m))
+            << "p=" << p << " m=" << m << " stage " << i;
         EXPECT_EQ(pipeline.Stash(i), std::min(p - i, m)) << "p=" << p << " m=" << m << " stage " << i;
       }
       double ideal = 2 * m * kWait;
@@ -137,7 +143,8 @@ TEST(PipelineTest, GPipeRunsAllForwardsFirst) {
   }
 }
 
-// Waiting takes no core, so a busy machine can only add to the time: the best of a few tries is the schedule's.
+// Waiting takes no core, so a busy machine can only add to the time: the best of a few tries is the
+// schedule's.
 TEST(PipelineTest, BubbleInRealTime) {
   for (int p = 2; p <= 4; ++p)
     for (int m : {4, 8, 16}) {

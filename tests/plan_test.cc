@@ -1,6 +1,6 @@
-// Promise one, memory is known before the first step: plans say what their arenas take, to the byte, and nothing is
-// allocated once a step has run. Also: plans fit closely, are the same on every machine, agree among ranks, and are
-// refused above the budget.
+// Promise one, memory is known before the first step: plans say what their arenas take, to the byte, and
+// nothing is allocated once a step has run. Also: plans fit closely, are the same on every machine, agree
+// among ranks, and are refused above the budget.
 #include <gtest/gtest.h>
 #include <link.h>
 #include <sched.h>
@@ -16,9 +16,9 @@
 #include "core/device.h"
 #include "tests/small_gpt.h"
 
-// Every allocation of the process passes through here, operator new and C libraries included. Three are told apart:
-// what the user's thread allocates (handles and results); what oneDNN allocates for itself inside a call, which no
-// caller can plan; and all else, of any thread: ours.
+// Every allocation of the process passes through here, operator new and C libraries included. Three are told
+// apart: what the user's thread allocates (handles and results); what oneDNN allocates for itself inside a
+// call, which no caller can plan; and all else, of any thread: ours.
 namespace {
 
 std::atomic<bool> counting{false};
@@ -171,7 +171,8 @@ TEST_P(Plans, SessionsOfOneStoreShareItsArena) {
   const Store& store = *program.model().impl()->store;
   int64_t all = 0;
   for (int rank : store.ranks()) {
-    EXPECT_EQ(store.PersistentBytes(rank), trains[rank].persistent) << "evaluation has no variables of its own";
+    EXPECT_EQ(store.PersistentBytes(rank), trains[rank].persistent)
+        << "evaluation has no variables of its own";
     EXPECT_EQ(store.TransientBytes(rank), std::max(trains[rank].transient, evaluates[rank].transient));
     all += store.PersistentBytes(rank) + store.TransientBytes(rank);
   }
@@ -199,12 +200,13 @@ TEST_P(Plans, NothingIsAllocatedAfterStepZero) {
     EXPECT_EQ(after.allocations, before.allocations) << "device memory; " << GetParam().str();
     EXPECT_EQ(by_workers.load(), 0) << "by threads other than the user's, in " << kSteps << " steps of "
                                     << (evaluate ? "evaluation" : "training") << "; " << GetParam().str();
-    std::printf("%s %s: %d steps, allocations: devices %lld, workers %lld, user's thread %lld, inside oneDNN %lld "
-                "(at most %lld bytes)\n",
-                GetParam().str().c_str(), evaluate ? "eval" : "train", kSteps,
-                static_cast<long long>(after.allocations - before.allocations),
-                static_cast<long long>(by_workers.load()), static_cast<long long>(by_user.load()),
-                static_cast<long long>(by_onednn.load()), static_cast<long long>(largest_by_onednn.load()));
+    std::printf(
+        "%s %s: %d steps, allocations: devices %lld, workers %lld, user's thread %lld, inside oneDNN %lld "
+        "(at most %lld bytes)\n",
+        GetParam().str().c_str(), evaluate ? "eval" : "train", kSteps,
+        static_cast<long long>(after.allocations - before.allocations),
+        static_cast<long long>(by_workers.load()), static_cast<long long>(by_user.load()),
+        static_cast<long long>(by_onednn.load()), static_cast<long long>(largest_by_onednn.load()));
     EXPECT_LE(by_user.load(), kSteps * 32) << "handles and results of a step are few";
   }
 }
@@ -239,11 +241,12 @@ TEST(Counting, SeesWorkersAndUser) {
   EXPECT_GE(by_workers.load(), 1);
 }
 
-// --- Without running ---------------------------------------------------------------------------------------------------
+// --- Without running
+// ---------------------------------------------------------------------------------------------------
 
-// Close to what is needed: registers and scratch are at most a quarter above the largest sum of bytes alive at once. A
-// ring is one block, alive while any of its slots is; where registers are small beside those of transfers that shows
-// (width 64 under GPipe: 1.26), and a third is allowed.
+// Close to what is needed: registers and scratch are at most a quarter above the largest sum of bytes alive
+// at once. A ring is one block, alive while any of its slots is; where registers are small beside those of
+// transfers that shows (width 64 under GPipe: 1.26), and a third is allowed.
 TEST(Placement, TransientBytesAreCloseToTheLowerBound) {
   for (SmallGpt given : Programs()) {
     for (bool large : {false, true}) {
@@ -261,8 +264,9 @@ TEST(Placement, TransientBytesAreCloseToTheLowerBound) {
         double ratio = double(s.transient_bytes) / double(s.lower_bound_bytes - s.persistent_bytes);
         worst = std::max(worst, ratio);
         most = std::max(most, s.transient_bytes);
-        EXPECT_LE(ratio, large ? 1.25 : 1.33) << given.str() << " rank " << s.rank << ": " << s.transient_bytes << " bytes, lower bound "
-                               << s.lower_bound_bytes - s.persistent_bytes;
+        EXPECT_LE(ratio, large ? 1.25 : 1.33)
+            << given.str() << " rank " << s.rank << ": " << s.transient_bytes << " bytes, lower bound "
+            << s.lower_bound_bytes - s.persistent_bytes;
         EXPECT_GE(ratio, 1.0);
       }
       std::printf("%-28s width %lld: at most %.1f KB, %.3f of the lower bound\n", given.str().c_str(),
@@ -278,7 +282,8 @@ std::vector<std::string> SerialisedPlans(int threads) {
   GptProgram program(given);
   Session session = program.MakeTrain();
   std::vector<std::string> plans;
-  for (int rank = 0; rank < 8; ++rank) plans.push_back(PlanOf(session.impl()->compiled, rank).plan.SerializeAsString());
+  for (int rank = 0; rank < 8; ++rank)
+    plans.push_back(PlanOf(session.impl()->compiled, rank).plan.SerializeAsString());
   return plans;
 }
 
@@ -313,7 +318,8 @@ TEST(Placement, RanksAgreeOnTheOrder) {
         size_t at = 0;
         for (int actor : stream.actor()) {
           while (at < c.logical.order.size() && c.logical.order[at].transition != actor) ++at;
-          ASSERT_LT(at, c.logical.order.size()) << given.str() << " rank " << rank << " stream " << stream.name();
+          ASSERT_LT(at, c.logical.order.size())
+              << given.str() << " rank " << rank << " stream " << stream.name();
           ++at;
         }
       }

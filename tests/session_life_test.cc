@@ -121,8 +121,8 @@ TEST(SessionLife, KernelFailureTravels) {
     for (int micro_batches : {1, 3}) {
       SCOPED_TRACE(Cat(mesh, ", ", micro_batches, " micro-batches"));
       TwoStages two(mesh);
-      std::regex wanted(Cat("embedding.*session_life_test\\.cc:", two.row_line,
-                            ".*id 77 is outside the table of 5 rows"));
+      std::regex wanted(
+          Cat("embedding.*session_life_test\\.cc:", two.row_line, ".*id 77 is outside the table of 5 rows"));
       Session train = Train(two.loss, Sgd{}, Options(micro_batches, 3)),
               eval = Evaluate({{"loss", two.loss}});
       StepResult good = train.Run(GoodFeeds(0)), bad = train.Run(BadFeeds(1));

@@ -1,14 +1,13 @@
-// The invariants object: every boxing of the compiled GPT is needed, and so is every signature, place and slot. Also:
-// the text of a graph reads back, and is all a compiler needs.
+// The invariants object: every boxing of the compiled GPT is needed, and so is every signature, place and
+// slot. Also: the text of a graph reads back, and is all a compiler needs.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
-
-#include <unistd.h>
 
 #include "compiler/compile.h"
 #include "compiler/text.h"
@@ -37,8 +36,8 @@ std::string Objection(const Graph& graph) {
 
 std::vector<int> ReadersOf(const Graph& graph, int value) { return graph.Readers()[value]; }
 
-// Applies `mutate` to a copy of the compiled GPT for every node it changes (it returns whether it did); all must be
-// objected to. Returns how many there were.
+// Applies `mutate` to a copy of the compiled GPT for every node it changes (it returns whether it did); all
+// must be objected to. Returns how many there were.
 int ObjectsToAll(const std::function<bool(Graph*, int node)>& mutate) {
   const Graph& original = CompiledGpt().graph;
   int tried = 0;
@@ -77,11 +76,13 @@ TEST(Verify, EveryBoxingIsNeeded) {
   EXPECT_GE(kinds.size(), 4u);
 }
 
-// A boxing that does something else than its name: its output is said to be what its input is, readers included.
+// A boxing that does something else than its name: its output is said to be what its input is, readers
+// included.
 TEST(Verify, EveryBoxingChangesWhatItSays) {
   int tried = ObjectsToAll([](Graph* graph, int n) {
     const Node& node = graph->node(n);
-    if ((!IsLocalBoxing(node) && !IsCollective(node)) || graph->value(node.in[0]).sbp == graph->value(node.out[0]).sbp)
+    if ((!IsLocalBoxing(node) && !IsCollective(node)) ||
+        graph->value(node.in[0]).sbp == graph->value(node.out[0]).sbp)
       return false;
     graph->value(node.out[0]).sbp = graph->value(node.in[0]).sbp;
     return true;
@@ -180,7 +181,8 @@ TEST(Verify, AReaderOfARemovedNode) {
   EXPECT_GE(tried, 300);
 }
 
-// --- Plans ---------------------------------------------------------------------------------------------------------
+// --- Plans
+// ---------------------------------------------------------------------------------------------------------
 
 std::string PlanObjection(const Graph& graph, const LogicalPlan& plan) {
   try {
@@ -191,8 +193,8 @@ std::string PlanObjection(const Graph& graph, const LogicalPlan& plan) {
   return "";
 }
 
-// Edges from forward to backward segments have exactly the slots that the order needs. (Within one phase a buffer that
-// is also kept for later has more than its early readers need.)
+// Edges from forward to backward segments have exactly the slots that the order needs. (Within one phase a
+// buffer that is also kept for later has more than its early readers need.)
 TEST(Verify, OneSlotLessIsTooFew) {
   for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe}) {
     SmallGpt given = Everything();
@@ -206,9 +208,11 @@ TEST(Verify, OneSlotLessIsTooFew) {
       LogicalPlan plan = c.logical;
       LogicalEdge& edge = plan.edges[e];
       const Segment &w = plan.segments[edge.writer], &r = plan.segments[edge.reader];
-      if (edge.slots < 2 || w.slice != r.slice || w.phase == r.phase || w.stream != StreamKind::kCompute || r.stream != StreamKind::kCompute)
+      if (edge.slots < 2 || w.slice != r.slice || w.phase == r.phase || w.stream != StreamKind::kCompute ||
+          r.stream != StreamKind::kCompute)
         continue;
-      if (edge.buffers.empty() && schedule == PipelineSchedule::kGPipe && edge.slots == c.graph.times()) continue;
+      if (edge.buffers.empty() && schedule == PipelineSchedule::kGPipe && edge.slots == c.graph.times())
+        continue;
       --edge.slots;
       ++tried;
       message = PlanObjection(c.graph, plan);
@@ -227,8 +231,8 @@ TEST(Verify, NoSlotIsTooFew) {
   EXPECT_NE(PlanObjection(CompiledGpt().graph, plan).find("has 0 slots"), std::string::npos);
 }
 
-// A weight that is not there at the start: backward waits for the update, which waits for backward's gradient. The
-// game says so, naming both.
+// A weight that is not there at the start: backward waits for the update, which waits for backward's
+// gradient. The game says so, naming both.
 TEST(Verify, ADeadPlanNamesItsCycle) {
   const Compiled& c = CompiledGpt();
   LogicalPlan plan = c.logical;
@@ -263,7 +267,8 @@ TEST(Verify, AnOrderWithTwoActsExchanged) {
       << PlanObjection(c.graph, plan);
 }
 
-// --- Text ------------------------------------------------------------------------------------------------------------
+// --- Text
+// ------------------------------------------------------------------------------------------------------------
 
 std::string FirstDifference(const std::string& a, const std::string& b) {
   std::stringstream x(a), y(b);
@@ -288,7 +293,8 @@ TEST_P(GraphText, ReadsBackAfterEveryPass) {
   std::string built;
   for (const fs::directory_entry& file : fs::directory_iterator(folder / "train")) {
     std::string name = file.path().filename();
-    if (name.find("form_segments") != std::string::npos || name.find("order_acts") != std::string::npos) continue;
+    if (name.find("form_segments") != std::string::npos || name.find("order_acts") != std::string::npos)
+      continue;
     std::stringstream text;
     text << std::ifstream(file.path()).rdbuf();
     std::string again = ToText(ParseGraph(BuiltinCatalog(), text.str()));
@@ -305,16 +311,18 @@ TEST_P(GraphText, ReadsBackAfterEveryPass) {
   EXPECT_EQ(c.logical.hash, again.logical.hash);
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, GraphText,
-                         testing::Values(SmallGpt{}, SmallGpt{.micro_batches = 4}, SmallGpt{.mesh = "cpu:dp=3"},
-                                         SmallGpt{.mesh = "cpu:tp=2", .micro_batches = 2}, Everything(),
-                                         SmallGpt{.mesh = "cpu:dp=2,pp=2", .micro_batches = 2, .zero_axis = "dp"}));
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, GraphText,
+    testing::Values(SmallGpt{}, SmallGpt{.micro_batches = 4}, SmallGpt{.mesh = "cpu:dp=3"},
+                    SmallGpt{.mesh = "cpu:tp=2", .micro_batches = 2}, Everything(),
+                    SmallGpt{.mesh = "cpu:dp=2,pp=2", .micro_batches = 2, .zero_axis = "dp"}));
 
 TEST(GraphText, RefusesWhatItCannotRead) {
-  for (const char* bad : {"mesh cpu\ny = relu(x) : f32[2]\n", "mesh cpu\nx = input : f33[2]\n",
-                          "mesh cpu\nx = input : f32[2\n", "mesh cpu:tp=2\nx = input : f32[2] {dp:B}\n",
-                          "mesh cpu\nx, y = input : f32[2]\n", "mesh cpu\nx = input : f32[2] after=z\n",
-                          "mesh cpu\nx = input : f32[2]\nfetch(x)\n", "mesh cpu:tp=2\nx = input : f32[2] {tp:S0\n"})
+  for (const char* bad :
+       {"mesh cpu\ny = relu(x) : f32[2]\n", "mesh cpu\nx = input : f33[2]\n", "mesh cpu\nx = input : f32[2\n",
+        "mesh cpu:tp=2\nx = input : f32[2] {dp:B}\n", "mesh cpu\nx, y = input : f32[2]\n",
+        "mesh cpu\nx = input : f32[2] after=z\n", "mesh cpu\nx = input : f32[2]\nfetch(x)\n",
+        "mesh cpu:tp=2\nx = input : f32[2] {tp:S0\n"})
     EXPECT_THROW(ParseGraph(BuiltinCatalog(), bad), Error) << bad;
 }
 

@@ -1,6 +1,7 @@
 // attention without a matrix of scores: for a block of 64 queries the keys go by in tiles, with a running
 // maximum and sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022).
-// Operands of 16-bit types are widened tile by tile. Tiles that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
+// Operands of 16-bit types are widened tile by tile. Tiles that are masked throughout are skipped. Blocks of
+// queries are independent and run in parallel.
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
@@ -65,7 +66,8 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
     int64_t key_count = std::min(kTileKeys, visible - t), at = call.InK(b, t, h);
     Tile keys = TileOf(k + at, call.row, key_count, width, scratch.wide[0]);
     Tile values = TileOf(v + at, call.row, key_count, width, scratch.wide[1]);
-    TileProduct(key_count, kLanes, width, keys.data, keys.row, 1, scratch.q, kLanes, scratch.tile, kLanes, false);
+    TileProduct(key_count, kLanes, width, keys.data, keys.row, 1, scratch.q, kLanes, scratch.tile, kLanes,
+                false);
     call.Mask(s, t, key_count, -kInfinity, scratch.tile);
     SoftmaxTile(key_count, scratch.tile, &run);
     if (call.drop > 0) {
@@ -78,7 +80,8 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
         for (int64_t i = 0; i < kLanes; ++i) lanes[i] *= run.rescale[i];
       }
     }
-    TileProduct(width, kLanes, key_count, values.data, 1, values.row, scratch.tile, kLanes, scratch.o, kLanes, true);
+    TileProduct(width, kLanes, key_count, values.data, 1, values.row, scratch.tile, kLanes, scratch.o, kLanes,
+                true);
   }
   float* lse = context.out[1].as<float>() + call.InLse(b, s, h);
   for (int64_t i = 0; i < count; ++i) {
@@ -105,7 +108,8 @@ Status Attention(const KernelContext& context) {
 }  // namespace
 
 KernelPtr MakeAttention(const KernelSpec& spec) {
-  if (!FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1])) return MakeReference(spec);
+  if (!FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1]))
+    return MakeReference(spec);
   return DispatchFloating(spec.in[0].dtype,
                           [&](auto t) { return MakeFunctionKernel(Attention<decltype(t)>)(spec); });
 }

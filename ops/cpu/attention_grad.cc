@@ -1,7 +1,7 @@
 // The gradient of attention: probabilities are computed again tile by tile from the log-sum-exp. For each
 // block of queries the tiles of keys go by; dq is summed in scratch, dk and dv in place. One thread has a
-// whole head, so the order of the sums is fixed. Of 16-bit types a head is widened first, and its dk and dv are summed
-// in fp32 and rounded once.
+// whole head, so the order of the sums is fixed. Of 16-bit types a head is widened first, and its dk and dv
+// are summed in fp32 and rounded once.
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
@@ -112,11 +112,12 @@ void RunHead(const KernelContext& context, const AttentionCall& call, int64_t b,
     for (int i = 0; i < 5; ++i) {
       int64_t rows = of_keys[i] ? call.keys : call.queries;
       wide.in[i].resize(rows * width);
-      tiles[i] = TileOf(context.in[i].as<T>() + (of_keys[i] ? in_k : in_q), row, rows, width, wide.in[i].data());
+      tiles[i] =
+          TileOf(context.in[i].as<T>() + (of_keys[i] ? in_k : in_q), row, rows, width, wide.in[i].data());
     }
     for (int o = 0; o < 3; ++o) wide.out[o].resize((o > 0 ? call.keys : call.queries) * width);
-    BackwardHead({tiles[0], tiles[1], tiles[2], tiles[3], tiles[4], lse, wide.out[0].data(), wide.out[1].data(),
-                  wide.out[2].data(), width},
+    BackwardHead({tiles[0], tiles[1], tiles[2], tiles[3], tiles[4], lse, wide.out[0].data(),
+                  wide.out[1].data(), wide.out[2].data(), width},
                  call, b, h);
     for (int o = 0; o < 3; ++o) {
       T* to = context.out[o].as<T>() + (o > 0 ? in_k : in_q);
@@ -142,7 +143,8 @@ KernelPtr MakeAttentionGrad(const KernelSpec& spec) {
   const std::vector<TensorArg>&in = spec.in, &out = spec.out;
   if (!FitsAttention({&in[0], &in[1], &in[2], &in[3], &in[4], &out[0], &out[1], &out[2]}, in[5]))
     return MakeReference(spec);
-  return DispatchFloating(in[0].dtype, [&](auto t) { return MakeFunctionKernel(AttentionGrad<decltype(t)>)(spec); });
+  return DispatchFloating(in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(AttentionGrad<decltype(t)>)(spec); });
 }
 
 }  // namespace oneflow_like::cpu

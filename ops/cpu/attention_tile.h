@@ -90,7 +90,8 @@ struct AttentionCall {
   }
 };
 
-// Rows of one head as a product reads them: in place where they are fp32, else widened into the thread's buffer.
+// Rows of one head as a product reads them: in place where they are fp32, else widened into the thread's
+// buffer.
 struct Tile {
   const float* data;
   int64_t row;

@@ -4,9 +4,10 @@
 // others are looped over. The plan is made when the kernel is, and again only when an act brings other
 // extents.
 //
-// Where the machine multiplies bf16 faster than fp32 (NarrowProduct), operands in bf16 are multiplied as they are. Two
-// cases go through buffers of the kernel's own: other operands of 16-bit types, which are widened, and layouts no
-// product fits (a batch label innermost), which are permuted to [batch m k], [batch k n] -> [batch m n].
+// Where the machine multiplies bf16 faster than fp32 (NarrowProduct), operands in bf16 are multiplied as they
+// are. Two cases go through buffers of the kernel's own: other operands of 16-bit types, which are widened,
+// and layouts no product fits (a batch label innermost), which are permuted to [batch m k], [batch k n] ->
+// [batch m n].
 #include <dnnl.h>
 
 #include <algorithm>
@@ -242,8 +243,8 @@ class Contraction : public Kernel {
   }
 
  private:
-  // Whether the plan is one that bf16 products serve: large ones, and no sum over products, which would round in
-  // between.
+  // Whether the plan is one that bf16 products serve: large ones, and no sum over products, which would round
+  // in between.
   bool FitsNarrow() const { return !permute_ && plan_.summed_count == 1 && plan_.volume >= 32768; }
 
   void MakeWide() {
@@ -274,7 +275,8 @@ class Contraction : public Kernel {
     float* to = wide_[which].data();
     DispatchFloating(x.dtype, [&](auto t) {
       using T = decltype(t);
-      ParallelFor(x.elements(), kGrain, [&](int64_t i, int64_t end) { Widen(x.as<T>() + i, end - i, to + i); });
+      ParallelFor(x.elements(), kGrain,
+                  [&](int64_t i, int64_t end) { Widen(x.as<T>() + i, end - i, to + i); });
     });
     return to;
   }

@@ -1,4 +1,5 @@
-// Rows of the 16-bit floating types to and from fp32, by the vector instructions for it where the build has them.
+// Rows of the 16-bit floating types to and from fp32, by the vector instructions for it where the build has
+// them.
 #pragma once
 
 #include <cstdint>

@@ -73,7 +73,8 @@ KernelPtr MakeEmbedding(const KernelSpec& spec) {
   return fits ? MakeFunctionKernel(Embedding)(spec) : MakeReference(spec);
 }
 KernelPtr MakeEmbeddingGrad(const KernelSpec& spec) {
-  bool fits = IsFloating(spec.in[1].dtype) && spec.out[0].dtype == DType::kFloat32 && spec.out[0].extent.rank() == 2;
+  bool fits =
+      IsFloating(spec.in[1].dtype) && spec.out[0].dtype == DType::kFloat32 && spec.out[0].extent.rank() == 2;
   if (!fits) return MakeReference(spec);
   return DispatchFloating(spec.in[1].dtype,
                           [&](auto t) { return MakeFunctionKernel(EmbeddingGrad<decltype(t)>)(spec); });

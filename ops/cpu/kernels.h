@@ -87,7 +87,8 @@ Status Concat(const KernelContext& context);       // any type
 Status Pad(const KernelContext& context);          // any type
 Status BroadcastTo(const KernelContext& context);  // any type
 // reduce.cc
-KernelFactory ForSum(KernelFn fn);  // a stateless kernel from any floating type to fp32, the reference for others
+KernelFactory ForSum(
+    KernelFn fn);  // a stateless kernel from any floating type to fp32, the reference for others
 Status Sum(const KernelContext& context);
 Status Mean(const KernelContext& context);
 Status Max(const KernelContext& context);

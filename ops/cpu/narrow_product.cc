@@ -1,6 +1,7 @@
 // Measured on a core with AVX-512 BF16 and no AMX, over all layouts of GPT's forward, input-gradient and
-// weight-gradient products: 490-530 GFLOP/s from plain operands, where fp32 sgemm gives 250-270. Packing the weights in
-// the library's own order gains 3 %, and doing so once per step takes as much, so operands stay as they lie.
+// weight-gradient products: 490-530 GFLOP/s from plain operands, where fp32 sgemm gives 250-270. Packing the
+// weights in the library's own order gains 3 %, and doing so once per step takes as much, so operands stay as
+// they lie.
 #include "ops/cpu/narrow_product.h"
 
 #include <algorithm>
@@ -56,7 +57,8 @@ std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType
   try {
     auto impl = std::make_unique<Impl>();
     impl->swapped = l.y_column != 1 && l.n != 1;
-    memory::desc a = Matrix(l.m, l.k, l.a_row, l.a_column, bf16), b = Matrix(l.k, l.n, l.b_row, l.b_column, bf16);
+    memory::desc a = Matrix(l.m, l.k, l.a_row, l.a_column, bf16),
+                 b = Matrix(l.k, l.n, l.b_row, l.b_column, bf16);
     memory::desc y = Matrix(l.m, l.n, l.y_row, l.y_column, type);
     if (impl->swapped) {
       a = Matrix(l.n, l.k, l.b_column, l.b_row, bf16);

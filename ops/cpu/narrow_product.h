@@ -1,5 +1,5 @@
-// One product of matrices in bf16 as a oneDNN primitive, which sums in fp32. Made for one shape and layout, then run
-// on any operands of that kind.
+// One product of matrices in bf16 as a oneDNN primitive, which sums in fp32. Made for one shape and layout,
+// then run on any operands of that kind.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ struct ProductLayout {
 
 class NarrowProduct {
  public:
-  // Whether this machine multiplies operands of the type faster than fp32: bf16 with AVX-512 BF16 or AMX. Without, they
-  // are better widened.
+  // Whether this machine multiplies operands of the type faster than fp32: bf16 with AVX-512 BF16 or AMX.
+  // Without, they are better widened.
   static bool Worthwhile(DType dtype);
-  // Null where the library has no fast primitive for the layout. Made for the team size of the calling thread. `result`
-  // is kFloat32 or kBFloat16.
+  // Null where the library has no fast primitive for the layout. Made for the team size of the calling
+  // thread. `result` is kFloat32 or kBFloat16.
   static std::unique_ptr<NarrowProduct> Make(const ProductLayout& layout, DType result);
   ~NarrowProduct();
   // One thread at a time.

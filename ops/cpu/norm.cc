@@ -100,8 +100,8 @@ Status Norm(const KernelContext& context) {
   return Status();
 }
 
-// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma. dy, x and dx of
-// type T, the rest fp32.
+// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma. dy, x and
+// dx of type T, the rest fp32.
 template <bool kCentred, typename T>
 class NormGrad : public Kernel {
  public:
@@ -175,15 +175,15 @@ bool Mixed(const KernelSpec& spec, size_t x, std::vector<const TensorArg*> alike
     bool is_alike = std::find(alike.begin(), alike.end(), &arg) != alike.end();
     return arg.dtype == (is_alike ? dtype : DType::kFloat32);
   };
-  return std::all_of(spec.in.begin(), spec.in.end(), fits) && std::all_of(spec.out.begin(), spec.out.end(), fits);
+  return std::all_of(spec.in.begin(), spec.in.end(), fits) &&
+         std::all_of(spec.out.begin(), spec.out.end(), fits);
 }
 
 template <bool kCentred>
 KernelPtr MakeNorm(const KernelSpec& spec) {
   if (!Mixed(spec, 0, {&spec.out[0]})) return MakeReference(spec);
-  return DispatchFloating(spec.in[0].dtype, [&](auto t) {
-    return MakeFunctionKernel(Norm<kCentred, decltype(t)>)(spec);
-  });
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(Norm<kCentred, decltype(t)>)(spec); });
 }
 
 template <bool kCentred>

@@ -26,7 +26,8 @@ Status KeepAll(const KernelContext& context) {
   for (size_t o = 0; o < context.out.size(); ++o) {
     const TensorArg& from = context.in[o == 0 ? 0 : o + 1];
     if (from.data != context.out[o].data)
-      CopyRuns(context.out[o].data, 0, from.data, 0, 1, from.elements() * static_cast<int64_t>(sizeof(float)));
+      CopyRuns(context.out[o].data, 0, from.data, 0, 1,
+               from.elements() * static_cast<int64_t>(sizeof(float)));
   }
   return Status();
 }

@@ -1,6 +1,6 @@
 // Reductions over any axes. Sums are added in an order that the shape alone settles: along a contiguous run
-// in 32 lanes, over rows in bands, and over everything in chunks whose sums are added in double. Operands of 16-bit types
-// are widened element by element; results are fp32.
+// in 32 lanes, over rows in bands, and over everything in chunks whose sums are added in double. Operands of
+// 16-bit types are widened element by element; results are fp32.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -183,8 +183,8 @@ Mask MaskOf(const Attrs& attrs) {
 
 void SumAxes(const TensorArg& x, const TensorArg& y, const Mask& mask) {
   if (y.elements() == 1) {
-    y.as<float>()[0] =
-        static_cast<float>(DispatchFloating(x.dtype, [&](auto t) { return SumAll<decltype(t)>(x, SumOf()); }));
+    y.as<float>()[0] = static_cast<float>(
+        DispatchFloating(x.dtype, [&](auto t) { return SumAll<decltype(t)>(x, SumOf()); }));
   } else {
     DispatchFloating(x.dtype, [&](auto t) { FoldAxes<decltype(t)>(x, y, mask, SumOf()); });
   }

@@ -99,7 +99,8 @@ Status CrossEntropy(const KernelContext& context) {
     RowSum sum = SumRow(x, width);
     int64_t wanted = TargetAt(target, row);
     // The greatest is taken off first: the difference of two large numbers would lose the small loss.
-    float loss = wanted < 0 ? 0.0f : static_cast<float>(std::log(sum.total)) + (sum.greatest - AsFloat(x[wanted]));
+    float loss =
+        wanted < 0 ? 0.0f : static_cast<float>(std::log(sum.total)) + (sum.greatest - AsFloat(x[wanted]));
     context.out[0].as<float>()[row] = loss;
     context.out[1].as<float>()[row] = sum.lse();
   });
@@ -146,8 +147,8 @@ Status CrossEntropyGrad(const KernelContext& context) {
   return Status();
 }
 
-// Whether logits, operand 0, are of a floating type, and all other operands but the target fp32. `result`: the type the
-// first output must have.
+// Whether logits, operand 0, are of a floating type, and all other operands but the target fp32. `result`:
+// the type the first output must have.
 bool FloatButTarget(const KernelSpec& spec, DType result) {
   for (size_t i = 2; i < spec.in.size(); ++i) {
     if (spec.in[i].dtype != DType::kFloat32) return false;
