@@ -6,14 +6,12 @@ a row is the medians over the repetitions. With more than one thread ours is the
 one device with several kernel threads, or several devices (dp) with one each.
 """
 import argparse
-import fcntl
 import json
 import os
 import shlex
 import statistics
 import subprocess
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -67,43 +65,12 @@ def torch_version(args):
     return done.stdout.strip()
 
 
-class Quiet:
-    """Holds a lock file while we measure, so that builds which take it too stay away; lets go every two minutes."""
-
-    def __init__(self, path):
-        self.file = open(path, "a") if path else None
-        self.since = None
-
-    def repetition(self, body):
-        if self.file is None:
-            return body()
-        if self.since is None:
-            fcntl.flock(self.file, fcntl.LOCK_EX)
-            self.since = time.monotonic()
-        start = time.monotonic()
-        body()
-        end = time.monotonic()
-        if end - self.since + (end - start) > 120:
-            self.release()
-
-    def release(self):
-        if self.since is not None:
-            fcntl.flock(self.file, fcntl.LOCK_UN)
-            self.since = None
-
-
 def measure(args, model, threads, dtype, compiled):
     us, them = {way: [] for way in ways(threads, dtype)}, []
-
-    def repetition():
+    for _ in range(args.repetitions):
         for way in us:
             us[way].append(ours(args, model, way, threads))
         them.append(theirs(args, model, threads, dtype, compiled)["tokens_per_s"])
-
-    quiet = Quiet(args.lock)
-    for _ in range(args.repetitions):
-        quiet.repetition(repetition)
-    quiet.release()
     speeds = {way: statistics.median(r["tokens/s"] for r in runs) for way, runs in us.items()}
     best = max(speeds, key=speeds.get)
     return {
@@ -120,13 +87,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", default=os.path.join(HERE, "..", "..", "build", "tests", "bench"))
     parser.add_argument("--python", default="/usr/bin/python3", help="an interpreter that has torch")
-    parser.add_argument("--models", nargs="+", default=["10.8M", "124M"])
+    parser.add_argument("--models", nargs="+", default=["10.8M", "124M"], choices=["10.8M", "124M"])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["fp32"], choices=["fp32", "bf16"])
     parser.add_argument("--compile", action="store_true", help="also against torch.compile, where it is PyTorch 2")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--prefix", default="", help="command to run every measured program under, e.g. 'nice -n -5'")
-    parser.add_argument("--lock", default="", help="lock file to hold while measuring, at most two minutes at a time")
     args = parser.parse_args()
     args.prefix = shlex.split(args.prefix)
     if args.repetitions < 5:
