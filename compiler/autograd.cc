@@ -64,9 +64,6 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
 
   enter(graph->value(loss).producer);
   parts[loss].push_back(full(graph, graph->value(loss).shape, 1.0, graph->value(loss).dtype));
-  // Backward comes after forward even where no value says so: else what needs only the constants of the loss
-  // would be a segment of its own, which runs ahead.
-  graph->node(graph->value(parts[loss][0].id()).producer).after.push_back(graph->value(loss).producer);
   if (scale >= 0) parts[loss][0] = mul(parts[loss][0], Tensor(graph, scale));
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     if (!on_path[*it] || IsEnd(graph->node(*it))) continue;
