@@ -87,8 +87,8 @@ struct Pipeline {
     return slots;
   }
 
-  // From the first act of a step to the end of the last forward or backward act, over the time a stage spends in
-  // them. A busy machine stretches the waits as well.
+  // From the first act of a step to the end of the last forward or backward act, over the time a stage spends
+  // in them. A busy machine stretches the waits as well.
   double TimeOverWork(int stages) {
     session->Run(feed).Wait();  // loads everything
     session->impl()->runtime->Record(true);
@@ -145,8 +145,8 @@ TEST(PipelineTest, GPipeRunsAllForwardsFirst) {
   }
 }
 
-// Waiting takes no core, so what else the machine does can only add to the time: the best of some tries is the
-// schedule's own.
+// Waiting takes no core, so what else the machine does can only add to the time: the best of some tries is
+// the schedule's own.
 TEST(PipelineTest, BubbleInRealTime) {
   for (int p = 2; p <= 4; ++p)
     for (int m : {4, 8, 16}) {

@@ -424,5 +424,19 @@ TEST(RuleTest, RefusesTextThatIsNoRule) {
   }
 }
 
+TEST(RuleTest, CutsOfOneLabelInDifferentGrains) {
+  auto cut = [](Sbp in, Sbp out, const std::string& label) {
+    Signature s;
+    s.in = {in};
+    s.out = {out};
+    s.label = label;
+    return s;
+  };
+  EXPECT_FALSE(Compatible(cut(S(1, 3), S(2, 15), "b"), cut(S(1), S(2), "b")));  // a merged axis
+  EXPECT_TRUE(Compatible(cut(S(1, 3), S(2, 15), "b"), cut(S(1, 3), S(2, 15), "b")));
+  EXPECT_TRUE(Compatible(cut(S(1, 3), S(1, 3), "b"), cut(S(1), S(1), "b")));  // the same cuts in all operands
+  EXPECT_TRUE(Compatible(cut(S(1, 3), S(2, 15), "b"), cut(S(0), S(0), "a")));
+}
+
 }  // namespace
 }  // namespace oneflow_like

@@ -96,8 +96,8 @@ PipelinePlans Pipeline(int p, int m) {
   return result;
 }
 
-// One step; gives its time in acts, an act being as long as this run's were on average (a busy machine stretches them
-// all), and checks what does not depend on the clock.
+// One step; gives its time in acts, an act being as long as this run's were on average (a busy machine
+// stretches them all), and checks what does not depend on the clock.
 double RunOnce(int p, int m) {
   PipelinePlans pipeline = Pipeline(p, m);
   KernelRegistry registry = TestRegistry();

@@ -607,5 +607,37 @@ TEST(Session, OptimizersAndSchedulesFollowTheirDefinitions) {
   }
 }
 
+// The maximum over the batch is known only after all micro-batches: no limit on those under way may span it.
+TEST(Session, WholeBatchMaximumTrainsInMicroBatches) {
+  auto losses = [](const std::string& mesh, int micro_batches) {
+    Model model(FullMesh(mesh));
+    Tensor x = model.Input("x", {6, 4}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor h = matmul(x, model.scope().Weight("w", {4, 3}, Normal(1)));
+    TrainOptions options;
+    options.micro_batches = micro_batches;
+    Session session = Train(mean(max(h, {0})), Sgd{.lr = 0.1}, options);
+    std::vector<float> values(24), result;
+    for (size_t i = 0; i < values.size(); ++i) values[i] = ToUniform(RandomBits(5, 0, i)) - 0.5f;
+    for (int step = 0; step < 3; ++step)
+      result.push_back(session.Run({{"x", ToHost(values, {6, 4})}}).Scalar("loss"));
+    return result;
+  };
+  std::vector<float> one = losses("cpu:dp=1", 1), cut = losses("cpu:dp=2", 3);
+  for (int step = 0; step < 3; ++step) EXPECT_NEAR(cut[step], one[step], 1e-5) << "step " << step;
+  EXPECT_NE(one[0], one[2]);
+}
+
+// Merging the batch with another axis cuts in grains; what is fetched is whole all the same.
+TEST(Session, FetchOfAMergedBatchAxis) {
+  Model model(FullMesh("cpu:dp=2"));
+  Tensor x = model.Input("x", {5, 3}, DType::kFloat32, {{"dp", S(0)}});
+  SessionOptions options;
+  options.micro_batches = 2;
+  Session session = Evaluate({{"flat", reshape(scale(x, 2), {15})}}, options);
+  std::vector<float> values(15), twice(15);
+  for (int i = 0; i < 15; ++i) values[i] = i, twice[i] = 2 * i;
+  EXPECT_TRUE(SameBytes(session.Run({{"x", ToHost(values, {5, 3})}}).Get("flat"), ToHost(twice, {15})));
+}
+
 }  // namespace
 }  // namespace oneflow_like
