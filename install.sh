@@ -2,10 +2,10 @@
 # the top folder; does nothing when everything is there.
 
 build_packages="cmake g++ ninja-build libprotobuf-dev protobuf-compiler libgoogle-glog-dev libgflags-dev \
-libdnnl-dev zlib1g-dev libgtest-dev libbenchmark-dev"
-# Good to have: the build goes on without them. ccache makes the second build fast, the others are what the examples
-# learn from.
-optional_packages="ccache jargon-text dataset-fashion-mnist"
+libdnnl-dev libucx-dev zlib1g-dev libgtest-dev libbenchmark-dev"
+# Good to have: the build goes on without them. ccache makes the second build fast, bench sets libcaf-dev's messages
+# beside ours, the others are what the examples learn from.
+optional_packages="ccache jargon-text dataset-fashion-mnist libcaf-dev"
 # Small installations leave out /usr/share/doc, which is where this text lives.
 text_file=/usr/share/doc/jargon-text/jargon.txt.gz
 

@@ -6,16 +6,27 @@
 #include <algorithm>
 #include <limits>
 
+#include "actor/peer_steps.h"
 #include "actor/step.h"
 
 namespace oneflow_like {
 
-void Job::SetError(const std::string& message) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (error_.empty()) error_ = message;
+void RunState::EndStep(StepSlot* slot) {
+  int64_t now = Ticks();
+  wall_ticks += now - std::max(slot->launched_ticks, last_end);
+  last_end = now;
+  ++steps_ended;
+  slot->state->done.Signal();
 }
 
-std::string Job::error() const {
+bool RunState::SetError(const std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!error_.empty()) return false;
+  error_ = message;
+  return true;
+}
+
+std::string RunState::error() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return error_;
 }
@@ -26,7 +37,7 @@ void Actor::Loaded() {
   device_done_.actor = this;
 }
 
-StepSlot& Actor::slot() const { return *shard->job->slots[slot_]; }
+StepSlot& Actor::slot() const { return *shard->run->slots[slot_]; }
 
 void Actor::Receive(int port, bool ok) {
   Port& p = ports[port];
@@ -63,13 +74,13 @@ void Actor::Act() {
   announced_ = 0;
   bool ok = TakeCredits();
   CountWrites();
-  if (shard->job->recording.load(std::memory_order_relaxed)) start_ = shard->job->Now();
+  if (shard->run->recording.load(std::memory_order_relaxed)) start_ = shard->run->Now();
   if (shard->trace.on()) start_ticks_ = Ticks();
-  if (!ok) FailStep(nullptr, shard->job->error());
+  if (!ok) FailStep(nullptr, shard->run->error());
   if (kind == Kind::kCollective) {
     KernelCall& call = kernels[0];
     Locate(call);
-    if (ok && shard->job->cancelled.load(std::memory_order_relaxed)) {
+    if (ok && shard->run->cancelled.load(std::memory_order_relaxed)) {
       FailStep(nullptr, "");
       ok = false;
     }
@@ -95,7 +106,7 @@ void Actor::DeviceDone::Receive() {
 }
 
 bool Actor::RunKernels(bool ok) {
-  const std::atomic<bool>& cancelled = shard->job->cancelled;
+  const std::atomic<bool>& cancelled = shard->run->cancelled;
   bool synchronous = device_stream->synchronous();
   int64_t step = ok ? slot().state->step : 0;
   for (size_t i = 0; i < kernels.size(); ++i) {
@@ -121,16 +132,16 @@ bool Actor::RunKernels(bool ok) {
 
 Status Actor::RunKernel(KernelCall& call, int64_t step) {
   if (kind == Kind::kFeed || kind == Kind::kFetch) return MoveHostTensor(call);
-  const Job& job = *shard->job;
+  const RunState& run = *shard->run;
   KernelContext context{
       .spec = call.spec,
       .in = call.in(),
       .out = call.out(),
       .scratch = call.scratch_base == nullptr ? nullptr : *call.scratch_base + call.scratch_offset,
       .step = step,
-      .time = acts == job.times ? t_ : 0,
-      .times = job.times,
-      .seed = job.seed};
+      .time = acts == run.times ? t_ : 0,
+      .times = run.times,
+      .seed = run.seed};
   try {
     return device_stream->Run(*call.kernel, context);
   } catch (const std::exception& error) {
@@ -156,6 +167,9 @@ Status Actor::MoveHostTensor(KernelCall& call) {
   } else {
     if (!host_memory) device->CopyOut(staging.data(), arg.data, bytes);
     CopyBox(arg.dtype, box, local, whole);
+    if (PeerSteps* peers = shard->run->peers) {
+      peers->Send(now.state->step, host_tensor, box, local.data, bytes);
+    }
   }
   return Status();
 }
@@ -193,11 +207,11 @@ void Actor::Count(int kernel, int64_t start, int64_t end) {
 
 void Actor::Finish(bool ok) {
   // A collective that failed at another rank has failed here.
-  if (!ok && kind == Kind::kCollective) FailStep(nullptr, shard->job->error());
+  if (!ok && kind == Kind::kCollective) FailStep(nullptr, shard->run->error());
   Announce(std::numeric_limits<int>::max(), ok);
   CountReads();
-  if (shard->job->recording.load(std::memory_order_relaxed)) {
-    shard->Record({rank, spec->id(), spec->stream(), slot().state->step, t_, start_, shard->job->Now()});
+  if (shard->run->recording.load(std::memory_order_relaxed)) {
+    shard->Record({rank, spec->id(), spec->stream(), slot().state->step, t_, start_, shard->run->Now()});
   }
   if (shard->trace.on()) {
     shard->trace.Add({start_ticks_, Ticks(), slot().state->step, rank, spec->id(), t_, -1});
@@ -207,7 +221,7 @@ void Actor::Finish(bool ok) {
   if (++t_ == acts) {
     t_ = 0;
     ++step_;
-    if (++slot_ == shard->job->steps_in_flight) slot_ = 0;
+    if (++slot_ == shard->run->steps_in_flight) slot_ = 0;
   }
   waiting_ = 0;
   for (const Port& p : ports) waiting_ += p.starved();
@@ -217,14 +231,20 @@ void Actor::Finish(bool ok) {
 }
 
 void Actor::FailStep(const KernelCall* call, const std::string& message) {
-  std::string text = message.empty() ? "closed" : message;
+  RunState* run = shard->run;
+  std::string text = message;
   if (call != nullptr) {
     const std::string& node = call->spec.node.empty() ? spec->name() : call->spec.node;
     std::string line = call->spec.line.str();
     text = line.empty() ? Cat(node, ": ", text) : Cat(node, " at ", line, ": ", text);
-    shard->job->SetError(text);
+    if (run->SetError(text) && run->peers != nullptr) run->peers->FailedHere(text);
   }
-  slot().state->SetError(text);
+  if (run->peers != nullptr && text.empty()) text = run->error();
+  if (run->peers != nullptr && text.empty()) {
+    slot().unexplained.store(true, std::memory_order_relaxed);
+  } else {
+    slot().state->SetError(text.empty() ? "closed" : text);
+  }
 }
 
 void Actor::CountWrites() {
@@ -288,15 +308,13 @@ void Shard::Launch(int slot) {
 void Shard::ActEnded(int slot) {
   if (--acts_left_[slot] > 0) return;
   if (under_way_ > 0 && --under_way_ == 0) EndBusy();
-  StepSlot& step = *job->slots[slot];
-  // The user's thread may reuse the slot as soon as the state is done, so nothing of it is touched
-  // afterwards.
+  StepSlot& step = *run->slots[slot];
   if (step.shards_left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  int64_t now = Ticks();
-  job->wall_ticks += now - std::max(step.launched_ticks, job->last_end);
-  job->last_end = now;
-  ++job->steps_ended;
-  step.state->done.Signal();
+  if (run->peers != nullptr) {
+    run->peers->ActsEnded(&step);
+  } else {
+    run->EndStep(&step);
+  }
 }
 
 void Shard::BeginBusy() {

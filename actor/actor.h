@@ -24,6 +24,7 @@
 namespace oneflow_like {
 
 class Actor;
+class PeerSteps;
 class Stream;
 class Shard;
 
@@ -84,19 +85,23 @@ struct StepSlot {
   std::shared_ptr<StepHandle::State> state;
   std::vector<HostTensor> feeds;    // by input
   std::atomic<int> shards_left{0};  // shared
+  // Shared: with peers, something has failed for a reason that is not known here.
+  std::atomic<bool> unexplained{false};
   int64_t launched_ticks = 0;
 };
 
 // What all shards of a runtime share.
-struct Job {
+struct RunState {
   int steps_in_flight = 1;
   int times = 1;
   uint64_t seed = 0;
   std::vector<std::unique_ptr<StepSlot>> slots;
   std::atomic<bool> cancelled{false};
   std::atomic<bool> recording{false};
-  // Counted by the last shard to end a step. Steps end in their order, each before what its last shard does
-  // next, so nothing here is atomic; the user's thread reads them when no step is under way.
+  PeerSteps* peers = nullptr;  // of a runtime that is one of several processes
+  // Counted where a step ends: by its last shard, or under the lock of `peers`. Steps end in their order,
+  // each before what its last shard does next, so nothing here is atomic; the user's thread reads them when
+  // no step is under way.
   int64_t steps_ended = 0;
   int64_t wall_ticks = 0;  // while any step was under way
   int64_t last_end = 0;
@@ -105,8 +110,12 @@ struct Job {
   double Now() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - born).count();
   }
-  // The first error of the job; a lock, since it is taken only when something has failed.
-  void SetError(const std::string& message);
+  // The step is done, whatever has become of it. Nothing of its slot is touched afterwards: the user's thread
+  // may use it again.
+  void EndStep(StepSlot* slot);
+  // The first error of the runtime; whether it was the first. A lock, since it is taken only when something
+  // has failed.
+  bool SetError(const std::string& message);
   std::string error() const;
 
  private:
@@ -115,7 +124,7 @@ struct Job {
 };
 
 // Adds up what was counted since the last call and starts anew. REQUIRES: no step is under way.
-StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards,
+StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shard>>& shards,
                            const TickScale& scale);
 
 class Actor final : public Receiver, public Runnable, public CollectiveListener {
@@ -207,8 +216,8 @@ class Stream final : public Runnable {
 // The part of a runtime that one worker runs.
 class Shard {
  public:
-  Shard(Job* job, Worker* worker) : job(job), worker(worker), acts_left_(job->steps_in_flight) {
-    launch_.resize(job->steps_in_flight);
+  Shard(RunState* run, Worker* worker) : run(run), worker(worker), acts_left_(run->steps_in_flight) {
+    launch_.resize(run->steps_in_flight);
     for (Launched& message : launch_) message.shard = this;
     abandon_.shard = this;
   }
@@ -234,7 +243,7 @@ class Shard {
   // last call.
   int64_t TakeBusyTicks() { return std::exchange(busy_ticks_, 0); }
 
-  Job* const job;
+  RunState* const run;
   Worker* const worker;
   std::vector<std::unique_ptr<Actor>> actors;
   std::vector<std::unique_ptr<Stream>> streams;

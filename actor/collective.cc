@@ -207,7 +207,7 @@ class LocalCollectives final : public Collectives {
     return member;
   }
 
-  void CheckComplete() const override {
+  void CheckComplete() override {
     for (const auto& [name, group] : groups_) {
       for (size_t i = 0; i < group->members_.size(); ++i) {
         if (group->members_[i] == nullptr) {

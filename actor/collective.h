@@ -51,7 +51,10 @@ class Collectives {
   virtual std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
                                                  const plan::Collective& collective) = 0;
   // After the last Join: throws Error naming a collective whose members have not all joined.
-  virtual void CheckComplete() const = 0;
+  virtual void CheckComplete() = 0;
+  // Before the members go, when none of them arrives any more: returns once nothing will be posted to a
+  // worker beyond what its own messages still bring about.
+  virtual void Quiesce() {}
 };
 
 // All members are ranks of this process. When all have arrived each member's worker moves its own regions for

@@ -28,15 +28,34 @@ class Mailbox {
  public:
   // Any thread. Messages of one poster are taken in its order.
   void Post(Message* message) {
+    if (!Put(message)) return;
+    wakes_.fetch_add(1, std::memory_order_release);
+    wakes_.notify_one();
+  }
+
+  // Post for owners that sleep in their own way, between FallAsleep and WakeUp: true tells the poster to wake
+  // the owner.
+  bool Put(Message* message) {
     Message* head = head_.load(std::memory_order_relaxed);
     do {
       message->next_ = head == asleep() ? nullptr : head;
     } while (
         !head_.compare_exchange_weak(head, message, std::memory_order_acq_rel, std::memory_order_relaxed));
-    if (head == asleep()) {
-      wakes_.fetch_add(1, std::memory_order_release);
-      wakes_.notify_one();
-    }
+    return head == asleep();
+  }
+
+  // The owner's thread: from here on Put says that the owner sleeps. False: there is a message already.
+  // REQUIRES: Take() has just returned nullptr.
+  bool FallAsleep() {
+    // The head itself says that the owner sleeps, so a post to a waking owner costs one exchange and no
+    // fence.
+    Message* empty = nullptr;
+    return head_.compare_exchange_strong(empty, asleep(), std::memory_order_acq_rel);
+  }
+  // The owner's thread, after FallAsleep, before Take().
+  void WakeUp() {
+    Message* sleeping = asleep();
+    head_.compare_exchange_strong(sleeping, nullptr, std::memory_order_acq_rel);
   }
 
   // The owner's thread: the next message, or nullptr.
@@ -54,10 +73,7 @@ class Mailbox {
   // REQUIRES: Take() has just returned nullptr.
   void Wait(std::chrono::nanoseconds spin) {
     if (spin.count() > 0 && Spin(spin)) return;
-    Message* empty = nullptr;
-    // The head itself says that the owner sleeps, so a post to a waking owner costs one exchange and no
-    // fence.
-    if (!head_.compare_exchange_strong(empty, asleep(), std::memory_order_acq_rel)) return;
+    if (!FallAsleep()) return;
     for (;;) {
       uint32_t seen = wakes_.load(std::memory_order_acquire);
       if (head_.load(std::memory_order_acquire) != asleep()) return;

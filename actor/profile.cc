@@ -15,13 +15,13 @@ std::string KernelLabel(const plan::Actor& actor, const plan::Kernel& kernel) {
   return Cat(node, ": ", kernel.name(), line);
 }
 
-StepProfile CollectProfile(Job* job, const std::vector<std::unique_ptr<Shard>>& shards,
+StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shard>>& shards,
                            const TickScale& scale) {
   StepProfile profile;
-  profile.steps = job->steps_ended;
+  profile.steps = run->steps_ended;
   profile.threads = static_cast<int>(shards.size());
-  profile.wall = scale.Seconds(job->wall_ticks);
-  job->steps_ended = job->wall_ticks = 0;
+  profile.wall = scale.Seconds(run->wall_ticks);
+  run->steps_ended = run->wall_ticks = 0;
   std::map<std::string, KernelProfile> kernels;
   int64_t busy = 0, in_kernels = 0;
   for (const auto& shard : shards) {

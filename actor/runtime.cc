@@ -8,6 +8,7 @@
 
 #include "actor/actor.h"
 #include "actor/loading.h"
+#include "actor/peer_steps.h"
 #include "actor/plan_reading.h"
 #include "actor/store.h"
 
@@ -72,8 +73,12 @@ struct Runtime::Impl {
   std::vector<plan::Plan> plans;
   Store* store = nullptr;
   Executor* executor = nullptr;
-  Job job;
-  std::unique_ptr<Collectives> collectives;
+  RunState run;
+  // In this order: a member goes before its collectives, the link before what it tells.
+  std::unique_ptr<PeerSteps> peers;
+  std::unique_ptr<PeerLink> link;
+  std::unique_ptr<Collectives> local;
+  Collectives* collectives = nullptr;  // the link's, or `local`
   std::vector<std::unique_ptr<Shard>> shards;
   std::vector<std::unique_ptr<BufferCount>> counts;
   std::map<std::string, int> inputs, outputs;
@@ -88,7 +93,8 @@ struct Runtime::Impl {
   ClockPoint closed_at;
 
   void AddHostTensors(const plan::Plan& plan);
-  void Load(const KernelRegistry& registry);
+  void Load(const KernelRegistry& registry, Peers* others);
+  int64_t ElementsOfPeers() const;
   void CheckFeeds(const Feeds& feeds) const;
   std::shared_ptr<StepHandle::State> TakeState(StepSlot* slot);
   std::string DescribeStall() const;
@@ -117,7 +123,22 @@ void Runtime::Impl::AddHostTensors(const plan::Plan& plan) {
   add(plan.output(), &outputs, &output_tensors);
 }
 
-void Runtime::Impl::Load(const KernelRegistry& registry) {
+// Of the outputs of a step: each element is delivered once, so what is not fetched here comes from the
+// others.
+int64_t Runtime::Impl::ElementsOfPeers() const {
+  int64_t elements = 0;
+  for (const HostTensor& output : output_tensors) elements += output.elements();
+  for (const auto& shard : shards) {
+    for (const auto& actor : shard->actors) {
+      if (actor->kind != Actor::Kind::kFetch) continue;
+      for (const Box& box : actor->kernels[0].place[0].boxes) elements -= box.elements();
+      if (actor->kernels[0].place[0].boxes.empty()) elements -= actor->kernels[0].args[0].elements();
+    }
+  }
+  return elements;
+}
+
+void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others) {
   for (const plan::Plan& plan : plans) AddHostTensors(plan);
   {
     std::lock_guard<std::mutex> lock(store->impl()->launch_mutex);
@@ -125,8 +146,17 @@ void Runtime::Impl::Load(const KernelRegistry& registry) {
     for (const plan::Plan& plan : plans) store->Prepare(plan, registry);
   }
   for (int i = 0; i < executor->workers(); ++i)
-    shards.push_back(std::make_unique<Shard>(&job, executor->worker(i)));
-  collectives = MakeLocalCollectives();
+    shards.push_back(std::make_unique<Shard>(&run, executor->worker(i)));
+  if (others != nullptr) {
+    peers = std::make_unique<PeerSteps>(&run);
+    link = others->Connect(PlanName(), peers.get());
+    peers->SetLink(link.get());
+    run.peers = peers.get();
+    collectives = link->collectives();
+  } else {
+    local = MakeLocalCollectives();
+    collectives = local.get();
+  }
   const std::vector<int>& ranks = store->ranks();
   for (const plan::Plan& plan : plans) {
     auto at = std::find(ranks.begin(), ranks.end(), plan.rank());
@@ -134,7 +164,7 @@ void Runtime::Impl::Load(const KernelRegistry& registry) {
     LoadContext context;
     context.registry = &registry;
     context.store = store;
-    context.collectives = collectives.get();
+    context.collectives = collectives;
     context.inputs = &inputs;
     context.outputs = &outputs;
     context.input_tensors = &input_tensors;
@@ -144,6 +174,7 @@ void Runtime::Impl::Load(const KernelRegistry& registry) {
     context.variables = &rank.addresses;
     LoadPlan(plan, context, shards[(at - ranks.begin()) % shards.size()].get());
   }
+  if (peers != nullptr) peers->Expect(ElementsOfPeers());
   collectives->CheckComplete();
   std::erase_if(shards, [](const auto& shard) { return shard->acts_per_step == 0; });
 }
@@ -153,12 +184,12 @@ void Runtime::Impl::KeepMeasurements() {
   closed_at = ClockPoint::Now();
   if (InFlight()) {  // the steps that are cut off
     int64_t since = closed_at.ticks;
-    for (const auto& slot : job.slots) {
+    for (const auto& slot : run.slots) {
       if (slot->state != nullptr && !slot->state->done.Done()) since = std::min(since, slot->launched_ticks);
     }
-    job.wall_ticks += closed_at.ticks - std::max(since, job.last_end);
+    run.wall_ticks += closed_at.ticks - std::max(since, run.last_end);
   }
-  profile = CollectProfile(&job, shards, TickScale(born, closed_at));
+  profile = CollectProfile(&run, shards, TickScale(born, closed_at));
   for (auto& shard : shards) traces.push_back(std::move(shard->trace));
 }
 
@@ -170,18 +201,18 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
   impl_->store = store;
   impl_->executor = executor;
   impl_->first_step = options.first_step;
-  impl_->job.steps_in_flight = options.steps_in_flight;
+  impl_->run.steps_in_flight = options.steps_in_flight;
   if (!impl_->plans.empty()) {
-    impl_->job.times = std::max(1, impl_->plans[0].times());
-    impl_->job.seed = impl_->plans[0].seed();
+    impl_->run.times = std::max(1, impl_->plans[0].times());
+    impl_->run.seed = impl_->plans[0].seed();
   }
-  impl_->Load(registry);
+  impl_->Load(registry, options.peers);
   for (auto& shard : impl_->shards) shard->trace = TraceBuffer(options.trace_records);
   for (int i = 0; i < options.steps_in_flight; ++i) {
     auto slot = std::make_unique<StepSlot>();
     for (const HostTensor& t : impl_->input_tensors)
       slot->feeds.push_back(HostTensor::Make(t.dtype, t.shape));
-    impl_->job.slots.push_back(std::move(slot));
+    impl_->run.slots.push_back(std::move(slot));
   }
 }
 
@@ -223,7 +254,7 @@ std::shared_ptr<StepHandle::State> Runtime::Impl::TakeState(StepSlot* slot) {
     state->results.resize(output_tensors.size());
     state->describe_stall = [this] {
       std::string text = DescribeStall();
-      job.SetError(Cat("the step has stalled: ", text));
+      run.SetError(Cat("the step has stalled: ", text));
       return text;
     };
   }
@@ -245,13 +276,13 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
   Store::Impl& store = *impl.store->impl();
   std::lock_guard<std::mutex> lock(store.launch_mutex);
   if (store.owner != this && store.last != nullptr) (void)store.last->Wait();
-  int index = static_cast<int>(impl.launched % impl.job.steps_in_flight);
-  StepSlot& slot = *impl.job.slots[index];
+  int index = static_cast<int>(impl.launched % impl.run.steps_in_flight);
+  StepSlot& slot = *impl.run.slots[index];
   if (slot.state != nullptr) {
     Status before = slot.state->Wait();
-    if (!before.ok()) impl.job.SetError(before.message());
+    if (!before.ok()) impl.run.SetError(before.message());
   }
-  std::string error = impl.job.error();
+  std::string error = impl.run.error();
   if (!error.empty()) throw Error(error);
 
   std::shared_ptr<StepHandle::State> state = impl.TakeState(&slot);
@@ -263,10 +294,12 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
   slot.state = state;
   slot.launched_ticks = Ticks();
   slot.shards_left.store(static_cast<int>(impl.shards.size()), std::memory_order_relaxed);
+  slot.unexplained.store(false, std::memory_order_relaxed);
   store.owner = this;
   store.last = state;
   ++impl.launched;
-  if (impl.shards.empty()) state->done.Signal();
+  if (impl.peers != nullptr) impl.peers->Launched(&slot);
+  if (impl.shards.empty()) impl.peers != nullptr ? impl.peers->ActsEnded(&slot) : state->done.Signal();
   for (auto& shard : impl.shards) shard->PostLaunch(index);
   return StepHandle(std::move(state));
 }
@@ -275,7 +308,8 @@ void Runtime::Close() {
   Impl& impl = *impl_;
   if (impl.closed) return;
   impl.closed = true;
-  impl.job.cancelled = true;
+  if (impl.peers != nullptr) impl.peers->Drain();
+  impl.run.cancelled = true;
   if (!impl.shards.empty()) {
     // First nothing acts any more; then what was on its way between workers has come home: a collective's
     // word to go, and the word that it is done which may follow. No step need complete for that.
@@ -284,18 +318,23 @@ void Runtime::Close() {
     for (auto& shard : impl.shards) shard->PostAbandon(&left, &all);
     Status status = impl.executor->Await(&all);
     CHECK(status.ok()) << status.message();
+    impl.collectives->Quiesce();
     impl.executor->Fence();
     impl.executor->Fence();
   }
+  if (impl.peers != nullptr) impl.peers->Close();
   impl.KeepMeasurements();
-  for (auto& slot : impl.job.slots) {
+  std::string why = impl.peers != nullptr ? impl.run.error() : "";
+  if (why.empty()) why = "closed";
+  for (auto& slot : impl.run.slots) {
     if (slot->state == nullptr || slot->state->done.Done()) continue;
-    slot->state->SetError("closed");
+    slot->state->SetError(why);
     slot->state->done.Signal();
   }
-  impl.job.slots.clear();
+  impl.run.slots.clear();
   impl.shards.clear();
-  impl.collectives.reset();
+  impl.local.reset();
+  impl.link.reset();
   std::lock_guard<std::mutex> lock(impl.store->impl()->launch_mutex);
   if (impl.store->impl()->owner == this) {
     impl.store->impl()->owner = nullptr;
@@ -318,7 +357,7 @@ std::string Runtime::Impl::DescribeStall() const {
 }
 
 bool Runtime::Impl::InFlight() const {
-  return std::any_of(job.slots.begin(), job.slots.end(),
+  return std::any_of(run.slots.begin(), run.slots.end(),
                      [](const auto& slot) { return slot->state != nullptr && !slot->state->done.Done(); });
 }
 
@@ -337,7 +376,7 @@ std::map<std::pair<int, int>, int> Runtime::PeakSlots() const {
   return peaks;
 }
 
-void Runtime::Record(bool on) { impl_->job.recording = on; }
+void Runtime::Record(bool on) { impl_->run.recording = on; }
 
 std::vector<ActRecord> Runtime::TakeRecords() {
   std::vector<ActRecord> records;
@@ -354,10 +393,10 @@ std::vector<ActRecord> Runtime::TakeRecords() {
 StepProfile Runtime::TakeProfile() {
   Impl& impl = *impl_;
   if (impl.closed) return std::exchange(impl.profile, StepProfile());
-  for (const auto& slot : impl.job.slots) {
+  for (const auto& slot : impl.run.slots) {
     if (slot->state != nullptr) (void)slot->state->Wait();
   }
-  return CollectProfile(&impl.job, impl.shards, TickScale(impl.born, ClockPoint::Now()));
+  return CollectProfile(&impl.run, impl.shards, TickScale(impl.born, ClockPoint::Now()));
 }
 
 int64_t Runtime::WriteTrace(TraceFile* file) const {

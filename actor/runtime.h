@@ -95,11 +95,15 @@ class StepHandle {
   std::shared_ptr<State> state_;
 };
 
+class Peers;  // actor/peers.h
+
 struct RuntimeOptions {
   int steps_in_flight = 2;
   int64_t first_step = 0;
   // Slices (acts and kernels) each thread keeps for WriteTrace, 40 bytes each; the first ones. 0: no tracing.
   int64_t trace_records = 0;
+  // To the same runtime of the other processes, when there are several; nullptr: alone. Outlives the runtime.
+  Peers* peers = nullptr;
 };
 
 class TraceFile;  // actor/trace.h
@@ -115,6 +119,10 @@ struct ActRecord {
 // Loads the plans (one for each rank of the store) and runs steps of them. All methods from one thread at a
 // time. Several runtimes may share a store and an executor; their steps do not overlap: Launch waits for the
 // others'.
+//
+// With peers the other ranks of the plans are in other processes, which make the same runtimes and launch the
+// same steps in the same order. Every process gets every output whole. The first error of any process ends
+// the steps under way of all, with its message.
 class Runtime {
  public:
   // Throws Error when a kernel is missing. `executor` and `store` outlive the runtime.
@@ -126,7 +134,8 @@ class Runtime {
   // feed that is missing, unknown, or of another shape or type, naming both; nothing has started then.
   StepHandle Launch(const Feeds& feeds);
   // Ends what is in flight (kernels not yet started are skipped, handles say "closed") and gives back
-  // everything. May be called at any moment, also after an error; idempotent.
+  // everything. May be called at any moment, also after an error; idempotent. With peers, which need our part
+  // of the steps they wait for, steps in flight first come to their end unless something has failed.
   void Close();
 
   int64_t next_step() const;

@@ -115,6 +115,32 @@ void TraceFile::Event(const std::string& json) {
   empty_ = false;
 }
 
+// Before the closing bracket of the last call.
+void TraceFile::Begin() {
+  out_.seekp(-static_cast<int>(std::strlen(empty_ ? "]\n" : "\n]\n")), std::ios::end);
+}
+
+void TraceFile::End() {
+  out_ << (empty_ ? "]\n" : "\n]\n");
+  Flush();
+}
+
+void TraceFile::AddEvents(const std::string& events) {
+  Begin();
+  if (!events.empty()) Event(events);
+  End();
+}
+
+std::string TraceReader::Next(size_t bytes) {
+  std::string events;
+  for (std::string line; events.size() < bytes && std::getline(in_, line);) {
+    if (line.empty() || line[0] != '{') continue;  // brackets
+    if (line.back() == ',') line.pop_back();
+    events += Cat(events.empty() ? "" : ",\n", line);
+  }
+  return events;
+}
+
 int64_t TraceFile::Add(const std::vector<plan::Plan>& plans, const std::vector<TraceBuffer>& buffers,
                        const TickScale& scale) {
   std::map<int, RankRows> ranks;
@@ -127,9 +153,7 @@ int64_t TraceFile::Add(const std::vector<plan::Plan>& plans, const std::vector<T
     for (const TraceRecord& r : buffer) (r.kernel < 0 ? acts : kernels).push_back(&r);
   }
   std::stable_sort(acts.begin(), acts.end(), [](auto* a, auto* b) { return a->start < b->start; });
-  // Before the closing bracket of the last call.
-  out_.seekp(-static_cast<int>(std::strlen(empty_ ? "]\n" : "\n]\n")), std::ios::end);
-
+  Begin();
   auto slice = [&](const TraceRecord& r, int row, const std::string& name, const std::string& more) {
     int64_t start = scale.Nanoseconds(r.start) - origin_, end = scale.Nanoseconds(r.end) - origin_;
     Event(Cat(R"({"ph":"X","name":)", Quoted(name), R"(,"cat":)", session, R"(,"pid":)", r.rank, R"(,"tid":)",
@@ -163,8 +187,7 @@ int64_t TraceFile::Add(const std::vector<plan::Plan>& plans, const std::vector<T
               R"( slices are not kept","pid":0,"tid":0,"ts":)",
               Microseconds(acts.empty() ? 0 : scale.Nanoseconds(acts.back()->end) - origin_), "}"));
   }
-  out_ << (empty_ ? "]\n" : "\n]\n");
-  Flush();
+  End();
   return missing;
 }
 

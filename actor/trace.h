@@ -40,6 +40,17 @@ class TraceBuffer {
   int64_t used_ = 0, dropped_ = 0;
 };
 
+// Reads the events of a TraceFile back, so that files become one.
+class TraceReader {
+ public:
+  explicit TraceReader(const std::string& path) : in_(path, std::ios::binary) {}
+  // About so many bytes of whole events for TraceFile::AddEvents; empty at the end.
+  std::string Next(size_t bytes);
+
+ private:
+  std::ifstream in_;
+};
+
 // A file that several runtimes may add to, one after another. It is a whole JSON array after every call.
 class TraceFile {
  public:
@@ -53,9 +64,16 @@ class TraceFile {
   int64_t Add(const std::vector<plan::Plan>& plans, const std::vector<TraceBuffer>& buffers,
               const TickScale& scale);
 
+  // Times added from here on count from this moment of the steady clock.
+  void SetOrigin(int64_t nanoseconds) { origin_ = nanoseconds; }
+  // Adds what TraceReader has read of other files.
+  void AddEvents(const std::string& events);
+
   const std::string& path() const { return path_; }
 
  private:
+  void Begin();
+  void End();
   void Event(const std::string& json);
   void Flush();
 

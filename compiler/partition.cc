@@ -55,6 +55,9 @@ class Partitioner {
 
   plan::Plan Run() {
     actor_of_.assign(logical_.segments.size(), -1);
+    positions_.resize(logical_.segments.size());
+    for (size_t i = 0; i < logical_.order.size(); ++i)
+      positions_[logical_.order[i].transition].push_back(static_cast<int>(i));
     for (size_t s = 0; s < logical_.segments.size(); ++s)
       if (Here(logical_.segments[s].slice) || Here(logical_.segments[s].from)) MakeActor(static_cast<int>(s));
     for (size_t e = 0; e < logical_.edges.size(); ++e) MakePorts(static_cast<int>(e));
@@ -247,6 +250,7 @@ class Partitioner {
       if (!program.has_out[program.me]) sent += double(program.in[program.me].elements()) * SizeOf(in.dtype);
     }
     actor->mutable_kernel(0)->set_link_bytes(sent / times);
+    for (int position : positions_[actor->id()]) c->add_position(position);
   }
 
   void MakeActor(int s) {
@@ -375,6 +379,7 @@ class Partitioner {
   std::vector<int> sizes_;
   std::vector<int> coords_;
   std::vector<int> actor_of_;  // per segment the index of its actor in the plan, -1
+  std::vector<std::vector<int>> positions_;  // per segment those of its acts in the order
   std::set<int> made_;
   plan::Plan plan_;
 };

@@ -13,17 +13,17 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/host_memory.h"
 
 namespace oneflow_like {
 namespace {
 
 constexpr size_t kAlignment = 64;
 // From this size on a block is mapped by itself: zero pages, given back to the system when freed.
-constexpr size_t kMapFrom = size_t{1} << 20;
+constexpr size_t kMapFrom = kComparedFrom;
 
 std::atomic<int64_t> held_bytes{0}, held_blocks{0}, allocations{0};
 
-// The system grants more memory than it has and ends the process when pages run out, so we compare ourselves.
 struct HostLimits {
   int64_t available = std::numeric_limits<int64_t>::max();  // now
   int64_t total = std::numeric_limits<int64_t>::max();      // of the machine, or of this container
@@ -46,24 +46,36 @@ HostLimits ReadHostLimits() {
   return limits;
 }
 
-class HostMemory : public Memory {
+// Counts a block of a host device for as long as it lives.
+class Counted {
  public:
-  HostMemory(void* data, size_t bytes, size_t reserved) : data_(data), bytes_(bytes), reserved_(reserved) {
-    held_bytes += static_cast<int64_t>(bytes_);
+  explicit Counted(size_t bytes) : bytes_(static_cast<int64_t>(bytes)) {
+    held_bytes += bytes_;
     ++held_blocks;
     ++allocations;
   }
-  ~HostMemory() override {
-    held_bytes -= static_cast<int64_t>(bytes_);
+  ~Counted() {
+    held_bytes -= bytes_;
     --held_blocks;
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  int64_t bytes_;
+};
+
+class HostMemory : public Memory {
+ public:
+  HostMemory(void* data, size_t bytes, size_t reserved)
+      : data_(data), bytes_(bytes), reserved_(reserved), counted_(bytes) {}
+  ~HostMemory() override {
     if (reserved_ >= kMapFrom) {
       munmap(data_, reserved_);
     } else {
       std::free(data_);
     }
   }
-  HostMemory(const HostMemory&) = delete;
-  HostMemory& operator=(const HostMemory&) = delete;
 
   void* data() override { return data_; }
   size_t bytes() const override { return bytes_; }
@@ -71,6 +83,20 @@ class HostMemory : public Memory {
  private:
   void* data_;
   size_t bytes_, reserved_;
+  Counted counted_;
+};
+
+// A block that somebody else's source gave.
+class SourcedMemory : public Memory {
+ public:
+  explicit SourcedMemory(std::unique_ptr<Memory> memory)
+      : memory_(std::move(memory)), counted_(memory_->bytes()) {}
+  void* data() override { return memory_->data(); }
+  size_t bytes() const override { return memory_->bytes(); }
+
+ private:
+  std::unique_ptr<Memory> memory_;
+  Counted counted_;
 };
 
 class HostStream : public DeviceStream {
@@ -90,17 +116,14 @@ class HostStream : public DeviceStream {
 
 class HostDevice : public Device {
  public:
-  explicit HostDevice(int index) : index_(index) {}
+  HostDevice(int index, MemorySource* source) : index_(index), source_(source) {}
   const std::string& kind() const override { return kind_; }
   int index() const override { return index_; }
 
   std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override {
-    if (bytes >= kMapFrom) {
-      HostLimits limits = ReadHostLimits();
-      int64_t unreserved = std::max<int64_t>(0, limits.total - held_bytes.load());
-      int64_t available = std::min(limits.available, unreserved);
-      if (bytes > static_cast<size_t>(available)) FailShort(bytes, what, available);
-    }
+    std::string name = Cat("device cpu:", index_);
+    CheckHostHas(bytes, name, what);
+    if (source_ != nullptr) return std::make_unique<SourcedMemory>(source_->Allocate(bytes, what));
     size_t reserved = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     void* data = nullptr;
     if (reserved >= kMapFrom) {
@@ -112,7 +135,7 @@ class HostDevice : public Device {
       data = std::aligned_alloc(kAlignment, reserved);
       if (data != nullptr) std::memset(data, 0, reserved);
     }
-    if (data == nullptr) FailShort(bytes, what, ReadHostLimits().available);
+    if (data == nullptr) FailShortOfMemory(name, what, bytes, FreeHostBytes());
     return std::make_unique<HostMemory>(data, bytes, reserved);
   }
 
@@ -127,18 +150,31 @@ class HostDevice : public Device {
   }
 
  private:
-  [[noreturn]] void FailShort(size_t bytes, const std::string& what, int64_t available) const {
-    Fail("device cpu:", index_, " has no memory for ", what, ": ", bytes, " bytes are needed, ", available,
-         " bytes are free");
-  }
-
   std::string kind_ = "cpu";
   int index_;
+  MemorySource* source_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> MakeHostDevice(int index) { return std::make_unique<HostDevice>(index); }
+int64_t FreeHostBytes() {
+  HostLimits limits = ReadHostLimits();
+  return std::min(limits.available, std::max<int64_t>(0, limits.total - held_bytes.load()));
+}
+
+void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes, int64_t free) {
+  Fail(owner, " has no memory for ", what, ": ", bytes, " bytes are needed, ", free, " bytes are free");
+}
+
+void CheckHostHas(size_t bytes, const std::string& owner, const std::string& what) {
+  if (bytes < kComparedFrom) return;
+  int64_t free = FreeHostBytes();
+  if (bytes > static_cast<size_t>(free)) FailShortOfMemory(owner, what, bytes, free);
+}
+
+std::unique_ptr<Device> MakeHostDevice(int index, MemorySource* source) {
+  return std::make_unique<HostDevice>(index, source);
+}
 
 HostMemoryStats GetHostMemoryStats() {
   return {.bytes = held_bytes.load(), .blocks = held_blocks.load(), .allocations = allocations.load()};

@@ -44,8 +44,17 @@ class Device {
   virtual std::unique_ptr<DeviceStream> MakeStream(const std::string& name) = 0;
 };
 
-// A virtual device of this process's host memory.
-std::unique_ptr<Device> MakeHostDevice(int index);
+// Where a host device's memory comes from when it is not this process's alone (net/: memory that other
+// processes of the host see).
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  // Zeroed. Throws Error naming `what`, the bytes asked for and the bytes free when memory is short.
+  virtual std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) = 0;
+};
+
+// A virtual device of host memory: this process's, or from `source`, which outlives the device.
+std::unique_ptr<Device> MakeHostDevice(int index, MemorySource* source = nullptr);
 
 // Bytes and number of blocks all host devices hold and have ever allocated, for tests that count.
 struct HostMemoryStats {

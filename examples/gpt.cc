@@ -112,9 +112,9 @@ Feeds FeedsOf(const TokenBatch& batch, const std::string& prefix) {
           {prefix + "targets", ToHost(batch.targets, shape)}};
 }
 
-void RunTraining(Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
+void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
   const double tokens_per_step = static_cast<double>(FLAGS_batch * FLAGS_context);
-  ProgressLine progress;
+  ProgressLine progress(launcher);
   std::deque<StepResult> in_flight;
   Stopwatch watch;
   float loss = 0;
@@ -142,13 +142,13 @@ void RunTraining(Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
   }
   while (!in_flight.empty()) finish_one();
   progress.End();
-  std::printf("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(FLAGS_steps),
-              MinutesAndSeconds(last_end).c_str(), static_cast<double>(loss),
-              tokens_per_step * FLAGS_steps / last_end);
+  launcher.Print("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(FLAGS_steps),
+                 MinutesAndSeconds(last_end).c_str(), static_cast<double>(loss),
+                 tokens_per_step * FLAGS_steps / last_end);
 }
 
 // The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
-void MeasureHeldOut(Model& model, GptConfig config, TokenSpan text) {
+void MeasureHeldOut(const Launcher& launcher, Model& model, GptConfig config, TokenSpan text) {
   config.dropout = 0;
   const Dims shape = {FLAGS_batch, FLAGS_context};
   Tensor tokens = model.Input("eval_tokens", shape, DType::kInt32, {{"dp", S(0)}});
@@ -164,8 +164,8 @@ void MeasureHeldOut(Model& model, GptConfig config, TokenSpan text) {
     total += static_cast<double>(eval.Run(FeedsOf(batch, "eval_")).Scalar("loss")) * batch.tokens.size();
     counted += batch.counted;
   }
-  std::printf("held-out loss %.4f over %lld tokens (perplexity %.2f)\n", total / counted,
-              static_cast<long long>(counted), std::exp(total / counted));
+  launcher.Print("held-out loss %.4f over %lld tokens (perplexity %.2f)\n", total / counted,
+                 static_cast<long long>(counted), std::exp(total / counted));
 }
 
 int32_t Draw(const float* logits, int64_t classes, double temperature, float uniform) {
@@ -183,7 +183,8 @@ int32_t Draw(const float* logits, int64_t classes, double temperature, float uni
   return static_cast<int32_t>(best);
 }
 
-void WriteSample(Model& model, GptConfig config, const TokenData& data, uint64_t seed) {
+void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const TokenData& data,
+                 uint64_t seed) {
   config.dropout = 0;
   const int64_t context = config.context, classes = config.vocabulary;
   // One sequence: every replica of dp computes it whole.
@@ -212,14 +213,14 @@ void WriteSample(Model& model, GptConfig config, const TokenData& data, uint64_t
     else
       text += Cat(token, " ");
   }
-  std::printf("--- a sample%s ---\n%s\n", data.bytes ? "" : ", as token numbers", Escaped(text).c_str());
+  launcher.Print("--- a sample%s ---\n%s\n", data.bytes ? "" : ", as token numbers", Escaped(text).c_str());
 }
 
 int Run(const Launcher& launcher) {
   CheckFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, "cpu:dp=1,tp=1,pp=1");
   CheckGpt(ConfigOf(1), mesh);
-  StepLog log(FLAGS_log_json);
+  StepLog log(launcher.main_process() ? FLAGS_log_json : "");
   const TokenData data = LoadTokens(FLAGS_text);
   const TextSplit split = SplitText(data.tokens, FLAGS_context, FLAGS_text);
   const GptConfig config = ConfigOf(data.vocabulary);
@@ -228,20 +229,20 @@ int Run(const Launcher& launcher) {
   Model model(mesh, options);
   Session train = MakeTraining(model, config);
   if (launcher.dry_run()) {
-    std::printf("%s", train.SummaryText().c_str());
+    launcher.Print("%s", train.SummaryText().c_str());
     return 0;
   }
-  std::printf("%s: %lld tokens to learn from, %lld held out, vocabulary %lld, on %s\n", FLAGS_text.c_str(),
-              static_cast<long long>(split.train.size()), static_cast<long long>(split.held_out.size()),
-              static_cast<long long>(config.vocabulary), mesh.str().c_str());
-  RunTraining(train, split.train, options.seed, log);
+  launcher.Print("%s: %lld tokens to learn from, %lld held out, vocabulary %lld, on %s\n", FLAGS_text.c_str(),
+                 static_cast<long long>(split.train.size()), static_cast<long long>(split.held_out.size()),
+                 static_cast<long long>(config.vocabulary), mesh.str().c_str());
+  RunTraining(launcher, train, split.train, options.seed, log);
   if (FLAGS_eval_batches > 0 && split.held_out.empty()) {
-    std::printf("the text is too short to hold any of it out\n");
+    launcher.Print("the text is too short to hold any of it out\n");
   } else if (FLAGS_eval_batches > 0) {
-    MeasureHeldOut(model, config, split.held_out);
+    MeasureHeldOut(launcher, model, config, split.held_out);
   }
-  if (FLAGS_sample_tokens > 0) WriteSample(model, config, data, options.seed);
-  std::printf("%s", train.ProfileText().c_str());
+  if (FLAGS_sample_tokens > 0) WriteSample(launcher, model, config, data, options.seed);
+  launcher.Print("%s", train.ProfileText().c_str());
   return 0;
 }
 

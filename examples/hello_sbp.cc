@@ -83,7 +83,7 @@ std::string Row(const Matrix& m, int64_t row) {
 }
 
 // Matrices of one rank beside each other.
-void Print(const std::vector<std::pair<std::string, const Matrix*>>& matrices) {
+void Print(const Launcher& launcher, const std::vector<std::pair<std::string, const Matrix*>>& matrices) {
   int64_t rows = 0;
   for (const auto& [name, m] : matrices) rows = std::max(rows, m->box.extent[0]);
   for (int64_t row = 0; row < rows; ++row) {
@@ -96,15 +96,18 @@ void Print(const std::vector<std::pair<std::string, const Matrix*>>& matrices) {
       line += cell;
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    std::printf("%s\n", line.c_str());
+    launcher.Print("%s\n", line.c_str());
   }
 }
 
 // The same through the framework: the operands held to the signature, the result to B. Returns whether the
 // value is the whole product.
-bool RunModel(const Mesh& mesh, const Signature& signature, Matrix& a, Matrix& b, const Matrix& expected) {
+bool RunModel(const Launcher& launcher, const Mesh& mesh, const Signature& signature, Matrix& a, Matrix& b,
+              const Matrix& expected) {
   const std::string axis = mesh.axis_name(0);
-  Model model(mesh);
+  ModelOptions options = launcher.model_options();
+  options.trace_file.clear();  // every signature has a model of its own
+  Model model(mesh, options);
   Tensor ta = annotate(model.Input("a", a.box.extent, DType::kFloat32), {{axis, signature.in[0]}});
   Tensor tb = annotate(model.Input("b", b.box.extent, DType::kFloat32), {{axis, signature.in[1]}});
   Tensor y = annotate(matmul(ta, tb), {{axis, signature.out[0]}});
@@ -118,13 +121,13 @@ bool RunModel(const Mesh& mesh, const Signature& signature, Matrix& a, Matrix& b
   return true;
 }
 
-bool Show(const Mesh& mesh, const Signature& signature) {
+bool Show(const Launcher& launcher, const Mesh& mesh, const Signature& signature) {
   const Dims a_shape = {4, 3}, b_shape = {3, 2}, y_shape = {4, 2};
   Matrix a = Counting(a_shape), b = Counting(b_shape);
   const Matrix expected = Product(a, b);
-  std::printf("%s", signature.str().c_str());
-  if (!signature.label.empty()) std::printf("   (axis %s is cut)", signature.label.c_str());
-  std::printf("\n");
+  launcher.Print("%s", signature.str().c_str());
+  if (!signature.label.empty()) launcher.Print("   (axis %s is cut)", signature.label.c_str());
+  launcher.Print("\n");
 
   // Both ranks start with everything; taking their parts of it moves nothing.
   const Moved a_held = Box1D(mesh, a_shape, {a, a}, B(), signature.in[0]);
@@ -132,8 +135,8 @@ bool Show(const Mesh& mesh, const Signature& signature) {
   std::vector<Matrix> y;
   for (int rank = 0; rank < mesh.size(); ++rank) y.push_back(Product(a_held.held[rank], b_held.held[rank]));
   for (int rank = 0; rank < mesh.size(); ++rank) {
-    std::printf("  rank %d holds\n", rank);
-    Print({{"a", &a_held.held[rank]}, {"b", &b_held.held[rank]}, {"y", &y[rank]}});
+    launcher.Print("  rank %d holds\n", rank);
+    Print(launcher, {{"a", &a_held.held[rank]}, {"b", &b_held.held[rank]}, {"y", &y[rank]}});
   }
 
   const Layout from{WholeMesh(mesh), {B(), signature.out[0]}}, to{WholeMesh(mesh), {B(), B()}};
@@ -142,11 +145,11 @@ bool Show(const Mesh& mesh, const Signature& signature) {
     steps += (steps.empty() ? "" : ", then ") + step.primitive;
   }
   const Moved whole = Box1D(mesh, y_shape, y, signature.out[0], B());
-  std::printf("  y: %s -> B by %s; %lld elements moved\n", signature.out[0].str().c_str(),
-              steps.empty() ? "nothing" : steps.c_str(), static_cast<long long>(whole.elements));
-  bool right = RunModel(mesh, signature, a, b, expected);
+  launcher.Print("  y: %s -> B by %s; %lld elements moved\n", signature.out[0].str().c_str(),
+                 steps.empty() ? "nothing" : steps.c_str(), static_cast<long long>(whole.elements));
+  bool right = RunModel(launcher, mesh, signature, a, b, expected);
   for (const Matrix& m : whole.held) right = right && m.values == expected.values;
-  std::printf("  compiled and run: %s\n\n", right ? "every rank has the whole product" : "WRONG");
+  launcher.Print("  compiled and run: %s\n\n", right ? "every rank has the whole product" : "WRONG");
   return right;
 }
 
@@ -156,10 +159,11 @@ int Run(const Launcher& launcher) {
   const Attrs none;
   OpCall call{"matmul", "matmul", {{4, 3}, {3, 2}}, {DType::kFloat32, DType::kFloat32}, &none};
   const BoundRule rule = BindOp(BuiltinCatalog().Get("matmul"), call);
-  std::printf("y[m n] = a[m k] b[k n], m = 4, k = 3, n = 2, on %s.\n", mesh.str().c_str());
-  std::printf("S(i): cut along axis i. B: the same on both. P: what is meant is the sum of both.\n\n");
+  launcher.Print("y[m n] = a[m k] b[k n], m = 4, k = 3, n = 2, on %s.\n", mesh.str().c_str());
+  launcher.Print("S(i): cut along axis i. B: the same on both. P: what is meant is the sum of both.\n\n");
   bool right = true;
-  for (const Signature& signature : Signatures(rule, {{}, {}}, mesh.size())) right &= Show(mesh, signature);
+  for (const Signature& signature : Signatures(rule, {{}, {}}, mesh.size()))
+    right &= Show(launcher, mesh, signature);
   return right ? 0 : 1;
 }
 

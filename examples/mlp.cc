@@ -108,8 +108,13 @@ double Accuracy(Session& eval, const ImageSet& set) {
 
 class Trainer {
  public:
-  Trainer(Session session, const ImageSet& set, int64_t steps, uint64_t seed)
-      : session_(std::move(session)), set_(set), steps_(steps), seed_(seed), log_(FLAGS_log_json) {}
+  Trainer(const Launcher& launcher, Session session, const ImageSet& set, int64_t steps, uint64_t seed)
+      : session_(std::move(session)),
+        set_(set),
+        steps_(steps),
+        seed_(seed),
+        log_(launcher.main_process() ? FLAGS_log_json : ""),
+        progress_(launcher) {}
 
   void RunEpoch(int64_t epoch) {
     const std::vector<int32_t> order = Shuffled(set_.count, seed_, epoch);
@@ -167,20 +172,20 @@ int Run(const Launcher& launcher) {
   Model model(mesh, options);
   Session train = MakeTraining(model, train_set.pixels, steps);
   if (launcher.dry_run()) {
-    std::printf("%s", train.SummaryText().c_str());
+    launcher.Print("%s", train.SummaryText().c_str());
     return 0;
   }
-  Trainer trainer(std::move(train), train_set, steps, options.seed);
+  Trainer trainer(launcher, std::move(train), train_set, steps, options.seed);
   Session eval = MakeEvaluation(model, train_set.pixels);
   double accuracy = 0;
   for (int64_t epoch = 0; epoch < FLAGS_epochs; ++epoch) {
     trainer.RunEpoch(epoch);
     accuracy = Accuracy(eval, test_set);
-    std::printf("epoch %lld: test accuracy %.2f %%\n", static_cast<long long>(epoch + 1), accuracy);
+    launcher.Print("epoch %lld: test accuracy %.2f %%\n", static_cast<long long>(epoch + 1), accuracy);
     std::fflush(stdout);
   }
-  std::printf("%s", trainer.ProfileText().c_str());
-  std::printf("test accuracy %.1f %%\n", accuracy);
+  launcher.Print("%s", trainer.ProfileText().c_str());
+  launcher.Print("test accuracy %.1f %%\n", accuracy);
   return 0;
 }
 

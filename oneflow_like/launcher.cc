@@ -6,9 +6,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
+
+#include "actor/trace.h"
+#include "net/job.h"
+#include "net/local_launcher.h"
+#include "oneflow_like/model_impl.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
 DEFINE_uint64(seed, 1, "seed of weights, masks and batches");
@@ -19,20 +27,101 @@ DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the 
 DEFINE_string(trace, "",
               "file that gets what every stream did when; open it with ui.perfetto.dev or chrome://tracing");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
+DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
+DEFINE_double(start_timeout, 60, "seconds for all processes to come");
+DEFINE_double(peer_timeout, 10, "seconds after which all processes have ended when one is lost");
+DEFINE_string(network, "", "UCX devices to other hosts, e.g. eth0 or mlx5_0:1; empty: UCX chooses");
+DEFINE_bool(shared_memory, true, "use shared memory between processes of one host");
+DECLARE_string(log_dir);                  // of glog
+DECLARE_bool(timestamp_in_logfile_name);  // of glog
 
 namespace oneflow_like {
 
+namespace {
+
+const char* const kTerminalVariable = "ONEFLOW_LIKE_TTY";
+
+const char* Variable(const char* name) { return std::getenv(name); }
+
+void PrintError(const std::exception& error) {
+  std::cout << std::flush;
+  std::cerr << "error: " << error.what() << std::endl;
+}
+
+void CheckFlags() {
+  if (FLAGS_processes < 1) Fail("--processes is ", FLAGS_processes, ", must be at least 1");
+  for (auto [flag, value] :
+       {std::pair{"start_timeout", FLAGS_start_timeout}, std::pair{"peer_timeout", FLAGS_peer_timeout}})
+    if (!(value > 0)) Fail("--", flag, " is ", value, ", must be more than 0 seconds");
+}
+
+}  // namespace
+
 Launcher::Launcher(int* argc, char*** argv, const std::string& usage) {
+  const std::vector<std::string> given(*argv, *argv + *argc);
   gflags::SetUsageMessage(usage);
   gflags::ParseCommandLineFlags(argc, argv, true);
-  static bool logging = false;
-  if (!logging) google::InitGoogleLogging((*argv)[0]);
-  logging = true;
-  FLAGS_logtostderr = true;
-  if (*argc > 1) {
-    std::cerr << "error: '" << (*argv)[1] << "' is not a flag; flags start with --, see --help\n";
+  try {
+    if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
+    CheckFlags();
+    Join(given);
+  } catch (const std::exception& e) {
+    PrintError(e);
+    label_.reset();  // relays the line
     exit(1);
   }
+}
+
+Launcher::~Launcher() = default;
+
+void Launcher::Join(const std::vector<std::string>& argv) {
+  const ProcessIdentity identity = ReadIdentity(Variable);
+  if (FLAGS_processes > 1 && identity.launcher != "--processes") {
+    if (!identity.launcher.empty())
+      Fail("--processes=", FLAGS_processes, " starts processes, but ", identity.launcher,
+           " has started this one as one of ", identity.processes, "; use one of the two");
+    LocalJob local;
+    local.processes = FLAGS_processes;
+    local.argv = argv;  // a copy knows by its environment that it is one
+    local.grace = FLAGS_peer_timeout;
+    local.log_dir = FLAGS_log_dir;
+    exit(RunLocalJob(local));
+  }
+  const bool ours = identity.launcher == "--processes";
+  terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
+  StartLog(argv[0], identity.process, identity.alone());
+  if (identity.alone()) return;
+  if (identity.process > 0 && !ours) label_ = std::make_unique<LabelledOutput>(identity.process);
+  JobOptions options;
+  options.start_timeout = FLAGS_start_timeout;
+  options.peer_timeout = FLAGS_peer_timeout;
+  options.devices = FLAGS_network;
+  options.shared_memory = FLAGS_shared_memory;
+  job_ = Job::Join(identity, options);
+  if (label_)
+    job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
+}
+
+void Launcher::StartLog(const std::string& program, int process, bool alone) const {
+  static bool started = false;
+  if (!started) {
+    static std::string name;
+    name = program;  // glog keeps the pointer
+    google::InitGoogleLogging(name.c_str());
+  }
+  started = true;
+  FLAGS_logtostderr = FLAGS_log_dir.empty();
+  if (FLAGS_log_dir.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(FLAGS_log_dir, error);
+  if (error) Fail("log folder ", FLAGS_log_dir, " cannot be made: ", error.message());
+  const std::string file = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
+                               alone ? "" : Cat(".process", process), ".log");
+  FLAGS_timestamp_in_logfile_name = false;
+  FLAGS_alsologtostderr = true;
+  google::SetLogDestination(google::GLOG_INFO, file.c_str());
+  for (int severity : {google::GLOG_WARNING, google::GLOG_ERROR, google::GLOG_FATAL})
+    google::SetLogDestination(severity, "");  // they are in the file of all
 }
 
 Mesh Launcher::mesh(const std::vector<std::string>& axes, const std::string& otherwise) const {
@@ -57,6 +146,7 @@ ModelOptions Launcher::model_options() const {
   options.dump_dir = FLAGS_dump_dir;
   options.memory_budget = FLAGS_memory_budget;
   options.trace_file = FLAGS_trace;
+  options.job = job_;
   if (FLAGS_threads < 0) Fail("--threads is ", FLAGS_threads, ", must be 0 or more");
   options.threads = FLAGS_threads;
   if (FLAGS_kernel_threads < 0) Fail("--kernel_threads is ", FLAGS_kernel_threads, ", must be 0 or more");
@@ -66,14 +156,53 @@ ModelOptions Launcher::model_options() const {
 
 bool Launcher::dry_run() const { return FLAGS_dry_run; }
 
+bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
+
+void Launcher::Print(const char* format, ...) const {
+  if (!main_process()) return;
+  va_list args;
+  va_start(args, format);
+  std::vprintf(format, args);
+  va_end(args);
+}
+
 int Launcher::Main(const std::function<int()>& body) const {
   try {
-    return body();
+    int code = body();
+    if (job_) {
+      if (!FLAGS_trace.empty()) JoinTraces();
+      std::cout << std::flush;
+      job_->Finish(true);
+    }
+    return code;
   } catch (const std::exception& e) {
-    std::cout << std::flush;
-    std::cerr << "error: " << e.what() << std::endl;
+    PrintError(e);
+    if (job_) {
+      job_->Fail(e.what());  // nothing, when it is what has failed already
+      job_->Finish(false);
+    }
     return 1;
   }
+}
+
+// Every process reads its file a part at a time, so that nobody holds more than one part of each.
+void Launcher::JoinTraces() const {
+  constexpr size_t kPart = 4 << 20;
+  const std::string mine = TraceFileOf(FLAGS_trace, job_.get());
+  if (!std::filesystem::exists(mine)) return;  // the program has made no model
+  std::unique_ptr<TraceFile> whole;
+  if (main_process()) whole = std::make_unique<TraceFile>(FLAGS_trace);
+  TraceReader reader(mine);
+  for (bool more = true; more;) {
+    more = false;
+    for (const std::string& part : job_->AllGather("traces", reader.Next(kPart))) {
+      if (part.empty()) continue;
+      more = true;
+      if (whole) whole->AddEvents(part);
+    }
+  }
+  std::error_code ignored;
+  std::filesystem::remove(mine, ignored);
 }
 
 template <typename T>
@@ -90,8 +219,9 @@ template HostTensor ToHost<int64_t>(const std::vector<int64_t>&, const Dims&);
 template HostTensor ToHost<uint8_t>(const std::vector<uint8_t>&, const Dims&);
 
 void ProgressLine::Update(const std::string& text) {
+  if (!launcher_.main_process()) return;
   double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  bool terminal = isatty(STDOUT_FILENO);
+  bool terminal = launcher_.terminal();
   if (now - last_ < (terminal ? 0.1 : 10.0)) return;
   last_ = now;
   if (terminal) {
@@ -106,7 +236,7 @@ void ProgressLine::Update(const std::string& text) {
 }
 
 void ProgressLine::End() {
-  if (isatty(STDOUT_FILENO) && width_ > 0) std::printf("\n");
+  if (launcher_.terminal() && width_ > 0) std::printf("\n");
   std::fflush(stdout);
   width_ = 0;
   last_ = 0;

@@ -1,8 +1,9 @@
-// Launcher: what main() starts with. It owns the flags every program of this library has, and turns mistakes
-// into one sentence and a non-zero exit.
+// Launcher: what main() starts with. It owns the flags every program of this library has, finds the other
+// processes of the program when there are several, and turns mistakes into one sentence and a non-zero exit.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,33 +12,63 @@
 
 namespace oneflow_like {
 
-// Flags: --mesh --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget
-// (gflags; the program may define its own).
+class LabelledOutput;  // net/local_launcher.h
+
+// Flags: --mesh --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for several
+// processes --processes --start_timeout --peer_timeout --network --shared_memory (gflags; the program may
+// define its own).
+//
+// A program runs unchanged as several processes, each with an equal share of the mesh: started by
+// --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say
+// who is who (net/identity.h). Nothing else of the library reads the environment.
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
-  // with a message and exit code 1.
+  // with a message and exit code 1. With --processes it starts the copies and ends with their exit code; in a
+  // copy it returns once all have found one another.
   Launcher(int* argc, char*** argv, const std::string& usage);
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
   // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes the flag leaves out
   // have extent 1, others are an Error.
   Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise) const;
   ModelOptions model_options() const;
   bool dry_run() const;
-  // Runs the program's body; an Error (or std::exception) is printed as "error: ..." and gives exit code 1.
+  // Whether this process is the one that talks to people and writes results: alone, or number 0.
+  bool main_process() const;
+  // To standard output, of the main process alone; as printf.
+  void Print(const char* format, ...) const __attribute__((format(printf, 2, 3)));
+  // Whether what the main process prints is seen on a terminal, also through --processes.
+  bool terminal() const { return terminal_; }
+  // Runs the program's body; an Error (or std::exception) is printed as "error: ..." and gives exit code 1,
+  // after the other processes have been told of it. At the end the processes' traces become one.
   int Main(const std::function<int()>& body) const;
+
+ private:
+  void StartLog(const std::string& program, int process, bool alone) const;
+  void Join(const std::vector<std::string>& argv);
+  void JoinTraces() const;
+
+  std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher labels nothing
+  std::shared_ptr<Job> job_;
+  bool terminal_ = false;
 };
 
 // host[i] as tensors: copies `values` (row-major).
 template <typename T>
 HostTensor ToHost(const std::vector<T>& values, const Dims& shape);
 
-// One line on the terminal that rewrites itself (a line now and then when standard output is no terminal).
+// One line on the terminal that rewrites itself (a line now and then when standard output is no terminal). Of
+// the main process alone.
 class ProgressLine {
  public:
+  // The launcher stays.
+  explicit ProgressLine(const Launcher& launcher) : launcher_(launcher) {}
   void Update(const std::string& text);
   void End();
 
  private:
+  const Launcher& launcher_;
   size_t width_ = 0;
   double last_ = 0;
 };

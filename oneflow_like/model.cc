@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/random.h"
+#include "net/job.h"
 #include "oneflow_like/model_impl.h"
 #include "ops/cpu/manifest.h"
 #include "ops/manifest.h"
@@ -23,22 +24,59 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   AddBoxingKernels(&registry);
   AddCpuKernels(&registry);
   if (options.kernels) options.kernels(&registry);
-  if (!options.trace_file.empty()) trace = std::make_unique<TraceFile>(options.trace_file);
+  if (options.job) JoinJob();
+  if (!options.trace_file.empty())
+    trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
 }
+
+void ModelImpl::JoinJob() {
+  Job* job = options.job.get();
+  const Mesh& mesh = graph.mesh();
+  if (mesh.size() % job->processes() != 0)
+    Fail("mesh ", mesh.str(), " has ", mesh.size(), " devices, which ", job->processes(),
+         " processes cannot share equally");
+  job->SetWorld(mesh.size());
+  if (options.trace_file.empty()) return;
+  std::vector<std::string> clocks = job->AllGather("start of the trace", std::to_string(ClockNow()));
+  trace_origin = std::stoll(clocks[0]);
+}
+
+std::string TraceFileOf(const std::string& file, const Job* job) {
+  return job ? Cat(file, ".process", job->process()) : file;
+}
+
+int64_t ModelImpl::TraceOriginHere() const {
+  return trace_origin - options.job->network()->OffsetTo(0).offset_ns;
+}
+
+namespace {
+
+// Of the job's processes on this host.
+int ProcessesHere(const Job& job) {
+  const std::vector<PeerInfo>& peers = job.peers();
+  const std::string& key = peers[job.process()].host_key;
+  return static_cast<int>(
+      std::count_if(peers.begin(), peers.end(), [&](const PeerInfo& p) { return p.host_key == key; }));
+}
+
+}  // namespace
 
 void ModelImpl::Load() {
   if (store) return;
   const Mesh& mesh = graph.mesh();
   if (mesh.kind() != "cpu")
     Fail("mesh ", mesh.str(), ": this build has no backend for '", mesh.kind(), "' devices; use a cpu mesh");
+  Job* job = options.job.get();
   std::vector<int> ranks;
   std::vector<std::unique_ptr<Device>> devices;
-  for (int r = 0; r < mesh.size(); ++r) {
+  int hosted = mesh.size() / (job ? job->processes() : 1), first = job ? job->process() * hosted : 0;
+  for (int r = first; r < first + hosted; ++r) {
     ranks.push_back(r);
-    devices.push_back(MakeHostDevice(r));
+    devices.push_back(MakeHostDevice(r, job ? job->region() : nullptr));
   }
   int cores = std::max(1u, std::thread::hardware_concurrency());
-  int threads = options.threads > 0 ? options.threads : std::min(cores, mesh.size());
+  if (job) cores = std::max(1, cores / ProcessesHere(*job));
+  int threads = options.threads > 0 ? options.threads : std::min(cores, hosted);
   store = std::make_unique<Store>(ranks, std::move(devices));
   int kernel_threads = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
   executor = MakeThreadExecutor(threads, kernel_threads);
@@ -256,52 +294,6 @@ Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, con
   int id = impl_->graph.AddRaw(node, {{name, dtype, shape}});
   impl_->inputs[name] = id;
   return Tensor(&impl_->graph, impl_->graph.node(id).out[0]);
-}
-
-HostTensor Model::Read(const std::string& variable) const {
-  impl_->WaitIdle();
-  HostTensor whole;
-  if (impl_->store)
-    for (int rank : impl_->store->ranks())
-      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) {
-        if (v.name != variable) continue;
-        if (!whole.data) whole = HostTensor::Make(v.dtype, v.global);
-        Piece from{impl_->store->Variable(rank, variable), v.box};
-        Piece to{whole.data.get(), Box::Whole(v.global)};
-        if (!v.box.empty()) CopyBox(v.dtype, v.box, from, to);
-      }
-  if (!whole.data) Fail("variable '", variable, "' is not there: no session that has run makes it");
-  return whole;
-}
-
-void Model::Write(const std::string& variable, const HostTensor& value) {
-  impl_->WaitIdle();
-  bool found = false;
-  if (impl_->store)
-    for (int rank : impl_->store->ranks())
-      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) {
-        if (v.name != variable) continue;
-        if (v.dtype != value.dtype || v.global != value.shape)
-          Fail("variable '", variable, "' is ", Name(v.dtype), v.global.str(), " but the value written is ",
-               Name(value.dtype), value.shape.str());
-        if (!value.data && value.bytes() > 0)
-          Fail("the value written to variable '", variable, "' holds no data");
-        found = true;
-        Piece from{value.data.get(), Box::Whole(v.global)};
-        Piece to{impl_->store->Variable(rank, variable), v.box};
-        if (!v.box.empty()) CopyBox(v.dtype, v.box, from, to);
-      }
-  if (!found) Fail("variable '", variable, "' is not there: no session that has run makes it");
-}
-
-std::vector<std::string> Model::Variables() const {
-  std::vector<std::string> names;
-  if (impl_->store)
-    for (int rank : impl_->store->ranks())
-      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) names.push_back(v.name);
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  return names;
 }
 
 Tensor annotate(Tensor x, const Annotation& sbp, Here at) {

@@ -16,6 +16,7 @@
 
 namespace oneflow_like {
 
+class Job;  // net/job.h
 struct ModelImpl;
 
 // Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be
@@ -77,11 +78,16 @@ class Scope {
 
 struct ModelOptions {
   uint64_t seed = 1;
-  int threads = 0;         // runtime threads; 0: as many as cores, at most one per stream
+  int threads = 0;  // runtime threads; 0: as many as cores (of this process's share), at most one per device
   int kernel_threads = 0;  // threads that one kernel may use; 0: an equal share of the cores
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
   std::string
       trace_file;  // every session adds what its streams did when, once it closes (ui.perfetto.dev opens it)
+  // This process is one of several that run the same program (Launcher makes it); nullptr: alone. Each hosts
+  // an equal share of the mesh's ranks, and writes its part of the trace to <trace_file>.process<k>, which
+  // Launcher::Main joins at the end. All must make the same models and sessions and call the same methods of
+  // them in the same order; what a method gives is the same on all of them.
+  std::shared_ptr<Job> job;
   int64_t memory_budget = 0;  // bytes per device; a plan above is refused; 0: none
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
   // reference kernels run wherever `kernels` registers no faster one.
@@ -91,6 +97,7 @@ struct ModelOptions {
 
 class Model {
  public:
+  // Throws Error when the processes of a job cannot share the mesh equally.
   explicit Model(Mesh mesh, const ModelOptions& options = {});
   ~Model();
   Model(const Model&) = delete;
@@ -102,11 +109,12 @@ class Model {
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
                int batch_axis = 0, OFL_HERE);
   // A whole variable, assembled from the ranks (weights, and optimizer state as "adam_m/<weight>"). Waits for
-  // steps in flight. Throws Error when no session has made it yet.
+  // steps in flight. Throws Error when no session has made it yet. With a job all processes must read it, and
+  // all get it whole.
   HostTensor Read(const std::string& variable) const;
-  // Replaces it; throws Error for another shape or type.
+  // Replaces it; throws Error for another shape or type. With a job all processes must write the same value.
   void Write(const std::string& variable, const HostTensor& value);
-  std::vector<std::string> Variables() const;
+  std::vector<std::string> Variables() const;  // with a job, of all processes, which must all ask
 
   ModelImpl* impl() const { return impl_.get(); }
 

@@ -24,10 +24,13 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
   ModelImpl(Mesh mesh, const ModelOptions& options);
 
-  // Makes devices, store and threads, the first time.
+  // Of the ranks this process hosts: devices, store and threads, the first time.
   void Load();
   // Steps of all sessions have ended when this returns.
   void WaitIdle() const;
+
+  // With a job, its moment on this process's steady clock that times in the traces count from.
+  int64_t TraceOriginHere() const;
 
   ModelOptions options;
   Catalog catalog;  // the built-in operators and the user's
@@ -38,10 +41,17 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::unique_ptr<Executor> executor;
   std::unique_ptr<TraceFile> trace;              // when asked for
   std::map<const void*, StepHandle> last_steps;  // by session
+
+ private:
+  void JoinJob();
+
+  int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
 };
 
 // The model a tensor belongs to; throws Error when it is undefined or of no model.
 ModelImpl* ModelOf(const Tensor& tensor, const std::string& who);
+// Where this process writes its part of a trace.
+std::string TraceFileOf(const std::string& file, const Job* job);
 // "Weight h0/up at gpt.cc:12"
 std::string Who(const std::string& what, const std::string& name, const Here& at);
 // Checks an annotation against the mesh and the shape; entry -> Sbp.

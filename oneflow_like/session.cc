@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "net/job.h"
+#include "oneflow_like/agreement.h"
 #include "oneflow_like/session_impl.h"
 #include "ops/schedule.h"
 
@@ -105,6 +107,7 @@ void Session::Impl::Close() {
   if (!runtime) return;
   runtime->Close();
   if (!model->trace) return;
+  if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
   int64_t missing = runtime->WriteTrace(model->trace.get());
   LOG_IF(WARNING, missing > 0) << "trace file '" << model->trace->path() << "': " << missing
                                << " slices of session " << options.name << " did not fit";
@@ -112,6 +115,8 @@ void Session::Impl::Close() {
 
 void Session::Impl::Load() {
   if (runtime) return;
+  Job* job = model->options.job.get();
+  if (job) RequireAgreement(*this);
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
@@ -123,6 +128,10 @@ void Session::Impl::Load() {
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
   if (model->trace) o.trace_records = kTraceRecords;
+  if (job) {
+    job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
+    o.peers = job->peers_of_runtimes();
+  }
   runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(),
                                       model->executor.get(), o);
 }
@@ -168,6 +177,7 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) Fail("dump folder ", folder, " cannot be made: ", error.message());
+  if (model.options.job && model.options.job->process() != 0) return {};  // the same there
   return [folder](int number, const std::string& pass, const std::string& text) {
     std::string file = Cat(folder, "/", number < 10 ? "0" : "", number, "_", pass, ".txt");
     std::ofstream out(file);
@@ -234,9 +244,10 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   for (const auto& [name, value] : fetched) roots.push_back(AddFetch(&graph, name, value));
   graph.KeepOnly(roots);
   CheckOptions(graph, who, options);
+  std::string input_graph = model->options.job ? GraphLines(graph) : "";
   Compiled compiled = CompileFor(who, *model, std::move(graph), options);
-  std::unique_ptr<Session::Impl> impl(
-      new Session::Impl{model->shared_from_this(), std::move(compiled), options, {}, finite, nullptr});
+  std::unique_ptr<Session::Impl> impl(new Session::Impl{
+      model->shared_from_this(), std::move(compiled), options, {}, finite, std::move(input_graph), nullptr});
   for (const auto& [name, value] : fetched) impl->outputs.insert(name);
   Session session(std::move(impl));
   if (model->options.memory_budget > 0)

@@ -16,7 +16,8 @@ struct Session::Impl {
   Compiled compiled;
   SessionOptions options;
   std::set<std::string> outputs;
-  std::string finite;  // output that must be finite, empty for none
+  std::string finite;       // output that must be finite, empty for none
+  std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
 

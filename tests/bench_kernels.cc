@@ -4,9 +4,11 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 
 #include "actor/plan_reading.h"
 #include "compiler/compile.h"
+#include "core/float16.h"
 #include "core/parallel_for.h"
 #include "oneflow_like/session_impl.h"
 #include "tests/bench.h"
@@ -33,6 +35,9 @@ Block MakeOperand(const TensorArg& arg) {
   if (arg.dtype == DType::kFloat32) {
     auto* at = static_cast<float*>(block.get());
     for (int64_t i = 0; i < arg.elements(); ++i) at[i] = uniform(random);
+  } else if (arg.dtype == DType::kBFloat16) {
+    auto* at = static_cast<BFloat16*>(block.get());
+    for (int64_t i = 0; i < arg.elements(); ++i) at[i] = ToBFloat16(uniform(random));
   } else if (arg.dtype == DType::kInt32) {
     auto* at = static_cast<int32_t*>(block.get());
     for (int64_t i = 0; i < arg.elements(); ++i) at[i] = static_cast<int32_t>(random() % 256);
@@ -77,7 +82,8 @@ void RunKernel(benchmark::State& state, const HotKernel& hot, const KernelRegist
   state.counters["GB/s"] = bytes / median / 1e9;
   if (flops > bytes) {  // bound by arithmetic
     state.counters["GFLOP/s"] = flops / median / 1e9;
-    state.counters["of_peak"] = flops / median / ceiling.sgemm;
+    const bool narrow = spec.in[0].dtype == DType::kBFloat16;
+    state.counters["of_peak"] = flops / median / (narrow ? ceiling.bf16 : ceiling.sgemm);
   } else {
     state.counters["of_triad"] = bytes / median / ceiling.triad;
   }
@@ -93,34 +99,42 @@ std::string NameOf(const plan::Kernel& kernel) {
   return text;
 }
 
+// The plan's distinct kernels by name.
+std::map<std::string, HotKernel> KernelsOf(const plan::Plan& plan) {
+  std::map<std::string, HotKernel> kernels;
+  for (const plan::Actor& actor : plan.actor()) {
+    if (!actor.feed().empty() || !actor.fetch().empty() || actor.has_collective()) continue;
+    for (const plan::Kernel& kernel : actor.kernel()) {
+      HotKernel& hot = kernels[NameOf(kernel)];
+      hot.kernel = kernel;
+      hot.uses += actor.acts();
+    }
+  }
+  return kernels;
+}
+
 }  // namespace
 
 void RegisterKernels() {
+  constexpr int64_t kHot = 100000;  // elements a kernel reads at least
   for (const MeasuredModel& measured : MeasuredModels()) {
-    // Lives as long as the program: its registry makes the kernels.
-    auto* training = new Training(measured, 1, 1, 1);
-    const Session::Impl& session = *training->session().impl();
-    plan::Plan plan = PlanOf(session.compiled, 0).plan;
-    std::map<std::string, HotKernel> kernels;
-    for (const plan::Actor& actor : plan.actor()) {
-      if (!actor.feed().empty() || !actor.fetch().empty() || actor.has_collective()) continue;
-      for (const plan::Kernel& kernel : actor.kernel()) {
-        HotKernel& hot = kernels[NameOf(kernel)];
-        hot.kernel = kernel;
-        hot.uses += actor.acts();
+    std::set<std::string> registered;  // what the bf16 step shares with the fp32 one is measured once
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      // Lives as long as the program: its registry makes the kernels.
+      auto* training = new Training(measured, 1, 1, 1, dtype);
+      const Session::Impl& session = *training->session().impl();
+      for (const auto& [name, hot] : KernelsOf(PlanOf(session.compiled, 0).plan)) {
+        int64_t elements = 0;
+        for (const TensorArg& arg : ToSpec(hot.kernel).in) elements += arg.elements();
+        if (elements < kHot || !registered.insert(name).second) continue;
+        benchmark::RegisterBenchmark(Cat("Kernel/", measured.name, "/", name).c_str(), RunKernel, hot,
+                                     &session.model->registry)
+            ->ArgName("threads")
+            ->Arg(1)
+            ->Arg(2)
+            ->MinTime(0.2)
+            ->UseRealTime();
       }
-    }
-    for (const auto& [name, hot] : kernels) {
-      int64_t elements = 0;
-      for (const TensorArg& arg : ToSpec(hot.kernel).in) elements += arg.elements();
-      if (elements < 100000) continue;  // never hot
-      benchmark::RegisterBenchmark(Cat("Kernel/", measured.name, "/", name).c_str(), RunKernel, hot,
-                                   &session.model->registry)
-          ->ArgName("threads")
-          ->Arg(1)
-          ->Arg(2)
-          ->MinTime(0.2)
-          ->UseRealTime();
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "examples/data.h"
+#include "tests/processes.h"
 
 namespace oneflow_like {
 namespace {
@@ -183,6 +184,152 @@ TEST_F(CliTest, ATraceIsWrittenAndTheRunEndsWithWhereTimeWent) {
     EXPECT_NE(text.find(word), std::string::npos) << word;
   const std::string nowhere = folder_ + "/no/trace.json";
   ExpectError(Gpt({"--trace=" + nowhere}), {nowhere, "No such file"});
+}
+
+// Several processes. processes_test compares more meshes with one device; here one mesh with itself.
+class ProcessesCliTest : public CliTest {
+ protected:
+  std::vector<double> Losses(const std::vector<std::string>& more) {
+    const std::string log = folder_ + "/log.json";
+    std::vector<std::string> flags = {"--log_json=" + log, "--steps=5", "--micro_batches=2"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    last_ = Gpt(flags);
+    EXPECT_EQ(last_.code, 0) << last_.out << last_.err;
+    return LossesOf(log);
+  }
+
+  // Two processes as torchrun starts them, each with a flag of its own. All must end with code 1; gives what
+  // process k wrote to standard error.
+  std::vector<std::string> FailTogether(const std::string& name, const std::vector<std::string>& own,
+                                        const std::vector<std::string>& all = {}) {
+    JobCommand command{.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
+                       .flags = {"--text=" + text_, "--layers=2", "--width=16", "--heads=2", "--context=8",
+                                 "--batch=4", "--steps=3", "--eval_batches=0", "--sample_tokens=0"},
+                       .processes = static_cast<int>(own.size()),
+                       .output = folder_ + "/" + name};
+    command.flags.insert(command.flags.end(), all.begin(), all.end());
+    for (size_t k = 0; k < own.size(); ++k) {
+      if (!own[k].empty()) command.own_flags[static_cast<int>(k)] = {own[k]};
+    }
+    ProcessJob job(command);
+    EXPECT_TRUE(job.WaitUntil(Seconds() + 60)) << name << " hangs\n" << job.Said();
+    std::vector<std::string> said;
+    for (int k = 0; k < job.count(); ++k) {
+      EXPECT_EQ(job[k].code(), 1) << job.Said();
+      said.push_back(job[k].err());
+    }
+    return said;
+  }
+
+  static void ExpectWords(const std::vector<std::string>& said, const std::vector<std::string>& words) {
+    for (size_t k = 0; k < said.size(); ++k) {
+      EXPECT_NE(said[k].find("error: "), std::string::npos) << "process " << k << ": " << said[k];
+      for (const std::string& word : words)
+        EXPECT_NE(said[k].find(word), std::string::npos) << word << " | process " << k << ": " << said[k];
+    }
+  }
+
+  Outcome last_;
+};
+
+TEST_F(ProcessesCliTest, ProcessesLearnWhatOneDoesOnTheSameMesh) {
+  for (const std::string mesh : {"--mesh=cpu:dp=2", "--mesh=cpu:tp=2", "--mesh=cpu:pp=2"}) {
+    EXPECT_LE(CurveDifference(Losses({mesh, "--processes=2"}), Losses({mesh})), 1e-6) << mesh;
+  }
+  const std::string mesh = "--mesh=cpu:dp=2,tp=2";
+  const std::vector<double> alone = Losses({mesh});
+  const Outcome one = last_;
+  for (const std::string processes : {"--processes=2", "--processes=4"}) {
+    EXPECT_LE(CurveDifference(Losses({mesh, processes}), alone), 1e-6) << processes;
+    // Sample and held-out loss as well, said once.
+    const size_t sample = one.out.find("--- a sample"), end = one.out.find("a step of train");
+    ASSERT_NE(sample, std::string::npos) << one.out;
+    EXPECT_NE(last_.out.find(one.out.substr(sample, end - sample)), std::string::npos) << last_.out;
+    const size_t held_out = last_.out.find("held-out loss");
+    EXPECT_NE(held_out, std::string::npos) << last_.out;
+    EXPECT_EQ(held_out, last_.out.rfind("held-out loss")) << last_.out;
+  }
+}
+
+TEST_F(ProcessesCliTest, DryRunIsPrintedOnce) {
+  const Outcome o = Gpt({"--dry_run", "--processes=2", "--mesh=cpu:dp=2"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  const size_t at = o.out.find("session train");
+  EXPECT_NE(at, std::string::npos) << o.out;
+  EXPECT_EQ(at, o.out.rfind("session train")) << o.out;
+}
+
+TEST_F(ProcessesCliTest, WhatDiffersBetweenProcessesIsNamed) {
+  ExpectWords(
+      FailTogether("seed", {"--seed=1", "--seed=7"}, {"--mesh=cpu:dp=2"}),
+      {"session train is not the same on all processes: option --seed: process 0 has 1, process 1 has 7"});
+  ExpectWords(FailTogether("mesh", {"--mesh=cpu:dp=2", "--mesh=cpu:tp=2"}),
+              {"option --mesh: process 0 has cpu:dp=2,tp=1,pp=1, process 1 has cpu:dp=1,tp=2,pp=1"});
+  ExpectWords(FailTogether("micro", {"", "", "", "--micro_batches=2"}, {"--mesh=cpu:dp=2,tp=2"}),
+              {"option micro_batches: process 0 has 1, process 3 has 2"});
+  ExpectWords(FailTogether("width", {"", "--width=32"}, {"--mesh=cpu:dp=2"}),
+              {"session train is not the same on all processes: process 0 has '", "', process 1 has '",
+               "embedding = ", "f32[256,16]", "f32[256,32]", "at gpt_model.cc:"});
+  ExpectWords(FailTogether("layers", {"", "--layers=3"}, {"--mesh=cpu:dp=2"}),
+              {"process 0 has 'block0/", "process 1 has 'block0/", "stddev=", "at gpt_model.cc:"});
+  ExpectWords(FailTogether("lr", {"--lr=0.001", "--lr=0.002"}, {"--mesh=cpu:dp=2"}),
+              {"lr=0.001", "lr=0.002", "process 0 has '", "process 1 has '"});
+}
+
+TEST_F(ProcessesCliTest, AMeshThatProcessesCannotShareIsRefused) {
+  for (const std::string& said : FailTogether("three", {"", ""}, {"--mesh=cpu:dp=3"})) {
+    EXPECT_NE(said.find("has 3 devices, which 2 processes cannot share equally"), std::string::npos) << said;
+  }
+}
+
+TEST_F(ProcessesCliTest, AnErrorOfOneProcessEndsAllWithItsMessage) {
+  ExpectWords(FailTogether("text", {"", "--text=" + folder_ + "/none.txt"}, {"--mesh=cpu:dp=2"}),
+              {"none.txt", "No such file"});
+  ExpectWords(FailTogether("loss", {"", ""},
+                           {"--mesh=cpu:dp=2", "--lr=1e30", "--warmup=0", "--clip=0", "--steps=20"}),
+              {"loss is", "step "});
+  const Outcome o = Gpt({"--processes=2", "--mesh=cpu:dp=2", "--log_json=" + folder_ + "/none/log.json"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("error: cannot open the log file"), std::string::npos) << o.err;
+}
+
+TEST_F(ProcessesCliTest, WrongFlagsAreReportedOnce) {
+  ExpectError(Gpt({"--processes=0"}), {"--processes", "0"});
+  ExpectError(Gpt({"--processes=2", "--peer_timeout=0"}), {"--peer_timeout", "0"});
+  ExpectError(Gpt({"--processes=2", "nonsense"}), {"nonsense"});
+  for (const std::string& said : FailTogether("both", {"--processes=2", "--processes=2"})) {
+    EXPECT_NE(said.find("torchrun has started this one as one of 2"), std::string::npos) << said;
+  }
+}
+
+TEST_F(ProcessesCliTest, WhatProcessesPrintIsAlsoInTheLogFolder) {
+  const Outcome o = Gpt({"--processes=2", "--mesh=cpu:dp=2", "--log_dir=" + folder_ + "/logs"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(TextOf(folder_ + "/logs/process0.log").find("held-out loss"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/logs/process1.log"));
+}
+
+TEST_F(ProcessesCliTest, TracesBecomeOne) {
+  const std::string trace = folder_ + "/trace.json";
+  const Outcome o = Gpt({"--processes=2", "--mesh=cpu:dp=2,tp=2", "--trace=" + trace});
+  EXPECT_EQ(o.code, 0) << o.err;
+  const std::string text = ReadFile(trace);
+  for (const char* word :
+       {"\"cat\":\"train\"", "\"cat\":\"eval\"", "\"rank 0\"", "\"rank 1\"", "\"rank 2\"", "\"rank 3\""})
+    EXPECT_NE(text.find(word), std::string::npos) << word;
+  EXPECT_EQ(text.rfind("[\n", 0), 0u);
+  EXPECT_EQ(text.substr(text.size() - 4), "}\n]\n");
+  // Acts of one collective overlap in time on all ranks, which they do on one clock alone: within a second.
+  double first[4] = {1e30, 1e30, 1e30, 1e30};
+  for (const std::string& line : LinesOf(text)) {
+    const size_t pid = line.find("\"pid\":"), ts = line.find("\"ts\":");
+    if (line.find("\"ph\":\"X\"") == std::string::npos) continue;
+    double& earliest = first[std::stoi(line.substr(pid + 6))];
+    earliest = std::min(earliest, std::stod(line.substr(ts + 5)));
+  }
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_NEAR(first[rank], first[0], 1e6) << "microseconds, rank " << rank;
+  for (int k = 0; k < 2; ++k) EXPECT_FALSE(std::filesystem::exists(trace + ".process" + std::to_string(k)));
 }
 
 TEST_F(CliTest, HelloSbpShowsEverySignature) {

@@ -541,6 +541,44 @@ TEST(HostDeviceTest, RefusesMoreThanThereIs) {
 
 Status Throws(const KernelContext&) { throw std::runtime_error("library said no"); }
 
+// Gives what it is asked for and remembers what that was.
+class RecordingSource : public MemorySource {
+ public:
+  struct Block : Memory {
+    explicit Block(size_t bytes) : held(bytes) {}
+    void* data() override { return held.data(); }
+    size_t bytes() const override { return held.size(); }
+    std::vector<char> held;
+  };
+  std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override {
+    asked.push_back(what);
+    auto block = std::make_unique<Block>(bytes);
+    last = block->data();
+    return block;
+  }
+  std::vector<std::string> asked;
+  void* last = nullptr;
+};
+
+TEST(HostDeviceTest, TakesMemoryFromASourceAndCountsIt) {
+  RecordingSource source;
+  std::unique_ptr<Device> device = MakeHostDevice(1, &source);
+  HostMemoryStats before = GetHostMemoryStats();
+  {
+    std::unique_ptr<Memory> block = device->Allocate(3000, "the arena");
+    EXPECT_EQ(block->data(), source.last);
+    EXPECT_EQ(block->bytes(), 3000u);
+    EXPECT_EQ(GetHostMemoryStats().bytes, before.bytes + 3000);
+    EXPECT_EQ(GetHostMemoryStats().blocks, before.blocks + 1);
+  }
+  EXPECT_EQ(GetHostMemoryStats().bytes, before.bytes);
+  EXPECT_EQ(GetHostMemoryStats().blocks, before.blocks);
+  EXPECT_EQ(GetHostMemoryStats().allocations, before.allocations + 1);
+  std::string error = ErrorOf([&] { device->Allocate(size_t{1} << 60, "the weights"); });
+  EXPECT_NE(error.find("device cpu:1 has no memory for the weights"), std::string::npos) << error;
+  EXPECT_EQ(source.asked, std::vector<std::string>{"the arena"}) << "what cannot be had is not asked for";
+}
+
 TEST(HostDeviceTest, StreamRunsHereAndNow) {
   std::unique_ptr<DeviceStream> stream = MakeHostDevice(0)->MakeStream("compute");
   EXPECT_TRUE(stream->synchronous());

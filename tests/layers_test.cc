@@ -20,8 +20,9 @@ const std::map<std::string, std::set<std::string>> kBelow = {
     {"ops", {"core", "sbp"}},
     {"compiler", {"core", "sbp", "ops"}},
     {"actor", {"core"}},
-    {"oneflow_like", {"core", "sbp", "ops", "compiler", "actor"}},
-    {"examples", {"core", "sbp", "ops", "compiler", "actor", "oneflow_like"}},
+    {"net", {"core", "actor"}},
+    {"oneflow_like", {"core", "sbp", "ops", "compiler", "actor", "net"}},
+    {"examples", {"core", "sbp", "ops", "compiler", "actor", "net", "oneflow_like"}},
 };
 
 // One line for each include that points upward, sideways, or to no layer at all. Quoted includes are ours,

@@ -112,5 +112,30 @@ TEST(ReadyList, OrderAndRemoval) {
   EXPECT_EQ(list.size(), 0);
 }
 
+// An owner that sleeps in its own way is woken once for each sleep, by whoever posts first.
+TEST(MailboxTest, PutTellsThatTheOwnerSleeps) {
+  struct Nothing : Message {
+    void Receive() override {}
+  } messages[4];
+  Mailbox mailbox;
+  EXPECT_FALSE(mailbox.Put(&messages[0])) << "it is awake";
+  EXPECT_EQ(mailbox.Take(), &messages[0]);
+  EXPECT_EQ(mailbox.Take(), nullptr);
+  EXPECT_TRUE(mailbox.FallAsleep());
+  EXPECT_TRUE(mailbox.Put(&messages[1]));
+  EXPECT_FALSE(mailbox.Put(&messages[2])) << "somebody wakes it already";
+  mailbox.WakeUp();
+  EXPECT_EQ(mailbox.Take(), &messages[1]);
+  EXPECT_EQ(mailbox.Take(), &messages[2]);
+  EXPECT_EQ(mailbox.Take(), nullptr);
+  EXPECT_TRUE(mailbox.FallAsleep());
+  mailbox.WakeUp();  // by something else
+  EXPECT_FALSE(mailbox.Put(&messages[3]));
+  EXPECT_EQ(mailbox.Take(), &messages[3]);
+  EXPECT_EQ(mailbox.Take(), nullptr);
+  EXPECT_FALSE(mailbox.Put(&messages[0]));
+  EXPECT_FALSE(mailbox.FallAsleep()) << "there is a message";
+}
+
 }  // namespace
 }  // namespace oneflow_like

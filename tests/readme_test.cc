@@ -7,8 +7,6 @@
 
 #define main ReadmeMain
 // README
-#include <cstdio>
-
 #include "core/random.h"
 #include "oneflow_like/oneflow_like.h"
 
@@ -44,16 +42,16 @@ int main(int argc, char** argv) {
     options.lr_schedule = {.kind = Schedule::Kind::kCosine, .warmup = 10, .total = 300};
     Session train = Train(loss, AdamW{.lr = 2e-2}, options);
     if (launcher.dry_run()) {
-      std::printf("%s", train.SummaryText().c_str());
+      launcher.Print("%s", train.SummaryText().c_str());
       return 0;
     }
     for (int64_t step = 0; step < 300; ++step) {
       StepResult result = train.Run(Batch(step));  // returns at once; reading the loss waits for the step
-      if (step % 50 == 49) std::printf("step %3ld  loss %.5f\n", long(step), result.Scalar("loss"));
+      if (step % 50 == 49) launcher.Print("step %3ld  loss %.5f\n", long(step), result.Scalar("loss"));
     }
     Session evaluate = Evaluate({{"guess", guess}, {"loss", loss}});  // reads the weights just trained
     float final_loss = evaluate.Run(Batch(1000)).Scalar("loss");
-    std::printf("loss on a new batch %.5f\n", final_loss);
+    launcher.Print("loss on a new batch %.5f\n", final_loss);
     return final_loss < 0.01 ? 0 : 1;
   });
 }

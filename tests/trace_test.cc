@@ -463,6 +463,50 @@ TEST_F(TraceTest, NamesMayHoldAnything) {
   EXPECT_EQ(trace.slices[1].end - trace.slices[1].start, 10);
 }
 
+// As the processes of a job do: each writes what its rank did by its own clock, then the files are joined.
+TEST_F(TraceTest, FilesBecomeOneOnOneClock) {
+  const ClockPoint now = ClockPoint::Now();
+  const TickScale scale(now, {now.ticks + 1000, now.nanoseconds + 1000});
+  auto write = [&](int rank, int64_t origin, int64_t start) {
+    std::vector<plan::Plan> plans(1);
+    plans[0].set_rank(rank);
+    plan::Actor* actor = plans[0].add_actor();
+    actor->set_name("act");
+    actor->set_stream(-1);
+    TraceFile file(Cat(path_, rank));
+    TraceBuffer buffer(20);
+    for (int64_t step = 0; step < 10; ++step) {
+      int64_t at = now.ticks + start + 100 * step;
+      buffer.Add({at, at + 50, step, rank, 0, 0, -1});
+    }
+    file.SetOrigin(now.nanoseconds + origin);
+    file.Add(plans, {buffer}, scale);
+  };
+  write(0, 0, 500);
+  write(1, 2000, 2500);  // this rank's clock is 2000 ns ahead
+  {
+    TraceFile whole(path_);
+    whole.AddEvents("");
+    for (int rank = 0; rank < 2; ++rank) {
+      TraceReader reader(Cat(path_, rank));
+      int parts = 0;
+      for (std::string part = reader.Next(300); !part.empty(); part = reader.Next(300)) {
+        whole.AddEvents(part);
+        ++parts;
+      }
+      EXPECT_GT(parts, 3) << "files come in parts";
+    }
+  }
+  Trace trace = ReadTrace(path_);
+  ASSERT_EQ(trace.slices.size(), 20u);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int64_t step = 0; step < 10; ++step) {
+      EXPECT_EQ(trace.slices[10 * rank + step].start, 500 + 100 * step) << rank;
+      EXPECT_EQ(trace.slices[10 * rank + step].step, step) << rank;
+    }
+  }
+}
+
 // Tenths of a percent in the summary's lines of kinds (those before the hottest kernels).
 std::vector<int> SharesIn(const std::string& text) {
   std::vector<int> shares;

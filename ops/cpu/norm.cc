@@ -1,101 +1,128 @@
 // layer_norm and rms_norm by rows, and their gradients. Gradients of gamma and beta are summed in at most 32
 // fixed bands of rows, then over the bands, so their bits do not depend on the number of threads.
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/tile.h"
 #include "ops/reference.h"
+
+// Vectors are passed between functions of this file alone: how a build without AVX-512 passes them is no
+// matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace oneflow_like::cpu {
 namespace {
 
-// Rows of 16-bit types in fp32; of one thread, kept between acts. Asked for outside the loops over rows.
-struct WideRows {
-  float *x = nullptr, *dy = nullptr, *out = nullptr;
-};
-[[gnu::noinline]] WideRows OfThread(int64_t width) {
-  static thread_local std::vector<float> floats;
-  if (static_cast<int64_t>(floats.size()) < 3 * width) floats.resize(3 * width);
-  return {floats.data(), floats.data() + width, floats.data() + 2 * width};
+using Halves = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
+using Words = uint32_t __attribute__((vector_size(64)));
+using FullVector = std::integral_constant<int64_t, 16>;
+
+// 16 elements in fp32, of which `lanes` are in memory and the others `rest`. `lanes` is a constant 16 but at
+// a row's end.
+template <typename T, typename Lanes>
+Vector LoadVector(const T* from, Lanes lanes, float rest = 0) {
+  if constexpr (std::is_same_v<Lanes, FullVector>) {
+    if constexpr (std::is_same_v<T, float>) {
+      return *reinterpret_cast<const Vector*>(from);
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      Halves bits = *reinterpret_cast<const Halves*>(from);
+      return std::bit_cast<Vector>(__builtin_convertvector(bits, Words) << 16);
+    }
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, Float16>) {
+      return std::bit_cast<Vector>(
+          _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+    }
+#endif
+  }
+  alignas(64) float wide[16];
+  std::fill_n(wide, 16, rest);
+  Widen(from, lanes, wide);
+  return *reinterpret_cast<const Vector*>(wide);
 }
-template <typename T>
-WideRows BuffersFor(int64_t width) {
-  if constexpr (std::is_same_v<T, float>) {
-    return {};
+template <typename T, typename Lanes>
+void StoreVector(Vector value, Lanes lanes, T* to) {
+  if constexpr (std::is_same_v<Lanes, FullVector> && std::is_same_v<T, float>) {
+    *reinterpret_cast<Vector*>(to) = value;
   } else {
-    return OfThread(width);
+    Narrow(reinterpret_cast<const float*>(&value), lanes, to);
   }
 }
 
-// A row of x in fp32: in place, or widened into the buffer.
-template <typename T>
-const float* RowOf(const T* from, int64_t n, float* buffer) {
-  if constexpr (std::is_same_v<T, float>) {
-    return from;
-  } else {
-    Widen(from, n, buffer);
-    return buffer;
-  }
+// body(first element, lanes) for each vector of a row.
+template <typename F>
+[[gnu::always_inline]] inline void ForVectors(int64_t width, F&& body) {
+  int64_t c = 0;
+  for (; c + 16 <= width; c += 16) body(c, FullVector());
+  if (c < width) body(c, width - c);
 }
 
-// Where to write a row in fp32: in place, or into the buffer, which Finish rounds to its place.
-template <typename T>
-float* RowTo(T* to, float* buffer) {
-  if constexpr (std::is_same_v<T, float>) {
-    return to;
-  } else {
-    return buffer;
-  }
-}
-template <typename T>
-void Finish(const float* row, int64_t n, T* to) {
-  if constexpr (!std::is_same_v<T, float>) Narrow(row, n, to);
-}
-
-float SumOf(const float* x, int64_t n) {
+float SumOfLanes(Vector v) {
   float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  for (int i = 0; i < 16; ++i) sum += v[i];
   return sum;
 }
 
-float SquaresAbout(const float* x, int64_t n, float mean) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += (x[i] - mean) * (x[i] - mean);
-  return sum;
-}
+// Rows taken together: they share one pass over gamma (and the sums of a gradient), and their own sums do not
+// wait for each other.
+constexpr int kTogether = 4;
 
 // x, gamma, beta -> y, mean, rstd; kCentred false: x, gamma -> y, rstd. x and y of type T, the rest fp32.
+template <bool kCentred, typename T, int R>
+void NormRows(const KernelContext& context, int64_t width, double eps, int64_t first) {
+  const T* x = context.in[0].as<T>() + first * width;
+  const float *gamma = context.in[1].as<float>(), *beta = kCentred ? context.in[2].as<float>() : nullptr;
+  T* y = context.out[0].as<T>() + first * width;
+  const float count = static_cast<float>(std::max<int64_t>(width, 1));
+  float mean[R] = {}, rstd[R];
+
+  if (kCentred) {
+    Vector sum[R] = {};
+    ForVectors(width, [&](int64_t c, auto lanes) {
+      for (int r = 0; r < R; ++r) sum[r] += LoadVector(x + r * width + c, lanes);
+    });
+    for (int r = 0; r < R; ++r) {
+      mean[r] = SumOfLanes(sum[r]) / count;
+      context.out[1].as<float>()[first + r] = mean[r];
+    }
+  }
+  Vector squares[R] = {};
+  ForVectors(width, [&](int64_t c, auto lanes) {
+    for (int r = 0; r < R; ++r) {
+      Vector centred = LoadVector(x + r * width + c, lanes, mean[r]) - mean[r];
+      squares[r] += centred * centred;
+    }
+  });
+  for (int r = 0; r < R; ++r) {
+    rstd[r] = static_cast<float>(1.0 / std::sqrt(SumOfLanes(squares[r]) / count + eps));
+    context.out[kCentred ? 2 : 1].as<float>()[first + r] = rstd[r];
+  }
+  ForVectors(width, [&](int64_t c, auto lanes) {
+    Vector scale = LoadVector(gamma + c, lanes), shift = {};
+    if (kCentred) shift = LoadVector(beta + c, lanes);
+    for (int r = 0; r < R; ++r) {
+      Vector n = (LoadVector(x + r * width + c, lanes) - mean[r]) * rstd[r];
+      StoreVector(n * scale + shift, lanes, y + r * width + c);
+    }
+  });
+}
+
 template <bool kCentred, typename T>
 Status Norm(const KernelContext& context) {
   Rows r = RowsOf(context.in[0]);
-  const T* x = context.in[0].as<T>();
-  const float* gamma = context.in[1].as<float>();
-  const float* beta = kCentred ? context.in[2].as<float>() : nullptr;
-  T* y = context.out[0].as<T>();
-  float* means = kCentred ? context.out[1].as<float>() : nullptr;
-  float* rstds = context.out[kCentred ? 2 : 1].as<float>();
   double eps = context.spec.attrs.Float("eps");
-  float count = static_cast<float>(std::max<int64_t>(r.width, 1));
-  ParallelFor(r.rows, RowGrain(r.width), [&](int64_t begin, int64_t end) {
-    WideRows wide = BuffersFor<T>(r.width);
-    for (int64_t row = begin; row < end; ++row) {
-      const float* in = RowOf(x + row * r.width, r.width, wide.x);
-      float* out = RowTo(y + row * r.width, wide.out);
-      float mean = kCentred ? SumOf(in, r.width) / count : 0.0f;
-      float rstd = static_cast<float>(1.0 / std::sqrt(SquaresAbout(in, r.width, mean) / count + eps));
-#pragma GCC ivdep
-      for (int64_t c = 0; c < r.width; ++c) {
-        float n = (in[c] - mean) * rstd;
-        out[c] = kCentred ? n * gamma[c] + beta[c] : n * gamma[c];
-      }
-      Finish(out, r.width, y + row * r.width);
-      if (kCentred) means[row] = mean;
-      rstds[row] = rstd;
-    }
+  // A group of rows is the same whatever the number of threads.
+  int64_t groups = (r.rows + kTogether - 1) / kTogether;
+  ParallelFor(groups, RowGrain(kTogether * r.width), [&](int64_t begin, int64_t end) {
+    int64_t row = begin * kTogether, last = std::min(r.rows, end * kTogether);
+    for (; row + kTogether <= last; row += kTogether)
+      NormRows<kCentred, T, kTogether>(context, r.width, eps, row);
+    for (; row < last; ++row) NormRows<kCentred, T, 1>(context, r.width, eps, row);
   });
   return Status();
 }
@@ -132,35 +159,57 @@ class NormGrad : public Kernel {
  private:
   static constexpr int64_t kBands = 32;
 
-  // With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)).
   static void RunBand(const KernelContext& context, int64_t width, int64_t begin, int64_t end, float* sums) {
+    std::fill_n(sums, 2 * width, 0.0f);
+    int64_t row = begin;
+    for (; row + kTogether <= end; row += kTogether) RunRows<kTogether>(context, width, row, sums);
+    for (; row < end; ++row) RunRows<1>(context, width, row, sums);
+  }
+
+  // With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)).
+  template <int R>
+  static void RunRows(const KernelContext& context, int64_t width, int64_t first, float* sums) {
     const float *gamma = context.in[2].as<float>(), *means = kCentred ? context.in[3].as<float>() : nullptr;
     const float* rstds = context.in[kCentred ? 4 : 3].as<float>();
     float *dgamma = sums, *dbeta = sums + width;
-    std::fill_n(sums, 2 * width, 0.0f);
-    WideRows wide = BuffersFor<T>(width);
-    for (int64_t row = begin; row < end; ++row) {
-      const float* dy = RowOf(context.in[0].as<T>() + row * width, width, wide.dy);
-      const float* x = RowOf(context.in[1].as<T>() + row * width, width, wide.x);
-      T* to = context.out[0].as<T>() + row * width;
-      float* dx = RowTo(to, wide.out);
-      float mean = kCentred ? means[row] : 0.0f, rstd = rstds[row], sum_g = 0, sum_gn = 0;
-#pragma omp simd reduction(+ : sum_g, sum_gn)
-      for (int64_t c = 0; c < width; ++c) {
-        float n = (x[c] - mean) * rstd, g = dy[c] * gamma[c];
-        sum_g += g;
-        sum_gn += g * n;
-        dgamma[c] += dy[c] * n;
-        if (kCentred) dbeta[c] += dy[c];
-      }
-      float mean_g = kCentred ? sum_g / static_cast<float>(width) : 0.0f;
-      float mean_gn = sum_gn / static_cast<float>(width);
-#pragma GCC ivdep
-      for (int64_t c = 0; c < width; ++c) {
-        dx[c] = rstd * (dy[c] * gamma[c] - mean_g - (x[c] - mean) * rstd * mean_gn);
-      }
-      Finish(dx, width, to);
+    const T *dy = context.in[0].as<T>() + first * width, *x = context.in[1].as<T>() + first * width;
+    T* dx = context.out[0].as<T>() + first * width;
+    float mean[R], rstd[R];
+    for (int r = 0; r < R; ++r) {
+      mean[r] = kCentred ? means[first + r] : 0.0f;
+      rstd[r] = rstds[first + r];
     }
+
+    Vector sum_g[R] = {}, sum_gn[R] = {};
+    ForVectors(width, [&](int64_t c, auto lanes) {
+      Vector scale = LoadVector(gamma + c, lanes), to_gamma = {}, to_beta = {};
+      for (int r = 0; r < R; ++r) {
+        Vector d = LoadVector(dy + r * width + c, lanes), g = d * scale;
+        Vector n = (LoadVector(x + r * width + c, lanes) - mean[r]) * rstd[r];
+        sum_g[r] += g;
+        sum_gn[r] += g * n;
+        to_gamma += d * n;
+        to_beta += d;
+      }
+      StoreVector(LoadVector(dgamma + c, lanes) + to_gamma, lanes, dgamma + c);
+      if (kCentred) StoreVector(LoadVector(dbeta + c, lanes) + to_beta, lanes, dbeta + c);
+    });
+
+    // dx = rstd g - shift - factor (x - mean)
+    float shift[R], factor[R];
+    for (int r = 0; r < R; ++r) {
+      float count = static_cast<float>(width);
+      shift[r] = kCentred ? rstd[r] * SumOfLanes(sum_g[r]) / count : 0.0f;
+      factor[r] = rstd[r] * rstd[r] * SumOfLanes(sum_gn[r]) / count;
+    }
+    ForVectors(width, [&](int64_t c, auto lanes) {
+      Vector scale = LoadVector(gamma + c, lanes);
+      for (int r = 0; r < R; ++r) {
+        Vector g = LoadVector(dy + r * width + c, lanes) * scale;
+        Vector centred = LoadVector(x + r * width + c, lanes) - mean[r];
+        StoreVector(rstd[r] * g - shift[r] - factor[r] * centred, lanes, dx + r * width + c);
+      }
+    });
   }
 
   std::vector<float> sums_;  // [band][dgamma, dbeta][width]

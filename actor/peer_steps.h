@@ -1,0 +1,73 @@
+// What a step waits for when its runtime is one of several processes, beside the acts here: the other
+// processes' pieces of its outputs, and the reason of a failure that came from there.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "actor/actor.h"
+#include "actor/peers.h"
+
+namespace oneflow_like {
+
+// Made before the runtime connects to its peers, destroyed after its link.
+class PeerSteps final : public PeerListener {
+ public:
+  explicit PeerSteps(RunState* run) : run_(run) {}
+
+  // While loading: `elements` of all outputs of a step come from other processes, each once.
+  void SetLink(PeerLink* link) { link_ = link; }
+  void Expect(int64_t elements) { elements_ = elements; }
+
+  // The user's thread: the slot's step is about to be told to the shards. Pieces that came early are put in.
+  void Launched(StepSlot* slot);
+  // The last shard's worker: all acts of the step here have ended. Ends the step now or when the rest is
+  // here.
+  void ActsEnded(StepSlot* slot);
+  // A worker: a piece was fetched here, packed at `data`; a failure began here.
+  void Send(int64_t step, int output, const Box& box, const void* data, size_t bytes);
+  void FailedHere(const std::string& message);
+
+  // The user's thread: returns once no step is under way, or something has failed.
+  void Drain();
+  // Ends no step any more and forgets those under way.
+  void Close();
+
+  void OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) override;
+  void PeersFailed(const std::string& message) override;
+  std::string Awaited() override;
+
+ private:
+  struct Step {
+    StepSlot* slot = nullptr;
+    int64_t left = 0;  // elements of other processes that are not here
+    bool acts_ended = false;
+  };
+  struct Held {
+    int output = 0;
+    Box box;
+    std::vector<char> data;
+  };
+
+  void Put(Step* step, int output, const Box& box, const void* data, size_t bytes);
+  void EndWhereComplete();
+
+  RunState* const run_;
+  PeerLink* link_ = nullptr;
+  int64_t elements_ = 0;
+  // A lock, since pieces and failures come on the network's thread, which must not wait for the user's or a
+  // worker, and the results they go to change hands on the user's thread. Steps end under it, so that they
+  // end in their order whoever is the last.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int64_t, Step> steps_;              // under way, by number
+  std::map<int64_t, std::vector<Held>> held_;  // of steps not launched here yet
+  int64_t launched_ = -1;                      // the highest number so far
+  bool closed_ = false;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,45 @@
+// What a runtime that is one of several processes tells the others and hears from them, beside its
+// collectives: outputs (every process gets every output whole) and failures. Implemented by net/; a runtime
+// alone has none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "actor/collective.h"
+#include "core/dims.h"
+
+namespace oneflow_like {
+
+class PeerListener {
+ public:
+  virtual ~PeerListener() = default;
+  // On a thread of the job. A piece of output number `output` (in the order of the plan's outputs): `data` is
+  // the box, packed row-major, valid during the call. The step may not have been launched here yet.
+  virtual void OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) = 0;
+  // On a thread of the job. Another process has failed or is lost: no further step can complete.
+  virtual void PeersFailed(const std::string& message) = 0;
+  // On a thread of the job. The outputs that others have yet to send ("outputs of step 7"); empty: none.
+  virtual std::string Awaited() { return ""; }
+};
+
+// One runtime's line to the same runtime of the other processes. Made in the same order on all processes.
+class PeerLink {
+ public:
+  virtual ~PeerLink() = default;  // nothing is told to the listener any more once it is destroyed
+  virtual Collectives* collectives() = 0;
+  // Any thread. Sends a box of an output to all other processes; `data` is copied. Costs nothing to wait for.
+  virtual void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) = 0;
+  // Any thread. What failed here first; the others' PeersFailed gets it, with this process named.
+  virtual void SendFailure(const std::string& message) = 0;
+};
+
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  // `plan` is the plan's name, for messages. The listener stays until the link is destroyed.
+  virtual std::unique_ptr<PeerLink> Connect(const std::string& plan, PeerListener* listener) = 0;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,57 @@
+// What each process does in one act of a collective that crosses processes: made from what the members' plans
+// say they move, by every process for itself and with the same outcome everywhere.
+//
+// A *node* is a set of processes that reach each other's pieces by address (one host with shared memory),
+// else one process. A part of the index space is summed on each node that holds sources, sent once to the
+// node that owns it, summed there in the order of nodes, and sent once to each node that wants it. Parts are
+// cut into chunks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dims.h"
+#include "core/plan.pb.h"
+
+namespace oneflow_like {
+
+// Which process and node the members of a group are in.
+struct GroupShape {
+  std::vector<int> process;          // by member
+  std::vector<int> node_of_process;  // by process of the job
+  int node(int member) const { return node_of_process[process[member]]; }
+};
+
+// A region of one member's work (plan.Collective.work).
+struct MemberRegion {
+  Box box;
+  std::vector<int> sources, dests;  // members
+  int owner = 0;                    // the member whose work it is
+};
+
+// One process's part in one chunk: it brings the terms together, in order, writes the sum to the pieces of
+// its node and sends it on.
+struct ChunkOp {
+  struct Term {
+    int process = -1;          // the sum comes from this process; -1: the sources' pieces, on this node
+    std::vector<int> sources;  // members, when process is -1
+    bool apart = false;  // the sources are added up by themselves first, as this node's sum is elsewhere
+  };
+  int chunk = 0;  // its number in the act, the same for all processes
+  Box box;
+  std::vector<Term> terms;
+  std::vector<int> outs;   // members of this node whose out pieces get it
+  std::vector<int> sends;  // processes that get it
+};
+
+struct ChunkLimits {
+  int64_t chunk_bytes = 512 << 10;
+  int64_t latency_bound_bytes = 16 << 10;
+};
+
+// `regions` of all members, in the order of members. Gives the ops of process `me`, by chunk.
+std::vector<ChunkOp> MakeChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
+                                  int64_t element_bytes, const ChunkLimits& limits);
+
+}  // namespace oneflow_like

@@ -1,0 +1,345 @@
+// Life, thread, heartbeats and losses of the network (see ucx_network.h).
+#include "net/network.h"
+
+#include <glog/logging.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include "core/error.h"
+#include "net/ucx_network.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace oneflow_like {
+namespace {
+
+constexpr int kMessagesInTurn = 32;
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr size_t kFirstPings = 10;       // right after Connect, for the clock
+constexpr int64_t kFlushTime = kSecond;  // for what is under way when the network ends
+
+}  // namespace
+
+int64_t ClockNow() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+std::string LossReason(ucs_status_t status) {
+  switch (status) {
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_ENDPOINT_TIMEOUT:  // what UCX makes of a reset TCP connection
+    case UCS_ERR_NOT_CONNECTED:
+      return "its connection was closed";
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_REJECTED:
+      return "it cannot be reached";
+    case UCS_ERR_TIMED_OUT:
+      return "its connection timed out";
+    default:
+      return Cat("its connection broke (", ucs_status_string(status), ")");
+  }
+}
+
+// Life and death.
+
+UcxNetwork::UcxNetwork(const NetworkOptions& options)
+    : options_(options),
+      interval_(static_cast<int64_t>(options.peer_timeout * kSecond / 20)),
+      worker_(std::make_unique<UcxWorker>(options)) {
+  CHECK_GE(worker_->max_header(), sizeof(Envelope) + kMaxHeader);
+  CHECK_GT(interval_, 0);
+  SetHandler(kMessage, OnMessage);
+  SetHandler(kPing, OnPing);
+  SetHandler(kPong, OnPong);
+  wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  PCHECK(wake_fd_ >= 0);
+}
+
+UcxNetwork::~UcxNetwork() {
+  if (thread_.joinable()) {
+    stop_ = true;
+    Wake();
+    thread_.join();
+  }
+  worker_.reset();
+  // Should UCX have kept anything to the last, it has forgotten it now.
+  ForPeers([&](Peer* peer) {
+    while (!peer->pending.empty()) Tell(peer->pending.front(), false);
+  });
+  close(wake_fd_);
+}
+
+void UcxNetwork::SetHandler(unsigned id, ucp_am_recv_callback_t handler) {
+  ucp_am_handler_param_t param = {};
+  param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                     UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  param.id = id;
+  param.flags = UCP_AM_FLAG_WHOLE_MSG | (id == kMessage ? UCP_AM_FLAG_PERSISTENT_DATA : 0);
+  param.cb = handler;
+  param.arg = this;
+  CHECK_EQ(ucp_worker_set_am_recv_handler(worker_->get(), &param), UCS_OK);
+}
+
+void UcxNetwork::Connect(int me, const std::vector<PeerInfo>& peers) {
+  me_ = me;
+  now_ = ClockNow();
+  offsets_.resize(peers.size());
+  for (size_t process = 0; process < peers.size(); ++process) {
+    Peer& peer = peers_.emplace_back();
+    peer.network = this;
+    peer.process = static_cast<int>(process);
+    peer.heard = now_;
+  }
+  // UCX pairs the endpoints of two processes in the order they were made, which is the same on both sides.
+  ForPeers([&](Peer* peer) {
+    peer->data = MakeEndpoint(peer, peers[peer->process]);
+    peer->beats = MakeEndpoint(peer, peers[peer->process]);
+  });
+  thread_ = std::thread([this] { Run(); });
+}
+
+ucp_ep_h UcxNetwork::MakeEndpoint(Peer* peer, const PeerInfo& info) {
+  ucp_ep_params_t params = {};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(info.address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = OnEndpointError;
+  params.err_handler.arg = peer;
+  ucp_ep_h endpoint = nullptr;
+  ucs_status_t status = ucp_ep_create(worker_->get(), &params, &endpoint);
+  if (status != UCS_OK)
+    Fail("process ", peer->process, " on host ", info.host, " cannot be reached from process ", me_, ": ",
+         ucs_status_string(status));
+  return endpoint;
+}
+
+// Heartbeats.
+
+void UcxNetwork::SendBeat(Peer* peer, unsigned id, const Beat& beat) {
+  // When some are stuck already, the line is full and more would not help.
+  if (peer->state != Peer::kUp || peer->beats_broke != 0 || peer->beats_under_way >= 4) return;
+  Operation* operation = Begin(peer, nullptr);
+  operation->heartbeat = true;
+  ++peer->beats_under_way;
+  std::memcpy(operation->header, &beat, sizeof beat);
+  ucp_request_param_t param = {};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = OnSent;
+  param.user_data = operation;
+  Begun(operation, ucp_am_send_nbx(peer->beats, id, operation->header, sizeof beat, nullptr, 0, &param));
+}
+
+ucs_status_t UcxNetwork::OnPing(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                const ucp_am_recv_param_t* param) {
+  auto* network = static_cast<UcxNetwork*>(self);
+  Beat beat;
+  Peer* peer = network->Sender(header, header_bytes, sizeof beat);
+  if (peer == nullptr) return UCS_OK;
+  std::memcpy(&beat, header, sizeof beat);
+  beat.process = network->me_;
+  beat.answer = ClockNow();
+  network->SendBeat(peer, kPong, beat);
+  return UCS_OK;
+}
+
+ucs_status_t UcxNetwork::OnPong(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                const ucp_am_recv_param_t* param) {
+  auto* network = static_cast<UcxNetwork*>(self);
+  Beat beat;
+  Peer* peer = network->Sender(header, header_bytes, sizeof beat);
+  if (peer == nullptr) return UCS_OK;
+  std::memcpy(&beat, header, sizeof beat);
+  int64_t heard = ClockNow();
+  peer->clock.Add(beat.asked, beat.answer, heard);
+  PeerClock::Sample best = peer->clock.Best(heard);
+  {
+    std::lock_guard<std::mutex> lock(network->offsets_mutex_);
+    network->offsets_[peer->process] = {best.offset_ns, best.round_trip_ns};
+  }
+  if (peer->clock.count() < kFirstPings) {
+    beat = {static_cast<uint32_t>(network->me_), 0, ClockNow(), 0};
+    network->SendBeat(peer, kPing, beat);
+  }
+  return UCS_OK;
+}
+
+Network::ClockOffset UcxNetwork::OffsetTo(int peer) const {
+  std::lock_guard<std::mutex> lock(offsets_mutex_);
+  return offsets_.at(peer);
+}
+
+void UcxNetwork::Beats() {
+  // Who did not listen cannot say that others were silent.
+  if (now_ - last_pass_ > 3 * interval_) ForPeers([&](Peer* peer) { peer->heard = now_; });
+  last_pass_ = now_;
+  if (now_ < next_beat_) return;
+  next_beat_ = now_ + interval_;
+  const double limit = 0.6 * options_.peer_timeout * kSecond;
+  ForPeers([&](Peer* peer) {
+    if (peer->state != Peer::kUp) return;
+    if (peer->beats_broke != 0 && now_ - peer->beats_broke > 2 * interval_)
+      return Lose(peer, LossReason(UCS_ERR_CONNECTION_RESET));
+    if (silence_counts_ && static_cast<double>(now_ - peer->heard) > limit) {
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%.1f", static_cast<double>(now_ - peer->heard) / kSecond);
+      return Lose(peer, Cat("nothing heard of it for ", seconds, " s"));
+    }
+    SendBeat(peer, kPing, {static_cast<uint32_t>(me_), 0, ClockNow(), 0});
+  });
+}
+
+// Losses.
+
+void UcxNetwork::OnEndpointError(void* peer, ucp_ep_h endpoint, ucs_status_t status) {
+  auto* lost = static_cast<Peer*>(peer);
+  // What the peer said last, perhaps that it ends, comes on the other endpoint; so that one has the word.
+  if (endpoint != lost->data) return lost->network->BeatsBroke(lost);
+  lost->network->Lose(lost, LossReason(status));
+}
+
+// Only notes it: UCX is in the middle of something.
+void UcxNetwork::Lose(Peer* peer, std::string reason) {
+  if (peer->state != Peer::kUp) return;
+  peer->state = Peer::kFailing;
+  peer->reason = std::move(reason);
+  losses_ = true;
+}
+
+// True when there were any: UCX has much to do then.
+bool UcxNetwork::TellLosses() {
+  if (!losses_) return false;
+  losses_ = false;
+  ForPeers([&](Peer* peer) {
+    if (peer->state != Peer::kFailing) return;
+    peer->state = Peer::kGone;
+    if (!peer->end_expected && !closing_ && listener_) listener_({peer->process, peer->reason});
+    CloseEndpoints(peer);
+    for (InOrder<Held>& order : peer->arriving) order.Clear();
+    while (!peer->failed.empty()) Tell(peer->failed.front(), false);
+  });
+  return true;
+}
+
+// By force, which ends what is under way.
+void UcxNetwork::CloseEndpoints(Peer* peer) {
+  Close(&peer->data);
+  Close(&peer->beats);
+}
+
+void UcxNetwork::Close(ucp_ep_h* endpoint) {
+  if (*endpoint == nullptr) return;
+  ucp_request_param_t param = {};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  ucs_status_ptr_t request = ucp_ep_close_nbx(*endpoint, &param);
+  if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
+  *endpoint = nullptr;
+}
+
+// The thread.
+
+// One turn; false when there was nothing to do.
+bool UcxNetwork::Pass() {
+  bool busy = ucp_worker_progress(worker_->get()) != 0;
+  // A message may post the next one: UCX must have its turn all the same.
+  for (int k = 0; k < kMessagesInTurn; ++k) {
+    Message* message = mailbox_.Take();
+    if (message == nullptr) break;
+    message->Receive();
+    busy = true;
+  }
+  now_ = ClockNow();
+  Beats();
+  return TellLosses() || busy;
+}
+
+void UcxNetwork::Run() {
+  pthread_setname_np(pthread_self(), "network");
+  last_pass_ = busy_ = now_ = ClockNow();
+  const int64_t spin = int64_t{1000} * options_.spin_us;
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (Pass()) {
+      busy_ = now_;
+    } else if (now_ - busy_ >= spin) {
+      Sleep();
+      busy_ = ClockNow();
+    } else {
+#if defined(__x86_64__)
+      _mm_pause();
+#endif
+    }
+  }
+  ShutDown();
+}
+
+void UcxNetwork::Sleep() {
+  if (ucp_worker_arm(worker_->get()) != UCS_OK) return;  // there is something to do
+  if (!mailbox_.FallAsleep()) return;
+  if (!stop_.load(std::memory_order_acquire)) {
+    pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+    int64_t wait = std::max<int64_t>(0, next_beat_ - ClockNow());
+    timespec timeout = {wait / kSecond, wait % kSecond};
+    ppoll(fds, 2, &timeout, nullptr);
+    uint64_t count;
+    if (fds[1].revents != 0) PCHECK(read(wake_fd_, &count, sizeof count) > 0 || errno == EAGAIN);
+  }
+  mailbox_.WakeUp();
+}
+
+void UcxNetwork::Wake() {
+  uint64_t one = 1;
+  PCHECK(write(wake_fd_, &one, sizeof one) == sizeof one || errno == EAGAIN);
+}
+
+bool UcxNetwork::AnythingPending() {
+  bool pending = false;
+  ForPeers([&](Peer* peer) { pending |= !peer->pending.empty(); });
+  return pending;
+}
+
+// Whatever was posted or sent still goes out while peers are well; what then remains is ended by force.
+void UcxNetwork::ShutDown() {
+  while (Pass()) {
+    // until the mailbox is empty
+  }
+  closing_ = true;
+  ForPeers([&](Peer* peer) {
+    for (InOrder<Held>& order : peer->arriving) order.Clear();
+  });
+  arrived_.ForEach([](UcxIncoming* incoming) {
+    incoming->Remove();
+    incoming->Leave();
+  });
+  auto pass_until = [&](int64_t deadline, auto done) {
+    while (!done() && ClockNow() < deadline) Pass();
+  };
+  pass_until(now_ + kFlushTime, [&] { return !AnythingPending(); });
+  ucp_request_param_t param = {};
+  void* flush = ucp_worker_flush_nbx(worker_->get(), &param);
+  if (UCS_PTR_IS_PTR(flush)) {
+    pass_until(now_ + kFlushTime, [&] { return ucp_request_check_status(flush) != UCS_INPROGRESS; });
+  }
+  ForPeers([&](Peer* peer) { Lose(peer, "the network ends"); });
+  TellLosses();
+  pass_until(now_ + kFlushTime, [&] { return !AnythingPending(); });
+  if (UCS_PTR_IS_PTR(flush)) ucp_request_free(flush);
+}
+
+std::unique_ptr<Network> Network::Make(const NetworkOptions& options) {
+  return std::make_unique<UcxNetwork>(options);
+}
+
+}  // namespace oneflow_like

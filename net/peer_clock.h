@@ -1,0 +1,37 @@
+// What one exchange after the other tells of a peer's clock: the best recent estimate of the difference.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace oneflow_like {
+
+class PeerClock {
+ public:
+  struct Sample {
+    int64_t offset_ns = 0, round_trip_ns = 0;
+    int64_t at = 0;  // when, by our clock
+  };
+
+  // We asked at `asked` and heard at `heard` (our clock) that the peer's clock was `theirs` meanwhile.
+  void Add(int64_t asked, int64_t theirs, int64_t heard) {
+    ring_[count_++ % ring_.size()] = {theirs - (asked + (heard - asked) / 2), heard - asked, heard};
+  }
+
+  // The sample that is worth most: a short round trip leaves little room for error, but clocks drift apart
+  // while it ages.
+  Sample Best(int64_t now) const {
+    auto doubt = [now](const Sample& s) { return s.round_trip_ns / 2 + (now - s.at) / kDrift; };
+    return *std::min_element(ring_.begin(), ring_.begin() + std::min(count_, ring_.size()),
+                             [&](const Sample& a, const Sample& b) { return doubt(a) < doubt(b); });
+  }
+  size_t count() const { return count_; }
+
+ private:
+  static constexpr int64_t kDrift = 50'000;  // 20 millionths: two ordinary quartzes
+  std::array<Sample, 64> ring_;
+  size_t count_ = 0;
+};
+
+}  // namespace oneflow_like

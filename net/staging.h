@@ -1,0 +1,41 @@
+// Room for chunks on their way, where they cannot be sent from or received into a piece directly: a fixed
+// number of buffers, given to whoever asks first. Each runtime keeps a few more for the oldest of its chunks
+// that is not done: since all processes agree on what is oldest, that one always finds room everywhere, so no
+// set of processes can wait for each other's.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/device.h"
+
+namespace oneflow_like {
+
+class Staging {
+ public:
+  static constexpr int kKept = 3;  // what one chunk needs at most: a sum, a term, and what is sent
+
+  Staging(std::unique_ptr<Memory> memory, int64_t buffer_bytes) : memory_(std::move(memory)) {
+    int count = static_cast<int>(memory_->bytes() / buffer_bytes);
+    for (int i = 0; i < count; ++i) free_.push_back(static_cast<char*>(memory_->data()) + i * buffer_bytes);
+  }
+
+  char* Take() {  // nullptr when there is none now
+    if (free_.empty()) return nullptr;
+    char* buffer = free_.back();
+    free_.pop_back();
+    return buffer;
+  }
+  void Give(char* buffer) { free_.push_back(buffer); }
+  bool Owns(const char* buffer) const {
+    const char* first = static_cast<const char*>(memory_->data());
+    return buffer >= first && buffer < first + memory_->bytes();
+  }
+  int64_t bytes() const { return static_cast<int64_t>(memory_->bytes()); }
+
+ private:
+  std::unique_ptr<Memory> memory_;
+  std::vector<char*> free_;
+};
+
+}  // namespace oneflow_like

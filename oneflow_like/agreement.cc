@@ -1,0 +1,107 @@
+#include "oneflow_like/agreement.h"
+
+#include <sstream>
+
+#include "compiler/text.h"
+#include "core/random.h"
+#include "net/job.h"
+
+namespace oneflow_like {
+
+namespace {
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+std::string Hexadecimal(uint64_t number) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
+  return text;
+}
+
+const std::string kOption = "option ";
+
+// "--seed" of "option --seed=1".
+std::string OptionOf(const std::string& line) {
+  if (line.rfind(kOption, 0) != 0) return "";
+  return line.substr(kOption.size(), line.find('=') - kOption.size());
+}
+
+}  // namespace
+
+std::string GraphLines(const Graph& graph) {
+  const std::vector<int> order = graph.Order();
+  const std::vector<std::string> lines = Lines(ToText(graph));
+  const size_t head = lines.size() - order.size();  // the mesh, and how many micro-batches
+  std::string text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string at = i < head ? "" : graph.node(order[i - head]).line.str();
+    text += Cat(lines[i], at.empty() ? "" : " at ", at, '\n');
+  }
+  return text;
+}
+
+std::string AgreementText(const Session::Impl& session) {
+  const ModelOptions& model = session.model->options;
+  const SessionOptions& o = session.options;
+  std::string text = Cat("library ", model.job->peers()[model.job->process()].version, '\n');
+  auto option = [&](const std::string& name, const auto& value) {
+    text += Cat(kOption, name, '=', value, '\n');
+  };
+  option("--mesh", session.compiled.graph.mesh().str());
+  option("--seed", model.seed);
+  option("micro_batches", o.micro_batches);
+  option("steps_in_flight", o.steps_in_flight);
+  option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");
+  option("dtype", Name(o.dtype));
+  option("zero_axis", o.zero_axis);
+  text += session.input_graph;
+  return text + Cat("order of acts ", Hexadecimal(session.compiled.logical.hash), '\n');
+}
+
+std::string FirstDifference(const std::vector<std::string>& texts) {
+  const std::vector<std::string> first = Lines(texts[0]);
+  size_t line = std::string::npos;
+  int process = 0;
+  std::vector<std::string> other;
+  for (size_t p = 1; p < texts.size(); ++p) {
+    std::vector<std::string> lines = Lines(texts[p]);
+    size_t at = 0;
+    while (at < first.size() && at < lines.size() && first[at] == lines[at]) ++at;
+    if ((at == first.size() && at == lines.size()) || at >= line) continue;
+    line = at;
+    process = static_cast<int>(p);
+    other = std::move(lines);
+  }
+  if (process == 0) return "";
+  const std::string mine = line < first.size() ? first[line] : "";
+  const std::string theirs = line < other.size() ? other[line] : "";
+  const std::string option = OptionOf(mine);
+  if (!option.empty() && option == OptionOf(theirs)) {
+    auto value = [](const std::string& text) {
+      const std::string after = text.substr(text.find('=') + 1);
+      return after.empty() ? std::string("none") : after;
+    };
+    return Cat("option ", option, ": process 0 has ", value(mine), ", process ", process, " has ",
+               value(theirs));
+  }
+  auto quoted = [](const std::string& text) { return text.empty() ? "nothing more" : Cat("'", text, "'"); };
+  return Cat("process 0 has ", quoted(mine), ", process ", process, " has ", quoted(theirs));
+}
+
+void RequireAgreement(const Session::Impl& session) {
+  Job* job = session.model->options.job.get();
+  const std::string text = AgreementText(session), who = Cat("session ", session.options.name);
+  const std::vector<std::string> hashes = job->AllGather(who, Hexadecimal(HashName(text)));
+  bool same = true;
+  for (const std::string& hash : hashes) same = same && hash == hashes[0];
+  if (same) return;
+  const std::string difference = FirstDifference(job->AllGather(Cat(who, ", in full"), text));
+  Fail(who, " is not the same on all processes: ", difference);
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,85 @@
+// gpt as several processes of this machine: the loss curve is that of one process, whatever the mesh, with
+// and without shared memory; outputs are labelled; nothing is left. Also run under sanitizers.
+#include "tests/processes.h"
+
+#include <gtest/gtest.h>
+
+namespace oneflow_like {
+namespace {
+
+const double kDeadline = 240;  // seconds, sanitizers included: keeps a hang from hanging
+
+class ProcessesTest : public ::testing::Test {
+ protected:
+  ProcessesTest() : folder_("processes_test"), text_(folder_.Write("text.txt", SomeText())) {}
+
+  // Runs gpt to its end and gives its losses.
+  std::vector<double> Losses(const std::string& name, const std::vector<std::string>& more) {
+    const std::string log = folder_ / (name + ".json");
+    std::vector<std::string> flags = {
+        "--text=" + text_, "--layers=4", "--width=16", "--heads=4", "--context=16", "--batch=8", "--steps=6",
+        "--eval_batches=2", "--sample_tokens=4", "--micro_batches=2", "--log_json=" + log,
+        // ThreadSanitizer would take the barriers of OpenMP's runtime for races.
+        "--kernel_threads=1"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const std::string mark = "OFL_TEST_RUN=" + std::to_string(getpid()) + name;
+    Process gpt({.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
+                 .flags = flags,
+                 .variables = {{"OFL_TEST_RUN", std::to_string(getpid()) + name}},
+                 .output = folder_ / name});
+    EXPECT_TRUE(gpt.WaitUntil(Seconds() + kDeadline)) << name << " hangs\n" << gpt.out() << gpt.err();
+    EXPECT_EQ(gpt.code(), 0) << name << "\n" << gpt.out() << gpt.err();
+    EXPECT_EQ(ProcessesWith(mark), std::vector<pid_t>{}) << name;
+    out_ = gpt.out();
+    return LossesOf(log);
+  }
+
+  // One process, one device.
+  const std::vector<double>& Alone() {
+    if (alone_.empty()) alone_ = Losses("alone", {});
+    EXPECT_EQ(alone_.size(), 6u);
+    return alone_;
+  }
+
+  void ExpectSameCurve(const std::string& name, const std::vector<std::string>& flags) {
+    const std::vector<double>& alone = Alone();
+    EXPECT_LE(CurveDifference(Losses(name, flags), alone), 1e-5) << name;
+    EXPECT_NE(out_.find("held-out loss"), std::string::npos) << out_;
+    EXPECT_NE(out_.find("--- a sample"), std::string::npos) << out_;
+  }
+
+  TestFolder folder_;
+  std::string text_, out_;
+  std::vector<double> alone_;
+};
+
+TEST_F(ProcessesTest, TwoProcesses) {
+  ExpectSameCurve("dp", {"--processes=2", "--mesh=cpu:dp=2"});
+  ExpectSameCurve("tp", {"--processes=2", "--mesh=cpu:tp=2"});
+  ExpectSameCurve("pp", {"--processes=2", "--mesh=cpu:pp=2"});
+}
+
+TEST_F(ProcessesTest, FourProcesses) {
+  ExpectSameCurve("dp_pp", {"--processes=4", "--mesh=cpu:dp=2,pp=2"});
+  ExpectSameCurve("tp", {"--processes=4", "--mesh=cpu:tp=4"});
+}
+
+TEST_F(ProcessesTest, SeveralDevicesPerProcess) {
+  ExpectSameCurve("eight", {"--processes=2", "--mesh=cpu:dp=2,tp=2,pp=2"});
+}
+
+TEST_F(ProcessesTest, WithoutSharedMemory) {
+  ExpectSameCurve("two", {"--processes=2", "--mesh=cpu:dp=2,tp=2", "--shared_memory=false"});
+  ExpectSameCurve("four", {"--processes=4", "--mesh=cpu:dp=2,pp=2", "--shared_memory=false"});
+}
+
+TEST_F(ProcessesTest, OtherProcessesAreLabelled) {
+  Losses("labels", {"--processes=2", "--mesh=cpu:dp=2"});
+  int own = 0;
+  for (const std::string& line : LinesOf(out_)) own += line.rfind("[1] ", 0) != 0;
+  EXPECT_GT(own, 0) << out_;
+  EXPECT_EQ(out_.find("held-out loss"), out_.rfind("held-out loss")) << "said once, by process 0:\n" << out_;
+}
+
+}  // namespace
+}  // namespace oneflow_like
