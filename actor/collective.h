@@ -19,8 +19,8 @@ class CollectiveListener {
   // to when, in Ticks(). What runs elsewhere than on the worker is not told.
   virtual void CollectiveWorked(int64_t start, int64_t end) = 0;
   // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is
-  // whole. `ok` is false for every member when any arrived so, or the movement failed; out pieces hold
-  // nothing then.
+  // whole. `ok` is false for every member that gets anything of one that arrived so (in one process: for
+  // every member), or when the movement failed; out pieces hold nothing then.
   virtual void CollectiveDone(bool ok) = 0;
 };
 

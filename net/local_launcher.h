@@ -21,10 +21,10 @@ struct LocalJob {
 // log cannot be written. To be called before this process makes threads.
 int RunLocalJob(const LocalJob& job);
 
-// From here to its end (or exit), what this process writes to standard output and error comes out as whole lines
-// that begin with "[process] ". Does nothing under --processes, whose parent labels. A copy of this process
-// (fork) relays, so text written before a crash comes out as well: to be made before other threads are. One
-// at a time.
+// From here to its end (or exit), what this process writes to standard output and error comes out as whole
+// lines that begin with "[process] ". Does nothing under --processes, whose parent labels. A copy of this
+// process (fork) relays, so text written before a crash comes out as well: to be made before other threads
+// are. One at a time.
 class LabelledOutput {
  public:
   explicit LabelledOutput(int process);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kSecond = 1000000000;
 // What counts as behind: a computing share this much above the median of the others, ...
-constexpr double kComputeFactor = 1.25, kComputeMargin = 0.1;
+constexpr double kComputeFactor = 1.5, kComputeMargin = 0.15;
 // ... a round trip or a time per byte this many times the median of the other links.
 constexpr double kLinkFactor = 3;
 constexpr int64_t kLeastRoundTrip = 2000000;  // below 2 ms a round trip is a matter of scheduling
@@ -165,7 +165,7 @@ void Monitor::Report(int64_t now, int64_t window) {
              1 - std::min(1.0, static_cast<double>(in_collectives_) / static_cast<double>(length))};
     std::string text(reinterpret_cast<const char*>(&header), sizeof header);
     for (int p = 0; p < processes_; ++p) {
-      if (p != process_) links_[p].round_trip_ns = network_->OffsetTo(p).round_trip_ns;
+      if (p != process_) links_[p].round_trip_ns = network_->OffsetTo(p).round_trip_lately_ns;
     }
     // The slowest links alone, where not all fit a header.
     const int most =
@@ -215,10 +215,12 @@ void Monitor::Deliver(int from, const void* header, size_t header_bytes, std::un
     memcpy(&report.links[peer], at + sizeof peer, sizeof(MonitorReport::Link));
     at += sizeof peer + sizeof(MonitorReport::Link);
   }
+  // Once everybody has reported anew: a window in which a process ends no collective has no report of it.
   for (const MonitorReport& r : reports_) {
-    if (r.window != head.window) return;
+    if (r.window < 0) return;
   }
   Compare();
+  for (MonitorReport& r : reports_) r.window = -1;
 }
 
 // A verdict counts when two windows agree.

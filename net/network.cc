@@ -167,7 +167,7 @@ ucs_status_t UcxNetwork::OnPong(void* self, const void* header, size_t header_by
   PeerClock::Sample best = peer->clock.Best(heard);
   {
     std::lock_guard<std::mutex> lock(network->offsets_mutex_);
-    network->offsets_[peer->process] = {best.offset_ns, best.round_trip_ns};
+    network->offsets_[peer->process] = {best.offset_ns, best.round_trip_ns, peer->clock.RoundTripLately()};
   }
   if (peer->clock.count() < kFirstPings) {
     beat = {static_cast<uint32_t>(network->me_), 0, ClockNow(), 0};

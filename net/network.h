@@ -45,8 +45,8 @@ struct NetworkOptions {
   bool loopback_only = true;  // all peers are on this machine: only its loopback is used
   std::string devices;        // UCX network devices ("eth0"); empty: UCX chooses
   double peer_timeout = 10;   // seconds: by then everybody has ended after a peer fell silent; it counts as
-                             // lost after 0.6 of it
-  int spin_us = 20;  // busy polling before the thread sleeps; 0 when threads outnumber cores
+                              // lost after 0.6 of it
+  int spin_us = 20;           // busy polling before the thread sleeps; 0 when threads outnumber cores
 };
 
 class Network {
@@ -91,6 +91,7 @@ class Network {
   // exchange with the shortest round trip so far, and that round trip. 0, 0 for oneself.
   struct ClockOffset {
     int64_t offset_ns = 0, round_trip_ns = 0;
+    int64_t round_trip_lately_ns = 0;  // the shortest of the last four
   };
   virtual ClockOffset OffsetTo(int peer) const = 0;
   // Bytes and messages sent so far. Any thread.

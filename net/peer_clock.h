@@ -26,6 +26,14 @@ class PeerClock {
     return *std::min_element(ring_.begin(), ring_.begin() + std::min(count_, ring_.size()),
                              [&](const Sample& a, const Sample& b) { return doubt(a) < doubt(b); });
   }
+  // The shortest of the last four: what a message takes now.
+  int64_t RoundTripLately() const {
+    int64_t shortest = INT64_MAX;
+    for (size_t i = 1; i <= std::min<size_t>(count_, 4); ++i) {
+      shortest = std::min(shortest, ring_[(count_ - i) % ring_.size()].round_trip_ns);
+    }
+    return count_ == 0 ? 0 : shortest;
+  }
   size_t count() const { return count_; }
 
  private:

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -15,6 +16,7 @@
 #include "actor/plan_reading.h"
 #include "core/error.h"
 #include "net/job.h"
+#include "net/monitor.h"
 #include "net/process_group.h"
 #include "net/staging.h"
 #include "net/work.pb.h"
@@ -27,10 +29,23 @@ using wire::PieceAddress;
 
 class Instance;
 
+int64_t LargestPiece(const plan::Collective& collective) {
+  int64_t largest = 0;
+  for (const plan::Piece& piece : collective.piece()) {
+    for (const plan::Box& box : piece.in()) largest = std::max(largest, ToBox(box).elements());
+    for (const plan::Box& box : piece.out()) largest = std::max(largest, ToBox(box).elements());
+  }
+  return largest;
+}
+
 class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, public GroupHost {
  public:
   ProcessCollectivesImpl(Job* job, const ProcessCollectivesOptions& options)
-      : job_(job), options_(options), node_of_process_(job->processes()) {
+      : job_(job),
+        options_(options),
+        node_of_process_(job->processes()),
+        monitor_(job->network(), job->process(), job->processes(),
+                 [job](int p) { return job->Describe(p); }) {
     for (int p = 0; p < job->processes(); ++p) {
       node_of_process_[p] = p;
       for (int q = 0; job->region() != nullptr && q < p; ++q) {
@@ -47,6 +62,7 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
     staging_bytes_ = staging_->bytes();
     retry_.host = this;
     job->network()->SetChannel(Network::kCollective, this);
+    job->network()->SetChannel(Network::kMonitor, &monitor_);
     job->AddAwaited(this, [this] { return Awaited(); });
     job->AddFailureListener(this, [this](const std::string&) { Fail(); });
   }
@@ -56,6 +72,7 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
     job_->RemoveFailureListener(this);
     OnNetwork([this] {
       job_->network()->SetChannel(Network::kCollective, nullptr);
+      job_->network()->SetChannel(Network::kMonitor, nullptr);
       early_.clear();
     });
   }
@@ -73,8 +90,9 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
   char* TakeStaging(ProcessGroup* group, bool oldest_op) override;
   void GiveStaging(ProcessGroup* group, char* buffer) override;
   void OldestEnded() override { WantRetry(); }
-  void Observed(const ProcessGroup& group, int process, int64_t theirs, int64_t ours,
-                int64_t heard) override {}
+  void CollectiveBegins() override { monitor_.CollectiveBegins(); }
+  void CollectiveEnds() override { monitor_.CollectiveEnds(); }
+  void Pulled(int process, int64_t bytes, int64_t ns) override { monitor_.Pulled(process, bytes, ns); }
 
  private:
   friend class Instance;
@@ -120,6 +138,7 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
   Job* const job_;
   const ProcessCollectivesOptions options_;
   std::vector<int> node_of_process_;
+  Monitor monitor_;                        // the network's thread
   std::atomic<int64_t> staging_bytes_{0};  // all runtimes' together
   // The network's thread from here on.
   std::map<int64_t, Instance*> instances_;
@@ -312,6 +331,11 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
   spec.dtype = wanted.spec.dtype;
   spec.reduce = ParseReduce(wanted.collective.reduce());
   spec.shape.node_of_process = host_->node_of_process_;
+  // Small data goes in the message that says it is there, on one host, too: one trip instead of two.
+  if (LargestPiece(wanted.collective) * static_cast<int64_t>(SizeOf(wanted.spec.dtype)) <=
+      host_->options_.latency_bound_bytes) {
+    std::iota(spec.shape.node_of_process.begin(), spec.shape.node_of_process.end(), 0);
+  }
   for (int rank : wanted.collective.rank()) spec.shape.process.push_back(ProcessOf(rank));
   spec.pieces = {wanted.collective.piece().begin(), wanted.collective.piece().end()};
   size_t acts = 1;

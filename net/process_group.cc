@@ -64,9 +64,7 @@ void ProcessGroup::Arrive(ProcessMember* member) {
   out_[member->me_] = member->out_;
   ok_ = ok_ && member->ok_;
   if (++arrived_ < local_members()) return;
-  arrived_at_ = ClockNow();
-  for (const Heard& h : heard_) host_->Observed(*this, h.process, h.theirs, arrived_at_, h.heard);
-  heard_.clear();
+  host_->CollectiveBegins();
   TellNode(GroupMessage::kArrived);
   CheckReady();
 }
@@ -119,7 +117,6 @@ void ProcessGroup::Apply(int from, const GroupHeader& header, const PieceAddress
       }
       ok_ = ok_ && header.ok;
       AddOnce(&node_arrived_, from);
-      Observe(from, header.arrived);
       CheckReady();
       break;
     }
@@ -138,18 +135,9 @@ void ProcessGroup::Apply(int from, const GroupHeader& header, const PieceAddress
       }
       op->come_ok[term] = header.ok ? 1 : 2;
       op->come[term] = std::move(data);
-      Observe(from, header.arrived);
       if (ready_) Advance(op);
       break;
     }
-  }
-}
-
-void ProcessGroup::Observe(int from, int64_t theirs) {
-  if (arrived_ == local_members()) {
-    host_->Observed(*this, from, theirs, arrived_at_, ClockNow());
-  } else {
-    heard_.push_back({from, theirs, ClockNow()});
   }
 }
 
@@ -174,7 +162,7 @@ void ProcessGroup::TellNode(GroupMessage kind) {
     GroupHeader header;
     PieceAddress address[wire::kMostMembers];
   } message{};
-  message.header = {kind, ok_, spec_.instance, spec_.id, act_, arrived_at_, 0, 0};
+  message.header = {kind, ok_, spec_.instance, spec_.id, act_, 0, 0};
   size_t bytes = sizeof(GroupHeader);
   if (kind == GroupMessage::kArrived) {
     const char* base = host_->region()->base(host_->process());
@@ -328,6 +316,7 @@ bool ProcessGroup::BringMessage(Op* op) {
   if (to == nullptr) to = TakeRoom(op);
   if (to == nullptr) return false;
   op->receive_to = to;
+  op->receive_since = ClockNow();
   op->receiving = true;
   ++transfers_;
   op->asking = true;
@@ -341,6 +330,9 @@ void ProcessGroup::Received(Op* op, bool ok) {
   op->receiving = false;
   op->come[op->next].reset();
   if (failed_) return GiveRoom(op);
+  const ChunkOp& plan = *op->plan;
+  host_->Pulled(plan.terms[op->next].process, plan.box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype)),
+                ClockNow() - op->receive_since);
   op->ok = op->ok && ok;
   op->terms.push_back({op->receive_to, op->plan->box});
   ++op->next;
@@ -373,7 +365,7 @@ bool ProcessGroup::Combine(Op* op) {
     Fold(op, to.data(), static_cast<int>(to.size()));
   }
   op->combined = true;
-  GroupHeader header{GroupMessage::kData, op->ok, spec_.instance, spec_.id, act_, arrived_at_, plan.chunk, 0};
+  GroupHeader header{GroupMessage::kData, op->ok, spec_.instance, spec_.id, act_, plan.chunk, 0};
   // One more than there are, so that the op does not end inside the loop.
   op->sends_left = 1;
   for (int process : plan.sends) {
@@ -423,6 +415,7 @@ void ProcessGroup::CheckEnded() {
   node_arrived_.clear();
   node_worked_.clear();
   ++act_;
+  host_->CollectiveEnds();
   for (const auto& [index, member] : local_) member->End(ok);
   host_->OldestEnded();
 }

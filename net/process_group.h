@@ -32,9 +32,10 @@ class GroupHost {
   virtual void GiveStaging(ProcessGroup* group, char* buffer) = 0;
   // An op or an act of the group has ended: another may be the oldest now, and find room.
   virtual void OldestEnded() = 0;
-  // When the members of `group` in `process` brought their pieces, by our clock, and when ours did.
-  virtual void Observed(const ProcessGroup& group, int process, int64_t theirs, int64_t ours,
-                        int64_t heard) = 0;
+  // For the monitor: all members here have arrived, and have been told of the end; large data has been got.
+  virtual void CollectiveBegins() = 0;
+  virtual void CollectiveEnds() = 0;
+  virtual void Pulled(int process, int64_t bytes, int64_t ns) = 0;
 };
 
 namespace wire {
@@ -47,7 +48,6 @@ struct GroupHeader {
   int64_t instance;  // the runtime
   int64_t group;
   int64_t act;      // since the start
-  int64_t arrived;  // kArrived, kData: when the sender's members had all arrived, by its clock
   int32_t chunk;    // kData
   int32_t members;  // kArrived: so many PieceAddress follow
 };
@@ -114,6 +114,7 @@ class ProcessGroup {
     std::vector<std::unique_ptr<Incoming>> come;  // by term; kept while its data is read
     std::vector<char> come_ok;  // by term: 0 not come, 1 come, 2 come without data: it failed
     char* receive_to = nullptr;
+    int64_t receive_since = 0;
     SendDone sent;
     ReceiveDone received;
   };
@@ -144,7 +145,6 @@ class ProcessGroup {
   void EndOp(Op* op);
   void CheckWorked();
   void CheckEnded();
-  void Observe(int from, int64_t theirs);
   void AddSources(const ChunkOp::Term& term, std::vector<Piece>* terms) const;
   Piece OutPiece(int member) const;
   const void* Contiguous(const Piece& piece, const Box& box) const;
@@ -168,16 +168,10 @@ class ProcessGroup {
   bool advancing_ = false;  // among the ops: the act does not end before all have been looked at
   int ops_done_ = 0;
   size_t first_open_ = 0;  // no op before it is left
-  int64_t arrived_at_ = 0;
   int transfers_ = 0;
   std::vector<char*> in_, out_;  // by member of this node
   std::vector<Early> early_;
   std::vector<Piece> from_, to_;  // scratch
-  struct Heard {
-    int process;
-    int64_t theirs, heard;
-  };
-  std::vector<Heard> heard_;  // before our own members had arrived
 };
 
 class ProcessMember final : public CollectiveMember {
