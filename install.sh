@@ -4,8 +4,9 @@
 build_packages="cmake g++ ninja-build libprotobuf-dev protobuf-compiler libgoogle-glog-dev libgflags-dev \
 libdnnl-dev libucx-dev zlib1g-dev libgtest-dev libbenchmark-dev"
 # Good to have: the build goes on without them. ccache makes the second build fast, bench sets libcaf-dev's messages
-# beside ours, the others are what the examples learn from.
-optional_packages="ccache jargon-text dataset-fashion-mnist libcaf-dev"
+# beside ours, libpmix-dev lets mpirun and srun --mpi=pmix start programs, python3-yaml and python3-jsonschema check
+# Kubernetes' manifest, iproute2 shows sockets and devices, the others are what the examples learn from.
+optional_packages="ccache jargon-text dataset-fashion-mnist libcaf-dev libpmix-dev python3-yaml python3-jsonschema iproute2"
 # Small installations leave out /usr/share/doc, which is where this text lives.
 text_file=/usr/share/doc/jargon-text/jargon.txt.gz
 

@@ -58,12 +58,12 @@ void PeerSteps::PeersFailed(const std::string& message) {
   EndWhereComplete();
 }
 
-std::string PeerSteps::Awaited() {
+int64_t PeerSteps::AwaitedStep() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [number, step] : steps_) {
-    if (step.left > 0) return "outputs of step " + std::to_string(number);
+    if (step.left > 0) return number;
   }
-  return "";
+  return -1;
 }
 
 void PeerSteps::Drain() {

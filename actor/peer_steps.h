@@ -39,7 +39,7 @@ class PeerSteps final : public PeerListener {
 
   void OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) override;
   void PeersFailed(const std::string& message) override;
-  std::string Awaited() override;
+  int64_t AwaitedStep() override;
 
  private:
   struct Step {

@@ -20,8 +20,9 @@ class PeerListener {
   virtual void OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) = 0;
   // On a thread of the job. Another process has failed or is lost: no further step can complete.
   virtual void PeersFailed(const std::string& message) = 0;
-  // On a thread of the job. The outputs that others have yet to send ("outputs of step 7"); empty: none.
-  virtual std::string Awaited() { return ""; }
+  // On a thread of the job. The first step under way of whose outputs others have yet to send pieces; -1:
+  // none.
+  virtual int64_t AwaitedStep() { return -1; }
 };
 
 // One runtime's line to the same runtime of the other processes. Made in the same order on all processes.

@@ -250,6 +250,7 @@ void ProcessJob::MakeParts() {
   };
   gather_ = std::make_unique<Gather>(control_.get(), identity_.process, n, std::move(host));
   RuntimeLinks::Host links{.network = network_, .me = identity_.process, .processes = n};
+  links.describe = [this](int process) { return Describe(process); };
   links.failure = [this] { return failure(); };
   links.open = [this](int64_t instance) { return collectives_->Open(instance); };
   links.send_failure = [this](int64_t instance, const std::string& message) {

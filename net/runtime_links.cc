@@ -3,6 +3,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <utility>
@@ -138,6 +139,14 @@ void RuntimeLinks::Disconnect(int64_t instance) {
   std::lock_guard lock(links_mutex_);
   links_.erase(instance);
   held_.erase(instance);
+  newest_.erase(instance);
+}
+
+void RuntimeLinks::Note(int from, const OutputHeader& header) {
+  std::lock_guard lock(links_mutex_);
+  if (header.instance < next_instance_ && links_.count(header.instance) == 0) return;  // gone
+  auto [newest, first] = newest_[header.instance].emplace(from, header.step);
+  if (!first) newest->second = std::max(newest->second, header.step);
 }
 
 void RuntimeLinks::JobFailed(const std::string& message) {
@@ -155,12 +164,23 @@ void RuntimeLinks::RuntimeFailed(int64_t instance, const std::string& message) {
   if (link != links_.end()) TellFailure(link->second, message);
 }
 
+// A plan has the same processes send in every step: those who have sent before, or as long as nobody has,
+// any.
 std::string RuntimeLinks::Awaited() {
   std::lock_guard lock(links_mutex_);
   std::string all;
   for (const auto& [instance, link] : links_) {
-    const std::string one = link->listener_->Awaited();
-    if (!one.empty()) all += Cat(all.empty() ? "" : ", ", one, " (", link->plan_, ")");
+    const int64_t step = link->listener_->AwaitedStep();
+    if (step < 0) continue;
+    all += Cat(all.empty() ? "" : ", ", "outputs of step ", step, " (", link->plan_, ")");
+    const std::map<int, int64_t>& newest = newest_[instance];
+    std::string senders;
+    for (int p = 0; p < host_.processes; ++p) {
+      auto sent = newest.find(p);
+      const bool owes = newest.empty() ? p != host_.me : sent != newest.end() && sent->second < step;
+      if (owes) senders += Cat(senders.empty() ? " of " : " and ", host_.describe(p));
+    }
+    all += senders;
   }
   return all;
 }
@@ -176,6 +196,7 @@ void RuntimeLinks::Deliver(int from, const void* header, size_t header_bytes,
   OutputHeader read;
   std::memcpy(&read, header, sizeof(read));
   CHECK(read.rank >= 0 && read.rank <= Dims::kMaxRank);
+  Note(from, read);
   if (data->data() != nullptr || data->bytes() == 0) return Arrived(read, data->data(), data->bytes());
   auto* arrival = new OutputArrival;
   arrival->links = this;

@@ -19,6 +19,7 @@ class RuntimeLinks final : public Peers, public Channel {
   struct Host {
     Network* network = nullptr;
     int me = 0, processes = 1;
+    std::function<std::string(int process)> describe;
     std::function<std::string()> failure;  // of the job; any thread
     std::function<std::unique_ptr<Collectives>(int64_t instance)> open;
     // Any thread. Tells all others that runtime `instance` has failed here.
@@ -34,7 +35,8 @@ class RuntimeLinks final : public Peers, public Channel {
   // The network's thread. The job has failed: tells every listener. Runtime `instance` has failed elsewhere.
   void JobFailed(const std::string& message);
   void RuntimeFailed(int64_t instance, const std::string& message);
-  // The network's thread: outputs that are awaited here, "outputs of step 7 (train)"; empty: none.
+  // The network's thread: outputs that are awaited here, and of whom, as Host::describe has it: "outputs of
+  // step 7 (train) of rank 3 (host b, pid 17)"; empty: none.
   std::string Awaited();
   void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) override;
 
@@ -47,6 +49,7 @@ class RuntimeLinks final : public Peers, public Channel {
   class RuntimeLink;
 
   void Disconnect(int64_t instance);
+  void Note(int from, const OutputHeader& header);
   OutputSend* TakeSend();
   void GiveSend(OutputSend* send);
   void Arrived(const OutputHeader& header, const void* data, size_t bytes);
@@ -62,6 +65,9 @@ class RuntimeLinks final : public Peers, public Channel {
   std::map<int64_t, RuntimeLink*> links_;
   int64_t next_instance_ = 0;
   std::map<int64_t, std::vector<Held>> held_;  // told before the runtime was made here
+  // By instance and process: of which step the newest piece of an output came. Those who never send are not
+  // there.
+  std::map<int64_t, std::map<int, int64_t>> newest_;
 
   std::mutex sends_mutex_;  // buffers are taken by workers and come back on the network's thread
   std::vector<std::unique_ptr<OutputSend>> sends_;

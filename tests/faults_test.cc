@@ -354,6 +354,22 @@ TEST(FaultsTest, EverybodyElseEndsAndSaysWhy) {
   }
 }
 
+// Nobody waits for the last stage but for what it puts out.
+TEST(FaultsTest, TheLastStageEndsEarly) {
+  TestFolder folder("faults_test_last_stage");
+  for (int processes : {2, 4}) {
+    const Fault fault{.index = processes,
+                      .kind = Kind::kReturns0,
+                      .moment = "evaluation 4",
+                      .processes = processes,
+                      .victim = processes - 1,
+                      .mesh = "cpu:pp=" + std::to_string(processes)};
+    Trial trial(fault, folder, nullptr);
+    const std::string wrong = trial.Run();
+    EXPECT_EQ(wrong, "") << fault.str() << "\n" << trial.said();
+  }
+}
+
 // --processes=N: the parent and its copies.
 class LocalJobTest : public ::testing::Test {
  protected:
