@@ -24,7 +24,7 @@ struct ProcessIdentity {
 // `variable` looks up an environment variable (nullptr: not set). In this order: ONEFLOW_LIKE_PROCESS and
 // friends (set by --processes), RANK/WORLD_SIZE/LOCAL_RANK/MASTER_ADDR/MASTER_PORT (torchrun, Kubernetes),
 // PMIX_RANK (mpirun, srun --mpi=pmix; a missing MASTER_ADDR is exchanged through PMIx), SLURM_PROCID/
-// SLURM_NTASKS (srun). None: alone. ONEFLOW_LIKE_TOKEN is the secret with all of them; peers beyond loopback
+// SLURM_NTASKS (srun). None: alone. ONEFLOW_LIKE_TOKEN is the secret; peers beyond loopback, but for PMIx's,
 // need it, and ONEFLOW_LIKE_PORT goes before a launcher's port. A launcher that says all its processes are on
 // one host makes them meet on its loopback. Throws Error naming the variable that is missing or senseless and
 // what it should be.
