@@ -378,7 +378,7 @@ class Partitioner {
   const CompileOptions& options_;
   std::vector<int> sizes_;
   std::vector<int> coords_;
-  std::vector<int> actor_of_;  // per segment the index of its actor in the plan, -1
+  std::vector<int> actor_of_;                // per segment the index of its actor in the plan, -1
   std::vector<std::vector<int>> positions_;  // per segment those of its acts in the order
   std::set<int> made_;
   plan::Plan plan_;
