@@ -20,6 +20,7 @@
 #include "core/kernel.h"
 #include "core/parallel_for.h"
 #include "core/random.h"
+#include "tests/error_of.h"
 
 namespace {
 std::atomic<int64_t> new_calls{0};
@@ -38,16 +39,6 @@ std::atomic<int64_t> new_calls{0};
 
 namespace oneflow_like {
 namespace {
-
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 constexpr DType kAllTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt32,
                                DType::kInt64,   DType::kUInt8,    DType::kBool};

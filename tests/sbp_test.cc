@@ -9,19 +9,10 @@
 
 #include "core/error.h"
 #include "sbp/mesh.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
-
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(SbpTest, TextReadsBack) {
   std::set<std::string> texts;

@@ -18,19 +18,10 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
-
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
