@@ -49,7 +49,7 @@ void Actor::Receive(int port, bool ok) {
 
 void Actor::Wake() {
   if (stream != nullptr) {
-    if (stream->head() == this) stream->Wake();
+    if (stream->head() == this || stream->in_turn) stream->Wake();
   } else if (ready() && shard->open(step_)) {
     shard->worker->Ready(this, kind == Kind::kCollective);
   }
@@ -63,6 +63,7 @@ bool Actor::TakeCredits() {
       p.ok = p.bad.empty() || p.bad.front() != p.taken;
       if (!p.ok) p.bad.erase(p.bad.begin());
       ++p.taken;
+      if (p.after != nullptr) device_stream->WaitFor(*p.after);
     }
     if (!p.out && !p.ok) ok = false;
   }
@@ -80,16 +81,70 @@ void Actor::Act() {
   if (kind == Kind::kCollective) {
     KernelCall& call = kernels[0];
     Locate(call);
-    if (ok && shard->run->cancelled.load(std::memory_order_relaxed)) {
-      FailStep(nullptr, "");
-      ok = false;
-    }
+    if (ok && Cancelled()) ok = false;
     member->Arrive(call.in().empty() ? nullptr : call.in()[0].data,
                    call.out().empty() ? nullptr : call.out()[0].data, t_, ok);
     return;
   }
-  ok = RunKernels(ok);
-  if (!ok || device_stream->synchronous()) return Finish(ok);
+  if (synchronous) return Finish(RunKernels(ok));
+  if (kind == Kind::kKernels) return Finish(LaunchKernels(ok));
+  LaunchMove(ok);
+}
+
+bool Actor::Cancelled() {
+  if (!shard->run->cancelled.load(std::memory_order_relaxed)) return false;
+  FailStep(nullptr, "");
+  return true;
+}
+
+bool Actor::LaunchKernels(bool ok) {
+  std::vector<KernelRun>& runs = shard->kernel_runs;
+  int64_t step = ok ? slot().state->step : 0;
+  size_t begin = 0;
+  for (KernelLaunch& launch : launches) {
+    if (ok && Cancelled()) ok = false;
+    if (ok) {
+      runs.clear();
+      for (size_t i = begin; i < launch.end; ++i) {
+        Locate(kernels[i]);
+        runs.push_back({kernels[i].kernel.get(), ContextOf(kernels[i], step)});
+      }
+      int64_t start = Ticks();
+      Status status = device_stream->RunSegment(launch.segment.get(), runs);
+      Count(static_cast<int>(begin), start, Ticks());
+      if (!status.ok()) {
+        FailDevice(status.message());
+        ok = false;
+      }
+    }
+    if (launch.event != nullptr) device_stream->Record(launch.event.get());
+    Announce(static_cast<int>(launch.end) - 1, ok);
+    begin = launch.end;
+  }
+  return ok;
+}
+
+// A feed's slot is announced when its copy is enqueued; the act lasts until the copy is done, since its
+// staging memory is written again by the next.
+void Actor::LaunchMove(bool ok) {
+  KernelCall& call = kernels[0];
+  if (ok && Cancelled()) ok = false;
+  Locate(call);
+  const TensorArg& arg = call.args[0];
+  Box box{arg.begin, arg.extent};
+  if (ok && !box.empty()) {
+    size_t bytes = box.elements() * SizeOf(arg.dtype);
+    if (kind == Kind::kFeed) {
+      const HostTensor& tensor = slot().feeds[host_tensor];
+      CopyBox(arg.dtype, box, {tensor.data.get(), Box::Whole(tensor.shape)}, {staging->data(), box});
+      device_stream->CopyIn(arg.data, staging->data(), bytes);
+    } else {
+      device_stream->CopyOut(staging->data(), arg.data, bytes);
+    }
+  }
+  if (launches[0].event != nullptr) device_stream->Record(launches[0].event.get());
+  Announce(0, ok);
+  if (!ok) return Finish(false);
   shard->DeviceStarted();
   device_stream->NotifyWhenDone([this](Status status) {
     device_done_.status = std::move(status);
@@ -98,22 +153,21 @@ void Actor::Act() {
 }
 
 void Actor::DeviceDone::Receive() {
-  bool ok = status.ok();
   Shard* shard = actor->shard;
-  if (!ok) actor->FailStep(actor->kernels.empty() ? nullptr : &actor->kernels.back(), status.message());
+  bool ok = status.ok();
+  if (!ok) {
+    actor->FailDevice(status.message());
+  } else if (actor->kind == Kind::kFetch) {
+    actor->Deliver(actor->kernels[0].args[0], actor->staging->data());
+  }
   actor->Finish(ok);
   shard->DeviceEnded();
 }
 
 bool Actor::RunKernels(bool ok) {
-  const std::atomic<bool>& cancelled = shard->run->cancelled;
-  bool synchronous = device_stream->synchronous();
   int64_t step = ok ? slot().state->step : 0;
   for (size_t i = 0; i < kernels.size(); ++i) {
-    if (ok && cancelled.load(std::memory_order_relaxed)) {
-      FailStep(nullptr, "");
-      ok = false;
-    }
+    if (ok && Cancelled()) ok = false;
     if (ok) {
       Locate(kernels[i]);
       int64_t start = Ticks();
@@ -124,26 +178,27 @@ bool Actor::RunKernels(bool ok) {
         ok = false;
       }
     }
-    // What an asynchronous device was only told to do cannot be announced yet.
-    if (synchronous) Announce(static_cast<int>(i), ok);
+    Announce(static_cast<int>(i), ok);
   }
   return ok;
 }
 
+KernelContext Actor::ContextOf(const KernelCall& call, int64_t step) const {
+  const RunState& run = *shard->run;
+  return {.spec = call.spec,
+          .in = call.in(),
+          .out = call.out(),
+          .scratch = call.scratch_base == nullptr ? nullptr : *call.scratch_base + call.scratch_offset,
+          .step = step,
+          .time = acts == run.times ? t_ : 0,
+          .times = run.times,
+          .seed = run.seed};
+}
+
 Status Actor::RunKernel(KernelCall& call, int64_t step) {
   if (kind == Kind::kFeed || kind == Kind::kFetch) return MoveHostTensor(call);
-  const RunState& run = *shard->run;
-  KernelContext context{
-      .spec = call.spec,
-      .in = call.in(),
-      .out = call.out(),
-      .scratch = call.scratch_base == nullptr ? nullptr : *call.scratch_base + call.scratch_offset,
-      .step = step,
-      .time = acts == run.times ? t_ : 0,
-      .times = run.times,
-      .seed = run.seed};
   try {
-    return device_stream->Run(*call.kernel, context);
+    return device_stream->Run(*call.kernel, ContextOf(call, step));
   } catch (const std::exception& error) {
     return Status(*error.what() == 0 ? "unknown failure" : error.what());
   } catch (...) {
@@ -151,27 +206,30 @@ Status Actor::RunKernel(KernelCall& call, int64_t step) {
   }
 }
 
+// Of the host's memory.
 Status Actor::MoveHostTensor(KernelCall& call) {
-  bool feed = kind == Kind::kFeed;
-  StepSlot& now = slot();
-  const HostTensor& tensor = feed ? now.feeds[host_tensor] : now.state->results[host_tensor];
   const TensorArg& arg = call.args[0];
+  if (kind == Kind::kFetch) {
+    Deliver(arg, arg.data);
+    return Status();
+  }
+  const HostTensor& tensor = slot().feeds[host_tensor];
   Box box{arg.begin, arg.extent};
-  if (box.empty()) return Status();
-  Piece whole{tensor.data.get(), Box::Whole(tensor.shape)};
-  Piece local{host_memory ? arg.data : staging.data(), box};
-  size_t bytes = box.elements() * SizeOf(arg.dtype);
-  if (feed) {
-    CopyBox(arg.dtype, box, whole, local);
-    if (!host_memory) device->CopyIn(arg.data, staging.data(), bytes);
-  } else {
-    if (!host_memory) device->CopyOut(staging.data(), arg.data, bytes);
-    CopyBox(arg.dtype, box, local, whole);
-    if (PeerSteps* peers = shard->run->peers) {
-      peers->Send(now.state->step, host_tensor, box, local.data, bytes);
-    }
+  if (!box.empty()) {
+    CopyBox(arg.dtype, box, {tensor.data.get(), Box::Whole(tensor.shape)}, {arg.data, box});
   }
   return Status();
+}
+
+void Actor::Deliver(const TensorArg& arg, void* data) {
+  StepHandle::State& state = *slot().state;
+  const HostTensor& tensor = state.results[host_tensor];
+  Box box{arg.begin, arg.extent};
+  if (box.empty()) return;
+  CopyBox(arg.dtype, box, {data, box}, {tensor.data.get(), Box::Whole(tensor.shape)});
+  if (PeerSteps* peers = shard->run->peers) {
+    peers->Send(state.step, host_tensor, box, data, box.elements() * SizeOf(arg.dtype));
+  }
 }
 
 void Actor::Locate(KernelCall& call) {
@@ -208,6 +266,9 @@ void Actor::Count(int kernel, int64_t start, int64_t end) {
 void Actor::Finish(bool ok) {
   // A collective that failed at another rank has failed here.
   if (!ok && kind == Kind::kCollective) FailStep(nullptr, shard->run->error());
+  if (kind == Kind::kCollective && !launches.empty() && launches[0].event != nullptr) {
+    device_stream->Record(launches[0].event.get());
+  }
   Announce(std::numeric_limits<int>::max(), ok);
   CountReads();
   if (shard->run->recording.load(std::memory_order_relaxed)) {
@@ -247,6 +308,12 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
   }
 }
 
+void Actor::FailDevice(const std::string& message) {
+  RunState* run = shard->run;
+  if (run->SetError(message) && run->peers != nullptr) run->peers->FailedHere(message);
+  slot().state->SetError(message);
+}
+
 void Actor::CountWrites() {
   for (const Counted& c : writes) {
     int64_t written = c.period == 1 ? k_ + 1 : k_ / c.period + 1;
@@ -278,16 +345,60 @@ std::string Actor::Describe() const {
   return Cat(text, " waits for its turn");
 }
 
-bool Stream::ready() const { return !order.empty() && shard->open(step_) && order[next_]->ready(); }
+bool Stream::ready() const {
+  if (order.empty() || !shard->open(step_)) return false;
+  if (started_ != nullptr && started_->busy()) return false;
+  return order[next_]->ready();
+}
+
+void Stream::Loaded() {
+  in_turn = !device->synchronous() && !order.empty();
+  if (!in_turn) return;
+  shard->acts_per_step += 1;
+  done_ = std::vector<Done>(shard->run->steps_in_flight);
+  for (size_t i = 0; i < done_.size(); ++i) {
+    done_[i].stream = this;
+    done_[i].slot = static_cast<int>(i);
+  }
+  settled_.stream = this;
+}
+
+void Stream::Ask(Done* done) {
+  shard->DeviceStarted();
+  device->NotifyWhenDone([this, done](Status status) {
+    done->status = std::move(status);
+    shard->worker->Post(done);
+  });
+}
+
+void Stream::AskWhenSettled() {
+  if (in_turn) Ask(&settled_);
+}
+
+void Stream::Done::Receive() {
+  Shard* shard = stream->shard;
+  if (slot >= 0) {
+    if (!status.ok()) {
+      RunState* run = shard->run;
+      if (run->SetError(status.message()) && run->peers != nullptr) run->peers->FailedHere(status.message());
+      run->slots[slot]->state->SetError(status.message());
+    }
+    shard->ActEnded(slot);
+  }
+  shard->DeviceEnded();
+}
 
 void Stream::Wake() {
+  if (ending_ >= 0 && !started_->busy()) Ask(&done_[std::exchange(ending_, -1)]);
   // An arrival takes no time and other ranks wait for it.
   if (ready()) shard->worker->Ready(this, order[next_]->kind == Actor::Kind::kCollective);
 }
 
 void Stream::RunOne() {
   Actor* actor = order[next_];
+  if (in_turn) started_ = actor;
   if (++next_ == order.size()) {
+    if (in_turn) ending_ = static_cast<int>(step_ % shard->run->steps_in_flight);
     next_ = 0;
     ++step_;
   }
@@ -335,6 +446,7 @@ void Shard::Abandon() {
   under_way_ = 0;
   for (auto& stream : streams) worker->Forget(stream.get());
   for (auto& actor : actors) worker->Forget(actor.get());
+  for (auto& stream : streams) stream->AskWhenSettled();
   AbandonIfIdle();
 }
 

@@ -41,6 +41,8 @@ struct Port {
   int64_t taken = 0;  // credits taken so far
   std::vector<int64_t>
       bad;  // full slots that carry an error, by number, oldest first; empty until something fails
+  // When the peer is on another asynchronous stream: where the peer's stream was when it last announced.
+  const DeviceEvent* after = nullptr;
 
   bool starved() const { return phase == 0 && credits == 0; }
 };
@@ -65,6 +67,13 @@ struct KernelCall {
 
   std::span<const TensorArg> in() const { return {args.data(), static_cast<size_t>(inputs)}; }
   std::span<const TensorArg> out() const { return {args.data() + inputs, args.size() - inputs}; }
+};
+
+// Kernels of an actor that an asynchronous stream is given together, up to `end`; then credits go.
+struct KernelLaunch {
+  size_t end = 0;
+  std::unique_ptr<DeviceSegment> segment;
+  std::unique_ptr<DeviceEvent> event;  // of the end, when another stream waits for it
 };
 
 // How many slots of a buffer are taken, from the start of its writer's act to the end of its last reader's.
@@ -132,6 +141,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   enum class Kind { kKernels, kCollective, kFeed, kFetch };
 
   bool ready() const { return !busy_ && waiting_ == 0; }
+  bool busy() const { return busy_; }
   // Does the next act, or starts it when it ends later. REQUIRES: ready().
   void Act();
   // A credit has come; marks the actor ready, never acts.
@@ -152,13 +162,15 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   Stream* stream = nullptr;  // nullptr: in no list
   DeviceStream* device_stream = nullptr;
   Device* device = nullptr;
-  bool host_memory = true;
+  bool synchronous = true;  // the stream
   int acts = 1;
   std::vector<Port> ports;  // by kernel
   std::vector<KernelCall> kernels;
   std::unique_ptr<CollectiveMember> member;
-  int host_tensor = -1;       // index of the input or output that a feed or fetch moves
-  std::vector<char> staging;  // of a feed or fetch when device memory is not the host's
+  int host_tensor = -1;  // index of the input or output that a feed or fetch moves
+  // Of asynchronous streams. A collective, feed or fetch has one launch, without a segment.
+  std::vector<KernelLaunch> launches;
+  std::unique_ptr<Memory> staging;  // of a feed or fetch
   std::vector<Counted> writes, reads;
   void Loaded();  // after the last change
 
@@ -173,13 +185,22 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   bool TakeCredits();
   bool RunKernels(bool ok);
   Status RunKernel(KernelCall& call, int64_t step);
+  KernelContext ContextOf(const KernelCall& call, int64_t step) const;
+  // On an asynchronous stream: an act ends when its kernels are enqueued.
+  bool LaunchKernels(bool ok);
+  void LaunchMove(bool ok);
+  bool Cancelled();
   Status MoveHostTensor(KernelCall& call);
+  // What a fetch has, from `data` in the host's memory.
+  void Deliver(const TensorArg& arg, void* data);
   void Locate(KernelCall& call);
   void Announce(int kernel, bool ok);
   // Time spent in a kernel of the act under way.
   void Count(int kernel, int64_t start, int64_t end);
   void Finish(bool ok);
   void FailStep(const KernelCall* call, const std::string& message);
+  // `message` names the kernel.
+  void FailDevice(const std::string& message);
   void CountWrites();
   void CountReads();
 
@@ -201,15 +222,35 @@ class Stream final : public Runnable {
   Shard* shard = nullptr;
   std::unique_ptr<DeviceStream> device;
   std::vector<Actor*> order;
+  // Of an asynchronous device: an act that does not end where it starts (a collective) holds up the next, so
+  // that all ranks enqueue collectives in the order of the plan.
+  bool in_turn = false;
 
   Actor* head() const { return order.empty() ? nullptr : order[next_]; }
   bool ready() const;
   void RunOne() override;
   void Wake();
+  // After the last change.
+  void Loaded();
+  // The device's word comes when all that was enqueued has been done.
+  void AskWhenSettled();
 
  private:
+  // What an asynchronous device says: all of a step has been done, or (-1) of everything.
+  struct Done : Message {
+    Stream* stream = nullptr;
+    int slot = -1;
+    Status status;
+    void Receive() override;
+  };
+  void Ask(Done* done);
+
+  std::vector<Done> done_;  // by slot
+  Done settled_;
+  int ending_ = -1;  // slot of the step whose last act has started
   size_t next_ = 0;
-  int64_t step_ = 0;  // of the head
+  int64_t step_ = 0;                // of the head
+  const Actor* started_ = nullptr;  // of a stream in turn, the last
   friend class Actor;
 };
 
@@ -245,10 +286,12 @@ class Shard {
 
   RunState* const run;
   Worker* const worker;
-  std::vector<std::unique_ptr<Actor>> actors;
-  std::vector<std::unique_ptr<Stream>> streams;
+  // In this order: what actors have of a stream goes before it.
   std::vector<std::unique_ptr<DeviceStream>> unordered_streams;
-  int64_t acts_per_step = 0;
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<Actor>> actors;
+  std::vector<KernelRun> kernel_runs;  // of the launch under way
+  int64_t acts_per_step = 0;  // and one for each asynchronous stream, whose end of the step is such an act
   TraceBuffer trace;
 
   std::mutex records_mutex;  // a lock, since the user's thread takes the records; used only when recording
@@ -280,7 +323,7 @@ class Shard {
   std::vector<int64_t> acts_left_;  // by slot
   int under_way_ = 0;               // steps
   int64_t busy_since_ = 0, idle_before_ = 0, busy_ticks_ = 0;
-  int64_t on_device_ = 0;  // acts whose kernels an asynchronous device still runs
+  int64_t on_device_ = 0;  // words of asynchronous devices that are still to come
   bool abandoned_ = false;
   std::vector<Launched> launch_;
   Abandoned abandon_;

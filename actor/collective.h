@@ -7,6 +7,7 @@
 #include <string>
 
 #include "actor/executor.h"
+#include "core/device.h"
 #include "core/dtype.h"
 #include "core/plan.pb.h"
 
@@ -19,8 +20,9 @@ class CollectiveListener {
   // to when, in Ticks(). What runs elsewhere than on the worker is not told.
   virtual void CollectiveWorked(int64_t start, int64_t end) = 0;
   // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is
-  // whole. `ok` is false for every member that gets anything of one that arrived so (in one process: for
-  // every member), or when the movement failed; out pieces hold nothing then.
+  // whole (on an asynchronous device: for what its stream runs from here on). `ok` is false for every member
+  // that gets anything of one that arrived so (in one process: for every member), or when the movement
+  // failed; out pieces hold nothing then.
   virtual void CollectiveDone(bool ok) = 0;
 };
 
@@ -40,6 +42,9 @@ struct CollectiveSpec {
   DType dtype = DType::kFloat32;
   int acts = 1;  // per step
   Worker* worker = nullptr;
+  // Where the pieces lie, and the stream in whose order an asynchronous device moves them.
+  Device* device = nullptr;
+  DeviceStream* stream = nullptr;
   CollectiveListener* listener = nullptr;
 };
 
@@ -52,6 +57,9 @@ class Collectives {
                                                  const plan::Collective& collective) = 0;
   // After the last Join: throws Error naming a collective whose members have not all joined.
   virtual void CheckComplete() = 0;
+  // Any thread, after CheckComplete: some member will not arrive any more. Devices stop waiting for it; what
+  // was under way ends, and what arrives later fails.
+  virtual void Cancel() {}
   // Before the members go, when none of them arrives any more: returns once nothing will be posted to a
   // worker beyond what its own messages still bring about.
   virtual void Quiesce() {}

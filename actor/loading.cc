@@ -17,20 +17,22 @@ class Loader {
   }
 
   void Load() {
+    MakeStreams();
     for (const plan::Actor& actor : plan_.actor()) LoadActor(actor);
     Connect();
-    for (const plan::Stream& stream : plan_.stream()) LoadStream(stream);
-    auto unordered = device_->MakeStream("unordered");
+    for (int i = 0; i < plan_.stream_size(); ++i) LoadStream(plan_.stream(i), streams_[i]);
     for (auto& [id, actor] : actors_) {
-      if (actor->stream == nullptr) {
-        if (actor->spec->stream() >= 0) Fail("actor ", actor->spec->name(), " is in no stream's order");
-        actor->device_stream = unordered.get();
+      if (actor->stream == nullptr && actor->spec->stream() >= 0) {
+        Fail("actor ", actor->spec->name(), " is in no stream's order");
       }
       shard_->acts_per_step += actor->acts;
       Count(actor);
+      if (!actor->synchronous) MakeLaunches(actor);
+    }
+    for (auto& [id, actor] : actors_) {
+      if (!actor->synchronous) FindEvents(actor);
       actor->Loaded();
     }
-    shard_->unordered_streams.push_back(std::move(unordered));
   }
 
  private:
@@ -43,7 +45,6 @@ class Loader {
     actor->rank = plan_.rank();
     actor->shard = shard_;
     actor->device = device_;
-    actor->host_memory = device_->kind() == "cpu";
     actor->acts = spec.acts();
     if (spec.acts() < 1) Fail("actor ", spec.name(), " has ", spec.acts(), " acts in a step");
     actor->kind = !spec.feed().empty()    ? Actor::Kind::kFeed
@@ -53,6 +54,13 @@ class Loader {
     if (actor->kind != Actor::Kind::kKernels && spec.kernel_size() != 1) {
       Fail("actor ", spec.name(), " moves data and needs one kernel, not ", spec.kernel_size());
     }
+    if (spec.stream() >= plan_.stream_size()) {
+      Fail("actor ", spec.name(), " is of stream ", spec.stream(), " of ", plan_.stream_size());
+    }
+    actor->device_stream = spec.stream() >= 0                   ? streams_[spec.stream()]->device.get()
+                           : actor->kind == Actor::Kind::kFetch ? fetches_
+                                                                : feeds_;
+    actor->synchronous = actor->device_stream->synchronous();
     actor->kernels.resize(spec.kernel_size());
     for (int i = 0; i < spec.kernel_size(); ++i) LoadKernel(spec.kernel(i), actor, &actor->kernels[i]);
     if (actor->kind == Actor::Kind::kFeed || actor->kind == Actor::Kind::kFetch) LoadHostTensor(actor);
@@ -128,7 +136,10 @@ class Loader {
       Fail("actor ", actor->spec->name(), " moves ", Name(arg.dtype), arg.global.str(), " but '", name,
            "' is ", Name(tensor.dtype), tensor.shape.str());
     }
-    if (!actor->host_memory) actor->staging.resize(arg.elements() * SizeOf(arg.dtype));
+    if (!actor->synchronous) {
+      actor->staging = device_->AllocateHost(std::max<size_t>(1, arg.elements() * SizeOf(arg.dtype)),
+                                             Cat(feed ? "input '" : "output '", name, "'"));
+    }
   }
 
   void LoadCollective(Actor* actor) {
@@ -141,6 +152,8 @@ class Loader {
     spec.dtype = call.args.empty() ? DType::kFloat32 : call.args[0].dtype;
     spec.acts = actor->acts;
     spec.worker = shard_->worker;
+    spec.device = device_;
+    spec.stream = actor->device_stream;
     spec.listener = actor;
     actor->member = context_.collectives->Join(spec, actor->spec->collective());
   }
@@ -196,20 +209,67 @@ class Loader {
     }
   }
 
-  void LoadStream(const plan::Stream& spec) {
-    auto stream = std::make_unique<Stream>();
-    stream->shard = shard_;
-    stream->device = device_->MakeStream(spec.name());
+  // Of the host one stream for all that is in no order; of an asynchronous device one for what comes in and
+  // one for what goes out, since a copy in would wait for the copies out before it.
+  void MakeStreams() {
+    for (const plan::Stream& spec : plan_.stream()) {
+      auto stream = std::make_unique<Stream>();
+      stream->shard = shard_;
+      stream->device = device_->MakeStream(spec.name());
+      streams_.push_back(stream.get());
+      shard_->streams.push_back(std::move(stream));
+    }
+    feeds_ = MakeUnordered("feeds");
+    fetches_ = feeds_->synchronous() ? feeds_ : MakeUnordered("fetches");
+  }
+
+  DeviceStream* MakeUnordered(const std::string& name) {
+    shard_->unordered_streams.push_back(device_->MakeStream(name));
+    return shard_->unordered_streams.back().get();
+  }
+
+  // Where credits of an actor on an asynchronous stream go to another stream, its kernels up to there are
+  // launched together.
+  void MakeLaunches(Actor* actor) {
+    std::map<int, bool> ends;  // by kernel: whether another stream waits for it
+    for (const Port& port : actor->ports) {
+      if (port.peer->device_stream != actor->device_stream) ends[port.kernel] = true;
+    }
+    bool one = actor->kind != Actor::Kind::kKernels;
+    ends.try_emplace(one ? 0 : static_cast<int>(actor->kernels.size()) - 1, false);
+    for (auto [kernel, awaited] : ends) {
+      KernelLaunch launch;
+      launch.end = static_cast<size_t>(kernel) + 1;
+      if (!one) launch.segment = actor->device_stream->MakeSegment();
+      if (awaited) launch.event = actor->device_stream->MakeEvent();
+      actor->launches.push_back(std::move(launch));
+    }
+  }
+
+  void FindEvents(Actor* actor) {
+    for (Port& port : actor->ports) {
+      if (port.peer->device_stream == actor->device_stream) continue;
+      const Port& there = port.peer->ports[port.peer_port];
+      for (const KernelLaunch& launch : port.peer->launches) {
+        if (static_cast<int>(launch.end) == there.kernel + 1) port.after = launch.event.get();
+      }
+    }
+  }
+
+  void LoadStream(const plan::Stream& spec, Stream* stream) {
     std::map<int, int> entries;
     for (int id : spec.actor()) {
       auto found = actors_.find(id);
       if (found == actors_.end()) Fail("stream ", spec.name(), " names actor ", id, ", which is not there");
       Actor* actor = found->second;
-      if (actor->stream != nullptr && actor->stream != stream.get()) {
+      if (actor->stream != nullptr && actor->stream != stream) {
         Fail("actor ", actor->spec->name(), " is in two streams");
       }
-      actor->stream = stream.get();
-      actor->device_stream = stream->device.get();
+      if (actor->device_stream != stream->device.get()) {
+        Fail("actor ", actor->spec->name(), " says it is of stream ", actor->spec->stream(), ", not of ",
+             spec.name());
+      }
+      actor->stream = stream;
       stream->order.push_back(actor);
       ++entries[id];
     }
@@ -219,7 +279,7 @@ class Loader {
              ", which has ", actors_[id]->acts, " acts");
       }
     }
-    shard_->streams.push_back(std::move(stream));
+    stream->Loaded();
   }
 
   // A single slot is taken once it is written; counting starts where the answer is not known.
@@ -283,6 +343,8 @@ class Loader {
   const LoadContext& context_;
   Shard* const shard_;
   Device* const device_;
+  std::vector<Stream*> streams_;  // by number
+  DeviceStream *feeds_ = nullptr, *fetches_ = nullptr;
   std::vector<int> edges_;  // of the ports just added
   std::map<int, const plan::Buffer*> buffers_;
   std::map<int, Actor*> actors_;

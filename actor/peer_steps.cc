@@ -55,7 +55,13 @@ void PeerSteps::PeersFailed(const std::string& message) {
   run_->SetError(message);
   run_->cancelled = true;  // what is still to run computes nothing that anybody will see
   std::lock_guard<std::mutex> lock(mutex_);
+  if (collectives_ != nullptr) collectives_->Cancel();
   EndWhereComplete();
+}
+
+void PeerSteps::SetCollectives(Collectives* collectives) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  collectives_ = collectives;
 }
 
 int64_t PeerSteps::AwaitedStep() {
@@ -74,6 +80,7 @@ void PeerSteps::Drain() {
 void PeerSteps::Close() {
   std::lock_guard<std::mutex> lock(mutex_);
   closed_ = true;
+  collectives_ = nullptr;
   steps_.clear();
   held_.clear();
 }

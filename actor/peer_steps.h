@@ -22,6 +22,8 @@ class PeerSteps final : public PeerListener {
   // While loading: `elements` of all outputs of a step come from other processes, each once.
   void SetLink(PeerLink* link) { link_ = link; }
   void Expect(int64_t elements) { elements_ = elements; }
+  // To be cancelled when another process has failed; their members here would wait for its.
+  void SetCollectives(Collectives* collectives);
 
   // The user's thread: the slot's step is about to be told to the shards. Pieces that came early are put in.
   void Launched(StepSlot* slot);
@@ -59,6 +61,7 @@ class PeerSteps final : public PeerListener {
   RunState* const run_;
   PeerLink* link_ = nullptr;
   int64_t elements_ = 0;
+  Collectives* collectives_ = nullptr;  // under the lock
   // A lock, since pieces and failures come on the network's thread, which must not wait for the user's or a
   // worker, and the results they go to change hands on the user's thread. Steps end under it, so that they
   // end in their order whoever is the last.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "actor/collective.h"
 #include "core/dims.h"
@@ -30,6 +31,9 @@ class PeerLink {
  public:
   virtual ~PeerLink() = default;  // nothing is told to the listener any more once it is destroyed
   virtual Collectives* collectives() = 0;
+  // While plans are loaded, by the thread that makes the runtime: each process gives a text, all get all, by
+  // process. Throws Error when another process has failed.
+  virtual std::vector<std::string> Exchange(const std::string& what, const std::string& mine) = 0;
   // Any thread. Sends a box of an output to all other processes; `data` is copied. Costs nothing to wait for.
   virtual void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) = 0;
   // Any thread. What failed here first; the others' PeersFailed gets it, with this process named.

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "actor/actor.h"
+#include "actor/device_collectives.h"
 #include "actor/loading.h"
 #include "actor/peer_steps.h"
 #include "actor/plan_reading.h"
@@ -78,7 +79,8 @@ struct Runtime::Impl {
   std::unique_ptr<PeerSteps> peers;
   std::unique_ptr<PeerLink> link;
   std::unique_ptr<Collectives> local;
-  Collectives* collectives = nullptr;  // the link's, or `local`
+  std::unique_ptr<Collectives> of_devices;
+  Collectives* collectives = nullptr;  // the devices', the link's, or `local`
   std::vector<std::unique_ptr<Shard>> shards;
   std::vector<std::unique_ptr<BufferCount>> counts;
   std::map<std::string, int> inputs, outputs;
@@ -93,7 +95,8 @@ struct Runtime::Impl {
   ClockPoint closed_at;
 
   void AddHostTensors(const plan::Plan& plan);
-  void Load(const KernelRegistry& registry, Peers* others);
+  void Load(const KernelRegistry& registry, Peers* others, Backend* backend);
+  void MakeCollectives(Peers* others, Backend* backend);
   int64_t ElementsOfPeers() const;
   void CheckFeeds(const Feeds& feeds) const;
   std::shared_ptr<StepHandle::State> TakeState(StepSlot* slot);
@@ -138,15 +141,7 @@ int64_t Runtime::Impl::ElementsOfPeers() const {
   return elements;
 }
 
-void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others) {
-  for (const plan::Plan& plan : plans) AddHostTensors(plan);
-  {
-    std::lock_guard<std::mutex> lock(store->impl()->launch_mutex);
-    if (store->impl()->last != nullptr) (void)store->impl()->last->Wait();
-    for (const plan::Plan& plan : plans) store->Prepare(plan, registry);
-  }
-  for (int i = 0; i < executor->workers(); ++i)
-    shards.push_back(std::make_unique<Shard>(&run, executor->worker(i)));
+void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
   if (others != nullptr) {
     peers = std::make_unique<PeerSteps>(&run);
     link = others->Connect(PlanName(), peers.get());
@@ -157,6 +152,34 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others) {
     local = MakeLocalCollectives();
     collectives = local.get();
   }
+  const std::string kinds = plans.empty() ? "" : plans[0].device_kinds();
+  if (kinds.empty() || kinds == "cpu") return;
+  DeviceCollectivesOptions options;
+  options.plan = PlanName();
+  options.ranks = store->ranks();
+  for (int rank : options.ranks) options.devices.push_back(store->device(rank));
+  options.backend = backend;
+  options.host = collectives;
+  if (link != nullptr) {
+    options.exchange = [this](const std::string& what, const std::string& mine) {
+      return link->Exchange(what, mine);
+    };
+  }
+  of_devices = MakeDeviceCollectives(std::move(options));
+  collectives = of_devices.get();
+  if (peers != nullptr) peers->SetCollectives(of_devices.get());
+}
+
+void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend* backend) {
+  for (const plan::Plan& plan : plans) AddHostTensors(plan);
+  {
+    std::lock_guard<std::mutex> lock(store->impl()->launch_mutex);
+    if (store->impl()->last != nullptr) (void)store->impl()->last->Wait();
+    for (const plan::Plan& plan : plans) store->Prepare(plan, registry);
+  }
+  for (int i = 0; i < executor->workers(); ++i)
+    shards.push_back(std::make_unique<Shard>(&run, executor->worker(i)));
+  MakeCollectives(others, backend);
   const std::vector<int>& ranks = store->ranks();
   for (const plan::Plan& plan : plans) {
     auto at = std::find(ranks.begin(), ranks.end(), plan.rank());
@@ -206,7 +229,7 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
     impl_->run.times = std::max(1, impl_->plans[0].times());
     impl_->run.seed = impl_->plans[0].seed();
   }
-  impl_->Load(registry, options.peers);
+  impl_->Load(registry, options.peers, options.backend);
   for (auto& shard : impl_->shards) shard->trace = TraceBuffer(options.trace_records);
   for (int i = 0; i < options.steps_in_flight; ++i) {
     auto slot = std::make_unique<StepSlot>();
@@ -310,6 +333,7 @@ void Runtime::Close() {
   impl.closed = true;
   if (impl.peers != nullptr) impl.peers->Drain();
   impl.run.cancelled = true;
+  impl.collectives->Cancel();
   if (!impl.shards.empty()) {
     // First nothing acts any more; then what was on its way between workers has come home: a collective's
     // word to go, and the word that it is done which may follow. No step need complete for that.
@@ -333,6 +357,7 @@ void Runtime::Close() {
   }
   impl.run.slots.clear();
   impl.shards.clear();
+  impl.of_devices.reset();
   impl.local.reset();
   impl.link.reset();
   std::lock_guard<std::mutex> lock(impl.store->impl()->launch_mutex);

@@ -95,7 +95,8 @@ class StepHandle {
   std::shared_ptr<State> state_;
 };
 
-class Peers;  // actor/peers.h
+class Peers;    // actor/peers.h
+class Backend;  // core/backend.h
 
 struct RuntimeOptions {
   int steps_in_flight = 2;
@@ -104,6 +105,9 @@ struct RuntimeOptions {
   int64_t trace_records = 0;
   // To the same runtime of the other processes, when there are several; nullptr: alone. Outlives the runtime.
   Peers* peers = nullptr;
+  // Of the store's asynchronous devices; nullptr: their collectives do without its library. Outlives the
+  // runtime.
+  Backend* backend = nullptr;
 };
 
 class TraceFile;  // actor/trace.h

@@ -47,7 +47,8 @@ class Partitioner {
     plan_.set_name(options.name);
     plan_.set_rank(rank);
     plan_.set_world(graph.mesh().size());
-    plan_.set_device_kind(graph.mesh().kind());
+    plan_.set_device_kind(graph.mesh().KindOf(rank));
+    plan_.set_device_kinds(graph.mesh().kind());
     plan_.set_times(graph.times());
     plan_.set_seed(options.seed);
     plan_.set_order_hash(logical.hash);

@@ -21,6 +21,8 @@ namespace {
 constexpr size_t kAlignment = 64;
 // From this size on a block is mapped by itself: zero pages, given back to the system when freed.
 constexpr size_t kMapFrom = kComparedFrom;
+// From this size on it begins at a multiple of it, so that large pages can be mapped from its beginning.
+constexpr size_t kLargePage = size_t{2} << 20;
 
 std::atomic<int64_t> held_bytes{0}, held_blocks{0}, allocations{0};
 
@@ -44,6 +46,25 @@ HostLimits ReadHostLimits() {
   }
   limits.available = std::min(limits.available, limits.total);
   return limits;
+}
+
+// Zero pages, or nullptr.
+void* Map(size_t bytes) {
+  const size_t spare = bytes >= kLargePage ? kLargePage : 0;
+  void* room = mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) return nullptr;
+  char* data = static_cast<char*>(room);
+  if (spare > 0) {
+    const size_t before = -reinterpret_cast<uintptr_t>(room) % kLargePage;
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t used = (bytes + page - 1) / page * page, all = (bytes + spare + page - 1) / page * page;
+    if (before > 0) munmap(room, before);
+    data += before;
+    if (all > before + used) munmap(data + used, all - before - used);
+    // Advice alone: large pages spare address translation, and the system may refuse them.
+    madvise(data, bytes, MADV_HUGEPAGE);
+  }
+  return data;
 }
 
 // Counts a block of a host device for as long as it lives.
@@ -112,6 +133,35 @@ class HostStream : public DeviceStream {
   }
   void NotifyWhenDone(std::function<void(Status)> done) override { done(Status()); }
   bool synchronous() const override { return true; }
+
+  std::unique_ptr<DeviceSegment> MakeSegment() override { return std::make_unique<DeviceSegment>(); }
+  Status RunSegment(DeviceSegment*, std::span<const KernelRun> kernels) override {
+    for (const KernelRun& run : kernels) {
+      if (Status status = Run(*run.kernel, run.context); !status.ok()) return status;
+    }
+    return Status();
+  }
+  // What is enqueued has been done: there is nothing to wait for.
+  std::unique_ptr<DeviceEvent> MakeEvent() override { return std::make_unique<DeviceEvent>(); }
+  void Record(DeviceEvent*) override {}
+  void WaitFor(const DeviceEvent&) override {}
+  void CopyIn(void* device, const void* host, size_t bytes) override { Copy(device, host, bytes); }
+  void CopyOut(void* host, const void* device, size_t bytes) override { Copy(host, device, bytes); }
+  Status Combine(DType dtype, Reduce reduce, const Box& box, std::span<const Piece> from,
+                 std::span<const Piece> to) override {
+    if (reduce == Reduce::kNone && from.size() == 1) {
+      for (const Piece& piece : to) CopyBox(dtype, box, from[0], piece);
+    } else {
+      CombineBox(dtype, reduce, box, from.data(), static_cast<int>(from.size()), to.data(),
+                 static_cast<int>(to.size()));
+    }
+    return Status();
+  }
+
+ private:
+  static void Copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
 };
 
 class HostDevice : public Device {
@@ -127,10 +177,7 @@ class HostDevice : public Device {
     size_t reserved = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     void* data = nullptr;
     if (reserved >= kMapFrom) {
-      data = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (data == MAP_FAILED) data = nullptr;
-      // Advice alone: large pages spare address translation, and the system may refuse them.
-      if (data != nullptr) madvise(data, reserved, MADV_HUGEPAGE);
+      data = Map(reserved);
     } else {
       data = std::aligned_alloc(kAlignment, reserved);
       if (data != nullptr) std::memset(data, 0, reserved);
@@ -139,6 +186,9 @@ class HostDevice : public Device {
     return std::make_unique<HostMemory>(data, bytes, reserved);
   }
 
+  std::unique_ptr<Memory> AllocateHost(size_t bytes, const std::string& what) override {
+    return Allocate(bytes, what);
+  }
   void CopyIn(void* device, const void* host, size_t bytes) override {
     if (bytes > 0) std::memcpy(device, host, bytes);
   }
@@ -148,6 +198,7 @@ class HostDevice : public Device {
   std::unique_ptr<DeviceStream> MakeStream(const std::string& name) override {
     return std::make_unique<HostStream>();
   }
+  bool Reaches(const Device& other) const override { return other.kind() == kind_; }
 
  private:
   std::string kind_ = "cpu";

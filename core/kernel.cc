@@ -36,11 +36,15 @@ bool KernelRegistry::Has(const std::string& name, const std::string& device_kind
 
 std::unique_ptr<Kernel> KernelRegistry::Make(const KernelSpec& spec, const std::string& device_kind) const {
   auto found = factories_.find({spec.name, device_kind});
-  if (found == factories_.end()) found = factories_.find({spec.name, "reference"});
+  // Reference kernels work on the host's memory.
+  bool host = device_kind == "cpu";
+  if (found == factories_.end() && host) found = factories_.find({spec.name, "reference"});
   if (found == factories_.end()) {
     std::string where = spec.node.empty() ? "" : Cat(" (for ", spec.node, ")");
+    std::string line = spec.line.str();
+    if (!line.empty()) where += " at " + line;
     Fail("there is no kernel ", spec.name, where, " for device kind ", device_kind,
-         ", nor a reference kernel");
+         host ? ", nor a reference kernel" : "; add one with ModelOptions::kernels");
   }
   return found->second(spec);
 }

@@ -74,7 +74,7 @@ class KernelRegistry {
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory);
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn);
   bool Has(const std::string& name, const std::string& device_kind) const;
-  // The kernel for that device kind, else the one for "reference". Throws Error when there is neither.
+  // The kernel for that device kind; for "cpu" else the one for "reference". Throws Error when there is none.
   std::unique_ptr<Kernel> Make(const KernelSpec& spec, const std::string& device_kind) const;
 
  private:

@@ -6,13 +6,15 @@
 #include <cstdint>
 #include <string>
 
+#include "core/host_device.h"
+
 namespace oneflow_like {
 
 struct Philox4 {
   uint32_t v[4];
 };
 
-inline Philox4 Philox(uint64_t key, uint64_t counter_lo, uint64_t counter_hi) {
+OFL_HOST_DEVICE Philox4 Philox(uint64_t key, uint64_t counter_lo, uint64_t counter_hi) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   uint32_t c0 = static_cast<uint32_t>(counter_lo), c1 = static_cast<uint32_t>(counter_lo >> 32);
   uint32_t c2 = static_cast<uint32_t>(counter_hi), c3 = static_cast<uint32_t>(counter_hi >> 32);
@@ -31,7 +33,7 @@ inline Philox4 Philox(uint64_t key, uint64_t counter_lo, uint64_t counter_hi) {
 
 // The Philox key of one random operator: the job's seed mixed with the operator's own key (HashName of its
 // path).
-inline uint64_t RandomKey(uint64_t seed, uint64_t op_key) {
+OFL_HOST_DEVICE uint64_t RandomKey(uint64_t seed, uint64_t op_key) {
   uint64_t x = seed * 0x9E3779B97F4A7C15ull ^ op_key;
   x ^= x >> 30;
   x *= 0xBF58476D1CE4E5B9ull;
@@ -41,12 +43,12 @@ inline uint64_t RandomKey(uint64_t seed, uint64_t op_key) {
 }
 
 // Element `index` (global, row-major) of step `step`: four elements share one Philox block.
-inline uint32_t RandomBits(uint64_t key, uint64_t step, uint64_t index) {
+OFL_HOST_DEVICE uint32_t RandomBits(uint64_t key, uint64_t step, uint64_t index) {
   return Philox(key, index >> 2, step).v[index & 3];
 }
 
 // Uniform in [0, 1), 24 bits.
-inline float ToUniform(uint32_t bits) { return static_cast<float>(bits >> 8) * (1.0f / 16777216.0f); }
+OFL_HOST_DEVICE float ToUniform(uint32_t bits) { return static_cast<float>(bits >> 8) * (1.0f / 16777216.0f); }
 
 // FNV-1a; stable across machines and builds.
 uint64_t HashName(const std::string& name);

@@ -86,6 +86,9 @@ class RuntimeLinks::RuntimeLink final : public PeerLink {
   ~RuntimeLink() override { links_->Disconnect(instance_); }
 
   Collectives* collectives() override { return collectives_.get(); }
+  std::vector<std::string> Exchange(const std::string& what, const std::string& mine) override {
+    return links_->host_.exchange(what, mine);
+  }
 
   void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) override {
     if (links_->host_.processes == 1) return;

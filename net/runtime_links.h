@@ -24,6 +24,8 @@ class RuntimeLinks final : public Peers, public Channel {
     std::function<std::unique_ptr<Collectives>(int64_t instance)> open;
     // Any thread. Tells all others that runtime `instance` has failed here.
     std::function<void(int64_t instance, const std::string& message)> send_failure;
+    // The user's thread. Job::AllGather.
+    std::function<std::vector<std::string>(const std::string& what, const std::string& mine)> exchange;
   };
 
   explicit RuntimeLinks(Host host);  // destroyed after the network

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <thread>
 
 #include "core/random.h"
@@ -51,32 +52,74 @@ int64_t ModelImpl::TraceOriginHere() const {
 
 namespace {
 
-// Of the job's processes on this host.
-int ProcessesHere(const Job& job) {
-  const std::vector<PeerInfo>& peers = job.peers();
-  const std::string& key = peers[job.process()].host_key;
-  return static_cast<int>(
-      std::count_if(peers.begin(), peers.end(), [&](const PeerInfo& p) { return p.host_key == key; }));
+// The job's processes on this host, and which of them this one is.
+struct ProcessesHere {
+  int count = 1, me = 0;
+};
+
+ProcessesHere ProcessesOnHost(const Job* job) {
+  if (!job) return {};
+  const std::vector<PeerInfo>& peers = job->peers();
+  const std::string& key = peers[job->process()].host_key;
+  ProcessesHere here{0, 0};
+  for (int p = 0; p < static_cast<int>(peers.size()); ++p) {
+    if (peers[p].host_key != key) continue;
+    if (p == job->process()) here.me = here.count;
+    ++here.count;
+  }
+  return here;
 }
 
 }  // namespace
 
+// A device for each rank where there are enough, else several ranks share one as virtual devices.
+std::unique_ptr<Device> ModelImpl::MakeDevice(int rank, int number_here) {
+  Job* job = options.job.get();
+  if (graph.mesh().KindOf(rank) == "cpu") return MakeHostDevice(rank, job ? job->region() : nullptr);
+  std::vector<int> numbers = options.devices;
+  if (numbers.empty()) {
+    for (int d = 0; d < backend->device_count(); ++d) numbers.push_back(d);
+  }
+  for (int d : numbers) {
+    if (d < 0 || d >= backend->device_count()) {
+      Fail("mesh ", graph.mesh().str(), ": device ", d, " of --devices does not exist, this host has ",
+           backend->device_count(), " ", backend->kind(), " devices, numbered from 0");
+    }
+  }
+  ProcessesHere processes = ProcessesOnHost(job);
+  int hosted = graph.mesh().size() / (job ? job->processes() : 1);
+  int64_t ranks = int64_t{hosted} * processes.count, given = static_cast<int64_t>(numbers.size());
+  int64_t number = int64_t{hosted} * processes.me + number_here;
+  return backend->MakeDevice(rank, numbers[ranks <= given ? number : number * given / ranks]);
+}
+
 void ModelImpl::Load() {
   if (store) return;
   const Mesh& mesh = graph.mesh();
-  if (mesh.kind() != "cpu")
-    Fail("mesh ", mesh.str(), ": this build has no backend for '", mesh.kind(), "' devices; use a cpu mesh");
+  for (const std::string& kind : mesh.kinds()) {
+    if (kind == "cpu") continue;
+    try {
+      backend = OpenBackend(kind);
+    } catch (const Error& error) {
+      Fail("mesh ", mesh.str(), ": ", error.what());
+    }
+    backend->AddKernels(&registry);
+  }
   Job* job = options.job.get();
   std::vector<int> ranks;
   std::vector<std::unique_ptr<Device>> devices;
   int hosted = mesh.size() / (job ? job->processes() : 1), first = job ? job->process() * hosted : 0;
+  std::set<std::string> hardware;
   for (int r = first; r < first + hosted; ++r) {
     ranks.push_back(r);
-    devices.push_back(MakeHostDevice(r, job ? job->region() : nullptr));
+    devices.push_back(MakeDevice(r, r - first));
+    hardware.insert(devices.back()->hardware());
   }
-  int cores = std::max(1u, std::thread::hardware_concurrency());
-  if (job) cores = std::max(1, cores / ProcessesHere(*job));
+  hardware.erase("");
+  int cores = std::max(1, int(std::thread::hardware_concurrency()) / ProcessesOnHost(job).count);
   int threads = options.threads > 0 ? options.threads : std::min(cores, hosted);
+  // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
+  if (hardware.size() > 1) threads = hosted;
   store = std::make_unique<Store>(ranks, std::move(devices));
   int kernel_threads = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
   executor = MakeThreadExecutor(threads, kernel_threads);

@@ -11,6 +11,7 @@
 #include "actor/runtime.h"
 #include "actor/trace.h"
 #include "compiler/graph.h"
+#include "core/backend.h"
 #include "oneflow_like/model.h"
 
 namespace oneflow_like {
@@ -37,6 +38,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   ModelGraph graph;
   std::map<std::string, int> variables, inputs;  // by name, their node
   KernelRegistry registry;
+  Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<TraceFile> trace;              // when asked for
@@ -44,6 +46,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  private:
   void JoinJob();
+  std::unique_ptr<Device> MakeDevice(int rank, int number_here);
 
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
 };

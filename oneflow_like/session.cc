@@ -128,6 +128,7 @@ void Session::Impl::Load() {
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
   if (model->trace) o.trace_records = kTraceRecords;
+  o.backend = model->backend;
   if (job) {
     job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
     o.peers = job->peers_of_runtimes();

@@ -47,8 +47,11 @@ std::pair<std::string, int> ParseAxis(const std::string& mesh, const std::string
 Mesh::Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std::vector<int> devices)
     : kind_(std::move(kind)), axes_(std::move(axes)), devices_(std::move(devices)) {
   std::string text = str();
-  if (kind_ != "cpu" && kind_ != "cuda") {
-    Fail("mesh ", text, ": device kind \"", kind_, "\" does not exist, it must be cpu or cuda");
+  for (const std::string& one : kinds()) {
+    if (one != "cpu" && one != "cuda") {
+      Fail("mesh ", text, ": device kind \"", one, "\" does not exist, it must be cpu or cuda",
+           kinds().size() > 1 ? ", or both as in cpu+cuda" : "");
+    }
   }
   std::set<std::string> seen;
   int64_t count = 1;
@@ -61,6 +64,13 @@ Mesh::Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std:
     count *= extent;
     if (count > kMostDevices)
       Fail("mesh ", text, ": more than ", kMostDevices, " devices, the most there may be");
+  }
+  if (int pp = FindAxis("pp"), parts = static_cast<int>(kinds().size()); parts > 1) {
+    if (pp < 0) Fail("mesh ", text, ": several kinds of devices cut axis pp, which this mesh does not have");
+    if (axes_[pp].second % parts != 0) {
+      Fail("mesh ", text, ": ", parts, " kinds of devices cannot share axis pp of extent ", axes_[pp].second,
+           " equally");
+    }
   }
   if (devices_.empty()) return;
   if (static_cast<int64_t>(devices_.size()) != count) {
@@ -90,6 +100,23 @@ Mesh Mesh::Parse(const std::string& text) {
     }
   }
   return Mesh(text.substr(0, colon), std::move(axes));
+}
+
+std::vector<std::string> Mesh::kinds() const {
+  std::vector<std::string> kinds;
+  for (size_t begin = 0; begin <= kind_.size();) {
+    size_t plus = std::min(kind_.find('+', begin), kind_.size());
+    kinds.push_back(kind_.substr(begin, plus - begin));
+    begin = plus + 1;
+  }
+  return kinds;
+}
+
+std::string Mesh::KindOf(int index) const {
+  std::vector<std::string> all = kinds();
+  if (all.size() == 1) return all[0];
+  int pp = AxisOrFail("pp", "devices of several kinds");
+  return all[Coords(index)[pp] * all.size() / axes_[pp].second];
 }
 
 int Mesh::FindAxis(const std::string& name) const {

@@ -8,6 +8,7 @@
 
 #include "actor/runtime.h"
 #include "tests/actor_test_plans.h"
+#include "tests/late_device.h"
 
 // Counts allocations of all threads while on.
 static std::atomic<bool> counting{false};
@@ -299,72 +300,16 @@ TEST(Store, RefusesAnotherShape) {
   }
 }
 
-// A device whose kernels run on a thread of its own, as a GPU's do.
-class LaterStream : public DeviceStream {
- public:
-  Status Run(Kernel& kernel, const KernelContext& context) override {
-    context_ = std::make_unique<Launch>(Launch{&kernel,
-                                               context.spec,
-                                               {context.in.begin(), context.in.end()},
-                                               {context.out.begin(), context.out.end()},
-                                               context.step,
-                                               context.time,
-                                               context.times});
-    return Status();
-  }
-  void NotifyWhenDone(std::function<void(Status)> done) override {
-    if (thread_.joinable()) thread_.join();
-    thread_ = std::thread([launch = std::move(context_), done = std::move(done)] {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-      Launch& l = *launch;
-      done(l.kernel->Run(
-          {.spec = l.spec, .in = l.in, .out = l.out, .step = l.step, .time = l.time, .times = l.times}));
-    });
-  }
-  bool synchronous() const override { return false; }
-  ~LaterStream() override {
-    if (thread_.joinable()) thread_.join();
-  }
-
- private:
-  struct Launch {
-    Kernel* kernel;
-    const KernelSpec& spec;
-    std::vector<TensorArg> in, out;
-    int64_t step, time, times;
-  };
-  std::unique_ptr<Launch> context_;
-  std::thread thread_;
-};
-
-class LaterDevice : public Device {
- public:
-  explicit LaterDevice(int index) : host_(MakeHostDevice(index)) {}
-  const std::string& kind() const override { return kind_; }
-  int index() const override { return host_->index(); }
-  std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override {
-    return host_->Allocate(bytes, what);
-  }
-  void CopyIn(void* device, const void* host, size_t bytes) override { host_->CopyIn(device, host, bytes); }
-  void CopyOut(void* host, const void* device, size_t bytes) override { host_->CopyOut(host, device, bytes); }
-  std::unique_ptr<DeviceStream> MakeStream(const std::string& name) override {
-    if (name == "compute") return std::make_unique<LaterStream>();
-    return host_->MakeStream(name);
-  }
-
- private:
-  std::string kind_ = "later";
-  std::unique_ptr<Device> host_;
-};
-
 TEST(Device, ThatFinishesLater) {
   for (int fail_step : {-1, 3}) {
     KernelRegistry registry = TestRegistry();
     std::vector<std::unique_ptr<Device>> devices;
-    for (int r = 0; r < 2; ++r) devices.push_back(std::make_unique<LaterDevice>(r));
+    for (int r = 0; r < 2; ++r) devices.push_back(std::make_unique<LateDevice>(r, "late", 7 * r, 50));
     Store store({0, 1}, std::move(devices));
     auto executor = MakeThreadExecutor(2, 1);
-    Runtime runtime(TrainPlans(2, 3, 0, fail_step), registry, &store, executor.get(), {});
+    std::vector<plan::Plan> plans = TrainPlans(2, 3, 0, fail_step);
+    for (plan::Plan& plan : plans) plan.set_device_kinds("cuda");
+    Runtime runtime(std::move(plans), registry, &store, executor.get(), {});
     TrainModel model(2, 3);
     for (int s = 0; s < 5; ++s) {
       if (s == 4 && fail_step >= 0) break;

@@ -118,6 +118,10 @@ class TestLink final : public PeerLink, public Collectives {
   ~TestLink() override { wire_->Disconnect(process_, plan_); }
 
   Collectives* collectives() override { return this; }
+  // Plans of the host's ranks exchange nothing.
+  std::vector<std::string> Exchange(const std::string& what, const std::string&) override {
+    Fail("nobody exchanges ", what);
+  }
   void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) override {
     const char* begin = static_cast<const char*>(data);
     ToOthers([=, copy = std::vector<char>(begin, begin + bytes)](PeerListener* listener) {

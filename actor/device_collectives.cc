@@ -1,0 +1,449 @@
+#include "actor/device_collectives.h"
+
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "actor/plan_reading.h"
+#include "core/backend.h"
+#include "core/copy_box.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Events
+
+struct EventRegion {
+  Box box;
+  std::vector<int> source, dest;  // members
+  std::vector<Piece> from, to;
+};
+
+class EventGroup;
+
+class EventMember final : public CollectiveMember {
+ public:
+  EventMember(std::shared_ptr<EventGroup> group, const CollectiveSpec& spec,
+              const plan::Collective& collective);
+  ~EventMember() override;
+  void Arrive(void* in, void* out, int micro_batch, bool ok) override;
+
+ private:
+  friend class EventGroup;
+  struct Done : Message {
+    EventMember* member;
+    bool ok = true;
+    void Receive() override { member->spec_.listener->CollectiveDone(ok); }
+  };
+  std::vector<EventRegion>& Work() { return work_[work_.size() == 1 ? 0 : micro_batch_]; }
+  Status Move();
+
+  std::shared_ptr<EventGroup> group_;
+  const CollectiveSpec spec_;
+  const int me_;
+  Reduce reduce_;
+  std::vector<std::vector<EventRegion>> work_;  // one entry, or one for each micro-batch
+  std::unique_ptr<DeviceEvent> arrived_ = spec_.stream->MakeEvent(), moved_ = spec_.stream->MakeEvent();
+  Done done_;
+  // Of the act under way: written before this member arrives.
+  void *in_ = nullptr, *out_ = nullptr;
+  int micro_batch_ = 0;
+  bool ok_ = true;
+};
+
+// The last to arrive enqueues for all, on their streams: every member's stream waits for all arrivals, moves
+// its regions, and waits for all others to have moved theirs. Acts of all groups are enqueued one after
+// another (one lock), so the waits between streams follow one order and cannot form a circle.
+class EventGroup {
+ public:
+  EventGroup(int members, std::shared_ptr<std::mutex> enqueuing)
+      : members_(members), enqueuing_(std::move(enqueuing)) {}
+
+  void Arrived() {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<int>(members_.size())) return;
+    arrived_.store(0, std::memory_order_relaxed);
+    bool ok = std::all_of(members_.begin(), members_.end(), [](const EventMember* m) { return m->ok_; });
+    if (ok) ok = Enqueue();
+    for (EventMember* m : members_) {
+      m->done_.ok = ok;
+      m->spec_.worker->Post(&m->done_);
+    }
+  }
+
+ private:
+  friend class EventMember;
+  friend class DeviceCollectives;
+
+  bool Enqueue() {
+    std::lock_guard<std::mutex> lock(*enqueuing_);
+    bool ok = true;
+    for (EventMember* m : members_) {
+      if (m->Work().empty()) continue;
+      for (EventMember* other : members_) {
+        if (other != m) m->spec_.stream->WaitFor(*other->arrived_);
+      }
+      Status status = m->Move();
+      if (!status.ok()) LOG(ERROR) << "collective " << m->spec_.actor << ": " << status.message();
+      ok = ok && status.ok();
+      m->spec_.stream->Record(m->moved_.get());
+    }
+    for (EventMember* m : members_) {
+      for (EventMember* other : members_) {
+        if (other != m && !other->Work().empty()) m->spec_.stream->WaitFor(*other->moved_);
+      }
+    }
+    return ok;
+  }
+
+  std::vector<EventMember*> members_;
+  std::string actor_;
+  std::shared_ptr<std::mutex> enqueuing_;
+  std::atomic<int> arrived_{0};
+};
+
+EventMember::EventMember(std::shared_ptr<EventGroup> group, const CollectiveSpec& spec,
+                         const plan::Collective& collective)
+    : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
+  done_.member = this;
+  work_.resize(std::max(1, collective.work_size()));
+  auto piece = [&](const google::protobuf::RepeatedPtrField<plan::Box>& boxes, int act) {
+    if (boxes.empty()) Fail("collective ", spec.actor, " moves a region of a member that has no piece there");
+    return Piece{nullptr, ToBox(boxes[boxes.size() == 1 ? 0 : act])};
+  };
+  for (int act = 0; act < collective.work_size(); ++act) {
+    for (const plan::Region& region : collective.work(act).region()) {
+      EventRegion work;
+      work.box = ToBox(region.box());
+      if (work.box.empty() || region.dest().empty()) continue;
+      for (int s : region.source()) work.from.push_back(piece(collective.piece(s).in(), act));
+      for (int d : region.dest()) work.to.push_back(piece(collective.piece(d).out(), act));
+      work.source.assign(region.source().begin(), region.source().end());
+      work.dest.assign(region.dest().begin(), region.dest().end());
+      work_[act].push_back(std::move(work));
+    }
+  }
+}
+
+EventMember::~EventMember() { group_->members_[me_] = nullptr; }
+
+void EventMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
+  in_ = in;
+  out_ = out;
+  micro_batch_ = micro_batch;
+  ok_ = ok;
+  spec_.stream->Record(arrived_.get());
+  group_->Arrived();
+}
+
+Status EventMember::Move() {
+  for (EventRegion& w : Work()) {
+    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.source[i]]->in_;
+    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dest[i]]->out_;
+    Reduce reduce = w.from.size() == 1         ? Reduce::kNone
+                    : reduce_ == Reduce::kNone ? Reduce::kSum  // nothing comes here: the identity
+                                               : reduce_;
+    Status status = spec_.stream->Combine(spec_.dtype, reduce, w.box, w.from, w.to);
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+// --- Through the host's memory
+
+// How many words of devices are still to come, for Quiesce.
+class Outstanding {
+ public:
+  void Begin() { Add(1); }
+  void End() { Add(-1); }
+  void WaitForNone() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return count_ == 0; });
+  }
+
+ private:
+  void Add(int n) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    count_ += n;
+    if (count_ == 0) changed_.notify_all();
+  }
+  std::mutex mutex_;  // device threads against the one that closes
+  std::condition_variable changed_;
+  int count_ = 0;
+};
+
+class StagedMember final : public CollectiveMember, private CollectiveListener {
+ public:
+  StagedMember(const CollectiveSpec& spec, const plan::Collective& collective, Collectives* host,
+               Outstanding* outstanding)
+      : spec_(spec), outstanding_(outstanding) {
+    const plan::Piece& piece = collective.piece(collective.me());
+    in_bytes_ = Bytes(piece.in());
+    out_bytes_ = Bytes(piece.out());
+    std::string what = Cat("the host's copy of collective ", spec.actor);
+    if (!in_bytes_.empty()) in_host_ = spec.device->AllocateHost(Most(in_bytes_), what);
+    if (!out_bytes_.empty()) out_host_ = spec.device->AllocateHost(Most(out_bytes_), what);
+    CollectiveSpec on_host = spec;
+    on_host.listener = this;
+    on_host.stream = nullptr;
+    on_host.device = nullptr;
+    member_ = host->Join(on_host, collective);
+    copied_.member = this;
+  }
+
+  void Arrive(void* in, void* out, int micro_batch, bool ok) override {
+    out_ = out;
+    micro_batch_ = micro_batch;
+    if (!ok) return ArriveOnHost(false);
+    // What comes is written to the host's copy once the last act's has been read, what goes is read once it
+    // is there.
+    if (in != nullptr && in_host_ != nullptr) spec_.stream->CopyOut(in_host_->data(), in, At(in_bytes_));
+    outstanding_->Begin();
+    spec_.stream->NotifyWhenDone([this](Status status) {
+      copied_.ok = status.ok();
+      spec_.worker->Post(&copied_);
+      outstanding_->End();
+    });
+  }
+
+ private:
+  struct Copied : Message {
+    StagedMember* member;
+    bool ok = true;
+    void Receive() override { member->ArriveOnHost(ok); }
+  };
+
+  std::vector<size_t> Bytes(const google::protobuf::RepeatedPtrField<plan::Box>& boxes) const {
+    std::vector<size_t> bytes;
+    for (const plan::Box& box : boxes) bytes.push_back(ToBox(box).elements() * SizeOf(spec_.dtype));
+    return bytes;
+  }
+  static size_t Most(const std::vector<size_t>& bytes) {
+    return std::max<size_t>(1, *std::max_element(bytes.begin(), bytes.end()));
+  }
+  size_t At(const std::vector<size_t>& bytes) const { return bytes[bytes.size() == 1 ? 0 : micro_batch_]; }
+
+  void ArriveOnHost(bool ok) {
+    member_->Arrive(in_host_ == nullptr ? nullptr : in_host_->data(),
+                    out_host_ == nullptr ? nullptr : out_host_->data(), micro_batch_, ok);
+  }
+  void CollectiveWorked(int64_t start, int64_t end) override { spec_.listener->CollectiveWorked(start, end); }
+  void CollectiveDone(bool ok) override {
+    if (ok && out_ != nullptr && out_host_ != nullptr) {
+      spec_.stream->CopyIn(out_, out_host_->data(), At(out_bytes_));
+    }
+    spec_.listener->CollectiveDone(ok);
+  }
+
+  const CollectiveSpec spec_;
+  Outstanding* const outstanding_;
+  std::vector<size_t> in_bytes_, out_bytes_;  // one, or one for each micro-batch
+  std::unique_ptr<Memory> in_host_, out_host_;
+  std::unique_ptr<CollectiveMember> member_;
+  Copied copied_;
+  void* out_ = nullptr;
+  int micro_batch_ = 0;
+};
+
+// --- Which way
+
+// What everybody must know of a rank.
+struct RankPlace {
+  int process = 0;
+  std::string hardware;  // empty: the host
+  bool library = false;
+};
+
+std::string ToText(const std::vector<int>& ranks, const std::vector<Device*>& devices, bool library) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    std::string hardware = devices[i]->hardware();
+    text += Cat(ranks[i], " ", library ? 1 : 0, " ", hardware.empty() ? "-" : hardware, "\n");
+  }
+  return text;
+}
+
+class DeviceCollectives final : public Collectives {
+ public:
+  explicit DeviceCollectives(DeviceCollectivesOptions options) : options_(std::move(options)) {
+    for (size_t i = 0; i < options_.ranks.size(); ++i) devices_[options_.ranks[i]] = options_.devices[i];
+    bool library = options_.backend != nullptr && options_.backend->HasGroups();
+    std::string mine = ToText(options_.ranks, options_.devices, library);
+    std::vector<std::string> all = Exchange(Cat("devices of plan ", options_.plan), mine);
+    for (size_t process = 0; process < all.size(); ++process) {
+      std::istringstream lines(all[process]);
+      int rank = 0;
+      RankPlace place;
+      while (lines >> rank >> place.library >> place.hardware) {
+        if (place.hardware == "-") place.hardware.clear();
+        place.process = static_cast<int>(process);
+        places_[rank] = place;
+      }
+    }
+  }
+
+  std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
+                                         const plan::Collective& collective) override {
+    if (spec.stream->synchronous()) return options_.host->Join(spec, collective);
+    std::vector<int> ranks(collective.rank().begin(), collective.rank().end());
+    if (collective.me() < 0 || collective.me() >= static_cast<int>(ranks.size()) ||
+        collective.piece_size() != collective.rank_size()) {
+      Fail("collective ", spec.actor, " has ", ranks.size(), " members and ", collective.piece_size(),
+           " pieces, and this rank is member ", collective.me());
+    }
+    LibraryWork work = ChooseLibraryWork(collective);
+    if (OwnDevices(ranks) && work.kind != LibraryWork::Kind::kNone) {
+      auto member = MakeLibraryMember(spec, collective, work);
+      library_members_[ranks].push_back({collective.me(), member.get()});
+      return member;
+    }
+    if (InReach(ranks)) return JoinEvents(spec, collective, ranks);
+    return std::make_unique<StagedMember>(spec, collective, options_.host, &outstanding_);
+  }
+
+  void CheckComplete() override {
+    for (const auto& [name, group] : event_groups_) {
+      for (size_t i = 0; i < group->members_.size(); ++i) {
+        if (group->members_[i] == nullptr) {
+          Fail("collective ", group->actor_, " of plan '", std::get<0>(name), "' waits for rank ",
+               std::get<2>(name)[i], ", which this process does not host");
+        }
+      }
+    }
+    options_.host->CheckComplete();
+    ConnectLibrary();
+  }
+
+  void Cancel() override {
+    std::lock_guard<std::mutex> lock(cancelling_);
+    if (std::exchange(cancelled_, true)) return;
+    for (auto& [ranks, members] : connected_) {
+      for (auto& [me, member] : members) member->Abort();
+    }
+    options_.host->Cancel();
+  }
+
+  void Quiesce() override {
+    outstanding_.WaitForNone();
+    options_.host->Quiesce();
+  }
+
+ private:
+  std::vector<std::string> Exchange(const std::string& what, const std::string& mine) const {
+    return options_.exchange ? options_.exchange(what, mine) : std::vector<std::string>{mine};
+  }
+
+  // Whether the group can be the library's: every member on a device that is no other's.
+  bool OwnDevices(const std::vector<int>& ranks) const {
+    std::set<std::string> seen;
+    for (int rank : ranks) {
+      auto place = places_.find(rank);
+      if (place == places_.end() || !place->second.library || place->second.hardware.empty()) return false;
+      if (!seen.insert(place->second.hardware).second) return false;
+    }
+    return true;
+  }
+
+  bool InReach(const std::vector<int>& ranks) const {
+    for (int rank : ranks) {
+      auto device = devices_.find(rank);
+      if (device == devices_.end() || device->second->hardware().empty()) return false;
+      for (int other : ranks) {
+        auto there = devices_.find(other);
+        if (there == devices_.end() || !device->second->Reaches(*there->second)) return false;
+      }
+    }
+    return true;
+  }
+
+  std::unique_ptr<CollectiveMember> JoinEvents(const CollectiveSpec& spec, const plan::Collective& collective,
+                                               const std::vector<int>& ranks) {
+    std::shared_ptr<EventGroup>& group = event_groups_[{spec.plan, collective.id(), ranks}];
+    if (group == nullptr) {
+      group = std::make_shared<EventGroup>(static_cast<int>(ranks.size()), enqueuing_);
+      group->actor_ = spec.actor;
+    }
+    if (group->members_[collective.me()] != nullptr) {
+      Fail("collective ", spec.actor, ": rank ", ranks[collective.me()], " takes part twice");
+    }
+    auto member = std::make_unique<EventMember>(group, spec, collective);
+    group->members_[collective.me()] = member.get();
+    return member;
+  }
+
+  // One communicator for each set of ranks. Whoever hosts a group's first member makes its identifier; all
+  // connect their groups in the same order, so nobody waits in a circle.
+  void ConnectLibrary() {
+    if (library_members_.empty() && !options_.exchange) return;
+    std::string mine;
+    for (const auto& [ranks, members] : library_members_) {
+      if (places_[ranks[0]].process == places_[options_.ranks[0]].process) {
+        std::string id = options_.backend->MakeGroupId();
+        mine += Cat(Name(ranks), " ", id.size(), " ", id, "\n");
+      }
+    }
+    std::map<std::string, std::string> ids;
+    for (const std::string& text : Exchange(Cat("groups of plan ", options_.plan), mine)) {
+      std::istringstream parts(text);
+      std::string name;
+      size_t bytes = 0;
+      while (parts >> name >> bytes) {
+        parts.get();
+        std::string id(bytes, '\0');
+        parts.read(id.data(), static_cast<std::streamsize>(bytes));
+        ids[name] = id;
+      }
+    }
+    for (auto& [ranks, members] : library_members_) {
+      std::vector<int> here;
+      std::vector<Device*> devices;
+      for (size_t m = 0; m < ranks.size(); ++m) {
+        auto device = devices_.find(ranks[m]);
+        if (device == devices_.end()) continue;
+        here.push_back(static_cast<int>(m));
+        devices.push_back(device->second);
+      }
+      std::string name = Name(ranks);
+      CHECK(ids.count(name)) << "no identifier for the group of ranks " << name;
+      auto ends = options_.backend->Connect(ids[name], {name, ranks}, here, devices);
+      std::lock_guard<std::mutex> lock(cancelling_);
+      for (size_t i = 0; i < here.size(); ++i) {
+        if (cancelled_) ends[i]->Abort();
+        connected_[ranks][here[i]] = std::move(ends[i]);
+      }
+      for (auto& [me, member] : members) member->SetGroup(connected_[ranks][me].get());
+    }
+  }
+
+  static std::string Name(const std::vector<int>& ranks) {
+    std::string name;
+    for (int rank : ranks) name += Cat(name.empty() ? "" : ",", rank);
+    return name;
+  }
+
+  const DeviceCollectivesOptions options_;
+  std::map<int, Device*> devices_;   // hosted here, by rank
+  std::map<int, RankPlace> places_;  // of the job, by rank
+  std::shared_ptr<std::mutex> enqueuing_ = std::make_shared<std::mutex>();
+  std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<EventGroup>> event_groups_;
+  std::map<std::vector<int>, std::vector<std::pair<int, LibraryMember*>>> library_members_;
+  std::mutex cancelling_;  // a peer may be lost while groups are made
+  bool cancelled_ = false;
+  std::map<std::vector<int>, std::map<int, std::unique_ptr<GroupMember>>> connected_;
+  Outstanding outstanding_;
+};
+
+}  // namespace
+
+std::unique_ptr<Collectives> MakeDeviceCollectives(DeviceCollectivesOptions options) {
+  return std::make_unique<DeviceCollectives>(std::move(options));
+}
+
+}  // namespace oneflow_like

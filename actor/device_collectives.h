@@ -1,0 +1,53 @@
+// Collectives of ranks on asynchronous devices. One of three ways, by where a group's members are:
+//   events   all in this process and in reach of one another (virtual devices, cards with peer access): each
+//            member's stream moves its own regions between the others' pieces; streams wait for each other's
+//            events
+//   library  each on a device of its own: the vendor's library (NCCL)
+//   staged   anything else (members on the host, several processes sharing a card): through memory of the
+//   host and
+//            the collectives of threads or processes
+// All members of a group come to the same answer, from what all processes say of their ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actor/collective.h"
+
+namespace oneflow_like {
+
+class Backend;
+
+struct DeviceCollectivesOptions {
+  std::string plan;
+  std::vector<int> ranks;        // hosted here
+  std::vector<Device*> devices;  // of `ranks`
+  Backend* backend = nullptr;    // of the devices that are asynchronous; nullptr: without the library
+  Collectives* host = nullptr;   // outlives these
+  // Between processes: each gives a text, all get all, by process. Empty: there are no others.
+  std::function<std::vector<std::string>(const std::string& what, const std::string& mine)> exchange;
+};
+std::unique_ptr<Collectives> MakeDeviceCollectives(DeviceCollectivesOptions options);
+
+// How a group of the vendor's library does one collective.
+struct LibraryWork {
+  enum class Kind { kNone, kAllReduce, kReduceScatter, kAllGather, kCopies } kind = Kind::kNone;
+  int64_t count = 0;  // elements of the whole (all-reduce) or of each member's part
+  // Parts that are no runs of a member's piece are packed before, or unpacked after: bytes of device memory.
+  int64_t packed_elements = 0;
+};
+// The same on all members. kNone: this collective is staged.
+LibraryWork ChooseLibraryWork(const plan::Collective& collective);
+
+// A member's end; `group` is given before the first arrival.
+class GroupMember;
+class LibraryMember : public CollectiveMember {
+ public:
+  virtual void SetGroup(GroupMember* group) = 0;
+};
+std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
+                                                 const plan::Collective& collective, const LibraryWork& work);
+
+}  // namespace oneflow_like

@@ -1,0 +1,276 @@
+// Collectives as calls of the device vendor's library: which call, and packing what it wants in runs.
+#include <algorithm>
+
+#include "actor/device_collectives.h"
+#include "actor/plan_reading.h"
+#include "core/backend.h"
+
+namespace oneflow_like {
+namespace {
+
+using Kind = LibraryWork::Kind;
+
+// Whether the elements of `part` follow one another in `whole`.
+bool IsRun(const Box& part, const Box& whole) {
+  int axis = 0, rank = whole.extent.rank();
+  while (axis < rank && part.extent[axis] == 1) ++axis;
+  for (int i = axis + 1; i < rank; ++i) {
+    if (part.extent[i] != whole.extent[i]) return false;
+  }
+  return true;
+}
+
+int64_t OffsetIn(const Box& part, const Box& whole) {
+  int64_t offset = 0;
+  for (int i = 0; i < whole.extent.rank(); ++i) {
+    offset = offset * whole.extent[i] + part.begin[i] - whole.begin[i];
+  }
+  return offset;
+}
+
+struct Ends {
+  std::vector<Box> in, out;  // by member; of a member without such an end a box without extents
+  std::vector<bool> has_in, has_out;
+};
+
+Ends EndsOf(const plan::Collective& collective, int act) {
+  Ends ends;
+  auto add = [&](const google::protobuf::RepeatedPtrField<plan::Box>& boxes, std::vector<Box>* to,
+                 std::vector<bool>* has) {
+    has->push_back(!boxes.empty());
+    to->push_back(boxes.empty() ? Box() : ToBox(boxes[boxes.size() == 1 ? 0 : act]));
+  };
+  for (const plan::Piece& piece : collective.piece()) {
+    add(piece.in(), &ends.in, &ends.has_in);
+    add(piece.out(), &ends.out, &ends.has_out);
+  }
+  return ends;
+}
+
+bool All(const std::vector<bool>& flags) {
+  return std::all_of(flags.begin(), flags.end(), [](bool b) { return b; });
+}
+bool AllEqual(const std::vector<Box>& boxes) {
+  return std::all_of(boxes.begin(), boxes.end(), [&](const Box& b) { return b == boxes[0]; });
+}
+bool SameSizes(const std::vector<Box>& boxes) {
+  return std::all_of(boxes.begin(), boxes.end(),
+                     [&](const Box& b) { return b.elements() == boxes[0].elements(); });
+}
+bool Disjoint(const Ends& ends) {
+  for (size_t a = 0; a < ends.in.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (ends.has_in[a] && ends.has_in[b] && !ends.in[a].Intersect(ends.in[b]).empty()) return false;
+    }
+  }
+  return true;
+}
+// Whether part m is the m-th of equal runs of the whole.
+bool RunsInOrder(const std::vector<Box>& parts, const Box& whole) {
+  for (size_t m = 0; m < parts.size(); ++m) {
+    if (!IsRun(parts[m], whole)) return false;
+    if (OffsetIn(parts[m], whole) != static_cast<int64_t>(m) * parts[0].elements()) return false;
+  }
+  return true;
+}
+
+// What member `me` sends and receives when every element comes from the one member that has it.
+struct Copies {
+  struct Part {
+    int peer;
+    Box box;
+    bool packed;
+  };
+  std::vector<Part> sends, receives;
+  Box own;  // stays here; without extents: nothing
+  bool has_own = false;
+};
+
+Copies CopiesOf(const Ends& ends, int me) {
+  Copies copies;
+  for (int peer = 0; peer < static_cast<int>(ends.in.size()); ++peer) {
+    auto meet = [&](int from, int to) {
+      return ends.has_in[from] && ends.has_out[to] ? ends.in[from].Intersect(ends.out[to]) : Box();
+    };
+    Box send = meet(me, peer), receive = meet(peer, me);
+    bool sends = ends.has_in[me] && ends.has_out[peer] && !send.empty();
+    bool receives = ends.has_in[peer] && ends.has_out[me] && !receive.empty();
+    if (peer == me) {
+      copies.own = send;
+      copies.has_own = sends;
+      continue;
+    }
+    if (sends) copies.sends.push_back({peer, send, !IsRun(send, ends.in[me])});
+    if (receives) copies.receives.push_back({peer, receive, !IsRun(receive, ends.out[me])});
+  }
+  return copies;
+}
+
+class Member final : public LibraryMember {
+ public:
+  Member(const CollectiveSpec& spec, const plan::Collective& collective, const LibraryWork& work)
+      : spec_(spec), work_(work), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
+    int acts = std::max(1, collective.work_size());
+    for (int act = 0; act < acts; ++act) {
+      ends_.push_back(EndsOf(collective, act));
+      copies_.push_back(work.kind == Kind::kCopies ? CopiesOf(ends_.back(), me_) : Copies());
+    }
+    int64_t packed = work.packed_elements;
+    for (const Copies& copies : copies_) packed = std::max(packed, PackedElements(copies));
+    if (packed > 0) {
+      packed_ = spec.device->Allocate(packed * SizeOf(spec.dtype), Cat("packing of collective ", spec.actor));
+    }
+    done_.member = this;
+  }
+
+  void SetGroup(GroupMember* group) override { group_ = group; }
+
+  void Arrive(void* in, void* out, int micro_batch, bool ok) override {
+    size_t act = ends_.size() == 1 ? 0 : micro_batch;
+    // A member that fails must still take its part: the others have enqueued theirs. What they get is then of
+    // no use, which the error that stopped this one tells them.
+    Status status = Enqueue(in, out, act);
+    done_.ok = ok && status.ok();
+    spec_.worker->Post(&done_);
+  }
+
+ private:
+  struct Done : Message {
+    Member* member;
+    bool ok = true;
+    void Receive() override { member->spec_.listener->CollectiveDone(ok); }
+  };
+
+  static int64_t PackedElements(const Copies& copies) {
+    int64_t elements = 0;
+    for (const auto& part : copies.sends) elements += part.packed ? part.box.elements() : 0;
+    for (const auto& part : copies.receives) elements += part.packed ? part.box.elements() : 0;
+    return elements;
+  }
+
+  Status Copy(const Box& box, const Piece& from, const Piece& to) {
+    return spec_.stream->Combine(spec_.dtype, Reduce::kNone, box, {&from, 1}, {&to, 1});
+  }
+  char* At(void* data, int64_t elements) const {
+    return static_cast<char*>(data) + elements * static_cast<int64_t>(SizeOf(spec_.dtype));
+  }
+
+  Status Enqueue(void* in, void* out, size_t act) {
+    const Ends& ends = ends_[act];
+    switch (work_.kind) {
+      case Kind::kAllReduce:
+        return group_->AllReduce(spec_.stream, spec_.dtype, reduce_, in, out, work_.count);
+      case Kind::kReduceScatter: {
+        const void* from = in;
+        for (size_t m = 0; packed_ != nullptr && m < ends.out.size(); ++m) {
+          from = packed_->data();
+          Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.out[m]};
+          if (Status s = Copy(ends.out[m], {in, ends.in[me_]}, part); !s.ok()) return s;
+        }
+        return group_->ReduceScatter(spec_.stream, spec_.dtype, reduce_, from, out, work_.count);
+      }
+      case Kind::kAllGather: {
+        void* to = packed_ != nullptr ? packed_->data() : out;
+        if (Status s = group_->AllGather(spec_.stream, spec_.dtype, in, to, work_.count); !s.ok()) return s;
+        for (size_t m = 0; packed_ != nullptr && m < ends.in.size(); ++m) {
+          Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.in[m]};
+          if (Status s = Copy(ends.in[m], part, {out, ends.out[me_]}); !s.ok()) return s;
+        }
+        return Status();
+      }
+      case Kind::kCopies:
+        return ExchangeCopies(in, out, ends, copies_[act]);
+      case Kind::kNone:
+        break;
+    }
+    return Status("this collective is none of the library's");
+  }
+
+  Status ExchangeCopies(void* in, void* out, const Ends& ends, const Copies& copies) {
+    transfers_.clear();
+    int64_t used = 0;
+    auto room = [&](const Box& box) {
+      char* at = At(packed_->data(), used);
+      used += box.elements();
+      return at;
+    };
+    auto bytes = [&](const Box& box) { return box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype)); };
+    for (const auto& part : copies.sends) {
+      void* from = nullptr;
+      if (part.packed) {
+        from = room(part.box);
+        if (Status s = Copy(part.box, {in, ends.in[me_]}, {from, part.box}); !s.ok()) return s;
+      } else {
+        from = At(in, OffsetIn(part.box, ends.in[me_]));
+      }
+      transfers_.push_back({true, part.peer, from, bytes(part.box)});
+    }
+    size_t first_receive = transfers_.size();
+    for (const auto& part : copies.receives) {
+      void* to =
+          part.packed ? static_cast<void*>(room(part.box)) : At(out, OffsetIn(part.box, ends.out[me_]));
+      transfers_.push_back({false, part.peer, to, bytes(part.box)});
+    }
+    if (Status s = group_->Exchange(spec_.stream, transfers_); !s.ok()) return s;
+    for (size_t i = 0; i < copies.receives.size(); ++i) {
+      const auto& part = copies.receives[i];
+      if (!part.packed) continue;
+      Status s = Copy(part.box, {transfers_[first_receive + i].data, part.box}, {out, ends.out[me_]});
+      if (!s.ok()) return s;
+    }
+    if (!copies.has_own) return Status();
+    return Copy(copies.own, {in, ends.in[me_]}, {out, ends.out[me_]});
+  }
+
+  const CollectiveSpec spec_;
+  const LibraryWork work_;
+  const int me_;
+  const Reduce reduce_;
+  std::vector<Ends> ends_;  // one, or one for each micro-batch
+  std::vector<Copies> copies_;
+  std::unique_ptr<Memory> packed_;
+  std::vector<GroupMember::Transfer> transfers_;
+  GroupMember* group_ = nullptr;
+  Done done_;
+};
+
+}  // namespace
+
+LibraryWork ChooseLibraryWork(const plan::Collective& collective) {
+  LibraryWork chosen;
+  int acts = std::max(1, collective.work_size());
+  for (int act = 0; act < acts; ++act) {
+    Ends ends = EndsOf(collective, act);
+    LibraryWork work;
+    bool whole = All(ends.has_in) && All(ends.has_out);
+    const std::string& algorithm = collective.algorithm();
+    if (algorithm == "all_reduce" && whole && AllEqual(ends.in) && ends.out == ends.in) {
+      work = {Kind::kAllReduce, ends.in[0].elements(), 0};
+    } else if (algorithm == "reduce_scatter" && whole && AllEqual(ends.in) && SameSizes(ends.out)) {
+      work = {Kind::kReduceScatter, ends.out[0].elements(),
+              RunsInOrder(ends.out, ends.in[0]) ? 0 : ends.in[0].elements()};
+    } else if (algorithm == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
+               Disjoint(ends)) {
+      work = {Kind::kAllGather, ends.in[0].elements(),
+              RunsInOrder(ends.in, ends.out[0]) ? 0 : ends.out[0].elements()};
+    } else if (collective.reduce().empty() && Disjoint(ends)) {
+      work = {Kind::kCopies, 0, 0};
+    }
+    if (work.kind == Kind::kNone) return work;
+    // Acts that time cuts unevenly differ in counts: as copies, or not at all.
+    if (act > 0 && (work.kind != chosen.kind || work.count != chosen.count ||
+                    work.packed_elements != chosen.packed_elements)) {
+      return LibraryWork();
+    }
+    chosen = work;
+  }
+  return chosen;
+}
+
+std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
+                                                 const plan::Collective& collective,
+                                                 const LibraryWork& work) {
+  return std::make_unique<Member>(spec, collective, work);
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,77 @@
+// A kind of device whose implementation is a library opened at run time, so that a program starts without it
+// on machines that have no such device or no driver: liboneflow_like_cuda.so (cuda/).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+
+namespace oneflow_like {
+
+// What a group of ranks that each have a device of their own moves in one act: a collective of the device
+// vendor's library (NCCL). Members enqueue it on their stream; nothing waits on the host.
+struct GroupSpec {
+  std::string name;        // the same on all members: what the communicator is called in logs
+  std::vector<int> ranks;  // members, ordered
+};
+
+class GroupMember {
+ public:
+  virtual ~GroupMember() = default;
+  // The whole group calls the same functions in the same order. Element counts are per call; pieces are
+  // contiguous. `from` of member m for ReduceScatter holds `counts` elements of each member in order;
+  // AllGather writes them so.
+  virtual Status AllReduce(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
+                           int64_t count) = 0;
+  virtual Status ReduceScatter(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
+                               int64_t count_each) = 0;
+  virtual Status AllGather(DeviceStream* stream, DType dtype, const void* from, void* to,
+                           int64_t count_each) = 0;
+  // Anything else: sends and receives of contiguous runs, all posted together. `peer` is an index of a
+  // member.
+  struct Transfer {
+    bool send;
+    int peer;
+    void* data;
+    int64_t bytes;
+  };
+  virtual Status Exchange(DeviceStream* stream, const std::vector<Transfer>& transfers) = 0;
+  // A peer is lost: operations under way end with an error instead of waiting for it.
+  virtual void Abort() = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const std::string& kind() const = 0;  // "cuda"
+  virtual int device_count() const = 0;
+  // "NVIDIA H100 80GB HBM3, 79.6 GB, driver 580.65, CUDA 13.0": for logs and errors.
+  virtual std::string Describe(int device) const = 0;
+  // Of rank `rank` on device number `device`. Throws Error in one sentence when the device cannot be used.
+  // Several ranks may have the same device (virtual devices): each has streams and memory of its own.
+  virtual std::unique_ptr<Device> MakeDevice(int rank, int device) = 0;
+  virtual void AddKernels(KernelRegistry* registry) const = 0;
+  // Memory on the device beside arenas and variables, of each rank (work space of libraries).
+  virtual int64_t BytesBesides() const = 0;
+  // Whether the vendor's library for groups is there.
+  virtual bool HasGroups() const = 0;
+  // An identifier that one member of a group makes and all get, and a member's end of the group. `Connect`
+  // for all members that this process hosts is one call (the library wants it so); devices[i] is that of
+  // `ranks[members[i]]`.
+  virtual std::string MakeGroupId() = 0;
+  virtual std::vector<std::unique_ptr<GroupMember>> Connect(const std::string& id, const GroupSpec& group,
+                                                            const std::vector<int>& members,
+                                                            const std::vector<Device*>& devices) = 0;
+};
+
+// The backend for devices of `kind`, opened once per process. Throws Error in one sentence that says what is
+// missing: the library (a build without the toolkit), the driver, a new enough driver, a device.
+Backend* OpenBackend(const std::string& kind);
+// Puts a backend in the place of the library, for tests; nullptr takes it away again.
+void SetBackend(const std::string& kind, Backend* backend);
+
+}  // namespace oneflow_like
