@@ -4,6 +4,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <tuple>
@@ -15,6 +16,33 @@
 
 namespace oneflow_like {
 namespace {
+
+// Of a region that goes to several destinations: what a core's cache keeps from one to the next.
+constexpr int64_t kBlockBytes = 256 << 10;
+
+// A box in blocks of at most so many elements: some indices of one axis, whole in the axes behind it, at one
+// index of each axis before it. Calls `move` with each; allocates nothing.
+template <typename Move>
+void ForEachBlock(const Box& box, int64_t elements, Move move) {
+  int cut = box.extent.rank();  // axes from here on are whole
+  int64_t whole = 1;
+  while (cut > 0 && whole * box.extent[cut - 1] <= elements) whole *= box.extent[--cut];
+  if (cut == 0) return move(box);
+  --cut;
+  const int64_t step = std::max<int64_t>(1, elements / whole);
+  Box block = box;
+  for (int a = 0; a < cut; ++a) block.extent[a] = 1;
+  for (int a = 0; a >= 0;) {
+    for (int64_t done = 0; done < box.extent[cut]; done += step) {
+      block.begin[cut] = box.begin[cut] + done;
+      block.extent[cut] = std::min(step, box.extent[cut] - done);
+      move(block);
+    }
+    for (a = cut - 1; a >= 0 && ++block.begin[a] == box.begin[a] + box.extent[a]; --a) {
+      block.begin[a] = box.begin[a];
+    }
+  }
+}
 
 // A region made ready at load: only the pointers change from act to act.
 struct RegionWork {
@@ -172,7 +200,9 @@ void LocalMember::Work() {
     for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.source[i]]->in_;
     for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dest[i]]->out_;
     if (w.from.size() == 1) {
-      for (const Piece& to : w.to) CopyBox(spec_.dtype, w.box, w.from[0], to);
+      ForEachBlock(w.box, kBlockBytes / static_cast<int64_t>(SizeOf(spec_.dtype)), [&](const Box& block) {
+        for (const Piece& to : w.to) CopyBox(spec_.dtype, block, w.from[0], to);
+      });
     } else {
       Reduce reduce =
           reduce_ == Reduce::kNone ? Reduce::kSum : reduce_;  // only nothing comes here: the identity

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <glog/logging.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -39,29 +41,56 @@ class Visit {
   std::vector<PeerInfo> Run() {
     double pause = 0.02;
     for (;;) {
-      double left = end_ - SteadySeconds();
+      double left = Left();
       double attempt = std::max(0.01, std::min(options_.connection_timeout, left));
       FileDescriptor fd = ConnectTo(identity_.master_host, identity_.master_port, attempt, &why_);
       std::vector<PeerInfo> table;
       if (fd.open() && Talk(fd.get(), &table)) return table;
-      left = end_ - SteadySeconds();
+      if (known_) Lose();
+      left = Left();
       if (left <= 0) break;
       std::this_thread::sleep_for(std::chrono::duration<double>(std::min(pause, left)));
       pause = std::min(pause * 1.5, 0.5);
     }
+    if (lost_end_ > 0)
+      Fail("process ", identity_.process, " of ", identity_.processes,
+           " waited for the others, but process 0, which was at ", identity_.master_host, ":",
+           identity_.master_port, ", is lost: ", lost_why_);
     Fail("process ", identity_.process, " of ", identity_.processes, " has not met the others within ",
          options_.timeout, " s: process 0 was to be at ", identity_.master_host, ":", identity_.master_port,
          why_.empty() ? "" : ", but ", why_);
   }
 
  private:
+  double Left() const { return (lost_end_ > 0 ? std::min(end_, lost_end_) : end_) - SteadySeconds(); }
+
+  void Lose() {
+    known_ = false;
+    if (lost_end_ > 0) return;
+    lost_end_ = SteadySeconds() + options_.lost_timeout;
+    lost_why_ = why_;
+  }
+
+  // A host that is gone closes nothing.
+  void KeepAlive(int fd) const {
+    int on = 1, idle = std::max(1, static_cast<int>(options_.lost_timeout * 0.4));
+    int interval = std::max(1, static_cast<int>(options_.lost_timeout * 0.2)), count = 3;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+  }
+
   // Whether the table is here and everybody has it. Throws when process 0 refuses.
   bool Talk(int fd, std::vector<PeerInfo>* table) {
+    KeepAlive(fd);
     FrameReader in;
     wire::Answer answer;
     double until = std::min(end_, SteadySeconds() + options_.connection_timeout);
     if (!Send(fd, words_, until) || !Hear(fd, until, &in, &answer)) return false;
     if (answer.what_case() != wire::Answer::kWaitSeconds) return OutOfTurn();
+    known_ = true;
+    lost_end_ = 0;
     // From here on process 0's clock decides, so that all hear the same.
     until = SteadySeconds() + std::clamp(answer.wait_seconds(), 0.0, 1e6) + options_.connection_timeout + 5;
     if (!Hear(fd, until, &in, &answer)) return false;
@@ -130,8 +159,11 @@ class Visit {
   const ProcessIdentity& identity_;
   const RendezvousOptions& options_;
   const double end_;
-  std::string words_;  // what is said at once
-  std::string why_;    // the last attempt failed
+  std::string words_;     // what is said at once
+  std::string why_;       // the last attempt failed
+  bool known_ = false;    // process 0 has answered on this connection
+  double lost_end_ = 0;   // by then it must be back; 0: it is not lost
+  std::string lost_why_;  // its connection ended
 };
 
 // The listening socket that came with the identity. Anything else is none of ours to close.

@@ -24,6 +24,8 @@ struct RendezvousOptions {
   double timeout = 60;  // seconds until all must have come
   // Seconds a connection may take to say who it is; others are served meanwhile.
   double connection_timeout = 5;
+  // Seconds that process 0 may be away once this process has been there: it may be started again.
+  double lost_timeout = 10;
 };
 
 // The name of this host, and its key.
@@ -33,10 +35,11 @@ std::string HostKey();
 std::string RandomToken();
 
 // Blocks until all processes have come; gives the table, by process. Throws Error, on every process that can
-// be told, when: time is up (naming who is missing), two processes claim one number, sizes or versions differ
-// (naming both), the token is wrong, the address cannot be bound or reached. Strangers (garbage, half-open
-// connections, wrong tokens) are dropped and logged, and delay nobody. The token is compared in constant
-// time. Process 0's clock decides for those that it knows. Closes identity.listen_fd.
+// be told, when: time is up (naming who is missing), process 0 was there and is lost, two processes claim one
+// number, sizes or versions differ (naming both), the token is wrong, the address cannot be bound or reached.
+// Strangers (garbage, half-open connections, wrong tokens) are dropped and logged, and delay nobody. The
+// token is compared in constant time. Process 0's clock decides for those that it knows. Closes
+// identity.listen_fd.
 std::vector<PeerInfo> Rendezvous(const ProcessIdentity& identity, const PeerInfo& mine,
                                  const RendezvousOptions& options = {});
 

@@ -15,10 +15,12 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/random.h"
 #include "net/control.h"
 #include "net/gather.h"
 #include "net/process_collectives.h"
 #include "net/runtime_links.h"
+#include "net/staging.h"
 
 namespace oneflow_like {
 namespace {
@@ -32,12 +34,15 @@ constexpr char kVersion[] = "oneflow_like 0.1";
 constexpr std::chrono::milliseconds kAloneAfter{1000};
 constexpr std::chrono::milliseconds kLookAround{250};
 // Of peer_timeout, after a failure: until the program is ended whose errors have not ended it, until one is
-// that has begun to end itself, and what the last words to the others may take.
-constexpr double kEndAfter = 0.2, kEndEndingAfter = 0.4, kLastWords = 0.1;
+// that has begun to end itself, what the last words to the others may take, and until process 0 is asked no
+// more whether it ends by the same error.
+constexpr double kEndAfter = 0.2, kEndEndingAfter = 0.4, kLastWords = 0.1, kAskFirst = 0.3;
 
 Clock::duration Seconds(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
+
+std::string HashOf(const std::string& text) { return std::to_string(HashName(text)); }
 
 void WriteToStandardError(const std::string& line) {
   std::string whole = line + "\n";
@@ -110,6 +115,7 @@ class ProcessJob final : public Job {
   }
   void RemoveFailureListener(const void* who) override { failure_listeners_.Remove(who); }
   void Finish(bool ok) override;
+  bool FinishWith(const std::string& error) override;
   void SetDirectOutput(std::function<void(const std::string&)> write) override {
     std::lock_guard lock(mutex_);
     direct_output_ = std::move(write);
@@ -137,7 +143,7 @@ class ProcessJob final : public Job {
 
   // The network's thread.
   void Received(int from, ControlKind kind, int64_t number, const std::string& text);
-  void Ended(int from, bool ok);
+  void Ended(int from, bool ok, const std::string& error);
   void Gone(int process);
   void LookForTheEnded();
   std::string Awaited() const;
@@ -146,7 +152,7 @@ class ProcessJob final : public Job {
   void TellAll(ControlKind kind, int64_t number, const std::string& text, int but = -1);
 
   // Any thread; false when something has failed before.
-  bool Record(const std::string& message);
+  bool Record(const std::string& message, const std::string& told_error = "");
   // A thread of its own.
   void Watch();
   void EndProgram(std::unique_lock<std::mutex>* lock);
@@ -180,7 +186,10 @@ class ProcessJob final : public Job {
   std::vector<std::string> gather_texts_;
   int gone_ = 0;                    // others that have said goodbye or are lost
   int ended_ = 0, ended_well_ = 0;  // others that have said goodbye; whose programs ended as they should
-  bool looking_ = false;            // look_around_ is posted
+  // What ends the programs here and of process 0, and the one whose failure was told: hashes of errors.
+  std::string own_error_, first_error_, told_error_;
+  bool first_gone_ = false;  // process 0 is
+  bool looking_ = false;     // look_around_ is posted
   bool said_goodbye_ = false, last_words_out_ = false;
   bool stop_ = false;
   std::thread watch_;
@@ -202,7 +211,8 @@ void ProcessJob::Start() {
   mine.address = network_->address();
   if (region_) mine.region = region_->name();
   mine.version = kVersion;
-  peers_ = Rendezvous(identity_, mine, {.timeout = options_.start_timeout});
+  peers_ =
+      Rendezvous(identity_, mine, {.timeout = options_.start_timeout, .lost_timeout = options_.peer_timeout});
   CheckTable();
   others_.resize(peers_.size());
   if (region_) region_->Exchange(identity_.process, peers_, options_.start_timeout);
@@ -258,6 +268,7 @@ void ProcessJob::MakeParts() {
       TellAll(ControlKind::kRuntimeFailure, instance, text);
     });
   };
+  links.exchange = [this](const std::string& what, const std::string& mine) { return AllGather(what, mine); };
   links_ = std::make_unique<RuntimeLinks>(std::move(links));
   look_around_.job = this;
   network_->SetChannel(Network::kControl, control_.get());
@@ -343,7 +354,7 @@ void ProcessJob::Received(int from, ControlKind kind, int64_t number, const std:
     case ControlKind::kRuntimeFailure:
       return links_->RuntimeFailed(number, text);
     case ControlKind::kGoodbye:
-      return Ended(from, number != 0);
+      return Ended(from, number != 0, text);
   }
 }
 
@@ -360,13 +371,17 @@ void ProcessJob::FailTogether(const std::string& reason, int lost) {
   std::string awaited = Awaited();
   std::string message =
       Cat(reason, awaited.empty() ? "; nothing of it was awaited here" : "; awaited here: ", awaited);
-  if (Record(message)) Spread(message, reason, lost);
+  // "rank 3 (host b, pid 17): what it ends by": process 0 may end by the same.
+  const size_t who = reason.find("): ");
+  const bool told = lost < 0 && who != std::string::npos;
+  if (Record(message, told ? HashOf(reason.substr(who + 3)) : "")) Spread(message, reason, lost);
 }
 
-bool ProcessJob::Record(const std::string& message) {
+bool ProcessJob::Record(const std::string& message, const std::string& told_error) {
   std::lock_guard lock(mutex_);
   if (!failure_.empty()) return false;
   failure_ = message.empty() ? "the program has failed" : message;
+  told_error_ = told_error;
   failed_at_ = Clock::now();
   changed_.notify_all();
   return true;
@@ -420,7 +435,7 @@ void ProcessJob::EndProgram(std::unique_lock<std::mutex>* lock) {
 
 // Parting.
 
-void ProcessJob::Ended(int from, bool ok) {
+void ProcessJob::Ended(int from, bool ok, const std::string& error) {
   others_[from].ended = true;
   network_->ExpectEnd(from);
   bool all = false;
@@ -428,6 +443,7 @@ void ProcessJob::Ended(int from, bool ok) {
     std::lock_guard lock(mutex_);
     all = ++ended_ == processes() - 1;
     if (ok) ++ended_well_;
+    if (from == 0) first_error_ = error;
     changed_.notify_all();
   }
   if (all) network_->StopHeartbeats();
@@ -441,6 +457,7 @@ void ProcessJob::Gone(int process) {
   others_[process].gone = true;
   std::lock_guard lock(mutex_);
   ++gone_;
+  first_gone_ = first_gone_ || process == 0;
   changed_.notify_all();
 }
 
@@ -476,8 +493,8 @@ void ProcessJob::Finish(bool ok) {
   if (!connected_) return;
   const bool asked = ok;  // the caller has not heard of a failure, which may have come just now
   ok = ok && failure_.empty();
-  RunOnNetwork([this, ok] {
-    TellAll(ControlKind::kGoodbye, ok ? 1 : 0, "");
+  RunOnNetwork([this, ok, error = own_error_] {
+    TellAll(ControlKind::kGoodbye, ok ? 1 : 0, error);
     std::lock_guard said(mutex_);
     said_goodbye_ = true;
     last_words_out_ = control_->idle();
@@ -491,6 +508,23 @@ void ProcessJob::Finish(bool ok) {
   changed_.wait_for(lock, Seconds(kLastWords * options_.peer_timeout),
                     [this] { return last_words_out_ && (failure_.empty() || gone_ == processes() - 1); });
   if (asked && ended_well_ < processes() - 1) throw Error(failure_);
+}
+
+bool ProcessJob::FinishWith(const std::string& error) {
+  std::string mine;
+  {
+    std::lock_guard lock(mutex_);
+    mine = error == failure_ ? told_error_ : HashOf(error);
+    if (error != failure_) own_error_ = mine;
+  }
+  Fail(error);
+  Finish(false);
+  std::unique_lock lock(mutex_);
+  if (process() == 0 || mine.empty()) return true;
+  // Before the watch takes this program for one that does not end.
+  changed_.wait_until(lock, failed_at_ + Seconds(kAskFirst * options_.peer_timeout),
+                      [this] { return first_gone_; });
+  return first_error_ != mine;
 }
 
 ProcessJob::~ProcessJob() {
@@ -515,6 +549,11 @@ ProcessJob::~ProcessJob() {
 }
 
 }  // namespace
+
+StagingBytes StagingOfJob() {
+  const ProcessCollectivesOptions options;
+  return {options.staging_bytes, Staging::kKept * options.chunk_bytes};
+}
 
 std::unique_ptr<Job> Job::Join(const ProcessIdentity& identity, const JobOptions& options) {
   auto job = std::make_unique<ProcessJob>(identity, options);

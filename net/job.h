@@ -71,8 +71,23 @@ class Job {
   // it throws the failure when there is one, from before or until all have come. From here on nothing is
   // written for a program that does not end: its error is the caller's to print.
   virtual void Finish(bool ok) = 0;
+  // Fail(error) and Finish(false), for a program that ends by an error. Returns whether to print it: false
+  // when this is not process 0 and process 0 ends by the same error of its own, for which this waits a
+  // little. That a process was lost is everybody's to print.
+  virtual bool FinishWith(const std::string& error) {
+    Fail(error);
+    Finish(false);
+    return true;
+  }
   // `write` gets one line without its end, on any thread, for the real standard error: the process ends next.
   virtual void SetDirectOutput(std::function<void(const std::string&)> write) = 0;
 };
+
+// What collectives between processes take of each process beside its ranks' plans, for chunks on their way:
+// once, and for each session with any.
+struct StagingBytes {
+  int64_t process = 0, session = 0;
+};
+StagingBytes StagingOfJob();
 
 }  // namespace oneflow_like

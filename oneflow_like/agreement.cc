@@ -93,6 +93,13 @@ std::string FirstDifference(const std::vector<std::string>& texts) {
   return Cat("process 0 has ", quoted(mine), ", process ", process, " has ", quoted(theirs));
 }
 
+void RequireSameFlags(Job* job, const std::vector<std::pair<std::string, std::string>>& flags) {
+  std::string text;
+  for (const auto& [name, value] : flags) text += Cat(kOption, "--", name, '=', value, '\n');
+  const std::string difference = FirstDifference(job->AllGather("flags", text));
+  if (!difference.empty()) Fail("the processes were given different flags: ", difference);
+}
+
 void RequireAgreement(const Session::Impl& session) {
   Job* job = session.model->options.job.get();
   const std::string text = AgreementText(session), who = Cat("session ", session.options.name);

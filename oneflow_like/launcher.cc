@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -14,11 +15,14 @@
 #include <iostream>
 
 #include "actor/trace.h"
+#include "net/interfaces.h"
 #include "net/job.h"
 #include "net/local_launcher.h"
+#include "oneflow_like/agreement.h"
 #include "oneflow_like/model_impl.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
+DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this host, e.g. 0,1; empty: all");
 DEFINE_uint64(seed, 1, "seed of weights, masks and batches");
 DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per device");
 DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
@@ -53,6 +57,11 @@ void CheckFlags() {
   for (auto [flag, value] :
        {std::pair{"start_timeout", FLAGS_start_timeout}, std::pair{"peer_timeout", FLAGS_peer_timeout}})
     if (!(value > 0)) Fail("--", flag, " is ", value, ", must be more than 0 seconds");
+  try {
+    CheckNetworkDevices(FLAGS_network);
+  } catch (const Error& error) {
+    Fail("--network=", FLAGS_network, ": ", error.what());
+  }
 }
 
 }  // namespace
@@ -66,7 +75,8 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage) {
     CheckFlags();
     Join(given);
   } catch (const std::exception& e) {
-    PrintError(e);
+    EndWith(e);
+    job_.reset();
     label_.reset();  // relays the line
     exit(1);
   }
@@ -88,6 +98,7 @@ void Launcher::Join(const std::vector<std::string>& argv) {
     exit(RunLocalJob(local));
   }
   const bool ours = identity.launcher == "--processes";
+  one_output_ = ours;
   terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
   StartLog(argv[0], identity.process, identity.alone());
   if (identity.alone()) return;
@@ -100,6 +111,10 @@ void Launcher::Join(const std::vector<std::string>& argv) {
   job_ = Job::Join(identity, options);
   if (label_)
     job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
+  RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},
+                                {"trace", FLAGS_trace},
+                                {"memory_budget", Cat(FLAGS_memory_budget)},
+                                {"peer_timeout", Cat(FLAGS_peer_timeout)}});
 }
 
 void Launcher::StartLog(const std::string& program, int process, bool alone) const {
@@ -140,6 +155,28 @@ Mesh Launcher::mesh(const std::vector<std::string>& axes, const std::string& oth
   return Mesh(given.kind(), full);
 }
 
+namespace {
+
+std::vector<int> DeviceNumbers(const std::string& text) {
+  std::vector<int> numbers;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t comma = std::min(text.find(',', begin), text.size());
+    int number = 0;
+    auto [after, error] = std::from_chars(text.data() + begin, text.data() + comma, number);
+    if (begin == comma || error != std::errc() || after != text.data() + comma || number < 0)
+      Fail("--devices=", text, ": \"", text.substr(begin, comma - begin),
+           "\" is no number of a device; write numbers from 0 with commas between them");
+    if (std::find(numbers.begin(), numbers.end(), number) != numbers.end())
+      Fail("--devices=", text, ": device ", number, " is named twice");
+    numbers.push_back(number);
+    begin = comma + 1;
+    if (begin == text.size() && comma < text.size()) Fail("--devices=", text, " ends with a comma");
+  }
+  return numbers;
+}
+
+}  // namespace
+
 ModelOptions Launcher::model_options() const {
   ModelOptions options;
   options.seed = FLAGS_seed;
@@ -147,6 +184,7 @@ ModelOptions Launcher::model_options() const {
   options.memory_budget = FLAGS_memory_budget;
   options.trace_file = FLAGS_trace;
   options.job = job_;
+  options.devices = DeviceNumbers(FLAGS_devices);
   if (FLAGS_threads < 0) Fail("--threads is ", FLAGS_threads, ", must be 0 or more");
   options.threads = FLAGS_threads;
   if (FLAGS_kernel_threads < 0) Fail("--kernel_threads is ", FLAGS_kernel_threads, ", must be 0 or more");
@@ -176,13 +214,16 @@ int Launcher::Main(const std::function<int()>& body) const {
     }
     return code;
   } catch (const std::exception& e) {
-    PrintError(e);
-    if (job_) {
-      job_->Fail(e.what());  // nothing, when it is what has failed already
-      job_->Finish(false);
-    }
+    EndWith(e);
     return 1;
   }
+}
+
+// An error that all processes make alike is printed by the main one alone where all is read together.
+void Launcher::EndWith(const std::exception& error) const {
+  const bool at_once = main_process() || !one_output_;
+  if (at_once) PrintError(error);
+  if (job_ && job_->FinishWith(error.what()) && !at_once) PrintError(error);
 }
 
 // Every process reads its file a part at a time, so that nobody holds more than one part of each.

@@ -14,7 +14,7 @@ namespace oneflow_like {
 
 class LabelledOutput;  // net/local_launcher.h
 
-// Flags: --mesh --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for several
+// Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for several
 // processes --processes --start_timeout --peer_timeout --network --shared_memory (gflags; the program may
 // define its own).
 //
@@ -48,10 +48,12 @@ class Launcher {
   void StartLog(const std::string& program, int process, bool alone) const;
   void Join(const std::vector<std::string>& argv);
   void JoinTraces() const;
+  void EndWith(const std::exception& error) const;
 
   std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher labels nothing
   std::shared_ptr<Job> job_;
   bool terminal_ = false;
+  bool one_output_ = false;  // what all processes print is read together
 };
 
 // host[i] as tensors: copies `values` (row-major).

@@ -90,7 +90,8 @@ std::unique_ptr<Device> ModelImpl::MakeDevice(int rank, int number_here) {
   int hosted = graph.mesh().size() / (job ? job->processes() : 1);
   int64_t ranks = int64_t{hosted} * processes.count, given = static_cast<int64_t>(numbers.size());
   int64_t number = int64_t{hosted} * processes.me + number_here;
-  return backend->MakeDevice(rank, numbers[ranks <= given ? number : number * given / ranks]);
+  return backend->MakeDevice(rank, numbers[ranks <= given ? number : number * given / ranks],
+                             job ? job->region() : nullptr);
 }
 
 void ModelImpl::Load() {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <map>
 
+#include "core/backend.h"
+#include "net/job.h"
 #include "oneflow_like/session_impl.h"
 
 namespace oneflow_like {
@@ -43,7 +45,8 @@ RankSummary Summarise(const Compiled& compiled, int rank) {
   std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.second > b.second; });
   if (consumers.size() > 10) consumers.resize(10);
   s.consumers = std::move(consumers);
-  s.peak_bytes = s.persistent_bytes + s.transient_bytes;
+  s.library_bytes = plan.device_kind() == "cuda" ? kCudaBytesBesides : 0;
+  s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
   s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
   return s;
 }
@@ -95,6 +98,11 @@ std::string Ranges(const std::vector<int>& ranks) {
 std::vector<RankSummary> Session::Summaries() const {
   const Compiled& compiled = impl_->compiled;
   int world = compiled.graph.mesh().size();
+  int64_t staging = 0;
+  if (impl_->model->options.job) {
+    const StagingBytes bytes = StagingOfJob();
+    staging = bytes.process + bytes.session;
+  }
   std::vector<RankSummary> all;
   std::map<std::string, size_t> by_stage;
   for (int rank = 0; rank < world; ++rank) {
@@ -108,6 +116,7 @@ std::vector<RankSummary> Session::Summaries() const {
     }
     RankSummary s = Summarise(compiled, rank);
     s.stage = stage;
+    s.staging_bytes = staging;
     auto same =
         std::find_if(all.begin(), all.end(), [&](const RankSummary& other) { return Alike(s, other); });
     if (same == all.end() || world > kManyRanks)
@@ -134,8 +143,14 @@ std::string Session::SummaryText() const {
                 s.stage.empty() ? "" : " (" + s.stage + ")",
                 s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
     text += Cat("  peak memory   ", Bytes(s.peak_bytes), " = ", Bytes(s.persistent_bytes), " variables + ",
-                Bytes(s.transient_bytes), " registers and scratch (lower bound ", Bytes(s.lower_bound_bytes),
+                Bytes(s.transient_bytes), " registers and scratch",
+                s.library_bytes > 0 ? " + " + Bytes(s.library_bytes) + " of libraries" : "", " (lower bound ", Bytes(s.lower_bound_bytes),
                 ")\n");
+    if (s.staging_bytes > 0) {
+      const int hosted = compiled.graph.mesh().size() / impl_->model->options.job->processes();
+      text += Cat("  staging       ", Bytes(s.staging_bytes), " more of its process",
+                  hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
+    }
     text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives,
                 ", sent ", Bytes(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
     text += "  largest consumers\n";

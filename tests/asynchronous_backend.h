@@ -36,7 +36,7 @@ class LateBackend final : public Backend {
   const std::string& kind() const override { return kind_; }
   int device_count() const override { return devices_; }
   std::string Describe(int) const override { return "the host, later"; }
-  std::unique_ptr<Device> MakeDevice(int rank, int device) override {
+  std::unique_ptr<Device> MakeDevice(int rank, int device, MemorySource*) override {
     return std::make_unique<LateDevice>(rank, Cat("late", device), seed_ + 1000 * rank, delay_us_);
   }
   void AddKernels(KernelRegistry* registry) const override {
@@ -46,7 +46,6 @@ class LateBackend final : public Backend {
       registry->Add(name, kind_, [this](const KernelSpec& spec) { return cpu_.Make(spec, "cpu"); });
     }
   }
-  int64_t BytesBesides() const override { return 0; }
   bool HasGroups() const override { return groups_; }
   std::string MakeGroupId() override { return Cat("group ", next_group_++); }
   std::vector<std::unique_ptr<GroupMember>> Connect(const std::string& id, const GroupSpec& group,

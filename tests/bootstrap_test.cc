@@ -384,6 +384,49 @@ TEST(BootstrapTest, SomethingElseListens) {
   answers.join();
 }
 
+// A process 0 of the test's own, which has answered and is gone: for good, or until it is started again.
+TEST(BootstrapTest, LosingProcessZeroIsSaid) {
+  for (bool again : {false, true}) {
+    FileDescriptor listener = ListenAt("127.0.0.1", 0);
+    ProcessIdentity id;
+    id.process = 1;
+    id.processes = 2;
+    id.master_port = PortOf(listener.get());
+    id.token = "a secret of this test";
+    std::string error = "met";
+    std::thread visitor([&] {
+      try {
+        Rendezvous(id, Peer(1), {.timeout = 30, .lost_timeout = again ? 20.0 : 0.5});
+      } catch (const Error& e) {
+        error = e.what();
+      }
+    });
+    pollfd wait = {listener.get(), POLLIN, 0};
+    EXPECT_EQ(poll(&wait, 1, 30000), 1);
+    FileDescriptor c(accept(listener.get(), nullptr, nullptr));
+    wire::Answer answer;
+    answer.set_wait_seconds(30);
+    Say(c.get(), Frame(answer.SerializeAsString()));
+    char words[4096];
+    EXPECT_GT(recv(c.get(), words, sizeof(words), 0), 0);
+    if (again) {
+      c.Close();
+      id.process = 0;
+      id.listen_fd = dup(listener.get());
+      listener.Close();
+      EXPECT_EQ(Rendezvous(id, Peer(0), {.timeout = 30}).size(), 2u);
+    } else {
+      listener.Close();
+      c.Close();
+    }
+    visitor.join();
+    const std::string lost =
+        Cat("process 1 of 2 waited for the others, but process 0, which was at 127.0.0.1:", id.master_port,
+            ", is lost: the last attempt was broken off: it closed the connection");
+    EXPECT_EQ(error, again ? "met" : lost);
+  }
+}
+
 TEST(BootstrapTest, WhereProcessZeroListens) {
   // An address of some other machine, as a service's or a translated one: whatever reaches us will do.
   FileDescriptor all = ListenAt("203.0.113.7", 0);

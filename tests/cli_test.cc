@@ -257,6 +257,31 @@ TEST_F(ProcessesCliTest, DryRunIsPrintedOnce) {
   const size_t at = o.out.find("session train");
   EXPECT_NE(at, std::string::npos) << o.out;
   EXPECT_EQ(at, o.out.rfind("session train")) << o.out;
+  // 16 MiB, and three chunks of half one for the session's own.
+  EXPECT_NE(o.out.find("staging       18.35 MB more of its process, "), std::string::npos) << o.out;
+  const Outcome four = Gpt({"--dry_run", "--processes=2", "--mesh=cpu:dp=4"});
+  EXPECT_NE(four.out.find(" MB more of its process of 2 ranks, "), std::string::npos) << four.out;
+  const Outcome alone = Gpt({"--dry_run", "--mesh=cpu:dp=2"});
+  EXPECT_EQ(alone.out.find("staging"), std::string::npos) << alone.out;
+}
+
+TEST_F(ProcessesCliTest, FlagsThatDifferAreNamed) {
+  ExpectWords(FailTogether("trace", {"", "--trace=" + folder_ + "/t.json"}, {"--mesh=cpu:dp=2"}),
+              {"option --trace: process 0 has none, process 1 has " + folder_ + "/t.json"});
+  ExpectWords(FailTogether("dry", {"--dry_run", "", ""}, {"--mesh=cpu:dp=3"}),
+              {"option --dry_run: process 0 has true, process 1 has false"});
+  ExpectWords(FailTogether("budget", {"", "", "--memory_budget=7"}, {"--mesh=cpu:dp=3"}),
+              {"option --memory_budget: process 0 has 0, process 2 has 7"});
+}
+
+TEST_F(ProcessesCliTest, AnErrorThatAllMakeIsPrintedOnce) {
+  for (const std::string mesh : {"cpu:zp=3", "cpu:dp=4"}) {
+    const Outcome o = Gpt({"--processes=3", "--mesh=" + mesh});
+    EXPECT_EQ(o.code, 1);
+    const size_t at = o.err.find("error: mesh cpu:");
+    EXPECT_NE(at, std::string::npos) << o.err;
+    EXPECT_EQ(at, o.err.rfind("error: mesh cpu:")) << o.err;
+  }
 }
 
 TEST_F(ProcessesCliTest, WhatDiffersBetweenProcessesIsNamed) {
@@ -297,6 +322,8 @@ TEST_F(ProcessesCliTest, WrongFlagsAreReportedOnce) {
   ExpectError(Gpt({"--processes=0"}), {"--processes", "0"});
   ExpectError(Gpt({"--processes=2", "--peer_timeout=0"}), {"--peer_timeout", "0"});
   ExpectError(Gpt({"--processes=2", "nonsense"}), {"nonsense"});
+  ExpectError(Gpt({"--processes=2", "--network=lo,nosuch0"}),
+              {"--network=lo,nosuch0", "'nosuch0'", "has ", "lo"});
   for (const std::string& said : FailTogether("both", {"--processes=2", "--processes=2"})) {
     EXPECT_NE(said.find("torchrun has started this one as one of 2"), std::string::npos) << said;
   }

@@ -517,6 +517,20 @@ TEST(HostDeviceTest, CountsWhatItHolds) {
   EXPECT_EQ(after.allocations, before.allocations + 4);
 }
 
+// So that large pages can be mapped, whatever the system does with odd sizes.
+TEST(HostDeviceTest, LargeBlocksBeginAtALargePage) {
+  constexpr size_t kLargePage = size_t{2} << 20;
+  std::vector<std::unique_ptr<Memory>> held;
+  std::unique_ptr<Device> device = MakeHostDevice(0);
+  for (size_t bytes : {kLargePage, kLargePage + 4096, 3 * kLargePage / 2, 2 * kLargePage + 1}) {
+    held.push_back(device->Allocate(bytes, "test"));
+    auto* data = static_cast<uint8_t*>(held.back()->data());
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kLargePage, 0u) << bytes;
+    EXPECT_EQ(data[0] + data[bytes - 1], 0);
+    data[0] = data[bytes - 1] = 1;
+  }
+}
+
 TEST(HostDeviceTest, RefusesMoreThanThereIs) {
   HostMemoryStats before = GetHostMemoryStats();
   for (size_t bytes : {size_t{1} << 50, ~size_t{0}}) {

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "net/job.h"
+#include "tests/error_of.h"
 #include "tests/network_processes.h"
 
 namespace oneflow_like {
@@ -24,16 +25,6 @@ inline bool Has(const std::string& text, const std::string& part) {
 inline bool Gives(const std::string& error, const std::string& reason) {
   return error == reason + "; awaited here: the exchange 'plans'" ||
          error == reason + "; nothing of it was awaited here";
-}
-
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 inline size_t EntriesOf(const std::string& folder) {
@@ -96,6 +87,13 @@ class Meeting {
  private:
   int processes_, fd_ = -1, port_ = 0;
 };
+
+// As each of `processes` that have joined one job; all must end well.
+inline void InJob(int processes, const std::function<void(int me, std::unique_ptr<Job> job)>& body) {
+  Meeting meeting(processes);
+  Processes all(processes, [&](int me, Line*) { body(me, meeting.Join(me)); });
+  all.ExpectAllWell();
+}
 
 inline std::string Pattern(int process, size_t bytes) {
   std::string text(bytes, '\0');

@@ -46,9 +46,7 @@ TEST(JobTest, EveryProcessGetsAllTexts) {
 }
 
 TEST(JobTest, DescribesProcessesByTheirRanks) {
-  Meeting meeting(2);
-  Processes processes(2, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(2, [&](int me, std::unique_ptr<Job> job) {
     const PeerInfo& other = job->peers()[1];
     std::string where = Cat(" (host ", other.host, ", pid ", other.pid, ")");
     REQUIRE(job->Describe(1) == "process 1" + where);
@@ -62,13 +60,10 @@ TEST(JobTest, DescribesProcessesByTheirRanks) {
     REQUIRE(job->ranks_per_process() == 4);
     job->Finish(true);
   });
-  processes.ExpectAllWell();
 }
 
 TEST(JobTest, WhoAsksForSomethingElseIsNamed) {
-  Meeting meeting(4);
-  Processes processes(4, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(4, [&](int me, std::unique_ptr<Job> job) {
     std::string error = ErrorOf([&] { job->AllGather(me == 2 ? "weights" : "plans", "x"); });
     REQUIRE(error == Cat("the processes have come apart: ", job->Describe(0), " is at 'plans', ",
                          job->Describe(2), " at 'weights'; all must run the same program in the same order"),
@@ -77,7 +72,6 @@ TEST(JobTest, WhoAsksForSomethingElseIsNamed) {
     REQUIRE(job->AllGather("again", Cat(me)) == (std::vector<std::string>{"0", "1", "2", "3"}));
     job->Finish(true);
   });
-  processes.ExpectAllWell();
 }
 
 TEST(JobTest, FinishWaitsForAllAndLeavesNothing) {
@@ -207,14 +201,48 @@ TEST(JobTest, AProcessLostDuringFinishFailsTheOthers) {
 }
 
 TEST(JobTest, FinishingAfterAFailureThrowsIt) {
-  Meeting meeting(2);
-  Processes processes(2, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(2, [&](int me, std::unique_ptr<Job> job) {
     if (me == 1) job->Fail("the disk is full");
     WaitUntil([&] { return !job->failure().empty(); });
     std::string failure = job->failure();
     REQUIRE(ErrorOf([&] { job->Finish(me == 0); }) == (me == 0 ? failure : "no error"));
     job->Finish(true);  // it has finished
+  });
+}
+
+// What process 0 says, others that say the same need not, nor those that are told of it first.
+TEST(JobTest, AnErrorThatAllMakeIsToBePrintedOnce) {
+  Flags flags;
+  InJob(4, [&](int me, std::unique_ptr<Job> job) {
+    flags.Meet(0, 4);
+    if (me == 3) {
+      const std::string told = ErrorOf([&] { job->AllGather("plans", ""); });
+      const bool same = Has(told, ": no such file");  // else process 1 was the first to fail
+      REQUIRE(job->FinishWith(told) == !same, told);
+    } else {
+      REQUIRE(job->FinishWith(me == 1 ? "no such mesh" : "no such file") == (me != 2), Cat(me));
+    }
+  });
+}
+
+// Who hears of a failure that is not process 0's own prints it, process 0 or not.
+TEST(JobTest, AFailureIsEverybodysToPrint) {
+  Flags flags;
+  InJob(3, [&](int me, std::unique_ptr<Job> job) {
+    flags.Meet(0, 3);
+    if (me == 1) REQUIRE(job->FinishWith("the disk is full"));
+    if (me != 1) REQUIRE(job->FinishWith(ErrorOf([&] { job->AllGather("plans", ""); })));
+  });
+}
+
+// What the memory table says of it is what is taken.
+TEST(JobTest, StagingIsKnownBefore) {
+  Meeting meeting(2);
+  Processes processes(2, [&](int me, Line*) {
+    const int64_t before = GetHostMemoryStats().bytes;
+    std::unique_ptr<Job> job = meeting.Join(me);
+    REQUIRE(GetHostMemoryStats().bytes - before == StagingOfJob().process);
+    job->Finish(true);
   });
   processes.ExpectAllWell();
 }
@@ -222,10 +250,8 @@ TEST(JobTest, FinishingAfterAFailureThrowsIt) {
 // Failing together.
 
 TEST(JobTest, AFailureIsToldEverywhereInOrder) {
-  Meeting meeting(3);
   Flags flags;
-  Processes processes(3, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(3, [&](int me, std::unique_ptr<Job> job) {
     std::vector<std::string> told;
     int who = 0;
     std::atomic<bool> all_told{false};
@@ -262,14 +288,11 @@ TEST(JobTest, AFailureIsToldEverywhereInOrder) {
     job->Finish(false);
     REQUIRE(job->failure() == failure);
   });
-  processes.ExpectAllWell();
 }
 
 // What has been removed is not called any more, however the failure and the removal fall together.
 TEST(JobTest, RemovedCallbacksAreNotCalled) {
-  Meeting meeting(2);
-  Processes processes(2, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(2, [&](int me, std::unique_ptr<Job> job) {
     for (int i = 0; i < 300; ++i) {
       auto alive = std::make_unique<std::string>("here");
       job->AddAwaited(alive.get(), [at = alive.get()] {
@@ -286,7 +309,6 @@ TEST(JobTest, RemovedCallbacksAreNotCalled) {
     }
     WaitUntil([&] { return !job->failure().empty(); });
   });
-  processes.ExpectAllWell();
 }
 
 TEST(JobTest, AProgramThatDoesNotEndIsEnded) {
@@ -349,29 +371,23 @@ TEST(JobTest, AProgramThatHangsAfterFinishIsEndedSilently) {
 // Leaving early.
 
 TEST(JobTest, LeavingWithoutFinishIsAFailure) {
-  Meeting meeting(3);
   Flags flags;
-  Processes processes(3, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(3, [&](int me, std::unique_ptr<Job> job) {
     flags.Meet(0, 3);
     if (me == 1) return job.reset();
     std::string error = ErrorOf([&] { job->AllGather("plans", ""); });
     REQUIRE(Gives(error, job->Describe(1) + " has ended its program early"), error);
   });
-  processes.ExpectAllWell();
 }
 
 TEST(JobTest, ExitingAtOnceIsAFailure) {
-  Meeting meeting(3);
   Flags flags;
-  Processes processes(3, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(3, [&](int me, std::unique_ptr<Job> job) {
     flags.Meet(0, 3);
     if (me == 2) _exit(0);
     std::string error = ErrorOf([&] { job->AllGather("plans", ""); });
     REQUIRE(Gives(error, job->Describe(2) + ": its connection was closed"), error);
   });
-  processes.ExpectAllWell();
 }
 
 TEST(JobTest, FinishingWhileOthersExchangeIsAFailure) {
@@ -393,20 +409,15 @@ TEST(JobTest, FinishingWhileOthersExchangeIsAFailure) {
 
 // The exchange after which a process finishes is large, and still on its way when it says goodbye.
 TEST(JobTest, AGoodbyeDoesNotOvertakeAnExchange) {
-  Meeting meeting(4);
-  Processes processes(4, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(4, [&](int me, std::unique_ptr<Job> job) {
     for (int i = 0; i < 5; ++i)
       REQUIRE(job->AllGather("large", Pattern(me, 3 << 20))[3] == Pattern(3, 3 << 20));
     job->Finish(true);
   });
-  processes.ExpectAllWell();
 }
 
 TEST(JobTest, AwaitingAProcessThatHasFinishedIsAFailure) {
-  Meeting meeting(2);
-  Processes processes(2, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(2, [&](int me, std::unique_ptr<Job> job) {
     int who = 0;
     job->AddAwaited(&who, [&] { return me == 0 ? "all_reduce 'x' with " + job->Describe(1) : ""; });
     if (me == 1) {
@@ -421,14 +432,11 @@ TEST(JobTest, AwaitingAProcessThatHasFinishedIsAFailure) {
     }
     job->RemoveAwaited(&who);
   });
-  processes.ExpectAllWell();
 }
 
 // Two stages of a pipeline work on for one another when the third has ended.
 TEST(JobTest, OthersMayWorkOnWhenAProcessHasFinished) {
-  Meeting meeting(3);
-  Processes processes(3, [&](int me, Line*) {
-    std::unique_ptr<Job> job = meeting.Join(me);
+  InJob(3, [&](int me, std::unique_ptr<Job> job) {
     int who = 0;
     if (me != 2) {
       job->AddAwaited(&who, [&] { return "send 'x' with " + job->Describe(1 - me); });
@@ -438,7 +446,6 @@ TEST(JobTest, OthersMayWorkOnWhenAProcessHasFinished) {
     job->Finish(true);
     REQUIRE(job->failure().empty());
   });
-  processes.ExpectAllWell();
 }
 
 }  // namespace

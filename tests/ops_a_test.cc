@@ -14,6 +14,7 @@
 #include "ops/manifest.h"
 #include "ops/reference.h"
 #include "tests/eager.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
@@ -25,16 +26,6 @@ using oracle::Tape;
 using Numbers = std::vector<double>;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr uint64_t kSeed = 3;
-
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 #define EXPECT_MENTIONS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << (text)
 

@@ -12,6 +12,7 @@
 #include "ops/functional.h"
 #include "ops/manifest.h"
 #include "ops/schedule.h"
+#include "tests/error_of.h"
 #include "tests/oracle_gradient.h"
 
 namespace oneflow_like {
@@ -50,17 +51,6 @@ void ExpectNear(const Value& got, const Value& want, double tolerance, const std
     if (got.Get(i) == want.Get(i)) continue;  // infinities, too
     ASSERT_NEAR(got.Get(i), want.Get(i), tolerance) << what << " element " << i;
   }
-}
-
-// The message of the Error that `f` throws.
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::vector<Tensor> Inputs(Tape* tape, const std::vector<Value>& values) {

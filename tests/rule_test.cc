@@ -5,22 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
 
 using Given = std::map<std::string, int64_t>;
 using Texts = std::set<std::string>;
-
-template <typename F>
-std::string ErrorOf(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Case {
   std::string name, text;

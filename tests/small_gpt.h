@@ -39,7 +39,7 @@ class GptProgram {
       int a = mesh.FindAxis(name);
       axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
     }
-    model_ = std::make_unique<Model>(Mesh("cpu", axes), given.model_options);
+    model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), given.model_options);
     tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
     targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
   }
