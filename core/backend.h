@@ -46,7 +46,7 @@ class GroupMember {
 
 // Memory of a CUDA device beside arenas and variables, for each rank: the work space of its compute stream and what
 // libraries keep. Here, since it is also told where there is no device.
-constexpr int64_t kCudaBytesBesides = int64_t{96} << 20;
+constexpr int64_t kCudaBytesBesides = int64_t{192} << 20;
 
 class Backend {
  public:

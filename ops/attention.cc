@@ -181,10 +181,16 @@ Sample AttentionSample(const Dims& q, const Dims& k, bool causal, double dropout
 }
 
 std::vector<Sample> Samples(bool grad) {
-  return {AttentionSample({2, 5, 3, 4}, {2, 5, 3, 4}, true, 0, grad),
-          AttentionSample({3, 5, 2, 3}, {3, 7, 2, 3}, false, 0, grad),
-          AttentionSample({1, 3, 1, 2}, {1, 7, 1, 2}, true, 0.25, grad),
-          AttentionSample({0, 3, 2, 4}, {0, 3, 2, 4}, true, 0, grad)};
+  std::vector<Sample> samples = {AttentionSample({2, 5, 3, 4}, {2, 5, 3, 4}, true, 0, grad),
+                                 AttentionSample({3, 5, 2, 3}, {3, 7, 2, 3}, false, 0, grad),
+                                 AttentionSample({1, 3, 1, 2}, {1, 7, 1, 2}, true, 0.25, grad),
+                                 AttentionSample({0, 3, 2, 4}, {0, 3, 2, 4}, true, 0, grad)};
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    if (!grad) break;  // all of one type: tests try the others
+    samples.push_back(AttentionSample({2, 5, 3, 4}, {2, 5, 3, 4}, true, 0, grad));
+    samples.back().dtypes = {dtype, dtype, dtype, dtype, dtype, DType::kFloat32};
+  }
+  return samples;
 }
 
 }  // namespace
@@ -234,6 +240,8 @@ void AddAttention(Catalog* catalog) {
           [](const OpCall& call) {
             RequireInputs(call, 6);
             RequireFloating(call);
+            if (call.dtypes[5] != DType::kFloat32)
+              Fail(call.who, ": lse is ", Name(call.dtypes[5]), " but must be f32, as attention has it");
             CheckMasks(call, 1);
           },
       .category = "attention",

@@ -4,34 +4,13 @@
 #include <numbers>
 
 #include "core/random.h"
+#include "ops/inverse_normal.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {
 
-double InverseNormal(double u) {
-  constexpr double kTail = 0.02425;
-  constexpr double kA[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
-                           1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
-  constexpr double kB[] = {-5.447609879822406e+01, 1.615858368580409e+02,  -1.556989798598866e+02,
-                           6.680131188771972e+01,  -1.328068155288572e+01, 1};
-  constexpr double kC[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
-                           -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
-  constexpr double kD[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00,
-                           3.754408661907416e+00, 1};
-  auto polynomial = [](const auto& coefficients, double x) {
-    double value = 0;
-    for (double c : coefficients) value = value * x + c;
-    return value;
-  };
-  if (u > 1 - kTail) return -InverseNormal(1 - u);
-  if (u < kTail) {
-    double q = std::sqrt(-2 * std::log(u));
-    return polynomial(kC, q) / polynomial(kD, q);
-  }
-  double q = u - 0.5;
-  return q * polynomial(kA, q * q) / polynomial(kB, q * q);
-}
+double InverseNormal(double u) { return InverseNormalAt(u); }
 
 namespace {
 

@@ -75,6 +75,11 @@ void AddLossScaling(Catalog* catalog) {
       .check =
           [](const OpCall& call) {
             RequireInputs(call, 3);
+            for (int i : {0, 1}) {  // both are replaced in place
+              if (call.dtypes[i] == kFloat32) continue;
+              Fail(call.who, ": ", i == 0 ? "scale" : "finite_steps", " is ", Name(call.dtypes[i]),
+                   " but must be f32");
+            }
             if (call.dtypes[2] != kBool)
               Fail(call.who, ": finite is ", Name(call.dtypes[2]), " but must be bool");
           },

@@ -8,11 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define OFL_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define OFL_HOST_DEVICE inline __attribute__((always_inline))
-#endif
+#include "core/host_device.h"
 
 namespace oneflow_like::scalar {
 

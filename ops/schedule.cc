@@ -1,28 +1,28 @@
 // Learning-rate schedules.
 #include "ops/schedule.h"
 
-#include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "core/error.h"
 
 namespace oneflow_like {
 
-double ScheduleFactor(const Attrs& attrs, int64_t step) {
+ScheduleNumbers ReadSchedule(const Attrs& attrs) {
   const std::string kind = attrs.Str("schedule", "constant");
-  if (kind == "constant") return 1;
-  int64_t warmup = attrs.Int("warmup", 0);
-  if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
-  if (kind == "cosine") {
-    double fall = static_cast<double>(attrs.Int("total") - warmup), final = attrs.Float("final", 0);
-    double done = std::min(1.0, static_cast<double>(step - warmup) / fall);
-    return final + (1 - final) * 0.5 * (1 + std::cos(std::numbers::pi * done));
-  }
-  if (kind == "step")
-    return std::pow(attrs.Float("gamma", 0.1), static_cast<double>(step / attrs.Int("every")));
-  return 1;
+  ScheduleNumbers schedule;
+  schedule.kind = kind == "linear_warmup" ? ScheduleNumbers::Kind::kLinearWarmup
+                  : kind == "cosine"      ? ScheduleNumbers::Kind::kCosine
+                  : kind == "step"        ? ScheduleNumbers::Kind::kStep
+                                          : ScheduleNumbers::Kind::kConstant;
+  schedule.warmup = attrs.Int("warmup", 0);
+  schedule.total = attrs.Int("total", 0);
+  schedule.every = attrs.Int("every", 1);
+  schedule.last = attrs.Float("final", 0);
+  schedule.gamma = attrs.Float("gamma", 0.1);
+  return schedule;
 }
+
+double ScheduleFactor(const Attrs& attrs, int64_t step) { return FactorAt(ReadSchedule(attrs), step); }
 
 void CheckSchedule(const std::string& who, const Attrs& attrs) {
   const std::string kind = attrs.Str("schedule", "constant");

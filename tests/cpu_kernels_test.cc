@@ -1,7 +1,5 @@
-// Every fast CPU kernel against the reference kernel of its operator: the table's own samples, larger uneven
-// shapes, pieces that begin inside the whole tensor, empty extents; the scalar bodies against the C++
-// library; chains of elementwise operators fused and not fused. Draws come from one seed per trial, which a
-// failure prints.
+// Every fast CPU kernel against the reference kernel of its operator on the cases of kernel_cases.h; the
+// scalar bodies against the C++ library; programs of fused chains.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,8 +14,8 @@
 #include "ops/cpu/manifest.h"
 #include "ops/fused.h"
 #include "ops/op.h"
-#include "ops/reference.h"
 #include "ops/scalar.h"
+#include "tests/kernel_cases.h"
 
 namespace oneflow_like {
 namespace {
@@ -32,142 +30,22 @@ const KernelRegistry& Registry() {
   return *registry;
 }
 
-// A piece of a tensor with its memory.
-struct Operand {
-  TensorArg arg;
-  std::vector<char> memory;
-
-  Operand(DType dtype, const Dims& global) : Operand(dtype, global, Dims(global.rank(), 0), global) {}
-  Operand(DType dtype, const Dims& global, const Dims& begin, const Dims& extent) {
-    arg.dtype = dtype;
-    arg.global = global;
-    arg.begin = begin;
-    arg.extent = extent;
-    memory.assign(extent.elements() * SizeOf(dtype) + 1, '\x5a');
-  }
-  TensorArg Arg() {
-    arg.data = memory.data();
-    return arg;
-  }
-  double At(int64_t i) { return LoadFloat(Arg(), i); }
-  void Draw(std::mt19937_64* random, double low, double high, int64_t limit) {
-    std::uniform_real_distribution<double> real(low, high);
-    TensorArg to = Arg();
-    for (int64_t i = 0; i < to.elements(); ++i) {
-      if (IsFloating(to.dtype)) {
-        StoreFloat(to, i, real(*random));
-      } else {
-        StoreFloat(to, i, static_cast<double>((*random)() % static_cast<uint64_t>(limit)));
-      }
-    }
-  }
-};
-using Operands = std::vector<Operand>;
-
-Status RunKernel(const std::string& name, const std::string& kind, const Attrs& attrs, Operands* in,
-                 Operands* out, int64_t step = 3) {
-  KernelSpec spec;
-  spec.name = name;
-  spec.attrs = attrs;
-  for (Operand& o : *in) spec.in.push_back(o.Arg());
-  for (Operand& o : *out) spec.out.push_back(o.Arg());
-  KernelSpec without_data = spec;
-  for (TensorArg& arg : without_data.in) arg.data = nullptr;
-  for (TensorArg& arg : without_data.out) arg.data = nullptr;
-  std::unique_ptr<Kernel> kernel = Registry().Make(without_data, kind);
-  return kernel->Run({spec, spec.in, spec.out, nullptr, step, 0, 1, 77});
+// Repeated on other threads, but for products: how oneDNN cuts those depends on the threads.
+KernelCases& Cases() {
+  static auto* cases = new KernelCases({
+      [](const std::string& name) { return Registry().Has(name, "cpu"); },
+      [](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); },
+      [](const std::string& op, const std::function<void()>& run) {
+        int threads = ParallelThreads();
+        if (op != "matmul" && op != "einsum") SetParallelThreads(threads == 3 ? 2 : 3);
+        run();
+        SetParallelThreads(threads);
+      },
+  });
+  return *cases;
 }
 
-double Tolerance(DType dtype) {
-  if (dtype == DType::kBFloat16) return 1.0 / 128;
-  return dtype == DType::kFloat16 ? 1.0 / 512 : 1e-5;
-}
-
-// Element by element within the tolerance of the type, relative to the element and to the tensor's root mean
-// square.
-void ExpectClose(const std::string& what, Operand* got, Operand* want) {
-  int64_t n = want->arg.elements();
-  ASSERT_EQ(n, got->arg.elements()) << what;
-  double squares = 0, count = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    double v = want->At(i);
-    if (std::isfinite(v)) squares += v * v, ++count;
-  }
-  double rms = count > 0 ? std::sqrt(squares / count) : 0, tolerance = Tolerance(want->arg.dtype);
-  for (int64_t i = 0; i < n; ++i) {
-    double g = got->At(i), w = want->At(i);
-    if (g == w || (std::isnan(g) && std::isnan(w))) continue;
-    ASSERT_TRUE(std::isfinite(w)) << what << ", element " << i << ": " << g << " but the reference has " << w;
-    ASSERT_LE(std::abs(g - w), tolerance * (std::abs(w) + rms))
-        << what << ", element " << i << " of " << n << ": " << g << " but the reference has " << w;
-  }
-  EXPECT_EQ(got->memory.back(), '\x5a') << what << " wrote past its end";
-}
-
-// Runs both kernels on the same inputs and compares every output. A second run must repeat the first bit for
-// bit, on three threads too, but for products: how oneDNN cuts those depends on the threads.
-void Check(const std::string& what, const std::string& op, const Attrs& attrs, Operands in,
-           const Operands& out) {
-  Operands want = out, got = out;
-  Status reference = RunKernel(op, "reference", attrs, &in, &want);
-  Status fast = RunKernel(op, "cpu", attrs, &in, &got);
-  ASSERT_EQ(reference.message(), fast.message()) << what;
-  if (!reference.ok()) return;
-  for (size_t i = 0; i < out.size(); ++i) ExpectClose(Cat(what, " output ", i), &got[i], &want[i]);
-  Operands again = out;
-  int threads = ParallelThreads();
-  if (op != "matmul" && op != "einsum") SetParallelThreads(threads == 3 ? 2 : 3);
-  ASSERT_TRUE(RunKernel(op, "cpu", attrs, &in, &again).ok());
-  SetParallelThreads(threads);
-  for (size_t i = 0; i < out.size(); ++i)
-    EXPECT_EQ(got[i].memory, again[i].memory) << what << " is not repeatable";
-}
-
-struct Case {
-  std::string op;
-  std::vector<Dims> in;
-  Attrs attrs;
-  std::vector<DType> dtypes;
-  int64_t limit = 4;
-  double low = -2, high = 2;
-};
-
-Operands OutputsOf(const Case& c) {
-  const OpDef& def = BuiltinCatalog().Get(c.op);
-  OpCall call{c.op, c.op, c.in, c.dtypes, &c.attrs};
-  Inferred inferred = Infer(def, call);
-  Operands out;
-  for (size_t i = 0; i < inferred.rule.out.size(); ++i)
-    out.emplace_back(inferred.dtypes[i], inferred.rule.out[i].shape);
-  return out;
-}
-
-void CheckCase(Case c, uint64_t seed) {
-  if (c.dtypes.empty()) c.dtypes.assign(c.in.size(), DType::kFloat32);
-  std::string what = Cat(c.op, " ", c.attrs.str(), " seed ", seed);
-  for (const Dims& shape : c.in) what += " " + shape.str();
-  std::mt19937_64 random(seed);
-  Operands in;
-  for (size_t i = 0; i < c.in.size(); ++i) {
-    in.emplace_back(c.dtypes[i], c.in[i]);
-    in.back().Draw(&random, c.low, c.high, c.limit);
-  }
-  Check(what, c.op, c.attrs, std::move(in), OutputsOf(c));
-}
-
-TEST(CpuKernels, TableSamples) {
-  int checked = 0;
-  for (const std::string& name : BuiltinCatalog().names()) {
-    if (!Registry().Has(name, "cpu")) continue;
-    const OpDef& def = BuiltinCatalog().Get(name);
-    for (const Sample& s : def.samples) {
-      if (def.reference == nullptr) continue;
-      CheckCase({name, s.in, s.attrs, s.dtypes, s.limit, s.low, s.high}, 1 + checked);
-      ++checked;
-    }
-  }
-  EXPECT_GT(checked, 100);
-}
+TEST(CpuKernels, TableSamples) { Cases().TableSamples(); }
 
 TEST(CpuKernels, EveryFastKernelBelongsToAnOperator) {
   for (const char* name : {"matmul", "attention", "adamw", "fused", "sum_to", "gelu"}) {
@@ -176,276 +54,27 @@ TEST(CpuKernels, EveryFastKernelBelongsToAnOperator) {
   }
 }
 
-TEST(CpuKernels, Products) {
-  std::vector<Case> cases = {{"matmul", {{67, 129}, {129, 33}}},    {"matmul", {{3, 17, 31}, {31, 45}}},
-                             {"matmul", {{5, 1, 8, 9}, {3, 9, 7}}}, {"matmul", {{1, 1}, {1, 1}}},
-                             {"matmul", {{4, 0}, {0, 5}}},          {"matmul", {{0, 4}, {4, 5}}},
-                             {"matmul", {{1, 300}, {300, 1}}},      {"matmul", {{2, 3, 4, 5}, {2, 3, 5, 6}}},
-                             {"matmul", {{8, 9}, {3, 9, 7}}},       {"matmul", {{2, 1, 4, 5}, {1, 3, 5, 6}}}};
-  auto einsum = [&](const std::string& equation, Dims a, Dims b) {
-    cases.push_back({"einsum", {a, b}, {{"equation", equation}}});
-  };
-  einsum("bsw,whd->bshd", {3, 7, 20}, {20, 4, 5});
-  einsum("bshd,hdw->bsw", {3, 7, 4, 5}, {4, 5, 20});
-  einsum("bsw,bshd->whd", {3, 7, 20}, {3, 7, 4, 5});
-  einsum("bsw,kw->bsk", {3, 7, 20}, {33, 20});
-  einsum("mk,kn->nm", {9, 20}, {20, 13});
-  einsum("km,kn->mn", {40, 9}, {40, 13});
-  einsum("bshd,bthd->bhst", {2, 9, 3, 4}, {2, 11, 3, 4});
-  einsum("bhst,bthd->bshd", {2, 3, 9, 11}, {2, 11, 3, 4});
-  einsum("sdb,tdb->stb", {9, 16, 12}, {8, 16, 12});  // a batch label innermost: permuted
-  einsum("kab,kba->ab", {30, 5, 6}, {30, 6, 5});
-  einsum("amk,akn->man", {3, 8, 9}, {3, 9, 10});
-  einsum("mkl,kln->mn", {8, 3, 9}, {3, 9, 10});
-  einsum("mkl,lkn->mn", {8, 3, 9}, {9, 3, 10});  // the sum does not merge
-  einsum("jik,kn->ijn", {5, 6, 7}, {7, 9});      // neighbours in y that are none in a, or in b
-  einsum("mk,kji->mij", {8, 7}, {7, 5, 6});
-  einsum("i,j->ij", {7}, {9});
-  einsum("i,i->", {70}, {70});
-  einsum("bsw,whd->bshd", {0, 7, 20}, {20, 4, 5});
-  einsum("mk,kn->mn", {4, 0}, {0, 3});
-  uint64_t seed = 100;
-  for (const Case& c : cases) {
-    CheckCase(c, ++seed);
-    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      Case narrow = c;
-      narrow.dtypes = {dtype, dtype};
-      CheckCase(narrow, ++seed);
-    }
-  }
-}
+TEST(CpuKernels, Products) { Cases().Products(); }
 
-TEST(CpuKernels, LaterActsMayBeSmaller) {
-  std::mt19937_64 random(5);
-  KernelSpec spec;
-  spec.name = "matmul";
-  Operand a(DType::kFloat32, {8, 6, 10}), b(DType::kFloat32, {10, 7}), y(DType::kFloat32, {8, 6, 7});
-  spec.in = {a.Arg(), b.Arg()};
-  spec.out = {y.Arg()};
-  std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cpu");
-  for (int64_t rows : {3, 0, 2, 3}) {
-    Operands in = {Operand(DType::kFloat32, {8, 6, 10}, {2, 0, 0}, {rows, 6, 10}), b};
-    Operands got = {Operand(DType::kFloat32, {8, 6, 7}, {2, 0, 0}, {rows, 6, 7})}, want = got;
-    for (Operand& o : in) o.Draw(&random, -1, 1, 4);
-    KernelSpec act = spec;
-    act.in = {in[0].Arg(), in[1].Arg()};
-    act.out = {got[0].Arg()};
-    ASSERT_TRUE(kernel->Run({act, act.in, act.out}).ok());
-    ASSERT_TRUE(RunKernel("matmul", "reference", {}, &in, &want).ok());
-    ExpectClose(Cat("matmul of ", rows, " rows, seed 5"), &got[0], &want[0]);
-  }
-}
+TEST(CpuKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
 
-TEST(CpuKernels, ElementwiseShapes) {
-  const std::vector<std::vector<Dims>> pairs = {{{1000}, {1000}},
-                                                {{33, 700}, {700}},
-                                                {{33, 700}, {33, 1}},
-                                                {{5, 1, 7}, {6, 1}},
-                                                {{64, 384}, {384}},
-                                                {{2, 3, 4}, {}},
-                                                {{}, {}},
-                                                {{0, 5}, {5}},
-                                                {{1, 700}, {33, 1}},
-                                                {{9, 8, 7}, {9, 1, 7}},
-                                                {{3, 40000}, {3, 40000}},
-                                                {{1, 1, 3}, {2, 5, 1}}};
-  uint64_t seed = 1000;
-  for (const char* op :
-       {"add", "sub", "mul", "div", "maximum", "minimum", "less", "greater_equal", "equal"}) {
-    for (const auto& shapes : pairs) CheckCase({op, shapes, {}, {}, 4, 0.5, 3}, ++seed);
-  }
-  for (const char* op : {"add", "gelu_grad", "mul"}) {
-    CheckCase({op, {{33, 70}, {33, 70}}, {}, {DType::kBFloat16, DType::kBFloat16}}, ++seed);
-  }
-  for (const char* op :
-       {"gelu", "gelu_erf", "silu", "tanh", "sigmoid", "relu", "exp", "erf", "abs", "sign", "neg"}) {
-    for (Dims shape : {Dims{5, 4001}, Dims{1}, Dims{0}, Dims{513}})
-      CheckCase({op, {shape}, {}, {}, 4, -6, 6}, ++seed);
-  }
-  for (const char* op :
-       {"gelu_grad", "gelu_erf_grad", "silu_grad", "tanh_grad", "sigmoid_grad", "relu_grad"}) {
-    CheckCase({op, {{7, 999}, {7, 999}}, {}, {}, 4, -4, 4}, ++seed);
-  }
-  using enum DType;
-  CheckCase({"where", {{40, 1}, {40, 33}, {33}}, {}, {kBool, kFloat32, kFloat32}, 2}, ++seed);
-  CheckCase({"where", {{40}, {40}, {40}}, {}, {kBool, kBool, kBool}, 2}, ++seed);
-  CheckCase({"add", {{40, 3}, {3}}, {}, {kInt64, kInt64}, 100}, ++seed);
-  CheckCase({"scale", {{40, 3}}, {{"factor", 0.3}}, {}}, ++seed);
-  CheckCase({"add_n", {{70, 99}, {70, 99}, {70, 99}}, {}, {}}, ++seed);
-  for (DType from : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool}) {
-    for (DType to : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool}) {
-      CheckCase({"cast", {{9, 31}}, {{"dtype", std::string(Name(to))}}, {from}, from == kBool ? 2 : 9},
-                ++seed);
-    }
-  }
-}
+TEST(CpuKernels, ElementwiseShapes) { Cases().ElementwiseShapes(); }
 
-TEST(CpuKernels, ReductionsAndShapes) {
-  uint64_t seed = 2000;
-  for (const char* op : {"sum", "mean", "max", "min"}) {
-    for (std::vector<int64_t> axes : {std::vector<int64_t>{0}, {1}, {2}, {0, 2}, {0, 1}, {1, 2}, {0, 1, 2}}) {
-      for (Dims shape :
-           {Dims{7, 5, 300}, Dims{130, 3, 1}, Dims{1, 200, 65}, Dims{3, 0, 4}, Dims{300, 7, 70}}) {
-        CheckCase({op, {shape}, {{"axes", axes}, {"keep", seed % 2 ? 1 : 0}}}, ++seed);
-      }
-    }
-  }
-  for (Dims shape : {Dims{70000}, Dims{3, 5}, Dims{0}, Dims{300, 1001}})
-    CheckCase({"square_sum", {shape}}, ++seed);
-  auto to = [](std::vector<int64_t> shape) { return Attrs{{"shape", std::move(shape)}}; };
-  CheckCase({"sum_to", {{20, 30, 70}}, to({70})}, ++seed);
-  CheckCase({"sum_to", {{20, 30, 70}}, to({30, 1})}, ++seed);
-  CheckCase({"sum_to", {{20, 30, 70}}, to({20, 1, 70})}, ++seed);
-  CheckCase({"broadcast_to", {{30, 1}}, to({20, 30, 70})}, ++seed);
-  CheckCase({"broadcast_to", {{20, 1, 70}}, to({20, 30, 70})}, ++seed);
-  for (std::vector<int64_t> order :
-       {std::vector<int64_t>{0, 2, 1, 3}, {3, 2, 1, 0}, {1, 0, 3, 2}, {0, 1, 3, 2}}) {
-    for (DType dtype : {DType::kFloat32, DType::kBool, DType::kInt64, DType::kBFloat16}) {
-      CheckCase({"transpose", {{5, 17, 3, 33}}, {{"order", order}}, {dtype}, 2}, ++seed);
-    }
-  }
-  Attrs part = {{"axis", int64_t{1}}, {"begin", int64_t{3}}, {"end", int64_t{20}}};
-  CheckCase({"slice", {{7, 33, 5}}, part}, ++seed);
-  CheckCase({"pad", {{7, 33, 5}}, {{"axis", int64_t{1}}, {"before", int64_t{2}}, {"after", int64_t{0}}}},
-            ++seed);
-  CheckCase({"concat", {{7, 3, 5}, {7, 0, 5}, {7, 9, 5}}, {{"axis", int64_t{1}}}}, ++seed);
-}
+TEST(CpuKernels, ReductionsAndShapes) { Cases().ReductionsAndShapes(); }
 
-TEST(CpuKernels, RowsOperators) {
-  uint64_t seed = 3000;
-  for (Dims shape : {Dims{33, 700}, Dims{3, 5, 17}, Dims{1, 1}, Dims{0, 5}, Dims{2, 5003}}) {
-    for (const char* op : {"softmax", "log_softmax"}) CheckCase({op, {shape}, {}, {}, 4, -20, 20}, ++seed);
-    for (const char* op : {"softmax_grad", "log_softmax_grad"}) CheckCase({op, {shape, shape}}, ++seed);
-    Dims rows(shape.begin(), shape.end() - 1), width = {shape.back()};
-    const Attrs eps = {{"eps", 1e-5}};
-    CheckCase({"layer_norm", {shape, width, width}, eps, {}, 4, 3, 5}, ++seed);
-    CheckCase({"rms_norm", {shape, width}, eps}, ++seed);
-    CheckCase({"layer_norm_grad", {shape, shape, width, rows, rows}}, ++seed);
-    CheckCase({"rms_norm_grad", {shape, shape, width, rows}}, ++seed);
-    using enum DType;
-    CheckCase({"cross_entropy", {shape, rows}, {}, {kFloat32, kInt64}, shape.back(), -30, 30}, ++seed);
-    CheckCase({"cross_entropy", {shape, rows}, {}, {kFloat32, kInt32}, shape.back(), -1, 1}, ++seed);
-    CheckCase({"cross_entropy_grad",
-               {shape, rows, rows, rows},
-               {},
-               {kFloat32, kInt64, kFloat32, kFloat32},
-               shape.back()},
-              ++seed);
-    CheckCase({"cross_entropy", {shape, rows}, {}, {kFloat32, kInt64}, 3 * shape.back()},
-              ++seed);  // may fail alike
-  }
-  CheckCase({"layer_norm_grad", {{1000, 40}, {1000, 40}, {40}, {1000}, {1000}}}, ++seed);
-}
+TEST(CpuKernels, RowsOperators) { Cases().RowsOperators(); }
 
 TEST(CpuKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
-  using enum DType;
-  std::mt19937_64 random(9);
-  Operand logits(kFloat32, {6, 20}, {0, 8}, {6, 7}), target(kInt64, {6}), lse(kFloat32, {6}),
-      dloss(kFloat32, {6});
-  for (Operand* o : {&logits, &target, &lse, &dloss}) o->Draw(&random, 1, 2, 20);
-  int64_t targets[] = {-1, 8, 14, 15, 0, 11};
-  std::memcpy(target.memory.data(), targets, sizeof(targets));
-  Check("cross_entropy_grad of classes 8 to 15", "cross_entropy_grad", {}, {logits, target, lse, dloss},
-        {Operand(kFloat32, {6, 20}, {0, 8}, {6, 7})});
-  Operand whole(kFloat32, {6, 20});
-  whole.Draw(&random, -1, 1, 4);
-  Check("cross_entropy with an ignored target", "cross_entropy", {}, {whole, target},
-        {Operand(kFloat32, {6}), Operand(kFloat32, {6})});
+  Cases().CrossEntropyIgnoresNegativeTargetsAndCutClasses();
 }
 
-TEST(CpuKernels, EmbeddingRowsAndColumns) {
-  using enum DType;
-  for (DType type : {kInt32, kInt64}) {
-    for (int64_t limit : {23, 40}) {  // 40: some id is outside the table, and both kernels say so
-      std::mt19937_64 random(11);
-      Operand table(kFloat32, {23, 36}, {5, 16}, {9, 20}), ids(type, {7, 6});
-      table.Draw(&random, -1, 1, 4);
-      ids.Draw(&random, 0, 0, limit);
-      Operand y(kFloat32, {7, 6, 36}, {0, 0, 16}, {7, 6, 20});
-      Check("embedding", "embedding", {}, {table, ids}, {y});
-      y.Draw(&random, -1, 1, 4);
-      Check("embedding_grad", "embedding_grad", {{"rows", int64_t{23}}}, {ids, y}, {table});
-    }
-  }
-}
+TEST(CpuKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
 
-// Attention on pieces: `s` queries from `begin` on of `queries`, batch and head 1 of 3.
-struct AttentionShape {
-  int64_t queries, begin, s, keys, width;
-  bool causal;
-  double dropout;
-};
+TEST(CpuKernels, Attention) { Cases().Attention(); }
 
-TEST(CpuKernels, Attention) {
-  const AttentionShape shapes[] = {
-      {70, 0, 70, 70, 64, true, 0},      {70, 0, 70, 70, 64, true, 0.2}, {130, 0, 130, 130, 16, false, 0},
-      {5, 0, 5, 200, 20, true, 0},       {200, 0, 200, 5, 8, true, 0},   {1, 0, 1, 1, 3, true, 0},
-      {100, 30, 45, 100, 32, true, 0.3}, {64, 0, 64, 128, 80, true, 0},  {64, 0, 64, 0, 8, false, 0},
-      {300, 64, 190, 300, 40, true, 0},  {10, 0, 0, 10, 8, true, 0},     {65, 0, 65, 66, 256, false, 0.5}};
-  uint64_t seed = 4000;
-  for (const AttentionShape& a : shapes) {
-    std::mt19937_64 random(++seed);
-    std::string what = Cat("attention of ", a.s, " queries from ", a.begin, " and ", a.keys, " keys, width ",
-                           a.width, ", causal ", a.causal, ", dropout ", a.dropout, ", seed ", seed);
-    auto piece = [&](int64_t whole, int64_t begin, int64_t extent) {
-      return Operand(DType::kFloat32, {3, whole, 5, a.width}, {1, begin, 1, 0}, {2, extent, 3, a.width});
-    };
-    Operand q = piece(a.queries, a.begin, a.s), k = piece(a.keys, 0, a.keys), v = k, dy = q, o = q, dq = q,
-            dk = k;
-    Operand lse(DType::kFloat32, {3, 5, a.queries}, {1, 1, a.begin}, {2, 3, a.s});
-    for (Operand* x : {&q, &k, &v, &dy}) x->Draw(&random, -2, 2, 4);
-    Attrs attrs = {
-        {"causal", int64_t{a.causal}}, {"dropout", a.dropout}, {"scale", 0.0}, {"key", int64_t{17}}};
-    Check(what, "attention", attrs, {q, k, v}, {o, lse});
-    Operands in = {q, k, v}, out = {o, lse};
-    ASSERT_TRUE(RunKernel("attention", "reference", attrs, &in, &out).ok());
-    Check("gradient of " + what, "attention_grad", attrs, {dy, q, k, v, out[0], out[1]}, {dq, dk, dk});
-  }
-}
+TEST(CpuKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 
-TEST(CpuKernels, UpdatesInPlaceAndApart) {
-  const Attrs attrs = {{"lr", 0.01},  {"beta1", 0.9},        {"beta2", 0.99},
-                       {"eps", 1e-8}, {"weight_decay", 0.1}, {"momentum", 0.9}};
-  uint64_t seed = 5000;
-  for (const char* op : {"adam", "adamw", "sgd"}) {
-    size_t state = std::string(op) == "sgd" ? 1 : 2;
-    for (bool factor : {false, true}) {
-      Case c{op, std::vector<Dims>(2 + state, Dims{7, 3001}), attrs, {}, 4, 0.1, 2};
-      if (factor) c.in.push_back({});
-      CheckCase(c, ++seed);
-      std::mt19937_64 random(++seed);
-      Operands in, apart;
-      for (const Dims& shape : c.in) {
-        in.emplace_back(DType::kFloat32, shape);
-        in.back().Draw(&random, 0.1, 2, 4);
-      }
-      for (size_t i = 0; i <= state; ++i) apart.emplace_back(DType::kFloat32, c.in[0]);
-      ASSERT_TRUE(RunKernel(op, "cpu", attrs, &in, &apart).ok());
-      KernelSpec spec;
-      spec.name = op;
-      spec.attrs = attrs;
-      for (Operand& o : in) spec.in.push_back(o.Arg());
-      spec.out = {spec.in[0]};
-      for (size_t i = 0; i < state; ++i) spec.out.push_back(spec.in[2 + i]);
-      ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out, nullptr, 3, 0, 1, 77}).ok());
-      EXPECT_EQ(in[0].memory, apart[0].memory) << op << " in place, seed " << seed;
-      EXPECT_EQ(in[2].memory, apart[1].memory) << op << " in place, seed " << seed;
-    }
-  }
-}
-
-TEST(CpuKernels, DropoutByGlobalPosition) {
-  std::mt19937_64 random(21);
-  const Attrs attrs = {{"p", 0.3}, {"key", int64_t{5}}};
-  for (Dims extent : {Dims{3, 4, 10}, Dims{2, 7, 10}, Dims{3, 5, 6}, Dims{1, 1, 1}}) {
-    Operand x(DType::kFloat32, {5, 11, 13}, {2, 3, 3}, extent);
-    x.Draw(&random, 1, 2, 4);
-    Check("dropout of " + extent.str() + ", seed 21", "dropout", attrs, {x}, {x});
-  }
-  Operand flat(DType::kFloat32, {5, 11, 13}, {2, 0, 0}, {3, 11, 13});  // whole rows: long runs
-  flat.Draw(&random, 1, 2, 4);
-  Check("dropout of whole rows, seed 21", "dropout", attrs, {flat}, {flat});
-}
+TEST(CpuKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 
 // --- Fused chains
 // ------------------------------------------------------------------------------------------------------
@@ -461,50 +90,10 @@ TEST(Fused, ProgramsReadBack) {
   EXPECT_THROW(ParseFused("matmul 0 1", 2), Error);
 }
 
-TEST(Fused, SameAsReference) {
-  using enum DType;
-  const std::string programs[] = {
-      "add 0 1;gelu 3;mul 4 0",
-      "exp 0;tanh 3;mul 4 4;neg 1;sub 5 6;add 7 1",
-      "add 0 1;dropout 3 key=7 p=0.25;add 4 2",
-      "less 0 2;where 3 1 2;square 4",
-      "scale 0 factor=0.5;shift 3 offset=-1.5;add_n 3 4 1 2;cast 5 dtype=\"bool\";where 6 0 1",
-      "gelu_grad 0 1;sub 3 0;exp 4;greater_equal 4 1;cast 6 dtype=\"f32\";mul 7 5"};
-  uint64_t seed = 6000;
-  for (const std::string& program : programs) {
-    for (int64_t rows : {0, 1, 7, 40}) {
-      std::mt19937_64 random(++seed);
-      Operand x(kFloat32, {50, 6, 33}, {3, 2, 0}, {rows, 3, 33}), row(kFloat32, {33}),
-          column(kFloat32, {6, 1}, {2, 0}, {3, 1});
-      for (Operand* o : {&x, &row, &column}) o->Draw(&random, -1, 1, 4);
-      int64_t last = 3 + static_cast<int64_t>(std::count(program.begin(), program.end(), ';'));
-      std::vector<FusedStep> steps = ParseFused(program, 3);
-      std::vector<DType> types = FusedTypes(steps, {kFloat32, kFloat32, kFloat32});
-      Attrs attrs = {{"program", program}, {"outputs", std::vector<int64_t>{last, 3, 3}}};
-      Operands out;
-      for (int64_t id : {last, int64_t{3}, int64_t{3}})
-        out.emplace_back(types[id], x.arg.global, x.arg.begin, x.arg.extent);
-      Check(Cat("fused \"", program, "\" on ", rows, " rows, seed ", seed), "fused", attrs, {x, row, column},
-            out);
-    }
-  }
-}
+TEST(Fused, SameAsReference) { Cases().FusedChains(); }
 
 // A chain so long that blocks shrink: every term lives until the end.
-TEST(Fused, ManyLiveValues) {
-  std::vector<FusedStep> steps;
-  FusedStep sum{"add_n", {}, {}};
-  for (int i = 0; i < 70; ++i) {
-    steps.push_back({"shift", {i}, {{"offset", 0.25}}});
-    sum.args.push_back(i + 1);
-  }
-  steps.push_back(sum);
-  std::mt19937_64 random(31);
-  Operand x(DType::kFloat32, {3000});
-  x.Draw(&random, -1, 1, 4);
-  Attrs attrs = {{"program", FusedProgram(steps)}, {"outputs", std::vector<int64_t>{71}}};
-  Check("fused chain of 71 steps, seed 31", "fused", attrs, {x}, {x});
-}
+TEST(Fused, ManyLiveValues) { Cases().ManyLiveValues(); }
 
 // --- Scalar bodies
 // -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,57 @@
+// How a product of two labelled operands is done: which labels are rows, columns, summed and batches, which
+// of them run on in memory and so are one, and whether the library takes the operands as they lie. Host
+// arithmetic only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ops/cuda/gemm.h"
+#include "ops/cuda/strided.h"
+
+namespace oneflow_like::cuda {
+
+// Where a label's axis stands in each operand; -1: nowhere.
+struct LabelAxes {
+  int a = -1, b = -1, y = -1;
+};
+
+// Of matmul, by the global extents of its operands; of an einsum by its equation.
+std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y);
+std::vector<LabelAxes> EinsumLabels(const std::string& equation);
+
+// What must be copied before or after: `walk.first` is the place in the packed operand.
+struct Packing {
+  bool needed = false;
+  StridedWalk walk;
+  int64_t elements = 0;
+  DType dtype = DType::kFloat32;  // of the packed operand
+};
+
+struct ContractionPlan {
+  enum Kind {
+    kZero,     // nothing to sum: y is zero
+    kDirect,   // `gemm` at each of `outer`
+    kPacked,   // the same on packed copies of some operands
+    kGeneral,  // a thread for each element
+  };
+  Kind kind = kZero;
+  GemmDescriptor gemm;
+  struct Place {
+    int64_t a, b, y;  // elements
+  };
+  std::vector<Place> outer;
+  Packing a, b, y;
+  StridedWalk kept, summed;  // kGeneral: strides in a and in b
+};
+
+struct ContractionTypes {
+  DType in, out;
+  bool tf32 = false;
+};
+
+// For pieces of these extents. Packed copies take at most `packed_bytes`.
+ContractionPlan PlanContraction(const std::vector<LabelAxes>& labels, const Dims& a, const Dims& b,
+                                const ContractionTypes& types, int64_t packed_bytes);
+
+}  // namespace oneflow_like::cuda

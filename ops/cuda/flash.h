@@ -1,0 +1,57 @@
+// Attention in 16-bit types by a library's fused kernels (cuDNN: flash_cudnn.cc; flash_absent.cc where it is
+// missing at build time; loops in tests/cuda_emulator). Operands lie as the operator has them, q[b s h d], so
+// nothing is copied.
+#pragma once
+
+#include <memory>
+
+#include "ops/cuda/kernel.h"
+
+namespace oneflow_like::cuda {
+
+struct FlashShape {
+  int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;
+  DType dtype = DType::kBFloat16;
+  bool backward = false;
+  bool causal = false;
+  int64_t shift = 0;  // causal: query s sees keys up to s + shift
+  float scale = 1;
+
+  bool operator==(const FlashShape& other) const = default;
+};
+
+struct FlashOperands {
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  void* o = nullptr;     // written forward, read backward
+  float* lse = nullptr;  // [b h s]: the same
+  const void* dout = nullptr;
+  void *dq = nullptr, *dk = nullptr, *dv = nullptr;
+};
+
+class Flash {
+ public:
+  virtual ~Flash() = default;
+  // Whether there is a deterministic kernel for the shape on the current device, within the work space. Plans
+  // are made here at the first call for a shape, and kept; not to be called first while a stream records.
+  virtual bool Takes(const FlashShape& shape, const LaunchContext& launch) = 0;
+  // Enqueues. REQUIRES: Takes(shape, launch).
+  virtual Status Launch(const FlashShape& shape, const FlashOperands& operands,
+                        const LaunchContext& launch) = 0;
+};
+
+// nullptr where there is no such library.
+std::unique_ptr<Flash> MakeFlash();
+
+// What any of these libraries could take, so that others need not be asked.
+inline bool MayFlash(const FlashShape& s) {
+  bool narrow = s.dtype == DType::kBFloat16 || s.dtype == DType::kFloat16;
+  bool full = !s.causal || s.shift == 0 || s.shift == s.keys - s.queries;
+  return narrow && full && s.shift >= 0 && s.width > 0 && s.width % 8 == 0 && s.width <= 256 && s.batch > 0 &&
+         s.heads > 0 && s.queries > 0 && s.keys > 0;
+}
+
+// Whether attention asks the library at all; on unless switched off, for comparisons. Kernels ask when made.
+void SetFlash(bool allowed);
+bool FlashAllowed();
+
+}  // namespace oneflow_like::cuda

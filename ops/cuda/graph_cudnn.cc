@@ -1,0 +1,156 @@
+// The backend API of cuDNN: descriptors with attributes, finalized one after another.
+#if defined(OFL_HAVE_CUDNN)
+
+#include "ops/cuda/graph_cudnn.h"
+
+#include <algorithm>
+
+namespace oneflow_like::cuda {
+
+CudnnTensor CudnnGraph::Make(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
+                             bool inside, bool by_value) {
+  auto d = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  int64_t alignment = by_value ? 4 : 16;
+  d->Set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type)
+      .Set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, extent.data())
+      .Set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.data())
+      .Set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id)
+      .Set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment)
+      .Set(CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &inside)
+      .Set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value)
+      .Finalize();
+  ok_ = ok_ && d->ok();
+  kept_.push_back(d);
+  return {id, extent, d};
+}
+
+CudnnTensor CudnnGraph::Tensor(int64_t id, cudnnDataType_t type, const Extents& extent,
+                               const Extents& strides) {
+  return Make(id, type, extent, strides, false, false);
+}
+CudnnTensor CudnnGraph::Inside(cudnnDataType_t type, const Extents& extent, const Extents& strides) {
+  return Make(next_++, type, extent, strides, true, false);
+}
+CudnnTensor CudnnGraph::Number(int64_t id, cudnnDataType_t type) {
+  return Make(id, type, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
+}
+
+void CudnnGraph::Keep(const CudnnPtr& operation) {
+  operation->Finalize();
+  ok_ = ok_ && operation->ok();
+  kept_.push_back(operation);
+  operations_.push_back(operation->raw());
+}
+
+void CudnnGraph::Matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& y) {
+  auto how = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+  cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  how->Set(CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type).Finalize();
+  kept_.push_back(how);
+  auto operation = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+  operation->Set(CUDNN_ATTR_OPERATION_MATMUL_ADESC, *a.descriptor)
+      .Set(CUDNN_ATTR_OPERATION_MATMUL_BDESC, *b.descriptor)
+      .Set(CUDNN_ATTR_OPERATION_MATMUL_CDESC, *y.descriptor)
+      .Set(CUDNN_ATTR_OPERATION_MATMUL_DESC, *how);
+  Keep(operation);
+}
+
+void CudnnGraph::Pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t type, const CudnnTensor& x,
+                           const CudnnTensor* b, const CudnnTensor* t, const CudnnTensor& y, int64_t axis) {
+  auto how = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  how->Set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode)
+      .Set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  if (axis >= 0) how->Set(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+  how->Finalize();
+  kept_.push_back(how);
+  auto operation = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  operation->Set(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, *how)
+      .Set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, *x.descriptor)
+      .Set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, *y.descriptor);
+  if (b) operation->Set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, *b->descriptor);
+  if (t) operation->Set(CUDNN_ATTR_OPERATION_POINTWISE_TDESC, *t->descriptor);
+  Keep(operation);
+}
+
+CudnnTensor CudnnGraph::Pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor* b,
+                                  const CudnnTensor* t) {
+  CudnnTensor y = Inside(CUDNN_DATA_FLOAT, x.extent);
+  Pointwise(mode, CUDNN_DATA_FLOAT, x, b, t, y);
+  return y;
+}
+
+CudnnTensor CudnnGraph::Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x) {
+  CudnnTensor y = Inside(CUDNN_DATA_FLOAT, {x.extent[0], x.extent[1], x.extent[2], 1});
+  auto how = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+  cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  how->Set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode)
+      .Set(CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type)
+      .Finalize();
+  kept_.push_back(how);
+  auto operation = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+  operation->Set(CUDNN_ATTR_OPERATION_REDUCTION_DESC, *how)
+      .Set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, *x.descriptor)
+      .Set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, *y.descriptor);
+  Keep(operation);
+  return y;
+}
+
+void CudnnGraph::Reshape(const CudnnTensor& x, const CudnnTensor& y) {
+  auto operation = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+  operation->Set(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, *x.descriptor)
+      .Set(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, *y.descriptor);
+  Keep(operation);
+}
+
+namespace {
+
+// The engines advised for the graph, best first.
+std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, cudnnBackendHeurMode_t mode) {
+  CudnnDescriptor advice(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+  advice.Set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
+      .Set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  if (!advice.Finalize().ok()) return {};
+  constexpr int64_t kMost = 8;
+  std::vector<CudnnPtr> configs;
+  std::vector<cudnnBackendDescriptor_t> raw;
+  for (int64_t i = 0; i < kMost; ++i) {
+    configs.push_back(std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
+    raw.push_back(configs.back()->raw());
+  }
+  int64_t found = 0;
+  cudnnStatus_t status = cudnnBackendGetAttribute(advice.raw(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, kMost, &found, raw.data());
+  configs.resize(status == CUDNN_STATUS_SUCCESS ? static_cast<size_t>(std::min(found, kMost)) : 0);
+  return configs;
+}
+
+}  // namespace
+
+CudnnPtr CudnnGraph::Plan(cudnnHandle_t handle) {
+  if (!ok_) return nullptr;
+  CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  graph.Set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+  graph.Set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+            static_cast<int64_t>(operations_.size()), operations_.data());
+  if (!graph.Finalize().ok()) return nullptr;
+  for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+    for (const CudnnPtr& config : Advised(graph, mode)) {
+      auto plan = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+      plan->Set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+      plan->Set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, *config);
+      if (plan->Finalize().ok()) return plan;
+    }
+  }
+  return nullptr;
+}
+
+int64_t WorkspaceOf(const CudnnDescriptor& plan) {
+  int64_t bytes = 0, count = 0;
+  cudnnStatus_t status = cudnnBackendGetAttribute(plan.raw(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                                  CUDNN_TYPE_INT64, 1, &count, &bytes);
+  return status == CUDNN_STATUS_SUCCESS ? bytes : INT64_MAX / 2;
+}
+
+}  // namespace oneflow_like::cuda
+
+#endif

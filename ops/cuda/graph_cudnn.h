@@ -1,0 +1,94 @@
+// cuDNN's descriptors, as little of them as attention needs: an operation graph is built tensor by tensor,
+// and becomes an execution plan. Only where cuDNN is.
+#pragma once
+
+#include <cudnn.h>
+
+#include <array>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+
+namespace oneflow_like::cuda {
+
+using Extents = std::array<int64_t, 4>;
+inline Extents Packed(const Extents& e) { return {e[1] * e[2] * e[3], e[2] * e[3], e[3], 1}; }
+
+// Owns one descriptor. The first thing that goes wrong is kept; what follows does nothing.
+class CudnnDescriptor {
+ public:
+  explicit CudnnDescriptor(cudnnBackendDescriptorType_t type) {
+    status_ = cudnnBackendCreateDescriptor(type, &raw_);
+  }
+  CudnnDescriptor(const CudnnDescriptor&) = delete;
+  ~CudnnDescriptor() {
+    if (raw_) cudnnBackendDestroyDescriptor(raw_);
+  }
+  CudnnDescriptor& Set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+                       const void* values) {
+    if (status_ == CUDNN_STATUS_SUCCESS) status_ = cudnnBackendSetAttribute(raw_, name, type, count, values);
+    return *this;
+  }
+  CudnnDescriptor& Set(cudnnBackendAttributeName_t name, const CudnnDescriptor& value) {
+    return Set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value.raw_);
+  }
+  CudnnDescriptor& Finalize() {
+    if (status_ == CUDNN_STATUS_SUCCESS) status_ = cudnnBackendFinalize(raw_);
+    return *this;
+  }
+  bool ok() const { return status_ == CUDNN_STATUS_SUCCESS; }
+  cudnnStatus_t status() const { return status_; }
+  cudnnBackendDescriptor_t raw() const { return raw_; }
+
+ private:
+  cudnnBackendDescriptor_t raw_ = nullptr;
+  cudnnStatus_t status_;
+};
+using CudnnPtr = std::shared_ptr<CudnnDescriptor>;
+
+struct CudnnTensor {
+  int64_t id = 0;
+  Extents extent = {};
+  CudnnPtr descriptor;
+};
+
+// A graph under construction. Tensors given an id are the caller's memory; others exist only inside.
+class CudnnGraph {
+ public:
+  CudnnTensor Tensor(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides);
+  CudnnTensor Inside(cudnnDataType_t type, const Extents& extent, const Extents& strides);
+  CudnnTensor Inside(cudnnDataType_t type, const Extents& extent) {
+    return Inside(type, extent, Packed(extent));
+  }
+  CudnnTensor Number(int64_t id, cudnnDataType_t type);  // one element, in host memory
+
+  void Matmul(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& y);
+  // y = mode(x, b, t); `type` is computed in. The axis is GEN_INDEX's.
+  void Pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t type, const CudnnTensor& x, const CudnnTensor* b,
+                 const CudnnTensor* t, const CudnnTensor& y, int64_t axis = -1);
+  // The same in fp32 into a tensor inside, of x's extents.
+  CudnnTensor Pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor* b = nullptr,
+                        const CudnnTensor* t = nullptr);
+  CudnnTensor Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x);  // along the last axis, in fp32
+  void Reshape(const CudnnTensor& x, const CudnnTensor& y);
+
+  // nullptr where cuDNN has no engine for the graph.
+  CudnnPtr Plan(cudnnHandle_t handle);
+
+ private:
+  CudnnTensor Make(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
+                   bool inside, bool by_value);
+  void Keep(const CudnnPtr& operation);
+
+  int64_t next_ = 1000;
+  bool ok_ = true;
+  std::vector<CudnnPtr> kept_;
+  std::vector<cudnnBackendDescriptor_t> operations_;
+};
+
+int64_t WorkspaceOf(const CudnnDescriptor& plan);
+
+}  // namespace oneflow_like::cuda

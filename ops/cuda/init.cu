@@ -1,0 +1,89 @@
+// Tensors from nothing on a device: full, and the random initialisers, which draw what the reference draws
+// (ops/constant.cc): in double, since they run once.
+#include <cmath>
+
+#include "core/random.h"
+#include "ops/cuda/kernel.h"
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/launch.h"
+#include "ops/cuda/move.h"
+#include "ops/cuda/walk.h"
+#include "ops/inverse_normal.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+enum class Law : int32_t { kUniform, kNormal };
+
+// An element whose draw is u has the value offset + scale * f(first + length * u), f the identity or the
+// inverse of the normal distribution function.
+struct DrawParams {
+  Law law;
+  double offset, scale, first, length;
+  uint64_t key;
+  int64_t count, begin;  // begin: global index of the piece's first element
+  Extents extents;
+  Strides global;
+  float* y;
+};
+
+OFL_KERNEL void DrawElements(DrawParams p) {
+  int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < p.count; i += step) {
+    int64_t index = p.begin + OffsetAt(PlaceOf(p.extents, i), p.extents, p.global);
+    double u = (RandomBits(p.key, 0, static_cast<uint64_t>(index)) + 0.5) / 4294967296.0;
+    u = p.first + p.length * u;
+    p.y[i] = static_cast<float>(p.offset + p.scale * (p.law == Law::kNormal ? InverseNormalAt(u) : u));
+  }
+}
+
+void LaunchDraw(DrawParams p, const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg& y = context.out[0];
+  p.count = y.elements();
+  if (p.count == 0) return;
+  p.key = RandomKey(context.seed, static_cast<uint64_t>(context.spec.attrs.Int("key")));
+  for (int axis = 0; axis < y.global.rank(); ++axis) p.begin = p.begin * y.global[axis] + y.begin[axis];
+  p.extents = ExtentsOf(y.extent);
+  p.global = StridesOf(y.global);
+  MergeAxes(&p.extents, &p.global, 1);
+  p.y = y.as<float>();
+  Launch(DrawElements, Grid{BlocksFor(p.count, 256, launch.multiprocessors), 1, 256, 0}, launch.stream, p);
+}
+
+Status Uniform(const KernelContext& context, const LaunchContext& launch) {
+  double low = context.spec.attrs.Float("low"), high = context.spec.attrs.Float("high");
+  LaunchDraw({Law::kUniform, low, high - low, 0, 1, 0, 0, 0, {}, {}, nullptr}, context, launch);
+  return Status();
+}
+
+Status NormalBetween(const KernelContext& context, const LaunchContext& launch, double below) {
+  double mean = context.spec.attrs.Float("mean"), stddev = context.spec.attrs.Float("stddev");
+  LaunchDraw({Law::kNormal, mean, stddev, below, 1 - 2 * below, 0, 0, 0, {}, {}, nullptr}, context, launch);
+  return Status();
+}
+Status Normal(const KernelContext& context, const LaunchContext& launch) {
+  return NormalBetween(context, launch, 0);
+}
+Status TruncatedNormal(const KernelContext& context, const LaunchContext& launch) {
+  return NormalBetween(context, launch, 0.5 * std::erfc(std::sqrt(2.0)));  // what lies below -2
+}
+
+Status Full(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg& y = context.out[0];
+  Piece piece{y.data, {y.begin, y.extent}};
+  LaunchFillBox(y.dtype, piece.box, BitsOf(y.dtype, context.spec.attrs.Float("value")), piece, When::kAlways,
+                launch);
+  return Status();
+}
+
+}  // namespace
+
+void AddInitKernels(KernelRegistry* registry) {
+  auto add = [registry](const char* name, LaunchFn fn) { registry->Add(name, "cuda", MakeLaunchKernel(fn)); };
+  add("full", Full);
+  add("uniform", Uniform);
+  add("normal", Normal);
+  add("truncated_normal", TruncatedNormal);
+}
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,28 @@
+// Compiled kernels on disk, from run to run. A file is written under another name and renamed, and says its
+// key and a checksum: what is cut short or damaged is as good as not there. Trouble with the folder costs
+// time, never a run.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace oneflow_like::cuda {
+
+class JitCache {
+ public:
+  // An empty folder name: no cache.
+  explicit JitCache(std::string folder) : folder_(std::move(folder)) {}
+  // What was stored for this key (any text), if it is there whole. A damaged file is logged as a warning.
+  std::optional<std::string> Load(const std::string& key) const;
+  // Makes the folder if need be. A folder that cannot be written to is logged as a warning, once per process.
+  void Store(const std::string& key, const std::string& code) const;
+  std::string FileOf(const std::string& key) const;
+
+  // $XDG_CACHE_HOME/oneflow_like, else $HOME/.cache/oneflow_like, else none.
+  static std::string DefaultFolder();
+
+ private:
+  std::string folder_;
+};
+
+}  // namespace oneflow_like::cuda

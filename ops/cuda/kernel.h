@@ -1,0 +1,59 @@
+// What CUDA kernels of operators are to the stream that runs them: they enqueue work, and what changes from
+// act to act they read in device memory, so that a recorded launch serves every step.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/kernel.h"
+
+namespace oneflow_like::cuda {
+
+// Written by the stream, in its order, before the kernels of an act.
+struct ActState {
+  int64_t step = 0;
+  int64_t time = 0;  // micro-batch
+};
+
+// A failure that data causes (an index out of range). The first one is kept; the stream reports it when what
+// has been enqueued is done. Lies in host memory that the device writes.
+struct Fault {
+  int32_t kernel = 0;  // LaunchContext::number of the kernel that failed; 0: none
+  int32_t operand = 0;
+  int64_t value = 0;
+  int64_t limit = 0;
+};
+
+struct LaunchContext {
+  cudaStream_t stream = nullptr;
+  const ActState* act = nullptr;  // device memory
+  Fault* fault = nullptr;         // as the device sees it
+  int number = 0;                 // of this kernel on this stream, from 1
+  void* workspace = nullptr;      // device memory of the stream, its kernels' in turn
+  size_t workspace_bytes = 0;     // kWorkspaceBytes
+  int multiprocessors = 1;
+  int architecture = 80;  // 80, 90, ...
+};
+constexpr size_t kWorkspaceBytes = size_t{128} << 20;
+
+class CudaKernel : public Kernel {
+ public:
+  // Enqueues; never waits. Step and micro-batch are context.step and context.time only in the call that is
+  // recorded: kernels read launch.act instead. Operands, their extents, seed and times are what they are.
+  virtual Status Launch(const KernelContext& context, const LaunchContext& launch) = 0;
+  // Whether a recorded launch may be replayed: not when it depends on anything else of the host.
+  virtual bool Recordable() const { return true; }
+  // The sentence for a fault of this kernel's.
+  virtual std::string Explain(const Fault&) const { return "a value is out of range"; }
+  Status Run(const KernelContext&) final { return Status("a CUDA kernel needs a CUDA stream"); }
+};
+
+using KernelPtr = std::unique_ptr<Kernel>;
+using LaunchFn = Status (*)(const KernelContext&, const LaunchContext&);
+// A kernel without state.
+KernelFactory MakeLaunchKernel(LaunchFn fn);
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,20 @@
+// What the files of this folder add to the registry, for the manifest.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace oneflow_like::cuda {
+
+void AddElementwiseKernels(KernelRegistry* registry);  // chain.cc, elementwise.cu
+void AddMoveKernels(KernelRegistry* registry);         // move.cu
+void AddReduceKernels(KernelRegistry* registry);       // reduce.cu
+void AddInitKernels(KernelRegistry* registry);         // init.cu
+void AddBoxingCudaKernels(KernelRegistry* registry);   // boxing.cu
+void AddSoftmaxKernels(KernelRegistry* registry);      // softmax.cu, cross_entropy.cu
+void AddNormKernels(KernelRegistry* registry);         // norm.cu
+void AddLookupKernels(KernelRegistry* registry);       // lookup.cu
+void AddOptimizerKernels(KernelRegistry* registry);    // optimizer.cu
+void AddProductKernels(KernelRegistry* registry);      // product.cc
+void AddAttentionKernels(KernelRegistry* registry);    // attention.cu
+
+}  // namespace oneflow_like::cuda

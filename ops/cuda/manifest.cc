@@ -1,0 +1,23 @@
+// All CUDA kernels, file by file.
+#include "ops/cuda/manifest.h"
+
+#include "ops/cuda/kernels.h"
+
+namespace oneflow_like {
+
+void AddCudaKernels(KernelRegistry* registry) {
+  using namespace cuda;
+  AddElementwiseKernels(registry);
+  AddMoveKernels(registry);
+  AddReduceKernels(registry);
+  AddInitKernels(registry);
+  AddBoxingCudaKernels(registry);
+  AddSoftmaxKernels(registry);
+  AddNormKernels(registry);
+  AddLookupKernels(registry);
+  AddOptimizerKernels(registry);
+  AddProductKernels(registry);
+  AddAttentionKernels(registry);
+}
+
+}  // namespace oneflow_like

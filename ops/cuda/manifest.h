@@ -1,0 +1,10 @@
+// The readable manifest of CUDA kernels (manifest.cc): every operator, local boxing and initialiser.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace oneflow_like {
+
+void AddCudaKernels(KernelRegistry* registry);
+
+}  // namespace oneflow_like

@@ -1,0 +1,366 @@
+// layer_norm and rms_norm over the last axis, and their gradients.
+//
+// Floor, bytes per element of x of type T: forward 2 sizeof(T) (the row waits in shared memory for its
+// statistics), gradient 3 sizeof(T): a block keeps the row of dy and x in registers, and with it the sums of
+// its rows for the gradients of gamma and beta, which it leaves in the workspace for a second kernel to add
+// up in the order of blocks. Rows that fit neither (long, unaligned, of two types) go through slower kernels
+// that read them twice.
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/rows.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+// --- Forward
+// -----------------------------------------------------------------------------------------------------
+
+struct NormOperands {
+  const float *gamma, *beta;  // beta: none without a centre
+  FloatView mean, rstd;
+  float eps;
+  float share;  // 1 / width
+};
+
+template <typename T, bool kCentred>
+OFL_KERNEL void NormRows(const T* x, T* y, NormOperands op, RowPlan plan) {
+  OFL_SHARED float room[32];
+  Team team(plan);
+  for (int64_t row = team.first; row < plan.rows; row += team.stride) {
+    const T* from = x + row * plan.width;
+    T* to = y + row * plan.width;
+    T* kept = plan.slot > 0 ? RoomFor(from, plan, team, 0, 1) : nullptr;
+    Cut cut = CutRow(from, plan);
+    float sum = 0.0f, squares = 0.0f;
+    ForRow<T>(
+        cut, team, [&](int c, auto n) { return LoadPack<n.value>(from + c); },
+        [&](int c, auto n, const auto& pack) {
+          if (kept != nullptr) StorePack(kept + c, pack);
+          for (int i = 0; i < n.value; ++i) {
+            float v = Load(pack.at[i]);
+            if (kCentred) {
+              sum += v;
+            } else {
+              squares += v * v;
+            }
+          }
+        });
+    const T* again = kept != nullptr ? kept : from;
+    auto read = [&](int c, auto n) { return LoadPack<n.value>(again + c); };
+    float mean = 0.0f;
+    if (kCentred) {
+      mean = team.Sum(sum, room) * op.share;
+      ForRow<T>(cut, team, read, [&](int, auto n, const auto& pack) {
+        for (int i = 0; i < n.value; ++i) {
+          float v = Load(pack.at[i]) - mean;
+          squares += v * v;
+        }
+      });
+    }
+    float rstd = 1.0f / sqrtf(team.Sum(squares, room) * op.share + op.eps);
+    ForRow<T>(cut, team, read, [&](int c, auto n, auto pack) {
+      // Aligned with the pack: the plan is packed only when rows start at multiples of 16 bytes.
+      Pack<float, n.value> gamma = LoadFloats<n.value>(op.gamma + c), beta = {};
+      if (kCentred) beta = LoadFloats<n.value>(op.beta + c);
+      for (int i = 0; i < n.value; ++i)
+        pack.at[i] = Store<T>((Load(pack.at[i]) - mean) * rstd * gamma.at[i] + beta.at[i]);
+      StorePack(to + c, pack);
+    });
+    if (team.me != 0) continue;
+    if (kCentred) op.mean.Put(row, mean);
+    op.rstd.Put(row, rstd);
+  }
+}
+
+OFL_KERNEL void Widen(FloatView from, float* to, int64_t n) {
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x)
+    to[i] = from.At(i);
+}
+
+// A vector as fp32: where it is, or widened into the workspace from `*used` bytes on. nullptr: no room.
+const float* AsFloats(const TensorArg& arg, const LaunchContext& launch, size_t* used) {
+  if (arg.dtype == DType::kFloat32) return arg.as<float>();
+  size_t bytes = (arg.elements() * sizeof(float) + 15) / 16 * 16;
+  if (*used + bytes > launch.workspace_bytes) return nullptr;
+  float* to = reinterpret_cast<float*>(static_cast<char*>(launch.workspace) + *used);
+  *used += bytes;
+  Launch(Widen, Grid{.x = BlocksFor(arg.elements(), 256, launch.multiprocessors)}, launch.stream,
+         FloatsOf(arg), to, arg.elements());
+  return to;
+}
+
+Status TooWide(const KernelContext& context, int64_t width) {
+  return Status(
+      Cat(context.spec.name, ": rows of ", width, " elements are more than the CUDA kernel has room for"));
+}
+
+float ShareOf(int64_t width) { return width == 0 ? 0.0f : 1.0f / static_cast<float>(width); }
+
+template <bool kCentred>
+Status Norm(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &x = context.in[0], &y = context.out[0], &rstd = context.out[kCentred ? 2 : 1];
+  int64_t width = x.extent.back();
+  size_t used = 0;
+  NormOperands op;
+  op.gamma = AsFloats(context.in[1], launch, &used);
+  op.beta = kCentred ? AsFloats(context.in[2], launch, &used) : op.gamma;
+  if (op.gamma == nullptr || op.beta == nullptr) return TooWide(context, width);
+  op.mean = FloatsOf(context.out[1]);
+  op.rstd = FloatsOf(rstd);
+  op.eps = static_cast<float>(context.spec.attrs.Float("eps"));
+  op.share = ShareOf(width);
+  RowPlan plan =
+      PlanRows(rstd.elements(), width, SizeOf(x.dtype), {x.data, y.data}, 1, launch.multiprocessors);
+  plan.packed = plan.packed && Aligned(x.data) && width * SizeOf(x.dtype) % 16 == 0 && Aligned(op.gamma) &&
+                Aligned(op.beta);
+  WithFloating(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    Launch(NormRows<T, kCentred>, plan.grid, launch.stream, x.as<T>(), y.as<T>(), op, plan);
+  });
+  return Status();
+}
+
+// --- Gradient
+// ---------------------------------------------------------------------------------------------------- With n
+// = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)), dgamma = sum(dy n) and dbeta =
+// sum(dy) over the rows.
+
+struct TwoSums {
+  float a = 0.0f, b = 0.0f;
+};
+
+// One barrier: the room (64 floats) may be used again only after another barrier.
+OFL_DEVICE TwoSums BlockSums(TwoSums x, float* room) {
+  unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  x = {WarpSum(x.a), WarpSum(x.b)};
+  if (warps == 1) return x;
+  if (lane == 0) {
+    room[warp] = x.a;
+    room[32 + warp] = x.b;
+  }
+  __syncthreads();
+  bool there = lane < warps;
+  return {WarpSum(there ? room[lane] : 0.0f), WarpSum(there ? room[32 + lane] : 0.0f)};
+}
+
+struct NormGradOperands {
+  const float* gamma;
+  FloatView mean, rstd;
+  float* sums;  // [blocks][dgamma, dbeta][width]
+  int64_t rows;
+  int width;
+  float share;
+};
+
+// The packs of a row that belong to one thread: number threadIdx.x, + blockDim.x, ...
+template <typename T, int kPacks>
+struct RowPart {
+  static constexpr int N = kPackOf<T>;
+  Pack<T, N> at[kPacks];
+
+  OFL_DEVICE void Read(const T* row, int width) {
+    for (int p = 0; p < kPacks; ++p) {
+      int c = (threadIdx.x + p * blockDim.x) * N;
+      if (c < width) at[p] = LoadPack<N>(row + c);
+    }
+  }
+};
+
+constexpr int kGradThreads = 512;
+
+// A block per row. While its sums are on their way the next row's elements are, too, unless rows are so long
+// that registers are short.
+template <typename T, bool kCentred, int kPacks>
+OFL_KERNEL void __launch_bounds__(kGradThreads)
+    NormGradRows(const T* dy, const T* x, T* dx, NormGradOperands op) {
+  OFL_SHARED float room[2][64];
+  constexpr int N = kPackOf<T>;
+  constexpr bool kAhead = kPacks < 4;
+  float to_gamma[kPacks][N] = {}, to_beta[kPacks][N] = {};
+  RowPart<T, kPacks> d, v, next_d, next_v;
+  int turn = 0;
+  if (kAhead && blockIdx.x < op.rows) {
+    next_d.Read(dy + int64_t{blockIdx.x} * op.width, op.width);
+    next_v.Read(x + int64_t{blockIdx.x} * op.width, op.width);
+  }
+  for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x, turn ^= 1) {
+    if (kAhead) {
+      d = next_d;
+      v = next_v;
+    } else {
+      d.Read(dy + row * op.width, op.width);
+      v.Read(x + row * op.width, op.width);
+    }
+    float mean = kCentred ? op.mean.At(row) : 0.0f, rstd = op.rstd.At(row);
+    int64_t next = row + gridDim.x;
+    if (kAhead && next < op.rows) {
+      next_d.Read(dy + next * op.width, op.width);
+      next_v.Read(x + next * op.width, op.width);
+    }
+    TwoSums mine;
+    for (int p = 0; p < kPacks; ++p) {
+      int c = (threadIdx.x + p * blockDim.x) * N;
+      if (c >= op.width) continue;
+      Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
+      for (int i = 0; i < N; ++i) {
+        float dyi = Load(d.at[p].at[i]), g = dyi * gamma.at[i], n = (Load(v.at[p].at[i]) - mean) * rstd;
+        mine.a += g;
+        mine.b += g * n;
+        to_gamma[p][i] += dyi * n;
+        to_beta[p][i] += dyi;
+      }
+    }
+    TwoSums sums = BlockSums(mine, room[turn]);
+    float mean_g = kCentred ? sums.a * op.share : 0.0f, mean_gn = sums.b * op.share;
+    for (int p = 0; p < kPacks; ++p) {
+      int c = (threadIdx.x + p * blockDim.x) * N;
+      if (c >= op.width) continue;
+      Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
+      Pack<T, N> to;
+      for (int i = 0; i < N; ++i) {
+        float g = Load(d.at[p].at[i]) * gamma.at[i], n = (Load(v.at[p].at[i]) - mean) * rstd;
+        to.at[i] = Store<T>(rstd * (g - mean_g - n * mean_gn));
+      }
+      StorePack(dx + row * op.width + c, to);
+    }
+  }
+  float* sums = op.sums + int64_t{blockIdx.x} * (kCentred ? 2 : 1) * op.width;
+  for (int p = 0; p < kPacks; ++p) {
+    int c = (threadIdx.x + p * blockDim.x) * N;
+    for (int i = 0; i < N && c < op.width; ++i) {
+      sums[c + i] = to_gamma[p][i];
+      if (kCentred) sums[op.width + c + i] = to_beta[p][i];
+    }
+  }
+}
+
+// Any row, any types: dx alone, both operands read twice.
+OFL_KERNEL void NormGradAnyRows(FloatView dy, FloatView x, FloatView dx, NormGradOperands op, bool centred) {
+  OFL_SHARED float room[2][64];
+  int turn = 0;
+  for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x, turn ^= 1) {
+    float mean = centred ? op.mean.At(row) : 0.0f, rstd = op.rstd.At(row);
+    int64_t begin = row * op.width;
+    TwoSums mine;
+    for (int c = threadIdx.x; c < op.width; c += blockDim.x) {
+      float g = dy.At(begin + c) * op.gamma[c];
+      mine.a += g;
+      mine.b += g * (x.At(begin + c) - mean) * rstd;
+    }
+    TwoSums sums = BlockSums(mine, room[turn]);
+    float mean_g = centred ? sums.a * op.share : 0.0f, mean_gn = sums.b * op.share;
+    for (int c = threadIdx.x; c < op.width; c += blockDim.x) {
+      float g = dy.At(begin + c) * op.gamma[c], n = (x.At(begin + c) - mean) * rstd;
+      dx.Put(begin + c, rstd * (g - mean_g - n * mean_gn));
+    }
+  }
+}
+
+// A thread per column, blockIdx.y for a band of rows: the sums that NormGradRows leaves, for any rows.
+OFL_KERNEL void NormGradBands(FloatView dy, FloatView x, NormGradOperands op, bool centred) {
+  int c = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (c >= op.width) return;
+  int64_t band = (op.rows + gridDim.y - 1) / gridDim.y, row = blockIdx.y * band;
+  int64_t end = row + band < op.rows ? row + band : op.rows;
+  float to_gamma = 0.0f, to_beta = 0.0f;
+  for (; row < end; ++row) {
+    float d = dy.At(row * op.width + c), mean = centred ? op.mean.At(row) : 0.0f;
+    to_gamma += d * (x.At(row * op.width + c) - mean) * op.rstd.At(row);
+    to_beta += d;
+  }
+  float* sums = op.sums + int64_t{blockIdx.y} * (centred ? 2 : 1) * op.width;
+  sums[c] = to_gamma;
+  if (centred) sums[op.width + c] = to_beta;
+}
+
+// dgamma, dbeta: the sums of all parts. 32 columns per block, its warps share the parts.
+OFL_KERNEL void FinishNormGrad(const float* sums, int parts, int width, int columns, FloatView dgamma,
+                               FloatView dbeta) {
+  OFL_SHARED float room[8][32];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = static_cast<int>(blockIdx.x) * 32 + lane;
+  float sum = 0.0f;
+  for (int part = warp; part < parts && column < columns; part += 8)
+    sum += sums[int64_t{part} * columns + column];
+  room[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || column >= columns) return;
+  for (int w = 1; w < 8; ++w) sum += room[w][lane];
+  if (column < width) {
+    dgamma.Put(column, sum);
+  } else {
+    dbeta.Put(column - width, sum);
+  }
+}
+
+// Blocks of NormGradRows: threads for a row, packs for a thread. packs 0: the row is not for it.
+struct GradPlan {
+  unsigned threads = 0;
+  int packs = 0;
+};
+GradPlan PlanGrad(int64_t width, size_t size) {
+  int64_t packs = width * static_cast<int64_t>(size) / 16;
+  for (int each : {1, 2, 4}) {
+    int64_t threads = ((packs + each - 1) / each + 31) / 32 * 32;
+    if (threads <= kGradThreads) return {static_cast<unsigned>(threads), each};
+  }
+  return {};
+}
+
+template <bool kCentred>
+Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &dy = context.in[0], &x = context.in[1], &dx = context.out[0];
+  const TensorArg& rstd = context.in[kCentred ? 4 : 3];
+  int64_t width = x.extent.back(), columns = width * (kCentred ? 2 : 1);
+  if (width == 0) return Status();
+  size_t used = 0;
+  NormGradOperands op;
+  op.gamma = AsFloats(context.in[2], launch, &used);
+  if (op.gamma == nullptr) return TooWide(context, width);
+  op.mean = FloatsOf(context.in[3]);
+  op.rstd = FloatsOf(rstd);
+  op.sums = reinterpret_cast<float*>(static_cast<char*>(launch.workspace) + used);
+  op.rows = rstd.elements();
+  op.width = static_cast<int>(width);
+  op.share = ShareOf(width);
+
+  int64_t most = static_cast<int64_t>((launch.workspace_bytes - used) / (columns * sizeof(float)));
+  if (most == 0) return TooWide(context, width);
+  GradPlan plan = PlanGrad(width, SizeOf(x.dtype));
+  bool packed = dy.dtype == x.dtype && width * SizeOf(x.dtype) % 16 == 0 && Aligned(dy.data) &&
+                Aligned(x.data) && Aligned(dx.data) && Aligned(op.gamma) && plan.packs > 0;
+  int64_t parts;
+  if (packed) {
+    int64_t blocks = int64_t{launch.multiprocessors} * std::max(1u, std::min(768 / plan.threads, 16u));
+    parts = std::min({op.rows, most, blocks});
+    Grid grid{.x = static_cast<unsigned>(parts), .threads = plan.threads};
+    WithFloating(x.dtype, [&](auto t) {
+      using T = decltype(t);
+      auto* kernel = plan.packs == 1   ? NormGradRows<T, kCentred, 1>
+                     : plan.packs == 2 ? NormGradRows<T, kCentred, 2>
+                                       : NormGradRows<T, kCentred, 4>;
+      Launch(kernel, grid, launch.stream, dy.as<T>(), x.as<T>(), dx.as<T>(), op);
+    });
+  } else {
+    Grid rows{.x = static_cast<unsigned>(std::min(op.rows, int64_t{launch.multiprocessors} * 16))};
+    Launch(NormGradAnyRows, rows, launch.stream, FloatsOf(dy), FloatsOf(x), FloatsOf(dx), op, kCentred);
+    parts = std::min({(op.rows + 31) / 32, most, int64_t{512}});
+    Grid bands{
+        .x = static_cast<unsigned>((width + 127) / 128), .y = static_cast<unsigned>(parts), .threads = 128};
+    Launch(NormGradBands, bands, launch.stream, FloatsOf(dy), FloatsOf(x), op, kCentred);
+  }
+  Launch(FinishNormGrad, Grid{.x = static_cast<unsigned>((columns + 31) / 32)}, launch.stream, op.sums,
+         static_cast<int>(parts), op.width, static_cast<int>(columns), FloatsOf(context.out[1]),
+         FloatsOf(context.out[kCentred ? 2 : 1]));
+  return Status();
+}
+
+}  // namespace
+
+void AddNormKernels(KernelRegistry* registry) {
+  registry->Add("layer_norm", "cuda", MakeLaunchKernel(Norm<true>));
+  registry->Add("rms_norm", "cuda", MakeLaunchKernel(Norm<false>));
+  registry->Add("layer_norm_grad", "cuda", MakeLaunchKernel(NormGrad<true>));
+  registry->Add("rms_norm_grad", "cuda", MakeLaunchKernel(NormGrad<false>));
+}
+
+}  // namespace oneflow_like::cuda

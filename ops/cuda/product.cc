@@ -1,0 +1,112 @@
+// matmul and einsum: contraction.h says how, the library or strided.cu does it. Plans are made with the
+// kernel, and again when an act brings pieces of other extents.
+#include "ops/cuda/contraction.h"
+#include "ops/cuda/kernels.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+// Packed operands take at most this of the work space; the library has the rest, and all of it otherwise.
+constexpr int64_t kPackedBytes = int64_t{24} << 20;
+
+class Product : public CudaKernel {
+ public:
+  Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
+    types_ = {spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0};
+    Prepare(spec.in[0].extent, spec.in[1].extent);
+  }
+
+  Status Launch(const KernelContext& context, const LaunchContext& launch) override {
+    const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
+    if (a.extent != a_ || b.extent != b_) Prepare(a.extent, b.extent);
+    if (y.elements() == 0) return Status();
+    switch (plan_.kind) {
+      case ContractionPlan::kZero: {
+        size_t bytes = y.elements() * SizeOf(y.dtype);
+        cudaError_t error = cudaMemsetAsync(y.data, 0, bytes, launch.stream);
+        return error == cudaSuccess ? Status() : Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
+      }
+      case ContractionPlan::kGeneral:
+        LaunchStridedProduct(plan_.kept, plan_.summed, y.data, y.dtype, a.data, b.data, a.dtype, launch);
+        return Status();
+      case ContractionPlan::kDirect:
+      case ContractionPlan::kPacked:
+        break;
+    }
+    return Multiply(a, b, y, launch);
+  }
+
+ private:
+  void Prepare(const Dims& a, const Dims& b) {
+    a_ = a;
+    b_ = b;
+    plan_ = PlanContraction(labels_, a, b, types_, kPackedBytes);
+    gemm_.reset();
+    if (plan_.kind != ContractionPlan::kDirect && plan_.kind != ContractionPlan::kPacked) return;
+    bool packed = plan_.kind == ContractionPlan::kPacked;
+    plan_.gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes) - (packed ? kPackedBytes : 0);
+    gemm_ = MakeGemm(plan_.gemm);
+  }
+
+  Status Multiply(const TensorArg& a, const TensorArg& b, const TensorArg& y, const LaunchContext& launch) {
+    char* free = static_cast<char*>(launch.workspace);
+    char* base_a = static_cast<char*>(a.data);
+    char* base_b = static_cast<char*>(b.data);
+    char* base_y = static_cast<char*>(y.data);
+    auto take = [&free](const Packing& p) {
+      char* at = free;
+      free += (p.elements * static_cast<int64_t>(SizeOf(p.dtype)) + 255) / 256 * 256;
+      return at;
+    };
+    if (plan_.a.needed) {
+      base_a = take(plan_.a);
+      LaunchStridedCopy(plan_.a.walk, base_a, plan_.a.dtype, a.data, a.dtype, launch);
+    }
+    if (plan_.b.needed) {
+      base_b = take(plan_.b);
+      LaunchStridedCopy(plan_.b.walk, base_b, plan_.b.dtype, b.data, b.dtype, launch);
+    }
+    if (plan_.y.needed) base_y = take(plan_.y);
+    int64_t in = static_cast<int64_t>(SizeOf(types_.in));
+    int64_t out = static_cast<int64_t>(SizeOf(static_cast<DType>(plan_.gemm.out)));
+    for (const ContractionPlan::Place& place : plan_.outer) {
+      GemmOperands operands;
+      operands.a = base_a + place.a * in;
+      operands.b = base_b + place.b * in;
+      if (plan_.gemm.swapped) std::swap(operands.a, operands.b);
+      operands.d = base_y + place.y * out;
+      operands.workspace = free;
+      if (Status status = gemm_->Launch(operands, launch); !status.ok()) return status;
+    }
+    if (plan_.y.needed) {
+      StridedWalk back = plan_.y.walk;
+      for (int i = 0; i < back.rank; ++i) std::swap(back.first[i], back.second[i]);
+      LaunchStridedCopy(back, y.data, y.dtype, base_y, plan_.y.dtype, launch);
+    }
+    return Status();
+  }
+
+  std::vector<LabelAxes> labels_;
+  ContractionTypes types_;
+  Dims a_, b_;  // extents the plan is for
+  ContractionPlan plan_;
+  std::unique_ptr<Gemm> gemm_;
+};
+
+KernelPtr MakeMatmul(const KernelSpec& spec) {
+  return std::make_unique<Product>(spec,
+                                   MatmulLabels(spec.in[0].global, spec.in[1].global, spec.out[0].global));
+}
+
+KernelPtr MakeEinsum(const KernelSpec& spec) {
+  return std::make_unique<Product>(spec, EinsumLabels(spec.attrs.Str("equation")));
+}
+
+}  // namespace
+
+void AddProductKernels(KernelRegistry* registry) {
+  registry->Add("matmul", "cuda", MakeMatmul);
+  registry->Add("einsum", "cuda", MakeEinsum);
+}
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,83 @@
+// What tests ask of the emulated devices beside CUDA's own functions: how many there are, what goes wrong and
+// when, and counts of what happened. Everything here is for the test's thread while nothing is enqueued,
+// unless it says otherwise.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/cuda_emulator/cuda_runtime_api.h"
+
+namespace cuda_emulator {
+
+// In which order the threads of a block run between two barriers, and the blocks of a grid. A barrier that is
+// missing shows in one order or the other; kAlternate changes from block to block and from launch to launch.
+enum class Order { kForward, kReverse, kAlternate };
+
+struct Options {
+  int devices = 2;
+  size_t memory = size_t{16} << 30;  // of each device; only what is written takes memory of the host
+  int multiprocessors = 4;
+  int driver = 13000;  // version the driver supports; 0: there is no driver
+  cudaError_t start =
+      cudaSuccess;    // what the first call says instead: cudaErrorNoDevice, cudaErrorInsufficientDriver
+  bool peers = true;  // devices can reach each other
+  Order order = Order::kAlternate;
+  // Before an operation a stream sleeps up to so long, drawn from the seed and the stream's number: what was
+  // not ordered by events comes in any order. 0: never.
+  int longest_delay_us = 0;
+  uint64_t seed = 1;
+};
+
+// Frees whatever is left of devices, streams and memory, and starts anew: every test begins with it.
+void Reset(const Options& options = {});
+// May be called at any time.
+void SetOrder(Order order);
+void SetDelays(int longest_delay_us, uint64_t seed);
+
+// --- Injected failures; any thread, any time
+void FailAllocation(int after = 0);  // the allocation after `after` others says that memory is short; once
+void LoseDevice(int device, cudaError_t error = cudaErrorLaunchFailure);  // sticky: all that follows fails
+// The device is lost when the stream comes to the operation after `after` others.
+void FailOperation(cudaStream_t stream, int after = 0, cudaError_t error = cudaErrorLaunchFailure);
+void FailCapture(int after = 0);  // the end of the capture after `after` others fails; once
+
+// While one lives no stream starts another operation: what the host does meanwhile does not wait for the
+// device.
+class Pause {
+ public:
+  Pause();
+  ~Pause();
+  Pause(const Pause&) = delete;
+};
+
+// --- Counts since Reset; any thread
+struct Counts {
+  int64_t host_synchronisations = 0;  // calls that may wait for the device
+  int64_t operations = 0;             // enqueued or recorded: kernels, copies, events
+  int64_t kernels = 0;                // grids run
+  int64_t graphs_instantiated = 0, graph_launches = 0;
+  int64_t allocations = 0;                      // cudaMalloc, cudaMallocAsync and cudaHostAlloc
+  int64_t bytes = 0, host_bytes = 0;            // held now: of devices, pinned
+  int64_t streams = 0, events = 0, graphs = 0;  // alive
+};
+Counts GetCounts();
+
+// --- Faults of the programs that are run: a barrier that not all threads reach, a shuffle without all its
+// lanes, bytes written around a block of memory. They print a sentence and abort, unless one of these lives:
+// then they are kept here, and a kernel's fault is a lost device (cudaErrorLaunchFailure). One at a time.
+class CatchFaults {
+ public:
+  CatchFaults();
+  ~CatchFaults();
+  CatchFaults(const CatchFaults&) = delete;
+  std::vector<std::string> faults() const;
+};
+// Looks at the bytes around every block of device memory; freeing a block looks at its own.
+void CheckGuards();
+// Whether memory of devices cannot be touched by threads of the host: where the processor has protection
+// keys.
+bool HostIsKeptOut();
+
+}  // namespace cuda_emulator

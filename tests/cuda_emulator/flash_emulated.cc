@@ -1,0 +1,118 @@
+// Attention of the emulator's library: loops over the shape cuDNN would get, so that what is passed to it is
+// tested.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/float16.h"
+#include "ops/cuda/flash.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+struct Reader {
+  const void* data;
+  bool half;
+  float operator[](int64_t i) const {
+    return half ? ToFloat(static_cast<const Float16*>(data)[i])
+                : ToFloat(static_cast<const BFloat16*>(data)[i]);
+  }
+};
+
+void Write(void* to, bool half, const std::vector<float>& from) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (half) {
+      static_cast<Float16*>(to)[i] = ToFloat16(from[i]);
+    } else {
+      static_cast<BFloat16*>(to)[i] = ToBFloat16(from[i]);
+    }
+  }
+}
+
+struct Loops {
+  const FlashShape& s;
+  int64_t At(int64_t b, int64_t length, int64_t i, int64_t h) const {
+    return ((b * length + i) * s.heads + h) * s.width;
+  }
+  int64_t Visible(int64_t i) const { return s.causal ? std::min(s.keys, i + s.shift + 1) : s.keys; }
+  float Dot(const Reader& x, int64_t at_x, const Reader& y, int64_t at_y) const {
+    float sum = 0;
+    for (int64_t d = 0; d < s.width; ++d) sum += x[at_x + d] * y[at_y + d];
+    return sum;
+  }
+  template <typename F>
+  void ForEachQuery(F&& body) const {
+    for (int64_t b = 0; b < s.batch; ++b)
+      for (int64_t h = 0; h < s.heads; ++h)
+        for (int64_t i = 0; i < s.queries; ++i) body(b, h, i, (b * s.heads + h) * s.queries + i);
+  }
+};
+
+void Forward(const FlashShape& s, const FlashOperands& p) {
+  bool half = s.dtype == DType::kFloat16;
+  Loops loops{s};
+  Reader q{p.q, half}, k{p.k, half}, v{p.v, half};
+  std::vector<float> o(s.batch * s.queries * s.heads * s.width), row(s.keys);
+  loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
+    int64_t visible = loops.Visible(i), at = loops.At(b, s.queries, i, h);
+    float greatest = -INFINITY, total = 0;
+    for (int64_t t = 0; t < visible; ++t) {
+      row[t] = loops.Dot(q, at, k, loops.At(b, s.keys, t, h)) * s.scale;
+      greatest = std::max(greatest, row[t]);
+    }
+    for (int64_t t = 0; t < visible; ++t) total += row[t] = std::exp(row[t] - greatest);
+    for (int64_t t = 0; t < visible; ++t)
+      for (int64_t d = 0; d < s.width; ++d) o[at + d] += row[t] / total * v[loops.At(b, s.keys, t, h) + d];
+    p.lse[at_lse] = greatest + std::log(total);
+  });
+  Write(p.o, half, o);
+}
+
+void Backward(const FlashShape& s, const FlashOperands& p) {
+  bool half = s.dtype == DType::kFloat16;
+  Loops loops{s};
+  Reader q{p.q, half}, k{p.k, half}, v{p.v, half}, o{p.o, half}, dout{p.dout, half};
+  std::vector<float> dq(s.batch * s.queries * s.heads * s.width), dk(s.batch * s.keys * s.heads * s.width),
+      dv(dk.size());
+  loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
+    int64_t at = loops.At(b, s.queries, i, h);
+    float delta = loops.Dot(dout, at, o, at);
+    for (int64_t t = 0; t < loops.Visible(i); ++t) {
+      int64_t at_k = loops.At(b, s.keys, t, h);
+      float weight = std::exp(loops.Dot(q, at, k, at_k) * s.scale - p.lse[at_lse]);
+      float ds = weight * (loops.Dot(dout, at, v, at_k) - delta) * s.scale;
+      for (int64_t d = 0; d < s.width; ++d) {
+        dv[at_k + d] += weight * dout[at + d];
+        dq[at + d] += ds * k[at_k + d];
+        dk[at_k + d] += ds * q[at + d];
+      }
+    }
+  });
+  Write(p.dq, half, dq);
+  Write(p.dk, half, dk);
+  Write(p.dv, half, dv);
+}
+
+class EmulatedFlash : public Flash {
+ public:
+  bool Takes(const FlashShape& shape, const LaunchContext&) override { return shape.width <= 128; }
+  Status Launch(const FlashShape& shape, const FlashOperands& operands,
+                const LaunchContext& launch) override {
+    cuda_emulator::Enqueue(launch.stream, [shape, operands] {
+      if (shape.backward) {
+        Backward(shape, operands);
+      } else {
+        Forward(shape, operands);
+      }
+    });
+    return Status();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Flash> MakeFlash() { return std::make_unique<EmulatedFlash>(); }
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,106 @@
+// Matrix products of the emulator: loops that read the descriptor cuBLASLt would get, element by element as
+// its documentation defines it.
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "core/float16.h"
+#include "ops/cuda/gemm.h"
+#include "ops/scalar.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+float Read(const void* from, DType type, int64_t at) {
+  if (type == DType::kBFloat16) return ToFloat(static_cast<const BFloat16*>(from)[at]);
+  if (type == DType::kFloat16) return ToFloat(static_cast<const Float16*>(from)[at]);
+  return static_cast<const float*>(from)[at];
+}
+
+void Write(void* to, DType type, int64_t at, float value) {
+  if (type == DType::kBFloat16) {
+    static_cast<BFloat16*>(to)[at] = ToBFloat16(value);
+  } else if (type == DType::kFloat16) {
+    static_cast<Float16*>(to)[at] = ToFloat16(value);
+  } else {
+    static_cast<float*>(to)[at] = value;
+  }
+}
+
+float Finish(const GemmDescriptor& g, const GemmOperands& p, int64_t i, int64_t at_aux, float sum) {
+  DType out = static_cast<DType>(g.out);
+  switch (g.epilogue) {
+    case Epilogue::kBias:
+      return sum + Read(p.bias, out, i);
+    case Epilogue::kGeluBias: {
+      float x = sum + Read(p.bias, out, i);
+      Write(p.aux, out, at_aux, x);
+      return scalar::Gelu()(x);
+    }
+    case Epilogue::kGeluGrad:
+    case Epilogue::kGeluGradBias:
+      return scalar::GeluGrad()(sum, Read(p.aux, out, at_aux));
+    case Epilogue::kBiasGradA:
+    case Epilogue::kNone:
+      break;
+  }
+  return sum;
+}
+
+void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
+  DType in = static_cast<DType>(g.in), out = static_cast<DType>(g.out);
+  std::vector<float> total(g.epilogue == Epilogue::kGeluGradBias ? g.m : 0);
+  for (int64_t batch = 0; batch < g.batch; ++batch) {
+    int64_t at_a = batch * g.stride_a, at_b = batch * g.stride_b, at_d = batch * g.stride_d;
+    for (int64_t i = 0; i < g.m; ++i) {
+      for (int64_t j = 0; j < g.n; ++j) {
+        float sum = 0;
+        for (int64_t l = 0; l < g.k; ++l) {
+          float x = Read(p.a, in, at_a + (g.transposed_a ? l + i * g.lda : i + l * g.lda));
+          float y = Read(p.b, in, at_b + (g.transposed_b ? j + l * g.ldb : l + j * g.ldb));
+          sum += x * y;
+        }
+        float value = Finish(g, p, i, i + j * g.ld_aux, sum);
+        if (!total.empty()) total[i] += value;
+        Write(p.d, out, at_d + i + j * g.ldd, value);
+      }
+    }
+  }
+  for (size_t i = 0; i < total.size(); ++i) Write(p.bias, out, i, total[i]);
+  if (g.epilogue != Epilogue::kBiasGradA) return;
+  for (int64_t i = 0; i < g.m; ++i) {
+    float sum = 0;
+    for (int64_t l = 0; l < g.k; ++l) sum += Read(p.a, in, g.transposed_a ? l + i * g.lda : i + l * g.lda);
+    Write(p.bias, out, i, sum);
+  }
+}
+
+class EmulatedGemm : public Gemm {
+ public:
+  explicit EmulatedGemm(const GemmDescriptor& descriptor) : what_(descriptor) {}
+  const GemmDescriptor& descriptor() const override { return what_; }
+
+  Status Launch(const GemmOperands& operands, const LaunchContext& launch) override {
+    const GemmDescriptor& g = what_;
+    bool fits =
+        g.lda >= (g.transposed_a ? g.k : g.m) && g.ldb >= (g.transposed_b ? g.n : g.k) && g.ldd >= g.m;
+    fits = fits && g.m > 0 && g.n > 0 && g.k > 0 && g.batch > 0 && (g.batch == 1 || g.stride_d > 0);
+    if (!fits) return Status("the library refuses a leading dimension or an extent");
+    for (const void* p : {operands.a, operands.b, static_cast<const void*>(operands.d)})
+      if (reinterpret_cast<uintptr_t>(p) % g.alignment != 0)
+        return Status("an operand is less aligned than promised");
+    cuda_emulator::Enqueue(launch.stream, [g, operands] { Multiply(g, operands); });
+    return Status();
+  }
+
+ private:
+  GemmDescriptor what_;
+};
+
+}  // namespace
+
+std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
+  return std::make_unique<EmulatedGemm>(descriptor);
+}
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,445 @@
+// Products and attention of the CUDA backend on the emulator: the layout arithmetic of matrix products by
+// itself, every kind of contraction plan, epilogues, and attention by the library's stand-in and by the own
+// kernels, all against plain loops or the reference kernels. Draws come from a seed that a failure prints.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "core/random.h"
+#include "ops/cuda/contraction.h"
+#include "ops/cuda/flash.h"
+#include "ops/cuda/gemm.h"
+#include "ops/cuda/kernels.h"
+#include "ops/op.h"
+#include "ops/reference.h"
+#include "ops/scalar.h"
+#include "tests/cuda_emulator/emulator.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+// A stream of device 0 with its work space, and memory that lives as long.
+class Bench {
+ public:
+  Bench() {
+    cuda_emulator::Reset();
+    EXPECT_EQ(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), cudaSuccess);
+    launch.workspace = Device(kWorkspaceBytes);
+    launch.workspace_bytes = kWorkspaceBytes;
+    launch.multiprocessors = 4;
+    launch.number = 1;
+    ActState act{3, 0};
+    launch.act = static_cast<ActState*>(Upload(&act, sizeof act));
+    Fault fault;
+    launch.fault = static_cast<Fault*>(Upload(&fault, sizeof fault));
+  }
+  ~Bench() {
+    cudaStreamSynchronize(launch.stream);
+    for (void* p : held_) cudaFree(p);
+    cudaStreamDestroy(launch.stream);
+  }
+  void* Device(size_t bytes) {
+    void* p = nullptr;
+    EXPECT_EQ(cudaMalloc(&p, bytes > 0 ? bytes : 1), cudaSuccess);
+    held_.push_back(p);
+    return p;
+  }
+  void* Upload(const void* from, size_t bytes) {
+    void* p = Device(bytes);
+    EXPECT_EQ(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    return p;
+  }
+  void Download(void* to, const void* from, size_t bytes) {
+    EXPECT_EQ(cudaStreamSynchronize(launch.stream), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+  }
+
+  LaunchContext launch;
+
+ private:
+  std::vector<void*> held_;
+};
+
+struct Tensor {
+  TensorArg arg;
+  std::vector<char> memory;
+  Tensor(DType dtype, const Dims& global) : Tensor(dtype, global, Dims(global.rank(), 0), global) {}
+  Tensor(DType dtype, const Dims& global, const Dims& begin, const Dims& extent) {
+    arg.dtype = dtype;
+    arg.global = global;
+    arg.begin = begin;
+    arg.extent = extent;
+    memory.assign(extent.elements() * SizeOf(dtype), '\x5a');
+  }
+  TensorArg Arg() {
+    arg.data = memory.data();
+    return arg;
+  }
+  void Draw(std::mt19937_64* random) {
+    std::uniform_real_distribution<double> real(-1.5, 1.5);
+    for (int64_t i = 0; i < arg.elements(); ++i) StoreFloat(Arg(), i, real(*random));
+  }
+  double At(int64_t i) { return LoadFloat(Arg(), i); }
+};
+using Tensors = std::vector<Tensor>;
+
+const KernelRegistry& Registry() {
+  static const KernelRegistry* const registry = [] {
+    auto* all = new KernelRegistry;
+    AddReferenceKernels(BuiltinCatalog(), all);
+    AddProductKernels(all);
+    AddAttentionKernels(all);
+    return all;
+  }();
+  return *registry;
+}
+
+KernelSpec SpecOf(const std::string& op, const Attrs& attrs, const Tensors& in, const Tensors& out) {
+  KernelSpec spec;
+  spec.name = op;
+  spec.attrs = attrs;
+  for (const Tensor& x : in) spec.in.push_back(x.arg);
+  for (const Tensor& x : out) spec.out.push_back(x.arg);
+  for (TensorArg& x : spec.in) x.data = nullptr;
+  for (TensorArg& x : spec.out) x.data = nullptr;
+  return spec;
+}
+
+void RunReference(const std::string& op, const Attrs& attrs, Tensors* in, Tensors* out) {
+  KernelSpec spec = SpecOf(op, attrs, *in, *out);
+  std::vector<TensorArg> ins, outs;
+  for (Tensor& x : *in) ins.push_back(x.Arg());
+  for (Tensor& x : *out) outs.push_back(x.Arg());
+  Status status = Registry().Make(spec, "reference")->Run({spec, ins, outs, nullptr, 3, 0, 1, 77});
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+void RunCuda(Kernel* kernel, const std::string& op, const Attrs& attrs, Tensors* in, Tensors* out) {
+  Bench bench;
+  KernelSpec spec = SpecOf(op, attrs, *in, *out);
+  std::vector<TensorArg> ins, outs;
+  for (Tensor& x : *in) {
+    ins.push_back(x.arg);
+    ins.back().data = bench.Upload(x.memory.data(), x.memory.size());
+  }
+  for (Tensor& x : *out) {
+    outs.push_back(x.arg);
+    outs.back().data = bench.Device(x.memory.size());
+  }
+  std::unique_ptr<Kernel> own;
+  if (!kernel) {
+    own = Registry().Make(spec, "cuda");
+    kernel = own.get();
+  }
+  Status status =
+      static_cast<CudaKernel*>(kernel)->Launch({spec, ins, outs, nullptr, 0, 0, 1, 77}, bench.launch);
+  ASSERT_TRUE(status.ok()) << status.message();
+  for (size_t i = 0; i < out->size(); ++i)
+    bench.Download((*out)[i].memory.data(), outs[i].data, (*out)[i].memory.size());
+}
+
+double Tolerance(DType dtype) {
+  if (dtype == DType::kBFloat16) return 1.0 / 100;
+  return dtype == DType::kFloat16 ? 1.0 / 500 : 2e-5;
+}
+
+void ExpectClose(const std::string& what, Tensor* got, Tensor* want) {
+  int64_t n = want->arg.elements();
+  double squares = 0;
+  for (int64_t i = 0; i < n; ++i) squares += std::isfinite(want->At(i)) ? want->At(i) * want->At(i) : 0;
+  double rms = n > 0 ? std::sqrt(squares / n) : 0, tolerance = Tolerance(want->arg.dtype);
+  for (int64_t i = 0; i < n; ++i) {
+    double g = got->At(i), w = want->At(i);
+    if (g == w) continue;
+    ASSERT_LE(std::abs(g - w), tolerance * (std::abs(w) + rms))
+        << what << ", element " << i << " of " << n << ": " << g << " but the reference has " << w;
+  }
+}
+
+void CheckOp(const std::string& what, const std::string& op, const Attrs& attrs, Tensors in,
+             const Tensors& out) {
+  Tensors got = out, want = out;
+  RunReference(op, attrs, &in, &want);
+  RunCuda(nullptr, op, attrs, &in, &got);
+  for (size_t i = 0; i < out.size(); ++i) ExpectClose(Cat(what, " output ", i), &got[i], &want[i]);
+}
+
+// --- Layouts
+
+// The descriptor, read as the library's documentation defines it, names the right elements and no others.
+TEST(CudaProduct, DescriptorsOfAllLayouts) {
+  const int64_t extents[] = {1, 2, 5};
+  for (int64_t m : extents)
+    for (int64_t n : extents)
+      for (int64_t k : extents)
+        for (int layout = 0; layout < 16; ++layout) {
+          int64_t pad = layout & 8 ? 3 : 0;
+          ProductStrides p{m, n, k};
+          bool ta = layout & 1, tb = layout & 2, ty = layout & 4;
+          p.a_m = ta ? 1 : k + pad;
+          p.a_k = ta ? m + pad : 1;
+          p.b_k = tb ? 1 : n + pad;
+          p.b_n = tb ? k + pad : 1;
+          p.y_m = ty ? 1 : n + pad;
+          p.y_n = ty ? m + pad : 1;
+          GemmDescriptor d = DescribeGemm(p);
+          std::string what = Cat("m ", m, " n ", n, " k ", k, " layout ", layout);
+          ASSERT_EQ(d.m * d.n, m * n) << what;
+          ASSERT_EQ(d.k, k) << what;
+          EXPECT_GE(d.ldd, d.m) << what;
+          EXPECT_GE(d.lda, d.transposed_a ? d.k : d.m) << what;
+          EXPECT_GE(d.ldb, d.transposed_b ? d.n : d.k) << what;
+          for (int64_t i = 0; i < d.m; ++i)
+            for (int64_t j = 0; j < d.n; ++j) {
+              int64_t row = d.swapped ? j : i, column = d.swapped ? i : j;
+              ASSERT_EQ(i + j * d.ldd, row * p.y_m + column * p.y_n) << what;
+              for (int64_t l = 0; l < d.k; ++l) {
+                int64_t in_a = d.transposed_a ? l + i * d.lda : i + l * d.lda;
+                int64_t in_b = d.transposed_b ? j + l * d.ldb : l + j * d.ldb;
+                ASSERT_EQ(d.swapped ? in_b : in_a, row * p.a_m + l * p.a_k) << what;
+                ASSERT_EQ(d.swapped ? in_a : in_b, l * p.b_k + column * p.b_n) << what;
+              }
+            }
+        }
+}
+
+ContractionPlan::Kind KindOf(const std::string& equation, Dims a, Dims b, int64_t room = int64_t{1} << 24,
+                             ContractionTypes types = {DType::kFloat32, DType::kFloat32}) {
+  return PlanContraction(EinsumLabels(equation), a, b, types, room).kind;
+}
+
+TEST(CudaProduct, PlansOfContractions) {
+  using Plan = ContractionPlan;
+  // A model's products go to the library as they lie, in one launch.
+  for (const char* equation :
+       {"bsw,whd->bshd", "bshd,hdw->bsw", "bsw,bshd->whd", "bsw,kw->bsk", "abmk,abmn->kn"}) {
+    std::string text = equation;
+    std::vector<LabelAxes> labels = EinsumLabels(text);
+    size_t comma = text.find(','), arrow = text.find("->");
+    auto extents = [](const std::string& of) {
+      Dims dims;
+      for (char c : of) dims.push_back(2 + c % 7);
+      return dims;
+    };
+    Plan plan = PlanContraction(labels, extents(text.substr(0, comma)),
+                                extents(text.substr(comma + 1, arrow - comma - 1)),
+                                {DType::kBFloat16, DType::kBFloat16}, 1 << 20);
+    EXPECT_EQ(plan.kind, Plan::kDirect) << equation;
+    EXPECT_EQ(plan.outer.size(), 1u) << equation;
+    EXPECT_EQ(plan.gemm.batch, 1) << equation;
+  }
+  Plan batched = PlanContraction(EinsumLabels("bhst,bthd->bshd"), {2, 3, 90, 110}, {2, 110, 3, 64},
+                                 {DType::kFloat32, DType::kFloat32}, 1 << 20);
+  EXPECT_EQ(batched.kind, Plan::kDirect);
+  EXPECT_EQ(batched.gemm.batch, 3);
+  EXPECT_EQ(batched.outer.size(), 2u);
+  EXPECT_EQ(KindOf("sdb,tdb->stb", {9, 16, 12}, {8, 16, 12}), Plan::kPacked);
+  EXPECT_EQ(KindOf("mkl,lkn->mn", {8, 3, 9}, {9, 3, 10}), Plan::kPacked);
+  EXPECT_EQ(KindOf("mkl,lkn->mn", {8, 3, 9}, {9, 3, 10}, 16), Plan::kGeneral);
+  EXPECT_EQ(KindOf("abk,nk->bn", {3, 5, 2}, {7, 2}), Plan::kPacked);
+  EXPECT_EQ(KindOf("mk,kn->mn", {4, 0}, {0, 3}), Plan::kZero);
+  EXPECT_EQ(KindOf("mk,kn->mn", {64, 64}, {64, 64}, 1 << 20, {DType::kFloat32, DType::kBFloat16}),
+            Plan::kPacked);
+}
+
+// --- Kernels
+
+TEST(CudaProduct, MatmulAndEinsum) {
+  struct Case {
+    std::string op;
+    Dims a, b;
+    std::string equation;
+  };
+  const std::vector<Case> cases = {{"matmul", {67, 129}, {129, 33}},
+                                   {"matmul", {3, 17, 31}, {31, 45}},
+                                   {"matmul", {5, 1, 8, 9}, {3, 9, 7}},
+                                   {"matmul", {1, 1}, {1, 1}},
+                                   {"matmul", {4, 0}, {0, 5}},
+                                   {"matmul", {0, 4}, {4, 5}},
+                                   {"matmul", {1, 300}, {300, 1}},
+                                   {"matmul", {2, 3, 4, 5}, {2, 3, 5, 6}},
+                                   {"matmul", {8, 9}, {3, 9, 7}},
+                                   {"matmul", {2, 1, 4, 5}, {1, 3, 5, 6}},
+                                   {"einsum", {3, 7, 20}, {20, 4, 5}, "bsw,whd->bshd"},
+                                   {"einsum", {3, 7, 4, 5}, {4, 5, 20}, "bshd,hdw->bsw"},
+                                   {"einsum", {3, 7, 20}, {3, 7, 4, 5}, "bsw,bshd->whd"},
+                                   {"einsum", {9, 20}, {20, 13}, "mk,kn->nm"},
+                                   {"einsum", {40, 9}, {40, 13}, "km,kn->mn"},
+                                   {"einsum", {2, 9, 3, 4}, {2, 11, 3, 4}, "bshd,bthd->bhst"},
+                                   {"einsum", {2, 3, 9, 11}, {2, 11, 3, 4}, "bhst,bthd->bshd"},
+                                   {"einsum", {9, 16, 12}, {8, 16, 12}, "sdb,tdb->stb"},
+                                   {"einsum", {30, 5, 6}, {30, 6, 5}, "kab,kba->ab"},
+                                   {"einsum", {3, 8, 9}, {3, 9, 10}, "amk,akn->man"},
+                                   {"einsum", {8, 3, 9}, {9, 3, 10}, "mkl,lkn->mn"},
+                                   {"einsum", {5, 6, 7}, {7, 9}, "jik,kn->ijn"},
+                                   {"einsum", {7}, {9}, "i,j->ij"},
+                                   {"einsum", {70}, {70}, "i,i->"},
+                                   {"einsum", {3, 5, 2}, {7, 2}, "abk,nk->bn"},
+                                   {"einsum", {3, 5}, {3, 5}, "ij,ij->"},
+                                   {"einsum", {6}, {7, 6}, "k,nk->n"},
+                                   {"einsum", {0, 7, 20}, {20, 4, 5}, "bsw,whd->bshd"}};
+  uint64_t seed = 100;
+  for (const Case& c : cases) {
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      for (DType result : {dtype, DType::kFloat32, DType::kFloat16}) {
+        std::mt19937_64 random(++seed);
+        Attrs attrs;
+        if (!c.equation.empty()) attrs.Set("equation", c.equation);
+        attrs.Set("dtype", std::string(Name(result)));
+        OpCall call{c.op, c.op, {c.a, c.b}, {dtype, dtype}, &attrs};
+        Tensors in = {Tensor(dtype, c.a), Tensor(dtype, c.b)};
+        for (Tensor& x : in) x.Draw(&random);
+        Tensors out = {Tensor(result, Infer(BuiltinCatalog().Get(c.op), call).rule.out[0].shape)};
+        CheckOp(Cat(c.op, " ", c.equation, " ", c.a.str(), " ", c.b.str(), " ", Name(dtype), " to ",
+                    Name(result), ", seed ", seed),
+                c.op, attrs, in, out);
+      }
+    }
+  }
+}
+
+TEST(CudaProduct, LaterActsMayBeSmaller) {
+  std::mt19937_64 random(5);
+  Tensors in = {Tensor(DType::kFloat32, {8, 6, 10}), Tensor(DType::kFloat32, {10, 7})};
+  Tensors out = {Tensor(DType::kFloat32, {8, 6, 7})};
+  std::unique_ptr<Kernel> kernel = Registry().Make(SpecOf("matmul", {}, in, out), "cuda");
+  in[1].Draw(&random);
+  for (int64_t rows : {3, 0, 2, 8}) {
+    Tensors piece = {Tensor(DType::kFloat32, {8, 6, 10}, {0, 0, 0}, {rows, 6, 10}), in[1]};
+    Tensors got = {Tensor(DType::kFloat32, {8, 6, 7}, {0, 0, 0}, {rows, 6, 7})}, want = got;
+    piece[0].Draw(&random);
+    RunReference("matmul", {}, &piece, &want);
+    RunCuda(kernel.get(), "matmul", {}, &piece, &got);
+    ExpectClose(Cat("matmul of ", rows, " rows, seed 5"), &got[0], &want[0]);
+  }
+}
+
+// y[m n] = x[m k] w[k n] and what follows it, through the descriptor.
+TEST(CudaProduct, Epilogues) {
+  const int64_t m = 9, n = 16, k = 12;
+  for (Epilogue epilogue : {Epilogue::kBias, Epilogue::kGeluBias, Epilogue::kGeluGrad,
+                            Epilogue::kGeluGradBias, Epilogue::kBiasGradA}) {
+    Bench bench;
+    std::mt19937_64 random(static_cast<int>(epilogue));
+    using enum DType;
+    Tensor x(kFloat32, {m, k}), w(kFloat32, {k, n}), bias(kFloat32, {n}), aux(kFloat32, {m, n}),
+        y(kFloat32, {m, n});
+    for (Tensor* t : {&x, &w, &bias, &aux}) t->Draw(&random);
+    GemmDescriptor d = DescribeGemm({m, n, k, k, 1, n, 1, n, 1});
+    ASSERT_TRUE(d.swapped);
+    d.epilogue = epilogue;
+    if (epilogue != Epilogue::kBias && epilogue != Epilogue::kBiasGradA) d.ld_aux = n;
+    GemmOperands p;
+    p.a = bench.Upload(w.memory.data(), w.memory.size());
+    p.b = bench.Upload(x.memory.data(), x.memory.size());
+    p.bias = bench.Upload(bias.memory.data(), bias.memory.size());
+    p.aux = bench.Upload(aux.memory.data(), aux.memory.size());
+    p.d = bench.Device(y.memory.size());
+    p.workspace = bench.launch.workspace;
+    ASSERT_TRUE(MakeGemm(d)->Launch(p, bench.launch).ok());
+    Tensor got_bias = bias, got_aux = aux;
+    bench.Download(y.memory.data(), p.d, y.memory.size());
+    bench.Download(got_bias.memory.data(), p.bias, bias.memory.size());
+    bench.Download(got_aux.memory.data(), p.aux, aux.memory.size());
+    for (int64_t j = 0; j < n; ++j) {
+      float column = 0, weights = 0;
+      for (int64_t i = 0; i < m; ++i) {
+        float sum = 0;
+        for (int64_t l = 0; l < k; ++l) sum += x.At(i * k + l) * w.At(l * n + j);
+        float expected = sum, before = sum + bias.At(j);
+        if (epilogue == Epilogue::kBias) expected = before;
+        if (epilogue == Epilogue::kGeluBias) {
+          expected = scalar::Gelu()(before);
+          EXPECT_NEAR(got_aux.At(i * n + j), before, 1e-5);
+        }
+        if (d.ld_aux > 0 && epilogue != Epilogue::kGeluBias)
+          expected = scalar::GeluGrad()(sum, aux.At(i * n + j));
+        column += expected;
+        EXPECT_NEAR(y.At(i * n + j), expected, 2e-5) << static_cast<int>(epilogue) << " " << i << " " << j;
+      }
+      for (int64_t l = 0; l < k; ++l) weights += w.At(l * n + j);
+      if (epilogue != Epilogue::kGeluGradBias && epilogue != Epilogue::kBiasGradA) continue;
+      EXPECT_NEAR(got_bias.At(j), epilogue == Epilogue::kBiasGradA ? weights : column, 1e-4);
+    }
+  }
+}
+
+TEST(CudaProduct, Tf32IsOffUnlessAskedFor) {
+  ContractionTypes types{DType::kFloat32, DType::kFloat32};
+  EXPECT_FALSE(Tf32());
+  EXPECT_EQ(PlanContraction(EinsumLabels("mk,kn->mn"), {4, 4}, {4, 4}, types, 0).gemm.tf32, 0);
+  types.tf32 = true;
+  EXPECT_EQ(PlanContraction(EinsumLabels("mk,kn->mn"), {4, 4}, {4, 4}, types, 0).gemm.tf32, 1);
+}
+
+// --- Attention
+
+struct AttentionCase {
+  int64_t queries, begin, s, keys, width;
+  bool causal;
+  double dropout;
+};
+
+void CheckAttention(const AttentionCase& a, DType dtype, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::string what =
+      Cat("attention ", Name(dtype), " of ", a.s, " queries from ", a.begin, " and ", a.keys, " keys, width ",
+          a.width, ", causal ", a.causal, ", dropout ", a.dropout, ", seed ", seed);
+  auto piece = [&](int64_t whole, int64_t begin, int64_t extent) {
+    return Tensor(dtype, {3, whole, 4, a.width}, {1, begin, 1, 0}, {2, extent, 2, a.width});
+  };
+  Tensor q = piece(a.queries, a.begin, a.s), k = piece(a.keys, 0, a.keys), v = k, dout = q;
+  Tensor lse(DType::kFloat32, {3, 4, a.queries}, {1, 1, a.begin}, {2, 2, a.s});
+  for (Tensor* x : {&q, &k, &v, &dout}) x->Draw(&random);
+  Attrs attrs = {{"causal", int64_t{a.causal}}, {"dropout", a.dropout}, {"scale", 0.0}, {"key", int64_t{17}}};
+  CheckOp(what, "attention", attrs, {q, k, v}, {q, lse});
+  Tensors in = {q, k, v}, out = {q, lse};
+  RunReference("attention", attrs, &in, &out);
+  CheckOp("gradient of " + what, "attention_grad", attrs, {dout, q, k, v, out[0], out[1]}, {q, k, v});
+}
+
+const AttentionCase kCases[] = {
+    {70, 0, 70, 70, 64, true, 0},    {70, 0, 70, 70, 64, true, 0.2}, {65, 0, 65, 65, 16, false, 0},
+    {5, 0, 5, 100, 24, true, 0},     {1, 0, 1, 1, 3, true, 0},       {50, 15, 30, 50, 32, true, 0.3},
+    {32, 0, 32, 64, 80, true, 0},    {10, 0, 0, 10, 8, true, 0},     {33, 0, 33, 34, 300, false, 0.5},
+    {100, 64, 36, 100, 40, true, 0}, {3, 0, 3, 3, 5, false, 0},      {40, 0, 40, 20, 8, false, 0},
+};
+
+TEST(CudaAttention, OwnKernels) {
+  SetFlash(false);
+  uint64_t seed = 4000;
+  for (const AttentionCase& a : kCases) {
+    CheckAttention(a, DType::kFloat32, ++seed);
+    CheckAttention(a, DType::kBFloat16, ++seed);
+  }
+  CheckAttention(kCases[0], DType::kFloat16, ++seed);
+  SetFlash(true);
+}
+
+TEST(CudaAttention, ByTheLibraryWhereItTakesTheShape) {
+  uint64_t seed = 5000;
+  for (const AttentionCase& a : kCases) {
+    ++seed;
+    CheckAttention(a, seed % 2 ? DType::kFloat16 : DType::kBFloat16, seed);
+  }
+}
+
+TEST(CudaAttention, WhatTheLibraryMayTake) {
+  FlashShape shape{2, 3, 64, 64, 64, DType::kBFloat16, false, true, 0, 0.125f};
+  EXPECT_TRUE(MayFlash(shape));
+  FlashShape wide = shape, odd = shape, full = shape, shifted = shape, empty = shape;
+  wide.width = 264;
+  odd.width = 20;
+  full.dtype = DType::kFloat32;
+  shifted.shift = 5;
+  empty.batch = 0;
+  for (const FlashShape& s : {wide, odd, full, shifted, empty}) EXPECT_FALSE(MayFlash(s));
+  shifted.keys = 69;  // the last query sees the last key
+  EXPECT_TRUE(MayFlash(shifted));
+}
+
+}  // namespace
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,302 @@
+// What a GPU can do and what our steps make of it: copy bandwidth and matrix products (the ceilings),
+// training steps of two GPT-2s, and each kernel of such a step on its own beside the ceilings.
+//   bench_gpu --what=ceilings | steps | kernels --model=124M --batch=32
+#include <gflags/gflags.h>
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "actor/plan_reading.h"
+#include "compiler/compile.h"
+#include "core/random.h"
+#include "examples/gpt_model.h"
+#include "oneflow_like/session_impl.h"
+#include "tests/gpu/backend.h"
+#include "tests/gpu/measure.h"
+
+DEFINE_string(what, "ceilings",
+              "ceilings, steps (tokens/s of training) or kernels (each of a step on its own)");
+DEFINE_string(model, "124M", "tiny (for a test of this program), 10.8M, 124M or 1.3B");
+DEFINE_int64(batch, 0,
+             "sequences of a step; 0: as many as fit the card's memory, of 1, 2, 3, 4, 6, 8, 12 ... 256");
+DEFINE_string(dtype, "bf16", "fp32, bf16 or fp16");
+DEFINE_int32(device, 0, "number of the GPU");
+DEFINE_int32(steps, 30, "measured, after 5 that are not");
+DEFINE_int32(hottest, 10, "kernels that are shown");
+
+namespace oneflow_like::gpu {
+namespace {
+
+constexpr int kWarmUp = 5;
+constexpr int64_t kVocabulary = 50304;
+
+struct Gpt {
+  std::string name;
+  GptConfig config;
+};
+
+Gpt ModelOfFlag() {
+  const std::vector<Gpt> models = {
+      {"tiny", {.layers = 1, .width = 32, .heads = 2, .context = 8, .vocabulary = 64}},
+      {"10.8M", {.layers = 6, .width = 384, .heads = 6, .context = 256, .vocabulary = 256}},
+      {"124M", {.layers = 12, .width = 768, .heads = 12, .context = 1024, .vocabulary = kVocabulary}},
+      {"1.3B", {.layers = 24, .width = 2048, .heads = 16, .context = 1024, .vocabulary = kVocabulary}}};
+  for (const Gpt& model : models) {
+    if (model.name == FLAGS_model) return model;
+  }
+  Fail("--model=", FLAGS_model, ": must be tiny, 10.8M, 124M or 1.3B");
+}
+
+DType DTypeOfFlag() {
+  if (FLAGS_dtype == "fp32") return DType::kFloat32;
+  if (FLAGS_dtype == "bf16") return DType::kBFloat16;
+  if (FLAGS_dtype == "fp16") return DType::kFloat16;
+  Fail("--dtype=", FLAGS_dtype, ": must be fp32, bf16 or fp16");
+}
+
+// A model and its training on one GPU; compiled when made, loaded by the first step.
+class Training {
+ public:
+  Training(const GptConfig& config, int64_t batch)
+      : batch_(batch), config_(config), model_(Mesh("cuda", {{"dp", 1}, {"tp", 1}, {"pp", 1}}), Options()) {
+    const Dims shape{batch, config.context};
+    Tensor tokens = model_.Input("tokens", shape, DType::kInt32, {{"dp", S(0)}});
+    Tensor targets = model_.Input("targets", shape, DType::kInt32, {{"dp", S(0)}});
+    TrainOptions options;
+    options.dtype = DTypeOfFlag();
+    session_ = std::make_unique<Session>(
+        Train(GptLoss(model_.scope(), tokens, targets, config), AdamW{.lr = 3e-4}, options));
+  }
+  Session& session() { return *session_; }
+  int64_t tokens() const { return batch_ * config_.context; }
+  int64_t PeakBytes() const { return session_->Summaries().at(0).peak_bytes; }
+
+  Feeds MakeFeeds(int64_t step) const {
+    std::vector<int32_t> ids(tokens() + 1);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<int32_t>(RandomBits(7, step, i) % static_cast<uint64_t>(config_.vocabulary));
+    }
+    const Dims shape{batch_, config_.context};
+    return {{"tokens", ToHost(std::vector<int32_t>(ids.begin(), ids.end() - 1), shape)},
+            {"targets", ToHost(std::vector<int32_t>(ids.begin() + 1, ids.end()), shape)}};
+  }
+
+ private:
+  static ModelOptions Options() {
+    ModelOptions options;
+    options.devices = {FLAGS_device};
+    return options;
+  }
+
+  int64_t batch_;
+  GptConfig config_;
+  Model model_;
+  std::unique_ptr<Session> session_;
+};
+
+// Floating point operations of a step that nobody can save: three products for each weight matrix (forward,
+// and the gradients of both operands), and causal attention's six products of which half the positions count.
+double FlopsOf(const GptConfig& c, int64_t tokens) {
+  const double width = static_cast<double>(c.width), layers = static_cast<double>(c.layers),
+               n = static_cast<double>(tokens);
+  const double matrices = layers * 12 * width * width + static_cast<double>(c.vocabulary) * width;
+  return 6 * n * matrices + 6 * n * static_cast<double>(c.context) * width * layers;
+}
+
+// The largest batch whose plan fits what is free: memory is known before the first step.
+int64_t BatchOfFlag(const Gpt& gpt) {
+  if (FLAGS_batch > 0) return FLAGS_batch;
+  int64_t free = 0;
+  {
+    MeasuredDevice card(TestedBackend(), FLAGS_device);
+    free = card.FreeBytes() - kCudaBytesBesides - (int64_t{256} << 20);
+  }
+  std::vector<int64_t> batches;
+  for (int64_t b : {1, 2, 3}) batches.push_back(b);
+  for (int64_t b = 4; b <= 256; b *= 2) batches.push_back(b), batches.push_back(b / 2 * 3);
+  int64_t best = 0;
+  for (int64_t batch : batches) {
+    if (Training(gpt.config, batch).PeakBytes() > free) break;
+    best = batch;
+  }
+  if (best == 0)
+    Fail("GPT ", gpt.name, " does not fit the ", free, " bytes that are free, even with a batch of 1");
+  return best;
+}
+
+Ceilings CeilingsNow() {
+  MeasuredDevice card(TestedBackend(), FLAGS_device);
+  return MeasureCeilings(&card, Emulated());
+}
+
+void PrintCeilings(const Ceilings& c) {
+  std::printf("result: copy_GBps=%.0f bf16_TFLOPs=%.1f f16_TFLOPs=%.1f f32_TFLOPs=%.1f launch_us=%.2f\n",
+              c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.launch * 1e6);
+  std::printf(
+      "figure: copy %.0f GB/s; products bf16 %.0f, f16 %.0f, f32 %.1f TFLOP/s; a small kernel %.1f us\n",
+      c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.launch * 1e6);
+}
+
+void RunSteps() {
+  const Gpt gpt = ModelOfFlag();
+  const int64_t batch = BatchOfFlag(gpt);
+  const double peak = CeilingsNow().Product(DTypeOfFlag());
+  Training training(gpt.config, batch);
+  std::vector<Feeds> feeds;
+  for (int i = 0; i < 4; ++i) feeds.push_back(training.MakeFeeds(i));
+  std::deque<StepResult> in_flight;
+  float loss = 0;
+  auto run = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      in_flight.push_back(training.session().Run(feeds[i % feeds.size()]));
+      if (in_flight.size() < 2) continue;
+      loss = in_flight.front().Scalar("loss");
+      in_flight.pop_front();
+    }
+    while (!in_flight.empty()) loss = in_flight.front().Scalar("loss"), in_flight.pop_front();
+  };
+  run(kWarmUp);
+  (void)training.session().TakeProfile();
+  const double start = Now();
+  run(FLAGS_steps);
+  const double seconds = (Now() - start) / FLAGS_steps;
+  const StepProfile profile = training.session().TakeProfile();
+  double host = profile.runtime;
+  for (const auto& [kind, spent] : profile.kernels) host += spent;
+  host /= std::max<int64_t>(profile.steps, 1);
+  const double flops = FlopsOf(gpt.config, training.tokens()) / seconds;
+  std::printf(
+      "result: tokens_per_s=%.0f step_ms=%.3f batch=%lld TFLOPs=%.1f of_peak=%.4f host_share=%.4f "
+      "loss=%.4f\n",
+      static_cast<double>(training.tokens()) / seconds, seconds * 1e3, static_cast<long long>(batch),
+      flops / 1e12, flops / peak, host / seconds, static_cast<double>(loss));
+  std::printf(
+      "figure: %.0f tokens/s, batch %lld, %.1f ms a step, %.0f TFLOP/s, %.1f %% of the measured %s peak, "
+      "host %.1f %% of the step\n",
+      static_cast<double>(training.tokens()) / seconds, static_cast<long long>(batch), seconds * 1e3,
+      flops / 1e12, 100 * flops / peak, FLAGS_dtype.c_str(), 100 * host / seconds);
+}
+
+// --- Each kernel of a step on its own
+
+struct HotKernel {
+  plan::Kernel kernel;
+  int uses = 0;  // in one step
+  Timing timing;
+  double StepSeconds() const { return uses * timing.seconds; }
+};
+
+// "einsum bsw,whd->bshd bf16[32,1024,768] bf16[768,12,64]"
+std::string NameOf(const plan::Kernel& kernel) {
+  KernelSpec spec = ToSpec(kernel);
+  std::string text = spec.name;
+  for (const char* attr : {"equation", "program"}) {
+    if (spec.attrs.Has(attr)) text += " '" + spec.attrs.Str(attr) + "'";
+  }
+  for (const TensorArg& arg : spec.in) text += Cat(" ", Name(arg.dtype), arg.extent.str());
+  return text;
+}
+
+std::map<std::string, HotKernel> KernelsOf(const plan::Plan& plan) {
+  std::map<std::string, HotKernel> kernels;
+  for (const plan::Actor& actor : plan.actor()) {
+    if (!actor.feed().empty() || !actor.fetch().empty() || actor.has_collective()) continue;
+    for (const plan::Kernel& kernel : actor.kernel()) {
+      HotKernel& hot = kernels[NameOf(kernel)];
+      hot.kernel = kernel;
+      hot.uses += actor.acts();
+    }
+  }
+  return kernels;
+}
+
+// What bounds it, and its rate beside that ceiling. Causal attention does half the work the plan counts.
+std::string Rate(const HotKernel& hot, const Ceilings& ceilings) {
+  const KernelSpec spec = ToSpec(hot.kernel);
+  const double flops = hot.kernel.flops() / (spec.attrs.Int("causal", 0) != 0 ? 2 : 1);
+  const DType dtype = spec.in.empty() ? DType::kFloat32 : spec.in[0].dtype;
+  const bool arithmetic = hot.kernel.category() == "matmul" || hot.kernel.category() == "attention";
+  char text[120];
+  if (arithmetic) {
+    const double rate = flops / hot.timing.seconds;
+    std::snprintf(text, sizeof text, "%.1f TFLOP/s, %.0f %% of products' %.0f", rate / 1e12,
+                  100 * rate / ceilings.Product(dtype), ceilings.Product(dtype) / 1e12);
+  } else {
+    const double rate = hot.timing.bytes / hot.timing.seconds;
+    std::snprintf(text, sizeof text, "%.0f GB/s, %.0f %% of a copy's %.0f", rate / 1e9,
+                  100 * rate / ceilings.copy, ceilings.copy / 1e9);
+  }
+  return text;
+}
+
+void RunKernels() {
+  const Gpt gpt = ModelOfFlag();
+  Training training(gpt.config, BatchOfFlag(gpt));
+  MeasuredDevice card(TestedBackend(), FLAGS_device);
+  const Ceilings ceilings = MeasureCeilings(&card, Emulated());
+  std::vector<HotKernel> kernels;
+  for (auto& [name, hot] : KernelsOf(PlanOf(training.session().impl()->compiled, 0).plan)) {
+    if (card.registry.Has(hot.kernel.name(), "cuda")) {
+      hot.timing = TimeKernel(&card, ToSpec(hot.kernel), hot.kernel.scratch_bytes());
+      kernels.push_back(hot);
+    }
+  }
+  std::sort(kernels.begin(), kernels.end(),
+            [](const HotKernel& a, const HotKernel& b) { return a.StepSeconds() > b.StepSeconds(); });
+  double all = 0, ten = 0;
+  for (const HotKernel& hot : kernels) all += hot.StepSeconds();
+  std::printf(
+      "| ms a step | share | uses | us each | rate | kernel | line |\n|---|---|---|---|---|---|---|\n");
+  for (size_t i = 0; i < kernels.size() && i < static_cast<size_t>(FLAGS_hottest); ++i) {
+    const HotKernel& hot = kernels[i];
+    ten += hot.StepSeconds();
+    std::printf("| %.3f | %.1f %% | %d | %.1f | %s | %s | %s:%d |\n", hot.StepSeconds() * 1e3,
+                100 * hot.StepSeconds() / all, hot.uses, hot.timing.seconds * 1e6,
+                Rate(hot, ceilings).c_str(), NameOf(hot.kernel).c_str(), hot.kernel.file().c_str(),
+                hot.kernel.line());
+  }
+  PrintCeilings(ceilings);
+  std::printf("figure: all kernels alone %.2f ms a step, the %d hottest %.0f %% of it\n", all * 1e3,
+              FLAGS_hottest, 100 * ten / all);
+}
+
+int Run() {
+  std::printf("device: %s\n", TestedBackend()->Describe(FLAGS_device).c_str());
+  if (FLAGS_what == "ceilings") {
+    PrintCeilings(CeilingsNow());
+  } else if (FLAGS_what == "steps") {
+    RunSteps();
+  } else if (FLAGS_what == "kernels") {
+    RunKernels();
+  } else {
+    Fail("--what=", FLAGS_what, ": must be ceilings, steps or kernels");
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace oneflow_like::gpu
+
+int main(int argc, char** argv) {
+  gflags::SetUsageMessage("Measures a GPU and training steps on it.");
+  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  google::InitGoogleLogging(argv[0]);
+  FLAGS_logtostderr = true;
+  try {
+    oneflow_like::gpu::TestedBackend();
+  } catch (const std::exception& error) {
+    std::printf("no GPU to measure: %s\n", error.what());
+    return 2;
+  }
+  try {
+    return oneflow_like::gpu::Run();
+  } catch (const std::exception& error) {
+    std::printf("error: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,168 @@
+#!/bin/sh
+# Runs every check that needs a GPU and prints one table. In the bundle that bundle.sh makes:
+#   ./run.sh                        everything
+#   ./run.sh --only=ops,boxing      some of it; --list names all
+#   ./run.sh --device=1 --logs=DIR  on another GPU; where each check's output goes (default ./logs)
+# Exit code: 0 all passed (skipped: not for this machine, as what needs several cards where there is one), 1 some
+# failed, 2 there is no GPU, 3 none failed but some could not be run (no PyTorch, no compute-sanitizer).
+set -u
+cd "$(dirname "$0")" || exit 1
+
+CHECKS="ops boxing loss_curves narrow_types nccl cards faults out_of_memory sessions examples memcheck racecheck ceilings
+steps_124M torch_124M kernels_124M steps_1.3B torch_1.3B kernels_1.3B"
+only= device=0 logs=logs python=python3
+for argument in "$@"; do
+  case $argument in
+    --only=*) only=$(echo "${argument#*=}" | tr ',' ' ') ;;
+    --device=*) device=${argument#*=} ;;
+    --logs=*) logs=${argument#*=} ;;
+    --python=*) python=${argument#*=} ;;
+    --list) echo $CHECKS; exit 0 ;;
+    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --python=FILE --list" >&2; exit 1 ;;
+  esac
+done
+for check in $only; do
+  case " $(echo $CHECKS) " in
+    *" $check "*) ;;
+    *) echo "run.sh: there is no check '$check'; there are: $(echo $CHECKS)" >&2; exit 1 ;;
+  esac
+done
+mkdir -p "$logs" || exit 1
+
+# CUDA's libraries where the linker does not find them itself: the toolkit's folder, and what comes with PyTorch. Only
+# for our programs; their own libraries (lib/) are found by path and come first.
+cuda_libraries() {
+  for folder in /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do
+    [ -d "$folder" ] && printf '%s:' "$folder"
+  done
+  "$python" -c '
+import glob, os, site, sysconfig
+roots = {sysconfig.get_paths()["purelib"], *site.getsitepackages()}
+print(":".join(sorted(d for r in roots for d in glob.glob(os.path.join(r, "nvidia", "*", "lib")))))' 2>/dev/null
+}
+CUDA_LIBRARIES=$(cuda_libraries)
+# UCX looks for transports beside itself, and then where its package had them: not another UCX's of this machine.
+ours() {
+  LD_LIBRARY_PATH="$CUDA_LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" UCX_MODULE_DIR="$PWD/lib/ucx" "$@"
+}
+
+# The value of `key=` in the last line that begins with "result:".
+value() { grep '^result:' "$1" 2>/dev/null | tail -n 1 | tr ' ' '\n' | sed -n "s/^$2=//p"; }
+json() { sed -n "s/.*\"$2\": \"\{0,1\}\([^,\"}]*\).*/\1/p" "$1" 2>/dev/null | tail -n 1; }
+
+missing() { echo "not run: $*" > "$log.missing"; }
+
+skipped() { echo "$*" > "$log.skipped"; }
+
+tests() {  # program filter; with no test that is for this machine the check is skipped
+  program=$1 filter=$2
+  shift 2
+  ours "bin/$program" "--device=$device" "--gtest_filter=$filter" "$@" || return
+  grep -q '\[       OK \]' "$log" || skipped "$(sed -n '/: Skipped$/{n;p;}' "$log" | head -n 1)"
+}
+
+sanitizer() {
+  tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer /usr/local/cuda*/compute-sanitizer/compute-sanitizer \
+    2>/dev/null | head -n 1)
+  if [ -z "$tool" ]; then
+    missing "compute-sanitizer is not installed"
+    return 1
+  fi
+  ours "$tool" --tool "$1" --error-exitcode 9 bin/ops_gpu "--device=$device" --quick --apart \
+    '--gtest_filter=-Nccl*:Memory*:Faults*' && grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$log" | tail -n 1 |
+    sed 's/=* *//; s/^/figure: /'
+}
+
+# The first losses on the GPU beside the CPU's, and a run to the end.
+examples() {
+  common="--text=data/jargon.txt.gz --steps=20 --eval_batches=0 --sample_tokens=0 --dropout=0"
+  ours bin/gpt --mesh=cpu:dp=1 $common --log_json="$logs/gpt_cpu.json" || return
+  ours bin/gpt --mesh=cuda:dp=1 --devices=$device $common --log_json="$logs/gpt_cuda.json" || return
+  ours bin/gpt --mesh=cuda:dp=2,tp=2,pp=2 --devices=$device --micro_batches=4 --text=data/jargon.txt.gz --steps=20 \
+    --eval_batches=2 --sample_tokens=20 || return
+  paste "$logs/gpt_cpu.json" "$logs/gpt_cuda.json" | sed 's/[^\t]*"loss": *\([^,}]*\)[^\t]*/\1/g' | awk '
+    { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; lines++ }
+    END { printf "figure: gpt, %d steps, cpu and GPU differ by %.1e\n", lines, worst; exit !(lines == 20 && worst <= 1e-3) }'
+}
+
+bench() { ours bin/bench_gpu "--device=$device" "$@"; }
+
+torch_steps() {  # model batches...
+  if ! "$python" -c 'import torch, sys; sys.exit(not (torch.cuda.is_available() and int(torch.__version__.split(".")[0]) >= 2))' 2>/dev/null
+  then
+    missing "$python has no PyTorch 2 that sees a GPU"
+    return 1
+  fi
+  model=$1
+  shift
+  "$python" peers/gpt_cuda.py --model "$model" --device "$device" --batch "$@" || return
+  their=$(json "$log" tokens_per_s)
+  text="$(printf '%.0f' "$their") tokens/s, batch $(json "$log" batch), PyTorch $(json "$log" torch) compiled"
+  own=$(value "$logs/steps_$model.log" tokens_per_s)
+  if [ -n "$own" ]; then text="$text; ours is $(awk "BEGIN { printf \"%.2f\", $own / $their }") times it"; fi
+  echo "figure: $text"
+}
+
+run_check() {
+  case $1 in
+    ops) tests ops_gpu 'Catalog/*:Larger*:Faults*' ;;
+    boxing) tests ops_gpu 'Boxing*' && tests runtime_gpu 'Boxing*' ;;
+    loss_curves) tests runtime_gpu 'LossCurve*:*VirtualGpus*' ;;
+    narrow_types) tests runtime_gpu '*Narrow*' ;;
+    nccl) tests ops_gpu 'Nccl*' ;;
+    cards) tests runtime_gpu 'Cards*' ;;
+    faults) tests runtime_gpu 'Faults*' ;;
+    out_of_memory) tests runtime_gpu 'Memory*' && tests ops_gpu 'Memory*' ;;
+    sessions) tests runtime_gpu 'Sessions*' ;;
+    examples) examples ;;
+    memcheck | racecheck) sanitizer "$1" ;;
+    ceilings) bench --what=ceilings ;;
+    steps_124M) bench --what=steps --model=124M --batch=32 ;;
+    steps_1.3B) bench --what=steps --model=1.3B ;;
+    torch_124M) torch_steps 124M 32 ;;
+    torch_1.3B) torch_steps 1.3B 96 64 48 32 24 16 12 8 6 4 2 1 ;;
+    kernels_124M) bench --what=kernels --model=124M --batch=32 ;;
+    kernels_1.3B) bench --what=kernels --model=1.3B ;;
+  esac
+}
+
+# One look at the card before anything else: 2 says that there is none, and why.
+ours bin/ops_gpu "--device=$device" --gtest_filter=Nothing > "$logs/device.log" 2>&1
+code=$?
+sed -n '/^device: /p; /^no GPU/p' "$logs/device.log"
+if [ $code -eq 2 ]; then exit 2; fi
+if [ $code -ne 0 ]; then cat "$logs/device.log"; exit 1; fi
+
+failed=0 absent=0
+printf '\n| check | result | figure | seconds |\n|---|---|---|---|\n'
+for check in ${only:-$CHECKS}; do
+  log=$logs/$check.log
+  rm -f "$log.missing" "$log.skipped"
+  start=$(date +%s)
+  run_check "$check" > "$log" 2>&1
+  code=$?
+  seconds=$(($(date +%s) - start))
+  figure=$(sed -n 's/^figure: //p' "$log" | tail -n 1)
+  if [ -e "$log.missing" ]; then
+    result="not run" figure=$(sed 's/^not run: //' "$log.missing") absent=$((absent + 1))
+    rm -f "$log.missing"
+  elif [ -e "$log.skipped" ]; then
+    result=skipped figure=$(cat "$log.skipped")
+    rm -f "$log.skipped"
+  elif [ $code -eq 0 ]; then
+    result=passed
+  else
+    result="FAILED ($code)" failed=$((failed + 1))
+    [ -n "$figure" ] || figure=$(grep -m 1 'error\|Failure\|\[  FAILED' "$log" | cut -c 1-120 | tr '|' '/')
+  fi
+  printf '| %s | %s | %s | %s |\n' "$check" "$result" "$figure" "$seconds"
+done
+for check in kernels_124M kernels_1.3B; do
+  [ -z "$only" ] || case " $only " in *" $check "*) ;; *) continue ;; esac
+  printf '\n%s, the hottest on their own:\n\n' "$check"
+  grep '^|' "$logs/$check.log"
+done
+echo
+if [ $failed -gt 0 ]; then echo "$failed failed; what each printed is in $logs/"; exit 1; fi
+if [ $absent -gt 0 ]; then echo "none failed, $absent could not be run"; exit 3; fi
+echo "all passed"
