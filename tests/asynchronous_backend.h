@@ -36,8 +36,8 @@ class LateBackend final : public Backend {
   const std::string& kind() const override { return kind_; }
   int device_count() const override { return devices_; }
   std::string Describe(int) const override { return "the host, later"; }
-  std::unique_ptr<Device> MakeDevice(int rank, int device, MemorySource*) override {
-    return std::make_unique<LateDevice>(rank, Cat("late", device), seed_ + 1000 * rank, delay_us_);
+  std::unique_ptr<Device> MakeDevice(int rank, int device, MemorySource* shared) override {
+    return std::make_unique<LateDevice>(rank, Cat("late", device), seed_ + 1000 * rank, delay_us_, shared);
   }
   void AddKernels(KernelRegistry* registry) const override {
     std::vector<std::string> names = BuiltinCatalog().names();

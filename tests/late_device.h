@@ -153,15 +153,20 @@ class LateStream final : public DeviceStream {
 
 class LateDevice final : public Device {
  public:
-  LateDevice(int rank, std::string hardware, uint64_t seed, int delay_us)
-      : host_(MakeHostDevice(rank)), hardware_(std::move(hardware)), seed_(seed), delay_us_(delay_us) {}
+  // AllocateHost takes from `shared` when given.
+  LateDevice(int rank, std::string hardware, uint64_t seed, int delay_us, MemorySource* shared = nullptr)
+      : host_(MakeHostDevice(rank)),
+        shared_(MakeHostDevice(rank, shared)),
+        hardware_(std::move(hardware)),
+        seed_(seed),
+        delay_us_(delay_us) {}
   const std::string& kind() const override { return kind_; }
   int index() const override { return host_->index(); }
   std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override {
     return host_->Allocate(bytes, what);
   }
   std::unique_ptr<Memory> AllocateHost(size_t bytes, const std::string& what) override {
-    return host_->Allocate(bytes, what);
+    return shared_->Allocate(bytes, what);
   }
   void CopyIn(void* device, const void* host, size_t bytes) override { host_->CopyIn(device, host, bytes); }
   void CopyOut(void* host, const void* device, size_t bytes) override { host_->CopyOut(host, device, bytes); }
@@ -172,7 +177,7 @@ class LateDevice final : public Device {
   bool Reaches(const Device& other) const override { return other.kind() == kind_; }
 
  private:
-  std::unique_ptr<Device> host_;
+  std::unique_ptr<Device> host_, shared_;
   const std::string kind_ = "cuda", hardware_;
   uint64_t seed_;
   const int delay_us_;

@@ -1,5 +1,6 @@
 // The house stands on its floors: no source file includes a header of a layer above or beside its own.
 //   core < sbp < ops < compiler < oneflow_like < examples, and core < actor < oneflow_like
+// cuda stands on ops, and nothing on cuda: programs open it when they run.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -18,6 +19,7 @@ const std::map<std::string, std::set<std::string>> kBelow = {
     {"core", {}},
     {"sbp", {"core"}},
     {"ops", {"core", "sbp"}},
+    {"cuda", {"core", "sbp", "ops"}},
     {"compiler", {"core", "sbp", "ops"}},
     {"actor", {"core"}},
     {"net", {"core", "actor"}},

@@ -1,4 +1,4 @@
-// Several real processes for tests of the network: forked children, each with a line to the test, and a Node
+// Several real processes for tests of the network: forked children, each with a line to the test, and a NetworkNode
 // in each child that records what its network tells. Every child has an alarm, so nothing hangs.
 #pragma once
 
@@ -159,11 +159,11 @@ struct Call : Message {
 };
 
 // A child's network.
-class Node : public Channel {
+class NetworkNode : public Channel {
  public:
   using Handler = std::function<void(int, const std::string&, std::unique_ptr<Incoming>)>;
 
-  Node(int me, int count, Line* line, NetworkOptions options = {}, Handler handler = nullptr)
+  NetworkNode(int me, int count, Line* line, NetworkOptions options = {}, Handler handler = nullptr)
       : me(me), handler(std::move(handler)), network(Network::Make(options)) {
     network->SetChannel(Network::kFree, this);
     network->SetChannel(Network::kFree + 1, &second_);
@@ -213,11 +213,11 @@ class Node : public Channel {
 
  private:
   struct Second : Channel {
-    explicit Second(Node* node) : node(node) {}
+    explicit Second(NetworkNode* node) : node(node) {}
     void Deliver(int from, const void* header, size_t bytes, std::unique_ptr<Incoming> data) override {
       node->second_handler(from, std::string(static_cast<const char*>(header), bytes), std::move(data));
     }
-    Node* node;
+    NetworkNode* node;
   } second_{this};
   std::mutex mutex_;  // the test's thread looks at what the network's has written
   std::vector<Network::Failure> failures_;

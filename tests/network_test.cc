@@ -61,7 +61,7 @@ Planned Plan(uint32_t seed, int from, int to, int channel, int index) {
 // Sends all of its plan, some at a time, and receives all of the others'.
 class MixedLoad {
  public:
-  MixedLoad(Node* node, int count, uint32_t seed, int messages)
+  MixedLoad(NetworkNode* node, int count, uint32_t seed, int messages)
       : node_(node), count_(count), seed_(seed), messages_(messages) {
     node->handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
       Arrived(from, 0, header, std::move(data));
@@ -168,7 +168,7 @@ class MixedLoad {
     node_->network->Post(&call_);
   }
 
-  Node* node_;
+  NetworkNode* node_;
   const int count_;
   const uint32_t seed_;
   const int messages_;  // on each channel to each other
@@ -183,7 +183,7 @@ class MixedLoad {
 void RunMixedLoad(int count, int messages, uint32_t seed) {
   SCOPED_TRACE(Cat("seed ", seed));
   Processes processes(count, [=](int me, Line* line) {
-    Node node(me, count, line);
+    NetworkNode node(me, count, line);
     MixedLoad load(&node, count, seed, messages);
     line->Say("");
     for (int k = 0; k < count; ++k) line->Hear();  // all have their handlers
@@ -212,7 +212,7 @@ TEST(NetworkTest, LargeDataLiesAtTheSenderUntilReceived) {
   Processes processes(2, [](int me, Line* line) {
     std::unique_ptr<Incoming> held;
     std::atomic<int> got{0};
-    Node node(me, 2, line, {}, [&](int, const std::string& header, std::unique_ptr<Incoming> data) {
+    NetworkNode node(me, 2, line, {}, [&](int, const std::string& header, std::unique_ptr<Incoming> data) {
       if (header == "data") held = std::move(data);
       ++got;
     });
@@ -252,7 +252,7 @@ TEST(NetworkTest, DroppedDataFreesItsSender) {
   Processes processes(2, [](int me, Line* line) {
     std::vector<std::unique_ptr<Incoming>> held;
     std::atomic<int> got{0};
-    Node node(me, 2, line, {}, [&](int, const std::string& header, std::unique_ptr<Incoming> data) {
+    NetworkNode node(me, 2, line, {}, [&](int, const std::string& header, std::unique_ptr<Incoming> data) {
       if (header == "later") held.push_back(std::move(data));  // the other one is dropped right here
       ++got;
     });
@@ -281,7 +281,7 @@ TEST(NetworkTest, DroppedDataFreesItsSender) {
 // Endless traffic with every other process, in both directions, large and small, until told to stop.
 class Traffic {
  public:
-  Traffic(Node* node, int count) : node_(node), count_(count), sending_(count), receiving_(count) {
+  Traffic(NetworkNode* node, int count) : node_(node), count_(count), sending_(count), receiving_(count) {
     node->handler = [this](int from, const std::string&, std::unique_ptr<Incoming> data) {
       if (data->bytes() == 0) return;
       ++arrived_[from];
@@ -353,7 +353,7 @@ class Traffic {
     node_->network->Post(&call_);
   }
 
-  Node* node_;
+  NetworkNode* node_;
   const int count_;
   std::vector<std::atomic<int>> sending_, receiving_;
   std::atomic<int> arrived_[8] = {}, failed_[8] = {};
@@ -369,7 +369,7 @@ void LoseOneOfThree(int signal, double after, double peer_timeout, const std::st
   Processes processes(3, [=](int me, Line* line) {
     NetworkOptions options;
     options.peer_timeout = peer_timeout;
-    Node node(me, 3, line, options);
+    NetworkNode node(me, 3, line, options);
     Traffic traffic(&node, 3);
     line->Say("");
     for (int k = 0; k < 3; ++k) line->Hear();
@@ -432,7 +432,7 @@ TEST(NetworkTest, ASilentPeerIsLostAfterItsTime) {
 TEST(NetworkTest, AnExpectedEndIsNoFailure) {
   for (bool expected : {true, false}) {
     Processes processes(2, [=](int me, Line* line) {
-      Node node(me, 2, line);
+      NetworkNode node(me, 2, line);
       line->Say("");
       for (int k = 0; k < 2; ++k) line->Hear();
       if (me == 1) {
@@ -469,7 +469,7 @@ TEST(NetworkTest, APeerThatIsGoneAlreadyIsLost) {
       return;
     }
     Flag sent;
-    Node node(me, 2, line);
+    NetworkNode node(me, 2, line);
     node.Send(1, "x", KnownBytes().data(), kMiB, &sent);
     WaitUntil([&] { return sent.done() && !node.failures().empty(); });
     REQUIRE(!sent.ok && node.failures().size() == 1u);
@@ -491,7 +491,7 @@ TEST(NetworkTest, LastWordsAreHeard) {
   for (int round = 0; round < 20; ++round) {
     Processes processes(2, [=](int me, Line* line) {
       std::atomic<bool> heard{false};
-      Node node(me, 2, line);
+      NetworkNode node(me, 2, line);
       node.Run([&] {
         node.handler = [&](int, const std::string&, std::unique_ptr<Incoming>) {
           heard = true;
@@ -523,7 +523,7 @@ void ExpectAStopIsForgiven(double peer_timeout, double seconds, bool deaf) {
     std::atomic<int> got{0};
     NetworkOptions options;
     options.peer_timeout = peer_timeout;
-    Node node(me, 2, line, options, [&](int, const std::string&, std::unique_ptr<Incoming>) { ++got; });
+    NetworkNode node(me, 2, line, options, [&](int, const std::string&, std::unique_ptr<Incoming>) { ++got; });
     if (deaf && me == 0) node.Run([&] { node.network->StopHeartbeats(); });
     line->Say("ready");
     line->Hear();
@@ -573,7 +573,7 @@ TEST(NetworkTest, ASlowLineIsNotSilence) {
       Flag received;
       NetworkOptions options;
       options.peer_timeout = 2;  // 1.2 s of silence; the message takes 3.4 s
-      Node node(me, 2, line, options, [&](int, const std::string&, std::unique_ptr<Incoming> data) {
+      NetworkNode node(me, 2, line, options, [&](int, const std::string&, std::unique_ptr<Incoming> data) {
         held = std::move(data);
         held->Receive(to.data(), &received);
       });
@@ -655,7 +655,7 @@ std::vector<std::string> BoundTo() {
 
 TEST(NetworkTest, OnlyTheLoopbackIsBound) {
   Processes processes(2, [](int me, Line* line) {
-    Node node(me, 2, line);
+    NetworkNode node(me, 2, line);
     line->Say("");
     for (int k = 0; k < 2; ++k) line->Hear();
     std::vector<std::string> bound = BoundTo();
@@ -675,7 +675,7 @@ TEST(NetworkTest, NothingIsLeftBehind) {
     size_t fds = Entries("/proc/self/fd"), threads = Entries("/proc/self/task");
     for (int round = 0; round < kRounds; ++round) {
       {
-        Node node(me, 2, line);
+        NetworkNode node(me, 2, line);
         Traffic traffic(&node, 2);
         line->Say("");
         for (int k = 0; k < 2; ++k) line->Hear();
@@ -702,7 +702,7 @@ TEST(NetworkTest, TheEndTellsWhatWasUnderWay) {
   Processes processes(2, [](int me, Line* line) {
     std::unique_ptr<Incoming> held;
     std::atomic<int> got{0};
-    Node node(me, 2, line, {}, [&](int, const std::string&, std::unique_ptr<Incoming> data) {
+    NetworkNode node(me, 2, line, {}, [&](int, const std::string&, std::unique_ptr<Incoming> data) {
       held = std::move(data);
       ++got;
     });
@@ -733,7 +733,7 @@ TEST(NetworkTest, TheEndTellsWhatWasUnderWay) {
 
 TEST(NetworkTest, ClocksOfOneHostAgree) {
   Processes processes(2, [](int me, Line* line) {
-    Node node(me, 2, line);
+    NetworkNode node(me, 2, line);
     WaitUntil([&] { return node.network->OffsetTo(1 - me).round_trip_ns != 0; });
     Sleep(0.3);
     Network::ClockOffset offset = node.network->OffsetTo(1 - me);
@@ -796,7 +796,7 @@ struct Figures {
   Figures(int me, Line* line, int spin_us) : buffer(64 * kMiB) {
     NetworkOptions options;
     options.spin_us = spin_us;
-    node = std::make_unique<Node>(me, 2, line, options);
+    node = std::make_unique<NetworkNode>(me, 2, line, options);
     node->handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
       if (data->bytes() != 0) {
         held = std::move(data);
@@ -847,7 +847,7 @@ struct Figures {
   int left = 0, me_ = 0;
   int64_t start = 0;
   std::atomic<int64_t> took{0};
-  std::unique_ptr<Node> node;
+  std::unique_ptr<NetworkNode> node;
 };
 
 TEST(NetworkTest, Figures) {
