@@ -66,11 +66,18 @@ class Fuser {
     return false;
   }
 
+  // A launch of a fused kernel on a GPU takes so many addresses.
+  bool HasRoom(int group, int n) const {
+    size_t operands = graph_.node(n).in.size();
+    for (int m : members_.at(group)) operands += graph_.node(m).in.size();
+    return operands <= kMostOperands;
+  }
+
   void Join(int n) {
     if (!CanFuse(n)) return;
     for (int v : graph_.node(n).in) {
       int p = graph_.value(v).producer, g = group_[p];
-      if (g < 0 || !Alike(p, n) || members_[g].size() >= kMostSteps) continue;
+      if (g < 0 || !Alike(p, n) || members_[g].size() >= kMostSteps || !HasRoom(g, n)) continue;
       bool depends = false;
       ++visit_;
       for (int other : graph_.node(n).in) {
@@ -134,7 +141,7 @@ class Fuser {
     }
   }
 
-  static constexpr size_t kMostSteps = 24;
+  static constexpr size_t kMostSteps = 24, kMostOperands = 60;
 
   Graph& graph_;
   std::vector<int> order_, group_, seen_;

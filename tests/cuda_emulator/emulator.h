@@ -64,6 +64,10 @@ struct Counts {
 };
 Counts GetCounts();
 
+// Whether the library of matrix products refuses all that has an epilogue or adds to something, as a real one
+// may.
+void RefuseEpilogues(bool refuse);
+
 // --- Faults of the programs that are run: a barrier that not all threads reach, a shuffle without all its
 // lanes, bytes written around a block of memory. They print a sentence and abort, unless one of these lives:
 // then they are kept here, and a kernel's fault is a lost device (cudaErrorLaunchFailure). One at a time.

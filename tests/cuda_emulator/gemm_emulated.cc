@@ -2,11 +2,13 @@
 // its documentation defines it.
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <vector>
 
 #include "core/float16.h"
 #include "ops/cuda/gemm.h"
 #include "ops/scalar.h"
+#include "tests/cuda_emulator/emulator.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -34,7 +36,7 @@ float Finish(const GemmDescriptor& g, const GemmOperands& p, int64_t i, int64_t 
       return sum + Read(p.bias, out, i);
     case Epilogue::kGeluBias: {
       float x = sum + Read(p.bias, out, i);
-      Write(p.aux, out, at_aux, x);
+      if (g.ld_aux > 0) Write(p.aux, out, at_aux, x);
       return scalar::Gelu()(x);
     }
     case Epilogue::kGeluGrad:
@@ -60,6 +62,7 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
           float y = Read(p.b, in, at_b + (g.transposed_b ? j + l * g.ldb : l + j * g.ldb));
           sum += x * y;
         }
+        if (g.adds_c) sum += Read(p.c, out, at_d + i + j * g.ldd);
         float value = Finish(g, p, i, i + j * g.ld_aux, sum);
         if (!total.empty()) total[i] += value;
         Write(p.d, out, at_d + i + j * g.ldd, value);
@@ -75,10 +78,17 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
   }
 }
 
+std::atomic<bool> epilogues_refused{false};
+
 class EmulatedGemm : public Gemm {
  public:
   explicit EmulatedGemm(const GemmDescriptor& descriptor) : what_(descriptor) {}
   const GemmDescriptor& descriptor() const override { return what_; }
+
+  Status Check() override {
+    bool plain = what_.epilogue == Epilogue::kNone && !what_.adds_c;
+    return plain || !epilogues_refused ? Status() : Status("no algorithm");
+  }
 
   Status Launch(const GemmOperands& operands, const LaunchContext& launch) override {
     const GemmDescriptor& g = what_;
@@ -89,6 +99,7 @@ class EmulatedGemm : public Gemm {
     for (const void* p : {operands.a, operands.b, static_cast<const void*>(operands.d)})
       if (reinterpret_cast<uintptr_t>(p) % g.alignment != 0)
         return Status("an operand is less aligned than promised");
+    if (g.adds_c && operands.c == nullptr) return Status("there is no c to add");
     cuda_emulator::Enqueue(launch.stream, [g, operands] { Multiply(g, operands); });
     return Status();
   }
@@ -104,3 +115,7 @@ std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
 }
 
 }  // namespace oneflow_like::cuda
+
+namespace cuda_emulator {
+void RefuseEpilogues(bool refuse) { oneflow_like::cuda::epilogues_refused = refuse; }
+}  // namespace cuda_emulator

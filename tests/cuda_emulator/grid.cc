@@ -55,7 +55,7 @@ class Block {
   bool Run(unsigned threads, size_t shared, bool reverse, const std::function<void()>& body);
   uint64_t Exchange(WarpOperation operation, unsigned mask, uint64_t value, int source);
   int Wait(int value);
-  [[noreturn]] void Fail(const std::string& what);
+  [[noreturn]] void Fail(const char* what);
   char* shared() { return shared_; }
   bool running() const { return running_; }
 
@@ -210,8 +210,9 @@ std::string Block::Stuck() const {
 }
 
 // From within a kernel: nothing of this block goes on.
-void Block::Fail(const std::string& what) {
-  TellFault(what + " (thread " + std::to_string(threadIdx.x) + PlaceOfBlock() + ")");
+// No destructor runs on its stack: the sentence is gone before it is left.
+void Block::Fail(const char* what) {
+  TellFault(std::string(what) + " (thread " + std::to_string(threadIdx.x) + PlaceOfBlock() + ")");
   failed_ = true;
   Fiber* fiber = fiber_of_[threadIdx.x];
   Switch(&fiber->context, &host_);

@@ -54,9 +54,11 @@ Status CompileAndLoad(const std::string& source, const std::string& function, in
   if (mkdtemp(folder.data()) == nullptr) return Status("no temporary folder for a generated kernel");
   std::string base = folder + "/" + function;
   std::ofstream(base + ".cc") << source;
-  // -O1: what takes time is compiling, not running.
+  // -O1: what takes time is compiling, not running. A pack at an address that is not aligned to it ends the
+  // program (SIGILL), as it ends a kernel on a GPU.
   std::string command =
-      Cat("g++ -std=c++20 -O1 -w -fPIC -shared -o ", base, ".so ", base, ".cc > ", base, ".log 2>&1");
+      Cat("g++ -std=c++20 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared -o ",
+          base, ".so ", base, ".cc > ", base, ".log 2>&1");
   Status status;
   if (std::system(command.c_str()) != 0) {
     status = Status(Cat("the host's compiler could not compile ", function, ":\n", ReadAll(base + ".log")));

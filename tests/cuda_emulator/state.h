@@ -19,7 +19,7 @@
 
 namespace cuda_emulator {
 
-// --- Faults (runtime.cc)
+// --- Faults (world.cc)
 void TellFault(const std::string& sentence);
 // On a stream's thread: its device is lost, as after cudaErrorLaunchFailure.
 void KernelFailed();
@@ -130,7 +130,7 @@ struct World {
 };
 World& TheWorld();
 
-// --- What the files of the runtime share (runtime.cc, streams.cc, capture.cc)
+// --- What the files of the runtime share (world.cc, streams.cc, capture.cc)
 struct ThreadState {
   int device = 0;
   cudaError_t last = cudaSuccess;
@@ -146,6 +146,7 @@ cudaError_t Enter();
 // Calls that a capture under way forbids (CUDA: "potentially unsafe").
 cudaError_t EnterUnsafe();
 DeviceState& DeviceOf(int device);
+bool Exists(int device);
 cudaStream_t StreamOf(cudaStream_t stream);  // 0: the device's legacy stream
 void StartStream(cudaStream_t stream);
 void StopStream(cudaStream_t stream);  // after what it has still to do
