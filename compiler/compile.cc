@@ -22,6 +22,7 @@ const Pass kPasses[] = {
     {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},
     {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions&) { InsertBoxing(g); }},
     {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
+    {"fuse_epilogue", Level::kLowered, [](Graph* g, const CompileOptions&) { FuseEpilogue(g); }},
     {"fuse", Level::kLowered, [](Graph* g, const CompileOptions&) { Fuse(g); }},
     {"order_writes", Level::kLowered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };

@@ -53,6 +53,7 @@ void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO
 void ChooseSignatures(Graph* graph, const CompileOptions& options);
 void InsertBoxing(Graph* graph);
 void LowerBoxing(Graph* graph, const CompileOptions& options);
+void FuseEpilogue(Graph* graph);
 void Fuse(Graph* graph);
 void OrderWrites(Graph* graph);
 
@@ -71,6 +72,8 @@ int64_t PlaceMemory(plan::Plan* plan);
 enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered };
 // Throws Error naming the node and the edge that breaks an invariant of that level.
 void VerifyGraph(const Graph& graph, Level level);
+// Whether operands and results of the node, which need not be in the graph, have a signature of its operator.
+bool LegalSignature(const Graph& graph, const Node& node);
 void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan);
 
 }  // namespace oneflow_like

@@ -9,8 +9,7 @@ namespace oneflow_like {
 namespace {
 
 // Whether the node's signature along one axis is one of its rule's, which is then given.
-bool LegalAlong(const Graph& graph, int n, const BoundRule& rule, int entry, Signature* found) {
-  const Node& node = graph.node(n);
+bool LegalAlong(const Graph& graph, const Node& node, const BoundRule& rule, int entry, Signature* found) {
   std::vector<std::set<int64_t>> grains(node.in.size());
   for (size_t i = 0; i < node.in.size(); ++i)
     if (node.want[i][entry].is_split()) grains[i].insert(node.want[i][entry].grain);
@@ -25,12 +24,11 @@ bool LegalAlong(const Graph& graph, int n, const BoundRule& rule, int entry, Sig
   return false;
 }
 
-// The signature of a catalog operator is one its rule derives, along every axis.
-void CheckSignature(const Graph& graph, int n) {
-  const Node& node = graph.node(n);
+// The signature of a catalog operator is one its rule derives, along every axis: empty, or what is wrong.
+std::string WrongWith(const Graph& graph, const Node& node) {
   const OpDef* def = graph.catalog().Find(node.op);
-  if (!def || node.op == "fused") return;
-  OpCall call{node.op, graph.Describe(n), {}, {}, &node.attrs};
+  if (!def || node.op == "fused") return "";
+  OpCall call{node.op, node.name, {}, {}, &node.attrs};
   for (int v : node.in) {
     call.shapes.push_back(graph.value(v).shape);
     call.dtypes.push_back(graph.value(v).dtype);
@@ -41,15 +39,20 @@ void CheckSignature(const Graph& graph, int n) {
   for (size_t e = 0; e < sizes.size(); ++e) {
     if (sizes[e] == 1 || (e > 0 && node.slice.fixed[e - 1] != Slice::kFree)) continue;
     Signature found;
-    if (!LegalAlong(graph, n, rule, static_cast<int>(e), &found))
-      Fail("verify: ", graph.Describe(n), ": its signature is not one of the operator's along ",
-           e == 0 ? "time" : graph.mesh().axis_name(static_cast<int>(e) - 1));
+    if (!LegalAlong(graph, node, rule, static_cast<int>(e), &found))
+      return Cat("its signature is not one of the operator's along ",
+                 e == 0 ? "time" : graph.mesh().axis_name(static_cast<int>(e) - 1));
     for (const Signature& other : cuts)
       if (!Compatible(found, other))
-        Fail("verify: ", graph.Describe(n), ": two axes cut the same axis in different grains, ", other.str(),
-             " and ", found.str());
+        return Cat("two axes cut the same axis in different grains, ", other.str(), " and ", found.str());
     cuts.push_back(std::move(found));
   }
+  return "";
+}
+
+void CheckSignature(const Graph& graph, int n) {
+  std::string wrong = WrongWith(graph, graph.node(n));
+  if (!wrong.empty()) Fail("verify: ", graph.Describe(n), ": ", wrong);
 }
 
 void CheckEdges(const Graph& graph, int n) {
@@ -80,6 +83,8 @@ void CheckEdges(const Graph& graph, int n) {
 }
 
 }  // namespace
+
+bool LegalSignature(const Graph& graph, const Node& node) { return WrongWith(graph, node).empty(); }
 
 void VerifyGraph(const Graph& graph, Level level) {
   std::vector<int> order = graph.Order();

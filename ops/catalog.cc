@@ -13,6 +13,7 @@ const Catalog& BuiltinCatalog() {
     AddGather(all);
     AddConstant(all);
     AddMatmul(all);
+    AddLinear(all);
     AddSoftmax(all);
     AddCrossEntropy(all);
     AddNorm(all);

@@ -21,6 +21,7 @@ void AddGather(Catalog* catalog);
 void AddConstant(Catalog* catalog);
 // ops/matmul.cc ... ops/optimizer.cc
 void AddMatmul(Catalog* catalog);
+void AddLinear(Catalog* catalog);
 void AddSoftmax(Catalog* catalog);
 void AddCrossEntropy(Catalog* catalog);
 void AddNorm(Catalog* catalog);

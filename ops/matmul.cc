@@ -1,7 +1,5 @@
 // Products: matmul over the last two axes, and einsum of two operands, whose labels are its rule.
-#include <algorithm>
-#include <cctype>
-
+#include "ops/equation.h"
 #include "ops/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
@@ -86,106 +84,16 @@ std::vector<Tensor> MatmulGrad(const GradCall& call) {
 // --- einsum
 // -----------------------------------------------------------------------------------------------------
 
-struct Equation {
-  std::string a, b, y;
-};
-
-bool HasLabel(const std::string& labels, char label) { return labels.find(label) != std::string::npos; }
-
-Equation ParseEquation(const std::string& who, const std::string& text) {
-  std::string plain;
-  std::copy_if(text.begin(), text.end(), std::back_inserter(plain), [](char c) { return c != ' '; });
-  size_t comma = plain.find(','), arrow = plain.find("->");
-  if (comma == std::string::npos || arrow == std::string::npos || comma > arrow) {
-    Fail(who, ": equation \"", text, "\" is not of the form \"mk,kn->mn\"");
-  }
-  Equation e{plain.substr(0, comma), plain.substr(comma + 1, arrow - comma - 1), plain.substr(arrow + 2)};
-  for (const std::string* labels : {&e.a, &e.b, &e.y}) {
-    for (size_t i = 0; i < labels->size(); ++i) {
-      char label = (*labels)[i];
-      if (!std::isalpha(static_cast<unsigned char>(label))) {
-        Fail(who, ": '", label, "' in equation \"", text, "\" is not a letter");
-      }
-      if (labels->find(label, i + 1) != std::string::npos) {
-        Fail(who, ": label ", label, " stands twice in \"", *labels, "\" of equation \"", text, "\"");
-      }
-    }
-  }
-  for (char label : e.y) {
-    if (!HasLabel(e.a, label) && !HasLabel(e.b, label)) {
-      Fail(who, ": output label ", label, " of equation \"", text, "\" stands in no operand");
-    }
-  }
-  return e;
-}
-
-Equation EquationOf(const OpCall& call) {
-  RequireAttr(call, "equation");
-  return ParseEquation(call.who, call.attrs->Str("equation"));
-}
-
-std::string Spaced(const std::string& labels) {
-  std::string out;
-  for (char label : labels) out += (out.empty() ? "" : " ") + std::string(1, label);
-  return out;
-}
-
 std::string EinsumAxes(const OpCall& call) {
   Equation e = EquationOf(call);
   return "a[" + Spaced(e.a) + "], b[" + Spaced(e.b) + "] -> y[" + Spaced(e.y) + "]";
 }
 
-std::map<std::string, Reduce> EinsumFolds(const OpCall& call) {
-  Equation e = EquationOf(call);
-  std::map<std::string, Reduce> folds;
-  for (char label : e.a + e.b) {
-    if (!HasLabel(e.y, label)) folds[std::string(1, label)] = Reduce::kSum;
-  }
-  return folds;
-}
-
-// Walks an index over named axes: the offsets it has in both operands.
-struct EinsumWalk {
-  std::string labels;
-  Dims extent;
-  Dims a_stride, b_stride;  // 0 where the operand has no such axis
-};
-
-EinsumWalk MakeWalk(const std::string& labels, const Equation& e, const TensorArg& a, const TensorArg& b) {
-  EinsumWalk walk{labels, {}, {}, {}};
-  for (char label : labels) {
-    size_t in_a = e.a.find(label), in_b = e.b.find(label);
-    bool has_a = in_a != std::string::npos, has_b = in_b != std::string::npos;
-    walk.extent.push_back(has_a ? a.extent[in_a] : b.extent[in_b]);
-    walk.a_stride.push_back(has_a ? InnerOf(a.extent, in_a) : 0);
-    walk.b_stride.push_back(has_b ? InnerOf(b.extent, in_b) : 0);
-  }
-  return walk;
-}
-
-int64_t Dot(const Dims& index, const Dims& stride) {
-  int64_t offset = 0;
-  for (int i = 0; i < index.rank(); ++i) offset += index[i] * stride[i];
-  return offset;
-}
-
 Status EinsumReference(const KernelContext& context) {
-  const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
+  const TensorArg& y = context.out[0];
   Equation e = ParseEquation("einsum", context.spec.attrs.Str("equation"));
-  std::string lost;
-  for (char label : e.a + e.b) {
-    if (!HasLabel(e.y, label) && !HasLabel(lost, label)) lost += label;
-  }
-  EinsumWalk kept = MakeWalk(e.y, e, a, b), summed = MakeWalk(lost, e, a, b);
-  int64_t offset = 0;
-  ForEachIndex(kept.extent, [&](const Dims& at) {
-    int64_t a_at = Dot(at, kept.a_stride), b_at = Dot(at, kept.b_stride);
-    double total = 0;
-    ForEachIndex(summed.extent, [&](const Dims& k) {
-      total += LoadFloat(a, a_at + Dot(k, summed.a_stride)) * LoadFloat(b, b_at + Dot(k, summed.b_stride));
-    });
-    StoreFloat(y, offset++, total);
-  });
+  ForEachTotal(e, context.in[0], context.in[1],
+               [&](int64_t offset, double total) { StoreFloat(y, offset, total); });
   return {};
 }
 
@@ -246,7 +154,7 @@ void AddMatmul(Catalog* catalog) {
              "has not are "
              "summed.",
       .axes_of = EinsumAxes,
-      .folds_of = EinsumFolds,
+      .folds_of = [](const OpCall& call) { return SummedFolds(EquationOf(call)); },
       .linear = {{"a"}, {"b"}},
       .check =
           [](const OpCall& call) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,24 @@ TEST(AsynchronousDeviceTest, OneLossCurveOnVirtualDevices) {
     zero.zero_axis = "dp";
     ExpectCurve(zero, seed);
   }
+}
+
+// Per layer four products with a bias, one of them with gelu too, two that add to what there is; one slope of
+// gelu, and six gradients of weights with those of their biases. Dropout keeps a residual from its product.
+TEST(AsynchronousDeviceTest, ProductsTakeInWhatFollowsThem) {
+  auto count = [](const SmallGpt& given) {
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Graph& graph = session.impl()->compiled.graph;
+    std::map<std::string, int> counts;
+    for (int n : graph.Order()) ++counts[graph.node(n).op];
+    return std::vector<int>{counts["linear"], counts["linear_grad_gelu"], counts["linear_grad_weight"]};
+  };
+  SmallGpt narrow = Gpt("cuda:dp=1");
+  narrow.dtype = DType::kBFloat16;
+  EXPECT_EQ(count(narrow), (std::vector<int>{12, 2, 12}));
+  EXPECT_EQ(count(Gpt("cuda:dp=2", 2)), (std::vector<int>{12, 2, 12}));
+  EXPECT_EQ(count(Gpt("cpu:dp=1")), (std::vector<int>{0, 0, 0}));
 }
 
 TEST(AsynchronousDeviceTest, OneLossCurveWithALibraryForGroups) {

@@ -91,6 +91,7 @@ const KernelRegistry& Registry() {
     auto* all = new KernelRegistry;
     AddReferenceKernels(BuiltinCatalog(), all);
     AddProductKernels(all);
+    AddLinearKernels(all);
     AddAttentionKernels(all);
     return all;
   }();
@@ -363,6 +364,83 @@ TEST(CudaProduct, Epilogues) {
       for (int64_t l = 0; l < k; ++l) weights += w.At(l * n + j);
       if (epilogue != Epilogue::kGeluGradBias && epilogue != Epilogue::kBiasGradA) continue;
       EXPECT_NEAR(got_bias.At(j), epilogue == Epilogue::kBiasGradA ? weights : column, 1e-4);
+    }
+  }
+}
+
+// In one launch where the library takes the piece, else by steps; with the reference's results.
+TEST(CudaProduct, ProductsWithWhatFollows) {
+  struct Case {
+    std::string op, equation;
+    std::vector<Dims> in;
+    Attrs attrs;
+    bool one_launch;
+  };
+  const std::vector<Case> cases = {
+      {"linear", "amk,kn->amn", {{3, 5, 20}, {20, 16}, {16}}, {{"bias", 1}}, true},
+      {"linear", "amk,kn->amn", {{3, 5, 20}, {20, 13}, {13}}, {{"bias", 1}}, true},
+      {"linear", "amk,kn->amn", {{3, 5, 20}, {20, 16}, {16}}, {{"bias", 1}, {"gelu", 1}, {"pre", 1}}, true},
+      {"linear", "amk,kn->amn", {{3, 5, 20}, {20, 16}, {16}}, {{"bias", 1}, {"gelu", 1}}, true},
+      {"linear", "amk,kn->amn", {{3, 5, 20}, {20, 13}, {13}}, {{"bias", 1}, {"gelu", 1}, {"pre", 1}}, false},
+      {"linear", "bsw,whd->bshd", {{3, 7, 20}, {20, 4, 5}, {4, 5}}, {{"bias", 1}}, true},
+      {"linear", "bsw,whd->bshd", {{3, 7, 20}, {20, 4, 5}, {5}}, {{"bias", 1}}, false},
+      {"linear",
+       "bshd,hdw->bsw",
+       {{3, 7, 4, 5}, {4, 5, 20}, {20}, {3, 7, 20}},
+       {{"bias", 1}, {"residual", 1}},
+       true},
+      {"linear", "bshd,whd->bsw", {{3, 7, 4, 5}, {20, 4, 5}, {3, 7, 20}}, {{"residual", 1}}, true},
+      {"linear", "bhst,bthd->bshd", {{2, 3, 9, 11}, {2, 11, 3, 4}, {3, 4}}, {{"bias", 1}}, false},
+      {"linear", "mk,kn->mn", {{4, 0}, {0, 8}, {8}}, {{"bias", 1}, {"gelu", 1}, {"pre", 1}}, false},
+      {"linear_grad_gelu", "amn,kn->amk", {{3, 5, 20}, {16, 20}, {3, 5, 16}}, {}, true},
+      {"linear_grad_gelu", "amn,kn->amk", {{3, 5, 20}, {15, 20}, {3, 5, 15}}, {}, false},
+      {"linear_grad_weight", "amk,amn->kn", {{3, 5, 20}, {3, 5, 13}}, {{"bias_rank", 1}}, true},
+      {"linear_grad_weight", "bsw,bshd->whd", {{3, 7, 20}, {3, 7, 4, 5}}, {{"bias_rank", 2}}, true},
+      {"linear_grad_weight", "bshd,bsw->hdw", {{3, 7, 4, 5}, {3, 7, 20}}, {{"bias_rank", 1}}, true},
+      {"linear_grad_weight", "sbk,bsn->kn", {{7, 3, 20}, {3, 7, 13}}, {{"bias_rank", 1}}, false},
+      {"linear_grad_weight", "amk,amn->kn", {{3, 0, 20}, {3, 0, 13}}, {{"bias_rank", 1}}, false}};
+  uint64_t seed = 300;
+  for (const Case& c : cases) {
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      std::mt19937_64 random(++seed);
+      Attrs attrs = c.attrs;
+      attrs.Set("equation", c.equation);
+      if (c.op == "linear_grad_weight") attrs.Set("dtype", std::string("f32"));
+      OpCall call{c.op, c.op, c.in, {}, &attrs};
+      Tensors in, out;
+      for (const Dims& shape : c.in) {
+        in.emplace_back(dtype, shape);
+        in.back().Draw(&random);
+        call.dtypes.push_back(dtype);
+      }
+      const bool gelu = attrs.Has("gelu") || c.op == "linear_grad_gelu";
+      Inferred inferred = Infer(BuiltinCatalog().Get(c.op), call);
+      for (size_t o = 0; o < inferred.dtypes.size(); ++o)
+        out.emplace_back(inferred.dtypes[o], inferred.rule.out[o].shape);
+      std::string what = Cat(c.op, " ", attrs.str(), " ", Name(dtype), ", seed ", seed);
+      CheckOp(what, c.op, attrs, in, out);
+      if (HasFatalFailure()) return;
+      Bench bench;
+      std::vector<TensorArg> args[2];
+      for (bool result : {false, true})
+        for (Tensor& x : result ? out : in) {
+          args[result].push_back(x.arg);
+          args[result].back().data = bench.Upload(x.memory.data(), x.memory.size());
+        }
+      KernelSpec spec = SpecOf(c.op, attrs, in, out);
+      std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
+      const int64_t before = cuda_emulator::GetCounts().operations;
+      ASSERT_TRUE(static_cast<CudaKernel*>(kernel.get())
+                      ->Launch({spec, args[0], args[1], nullptr, 0, 0, 1, 77}, bench.launch)
+                      .ok());
+      EXPECT_EQ(cuda_emulator::GetCounts().operations - before == 1,
+                c.one_launch && (dtype != DType::kFloat32 || !gelu))
+          << what;
+      cuda_emulator::RefuseEpilogues(true);
+      CheckOp(what + ", refused by the library", c.op, attrs, in, out);
+      cuda_emulator::RefuseEpilogues(false);
+      attrs.Set("steps", int64_t{1});
+      CheckOp(what + ", by steps", c.op, attrs, in, out);
     }
   }
 }

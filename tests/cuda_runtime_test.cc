@@ -70,6 +70,16 @@ class CudaRuntime : public testing::Test {
 TEST_F(CudaRuntime, OneDeviceFollowsTheCpu) { ExpectFollows("cuda:dp=1", 1, {0}, 0); }
 TEST_F(CudaRuntime, MicroBatchesFollow) { ExpectFollows("cuda:dp=1", 4, {0}, 0); }
 
+// In 16 bits gelu and its slope are done with the products.
+TEST_F(CudaRuntime, NarrowTypesFollow) {
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    SmallGpt given = Small("cuda:dp=1", 2);
+    given.dtype = dtype;
+    EXPECT_LE(WorstDifference(Losses(given, {0}, kSteps), OnCpu()), dtype == DType::kFloat16 ? 2e-3 : 1e-2)
+        << Name(dtype);
+  }
+}
+
 TEST_F(CudaRuntime, VirtualDevicesFollowInAnyOrder) {
   uint64_t seed = 0;
   for (const char* mesh : {"cuda:dp=2", "cuda:tp=2", "cuda:pp=2", "cuda:dp=2,tp=2,pp=2"}) {

@@ -211,9 +211,9 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
 // All passes, in the order they run.
 inline const std::vector<std::string>& PassNames() {
   static const std::vector<std::string> names = {
-      "autograd",          "add_updates",   "mixed_precision", "place_stages", "shard_variables",
-      "choose_signatures", "insert_boxing", "lower_boxing",    "fuse",         "order_writes",
-      "form_segments",     "order_acts",    "partition",       "place_memory"};
+      "autograd",          "add_updates",   "mixed_precision", "place_stages",  "shard_variables",
+      "choose_signatures", "insert_boxing", "lower_boxing",    "fuse_epilogue", "fuse",
+      "order_writes",      "form_segments", "order_acts",      "partition",     "place_memory"};
   return names;
 }
 
@@ -289,6 +289,9 @@ class PassRun {
       VerifyGraph(graph_, Level::kBoxed);
     } else if (pass == "lower_boxing") {
       LowerBoxing(&graph_, options_);
+      VerifyGraph(graph_, Level::kLowered);
+    } else if (pass == "fuse_epilogue") {
+      FuseEpilogue(&graph_);
       VerifyGraph(graph_, Level::kLowered);
     } else if (pass == "fuse") {
       Fuse(&graph_);

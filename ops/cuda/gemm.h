@@ -19,7 +19,7 @@ namespace oneflow_like::cuda {
 enum class Epilogue : int32_t {
   kNone,
   kBias,          // d = ab + bias
-  kGeluBias,      // aux = ab + bias; d = gelu(aux), tanh form
+  kGeluBias,      // aux = ab + bias; d = gelu(aux), tanh form; aux is not kept where ld_aux is 0
   kGeluGrad,      // d = ab * gelu'(aux)
   kGeluGradBias,  // the same, and bias = d summed over N
   kBiasGradA,     // d = ab, and bias = op(A) summed over K
@@ -39,7 +39,7 @@ struct GemmDescriptor {
   int32_t swapped = 0;  // a and b are the caller's b and a
   int32_t tf32 = 0;
   Epilogue epilogue = Epilogue::kNone;
-  int32_t unused = 0;
+  int32_t adds_c = 0;  // ab + c in place of ab; c lies as d does, and may be d
 };
 
 // Extents and element strides of y[m n] = a[m k] b[k n]. REQUIRES: in every operand one of the two strides is
@@ -55,6 +55,7 @@ GemmDescriptor DescribeGemm(const ProductStrides& product);
 struct GemmOperands {
   const void* a = nullptr;  // the descriptor's a and b: MakeOperands swaps
   const void* b = nullptr;
+  const void* c = nullptr;  // where the descriptor adds it
   void* d = nullptr;
   void* bias = nullptr;  // read or written, as the epilogue says
   void* aux = nullptr;
@@ -65,6 +66,9 @@ class Gemm {
  public:
   virtual ~Gemm() = default;
   virtual const GemmDescriptor& descriptor() const = 0;
+  // Whether the library does this on the current device, or why not. Asked before the first launch by who has
+  // another way.
+  virtual Status Check() = 0;
   // Enqueues. The same bits for the same operands, in every run on one kind of device.
   virtual Status Launch(const GemmOperands& operands, const LaunchContext& launch) = 0;
 };

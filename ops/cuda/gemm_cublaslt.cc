@@ -44,12 +44,12 @@ cudaDataType TypeOf(int32_t dtype) {
   }
 }
 
-cublasLtEpilogue_t EpilogueOf(Epilogue epilogue) {
-  switch (epilogue) {
+cublasLtEpilogue_t EpilogueOf(const GemmDescriptor& what) {
+  switch (what.epilogue) {
     case Epilogue::kBias:
       return CUBLASLT_EPILOGUE_BIAS;
     case Epilogue::kGeluBias:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+      return what.ld_aux > 0 ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
     case Epilogue::kGeluGrad:
       return CUBLASLT_EPILOGUE_DGELU;
     case Epilogue::kGeluGradBias:
@@ -89,20 +89,25 @@ class CublasLtGemm : public Gemm {
 
   const GemmDescriptor& descriptor() const override { return what_; }
 
-  Status Launch(const GemmOperands& operands, const LaunchContext& launch) override {
+  Status Check() override {
     int device = -1;
     if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
       return Status(Cat("cudaGetDevice: ", cudaGetErrorString(error)));
     if (status_.ok() && device != device_) status_ = Choose(device);
-    if (!status_.ok()) return status_;
+    return status_;
+  }
+
+  Status Launch(const GemmOperands& operands, const LaunchContext& launch) override {
+    if (Status status = Check(); !status.ok()) return status;
     cublasStatus_t set = CUBLAS_STATUS_SUCCESS;
     if (operands.bias) set = SetPointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
     if (set == CUBLAS_STATUS_SUCCESS && operands.aux)
       set = SetPointer(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.aux);
     if (set != CUBLAS_STATUS_SUCCESS) return Failed("epilogue", set);
-    const float one = 1, zero = 0;
+    const float one = 1, beta = what_.adds_c ? 1 : 0;
+    const void* c = what_.adds_c ? operands.c : operands.d;
     cublasStatus_t status = cublasLtMatmul(handle_, lib_.matmul, &one, operands.a, lib_.a, operands.b, lib_.b,
-                                           &zero, operands.d, lib_.d, operands.d, lib_.d, &algorithm_.algo,
+                                           &beta, c, lib_.d, operands.d, lib_.d, &algorithm_.algo,
                                            operands.workspace, algorithm_.workspaceSize, launch.stream);
     return status == CUBLAS_STATUS_SUCCESS ? Status() : Failed(Name().c_str(), status);
   }
@@ -154,7 +159,7 @@ class CublasLtGemm : public Gemm {
     if (what_.epilogue != Epilogue::kNone) {
       // The heuristics read alignments off these pointers.
       const void* aligned = reinterpret_cast<const void*>(what_.alignment);
-      done = done && Set(CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(what_.epilogue));
+      done = done && Set(CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(what_));
       if (what_.epilogue != Epilogue::kGeluGrad)
         done = done && SetPointer(CUBLASLT_MATMUL_DESC_BIAS_POINTER, aligned) == CUBLAS_STATUS_SUCCESS &&
                Set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(TypeOf(what_.out)));

@@ -15,6 +15,7 @@ void AddNormKernels(KernelRegistry* registry);         // norm.cu
 void AddLookupKernels(KernelRegistry* registry);       // lookup.cu
 void AddOptimizerKernels(KernelRegistry* registry);    // optimizer.cu
 void AddProductKernels(KernelRegistry* registry);      // product.cc
+void AddLinearKernels(KernelRegistry* registry);       // linear.cc
 void AddAttentionKernels(KernelRegistry* registry);    // attention.cu
 
 }  // namespace oneflow_like::cuda

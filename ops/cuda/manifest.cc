@@ -17,6 +17,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddLookupKernels(registry);
   AddOptimizerKernels(registry);
   AddProductKernels(registry);
+  AddLinearKernels(registry);
   AddAttentionKernels(registry);
 }
 
