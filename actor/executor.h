@@ -4,6 +4,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 
 #include "actor/mailbox.h"
@@ -103,12 +104,29 @@ class Completion {
   bool done_ = false;
 };
 
+// What a worker that would sleep can do instead, for others who have not asked it to.
+class IdleWork {
+ public:
+  virtual ~IdleWork() = default;
+  // The worker's thread, when Take() of its `mail` has just returned nullptr: works, asleep when there is
+  // nothing to do, and returns when `mail` has a message or at the end of such work. False, at once, when
+  // somebody else does this work.
+  virtual bool RunUntil(Mailbox* mail) = 0;
+  // Any thread: ends a sleep inside RunUntil.
+  virtual void Wake() = 0;
+  // The worker's thread, which has other things to do: what it has asked for is somebody else's from here on.
+  virtual void GoesOn() = 0;
+};
+
 class Worker {
  public:
   virtual ~Worker() = default;
   // From any thread.
   virtual void Post(Message* message) = 0;
+  // From any thread, once its work begins: what to do in place of sleeping.
+  virtual void WhenIdle(std::shared_ptr<IdleWork>) {}
   // The rest from the worker's own thread only.
+  virtual const IdleWork* idle_work() const { return nullptr; }
   // Gives a credit to a port of an actor on this worker.
   virtual void Tell(const Receiver* from, Receiver* to, int port, bool ok) = 0;
   // Queues what is ready, if it is not queued yet. `first` for what others wait for and takes no time itself.

@@ -28,7 +28,10 @@ class Mailbox {
  public:
   // Any thread. Messages of one poster are taken in its order.
   void Post(Message* message) {
-    if (!Put(message)) return;
+    if (Put(message)) EndWait();
+  }
+  // Any thread, when Put says that the owner sleeps: ends its Wait.
+  void EndWait() {
     wakes_.fetch_add(1, std::memory_order_release);
     wakes_.notify_one();
   }
@@ -58,6 +61,12 @@ class Mailbox {
     head_.compare_exchange_strong(sleeping, nullptr, std::memory_order_acq_rel);
   }
 
+  // Any thread: something was posted that the owner has not begun to take.
+  bool posted() const {
+    const Message* head = head_.load(std::memory_order_acquire);
+    return head != nullptr && head != asleep();
+  }
+
   // The owner's thread: the next message, or nullptr.
   Message* Take() {
     if (taken_ == nullptr) {
@@ -82,7 +91,9 @@ class Mailbox {
   }
 
  private:
-  Message* asleep() { return reinterpret_cast<Message*>(this); }  // an address no message has
+  Message* asleep() const {
+    return reinterpret_cast<Message*>(const_cast<Mailbox*>(this));
+  }  // an address no message has
 
   void Reverse(Message* newest) {
     while (newest != nullptr) {

@@ -23,12 +23,20 @@ class ThreadWorker final : public Worker {
     thread_.join();
   }
 
-  void Post(Message* message) override { mailbox_.Post(message); }
+  void Post(Message* message) override {
+    if (!mailbox_.Put(message)) return;
+    // It says how it sleeps before it says that it does. Should it have woken up and slept again since, then
+    // it has taken the message, and is woken for nothing.
+    IdleWork* working = sleeps_in_.load(std::memory_order_acquire);
+    working != nullptr ? working->Wake() : mailbox_.EndWait();
+  }
+  void WhenIdle(std::shared_ptr<IdleWork> work) override { Post(new SetIdleWork(this, std::move(work))); }
   // Receive never acts, so calling it here and now cannot recurse: a queue of one thread to itself is not
   // needed.
   void Tell(const Receiver*, Receiver* to, int port, bool ok) override { to->Receive(port, ok); }
   void Ready(Runnable* runnable, bool first) override { ready_.Push(runnable, first); }
   void Forget(Runnable* runnable) override { ready_.Remove(runnable); }
+  const IdleWork* idle_work() const override { return idle_work_.get(); }
   int64_t idle_ticks() const override { return idle_ticks_; }
 
  private:
@@ -37,17 +45,41 @@ class ThreadWorker final : public Worker {
     void Receive() override { received = true; }
   };
 
+  struct SetIdleWork : Message {
+    SetIdleWork(ThreadWorker* worker, std::shared_ptr<IdleWork> work)
+        : worker(worker), work(std::move(work)) {}
+    ThreadWorker* const worker;
+    std::shared_ptr<IdleWork> work;
+    void Receive() override {
+      // Others may be about to wake it: what there was stays as long as the worker.
+      if (work != worker->idle_work_) worker->idle_works_.push_back(work);
+      worker->idle_work_ = std::move(work);
+      delete this;
+    }
+  };
+
+  void WaitForMail() {
+    const int64_t start = Ticks();
+    bool worked = false;
+    if (idle_work_ != nullptr) {
+      sleeps_in_.store(idle_work_.get(), std::memory_order_release);
+      worked = idle_work_->RunUntil(&mailbox_);
+      sleeps_in_.store(nullptr, std::memory_order_release);
+    }
+    if (!worked) mailbox_.Wait(spin_);
+    idle_ticks_ += Ticks() - start;
+  }
+
   void Loop() {
     SetParallelThreads(kernel_threads_);
     FlushDenormals();
     while (!stop_.received) {
       while (Message* message = mailbox_.Take()) message->Receive();
       if (Runnable* runnable = ready_.Pop()) {
+        if (idle_work_ != nullptr) idle_work_->GoesOn();
         runnable->RunOne();
       } else if (!stop_.received) {
-        int64_t start = Ticks();
-        mailbox_.Wait(spin_);
-        idle_ticks_ += Ticks() - start;
+        WaitForMail();
       }
     }
   }
@@ -57,6 +89,9 @@ class ThreadWorker final : public Worker {
   Mailbox mailbox_;
   ReadyList ready_;
   int64_t idle_ticks_ = 0;
+  std::shared_ptr<IdleWork> idle_work_;
+  std::vector<std::shared_ptr<IdleWork>> idle_works_;
+  std::atomic<IdleWork*> sleeps_in_{nullptr};
   Stop stop_;
   std::thread thread_;  // last: starts when all else is there
 };

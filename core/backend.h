@@ -44,8 +44,8 @@ class GroupMember {
   virtual void Abort() = 0;
 };
 
-// Memory of a CUDA device beside arenas and variables, for each rank: the work space of its compute stream and what
-// libraries keep. Here, since it is also told where there is no device.
+// Memory of a CUDA device beside arenas and variables, for each rank: the work space of its compute stream
+// and what libraries keep. Here, since it is also told where there is no device.
 constexpr int64_t kCudaBytesBesides = int64_t{192} << 20;
 
 class Backend {
@@ -56,8 +56,8 @@ class Backend {
   // "NVIDIA H100 80GB HBM3, 79.6 GB, driver 580.65, CUDA 13.0": for logs and errors.
   virtual std::string Describe(int device) const = 0;
   // Of rank `rank` on device number `device`. Throws Error in one sentence when the device cannot be used.
-  // Several ranks may have the same device (virtual devices): each has streams and memory of its own. Memory of
-  // the host that the device uses comes from `host_memory` when given (what other processes see, too).
+  // Several ranks may have the same device (virtual devices): each has streams and memory of its own. Memory
+  // of the host that the device uses comes from `host_memory` when given (what other processes see, too).
   virtual std::unique_ptr<Device> MakeDevice(int rank, int device, MemorySource* host_memory = nullptr) = 0;
   virtual void AddKernels(KernelRegistry* registry) const = 0;
   // Whether the vendor's library for groups is there.

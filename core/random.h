@@ -48,7 +48,9 @@ OFL_HOST_DEVICE uint32_t RandomBits(uint64_t key, uint64_t step, uint64_t index)
 }
 
 // Uniform in [0, 1), 24 bits.
-OFL_HOST_DEVICE float ToUniform(uint32_t bits) { return static_cast<float>(bits >> 8) * (1.0f / 16777216.0f); }
+OFL_HOST_DEVICE float ToUniform(uint32_t bits) {
+  return static_cast<float>(bits >> 8) * (1.0f / 16777216.0f);
+}
 
 // FNV-1a; stable across machines and builds.
 uint64_t HashName(const std::string& name);

@@ -6,6 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "net/network.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -175,9 +177,15 @@ class OpMaker {
 std::vector<ChunkOp> MakeChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
                                   int64_t element_bytes, const ChunkLimits& limits) {
   OpMaker maker(shape, me);
-  const int64_t large = std::max<int64_t>(1, limits.chunk_bytes / element_bytes);
+  const std::vector<MemberRegion> merged = MergeDestinations(regions);
+  int64_t bytes = 0;
+  for (const MemberRegion& r : merged) bytes += r.box.elements() * element_bytes;
+  int64_t chunk = limits.chunk_bytes;
+  // Whoever is late holds them meanwhile, so there are bounds to it.
+  if (bytes <= limits.short_act_bytes) chunk = std::min<int64_t>(chunk, Network::kEagerBytes);
+  const int64_t large = std::max<int64_t>(1, chunk / element_bytes);
   const int64_t small = std::clamp<int64_t>(limits.latency_bound_bytes / element_bytes, 1, large);
-  for (const MemberRegion& r : JoinSmall(MergeDestinations(regions), small)) {
+  for (const MemberRegion& r : JoinSmall(merged, small)) {
     std::set<int> source_nodes, dest_nodes;
     for (int m : r.sources) source_nodes.insert(shape.node(m));
     for (int m : r.dests) dest_nodes.insert(shape.node(m));

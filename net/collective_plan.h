@@ -47,7 +47,9 @@ struct ChunkOp {
 
 struct ChunkLimits {
   int64_t chunk_bytes = 512 << 10;
-  int64_t latency_bound_bytes = 16 << 10;
+  int64_t latency_bound_bytes = 4 << 10;
+  // Acts of at most so many bytes are cut into chunks that travel with their messages (network.h).
+  int64_t short_act_bytes = 4 << 20;
 };
 
 // `regions` of all members, in the order of members. Gives the ops of process `me`, by chunk.

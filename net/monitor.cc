@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kSecond = 1000000000;
 // What counts as behind: a computing share this much above the median of the others, ...
-constexpr double kComputeFactor = 1.5, kComputeMargin = 0.15;
+constexpr double kComputeFactor = 1.5, kComputeMargin = 0.08;
 // ... a round trip or a time per byte this many times the median of the other links.
 constexpr double kLinkFactor = 3;
 constexpr int64_t kLeastRoundTrip = 2000000;  // below 2 ms a round trip is a matter of scheduling

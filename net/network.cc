@@ -2,9 +2,8 @@
 #include "net/network.h"
 
 #include <glog/logging.h>
-#include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
+#include <sched.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <cstdio>
 
 #include "core/error.h"
+#include "core/parallel_for.h"
 #include "net/ucx_network.h"
 
 #if defined(__x86_64__)
@@ -26,6 +26,14 @@ constexpr int kMessagesInTurn = 32;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr size_t kFirstPings = 10;       // right after Connect, for the clock
 constexpr int64_t kFlushTime = kSecond;  // for what is under way when the network ends
+constexpr int64_t kForever = INT64_MAX;
+constexpr int64_t kDriverSpin = 50'000;  // of a worker, before it sleeps
+
+void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
 
 }  // namespace
 
@@ -56,20 +64,20 @@ std::string LossReason(ucs_status_t status) {
 UcxNetwork::UcxNetwork(const NetworkOptions& options)
     : options_(options),
       interval_(static_cast<int64_t>(options.peer_timeout * kSecond / 20)),
-      worker_(std::make_unique<UcxWorker>(options)) {
+      worker_(std::make_unique<UcxWorker>(options)),
+      duty_(std::make_shared<Duty>(this)) {
   CHECK_GE(worker_->max_header(), sizeof(Envelope) + kMaxHeader);
   CHECK_GT(interval_, 0);
   SetHandler(kMessage, OnMessage);
   SetHandler(kPing, OnPing);
   SetHandler(kPong, OnPong);
-  wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  PCHECK(wake_fd_ >= 0);
 }
 
 UcxNetwork::~UcxNetwork() {
   if (thread_.joinable()) {
     stop_ = true;
-    Wake();
+    duty_->CallThread();
+    duty_->Wake();
     thread_.join();
   }
   worker_.reset();
@@ -77,7 +85,6 @@ UcxNetwork::~UcxNetwork() {
   ForPeers([&](Peer* peer) {
     while (!peer->pending.empty()) Tell(peer->pending.front(), false);
   });
-  close(wake_fd_);
 }
 
 void UcxNetwork::SetHandler(unsigned id, ucp_am_recv_callback_t handler) {
@@ -254,9 +261,10 @@ void UcxNetwork::Close(ucp_ep_h* endpoint) {
 // One turn; false when there was nothing to do.
 bool UcxNetwork::Pass() {
   bool busy = ucp_worker_progress(worker_->get()) != 0;
+  for (const auto& poller : pollers_) busy |= poller->Poll();
   // A message may post the next one: UCX must have its turn all the same.
   for (int k = 0; k < kMessagesInTurn; ++k) {
-    Message* message = mailbox_.Take();
+    Message* message = duty_->mailbox()->Take();
     if (message == nullptr) break;
     message->Receive();
     busy = true;
@@ -268,40 +276,81 @@ bool UcxNetwork::Pass() {
 
 void UcxNetwork::Run() {
   pthread_setname_np(pthread_self(), "network");
-  busy_ = now_ = ClockNow();
-  const int64_t spin = int64_t{1000} * options_.spin_us;
-  while (!stop_.load(std::memory_order_acquire)) {
-    if (Pass()) {
-      busy_ = now_;
-    } else if (now_ - busy_ >= spin) {
-      Sleep();
-      busy_ = ClockNow();
+  FlushDenormals();  // as workers do: a sum must not depend on who makes it
+  duty_->Release();
+  for (;;) {
+    if (!duty_->Take()) {
+      duty_->AwaitTurn(-1, kForever);
+      continue;
+    }
+    WakeUp();
+    if (stop_.load(std::memory_order_acquire)) break;  // keeps the duty for good
+    if (RunOnDuty()) {
+      const int64_t next_beat = next_beat_;
+      duty_->Release();
+      duty_->AwaitTurn(worker_->event_fd(), next_beat);
     } else {
-#if defined(__x86_64__)
-      _mm_pause();
-#endif
+      duty_->Leave();
+      duty_->AwaitTurn(-1, kForever);
     }
   }
   ShutDown();
 }
 
-void UcxNetwork::Sleep() {
-  if (ucp_worker_arm(worker_->get()) != UCS_OK) return;  // there is something to do
-  if (!mailbox_.FallAsleep()) return;
-  if (!stop_.load(std::memory_order_acquire)) {
-    pollfd fds[] = {{worker_->event_fd(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};
-    int64_t wait = std::max<int64_t>(0, next_beat_ - ClockNow());
-    timespec timeout = {wait / kSecond, wait % kSecond};
-    ppoll(fds, 2, &timeout, nullptr);
-    uint64_t count;
-    if (fds[1].revents != 0) PCHECK(read(wake_fd_, &count, sizeof count) > 0 || errno == EAGAIN);
+// Until there is nothing to do: true, and UCX and the mailbox sleep. Or until a worker wants the duty, or the
+// end.
+bool UcxNetwork::RunOnDuty() {
+  busy_ = now_ = ClockNow();
+  const int64_t spin = int64_t{1000} * options_.spin_us;
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (Pass()) {
+      busy_ = now_;
+      continue;
+    }
+    if (duty_->Wanted()) return false;
+    if (now_ - busy_ < spin) {
+      Pause();
+    } else if (FallAsleep()) {
+      return true;
+    }
   }
-  mailbox_.WakeUp();
+  return false;
 }
 
-void UcxNetwork::Wake() {
-  uint64_t one = 1;
-  PCHECK(write(wake_fd_, &one, sizeof one) == sizeof one || errno == EAGAIN);
+void UcxNetwork::DriveUntil(Mailbox* mail) {
+  WakeUp();
+  busy_ = now_ = ClockNow();
+  while (!mail->posted() && !stop_.load(std::memory_order_acquire)) {
+    if (Pass()) {
+      busy_ = now_;
+    } else if (now_ - busy_ < kDriverSpin) {
+      sched_yield();  // somebody else may need the core to bring what is awaited
+    } else if (FallAsleep()) {
+      if (mail->FallAsleep()) {
+        if (!stop_.load(std::memory_order_acquire)) duty_->Sleep(worker_->event_fd(), next_beat_);
+        mail->WakeUp();
+      }
+      WakeUp();
+      busy_ = ClockNow();
+    }
+  }
+}
+
+// False: there is something to do.
+bool UcxNetwork::FallAsleep() {
+  if (ucp_worker_arm(worker_->get()) != UCS_OK || !duty_->mailbox()->FallAsleep()) return false;
+  for (const auto& poller : pollers_) {
+    if (poller->FallAsleep()) continue;
+    WakeUp();
+    return false;
+  }
+  return true;
+}
+
+// Also what another thread has put to sleep before it released the duty.
+void UcxNetwork::WakeUp() {
+  duty_->mailbox()->WakeUp();
+  for (const auto& poller : pollers_) poller->WakeUp();
 }
 
 bool UcxNetwork::AnythingPending() {

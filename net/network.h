@@ -1,6 +1,7 @@
-// The network of one process: UCX active messages to and from the other processes of the job, on one thread.
-// Everything here happens on that thread, unless said otherwise: handlers and completions are called on it,
-// and Send is called from it. Other threads post it a Message (actor/mailbox.h).
+// The network of one process: UCX active messages to and from the other processes of the job, on one thread
+// at a time: the network's thread, or an idle worker that stands in for it (duty.h). "The network's thread"
+// below means whichever it is. Everything here happens on it, unless said otherwise: handlers and completions
+// are called on it, and Send is called from it. Other threads post it a Message (actor/mailbox.h).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "actor/executor.h"
 #include "actor/mailbox.h"
 #include "net/bootstrap.h"
 
@@ -41,6 +43,16 @@ class Channel {
   virtual void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) = 0;
 };
 
+// Another way for messages to come. All on the network's thread.
+class Poller {
+ public:
+  virtual ~Poller() = default;
+  virtual bool Poll() = 0;  // one turn; true when something had come
+  virtual bool
+  FallAsleep() = 0;  // false: something has come; else whoever sends also wakes the network by a message
+  virtual void WakeUp() = 0;  // maybe without FallAsleep
+};
+
 struct NetworkOptions {
   bool loopback_only = true;  // all peers are on this machine: only its loopback is used
   std::string devices;        // UCX network devices ("eth0"); empty: UCX chooses
@@ -53,6 +65,7 @@ class Network {
  public:
   // Channels by number, known before Connect. kFree ones are for tests.
   enum ChannelId { kControl = 0, kCollective = 1, kOutput = 2, kMonitor = 3, kFree = 4, kChannels = 8 };
+  static constexpr size_t kEagerBytes = 120 << 10;  // up to here data travels with its message
   struct Failure {
     int peer = 0;
     std::string reason;  // "its connection was closed", "nothing heard of it for 6.0 s", ...
@@ -68,6 +81,9 @@ class Network {
 
   // Before Connect.
   virtual void SetChannel(int id, Channel* channel) = 0;
+  // The network's thread: looks at it from here on, and keeps it until the network ends. REQUIRES: polls().
+  virtual void AddPoller(std::shared_ptr<Poller>) {}
+  virtual bool polls() const { return false; }
   // Called once for each peer that is lost: connection closed or reset, or silent for too long. After it
   // every transfer with that peer ends with ok = false, and sends to it end so at once.
   virtual void SetFailureListener(std::function<void(const Failure&)> listener) = 0;
@@ -76,6 +92,13 @@ class Network {
 
   // Any thread: message->Receive() runs on the network's thread, in the order of posting.
   virtual void Post(Message* message) = 0;
+
+  // What workers do while they wait (actor/executor.h): they drive the network, in place of its thread. It
+  // may outlive the network. nullptr: nobody can.
+  virtual std::shared_ptr<IdleWork> idle_work() { return nullptr; }
+  // Post by a worker that has idle_work() for such work: nobody is woken, as the worker itself will see to it
+  // as soon as it has nothing else to do, or else wake the network's thread.
+  virtual void PostSoon(Message* message) { Post(message); }
 
   // The network's thread. `header` is copied (at most 1 KB). `data` stays as it is until `done`, which may be
   // told inside the call; large data is pulled by the receiver from where it lies. `done` may be nullptr when

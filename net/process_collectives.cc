@@ -15,6 +15,7 @@
 
 #include "actor/plan_reading.h"
 #include "core/error.h"
+#include "net/inbox.h"
 #include "net/job.h"
 #include "net/monitor.h"
 #include "net/process_group.h"
@@ -25,6 +26,7 @@ namespace oneflow_like {
 namespace {
 
 using wire::GroupHeader;
+using wire::GroupMessage;
 using wire::PieceAddress;
 
 class Instance;
@@ -55,11 +57,8 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
         }
       }
     }
-    std::unique_ptr<Memory> memory = MakeHostDevice(0, job->region())
-                                         ->Allocate(std::max(options.staging_bytes, options.chunk_bytes),
-                                                    "staging of collectives between processes");
-    staging_ = std::make_unique<Staging>(std::move(memory), options.chunk_bytes);
-    staging_bytes_ = staging_->bytes();
+    MakeInbox();
+    MakeStaging();
     retry_.host = this;
     job->network()->SetChannel(Network::kCollective, this);
     job->network()->SetChannel(Network::kMonitor, &monitor_);
@@ -74,6 +73,8 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
       job_->network()->SetChannel(Network::kCollective, nullptr);
       job_->network()->SetChannel(Network::kMonitor, nullptr);
       early_.clear();
+      // It stays while the network does, since somebody may still write to it.
+      if (inbox_ != nullptr) inbox_->SetHandler(nullptr);
     });
   }
 
@@ -83,7 +84,16 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
   // Channel.
   void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) override;
 
+  // By the AllGather of CheckComplete.
+  int64_t inbox_offset() const {
+    if (inbox_ == nullptr) return -1;
+    return static_cast<const char*>(inbox_->address()) - job_->region()->base(job_->process());
+  }
+  void ConnectInboxes(const std::vector<int64_t>& offsets);
+  bool has_inboxes() const { return inboxes_; }
+
   // GroupHost.
+  void SendInNode(int peer, const void* message, size_t bytes) override;
   Network* network() override { return job_->network(); }
   SharedRegion* region() override { return job_->region(); }
   int process() const override { return job_->process(); }
@@ -114,6 +124,8 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
     std::unique_ptr<Incoming> data;
   };
 
+  void MakeInbox();
+  void MakeStaging();
   void WantRetry() {
     if (blocked_.empty() || retry_posted_) return;
     retry_posted_ = true;
@@ -138,6 +150,9 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
   Job* const job_;
   const ProcessCollectivesOptions options_;
   std::vector<int> node_of_process_;
+  std::shared_ptr<Inbox> inbox_;  // nullptr: messages inside a node go through the network, too
+  bool inboxes_ = false;          // everybody has one. The user's thread
+  bool polled_ = false;
   Monitor monitor_;                        // the network's thread
   std::atomic<int64_t> staging_bytes_{0};  // all runtimes' together
   // The network's thread from here on.
@@ -175,7 +190,7 @@ class Instance final : public Collectives {
   int ProcessOf(int rank) const { return rank / host_->job_->ranks_per_process(); }
   static void AddWork(const plan::Collective& collective, Wanted* wanted);
   std::string MyWork() const;
-  void ReadWork(const std::string& text);
+  int64_t ReadWork(const std::string& text);  // gives where that process has its inbox
   std::shared_ptr<ProcessGroup> MakeGroup(int64_t id, const Wanted& wanted);
   void SortPositions();
   // The first act of the job's order that this process has not ended.
@@ -186,6 +201,7 @@ class Instance final : public Collectives {
   const int64_t number_;
   std::unique_ptr<Collectives> local_;
   std::map<Key, Wanted> wanted_;
+  std::set<Worker*> workers_;  // of members
   std::map<int64_t, std::shared_ptr<ProcessGroup>> groups_;
   bool quiet_ = false;
   std::unique_ptr<Staging> kept_;  // for the head's oldest chunk; nullptr without groups
@@ -214,6 +230,7 @@ std::unique_ptr<CollectiveMember> Instance::Join(const CollectiveSpec& spec,
   }
   Wanted& wanted = wanted_[{collective.id(), ranks}];
   wanted.spec = spec;
+  workers_.insert(spec.worker);
   if (wanted.members.empty()) wanted.collective = collective;
   for (const auto& [index, member] : wanted.members) {
     if (index == me) Fail("collective ", spec.actor, ": rank ", ranks[me], " takes part twice");
@@ -244,6 +261,7 @@ void Instance::AddWork(const plan::Collective& collective, Wanted* wanted) {
 
 std::string Instance::MyWork() const {
   wire::CollectiveWork all;
+  all.set_inbox(host_->inbox_offset());
   for (const auto& [key, wanted] : wanted_) {
     for (const auto& [member, acts] : wanted.work) {
       wire::MemberWork* work = all.add_member();
@@ -265,7 +283,7 @@ std::string Instance::MyWork() const {
   return all.SerializeAsString();
 }
 
-void Instance::ReadWork(const std::string& text) {
+int64_t Instance::ReadWork(const std::string& text) {
   wire::CollectiveWork all;
   CHECK(all.ParseFromString(text));
   for (const wire::MemberWork& work : all.member()) {
@@ -276,14 +294,17 @@ void Instance::ReadWork(const std::string& text) {
     *collective.mutable_work() = work.act();
     AddWork(collective, &at->second);
   }
+  return all.inbox();
 }
 
 void Instance::CheckComplete() {
   local_->CheckComplete();
   std::vector<std::string> all = host_->job_->AllGather(Cat("collectives of runtime ", number_), MyWork());
+  std::vector<int64_t> inboxes(all.size(), host_->inbox_offset());
   for (int p = 0; p < host_->job_->processes(); ++p) {
-    if (p != host_->process()) ReadWork(all[p]);
+    if (p != host_->process()) inboxes[p] = ReadWork(all[p]);
   }
+  host_->ConnectInboxes(inboxes);
   for (auto& [key, wanted] : wanted_) {
     for (size_t m = 0; m < key.second.size(); ++m) {
       if (wanted.work.count(static_cast<int>(m)) == 0) {
@@ -310,6 +331,7 @@ void Instance::CheckComplete() {
                                   chunk);
     host_->staging_bytes_ += kept_->bytes();
   }
+  for (Worker* worker : workers_) worker->WhenIdle(host_->network()->idle_work());
   host_->OnNetwork([this] {
     host_->instances_[number_] = this;
     if (host_->failed_) {
@@ -331,9 +353,10 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
   spec.dtype = wanted.spec.dtype;
   spec.reduce = ParseReduce(wanted.collective.reduce());
   spec.shape.node_of_process = host_->node_of_process_;
-  // Small data goes in the message that says it is there, on one host, too: one trip instead of two.
-  if (LargestPiece(wanted.collective) * static_cast<int64_t>(SizeOf(wanted.spec.dtype)) <=
-      host_->options_.latency_bound_bytes) {
+  // Where messages inside a node go through the network small data goes with them: one trip instead of two.
+  if (!host_->has_inboxes() &&
+      LargestPiece(wanted.collective) * static_cast<int64_t>(SizeOf(wanted.spec.dtype)) <=
+          host_->options_.latency_bound_bytes) {
     std::iota(spec.shape.node_of_process.begin(), spec.shape.node_of_process.end(), 0);
   }
   for (int rank : wanted.collective.rank()) spec.shape.process.push_back(ProcessOf(rank));
@@ -406,6 +429,51 @@ void Instance::Quiesce() {
   if (kept_ != nullptr) host_->staging_bytes_ -= kept_->bytes();
 }
 
+void ProcessCollectivesImpl::MakeInbox() {
+  if (job_->region() == nullptr || !job_->network()->polls()) return;
+  const int n = job_->processes();
+  inbox_ = std::make_shared<Inbox>(
+      job_->process(), n,
+      MakeHostDevice(0, job_->region())->Allocate(Inbox::BytesFor(n), "messages between processes"));
+  inbox_->SetHandler(
+      [this](int from, const void* message, size_t bytes) { Deliver(from, message, bytes, nullptr); });
+}
+
+// The inbox takes its memory from what is for staging.
+void ProcessCollectivesImpl::MakeStaging() {
+  const int64_t inbox = inbox_ == nullptr ? 0 : static_cast<int64_t>(Inbox::BytesFor(job_->processes()));
+  const int64_t bytes = std::max(options_.staging_bytes - inbox, options_.chunk_bytes);
+  staging_ = std::make_unique<Staging>(
+      MakeHostDevice(0, job_->region())->Allocate(bytes, "staging of collectives between processes"),
+      options_.chunk_bytes);
+  staging_bytes_ = staging_->bytes() + inbox;
+}
+
+void ProcessCollectivesImpl::ConnectInboxes(const std::vector<int64_t>& offsets) {
+  inboxes_ = std::none_of(offsets.begin(), offsets.end(), [](int64_t offset) { return offset < 0; });
+  if (!inboxes_) return;
+  OnNetwork([&] {
+    if (!polled_) job_->network()->AddPoller(inbox_);
+    polled_ = true;
+    for (int p = 0; p < job_->processes(); ++p) {
+      if (p == process() || node_of_process_[p] != node_of_process_[process()]) continue;
+      inbox_->Connect(p, job_->region()->base(p) + offsets[p]);
+    }
+  });
+}
+
+void ProcessCollectivesImpl::SendInNode(int peer, const void* message, size_t bytes) {
+  Inbox::Outcome outcome = Inbox::Outcome::kFull;
+  if (inbox_ != nullptr && inbox_->Connected(peer)) outcome = inbox_->Send(peer, message, bytes);
+  // In which order they come does not matter.
+  if (outcome == Inbox::Outcome::kFull) {
+    network()->Send(peer, Network::kCollective, message, bytes, nullptr, 0, nullptr);
+  } else if (outcome == Inbox::Outcome::kRing) {
+    const GroupHeader ring{GroupMessage::kRing, 1, 0, 0, 0, 0, 0};
+    network()->Send(peer, Network::kCollective, &ring, sizeof ring, nullptr, 0, nullptr);
+  }
+}
+
 std::unique_ptr<Collectives> ProcessCollectivesImpl::Open(int64_t instance) {
   return std::make_unique<Instance>(this, instance);
 }
@@ -420,6 +488,7 @@ void ProcessCollectivesImpl::Deliver(int from, const void* header, size_t header
   CHECK_GE(header_bytes, sizeof(GroupHeader));
   memcpy(&message, header, header_bytes);
   CHECK_EQ(header_bytes, sizeof(GroupHeader) + message.header.members * sizeof(PieceAddress));
+  if (message.header.kind == GroupMessage::kRing) return;
   auto at = instances_.find(message.header.instance);
   if (at == instances_.end()) {
     if (closed_.count(message.header.instance) == 0) {

@@ -14,7 +14,7 @@ class Job;
 struct ProcessCollectivesOptions {
   int64_t chunk_bytes = 512 << 10;  // largest message
   int64_t latency_bound_bytes =
-      16 << 10;                      // up to here every host combines for itself: one trip instead of two
+      4 << 10;                       // up to here every host combines for itself: one trip instead of two
   int64_t staging_bytes = 16 << 20;  // of this process, for chunks on their way; a runtime adds three chunks
 };
 

@@ -125,6 +125,8 @@ void ProcessGroup::Apply(int from, const GroupHeader& header, const PieceAddress
       AddOnce(&node_worked_, from);
       CheckEnded();
       break;
+    case GroupMessage::kRing:
+      break;
     case GroupMessage::kData: {
       size_t term = 0;
       Op* op = OpFor(from, header.chunk, &term);
@@ -173,7 +175,7 @@ void ProcessGroup::TellNode(GroupMessage kind) {
     bytes += message.header.members * sizeof(PieceAddress);
   }
   for (int peer : node_peers_) {
-    host_->network()->Send(peer, Network::kCollective, &message, bytes, nullptr, 0, nullptr);
+    host_->SendInNode(peer, &message, bytes);
   }
 }
 

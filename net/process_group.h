@@ -25,6 +25,8 @@ class GroupHost {
   virtual ~GroupHost() = default;
   virtual Network* network() = 0;
   virtual SharedRegion* region() = 0;  // nullptr: every process is a node
+  // To a process of the same node.
+  virtual void SendInNode(int peer, const void* message, size_t bytes) = 0;
   virtual int process() const = 0;
   // Staging for an op of the group's act under way; nullptr: the group is told by Retry() when there may be
   // some.
@@ -41,7 +43,8 @@ class GroupHost {
 namespace wire {
 // Headers of messages on Network::kCollective. Both ends are one program (versions are compared at the
 // start).
-enum class GroupMessage : int32_t { kArrived, kWorked, kData };
+// kRing: there is something in the inbox (inbox.h).
+enum class GroupMessage : int32_t { kArrived, kWorked, kData, kRing };
 struct GroupHeader {
   GroupMessage kind;
   int32_t ok;        // kArrived: of the members; kWorked, kData: nothing failed
@@ -177,7 +180,7 @@ class ProcessGroup {
 class ProcessMember final : public CollectiveMember {
  public:
   ProcessMember(Network* network, const CollectiveSpec& spec, int me)
-      : network_(network), spec_(spec), me_(me) {
+      : network_(network), idle_work_(network->idle_work()), spec_(spec), me_(me) {
     arrive_.member = done_.member = this;
   }
   void Arrive(void* in, void* out, int micro_batch, bool ok) override {
@@ -185,7 +188,11 @@ class ProcessMember final : public CollectiveMember {
     out_ = static_cast<char*>(out);
     micro_batch_ = micro_batch;
     ok_ = ok;
-    network_->Post(&arrive_);
+    if (idle_work_ != nullptr && spec_.worker->idle_work() == idle_work_.get()) {
+      network_->PostSoon(&arrive_);
+    } else {
+      network_->Post(&arrive_);
+    }
   }
   void set_group(std::shared_ptr<ProcessGroup> group) { group_ = std::move(group); }
 
@@ -207,6 +214,7 @@ class ProcessMember final : public CollectiveMember {
   }
 
   Network* const network_;
+  const std::shared_ptr<IdleWork> idle_work_;
   const CollectiveSpec spec_;
   const int me_;
   std::shared_ptr<ProcessGroup> group_;

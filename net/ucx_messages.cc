@@ -8,13 +8,6 @@
 #include "net/ucx_network.h"
 
 namespace oneflow_like {
-namespace {
-
-// Up to here data travels with its message, above it is pulled. Over loopback 32 KiB take 11 us this way and
-// 18 us the other; 64 KiB would make the receiver hold much that it did not ask for.
-constexpr size_t kEagerBytes = 32 << 10;
-
-}  // namespace
 
 // Sending and receiving.
 
@@ -90,6 +83,8 @@ void UcxNetwork::Send(int to, int channel, const void* header, size_t header_byt
 
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  // What fits one segment of UCX's (ucx_worker.cc) needs no answer before it goes: 1 MiB to three others
+  // takes 0.15 ms in pieces of kEagerBytes, 0.25 in pieces that are pulled.
   param.flags = bytes <= kEagerBytes ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
   param.cb.send = OnSent;
   param.user_data = operation;

@@ -1,7 +1,7 @@
 // The network over UCX: its state, for network.cc (life, thread, heartbeats, losses) and ucx_messages.cc
-// (what is sent and received). One thread makes all progress: it polls UCX and its mailbox in turns, and
-// sleeps on both when there is nothing. Each peer has two endpoints: heartbeats have one of their own, so
-// that they do not wait behind megabytes on a slow line and a busy peer is not taken for a dead one.
+// (what is sent and received). One thread at a time makes all progress: it polls UCX and the mailbox in
+// turns, and sleeps on both when there is nothing. Each peer has two endpoints: heartbeats have one of their
+// own, so that they do not wait behind megabytes on a slow line and a busy peer is not taken for a dead one.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "net/duty.h"
 #include "net/in_order.h"
 #include "net/network.h"
 #include "net/peer_clock.h"
@@ -64,7 +65,7 @@ struct Peer {
   PeerClock clock;
 };
 
-class UcxNetwork : public Network, private IncomingHome {
+class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
  public:
   explicit UcxNetwork(const NetworkOptions& options);
   ~UcxNetwork() override;
@@ -75,9 +76,11 @@ class UcxNetwork : public Network, private IncomingHome {
     listener_ = std::move(listener);
   }
   void Connect(int me, const std::vector<PeerInfo>& peers) override;
-  void Post(Message* message) override {
-    if (mailbox_.Put(message)) Wake();
-  }
+  void Post(Message* message) override { duty_->Post(message); }
+  std::shared_ptr<IdleWork> idle_work() override { return duty_; }
+  void PostSoon(Message* message) override { duty_->PostSoon(message); }
+  void AddPoller(std::shared_ptr<Poller> poller) override { pollers_.push_back(std::move(poller)); }
+  bool polls() const override { return true; }
   void Send(int to, int channel, const void* header, size_t header_bytes, const void* data, size_t bytes,
             Transfer* done) override;
   void ExpectEnd(int peer) override { peers_.at(peer).end_expected = true; }
@@ -127,9 +130,11 @@ class UcxNetwork : public Network, private IncomingHome {
 
   // The thread.
   void Run();
+  bool RunOnDuty();
   bool Pass();
-  void Sleep();
-  void Wake();
+  bool FallAsleep();
+  void WakeUp();
+  void DriveUntil(Mailbox* mail) override;
   void Beats();
   void SendBeat(Peer* peer, unsigned id, const Beat& beat);
   void BeatsBroke(Peer* peer) {
@@ -150,15 +155,15 @@ class UcxNetwork : public Network, private IncomingHome {
   const NetworkOptions options_;
   const int64_t interval_;  // between heartbeats
   std::unique_ptr<UcxWorker> worker_;
-  int wake_fd_ = -1;
   std::array<Channel*, kChannels> channels_{};
   std::function<void(const Failure&)> listener_;
   int me_ = 0;
-  std::deque<Peer> peers_;  // by process; they stay where they are
-  Mailbox mailbox_;
+  std::deque<Peer> peers_;            // by process; they stay where they are
+  const std::shared_ptr<Duty> duty_;  // what is below belongs to whoever has it
   std::thread thread_;
   std::atomic<bool> stop_{false};
 
+  std::vector<std::shared_ptr<Poller>> pollers_;
   FreeList<Operation> operations_;
   FreeList<UcxIncoming> incoming_;
   Ring<UcxIncoming> arrived_;  // neither received nor dropped

@@ -31,7 +31,7 @@ const Setting kSettings[] = {
     {"ZCOPY_THRESH", "inf"},
     // Of buffers for messages that wait to be received: the largest that travel with their data fit into the
     // last, else each would take a whole segment.
-    {"RX_MPOOL_SIZES", "64,1k,4k,64k"},
+    {"RX_MPOOL_SIZES", "64,1k,4k,64k,128k"},
 };
 
 // Of its TCP transport, whose settings have no prefix here.

@@ -14,9 +14,9 @@ namespace oneflow_like {
 
 class LabelledOutput;  // net/local_launcher.h
 
-// Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for several
-// processes --processes --start_timeout --peer_timeout --network --shared_memory (gflags; the program may
-// define its own).
+// Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for
+// several processes --processes --start_timeout --peer_timeout --network --shared_memory (gflags; the program
+// may define its own).
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
 // --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say

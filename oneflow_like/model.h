@@ -79,8 +79,8 @@ class Scope {
 struct ModelOptions {
   uint64_t seed = 1;
   int threads = 0;  // runtime threads; 0: as many as cores (of this process's share), at most one per device
-  // Which of this host's devices a cuda mesh uses, by number; empty: all. With more ranks than devices several ranks
-  // share one (virtual devices, each with streams and memory of its own), neighbours together.
+  // Which of this host's devices a cuda mesh uses, by number; empty: all. With more ranks than devices
+  // several ranks share one (virtual devices, each with streams and memory of its own), neighbours together.
   std::vector<int> devices;
   int kernel_threads = 0;  // threads that one kernel may use; 0: an equal share of the cores
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder

@@ -144,8 +144,8 @@ std::string Session::SummaryText() const {
                 s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
     text += Cat("  peak memory   ", Bytes(s.peak_bytes), " = ", Bytes(s.persistent_bytes), " variables + ",
                 Bytes(s.transient_bytes), " registers and scratch",
-                s.library_bytes > 0 ? " + " + Bytes(s.library_bytes) + " of libraries" : "", " (lower bound ", Bytes(s.lower_bound_bytes),
-                ")\n");
+                s.library_bytes > 0 ? " + " + Bytes(s.library_bytes) + " of libraries" : "", " (lower bound ",
+                Bytes(s.lower_bound_bytes), ")\n");
     if (s.staging_bytes > 0) {
       const int hosted = compiled.graph.mesh().size() / impl_->model->options.job->processes();
       text += Cat("  staging       ", Bytes(s.staging_bytes), " more of its process",

@@ -19,11 +19,12 @@ class Mesh {
   Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std::vector<int> devices = {});
   static Mesh Parse(const std::string& text);  // "cpu:dp=2,tp=2", "cpu" (one device); throws Error
 
-  // "cpu" or "cuda"; or both, "cpu+cuda": then the first half of the coordinates along axis pp is of the first kind
-  // and the second of the second (stages of a pipeline on different devices). With more kinds, likewise.
+  // "cpu" or "cuda"; or both, "cpu+cuda": then the first half of the coordinates along axis pp is of the
+  // first kind and the second of the second (stages of a pipeline on different devices). With more kinds,
+  // likewise.
   const std::string& kind() const { return kind_; }
   std::vector<std::string> kinds() const;
-  std::string KindOf(int index) const;          // of the index-th device in mesh order
+  std::string KindOf(int index) const;                         // of the index-th device in mesh order
   int rank() const { return static_cast<int>(axes_.size()); }  // number of axes
   const std::string& axis_name(int axis) const { return axes_[axis].first; }
   int axis_size(int axis) const { return axes_[axis].second; }

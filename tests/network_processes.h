@@ -1,5 +1,5 @@
-// Several real processes for tests of the network: forked children, each with a line to the test, and a NetworkNode
-// in each child that records what its network tells. Every child has an alarm, so nothing hangs.
+// Several real processes for tests of the network: forked children, each with a line to the test, and a
+// NetworkNode in each child that records what its network tells. Every child has an alarm, so nothing hangs.
 #pragma once
 
 #include <gtest/gtest.h>

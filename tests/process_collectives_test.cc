@@ -54,7 +54,8 @@ class End final : public CollectiveListener {
     if (c.programs[0].has_in[me_]) in_ = device->Allocate(std::max<size_t>(in, 1), "in");
     if (c.programs[0].has_out[me_]) out_ = device->Allocate(std::max<size_t>(out, 1), "out");
     plan_ = c.PlanOf(me_);
-    member_ = collectives->Join({"plan", Cat("collective ", c_), c.dtype, c.acts, worker, this}, plan_);
+    member_ = collectives->Join(
+        {"plan", Cat("collective ", c_), c.dtype, c.acts, worker, nullptr, nullptr, this}, plan_);
   }
 
   bool CanArrive(int64_t act) const { return !busy_ && act == next_; }
@@ -442,7 +443,8 @@ TEST(ProcessCollectives, QuiesceDropsWhatNobodyAwaits) {
       std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
       std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(cluster.job(me), options);
       std::unique_ptr<Collectives> collectives = between->Open(0);
-      const CollectiveSpec spec{"plan", "send", DType::kFloat32, 1, executor->worker(0), &counters[me]};
+      const CollectiveSpec spec{"plan",  "send",  DType::kFloat32, 1, executor->worker(0),
+                                nullptr, nullptr, &counters[me]};
       std::unique_ptr<CollectiveMember> member = collectives->Join(spec, plans[me]);
       EXPECT_THROW(collectives->Join(spec, plans[me]), Error);  // twice
       collectives->CheckComplete();
@@ -485,8 +487,8 @@ TEST(ProcessCollectives, AMissingMemberIsAnError) {
     std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(cluster.job(me), {64, 32, 256});
     std::unique_ptr<Collectives> collectives = between->Open(0);
     if (me == 1) return collectives->CheckComplete();
-    std::unique_ptr<CollectiveMember> member =
-        collectives->Join({"train", "sum", DType::kFloat32, 1, executor->worker(0), &counter}, plan);
+    std::unique_ptr<CollectiveMember> member = collectives->Join(
+        {"train", "sum", DType::kFloat32, 1, executor->worker(0), nullptr, nullptr, &counter}, plan);
     try {
       collectives->CheckComplete();
       ADD_FAILURE() << "nobody noticed";

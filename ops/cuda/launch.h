@@ -1,9 +1,9 @@
-// What device code is written with, for nvcc and for the emulator of tests/cuda_emulator, which compiles the same
-// files as host C++: launches, shared memory, vectors of 16 bytes, element types.
+// What device code is written with, for nvcc and for the emulator of tests/cuda_emulator, which compiles the
+// same files as host C++: launches, shared memory, vectors of 16 bytes, element types.
 //
 // Rules that keep both happy: kernels are launched with Launch (no <<<>>>); shared arrays are declared
-// OFL_SHARED or come from DynamicShared; every thread of a block reaches every __syncthreads(), every lane of a
-// warp every shuffle (mask of all); blockDim.x is a multiple of 32 where shuffles are used.
+// OFL_SHARED or come from DynamicShared; every thread of a block reaches every __syncthreads(), every lane of
+// a warp every shuffle (mask of all); blockDim.x is a multiple of 32 where shuffles are used.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,7 +37,8 @@ template <typename... Params, typename... Args>
 void Launch(void (*kernel)(Params...), const Grid& grid, cudaStream_t stream, Args... args) {
   if (grid.x == 0 || grid.y == 0) return;
   cuda_emulator::Enqueue(stream, [=] {
-    cuda_emulator::RunGrid(grid.x, grid.y, grid.threads, grid.shared, [=] { kernel(static_cast<Params>(args)...); });
+    cuda_emulator::RunGrid(grid.x, grid.y, grid.threads, grid.shared,
+                           [=] { kernel(static_cast<Params>(args)...); });
   });
 }
 template <typename T>

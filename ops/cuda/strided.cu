@@ -1,7 +1,7 @@
-// Copies and products of any strides. Neither is fast: layouts that models have go to the library as they are.
-#include "ops/cuda/strided.h"
-
+// Copies and products of any strides. Neither is fast: layouts that models have go to the library as they
+// are.
 #include "ops/cuda/launch.h"
+#include "ops/cuda/strided.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -41,8 +41,8 @@ OFL_KERNEL void StridedCopyKernel(StridedWalk walk, int64_t count, void* to, DTy
   }
 }
 
-OFL_KERNEL void StridedProductKernel(StridedWalk kept, StridedWalk summed, int64_t count, int64_t terms, void* y,
-                                     DType y_type, const void* a, const void* b, DType type) {
+OFL_KERNEL void StridedProductKernel(StridedWalk kept, StridedWalk summed, int64_t count, int64_t terms,
+                                     void* y, DType y_type, const void* a, const void* b, DType type) {
   int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
     int64_t at_a = 0, at_b = 0;
@@ -67,8 +67,8 @@ void LaunchStridedCopy(const StridedWalk& walk, void* to, DType to_type, const v
   Launch(StridedCopyKernel, grid, launch.stream, walk, count, to, to_type, from, from_type);
 }
 
-void LaunchStridedProduct(const StridedWalk& kept, const StridedWalk& summed, void* y, DType y_type, const void* a,
-                          const void* b, DType type, const LaunchContext& launch) {
+void LaunchStridedProduct(const StridedWalk& kept, const StridedWalk& summed, void* y, DType y_type,
+                          const void* a, const void* b, DType type, const LaunchContext& launch) {
   int64_t count = kept.elements(), terms = summed.elements();
   if (count == 0) return;
   Grid grid{BlocksFor(count, 128, launch.multiprocessors), 1, 128, 0};
