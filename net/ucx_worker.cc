@@ -4,12 +4,10 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <set>
-#include <sstream>
 #include <utility>
 
 #include "core/error.h"
+#include "net/interfaces.h"
 
 namespace oneflow_like {
 namespace {
@@ -48,28 +46,6 @@ const Setting kTcpSettings[] = {
 };
 
 const char* Environment(const std::string& name) { return std::getenv(("UCX_" + name).c_str()); }
-
-std::set<std::string> DevicesOfThisHost() {
-  std::set<std::string> names;
-  for (const char* folder : {"/sys/class/net", "/sys/class/infiniband"}) {
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, none))
-      names.insert(entry.path().filename().string());
-  }
-  return names;
-}
-
-// UCX ignores names it does not know when others are usable, and a misspelt one should not go unnoticed.
-void CheckDevices(const std::string& devices) {
-  std::set<std::string> there = DevicesOfThisHost();
-  std::istringstream names(devices);
-  for (std::string name; std::getline(names, name, ',');) {
-    if (there.count(name.substr(0, name.find(':'))) != 0) continue;
-    std::string all;
-    for (const std::string& known : there) all += (all.empty() ? "" : ", ") + known;
-    Fail("network device '", name, "' does not exist on this host, which has ", all);
-  }
-}
 
 void Set(ucp_config_t* config, const std::string& name, const std::string& value) {
   ucs_status_t status = ucp_config_modify(config, name.c_str(), value.c_str());
@@ -110,7 +86,7 @@ std::string Asked(const NetworkOptions& options) {
 }  // namespace
 
 UcxWorker::UcxWorker(const NetworkOptions& options) {
-  if (!options.loopback_only) CheckDevices(options.devices);
+  if (!options.loopback_only) CheckNetworkDevices(options.devices);
   try {
     Open(options);
   } catch (...) {

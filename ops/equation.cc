@@ -78,4 +78,30 @@ EquationWalk MakeWalk(const std::string& labels, const Equation& e, const Tensor
   return walk;
 }
 
+std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y) {
+  std::vector<LabelAxes> labels;
+  int skip_a = y.rank() - a.rank(), skip_b = y.rank() - b.rank();
+  for (int axis = 0; axis + 2 < y.rank(); ++axis) {
+    bool in_a = axis >= skip_a && a[axis - skip_a] == y[axis],
+         in_b = axis >= skip_b && b[axis - skip_b] == y[axis];
+    labels.push_back({in_a ? axis - skip_a : -1, in_b ? axis - skip_b : -1, axis});
+  }
+  labels.push_back({a.rank() - 2, -1, y.rank() - 2});
+  labels.push_back({-1, b.rank() - 1, y.rank() - 1});
+  labels.push_back({a.rank() - 1, b.rank() - 2, -1});
+  return labels;
+}
+
+std::vector<LabelAxes> EinsumLabels(const std::string& equation) {
+  const Equation e = ParseEquation("einsum", equation);
+  auto axis = [](const std::string& labels, char label) {
+    size_t at = labels.find(label);
+    return at == std::string::npos ? -1 : static_cast<int>(at);
+  };
+  std::vector<LabelAxes> labels;
+  for (char label : e.y + e.Summed())
+    labels.push_back({axis(e.a, label), axis(e.b, label), axis(e.y, label)});
+  return labels;
+}
+
 }  // namespace oneflow_like

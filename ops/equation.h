@@ -30,6 +30,15 @@ Equation EquationOf(const OpCall& call);
 // A matmul of an operand of `rank` axes with a matrix: "abk,kn->abn". REQUIRES: 2 <= rank <= 10.
 Equation MatmulEquation(int rank);
 
+// Where a label's axis stands in each operand; -1: nowhere.
+struct LabelAxes {
+  int a = -1, b = -1, y = -1;
+};
+// Of matmul, by the global extents of its operands (an axis of extent 1 that is broadcast is no axis of the
+// label); of an einsum by its equation, labels of y first.
+std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y);
+std::vector<LabelAxes> EinsumLabels(const std::string& equation);
+
 // "b s w": for a rule's brackets.
 std::string Spaced(const std::string& labels);
 // A sum for every label the equation loses.

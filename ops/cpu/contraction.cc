@@ -16,15 +16,11 @@
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/narrow_product.h"
+#include "ops/equation.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
 namespace {
-
-// Where a label's axis stands in each operand; -1: nowhere.
-struct LabelAxes {
-  int a = -1, b = -1, y = -1;
-};
 
 enum Class { kBatch, kM, kN, kK, kClasses };
 
@@ -368,45 +364,15 @@ bool SameFloating(const KernelSpec& spec) {
 KernelPtr MakeMatmul(const KernelSpec& spec) {
   const Dims &a = spec.in[0].global, &b = spec.in[1].global, &y = spec.out[0].global;
   if (!SameFloating(spec) || a.rank() < 2 || b.rank() < 2) return MakeReference(spec);
-  std::vector<LabelAxes> labels;
-  int skip_a = y.rank() - a.rank(), skip_b = y.rank() - b.rank();
-  for (int axis = 0; axis + 2 < y.rank(); ++axis) {
-    bool in_a = axis >= skip_a && a[axis - skip_a] == y[axis],
-         in_b = axis >= skip_b && b[axis - skip_b] == y[axis];
-    labels.push_back({in_a ? axis - skip_a : -1, in_b ? axis - skip_b : -1, axis});
-  }
-  labels.push_back({a.rank() - 2, -1, y.rank() - 2});
-  labels.push_back({-1, b.rank() - 1, y.rank() - 1});
-  labels.push_back({a.rank() - 1, b.rank() - 2, -1});
-  return std::make_unique<Contraction>(spec, std::move(labels));
+  return std::make_unique<Contraction>(spec, MatmulLabels(a, b, y));
 }
 
 KernelPtr MakeEinsum(const KernelSpec& spec) {
-  std::string text;
-  for (char c : spec.attrs.Str("equation")) {
-    if (c != ' ') text += c;
-  }
-  size_t comma = text.find(','), arrow = text.find("->");
-  if (!SameFloating(spec) || comma == std::string::npos || arrow == std::string::npos)
-    return MakeReference(spec);
-  std::string a = text.substr(0, comma), b = text.substr(comma + 1, arrow - comma - 1),
-              y = text.substr(arrow + 2);
-  std::string all = y;
-  for (char c : a + b) {
-    if (all.find(c) == std::string::npos) all += c;
-  }
-  auto axis = [](const std::string& in, char c) {
-    size_t at = in.find(c);
-    return at == std::string::npos ? -1 : static_cast<int>(at);
-  };
-  std::vector<LabelAxes> labels;
-  for (char c : all) {
-    LabelAxes l{axis(a, c), axis(b, c), axis(y, c)};
+  if (!SameFloating(spec)) return MakeReference(spec);
+  std::vector<LabelAxes> labels = EinsumLabels(spec.attrs.Str("equation"));
+  for (const LabelAxes& l : labels) {
     // A label of one operand alone is a plain sum, not a product.
-    bool alone = l.y < 0 && (l.a < 0 || l.b < 0);
-    bool twice = a.find(c) != a.rfind(c) || b.find(c) != b.rfind(c);
-    if (alone || twice || (l.a < 0 && l.b < 0)) return MakeReference(spec);
-    labels.push_back(l);
+    if (l.y < 0 && (l.a < 0 || l.b < 0)) return MakeReference(spec);
   }
   return std::make_unique<Contraction>(spec, std::move(labels));
 }

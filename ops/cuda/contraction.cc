@@ -293,39 +293,6 @@ class Planner {
 
 }  // namespace
 
-std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y) {
-  std::vector<LabelAxes> labels;
-  int skip_a = y.rank() - a.rank(), skip_b = y.rank() - b.rank();
-  for (int axis = 0; axis + 2 < y.rank(); ++axis) {
-    bool in_a = axis >= skip_a && a[axis - skip_a] == y[axis],
-         in_b = axis >= skip_b && b[axis - skip_b] == y[axis];
-    labels.push_back({in_a ? axis - skip_a : -1, in_b ? axis - skip_b : -1, axis});
-  }
-  labels.push_back({a.rank() - 2, -1, y.rank() - 2});
-  labels.push_back({-1, b.rank() - 1, y.rank() - 1});
-  labels.push_back({a.rank() - 1, b.rank() - 2, -1});
-  return labels;
-}
-
-std::vector<LabelAxes> EinsumLabels(const std::string& equation) {
-  std::string text;
-  for (char c : equation)
-    if (c != ' ') text += c;
-  size_t comma = text.find(','), arrow = text.find("->");
-  std::string a = text.substr(0, comma), b = text.substr(comma + 1, arrow - comma - 1),
-              y = text.substr(arrow + 2);
-  std::string all = y;
-  for (char c : a + b)
-    if (all.find(c) == std::string::npos) all += c;
-  auto axis = [](const std::string& in, char c) {
-    size_t at = in.find(c);
-    return at == std::string::npos ? -1 : static_cast<int>(at);
-  };
-  std::vector<LabelAxes> labels;
-  for (char c : all) labels.push_back({axis(a, c), axis(b, c), axis(y, c)});
-  return labels;
-}
-
 ContractionPlan PlanContraction(const std::vector<LabelAxes>& labels, const Dims& a, const Dims& b,
                                 const ContractionTypes& types, int64_t packed_bytes) {
   return Planner(labels, a, b, types).Plan(packed_bytes);

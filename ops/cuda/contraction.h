@@ -8,17 +8,9 @@
 
 #include "ops/cuda/gemm.h"
 #include "ops/cuda/strided.h"
+#include "ops/equation.h"
 
 namespace oneflow_like::cuda {
-
-// Where a label's axis stands in each operand; -1: nowhere.
-struct LabelAxes {
-  int a = -1, b = -1, y = -1;
-};
-
-// Of matmul, by the global extents of its operands; of an einsum by its equation.
-std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y);
-std::vector<LabelAxes> EinsumLabels(const std::string& equation);
 
 // What must be copied before or after: `walk.first` is the place in the packed operand.
 struct Packing {
