@@ -12,11 +12,12 @@ namespace oneflow_like {
 namespace {
 
 constexpr int64_t kSecond = 1000000000;
-// What counts as behind: a computing share this much above the median of the others, ...
-constexpr double kComputeFactor = 1.5, kComputeMargin = 0.08;
+// What counts as behind: busy this much more than the median of the others, ...
+constexpr double kBusyFactor = 1.5, kBusyMargin = 0.15;
 // ... a round trip or a time per byte this many times the median of the other links.
 constexpr double kLinkFactor = 3;
-constexpr int64_t kLeastRoundTrip = 2000000;  // below 2 ms a round trip is a matter of scheduling
+constexpr int64_t kLeastRoundTrip = 2000000;  // below 2 ms a round trip is a matter of scheduling, ...
+constexpr int64_t kLeastLying = 2000000;      // ... and so is a word that lies there
 constexpr int64_t kLeastBytes = 64 << 10;     // less says nothing about a rate
 
 double Median(std::vector<double> values) {
@@ -27,22 +28,21 @@ double Median(std::vector<double> values) {
 
 int Percent(double share) { return static_cast<int>(std::lround(100 * share)); }
 
-Verdict JudgeComputing(const std::vector<MonitorReport>& reports) {
+Verdict JudgeBusy(const std::vector<MonitorReport>& reports) {
   Verdict verdict;
   double worst = 0;
   for (const MonitorReport& r : reports) {
     std::vector<double> others;
     for (const MonitorReport& o : reports) {
-      if (o.process != r.process) others.push_back(o.computing);
+      if (o.process != r.process) others.push_back(o.busy);
     }
     const double median = Median(others);
-    if (r.computing < kComputeFactor * median || r.computing < median + kComputeMargin) continue;
-    if (r.computing <= worst) continue;
-    worst = r.computing;
+    if (r.busy < kBusyFactor * median || r.busy < median + kBusyMargin || r.busy <= worst) continue;
+    worst = r.busy;
     verdict.kind = Verdict::Kind::kCompute;
     verdict.process = r.process;
-    verdict.why = Cat("it computes ", Percent(r.computing), " % of the time, the others ", Percent(median),
-                      " %, and wait for it");
+    verdict.why = Cat("it computes, or is kept from running, ", Percent(r.busy),
+                      " % of the time, the others ", Percent(median), " %, and wait for it");
   }
   return verdict;
 }
@@ -94,7 +94,7 @@ Verdict JudgeLinks(PairTable table, double least, const std::function<std::strin
 }  // namespace
 
 Verdict Judge(const std::vector<MonitorReport>& reports) {
-  Verdict verdict = JudgeComputing(reports);
+  Verdict verdict = JudgeBusy(reports);
   if (verdict.kind != Verdict::Kind::kNone) return verdict;
   const int n = static_cast<int>(reports.size());
   PairTable trips(n), rates(n);
@@ -134,7 +134,7 @@ int64_t Monitor::WindowOf(int64_t now) const {
 }
 
 void Monitor::CollectiveBegins() {
-  if (under_way_++ == 0) since_ = ClockNow();
+  if (under_way_++ == 0) since_ = looked_ = ClockNow();
 }
 
 void Monitor::CollectiveEnds() {
@@ -149,10 +149,21 @@ void Monitor::Pulled(int process, int64_t bytes, int64_t ns) {
   links_[process].pull_ns += ns;
 }
 
+// From when it should have been here until now nobody looked, as the process was stopped or got no core: that
+// part of the collective under way is not the others' doing.
+void Monitor::Came(int process, int64_t sent) {
+  if (under_way_ == 0) return;
+  const Network::ClockOffset clock = network_->OffsetTo(process);
+  const int64_t now = ClockNow(), due = sent - clock.offset_ns + clock.round_trip_lately_ns / 2;
+  const int64_t lay = now - std::max(due, looked_);
+  looked_ = now;
+  if (lay >= kLeastLying) in_collectives_ -= lay;
+}
+
 void Monitor::Report(int64_t now, int64_t window) {
   if (under_way_ > 0) {
     in_collectives_ += now - since_;
-    since_ = now;
+    since_ = looked_ = now;
   }
   const int64_t length = now - window_start_;
   // The first window is cut short and holds the loading.
@@ -160,7 +171,7 @@ void Monitor::Report(int64_t now, int64_t window) {
     struct {
       int32_t process, links;
       int64_t window;
-      double computing;
+      double busy;
     } header{process_, processes_, window_,
              1 - std::min(1.0, static_cast<double>(in_collectives_) / static_cast<double>(length))};
     std::string text(reinterpret_cast<const char*>(&header), sizeof header);
@@ -200,7 +211,7 @@ void Monitor::Deliver(int from, const void* header, size_t header_bytes, std::un
   struct {
     int32_t process, links;
     int64_t window;
-    double computing;
+    double busy;
   } head;
   CHECK_GE(header_bytes, sizeof head);
   memcpy(&head, at, sizeof head);
@@ -208,7 +219,7 @@ void Monitor::Deliver(int from, const void* header, size_t header_bytes, std::un
   MonitorReport& report = reports_[from];
   report.process = from;
   report.window = head.window;
-  report.computing = head.computing;
+  report.busy = head.busy;
   report.links.assign(processes_, {});
   for (int64_t peer; at + sizeof peer + sizeof(MonitorReport::Link) <= end;) {
     memcpy(&peer, at, sizeof peer);

@@ -1,6 +1,6 @@
-// Who keeps the others waiting: each process counts how long it computed and how long it was in collectives,
-// how fast it gets data from each peer and how long a message takes there and back; process 0 compares and
-// names the one behind.
+// Who keeps the others waiting: each process counts how long it was busy with itself, that is with its
+// kernels or not running at all while words of others lay there; how fast it gets data from each peer and how
+// long a message takes there and back. Process 0 compares and names the one behind.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace oneflow_like {
 // What one process saw in one window.
 struct MonitorReport {
   int32_t process = 0;
-  int64_t window = 0;    // number of the window since the start, by the clock of process 0
-  double computing = 0;  // share of the time in which no collective was under way here
+  int64_t window = 0;  // number of the window since the start, by the clock of process 0
+  double busy = 0;     // share of the time in which no collective was under way here, or nobody looked
   struct Link {
     int64_t round_trip_ns = 0;       // the shortest lately
     int64_t bytes = 0, pull_ns = 0;  // large data got from that peer, and how long it took
@@ -27,13 +27,13 @@ struct MonitorReport {
 struct Verdict {
   enum class Kind { kNone, kCompute, kLink } kind = Kind::kNone;
   int process = -1, other = -1;  // kLink between two: both; of one process with everybody: other is -1
-  std::string why;               // "it computes 91 % of the time, the others 35 %"
+  std::string why;               // "it is busy 91 % of the time, the others 35 %"
   bool operator==(const Verdict& v) const {
     return kind == v.kind && process == v.process && other == v.other;
   }
 };
 
-// `reports` of all processes, by process. A process whose computing share stands out keeps the others
+// `reports` of all processes, by process. A process that is busy much more than the others keeps them
 // waiting; else a link whose round trip or rate stands out does.
 Verdict Judge(const std::vector<MonitorReport>& reports);
 
@@ -47,6 +47,8 @@ class Monitor final : public Channel {
   void CollectiveBegins();
   void CollectiveEnds();
   void Pulled(int process, int64_t bytes, int64_t ns);
+  // A word that `process` sent at `sent`, by its clock, is looked at now.
+  void Came(int process, int64_t sent);
 
   void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) override;
   const Verdict& last() const { return confirmed_; }
@@ -61,6 +63,7 @@ class Monitor final : public Channel {
   const std::function<std::string(int)> describe_;
   int under_way_ = 0;
   int64_t since_ = 0, in_collectives_ = 0;  // of the window
+  int64_t looked_ = 0;                      // until then it is known what of `since_` was lost
   int64_t window_start_ = 0, window_ = -1;
   std::vector<MonitorReport::Link> links_;
   std::vector<MonitorReport> reports_;  // process 0: the last of each

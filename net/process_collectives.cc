@@ -469,7 +469,7 @@ void ProcessCollectivesImpl::SendInNode(int peer, const void* message, size_t by
   if (outcome == Inbox::Outcome::kFull) {
     network()->Send(peer, Network::kCollective, message, bytes, nullptr, 0, nullptr);
   } else if (outcome == Inbox::Outcome::kRing) {
-    const GroupHeader ring{GroupMessage::kRing, 1, 0, 0, 0, 0, 0};
+    const GroupHeader ring{GroupMessage::kRing, 1, 0, 0, 0, 0, 0, 0};
     network()->Send(peer, Network::kCollective, &ring, sizeof ring, nullptr, 0, nullptr);
   }
 }
@@ -489,6 +489,7 @@ void ProcessCollectivesImpl::Deliver(int from, const void* header, size_t header
   memcpy(&message, header, header_bytes);
   CHECK_EQ(header_bytes, sizeof(GroupHeader) + message.header.members * sizeof(PieceAddress));
   if (message.header.kind == GroupMessage::kRing) return;
+  monitor_.Came(from, message.header.sent);
   auto at = instances_.find(message.header.instance);
   if (at == instances_.end()) {
     if (closed_.count(message.header.instance) == 0) {

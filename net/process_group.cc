@@ -164,7 +164,7 @@ void ProcessGroup::TellNode(GroupMessage kind) {
     GroupHeader header;
     PieceAddress address[wire::kMostMembers];
   } message{};
-  message.header = {kind, ok_, spec_.instance, spec_.id, act_, 0, 0};
+  message.header = {kind, ok_, spec_.instance, spec_.id, act_, ClockNow(), 0, 0};
   size_t bytes = sizeof(GroupHeader);
   if (kind == GroupMessage::kArrived) {
     const char* base = host_->region()->base(host_->process());
@@ -367,7 +367,7 @@ bool ProcessGroup::Combine(Op* op) {
     Fold(op, to.data(), static_cast<int>(to.size()));
   }
   op->combined = true;
-  GroupHeader header{GroupMessage::kData, op->ok, spec_.instance, spec_.id, act_, plan.chunk, 0};
+  GroupHeader header{GroupMessage::kData, op->ok, spec_.instance, spec_.id, act_, ClockNow(), plan.chunk, 0};
   // One more than there are, so that the op does not end inside the loop.
   op->sends_left = 1;
   for (int process : plan.sends) {

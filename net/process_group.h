@@ -51,6 +51,7 @@ struct GroupHeader {
   int64_t instance;  // the runtime
   int64_t group;
   int64_t act;      // since the start
+  int64_t sent;     // when, by the sender's clock
   int32_t chunk;    // kData
   int32_t members;  // kArrived: so many PieceAddress follow
 };

@@ -19,7 +19,7 @@ std::vector<MonitorReport> Quiet(int processes) {
   std::vector<MonitorReport> reports(processes);
   for (int p = 0; p < processes; ++p) {
     reports[p].process = p;
-    reports[p].computing = 0.5 + 0.02 * p;
+    reports[p].busy = 0.5 + 0.02 * p;
     reports[p].links.assign(processes, {100000, 10 << 20, 10000000});
     reports[p].links[p] = {};
   }
@@ -30,11 +30,11 @@ TEST(Judge, NamesNobodyWhenAllAreAlike) {
   for (int n : {2, 3, 4, 16}) EXPECT_EQ(Judge(Quiet(n)).kind, Verdict::Kind::kNone) << n;
 }
 
-TEST(Judge, NamesWhoComputes) {
+TEST(Judge, NamesWhoIsBusy) {
   for (int n : {2, 4, 16}) {
     std::vector<MonitorReport> reports = Quiet(n);
-    for (MonitorReport& r : reports) r.computing = 0.3;
-    reports[1].computing = 0.95;
+    for (MonitorReport& r : reports) r.busy = 0.3;
+    reports[1].busy = 0.95;
     Verdict v = Judge(reports);
     EXPECT_EQ(v.kind, Verdict::Kind::kCompute);
     EXPECT_EQ(v.process, 1);
