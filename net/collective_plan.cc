@@ -185,11 +185,15 @@ std::vector<ChunkOp> MakeChunkOps(const std::vector<MemberRegion>& regions, cons
   if (bytes <= limits.short_act_bytes) chunk = std::min<int64_t>(chunk, Network::kEagerBytes);
   const int64_t large = std::max<int64_t>(1, chunk / element_bytes);
   const int64_t small = std::clamp<int64_t>(limits.latency_bound_bytes / element_bytes, 1, large);
+  // Where every node adds up for itself each sends to each other: of larger acts that would be too many
+  // messages.
+  const int64_t small_act = std::max(limits.latency_bound_bytes, element_bytes);
   for (const MemberRegion& r : JoinSmall(merged, small)) {
     std::set<int> source_nodes, dest_nodes;
     for (int m : r.sources) source_nodes.insert(shape.node(m));
     for (int m : r.dests) dest_nodes.insert(shape.node(m));
-    const bool for_itself = r.sources.empty() || (source_nodes.size() > 1 && r.box.elements() <= small);
+    const bool for_itself =
+        r.sources.empty() || (source_nodes.size() > 1 && r.box.elements() <= small && bytes <= small_act);
     if (for_itself && (dest_nodes.size() > 1 || shape.node(r.owner) != *dest_nodes.begin())) {
       for (int node : dest_nodes) {
         std::vector<int> dests;

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Collectives of ours, Gloo and Open MPI side by side: runs the three programs in turn, so that what else the machine
-does falls on all of them, and prints tables of medians over the rounds and what this project aims at.
+"""Collectives of ours, Gloo and Open MPI side by side: runs the programs in turn, collective by collective, so that what
+else the machine does falls on all of them (small virtual machines run everything at half their speed for seconds), and
+prints tables of medians over the rounds and what this project aims at.
 
 On one host ours moves pieces through shared memory, and so does Open MPI (vader); Gloo has nothing but TCP. TCP only:
 all three over the loopback device. Threads: ours between devices of one process.
-A ratio above 1 says that ours is faster than the better of the two others.
+A ratio above 1 says that ours is faster than the better of the others: the median of the rounds' ratios, each of figures
+taken within seconds of one another.
 """
 import argparse
 import json
@@ -47,10 +49,10 @@ def ways(folder, processes):
     ]
 
 
-def run(way, args):
+def run(way, collectives, args):
     """What it printed, by (collective, bytes): the median seconds; nothing when it failed, which is said."""
     command = args.prefix + way.command + ["--sizes=" + ",".join(str(s) for s in SMALL + LARGE),
-                                           "--collectives=" + ",".join(args.collectives + ["message"]),
+                                           "--collectives=" + ",".join(collectives),
                                            "--seconds=%g" % args.seconds]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -67,26 +69,28 @@ def run(way, args):
 
 
 def measure(args):
-    """{processes: {way's name: {(collective, bytes): [median of each round]}}}"""
+    """{processes: {way's name: {(collective, bytes): [median of each round, or None]}}}"""
     results = {}
-    for processes in args.processes:
-        results[processes] = {}
     for round_number in range(args.rounds):
         for processes in args.processes:
-            for way in ways(args.programs, processes):
-                if not os.path.exists(os.path.join(args.programs, way.library + "_collectives")):
-                    continue
-                found = results[processes].setdefault(way.name, {})
-                for case, seconds in run(way, args).items():
-                    found.setdefault(case, []).append(seconds)
-                print("round %d of %d, %d ranks: %s" % (round_number + 1, args.rounds, processes, way.name),
+            for number, collective in enumerate(args.collectives):
+                for way in ways(args.programs, processes):
+                    if not os.path.exists(os.path.join(args.programs, way.library + "_collectives")):
+                        continue
+                    found = results.setdefault(processes, {}).setdefault(way.name, {})
+                    wanted = [collective] + (["message"] if number == 0 else [])
+                    for case, seconds in run(way, wanted, args).items():
+                        runs = found.setdefault(case, [])
+                        runs.extend([None] * (round_number - len(runs)))
+                        runs.append(seconds)
+                print("round %d of %d, %d ranks: %s" % (round_number + 1, args.rounds, processes, collective),
                       file=sys.stderr, flush=True)
     return results
 
 
 def of(found, way, case):
     """Median over the rounds, or None."""
-    runs = found.get(way, {}).get(case)
+    runs = [seconds for seconds in found.get(way, {}).get(case, []) if seconds is not None]
     return statistics.median(runs) if runs else None
 
 
@@ -98,12 +102,14 @@ class Comparison:
 
     def ratio(self, found, case):
         """How many times as fast as the best of the others, and its name; None where a figure lacks."""
-        ours = of(found, self.mine, case)
         rivals = [(of(found, other, case), other) for other in self.others if of(found, other, case)]
-        if ours is None or not rivals:
-            return None
-        best, name = min(rivals)
-        return best / ours, name
+        ratios = []
+        for number, mine in enumerate(found.get(self.mine, {}).get(case, [])):
+            rounds = [found[other][case][number:number + 1] for _, other in rivals]
+            others = [runs[0] for runs in rounds if runs and runs[0] is not None]
+            if mine is not None and others:
+                ratios.append(min(others) / mine)
+        return (statistics.median(ratios), min(rivals)[1]) if ratios else None
 
 
 ONE_HOST = Comparison("One host", "ours, shared memory", ["Gloo, TCP", "Open MPI, shared memory"])
