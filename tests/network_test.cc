@@ -523,7 +523,8 @@ void ExpectAStopIsForgiven(double peer_timeout, double seconds, bool deaf) {
     std::atomic<int> got{0};
     NetworkOptions options;
     options.peer_timeout = peer_timeout;
-    NetworkNode node(me, 2, line, options, [&](int, const std::string&, std::unique_ptr<Incoming>) { ++got; });
+    NetworkNode node(me, 2, line, options,
+                     [&](int, const std::string&, std::unique_ptr<Incoming>) { ++got; });
     if (deaf && me == 0) node.Run([&] { node.network->StopHeartbeats(); });
     line->Say("ready");
     line->Hear();
@@ -672,6 +673,7 @@ TEST(NetworkTest, OnlyTheLoopbackIsBound) {
 TEST(NetworkTest, NothingIsLeftBehind) {
   constexpr int kRounds = 3;
   Processes processes(2, [](int me, Line* line) {
+    std::thread([] {}).join();  // the first one makes a sanitizer start its own
     size_t fds = Entries("/proc/self/fd"), threads = Entries("/proc/self/task");
     for (int round = 0; round < kRounds; ++round) {
       {
@@ -797,17 +799,19 @@ struct Figures {
     NetworkOptions options;
     options.spin_us = spin_us;
     node = std::make_unique<NetworkNode>(me, 2, line, options);
-    node->handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
-      if (data->bytes() != 0) {
-        held = std::move(data);
-        held->Receive(buffer.data(), &receiving);
-      } else {
-        Next();
-      }
-    };
     receiving.figures = this;
     sending.figures = this;
     me_ = me;
+    node->Run([this] {  // the network's thread sees all of the above, then
+      node->handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
+        if (data->bytes() != 0) {
+          held = std::move(data);
+          held->Receive(buffer.data(), &receiving);
+        } else {
+          Next();
+        }
+      };
+    });
   }
   struct Receiving : Transfer {
     Figures* figures;
