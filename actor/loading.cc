@@ -166,6 +166,7 @@ class Loader {
       p.period = std::max(1, port.period());
       // What ends later than it starts announces at its end, whatever the plan says of kernels.
       p.kernel = actor->kind == Actor::Kind::kKernels ? port.kernel() : 0;
+      if (!out && !actor->synchronous) p.kernel = LastOfUpdates(*actor, p.kernel);
       if (actor->acts % p.period != 0) {
         Fail("actor ", actor->spec->name(), " has ", actor->acts, " acts, which edge ", port.edge(),
              " shares by ", p.period);
@@ -191,6 +192,24 @@ class Loader {
       sorted.push_back(std::move(actor->ports[i]));
     }
     actor->ports = std::move(sorted);
+  }
+
+  // An asynchronous device may do updates that follow each other in one launch, unless credits of one have to
+  // go before the next: what they read they give back together. The slots of gradients are not missed before
+  // the next step's.
+  int LastOfUpdates(const Actor& actor, int kernel) {
+    auto updates = [&](int k) {
+      const auto& out = actor.spec->kernel(k).out();
+      return !out.empty() && std::all_of(out.begin(), out.end(), [&](const plan::Operand& operand) {
+        auto found = buffers_.find(operand.buffer());
+        return found != buffers_.end() && found->second->space() == plan::PERSISTENT;
+      });
+    };
+    while (kernel >= 0 && kernel + 1 < actor.spec->kernel_size() && updates(kernel) && updates(kernel + 1) &&
+           actor.spec->kernel(kernel).name() == actor.spec->kernel(kernel + 1).name()) {
+      ++kernel;
+    }
+    return kernel;
   }
 
   void Connect() {

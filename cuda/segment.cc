@@ -16,6 +16,7 @@ constexpr size_t kShortest = 2;
 }  // namespace
 
 CudaSegment::~CudaSegment() {
+  gpu_->Use();
   for (Part& part : parts) {
     for (cudaGraphExec_t graph : part.graphs) {
       if (graph != nullptr) cudaGraphExecDestroy(graph);
@@ -24,7 +25,7 @@ CudaSegment::~CudaSegment() {
   cudaGetLastError();
 }
 
-std::unique_ptr<DeviceSegment> CudaStream::MakeSegment() { return std::make_unique<CudaSegment>(); }
+std::unique_ptr<DeviceSegment> CudaStream::MakeSegment() { return std::make_unique<CudaSegment>(gpu_); }
 
 Status CudaStream::RunSegment(DeviceSegment* device_segment, std::span<const KernelRun> kernels) {
   if (kernels.empty()) return gpu_->health().status();
@@ -63,10 +64,7 @@ Status CudaStream::Prepare(CudaSegment* segment, std::span<const KernelRun> kern
   }
   for (CudaSegment::Part& part : segment->parts) {
     size_t count = part.end - part.begin;
-    part.name = known_[numbers[part.begin] - 1].node;
-    if (count > 1) {
-      part.name += Cat(" .. ", known_[numbers[part.end - 1] - 1].node, " (", count, " kernels)");
-    }
+    part.name = NameOf(std::span<const int>(numbers).subspan(part.begin, count));
     if (count < kShortest) part.recordable = false;
   }
   segment->numbers = std::move(numbers);
@@ -92,11 +90,14 @@ Status CudaStream::RunPart(const CudaSegment& segment, CudaSegment::Part* part,
 
 Status CudaStream::LaunchPart(const CudaSegment& segment, const CudaSegment::Part& part,
                               std::span<const KernelRun> kernels) {
-  for (size_t i = part.begin; i < part.end; ++i) {
-    int number = segment.numbers[i];
-    if (Status status = LaunchOne(number, kernels[i].context); !status.ok()) {
-      return Status(Cat(known_[number - 1].node, ": ", status.message()));
+  for (size_t i = part.begin; i < part.end;) {
+    std::span<const KernelRun> rest = kernels.subspan(i, part.end - i);
+    size_t count = known_[segment.numbers[i] - 1].kernel->Together(rest);
+    std::span<const int> numbers = std::span<const int>(segment.numbers).subspan(i, count);
+    if (Status status = LaunchTogether(numbers, rest.first(count)); !status.ok()) {
+      return Status(Cat(NameOf(numbers), ": ", status.message()));
     }
+    i += count;
   }
   return Status();
 }

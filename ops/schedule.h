@@ -22,6 +22,8 @@ struct ScheduleNumbers {
   Kind kind = Kind::kConstant;
   int64_t warmup = 0, total = 0, every = 1;
   double last = 0, gamma = 0.1;  // last: `final`
+
+  bool operator==(const ScheduleNumbers&) const = default;
 };
 
 // REQUIRES: CheckSchedule passed.

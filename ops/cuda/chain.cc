@@ -1,5 +1,5 @@
 // Elementwise operators of floating and bool operands, dropout and fused chains: kernels made of generated
-// text. Operands of other types go to elementwise.cu.
+// text. Operands of other types go to elementwise.cu, casts that change only the precision to cast.cu.
 #include "ops/cuda/chain.h"
 
 #include <algorithm>
@@ -82,6 +82,9 @@ KernelPtr MakeElementwise(const KernelSpec& spec) {
   bool all = !spec.in.empty() && std::all_of(spec.in.begin(), spec.in.end(), chained) &&
              std::all_of(spec.out.begin(), spec.out.end(), chained);
   if (all && spec.name == "add_n" && spec.in.size() > LongSum::kTerms) return std::make_unique<LongSum>(spec);
+  if (spec.name == "cast") {
+    if (KernelPtr cast = MakeFloatCast(spec.in[0].dtype, spec.out[0].dtype)) return cast;
+  }
   if (all) return std::make_unique<ChainKernel>(spec);
   return MakeTypedElementwise(spec);
 }

@@ -4,10 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
+#include "core/device.h"
 #include "core/kernel.h"
 
 namespace oneflow_like::cuda {
@@ -44,12 +47,24 @@ class CudaKernel : public Kernel {
   // Enqueues; never waits. Step and micro-batch are context.step and context.time only in the call that is
   // recorded: kernels read launch.act instead. Operands, their extents, seed and times are what they are.
   virtual Status Launch(const KernelContext& context, const LaunchContext& launch) = 0;
+  // How many of `runs`, kernels of a segment in their order of which this is the first, one launch of this
+  // kernel's does at once, with the bits that one after another would give. Asked whenever they are not
+  // replayed.
+  virtual size_t Together(std::span<const KernelRun> /*runs*/) const { return 1; }
+  // Enqueues them: as Launch does for each. REQUIRES: runs.size() is at most what Together says. A fault is
+  // told, and explained, as this kernel's.
+  virtual Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) {
+    return Launch(runs[0].context, launch);
+  }
   // Whether a recorded launch may be replayed: not when it depends on anything else of the host.
   virtual bool Recordable() const { return true; }
   // The sentence for a fault of this kernel's.
   virtual std::string Explain(const Fault&) const { return "a value is out of range"; }
   Status Run(const KernelContext&) final { return Status("a CUDA kernel needs a CUDA stream"); }
 };
+
+// Whether none of `runs` writes what another of them reads or writes: only such kernels go together.
+bool Independent(std::span<const KernelRun> runs);
 
 using KernelPtr = std::unique_ptr<Kernel>;
 using LaunchFn = Status (*)(const KernelContext&, const LaunchContext&);

@@ -8,6 +8,7 @@ namespace oneflow_like::cuda {
 void AddElementwiseKernels(KernelRegistry* registry);  // chain.cc, elementwise.cu
 void AddMoveKernels(KernelRegistry* registry);         // move.cu
 void AddReduceKernels(KernelRegistry* registry);       // reduce.cu
+void AddSquareSumKernels(KernelRegistry* registry);    // square_sum.cu
 void AddInitKernels(KernelRegistry* registry);         // init.cu
 void AddBoxingCudaKernels(KernelRegistry* registry);   // boxing.cu
 void AddSoftmaxKernels(KernelRegistry* registry);      // softmax.cu, cross_entropy.cu

@@ -10,6 +10,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddElementwiseKernels(registry);
   AddMoveKernels(registry);
   AddReduceKernels(registry);
+  AddSquareSumKernels(registry);
   AddInitKernels(registry);
   AddBoxingCudaKernels(registry);
   AddSoftmaxKernels(registry);

@@ -1,35 +1,39 @@
-// sgd, adam and adamw in place, clip_factor, and loss scaling. A launch per tensor: each thread takes four
-// elements at a time, 16 bytes of every fp32 operand. What depends on the step is computed on the device, by
-// one thread of each block from launch.act, so that a recorded launch serves every step.
+// sgd, adam and adamw in place, clip_factor, and loss scaling. Updates that follow each other in a segment
+// are one launch: its blocks are dealt out to the tensors, a stretch of one tensor each, of which each thread
+// takes four elements at a time, 16 bytes of every fp32 operand. What depends on the step is computed on the
+// device, by one thread of each block from launch.act, so that a recorded launch serves every step.
 //
 // Floor, bytes per element with fp32 weights and state and a gradient of type G: sgd 16 + sizeof(G) (reads w,
 // g, v, writes w, v), adam and adamw 24 + sizeof(G). A skipped step (gradients that overflowed) in place
-// touches nothing.
+// touches nothing. For biases and norms a launch of their own takes longer than the floor: there are as many
+// of them as matrices.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/operand.h"
+#include "ops/cuda/together.h"
 #include "ops/schedule.h"
 
 namespace oneflow_like::cuda {
 namespace {
 
-// The attributes of an update; the logarithms turn powers with the number of steps into exponentials.
+enum class Rule { kSgd, kAdam, kAdamW };
+
+// The attributes of an update but for its weight decay, which matrices have and biases have not; the
+// logarithms turn powers with the number of steps into exponentials.
 struct UpdateNumbers {
-  double lr = 0, decay = 0, momentum = 0, beta1 = 0, beta2 = 0, eps = 0;
+  double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, eps = 0;
   double log_beta1 = 0, log_beta2 = 0;
   ScheduleNumbers schedule;
-  FloatView factor;              // no data: 1
-  const bool* finite = nullptr;  // not there: yes
+
+  bool operator==(const UpdateNumbers&) const = default;
 };
 
-UpdateNumbers ReadNumbers(const KernelContext& context, size_t factor_input) {
-  const Attrs& attrs = context.spec.attrs;
+UpdateNumbers ReadNumbers(const Attrs& attrs) {
   UpdateNumbers numbers;
   numbers.lr = attrs.Float("lr");
-  numbers.decay = attrs.Float("weight_decay", 0);
   numbers.momentum = attrs.Float("momentum", 0);
   numbers.beta1 = attrs.Float("beta1", 0.9);
   numbers.beta2 = attrs.Float("beta2", 0.999);
@@ -37,10 +41,31 @@ UpdateNumbers ReadNumbers(const KernelContext& context, size_t factor_input) {
   numbers.log_beta1 = std::log(numbers.beta1);  // of 0: -inf, whose exponential is 0
   numbers.log_beta2 = std::log(numbers.beta2);
   numbers.schedule = ReadSchedule(attrs);
-  if (context.in.size() > factor_input) numbers.factor = FloatsOf(context.in[factor_input]);
-  if (context.in.size() > factor_input + 1) numbers.finite = context.in[factor_input + 1].as<bool>();
   return numbers;
 }
+
+// Operands of an update, in the order of their places in UpdateTensor; sgd has no second state.
+enum Place { kWeight, kGradient, kFirst, kSecond, kNewWeight, kNewFirst, kNewSecond, kPlaces };
+
+struct UpdateTensor {
+  void* data[kPlaces];
+  int64_t count;
+  double decay;
+  DType dtype[kPlaces];
+  bool packed;
+};
+
+// What is updated by one launch.
+constexpr size_t kMostTensors = 44;
+struct UpdateList {
+  UpdateTensor tensors[kMostTensors];
+  uint32_t first[kMostTensors];  // block of each tensor; rising
+  int32_t size;
+  int64_t stretch;     // elements of a block, a multiple of 4
+  FloatView factor;    // no data: 1
+  const bool* finite;  // not there: yes
+};
+static_assert(sizeof(UpdateList) + sizeof(UpdateNumbers) + sizeof(void*) <= kMostArgumentBytes);
 
 // What a block's threads share of this step: filled by one of them.
 struct StepNumbers {
@@ -50,28 +75,23 @@ struct StepNumbers {
 
 // rate: the learning rate, for adam divided by 1 - beta1^steps; keep: 1 - lr decay; root: 1 / sqrt(1 -
 // beta2^steps).
-OFL_DEVICE void FillStep(const UpdateNumbers& numbers, const ActState* act, bool adam, StepNumbers* step) {
+OFL_DEVICE void FillStep(const UpdateList& list, const UpdateNumbers& numbers, double decay,
+                         const ActState* act, bool adam, StepNumbers* step) {
   double lr = numbers.lr * FactorAt(numbers.schedule, act->step), steps = static_cast<double>(act->step + 1);
-  step->factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
-  step->skipped = numbers.finite != nullptr && !*numbers.finite;
-  step->keep = static_cast<float>(1.0 - lr * numbers.decay);
+  step->factor = list.factor.data == nullptr ? 1.0f : list.factor.At(0);
+  step->skipped = list.finite != nullptr && !*list.finite;
+  step->keep = static_cast<float>(1.0 - lr * decay);
   step->rate = static_cast<float>(adam ? lr / -::expm1(steps * numbers.log_beta1) : lr);
   step->root = adam ? static_cast<float>(1.0 / ::sqrt(-::expm1(steps * numbers.log_beta2))) : 1.0f;
 }
-
-// Operands of an update; sgd has no second state.
-template <typename W, typename G>
-struct UpdateOperands {
-  W w, m, v, new_w, new_m, new_v;
-  G g;
-  int64_t count;
-  bool packed;
-};
 
 // Views of one type, to be read and written as FloatView is.
 template <typename T>
 struct TypedView {
   T* data;
+  OFL_DEVICE static TypedView Of(const UpdateTensor& tensor, Place place) {
+    return {static_cast<T*>(tensor.data[place])};
+  }
   OFL_DEVICE float At(int64_t i) const { return Load(data[i]); }
   OFL_DEVICE void Put(int64_t i, float value) const { data[i] = Store<T>(value); }
   template <int N>
@@ -89,6 +109,12 @@ struct TypedView {
   }
 };
 struct AnyView : FloatView {
+  OFL_DEVICE static AnyView Of(const UpdateTensor& tensor, Place place) {
+    AnyView view;
+    view.data = tensor.data[place];
+    view.dtype = tensor.dtype[place];
+    return view;
+  }
   template <int N>
   OFL_DEVICE Pack<float, N> Read(int64_t i) const {
     Pack<float, N> wide;
@@ -101,7 +127,12 @@ struct AnyView : FloatView {
   }
 };
 
-enum class Rule { kSgd, kAdam, kAdamW };
+template <typename W, typename G>
+struct UpdateOperands {
+  W w, m, v, new_w, new_m, new_v;
+  G g;
+  float decay;
+};
 
 // N elements from i on.
 template <Rule kRule, int N, typename W, typename G>
@@ -112,7 +143,7 @@ OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& nu
                  v = m;
   if constexpr (kAdamLike) v = op.v.template Read<N>(i);
   if (!step.skipped) {
-    float decay = static_cast<float>(numbers.decay), momentum = static_cast<float>(numbers.momentum);
+    float decay = op.decay, momentum = static_cast<float>(numbers.momentum);
     float beta1 = static_cast<float>(numbers.beta1), rest1 = static_cast<float>(1.0 - numbers.beta1);
     float beta2 = static_cast<float>(numbers.beta2), rest2 = static_cast<float>(1.0 - numbers.beta2);
     float eps = static_cast<float>(numbers.eps);
@@ -136,61 +167,142 @@ OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& nu
 }
 
 template <Rule kRule, typename W, typename G>
-OFL_KERNEL void UpdateElements(UpdateOperands<W, G> op, UpdateNumbers numbers, const ActState* act) {
+OFL_KERNEL void UpdateElements(UpdateList list, UpdateNumbers numbers, const ActState* act) {
   OFL_SHARED StepNumbers step;
   constexpr int N = 4;
-  if (threadIdx.x == 0) FillStep(numbers, act, kRule != Rule::kSgd, &step);
+  const int t = ItemOf(list, blockIdx.x);
+  const UpdateTensor& tensor = list.tensors[t];
+  if (threadIdx.x == 0) FillStep(list, numbers, tensor.decay, act, kRule != Rule::kSgd, &step);
   __syncthreads();
+  UpdateOperands<W, G> op;
+  op.w = W::Of(tensor, kWeight);
+  op.g = G::Of(tensor, kGradient);
+  op.m = W::Of(tensor, kFirst);
+  op.v = W::Of(tensor, kSecond);
+  op.new_w = W::Of(tensor, kNewWeight);
+  op.new_m = W::Of(tensor, kNewFirst);
+  op.new_v = W::Of(tensor, kNewSecond);
+  op.decay = static_cast<float>(tensor.decay);
   bool in_place = op.new_w.data == op.w.data && op.new_m.data == op.m.data && op.new_v.data == op.v.data;
   if (step.skipped && in_place) return;
-  int64_t me = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, all = int64_t{gridDim.x} * blockDim.x;
-  int64_t packs = op.packed ? op.count / N : 0;
-  for (int64_t p = me; p < packs; p += all) UpdateAt<kRule, N>(op, numbers, step, p * N);
-  for (int64_t i = packs * N + me; i < op.count; i += all) UpdateAt<kRule, 1>(op, numbers, step, i);
-}
-
-template <typename View>
-View ViewOf(const TensorArg& arg) {
-  View view;
-  view.data = static_cast<decltype(view.data)>(arg.data);
-  if constexpr (std::is_same_v<View, AnyView>) view.dtype = arg.dtype;
-  return view;
-}
-
-template <Rule kRule, typename W, typename G>
-void LaunchUpdate(const KernelContext& context, const LaunchContext& launch) {
-  constexpr size_t kState = kRule == Rule::kSgd ? 1 : 2;
-  auto in = context.in, out = context.out;
-  UpdateOperands<W, G> op;
-  op.w = ViewOf<W>(in[0]);
-  op.g = ViewOf<G>(in[1]);
-  op.m = ViewOf<W>(in[2]);
-  op.v = ViewOf<W>(in[1 + kState]);
-  op.new_w = ViewOf<W>(out[0]);
-  op.new_m = ViewOf<W>(out[1]);
-  op.new_v = ViewOf<W>(out[kState]);
-  op.count = in[0].elements();
-  op.packed = std::is_same_v<W, TypedView<float>>;
-  for (size_t i = 0; i < 2 + kState; ++i) op.packed = op.packed && Aligned(in[i].data);
-  for (const TensorArg& arg : out) op.packed = op.packed && Aligned(arg.data);
-  Grid grid{.x = BlocksFor((op.count + 3) / 4, 256, launch.multiprocessors)};
-  Launch(UpdateElements<kRule, W, G>, grid, launch.stream, op, ReadNumbers(context, 2 + kState), launch.act);
+  int64_t begin = int64_t{blockIdx.x - list.first[t]} * list.stretch;
+  int64_t end = begin + list.stretch < tensor.count ? begin + list.stretch : tensor.count;
+  int64_t packs = (tensor.packed ? end : begin) / N;
+  for (int64_t p = begin / N + threadIdx.x; p < packs; p += blockDim.x)
+    UpdateAt<kRule, N>(op, numbers, step, p * N);
+  for (int64_t i = packs * N + threadIdx.x; i < end; i += blockDim.x)
+    UpdateAt<kRule, 1>(op, numbers, step, i);
 }
 
 template <Rule kRule>
-Status Update(const KernelContext& context, const LaunchContext& launch) {
-  constexpr size_t kState = kRule == Rule::kSgd ? 1 : 2;
-  if (context.in[0].elements() == 0) return Status();
+class UpdateKernel : public CudaKernel {
+ public:
+  explicit UpdateKernel(const Attrs& attrs)
+      : numbers_(ReadNumbers(attrs)), decay_(attrs.Float("weight_decay", 0)) {}
+
+  Status Launch(const KernelContext& context, const LaunchContext& launch) override {
+    KernelRun run{this, context};
+    return LaunchTogether({&run, 1}, launch);
+  }
+  size_t Together(std::span<const KernelRun> runs) const override;
+  Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) override;
+
+ private:
+  static constexpr size_t kStates = kRule == Rule::kSgd ? 1 : 2;
+
+  static bool Wide(const KernelContext& context);
+  UpdateTensor TensorOf(const KernelContext& context) const;
+  template <typename W, typename G>
+  void LaunchList(const UpdateList& list, unsigned blocks, const LaunchContext& launch) const {
+    cuda::Launch(UpdateElements<kRule, W, G>, Grid{.x = blocks}, launch.stream, list, numbers_, launch.act);
+  }
+
+  const UpdateNumbers numbers_;
+  const double decay_;
+};
+
+// Whether weights and states are fp32, which has kernels of its own, one for each type of gradients.
+template <Rule kRule>
+bool UpdateKernel<kRule>::Wide(const KernelContext& context) {
   bool wide = context.in[0].dtype == DType::kFloat32;
-  for (size_t i = 2; i < 2 + kState; ++i) wide = wide && context.in[i].dtype == DType::kFloat32;
-  if (!wide) {
-    LaunchUpdate<kRule, AnyView, AnyView>(context, launch);
+  for (size_t i = 2; i < 2 + kStates; ++i) wide = wide && context.in[i].dtype == DType::kFloat32;
+  return wide;
+}
+
+template <Rule kRule>
+size_t UpdateKernel<kRule>::Together(std::span<const KernelRun> runs) const {
+  const KernelContext& mine = runs[0].context;
+  auto joins = [&](const KernelRun& run) {
+    auto* other = dynamic_cast<const UpdateKernel*>(run.kernel);
+    if (other == nullptr || other->numbers_ != numbers_ || run.context.in.size() != mine.in.size())
+      return false;
+    for (size_t i = 2 + kStates; i < mine.in.size(); ++i) {  // factor and finite
+      if (run.context.in[i].data != mine.in[i].data || run.context.in[i].dtype != mine.in[i].dtype)
+        return false;
+    }
+    return Wide(run.context) == Wide(mine) && (!Wide(mine) || run.context.in[1].dtype == mine.in[1].dtype);
+  };
+  size_t count = 1;
+  while (count < std::min(runs.size(), kMostTensors) && joins(runs[count])) ++count;
+  return count > 1 && Independent(runs.first(count)) ? count : 1;
+}
+
+template <Rule kRule>
+UpdateTensor UpdateKernel<kRule>::TensorOf(const KernelContext& context) const {
+  auto in = context.in, out = context.out;
+  UpdateTensor tensor{};
+  tensor.count = in[0].elements();
+  tensor.decay = decay_;
+  tensor.packed = Wide(context);
+  auto place = [&](Place at, const TensorArg& arg) {
+    tensor.data[at] = arg.data;
+    tensor.dtype[at] = arg.dtype;
+    tensor.packed = tensor.packed && Aligned(arg.data);
+  };
+  place(kWeight, in[0]);
+  place(kGradient, in[1]);
+  place(kFirst, in[2]);
+  place(kSecond, in[1 + kStates]);
+  place(kNewWeight, out[0]);
+  place(kNewFirst, out[1]);
+  place(kNewSecond, out[kStates]);
+  return tensor;
+}
+
+template <Rule kRule>
+Status UpdateKernel<kRule>::LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) {
+  const KernelContext& mine = runs[0].context;
+  UpdateList list{};
+  int64_t elements = 0;
+  for (const KernelRun& run : runs) {
+    if (run.context.in[0].elements() == 0) continue;
+    list.tensors[list.size++] = static_cast<UpdateKernel*>(run.kernel)->TensorOf(run.context);
+    elements += run.context.in[0].elements();
+  }
+  if (list.size == 0) return Status();
+  // As many blocks as fill the device several times over, of at least four elements a thread.
+  constexpr int64_t kLeast = 4 * 256;
+  const int64_t each = elements / (int64_t{launch.multiprocessors} * 16);
+  list.stretch = (each / kLeast + 1) * kLeast;
+  uint32_t blocks = 0;
+  for (int32_t t = 0; t < list.size; ++t) {
+    list.first[t] = blocks;
+    blocks += static_cast<uint32_t>((list.tensors[t].count + list.stretch - 1) / list.stretch);
+  }
+  if (mine.in.size() > 2 + kStates) list.factor = FloatsOf(mine.in[2 + kStates]);
+  if (mine.in.size() > 3 + kStates) list.finite = mine.in[3 + kStates].as<bool>();
+  if (!Wide(mine)) {
+    LaunchList<AnyView, AnyView>(list, blocks, launch);
   } else {
-    WithFloating(context.in[1].dtype, [&](auto g) {
-      LaunchUpdate<kRule, TypedView<float>, TypedView<decltype(g)>>(context, launch);
-    });
+    WithFloating(mine.in[1].dtype,
+                 [&](auto g) { LaunchList<TypedView<float>, TypedView<decltype(g)>>(list, blocks, launch); });
   }
   return Status();
+}
+
+template <Rule kRule>
+std::unique_ptr<Kernel> MakeUpdate(const KernelSpec& spec) {
+  return std::make_unique<UpdateKernel<kRule>>(spec.attrs);
 }
 
 // --- Scalars: one thread
@@ -258,9 +370,9 @@ Status UpdateLossScale(const KernelContext& context, const LaunchContext& launch
 }  // namespace
 
 void AddOptimizerKernels(KernelRegistry* registry) {
-  registry->Add("sgd", "cuda", MakeLaunchKernel(Update<Rule::kSgd>));
-  registry->Add("adam", "cuda", MakeLaunchKernel(Update<Rule::kAdam>));
-  registry->Add("adamw", "cuda", MakeLaunchKernel(Update<Rule::kAdamW>));
+  registry->Add("sgd", "cuda", MakeUpdate<Rule::kSgd>);
+  registry->Add("adam", "cuda", MakeUpdate<Rule::kAdam>);
+  registry->Add("adamw", "cuda", MakeUpdate<Rule::kAdamW>);
   registry->Add("clip_factor", "cuda", MakeLaunchKernel(ClipFactor));
   registry->Add("unscale", "cuda", MakeLaunchKernel(Unscale));
   registry->Add("update_loss_scale", "cuda", MakeLaunchKernel(UpdateLossScale));

@@ -15,16 +15,13 @@
 namespace oneflow_like::cuda {
 namespace {
 
-enum class Fold : int32_t { kSum, kSquareSum, kMax, kMin };
+enum class Fold : int32_t { kSum, kMax, kMin };
 
 // Take folds an element into a partial result, Join two partial results.
 struct SumOf {
   OFL_DEVICE static float Identity() { return 0; }
   OFL_DEVICE static float Take(float a, float x) { return a + x; }
   OFL_DEVICE static float Join(float a, float b) { return a + b; }
-};
-struct SquareSumOf : SumOf {
-  OFL_DEVICE static float Take(float a, float x) { return a + x * x; }
 };
 struct MaxOf {
   OFL_DEVICE static float Identity() { return -INFINITY; }
@@ -369,8 +366,6 @@ void LaunchFold(const Params& p, Fold fold, bool columns, const LaunchContext& l
   switch (fold) {
     case Fold::kSum:
       return go(SumOf());
-    case Fold::kSquareSum:
-      return LaunchRows<T, SquareSumOf>(p, launch);  // keeps nothing
     case Fold::kMax:
       return go(MaxOf());
     case Fold::kMin:
@@ -440,11 +435,6 @@ Status Max(const KernelContext& context, const LaunchContext& launch) {
 }
 Status Min(const KernelContext& context, const LaunchContext& launch) {
   return ReduceAxes(context, launch, MaskOf(context), Fold::kMin);
-}
-Status SquareSum(const KernelContext& context, const LaunchContext& launch) {
-  Mask all;
-  all.fill(true);
-  return ReduceAxes(context, launch, all, Fold::kSquareSum);
 }
 
 Status Mean(const KernelContext& context, const LaunchContext& launch) {
@@ -573,7 +563,6 @@ void AddReduceKernels(KernelRegistry* registry) {
   add("max", Max);
   add("min", Min);
   add("sum_to", SumTo);
-  add("square_sum", SquareSum);
   add("argmax", Argmax);
 }
 
