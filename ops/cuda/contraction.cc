@@ -186,12 +186,13 @@ class Planner {
     }
   }
 
-  ContractionPlan Plan(int64_t packed_bytes) const {
+  ContractionPlan Plan(int64_t packed_bytes, bool as_they_lie) const {
     ContractionPlan plan;
     if (empty_) return plan;
     bool takes = GemmTakes(types_.in, types_.out);
     Choice c = Choose(Merged(groups_));
-    if (takes && c.summed.empty() && Count(c.rest) <= kMostLaunches && !TooSmall(c)) {
+    if (as_they_lie && packed_bytes >= 0 && takes && c.summed.empty() && Count(c.rest) <= kMostLaunches &&
+        !TooSmall(c)) {
       plan.kind = ContractionPlan::kDirect;
       Finish(c, types_.out, &plan);
     } else if (IsFloating(types_.in) && Pack(packed_bytes, &plan)) {
@@ -294,8 +295,8 @@ class Planner {
 }  // namespace
 
 ContractionPlan PlanContraction(const std::vector<LabelAxes>& labels, const Dims& a, const Dims& b,
-                                const ContractionTypes& types, int64_t packed_bytes) {
-  return Planner(labels, a, b, types).Plan(packed_bytes);
+                                const ContractionTypes& types, int64_t packed_bytes, bool as_they_lie) {
+  return Planner(labels, a, b, types).Plan(packed_bytes, as_they_lie);
 }
 
 }  // namespace oneflow_like::cuda

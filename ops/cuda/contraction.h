@@ -42,8 +42,9 @@ struct ContractionTypes {
   bool tf32 = false;
 };
 
-// For pieces of these extents. Packed copies take at most `packed_bytes`.
+// For pieces of these extents. Packed copies take at most `packed_bytes`; below 0: the library is not to be
+// used. Not `as_they_lie`: operands are packed before the library has them.
 ContractionPlan PlanContraction(const std::vector<LabelAxes>& labels, const Dims& a, const Dims& b,
-                                const ContractionTypes& types, int64_t packed_bytes);
+                                const ContractionTypes& types, int64_t packed_bytes, bool as_they_lie = true);
 
 }  // namespace oneflow_like::cuda

@@ -9,6 +9,7 @@
 #if defined(OFL_HAVE_CUDNN)
 
 #include <cudnn.h>
+#include <glog/logging.h>
 
 #include <algorithm>
 #include <limits>
@@ -71,7 +72,7 @@ class Builder {
     scale_ = graph_.Number(kScale, CUDNN_DATA_FLOAT);
   }
 
-  CudnnPtr Forward(cudnnHandle_t handle) {
+  CudnnPtr Forward(cudnnHandle_t handle, std::string* why) {
     CudnnTensor q = QueryLike(kQ), k = Transposed(kK), v = KeyLike(kV), o = QueryLike(kO);
     CudnnTensor lse = graph_.Tensor(kLse, CUDNN_DATA_FLOAT, part_.Row(), Packed(part_.Row()));
     CudnnTensor score = Masked(Scaled(q, k));
@@ -84,10 +85,10 @@ class Builder {
     CudnnTensor p = graph_.Inside(type_, part_.Score());
     graph_.Pointwise(CUDNN_POINTWISE_DIV, CUDNN_DATA_FLOAT, power, &sum, nullptr, p);
     graph_.Matmul(p, v, o);
-    return graph_.Plan(handle);
+    return graph_.Plan(handle, why);
   }
 
-  CudnnPtr Backward(cudnnHandle_t handle) {
+  CudnnPtr Backward(cudnnHandle_t handle, std::string* why) {
     CudnnTensor q = QueryLike(kQ), k = Transposed(kK), v = Transposed(kV), o = QueryLike(kO),
                 dout = QueryLike(kDout);
     CudnnTensor dq = QueryLike(kDq), dk = KeyLike(kDk), dv = KeyLike(kDv);
@@ -112,7 +113,7 @@ class Builder {
     CudnnTensor keys = graph_.Inside(CUDNN_DATA_FLOAT, part_.Key(), part_.Strides(part_.shape.keys));
     graph_.Reshape(k, keys);
     graph_.Matmul(ds, keys, dq);
-    return graph_.Plan(handle);
+    return graph_.Plan(handle, why);
   }
 
  private:
@@ -193,13 +194,24 @@ int64_t LargestDivisor(int64_t n, int64_t most) {
   return 1;
 }
 
+// A right result that is slower must not go unnoticed. Entries are kept, so this is said once.
+Entry Refused(const Entry& entry, const std::string& why) {
+  const FlashShape& s = entry.shape;
+  LOG(WARNING) << "attention" << (s.backward ? "'s gradient" : "") << " of " << s.batch << " x " << s.heads
+               << " heads, " << s.queries << " queries, " << s.keys << " keys, width " << s.width << ", "
+               << Name(s.dtype)
+               << ": done by our own kernels, which are slower, as cuDNN does not take it: " << why;
+  return entry;
+}
+
 Entry MakeEntry(const FlashShape& shape, int device, size_t room, cudnnHandle_t handle) {
   Entry entry{shape, device, room, {shape, shape.heads}, nullptr};
   Part& part = entry.part;
   for (;;) {
     Builder builder(part);
-    CudnnPtr plan = shape.backward ? builder.Backward(handle) : builder.Forward(handle);
-    if (!plan) return entry;
+    std::string why;
+    CudnnPtr plan = shape.backward ? builder.Backward(handle, &why) : builder.Forward(handle, &why);
+    if (!plan) return Refused(entry, why);
     double needed = static_cast<double>(WorkspaceOf(*plan)) + part.DeltaBytes();
     if (needed <= static_cast<double>(room)) {
       entry.plan = plan;
@@ -215,7 +227,8 @@ Entry MakeEntry(const FlashShape& shape, int device, size_t room, cudnnHandle_t 
     } else if (part.shape.heads > 1) {
       part.shape.heads = shrunk(part.shape.heads, shape.heads);
     } else {
-      return entry;
+      return Refused(
+          entry, Cat("it needs ", static_cast<int64_t>(needed), " bytes of the ", room, " of work space"));
     }
   }
 }

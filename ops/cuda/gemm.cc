@@ -1,8 +1,12 @@
 // What products are described by, whoever does them.
 #include "ops/cuda/gemm.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <set>
 
 namespace oneflow_like::cuda {
 namespace {
@@ -50,6 +54,13 @@ GemmDescriptor DescribeGemm(const ProductStrides& p) {
 
 void SetTf32(bool allowed) { tf32_allowed = allowed; }
 bool Tf32() { return tf32_allowed; }
+
+void SayRefused(const std::string& kind, const std::string& instead, const Status& why) {
+  static std::mutex mutex;  // ranks of one process meet the same
+  static auto* said = new std::set<std::string>;
+  std::lock_guard lock(mutex);
+  if (said->insert(kind).second) LOG(WARNING) << kind << ": " << instead << ", since " << why.message();
+}
 
 bool GemmTakes(DType in, DType out) { return IsFloating(in) && (out == in || out == DType::kFloat32); }
 

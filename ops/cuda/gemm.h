@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "ops/cuda/kernel.h"
 
@@ -79,6 +80,10 @@ std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor);
 // faster. Off unless set; kernels ask when they are made. Attribute "tf32" of a node goes before it.
 void SetTf32(bool allowed);
 bool Tf32();
+
+// Says in the log, once for each `kind` of product, that the library does not do it, why, and what is done
+// instead: a right result that is slower must not go unnoticed.
+void SayRefused(const std::string& kind, const std::string& instead, const Status& why);
 
 // Whether the library multiplies these types into that one.
 bool GemmTakes(DType in, DType out);

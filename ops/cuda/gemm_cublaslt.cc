@@ -186,6 +186,7 @@ class CublasLtGemm : public Gemm {
     int found = 0;
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle.lt, lib_.matmul, lib_.a, lib_.b, lib_.d,
                                                            lib_.d, lib_.preference, 1, &algorithm_, &found);
+    if (status == CUBLAS_STATUS_SUCCESS && found > 0) status = algorithm_.state;
     if (status != CUBLAS_STATUS_SUCCESS || found == 0)
       return Failed(Cat("no algorithm for the ", Name()).c_str(), status);
     handle_ = handle.lt;

@@ -126,8 +126,18 @@ std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, cudnnBackendHeurMode
 
 }  // namespace
 
-CudnnPtr CudnnGraph::Plan(cudnnHandle_t handle) {
-  if (!ok_) return nullptr;
+CudnnPtr CudnnGraph::Plan(cudnnHandle_t handle, std::string* why) {
+  if (ok_) {
+    if (CudnnPtr plan = PlanOf(handle)) return plan;
+  }
+  char text[512] = "";
+  cudnnGetLastErrorString(text, sizeof text);
+  *why =
+      Cat(ok_ ? "there is no plan for it" : "a part of its graph is refused", text[0] != 0 ? ": " : "", text);
+  return nullptr;
+}
+
+CudnnPtr CudnnGraph::PlanOf(cudnnHandle_t handle) const {
   CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   graph.Set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
   graph.Set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,

@@ -75,13 +75,14 @@ class CudnnGraph {
   CudnnTensor Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x);  // along the last axis, in fp32
   void Reshape(const CudnnTensor& x, const CudnnTensor& y);
 
-  // nullptr where cuDNN has no engine for the graph.
-  CudnnPtr Plan(cudnnHandle_t handle);
+  // nullptr where cuDNN has no engine for the graph; `why` is then what it last said.
+  CudnnPtr Plan(cudnnHandle_t handle, std::string* why);
 
  private:
   CudnnTensor Make(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
                    bool inside, bool by_value);
   void Keep(const CudnnPtr& operation);
+  CudnnPtr PlanOf(cudnnHandle_t handle) const;
 
   int64_t next_ = 1000;
   bool ok_ = true;

@@ -72,12 +72,16 @@ Table& TheTable() {
 
 std::shared_ptr<Launchable> CompileKernel(const std::string& source, const std::string& function,
                                           int architecture) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) (void)cudaGetLastError();
   Table& table = TheTable();
   std::lock_guard<std::mutex> lock(table.mutex);
   std::shared_ptr<Launchable>& kernel = table.kernels[{architecture, source}];
   if (kernel == nullptr) {
     kernel = std::make_shared<CompiledKernel>(
-        architecture, std::async(std::launch::async, [&table, source, function, architecture] {
+        architecture, std::async(std::launch::async, [&table, source, function, architecture, device] {
+                        if (device > 0)
+                          cudaSetDevice(device);  // not to open device 0 for what another one wants
                         table.gate.Enter();
                         Result result;
                         result.status = CompileAndLoad(source, function, architecture, &result.loaded);

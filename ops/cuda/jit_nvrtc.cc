@@ -219,7 +219,8 @@ Status CompileAndLoad(const std::string& source, const std::string& function, in
   const Nvrtc& nvrtc = TheNvrtc();
   if (!nvrtc.error.empty()) return Status(nvrtc.error);
   JitCache cache(JitCache::DefaultFolder());
-  std::string key = Cat("NVRTC ", nvrtc.major, ".", nvrtc.minor, " sm_", architecture, "\n", source);
+  std::string key = Cat("NVRTC ", nvrtc.major, ".", nvrtc.minor, " sm_", architecture, " ", kNvrtcOptions[0],
+                        " ", kNvrtcOptions[1], "\n", source);
   if (std::optional<std::string> code = cache.Load(key)) {
     if (Loaded::Load(*code, function, loaded).ok()) return Status();
     LOG(WARNING) << "the compiled kernel in " << cache.FileOf(key)

@@ -49,8 +49,15 @@ class LinearKernel : public CudaKernel {
 
   Status Launch(const KernelContext& context, const LaunchContext& launch) override {
     if (context.in[0].extent != a_ || context.in[1].extent != b_) Prepare(context.in, context.out);
-    if (gemm_ && !checked_ && !gemm_->Check().ok()) gemm_.reset();
-    checked_ = true;
+    if (gemm_ && !asked_) {
+      asked_ = true;
+      Status status = gemm_->Check();
+      if (status.ok()) status = Multiply(context, launch);  // which may be refused as late as here
+      if (status.ok()) return status;
+      SayRefused(Kind(), "done step by step", status);
+      gemm_.reset();
+      cudaGetLastError();
+    }
     return gemm_ ? Multiply(context, launch) : StepByStep(context, launch);
   }
 
@@ -65,7 +72,7 @@ class LinearKernel : public CudaKernel {
     a_ = in[0].extent;
     b_ = in[1].extent;
     gemm_.reset();
-    checked_ = false;
+    asked_ = false;
     ContractionPlan plan = PlanContraction(labels_, a_, b_, types_, 0);
     GemmDescriptor& gemm = plan.gemm;
     bool one = plan.kind == ContractionPlan::kDirect && plan.outer.size() == 1 && gemm.batch == 1;
@@ -82,6 +89,14 @@ class LinearKernel : public CudaKernel {
     gemm.adds_c = roles_.residual >= 0;
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
     gemm_ = MakeGemm(gemm);
+  }
+
+  std::string Kind() const {
+    const char* after = epilogue_ == Epilogue::kBias       ? " and bias"
+                        : epilogue_ == Epilogue::kGeluBias ? " and bias and gelu"
+                                                           : "";
+    return Cat(spec_.name, after, roles_.residual >= 0 ? " and residual" : "", " of ", Name(types_.in),
+               " to ", Name(types_.out));
   }
 
   Status Multiply(const KernelContext& context, const LaunchContext& launch) {
@@ -177,7 +192,7 @@ class LinearKernel : public CudaKernel {
   const ContractionTypes types_;
   Dims a_, b_;                  // extents gemm_ is for
   std::unique_ptr<Gemm> gemm_;  // null: step by step
-  bool checked_ = false;        // whether the library was asked
+  bool asked_ = false;          // whether the library does it
   std::vector<Step> steps_;
 };
 

@@ -100,6 +100,17 @@ OFL_DEVICE Pack<T, N> LoadPack(const T* from) {
 }
 template <typename T, int N>
 OFL_DEVICE void StorePack(T* to, const Pack<T, N>& pack) {
+#if defined(__CUDACC__)
+  // Said in so many words: of a pack that a lambda was given the compiler makes four stores of 4 bytes.
+  if constexpr (sizeof(pack) == 16) {
+    uint32_t word[4];
+    memcpy(word, &pack, sizeof(pack));
+    asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+                 "r"(word[3])
+                 : "memory");
+    return;
+  }
+#endif
   typename WordsOf<T, N>::type words;
   memcpy(&words, &pack, sizeof(pack));
   *reinterpret_cast<typename WordsOf<T, N>::type*>(to) = words;

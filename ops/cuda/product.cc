@@ -1,5 +1,8 @@
 // matmul and einsum: contraction.h says how, the library or strided.cu does it. Plans are made with the
-// kernel, and again when an act brings pieces of other extents.
+// kernel, and again when an act brings pieces of other extents. What the library refuses as it lies is
+// packed, and what it refuses then is done without it.
+#include <utility>
+
 #include "ops/cuda/contraction.h"
 #include "ops/cuda/kernels.h"
 
@@ -20,6 +23,7 @@ class Product : public CudaKernel {
     const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
     if (a.extent != a_ || b.extent != b_) Prepare(a.extent, b.extent);
     if (y.elements() == 0) return Status();
+    if (gemm_ && !asked_) AskLibrary(context);
     switch (plan_.kind) {
       case ContractionPlan::kZero: {
         size_t bytes = y.elements() * SizeOf(y.dtype);
@@ -40,12 +44,31 @@ class Product : public CudaKernel {
   void Prepare(const Dims& a, const Dims& b) {
     a_ = a;
     b_ = b;
-    plan_ = PlanContraction(labels_, a, b, types_, kPackedBytes);
+    asked_ = false;
+    PlanWith(kPackedBytes, true);
+  }
+
+  void PlanWith(int64_t packed_bytes, bool as_they_lie) {
+    plan_ = PlanContraction(labels_, a_, b_, types_, packed_bytes, as_they_lie);
     gemm_.reset();
     if (plan_.kind != ContractionPlan::kDirect && plan_.kind != ContractionPlan::kPacked) return;
     bool packed = plan_.kind == ContractionPlan::kPacked;
     plan_.gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes) - (packed ? kPackedBytes : 0);
     gemm_ = MakeGemm(plan_.gemm);
+  }
+
+  // In the first act, which is never a recorded one.
+  void AskLibrary(const KernelContext& context) {
+    const std::string kind = Cat(context.spec.name, " ", context.spec.attrs.Str("equation", "of matrices"),
+                                 " of ", Name(types_.in), " to ", Name(types_.out));
+    for (const auto& [packed_bytes, instead] : {std::pair(kPackedBytes, "its operands are copied first"),
+                                                std::pair(int64_t{-1}, "done by a slow loop")}) {
+      Status status = gemm_ ? gemm_->Check() : Status();
+      if (status.ok()) break;
+      SayRefused(kind, instead, status);
+      PlanWith(packed_bytes, false);
+    }
+    asked_ = true;
   }
 
   Status Multiply(const TensorArg& a, const TensorArg& b, const TensorArg& y, const LaunchContext& launch) {
@@ -91,6 +114,7 @@ class Product : public CudaKernel {
   Dims a_, b_;  // extents the plan is for
   ContractionPlan plan_;
   std::unique_ptr<Gemm> gemm_;
+  bool asked_ = false;  // whether the library takes it
 };
 
 KernelPtr MakeMatmul(const KernelSpec& spec) {

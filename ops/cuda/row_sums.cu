@@ -189,12 +189,14 @@ OFL_KERNEL void SumChunks(const T* dy, Keys keys, Chunks chunks, FloatView table
     __syncthreads();
     for (int j = 0; j < staged; j += kAhead) {
       Pack<T, N> pack[kAhead];
+#pragma unroll
       for (int k = 0; k < kAhead; ++k) {
         if (j + k < staged && row[j + k] != keys.rows && c < chunks.width)
           pack[k] = LoadPack<N>(dy + (keys.base + where[j + k]) * chunks.width + c);
       }
+#pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        if (j + k >= staged) break;
+        if (j + k >= staged) continue;
         if (row[j + k] != current) {
           finish(false);
           first = current < 0;
