@@ -179,14 +179,25 @@ class Outstanding {
   int count_ = 0;
 };
 
+// Of a member's pieces on one side: one, or one for each micro-batch; empty when it has no such end.
+std::vector<size_t> Bytes(const google::protobuf::RepeatedPtrField<plan::Box>& boxes, DType dtype) {
+  std::vector<size_t> bytes;
+  for (const plan::Box& box : boxes) bytes.push_back(ToBox(box).elements() * SizeOf(dtype));
+  return bytes;
+}
+// The host's copy of a side.
+size_t Most(const std::vector<size_t>& bytes) {
+  return bytes.empty() ? 0 : std::max<size_t>(1, *std::max_element(bytes.begin(), bytes.end()));
+}
+
 class StagedMember final : public CollectiveMember, private CollectiveListener {
  public:
   StagedMember(const CollectiveSpec& spec, const plan::Collective& collective, Collectives* host,
                Outstanding* outstanding)
       : spec_(spec), outstanding_(outstanding) {
     const plan::Piece& piece = collective.piece(collective.me());
-    in_bytes_ = Bytes(piece.in());
-    out_bytes_ = Bytes(piece.out());
+    in_bytes_ = Bytes(piece.in(), spec.dtype);
+    out_bytes_ = Bytes(piece.out(), spec.dtype);
     std::string what = Cat("the host's copy of collective ", spec.actor);
     if (!in_bytes_.empty()) in_host_ = spec.device->AllocateHost(Most(in_bytes_), what);
     if (!out_bytes_.empty()) out_host_ = spec.device->AllocateHost(Most(out_bytes_), what);
@@ -220,14 +231,6 @@ class StagedMember final : public CollectiveMember, private CollectiveListener {
     void Receive() override { member->ArriveOnHost(ok); }
   };
 
-  std::vector<size_t> Bytes(const google::protobuf::RepeatedPtrField<plan::Box>& boxes) const {
-    std::vector<size_t> bytes;
-    for (const plan::Box& box : boxes) bytes.push_back(ToBox(box).elements() * SizeOf(spec_.dtype));
-    return bytes;
-  }
-  static size_t Most(const std::vector<size_t>& bytes) {
-    return std::max<size_t>(1, *std::max_element(bytes.begin(), bytes.end()));
-  }
   size_t At(const std::vector<size_t>& bytes) const { return bytes[bytes.size() == 1 ? 0 : micro_batch_]; }
 
   void ArriveOnHost(bool ok) {
@@ -441,6 +444,17 @@ class DeviceCollectives final : public Collectives {
 };
 
 }  // namespace
+
+GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, GroupWay way) {
+  GroupMemory memory;
+  if (way == GroupWay::kLibrary) {
+    memory.device = PackedElements(collective, ChooseLibraryWork(collective)) * SizeOf(dtype);
+  } else if (way == GroupWay::kStaged) {
+    const plan::Piece& piece = collective.piece(collective.me());
+    memory.host = static_cast<int64_t>(Most(Bytes(piece.in(), dtype)) + Most(Bytes(piece.out(), dtype)));
+  }
+  return memory;
+}
 
 std::unique_ptr<Collectives> MakeDeviceCollectives(DeviceCollectivesOptions options) {
   return std::make_unique<DeviceCollectives>(std::move(options));

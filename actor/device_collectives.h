@@ -4,8 +4,7 @@
 //            events
 //   library  each on a device of its own: the vendor's library (NCCL)
 //   staged   anything else (members on the host, several processes sharing a card): through memory of the
-//   host and
-//            the collectives of threads or processes
+//            host and the collectives of threads or processes
 // All members of a group come to the same answer, from what all processes say of their ranks.
 #pragma once
 
@@ -31,15 +30,27 @@ struct DeviceCollectivesOptions {
 };
 std::unique_ptr<Collectives> MakeDeviceCollectives(DeviceCollectivesOptions options);
 
+enum class GroupWay { kEvents, kLibrary, kStaged };
+
+// What a member's end takes when a plan is loaded, beside the plan's arena: bytes of its device, and of the
+// host's memory that its device copies to and from.
+struct GroupMemory {
+  int64_t device = 0, host = 0;
+};
+GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, GroupWay way);
+
 // How a group of the vendor's library does one collective.
 struct LibraryWork {
   enum class Kind { kNone, kAllReduce, kReduceScatter, kAllGather, kCopies } kind = Kind::kNone;
   int64_t count = 0;  // elements of the whole (all-reduce) or of each member's part
-  // Parts that are no runs of a member's piece are packed before, or unpacked after: bytes of device memory.
+  // Parts that are no runs of a member's piece are packed before, or unpacked after: elements of device
+  // memory, but for kCopies, where they differ from member to member.
   int64_t packed_elements = 0;
 };
 // The same on all members. kNone: this collective is staged.
 LibraryWork ChooseLibraryWork(const plan::Collective& collective);
+// Elements of device memory that this member packs in.
+int64_t PackedElements(const plan::Collective& collective, const LibraryWork& work);
 
 // A member's end; `group` is given before the first arrival.
 class GroupMember;

@@ -115,9 +115,7 @@ class Member final : public LibraryMember {
       ends_.push_back(EndsOf(collective, act));
       copies_.push_back(work.kind == Kind::kCopies ? CopiesOf(ends_.back(), me_) : Copies());
     }
-    int64_t packed = work.packed_elements;
-    for (const Copies& copies : copies_) packed = std::max(packed, PackedElements(copies));
-    if (packed > 0) {
+    if (const int64_t packed = PackedElements(collective, work); packed > 0) {
       packed_ = spec.device->Allocate(packed * SizeOf(spec.dtype), Cat("packing of collective ", spec.actor));
     }
     done_.member = this;
@@ -140,13 +138,6 @@ class Member final : public LibraryMember {
     bool ok = true;
     void Receive() override { member->spec_.listener->CollectiveDone(ok); }
   };
-
-  static int64_t PackedElements(const Copies& copies) {
-    int64_t elements = 0;
-    for (const auto& part : copies.sends) elements += part.packed ? part.box.elements() : 0;
-    for (const auto& part : copies.receives) elements += part.packed ? part.box.elements() : 0;
-    return elements;
-  }
 
   Status Copy(const Box& box, const Piece& from, const Piece& to) {
     return spec_.stream->Combine(spec_.dtype, Reduce::kNone, box, {&from, 1}, {&to, 1});
@@ -265,6 +256,19 @@ LibraryWork ChooseLibraryWork(const plan::Collective& collective) {
     chosen = work;
   }
   return chosen;
+}
+
+int64_t PackedElements(const plan::Collective& collective, const LibraryWork& work) {
+  int64_t most = work.packed_elements;
+  const int acts = work.kind == Kind::kCopies ? std::max(1, collective.work_size()) : 0;
+  for (int act = 0; act < acts; ++act) {
+    const Copies copies = CopiesOf(EndsOf(collective, act), collective.me());
+    int64_t elements = 0;
+    for (const auto& part : copies.sends) elements += part.packed ? part.box.elements() : 0;
+    for (const auto& part : copies.receives) elements += part.packed ? part.box.elements() : 0;
+    most = std::max(most, elements);
+  }
+  return most;
 }
 
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,

@@ -8,6 +8,7 @@
 #include "core/random.h"
 #include "net/job.h"
 #include "oneflow_like/model_impl.h"
+#include "oneflow_like/placement.h"
 #include "ops/cpu/manifest.h"
 #include "ops/manifest.h"
 
@@ -50,30 +51,7 @@ int64_t ModelImpl::TraceOriginHere() const {
   return trace_origin - options.job->network()->OffsetTo(0).offset_ns;
 }
 
-namespace {
-
-// The job's processes on this host, and which of them this one is.
-struct ProcessesHere {
-  int count = 1, me = 0;
-};
-
-ProcessesHere ProcessesOnHost(const Job* job) {
-  if (!job) return {};
-  const std::vector<PeerInfo>& peers = job->peers();
-  const std::string& key = peers[job->process()].host_key;
-  ProcessesHere here{0, 0};
-  for (int p = 0; p < static_cast<int>(peers.size()); ++p) {
-    if (peers[p].host_key != key) continue;
-    if (p == job->process()) here.me = here.count;
-    ++here.count;
-  }
-  return here;
-}
-
-}  // namespace
-
-// A device for each rank where there are enough, else several ranks share one as virtual devices.
-std::unique_ptr<Device> ModelImpl::MakeDevice(int rank, int number_here) {
+std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
   Job* job = options.job.get();
   if (graph.mesh().KindOf(rank) == "cpu") return MakeHostDevice(rank, job ? job->region() : nullptr);
   std::vector<int> numbers = options.devices;
@@ -86,12 +64,8 @@ std::unique_ptr<Device> ModelImpl::MakeDevice(int rank, int number_here) {
            backend->device_count(), " ", backend->kind(), " devices, numbered from 0");
     }
   }
-  ProcessesHere processes = ProcessesOnHost(job);
-  int hosted = graph.mesh().size() / (job ? job->processes() : 1);
-  int64_t ranks = int64_t{hosted} * processes.count, given = static_cast<int64_t>(numbers.size());
-  int64_t number = int64_t{hosted} * processes.me + number_here;
-  return backend->MakeDevice(rank, numbers[ranks <= given ? number : number * given / ranks],
-                             job ? job->region() : nullptr);
+  const int number = numbers[DeviceOf(*this, rank, static_cast<int64_t>(numbers.size()))];
+  return backend->MakeDevice(rank, number, job ? job->region() : nullptr);
 }
 
 void ModelImpl::Load() {
@@ -113,11 +87,12 @@ void ModelImpl::Load() {
   std::set<std::string> hardware;
   for (int r = first; r < first + hosted; ++r) {
     ranks.push_back(r);
-    devices.push_back(MakeDevice(r, r - first));
+    devices.push_back(MakeDevice(r));
     hardware.insert(devices.back()->hardware());
   }
   hardware.erase("");
-  int cores = std::max(1, int(std::thread::hardware_concurrency()) / ProcessesOnHost(job).count);
+  int cores = std::max(
+      1, int(std::thread::hardware_concurrency()) / ProcessesBeside(job, job ? job->process() : 0).count);
   int threads = options.threads > 0 ? options.threads : std::min(cores, hosted);
   // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
   if (hardware.size() > 1) threads = hosted;

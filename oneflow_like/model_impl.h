@@ -46,7 +46,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  private:
   void JoinJob();
-  std::unique_ptr<Device> MakeDevice(int rank, int number_here);
+  std::unique_ptr<Device> MakeDevice(int rank);
 
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
 };

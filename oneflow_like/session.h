@@ -85,7 +85,7 @@ struct RankSummary {
                            // its stage, of which this one holds most
   std::string stage;       // "pp=1", empty without stages
   int64_t persistent_bytes = 0, transient_bytes = 0, peak_bytes = 0;
-  int64_t library_bytes = 0;  // in the peak of a cuda device: work space of its streams and libraries
+  int64_t library_bytes = 0;  // in the peak of a cuda device: work space of its streams, libraries, packing
   // With a job, of its process (all its ranks') beside peak_bytes, for data on its way to other processes:
   // what all sessions share and what one with collectives between processes adds.
   int64_t staging_bytes = 0;

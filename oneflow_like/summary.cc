@@ -4,6 +4,7 @@
 
 #include "core/backend.h"
 #include "net/job.h"
+#include "oneflow_like/placement.h"
 #include "oneflow_like/session_impl.h"
 
 namespace oneflow_like {
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int kManyRanks = 64;
 
-RankSummary Summarise(const Compiled& compiled, int rank) {
+RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank) {
   RankPlan made = PlanOf(compiled, rank);
   const plan::Plan& plan = made.plan;
   RankSummary s;
@@ -42,10 +43,14 @@ RankSummary Summarise(const Compiled& compiled, int rank) {
       consumers.push_back({Cat("register ", b.name(), " (", b.slots(),
                                b.slots() == 1 ? " slot, " : " slots, ", source[b.id()], ")"),
                            b.slot_bytes() * b.slots()});
+  if (plan.device_kind() == "cuda") {
+    const MemoryBesides besides = MemoryBesidesPlan(model, plan);
+    s.library_bytes = kCudaBytesBesides + besides.device;
+    consumers.insert(consumers.end(), besides.consumers.begin(), besides.consumers.end());
+  }
   std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.second > b.second; });
   if (consumers.size() > 10) consumers.resize(10);
   s.consumers = std::move(consumers);
-  s.library_bytes = plan.device_kind() == "cuda" ? kCudaBytesBesides : 0;
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
   s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
   return s;
@@ -114,7 +119,7 @@ std::vector<RankSummary> Session::Summaries() const {
         continue;
       }
     }
-    RankSummary s = Summarise(compiled, rank);
+    RankSummary s = Summarise(*impl_->model, compiled, rank);
     s.stage = stage;
     s.staging_bytes = staging;
     auto same =
@@ -144,8 +149,12 @@ std::string Session::SummaryText() const {
                 s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
     text += Cat("  peak memory   ", Bytes(s.peak_bytes), " = ", Bytes(s.persistent_bytes), " variables + ",
                 Bytes(s.transient_bytes), " registers and scratch",
-                s.library_bytes > 0 ? " + " + Bytes(s.library_bytes) + " of libraries" : "", " (lower bound ",
-                Bytes(s.lower_bound_bytes), ")\n");
+                s.library_bytes > 0 ? " + " + Bytes(s.library_bytes) + " of libraries and packing" : "",
+                " (lower bound ", Bytes(s.lower_bound_bytes), ")\n");
+    if (s.library_bytes > 0)
+      text +=
+          Cat("  host memory   ", Bytes(MemoryBesidesPlan(*impl_->model, PlanOf(compiled, s.rank).plan).host),
+              " that its device copies to and from\n");
     if (s.staging_bytes > 0) {
       const int hosted = compiled.graph.mesh().size() / impl_->model->options.job->processes();
       text += Cat("  staging       ", Bytes(s.staging_bytes), " more of its process",

@@ -1,0 +1,90 @@
+#include "oneflow_like/placement.h"
+
+#include <algorithm>
+#include <set>
+
+#include "actor/device_collectives.h"
+#include "actor/plan_reading.h"
+#include "net/job.h"
+
+namespace oneflow_like {
+
+namespace {
+
+int RanksOfProcess(const ModelImpl& model) {
+  const Job* job = model.options.job.get();
+  return model.graph.mesh().size() / (job ? job->processes() : 1);
+}
+
+// The same for ranks on one device; empty: the host.
+std::string HardwareOf(const ModelImpl& model, int rank) {
+  const std::string kind = model.graph.mesh().KindOf(rank);
+  if (kind == "cpu") return "";
+  const Job* job = model.options.job.get();
+  const std::string host = job ? job->peers()[rank / RanksOfProcess(model)].host_key : "here";
+  const int64_t given = !model.options.devices.empty() ? static_cast<int64_t>(model.options.devices.size())
+                        : model.backend                ? model.backend->device_count()
+                                                       : model.graph.mesh().size();
+  return Cat(host, " ", DeviceOf(model, rank, given));
+}
+
+// As device_collectives.h chooses when it has seen the devices, which reach each other here.
+GroupWay WayOf(const ModelImpl& model, const plan::Collective& collective) {
+  std::set<std::string> hardware;
+  std::set<int> processes;
+  for (int rank : collective.rank()) {
+    hardware.insert(HardwareOf(model, rank));
+    processes.insert(rank / RanksOfProcess(model));
+  }
+  if (hardware.count("") != 0) return GroupWay::kStaged;
+  const bool own = static_cast<int>(hardware.size()) == collective.rank_size();
+  if (own && ChooseLibraryWork(collective).kind != LibraryWork::Kind::kNone) return GroupWay::kLibrary;
+  return processes.size() == 1 ? GroupWay::kEvents : GroupWay::kStaged;
+}
+
+}  // namespace
+
+ProcessesOfHost ProcessesBeside(const Job* job, int process) {
+  if (!job) return {};
+  const std::vector<PeerInfo>& peers = job->peers();
+  const std::string& key = peers[process].host_key;
+  ProcessesOfHost beside{0, 0};
+  for (int p = 0; p < static_cast<int>(peers.size()); ++p) {
+    if (peers[p].host_key != key) continue;
+    if (p == process) beside.me = beside.count;
+    ++beside.count;
+  }
+  return beside;
+}
+
+int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given) {
+  const int hosted = RanksOfProcess(model);
+  const ProcessesOfHost processes = ProcessesBeside(model.options.job.get(), rank / hosted);
+  const int64_t ranks = int64_t{hosted} * processes.count,
+                number = int64_t{hosted} * processes.me + rank % hosted;
+  return ranks <= given ? number : number * given / ranks;
+}
+
+MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) {
+  MemoryBesides besides;
+  for (const plan::Actor& actor : plan.actor()) {
+    const bool moves = !actor.feed().empty() || !actor.fetch().empty();
+    if ((!moves && !actor.has_collective()) || actor.kernel_size() != 1) continue;
+    const KernelSpec spec = ToSpec(actor.kernel(0));
+    const std::vector<TensorArg>& args = spec.in.empty() ? spec.out : spec.in;
+    if (moves) {
+      for (const TensorArg& arg : args)
+        besides.host += std::max<int64_t>(1, arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype)));
+      continue;
+    }
+    const GroupMemory memory = MemoryOfMember(
+        actor.collective(), args.empty() ? DType::kFloat32 : args[0].dtype, WayOf(model, actor.collective()));
+    besides.host += memory.host;
+    besides.device += memory.device;
+    if (memory.device > 0)
+      besides.consumers.push_back({Cat("packing of collective ", actor.name()), memory.device});
+  }
+  return besides;
+}
+
+}  // namespace oneflow_like
