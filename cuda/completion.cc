@@ -119,6 +119,7 @@ bool Completion::HasCome(NotificationLine* line) {
   queries_.fetch_add(1, std::memory_order_relaxed);
   cudaError_t error = cudaEventQuery(line->first_->event);
   if (error == cudaSuccess) return true;
+  cudaGetLastError();  // else a callback that asks for it has an error that is none
   if (error == cudaErrorNotReady) return false;
   health_->Lose(
       Cat(gpu_, " stopped with ", Say(error), ", seen by ", line->Where(*line->first_), " at the latest"));

@@ -33,8 +33,9 @@ class Health {
 // One NotifyWhenDone. Belongs to its stream, which uses it again.
 struct Notification {
   cudaEvent_t event = nullptr;
-  Fault* fault = nullptr;         // host memory: what had gone wrong until then
-  Fault* device_fault = nullptr;  // the same as the device sees it
+  Fault own;                      // where no memory that the device sees is to be had
+  Fault* fault = &own;            // host memory: what had gone wrong until then
+  Fault* device_fault = nullptr;  // the same as the device sees it, if it does
   int last_kernel = 0;            // the last one enqueued before it, 0: none
   std::function<void(Status)> done;
   Notification* next = nullptr;

@@ -30,14 +30,16 @@ class DeviceMemory : public Memory {
 
 class PinnedMemory : public Memory {
  public:
-  PinnedMemory(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  PinnedMemory(const Gpu* gpu, void* data, size_t bytes) : gpu_(gpu), data_(data), bytes_(bytes) {}
   ~PinnedMemory() override {
+    gpu_->Use();  // on a thread that has called nothing yet, the first GPU would be opened for it
     if (cudaFreeHost(data_) != cudaSuccess) cudaGetLastError();
   }
   void* data() override { return data_; }
   size_t bytes() const override { return bytes_; }
 
  private:
+  const Gpu* gpu_;
   void* data_;
   size_t bytes_;
 };
@@ -49,12 +51,15 @@ class RegisteredMemory : public Memory {
   // What to ask for so that so many bytes lie in pages of their own.
   static size_t WithPages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + kPage; }
 
-  RegisteredMemory(std::unique_ptr<Memory> memory, size_t bytes) : memory_(std::move(memory)), bytes_(bytes) {
+  RegisteredMemory(const Gpu* gpu, std::unique_ptr<Memory> memory, size_t bytes)
+      : gpu_(gpu), memory_(std::move(memory)), bytes_(bytes) {
     auto begin = reinterpret_cast<uintptr_t>(memory_->data());
     data_ = reinterpret_cast<void*>((begin + kPage - 1) / kPage * kPage);
   }
   ~RegisteredMemory() override {
-    if (registered_ && cudaHostUnregister(data_) != cudaSuccess) cudaGetLastError();
+    if (!registered_) return;
+    gpu_->Use();
+    if (cudaHostUnregister(data_) != cudaSuccess) cudaGetLastError();
   }
   cudaError_t Register() {
     cudaError_t error =
@@ -66,6 +71,7 @@ class RegisteredMemory : public Memory {
   size_t bytes() const override { return bytes_; }
 
  private:
+  const Gpu* gpu_;
   std::unique_ptr<Memory> memory_;
   void* data_;
   size_t bytes_;
@@ -114,7 +120,7 @@ std::unique_ptr<Memory> CudaDevice::AllocateHost(size_t bytes, const std::string
   if (host_memory_ != nullptr) {
     bytes = std::max<size_t>(bytes, 1);
     auto memory = std::make_unique<RegisteredMemory>(
-        host_memory_->Allocate(RegisteredMemory::WithPages(bytes), what), bytes);
+        gpu_, host_memory_->Allocate(RegisteredMemory::WithPages(bytes), what), bytes);
     Require(memory->Register(), owner, " has memory for ", what, ", which the GPU cannot use");
     return memory;
   }
@@ -126,7 +132,7 @@ std::unique_ptr<Memory> CudaDevice::AllocateHost(size_t bytes, const std::string
     FailShortOfMemory(owner, what, bytes, FreeHostBytes());
   }
   Require(error, owner, " has no memory for ", what);
-  return std::make_unique<PinnedMemory>(data, bytes);
+  return std::make_unique<PinnedMemory>(gpu_, data, bytes);
 }
 
 void CudaDevice::CopyIn(void* device, const void* host, size_t bytes) {

@@ -17,12 +17,13 @@ uint64_t KeyOf(std::span<const KernelRun> kernels);
 
 // What a segment with one key after another does. A key seen for the first time is run (plans rotate slots,
 // so most keys come back, but warming-up ones do not), recorded when it comes again, replayed from then on.
-// There are at most `most` recordings; a new one takes the place of the one that was used least recently, if
-// that has rested for several rounds: keys that come round in a circle longer than `most` would otherwise
-// record for ever, which costs more than it saves.
+// There are at most `most` recordings, enough for plans as they are: a key for each micro-batch (where begins
+// differ) and each way the slots of its rings stand to each other. A new one takes the place of the one that
+// was used least recently, if that has rested for several rounds: keys that come round in a circle longer
+// than `most` would otherwise record for ever, which costs more than it saves.
 class GraphPolicy {
  public:
-  static constexpr int kMost = 8;
+  static constexpr int kMost = 256;
 
   enum class Action { kRun, kRecord, kReplay };
   struct Decision {

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "cuda/error.h"
@@ -112,6 +113,7 @@ class NcclMember : public GroupMember {
         size_t bytes = static_cast<size_t>(transfer.bytes);
         result = transfer.send ? nccl_.Send(transfer.data, bytes, ncclUint8, transfer.peer, comm_, handle)
                                : nccl_.Recv(transfer.data, bytes, ncclUint8, transfer.peer, comm_, handle);
+        if (result == ncclInProgress) result = ncclSuccess;  // nothing begins before the group's end
       }
       ncclResult_t end = nccl_.GroupEnd();
       return result == ncclSuccess ? end : result;
@@ -205,6 +207,14 @@ void LogTopology(const NcclLibrary& nccl) {
   cudaGetLastError();
 }
 
+// A name as long as the process lives: NCCL keeps the pointer to what its logs call a communicator.
+const char* KeptName(const std::string& name) {
+  static std::mutex mutex;  // groups are made by threads of several runtimes
+  static auto* names = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return names->insert(name).first->c_str();
+}
+
 }  // namespace
 
 bool HasGroups() { return FindNccl() != nullptr; }
@@ -233,7 +243,7 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
     static_cast<CudaDevice*>(devices[i])->gpu().Use();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.commName = group.name.c_str();  // NCCL copies it
+    config.commName = KeptName(group.name);
     int ranks = static_cast<int>(group.ranks.size());
     result = nccl.CommInitRankConfig(&comms[i], ranks, unique, members[i], &config);
     if (result == ncclInProgress) result = ncclSuccess;

@@ -104,17 +104,24 @@ Status CudaStream::GetReady(const KernelContext& context) {
   return Check(cudaGetLastError(), "telling the device the step");
 }
 
-Status CudaStream::LaunchOne(int number, const KernelContext& context) {
-  const Known& known = known_[number - 1];  // written by this thread alone
-  Range range(known.node.c_str());
+// known_ is written by this thread alone.
+std::string CudaStream::NameOf(std::span<const int> numbers) const {
+  const std::string& first = known_[numbers.front() - 1].node;
+  if (numbers.size() == 1) return first;
+  return Cat(first, " .. ", known_[numbers.back() - 1].node, " (", numbers.size(), " kernels)");
+}
+
+Status CudaStream::LaunchTogether(std::span<const int> numbers, std::span<const KernelRun> runs) {
+  Range range(NameOf(numbers).c_str());
   LaunchContext launch = launch_;
-  launch.number = number;
+  launch.number = numbers.front();
   ran_ = true;
-  last_ = number;
+  last_ = numbers.back();
+  CudaKernel* kernel = known_[launch.number - 1].kernel;
   Status status;
   // A library that a kernel calls may throw; the runtime's thread must not unwind.
   try {
-    status = known.kernel->Launch(context, launch);
+    status = kernel->LaunchTogether(runs, launch);
   } catch (const std::exception& failure) {
     status = Status(failure.what());
   }
@@ -127,7 +134,8 @@ Status CudaStream::Run(Kernel& kernel, const KernelContext& context) {
   int number = NumberOf(kernel, context.spec);
   if (number == 0) return Status(Cat("kernel ", context.spec.name, " is not one for CUDA"));
   if (Status status = GetReady(context); !status.ok()) return status;
-  Status status = LaunchOne(number, context);
+  KernelRun run{&kernel, context};
+  Status status = LaunchTogether({&number, 1}, {&run, 1});
   if (status.ok()) return status;
   Status lost = CheckDevice(known_[number - 1].node.c_str());
   return lost.ok() ? status : lost;
@@ -184,8 +192,8 @@ Status CudaStream::Check(cudaError_t error, const char* what) {
 Status CudaStream::CheckDevice(const char* what) {
   if (gpu_->health().lost()) return gpu_->health().status();
   cudaError_t error = cudaStreamQuery(stream_);
+  if (error != cudaSuccess) cudaGetLastError();  // "not ready" stays as the thread's last error, too
   if (error == cudaSuccess || error == cudaErrorNotReady) return Status();
-  cudaGetLastError();
   gpu_->health().Lose(
       Cat(gpu_->name(), " stopped with ", Say(error), ", seen at ", what, " on stream ", name_));
   return gpu_->health().status();
@@ -203,8 +211,10 @@ void CudaStream::NotifyWhenDone(std::function<void(Status)> done) {
   notification->last_kernel = last_;
   if (!gpu_->health().lost()) {
     gpu_->Use();
-    if (ran_) LaunchTakeFault(stream_, launch_.fault, notification->device_fault);
-    ran_ = false;
+    if (ran_ && notification->device_fault != nullptr) {
+      LaunchTakeFault(stream_, launch_.fault, notification->device_fault);
+      ran_ = false;
+    }
     Keep(cudaGetLastError(), "asking for faults");
     Keep(cudaEventRecord(notification->event, stream_), "asking for the end");
   }
@@ -236,8 +246,15 @@ Notification* CudaStream::NewNotification() {
         continue;
       }
     }
-    more_faults_.push_back(device_->AllocateHost(StreamMemory::kFaults * sizeof(Fault), "a stream's faults"));
-    MakeNotifications(more_faults_.back().get());
+    try {
+      more_faults_.push_back(
+          device_->AllocateHost(StreamMemory::kFaults * sizeof(Fault), "a stream's faults"));
+      MakeNotifications(more_faults_.back().get());
+    } catch (const Error&) {  // memory is short, or the device lost: faults are told by another one
+      std::lock_guard<std::mutex> lock(mutex_);
+      notifications_.push_back(std::make_unique<Notification>());
+      notification = notifications_.back().get();
+    }
   }
   *notification->fault = Fault();
   if (notification->event == nullptr && !gpu_->health().lost()) {
@@ -269,7 +286,8 @@ std::string CudaStream::Where(const Notification& notification) {
 
 void CudaStream::Recycle(Notification* notification) {
   std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(notification);
+  // One that tells no faults is the last that is used again.
+  free_.insert(notification->device_fault == nullptr ? free_.begin() : free_.end(), notification);
 }
 
 }  // namespace oneflow_like::cuda

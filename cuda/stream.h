@@ -42,6 +42,7 @@ class CudaEvent : public DeviceEvent {
 // A segment, cut into parts at kernels that must not be recorded. Belongs to one stream.
 class CudaSegment : public DeviceSegment {
  public:
+  explicit CudaSegment(const Gpu* gpu) : gpu_(gpu) {}
   ~CudaSegment() override;
 
  private:
@@ -49,10 +50,11 @@ class CudaSegment : public DeviceSegment {
   struct Part {
     size_t begin = 0, end = 0;  // kernels
     bool recordable = false;
-    std::string name;  // "layer_norm .. matmul (12 kernels)"
+    std::string name;
     GraphPolicy policy;
     std::vector<cudaGraphExec_t> graphs;  // by the policy's slots
   };
+  const Gpu* const gpu_;
   std::vector<int> numbers;  // of its kernels on the stream; empty until it first runs
   std::vector<Part> parts;
 };
@@ -93,7 +95,9 @@ class CudaStream : public DeviceStream, private NotificationLine {
   int NumberOf(Kernel& kernel, const KernelSpec& spec);
   Status Prepare(CudaSegment* segment, std::span<const KernelRun> kernels);
   Status GetReady(const KernelContext& context);
-  Status LaunchOne(int number, const KernelContext& context);
+  std::string NameOf(std::span<const int> numbers) const;  // "layer_norm .. matmul (12 kernels)"
+  // One kernel, or several that go together.
+  Status LaunchTogether(std::span<const int> numbers, std::span<const KernelRun> runs);
   Status LaunchPart(const CudaSegment& segment, const CudaSegment::Part& part,
                     std::span<const KernelRun> kernels);
   bool RecordPart(const CudaSegment& segment, CudaSegment::Part* part, int slot,

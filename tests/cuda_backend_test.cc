@@ -5,6 +5,7 @@
 #include <chrono>
 #include <future>
 #include <numeric>
+#include <thread>
 
 #include "cuda/backend.h"
 #include "cuda/nccl.h"
@@ -192,6 +193,16 @@ TEST(GraphPolicyTest, ACircleLongerThanTheSlotsDoesNotRecordForEver) {
   }
   EXPECT_EQ(recorded, 4);
   EXPECT_EQ(replayed, 4 * 98);
+}
+
+// Begins that follow 16 micro-batches, slots in rings of two, three and five.
+TEST(GraphPolicyTest, KeysOfAPlanAreAllReplayed) {
+  GraphPolicy policy;
+  auto key = [](int64_t act) {
+    return static_cast<uint64_t>(act % 2 + 2 * (act % 3) + 6 * (act % 5) + 30 * (act % 16));
+  };
+  for (int64_t act = 0; act < 480; ++act) policy.Decide(key(act));
+  for (int64_t act = 480; act < 720; ++act) EXPECT_EQ(policy.Decide(key(act)).action, Action::kReplay) << act;
 }
 
 TEST(GraphPolicyTest, TheKeyIsWhatARecordingHoldsFixed) {
@@ -420,6 +431,23 @@ TEST_F(CudaBackendTest, AFaultIsToldOnceByTheNotificationAfterItsKernel) {
   EXPECT_EQ(Come(std::move(asked[2])), "");
 }
 
+TEST_F(CudaBackendTest, WithoutMemoryForFaultsTheyAreToldLater) {
+  Device* device = MakeDevice(0, 0);
+  auto stream = device->MakeStream("compute");
+  float* bad = Put(device, std::vector<float>(kCount, -3.0f));
+  Call wrong(std::make_unique<FindNegative>(), "lookup", bad, bad);
+  std::vector<std::future<Status>> asked;
+  {
+    cuda_emulator::Pause pause;
+    for (int i = 0; i < StreamMemory::kFaults; ++i) asked.push_back(Ask(stream.get()));
+    ASSERT_TRUE(stream->Run(*wrong.kernel, wrong.At(0)).ok());
+    cuda_emulator::FailAllocation();
+    asked.push_back(Ask(stream.get()));
+  }
+  for (auto& future : asked) EXPECT_EQ(Come(std::move(future)), "");
+  EXPECT_EQ(Wait(stream.get()), "lookup at model.cc:12: value -3 is below 0, limit 7");
+}
+
 TEST_F(CudaBackendTest, AFaultOfARecordedKernelIsTold) {
   Device* device = MakeDevice(0, 0);
   auto stream = device->MakeStream("compute");
@@ -454,6 +482,71 @@ TEST_F(CudaBackendTest, AKernelThatRefusesIsNamed) {
   EXPECT_EQ(stream->Run(host, a->At(0)).message(), "kernel mix is not one for CUDA");
   EXPECT_EQ(Wait(stream.get()), "");
   EXPECT_EQ(Get(device, x)[0], 8.0f);
+}
+
+// The runtime's "not ready" is an error of the thread's until somebody asks for it.
+TEST_F(CudaBackendTest, ARefusalWhileTheStreamIsBusySpoilsNothing) {
+  Device* device = MakeDevice(0, 0);
+  auto stream = device->MakeStream("compute");
+  float* x = Put(device, std::vector<float>(kCount, 1.0f));
+  auto a = Make(2, x, x), b = Make(3, x, x);
+  b->mix().failure = "its extents do not fit";
+  {
+    cuda_emulator::Pause pause;
+    ASSERT_TRUE(stream->Run(*a->kernel, a->At(0)).ok());
+    EXPECT_EQ(stream->Run(*b->kernel, b->At(0)).message(), "its extents do not fit");
+    EXPECT_EQ(stream->Run(*a->kernel, a->At(0)).message(), "");
+  }
+  EXPECT_EQ(Wait(stream.get()), "");
+  EXPECT_EQ(Get(device, x)[0], 4.0f);
+}
+
+TEST_F(CudaBackendTest, ACallbackFindsNoErrorThatIsNone) {
+  Device* device = MakeDevice(0, 0);
+  auto stream = device->MakeStream("compute");
+  float* x = Put(device, std::vector<float>(kCount, 1.0f));
+  auto call = Make(1, x, x);
+  std::promise<cudaError_t> last;
+  {
+    cuda_emulator::Pause pause;
+    ASSERT_TRUE(stream->Run(*call->kernel, call->At(0)).ok());
+    stream->NotifyWhenDone([&](Status) { last.set_value(cudaGetLastError()); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // it is asked for, and is not ready
+  }
+  EXPECT_EQ(last.get_future().get(), cudaSuccess);
+}
+
+// A context on a GPU takes hundreds of megabytes there.
+TEST_F(CudaBackendTest, OnlyTheGpuThatIsAskedForIsOpened) {
+  backend_->Describe(0);
+  Device* device = MakeDevice(0, 1);
+  EXPECT_EQ(cuda_emulator::GetCounts().contexts, 1);
+  auto stream = device->MakeStream("compute");
+  float* x = Put(device, std::vector<float>(kCount, 1.0f));
+  auto a = Make(2, x, x), b = Make(3, x, x);
+  auto segment = stream->MakeSegment();
+  auto event = stream->MakeEvent();
+  auto host = device->AllocateHost(64, "a test");
+  // Each time by a thread that has called nothing before.
+  auto elsewhere = [](auto&& work) { std::thread(work).join(); };
+  for (int step = 0; step < 3; ++step) {
+    elsewhere([&] {
+      KernelRun runs[] = {a->RunAt(step), b->RunAt(step)};
+      ASSERT_TRUE(stream->RunSegment(segment.get(), runs).ok());
+    });
+    elsewhere([&] { stream->Record(event.get()); });
+    elsewhere([&] { stream->WaitFor(*event); });
+    elsewhere([&] { stream->CopyOut(host->data(), x, 64); });
+    elsewhere([&] { EXPECT_EQ(Wait(stream.get()), ""); });
+  }
+  elsewhere([&] { EXPECT_GT(Get(device, x)[0], 1.0f); });
+  elsewhere([&] { event.reset(); });
+  elsewhere([&] { segment.reset(); });
+  elsewhere([&] { host.reset(); });
+  elsewhere([&] { stream.reset(); });
+  elsewhere([&] { memory_.clear(); });
+  elsewhere([&] { devices_.clear(); });
+  EXPECT_EQ(cuda_emulator::GetCounts().contexts, 1);
 }
 
 TEST_F(CudaBackendTest, ShortMemoryIsSaidWithBothNumbers) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -84,6 +85,30 @@ TEST_F(CudaEmulator, BarriersOrderSharedMemory) {
   }
 }
 
+#if defined(__SANITIZE_THREAD__)
+// Within a warp, where a shuffle orders nothing.
+OFL_KERNEL void HandOnKernel(int* to, bool barrier) {
+  OFL_SHARED int room[32];
+  room[threadIdx.x] = static_cast<int>(threadIdx.x);
+  int other = __shfl_xor_sync(~0u, static_cast<int>(threadIdx.x), 1);
+  if (barrier) __syncwarp();
+  to[threadIdx.x] = room[other];
+}
+
+// The threads of a block are threads to ThreadSanitizer: whatever no barrier orders is told, in any order.
+TEST_F(CudaEmulator, RacesInABlockAreTold) {
+  int* to = Make<int>(256);
+  auto run = [&](auto... args) {
+    Launch(args...);
+    std::exit(cudaStreamSynchronize(stream) == cudaSuccess ? 0 : 1);
+  };
+  Grid block{1, 1, 256, 0}, warp{1, 1, 32, 0};
+  EXPECT_EXIT(run(RotateKernel, block, stream, to, 5, true), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(run(RotateKernel, block, stream, to, 5, false), testing::ExitedWithCode(66), "data race");
+  EXPECT_EXIT(run(HandOnKernel, warp, stream, to, true), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(run(HandOnKernel, warp, stream, to, false), testing::ExitedWithCode(66), "data race");
+}
+#else
 // Without the barrier one of the orders reads what was not yet written: from the block before, here.
 TEST_F(CudaEmulator, AMissingBarrierShows) {
   for (int by : {1, 255}) {
@@ -98,6 +123,7 @@ TEST_F(CudaEmulator, AMissingBarrierShows) {
     EXPECT_TRUE(shown) << by;
   }
 }
+#endif
 
 OFL_KERNEL void SumsKernel(const float* from, float* to, int count) {
   OFL_SHARED float room[32];
@@ -183,6 +209,7 @@ TEST_F(CudaEmulator, Atomics) {
 OFL_KERNEL void DynamicKernel(float* to, int write) {
   float* room = DynamicShared<float>();
   to[threadIdx.x] = room[threadIdx.x];
+  __syncthreads();
   if (write >= 0 && threadIdx.x == 0) room[write] = 1;
 }
 
@@ -204,14 +231,14 @@ OFL_KERNEL void SomeWaitKernel() {
   if (threadIdx.x < 40) __syncthreads();
 }
 OFL_KERNEL void LaneMissingKernel(int* to) {
-  if (threadIdx.x != 37) *to = __shfl_sync(~0u, 1, 0);
+  if (threadIdx.x != 37) to[threadIdx.x] = __shfl_sync(~0u, 1, 0);
 }
 OFL_KERNEL void LaneElsewhereKernel(int* to) {
   if (threadIdx.x == 3) __syncthreads();
-  *to = __shfl_sync(~0u, 1, 0);
+  to[threadIdx.x] = __shfl_sync(~0u, 1, 0);
   if (threadIdx.x != 3) __syncthreads();
 }
-OFL_KERNEL void UnevenKernel(int* to) { *to = __shfl_xor_sync(~0u, 1, 1); }
+OFL_KERNEL void UnevenKernel(int* to) { to[threadIdx.x] = __shfl_xor_sync(~0u, 1, 1); }
 OFL_KERNEL void TrapKernel() {
   if (threadIdx.x == 5) __trap();
 }
@@ -281,6 +308,24 @@ TEST_F(CudaEmulator, WithoutACatcherAFaultEndsTheProgram) {
 
 OFL_KERNEL void WriteKernel(char* to, int64_t at) { to[at] = 1; }
 
+#if defined(__SANITIZE_ADDRESS__)
+// Of which no guard could see the reads.
+OFL_KERNEL void ReadKernel(char* to, const char* from, int64_t at) { *to = from[at]; }
+
+TEST_F(CudaEmulator, ReadsAndWritesBesideMemoryAreTold) {
+  char *data = Make<char>(100), *to = Make<char>(1);
+  auto run = [&](auto... args) {
+    Launch(args...);
+    std::exit(cudaStreamSynchronize(stream) == cudaSuccess ? 0 : 1);
+  };
+  Grid one{1, 1, 1, 0};
+  EXPECT_EXIT(run(ReadKernel, one, stream, to, data, 99), testing::ExitedWithCode(0), "");
+  for (int64_t at : {-1, 100, 130}) {
+    EXPECT_DEATH(run(ReadKernel, one, stream, to, data, at), "use-after-poison");
+    EXPECT_DEATH(run(WriteKernel, one, stream, data, at), "use-after-poison");
+  }
+}
+#else
 TEST_F(CudaEmulator, GuardsSeeWhatIsWrittenBeside) {
   for (int64_t at : {-1, -64, 100, 130}) {
     for (bool freed : {true, false}) {
@@ -299,6 +344,7 @@ TEST_F(CudaEmulator, GuardsSeeWhatIsWrittenBeside) {
     }
   }
 }
+#endif
 
 TEST_F(CudaEmulator, FreshMemoryIsNotANumber) {
   for (size_t count : {size_t{5}, size_t{3} << 20}) {  // the larger one is made of pages of a file
@@ -584,6 +630,53 @@ TEST_F(CudaEmulator, PeersReachEachOtherOnceEnabled) {
   EXPECT_EQ(Read(there, 1)[0], 16);
   cuda_emulator::Reset({.peers = false});
   EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessUnsupported);
+}
+
+// A kernel wants its stream's device to be the thread's, an event is of the device it was made on.
+TEST_F(CudaEmulator, TheWrongDeviceIsRefused) {
+  int *to = Make<int>(32), *from = Make<int>(32);
+  cudaEvent_t here = nullptr, there = nullptr;
+  ASSERT_EQ(cudaEventCreateWithFlags(&here, cudaEventDisableTiming), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&there, cudaEventDisableTiming), cudaSuccess);
+  Launch(RotateKernel, Grid{1, 1, 32, 0}, stream, to, 5, true);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventRecord(there, stream), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventRecord(here, stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamWaitEvent(stream, there, 0), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(to, from, 128, cudaMemcpyDeviceToDevice, stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(cudaEventQuery(here), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  Launch(RotateKernel, Grid{1, 1, 32, 0}, stream, to, 5, true);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(CudaEmulator, NotReadyStaysAsTheLastError) {
+  int* to = Make<int>(32);
+  cudaEvent_t event = nullptr;
+  ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+  Pause pause;
+  Launch(RotateKernel, Grid{1, 1, 32, 0}, stream, to, 5, true);
+  ASSERT_EQ(cudaEventRecord(event, stream), cudaSuccess);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(CudaEmulator, MostCallsOpenTheThreadsDevice) {
+  cudaDeviceProp properties;
+  int count = 0;
+  EXPECT_EQ(GetCounts().contexts, 1);
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  EXPECT_EQ(cudaGetDeviceProperties(&properties, 1), cudaSuccess);
+  EXPECT_EQ(GetCounts().contexts, 1);
+  EXPECT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_EQ(GetCounts().contexts, 2);
 }
 
 TEST_F(CudaEmulator, AHostFunctionRunsInOrderAndMayNotCall) {

@@ -1,8 +1,10 @@
 // Products and attention of the CUDA backend on the emulator: the layout arithmetic of matrix products by
 // itself, every kind of contraction plan, epilogues, and attention by the library's stand-in and by the own
 // kernels, all against plain loops or the reference kernels. Draws come from a seed that a failure prints.
+#include <glog/logging.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -302,6 +304,53 @@ TEST(CudaProduct, MatmulAndEinsum) {
   }
 }
 
+// What the library refuses is copied first, or done without it; and the log says so, once for each kind.
+class Warnings : public google::LogSink {
+ public:
+  Warnings() { google::AddLogSink(this); }
+  ~Warnings() override { google::RemoveLogSink(this); }
+  void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
+            const char* message, size_t length) override {
+    if (severity == google::GLOG_WARNING) said.emplace_back(message, length);
+  }
+  std::vector<std::string> said;
+};
+
+TEST(CudaProduct, WhatTheLibraryRefuses) {
+  using cuda_emulator::Refused;
+  const Attrs heads = {{"equation", std::string("bhst,bthd->bshd")}},
+              plain = {{"equation", std::string("mk,kn->nm")}};
+  struct {
+    Refused refused;
+    const Attrs& attrs;
+    Dims a, b, y;
+    const char* said;
+  } cases[] = {{Refused::kInterleaved,
+                heads,
+                {2, 3, 9, 8},
+                {2, 8, 3, 4},
+                {2, 9, 3, 4},
+                "its operands are copied first"},
+               {Refused::kAll, heads, {2, 3, 9, 8}, {2, 8, 3, 4}, {2, 9, 3, 4}, "done by a slow loop"},
+               {Refused::kAll, plain, {9, 20}, {20, 13}, {13, 9}, "done by a slow loop"}};
+  Warnings warnings;
+  for (const auto& c : cases) {
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      cuda_emulator::RefuseProducts(c.refused);
+      for (int i = 0; i < 2; ++i) {
+        CheckOp(Cat(c.attrs.str(), ", refused: ", c.said), "einsum", c.attrs,
+                {Tensor(dtype, c.a), Tensor(dtype, c.b)}, {Tensor(dtype, c.y)});
+      }
+      cuda_emulator::RefuseProducts(Refused::kNone);
+    }
+    EXPECT_NE(
+        std::find_if(warnings.said.begin(), warnings.said.end(),
+                     [&](const std::string& text) { return text.find("no algorithm") != std::string::npos; }),
+        warnings.said.end());
+  }
+  EXPECT_EQ(warnings.said.size(), 4u) << "heads and plain, of two types each";
+}
+
 TEST(CudaProduct, LaterActsMayBeSmaller) {
   std::mt19937_64 random(5);
   Tensors in = {Tensor(DType::kFloat32, {8, 6, 10}), Tensor(DType::kFloat32, {10, 7})};
@@ -420,22 +469,24 @@ TEST(CudaProduct, ProductsWithWhatFollows) {
       std::string what = Cat(c.op, " ", attrs.str(), " ", Name(dtype), ", seed ", seed);
       CheckOp(what, c.op, attrs, in, out);
       if (HasFatalFailure()) return;
-      Bench bench;
-      std::vector<TensorArg> args[2];
-      for (bool result : {false, true})
-        for (Tensor& x : result ? out : in) {
-          args[result].push_back(x.arg);
-          args[result].back().data = bench.Upload(x.memory.data(), x.memory.size());
-        }
-      KernelSpec spec = SpecOf(c.op, attrs, in, out);
-      std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
-      const int64_t before = cuda_emulator::GetCounts().operations;
-      ASSERT_TRUE(static_cast<CudaKernel*>(kernel.get())
-                      ->Launch({spec, args[0], args[1], nullptr, 0, 0, 1, 77}, bench.launch)
-                      .ok());
-      EXPECT_EQ(cuda_emulator::GetCounts().operations - before == 1,
-                c.one_launch && (dtype != DType::kFloat32 || !gelu))
-          << what;
+      {  // the next bench begins with an emulator that is empty
+        Bench bench;
+        std::vector<TensorArg> args[2];
+        for (bool result : {false, true})
+          for (Tensor& x : result ? out : in) {
+            args[result].push_back(x.arg);
+            args[result].back().data = bench.Upload(x.memory.data(), x.memory.size());
+          }
+        KernelSpec spec = SpecOf(c.op, attrs, in, out);
+        std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
+        const int64_t before = cuda_emulator::GetCounts().operations;
+        ASSERT_TRUE(static_cast<CudaKernel*>(kernel.get())
+                        ->Launch({spec, args[0], args[1], nullptr, 0, 0, 1, 77}, bench.launch)
+                        .ok());
+        EXPECT_EQ(cuda_emulator::GetCounts().operations - before == 1,
+                  c.one_launch && (dtype != DType::kFloat32 || !gelu))
+            << what;
+      }
       cuda_emulator::RefuseEpilogues(true);
       CheckOp(what + ", refused by the library", c.op, attrs, in, out);
       cuda_emulator::RefuseEpilogues(false);

@@ -10,6 +10,8 @@
 
 #include "core/backend.h"
 #include "cuda/backend.h"
+#include "oneflow_like/placement.h"
+#include "ops/cuda/kernel.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/device_runs.h"
 #include "tests/error_of.h"
@@ -145,6 +147,70 @@ TEST_F(CudaRuntime, StepsReplayGraphs) {
   EXPECT_EQ(cuda_emulator::GetCounts().graphs_instantiated, made)
       << "addresses are fixed, nothing is recorded again";
   EXPECT_GE(cuda_emulator::GetCounts().graph_launches, launched + 4);
+}
+
+// Where begins follow the micro-batch every micro-batch has recordings of its own: of so many, too.
+TEST_F(CudaRuntime, ManyMicroBatchesReplayGraphs) {
+  auto launches = [](int micro_batches) {
+    SmallGpt given = Small("cuda:pp=2", micro_batches);
+    given.batch = 32, given.context = 4, given.width = 16;
+    given.model_options = OnDevices({0});
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    for (int step = 0; step < 8; ++step) session.Run(program.MakeFeeds(step)).Wait();
+    const int64_t made = cuda_emulator::GetCounts().graphs_instantiated;
+    const int64_t before = cuda_emulator::GetCounts().graph_launches;
+    session.Run(program.MakeFeeds(8)).Wait();
+    EXPECT_EQ(cuda_emulator::GetCounts().graphs_instantiated, made) << micro_batches;
+    return cuda_emulator::GetCounts().graph_launches - before;
+  };
+  // Some for each micro-batch, and those of the update.
+  const int64_t four = launches(4), eight = launches(8), sixteen = launches(16);
+  EXPECT_GT(eight, four);
+  EXPECT_EQ(sixteen - eight, 2 * (eight - four));
+}
+
+// What a session says it takes is what it takes: of devices to a few numbers for each stream, of the host's
+// memory that devices copy to and from to the faults that streams keep there.
+TEST_F(CudaRuntime, MemoryIsKnownBeforeTheFirstStep) {
+  struct Given {
+    const char* mesh;
+    int micro_batches;
+    std::vector<int> devices;
+    bool packs, stages;
+  };
+  for (const Given& given :
+       {Given{"cuda:dp=1", 1, {0}, false, false}, Given{"cuda:dp=2,tp=2", 2, {0, 1, 2, 3}, true, false},
+        Given{"cuda:dp=2,tp=2", 2, {0}, false, false}, Given{"cuda:tp=2,pp=2", 4, {0, 1, 2, 3}, true, false},
+        Given{"cpu+cuda:dp=2,pp=2", 2, {0}, false, true},
+        Given{"cpu+cuda:dp=2,pp=2", 2, {0, 1}, true, true}}) {
+    cuda_emulator::Options options;
+    options.devices = 4;
+    Start(options);
+    SmallGpt small = Small(given.mesh, given.micro_batches);
+    small.model_options = OnDevices(given.devices);
+    GptProgram program(small);
+    const Mesh& mesh = program.model().mesh();
+    Session session = program.MakeTrain();
+    int64_t device = 0, packing = 0, host = 0, ranks = 0;
+    for (const RankSummary& s : session.Summaries()) {
+      for (int rank : s.ranks) {
+        if (mesh.KindOf(rank) != "cuda") continue;
+        ++ranks;
+        device += s.peak_bytes - kCudaBytesBesides + static_cast<int64_t>(cuda::kWorkspaceBytes);
+        packing += s.library_bytes - kCudaBytesBesides;
+        host += MemoryBesidesPlan(*session.impl()->model, PlanOf(session.impl()->compiled, rank).plan).host;
+      }
+    }
+    EXPECT_EQ(packing > 2048 * ranks, given.packs) << packing;
+    session.Run(program.MakeFeeds(0)).Wait();
+    const cuda_emulator::Counts counts = cuda_emulator::GetCounts();
+    EXPECT_GE(counts.bytes, device) << given.mesh;
+    EXPECT_LE(counts.bytes, device + 1024 * ranks) << given.mesh;
+    EXPECT_GE(counts.host_bytes, host) << given.mesh;
+    EXPECT_LE(counts.host_bytes, host + 4096 * ranks) << given.mesh;
+    EXPECT_EQ(host > 8192 * ranks, given.stages) << given.mesh << " " << host;
+  }
 }
 
 TEST_F(CudaRuntime, NothingIsAllocatedAndTheHostNeverWaitsAfterTheFirstSteps) {

@@ -136,6 +136,7 @@ class KernelCases {
   void ElementwiseShapes();
   void ReductionsAndShapes();
   void RowsOperators();
+  void NarrowRows();  // RowsOperators does them, too
   void CrossEntropyIgnoresNegativeTargetsAndCutClasses();
   void EmbeddingRowsAndColumns();
   void Attention();
@@ -349,6 +350,9 @@ inline void KernelCases::ReductionsAndShapes() {
   }
   for (Dims shape : {Dims{70000}, Dims{3, 5}, Dims{0}, Dims{300, 1001}})
     CheckCase({"square_sum", {shape}}, ++seed);
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt32}) {
+    for (int64_t axis : {0, 1}) CheckCase({"argmax", {{70, 300}}, {{"axis", axis}}, {dtype}, 100}, ++seed);
+  }
   auto to = [](std::vector<int64_t> shape) { return Attrs{{"shape", std::move(shape)}}; };
   CheckCase({"sum_to", {{20, 30, 70}}, to({70})}, ++seed);
   CheckCase({"sum_to", {{20, 30, 70}}, to({30, 1})}, ++seed);
@@ -392,6 +396,28 @@ inline void KernelCases::RowsOperators() {
               ++seed);  // may fail alike
   }
   CheckCase({"layer_norm_grad", {{1000, 40}, {1000, 40}, {40}, {1000}, {1000}}}, ++seed);
+  NarrowRows();
+}
+
+// Of 16 bits: as models have them, longer ones, and rows that begin anywhere.
+inline void KernelCases::NarrowRows() {
+  using enum DType;
+  uint64_t seed = 3500;
+  for (Dims shape : {Dims{70, 768}, Dims{3, 4608}, Dims{2, 8208}, Dims{5, 2571}}) {
+    DType t = ++seed % 2 == 0 ? kBFloat16 : kFloat16;
+    Dims rows = {shape[0]}, width = {shape[1]};
+    for (const char* op : {"softmax", "log_softmax"}) CheckCase({op, {shape}, {}, {t}, 4, -20, 20}, ++seed);
+    CheckCase({"softmax_grad", {shape, shape}, {}, {t, t}}, ++seed);
+    CheckCase({"layer_norm", {shape, width, width}, {{"eps", 1e-5}}, {t, t, t}, 4, 3, 5}, ++seed);
+    CheckCase({"rms_norm", {shape, width}, {{"eps", 1e-5}}, {t, t}}, ++seed);
+    CheckCase({"layer_norm_grad", {shape, shape, width, rows, rows}, {}, {t, t, t, kFloat32, kFloat32}},
+              ++seed);
+    CheckCase({"rms_norm_grad", {shape, shape, width, rows}, {}, {t, t, t, kFloat32}}, ++seed);
+    CheckCase({"cross_entropy", {shape, rows}, {}, {t, kInt32}, shape[1], -30, 30}, ++seed);
+    CheckCase(
+        {"cross_entropy_grad", {shape, rows, rows, rows}, {}, {t, kInt64, kFloat32, kFloat32}, shape[1]},
+        ++seed);
+  }
 }
 
 inline void KernelCases::CrossEntropyIgnoresNegativeTargetsAndCutClasses() {

@@ -45,7 +45,7 @@ bool IsBlock(const void* data, bool pinned) {
 // Copies of a stream reach every device, as the copy engines do.
 void Copy(void* to, const void* from, size_t bytes) {
   unsigned before = OpenAllDevices();
-  std::memmove(to, from, bytes);
+  if (bytes > 0) std::memmove(to, from, bytes);
   OpenDevices(before);
 }
 

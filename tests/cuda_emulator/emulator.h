@@ -61,12 +61,16 @@ struct Counts {
   int64_t allocations = 0;                      // cudaMalloc, cudaMallocAsync and cudaHostAlloc
   int64_t bytes = 0, host_bytes = 0;            // held now: of devices, pinned
   int64_t streams = 0, events = 0, graphs = 0;  // alive
+  int64_t contexts = 0;                         // devices that a call has opened
 };
 Counts GetCounts();
 
 // Whether the library of matrix products refuses all that has an epilogue or adds to something, as a real one
 // may.
 void RefuseEpilogues(bool refuse);
+// Which products it refuses altogether: batches whose results lie between each other, or all.
+enum class Refused { kNone, kInterleaved, kAll };
+void RefuseProducts(Refused which);
 
 // --- Faults of the programs that are run: a barrier that not all threads reach, a shuffle without all its
 // lanes, bytes written around a block of memory. They print a sentence and abort, unless one of these lives:

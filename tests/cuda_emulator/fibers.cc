@@ -9,7 +9,7 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
-#elif defined(__SANITIZE_THREAD__)
+#elif defined(OFL_EMULATED_RACES)
 #include <sanitizer/tsan_interface.h>
 #endif
 
@@ -112,8 +112,9 @@ void Prepare(Context* context, void (*entry)()) {
   for (int i = 0; i <= kReturnWord; ++i) frame[i] = nullptr;
   frame[kReturnWord] = reinterpret_cast<void*>(entry);
   context->stack_pointer = frame;
-#if defined(__SANITIZE_THREAD__)
-  if (context->tool == nullptr) context->tool = __tsan_create_fiber(0);
+#if defined(OFL_EMULATED_RACES)
+  if (context->tool != nullptr) __tsan_destroy_fiber(context->tool);  // with the calls that were given up
+  context->tool = __tsan_create_fiber(0);
 #else
   context->tool = nullptr;
 #endif
@@ -125,7 +126,7 @@ void Release(Context* context) {
   __asan_unpoison_memory_region(context->stack, kStackBytes);
 #endif
   munmap(context->stack, kStackBytes);
-#if defined(__SANITIZE_THREAD__)
+#if defined(OFL_EMULATED_RACES)
   __tsan_destroy_fiber(context->tool);
 #endif
   *context = {};
@@ -135,15 +136,23 @@ void Switch(Context* from, Context* to) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&from->tool, to->stack != nullptr ? to->stack : host_stack,
                                  to->stack != nullptr ? kStackBytes : host_stack_bytes);
-#elif defined(__SANITIZE_THREAD__)
+#elif defined(OFL_EMULATED_RACES)
   if (from->stack == nullptr) from->tool = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(to->tool, 0);
+  __tsan_switch_to_fiber(to->tool, __tsan_switch_to_fiber_no_sync);
 #endif
   ofl_emulator_switch(&from->stack_pointer, to->stack_pointer);
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(from->tool, nullptr, nullptr);
 #endif
 }
+
+#if defined(OFL_EMULATED_RACES)
+void OrderBefore(void* at) { __tsan_release(at); }
+void OrderAfter(void* at) { __tsan_acquire(at); }
+#else
+void OrderBefore(void*) {}
+void OrderAfter(void*) {}
+#endif
 
 void Entered() {
 #if defined(__SANITIZE_ADDRESS__)

@@ -7,6 +7,18 @@ namespace cuda_emulator {
 
 constexpr size_t kStackBytes = size_t{128} << 10;
 
+// In a build with ThreadSanitizer every thread of a block is a thread to it: what no barrier orders is a data
+// race. grid.cc and fibers.cc themselves are built without it (CMakeLists.txt).
+#if defined(OFL_EMULATED_RACES)
+constexpr bool kRacesTold = true;
+#else
+constexpr bool kRacesTold = false;
+#endif
+// For ThreadSanitizer: what was done before OrderBefore(at) comes before what follows OrderAfter(at).
+// Switching from fiber to fiber orders nothing.
+void OrderBefore(void* at);
+void OrderAfter(void* at);
+
 // Where a suspended fiber goes on. A thread of the host is one too while it is away.
 struct Context {
   void* stack_pointer = nullptr;

@@ -79,6 +79,7 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
 }
 
 std::atomic<bool> epilogues_refused{false};
+std::atomic<cuda_emulator::Refused> products_refused{cuda_emulator::Refused::kNone};
 
 class EmulatedGemm : public Gemm {
  public:
@@ -86,6 +87,10 @@ class EmulatedGemm : public Gemm {
   const GemmDescriptor& descriptor() const override { return what_; }
 
   Status Check() override {
+    using cuda_emulator::Refused;
+    bool interleaved = what_.batch > 1 && what_.stride_d < what_.ldd * what_.n;
+    if (products_refused == Refused::kAll || (products_refused == Refused::kInterleaved && interleaved))
+      return Status("no algorithm");
     bool plain = what_.epilogue == Epilogue::kNone && !what_.adds_c;
     return plain || !epilogues_refused ? Status() : Status("no algorithm");
   }
@@ -118,4 +123,5 @@ std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor) {
 
 namespace cuda_emulator {
 void RefuseEpilogues(bool refuse) { oneflow_like::cuda::epilogues_refused = refuse; }
+void RefuseProducts(Refused which) { oneflow_like::cuda::products_refused = which; }
 }  // namespace cuda_emulator

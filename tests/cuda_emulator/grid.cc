@@ -28,6 +28,8 @@ struct Warp {
   unsigned present = 0, ready = 0, done = 0,
            barrier = 0;  // bits of lanes; none of the last three: in an exchange
   unsigned waiting = 0;
+  unsigned syncs = 0;  // of __syncwarp, done
+  char order[2];       // what they order, in turn
   WarpOperation operation[kWarp];
   unsigned mask[kWarp];
   int source[kWarp];
@@ -64,6 +66,8 @@ class Block {
   void RunThreads(Fiber* fiber);
   int Next();
   void Go(Context* from, int next);
+  Fiber* FiberFor(int thread);
+  void MakeFibers(size_t count);
   void Leave(unsigned thread);
   std::string Stuck() const;
   Warp& WarpOf(unsigned thread) { return warps_[thread / kWarp]; }
@@ -74,6 +78,9 @@ class Block {
   unsigned ready_warps_ = 0;
   bool reverse_ = false, running_ = false, failed_ = false;
   int barrier_sum_ = 0, barrier_result_ = 0;
+  unsigned barriers_ = 0;                // done
+  char start_, end_, barrier_order_[2];  // what orders threads: of barriers in turn, so that who is ahead
+                                         // does not order what comes later
   std::array<Warp, kMostThreads / kWarp> warps_;
   std::array<Fiber*, kMostThreads> fiber_of_{};
   std::vector<std::unique_ptr<Fiber>> fibers_;
@@ -113,17 +120,27 @@ void Block::Go(Context* from, int next) {
   if (next < 0) return Switch(from, &host_);
   Fiber*& fiber = fiber_of_[next];
   if (fiber == nullptr) {
-    if (free_.empty()) {
-      fibers_.push_back(std::make_unique<Fiber>());
-      Prepare(&fibers_.back()->context, &Block::Entry);
-      free_.push_back(fibers_.back().get());
-    }
-    fiber = free_.back();
-    free_.pop_back();
+    fiber = FiberFor(next);
     fiber->thread = next;
   }
   entering_ = fiber;
   Switch(from, &fiber->context);
+}
+
+Fiber* Block::FiberFor(int thread) {
+  if (kRacesTold) return fibers_[thread].get();  // its own, in all blocks
+  if (free_.empty()) MakeFibers(fibers_.size() + 1);
+  Fiber* fiber = free_.back();
+  free_.pop_back();
+  return fiber;
+}
+
+void Block::MakeFibers(size_t count) {
+  while (fibers_.size() < count) {
+    fibers_.push_back(std::make_unique<Fiber>());
+    Prepare(&fibers_.back()->context, &Block::Entry);
+    free_.push_back(fibers_.back().get());
+  }
 }
 
 void Block::Entry() {
@@ -136,12 +153,14 @@ void Block::RunThreads(Fiber* fiber) {
   while (true) {
     unsigned thread = fiber->thread;
     SetThread(thread);
+    OrderAfter(&start_);
     (*body_)();
+    OrderBefore(&end_);
     WarpOf(thread).done |= BitOf(thread);
     ++done_;
     Leave(thread);
     int next = Next();
-    if (next >= 0 && fiber_of_[next] == nullptr) {
+    if (!kRacesTold && next >= 0 && fiber_of_[next] == nullptr) {
       fiber_of_[next] = fiber;
       fiber->thread = next;
       continue;
@@ -169,8 +188,14 @@ bool Block::Run(unsigned threads, size_t shared, bool reverse, const std::functi
   ready_warps_ = num_warps_ == 32 ? ~0u : (1u << num_warps_) - 1;
   current_warp_ = reverse ? num_warps_ - 1 : 0;
   if (shared != 0) std::memset(shared_, 0xFF, shared + 64);
+  if (kRacesTold) {
+    MakeFibers(threads);
+    free_.clear();
+  }
   running_ = true;
+  OrderBefore(&start_);
   Go(&host_, Next());
+  OrderAfter(&end_);
   running_ = false;
   std::string why;
   if (!failed_ && done_ != threads_) why = Stuck();
@@ -221,6 +246,8 @@ void Block::Fail(const char* what) {
 
 int Block::Wait(int value) {
   unsigned thread = threadIdx.x;
+  char* order = &barrier_order_[barriers_ % 2];
+  OrderBefore(order);
   barrier_sum_ += value;
   WarpOf(thread).barrier |= BitOf(thread);
   Leave(thread);
@@ -228,6 +255,7 @@ int Block::Wait(int value) {
     barrier_result_ = barrier_sum_;
     barrier_sum_ = 0;
     arrived_ = 0;
+    ++barriers_;
     for (unsigned w = 0; w < num_warps_; ++w) {
       warps_[w].ready = warps_[w].present;
       warps_[w].barrier = 0;
@@ -240,6 +268,7 @@ int Block::Wait(int value) {
     Go(&fiber_of_[thread]->context, next);
     SetThread(thread);
   }
+  OrderAfter(order);
   return barrier_result_;
 }
 
@@ -256,6 +285,9 @@ uint64_t Block::Exchange(WarpOperation operation, unsigned mask, uint64_t value,
   warp.source[lane] = source & 31;
   warp.value[lane] = value;
   warp.waiting |= bit;
+  // A shuffle orders nothing in memory.
+  char* order = operation == WarpOperation::kSync ? &warp.order[warp.syncs % 2] : nullptr;
+  if (order != nullptr) OrderBefore(order);
   bool complete = (warp.waiting & mask) == mask;
   for (unsigned rest = mask; complete && rest != 0; rest &= rest - 1) {
     unsigned other = __builtin_ctz(rest);
@@ -274,11 +306,16 @@ uint64_t Block::Exchange(WarpOperation operation, unsigned mask, uint64_t value,
     warp.waiting &= ~mask;
     warp.ready |= mask;
     ready_warps_ |= 1u << (thread / kWarp);
+    if (order != nullptr) {
+      ++warp.syncs;
+      OrderAfter(order);
+    }
     return warp.result[lane];
   }
   Leave(thread);
   Go(&fiber_of_[thread]->context, Next());
   SetThread(thread);
+  if (order != nullptr) OrderAfter(order);
   return warp.result[lane];
 }
 

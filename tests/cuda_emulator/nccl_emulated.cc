@@ -162,6 +162,7 @@ class EmulatedMember : public GroupMember {
 
   Status Enqueue(DeviceStream* device_stream, Operation operation) {
     auto* stream = static_cast<CudaStream*>(device_stream);
+    stream->device().gpu().Use();
     std::lock_guard<std::mutex> lock(mutex_);
     if (aborted_) return Aborted();
     failure_ = stream->failure();

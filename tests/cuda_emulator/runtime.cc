@@ -94,7 +94,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
-  if (cudaError_t error = Enter(); error != cudaSuccess) return error;
+  if (cudaError_t error = Look(); error != cudaSuccess) return error;
   *count = TheWorld().options.devices;
   return cudaSuccess;
 }
@@ -106,12 +106,12 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaGetDevice(int* device) {
   *device = ThisThread().device;
-  return Enter();
+  return Look();
 }
-cudaError_t cudaSetDeviceFlags(unsigned) { return Enter(); }
+cudaError_t cudaSetDeviceFlags(unsigned) { return Look(); }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (cudaError_t error = Enter(); error != cudaSuccess) return error;
+  if (cudaError_t error = Look(); error != cudaSuccess) return error;
   if (!Exists(device)) return Tell(cudaErrorInvalidDevice);
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "Emulated device %d", device);
@@ -183,12 +183,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
   if (!Exists(device)) return Tell(cudaErrorInvalidDevice);
   std::snprintf(text, static_cast<size_t>(bytes), "0000:%02X:00.0", device + 1);
-  return Enter();
+  return Look();
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (!Exists(device) || !Exists(peer)) return Tell(cudaErrorInvalidDevice);
   *can = device != peer && TheWorld().options.peers;
-  return Enter();
+  return Look();
 }
 cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int from, int to) {
   cudaError_t error = cudaDeviceCanAccessPeer(value, from, to);

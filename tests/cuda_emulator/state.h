@@ -87,6 +87,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+  int device = 0;
   bool timing = true;
   std::shared_ptr<cuda_emulator::Moment> moment;    // nullptr: never recorded
   std::shared_ptr<cuda_emulator::Capture> capture;  // of the capture it was recorded in
@@ -105,7 +106,8 @@ namespace cuda_emulator {
 struct DeviceState {
   std::atomic<cudaError_t> sticky{cudaSuccess};
   std::atomic<size_t> used{0};
-  std::set<int> peers;  // whose memory its kernels may touch
+  std::atomic<bool> opened{false};  // it has a context: hundreds of megabytes of a real device
+  std::set<int> peers;              // whose memory its kernels may touch
   std::unique_ptr<CUstream_st> legacy;
   std::set<cudaStream_t> streams;
 };
@@ -141,7 +143,9 @@ struct ThreadState {
 ThreadState& ThisThread();
 // Keeps what is no success as the thread's last error.
 cudaError_t Tell(cudaError_t error);
-// What every call asks first: a driver, a device that is not lost, no callback.
+// What every call asks first: a driver, a device that is not lost, no callback. Enter also opens the thread's
+// device, as most calls do.
+cudaError_t Look();
 cudaError_t Enter();
 // Calls that a capture under way forbids (CUDA: "potentially unsafe").
 cudaError_t EnterUnsafe();

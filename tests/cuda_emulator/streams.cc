@@ -140,7 +140,12 @@ void Submit(cudaStream_t stream, Work work) {
 
 void Enqueue(cudaStream_t stream, std::function<void()> work) {
   if (Enter() != cudaSuccess) return;
-  Submit(StreamOf(stream), std::move(work));
+  stream = StreamOf(stream);
+  if (stream->device != ThisThread().device) {  // copies may be of another device, kernels not
+    Tell(cudaErrorInvalidResourceHandle);
+    return;
+  }
+  Submit(stream, std::move(work));
 }
 
 }  // namespace cuda_emulator
@@ -215,7 +220,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (cudaError_t error = EnterUnsafe(); error != cudaSuccess) return error;
   if (cudaError_t lost = DeviceOf(stream->device).sticky; lost != cudaSuccess) return Tell(lost);
   std::lock_guard lock(stream->mutex);
-  return stream->done == stream->enqueued ? cudaSuccess : cudaErrorNotReady;
+  return Tell(stream->done == stream->enqueued ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -265,6 +270,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
   auto* made = new CUevent_st;
+  made->device = ThisThread().device;
   made->timing = (flags & cudaEventDisableTiming) == 0;
   std::lock_guard lock(TheWorld().mutex);
   TheWorld().events.insert(made);
@@ -277,6 +283,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
   if (event == nullptr) return Tell(cudaErrorInvalidResourceHandle);
   stream = StreamOf(stream);
+  if (event->device != stream->device) return Tell(cudaErrorInvalidResourceHandle);
   ++TheWorld().operations;
   if (stream->capture != nullptr) {
     event->capture = stream->capture;
@@ -298,7 +305,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     return Tell(cudaErrorCapturedEvent);
   }
   if (cudaError_t error = EnterUnsafe(); error != cudaSuccess) return error;
-  return event->moment == nullptr || event->moment->Done() ? cudaSuccess : cudaErrorNotReady;
+  return Tell(event->moment == nullptr || event->moment->Done() ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

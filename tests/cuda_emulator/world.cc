@@ -80,7 +80,7 @@ cudaError_t Tell(cudaError_t error) {
   return error;
 }
 
-cudaError_t Enter() {
+cudaError_t Look() {
   World& world = TheWorld();
   if (ThisThread().host_function) return Tell(cudaErrorNotPermitted);
   if (world.options.start != cudaSuccess) return Tell(world.options.start);
@@ -88,6 +88,12 @@ cudaError_t Enter() {
     return Tell(cudaErrorInsufficientDriver);
   if (world.options.devices == 0) return Tell(cudaErrorNoDevice);
   return Tell(DeviceOf(ThisThread().device).sticky);
+}
+
+cudaError_t Enter() {
+  cudaError_t error = Look();
+  if (error == cudaSuccess) DeviceOf(ThisThread().device).opened = true;
+  return error;
 }
 
 void Reset(const Options& options) {
@@ -175,6 +181,7 @@ Counts GetCounts() {
   for (auto& [number, device] : world.devices) {
     counts.bytes += static_cast<int64_t>(device->used.load());
     counts.streams += static_cast<int64_t>(device->streams.size());
+    counts.contexts += device->opened ? 1 : 0;
   }
   return counts;
 }

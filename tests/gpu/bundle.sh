@@ -44,6 +44,14 @@ for program in ops_gpu runtime_gpu bench_gpu gpt mlp; do
 done
 strip -o "$bundle/lib/liboneflow_like_cuda.so" "$backend"
 cp tests/gpu/run.sh "$bundle/"
+# What of NVIDIA's it opens, when it is loaded and later: run.sh looks for these.
+blas=$(objdump -p "$backend" | sed -n 's/.*NEEDED *\(libcublasLt[.]so[.0-9]*\)/\1/p')
+{
+  echo "$blas"
+  objdump -p "$backend" | sed -n 's/.*NEEDED *\(libcudnn[.]so[.0-9]*\)/\1/p'
+  echo "libnvrtc.so.${blas##*.}"
+  if grep -aq libnccl.so.2 "$backend"; then echo libnccl.so.2; fi
+} > "$bundle/wanted"
 cp tests/peers/gpt_cuda.py tests/peers/gpt_torch.py "$bundle/peers/"
 text=/usr/share/doc/jargon-text/jargon.txt.gz
 if [ ! -e $text ]; then
@@ -71,7 +79,10 @@ done
 chmod -R u+w "$bundle"
 
 newest() { objdump -T "$@" 2>/dev/null | grep -o 'GLIBC_2[.][0-9]*' | sort -t. -k2 -n -u | tail -n 1; }
-glibc=$(newest "$bundle"/bin/* "$bundle"/lib/*.so* | sed 's/GLIBC_//')
+# run.sh can do without the bundle's libstdc++ and libgcc_s.
+glibc=$(for file in "$bundle"/bin/* "$bundle"/lib/*.so*; do
+  case $file in */libstdc++.so* | */libgcc_s.so*) ;; *) newest "$file" ;; esac
+done | sort -t. -k2 -n -u | tail -n 1 | sed 's/GLIBC_//')
 cat > "$bundle/README.txt" <<TEXT
 GPU tests and benchmarks of oneflow_like, made by tests/gpu/bundle.sh.
 Needs: Linux on x86-64 with glibc $glibc or newer, an NVIDIA driver, and CUDA's libraries: cuBLAS, NVRTC, and for what

@@ -121,7 +121,9 @@ inline void DeviceKernels::PlaceRooms() {
 inline void DeviceKernels::CopyIn() {
   char* image = static_cast<char*>(before_->data());
   std::memset(image, kGuardByte, used_);
-  for (const Room& room : rooms_) std::memcpy(image + room.offset, room.host, room.bytes);
+  for (const Room& room : rooms_) {  // no bytes are at no address
+    if (room.bytes > 0) std::memcpy(image + room.offset, room.host, room.bytes);
+  }
   if (!apart_) return stream_->CopyIn(on_device_->data(), image, used_);
   for (const Room& room : rooms_) {
     if (room.bytes > 0) stream_->CopyIn(room.device, image + room.offset, room.bytes);
@@ -143,6 +145,7 @@ inline Status DeviceKernels::CopyOut() {
       return Status(Cat("a kernel wrote between its operands, before byte ", room.offset));
     }
     at = room.offset + room.bytes;
+    if (room.bytes == 0) continue;
     if (room.written) {
       std::memcpy(room.host, image + room.offset, room.bytes);
     } else if (std::memcmp(image + room.offset, before + room.offset, room.bytes) != 0) {

@@ -184,6 +184,109 @@ TEST(Faults, AnIndexOutOfRangeIsReported) {
   Count(2);
 }
 
+// --- Kernels that go together in one launch
+
+// The operator on tensors of many sizes, in place where it updates, in memory of the device: each call makes
+// the same ones.
+class ManyTensors {
+ public:
+  ManyTensors(const std::string& op, const Attrs& attrs, DType from, DType to) {
+    const OpDef& def = BuiltinCatalog().Get(op);
+    const bool updates = !def.inplace.empty();
+    Random random(17);
+    for (int i = 0; i < kCount; ++i) {
+      const int64_t sizes[] = {5, 0, 1024, 3, 4097, 1, 768, 70001, 2, 589824, 4096};
+      const Dims shape{Emulated() ? sizes[i % 7] : sizes[i % 11]};
+      auto call = std::make_unique<Call>();
+      call->spec.name = op;
+      call->spec.attrs = attrs;
+      const int inputs = !updates ? 1 : op == "sgd" ? 3 : 4;
+      for (int k = 0; k < inputs; ++k)
+        call->in.push_back(Put(k == 1 || !updates ? from : to, shape, i, random));
+      for (auto [out, in] : def.inplace) call->out.push_back(call->in[in]);
+      if (!updates) call->out.push_back(Put(to, op == "cast" ? shape : Dims{}, i, random));
+      call->spec.in = call->in;
+      call->spec.out = call->out;
+      call->kernel = Kernels().registry().Make(call->spec, "cuda");
+      calls_.push_back(std::move(call));
+    }
+  }
+  // Three steps, the last of them a replay where the device records.
+  Status Run(bool together) {
+    auto segment = Kernels().stream()->MakeSegment();
+    for (int64_t step = 0; step < 3; ++step) {
+      std::vector<KernelRun> runs;
+      for (auto& call : calls_)
+        runs.push_back(
+            {call->kernel.get(), {.spec = call->spec, .in = call->in, .out = call->out, .step = step}});
+      Status status;
+      if (together) status = Kernels().stream()->RunSegment(segment.get(), runs);
+      for (const KernelRun& run : runs)
+        if (!together && status.ok()) status = Kernels().stream()->Run(*run.kernel, run.context);
+      if (!status.ok()) return status;
+    }
+    return WaitFor(Kernels().stream());
+  }
+  std::vector<std::vector<char>> Results() {
+    std::vector<std::vector<char>> results;
+    for (auto& call : calls_) {
+      for (const TensorArg& arg : call->out) {
+        results.emplace_back(arg.elements() * SizeOf(arg.dtype));
+        if (!results.back().empty())
+          Kernels().device()->CopyOut(results.back().data(), arg.data, results.back().size());
+      }
+    }
+    return results;
+  }
+
+ private:
+  static constexpr int kCount = 150;
+  struct Call {
+    KernelSpec spec;
+    std::vector<TensorArg> in, out;
+    std::unique_ptr<Kernel> kernel;
+  };
+
+  TensorArg Put(DType dtype, const Dims& shape, int number, Random& random) {
+    Value value(dtype, shape);
+    for (int64_t i = 0; i < shape.elements(); ++i) value.Set(i, (Draw(random, 2000) + 1) / 2000.0);
+    const size_t skip = number % 5 == 4 ? SizeOf(dtype) : 0;  // not aligned
+    memory_.push_back(Kernels().device()->Allocate(value.bytes() + skip + 1, "a test"));
+    TensorArg arg;
+    arg.dtype = dtype;
+    arg.global = arg.extent = shape;
+    arg.begin = Dims(shape.rank(), 0);
+    arg.data = static_cast<char*>(memory_.back()->data()) + skip;
+    if (value.bytes() > 0) Kernels().device()->CopyIn(arg.data, value.data(), value.bytes());
+    return arg;
+  }
+
+  std::vector<std::unique_ptr<Memory>> memory_;
+  std::vector<std::unique_ptr<Call>> calls_;
+};
+
+TEST(Together, HaveTheBitsOfSingleOnes) {
+  const Attrs update = {{"lr", 0.01},           {"beta1", 0.9},        {"beta2", 0.95},
+                        {"momentum", 0.9},      {"weight_decay", 0.1}, {"schedule", "cosine"},
+                        {"warmup", int64_t{2}}, {"total", int64_t{9}}};
+  for (DType narrow : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const char* op : {"sgd", "adam", "adamw", "square_sum", "cast"}) {
+      const std::string name = op;
+      const bool cast = name == "cast";
+      Attrs attrs = update;
+      if (cast) attrs = {{"dtype", std::string(Name(narrow))}};
+      const DType from = cast ? DType::kFloat32 : narrow, to = cast ? narrow : DType::kFloat32;
+      ManyTensors each(op, attrs, from, to), together(op, attrs, from, to);
+      Status status = each.Run(false);
+      ASSERT_TRUE(status.ok()) << op << ": " << status.message();
+      status = together.Run(true);
+      ASSERT_TRUE(status.ok()) << op << ": " << status.message();
+      EXPECT_TRUE(each.Results() == together.Results()) << op << " of " << Name(narrow);
+    }
+  }
+  Count(15);
+}
+
 // --- Boxing between the memories of several devices on one GPU: the bits of the host's CombineBox
 
 // Pieces of one side of a boxing, on the devices and on the host.

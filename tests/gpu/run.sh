@@ -3,22 +3,25 @@
 #   ./run.sh                        everything
 #   ./run.sh --only=ops,boxing      some of it; --list names all
 #   ./run.sh --device=1 --logs=DIR  on another GPU; where each check's output goes (default ./logs)
+#   ./run.sh --limit=600            no program may take longer, in seconds (default 1800)
+#   ./run.sh --python=FILE          the one that has PyTorch, where it is none of the usual ones
 # Exit code: 0 all passed (skipped: not for this machine, as what needs several cards where there is one), 1 some
-# failed, 2 there is no GPU, 3 none failed but some could not be run (no PyTorch, no compute-sanitizer).
+# failed, 2 there is no GPU or the backend cannot be loaded, 3 none failed but some could not be run (no PyTorch, no compute-sanitizer).
 set -u
 cd "$(dirname "$0")" || exit 1
 
 CHECKS="ops boxing loss_curves narrow_types nccl cards faults out_of_memory sessions examples memcheck racecheck ceilings
 steps_124M torch_124M kernels_124M steps_1.3B torch_1.3B kernels_1.3B"
-only= device=0 logs=logs python=python3
+only= device=0 logs=logs limit=1800 python=
 for argument in "$@"; do
   case $argument in
     --only=*) only=$(echo "${argument#*=}" | tr ',' ' ') ;;
     --device=*) device=${argument#*=} ;;
     --logs=*) logs=${argument#*=} ;;
+    --limit=*) limit=${argument#*=} ;;
     --python=*) python=${argument#*=} ;;
     --list) echo $CHECKS; exit 0 ;;
-    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --python=FILE --list" >&2; exit 1 ;;
+    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --python=FILE --list" >&2; exit 1 ;;
   esac
 done
 for check in $only; do
@@ -29,22 +32,60 @@ for check in $only; do
 done
 mkdir -p "$logs" || exit 1
 
+# Of the Pythons there usually are the first that has PyTorch: for what it measures, and since CUDA's libraries may have
+# come with it.
+find_python() {
+  for candidate in python3 python "${VIRTUAL_ENV:-/opt/venv}/bin/python" "${CONDA_PREFIX:-/opt/conda}/bin/python" \
+    /opt/venv/bin/python /opt/conda/bin/python /usr/local/bin/python3 /usr/bin/python3; do
+    "$candidate" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null &&
+      echo "$candidate" && return
+  done
+  echo python3
+}
+[ -n "$python" ] || python=$(find_python)
+
 # CUDA's libraries where the linker does not find them itself: the toolkit's folder, and what comes with PyTorch. Only
 # for our programs; their own libraries (lib/) are found by path and come first.
-cuda_libraries() {
-  for folder in /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 /usr/local/nvidia/lib64 /usr/local/nvidia/lib; do
-    [ -d "$folder" ] && printf '%s:' "$folder"
-  done
+WANTED=$(cat wanted 2>/dev/null)
+folders_to_look_in() {
+  printf '%s\n' /usr/local/cuda/lib64 /usr/local/cuda/lib /usr/local/cuda-*/lib64 /usr/local/cuda-*/lib \
+    /usr/local/nvidia/lib64 /usr/local/nvidia/lib /usr/lib/x86_64-linux-gnu/nvidia/current
   "$python" -c '
-import glob, os, site, sysconfig
-roots = {sysconfig.get_paths()["purelib"], *site.getsitepackages()}
-print(":".join(sorted(d for r in roots for d in glob.glob(os.path.join(r, "nvidia", "*", "lib")))))' 2>/dev/null
+import glob, os, site, sys
+roots = dict.fromkeys([p for p in sys.path if p] + site.getsitepackages() + [site.getusersitepackages()])
+for root in roots:
+  for pattern in (("nvidia", "*", "lib"), ("torch", "lib")):
+    print(*sorted(glob.glob(os.path.join(root, *pattern))), sep="\n")
+print(os.path.join(sys.prefix, "lib"))' 2>/dev/null
 }
-CUDA_LIBRARIES=$(cuda_libraries)
+cuda_libraries() {
+  folders_to_look_in | while read -r folder; do
+    for library in $WANTED; do
+      if [ -n "$folder" ] && [ -e "$folder/$library" ]; then printf '%s:' "$folder" && break; fi
+    done
+  done
+}
+LIBRARIES=$(echo "$(cuda_libraries)${LD_LIBRARY_PATH:-}" | sed 's/:$//')
 # UCX looks for transports beside itself, and then where its package had them: not another UCX's of this machine.
 ours() {
-  LD_LIBRARY_PATH="$CUDA_LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" UCX_MODULE_DIR="$PWD/lib/ucx" "$@"
+  LD_LIBRARY_PATH="$LIBRARIES" UCX_MODULE_DIR="$PWD/lib/ucx" timeout -k 10 "$limit" "$@"
 }
+where_is() {  # a library -> its path as the loader finds it; nothing: it does not
+  for folder in $(echo "$LIBRARIES" | tr ':' ' '); do
+    if [ -e "$folder/$1" ]; then echo "$folder/$1" && return; fi
+  done
+  PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | sed -n "s|^[[:space:]]*$1 .* => ||p" | head -n 1
+}
+for library in $WANTED; do
+  path=$(where_is "$library")
+  echo "library: $library $([ -n "$path" ] && echo "is $path" || echo "is NOT FOUND: put its folder into LD_LIBRARY_PATH")"
+done
+
+# The bundle's C++ library may want a newer glibc than this machine has. Then the machine's own may do.
+if ldd bin/ops_gpu 2>&1 | grep -q "GLIBC_[0-9.]*' not found (required by .*/lib/lib\(stdc++\|gcc_s\)"; then
+  echo "library: libstdc++.so.6 is this machine's, since the bundle's wants a newer glibc"
+  mkdir -p lib/unused && mv lib/libstdc++.so.6 lib/libgcc_s.so.1 lib/unused/
+fi
 
 # The value of `key=` in the last line that begins with "result:".
 value() { grep '^result:' "$1" 2>/dev/null | tail -n 1 | tr ' ' '\n' | sed -n "s/^$2=//p"; }
@@ -95,7 +136,7 @@ torch_steps() {  # model batches...
   fi
   model=$1
   shift
-  "$python" peers/gpt_cuda.py --model "$model" --device "$device" --batch "$@" || return
+  timeout -k 10 "$limit" "$python" peers/gpt_cuda.py --model "$model" --device "$device" --batch "$@" || return
   their=$(json "$log" tokens_per_s)
   text="$(printf '%.0f' "$their") tokens/s, batch $(json "$log" batch), PyTorch $(json "$log" torch) compiled"
   own=$(value "$logs/steps_$model.log" tokens_per_s)
@@ -153,6 +194,7 @@ for check in ${only:-$CHECKS}; do
     result=passed
   else
     result="FAILED ($code)" failed=$((failed + 1))
+    if [ $code -eq 124 ] || [ $code -eq 137 ]; then figure="ended after $limit s, or killed"; fi
     [ -n "$figure" ] || figure=$(grep -m 1 'error\|Failure\|\[  FAILED' "$log" | cut -c 1-120 | tr '|' '/')
   fi
   printf '| %s | %s | %s | %s |\n' "$check" "$result" "$figure" "$seconds"

@@ -8,6 +8,8 @@
 
 #include "tests/gpu/backend.h"
 
+DECLARE_int32(device);
+
 namespace {
 
 std::string& Figure() {
@@ -26,7 +28,7 @@ int main(int argc, char** argv) {
   FLAGS_logtostderr = true;
   try {
     oneflow_like::Backend* backend = oneflow_like::gpu::TestedBackend();
-    std::printf("device: %s\n", backend->Describe(0).c_str());
+    std::printf("device: %s\n", backend->Describe(FLAGS_device).c_str());
   } catch (const std::exception& error) {
     std::printf("no GPU to test: %s\n", error.what());
     return 2;
