@@ -99,6 +99,8 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
   int process() const override { return job_->process(); }
   char* TakeStaging(ProcessGroup* group, bool oldest_op) override;
   void GiveStaging(ProcessGroup* group, char* buffer) override;
+  int staged_ops() const override { return std::max(1, staging_->buffers() / Staging::kKept); }
+  void AwaitStaging(ProcessGroup* group) override { blocked_.insert(group); }
   void OldestEnded() override { WantRetry(); }
   void CollectiveBegins() override { monitor_.CollectiveBegins(); }
   void CollectiveEnds() override { monitor_.CollectiveEnds(); }

@@ -207,6 +207,21 @@ bool ProcessGroup::IsOldest(const Op* op) {
   return first_open_ < all.size() && &all[first_open_] == op;
 }
 
+// One more buffer for the op, or nullptr. Were each of many ops to hold its first, none would find a second
+// and the oldest would be done one after the other.
+char* ProcessGroup::TakeStaging(Op* op) {
+  const bool oldest = IsOldest(op), first = op->staging.empty();
+  if (first && !oldest && staged_ >= host_->staged_ops()) {
+    host_->AwaitStaging(this);
+    return nullptr;
+  }
+  char* buffer = host_->TakeStaging(this, oldest);
+  if (buffer == nullptr) return nullptr;
+  if (first) ++staged_;
+  op->staging.push_back(buffer);
+  return buffer;
+}
+
 // As far as it goes now.
 void ProcessGroup::Advance(Op* op) {
   if (op->done || op->receiving || op->sends_left > 0) return;
@@ -263,12 +278,11 @@ char* ProcessGroup::TakeRoom(Op* op) {
     host_->GiveStaging(this, op->staging[1]);
     op->staging.pop_back();
   }
-  char* room = host_->TakeStaging(this, IsOldest(op));
-  if (room != nullptr) op->staging.push_back(room);
-  return room;
+  return TakeStaging(op);
 }
 
 void ProcessGroup::GiveRoom(Op* op) {
+  if (!op->staging.empty()) --staged_;
   for (char* buffer : op->staging) host_->GiveStaging(this, buffer);
   op->staging.clear();
 }
@@ -357,14 +371,15 @@ bool ProcessGroup::Combine(Op* op) {
       }
       for (size_t i = 0; send == nullptr && i < to.size(); ++i) send = Contiguous(to[i], plan.box);
       if (send == nullptr) {
-        char* buffer = host_->TakeStaging(this, IsOldest(op));
+        char* buffer = TakeStaging(op);
         if (buffer == nullptr) return false;
-        op->staging.push_back(buffer);
         to.push_back({buffer, plan.box});
         send = buffer;
       }
     }
     Fold(op, to.data(), static_cast<int>(to.size()));
+    // What is sent from a piece leaves the terms' room to others.
+    if (std::find(op->staging.begin(), op->staging.end(), send) == op->staging.end()) GiveRoom(op);
   }
   op->combined = true;
   GroupHeader header{GroupMessage::kData, op->ok, spec_.instance, spec_.id, act_, ClockNow(), plan.chunk, 0};

@@ -31,6 +31,10 @@ class GroupHost {
   // Staging for an op of the group's act under way; nullptr: the group is told by Retry() when there may be
   // some.
   virtual char* TakeStaging(ProcessGroup* group, bool oldest_op) = 0;
+  // So many ops at a time may hold staging without one lacking what another of them keeps.
+  virtual int staged_ops() const = 0;
+  // The group is told by Retry() when some is given back or an op has ended.
+  virtual void AwaitStaging(ProcessGroup* group) = 0;
   virtual void GiveStaging(ProcessGroup* group, char* buffer) = 0;
   // An op or an act of the group has ended: another may be the oldest now, and find room.
   virtual void OldestEnded() = 0;
@@ -153,6 +157,7 @@ class ProcessGroup {
   Piece OutPiece(int member) const;
   const void* Contiguous(const Piece& piece, const Box& box) const;
   bool IsOldest(const Op* op);
+  char* TakeStaging(Op* op);
   bool AllStaged(const Op* op) const { return RoundsSums() && op->plan->terms.size() > 2; }
   Op* OpFor(int from, int chunk, size_t* term);
 
@@ -172,6 +177,7 @@ class ProcessGroup {
   bool advancing_ = false;  // among the ops: the act does not end before all have been looked at
   int ops_done_ = 0;
   size_t first_open_ = 0;  // no op before it is left
+  int staged_ = 0;         // ops that hold staging
   int transfers_ = 0;
   std::vector<char*> in_, out_;  // by member of this node
   std::vector<Early> early_;

@@ -16,8 +16,9 @@ class Staging {
   static constexpr int kKept = 3;  // what one chunk needs at most: a sum, a term, and what is sent
 
   Staging(std::unique_ptr<Memory> memory, int64_t buffer_bytes) : memory_(std::move(memory)) {
-    int count = static_cast<int>(memory_->bytes() / buffer_bytes);
-    for (int i = 0; i < count; ++i) free_.push_back(static_cast<char*>(memory_->data()) + i * buffer_bytes);
+    buffers_ = static_cast<int>(memory_->bytes() / buffer_bytes);
+    for (int i = 0; i < buffers_; ++i)
+      free_.push_back(static_cast<char*>(memory_->data()) + i * buffer_bytes);
   }
 
   char* Take() {  // nullptr when there is none now
@@ -32,10 +33,12 @@ class Staging {
     return buffer >= first && buffer < first + memory_->bytes();
   }
   int64_t bytes() const { return static_cast<int64_t>(memory_->bytes()); }
+  int buffers() const { return buffers_; }  // in all
 
  private:
   std::unique_ptr<Memory> memory_;
   std::vector<char*> free_;
+  int buffers_ = 0;
 };
 
 }  // namespace oneflow_like

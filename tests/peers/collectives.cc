@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gflags/gflags.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -19,6 +20,7 @@ DEFINE_string(collectives, "all_reduce,all_gather,reduce_scatter,broadcast,all_t
               "what to measure, separated by commas");
 DEFINE_string(sizes, "4096,65536,1048576,67108864", "bytes of the tensors, separated by commas");
 DEFINE_double(seconds, 0.2, "about how long to measure one case");
+DEFINE_bool(bind, true, "bind each process to a core, where there are several processes");
 
 namespace oneflow_like::peers {
 namespace {
@@ -105,6 +107,18 @@ void CheckResult(const Case& c, int ranks, int rank, const float* out) {
          << " of rank " << rank << " is " << out[i] << ", should be " << wanted;
     Die(text.str());
   }
+}
+
+void BindToCore(int process) {
+  if (!FLAGS_bind) return;
+  cpu_set_t allowed, one;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) Die("the cores of this process are not known");
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+  CPU_ZERO(&one);
+  CPU_SET(cores[process % cores.size()], &one);
+  if (sched_setaffinity(0, sizeof one, &one) != 0) Die("a process cannot be bound to a core");
 }
 
 struct Meeting::Page {

@@ -28,6 +28,11 @@ void Fill(const Case& c, int ranks, int rank, float* in);
 // Ends the program, naming case and element, when `out` is not what the collective gives.
 void CheckResult(const Case& c, int ranks, int rank, const float* out);
 
+// Binds the calling thread, and those it starts from now on, to one core, in turn by process (--bind): where
+// the system puts two processes is chance, and a matter of up to a factor of two. Not for Gloo, whose two
+// busy threads would wait for each other's time slices.
+void BindToCore(int process);
+
 // Where the participants of one run (threads, in whatever process) meet: a file that all of them map, so all
 // must be on one host. It costs the measured libraries nothing and favours none of them.
 class Meeting {

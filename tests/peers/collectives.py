@@ -24,7 +24,7 @@ SIZE_NAMES = {4: "4 B", 4 << 10: "4 KiB", 64 << 10: "64 KiB", 1 << 20: "1 MiB", 
 # What the comparison is held to: ratios to the better of the other two, seconds of a message.
 TCP_LEAST, ALL_REDUCE_FROM, MESSAGE_MOST = 0.9, 1 << 20, 10e-6
 
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl"]
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl"]
 
 
 class Way:

@@ -69,6 +69,7 @@ void MeasureAll() {
   int ranks = 0, rank = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  BindToCore(rank);
   char file[256] = {};
   if (rank == 0) std::strncpy(file, Meeting::MakeFile().c_str(), sizeof(file) - 1);
   MPI_Bcast(file, sizeof(file), MPI_CHAR, 0, MPI_COMM_WORLD);

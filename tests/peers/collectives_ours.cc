@@ -366,6 +366,7 @@ void RunAlone() {
 }
 
 void RunInJob(const ProcessIdentity& identity) {
+  BindToCore(identity.process);
   JobOptions options;
   options.shared_memory = FLAGS_shared_memory;
   std::unique_ptr<Job> job = Job::Join(identity, options);
