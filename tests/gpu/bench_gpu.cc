@@ -241,10 +241,14 @@ void RunKernels() {
   MeasuredDevice card(TestedBackend(), FLAGS_device);
   const Ceilings ceilings = MeasureCeilings(&card, Emulated());
   std::vector<HotKernel> kernels;
+  std::string failed;  // of several the first: the table is of the others
   for (auto& [name, hot] : KernelsOf(PlanOf(training.session().impl()->compiled, 0).plan)) {
-    if (card.registry.Has(hot.kernel.name(), "cuda")) {
+    if (!card.registry.Has(hot.kernel.name(), "cuda")) continue;
+    try {
       hot.timing = TimeKernel(&card, ToSpec(hot.kernel), hot.kernel.scratch_bytes());
       kernels.push_back(hot);
+    } catch (const Error& error) {
+      if (failed.empty()) failed = Cat(name, ": ", error.what());
     }
   }
   std::sort(kernels.begin(), kernels.end(),
@@ -264,6 +268,7 @@ void RunKernels() {
   PrintCeilings(ceilings);
   std::printf("figure: all kernels alone %.2f ms a step, the %d hottest %.0f %% of it\n", all * 1e3,
               FLAGS_hottest, 100 * ten / all);
+  if (!failed.empty()) Fail("not timed: ", failed);
 }
 
 int Run() {

@@ -88,6 +88,7 @@ GPU tests and benchmarks of oneflow_like, made by tests/gpu/bundle.sh.
 Needs: Linux on x86-64 with glibc $glibc or newer, an NVIDIA driver, and CUDA's libraries: cuBLAS, NVRTC, and for what
 uses them cuDNN 9 and NCCL 2. PyTorch 2 (python3) and compute-sanitizer where there are such.
 Run: ./run.sh        one table; exit code 0: all passed. ./run.sh --list names the checks.
+     ./run.sh --only=correctness --total=590    where a command may take ten minutes; speed and sanitizers are groups, too
 TEXT
 tar -C "$build" -czf "$bundle.tar.gz" gpu_bundle
 mb=$(($(stat -c %s "$bundle.tar.gz") / 1000000))

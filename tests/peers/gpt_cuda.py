@@ -5,6 +5,7 @@ The model is that of gpt_torch.py beside this file; bf16 autocast over fp32 weig
 own choice of fused attention (the flash kernels), fused AdamW, TF32 allowed where fp32 products are left.
 """
 import argparse
+import gc
 import json
 import sys
 import time
@@ -46,6 +47,22 @@ def make_step(args, batch):
     return step, batch * context, sum(p.numel() for p in weights)
 
 
+def least_bytes(model, batch):
+    """What a step takes at least, whatever the compiler computes again: four fp32 numbers per weight (it, its gradient and
+    AdamW's two); per block, token and channel q, k and v (6 bytes in bf16), attention's result (2), what gelu is taken of
+    (8) and the fp32 residual (4); bf16 logits and their gradient. Batches that need more than is free are not tried, as
+    each trial compiles for a minute."""
+    layers, width, _, context, vocabulary = MODELS[model]
+    weights = layers * 12 * width * width + (vocabulary + context) * width
+    return 16 * weights + batch * context * (20 * layers * width + 4 * vocabulary)
+
+
+def out_of_memory(error):
+    """Also where it is not PyTorch's own allocator that says so."""
+    text = str(error)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in text or "ALLOC_FAILED" in text
+
+
 def measure(args, batch):
     step, tokens, parameters = make_step(args, batch)
     for _ in range(args.warm_up):
@@ -83,16 +100,23 @@ def main():
         sys.exit("this PyTorch sees no GPU")
     torch.cuda.set_device(args.device)
     torch.set_float32_matmul_precision("high")
+    free, _ = torch.cuda.mem_get_info()
     for batch in args.batch:
+        if len(args.batch) > 1 and least_bytes(args.model, batch) > free:
+            continue
         fits = True
         try:
-            print(json.dumps(measure(args, batch)))
-        except torch.cuda.OutOfMemoryError:
+            print(json.dumps(measure(args, batch)), flush=True)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             fits = False
         if fits:
             return
         # Outside the handler, whose traceback holds the tensors.
+        print("batch %d does not fit" % batch, file=sys.stderr, flush=True)
         torch._dynamo.reset()
+        gc.collect()  # compiled functions and modules refer to each other
         torch.cuda.empty_cache()
     sys.exit("no batch of %s fits the memory" % args.batch)
 
