@@ -1,16 +1,19 @@
-// Products take in what follows them, on devices whose library does it before the product is stored.
+// Products take in what follows them, on devices whose library does it before the product is stored; and
+// gradients of norms, on any device, what is added to them.
 // Needs: lowered boxing. Leaves: on cuda, in place of a product that only the next one reads, and of that,
-//   x w + b -> gelu                     linear: gelu, and what it was taken of where that is read (backward)
-//   x w + b + c, or x w + b             linear: c has y's shape; b alone where no elementwise loop would add
-//   it x w + c, add_n(x w, x' w', c)       linear: one product after another adds to what there is
-//   gelu_grad(dy w, pre)                linear_grad_gelu
-//   x^T dy, and sum_to(dy)              linear_grad_weight: the gradients of a weight and of its bias
-// (ops/linear.cc). All in one type, but that gradients of both may be wider than what they are sums of.
+//   x w + b -> gelu                linear: gelu, and what it was taken of where that is read (backward)
+//   x w + b + c, or x w + b        linear: c has y's shape; b alone where no elementwise loop would add it
+//   x w + c, add_n(x w, x' w', c)  linear: one product after another adds to what there is
+//   gelu_grad(dy w, pre)           linear_grad_gelu
+//   x^T dy, and sum_to(dy)         linear_grad_weight: the gradients of a weight and of its bias
+// (ops/linear.cc), all in one type, but that gradients of both may be wider than what they are sums of; and
+// in place of a norm's gradient whose dx only a sum of two reads, which no loop would take, and of that sum,
+//   layer_norm_grad(...) + c       the same operator (ops/norm.cc) with c, of the branch beside the norm
 //
-// A node stands where its product stood, so a gradient is not put off. What a signature does not allow stays
-// as it was: a bias is added once, so not to partial sums, and two sums are one node only when both are
-// partial alike. Where the library cannot after all (pieces of odd sizes) the kernel does the steps one by
-// one.
+// A node stands where what it begins with stood, so a gradient is not put off. What a signature does not
+// allow stays as it was: a bias is added once, so not to partial sums, and two sums are one node only when
+// both are partial alike. Where the library cannot after all (pieces of odd sizes) the kernel does the steps
+// one by one.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -32,17 +35,23 @@ class EpilogueFuser {
 
   void Run() {
     for (auto step : {&EpilogueFuser::FuseForward, &EpilogueFuser::FuseSum, &EpilogueFuser::FuseSlope,
-                      &EpilogueFuser::FuseBiasGradient}) {
-      readers_ = graph_.Readers();
-      std::vector<int> order = graph_.Order();
-      position_.assign(graph_.num_nodes(), 0);
-      for (size_t i = 0; i < order.size(); ++i) position_[order[i]] = static_cast<int>(i);
-      for (int n : order)
+                      &EpilogueFuser::FuseBiasGradient})
+      for (int n : Look())
         if (graph_.alive(n) && OnCuda(graph_.node(n).slice)) (this->*step)(n);
-    }
+    std::vector<int> order = Look();
+    for (auto n = order.rbegin(); n != order.rend(); ++n)
+      if (graph_.alive(*n)) FuseNormGradient(*n);
   }
 
  private:
+  std::vector<int> Look() {
+    readers_ = graph_.Readers();
+    std::vector<int> order = graph_.Order();
+    position_.assign(graph_.num_nodes(), 0);
+    for (size_t i = 0; i < order.size(); ++i) position_[order[i]] = static_cast<int>(i);
+    return order;
+  }
+
   bool OnCuda(const Slice& slice) {
     const Mesh& mesh = graph_.mesh();
     if (mesh.kinds().size() == 1) return mesh.kind() == "cuda";
@@ -272,6 +281,29 @@ class EpilogueFuser {
       node.out = {was.out[0], db};
       if (Replace(product, std::move(node), {n}, "gradients of weight and bias")) return;
     }
+  }
+
+  // What is added must be there before n: then it does not depend on n either. From the last norm to the
+  // first: a sum that another sum reads, of the norm before it, is then not taken for the beginning of a
+  // loop.
+  void FuseNormGradient(int n) {
+    const Node& norm = graph_.node(n);
+    if ((norm.op != "layer_norm_grad" && norm.op != "rms_norm_grad") || norm.attrs.Has("residual")) return;
+    int dx = norm.out[0], sum = OnlyReader(dx, n);
+    if (sum < 0) return;
+    const Node& add = graph_.node(sum);
+    if ((add.op != "add" && add.op != "add_n") || add.in.size() != 2) return;
+    size_t other = add.in[0] == dx ? 1 : 0;
+    int residual = add.in[other];
+    if (!Alike(residual, dx) || !Alike(add.out[0], dx)) return;
+    if (position_[ValueOf(residual).producer] >= position_[n]) return;
+    for (int r : readers_[add.out[0]])
+      if (JoinsALoop(r, sum)) return;  // which adds it at no cost
+    Node node = norm;
+    AddInput(&node, sum, other);
+    node.attrs.Set("residual", int64_t{1});
+    node.out[0] = add.out[0];
+    Replace(n, std::move(node), {sum}, "gradients of norm and residual");
   }
 
   // Whether dw of x, dy -> dw ends with the last `rank` labels of dy, and sums over dy's others.

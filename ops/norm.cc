@@ -1,5 +1,8 @@
 // layer_norm (Ba et al. 2016) and rms_norm (Zhang and Sennrich 2019) over the last axis. They also give the
-// statistics their gradients read, in fp32 whatever the type of x.
+// statistics their gradients read, in fp32 whatever the type of x. With attribute "residual" a gradient has
+// one more operand, of dx's shape and type, that is added to dx before it is rounded: the gradient of the
+// branch beside the norm (compiler/fuse_epilogue.cc makes these).
+#include <algorithm>
 #include <cmath>
 
 #include "ops/functional.h"
@@ -40,12 +43,15 @@ Status NormReference(const KernelContext& context) {
   return {};
 }
 
-// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma.
-// With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)).
+bool HasResidual(const Attrs& attrs) { return attrs.Int("residual", 0) != 0; }
+
+// dy, x, gamma, mean, rstd[, residual] -> dx, dgamma, dbeta; kCentred false: without mean and dbeta.
+// With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)) [+ residual].
 template <bool kCentred>
 Status NormGradReference(const KernelContext& context) {
   const TensorArg &dy = context.in[0], &x = context.in[1], &gamma = context.in[2];
   const TensorArg& rstd = context.in[kCentred ? 4 : 3];
+  const TensorArg* residual = HasResidual(context.spec.attrs) ? &context.in[kCentred ? 5 : 4] : nullptr;
   int64_t width = x.extent.back(), rows = rstd.elements();
   auto normal = [&](int64_t row, int64_t c) {
     double mean = kCentred ? LoadFloat(context.in[3], row) : 0;
@@ -57,6 +63,7 @@ Status NormGradReference(const KernelContext& context) {
     double mean_gn = MeanOf(width, [&](int64_t c) { return g(c) * normal(row, c); });
     for (int64_t c = 0; c < width; ++c) {
       double dx = LoadFloat(rstd, row) * (g(c) - mean_g - normal(row, c) * mean_gn);
+      if (residual) dx += LoadFloat(*residual, row * width + c);
       StoreFloat(context.out[0], row * width + c, dx);
     }
   }
@@ -118,12 +125,16 @@ void CheckNorm(const OpCall& call, size_t inputs, bool eps) {
   }
 }
 
-// dy, x, gamma and one or two statistics. dy and x have one shape, and a statistic is of a row; they would
-// broadcast otherwise.
+// dy, x, gamma, one or two statistics, and perhaps a residual. dy, x and the residual have one shape, and a
+// statistic is of a row; they would broadcast otherwise.
 void CheckNormGrad(const OpCall& call, size_t inputs) {
-  CheckNorm(call, inputs, false);
+  CheckNorm(call, inputs + HasResidual(*call.attrs), false);
   const Dims& x = call.shapes[1];
   if (call.shapes[0] != x) Fail(call.who, ": dy is ", call.shapes[0].str(), " but x is ", x.str());
+  if (HasResidual(*call.attrs) && call.shapes[inputs] != x)
+    Fail(call.who, ": the residual is ", call.shapes[inputs].str(), " but x is ", x.str());
+  if (HasResidual(*call.attrs) && call.dtypes[inputs] != call.dtypes[1])
+    Fail(call.who, ": the residual is ", Name(call.dtypes[inputs]), " but x is ", Name(call.dtypes[1]));
   for (size_t i = 3; i < inputs; ++i) {
     if (call.shapes[i].rank() + 1 != x.rank() || call.shapes[i] != Dims(x.begin(), x.end() - 1)) {
       Fail(call.who, ": a statistic is ", call.shapes[i].str(), " but must be x ", x.str(),
@@ -132,9 +143,23 @@ void CheckNormGrad(const OpCall& call, size_t inputs) {
   }
 }
 
+// The line of a gradient with its residual where it has one. A residual of partial sums goes with a dy of
+// partial sums: then so is dx.
+auto WithResidual(const std::string& in, const std::string& out) {
+  const size_t inputs = std::count(in.begin(), in.end(), '[');
+  return [in, out, inputs](const OpCall& call) {
+    RequireInputs(call, inputs + HasResidual(*call.attrs));
+    return in + (HasResidual(*call.attrs) ? ", residual[.. c]" : "") + " -> " + out;
+  };
+}
+std::vector<std::set<std::string>> LinearOperands(const OpCall& call) {
+  if (HasResidual(*call.attrs)) return {{"dy", "residual"}};
+  return {{"dy"}};
+}
+
 double NormFlops(const BoundRule& rule) { return 8 * rule.Volume(); }
 
-const Attrs kEps = {{"eps", 1e-5}};
+const Attrs kEps = {{"eps", 1e-5}}, kResidual = {{"residual", int64_t{1}}};
 
 void AddLayerNorm(Catalog* catalog) {
   catalog->Add({
@@ -159,10 +184,12 @@ void AddLayerNorm(Catalog* catalog) {
   });
   catalog->Add({
       .name = "layer_norm_grad",
-      .doc = "Gradients of layer_norm with respect to x, gamma and beta.",
-      .axes = "dy[.. c], x[.. c], gamma[c], mean[..], rstd[..] -> dx[.. c], dgamma[c], dbeta[c]",
+      .doc =
+          "Gradients of layer_norm with respect to x, gamma and beta; dx with something of its shape added.",
+      .axes_of =
+          WithResidual("dy[.. c], x[.. c], gamma[c], mean[..], rstd[..]", "dx[.. c], dgamma[c], dbeta[c]"),
       .folds = {{"..", Reduce::kSum}},
-      .linear = {{"dy"}},
+      .linear_of = LinearOperands,
       .whole = {"c"},
       .dtypes =
           [](const OpCall& call) {
@@ -175,7 +202,10 @@ void AddLayerNorm(Catalog* catalog) {
       .wide = {"gamma", "mean", "rstd"},
       .samples = {{.in = {{5, 7}, {5, 7}, {7}, {5}, {5}}},
                   {.in = {{3, 1, 5}, {3, 1, 5}, {5}, {3, 1}, {3, 1}}},
-                  {.in = {{0, 3}, {0, 3}, {3}, {0}, {0}}}},
+                  {.in = {{0, 3}, {0, 3}, {3}, {0}, {0}}},
+                  {.in = {{5, 7}, {5, 7}, {7}, {5}, {5}, {5, 7}}, .attrs = kResidual},
+                  {.in = {{3, 1, 5}, {3, 1, 5}, {5}, {3, 1}, {3, 1}, {3, 1, 5}}, .attrs = kResidual},
+                  {.in = {{0, 3}, {0, 3}, {3}, {0}, {0}, {0, 3}}, .attrs = kResidual}},
   });
 }
 
@@ -201,10 +231,10 @@ void AddRmsNorm(Catalog* catalog) {
   });
   catalog->Add({
       .name = "rms_norm_grad",
-      .doc = "Gradients of rms_norm with respect to x and gamma.",
-      .axes = "dy[.. c], x[.. c], gamma[c], rstd[..] -> dx[.. c], dgamma[c]",
+      .doc = "Gradients of rms_norm with respect to x and gamma; dx with something of its shape added.",
+      .axes_of = WithResidual("dy[.. c], x[.. c], gamma[c], rstd[..]", "dx[.. c], dgamma[c]"),
       .folds = {{"..", Reduce::kSum}},
-      .linear = {{"dy"}},
+      .linear_of = LinearOperands,
       .whole = {"c"},
       .dtypes =
           [](const OpCall& call) {
@@ -217,7 +247,9 @@ void AddRmsNorm(Catalog* catalog) {
       .wide = {"gamma", "rstd"},
       .samples = {{.in = {{5, 7}, {5, 7}, {7}, {5}}},
                   {.in = {{3, 1, 5}, {3, 1, 5}, {5}, {3, 1}}},
-                  {.in = {{0, 3}, {0, 3}, {3}, {0}}}},
+                  {.in = {{0, 3}, {0, 3}, {3}, {0}}},
+                  {.in = {{5, 7}, {5, 7}, {7}, {5}, {5, 7}}, .attrs = kResidual},
+                  {.in = {{3, 1, 5}, {3, 1, 5}, {5}, {3, 1}, {3, 1, 5}}, .attrs = kResidual}},
   });
 }
 

@@ -383,6 +383,9 @@ inline void KernelCases::RowsOperators() {
     CheckCase({"rms_norm", {shape, width}, eps}, ++seed);
     CheckCase({"layer_norm_grad", {shape, shape, width, rows, rows}}, ++seed);
     CheckCase({"rms_norm_grad", {shape, shape, width, rows}}, ++seed);
+    const Attrs residual = {{"residual", int64_t{1}}};
+    CheckCase({"layer_norm_grad", {shape, shape, width, rows, rows, shape}, residual}, ++seed);
+    CheckCase({"rms_norm_grad", {shape, shape, width, rows, shape}, residual}, ++seed);
     using enum DType;
     CheckCase({"cross_entropy", {shape, rows}, {}, {kFloat32, kInt64}, shape.back(), -30, 30}, ++seed);
     CheckCase({"cross_entropy", {shape, rows}, {}, {kFloat32, kInt32}, shape.back(), -1, 1}, ++seed);
@@ -413,6 +416,14 @@ inline void KernelCases::NarrowRows() {
     CheckCase({"layer_norm_grad", {shape, shape, width, rows, rows}, {}, {t, t, t, kFloat32, kFloat32}},
               ++seed);
     CheckCase({"rms_norm_grad", {shape, shape, width, rows}, {}, {t, t, t, kFloat32}}, ++seed);
+    const Attrs residual = {{"residual", int64_t{1}}};
+    CheckCase({"layer_norm_grad",
+               {shape, shape, width, rows, rows, shape},
+               residual,
+               {t, t, t, kFloat32, kFloat32, t}},
+              ++seed);
+    CheckCase({"rms_norm_grad", {shape, shape, width, rows, shape}, residual, {t, t, t, kFloat32, t}},
+              ++seed);
     CheckCase({"cross_entropy", {shape, rows}, {}, {t, kInt32}, shape[1], -30, 30}, ++seed);
     CheckCase(
         {"cross_entropy_grad", {shape, rows, rows, rows}, {}, {t, kInt64, kFloat32, kFloat32}, shape[1]},

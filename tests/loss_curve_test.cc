@@ -21,6 +21,7 @@ struct Training {
   std::string zero_axis;
   int threads = 0;
   int steps_in_flight = 2;
+  double dropout = 0.1;
 };
 
 // Tokens that can be learnt: each is a function of the one before, with noise keyed by step and position.
@@ -54,7 +55,7 @@ std::vector<float> Losses(const Training& run) {
   config.heads = 4;
   config.context = kContext;
   config.vocabulary = 64;
-  config.dropout = 0.1;
+  config.dropout = run.dropout;
   Tensor tokens = model.Input("tokens", {kBatch, kContext}, DType::kInt32, {{"dp", S(0)}});
   Tensor targets = model.Input("targets", {kBatch, kContext}, DType::kInt32, {{"dp", S(0)}});
   TrainOptions train;
@@ -113,6 +114,23 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(LossCurve, FallsOnLearnableTokens) {
   EXPECT_NEAR(OneDevice()[0], std::log(64.0), 0.2);
   EXPECT_LT(OneDevice()[kSteps - 1], OneDevice()[0] - 0.3);
+}
+
+// Without dropout the gradients of norms add what comes by the residual branch, where a mesh lets them: not on
+// the last one.
+TEST(LossCurve, FollowsOneDeviceWithoutDropout) {
+  auto losses = [](const char* mesh, int micro_batches) {
+    Training run{mesh, micro_batches};
+    run.dropout = 0;
+    return Losses(run);
+  };
+  const std::vector<float> one = losses("cpu:dp=1", 1);
+  EXPECT_NE(one, OneDevice());
+  for (const char* mesh : {"cpu:dp=2", "cpu:tp=2", "cpu:pp=2", "cpu:dp=2,tp=2,pp=2"}) {
+    const std::vector<float> other = losses(mesh, 4);
+    for (int step = 0; step < kSteps; ++step)
+      EXPECT_NEAR(other[step], one[step], 1e-5 * one[step]) << mesh << " step " << step;
+  }
 }
 
 TEST(LossCurve, RepetitionIsBitEqual) {

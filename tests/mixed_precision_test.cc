@@ -169,6 +169,10 @@ TEST_P(NarrowKernels, Norms) {
   Compare("layer_norm_grad", {}, {{9, 37}, {9, 37}, {37}, {9}, {9}}, GetParam(), {2, 3, 4}, rounding());
   Compare("rms_norm", eps, {{9, 37}, {37}}, GetParam(), {1}, rounding());
   Compare("rms_norm_grad", {}, {{9, 37}, {9, 37}, {37}, {9}}, GetParam(), {2, 3}, rounding());
+  Attrs residual{{"residual", int64_t{1}}};  // added in fp32: one rounding, as without
+  Compare("layer_norm_grad", residual, {{9, 37}, {9, 37}, {37}, {9}, {9}, {9, 37}}, GetParam(), {2, 3, 4},
+          rounding());
+  Compare("rms_norm_grad", residual, {{9, 37}, {9, 37}, {37}, {9}, {9, 37}}, GetParam(), {2, 3}, rounding());
 }
 
 TEST_P(NarrowKernels, SumsAndElementwise) {

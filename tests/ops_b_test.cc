@@ -554,6 +554,11 @@ TEST(OpsB, SignaturesAreExactlyTheLegalOnes) {
             (Texts{"B B B->B B B", "S0 B B->S0 S0 S0"}));
   EXPECT_EQ(SignatureTexts("layer_norm_grad", {{4, 6}, {4, 6}, {6}, {4}, {4}}, {}),
             (Texts{"B B B B B->B B B", "P B B B B->P P P", "S0 S0 B S0 S0->S0 P P"}));
+  // The residual is cut as dx is, and of partial sums where dx is.
+  EXPECT_EQ(SignatureTexts("layer_norm_grad", {{4, 6}, {4, 6}, {6}, {4}, {4}, {4, 6}}, {{"residual", 1}}),
+            (Texts{"B B B B B B->B B B", "P B B B B P->P P P", "S0 S0 B S0 S0 S0->S0 P P"}));
+  EXPECT_EQ(SignatureTexts("rms_norm_grad", {{4, 6}, {4, 6}, {6}, {4}, {4, 6}}, {{"residual", 1}}),
+            (Texts{"B B B B B->B B", "P B B B P->P P", "S0 S0 B S0 S0->S0 P"}));
   EXPECT_EQ(SignatureTexts("embedding", {{8, 6}, {4}}, {}, {DType::kFloat32, DType::kInt64}),
             (Texts{"B B->B", "B S0->S0", "P B->P", "S0 B->P", "S1 B->S1"}));
   EXPECT_EQ(SignatureTexts("embedding_grad", {{4}, {4, 6}}, {{"rows", 8}}, {DType::kInt64}),

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tests/pass_example.h"
+#include "tests/small_gpt.h"
 
 DEFINE_bool(update, false, "write what the passes leave into the examples, in place of what is expected");
 
@@ -119,6 +120,31 @@ TEST(PassExamples, AWrongLineIsSeen) {
   EXPECT_NE(expected, made);
   EXPECT_EQ(Difference(expected, made),
             "  a = relu(x) : f32[2]\n- b = gelu(x) : f32[2]\n+ b = gelu(a) : f32[2]\n");
+}
+
+// In a GPT each block has two norms with a branch beside them; the last norm has none.
+TEST(WholeModels, GradientsOfNormsAddWhatComesPastThem) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+    for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:pp=2"})
+      for (int micro_batches : {1, 4}) {
+        SmallGpt given{.mesh = mesh,
+                       .micro_batches = micro_batches,
+                       .batch = 64,
+                       .context = 32,
+                       .dtype = dtype,
+                       .dropout = 0};
+        GptProgram program(given);
+        Session session = program.MakeTrain();
+        const Graph& graph = session.impl()->compiled.graph;
+        int gradients = 0, with_residual = 0;
+        for (int n : graph.Order()) {
+          if (graph.node(n).op != "layer_norm_grad") continue;
+          ++gradients;
+          with_residual += graph.node(n).attrs.Has("residual");
+        }
+        EXPECT_EQ(gradients, 2 * given.layers + 1) << given.str() << " " << Name(dtype);
+        EXPECT_EQ(with_residual, 2 * given.layers) << given.str() << " " << Name(dtype);
+      }
 }
 
 }  // namespace

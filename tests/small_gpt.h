@@ -22,6 +22,7 @@ struct SmallGpt {
   int64_t layers = 4, width = 64, heads = 4, vocabulary = 64;
   ModelOptions model_options = {};
   DType dtype = DType::kFloat32;
+  double dropout = 0.1;  // when training
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
@@ -53,7 +54,8 @@ class GptProgram {
     options.zero_axis = given_.zero_axis;
     options.dtype = given_.dtype;
     options.clip_norm = 1;
-    return Train(GptLoss(model_->scope(), tokens_, targets_, Config(0.1)), AdamW{.lr = 1e-3}, options);
+    return Train(GptLoss(model_->scope(), tokens_, targets_, Config(given_.dropout)), AdamW{.lr = 1e-3},
+                 options);
   }
 
   Session MakeEvaluate() {

@@ -127,8 +127,8 @@ Status Norm(const KernelContext& context) {
   return Status();
 }
 
-// dy, x, gamma, mean, rstd -> dx, dgamma, dbeta; kCentred false: dy, x, gamma, rstd -> dx, dgamma. dy, x and
-// dx of type T, the rest fp32.
+// dy, x, gamma, mean, rstd[, residual] -> dx, dgamma, dbeta; kCentred false: without mean and dbeta. dy, x,
+// the residual and dx of type T, the rest fp32.
 template <bool kCentred, typename T>
 class NormGrad : public Kernel {
  public:
@@ -166,7 +166,7 @@ class NormGrad : public Kernel {
     for (; row < end; ++row) RunRows<1>(context, width, row, sums);
   }
 
-  // With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)).
+  // With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)) [+ residual].
   template <int R>
   static void RunRows(const KernelContext& context, int64_t width, int64_t first, float* sums) {
     const float *gamma = context.in[2].as<float>(), *means = kCentred ? context.in[3].as<float>() : nullptr;
@@ -174,6 +174,9 @@ class NormGrad : public Kernel {
     float *dgamma = sums, *dbeta = sums + width;
     const T *dy = context.in[0].as<T>() + first * width, *x = context.in[1].as<T>() + first * width;
     T* dx = context.out[0].as<T>() + first * width;
+    constexpr size_t kOperands = kCentred ? 5 : 4;
+    const T* residual =
+        context.in.size() > kOperands ? context.in[kOperands].as<T>() + first * width : nullptr;
     float mean[R], rstd[R];
     for (int r = 0; r < R; ++r) {
       mean[r] = kCentred ? means[first + r] : 0.0f;
@@ -195,21 +198,30 @@ class NormGrad : public Kernel {
       if (kCentred) StoreVector(LoadVector(dbeta + c, lanes) + to_beta, lanes, dbeta + c);
     });
 
-    // dx = rstd g - shift - factor (x - mean)
+    // dx = rstd g - shift - factor (x - mean) [+ residual]
     float shift[R], factor[R];
     for (int r = 0; r < R; ++r) {
       float count = static_cast<float>(width);
       shift[r] = kCentred ? rstd[r] * SumOfLanes(sum_g[r]) / count : 0.0f;
       factor[r] = rstd[r] * rstd[r] * SumOfLanes(sum_gn[r]) / count;
     }
-    ForVectors(width, [&](int64_t c, auto lanes) {
-      Vector scale = LoadVector(gamma + c, lanes);
-      for (int r = 0; r < R; ++r) {
-        Vector g = LoadVector(dy + r * width + c, lanes) * scale;
-        Vector centred = LoadVector(x + r * width + c, lanes) - mean[r];
-        StoreVector(rstd[r] * g - shift[r] - factor[r] * centred, lanes, dx + r * width + c);
-      }
-    });
+    auto write = [&](auto beside) {
+      ForVectors(width, [&](int64_t c, auto lanes) {
+        Vector scale = LoadVector(gamma + c, lanes);
+        for (int r = 0; r < R; ++r) {
+          Vector g = LoadVector(dy + r * width + c, lanes) * scale;
+          Vector centred = LoadVector(x + r * width + c, lanes) - mean[r];
+          Vector to = rstd[r] * g - shift[r] - factor[r] * centred;
+          if constexpr (beside.value) to += LoadVector(residual + r * width + c, lanes);
+          StoreVector(to, lanes, dx + r * width + c);
+        }
+      });
+    };
+    if (residual) {
+      write(std::true_type());
+    } else {
+      write(std::false_type());
+    }
   }
 
   std::vector<float> sums_;  // [band][dgamma, dbeta][width]
@@ -237,7 +249,9 @@ KernelPtr MakeNorm(const KernelSpec& spec) {
 
 template <bool kCentred>
 KernelPtr MakeNormGrad(const KernelSpec& spec) {
-  if (!Mixed(spec, 1, {&spec.in[0], &spec.out[0]})) return MakeReference(spec);
+  std::vector<const TensorArg*> alike = {&spec.in[0], &spec.out[0]};
+  if (spec.in.size() > (kCentred ? 5 : 4)) alike.push_back(&spec.in.back());
+  if (!Mixed(spec, 1, alike)) return MakeReference(spec);
   return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
     return std::make_unique<NormGrad<kCentred, decltype(t)>>(spec);
   });

@@ -1,10 +1,10 @@
 // layer_norm and rms_norm over the last axis, and their gradients.
 //
 // Floor, bytes per element of x of type T: forward 2 sizeof(T) (the row waits in shared memory for its
-// statistics), gradient 3 sizeof(T): a block keeps the row of dy and x in registers, and with it the sums of
-// its rows for the gradients of gamma and beta, which it leaves in the workspace for a second kernel to add
-// up in the order of blocks. Rows that fit neither (long, unaligned, of two types) go through slower kernels
-// that read them twice.
+// statistics), gradient 3 sizeof(T), 4 with a residual: a block keeps the row of dy and x in registers, and
+// with it the sums of its rows for the gradients of gamma and beta, which it leaves in the workspace for a
+// second kernel to add up in the order of blocks. Rows that fit neither (long, unaligned, of two types) go
+// through slower kernels that read them twice.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/rows.h"
 
@@ -122,8 +122,8 @@ Status Norm(const KernelContext& context, const LaunchContext& launch) {
 
 // --- Gradient
 // ---------------------------------------------------------------------------------------------------- With n
-// = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)), dgamma = sum(dy n) and dbeta =
-// sum(dy) over the rows.
+// = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)) [+ residual], dgamma = sum(dy n)
+// and dbeta = sum(dy) over the rows.
 
 struct TwoSums {
   float a = 0.0f, b = 0.0f;
@@ -168,16 +168,16 @@ struct RowPart {
 
 constexpr int kGradThreads = 512;
 
-// A block per row. While its sums are on their way the next row's elements are, too, unless rows are so long
-// that registers are short.
+// A block per row. While its sums are on their way the next row's elements are, too, and this row's residual,
+// unless rows are so long that registers are short.
 template <typename T, bool kCentred, int kPacks>
 OFL_KERNEL void __launch_bounds__(kGradThreads)
-    NormGradRows(const T* dy, const T* x, T* dx, NormGradOperands op) {
+    NormGradRows(const T* dy, const T* x, const T* residual, T* dx, NormGradOperands op) {
   OFL_SHARED float room[2][64];
   constexpr int N = kPackOf<T>;
   constexpr bool kAhead = kPacks < 4;
   float to_gamma[kPacks][N] = {}, to_beta[kPacks][N] = {};
-  RowPart<T, kPacks> d, v, next_d, next_v;
+  RowPart<T, kPacks> d, v, next_d, next_v, beside;
   int turn = 0;
   if (kAhead && blockIdx.x < op.rows) {
     next_d.Read(dy + int64_t{blockIdx.x} * op.width, op.width);
@@ -191,6 +191,7 @@ OFL_KERNEL void __launch_bounds__(kGradThreads)
       d.Read(dy + row * op.width, op.width);
       v.Read(x + row * op.width, op.width);
     }
+    if (kAhead && residual != nullptr) beside.Read(residual + row * op.width, op.width);
     float mean = kCentred ? op.mean.At(row) : 0.0f, rstd = op.rstd.At(row);
     int64_t next = row + gridDim.x;
     if (kAhead && next < op.rows) {
@@ -216,10 +217,13 @@ OFL_KERNEL void __launch_bounds__(kGradThreads)
       int c = (threadIdx.x + p * blockDim.x) * N;
       if (c >= op.width) continue;
       Pack<float, N> gamma = LoadFloats<N>(op.gamma + c);
+      if (!kAhead && residual != nullptr) beside.at[p] = LoadPack<N>(residual + row * op.width + c);
       Pack<T, N> to;
       for (int i = 0; i < N; ++i) {
         float g = Load(d.at[p].at[i]) * gamma.at[i], n = (Load(v.at[p].at[i]) - mean) * rstd;
-        to.at[i] = Store<T>(rstd * (g - mean_g - n * mean_gn));
+        float to_x = rstd * (g - mean_g - n * mean_gn);
+        if (residual != nullptr) to_x += Load(beside.at[p].at[i]);
+        to.at[i] = Store<T>(to_x);
       }
       StorePack(dx + row * op.width + c, to);
     }
@@ -235,7 +239,8 @@ OFL_KERNEL void __launch_bounds__(kGradThreads)
 }
 
 // Any row, any types: dx alone, both operands read twice.
-OFL_KERNEL void NormGradAnyRows(FloatView dy, FloatView x, FloatView dx, NormGradOperands op, bool centred) {
+OFL_KERNEL void NormGradAnyRows(FloatView dy, FloatView x, FloatView residual, FloatView dx,
+                                NormGradOperands op, bool centred) {
   OFL_SHARED float room[2][64];
   int turn = 0;
   for (int64_t row = blockIdx.x; row < op.rows; row += gridDim.x, turn ^= 1) {
@@ -251,7 +256,9 @@ OFL_KERNEL void NormGradAnyRows(FloatView dy, FloatView x, FloatView dx, NormGra
     float mean_g = centred ? sums.a * op.share : 0.0f, mean_gn = sums.b * op.share;
     for (int c = threadIdx.x; c < op.width; c += blockDim.x) {
       float g = dy.At(begin + c) * op.gamma[c], n = (x.At(begin + c) - mean) * rstd;
-      dx.Put(begin + c, rstd * (g - mean_g - n * mean_gn));
+      float to_x = rstd * (g - mean_g - n * mean_gn);
+      if (residual.data != nullptr) to_x += residual.At(begin + c);
+      dx.Put(begin + c, to_x);
     }
   }
 }
@@ -310,6 +317,8 @@ template <bool kCentred>
 Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg &dy = context.in[0], &x = context.in[1], &dx = context.out[0];
   const TensorArg& rstd = context.in[kCentred ? 4 : 3];
+  constexpr size_t kOperands = kCentred ? 5 : 4;
+  const TensorArg* residual = context.in.size() > kOperands ? &context.in[kOperands] : nullptr;
   int64_t width = x.extent.back(), columns = width * (kCentred ? 2 : 1);
   if (width == 0) return Status();
   size_t used = 0;
@@ -327,7 +336,8 @@ Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
   if (most == 0) return TooWide(context, width);
   GradPlan plan = PlanGrad(width, SizeOf(x.dtype));
   bool packed = dy.dtype == x.dtype && width * SizeOf(x.dtype) % 16 == 0 && Aligned(dy.data) &&
-                Aligned(x.data) && Aligned(dx.data) && Aligned(op.gamma) && plan.packs > 0;
+                Aligned(x.data) && Aligned(dx.data) && Aligned(op.gamma) && plan.packs > 0 &&
+                (residual == nullptr || (residual->dtype == x.dtype && Aligned(residual->data)));
   int64_t parts;
   if (packed) {
     int64_t blocks = int64_t{launch.multiprocessors} * std::max(1u, std::min(768 / plan.threads, 16u));
@@ -338,11 +348,13 @@ Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
       auto* kernel = plan.packs == 1   ? NormGradRows<T, kCentred, 1>
                      : plan.packs == 2 ? NormGradRows<T, kCentred, 2>
                                        : NormGradRows<T, kCentred, 4>;
-      Launch(kernel, grid, launch.stream, dy.as<T>(), x.as<T>(), dx.as<T>(), op);
+      Launch(kernel, grid, launch.stream, dy.as<T>(), x.as<T>(),
+             residual != nullptr ? residual->as<T>() : nullptr, dx.as<T>(), op);
     });
   } else {
     Grid rows{.x = static_cast<unsigned>(std::min(op.rows, int64_t{launch.multiprocessors} * 16))};
-    Launch(NormGradAnyRows, rows, launch.stream, FloatsOf(dy), FloatsOf(x), FloatsOf(dx), op, kCentred);
+    Launch(NormGradAnyRows, rows, launch.stream, FloatsOf(dy), FloatsOf(x),
+           residual != nullptr ? FloatsOf(*residual) : FloatView(), FloatsOf(dx), op, kCentred);
     parts = std::min({(op.rows + 31) / 32, most, int64_t{512}});
     Grid bands{
         .x = static_cast<unsigned>((width + 127) / 128), .y = static_cast<unsigned>(parts), .threads = 128};
