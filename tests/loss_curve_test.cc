@@ -116,8 +116,8 @@ TEST(LossCurve, FallsOnLearnableTokens) {
   EXPECT_LT(OneDevice()[kSteps - 1], OneDevice()[0] - 0.3);
 }
 
-// Without dropout the gradients of norms add what comes by the residual branch, where a mesh lets them: not on
-// the last one.
+// Without dropout the gradients of norms add what comes by the residual branch, where a mesh lets them: not
+// on the last one.
 TEST(LossCurve, FollowsOneDeviceWithoutDropout) {
   auto losses = [](const char* mesh, int micro_batches) {
     Training run{mesh, micro_batches};
