@@ -32,10 +32,11 @@ struct CompileOptions {
   DType dtype = DType::kFloat32;   // of matrix products and activations: mixed precision unless fp32
 };
 
-// --- Logical graph to logical graph
-// ---------------------------------------------------------------------------------- Of fp16 training: the
-// values of two variables, -1 without. loss_scale multiplies the loss's gradient, and follows whether all
-// gradients were finite: it halves, and the step is skipped, when not, and doubles after 2000 steps.
+// --- Logical graph to logical graph ---
+
+// Of fp16 training: the values of two variables, -1 without. loss_scale multiplies the loss's gradient, and
+// follows whether all gradients were finite: it halves, and the step is skipped, when not, and doubles after
+// 2000 steps.
 struct LossScale {
   int scale = -1, finite_steps = -1;
 };
@@ -57,8 +58,8 @@ void FuseEpilogue(Graph* graph);
 void Fuse(Graph* graph);
 void OrderWrites(Graph* graph);
 
-// --- To the logical plan, and from it to one rank's
-// ------------------------------------------------------------------
+// --- To the logical plan, and from it to one rank's ---
+
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
@@ -66,9 +67,9 @@ plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const Compi
 // largest sum of bytes live at once.
 int64_t PlaceMemory(plan::Plan* plan);
 
-// --- Invariants
-// ---------------------------------------------------------------------------------------------------- How
-// far the passes have come.
+// --- Invariants ---
+
+// How far the passes have come.
 enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered };
 // Throws Error naming the node and the edge that breaks an invariant of that level.
 void VerifyGraph(const Graph& graph, Level level);

@@ -33,9 +33,8 @@ class Duty final : public IdleWork {
   void Leave();                            // the network's thread will look, after a while
   bool Wanted() { return wanted_.load(std::memory_order_relaxed) && wanted_.exchange(false); }
 
-  Mailbox* mailbox() {
-    return &mailbox_;
-  }  // of messages to the network: Post by any thread, the rest on duty
+  // Of messages to the network: Post by any thread, the rest on duty.
+  Mailbox* mailbox() { return &mailbox_; }
   void Post(Message* message) {
     if (mailbox_.Put(message)) Wake();
   }

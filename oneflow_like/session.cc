@@ -53,8 +53,7 @@ Optimizer::Optimizer(const AdamW& o)
               {"eps", o.eps},
               {"weight_decay", o.weight_decay}} {}
 
-// --- StepResult
-// ------------------------------------------------------------------------------------------------------
+// --- StepResult ---
 
 struct StepResult::State {
   StepHandle handle;
@@ -89,8 +88,7 @@ float StepResult::Scalar(const std::string& output) const {
 
 int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
 
-// --- Session
-// ---------------------------------------------------------------------------------------------------------
+// --- Session ---
 
 Session::Impl::~Impl() {
   try {
@@ -167,8 +165,7 @@ void Session::Close() {
 
 int64_t Session::next_step() const { return impl_ && impl_->runtime ? impl_->runtime->next_step() : 0; }
 
-// --- Train, Evaluate
-// ---------------------------------------------------------------------------------------------------
+// --- Train, Evaluate ---
 
 namespace {
 

@@ -15,15 +15,15 @@ namespace oneflow_like {
 using Here = std::source_location;
 #define OFL_HERE Here at = Here::current()
 
-// --- Products
-// ----------------------------------------------------------------------------------------------------- a[..
-// m k] b[.. k n] -> [.. m n]; leading axes broadcast.
+// --- Products ---
+
+// a[.. m k] b[.. k n] -> [.. m n]; leading axes broadcast.
 Tensor matmul(Tensor a, Tensor b, OFL_HERE);
 // Two operands, single-letter labels, e.g. "bsw,whd->bshd". Labels absent from the output are summed.
 Tensor einsum(const std::string& equation, Tensor a, Tensor b, OFL_HERE);
 
-// --- Elementwise, operands broadcast against each other from the last axis
-// ------------------------------------------
+// --- Elementwise, operands broadcast against each other from the last axis ---
+
 Tensor add(Tensor a, Tensor b, OFL_HERE);
 Tensor sub(Tensor a, Tensor b, OFL_HERE);
 Tensor mul(Tensor a, Tensor b, OFL_HERE);
@@ -60,8 +60,8 @@ Tensor gelu_erf(Tensor x, OFL_HERE);  // exact
 Tensor silu(Tensor x, OFL_HERE);
 Tensor cast(Tensor x, DType dtype, OFL_HERE);
 
-// --- Reductions. `axes` empty: all of them. keep: reduced axes stay with extent 1
-// -----------------------------------
+// --- Reductions. `axes` empty: all of them. keep: reduced axes stay with extent 1 ---
+
 Tensor sum(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor mean(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);  // by global extents
 Tensor max(Tensor x, std::vector<int64_t> axes = {}, bool keep = false,
@@ -72,8 +72,8 @@ Tensor argmax(Tensor x, int64_t axis = -1, OFL_HERE);  // i64; the first of equa
 Tensor sum_to(Tensor x, const Dims& shape, OFL_HERE);
 Tensor broadcast_to(Tensor x, const Dims& shape, OFL_HERE);
 
-// --- Shape
-// ----------------------------------------------------------------------------------------------------------
+// --- Shape ---
+
 // One extent may be -1.
 Tensor reshape(Tensor x, const Dims& shape, OFL_HERE);
 Tensor transpose(Tensor x, std::vector<int64_t> order, OFL_HERE);
@@ -88,16 +88,16 @@ Tensor gather(Tensor table, Tensor ids, OFL_HERE);
 Tensor pick(Tensor x, Tensor ids, OFL_HERE);
 Tensor one_hot(Tensor ids, int64_t classes, OFL_HERE);  // f32, a new last axis
 
-// --- Constants and random tensors
-// ----------------------------------------------------------------------------------
+// --- Constants and random tensors ---
+
 Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype = DType::kFloat32, OFL_HERE);
 Tensor uniform(GraphBuilder* graph, const Dims& shape, double low, double high, OFL_HERE);
 Tensor normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, OFL_HERE);
 // Redrawn, by inverse CDF, inside two standard deviations.
 Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, OFL_HERE);
 
-// --- Neural networks
-// -------------------------------------------------------------------------------------------------
+// --- Neural networks ---
+
 Tensor softmax(Tensor x, OFL_HERE);  // over the last axis
 Tensor log_softmax(Tensor x, OFL_HERE);
 // logits[.. c], target[..] (i32 or i64 class, negative: ignored, loss 0) -> loss[..]. The class axis may be

@@ -25,8 +25,7 @@ double GeluSlope(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluScale * (1 + 3 * kGeluCubic * x * x);
 }
 
-// --- linear: y = x w [+ b] [+ c], or gelu of that
-// ---------------------------------------------------------------------------------------------------------
+// --- linear: y = x w [+ b] [+ c], or gelu of that ---
 
 bool Flag(const Attrs& attrs, const char* name) { return attrs.Int(name, 0) != 0; }
 
@@ -105,8 +104,7 @@ OpDef Linear() {
   return def;
 }
 
-// --- linear_grad_gelu: dx = (dy w) gelu'(pre)
-// ---------------------------------------------------------------------------------------------------------
+// --- linear_grad_gelu: dx = (dy w) gelu'(pre) ---
 
 OpDef LinearGradGelu() {
   OpDef def;
@@ -140,8 +138,7 @@ OpDef LinearGradGelu() {
   return def;
 }
 
-// --- linear_grad_weight: dw = x^T dy, db = sum of dy
-// ---------------------------------------------------------------------------------------------------------
+// --- linear_grad_weight: dw = x^T dy, db = sum of dy ---
 
 // The labels of db: the last ones of dw, as many as "bias_rank" says. The other labels of dy are summed, and
 // no others: then dw and db are sums over the same things.

@@ -15,8 +15,7 @@ void CheckProduct(const OpCall& call) {
 
 double ProductFlops(const BoundRule& rule) { return 2 * rule.Volume(); }
 
-// --- matmul
-// -----------------------------------------------------------------------------------------------------
+// --- matmul ---
 
 Status MatmulReference(const KernelContext& context) {
   const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
@@ -81,8 +80,7 @@ std::vector<Tensor> MatmulGrad(const GradCall& call) {
   return din;
 }
 
-// --- einsum
-// -----------------------------------------------------------------------------------------------------
+// --- einsum ---
 
 std::string EinsumAxes(const OpCall& call) {
   Equation e = EquationOf(call);

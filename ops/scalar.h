@@ -29,8 +29,7 @@ OFL_HOST_DEVICE uint32_t ToBits(float x) {
 
 constexpr float kInfinity = __builtin_inff();
 
-// --- Building blocks
-// -------------------------------------------------------------------------------------------------
+// --- Building blocks ---
 
 // x = n log(2) + r with whole n and |r| <= log(2) / 2; n stands in the low bits of the sum with 1.5 * 2^23.
 struct Reduced {
@@ -131,8 +130,7 @@ OFL_HOST_DEVICE float GeluGate(float x) {
   return SigmoidOf(2.0f * kGeluScale * (x + kGeluCubic * x * x * x));
 }
 
-// --- Functors: one operand
-// -------------------------------------------------------------------------------------------
+// --- Functors: one operand ---
 
 #define OFL_UNARY(name, body)                                        \
   struct name {                                                      \
@@ -160,8 +158,7 @@ OFL_UNARY(Gelu, x* GeluGate(x));
 OFL_UNARY(GeluErf, 0.5f * x * (1.0f + ErfOf(x * 0.707106781f)));
 OFL_UNARY(Silu, x* SigmoidOf(x));
 
-// --- Functors: two operands. Of gradients, a is dy and b what the derivative is written in
-// --------------------------
+// --- Functors: two operands. Of gradients, a is dy and b what the derivative is written in ---
 
 OFL_BINARY(Add, a + b);
 OFL_BINARY(Sub, a - b);
@@ -199,8 +196,7 @@ struct SiluGrad {
   }
 };
 
-// --- Functors: an operand and a constant; three operands
-// --------------------------------------------------------------
+// --- Functors: an operand and a constant; three operands ---
 
 OFL_BINARY(Scale, a* b);
 OFL_BINARY(Shift, a + b);
@@ -213,8 +209,7 @@ struct Where {
 #undef OFL_UNARY
 #undef OFL_BINARY
 
-// --- The lists: X(operator, functor)
-// -----------------------------------------------------------------------------------
+// --- The lists: X(operator, functor) ---
 
 #define OFL_UNARY_SCALARS(X)                                                                        \
   X("identity", Identity)                                                                           \

@@ -76,8 +76,7 @@ TEST(CpuKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 
 TEST(CpuKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 
-// --- Fused chains
-// ------------------------------------------------------------------------------------------------------
+// --- Fused chains ---
 
 TEST(Fused, ProgramsReadBack) {
   std::vector<FusedStep> steps = {{"add", {0, 1}, {}}, {"dropout", {2}, {{"key", int64_t{17}}, {"p", 0.1}}}};
@@ -95,8 +94,7 @@ TEST(Fused, SameAsReference) { Cases().FusedChains(); }
 // A chain so long that blocks shrink: every term lives until the end.
 TEST(Fused, ManyLiveValues) { Cases().ManyLiveValues(); }
 
-// --- Scalar bodies
-// -----------------------------------------------------------------------------------------------------
+// --- Scalar bodies ---
 
 // Greatest error of f on [low, high], in units in the last place of the exact value.
 template <typename F, typename G>

@@ -16,8 +16,7 @@
 namespace oneflow_like {
 namespace {
 
-// --- The pass
-// ----------------------------------------------------------------------------------------------------------
+// --- The pass ---
 
 class MixedPlan : public testing::TestWithParam<const char*> {};
 
@@ -60,8 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, MixedPlan,
                          testing::Values("cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2",
                                          "cpu:dp=2,tp=2,pp=2"));
 
-// --- Kernels
-// -----------------------------------------------------------------------------------------------------------
+// --- Kernels ---
 
 struct Operand {
   DType dtype;
@@ -196,8 +194,7 @@ TEST_P(NarrowKernels, SumsAndElementwise) {
 INSTANTIATE_TEST_SUITE_P(Types, NarrowKernels, testing::Values(DType::kBFloat16, DType::kFloat16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
-// --- Training
-// ----------------------------------------------------------------------------------------------------------
+// --- Training ---
 
 constexpr int kBatch = 8, kContext = 16, kVocabulary = 32;
 
@@ -263,8 +260,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, NarrowLossCurve,
                            return name;
                          });
 
-// --- Loss scaling
-// ------------------------------------------------------------------------------------------------------
+// --- Loss scaling ---
 
 TEST(LossScale, AnOverflowSkipsTheStepAndHalvesTheScale) {
   SmallGpt given;

@@ -59,8 +59,7 @@ std::vector<Tensor> Inputs(Tape* tape, const std::vector<Value>& values) {
   return in;
 }
 
-// --- Gradients and expansions, over all samples
-// -----------------------------------------------------------------
+// --- Gradients and expansions, over all samples ---
 
 const char* const kOps[] = {"matmul",        "einsum",           "softmax",    "log_softmax",
                             "softmax_grad",  "log_softmax_grad", "layer_norm", "rms_norm",
@@ -108,8 +107,7 @@ TEST(OpsB, ExpansionsGiveWhatTheirOperatorsGive) {
   EXPECT_GE(expanded, 15);
 }
 
-// --- Products
-// ---------------------------------------------------------------------------------------------------
+// --- Products ---
 
 TEST(OpsB, MatmulMultiplies) {
   Tape tape;
@@ -150,8 +148,7 @@ TEST(OpsB, MatmulWeightGradientIsOneEinsum) {
   ExpectNear(tape.At(din[1]), tape.At(einsum("abk,abn->kn", x, dy)), 1e-6, "weight gradient");
 }
 
-// --- Losses
-// -----------------------------------------------------------------------------------------------------
+// --- Losses ---
 
 TEST(OpsB, CrossEntropyIgnoresNegativeTargets) {
   Value logits = Draw({3, 4}, 5, -3, 3), target = Make({3}, {2, -1, 0}, DType::kInt64);
@@ -204,8 +201,7 @@ TEST(OpsB, SoftmaxAndLossStandLargeScores) {
   EXPECT_NEAR(tape.At(loss).Get(0), -std::log(p), 1e-4);
 }
 
-// --- Norms
-// ------------------------------------------------------------------------------------------------------
+// --- Norms ---
 
 TEST(OpsB, NormsNormalise) {
   Tape tape;
@@ -231,8 +227,7 @@ TEST(OpsB, NormsNormalise) {
   EXPECT_NE(error.find("eps is 0"), std::string::npos) << error;
 }
 
-// --- Embedding
-// --------------------------------------------------------------------------------------------------
+// --- Embedding ---
 
 TEST(OpsB, EmbeddingAnswersForItsOwnRowsOnly) {
   Value table = Draw({5, 2}, 3), ids = Make({3}, {4, 0, 3}, DType::kInt32), y = Draw({3, 2}, 1);
@@ -260,8 +255,7 @@ TEST(OpsB, EmbeddingNamesAnIdOutsideTheWholeTable) {
   }
 }
 
-// --- Attention
-// --------------------------------------------------------------------------------------------------
+// --- Attention ---
 
 // The same from single operators, over scores that are written out.
 struct Plain {
@@ -323,8 +317,7 @@ TEST(OpsB, AttentionOverNoKeyIsTheIdentity) {
     EXPECT_TRUE(std::isfinite(dk.Get(i)) && std::isfinite(dv.Get(i)));
 }
 
-// --- Random masks
-// -----------------------------------------------------------------------------------------------
+// --- Random masks ---
 
 // The piece [begin, end) of axis `axis` of a tensor.
 struct Part {
@@ -406,8 +399,7 @@ TEST(OpsB, AttentionDropsTheSameProbabilitiesForEveryCut) {
   }
 }
 
-// --- Updates
-// ----------------------------------------------------------------------------------------------------
+// --- Updates ---
 
 TEST(OpsB, SchedulesFollowTheStep) {
   EXPECT_EQ(ScheduleFactor({}, 123), 1);
@@ -524,8 +516,7 @@ TEST(OpsB, ClipFactorShrinksToTheNorm) {
   EXPECT_TRUE(std::isnan(factor.Get(0))) << "a NaN must not be clipped away";
 }
 
-// --- Signatures
-// -------------------------------------------------------------------------------------------------
+// --- Signatures ---
 
 std::vector<std::string> SignatureTexts(const std::string& op, const std::vector<Dims>& shapes,
                                         const Attrs& attrs, const std::vector<DType>& dtypes = {}) {

@@ -82,8 +82,7 @@ struct CheckOptions {
 Report CheckOperator(const OpDef& def, const MakeKernel& reference, const MakeKernel& make,
                      const CheckOptions& options);
 
-// --- Definitions
-// ----------------------------------------------------------------------------------------------------
+// --- Definitions ---
 
 inline void Report::Fail(const std::string& text) {
   ++failed;

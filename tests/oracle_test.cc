@@ -76,8 +76,7 @@ TEST_P(OperatorOracle, FastKernelUnderEverySignature) {
   ExpectClean("cpu", CheckOperator(def(), ReferenceOf(def()), fast, {}));
 }
 
-// --- Gradients
-// ------------------------------------------------------------------------------------------------------
+// --- Gradients ---
 
 // Whether and why one sample of an operator has no finite differences to compare with.
 std::optional<std::string> NoDifferences(const Trial& trial) {
@@ -122,8 +121,7 @@ TEST_P(OperatorOracle, GradientIsTheDerivative) {
   ExpectClean("gradient", report);
 }
 
-// --- Expansions
-// -----------------------------------------------------------------------------------------------------
+// --- Expansions ---
 
 // Whether values laid out like `have` serve an input wanted as `want` without gathering what is cut: partial
 // values may be combined, whole values sliced.
@@ -217,8 +215,7 @@ TEST_P(OperatorOracle, ExpansionIsTheOperator) {
 INSTANTIATE_TEST_SUITE_P(Catalog, OperatorOracle, testing::ValuesIn(BuiltinCatalog().names()),
                          [](const auto& info) { return info.param; });
 
-// --- Planted mistakes
-// -----------------------------------------------------------------------------------------------
+// --- Planted mistakes ---
 
 // A kernel that takes its local piece for the whole tensor.
 class ForgetsRange : public Kernel {

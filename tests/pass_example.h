@@ -69,8 +69,7 @@ inline PassExample ParsePassExample(const std::string& text) {
   return e;
 }
 
-// --- The text of a plan
-// --------------------------------------------------------------------------------------------
+// --- The text of a plan ---
 
 inline std::string PlanBoxText(const plan::Box& box) {
   std::string text = "[";
@@ -164,8 +163,7 @@ inline std::string MemoryText(const plan::Plan& plan, int64_t lower_bound) {
   return text;
 }
 
-// --- The order as on paper
-// -----------------------------------------------------------------------------------------
+// --- The order as on paper ---
 
 // Per slice the acts of its compute stream, "F0 F1 B0 ...": phase, the segment's number among its kind where
 // there are several, act; and the slots of what its forward keeps for its backward.
@@ -205,8 +203,7 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
   return text;
 }
 
-// --- Running
-// ---------------------------------------------------------------------------------------------------------
+// --- Running ---
 
 // All passes, in the order they run.
 inline const std::vector<std::string>& PassNames() {

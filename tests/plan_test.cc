@@ -241,8 +241,7 @@ TEST(Counting, SeesWorkersAndUser) {
   EXPECT_GE(by_workers.load(), 1);
 }
 
-// --- Without running
-// ---------------------------------------------------------------------------------------------------
+// --- Without running ---
 
 // Close to what is needed: registers and scratch are at most a quarter above the largest sum of bytes alive
 // at once. A ring is one block, alive while any of its slots is; where registers are small beside those of

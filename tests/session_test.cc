@@ -7,8 +7,7 @@
 namespace oneflow_like {
 namespace {
 
-// --- Feeds and fetches
-// -----------------------------------------------------------------------------------------------
+// --- Feeds and fetches ---
 
 TEST(Session, FeedsAndFetchesEveryType) {
   for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt32, DType::kInt64,
@@ -40,8 +39,7 @@ TEST(Session, ScalarInputAndCasts) {
   EXPECT_TRUE(SameBytes(r.Get("int"), ToHost<int64_t>({2, 4, -6, 1, 2, 200}, {3, 2})));
 }
 
-// --- One model of many operators, every signature
-// --------------------------------------------------------------------
+// --- One model of many operators, every signature ---
 
 // Annotates what it is given at random: each mesh axis that works here gets B, a cut, a partial sum, or no
 // word.
@@ -180,8 +178,7 @@ TEST(Session, ReductionsInEverySignature) {
   }
 }
 
-// --- Pipelines
-// -------------------------------------------------------------------------------------------------------
+// --- Pipelines ---
 
 struct Training {
   std::string mesh = "cpu:dp=1";
@@ -323,8 +320,7 @@ TEST(Session, ZeroHoldsLessOfEachVariable) {
   EXPECT_LT(persistent("dp"), persistent("") * 0.6);
 }
 
-// --- Several sessions over one store
-// ---------------------------------------------------------------------------------
+// --- Several sessions over one store ---
 
 Outputs Alternating(const Training& run) {
   Model model(FullMesh(run.mesh));
@@ -421,8 +417,7 @@ TEST(Session, OutputsCutOverRanksAndTimeAreFetchedWhole) {
   }
 }
 
-// --- Initialisers
-// ----------------------------------------------------------------------------------------------------
+// --- Initialisers ---
 
 TEST(Session, InitialisersAreRightAndTheSameOnEveryMesh) {
   struct Case {
@@ -472,8 +467,7 @@ TEST(Session, InitialisersAreRightAndTheSameOnEveryMesh) {
   EXPECT_FALSE(SameBytes(one["normal"], one["xavier_normal"]));
 }
 
-// --- Optimizers, against a loop in double
-// ------------------------------------------------------------------------------
+// --- Optimizers, against a loop in double ---
 
 constexpr int kRows = 7, kIn = 5, kOut = 3, kOptimizerSteps = 8;
 

@@ -181,8 +181,7 @@ TEST(Verify, AReaderOfARemovedNode) {
   EXPECT_GE(tried, 300);
 }
 
-// --- Plans
-// ---------------------------------------------------------------------------------------------------------
+// --- Plans ---
 
 std::string PlanObjection(const Graph& graph, const LogicalPlan& plan) {
   try {
@@ -267,8 +266,7 @@ TEST(Verify, AnOrderWithTwoActsExchanged) {
       << PlanObjection(c.graph, plan);
 }
 
-// --- Text
-// ------------------------------------------------------------------------------------------------------------
+// --- Text ---
 
 std::string FirstDifference(const std::string& a, const std::string& b) {
   std::stringstream x(a), y(b);

@@ -11,8 +11,7 @@
 namespace oneflow_like::cuda {
 namespace {
 
-// --- Forward
-// -----------------------------------------------------------------------------------------------------
+// --- Forward ---
 
 struct NormOperands {
   const float *gamma, *beta;  // beta: none without a centre
@@ -120,10 +119,10 @@ Status Norm(const KernelContext& context, const LaunchContext& launch) {
   return Status();
 }
 
-// --- Gradient
-// ---------------------------------------------------------------------------------------------------- With n
-// = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)) [+ residual], dgamma = sum(dy n)
-// and dbeta = sum(dy) over the rows.
+// --- Gradient ---
+
+// With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)) [+ residual],
+// dgamma = sum(dy n) and dbeta = sum(dy) over the rows.
 
 struct TwoSums {
   float a = 0.0f, b = 0.0f;

@@ -305,8 +305,7 @@ std::unique_ptr<Kernel> MakeUpdate(const KernelSpec& spec) {
   return std::make_unique<UpdateKernel<kRule>>(spec.attrs);
 }
 
-// --- Scalars: one thread
-// -------------------------------------------------------------------------------------------
+// --- Scalars: one thread ---
 
 OFL_KERNEL void ClipFactorOf(FloatView squares, double max_norm, FloatView factor, FloatView norm) {
   if (threadIdx.x != 0) return;
