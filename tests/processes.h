@@ -100,6 +100,7 @@ class Process {
     pid_ = fork();
     if (pid_ == 0) {  // system calls only: other threads of the test may hold any lock
       setpgid(0, 0);
+      signal(SIGINT, SIG_DFL);  // a shell that starts the test in the background has it ignored
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       dup2(out, STDOUT_FILENO);
       dup2(err, STDERR_FILENO);
