@@ -20,6 +20,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <sstream>
 #include <stdexcept>
@@ -163,18 +164,22 @@ class Process {
   double started_ = 0, ended_at_ = 0;
 };
 
-// A port nobody listens on just now.
+// A port nobody has just now, below those that the system gives to connections: one of those might take it
+// before it is listened on.
 inline int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
-                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  close(fd);
-  if (!bound) throw std::runtime_error("no free port on the loopback");
-  return ntohs(address.sin_port);
+  std::random_device random;
+  for (int tries = 0; tries < 100; ++tries) {
+    const int port = 10000 + static_cast<int>(random() % 20000);
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(fd);
+    if (bound) return port;
+  }
+  throw std::runtime_error("no free port on the loopback");
 }
 
 // What torchrun sets; process k of hosts runs on host k modulo their number.
