@@ -345,6 +345,9 @@ TEST(CollectivePlan, WhatCrossesIsWhatMust) {
         const Result<int64_t> all_reduce = crossed({P()}, {B()}, small);
         EXPECT_EQ(all_reduce.crossings, nodes * (nodes - 1));
         EXPECT_EQ(all_reduce.elements_crossed, nodes * (nodes - 1) * T);
+        // Not small as a whole, though every member's part is: two trips.
+        const ChunkLimits between = {1 << 20, 4 * T - 1};
+        EXPECT_EQ(crossed({P()}, {B()}, between).elements_crossed, 2 * (nodes - 1) * T);
       }
     }
   }

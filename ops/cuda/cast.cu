@@ -70,20 +70,12 @@ class FloatCast : public CudaKernel {
   }
   Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) override {
     CastList list{};
-    int64_t elements = 0;
     for (const KernelRun& run : runs) {
       const TensorArg &x = run.context.in[0], &y = run.context.out[0];
       if (y.elements() == 0) continue;
       list.items[list.size++] = {x.data, y.data, y.elements(), Aligned(x.data) && Aligned(y.data)};
-      elements += y.elements();
     }
-    constexpr int64_t kLeast = kWidth * 256;
-    list.stretch = (elements / (int64_t{launch.multiprocessors} * 16) / kLeast + 1) * kLeast;
-    uint32_t blocks = 0;
-    for (int32_t t = 0; t < list.size; ++t) {
-      list.first[t] = blocks;
-      blocks += static_cast<uint32_t>((list.items[t].count + list.stretch - 1) / list.stretch);
-    }
+    const uint32_t blocks = DealOut(&list, kWidth * 256, launch.multiprocessors);
     cuda::Launch(CastElements<From, To>, Grid{.x = blocks}, launch.stream, list);
     return Status();
   }

@@ -58,7 +58,7 @@ struct UpdateTensor {
 // What is updated by one launch.
 constexpr size_t kMostTensors = 44;
 struct UpdateList {
-  UpdateTensor tensors[kMostTensors];
+  UpdateTensor items[kMostTensors];
   uint32_t first[kMostTensors];  // block of each tensor; rising
   int32_t size;
   int64_t stretch;     // elements of a block, a multiple of 4
@@ -171,7 +171,7 @@ OFL_KERNEL void UpdateElements(UpdateList list, UpdateNumbers numbers, const Act
   OFL_SHARED StepNumbers step;
   constexpr int N = 4;
   const int t = ItemOf(list, blockIdx.x);
-  const UpdateTensor& tensor = list.tensors[t];
+  const UpdateTensor& tensor = list.items[t];
   if (threadIdx.x == 0) FillStep(list, numbers, tensor.decay, act, kRule != Rule::kSgd, &step);
   __syncthreads();
   UpdateOperands<W, G> op;
@@ -273,22 +273,12 @@ template <Rule kRule>
 Status UpdateKernel<kRule>::LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) {
   const KernelContext& mine = runs[0].context;
   UpdateList list{};
-  int64_t elements = 0;
   for (const KernelRun& run : runs) {
     if (run.context.in[0].elements() == 0) continue;
-    list.tensors[list.size++] = static_cast<UpdateKernel*>(run.kernel)->TensorOf(run.context);
-    elements += run.context.in[0].elements();
+    list.items[list.size++] = static_cast<UpdateKernel*>(run.kernel)->TensorOf(run.context);
   }
   if (list.size == 0) return Status();
-  // As many blocks as fill the device several times over, of at least four elements a thread.
-  constexpr int64_t kLeast = 4 * 256;
-  const int64_t each = elements / (int64_t{launch.multiprocessors} * 16);
-  list.stretch = (each / kLeast + 1) * kLeast;
-  uint32_t blocks = 0;
-  for (int32_t t = 0; t < list.size; ++t) {
-    list.first[t] = blocks;
-    blocks += static_cast<uint32_t>((list.tensors[t].count + list.stretch - 1) / list.stretch);
-  }
+  const uint32_t blocks = DealOut(&list, 4 * 256, launch.multiprocessors);  // at least four elements a thread
   if (mine.in.size() > 2 + kStates) list.factor = FloatsOf(mine.in[2 + kStates]);
   if (mine.in.size() > 3 + kStates) list.finite = mine.in[3 + kStates].as<bool>();
   if (!Wide(mine)) {

@@ -26,4 +26,19 @@ OFL_DEVICE int ItemOf(const List& list, uint32_t block) {
   return item;
 }
 
+// Cuts the items, of list->items[i].count elements, into stretches of one block each: `least` elements or a
+// multiple of them, so that there are several times as many blocks as fill the device. Gives their number.
+template <typename List>
+uint32_t DealOut(List* list, int64_t least, int multiprocessors) {
+  int64_t elements = 0;
+  for (int32_t i = 0; i < list->size; ++i) elements += list->items[i].count;
+  list->stretch = (elements / (int64_t{multiprocessors} * 16) / least + 1) * least;
+  uint32_t blocks = 0;
+  for (int32_t i = 0; i < list->size; ++i) {
+    list->first[i] = blocks;
+    blocks += static_cast<uint32_t>((list->items[i].count + list->stretch - 1) / list->stretch);
+  }
+  return blocks;
+}
+
 }  // namespace oneflow_like::cuda
