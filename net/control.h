@@ -14,7 +14,6 @@
 namespace oneflow_like {
 
 enum class ControlKind : int32_t {
-  kHello,           // the way to it is open
   kGatherPart,      // to process 0: `what` and a text (net/gather.h)
   kGatherResult,    // from process 0: all texts
   kGatherMismatch,  // from process 0: the error

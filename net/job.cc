@@ -138,7 +138,7 @@ class ProcessJob final : public Job {
   std::string Name(int process, bool with_pid) const;
   void CheckTable() const;
   void MakeParts();
-  void OpenWays();
+  void AwaitClocks();
   void RunOnNetwork(std::function<void()> run) { network_->Post(new Task(std::move(run))); }
 
   // The network's thread.
@@ -180,7 +180,6 @@ class ProcessJob final : public Job {
   std::string failure_;
   Clock::time_point failed_at_{};
   Program program_ = Program::kRuns;
-  int hellos_ = 0;
   bool gathering_ = false, gathered_ = false;
   std::string gather_error_;
   std::vector<std::string> gather_texts_;
@@ -203,6 +202,7 @@ void ProcessJob::Start() {
   network.loopback_only = identity_.loopback();
   network.devices = options_.devices;
   network.peer_timeout = options_.peer_timeout;
+  network.start_timeout = options_.start_timeout;
   // Workers compute on all cores but where processes share them with few.
   if (identity_.locals * 2 > static_cast<int>(std::thread::hardware_concurrency())) network.spin_us = 0;
   network_ = Network::Make(network).release();
@@ -220,7 +220,7 @@ void ProcessJob::Start() {
   network_->Connect(identity_.process, peers_);
   connected_ = true;
   watch_ = std::thread([this] { Watch(); });
-  OpenWays();
+  AwaitClocks();
   AllGather("joined", "");
 }
 
@@ -280,19 +280,16 @@ void ProcessJob::MakeParts() {
   collectives_ = ProcessCollectives::Make(this);
 }
 
-// UCX connects when something is sent, and what it is about to connect must not close: it aborts then. So
-// everybody has heard of everybody, on both endpoints of a pair, before any program may end.
-void ProcessJob::OpenWays() {
-  RunOnNetwork([this] { TellAll(ControlKind::kHello, 0, ""); });
-  auto open = [this] {
-    if (hellos_ < processes() - 1) return false;
+// Traces and the monitor need them from the first moment on.
+void ProcessJob::AwaitClocks() {
+  auto known = [this] {
     for (int p = 0; p < processes(); ++p) {
       if (p != process() && network_->OffsetTo(p).round_trip_ns == 0) return false;
     }
     return true;
   };
   std::unique_lock lock(mutex_);
-  while (failure_.empty() && !open()) changed_.wait_for(lock, std::chrono::milliseconds(1));
+  while (failure_.empty() && !known()) changed_.wait_for(lock, std::chrono::milliseconds(1));
   if (!failure_.empty()) throw Error(failure_);
 }
 
@@ -339,12 +336,6 @@ void ProcessJob::TellAll(ControlKind kind, int64_t number, const std::string& te
 
 void ProcessJob::Received(int from, ControlKind kind, int64_t number, const std::string& text) {
   switch (kind) {
-    case ControlKind::kHello: {
-      std::lock_guard lock(mutex_);
-      ++hellos_;
-      changed_.notify_all();
-      return;
-    }
     case ControlKind::kGatherPart:
     case ControlKind::kGatherResult:
     case ControlKind::kGatherMismatch:

@@ -71,6 +71,7 @@ UcxNetwork::UcxNetwork(const NetworkOptions& options)
   SetHandler(kMessage, OnMessage);
   SetHandler(kPing, OnPing);
   SetHandler(kPong, OnPong);
+  SetHandler(kGreeting, OnGreeting);
 }
 
 UcxNetwork::~UcxNetwork() {
@@ -80,6 +81,10 @@ UcxNetwork::~UcxNetwork() {
     duty_->Wake();
     thread_.join();
   }
+  // UCX may have made endpoints of its own to answer who was given up, and 1.13.1 aborts when words wait on
+  // them. That job has failed, and the process ends.
+  static auto* abandoned = new std::vector<std::unique_ptr<UcxWorker>>;
+  if (gave_up_) abandoned->push_back(std::move(worker_));
   worker_.reset();
   // Should UCX have kept anything to the last, it has forgotten it now.
   ForPeers([&](Peer* peer) {
@@ -113,6 +118,7 @@ void UcxNetwork::Connect(int me, const std::vector<PeerInfo>& peers) {
     peer->data = MakeEndpoint(peer, peers[peer->process]);
     peer->beats = MakeEndpoint(peer, peers[peer->process]);
   });
+  greeting_ = true;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -134,19 +140,12 @@ ucp_ep_h UcxNetwork::MakeEndpoint(Peer* peer, const PeerInfo& info) {
 
 // Heartbeats.
 
-void UcxNetwork::SendBeat(Peer* peer, unsigned id, const Beat& beat) {
-  // When some are stuck already, the line is full and more would not help.
-  if (peer->state != Peer::kUp || peer->beats_broke != 0 || peer->beats_under_way >= 4) return;
-  Operation* operation = Begin(peer, nullptr);
-  operation->heartbeat = true;
-  ++peer->beats_under_way;
-  std::memcpy(operation->header, &beat, sizeof beat);
-  ucp_request_param_t param = {};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_AM_SEND_FLAG_EAGER;
-  param.cb.send = OnSent;
-  param.user_data = operation;
-  Begun(operation, ucp_am_send_nbx(peer->beats, id, operation->header, sizeof beat, nullptr, 0, &param));
+// False: it cannot go now. Later the line is full, and more would not help.
+bool UcxNetwork::SendBeat(Peer* peer, unsigned id, const Beat& beat) {
+  if (peer->state != Peer::kUp || peer->beats_broke != 0) return true;
+  ucs_status_t status = SendAtOnce(peer->beats, id, &beat, sizeof beat);
+  if (status != UCS_OK && status != UCS_ERR_NO_RESOURCE) BeatsBroke(peer);
+  return status != UCS_ERR_NO_RESOURCE;
 }
 
 ucs_status_t UcxNetwork::OnPing(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
@@ -188,18 +187,30 @@ Network::ClockOffset UcxNetwork::OffsetTo(int peer) const {
   return offsets_.at(peer);
 }
 
+// Until all connections are made.
+void UcxNetwork::Greetings() {
+  if (!greeting_) return;
+  greeting_ = false;
+  ForPeers([&](Peer* peer) {
+    if (peer->state != Peer::kUp) return;
+    if (!peer->greeting_went) Greet(peer);
+    if (!peer->pinged) peer->pinged = SendBeat(peer, kPing, {static_cast<uint32_t>(me_), 0, ClockNow(), 0});
+    greeting_ |= !peer->greeting_went || !peer->pinged;
+  });
+}
+
 void UcxNetwork::Beats() {
   // Who did not listen cannot say that others were silent.
   if (now_ - last_pass_ > 3 * interval_) ForPeers([&](Peer* peer) { peer->heard = now_; });
   last_pass_ = now_;
   if (now_ < next_beat_) return;
   next_beat_ = now_ + interval_;
-  const double limit = 0.6 * options_.peer_timeout * kSecond;
   ForPeers([&](Peer* peer) {
     if (peer->state != Peer::kUp) return;
     if (peer->beats_broke != 0 && now_ - peer->beats_broke > 2 * interval_)
       return Lose(peer, LossReason(UCS_ERR_CONNECTION_RESET));
-    if (silence_counts_ && static_cast<double>(now_ - peer->heard) > limit) {
+    const double limit = peer->greeting_came ? 0.6 * options_.peer_timeout : options_.start_timeout;
+    if (silence_counts_ && static_cast<double>(now_ - peer->heard) > limit * kSecond) {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%.1f", static_cast<double>(now_ - peer->heard) / kSecond);
       return Lose(peer, Cat("nothing heard of it for ", seconds, " s"));
@@ -232,10 +243,14 @@ bool UcxNetwork::TellLosses() {
   ForPeers([&](Peer* peer) {
     if (peer->state != Peer::kFailing) return;
     peer->state = Peer::kGone;
-    if (!peer->end_expected && !closing_ && listener_) listener_({peer->process, peer->reason});
+    if (!peer->end_expected && !closing_) {
+      gave_up_ = true;
+      if (listener_) listener_({peer->process, peer->reason});
+    }
     CloseEndpoints(peer);
     for (InOrder<Held>& order : peer->arriving) order.Clear();
     while (!peer->failed.empty()) Tell(peer->failed.front(), false);
+    while (!peer->waiting.empty()) Tell(peer->waiting.front(), false);
   });
   return true;
 }
@@ -270,6 +285,7 @@ bool UcxNetwork::Pass() {
     busy = true;
   }
   now_ = ClockNow();
+  Greetings();
   Beats();
   return TellLosses() || busy;
 }
@@ -355,7 +371,7 @@ void UcxNetwork::WakeUp() {
 
 bool UcxNetwork::AnythingPending() {
   bool pending = false;
-  ForPeers([&](Peer* peer) { pending |= !peer->pending.empty(); });
+  ForPeers([&](Peer* peer) { pending |= !peer->pending.empty() || !peer->waiting.empty(); });
   return pending;
 }
 

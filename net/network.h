@@ -58,6 +58,7 @@ struct NetworkOptions {
   std::string devices;        // UCX network devices ("eth0"); empty: UCX chooses
   double peer_timeout = 10;   // seconds: by then everybody has ended after a peer fell silent; it counts as
                               // lost after 0.6 of it
+  double start_timeout = 60;  // seconds: the same for who has said nothing yet, as it may be connecting to many
   int spin_us = 20;           // busy polling before the thread sleeps; 0 when threads outnumber cores
 };
 

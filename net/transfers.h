@@ -68,7 +68,10 @@ struct Operation : Link {
   Peer* peer = nullptr;
   Transfer* done = nullptr;
   void* request = nullptr;  // UCX's, while it is under way
-  bool heartbeat = false;
+  bool greeting = false;    // which opens a connection (Peer::Opening)
+  // Of a send.
+  const void* data = nullptr;
+  size_t bytes = 0, header_bytes = 0;
   alignas(16) char header[sizeof(Envelope) + kMaxHeader];  // UCX reads it until the send has ended
 };
 

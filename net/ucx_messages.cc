@@ -16,7 +16,7 @@ Operation* UcxNetwork::Begin(Peer* peer, Transfer* done) {
   operation->peer = peer;
   operation->done = done;
   operation->request = nullptr;
-  operation->heartbeat = false;
+  operation->greeting = false;
   peer->pending.Add(operation);
   return operation;
 }
@@ -41,11 +41,8 @@ void UcxNetwork::OnReceived(void* request, ucs_status_t status, size_t bytes, vo
 
 void UcxNetwork::Ended(Operation* operation, ucs_status_t status) {
   Peer* peer = operation->peer;
-  if (operation->heartbeat) {
-    if (status != UCS_OK) BeatsBroke(peer);
-    return Tell(operation, status == UCS_OK);
-  }
   if (status != UCS_OK) Lose(peer, LossReason(status));
+  if (operation->greeting && peer->state == Peer::kUp) Open(peer);
   if (status == UCS_OK || peer->state == Peer::kGone) return Tell(operation, status == UCS_OK);
   // The listener hears of the loss first, and neither is told from inside a call of theirs.
   operation->Remove();
@@ -54,7 +51,6 @@ void UcxNetwork::Ended(Operation* operation, ucs_status_t status) {
 
 void UcxNetwork::Tell(Operation* operation, bool ok) {
   Transfer* done = operation->done;
-  if (operation->heartbeat) --operation->peer->beats_under_way;
   operation->Remove();
   operations_.Give(operation);
   if (done != nullptr) done->TransferDone(ok);
@@ -78,18 +74,80 @@ void UcxNetwork::Send(int to, int channel, const void* header, size_t header_byt
   envelope.channel = channel;
   std::memcpy(operation->header, &envelope, sizeof envelope);
   if (header_bytes != 0) std::memcpy(operation->header + sizeof envelope, header, header_bytes);
+  operation->header_bytes = sizeof envelope + header_bytes;
+  operation->data = data;
+  operation->bytes = bytes;
   sent_messages_.fetch_add(1, std::memory_order_relaxed);
   sent_bytes_.fetch_add(static_cast<int64_t>(header_bytes + bytes), std::memory_order_relaxed);
+  if (peer->opening == Peer::kOpen) return SendNow(operation);
+  operation->Remove();
+  peer->waiting.Add(operation);
+}
 
+void UcxNetwork::SendNow(Operation* operation) {
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   // What fits one segment of UCX's (ucx_worker.cc) needs no answer before it goes: 1 MiB to three others
   // takes 0.15 ms in pieces of kEagerBytes, 0.25 in pieces that are pulled.
-  param.flags = bytes <= kEagerBytes ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
+  param.flags = operation->bytes <= kEagerBytes ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
   param.cb.send = OnSent;
   param.user_data = operation;
-  Begun(operation, ucp_am_send_nbx(peer->data, kMessage, operation->header, sizeof envelope + header_bytes,
-                                   data, bytes, &param));
+  Begun(operation, ucp_am_send_nbx(operation->peer->data, kMessage, operation->header,
+                                   operation->header_bytes, operation->data, operation->bytes, &param));
+}
+
+// Opening of connections (Peer::Opening).
+
+// UCS_ERR_NO_RESOURCE: it cannot go now.
+ucs_status_t UcxNetwork::SendAtOnce(ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes) {
+  ucp_request_param_t param = {};
+  param.op_attr_mask = UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL;
+  return UCS_PTR_STATUS(ucp_am_send_nbx(endpoint, id, header, header_bytes, nullptr, 0, &param));
+}
+
+void UcxNetwork::Greet(Peer* peer) {
+  const uint32_t process = me_;
+  ucs_status_t status = SendAtOnce(peer->data, kGreeting, &process, sizeof process);
+  if (status == UCS_ERR_NO_RESOURCE) return;
+  if (status != UCS_OK) return Lose(peer, LossReason(status));
+  peer->greeting_went = true;
+  Acquaint(peer);
+}
+
+ucs_status_t UcxNetwork::OnGreeting(void* self, const void* header, size_t header_bytes, void* data,
+                                    size_t bytes, const ucp_am_recv_param_t* param) {
+  auto* network = static_cast<UcxNetwork*>(self);
+  Peer* peer = network->Sender(header, header_bytes, sizeof(uint32_t));
+  if (peer == nullptr || peer->greeting_came) return UCS_OK;
+  peer->greeting_came = true;
+  network->Acquaint(peer);
+  return UCS_OK;
+}
+
+void UcxNetwork::Acquaint(Peer* peer) {
+  if (!peer->greeting_went || !peer->greeting_came) return;
+  peer->opening = Peer::kAcquainting;
+  Operation* operation = Begin(peer, nullptr);
+  operation->greeting = true;
+  const uint32_t process = me_;
+  std::memcpy(operation->header, &process, sizeof process);
+  ucp_request_param_t param = {};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_RNDV;
+  param.cb.send = OnSent;
+  param.user_data = operation;
+  Begun(operation, ucp_am_send_nbx(peer->data, kGreeting, operation->header, sizeof process,
+                                   operation->header, sizeof process, &param));
+}
+
+void UcxNetwork::Open(Peer* peer) {
+  peer->opening = Peer::kOpen;
+  while (peer->state == Peer::kUp && !peer->waiting.empty()) {
+    Operation* operation = peer->waiting.front();
+    operation->Remove();
+    peer->pending.Add(operation);
+    SendNow(operation);
+  }
 }
 
 void UcxNetwork::ReceiveFrom(Peer* peer, void* descriptor, void* to, size_t bytes, Transfer* done) {

@@ -24,7 +24,7 @@
 namespace oneflow_like {
 
 // By UCX's number.
-enum ActiveMessage : unsigned { kMessage = 0, kPing = 1, kPong = 2 };
+enum ActiveMessage : unsigned { kMessage = 0, kPing = 1, kPong = 2, kGreeting = 3 };
 
 // What UCX's word for a broken connection means.
 std::string LossReason(ucs_status_t status);
@@ -49,19 +49,28 @@ struct Peer {
     kFailing,  // noticed, the listener does not know
     kGone      // the listener knows, or the peer has ended as expected
   };
+  // How far the connection for data is made. UCX 1.13.1 aborts the process when a peer is lost while a word
+  // of UCX's own about the endpoint waits to be sent; it has one to send before the first message that cannot
+  // go at once. So each end offers the other a greeting until it can go at once, which it does when the
+  // connection is made. When it is at both ends, one that has data to be pulled goes, alone, and UCX's word
+  // with it. Messages wait until that has ended. (Heartbeats only ever go at once.)
+  enum Opening { kGreeting, kAcquainting, kOpen };
   class UcxNetwork* network = nullptr;
   int process = 0;
   State state = kUp;
+  Opening opening = kGreeting;
+  bool greeting_went = false, greeting_came = false;
+  bool pinged = false;  // the connection for heartbeats is made
   bool end_expected = false;
   std::string reason;
   ucp_ep_h data = nullptr, beats = nullptr;
   int64_t beats_broke = 0;                          // when; 0: all is well
   std::array<uint32_t, Network::kChannels> sent{};  // messages
   std::array<InOrder<Held>, Network::kChannels> arriving;
+  Ring<Operation> waiting;  // for the connection to open, in order
   Ring<Operation> pending;  // UCX has them
   Ring<Operation> failed;   // wait until the listener knows
   int64_t heard = 0;
-  int beats_under_way = 0;
   PeerClock clock;
 };
 
@@ -98,6 +107,8 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
                              const ucp_am_recv_param_t* param);
   static ucs_status_t OnPong(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
                              const ucp_am_recv_param_t* param);
+  static ucs_status_t OnGreeting(void* self, const void* header, size_t header_bytes, void* data,
+                                 size_t bytes, const ucp_am_recv_param_t* param);
   static void OnSent(void* request, ucs_status_t status, void* operation);
   static void OnReceived(void* request, ucs_status_t status, size_t bytes, void* operation);
   static void OnEndpointError(void* peer, ucp_ep_h endpoint, ucs_status_t status);
@@ -110,6 +121,11 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   void DeliverHeld(Peer* peer, uint32_t channel);
 
   Operation* Begin(Peer* peer, Transfer* done);
+  ucs_status_t SendAtOnce(ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes);
+  void Greet(Peer* peer);
+  void Acquaint(Peer* peer);
+  void Open(Peer* peer);
+  void SendNow(Operation* operation);
   void Begun(Operation* operation, ucs_status_ptr_t result);
   void Ended(Operation* operation, ucs_status_t status);
   void Tell(Operation* operation, bool ok);
@@ -135,8 +151,9 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   bool FallAsleep();
   void WakeUp();
   void DriveUntil(Mailbox* mail) override;
+  void Greetings();
   void Beats();
-  void SendBeat(Peer* peer, unsigned id, const Beat& beat);
+  bool SendBeat(Peer* peer, unsigned id, const Beat& beat);
   void BeatsBroke(Peer* peer) {
     if (peer->beats_broke == 0) peer->beats_broke = now_;
   }
@@ -168,6 +185,8 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   FreeList<UcxIncoming> incoming_;
   Ring<UcxIncoming> arrived_;  // neither received nor dropped
   bool losses_ = false;        // some peer is kFailing
+  bool greeting_ = false;      // some connection is not made yet
+  bool gave_up_ = false;       // on some peer, unexpectedly
   bool closing_ = false;       // nothing is delivered any more
   bool silence_counts_ = true;
   int64_t now_ = 0, next_beat_ = 0, last_pass_ = 0, busy_ = 0;

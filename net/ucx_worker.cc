@@ -2,8 +2,14 @@
 // own configuration object, so that other users of UCX in this process (MPI) do not notice.
 #include "net/ucx_worker.h"
 
+#include <glog/logging.h>
+#include <ucs/debug/log_def.h>
+
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "core/error.h"
@@ -76,6 +82,17 @@ ucp_config_t* Configure(const NetworkOptions& options) {
   return config;
 }
 
+// What UCX complains of, a lost peer above all, we say in our own words; its own are heard with --v=1. What
+// it aborts with stays where it is.
+ucs_log_func_rc_t Complaint(const char* file, unsigned line, const char*, ucs_log_level_t level,
+                            const ucs_log_component_config_t*, const char* message, va_list arguments) {
+  if (level != UCS_LOG_LEVEL_ERROR && level != UCS_LOG_LEVEL_WARN) return UCS_LOG_FUNC_RC_CONTINUE;
+  char text[512];
+  std::vsnprintf(text, sizeof text, message, arguments);
+  VLOG(1) << "UCX (" << file << ":" << line << "): " << text;
+  return UCS_LOG_FUNC_RC_STOP;
+}
+
 std::string Asked(const NetworkOptions& options) {
   if (options.loopback_only) return "on the loopback device";
   if (!options.devices.empty()) return "on network device " + options.devices;
@@ -98,6 +115,8 @@ UcxWorker::UcxWorker(const NetworkOptions& options) {
 UcxWorker::~UcxWorker() { Close(); }
 
 void UcxWorker::Open(const NetworkOptions& options) {
+  static std::once_flag once;
+  if (Environment("LOG_LEVEL") == nullptr) std::call_once(once, [] { ucs_log_push_handler(Complaint); });
   auto check = [&](ucs_status_t status, const char* what) {
     if (status != UCS_OK)
       Fail("no network: UCX cannot ", what, " ", Asked(options), " (", ucs_status_string(status), ")");

@@ -63,12 +63,14 @@ class MixedLoad {
  public:
   MixedLoad(NetworkNode* node, int count, uint32_t seed, int messages)
       : node_(node), count_(count), seed_(seed), messages_(messages) {
-    node->handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
-      Arrived(from, 0, header, std::move(data));
-    };
-    node->second_handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
-      Arrived(from, 1, header, std::move(data));
-    };
+    node->Run([this, node] {
+      node->handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
+        Arrived(from, 0, header, std::move(data));
+      };
+      node->second_handler = [this](int from, const std::string& header, std::unique_ptr<Incoming> data) {
+        Arrived(from, 1, header, std::move(data));
+      };
+    });
   }
 
   void Start() {
@@ -282,13 +284,15 @@ TEST(NetworkTest, DroppedDataFreesItsSender) {
 class Traffic {
  public:
   Traffic(NetworkNode* node, int count) : node_(node), count_(count), sending_(count), receiving_(count) {
-    node->handler = [this](int from, const std::string&, std::unique_ptr<Incoming> data) {
-      if (data->bytes() == 0) return;
-      ++arrived_[from];
-      auto* receiving = new Receiving(this, from, std::move(data));
-      ++receiving_[from];
-      receiving->data->Receive(receiving->to.data(), receiving);
-    };
+    node->Run([this, node] {
+      node->handler = [this](int from, const std::string&, std::unique_ptr<Incoming> data) {
+        if (data->bytes() == 0) return;
+        ++arrived_[from];
+        auto* receiving = new Receiving(this, from, std::move(data));
+        ++receiving_[from];
+        receiving->data->Receive(receiving->to.data(), receiving);
+      };
+    });
   }
   void Start() {
     node_->Run([this] {
@@ -420,6 +424,44 @@ TEST(NetworkTest, AKilledPeerEndsItsTransfersAndIsToldOnce) {
   for (int k = 0; k < 8; ++k) {
     SCOPED_TRACE(Cat("seed ", seed, " round ", k));
     LoseOneOfThree(SIGKILL, (random() % 200) * 1e-3, 10, "its connection was closed");
+    if (HasFailure()) return;
+  }
+}
+
+// Connections are made while one of the two ends of them goes away, and the first messages wait for them.
+TEST(NetworkTest, APeerThatDiesWhileConnectingIsLost) {
+  uint32_t seed = 12;
+  std::mt19937 random(seed);
+  for (int round = 0; round < 40; ++round) {
+    SCOPED_TRACE(Cat("seed ", seed, " round ", round));
+    Processes processes(3, [=](int me, Line* line) {
+      NetworkNode node(me, 3, line);
+      Traffic traffic(&node, 3);
+      traffic.Start();
+      if (me == 1) {
+        for (;;) pause();
+      }
+      WaitUntil([&] { return !node.failures().empty() && traffic.NonePendingWith(1); });
+      int other = 2 - me, before = traffic.arrived(other);
+      WaitUntil([&] { return traffic.arrived(other) >= before + 3; });
+      REQUIRE(node.failures().size() == 1u && node.failures()[0].peer == 1);
+      line->Say("");
+      line->Hear();
+      traffic.Stop();
+      WaitUntil([&] { return traffic.NonePendingWith(other); });
+      node.Run([&] { node.network->ExpectEnd(other); });
+      line->Say("");
+      line->Hear();
+      node.End();
+    });
+    processes.Exchange();
+    Sleep((random() % 3000) * 1e-6);
+    processes.Signal(1, SIGKILL);
+    for (int phase = 0; phase < 2; ++phase) {
+      for (int k : {0, 2}) processes.line(k).Hear();
+      for (int k : {0, 2}) processes.line(k).Say("");
+    }
+    for (int k : {0, 2}) EXPECT_EQ(processes.Ended(k), 0);
     if (HasFailure()) return;
   }
 }
