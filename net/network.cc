@@ -193,9 +193,9 @@ void UcxNetwork::Greetings() {
   greeting_ = false;
   ForPeers([&](Peer* peer) {
     if (peer->state != Peer::kUp) return;
-    if (!peer->greeting_went) Greet(peer);
+    if (peer->greetings_went == 0) Greet(peer);
     if (!peer->pinged) peer->pinged = SendBeat(peer, kPing, {static_cast<uint32_t>(me_), 0, ClockNow(), 0});
-    greeting_ |= !peer->greeting_went || !peer->pinged;
+    greeting_ |= peer->greetings_went == 0 || !peer->pinged;
   });
 }
 
@@ -209,7 +209,7 @@ void UcxNetwork::Beats() {
     if (peer->state != Peer::kUp) return;
     if (peer->beats_broke != 0 && now_ - peer->beats_broke > 2 * interval_)
       return Lose(peer, LossReason(UCS_ERR_CONNECTION_RESET));
-    const double limit = peer->greeting_came ? 0.6 * options_.peer_timeout : options_.start_timeout;
+    const double limit = peer->greetings_came != 0 ? 0.6 * options_.peer_timeout : options_.start_timeout;
     if (silence_counts_ && static_cast<double>(now_ - peer->heard) > limit * kSecond) {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%.1f", static_cast<double>(now_ - peer->heard) / kSecond);

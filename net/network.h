@@ -58,7 +58,7 @@ struct NetworkOptions {
   std::string devices;        // UCX network devices ("eth0"); empty: UCX chooses
   double peer_timeout = 10;   // seconds: by then everybody has ended after a peer fell silent; it counts as
                               // lost after 0.6 of it
-  double start_timeout = 60;  // seconds: the same for who has said nothing yet, as it may be connecting to many
+  double start_timeout = 60;  // seconds: who has said nothing yet may be connecting to many
   int spin_us = 20;           // busy polling before the thread sleeps; 0 when threads outnumber cores
 };
 
@@ -75,7 +75,7 @@ class Network {
   // Throws Error when UCX finds no usable transport or device (naming what was asked for).
   static std::unique_ptr<Network> Make(const NetworkOptions& options);
   // Ends the thread. Transfers that are under way are ended first (ok = false if need be): afterwards UCX
-  // refers to no memory of anybody, no port is open.
+  // refers to no memory of anybody, and no port is open (after a loss: when the program ends).
   virtual ~Network() = default;
 
   virtual std::string address() const = 0;  // what peers connect to

@@ -42,7 +42,7 @@ void UcxNetwork::OnReceived(void* request, ucs_status_t status, size_t bytes, vo
 void UcxNetwork::Ended(Operation* operation, ucs_status_t status) {
   Peer* peer = operation->peer;
   if (status != UCS_OK) Lose(peer, LossReason(status));
-  if (operation->greeting && peer->state == Peer::kUp) Open(peer);
+  if (operation->greeting && status == UCS_OK) Greeted(peer, &peer->greetings_went);
   if (status == UCS_OK || peer->state == Peer::kGone) return Tell(operation, status == UCS_OK);
   // The listener hears of the loss first, and neither is told from inside a call of theirs.
   operation->Remove();
@@ -102,7 +102,8 @@ void UcxNetwork::SendNow(Operation* operation) {
 ucs_status_t UcxNetwork::SendAtOnce(ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes) {
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL;
-  return UCS_PTR_STATUS(ucp_am_send_nbx(endpoint, id, header, header_bytes, nullptr, 0, &param));
+  const ucs_status_ptr_t result = ucp_am_send_nbx(endpoint, id, header, header_bytes, nullptr, 0, &param);
+  return UCS_PTR_STATUS(result);  // a macro: it names its argument twice
 }
 
 void UcxNetwork::Greet(Peer* peer) {
@@ -110,23 +111,30 @@ void UcxNetwork::Greet(Peer* peer) {
   ucs_status_t status = SendAtOnce(peer->data, kGreeting, &process, sizeof process);
   if (status == UCS_ERR_NO_RESOURCE) return;
   if (status != UCS_OK) return Lose(peer, LossReason(status));
-  peer->greeting_went = true;
-  Acquaint(peer);
+  Greeted(peer, &peer->greetings_went);
 }
 
 ucs_status_t UcxNetwork::OnGreeting(void* self, const void* header, size_t header_bytes, void* data,
                                     size_t bytes, const ucp_am_recv_param_t* param) {
   auto* network = static_cast<UcxNetwork*>(self);
   Peer* peer = network->Sender(header, header_bytes, sizeof(uint32_t));
-  if (peer == nullptr || peer->greeting_came) return UCS_OK;
-  peer->greeting_came = true;
-  network->Acquaint(peer);
+  if (peer != nullptr) network->Greeted(peer, &peer->greetings_came);
   return UCS_OK;
 }
 
+// One more has gone or come.
+void UcxNetwork::Greeted(Peer* peer, int* greetings) {
+  ++*greetings;
+  if (peer->state != Peer::kUp) return;
+  if (peer->opening == Peer::kGreeting && peer->greetings_went == 1 && peer->greetings_came >= 1) {
+    peer->opening = Peer::kAcquainting;
+    Acquaint(peer);
+  }
+  if (peer->opening == Peer::kAcquainting && peer->greetings_went == 2 && peer->greetings_came == 2)
+    Open(peer);
+}
+
 void UcxNetwork::Acquaint(Peer* peer) {
-  if (!peer->greeting_went || !peer->greeting_came) return;
-  peer->opening = Peer::kAcquainting;
   Operation* operation = Begin(peer, nullptr);
   operation->greeting = true;
   const uint32_t process = me_;

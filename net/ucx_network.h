@@ -50,16 +50,17 @@ struct Peer {
     kGone      // the listener knows, or the peer has ended as expected
   };
   // How far the connection for data is made. UCX 1.13.1 aborts the process when a peer is lost while a word
-  // of UCX's own about the endpoint waits to be sent; it has one to send before the first message that cannot
-  // go at once. So each end offers the other a greeting until it can go at once, which it does when the
-  // connection is made. When it is at both ends, one that has data to be pulled goes, alone, and UCX's word
-  // with it. Messages wait until that has ended. (Heartbeats only ever go at once.)
+  // of UCX's own about the endpoint waits to be sent. It has one to send before the first message that cannot
+  // go at once, and one to answer it. So each end offers the other a greeting until it can go at once, which
+  // it does when the connection is made. When it is at both ends, each sends a second one, whose data is to
+  // be pulled, and with it that word; nothing else goes until both of these have gone and come. (Heartbeats
+  // only ever go at once.)
   enum Opening { kGreeting, kAcquainting, kOpen };
   class UcxNetwork* network = nullptr;
   int process = 0;
   State state = kUp;
   Opening opening = kGreeting;
-  bool greeting_went = false, greeting_came = false;
+  int greetings_went = 0, greetings_came = 0;
   bool pinged = false;  // the connection for heartbeats is made
   bool end_expected = false;
   std::string reason;
@@ -123,6 +124,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   Operation* Begin(Peer* peer, Transfer* done);
   ucs_status_t SendAtOnce(ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes);
   void Greet(Peer* peer);
+  void Greeted(Peer* peer, int* greetings);
   void Acquaint(Peer* peer);
   void Open(Peer* peer);
   void SendNow(Operation* operation);

@@ -728,6 +728,7 @@ TEST(NetworkTest, NothingIsLeftBehind) {
         REQUIRE(Entries("/proc/self/task") > threads);
         traffic.Stop();
         WaitUntil([&] { return traffic.NonePendingWith(1 - me); });
+        node.Run([&] { node.network->ExpectEnd(1 - me); });
         line->Say("");
         for (int k = 0; k < 2; ++k) line->Hear();
         node.End();
