@@ -10,7 +10,7 @@
 
 namespace oneflow_like {
 
-// One kernel of the plan, on all ranks hosted here together.
+// One kernel of the plan, on all ranks together (a runtime's: those hosted here).
 struct KernelProfile {
   std::string label;  // KernelLabel
   std::string category;

@@ -1,9 +1,14 @@
-// Where a session's time went, on one screen.
+// Where a session's time went, in all processes, on one screen.
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
 
+#include "net/job.h"
+#include "net/work.pb.h"
+#include "oneflow_like/model_impl.h"
 #include "oneflow_like/session_impl.h"
 
 namespace oneflow_like {
@@ -72,6 +77,55 @@ std::string Rate(const KernelProfile& kernel) {
   return text;
 }
 
+std::string Packed(const StepProfile& profile) {
+  wire::StepProfile packed;
+  packed.set_steps(profile.steps);
+  packed.set_threads(profile.threads);
+  packed.set_wall(profile.wall);
+  packed.set_waiting(profile.waiting);
+  packed.set_runtime(profile.runtime);
+  for (const KernelProfile& kernel : profile.hottest) {
+    wire::KernelProfile* k = packed.add_kernel();
+    k->set_label(kernel.label);
+    k->set_category(kernel.category);
+    k->set_runs(kernel.runs);
+    k->set_seconds(kernel.seconds);
+    k->set_flops(kernel.flops);
+    k->set_bytes(kernel.bytes);
+  }
+  return packed.SerializeAsString();
+}
+
+// Of all processes, whose profiles are given packed.
+StepProfile Together(const std::vector<std::string>& profiles) {
+  StepProfile sum;
+  std::map<std::string, KernelProfile> kernels;
+  for (const std::string& text : profiles) {
+    wire::StepProfile packed;
+    CHECK(packed.ParseFromString(text));
+    sum.steps = std::max<int64_t>(sum.steps, packed.steps());
+    sum.threads += packed.threads();
+    sum.wall += packed.wall() * packed.threads();
+    sum.waiting += packed.waiting();
+    sum.runtime += packed.runtime();
+    for (const wire::KernelProfile& k : packed.kernel()) {
+      KernelProfile& kernel = kernels[k.label()];
+      kernel.label = k.label();
+      kernel.category = k.category();
+      kernel.runs += k.runs();
+      kernel.seconds += k.seconds();
+      kernel.flops += k.flops();
+      kernel.bytes += k.bytes();
+      sum.kernels[k.category()] += k.seconds();
+    }
+  }
+  if (sum.threads > 0) sum.wall /= sum.threads;
+  for (auto& [label, kernel] : kernels) sum.hottest.push_back(std::move(kernel));
+  std::stable_sort(sum.hottest.begin(), sum.hottest.end(),
+                   [](const KernelProfile& a, const KernelProfile& b) { return a.seconds > b.seconds; });
+  return sum;
+}
+
 std::string Shortened(const std::string& text) {
   return text.size() <= kLabelWidth ? text : "..." + text.substr(text.size() - (kLabelWidth - 3));
 }
@@ -107,7 +161,10 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
 }
 
 StepProfile Session::TakeProfile() {
-  return impl_ && impl_->runtime ? impl_->runtime->TakeProfile() : StepProfile();
+  if (!impl_ || !impl_->runtime) return {};
+  StepProfile mine = impl_->runtime->TakeProfile();
+  Job* job = impl_->model->options.job.get();
+  return job ? Together(job->AllGather(Cat("profile of session ", impl_->options.name), Packed(mine))) : mine;
 }
 
 std::string Session::ProfileText() { return ToText(TakeProfile(), impl_ ? impl_->options.name : ""); }

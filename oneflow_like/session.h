@@ -112,7 +112,7 @@ class Session {
   std::string SummaryText() const;
   int64_t next_step() const;
   // Where the time of all steps since the last call of either (or the first step) went; waits for steps in
-  // flight.
+  // flight. In a job of several processes it is of all of them, and all call it together.
   StepProfile TakeProfile();
   // The same on one screen, per step: matmul, attention, other kernels, boxing, waiting, runtime; then the
   // ten hottest kernels with the user's lines.

@@ -251,6 +251,12 @@ TEST_F(ProcessesCliTest, ProcessesLearnWhatOneDoesOnTheSameMesh) {
   }
 }
 
+TEST_F(ProcessesCliTest, TheProfileIsOfAllProcesses) {
+  const std::string said = "on average of 5, over 4 threads";
+  (void)Losses({"--mesh=cpu:pp=4", "--layers=4", "--batch=8", "--processes=4", "--threads=1"});
+  EXPECT_NE(last_.out.find(said), std::string::npos) << last_.out;
+}
+
 TEST_F(ProcessesCliTest, DryRunIsPrintedOnce) {
   const Outcome o = Gpt({"--dry_run", "--processes=2", "--mesh=cpu:dp=2"});
   EXPECT_EQ(o.code, 0) << o.err;
