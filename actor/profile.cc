@@ -15,6 +15,15 @@ std::string KernelLabel(const plan::Actor& actor, const plan::Kernel& kernel) {
   return Cat(node, ": ", kernel.name(), line);
 }
 
+void SetKernels(std::map<std::string, KernelProfile> kernels, StepProfile* profile) {
+  for (auto& [label, kernel] : kernels) {
+    profile->kernels[kernel.category] += kernel.seconds;
+    profile->hottest.push_back(std::move(kernel));
+  }
+  std::stable_sort(profile->hottest.begin(), profile->hottest.end(),
+                   [](const KernelProfile& a, const KernelProfile& b) { return a.seconds > b.seconds; });
+}
+
 StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shard>>& shards,
                            const TickScale& scale) {
   StepProfile profile;
@@ -39,7 +48,6 @@ StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shar
         kernel.seconds += scale.Seconds(call.ticks);
         kernel.flops += spec.flops() * call.runs;
         kernel.bytes += spec.bytes() * call.runs;
-        profile.kernels[kernel.category] += scale.Seconds(call.ticks);
         in_kernels += call.ticks;
         call.ticks = call.runs = 0;
       }
@@ -49,9 +57,7 @@ StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shar
   busy = std::max(busy, in_kernels);
   profile.runtime = scale.Seconds(busy - in_kernels);
   profile.waiting = std::max(0.0, profile.wall * profile.threads - scale.Seconds(busy));
-  for (auto& [label, kernel] : kernels) profile.hottest.push_back(std::move(kernel));
-  std::stable_sort(profile.hottest.begin(), profile.hottest.end(),
-                   [](const KernelProfile& a, const KernelProfile& b) { return a.seconds > b.seconds; });
+  SetKernels(std::move(kernels), &profile);
   return profile;
 }
 

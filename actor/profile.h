@@ -31,6 +31,9 @@ struct StepProfile {
   std::vector<KernelProfile> hottest;     // all kernels that ran, the most seconds first
 };
 
+// Puts them (by label) into the profile: the seconds of each category, and the hottest first.
+void SetKernels(std::map<std::string, KernelProfile> kernels, StepProfile* profile);
+
 // "h0/up: einsum gpt.cc:45"; of a collective "all_reduce h0/up.b gpt.cc:45". Names the kernel to users.
 std::string KernelLabel(const plan::Actor& actor, const plan::Kernel& kernel);
 

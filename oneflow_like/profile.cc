@@ -116,13 +116,10 @@ StepProfile Together(const std::vector<std::string>& profiles) {
       kernel.seconds += k.seconds();
       kernel.flops += k.flops();
       kernel.bytes += k.bytes();
-      sum.kernels[k.category()] += k.seconds();
     }
   }
   if (sum.threads > 0) sum.wall /= sum.threads;
-  for (auto& [label, kernel] : kernels) sum.hottest.push_back(std::move(kernel));
-  std::stable_sort(sum.hottest.begin(), sum.hottest.end(),
-                   [](const KernelProfile& a, const KernelProfile& b) { return a.seconds > b.seconds; });
+  SetKernels(std::move(kernels), &sum);
   return sum;
 }
 

@@ -367,6 +367,37 @@ class Traffic {
   Call call_;
 };
 
+// What processes 0 and 2 of three do when 1 is lost: they are told once, and what is between them goes on.
+void Survive(NetworkNode* node, Traffic* traffic, Line* line, const std::string& reason) {
+  WaitUntil([&] { return !node->failures().empty(); });
+  WaitUntil([&] { return traffic->NonePendingWith(1); });
+  int other = 2 - node->me, before = traffic->arrived(other);
+  WaitUntil([&] { return traffic->arrived(other) >= before + 3; });
+  Flag late;
+  node->Send(1, "late", KnownBytes().data(), kMiB, &late);
+  REQUIRE(late.done() && !late.ok);
+  REQUIRE(node->failures().size() == 1u);
+  REQUIRE(node->failures()[0].peer == 1);
+  REQUIRE(node->failures()[0].reason.find(reason) == 0, node->failures()[0].reason);
+  line->Say("");
+  line->Hear();
+  traffic->Stop();
+  WaitUntil([&] { return traffic->NonePendingWith(other); });
+  node->Run([&] { node->network->ExpectEnd(other); });
+  line->Say("");
+  line->Hear();
+  REQUIRE(node->failures().size() == 1u);
+  node->End();
+}
+
+void ExpectSurvival(Processes* processes) {
+  for (int phase = 0; phase < 2; ++phase) {
+    for (int k : {0, 2}) processes->line(k).Hear();
+    for (int k : {0, 2}) processes->line(k).Say("");
+  }
+  for (int k : {0, 2}) EXPECT_EQ(processes->Ended(k), 0);
+}
+
 // Process 1 of three is sent `signal` after a while of traffic; the others tell how they took it.
 void LoseOneOfThree(int signal, double after, double peer_timeout, const std::string& reason) {
   SCOPED_TRACE(Cat("after ", after, " s"));
@@ -383,39 +414,15 @@ void LoseOneOfThree(int signal, double after, double peer_timeout, const std::st
     }
     line->Say("running");
     line->Hear();  // the loss was done
-    WaitUntil([&] { return !node.failures().empty(); });
-    WaitUntil([&] { return traffic.NonePendingWith(1); });
-    // What is between the two that live goes on.
-    int other = 2 - me, before = traffic.arrived(other);
-    WaitUntil([&] { return traffic.arrived(other) >= before + 3; });
-    Flag late;
-    node.Send(1, "late", KnownBytes().data(), kMiB, &late);
-    REQUIRE(late.done() && !late.ok);
-    REQUIRE(node.failures().size() == 1u);
-    REQUIRE(node.failures()[0].peer == 1);
-    REQUIRE(node.failures()[0].reason.find(reason) == 0, node.failures()[0].reason);
-    line->Say(node.failures()[0].reason);
-    line->Hear();
-    traffic.Stop();
-    WaitUntil([&] { return traffic.NonePendingWith(other); });
-    node.Run([&] { node.network->ExpectEnd(other); });
-    line->Say("");
-    line->Hear();
-    REQUIRE(node.failures().size() == 1u);
-    node.End();
+    Survive(&node, &traffic, line, reason);
   });
   processes.Exchange();
   processes.Exchange();
   for (int k : {0, 2}) processes.line(k).Hear();
   Sleep(after);
   processes.Signal(1, signal);
-  for (int phase = 0; phase < 3; ++phase) {
-    for (int k : {0, 2}) processes.line(k).Say("");
-    if (phase < 2) {
-      for (int k : {0, 2}) processes.line(k).Hear();
-    }
-  }
-  for (int k : {0, 2}) EXPECT_EQ(processes.Ended(k), 0);
+  for (int k : {0, 2}) processes.line(k).Say("");
+  ExpectSurvival(&processes);
 }
 
 TEST(NetworkTest, AKilledPeerEndsItsTransfersAndIsToldOnce) {
@@ -441,27 +448,12 @@ TEST(NetworkTest, APeerThatDiesWhileConnectingIsLost) {
       if (me == 1) {
         for (;;) pause();
       }
-      WaitUntil([&] { return !node.failures().empty() && traffic.NonePendingWith(1); });
-      int other = 2 - me, before = traffic.arrived(other);
-      WaitUntil([&] { return traffic.arrived(other) >= before + 3; });
-      REQUIRE(node.failures().size() == 1u && node.failures()[0].peer == 1);
-      line->Say("");
-      line->Hear();
-      traffic.Stop();
-      WaitUntil([&] { return traffic.NonePendingWith(other); });
-      node.Run([&] { node.network->ExpectEnd(other); });
-      line->Say("");
-      line->Hear();
-      node.End();
+      Survive(&node, &traffic, line, "");
     });
     processes.Exchange();
     Sleep((random() % 800) * 1e-6);
     processes.Signal(1, SIGKILL);
-    for (int phase = 0; phase < 2; ++phase) {
-      for (int k : {0, 2}) processes.line(k).Hear();
-      for (int k : {0, 2}) processes.line(k).Say("");
-    }
-    for (int k : {0, 2}) EXPECT_EQ(processes.Ended(k), 0);
+    ExpectSurvival(&processes);
     if (HasFailure()) return;
   }
 }
