@@ -1,5 +1,5 @@
 // The passes: each is one function in one file of its name, headed there by what it needs and leaves. The
-// list in compile.cc runs them; text files in tests/passes/ show each at work.
+// list in compile.cc runs them; text files in tests/compiler/passes/ show each at work.
 #pragma once
 
 #include <map>

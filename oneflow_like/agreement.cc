@@ -2,9 +2,9 @@
 
 #include <sstream>
 
+#include "actor/net/talk/job.h"
 #include "compiler/text.h"
 #include "core/random.h"
-#include "net/job.h"
 
 namespace oneflow_like {
 

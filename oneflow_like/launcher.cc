@@ -14,10 +14,10 @@
 #include <filesystem>
 #include <iostream>
 
+#include "actor/net/job/join.h"
+#include "actor/net/launch/local_launcher.h"
+#include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
-#include "net/interfaces.h"
-#include "net/job.h"
-#include "net/local_launcher.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/model_impl.h"
 
@@ -108,7 +108,7 @@ void Launcher::Join(const std::vector<std::string>& argv) {
   options.peer_timeout = FLAGS_peer_timeout;
   options.devices = FLAGS_network;
   options.shared_memory = FLAGS_shared_memory;
-  job_ = Job::Join(identity, options);
+  job_ = JoinJob(identity, options);
   if (label_)
     job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
   RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},

@@ -12,7 +12,7 @@
 
 namespace oneflow_like {
 
-class LabelledOutput;  // net/local_launcher.h
+class LabelledOutput;  // actor/net/launch/local_launcher.h
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for
 // several processes --processes --start_timeout --peer_timeout --network --shared_memory (gflags; the program
@@ -20,7 +20,7 @@ class LabelledOutput;  // net/local_launcher.h
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
 // --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say
-// who is who (net/identity.h). Nothing else of the library reads the environment.
+// who is who (actor/net/rendezvous/identity.h). Nothing else of the library reads the environment.
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program

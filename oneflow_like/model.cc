@@ -5,8 +5,8 @@
 #include <set>
 #include <thread>
 
+#include "actor/net/talk/job.h"
 #include "core/random.h"
-#include "net/job.h"
 #include "oneflow_like/model_impl.h"
 #include "oneflow_like/placement.h"
 #include "ops/cpu/manifest.h"

@@ -16,7 +16,7 @@
 
 namespace oneflow_like {
 
-class Job;  // net/job.h
+class Job;  // actor/net/talk/job.h
 struct ModelImpl;
 
 // Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be

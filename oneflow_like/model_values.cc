@@ -4,8 +4,8 @@
 #include <cstring>
 #include <set>
 
+#include "actor/net/talk/job.h"
 #include "actor/plan_reading.h"
-#include "net/job.h"
 #include "oneflow_like/model_impl.h"
 
 namespace oneflow_like {

@@ -4,8 +4,8 @@
 #include <set>
 
 #include "actor/device_collectives.h"
+#include "actor/net/talk/job.h"
 #include "actor/plan_reading.h"
-#include "net/job.h"
 
 namespace oneflow_like {
 

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <numeric>
 
-#include "net/job.h"
-#include "net/work.pb.h"
+#include "actor/net/collectives/work.pb.h"
+#include "actor/net/talk/job.h"
 #include "oneflow_like/model_impl.h"
 #include "oneflow_like/session_impl.h"
 

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "net/job.h"
+#include "actor/net/talk/job.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/session_impl.h"
 #include "ops/schedule.h"

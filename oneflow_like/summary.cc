@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <map>
 
+#include "actor/net/job/join.h"
 #include "core/backend.h"
-#include "net/job.h"
 #include "oneflow_like/placement.h"
 #include "oneflow_like/session_impl.h"
 

@@ -1,6 +1,6 @@
 // The scalar bodies of elementwise operators, written once for every device. Each is a functor on float,
 // without branches, so that a loop over it vectorises; the transcendental ones are polynomials good to a few
-// units in the last place (tests/cpu_kernels_test.cc measures them against the C++ library).
+// units in the last place (tests/ops/cpu_kernels_test.cc measures them against the C++ library).
 //
 // The lists at the end name every body by its operator; whoever builds tables of loops expands them.
 #pragma once

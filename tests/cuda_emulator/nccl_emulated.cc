@@ -1,5 +1,5 @@
-// Groups of ranks as NCCL makes them (cuda/nccl.h), for emulated devices of one process: members meet on
-// their streams' threads, in the order of their calls. Each reads what all have before any writes, as
+// Groups of ranks as NCCL makes them (actor/cuda/nccl.h), for emulated devices of one process: members meet
+// on their streams' threads, in the order of their calls. Each reads what all have before any writes, as
 // operations in place want.
 #include <glog/logging.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <mutex>
 
-#include "cuda/nccl.h"
+#include "actor/cuda/nccl.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
 #include "tests/cuda_emulator/state.h"
 

@@ -13,9 +13,9 @@
 
 #include "tests/gpu/backend.h"
 #include "tests/gpu/device_kernels.h"
-#include "tests/kernel_cases.h"
-#include "tests/oracle.h"
-#include "tests/random_boxing.h"
+#include "tests/ops/kernel_cases.h"
+#include "tests/ops/oracle.h"
+#include "tests/sbp/random_boxing.h"
 
 DEFINE_int32(device, 0, "number of the GPU");
 DEFINE_bool(apart, false, "an allocation for each operand, for compute-sanitizer; slow");

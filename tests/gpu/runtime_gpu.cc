@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/device_runs.h"
+#include "tests/actor/cuda/device_runs.h"
 #include "tests/error_of.h"
 #include "tests/gpu/backend.h"
 

@@ -10,7 +10,7 @@
 
 #include "tests/gpu/backend.h"
 #include "tests/gpu/device_kernels.h"
-#include "tests/oracle.h"
+#include "tests/ops/oracle.h"
 
 DECLARE_int32(device);
 

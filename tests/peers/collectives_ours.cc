@@ -14,10 +14,10 @@
 #include <memory>
 #include <thread>
 
+#include "actor/net/collectives/process_collectives.h"
+#include "actor/net/job/join.h"
+#include "actor/net/launch/local_launcher.h"
 #include "actor/runtime.h"
-#include "net/job.h"
-#include "net/local_launcher.h"
-#include "net/process_collectives.h"
 #include "sbp/boxing.h"
 #include "tests/peers/collectives.h"
 
@@ -369,7 +369,7 @@ void RunInJob(const ProcessIdentity& identity) {
   BindToCore(identity.process);
   JobOptions options;
   options.shared_memory = FLAGS_shared_memory;
-  std::unique_ptr<Job> job = Job::Join(identity, options);
+  std::unique_ptr<Job> job = JoinJob(identity, options);
   job->SetWorld(job->processes() * FLAGS_devices);
   std::unique_ptr<Executor> executor = MakeThreadExecutor(Threads(job->processes()), 1);
   std::string file = job->process() == 0 ? Meeting::MakeFile() : "";

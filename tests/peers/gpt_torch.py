@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-MODELS = {  # layers, width, heads, context, vocabulary, batch: as MeasuredModels() in tests/bench_gpt.cc
+MODELS = {  # layers, width, heads, context, vocabulary, batch: as MeasuredModels() in tests/bench/bench_gpt.cc
     "10.8M": (6, 384, 6, 256, 256, 8),
     "124M": (12, 768, 12, 256, 50304, 4),
 }

@@ -1,0 +1,68 @@
+// The device of one rank: memory and streams on a GPU that other ranks may have too.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "actor/cuda/gpu.h"
+#include "core/backend.h"
+
+namespace oneflow_like::cuda {
+
+// What a stream needs of memory beside its operands. Made once and handed on: a store makes a stream for each
+// variable it initialises.
+struct StreamMemory {
+  std::unique_ptr<Memory> state;      // device: ActState, Fault
+  std::unique_ptr<Memory> faults;     // host: of kFaults notifications
+  std::unique_ptr<Memory> workspace;  // device: kWorkspaceBytes, or none yet
+  static constexpr int kFaults = 16;
+};
+
+class CudaDevice : public Device {
+ public:
+  // `gpu` outlives the device, and so does `host_memory`, where memory of the host is taken from unless it is
+  // nullptr. Throws Error.
+  CudaDevice(int rank, Gpu* gpu, MemorySource* host_memory = nullptr);
+  ~CudaDevice() override;
+  const std::string& kind() const override;
+  int index() const override { return rank_; }
+  Gpu& gpu() const { return *gpu_; }
+  // "device cuda:1 on GPU 0 (NVIDIA H100 80GB HBM3)"
+  const std::string& name() const { return name_; }
+
+  // Compares with what is free first, so that the numbers are those of the moment, and never with what the
+  // plan would like: other processes have the GPU too. Memory is as it was left: nobody may read it before
+  // writing.
+  std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override;
+  std::unique_ptr<Memory> AllocateHost(size_t bytes, const std::string& what) override;
+  // Wait for the copy, not for other streams. Throw Error when the device is lost.
+  void CopyIn(void* device, const void* host, size_t bytes) override;
+  void CopyOut(void* host, const void* device, size_t bytes) override;
+  // "link" (what ranks exchange) goes before others where both want the device. "compute" gets its work space
+  // now, others when they first run a kernel.
+  std::unique_ptr<DeviceStream> MakeStream(const std::string& name) override;
+  std::string hardware() const override { return gpu_->uuid(); }
+  // Memory of other CUDA devices of this process, if the GPUs are joined so that kernels can use it.
+  bool Reaches(const Device& other) const override;
+
+  // For streams. With a work space when `workspace`, else perhaps. Throws Error.
+  StreamMemory TakeStreamMemory(bool workspace);
+  std::unique_ptr<Memory> AllocateWorkspace();
+  void GiveBack(StreamMemory memory);  // nothing enqueued uses it any more
+
+ private:
+  void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+
+  const int rank_;
+  Gpu* const gpu_;
+  MemorySource* const host_memory_;
+  const std::string name_;
+  cudaStream_t copies_ = nullptr;
+  std::mutex mutex_;        // copies_: callers on several threads wait for their own copy
+  std::mutex spare_mutex_;  // spare_: streams are made on the threads of a store and of a runtime
+  std::vector<StreamMemory> spare_;
+};
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,278 @@
+// Groups by NCCL. Communicators do not block: no call waits for a peer for ever, and what is under way can be
+// aborted.
+#include "actor/cuda/nccl.h"
+
+#include <glog/logging.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "actor/cuda/error.h"
+#include "actor/cuda/nccl_library.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long the members of a group may come apart when it is made (they compile and load at different speeds),
+// and a member may take to say farewell.
+constexpr std::chrono::seconds kConnectTime(300), kFarewellTime(10);
+
+Status ToNccl(DType dtype, ncclDataType_t* type) {
+  switch (dtype) {
+    case DType::kFloat32:
+      *type = ncclFloat32;
+      return Status();
+    case DType::kBFloat16:
+      *type = ncclBfloat16;
+      return Status();
+    case DType::kFloat16:
+      *type = ncclFloat16;
+      return Status();
+    case DType::kInt32:
+      *type = ncclInt32;
+      return Status();
+    case DType::kInt64:
+      *type = ncclInt64;
+      return Status();
+    case DType::kUInt8:
+      *type = ncclUint8;
+      return Status();
+    default:
+      return Status(Cat("NCCL does not combine ", Name(dtype)));
+  }
+}
+
+Status ToNccl(Reduce reduce, ncclRedOp_t* operation) {
+  switch (reduce) {
+    case Reduce::kSum:
+      *operation = ncclSum;
+      return Status();
+    case Reduce::kMax:
+      *operation = ncclMax;
+      return Status();
+    case Reduce::kMin:
+      *operation = ncclMin;
+      return Status();
+    default:
+      return Status("NCCL combines by sum, max or min");
+  }
+}
+
+// One member's communicator. Its functions are called by the thread of the member's stream; Abort by any, so
+// NCCL is called under a lock, which is let go between the looks at a call that is in progress.
+class NcclMember : public GroupMember {
+ public:
+  NcclMember(const NcclLibrary& nccl, std::string name, ncclComm_t comm)
+      : nccl_(nccl), name_(std::move(name)), comm_(comm) {}
+  ~NcclMember() override { Leave(); }
+
+  Status AllReduce(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
+                   int64_t count) override {
+    ncclDataType_t type;
+    ncclRedOp_t operation;
+    if (Status status = ToNccl(dtype, &type); !status.ok()) return status;
+    if (Status status = ToNccl(reduce, &operation); !status.ok()) return status;
+    return Enqueue(stream, [&](cudaStream_t handle) {
+      return nccl_.AllReduce(from, to, count, type, operation, comm_, handle);
+    });
+  }
+
+  Status ReduceScatter(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
+                       int64_t count_each) override {
+    ncclDataType_t type;
+    ncclRedOp_t operation;
+    if (Status status = ToNccl(dtype, &type); !status.ok()) return status;
+    if (Status status = ToNccl(reduce, &operation); !status.ok()) return status;
+    return Enqueue(stream, [&](cudaStream_t handle) {
+      return nccl_.ReduceScatter(from, to, count_each, type, operation, comm_, handle);
+    });
+  }
+
+  Status AllGather(DeviceStream* stream, DType dtype, const void* from, void* to,
+                   int64_t count_each) override {
+    size_t bytes = static_cast<size_t>(count_each) * SizeOf(dtype);
+    return Enqueue(stream, [&](cudaStream_t handle) {
+      return nccl_.AllGather(from, to, bytes, ncclUint8, comm_, handle);
+    });
+  }
+
+  Status Exchange(DeviceStream* stream, const std::vector<Transfer>& transfers) override {
+    return Enqueue(stream, [&](cudaStream_t handle) {
+      ncclResult_t result = nccl_.GroupStart();
+      for (const Transfer& transfer : transfers) {
+        if (result != ncclSuccess) break;
+        if (transfer.bytes == 0) continue;  // at the other end, too
+        size_t bytes = static_cast<size_t>(transfer.bytes);
+        result = transfer.send ? nccl_.Send(transfer.data, bytes, ncclUint8, transfer.peer, comm_, handle)
+                               : nccl_.Recv(transfer.data, bytes, ncclUint8, transfer.peer, comm_, handle);
+        if (result == ncclInProgress) result = ncclSuccess;  // nothing begins before the group's end
+      }
+      ncclResult_t end = nccl_.GroupEnd();
+      return result == ncclSuccess ? end : result;
+    });
+  }
+
+  void Abort() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (comm_ == nullptr) return;
+    if (failure_ != nullptr) failure_->Set(Aborted());  // first: what is under way ends with it
+    nccl_.CommAbort(comm_);
+    comm_ = nullptr;
+  }
+
+ private:
+  Status Aborted() const { return Status(Cat("group ", name_, " was aborted: one of its ranks is lost")); }
+
+  // Returns when the call is enqueued: what the stream gets next comes after it. That is at once but for the
+  // first calls of a kind, when the members' helpers make connections.
+  template <typename Call>
+  Status Enqueue(DeviceStream* device_stream, Call call) {
+    auto* stream = static_cast<CudaStream*>(device_stream);
+    stream->device().gpu().Use();
+    ncclResult_t result;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (comm_ == nullptr) return Aborted();
+      failure_ = stream->failure();
+      result = call(stream->handle());
+    }
+    while (result == ncclSuccess || result == ncclInProgress) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (comm_ == nullptr) return Aborted();
+        ncclResult_t asked = nccl_.CommGetAsyncError(comm_, &result);
+        if (asked != ncclSuccess) result = asked;
+        if (result == ncclSuccess) return Status();
+      }
+      std::this_thread::yield();
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    return comm_ == nullptr ? Aborted() : Status(Cat("group ", name_, ": ", nccl_.Say(result, comm_)));
+  }
+
+  // What this member sent last may still be on its way when its stream is done: NCCL's own threads carry it.
+  void Leave() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (comm_ == nullptr) return;
+    ncclResult_t result = nccl_.CommFinalize(comm_);
+    const Clock::time_point end = Clock::now() + kFarewellTime;
+    while ((result == ncclSuccess || result == ncclInProgress) && Clock::now() < end) {
+      if (nccl_.CommGetAsyncError(comm_, &result) != ncclSuccess) result = ncclInternalError;
+      if (result == ncclSuccess) break;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    if (result == ncclSuccess) {
+      nccl_.CommDestroy(comm_);
+    } else {
+      nccl_.CommAbort(comm_);
+    }
+    comm_ = nullptr;
+  }
+
+  const NcclLibrary& nccl_;
+  const std::string name_;
+  std::mutex mutex_;                       // Abort comes from the thread that notices a lost rank
+  ncclComm_t comm_;                        // null when aborted
+  std::shared_ptr<FirstFailure> failure_;  // of the stream used last
+};
+
+// Version and topology, once for a process.
+void LogTopology(const NcclLibrary& nccl) {
+  int version = 0, count = 0;
+  nccl.GetVersion(&version);
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return;
+  LOG(INFO) << "NCCL " << version / 10000 << "." << version % 10000 / 100 << "." << version % 100 << ", "
+            << count << " GPUs in this process";
+  for (int from = 0; from < count; ++from) {
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, from) != cudaSuccess) continue;
+    std::string line = Cat("GPU ", from, " (", properties.name, ") reaches");
+    for (int to = 0; to < count; ++to) {
+      int reaches = 0, atomics = 0;
+      if (to == from || cudaDeviceCanAccessPeer(&reaches, from, to) != cudaSuccess) continue;
+      // Atomics between GPUs go over NVLink alone.
+      cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, from, to);
+      line += Cat(" ", to, reaches == 0 ? ":by the host" : atomics != 0 ? ":NVLink" : ":PCIe");
+    }
+    LOG(INFO) << line;
+  }
+  cudaGetLastError();
+}
+
+// A name as long as the process lives: NCCL keeps the pointer to what its logs call a communicator.
+const char* KeptName(const std::string& name) {
+  static std::mutex mutex;  // groups are made by threads of several runtimes
+  static auto* names = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return names->insert(name).first->c_str();
+}
+
+}  // namespace
+
+bool HasGroups() { return FindNccl() != nullptr; }
+
+std::string MakeGroupId() {
+  const NcclLibrary& nccl = OpenNccl();
+  ncclUniqueId id;
+  if (ncclResult_t result = nccl.GetUniqueId(&id); result != ncclSuccess) {
+    Fail("NCCL makes no identifier for a group: ", nccl.Say(result));
+  }
+  return std::string(id.internal, sizeof(id.internal));
+}
+
+std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, const GroupSpec& group,
+                                                       const std::vector<int>& members,
+                                                       const std::vector<Device*>& devices) {
+  const NcclLibrary& nccl = OpenNccl();
+  static std::once_flag logged;
+  std::call_once(logged, [&] { LogTopology(nccl); });
+  ncclUniqueId unique;
+  if (id.size() != sizeof(unique.internal)) Fail("the identifier of group ", group.name, " is damaged");
+  std::memcpy(unique.internal, id.data(), sizeof(unique.internal));
+  std::vector<ncclComm_t> comms(members.size(), nullptr);
+  ncclResult_t result = nccl.GroupStart();
+  for (size_t i = 0; i < members.size() && result == ncclSuccess; ++i) {
+    static_cast<CudaDevice*>(devices[i])->gpu().Use();
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.commName = KeptName(group.name);
+    int ranks = static_cast<int>(group.ranks.size());
+    result = nccl.CommInitRankConfig(&comms[i], ranks, unique, members[i], &config);
+    if (result == ncclInProgress) result = ncclSuccess;
+  }
+  if (ncclResult_t end = nccl.GroupEnd(); result == ncclSuccess && end != ncclInProgress) result = end;
+
+  const Clock::time_point deadline = Clock::now() + kConnectTime;
+  std::string failure = result == ncclSuccess ? "" : nccl.Say(result);
+  for (size_t i = 0; i < comms.size() && failure.empty(); ++i) {
+    do {
+      ncclResult_t asked = nccl.CommGetAsyncError(comms[i], &result);
+      if (asked != ncclSuccess) result = asked;
+      if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    } while (result == ncclInProgress && Clock::now() < deadline);
+    if (result == ncclInProgress) {
+      failure = Cat("not all of its ", group.ranks.size(), " ranks came within ", kConnectTime.count(), " s");
+    } else if (result != ncclSuccess) {
+      failure = nccl.Say(result, comms[i]);
+    }
+  }
+  if (!failure.empty()) {
+    for (ncclComm_t comm : comms) {
+      if (comm != nullptr) nccl.CommAbort(comm);
+    }
+    Fail("group ", group.name, " cannot be made by NCCL: ", failure);
+  }
+  std::vector<std::unique_ptr<GroupMember>> made;
+  for (ncclComm_t comm : comms) made.push_back(std::make_unique<NcclMember>(nccl, group.name, comm));
+  return made;
+}
+
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,236 @@
+// One collective of one runtime, on this process: its acts one after another, each made of chunk ops. All on
+// the network's thread, but for making it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actor/collective.h"
+#include "actor/net/collectives/collective_plan.h"
+#include "actor/net/shared_memory/shared_region.h"
+#include "actor/net/ucx/network.h"
+#include "core/copy_box.h"
+
+namespace oneflow_like {
+
+class ProcessGroup;
+class ProcessMember;
+
+// What the groups of a process share.
+class GroupHost {
+ public:
+  virtual ~GroupHost() = default;
+  virtual Network* network() = 0;
+  virtual SharedRegion* region() = 0;  // nullptr: every process is a node
+  // To a process of the same node.
+  virtual void SendInNode(int peer, const void* message, size_t bytes) = 0;
+  virtual int process() const = 0;
+  // Staging for an op of the group's act under way; nullptr: the group is told by Retry() when there may be
+  // some.
+  virtual char* TakeStaging(ProcessGroup* group, bool oldest_op) = 0;
+  // So many ops at a time may hold staging without one lacking what another of them keeps.
+  virtual int staged_ops() const = 0;
+  // The group is told by Retry() when some is given back or an op has ended.
+  virtual void AwaitStaging(ProcessGroup* group) = 0;
+  virtual void GiveStaging(ProcessGroup* group, char* buffer) = 0;
+  // An op or an act of the group has ended: another may be the oldest now, and find room.
+  virtual void OldestEnded() = 0;
+  // For the monitor: all members here have arrived, and have been told of the end; large data has been got.
+  virtual void CollectiveBegins() = 0;
+  virtual void CollectiveEnds() = 0;
+  virtual void Pulled(int process, int64_t bytes, int64_t ns) = 0;
+};
+
+namespace wire {
+// Headers of messages on Network::kCollective. Both ends are one program (versions are compared at the
+// start).
+// kRing: there is something in the inbox (inbox.h).
+enum class GroupMessage : int32_t { kArrived, kWorked, kData, kRing };
+struct GroupHeader {
+  GroupMessage kind;
+  int32_t ok;        // kArrived: of the members; kWorked, kData: nothing failed
+  int64_t instance;  // the runtime
+  int64_t group;
+  int64_t act;      // since the start
+  int64_t sent;     // when, by the sender's clock
+  int32_t chunk;    // kData
+  int32_t members;  // kArrived: so many PieceAddress follow
+};
+struct PieceAddress {
+  int64_t member;
+  int64_t in, out;  // offsets in the sender's region; -1: none
+};
+constexpr int kMostMembers = 40;  // of one process in one group: what fits a header
+}  // namespace wire
+
+struct GroupSpec {
+  int64_t instance = 0, id = 0;
+  std::string plan, actor, algorithm;
+  DType dtype = DType::kFloat32;
+  Reduce reduce = Reduce::kNone;
+  GroupShape shape;
+  std::vector<std::vector<ChunkOp>> ops;  // one list, or one for each micro-batch
+  std::vector<plan::Piece> pieces;        // by member
+  std::vector<int64_t> positions;         // of the acts of a step in the order of the job
+};
+
+class ProcessGroup {
+ public:
+  ProcessGroup(GroupHost* host, GroupSpec spec);
+  ~ProcessGroup();
+
+  void Join(int member, ProcessMember* m) { local_[member] = m; }
+  const GroupSpec& spec() const { return spec_; }
+  int local_members() const { return static_cast<int>(local_.size()); }
+
+  void Arrive(ProcessMember* member);
+  void Deliver(int from, const wire::GroupHeader& header, const wire::PieceAddress* addresses,
+               std::unique_ptr<Incoming> data);
+  void Retry();  // there may be staging again
+  // No further act: what is under way ends with ok = false, except for transfers that the network still has.
+  void Fail();
+  void Drop();  // forgets what came early
+  int transfers() const { return transfers_; }
+  int64_t acts_done() const { return act_; }
+  bool under_way() const { return arrived_ > 0; }
+  // Whom the act under way waits for, as processes; empty when for none but this one.
+  std::vector<int> Awaited() const;
+
+ private:
+  struct Op;
+  struct SendDone final : Transfer {
+    ProcessGroup* group;
+    Op* op;
+    void TransferDone(bool ok) override { group->Sent(op, ok); }
+  };
+  struct ReceiveDone final : Transfer {
+    ProcessGroup* group;
+    Op* op;
+    void TransferDone(bool ok) override { group->Received(op, ok); }
+  };
+  struct Op {
+    const ChunkOp* plan = nullptr;
+    size_t next = 0;  // term to bring in
+    bool receiving = false, combined = false, done = false, ok = true;
+    bool asking = false;  // inside Receive, which may end at once
+    int sends_left = 0;
+    std::vector<Piece> terms;
+    std::vector<char*> staging;                   // held
+    std::vector<std::unique_ptr<Incoming>> come;  // by term; kept while its data is read
+    std::vector<char> come_ok;  // by term: 0 not come, 1 come, 2 come without data: it failed
+    char* receive_to = nullptr;
+    int64_t receive_since = 0;
+    SendDone sent;
+    ReceiveDone received;
+  };
+  struct Early {
+    int from;
+    wire::GroupHeader header;
+    std::vector<wire::PieceAddress> addresses;
+    std::unique_ptr<Incoming> data;
+  };
+
+  std::vector<Op>& ops() { return ops_[ops_.size() == 1 ? 0 : micro_batch_]; }
+  void Begin(int micro_batch);
+  void Apply(int from, const wire::GroupHeader& header, const wire::PieceAddress* addresses,
+             std::unique_ptr<Incoming> data);
+  void TellNode(wire::GroupMessage kind);
+  void CheckReady();
+  void Advance(Op* op);
+  bool BringTerm(Op* op);
+  bool BringSources(Op* op);
+  bool BringMessage(Op* op);
+  bool RoundsSums() const;
+  void Fold(Op* op, const Piece* to, int num_to);
+  char* TakeRoom(Op* op);
+  void GiveRoom(Op* op);
+  bool Combine(Op* op);
+  void Received(Op* op, bool ok);
+  void Sent(Op* op, bool ok);
+  void EndOp(Op* op);
+  void CheckWorked();
+  void CheckEnded();
+  void AddSources(const ChunkOp::Term& term, std::vector<Piece>* terms) const;
+  Piece OutPiece(int member) const;
+  const void* Contiguous(const Piece& piece, const Box& box) const;
+  bool IsOldest(const Op* op);
+  char* TakeStaging(Op* op);
+  bool AllStaged(const Op* op) const { return RoundsSums() && op->plan->terms.size() > 2; }
+  Op* OpFor(int from, int chunk, size_t* term);
+
+  GroupHost* const host_;
+  const GroupSpec spec_;
+  std::map<int, ProcessMember*> local_;
+  std::vector<int> node_peers_;  // other processes of this node with members
+  std::vector<std::vector<Op>> ops_;
+  std::vector<std::vector<Box>> in_box_, out_box_;  // by member, by act (one: all acts)
+
+  // The act under way.
+  int64_t act_ = 0;  // its number: acts ended so far
+  int micro_batch_ = 0;
+  int arrived_ = 0;                              // local members
+  std::vector<int> node_arrived_, node_worked_;  // peers' processes whose word has come
+  bool ready_ = false, ok_ = true, worked_ = false, failed_ = false;
+  bool advancing_ = false;  // among the ops: the act does not end before all have been looked at
+  int ops_done_ = 0;
+  size_t first_open_ = 0;  // no op before it is left
+  int staged_ = 0;         // ops that hold staging
+  int transfers_ = 0;
+  std::vector<char*> in_, out_;  // by member of this node
+  std::vector<Early> early_;
+  std::vector<Piece> from_, to_;  // scratch
+};
+
+class ProcessMember final : public CollectiveMember {
+ public:
+  ProcessMember(Network* network, const CollectiveSpec& spec, int me)
+      : network_(network), idle_work_(network->idle_work()), spec_(spec), me_(me) {
+    arrive_.member = done_.member = this;
+  }
+  void Arrive(void* in, void* out, int micro_batch, bool ok) override {
+    in_ = static_cast<char*>(in);
+    out_ = static_cast<char*>(out);
+    micro_batch_ = micro_batch;
+    ok_ = ok;
+    if (idle_work_ != nullptr && spec_.worker->idle_work() == idle_work_.get()) {
+      network_->PostSoon(&arrive_);
+    } else {
+      network_->Post(&arrive_);
+    }
+  }
+  void set_group(std::shared_ptr<ProcessGroup> group) { group_ = std::move(group); }
+
+ private:
+  friend class ProcessGroup;
+  struct Arrived : Message {
+    ProcessMember* member;
+    void Receive() override { member->group_->Arrive(member); }
+  };
+  struct Done : Message {
+    ProcessMember* member;
+    bool ok = true;
+    void Receive() override { member->spec_.listener->CollectiveDone(ok); }
+  };
+  void End(bool ok) {
+    arrived_ = false;
+    done_.ok = ok;
+    spec_.worker->Post(&done_);
+  }
+
+  Network* const network_;
+  const std::shared_ptr<IdleWork> idle_work_;
+  const CollectiveSpec spec_;
+  const int me_;
+  std::shared_ptr<ProcessGroup> group_;
+  Arrived arrive_;
+  Done done_;
+  char *in_ = nullptr, *out_ = nullptr;
+  int micro_batch_ = 0;
+  bool ok_ = true;
+  bool arrived_ = false;  // the network's thread: and not told of the end yet
+};
+
+}  // namespace oneflow_like

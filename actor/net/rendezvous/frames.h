@@ -1,0 +1,40 @@
+// Frames of the rendezvous: four bytes of length, most significant first, and so many bytes. A connection's
+// first frame is the greeting: a fixed word and the job's token; the others are messages of wire.proto.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "actor/net/rendezvous/bootstrap.h"
+#include "actor/net/rendezvous/wire.pb.h"
+
+namespace oneflow_like {
+
+constexpr size_t kLongestHello = 64 << 10;
+constexpr size_t kLongestTable = 256 << 20;
+
+std::string Frame(const std::string& payload);
+
+// The fixed word alone for an empty token.
+std::string Greeting(const std::string& token);
+// Takes as long wherever the two differ; lengths are no secret.
+bool SameSecret(const std::string& a, const std::string& b);
+
+// Bytes as they come, frames as they are whole.
+class FrameReader {
+ public:
+  void Add(const char* data, size_t bytes) { bytes_.append(data, bytes); }
+  enum class Result { kNone, kFrame, kTooLong };
+  Result Next(size_t longest, std::string* frame);
+
+ private:
+  std::string bytes_;
+};
+
+wire::Peer ToWire(const PeerInfo& peer);
+PeerInfo FromWire(const wire::Peer& peer);
+
+// Seconds of the steady clock.
+double SteadySeconds();
+
+}  // namespace oneflow_like

@@ -1,0 +1,80 @@
+// Process 0's side of the rendezvous: takes connections on one socket until every process of the job has
+// shown the token and said who it is, gives all of them the table, and has them confirm it. One thread, one
+// poll loop; a connection that is slow or senseless costs its own place only.
+#pragma once
+
+#include <list>
+#include <string>
+#include <vector>
+
+#include "actor/net/rendezvous/bootstrap.h"
+#include "actor/net/rendezvous/frames.h"
+#include "actor/net/rendezvous/tcp.h"
+
+namespace oneflow_like {
+
+class Reception {
+ public:
+  // `reach`: where the others come to, for messages.
+  Reception(const ProcessIdentity& identity, const PeerInfo& mine, const RendezvousOptions& options,
+            FileDescriptor listener, std::string reach);
+  std::vector<PeerInfo> Run();  // see Rendezvous
+
+ private:
+  struct Connection {
+    FileDescriptor fd;
+    std::string from;
+    double deadline = 0;  // by then it has said who it is, or has gone
+    FrameReader in;
+    std::string out;  // not yet written
+    bool knows_token = false;
+    bool leaving = false;  // gets the rest of `out`, then goes
+    bool shut = false;     // nothing more will be written
+    bool gone = false;     // to be swept
+    int process = -1;      // once it has said who it is
+    uint64_t visit = 0;
+    bool confirmed = false;
+  };
+  struct Seat {
+    Connection* connection = nullptr;  // nullptr: not come (or process 0's own)
+    PeerInfo peer;
+  };
+
+  void Turn(double until);
+  void Accept();
+  void DropOldestStranger();
+  void Read(Connection* c);
+  void Hear(Connection* c, const std::string& frame);
+  void Welcome(Connection* c, const std::string& frame);
+  void Write(Connection* c);
+  void Drop(Connection* c, const std::string& why);
+  void Refuse(Connection* c, const std::string& why);
+  void Sweep(double now);
+  void GiveTable();
+  void TellAll(const std::string& frame);
+  bool AllWritten() const;
+  void FailAll(const std::string& why, Connection* c = nullptr);
+
+  int Come() const;
+  bool AllHere();
+  std::string Missing() const;
+  std::string Who(const PeerInfo& peer) const;
+
+  const ProcessIdentity identity_;
+  const RendezvousOptions options_;
+  const std::string reach_;
+  const std::string greeting_;
+  FileDescriptor listener_;
+  std::list<Connection> connections_;  // oldest first
+  std::vector<Seat> seats_;            // by process
+  std::string failure_;
+  bool table_given_ = false;
+  double end_ = 0;        // of the time until all must have come
+  double no_accept_ = 0;  // until then the listener is left alone: no descriptors are left
+  int strangers_ = 0;     // connections that are no process of ours yet
+  int most_strangers_ = 0;
+  int64_t dropped_ = 0, wrong_tokens_ = 0;
+  std::string last_wrong_;  // where the last wrong token came from
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,51 @@
+// Job::AllGather on the network's thread: a star through process 0, which gets a text from everybody, checks
+// that all want the same, and sends all texts to everybody.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "actor/net/talk/control.h"
+
+namespace oneflow_like {
+
+class Gather {
+ public:
+  struct Host {
+    std::function<std::string(int)> describe;  // a process
+    // This process's exchange has ended: with all texts, or an error.
+    std::function<void(const std::string& error, std::vector<std::string> texts)> done;
+    // This process waits for one that has ended its program.
+    std::function<void(int process)> left_alone;
+  };
+
+  Gather(ControlChannel* control, int me, int processes, Host host);
+
+  // REQUIRES: this process's last one is done.
+  void Start(const std::string& what, const std::string& mine);
+  void Received(int from, ControlKind kind, const std::string& text);
+  // Process `from` starts no exchange any more.
+  void Ended(int from);
+  // What this process waits for: "the exchange 'plans'", or empty.
+  std::string awaited() const;
+
+ private:
+  struct Part {
+    std::string what, text;
+  };
+  void Add(int from, Part part);
+  void Answer();
+  void CheckAlone();
+
+  ControlChannel* const control_;
+  const int me_;
+  const Host host_;
+  std::string what_;  // of this process's exchange
+  bool waiting_ = false;
+  std::vector<bool> ended_;              // by process
+  std::vector<std::deque<Part>> parts_;  // process 0: by process, of this exchange and later ones
+};
+
+}  // namespace oneflow_like

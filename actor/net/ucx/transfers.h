@@ -1,0 +1,162 @@
+// What is on its way: one Operation for each send or receive that UCX has begun, one UcxIncoming for each
+// message that arrived and was not yet received or dropped. Both are used again and again, so that messages
+// cost no allocation. All on the network's thread.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "actor/net/ucx/network.h"
+
+namespace oneflow_like {
+
+struct Peer;
+class UcxIncoming;
+
+constexpr size_t kMaxHeader = 1024;  // of a message, by the contract of Network::Send
+
+// What stands before the sender's own header.
+struct Envelope {
+  uint32_t process = 0;   // the sender
+  uint32_t sequence = 0;  // of the messages to this receiver on this channel
+  uint32_t channel = 0;
+  uint32_t reserved = 0;  // keeps what follows aligned
+};
+
+// Things in a ring: taken out without a search.
+struct Link {
+  Link* previous = this;
+  Link* next = this;
+  void Remove() {
+    previous->next = next;
+    next->previous = previous;
+    previous = next = this;
+  }
+};
+
+template <typename T>
+class Ring {
+ public:
+  Ring() = default;
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  bool empty() const { return head_.next == &head_; }
+  T* front() { return static_cast<T*>(head_.next); }
+  void Add(Link* thing) {
+    thing->previous = head_.previous;
+    thing->next = &head_;
+    thing->previous->next = head_.previous = thing;
+  }
+  // `f` may remove what it is given.
+  template <typename F>
+  void ForEach(F f) {
+    for (Link *link = head_.next, *next; link != &head_; link = next) {
+      next = link->next;
+      f(static_cast<T*>(link));
+    }
+  }
+
+ private:
+  Link head_;
+};
+
+struct Operation : Link {
+  Peer* peer = nullptr;
+  Transfer* done = nullptr;
+  void* request = nullptr;  // UCX's, while it is under way
+  bool greeting = false;    // which opens a connection (Peer::Opening)
+  // Of a send.
+  const void* data = nullptr;
+  size_t bytes = 0, header_bytes = 0;
+  alignas(16) char header[sizeof(Envelope) + kMaxHeader];  // UCX reads it until the send has ended
+};
+
+template <typename T>
+class FreeList {
+ public:
+  ~FreeList() {
+    for (T* thing : free_) ::delete thing;
+  }
+  T* Take() {
+    if (free_.empty()) return new T();
+    T* thing = free_.back();
+    free_.pop_back();
+    return thing;
+  }
+  void Give(T* thing) { free_.push_back(thing); }
+
+ private:
+  std::vector<T*> free_;
+};
+
+// Where incoming messages come from and go back to.
+class IncomingHome {
+ public:
+  virtual ~IncomingHome() = default;
+  virtual void ReceiveFrom(Peer* peer, void* descriptor, void* to, size_t bytes, Transfer* done) = 0;
+  virtual void Release(void* descriptor) = 0;
+  virtual void GoHome(UcxIncoming* incoming) = 0;
+};
+
+class UcxIncoming : public Incoming, public Link {
+ public:
+  void Arrive(IncomingHome* home, Peer* peer, void* descriptor, size_t bytes, bool here) {
+    home_ = home;
+    peer_ = peer;
+    descriptor_ = descriptor;
+    bytes_ = bytes;
+    here_ = here;
+    delivering_ = true;
+  }
+  // UCX's handler is about to return: is the descriptor still ours? UCX takes it back if not.
+  bool Keep() {
+    delivering_ = false;
+    return descriptor_ != nullptr;
+  }
+
+  size_t bytes() const override { return bytes_; }
+  const void* data() const override { return bytes_ == 0 ? this : here_ ? descriptor_ : nullptr; }
+
+  void Receive(void* to, Transfer* done) override {
+    void* descriptor = descriptor_;
+    descriptor_ = nullptr;
+    if (bytes_ != 0 && descriptor == nullptr) return done->TransferDone(false);  // the network has ended
+    if (bytes_ != 0 && !here_) return home_->ReceiveFrom(peer_, descriptor, to, bytes_, done);
+    if (bytes_ != 0) std::memcpy(to, descriptor, bytes_);
+    if (bytes_ != 0 && !delivering_) home_->Release(descriptor);
+    done->TransferDone(true);
+  }
+
+  // The network ends; whoever holds this may still destroy it.
+  void Leave() {
+    Drop();
+    home_ = nullptr;
+  }
+
+  // Goes back to its home instead of being destroyed.
+  static void operator delete(UcxIncoming* self, std::destroying_delete_t) {
+    self->Drop();
+    if (self->home_ != nullptr) return self->home_->GoHome(self);
+    self->~UcxIncoming();
+    ::operator delete(self);
+  }
+
+ private:
+  void Drop() {
+    if (descriptor_ != nullptr && !delivering_) home_->Release(descriptor_);
+    descriptor_ = nullptr;
+  }
+
+  IncomingHome* home_ = nullptr;
+  Peer* peer_ = nullptr;
+  void* descriptor_ = nullptr;  // UCX's: the data, or what to pull it with
+  size_t bytes_ = 0;
+  bool here_ = false;
+  bool delivering_ = false;  // UCX's handler has not returned: what it is told then is what releases
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,36 @@
+// One UCX context and worker, configured for us: what network.cc sends and receives through.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <string>
+
+#include "actor/net/ucx/network.h"
+
+namespace oneflow_like {
+
+class UcxWorker {
+ public:
+  // Throws Error when a device does not exist or UCX finds nothing usable.
+  explicit UcxWorker(const NetworkOptions& options);
+  ~UcxWorker();
+  UcxWorker(const UcxWorker&) = delete;
+  UcxWorker& operator=(const UcxWorker&) = delete;
+
+  ucp_worker_h get() const { return worker_; }
+  int event_fd() const { return event_fd_; }  // readable when armed and there is something to do
+  const std::string& address() const { return address_; }
+  size_t max_header() const { return max_header_; }  // of an active message
+
+ private:
+  void Open(const NetworkOptions& options);
+  void Close();
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int event_fd_ = -1;
+  size_t max_header_ = 0;
+  std::string address_;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,160 @@
+// Ranks on asynchronous devices: what orders acts there are events, since the host runs ahead. Here the
+// devices are threads with random delays (asynchronous_backend.h), so any wait that is missing shows as a
+// wrong loss.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "actor/device_collectives.h"
+#include "oneflow_like/oneflow_like.h"
+#include "tests/actor/asynchronous_backend.h"
+#include "tests/error_of.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+std::vector<float> Losses(const SmallGpt& given, int steps = 8) {
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  std::vector<StepResult> results;
+  for (int step = 0; step < steps; ++step) results.push_back(session.Run(program.MakeFeeds(step)));
+  std::vector<float> losses;
+  for (const StepResult& result : results) losses.push_back(result.Scalar("loss"));
+  return losses;
+}
+
+SmallGpt Gpt(const std::string& mesh, int micro_batches = 1) {
+  SmallGpt given;
+  given.mesh = mesh;
+  given.micro_batches = micro_batches;
+  given.width = 32;
+  given.layers = 2;
+  given.model_options.kernel_threads = 1;
+  return given;
+}
+
+void ExpectCurve(const SmallGpt& given, uint64_t seed) {
+  static const std::vector<float> one = Losses(Gpt("cpu:dp=1"));
+  std::vector<float> losses = Losses(given);
+  ASSERT_EQ(losses.size(), one.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    ASSERT_NEAR(losses[i], one[i], 2e-5 * std::abs(one[i]))
+        << given.str() << " step " << i << " seed " << seed;
+  }
+}
+
+TEST(AsynchronousDeviceTest, OneLossCurveOnVirtualDevices) {
+  for (uint64_t seed : {1, 2}) {
+    LateBackend backend(1, seed, 300);
+    ExpectCurve(Gpt("cuda:dp=1"), seed);
+    ExpectCurve(Gpt("cuda:dp=2"), seed);
+    ExpectCurve(Gpt("cuda:tp=2"), seed);
+    ExpectCurve(Gpt("cuda:pp=2", 4), seed);
+    ExpectCurve(Gpt("cuda:dp=2,tp=2,pp=2", 2), seed);
+    SmallGpt zero = Gpt("cuda:dp=2");
+    zero.zero_axis = "dp";
+    ExpectCurve(zero, seed);
+  }
+}
+
+// Per layer four products with a bias, one of them with gelu too, two that add to what there is; one slope of
+// gelu, and six gradients of weights with those of their biases. Dropout keeps a residual from its product.
+TEST(AsynchronousDeviceTest, ProductsTakeInWhatFollowsThem) {
+  auto count = [](const SmallGpt& given) {
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Graph& graph = session.impl()->compiled.graph;
+    std::map<std::string, int> counts;
+    for (int n : graph.Order()) ++counts[graph.node(n).op];
+    return std::vector<int>{counts["linear"], counts["linear_grad_gelu"], counts["linear_grad_weight"]};
+  };
+  SmallGpt narrow = Gpt("cuda:dp=1");
+  narrow.dtype = DType::kBFloat16;
+  EXPECT_EQ(count(narrow), (std::vector<int>{12, 2, 12}));
+  EXPECT_EQ(count(Gpt("cuda:dp=2", 2)), (std::vector<int>{12, 2, 12}));
+  EXPECT_EQ(count(Gpt("cpu:dp=1")), (std::vector<int>{0, 0, 0}));
+}
+
+TEST(AsynchronousDeviceTest, OneLossCurveWithALibraryForGroups) {
+  for (uint64_t seed : {3, 4}) {
+    LateBackend backend(8, seed, 300, true);
+    ExpectCurve(Gpt("cuda:dp=2"), seed);
+    EXPECT_GT(backend.connected(), 0);
+    ExpectCurve(Gpt("cuda:tp=2"), seed);
+    ExpectCurve(Gpt("cuda:dp=2,tp=2,pp=2", 2), seed);
+    SmallGpt zero = Gpt("cuda:dp=2");
+    zero.zero_axis = "dp";
+    ExpectCurve(zero, seed);
+  }
+}
+
+TEST(AsynchronousDeviceTest, StagesOnTheHostAndOnDevicesInOneJob) {
+  for (uint64_t seed : {5, 6}) {
+    LateBackend backend(1, seed, 300);
+    ExpectCurve(Gpt("cpu+cuda:pp=2", 4), seed);
+    ExpectCurve(Gpt("cuda+cpu:dp=2,tp=2,pp=2", 2), seed);
+  }
+}
+
+TEST(AsynchronousDeviceTest, AFailureNamesTheUsersLineAndEndsTheStep) {
+  LateBackend backend(1, 7, 100);
+  GptProgram program(Gpt("cuda:dp=2"));
+  Session session = program.MakeTrain();
+  Feeds feeds = program.MakeFeeds(0);
+  session.Run(feeds).Wait();
+  feeds["tokens"].as<int32_t>()[3] = 1000;
+  std::string error = ErrorOf([&] { session.Run(feeds).Wait(); });
+  EXPECT_NE(error.find("1000"), std::string::npos) << error;
+  EXPECT_NE(error.find("gpt_model.cc:"), std::string::npos) << error;
+  EXPECT_EQ(ErrorOf([&] { session.Run(program.MakeFeeds(1)).Wait(); }), error);
+}
+
+TEST(AsynchronousDeviceTest, ClosesInTheMiddleOfSteps) {
+  for (uint64_t seed = 10; seed < 20; ++seed) {
+    LateBackend backend(seed % 2 == 0 ? 1 : 4, seed, 1000, seed % 3 == 0);
+    GptProgram program(Gpt("cuda:dp=2,pp=2", 2));
+    Session session = program.MakeTrain();
+    StepResult first = session.Run(program.MakeFeeds(0));
+    StepResult second = session.Run(program.MakeFeeds(1));
+    if (seed % 4 == 1) first.Wait();
+    session.Close();
+    std::string error = ErrorOf([&] { second.Wait(); });
+    EXPECT_TRUE(error == "no error" || error == "closed") << error;
+  }
+}
+
+TEST(AsynchronousDeviceTest, EvaluationAndCheckpointsShareTheDevices) {
+  LateBackend backend(1, 21, 200);
+  GptProgram program(Gpt("cuda:dp=2"));
+  Session train = program.MakeTrain();
+  Session evaluate = program.MakeEvaluate();
+  train.Run(program.MakeFeeds(0)).Wait();
+  float before = evaluate.Run(program.MakeFeeds(5)).Scalar("loss");
+  std::map<std::string, HostTensor> kept;
+  for (const std::string& name : program.model().Variables()) kept[name] = program.model().Read(name);
+  for (int i = 1; i < 4; ++i) train.Run(program.MakeFeeds(i));
+  float later = evaluate.Run(program.MakeFeeds(5)).Scalar("loss");
+  EXPECT_NE(before, later);
+  for (const auto& [name, value] : kept) program.model().Write(name, value);
+  EXPECT_EQ(evaluate.Run(program.MakeFeeds(5)).Scalar("loss"), before);
+}
+
+TEST(AsynchronousDeviceTest, DevicesThatDoNotExistAreRefused) {
+  LateBackend backend(2);
+  SmallGpt given = Gpt("cuda:dp=2");
+  given.model_options.devices = {0, 2};
+  EXPECT_EQ(ErrorOf([&] { Losses(given); }),
+            "mesh cuda:dp=2,tp=1,pp=1: device 2 of --devices does not exist, this host has 2 cuda devices, "
+            "numbered "
+            "from 0");
+  EXPECT_NE(ErrorOf([&] { Mesh::Parse("cpu+cuda:dp=2"); }).find("axis pp"), std::string::npos);
+  EXPECT_NE(ErrorOf([&] { Mesh::Parse("cpu+cuda:pp=3"); }).find("cannot share axis pp of extent 3 equally"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,297 @@
+// The runtime on asynchronous devices, run on the emulator: loss curves and layout changes on virtual GPUs
+// and on several, whatever order unordered work takes; kernels that fail, memory that ends, devices that are
+// lost, sessions closed in the middle; nothing left behind, and no waiting of the host inside a step.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "actor/cuda/backend.h"
+#include "core/backend.h"
+#include "oneflow_like/placement.h"
+#include "ops/cuda/kernel.h"
+#include "tests/actor/cuda/device_runs.h"
+#include "tests/cuda_emulator/emulator.h"
+#include "tests/error_of.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr int kSteps = 5;
+
+SmallGpt Small(const std::string& mesh, int micro_batches = 1) {
+  SmallGpt given;
+  given.mesh = mesh;
+  given.micro_batches = micro_batches;
+  given.layers = 2;
+  given.width = 32;
+  given.heads = 4;
+  return given;
+}
+
+const std::vector<float>& OnCpu() {
+  static const std::vector<float> losses = Losses(Small("cpu:dp=1"), {}, kSteps);
+  return losses;
+}
+
+class CudaRuntime : public testing::Test {
+ protected:
+  void SetUp() override { Start({}); }
+  void TearDown() override { End(); }
+  void Start(const cuda_emulator::Options& options) {
+    if (backend_ != nullptr) End();
+    cuda_emulator::Reset(options);
+    backend_ = cuda::MakeBackend();
+    SetBackend("cuda", backend_.get());
+  }
+  // Of whatever the test did nothing is left.
+  void End() {
+    SetBackend("cuda", nullptr);
+    backend_.reset();
+    const cuda_emulator::Counts counts = cuda_emulator::GetCounts();
+    EXPECT_EQ(counts.bytes, 0) << "bytes of device memory that nobody gave back";
+    EXPECT_EQ(counts.host_bytes, 0) << "bytes of pinned memory that nobody gave back";
+    EXPECT_EQ(counts.streams, 0);
+    EXPECT_EQ(counts.graphs, 0);
+  }
+  // Of the emulated run against the CPU's.
+  void ExpectFollows(const std::string& mesh, int micro_batches, const std::vector<int>& devices,
+                     uint64_t seed) {
+    SmallGpt given = Small(mesh, micro_batches);
+    const std::vector<float> losses = Losses(given, devices, kSteps);
+    EXPECT_LE(WorstDifference(losses, OnCpu()), 1e-4)
+        << given.str() << " on " << devices.size() << " devices, seed " << seed;
+  }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+};
+
+TEST_F(CudaRuntime, OneDeviceFollowsTheCpu) { ExpectFollows("cuda:dp=1", 1, {0}, 0); }
+TEST_F(CudaRuntime, MicroBatchesFollow) { ExpectFollows("cuda:dp=1", 4, {0}, 0); }
+
+// In 16 bits gelu and its slope are done with the products.
+TEST_F(CudaRuntime, NarrowTypesFollow) {
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    SmallGpt given = Small("cuda:dp=1", 2);
+    given.dtype = dtype;
+    EXPECT_LE(WorstDifference(Losses(given, {0}, kSteps), OnCpu()), dtype == DType::kFloat16 ? 2e-3 : 1e-2)
+        << Name(dtype);
+  }
+}
+
+TEST_F(CudaRuntime, VirtualDevicesFollowInAnyOrder) {
+  uint64_t seed = 0;
+  for (const char* mesh : {"cuda:dp=2", "cuda:tp=2", "cuda:pp=2", "cuda:dp=2,tp=2,pp=2"}) {
+    cuda_emulator::SetDelays(200, ++seed);
+    ExpectFollows(mesh, 2, {0}, seed);
+  }
+}
+
+TEST_F(CudaRuntime, SeveralDevicesFollowInAnyOrder) {
+  cuda_emulator::Options options;
+  options.devices = 4;
+  options.longest_delay_us = 200;
+  for (uint64_t seed : {11, 12}) {
+    options.seed = seed;
+    Start(options);
+    ExpectFollows("cuda:dp=2,tp=2", 2, {0, 1, 2, 3}, seed);
+    ExpectFollows("cuda:pp=2", 4, {0, 1}, seed);
+    ExpectFollows("cuda:dp=2,tp=2,pp=2", 2, {0, 1}, seed);  // four virtual devices on each
+  }
+}
+
+TEST_F(CudaRuntime, StagesOnTheHostAndOnDevicesFollow) {
+  cuda_emulator::SetDelays(200, 21);
+  ExpectFollows("cpu+cuda:pp=2", 4, {0}, 21);
+  ExpectFollows("cuda+cpu:dp=2,pp=2", 2, {0}, 21);
+}
+
+TEST_F(CudaRuntime, RepetitionIsBitEqualInAnyOrder) {
+  SmallGpt given = Small("cuda:dp=2,tp=2", 2);
+  cuda_emulator::SetDelays(200, 5);
+  const std::vector<float> first = Losses(given, {0}, kSteps);
+  cuda_emulator::SetDelays(200, 6);
+  EXPECT_EQ(first, Losses(given, {0}, kSteps));
+}
+
+TEST_F(CudaRuntime, EveryChangeOfLayoutArrives) {
+  cuda_emulator::SetDelays(100, 3);
+  for (unsigned seed = 1; seed <= 60; ++seed) {
+    const LayoutChange change("cuda", seed);
+    ASSERT_EQ(change.Run({0}), "") << "seed " << seed << ": " << change.str();
+  }
+  cuda_emulator::Options options;
+  options.devices = 6;
+  Start(options);
+  for (unsigned seed = 100; seed <= 120; ++seed) {
+    const LayoutChange change("cuda", seed);
+    ASSERT_EQ(change.Run({0, 1, 2, 3, 4, 5}), "") << "seed " << seed << ": " << change.str();
+  }
+}
+
+TEST_F(CudaRuntime, StepsReplayGraphs) {
+  GptProgram program([] {
+    SmallGpt given = Small("cuda:dp=1");
+    given.model_options = OnDevices({0});
+    return given;
+  }());
+  Session session = program.MakeTrain();
+  for (int step = 0; step < 4; ++step) session.Run(program.MakeFeeds(step)).Wait();
+  const int64_t made = cuda_emulator::GetCounts().graphs_instantiated;
+  const int64_t launched = cuda_emulator::GetCounts().graph_launches;
+  EXPECT_GT(made, 0);
+  for (int step = 4; step < 8; ++step) session.Run(program.MakeFeeds(step)).Wait();
+  EXPECT_EQ(cuda_emulator::GetCounts().graphs_instantiated, made)
+      << "addresses are fixed, nothing is recorded again";
+  EXPECT_GE(cuda_emulator::GetCounts().graph_launches, launched + 4);
+}
+
+// Where begins follow the micro-batch every micro-batch has recordings of its own: of so many, too.
+TEST_F(CudaRuntime, ManyMicroBatchesReplayGraphs) {
+  auto launches = [](int micro_batches) {
+    SmallGpt given = Small("cuda:pp=2", micro_batches);
+    given.batch = 32, given.context = 4, given.width = 16;
+    given.model_options = OnDevices({0});
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    for (int step = 0; step < 8; ++step) session.Run(program.MakeFeeds(step)).Wait();
+    const int64_t made = cuda_emulator::GetCounts().graphs_instantiated;
+    const int64_t before = cuda_emulator::GetCounts().graph_launches;
+    session.Run(program.MakeFeeds(8)).Wait();
+    EXPECT_EQ(cuda_emulator::GetCounts().graphs_instantiated, made) << micro_batches;
+    return cuda_emulator::GetCounts().graph_launches - before;
+  };
+  // Some for each micro-batch, and those of the update.
+  const int64_t four = launches(4), eight = launches(8), sixteen = launches(16);
+  EXPECT_GT(eight, four);
+  EXPECT_EQ(sixteen - eight, 2 * (eight - four));
+}
+
+// What a session says it takes is what it takes: of devices to a few numbers for each stream, of the host's
+// memory that devices copy to and from to the faults that streams keep there.
+TEST_F(CudaRuntime, MemoryIsKnownBeforeTheFirstStep) {
+  struct Given {
+    const char* mesh;
+    int micro_batches;
+    std::vector<int> devices;
+    bool packs, stages;
+  };
+  for (const Given& given :
+       {Given{"cuda:dp=1", 1, {0}, false, false}, Given{"cuda:dp=2,tp=2", 2, {0, 1, 2, 3}, true, false},
+        Given{"cuda:dp=2,tp=2", 2, {0}, false, false}, Given{"cuda:tp=2,pp=2", 4, {0, 1, 2, 3}, true, false},
+        Given{"cpu+cuda:dp=2,pp=2", 2, {0}, false, true},
+        Given{"cpu+cuda:dp=2,pp=2", 2, {0, 1}, true, true}}) {
+    cuda_emulator::Options options;
+    options.devices = 4;
+    Start(options);
+    SmallGpt small = Small(given.mesh, given.micro_batches);
+    small.model_options = OnDevices(given.devices);
+    GptProgram program(small);
+    const Mesh& mesh = program.model().mesh();
+    Session session = program.MakeTrain();
+    int64_t device = 0, packing = 0, host = 0, ranks = 0;
+    for (const RankSummary& s : session.Summaries()) {
+      for (int rank : s.ranks) {
+        if (mesh.KindOf(rank) != "cuda") continue;
+        ++ranks;
+        device += s.peak_bytes - kCudaBytesBesides + static_cast<int64_t>(cuda::kWorkspaceBytes);
+        packing += s.library_bytes - kCudaBytesBesides;
+        host += MemoryBesidesPlan(*session.impl()->model, PlanOf(session.impl()->compiled, rank).plan).host;
+      }
+    }
+    EXPECT_EQ(packing > 2048 * ranks, given.packs) << packing;
+    session.Run(program.MakeFeeds(0)).Wait();
+    const cuda_emulator::Counts counts = cuda_emulator::GetCounts();
+    EXPECT_GE(counts.bytes, device) << given.mesh;
+    EXPECT_LE(counts.bytes, device + 1024 * ranks) << given.mesh;
+    EXPECT_GE(counts.host_bytes, host) << given.mesh;
+    EXPECT_LE(counts.host_bytes, host + 4096 * ranks) << given.mesh;
+    EXPECT_EQ(host > 8192 * ranks, given.stages) << given.mesh << " " << host;
+  }
+}
+
+TEST_F(CudaRuntime, NothingIsAllocatedAndTheHostNeverWaitsAfterTheFirstSteps) {
+  SmallGpt given = Small("cuda:dp=2", 2);
+  given.model_options = OnDevices({0});
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  for (int step = 0; step < 4; ++step) session.Run(program.MakeFeeds(step)).Wait();
+  const cuda_emulator::Counts before = cuda_emulator::GetCounts();
+  for (int step = 4; step < 8; ++step) session.Run(program.MakeFeeds(step)).Wait();
+  const cuda_emulator::Counts after = cuda_emulator::GetCounts();
+  EXPECT_EQ(after.allocations, before.allocations);
+  EXPECT_EQ(after.host_synchronisations, before.host_synchronisations);
+}
+
+TEST_F(CudaRuntime, AnIdOutsideTheTableIsReportedWithTheUsersLine) {
+  for (const char* axes : {"dp=1", "dp=2"}) {
+    Lookup lookup(Mesh::Parse(Cat("cuda:", axes)), {0});
+    Session session = Train(lookup.loss, Sgd{});
+    for (int step = 0; step < 3; ++step)
+      EXPECT_TRUE(std::isfinite(session.Run(Lookup::FeedsWith(2)).Scalar("loss")));
+    EXPECT_EQ(lookup.Missing(ErrorOf([&] { session.Run(Lookup::FeedsWith(77)).Wait(); })), "") << axes;
+    session.Close();
+    Session again = Train(lookup.loss, Sgd{});
+    EXPECT_TRUE(std::isfinite(again.Run(Lookup::FeedsWith(2)).Scalar("loss"))) << axes;
+  }
+}
+
+TEST_F(CudaRuntime, OutOfMemoryNamesWhatAndHowMuch) {
+  cuda_emulator::Options options;
+  options.memory = size_t{64} << 20;
+  Start(options);
+  Model model(Mesh::Parse("cuda:dp=1"), OnDevices({0}));
+  Tensor x = model.Input("x", {4, 1 << 12}, DType::kFloat32);
+  Tensor loss = mean(square(matmul(x, model.scope().Weight("huge", {1 << 12, 1 << 12}, Zeros()))));
+  Session session = Train(loss, Sgd{});
+  HostTensor fed = HostTensor::Make(DType::kFloat32, {4, 1 << 12});
+  const std::string error = ErrorOf([&] { session.Run({{"x", fed}}).Wait(); });
+  for (const char* word : {"bytes", "free"}) EXPECT_NE(error.find(word), std::string::npos) << error;
+}
+
+TEST_F(CudaRuntime, ALostDeviceEndsTheStepAndSaysSo) {
+  SmallGpt given = Small("cuda:dp=2");
+  given.model_options = OnDevices({0});
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  session.Run(program.MakeFeeds(0)).Wait();
+  cuda_emulator::LoseDevice(0);
+  const std::string error = ErrorOf([&] { session.Run(program.MakeFeeds(1)).Wait(); });
+  EXPECT_NE(error.find("cudaErrorLaunchFailure"), std::string::npos) << error;
+  session.Close();
+}
+
+TEST_F(CudaRuntime, CloseInTheMiddle) {
+  SmallGpt given = Small("cuda:dp=2,pp=2", 2);
+  given.model_options = OnDevices({0});
+  GptProgram program(given);
+  cuda_emulator::SetDelays(300, 9);
+  for (int round = 0; round < 6; ++round) {
+    Session session = program.MakeTrain();
+    std::vector<StepResult> results;
+    for (int step = 0; step < round % 4; ++step) results.push_back(session.Run(program.MakeFeeds(step)));
+    session.Close();
+    for (const StepResult& result : results) {
+      const std::string error = ErrorOf([&] { result.Wait(); });
+      EXPECT_TRUE(error == "no error" || error.find("closed") != std::string::npos) << error;
+    }
+  }
+  Session session = program.MakeTrain();
+  EXPECT_TRUE(std::isfinite(session.Run(program.MakeFeeds(0)).Scalar("loss")));
+}
+
+TEST_F(CudaRuntime, ADryRunNeedsNoDevice) {
+  SetBackend("cuda", nullptr);
+  cuda_emulator::Options none;
+  none.start = cudaErrorNoDevice;
+  cuda_emulator::Reset(none);
+  EXPECT_NE(ErrorOf([] { (void)cuda::MakeBackend(); }).find("no GPU"), std::string::npos);
+  GptProgram program(Small("cuda:dp=2,tp=2"));
+  EXPECT_NE(program.MakeTrain().SummaryText().find("rank"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,601 @@
+// Kernels of several nodes done by one launch, on the emulator: updates, sums of squares and casts of many
+// tensors have the bits that one after another have, whatever their types, sizes and addresses, run, recorded
+// and replayed; what must not go together does not; training is the same with it and without, in fewer
+// launches.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "actor/cuda/backend.h"
+#include "core/float16.h"
+#include "ops/cuda/kernel.h"
+#include "ops/op.h"
+#include "tests/actor/cuda/device_runs.h"
+#include "tests/cuda_emulator/emulator.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+constexpr int kMost = 44, kMostSums = 80, kMostCasts = 110;  // tensors of one launch
+
+float FloatAt(const std::vector<char>& bytes, DType dtype, int64_t i) {
+  if (dtype == DType::kBFloat16) return ToFloat(reinterpret_cast<const BFloat16*>(bytes.data())[i]);
+  if (dtype == DType::kFloat16) return ToFloat(reinterpret_cast<const Float16*>(bytes.data())[i]);
+  return reinterpret_cast<const float*>(bytes.data())[i];
+}
+
+std::string Wait(DeviceStream* stream) {
+  auto done = std::make_shared<std::promise<Status>>();
+  std::future<Status> status = done->get_future();
+  stream->NotifyWhenDone([done](Status s) { done->set_value(std::move(s)); });
+  return status.get().message();
+}
+
+struct Variant {
+  std::string op;
+  DType weight, state, gradient;
+  int told;  // 1: a factor; 2: and that gradients are finite; 3: that they are not
+  std::string str() const {
+    return Cat(op, " ", Name(weight), " ", Name(state), " ", Name(gradient), " told ", told);
+  }
+};
+
+std::vector<Variant> Variants() {
+  using enum DType;
+  std::vector<Variant> variants;
+  for (const char* op : {"sgd", "adam", "adamw"}) {
+    for (int told = 0; told < 4; ++told) {
+      for (DType gradient : {kFloat32, kBFloat16, kFloat16}) {
+        variants.push_back({op, kFloat32, kFloat32, gradient, told});
+      }
+      variants.push_back({op, kBFloat16, kFloat32, kBFloat16, told});
+      variants.push_back({op, kFloat16, kFloat16, kFloat32, told});
+    }
+  }
+  return variants;
+}
+
+// An update with its operands in memory of a device.
+struct Update {
+  KernelSpec spec;
+  std::vector<TensorArg> in, out;
+  std::unique_ptr<Kernel> kernel;
+  KernelRun At(int64_t step, int64_t time = 0) const {
+    return {kernel.get(), {.spec = spec, .in = in, .out = out, .step = step, .time = time, .times = 3}};
+  }
+};
+
+class CudaTogether : public testing::Test {
+ protected:
+  CudaTogether() {
+    cuda_emulator::Reset({});
+    backend_ = MakeBackend();
+    backend_->AddKernels(&registry_);
+    device_ = backend_->MakeDevice(0, 0);
+    stream_ = device_->MakeStream("compute");
+  }
+
+  // `skip` elements into a block of its own; bits are drawn from `random`, values between low and high.
+  TensorArg Put(DType dtype, const Dims& shape, int skip, std::mt19937_64* random, double low, double high) {
+    const size_t width = SizeOf(dtype), bytes = shape.elements() * width;
+    std::vector<char> values(bytes + 1);
+    TensorArg arg;
+    arg.dtype = dtype;
+    arg.global = arg.begin = arg.extent = shape;
+    for (int i = 0; i < shape.rank(); ++i) {  // a piece from inside of the whole
+      arg.begin[i] = i + 2;
+      arg.global[i] = shape[i] + 5;
+    }
+    arg.data = values.data();
+    for (int64_t i = 0; i < shape.elements(); ++i) {
+      const double at = static_cast<double>((*random)() % 65536) / 65536;
+      const float value = static_cast<float>(low + at * (high - low));
+      if (dtype == DType::kBool) arg.as<bool>()[i] = low > 0;
+      if (dtype == DType::kFloat32) arg.as<float>()[i] = value;
+      if (dtype == DType::kBFloat16) arg.as<BFloat16>()[i] = ToBFloat16(value);
+      if (dtype == DType::kFloat16) arg.as<Float16>()[i] = ToFloat16(value);
+    }
+    memory_.push_back(device_->Allocate(skip * width + bytes + 1, "a test"));
+    arg.data = static_cast<char*>(memory_.back()->data()) + skip * width;
+    if (bytes > 0) device_->CopyIn(arg.data, values.data(), bytes);
+    return arg;
+  }
+
+  std::vector<char> Get(const TensorArg& arg) {
+    std::vector<char> values(arg.elements() * SizeOf(arg.dtype));
+    if (!values.empty()) device_->CopyOut(values.data(), arg.data, values.size());
+    return values;
+  }
+
+  static Attrs AttrsOf(const std::string& op) {
+    Attrs attrs = {{"lr", 0.02},
+                   {"weight_decay", 0.1},
+                   {"schedule", "cosine"},
+                   {"warmup", int64_t{2}},
+                   {"total", int64_t{9}}};
+    if (op == "sgd") {
+      attrs.Set("momentum", 0.9);
+    } else {
+      attrs.Set("beta1", 0.9);
+      attrs.Set("beta2", 0.95);
+    }
+    return attrs;
+  }
+
+  void Finish(Update* update) {
+    update->spec.in = update->in;
+    update->spec.out = update->out;
+    update->kernel = registry_.Make(update->spec, "cuda");
+  }
+
+  // The same ones for the same seed: of every size and alignment, a few not in place, with decay or without.
+  std::vector<Update> MakeUpdates(const Variant& variant, int count, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const int64_t sizes[] = {5, 0, 1024, 3, 4097, 1, 768, 2051, 2, 640, 4096};
+    TensorArg factor = Put(DType::kFloat32, {}, 0, &random, 0.3, 0.9);
+    TensorArg finite = Put(DType::kBool, {}, 0, &random, variant.told == 2 ? 1 : 0, 1);
+    std::vector<Update> updates(count);
+    for (int i = 0; i < count; ++i) {
+      Update& update = updates[i];
+      update.spec.name = variant.op;
+      update.spec.node = Cat("update/", variant.op, ".", i);
+      update.spec.attrs = AttrsOf(variant.op);
+      if (i % 3 == 1) update.spec.attrs.Set("weight_decay", 0.0);
+      const int64_t size = sizes[random() % std::size(sizes)];
+      const Dims shape = size % 2 == 0 ? Dims{2, size / 2} : Dims{size};
+      auto put = [&](DType dtype, double low) {
+        update.in.push_back(
+            Put(dtype, shape, random() % 3 == 0 ? static_cast<int>(random() % 8) : 0, &random, low, 1));
+      };
+      put(variant.weight, -1);
+      put(variant.gradient, -1);
+      for (int state = 0; state < (variant.op == "sgd" ? 1 : 2); ++state) put(variant.state, 0);
+      for (size_t operand = 0; operand < update.in.size(); ++operand) {
+        if (operand == 1) continue;
+        const TensorArg& arg = update.in[operand];
+        update.out.push_back(i % 10 == 7 ? Put(arg.dtype, shape, 0, &random, 5, 5) : arg);
+      }
+      if (variant.told > 0) update.in.push_back(factor);
+      if (variant.told > 1) update.in.push_back(finite);
+      Finish(&update);
+    }
+    return updates;
+  }
+
+  // Launches of updates: all grids that are run, but for the one that tells a new step and the one that asks
+  // for faults.
+  int64_t LaunchesOf(int64_t step, int64_t time, const std::function<void()>& run) {
+    const int64_t before = cuda_emulator::GetCounts().kernels;
+    run();
+    EXPECT_EQ(Wait(stream_.get()), "");
+    const bool fresh = step != step_ || time != time_;
+    step_ = step;
+    time_ = time;
+    return cuda_emulator::GetCounts().kernels - before - fresh - 1;
+  }
+  int64_t RunEach(const std::vector<Update>& updates, int64_t step, int64_t time = 0) {
+    return LaunchesOf(step, time, [&] {
+      for (const Update& update : updates) {
+        const KernelRun run = update.At(step, time);
+        ASSERT_TRUE(stream_->Run(*run.kernel, run.context).ok());
+      }
+    });
+  }
+  int64_t RunTogether(const std::vector<Update>& updates, DeviceSegment* segment, int64_t step,
+                      int64_t time = 0) {
+    return LaunchesOf(step, time, [&] {
+      std::vector<KernelRun> runs;
+      for (const Update& update : updates) runs.push_back(update.At(step, time));
+      ASSERT_TRUE(stream_->RunSegment(segment, runs).ok());
+    });
+  }
+  void ExpectSame(const std::vector<Update>& a, const std::vector<Update>& b, const std::string& what) {
+    for (size_t i = 0; i < a.size(); ++i) {
+      for (size_t o = 0; o < a[i].out.size(); ++o) {
+        ASSERT_TRUE(Get(a[i].out[o]) == Get(b[i].out[o]))
+            << what << ", update " << i << " of " << a[i].in[0].extent.str() << ", output " << o;
+      }
+    }
+  }
+
+  std::unique_ptr<Backend> backend_;
+  KernelRegistry registry_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::vector<std::unique_ptr<Memory>> memory_;
+  int64_t step_ = -1, time_ = -1;  // last told
+};
+
+TEST_F(CudaTogether, ManyUpdatesHaveTheBitsOfSingleOnes) {
+  uint64_t seed = 100;
+  for (const Variant& variant : Variants()) {
+    const int count = kMost + 9;
+    const std::string what = Cat(variant.str(), ", seed ", ++seed);
+    std::vector<Update> each = MakeUpdates(variant, count, seed),
+                        together = MakeUpdates(variant, count, seed);
+    int64_t filled = 0;
+    TensorArg weight;  // of the last in place
+    for (const Update& update : each) {
+      if (update.in[0].elements() == 0) continue;
+      ++filled;
+      if (update.in[0].data == update.out[0].data) weight = update.out[0];
+    }
+    const std::vector<char> before = Get(weight);
+    auto segment = stream_->MakeSegment();
+    for (int64_t step = 0; step < 4; ++step) {  // run, recorded, replayed
+      EXPECT_EQ(RunEach(each, step, step % 3), filled) << what;
+      EXPECT_EQ(RunTogether(together, segment.get(), step, step % 3), 2) << what;
+      ExpectSame(each, together, Cat(what, ", step ", step));
+    }
+    EXPECT_EQ(Get(weight) == before, variant.told == 3) << what;
+    memory_.clear();
+  }
+  EXPECT_EQ(cuda_emulator::GetCounts().graphs_instantiated, static_cast<int64_t>(Variants().size()));
+}
+
+TEST_F(CudaTogether, AsManyAsOneLaunchHolds) {
+  const Variant variant = {"adamw", DType::kFloat32, DType::kFloat32, DType::kFloat32, 1};
+  for (int count : {1, 2, kMost - 1, kMost, kMost + 1, 2 * kMost, 2 * kMost + 1}) {
+    std::vector<Update> each = MakeUpdates(variant, count, 7), together = MakeUpdates(variant, count, 7);
+    auto segment = stream_->MakeSegment();
+    RunEach(each, 0);
+    RunTogether(together, segment.get(), 0);
+    ExpectSame(each, together, Cat(count, " updates"));
+    memory_.clear();
+  }
+}
+
+// More elements than a block for each 1024 of them: longer stretches, of several tensors at once.
+TEST_F(CudaTogether, LargeTensorsBesideSmallOnes) {
+  std::vector<Update> sets[2];
+  for (auto& set : sets) {
+    std::mt19937_64 random(11);
+    for (int64_t size : {3, 700001, 12, 262144, 1}) {
+      Update update;
+      update.spec.name = "adam";
+      update.spec.attrs = AttrsOf("adam");
+      for (int i = 0; i < 4; ++i) update.in.push_back(Put(DType::kFloat32, {size}, 0, &random, 0.1, 1));
+      update.out = {update.in[0], update.in[2], update.in[3]};
+      Finish(&update);
+      set.push_back(std::move(update));
+    }
+  }
+  auto segment = stream_->MakeSegment();
+  EXPECT_EQ(RunEach(sets[0], 5), 5);
+  EXPECT_EQ(RunTogether(sets[1], segment.get(), 5), 1);
+  ExpectSame(sets[0], sets[1], "large and small");
+}
+
+TEST_F(CudaTogether, NothingGoesTogetherThatMustNot) {
+  const Variant variant = {"adamw", DType::kFloat32, DType::kFloat32, DType::kBFloat16, 1};
+  auto asked = [&](const std::function<void(Update*)>& change) {
+    std::vector<Update> updates = MakeUpdates(variant, 3, 5);
+    change(&updates[2]);
+    Finish(&updates[2]);
+    std::vector<KernelRun> runs;
+    for (const Update& update : updates) runs.push_back(update.At(0));
+    const size_t count = static_cast<CudaKernel*>(runs[0].kernel)->Together(runs);
+    updates.clear();
+    memory_.clear();
+    return count;
+  };
+  std::mt19937_64 random(1);
+  EXPECT_EQ(asked([](Update*) {}), 3u);
+  EXPECT_EQ(asked([](Update* u) { u->spec.attrs.Set("weight_decay", 0.7); }), 3u);
+  for (const char* name : {"lr", "beta1", "beta2", "eps", "final"}) {
+    EXPECT_EQ(asked([&](Update* u) { u->spec.attrs.Set(name, 0.7); }), 2u) << name;
+  }
+  for (const char* name : {"warmup", "total"}) {
+    EXPECT_EQ(asked([&](Update* u) { u->spec.attrs.Set(name, int64_t{77}); }), 2u) << name;
+  }
+  EXPECT_EQ(asked([](Update* u) { u->spec.name = "adam"; }), 2u);
+  EXPECT_EQ(asked([](Update* u) { u->in.pop_back(); }), 2u) << "without a factor";
+  EXPECT_EQ(asked([&](Update* u) { u->in.back() = Put(DType::kFloat32, {}, 0, &random, 1, 1); }), 2u);
+  EXPECT_EQ(asked([](Update* u) { u->in[1].dtype = DType::kFloat16; }), 2u) << "other gradients";
+  EXPECT_EQ(asked([](Update* u) { u->in[2].dtype = u->out[1].dtype = DType::kBFloat16; }), 2u) << "a state";
+}
+
+TEST_F(CudaTogether, ManySquareSumsHaveTheBitsOfSingleOnes) {
+  uint64_t seed = 300;
+  const int64_t sizes[] = {1, 0, 64, 8192, 8193, 31, 70001, 4095};
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    std::mt19937_64 random(++seed);
+    std::vector<Update> each, together;
+    int64_t several = 0;  // tensors summed in parts, which takes two launches
+    for (int i = 0; i < kMostSums + 7; ++i) {
+      const int64_t size = sizes[i % std::size(sizes)];
+      several += size > 8192;
+      Update sum;
+      sum.spec.name = "square_sum";
+      sum.in = {Put(dtype, {size}, i % 3 == 0 ? i % 7 : 0, &random, -1, 1)};
+      for (auto* sums : {&each, &together}) {
+        Update to;
+        to.spec = sum.spec;
+        to.in = sum.in;
+        to.out = {Put(DType::kFloat32, {}, 0, &random, 5, 5)};
+        Finish(&to);
+        sums->push_back(std::move(to));
+      }
+    }
+    auto segment = stream_->MakeSegment();
+    for (int64_t step = 0; step < 3; ++step) {
+      EXPECT_EQ(RunEach(each, step), static_cast<int64_t>(each.size()) + several);
+      EXPECT_EQ(RunTogether(together, segment.get(), step), 4);
+      ExpectSame(each, together, Cat(Name(dtype), ", seed ", seed));
+    }
+    for (const Update& sum : together) {
+      double want = 0;
+      const std::vector<char> x = Get(sum.in[0]), y = Get(sum.out[0]);
+      for (int64_t i = 0; i < sum.in[0].elements(); ++i) want += std::pow(FloatAt(x, dtype, i), 2);
+      EXPECT_NEAR(FloatAt(y, DType::kFloat32, 0), want, 1e-5 * want) << sum.in[0].extent.str();
+    }
+    memory_.clear();
+  }
+}
+
+TEST_F(CudaTogether, ManyCastsHaveTheBitsOfSingleOnes) {
+  using enum DType;
+  uint64_t seed = 400;
+  const int64_t sizes[] = {1, 0, 8, 2048, 2049, 31, 70001, 16};
+  for (auto [from, to] : {std::pair{kFloat32, kBFloat16}, std::pair{kFloat32, kFloat16},
+                          std::pair{kBFloat16, kFloat32}, std::pair{kFloat16, kFloat32}}) {
+    std::mt19937_64 random(++seed);
+    std::vector<Update> each, together;
+    int64_t filled = 0;
+    for (int i = 0; i < kMostCasts + 7; ++i) {
+      const Dims shape = {sizes[i % std::size(sizes)]};
+      filled += shape.elements() > 0;
+      TensorArg x = Put(from, shape, i % 3 == 0 ? i % 7 : 0, &random, -1, 1);
+      for (auto* casts : {&each, &together}) {
+        Update cast;
+        cast.spec.name = "cast";
+        cast.spec.attrs.Set("dtype", std::string(Name(to)));
+        cast.in = {x};
+        cast.out = {Put(to, shape, i % 5 == 0 ? i % 9 : 0, &random, 5, 5)};
+        Finish(&cast);
+        casts->push_back(std::move(cast));
+      }
+    }
+    auto segment = stream_->MakeSegment();
+    for (int64_t step = 0; step < 3; ++step) {
+      EXPECT_EQ(RunEach(each, step), filled);
+      EXPECT_EQ(RunTogether(together, segment.get(), step), 2);
+      ExpectSame(each, together, Cat(Name(from), " to ", Name(to), ", seed ", seed));
+    }
+    for (const Update& cast : together) {
+      const std::vector<char> x = Get(cast.in[0]), y = Get(cast.out[0]);
+      for (int64_t i = 0; i < cast.in[0].elements(); ++i) {
+        float want = FloatAt(x, from, i);
+        if (to == kBFloat16) want = ToFloat(ToBFloat16(want));
+        if (to == kFloat16) want = ToFloat(ToFloat16(want));
+        ASSERT_EQ(FloatAt(y, to, i), want) << cast.in[0].extent.str() << ", element " << i;
+      }
+    }
+    memory_.clear();
+  }
+}
+
+// One update's gradient is the weight that the one before it writes; a third writes that weight again.
+TEST_F(CudaTogether, WhatOneWritesAnotherReadsLater) {
+  std::vector<Update> sets[2];
+  for (auto& set : sets) {
+    std::mt19937_64 random(3);
+    TensorArg operand[5];
+    for (TensorArg& arg : operand) arg = Put(DType::kFloat32, {300}, 0, &random, 0.1, 1);
+    auto add = [&](int weight, int gradient, int state) {
+      Update update;
+      update.spec.name = "sgd";
+      update.spec.attrs = AttrsOf("sgd");
+      update.in = {operand[weight], operand[gradient], operand[state]};
+      update.out = {operand[weight], operand[state]};
+      Finish(&update);
+      set.push_back(std::move(update));
+    };
+    add(0, 4, 1);
+    add(2, 0, 3);
+    add(0, 4, 1);
+  }
+  auto segment = stream_->MakeSegment();
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_EQ(RunEach(sets[0], step), 3);
+    EXPECT_EQ(RunTogether(sets[1], segment.get(), step), 3);
+    ExpectSame(sets[0], sets[1], Cat("step ", step));
+  }
+}
+
+TEST(Independent, SeesWhatIsWrittenTwiceOrReadElsewhere) {
+  char bytes[64];
+  KernelSpec spec;
+  auto arg = [&](int begin, int end) {
+    TensorArg a;
+    a.dtype = DType::kUInt8;
+    a.extent = a.global = {end - begin};
+    a.begin = {0};
+    a.data = bytes + begin;
+    return a;
+  };
+  auto ask = [&](std::vector<std::vector<TensorArg>> operands) {  // in, out, in, out ...
+    std::vector<KernelRun> runs;
+    for (size_t i = 0; i < operands.size(); i += 2) {
+      runs.push_back({nullptr, {.spec = spec, .in = operands[i], .out = operands[i + 1]}});
+    }
+    return Independent(runs);
+  };
+  EXPECT_TRUE(ask({{arg(0, 8)}, {arg(0, 8)}, {arg(8, 16)}, {arg(8, 16)}}));      // each in place
+  EXPECT_TRUE(ask({{arg(0, 8)}, {arg(8, 16)}, {arg(0, 8)}, {arg(16, 24)}}));     // both read the same
+  EXPECT_FALSE(ask({{arg(0, 8)}, {arg(8, 16)}, {arg(32, 40)}, {arg(12, 20)}}));  // written twice
+  EXPECT_FALSE(ask({{arg(0, 8)}, {arg(8, 16)}, {arg(15, 20)}, {arg(24, 32)}}));  // written, then read
+  EXPECT_FALSE(ask({{arg(0, 8)}, {arg(24, 32)}, {arg(40, 48)}, {arg(4, 6)}}));   // read, then written
+  EXPECT_FALSE(ask(
+      {{arg(0, 40)}, {arg(50, 51)}, {arg(2, 4)}, {arg(52, 53)}, {}, {arg(30, 31)}}));  // behind a short one
+  EXPECT_TRUE(ask({{arg(0, 8)}, {arg(8, 16)}, {arg(9, 9)}, {arg(24, 32)}}));           // nothing is read
+}
+
+// --- Any kernel
+
+class Pair : public CudaKernel {
+ public:
+  Status Launch(const KernelContext&, const LaunchContext&) override {
+    ++single;
+    return Status();
+  }
+  size_t Together(std::span<const KernelRun> runs) const override { return runs.size() < 2 ? 1 : 2; }
+  Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) override {
+    if (runs.size() == 1) return Launch(runs[0].context, launch);
+    ++pairs;
+    return refusal.empty() ? Status() : Status(refusal);
+  }
+  int single = 0, pairs = 0;
+  std::string refusal;
+};
+
+TEST_F(CudaTogether, AFailureNamesTheFirstAndTheLast) {
+  Pair kernels[5];
+  KernelSpec specs[5];
+  std::vector<KernelRun> runs;
+  for (int i = 0; i < 5; ++i) {
+    specs[i].node = Cat("w", i);
+    specs[i].line = SourceLine("model.cc", 10 + i);
+    runs.push_back({&kernels[i], {.spec = specs[i], .in = {}, .out = {}}});
+  }
+  auto segment = stream_->MakeSegment();
+  EXPECT_TRUE(stream_->RunSegment(segment.get(), runs).ok());
+  EXPECT_EQ(kernels[0].pairs, 1);
+  EXPECT_EQ(kernels[1].pairs + kernels[1].single, 0);
+  EXPECT_EQ(kernels[2].pairs, 1);
+  EXPECT_EQ(kernels[4].single, 1);
+  kernels[2].refusal = "too many operands";
+  auto again = stream_->MakeSegment();
+  EXPECT_EQ(stream_->RunSegment(again.get(), runs).message(),
+            "w2 at model.cc:12 .. w3 at model.cc:13 (2 kernels): too many operands");
+  EXPECT_EQ(Wait(stream_.get()), "");
+}
+
+// --- Training
+
+// A kernel that goes with no other.
+class Alone : public CudaKernel {
+ public:
+  explicit Alone(std::unique_ptr<Kernel> kernel) : kernel_(std::move(kernel)) {}
+  Status Launch(const KernelContext& context, const LaunchContext& launch) override {
+    return kernel().Launch(context, launch);
+  }
+  bool Recordable() const override { return kernel().Recordable(); }
+  std::string Explain(const Fault& fault) const override { return kernel().Explain(fault); }
+
+ private:
+  CudaKernel& kernel() const { return static_cast<CudaKernel&>(*kernel_); }
+  std::unique_ptr<Kernel> kernel_;
+};
+
+// The backend with every kernel alone.
+class AloneBackend : public Backend {
+ public:
+  AloneBackend() : backend_(MakeBackend()) { backend_->AddKernels(&registry_); }
+  const std::string& kind() const override { return backend_->kind(); }
+  int device_count() const override { return backend_->device_count(); }
+  std::string Describe(int device) const override { return backend_->Describe(device); }
+  std::unique_ptr<Device> MakeDevice(int rank, int device, MemorySource* host_memory) override {
+    return backend_->MakeDevice(rank, device, host_memory);
+  }
+  void AddKernels(KernelRegistry* registry) const override {
+    std::vector<std::string> names = BuiltinCatalog().names();
+    for (const char* name : {"fused", "accumulate", "local_slice", "time_slice", "keep", "full", "uniform",
+                             "normal", "truncated_normal"}) {
+      names.push_back(name);
+    }
+    for (const std::string& name : names) {
+      if (!registry_.Has(name, "cuda") || registry->Has(name, "cuda")) continue;
+      registry->Add(name, "cuda", [this, name](const KernelSpec& spec) {
+        kernels += name == "adamw" || name == "square_sum" || name == "cast";
+        return std::make_unique<Alone>(registry_.Make(spec, "cuda"));
+      });
+    }
+  }
+  bool HasGroups() const override { return backend_->HasGroups(); }
+  std::string MakeGroupId() override { return backend_->MakeGroupId(); }
+  std::vector<std::unique_ptr<GroupMember>> Connect(const std::string& id, const GroupSpec& group,
+                                                    const std::vector<int>& members,
+                                                    const std::vector<Device*>& devices) override {
+    return backend_->Connect(id, group, members, devices);
+  }
+
+  mutable int kernels = 0;  // of all ranks, that go together where they can
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  KernelRegistry registry_;
+};
+
+struct Trained {
+  std::vector<float> losses;
+  int64_t kernels = 0;
+};
+
+Trained Train(const SmallGpt& given, Backend* backend, int steps) {
+  SetBackend("cuda", backend);
+  const int64_t before = cuda_emulator::GetCounts().kernels;
+  Trained trained;
+  trained.losses = Losses(given, {0}, steps);
+  trained.kernels = cuda_emulator::GetCounts().kernels - before;
+  SetBackend("cuda", nullptr);
+  return trained;
+}
+
+// Gradients that come from other streams, and whose slots go back there, cut nothing; a weight that another
+// stream waits for does (with pp the table that the last stage reads, with tp what is gathered), and so does
+// a piece cut for another rank between sums of squares.
+TEST(CudaTogetherTraining, TheSameLossesInFewerLaunches) {
+  constexpr int kSteps = 5;
+  struct {
+    const char* mesh;
+    int launches, narrow_launches;  // of a step's updates, sums of squares and casts, on all ranks, at most
+  } meshes[] = {{"cuda:dp=1", 3, 4}, {"cuda:dp=2", 8, 10}, {"cuda:pp=2", 6, 8}, {"cuda:dp=2,tp=2", 104, 112}};
+  for (const auto& [mesh, launches, narrow_launches] : meshes) {
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      SmallGpt given;
+      given.mesh = mesh;
+      given.micro_batches = 2;
+      given.layers = 2;
+      given.width = 32;
+      given.dtype = dtype;
+      cuda_emulator::Reset({});
+      auto alone = std::make_unique<AloneBackend>();
+      const Trained apart = Train(given, alone.get(), kSteps);
+      const int kernels = alone->kernels;
+      alone.reset();
+      auto backend = MakeBackend();
+      const Trained together = Train(given, backend.get(), kSteps);
+      const std::string what = Cat(given.str(), " ", Name(dtype), ", ", kernels, " kernels");
+      EXPECT_EQ(together.losses, apart.losses) << what;
+      const int most = dtype == DType::kFloat32 ? launches : narrow_launches;
+      EXPECT_LE(together.kernels, apart.kernels - kSteps * (kernels - most)) << what;
+    }
+  }
+}
+
+// With ZeRO every weight is sent as soon as it is written.
+TEST(CudaTogetherTraining, ZeroHasTheSameLosses) {
+  SmallGpt given;
+  given.mesh = "cuda:dp=2";
+  given.zero_axis = "dp";
+  given.layers = 2;
+  given.width = 32;
+  cuda_emulator::Reset({});
+  auto alone = std::make_unique<AloneBackend>();
+  const Trained apart = Train(given, alone.get(), 4);
+  alone.reset();
+  auto backend = MakeBackend();
+  const Trained together = Train(given, backend.get(), 4);
+  EXPECT_EQ(together.losses, apart.losses);
+  EXPECT_LE(together.kernels, apart.kernels);
+}
+
+}  // namespace
+}  // namespace oneflow_like::cuda

@@ -1,0 +1,190 @@
+// Random jobs for tests of collectives between processes: which ranks, processes and hosts there are, what
+// moves between them in which order, and the values of every piece, all drawn from a seed.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actor/net/collectives/process_collectives.h"
+#include "core/copy_box.h"
+#include "core/float16.h"
+#include "tests/actor/plan_builder.h"
+#include "tests/sbp/random_boxing.h"
+
+namespace oneflow_like {
+
+inline uint64_t Mix(std::initializer_list<uint64_t> values) {
+  uint64_t x = 0x9e3779b97f4a7c15;
+  for (uint64_t v : values) {
+    x = (x ^ v) * 0xbf58476d1ce4e5b9;
+    x ^= x >> 29;
+  }
+  return x;
+}
+
+inline double Get(DType dtype, const char* data, int64_t i) {
+  if (dtype == DType::kInt32) return reinterpret_cast<const int32_t*>(data)[i];
+  if (dtype == DType::kBFloat16) return ToFloat(reinterpret_cast<const BFloat16*>(data)[i]);
+  return reinterpret_cast<const float*>(data)[i];
+}
+inline void Put(DType dtype, char* data, int64_t i, double value) {
+  if (dtype == DType::kInt32) {
+    reinterpret_cast<int32_t*>(data)[i] = static_cast<int32_t>(value);
+  } else if (dtype == DType::kBFloat16) {
+    reinterpret_cast<BFloat16*>(data)[i] = ToBFloat16(static_cast<float>(value));
+  } else {
+    reinterpret_cast<float*>(data)[i] = static_cast<float>(value);
+  }
+}
+
+// One collective of the job: its program for each act of a step (or one for all), and where its acts stand in
+// the order.
+struct Case {
+  int64_t id = 0;
+  int runtime = 0;
+  int acts = 1;
+  DType dtype = DType::kFloat32;
+  std::string text;
+  std::vector<BoxingProgram> programs;
+  std::vector<int> positions;
+
+  const BoxingProgram& program(int64_t act) const { return programs[programs.size() == 1 ? 0 : act % acts]; }
+  const std::vector<int>& ranks() const { return programs[0].members; }
+  int members() const { return static_cast<int>(ranks().size()); }
+
+  plan::Collective PlanOf(int me) const {
+    plan::Collective c;
+    c.set_id(id);
+    c.set_algorithm("routed");
+    for (int rank : ranks()) c.add_rank(rank);
+    c.set_me(me);
+    for (int m = 0; m < members(); ++m) c.add_piece();
+    for (const BoxingProgram& p : programs) {
+      c.set_reduce(Name(p.reduce));
+      for (int m = 0; m < members(); ++m) {
+        if (p.has_in[m]) SetBox(c.mutable_piece(m)->add_in(), p.in[m]);
+        if (p.has_out[m]) SetBox(c.mutable_piece(m)->add_out(), p.out[m]);
+      }
+      c.add_work();
+      for (const BoxingRegion& r : p.work[me])
+        PlanBuilder::Region(&c, r.box, r.sources, r.dests, c.work_size() - 1);
+    }
+    for (int position : positions) c.add_position(position);
+    return c;
+  }
+};
+
+struct Scenario {
+  unsigned seed = 0;
+  int processes = 2, ranks_each = 1, steps = 2, runtimes = 1;
+  std::vector<int> host;
+  bool shared_memory = true;
+  bool exact = true;     // values whose sums have no rounding
+  int fail_percent = 0;  // acts in which a member arrives with ok = false
+  int kill = -1;         // the process that is lost in the middle
+  ProcessCollectivesOptions options{64, 32, 256};
+  std::vector<Case> cases;
+  std::vector<std::pair<int, int>> order;  // of one step: (case, act)
+
+  int world() const { return processes * ranks_each; }
+  int ProcessOf(int rank) const { return rank / ranks_each; }
+  bool IsLocal(const Case& c) const {
+    return std::all_of(c.ranks().begin(), c.ranks().end(),
+                       [&](int rank) { return ProcessOf(rank) == ProcessOf(c.ranks()[0]); });
+  }
+  // Which member arrives with ok = false; -1: none.
+  int FailsAt(int c, int64_t act) const {
+    const uint64_t x = Mix({seed, 77, static_cast<uint64_t>(c), static_cast<uint64_t>(act)});
+    return static_cast<int>(x % 100) < fail_percent ? static_cast<int>(x / 128 % cases[c].members()) : -1;
+  }
+  double Value(int c, int member, int64_t act, int64_t index) const {
+    const uint64_t x = Mix({seed, static_cast<uint64_t>(c), static_cast<uint64_t>(member),
+                            static_cast<uint64_t>(act), static_cast<uint64_t>(index)});
+    if (exact || cases[c].dtype == DType::kInt32) return static_cast<double>(x % 31) - 15;
+    return std::ldexp(static_cast<double>(x % (1 << 20)) - (1 << 19), -static_cast<int>(x / (1 << 20) % 24));
+  }
+};
+
+// The part of act `time` of `times`, uneven.
+inline Box SlabOf(const Dims& shape, int times, int time) {
+  Box box = Box::Whole(shape);
+  box.begin[0] = shape[0] * time / times;
+  box.extent[0] = shape[0] * (time + 1) / times - box.begin[0];
+  return box;
+}
+
+inline Scenario MakeScenario(unsigned seed) {
+  Random random(seed);
+  Scenario s;
+  s.seed = seed;
+  s.processes = 2 + Draw(random, 3);
+  s.ranks_each = 1 + Draw(random, 2);
+  s.steps = 2 + Draw(random, 2);
+  s.runtimes = 1 + (Draw(random, 3) == 0);
+  const int hosts = 1 + Draw(random, s.processes);
+  for (int p = 0; p < s.processes; ++p) s.host.push_back(Draw(random, hosts));
+  s.shared_memory = Draw(random, 4) != 0;
+  const int times = 1 + Draw(random, 3);
+  const int chunk = std::array<int, 3>{16, 64, 256}[Draw(random, 3)];
+  s.options.chunk_bytes = chunk;
+  s.options.latency_bound_bytes = std::array<int, 3>{0, 32, 1024}[Draw(random, 3)];
+  s.options.staging_bytes = chunk * (1 + Draw(random, 5));
+  const int collectives = 1 + Draw(random, 7);
+  for (int i = 0; i < collectives; ++i) {
+    Case c;
+    c.id = 3 + i;
+    c.runtime = Draw(random, s.runtimes);
+    c.dtype = std::array{DType::kFloat32, DType::kInt32, DType::kBFloat16}[Draw(random, 3)];
+    RandomBoxing boxing = MakeRandomBoxing(random, s.world());
+    if (Draw(random, 3) == 0) {  // what training does most, with terms from everywhere
+      boxing.from.sizes = {s.world()};
+      boxing.from.sbp = {P()};
+      boxing.from.devices.resize(s.world());
+      std::iota(boxing.from.devices.begin(), boxing.from.devices.end(), 0);
+      boxing.to = boxing.from;
+      boxing.to.sbp = {Draw(random, 3) == 0 ? S(0) : B()};
+    }
+    const bool per_act = Draw(random, 2) == 0, cut = per_act && Draw(random, 2) == 0;
+    c.acts = per_act ? times : 1;
+    for (int t = 0; t < (cut ? times : 1); ++t) {
+      c.programs.push_back(
+          RouteAll(cut ? SlabOf(boxing.shape, times, t) : Box::Whole(boxing.shape), boxing.from, boxing.to));
+    }
+    // Several groups of one logical node share its id.
+    const std::vector<int>& ranks = c.ranks();
+    if (i > 0 && std::none_of(ranks.begin(), ranks.end(), [&](int rank) {
+          return std::any_of(s.cases.begin(), s.cases.end(), [&](const Case& other) {
+            return other.id == s.cases.back().id &&
+                   std::count(other.ranks().begin(), other.ranks().end(), rank);
+          });
+        })) {
+      c.id = s.cases.back().id;
+    }
+    c.text = boxing.str();
+    for (int a = 0; a < c.acts; ++a) s.order.emplace_back(i, -1);
+    s.cases.push_back(std::move(c));
+  }
+  std::shuffle(s.order.begin(), s.order.end(), random);
+  for (size_t i = 0; i < s.order.size(); ++i) {
+    Case& c = s.cases[s.order[i].first];
+    s.order[i].second = static_cast<int>(c.positions.size());
+    c.positions.push_back(static_cast<int>(i));
+  }
+  return s;
+}
+
+inline std::string Describe(const Scenario& s) {
+  std::string text =
+      Cat("seed ", s.seed, ": ", s.processes, " processes of ", s.ranks_each, " ranks, ", s.runtimes,
+          " runtimes, ", s.shared_memory ? "hosts" : "alone", ", chunks of ", s.options.chunk_bytes,
+          ", small up to ", s.options.latency_bound_bytes, ", staging ", s.options.staging_bytes);
+  for (const Case& c : s.cases) text += Cat("\n  ", c.id, " x", c.acts, " ", Name(c.dtype), " ", c.text);
+  return text;
+}
+
+}  // namespace oneflow_like

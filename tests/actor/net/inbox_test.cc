@@ -1,0 +1,244 @@
+// Messages through shared memory and the duty of driving the network, with threads in the place of processes.
+#include "actor/net/shared_memory/inbox.h"
+
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "actor/net/ucx/duty.h"
+#include "actor/runtime.h"
+#include "tests/sbp/random_boxing.h"
+
+namespace oneflow_like {
+namespace {
+
+struct Two {
+  std::unique_ptr<Inbox> inbox[2];
+  Two() {
+    for (int me : {0, 1})
+      inbox[me] = std::make_unique<Inbox>(me, 2, MakeHostDevice(0)->Allocate(Inbox::BytesFor(2), "an inbox"));
+    for (int me : {0, 1}) inbox[me]->Connect(1 - me, const_cast<void*>(inbox[1 - me]->address()));
+  }
+};
+
+TEST(InboxTest, WhatDoesNotFitIsRefusedAndTheRestComesInOrder) {
+  Two two;
+  std::vector<std::string> come;
+  two.inbox[1]->SetHandler([&](int from, const void* message, size_t bytes) {
+    EXPECT_EQ(from, 0);
+    come.emplace_back(static_cast<const char*>(message), bytes);
+  });
+  std::vector<std::string> sent;
+  for (int round = 0; round < 3; ++round) {
+    for (;;) {
+      std::string text(sent.size() * 7 % (Inbox::kMaxBytes + 1), static_cast<char>('a' + sent.size() % 26));
+      const Inbox::Outcome outcome = two.inbox[0]->Send(1, text.data(), text.size());
+      if (outcome == Inbox::Outcome::kFull) break;
+      EXPECT_EQ(outcome, Inbox::Outcome::kSent);
+      sent.push_back(std::move(text));
+      ASSERT_LT(sent.size(), 10000u);
+    }
+    EXPECT_TRUE(two.inbox[1]->Poll());
+    EXPECT_FALSE(two.inbox[1]->Poll());
+    EXPECT_EQ(come, sent);
+  }
+}
+
+TEST(InboxTest, WhoSleepsIsRungOnce) {
+  Two two;
+  EXPECT_TRUE(two.inbox[1]->FallAsleep());
+  EXPECT_EQ(two.inbox[0]->Send(1, "x", 1), Inbox::Outcome::kRing);
+  EXPECT_EQ(two.inbox[0]->Send(1, "y", 1), Inbox::Outcome::kSent);
+  EXPECT_FALSE(two.inbox[1]->FallAsleep());
+  two.inbox[1]->Poll();
+  EXPECT_TRUE(two.inbox[1]->FallAsleep());
+  two.inbox[1]->WakeUp();
+  EXPECT_EQ(two.inbox[0]->Send(1, "z", 1), Inbox::Outcome::kSent);
+}
+
+// The owner sleeps whenever it may; a message that rang nobody would stay for ever.
+TEST(InboxTest, NoMessageIsSleptThrough) {
+  Two two;
+  constexpr int kMessages = 200000;
+  std::atomic<bool> rung{false};
+  int come = 0;
+  two.inbox[1]->SetHandler([&](int, const void* message, size_t) {
+    int number;
+    std::memcpy(&number, message, sizeof number);
+    EXPECT_EQ(number, come++);
+  });
+  std::thread sender([&] {
+    for (int i = 0; i < kMessages;) {
+      const Inbox::Outcome outcome = two.inbox[0]->Send(1, &i, sizeof i);
+      if (outcome == Inbox::Outcome::kRing) rung = true;
+      if (outcome == Inbox::Outcome::kFull) std::this_thread::yield();
+      if (outcome != Inbox::Outcome::kFull) ++i;
+    }
+  });
+  while (come < kMessages) {
+    if (two.inbox[1]->Poll() || !two.inbox[1]->FallAsleep()) continue;
+    while (!rung.exchange(false)) std::this_thread::yield();
+    two.inbox[1]->WakeUp();
+  }
+  sender.join();
+}
+
+// A network of nothing but its mailbox, driven as network.cc drives its own: by its thread and by workers.
+class Driven : public Duty::Work {
+ public:
+  explicit Driven(int spins)
+      : duty(std::make_shared<Duty>(this)), spins_(spins), thread_([this] { Run(); }) {}
+  ~Driven() override {
+    stop_ = true;
+    duty->CallThread();
+    duty->Wake();
+    thread_.join();
+    close(no_event_);
+  }
+  void DriveUntil(Mailbox* mail) override {
+    duty->mailbox()->WakeUp();
+    ++driven;
+    for (int idle = 0; !mail->posted() && !stop_;) {
+      idle = Pass() ? 0 : idle + 1;
+      if (idle < spins_ || !duty->mailbox()->FallAsleep()) continue;
+      if (mail->FallAsleep()) {
+        if (!stop_) duty->Sleep(no_event_, INT64_MAX);
+        mail->WakeUp();
+      }
+      duty->mailbox()->WakeUp();
+    }
+  }
+  const std::shared_ptr<Duty> duty;
+  int driven = 0;  // as all else, whoever has the duty
+
+ private:
+  bool Pass() {
+    Message* message = duty->mailbox()->Take();
+    if (message == nullptr) return false;
+    message->Receive();
+    return true;
+  }
+  void Run() {
+    duty->Release();
+    for (;;) {
+      if (!duty->Take()) {
+        duty->AwaitTurn(-1, INT64_MAX);
+        continue;
+      }
+      duty->mailbox()->WakeUp();
+      if (stop_) return;
+      bool asleep = false;
+      while (!asleep && !stop_) asleep = !Pass() && duty->mailbox()->FallAsleep();
+      if (!asleep) continue;
+      duty->Release();
+      duty->AwaitTurn(no_event_, INT64_MAX);
+    }
+  }
+  const int spins_;
+  const int no_event_ = eventfd(0, EFD_CLOEXEC);
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+// Asks the network, which answers to the worker, which asks again; now and then the worker does something
+// else meanwhile. What got lost would keep this waiting for ever.
+struct Asker {
+  struct Question : Message {
+    Asker* asker;
+    void Receive() override {
+      ++*asker->counted;
+      asker->worker->Post(&asker->answer);
+    }
+  };
+  struct Answer : Message {
+    Asker* asker;
+    void Receive() override { asker->Ask(); }
+  };
+  struct Other : Runnable {
+    Asker* asker;
+    void RunOne() override {
+      if (Draw(asker->random, 100) == 0) std::this_thread::sleep_for(std::chrono::microseconds(700));
+    }
+  };
+  Asker(Driven* driven, Worker* worker, int64_t* counted, int times, unsigned seed)
+      : driven(driven), worker(worker), counted(counted), left(times), random(seed) {
+    question.asker = answer.asker = other.asker = this;
+  }
+  void Ask() {
+    if (left-- == 0) return done.Signal();
+    if (Draw(random, 2) == 0 && worker->idle_work() == driven->duty.get()) {
+      driven->duty->PostSoon(&question);
+    } else {
+      driven->duty->Post(&question);
+    }
+    if (Draw(random, 4) == 0) worker->Ready(&other, false);
+  }
+  Driven* const driven;
+  Worker* const worker;
+  int64_t* const counted;  // by all, without an order but that of the duty
+  int left;
+  std::mt19937 random;
+  Question question;
+  Answer answer;
+  Other other;
+  Completion done;
+};
+
+TEST(DutyTest, NothingIsLostAsItChangesHands) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  constexpr int kWorkers = 3, kTimes = 4000;
+  for (int spins : {0, 200}) {
+    std::unique_ptr<Executor> executor = MakeThreadExecutor(kWorkers, 1);
+    int64_t counted = 0;
+    {
+      Driven driven(spins);
+      for (int w = 0; w < kWorkers; ++w) executor->worker(w)->WhenIdle(driven.duty);
+      std::vector<std::unique_ptr<Asker>> askers;
+      for (int w = 0; w < kWorkers; ++w) {
+        askers.push_back(std::make_unique<Asker>(&driven, executor->worker(w), &counted, kTimes, seed + w));
+        executor->worker(w)->Post(&askers.back()->answer);
+      }
+      for (const auto& asker : askers) asker->done.Wait();
+      executor->Fence();
+    }
+    // The workers go on without it.
+    executor->Fence();
+    EXPECT_EQ(counted, kWorkers * kTimes);
+  }
+}
+
+TEST(DutyTest, AnIdleWorkerDrives) {
+  std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
+  Driven driven(0);
+  executor->worker(0)->WhenIdle(driven.duty);
+  struct Count : Message {
+    Driven* driven;
+    Completion done;
+    int found = 0;
+    void Receive() override {
+      found = driven->driven;
+      done.Signal();
+    }
+  } count;
+  count.driven = &driven;
+  // The worker takes the duty within the time that the network's thread is asleep.
+  do {
+    executor->Fence();
+    count.done.Reset();
+    driven.duty->Post(&count);
+    count.done.Wait();
+  } while (count.found == 0);
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,507 @@
+// Collectives between processes over a network that does all it may (tests/actor/net/fake_job.h), with so
+// little staging that it is fought over: random plans must end, right and bit for bit the same, whoever comes
+// first.
+#include "actor/net/collectives/process_collectives.h"
+
+#include <glog/logging.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "actor/runtime.h"
+#include "tests/actor/net/collective_scenario.h"
+#include "tests/actor/net/fake_job.h"
+
+namespace oneflow_like {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr unsigned kPlans = 60;
+#else
+constexpr unsigned kPlans = 300;
+#endif
+
+// What one run of a scenario shares. Errors are kept and reported by the main thread.
+struct Shared {
+  const Scenario& scenario;
+  std::atomic<int> ranks_left;
+  Completion done;
+  std::atomic<bool> killed{false};
+  std::atomic<int> acts_done{0};
+  std::mutex mutex;  // of `errors`, which are rare
+  std::vector<std::string> errors;
+
+  void Error(const std::string& text) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (errors.size() < 5) errors.push_back(text);
+  }
+};
+
+class RankDriver;
+
+// A rank's end of one collective.
+class End final : public CollectiveListener {
+ public:
+  End(Shared* shared, RankDriver* driver, int c, int me) : shared_(shared), driver_(driver), c_(c), me_(me) {}
+
+  void Join(Collectives* collectives, Worker* worker, MemorySource* source) {
+    const Case& c = the_case();
+    size_t in = 0, out = 0;
+    for (const BoxingProgram& p : c.programs) {
+      in = std::max<size_t>(in, p.has_in[me_] ? p.in[me_].elements() * SizeOf(c.dtype) : 0);
+      out = std::max<size_t>(out, p.has_out[me_] ? p.out[me_].elements() * SizeOf(c.dtype) : 0);
+    }
+    std::unique_ptr<Device> device = MakeHostDevice(0, source);
+    if (c.programs[0].has_in[me_]) in_ = device->Allocate(std::max<size_t>(in, 1), "in");
+    if (c.programs[0].has_out[me_]) out_ = device->Allocate(std::max<size_t>(out, 1), "out");
+    plan_ = c.PlanOf(me_);
+    member_ = collectives->Join(
+        {"plan", Cat("collective ", c_), c.dtype, c.acts, worker, nullptr, nullptr, this}, plan_);
+  }
+
+  bool CanArrive(int64_t act) const { return !busy_ && act == next_; }
+  void Arrive() {
+    busy_ = true;
+    const bool ok = shared_->scenario.FailsAt(c_, next_) != me_;
+    if (!lost_) Fill();
+    member_->Arrive(in_ == nullptr ? nullptr : in_->data(), out_ == nullptr ? nullptr : out_->data(),
+                    static_cast<int>(next_ % the_case().acts), ok);
+  }
+  void Leave() { member_.reset(); }
+
+  void CollectiveWorked(int64_t, int64_t) override {}
+  void CollectiveDone(bool ok) override;
+
+  // The whole out piece after each act; empty when it failed.
+  std::vector<std::string> results;
+
+ private:
+  const Case& the_case() const { return shared_->scenario.cases[c_]; }
+  void Fill() {
+    const Case& c = the_case();
+    const BoxingProgram& p = c.program(next_);
+    for (int64_t i = 0; in_ != nullptr && i < p.in[me_].elements(); ++i) {
+      Put(c.dtype, static_cast<char*>(in_->data()), i, shared_->scenario.Value(c_, me_, next_, i));
+    }
+    if (out_ != nullptr) memset(out_->data(), 0x7e, out_->bytes());
+  }
+  // Of what the failing member has a hand in.
+  bool IsDownstream(int failing) const {
+    if (failing == me_ || shared_->scenario.IsLocal(the_case())) return true;
+    for (const auto& work : the_case().program(next_).work) {
+      for (const BoxingRegion& r : work) {
+        if (std::count(r.sources.begin(), r.sources.end(), failing) &&
+            std::count(r.dests.begin(), r.dests.end(), me_))
+          return true;
+      }
+    }
+    return false;
+  }
+  void Verify();
+
+  Shared* const shared_;
+  RankDriver* const driver_;
+  const int c_, me_;
+  plan::Collective plan_;
+  std::unique_ptr<Memory> in_, out_;
+  std::unique_ptr<CollectiveMember> member_;
+  bool busy_ = false;
+  bool lost_ = false;  // its act was ended by a failure of the job: peers may still look at the pieces
+  int64_t next_ = 0;
+};
+
+// One rank: arrives where it may, on its worker's thread.
+class RankDriver {
+ public:
+  RankDriver(Shared* shared, int rank, unsigned seed) : shared_(shared), random_(seed) {
+    const Scenario& s = shared->scenario;
+    for (size_t c = 0; c < s.cases.size(); ++c) {
+      const std::vector<int>& ranks = s.cases[c].ranks();
+      auto at = std::find(ranks.begin(), ranks.end(), rank);
+      ends_.push_back(at == ranks.end()
+                          ? nullptr
+                          : std::make_unique<End>(shared, this, c, static_cast<int>(at - ranks.begin())));
+    }
+    todo_.resize(s.runtimes);
+    for (int step = 0; step < s.steps; ++step) {
+      for (auto [c, act] : s.order) {
+        if (ends_[c] == nullptr) continue;
+        todo_[s.cases[c].runtime].push_back({c, int64_t{step} * s.cases[c].acts + act});
+      }
+    }
+    // Runtimes have no order between them, so there nobody may wait for one act before the next.
+    outstanding_limit_ = s.runtimes == 1 && Draw(random_, 3) == 0 ? 1 : 100;
+    window_ = outstanding_limit_ == 1 ? 1 : 1 + Draw(random_, 6);
+  }
+
+  void Join(const std::vector<std::unique_ptr<Collectives>>& runtimes, Worker* worker, MemorySource* source) {
+    worker_ = worker;
+    for (size_t c = 0; c < ends_.size(); ++c) {
+      if (ends_[c] == nullptr) continue;
+      ends_[c]->Join(runtimes[shared_->scenario.cases[c].runtime].get(), worker, source);
+    }
+  }
+  void Start() {
+    start_.driver = this;
+    worker_->Post(&start_);
+  }
+  void Leave() {
+    for (auto& end : ends_) {
+      if (end != nullptr) end->Leave();
+    }
+  }
+  void Ended() {
+    --outstanding_;
+    ++shared_->acts_done;
+    ArriveWhereICan();
+  }
+  const End* end(int c) const { return ends_[c].get(); }
+
+ private:
+  struct Start_ : Message {
+    RankDriver* driver;
+    void Receive() override { driver->ArriveWhereICan(); }
+  };
+
+  void ArriveWhereICan() {
+    while (outstanding_ < outstanding_limit_) {
+      std::vector<std::pair<size_t, size_t>> may;  // (runtime, entry)
+      for (size_t r = 0; r < todo_.size(); ++r) {
+        for (size_t i = 0; i < todo_[r].size() && i < static_cast<size_t>(window_); ++i) {
+          if (ends_[todo_[r][i].first]->CanArrive(todo_[r][i].second)) may.emplace_back(r, i);
+        }
+      }
+      if (may.empty()) break;
+      if (Draw(random_, 16) == 0) std::this_thread::sleep_for(std::chrono::microseconds(Draw(random_, 300)));
+      const auto [r, i] = may[Draw(random_, static_cast<int>(may.size()))];
+      End* end = ends_[todo_[r][i].first].get();
+      todo_[r].erase(todo_[r].begin() + static_cast<long>(i));
+      ++outstanding_;
+      end->Arrive();
+    }
+    const bool all = std::all_of(todo_.begin(), todo_.end(), [](const auto& todo) { return todo.empty(); });
+    if (all && outstanding_ == 0 && --shared_->ranks_left == 0) shared_->done.Signal();
+  }
+
+  Shared* const shared_;
+  Random random_;
+  Worker* worker_ = nullptr;
+  std::vector<std::unique_ptr<End>> ends_;  // by case
+  // By runtime: (case, act since the start), in its order.
+  std::vector<std::vector<std::pair<int, int64_t>>> todo_;
+  int outstanding_ = 0, outstanding_limit_, window_;
+  Start_ start_;
+};
+
+void End::CollectiveDone(bool ok) {
+  const int failing = shared_->scenario.FailsAt(c_, next_);
+  const bool killed = shared_->killed;
+  if (ok && failing >= 0 && IsDownstream(failing)) {
+    shared_->Error(
+        Cat("collective ", c_, " act ", next_, ": member ", me_, " does not know that ", failing, " failed"));
+  }
+  if (!ok && failing < 0 && !killed) shared_->Error(Cat("collective ", c_, " act ", next_, " failed"));
+  if (ok) Verify();
+  lost_ = lost_ || (!ok && killed);
+  results.emplace_back();
+  if (ok && out_ != nullptr) results.back().assign(static_cast<const char*>(out_->data()), out_->bytes());
+  busy_ = false;
+  ++next_;
+  driver_->Ended();
+}
+
+void End::Verify() {
+  const Scenario& s = shared_->scenario;
+  const Case& c = the_case();
+  if (out_ == nullptr || (!s.exact && c.dtype != DType::kInt32)) return;
+  const BoxingProgram& p = c.program(next_);
+  for (const auto& work : p.work) {
+    for (const BoxingRegion& r : work) {
+      if (std::count(r.dests.begin(), r.dests.end(), me_) == 0) continue;
+      ForEach(r.box, [&](const Dims& at) {
+        double sum = 0;
+        for (int m : r.sources) sum += s.Value(c_, m, next_, IndexIn(p.in[m], at));
+        const double value = Get(c.dtype, static_cast<const char*>(out_->data()), IndexIn(p.out[me_], at));
+        if (value != sum) {
+          shared_->Error(Cat("collective ", c_, " act ", next_, ": member ", me_, " has ", value, " at ",
+                             at.str(), " and not ", sum));
+        }
+      });
+    }
+  }
+}
+
+// What a process does, on its user's thread.
+class Process {
+ public:
+  Process(Shared* shared, FakeJob* job, unsigned seed) : shared_(shared), job_(job) {
+    Random random(seed);
+    executor_ = MakeThreadExecutor(1 + Draw(random, 2), 1);
+    for (int i = 0; i < shared->scenario.ranks_each; ++i) {
+      const int rank = job->process() * shared->scenario.ranks_each + i;
+      drivers_.push_back(std::make_unique<RankDriver>(shared, rank, seed * 7 + static_cast<unsigned>(i)));
+    }
+    thread_ = std::thread([this] { Run(); });
+  }
+  void Wait() { thread_.join(); }
+  const End* end(int rank, int c) const { return drivers_[rank % shared_->scenario.ranks_each]->end(c); }
+
+ private:
+  void Run() {
+    std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(job_, shared_->scenario.options);
+    std::vector<std::unique_ptr<Collectives>> runtimes;
+    for (int r = 0; r < shared_->scenario.runtimes; ++r) runtimes.push_back(between->Open(5 + r));
+    for (size_t i = 0; i < drivers_.size(); ++i) {
+      drivers_[i]->Join(runtimes, executor_->worker(static_cast<int>(i) % executor_->workers()),
+                        job_->region());
+    }
+    for (auto& runtime : runtimes) runtime->CheckComplete();
+    for (auto& driver : drivers_) driver->Start();
+    shared_->done.Wait();
+    for (auto& runtime : runtimes) runtime->Quiesce();
+    if (job_->transfers() > 0)
+      shared_->Error(Cat("process ", job_->process(), " is quiet but for transfers"));
+    executor_->Fence();
+    for (auto& driver : drivers_) driver->Leave();
+    runtimes.clear();
+  }
+
+  Shared* const shared_;
+  FakeJob* const job_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<std::unique_ptr<RankDriver>> drivers_;
+  std::thread thread_;
+};
+
+// Ends the program, saying where it hangs, unless `done` in time.
+class HangDetector {
+ public:
+  HangDetector(const std::string& what, std::function<std::string()> awaited)
+      : thread_([this, what, awaited] {
+          std::unique_lock<std::mutex> lock(mutex_);
+          if (changed_.wait_for(lock, std::chrono::seconds(60), [this] { return ended_; })) return;
+          std::fprintf(stderr, "hangs: %s\n%s\n", what.c_str(), awaited().c_str());
+          std::abort();
+        }) {}
+  ~HangDetector() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+std::string AwaitedOf(FakeCluster* cluster) {
+  std::string text;
+  for (int p = 0; p < cluster->processes(); ++p) {
+    cluster->On(p, [&] { text += Cat("  process ", p, " waits for: ", cluster->job(p)->awaited(), "\n"); });
+  }
+  return text;
+}
+
+// All ranks' pieces after every act: [case][member][act].
+using Results = std::vector<std::vector<std::vector<std::string>>>;
+
+Results RunOnce(const Scenario& s, unsigned chance, int64_t* messages = nullptr) {
+  Results results;
+  SCOPED_TRACE(Cat("chance ", chance, ", ", Describe(s)));
+  FakeCluster cluster(s.host, s.shared_memory, s.ranks_each, chance);
+  Shared shared{s, s.world()};
+  std::vector<std::unique_ptr<Process>> processes;
+  {
+    HangDetector detector(Cat("chance ", chance, ", ", Describe(s)), [&] { return AwaitedOf(&cluster); });
+    for (int p = 0; p < s.processes; ++p) {
+      processes.push_back(
+          std::make_unique<Process>(&shared, cluster.job(p), chance * 131 + static_cast<unsigned>(p)));
+    }
+    if (s.kill >= 0) {
+      Random random(chance);
+      const int after = 1 + Draw(random, 20);
+      for (int i = 0; i < 2000 && shared.acts_done < after; ++i)
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      shared.killed = true;
+      for (int p = 0; p < s.processes; ++p) {
+        const bool told_first = Draw(random, 2) == 0;
+        cluster.On(p, [&] { cluster.job(p)->Lost(s.kill, told_first); });
+      }
+    }
+    for (auto& process : processes) process->Wait();
+    EXPECT_TRUE(cluster.Settled()) << "a transfer has no end";
+  }
+  if (messages != nullptr) *messages = cluster.messages();
+  for (const std::string& error : shared.errors) ADD_FAILURE() << error;
+  for (size_t c = 0; c < s.cases.size(); ++c) {
+    results.emplace_back();
+    for (int rank : s.cases[c].ranks()) {
+      results.back().push_back(processes[s.ProcessOf(rank)]->end(rank, static_cast<int>(c))->results);
+    }
+  }
+  return results;
+}
+
+TEST(ProcessCollectives, RandomPlansEndAndAreRight) {
+  for (unsigned seed = 1; seed <= kPlans && !::testing::Test::HasFailure(); ++seed) {
+    RunOnce(MakeScenario(seed), seed);
+  }
+}
+
+TEST(ProcessCollectives, RepeatedRunsAreTheSameBitForBit) {
+  for (unsigned seed = 1001; seed <= 1000 + kPlans / 3 && !::testing::Test::HasFailure(); ++seed) {
+    Scenario s = MakeScenario(seed);
+    s.exact = false;
+    const Results first = RunOnce(s, seed), second = RunOnce(s, seed + 5000);
+    EXPECT_EQ(first, second) << Describe(s);
+    // And so are all copies of one sum.
+    for (size_t c = 0; c < s.cases.size(); ++c) {
+      const Case& the_case = s.cases[c];
+      const size_t size = SizeOf(the_case.dtype);
+      for (int64_t act = 0; act < int64_t{s.steps} * the_case.acts; ++act) {
+        const BoxingProgram& p = the_case.program(act);
+        for (const auto& work : p.work) {
+          for (const BoxingRegion& r : work) {
+            ForEach(r.box, [&](const Dims& at) {
+              auto bits = [&](int m) { return first[c][m][act].substr(IndexIn(p.out[m], at) * size, size); };
+              for (int d : r.dests) ASSERT_EQ(bits(d), bits(r.dests[0])) << Describe(s);
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ProcessCollectives, AFailedMemberFailsItsActAndNoOther) {
+  for (unsigned seed = 2001; seed <= 2000 + kPlans / 3 && !::testing::Test::HasFailure(); ++seed) {
+    Scenario s = MakeScenario(seed);
+    s.fail_percent = 30;
+    s.steps = 4;
+    RunOnce(s, seed);
+  }
+}
+
+TEST(ProcessCollectives, ALostProcessEndsEveryAct) {
+  for (unsigned seed = 3001; seed <= 3000 + kPlans / 2 && !::testing::Test::HasFailure(); ++seed) {
+    Scenario s = MakeScenario(seed);
+    s.steps = 6;
+    s.kill = static_cast<int>(seed) % s.processes;
+    RunOnce(s, seed);
+  }
+}
+
+Case OneCase(const NdSbp& from, const std::vector<int>& from_ranks, const NdSbp& to,
+             const std::vector<int>& to_ranks, const Dims& shape) {
+  Case c;
+  const BoxingEnd f = {{static_cast<int>(from_ranks.size())}, from_ranks, from};
+  const BoxingEnd t = {{static_cast<int>(to_ranks.size())}, to_ranks, to};
+  c.programs.push_back(RouteAll(Box::Whole(shape), f, t));
+  c.positions.push_back(0);
+  return c;
+}
+
+TEST(ProcessCollectives, AGroupInsideAProcessNeedsNoNetwork) {
+  Scenario s;
+  s.ranks_each = 2;
+  s.host = {0, 1};
+  s.order = {{0, 0}, {1, 0}};
+  s.cases = {OneCase({P()}, {0, 1}, {B()}, {0, 1}, {20}), OneCase({S(0)}, {2, 3}, {B()}, {2, 3}, {20})};
+  s.cases[1].id = 1;
+  int64_t messages = -1;
+  RunOnce(s, 1, &messages);
+  EXPECT_EQ(messages, 0);
+}
+
+class Counter final : public CollectiveListener {
+ public:
+  void CollectiveWorked(int64_t, int64_t) override {}
+  void CollectiveDone(bool ok) override { ++(ok ? good : bad); }
+  std::atomic<int> good{0}, bad{0};
+};
+
+// Process 0 sends to process 1, whose member never comes; both leave. Whatever lies where, everything ends.
+TEST(ProcessCollectives, QuiesceDropsWhatNobodyAwaits) {
+  int ended_well = 0, ended_badly = 0;
+  for (unsigned seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(Cat("seed ", seed));
+    FakeCluster cluster({0, 1}, true, 1, seed);
+    HangDetector detector(Cat("seed ", seed), [&] { return AwaitedOf(&cluster); });
+    const Case c = OneCase({S(0)}, {0}, {S(0)}, {1}, {100});
+    const plan::Collective plans[] = {c.PlanOf(0), c.PlanOf(1)};
+    std::vector<float> piece(100);
+    Counter counters[2];
+    ProcessCollectivesOptions options;
+    options.chunk_bytes = 64;
+    options.staging_bytes = 64;
+    Meeting told(2);
+    const auto run = [&](int me) {
+      std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
+      std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(cluster.job(me), options);
+      std::unique_ptr<Collectives> collectives = between->Open(0);
+      const CollectiveSpec spec{"plan",  "send",  DType::kFloat32, 1, executor->worker(0),
+                                nullptr, nullptr, &counters[me]};
+      std::unique_ptr<CollectiveMember> member = collectives->Join(spec, plans[me]);
+      EXPECT_THROW(collectives->Join(spec, plans[me]), Error);  // twice
+      collectives->CheckComplete();
+      if (me == 0) {
+        member->Arrive(piece.data(), nullptr, 0, true);
+        while (cluster.messages() == 0) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        std::string awaited;
+        cluster.On(0, [&] { awaited = cluster.job(0)->awaited(); });
+        EXPECT_TRUE(awaited.empty() || awaited == "routed 'send' of step 0 (plan) with process 1") << awaited;
+      }
+      told.Gather(me, "sent", "");
+      if (me == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      collectives->Quiesce();
+      EXPECT_EQ(cluster.network(me)->transfers(), 0);
+      executor->Fence();
+      member.reset();
+      collectives.reset();
+    };
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
+    EXPECT_TRUE(cluster.Settled()) << "a transfer has no end";
+    EXPECT_EQ(counters[0].good + counters[0].bad, 1);
+    EXPECT_EQ(counters[1].good + counters[1].bad, 0);
+    ended_well += counters[0].good;
+    ended_badly += counters[0].bad;
+  }
+  EXPECT_GT(ended_well, 0);
+  EXPECT_GT(ended_badly, 0);
+}
+
+TEST(ProcessCollectives, AMissingMemberIsAnError) {
+  FakeCluster cluster({0, 1}, true, 1, 1);
+  HangDetector detector("a missing member", [&] { return AwaitedOf(&cluster); });
+  const plan::Collective plan = OneCase({P()}, {0, 1}, {B()}, {0, 1}, {10}).PlanOf(0);
+  Counter counter;
+  const auto run = [&](int me) {
+    std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
+    std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(cluster.job(me), {64, 32, 256});
+    std::unique_ptr<Collectives> collectives = between->Open(0);
+    if (me == 1) return collectives->CheckComplete();
+    std::unique_ptr<CollectiveMember> member = collectives->Join(
+        {"train", "sum", DType::kFloat32, 1, executor->worker(0), nullptr, nullptr, &counter}, plan);
+    try {
+      collectives->CheckComplete();
+      ADD_FAILURE() << "nobody noticed";
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()),
+                "collective sum of plan 'train' waits for rank 1, whose process does not take part");
+    }
+  };
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+}
+
+}  // namespace
+}  // namespace oneflow_like

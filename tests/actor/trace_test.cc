@@ -1,0 +1,566 @@
+// Traces and profiles: the file is JSON whose slices nest and leave nothing out; the times add up; what is
+// not asked for leaves nothing behind.
+#include "actor/trace.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/actor/actor_test_plans.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+// A JSON value; numbers as they stand in the text, so that times stay exact.
+struct Json {
+  enum class Kind { kNumber, kString, kArray, kObject } kind = Kind::kNumber;
+  std::string text;
+  std::vector<Json> items;
+  std::map<std::string, Json> fields;
+
+  const Json& operator[](const std::string& name) const {
+    auto found = fields.find(name);
+    if (found == fields.end()) Fail("no field ", name);
+    return found->second;
+  }
+  bool Has(const std::string& name) const { return fields.count(name) != 0; }
+  int64_t Int() const { return std::stoll(text); }
+  int64_t Nanoseconds() const { return std::llround(std::stod(text) * 1000); }  // of microseconds
+};
+
+// Strict where a trace could go wrong: anything but whitespace after the value, and every unescaped control
+// character, is an Error.
+class JsonReader {
+ public:
+  explicit JsonReader(const std::string& text) : text_(text) {}
+  Json ReadAll() {
+    Json value = Value();
+    if (Peek() != 0) Wrong("the end");
+    return value;
+  }
+
+ private:
+  [[noreturn]] void Wrong(const std::string& wanted) {
+    Fail("JSON: wanted ", wanted, " at byte ", at_, ": ", text_.substr(at_, 40));
+  }
+  char Peek() {
+    while (at_ < text_.size() && std::string(" \n\t\r").find(text_[at_]) != std::string::npos) ++at_;
+    return at_ < text_.size() ? text_[at_] : 0;
+  }
+  void Take(char c) {
+    if (Peek() != c) Wrong(std::string(1, c));
+    ++at_;
+  }
+  bool TakeIf(char c) {
+    if (Peek() != c) return false;
+    ++at_;
+    return true;
+  }
+  std::string String() {
+    Take('"');
+    std::string value;
+    while (at_ < text_.size() && text_[at_] != '"') {
+      char c = text_[at_++];
+      if (static_cast<unsigned char>(c) < 0x20) Wrong("no control character");
+      if (c == '\\') {
+        char code = at_ < text_.size() ? text_[at_++] : 0;
+        if (code == 'u') {
+          value += static_cast<char>(std::stoi(text_.substr(at_, 4), nullptr, 16));
+          at_ += 4;
+        } else if (code == '"' || code == '\\') {
+          value += code;
+        } else {
+          Wrong("a known escape");
+        }
+      } else {
+        value += c;
+      }
+    }
+    if (at_ == text_.size()) Wrong("the end of a string");
+    ++at_;
+    return value;
+  }
+  Json Value() {
+    Json value;
+    char c = Peek();
+    if (c == '[') {
+      value.kind = Json::Kind::kArray;
+      Take('[');
+      if (TakeIf(']')) return value;
+      do value.items.push_back(Value());
+      while (TakeIf(','));
+      Take(']');
+    } else if (c == '{') {
+      value.kind = Json::Kind::kObject;
+      Take('{');
+      if (TakeIf('}')) return value;
+      do {
+        Peek();
+        std::string name = String();
+        Take(':');
+        if (!value.fields.emplace(name, Value()).second) Wrong("each name once");
+      } while (TakeIf(','));
+      Take('}');
+    } else if (c == '"') {
+      value.kind = Json::Kind::kString;
+      value.text = String();
+    } else {
+      size_t end = text_.find_first_not_of("-+.eE0123456789", at_);
+      value.text = text_.substr(at_, end == std::string::npos ? end : end - at_);
+      if (value.text.empty()) Wrong("a value");
+      at_ += value.text.size();
+    }
+    return value;
+  }
+
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+struct Slice {
+  int64_t rank, row, start, end, step, micro_batch;
+  std::string name, session;
+  double flops, bytes;  // -1: an act
+};
+
+struct Trace {
+  std::vector<Slice> slices;
+  std::map<std::pair<int64_t, int64_t>, std::string> rows;  // names, by rank and row
+  std::string note;                                         // of what was not kept
+};
+
+Trace ReadTrace(const std::string& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  std::string whole = text.str();
+  Json json = JsonReader(whole).ReadAll();
+  EXPECT_EQ(json.kind, Json::Kind::kArray);
+  Trace trace;
+  for (const Json& e : json.items) {
+    std::string phase = e["ph"].text;
+    if (phase == "X") {
+      int64_t start = e["ts"].Nanoseconds();
+      const Json& args = e["args"];
+      trace.slices.push_back({e["pid"].Int(), e["tid"].Int(), start, start + e["dur"].Nanoseconds(),
+                              args["step"].Int(), args["micro_batch"].Int(), e["name"].text, e["cat"].text,
+                              args.Has("flops") ? std::stod(args["flops"].text) : -1,
+                              args.Has("bytes") ? std::stod(args["bytes"].text) : -1});
+    } else if (phase == "M" && e["name"].text == "thread_name") {
+      trace.rows[{e["pid"].Int(), e["tid"].Int()}] = e["args"]["name"].text;
+    } else if (phase == "i") {
+      trace.note = e["name"].text;
+    } else {
+      EXPECT_EQ(phase, "M");
+    }
+  }
+  return trace;
+}
+
+// On each row: acts one after another, kernels one after another within them.
+void ExpectNested(const Trace& trace) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<Slice>> rows;
+  for (const Slice& s : trace.slices) rows[{s.rank, s.row}].push_back(s);
+  for (auto& [row, slices] : rows) {
+    ASSERT_TRUE(trace.rows.count(row)) << "row " << row.second << " of rank " << row.first << " has no name";
+    std::stable_sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) {
+      bool a_act = a.flops < 0, b_act = b.flops < 0;
+      return std::make_tuple(a.start, !a_act, a.end) < std::make_tuple(b.start, !b_act, b.end);
+    });
+    const Slice* act = nullptr;
+    int64_t free_at = 0;  // for the next kernel of the act
+    for (const Slice& s : slices) {
+      ASSERT_LE(s.start, s.end) << s.name;
+      ASSERT_GE(s.start, 0) << s.name;
+      if (s.flops < 0) {
+        if (act != nullptr) {
+          ASSERT_GE(s.start, act->end) << s.name << " overlaps " << act->name;
+        }
+        act = &s;
+        free_at = s.start;
+      } else {
+        ASSERT_NE(act, nullptr) << s.name;
+        ASSERT_GE(s.start, free_at) << s.name << " in " << act->name;
+        ASSERT_LE(s.end, act->end) << s.name << " in " << act->name;
+        ASSERT_EQ(s.step, act->step) << s.name;
+        ASSERT_EQ(s.micro_batch, act->micro_batch) << s.name;
+        free_at = s.end;
+      }
+    }
+  }
+}
+
+class TraceTest : public ::testing::Test {
+ protected:
+  TraceTest() {
+    folder_ = std::filesystem::temp_directory_path().string() + "/trace_test." + std::to_string(getpid());
+    std::filesystem::create_directories(folder_);
+    path_ = folder_ + "/trace.json";
+  }
+  ~TraceTest() override { std::filesystem::remove_all(folder_); }
+  std::string folder_, path_;
+};
+
+using Key = std::tuple<int64_t, std::string, int64_t, int64_t>;  // rank, name, step, micro-batch
+
+// What the plans say must be in the trace: how often, by key.
+std::map<Key, int> Expected(const Compiled& compiled, int world, int steps) {
+  std::map<Key, int> count;
+  for (int rank = 0; rank < world; ++rank) {
+    plan::Plan plan = PlanOf(compiled, rank).plan;
+    for (const plan::Actor& a : plan.actor()) {
+      for (int step = 0; step < steps; ++step) {
+        for (int act = 0; act < a.acts(); ++act) {
+          ++count[{rank, a.name(), step, act}];
+          for (const plan::Kernel& k : a.kernel()) {
+            std::string line = k.file().empty() ? "" : Cat(" ", k.file(), ":", k.line());
+            std::string name = Cat(k.node(), ": ", k.name(), line);
+            if (a.has_collective()) {
+              const plan::Collective& c = a.collective();
+              bool works = false;
+              for (const plan::Region& r : c.work(c.work_size() == 1 ? 0 : act).region()) {
+                int64_t elements = 1;
+                for (int64_t e : r.box().extent()) elements *= e;
+                works = works || (elements > 0 && r.dest_size() > 0);
+              }
+              if (!works) continue;
+              name = Cat(c.algorithm(), " ", k.node(), line);
+            }
+            ++count[{rank, name, step, act}];
+          }
+        }
+      }
+    }
+  }
+  return count;
+}
+
+double SumOf(const StepProfile& p) {
+  double sum = p.waiting + p.runtime;
+  for (const auto& [kind, seconds] : p.kernels) sum += seconds;
+  return sum;
+}
+
+TEST_F(TraceTest, EveryKernelOfAGptIsThereOncePerActAndTimesAddUp) {
+  const int kSteps = 3;
+  SmallGpt small;
+  small.mesh = "cpu:dp=2,tp=2,pp=2";
+  small.micro_batches = 2;
+  small.model_options.threads = 2;
+  small.model_options.trace_file = path_;
+  GptProgram program(small);
+  Session train = program.MakeTrain();
+  auto begin = std::chrono::steady_clock::now();
+  for (int step = 0; step < kSteps; ++step) train.Run(program.MakeFeeds(step)).Wait();
+  StepProfile profile = train.TakeProfile();
+  double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+
+  EXPECT_EQ(profile.steps, kSteps);
+  EXPECT_EQ(profile.threads, 2);
+  EXPECT_GT(profile.wall, 0);
+  EXPECT_LE(profile.wall, elapsed);
+  EXPECT_NEAR(SumOf(profile), profile.wall * profile.threads, 1e-9 + 1e-6 * SumOf(profile));
+  for (const char* kind : {"matmul", "attention", "other", "boxing"})
+    EXPECT_GT(profile.kernels[kind], 0) << kind;
+  EXPECT_EQ(profile.kernels.size(), 4u);
+  double by_kernel = 0, by_kind = SumOf(profile) - profile.waiting - profile.runtime;
+  for (const KernelProfile& k : profile.hottest) by_kernel += k.seconds;
+  EXPECT_NEAR(by_kernel, by_kind, 1e-6 * by_kind);
+  EXPECT_EQ(train.TakeProfile().steps, 0) << "taken before";
+
+  std::map<Key, int> expected = Expected(train.impl()->compiled, 8, kSteps);
+  train.Close();
+  Trace trace = ReadTrace(path_);
+  ExpectNested(trace);
+  std::map<Key, int> found;
+  int64_t in_trace = 0, user_lines = 0;
+  std::set<std::string> row_names;
+  for (const Slice& s : trace.slices) {
+    ++found[{s.rank, s.name, s.step, s.micro_batch}];
+    EXPECT_EQ(s.session, "train");
+    if (s.flops >= 0) in_trace += s.end - s.start;
+    user_lines += s.name.rfind("block0/mlp/einsum: einsum gpt_model.cc:", 0) == 0;
+  }
+  for (const auto& [key, count] : expected) {
+    EXPECT_EQ(found[key], count) << std::get<1>(key) << " of rank " << std::get<0>(key) << " step "
+                                 << std::get<2>(key) << " micro-batch " << std::get<3>(key);
+  }
+  EXPECT_EQ(found.size(), expected.size());
+  EXPECT_EQ(user_lines, kSteps * 2 * 4) << "on each rank of the first stage";
+  EXPECT_NEAR(1e-9 * in_trace, by_kind, 0.01 * by_kind) << "trace and profile measure the same kernels";
+  for (const auto& [row, name] : trace.rows) row_names.insert(name.substr(0, 4));
+  EXPECT_EQ(row_names, (std::set<std::string>{"comp", "link", "feed"}));
+  EXPECT_EQ(trace.note, "");
+}
+
+TEST_F(TraceTest, SessionsOfAModelShareAFile) {
+  SmallGpt small;
+  small.mesh = "cpu:dp=2";
+  small.model_options.trace_file = path_;
+  {
+    GptProgram program(small);
+    Session train = program.MakeTrain();
+    train.Run(program.MakeFeeds(0)).Wait();
+    EXPECT_TRUE(ReadTrace(path_).slices.empty()) << "not closed yet, and whole JSON all the same";
+    Session eval = program.MakeEvaluate();
+    eval.Run(program.MakeFeeds(0)).Wait();
+    train.Run(program.MakeFeeds(1)).Wait();
+    Session never_run = program.MakeEvaluate();
+  }
+  Trace trace = ReadTrace(path_);
+  ExpectNested(trace);
+  std::map<std::string, std::set<int64_t>> steps;
+  for (const Slice& s : trace.slices) steps[s.session].insert(s.step);
+  EXPECT_EQ(steps, (std::map<std::string, std::set<int64_t>>{{"eval", {0}}, {"train", {0, 1}}}));
+}
+
+TEST_F(TraceTest, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
+  for (const std::string& path : {folder_ + "/no/such/folder/t.json", folder_, std::string("/dev/full")}) {
+    ModelOptions options;
+    options.trace_file = path;
+    try {
+      Model model(Mesh::Parse("cpu:dp=1"), options);
+      ADD_FAILURE() << path << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("trace file '" + path + "' cannot be written: "),
+                std::string::npos)
+          << e.what();
+    }
+  }
+}
+
+// Plans of two ranks, of which the first sleeps in each of its two acts of a step.
+std::vector<plan::Plan> SleepyPlans(int microseconds) {
+  std::vector<plan::Plan> plans = TrainPlans(2, 2);
+  for (plan::Actor& a : *plans[0].mutable_actor()) {
+    if (a.name() == "grad") PlanBuilder::SetAttr(a.mutable_kernel(0), "us", microseconds);
+  }
+  for (plan::Plan& plan : plans) {
+    for (plan::Actor& a : *plan.mutable_actor()) {
+      if (a.has_collective()) a.mutable_kernel(0)->set_category("boxing");
+      if (a.name() != "grad") continue;
+      a.mutable_kernel(0)->set_category("naps");
+      a.mutable_kernel(0)->set_flops(10);
+    }
+  }
+  return plans;
+}
+
+struct Ran {
+  StepProfile profile;
+  Trace trace;
+  int64_t missing = 0;
+};
+
+Ran RunSleepy(const std::string& path, int64_t records, int steps, int microseconds) {
+  TraceFile file(path);
+  KernelRegistry registry = TestRegistry();
+  std::unique_ptr<Store> store = MakeStore(2);
+  std::unique_ptr<Executor> executor = MakeThreadExecutor(2, 1);
+  RuntimeOptions options;
+  options.trace_records = records;
+  Runtime runtime(SleepyPlans(microseconds), registry, store.get(), executor.get(), options);
+  for (int i = 0; i < steps; ++i) {
+    Status status = runtime.Launch(TrainFeeds(2, 2, i)).Wait();
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  runtime.Close();
+  Ran ran;
+  ran.missing = runtime.WriteTrace(&file);
+  ran.profile = runtime.TakeProfile();
+  ran.trace = ReadTrace(path);
+  return ran;
+}
+
+TEST_F(TraceTest, KernelsAndWaitingAreToldApart) {
+  const int kSteps = 5, kMicroseconds = 4000;
+  Ran ran = RunSleepy(path_, 1000, kSteps, kMicroseconds);
+  ExpectNested(ran.trace);
+  StepProfile& p = ran.profile;
+  const double slept = 1e-6 * kMicroseconds * 2 * kSteps;
+  EXPECT_EQ(p.steps, kSteps);
+  EXPECT_GE(p.kernels["naps"], slept);
+  EXPECT_GE(p.wall, slept);
+  // The other rank does nearly nothing but wait for the sums.
+  EXPECT_GE(p.waiting, slept / 4);
+  EXPECT_LT(p.kernels["boxing"], slept);
+  EXPECT_NEAR(SumOf(p), 2 * p.wall, 1e-9 + 1e-6 * p.wall);
+  ASSERT_FALSE(p.hottest.empty());
+  EXPECT_EQ(p.hottest[0].category, "naps");
+  int64_t runs = 0;
+  for (const KernelProfile& k : p.hottest) runs += k.label.rfind("grad: grad test.cc:", 0) == 0 ? k.runs : 0;
+  EXPECT_EQ(runs, kSteps * 2 * 2) << "acts of both ranks";
+  EXPECT_DOUBLE_EQ(p.hottest[0].flops, 10.0 * p.hottest[0].runs);
+}
+
+TEST_F(TraceTest, OffKeepsNothingAndAFullBufferSaysSo) {
+  Ran all = RunSleepy(path_, 1000, 4, 0), off = RunSleepy(path_, 0, 4, 0), some = RunSleepy(path_, 12, 4, 0);
+  EXPECT_EQ(all.missing, 0);
+  EXPECT_EQ(all.trace.note, "");
+  EXPECT_EQ(off.trace.slices.size(), 0u);
+  EXPECT_EQ(off.trace.note, "");
+  EXPECT_EQ(off.profile.steps, 4) << "profiles need no trace";
+  ExpectNested(some.trace);
+  EXPECT_GT(some.trace.slices.size(), 0u);
+  EXPECT_LE(some.trace.slices.size(), 24u) << "12 of each thread";
+  EXPECT_EQ(some.trace.slices.size() + some.missing, all.trace.slices.size());
+  EXPECT_NE(some.trace.note.find(std::to_string(some.missing)), std::string::npos) << some.trace.note;
+}
+
+TEST_F(TraceTest, ClosingAtAnyMomentLeavesAWholeFile) {
+  KernelRegistry registry = TestRegistry();
+  std::unique_ptr<Store> store = MakeStore(2);
+  std::unique_ptr<Executor> executor = MakeThreadExecutor(2, 1);
+  RuntimeOptions options;
+  options.trace_records = 1000;
+  TraceFile file(path_);
+  for (int i = 0; i < 20; ++i) {
+    Runtime runtime(SleepyPlans(300), registry, store.get(), executor.get(), options);
+    StepHandle first = runtime.Launch(TrainFeeds(2, 2, 0)), second = runtime.Launch(TrainFeeds(2, 2, 1));
+    std::this_thread::sleep_for(std::chrono::microseconds(100 * i));
+    runtime.Close();
+    runtime.WriteTrace(&file);
+    StepProfile p = runtime.TakeProfile();
+    EXPECT_GE(p.waiting, 0);
+    EXPECT_GE(p.runtime, 0);
+    EXPECT_GE(SumOf(p), 2 * p.wall * (1 - 1e-6));
+  }
+  ReadTrace(path_);
+}
+
+TEST_F(TraceTest, NamesMayHoldAnything) {
+  const std::string name = "a \"b\" \\ c\nd\te \x01";
+  std::vector<plan::Plan> plans(1);
+  plan::Actor* actor = plans[0].add_actor();
+  actor->set_name(name);
+  actor->set_stream(-1);
+  plan::Kernel* kernel = actor->add_kernel();
+  kernel->set_name("k");
+  kernel->set_node(name);
+  TraceFile file(path_);
+  TraceBuffer buffer(2);
+  ClockPoint now = ClockPoint::Now();
+  buffer.Add({now.ticks + 10, now.ticks + 20, 0, 0, 0, 0, 0});
+  buffer.Add({now.ticks, now.ticks + 30, 0, 0, 0, 0, -1});
+  file.Add(plans, {buffer}, TickScale(now, {now.ticks + 1000, now.nanoseconds + 1000}));
+  Trace trace = ReadTrace(path_);
+  ASSERT_EQ(trace.slices.size(), 2u);
+  EXPECT_EQ(trace.slices[0].name, name);
+  EXPECT_EQ(trace.slices[1].name, name + ": k");
+  EXPECT_EQ(trace.slices[1].end - trace.slices[1].start, 10);
+}
+
+// As the processes of a job do: each writes what its rank did by its own clock, then the files are joined.
+TEST_F(TraceTest, FilesBecomeOneOnOneClock) {
+  const ClockPoint now = ClockPoint::Now();
+  const TickScale scale(now, {now.ticks + 1000, now.nanoseconds + 1000});
+  auto write = [&](int rank, int64_t origin, int64_t start) {
+    std::vector<plan::Plan> plans(1);
+    plans[0].set_rank(rank);
+    plan::Actor* actor = plans[0].add_actor();
+    actor->set_name("act");
+    actor->set_stream(-1);
+    TraceFile file(Cat(path_, rank));
+    TraceBuffer buffer(20);
+    for (int64_t step = 0; step < 10; ++step) {
+      int64_t at = now.ticks + start + 100 * step;
+      buffer.Add({at, at + 50, step, rank, 0, 0, -1});
+    }
+    file.SetOrigin(now.nanoseconds + origin);
+    file.Add(plans, {buffer}, scale);
+  };
+  write(0, 0, 500);
+  write(1, 2000, 2500);  // this rank's clock is 2000 ns ahead
+  {
+    TraceFile whole(path_);
+    whole.AddEvents("");
+    for (int rank = 0; rank < 2; ++rank) {
+      TraceReader reader(Cat(path_, rank));
+      int parts = 0;
+      for (std::string part = reader.Next(300); !part.empty(); part = reader.Next(300)) {
+        whole.AddEvents(part);
+        ++parts;
+      }
+      EXPECT_GT(parts, 3) << "files come in parts";
+    }
+  }
+  Trace trace = ReadTrace(path_);
+  ASSERT_EQ(trace.slices.size(), 20u);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int64_t step = 0; step < 10; ++step) {
+      EXPECT_EQ(trace.slices[10 * rank + step].start, 500 + 100 * step) << rank;
+      EXPECT_EQ(trace.slices[10 * rank + step].step, step) << rank;
+    }
+  }
+}
+
+// Tenths of a percent in the summary's lines of kinds (those before the hottest kernels).
+std::vector<int> SharesIn(const std::string& text) {
+  std::vector<int> shares;
+  std::istringstream lines(text.substr(0, text.find("the hottest")));
+  std::string line;
+  while (std::getline(lines, line)) {
+    size_t percent = line.find(" %");
+    if (percent == std::string::npos) continue;
+    size_t begin = line.rfind(' ', percent - 1) + 1;
+    std::string number = line.substr(begin, percent - begin);
+    size_t point = number.find('.');
+    shares.push_back(std::stoi(number.substr(0, point)) * 10 + std::stoi(number.substr(point + 1)));
+  }
+  return shares;
+}
+
+TEST(ProfileTextTest, PercentagesSumToAHundred) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    auto draw = [&] { return std::pow(10.0, static_cast<double>(random() % 900) / 100 - 6); };
+    StepProfile p;
+    p.steps = 1 + random() % 9;
+    p.threads = 1 + random() % 4;
+    for (const char* kind : {"matmul", "attention", "other", "boxing", "convolution"})
+      if (random() % 4) p.kernels[kind] = draw();
+    p.waiting = draw();
+    p.runtime = draw();
+    p.wall = SumOf(p) / p.threads;
+    std::vector<int> shares = SharesIn(ToText(p, "train"));
+    ASSERT_EQ(shares.size(), 6u + p.kernels.count("convolution")) << "seed " << seed;
+    ASSERT_EQ(std::accumulate(shares.begin(), shares.end(), 0), 1000) << "seed " << seed << "\n"
+                                                                      << ToText(p, "train");
+    double waiting = 1000 * p.waiting / SumOf(p);
+    ASSERT_NEAR(shares[shares.size() - 2], waiting, 1) << "seed " << seed;
+  }
+}
+
+TEST(ProfileTextTest, FitsOneScreenAndSpeaksOfTheSession) {
+  SmallGpt small;
+  GptProgram program(small);
+  Session train = program.MakeTrain();
+  EXPECT_EQ(train.ProfileText(), "no step of session train has ended\n");
+  for (int step = 0; step < 2; ++step) train.Run(program.MakeFeeds(step)).Wait();
+  train.Close();
+  std::string text = train.ProfileText();
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 24) << text;
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) EXPECT_LE(line.size(), 110u) << line;
+  for (const char* word : {"a step of train: ", "on average of 2, over 1 thread", "matmul", "attention",
+                           "other kernels", "boxing", "waiting", "runtime", "gpt_model.cc:", "GFLOP/s"}) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,329 @@
+// The invariants object: every boxing of the compiled GPT is needed, and so is every signature, place and
+// slot. Also: the text of a graph reads back, and is all a compiler needs.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include "compiler/compile.h"
+#include "compiler/text.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+SmallGpt Everything() { return {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4}; }
+
+const Compiled& CompiledGpt() {
+  static GptProgram program(Everything());
+  static Session session = program.MakeTrain();
+  return session.impl()->compiled;
+}
+
+// The message of the verifier, empty when it has none.
+std::string Objection(const Graph& graph) {
+  try {
+    VerifyGraph(graph, Level::kLowered);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+std::vector<int> ReadersOf(const Graph& graph, int value) { return graph.Readers()[value]; }
+
+// Applies `mutate` to a copy of the compiled GPT for every node it changes (it returns whether it did); all
+// must be objected to. Returns how many there were.
+int ObjectsToAll(const std::function<bool(Graph*, int node)>& mutate) {
+  const Graph& original = CompiledGpt().graph;
+  int tried = 0;
+  for (int n : original.Order()) {
+    Graph graph = original;
+    if (!mutate(&graph, n)) continue;
+    ++tried;
+    EXPECT_NE(Objection(graph), "") << "nothing is said of a change at " << original.Describe(n) << " ("
+                                    << original.node(n).why << ")";
+  }
+  return tried;
+}
+
+TEST(Verify, AcceptsTheCompiledGpt) {
+  EXPECT_EQ(Objection(CompiledGpt().graph), "");
+  VerifyLogicalPlan(CompiledGpt().graph, CompiledGpt().logical);
+}
+
+TEST(Verify, EveryBoxingIsNeeded) {
+  std::map<std::string, int> kinds;
+  int tried = ObjectsToAll([&](Graph* graph, int n) {
+    const Node& node = graph->node(n);
+    if (!IsLocalBoxing(node) && !IsCollective(node)) return false;
+    ++kinds[node.op];
+    int from = node.in[0], to = node.out[0];
+    for (int r : ReadersOf(*graph, to))
+      for (int& v : graph->node(r).in)
+        if (v == to) v = from;
+    graph->Remove(n);
+    return true;
+  });
+  std::string text;
+  for (const auto& [op, count] : kinds) text += Cat(text.empty() ? "" : ", ", count, " ", op);
+  std::printf("deleted one at a time, all objected to: %d boxing nodes (%s)\n", tried, text.c_str());
+  EXPECT_GE(tried, 50);
+  EXPECT_GE(kinds.size(), 4u);
+}
+
+// A boxing that does something else than its name: its output is said to be what its input is, readers
+// included.
+TEST(Verify, EveryBoxingChangesWhatItSays) {
+  int tried = ObjectsToAll([](Graph* graph, int n) {
+    const Node& node = graph->node(n);
+    if ((!IsLocalBoxing(node) && !IsCollective(node)) ||
+        graph->value(node.in[0]).sbp == graph->value(node.out[0]).sbp)
+      return false;
+    graph->value(node.out[0]).sbp = graph->value(node.in[0]).sbp;
+    return true;
+  });
+  EXPECT_GE(tried, 50);
+}
+
+// Another signature on an output, and all readers agree to it: some operator's own rule is broken.
+TEST(Verify, WrongSignatures) {
+  const Graph& original = CompiledGpt().graph;
+  std::vector<int> sizes = original.Sizes();
+  int tried = 0;
+  for (size_t entry = 0; entry < sizes.size(); ++entry)
+    tried += ObjectsToAll([&](Graph* graph, int n) {
+      const Node& node = graph->node(n);
+      if (!graph->catalog().Find(node.op) || node.op == "fused" || node.out.empty()) return false;
+      if (entry > 0 && node.slice.fixed[entry - 1] != Slice::kFree) return false;
+      Value& out = graph->value(node.out[0]);
+      // What no rule gives: a partial maximum of a value that is none.
+      Sbp wrong = P(Reduce::kMax);
+      if (out.sbp[entry] == wrong) return false;
+      out.sbp[entry] = wrong;
+      for (int r : ReadersOf(*graph, node.out[0]))
+        for (size_t i = 0; i < graph->node(r).in.size(); ++i)
+          if (graph->node(r).in[i] == node.out[0]) graph->node(r).want[i] = out.sbp;
+      return true;
+    });
+  std::printf("wrong signatures, all objected to: %d\n", tried);
+  EXPECT_GE(tried, 300);
+}
+
+TEST(Verify, AReaderThatWantsSomethingElse) {
+  int tried = ObjectsToAll([](Graph* graph, int n) {
+    Node& node = graph->node(n);
+    if (node.in.empty()) return false;
+    Sbp& dp = node.want[0][1];
+    dp = dp.is_broadcast() ? P(Reduce::kSum) : B();
+    return true;
+  });
+  EXPECT_GE(tried, 300);
+}
+
+bool IsUpdate(const Graph& graph, int n) {
+  const OpDef* def = graph.catalog().Find(graph.node(n).op);
+  return def && !def->inplace.empty();
+}
+
+// The variable lies otherwise than its update writes it, the reading end in agreement.
+TEST(Verify, AnUpdateOnAnotherLayout) {
+  int tried = ObjectsToAll([](Graph* graph, int n) {
+    if (!IsUpdate(*graph, n)) return false;
+    Node& node = graph->node(n);
+    Value& variable = graph->value(node.in[0]);
+    if (variable.shape.rank() < 2) return false;
+    Sbp& dp = variable.sbp[1];
+    dp = dp.is_broadcast() ? S(0) : B();
+    for (int r : ReadersOf(*graph, node.in[0]))
+      for (size_t i = 0; i < graph->node(r).in.size(); ++i)
+        if (graph->node(r).in[i] == node.in[0]) graph->node(r).want[i] = variable.sbp;
+    return true;
+  });
+  EXPECT_GE(tried, 20);
+}
+
+TEST(Verify, AnUpdateOfWhatIsNoVariable) {
+  int tried = ObjectsToAll([](Graph* graph, int n) {
+    if (!IsUpdate(*graph, n)) return false;
+    Node& node = graph->node(n);
+    node.in[0] = node.in[1];  // the gradient, which has the same layout
+    return true;
+  });
+  EXPECT_GE(tried, 40);
+}
+
+TEST(Verify, ANodeOnAnotherStage) {
+  const Mesh& mesh = CompiledGpt().graph.mesh();
+  int pp = mesh.FindAxis("pp");
+  int tried = ObjectsToAll([&](Graph* graph, int n) {
+    Node& node = graph->node(n);
+    // Constants and inputs have no operands that would tell; their readers do, but for those nobody reads.
+    if (node.slice.fixed[pp] == Slice::kFree || IsCollective(node)) return false;
+    node.slice.fixed[pp] = 1 - node.slice.fixed[pp];
+    return true;
+  });
+  EXPECT_GE(tried, 300);
+}
+
+TEST(Verify, AReaderOfARemovedNode) {
+  int tried = ObjectsToAll([](Graph* graph, int n) {
+    const std::vector<std::vector<int>> readers = graph->Readers();
+    bool read = false;
+    for (int v : graph->node(n).out) read = read || !readers[v].empty();
+    graph->Remove(n);
+    return read;
+  });
+  EXPECT_GE(tried, 300);
+}
+
+// --- Plans ---
+
+std::string PlanObjection(const Graph& graph, const LogicalPlan& plan) {
+  try {
+    VerifyLogicalPlan(graph, plan);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+// Edges from forward to backward segments have exactly the slots that the order needs. (Within one phase a
+// buffer that is also kept for later has more than its early readers need.)
+TEST(Verify, OneSlotLessIsTooFew) {
+  for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe}) {
+    SmallGpt given = Everything();
+    given.schedule = schedule;
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Compiled& c = session.impl()->compiled;
+    int tried = 0;
+    std::string message;
+    for (size_t e = 0; e < c.logical.edges.size(); ++e) {
+      LogicalPlan plan = c.logical;
+      LogicalEdge& edge = plan.edges[e];
+      const Segment &w = plan.segments[edge.writer], &r = plan.segments[edge.reader];
+      if (edge.slots < 2 || w.slice != r.slice || w.phase == r.phase || w.stream != StreamKind::kCompute ||
+          r.stream != StreamKind::kCompute)
+        continue;
+      if (edge.buffers.empty() && schedule == PipelineSchedule::kGPipe && edge.slots == c.graph.times())
+        continue;
+      --edge.slots;
+      ++tried;
+      message = PlanObjection(c.graph, plan);
+      EXPECT_NE(message, "") << w.name << " -> " << r.name << " with " << edge.slots << " slots";
+      EXPECT_NE(message.find(r.name), std::string::npos) << message;
+    }
+    EXPECT_GE(tried, 1);
+    std::printf("%s: %d edges with one slot less, all refused; the last: %s\n", given.str().c_str(), tried,
+                message.c_str());
+  }
+}
+
+TEST(Verify, NoSlotIsTooFew) {
+  LogicalPlan plan = CompiledGpt().logical;
+  plan.edges[0].slots = 0;
+  EXPECT_NE(PlanObjection(CompiledGpt().graph, plan).find("has 0 slots"), std::string::npos);
+}
+
+// A weight that is not there at the start: backward waits for the update, which waits for backward's
+// gradient. The game says so, naming both.
+TEST(Verify, ADeadPlanNamesItsCycle) {
+  const Compiled& c = CompiledGpt();
+  LogicalPlan plan = c.logical;
+  int emptied = 0;
+  for (LogicalEdge& e : plan.edges)
+    if (e.full == 1) {
+      e.full = 0;
+      ++emptied;
+    }
+  ASSERT_GT(emptied, 0);
+  std::string message;
+  try {
+    PlayStep(GameOf(c.graph, plan), [](int, int act) { return act; });
+  } catch (const Error& e) {
+    message = e.what();
+  }
+  EXPECT_NE(message.find("the plan cannot complete"), std::string::npos) << message;
+  for (const char* name : {"backward", "update"}) EXPECT_NE(message.find(name), std::string::npos) << message;
+  EXPECT_NE(PlanObjection(c.graph, plan), "");
+}
+
+TEST(Verify, AnOrderWithTwoActsExchanged) {
+  const Compiled& c = CompiledGpt();
+  LogicalPlan plan = c.logical;
+  auto backward = std::find_if(plan.order.begin(), plan.order.end(), [&](const Firing& f) {
+    const Segment& s = plan.segments[f.transition];
+    return s.phase == Phase::kBackward && s.per_micro_batch && s.stream == StreamKind::kCompute;
+  });
+  ASSERT_NE(backward, plan.order.end());
+  std::rotate(plan.order.begin(), backward, backward + 1);  // the first backward act before all else
+  EXPECT_NE(PlanObjection(c.graph, plan).find("waits for a full slot"), std::string::npos)
+      << PlanObjection(c.graph, plan);
+}
+
+// --- Text ---
+
+std::string FirstDifference(const std::string& a, const std::string& b) {
+  std::stringstream x(a), y(b);
+  for (std::string p, q; std::getline(x, p);) {
+    if (!std::getline(y, q)) return "- " + p;
+    if (p != q) return "- " + p + "\n+ " + q;
+  }
+  return "";
+}
+
+class GraphText : public testing::TestWithParam<SmallGpt> {};
+
+TEST_P(GraphText, ReadsBackAfterEveryPass) {
+  namespace fs = std::filesystem;
+  SmallGpt given = GetParam();
+  fs::path folder = fs::temp_directory_path() / Cat("oneflow_like_text_", getpid());
+  given.model_options.dump_dir = folder;
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  const Compiled& c = session.impl()->compiled;
+  int passes = 0;
+  std::string built;
+  for (const fs::directory_entry& file : fs::directory_iterator(folder / "train")) {
+    std::string name = file.path().filename();
+    if (name.find("form_segments") != std::string::npos || name.find("order_acts") != std::string::npos)
+      continue;
+    std::stringstream text;
+    text << std::ifstream(file.path()).rdbuf();
+    std::string again = ToText(ParseGraph(BuiltinCatalog(), text.str()));
+    EXPECT_EQ(again, text.str()) << name << ":\n" << FirstDifference(text.str(), again);
+    if (name == "00_built.txt") built = text.str();
+    ++passes;
+  }
+  fs::remove_all(folder);
+  EXPECT_EQ(passes, 10);
+  // Nothing the compiler goes by is missing from the text: compiled again from it, the plan is the same.
+  Compiled again = Compile(ParseGraph(BuiltinCatalog(), built), c.options);
+  std::string before = ToText(c.graph, c.logical), after = ToText(again.graph, again.logical);
+  EXPECT_EQ(before, after) << FirstDifference(before, after);
+  EXPECT_EQ(c.logical.hash, again.logical.hash);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, GraphText,
+    testing::Values(SmallGpt{}, SmallGpt{.micro_batches = 4}, SmallGpt{.mesh = "cpu:dp=3"},
+                    SmallGpt{.mesh = "cuda:dp=2,tp=2", .micro_batches = 2},
+                    SmallGpt{.mesh = "cpu:tp=2", .micro_batches = 2}, Everything(),
+                    SmallGpt{.mesh = "cpu:dp=2,pp=2", .micro_batches = 2, .zero_axis = "dp"}));
+
+TEST(GraphText, RefusesWhatItCannotRead) {
+  for (const char* bad :
+       {"mesh cpu\ny = relu(x) : f32[2]\n", "mesh cpu\nx = input : f33[2]\n", "mesh cpu\nx = input : f32[2\n",
+        "mesh cpu:tp=2\nx = input : f32[2] {dp:B}\n", "mesh cpu\nx, y = input : f32[2]\n",
+        "mesh cpu\nx = input : f32[2] after=z\n", "mesh cpu\nx = input : f32[2]\nfetch(x)\n",
+        "mesh cpu:tp=2\nx = input : f32[2] {tp:S0\n"})
+    EXPECT_THROW(ParseGraph(BuiltinCatalog(), bad), Error) << bad;
+}
+
+}  // namespace
+}  // namespace oneflow_like

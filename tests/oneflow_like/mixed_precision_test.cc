@@ -1,0 +1,320 @@
+// Mixed precision: what the pass leaves is well typed and compiles on every kind of mesh, the narrow kernels
+// agree with fp32 ones, and training in bf16 and fp16 follows fp32.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "compiler/text.h"
+#include "core/float16.h"
+#include "core/random.h"
+#include "ops/cpu/manifest.h"
+#include "ops/op.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- The pass ---
+
+class MixedPlan : public testing::TestWithParam<const char*> {};
+
+TEST_P(MixedPlan, IsWellTypedAndKeepsMastersWide) {
+  SmallGpt given{.mesh = GetParam(), .micro_batches = 2};
+  given.dtype = DType::kBFloat16;
+  GptProgram program(given);
+  Session session = program.MakeTrain();  // every pass verifies what it leaves
+  const Graph& graph = session.impl()->compiled.graph;
+  int narrow = 0;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    const OpDef* def = graph.catalog().Find(node.op);
+    for (int v : node.out) {
+      narrow += graph.value(v).dtype == DType::kBFloat16;
+      if (node.op == "variable") {
+        EXPECT_EQ(graph.value(v).dtype, DType::kFloat32) << node.name;
+      }
+    }
+    if (!def) continue;
+    OpCall call{node.op, graph.Describe(n), {}, {}, &node.attrs};
+    for (int v : node.in) {
+      call.shapes.push_back(graph.value(v).shape);
+      call.dtypes.push_back(graph.value(v).dtype);
+      if (node.op == "adamw") {
+        EXPECT_EQ(graph.value(v).dtype, DType::kFloat32) << graph.Describe(n);
+      }
+    }
+    std::vector<DType> types = Infer(*def, call).dtypes;  // throws where operands do not fit each other
+    for (size_t o = 0; o < types.size(); ++o)
+      EXPECT_EQ(types[o], graph.value(node.out[o]).dtype) << graph.Describe(n);
+    if (node.op == "matmul" || node.op == "attention") {
+      EXPECT_EQ(call.dtypes[0], DType::kBFloat16) << call.who;
+    }
+  }
+  EXPECT_GT(narrow, 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, MixedPlan,
+                         testing::Values("cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2",
+                                         "cpu:dp=2,tp=2,pp=2"));
+
+// --- Kernels ---
+
+struct Operand {
+  DType dtype;
+  Dims shape;
+  std::vector<float> values;     // already rounded to the type
+  std::vector<uint16_t> narrow;  // the same, when 16 bits wide
+
+  Operand(DType dtype, const Dims& shape, uint64_t key)
+      : dtype(dtype), shape(shape), values(shape.elements()) {
+    narrow.resize(values.size());
+    for (size_t i = 0; i < values.size(); ++i) Set(i, 2 * ToUniform(RandomBits(key, 0, i)) - 1);
+  }
+  void Set(size_t i, float value) {
+    narrow[i] = dtype == DType::kFloat16 ? ToFloat16(value).bits : ToBFloat16(value).bits;
+    values[i] = dtype == DType::kFloat32 ? value : At(i);
+  }
+  float At(size_t i) const {
+    if (dtype == DType::kFloat32) return values[i];
+    return dtype == DType::kFloat16 ? ToFloat(Float16{narrow[i]}) : ToFloat(BFloat16{narrow[i]});
+  }
+  TensorArg Arg(bool wide) {
+    bool as_float = wide || dtype == DType::kFloat32;
+    void* data = as_float ? static_cast<void*>(values.data()) : static_cast<void*>(narrow.data());
+    return {data, as_float ? DType::kFloat32 : dtype, shape, Dims(shape.rank(), 0), shape};
+  }
+};
+
+// Runs the cpu kernel on operands in `dtype` and on the same numbers in fp32, and compares. `wide` lists
+// operands that are fp32 in both runs. Relative to the greatest element of each output: an error that grows
+// with the values is legal, one that does not is not.
+void Compare(const std::string& op, const Attrs& attrs, const std::vector<Dims>& shapes, DType dtype,
+             const std::set<size_t>& wide, double tolerance) {
+  KernelRegistry registry;
+  AddReferenceKernels(BuiltinCatalog(), &registry);
+  AddCpuKernels(&registry);
+  SCOPED_TRACE(Cat(op, " ", attrs.str(), " in ", Name(dtype)));
+  std::vector<Operand> in;
+  for (size_t i = 0; i < shapes.size(); ++i)
+    in.emplace_back(wide.count(i) ? DType::kFloat32 : dtype, shapes[i], 77 + i);
+  std::vector<std::vector<Operand>> results;
+  for (bool as_float : {false, true}) {
+    KernelSpec spec;
+    spec.name = op;
+    spec.attrs = attrs;
+    OpCall call{op, op, shapes, {}, &attrs};
+    for (Operand& x : in) {
+      spec.in.push_back(x.Arg(as_float));
+      call.dtypes.push_back(spec.in.back().dtype);
+    }
+    Inferred inferred = Infer(BuiltinCatalog().Get(op), call);
+    results.emplace_back();
+    for (size_t o = 0; o < inferred.dtypes.size(); ++o)
+      results.back().emplace_back(inferred.dtypes[o], inferred.rule.out[o].shape, 5);
+    for (Operand& y : results.back()) spec.out.push_back(y.Arg(false));
+    Status status = registry.Make(spec, "cpu")->Run({spec, spec.in, spec.out});
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  for (size_t o = 0; o < results[0].size(); ++o) {
+    double greatest = 0, worst = 0;
+    for (size_t i = 0; i < results[1][o].values.size(); ++i) {
+      greatest = std::max<double>(greatest, std::abs(results[1][o].At(i)));
+      worst = std::max<double>(worst, std::abs(results[0][o].At(i) - results[1][o].At(i)));
+    }
+    EXPECT_GT(greatest, 0) << "output " << o;
+    EXPECT_LE(worst, tolerance * greatest) << "output " << o;
+  }
+}
+
+class NarrowKernels : public testing::TestWithParam<DType> {
+ protected:
+  // Half a unit in the last place, relative, and a little for sums in another order.
+  double rounding() const { return GetParam() == DType::kFloat16 ? 0x1p-11 * 1.1 : 0x1p-8 * 1.1; }
+};
+
+TEST_P(NarrowKernels, Products) {
+  Attrs f32{{"dtype", std::string("f32")}};
+  for (const Dims& mnk : {Dims{64, 48, 80}, Dims{33, 65, 47}, Dims{128, 1, 256}, Dims{3, 5, 2}}) {
+    int64_t m = mnk[0], n = mnk[1], k = mnk[2];
+    Compare("matmul", {}, {{m, k}, {k, n}}, GetParam(), {}, rounding());
+    Compare("matmul", f32, {{m, k}, {k, n}}, GetParam(), {}, 1e-5);
+    for (const char* equation : {"mk,nk->mn", "km,kn->mn", "mk,kn->nm", "km,nk->mn"}) {
+      std::string text = equation;
+      Dims a = text[0] == 'm' ? Dims{m, k} : Dims{k, m}, b = text[3] == 'k' ? Dims{k, n} : Dims{n, k};
+      Compare("einsum", {{"equation", text}}, {a, b}, GetParam(), {}, rounding());
+      Compare("einsum", {{"equation", text}, {"dtype", std::string("f32")}}, {a, b}, GetParam(), {}, 1e-5);
+    }
+  }
+  Compare("einsum", {{"equation", std::string("bsw,bshd->hdw")}, {"dtype", std::string("f32")}},
+          {{2, 24, 32}, {2, 24, 4, 16}}, GetParam(), {}, 1e-5);
+  Compare("matmul", {}, {{3, 40, 32}, {3, 32, 36}}, GetParam(), {}, rounding());
+}
+
+TEST_P(NarrowKernels, AttentionAndGradient) {
+  Dims x{2, 70, 3, 24}, lse{2, 3, 70};
+  for (double drop : {0.0, 0.2}) {
+    Attrs attrs{{"causal", int64_t{1}}, {"dropout", drop}, {"scale", 0.0}, {"key", int64_t{3}}};
+    Compare("attention", attrs, {x, x, x}, GetParam(), {}, rounding());
+    Compare("attention_grad", attrs, {x, x, x, x, x, lse}, GetParam(), {5}, rounding());
+  }
+}
+
+TEST_P(NarrowKernels, Norms) {
+  Attrs eps{{"eps", 1e-5}};
+  Compare("layer_norm", eps, {{9, 37}, {37}, {37}}, GetParam(), {1, 2}, rounding());
+  Compare("layer_norm_grad", {}, {{9, 37}, {9, 37}, {37}, {9}, {9}}, GetParam(), {2, 3, 4}, rounding());
+  Compare("rms_norm", eps, {{9, 37}, {37}}, GetParam(), {1}, rounding());
+  Compare("rms_norm_grad", {}, {{9, 37}, {9, 37}, {37}, {9}}, GetParam(), {2, 3}, rounding());
+  Attrs residual{{"residual", int64_t{1}}};  // added in fp32: one rounding, as without
+  Compare("layer_norm_grad", residual, {{9, 37}, {9, 37}, {37}, {9}, {9}, {9, 37}}, GetParam(), {2, 3, 4},
+          rounding());
+  Compare("rms_norm_grad", residual, {{9, 37}, {9, 37}, {37}, {9}, {9, 37}}, GetParam(), {2, 3}, rounding());
+}
+
+TEST_P(NarrowKernels, SumsAndElementwise) {
+  Attrs f32{{"dtype", std::string("f32")}, {"axes", std::vector<int64_t>{0}}, {"keep", int64_t{0}}};
+  Compare("sum", f32, {{50, 40}}, GetParam(), {}, 1e-6);
+  Compare("mean", f32, {{50, 40}}, GetParam(), {}, 1e-6);
+  Compare("sum_to", {{"dtype", std::string("f32")}, {"shape", std::vector<int64_t>{40}}}, {{3, 50, 40}},
+          GetParam(), {}, 1e-6);
+  Compare("square_sum", {{"dtype", std::string("f32")}}, {{50, 40}}, GetParam(), {}, 1e-6);
+  Compare("add_n", {}, {{50, 40}, {50, 40}, {50, 40}}, GetParam(), {}, rounding());
+  Compare("gelu_grad", {}, {{50, 40}, {50, 40}}, GetParam(), {}, rounding());
+  Compare("fused",
+          {{"program", std::string("add 0 1;gelu 2;mul 3 0")}, {"outputs", std::vector<int64_t>{2, 4}}},
+          {{50, 40}, {40}}, GetParam(), {}, rounding());
+  // Types mixed in one chain: the second operand is fp32.
+  Compare("fused",
+          {{"program", std::string("cast 0 dtype=f32;add 2 1;gelu 3")}, {"outputs", std::vector<int64_t>{4}}},
+          {{50, 40}, {50, 40}}, GetParam(), {1}, 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, NarrowKernels, testing::Values(DType::kBFloat16, DType::kFloat16),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+// --- Training ---
+
+constexpr int kBatch = 8, kContext = 16, kVocabulary = 32;
+
+// Each token is a function of the one before, with noise keyed by step and position.
+HostTensor Tokens(int64_t step, int shift) {
+  std::vector<int32_t> ids(kBatch * kContext);
+  for (int b = 0; b < kBatch; ++b) {
+    uint32_t token = RandomBits(7, step, b) % kVocabulary;
+    for (int t = 0; t < kContext + shift; ++t) {
+      if (t >= shift) ids[b * kContext + t - shift] = token;
+      uint32_t noise = RandomBits(9, step, b * 1024 + t);
+      token = noise % 8 == 0 ? noise / 8 % kVocabulary : (token * 5 + 3) % kVocabulary;
+    }
+  }
+  return ToHost(ids, {kBatch, kContext});
+}
+
+std::vector<float> Losses(const std::string& mesh, DType dtype, int steps) {
+  SmallGpt given{.mesh = mesh,
+                 .batch = kBatch,
+                 .context = kContext,
+                 .layers = 2,
+                 .width = 32,
+                 .heads = 2,
+                 .vocabulary = kVocabulary};
+  given.dtype = dtype;
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  std::vector<StepResult> results;
+  for (int step = 0; step < steps; ++step)
+    results.push_back(session.Run({{"tokens", Tokens(step, 0)}, {"targets", Tokens(step, 1)}}));
+  std::vector<float> losses;
+  for (const StepResult& r : results) losses.push_back(r.Scalar("loss"));
+  return losses;
+}
+
+constexpr int kSteps = 200;
+
+class NarrowLossCurve : public testing::TestWithParam<std::pair<const char*, DType>> {};
+
+TEST_P(NarrowLossCurve, FollowsFp32Within2Percent) {
+  static const std::vector<float> wide = Losses("cpu:dp=1", DType::kFloat32, kSteps);
+  ASSERT_LT(wide.back(), 0.8 * wide.front()) << "the model learns nothing: the comparison would say little";
+  std::vector<float> narrow = Losses(GetParam().first, GetParam().second, kSteps);
+  double worst = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    double difference = std::abs(narrow[step] - wide[step]) / wide[step];
+    worst = std::max(worst, difference);
+    EXPECT_LE(difference, 0.02) << "step " << step << ": " << narrow[step] << " against " << wide[step];
+  }
+  EXPECT_NE(narrow, wide) << "nothing was rounded";
+  std::printf("%s in %s: worst relative difference %.1e\n", GetParam().first, Name(GetParam().second), worst);
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, NarrowLossCurve,
+                         testing::Values(std::pair{"cpu:dp=1", DType::kBFloat16},
+                                         std::pair{"cpu:dp=2,tp=2,pp=2", DType::kBFloat16},
+                                         std::pair{"cpu:dp=1", DType::kFloat16}),
+                         [](const auto& info) {
+                           std::string name = Cat(info.param.first + 4, "_", Name(info.param.second));
+                           for (char& c : name)
+                             if (!isalnum(c)) c = '_';
+                           return name;
+                         });
+
+// --- Loss scaling ---
+
+TEST(LossScale, AnOverflowSkipsTheStepAndHalvesTheScale) {
+  SmallGpt given;
+  given.layers = 1;
+  given.dtype = DType::kFloat16;
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  Model& model = program.model();
+  auto run = [&](int64_t step) { return session.Run(program.MakeFeeds(step)).Scalar("loss"); };
+  auto number = [&](const std::string& name) { return model.Read(name).as<float>()[0]; };
+  auto whole = [&](const std::string& name) {
+    HostTensor t = model.Read(name);
+    return std::vector<float>(t.as<float>(), t.as<float>() + t.elements());
+  };
+  run(0);
+  EXPECT_EQ(number("loss_scale"), 65536);
+  EXPECT_EQ(number("loss_scale_finite_steps"), 1);
+  std::vector<float> weight = whole("embedding"), moment = whole("adam_m/embedding");
+
+  // A scale under which gradients in fp16 cannot be finite.
+  HostTensor huge = model.Read("loss_scale");
+  huge.as<float>()[0] = 1e30f;
+  model.Write("loss_scale", huge);
+  float loss = run(1);
+  EXPECT_TRUE(std::isfinite(loss)) << loss;
+  EXPECT_EQ(number("loss_scale"), 0.5f * 1e30f);
+  EXPECT_EQ(number("loss_scale_finite_steps"), 0);
+  EXPECT_EQ(whole("embedding"), weight);
+  EXPECT_EQ(whole("adam_m/embedding"), moment);
+
+  huge.as<float>()[0] = 1024;
+  model.Write("loss_scale", huge);
+  run(2);
+  EXPECT_EQ(number("loss_scale"), 1024);
+  EXPECT_EQ(number("loss_scale_finite_steps"), 1);
+  EXPECT_NE(whole("embedding"), weight);
+}
+
+TEST(LossScale, DoublesAfterItsIntervalOfFiniteSteps) {
+  SmallGpt given;
+  given.layers = 1;
+  given.dtype = DType::kFloat16;
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  session.Run(program.MakeFeeds(0)).Wait();
+  HostTensor steps = program.model().Read("loss_scale_finite_steps");
+  steps.as<float>()[0] = 1998;
+  program.model().Write("loss_scale_finite_steps", steps);
+  session.Run(program.MakeFeeds(1)).Wait();
+  EXPECT_EQ(program.model().Read("loss_scale").as<float>()[0], 65536);
+  session.Run(program.MakeFeeds(2)).Wait();
+  EXPECT_EQ(program.model().Read("loss_scale").as<float>()[0], 131072);
+  EXPECT_EQ(program.model().Read("loss_scale_finite_steps").as<float>()[0], 0);
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,222 @@
+// Models and sessions that are one of several processes: here threads of one process with a job of the test's
+// own, so that what they compare, share out and gather can be looked at without a network.
+#include <gtest/gtest.h>
+
+#include "actor/net/talk/job.h"
+#include "oneflow_like/agreement.h"
+#include "tests/actor/peers_fixture.h"
+#include "tests/oneflow_like/session_fixture.h"
+
+namespace oneflow_like {
+namespace {
+
+// Where the threads meet. A process that fails no longer comes, and whoever waits for it is told.
+class Meeting {
+ public:
+  explicit Meeting(int processes) : texts_(processes), wire(processes) {}
+
+  std::vector<std::string> AllGather(int process, const std::string& what, const std::string& mine) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int64_t round = rounds_;
+    texts_[process] = what + '\n' + mine;
+    if (++come_ == static_cast<int>(texts_.size())) {
+      gathered_ = texts_;
+      come_ = 0;
+      ++rounds_;
+      changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return rounds_ > round || !failure_.empty(); });
+    if (rounds_ == round) throw Error(failure_);
+    std::vector<std::string> all;
+    for (const std::string& text : gathered_) {
+      const size_t end = text.find('\n');
+      EXPECT_EQ(text.substr(0, end), what) << "processes ask for different things";
+      all.push_back(text.substr(end + 1));
+    }
+    return all;
+  }
+  void Fail(const std::string& message) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_.empty()) failure_ = message;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;  // of a test
+  std::condition_variable changed_;
+  std::vector<std::string> texts_, gathered_;
+  int come_ = 0;
+  int64_t rounds_ = 0;
+  std::string failure_;
+
+ public:
+  Wire wire;
+};
+
+class TestJob final : public Job {
+ public:
+  TestJob(Meeting* meeting, int process, int processes)
+      : meeting_(meeting), connections_(meeting, process), peers_(processes) {
+    identity_.process = process;
+    identity_.processes = processes;
+    for (int p = 0; p < processes; ++p) peers_[p].process = p;
+  }
+
+  const ProcessIdentity& identity() const override { return identity_; }
+  const std::vector<PeerInfo>& peers() const override { return peers_; }
+  Network* network() override { return nullptr; }
+  SharedRegion* region() override { return nullptr; }
+  std::string Describe(int process) const override { return Cat("process ", process); }
+  void SetWorld(int ranks) override { ranks_ = ranks; }
+  int ranks_per_process() const override { return ranks_ / processes(); }
+  std::vector<std::string> AllGather(const std::string& what, const std::string& mine) override {
+    return meeting_->AllGather(process(), what, mine);
+  }
+  Peers* peers_of_runtimes() override { return &connections_; }
+  void Fail(const std::string& message) override { meeting_->Fail(message); }
+  std::string failure() const override { return ""; }
+  void AddAwaited(const void*, std::function<std::string()>) override {}
+  void RemoveAwaited(const void*) override {}
+  void Finish(bool) override {}
+  void AddFailureListener(const void*, std::function<void(const std::string&)>) override {}
+  void RemoveFailureListener(const void*) override {}
+  void SetDirectOutput(std::function<void(const std::string&)>) override {}
+
+ private:
+  // Plans are loaded everywhere before the first step of any.
+  struct Connections final : Peers {
+    Connections(Meeting* meeting, int process)
+        : peers(&meeting->wire, process, [=] { (void)meeting->AllGather(process, "loaded", ""); }) {}
+    std::unique_ptr<PeerLink> Connect(const std::string& plan, PeerListener* listener) override {
+      return peers.Connect(plan, listener);
+    }
+    TestPeers peers;
+  };
+
+  Meeting* const meeting_;
+  ProcessIdentity identity_;
+  Connections connections_;
+  std::vector<PeerInfo> peers_;
+  int ranks_ = 1;
+};
+
+// Runs `body` as each of the processes; gives the message of the Error each threw, or nothing.
+std::vector<std::string> RunProcesses(int processes, const std::function<void(std::shared_ptr<Job>)>& body) {
+  Meeting meeting(processes);
+  std::vector<std::string> errors(processes);
+  std::vector<std::thread> threads;
+  for (int p = 0; p < processes; ++p) {
+    threads.emplace_back([&, p] {
+      errors[p] = ErrorOf([&] { body(std::make_shared<TestJob>(&meeting, p, processes)); });
+      if (!errors[p].empty()) meeting.Fail(Cat("process ", p, ": ", errors[p]));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+struct Trained {
+  std::vector<float> losses;
+  Outputs variables, outputs;
+};
+
+// Two linear layers, on two stages when the mesh has axis pp, some cut over tp.
+Trained TrainOn(const std::string& mesh, ModelOptions options, int64_t hidden = 12) {
+  options.seed = options.seed == 1 ? 5 : options.seed;
+  Model model(FullMesh(mesh), options);
+  Tensor x = model.Input("x", {8, 6}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor y = model.Input("y", {8, 3}, DType::kFloat32, {{"dp", S(0)}});
+  Scope s = model.scope();
+  const int last = model.mesh().axis_size(2) - 1;
+  Tensor up = s.Stage("pp", 0).Weight("up", {6, hidden}, KaimingNormal(), {{"tp", S(1)}});
+  Tensor down = s.Stage("pp", last).Weight("down", {hidden, 3}, KaimingNormal(), {{"tp", S(0)}});
+  Tensor guess = matmul(relu(matmul(x, up)), down), loss = mean(square(guess - y));
+  TrainOptions train_options;
+  train_options.micro_batches = 2;
+  train_options.outputs = {{"guess", guess}};
+  Session train = Train(loss, AdamW{.lr = 1e-2}, train_options);
+  Trained result;
+  for (int step = 0; step < 6; ++step) {
+    StepResult r = train.Run({{"x", Floats(step, {8, 6})}, {"y", Floats(100 + step, {8, 3})}});
+    result.losses.push_back(r.Scalar("loss"));
+    result.outputs["guess"] = r.Get("guess");
+  }
+  for (const std::string& name : model.Variables()) result.variables[name] = model.Read(name);
+  // What is written by all is what all read.
+  HostTensor ones = Floats(7, {6, hidden});
+  model.Write("up", ones);
+  EXPECT_TRUE(SameBytes(model.Read("up"), ones));
+  return result;
+}
+
+TEST(SessionJobTest, ProcessesShareTheRanksAndAllGetEverythingWhole) {
+  const std::pair<const char*, int> runs[] = {
+      {"cpu:dp=2", 2}, {"cpu:tp=2", 2}, {"cpu:pp=2", 2}, {"cpu:dp=2,tp=2", 4}, {"cpu:dp=2,tp=2,pp=2", 2}};
+  for (auto [mesh, processes] : runs) {
+    const Trained alone = TrainOn(mesh, {});
+    ASSERT_EQ(alone.variables.size(), 6u) << "two weights, each with two states";
+    std::vector<std::string> errors = RunProcesses(processes, [&](std::shared_ptr<Job> job) {
+      ModelOptions options;
+      options.job = job;
+      options.threads = 1;
+      const Trained here = TrainOn(mesh, options);
+      EXPECT_EQ(here.losses, alone.losses) << mesh << ", process " << job->process();
+      ExpectNear(here.variables, alone.variables, 0, mesh);
+      ExpectNear(here.outputs, alone.outputs, 0, mesh);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "") << mesh;
+  }
+}
+
+TEST(SessionJobTest, ReadingWhatIsNowhereIsAnErrorOnAll) {
+  std::vector<std::string> errors = RunProcesses(2, [](std::shared_ptr<Job> job) {
+    Model model(FullMesh("cpu:dp=2"), {.job = job});
+    const std::string error = ErrorOf([&] { model.Write("w", Floats(1, {2})); });
+    EXPECT_EQ(error, "variable 'w' is not there: no session that has run makes it");
+    (void)model.Read("w");
+  });
+  for (const std::string& error : errors)
+    EXPECT_EQ(error, "variable 'w' is not there: no session that has run makes it");
+}
+
+TEST(SessionJobTest, AMeshIsSharedEquallyOrRefused) {
+  std::vector<std::string> errors =
+      RunProcesses(2, [](std::shared_ptr<Job> job) { Model model(Mesh::Parse("cpu:dp=3"), {.job = job}); });
+  for (const std::string& error : errors)
+    EXPECT_EQ(error, "mesh cpu:dp=3 has 3 devices, which 2 processes cannot share equally");
+}
+
+TEST(SessionJobTest, DifferentModelsAreRefusedByTheFirstLineThatDiffers) {
+  std::vector<std::string> errors = RunProcesses(
+      3, [](std::shared_ptr<Job> job) { TrainOn("cpu:dp=3", {.job = job}, job->process() == 1 ? 12 : 24); });
+  for (const std::string& error : errors) {
+    EXPECT_EQ(error.rfind("session train is not the same on all processes: process 0 has '", 0), 0u) << error;
+    for (const char* word :
+         {"up = variable", "f32[6,24]", "', process 1 has '", "f32[6,12]", " at session_job_test.cc:"})
+      EXPECT_NE(error.find(word), std::string::npos) << word << " | " << error;
+  }
+}
+
+TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
+  std::vector<std::string> errors = RunProcesses(3, [](std::shared_ptr<Job> job) {
+    TrainOn("cpu:dp=3", {.seed = job->process() == 2 ? 7u : 2u, .job = job});
+  });
+  for (const std::string& error : errors)
+    EXPECT_EQ(
+        error,
+        "session train is not the same on all processes: option --seed: process 0 has 2, process 2 has 7");
+}
+
+TEST(AgreementTest, NamesTheFirstDifference) {
+  EXPECT_EQ(FirstDifference({"a\nb\n", "a\nb\n"}), "");
+  EXPECT_EQ(FirstDifference({"a\nb\nc\n", "a\nb\nd\n", "a\ne\nc\n"}), "process 0 has 'b', process 2 has 'e'");
+  EXPECT_EQ(FirstDifference({"a\nb\n", "a\n"}), "process 0 has 'b', process 1 has nothing more");
+  EXPECT_EQ(FirstDifference({"a\n", "a\nb\n"}), "process 0 has nothing more, process 1 has 'b'");
+  EXPECT_EQ(FirstDifference({"option x=1\n", "option x=1=2\n"}),
+            "option x: process 0 has 1, process 1 has 1=2");
+  EXPECT_EQ(FirstDifference({"option x=\n", "option x=dp\n"}),
+            "option x: process 0 has none, process 1 has dp");
+}
+
+}  // namespace
+}  // namespace oneflow_like
