@@ -52,7 +52,8 @@ bool Relay(int from, LineWriter* to, bool all) {
 // until both streams are closed: the process would write to `end` when nobody reads it any more.
 [[noreturn]] void RelayUntilEnd(int process, const int from[2], const int to[2], int end) {
   // The process decides what a signal means; its last words may come after one.
-  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2}) signal(s, SIG_IGN);
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU})
+    signal(s, SIG_IGN);
   std::string label = Cat("[", process, "] ");
   LineWriter writers[2] = {{std::make_shared<Sink>(Sink{to[0]}), label},
                            {std::make_shared<Sink>(Sink{to[1]}), label}};

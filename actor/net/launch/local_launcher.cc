@@ -29,7 +29,11 @@ namespace oneflow_like {
 namespace {
 
 constexpr double kPatienceAfterTerm = 1;  // seconds between SIGTERM and SIGKILL
-constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
+// These ask a program to end; a second one does not ask.
+constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+// All that others send to a program to tell it something, which the copies may have handlers for.
+constexpr int kSignals[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
+                            SIGALRM, SIGXCPU, SIGTSTP, SIGCONT, SIGCHLD};
 
 // Signals as bytes in a pipe that the loop polls. A signal of the terminal has reached the children already,
 // and a byte says so.
@@ -61,6 +65,14 @@ class Signals {
     int number = 0;
     bool from_terminal = false;
   };
+  // Does what SIGTSTP does to a process without a handler, and returns when it continues.
+  void Stop() {
+    struct sigaction usual = {}, ours = {};
+    usual.sa_handler = SIG_DFL;
+    sigaction(SIGTSTP, &usual, &ours);
+    raise(SIGTSTP);
+    sigaction(SIGTSTP, &ours, nullptr);
+  }
   bool Next(Signal* signal) {
     char byte;
     if (read(read_.get(), &byte, 1) != 1) return false;
@@ -71,7 +83,9 @@ class Signals {
  private:
   static void Note(int number, siginfo_t* info, void*) {
     int error = errno;
-    char byte = static_cast<char>(number | (info->si_code == SI_KERNEL ? 0x80 : 0));
+    // The limit of processor time and alarm() are of one process.
+    const bool terminal = info->si_code == SI_KERNEL && number != SIGXCPU && number != SIGALRM;
+    char byte = static_cast<char>(number | (terminal ? 0x80 : 0));
     if (write(to_, &byte, 1) < 0) errno = error;
     errno = error;
   }
@@ -287,10 +301,12 @@ class Parent {
   }
 
   void Forward(const Signals::Signal& s) {
-    if (interrupted_) return SendToAll(SIGKILL);
-    interrupted_ = true;
+    const bool ending = std::find(std::begin(kEndings), std::end(kEndings), s.number) != std::end(kEndings);
+    if (ending && interrupted_) return SendToAll(SIGKILL);
+    interrupted_ = interrupted_ || ending;
     if (!s.from_terminal) SendToAll(s.number);
-    SendToAll(SIGCONT);
+    if (ending) SendToAll(SIGCONT);  // a stopped process hears nothing else
+    if (s.number == SIGTSTP) signals_.Stop();
   }
 
   void SendToAll(int signal) {
@@ -324,7 +340,7 @@ class Parent {
         Say(Cat("error: process ", k, " (pid ", children_[k].pid, ") had not ended ", job_.grace,
                 " s later and is ended"));
     SendToAll(told_to_end_ ? SIGKILL : SIGTERM);
-    SendToAll(SIGCONT);  // a stopped process hears nothing else
+    SendToAll(SIGCONT);
     told_to_end_ = true;
     next_kill_ = SteadySeconds() + kPatienceAfterTerm;
   }

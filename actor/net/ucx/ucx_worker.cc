@@ -2,9 +2,12 @@
 // own configuration object, so that other users of UCX in this process (MPI) do not notice.
 #include "actor/net/ucx/ucx_worker.h"
 
+#include <dlfcn.h>
 #include <glog/logging.h>
+#include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -53,6 +56,26 @@ const Setting kTcpSettings[] = {
 };
 
 const char* Environment(const std::string& name) { return std::getenv(("UCX_" + name).c_str()); }
+
+bool IsOfUcx(const struct sigaction& action) {
+  Dl_info handler = {}, ucx = {};
+  return dladdr(reinterpret_cast<void*>(action.sa_handler), &handler) != 0 &&
+         dladdr(reinterpret_cast<void*>(ucs_debug_disable_signal), &ucx) != 0 &&
+         handler.dli_fbase == ucx.dli_fbase;
+}
+
+// When it is loaded, UCX installs handlers of its own: one that makes it talkative for SIGHUP, which then
+// ends nobody, and for crashes one that prints a stack before the process may go, which its peers wait for.
+// Signals are the program's: what was before UCX is there again before main() begins, so that no handler of
+// the user's is lost. What the user asks UCX for in the environment stays.
+[[gnu::constructor]] void LeaveSignalsAlone() {
+  const bool crashes = Environment("HANDLE_ERRORS") == nullptr && Environment("ERROR_SIGNALS") == nullptr;
+  for (int number : {SIGHUP, SIGILL, SIGSEGV, SIGBUS, SIGFPE}) {
+    if (number == SIGHUP ? Environment("DEBUG_SIGNO") != nullptr : !crashes) continue;
+    struct sigaction now = {};
+    if (sigaction(number, nullptr, &now) == 0 && IsOfUcx(now)) ucs_debug_disable_signal(number);
+  }
+}
 
 void Set(ucp_config_t* config, const std::string& name, const std::string& value) {
   ucs_status_t status = ucp_config_modify(config, name.c_str(), value.c_str());
