@@ -3,6 +3,11 @@
 // and rate that need no message in between are one segment; each collective, input and fetch is one of its
 // own. Values become buffers (views share their root's), and edges carry the credits between segments.
 //
+// A value that all micro-batches make together (a sum over the batch) is whole after the last of them.
+// Whoever reads it within a micro-batch does so in a later *epoch*: another pass over the micro-batches, for
+// which what it reads besides is held. A node is in one epoch; so no segment reads what it has not finished
+// writing.
+//
 // A node's level counts how often the longest path to it changes segment class. Nodes of one class and level
 // have no path between them that leaves the class, so joining them makes no cycle.
 #include <algorithm>
@@ -28,7 +33,15 @@ const char* Name(StreamKind kind) {
 
 namespace {
 
-using Class = std::tuple<Slice, int, int, bool, int>;  // slice, stream, phase, per micro-batch, own number
+// Slice, stream, phase, per micro-batch, epoch, own number.
+using Class = std::tuple<Slice, int, int, bool, int, int>;
+
+// A node waits for `node`; `whole`: for all of its acts of a step, not only for the one of its own
+// micro-batch.
+struct Dependency {
+  int node;
+  bool whole;
+};
 
 bool IsView(const Graph& graph, int n) {
   const OpDef* def = graph.catalog().Find(graph.node(n).op);
@@ -92,6 +105,8 @@ class Former {
   }
 
   LogicalPlan Run() {
+    FindDependencies();
+    ChooseEpochs();
     MakeSegments();
     MakeBuffers();
     MakeEdges();
@@ -103,42 +118,86 @@ class Former {
   Class ClassOf(int n) const {
     const Node& node = graph_.node(n);
     bool micro = PerMicroBatch(graph_, node);
-    if (node.op == "input" || node.op == "fetch") return {node.slice, int(StreamKind::kNone), 0, micro, n};
-    if (IsCollective(node)) return {node.slice, int(StreamKind::kLink), int(node.phase), micro, n};
-    return {node.slice, int(StreamKind::kCompute), int(node.phase), micro, -1};
+    if (node.op == "input" || node.op == "fetch")
+      return {node.slice, int(StreamKind::kNone), 0, micro, epoch_[n], n};
+    if (IsCollective(node)) return {node.slice, int(StreamKind::kLink), int(node.phase), micro, epoch_[n], n};
+    return {node.slice, int(StreamKind::kCompute), int(node.phase), micro, epoch_[n], -1};
   }
 
   bool Computes(int n) const { return graph_.node(n).op != "variable" && !IsView(graph_, n); }
 
-  // Nodes that n waits for, views looked through.
-  std::vector<int> Before(int n) const {
-    std::vector<int> before;
-    for (int v : graph_.node(n).in) before.push_back(graph_.value(plan_.root[v]).producer);
-    for (int b : graph_.node(n).after)
-      if (!IsView(graph_, b)) before.push_back(b);
-    before.erase(std::remove_if(before.begin(), before.end(), [&](int b) { return !Computes(b); }),
-                 before.end());
-    return before;
+  // What every node waits for, views looked through, and the other way round.
+  void FindDependencies() {
+    before_.resize(graph_.num_nodes());
+    after_.resize(graph_.num_nodes());
+    for (int n : order_) {
+      if (!Computes(n)) continue;
+      bool micro = PerMicroBatch(graph_, graph_.node(n));
+      auto depend = [&](int b, bool whole) {
+        if (!Computes(b)) return;
+        whole = whole && PerMicroBatch(graph_, graph_.node(b));
+        before_[n].push_back({b, whole});
+        after_[b].push_back({n, whole});
+      };
+      for (int v : graph_.node(n).in) {
+        const Value& root = graph_.value(plan_.root[v]);
+        depend(root.producer, root.sbp[0].is_broadcast());
+      }
+      for (int b : graph_.node(n).after) depend(b, !micro);
+    }
+  }
+
+  // The epoch of every node: one more than that of a node it needs whole, and else at least that of the nodes
+  // it waits for. Between two epochs values are held for all micro-batches, so what leads to an update is as
+  // late as it can be (a forward pass whose loss divides by a number of tokens is in the epoch of that loss,
+  // the counting in one of its own) and the update as early; then the rest likewise.
+  void ChooseEpochs() {
+    epoch_.assign(graph_.num_nodes(), 0);
+    std::vector<bool> settled(graph_.num_nodes(), false);
+    for (int n : order_) settled[n] = !Computes(n) || graph_.node(n).op == "input";
+    auto as_early = [&] {
+      int last = 0;
+      for (int n : order_) {
+        if (settled[n]) continue;
+        for (auto [b, whole] : before_[n]) epoch_[n] = std::max(epoch_[n], epoch_[b] + whole);
+        last = std::max(last, epoch_[n]);
+      }
+      return last;
+    };
+    as_early();
+    for (int n : order_) settled[n] = settled[n] || graph_.node(n).phase == Phase::kUpdate;
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      int late = 1 << 30;
+      for (auto [r, whole] : after_[*it])
+        if (settled[r]) late = std::min(late, epoch_[r] - whole);
+      if (settled[*it] || late == 1 << 30) continue;
+      epoch_[*it] = late;
+      settled[*it] = true;
+    }
+    int last = as_early();
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      if (settled[*it]) continue;
+      epoch_[*it] = last;
+      for (auto [r, whole] : after_[*it]) epoch_[*it] = std::min(epoch_[*it], epoch_[r] - whole);
+    }
   }
 
   std::vector<int> Levels() const {
     std::vector<int> level(graph_.num_nodes(), 0);
     std::vector<bool> constant(graph_.num_nodes(), false);  // waits for no input of the step
-    std::vector<std::vector<int>> readers(graph_.num_nodes());
     for (int n : order_) {
       if (!Computes(n)) continue;
       constant[n] = graph_.node(n).op != "input";
-      for (int b : Before(n)) {
+      for (auto [b, whole] : before_[n]) {
         level[n] = std::max(level[n], level[b] + (ClassOf(b) == ClassOf(n) ? 0 : 1));
         constant[n] = constant[n] && constant[b];
-        readers[b].push_back(n);
       }
     }
     // A constant could run at any time: it stands with the first that reads it, not in a segment of its own.
     for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
-      if (!constant[*it] || readers[*it].empty()) continue;
+      if (!constant[*it] || after_[*it].empty()) continue;
       int first = 1 << 30;
-      for (int r : readers[*it]) first = std::min(first, ClassOf(r) == ClassOf(*it) ? level[r] : -1);
+      for (auto [r, whole] : after_[*it]) first = std::min(first, ClassOf(r) == ClassOf(*it) ? level[r] : -1);
       level[*it] = std::max(level[*it], first);
     }
     return level;
@@ -164,6 +223,7 @@ class Former {
                                                             : StreamKind::kCompute;
       s.phase = node.phase;
       s.per_micro_batch = PerMicroBatch(graph_, node);
+      s.epoch = epoch_[first];
       s.name = s.stream == StreamKind::kCompute
                    ? Cat(Name(s.phase), plan_.segments.size(), s.slice.str(graph_.mesh()).empty() ? "" : "@",
                          s.slice.str(graph_.mesh()))
@@ -253,46 +313,41 @@ class Former {
   }
 
   // How many micro-batches a stage works on: one in its forward segments, and as many between the start of
-  // the forward and the end of the backward as the schedule says.
+  // the forward and the end of the backward as the schedule says. A limit holds within one epoch: what comes
+  // in a later one waits for all micro-batches of this one. Within an epoch no micro-batch waits for another,
+  // so it can be gone through one micro-batch after another whatever the limits, and the plan completes.
   void AdmitMicroBatches() {
     if (graph_.times() == 1) return;
-    // How often the longest path to a segment goes from once per micro-batch to once per step: what comes
-    // after such a step (the maximum of the whole batch, say) waits for all micro-batches, so no limit may
-    // span it.
-    std::vector<int> epoch(plan_.segments.size(), 0);
-    for (size_t s = 0; s < plan_.segments.size(); ++s)
-      for (const LogicalEdge& e : plan_.edges)
-        if (e.reader == static_cast<int>(s) && e.full == 0)
-          epoch[s] = std::max(epoch[s], epoch[e.writer] + (plan_.segments[e.writer].per_micro_batch &&
-                                                           !plan_.segments[s].per_micro_batch));
     struct Ends {
       int first[2] = {-1, -1}, last[2] = {-1, -1};
     };
-    std::map<Slice, Ends> stages;
+    std::map<Slice, std::map<int, Ends>> stages;  // by epoch
     for (size_t s = 0; s < plan_.segments.size(); ++s) {
       const Segment& seg = plan_.segments[s];
       if (seg.stream != StreamKind::kCompute || !seg.per_micro_batch || seg.phase == Phase::kUpdate) continue;
-      Ends& e = stages[seg.slice];
+      Ends& e = stages[seg.slice][seg.epoch];
       int p = seg.phase == Phase::kForward ? 0 : 1;
       if (e.first[p] < 0) e.first[p] = static_cast<int>(s);
       e.last[p] = static_cast<int>(s);
     }
+    auto limit = [&](int from, int to, int slots, const std::string& why) {
+      if (from < 0 || to < 0 || from == to) return;
+      LogicalEdge edge;
+      edge.writer = from;
+      edge.reader = to;
+      edge.slots = slots;
+      edge.why = why;
+      plan_.edges.push_back(edge);
+    };
     int p = static_cast<int>(stages.size()), i = 0;
-    for (const auto& [slice, e] : stages) {
-      auto limit = [&](int from, int to, int slots, const std::string& why) {
-        if (from < 0 || to < 0 || from == to || epoch[from] != epoch[to]) return;
-        LogicalEdge edge;
-        edge.writer = from;
-        edge.reader = to;
-        edge.slots = slots;
-        edge.why = why;
-        plan_.edges.push_back(edge);
-      };
+    for (const auto& [slice, epochs] : stages) {
       int admitted =
           options_.schedule == ScheduleKind::k1F1B ? std::min(p - i, graph_.times()) : graph_.times();
-      limit(e.first[0], e.last[1], admitted, "micro-batches between forward and backward");
-      limit(e.first[0], e.last[0], 1, "micro-batches in forward segments");
-      limit(e.first[1], e.last[1], 1, "micro-batches in backward segments");
+      for (const auto& [epoch, e] : epochs) {
+        limit(e.first[0], e.last[1], admitted, "micro-batches between forward and backward");
+        limit(e.first[0], e.last[0], 1, "micro-batches in forward segments");
+        limit(e.first[1], e.last[1], 1, "micro-batches in backward segments");
+      }
       ++i;
     }
   }
@@ -300,6 +355,8 @@ class Former {
   const Graph& graph_;
   const CompileOptions& options_;
   std::vector<int> order_;
+  std::vector<std::vector<Dependency>> before_, after_;  // by node
+  std::vector<int> epoch_;                               // by node
   std::vector<int> segment_of_;
   LogicalPlan plan_;
 };

@@ -22,6 +22,7 @@ struct Segment {
   StreamKind stream = StreamKind::kCompute;
   Phase phase = Phase::kForward;
   bool per_micro_batch = false;
+  int epoch = 0;       // how many values of the whole batch it comes after, at least
   double seconds = 0;  // estimate of one act
 };
 

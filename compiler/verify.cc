@@ -107,6 +107,16 @@ void VerifyGraph(const Graph& graph, Level level) {
 }
 
 void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan) {
+  for (size_t b = 0; b < plan.buffers.size(); ++b) {
+    const LogicalBuffer& buffer = plan.buffers[b];
+    if (buffer.writer < 0 || buffer.write_period == 1) continue;
+    for (int n : plan.segments[buffer.writer].nodes)
+      for (int v : graph.node(n).in)
+        if (plan.buffer_of[v] == static_cast<int>(b))
+          Fail("verify: ", graph.Describe(n), " reads '", graph.value(v).name, "' in ",
+               plan.segments[buffer.writer].name, ", which finishes it with the last of ",
+               buffer.write_period, " acts");
+  }
   for (const LogicalEdge& e : plan.edges)
     if (e.slots < std::max(1, e.full))
       Fail("verify: the edge from ", plan.segments[e.writer].name, " to ", plan.segments[e.reader].name,

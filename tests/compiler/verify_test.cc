@@ -230,6 +230,26 @@ TEST(Verify, NoSlotIsTooFew) {
   EXPECT_NE(PlanObjection(CompiledGpt().graph, plan).find("has 0 slots"), std::string::npos);
 }
 
+// What all micro-batches make together is whole after the last of them: not for who reads it beside them.
+TEST(Verify, AReaderOfWhatItsSegmentHasNotFinished) {
+  const Compiled& c = CompiledGpt();
+  int tried = 0;
+  for (const LogicalBuffer& b : c.logical.buffers) {
+    if (b.write_period == 1) continue;
+    for (int n : c.logical.segments[b.writer].nodes) {
+      if (c.graph.node(n).in.empty()) continue;
+      Graph graph = c.graph;
+      graph.node(n).in[0] = b.value;
+      ++tried;
+      EXPECT_NE(PlanObjection(graph, c.logical).find("which finishes it with the last of 4 acts"),
+                std::string::npos)
+          << graph.Describe(n) << ": " << PlanObjection(graph, c.logical);
+    }
+  }
+  std::printf("readers of what their segment has not finished, all objected to: %d\n", tried);
+  EXPECT_GE(tried, 100);
+}
+
 // A weight that is not there at the start: backward waits for the update, which waits for backward's
 // gradient. The game says so, naming both.
 TEST(Verify, ADeadPlanNamesItsCycle) {

@@ -1,6 +1,12 @@
-// Models drawn at random, on meshes, stages, signatures, micro-batches and schedules drawn at random, train
-// to what one device gives.
-#include "tests/oneflow_like/session_fixture.h"
+// Models drawn at random, on meshes, stages, signatures, micro-batches, schedules and processes drawn at
+// random, train to what one device gives. `--cases` says how many models with whole-batch
+// values, `--first_case` says where to begin.
+#include <gflags/gflags.h>
+
+#include "tests/oneflow_like/thread_job.h"
+
+DEFINE_int32(cases, 300, "Models with whole-batch values");
+DEFINE_int32(first_case, 0, "The first of their seeds");
 
 namespace oneflow_like {
 namespace {
@@ -119,5 +125,176 @@ TEST(RandomModels, TrainLikeOneDevice) {
   }
 }
 
+// --- Whole-batch values ---
+//
+// Statistics over the batch that are read for each example again: what leads to them is passed over once, who
+// reads them comes in another pass over the micro-batches, in the backward pass too.
+
+constexpr int kRows = 7;
+
+// `shape` draws what is computed, `place` stages and signatures.
+struct WholeBatchModel {
+  Model& model;
+  Draw shape, place;
+  int stages = model.mesh().axis_size(2);
+
+  Tensor Marked(Tensor t) {
+    if (place(3) != 0) return t;
+    const char* axis = place(2) ? "dp" : "tp";
+    return annotate(t, {{axis, place(3) == 0 ? B() : S(place(t.shape().rank()))}});
+  }
+
+  // One row for all of x: [1, width].
+  Tensor Statistic(Tensor x) {
+    int width = static_cast<int>(x.shape()[1]);
+    switch (shape(9)) {
+      case 0:
+        return sum(scale(x, .2), {0}, true);
+      case 1:
+        return max(x, {0}, true);
+      case 2:
+        return min(x, {0}, true);
+      case 3:  // through views
+        return transpose(mean(transpose(x, {1, 0}), {1}, true), {1, 0});
+      case 4:
+        return reshape(max(reshape(x, {kRows, width, 1}), {0}), {1, width});
+      case 5:
+        return reshape(mean(reshape(x, {kRows * width}), {0}, true), {1, 1});
+      case 6:
+        return slice(mean(concat({x, square(x)}, 1), {0}, true), 1, 1, width + 1);
+      case 7:
+        return sum(dropout(scale(x, .3), .25), {0}, true);
+      default:
+        return mean(x, {0}, true);
+    }
+  }
+
+  Tensor Block(Tensor x, const std::vector<Tensor>& seen, const Scope& s, int stage) {
+    const int64_t width = x.shape()[1];
+    Annotation cut = place(2) ? Annotation{{"tp", S(place(2))}} : Annotation{};
+    switch (shape(10)) {
+      case 0: {  // batch norm
+        Tensor d = x - Marked(mean(x, {0}, true));
+        Tensor n = d * rsqrt(shift(mean(square(d), {0}, true), .1));
+        return n * s.Weight("gamma", {width}, Normal(.2, 1)) + s.Weight("beta", {width}, Normal(.2));
+      }
+      case 1:  // how features go together over the batch
+        return matmul(x, softmax(matmul(transpose(x, {1, 0}), scale(x, .3))));
+      case 2:
+        return x / shift(mean(abs(x)), .5);
+      case 3:
+        return dropout(gelu(x), .2) - Statistic(x);
+      case 4:  // a weight that depends on the batch
+        return matmul(x, s.Weight("w", {width, width}, Normal(.4), cut) * Statistic(x));
+      case 5: {  // of two values, and of an earlier one
+        Tensor old = to_stage(seen[shape(static_cast<int>(seen.size()))], "pp", stage);
+        return x * sigmoid(Statistic(old)) + Statistic(x);
+      }
+      case 6:  // a statistic of what a statistic was taken from
+        return x - Statistic(x - Statistic(x));
+      case 7:
+        return layer_norm(x - Statistic(x), s.Weight("gamma", {width}, Ones()),
+                          s.Weight("beta", {width}, Zeros()));
+      default:
+        return gelu(matmul(x, s.Weight("w", {width, width}, Normal(.5), cut)));
+    }
+  }
+
+  Tensor Loss() {
+    const Annotation rows = place(2) ? Annotation{{"dp", S(0)}} : Annotation{};
+    Tensor x = model.Input("x", {kRows, kWidth}, DType::kFloat32, rows);
+    Tensor ids = model.Input("ids", {kRows}, DType::kInt32),
+           mask = model.Input("mask", {kRows}, DType::kFloat32);
+    std::vector<Tensor> seen = {x};
+    const int blocks = 3 + shape(2);
+    int stage = 0;
+    for (int b = 0; b < blocks; ++b) {
+      const int more = stages - 1 - stage;  // every stage has work
+      if (b > 0 && more > 0 && (more == blocks - b || place(2))) ++stage;
+      Scope s = (model.scope() / Cat("b", b)).Stage("pp", stage);
+      Tensor at = to_stage(seen.back(), "pp", stage);
+      at = matmul(at, s.Weight("in", {kWidth, kWidth}, Normal(.5)));  // so that every stage has work
+      seen.push_back(Marked(Block(at, seen, s, stage)));
+    }
+    Scope head = (model.scope() / "head").Stage("pp", stage);
+    Tensor logits = matmul(seen.back(), head.Weight("w", {kWidth, 4}, Normal(.5), {{"tp", S(1)}}));
+    if (shape(3) == 0) logits = logits - Statistic(logits);
+    Tensor each = cross_entropy(logits, ids);
+    switch (shape(4)) {
+      case 0:
+        return sum(each * mask) / sum(mask);
+      case 1:
+        return sum(each * mask / sum(mask));
+      case 2:
+        return mean(each * mask * sigmoid(each - mean(each)));
+      default:
+        return mean(each * mask);
+    }
+  }
+};
+
+struct WholeBatchSetting : Setting {
+  int processes = 1;
+  WholeBatchSetting() = default;
+  explicit WholeBatchSetting(uint64_t seed) {
+    Draw draw{seed, 4};
+    const char* meshes[] = {"cpu:dp=1",      "cpu:dp=2",          "cpu:tp=2",      "cpu:pp=2",
+                            "cpu:dp=3",      "cpu:pp=3",          "cpu:dp=2,pp=2", "cpu:tp=2,pp=2",
+                            "cpu:dp=2,tp=2", "cpu:dp=2,tp=2,pp=2"};
+    mesh = meshes[draw(10)];
+    options.micro_batches = 1 + draw(5);
+    options.steps_in_flight = 1 + draw(2);
+    if (draw(2) == 0) options.schedule = PipelineSchedule::kGPipe;
+    if (draw(5) == 0) options.zero_axis = "dp";
+    if (FullMesh(mesh).size() % 2 == 0) processes = 1 + draw(2);
+  }
+  std::string str() const { return Cat(Setting::str(), " processes=", processes); }
+};
+
+Outputs TrainWholeBatch(uint64_t seed, const WholeBatchSetting& setting, std::shared_ptr<Job> job = nullptr) {
+  ModelOptions options;
+  options.job = job;
+  Model model(FullMesh(setting.mesh), options);
+  WholeBatchModel drawn{model, {seed, 5}, {seed, 6}};
+  Session session = Train(drawn.Loss(), Sgd{.lr = .1, .momentum = .9}, setting.options);
+  std::vector<StepResult> results;
+  for (int step = 0; step < kSteps; ++step) {
+    HostTensor mask = Floats(20 + step, {kRows});
+    for (int i = 0; i < kRows; ++i) mask.as<float>()[i] = mask.as<float>()[i] > -.3f || i == 2;
+    results.push_back(
+        session.Run({{"x", Floats(step, {kRows, kWidth})}, {"ids", Ids(step, {kRows}, 4)}, {"mask", mask}}));
+  }
+  Outputs values;
+  for (int step = 0; step < kSteps; ++step) values[Cat("loss", step)] = results[step].Get("loss");
+  for (const std::string& name : model.Variables()) values[name] = model.Read(name);
+  return values;
+}
+
+TEST(RandomModels, WholeBatchValuesAreThoseOfOneMicroBatch) {
+  for (int seed = FLAGS_first_case; seed < FLAGS_first_case + FLAGS_cases; ++seed) {
+    const WholeBatchSetting setting(seed);
+    const std::string where = Cat("seed ", seed, ": ", setting.str());
+    Outputs alone;
+    const std::string failed = ErrorOf([&] { alone = TrainWholeBatch(seed, {}); });
+    ASSERT_EQ(failed, "") << where;
+    if (setting.processes == 1) {
+      const std::string error =
+          ErrorOf([&] { ExpectNear(TrainWholeBatch(seed, setting), alone, 2e-5, where); });
+      EXPECT_EQ(error, "") << where;
+      continue;
+    }
+    for (const std::string& error : RunProcesses(setting.processes, [&](std::shared_ptr<Job> job) {
+           ExpectNear(TrainWholeBatch(seed, setting, job), alone, 2e-5, where);
+         }))
+      EXPECT_EQ(error, "") << where;
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  gflags::ParseCommandLineFlags(&argc, &argv, true);
+  return RUN_ALL_TESTS();
+}
