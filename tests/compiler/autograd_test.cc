@@ -1,0 +1,411 @@
+// Gradients of whole graphs: random graphs over the catalog, on one device, whose values are read one to five
+// times. What Autograd says is compared with finite differences of the loss, and with the sum of separate
+// trainings: the same model written so that every use of a value has a copy of its own, weights included,
+// whose gradients are then added up here.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compiler/graph.h"
+#include "compiler/passes.h"
+#include "core/random.h"
+#include "ops/functional.h"
+#include "tests/ops/oracle.h"
+
+namespace oneflow_like {
+namespace {
+
+using oracle::Value;
+
+constexpr int64_t kRows = 3, kColumns = 4;
+const Dims kShape{kRows, kColumns};
+
+// One value of the recipe: an operator over values before it and weights.
+struct Step {
+  int kind = 0;
+  std::vector<int> from;     // values of shape kShape; 0 and 1 are weights
+  std::vector<int> weights;  // into the recipe's weights
+};
+
+struct Recipe {
+  std::vector<Dims> weights;
+  std::vector<Step> steps;  // the first two are the weights 0 and 1 themselves
+  std::vector<int> reads;   // of each step's value
+};
+
+// A step's value as a graph computes it. x are its operands, w its weights; ids and target are inputs.
+struct Inputs {
+  Tensor ids, target;
+};
+using Make = Tensor (*)(const std::vector<Tensor>& x, const std::vector<Tensor>& w, const Inputs& in);
+struct Kind {
+  int operands;
+  std::vector<Dims> weights;
+  Make make;
+  bool rounds = false;  // steps, so that differences say nothing
+};
+
+Tensor Positive(Tensor x) { return shift(square(x), .5); }
+
+const std::vector<Kind>& Kinds() {
+#define OFL_X [](const std::vector<Tensor>& x, const std::vector<Tensor>& w, const Inputs& in) -> Tensor
+#define OFL_UNUSED (void)x, (void)w, (void)in
+#define OFL_UNARY(body) \
+  {                     \
+    1, {}, OFL_X {      \
+      OFL_UNUSED;       \
+      return body;      \
+    }                   \
+  }
+#define OFL_BINARY(body) \
+  {                      \
+    2, {}, OFL_X {       \
+      OFL_UNUSED;        \
+      return body;       \
+    }                    \
+  }
+  static const std::vector<Kind> kinds = {
+      OFL_UNARY(exp(scale(x[0], .3))), OFL_UNARY(tanh(x[0])), OFL_UNARY(erf(x[0])), OFL_UNARY(sigmoid(x[0])),
+      OFL_UNARY(relu(x[0])), OFL_UNARY(gelu(x[0])), OFL_UNARY(gelu_erf(x[0])), OFL_UNARY(silu(x[0])),
+      OFL_UNARY(sqrt(Positive(x[0]))), OFL_UNARY(log(Positive(x[0]))), OFL_UNARY(rsqrt(Positive(x[0]))),
+      OFL_UNARY(shift(neg(abs(x[0])), 1)), OFL_UNARY(softmax(x[0])), OFL_UNARY(log_softmax(x[0])),
+      OFL_UNARY(reshape(transpose(reshape(x[0], {kRows, 2, 2}), {0, 2, 1}), kShape)),
+      OFL_UNARY(x[0] - mean(x[0], {1}, true)), OFL_UNARY(x[0] * max(x[0], {1}, true)),
+      OFL_UNARY(x[0] + min(x[0], {0}, true)),
+      OFL_UNARY(pad(slice(x[0], 1, 1, 3), 1, 0, 2) + broadcast_to(sum(x[0], {0}), kShape)),
+      OFL_UNARY(x[0] * sum_to(x[0], {1, kColumns})), OFL_UNARY(Apply(x[0].graph(), "identity", {x[0]})[0]),
+      {1, {}, OFL_X{OFL_UNUSED;
+  return cast(cast(x[0], DType::kBFloat16), DType::kFloat32);
+}
+, true
+}  // namespace
+, OFL_UNARY(gather(x[0], in.target)), OFL_UNARY(x[0] * reshape(pick(x[0], in.target), {kRows, 1})),
+    OFL_BINARY(x[0] + x[1]), OFL_BINARY(x[0] - x[1]), OFL_BINARY(x[0] * x[1]),
+    OFL_BINARY(x[0] / Positive(x[1])), OFL_BINARY(maximum(x[0], x[1])), OFL_BINARY(minimum(x[0], x[1])),
+    OFL_BINARY(pow(Positive(x[0]), tanh(x[1]))), OFL_BINARY(where(less(x[0], x[1]), x[0], tanh(x[1]))),
+    OFL_BINARY(matmul(einsum("ab,cb->ac", x[0], x[1]), x[0])),
+    OFL_BINARY(concat({slice(x[1], 1, 2, 4), slice(x[0], 1, 0, 2)}, 1)), {3, {}, OFL_X{OFL_UNUSED;
+return add_n({x[0], x[1], x[2], x[0]});
+}  // namespace oneflow_like
+}
+, {1, {},
+   OFL_X{// an operator of two results, both read
+         OFL_UNUSED;
+std::vector<Tensor> halves = split(x[0], 1, 2);
+return concat({halves[1] * halves[0], tanh(halves[1])}, 1);
+}
+}
+, {3, {}, OFL_X{OFL_UNUSED;
+const Dims heads{1, kRows, 2, kColumns / 2};
+return reshape(attention(reshape(x[0], heads), reshape(x[1], heads), reshape(x[2], heads)), kShape);
+}
+}
+, {1, {{kColumns, kColumns}}, OFL_X{OFL_UNUSED;
+return matmul(x[0], w[0]);
+}
+}
+, {1, {{kColumns}, {kColumns}}, OFL_X{OFL_UNUSED;
+return layer_norm(x[0], shift(w[0], 1), w[1]);
+}
+}
+, {1, {{kColumns}}, OFL_X{OFL_UNUSED;
+return rms_norm(x[0], shift(w[0], 1));
+}
+}
+, {1, {{7, kColumns}}, OFL_X{OFL_UNUSED;
+return x[0] * embedding(w[0], in.ids);
+}
+}
+, {2, {}, OFL_X{OFL_UNUSED;
+return x[0] * reshape(cross_entropy(x[1], in.target), {kRows, 1});
+}
+}
+, {1, {}, OFL_X{OFL_UNUSED;
+return scale(x[0], 1) * sqrt(shift(Apply(x[0].graph(), "square_sum", {x[0]})[0], 1));
+}
+}
+,
+}
+;
+#undef OFL_X
+#undef OFL_UNUSED
+#undef OFL_UNARY
+#undef OFL_BINARY
+return kinds;
+}
+
+Recipe DrawRecipe(uint64_t seed) {
+  uint64_t count = 0;
+  auto draw = [&](int64_t limit) { return static_cast<int>(RandomBits(seed, 31, count++) % limit); };
+  Recipe r;
+  r.weights = {kShape, kShape};
+  r.steps = {{-1, {}, {0}}, {-1, {}, {1}}};
+  r.reads = {0, 0};
+  std::vector<int64_t> copies = {1, 1};  // nodes a use of the value costs when all is written out
+  int hub = -1, steps = 3 + draw(5);
+  for (int s = 0; s < steps; ++s) {
+    Step step;
+    step.kind = draw(static_cast<int64_t>(Kinds().size()));
+    const Kind& kind = Kinds()[step.kind];
+    int64_t cost = 1;
+    for (int i = 0; i < kind.operands; ++i) {
+      // Near the end, or one value again and again.
+      int values = static_cast<int>(r.steps.size());
+      int from = hub >= 0 && draw(3) ? hub : i == 0 ? values - 1 : draw(values);
+      if (r.reads[from] >= 5 || cost + copies[from] > 200) from = draw(2);
+      ++r.reads[from];
+      cost += copies[from];
+      step.from.push_back(from);
+    }
+    for (const Dims& shape : kind.weights) {  // one that is there already, or a new one
+      int found = -1;
+      for (size_t w = 2; w < r.weights.size(); ++w)
+        if (r.weights[w] == shape && draw(2)) found = static_cast<int>(w);
+      if (found < 0) {
+        found = static_cast<int>(r.weights.size());
+        r.weights.push_back(shape);
+      }
+      step.weights.push_back(found);
+    }
+    r.steps.push_back(step);
+    r.reads.push_back(0);
+    copies.push_back(cost);
+    if (draw(3) == 0) hub = static_cast<int>(r.steps.size()) - 1;
+  }
+  return r;
+}
+
+// A graph of the recipe, its loss, and for each weight the variables that stand for it: one, or with `apart`
+// one for each use.
+struct Written {
+  Graph graph{&BuiltinCatalog(), Mesh("cpu", {{"dp", 1}})};
+  int loss = -1;
+  std::vector<std::vector<int>> variables;
+  std::map<int, Value> given;  // variables and inputs by value
+};
+
+class Writer {
+ public:
+  Writer(const Recipe& recipe, uint64_t seed, bool apart, Written* out)
+      : recipe_(recipe), apart_(apart), out_(*out), seed_(seed) {
+    out_.variables.resize(recipe.weights.size());
+    in_.ids = Input("ids", 7);
+    in_.target = Input("target", static_cast<int>(std::min(kRows, kColumns)));
+  }
+
+  void Write() {
+    Tensor last = At(static_cast<int>(recipe_.steps.size()) - 1);
+    // A loss that weighs all elements differently; values that nobody read count too.
+    Tensor loss = sum(last * Weighing(0));
+    for (size_t s = 2; s + 1 < recipe_.steps.size(); ++s)
+      if (recipe_.reads[s] == 0) loss = loss + sum(At(static_cast<int>(s)) * Weighing(static_cast<int>(s)));
+    out_.loss = loss.id();
+  }
+
+ private:
+  int Raw(const std::string& op, const std::string& name, DType dtype, const Dims& shape, Value value) {
+    Node node;
+    node.op = op;
+    node.name = out_.graph.UniqueName(name);
+    std::string unique = node.name;
+    int id = out_.graph.AddRaw(std::move(node), {{unique, dtype, shape}});
+    int v = out_.graph.node(id).out[0];
+    out_.given.emplace(v, std::move(value));
+    return v;
+  }
+
+  Value Drawn(uint64_t purpose, DType dtype, const Dims& shape, int limit) {
+    Value value(dtype, shape);
+    for (int64_t i = 0; i < value.elements(); ++i) {
+      uint64_t bits = RandomBits(seed_, 1000 + purpose, i);
+      value.Set(i, limit > 0 ? static_cast<double>(bits % limit) : 1.6 * ToUniform(bits) - .8);
+    }
+    return value;
+  }
+
+  Tensor Input(const std::string& name, int limit) {
+    return Tensor(&out_.graph, Raw("input", name, DType::kInt32, {kRows},
+                                   Drawn(HashName(name) % 1000, DType::kInt32, {kRows}, limit)));
+  }
+  Tensor Weighing(int step) {
+    return Tensor(&out_.graph, Raw("input", Cat("weighing", step), DType::kFloat32, kShape,
+                                   Drawn(5000 + step, DType::kFloat32, kShape, 0)));
+  }
+
+  Tensor Weight(int w) {
+    std::vector<int>& made = out_.variables[w];
+    if (made.empty() || apart_)
+      made.push_back(Raw("variable", Cat("w", w), DType::kFloat32, recipe_.weights[w],
+                         Drawn(2000 + w, DType::kFloat32, recipe_.weights[w], 0)));
+    return Tensor(&out_.graph, made.back());
+  }
+
+  Tensor At(int s) {
+    if (!apart_ && done_.count(s)) return done_.at(s);
+    const Step& step = recipe_.steps[s];
+    Tensor value;
+    if (step.kind < 0) {
+      value = Weight(step.weights[0]);
+    } else {
+      std::vector<Tensor> x, w;
+      for (int f : step.from) x.push_back(At(f));
+      for (int i : step.weights) w.push_back(Weight(i));
+      value = Kinds()[step.kind].make(x, w, in_);
+    }
+    done_[s] = value;
+    return value;
+  }
+
+  const Recipe& recipe_;
+  const bool apart_;
+  Written& out_;
+  const uint64_t seed_;
+  Inputs in_;
+  std::map<int, Tensor> done_;
+};
+
+// All values of the graph by the reference kernels.
+std::map<int, Value> Compute(const Written& written, const std::map<int, Value>& given) {
+  std::map<int, Value> values = given;
+  const Graph& graph = written.graph;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    if (node.op == "input" || node.op == "variable") continue;
+    const OpDef& def = graph.catalog().Get(node.op);
+    std::vector<Value> in, out;
+    for (int v : node.in) in.push_back(values.at(v));
+    for (int v : node.out) out.emplace_back(graph.value(v).dtype, graph.value(v).shape);
+    Status status = oracle::RunWhole(def, node.attrs, in, &out, MakeFunctionKernel(def.reference));
+    if (!status.ok()) Fail(graph.Describe(n), ": ", status.message());
+    for (size_t o = 0; o < node.out.size(); ++o) values.insert_or_assign(node.out[o], std::move(out[o]));
+  }
+  return values;
+}
+
+// Per weight its gradient, those of its copies added up.
+std::vector<std::vector<double>> GradientsOf(Written* written) {
+  std::vector<int> weights;
+  for (const std::vector<int>& copies : written->variables)
+    weights.insert(weights.end(), copies.begin(), copies.end());
+  std::vector<int> gradients = Autograd(&written->graph, written->loss, weights);
+  std::map<int, Value> values = Compute(*written, written->given);
+  std::vector<std::vector<double>> sums;
+  size_t at = 0;
+  for (const std::vector<int>& copies : written->variables) {
+    std::vector<double> sum;
+    for (size_t c = 0; c < copies.size(); ++c, ++at) {
+      sum.resize(written->graph.value(copies[c]).shape.elements());
+      if (gradients[at] < 0) continue;
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += values.at(gradients[at]).Get(static_cast<int64_t>(i));
+    }
+    sums.push_back(std::move(sum));
+  }
+  return sums;
+}
+
+double Largest(const std::vector<double>& x) {
+  double most = 0;
+  for (double e : x) most = std::max(most, std::fabs(e));
+  return most;
+}
+
+bool Rounds(const Recipe& recipe) {
+  for (const Step& step : recipe.steps)
+    if (step.kind >= 0 && Kinds()[step.kind].rounds) return true;
+  return false;
+}
+
+TEST(Gradients, OfAValueReadManyTimesAreThoseOfAllItsUses) {
+  std::map<int, int> readers;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    Recipe recipe = DrawRecipe(seed);
+    for (int r : recipe.reads) ++readers[r];
+    Written together, apart;
+    Writer(recipe, seed, false, &together).Write();
+    Writer(recipe, seed, true, &apart).Write();
+    std::vector<std::vector<double>> got = GradientsOf(&together), want = GradientsOf(&apart);
+    for (size_t w = 0; w < got.size(); ++w) {
+      if (together.variables[w].empty()) continue;
+      ASSERT_EQ(got[w].size(), want[w].size()) << "seed " << seed << " weight " << w;
+      double slack = (Rounds(recipe) ? 1e-2 : 2e-5) * (1 + Largest(want[w]));
+      for (size_t i = 0; i < got[w].size(); ++i)
+        ASSERT_NEAR(got[w][i], want[w][i], slack) << "seed " << seed << " weight " << w << " element " << i;
+    }
+  }
+  for (int r = 1; r <= 5; ++r) EXPECT_GE(readers[r], 20) << "values read " << r << " times";
+}
+
+// Along one direction of each weight: central differences with two steps, extrapolated, where they agree and
+// where those to either side come together as the step shrinks: at a kink they do not.
+TEST(Gradients, OfWholeGraphsAreFiniteDifferences) {
+  int compared = 0, rough = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Recipe recipe = DrawRecipe(seed);
+    if (Rounds(recipe)) continue;
+    Written written, plain;
+    Writer(recipe, seed, false, &written).Write();
+    Writer(recipe, seed, false, &plain).Write();  // without gradients: the loss alone
+    std::vector<std::vector<double>> gradients = GradientsOf(&written);
+    for (size_t w = 0; w < gradients.size(); ++w) {
+      if (plain.variables[w].empty()) continue;
+      const int v = plain.variables[w][0];
+      std::vector<double> direction(gradients[w].size());
+      for (size_t i = 0; i < direction.size(); ++i)
+        direction[i] = 2 * ToUniform(RandomBits(seed, 40 + w, i)) - 1;
+      auto loss = [&](double h) {
+        std::map<int, Value> moved = plain.given;
+        Value& weight = moved.at(v);
+        for (size_t i = 0; i < direction.size(); ++i)
+          weight.Set(static_cast<int64_t>(i), weight.Get(static_cast<int64_t>(i)) + h * direction[i]);
+        return Compute(plain, moved).at(plain.loss).Get(0);
+      };
+      struct Differences {
+        double slope, gap;  // between the differences to either side
+      };
+      const double here = loss(0);
+      auto differences = [&](double h) {
+        double after = (loss(h) - here) / h, before = (here - loss(-h)) / h;
+        return Differences{(after + before) / 2, std::fabs(after - before)};
+      };
+      double got = 0, want = NAN;
+      for (size_t i = 0; i < direction.size(); ++i) got += direction[i] * gradients[w][i];
+      for (double h : {0x1p-6, 0x1p-8}) {
+        Differences coarse = differences(h), fine = differences(h / 2);
+        if (!(fine.gap <= .6 * coarse.gap + 3e-3)) continue;
+        if (!(std::fabs(coarse.slope - fine.slope) <= 5e-3 * (1 + std::fabs(fine.slope)))) continue;
+        want = (4 * fine.slope - coarse.slope) / 3;
+        break;
+      }
+      if (std::isnan(want)) {  // a kink is near
+        ++rough;
+        continue;
+      }
+      ++compared;
+      EXPECT_NEAR(got, want, 1e-2 * (1 + std::fabs(want))) << "seed " << seed << " weight " << w;
+    }
+  }
+  EXPECT_GT(compared, 9 * rough) << rough << " directions lie near kinks";
+}
+
+// The test of the test: every operator that has a gradient is in some graph, but those that draw.
+TEST(Gradients, OfTheWholeCatalogAreDrawn) {
+  std::set<std::string> seen;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    Written written;
+    Writer(DrawRecipe(seed), seed, false, &written).Write();
+    for (int n : written.graph.Order()) seen.insert(written.graph.node(n).op);
+  }
+  std::string missing;
+  for (const std::string& name : BuiltinCatalog().names()) {
+    const OpDef& def = BuiltinCatalog().Get(name);
+    if (def.grad && !def.random && !seen.count(name)) missing += " " + name;
+  }
+  EXPECT_EQ(missing, "");
+}
+
+}  // namespace
+}  // namespace oneflow_like
