@@ -331,5 +331,48 @@ TEST(Device, ThatFinishesLater) {
   }
 }
 
+// Each kernel of a chain takes its time and then writes a slot of its own, which a fetch of another stream
+// reads. A port that announced ahead of its kernel would hand over what the step before left.
+TEST(Device, AReaderWaitsForTheKernelThatWritesItsSlot) {
+  constexpr int kKernels = 4, kSteps = 4;
+  const Dims shape{3};
+  PlanBuilder b("chain", 0, 1, 1);
+  plan::Actor* chain = b.Actor(0, "chain", 1);
+  for (int i = 0; i < kKernels; ++i) {
+    std::string name = Cat("y", i);
+    plan::Operand slot = b.Operand(b.Buffer(name, 3, 1), shape, {Box::Whole(shape)});
+    b.Kernel(chain, "stamp", {}, {slot});
+    plan::Actor* fetch = b.Actor(1 + i, name, 1);
+    fetch->set_fetch(name);
+    b.Kernel(fetch, "fetch", {slot}, {});
+    b.Output(name, shape);
+    b.Edge(chain, fetch, 1, 1, 1, 0, i);
+  }
+  b.Stream("compute", {0});
+  KernelRegistry registry = TestRegistry();
+  registry.Add("stamp", "cpu", [](const KernelContext& c) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    for (int64_t i = 0; i < c.out[0].elements(); ++i) c.out[0].as<int64_t>()[i] = c.step + 1;
+    return Status();
+  });
+  for (bool late : {false, true}) {
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(late ? std::make_unique<LateDevice>(0, "late", 5, 0) : MakeHostDevice(0));
+    Store store({0}, std::move(devices));
+    auto executor = MakeThreadExecutor(1, 1);
+    plan::Plan plan = b.plan();
+    if (late) plan.set_device_kinds("cuda");
+    Runtime runtime({plan}, registry, &store, executor.get(), {.steps_in_flight = 2});
+    std::vector<StepHandle> handles;
+    for (int64_t step = 0; step < kSteps; ++step) handles.push_back(runtime.Launch({}));
+    for (int64_t step = 0; step < kSteps; ++step) {
+      ASSERT_TRUE(handles[step].Wait().ok());
+      for (int i = 0; i < kKernels; ++i)
+        EXPECT_EQ(Values(handles[step].Get(Cat("y", i))), std::vector<int64_t>(3, step + 1))
+            << "step " << step << " kernel " << i << (late ? " on a device" : " on the host");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like

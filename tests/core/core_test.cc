@@ -437,6 +437,38 @@ TEST(CopyBoxTest, SixteenBitSumsAreRoundedOnce) {
   EXPECT_EQ(ToFloat(sum), 258.0f);
 }
 
+// Of drawn numbers the sum in fp32, rounded to the nearest: truncating would lose half a unit on average.
+TEST(CopyBoxTest, SixteenBitSumsAreRoundedToTheNearest) {
+  constexpr int kElements = 3000, kSources = 3;
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    bool bf16 = dtype == DType::kBFloat16;
+    std::vector<std::vector<uint16_t>> terms(kSources + 1, std::vector<uint16_t>(kElements));
+    std::vector<Piece> pieces;
+    Box box = Box::Whole({kElements});
+    for (int s = 0; s <= kSources; ++s) {
+      for (int i = 0; i < kElements; ++i) {
+        float drawn = 2 * ToUniform(RandomBits(3, s, i)) - 1;
+        terms[s][i] = bf16 ? ToBFloat16(drawn).bits : ToFloat16(drawn).bits;
+      }
+      pieces.push_back({terms[s].data(), box});
+    }
+    auto number = [&](uint16_t bits) { return bf16 ? ToFloat(BFloat16{bits}) : ToFloat(Float16{bits}); };
+    std::vector<float> want(kElements);
+    for (int i = 0; i < kElements; ++i)
+      for (int s = 0; s < kSources; ++s) want[i] += number(terms[s][i]);
+    CombineBox(dtype, Reduce::kSum, box, pieces.data(), kSources, &pieces[kSources], 1);
+    for (int i = 0; i < kElements; ++i) {
+      uint16_t bits = terms[kSources][i];
+      double error = std::abs(number(bits) - double{want[i]});
+      for (int step : {-1, 1}) {  // neither neighbour is nearer
+        float neighbour = number(static_cast<uint16_t>(bits + step));
+        if (std::isnan(neighbour)) continue;  // next to 0
+        EXPECT_LE(error, std::abs(neighbour - double{want[i]})) << Name(dtype) << " element " << i;
+      }
+    }
+  }
+}
+
 TEST(CopyBoxTest, SumsInTheGivenOrder) {
   float a = 1e8f, b = -1e8f, c = 1.0f, sum = 0;
   Box box = Box::Whole({1});

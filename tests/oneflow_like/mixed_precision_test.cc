@@ -194,6 +194,82 @@ TEST_P(NarrowKernels, SumsAndElementwise) {
 INSTANTIATE_TEST_SUITE_P(Types, NarrowKernels, testing::Values(DType::kBFloat16, DType::kFloat16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
+// --- What is rounded and what is not ---
+
+// Of two evaluations of one model, in fp32 and in a narrow type.
+std::map<std::string, HostTensor> EvaluateIn(DType dtype, uint64_t seed) {
+  uint64_t count = 0;
+  auto draw = [&](int limit) { return static_cast<int>(RandomBits(seed, 71, count++) % limit); };
+  auto values = [](uint64_t key, const Dims& shape) {
+    HostTensor t = HostTensor::Make(DType::kFloat32, shape);
+    for (int64_t i = 0; i < t.elements(); ++i) t.as<float>()[i] = 2 * ToUniform(RandomBits(key, 0, i)) - 1;
+    return t;
+  };
+  constexpr int64_t kSize = 6;
+  Model model(Mesh::Parse("cpu:dp=1"));
+  Tensor x = model.Input("x", {kSize, kSize}, DType::kFloat32);
+  Tensor neutral = model.scope().Weight("w", {kSize, kSize}, Normal(.5));
+  for (int i = 1 + draw(3); i > 0; --i) {
+    switch (draw(6)) {
+      case 0:
+        neutral = scale(neutral, 1.01);
+        break;
+      case 1:
+        neutral = transpose(neutral, {1, 0});
+        break;
+      case 2:
+        neutral = neutral + model.scope().Weight("b", {kSize}, Normal(.5));
+        break;
+      case 3:
+        neutral = concat({slice(neutral, 0, 2, kSize), slice(neutral, 0, 0, 2)}, 0);
+        break;
+      case 4:
+        neutral = reshape(neutral, {kSize, kSize});
+        break;
+      default:
+        neutral = gelu(neutral);
+    }
+  }
+  Tensor product = matmul(x, neutral);  // wants it narrow
+  Tensor wide = log_softmax(x);
+  Tensor sum = draw(2) ? wide + product : product + wide;
+  SessionOptions options;
+  options.dtype = dtype;
+  Session session = Evaluate({{"neutral", neutral},  // wants it wide
+                              {"log", log_softmax(neutral)},
+                              {"product", product},
+                              {"wide", wide},
+                              {"sum", sum}},
+                             options);
+  StepResult result = session.Run({{"x", values(seed, {kSize, kSize})}});
+  std::map<std::string, HostTensor> outputs;
+  for (const char* name : {"neutral", "log", "product", "wide", "sum"}) outputs[name] = result.Get(name);
+  return outputs;
+}
+
+TEST(Rounding, OneReaderThatWantsAValueNarrowDoesNotRoundItForTheOthers) {
+  for (uint64_t seed = 0; seed < 40; ++seed)
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      std::map<std::string, HostTensor> narrow = EvaluateIn(dtype, seed),
+                                        wide = EvaluateIn(DType::kFloat32, seed);
+      std::string where = Cat("seed ", seed, " ", Name(dtype));
+      double rounded = 0;
+      for (int64_t i = 0; i < narrow["sum"].elements(); ++i) {
+        auto at = [&](std::map<std::string, HostTensor>& outputs, const char* name) {
+          return outputs[name].as<float>()[i];
+        };
+        EXPECT_EQ(at(narrow, "neutral"), at(wide, "neutral")) << where << " element " << i;
+        EXPECT_NEAR(at(narrow, "log"), at(wide, "log"), 1e-6) << where << " element " << i;
+        EXPECT_NEAR(at(narrow, "wide"), at(wide, "wide"), 1e-6) << where << " element " << i;
+        // What is added to a wide value is added in fp32.
+        EXPECT_NEAR(at(narrow, "sum"), at(narrow, "wide") + at(narrow, "product"), 1e-6)
+            << where << " element " << i;
+        rounded = std::max<double>(rounded, std::abs(at(narrow, "product") - at(wide, "product")));
+      }
+      EXPECT_GT(rounded, 1e-5) << where << ": the product was not narrow";
+    }
+}
+
 // --- Training ---
 
 constexpr int kBatch = 8, kContext = 16, kVocabulary = 32;

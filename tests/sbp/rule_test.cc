@@ -415,6 +415,33 @@ TEST(RuleTest, RefusesTextThatIsNoRule) {
   }
 }
 
+// A cut whose points fall inside the label's elements cannot be carried on: it adds no signature. One that
+// fits is carried on.
+TEST(RuleTest, GrainsThatDoNotFitAddNoSignature) {
+  auto texts = [](const std::vector<Signature>& signatures) {
+    std::vector<std::string> all;
+    for (const Signature& s : signatures) all.push_back(s.str());
+    return all;
+  };
+  for (int64_t outer : {2, 3, 5, 8})
+    for (int64_t inner : {2, 3, 4, 7})
+      for (int64_t grain = 1; grain <= 20; ++grain) {
+        const Dims shape{outer * inner};
+        BoundRule rule = Bind("op", "x[(a b)] -> y[a b]", {}, {shape}, {{"b", inner}});
+        std::vector<std::string> with = texts(Signatures(rule, {{grain}}, 2)),
+                                 without = texts(Signatures(rule, {{}}, 2));
+        std::string where = Cat(outer, "x", inner, " in grains of ", grain);
+        if (grain % inner != 0) {
+          EXPECT_EQ(with, without) << where;
+          continue;
+        }
+        std::string cut = Canonical(S(0, grain), shape, 2).str();
+        EXPECT_TRUE(std::any_of(with.begin(), with.end(), [&](const std::string& s) {
+          return s.compare(0, cut.size() + 2, cut + "->") == 0;
+        })) << where;
+      }
+}
+
 TEST(RuleTest, CutsOfOneLabelInDifferentGrains) {
   auto cut = [](Sbp in, Sbp out, const std::string& label) {
     Signature s;

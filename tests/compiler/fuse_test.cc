@@ -1,0 +1,59 @@
+// Fused chains stay within what the backends can run in one pass, however many operands the user's chain has:
+// beyond it the CPU falls back to the reference kernel and a launch on a GPU is refused.
+#include <gtest/gtest.h>
+
+#include "actor/plan_reading.h"
+#include "oneflow_like/session_impl.h"
+#include "ops/cpu/block_program.h"
+#include "ops/cuda/generate.h"
+#include "ops/fused.h"
+#include "tests/oneflow_like/session_fixture.h"
+
+namespace oneflow_like {
+namespace {
+
+// Sums and products of `operands` tensors: one after another, in pairs, or in add_n of several.
+Tensor ChainOf(const std::vector<Tensor>& x, uint64_t seed) {
+  std::vector<Tensor> left = x;
+  uint64_t count = 0;
+  auto draw = [&](size_t limit) { return static_cast<size_t>(RandomBits(seed, 61, count++) % limit); };
+  int form = static_cast<int>(draw(3));
+  while (left.size() > 1) {
+    size_t terms = form == 2 ? std::min<size_t>(left.size(), 2 + draw(9)) : 2;
+    size_t at = form == 0 ? 0 : draw(left.size() - terms + 1);
+    std::vector<Tensor> some(left.begin() + at, left.begin() + at + terms);
+    Tensor joined = terms > 2 ? add_n(some) : draw(4) ? some[0] + some[1] : tanh(some[0] * some[1]);
+    left.erase(left.begin() + at, left.begin() + at + terms);
+    left.insert(left.begin() + at, joined);
+  }
+  return left[0];
+}
+
+TEST(Fusing, LeavesChainsThatEveryBackendCanRun) {
+  for (const char* kind : {"cpu", "cuda"})
+    for (int operands : {2, 20, 59, 60, 61, 62, 64, 70, 130})
+      for (uint64_t seed = 0; seed < 6; ++seed) {
+        std::string where = Cat(kind, " ", operands, " operands, seed ", seed);
+        Model model(Mesh(kind, {{"dp", 1}}));
+        std::vector<Tensor> x;
+        for (int i = 0; i < operands; ++i) x.push_back(model.Input(Cat("x", i), {2, 3}, DType::kFloat32));
+        Session session = Evaluate({{"y", ChainOf(x, seed)}});
+        plan::Plan plan = PlanOf(session.impl()->compiled, 0).plan;
+        int fused = 0;
+        for (const plan::Actor& actor : plan.actor())
+          for (const plan::Kernel& kernel : actor.kernel()) {
+            if (kernel.name() != "fused") continue;
+            ++fused;
+            KernelSpec spec = ToSpec(kernel);
+            EXPECT_NO_THROW(cuda::GenerateChain(cuda::ChainOf(spec), spec)) << where << ": " << kernel.node();
+            std::vector<FusedStep> steps =
+                ParseFused(spec.attrs.Str("program"), static_cast<int>(spec.in.size()));
+            std::vector<DType> inputs(spec.in.size(), DType::kFloat32);
+            EXPECT_NE(cpu::BlockProgram::Make(steps, inputs, spec.attrs.Ints("outputs")), nullptr) << where;
+          }
+        EXPECT_EQ(fused > 0, operands > 2) << where;
+      }
+}
+
+}  // namespace
+}  // namespace oneflow_like
