@@ -12,15 +12,15 @@
 namespace oneflow_like {
 namespace {
 
-// Sums and products of `operands` tensors: one after another, in pairs, or in add_n of several.
-Tensor ChainOf(const std::vector<Tensor>& x, uint64_t seed) {
+// Sums and products of many tensors: two at a time or up to ten, from the first on or anywhere.
+Tensor JoinAll(const std::vector<Tensor>& x, uint64_t seed) {
   std::vector<Tensor> left = x;
   uint64_t count = 0;
   auto draw = [&](size_t limit) { return static_cast<size_t>(RandomBits(seed, 61, count++) % limit); };
-  int form = static_cast<int>(draw(3));
+  const bool many = seed % 2 == 0, in_turn = seed % 4 < 2;
   while (left.size() > 1) {
-    size_t terms = form == 2 ? std::min<size_t>(left.size(), 2 + draw(9)) : 2;
-    size_t at = form == 0 ? 0 : draw(left.size() - terms + 1);
+    size_t terms = many ? std::min<size_t>(left.size(), 2 + draw(9)) : 2;
+    size_t at = in_turn ? 0 : draw(left.size() - terms + 1);
     std::vector<Tensor> some(left.begin() + at, left.begin() + at + terms);
     Tensor joined = terms > 2 ? add_n(some) : draw(4) ? some[0] + some[1] : tanh(some[0] * some[1]);
     left.erase(left.begin() + at, left.begin() + at + terms);
@@ -32,12 +32,12 @@ Tensor ChainOf(const std::vector<Tensor>& x, uint64_t seed) {
 TEST(Fusing, LeavesChainsThatEveryBackendCanRun) {
   for (const char* kind : {"cpu", "cuda"})
     for (int operands : {2, 20, 59, 60, 61, 62, 64, 70, 130})
-      for (uint64_t seed = 0; seed < 6; ++seed) {
+      for (uint64_t seed = 0; seed < 8; ++seed) {
         std::string where = Cat(kind, " ", operands, " operands, seed ", seed);
         Model model(Mesh(kind, {{"dp", 1}}));
         std::vector<Tensor> x;
         for (int i = 0; i < operands; ++i) x.push_back(model.Input(Cat("x", i), {2, 3}, DType::kFloat32));
-        Session session = Evaluate({{"y", ChainOf(x, seed)}});
+        Session session = Evaluate({{"y", JoinAll(x, seed)}});
         plan::Plan plan = PlanOf(session.impl()->compiled, 0).plan;
         int fused = 0;
         for (const plan::Actor& actor : plan.actor())
@@ -51,7 +51,9 @@ TEST(Fusing, LeavesChainsThatEveryBackendCanRun) {
             std::vector<DType> inputs(spec.in.size(), DType::kFloat32);
             EXPECT_NE(cpu::BlockProgram::Make(steps, inputs, spec.attrs.Ints("outputs")), nullptr) << where;
           }
-        EXPECT_EQ(fused > 0, operands > 2) << where;
+        if (operands > 2) {
+          EXPECT_GT(fused, 0) << where;
+        }
       }
 }
 
