@@ -27,8 +27,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What processes say to one another changes with it.
-constexpr char kVersion[] = "oneflow_like 0.1";
 // A process that waits for one that has ended its program gives up after so long: what was under way when the
 // other ended has arrived by then.
 constexpr std::chrono::milliseconds kAloneAfter{1000};
@@ -210,7 +208,7 @@ void ProcessJob::Start() {
   PeerInfo mine{.process = identity_.process, .host = HostName(), .host_key = HostKey(), .pid = getpid()};
   mine.address = network_->address();
   if (region_) mine.region = region_->name();
-  mine.version = kVersion;
+  mine.version = options_.build;
   peers_ =
       Rendezvous(identity_, mine, {.timeout = options_.start_timeout, .lost_timeout = options_.peer_timeout});
   CheckTable();

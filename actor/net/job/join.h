@@ -10,6 +10,7 @@
 namespace oneflow_like {
 
 struct JobOptions {
+  std::string build;          // what the program is: processes of different builds refuse each other
   double start_timeout = 60;  // seconds for all processes to come
   double peer_timeout = 10;   // seconds after which everybody has ended when a peer is lost
   std::string devices;        // of the network; empty: UCX chooses

@@ -17,7 +17,7 @@ struct PeerInfo {
   int64_t pid = 0;
   std::string address;  // of its UCX worker
   std::string region;   // where its shared region can be asked for (actor/net/shared_memory/shared_region.h)
-  std::string version;  // of this library
+  std::string version;  // of the build: the same on all
 };
 
 struct RendezvousOptions {

@@ -212,9 +212,9 @@ void Reception::Welcome(Connection* c, const std::string& frame) {
   PeerInfo peer = FromWire(hello.peer());
   const PeerInfo& me = seats_[0].peer;
   if (peer.version != me.version)
-    return FailAll(
-        Cat(Who(peer), " runs version ", peer.version, " of the library, ", Who(me), " version ", me.version),
-        c);
+    return FailAll(Cat(Who(peer), " runs build ", peer.version, " of the library, ", Who(me), " runs build ",
+                       me.version, "; start the same build on all hosts"),
+                   c);
   if (hello.processes() != identity_.processes)
     return FailAll(Cat(Who(peer), " was started as one of ", hello.processes(), " processes, ", Who(me),
                        " as one of ", identity_.processes),

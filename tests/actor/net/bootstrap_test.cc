@@ -276,8 +276,8 @@ TEST(BootstrapTest, DifferentVersionsAndSizes) {
   versions.Start(2, versions.identity, Peer(2, "1.1"));
   versions.Wait();
   for (int p : {0, 2})
-    ExpectHas(versions.errors[p],
-              {"process 2 (host host0", "runs version 1.1", "process 0 (host host0", "version 1.0"});
+    ExpectHas(versions.errors[p], {"process 2 (host host0", "runs build 1.1", "process 0 (host host0",
+                                   "runs build 1.0", "start the same build"});
 
   ThreadJob sizes(3);
   ProcessIdentity other = sizes.identity;

@@ -44,6 +44,21 @@ TEST(JobTest, EveryProcessGetsAllTexts) {
   }
 }
 
+TEST(JobTest, ProcessesOfDifferentBuildsRefuseOneAnother) {
+  for (int odd : {0, 1}) {
+    Meeting meeting(2);
+    Processes processes(2, [&](int me, Line*) {
+      JobOptions options;
+      options.build = me == odd ? "0.3 (sources b)" : "0.2 (sources a)";
+      std::string error = ErrorOf([&] { meeting.Join(me, options); });
+      for (const char* words : {"runs build 0.3 (sources b)", "runs build 0.2 (sources a)",
+                                "; start the same build on all hosts"})
+        REQUIRE(Has(error, words), error);
+    });
+    processes.ExpectAllWell();
+  }
+}
+
 TEST(JobTest, DescribesProcessesByTheirRanks) {
   InJob(2, [&](int me, std::unique_ptr<Job> job) {
     const PeerInfo& other = job->peers()[1];
