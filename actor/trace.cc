@@ -8,9 +8,11 @@
 #include <cstring>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "actor/profile.h"
 #include "core/error.h"
+#include "core/file_check.h"
 
 namespace oneflow_like {
 namespace {
@@ -98,9 +100,16 @@ ActKey KeyOf(const TraceRecord& r) { return {r.rank, r.actor, r.step, r.act}; }
 }  // namespace
 
 TraceFile::TraceFile(const std::string& path) : path_(path), origin_(SteadyNanoseconds()) {
+  const std::string why = WhyNotWritable(path);
+  if (!why.empty()) Fail("trace file '", path, "' cannot be written: ", why);
+  if (FileIdentity(path).empty()) Start();  // there are no contents to keep
+}
+
+void TraceFile::Start() {
+  if (std::exchange(started_, true)) return;
   errno = 0;
-  out_.open(path, std::ios::binary | std::ios::trunc);
-  if (!out_) Fail("trace file '", path, "' cannot be written: ", std::strerror(errno));
+  out_.open(path_, std::ios::binary | std::ios::trunc);
+  if (!out_) Fail("trace file '", path_, "' cannot be written: ", std::strerror(errno));
   out_ << "[\n]\n";
   Flush();
 }
@@ -117,6 +126,7 @@ void TraceFile::Event(const std::string& json) {
 
 // Before the closing bracket of the last call.
 void TraceFile::Begin() {
+  Start();
   out_.seekp(-static_cast<int>(std::strlen(empty_ ? "]\n" : "\n]\n")), std::ios::end);
 }
 

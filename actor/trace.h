@@ -54,8 +54,10 @@ class TraceReader {
 // A file that several runtimes may add to, one after another. It is a whole JSON array after every call.
 class TraceFile {
  public:
-  // Throws Error when the file cannot be written. Times in the file count from here.
+  // Throws Error when the file cannot be written, but leaves it as it is. Times in the file count from here.
   explicit TraceFile(const std::string& path);
+  // Empties the file, the first time: once there is going to be a trace, which a refused program has none of.
+  void Start();
 
   // Adds the records of one runtime. One process for each rank, one row for each of its streams (and one for
   // feeds and fetches); acts of a stream that overlap, as collectives under way do, take further rows ("link
@@ -80,7 +82,7 @@ class TraceFile {
   std::string path_;
   std::ofstream out_;
   int64_t origin_;  // nanoseconds of the steady clock
-  bool empty_ = true;
+  bool started_ = false, empty_ = true;
 };
 
 }  // namespace oneflow_like

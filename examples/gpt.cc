@@ -18,32 +18,27 @@
 #include "oneflow_like/oneflow_like.h"
 
 DEFINE_int64(layers, 4, "Transformer blocks");
-DEFINE_int64(width, 128, "Channels of the residual stream");
-DEFINE_int64(heads, 4, "Attention heads; they divide width");
-DEFINE_int64(context, 128, "Tokens of one sequence");
-DEFINE_int64(batch, 8, "Sequences of one step, over all devices and micro-batches");
-DEFINE_int64(micro_batches, 1, "Parts the batch is cut into, whose gradients are added");
-DEFINE_int64(steps, 200, "Optimizer steps");
-DEFINE_double(dropout, 0.1, "Probability of dropping");
-DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest");
-DEFINE_int64(
-    warmup, 20,
-    "Steps of linear rise of the learning rate, at most half of all; then a cosine falls to a tenth");
-DEFINE_double(clip, 1.0, "Largest global gradient norm; 0: no clipping");
-DEFINE_double(weight_decay, 0.1, "Weight decay of AdamW");
-DEFINE_string(
-    dtype, "fp32",
-    "Type of matrix products, attention and activations: fp32, bf16 or fp16 (with dynamic loss scaling); "
-    "weights and optimizer stay fp32");
-DEFINE_string(schedule, "1f1b", "Pipeline schedule: 1f1b or gpipe");
-DEFINE_string(
-    text, "/usr/share/doc/jargon-text/jargon.txt.gz",
-    "What to learn: any text (plain or gzip; tokens are its bytes), or a token file of llm.c (.bin)");
-DEFINE_string(log_json, "", "File that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
-DEFINE_int64(eval_batches, 16, "Batches of held-out text to measure at the end; 0: none");
-DEFINE_int64(sample_tokens, 300, "Tokens to write at the end; 0: none");
-DEFINE_double(temperature, 0.8, "Of sampling; 0 takes the likeliest token");
-DEFINE_string(prompt, "The hacker", "What the sample begins with (byte tokens only)");
+DEFINE_int64(width, 128, "channels of the residual stream");
+DEFINE_int64(heads, 4, "attention heads; they divide width");
+DEFINE_int64(context, 128, "tokens of one sequence");
+DEFINE_int64(batch, 8, "sequences of one step, over all devices and micro-batches");
+DEFINE_int64(micro_batches, 1, "parts the batch is cut into, whose gradients are added");
+DEFINE_int64(steps, 200, "optimizer steps");
+DEFINE_double(dropout, 0.1, "probability of dropping");
+DEFINE_double(lr, 1e-3, "learning rate of AdamW at its highest");
+DEFINE_int64(warmup, 20, "steps of linear rise of lr, at most half of all; then a cosine falls to a tenth");
+DEFINE_double(clip, 1.0, "largest global gradient norm; 0: no clipping");
+DEFINE_double(weight_decay, 0.1, "weight decay of AdamW");
+DEFINE_string(dtype, "fp32",
+              "of products, attention and activations: fp32, bf16 or fp16 (with loss scaling)");
+DEFINE_string(schedule, "1f1b", "pipeline schedule: 1f1b or gpipe");
+DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
+              "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
+DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
+DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
+DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
+DEFINE_double(temperature, 0.8, "of sampling; 0 takes the likeliest token");
+DEFINE_string(prompt, "The hacker", "what the sample begins with (byte tokens only)");
 
 namespace oneflow_like {
 namespace {
@@ -164,6 +159,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, GptConfig config, To
     total += static_cast<double>(eval.Run(FeedsOf(batch, "eval_")).Scalar("loss")) * batch.tokens.size();
     counted += batch.counted;
   }
+  eval.Close();
   launcher.Print("held-out loss %.4f over %lld tokens (perplexity %.2f)\n", total / counted,
                  static_cast<long long>(counted), std::exp(total / counted));
 }
@@ -206,6 +202,7 @@ void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const
     const float* logits = result.Get("logits").as<float>() + (length - 1) * classes;
     written.push_back(Draw(logits, classes, FLAGS_temperature, ToUniform(RandomBits(key, 0, i))));
   }
+  generate.Close();
   std::string text;
   for (int32_t token : written) {
     if (data.bytes)
@@ -220,6 +217,7 @@ int Run(const Launcher& launcher) {
   CheckFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, "cpu:dp=1,tp=1,pp=1");
   CheckGpt(ConfigOf(1), mesh);
+  launcher.CheckFiles({{"text", FLAGS_text}}, {{"log_json", FLAGS_log_json}});
   StepLog log(launcher.main_process() ? FLAGS_log_json : "");
   const TokenData data = LoadTokens(FLAGS_text);
   const TextSplit split = SplitText(data.tokens, FLAGS_context, FLAGS_text);
@@ -243,6 +241,7 @@ int Run(const Launcher& launcher) {
   }
   if (FLAGS_sample_tokens > 0) WriteSample(launcher, model, config, data, options.seed);
   launcher.Print("%s", train.ProfileText().c_str());
+  train.Close();  // a trace that cannot be written is an error here
   return 0;
 }
 

@@ -15,15 +15,14 @@
 #include "examples/step_log.h"
 #include "oneflow_like/oneflow_like.h"
 
-DEFINE_int64(epochs, 5, "Passes over the training images");
-DEFINE_int64(batch, 100, "Images of one step, over all devices");
-DEFINE_int64(hidden, 256, "Width of the two hidden layers");
-DEFINE_double(lr, 1e-3, "Learning rate of AdamW at its highest; a cosine falls to 0 at the end");
-DEFINE_double(dropout, 0.1, "Probability of dropping, after each hidden layer");
-DEFINE_string(dtype, "fp32",
-              "Type of matrix products and activations: fp32, bf16 or fp16; weights and optimizer stay fp32");
-DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "Folder of the four gzipped IDX files");
-DEFINE_string(log_json, "", "File that gets one JSON object per step: step, loss, images_per_s, step_ms");
+DEFINE_int64(epochs, 5, "passes over the training images");
+DEFINE_int64(batch, 100, "images of one step, over all devices");
+DEFINE_int64(hidden, 256, "width of the two hidden layers");
+DEFINE_double(lr, 1e-3, "learning rate of AdamW at its highest; a cosine falls to 0 at the end");
+DEFINE_double(dropout, 0.1, "probability of dropping, after each hidden layer");
+DEFINE_string(dtype, "fp32", "of products and activations: fp32, bf16 or fp16");
+DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "folder of the four gzipped IDX files");
+DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, images_per_s, step_ms");
 
 namespace oneflow_like {
 namespace {
@@ -127,6 +126,7 @@ class Trainer {
   }
 
   std::string ProfileText() { return session_.ProfileText(); }
+  void Close() { session_.Close(); }
 
  private:
   void FinishOne(int64_t epoch) {
@@ -158,10 +158,17 @@ class Trainer {
 int Run(const Launcher& launcher) {
   CheckFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp"}, "cpu:dp=1,tp=1");
-  auto load = [](const std::string& which) {
-    const std::string base = FLAGS_data_dir + "/" + which;
-    return LoadImages(base + "-images-idx3-ubyte.gz", base + "-labels-idx1-ubyte.gz", kClasses);
+  auto images = [](const std::string& which) {
+    return FLAGS_data_dir + "/" + which + "-images-idx3-ubyte.gz";
   };
+  auto labels = [](const std::string& which) {
+    return FLAGS_data_dir + "/" + which + "-labels-idx1-ubyte.gz";
+  };
+  auto load = [&](const std::string& which) { return LoadImages(images(which), labels(which), kClasses); };
+  std::vector<Launcher::FlagFile> inputs;
+  for (const char* which : {"train", "t10k"})
+    for (const std::string& path : {images(which), labels(which)}) inputs.push_back({"data_dir", path});
+  launcher.CheckFiles(inputs, {{"log_json", FLAGS_log_json}});
   const ImageSet train_set = load("train"), test_set = load("t10k");
   if (train_set.pixels != test_set.pixels) {
     Fail(FLAGS_data_dir, ": training images have ", train_set.pixels, " pixels, test images ",
@@ -186,6 +193,8 @@ int Run(const Launcher& launcher) {
   }
   launcher.Print("%s", trainer.ProfileText().c_str());
   launcher.Print("test accuracy %.1f %%\n", accuracy);
+  eval.Close();
+  trainer.Close();  // a trace that cannot be written is an error here
   return 0;
 }
 

@@ -8,18 +8,16 @@
 
 namespace oneflow_like {
 
-StepLog::StepLog(const std::string& path) : path_(path) {
-  if (path.empty()) return;
-  file_ = std::fopen(path.c_str(), "w");
-  if (file_ == nullptr) Fail("cannot open the log file ", path, ": ", std::strerror(errno));
-}
+StepLog::StepLog(const std::string& path) : path_(path) {}
 
 StepLog::~StepLog() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
 void StepLog::Write(int64_t step, float loss, const char* rate_name, double rate, double step_ms) {
-  if (file_ == nullptr) return;
+  if (path_.empty()) return;
+  if (file_ == nullptr) file_ = std::fopen(path_.c_str(), "w");
+  if (file_ == nullptr) Fail("cannot open the log file ", path_, ": ", std::strerror(errno));
   const int printed =
       std::fprintf(file_, "{\"step\":%lld,\"loss\":%.9g,\"%s\":%.1f,\"step_ms\":%.3f}\n",
                    static_cast<long long>(step), static_cast<double>(loss), rate_name, rate, step_ms);

@@ -9,17 +9,18 @@
 
 namespace oneflow_like {
 
-// Writes and flushes line by line, so that a run that is killed leaves every finished step. An empty path: no
-// log.
+// Writes and flushes line by line, so that a run that is killed leaves every finished step. The file is
+// opened, and emptied, by the first line: a program that is refused before leaves it as it was. An empty
+// path: no log.
 class StepLog {
  public:
-  explicit StepLog(const std::string& path);  // throws Error when the file cannot be opened
+  explicit StepLog(const std::string& path);
   ~StepLog();
   StepLog(const StepLog&) = delete;
   StepLog& operator=(const StepLog&) = delete;
 
   // {"step":3,"loss":2.5,"<rate_name>":1234.5,"step_ms":81.2}; the loss keeps every bit of its float. Throws
-  // Error when the disk does not take it.
+  // Error when the file cannot be opened or the disk does not take it.
   void Write(int64_t step, float loss, const char* rate_name, double rate, double step_ms);
 
  private:

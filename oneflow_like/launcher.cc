@@ -1,10 +1,12 @@
 #include "oneflow_like/launcher.h"
 
+#include <fcntl.h>
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdarg>
@@ -18,7 +20,10 @@
 #include "actor/net/launch/local_launcher.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
+#include "core/file_check.h"
 #include "oneflow_like/agreement.h"
+#include "oneflow_like/build_id.h"
+#include "oneflow_like/help.h"
 #include "oneflow_like/model_impl.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
@@ -29,7 +34,7 @@ DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal sh
 DEFINE_bool(dry_run, false, "compile without running and print what each rank would hold and send");
 DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the plans to");
 DEFINE_string(trace, "",
-              "file that gets what every stream did when; open it with ui.perfetto.dev or chrome://tracing");
+              "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
 DEFINE_double(start_timeout, 60, "seconds for all processes to come");
@@ -38,6 +43,10 @@ DEFINE_string(network, "", "UCX devices to other hosts, e.g. eth0 or mlx5_0:1; e
 DEFINE_bool(shared_memory, true, "use shared memory between processes of one host");
 DECLARE_string(log_dir);                  // of glog
 DECLARE_bool(timestamp_in_logfile_name);  // of glog
+DECLARE_bool(help);                       // this and the following of gflags
+DECLARE_bool(helpshort);
+DECLARE_bool(helpfull);
+DECLARE_bool(version);
 
 namespace oneflow_like {
 
@@ -66,14 +75,75 @@ void CheckFlags() {
 
 }  // namespace
 
+namespace {
+
+// A descriptor 0, 1 or 2 that whoever started us has closed leads nowhere from here on. Left closed, the next
+// file that is opened would get its number, and with it what the program prints.
+void OccupyStandardDescriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+  if (fd >= 0) close(fd);
+}
+
+// Throws Error when something that was printed has not come out.
+void FlushOutput() {
+  errno = 0;
+  const bool out = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (out && std::cout.flush()) return;
+  Fail("not all that was printed could be written to standard output: ",
+       errno != 0 ? std::strerror(errno) : "an earlier write failed");
+}
+
+// --help and its kin, which end the program.
+void PrintHelp(const std::string& program, const std::string& usage) {
+  if (FLAGS_version) {
+    std::cout << VersionText(ThisBuild());
+  } else if (FLAGS_help || FLAGS_helpshort || FLAGS_helpfull) {
+    std::cout << HelpText(program, usage, FLAGS_helpfull);
+  } else {
+    return gflags::HandleCommandLineHelpFlags();  // those for tools
+  }
+  int code = 0;
+  try {
+    FlushOutput();
+  } catch (const Error& error) {
+    PrintError(error);
+    code = 1;
+  }
+  exit(code);
+}
+
+// What process k prints under --processes with --log_dir.
+std::string LogOfProcess(int k) { return Cat(FLAGS_log_dir, "/process", k, ".log"); }
+
+// The logs are emptied before any process can tell which files it reads: none may be the value of a flag.
+void CheckLogs() {
+  if (FLAGS_log_dir.empty()) return;
+  std::vector<gflags::CommandLineFlagInfo> flags;
+  gflags::GetAllFlags(&flags);
+  std::vector<NamedFile> named, logs;
+  for (const auto& flag : flags) {
+    if (flag.type == "string" && !flag.current_value.empty())
+      named.push_back({Cat("--", flag.name, "=", flag.current_value), flag.current_value});
+  }
+  for (int k = 0; k < FLAGS_processes; ++k)
+    logs.push_back({Cat("the log ", LogOfProcess(k)), LogOfProcess(k)});
+  RequireDistinct(named, logs);
+}
+
+}  // namespace
+
 Launcher::Launcher(int* argc, char*** argv, const std::string& usage) {
+  OccupyStandardDescriptors();
   const std::vector<std::string> given(*argv, *argv + *argc);
   gflags::SetUsageMessage(usage);
-  gflags::ParseCommandLineFlags(argc, argv, true);
+  gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
+  PrintHelp(given[0], usage);
   try {
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
     CheckFlags();
     Join(given);
+    CheckFiles({}, {});
   } catch (const std::exception& e) {
     EndWith(e);
     job_.reset();
@@ -95,6 +165,7 @@ void Launcher::Join(const std::vector<std::string>& argv) {
     local.argv = argv;  // a copy knows by its environment that it is one
     local.grace = FLAGS_peer_timeout;
     local.log_dir = FLAGS_log_dir;
+    CheckLogs();
     exit(RunLocalJob(local));
   }
   const bool ours = identity.launcher == "--processes";
@@ -104,6 +175,7 @@ void Launcher::Join(const std::vector<std::string>& argv) {
   if (identity.alone()) return;
   if (identity.process > 0 && !ours) label_ = std::make_unique<LabelledOutput>(identity.process);
   JobOptions options;
+  options.build = Comparable(ThisBuild());
   options.start_timeout = FLAGS_start_timeout;
   options.peer_timeout = FLAGS_peer_timeout;
   options.devices = FLAGS_network;
@@ -117,7 +189,7 @@ void Launcher::Join(const std::vector<std::string>& argv) {
                                 {"peer_timeout", Cat(FLAGS_peer_timeout)}});
 }
 
-void Launcher::StartLog(const std::string& program, int process, bool alone) const {
+void Launcher::StartLog(const std::string& program, int process, bool alone) {
   static bool started = false;
   if (!started) {
     static std::string name;
@@ -130,13 +202,41 @@ void Launcher::StartLog(const std::string& program, int process, bool alone) con
   std::error_code error;
   std::filesystem::create_directories(FLAGS_log_dir, error);
   if (error) Fail("log folder ", FLAGS_log_dir, " cannot be made: ", error.message());
-  const std::string file = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
-                               alone ? "" : Cat(".process", process), ".log");
+  log_file_ = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
+                  alone ? "" : Cat(".process", process), ".log");
   FLAGS_timestamp_in_logfile_name = false;
   FLAGS_alsologtostderr = true;
-  google::SetLogDestination(google::GLOG_INFO, file.c_str());
+  google::SetLogDestination(google::GLOG_INFO, log_file_.c_str());
   for (int severity : {google::GLOG_WARNING, google::GLOG_ERROR, google::GLOG_FATAL})
     google::SetLogDestination(severity, "");  // they are in the file of all
+}
+
+// Each process checks the files that it writes itself.
+void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const {
+  auto named = [](const FlagFile& file) {
+    return NamedFile{Cat("--", file.first, "=", file.second), file.second};
+  };
+  std::vector<NamedFile> read;
+  for (const FlagFile& file : inputs) read.push_back(named(file));
+  std::vector<FlagFile> ours;
+  if (main_process()) {
+    ours = outputs;
+    ours.push_back({"trace", FLAGS_trace});
+  }
+  if (job_ && !FLAGS_trace.empty()) ours.push_back({"trace", TraceFileOf(FLAGS_trace, job_.get())});
+  ours.push_back({"log_dir", log_file_});
+  std::erase_if(ours, [](const FlagFile& file) { return file.second.empty(); });
+  // Under --processes what goes through us goes to the parent's.
+  const std::string descriptors = one_output_ ? Cat("/proc/", getppid(), "/fd/") : "/proc/self/fd/";
+  for (const auto& [what, number] : {std::pair{"standard output", "1"}, std::pair{"standard error", "2"}}) {
+    std::vector<NamedFile> pair = {{what, descriptors + number}};  // the two may well be one file
+    for (const FlagFile& file : ours) pair.push_back(named(file));
+    RequireDistinct(read, pair);
+  }
+  for (const FlagFile& file : ours) {
+    const std::string why = WhyNotWritable(file.second);
+    if (!why.empty()) Fail("--", file.first, "=", file.second, " cannot be written: ", why);
+  }
 }
 
 Mesh Launcher::mesh(const std::vector<std::string>& axes, const std::string& otherwise) const {
@@ -182,7 +282,7 @@ ModelOptions Launcher::model_options() const {
   options.seed = FLAGS_seed;
   options.dump_dir = FLAGS_dump_dir;
   options.memory_budget = FLAGS_memory_budget;
-  options.trace_file = FLAGS_trace;
+  options.trace_file = FLAGS_dry_run ? "" : FLAGS_trace;
   options.job = job_;
   options.devices = DeviceNumbers(FLAGS_devices);
   if (FLAGS_threads < 0) Fail("--threads is ", FLAGS_threads, ", must be 0 or more");
@@ -209,9 +309,10 @@ int Launcher::Main(const std::function<int()>& body) const {
     int code = body();
     if (job_) {
       if (!FLAGS_trace.empty()) JoinTraces();
-      std::cout << std::flush;
+      FlushOutput();
       job_->Finish(true);
     }
+    FlushOutput();
     return code;
   } catch (const std::exception& e) {
     EndWith(e);
@@ -232,7 +333,10 @@ void Launcher::JoinTraces() const {
   const std::string mine = TraceFileOf(FLAGS_trace, job_.get());
   if (!std::filesystem::exists(mine)) return;  // the program has made no model
   std::unique_ptr<TraceFile> whole;
-  if (main_process()) whole = std::make_unique<TraceFile>(FLAGS_trace);
+  if (main_process()) {
+    whole = std::make_unique<TraceFile>(FLAGS_trace);
+    whole->Start();
+  }
   TraceReader reader(mine);
   for (bool more = true; more;) {
     more = false;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "oneflow_like/model.h"
@@ -24,7 +25,8 @@ class LabelledOutput;  // actor/net/launch/local_launcher.h
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
-  // with a message and exit code 1. With --processes it starts the copies and ends with their exit code; in a
+  // with a message and exit code 1; --help, --helpfull (also glog's and gflags' flags) and --version end it
+  // with 0. With --processes it starts the copies and ends with their exit code; in a
   // copy it returns once all have found one another.
   Launcher(int* argc, char*** argv, const std::string& usage);
   ~Launcher();
@@ -33,6 +35,12 @@ class Launcher {
   // have extent 1, others are an Error.
   Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise) const;
   ModelOptions model_options() const;
+  // Files that the program reads and writes by its flags (flag, path), to be checked before the first is
+  // opened for writing: an output that is the same file as an input, another output, --trace, or what
+  // standard output goes to, or that cannot be written, is an Error. Nothing is created or emptied. On
+  // processes other than the main one, `outputs` are ignored.
+  using FlagFile = std::pair<std::string, std::string>;
+  void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
   bool dry_run() const;
   // Whether this process is the one that talks to people and writes results: alone, or number 0.
   bool main_process() const;
@@ -41,17 +49,19 @@ class Launcher {
   // Whether what the main process prints is seen on a terminal, also through --processes.
   bool terminal() const { return terminal_; }
   // Runs the program's body; an Error (or std::exception) is printed as "error: ..." and gives exit code 1,
-  // after the other processes have been told of it. At the end the processes' traces become one.
+  // after the other processes have been told of it; so is standard output that could not be written. At the
+  // end the processes' traces become one.
   int Main(const std::function<int()>& body) const;
 
  private:
-  void StartLog(const std::string& program, int process, bool alone) const;
+  void StartLog(const std::string& program, int process, bool alone);
   void Join(const std::vector<std::string>& argv);
   void JoinTraces() const;
   void EndWith(const std::exception& error) const;
 
   std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher labels nothing
   std::shared_ptr<Job> job_;
+  std::string log_file_;  // of glog, with --log_dir
   bool terminal_ = false;
   bool one_output_ = false;  // what all processes print is read together
 };

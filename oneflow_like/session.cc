@@ -125,7 +125,10 @@ void Session::Impl::Load() {
   }
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
-  if (model->trace) o.trace_records = kTraceRecords;
+  if (model->trace) {
+    model->trace->Start();
+    o.trace_records = kTraceRecords;
+  }
   o.backend = model->backend;
   if (job) {
     job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh

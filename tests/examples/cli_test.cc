@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -138,8 +140,175 @@ TEST_F(CliTest, WrongImages) {
 }
 
 TEST_F(CliTest, LogThatCannotBeWritten) {
-  ExpectError(Gpt({"--log_json=" + folder_ + "/none/log.json"}), {"none/log.json"});
-  ExpectError(Gpt({"--log_json=" + folder_}), {folder_});
+  ExpectError(Gpt({"--log_json=" + folder_ + "/none/log.json"}),
+              {"--log_json=", "none/log.json", "No such file"});
+  ExpectError(Gpt({"--log_json=" + folder_}), {folder_, "folder"});
+}
+
+// Every output with everything that can be wrong with it; nobody trains first, and nothing is touched.
+TEST_F(CliTest, OutputsThatCannotBeWrittenAreRefusedAtTheStart) {
+  const std::string old = "precious\n", kept = Write("kept", old);
+  const std::string link = folder_ + "/link";
+  std::filesystem::create_hard_link(kept, folder_ + "/hard_link");
+  std::filesystem::create_symlink(kept, link);
+  std::filesystem::create_symlink(folder_ + "/nothing_yet", folder_ + "/early_link");
+  for (const std::string processes : {"--processes=1", "--processes=2"}) {
+    const std::vector<std::string> all = {processes, "--mesh=cpu:dp=2", "--steps=3"};
+    auto refused = [&](std::vector<std::string> flags, const std::vector<std::string>& words) {
+      SCOPED_TRACE(processes + " " + ::testing::PrintToString(flags));
+      flags.insert(flags.end(), all.begin(), all.end());
+      const Outcome o = Gpt(flags);
+      EXPECT_EQ(o.code, 1);
+      for (const std::string& word : words)
+        EXPECT_NE(o.err.find(word), std::string::npos) << word << "\n" << o.err;
+      EXPECT_EQ(ReadFile(kept), old);
+      EXPECT_EQ(o.out.find("steps in"), std::string::npos) << o.out;
+      for (const char* name : {"/nothing_yet", "/t.json", "/new", "/new.process0", "/new.process1"})
+        EXPECT_FALSE(std::filesystem::exists(folder_ + name)) << name;
+    };
+    for (const std::string output : {"--log_json=", "--trace="}) {
+      refused({output + folder_ + "/none/t.json"}, {"none/t.json", "No such file"});
+      refused({output + folder_}, {"folder"});
+      refused({output + folder_ + "/kept/t.json"}, {"kept/t.json", "Not a directory"});
+      for (const std::string name : {"/kept", "/./kept", "/link", "/hard_link"})
+        refused({"--text=" + kept, output + folder_ + name}, {output, name, "--text=", "same file"});
+    }
+    for (const std::string name : {"/kept", "/link", "/hard_link"})
+      refused({"--log_json=" + kept, "--trace=" + folder_ + name}, {"--log_json=", "--trace=", "same file"});
+    refused({"--log_json=" + folder_ + "/new", "--trace=" + folder_ + "/./new"}, {"same file"});
+    refused({"--log_json=" + folder_ + "/early_link", "--trace=" + folder_ + "/nothing_yet"}, {"same file"});
+  }
+  for (const std::string name :
+       {"train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"}) {
+    const std::string data = Write(name + "-ubyte.gz", old);
+    ExpectError(Run("mlp", {"--data_dir=" + folder_, "--log_json=" + data}),
+                {name, "--data_dir=", "same file"});
+    EXPECT_EQ(ReadFile(Write("copy", TextOf(data))), old);
+  }
+  // The part of the trace that a process writes, and the logs of --processes.
+  const std::string part = Write("t.json.process1", old), log = Write("process1.log", old);
+  const Outcome parts =
+      Gpt({"--processes=2", "--mesh=cpu:dp=2", "--text=" + part, "--trace=" + folder_ + "/t.json"});
+  EXPECT_EQ(parts.code, 1);
+  EXPECT_NE(parts.err.find("same file"), std::string::npos) << parts.err;
+  EXPECT_EQ(ReadFile(part), old);
+  ExpectError(Gpt({"--processes=2", "--mesh=cpu:dp=2", "--text=" + log, "--log_dir=" + folder_}),
+              {"process1.log", "--text=", "same file"});
+  EXPECT_EQ(ReadFile(log), old);
+}
+
+TEST_F(CliTest, WhatIsRefusedOrOnlyCompiledLeavesOldFilesAsTheyWere) {
+  const std::string old = "of the last run\n", log = Write("log", old), trace = Write("trace", old);
+  const std::vector<std::string> outputs = {"--log_json=" + log, "--trace=" + trace};
+  const std::vector<std::vector<std::string>> harmless = {{"--dry_run"},
+                                                          {"--heads=3"},
+                                                          {"--text=" + folder_ + "/none"},
+                                                          {"--memory_budget=1"},
+                                                          {"--mesh=cpu:pp=3"},
+                                                          {"--dropout=2"},
+                                                          {"--help"},
+                                                          {"--version"}};
+  for (std::vector<std::string> flags : harmless) {
+    SCOPED_TRACE(flags[0]);
+    const bool good = flags[0] == "--dry_run" || flags[0] == "--help" || flags[0] == "--version";
+    flags.insert(flags.end(), outputs.begin(), outputs.end());
+    const Outcome o = Gpt(flags);
+    EXPECT_EQ(o.code, good ? 0 : 1) << o.err;
+    EXPECT_EQ(ReadFile(log), old);
+    EXPECT_EQ(ReadFile(trace), old);
+  }
+  const Outcome o = Gpt(outputs);
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(ReadFile(log).find(old), std::string::npos);
+  EXPECT_EQ(ReadFile(trace).find(old), std::string::npos);
+}
+
+// As `>`, `2>`, `<` and `>&-` of a shell.
+TEST_F(CliTest, StandardOutputThatIsFullClosedOrAFileOfAFlag) {
+  const std::string gpt = std::string(OFL_BINARY_DIR) +
+                          "/examples/gpt --layers=1 --width=16 --heads=2 --context=8 "
+                          "--batch=4 --steps=3 --eval_batches=0 --sample_tokens=0 --text=" +
+                          text_ + " ";
+  auto shell = [&](const std::string& command) {
+    const int status = std::system((command + " 2>" + folder_ + "/err").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  for (const std::string processes : {"", "--mesh=cpu:dp=2 --processes=2 "}) {
+    for (const std::string what : {"", "--dry_run ", "--help ", "--version "}) {
+      SCOPED_TRACE(processes + what);
+      EXPECT_EQ(shell(gpt + processes + what + ">/dev/full"), 1);
+      const std::string said = ReadFile(folder_ + "/err");
+      EXPECT_NE(said.find("standard output: No space left"), std::string::npos) << said;
+      EXPECT_EQ(shell(gpt + processes + what + ">/dev/null"), 0) << ReadFile(folder_ + "/err");
+      for (const std::string closed : {">&-", "<&-", "<&- >&-", "<&- >&- 2>&-"}) {
+        const std::string log = folder_ + "/log.json";
+        EXPECT_EQ(std::system((gpt + processes + what + "--log_json=" + log + " " + closed).c_str()), 0)
+            << closed;
+        if (!what.empty()) continue;
+        const std::vector<std::string> lines = LinesOf(ReadFile(log));
+        EXPECT_EQ(lines.size(), 3u) << closed;
+        for (const std::string& line : lines)
+          EXPECT_EQ(line.rfind("{\"step\":", 0), 0u) << closed << "\n" << line;
+      }
+    }
+    SCOPED_TRACE(processes);
+    const std::string both = Write("both", "");
+    for (const std::string output : {"--log_json=", "--trace="}) {
+      EXPECT_EQ(shell(gpt + processes + output + both + " >" + both), 1) << output;
+      const std::string said = ReadFile(folder_ + "/err");
+      EXPECT_NE(said.find("standard output are the same file"), std::string::npos) << said;
+    }
+  }
+  EXPECT_EQ(shell(gpt + "--log_json=/dev/full >/dev/null"), 1);
+  EXPECT_NE(ReadFile(folder_ + "/err").find("No space left"), std::string::npos);
+  EXPECT_EQ(shell(gpt + "--trace=/dev/full >/dev/null"), 1);
+  EXPECT_NE(ReadFile(folder_ + "/err").find("No space left"), std::string::npos);
+}
+
+TEST_F(CliTest, HelpIsOneScreenOfOurFlags) {
+  for (const std::string program : {"gpt", "mlp", "hello_sbp"}) {
+    const Outcome o = Run(program, {"--help"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_EQ(o.err, "");
+    const std::vector<std::string> lines = LinesOf(o.out);
+    EXPECT_LE(lines.size(), 56u) << o.out;
+    for (const std::string& line : lines) EXPECT_LE(line.size(), 110u) << line;
+    for (const char* word : {"  --mesh ", "  --processes ", "  --trace ", "  --log_dir ", "Several processes",
+                             "(10)", "--helpfull"})
+      EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+    for (const char* word : {"--logtostderr", "--flagfile", "00000", ".cc", "/home", OFL_SOURCE_DIR, "type:"})
+      EXPECT_EQ(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+    const Outcome full = Run(program, {"--helpfull"});
+    EXPECT_EQ(full.code, 0);
+    for (const char* word : {"  --mesh ", "  --logtostderr ", "  --flagfile "})
+      EXPECT_NE(full.out.find(word), std::string::npos) << word << "\n" << full.out;
+    EXPECT_EQ(full.out.find(OFL_SOURCE_DIR), std::string::npos);
+  }
+  const std::string gpt = Run("gpt", {"--help"}).out;
+  for (const char* word :
+       {"Flags of gpt", "--dropout            probability of dropping (0.1)\n", "--micro_batches"})
+    EXPECT_NE(gpt.find(word), std::string::npos) << word << "\n" << gpt;
+  EXPECT_LT(gpt.find("--micro_batches"), gpt.find("--mesh"));
+}
+
+TEST_F(CliTest, VersionNamesTheBuildAndItsLibraries) {
+  const Outcome o = Run("gpt", {"--version"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  const std::vector<std::string> lines = LinesOf(o.out);
+  ASSERT_GE(lines.size(), 9u) << o.out;
+  EXPECT_EQ(lines[0], "oneflow_like " OFL_VERSION);
+  auto expect = [&](const std::string& pattern) {
+    EXPECT_TRUE(
+        std::any_of(lines.begin(), lines.end(),
+                    [&](const std::string& line) { return std::regex_match(line, std::regex(pattern)); }))
+        << pattern << "\n"
+        << o.out;
+  };
+  expect("  commit +([0-9a-f]{12}|unknown)");
+  expect("  sources +[0-9a-f]{12}");
+  for (const std::string library : {"protobuf", "glog", "gflags", "oneDNN", "UCX"})
+    expect("  " + library + " +[0-9]+[.][0-9]+.*");
+  expect("  CUDA +(built without|toolkit [0-9].*)");
 }
 
 TEST_F(CliTest, LossThatIsNoNumberIsReportedWithItsStep) {
@@ -321,7 +490,7 @@ TEST_F(ProcessesCliTest, AnErrorOfOneProcessEndsAllWithItsMessage) {
               {"loss is", "step "});
   const Outcome o = Gpt({"--processes=2", "--mesh=cpu:dp=2", "--log_json=" + folder_ + "/none/log.json"});
   EXPECT_EQ(o.code, 1);
-  EXPECT_NE(o.err.find("error: cannot open the log file"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("error: --log_json="), std::string::npos) << o.err;
 }
 
 TEST_F(ProcessesCliTest, WrongFlagsAreReportedOnce) {

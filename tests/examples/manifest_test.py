@@ -54,7 +54,7 @@ class Surroundings:
         with open(f"{source}/actor/net/rendezvous/identity.cc") as file:
             self.variables = set(re.findall(r'"([A-Z][A-Z0-9_]+)"', file.read()))
         said = subprocess.run([gpt, "--help"], capture_output=True, text=True, timeout=DEADLINE).stdout
-        self.flags = set(re.findall(r"^ +-([a-z_]+) \(", said, re.MULTILINE))
+        self.flags = set(re.findall(r"^ +--([a-z_]+) ", said, re.MULTILINE))
 
 
 # ---- the rules; each gives sentences about what is wrong

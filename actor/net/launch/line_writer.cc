@@ -59,7 +59,7 @@ void LineWriter::Write(std::string_view text) {
       text.remove_prefix(end);
     }
   }
-  WriteAll(sink_->fd, out.data(), out.size());
+  if (!WriteAll(sink_->fd, out.data(), out.size()) && sink_->error == 0) sink_->error = errno;
 }
 
 }  // namespace oneflow_like

@@ -15,6 +15,7 @@ bool WriteAll(int fd, const char* data, size_t bytes);
 struct Sink {
   int fd = -1;
   const void* unfinished = nullptr;  // whose line it is
+  int error = 0;                     // errno of the first write that failed
 };
 
 class LineWriter {

@@ -142,6 +142,11 @@ class Parent {
     listener.Close();
     while (std::any_of(children_.begin(), children_.end(), Running)) Turn();
     for (Child& c : children_) Drain(&c);
+    if (code_ == 0 && sinks_[0]->error != 0) {
+      Say(Cat("error: not all that was printed could be written to standard output: ",
+              std::strerror(sinks_[0]->error)));
+      code_ = 1;
+    }
     return code_;
   }
 

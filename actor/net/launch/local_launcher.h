@@ -14,13 +14,13 @@ struct LocalJob {
   std::string log_dir;            // not empty: what process k prints also goes to <log_dir>/process<k>.log
 };
 
-// Returns the job's exit code: 0 when all gave 0, else that of the first to fail (128 + signal when killed).
-// Lines of the children come out whole, those of process k > 0 as "[k] line"; a terminal's \r progress of
-// process 0 passes through. Signals are passed on (INT, TERM, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, and
-// TSTP, which stops this process too): they do to all copies what they do to a program alone, handlers
-// included. A second one of the first four kills. No child outlives this process (PR_SET_PDEATHSIG), and no
-// port or file is left. Throws Error when a process cannot be started or a log cannot be written. To be
-// called before this process makes threads.
+// Returns the job's exit code: 0 when all gave 0, else that of the first to fail (128 + signal when killed),
+// or 1 when what they printed could not be written. Lines of the children come out whole, those of process k
+// > 0 as "[k] line"; a terminal's \r progress of process 0 passes through. Signals are passed on (INT, TERM,
+// HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, and TSTP, which stops this process too): they do to all copies
+// what they do to a program alone, handlers included. A second one of the first four kills. No child outlives
+// this process (PR_SET_PDEATHSIG), and no port or file is left. Throws Error when a process cannot be started
+// or a log cannot be written. To be called before this process makes threads.
 int RunLocalJob(const LocalJob& job);
 
 // From here to its end (or exit), what this process writes to standard output and error comes out as whole

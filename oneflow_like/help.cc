@@ -1,0 +1,112 @@
+// Groups and prints flags.
+#include "oneflow_like/help.h"
+
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <set>
+#include <sstream>
+#include <vector>
+
+#include "core/error.h"
+
+namespace oneflow_like {
+namespace {
+
+using Flags = std::vector<gflags::CommandLineFlagInfo>;
+
+constexpr size_t kColumns = 110, kTextColumn = 23;
+
+struct Group {
+  const char* title;
+  std::vector<std::string> names;
+};
+// Flags of launcher.cc that no group names come behind the last.
+const Group kGroups[] = {
+    {"Mesh and devices", {"mesh", "devices", "threads", "kernel_threads", "memory_budget", "seed"}},
+    {"Several processes", {"processes", "start_timeout", "peer_timeout", "network", "shared_memory"}},
+    {"Looking inside", {"dry_run", "dump_dir", "trace", "log_dir"}},
+};
+
+// Of glog's flag: what it is here.
+const char* const kLogDir =
+    "folder for logs, under --processes also of what each process prints; empty: standard error";
+
+// Whose flags are defined in the file of `flag`. The paths are those of whoever built it and tell nothing;
+// glog and gflags are known by one flag of each file.
+enum class Owner { kProgram, kLauncher, kOthers };
+std::set<std::string> FilesWith(const Flags& flags, const std::set<std::string>& names) {
+  std::set<std::string> files;
+  for (const auto& flag : flags)
+    if (names.count(flag.name)) files.insert(flag.filename);
+  return files;
+}
+
+void Append(const gflags::CommandLineFlagInfo& flag, std::string* text) {
+  std::string value = flag.default_value;
+  if (flag.type == "double") value = ShortNumber(std::stod(value));
+  std::string line = Cat("  --", flag.name, " ");
+  line.resize(std::max(line.size(), kTextColumn), ' ');
+  const std::string what = flag.name == "log_dir" ? kLogDir : flag.description;
+  std::istringstream words(value.empty() ? what : Cat(what, " (", value, ")"));
+  bool begun = false;
+  for (std::string word; words >> word;) {
+    if (begun && line.size() + 1 + word.size() > kColumns) {
+      *text += line + "\n";
+      line.assign(kTextColumn, ' ');
+      begun = false;
+    }
+    line += (begun ? " " : "") + word;
+    begun = true;
+  }
+  *text += line + "\n";
+}
+
+}  // namespace
+
+std::string ShortNumber(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+
+std::string HelpText(const std::string& program, const std::string& usage, bool all) {
+  Flags flags;
+  gflags::GetAllFlags(&flags);
+  const std::set<std::string> launcher = FilesWith(flags, {"mesh"}),
+                              others = FilesWith(flags, {"help", "flagfile", "tab_completion_word", "v",
+                                                         "logtostderr", "symbolize_stacktrace"});
+  auto owner = [&](const gflags::CommandLineFlagInfo& flag) {
+    if (others.count(flag.filename)) return Owner::kOthers;
+    return launcher.count(flag.filename) ? Owner::kLauncher : Owner::kProgram;
+  };
+  const std::string name = std::filesystem::path(program).filename().string();
+  std::string text = Cat(usage, "\n");
+  auto title = [&](const std::string& words) { text += Cat("\n", words, "\n"); };
+  std::set<std::string> printed;
+  auto print = [&](Owner whose) {
+    for (const auto& flag : flags)
+      if (owner(flag) == whose && printed.insert(flag.name).second) Append(flag, &text);
+  };
+  if (std::any_of(flags.begin(), flags.end(), [&](const auto& f) { return owner(f) == Owner::kProgram; })) {
+    title(Cat("Flags of ", name, " (default)"));
+    print(Owner::kProgram);
+  }
+  for (const Group& group : kGroups) {
+    title(group.title);
+    for (const std::string& wanted : group.names)
+      for (const auto& flag : flags)
+        if (flag.name == wanted && printed.insert(wanted).second) Append(flag, &text);
+  }
+  print(Owner::kLauncher);
+  if (all) {
+    title("Flags of glog and gflags");
+    print(Owner::kOthers);
+  } else {
+    text += "\n--helpfull: also the flags of glog and gflags. --version: what this build is.\n";
+  }
+  return text;
+}
+
+}  // namespace oneflow_like

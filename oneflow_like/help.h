@@ -1,0 +1,16 @@
+// What --help prints: a program's flags and those of Launcher, grouped, each with its default.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace oneflow_like {
+
+// A number as people write it: 0.1, not 0.10000000000000001.
+std::string ShortNumber(double value);
+
+// `usage` and the flags that are defined so far, in groups: first the program's own (those defined in no
+// library), then Launcher's. With `all` also those of glog and gflags. Lines of at most 110 columns.
+std::string HelpText(const std::string& program, const std::string& usage, bool all);
+
+}  // namespace oneflow_like
