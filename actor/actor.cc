@@ -13,9 +13,13 @@ namespace oneflow_like {
 
 void RunState::EndStep(StepSlot* slot) {
   int64_t now = Ticks();
-  wall_ticks += now - std::max(slot->launched_ticks, last_end);
+  if (ended++ < warm_up_steps) {
+    ++warm_up_ended;
+  } else {
+    wall_ticks += now - std::max(slot->launched_ticks, last_end);
+    ++steps_ended;
+  }
   last_end = now;
-  ++steps_ended;
   slot->state->done.Signal();
 }
 
@@ -258,8 +262,10 @@ void Actor::Announce(int kernel, bool ok) {
 }
 
 void Actor::Count(int kernel, int64_t start, int64_t end) {
-  kernels[kernel].ticks += end - start;
-  ++kernels[kernel].runs;
+  if (step_ >= shard->run->warm_up_steps) {
+    kernels[kernel].ticks += end - start;
+    ++kernels[kernel].runs;
+  }
   if (shard->trace.on()) shard->trace.Add({start, end, slot().state->step, rank, spec->id(), t_, kernel});
 }
 
@@ -419,6 +425,7 @@ void Shard::Launch(int slot) {
 void Shard::ActEnded(int slot) {
   if (--acts_left_[slot] > 0) return;
   if (under_way_ > 0 && --under_way_ == 0) EndBusy();
+  if (++ended_ == run->warm_up_steps) StartCounting();
   StepSlot& step = *run->slots[slot];
   if (step.shards_left.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   if (run->peers != nullptr) {
@@ -434,6 +441,14 @@ void Shard::BeginBusy() {
 }
 
 void Shard::EndBusy() { busy_ticks_ += Ticks() - busy_since_ - (worker->idle_ticks() - idle_before_); }
+
+void Shard::StartCounting() {
+  busy_ticks_ = 0;
+  for (const auto& actor : actors) {
+    for (const KernelCall& call : actor->kernels) busy_ticks_ += call.ticks;
+  }
+  if (under_way_ > 0) BeginBusy();
+}
 
 void Shard::DeviceEnded() {
   --on_device_;

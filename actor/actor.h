@@ -102,6 +102,7 @@ struct StepSlot {
 // What all shards of a runtime share.
 struct RunState {
   int steps_in_flight = 1;
+  int64_t warm_up_steps = 0;
   int times = 1;
   uint64_t seed = 0;
   std::vector<std::unique_ptr<StepSlot>> slots;
@@ -111,8 +112,9 @@ struct RunState {
   // Counted where a step ends: by its last shard, or under the lock of `peers`. Steps end in their order,
   // each before what its last shard does next, so nothing here is atomic; the user's thread reads them when
   // no step is under way.
-  int64_t steps_ended = 0;
-  int64_t wall_ticks = 0;  // while any step was under way
+  int64_t ended = 0;                           // steps, of all
+  int64_t steps_ended = 0, warm_up_ended = 0;  // since a profile was taken
+  int64_t wall_ticks = 0;  // while any step was under way, from the end of the warm-up steps on
   int64_t last_end = 0;
   std::chrono::steady_clock::time_point born = std::chrono::steady_clock::now();
 
@@ -318,8 +320,11 @@ class Shard {
   // Of the time while any step is under way here, what the worker was busy.
   void BeginBusy();
   void EndBusy();
+  // The warm-up steps have ended here. A later step may be under way, whose kernels have been counted.
+  void StartCounting();
 
   int64_t launched_ = 0;            // steps launched so far
+  int64_t ended_ = 0;               // steps whose acts here have all ended
   std::vector<int64_t> acts_left_;  // by slot
   int under_way_ = 0;               // steps
   int64_t busy_since_ = 0, idle_before_ = 0, busy_ticks_ = 0;

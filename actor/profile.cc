@@ -30,7 +30,8 @@ StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shar
   profile.steps = run->steps_ended;
   profile.threads = static_cast<int>(shards.size());
   profile.wall = scale.Seconds(run->wall_ticks);
-  run->steps_ended = run->wall_ticks = 0;
+  profile.warm_up_steps = run->warm_up_ended;
+  run->steps_ended = run->warm_up_ended = run->wall_ticks = 0;
   std::map<std::string, KernelProfile> kernels;
   int64_t busy = 0, in_kernels = 0;
   for (const auto& shard : shards) {

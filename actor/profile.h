@@ -22,7 +22,8 @@ struct KernelProfile {
 // All seconds but `wall` are summed over the threads: kernels, waiting and runtime together are wall *
 // threads.
 struct StepProfile {
-  int64_t steps = 0;                      // that ended
+  int64_t steps = 0;                      // that ended and are counted
+  int64_t warm_up_steps = 0;              // that ended before these and are not
   int threads = 0;                        // that the steps ran on
   double wall = 0;                        // while at least one step was under way
   std::map<std::string, double> kernels;  // by the plan's categories; of collectives the own work alone

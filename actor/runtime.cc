@@ -205,7 +205,7 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend*
 // Of all shards, before they go.
 void Runtime::Impl::KeepMeasurements() {
   closed_at = ClockPoint::Now();
-  if (InFlight()) {  // the steps that are cut off
+  if (InFlight() && run.ended >= run.warm_up_steps) {  // the steps that are cut off
     int64_t since = closed_at.ticks;
     for (const auto& slot : run.slots) {
       if (slot->state != nullptr && !slot->state->done.Done()) since = std::min(since, slot->launched_ticks);
@@ -225,6 +225,7 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
   impl_->executor = executor;
   impl_->first_step = options.first_step;
   impl_->run.steps_in_flight = options.steps_in_flight;
+  impl_->run.warm_up_steps = options.warm_up_steps;
   if (!impl_->plans.empty()) {
     impl_->run.times = std::max(1, impl_->plans[0].times());
     impl_->run.seed = impl_->plans[0].seed();

@@ -101,6 +101,8 @@ class Backend;  // core/backend.h
 struct RuntimeOptions {
   int steps_in_flight = 2;
   int64_t first_step = 0;
+  // Steps at the start that no profile counts, as libraries warm up in them.
+  int64_t warm_up_steps = 0;
   // Slices (acts and kernels) each thread keeps for WriteTrace, 40 bytes each; the first ones. 0: no tracing.
   int64_t trace_records = 0;
   // To the same runtime of the other processes, when there are several; nullptr: alone. Outlives the runtime.

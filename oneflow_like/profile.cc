@@ -80,6 +80,7 @@ std::string Rate(const KernelProfile& kernel) {
 std::string Packed(const StepProfile& profile) {
   wire::StepProfile packed;
   packed.set_steps(profile.steps);
+  packed.set_warm_up_steps(profile.warm_up_steps);
   packed.set_threads(profile.threads);
   packed.set_wall(profile.wall);
   packed.set_waiting(profile.waiting);
@@ -104,6 +105,7 @@ StepProfile Together(const std::vector<std::string>& profiles) {
     wire::StepProfile packed;
     CHECK(packed.ParseFromString(text));
     sum.steps = std::max<int64_t>(sum.steps, packed.steps());
+    sum.warm_up_steps = std::max<int64_t>(sum.warm_up_steps, packed.warm_up_steps());
     sum.threads += packed.threads();
     sum.wall += packed.wall() * packed.threads();
     sum.waiting += packed.waiting();
@@ -130,15 +132,20 @@ std::string Shortened(const std::string& text) {
 }  // namespace
 
 std::string ToText(const StepProfile& profile, const std::string& session) {
-  if (profile.threads == 0 || profile.steps == 0) return Cat("no step of session ", session, " has ended\n");
+  if (profile.threads == 0 || profile.steps == 0) {
+    if (profile.warm_up_steps == 0) return Cat("no step of session ", session, " has ended\n");
+    return Cat("of session ", session,
+               " only the first step has ended, which is not counted: libraries warm up in it\n");
+  }
   const double to_ms = 1e3 / profile.steps / profile.threads;
   std::vector<Row> rows = Rows(profile);
   std::vector<int> shares = Shares(rows);
   double total = 0;
   for (const Row& row : rows) total += row.seconds;
   char line[200];
-  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld, over %d thread%s\n",
+  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld%s, over %d thread%s\n",
                 session.c_str(), 1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps),
+                profile.warm_up_steps > 0 ? " (without the first, in which libraries warm up)" : "",
                 profile.threads, profile.threads == 1 ? "" : "s");
   std::string text = line;
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -129,6 +129,7 @@ void Session::Impl::Load() {
     model->trace->Start();
     o.trace_records = kTraceRecords;
   }
+  o.warm_up_steps = 1;
   o.backend = model->backend;
   if (job) {
     job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh

@@ -23,7 +23,9 @@ inline Status GradKernel(const KernelContext& c) {
     if (c.spec.attrs.Int("throw", 0) != 0) throw std::runtime_error("thrown");
     return Status("no good");
   }
-  if (int64_t us = c.spec.attrs.Int("us", 0)) std::this_thread::sleep_for(std::chrono::microseconds(us));
+  int64_t us = c.spec.attrs.Int("us", 0);
+  if (us > 0 && c.step < c.spec.attrs.Int("us_before_step", c.step + 1))
+    std::this_thread::sleep_for(std::chrono::microseconds(us));
   for (int64_t i = 0; i < c.out[0].elements(); ++i) {
     int64_t value = c.in[0].as<int64_t>()[i] * c.in[1].as<int64_t>()[i];
     int64_t& sum = c.out[0].as<int64_t>()[i];

@@ -268,7 +268,8 @@ TEST_F(TraceTest, EveryKernelOfAGptIsThereOncePerActAndTimesAddUp) {
   StepProfile profile = train.TakeProfile();
   double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 
-  EXPECT_EQ(profile.steps, kSteps);
+  EXPECT_EQ(profile.steps, kSteps - 1);
+  EXPECT_EQ(profile.warm_up_steps, 1);
   EXPECT_EQ(profile.threads, 2);
   EXPECT_GT(profile.wall, 0);
   EXPECT_LE(profile.wall, elapsed);
@@ -279,7 +280,8 @@ TEST_F(TraceTest, EveryKernelOfAGptIsThereOncePerActAndTimesAddUp) {
   double by_kernel = 0, by_kind = SumOf(profile) - profile.waiting - profile.runtime;
   for (const KernelProfile& k : profile.hottest) by_kernel += k.seconds;
   EXPECT_NEAR(by_kernel, by_kind, 1e-6 * by_kind);
-  EXPECT_EQ(train.TakeProfile().steps, 0) << "taken before";
+  const StepProfile again = train.TakeProfile();
+  EXPECT_EQ(again.steps + again.warm_up_steps, 0) << "taken before";
 
   std::map<Key, int> expected = Expected(train.impl()->compiled, 8, kSteps);
   train.Close();
@@ -291,7 +293,7 @@ TEST_F(TraceTest, EveryKernelOfAGptIsThereOncePerActAndTimesAddUp) {
   for (const Slice& s : trace.slices) {
     ++found[{s.rank, s.name, s.step, s.micro_batch}];
     EXPECT_EQ(s.session, "train");
-    if (s.flops >= 0) in_trace += s.end - s.start;
+    if (s.flops >= 0 && s.step > 0) in_trace += s.end - s.start;  // the first step is not in the profile
     user_lines += s.name.rfind("block0/mlp/einsum: einsum gpt_model.cc:", 0) == 0;
   }
   for (const auto& [key, count] : expected) {
@@ -404,6 +406,43 @@ TEST_F(TraceTest, KernelsAndWaitingAreToldApart) {
   for (const KernelProfile& k : p.hottest) runs += k.label.rfind("grad: grad test.cc:", 0) == 0 ? k.runs : 0;
   EXPECT_EQ(runs, kSteps * 2 * 2) << "acts of both ranks";
   EXPECT_DOUBLE_EQ(p.hottest[0].flops, 10.0 * p.hottest[0].runs);
+}
+
+TEST_F(TraceTest, WarmUpStepsAreNotCounted) {
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(Cat("seed ", seed));
+    std::mt19937_64 random(seed);
+    const int64_t warm_up = random() % 3, steps = random() % 7, kMicroseconds = 20000;
+    std::vector<plan::Plan> plans = SleepyPlans(kMicroseconds);
+    for (plan::Actor& a : *plans[0].mutable_actor())
+      if (a.name() == "grad") PlanBuilder::SetAttr(a.mutable_kernel(0), "us_before_step", warm_up);
+    KernelRegistry registry = TestRegistry();
+    std::unique_ptr<Store> store = MakeStore(2);
+    std::unique_ptr<Executor> executor = MakeThreadExecutor(1 + static_cast<int>(random() % 2), 1);
+    RuntimeOptions options;
+    options.warm_up_steps = warm_up;
+    options.steps_in_flight = 1 + static_cast<int>(random() % 3);
+    const auto begin = std::chrono::steady_clock::now();
+    Runtime runtime(std::move(plans), registry, store.get(), executor.get(), options);
+    StepHandle last;
+    for (int64_t i = 0; i < steps; ++i) last = runtime.Launch(TrainFeeds(2, 2, i));
+    if (steps > 0) {
+      EXPECT_TRUE(last.Wait().ok());
+    }
+    const StepProfile p = runtime.TakeProfile();
+    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const int64_t left_out = std::min(steps, warm_up), slept_acts = 2 * left_out;
+    EXPECT_EQ(p.warm_up_steps, left_out);
+    EXPECT_EQ(p.steps, steps - left_out);
+    int64_t runs = 0;
+    for (const KernelProfile& k : p.hottest) runs += k.category == "naps" ? k.runs : 0;
+    EXPECT_EQ(runs, 2 * 2 * p.steps) << "acts of both ranks";
+    // What was slept through in the warm-up is in no figure.
+    EXPECT_LE(p.wall, elapsed - 1e-6 * kMicroseconds * slept_acts);
+    if (p.steps > 0) {
+      EXPECT_LE(SumOf(p), p.threads * (elapsed - 1e-6 * kMicroseconds * slept_acts));
+    }
+  }
 }
 
 TEST_F(TraceTest, OffKeepsNothingAndAFullBufferSaysSo) {
@@ -549,15 +588,23 @@ TEST(ProfileTextTest, FitsOneScreenAndSpeaksOfTheSession) {
   GptProgram program(small);
   Session train = program.MakeTrain();
   EXPECT_EQ(train.ProfileText(), "no step of session train has ended\n");
-  for (int step = 0; step < 2; ++step) train.Run(program.MakeFeeds(step)).Wait();
-  train.Close();
-  std::string text = train.ProfileText();
+  train.Run(program.MakeFeeds(0)).Wait();
+  EXPECT_EQ(
+      train.ProfileText(),
+      "of session train only the first step has ended, which is not counted: libraries warm up in it\n");
+  for (int step = 1; step < 3; ++step) train.Run(program.MakeFeeds(step)).Wait();
+  EXPECT_NE(train.ProfileText().find("on average of 2, over 1 thread"), std::string::npos);
+  Session other = program.MakeTrain();
+  for (int step = 0; step < 3; ++step) other.Run(program.MakeFeeds(step)).Wait();
+  other.Close();
+  std::string text = other.ProfileText();
   EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 24) << text;
   std::istringstream lines(text);
   std::string line;
   while (std::getline(lines, line)) EXPECT_LE(line.size(), 110u) << line;
-  for (const char* word : {"a step of train: ", "on average of 2, over 1 thread", "matmul", "attention",
-                           "other kernels", "boxing", "waiting", "runtime", "gpt_model.cc:", "GFLOP/s"}) {
+  for (const char* word :
+       {"a step of train: ", "on average of 2 (without the first, in which libraries warm up), over 1 thread",
+        "matmul", "attention", "other kernels", "boxing", "waiting", "runtime", "gpt_model.cc:", "GFLOP/s"}) {
     EXPECT_NE(text.find(word), std::string::npos) << word << "\n" << text;
   }
 }
