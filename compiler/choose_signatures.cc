@@ -22,27 +22,33 @@ using Choice = Signature;
 
 class AxisChooser {
  public:
-  // `entry` indexes NdSbp: 0 is time. `share[n]`: the part of node n's work left to one device by settled
-  // axes.
+  // `entry` indexes NdSbp: 0 is time. `pieces[n]`: what settled axes leave of node n's work to the busiest
+  // rank in one of its `acts[n]`.
   AxisChooser(Graph* graph, const CompileOptions& options, int entry, const std::vector<int>& order,
               const std::vector<std::vector<int>>& readers, const std::vector<BoundRule>& rules,
-              std::vector<double>* share, std::vector<std::vector<Choice>>* settled)
+              std::vector<LocalWork>* pieces, std::vector<int>* acts,
+              std::vector<std::vector<Choice>>* settled)
       : graph_(*graph),
-        options_(options),
+        machine_(options.machine),
         entry_(entry),
         parts_(graph->Sizes()[entry]),
         order_(order),
         readers_(readers),
         rules_(rules),
-        share_(*share),
+        pieces_(*pieces),
+        acts_(*acts),
         settled_(*settled),
         choices_(graph->num_nodes()),
+        own_(graph->num_nodes()),
         least_(graph->num_nodes()),
         picked_(graph->num_nodes(), 0),
         cache_(graph->num_values()) {}
 
   void Run() {
-    for (int n : order_) choices_[n] = ChoicesOf(n);
+    for (int n : order_) {
+      choices_[n] = ChoicesOf(n);
+      for (const Choice& c : choices_[n]) own_[n].push_back(Own(n, c));
+    }
     for (int n : order_) Forward(n);
     for (auto it = order_.rbegin(); it != order_.rend(); ++it) picked_[*it] = Best(*it, /*backward=*/true);
     for (int sweep = 0; sweep < 6; ++sweep) {
@@ -139,25 +145,28 @@ class AxisChooser {
 
   std::string EntryName() const { return entry_ == 0 ? "time" : graph_.mesh().axis_name(entry_ - 1); }
 
-  double Own(int n, const Choice& c) const {
+  // Estimated seconds of a step that the node itself takes on the busiest rank.
+  double Own(int n, const Choice& c) {
     const Node& node = graph_.node(n);
     if (IsEnd(node)) return 0;
-    double bytes = 0;
-    for (int v : node.in) bytes += graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
-    for (int v : node.out) bytes += graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
-    const OpDef& def = graph_.catalog().Get(node.op);
-    double flops = def.flops ? def.flops(rules_[n]) : rules_[n].Volume();
-    double seconds =
-        (flops / options_.flops_per_second + bytes / options_.topology.memory_bandwidth) * share_[n];
-    bool partial = false;
-    for (const Sbp& s : c.in) partial = partial || s.is_partial();
-    if (entry_ == 0) return partial ? seconds * parts_ : seconds;
-    double cost = c.label.empty() ? seconds : seconds / parts_;
+    LocalWork& piece = pieces_[n];
+    if (Cuts(c)) piece.Cut(c.in, c.out, parts_, 0);
+    double acts = entry_ == 0 && EachAct(c) ? parts_ : acts_[n];
+    double seconds = acts * SecondsOf(machine_, piece.work(), RateType(graph_, node));
     if (c.expanded) {  // two all-reduces of what the label is lost from
-      double lost = 4.0 * graph_.value(node.out[0]).shape.elements() * share_[n];
-      cost += 2 * (2 * options_.topology.latency + 2 * lost / options_.topology.link_bandwidth);
+      const Topology::Link& link = machine_.topology.Spanning(parts_);
+      double lost = 4.0 * static_cast<double>(piece.out(0).elements());
+      seconds += acts * 2 * (2 * link.latency + 2 * lost / link.bandwidth);
     }
-    return cost;
+    piece.Undo();
+    return seconds;
+  }
+
+  static bool Cuts(const Choice& c) { return !c.label.empty(); }
+  // Along time: whether the node then acts for every micro-batch.
+  static bool EachAct(const Choice& c) {
+    auto differs = [](const Sbp& sbp) { return !sbp.is_broadcast(); };
+    return std::any_of(c.in.begin(), c.in.end(), differs) || std::any_of(c.out.begin(), c.out.end(), differs);
   }
 
   // Changing value v from one signature along this axis to what a node of `slice` wants.
@@ -173,8 +182,10 @@ class AxisChooser {
 
   double TimeEdge(int v, const Sbp& from, const Sbp& to, bool same_slice) const {
     double bytes = graph_.value(v).shape.elements() * double(SizeOf(graph_.value(v).dtype));
-    double send = same_slice ? 0 : bytes / options_.topology.link_bandwidth + options_.topology.latency;
-    double copy = bytes / options_.topology.memory_bandwidth;
+    const Topology& topology = machine_.topology;
+    const Topology::Link& link = topology.Spanning(graph_.mesh().size());
+    double send = same_slice ? 0 : bytes / link.bandwidth + link.latency;
+    double copy = bytes / topology.memory_bandwidth;
     if (from == to) return from.is_partial() ? send * parts_ : send;
     if (from.is_split() || (from.is_partial() && !to.is_broadcast())) return kImpossible;
     return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
@@ -188,14 +199,15 @@ class AxisChooser {
     // What is Partial over time is accumulated before it moves, once per step.
     if (value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = B();
     return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b,
-                        options_.topology)
+                        machine_.topology)
         .seconds;
   }
 
   void Forward(int n) {
     const Node& node = graph_.node(n);
-    for (const Choice& c : choices_[n]) {
-      double cost = Own(n, c);
+    for (size_t own = 0; own < choices_[n].size(); ++own) {
+      const Choice& c = choices_[n][own];
+      double cost = own_[n][own];
       for (size_t i = 0; i < node.in.size(); ++i) {
         const Value& v = graph_.value(node.in[i]);
         double least = kImpossible;
@@ -259,7 +271,7 @@ class AxisChooser {
       if (backward) {
         cost = least_[n][s];
       } else {
-        cost = Own(n, c);
+        cost = own_[n][s];
         int before = picked_[n];
         picked_[n] = static_cast<int>(s);
         for (size_t i = 0; i < node.in.size(); ++i) {
@@ -289,8 +301,12 @@ class AxisChooser {
       node.want[i][entry_] = c.in[i];
     }
     for (size_t o = 0; o < node.out.size(); ++o) graph_.value(node.out[o]).sbp[entry_] = c.out[o];
-    if (!c.label.empty() && entry_ > 0) share_[n] /= parts_;
-    if (!c.label.empty()) settled_[n].push_back(c);
+    if (Cuts(c)) {
+      pieces_[n].Cut(c.in, c.out, parts_, 0);
+      pieces_[n].Keep();
+      settled_[n].push_back(c);
+    }
+    if (entry_ == 0 && EachAct(c)) acts_[n] = parts_;
   }
 
   struct Cached {
@@ -300,30 +316,20 @@ class AxisChooser {
   };
 
   Graph& graph_;
-  const CompileOptions& options_;
+  const Machine& machine_;
   int entry_;
   int parts_;
   const std::vector<int>& order_;
   const std::vector<std::vector<int>>& readers_;
   const std::vector<BoundRule>& rules_;
-  std::vector<double>& share_;
+  std::vector<LocalWork>& pieces_;
+  std::vector<int>& acts_;
   std::vector<std::vector<Choice>>& settled_;  // per node the cuts along axes already settled
   std::vector<std::vector<Choice>> choices_;
-  std::vector<std::vector<double>> least_;
+  std::vector<std::vector<double>> own_, least_;  // seconds by choice: of the node, of all up to it
   std::vector<int> picked_;
   std::vector<std::vector<Cached>> cache_;
 };
-
-BoundRule RuleOf(const Graph& graph, int n) {
-  const Node& node = graph.node(n);
-  if (IsEnd(node)) return {};
-  OpCall call{node.op, graph.Describe(n), {}, {}, &node.attrs};
-  for (int v : node.in) {
-    call.shapes.push_back(graph.value(v).shape);
-    call.dtypes.push_back(graph.value(v).dtype);
-  }
-  return BindOp(graph.catalog().Get(node.op), call);
-}
 
 void Expand(Graph* graph, int id) {
   const Node node = graph->node(id);
@@ -355,18 +361,23 @@ void ChooseSignatures(Graph* graph, const CompileOptions& options) {
     std::vector<int> order = graph->Order();
     std::vector<std::vector<int>> readers = graph->Readers();
     std::vector<BoundRule> rules(graph->num_nodes());
+    std::vector<LocalWork> pieces(graph->num_nodes());
+    std::vector<int> acts(graph->num_nodes(), 1);
+    RuleCache cache(*graph);
     int entries = 1 + graph->mesh().rank();
     for (int n : order) {
-      rules[n] = RuleOf(*graph, n);
       Node& node = graph->node(n);
+      if (!IsEnd(node)) {
+        rules[n] = cache.Of(n);
+        pieces[n] = LocalWork(*graph, n, rules[n]);
+      }
       node.want.assign(node.in.size(), NdSbp(entries, B()));
       for (int v : node.out) graph->value(v).sbp.assign(entries, B());
     }
-    std::vector<double> share(graph->num_nodes(), 1.0);
     std::vector<std::vector<Choice>> settled(graph->num_nodes());
     std::set<int> expanded;
     for (int entry = 0; entry < entries; ++entry) {
-      AxisChooser chooser(graph, options, entry, order, readers, rules, &share, &settled);
+      AxisChooser chooser(graph, options, entry, order, readers, rules, &pieces, &acts, &settled);
       chooser.Run();
       for (int n : chooser.Expanded()) expanded.insert(n);
     }

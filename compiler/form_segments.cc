@@ -61,44 +61,10 @@ std::vector<int> Roots(const Graph& graph, const std::vector<int>& order) {
   return root;
 }
 
-double SecondsOf(const Graph& graph, const CompileOptions& options, int n) {
-  const Node& node = graph.node(n);
-  if (IsEnd(node)) return 0;
-  double bytes = 0;
-  for (int v : node.in) bytes += graph.value(v).shape.elements() * double(SizeOf(graph.value(v).dtype));
-  for (int v : node.out) bytes += graph.value(v).shape.elements() * double(SizeOf(graph.value(v).dtype));
-  double share = 1;
-  std::vector<int> sizes = graph.Sizes();
-  for (size_t e = 0; e < sizes.size(); ++e) {
-    bool cut = false;
-    for (const NdSbp& w : node.want) cut = cut || w[e].is_split();
-    for (int v : node.out) cut = cut || graph.value(v).sbp[e].is_split();
-    if (cut) share /= sizes[e];
-  }
-  if (IsCollective(node)) {
-    const Value& v = graph.value(node.in[0]);
-    double seconds = CostOfBoxing(graph.mesh(), graph.times(), v.shape, SizeOf(v.dtype),
-                                  graph.LayoutOf(node.in[0]), graph.LayoutOf(node.out[0]), options.topology)
-                         .seconds;
-    return PerMicroBatch(graph, node) ? seconds / graph.times() : seconds;
-  }
-  double flops = 0;
-  const OpDef* def = graph.catalog().Find(node.op);
-  if (def && def->flops) {
-    OpCall call{node.op, node.op, {}, {}, &node.attrs};
-    for (int v : node.in) {
-      call.shapes.push_back(graph.value(v).shape);
-      call.dtypes.push_back(graph.value(v).dtype);
-    }
-    flops = def->flops(BindOp(*def, call));
-  }
-  return share * (flops / options.flops_per_second + bytes / options.topology.memory_bandwidth) + 1e-7;
-}
-
 class Former {
  public:
   Former(const Graph& graph, const CompileOptions& options)
-      : graph_(graph), options_(options), order_(graph.Order()) {
+      : graph_(graph), options_(options), order_(graph.Order()), cost_(graph, options.machine) {
     plan_.root = Roots(graph, order_);
     plan_.buffer_of.assign(graph.num_values(), -1);
     segment_of_.assign(graph.num_nodes(), -1);
@@ -229,7 +195,7 @@ class Former {
                          s.slice.str(graph_.mesh()))
                    : Cat(node.op, " ", node.name);
       for (int n : s.nodes) {
-        s.seconds += SecondsOf(graph_, options_, n);
+        s.seconds += cost_.Seconds(n);
         segment_of_[n] = static_cast<int>(plan_.segments.size());
       }
       plan_.segments.push_back(std::move(s));
@@ -357,6 +323,7 @@ class Former {
   std::vector<int> order_;
   std::vector<std::vector<Dependency>> before_, after_;  // by node
   std::vector<int> epoch_;                               // by node
+  CostModel cost_;
   std::vector<int> segment_of_;
   LogicalPlan plan_;
 };

@@ -22,7 +22,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
     std::vector<BoxingStep> steps;
     try {
       steps = PlanBoxing(graph->mesh(), graph->times(), result.shape, graph->LayoutOf(v),
-                         {box.slice, result.sbp}, options.topology);
+                         {box.slice, result.sbp}, options.machine.topology);
     } catch (const Error& e) {
       Fail(box.why, ": ", e.what());
     }

@@ -42,7 +42,11 @@ void SetBox(const Box& box, plan::Box* out) {
 class Partitioner {
  public:
   Partitioner(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank)
-      : graph_(graph), logical_(logical), options_(options), sizes_(graph.Sizes()) {
+      : graph_(graph),
+        logical_(logical),
+        options_(options),
+        sizes_(graph.Sizes()),
+        cost_(graph, options.machine) {
     coords_ = graph.mesh().Coords(rank);
     plan_.set_name(options.name);
     plan_.set_rank(rank);
@@ -173,25 +177,7 @@ class Partitioner {
       KernelSpec spec = SpecOf(*k, attrs);
       k->set_scratch_bytes(RoundUp(def->scratch(spec)));
     }
-    SetFlops(n, node, k);
-  }
-
-  void SetFlops(int n, const Node& node, plan::Kernel* k) const {
-    const OpDef* def = graph_.catalog().Find(node.op);
-    if (!def || !def->flops) return;
-    OpCall call{node.op, node.op, {}, {}, &node.attrs};
-    double share = 1;
-    for (int v : node.in) {
-      call.shapes.push_back(graph_.value(v).shape);
-      call.dtypes.push_back(graph_.value(v).dtype);
-    }
-    for (size_t e = 0; e < sizes_.size(); ++e) {
-      bool cut = false;
-      for (const NdSbp& w : node.want) cut = cut || w[e].is_split();
-      for (int v : node.out) cut = cut || graph_.value(v).sbp[e].is_split();
-      if (cut) share /= sizes_[e];
-    }
-    k->set_flops(share * def->flops(BindOp(*def, call)));
+    k->set_flops(cost_.WorkOfStep(n, coords_).flops / ActsOf(graph_, node));
   }
 
   static KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) {
@@ -209,6 +195,23 @@ class Partitioner {
     for (const plan::Operand& o : k.in()) spec.in.push_back(arg(o));
     for (const plan::Operand& o : k.out()) spec.out.push_back(arg(o));
     return spec;
+  }
+
+  // Bytes that members without a part in the source fetch here: they count for the giver.
+  double Given(const BoxingProgram& program, const Layout& from, const Layout& to, int time,
+               const Value& in) const {
+    const auto& has_in = program.has_in;
+    if (!has_in[program.me] || std::find(has_in.begin(), has_in.end(), false) == has_in.end()) return 0;
+    BoxingProgram all =
+        RouteGroup(graph_.mesh(), graph_.times(), time, in.shape, from, to, coords_, /*everybody=*/true);
+    double given = 0;
+    for (size_t m = 0; m < all.members.size(); ++m) {
+      if (all.has_in[m]) continue;
+      for (const BoxingRegion& r : all.work[m])
+        for (int s : r.sources)
+          if (s == all.me) given += static_cast<double>(r.box.elements()) * SizeOf(in.dtype);
+    }
+    return given;
   }
 
   void MakeCollective(const Node& node, plan::Actor* actor) {
@@ -247,8 +250,7 @@ class Partitioner {
         }
         sent += double(r.box.elements()) * remote * SizeOf(in.dtype);
       }
-      // What only gives is moved by those that want it, and counts for the giver.
-      if (!program.has_out[program.me]) sent += double(program.in[program.me].elements()) * SizeOf(in.dtype);
+      sent += Given(program, from, to, t, in);
     }
     actor->mutable_kernel(0)->set_link_bytes(sent / times);
     for (int position : positions_[actor->id()]) c->add_position(position);
@@ -378,6 +380,7 @@ class Partitioner {
   const LogicalPlan& logical_;
   const CompileOptions& options_;
   std::vector<int> sizes_;
+  CostModel cost_;
   std::vector<int> coords_;
   std::vector<int> actor_of_;                // per segment the index of its actor in the plan, -1
   std::vector<std::vector<int>> positions_;  // per segment those of its acts in the order

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "compiler/cost.h"
 #include "compiler/graph.h"
 #include "compiler/logical_plan.h"
 #include "core/plan.pb.h"
-#include "sbp/boxing.h"
 
 namespace oneflow_like {
 
@@ -27,9 +27,8 @@ struct CompileOptions {
   ScheduleKind schedule = ScheduleKind::k1F1B;
   int zero_axis = -1;  // mesh axis that also cuts variables
   uint64_t seed = 1;
-  Topology topology;
-  double flops_per_second = 5e10;  // of one device, for estimates
-  DType dtype = DType::kFloat32;   // of matrix products and activations: mixed precision unless fp32
+  Machine machine;                // what costs are estimated for
+  DType dtype = DType::kFloat32;  // of matrix products and activations: mixed precision unless fp32
 };
 
 // --- Logical graph to logical graph ---

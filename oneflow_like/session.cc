@@ -225,11 +225,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.schedule = options.schedule == PipelineSchedule::kGPipe ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
   c.seed = model.options.seed;
   c.dtype = options.dtype;
-  if (model.graph.mesh().kind() == "cuda") {
-    // GPUs of the H100's kind joined by NVLink; orders of magnitude decide.
-    c.topology = {.latency = 8e-6, .link_bandwidth = 2e11, .memory_bandwidth = 2e12};
-    c.flops_per_second = 3e14;
-  }
+  c.machine = MachineOf(model.graph.mesh());
   if (!options.zero_axis.empty())
     c.zero_axis = model.graph.mesh().AxisOrFail(options.zero_axis, "zero_axis of session " + options.name);
   return c;

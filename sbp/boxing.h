@@ -58,11 +58,19 @@ struct BoxingStep {
   std::vector<int> axes;  // mesh axes whose coordinates differ inside one group, ascending; empty when local
 };
 
-// Properties of the links, for cost: seconds = latency + bytes / bandwidth.
+// Links by level, and the memory of one device. Devices are numbered so that those of one unit (a card, a
+// host, a switch) are neighbours.
 struct Topology {
-  double latency = 5e-6;           // of one message
-  double link_bandwidth = 5e9;     // bytes/s between two devices
-  double memory_bandwidth = 10e9;  // bytes/s of local copies
+  struct Link {
+    int devices = 0;         // of one unit that this level joins; 0: all there are
+    double latency = 5e-6;   // of one message, in seconds
+    double bandwidth = 5e9;  // of one device, in bytes/s
+  };
+  std::vector<Link> links = {Link()};  // inner levels first
+  double memory_bandwidth = 10e9;      // bytes/s of local copies
+
+  // The level over which a group talks whose members lie within `span` devices.
+  const Link& Spanning(int64_t span) const;
 };
 
 // The cheapest sequence from one layout to another, empty when they are equal. Over time, S to anything else
@@ -81,6 +89,9 @@ struct BoxingCost {
 };
 BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
                         const Layout& from, const Layout& to, const Topology& topology);
+// The same of one step of such a sequence.
+BoxingCost CostOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
+                            const Layout& from, const Layout& to, const Topology& topology);
 
 // The group that the member at mesh coordinates `coords` (of either end) belongs to: all members with their
 // pieces, and the work of this member alone, or of `everybody`: what partition() asks for each rank. A local

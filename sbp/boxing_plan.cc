@@ -73,10 +73,16 @@ class Planner {
 
   // Changes time, mesh axes and slice, in the order that is legal and cheapest.
   void Reach(const State& to);
+  // Of one step from here: a change of time alone, or of mesh axes and slice at equal time.
+  Cost CostOfOne(const State& to) const {
+    if (at_.time() != to.time()) return CostOfLocal(at_, to);
+    return CostOfStep(at_, to, AnalyseStep(mesh_, times_, shape_, at_.view(), to.view()));
+  }
 
  private:
   double Elements() const { return static_cast<double>(shape_.elements()); }
   bool CutsMesh(const State& state, int tensor_axis) const;
+  double Largest(const State& state, double* pieces) const;
   Cost CostOfStep(const State& from, const State& to, const StepShape& shape) const;
   Cost CostOfLocal(const State& from, const State& to) const;
   void Take(const State& to, const char* primitive, uint32_t axes, const Cost& cost);
@@ -107,38 +113,59 @@ Layout LayoutOf(const State& state, int axes) {
 double Acts(const Sbp& time, int times) { return time.is_broadcast() ? 1 : times; }
 double Volume(const Sbp& time, int times) { return time.is_partial() ? times : 1; }
 
+// Elements of the largest piece of one act, at coordinate 0 of every axis that cuts; `pieces` is by how much
+// an even cut would divide the tensor.
+double Planner::Largest(const State& state, double* pieces) const {
+  Dims left = shape_;
+  *pieces = 1;
+  const auto cut = [&](const Sbp& sbp, int parts) {
+    if (!sbp.is_split() || parts == 1) return;
+    left[sbp.axis] = Cut({0, left[sbp.axis]}, parts, 0, sbp.grain).extent;
+    *pieces *= parts;
+  };
+  cut(state.time(), times_);
+  for (int a = 0; a < mesh_.rank(); ++a)
+    if (state.free(a)) cut(state.at(a), mesh_.axis_size(a));
+  return static_cast<double>(left.elements());
+}
+
 Cost Planner::CostOfStep(const State& from, const State& to, const StepShape& shape) const {
   double copies = 1, groups = 1, in_pieces = 1, out_pieces = 1;
-  for (int a = 0; a < mesh_.rank(); ++a) {
-    const double n = mesh_.axis_size(a);
-    if (!(shape.affected >> a & 1) && from.free(a)) {
+  int64_t span = 1, stride = 1;  // devices from a group's first to its last
+  for (int a = mesh_.rank() - 1; a >= 0; --a) {
+    const int n = mesh_.axis_size(a);
+    if (shape.affected >> a & 1) {
+      span += stride * (n - 1);
+    } else if (from.free(a)) {
       groups *= n;
       if (!from.at(a).is_split()) copies *= n;
     }
-    if (from.free(a) && from.at(a).is_split()) in_pieces *= n;
-    if (to.free(a) && to.at(a).is_split()) out_pieces *= n;
+    stride *= n;
   }
   Cost cost;
-  const double volume = Volume(from.time(), times_) * Elements();
-  cost.moved = volume * copies * shape.factor;
-  const double busiest = cost.moved / (groups * std::min(shape.receivers, shape.senders));
+  const double acts = Acts(from.time(), times_);
+  const double largest_in = Largest(from, &in_pieces), largest_out = Largest(to, &out_pieces);
+  cost.moved = Volume(from.time(), times_) * Elements() * copies * shape.factor;
+  // Whoever holds more than an even share sends or receives that much more.
+  const double elements = std::max(1.0, Elements());
+  const double uneven = std::max(largest_in * in_pieces, largest_out * out_pieces) / elements;
+  const double busiest =
+      cost.moved * std::max(1.0, uneven) / (groups * std::min(shape.receivers, shape.senders));
   // A local copy writes its destination; a message passes over both of its ends.
-  const double passed = volume / out_pieces + (shape.local ? 0 : volume / in_pieces);
-  cost.per_byte = busiest / topology_.link_bandwidth + passed / topology_.memory_bandwidth;
-  if (!shape.local) {
-    cost.fixed = Acts(from.time(), times_) * topology_.latency * shape.rounds * (shape.combines ? 2 : 1);
-  }
+  const double passed = acts * (largest_out + (shape.local ? 0 : largest_in));
+  const Topology::Link& link = topology_.Spanning(span);
+  cost.per_byte = busiest / link.bandwidth + passed / topology_.memory_bandwidth;
+  if (!shape.local) cost.fixed = acts * link.latency * shape.rounds * (shape.combines ? 2 : 1);
   cost.steps = 1;
   return cost;
 }
 
 // Of a change of time: every act's piece is passed over once.
 Cost Planner::CostOfLocal(const State& from, const State& to) const {
-  double pieces = 1;
-  for (int a = 0; a < mesh_.rank(); ++a) pieces *= to.free(a) && to.at(a).is_split() ? mesh_.axis_size(a) : 1;
+  double pieces;
   Cost cost;
-  const double volume = std::max(Volume(from.time(), times_), Volume(to.time(), times_));
-  cost.per_byte = volume * Elements() / pieces / topology_.memory_bandwidth;
+  const double acts = std::max(Acts(from.time(), times_), Acts(to.time(), times_));
+  cost.per_byte = acts * Largest(to, &pieces) / topology_.memory_bandwidth;
   cost.steps = 1;
   return cost;
 }
@@ -349,6 +376,13 @@ void CheckAxes(const Mesh& mesh) {
 
 }  // namespace
 
+const Topology::Link& Topology::Spanning(int64_t span) const {
+  CHECK(!links.empty());
+  for (const Link& link : links)
+    if (link.devices == 0 || span <= link.devices) return link;
+  return links.back();
+}
+
 std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shape, const Layout& from,
                                    const Layout& to, const Topology& topology) {
   CheckAxes(mesh);
@@ -365,6 +399,13 @@ BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t 
   Planner planner(mesh, times, shape, from, topology, nullptr);
   planner.Reach(to);
   return {planner.cost().seconds(static_cast<double>(element_bytes)), planner.cost().moved};
+}
+
+BoxingCost CostOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
+                            const Layout& from, const Layout& to, const Topology& topology) {
+  CheckAxes(mesh);
+  const Cost cost = Planner(mesh, times, shape, from, topology, nullptr).CostOfOne(to);
+  return {cost.seconds(static_cast<double>(element_bytes)), cost.moved};
 }
 
 }  // namespace oneflow_like

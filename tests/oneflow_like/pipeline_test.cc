@@ -21,15 +21,15 @@ Status Wait(const KernelContext& c) {
   return Status();
 }
 
-OpDef WaitOperator(const std::string& name, int micro_batches) {
+OpDef WaitOperator(const std::string& name) {
   OpDef def;
   def.name = name;
   def.doc = "The identity, after a while.";
   def.axes = "x[a b] -> y[a b]";
   def.linear = {{"x"}};
   def.reference = Wait;
-  def.flops = [micro_batches](const BoundRule&) {
-    return micro_batches * kWait * CompileOptions().flops_per_second;
+  def.flops = [](const BoundRule& rule) {  // a row is a micro-batch
+    return kWait * Machine().flops * static_cast<double>(rule.in[0].shape[0]);
   };
   if (name == "wait")
     def.grad = [](const GradCall& call) { return Apply(call.dout[0].graph(), "wait_grad", {call.dout[0]}); };
@@ -54,7 +54,7 @@ struct Pipeline {
   static ModelOptions Options(int stages, int micro_batches) {
     ModelOptions options;
     options.threads = stages;
-    options.operators = {WaitOperator("wait", micro_batches), WaitOperator("wait_grad", micro_batches)};
+    options.operators = {WaitOperator("wait"), WaitOperator("wait_grad")};
     return options;
   }
   const LogicalPlan& plan() const { return session->impl()->compiled.logical; }

@@ -1,0 +1,161 @@
+#include "compiler/cost.h"
+
+#include <algorithm>
+
+namespace oneflow_like {
+
+double Machine::FlopsOf(DType dtype) const { return SizeOf(dtype) < 4 ? narrow_flops : flops; }
+
+Machine MachineOf(const Mesh& mesh) {
+  if (mesh.kind() != "cuda") return {};
+  // GPUs of the H100's kind, eight of a host joined by NVLink, hosts by a 400 Gb/s network card for each GPU.
+  Machine gpu;
+  gpu.topology.links = {{.devices = 8, .latency = 8e-6, .bandwidth = 2e11},
+                        {.devices = 0, .latency = 2e-5, .bandwidth = 4e10}};
+  gpu.topology.memory_bandwidth = 2e12;
+  gpu.flops = 5e13;
+  gpu.narrow_flops = 3e14;
+  gpu.overhead = 2e-6;
+  return gpu;
+}
+
+double SecondsOf(const Machine& machine, const Work& work, DType dtype) {
+  return work.flops / machine.FlopsOf(dtype) + work.bytes / machine.topology.memory_bandwidth;
+}
+
+DType RateType(const Graph& graph, const Node& node) {
+  DType type = DType::kFloat32;
+  for (int v : node.in) {
+    DType of = graph.value(v).dtype;
+    if (IsFloating(of) && SizeOf(of) < SizeOf(type)) type = of;
+  }
+  return type;
+}
+
+int ActsOf(const Graph& graph, const Node& node) { return PerMicroBatch(graph, node) ? graph.times() : 1; }
+
+// --- LocalWork ---
+
+LocalWork::LocalWork(const Graph& graph, int n, BoundRule rule)
+    : def_(graph.catalog().Find(graph.node(n).op)), rule_(std::move(rule)) {
+  const Node& node = graph.node(n);
+  for (int v : node.in) element_bytes_.push_back(SizeOf(graph.value(v).dtype));
+  for (int v : node.out) element_bytes_.push_back(SizeOf(graph.value(v).dtype));
+  // Of a merged axis the outermost label longer than 1 is the one that can be cut: it comes first from here
+  // on.
+  for (auto* operands : {&rule_.in, &rule_.out})
+    for (BoundRule::Operand& operand : *operands)
+      for (BoundRule::Axis& axis : operand.axes)
+        while (axis.labels.size() > 1 && rule_.extents.at(axis.labels[0]) == 1)
+          axis.labels.erase(axis.labels.begin());
+}
+
+void LocalWork::Change(int64_t* what, int64_t value) {
+  if (*what == value) return;
+  changed_.push_back({what, *what});
+  *what = value;
+}
+
+void LocalWork::Undo() {
+  for (; !changed_.empty(); changed_.pop_back()) *changed_.back().first = changed_.back().second;
+}
+
+void LocalWork::CutOperand(BoundRule::Operand* operand, const Sbp& sbp, int64_t parts, int64_t index) {
+  if (!sbp.is_split()) return;
+  int64_t* extent = &operand->shape[sbp.axis];
+  Change(extent, oneflow_like::Cut({0, *extent}, parts, index, sbp.grain).extent);
+  const std::vector<std::string>& labels = operand->axes[sbp.axis].labels;
+  if (labels.empty()) return;
+  int64_t inner = 1;
+  for (size_t l = 1; l < labels.size(); ++l) inner *= rule_.extents.at(labels[l]);
+  if (inner > 0) Change(&rule_.extents.at(labels[0]), (*extent + inner - 1) / inner);
+}
+
+void LocalWork::Cut(const std::vector<Sbp>& in, const std::vector<Sbp>& out, int64_t parts, int64_t index) {
+  if (parts == 1) return;
+  for (size_t i = 0; i < rule_.in.size(); ++i) CutOperand(&rule_.in[i], in[i], parts, index);
+  for (size_t i = 0; i < rule_.out.size(); ++i) CutOperand(&rule_.out[i], out[i], parts, index);
+}
+
+Work LocalWork::work() const {
+  Work work;
+  if (def_ == nullptr || def_->view) return work;
+  work.flops = def_->flops ? def_->flops(rule_) : rule_.Volume();
+  size_t i = 0;
+  for (const auto* operands : {&rule_.in, &rule_.out})
+    for (const BoundRule::Operand& operand : *operands)
+      work.bytes += static_cast<double>(operand.shape.elements()) * element_bytes_[i++];
+  return work;
+}
+
+// --- CostModel ---
+
+const BoundRule& RuleCache::Of(int n) {
+  const Node& node = graph_.node(n);
+  std::string key = Cat(node.op, " ", node.attrs.str());
+  OpCall call{node.op, "", {}, {}, &node.attrs};
+  for (int v : node.in) {
+    const Value& value = graph_.value(v);
+    call.shapes.push_back(value.shape);
+    call.dtypes.push_back(value.dtype);
+    key += Name(value.dtype) + value.shape.str();
+  }
+  auto it = rules_.find(key);
+  if (it != rules_.end()) return it->second;
+  call.who = graph_.Describe(n);
+  return rules_.emplace(std::move(key), BindOp(graph_.catalog().Get(node.op), call)).first->second;
+}
+
+Work CostModel::WorkAt(int n, const std::vector<int>& coords) {
+  const Node& node = graph_.node(n);
+  if (IsEnd(node)) return {};
+  const std::vector<int> sizes = graph_.Sizes();
+  if (graph_.catalog().Find(node.op) == nullptr) {  // boxing
+    Work work;
+    for (const auto* values : {&node.in, &node.out})
+      for (int v : *values) {
+        const Value& value = graph_.value(v);
+        work.bytes += static_cast<double>(LocalBox(value.shape, value.sbp, sizes, coords).elements()) *
+                      SizeOf(value.dtype);
+      }
+    return work;
+  }
+  LocalWork piece(graph_, n, rules_.Of(n));
+  std::vector<Sbp> in(node.in.size()), out(node.out.size());
+  for (size_t e = 0; e < sizes.size(); ++e) {
+    if (e > 0 && node.slice.fixed[e - 1] != Slice::kFree) continue;
+    for (size_t i = 0; i < in.size(); ++i) in[i] = node.want[i][e];
+    for (size_t i = 0; i < out.size(); ++i) out[i] = graph_.value(node.out[i]).sbp[e];
+    piece.Cut(in, out, sizes[e], coords[e]);
+  }
+  return piece.work();
+}
+
+Work CostModel::WorkOfStep(int n, const std::vector<int>& mesh_coords) {
+  Work step;
+  std::vector<int> coords(1, 0);
+  coords.insert(coords.end(), mesh_coords.begin(), mesh_coords.end());
+  for (int acts = ActsOf(graph_, graph_.node(n)); coords[0] < acts; ++coords[0]) {
+    Work act = WorkAt(n, coords);
+    step.flops += act.flops;
+    step.bytes += act.bytes;
+  }
+  return step;
+}
+
+double CostModel::Seconds(int n) {
+  const Node& node = graph_.node(n);
+  if (IsEnd(node)) return 0;
+  if (IsCollective(node)) return Boxing(n).seconds / ActsOf(graph_, node);
+  Work work = WorkAt(n, std::vector<int>(1 + graph_.mesh().rank(), 0));
+  return SecondsOf(machine_, work, RateType(graph_, node)) + machine_.overhead;
+}
+
+BoxingCost CostModel::Boxing(int n) const {
+  const Node& node = graph_.node(n);
+  const Value& v = graph_.value(node.in[0]);
+  return CostOfBoxingStep(graph_.mesh(), graph_.times(), v.shape, SizeOf(v.dtype),
+                          graph_.LayoutOf(node.in[0]), graph_.LayoutOf(node.out[0]), machine_.topology);
+}
+
+}  // namespace oneflow_like
