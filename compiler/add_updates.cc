@@ -21,6 +21,7 @@ Tensor StateVariable(Graph* graph, int weight, const std::string& prefix) {
   node.slice = weight_node.slice;
   node.placed = weight_node.placed;
   node.fixed = weight_node.fixed;
+  node.stored = weight_node.stored;
   node.phase = Phase::kUpdate;
   node.attrs.Set("init", std::string("full"));
   node.attrs.Set("value", 0.0);

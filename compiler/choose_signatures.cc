@@ -1,7 +1,8 @@
 // Signatures by cost.
 // Needs: nodes on slices; the user's annotations in Node::fixed. Leaves: an NdSbp for every value and for
-// every operand of every node. Operators whose cheapest signature cuts an expandable axis are replaced by
-// their expansion.
+// every operand of every node. Weights are read as they are annotated, where the reader can; cost chooses
+// what that leaves open. Operators whose cheapest signature cuts an expandable axis are replaced by their
+// expansion.
 //
 // Axes are settled one after another, time first. For one axis: a forward sweep gives each node, for each of
 // its signatures, the least cost of it and all it depends on, as if the graph were a tree; a backward sweep
@@ -42,11 +43,13 @@ class AxisChooser {
         own_(graph->num_nodes()),
         least_(graph->num_nodes()),
         picked_(graph->num_nodes(), 0),
+        promised_(graph->num_values()),
         cache_(graph->num_values()) {}
 
   void Run() {
     for (int n : order_) {
       choices_[n] = ChoicesOf(n);
+      KeepPromises(n);
       for (const Choice& c : choices_[n]) own_[n].push_back(Own(n, c));
     }
     for (int n : order_) Forward(n);
@@ -133,6 +136,37 @@ class AxisChooser {
            text);
     }
     return legal;
+  }
+
+  // A weight is used as it is annotated: along this axis, choices of a node are those that read it so. Where
+  // a node has none for the very cut, those that cut the same tensor axis, in other grains, come next; where
+  // it has none of either, it gathers. The promise goes on through nodes of one operand (casts, views,
+  // transposes) to whoever computes with what they make.
+  void KeepPromises(int n) {
+    const Node& node = graph_.node(n);
+    std::vector<Choice>& choices = choices_[n];
+    if (entry_ == 0 || !Free(n)) return;
+    if (node.op == "variable") {
+      auto fixed = node.fixed.find(entry_);
+      if (fixed != node.fixed.end() && !node.stored.count(entry_)) promised_[node.out[0]] = fixed->second;
+      return;
+    }
+    if (node.op == "fetch") return;
+    int most = 0;
+    std::vector<int> kept(choices.size(), 0);
+    for (size_t s = 0; s < choices.size(); ++s) {
+      for (size_t i = 0; i < node.in.size(); ++i) {
+        const Sbp &promise = promised_[node.in[i]], &in = choices[s].in[i];
+        if (promise.is_split() && in.is_split() && in.axis == promise.axis) kept[s] += in == promise ? 2 : 1;
+      }
+      most = std::max(most, kept[s]);
+    }
+    if (most == 0) return;
+    size_t left = 0;
+    for (size_t s = 0; s < choices.size(); ++s)
+      if (kept[s] == most) std::swap(choices[left++], choices[s]);
+    choices.resize(left);
+    if (node.in.size() == 1) promised_[node.out[0]] = choices[0].out[0];
   }
 
   void AddCuts(const Dims& shape, std::vector<Choice>* all, bool in) const {
@@ -328,6 +362,8 @@ class AxisChooser {
   std::vector<std::vector<Choice>> choices_;
   std::vector<std::vector<double>> own_, least_;  // seconds by choice: of the node, of all up to it
   std::vector<int> picked_;
+  std::vector<Sbp>
+      promised_;  // per value: how a weight, or what is the weight in another form, is to be read
   std::vector<std::vector<Cached>> cache_;
 };
 

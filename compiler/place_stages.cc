@@ -95,7 +95,8 @@ void PlaceStages(Graph* graph) {
 }
 
 // Needs: variables with their annotations. Leaves: variables that nothing cuts along the ZeRO axis cut along
-// their longest free axis there, state variables like their weights.
+// their longest free axis there, state variables like their weights. That is how they are stored: who
+// computes with them may have them whole.
 void ShardVariables(Graph* graph, const CompileOptions& options) {
   if (options.zero_axis < 0) return;
   for (int n : graph->Order()) {
@@ -108,7 +109,9 @@ void ShardVariables(Graph* graph, const CompileOptions& options) {
     int best = -1;
     for (int a = 0; a < shape.rank(); ++a)
       if (!taken.count(a) && (best < 0 || shape[a] > shape[best])) best = a;
-    if (best >= 0) node.fixed[1 + options.zero_axis] = S(best);
+    if (best < 0) continue;
+    node.fixed[1 + options.zero_axis] = S(best);
+    node.stored.insert(1 + options.zero_axis);
   }
 }
 

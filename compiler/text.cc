@@ -24,11 +24,16 @@ std::string SbpText(const Graph& graph, const Slice& slice, const NdSbp& sbp) {
 
 namespace {
 
-std::string FixedText(const Graph& graph, const FixedSbp& fixed) {
-  std::string text = "fixed {";
-  for (const auto& [entry, sbp] : fixed)
-    text += Cat(text.back() == '{' ? "" : ",", AxisOf(graph, entry), ":", sbp.str());
-  return text + "}";
+// "fixed {tp:S1} stored {dp:S0}"
+std::string FixedText(const Graph& graph, const Node& node) {
+  std::string fixed, stored;
+  for (const auto& [entry, sbp] : node.fixed) {
+    std::string& text = node.stored.count(entry) ? stored : fixed;
+    text += Cat(text.empty() ? "" : ",", AxisOf(graph, entry), ":", sbp.str());
+  }
+  if (!fixed.empty()) fixed = "fixed {" + fixed + "}";
+  if (!stored.empty()) stored = Cat(fixed.empty() ? "" : " ", "stored {", stored, "}");
+  return fixed + stored;
 }
 
 // What `after=` calls a node by: the first word of its line.
@@ -60,7 +65,7 @@ std::string NodeText(const Graph& graph, int id) {
     if (!v.sbp.empty())
       text += " " + SbpText(graph, n.slice, v.sbp);
     else if (i == 0 && !n.fixed.empty())
-      text += " " + FixedText(graph, n.fixed);
+      text += " " + FixedText(graph, n);
   }
   std::string at = n.slice.str(graph.mesh());
   if (!at.empty()) text += " @" + at;
@@ -222,6 +227,11 @@ class Reader {
         if (!ParseDType(type, &dtype)) line.Bad("no element type '" + type + "'");
         outputs.push_back({"", dtype, ParseDims(&line)});
         if (line.Take("fixed {")) node.fixed = ParseEntries(g, &line);
+        if (line.Take("stored {"))
+          for (const auto& [entry, sbp] : ParseEntries(g, &line)) {
+            node.fixed[entry] = sbp;
+            node.stored.insert(entry);
+          }
         signatures.push_back(line.Take("{") ? ParseSignature(g, &line) : NdSbp());
       } while (line.Take(","));
     }

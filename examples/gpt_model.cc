@@ -85,9 +85,7 @@ Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
     x = Block(scope.Stage("pp", stage) / ("block" + std::to_string(layer)), x, c);
   }
   x = LayerNorm(scope.Stage("pp", stage) / "norm", x, c.width);
-  Tensor logits = einsum("bsw,vw->bsv", x, stage == 0 ? table : to_stage(table, "pp", stage));
-  // By cost alone a small table would be gathered; held to this, no rank ever has all classes of a position.
-  return annotate(logits, {{"tp", S(2)}});
+  return einsum("bsw,vw->bsv", x, stage == 0 ? table : to_stage(table, "pp", stage));
 }
 
 Tensor GptLoss(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config) {

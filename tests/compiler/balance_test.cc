@@ -22,7 +22,7 @@ Sbp AnnotationOf(const Graph& graph, int value, int entry) {
     node = &graph.producer(node->in[0]);
   }
   auto fixed = node->fixed.find(entry);
-  return fixed == node->fixed.end() ? B() : fixed->second;
+  return fixed == node->fixed.end() || node->stored.count(entry) ? B() : fixed->second;
 }
 
 // Flops of the busiest rank in one act at the best of all signatures: every combination over the mesh axes of
