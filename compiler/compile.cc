@@ -65,7 +65,7 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump)
 RankPlan PlanOf(const Compiled& compiled, int rank) {
   RankPlan r;
   r.plan = Partition(compiled.graph, compiled.logical, compiled.options, rank);
-  r.lower_bound = PlaceMemory(&r.plan);
+  r.lower_bound = PlaceMemory(&r.plan, &r.at_peak);
   return r;
 }
 

@@ -28,7 +28,8 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump 
 // One rank's plan with its memory placed.
 struct RankPlan {
   plan::Plan plan;
-  int64_t lower_bound = 0;  // largest sum of transient bytes live at once
+  int64_t lower_bound = 0;         // largest sum of transient bytes live at once
+  std::map<int, int64_t> at_peak;  // those bytes by buffer, all scratch under kScratch
 };
 RankPlan PlanOf(const Compiled& compiled, int rank);
 

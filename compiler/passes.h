@@ -63,8 +63,9 @@ LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
 // Gives every transient buffer and scratch its place; fills transient_bytes. Returns the lower bound: the
-// largest sum of bytes live at once.
-int64_t PlaceMemory(plan::Plan* plan);
+// largest sum of bytes live at once. `at_peak`: those bytes by buffer, all scratch under kScratch.
+constexpr int kScratch = -1;
+int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak = nullptr);
 
 // --- Invariants ---
 

@@ -7,8 +7,8 @@
 // stream: such an act starts after its operands were announced and after the acts before it in its own stream
 // started, and it has ended when an act of the compute stream that waits for its result starts; where neither
 // is known (feeds, fetches, sends to another stage) the buffer keeps its bytes to itself. Two blocks share
-// bytes only when none of their intervals meet. Blocks are placed by falling size, each at the lowest offset
-// that is free.
+// bytes only when none of their intervals meet. Blocks are placed by falling size, or by falling size times
+// lifetime where that is better, each at the lowest offset that is free.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -20,6 +20,7 @@ namespace oneflow_like {
 namespace {
 
 constexpr int kNever = -1, kAlways = 1 << 30;
+constexpr double kClose = 1.02;  // to the lower bound: good enough
 
 struct Span {
   int begin, end;  // inclusive
@@ -34,6 +35,12 @@ struct Block {
   plan::Kernel* kernel = nullptr;
 };
 
+// Of the bytes live of one buffer.
+struct Change {
+  int position, id;
+  int64_t bytes;
+};
+
 struct Use {
   int actor, first, last, period;  // kernels of the actor
 };
@@ -42,13 +49,14 @@ class Placer {
  public:
   explicit Placer(plan::Plan* plan) : plan_(*plan) {}
 
-  int64_t Run() {
+  int64_t Run(std::map<int, int64_t>* at_peak) {
     Positions();
     CollectUses();
     LinkBounds();
     MakeBlocks();
-    Place();
-    return LowerBound();
+    int64_t bound = LowerBound(at_peak);
+    Place(bound);
+    return bound;
   }
 
  private:
@@ -197,8 +205,9 @@ class Placer {
 
   // Bytes live at each position, for the lower bound.
   void Count(const Block& block) {
+    const int id = block.buffer ? block.buffer->id() : kScratch;
     if (block.exclusive) {
-      always_ += block.bytes;
+      always_.push_back({id, block.bytes});
       return;
     }
     // Bounds of collectives are loose, so more intervals may seem to meet than there are slots.
@@ -211,7 +220,7 @@ class Placer {
     for (auto [position, change] : taken) {
       live += change * block.unit;
       int64_t now = std::min(live, block.bytes);
-      change_[position] += now - counted;
+      if (now != counted) changes_.push_back({position, id, now - counted});
       counted = now;
     }
   }
@@ -231,43 +240,81 @@ class Placer {
     return false;
   }
 
-  void Place() {
-    std::vector<Block*> order;
-    for (Block& b : blocks_) order.push_back(&b);
-    std::stable_sort(order.begin(), order.end(), [](Block* a, Block* b) {
-      if (a->exclusive != b->exclusive) return a->exclusive;
-      return a->bytes > b->bytes;
-    });
-    int64_t floor = 0, top = 0;
-    std::vector<Block*> placed;  // not exclusive, by offset
-    for (Block* b : order) {
-      if (b->exclusive) {
-        b->offset = floor;
-        floor += b->bytes;
-        top = floor;
-      } else {
-        int64_t at = floor;
-        for (Block* p : placed) {
-          if (p->offset >= at + b->bytes) break;
-          if (p->offset + p->bytes > at && Meet(*p, *b)) at = p->offset + p->bytes;
-        }
-        b->offset = at;
-        top = std::max(top, at + b->bytes);
-        placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
-                                       [](Block* x, Block* y) { return x->offset < y->offset; }),
-                      b);
-      }
-      if (b->buffer)
-        b->buffer->set_offset(b->offset);
+  // Falling size is best most of the time. Where it leaves gaps, falling size times lifetime is tried too, so
+  // that what lives long, and is in the way of much, goes to the bottom; the lower of the two is kept.
+  void Place(int64_t bound) {
+    auto size = [](const Block& b) { return static_cast<double>(b.bytes); };
+    auto area = [](const Block& b) {
+      double positions = 0;
+      for (const Span& s : b.live) positions += s.end - s.begin + 1;
+      return positions * static_cast<double>(b.bytes);
+    };
+    int64_t top = PlaceBy(size);
+    if (static_cast<double>(top) > kClose * static_cast<double>(bound)) {
+      std::vector<int64_t> offsets;
+      for (const Block& b : blocks_) offsets.push_back(b.offset);
+      int64_t other = PlaceBy(area);
+      for (size_t i = 0; other >= top && i < blocks_.size(); ++i) blocks_[i].offset = offsets[i];
+      top = std::min(top, other);
+    }
+    for (Block& b : blocks_) {
+      if (b.buffer)
+        b.buffer->set_offset(b.offset);
       else
-        b->kernel->set_scratch_offset(b->offset);
+        b.kernel->set_scratch_offset(b.offset);
     }
     plan_.set_transient_bytes(top);
   }
 
-  int64_t LowerBound() const {
-    int64_t now = always_, most = always_;
-    for (auto [position, bytes] : change_) most = std::max(most, now += bytes);
+  // Each block at the lowest offset that is free, those of large weight first; returns the end of the last.
+  template <typename Weight>
+  int64_t PlaceBy(Weight weight) {
+    std::vector<std::pair<double, Block*>> order;
+    for (Block& b : blocks_) order.push_back({weight(b), &b});
+    std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+      if (a.second->exclusive != b.second->exclusive) return a.second->exclusive;
+      return a.first > b.first;
+    });
+    int64_t floor = 0, top = 0;
+    std::vector<Block*> placed;  // not exclusive, by offset
+    for (auto [_, b] : order) {
+      if (b->exclusive) {
+        b->offset = floor;
+        floor += b->bytes;
+        top = floor;
+        continue;
+      }
+      int64_t at = floor;
+      for (Block* p : placed) {
+        if (p->offset >= at + b->bytes) break;
+        if (p->offset + p->bytes > at && Meet(*p, *b)) at = p->offset + p->bytes;
+      }
+      b->offset = at;
+      top = std::max(top, at + b->bytes);
+      placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
+                                     [](Block* x, Block* y) { return x->offset < y->offset; }),
+                    b);
+    }
+    return top;
+  }
+
+  // The largest sum of bytes live at once; and, where asked for, whose they are.
+  int64_t LowerBound(std::map<int, int64_t>* at_peak) {
+    std::stable_sort(changes_.begin(), changes_.end(),
+                     [](const Change& a, const Change& b) { return a.position < b.position; });
+    int64_t now = 0;
+    for (auto [id, bytes] : always_) now += bytes;
+    int64_t most = now;
+    size_t peak = 0;  // the changes up to the peak
+    for (size_t i = 0; i < changes_.size(); ++i) {
+      now += changes_[i].bytes;
+      if (i + 1 < changes_.size() && changes_[i + 1].position == changes_[i].position) continue;
+      if (now > most) peak = i + 1;
+      most = std::max(most, now);
+    }
+    if (at_peak == nullptr) return most;
+    for (auto [id, bytes] : always_) (*at_peak)[id] += bytes;
+    for (size_t i = 0; i < peak; ++i) (*at_peak)[changes_[i].id] += changes_[i].bytes;
     return most;
   }
 
@@ -279,12 +326,12 @@ class Placer {
   std::set<int> carried_;                              // buffers that outlive the step
   std::vector<std::vector<int>> lower_, upper_;        // of link acts
   std::vector<Block> blocks_;
-  int64_t always_ = 0;
-  std::map<int, int64_t> change_;
+  std::vector<std::pair<int, int64_t>> always_;  // by buffer or kScratch
+  std::vector<Change> changes_;
 };
 
 }  // namespace
 
-int64_t PlaceMemory(plan::Plan* plan) { return Placer(plan).Run(); }
+int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak) { return Placer(plan).Run(at_peak); }
 
 }  // namespace oneflow_like

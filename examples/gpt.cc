@@ -226,6 +226,7 @@ int Run(const Launcher& launcher) {
   const ModelOptions options = launcher.model_options();
   Model model(mesh, options);
   Session train = MakeTraining(model, config);
+  if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
   if (launcher.dry_run()) {
     launcher.Print("%s", train.SummaryText().c_str());
     return 0;

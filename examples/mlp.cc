@@ -178,6 +178,7 @@ int Run(const Launcher& launcher) {
   const int64_t steps = FLAGS_epochs * ((train_set.count + FLAGS_batch - 1) / FLAGS_batch);
   Model model(mesh, options);
   Session train = MakeTraining(model, train_set.pixels, steps);
+  if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
   if (launcher.dry_run()) {
     launcher.Print("%s", train.SummaryText().c_str());
     return 0;

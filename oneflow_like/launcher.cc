@@ -32,6 +32,7 @@ DEFINE_uint64(seed, 1, "seed of weights, masks and batches");
 DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per device");
 DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
 DEFINE_bool(dry_run, false, "compile without running and print what each rank would hold and send");
+DEFINE_bool(explain, false, "print why data is sent, dearest first, and each rank's work beside the mean");
 DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the plans to");
 DEFINE_string(trace, "",
               "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
@@ -293,6 +294,7 @@ ModelOptions Launcher::model_options() const {
 }
 
 bool Launcher::dry_run() const { return FLAGS_dry_run; }
+bool Launcher::explain() const { return FLAGS_explain; }
 
 bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
 

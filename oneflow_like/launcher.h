@@ -15,9 +15,9 @@ namespace oneflow_like {
 
 class LabelledOutput;  // actor/net/launch/local_launcher.h
 
-// Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --dump_dir --trace --memory_budget; for
-// several processes --processes --start_timeout --peer_timeout --network --shared_memory (gflags; the program
-// may define its own).
+// Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --explain --dump_dir --trace
+// --memory_budget; for several processes --processes --start_timeout --peer_timeout --network --shared_memory
+// (gflags; the program may define its own).
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
 // --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say
@@ -42,6 +42,7 @@ class Launcher {
   using FlagFile = std::pair<std::string, std::string>;
   void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
   bool dry_run() const;
+  bool explain() const;
   // Whether this process is the one that talks to people and writes results: alone, or number 0.
   bool main_process() const;
   // To standard output, of the main process alone; as printf.

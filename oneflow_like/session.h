@@ -89,7 +89,10 @@ struct RankSummary {
   // With a job, of its process (all its ranks') beside peak_bytes, for data on its way to other processes:
   // what all sessions share and what one with collectives between processes adds.
   int64_t staging_bytes = 0;
-  int64_t lower_bound_bytes = 0;                           // largest sum of bytes live at once
+  int64_t lower_bound_bytes = 0;  // largest sum of bytes live at once
+  // peak_bytes by what they are for: weights, optimizer state, gradients, narrow copies, gathered, stash
+  // (what forward keeps for backward), other.
+  std::vector<std::pair<std::string, int64_t>> purposes;
   std::vector<std::pair<std::string, int64_t>> consumers;  // ten largest, with where they come from
   int actors = 0, registers = 0, collectives = 0;
   double bytes_sent = 0;  // per step
@@ -110,6 +113,9 @@ class Session {
   // all.
   std::vector<RankSummary> Summaries() const;
   std::string SummaryText() const;
+  // Why it sends what it sends: every boxing with its estimated time, its bytes, its reason and the user's
+  // line, dearest first; and how much each rank computes beside the mean.
+  std::string ExplainText() const;
   int64_t next_step() const;
   // Where the time of all steps since the last call of either (or the first step) went; waits for steps in
   // flight. In a job of several processes it is of all of them, and all call it together.

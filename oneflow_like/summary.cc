@@ -1,8 +1,11 @@
-// What a compiled session would hold and send, per rank: the text of --dry_run.
+// What a compiled session would take, hold and send, per rank: the text of --dry_run.
+#include "oneflow_like/summary.h"
+
 #include <algorithm>
 #include <map>
 
 #include "actor/net/job/join.h"
+#include "compiler/explain.h"
 #include "core/backend.h"
 #include "oneflow_like/placement.h"
 #include "oneflow_like/session_impl.h"
@@ -12,6 +15,25 @@ namespace oneflow_like {
 namespace {
 
 constexpr int kManyRanks = 64;
+
+// Bytes of a rank's peak by what they are for; they add up to variables and arena. What lies between buffers
+// counts as "other", like activations and scratch.
+std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled, const RankPlan& made) {
+  int64_t bytes[kPurposes] = {};
+  std::vector<Purpose> purposes = PurposesOf(compiled);
+  std::map<std::string, Purpose> of_variable;
+  for (size_t b = 0; b < purposes.size(); ++b)
+    if (!compiled.logical.buffers[b].variable.empty())
+      of_variable[compiled.logical.buffers[b].variable] = purposes[b];
+  for (const plan::Variable& v : made.plan.variable())
+    bytes[static_cast<int>(of_variable.at(v.name()))] += v.bytes();
+  for (auto [buffer, size] : made.at_peak)
+    bytes[static_cast<int>(buffer == kScratch ? Purpose::kOther : purposes[buffer])] += size;
+  bytes[static_cast<int>(Purpose::kOther)] += made.plan.transient_bytes() - made.lower_bound;
+  std::vector<std::pair<std::string, int64_t>> named;
+  for (int p = 0; p < kPurposes; ++p) named.push_back({Name(static_cast<Purpose>(p)), bytes[p]});
+  return named;
+}
 
 RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank) {
   RankPlan made = PlanOf(compiled, rank);
@@ -51,19 +73,11 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
   std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.second > b.second; });
   if (consumers.size() > 10) consumers.resize(10);
   s.consumers = std::move(consumers);
+  s.purposes = PurposesOfRank(compiled, made);
+  if (s.library_bytes > 0) s.purposes.back().second += s.library_bytes;
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
   s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
   return s;
-}
-
-std::string StageOf(const Compiled& compiled, int rank) {
-  const Mesh& mesh = compiled.graph.mesh();
-  std::vector<int> coords = mesh.Coords(rank);
-  Slice slice = WholeMesh(mesh);
-  for (const Segment& s : compiled.logical.segments)
-    for (int a = 0; a < mesh.rank(); ++a)
-      if (s.slice.fixed[a] != Slice::kFree) slice.fixed[a] = coords[a];
-  return slice.str(mesh);
 }
 
 bool Alike(const RankSummary& a, const RankSummary& b) {
@@ -72,7 +86,9 @@ bool Alike(const RankSummary& a, const RankSummary& b) {
          a.bytes_sent == b.bytes_sent && a.consumers == b.consumers;
 }
 
-std::string Bytes(double bytes) {
+}  // namespace
+
+std::string BytesText(double bytes) {
   char text[32];
   const char* units[] = {"B", "KB", "MB", "GB", "TB"};
   int u = 0;
@@ -84,8 +100,19 @@ std::string Bytes(double bytes) {
   return text;
 }
 
-// "0-3, 8"; of many only the first few, and how many there are.
-std::string Ranges(const std::vector<int>& ranks) {
+std::string SecondsText(double seconds) {
+  char text[32];
+  const char* units[] = {"s", "ms", "us"};
+  int u = 0;
+  while (seconds > 0 && seconds < 1 && u < 2) {
+    seconds *= 1000;
+    ++u;
+  }
+  snprintf(text, sizeof(text), "%.2f %s", seconds, units[u]);
+  return text;
+}
+
+std::string RangesText(const std::vector<int>& ranks) {
   std::string text;
   int shown = 0;
   for (size_t i = 0; i < ranks.size(); ++shown) {
@@ -97,8 +124,6 @@ std::string Ranges(const std::vector<int>& ranks) {
   }
   return text;
 }
-
-}  // namespace
 
 std::vector<RankSummary> Session::Summaries() const {
   const Compiled& compiled = impl_->compiled;
@@ -143,28 +168,41 @@ std::string Session::SummaryText() const {
   snprintf(line, sizeof(line), "compiled in %.2f s; order of acts %016llx\n", seconds,
            static_cast<unsigned long long>(compiled.logical.hash));
   text += line;
+  text += Cat("estimated time of a step ", SecondsText(compiled.logical.makespan), "\n");
+  for (const StageTime& stage : TimesOfStages(compiled)) {
+    snprintf(line, sizeof(line), ", bubble %.1f %% of the step\n", 100 * stage.bubble);
+    text += Cat(stage.stage.empty() ? "  every rank" : "  stage " + stage.stage, " computes for ",
+                SecondsText(stage.seconds), line);
+  }
+  for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
+    text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
   for (const RankSummary& s : Summaries()) {
-    text += Cat("\nrank", s.ranks.size() == 1 ? " " : "s ", Ranges(s.ranks),
+    text += Cat("\nrank", s.ranks.size() == 1 ? " " : "s ", RangesText(s.ranks),
                 s.stage.empty() ? "" : " (" + s.stage + ")",
                 s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
-    text += Cat("  peak memory   ", Bytes(s.peak_bytes), " = ", Bytes(s.persistent_bytes), " variables + ",
-                Bytes(s.transient_bytes), " registers and scratch",
-                s.library_bytes > 0 ? " + " + Bytes(s.library_bytes) + " of libraries and packing" : "",
-                " (lower bound ", Bytes(s.lower_bound_bytes), ")\n");
+    text += Cat("  peak memory   ", BytesText(s.peak_bytes), " = ", BytesText(s.persistent_bytes),
+                " variables + ", BytesText(s.transient_bytes), " registers and scratch",
+                s.library_bytes > 0 ? " + " + BytesText(s.library_bytes) + " of libraries and packing" : "",
+                " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
+    for (const auto& [purpose, bytes] : s.purposes) {
+      if (bytes == 0) continue;
+      snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
+      text += line;
+    }
     if (s.library_bytes > 0)
-      text +=
-          Cat("  host memory   ", Bytes(MemoryBesidesPlan(*impl_->model, PlanOf(compiled, s.rank).plan).host),
-              " that its device copies to and from\n");
+      text += Cat("  host memory   ",
+                  BytesText(MemoryBesidesPlan(*impl_->model, PlanOf(compiled, s.rank).plan).host),
+                  " that its device copies to and from\n");
     if (s.staging_bytes > 0) {
       const int hosted = compiled.graph.mesh().size() / impl_->model->options.job->processes();
-      text += Cat("  staging       ", Bytes(s.staging_bytes), " more of its process",
+      text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",
                   hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
     }
     text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives,
-                ", sent ", Bytes(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
+                ", sent ", BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
     text += "  largest consumers\n";
     for (const auto& [what, bytes] : s.consumers) {
-      snprintf(line, sizeof(line), "    %12s  ", Bytes(bytes).c_str());
+      snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
       text += line + what + "\n";
     }
   }

@@ -318,7 +318,16 @@ TEST_F(CliTest, LossThatIsNoNumberIsReportedWithItsStep) {
 TEST_F(CliTest, DryRunOfAMeshLargerThanTheMachine) {
   const Outcome o = Gpt({"--dry_run", "--mesh=cpu:dp=16,tp=2,pp=2", "--batch=64", "--micro_batches=4"});
   EXPECT_EQ(o.code, 0) << o.err;
-  for (const char* word : {"peak", "actors", "registers", "collectives", "sent"}) {
+  for (const char* word : {"peak", "actors", "registers", "collectives", "sent", "estimated time of a step",
+                           "stage pp=1 computes", "bubble", "weights", "optimizer state", "stash"}) {
+    EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+  }
+}
+
+TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {
+  const Outcome o = Gpt({"--explain", "--dry_run", "--mesh=cpu:dp=2,tp=2"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const char* word : {"all_reduce", "wanted by", "gpt_model.cc:", "rank", "of the mean"}) {
     EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
   }
 }

@@ -1,0 +1,214 @@
+#include "compiler/explain.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "compiler/text.h"
+
+namespace oneflow_like {
+
+namespace {
+
+// The weight that a value is another form of, through boxing and nodes of one operand; -1: of none.
+int WeightBehind(const Graph& graph, int value) {
+  for (;;) {
+    int n = graph.value(value).producer;
+    const Node& node = graph.node(n);
+    if (node.op == "variable") return n;
+    if (node.in.size() != 1 || node.out.size() != 1) return -1;
+    value = node.in[0];
+  }
+}
+
+// Why a weight is gathered that was annotated to be used in pieces; empty when none is.
+std::string WhyGathered(const Graph& graph, const Node& boxing) {
+  int weight = WeightBehind(graph, boxing.in[0]);
+  if (weight < 0) return "";
+  const NdSbp &from = graph.value(boxing.in[0]).sbp, &to = graph.value(boxing.out[0]).sbp;
+  const Node& variable = graph.node(weight);
+  std::string text;
+  for (const auto& [entry, sbp] : variable.fixed)
+    if (!variable.stored.count(entry) && from[entry].is_split() && !to[entry].is_split())
+      text += Cat(text.empty() ? "" : "; ", "weight '", variable.name, "' is annotated ", sbp.str(), " over ",
+                  graph.mesh().axis_name(entry - 1), ", but its reader cannot compute with it so");
+  return text;
+}
+
+// Up to so many devices bytes are counted by routing; beyond, the closed form's estimate must do.
+constexpr int kManyDevices = 64;
+
+// Elements between ranks in a step. Boxing of layers that are alike is counted once.
+using Moved = std::map<std::string, double>;
+double MovedBy(const Graph& graph, const Node& boxing, const BoxingCost& estimate, Moved* known) {
+  if (IsLocalBoxing(boxing)) return 0;
+  if (graph.mesh().size() > kManyDevices) return estimate.moved;
+  const Layout from = graph.LayoutOf(boxing.in[0]), to = graph.LayoutOf(boxing.out[0]);
+  auto [it, fresh] =
+      known->try_emplace(Cat(graph.value(boxing.in[0]).shape.str(), from.str(graph.mesh(), graph.times()),
+                             to.str(graph.mesh(), graph.times())),
+                         0);
+  if (!fresh) return it->second;
+  const BoxingEnd source = EndOf(graph.mesh(), from), dest = EndOf(graph.mesh(), to);
+  const int acts = ActsOf(graph, boxing), pieces = from.sbp[0].is_split() ? acts : 1;
+  double& moved = it->second;
+  for (int t = 0; t < pieces; ++t) {
+    Box box = MicroBatch(graph.value(boxing.in[0]).shape, graph.times(), t, from.sbp[0]);
+    moved += static_cast<double>(RouteAll(box, source, dest).Moved()) * acts / pieces;
+  }
+  return moved;
+}
+
+}  // namespace
+
+std::vector<BoxingPrice> PricesOfBoxing(const Compiled& compiled, bool gathered_alone) {
+  const Graph& graph = compiled.graph;
+  CostModel cost(graph, compiled.options.machine);
+  Moved moved;
+  std::vector<BoxingPrice> prices;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    if (!IsCollective(node) && !IsLocalBoxing(node)) continue;
+    std::string gathered = WhyGathered(graph, node);
+    if (gathered_alone && gathered.empty()) continue;
+    const Value &in = graph.value(node.in[0]), &out = graph.value(node.out[0]);
+    BoxingCost price = cost.Boxing(n);
+    bool moves = graph.producer(node.in[0]).slice != node.slice;  // to another stage
+    auto place = [&](int v) {
+      const Slice& slice = graph.producer(v).slice;
+      return SbpText(graph, slice, graph.value(v).sbp) + (moves ? "@" + slice.str(graph.mesh()) : "");
+    };
+    size_t reader = node.why.find("wanted by");
+    prices.push_back({n, node.op, in.name, place(node.in[0]), place(node.out[0]),
+                      reader == std::string::npos ? node.why : node.why.substr(reader), gathered,
+                      MovedBy(graph, node, price, &moved) * SizeOf(out.dtype), price.seconds});
+  }
+  std::stable_sort(prices.begin(), prices.end(),
+                   [](const BoxingPrice& a, const BoxingPrice& b) { return a.seconds > b.seconds; });
+  return prices;
+}
+
+std::string StageOf(const Compiled& compiled, int rank) {
+  const Mesh& mesh = compiled.graph.mesh();
+  std::vector<int> coords = mesh.Coords(rank);
+  Slice slice = WholeMesh(mesh);
+  for (const Segment& s : compiled.logical.segments)
+    for (int a = 0; a < mesh.rank(); ++a)
+      if (s.slice.fixed[a] != Slice::kFree) slice.fixed[a] = coords[a];
+  return slice.str(mesh);
+}
+
+std::vector<StageTime> TimesOfStages(const Compiled& compiled) {
+  const Mesh& mesh = compiled.graph.mesh();
+  std::vector<StageTime> stages;
+  std::set<std::string> known;
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    StageTime stage{StageOf(compiled, rank)};
+    if (!known.insert(stage.stage).second) continue;
+    std::vector<int> coords = mesh.Coords(rank);
+    for (const Segment& s : compiled.logical.segments)
+      if (s.stream == StreamKind::kCompute && s.slice.Contains(coords))
+        stage.seconds += s.seconds * (s.per_micro_batch ? compiled.graph.times() : 1);
+    double step = compiled.logical.makespan;
+    stage.bubble = step > 0 ? 1 - stage.seconds / step : 0;
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+RankWork WorkOfRank(const Compiled& compiled, int rank) {
+  const Graph& graph = compiled.graph;
+  CostModel cost(graph, compiled.options.machine);
+  std::vector<int> coords = graph.mesh().Coords(rank);
+  RankWork all;
+  for (const Segment& s : compiled.logical.segments) {
+    if (!s.slice.Contains(coords)) continue;
+    for (int n : s.nodes) {
+      double flops = cost.WorkOfStep(n, coords).flops;
+      all.flops += flops;
+      const OpDef* def = graph.catalog().Find(graph.node(n).op);
+      if (def && (def->category == "matmul" || def->category == "attention")) all.heavy_flops += flops;
+    }
+  }
+  return all;
+}
+
+const char* Name(Purpose purpose) {
+  static const char* const names[] = {"weights",  "optimizer state", "gradients", "narrow copies",
+                                      "gathered", "stash",           "other"};
+  return names[static_cast<int>(purpose)];
+}
+
+namespace {
+
+// Values on the way from a weight's gradient, as backward makes it, to the update that reads it.
+std::vector<bool> Gradients(const Graph& graph, const std::vector<int>& order) {
+  std::vector<bool> gradient(graph.num_values(), false);
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    const Node& node = graph.node(*it);
+    const OpDef* def = graph.catalog().Find(node.op);
+    if (def && !def->inplace.empty()) {
+      std::set<int> updated;
+      for (auto [out, in] : def->inplace) updated.insert(in);
+      for (size_t i = 0; i < node.in.size(); ++i)
+        if (!updated.count(static_cast<int>(i)) &&
+            graph.value(node.in[i]).shape == graph.value(node.out[0]).shape)
+          gradient[node.in[i]] = true;
+    } else if (node.in.size() == 1 && node.out.size() == 1 && gradient[node.out[0]] &&
+               graph.value(node.in[0]).shape == graph.value(node.out[0]).shape) {
+      gradient[node.in[0]] = true;
+    }
+  }
+  return gradient;
+}
+
+int64_t LargestPiece(const Graph& graph, int v) {
+  const Value& value = graph.value(v);
+  return LocalBox(value.shape, value.sbp, graph.Sizes(), std::vector<int>(1 + graph.mesh().rank(), 0))
+      .elements();
+}
+
+}  // namespace
+
+std::vector<Purpose> PurposesOf(const Compiled& compiled) {
+  const Graph& graph = compiled.graph;
+  const LogicalPlan& plan = compiled.logical;
+  std::vector<int> order = graph.Order();
+  std::vector<bool> gradient = Gradients(graph, order), forward(graph.num_values(), false);
+  for (int n : order)
+    if (graph.node(n).phase == Phase::kForward)
+      for (int v : graph.node(n).in) forward[v] = true;
+  // What is a weight in another form, by the way it came.
+  std::vector<Purpose> form(graph.num_values(), Purpose::kOther);
+  for (int n : order) {
+    const Node& node = graph.node(n);
+    if (node.op == "variable") {
+      form[node.out[0]] = forward[node.out[0]] ? Purpose::kWeights : Purpose::kOptimizerState;
+    } else if (node.in.size() == 1 && node.out.size() == 1) {
+      Purpose was = form[node.in[0]];
+      bool of_weight = was == Purpose::kWeights || was == Purpose::kNarrowCopies || was == Purpose::kGathered;
+      if (!of_weight) continue;
+      const Value &in = graph.value(node.in[0]), &out = graph.value(node.out[0]);
+      if (IsCollective(node) && LargestPiece(graph, node.out[0]) >= LargestPiece(graph, node.in[0]))
+        form[node.out[0]] = Purpose::kGathered;
+      else if (SizeOf(out.dtype) < SizeOf(in.dtype) && was == Purpose::kWeights)
+        form[node.out[0]] = Purpose::kNarrowCopies;
+      else if (was != Purpose::kWeights && out.shape == in.shape)
+        form[node.out[0]] = was;
+    }
+  }
+  std::vector<Purpose> purposes;
+  for (const LogicalBuffer& b : plan.buffers) {
+    Purpose purpose = form[b.value];
+    if (b.variable.empty() && purpose == Purpose::kOther) {
+      bool stash = b.writer >= 0 && plan.segments[b.writer].phase == Phase::kForward &&
+                   std::any_of(b.readers.begin(), b.readers.end(),
+                               [&](int r) { return plan.segments[r].phase == Phase::kBackward; });
+      purpose = gradient[b.value] ? Purpose::kGradients : stash ? Purpose::kStash : Purpose::kOther;
+    }
+    purposes.push_back(purpose);
+  }
+  return purposes;
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,144 @@
+// What --dry_run and --explain say of a plan is what the plan does: bytes, work and memory add up, times are
+// those of the order, and a weight that is gathered although it is annotated is named with the reason.
+#include "compiler/explain.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+std::vector<SmallGpt> Programs() {
+  return {{},
+          {.mesh = "cpu:dp=2", .micro_batches = 2},
+          {.mesh = "cpu:dp=3", .batch = 7},
+          {.mesh = "cpu:dp=2,tp=2", .micro_batches = 4, .batch = 12},
+          {.mesh = "cpu:tp=2", .micro_batches = 8},
+          {.mesh = "cpu:tp=4", .micro_batches = 3, .batch = 7},
+          {.mesh = "cpu:tp=3", .batch = 5},
+          {.mesh = "cpu:dp=2,pp=2", .micro_batches = 4},
+          {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 2},
+          {.mesh = "cpu:dp=4", .micro_batches = 2, .zero_axis = "dp"},
+          {.mesh = "cpu:dp=2,tp=2", .dtype = DType::kBFloat16}};
+}
+
+TEST(Explain, BytesOfABoxingAreThoseThatAllPlansSend) {
+  for (const SmallGpt& given : Programs()) {
+    Session session = GptProgram(given).MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    std::map<std::string, double> sent;  // by node
+    for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+      plan::Plan plan = PlanOf(compiled, rank).plan;
+      for (const plan::Actor& a : plan.actor())
+        if (a.has_collective()) sent[a.kernel(0).node()] += a.kernel(0).link_bytes() * a.acts();
+    }
+    double last = 1e300;
+    size_t collectives = 0;
+    for (const BoxingPrice& p : PricesOfBoxing(compiled)) {
+      const Node& node = compiled.graph.node(p.node);
+      EXPECT_NEAR(p.bytes, sent.count(node.name) ? sent[node.name] : 0, 1e-9 * p.bytes)
+          << given.str() << ": " << p.primitive << " " << node.name << " " << p.from << " -> " << p.to;
+      EXPECT_LE(p.seconds, last) << "dearest first";
+      EXPECT_FALSE(p.why.empty()) << node.name;
+      last = p.seconds;
+      collectives += IsCollective(node);
+    }
+    EXPECT_EQ(collectives, sent.size()) << given.str();
+  }
+}
+
+TEST(Explain, WorkOfRanksIsThatOfTheirPlansAndAddsUp) {
+  for (const SmallGpt& given : Programs()) {
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    double heavy = 0;
+    for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+      double flops = 0;
+      plan::Plan plan = PlanOf(compiled, rank).plan;
+      for (const plan::Actor& a : plan.actor())
+        for (const plan::Kernel& k : a.kernel()) flops += k.flops() * a.acts();
+      RankWork work = WorkOfRank(compiled, rank);
+      EXPECT_NEAR(work.flops, flops, 1e-9 * flops) << given.str() << " rank " << rank;
+      heavy += work.heavy_flops;
+    }
+    // Tokens, weights of products per layer and head, 2 flops each, once forward and twice backward;
+    // attention 4 of every score forward and 10 backward.
+    double tokens = static_cast<double>(given.batch * given.context);
+    double width = static_cast<double>(given.width);
+    double products = 6 * tokens * (12 * width * width * given.layers + width * given.vocabulary);
+    double attention = 14 * tokens * given.context * width * given.layers;
+    // Where cuts are uneven it may be cheaper to compute a product twice than to send it.
+    EXPECT_GE(heavy, (products + attention) * (1 - 1e-9)) << given.str();
+    double even = given.mesh == "cpu:dp=3" ? 1.05 : 1 + 1e-9;
+    EXPECT_LE(heavy, (products + attention) * even) << given.str() << ": a product is computed twice";
+  }
+}
+
+TEST(DryRun, MemoryByPurposeAddsUp) {
+  for (const SmallGpt& given : Programs()) {
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    for (const RankSummary& s : session.Summaries()) {
+      std::map<std::string, int64_t> purposes(s.purposes.begin(), s.purposes.end());
+      int64_t sum = 0;
+      for (auto [purpose, bytes] : purposes) {
+        EXPECT_GE(bytes, 0) << purpose;
+        sum += bytes;
+      }
+      EXPECT_EQ(sum, s.peak_bytes) << given.str() << " rank " << s.rank;
+      EXPECT_EQ(purposes["weights"] + purposes["optimizer state"], s.persistent_bytes);
+      EXPECT_EQ(purposes["optimizer state"], 2 * purposes["weights"]) << "AdamW keeps two";
+      EXPECT_GT(purposes["gradients"], 0) << given.str();
+      EXPECT_GT(purposes["stash"] + purposes["other"], 0) << given.str();
+      bool tied = given.mesh.find("pp") != std::string::npos;  // the last stage reads the first one's table
+      bool zero = !given.zero_axis.empty();
+      EXPECT_TRUE(tied || (purposes["gathered"] > 0) == zero) << given.str() << ": " << purposes["gathered"];
+      EXPECT_EQ(purposes["narrow copies"] > 0, given.dtype == DType::kBFloat16) << given.str();
+    }
+  }
+}
+
+TEST(DryRun, StagesComputeForPartOfTheStep) {
+  Session alone = GptProgram({}).MakeTrain();
+  std::vector<StageTime> one = TimesOfStages(alone.impl()->compiled);
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_NEAR(one[0].bubble, 0, 1e-9) << "a device alone computes all the time";
+  // Two stages and one micro-batch: while one computes the other waits.
+  Session turns = GptProgram({.mesh = "cpu:pp=2"}).MakeTrain();
+  std::vector<StageTime> two = TimesOfStages(turns.impl()->compiled);
+  ASSERT_EQ(two.size(), 2u);
+  EXPECT_GE(two[0].bubble + two[1].bubble, 0.9);
+  EXPECT_NEAR(two[0].seconds / (1 - two[0].bubble), turns.impl()->compiled.logical.makespan, 1e-9);
+  Session many = GptProgram({.mesh = "cpu:pp=2", .micro_batches = 8}).MakeTrain();
+  EXPECT_LT(TimesOfStages(many.impl()->compiled)[0].bubble, two[0].bubble)
+      << "micro-batches fill the pipeline";
+}
+
+TEST(Explain, AWeightThatHasToBeGatheredIsNamed) {
+  Model model(FullMesh("cpu:tp=2"));
+  Tensor x = model.Input("x", {64, 32}, DType::kFloat32);
+  Scope s = model.scope();
+  Tensor mix = layer_norm(s.Weight("mix", {32, 16}, Normal(1), {{"tp", S(1)}}),
+                          s.Weight("gamma", {16}, Ones()), s.Weight("beta", {16}, Zeros()));
+  Tensor up = model.scope().Weight("up", {16, 8}, Normal(1), {{"tp", S(1)}});
+  Session session = Evaluate({{"y", matmul(matmul(x, mix), up)}});
+  int named = 0;
+  for (const BoxingPrice& p : PricesOfBoxing(session.impl()->compiled)) {
+    bool says = p.gathered.find("weight 'mix' is annotated S1 over tp") != std::string::npos;
+    EXPECT_EQ(says, p.value == "mix") << p.gathered;
+    EXPECT_EQ(p.gathered.find("weight 'up'"), std::string::npos) << p.gathered;
+    named += says;
+  }
+  EXPECT_EQ(named, 1);
+  std::string text = session.ExplainText();
+  EXPECT_NE(text.find("wanted by layer_norm"), std::string::npos) << text;
+  EXPECT_NE(text.find("explain_test.cc:"), std::string::npos) << text;
+  EXPECT_NE(session.SummaryText().find("weight 'mix' is annotated S1 over tp"), std::string::npos)
+      << session.SummaryText();
+}
+
+}  // namespace
+}  // namespace oneflow_like
