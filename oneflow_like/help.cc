@@ -27,7 +27,7 @@ struct Group {
 const Group kGroups[] = {
     {"Mesh and devices", {"mesh", "devices", "threads", "kernel_threads", "memory_budget", "seed"}},
     {"Several processes", {"processes", "start_timeout", "peer_timeout", "network", "shared_memory"}},
-    {"Looking inside", {"dry_run", "dump_dir", "trace", "log_dir"}},
+    {"Looking inside", {"dry_run", "explain", "dump_dir", "trace", "log_dir"}},
 };
 
 // Of glog's flag: what it is here.
