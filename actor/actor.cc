@@ -232,7 +232,7 @@ void Actor::Deliver(const TensorArg& arg, void* data) {
   if (box.empty()) return;
   CopyBox(arg.dtype, box, {data, box}, {tensor.data.get(), Box::Whole(tensor.shape)});
   if (PeerSteps* peers = shard->run->peers) {
-    peers->Send(state.step, host_tensor, box, data, box.elements() * SizeOf(arg.dtype));
+    peers->Send(state.launch, host_tensor, box, data, box.elements() * SizeOf(arg.dtype));
   }
 }
 

@@ -9,7 +9,7 @@ namespace oneflow_like {
 
 void PeerSteps::Launched(StepSlot* slot) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t number = slot->state->step;
+  const int64_t number = slot->state->launch;
   launched_ = number;
   Step& step = steps_[number];
   step = {slot, elements_, false};
@@ -24,12 +24,12 @@ void PeerSteps::Launched(StepSlot* slot) {
 void PeerSteps::ActsEnded(StepSlot* slot) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return;
-  steps_.at(slot->state->step).acts_ended = true;
+  steps_.at(slot->state->launch).acts_ended = true;
   EndWhereComplete();
 }
 
-void PeerSteps::Send(int64_t step, int output, const Box& box, const void* data, size_t bytes) {
-  link_->SendOutput(step, output, box, data, bytes);
+void PeerSteps::Send(int64_t launch, int output, const Box& box, const void* data, size_t bytes) {
+  link_->SendOutput(launch, output, box, data, bytes);
 }
 
 void PeerSteps::FailedHere(const std::string& message) {
@@ -38,16 +38,16 @@ void PeerSteps::FailedHere(const std::string& message) {
   EndWhereComplete();
 }
 
-void PeerSteps::OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) {
+void PeerSteps::OutputArrived(int64_t launch, int output, const Box& box, const void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return;
-  auto under_way = steps_.find(step);
+  auto under_way = steps_.find(launch);
   if (under_way != steps_.end()) {
     Put(&under_way->second, output, box, data, bytes);
     EndWhereComplete();
-  } else if (step > launched_) {
+  } else if (launch > launched_) {
     const char* begin = static_cast<const char*>(data);
-    held_[step].push_back({output, box, std::vector<char>(begin, begin + bytes)});
+    held_[launch].push_back({output, box, std::vector<char>(begin, begin + bytes)});
   }  // else of a step that a failure has ended
 }
 
@@ -64,12 +64,12 @@ void PeerSteps::SetCollectives(Collectives* collectives) {
   collectives_ = collectives;
 }
 
-int64_t PeerSteps::AwaitedStep() {
+PeerListener::Awaited PeerSteps::AwaitedOutputs() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [number, step] : steps_) {
-    if (step.left > 0) return number;
+  for (const auto& [launch, step] : steps_) {
+    if (step.left > 0) return {launch, Cat("outputs of step ", step.slot->state->step)};
   }
-  return -1;
+  return {};
 }
 
 void PeerSteps::Drain() {

@@ -31,7 +31,7 @@ class PeerSteps final : public PeerListener {
   // here.
   void ActsEnded(StepSlot* slot);
   // A worker: a piece was fetched here, packed at `data`; a failure began here.
-  void Send(int64_t step, int output, const Box& box, const void* data, size_t bytes);
+  void Send(int64_t launch, int output, const Box& box, const void* data, size_t bytes);
   void FailedHere(const std::string& message);
 
   // The user's thread: returns once no step is under way, or something has failed.
@@ -39,9 +39,9 @@ class PeerSteps final : public PeerListener {
   // Ends no step any more and forgets those under way.
   void Close();
 
-  void OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) override;
+  void OutputArrived(int64_t launch, int output, const Box& box, const void* data, size_t bytes) override;
   void PeersFailed(const std::string& message) override;
-  int64_t AwaitedStep() override;
+  Awaited AwaitedOutputs() override;
 
  private:
   struct Step {
@@ -67,9 +67,9 @@ class PeerSteps final : public PeerListener {
   // end in their order whoever is the last.
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, Step> steps_;              // under way, by number
-  std::map<int64_t, std::vector<Held>> held_;  // of steps not launched here yet
-  int64_t launched_ = -1;                      // the highest number so far
+  std::map<int64_t, Step> steps_;              // under way, by launch
+  std::map<int64_t, std::vector<Held>> held_;  // of launches to come
+  int64_t launched_ = -1;                      // the last one so far
   bool closed_ = false;
 };
 

@@ -17,13 +17,18 @@ class PeerListener {
  public:
   virtual ~PeerListener() = default;
   // On a thread of the job. A piece of output number `output` (in the order of the plan's outputs): `data` is
-  // the box, packed row-major, valid during the call. The step may not have been launched here yet.
-  virtual void OutputArrived(int64_t step, int output, const Box& box, const void* data, size_t bytes) = 0;
+  // the box, packed row-major, valid during the call. `launch` counts the steps of this link from 0; this one
+  // may not have been launched here yet.
+  virtual void OutputArrived(int64_t launch, int output, const Box& box, const void* data, size_t bytes) = 0;
   // On a thread of the job. Another process has failed or is lost: no further step can complete.
   virtual void PeersFailed(const std::string& message) = 0;
-  // On a thread of the job. The first step under way of whose outputs others have yet to send pieces; -1:
-  // none.
-  virtual int64_t AwaitedStep() { return -1; }
+  // On a thread of the job. The first launch of whose outputs others have yet to send pieces (-1: none), and
+  // what to call them: "outputs of step 7".
+  struct Awaited {
+    int64_t launch = -1;
+    std::string what;
+  };
+  virtual Awaited AwaitedOutputs() { return {}; }
 };
 
 // One runtime's line to the same runtime of the other processes. Made in the same order on all processes.
@@ -35,7 +40,7 @@ class PeerLink {
   // process. Throws Error when another process has failed.
   virtual std::vector<std::string> Exchange(const std::string& what, const std::string& mine) = 0;
   // Any thread. Sends a box of an output to all other processes; `data` is copied. Costs nothing to wait for.
-  virtual void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) = 0;
+  virtual void SendOutput(int64_t launch, int output, const Box& box, const void* data, size_t bytes) = 0;
   // Any thread. What failed here first; the others' PeersFailed gets it, with this process named.
   virtual void SendFailure(const std::string& message) = 0;
 };

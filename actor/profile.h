@@ -6,9 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "core/plan.pb.h"
-
 namespace oneflow_like {
+
+namespace plan {  // core/plan.proto
+class Actor;
+class Kernel;
+}  // namespace plan
 
 // One kernel of the plan, on all ranks together (a runtime's: those hosted here).
 struct KernelProfile {

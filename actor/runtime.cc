@@ -15,16 +15,6 @@
 
 namespace oneflow_like {
 
-HostTensor HostTensor::Make(DType dtype, const Dims& shape) {
-  HostTensor tensor{dtype, shape, nullptr};
-  size_t bytes = std::max<size_t>(64, (tensor.bytes() + 63) / 64 * 64);
-  tensor.data = std::shared_ptr<void>(std::aligned_alloc(64, bytes), std::free);
-  if (tensor.data == nullptr)
-    Fail("no memory for a host tensor ", Name(dtype), shape.str(), " of ", bytes, " bytes");
-  std::memset(tensor.data.get(), 0, bytes);
-  return tensor;
-}
-
 Status StepHandle::State::Wait() {
   if (!done.Done()) {
     Status stuck = executor->Await(&done);
@@ -46,8 +36,9 @@ Status StepHandle::State::status() const {
   return Status(error_);
 }
 
-void StepHandle::State::Reset(int64_t next_step) {
+void StepHandle::State::Reset(int64_t next_step, int64_t next_launch) {
   step = next_step;
+  launch = next_launch;
   done.Reset();
   std::lock_guard<std::mutex> lock(mutex_);
   error_.clear();
@@ -86,7 +77,8 @@ struct Runtime::Impl {
   std::map<std::string, int> inputs, outputs;
   std::vector<HostTensor> input_tensors, output_tensors;  // types and shapes, no data
   int64_t launched = 0;
-  int64_t first_step = 0;  // of the first launch
+  int64_t own_steps = 0;
+  int64_t* next_step = &own_steps;  // number of the next launch's step
   bool closed = false;
   const ClockPoint born = ClockPoint::Now();
   // Left when closed.
@@ -223,7 +215,7 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
   impl_->plans = std::move(plans);
   impl_->store = store;
   impl_->executor = executor;
-  impl_->first_step = options.first_step;
+  if (options.next_step != nullptr) impl_->next_step = options.next_step;
   impl_->run.steps_in_flight = options.steps_in_flight;
   impl_->run.warm_up_steps = options.warm_up_steps;
   if (!impl_->plans.empty()) {
@@ -310,7 +302,7 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
   if (!error.empty()) throw Error(error);
 
   std::shared_ptr<StepHandle::State> state = impl.TakeState(&slot);
-  state->Reset(impl.first_step + impl.launched);
+  state->Reset(*impl.next_step, impl.launched);
   for (const auto& [name, tensor] : feeds) {
     if (tensor.bytes() == 0) continue;
     std::memcpy(slot.feeds[impl.inputs.at(name)].data.get(), tensor.data.get(), tensor.bytes());
@@ -322,6 +314,7 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
   store.owner = this;
   store.last = state;
   ++impl.launched;
+  ++*impl.next_step;
   if (impl.peers != nullptr) impl.peers->Launched(&slot);
   if (impl.shards.empty()) impl.peers != nullptr ? impl.peers->ActsEnded(&slot) : state->done.Signal();
   for (auto& shard : impl.shards) shard->PostLaunch(index);
@@ -387,12 +380,9 @@ bool Runtime::Impl::InFlight() const {
                      [](const auto& slot) { return slot->state != nullptr && !slot->state->done.Done(); });
 }
 
-int64_t Runtime::next_step() const { return impl_->first_step + impl_->launched; }
+int64_t Runtime::next_step() const { return *impl_->next_step; }
 
-void Runtime::SetNextStep(int64_t step) {
-  CHECK(!impl_->InFlight());
-  impl_->first_step = step - impl_->launched;
-}
+void Runtime::SetNextStep(int64_t step) { *impl_->next_step = step; }
 
 std::map<std::pair<int, int>, int> Runtime::PeakSlots() const {
   std::map<std::pair<int, int>, int> peaks;

@@ -14,26 +14,11 @@
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/host_tensor.h"
 #include "core/kernel.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {
-
-// A whole tensor on the host, row-major: what a step takes and gives.
-struct HostTensor {
-  DType dtype = DType::kFloat32;
-  Dims shape;
-  std::shared_ptr<void> data;  // elements() * SizeOf(dtype) bytes
-
-  int64_t elements() const { return shape.elements(); }
-  size_t bytes() const { return elements() * SizeOf(dtype); }
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data.get());
-  }
-  static HostTensor Make(DType dtype, const Dims& shape);  // zeroed
-};
-using Feeds = std::map<std::string, HostTensor>;
 
 // Where work runs. Threads for work; SeededExecutor picks any legal next event, for tests.
 class Executor;
@@ -66,6 +51,7 @@ class Store {
     int64_t bytes;
   };
   std::vector<VariableInfo> Variables(int rank) const;
+  const VariableInfo* Find(int rank, const std::string& name) const;  // nullptr when this rank has none
   char* Transient(int rank) const;
   int64_t TransientBytes(int rank) const;
   int64_t PersistentBytes(int rank) const;
@@ -100,7 +86,10 @@ class Backend;  // core/backend.h
 
 struct RuntimeOptions {
   int steps_in_flight = 2;
-  int64_t first_step = 0;
+  // Number of the next step, raised by each launch. Runtimes that are given the same one share its steps.
+  // Outlives the runtime; nullptr: the runtime counts its own, from 0. REQUIRES: touched by the thread that
+  // launches alone.
+  int64_t* next_step = nullptr;
   // Steps at the start that no profile counts, as libraries warm up in them.
   int64_t warm_up_steps = 0;
   // Slices (acts and kernels) each thread keeps for WriteTrace, 40 bytes each; the first ones. 0: no tracing.
@@ -145,7 +134,7 @@ class Runtime {
   void Close();
 
   int64_t next_step() const;
-  void SetNextStep(int64_t step);  // REQUIRES: nothing in flight
+  void SetNextStep(int64_t step);
   // Most slots of each buffer taken at once so far, by rank and buffer id.
   std::map<std::pair<int, int>, int> PeakSlots() const;
   // Records acts from now on (costs an allocation per act; off by default).

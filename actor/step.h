@@ -12,7 +12,8 @@
 namespace oneflow_like {
 
 struct StepHandle::State {
-  int64_t step = 0;
+  int64_t step = 0;    // what kernels draw by and schedules follow
+  int64_t launch = 0;  // of its runtime, from 0: what processes know it by
   Completion done;
   std::map<std::string, int> names;  // of results
   std::vector<HostTensor> results;   // written by fetch actors before `done`
@@ -22,7 +23,7 @@ struct StepHandle::State {
   // Any worker; the first one stays.
   void SetError(const std::string& message);
   Status status() const;
-  void Reset(int64_t next_step);
+  void Reset(int64_t next_step, int64_t next_launch);
 
   // Both valid until `done`.
   Executor* executor = nullptr;

@@ -142,6 +142,12 @@ void* Store::Variable(int rank, const std::string& name) const {
   return found == r.variables.end() ? nullptr : found->second.data;
 }
 
+const Store::VariableInfo* Store::Find(int rank, const std::string& name) const {
+  const Impl::Rank& r = impl_->At(rank);
+  auto found = r.variables.find(name);
+  return found == r.variables.end() ? nullptr : &found->second.info;
+}
+
 std::vector<Store::VariableInfo> Store::Variables(int rank) const {
   std::vector<VariableInfo> infos;
   for (const auto& [name, variable] : impl_->At(rank).variables) infos.push_back(variable.info);

@@ -4,8 +4,6 @@
 #include <queue>
 #include <unordered_map>
 
-#include "core/random.h"
-
 namespace oneflow_like {
 
 const char* Name(Phase phase) {
@@ -60,7 +58,8 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
   std::string scope = origin_ ? origin_->scope : "";
   for (const Tensor& t : in) {
     if (!t.defined()) Fail(call.who, ": operand ", call.shapes.size(), " is undefined");
-    if (t.graph() != this) Fail(call.who, ": operand ", t.name(), " belongs to another model");
+    if (t.graph() != this)
+      Fail(call.who, ": operand ", t.name(), " belongs to another model, or to another graph of this one");
     node.in.push_back(t.id());
     call.shapes.push_back(t.shape());
     call.dtypes.push_back(t.dtype());
@@ -78,8 +77,6 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
   }
   Inferred inferred = Infer(def, call);
   node.name = UniqueName(scope + op);
-  if (def.random && !node.attrs.Has("key"))
-    node.attrs.Set("key", static_cast<int64_t>(HashName(node.name) >> 1));
   std::vector<NewValue> outputs;
   for (size_t i = 0; i < inferred.rule.out.size(); ++i)
     outputs.push_back({i == 0 ? node.name : Cat(node.name, ":", inferred.rule.out[i].name),

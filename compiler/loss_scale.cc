@@ -11,10 +11,6 @@ namespace {
 
 int AddScalar(Graph* graph, int loss, const std::string& name, double value) {
   const Node from = graph->producer(loss);
-  for (int n = 0; n < graph->num_nodes(); ++n)
-    if (graph->alive(n) && graph->node(n).op == "variable" && graph->node(n).name == name)
-      Fail(graph->Describe(n),
-           ": training in fp16 keeps a variable of that name itself; name yours otherwise");
   Node node;
   node.op = "variable";
   node.name = name;

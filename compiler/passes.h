@@ -47,6 +47,8 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
 // scale.
 void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
                 const UpdateRule& rule, int* grad_norm, const LossScale& loss_scale = {});
+// Before autograd: gives random operators their keys.
+void NameDraws(Graph* graph);
 void MixedPrecision(Graph* graph, const CompileOptions& options);
 void PlaceStages(Graph* graph);
 void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO

@@ -58,7 +58,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("steps_in_flight", o.steps_in_flight);
   option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");
   option("dtype", Name(o.dtype));
-  option("zero_axis", o.zero_axis);
+  option("zero", model.zero.axis);
   text += session.input_graph;
   return text + Cat("order of acts ", Hexadecimal(session.compiled.logical.hash), '\n');
 }

@@ -15,7 +15,8 @@
 namespace oneflow_like {
 
 ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
-    : options(options), catalog(BuiltinCatalog()), graph(mesh, this) {
+    : options(options), mesh(std::move(mesh)), catalog(BuiltinCatalog()), graph(this, "") {
+  if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
       Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
@@ -33,7 +34,6 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
 
 void ModelImpl::JoinJob() {
   Job* job = options.job.get();
-  const Mesh& mesh = graph.mesh();
   if (mesh.size() % job->processes() != 0)
     Fail("mesh ", mesh.str(), " has ", mesh.size(), " devices, which ", job->processes(),
          " processes cannot share equally");
@@ -53,14 +53,14 @@ int64_t ModelImpl::TraceOriginHere() const {
 
 std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
   Job* job = options.job.get();
-  if (graph.mesh().KindOf(rank) == "cpu") return MakeHostDevice(rank, job ? job->region() : nullptr);
+  if (mesh.KindOf(rank) == "cpu") return MakeHostDevice(rank, job ? job->region() : nullptr);
   std::vector<int> numbers = options.devices;
   if (numbers.empty()) {
     for (int d = 0; d < backend->device_count(); ++d) numbers.push_back(d);
   }
   for (int d : numbers) {
     if (d < 0 || d >= backend->device_count()) {
-      Fail("mesh ", graph.mesh().str(), ": device ", d, " of --devices does not exist, this host has ",
+      Fail("mesh ", mesh.str(), ": device ", d, " of --devices does not exist, this host has ",
            backend->device_count(), " ", backend->kind(), " devices, numbered from 0");
     }
   }
@@ -70,7 +70,6 @@ std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
 
 void ModelImpl::Load() {
   if (store) return;
-  const Mesh& mesh = graph.mesh();
   for (const std::string& kind : mesh.kinds()) {
     if (kind == "cpu") continue;
     try {
@@ -105,10 +104,13 @@ void ModelImpl::WaitIdle() const {
   for (const auto& [session, handle] : last_steps) (void)handle.Wait();
 }
 
-ModelImpl* ModelOf(const Tensor& tensor, const std::string& who) {
-  auto* graph = dynamic_cast<ModelImpl::ModelGraph*>(tensor.graph());
+GraphOfModel::GraphOfModel(ModelImpl* model, std::string name)
+    : Graph(&model->catalog, model->mesh), model(model), name(std::move(name)) {}
+
+GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who) {
+  auto* graph = dynamic_cast<GraphOfModel*>(tensor.graph());
   if (!graph) Fail(who, ": the tensor is undefined or belongs to no model");
-  return graph->owner;
+  return graph;
 }
 
 std::string Who(const std::string& what, const std::string& name, const Here& at) {
@@ -140,6 +142,8 @@ namespace {
 
 void CheckName(const std::string& who, const std::string& name) {
   if (name.empty()) Fail(who, ": it needs a name");
+  if (name.find(':') != std::string::npos)
+    Fail(who, ": names with a ':' are those of optimizer state; leave it out");
 }
 
 // What comes from outside is whole: it may be cut or copied, not made of parts to be added.
@@ -212,14 +216,56 @@ void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
   }
 }
 
+// "tp:S(1)", or "no stage on pp", as a message has it.
+std::string EntryText(const Mesh& mesh, int entry, const Sbp& sbp) {
+  return Cat(mesh.axis_name(entry - 1), ":", sbp.str());
+}
+std::string StageText(const Mesh& mesh, int axis, int stage) {
+  return stage == Slice::kFree ? Cat("on no stage of ", mesh.axis_name(axis))
+                               : Cat("on stage ", mesh.axis_name(axis), "=", stage);
+}
+std::string InitText(const Attrs& attrs) {
+  std::string text = attrs.Str("init"), numbers;
+  for (const char* name : {"value", "low", "high", "mean", "stddev"})
+    if (attrs.Has(name)) numbers += Cat(numbers.empty() ? "" : " ", name, "=", attrs.Float(name));
+  return Cat(text, "(", numbers, ")");
+}
+
+// What a request says of a weight must agree with what its first request said.
+void CheckSameWeight(const ModelImpl& model, const std::string& who, const ModelVariable& first,
+                     const ModelVariable& now) {
+  const std::string there = Cat("the weight of that name made at ", first.node.line.str());
+  if (now.shape != first.shape)
+    Fail(who, ": its shape is ", now.shape.str(), " but ", there, " has ", first.shape.str());
+  if (!(now.node.attrs == first.node.attrs))
+    Fail(who, ": it starts as ", InitText(now.node.attrs), " but ", there, " starts as ",
+         InitText(first.node.attrs), "; give both the same initialiser");
+  for (const auto& [entry, sbp] : now.node.fixed) {
+    auto said = first.node.fixed.find(entry);
+    const bool copied = said == first.node.fixed.end() && sbp.is_broadcast() && entry - 1 != model.zero_axis;
+    if (copied || (said != first.node.fixed.end() && said->second == sbp)) continue;
+    Fail(who, ": it is annotated ", EntryText(model.mesh, entry, sbp), " but ", there, " is ",
+         said == first.node.fixed.end() ? Cat("not annotated along ", model.mesh.axis_name(entry - 1))
+                                        : EntryText(model.mesh, entry, said->second),
+         "; annotate the first, and leave the annotation out here or repeat it");
+  }
+  for (int a = 0; now.node.placed && a < model.mesh.rank(); ++a) {
+    const int stage = now.node.slice.fixed[a],
+              said = first.node.placed ? first.node.slice.fixed[a] : Slice::kFree;
+    if (stage != Slice::kFree && stage != said)
+      Fail(who, ": it is ", StageText(model.mesh, a, stage), " but ", there, " is ",
+           StageText(model.mesh, a, said), "; move its value there with to_stage");
+  }
+}
+
 Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp, const Here& at) {
-  ModelImpl* model = ModelOf(x, who);
-  std::vector<Tensor> out = model->graph.AddNode("identity", {x}, {}, SourceLine(at));
-  Node& node = model->graph.node(model->graph.value(out[0].id()).producer);
-  node.fixed = CheckAnnotation(model->graph.mesh(), who, x.shape(), sbp, node.slice.fixed);
+  Graph* graph = GraphOf(x, who);
+  std::vector<Tensor> out = graph->AddNode("identity", {x}, {}, SourceLine(at));
+  Node& node = graph->node(graph->value(out[0].id()).producer);
+  node.fixed = CheckAnnotation(graph->mesh(), who, x.shape(), sbp, node.slice.fixed);
   for (const auto& [entry, fixed] : node.fixed)
     if (fixed.is_partial() && fixed.fold != Reduce::kSum)
-      Fail(who, ": ", model->graph.mesh().axis_name(entry - 1), ":", fixed.str(),
+      Fail(who, ": ", graph->mesh().axis_name(entry - 1), ":", fixed.str(),
            " cannot be held, only sums stay partial behind an operator; use B, S or P");
   return out[0];
 }
@@ -233,8 +279,8 @@ Scope Scope::operator/(const std::string& name) const {
 }
 
 const Mesh& Scope::mesh() const {
-  if (!impl_) Fail("a Scope that was never given a value has no mesh; start from Model::scope()");
-  return impl_->graph.mesh();
+  if (!graph_) Fail("a Scope that was never given a value has no mesh; start from Model::scope()");
+  return graph_->mesh();
 }
 
 Scope Scope::Stage(const std::string& axis, int index, Here at) const {
@@ -251,68 +297,115 @@ Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializ
                      const Annotation& sbp, Here at) const {
   std::string full = path_.empty() ? name : path_ + "/" + name;
   std::string who = Who("weight", full, at);
-  if (!impl_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
-  Graph& graph = impl_->graph;
-  CheckName(who, name);
+  if (!graph_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
+  GraphOfModel& graph = *graph_;
+  CheckName(who, name.empty() ? name : full);
   RequireExtents(who, shape);
   CheckInit(who, init);
-  FixedSbp fixed = CheckAnnotation(graph.mesh(), who, shape, sbp, stage_);
-  CheckNotPartial(graph.mesh(), who, fixed);
-  auto known = impl_->variables.find(full);
-  if (known != impl_->variables.end()) {
-    int value = graph.node(known->second).out[0];
-    if (graph.value(value).shape != shape)
-      Fail(who, ": its shape is ", shape.str(), " but the weight of that name made at ",
-           graph.node(known->second).line.str(), " has ", graph.value(value).shape.str());
-    return Tensor(&graph, value);
-  }
-  if (impl_->inputs.count(full)) Fail(who, ": the model already has an input of that name");
-  Node node;
+  ModelVariable made;
+  made.shape = shape;
+  Node& node = made.node;
   node.op = "variable";
-  node.name = ReserveName(&graph, full);
+  node.name = full;
   node.line = SourceLine(at);
   node.slice.fixed = stage_;
   node.placed = std::any_of(stage_.begin(), stage_.end(), [](int c) { return c != Slice::kFree; });
-  node.fixed = fixed;
-  node.attrs.Set("key", static_cast<int64_t>(HashName(full) >> 1));
+  node.fixed = CheckAnnotation(graph.mesh(), who, shape, sbp, stage_);
+  CheckNotPartial(graph.mesh(), who, node.fixed);
+  node.attrs.Set("key", DrawKey(full));
   SetInit(shape, init, &node.attrs);
-  int id = graph.AddRaw(node, {{full, DType::kFloat32, shape}});
-  impl_->variables[full] = id;
+  made.settled = node.placed;
+  auto known = graph.model->variables.find(full);
+  if (known != graph.model->variables.end()) CheckSameWeight(*graph.model, who, known->second, made);
+  auto here = graph.variables.find(full);
+  if (here != graph.variables.end()) return Tensor(&graph, graph.node(here->second).out[0]);
+  if (graph.inputs.count(full)) Fail(who, ": the graph already has an input of that name");
+  if (known == graph.model->variables.end()) known = graph.model->variables.emplace(full, made).first;
+  Node of_graph = known->second.node;
+  of_graph.line = node.line;
+  of_graph.name = ReserveName(&graph, full);
+  int id = graph.AddRaw(of_graph, {{full, DType::kFloat32, shape}});
+  graph.variables[full] = id;
   return Tensor(&graph, graph.node(id).out[0]);
+}
+
+Scope GraphOfModel::Root() {
+  Scope s;
+  s.graph_ = this;
+  s.stage_.assign(mesh().rank(), Slice::kFree);
+  return s;
+}
+
+Tensor GraphOfModel::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
+                           int batch_axis, Here at) {
+  std::string who = Who("input", name, at);
+  CheckName(who, name);
+  RequireExtents(who, shape);
+  if (inputs.count(name)) Fail(who, ": the graph already has an input of that name");
+  if (variables.count(name)) Fail(who, ": the graph already has a weight of that name");
+  if (batch_axis < -1 || batch_axis >= shape.rank())
+    Fail(who, ": batch_axis is ", batch_axis, " but the shape is ", shape.str());
+  Node node;
+  node.op = "input";
+  node.name = ReserveName(this, name);
+  node.line = SourceLine(at);
+  node.fixed = CheckAnnotation(mesh(), who, shape, sbp, {});
+  CheckNotPartial(mesh(), who, node.fixed);
+  if (batch_axis >= 0) node.fixed[0] = S(batch_axis);
+  int id = AddRaw(node, {{name, dtype, shape}});
+  inputs[name] = id;
+  return Tensor(this, this->node(id).out[0]);
+}
+
+Scope ModelGraph::scope() const { return impl_->Root(); }
+GraphBuilder* ModelGraph::builder() const { return impl_.get(); }
+Tensor ModelGraph::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
+                         int batch_axis, Here at) {
+  return impl_->Input(name, shape, dtype, sbp, batch_axis, at);
 }
 
 Model::Model(Mesh mesh, const ModelOptions& options)
     : impl_(std::make_shared<ModelImpl>(std::move(mesh), options)) {}
 Model::~Model() = default;
 
-const Mesh& Model::mesh() const { return impl_->graph.mesh(); }
-
-Scope Model::scope() const {
-  Scope s;
-  s.impl_ = impl_.get();
-  s.stage_.assign(mesh().rank(), Slice::kFree);
-  return s;
-}
-
+const Mesh& Model::mesh() const { return impl_->mesh; }
+Scope Model::scope() const { return impl_->graph.Root(); }
+GraphBuilder* Model::builder() const { return &impl_->graph; }
 Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
                     int batch_axis, Here at) {
-  std::string who = Who("input", name, at);
-  CheckName(who, name);
-  RequireExtents(who, shape);
-  if (impl_->inputs.count(name)) Fail(who, ": the model already has an input of that name");
-  if (impl_->variables.count(name)) Fail(who, ": the model already has a weight of that name");
-  if (batch_axis < -1 || batch_axis >= shape.rank())
-    Fail(who, ": batch_axis is ", batch_axis, " but the shape is ", shape.str());
-  Node node;
-  node.op = "input";
-  node.name = ReserveName(&impl_->graph, name);
-  node.line = SourceLine(at);
-  node.fixed = CheckAnnotation(mesh(), who, shape, sbp, {});
-  CheckNotPartial(mesh(), who, node.fixed);
-  if (batch_axis >= 0) node.fixed[0] = S(batch_axis);
-  int id = impl_->graph.AddRaw(node, {{name, dtype, shape}});
-  impl_->inputs[name] = id;
-  return Tensor(&impl_->graph, impl_->graph.node(id).out[0]);
+  return impl_->graph.Input(name, shape, dtype, sbp, batch_axis, at);
+}
+
+ModelGraph Model::NewGraph(const std::string& name) {
+  ModelGraph graph;
+  graph.impl_ = std::make_shared<GraphOfModel>(impl_.get(), name);
+  graph.impl_->keep = impl_;
+  return graph;
+}
+
+int64_t Model::next_step(const std::string& session) const {
+  auto found = impl_->steps.find(session);
+  return found == impl_->steps.end() ? 0 : found->second.next;
+}
+
+void Model::SetNextStep(const std::string& session, int64_t step) {
+  if (step < 0)
+    Fail("SetNextStep: session ", session, " cannot continue with step ", step, ", the first is 0");
+  if (Job* job = impl_->options.job.get()) {
+    const std::vector<std::string> all =
+        job->AllGather("next step of session " + session, std::to_string(step));
+    for (size_t p = 0; p < all.size(); ++p)
+      if (all[p] != all[0])
+        Fail("SetNextStep: session ", session, " continues with step ", all[0],
+             " on process 0 but with step ", all[p], " on process ", p);
+  }
+  impl_->steps[session].next = step;
+}
+
+std::map<std::string, int64_t> Model::NextSteps() const {
+  std::map<std::string, int64_t> all;
+  for (const auto& [name, steps] : impl_->steps) all[name] = steps.next;
+  return all;
 }
 
 Tensor annotate(Tensor x, const Annotation& sbp, Here at) {
@@ -322,7 +415,7 @@ Tensor annotate(Tensor x, const Annotation& sbp, Here at) {
 Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
   std::string who = Who("to_stage", x.defined() ? x.name() : "", at);
   Tensor y = AnnotatedIdentity(x, who, {}, at);
-  Graph& graph = ModelOf(x, who)->graph;
+  Graph& graph = *GraphOf(x, who);
   Node& node = graph.node(graph.value(y.id()).producer);
   int a = graph.mesh().AxisOrFail(axis, who);
   if (index < 0 || index >= graph.mesh().axis_size(a))

@@ -1,5 +1,6 @@
-// Model: a graph under construction over one mesh, and the variables that its sessions share. Scope: where in
-// the model a weight stands (its path) and on which pipeline stage.
+// Model: variables over one mesh, which all its sessions share, and a graph under construction. ModelGraph:
+// another graph over the same variables. Scope: where in a graph a weight stands (its path) and on which
+// pipeline stage.
 #pragma once
 
 #include <functional>
@@ -9,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "actor/runtime.h"
+#include "core/host_tensor.h"
 #include "ops/functional.h"
 #include "ops/op.h"
 #include "sbp/mesh.h"
@@ -17,6 +18,7 @@
 namespace oneflow_like {
 
 class Job;  // actor/net/talk/job.h
+struct GraphOfModel;
 struct ModelImpl;
 
 // Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be
@@ -62,22 +64,31 @@ class Scope {
   // Weights made here, and what is computed from them, live on coordinate `index` of mesh axis `axis`. Throws
   // Error for an unknown axis or an index outside it.
   Scope Stage(const std::string& axis, int index, OFL_HERE) const;
-  // A trainable variable named <path>/<name>. Asked for again by the same name and shape, it is the same
-  // variable (shared between training and evaluation graphs); by another shape, an Error.
+  // A trainable variable named <path>/<name>. Requested again under the same name, in this graph or another
+  // of the model, it is the same variable. The later request repeats shape and initialiser, and may leave out
+  // the annotation and the stage; one that contradicts the first request is an Error that names both lines.
+  // Throws Error for a name with a ':', which is how the state of trainings is named.
   Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
                 const Annotation& sbp = {}, OFL_HERE) const;
   const std::string& path() const { return path_; }
   const Mesh& mesh() const;
 
  private:
-  friend class Model;
-  ModelImpl* impl_ = nullptr;
+  friend struct GraphOfModel;
+  GraphOfModel* graph_ = nullptr;
   std::string path_;
   std::vector<int> stage_;
 };
 
+// ZeRO stage 1: variables that their annotation does not cut along mesh axis `axis` are cut there too, along
+// their longest axis that is free. Values are gathered where they are used. Empty: none.
+struct Zero {
+  std::string axis;
+};
+
 struct ModelOptions {
   uint64_t seed = 1;
+  Zero zero;        // together with the annotations it decides where variables lie, in all sessions alike
   int threads = 0;  // runtime threads; 0: as many as cores (of this process's share), at most one per device
   // Which of this host's devices a cuda mesh uses, by number; empty: all. With more ranks than devices
   // several ranks share one (virtual devices, each with streams and memory of its own), neighbours together.
@@ -98,26 +109,58 @@ struct ModelOptions {
   std::function<void(KernelRegistry*)> kernels;
 };
 
-class Model {
+// A graph of a model: names, inputs and random draws are its own, so that building or dropping one changes no
+// other; the variables are the model's. Copies are the same graph, which lives as long as any of them; its
+// Tensors and Scopes must not outlive it, its sessions may.
+class ModelGraph {
  public:
-  // Throws Error when the processes of a job cannot share the mesh equally.
-  explicit Model(Mesh mesh, const ModelOptions& options = {});
-  ~Model();
-  Model(const Model&) = delete;
-
-  const Mesh& mesh() const;
   Scope scope() const;  // the root
   // What a step is fed: the whole batch, all micro-batches of it. Micro-batches cut axis `batch_axis`; -1:
   // every micro-batch sees all of it.
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
                int batch_axis = 0, OFL_HERE);
-  // A whole variable, assembled from the ranks (weights, and optimizer state as "adam_m/<weight>"). Waits for
-  // steps in flight. Throws Error when no session has made it yet. With a job all processes must read it, and
-  // all get it whole.
+  // For functions without a tensor to start from: uniform(graph.builder(), {4}, 0, 1).
+  GraphBuilder* builder() const;
+
+ private:
+  friend class Model;
+  std::shared_ptr<GraphOfModel> impl_;
+};
+
+class Model {
+ public:
+  // Throws Error when the processes of a job cannot share the mesh equally, and for an unknown axis of
+  // `zero`.
+  explicit Model(Mesh mesh, const ModelOptions& options = {});
+  ~Model();
+  Model(const Model&) = delete;
+
+  const Mesh& mesh() const;
+  // The model's own graph, for programs that need no other.
+  Scope scope() const;
+  Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
+               int batch_axis = 0, OFL_HERE);
+  GraphBuilder* builder() const;
+  // An empty graph beside it, for evaluation, generation, another training. `name` is for messages.
+  ModelGraph NewGraph(const std::string& name);
+
+  // The variables: every weight that was requested, and the state of every training made so far, named
+  // "<training>:adam_m/<weight>". They may be read and written before any session has run. In a job of
+  // several processes Read and Write are collective: all processes call them in the same order.
+  std::vector<std::string> Variables() const;
+  // A whole variable, assembled from the ranks; the same on all processes. Waits for steps in flight. Throws
+  // Error when there is no variable of that name.
   HostTensor Read(const std::string& variable) const;
-  // Replaces it; throws Error for another shape or type. With a job all processes must write the same value.
+  // Replaces it; throws Error for another shape or type. All processes write the same value.
   void Write(const std::string& variable, const HostTensor& value);
-  std::vector<std::string> Variables() const;  // with a job, of all processes, which must all ask
+
+  // The number of the next step of all sessions of this name ("train", "eval", SessionOptions::name):
+  // learning rates follow it, random operators draw by it. It begins at 0 and counts the steps of all of them
+  // together, so that a second session of a training continues where the first ended.
+  int64_t next_step(const std::string& session = "train") const;
+  // For a training that is resumed. Throws Error below 0. In a job all processes set the same number.
+  void SetNextStep(const std::string& session, int64_t step);
+  std::map<std::string, int64_t> NextSteps() const;  // by name; of names that have made a session or been set
 
   ModelImpl* impl() const { return impl_.get(); }
 

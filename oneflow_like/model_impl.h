@@ -1,5 +1,5 @@
-// What a Model holds: its graph, its variables, and, once a session has run, the memory and threads of the
-// ranks hosted by this process.
+// What a Model holds: its graphs' common knowledge of variables, and, once something has been loaded, the
+// memory and threads of the ranks hosted by this process.
 #pragma once
 
 #include <map>
@@ -10,33 +10,63 @@
 #include "actor/executor.h"
 #include "actor/runtime.h"
 #include "actor/trace.h"
+#include "compiler/compile.h"
 #include "compiler/graph.h"
 #include "core/backend.h"
 #include "oneflow_like/model.h"
 
 namespace oneflow_like {
 
-struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
-  // The graph knows its model, so that functions on Tensors find it.
-  struct ModelGraph : Graph {
-    ModelGraph(const Mesh& mesh, ModelImpl* owner) : Graph(&owner->catalog, mesh), owner(owner) {}
-    ModelImpl* owner;
-  };
+// A graph that knows its model, so that functions on Tensors find it.
+struct GraphOfModel : Graph {
+  GraphOfModel(ModelImpl* model, std::string name);
+  Scope Root();
+  Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
+               Here at);
 
+  ModelImpl* const model;
+  const std::string name;                        // for messages; empty: the model's own
+  std::shared_ptr<ModelImpl> keep;               // the model, unless it is its own
+  std::map<std::string, int> variables, inputs;  // by name, their node
+};
+
+// What the model knows of a variable, as its first request or its training made it.
+struct ModelVariable {
+  Node node;  // name, attributes (initialiser), line, annotation, stage; without values
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  // Whether `node` says which stage it lies on: from its request on, or since the first use of a weight that
+  // was requested outside any stage.
+  bool settled = false;
+  Layout layout;  // in the store; empty until it was asked for
+};
+
+// Steps of all sessions of one name.
+struct SessionSteps {
+  int64_t next = 0;
+  enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // that has made a session of that name
+};
+
+struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   ModelImpl(Mesh mesh, const ModelOptions& options);
 
   // Of the ranks this process hosts: devices, store and threads, the first time.
   void Load();
   // Steps of all sessions have ended when this returns.
   void WaitIdle() const;
+  // Loads, waits, and makes the variable where it is not there yet. Throws Error when there is none.
+  ModelVariable& Require(const std::string& variable);
 
   // With a job, its moment on this process's steady clock that times in the traces count from.
   int64_t TraceOriginHere() const;
 
   ModelOptions options;
+  const Mesh mesh;
   Catalog catalog;  // the built-in operators and the user's
-  ModelGraph graph;
-  std::map<std::string, int> variables, inputs;  // by name, their node
+  int zero_axis = -1;
+  GraphOfModel graph;  // the model's own
+  std::map<std::string, ModelVariable> variables;
+  std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;
@@ -51,8 +81,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
 };
 
-// The model a tensor belongs to; throws Error when it is undefined or of no model.
-ModelImpl* ModelOf(const Tensor& tensor, const std::string& who);
+// The graph a tensor belongs to; throws Error when it is undefined or of no model.
+GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who);
 // Where this process writes its part of a trace.
 std::string TraceFileOf(const std::string& file, const Job* job);
 // "Weight h0/up at gpt.cc:12"

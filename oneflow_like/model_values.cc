@@ -1,129 +1,236 @@
 // The values of a model's variables, whole: read from, and written to, the pieces that the ranks hold, in
-// this process and in the others of its job.
+// this process and in the others of its job. Who gives which part is one routing (sbp/boxing.h) from the
+// variable's layout to one place; it moves in boxes of at most kBytes, through memory that devices copy to
+// and from.
 #include <algorithm>
-#include <cstring>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
 #include <set>
 
 #include "actor/net/talk/job.h"
-#include "actor/plan_reading.h"
+#include "core/copy_box.h"
 #include "oneflow_like/model_impl.h"
 
 namespace oneflow_like {
 
 namespace {
 
-[[noreturn]] void FailNotThere(const std::string& variable) {
-  Fail("variable '", variable, "' is not there: no session that has run makes it");
-}
+constexpr int64_t kBytes = 1 << 20;
+constexpr int64_t kInFlight = 64 << 20;  // bytes on their way before all processes wait for one another
 
-// Calls `use(rank, info)` for each piece hosted here.
-template <typename Use>
-void ForEachPiece(const ModelImpl& model, const std::string& variable, const Use& use) {
-  if (!model.store) return;
-  for (int rank : model.store->ranks())
-    for (const Store::VariableInfo& v : model.store->Variables(rank))
-      if (v.name == variable) use(rank, v);
-}
-
-// What one process sends of a variable: of each piece a plan::Variable that says what it is, with its size
-// before it, and the elements. Ranks with the same box send it once.
-std::string PackPieces(const ModelImpl& model, const std::string& variable) {
-  std::string packed;
-  std::set<std::string> sent;
-  ForEachPiece(model, variable, [&](int rank, const Store::VariableInfo& v) {
-    if (!sent.insert(v.box.str()).second) return;
-    plan::Variable head;
-    head.set_name(v.name);
-    head.set_dtype(static_cast<int>(v.dtype));
-    for (int64_t e : v.global) head.mutable_global()->add_at(e);
-    for (int64_t b : v.box.begin) head.mutable_box()->add_begin(b);
-    for (int64_t e : v.box.extent) head.mutable_box()->add_extent(e);
-    head.set_bytes(v.box.elements() * SizeOf(v.dtype));
-    const std::string text = head.SerializeAsString();
-    const int64_t size = text.size();
-    packed.append(reinterpret_cast<const char*>(&size), sizeof size);
-    packed += text;
-    if (head.bytes() > 0)
-      packed.append(static_cast<const char*>(model.store->Variable(rank, variable)), head.bytes());
-  });
-  return packed;
-}
-
-void UnpackPieces(const std::string& packed, HostTensor* whole) {
-  for (size_t at = 0; at < packed.size();) {
-    int64_t size = 0;
-    std::memcpy(&size, &packed[at], sizeof size);
-    at += sizeof size;
-    plan::Variable head;
-    head.ParseFromArray(&packed[at], static_cast<int>(size));
-    at += size;
-    const DType dtype = ToDType(head.dtype());
-    const Box box = ToBox(head.box());
-    if (!whole->data) *whole = HostTensor::Make(dtype, ToDims(head.global()));
-    Piece from{const_cast<char*>(packed.data()) + at, box};
-    Piece to{whole->data.get(), Box::Whole(whole->shape)};
-    if (!box.empty()) CopyBox(dtype, box, from, to);
-    at += head.bytes();
+// Calls `use` with boxes that cover `box`, each of at most `most` elements (or of one) and without gaps in
+// `piece`, which holds it. All processes get the same ones. `axis`: those before it have extent 1.
+void ForEachRun(const Box& box, const Box& piece, int64_t most, const std::function<void(const Box&)>& use,
+                int axis = 0) {
+  if (box.empty()) return;
+  if (axis == box.extent.rank()) return use(box);
+  int64_t row = 1;
+  bool whole = true;
+  for (int a = axis + 1; a < box.extent.rank(); ++a) {
+    row *= box.extent[a];
+    whole = whole && box.extent[a] == piece.extent[a];
   }
+  const bool rows = whole && row <= most;
+  const int64_t step = rows ? std::max<int64_t>(1, most / row) : 1;
+  for (int64_t at = 0; at < box.extent[axis]; at += step) {
+    Box part = box;
+    part.begin[axis] += at;
+    part.extent[axis] = std::min(step, box.extent[axis] - at);
+    rows ? use(part) : ForEachRun(part, piece, most, use, axis + 1);
+  }
+}
+
+// Bytes from the start of a rank's piece.
+int64_t OffsetIn(const Box& piece, const Box& run, DType dtype) {
+  int64_t index = 0;
+  for (int a = 0; a < piece.extent.rank(); ++a)
+    index = index * piece.extent[a] + run.begin[a] - piece.begin[a];
+  return index * static_cast<int64_t>(SizeOf(dtype));
+}
+
+// The piece of a variable that a rank hosted here has, and memory of the host to move it through.
+class LocalPiece {
+ public:
+  LocalPiece(const ModelImpl& model, int rank, const std::string& variable)
+      : device_(model.store->device(rank)), info_(*model.store->Find(rank, variable)) {
+    data_ = static_cast<char*>(model.store->Variable(rank, variable));
+    const int64_t bytes = info_.box.elements() * static_cast<int64_t>(SizeOf(info_.dtype));
+    staging_ =
+        device_->AllocateHost(std::clamp<int64_t>(bytes, 64, kBytes), Cat("variable '", variable, "'"));
+  }
+  const Box& box() const { return info_.box; }
+  // `run` is without gaps here. Valid until the next call.
+  const void* Get(const Box& run) {
+    device_->CopyOut(staging_->data(), data_ + OffsetIn(info_.box, run, info_.dtype), Bytes(run));
+    return staging_->data();
+  }
+  void Put(const Box& run, const HostTensor& whole) {
+    CopyBox(info_.dtype, run, {whole.data.get(), Box::Whole(whole.shape)}, {staging_->data(), run});
+    device_->CopyIn(data_ + OffsetIn(info_.box, run, info_.dtype), staging_->data(), Bytes(run));
+  }
+
+ private:
+  size_t Bytes(const Box& run) const { return run.elements() * SizeOf(info_.dtype); }
+
+  Device* const device_;
+  const Store::VariableInfo& info_;
+  char* data_;
+  std::unique_ptr<Memory> staging_;
+};
+
+int64_t MostElements(DType dtype) { return kBytes / static_cast<int64_t>(SizeOf(dtype)); }
+
+// A part of the variable: who gives it, and whether processes lack it.
+struct Part {
+  Box box;
+  int giver = 0;  // rank
+  Box piece;      // the giver's
+  bool sent = false;
+};
+
+// Every element once. The same on all processes.
+std::vector<Part> PartsOf(const ModelImpl& model, const ModelVariable& variable) {
+  const int processes = model.options.job ? model.options.job->processes() : 1;
+  const int hosted = model.mesh.size() / processes;
+  const BoxingEnd from = EndOf(model.mesh, variable.layout);
+  const BoxingEnd to{{1}, {-1}, {B()}};  // one place that is no device
+  const BoxingProgram program = RouteAll(Box::Whole(variable.shape), from, to);
+  std::vector<int> ranks;
+  for (int device : program.members) ranks.push_back(device < 0 ? -1 : model.mesh.IndexOf(device));
+  std::vector<Part> parts;
+  for (const BoxingRegion& region : program.work.back()) {
+    if (region.box.empty()) continue;
+    const int source = region.sources[0];
+    Part part{region.box, ranks[source], program.in[source]};
+    std::set<int> have;
+    for (size_t m = 0; m < ranks.size(); ++m)
+      if (program.has_in[m] && program.in[m].Intersect(region.box) == region.box)
+        have.insert(ranks[m] / hosted);
+    part.sent = static_cast<int>(have.size()) < processes;
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+// What other processes send of a variable, put in its place as it comes.
+class Arrivals final : public PeerListener {
+ public:
+  Arrivals(std::string variable, const HostTensor& whole) : variable_(std::move(variable)), whole_(whole) {}
+
+  // Until so many elements have come altogether.
+  void WaitFor(int64_t elements) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = elements;
+    changed_.wait(lock, [&] { return come_ >= elements || !failure_.empty(); });
+    if (!failure_.empty()) throw Error(failure_);
+  }
+
+  void OutputArrived(int64_t, int, const Box& box, const void* data, size_t) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    CopyBox(whole_.dtype, box, {const_cast<void*>(data), box}, {whole_.data.get(), Box::Whole(whole_.shape)});
+    come_ += box.elements();
+    changed_.notify_all();
+  }
+  void PeersFailed(const std::string& message) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failure_ = message;
+    changed_.notify_all();
+  }
+  Awaited AwaitedOutputs() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (come_ >= wanted_) return {};
+    return {0, Cat("pieces of variable '", variable_, "'")};
+  }
+
+ private:
+  const std::string variable_;
+  const HostTensor whole_;
+  // A lock, since pieces come on the job's thread while the user's waits.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t come_ = 0, wanted_ = 0;
+  std::string failure_;
+};
+
+// What this process holds, from whichever of its ranks.
+void CopyLocal(const ModelImpl& model, const std::string& name, const std::vector<Part>& parts,
+               const HostTensor& whole) {
+  std::vector<bool> done(parts.size(), false);
+  for (int rank : model.store->ranks()) {
+    if (model.store->Find(rank, name) == nullptr) continue;
+    LocalPiece piece(model, rank, name);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (done[i] || !(parts[i].box.Intersect(piece.box()) == parts[i].box)) continue;
+      done[i] = true;
+      ForEachRun(parts[i].box, piece.box(), MostElements(whole.dtype), [&](const Box& run) {
+        CopyBox(whole.dtype, run, {const_cast<void*>(piece.Get(run)), run},
+                {whole.data.get(), Box::Whole(whole.shape)});
+      });
+    }
+  }
+}
+
+// Each process sends, to all others, the parts whose giver it hosts and that some process has not.
+void Exchange(const ModelImpl& model, const std::string& name, const std::vector<Part>& parts,
+              const HostTensor& whole) {
+  Job* job = model.options.job.get();
+  const int hosted = model.mesh.size() / job->processes();
+  Arrivals arrivals(name, whole);
+  std::unique_ptr<PeerLink> link = job->peers_of_runtimes()->Connect("Model::Read", &arrivals);
+  int64_t on_the_way = kInFlight, to_come = 0;
+  std::unique_ptr<LocalPiece> mine;
+  for (const Part& part : parts) {
+    if (!part.sent) continue;
+    const bool here = part.giver / hosted == job->process();
+    if (here) mine = std::make_unique<LocalPiece>(model, part.giver, name);
+    ForEachRun(part.box, part.piece, MostElements(whole.dtype), [&](const Box& run) {
+      const int64_t bytes = run.elements() * static_cast<int64_t>(SizeOf(whole.dtype));
+      if (on_the_way + bytes > kInFlight) {
+        arrivals.WaitFor(to_come);
+        (void)job->AllGather(Cat("variable '", name, "'"), "");
+        on_the_way = 0;
+      }
+      on_the_way += bytes;
+      if (here)
+        link->SendOutput(0, 0, run, mine->Get(run), bytes);
+      else
+        to_come += run.elements();
+    });
+  }
+  arrivals.WaitFor(to_come);
 }
 
 }  // namespace
 
-HostTensor Model::Read(const std::string& variable) const {
-  impl_->WaitIdle();
-  HostTensor whole;
-  if (Job* job = impl_->options.job.get()) {
-    for (const std::string& packed :
-         job->AllGather(Cat("variable '", variable, "'"), PackPieces(*impl_, variable)))
-      UnpackPieces(packed, &whole);
-  } else {
-    ForEachPiece(*impl_, variable, [&](int rank, const Store::VariableInfo& v) {
-      if (!whole.data) whole = HostTensor::Make(v.dtype, v.global);
-      Piece from{impl_->store->Variable(rank, variable), v.box};
-      Piece to{whole.data.get(), Box::Whole(v.global)};
-      if (!v.box.empty()) CopyBox(v.dtype, v.box, from, to);
-    });
-  }
-  if (!whole.data) FailNotThere(variable);
+HostTensor Model::Read(const std::string& name) const {
+  const ModelVariable& variable = impl_->Require(name);
+  const HostTensor whole = HostTensor::Make(variable.dtype, variable.shape);
+  const std::vector<Part> parts = PartsOf(*impl_, variable);
+  CopyLocal(*impl_, name, parts, whole);
+  if (std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.sent; }))
+    Exchange(*impl_, name, parts, whole);
   return whole;
 }
 
-void Model::Write(const std::string& variable, const HostTensor& value) {
-  impl_->WaitIdle();
-  bool found = false;
-  ForEachPiece(*impl_, variable, [&](int rank, const Store::VariableInfo& v) {
-    if (v.dtype != value.dtype || v.global != value.shape)
-      Fail("variable '", variable, "' is ", Name(v.dtype), v.global.str(), " but the value written is ",
-           Name(value.dtype), value.shape.str());
-    if (!value.data && value.bytes() > 0)
-      Fail("the value written to variable '", variable, "' holds no data");
-    found = true;
-    Piece from{value.data.get(), Box::Whole(v.global)};
-    Piece to{impl_->store->Variable(rank, variable), v.box};
-    if (!v.box.empty()) CopyBox(v.dtype, v.box, from, to);
-  });
-  if (Job* job = impl_->options.job.get())  // another process may hold all of it
-    for (const std::string& there : job->AllGather(Cat("write variable '", variable, "'"), found ? "1" : ""))
-      found = found || !there.empty();
-  if (!found) FailNotThere(variable);
+void Model::Write(const std::string& name, const HostTensor& value) {
+  const ModelVariable& variable = impl_->Require(name);
+  if (variable.dtype != value.dtype || variable.shape != value.shape)
+    Fail("variable '", name, "' is ", Name(variable.dtype), variable.shape.str(),
+         " but the value written is ", Name(value.dtype), value.shape.str());
+  if (!value.data && value.bytes() > 0) Fail("the value written to variable '", name, "' holds no data");
+  for (int rank : impl_->store->ranks()) {
+    if (impl_->store->Find(rank, name) == nullptr) continue;
+    LocalPiece piece(*impl_, rank, name);
+    ForEachRun(piece.box(), piece.box(), MostElements(value.dtype),
+               [&](const Box& run) { piece.Put(run, value); });
+  }
 }
 
 std::vector<std::string> Model::Variables() const {
-  std::set<std::string> names;
-  if (impl_->store)
-    for (int rank : impl_->store->ranks())
-      for (const Store::VariableInfo& v : impl_->store->Variables(rank)) names.insert(v.name);
-  if (Job* job = impl_->options.job.get()) {
-    std::string mine;
-    for (const std::string& name : names) mine += name + '\n';
-    for (const std::string& theirs : job->AllGather("names of variables", mine))
-      for (size_t at = 0; at < theirs.size();) {
-        const size_t end = theirs.find('\n', at);
-        names.insert(theirs.substr(at, end - at));
-        at = end + 1;
-      }
-  }
-  return {names.begin(), names.end()};
+  std::vector<std::string> names;
+  for (const auto& [name, variable] : impl_->variables) names.push_back(name);
+  return names;
 }
 
 }  // namespace oneflow_like

@@ -11,6 +11,7 @@
 #include "actor/net/talk/job.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/session_impl.h"
+#include "oneflow_like/variables.h"
 #include "ops/schedule.h"
 
 namespace oneflow_like {
@@ -125,6 +126,7 @@ void Session::Impl::Load() {
   }
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
+  o.next_step = &model->steps[options.name].next;
   if (model->trace) {
     model->trace->Start();
     o.trace_records = kTraceRecords;
@@ -167,7 +169,7 @@ void Session::Close() {
   if (impl_) impl_->Close();
 }
 
-int64_t Session::next_step() const { return impl_ && impl_->runtime ? impl_->runtime->next_step() : 0; }
+int64_t Session::next_step() const { return impl_ ? impl_->model->steps[impl_->options.name].next : 0; }
 
 // --- Train, Evaluate ---
 
@@ -225,9 +227,8 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.schedule = options.schedule == PipelineSchedule::kGPipe ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
   c.seed = model.options.seed;
   c.dtype = options.dtype;
-  c.machine = MachineOf(model.graph.mesh());
-  if (!options.zero_axis.empty())
-    c.zero_axis = model.graph.mesh().AxisOrFail(options.zero_axis, "zero_axis of session " + options.name);
+  c.machine = MachineOf(model.mesh);
+  c.zero_axis = model.zero_axis;
   return c;
 }
 
@@ -242,11 +243,26 @@ Compiled CompileFor(const std::string& who, const ModelImpl& model, Graph graph,
   }
 }
 
+// Sessions of one name share their step number, which must mean one thing.
+void CheckStepsOf(const std::string& who, const ModelImpl& model, const std::string& session,
+                  SessionSteps::Of of) {
+  auto steps = model.steps.find(session);
+  if (steps == model.steps.end() || steps->second.of == SessionSteps::Of::kNone || steps->second.of == of)
+    return;
+  const bool training = of == SessionSteps::Of::kTraining;
+  Fail(who, ": session ", session, " is ", training ? "a training" : "an evaluation",
+       " but an earlier one of that ", "name is ", training ? "an evaluation" : "a training",
+       ", and both would count its steps; give it another ", "name");
+}
+
 Session Finish(const std::string& who, ModelImpl* model, Graph graph, const SessionOptions& options,
                const std::map<std::string, int>& fetched, std::vector<int> roots, const std::string& finite) {
+  const SessionSteps::Of of = roots.empty() ? SessionSteps::Of::kEvaluation : SessionSteps::Of::kTraining;
+  CheckStepsOf(who, *model, options.name, of);
   for (const auto& [name, value] : fetched) roots.push_back(AddFetch(&graph, name, value));
   graph.KeepOnly(roots);
   CheckOptions(graph, who, options);
+  std::vector<ModelVariable> state = NewState(who, *model, graph);
   std::string input_graph = model->options.job ? GraphLines(graph) : "";
   Compiled compiled = CompileFor(who, *model, std::move(graph), options);
   std::unique_ptr<Session::Impl> impl(new Session::Impl{
@@ -259,6 +275,8 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
         Fail(who, ": session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank,
              " but the budget is ", model->options.memory_budget, "; its largest consumers:\n",
              session.SummaryText());
+  for (ModelVariable& variable : state) model->variables.emplace(variable.node.name, std::move(variable));
+  model->steps[options.name].of = of;
   return session;
 }
 
@@ -272,13 +290,19 @@ void CheckRule(const std::string& who, const UpdateRule& rule) {
     Fail(who, ": clip_norm is ", rule.clip_norm, ", must be 0 (no clipping) or more");
 }
 
-void AddOutputs(const ModelImpl* model, const std::string& who, const std::map<std::string, Tensor>& outputs,
-                std::map<std::string, int>* fetched) {
+void AddOutput(const std::string& who, const std::string& name, int value,
+               std::map<std::string, int>* fetched) {
+  if (!fetched->emplace(name, value).second)
+    Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
+}
+
+void AddOutputs(const GraphOfModel* graph, const std::string& who,
+                const std::map<std::string, Tensor>& outputs, std::map<std::string, int>* fetched) {
   for (const auto& [name, tensor] : outputs) {
-    if (ModelOf(tensor, Cat(who, ": output '", name, "'")) != model)
-      Fail(who, ": output '", name, "' belongs to another model");
-    if (!fetched->emplace(name, tensor.id()).second)
-      Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
+    const GraphOfModel* of = GraphOf(tensor, Cat(who, ": output '", name, "'"));
+    if (of != graph)
+      Fail(who, ": output '", name, "' belongs to another ", of->model == graph->model ? "graph" : "model");
+    AddOutput(who, name, tensor.id(), fetched);
   }
 }
 
@@ -288,7 +312,7 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   TrainOptions options = user_options;
   if (options.name.empty()) options.name = "train";
   std::string who = Cat("Train at ", SourceLine(at).str());
-  ModelImpl* model = ModelOf(loss, who);
+  GraphOfModel* source = GraphOf(loss, who);
   UpdateRule rule;
   rule.op = optimizer.op;
   rule.attrs = ScheduleAttrs(options.lr_schedule);
@@ -296,10 +320,14 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   rule.clip_norm = options.clip_norm;
   rule.decay_only_matrices = optimizer.op == "adamw";
   CheckRule(who, rule);
-  Graph graph = model->graph;
+  std::map<std::string, int> fetched{{"loss", loss.id()}};
+  AddOutputs(source, who, options.outputs, &fetched);
+  Graph graph = SessionGraph(source, fetched);
   graph.set_times(options.micro_batches);
+  const int first_added = graph.num_nodes();
   std::vector<int> weights, roots;
-  for (const auto& [name, node] : model->variables) weights.push_back(graph.node(node).out[0]);
+  for (const auto& [name, node] : source->variables)
+    if (graph.alive(node)) weights.push_back(graph.node(node).out[0]);
   std::sort(weights.begin(), weights.end());
   LossScale loss_scale;
   if (options.dtype == DType::kFloat16) loss_scale = AddLossScale(&graph, loss.id());
@@ -314,11 +342,10 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   AddUpdates(&graph, used, gradients, rule, &grad_norm, loss_scale);
   for (int n = first_update; n < graph.num_nodes(); ++n)
     if (graph.node(n).op == rule.op || graph.node(n).op == "update_loss_scale") roots.push_back(n);
-  std::map<std::string, int> fetched{{"loss", loss.id()}};
-  if (grad_norm >= 0) fetched["grad_norm"] = grad_norm;
-  AddOutputs(model, who, options.outputs, &fetched);
+  if (grad_norm >= 0) AddOutput(who, "grad_norm", grad_norm, &fetched);
+  NameState(options.name, first_added, &graph);
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
-  return Finish(who, model, std::move(graph), options, fetched, roots,
+  return Finish(who, source->model, std::move(graph), options, fetched, roots,
                 options.check_finite && scalar ? "loss" : "");
 }
 
@@ -327,10 +354,11 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
   if (options.name.empty()) options.name = "eval";
   std::string who = Cat("Evaluate at ", SourceLine(at).str());
   if (outputs.empty()) Fail(who, ": no outputs are asked for");
-  ModelImpl* model = ModelOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
+  GraphOfModel* source =
+      GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
   std::map<std::string, int> fetched;
-  AddOutputs(model, who, outputs, &fetched);
-  return Finish(who, model, model->graph, options, fetched, {}, "");
+  AddOutputs(source, who, outputs, &fetched);
+  return Finish(who, source->model, SessionGraph(source, fetched), options, fetched, {}, "");
 }
 
 }  // namespace oneflow_like

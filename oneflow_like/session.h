@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "actor/profile.h"
 #include "oneflow_like/model.h"
 
 namespace oneflow_like {
@@ -46,15 +47,16 @@ struct Optimizer {
 enum class PipelineSchedule { kGPipe, k1F1B };
 
 struct SessionOptions {
-  std::string name;  // in dumps and messages; default "train" or "eval"
+  // In dumps and messages; default "train" or "eval". Sessions of one name are one training (or evaluation):
+  // they share the number of the next step and, as "<name>:...", optimizer state.
+  std::string name;
   int micro_batches = 1;
   int steps_in_flight = 2;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients,
-  // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable "loss_scale":
-  // steps whose gradients overflow change nothing but that.
+  // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable
+  // "<name>:loss_scale": steps whose gradients overflow change nothing but that.
   DType dtype = DType::kFloat32;
-  std::string zero_axis;  // a mesh axis that also cuts weights and optimizer state not cut otherwise (ZeRO)
 };
 struct TrainOptions : SessionOptions {
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
@@ -116,7 +118,7 @@ class Session {
   // Why it sends what it sends: every boxing with its estimated time, its bytes, its reason and the user's
   // line, dearest first; and how much each rank computes beside the mean.
   std::string ExplainText() const;
-  int64_t next_step() const;
+  int64_t next_step() const;  // Model::next_step of its name
   // Where the time of all steps since the last call of either (or the first step) went; waits for steps in
   // flight. In a job of several processes it is of all of them, and all call it together.
   StepProfile TakeProfile();

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/random.h"
 #include "ops/op.h"
 
 namespace oneflow_like {
@@ -63,7 +64,9 @@ std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std:
     if (!in[i].defined()) {
       Fail(Who(op.c_str(), at), ": operand ", i + 1, " is a Tensor that was never given a value");
     }
-    if (in[i].graph() != graph) Fail(Who(op.c_str(), at), ": operand ", i + 1, " belongs to another model");
+    if (in[i].graph() != graph)
+      Fail(Who(op.c_str(), at), ": operand ", i + 1,
+           " belongs to another model, or to another graph of this one");
   }
   return graph->AddNode(op, in, attrs, SourceLine(at));
 }
@@ -248,15 +251,22 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
   }
   double factor = options.scale;
   if (factor == 0) factor = q.shape().rank() > 0 ? 1 / std::sqrt(static_cast<double>(q.shape().back())) : 1;
-  return One("attention", {q, k, v},
-             {{"causal", int64_t{options.causal}}, {"dropout", options.dropout}, {"scale", factor}}, at);
+  Attrs attrs = {{"causal", int64_t{options.causal}}, {"dropout", options.dropout}, {"scale", factor}};
+  if (!options.draws.empty()) attrs.Set("key", DrawKey(options.draws));
+  return One("attention", {q, k, v}, attrs, at);
 }
 
-Tensor dropout(Tensor x, double p, Here at) {
+int64_t DrawKey(const std::string& name) { return static_cast<int64_t>(HashName(name) >> 1); }
+
+Tensor dropout(Tensor x, double p, const std::string& draws, Here at) {
   GraphOf("dropout", x, at);
   if (p < 0 || p >= 1) Fail(Who("dropout", at), ": p is ", p, " but must be in [0, 1)");
   if (p == 0) return x;
-  return One("dropout", {x}, {{"p", p}}, at);
+  Attrs attrs = {{"p", p}};
+  if (!draws.empty()) attrs.Set("key", DrawKey(draws));
+  return One("dropout", {x}, attrs, at);
 }
+
+Tensor dropout(Tensor x, double p, Here at) { return dropout(x, p, "", at); }
 
 }  // namespace oneflow_like

@@ -116,11 +116,18 @@ struct AttentionOptions {
   bool causal = true;
   double dropout = 0;  // probability of dropping
   double scale = 0;    // 0: 1 / sqrt(d)
+  std::string draws;   // names what dropout draws, as that of dropout() below
 };
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options = {}, OFL_HERE);
-// Zeroes with probability p and divides the rest by 1 - p. The mask is a function of seed, name, step and
-// global position: the same on every mesh and for every number of micro-batches. p = 0 is the identity.
+// Zeroes with probability p and divides the rest by 1 - p. The mask is a function of the seed, the operator,
+// the step and the global position: the same on every mesh and for every number of micro-batches. The
+// operator is known by its scope and by how many of its kind stand before it there, in what a session runs,
+// or by the name `draws`. p = 0 is the identity.
 Tensor dropout(Tensor x, double p, OFL_HERE);
+Tensor dropout(Tensor x, double p, const std::string& draws, OFL_HERE);
+// Attribute "key" of a random operator, from a name: Apply(graph, "uniform", {}, {..., {"key",
+// DrawKey("late")}}). Operators of one key draw the same numbers.
+int64_t DrawKey(const std::string& name);
 
 // A node by name, for operators without a function of their own (gradients, operators of the user's).
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,

@@ -88,7 +88,7 @@ struct OpDef {
   // The name of the scalar body in ops/scalar.h; empty when the operator is not elementwise. Fusible.
   std::string scalar;
   bool view = false;    // the output has the input's bytes (reshape)
-  bool random = false;  // draws by attribute "key" (set when the node is made), the step and global positions
+  bool random = false;  // draws by attribute "key" (DrawKey), the step and global positions
   std::vector<std::pair<int, int>> inplace;  // (output, input): an update; the output replaces the variable
 
   Precision precision = Precision::kWide;

@@ -35,7 +35,7 @@ class GraphBuilder {
  public:
   virtual ~GraphBuilder() = default;
   // Adds one node and returns its outputs. Infers and checks shapes and types; throws Error naming the
-  // operator and the user's line. A random operator without attribute "key" gets one from its name.
+  // operator and the user's line.
   virtual std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in,
                                       const Attrs& attrs, const SourceLine& line) = 0;
   virtual const Dims& ShapeOf(int id) const = 0;

@@ -2,6 +2,7 @@
 // carry outputs and failures on a thread of the test's own.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -33,6 +34,7 @@ class Wire {
   }
 
   int processes() const { return static_cast<int>(listeners_.size()); }
+  std::atomic<int64_t> output_bytes{0};  // that processes have sent to all others
   // What is told before the listener is there is lost: plans are loaded everywhere before the first step.
   void Connect(int process, const std::string& plan, PeerListener* listener) {
     std::lock_guard<std::mutex> lock(telling_);
@@ -124,6 +126,7 @@ class TestLink final : public PeerLink, public Collectives {
   }
   void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) override {
     const char* begin = static_cast<const char*>(data);
+    wire_->output_bytes += bytes;
     ToOthers([=, copy = std::vector<char>(begin, begin + bytes)](PeerListener* listener) {
       listener->OutputArrived(step, output, box, copy.data(), copy.size());
     });

@@ -207,10 +207,12 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
 
 // All passes, in the order they run.
 inline const std::vector<std::string>& PassNames() {
-  static const std::vector<std::string> names = {
-      "autograd",          "add_updates",   "mixed_precision", "place_stages",  "shard_variables",
-      "choose_signatures", "insert_boxing", "lower_boxing",    "fuse_epilogue", "fuse",
-      "order_writes",      "form_segments", "order_acts",      "partition",     "place_memory"};
+  static const std::vector<std::string> names = {"name_draws",        "autograd",      "add_updates",
+                                                 "mixed_precision",   "place_stages",  "shard_variables",
+                                                 "choose_signatures", "insert_boxing", "lower_boxing",
+                                                 "fuse_epilogue",     "fuse",          "order_writes",
+                                                 "form_segments",     "order_acts",    "partition",
+                                                 "place_memory"};
   return names;
 }
 
@@ -268,7 +270,9 @@ class PassRun {
   }
 
   void RunOne(const std::string& pass) {
-    if (pass == "autograd") {
+    if (pass == "name_draws") {
+      NameDraws(&graph_);
+    } else if (pass == "autograd") {
       if (example_.options.count("loss")) gradients_ = Autograd(&graph_, Values("loss")[0], weights_);
     } else if (pass == "add_updates") {
       AddTheUpdates();

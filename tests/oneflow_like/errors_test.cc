@@ -207,6 +207,14 @@ TEST(Errors, AnnotationsAndStages) {
       MISTAKE("^Train at .*stage pp=1 has no work: mesh cpu:dp=2,tp=2,pp=2 has 2 stages on axis pp but the model uses 1",
                       Train(mean(X(m, {4}) * m.scope().Stage("pp", 0).Weight("w", {4}, Ones())), Sgd{})),
       MISTAKE("^weight 'w' at .*its shape is \\[5\\] but the weight of that name made at errors_test.cc:.* has \\[4\\]", m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {5}, Zeros())),
+      MISTAKE("^weight 'w' at .*it starts as normal\\(mean=0 stddev=2\\) but the weight of that name made at errors_test.cc:.* starts as full\\(value=0\\)", m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {4}, Normal(2))),
+      MISTAKE("^weight 'w' at .*it is annotated tp:S0 but the weight of that name made at errors_test.cc:.* is not annotated along tp", m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0)}})),
+      MISTAKE("^weight 'w' at .*it is annotated tp:B but the weight of that name made at errors_test.cc:.* is tp:S0", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0)}}), m.scope().Weight("w", {4}, Zeros(), {{"tp", B()}})),
+      MISTAKE("^weight 'w' at .*it is on stage pp=1 but the weight of that name made at errors_test.cc:.* is on stage pp=0; move its value there with to_stage", m.scope().Stage("pp", 0).Weight("w", {4}, Zeros()), m.scope().Stage("pp", 1).Weight("w", {4}, Zeros())),
+      MISTAKE("^weight 'w' at .*it is on stage pp=1 but the weight of that name made at errors_test.cc:.* is on no stage of pp", m.scope().Weight("w", {4}, Zeros()), m.scope().Stage("pp", 1).Weight("w", {4}, Zeros())),
+      MISTAKE("^weight 'w' at .*it starts as .* made at errors_test.cc", m.scope().Weight("w", {4}, Zeros()), m.NewGraph("other").scope().Weight("w", {4}, Ones())),
+      MISTAKE("^weight 'a:b/w' at .*names with a ':' are those of optimizer state", (m.scope() / "a:b").Weight("w", {4}, Zeros())),
+      MISTAKE("^input 'a:b' at .*names with a ':' are those of optimizer state", m.Input("a:b", {4}, DType::kFloat32)),
       MISTAKE("^weight '' at .*needs a name", m.scope().Weight("", {4}, Zeros())),
       MISTAKE("^weight 'w' at .*Scope was never given a value", Scope().Weight("w", {4}, Zeros())),
       MISTAKE_NO_LINE("Scope that was never given a value", Scope().Stage("pp", 0)),
@@ -220,6 +228,7 @@ TEST(Errors, AnnotationsAndStages) {
       MISTAKE("^input 'a' at .*batch_axis is 1 but the shape is \\[4\\]", m.Input("a", {4}, DType::kFloat32, {}, 1)),
       MISTAKE("^input 'a' at .*batch_axis is 0 but the shape is \\[\\]", m.Input("a", {}, DType::kFloat32)),
       MISTAKE("^add at .*operand 2 belongs to another model", Model other(Mesh("cpu", {})); add(X(m, {4}), X(other, {4}))),
+      MISTAKE("^add at .*operand 2 belongs to another model, or to another graph of this one", ModelGraph other = m.NewGraph("other"); add(X(m, {4}), other.Input("x", {4}, DType::kFloat32))),
   });
 }
 
@@ -264,13 +273,16 @@ TEST(Errors, TrainAndEvaluate) {
       MISTAKE("^Train at .*an output 'loss' of its own", TrainOptions o; Tensor l = Loss(m); o.outputs = {{"loss", l}}; Train(l, Sgd{}, o)),
       MISTAKE("^Train at .*output 'y'.*undefined", TrainOptions o; o.outputs = {{"y", Tensor()}}; Train(Loss(m), Sgd{}, o)),
       MISTAKE("^Train at .*output 'y' belongs to another model", Model other(Mesh("cpu", {})); TrainOptions o; o.outputs = {{"y", X(other, {2})}}; Train(Loss(m), Sgd{}, o)),
+      MISTAKE("^Evaluate at .*output 'z' belongs to another graph", ModelGraph other = m.NewGraph("other"); Evaluate({{"y", X(m, {2})}, {"z", other.Input("x", {2}, DType::kFloat32)}})),
+      MISTAKE_NO_LINE("^SetNextStep: session train cannot continue with step -1", m.SetNextStep("train", -1)),
       MISTAKE("^Evaluate at .*no outputs", Evaluate({})),
       MISTAKE("^Evaluate at .*output 'y'.*undefined", Evaluate({{"y", Tensor()}})),
       MISTAKE("^Evaluate at .*output 'z' belongs to another model", Model other(Mesh("cpu", {})); Evaluate({{"y", X(m, {2})}, {"z", X(other, {2})}})),
       MISTAKE("^Train at .*: micro_batches is 0, must be at least 1", Train(Loss(m), Sgd{}, MicroBatches(0))),
       MISTAKE("^Train at .*: micro_batches is 5 but input 'x.*' has a batch of 4", Train(Loss(m), Sgd{}, MicroBatches(5))),
       MISTAKE("^Train at .*steps_in_flight is 0", TrainOptions o; o.steps_in_flight = 0; Train(Loss(m), Sgd{}, o)),
-      MISTAKE("^Train at .*zero_axis.*no axis xx", TrainOptions o; o.zero_axis = "xx"; Train(Loss(m), Sgd{}, o)),
+      MISTAKE_NO_LINE("^ModelOptions::zero.*no axis xx", Model other(m.mesh(), {.zero = {"xx"}})),
+      MISTAKE("^Evaluate at .*session train is an evaluation but an earlier one of that name is a training", Session t = Train(Loss(m), Sgd{}); Evaluate({{"y", X(m, {2})}}, {.name = "train"})),
       MISTAKE("needs the whole batch .* 2 micro-batches", EvaluateIn({{"y", softmax(transpose(X(m, {4, 3}), {1, 0}))}}, 2)),
       MISTAKE("argmax .*needs the whole batch .* 2 micro-batches", EvaluateIn({{"y", argmax(X(m, {4, 3}), 0)}}, 2)),
       MISTAKE("concat .* needs the whole batch .* 4 micro-batches", Tensor x = X(m, {4, 3}); EvaluateIn({{"y", sum(concat({x, x}, 0))}}, 4)),
@@ -295,7 +307,6 @@ TEST(Errors, FeedsOutputsAndVariables) {
   Tensor x = model.Input("x", {4, 3}, DType::kFloat32), w = model.scope().Weight("w", {3}, Ones());
   Session session = Evaluate({{"y", x * w}});
   HostTensor good = Floats(1, {4, 3});
-  Refuse("variable 'w' is not there", [&] { model.Read("w"); });
   Refuse("input 'x' of plan 'eval', f32\\[4,3\\], is missing", [&] { session.Run({}); });
   Refuse("feed 'z' is no input of plan 'eval'; its inputs are 'x'", [&] { session.Run({{"x", good}, {"z", good}}); });
   Refuse("feed 'x' is f32\\[3,4\\] but the input is f32\\[4,3\\]", [&] { session.Run({{"x", Floats(1, {3, 4})}}); });

@@ -48,6 +48,7 @@ std::vector<float> Losses(const Training& run) {
   ModelOptions options;
   options.seed = 3;
   options.threads = run.threads;
+  options.zero = {run.zero_axis};
   Model model(Mesh("cpu", axes), options);
   GptConfig config;
   config.layers = 4;
@@ -61,7 +62,6 @@ std::vector<float> Losses(const Training& run) {
   TrainOptions train;
   train.micro_batches = run.micro_batches;
   train.schedule = run.schedule;
-  train.zero_axis = run.zero_axis;
   train.clip_norm = 1.0;
   train.steps_in_flight = run.steps_in_flight;
   train.lr_schedule = {.kind = Schedule::Kind::kLinearWarmup, .warmup = 5};

@@ -352,26 +352,26 @@ TEST(LossScale, AnOverflowSkipsTheStepAndHalvesTheScale) {
     return std::vector<float>(t.as<float>(), t.as<float>() + t.elements());
   };
   run(0);
-  EXPECT_EQ(number("loss_scale"), 65536);
-  EXPECT_EQ(number("loss_scale_finite_steps"), 1);
-  std::vector<float> weight = whole("embedding"), moment = whole("adam_m/embedding");
+  EXPECT_EQ(number("train:loss_scale"), 65536);
+  EXPECT_EQ(number("train:loss_scale_finite_steps"), 1);
+  std::vector<float> weight = whole("embedding"), moment = whole("train:adam_m/embedding");
 
   // A scale under which gradients in fp16 cannot be finite.
-  HostTensor huge = model.Read("loss_scale");
+  HostTensor huge = model.Read("train:loss_scale");
   huge.as<float>()[0] = 1e30f;
-  model.Write("loss_scale", huge);
+  model.Write("train:loss_scale", huge);
   float loss = run(1);
   EXPECT_TRUE(std::isfinite(loss)) << loss;
-  EXPECT_EQ(number("loss_scale"), 0.5f * 1e30f);
-  EXPECT_EQ(number("loss_scale_finite_steps"), 0);
+  EXPECT_EQ(number("train:loss_scale"), 0.5f * 1e30f);
+  EXPECT_EQ(number("train:loss_scale_finite_steps"), 0);
   EXPECT_EQ(whole("embedding"), weight);
-  EXPECT_EQ(whole("adam_m/embedding"), moment);
+  EXPECT_EQ(whole("train:adam_m/embedding"), moment);
 
   huge.as<float>()[0] = 1024;
-  model.Write("loss_scale", huge);
+  model.Write("train:loss_scale", huge);
   run(2);
-  EXPECT_EQ(number("loss_scale"), 1024);
-  EXPECT_EQ(number("loss_scale_finite_steps"), 1);
+  EXPECT_EQ(number("train:loss_scale"), 1024);
+  EXPECT_EQ(number("train:loss_scale_finite_steps"), 1);
   EXPECT_NE(whole("embedding"), weight);
 }
 
@@ -382,14 +382,14 @@ TEST(LossScale, DoublesAfterItsIntervalOfFiniteSteps) {
   GptProgram program(given);
   Session session = program.MakeTrain();
   session.Run(program.MakeFeeds(0)).Wait();
-  HostTensor steps = program.model().Read("loss_scale_finite_steps");
+  HostTensor steps = program.model().Read("train:loss_scale_finite_steps");
   steps.as<float>()[0] = 1998;
-  program.model().Write("loss_scale_finite_steps", steps);
+  program.model().Write("train:loss_scale_finite_steps", steps);
   session.Run(program.MakeFeeds(1)).Wait();
-  EXPECT_EQ(program.model().Read("loss_scale").as<float>()[0], 65536);
+  EXPECT_EQ(program.model().Read("train:loss_scale").as<float>()[0], 65536);
   session.Run(program.MakeFeeds(2)).Wait();
-  EXPECT_EQ(program.model().Read("loss_scale").as<float>()[0], 131072);
-  EXPECT_EQ(program.model().Read("loss_scale_finite_steps").as<float>()[0], 0);
+  EXPECT_EQ(program.model().Read("train:loss_scale").as<float>()[0], 131072);
+  EXPECT_EQ(program.model().Read("train:loss_scale_finite_steps").as<float>()[0], 0);
 }
 
 }  // namespace

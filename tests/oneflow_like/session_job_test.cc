@@ -62,11 +62,11 @@ TEST(SessionJobTest, ReadingWhatIsNowhereIsAnErrorOnAll) {
   std::vector<std::string> errors = RunProcesses(2, [](std::shared_ptr<Job> job) {
     Model model(FullMesh("cpu:dp=2"), {.job = job});
     const std::string error = ErrorOf([&] { model.Write("w", Floats(1, {2})); });
-    EXPECT_EQ(error, "variable 'w' is not there: no session that has run makes it");
+    EXPECT_EQ(error, "variable 'w' is not there: neither a weight nor the state of a training has that name");
     (void)model.Read("w");
   });
   for (const std::string& error : errors)
-    EXPECT_EQ(error, "variable 'w' is not there: no session that has run makes it");
+    EXPECT_EQ(error, "variable 'w' is not there: neither a weight nor the state of a training has that name");
 }
 
 TEST(SessionJobTest, AMeshIsSharedEquallyOrRefused) {

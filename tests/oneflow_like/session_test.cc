@@ -241,7 +241,6 @@ TrainOptions ToTrainOptions(const Training& run) {
   TrainOptions options;
   options.micro_batches = run.micro_batches;
   options.schedule = run.schedule;
-  options.zero_axis = run.zero_axis;
   options.steps_in_flight = run.steps_in_flight;
   return options;
 }
@@ -249,6 +248,7 @@ TrainOptions ToTrainOptions(const Training& run) {
 Outputs PipelinedTraining(const Training& run, const Recipe& recipe = {}) {
   ModelOptions model_options;
   model_options.threads = run.threads;
+  model_options.zero = {run.zero_axis};
   Model model(FullMesh(run.mesh), model_options);
   Pipelined p = PipelinedModel(model);
   TrainOptions options = ToTrainOptions(run);
@@ -312,10 +312,8 @@ TEST(Session, StepsInFlightAndThreadsChangeNothing) {
 
 TEST(Session, ZeroHoldsLessOfEachVariable) {
   auto persistent = [](const std::string& zero_axis) {
-    Model model(FullMesh("cpu:dp=2"));
-    Training run;
-    run.zero_axis = zero_axis;
-    return Train(PipelinedModel(model).loss, AdamW{}, ToTrainOptions(run)).Summaries()[0].persistent_bytes;
+    Model model(FullMesh("cpu:dp=2"), {.zero = {zero_axis}});
+    return Train(PipelinedModel(model).loss, AdamW{}).Summaries()[0].persistent_bytes;
   };
   EXPECT_LT(persistent("dp"), persistent("") * 0.6);
 }
@@ -364,7 +362,7 @@ TEST(Session, TrainingEvaluationAndGenerationShareTheWeights) {
 TEST(Session, WeightsAreSharedByName) {
   Model model(FullMesh("cpu:dp=2"));
   Tensor x = model.Input("x", {3, 4}, DType::kFloat32);
-  Tensor a = model.scope().Weight("w", {4, 4}, Normal(1)), b = model.scope().Weight("w", {4, 4}, Zeros());
+  Tensor a = model.scope().Weight("w", {4, 4}, Normal(1)), b = model.scope().Weight("w", {4, 4}, Normal(1));
   Session session = Evaluate({{"a", matmul(x, a)}, {"b", matmul(x, b)}});
   StepResult r = session.Run({{"x", Floats(1, {3, 4})}});
   EXPECT_TRUE(SameBytes(r.Get("a"), r.Get("b")));
@@ -375,7 +373,7 @@ TEST(Session, CutVariablesAreReadAndWrittenWhole) {
   for (const Training& run :
        {Training{"cpu:dp=3", 1, PipelineSchedule::k1F1B, "dp"}, Training{"cpu:tp=2"}, Training{"cpu:pp=2"},
         Training{"cpu:dp=2,tp=2", 1, PipelineSchedule::k1F1B, "dp"}}) {
-    Model model(FullMesh(run.mesh));
+    Model model(FullMesh(run.mesh), {.zero = {run.zero_axis}});
     Session train = Train(PipelinedModel(model).loss, AdamW{}, ToTrainOptions(run));
     float first = train.Run(PipelinedFeeds(0)).Scalar("loss");
     std::map<std::string, HostTensor> written;
@@ -383,7 +381,8 @@ TEST(Session, CutVariablesAreReadAndWrittenWhole) {
       written[name] = Floats(written.size(), model.Read(name).shape);
       model.Write(name, written[name]);
     }
-    EXPECT_TRUE(written.count("adam_m/a/up") && written.count("adam_v/b/down") && written.count("table"));
+    EXPECT_TRUE(written.count("train:adam_m/a/up") && written.count("train:adam_v/b/down") &&
+                written.count("table"));
     for (const auto& [name, value] : written)
       EXPECT_TRUE(SameBytes(model.Read(name), value)) << run.str() << ": " << name;
     EXPECT_NE(train.Run(PipelinedFeeds(0)).Scalar("loss"), first);  // and the next step reads them

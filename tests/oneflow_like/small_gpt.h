@@ -40,7 +40,9 @@ class GptProgram {
       int a = mesh.FindAxis(name);
       axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
     }
-    model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), given.model_options);
+    ModelOptions options = given.model_options;
+    options.zero = {given.zero_axis};
+    model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), options);
     tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
     targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
   }
@@ -51,7 +53,6 @@ class GptProgram {
     TrainOptions options;
     options.micro_batches = given_.micro_batches;
     options.schedule = given_.schedule;
-    options.zero_axis = given_.zero_axis;
     options.dtype = given_.dtype;
     options.clip_norm = 1;
     return Train(GptLoss(model_->scope(), tokens_, targets_, Config(given_.dropout)), AdamW{.lr = 1e-3},
@@ -62,7 +63,6 @@ class GptProgram {
     SessionOptions options;
     options.micro_batches = given_.micro_batches;
     options.schedule = given_.schedule;
-    options.zero_axis = given_.zero_axis;
     options.dtype = given_.dtype;
     return Evaluate({{"loss", GptLoss(model_->scope(), tokens_, targets_, Config(0))}}, options);
   }

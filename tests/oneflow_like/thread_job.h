@@ -17,6 +17,7 @@ class Meeting {
 
   std::vector<std::string> AllGather(int process, const std::string& what, const std::string& mine) {
     std::unique_lock<std::mutex> lock(mutex_);
+    longest = std::max(longest, mine.size());
     const int64_t round = rounds_;
     texts_[process] = what + '\n' + mine;
     if (++come_ == static_cast<int>(texts_.size())) {
@@ -51,6 +52,7 @@ class Meeting {
 
  public:
   Wire wire;
+  size_t longest = 0;  // of the texts that processes gave
 };
 
 class TestJob final : public Job {
@@ -101,9 +103,9 @@ class TestJob final : public Job {
 };
 
 // Runs `body` as each of the processes; gives the message of the Error each threw, or nothing.
-inline std::vector<std::string> RunProcesses(int processes,
+inline std::vector<std::string> RunProcesses(Meeting& meeting,
                                              const std::function<void(std::shared_ptr<Job>)>& body) {
-  Meeting meeting(processes);
+  const int processes = meeting.wire.processes();
   std::vector<std::string> errors(processes);
   std::vector<std::thread> threads;
   for (int p = 0; p < processes; ++p) {
@@ -114,6 +116,11 @@ inline std::vector<std::string> RunProcesses(int processes,
   }
   for (std::thread& thread : threads) thread.join();
   return errors;
+}
+inline std::vector<std::string> RunProcesses(int processes,
+                                             const std::function<void(std::shared_ptr<Job>)>& body) {
+  Meeting meeting(processes);
+  return RunProcesses(meeting, body);
 }
 
 }  // namespace oneflow_like

@@ -19,7 +19,7 @@ constexpr size_t kLargestKept = size_t{1} << 20;
 }  // namespace
 
 struct RuntimeLinks::OutputHeader {
-  int64_t instance = 0, step = 0;
+  int64_t instance = 0, launch = 0;
   int32_t output = 0, rank = 0;
   int64_t begin[Dims::kMaxRank] = {}, extent[Dims::kMaxRank] = {};
 };
@@ -90,10 +90,10 @@ class RuntimeLinks::RuntimeLink final : public PeerLink {
     return links_->host_.exchange(what, mine);
   }
 
-  void SendOutput(int64_t step, int output, const Box& box, const void* data, size_t bytes) override {
+  void SendOutput(int64_t launch, int output, const Box& box, const void* data, size_t bytes) override {
     if (links_->host_.processes == 1) return;
     OutputSend* send = links_->TakeSend();
-    send->header = {.instance = instance_, .step = step, .output = output, .rank = box.extent.rank()};
+    send->header = {.instance = instance_, .launch = launch, .output = output, .rank = box.extent.rank()};
     for (int i = 0; i < box.extent.rank(); ++i) {
       send->header.begin[i] = box.begin[i];
       send->header.extent[i] = box.extent[i];
@@ -148,8 +148,8 @@ void RuntimeLinks::Disconnect(int64_t instance) {
 void RuntimeLinks::Note(int from, const OutputHeader& header) {
   std::lock_guard lock(links_mutex_);
   if (header.instance < next_instance_ && links_.count(header.instance) == 0) return;  // gone
-  auto [newest, first] = newest_[header.instance].emplace(from, header.step);
-  if (!first) newest->second = std::max(newest->second, header.step);
+  auto [newest, first] = newest_[header.instance].emplace(from, header.launch);
+  if (!first) newest->second = std::max(newest->second, header.launch);
 }
 
 void RuntimeLinks::JobFailed(const std::string& message) {
@@ -173,14 +173,15 @@ std::string RuntimeLinks::Awaited() {
   std::lock_guard lock(links_mutex_);
   std::string all;
   for (const auto& [instance, link] : links_) {
-    const int64_t step = link->listener_->AwaitedStep();
-    if (step < 0) continue;
-    all += Cat(all.empty() ? "" : ", ", "outputs of step ", step, " (", link->plan_, ")");
+    const PeerListener::Awaited awaited = link->listener_->AwaitedOutputs();
+    if (awaited.launch < 0) continue;
+    all += Cat(all.empty() ? "" : ", ", awaited.what, " (", link->plan_, ")");
     const std::map<int, int64_t>& newest = newest_[instance];
     std::string senders;
     for (int p = 0; p < host_.processes; ++p) {
       auto sent = newest.find(p);
-      const bool owes = newest.empty() ? p != host_.me : sent != newest.end() && sent->second < step;
+      const bool owes =
+          newest.empty() ? p != host_.me : sent != newest.end() && sent->second < awaited.launch;
       if (owes) senders += Cat(senders.empty() ? " of " : " and ", host_.describe(p));
     }
     all += senders;
@@ -240,7 +241,7 @@ void RuntimeLinks::ReleaseHeld(int64_t instance) {
 
 void RuntimeLinks::Tell(PeerListener* listener, const OutputHeader& header, const void* data, size_t bytes) {
   Box box{Dims(header.begin, header.begin + header.rank), Dims(header.extent, header.extent + header.rank)};
-  listener->OutputArrived(header.step, header.output, box, data, bytes);
+  listener->OutputArrived(header.launch, header.output, box, data, bytes);
 }
 
 RuntimeLinks::OutputSend* RuntimeLinks::TakeSend() {

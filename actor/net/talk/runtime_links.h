@@ -67,7 +67,7 @@ class RuntimeLinks final : public Peers, public Channel {
   std::map<int64_t, RuntimeLink*> links_;
   int64_t next_instance_ = 0;
   std::map<int64_t, std::vector<Held>> held_;  // told before the runtime was made here
-  // By instance and process: of which step the newest piece of an output came. Those who never send are not
+  // By instance and process: of which launch the newest piece of an output came. Those who never send are not
   // there.
   std::map<int64_t, std::map<int, int64_t>> newest_;
 

@@ -1,0 +1,119 @@
+#include "oneflow_like/variables.h"
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+namespace {
+
+// Where a weight lies that was requested outside any stage: with the first of its readers that are on one,
+// along the axes that this graph has stages on; on the whole mesh where it has none.
+void SettleStages(GraphOfModel* source) {
+  ModelImpl& model = *source->model;
+  bool all = true;
+  for (const auto& [name, node] : source->variables) all = all && model.variables.at(name).settled;
+  if (all) return;
+  Graph graph = *source;
+  Slice used = WholeMesh(model.mesh);
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    for (int a = 0; a < model.mesh.rank(); ++a)
+      if (graph.node(n).slice.fixed[a] != Slice::kFree) used.fixed[a] = 0;
+  const std::vector<std::vector<int>> readers = graph.Readers();
+  const std::vector<int> order = graph.Order();
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    Node& node = graph.node(*it);
+    if (node.placed || node.op == "input") continue;
+    for (int v : node.out)
+      for (int r : readers[v])
+        if (graph.node(r).placed && (!node.placed || graph.node(r).slice < node.slice)) {
+          node.slice = graph.node(r).slice;
+          node.placed = true;
+        }
+  }
+  for (const auto& [name, n] : source->variables) {
+    ModelVariable& variable = model.variables.at(name);
+    if (variable.settled) continue;
+    variable.settled = true;
+    variable.node.slice = graph.node(n).placed ? graph.node(n).slice : used;
+    variable.node.placed = variable.node.slice != WholeMesh(model.mesh);
+  }
+}
+
+}  // namespace
+
+Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outputs) {
+  SettleStages(source);
+  Graph graph = *source;
+  bool stages = false;
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    stages = stages || graph.node(n).slice != WholeMesh(graph.mesh());
+  for (const auto& [name, n] : source->variables) {
+    const Node& settled = source->model->variables.at(name).node;
+    graph.node(n).slice = settled.slice;
+    graph.node(n).placed = settled.placed || stages;
+  }
+  std::vector<int> roots;
+  for (const auto& [name, value] : outputs) roots.push_back(graph.value(value).producer);
+  graph.KeepOnly(roots);
+  NameDraws(&graph);
+  return graph;
+}
+
+void NameState(const std::string& training, int first, Graph* graph) {
+  for (int n = first; n < graph->num_nodes(); ++n) {
+    Node& node = graph->node(n);
+    if (node.op == "variable") node.name = graph->value(node.out[0]).name = Cat(training, ":", node.name);
+  }
+}
+
+std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& model, const Graph& graph) {
+  std::vector<ModelVariable> made;
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    if (!graph.alive(n) || graph.node(n).op != "variable") continue;
+    ModelVariable variable;
+    variable.node = graph.node(n);
+    const Value& value = graph.value(variable.node.out[0]);
+    variable.node.out.clear();
+    variable.dtype = value.dtype;
+    variable.shape = value.shape;
+    variable.settled = true;
+    auto known = model.variables.find(variable.node.name);
+    if (known == model.variables.end()) {
+      made.push_back(std::move(variable));
+      continue;
+    }
+    const ModelVariable& there = known->second;
+    if (there.shape != variable.shape || there.node.slice != variable.node.slice ||
+        there.node.fixed != variable.node.fixed)
+      Fail(who, ": variable '", variable.node.name, "' is ", variable.shape.str(), " ",
+           variable.node.slice.str(model.mesh), " here but ", there.shape.str(), " ",
+           there.node.slice.str(model.mesh), " in a session made before; give this one another name");
+  }
+  return made;
+}
+
+ModelVariable& ModelImpl::Require(const std::string& name) {
+  auto found = variables.find(name);
+  if (found == variables.end())
+    Fail("variable '", name, "' is not there: neither a weight nor the state of a training has that name");
+  ModelVariable& variable = found->second;
+  Load();
+  WaitIdle();
+  if (!variable.layout.sbp.empty()) return variable;
+  if (graph.variables.count(name)) SettleStages(&graph);
+  variable.settled = true;
+  Graph alone(&catalog, mesh);
+  Node node = variable.node;
+  node.phase = Phase::kForward;  // of state it is the update's, and there is none here
+  alone.AddRaw(node, {{name, variable.dtype, variable.shape}});
+  CompileOptions compile;
+  compile.name = "variables";
+  compile.seed = options.seed;
+  compile.zero_axis = zero_axis;
+  const Compiled compiled = Compile(std::move(alone), compile);
+  for (int rank : store->ranks()) store->Prepare(PlanOf(compiled, rank).plan, registry);
+  variable.layout = compiled.graph.LayoutOf(0);
+  return variable;
+}
+
+}  // namespace oneflow_like
