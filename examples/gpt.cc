@@ -101,10 +101,9 @@ Session MakeTraining(Model& model, const GptConfig& config) {
   return Train(loss, adamw, options);
 }
 
-Feeds FeedsOf(const TokenBatch& batch, const std::string& prefix) {
+Feeds FeedsOf(const TokenBatch& batch) {
   const Dims shape = {FLAGS_batch, FLAGS_context};
-  return {{prefix + "tokens", ToHost(batch.tokens, shape)},
-          {prefix + "targets", ToHost(batch.targets, shape)}};
+  return {{"tokens", ToHost(batch.tokens, shape)}, {"targets", ToHost(batch.targets, shape)}};
 }
 
 void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
@@ -132,7 +131,7 @@ void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint6
     progress.Update(line);
   };
   for (int64_t step = 0; step < FLAGS_steps; ++step) {
-    in_flight.push_back(train.Run(FeedsOf(RandomBatch(text, FLAGS_batch, FLAGS_context, seed, step), "")));
+    in_flight.push_back(train.Run(FeedsOf(RandomBatch(text, FLAGS_batch, FLAGS_context, seed, step))));
     if (in_flight.size() >= static_cast<size_t>(kStepsInFlight)) finish_one();
   }
   while (!in_flight.empty()) finish_one();
@@ -146,9 +145,10 @@ void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint6
 void MeasureHeldOut(const Launcher& launcher, Model& model, GptConfig config, TokenSpan text) {
   config.dropout = 0;
   const Dims shape = {FLAGS_batch, FLAGS_context};
-  Tensor tokens = model.Input("eval_tokens", shape, DType::kInt32, {{"dp", S(0)}});
-  Tensor targets = model.Input("eval_targets", shape, DType::kInt32, {{"dp", S(0)}});
-  Session eval = Evaluate({{"loss", GptLoss(model.scope(), tokens, targets, config)}},
+  ModelGraph graph = model.NewGraph("eval");
+  Tensor tokens = graph.Input("tokens", shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor targets = graph.Input("targets", shape, DType::kInt32, {{"dp", S(0)}});
+  Session eval = Evaluate({{"loss", GptLoss(graph.scope(), tokens, targets, config)}},
                           {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
   double total = 0;
   int64_t counted = 0;
@@ -156,7 +156,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, GptConfig config, To
     TokenBatch batch = ConsecutiveBatch(text, FLAGS_batch, FLAGS_context, i);
     if (batch.counted == 0) break;
     // The mean is over all positions, also over those past the end of the text, whose loss is 0.
-    total += static_cast<double>(eval.Run(FeedsOf(batch, "eval_")).Scalar("loss")) * batch.tokens.size();
+    total += static_cast<double>(eval.Run(FeedsOf(batch)).Scalar("loss")) * batch.tokens.size();
     counted += batch.counted;
   }
   eval.Close();
@@ -184,8 +184,9 @@ void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const
   config.dropout = 0;
   const int64_t context = config.context, classes = config.vocabulary;
   // One sequence: every replica of dp computes it whole.
-  Tensor tokens = model.Input("prompt", {1, context}, DType::kInt32, {{"dp", B()}});
-  Session generate = Evaluate({{"logits", GptLogits(model.scope(), tokens, config)}},
+  ModelGraph graph = model.NewGraph("generate");
+  Tensor tokens = graph.Input("prompt", {1, context}, DType::kInt32, {{"dp", B()}});
+  Session generate = Evaluate({{"logits", GptLogits(graph.scope(), tokens, config)}},
                               {.name = "generate", .dtype = PrecisionOf(FLAGS_dtype)});
   std::vector<int32_t> written;
   if (data.bytes) {

@@ -59,8 +59,7 @@ Tensor Logits(Scope s, Tensor x, double drop) {
 
 // Images order[begin ..] of the set, scaled to [0, 1]; rows past the end are black and labelled -1, which no
 // loss counts.
-Feeds FeedsOf(const ImageSet& set, const std::vector<int32_t>& order, int64_t begin,
-              const std::string& prefix) {
+Feeds FeedsOf(const ImageSet& set, const std::vector<int32_t>& order, int64_t begin, bool labelled) {
   std::vector<float> images(FLAGS_batch * set.pixels, 0.0f);
   std::vector<int32_t> labels(FLAGS_batch, -1);
   const int64_t rows = std::min<int64_t>(FLAGS_batch, static_cast<int64_t>(order.size()) - begin);
@@ -69,8 +68,8 @@ Feeds FeedsOf(const ImageSet& set, const std::vector<int32_t>& order, int64_t be
     for (int64_t i = 0; i < set.pixels; ++i) images[row * set.pixels + i] = from[i] * (1.0f / 255.0f);
     labels[row] = set.labels[order[begin + row]];
   }
-  Feeds feeds = {{prefix + "images", ToHost(images, {FLAGS_batch, set.pixels})}};
-  if (prefix.empty()) feeds["labels"] = ToHost(labels, {FLAGS_batch});
+  Feeds feeds = {{"images", ToHost(images, {FLAGS_batch, set.pixels})}};
+  if (labelled) feeds["labels"] = ToHost(labels, {FLAGS_batch});
   return feeds;
 }
 
@@ -87,8 +86,9 @@ Session MakeTraining(Model& model, int64_t pixels, int64_t steps) {
 }
 
 Session MakeEvaluation(Model& model, int64_t pixels) {
-  Tensor images = model.Input("test_images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
-  return Evaluate({{"class", argmax(Logits(model.scope(), images, 0))}}, {.name = "test"});
+  ModelGraph graph = model.NewGraph("test");
+  Tensor images = graph.Input("images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
+  return Evaluate({{"class", argmax(Logits(graph.scope(), images, 0))}}, {.name = "test"});
 }
 
 // In percent of all images.
@@ -97,7 +97,7 @@ double Accuracy(Session& eval, const ImageSet& set) {
   for (int64_t i = 0; i < set.count; ++i) order[i] = static_cast<int32_t>(i);
   int64_t right = 0;
   for (int64_t begin = 0; begin < set.count; begin += FLAGS_batch) {
-    StepResult result = eval.Run(FeedsOf(set, order, begin, "test_"));
+    StepResult result = eval.Run(FeedsOf(set, order, begin, false));
     const int64_t* guess = result.Get("class").as<int64_t>();
     const int64_t rows = std::min(FLAGS_batch, set.count - begin);
     for (int64_t row = 0; row < rows; ++row) right += guess[row] == set.labels[begin + row];
@@ -118,7 +118,7 @@ class Trainer {
   void RunEpoch(int64_t epoch) {
     const std::vector<int32_t> order = Shuffled(set_.count, seed_, epoch);
     for (int64_t begin = 0; begin < set_.count; begin += FLAGS_batch) {
-      in_flight_.push_back(session_.Run(FeedsOf(set_, order, begin, "")));
+      in_flight_.push_back(session_.Run(FeedsOf(set_, order, begin, true)));
       if (in_flight_.size() >= static_cast<size_t>(kStepsInFlight)) FinishOne(epoch);
     }
     while (!in_flight_.empty()) FinishOne(epoch);
