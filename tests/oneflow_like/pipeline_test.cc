@@ -38,7 +38,7 @@ OpDef WaitOperator(const std::string& name) {
 
 struct Pipeline {
   Pipeline(int stages, int micro_batches, PipelineSchedule schedule)
-      : model(Mesh("cpu", {{"pp", stages}}), Options(stages, micro_batches)) {
+      : model(Mesh("cpu", {{"pp", stages}}), Options(stages)) {
     Tensor h = model.Input("x", {micro_batches, 4}, DType::kFloat32);
     for (int i = 0; i < stages; ++i) {
       Scope stage = model.scope().Stage("pp", i);
@@ -51,7 +51,7 @@ struct Pipeline {
     session = std::make_unique<Session>(Train(mean(h), Sgd{.lr = 0.0}, options));
     feed = {{"x", HostTensor::Make(DType::kFloat32, {micro_batches, 4})}};
   }
-  static ModelOptions Options(int stages, int micro_batches) {
+  static ModelOptions Options(int stages) {
     ModelOptions options;
     options.threads = stages;
     options.operators = {WaitOperator("wait"), WaitOperator("wait_grad")};
