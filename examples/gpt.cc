@@ -15,6 +15,7 @@
 #include "examples/gpt_model.h"
 #include "examples/precision.h"
 #include "examples/step_log.h"
+#include "oneflow_like/limits.h"
 #include "oneflow_like/oneflow_like.h"
 
 DEFINE_int64(layers, 4, "Transformer blocks");
@@ -44,29 +45,29 @@ namespace oneflow_like {
 namespace {
 
 const int kStepsInFlight = 2;
+const char* const kMesh = "cpu:dp=1,tp=1,pp=1";
 
 void CheckFlags() {
-  auto at_least = [](const char* flag, int64_t value, int64_t least) {
-    if (value < least) Fail("--", flag, "=", value, ": must be at least ", least);
-  };
-  at_least("layers", FLAGS_layers, 1);
-  at_least("width", FLAGS_width, 1);
-  at_least("heads", FLAGS_heads, 1);
-  at_least("context", FLAGS_context, 1);
-  at_least("batch", FLAGS_batch, 1);
-  at_least("micro_batches", FLAGS_micro_batches, 1);
-  at_least("steps", FLAGS_steps, 1);
-  at_least("warmup", FLAGS_warmup, 0);
-  at_least("eval_batches", FLAGS_eval_batches, 0);
-  at_least("sample_tokens", FLAGS_sample_tokens, 0);
+  constexpr int64_t kMany = 1'000'000'000;
+  CheckRange<int64_t>("--layers", FLAGS_layers, 1, 10'000);
+  CheckRange<int64_t>("--width", FLAGS_width, 1, 1 << 20);
+  CheckRange<int64_t>("--heads", FLAGS_heads, 1, 1 << 20);
+  CheckRange<int64_t>("--context", FLAGS_context, 1, 1 << 20);
+  CheckRange<int64_t>("--batch", FLAGS_batch, 1, 1 << 20);
+  CheckRange<int64_t>("--micro_batches", FLAGS_micro_batches, 1, kMostMicroBatches);
+  CheckRange<int64_t>("--steps", FLAGS_steps, 1, kMany);
+  CheckRange<int64_t>("--warmup", FLAGS_warmup, 0, kMany);
+  CheckRange<int64_t>("--eval_batches", FLAGS_eval_batches, 0, kMany);
+  CheckRange<int64_t>("--sample_tokens", FLAGS_sample_tokens, 0, kMany);
   if (FLAGS_micro_batches > FLAGS_batch) {
     Fail("--micro_batches=", FLAGS_micro_batches, ": more than --batch=", FLAGS_batch, " sequences");
   }
-  if (!(FLAGS_lr > 0) || std::isinf(FLAGS_lr)) Fail("--lr=", FLAGS_lr, ": must be a positive number");
-  for (auto [flag, value] : {std::pair{"clip", FLAGS_clip}, std::pair{"weight_decay", FLAGS_weight_decay},
-                             std::pair{"temperature", FLAGS_temperature}}) {
-    if (!(value >= 0) || std::isinf(value)) Fail("--", flag, "=", value, ": must be 0 or a positive number");
-  }
+  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1))
+    Fail("--dropout is ", FLAGS_dropout, ", must lie in [0, 1)");
+  if (!(FLAGS_lr > 0 && FLAGS_lr <= 1e30)) Fail("--lr is ", FLAGS_lr, ", must be more than 0, at most 1e30");
+  CheckRange("--clip", FLAGS_clip, 0.0, 1e30);
+  CheckRange("--weight_decay", FLAGS_weight_decay, 0.0, 1e30);
+  CheckRange("--temperature", FLAGS_temperature, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
   if (FLAGS_schedule != "1f1b" && FLAGS_schedule != "gpipe") {
     Fail("--schedule=", FLAGS_schedule, ": must be 1f1b or gpipe");
@@ -216,7 +217,7 @@ void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const
 
 int Run(const Launcher& launcher) {
   CheckFlags();
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, "cpu:dp=1,tp=1,pp=1");
+  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
   CheckGpt(ConfigOf(1), mesh);
   launcher.CheckFiles({{"text", FLAGS_text}}, {{"log_json", FLAGS_log_json}});
   StepLog log(launcher.main_process() ? FLAGS_log_json : "");
@@ -251,6 +252,7 @@ int Run(const Launcher& launcher) {
 }  // namespace oneflow_like
 
 int main(int argc, char** argv) {
-  oneflow_like::Launcher launcher(&argc, &argv, "Trains a GPT on text, on any mesh of axes dp, tp and pp.");
+  oneflow_like::Launcher launcher(&argc, &argv, "Trains a GPT on text, on any mesh of axes dp, tp and pp.",
+                                  oneflow_like::kMesh);
   return launcher.Main([&] { return oneflow_like::Run(launcher); });
 }

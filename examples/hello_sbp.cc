@@ -153,8 +153,10 @@ bool Show(const Launcher& launcher, const Mesh& mesh, const Signature& signature
   return right;
 }
 
+const char* const kMesh = "cpu:tp=2";
+
 int Run(const Launcher& launcher) {
-  const Mesh mesh = launcher.mesh({"tp"}, "cpu:tp=2");
+  const Mesh mesh = launcher.mesh({"tp"}, kMesh);
   if (mesh.size() != 2) Fail("hello_sbp shows two devices, but the mesh ", mesh.str(), " has ", mesh.size());
   const Attrs none;
   OpCall call{"matmul", "matmul", {{4, 3}, {3, 2}}, {DType::kFloat32, DType::kFloat32}, &none};
@@ -171,6 +173,7 @@ int Run(const Launcher& launcher) {
 }  // namespace oneflow_like
 
 int main(int argc, char** argv) {
-  oneflow_like::Launcher launcher(&argc, &argv, "Shows one matmul on two devices in every signature.");
+  oneflow_like::Launcher launcher(&argc, &argv, "Shows one matmul on two devices in every signature.",
+                                  oneflow_like::kMesh);
   return launcher.Main([&] { return oneflow_like::Run(launcher); });
 }

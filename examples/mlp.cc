@@ -13,6 +13,7 @@
 #include "examples/data.h"
 #include "examples/precision.h"
 #include "examples/step_log.h"
+#include "oneflow_like/limits.h"
 #include "oneflow_like/oneflow_like.h"
 
 DEFINE_int64(epochs, 5, "passes over the training images");
@@ -29,17 +30,16 @@ namespace {
 
 constexpr int64_t kClasses = 10;
 constexpr int kStepsInFlight = 2;
+const char* const kMesh = "cpu:dp=1,tp=1";
 
 void CheckFlags() {
-  auto at_least_one = [](const char* flag, int64_t value) {
-    if (value < 1) Fail("--", flag, "=", value, ": must be at least 1");
-  };
-  at_least_one("epochs", FLAGS_epochs);
-  at_least_one("batch", FLAGS_batch);
-  at_least_one("hidden", FLAGS_hidden);
+  CheckRange<int64_t>("--epochs", FLAGS_epochs, 1, 1'000'000);
+  CheckRange<int64_t>("--batch", FLAGS_batch, 1, 1 << 20);
+  CheckRange<int64_t>("--hidden", FLAGS_hidden, 1, 1 << 20);
   PrecisionOf(FLAGS_dtype);
-  if (!(FLAGS_lr > 0) || std::isinf(FLAGS_lr)) Fail("--lr=", FLAGS_lr, ": must be a positive number");
-  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1)) Fail("--dropout=", FLAGS_dropout, ": must lie in [0, 1)");
+  if (!(FLAGS_lr > 0 && FLAGS_lr <= 1e30)) Fail("--lr is ", FLAGS_lr, ", must be more than 0, at most 1e30");
+  if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1))
+    Fail("--dropout is ", FLAGS_dropout, ", must lie in [0, 1)");
 }
 
 Tensor Logits(Scope s, Tensor x, double drop) {
@@ -157,7 +157,7 @@ class Trainer {
 
 int Run(const Launcher& launcher) {
   CheckFlags();
-  const Mesh mesh = launcher.mesh({"dp", "tp"}, "cpu:dp=1,tp=1");
+  const Mesh mesh = launcher.mesh({"dp", "tp"}, kMesh);
   auto images = [](const std::string& which) {
     return FLAGS_data_dir + "/" + which + "-images-idx3-ubyte.gz";
   };
@@ -203,7 +203,7 @@ int Run(const Launcher& launcher) {
 }  // namespace oneflow_like
 
 int main(int argc, char** argv) {
-  oneflow_like::Launcher launcher(&argc, &argv,
-                                  "Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp.");
+  oneflow_like::Launcher launcher(
+      &argc, &argv, "Trains a classifier of Fashion-MNIST on a mesh of axes dp and tp.", oneflow_like::kMesh);
   return launcher.Main([&] { return oneflow_like::Run(launcher); });
 }

@@ -1,0 +1,39 @@
+// What numbers may be, for flags and for users of the library alike: what is outside is refused in one
+// sentence before anything is started or allocated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/error.h"
+#include "oneflow_like/session.h"
+
+namespace oneflow_like {
+
+inline constexpr int kMostProcessesHere = 256;  // that --processes starts
+inline constexpr int kMostStepsInFlight = 1024;
+inline constexpr int kMostMicroBatches = 1 << 16;
+inline constexpr double kShortestTimeout = 0.1, kLongestTimeout = 1e6;  // seconds
+
+// Threads of a process, runtime threads times threads of a kernel: 1024, or four for each core if that is
+// more.
+int MostThreads();
+
+// Throws Error unless least <= value <= most; nan is never. `name` as the user knows it: "--layers".
+template <typename Number>
+void CheckRange(const std::string& name, Number value, Number least, Number most) {
+  if (value < least) Fail(name, " is ", value, ", must be at least ", least);
+  if (!(value <= most)) Fail(name, " is ", value, ", must be at most ", most);
+}
+
+// Numbers of ModelOptions; `prefix` stands before their names: "--" or "ModelOptions::".
+void CheckModelNumbers(const std::string& prefix, const ModelOptions& options);
+// The runtime threads of a process that hosts so many devices, as asked for (0: as many as `cores`): no more
+// than devices, as the others would have nothing to do. Throws Error when all its kernels' threads are more
+// than MostThreads().
+int RuntimeThreads(const ModelOptions& options, int devices, int cores);
+// The mesh of a job, in whose text the program or the user named it; empty: not known yet. Throws Error when
+// the processes cannot share it equally.
+void CheckProcesses(int processes, const std::string& mesh);
+
+}  // namespace oneflow_like
