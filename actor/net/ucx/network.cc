@@ -154,6 +154,7 @@ ucs_status_t UcxNetwork::OnPing(void* self, const void* header, size_t header_by
   Beat beat;
   Peer* peer = network->Sender(header, header_bytes, sizeof beat);
   if (peer == nullptr) return UCS_OK;
+  peer->pings = true;
   std::memcpy(&beat, header, sizeof beat);
   beat.process = network->me_;
   beat.answer = ClockNow();
@@ -199,12 +200,26 @@ void UcxNetwork::Greetings() {
   });
 }
 
+// When both connections to and from every peer have carried something: nobody of ours will make another.
+void UcxNetwork::CloseDoors() {
+  if (!doors_open_) return;
+  bool connected = true;
+  ForPeers([&](Peer* peer) {
+    const bool made = peer->opening == Peer::kOpen && peer->pings && peer->clock.count() > 0;
+    connected = connected && (made || peer->state != Peer::kUp);
+  });
+  if (!connected) return;
+  doors_open_ = false;
+  worker_->TakeNoMoreConnections();
+}
+
 void UcxNetwork::Beats() {
   // Who did not listen cannot say that others were silent.
   if (now_ - last_pass_ > 3 * interval_) ForPeers([&](Peer* peer) { peer->heard = now_; });
   last_pass_ = now_;
   if (now_ < next_beat_) return;
   next_beat_ = now_ + interval_;
+  CloseDoors();
   ForPeers([&](Peer* peer) {
     if (peer->state != Peer::kUp) return;
     if (peer->beats_broke != 0 && now_ - peer->beats_broke > 2 * interval_)

@@ -62,6 +62,7 @@ struct Peer {
   Opening opening = kGreeting;
   int greetings_went = 0, greetings_came = 0;
   bool pinged = false;  // the connection for heartbeats is made
+  bool pings = false;   // the peer's is, too
   bool end_expected = false;
   std::string reason;
   ucp_ep_h data = nullptr, beats = nullptr;
@@ -154,6 +155,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   void WakeUp();
   void DriveUntil(Mailbox* mail) override;
   void Greetings();
+  void CloseDoors();
   void Beats();
   bool SendBeat(Peer* peer, unsigned id, const Beat& beat);
   void BeatsBroke(Peer* peer) {
@@ -188,6 +190,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   Ring<UcxIncoming> arrived_;  // neither received nor dropped
   bool losses_ = false;        // some peer is kFailing
   bool greeting_ = false;      // some connection is not made yet
+  bool doors_open_ = true;     // others can still connect to our worker
   bool gave_up_ = false;       // on some peer, unexpectedly
   bool closing_ = false;       // nothing is delivered any more
   bool silence_counts_ = true;

@@ -7,6 +7,8 @@
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
@@ -158,7 +160,12 @@ void UcxWorker::Open(const NetworkOptions& options) {
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS;
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   worker_params.events = UCP_WAKEUP_RX | UCP_WAKEUP_TX;
+  static std::mutex making;  // so that what is new is this worker's, also where a process has several
+  std::lock_guard lock(making);
+  const std::vector<ListeningSocket> others = ListeningSockets();
   check(ucp_worker_create(context_, &worker_params, &worker_), "open its transports");
+  for (const ListeningSocket& socket : ListeningSockets())
+    if (std::find(others.begin(), others.end(), socket) == others.end()) doors_.push_back(socket);
   check(ucp_worker_get_efd(worker_, &event_fd_), "wait for events");
 
   ucp_worker_attr_t attributes = {};
@@ -167,6 +174,11 @@ void UcxWorker::Open(const NetworkOptions& options) {
   max_header_ = attributes.max_am_header;
   address_.assign(reinterpret_cast<const char*>(attributes.address), attributes.address_length);
   ucp_worker_release_address(worker_, attributes.address);
+}
+
+void UcxWorker::TakeNoMoreConnections() {
+  LOG_IF(WARNING, !CloseDoors(doors_))
+      << "the ports at which UCX listens stay open: " << std::strerror(errno);
 }
 
 void UcxWorker::Close() {

@@ -4,7 +4,9 @@
 #include <ucp/api/ucp.h>
 
 #include <string>
+#include <vector>
 
+#include "actor/net/ucx/doors.h"
 #include "actor/net/ucx/network.h"
 
 namespace oneflow_like {
@@ -21,6 +23,8 @@ class UcxWorker {
   int event_fd() const { return event_fd_; }  // readable when armed and there is something to do
   const std::string& address() const { return address_; }
   size_t max_header() const { return max_header_; }  // of an active message
+  // No connection can be made to this worker any more.
+  void TakeNoMoreConnections();
 
  private:
   void Open(const NetworkOptions& options);
@@ -31,6 +35,7 @@ class UcxWorker {
   int event_fd_ = -1;
   size_t max_header_ = 0;
   std::string address_;
+  std::vector<ListeningSocket> doors_;
 };
 
 }  // namespace oneflow_like
