@@ -33,6 +33,7 @@ class Visit {
     hello.set_processes(identity.processes);
     hello.set_visit(std::strtoull(RandomToken().substr(0, 16).c_str(), nullptr, 16));
     *hello.mutable_peer() = ToWire(mine);
+    hello.set_job(identity.job);
     std::string text = hello.SerializeAsString();
     CHECK_LE(text.size(), kLongestHello) << "what this process tells of itself";
     words_ = Frame(Greeting(identity.token)) + Frame(text);

@@ -37,6 +37,7 @@ std::string RandomToken();
 // Blocks until all processes have come; gives the table, by process. Throws Error, on every process that can
 // be told, when: time is up (naming who is missing), process 0 was there and is lost, two processes claim one
 // number, sizes or versions differ (naming both), the token is wrong, the address cannot be bound or reached.
+// A process of another job (ProcessIdentity::job), which was given the same port and token, is told so alone.
 // Strangers (garbage, half-open connections, wrong tokens) are dropped and logged, and delay nobody. The
 // token is compared in constant time. Process 0's clock decides for those that it knows. Closes
 // identity.listen_fd.

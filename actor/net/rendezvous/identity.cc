@@ -126,6 +126,7 @@ ProcessIdentity FromRanks(const Environment& env) {
       id.master_port += id.master_port == 65535 ? -1 : 1;
   }
   std::string run = env.Text("TORCHELASTIC_RUN_ID");
+  if (!run.empty()) id.job = Cat(run, "/", env.Text("TORCHELASTIC_RESTART_COUNT"));
   id.token = Token(env, id, run.empty() ? "" : Cat(run, "/", env.Text("TORCHELASTIC_RESTART_COUNT")));
   return id;
 }
@@ -226,7 +227,8 @@ ProcessIdentity FromSlurm(const Environment& env) {
     number += std::strtoull(env.Text("SLURM_STEP_ID").c_str(), nullptr, 10);
     id.master_port = static_cast<int>(12000 + number % 20000);
   }
-  id.token = Token(env, id, job.empty() ? "" : Cat("slurm/", job, "/", env.Text("SLURM_STEP_ID")));
+  if (!job.empty()) id.job = Cat("slurm/", job, "/", env.Text("SLURM_STEP_ID"));
+  id.token = Token(env, id, id.job);
   return id;
 }
 
@@ -234,8 +236,9 @@ ProcessIdentity FromSlurm(const Environment& env) {
 
 bool ProcessIdentity::loopback() const { return IsLoopback(master_host); }
 
-ProcessIdentity ReadIdentity(const std::function<const char*(const char*)>& variable) {
-  Environment env(variable);
+namespace {
+
+ProcessIdentity FromLauncher(const Environment& env) {
   if (env.Has("ONEFLOW_LIKE_PROCESS") || env.Has("ONEFLOW_LIKE_PROCESSES")) return FromOurLauncher(env);
   // Scripts set WORLD_SIZE and MASTER_ADDR for all, and leave each one's number to mpirun or srun.
   bool numbered = env.Has("PMIX_RANK") || env.Has("SLURM_PROCID");
@@ -244,6 +247,15 @@ ProcessIdentity ReadIdentity(const std::function<const char*(const char*)>& vari
   if (env.Has("PMIX_RANK")) return FromPmix(env);
   if (env.Has("SLURM_PROCID")) return FromSlurm(env);
   return Alone();
+}
+
+}  // namespace
+
+ProcessIdentity ReadIdentity(const std::function<const char*(const char*)>& variable) {
+  const Environment env(variable);
+  ProcessIdentity id = FromLauncher(env);
+  id.job = env.Text("ONEFLOW_LIKE_JOB", id.job);
+  return id;
 }
 
 }  // namespace oneflow_like

@@ -211,6 +211,9 @@ void Reception::Welcome(Connection* c, const std::string& frame) {
   if (!hello.ParseFromString(frame)) return Drop(c, "it has the token, but its hello cannot be read");
   PeerInfo peer = FromWire(hello.peer());
   const PeerInfo& me = seats_[0].peer;
+  if (hello.job() != identity_.job)
+    return Refuse(c, Cat(Who(peer), " belongs to job '", hello.job(), "', but process 0, which listens at ",
+                         reach_, ", to job '", identity_.job, "': give each job a port of its own"));
   if (peer.version != me.version)
     return FailAll(Cat(Who(peer), " runs build ", peer.version, " of the library, ", Who(me), " runs build ",
                        me.version, "; start the same build on all hosts"),

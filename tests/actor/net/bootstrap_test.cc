@@ -314,6 +314,32 @@ TEST(BootstrapTest, AWrongTokenIsToldAndStopsNobody) {
   ExpectHas(missing.errors[0], {"process 1 of 2 has not come", "wrong token", "127.0.0.1"});
 }
 
+// Two jobs that were given one port and one token: whoever of the other comes first takes nobody's place.
+TEST(BootstrapTest, ProcessesOfAnotherJobAreToldSoAlone) {
+  for (const auto& [ours, theirs] :
+       {std::pair{"slurm/7/0", "slurm/8/0"}, std::pair{"a", ""}, std::pair{"", "a"}}) {
+    for (int size : {2, 3}) {
+      ThreadJob job(3);
+      job.identity.job = ours;
+      job.Start(0);
+      ProcessIdentity other = job.identity;
+      other.job = theirs;
+      other.processes = size;
+      other.process = 1;
+      std::vector<PeerInfo> table;
+      std::string error;
+      job.Run(other, Peer(1, "2.0"), &table, &error);
+      Sleep(0.1);
+      job.Start(1);
+      job.Start(2);
+      job.ExpectAllMet();
+      EXPECT_NE(error.find(Cat("belongs to job '", theirs, "', but process 0")), std::string::npos) << error;
+      EXPECT_NE(error.find(Cat("to job '", ours, "'")), std::string::npos) << error;
+      EXPECT_TRUE(table.empty());
+    }
+  }
+}
+
 TEST(BootstrapTest, WhoLeavesMayComeAgain) {
   ThreadJob job(3);
   job.Start(0);
