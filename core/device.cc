@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <limits>
 #include <string>
 
@@ -25,28 +24,6 @@ constexpr size_t kMapFrom = kComparedFrom;
 constexpr size_t kLargePage = size_t{2} << 20;
 
 std::atomic<int64_t> held_bytes{0}, held_blocks{0}, allocations{0};
-
-struct HostLimits {
-  int64_t available = std::numeric_limits<int64_t>::max();  // now
-  int64_t total = std::numeric_limits<int64_t>::max();      // of the machine, or of this container
-};
-
-HostLimits ReadHostLimits() {
-  HostLimits limits;
-  long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-  if (pages > 0 && page_bytes > 0) limits.total = limits.available = int64_t{pages} * page_bytes;
-  std::ifstream meminfo("/proc/meminfo");
-  std::string name;
-  for (int64_t kilobytes = 0; meminfo >> name >> kilobytes; meminfo.ignore(256, '\n')) {
-    if (name == "MemAvailable:") limits.available = kilobytes * 1024;
-  }
-  int64_t container = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> container && container > 0) {
-    limits.total = std::min(limits.total, container);
-  }
-  limits.available = std::min(limits.available, limits.total);
-  return limits;
-}
 
 // Zero pages, or nullptr.
 void* Map(size_t bytes) {
@@ -208,9 +185,15 @@ class HostDevice : public Device {
 
 }  // namespace
 
+int64_t LeftOf(const MemoryLimit& limit, int64_t held) {
+  if (!limit.shared) return limit.left;
+  return std::min(limit.left, std::max<int64_t>(0, limit.bytes - held));
+}
+
 int64_t FreeHostBytes() {
-  HostLimits limits = ReadHostLimits();
-  return std::min(limits.available, std::max<int64_t>(0, limits.total - held_bytes.load()));
+  int64_t free = std::numeric_limits<int64_t>::max();
+  for (const MemoryLimit& limit : ReadMemoryLimits()) free = std::min(free, LeftOf(limit, held_bytes.load()));
+  return free;
 }
 
 void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes, int64_t free) {

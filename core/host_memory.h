@@ -6,13 +6,16 @@
 #include <cstdint>
 #include <string>
 
+#include "core/memory_limits.h"
+
 namespace oneflow_like {
 
 // From this size on a block is compared with what is free before it is taken, and mapped by itself.
 inline constexpr size_t kComparedFrom = size_t{1} << 20;
 
-// What the host has free now, and at most what is left of the machine (or this container) beside the blocks
-// that host devices of this process hold, touched or not.
+// What is left of a limit, where `held` bytes of the blocks of all who share it count, touched or not.
+int64_t LeftOf(const MemoryLimit& limit, int64_t held);
+// What is left of the tightest limit beside the blocks that host devices of this process hold.
 int64_t FreeHostBytes();
 
 // Throws Error: "device cpu:0 has no memory for the arena: 8 bytes are needed, 4 bytes are free".

@@ -1,0 +1,23 @@
+// What bounds the memory of this process: the machine, the control groups it is in (cgroups of version 1 and
+// 2, with all that they are inside of) and the limits of a process (ulimit).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace oneflow_like {
+
+struct MemoryLimit {
+  std::string source;  // for people: "the machine", "/sys/fs/cgroup/job/memory.max", "ulimit -v"
+  bool shared =
+      true;  // with other processes; false: it bounds this one alone, and `left` counts all that is mapped
+  int64_t bytes = 0;  // in all
+  int64_t left = 0;   // of them now; of a shared one, memory counts from when it is first touched
+};
+
+// `root` stands before /proc and /sys: "" for this machine, for tests a folder with copies of what is read. A
+// file that is missing or has something unexpected in it is no limit. Any thread.
+std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root = "");
+
+}  // namespace oneflow_like
