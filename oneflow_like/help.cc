@@ -26,7 +26,8 @@ struct Group {
 // Flags of launcher.cc that no group names come behind the last.
 const Group kGroups[] = {
     {"Mesh and devices", {"mesh", "devices", "threads", "kernel_threads", "memory_budget", "seed"}},
-    {"Several processes", {"processes", "start_timeout", "peer_timeout", "network", "shared_memory"}},
+    {"Several processes",
+     {"processes", "check_feeds", "start_timeout", "peer_timeout", "network", "shared_memory"}},
     {"Looking inside", {"dry_run", "explain", "dump_dir", "trace", "log_dir"}},
 };
 

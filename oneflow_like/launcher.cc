@@ -24,6 +24,7 @@
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/help.h"
+#include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
@@ -38,6 +39,7 @@ DEFINE_string(trace, "",
               "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
+DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
 DEFINE_double(start_timeout, 60, "seconds for all processes to come");
 DEFINE_double(peer_timeout, 10, "seconds after which all processes have ended when one is lost");
 DEFINE_string(network, "", "UCX devices to other hosts, e.g. eth0 or mlx5_0:1; empty: UCX chooses");
@@ -63,10 +65,14 @@ void PrintError(const std::exception& error) {
 }
 
 void CheckFlags() {
-  if (FLAGS_processes < 1) Fail("--processes is ", FLAGS_processes, ", must be at least 1");
-  for (auto [flag, value] :
-       {std::pair{"start_timeout", FLAGS_start_timeout}, std::pair{"peer_timeout", FLAGS_peer_timeout}})
-    if (!(value > 0)) Fail("--", flag, " is ", value, ", must be more than 0 seconds");
+  CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
+  CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
+  CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
+  ModelOptions options;
+  options.threads = FLAGS_threads;
+  options.kernel_threads = FLAGS_kernel_threads;
+  options.memory_budget = FLAGS_memory_budget;
+  CheckModelNumbers("--", options);
   try {
     CheckNetworkDevices(FLAGS_network);
   } catch (const Error& error) {
@@ -134,7 +140,7 @@ void CheckLogs() {
 
 }  // namespace
 
-Launcher::Launcher(int* argc, char*** argv, const std::string& usage) {
+Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh) {
   OccupyStandardDescriptors();
   const std::vector<std::string> given(*argv, *argv + *argc);
   gflags::SetUsageMessage(usage);
@@ -143,7 +149,7 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage) {
   try {
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
     CheckFlags();
-    Join(given);
+    Join(given, FLAGS_mesh.empty() ? default_mesh : FLAGS_mesh);
     CheckFiles({}, {});
   } catch (const std::exception& e) {
     EndWith(e);
@@ -155,12 +161,13 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage) {
 
 Launcher::~Launcher() = default;
 
-void Launcher::Join(const std::vector<std::string>& argv) {
+void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh) {
   const ProcessIdentity identity = ReadIdentity(Variable);
   if (FLAGS_processes > 1 && identity.launcher != "--processes") {
     if (!identity.launcher.empty())
       Fail("--processes=", FLAGS_processes, " starts processes, but ", identity.launcher,
            " has started this one as one of ", identity.processes, "; use one of the two");
+    CheckProcesses(FLAGS_processes, mesh);
     LocalJob local;
     local.processes = FLAGS_processes;
     local.argv = argv;  // a copy knows by its environment that it is one
@@ -285,10 +292,9 @@ ModelOptions Launcher::model_options() const {
   options.memory_budget = FLAGS_memory_budget;
   options.trace_file = FLAGS_dry_run ? "" : FLAGS_trace;
   options.job = job_;
+  options.check_feeds = FLAGS_check_feeds;
   options.devices = DeviceNumbers(FLAGS_devices);
-  if (FLAGS_threads < 0) Fail("--threads is ", FLAGS_threads, ", must be 0 or more");
   options.threads = FLAGS_threads;
-  if (FLAGS_kernel_threads < 0) Fail("--kernel_threads is ", FLAGS_kernel_threads, ", must be 0 or more");
   options.kernel_threads = FLAGS_kernel_threads;
   return options;
 }

@@ -27,8 +27,9 @@ class Launcher {
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
   // with a message and exit code 1; --help, --helpfull (also glog's and gflags' flags) and --version end it
   // with 0. With --processes it starts the copies and ends with their exit code; in a
-  // copy it returns once all have found one another.
-  Launcher(int* argc, char*** argv, const std::string& usage);
+  // copy it returns once all have found one another. A number of processes that cannot share --mesh (or
+  // `default_mesh`, what the program gives mesh()) equally is refused before any is started.
+  Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "");
   ~Launcher();
   Launcher(const Launcher&) = delete;
   // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes the flag leaves out
@@ -56,7 +57,7 @@ class Launcher {
 
  private:
   void StartLog(const std::string& program, int process, bool alone);
-  void Join(const std::vector<std::string>& argv);
+  void Join(const std::vector<std::string>& argv, const std::string& mesh);
   void JoinTraces() const;
   void EndWith(const std::exception& error) const;
 

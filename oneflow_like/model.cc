@@ -7,6 +7,7 @@
 
 #include "actor/net/talk/job.h"
 #include "core/random.h"
+#include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
 #include "oneflow_like/placement.h"
 #include "ops/cpu/manifest.h"
@@ -16,6 +17,7 @@ namespace oneflow_like {
 
 ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     : options(options), mesh(std::move(mesh)), catalog(BuiltinCatalog()), graph(this, "") {
+  CheckModelNumbers("ModelOptions::", options);
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
@@ -28,8 +30,13 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   AddCpuKernels(&registry);
   if (options.kernels) options.kernels(&registry);
   if (options.job) JoinJob();
+  RuntimeThreads(options, RanksHere(), 1);
   if (!options.trace_file.empty())
     trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
+}
+
+int ModelImpl::RanksHere() const {
+  return mesh.size() / (options.job ? options.job->processes() : 1);
 }
 
 void ModelImpl::JoinJob() {
@@ -82,7 +89,7 @@ void ModelImpl::Load() {
   Job* job = options.job.get();
   std::vector<int> ranks;
   std::vector<std::unique_ptr<Device>> devices;
-  int hosted = mesh.size() / (job ? job->processes() : 1), first = job ? job->process() * hosted : 0;
+  int hosted = RanksHere(), first = job ? job->process() * hosted : 0;
   std::set<std::string> hardware;
   for (int r = first; r < first + hosted; ++r) {
     ranks.push_back(r);
@@ -92,7 +99,7 @@ void ModelImpl::Load() {
   hardware.erase("");
   int cores = std::max(
       1, int(std::thread::hardware_concurrency()) / ProcessesBeside(job, job ? job->process() : 0).count);
-  int threads = options.threads > 0 ? options.threads : std::min(cores, hosted);
+  int threads = RuntimeThreads(options, hosted, cores);
   // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
   if (hardware.size() > 1) threads = hosted;
   store = std::make_unique<Store>(ranks, std::move(devices));

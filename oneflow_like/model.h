@@ -88,8 +88,9 @@ struct Zero {
 
 struct ModelOptions {
   uint64_t seed = 1;
-  Zero zero;        // together with the annotations it decides where variables lie, in all sessions alike
-  int threads = 0;  // runtime threads; 0: as many as cores (of this process's share), at most one per device
+  Zero zero;  // together with the annotations it decides where variables lie, in all sessions alike
+  // Runtime threads, at most one for each device here; 0: as many as cores (of this process's share).
+  int threads = 0;
   // Which of this host's devices a cuda mesh uses, by number; empty: all. With more ranks than devices
   // several ranks share one (virtual devices, each with streams and memory of its own), neighbours together.
   std::vector<int> devices;
@@ -102,7 +103,10 @@ struct ModelOptions {
   // Launcher::Main joins at the end. All must make the same models and sessions and call the same methods of
   // them in the same order; what a method gives is the same on all of them.
   std::shared_ptr<Job> job;
-  int64_t memory_budget = 0;  // bytes per device; a plan above is refused; 0: none
+  // With a job, compare what the processes feed in every step, not only in a session's first two. That waits
+  // for all of them at each Run.
+  bool check_feeds = false;
+  int64_t memory_budget = 0;  // bytes per device; a plan above it is refused; 0: none
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
   // reference kernels run wherever `kernels` registers no faster one.
   std::vector<OpDef> operators;

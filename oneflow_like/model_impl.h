@@ -76,6 +76,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  private:
   void JoinJob();
+  int RanksHere() const;
   std::unique_ptr<Device> MakeDevice(int rank);
 
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes

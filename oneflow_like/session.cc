@@ -10,6 +10,9 @@
 
 #include "actor/net/talk/job.h"
 #include "oneflow_like/agreement.h"
+#include "oneflow_like/feeds_check.h"
+#include "oneflow_like/limits.h"
+#include "oneflow_like/memory_check.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/variables.h"
 #include "ops/schedule.h"
@@ -119,10 +122,11 @@ void Session::Impl::Load() {
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
-  for (int rank : model->store->ranks()) {
-    plans.push_back(PlanOf(compiled, rank).plan);
-    model->store->Prepare(plans.back(), model->registry);
-    DumpPlan(plans.back());
+  for (int rank : model->store->ranks()) plans.push_back(PlanOf(compiled, rank).plan);
+  RequireHostMemory(*this, plans);
+  for (const plan::Plan& plan : plans) {
+    model->store->Prepare(plan, model->registry);
+    DumpPlan(plan);
   }
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
@@ -141,6 +145,13 @@ void Session::Impl::Load() {
                                       model->executor.get(), o);
 }
 
+void Session::Impl::CheckFeeds(const Feeds& feeds) {
+  Job* job = model->options.job.get();
+  if (!job || (checked_feeds == kStepsWithCheckedFeeds && !model->options.check_feeds)) return;
+  RequireSameFeeds(job, options.name, runtime->next_step(), feeds);
+  if (checked_feeds < kStepsWithCheckedFeeds) ++checked_feeds;
+}
+
 void Session::Impl::DumpPlan(const plan::Plan& plan) const {
   if (model->options.dump_dir.empty()) return;
   std::string text;
@@ -157,6 +168,7 @@ StepResult Session::Run(const Feeds& feeds) {
   if (!impl_) Fail("this Session was moved elsewhere and cannot run");
   if (impl_->closed) Fail("session ", impl_->options.name, " cannot run: closed");
   impl_->Load();
+  impl_->CheckFeeds(feeds);
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
   result.state_->handle = impl_->runtime->Launch(feeds);
@@ -191,10 +203,8 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
 }
 
 void CheckOptions(const Graph& graph, const std::string& who, const SessionOptions& options) {
-  if (options.micro_batches < 1)
-    Fail(who, ": micro_batches is ", options.micro_batches, ", must be at least 1");
-  if (options.steps_in_flight < 1)
-    Fail(who, ": steps_in_flight is ", options.steps_in_flight, ", must be at least 1");
+  CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
+  CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);
   if (!IsFloating(options.dtype)) Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
@@ -273,8 +283,8 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
     for (const RankSummary& s : session.Summaries())
       if (s.peak_bytes > model->options.memory_budget)
         Fail(who, ": session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank,
-             " but the budget is ", model->options.memory_budget, "; its largest consumers:\n",
-             session.SummaryText());
+             " but the budget is ", model->options.memory_budget, "; what it holds:\n",
+             RankText(*session.impl(), s));
   for (ModelVariable& variable : state) model->variables.emplace(variable.node.name, std::move(variable));
   model->steps[options.name].of = of;
   return session;

@@ -51,7 +51,7 @@ struct SessionOptions {
   // they share the number of the next step and, as "<name>:...", optimizer state.
   std::string name;
   int micro_batches = 1;
-  int steps_in_flight = 2;
+  int steps_in_flight = 2;  // at most 1024
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients,
   // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable

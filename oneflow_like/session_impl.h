@@ -20,14 +20,22 @@ struct Session::Impl {
   std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
+  int64_t checked_feeds = 0;  // how many steps of this session were compared
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
   void Close();
   // Plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
+  // Of the next step, with a job: all processes must feed the same.
+  void CheckFeeds(const Feeds& feeds);
   void DumpPlan(const plan::Plan& plan) const;
 };
+
+// Of one rank, alone.
+RankSummary SummaryOf(const Session::Impl& session, int rank);
+// Of a rank in SummaryText: its memory, its largest consumers and what it sends. The same in every process.
+std::string RankText(const Session::Impl& session, const RankSummary& summary);
 
 // What ProfileText gives.
 std::string ToText(const StepProfile& profile, const std::string& session);

@@ -125,6 +125,12 @@ std::string RangesText(const std::vector<int>& ranks) {
   return text;
 }
 
+RankSummary SummaryOf(const Session::Impl& session, int rank) {
+  RankSummary s = Summarise(*session.model, session.compiled, rank);
+  s.stage = StageOf(session.compiled, rank);
+  return s;
+}
+
 std::vector<RankSummary> Session::Summaries() const {
   const Compiled& compiled = impl_->compiled;
   int world = compiled.graph.mesh().size();
@@ -157,6 +163,41 @@ std::vector<RankSummary> Session::Summaries() const {
   return all;
 }
 
+// One entry of Summaries().
+std::string RankText(const Session::Impl& session, const RankSummary& s) {
+  const Compiled& compiled = session.compiled;
+  char line[96];
+  std::string text = Cat("rank", s.ranks.size() == 1 ? " " : "s ", RangesText(s.ranks),
+                         s.stage.empty() ? "" : " (" + s.stage + ")",
+                         s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
+  text += Cat("  peak memory   ", BytesText(s.peak_bytes), " = ", BytesText(s.persistent_bytes),
+              " variables + ", BytesText(s.transient_bytes), " registers and scratch",
+              s.library_bytes > 0 ? " + " + BytesText(s.library_bytes) + " of libraries and packing" : "",
+              " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
+  for (const auto& [purpose, bytes] : s.purposes) {
+    if (bytes == 0) continue;
+    snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
+    text += line;
+  }
+  if (s.library_bytes > 0)
+    text += Cat("  host memory   ",
+                BytesText(MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank).plan).host),
+                " that its device copies to and from\n");
+  if (s.staging_bytes > 0) {
+    const int hosted = compiled.graph.mesh().size() / session.model->options.job->processes();
+    text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",
+                hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
+  }
+  text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives, ", sent ",
+              BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
+  text += "  largest consumers\n";
+  for (const auto& [what, bytes] : s.consumers) {
+    snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
+    text += line + what + "\n";
+  }
+  return text;
+}
+
 std::string Session::SummaryText() const {
   const Compiled& compiled = impl_->compiled;
   std::string text =
@@ -176,36 +217,7 @@ std::string Session::SummaryText() const {
   }
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
     text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
-  for (const RankSummary& s : Summaries()) {
-    text += Cat("\nrank", s.ranks.size() == 1 ? " " : "s ", RangesText(s.ranks),
-                s.stage.empty() ? "" : " (" + s.stage + ")",
-                s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
-    text += Cat("  peak memory   ", BytesText(s.peak_bytes), " = ", BytesText(s.persistent_bytes),
-                " variables + ", BytesText(s.transient_bytes), " registers and scratch",
-                s.library_bytes > 0 ? " + " + BytesText(s.library_bytes) + " of libraries and packing" : "",
-                " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
-    for (const auto& [purpose, bytes] : s.purposes) {
-      if (bytes == 0) continue;
-      snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
-      text += line;
-    }
-    if (s.library_bytes > 0)
-      text += Cat("  host memory   ",
-                  BytesText(MemoryBesidesPlan(*impl_->model, PlanOf(compiled, s.rank).plan).host),
-                  " that its device copies to and from\n");
-    if (s.staging_bytes > 0) {
-      const int hosted = compiled.graph.mesh().size() / impl_->model->options.job->processes();
-      text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",
-                  hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
-    }
-    text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives,
-                ", sent ", BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
-    text += "  largest consumers\n";
-    for (const auto& [what, bytes] : s.consumers) {
-      snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
-      text += line + what + "\n";
-    }
-  }
+  for (const RankSummary& s : Summaries()) text += "\n" + RankText(*impl_, s);
   return text;
 }
 

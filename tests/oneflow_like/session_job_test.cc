@@ -1,5 +1,8 @@
 // Models and sessions that are one of several processes.
+#include <atomic>
+
 #include "oneflow_like/agreement.h"
+#include "oneflow_like/feeds_check.h"
 #include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
@@ -56,6 +59,49 @@ TEST(SessionJobTest, ProcessesShareTheRanksAndAllGetEverythingWhole) {
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "") << mesh;
   }
+}
+
+// Process `odd` feeds another batch in step `when`; gives the errors of all.
+std::vector<std::string> FeedDifferently(int odd, int when, bool check, int* steps_done) {
+  std::atomic<int> done{0};
+  std::vector<std::string> errors = RunProcesses(3, [&](std::shared_ptr<Job> job) {
+    ModelOptions options;
+    options.job = job;
+    options.threads = 1;
+    options.check_feeds = check;
+    Model model(FullMesh("cpu:dp=3"), options);
+    Tensor x = model.Input("x", {6, 4}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor y = model.Input("y", {6, 2}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor guess = matmul(x, model.scope().Weight("w", {4, 2}, KaimingNormal()));
+    Session train = Train(mean(square(guess - y)), AdamW{.lr = 1e-2});
+    for (int step = 0; step < 5; ++step) {
+      const int seed = step == when && job->process() == odd ? 1000 : step;
+      train.Run({{"x", Floats(seed, {6, 4})}, {"y", Floats(100 + step, {6, 2})}}).Wait();
+      ++done;
+    }
+  });
+  *steps_done = done;
+  return errors;
+}
+
+TEST(SessionJobTest, DifferentFeedsAreRefused) {
+  int done = 0;
+  for (int when : {0, 1, 4}) {
+    for (int odd : {0, 1, 2}) {
+      SCOPED_TRACE(Cat("process ", odd, " in step ", when));
+      const bool check = when >= kStepsWithCheckedFeeds;
+      for (const std::string& error : FeedDifferently(odd, when, check, &done)) {
+        EXPECT_NE(error.find(Cat("step ", when, " of session train: input 'x' has other values in process ",
+                                 odd == 0 ? 1 : odd, " than in process 0")),
+                  std::string::npos)
+            << error;
+      }
+      EXPECT_EQ(done, 3 * when);
+    }
+  }
+  // Without check_feeds later steps exchange nothing.
+  for (const std::string& error : FeedDifferently(1, 4, false, &done)) EXPECT_EQ(error, "");
+  EXPECT_EQ(done, 15);
 }
 
 TEST(SessionJobTest, ReadingWhatIsNowhereIsAnErrorOnAll) {
