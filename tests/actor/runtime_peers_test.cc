@@ -2,6 +2,7 @@
 // own.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <future>
 #include <thread>
@@ -16,7 +17,9 @@ constexpr int kProcesses = 2, kRanksEach = 2, kWorld = kProcesses * kRanksEach;
 
 // Hosts the ranks [p * kRanksEach, (p + 1) * kRanksEach) of the plans.
 struct TestProcess {
-  TestProcess(Wire* wire, int process, const std::vector<plan::Plan>& plans) : peers(wire, process) {
+  TestProcess(Wire* wire, int process, const std::vector<plan::Plan>& plans,
+              const KernelRegistry& registry = TestRegistry())
+      : peers(wire, process) {
     std::vector<int> ranks;
     std::vector<std::unique_ptr<Device>> devices;
     std::vector<plan::Plan> mine;
@@ -28,7 +31,7 @@ struct TestProcess {
     store = std::make_unique<Store>(ranks, std::move(devices));
     RuntimeOptions options;
     options.peers = &peers;
-    runtime = std::make_unique<Runtime>(mine, TestRegistry(), store.get(), executor.get(), options);
+    runtime = std::make_unique<Runtime>(mine, registry, store.get(), executor.get(), options);
   }
 
   TestPeers peers;
@@ -62,9 +65,9 @@ std::vector<plan::Plan> EchoPlans(int times) {
 
 class RuntimePeersTest : public ::testing::Test {
  protected:
-  void Start(const std::vector<plan::Plan>& plans) {
+  void Start(const std::vector<plan::Plan>& plans, const KernelRegistry& registry = TestRegistry()) {
     for (int p = 0; p < kProcesses; ++p) {
-      processes_.push_back(std::make_unique<TestProcess>(&wire_, p, plans));
+      processes_.push_back(std::make_unique<TestProcess>(&wire_, p, plans, registry));
     }
   }
   Runtime& runtime(int process) { return *processes_[process]->runtime; }
@@ -193,6 +196,157 @@ TEST_F(RuntimePeersTest, CloseGivesTheOthersWhatTheyWaitFor) {
   closed.get();
   EXPECT_TRUE(early.Wait().ok()) << early.Wait().message();
   EXPECT_EQ(Values(early.Get("w")), Values(late.Get("w")));
+}
+
+// --- A kernel that is held up until the test lets it on ---
+
+std::atomic<bool> gate_open{true};
+std::atomic<int> gate_reached{0}, runs_behind_gate{0};
+
+KernelRegistry GateRegistry() {
+  KernelRegistry registry = TestRegistry();
+  registry.Add("gate", "cpu", [](const KernelContext& c) {
+    ++gate_reached;
+    while (!gate_open) std::this_thread::yield();
+    return c.spec.attrs.Int("fail", 0) != 0 ? Status("no good") : Status();
+  });
+  registry.Add("behind", "cpu", [](const KernelContext&) {
+    ++runs_behind_gate;
+    return Status();
+  });
+  return registry;
+}
+
+// One slot between two actors of EchoPlans and those added to them.
+void Join(plan::Plan* plan, int writer, int reader) {
+  plan::Port* out = plan->mutable_actor(writer)->add_out();
+  plan::Port* in = plan->mutable_actor(reader)->add_in();
+  out->set_credits(1);
+  out->set_peer(reader);
+  in->set_peer(writer);
+  for (plan::Port* port : {out, in}) {
+    port->set_edge(100 + writer);
+    port->set_period(1);
+  }
+}
+
+// EchoPlans; each rank's actor 2, "gate", comes after its output was sent, and `add` gives it what it does.
+template <typename Add>
+std::vector<plan::Plan> EchoPlansAndAGate(Add add) {
+  std::vector<plan::Plan> plans = EchoPlans(1);
+  for (int r = 0; r < kWorld; ++r) {
+    PlanBuilder b("echo", r, kWorld, 1);
+    b.plan() = plans[r];
+    b.Actor(2, "gate", 1);
+    add(&b, r);
+    Join(&b.plan(), 1, 2);
+    plans[r] = b.plan();
+  }
+  return plans;
+}
+
+// Rank 3 fails at its gate, which an all-reduce tells all.
+std::vector<plan::Plan> EchoPlansWithAFailure() {
+  const Dims one{1};
+  return EchoPlansAndAGate([&](PlanBuilder* builder, int r) {
+    PlanBuilder& b = *builder;
+    const int in = b.Buffer("in", 1, 1), out = b.Buffer("out", 1, 1);
+    plan::Kernel* kernel = b.Kernel(b.plan().mutable_actor(2), r == 3 ? "gate" : "behind", {},
+                                    {b.Operand(in, one, {Box::Whole(one)})});
+    if (r == 3) b.SetAttr(kernel, "fail", 1);
+    plan::Actor* reduce = b.Actor(3, "reduce", 1);
+    b.Kernel(reduce, "all_reduce", {b.Operand(in, one, {Box::Whole(one)})},
+             {b.Operand(out, one, {Box::Whole(one)})});
+    const std::vector<std::vector<Box>> everywhere(kWorld, {Box::Whole(one)});
+    plan::Collective* c = b.Collective(reduce, 1, {0, 1, 2, 3}, r, "sum", everywhere, everywhere);
+    if (r == 0) b.Region(c, Box::Whole(one), {0, 1, 2, 3}, {0, 1, 2, 3});
+    Join(&b.plan(), 2, 3);
+  });
+}
+
+// Nothing here depends on what has failed there, but one process must not take for good what another does
+// not.
+TEST_F(RuntimePeersTest, AStepThatFailedElsewhereFailsThoughItsOutputsAreWhole) {
+  gate_open = false;
+  gate_reached = 0;
+  Start(EchoPlansWithAFailure(), GateRegistry());
+  runtime(0).Record(true);
+  StepHandle here = runtime(0).Launch(TrainFeeds(kWorld, 1, 0)),
+             there = runtime(1).Launch(TrainFeeds(kWorld, 1, 0));
+  wire_.WaitUntilCarried(kWorld);  // all outputs are everywhere
+  while (gate_reached == 0) std::this_thread::yield();
+  wire_.Hold(true);
+  gate_open = true;
+  const std::string at_fault = there.Wait().message();
+  EXPECT_NE(at_fault.find("no good"), std::string::npos) << at_fault;
+  // Here all acts end, and nobody knows the reason yet.
+  for (size_t ended = 0; ended < 4 * kRanksEach; std::this_thread::yield())
+    ended += runtime(0).TakeRecords().size();
+  EXPECT_FALSE(here.Done());
+  wire_.Hold(false);
+  EXPECT_EQ(here.Wait().message(), "process 1: " + at_fault);
+  EXPECT_THROW(runtime(0).Launch(TrainFeeds(kWorld, 1, 1)), Error);
+}
+
+TEST_F(RuntimePeersTest, AFailureElsewhereStopsAnActBeforeItsNextKernel) {
+  const std::vector<plan::Plan> plans = EchoPlansAndAGate([](PlanBuilder* b, int) {
+    for (const char* kernel : {"gate", "behind", "behind", "behind"})
+      b->Kernel(b->plan().mutable_actor(2), kernel, {}, {});
+  });
+  gate_open = false;
+  gate_reached = runs_behind_gate = 0;
+  Start(plans, GateRegistry());
+  StepHandle step = runtime(0).Launch(TrainFeeds(kWorld, 1, 0));
+  while (gate_reached < kRanksEach) std::this_thread::yield();
+  wire_.Fail("echo", "rank 2 (host b, pid 17) is lost");
+  wire_.WaitUntilCarried(kRanksEach + kProcesses);
+  gate_open = true;
+  EXPECT_EQ(step.Wait().message(), "rank 2 (host b, pid 17) is lost");
+  runtime(0).Close();
+  EXPECT_EQ(runs_behind_gate, 0);
+}
+
+// What a process says it waits for when somebody is lost.
+TEST_F(RuntimePeersTest, TheAwaitedStepIsTheFirstWhoseOutputsAreNotWhole) {
+  Start(EchoPlans(1));
+  auto awaited = [&] {
+    int64_t step = -2;
+    std::promise<void> asked;
+    wire_.Tell(0, "echo", [&](PeerListener* listener) {
+      step = listener->AwaitedOutputs().launch;
+      asked.set_value();
+    });
+    asked.get_future().get();
+    return step;
+  };
+  EXPECT_EQ(awaited(), -1) << "nothing is under way";
+  StepHandle steps[2];
+  for (int s = 0; s < 2; ++s) steps[s] = runtime(0).Launch(TrainFeeds(kWorld, 1, s));
+  EXPECT_EQ(awaited(), 0);
+  EXPECT_TRUE(runtime(1).Launch(TrainFeeds(kWorld, 1, 0)).Wait().ok());
+  EXPECT_TRUE(steps[0].Wait().ok());
+  EXPECT_EQ(awaited(), 1);
+  EXPECT_TRUE(runtime(1).Launch(TrainFeeds(kWorld, 1, 1)).Wait().ok());
+  EXPECT_TRUE(steps[1].Wait().ok());
+  EXPECT_EQ(awaited(), -1);
+}
+
+// Outputs whole, acts not: what is awaited then is not of others.
+TEST_F(RuntimePeersTest, AStepWhoseOutputsAreWholeAwaitsNobody) {
+  const std::vector<plan::Plan> plans =
+      EchoPlansAndAGate([](PlanBuilder* b, int) { b->Kernel(b->plan().mutable_actor(2), "gate", {}, {}); });
+  gate_open = false;
+  gate_reached = 0;
+  Start(plans, GateRegistry());
+  StepHandle steps[kProcesses];
+  for (int p = 0; p < kProcesses; ++p) steps[p] = runtime(p).Launch(TrainFeeds(kWorld, 1, 0));
+  wire_.WaitUntilCarried(kWorld);
+  std::promise<int64_t> awaited;
+  wire_.Tell(0, "echo",
+             [&](PeerListener* listener) { awaited.set_value(listener->AwaitedOutputs().launch); });
+  EXPECT_EQ(awaited.get_future().get(), -1);
+  gate_open = true;
+  for (const StepHandle& step : steps) EXPECT_TRUE(step.Wait().ok());
 }
 
 }  // namespace
