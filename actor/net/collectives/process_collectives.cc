@@ -80,6 +80,11 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
 
   std::unique_ptr<Collectives> Open(int64_t instance) override;
   int64_t staging_bytes() const override { return staging_bytes_.load(std::memory_order_relaxed); }
+  int staging_taken() override {
+    int taken = 0;
+    OnNetwork([&] { taken = staging_->taken(); });
+    return taken;
+  }
 
   // Channel.
   void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) override;

@@ -28,6 +28,8 @@ class ProcessCollectives {
   // network. Its CheckComplete exchanges with the other processes what each moves, so all must call it.
   virtual std::unique_ptr<Collectives> Open(int64_t instance) = 0;
   virtual int64_t staging_bytes() const = 0;  // now, of all runtimes
+  // Buffers that hold chunks on their way now. Waits for the network's thread.
+  virtual int staging_taken() = 0;
 };
 
 }  // namespace oneflow_like

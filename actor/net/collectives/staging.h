@@ -34,6 +34,7 @@ class Staging {
   }
   int64_t bytes() const { return static_cast<int64_t>(memory_->bytes()); }
   int buffers() const { return buffers_; }  // in all
+  int taken() const { return buffers_ - static_cast<int>(free_.size()); }
 
  private:
   std::unique_ptr<Memory> memory_;

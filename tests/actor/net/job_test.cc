@@ -10,6 +10,9 @@
 namespace oneflow_like {
 namespace {
 
+// Of the clock that all processes of the host have.
+int Milliseconds() { return static_cast<int>(ClockNow() / 1000000 % (1 << 30)); }
+
 // Joining, exchanging, parting.
 
 TEST(JobTest, EveryProcessGetsAllTexts) {
@@ -187,9 +190,12 @@ TEST(JobTest, AProcessThatFallsSilentIsLost) {
       for (;;) pause();
     }
     std::string error = ErrorOf([&] { job->AllGather("plans", ""); });
-    REQUIRE(Has(error, job->Describe(1) + ": nothing heard of it for ") &&
-                Has(error, "; awaited here: the exchange 'plans'"),
+    const std::string silent = ": nothing heard of it for ";
+    REQUIRE(Has(error, job->Describe(1) + silent) && Has(error, "; awaited here: the exchange 'plans'"),
             error);
+    // After 0.6 of peer_timeout and not before; well before all must have ended ten times over.
+    const double seconds = std::strtod(error.c_str() + error.find(silent) + silent.size(), nullptr);
+    REQUIRE(seconds >= 0.59 * options.peer_timeout && seconds < 3 * options.peer_timeout, error);
   });
   for (int p = 0; p < 3; ++p) processes.line(p).Hear();
   processes.Signal(1, SIGSTOP);
@@ -326,14 +332,16 @@ TEST(JobTest, RemovedCallbacksAreNotCalled) {
 }
 
 TEST(JobTest, AProgramThatDoesNotEndIsEnded) {
+  constexpr double kPeerTimeout = 4;
   Meeting meeting(3);
   Flags flags;
   Processes processes(3, [&](int me, Line* line) {
     JobOptions options;
-    options.peer_timeout = 2;
+    options.peer_timeout = kPeerTimeout;
     std::unique_ptr<Job> job = meeting.Join(me, options);
     job->SetDirectOutput([&](const std::string& text) { line->Say(text); });
     flags.Meet(0, 3);
+    if (me == 2) flags[1] = Milliseconds();
     if (me == 0) {
       for (;;) pause();  // in the user's code
     }
@@ -351,6 +359,10 @@ TEST(JobTest, AProgramThatDoesNotEndIsEnded) {
   EXPECT_EQ(processes.Ended(0), 1);
   EXPECT_EQ(processes.Ended(1), 0);
   EXPECT_EQ(processes.Ended(2), 1);
+  // Not before it had its time to end by itself, and all by peer_timeout.
+  const double took = (Milliseconds() - flags[1]) / 1e3;
+  EXPECT_GE(took, 0.19 * kPeerTimeout);
+  EXPECT_LT(took, kPeerTimeout);
   std::string said = processes.line(0).Hear();
   EXPECT_EQ(said.rfind("error: process 2 (host ", 0), 0u) << said;
   EXPECT_TRUE(Has(said, ": the disk is full; nothing of it was awaited here")) << said;
@@ -365,12 +377,15 @@ TEST(JobTest, AProgramThatDoesNotEndIsEnded) {
 
 // A program that has come to Finish and hangs then is ended too, but its error is its own to print.
 TEST(JobTest, AProgramThatHangsAfterFinishIsEndedSilently) {
+  constexpr double kPeerTimeout = 3;
   Meeting meeting(2);
+  Flags flags;
   Processes processes(2, [&](int me, Line* line) {
     JobOptions options;
-    options.peer_timeout = 2;
+    options.peer_timeout = kPeerTimeout;
     std::unique_ptr<Job> job = meeting.Join(me, options);
     job->SetDirectOutput([&](const std::string& text) { line->Say(text); });
+    if (me == 1) flags[1] = Milliseconds();
     if (me == 1) job->Fail("the disk is full");
     WaitUntil([&] { return !job->failure().empty(); });
     job->Finish(false);
@@ -380,6 +395,9 @@ TEST(JobTest, AProgramThatHangsAfterFinishIsEndedSilently) {
     EXPECT_EQ(processes.Ended(p), 1);
     EXPECT_ANY_THROW(processes.line(p).Hear());
   }
+  const double took = (Milliseconds() - flags[1]) / 1e3;
+  EXPECT_GE(took, 0.39 * kPeerTimeout) << "what prints its error has longer";
+  EXPECT_LT(took, kPeerTimeout);
 }
 
 // Leaving early.

@@ -5,7 +5,9 @@
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <random>
+#include <thread>
 
 #include "tests/processes.h"
 
@@ -71,10 +73,250 @@ TEST(Judge, NamesANarrowLine) {
   EXPECT_EQ(v.other, -1);
 }
 
+// Who is busy half as much again as the median of the others, and 15 points more.
+TEST(Judge, KnowsHowBusyIsTooBusy) {
+  struct Given {
+    double others, one;
+    bool named;
+  };
+  for (const Given& given :
+       {Given{0.5, 0.74, false}, Given{0.5, 0.76, true}, Given{0.4, 0.59, false}, Given{0.4, 0.61, true},
+        Given{0.2, 0.34, false}, Given{0.2, 0.36, true}, Given{0, 0.14, false}, Given{0, 0.16, true}}) {
+    std::vector<MonitorReport> reports = Quiet(5);
+    for (MonitorReport& r : reports) r.busy = given.others;
+    reports[3].busy = given.one;
+    const Verdict v = Judge(reports);
+    EXPECT_EQ(v.kind == Verdict::Kind::kCompute, given.named) << given.one << " against " << given.others;
+    EXPECT_EQ(v.process, given.named ? 3 : -1);
+  }
+}
+
+// Three times what is usual, and more than scheduling makes of a round trip.
+TEST(Judge, KnowsHowLateIsTooLate) {
+  struct Given {
+    double usual_ms, one_ms;
+    bool named;
+  };
+  for (const Given& given : {Given{4, 11.9, false}, Given{4, 12.1, true}, Given{0.1, 1.9, false},
+                             Given{0.1, 2.1, true}, Given{1, 2.9, false}, Given{1, 3.1, true}}) {
+    std::vector<MonitorReport> reports = Quiet(4);
+    for (MonitorReport& r : reports)
+      for (MonitorReport::Link& link : r.links)
+        link.round_trip_ns = static_cast<int64_t>(1e6 * given.usual_ms);
+    reports[2].links[1].round_trip_ns = static_cast<int64_t>(1e6 * given.one_ms);
+    EXPECT_EQ(Judge(reports).kind == Verdict::Kind::kLink, given.named)
+        << given.one_ms << " ms, elsewhere " << given.usual_ms;
+  }
+}
+
+TEST(Judge, KnowsHowNarrowIsTooNarrow) {
+  for (double times : {2.9, 3.1}) {
+    std::vector<MonitorReport> reports = Quiet(4);
+    reports[2].links[1].pull_ns =
+        static_cast<int64_t>(times * static_cast<double>(reports[2].links[1].pull_ns));
+    EXPECT_EQ(Judge(reports).kind == Verdict::Kind::kLink, times > 3) << times;
+  }
+}
+
+// A rate is known from 64 KiB on.
+TEST(Judge, TakesNoRateFromAFewBytes) {
+  for (int64_t bytes : {(64 << 10) - 1, 64 << 10}) {
+    std::vector<MonitorReport> reports = Quiet(4);
+    reports[2].links[1] = {100000, bytes, bytes * 100};  // 1 ns for each byte is usual
+    EXPECT_EQ(Judge(reports).kind == Verdict::Kind::kLink, bytes == 64 << 10) << bytes;
+  }
+}
+
 TEST(Judge, TakesNoScheduling) {
   std::vector<MonitorReport> reports = Quiet(4);
   reports[1].links[3].round_trip_ns = 1500000;
   EXPECT_EQ(Judge(reports).kind, Verdict::Kind::kNone);
+}
+
+// --- What is reported, and when a verdict counts ---
+
+// Clocks are the test's, and what is sent is kept.
+class StubNetwork final : public Network {
+ public:
+  int64_t offset = 0;  // of process 0's clock
+  std::vector<std::string> reports;
+
+  std::string address() const override { return ""; }
+  void SetChannel(int, Channel*) override {}
+  void SetFailureListener(std::function<void(const Failure&)>) override {}
+  void Connect(int, const std::vector<PeerInfo>&) override {}
+  void Post(Message*) override {}
+  void ExpectEnd(int) override {}
+  void StopHeartbeats() override {}
+  ClockOffset OffsetTo(int) const override { return {offset, 100000, 100000}; }
+  Counts sent() const override { return {}; }
+  void Send(int to, int channel, const void* header, size_t header_bytes, const void*, size_t,
+            Transfer*) override {
+    EXPECT_EQ(to, 0);
+    EXPECT_EQ(channel, kMonitor);
+    reports.emplace_back(static_cast<const char*>(header), header_bytes);
+  }
+};
+
+// Process 1 of a job: what it reports of windows that end when the test says so.
+class Reporter {
+ public:
+  Reporter() : monitor_(&network_, 1, kProcesses, [](int) { return ""; }) {
+    network_.offset = 1000 * kWindow - ClockNow();  // just after the begin of a window
+    EndWindow();                                    // the first, which nobody hears of
+    EXPECT_TRUE(network_.reports.empty()) << "the first window holds the loading";
+    network_.reports.clear();
+  }
+  Monitor* monitor() { return &monitor_; }
+  // A word that process 0 sent at `sent`, by this process's clock, is looked at.
+  void Came(int64_t sent) { monitor_.Came(0, sent + network_.offset); }
+  // Ends the window and gives its report, if there is one.
+  std::string EndWindow() {
+    network_.offset += kWindow;
+    const int64_t begin = ClockNow();
+    monitor_.CollectiveBegins();
+    monitor_.CollectiveEnds();
+    held_up_ = std::max(held_up_, ClockNow() - begin);
+    return network_.reports.empty() ? "" : network_.reports.back();
+  }
+  // The longest that the collective took that ends a window: nothing, unless somebody else had the core.
+  int64_t held_up() const { return held_up_; }
+  static constexpr int kProcesses = 4;
+  static constexpr int64_t kWindow = static_cast<int64_t>(Monitor::kWindow * 1e9);
+
+ private:
+  StubNetwork network_;
+  Monitor monitor_;
+  int64_t held_up_ = 0;
+};
+
+// Process 0, which is told of windows.
+class Listener {
+ public:
+  Listener()
+      : monitor_(&network_, 0, Reporter::kProcesses, [](int p) { return "process " + std::to_string(p); }) {}
+  void Tell(int process, const std::string& report) {
+    monitor_.Deliver(process, report.data(), report.size(), nullptr);
+  }
+  // A window of all processes: `report` is of `victim`, `usual` of the others.
+  void TellAll(int victim, const std::string& report, const std::string& usual) {
+    for (int p = 0; p < Reporter::kProcesses; ++p) Tell(p, p == victim ? report : usual);
+  }
+  const Verdict& last() const { return monitor_.last(); }
+
+ private:
+  StubNetwork network_;
+  Monitor monitor_;
+};
+
+void WaitSomeTime() { std::this_thread::sleep_for(std::chrono::milliseconds(40)); }
+
+// One window with a process that has no collective, and one in which it waits all along.
+struct Windows {
+  Windows() {
+    while (!Make()) {
+    }
+  }
+  // False: others had the core at the wrong moment.
+  bool Make() {
+    Reporter reporter;
+    WaitSomeTime();
+    busy = reporter.EndWindow();
+    reporter.monitor()->CollectiveBegins();
+    (void)reporter.EndWindow();  // a window that begins inside a collective ...
+    WaitSomeTime();
+    waiting = reporter.EndWindow();  // ... and ends there
+    reporter.monitor()->CollectiveEnds();
+    (void)reporter.EndWindow();
+    WaitSomeTime();
+    busy_again = reporter.EndWindow();
+    return reporter.held_up() < 100000;
+  }
+  std::string busy, waiting, busy_again;
+};
+
+TEST(Monitor, AVerdictCountsWhenTwoWindowsAgree) {
+  const Windows windows;
+  Listener listener;
+  listener.TellAll(2, windows.busy, windows.waiting);
+  EXPECT_EQ(listener.last().kind, Verdict::Kind::kNone) << "after one window";
+  listener.TellAll(1, windows.busy, windows.waiting);
+  EXPECT_EQ(listener.last().kind, Verdict::Kind::kNone) << "they do not agree";
+  listener.TellAll(1, windows.busy, windows.waiting);
+  EXPECT_EQ(listener.last().kind, Verdict::Kind::kCompute);
+  EXPECT_EQ(listener.last().process, 1);
+  listener.TellAll(1, windows.waiting, windows.waiting);
+  EXPECT_EQ(listener.last().process, 1) << "nor is it taken back after one";
+  listener.TellAll(1, windows.waiting, windows.waiting);
+  EXPECT_EQ(listener.last().kind, Verdict::Kind::kNone);
+}
+
+TEST(Monitor, AWindowIsJudgedWhenAllHaveReportedAnew) {
+  const Windows windows;
+  Listener listener;
+  listener.TellAll(2, windows.busy, windows.waiting);
+  for (int again = 0; again < 5; ++again) {
+    for (int p : {2, 0, 1}) listener.Tell(p, p == 2 ? windows.busy : windows.waiting);
+    EXPECT_EQ(listener.last().kind, Verdict::Kind::kNone) << "process 3 has not reported";
+  }
+  listener.Tell(3, windows.waiting);
+  EXPECT_EQ(listener.last().process, 2);
+}
+
+// What was counted in one window is not counted in the next.
+TEST(Monitor, AReportIsOfItsWindowAlone) {
+  const Windows windows;
+  for (const std::string& busy : {windows.busy, windows.busy_again}) {
+    Listener listener;
+    for (int again = 0; again < 2; ++again) listener.TellAll(2, busy, windows.waiting);
+    EXPECT_EQ(listener.last().process, 2);
+    EXPECT_NE(listener.last().why.find("100 % of the time, the others 0 %"), std::string::npos)
+        << listener.last().why;
+  }
+  // And so with data: a slow transfer of one window is gone in the next.
+  Reporter reporter;
+  reporter.monitor()->CollectiveBegins();
+  (void)reporter.EndWindow();
+  auto window = [&](int64_t ns) {
+    for (int p : {0, 2, 3}) reporter.monitor()->Pulled(p, 1 << 20, ns);
+    return reporter.EndWindow();
+  };
+  const std::string quick = window(1000000), slow = window(10000000), quick_again = window(1000000);
+  Listener listener;
+  for (int again = 0; again < 2; ++again) listener.TellAll(1, slow, quick);
+  EXPECT_EQ(listener.last().kind, Verdict::Kind::kLink);
+  EXPECT_EQ(listener.last().process, 1);
+  for (int again = 0; again < 2; ++again) listener.TellAll(1, quick_again, quick);
+  EXPECT_EQ(listener.last().kind, Verdict::Kind::kNone);
+}
+
+// A word that lay there while this process was stopped: that time is not the others' doing. Words that are
+// looked at a little late, as threads are scheduled, are none of that.
+TEST(Monitor, AStoppedProcessIsBusyWithItself) {
+  const Windows windows;
+  for (bool stopped : {true, false}) {
+    Reporter reporter;
+    reporter.monitor()->CollectiveBegins();
+    (void)reporter.EndWindow();
+    int64_t looked = ClockNow();
+    if (stopped) {
+      WaitSomeTime();
+      reporter.Came(looked);
+    } else {
+      for (int word = 0; word < 100; ++word) {
+        int64_t now = 0;
+        while ((now = ClockNow()) - looked < 300000) std::this_thread::yield();
+        // Where others had the core for long the word is one that has just been sent.
+        reporter.Came(now - looked < 1000000 ? looked : now + 1000000000);
+        looked = now;
+      }
+    }
+    const std::string report = reporter.EndWindow();
+    Listener listener;
+    for (int again = 0; again < 2; ++again) listener.TellAll(2, report, windows.waiting);
+    EXPECT_EQ(listener.last().kind == Verdict::Kind::kCompute, stopped) << listener.last().why;
+    reporter.monitor()->CollectiveEnds();
+  }
 }
 
 // The first line in what process 0 logs that says who is behind.

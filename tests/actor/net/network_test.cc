@@ -463,6 +463,34 @@ TEST(NetworkTest, ASilentPeerIsLostAfterItsTime) {
   LoseOneOfThree(SIGSTOP, 0.35, 3, "nothing heard of it for ");
 }
 
+// Who was stopped itself heard nothing of the others, and must not take that for their silence.
+TEST(NetworkTest, AProcessThatWasStoppedDoesNotTakeOthersForSilent) {
+  Processes processes(2, [](int me, Line* line) {
+    NetworkOptions options;
+    options.peer_timeout = me == 0 ? 1 : 600;  // process 1 is patient, and speaks seldom
+    NetworkNode node(me, 2, line, options);
+    line->Say("");
+    for (int k = 0; k < 2; ++k) line->Hear();
+    line->Say("running");
+    line->Hear();  // it was stopped
+    Sleep(0.3);
+    REQUIRE(node.failures().empty(), node.failures()[0].reason);
+    line->Say("");
+    line->Hear();  // both have seen that
+    node.End();
+  });
+  processes.Exchange();
+  processes.Exchange();
+  for (int k : {0, 1}) processes.line(k).Hear();
+  processes.Signal(0, SIGSTOP);
+  Sleep(1.2);
+  processes.Signal(0, SIGCONT);
+  for (int k : {0, 1}) processes.line(k).Say("");
+  for (int k : {0, 1}) processes.line(k).Hear();
+  for (int k : {0, 1}) processes.line(k).Say("");
+  processes.ExpectAllWell();
+}
+
 TEST(NetworkTest, AnExpectedEndIsNoFailure) {
   for (bool expected : {true, false}) {
     Processes processes(2, [=](int me, Line* line) {

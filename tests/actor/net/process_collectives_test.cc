@@ -418,6 +418,22 @@ TEST(ProcessCollectives, AGroupInsideAProcessNeedsNoNetwork) {
   EXPECT_EQ(messages, 0);
 }
 
+// One process of a host gets what comes from another host, for all of its host: when that has failed all must know.
+TEST(ProcessCollectives, AFailureOnAnotherHostIsKnownToAllOfThisOne) {
+  for (unsigned seed = 1; seed <= 10; ++seed) {
+    Scenario s;
+    s.seed = seed;
+    s.processes = 3;
+    s.host = {0, 0, 1};
+    s.steps = 8;
+    s.fail_percent = 60;
+    s.options = {1024, 0, 4096};
+    s.order = {{0, 0}};
+    s.cases = {OneCase({B()}, {2}, {B()}, {0, 1}, {20})};
+    RunOnce(s, seed);
+  }
+}
+
 class Counter final : public CollectiveListener {
  public:
   void CollectiveWorked(int64_t, int64_t) override {}
@@ -476,6 +492,101 @@ TEST(ProcessCollectives, QuiesceDropsWhatNobodyAwaits) {
   }
   EXPECT_GT(ended_well, 0);
   EXPECT_GT(ended_badly, 0);
+}
+
+// Runtimes that are closed in the middle of an act, again and again: data lies in staging, is being received
+// into it or sent from it. When they are quiet all of it is back, and so is what they took for themselves.
+TEST(ProcessCollectives, StagingIsBackWhenRuntimesCloseInTheMiddle) {
+  constexpr int kProcesses = 3, kRounds = 30;
+  int in_the_middle = 0;
+  for (unsigned seed : {1, 2, 3, 4}) {
+    SCOPED_TRACE(Cat("seed ", seed));
+    FakeCluster cluster({0, 1, 2}, seed % 2 == 0, 1, seed);
+    HangDetector detector(Cat("seed ", seed), [&] { return AwaitedOf(&cluster); });
+    // Columns have gaps in their pieces, and are sent from staging.
+    const Case c = OneCase({P()}, {0, 1, 2}, {seed < 3 ? S(1) : B()}, {0, 1, 2}, {20, 30});
+    ProcessCollectivesOptions options;
+    options.chunk_bytes = 64;
+    options.latency_bound_bytes = 0;
+    options.staging_bytes = 64 * 12;
+    std::atomic<int> ended_badly{0};
+    Meeting told(kProcesses);
+    const auto run = [&](int me) {
+      Random random(seed * 1000 + static_cast<unsigned>(me));
+      const plan::Collective plan = c.PlanOf(me);
+      std::vector<int16_t> in(600, 1), out(600);
+      std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
+      std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(cluster.job(me), options);
+      const int64_t bytes = between->staging_bytes();
+      for (int round = 0; round < kRounds; ++round) {
+        Counter counter;
+        std::unique_ptr<Collectives> collectives = between->Open(round);
+        const CollectiveSpec spec{"plan",  "sum",   DType::kBFloat16, 1, executor->worker(0),
+                                  nullptr, nullptr, &counter};
+        std::unique_ptr<CollectiveMember> member = collectives->Join(spec, plan);
+        collectives->CheckComplete();
+        EXPECT_GT(between->staging_bytes(), bytes);
+        member->Arrive(in.data(), out.data(), 0, true);
+        std::this_thread::sleep_for(std::chrono::microseconds(Draw(random, 600)));
+        collectives->Quiesce();
+        EXPECT_EQ(between->staging_taken(), 0) << "process " << me << " after round " << round;
+        EXPECT_EQ(between->staging_bytes(), bytes);
+        executor->Fence();
+        ended_badly += counter.bad;
+        member.reset();
+        collectives.reset();
+      }
+      told.Gather(me, "all rounds", "");
+    };
+    std::vector<std::thread> threads;
+    for (int p = 0; p < kProcesses; ++p) threads.emplace_back(run, p);
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_TRUE(cluster.Settled()) << "a transfer has no end";
+    in_the_middle += ended_badly;
+  }
+  EXPECT_GT(in_the_middle, 60) << "too few were closed in the middle of an act";
+}
+
+// What comes for a runtime after it was closed is let go at once: its sender does not wait for the end of the
+// job.
+TEST(ProcessCollectives, WhatComesForAClosedRuntimeIsDropped) {
+  for (unsigned seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(Cat("seed ", seed));
+    FakeCluster cluster({0, 1}, false, 1, seed);
+    HangDetector detector(Cat("seed ", seed), [&] { return AwaitedOf(&cluster); });
+    const Case c = OneCase({S(0)}, {0}, {S(0)}, {1}, {100});
+    std::vector<float> piece(100);
+    Counter counters[2];
+    ProcessCollectivesOptions options;
+    options.chunk_bytes = 64;
+    Meeting told(2);
+    const auto run = [&](int me) {
+      const plan::Collective plan = c.PlanOf(me);
+      std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
+      std::unique_ptr<ProcessCollectives> between = ProcessCollectives::Make(cluster.job(me), options);
+      std::unique_ptr<Collectives> collectives = between->Open(0);
+      std::unique_ptr<CollectiveMember> member = collectives->Join(
+          {"plan", "send", DType::kFloat32, 1, executor->worker(0), nullptr, nullptr, &counters[me]}, plan);
+      collectives->CheckComplete();
+      if (me == 1) {
+        collectives->Quiesce();
+        told.Gather(me, "closed", "");
+      } else {
+        told.Gather(me, "closed", "");
+        member->Arrive(piece.data(), nullptr, 0, true);
+        for (int i = 0; i < 10000 && counters[0].good + counters[0].bad == 0; ++i)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        EXPECT_EQ(counters[0].good, 1) << "process 1 is still there, and holds what nobody there wants";
+      }
+      told.Gather(me, "sent", "");
+      if (me == 0) collectives->Quiesce();
+      executor->Fence();
+    };
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
+    EXPECT_TRUE(cluster.Settled()) << "a transfer has no end";
+  }
 }
 
 TEST(ProcessCollectives, AMissingMemberIsAnError) {
