@@ -107,6 +107,9 @@ void Session::Impl::Close() {
   if (closed) return;
   closed = true;
   if (!runtime) return;
+  // Ended among its updates, a step would leave copies of a weight that differ.
+  auto last = model->last_steps.find(this);
+  if (trains && last != model->last_steps.end()) (void)last->second.Wait();
   runtime->Close();
   if (!model->trace) return;
   if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
@@ -278,6 +281,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   std::unique_ptr<Session::Impl> impl(new Session::Impl{
       model->shared_from_this(), std::move(compiled), options, {}, finite, std::move(input_graph), nullptr});
   for (const auto& [name, value] : fetched) impl->outputs.insert(name);
+  impl->trains = of == SessionSteps::Of::kTraining;
   Session session(std::move(impl));
   if (model->options.memory_budget > 0)
     for (const RankSummary& s : session.Summaries())
