@@ -302,6 +302,23 @@ TEST(Errors, MemoryBudget) {
   Evaluate({{"x", x}});  // and a smaller one is not
 }
 
+// Of every rank: here the one that holds most is not the first.
+TEST(Errors, MemoryBudgetOfEveryStage) {
+  for (int large : {0, 1, 2}) {
+    ModelOptions options;
+    options.memory_budget = 10'000;
+    Model model(FullMesh("cpu:pp=3"), options);
+    Tensor h = model.Input("x", {4, 10}, DType::kFloat32);
+    for (int stage = 0; stage < 3; ++stage) {
+      Scope s = model.scope().Stage("pp", stage);
+      h = matmul(to_stage(h, "pp", stage), s.Weight(Cat("w", stage), {10, 10}, Ones()));
+      if (stage == large) h = matmul(matmul(h, s.Weight("up", {10, 200}, Ones())), s.Weight("down", {200, 10}, Ones()));
+    }
+    std::string error = ErrorOf([&] { Evaluate({{"y", h}}); });
+    EXPECT_TRUE(std::regex_search(error, std::regex(Cat("session eval needs \\d{5} bytes on rank ", large, " but the budget is 10000")))) << error;
+  }
+}
+
 TEST(Errors, FeedsOutputsAndVariables) {
   Model model(FullMesh("cpu:dp=2"));
   Tensor x = model.Input("x", {4, 3}, DType::kFloat32), w = model.scope().Weight("w", {3}, Ones());

@@ -14,7 +14,8 @@ struct Trained {
 };
 
 // Two linear layers, on two stages when the mesh has axis pp, some cut over tp.
-Trained TrainOn(const std::string& mesh, ModelOptions options, int64_t hidden = 12) {
+Trained TrainOn(const std::string& mesh, ModelOptions options, int64_t hidden = 12,
+                const SessionOptions& session_options = {.micro_batches = 2}) {
   options.seed = options.seed == 1 ? 5 : options.seed;
   Model model(FullMesh(mesh), options);
   Tensor x = model.Input("x", {8, 6}, DType::kFloat32, {{"dp", S(0)}});
@@ -25,7 +26,7 @@ Trained TrainOn(const std::string& mesh, ModelOptions options, int64_t hidden = 
   Tensor down = s.Stage("pp", last).Weight("down", {hidden, 3}, KaimingNormal(), {{"tp", S(0)}});
   Tensor guess = matmul(relu(matmul(x, up)), down), loss = mean(square(guess - y));
   TrainOptions train_options;
-  train_options.micro_batches = 2;
+  static_cast<SessionOptions&>(train_options) = session_options;
   train_options.outputs = {{"guess", guess}};
   Session train = Train(loss, AdamW{.lr = 1e-2}, train_options);
   Trained result;
@@ -133,14 +134,39 @@ TEST(SessionJobTest, DifferentModelsAreRefusedByTheFirstLineThatDiffers) {
   }
 }
 
+// Every option of which the processes must think alike, given another value by process 2.
 TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
-  std::vector<std::string> errors = RunProcesses(3, [](std::shared_ptr<Job> job) {
-    TrainOn("cpu:dp=3", {.seed = job->process() == 2 ? 7u : 2u, .job = job});
-  });
-  for (const std::string& error : errors)
-    EXPECT_EQ(
-        error,
-        "session train is not the same on all processes: option --seed: process 0 has 2, process 2 has 7");
+  struct Given {
+    std::string mesh = "cpu:dp=3";
+    ModelOptions model = {.seed = 2};
+    SessionOptions session = {.micro_batches = 2};
+  };
+  struct Change {
+    const char* named;  // the option, and what process 0 and process 2 have
+    const char *here, *there;
+    std::function<void(Given*)> make;
+  };
+  const Change changes[] = {
+      {"--mesh", "cpu:dp=3,tp=1,pp=1", "cpu:dp=1,tp=3,pp=1", [](Given* g) { g->mesh = "cpu:tp=3"; }},
+      {"--seed", "2", "7", [](Given* g) { g->model.seed = 7; }},
+      {"--check_feeds", "false", "true", [](Given* g) { g->model.check_feeds = true; }},
+      {"micro_batches", "2", "4", [](Given* g) { g->session.micro_batches = 4; }},
+      {"steps_in_flight", "2", "3", [](Given* g) { g->session.steps_in_flight = 3; }},
+      {"schedule", "1f1b", "gpipe", [](Given* g) { g->session.schedule = PipelineSchedule::kGPipe; }},
+      {"dtype", "f32", "bf16", [](Given* g) { g->session.dtype = DType::kBFloat16; }},
+      {"zero", "none", "dp", [](Given* g) { g->model.zero.axis = "dp"; }}};
+  for (const Change& change : changes) {
+    SCOPED_TRACE(change.named);
+    std::vector<std::string> errors = RunProcesses(3, [&](std::shared_ptr<Job> job) {
+      Given given;
+      if (job->process() == 2) change.make(&given);
+      given.model.job = job;
+      TrainOn(given.mesh, given.model, 12, given.session);
+    });
+    for (const std::string& error : errors)
+      EXPECT_EQ(error, Cat("session train is not the same on all processes: option ", change.named,
+                           ": process 0 has ", change.here, ", process 2 has ", change.there));
+  }
 }
 
 TEST(AgreementTest, NamesTheFirstDifference) {
