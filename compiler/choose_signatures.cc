@@ -87,14 +87,14 @@ class AxisChooser {
     plain.out.assign(node.out.size(), B());
     if (!Free(n)) return {plain};
     auto fixed = node.fixed.find(entry_);
-    if (node.op == "variable" || node.op == "input") {
+    if (node.kind == NodeKind::kVariable || node.kind == NodeKind::kInput) {
       if (fixed != node.fixed.end()) plain.out[0] = fixed->second;
       std::vector<Choice> all{plain};
-      if (node.op == "input" && fixed == node.fixed.end() && entry_ > 0)
+      if (node.kind == NodeKind::kInput && fixed == node.fixed.end() && entry_ > 0)
         AddCuts(graph_.value(node.out[0]).shape, &all, false);
       return all;
     }
-    if (node.op == "fetch") {
+    if (node.kind == NodeKind::kFetch) {
       std::vector<Choice> all{plain};
       AddCuts(graph_.value(node.in[0]).shape, &all, true);
       const Value& v = graph_.value(node.in[0]);
@@ -146,12 +146,12 @@ class AxisChooser {
     const Node& node = graph_.node(n);
     std::vector<Choice>& choices = choices_[n];
     if (entry_ == 0 || !Free(n)) return;
-    if (node.op == "variable") {
+    if (node.kind == NodeKind::kVariable) {
       auto fixed = node.fixed.find(entry_);
       if (fixed != node.fixed.end() && !node.stored.count(entry_)) promised_[node.out[0]] = fixed->second;
       return;
     }
-    if (node.op == "fetch") return;
+    if (node.kind == NodeKind::kFetch) return;
     int most = 0;
     std::vector<int> kept(choices.size(), 0);
     for (size_t s = 0; s < choices.size(); ++s) {
@@ -417,7 +417,10 @@ void ChooseSignatures(Graph* graph, const CompileOptions& options) {
       chooser.Run();
       for (int n : chooser.Expanded()) expanded.insert(n);
     }
-    if (expanded.empty()) return;
+    if (expanded.empty()) {
+      for (int n : order) graph->SettleRate(n);
+      return;
+    }
     for (int n : expanded) Expand(graph, n);
   }
 }

@@ -32,7 +32,7 @@ DType RateType(const Graph& graph, const Node& node) {
   return type;
 }
 
-int ActsOf(const Graph& graph, const Node& node) { return PerMicroBatch(graph, node) ? graph.times() : 1; }
+int ActsOf(const Graph& graph, const Node& node) { return node.rate == Rate::kEachAct ? graph.times() : 1; }
 
 // --- LocalWork ---
 

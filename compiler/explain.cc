@@ -15,7 +15,7 @@ int WeightBehind(const Graph& graph, int value) {
   for (;;) {
     int n = graph.value(value).producer;
     const Node& node = graph.node(n);
-    if (node.op == "variable") return n;
+    if (node.kind == NodeKind::kVariable) return n;
     if (node.in.size() != 1 || node.out.size() != 1) return -1;
     value = node.in[0];
   }
@@ -107,7 +107,7 @@ std::vector<StageTime> TimesOfStages(const Compiled& compiled) {
     if (!known.insert(stage.stage).second) continue;
     std::vector<int> coords = mesh.Coords(rank);
     for (const Segment& s : compiled.logical.segments)
-      if (s.stream == StreamKind::kCompute && s.slice.Contains(coords))
+      if (compiled.logical.On(s, StreamKind::kCompute) && s.slice.Contains(coords))
         stage.seconds += s.seconds * (s.per_micro_batch ? compiled.graph.times() : 1);
     double step = compiled.logical.makespan;
     stage.bubble = step > 0 ? 1 - stage.seconds / step : 0;
@@ -182,7 +182,7 @@ std::vector<Purpose> PurposesOf(const Compiled& compiled) {
   std::vector<Purpose> form(graph.num_values(), Purpose::kOther);
   for (int n : order) {
     const Node& node = graph.node(n);
-    if (node.op == "variable") {
+    if (node.kind == NodeKind::kVariable) {
       form[node.out[0]] = forward[node.out[0]] ? Purpose::kWeights : Purpose::kOptimizerState;
     } else if (node.in.size() == 1 && node.out.size() == 1) {
       Purpose was = form[node.in[0]];

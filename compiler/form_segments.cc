@@ -19,18 +19,6 @@
 
 namespace oneflow_like {
 
-const char* Name(StreamKind kind) {
-  switch (kind) {
-    case StreamKind::kCompute:
-      return "compute";
-    case StreamKind::kLink:
-      return "link";
-    case StreamKind::kNone:
-      return "none";
-  }
-  return "";
-}
-
 namespace {
 
 // Slice, stream, phase, per micro-batch, epoch, own number.
@@ -65,12 +53,14 @@ class Former {
  public:
   Former(const Graph& graph, const CompileOptions& options)
       : graph_(graph), options_(options), order_(graph.Order()), cost_(graph, options.machine) {
+    plan_.schedule = options.schedule;
     plan_.root = Roots(graph, order_);
     plan_.buffer_of.assign(graph.num_values(), -1);
     segment_of_.assign(graph.num_nodes(), -1);
   }
 
   LogicalPlan Run() {
+    MakeStreams();
     FindDependencies();
     ChooseEpochs();
     MakeSegments();
@@ -81,16 +71,25 @@ class Former {
   }
 
  private:
-  Class ClassOf(int n) const {
-    const Node& node = graph_.node(n);
-    bool micro = PerMicroBatch(graph_, node);
-    if (node.op == "input" || node.op == "fetch")
-      return {node.slice, int(StreamKind::kNone), 0, micro, epoch_[n], n};
-    if (IsCollective(node)) return {node.slice, int(StreamKind::kLink), int(node.phase), micro, epoch_[n], n};
-    return {node.slice, int(StreamKind::kCompute), int(node.phase), micro, epoch_[n], -1};
+  // Of the plan's streams.
+  static constexpr int kCompute = 0, kLink = 1;
+
+  void MakeStreams() {
+    std::vector<int> axes;
+    for (int a = 0; a < graph_.mesh().rank(); ++a) axes.push_back(a);
+    plan_.streams = {{"compute", StreamKind::kCompute, {}}, {"link", StreamKind::kLink, axes}};
   }
 
-  bool Computes(int n) const { return graph_.node(n).op != "variable" && !IsView(graph_, n); }
+  Class ClassOf(int n) const {
+    const Node& node = graph_.node(n);
+    bool micro = node.rate == Rate::kEachAct;
+    if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
+      return {node.slice, -1, 0, micro, epoch_[n], n};
+    if (IsCollective(node)) return {node.slice, kLink, int(node.phase), micro, epoch_[n], n};
+    return {node.slice, kCompute, int(node.phase), micro, epoch_[n], -1};
+  }
+
+  bool Computes(int n) const { return graph_.node(n).kind != NodeKind::kVariable && !IsView(graph_, n); }
 
   // What every node waits for, views looked through, and the other way round.
   void FindDependencies() {
@@ -98,10 +97,10 @@ class Former {
     after_.resize(graph_.num_nodes());
     for (int n : order_) {
       if (!Computes(n)) continue;
-      bool micro = PerMicroBatch(graph_, graph_.node(n));
+      const bool once = graph_.node(n).rate == Rate::kOnce;
       auto depend = [&](int b, bool whole) {
         if (!Computes(b)) return;
-        whole = whole && PerMicroBatch(graph_, graph_.node(b));
+        whole = whole && graph_.node(b).rate == Rate::kEachAct;
         before_[n].push_back({b, whole});
         after_[b].push_back({n, whole});
       };
@@ -109,7 +108,7 @@ class Former {
         const Value& root = graph_.value(plan_.root[v]);
         depend(root.producer, root.sbp[0].is_broadcast());
       }
-      for (int b : graph_.node(n).after) depend(b, !micro);
+      for (int b : graph_.node(n).after) depend(b, once);
     }
   }
 
@@ -120,7 +119,7 @@ class Former {
   void ChooseEpochs() {
     epoch_.assign(graph_.num_nodes(), 0);
     std::vector<bool> settled(graph_.num_nodes(), false);
-    for (int n : order_) settled[n] = !Computes(n) || graph_.node(n).op == "input";
+    for (int n : order_) settled[n] = !Computes(n) || graph_.node(n).kind == NodeKind::kInput;
     auto as_early = [&] {
       int last = 0;
       for (int n : order_) {
@@ -153,7 +152,7 @@ class Former {
     std::vector<bool> constant(graph_.num_nodes(), false);  // waits for no input of the step
     for (int n : order_) {
       if (!Computes(n)) continue;
-      constant[n] = graph_.node(n).op != "input";
+      constant[n] = graph_.node(n).kind != NodeKind::kInput;
       for (auto [b, whole] : before_[n]) {
         level[n] = std::max(level[n], level[b] + (ClassOf(b) == ClassOf(n) ? 0 : 1));
         constant[n] = constant[n] && constant[b];
@@ -184,13 +183,11 @@ class Former {
       s.nodes = *nodes;
       s.slice = node.slice;
       s.from = IsCollective(node) ? graph_.producer(node.in[0]).slice : node.slice;
-      s.stream = IsCollective(node)                         ? StreamKind::kLink
-                 : node.op == "input" || node.op == "fetch" ? StreamKind::kNone
-                                                            : StreamKind::kCompute;
+      s.stream = std::get<1>(ClassOf(first));
       s.phase = node.phase;
-      s.per_micro_batch = PerMicroBatch(graph_, node);
+      s.per_micro_batch = node.rate == Rate::kEachAct;
       s.epoch = epoch_[first];
-      s.name = s.stream == StreamKind::kCompute
+      s.name = s.stream == kCompute
                    ? Cat(Name(s.phase), plan_.segments.size(), s.slice.str(graph_.mesh()).empty() ? "" : "@",
                          s.slice.str(graph_.mesh()))
                    : Cat(node.op, " ", node.name);
@@ -216,7 +213,7 @@ class Former {
         LogicalBuffer b;
         b.value = root;
         const Node& producer = graph_.producer(root);
-        if (producer.op == "variable") {
+        if (producer.kind == NodeKind::kVariable) {
           b.variable = producer.name;
           b.full = 1;
         } else {
@@ -230,7 +227,7 @@ class Former {
     };
     for (int n : order_) {
       const Node& node = graph_.node(n);
-      if (node.op == "variable") {
+      if (node.kind == NodeKind::kVariable) {
         buffer(node.out[0]);
         continue;
       }
@@ -278,43 +275,14 @@ class Former {
     }
   }
 
-  // How many micro-batches a stage works on: one in its forward segments, and as many between the start of
-  // the forward and the end of the backward as the schedule says. A limit holds within one epoch: what comes
-  // in a later one waits for all micro-batches of this one. Within an epoch no micro-batch waits for another,
-  // so it can be gone through one micro-batch after another whatever the limits, and the plan completes.
   void AdmitMicroBatches() {
-    if (graph_.times() == 1) return;
-    struct Ends {
-      int first[2] = {-1, -1}, last[2] = {-1, -1};
-    };
-    std::map<Slice, std::map<int, Ends>> stages;  // by epoch
-    for (size_t s = 0; s < plan_.segments.size(); ++s) {
-      const Segment& seg = plan_.segments[s];
-      if (seg.stream != StreamKind::kCompute || !seg.per_micro_batch || seg.phase == Phase::kUpdate) continue;
-      Ends& e = stages[seg.slice][seg.epoch];
-      int p = seg.phase == Phase::kForward ? 0 : 1;
-      if (e.first[p] < 0) e.first[p] = static_cast<int>(s);
-      e.last[p] = static_cast<int>(s);
-    }
-    auto limit = [&](int from, int to, int slots, const std::string& why) {
-      if (from < 0 || to < 0 || from == to) return;
+    for (const StageLimit& limit : LimitsOf(plan_, graph_.times())) {
       LogicalEdge edge;
-      edge.writer = from;
-      edge.reader = to;
-      edge.slots = slots;
-      edge.why = why;
+      edge.writer = limit.from;
+      edge.reader = limit.to;
+      edge.slots = limit.micro_batches;
+      edge.why = limit.why;
       plan_.edges.push_back(edge);
-    };
-    int p = static_cast<int>(stages.size()), i = 0;
-    for (const auto& [slice, epochs] : stages) {
-      int admitted =
-          options_.schedule == ScheduleKind::k1F1B ? std::min(p - i, graph_.times()) : graph_.times();
-      for (const auto& [epoch, e] : epochs) {
-        limit(e.first[0], e.last[1], admitted, "micro-batches between forward and backward");
-        limit(e.first[0], e.last[0], 1, "micro-batches in forward segments");
-        limit(e.first[1], e.last[1], 1, "micro-batches in backward segments");
-      }
-      ++i;
     }
   }
 

@@ -101,10 +101,21 @@ int Graph::AddValue(const NewValue& value, int producer, int output) {
 int Graph::AddRaw(Node node, const std::vector<NewValue>& outputs) {
   int id = num_nodes();
   if (node.slice.fixed.empty()) node.slice = WholeMesh(mesh_);
+  node.kind = KindOf(node.op, &node.primitive);
   for (size_t i = 0; i < outputs.size(); ++i)
     node.out.push_back(AddValue(outputs[i], id, static_cast<int>(i)));
   nodes_.push_back(std::move(node));
   return id;
+}
+
+Rate Graph::RateOf(int id) const {
+  if (times_ == 1) return Rate::kOnce;
+  const auto cut = [](const NdSbp& sbp) { return !sbp.empty() && !sbp[0].is_broadcast(); };
+  for (const NdSbp& sbp : nodes_[id].want)
+    if (cut(sbp)) return Rate::kEachAct;
+  for (int v : nodes_[id].out)
+    if (cut(values_[v].sbp)) return Rate::kEachAct;
+  return Rate::kOnce;
 }
 
 std::vector<std::vector<int>> Graph::Readers() const {
@@ -189,27 +200,31 @@ std::string Graph::Describe(int id) const {
   return Cat(n.op, " '", n.name, "'", at.empty() ? "" : " at " + at);
 }
 
-bool IsEnd(const Node& node) { return node.op == "input" || node.op == "variable" || node.op == "fetch"; }
-
-bool IsLocalBoxing(const Node& node) {
-  return node.op == "accumulate" || node.op == "time_slice" || node.op == "keep" || node.op == "local_slice";
+NodeKind KindOf(const std::string& op, Primitive* primitive) {
+  static const std::map<std::string, NodeKind> kinds = {{"fused", NodeKind::kFused},
+                                                        {"input", NodeKind::kInput},
+                                                        {"variable", NodeKind::kVariable},
+                                                        {"fetch", NodeKind::kFetch},
+                                                        {"boxing", NodeKind::kBoxing}};
+  static const std::map<std::string, Primitive> primitives = [] {
+    std::map<std::string, Primitive> named;
+    for (int p = 0; p <= static_cast<int>(Primitive::kRouted); ++p)
+      named[Name(static_cast<Primitive>(p))] = static_cast<Primitive>(p);
+    return named;
+  }();
+  if (auto kind = kinds.find(op); kind != kinds.end()) return kind->second;
+  auto found = primitives.find(op);
+  if (found == primitives.end()) return NodeKind::kOperator;
+  if (primitive) *primitive = found->second;
+  return NodeKind::kPrimitive;
 }
 
-bool IsCollective(const Node& node) {
-  static const std::set<std::string> names = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                                              "broadcast",  "send",           "routed"};
-  return names.count(node.op) != 0;
+bool IsEnd(const Node& node) {
+  return node.kind == NodeKind::kInput || node.kind == NodeKind::kVariable || node.kind == NodeKind::kFetch;
 }
 
-bool PerMicroBatch(const Graph& graph, const Node& node) {
-  if (graph.times() == 1) return false;
-  for (const NdSbp& sbp : node.want)
-    if (!sbp.empty() && !sbp[0].is_broadcast()) return true;
-  for (int v : node.out) {
-    const NdSbp& sbp = graph.value(v).sbp;
-    if (!sbp.empty() && !sbp[0].is_broadcast()) return true;
-  }
-  return false;
-}
+bool IsLocalBoxing(const Node& node) { return node.kind == NodeKind::kPrimitive && IsLocal(node.primitive); }
+
+bool IsCollective(const Node& node) { return node.kind == NodeKind::kPrimitive && !IsLocal(node.primitive); }
 
 }  // namespace oneflow_like

@@ -3,12 +3,10 @@
 // (compiler/text.h).
 //
 // Besides the operators of the catalog a graph holds these nodes:
-//   input, variable, fetch      the ends: what a step is fed, what the store holds, what a step gives
-//   boxing                      from its input's layout to its output's
-//   accumulate, time_slice, keep, local_slice, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast,
-//   send, routed
-//                               what a boxing is lowered to (sbp/boxing.h)
-//   fused                       a chain of elementwise operators (ops/fused.h)
+//   input, variable, fetch       the ends: what a step is fed, what the store holds, what a step gives
+//   boxing                       from its input's layout to its output's
+//   accumulate, all_reduce, ...  what a boxing is lowered to (Primitive in sbp/boxing.h)
+//   fused                        a chain of elementwise operators (ops/fused.h)
 #pragma once
 
 #include <map>
@@ -18,12 +16,21 @@
 
 #include "ops/op.h"
 #include "ops/tensor.h"
+#include "sbp/boxing.h"
 #include "sbp/mesh.h"
 
 namespace oneflow_like {
 
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };
 const char* Name(Phase phase);  // "forward", "backward", "update"
+
+enum class NodeKind : uint8_t { kOperator, kFused, kInput, kVariable, kFetch, kBoxing, kPrimitive };
+
+// How often a node runs in a step: its signatures say so (Graph::SettleRate), once they are chosen.
+enum class Rate : uint8_t {
+  kOnce,
+  kEachAct,  // for each micro-batch: time cuts or sums one of its operands or results
+};
 
 // Signatures a node is held to, per entry of an NdSbp; absent entries are free.
 using FixedSbp = std::map<int, Sbp>;
@@ -38,13 +45,17 @@ struct Value {
 };
 
 struct Node {
-  std::string name, op;
+  std::string name;
+  std::string op;  // an operator of the catalog, or the name of another kind or of a primitive
+  NodeKind kind = NodeKind::kOperator;
+  Primitive primitive = Primitive::kRouted;  // of kPrimitive
   Attrs attrs;
   std::vector<int> in, out;  // values
   SourceLine line;
   Slice slice;
   bool placed = false;  // whether the slice's stage is settled (inputs and constants follow their readers)
   Phase phase = Phase::kForward;
+  Rate rate = Rate::kOnce;
   FixedSbp fixed;           // of output 0: the user's annotation
   std::set<int> stored;     // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
   std::vector<NdSbp> want;  // per input, the signature its kernel reads; empty until chosen
@@ -90,7 +101,7 @@ class Graph : public GraphBuilder {
     DType dtype;
     Dims shape;
   };
-  int AddRaw(Node node, const std::vector<NewValue>& outputs);  // the node's id
+  int AddRaw(Node node, const std::vector<NewValue>& outputs);  // the node's id; its kind is that of its op
   int AddValue(const NewValue& value, int producer, int output);
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
@@ -102,6 +113,10 @@ class Graph : public GraphBuilder {
   const Node& producer(int value) const { return nodes_[values_[value].producer]; }
   bool alive(int id) const { return !nodes_[id].op.empty(); }
   void Remove(int id) { nodes_[id].op.clear(); }
+
+  // After signatures are chosen, and by whoever adds a node later.
+  void SettleRate(int node) { nodes_[node].rate = RateOf(node); }
+  Rate RateOf(int node) const;
 
   // Live nodes in topological order (values and `after`), stable: by id where both orders are possible.
   // Throws Error naming the nodes of a cycle.
@@ -128,12 +143,12 @@ class Graph : public GraphBuilder {
   const Origin* origin_ = nullptr;
 };
 
+// By the name of its op; of a primitive also which.
+NodeKind KindOf(const std::string& op, Primitive* primitive = nullptr);
 // Whether a node computes nothing itself: the ends of the graph.
 bool IsEnd(const Node& node);
 // What a boxing is lowered to.
-bool IsLocalBoxing(const Node& node);  // accumulate, time_slice, keep, local_slice
+bool IsLocalBoxing(const Node& node);  // on a rank alone
 bool IsCollective(const Node& node);   // data crosses ranks
-// Whether the node runs once per micro-batch: its signature cuts or sums over time.
-bool PerMicroBatch(const Graph& graph, const Node& node);
 
 }  // namespace oneflow_like

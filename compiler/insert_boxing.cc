@@ -51,6 +51,7 @@ void InsertBoxing(Graph* graph) {
         int id = graph->AddRaw(std::move(node), {{name, value.dtype, value.shape}});
         it->second = graph->node(id).out[0];
         graph->value(it->second).sbp = want;
+        graph->SettleRate(id);
       }
       graph->node(n).in[i] = it->second;
     }

@@ -10,8 +10,15 @@
 
 namespace oneflow_like {
 
-enum class StreamKind : uint8_t { kCompute, kLink, kNone };  // kNone: feed and fetch, in no list
-const char* Name(StreamKind kind);
+enum class ScheduleKind { kGPipe, k1F1B };
+enum class StreamKind : uint8_t { kCompute, kLink };
+
+// One of the streams that every rank has; it runs one act at a time.
+struct LogicalStream {
+  std::string name;
+  StreamKind kind = StreamKind::kCompute;
+  std::vector<int> axes;  // of a link: the mesh axes whose ranks it joins
+};
 
 // A straight line of nodes that becomes one actor on every rank of its slice.
 struct Segment {
@@ -19,7 +26,7 @@ struct Segment {
   std::vector<int> nodes;  // in order; views are not among them
   Slice slice;             // of its results
   Slice from;              // of its operands: differs from `slice` for a transfer between stages
-  StreamKind stream = StreamKind::kCompute;
+  int stream = 0;          // of the plan's; -1: in no stream (feeds and fetches)
   Phase phase = Phase::kForward;
   bool per_micro_batch = false;
   int epoch = 0;       // how many values of the whole batch it comes after, at least
@@ -48,6 +55,8 @@ struct LogicalEdge {
 };
 
 struct LogicalPlan {
+  ScheduleKind schedule = ScheduleKind::k1F1B;
+  std::vector<LogicalStream> streams;
   std::vector<Segment> segments;
   std::vector<LogicalBuffer> buffers;
   std::vector<LogicalEdge> edges;
@@ -56,11 +65,18 @@ struct LogicalPlan {
   std::vector<Firing> order;   // one step: transition = segment
   double makespan = 0;         // estimated seconds of a step
   uint64_t hash = 0;           // of the order and the names
+
+  bool On(const Segment& segment, StreamKind kind) const {
+    return segment.stream >= 0 && streams[segment.stream].kind == kind;
+  }
 };
 
 // The token game of a plan: one transition for each segment, one place for each edge, one resource for each
-// (slice coordinate, stream).
+// stream of the ranks at one coordinate of the axes that slices fix.
 TokenGame GameOf(const Graph& graph, const LogicalPlan& plan);
+// The value of the whole batch for which `buffer` is held for all micro-batches, as it is read again after
+// it; -1 when it is held for none.
+int WholeValueBehind(const LogicalPlan& plan, int buffer);
 std::string ToText(const Graph& graph, const LogicalPlan& plan);
 
 }  // namespace oneflow_like

@@ -15,7 +15,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
   std::map<std::tuple<int, Slice, NdSbp>, int>
       known;  // (value, where and how it is wanted) -> the value there
   for (int id : graph->Order()) {
-    if (graph->node(id).op != "boxing") continue;
+    if (graph->node(id).kind != NodeKind::kBoxing) continue;
     const Node box = graph->node(id);
     int v = box.in[0];
     const Value result = graph->value(box.out[0]);
@@ -34,13 +34,13 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
         continue;
       }
       Node node;
-      node.op = step.primitive == "slice" ? "local_slice" : step.primitive;
+      node.op = Name(step.primitive);
       node.name = s + 1 == steps.size() ? result.name : graph->UniqueName(result.name + "_");
       node.in = {v};
       node.want = {graph->value(v).sbp};
       node.slice = step.to.slice;
       node.placed = true;
-      node.phase = node.op == "accumulate" ? graph->producer(v).phase : box.phase;
+      node.phase = step.primitive == Primitive::kAccumulate ? graph->producer(v).phase : box.phase;
       node.line = box.line;
       node.why = box.why;
       if (!step.axes.empty()) {
@@ -51,6 +51,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
       int n = graph->AddRaw(std::move(node), {{name, result.dtype, result.shape}});
       v = graph->node(n).out[0];
       graph->value(v).sbp = step.to.sbp;
+      graph->SettleRate(n);
       it->second = v;
     }
     for (int r : readers[box.out[0]])

@@ -90,7 +90,7 @@ class Narrower {
     const Node& node = graph_.node(n);
     const OpDef* def = Def(n);
     Kind kind = Kind::kWide;
-    if (node.op == "variable" || (def && node.in.empty())) {
+    if (node.kind == NodeKind::kVariable || (def && node.in.empty())) {
       kind = Kind::kNeutral;
     } else if (def && !UsersTypes(n)) {
       if (def->precision == Precision::kNarrow) kind = Kind::kNarrow;
@@ -235,8 +235,8 @@ class Narrower {
     std::vector<bool> early(graph_.num_nodes(), false);
     for (int n : order_) {
       const Node& node = graph_.node(n);
-      bool first =
-          node.phase == Phase::kForward && node.after.empty() && node.op != "input" && !node.out.empty();
+      bool first = node.phase == Phase::kForward && node.after.empty() && node.kind != NodeKind::kInput &&
+                   !node.out.empty();
       for (int v : node.in) first = first && early[graph_.value(v).producer];
       early[n] = first;
       for (int c : Casts(n)) early[c] = first;

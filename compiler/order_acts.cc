@@ -1,36 +1,16 @@
 // The order of acts and the number of slots.
 // Needs: segments and edges. Leaves: one step of the token game played with estimated times and the
 // schedule's priorities is the order; a buffer gets as many slots as were ever taken at once, from the start
-// of the writer's act to the end of its last reader's. GPipe and 1F1B differ in the priority alone (and in
-// how many micro-batches a stage admits).
+// of the writer's act to the end of its last reader's. The priority of an act is its place in the schedule of
+// its stage (schedule.h).
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "compiler/passes.h"
 #include "core/random.h"
 
 namespace oneflow_like {
-
-TokenGame GameOf(const Graph& graph, const LogicalPlan& plan) {
-  TokenGame game;
-  std::map<std::pair<Slice, StreamKind>, int> resources;
-  for (const Segment& s : plan.segments) {
-    Transition t;
-    t.name = s.name;
-    t.acts = s.per_micro_batch ? graph.times() : 1;
-    t.time = s.seconds;
-    if (s.stream != StreamKind::kNone)
-      for (const Slice* where : {&s.slice, &s.from}) {
-        int r = resources.try_emplace({*where, s.stream}, static_cast<int>(resources.size())).first->second;
-        if (t.resources.empty() || t.resources[0] != r) t.resources.push_back(r);
-      }
-    game.transitions.push_back(std::move(t));
-  }
-  game.resources = static_cast<int>(resources.size());
-  for (const LogicalEdge& e : plan.edges)
-    game.places.push_back({e.writer, e.reader, e.slots, e.write_period, e.read_period, e.full});
-  return game;
-}
 
 namespace {
 
@@ -46,7 +26,7 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
         return e.read_period;
     return 1;
   };
-  bool feed = plan.segments[b.writer].stream == StreamKind::kNone;
+  bool feed = plan.segments[b.writer].stream < 0;
   int slots = static_cast<int>(acts[b.writer].size()) / b.write_period;
   std::vector<int> periods;
   for (int r : b.readers) periods.push_back(period(r));
@@ -71,6 +51,36 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
   return peak;
 }
 
+// The place of an act in its stage's schedule. What runs once a step, and what is of no stage, goes with the
+// first micro-batch of its phase; updates come last.
+class Priorities {
+ public:
+  Priorities(const Graph& graph, const CompileOptions& options, const LogicalPlan& plan) {
+    std::map<Slice, int> stages = StagesOf(plan);
+    const int number = std::max<int>(1, static_cast<int>(stages.size()));
+    places_.resize(number);
+    for (int stage = 0; stage < number; ++stage) {
+      StageSchedule s = ScheduleOf(options.schedule, stage, number, graph.times());
+      for (std::vector<int>& of_part : places_[stage]) of_part.resize(graph.times());
+      for (size_t i = 0; i < s.units.size(); ++i)
+        places_[stage][static_cast<int>(s.units[i].part)][s.units[i].micro_batch] = static_cast<int>(i);
+    }
+    for (const Segment& s : plan.segments) {
+      auto stage = stages.find(s.slice);
+      of_segment_.push_back(
+          s.phase == Phase::kUpdate
+              ? nullptr
+              : &places_[stage == stages.end() ? 0 : stage->second][static_cast<int>(s.phase)]);
+    }
+  }
+
+  double Of(int segment, int act) const { return of_segment_[segment] ? (*of_segment_[segment])[act] : 1e9; }
+
+ private:
+  std::vector<std::array<std::vector<int>, 2>> places_;  // by stage, part, micro-batch
+  std::vector<const std::vector<int>*> of_segment_;      // null: an update
+};
+
 // Feeds fire as early as anything lets them, which says nothing: they are in no stream's list. In the order
 // each stands right before the first act that reads it.
 std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vector<Firing>& firings) {
@@ -78,7 +88,7 @@ std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vecto
   std::vector<std::vector<const LogicalEdge*>> feeds(plan.segments.size());  // by reader
   std::vector<bool> is_feed(plan.segments.size(), false);
   for (const LogicalEdge& e : plan.edges)
-    if (plan.segments[e.writer].stream == StreamKind::kNone) {
+    if (plan.segments[e.writer].stream < 0) {
       is_feed[e.writer] = true;
       feeds[e.reader].push_back(&e);
     }
@@ -102,12 +112,8 @@ std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vecto
 
 void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan) {
   TokenGame game = GameOf(graph, *plan);
-  bool backward_first = options.schedule == ScheduleKind::k1F1B;
-  Priority priority = [&](int t, int act) {
-    Phase phase = plan->segments[t].phase;
-    double rank = phase == Phase::kUpdate ? 2 : (phase == Phase::kBackward) == backward_first ? 0 : 1;
-    return rank * 1e6 + act;
-  };
+  Priorities priorities(graph, options, *plan);
+  Priority priority = [&](int t, int act) { return priorities.Of(t, act); };
   Play play = PlayStep(game, priority);
   plan->order = FeedsBeforeReaders(*plan, play.firings);
   plan->makespan = play.makespan;
@@ -128,34 +134,6 @@ void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* p
   std::string text;
   for (const Firing& f : plan->order) text += Cat(plan->segments[f.transition].name, "/", f.act, ";");
   plan->hash = HashName(text);
-}
-
-std::string ToText(const Graph& graph, const LogicalPlan& plan) {
-  std::string text;
-  for (size_t s = 0; s < plan.segments.size(); ++s) {
-    const Segment& seg = plan.segments[s];
-    text += Cat("segment ", s, " ", seg.name, " ", Name(seg.stream), " ", Name(seg.phase),
-                seg.per_micro_batch ? " per micro-batch" : "", ":");
-    for (int n : seg.nodes) text += " " + graph.node(n).name;
-    text += "\n";
-  }
-  for (const LogicalBuffer& b : plan.buffers) {
-    text +=
-        Cat("buffer ", graph.value(b.value).name, b.variable.empty() ? "" : " variable", " slots=", b.slots);
-    if (b.writer >= 0) text += Cat(" writer=", b.writer);
-    text += " readers=[";
-    for (size_t i = 0; i < b.readers.size(); ++i) text += Cat(i ? "," : "", b.readers[i]);
-    text += "]\n";
-  }
-  for (const LogicalEdge& e : plan.edges)
-    text += Cat("edge ", e.writer, " -> ", e.reader, " slots=", e.slots, " periods=", e.write_period, "/",
-                e.read_period, " full=", e.full, e.why.empty() ? "" : " (" + e.why + ")", "\n");
-  if (!plan.order.empty()) {
-    text += "order";
-    for (const Firing& f : plan.order) text += Cat(" ", f.transition, "/", f.act);
-    text += "\n";
-  }
-  return text;
 }
 
 }  // namespace oneflow_like

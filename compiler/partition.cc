@@ -140,14 +140,14 @@ class Partitioner {
   void MakeKernel(int segment, int n, plan::Actor* actor) {
     const Node& node = graph_.node(n);
     plan::Kernel* k = actor->add_kernel();
-    k->set_name(node.op == "input" ? "feed" : node.op);
+    k->set_name(node.kind == NodeKind::kInput ? "feed" : node.op);
     k->set_node(node.name);
     k->set_file(node.line.file);
     k->set_line(node.line.line);
     Attrs attrs = node.attrs;
     if (IsLocalBoxing(node)) {
-      attrs.Set("fold", node.op == "accumulate" ? FoldOf(graph_.value(node.in[0]).sbp)
-                                                : FoldOf(graph_.value(node.out[0]).sbp));
+      attrs.Set("fold", node.primitive == Primitive::kAccumulate ? FoldOf(graph_.value(node.in[0]).sbp)
+                                                                 : FoldOf(graph_.value(node.out[0]).sbp));
       attrs.Set("keep", static_cast<int64_t>(Keeps(node)));
     }
     bool source = !IsCollective(node) || Here(logical_.segments[segment].from);
@@ -262,16 +262,16 @@ class Partitioner {
     actor_of_[s] = plan_.actor_size() - 1;
     actor->set_id(s);
     actor->set_name(segment.name);
-    actor->set_stream(segment.stream == StreamKind::kNone ? -1 : static_cast<int>(segment.stream));
+    actor->set_stream(segment.stream);
     actor->set_acts(segment.per_micro_batch ? graph_.times() : 1);
     for (int n : segment.nodes) MakeKernel(s, n, actor);
     const Node& node = graph_.node(segment.nodes[0]);
     if (IsCollective(node)) MakeCollective(node, actor);
-    if (node.op == "input") {
+    if (node.kind == NodeKind::kInput) {
       actor->set_feed(node.name);
       Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
     }
-    if (node.op == "fetch") {
+    if (node.kind == NodeKind::kFetch) {
       if (FetchesHere(node)) {
         actor->set_fetch(node.name);
       } else {  // another rank holds the same bytes and delivers them
@@ -334,17 +334,20 @@ class Partitioner {
   }
 
   void MakeStreams() {
-    for (StreamKind kind : {StreamKind::kCompute, StreamKind::kLink}) {
+    for (const LogicalStream& s : logical_.streams) {
       plan::Stream* stream = plan_.add_stream();
-      stream->set_name(Name(kind));
-      for (const Firing& f : logical_.order)
-        if (actor_of_[f.transition] >= 0 && logical_.segments[f.transition].stream == kind)
-          stream->add_actor(f.transition);
+      stream->set_name(s.name);
+      stream->set_kind(s.kind == StreamKind::kCompute ? plan::COMPUTE : plan::LINK);
+      for (int a : s.axes) stream->add_axis(a);
+    }
+    for (const Firing& f : logical_.order) {
+      int stream = logical_.segments[f.transition].stream;
+      if (actor_of_[f.transition] >= 0 && stream >= 0) plan_.mutable_stream(stream)->add_actor(f.transition);
     }
     for (const Segment& s : logical_.segments) {
       const Node& node = graph_.node(s.nodes[0]);
-      if (node.op == "fetch") Declare(node.name, graph_.value(node.in[0]), plan_.mutable_output());
-      if (node.op == "input") Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
+      if (node.kind == NodeKind::kFetch) Declare(node.name, graph_.value(node.in[0]), plan_.mutable_output());
+      if (node.kind == NodeKind::kInput) Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
     }
   }
 

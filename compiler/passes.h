@@ -9,6 +9,7 @@
 #include "compiler/cost.h"
 #include "compiler/graph.h"
 #include "compiler/logical_plan.h"
+#include "compiler/schedule.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {
@@ -20,7 +21,6 @@ struct UpdateRule {
   double clip_norm = 0;             // 0: none
   bool decay_only_matrices = true;  // no weight decay for variables of fewer than two axes
 };
-enum class ScheduleKind { kGPipe, k1F1B };
 struct CompileOptions {
   std::string name = "train";
   int times = 1;

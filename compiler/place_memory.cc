@@ -9,9 +9,12 @@
 // is known (feeds, fetches, sends to another stage) the buffer keeps its bytes to itself. Two blocks share
 // bytes only when none of their intervals meet. Blocks are placed by falling size, or by falling size times
 // lifetime where that is better, each at the lowest offset that is free.
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "compiler/passes.h"
 
@@ -60,16 +63,18 @@ class Placer {
   }
 
  private:
-  static constexpr int kCompute = 0, kLink = 1;
-
   void Positions() {
     for (int i = 0; i < plan_.actor_size(); ++i) index_[plan_.actor(i).id()] = i;
     start_.resize(plan_.actor_size());
-    if (plan_.stream_size() == 0) return;
-    for (int id : plan_.stream(kCompute).actor()) {
-      int a = index_[id];
-      start_[a].push_back(end_);
-      end_ += std::max(1, plan_.actor(a).kernel_size());
+    for (const plan::Stream& stream : plan_.stream()) {
+      if (stream.kind() != plan::COMPUTE) continue;
+      CHECK_EQ(end_, 0) << "positions are of one stream, and plan " << plan_.name()
+                        << " has two that compute";
+      for (int id : stream.actor()) {
+        int a = index_[id];
+        start_[a].push_back(end_);
+        end_ += std::max(1, plan_.actor(a).kernel_size());
+      }
     }
   }
 
@@ -92,32 +97,41 @@ class Placer {
       }
   }
 
-  bool OnCompute(int a) const { return plan_.actor(a).stream() == kCompute; }
-  bool OnLink(int a) const { return plan_.actor(a).stream() == kLink; }
+  bool On(int a, plan::StreamKind kind) const {
+    int stream = plan_.actor(a).stream();
+    return stream >= 0 && plan_.stream(stream).kind() == kind;
+  }
+  bool OnCompute(int a) const { return On(a, plan::COMPUTE); }
+  bool OnLink(int a) const { return On(a, plan::LINK); }
 
-  // Earliest start and latest proven end of every act of the link stream, in compute positions.
+  // Earliest start and latest proven end of every act of the link streams, in compute positions.
   void LinkBounds() {
     lower_.resize(plan_.actor_size());
     upper_.resize(plan_.actor_size());
-    if (plan_.stream_size() <= kLink) return;
-    int running = kNever;
-    std::vector<std::pair<int, int>> acts;
-    for (int id : plan_.stream(kLink).actor()) {
-      int a = index_[id], act = static_cast<int>(lower_[a].size());
+    std::vector<int> running(plan_.stream_size(),
+                             kNever);             // where the last act of the stream started, at least
+    std::vector<std::tuple<int, int, int>> acts;  // position in the order of the job, actor, act
+    for (int a = 0; a < plan_.actor_size(); ++a)
+      for (int act = 0; OnLink(a) && act < plan_.actor(a).acts(); ++act)
+        acts.push_back({plan_.actor(a).collective().position(act), a, act});
+    std::sort(acts.begin(), acts.end());
+    for (auto [position, a, act] : acts) {
+      int& start = running[plan_.actor(a).stream()];
       for (const plan::Operand& o : plan_.actor(a).kernel(0).in()) {
         if (carried_.count(o.buffer())) continue;  // a variable: it was written in the step before
         for (const Use& w : writers_[o.buffer()]) {
           int writer_act = (act / std::max(1, o.period()) + 1) * w.period - 1;
           if (OnCompute(w.actor) && writer_act < static_cast<int>(start_[w.actor].size()))
-            running = std::max(running, start_[w.actor][writer_act] + w.first);
+            start = std::max(start, start_[w.actor][writer_act] + w.first);
+          else if (OnLink(w.actor) && writer_act < static_cast<int>(lower_[w.actor].size()))
+            start = std::max(start, lower_[w.actor][writer_act]);
         }
       }
-      lower_[a].push_back(running);
-      acts.push_back({a, act});
+      lower_[a].push_back(start);
     }
     for (int a = 0; a < plan_.actor_size(); ++a) upper_[a].assign(lower_[a].size(), kAlways);
     for (auto it = acts.rbegin(); it != acts.rend(); ++it) {
-      auto [a, act] = *it;
+      auto [position, a, act] = *it;
       for (const plan::Operand& o : plan_.actor(a).kernel(0).out())
         for (const Use& r : readers_[o.buffer()]) {
           int reader_act = act / std::max(1, o.period()) * r.period;

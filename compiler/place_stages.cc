@@ -56,7 +56,7 @@ void PlaceStages(Graph* graph) {
     std::vector<std::vector<int>> readers = graph->Readers();
     for (auto it = order.rbegin(); it != order.rend(); ++it) {
       Node& n = graph->node(*it);
-      if (n.placed || n.op == "input") continue;
+      if (n.placed || n.kind == NodeKind::kInput) continue;
       for (int v : n.out)
         for (int r : readers[v])
           if (graph->node(r).placed && (!n.placed || graph->node(r).slice < n.slice)) {
@@ -70,7 +70,7 @@ void PlaceStages(Graph* graph) {
     }
     readers = graph->Readers();
     for (int n : order)
-      if (graph->node(n).op == "input") CloneInput(graph, n, readers[graph->node(n).out[0]]);
+      if (graph->node(n).kind == NodeKind::kInput) CloneInput(graph, n, readers[graph->node(n).out[0]]);
   }
   bool training = false;
   for (int n : order) training = training || graph->node(n).phase == Phase::kUpdate;
@@ -101,7 +101,7 @@ void ShardVariables(Graph* graph, const CompileOptions& options) {
   if (options.zero_axis < 0) return;
   for (int n : graph->Order()) {
     Node& node = graph->node(n);
-    if (node.op != "variable" || node.fixed.count(1 + options.zero_axis)) continue;
+    if (node.kind != NodeKind::kVariable || node.fixed.count(1 + options.zero_axis)) continue;
     const Dims& shape = graph->value(node.out[0]).shape;
     std::set<int> taken;
     for (const auto& [entry, sbp] : node.fixed)

@@ -256,7 +256,8 @@ class Reader {
     if (!names.empty()) node.name = names[0];
     // An input read on several stages is one input: its copies are values of other names (place_stages.cc).
     size_t copy = node.name.rfind("@" + node.slice.str(g.mesh()));
-    if (node.op == "input" && node.placed && copy != std::string::npos) node.name.resize(copy);
+    if (KindOf(node.op) == NodeKind::kInput && node.placed && copy != std::string::npos)
+      node.name.resize(copy);
     if (node.name.empty()) line.Bad("a node without outputs needs a name: fetch loss(y)");
     bool chosen = node.in.empty() ? false : true;
     for (const NdSbp& w : want) chosen = chosen && !w.empty();
@@ -269,6 +270,7 @@ class Reader {
       g.value(v).sbp = signatures[i];
       values_[names[i]] = v;
     }
+    g.SettleRate(id);
     if (after_text.rfind("after=", 0) == 0) {
       std::stringstream list(after_text.substr(6));
       std::string name;

@@ -27,7 +27,7 @@ bool LegalAlong(const Graph& graph, const Node& node, const BoundRule& rule, int
 // The signature of a catalog operator is one its rule derives, along every axis: empty, or what is wrong.
 std::string WrongWith(const Graph& graph, const Node& node) {
   const OpDef* def = graph.catalog().Find(node.op);
-  if (!def || node.op == "fused") return "";
+  if (!def || node.kind == NodeKind::kFused) return "";
   OpCall call{node.op, node.name, {}, {}, &node.attrs};
   for (int v : node.in) {
     call.shapes.push_back(graph.value(v).shape);
@@ -59,7 +59,7 @@ void CheckEdges(const Graph& graph, int n) {
   const Node& node = graph.node(n);
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value& v = graph.value(node.in[i]);
-    bool transfer = node.op == "boxing" || IsCollective(node);
+    bool transfer = node.kind == NodeKind::kBoxing || IsCollective(node);
     if (v.sbp != node.want[i])
       Fail("verify: ", graph.Describe(n), " wants '", v.name, "' as ",
            SbpText(graph, node.slice, node.want[i]), " but it is ",
@@ -72,7 +72,7 @@ void CheckEdges(const Graph& graph, int n) {
   if (!def) return;
   for (auto [out, in] : def->inplace) {
     const Node& variable = graph.producer(node.in[in]);
-    if (variable.op != "variable")
+    if (variable.kind != NodeKind::kVariable)
       Fail("verify: ", graph.Describe(n), " updates '", graph.value(node.in[in]).name,
            "', which is no variable");
     if (graph.value(node.out[out]).sbp != graph.value(node.in[in]).sbp || variable.slice != node.slice)
@@ -99,9 +99,12 @@ void VerifyGraph(const Graph& graph, Level level) {
         if (graph.value(v).sbp.size() != size_t(1 + graph.mesh().rank()))
           Fail("verify: '", graph.value(v).name, "' has no signature");
       CheckSignature(graph, n);
+      if (node.rate != graph.RateOf(n))
+        Fail("verify: ", graph.Describe(n), " runs ",
+             node.rate == Rate::kOnce ? "once" : "for each micro-batch", " but its signatures say otherwise");
     }
     if (level >= Level::kBoxed) CheckEdges(graph, n);
-    if (level >= Level::kLowered && node.op == "boxing")
+    if (level >= Level::kLowered && node.kind == NodeKind::kBoxing)
       Fail("verify: ", graph.Describe(n), " was not lowered");
   }
 }

@@ -142,7 +142,7 @@ bool Show(const Launcher& launcher, const Mesh& mesh, const Signature& signature
   const Layout from{WholeMesh(mesh), {B(), signature.out[0]}}, to{WholeMesh(mesh), {B(), B()}};
   std::string steps;
   for (const BoxingStep& step : PlanBoxing(mesh, 1, y_shape, from, to, Topology())) {
-    steps += (steps.empty() ? "" : ", then ") + step.primitive;
+    steps += Cat(steps.empty() ? "" : ", then ", Name(step.primitive));
   }
   const Moved whole = Box1D(mesh, y_shape, y, signature.out[0], B());
   launcher.Print("  y: %s -> B by %s; %lld elements moved\n", signature.out[0].str().c_str(),

@@ -66,7 +66,7 @@ std::vector<int> Shares(const std::vector<Row>& rows) {
 }
 
 // What bounds it: arithmetic where each byte is used several times, else memory.
-std::string Rate(const KernelProfile& kernel) {
+std::string RateText(const KernelProfile& kernel) {
   if (!(kernel.seconds > 0)) return "";
   char text[40];
   if (kernel.flops > 4 * kernel.bytes) {
@@ -158,7 +158,7 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
     const KernelProfile& kernel = profile.hottest[i];
     std::snprintf(line, sizeof line, "  %-*s %10.3f ms %7.1f %%  %s\n", static_cast<int>(kLabelWidth),
                   Shortened(kernel.label).c_str(), kernel.seconds * to_ms, 100 * kernel.seconds / total,
-                  Rate(kernel).c_str());
+                  RateText(kernel).c_str());
     text += line;
   }
   return text;

@@ -48,12 +48,26 @@ BoxingEnd EndOf(const Mesh& mesh, const Layout& layout);
 // bits.
 BoxingProgram RouteAll(const Box& box, const BoxingEnd& from, const BoxingEnd& to);
 
+// What one step of a boxing does; the first four on a rank alone.
+enum class Primitive : uint8_t {
+  kAccumulate,  // P to B over time
+  kTimeSlice,   // B to S over time
+  kKeep,        // B to P over time
+  kLocalSlice,  // every device has what it needs: B to S, S to P
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kBroadcast,
+  kSend,    // one to one, between slices
+  kRouted,  // whatever else
+};
+const char* Name(Primitive primitive);  // "accumulate", "time_slice", ...: the kernel, or the collective
+inline bool IsLocal(Primitive primitive) { return primitive <= Primitive::kLocalSlice; }
+
 // How one boxing between two layouts of one mesh is carried out.
 struct BoxingStep {
-  // "accumulate" (P to B over time) · "time_slice" (B to S over time) · "keep" (B to P over time) · "slice"
-  // (local, B to S and S to P on the same devices included) · "all_reduce" · "reduce_scatter" · "all_gather"
-  // · "all_to_all" · "broadcast" · "send" (one to one between slices) · "routed"
-  std::string primitive;
+  Primitive primitive;
   Layout to;
   std::vector<int> axes;  // mesh axes whose coordinates differ inside one group, ascending; empty when local
 };

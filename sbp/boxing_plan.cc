@@ -85,9 +85,9 @@ class Planner {
   double Largest(const State& state, double* pieces) const;
   Cost CostOfStep(const State& from, const State& to, const StepShape& shape) const;
   Cost CostOfLocal(const State& from, const State& to) const;
-  void Take(const State& to, const char* primitive, uint32_t axes, const Cost& cost);
+  void Take(const State& to, Primitive primitive, uint32_t axes, const Cost& cost);
   void TakeRouted(const State& to);
-  void ChangeTime(const char* primitive, const Sbp& time);
+  void ChangeTime(Primitive primitive, const Sbp& time);
   void ReachSlicedTime(const State& to);
   void ReachMesh(const State& to);
   void CombineBefore(const State& to);
@@ -170,7 +170,7 @@ Cost Planner::CostOfLocal(const State& from, const State& to) const {
   return cost;
 }
 
-void Planner::Take(const State& to, const char* primitive, uint32_t axes, const Cost& cost) {
+void Planner::Take(const State& to, Primitive primitive, uint32_t axes, const Cost& cost) {
   cost_.Add(cost);
   at_ = to;
   if (steps_ == nullptr) return;
@@ -188,7 +188,7 @@ void Planner::TakeRouted(const State& to) {
   Take(to, shape.primitive, shape.local ? 0 : shape.affected, CostOfStep(at_, to, shape));
 }
 
-void Planner::ChangeTime(const char* primitive, const Sbp& time) {
+void Planner::ChangeTime(Primitive primitive, const Sbp& time) {
   State to = at_;
   to.sbp[0] = time;
   Take(to, primitive, 0, CostOfLocal(at_, to));
@@ -323,14 +323,14 @@ void Planner::ReachSlicedTime(const State& to) {
     if (times_ > 1 && CutsMesh(middle, cut)) continue;
     Planner trial(mesh_, times_, shape_, at_, topology_, nullptr);
     trial.ReachMesh(middle);
-    trial.ChangeTime("time_slice", to.time());
+    trial.ChangeTime(Primitive::kTimeSlice, to.time());
     trial.ReachMesh(to);
     if (chosen != nullptr && !trial.cost().Beats(best)) continue;
     chosen = &middle;
     best = trial.cost();
   }
   ReachMesh(*chosen);
-  ChangeTime("time_slice", to.time());
+  ChangeTime(Primitive::kTimeSlice, to.time());
   ReachMesh(to);
 }
 
@@ -360,12 +360,12 @@ void Planner::Reach(const State& to) {
     }
   }
   // Accumulated before any communication, so that what is sent is sent once per step.
-  if (!from_time.is_broadcast()) ChangeTime("accumulate", B());
+  if (!from_time.is_broadcast()) ChangeTime(Primitive::kAccumulate, B());
   if (to_time.is_split()) return ReachSlicedTime(to);
   State once = to;
   once.sbp[0] = B();
   ReachMesh(once);
-  if (to_time.is_partial()) ChangeTime("keep", to_time);
+  if (to_time.is_partial()) ChangeTime(Primitive::kKeep, to_time);
 }
 
 void CheckAxes(const Mesh& mesh) {

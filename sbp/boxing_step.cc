@@ -142,20 +142,49 @@ void MultiplyHeld(End f, End t, double n, LayoutView from, LayoutView to, int ax
 }
 
 // `pairs` has a bit 4 * from + to for each pair of ends on axes larger than 1.
-const char* NameOf(uint32_t pairs, bool local) {
+Primitive PrimitiveOf(uint32_t pairs, bool local) {
   const auto bit = [](End f, End t) { return 1u << (4 * f + t); };
   const auto only = [pairs](uint32_t allowed) { return (pairs & ~allowed) == 0; };
-  if (local) return "slice";
-  if (pairs == bit(kP, kB)) return "all_reduce";
-  if (pairs == bit(kP, kS)) return "reduce_scatter";
-  if (pairs == bit(kS, kB)) return "all_gather";
-  if (pairs == bit(kS, kS)) return "all_to_all";
-  if (pairs == bit(kFixed, kFixed)) return "send";
-  if (only(bit(kB, kB) | bit(kB, kFixed) | bit(kFixed, kB) | bit(kFixed, kFixed))) return "broadcast";
-  return "routed";
+  if (local) return Primitive::kLocalSlice;
+  if (pairs == bit(kP, kB)) return Primitive::kAllReduce;
+  if (pairs == bit(kP, kS)) return Primitive::kReduceScatter;
+  if (pairs == bit(kS, kB)) return Primitive::kAllGather;
+  if (pairs == bit(kS, kS)) return Primitive::kAllToAll;
+  if (pairs == bit(kFixed, kFixed)) return Primitive::kSend;
+  if (only(bit(kB, kB) | bit(kB, kFixed) | bit(kFixed, kB) | bit(kFixed, kFixed)))
+    return Primitive::kBroadcast;
+  return Primitive::kRouted;
 }
 
 }  // namespace
+
+const char* Name(Primitive primitive) {
+  switch (primitive) {
+    case Primitive::kAccumulate:
+      return "accumulate";
+    case Primitive::kTimeSlice:
+      return "time_slice";
+    case Primitive::kKeep:
+      return "keep";
+    case Primitive::kLocalSlice:
+      return "local_slice";
+    case Primitive::kAllReduce:
+      return "all_reduce";
+    case Primitive::kReduceScatter:
+      return "reduce_scatter";
+    case Primitive::kAllGather:
+      return "all_gather";
+    case Primitive::kAllToAll:
+      return "all_to_all";
+    case Primitive::kBroadcast:
+      return "broadcast";
+    case Primitive::kSend:
+      return "send";
+    case Primitive::kRouted:
+      return "routed";
+  }
+  return "";
+}
 
 uint32_t CloseOverCuts(uint32_t changed, int axes, const Sbp* from, const int* from_sizes, const Sbp* to,
                        const int* to_sizes) {
@@ -206,7 +235,7 @@ StepShape AnalyseStep(const Mesh& mesh, int times, const Dims& shape, LayoutView
                                             : p.replicas * (1 - p.held * p.held_by_me));
   step.receivers = p.replicas * p.cuts * p.partials;
   step.local = !step.combines && walked == 0 && !p.grows && p.held * p.held_by_me == 1;
-  step.primitive = NameOf(pairs, step.local);
+  step.primitive = PrimitiveOf(pairs, step.local);
   return step;
 }
 

@@ -28,7 +28,7 @@ struct StepShape {
   uint32_t affected = 0;     // mesh axes whose coordinates differ inside one group, a bit each
   bool local = false;        // every destination member holds all it needs
   bool mixed_folds = false;  // Partials of different folds change: no single program does that
-  const char* primitive = "";
+  Primitive primitive = Primitive::kRouted;
   // Of one group, per element of the group's part of the tensor.
   double factor = 0;  // elements moved
   double receivers = 1, senders = 1;

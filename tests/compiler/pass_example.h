@@ -173,13 +173,13 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
   std::map<std::string, int> stash;
   auto slice = [&](int s) { return plan.segments[s].slice.str(graph.mesh()); };
   for (size_t s = 0; s < plan.segments.size(); ++s)
-    if (plan.segments[s].stream == StreamKind::kCompute) {
+    if (plan.On(plan.segments[s], StreamKind::kCompute)) {
       segments[slice(s)][plan.segments[s].phase].push_back(static_cast<int>(s));
       stash[slice(s)];
     }
   for (const Firing& f : plan.order) {
     const Segment& s = plan.segments[f.transition];
-    if (s.stream != StreamKind::kCompute) continue;
+    if (!plan.On(s, StreamKind::kCompute)) continue;
     const std::vector<int>& alike = segments[slice(f.transition)][s.phase];
     size_t number = std::find(alike.begin(), alike.end(), f.transition) - alike.begin();
     streams[slice(f.transition)] +=
@@ -189,10 +189,10 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
   }
   for (const LogicalBuffer& b : plan.buffers) {
     if (b.writer < 0 || plan.segments[b.writer].phase != Phase::kForward || !b.variable.empty() ||
-        plan.segments[b.writer].stream != StreamKind::kCompute || b.write_period > 1)
+        !plan.On(plan.segments[b.writer], StreamKind::kCompute) || b.write_period > 1)
       continue;
     for (int r : b.readers)
-      if (plan.segments[r].phase == Phase::kBackward && plan.segments[r].stream == StreamKind::kCompute)
+      if (plan.segments[r].phase == Phase::kBackward && plan.On(plan.segments[r], StreamKind::kCompute))
         stash[slice(b.writer)] = std::max(stash[slice(b.writer)], b.slots);
   }
   std::string text;

@@ -207,8 +207,8 @@ TEST(Verify, OneSlotLessIsTooFew) {
       LogicalPlan plan = c.logical;
       LogicalEdge& edge = plan.edges[e];
       const Segment &w = plan.segments[edge.writer], &r = plan.segments[edge.reader];
-      if (edge.slots < 2 || w.slice != r.slice || w.phase == r.phase || w.stream != StreamKind::kCompute ||
-          r.stream != StreamKind::kCompute)
+      if (edge.slots < 2 || w.slice != r.slice || w.phase == r.phase || !plan.On(w, StreamKind::kCompute) ||
+          !plan.On(r, StreamKind::kCompute))
         continue;
       if (edge.buffers.empty() && schedule == PipelineSchedule::kGPipe && edge.slots == c.graph.times())
         continue;
@@ -278,7 +278,7 @@ TEST(Verify, AnOrderWithTwoActsExchanged) {
   LogicalPlan plan = c.logical;
   auto backward = std::find_if(plan.order.begin(), plan.order.end(), [&](const Firing& f) {
     const Segment& s = plan.segments[f.transition];
-    return s.phase == Phase::kBackward && s.per_micro_batch && s.stream == StreamKind::kCompute;
+    return s.phase == Phase::kBackward && s.per_micro_batch && plan.On(s, StreamKind::kCompute);
   });
   ASSERT_NE(backward, plan.order.end());
   std::rotate(plan.order.begin(), backward, backward + 1);  // the first backward act before all else

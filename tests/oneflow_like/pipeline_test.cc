@@ -65,7 +65,8 @@ struct Pipeline {
     std::string text;
     for (const Firing& f : plan().order) {
       const Segment& s = plan().segments[f.transition];
-      if (s.stream != StreamKind::kCompute || !s.per_micro_batch || StageOf(f.transition) != stage) continue;
+      if (!plan().On(s, StreamKind::kCompute) || !s.per_micro_batch || StageOf(f.transition) != stage)
+        continue;
       text += (text.empty() ? "" : " ") + std::string(s.phase == Phase::kForward ? "F" : "B") +
               std::to_string(f.act);
     }
@@ -79,9 +80,10 @@ struct Pipeline {
     for (const LogicalBuffer& b : plan().buffers) {
       if (b.writer < 0 || StageOf(b.writer) != stage) continue;
       const Segment& writer = plan().segments[b.writer];
-      if (writer.phase != Phase::kForward || writer.stream != StreamKind::kCompute) continue;
+      if (writer.phase != Phase::kForward || !plan().On(writer, StreamKind::kCompute)) continue;
       for (int r : b.readers)
-        if (plan().segments[r].phase == Phase::kBackward && plan().segments[r].stream == StreamKind::kCompute)
+        if (plan().segments[r].phase == Phase::kBackward &&
+            plan().On(plan().segments[r], StreamKind::kCompute))
           slots = std::max(slots, b.slots);
     }
     return slots;

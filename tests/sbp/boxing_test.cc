@@ -444,16 +444,16 @@ int64_t MovedByDefinition(const Mesh& mesh, int times, const Dims& shape, const 
   return moved;
 }
 
-Pieces RunTime(const std::string& primitive, int times, const Placed& to, const Sbp& from_time,
-               const Dims& shape, Pieces* in) {
+Pieces RunTime(Primitive primitive, int times, const Placed& to, const Sbp& from_time, const Dims& shape,
+               Pieces* in) {
   Pieces out;
   for (size_t m = 0; m < to.devices.size(); ++m) {
     const int device = to.devices[m], time = to.coords[m][0];
     Held held(LocalBox(shape, to.sbp, to.sizes, to.coords[m]));
     std::vector<Piece> sources;
-    if (primitive == "accumulate") {
+    if (primitive == Primitive::kAccumulate) {
       for (int t = 0; t < times; ++t) sources.push_back(in->at({device, t}).piece());
-    } else if (primitive == "time_slice" || time == 0) {
+    } else if (primitive == Primitive::kTimeSlice || time == 0) {
       sources.push_back(in->at({device, 0}).piece());
     }
     for (const Piece& source : sources) EXPECT_EQ(held.box, held.box.Intersect(source.box));
@@ -476,16 +476,17 @@ std::string RunPlan(const Mesh& mesh, int times, const Dims& shape, const Layout
   *moved = 0;
   for (const BoxingStep& step : PlanBoxing(mesh, times, shape, from, to, {})) {
     const Placed placed(EndOf(mesh, step.to), times, step.to.sbp[0]);
-    const std::string& name = step.primitive;
-    if (name == "accumulate" || name == "time_slice" || name == "keep") {
+    const std::string name = Name(step.primitive);
+    if (step.primitive < Primitive::kLocalSlice) {
       if (!step.axes.empty()) return name + " is not local";
-      pieces = RunTime(name, times, placed, at.sbp[0], shape, &pieces);
+      pieces = RunTime(step.primitive, times, placed, at.sbp[0], shape, &pieces);
     } else {
       Pieces out;
       const int64_t here = RunRouted(mesh, times, shape, at, step.to, &pieces, &out);
       if (here != MovedByDefinition(mesh, times, shape, at, step.to))
         return name + ": moved differs from RouteAll";
-      if (name == "slice" && (here != 0 || !step.axes.empty())) return "a slice moves something";
+      if (step.primitive == Primitive::kLocalSlice && (here != 0 || !step.axes.empty()))
+        return "a slice moves something";
       *moved += static_cast<double>(here);
       pieces = std::move(out);
     }
@@ -563,7 +564,7 @@ std::string Primitives(const std::string& mesh_text, const Dims& shape, int time
   if (!to_fixed.empty()) t.slice.fixed = to_fixed;
   std::string text;
   for (const BoxingStep& step : PlanBoxing(mesh, times, shape, f, t, {})) {
-    text += (text.empty() ? "" : ", ") + step.primitive;
+    text += Cat(text.empty() ? "" : ", ", Name(step.primitive));
     for (int axis : step.axes) text += Cat(" ", mesh.axis_name(axis));
   }
   return text;
@@ -576,10 +577,10 @@ TEST(PlanBoxing, Names) {
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), P()}, {B(), S(1)}), "reduce_scatter tp");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(0)}, {B(), B()}), "all_gather tp");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(0)}, {B(), S(1)}), "all_to_all tp");
-  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), B()}, {B(), S(1)}), "slice");
-  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(1)}, {B(), P()}), "slice");
+  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), B()}, {B(), S(1)}), "local_slice");
+  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(1)}, {B(), P()}), "local_slice");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), P()}, {B(), P(Reduce::kMax)}), "all_reduce tp, slice");
-  EXPECT_EQ(Primitives("cpu:tp=1", shape, 1, {B(), P()}, {B(), B()}), "slice");
+  EXPECT_EQ(Primitives("cpu:tp=1", shape, 1, {B(), P()}, {B(), B()}), "local_slice");
   // Only the axis that changes takes part, also where an outer axis cuts the same tensor axis.
   EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), S(0), P()}, {B(), S(0), B()}), "all_reduce tp");
   EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), S(0), S(0)}, {B(), S(0), B()}), "all_gather tp");
@@ -594,7 +595,7 @@ TEST(PlanBoxing, Names) {
   EXPECT_EQ(Primitives("cpu:pp=2,dp=4", shape, 1, {B(), B(), P()}, {B(), B(), P()}, {0, f}, {1, f}),
             "send pp");
   EXPECT_EQ(Primitives("cpu:pp=4", shape, 1, {B(), B()}, {B(), B()}, {0}, {f}), "broadcast pp");
-  EXPECT_EQ(Primitives("cpu:pp=4", shape, 1, {B(), B()}, {B(), B()}, {f}, {2}), "slice");
+  EXPECT_EQ(Primitives("cpu:pp=4", shape, 1, {B(), B()}, {B(), B()}, {f}, {2}), "local_slice");
 }
 
 TEST(PlanBoxing, Time) {
