@@ -24,7 +24,7 @@ const Pass kPasses[] = {
     {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
     {"fuse_epilogue", Level::kLowered, [](Graph* g, const CompileOptions&) { FuseEpilogue(g); }},
     {"fuse", Level::kLowered, [](Graph* g, const CompileOptions&) { Fuse(g); }},
-    {"order_writes", Level::kLowered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
+    {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };
 
 double Seconds() {

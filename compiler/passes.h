@@ -72,11 +72,13 @@ int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak = nullptr)
 // --- Invariants ---
 
 // How far the passes have come.
-enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered };
-// Throws Error naming the node and the edge that breaks an invariant of that level.
-void VerifyGraph(const Graph& graph, Level level);
+enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered, kOrdered };
+// Throw Error naming what breaks an invariant: of that level, or of a plan with its order. Where nothing says
+// directly that one thing comes after another, but others together do, `implied` is given the path.
+void VerifyGraph(const Graph& graph, Level level, std::vector<std::string>* implied = nullptr);
+void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan,
+                       std::vector<std::string>* implied = nullptr);
 // Whether operands and results of the node, which need not be in the graph, have a signature of its operator.
 bool LegalSignature(const Graph& graph, const Node& node);
-void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan);
 
 }  // namespace oneflow_like

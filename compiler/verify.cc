@@ -1,5 +1,6 @@
 // The invariants of the logical graph, checked after every pass.
 #include <algorithm>
+#include <map>
 
 #include "compiler/passes.h"
 #include "compiler/text.h"
@@ -82,12 +83,60 @@ void CheckEdges(const Graph& graph, int n) {
   }
 }
 
+// How node `late` comes to depend on `early`, or nothing.
+std::string PathBetween(const Graph& graph, int early, int late) {
+  std::map<int, int> next{{late, -1}};
+  std::vector<int> todo{late};
+  while (!todo.empty()) {
+    const int at = todo.back();
+    todo.pop_back();
+    if (at == early) {
+      std::string text = graph.node(at).name;
+      for (int n = next[at]; n >= 0; n = next[n]) text += " -> " + graph.node(n).name;
+      return text;
+    }
+    auto visit = [&](int before) {
+      if (graph.alive(before) && next.try_emplace(before, at).second) todo.push_back(before);
+    };
+    for (int v : graph.node(at).in) visit(graph.value(v).producer);
+    for (int before : graph.node(at).after) visit(before);
+  }
+  return "";
+}
+
+// Whoever reads a variable that the node replaces has read it before.
+void CheckWrites(const Graph& graph, int n, const std::vector<std::vector<int>>& readers,
+                 std::vector<std::string>* implied) {
+  const Node& node = graph.node(n);
+  const OpDef* def = graph.catalog().Find(node.op);
+  if (!def) return;
+  for (auto [out, in] : def->inplace) {
+    std::vector<int> look{node.in[in]};
+    while (!look.empty()) {
+      const int v = look.back();
+      look.pop_back();
+      for (int r : readers[v]) {
+        const OpDef* reader = graph.catalog().Find(graph.node(r).op);
+        if (reader && reader->view) look.push_back(graph.node(r).out[0]);
+        if (r == n || std::find(node.after.begin(), node.after.end(), r) != node.after.end()) continue;
+        const std::string path = PathBetween(graph, r, n);
+        if (path.empty())
+          Fail("verify: ", graph.Describe(n), " replaces '", graph.value(node.in[in]).name,
+               "', but nothing makes it wait for ", graph.Describe(r), ", which reads it");
+        if (implied) implied->push_back(path);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 bool LegalSignature(const Graph& graph, const Node& node) { return WrongWith(graph, node).empty(); }
 
-void VerifyGraph(const Graph& graph, Level level) {
+void VerifyGraph(const Graph& graph, Level level, std::vector<std::string>* implied) {
   std::vector<int> order = graph.Order();
+  std::vector<std::vector<int>> readers;
+  if (level >= Level::kOrdered) readers = graph.Readers();
   for (int n : order) {
     const Node& node = graph.node(n);
     for (int v : node.in)
@@ -106,27 +155,8 @@ void VerifyGraph(const Graph& graph, Level level) {
     if (level >= Level::kBoxed) CheckEdges(graph, n);
     if (level >= Level::kLowered && node.kind == NodeKind::kBoxing)
       Fail("verify: ", graph.Describe(n), " was not lowered");
+    if (level >= Level::kOrdered) CheckWrites(graph, n, readers, implied);
   }
-}
-
-void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan) {
-  for (size_t b = 0; b < plan.buffers.size(); ++b) {
-    const LogicalBuffer& buffer = plan.buffers[b];
-    if (buffer.writer < 0 || buffer.write_period == 1) continue;
-    for (int n : plan.segments[buffer.writer].nodes)
-      for (int v : graph.node(n).in)
-        if (plan.buffer_of[v] == static_cast<int>(b))
-          Fail("verify: ", graph.Describe(n), " reads '", graph.value(v).name, "' in ",
-               plan.segments[buffer.writer].name, ", which finishes it with the last of ",
-               buffer.write_period, " acts");
-  }
-  for (const LogicalEdge& e : plan.edges)
-    if (e.slots < std::max(1, e.full))
-      Fail("verify: the edge from ", plan.segments[e.writer].name, " to ", plan.segments[e.reader].name,
-           " has ", e.slots, " slots");
-  TokenGame game = GameOf(graph, plan);
-  Status feasible = CheckOrder(game, plan.order);
-  if (!feasible.ok()) Fail("verify: the order of acts is no run of the plan: ", feasible.message());
 }
 
 }  // namespace oneflow_like

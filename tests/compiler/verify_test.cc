@@ -11,6 +11,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/text.h"
+#include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
@@ -26,12 +27,7 @@ const Compiled& CompiledGpt() {
 
 // The message of the verifier, empty when it has none.
 std::string Objection(const Graph& graph) {
-  try {
-    VerifyGraph(graph, Level::kLowered);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+  return ErrorOf([&] { VerifyGraph(graph, Level::kLowered); });
 }
 
 std::vector<int> ReadersOf(const Graph& graph, int value) { return graph.Readers()[value]; }
@@ -184,12 +180,7 @@ TEST(Verify, AReaderOfARemovedNode) {
 // --- Plans ---
 
 std::string PlanObjection(const Graph& graph, const LogicalPlan& plan) {
-  try {
-    VerifyLogicalPlan(graph, plan);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
+  return ErrorOf([&] { VerifyLogicalPlan(graph, plan); });
 }
 
 // Edges from forward to backward segments have exactly the slots that the order needs. (Within one phase a
@@ -284,6 +275,195 @@ TEST(Verify, AnOrderWithTwoActsExchanged) {
   std::rotate(plan.order.begin(), backward, backward + 1);  // the first backward act before all else
   EXPECT_NE(PlanObjection(c.graph, plan).find("waits for a full slot"), std::string::npos)
       << PlanObjection(c.graph, plan);
+}
+
+// --- What comes after what ---
+
+// Every update waits for whoever reads what it replaces: take one of these orders away.
+TEST(Verify, EveryOrderOfWritesIsNeededOrImplied) {
+  const Graph& original = CompiledGpt().graph;
+  int objected = 0, implied = 0;
+  for (int n : original.Order())
+    for (size_t i = 0; i < original.node(n).after.size(); ++i) {
+      Graph graph = original;
+      const int before = graph.node(n).after[i];
+      graph.node(n).after.erase(graph.node(n).after.begin() + i);
+      std::vector<std::string> paths;
+      const std::string objection = ErrorOf([&] { VerifyGraph(graph, Level::kOrdered, &paths); });
+      if (!objection.empty()) {
+        EXPECT_NE(objection.find("nothing makes it wait for " + graph.Describe(before)), std::string::npos)
+            << objection;
+        ++objected;
+        continue;
+      }
+      ASSERT_FALSE(paths.empty()) << original.Describe(n) << " after " << original.Describe(before);
+      for (const std::string& path : paths) {
+        EXPECT_EQ(path.rfind(graph.node(before).name, 0), 0u) << path;
+        EXPECT_EQ(path.substr(path.rfind(' ') + 1), graph.node(n).name) << path;
+      }
+      ++implied;
+    }
+  std::printf("orders of writes taken away: %d objected to, %d implied\n", objected, implied);
+  EXPECT_GE(implied, 100);
+}
+
+// An update that nothing but that order keeps back.
+TEST(Verify, AnUpdateBesideAReader) {
+  Graph graph = ParseGraph(BuiltinCatalog(), R"(mesh cpu
+w = variable : f32[4] {}
+v = variable : f32[4] {}
+g = input : f32[4] {}
+y = exp(w) : f32[4] {}
+w2, v2 = sgd(w, g, v) lr=0.1 : f32[4] {}, f32[4] {} !update after=y
+fetch y(y)
+)");
+  EXPECT_EQ(ErrorOf([&] { VerifyGraph(graph, Level::kOrdered); }), "");
+  for (int n : graph.Order()) graph.node(n).after.clear();
+  EXPECT_EQ(ErrorOf([&] { VerifyGraph(graph, Level::kOrdered); }),
+            "verify: sgd 'w2' replaces 'w', but nothing makes it wait for exp 'y', which reads it");
+}
+
+// Plays some steps of a plan by its edges and the lists of its compute streams alone, acts of one segment
+// ending as late as they can, and looks whether anything reads what is not there yet, writes over what is
+// still to be read, or runs ahead of the schedule. Nothing ever takes a token that another waits for, so what
+// can go wrong does.
+class SlowSegment {
+ public:
+  SlowSegment(const Graph& graph, const LogicalPlan& plan)
+      : graph_(graph), plan_(plan), game_(GameOf(graph, plan)) {
+    const int segments = static_cast<int>(plan.segments.size());
+    in_.resize(segments), out_.resize(segments), needs_.resize(segments), lists_.resize(game_.resources);
+    for (const LogicalEdge& e : plan.edges) {
+      out_[e.writer].push_back(&e);
+      in_[e.reader].push_back(&e);
+    }
+    for (const Firing& f : plan.order)
+      if (plan.On(plan.segments[f.transition], StreamKind::kCompute))
+        for (int r : game_.transitions[f.transition].resources) lists_[r].push_back(f.transition);
+    for (const LogicalBuffer& b : plan.buffers) {
+      if (b.writer < 0) continue;
+      for (int r : b.readers) {
+        const bool repeats = plan.segments[r].per_micro_batch && graph.value(b.value).sbp[0].is_broadcast();
+        const int period = repeats ? graph.times() : 1;
+        needs_[r].push_back({b.writer, period, b.write_period, -b.full, graph.value(b.value).name});
+        needs_[b.writer].push_back({r, b.write_period, period, b.full - b.slots, graph.value(b.value).name});
+      }
+    }
+    for (const StageLimit& limit : LimitsOf(plan, graph.times()))
+      needs_[limit.from].push_back({limit.to, 1, 1, -limit.micro_batches, limit.why});
+  }
+
+  // What goes wrong first.
+  std::string Run(int slow) {
+    const int segments = static_cast<int>(plan_.segments.size());
+    begun_.assign(segments, 0), ended_.assign(segments, 0), at_.assign(lists_.size(), 0);
+    std::string wrong;
+    for (bool moved = true; moved && wrong.empty();) {
+      moved = false;
+      for (int s = 0; s < segments && wrong.empty(); ++s) {
+        if (begun_[s] > ended_[s] && s != slow) End(s), moved = true;
+        if (CanBegin(s)) wrong = Begin(s), moved = true;
+      }
+      if (!moved && begun_[slow] > ended_[slow]) End(slow), moved = true;
+    }
+    for (int s = 0; s < segments && wrong.empty(); ++s)
+      EXPECT_EQ(ended_[s], kSteps * game_.transitions[s].acts) << plan_.segments[s].name;
+    return wrong;
+  }
+
+ private:
+  static constexpr int kSteps = 3;
+  // When act k * period of a segment begins, (k + shift + 1) * other_period acts of the other have ended.
+  struct Need {
+    int other, period, other_period, shift;
+    std::string what;
+  };
+
+  bool CanBegin(int s) const {
+    const int act = begun_[s];
+    if (act > ended_[s] || act == kSteps * game_.transitions[s].acts) return false;
+    for (const LogicalEdge* e : in_[s])
+      if (act % e->read_period == 0 && ended_[e->writer] / e->write_period + e->full <= act / e->read_period)
+        return false;
+    for (const LogicalEdge* e : out_[s])
+      if (act % e->write_period == 0 &&
+          act / e->write_period + e->full - ended_[e->reader] / e->read_period >= e->slots)
+        return false;
+    if (!plan_.On(plan_.segments[s], StreamKind::kCompute)) return true;
+    for (int r : game_.transitions[s].resources)
+      if (lists_[r][at_[r] % lists_[r].size()] != s) return false;
+    return true;
+  }
+
+  std::string Begin(int s) {
+    const int act = begun_[s]++;
+    for (const Need& n : needs_[s])
+      if (act % n.period == 0 && ended_[n.other] < (act / n.period + n.shift + 1) * n.other_period)
+        return Cat(plan_.segments[s].name, " act ", act, " begins when ", plan_.segments[n.other].name,
+                   " has ended ", ended_[n.other], " acts: ", n.what);
+    return "";
+  }
+
+  void End(int s) {
+    ++ended_[s];
+    if (plan_.On(plan_.segments[s], StreamKind::kCompute))
+      for (int r : game_.transitions[s].resources) ++at_[r];
+  }
+
+  const Graph& graph_;
+  const LogicalPlan& plan_;
+  const TokenGame game_;
+  std::vector<std::vector<const LogicalEdge*>> in_, out_;
+  std::vector<std::vector<Need>> needs_;
+  std::vector<std::vector<int>> lists_;  // by resource: segments in the order of a step
+  std::vector<int> begun_, ended_;       // acts, by segment
+  std::vector<size_t> at_;               // by resource: how far its list has come
+};
+
+// Takes every edge away, and gives every edge a slot more. The verifier objects exactly where a play goes
+// wrong; elsewhere it shows what implies the edge.
+TEST(Verify, EveryEdgeAndCreditIsNeededOrImplied) {
+  for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe}) {
+    SmallGpt given = Everything();
+    given.schedule = schedule;
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Compiled& c = session.impl()->compiled;
+    EXPECT_EQ(SlowSegment(c.graph, c.logical).Run(0), "");
+    int objected = 0, implied = 0, limits = 0;
+    for (size_t e = 0; e < c.logical.edges.size(); ++e)
+      for (bool take : {true, false}) {
+        LogicalPlan plan = c.logical;
+        const LogicalEdge edge = plan.edges[e];
+        if (take)
+          plan.edges.erase(plan.edges.begin() + e);
+        else
+          ++plan.edges[e].slots;
+        limits += take && edge.buffers.empty();
+        std::vector<std::string> paths;
+        const std::string objection = ErrorOf([&] { VerifyLogicalPlan(c.graph, plan, &paths); });
+        SlowSegment play(c.graph, plan);
+        std::string wrong = play.Run(edge.writer);
+        if (wrong.empty()) wrong = play.Run(edge.reader);
+        const std::string what =
+            Cat(take ? "without " : "a slot more on ", "the edge from ", plan.segments[edge.writer].name,
+                " to ", plan.segments[edge.reader].name);
+        EXPECT_EQ(objection.empty(), wrong.empty()) << what << ": '" << objection << "', '" << wrong << "'";
+        bool another = false;  // between the two, as tight
+        for (const LogicalEdge& other : plan.edges)
+          another = another || (other.writer == edge.writer && other.reader == edge.reader &&
+                                other.write_period == edge.write_period &&
+                                other.read_period == edge.read_period && other.slots <= edge.slots);
+        EXPECT_TRUE(!objection.empty() || !paths.empty() || another) << what << ": nothing is shown";
+        ++(objection.empty() ? implied : objected);
+      }
+    std::printf(
+        "%s: %zu edges (%d of the schedule) taken away or with a slot more: %d objected to, %d implied\n",
+        given.str().c_str(), c.logical.edges.size(), limits, objected, implied);
+    EXPECT_GE(objected, 100);
+    EXPECT_GE(implied, 50);
+    EXPECT_GE(limits, 4);
+  }
 }
 
 // --- Text ---
