@@ -46,8 +46,11 @@ TokenGame GameOf(const Graph& graph, const LogicalPlan& plan) {
 int WholeValueBehind(const LogicalPlan& plan, int buffer) {
   const LogicalBuffer& held = plan.buffers[buffer];
   if (held.writer < 0 || !held.variable.empty()) return -1;
-  const int from = plan.segments[held.writer].epoch;
-  int to = from;
+  int from = plan.segments[held.writer].epoch, to = from;
+  if (plan.segments[held.writer].stream < 0)  // a feed fills its slots when they are first wanted
+    for (size_t i = 0; i < held.readers.size(); ++i)
+      from = i == 0 ? plan.segments[held.readers[i]].epoch
+                    : std::min(from, plan.segments[held.readers[i]].epoch);
   for (int r : held.readers)
     if (plan.segments[r].per_micro_batch) to = std::max(to, plan.segments[r].epoch);
   int behind = -1;

@@ -35,6 +35,16 @@ std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& comp
   return named;
 }
 
+// ", held until mean 'm' at model.cc:12 has the whole batch"
+std::string HeldText(const Compiled& compiled, int buffer) {
+  const int whole = WholeValueBehind(compiled.logical, buffer);
+  if (whole < 0) return "";
+  const Node& sum = compiled.graph.producer(whole);  // over the micro-batches, of what the user wrote
+  const int part = sum.in.empty() ? whole : sum.in[0];
+  return Cat(", held until ", compiled.graph.Describe(compiled.graph.value(part).producer),
+             " has the whole batch");
+}
+
 RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank) {
   RankPlan made = PlanOf(compiled, rank);
   const plan::Plan& plan = made.plan;
@@ -62,9 +72,10 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
   }
   for (const plan::Buffer& b : plan.buffer())
     if (b.space() == plan::TRANSIENT)
-      consumers.push_back({Cat("register ", b.name(), " (", b.slots(),
-                               b.slots() == 1 ? " slot, " : " slots, ", source[b.id()], ")"),
-                           b.slot_bytes() * b.slots()});
+      consumers.push_back(
+          {Cat("register ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
+               source[b.id()], HeldText(compiled, b.id()), ")"),
+           b.slot_bytes() * b.slots()});
   if (plan.device_kind() == "cuda") {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;

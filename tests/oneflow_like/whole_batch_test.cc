@@ -47,11 +47,11 @@ struct Trained {
   float loss;
   std::vector<RankSummary> summaries;
 };
-Trained TrainStack(Kind kind, int stages, TrainOptions options) {
-  constexpr int kBatch = 32, kWidth = 64, kLayers = 6;
+Trained TrainStack(Kind kind, int stages, TrainOptions options, int batch = 32) {
+  constexpr int kWidth = 64, kLayers = 6;
   Model model(FullMesh(Cat("cpu:pp=", stages)));
-  Tensor h = model.Input("x", {kBatch, kWidth}, DType::kFloat32);
-  Tensor mask = model.Input("mask", {kBatch}, DType::kFloat32);
+  Tensor h = model.Input("x", {batch, kWidth}, DType::kFloat32);
+  Tensor mask = model.Input("mask", {batch}, DType::kFloat32);
   for (int layer = 0; layer < kLayers; ++layer) {
     const int stage = layer * stages / kLayers;
     Scope s = (model.scope() / Cat("layer", layer)).Stage("pp", stage);
@@ -61,8 +61,8 @@ Trained TrainStack(Kind kind, int stages, TrainOptions options) {
   Tensor each = mean(square(h), {1});
   Tensor loss = kind == Kind::kTokens ? sum(each * mask / sum(mask)) : mean(each * mask);
   Session session = Train(loss, Sgd{}, options);
-  HostTensor ones = ToHost<float>(std::vector<float>(kBatch, 1), {kBatch});
-  return {session.Run({{"x", Floats(3, {kBatch, kWidth})}, {"mask", ones}}).Scalar("loss"),
+  HostTensor ones = ToHost<float>(std::vector<float>(batch, 1), {batch});
+  return {session.Run({{"x", Floats(3, {batch, kWidth})}, {"mask", ones}}).Scalar("loss"),
           session.Summaries()};
 }
 
@@ -97,6 +97,23 @@ TEST(WholeBatch, HoldsWhatItMustAndNoMore) {
       EXPECT_GE(TransientOf(centred, rank), TransientOf(plain, rank) + 2 * (8 - stages - 1) * kActivation)
           << stages << " " << rank;
     }
+  }
+}
+
+// The dry run says for what a value is held.
+TEST(WholeBatch, TheSummaryNamesWhatIsWaitedFor) {
+  for (Kind kind : {Kind::kPlain, Kind::kTokens, Kind::kCentred}) {
+    std::string said;
+    for (const RankSummary& s : TrainStack(kind, 1, Options(8), 512).summaries)
+      for (const auto& [what, bytes] : s.consumers)
+        if (what.find("has the whole batch") != std::string::npos) said += what + "\n";
+    if (kind != Kind::kCentred) {
+      EXPECT_EQ(said, "");  // the masks are not among the largest
+      continue;
+    }
+    EXPECT_NE(said.find("(8 slots, "), std::string::npos) << said;
+    EXPECT_NE(said.find(", held until mean 'layer5/mean' at whole_batch_test.cc:"), std::string::npos)
+        << said;
   }
 }
 
