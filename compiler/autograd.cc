@@ -2,6 +2,8 @@
 // Needs: a built graph, a loss of one element. Leaves: gradient nodes (phase backward), each on the slice and
 // with the source line of the operator it belongs to; a value read several times has its gradients summed on
 // its own slice by one add_n.
+#include <algorithm>
+
 #include "compiler/passes.h"
 #include "ops/functional.h"
 
@@ -30,6 +32,39 @@ std::vector<bool> OnPath(const Graph& graph, int loss, const std::vector<int>& w
   return down;
 }
 
+// "'a', 'b' and 3 more": the weights above node `n` whose gradient would come through it.
+std::string WeightsAbove(const Graph& graph, int n, const std::vector<int>& weights) {
+  std::vector<bool> seen(graph.num_nodes(), false);
+  std::vector<int> todo = {n};
+  while (!todo.empty()) {
+    int at = todo.back();
+    todo.pop_back();
+    if (seen[at]) continue;
+    seen[at] = true;
+    const OpDef* def = graph.catalog().Find(graph.node(at).op);
+    if (def && def->stops_gradient) continue;
+    for (int v : graph.node(at).in)
+      if (IsFloating(graph.value(v).dtype)) todo.push_back(graph.value(v).producer);
+  }
+  std::vector<std::string> names;
+  for (int w : weights)
+    if (seen[graph.value(w).producer]) names.push_back("'" + graph.value(w).name + "'");
+  constexpr size_t kShown = 6;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+  return names.size() > kShown ? Cat(text, " and ", names.size() - kShown, " more") : text;
+}
+
+// What no gradient at all is blamed on: the node nearest to the loss that gives none to its floating
+// operands.
+[[noreturn]] void FailWithoutGradients(const Graph& graph, int loss, int stopped_at) {
+  const std::string what = Cat("the loss '", graph.value(loss).name, "'");
+  if (stopped_at < 0) Fail(what, " depends on no weight of the model");
+  Fail("no gradient of ", what, " reaches a weight: it stops at ", graph.Describe(stopped_at),
+       ", through which none flows; build the loss from operators that have a gradient");
+}
+
 }  // namespace
 
 std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale) {
@@ -40,6 +75,7 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
   std::vector<int> order = graph->Order();
   std::vector<bool> on_path = OnPath(*graph, loss, weights, order);
   std::vector<std::vector<Tensor>> parts(graph->num_values());
+  int stopped_at = -1;  // the first node, from the loss on, that gives no operand a gradient
 
   Graph::Origin origin;
   origin.phase = Phase::kBackward;
@@ -76,27 +112,43 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
       call.dout.push_back(total(v));
       reached = reached || call.dout.back().defined();
     }
-    if (!reached || !def.grad) continue;
+    bool wanted = false, given = false;
     for (int v : node.in) {
       call.in.emplace_back(graph, v);
       call.wanted.push_back(on_path[graph->value(v).producer] && IsFloating(graph->value(v).dtype));
+      wanted = wanted || call.wanted.back();
     }
+    if (!wanted) continue;
+    if (reached && !def.grad && !def.stops_gradient)
+      Fail(graph->Describe(*it), ": operator ", node.op, " has no gradient, so weights ",
+           WeightsAbove(*graph, *it, weights),
+           " would not be trained through it; give its OpDef a `grad`, or set ",
+           "`stops_gradient` if none is meant to flow");
     enter(*it);
-    std::vector<Tensor> grads = def.grad(call);
-    for (size_t i = 0; i < grads.size() && i < node.in.size(); ++i)
+    std::vector<Tensor> grads;
+    if (reached && def.grad) grads = def.grad(call);
+    if (reached && def.grad && grads.size() != node.in.size())
+      Fail(graph->Describe(*it), ": the gradient of operator ", node.op, " gives ", grads.size(),
+           " tensors for its ", node.in.size(), " operands; give an undefined Tensor where none flows");
+    for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i].defined() && call.wanted[i]) {
+        given = true;
         if (grads[i].shape() != graph->value(node.in[i]).shape)
           Fail(graph->Describe(*it), ": the gradient of operand ", i, " has shape ", grads[i].shape().str(),
                " but the operand has ", graph->value(node.in[i]).shape.str());
         parts[node.in[i]].push_back(grads[i]);
       }
+    if (!given && stopped_at < 0) stopped_at = *it;
   }
   std::vector<int> gradients;
+  bool any = false;
   for (int w : weights) {
     Tensor g = total(w);
+    any = any || g.defined();
     gradients.push_back(g.defined() ? g.id() : -1);
   }
   graph->SetOrigin(nullptr);
+  if (!any) FailWithoutGradients(*graph, loss, stopped_at);
   return gradients;
 }
 

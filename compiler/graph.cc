@@ -47,13 +47,16 @@ std::string ScopeOf(const std::string& name) {
 
 std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                                    const SourceLine& line) {
-  const OpDef& def = catalog_->Get(op);
   Node node;
   node.op = op;
   node.attrs = attrs;
   node.line = origin_ ? origin_->line : line;
   node.phase = origin_ ? origin_->phase : Phase::kForward;
-  OpCall call{op, line.str().empty() ? op : Cat(op, " at ", node.line.str()), {}, {}, &node.attrs};
+  std::string at = node.line.str();
+  OpCall call{op, at.empty() ? op : Cat(op, " at ", at), {}, {}, &node.attrs};
+  if (!catalog_->Find(op))
+    Fail(call.who, ": there is no operator named \"", op, "\"; ModelOptions::operators adds your own");
+  const OpDef& def = catalog_->Get(op);
   node.slice = WholeMesh(mesh_);
   std::string scope = origin_ ? origin_->scope : "";
   for (const Tensor& t : in) {

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace oneflow_like {
@@ -16,11 +17,27 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Streams one argument. A number that is not finite reads NaN, +infinity or -infinity, whatever its sign bit.
+template <typename T>
+void StreamTo(std::ostream& out, const T& value) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (value != value) {
+      out << "NaN";
+    } else if (value - value != 0) {
+      out << (value > 0 ? "+infinity" : "-infinity");
+    } else {
+      out << value;
+    }
+  } else {
+    out << value;
+  }
+}
+
 // Streams its arguments into one string.
 template <typename... Args>
 std::string Cat(const Args&... args) {
   std::ostringstream out;
-  (out << ... << args);
+  (StreamTo(out, args), ...);
   return out.str();
 }
 

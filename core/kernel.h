@@ -59,7 +59,7 @@ class Kernel {
   virtual ~Kernel() = default;
   // Runs on one thread of the runtime and may use ParallelFor inside. Must write every element of every
   // output (an empty piece has none). Allocates nothing. A failure that data can cause (an index out of
-  // range) is returned, not thrown.
+  // range) is returned, not thrown; the runtime puts the node's name and line in front of the message.
   virtual Status Run(const KernelContext& context) = 0;
 };
 

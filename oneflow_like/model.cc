@@ -361,6 +361,7 @@ Tensor GraphOfModel::Input(const std::string& name, const Dims& shape, DType dty
   if (batch_axis >= 0) node.fixed[0] = S(batch_axis);
   int id = AddRaw(node, {{name, dtype, shape}});
   inputs[name] = id;
+  model->input_names.insert(name);
   return Tensor(this, this->node(id).out[0]);
 }
 

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own
   std::map<std::string, ModelVariable> variables;
+  std::set<std::string> input_names;          // of all graphs there have been
   std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded

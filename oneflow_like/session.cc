@@ -167,14 +167,34 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
+Feeds Session::Impl::OwnFeeds(const Feeds& feeds) const {
+  Feeds own;
+  std::string names;
+  for (const auto& [name, value] : inputs) {
+    names += Cat(names.empty() ? "'" : ", '", name, "'");
+    auto feed = feeds.find(name);
+    const Value& wanted = compiled.graph.value(value);
+    if (feed == feeds.end())
+      Fail("input '", name, "' of session ", options.name, ", ", Name(wanted.dtype), wanted.shape.str(),
+           ", is missing in the feeds");
+    own.insert(*feed);
+  }
+  for (const auto& [name, tensor] : feeds)
+    if (!inputs.count(name) && !model->input_names.count(name))
+      Fail("feed '", name, "' is no input of session ", options.name,
+           ", nor of another graph of its model; the session's inputs are ", names.empty() ? "none" : names);
+  return own;
+}
+
 StepResult Session::Run(const Feeds& feeds) {
   if (!impl_) Fail("this Session was moved elsewhere and cannot run");
   if (impl_->closed) Fail("session ", impl_->options.name, " cannot run: closed");
   impl_->Load();
-  impl_->CheckFeeds(feeds);
+  Feeds own = impl_->OwnFeeds(feeds);
+  impl_->CheckFeeds(own);
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
-  result.state_->handle = impl_->runtime->Launch(feeds);
+  result.state_->handle = impl_->runtime->Launch(own);
   result.state_->finite = impl_->finite;
   impl_->model->last_steps[impl_.get()] = result.state_->handle;
   return result;
@@ -278,10 +298,20 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   std::vector<ModelVariable> state = NewState(who, *model, graph);
   std::string input_graph = model->options.job ? GraphLines(graph) : "";
   Compiled compiled = CompileFor(who, *model, std::move(graph), options);
-  std::unique_ptr<Session::Impl> impl(new Session::Impl{
-      model->shared_from_this(), std::move(compiled), options, {}, finite, std::move(input_graph), nullptr});
+  std::unique_ptr<Session::Impl> impl(new Session::Impl{model->shared_from_this(),
+                                                        std::move(compiled),
+                                                        options,
+                                                        {},
+                                                        {},
+                                                        finite,
+                                                        std::move(input_graph),
+                                                        nullptr});
   for (const auto& [name, value] : fetched) impl->outputs.insert(name);
   impl->trains = of == SessionSteps::Of::kTraining;
+  for (int n : impl->compiled.graph.Order()) {
+    const Node& node = impl->compiled.graph.node(n);
+    if (node.op == "input") impl->inputs[node.name] = node.out[0];
+  }
   Session session(std::move(impl));
   if (model->options.memory_budget > 0)
     for (const RankSummary& s : session.Summaries())
@@ -345,13 +375,17 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   std::sort(weights.begin(), weights.end());
   LossScale loss_scale;
   if (options.dtype == DType::kFloat16) loss_scale = AddLossScale(&graph, loss.id());
-  std::vector<int> all = Autograd(&graph, loss.id(), weights, loss_scale.scale), gradients, used;
+  std::vector<int> all, gradients, used;
+  try {
+    all = Autograd(&graph, loss.id(), weights, loss_scale.scale);
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
   for (size_t i = 0; i < weights.size(); ++i)
     if (all[i] >= 0) {
       used.push_back(weights[i]);
       gradients.push_back(all[i]);
     }
-  if (used.empty()) Fail(who, ": the loss '", loss.name(), "' depends on no weight of the model");
   int first_update = graph.num_nodes(), grad_norm = -1;
   AddUpdates(&graph, used, gradients, rule, &grad_norm, loss_scale);
   for (int n = first_update; n < graph.num_nodes(); ++n)

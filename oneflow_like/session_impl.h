@@ -1,6 +1,7 @@
 // What a Session holds: the compiled graph, and the runtime once a step has been asked for.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -16,7 +17,8 @@ struct Session::Impl {
   Compiled compiled;
   SessionOptions options;
   std::set<std::string> outputs;
-  std::string finite;       // output that must be finite, empty for none
+  std::map<std::string, int> inputs;  // by name, their value in the compiled graph
+  std::string finite;                 // output that must be finite, empty for none
   std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
@@ -26,6 +28,9 @@ struct Session::Impl {
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
   void Close();
+  // Of the feeds, those of this session's inputs; others of the model are left out, so that one Feeds serves
+  // training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
+  Feeds OwnFeeds(const Feeds& feeds) const;
   // Plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
   // Of the next step, with a job: all processes must feed the same.

@@ -13,7 +13,7 @@ namespace oneflow_like {
 namespace {
 
 Status OutOfRange(int64_t target, int64_t classes) {
-  return Status(Cat("cross_entropy: target ", target, " is outside the ", classes, " classes"));
+  return Status(Cat("target ", target, " is outside the ", classes, " classes"));
 }
 
 Status CrossEntropyReference(const KernelContext& context) {

@@ -181,6 +181,7 @@ OpDef BinaryOp(const std::string& name, const std::string& doc, KernelFn referen
 OpDef CompareOp(const std::string& name, const std::string& doc, KernelFn reference) {
   OpDef def = BinaryOp(name, doc, reference, nullptr);
   def.check = [](const OpCall& call) { RequireSameTypes(call); };
+  def.stops_gradient = true;
   def.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kBool}; };
   std::vector<Sample> integers = def.samples;
   for (Sample& s : integers) s.dtypes = {DType::kInt32, DType::kInt32};
@@ -447,9 +448,11 @@ void AddFunctions(Catalog* catalog) {
   catalog->Add(
       UnaryOp("abs", "|x|; its slope at 0 is 0.", Unary<[](auto x, const Attrs&) { return x < 0 ? -x : x; }>,
               [](Tensor dy, Tensor x, Tensor) { return mul(dy, Apply(x.graph(), "sign", {x})[0]); }));
-  catalog->Add(UnaryOp(
+  OpDef sign = UnaryOp(
       "sign", "-1, 0 or 1; no gradient flows.",
-      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>((x > 0) - (x < 0)); }>, nullptr));
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>((x > 0) - (x < 0)); }>, nullptr);
+  sign.stops_gradient = true;
+  catalog->Add(std::move(sign));
   catalog->Add(UnaryOp("erf", "The error function.", Unary<[](auto x, const Attrs&) { return std::erf(x); }>,
                        [](Tensor dy, Tensor x, Tensor) {
                          return scale(mul(dy, exp(neg(square(x)))), 2 / std::sqrt(std::numbers::pi));

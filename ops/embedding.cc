@@ -8,7 +8,7 @@ namespace oneflow_like {
 namespace {
 
 Status OutOfRange(int64_t id, int64_t rows) {
-  return Status(Cat("embedding: id ", id, " is outside the table of ", rows, " rows"));
+  return Status(Cat("id ", id, " is outside the table of ", rows, " rows"));
 }
 
 Status EmbeddingReference(const KernelContext& context) {

@@ -28,7 +28,7 @@ bool HasScalarBody(const std::string& op) {
 
 bool FloatOrBool(DType dtype) { return IsFloating(dtype) || dtype == DType::kBool; }
 
-FusedStep ParseStep(const std::string& text, int defined) {
+FusedStep ParseStep(const std::string& who, const std::string& text, int defined) {
   std::istringstream words(text);
   FusedStep step;
   words >> step.op;
@@ -41,13 +41,13 @@ FusedStep ParseStep(const std::string& text, int defined) {
     int value = -1;
     if (word.find_first_not_of("0123456789") == std::string::npos && word.size() < 9) value = std::stoi(word);
     if (value < 0 || value >= defined) {
-      Fail("fused: step \"", text, "\" reads value ", word, " but only 0 to ", defined - 1,
+      Fail(who, ": step \"", text, "\" reads value ", word, " but only 0 to ", defined - 1,
            " are defined before it");
     }
     step.args.push_back(value);
   }
-  if (!HasScalarBody(step.op)) Fail("fused: step \"", text, "\" does not name an elementwise operator");
-  if (step.args.empty()) Fail("fused: step \"", text, "\" has no operand");
+  if (!HasScalarBody(step.op)) Fail(who, ": step \"", text, "\" does not name an elementwise operator");
+  if (step.args.empty()) Fail(who, ": step \"", text, "\" has no operand");
   step.attrs = Attrs::Parse(attrs);
   return step;
 }
@@ -115,7 +115,7 @@ Status Fused(const KernelContext& context) {
 }
 
 std::vector<FusedStep> StepsOf(const OpCall& call) {
-  return ParseFused(call.attrs->Str("program"), static_cast<int>(call.shapes.size()));
+  return ParseFused(call.attrs->Str("program"), static_cast<int>(call.shapes.size()), call.who);
 }
 
 void Check(const OpCall& call) {
@@ -154,12 +154,12 @@ std::string FusedProgram(const std::vector<FusedStep>& steps) {
   return text;
 }
 
-std::vector<FusedStep> ParseFused(const std::string& program, int num_inputs) {
+std::vector<FusedStep> ParseFused(const std::string& program, int num_inputs, const std::string& who) {
   std::vector<FusedStep> steps;
   std::istringstream lines(program);
   std::string text;
   while (std::getline(lines, text, ';')) {
-    steps.push_back(ParseStep(text, num_inputs + static_cast<int>(steps.size())));
+    steps.push_back(ParseStep(who, text, num_inputs + static_cast<int>(steps.size())));
   }
   return steps;
 }

@@ -28,7 +28,8 @@ bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<D
 // The text of a program, and back. Parsing throws Error for a step that names no fusible operator or a value
 // that is not yet defined.
 std::string FusedProgram(const std::vector<FusedStep>& steps);
-std::vector<FusedStep> ParseFused(const std::string& program, int num_inputs);
+std::vector<FusedStep> ParseFused(const std::string& program, int num_inputs,
+                                  const std::string& who = "fused");
 
 // Types of all values: the inputs', then one for each step.
 std::vector<DType> FusedTypes(const std::vector<FusedStep>& steps, const std::vector<DType>& inputs);

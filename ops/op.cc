@@ -43,10 +43,9 @@ void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
 
 namespace {
 
-// A fixed line of axes says how many inputs there are; computed lines ask for themselves.
-void CheckInputCount(const OpDef& def, const OpCall& call) {
-  if (def.axes_of) return;
-  std::string inputs = def.axes.substr(0, def.axes.find("->"));
+// The line of axes says how many inputs there are.
+void CheckInputCount(const std::string& axes, const OpCall& call) {
+  std::string inputs = axes.substr(0, axes.find("->"));
   size_t count = std::count(inputs.begin(), inputs.end(), '[');
   if (inputs.find('*') == std::string::npos) {
     RequireInputs(call, count);
@@ -58,7 +57,8 @@ void CheckInputCount(const OpDef& def, const OpCall& call) {
 }  // namespace
 
 BoundRule BindOp(const OpDef& def, const OpCall& call) {
-  CheckInputCount(def, call);
+  const std::string axes = def.axes_of ? def.axes_of(call) : def.axes;
+  CheckInputCount(axes, call);
   RuleNotes notes;
   notes.folds = def.folds_of ? def.folds_of(call) : def.folds;
   notes.linear = def.linear_of ? def.linear_of(call) : def.linear;
@@ -66,13 +66,13 @@ BoundRule BindOp(const OpDef& def, const OpCall& call) {
   notes.expandable = def.expandable;
   std::map<std::string, int64_t> given;
   if (def.extents) given = def.extents(call);
-  return Bind(call.who, def.axes_of ? def.axes_of(call) : def.axes, notes, call.shapes, given);
+  return Bind(call.who, axes, notes, call.shapes, given);
 }
 
 Inferred Infer(const OpDef& def, const OpCall& call) {
   CHECK_EQ(call.shapes.size(), call.dtypes.size());
   CHECK(call.attrs != nullptr);
-  CheckInputCount(def, call);
+  if (!def.axes_of) CheckInputCount(def.axes, call);  // computed lines may need what `check` finds
   if (def.check) def.check(call);
   Inferred inferred;
   inferred.rule = BindOp(def, call);

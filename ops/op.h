@@ -75,7 +75,10 @@ struct OpDef {
   // Throws Error for attributes or types that make no sense; shapes are checked by the rule.
   std::function<void(const OpCall&)> check;
 
-  GradFn grad;  // absent: no gradient flows through (comparison, argmax, ...)
+  // How the gradient flows from outputs to inputs. An entry without `grad` through which a weight reaches the
+  // loss is an Error of Train, unless it says `stops_gradient`: none flows, by definition (sign, argmax).
+  GradFn grad;
+  bool stops_gradient = false;
   ExpandFn expand;
   // Where profiles count its time: "matmul", "attention", or a kind of the user's own.
   std::string category = "other";

@@ -326,6 +326,7 @@ void AddExtremes(Catalog* catalog) {
     }
   };
   argmax.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kInt64}; };
+  argmax.stops_gradient = true;
   argmax.any_type = true;
   argmax.reference = Argmax;
   argmax.samples = {{.in = {{6, 5}}, .attrs = {{"axis", int64_t{1}}}},

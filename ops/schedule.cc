@@ -35,6 +35,11 @@ void CheckSchedule(const std::string& who, const Attrs& attrs) {
     if (!std::isfinite(number)) Fail(who, ": the schedule's ", name, " is ", number, " but must be finite");
   }
   if (warmup < 0) Fail(who, ": warmup is ", warmup, " steps but cannot be negative");
+  if (kind == "linear_warmup" && warmup == 0) {
+    Fail(who,
+         ": the linear_warmup schedule rises over 0 steps, which must be at least 1; a rate that does not "
+         "change is schedule constant");
+  }
   if (kind == "cosine" && total <= warmup) {
     Fail(who, ": the cosine schedule ends at step ", total, ", which must be later than its warmup of ",
          warmup, " steps");

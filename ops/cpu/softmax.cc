@@ -82,7 +82,7 @@ Status CheckTargets(const TensorArg& target, int64_t classes) {
   for (int64_t row = 0; row < target.elements(); ++row) {
     int64_t wanted = TargetAt(target, row);
     if (wanted >= classes) {
-      return Status(Cat("cross_entropy: target ", wanted, " is outside the ", classes, " classes"));
+      return Status(Cat("target ", wanted, " is outside the ", classes, " classes"));
     }
   }
   return Status();

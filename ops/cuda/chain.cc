@@ -29,10 +29,7 @@ class ChainKernel : public CudaKernel {
     }
     PlanLaunch(chain_, context, launch.act, launch.multiprocessors, &launch_);
     if (launch_.grid.x == 0) return Status();
-    Status status = compiled_->Launch(launch_.grid, launch.stream, launch_.args.data(), launch_.args.size());
-    if (status.ok()) return status;
-    return Status(
-        Cat(context.spec.node.empty() ? context.spec.name : context.spec.node, ": ", status.message()));
+    return compiled_->Launch(launch_.grid, launch.stream, launch_.args.data(), launch_.args.size());
   }
 
  private:

@@ -100,7 +100,7 @@ Status CrossEntropyGrad(const KernelContext& context, const LaunchContext& launc
 }
 
 std::string OutOfRange(const Fault& fault) {
-  return Cat("cross_entropy: target ", fault.value, " is outside the ", fault.limit, " classes");
+  return Cat("target ", fault.value, " is outside the ", fault.limit, " classes");
 }
 
 }  // namespace

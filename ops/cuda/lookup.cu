@@ -118,10 +118,10 @@ Status OneHot(const KernelContext& context, const LaunchContext& launch) {
 }
 
 std::string OutsideTable(const Fault& fault) {
-  return Cat("embedding: id ", fault.value, " is outside the table of ", fault.limit, " rows");
+  return Cat("id ", fault.value, " is outside the table of ", fault.limit, " rows");
 }
-std::string Outside(const char* op, const Fault& fault) {
-  return Cat(op, ": index ", fault.value, " is outside [0, ", fault.limit, ")");
+std::string Outside(const Fault& fault) {
+  return Cat("index ", fault.value, " is outside [0, ", fault.limit, ")");
 }
 
 }  // namespace
@@ -142,14 +142,11 @@ Status FillZeros(const TensorArg& to, const LaunchContext& launch) {
 void AddLookupKernels(KernelRegistry* registry) {
   registry->Add("embedding", "cuda", MakeIndexKernel(TakeRows, OutsideTable));
   registry->Add("embedding_grad", "cuda", MakeIndexKernel(SumRowsByIndex, OutsideTable));
-  registry->Add("gather", "cuda",
-                MakeIndexKernel(TakeRows, [](const Fault& f) { return Outside("gather", f); }));
-  registry->Add("gather_grad", "cuda",
-                MakeIndexKernel(SumRowsByIndex, [](const Fault& f) { return Outside("gather_grad", f); }));
-  registry->Add("pick", "cuda", MakeIndexKernel(Pick, [](const Fault& f) { return Outside("pick", f); }));
+  registry->Add("gather", "cuda", MakeIndexKernel(TakeRows, Outside));
+  registry->Add("gather_grad", "cuda", MakeIndexKernel(SumRowsByIndex, Outside));
+  registry->Add("pick", "cuda", MakeIndexKernel(Pick, Outside));
   registry->Add("pick_grad", "cuda", MakeLaunchKernel(PickGrad));
-  registry->Add("one_hot", "cuda",
-                MakeIndexKernel(OneHot, [](const Fault& f) { return Outside("one_hot", f); }));
+  registry->Add("one_hot", "cuda", MakeIndexKernel(OneHot, Outside));
 }
 
 }  // namespace oneflow_like::cuda

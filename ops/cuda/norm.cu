@@ -88,9 +88,8 @@ const float* AsFloats(const TensorArg& arg, const LaunchContext& launch, size_t*
   return to;
 }
 
-Status TooWide(const KernelContext& context, int64_t width) {
-  return Status(
-      Cat(context.spec.name, ": rows of ", width, " elements are more than the CUDA kernel has room for"));
+Status TooWide(int64_t width) {
+  return Status(Cat("rows of ", width, " elements are more than the CUDA kernel has room for"));
 }
 
 float ShareOf(int64_t width) { return width == 0 ? 0.0f : 1.0f / static_cast<float>(width); }
@@ -103,7 +102,7 @@ Status Norm(const KernelContext& context, const LaunchContext& launch) {
   NormOperands op;
   op.gamma = AsFloats(context.in[1], launch, &used);
   op.beta = kCentred ? AsFloats(context.in[2], launch, &used) : op.gamma;
-  if (op.gamma == nullptr || op.beta == nullptr) return TooWide(context, width);
+  if (op.gamma == nullptr || op.beta == nullptr) return TooWide(width);
   op.mean = FloatsOf(context.out[1]);
   op.rstd = FloatsOf(rstd);
   op.eps = static_cast<float>(context.spec.attrs.Float("eps"));
@@ -323,7 +322,7 @@ Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
   size_t used = 0;
   NormGradOperands op;
   op.gamma = AsFloats(context.in[2], launch, &used);
-  if (op.gamma == nullptr) return TooWide(context, width);
+  if (op.gamma == nullptr) return TooWide(width);
   op.mean = FloatsOf(context.in[3]);
   op.rstd = FloatsOf(rstd);
   op.sums = reinterpret_cast<float*>(static_cast<char*>(launch.workspace) + used);
@@ -332,7 +331,7 @@ Status NormGrad(const KernelContext& context, const LaunchContext& launch) {
   op.share = ShareOf(width);
 
   int64_t most = static_cast<int64_t>((launch.workspace_bytes - used) / (columns * sizeof(float)));
-  if (most == 0) return TooWide(context, width);
+  if (most == 0) return TooWide(width);
   GradPlan plan = PlanGrad(width, SizeOf(x.dtype));
   bool packed = dy.dtype == x.dtype && width * SizeOf(x.dtype) % 16 == 0 && Aligned(dy.data) &&
                 Aligned(x.data) && Aligned(dx.data) && Aligned(op.gamma) && plan.packs > 0 &&

@@ -106,7 +106,7 @@ TEST_F(CliTest, WrongNumbers) {
   ExpectError(Gpt({"--micro_batches=5"}), {"micro_batches", "5", "4"});
   ExpectError(Gpt({"--dropout=1"}), {"dropout", "1"});
   ExpectError(Gpt({"--lr=-1"}), {"lr", "-1"});
-  ExpectError(Gpt({"--lr=nan"}), {"lr", "nan"});
+  ExpectError(Gpt({"--lr=nan"}), {"lr", "NaN"});
   ExpectError(Gpt({"--clip=-1"}), {"clip", "-1"});
   ExpectError(Gpt({"--schedule=fastest"}), {"schedule", "fastest"});
   ExpectError(Run("mlp", {"--epochs=0"}), {"epochs"});

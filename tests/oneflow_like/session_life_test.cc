@@ -243,9 +243,9 @@ TEST(SessionLife, ALossThatIsNotFiniteIsReportedWithItsStep) {
       StepResult before = train.Run(good), at = train.Run(bad);
       EXPECT_EQ(before.Scalar("loss"), 4.5f);
       const std::regex wanted(Cat("^step 1: loss is ",
-                                  std::isnan(poison) ? "-?nan"
-                                  : poison > 0       ? "inf"
-                                                     : "-inf",
+                                  std::isnan(poison) ? "NaN"
+                                  : poison > 0       ? "\\+infinity"
+                                                     : "-infinity",
                                   "; lower the"));
       for (int again = 0; again < 2; ++again) {
         for (const std::string& error : {ErrorOf([&] { at.Wait(); }), ErrorOf([&] { at.Scalar("loss"); }),

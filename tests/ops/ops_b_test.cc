@@ -180,7 +180,7 @@ TEST(OpsB, CrossEntropyNamesATargetOutOfRange) {
   Value logits = Draw({2, 4}, 5), target = Make({2}, {1, 4}, DType::kInt64), loss = Draw({2}, 1),
         lse = Draw({2}, 1);
   Status status = RunOp("cross_entropy", {}, {Whole(logits), Whole(target)}, {Whole(loss), Whole(lse)});
-  EXPECT_EQ(status.message(), "cross_entropy: target 4 is outside the 4 classes");
+  EXPECT_EQ(status.message(), "target 4 is outside the 4 classes");
   Tape tape;
   std::vector<Tensor> in = Inputs(&tape, {logits, target});
   std::string error = ErrorOf([&] { BuiltinCatalog().Get("cross_entropy").expand({}, in); });
@@ -247,7 +247,7 @@ TEST(OpsB, EmbeddingNamesAnIdOutsideTheWholeTable) {
   EXPECT_TRUE(RunOp("embedding", {}, {part, Whole(here)}, {Whole(y)}).ok());
   for (int64_t id : {70000, 50304, -1}) {
     Value ids = Make({1}, {static_cast<double>(id)}, DType::kInt64);
-    std::string want = Cat("embedding: id ", id, " is outside the table of 50304 rows");
+    std::string want = Cat("id ", id, " is outside the table of 50304 rows");
     EXPECT_EQ(RunOp("embedding", {}, {part, Whole(ids)}, {Whole(y)}).message(), want);
     EXPECT_EQ(
         RunOp("embedding_grad", {{"rows", 50304}}, {Whole(ids), Whole(y)}, {part_of_gradient}).message(),

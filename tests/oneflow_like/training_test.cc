@@ -1,0 +1,227 @@
+// What Train makes of a model: operators without a gradient, what messages say of operators, feeds and
+// losses.
+#include <regex>
+
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/ops/oracle_samples.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Operators of the user's ---
+
+// 2x, of any shape.
+OpDef Twice(const std::string& name) {
+  OpDef def;
+  def.name = name;
+  def.axes = "x[..] -> y[..]";
+  def.reference = [](const KernelContext& context) {
+    for (int64_t i = 0; i < context.out[0].elements(); ++i)
+      context.out[0].as<float>()[i] = 2 * context.in[0].as<float>()[i];
+    return Status();
+  };
+  return def;
+}
+
+ModelOptions WithOperators(std::vector<OpDef> operators) {
+  ModelOptions options;
+  options.operators = std::move(operators);
+  return options;
+}
+
+// A chain of products, `depth` weights deep, with a user's operator behind weight `at`: exactly the weights
+// up to there are cut off, and the error names them, the operator and its line.
+TEST(Training, AnOperatorWithoutGradientIsRefused) {
+  const int depth = 5;
+  for (int at = 0; at < depth; ++at) {
+    Model model(FullMesh("cpu:dp=1"), WithOperators({Twice("twice")}));
+    Tensor h = model.Input("x", {4, 3}, DType::kFloat32);
+    int line = 0;
+    for (int i = 0; i < depth; ++i) {
+      h = h * model.scope().Weight(Cat("w", i), {3}, Ones());
+      line = i == at ? __LINE__ + 1 : line;
+      if (i == at) h = Apply(h.graph(), "twice", {h})[0];
+    }
+    std::string error = ErrorOf([&] { Train(mean(square(h)), Sgd{}); });
+    EXPECT_TRUE(std::regex_search(error, std::regex("^Train at training_test\\.cc:\\d+: twice 'twice' at ")))
+        << error;
+    EXPECT_NE(error.find(Cat("training_test.cc:", line)), std::string::npos) << error;
+    for (int i = 0; i < depth; ++i)
+      EXPECT_EQ(error.find(Cat("'w", i, "'")) != std::string::npos, i <= at)
+          << i << " at " << at << ": " << error;
+  }
+}
+
+TEST(Training, AnOperatorThatStopsTheGradientIsNoMistake) {
+  OpDef stop = Twice("stop");
+  stop.stops_gradient = true;
+  Model model(FullMesh("cpu:dp=1"), WithOperators({stop}));
+  Tensor x = model.Input("x", {4, 3}, DType::kFloat32);
+  Tensor a = x * model.scope().Weight("a", {3}, Ones());
+  Tensor b = Apply(a.graph(), "stop", {a})[0] * model.scope().Weight("b", {3}, Ones());
+  Session session = Train(mean(b), Sgd{.lr = 1});
+  session.Run({{"x", ToHost(std::vector<float>(12, 1), {4, 3})}}).Wait();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FLOAT_EQ(model.Read("b").as<float>()[i], 1 - 2.0f / 3);
+    EXPECT_EQ(model.Read("a").as<float>()[i], 1);
+  }
+  std::string error = ErrorOf([&] { Train(mean(Apply(a.graph(), "stop", {a})[0]), Sgd{}); });
+  EXPECT_TRUE(
+      std::regex_search(error, std::regex("^Train at .*no gradient of the loss 'mean.*' reaches a weight: it "
+                                          "stops at stop 'stop.*' at training_test\\.cc:")))
+      << error;
+}
+
+TEST(Training, AGradientOfTooFewOperandsIsRefused) {
+  OpDef def = Twice("twice");
+  def.grad = [](const GradCall&) { return std::vector<Tensor>(); };
+  Model model(FullMesh("cpu:dp=1"), WithOperators({def}));
+  Tensor w = model.scope().Weight("w", {3}, Ones());
+  std::string error = ErrorOf([&] { Train(mean(Apply(w.graph(), "twice", {w})[0]), Sgd{}); });
+  EXPECT_TRUE(std::regex_search(error, std::regex("twice 'twice' at .*gives 0 tensors for its 1 operands")))
+      << error;
+}
+
+// Who is blamed when no gradient arrives: the operator behind which it ends, not those behind it that pass
+// it.
+TEST(Training, ABlockedGradientNamesWhoBlocksIt) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor w = model.scope().Weight("w", {4, 3}, Ones());
+  int line = __LINE__ + 1;
+  Tensor best = argmax(w), chosen = scale(cast(best, DType::kFloat32), 2);
+  std::string error = ErrorOf([&] { Train(mean(chosen), Sgd{}); });
+  EXPECT_NE(error.find(Cat("it stops at argmax 'argmax' at training_test.cc:", line)), std::string::npos)
+      << error;
+  line = __LINE__ + 1;
+  Tensor above = cast(greater(w, scale(w, 0.5)), DType::kFloat32);
+  error = ErrorOf([&] { Train(mean(above), Sgd{}); });
+  EXPECT_NE(error.find(Cat("it stops at greater 'greater' at training_test.cc:", line)), std::string::npos)
+      << error;
+}
+
+// --- What messages call an operator ---
+
+// Every entry of the catalog with operands it does not take: the message opens with its name and the user's
+// line, and says the name no second time.
+TEST(Messages, OpenWithTheOperatorAndTheLineOnce) {
+  int refused = 0;
+  std::set<std::string> silent;
+  for (const std::string& name : BuiltinCatalog().names()) {
+    const OpDef& def = BuiltinCatalog().Get(name);
+    int before = refused;
+    for (const Sample& sample : def.samples) {
+      std::vector<Sample> wrong;
+      auto change = [&](auto&& make) {
+        Sample s = sample;
+        s.dtypes = oracle::InputTypes(sample);
+        make(&s);
+        wrong.push_back(std::move(s));
+      };
+      change([](Sample* s) { s->attrs = Attrs(); });
+      change([](Sample* s) {
+        s->in.push_back({2, 3, 4});
+        s->dtypes.push_back(DType::kBool);
+      });
+      for (size_t i = 0; i < sample.in.size(); ++i) {
+        change([i](Sample* s) {
+          s->in.erase(s->in.begin() + i);
+          s->dtypes.erase(s->dtypes.begin() + i);
+        });
+        change([i](Sample* s) { s->in[i].push_back(17); });
+        change([i](Sample* s) { s->in[i] = {}; });
+        for (DType dtype : {DType::kBool, DType::kInt32, DType::kFloat32, DType::kBFloat16})
+          change([i, dtype](Sample* s) { s->dtypes[i] = dtype; });
+        for (int a = 0; a < sample.in[i].rank(); ++a) change([i, a](Sample* s) { s->in[i][a] += 13; });
+      }
+      for (const Sample& s : wrong) {
+        Model model(FullMesh("cpu:dp=1"));
+        Tensor any = model.Input("any", {1}, DType::kFloat32);
+        std::vector<Tensor> in;
+        for (size_t i = 0; i < s.in.size(); ++i)
+          in.push_back(model.Input(Cat("x", i), s.in[i], s.dtypes[i], {}, -1));
+        int line = __LINE__ + 1;
+        std::string error = ErrorOf([&] { Apply(any.graph(), name, in, s.attrs); });
+        if (error.empty()) continue;
+        ++refused;
+        std::string what = Cat(oracle::SampleText(def, s), ": ", error);
+        std::string opening = Cat(name, " at training_test.cc:", line, ": ");
+        EXPECT_EQ(error.rfind(opening, 0), 0u) << what;
+        EXPECT_EQ(error.find(name + ": "), std::string::npos) << what;
+        EXPECT_EQ(error.find(name + " at ", 1), std::string::npos) << what;
+        EXPECT_EQ(error.find('\n'), std::string::npos) << what;
+      }
+    }
+    if (refused == before) silent.insert(name);
+  }
+  EXPECT_GT(refused, 500);
+  EXPECT_EQ(silent, std::set<std::string>()) << "entries that take anything";
+}
+
+// The same of kernels, which find out in a step.
+TEST(Messages, OfAStepOpenWithTheOperatorAndTheLineOnce) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor ids = model.Input("ids", {2}, DType::kInt32), x = model.Input("x", {2, 3}, DType::kFloat32);
+  Tensor table = model.scope().Weight("table", {3, 4}, Ones());
+  int line = __LINE__ + 1;
+  const std::vector<std::pair<std::string, Tensor>> lookups = {{"embedding", embedding(table, ids)},
+                                                               {"gather", gather(table, ids)},
+                                                               {"pick", pick(x, ids)},
+                                                               {"one_hot", one_hot(ids, 3)},
+                                                               {"cross_entropy", cross_entropy(x, ids)}};
+  for (size_t i = 0; i < lookups.size(); ++i) {
+    const auto& [name, y] = lookups[i];
+    Session session = Evaluate({{"y", y}});
+    HostTensor wrong = ToHost<int32_t>({1, 77}, {2});
+    std::string error = ErrorOf([&] { session.Run({{"ids", wrong}, {"x", Floats(1, {2, 3})}}).Wait(); });
+    std::smatch found;
+    ASSERT_TRUE(std::regex_match(error, found, std::regex("(\\w+) at training_test\\.cc:(\\d+): .*77.*")))
+        << error;
+    EXPECT_EQ(found[1], name);
+    EXPECT_EQ(std::stoi(found[2]), line + static_cast<int>(i)) << error;
+    EXPECT_EQ(error.find(name, 1), std::string::npos) << error;
+  }
+}
+
+TEST(Messages, NumbersThatAreNotFinite) {
+  EXPECT_EQ(Cat(NAN, " ", -NAN, " ", INFINITY, " ", -INFINITY, " ", 0.5f), "NaN NaN +infinity -infinity 0.5");
+  Model model(FullMesh("cpu:dp=1"));
+  Session session = Train(
+      mean(model.Input("x", {2}, DType::kFloat32) * model.scope().Weight("w", {2}, Ones())), Sgd{.lr = 0});
+  for (auto [value, text] : {std::pair{NAN, "NaN"}, std::pair{-NAN, "NaN"}, std::pair{INFINITY, "+infinity"},
+                             std::pair{-INFINITY, "-infinity"}}) {
+    std::string error = ErrorOf([&, value = value] {
+      session.Run({{"x", ToHost<float>({value, 1}, {2})}}).Wait();
+    });
+    EXPECT_NE(error.find(Cat("loss is ", text, ";")), std::string::npos) << error;
+  }
+}
+
+// --- Feeds ---
+
+// One Feeds with all the model's inputs serves every graph of it, and gives what each one's own would.
+TEST(Feeds, ServeTrainingAndEvaluation) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2,pp=2"}) {
+    Model model(FullMesh(mesh));
+    Scope first = model.scope().Stage("pp", 0),
+          last = model.scope().Stage("pp", model.mesh().axis_size(2) - 1);
+    Tensor x = model.Input("x", {4, 3}, DType::kFloat32), t = model.Input("t", {4, 3}, DType::kFloat32);
+    Tensor h = x * first.Weight("w", {3}, Ones());
+    Tensor y = to_stage(h, "pp", model.mesh().axis_size(2) - 1) * last.Weight("v", {3}, Ones());
+    Session train = Train(mean(square(y - t)), Sgd{.lr = 0}), evaluate = Evaluate({{"y", y}});
+    Feeds all = {{"x", Floats(1, {4, 3})}, {"t", Floats(2, {4, 3})}};
+    EXPECT_TRUE(SameBytes(evaluate.Run(all).Get("y"), Floats(1, {4, 3}))) << mesh;
+    float loss = train.Run(all).Scalar("loss");
+    EXPECT_GT(loss, 0);
+    EXPECT_TRUE(SameBytes(evaluate.Run({{"x", all.at("x")}}).Get("y"), Floats(1, {4, 3}))) << mesh;
+    std::string error = ErrorOf([&] { evaluate.Run({{"x", all.at("x")}, {"z", all.at("t")}}); });
+    EXPECT_EQ(error,
+              "feed 'z' is no input of session eval, nor of another graph of its model; the session's inputs "
+              "are 'x'");
+    error = ErrorOf([&] { train.Run({{"x", all.at("x")}}); });
+    EXPECT_EQ(error, "input 't' of session train, f32[4,3], is missing in the feeds");
+    EXPECT_EQ(train.Run(all).Scalar("loss"), loss) << "a refused step has changed something";
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like
