@@ -20,6 +20,10 @@ void RunState::EndStep(StepSlot* slot) {
     ++steps_ended;
   }
   last_end = now;
+  if (slot->unexplained.load(std::memory_order_relaxed)) {
+    const std::string reason = error();
+    slot->state->SetError(reason.empty() ? "closed" : reason);  // unless the step has an error of its own
+  }
   slot->state->done.Signal();
 }
 
@@ -306,11 +310,11 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
     text = line.empty() ? Cat(node, ": ", text) : Cat(node, " at ", line, ": ", text);
     if (run->SetError(text) && run->peers != nullptr) run->peers->FailedHere(text);
   }
-  if (run->peers != nullptr && text.empty()) text = run->error();
-  if (run->peers != nullptr && text.empty()) {
+  if (text.empty()) text = run->error();
+  if (text.empty()) {
     slot().unexplained.store(true, std::memory_order_relaxed);
   } else {
-    slot().state->SetError(text.empty() ? "closed" : text);
+    slot().state->SetError(text);
   }
 }
 

@@ -94,7 +94,8 @@ struct StepSlot {
   std::shared_ptr<StepHandle::State> state;
   std::vector<HostTensor> feeds;    // by input
   std::atomic<int> shards_left{0};  // shared
-  // Shared: with peers, something has failed for a reason that is not known here.
+  // Shared: something has failed for a reason that is not known here yet: it is a peer's to tell, or comes
+  // with a device's last word of this step. Without either the runtime was closed.
   std::atomic<bool> unexplained{false};
   int64_t launched_ticks = 0;
 };

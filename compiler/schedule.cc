@@ -29,6 +29,32 @@ StageSchedule OneForwardOneBackward(int stage, int stages, int micro_batches) {
   return s;
 }
 
+// Where the work of `segments` (ascending) begins and ends: those that no value of another one of them
+// reaches, and those whose values reach no other.
+struct Ends {
+  std::vector<int> first, last;
+};
+
+Ends EndsOf(const LogicalPlan& plan, const std::vector<int>& segments) {
+  Ends ends;
+  if (segments.empty()) return ends;
+  const size_t n = plan.segments.size();
+  std::vector<std::vector<int>> readers(n);
+  for (const LogicalEdge& e : plan.edges)
+    if (!e.buffers.empty() && e.full == 0) readers[e.writer].push_back(e.reader);
+  std::vector<bool> member(n, false), reached(n, false), reaches(n, false);
+  for (int s : segments) member[s] = true;
+  for (int s = segments.front(); s <= segments.back(); ++s)
+    for (int r : readers[s]) reached[r] = reached[r] || reached[s] || member[s];
+  for (int s = segments.back(); s >= segments.front(); --s)
+    for (int r : readers[s]) reaches[s] = reaches[s] || reaches[r] || member[r];
+  for (int s : segments) {
+    if (!reached[s]) ends.first.push_back(s);
+    if (!reaches[s]) ends.last.push_back(s);
+  }
+  return ends;
+}
+
 }  // namespace
 
 StageSchedule ScheduleOf(ScheduleKind kind, int stage, int stages, int micro_batches) {
@@ -50,29 +76,30 @@ std::map<Slice, int> StagesOf(const LogicalPlan& plan) {
 // micro-batches of this one, so no limit spans epochs. Within an epoch no micro-batch waits for another, so
 // it can be gone through one micro-batch after another whatever the limits, and the plan completes.
 std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches) {
-  struct Ends {
-    int first[2] = {-1, -1}, last[2] = {-1, -1};  // by part
+  struct Parts {
+    std::vector<int> forward, backward;  // segments
   };
   const std::map<Slice, int> stages = StagesOf(plan);
-  std::map<std::pair<int, int>, Ends> ends;  // by stage and epoch
+  std::map<std::pair<int, int>, Parts> parts;  // by stage and epoch
   for (size_t s = 0; s < plan.segments.size(); ++s) {
     const Segment& seg = plan.segments[s];
     if (!plan.On(seg, StreamKind::kCompute) || !seg.per_micro_batch || seg.phase == Phase::kUpdate) continue;
-    Ends& e = ends[{stages.at(seg.slice), seg.epoch}];
-    const int part = static_cast<int>(seg.phase);
-    if (e.first[part] < 0) e.first[part] = static_cast<int>(s);
-    e.last[part] = static_cast<int>(s);
+    Parts& p = parts[{stages.at(seg.slice), seg.epoch}];
+    (seg.phase == Phase::kForward ? p.forward : p.backward).push_back(static_cast<int>(s));
   }
   std::vector<StageLimit> limits;
-  auto limit = [&](int from, int to, int slots, const char* why) {
-    if (from >= 0 && to >= 0 && from != to) limits.push_back({from, to, slots, why});
+  auto limit = [&](const Ends& begin, const Ends& end, int micro_batches, const char* why) {
+    for (int from : begin.first)
+      for (int to : end.last)
+        if (from != to) limits.push_back({from, to, micro_batches, why});
   };
-  for (const auto& [where, e] : ends) {
+  for (const auto& [where, p] : parts) {
     const int stashes =
         ScheduleOf(plan.schedule, where.first, static_cast<int>(stages.size()), micro_batches).stashes;
-    limit(e.first[0], e.last[1], stashes, "micro-batches between forward and backward");
-    limit(e.first[0], e.last[0], 1, "micro-batches in forward segments");
-    limit(e.first[1], e.last[1], 1, "micro-batches in backward segments");
+    const Ends forward = EndsOf(plan, p.forward), backward = EndsOf(plan, p.backward);
+    limit(forward, backward, stashes, "micro-batches between forward and backward");
+    limit(forward, forward, 1, "micro-batches in forward segments");
+    limit(backward, backward, 1, "micro-batches in backward segments");
   }
   return limits;
 }
