@@ -91,7 +91,10 @@ TEST(DryRun, MemoryByPurposeAddsUp) {
       EXPECT_EQ(sum, s.peak_bytes) << given.str() << " rank " << s.rank;
       EXPECT_EQ(purposes["weights"] + purposes["optimizer state"], s.persistent_bytes);
       EXPECT_EQ(purposes["optimizer state"], 2 * purposes["weights"]) << "AdamW keeps two";
-      EXPECT_GT(purposes["gradients"], 0) << given.str();
+      // Those of one micro-batch may go as they come, those of several are kept from the first to the last.
+      if (given.micro_batches > 1) {
+        EXPECT_GT(purposes["gradients"], 0) << given.str();
+      }
       EXPECT_GT(purposes["stash"] + purposes["other"], 0) << given.str();
       bool tied = given.mesh.find("pp") != std::string::npos;  // the last stage reads the first one's table
       bool zero = !given.zero_axis.empty();

@@ -579,15 +579,15 @@ TEST(PlanBoxing, Names) {
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(0)}, {B(), S(1)}), "all_to_all tp");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), B()}, {B(), S(1)}), "local_slice");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(1)}, {B(), P()}), "local_slice");
-  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), P()}, {B(), P(Reduce::kMax)}), "all_reduce tp, slice");
+  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), P()}, {B(), P(Reduce::kMax)}), "all_reduce tp, local_slice");
   EXPECT_EQ(Primitives("cpu:tp=1", shape, 1, {B(), P()}, {B(), B()}), "local_slice");
   // Only the axis that changes takes part, also where an outer axis cuts the same tensor axis.
   EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), S(0), P()}, {B(), S(0), B()}), "all_reduce tp");
   EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), S(0), S(0)}, {B(), S(0), B()}), "all_gather tp");
   // Slicing first makes the sum smaller.
-  EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), B(), P()}, {B(), S(0), B()}), "slice, all_reduce tp");
+  EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), B(), P()}, {B(), S(0), B()}), "local_slice, all_reduce tp");
   EXPECT_EQ(Primitives("cpu:a=2,b=2,c=4", shape, 1, {B(), B(), B(), P()}, {B(), S(0), S(1), B()}),
-            "slice, all_reduce c");
+            "local_slice, all_reduce c");
   // Between stages.
   const int f = Slice::kFree;
   EXPECT_EQ(Primitives("cpu:pp=2,dp=4", shape, 1, {B(), B(), S(0)}, {B(), B(), S(0)}, {0, f}, {1, f}),
@@ -604,7 +604,7 @@ TEST(PlanBoxing, Time) {
   EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {P(), P()}, {B(), B()}), "accumulate, all_reduce dp");
   EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {P(), P()}, {B(), S(0)}), "accumulate, reduce_scatter dp");
   EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {B(), S(1)}, {P(), B()}), "all_gather dp, keep");
-  EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {B(), B()}, {S(0), S(0)}), "time_slice, slice");
+  EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {B(), B()}, {S(0), S(0)}), "time_slice, local_slice");
   EXPECT_EQ(Primitives("cpu:dp=2", {8, 8}, 4, {B(), S(1)}, {S(0), B()}), "all_gather dp, time_slice");
   EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {B(), S(0)}, {S(0), B()}), "all_gather dp, time_slice");
   // A maximum inside of a sum is taken before it is accumulated.
