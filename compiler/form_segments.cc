@@ -268,6 +268,8 @@ class Former {
           e.write_period = b.write_period;
           e.read_period = read_period;
           e.full = b.full;
+          // A variable has its one slot before any play: there an update waits for all who read it.
+          if (!b.variable.empty()) e.slots = b.slots;
           plan_.edges.push_back(e);
         }
         plan_.edges[it->second].buffers.push_back(static_cast<int>(i));

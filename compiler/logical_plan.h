@@ -48,7 +48,7 @@ struct LogicalBuffer {
 struct LogicalEdge {
   int writer = -1, reader = -1;
   int write_period = 1, read_period = 1;
-  int slots = 0;  // 0 until the order is known
+  int slots = 0;  // 0 until the order is known; those of variables and limits are known before
   int full = 0;
   std::vector<int> buffers;
   std::string why;

@@ -1,8 +1,8 @@
 // The order of acts and the number of slots.
 // Needs: segments and edges. Leaves: one step of the token game played with estimated times and the
 // schedule's priorities is the order; a buffer gets as many slots as were ever taken at once, from the start
-// of the writer's act to the end of its last reader's. The priority of an act is its place in the schedule of
-// its stage (schedule.h).
+// of the writer's act to the end of its last reader's. A variable and a limit have their slots before, and
+// the play keeps to them. The priority of an act is its place in the schedule of its stage (schedule.h).
 #include <algorithm>
 #include <array>
 #include <map>
@@ -120,12 +120,8 @@ void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* p
 
   std::vector<std::vector<const Firing*>> acts(plan->segments.size());
   for (const Firing& f : plan->order) acts[f.transition].push_back(&f);
-  for (LogicalBuffer& b : plan->buffers) {
-    if (!b.variable.empty() || b.readers.empty())
-      b.slots = 1;
-    else
-      b.slots = PeakOf(*plan, b, acts);
-  }
+  for (LogicalBuffer& b : plan->buffers)
+    if (b.variable.empty() && !b.readers.empty()) b.slots = PeakOf(*plan, b, acts);
   for (LogicalEdge& e : plan->edges) {
     if (e.slots > 0) continue;
     e.slots = 1 << 30;
