@@ -91,7 +91,7 @@ std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches) {
   auto limit = [&](const Ends& begin, const Ends& end, int micro_batches, const char* why) {
     for (int from : begin.first)
       for (int to : end.last)
-        if (from != to) limits.push_back({from, to, micro_batches, why});
+        if (from < to) limits.push_back({from, to, micro_batches, why});  // edges point forward
   };
   for (const auto& [where, p] : parts) {
     const int stashes =
