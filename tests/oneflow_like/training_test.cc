@@ -184,11 +184,11 @@ TEST(Messages, OfAStepOpenWithTheOperatorAndTheLineOnce) {
 
 TEST(Messages, NumbersThatAreNotFinite) {
   EXPECT_EQ(Cat(NAN, " ", -NAN, " ", INFINITY, " ", -INFINITY, " ", 0.5f), "NaN NaN +infinity -infinity 0.5");
-  Model model(FullMesh("cpu:dp=1"));
-  Session session = Train(
-      mean(model.Input("x", {2}, DType::kFloat32) * model.scope().Weight("w", {2}, Ones())), Sgd{.lr = 0});
   for (auto [value, text] : {std::pair{NAN, "NaN"}, std::pair{-NAN, "NaN"}, std::pair{INFINITY, "+infinity"},
                              std::pair{-INFINITY, "-infinity"}}) {
+    Model model(FullMesh("cpu:dp=1"));
+    Tensor x = model.Input("x", {2}, DType::kFloat32);
+    Session session = Train(mean(x * model.scope().Weight("w", {2}, Ones())), Sgd{});
     std::string error = ErrorOf([&, value = value] {
       session.Run({{"x", ToHost<float>({value, 1}, {2})}}).Wait();
     });
