@@ -1,10 +1,12 @@
 // Reverse-mode differentiation.
-// Needs: a built graph, a loss of one element. Leaves: gradient nodes (phase backward), each on the slice and
-// with the source line of the operator it belongs to; a value read several times has its gradients summed on
-// its own slice by one add_n.
+// Needs: a train node of the loss, one element (and of the scale of its gradient). Leaves: the train node
+// with the weights that the loss depends on, and their gradients; gradient nodes (phase backward), each on
+// the slice and with the source line of the operator it belongs to; a value read several times has its
+// gradients summed on its own slice by one add_n.
 #include <algorithm>
 
 #include "compiler/passes.h"
+#include "compiler/training.h"
 #include "ops/functional.h"
 
 namespace oneflow_like {
@@ -65,9 +67,27 @@ std::string WeightsAbove(const Graph& graph, int n, const std::vector<int>& weig
        ", through which none flows; build the loss from operators that have a gradient");
 }
 
+// The variables that may be trained: all but those that training keeps.
+std::vector<int> Weights(const Graph& graph, int train) {
+  std::vector<int> weights;
+  const std::vector<int>& own = graph.node(train).in;
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    if (!graph.alive(n) || graph.node(n).kind != NodeKind::kVariable) continue;
+    int w = graph.node(n).out[0];
+    if (std::find(own.begin(), own.end(), w) == own.end()) weights.push_back(w);
+  }
+  std::sort(weights.begin(), weights.end());
+  return weights;
+}
+
 }  // namespace
 
-std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale) {
+void Autograd(Graph* graph) {
+  const int train = TrainNode(*graph);
+  if (train < 0) return;
+  const int loss = graph->node(train).in[0],
+            scale = graph->node(train).attrs.Has("scaled") ? graph->node(train).in[1] : -1;
+  const std::vector<int> weights = Weights(*graph, train);
   if (graph->value(loss).shape.elements() != 1 || !IsFloating(graph->value(loss).dtype))
     Fail(graph->Describe(graph->value(loss).producer),
          ": the loss must be one floating point number, but it is ", Name(graph->value(loss).dtype),
@@ -140,16 +160,15 @@ std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weight
       }
     if (!given && stopped_at < 0) stopped_at = *it;
   }
-  std::vector<int> gradients;
-  bool any = false;
+  std::vector<int> found;
   for (int w : weights) {
     Tensor g = total(w);
-    any = any || g.defined();
-    gradients.push_back(g.defined() ? g.id() : -1);
+    if (g.defined()) found.insert(found.end(), {w, g.id()});
   }
   graph->SetOrigin(nullptr);
-  if (!any) FailWithoutGradients(*graph, loss, stopped_at);
-  return gradients;
+  if (found.empty()) FailWithoutGradients(*graph, loss, stopped_at);
+  std::vector<int>& in = graph->node(train).in;
+  in.insert(in.end(), found.begin(), found.end());
 }
 
 }  // namespace oneflow_like

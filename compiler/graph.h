@@ -4,6 +4,8 @@
 //
 // Besides the operators of the catalog a graph holds these nodes:
 //   input, variable, fetch       the ends: what a step is fed, what the store holds, what a step gives
+//   train                        the end that training begins with (compiler/training.h)
+//   updated                      what a variable holds after the step, until the updates are there
 //   boxing                       from its input's layout to its output's
 //   accumulate, all_reduce, ...  what a boxing is lowered to (Primitive in sbp/boxing.h)
 //   fused                        a chain of elementwise operators (ops/fused.h)
@@ -24,7 +26,17 @@ namespace oneflow_like {
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };
 const char* Name(Phase phase);  // "forward", "backward", "update"
 
-enum class NodeKind : uint8_t { kOperator, kFused, kInput, kVariable, kFetch, kBoxing, kPrimitive };
+enum class NodeKind : uint8_t {
+  kOperator,
+  kFused,
+  kInput,
+  kVariable,
+  kFetch,
+  kTrain,
+  kUpdated,
+  kBoxing,
+  kPrimitive
+};
 
 // How often a node runs in a step: its signatures say so (Graph::SettleRate), once they are chosen.
 enum class Rate : uint8_t {
@@ -56,8 +68,8 @@ struct Node {
   bool placed = false;  // whether the slice's stage is settled (inputs and constants follow their readers)
   Phase phase = Phase::kForward;
   Rate rate = Rate::kOnce;
-  FixedSbp fixed;           // of output 0: the user's annotation
-  std::set<int> stored;     // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
+  FixedSbp fixed;        // of output 0: the user's annotation
+  std::set<int> stored;  // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
   std::vector<NdSbp> want;  // per input, the signature its kernel reads; empty until chosen
   std::vector<int> after;   // nodes that must come before this one although no value says so
   std::string why;          // of an inserted node
@@ -103,6 +115,9 @@ class Graph : public GraphBuilder {
   };
   int AddRaw(Node node, const std::vector<NewValue>& outputs);  // the node's id; its kind is that of its op
   int AddValue(const NewValue& value, int producer, int output);
+  // Ends: what a step gives, and what is to be minimised (compiler/training.h).
+  int AddFetch(const std::string& name, int value);
+  int AddTrain(int loss, const SourceLine& line);
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
   int num_values() const { return static_cast<int>(values_.size()); }

@@ -31,9 +31,9 @@ StageSchedule OneForwardOneBackward(int stage, int stages, int micro_batches) {
 
 }  // namespace
 
-StageSchedule ScheduleOf(ScheduleKind kind, int stage, int stages, int micro_batches) {
-  return kind == ScheduleKind::kGPipe ? GPipe(micro_batches)
-                                      : OneForwardOneBackward(stage, stages, micro_batches);
+StageSchedule ScheduleOf(PipelineSchedule kind, int stage, int stages, int micro_batches) {
+  return kind == PipelineSchedule::kGPipe ? GPipe(micro_batches)
+                                          : OneForwardOneBackward(stage, stages, micro_batches);
 }
 
 std::map<Slice, int> StagesOf(const LogicalPlan& plan) {

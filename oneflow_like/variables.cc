@@ -55,15 +55,7 @@ Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outpu
   std::vector<int> roots;
   for (const auto& [name, value] : outputs) roots.push_back(graph.value(value).producer);
   graph.KeepOnly(roots);
-  NameDraws(&graph);
   return graph;
-}
-
-void NameState(const std::string& training, int first, Graph* graph) {
-  for (int n = first; n < graph->num_nodes(); ++n) {
-    Node& node = graph->node(n);
-    if (node.op == "variable") node.name = graph->value(node.out[0]).name = Cat(training, ":", node.name);
-  }
 }
 
 std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& model, const Graph& graph) {

@@ -127,6 +127,8 @@ const std::vector<Kind>& Kinds() {
       Unary([](Tensor x) { return gelu(x); }),
       Unary([](Tensor x) { return gelu_erf(x); }),
       Unary([](Tensor x) { return silu(x); }),
+      Unary([](Tensor x) { return softplus(x); }),
+      Unary([](Tensor x) { return Apply(x.graph(), "copy", {x})[0]; }),
       Unary([](Tensor x) { return sqrt(Positive(x)); }),
       Unary([](Tensor x) { return log(Positive(x)); }),
       Unary([](Tensor x) { return rsqrt(Positive(x)); }),
@@ -329,19 +331,21 @@ std::map<int, Value> Compute(const Written& written, const std::map<int, Value>&
 
 // Per weight its gradient, those of its copies added up.
 std::vector<std::vector<double>> GradientsOf(Written* written) {
-  std::vector<int> weights;
-  for (const std::vector<int>& copies : written->variables)
-    weights.insert(weights.end(), copies.begin(), copies.end());
-  std::vector<int> gradients = Autograd(&written->graph, written->loss, weights);
+  const int train = written->graph.AddTrain(written->loss, {});
+  Autograd(&written->graph);
+  std::map<int, int> gradients;  // by weight
+  const std::vector<int>& found = written->graph.node(train).in;
+  for (size_t i = 1; i + 1 < found.size(); i += 2) gradients[found[i]] = found[i + 1];
+  written->graph.Remove(train);
   std::map<int, Value> values = Compute(*written, written->given);
   std::vector<std::vector<double>> sums;
-  size_t at = 0;
   for (const std::vector<int>& copies : written->variables) {
     std::vector<double> sum;
-    for (size_t c = 0; c < copies.size(); ++c, ++at) {
-      sum.resize(written->graph.value(copies[c]).shape.elements());
-      if (gradients[at] < 0) continue;
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += values.at(gradients[at]).Get(static_cast<int64_t>(i));
+    for (int copy : copies) {
+      sum.resize(written->graph.value(copy).shape.elements());
+      if (!gradients.count(copy)) continue;
+      for (size_t i = 0; i < sum.size(); ++i)
+        sum[i] += values.at(gradients.at(copy)).Get(static_cast<int64_t>(i));
     }
     sums.push_back(std::move(sum));
   }
