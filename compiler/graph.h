@@ -56,8 +56,8 @@ struct Node {
   bool placed = false;  // whether the slice's stage is settled (inputs and constants follow their readers)
   Phase phase = Phase::kForward;
   Rate rate = Rate::kOnce;
-  FixedSbp fixed;           // of output 0: the user's annotation
-  std::set<int> stored;     // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
+  FixedSbp fixed;        // of output 0: the user's annotation
+  std::set<int> stored;  // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
   std::vector<NdSbp> want;  // per input, the signature its kernel reads; empty until chosen
   std::vector<int> after;   // nodes that must come before this one although no value says so
   std::string why;          // of an inserted node

@@ -35,9 +35,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
 }
 
-int ModelImpl::RanksHere() const {
-  return mesh.size() / (options.job ? options.job->processes() : 1);
-}
+int ModelImpl::RanksHere() const { return mesh.size() / (options.job ? options.job->processes() : 1); }
 
 void ModelImpl::JoinJob() {
   Job* job = options.job.get();

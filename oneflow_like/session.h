@@ -109,8 +109,9 @@ class Session {
 
   // Starts one step with a copy of the whole batch; waits while steps_in_flight are under way.
   StepResult Run(const Feeds& feeds);
-  // Ends steps in flight and adds the session to ModelOptions::trace_file; may be called at any moment. Steps of
-  // Train come to their end first: cut off among their updates they would leave copies of a weight that differ.
+  // Ends steps in flight and adds the session to ModelOptions::trace_file; may be called at any moment. Steps
+  // of Train come to their end first: cut off among their updates they would leave copies of a weight that
+  // differ.
   void Close();
   // Compiled but never loaded: what each rank would hold and send. Ranks alike are given once, the first for
   // all.

@@ -23,7 +23,7 @@ struct Session::Impl {
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
   int64_t checked_feeds = 0;  // how many steps of this session were compared
-  bool trains = false;  // its steps update variables
+  bool trains = false;        // its steps update variables
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.

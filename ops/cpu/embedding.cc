@@ -16,8 +16,7 @@ int64_t IdAt(const TensorArg& ids, int64_t n) {
 Status CheckIds(const TensorArg& ids, int64_t rows) {
   for (int64_t n = 0; n < ids.elements(); ++n) {
     int64_t id = IdAt(ids, n);
-    if (id < 0 || id >= rows)
-      return Status(Cat("id ", id, " is outside the table of ", rows, " rows"));
+    if (id < 0 || id >= rows) return Status(Cat("id ", id, " is outside the table of ", rows, " rows"));
   }
   return Status();
 }

@@ -322,8 +322,7 @@ void LaunchForward(AttentionShape s, const KernelContext& context, const LaunchC
 // The work space holds one number per query of the heads under way.
 Status LaunchBackward(AttentionShape s, const KernelContext& context, const LaunchContext& launch) {
   int64_t most = static_cast<int64_t>(launch.workspace_bytes / sizeof(float)) / s.queries, all = s.pairs;
-  if (most == 0)
-    return Status(Cat("axis s has ", s.queries, " queries, more than work space holds"));
+  if (most == 0) return Status(Cat("axis s has ", s.queries, " queries, more than work space holds"));
   float* delta = static_cast<float*>(launch.workspace);
   const TensorArg &dout = context.in[0], &q = context.in[1], &k = context.in[2], &v = context.in[3];
   const float* lse = context.in[5].as<float>();
