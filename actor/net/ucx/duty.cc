@@ -98,7 +98,7 @@ void Duty::AwaitTurn(int event_fd, int64_t deadline) {
     Drain(timer_fd_);
     timer_set_.store(false);
     const uint64_t left = left_.load();
-    if (left == left_seen_ || !only_timer) return;
+    if (left == left_seen_ || !only_timer || ended()) return;
     // Workers come and go: they are talking, and waking up for each word would only disturb them.
     left_seen_ = left;
     if (!timer_set_.exchange(true)) SetTimer();
@@ -107,19 +107,30 @@ void Duty::AwaitTurn(int event_fd, int64_t deadline) {
 
 void Duty::CallThread() { Signal(call_fd_); }
 
-bool Duty::RunUntil(Mailbox* mail) {
-  if (!Take()) {
-    wanted_.store(true, std::memory_order_relaxed);
-    const int64_t until = ClockNow() + kPersistence;
-    while (!Take()) {
-      if (mail->posted() || ClockNow() > until) {
-        PayWake();
-        return false;
-      }
+void Duty::End() {
+  ended_.store(true, std::memory_order_release);
+  CallThread();
+  Wake();
+}
+
+bool Duty::TakeInTurn(Mailbox* mail) {
+  if (ended()) return false;
+  if (Take()) return true;
+  wanted_.store(true, std::memory_order_relaxed);
+  const int64_t until = ClockNow() + kPersistence;
+  do {
+    if (mail->posted() || ClockNow() > until || ended()) return false;
 #if defined(__x86_64__)
-      _mm_pause();
+    _mm_pause();
 #endif
-    }
+  } while (!Take());
+  return true;
+}
+
+bool Duty::RunUntil(Mailbox* mail) {
+  if (!TakeInTurn(mail)) {
+    PayWake();
+    return false;
   }
   wake_owed_.store(false, std::memory_order_relaxed);
   work_->DriveUntil(mail);

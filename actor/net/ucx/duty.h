@@ -17,11 +17,11 @@ class Duty final : public IdleWork {
   class Work {
    public:
     virtual ~Work() = default;
-    // Has the duty. Works, asleep when there is nothing to do, until `mail` has a message or it shall end.
+    // Has the duty. Works, asleep when there is nothing to do, until `mail` has a message or `ended()`.
     virtual void DriveUntil(Mailbox* mail) = 0;
   };
 
-  // Taken, until the network's thread releases it. Nobody gets the duty after that thread has kept it.
+  // Taken, until the network's thread releases it.
   explicit Duty(Work* work);
   ~Duty() override;
   Duty(const Duty&) = delete;
@@ -48,7 +48,10 @@ class Duty final : public IdleWork {
   // The network's thread, not on duty: until the duty may be free. `event_fd` as of Sleep when UCX and the
   // mailbox were asleep as the duty was released, else -1: somebody else has it.
   void AwaitTurn(int event_fd, int64_t deadline);
-  void CallThread();  // ends AwaitTurn
+
+  // Any thread: from here on no worker takes the duty, and the network's thread, which is woken, gets it.
+  void End();
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
 
   // IdleWork.
   bool RunUntil(Mailbox* mail) override;
@@ -56,7 +59,9 @@ class Duty final : public IdleWork {
   void GoesOn() override;
 
  private:
+  bool TakeInTurn(Mailbox* mail);  // a worker, until it has mail
   void SetTimer();
+  void CallThread();  // ends AwaitTurn
   void Call() {
     if (!called_.exchange(true)) CallThread();
   }
@@ -68,7 +73,7 @@ class Duty final : public IdleWork {
   Mailbox mailbox_;
   std::atomic<bool> taken_{true}, wanted_{false}, wake_owed_{false};
   std::atomic<bool> woken_{false};  // wake_fd_ may be readable
-  std::atomic<bool> timer_set_{false}, called_{false};
+  std::atomic<bool> timer_set_{false}, called_{false}, ended_{false};
   std::atomic<uint64_t> left_{0};  // how often a worker has left
   uint64_t left_seen_ = 0;         // the network's thread
   int wake_fd_ = -1, call_fd_ = -1, timer_fd_ = -1;

@@ -76,9 +76,7 @@ UcxNetwork::UcxNetwork(const NetworkOptions& options)
 
 UcxNetwork::~UcxNetwork() {
   if (thread_.joinable()) {
-    stop_ = true;
-    duty_->CallThread();
-    duty_->Wake();
+    duty_->End();
     thread_.join();
   }
   // UCX may have made endpoints of its own to answer who was given up, and 1.13.1 aborts when words wait on
@@ -315,7 +313,7 @@ void UcxNetwork::Run() {
       continue;
     }
     WakeUp();
-    if (stop_.load(std::memory_order_acquire)) break;  // keeps the duty for good
+    if (duty_->ended()) break;  // keeps the duty for good
     if (RunOnDuty()) {
       const int64_t next_beat = next_beat_;
       duty_->Release();
@@ -333,7 +331,7 @@ void UcxNetwork::Run() {
 bool UcxNetwork::RunOnDuty() {
   busy_ = now_ = ClockNow();
   const int64_t spin = int64_t{1000} * options_.spin_us;
-  while (!stop_.load(std::memory_order_acquire)) {
+  while (!duty_->ended()) {
     if (Pass()) {
       busy_ = now_;
       continue;
@@ -351,14 +349,14 @@ bool UcxNetwork::RunOnDuty() {
 void UcxNetwork::DriveUntil(Mailbox* mail) {
   WakeUp();
   busy_ = now_ = ClockNow();
-  while (!mail->posted() && !stop_.load(std::memory_order_acquire)) {
+  while (!mail->posted() && !duty_->ended()) {
     if (Pass()) {
       busy_ = now_;
     } else if (now_ - busy_ < kDriverSpin) {
       sched_yield();  // somebody else may need the core to bring what is awaited
     } else if (FallAsleep()) {
       if (mail->FallAsleep()) {
-        if (!stop_.load(std::memory_order_acquire)) duty_->Sleep(worker_->event_fd(), next_beat_);
+        if (!duty_->ended()) duty_->Sleep(worker_->event_fd(), next_beat_);
         mail->WakeUp();
       }
       WakeUp();

@@ -182,7 +182,6 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   std::deque<Peer> peers_;            // by process; they stay where they are
   const std::shared_ptr<Duty> duty_;  // what is below belongs to whoever has it
   std::thread thread_;
-  std::atomic<bool> stop_{false};
 
   std::vector<std::shared_ptr<Poller>> pollers_;
   FreeList<Operation> operations_;

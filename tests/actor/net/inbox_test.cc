@@ -98,20 +98,21 @@ class Driven : public Duty::Work {
   explicit Driven(int spins)
       : duty(std::make_shared<Duty>(this)), spins_(spins), thread_([this] { Run(); }) {}
   ~Driven() override {
-    stop_ = true;
-    duty->CallThread();
-    duty->Wake();
+    duty->End();
     thread_.join();
     close(no_event_);
   }
   void DriveUntil(Mailbox* mail) override {
     duty->mailbox()->WakeUp();
     ++driven;
-    for (int idle = 0; !mail->posted() && !stop_;) {
-      idle = Pass() ? 0 : idle + 1;
-      if (idle < spins_ || !duty->mailbox()->FallAsleep()) continue;
+    for (int idle = 0; !mail->posted() && !duty->ended();) {
+      if (Pass()) {
+        idle = 0;
+        continue;
+      }
+      if (++idle < spins_ || !duty->mailbox()->FallAsleep()) continue;
       if (mail->FallAsleep()) {
-        if (!stop_) duty->Sleep(no_event_, INT64_MAX);
+        if (!duty->ended()) duty->Sleep(no_event_, INT64_MAX);
         mail->WakeUp();
       }
       duty->mailbox()->WakeUp();
@@ -135,9 +136,9 @@ class Driven : public Duty::Work {
         continue;
       }
       duty->mailbox()->WakeUp();
-      if (stop_) return;
+      if (duty->ended()) return;
       bool asleep = false;
-      while (!asleep && !stop_) asleep = !Pass() && duty->mailbox()->FallAsleep();
+      while (!asleep && !duty->ended()) asleep = !Pass() && duty->mailbox()->FallAsleep();
       if (!asleep) continue;
       duty->Release();
       duty->AwaitTurn(no_event_, INT64_MAX);
@@ -145,7 +146,6 @@ class Driven : public Duty::Work {
   }
   const int spins_;
   const int no_event_ = eventfd(0, EFD_CLOEXEC);
-  std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
@@ -214,6 +214,16 @@ TEST(DutyTest, NothingIsLostAsItChangesHands) {
     // The workers go on without it.
     executor->Fence();
     EXPECT_EQ(counted, kWorkers * kTimes);
+  }
+}
+
+// Workers with nothing else to do take the duty over and over; the network's thread gets it all the same.
+TEST(DutyTest, ItEndsWhileWorkersAskForIt) {
+  std::unique_ptr<Executor> executor = MakeThreadExecutor(3, 1);
+  for (int k = 0; k < 1000; ++k) {
+    Driven driven(0);
+    for (int w = 0; w < executor->workers(); ++w) executor->worker(w)->WhenIdle(driven.duty);
+    executor->Fence();
   }
 }
 
