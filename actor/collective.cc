@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "actor/clock.h"
-#include "actor/plan_reading.h"
-#include "core/copy_box.h"
+#include "actor/region_work.h"
 
 namespace oneflow_like {
 namespace {
@@ -43,13 +42,6 @@ void ForEachBlock(const Box& box, int64_t elements, Move move) {
     }
   }
 }
-
-// A region made ready at load: only the pointers change from act to act.
-struct RegionWork {
-  Box box;
-  std::vector<int> source, dest;  // members
-  std::vector<Piece> from, to;
-};
 
 class Group;
 
@@ -131,57 +123,11 @@ class Group {
   std::atomic<int> working_{0};
 };
 
-Box BoxOf(const google::protobuf::RepeatedPtrField<plan::Box>& boxes, int act) {
-  return ToBox(boxes[boxes.size() == 1 ? 0 : act]);
-}
-
-RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collective,
-                    const plan::Region& region, int act) {
-  RegionWork work;
-  work.box = ToBox(region.box());
-  auto check = [&](int member, const auto& boxes, const char* end) {
-    if (member < 0 || member >= collective.rank_size() || boxes.empty()) {
-      Fail("collective ", spec.actor, ": region ", work.box.str(), " names member ", member, " as a ", end,
-           ", which has no piece there");
-    }
-    Box box = BoxOf(boxes, act);
-    if (!(work.box.Intersect(box) == work.box)) {
-      Fail("collective ", spec.actor, ": region ", work.box.str(), " lies outside the piece ", box.str(),
-           " of its ", end, " ", member);
-    }
-    return Piece{nullptr, box};
-  };
-  static const google::protobuf::RepeatedPtrField<plan::Box> kNoPiece;
-  auto piece = [&](int member) { return member >= 0 && member < collective.piece_size(); };
-  for (int s : region.source()) {
-    work.from.push_back(check(s, piece(s) ? collective.piece(s).in() : kNoPiece, "source"));
-    work.source.push_back(s);
-  }
-  for (int d : region.dest()) {
-    work.to.push_back(check(d, piece(d) ? collective.piece(d).out() : kNoPiece, "destination"));
-    work.dest.push_back(d);
-  }
-  if (collective.reduce().empty() && work.source.size() > 1) {
-    Fail("collective ", spec.actor, ": region ", work.box.str(), " has ", work.source.size(),
-         " sources and no way to combine them");
-  }
-  return work;
-}
-
 LocalMember::LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec,
                          const plan::Collective& collective)
     : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
   go_.member = done_.member = this;
-  if (collective.work_size() > 1 && collective.work_size() != spec.acts) {
-    Fail("collective ", spec.actor, " has ", collective.work_size(), " work lists but ", spec.acts, " acts");
-  }
-  work_.resize(std::max(1, collective.work_size()));
-  for (int act = 0; act < collective.work_size(); ++act) {
-    for (const plan::Region& region : collective.work(act).region()) {
-      RegionWork work = MakeWork(spec, collective, region, act);
-      if (!work.box.empty() && !work.to.empty()) work_[act].push_back(std::move(work));
-    }
-  }
+  work_ = ReadyWork(spec, collective);
 }
 
 LocalMember::~LocalMember() { group_->members_[me_] = nullptr; }
@@ -197,8 +143,8 @@ void LocalMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
 void LocalMember::Work() {
   int64_t start = Ticks();
   for (RegionWork& w : WorkOf(micro_batch_)) {
-    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.source[i]]->in_;
-    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dest[i]]->out_;
+    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.sources[i]]->in_;
+    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_;
     if (w.from.size() == 1) {
       ForEachBlock(w.box, kBlockBytes / static_cast<int64_t>(SizeOf(spec_.dtype)), [&](const Box& block) {
         for (const Piece& to : w.to) CopyBox(spec_.dtype, block, w.from[0], to);

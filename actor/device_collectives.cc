@@ -12,20 +12,14 @@
 #include <tuple>
 #include <utility>
 
-#include "actor/plan_reading.h"
+#include "actor/region_work.h"
 #include "core/backend.h"
-#include "core/copy_box.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {
 
 // --- Events
-
-struct EventRegion {
-  Box box;
-  std::vector<int> source, dest;  // members
-  std::vector<Piece> from, to;
-};
 
 class EventGroup;
 
@@ -43,14 +37,14 @@ class EventMember final : public CollectiveMember {
     bool ok = true;
     void Receive() override { member->spec_.listener->CollectiveDone(ok); }
   };
-  std::vector<EventRegion>& Work() { return work_[work_.size() == 1 ? 0 : micro_batch_]; }
+  std::vector<RegionWork>& Work() { return work_[work_.size() == 1 ? 0 : micro_batch_]; }
   Status Move();
 
   std::shared_ptr<EventGroup> group_;
   const CollectiveSpec spec_;
   const int me_;
   Reduce reduce_;
-  std::vector<std::vector<EventRegion>> work_;  // one entry, or one for each micro-batch
+  std::vector<std::vector<RegionWork>> work_;  // one entry, or one for each micro-batch
   std::unique_ptr<DeviceEvent> arrived_ = spec_.stream->MakeEvent(), moved_ = spec_.stream->MakeEvent();
   Done done_;
   // Of the act under way: written before this member arrives.
@@ -113,23 +107,7 @@ EventMember::EventMember(std::shared_ptr<EventGroup> group, const CollectiveSpec
                          const plan::Collective& collective)
     : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
   done_.member = this;
-  work_.resize(std::max(1, collective.work_size()));
-  auto piece = [&](const google::protobuf::RepeatedPtrField<plan::Box>& boxes, int act) {
-    if (boxes.empty()) Fail("collective ", spec.actor, " moves a region of a member that has no piece there");
-    return Piece{nullptr, ToBox(boxes[boxes.size() == 1 ? 0 : act])};
-  };
-  for (int act = 0; act < collective.work_size(); ++act) {
-    for (const plan::Region& region : collective.work(act).region()) {
-      EventRegion work;
-      work.box = ToBox(region.box());
-      if (work.box.empty() || region.dest().empty()) continue;
-      for (int s : region.source()) work.from.push_back(piece(collective.piece(s).in(), act));
-      for (int d : region.dest()) work.to.push_back(piece(collective.piece(d).out(), act));
-      work.source.assign(region.source().begin(), region.source().end());
-      work.dest.assign(region.dest().begin(), region.dest().end());
-      work_[act].push_back(std::move(work));
-    }
-  }
+  work_ = ReadyWork(spec, collective);
 }
 
 EventMember::~EventMember() { group_->members_[me_] = nullptr; }
@@ -144,9 +122,9 @@ void EventMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
 }
 
 Status EventMember::Move() {
-  for (EventRegion& w : Work()) {
-    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.source[i]]->in_;
-    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dest[i]]->out_;
+  for (RegionWork& w : Work()) {
+    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.sources[i]]->in_;
+    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_;
     Reduce reduce = w.from.size() == 1         ? Reduce::kNone
                     : reduce_ == Reduce::kNone ? Reduce::kSum  // nothing comes here: the identity
                                                : reduce_;

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "actor/device_collectives.h"
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 #include "core/backend.h"
 
 namespace oneflow_like {

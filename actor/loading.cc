@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {

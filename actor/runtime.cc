@@ -10,7 +10,7 @@
 #include "actor/device_collectives.h"
 #include "actor/loading.h"
 #include "actor/peer_steps.h"
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 #include "actor/store.h"
 
 namespace oneflow_like {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -1,108 +1,260 @@
-// The optimizer as nodes of the graph.
-// Needs: gradients of the weights. Leaves: for each weight its state variables and one update node (phase
-// update, in place) on the weight's slice; with clipping, one norm for all: per slice the squares are summed,
-// the slices' sums are added in slice order, and the factor goes to every update. With a loss scale the
-// factor divides by it, and no update is made when the norm is not finite.
+// Updates of variables.
+// Needs: a graph whose train node, if there is one, reads weights and gradients; assigns of the user's.
+// Leaves: no train node, but for each weight the state and the assigns (phase update, in place) that the
+// optimizer makes of it, on the weight's slice; what Updated gave replaced by the new values; fetches last.
+// With clipping there is one norm for all: per slice the squares are summed, the slices' sums are added in
+// slice order, and the factor goes to every update. With a loss scale the factor divides by it, and no update
+// is made when the norm is not finite. Nodes that nothing of this needs are removed.
+#include <algorithm>
 #include <map>
 
 #include "compiler/passes.h"
+#include "compiler/training.h"
 #include "ops/functional.h"
 
 namespace oneflow_like {
 
-namespace {
-
-Tensor StateVariable(Graph* graph, int weight, const std::string& prefix) {
-  const Node weight_node = graph->producer(weight);
+Tensor AddState(Graph* graph, const std::string& name, const Dims& shape, double value, const Node& like) {
   Node node;
   node.op = "variable";
-  node.name = prefix + "/" + weight_node.name;
-  node.line = weight_node.line;
-  node.slice = weight_node.slice;
-  node.placed = weight_node.placed;
-  node.fixed = weight_node.fixed;
-  node.stored = weight_node.stored;
+  node.name = name;
+  node.line = like.line;
+  node.slice = like.slice;
+  node.placed = like.placed;
   node.phase = Phase::kUpdate;
   node.attrs.Set("init", std::string("full"));
-  node.attrs.Set("value", 0.0);
-  int id = graph->AddRaw(node, {{node.name, DType::kFloat32, graph->value(weight).shape}});
+  node.attrs.Set("value", value);
+  int id = graph->AddRaw(std::move(node), {{name, DType::kFloat32, shape}});
   return Tensor(graph, graph->node(id).out[0]);
 }
 
-// What every update is told of all gradients: the factor on them, and with a loss scale whether they are
-// finite.
-struct Told {
-  Tensor factor, finite;
+namespace {
+
+class Updater {
+ public:
+  Updater(Graph* graph, const CompileOptions& options, int train)
+      : graph_(*graph),
+        options_(options),
+        training_(*options.training),
+        train_(graph->node(train)),
+        scaled_(train_.attrs.Has("scaled")) {
+    origin_.phase = Phase::kUpdate;
+    origin_.scope = "update/";
+    graph_.Remove(train);
+    graph_.SetOrigin(&origin_);
+  }
+  ~Updater() { graph_.SetOrigin(nullptr); }
+
+  void Run() {
+    for (size_t i = TrainHead(train_); i + 1 < train_.in.size(); i += 2) {
+      weights_.push_back(train_.in[i]);
+      gradients_.push_back(train_.in[i + 1]);
+    }
+    if (training_.clip_norm > 0 || scaled_) MeasureNorm();
+    for (size_t i = 0; i < weights_.size(); ++i) Update(i);
+    if (updates_.defined()) {
+      At(graph_.producer(updates_.id()));
+      Assign(updates_, shift(updates_, 1));
+    }
+    if (!scaled_) return;
+    At(graph_.producer(train_.in[1]));
+    Apply(&graph_, "update_loss_scale",
+          {Tensor(&graph_, train_.in[1]), Tensor(&graph_, train_.in[2]), finite_});
+  }
+
+ private:
+  class OfWeight : public WeightUpdate {
+   public:
+    OfWeight(Updater* updater, int weight, int gradient)
+        : of_(*updater), weight_(&of_.graph_, weight), raw_(&of_.graph_, gradient) {}
+    Tensor weight() override { return weight_; }
+    Tensor gradient() override {
+      if (!gradient_.defined()) gradient_ = of_.factor_.defined() ? mul(raw_, of_.factor_) : raw_;
+      return gradient_;
+    }
+    Tensor State(const std::string& name, double first) override {
+      Tensor& state = states_[name];
+      if (!state.defined()) {
+        const Node like = of_.graph_.producer(weight_.id());
+        state = AddState(&of_.graph_, Cat(of_.options_.name, ":", name, "/", like.name), weight_.shape(),
+                         first, like);
+        Node& node = of_.graph_.node(of_.graph_.value(state.id()).producer);
+        node.fixed = like.fixed;
+        node.stored = like.stored;
+      }
+      return state;
+    }
+    Tensor Rate(double lr) override { return of_.Rate(lr); }
+    Tensor Updates() override { return of_.Updates(); }
+    void Assign(Tensor variable, Tensor value) override {
+      of_.Assign(variable, value);
+      assigned_ = assigned_ || variable.id() == weight_.id();
+    }
+    void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) override {
+      std::vector<Tensor> in = {weight_, raw_};
+      in.insert(in.end(), state.begin(), state.end());
+      if (counts) in.push_back(Updates());
+      if (of_.factor_.defined()) in.push_back(of_.factor_);
+      if (of_.finite_.defined()) in.push_back(of_.finite_);
+      const Schedule& schedule = of_.training_.schedule;
+      if (schedule.kind != Schedule::Kind::kConstant) SetSchedule(schedule, &numbers);
+      Apply(&of_.graph_, op, in, numbers);
+      assigned_ = true;
+    }
+    bool assigned() const { return assigned_; }
+
+   private:
+    Updater& of_;
+    Tensor weight_, raw_, gradient_;
+    std::map<std::string, Tensor> states_;
+    bool assigned_ = false;
+  };
+
+  // What is added from here on stands with that node.
+  void At(const Node& like) {
+    slice_ = like.slice;
+    origin_.slice = like.placed ? &slice_ : nullptr;
+    origin_.line = like.line;
+  }
+
+  void Update(size_t i) {
+    const Node weight = graph_.producer(weights_[i]);
+    At(weight);
+    OfWeight update(this, weights_[i], gradients_[i]);
+    training_.optimizer.update(update);
+    if (!update.assigned())
+      Fail("optimizer '", training_.optimizer.name, "' assigns nothing to weight '", weight.name, "'");
+  }
+
+  // What every update is told of all gradients: the factor on them, and with a loss scale whether they are
+  // finite.
+  void MeasureNorm() {
+    std::map<Slice, std::vector<Tensor>> squares;
+    for (int g : gradients_) {
+      At(graph_.producer(g));
+      squares[slice_].push_back(Apply(&graph_, "square_sum", {Tensor(&graph_, g)})[0]);
+    }
+    std::vector<Tensor> sums;
+    auto stand = [&](const Slice& where) {
+      slice_ = where;
+      if (origin_.slice) origin_.slice = &slice_;
+    };
+    for (auto& [where, terms] : squares) {
+      stand(where);
+      sums.push_back(terms.size() > 1 ? add_n(terms) : terms[0]);
+    }
+    stand(squares.begin()->first);
+    Tensor total = sums.size() > 1 ? add_n(sums) : sums[0];
+    Attrs attrs = {{"max_norm", training_.clip_norm}};
+    std::vector<Tensor> clip = scaled_
+                                   ? Apply(&graph_, "unscale", {total, Tensor(&graph_, train_.in[1])}, attrs)
+                                   : Apply(&graph_, "clip_factor", {total}, attrs);
+    factor_ = clip[0];
+    if (scaled_) finite_ = clip[2];
+    if (training_.clip_norm > 0) graph_.AddFetch("grad_norm", clip[1].id());
+  }
+
+  Tensor Rate(double lr) {
+    Tensor& rate = rates_[{slice_, lr}];
+    if (!rate.defined()) {
+      Attrs attrs = {{"lr", lr}};
+      if (training_.schedule.kind != Schedule::Kind::kConstant) SetSchedule(training_.schedule, &attrs);
+      rate = Apply(&graph_, "learning_rate", {}, attrs)[0];
+    }
+    return rate;
+  }
+
+  // One number for the whole training, on the first stage that has a weight.
+  Tensor Updates() {
+    if (updates_.defined()) return updates_;
+    int first = *std::min_element(weights_.begin(), weights_.end(), [&](int a, int b) {
+      return graph_.producer(a).slice < graph_.producer(b).slice;
+    });
+    updates_ = AddState(&graph_, options_.name + ":updates", Dims{}, 0, graph_.producer(first));
+    return updates_;
+  }
+
+  void Assign(Tensor variable, Tensor value) {
+    assign(variable, finite_.defined() ? where(finite_, value, variable) : value);
+  }
+
+  Graph& graph_;
+  const CompileOptions& options_;
+  const Training& training_;
+  const Node train_;
+  const bool scaled_;
+  Graph::Origin origin_;
+  Slice slice_;
+  std::vector<int> weights_, gradients_;
+  Tensor factor_, finite_, updates_;
+  std::map<std::pair<Slice, double>, Tensor> rates_;
 };
 
-Told FromNorm(Graph* graph, const std::vector<int>& gradients, const UpdateRule& rule,
-              const LossScale& loss_scale, Graph::Origin* origin, int* grad_norm) {
-  std::map<Slice, std::vector<Tensor>> squares;
-  Slice slice;
-  for (int g : gradients) {
-    const Node& from = graph->producer(g);
-    slice = from.slice;
-    origin->slice = from.placed ? &slice : nullptr;
-    origin->line = from.line;
-    Tensor s = Apply(graph, "square_sum", {Tensor(graph, g)})[0];
-    squares[slice].push_back(s);
+// By variable, the value that it is given; throws Error for one that is given two.
+std::map<int, int> NewValues(const Graph& graph) {
+  std::map<int, int> values, writers;
+  for (int n : graph.Order()) {
+    const OpDef* def = graph.catalog().Find(graph.node(n).op);
+    if (!def) continue;
+    for (auto [out, in] : def->inplace) {
+      int variable = graph.node(n).in[in];
+      auto [first, fresh] = writers.try_emplace(variable, n);
+      if (!fresh)
+        Fail(graph.Describe(n), ": variable '", graph.value(variable).name, "' is given a value by ",
+             graph.Describe(first->second), " already; a step can give it one");
+      values[variable] = graph.node(n).out[out];
+    }
   }
-  std::vector<Tensor> sums;
-  for (auto& [where, terms] : squares) {
-    slice = where;
-    if (origin->slice) origin->slice = &slice;
-    sums.push_back(terms.size() > 1 ? add_n(terms) : terms[0]);
+  return values;
+}
+
+// What Updated gave stands for the new value. False: nobody asked for one.
+bool ResolveUpdated(Graph* graph, const std::map<int, int>& values) {
+  std::map<int, int> stands_for;
+  for (int n = 0; n < graph->num_nodes(); ++n) {
+    const Node& node = graph->node(n);
+    if (!graph->alive(n) || node.kind != NodeKind::kUpdated) continue;
+    auto value = values.find(node.in[0]);
+    if (value == values.end())
+      Fail(graph->Describe(n), ": nothing in this session gives '", graph->value(node.in[0]).name,
+           "' a new value; it is neither trained nor assigned here");
+    stands_for[node.out[0]] = value->second;
+    graph->Remove(n);
   }
-  slice = squares.begin()->first;
-  Tensor total = sums.size() > 1 ? add_n(sums) : sums[0];
-  Attrs attrs = {{"max_norm", rule.clip_norm}};
-  bool scaled = loss_scale.scale >= 0;
-  std::vector<Tensor> clip = scaled ? Apply(graph, "unscale", {total, Tensor(graph, loss_scale.scale)}, attrs)
-                                    : Apply(graph, "clip_factor", {total}, attrs);
-  if (rule.clip_norm > 0) *grad_norm = clip[1].id();
-  return {clip[0], scaled ? clip[2] : Tensor()};
+  for (int n = 0; n < graph->num_nodes(); ++n)
+    for (int& v : graph->node(n).in)
+      if (stands_for.count(v)) v = stands_for.at(v);
+  return !stands_for.empty();
+}
+
+// Removes what neither a fetch nor an update needs; fetches, by name, come behind all others.
+void Tidy(Graph* graph) {
+  std::vector<int> roots, order, fetches;
+  for (int n = 0; n < graph->num_nodes(); ++n) {
+    const OpDef* def = graph->catalog().Find(graph->node(n).op);
+    if (!graph->alive(n) || (graph->node(n).kind != NodeKind::kFetch && (!def || def->inplace.empty())))
+      continue;
+    roots.push_back(n);
+  }
+  graph->KeepOnly(roots);
+  for (int n = 0; n < graph->num_nodes(); ++n)
+    if (graph->alive(n)) (graph->node(n).kind == NodeKind::kFetch ? fetches : order).push_back(n);
+  std::sort(fetches.begin(), fetches.end(),
+            [&](int a, int b) { return graph->node(a).name < graph->node(b).name; });
+  order.insert(order.end(), fetches.begin(), fetches.end());
+  graph->Renumber(order);
 }
 
 }  // namespace
 
-void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
-                const UpdateRule& rule, int* grad_norm, const LossScale& loss_scale) {
-  Graph::Origin origin;
-  origin.phase = Phase::kUpdate;
-  origin.scope = "update/";
-  graph->SetOrigin(&origin);
-  Told told;
-  *grad_norm = -1;
-  if (rule.clip_norm > 0 || loss_scale.scale >= 0)
-    told = FromNorm(graph, gradients, rule, loss_scale, &origin, grad_norm);
-  Slice slice;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const Node weight = graph->producer(weights[i]);
-    slice = weight.slice;
-    origin.slice = weight.placed ? &slice : nullptr;
-    origin.line = weight.line;
-    std::vector<Tensor> in = {Tensor(graph, weights[i]), Tensor(graph, gradients[i])};
-    if (rule.op == "sgd") {
-      in.push_back(StateVariable(graph, weights[i], "sgd_v"));
-    } else {
-      in.push_back(StateVariable(graph, weights[i], "adam_m"));
-      in.push_back(StateVariable(graph, weights[i], "adam_v"));
-    }
-    if (told.factor.defined()) in.push_back(told.factor);
-    if (told.finite.defined()) in.push_back(told.finite);
-    Attrs attrs = rule.attrs;
-    if (rule.decay_only_matrices && graph->value(weights[i]).shape.rank() < 2) attrs.Set("weight_decay", 0.0);
-    Apply(graph, rule.op, in, attrs);
+void AddUpdates(Graph* graph, const CompileOptions& options) {
+  const int train = TrainNode(*graph);
+  if (train >= 0) {
+    if (!options.training) Fail(graph->Describe(train), ": the options say nothing of training");
+    Updater(graph, options, train).Run();
   }
-  if (loss_scale.scale >= 0) {
-    const Node variable = graph->producer(loss_scale.scale);
-    slice = variable.slice;
-    origin.slice = variable.placed ? &slice : nullptr;
-    origin.line = variable.line;
-    Apply(graph, "update_loss_scale",
-          {Tensor(graph, loss_scale.scale), Tensor(graph, loss_scale.finite_steps), told.finite});
-  }
-  graph->SetOrigin(nullptr);
+  const bool resolved = ResolveUpdated(graph, NewValues(*graph));
+  if (train >= 0 || resolved) Tidy(graph);
 }
 
 }  // namespace oneflow_like

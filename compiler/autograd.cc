@@ -1,10 +1,12 @@
 // Reverse-mode differentiation.
-// Needs: a built graph, a loss of one element. Leaves: gradient nodes (phase backward), each on the slice and
-// with the source line of the operator it belongs to; a value read several times has its gradients summed on
-// its own slice by one add_n.
+// Needs: a train node of the loss, one element (and of the scale of its gradient). Leaves: the train node
+// with the weights that the loss depends on, and their gradients; gradient nodes (phase backward), each on
+// the slice and with the source line of the operator it belongs to; a value read several times has its
+// gradients summed on its own slice by one add_n.
 #include <algorithm>
 
 #include "compiler/passes.h"
+#include "compiler/training.h"
 #include "ops/functional.h"
 
 namespace oneflow_like {
@@ -65,91 +67,137 @@ std::string WeightsAbove(const Graph& graph, int n, const std::vector<int>& weig
        ", through which none flows; build the loss from operators that have a gradient");
 }
 
-}  // namespace
+// The variables that may be trained: all but those that training keeps.
+std::vector<int> Weights(const Graph& graph, int train) {
+  std::vector<int> weights;
+  const std::vector<int>& own = graph.node(train).in;
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    if (!graph.alive(n) || graph.node(n).kind != NodeKind::kVariable) continue;
+    int w = graph.node(n).out[0];
+    if (std::find(own.begin(), own.end(), w) == own.end()) weights.push_back(w);
+  }
+  std::sort(weights.begin(), weights.end());
+  return weights;
+}
 
-std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale) {
-  if (graph->value(loss).shape.elements() != 1 || !IsFloating(graph->value(loss).dtype))
-    Fail(graph->Describe(graph->value(loss).producer),
-         ": the loss must be one floating point number, but it is ", Name(graph->value(loss).dtype),
-         graph->value(loss).shape.str());
-  std::vector<int> order = graph->Order();
-  std::vector<bool> on_path = OnPath(*graph, loss, weights, order);
-  std::vector<std::vector<Tensor>> parts(graph->num_values());
-  int stopped_at = -1;  // the first node, from the loss on, that gives no operand a gradient
+// From the loss back to the weights, one operator after the other.
+class Differentiator {
+ public:
+  Differentiator(Graph* graph, int train)
+      : graph_(*graph),
+        train_(train),
+        loss_(graph->node(train).in[0]),
+        weights_(Weights(*graph, train)),
+        order_(graph->Order()),
+        on_path_(OnPath(*graph, loss_, weights_, order_)),
+        parts_(graph->num_values()) {
+    origin_.phase = Phase::kBackward;
+  }
+  ~Differentiator() { graph_.SetOrigin(nullptr); }
 
-  Graph::Origin origin;
-  origin.phase = Phase::kBackward;
-  Slice slice;
-  auto enter = [&](int node) {
-    const Node& n = graph->node(node);
-    origin.line = n.line;
-    origin.scope = Scope(n.name);
-    slice = n.slice;
-    origin.slice = n.placed ? &slice : nullptr;
-    graph->SetOrigin(&origin);
-  };
-  auto total = [&](int value) -> Tensor {
-    std::vector<Tensor>& p = parts[value];
+  void Run() {
+    Begin();
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it)
+      if (on_path_[*it] && !IsEnd(graph_.node(*it)) && !GoThrough(*it) && stopped_at_ < 0) stopped_at_ = *it;
+    std::vector<int> found;
+    for (int w : weights_) {
+      Tensor g = Total(w);
+      if (g.defined()) found.insert(found.end(), {w, g.id()});
+    }
+    if (found.empty()) FailWithoutGradients(graph_, loss_, stopped_at_);
+    std::vector<int>& in = graph_.node(train_).in;
+    in.insert(in.end(), found.begin(), found.end());
+  }
+
+ private:
+  // What is added from here on belongs to that node.
+  void Enter(int node) {
+    const Node& n = graph_.node(node);
+    origin_.line = n.line;
+    origin_.scope = Scope(n.name);
+    slice_ = n.slice;
+    origin_.slice = n.placed ? &slice_ : nullptr;
+    graph_.SetOrigin(&origin_);
+  }
+
+  // The gradient of a value, all of whose readers have been gone through; undefined: none.
+  Tensor Total(int value) {
+    std::vector<Tensor>& p = parts_[value];
     if (p.empty()) return Tensor();
     if (p.size() > 1) {
-      enter(graph->value(value).producer);
+      Enter(graph_.value(value).producer);
       p = {add_n(p)};
     }
     return p[0];
-  };
+  }
 
-  enter(graph->value(loss).producer);
-  parts[loss].push_back(full(graph, graph->value(loss).shape, 1.0, graph->value(loss).dtype));
-  if (scale >= 0) parts[loss][0] = mul(parts[loss][0], Tensor(graph, scale));
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    if (!on_path[*it] || IsEnd(graph->node(*it))) continue;
-    const Node node = graph->node(*it);  // a copy: the graph grows below
-    const OpDef& def = graph->catalog().Get(node.op);
+  void Begin() {
+    const Value& loss = graph_.value(loss_);
+    if (loss.shape.elements() != 1 || !IsFloating(loss.dtype))
+      Fail(graph_.Describe(loss.producer), ": the loss must be one floating point number, but it is ",
+           Name(loss.dtype), loss.shape.str());
+    Enter(loss.producer);
+    Tensor one = full(&graph_, loss.shape, 1.0, loss.dtype);
+    const Node& train = graph_.node(train_);
+    if (train.attrs.Has("scaled")) one = mul(one, Tensor(&graph_, train.in[1]));
+    parts_[loss_].push_back(one);
+  }
+
+  // Gives the operands of node `n` their parts. False: none is wanted that the operator could give.
+  bool GoThrough(int n) {
+    const Node node = graph_.node(n);  // a copy: the graph grows below
+    const OpDef& def = graph_.catalog().Get(node.op);
     GradCall call{node.attrs, {}, {}, {}, {}};
-    bool reached = false;
+    bool reached = false, wanted = false, given = false;
     for (int v : node.out) {
-      call.out.emplace_back(graph, v);
-      call.dout.push_back(total(v));
+      call.out.emplace_back(&graph_, v);
+      call.dout.push_back(Total(v));
       reached = reached || call.dout.back().defined();
     }
-    bool wanted = false, given = false;
     for (int v : node.in) {
-      call.in.emplace_back(graph, v);
-      call.wanted.push_back(on_path[graph->value(v).producer] && IsFloating(graph->value(v).dtype));
+      call.in.emplace_back(&graph_, v);
+      call.wanted.push_back(on_path_[graph_.value(v).producer] && IsFloating(graph_.value(v).dtype));
       wanted = wanted || call.wanted.back();
     }
-    if (!wanted) continue;
-    if (reached && !def.grad && !def.stops_gradient)
-      Fail(graph->Describe(*it), ": operator ", node.op, " has no gradient, so weights ",
-           WeightsAbove(*graph, *it, weights),
+    if (!wanted) return true;
+    if (!reached) return false;
+    if (!def.grad && !def.stops_gradient)
+      Fail(graph_.Describe(n), ": operator ", node.op, " has no gradient, so weights ",
+           WeightsAbove(graph_, n, weights_),
            " would not be trained through it; give its OpDef a `grad`, or set ",
            "`stops_gradient` if none is meant to flow");
-    enter(*it);
-    std::vector<Tensor> grads;
-    if (reached && def.grad) grads = def.grad(call);
-    if (reached && def.grad && grads.size() != node.in.size())
-      Fail(graph->Describe(*it), ": the gradient of operator ", node.op, " gives ", grads.size(),
+    if (!def.grad) return false;
+    Enter(n);
+    const std::vector<Tensor> grads = def.grad(call);
+    if (grads.size() != node.in.size())
+      Fail(graph_.Describe(n), ": the gradient of operator ", node.op, " gives ", grads.size(),
            " tensors for its ", node.in.size(), " operands; give an undefined Tensor where none flows");
-    for (size_t i = 0; i < grads.size(); ++i)
-      if (grads[i].defined() && call.wanted[i]) {
-        given = true;
-        if (grads[i].shape() != graph->value(node.in[i]).shape)
-          Fail(graph->Describe(*it), ": the gradient of operand ", i, " has shape ", grads[i].shape().str(),
-               " but the operand has ", graph->value(node.in[i]).shape.str());
-        parts[node.in[i]].push_back(grads[i]);
-      }
-    if (!given && stopped_at < 0) stopped_at = *it;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined() || !call.wanted[i]) continue;
+      given = true;
+      if (grads[i].shape() != graph_.value(node.in[i]).shape)
+        Fail(graph_.Describe(n), ": the gradient of operand ", i, " has shape ", grads[i].shape().str(),
+             " but the operand has ", graph_.value(node.in[i]).shape.str());
+      parts_[node.in[i]].push_back(grads[i]);
+    }
+    return given;
   }
-  std::vector<int> gradients;
-  bool any = false;
-  for (int w : weights) {
-    Tensor g = total(w);
-    any = any || g.defined();
-    gradients.push_back(g.defined() ? g.id() : -1);
-  }
-  graph->SetOrigin(nullptr);
-  if (!any) FailWithoutGradients(*graph, loss, stopped_at);
-  return gradients;
+
+  Graph& graph_;
+  const int train_, loss_;
+  const std::vector<int> weights_, order_;
+  const std::vector<bool> on_path_;
+  std::vector<std::vector<Tensor>> parts_;  // by value: the gradients that its readers gave
+  int stopped_at_ = -1;  // the first node, from the loss on, that gives no operand a gradient
+  Graph::Origin origin_;
+  Slice slice_;
+};
+
+}  // namespace
+
+void Autograd(Graph* graph) {
+  const int train = TrainNode(*graph);
+  if (train >= 0) Differentiator(graph, train).Run();
 }
 
 }  // namespace oneflow_like

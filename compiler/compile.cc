@@ -8,14 +8,12 @@ namespace oneflow_like {
 
 namespace {
 
-struct Pass {
-  const char* name;
-  Level leaves;
-  void (*run)(Graph*, const CompileOptions&);
-};
-
-// All passes on the logical graph after autograd and the optimizer, which Train runs while it builds.
+// All passes on the logical graph. Those of training do nothing to a graph without a train node.
 const Pass kPasses[] = {
+    {"name_draws", Level::kBuilt, [](Graph* g, const CompileOptions&) { NameDraws(g); }},
+    {"loss_scale", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddLossScale(g, o); }},
+    {"autograd", Level::kBuilt, [](Graph* g, const CompileOptions&) { Autograd(g); }},
+    {"add_updates", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddUpdates(g, o); }},
     {"mixed_precision", Level::kBuilt, [](Graph* g, const CompileOptions& o) { MixedPrecision(g, o); }},
     {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
     {"shard_variables", Level::kPlaced, [](Graph* g, const CompileOptions& o) { ShardVariables(g, o); }},
@@ -33,7 +31,9 @@ double Seconds() {
 
 }  // namespace
 
-Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump) {
+std::span<const Pass> Passes() { return kPasses; }
+
+Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump, const WholeFn& whole) {
   Compiled c{std::move(graph), {}, options, {}};
   c.graph.set_times(options.times);
   int number = 0;
@@ -51,6 +51,7 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump)
       VerifyGraph(c.graph, pass.leaves);
     });
     if (dump) dump(number, pass.name, ToText(c.graph));
+    if (whole && pass.name == std::string("add_updates")) whole(c.graph);
   }
   timed("form_segments", [&] { c.logical = FormSegments(c.graph, options); });
   if (dump) dump(number, "form_segments", ToText(c.graph, c.logical));

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,8 +23,20 @@ struct Compiled {
 // Called after each pass with its number, name and the text of what it left.
 using DumpFn = std::function<void(int number, const std::string& pass, const std::string& text)>;
 
-// `graph` holds forward, backward and update nodes with fetches as roots. Throws Error.
-Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump = {});
+// Called once, when the graph holds all that the step computes and nothing is decided yet.
+using WholeFn = std::function<void(const Graph& graph)>;
+
+// A pass on the logical graph, and the invariants that hold after it.
+struct Pass {
+  const char* name;
+  Level leaves;
+  void (*run)(Graph*, const CompileOptions&);
+};
+std::span<const Pass> Passes();  // in the order they run
+
+// `graph` holds forward nodes and assigns, the fetches, and for training a train node. Throws Error.
+Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump = {},
+                 const WholeFn& whole = {});
 
 // One rank's plan with its memory placed.
 struct RankPlan {

@@ -93,52 +93,66 @@ Work LocalWork::work() const {
 const BoundRule& RuleCache::Of(int n) {
   const Node& node = graph_.node(n);
   std::string key = Cat(node.op, " ", node.attrs.str());
-  OpCall call{node.op, "", {}, {}, &node.attrs};
-  for (int v : node.in) {
-    const Value& value = graph_.value(v);
-    call.shapes.push_back(value.shape);
-    call.dtypes.push_back(value.dtype);
-    key += Name(value.dtype) + value.shape.str();
-  }
+  for (int v : node.in) key += Name(graph_.value(v).dtype) + graph_.value(v).shape.str();
   auto it = rules_.find(key);
   if (it != rules_.end()) return it->second;
-  call.who = graph_.Describe(n);
-  return rules_.emplace(std::move(key), BindOp(graph_.catalog().Get(node.op), call)).first->second;
+  return rules_.emplace(std::move(key), BindOp(graph_.catalog().Get(node.op), graph_.CallOf(node))).first->second;
+}
+
+Work CostModel::BoxingAt(const Node& node, const std::vector<int>& coords) const {
+  Work work;
+  for (const auto* values : {&node.in, &node.out})
+    for (int v : *values) {
+      const Value& value = graph_.value(v);
+      work.bytes += static_cast<double>(LocalBox(value.shape, value.sbp, sizes_, coords).elements()) *
+                    SizeOf(value.dtype);
+    }
+  return work;
+}
+
+Work CostModel::PieceAt(const Node& node, LocalWork* whole, const std::vector<int>& coords) const {
+  std::vector<Sbp> in(node.in.size()), out(node.out.size());
+  for (size_t e = 0; e < sizes_.size(); ++e) {
+    if (sizes_[e] == 1 || (e > 0 && node.slice.fixed[e - 1] != Slice::kFree)) continue;
+    for (size_t i = 0; i < in.size(); ++i) in[i] = node.want[i][e];
+    for (size_t i = 0; i < out.size(); ++i) out[i] = graph_.value(node.out[i]).sbp[e];
+    whole->Cut(in, out, sizes_[e], coords[e]);
+  }
+  Work work = whole->work();
+  whole->Undo();
+  return work;
 }
 
 Work CostModel::WorkAt(int n, const std::vector<int>& coords) {
   const Node& node = graph_.node(n);
   if (IsEnd(node)) return {};
-  const std::vector<int> sizes = graph_.Sizes();
-  if (graph_.catalog().Find(node.op) == nullptr) {  // boxing
-    Work work;
-    for (const auto* values : {&node.in, &node.out})
-      for (int v : *values) {
-        const Value& value = graph_.value(v);
-        work.bytes += static_cast<double>(LocalBox(value.shape, value.sbp, sizes, coords).elements()) *
-                      SizeOf(value.dtype);
-      }
-    return work;
-  }
-  LocalWork piece(graph_, n, rules_.Of(n));
-  std::vector<Sbp> in(node.in.size()), out(node.out.size());
-  for (size_t e = 0; e < sizes.size(); ++e) {
-    if (e > 0 && node.slice.fixed[e - 1] != Slice::kFree) continue;
-    for (size_t i = 0; i < in.size(); ++i) in[i] = node.want[i][e];
-    for (size_t i = 0; i < out.size(); ++i) out[i] = graph_.value(node.out[i]).sbp[e];
-    piece.Cut(in, out, sizes[e], coords[e]);
-  }
-  return piece.work();
+  if (graph_.catalog().Find(node.op) == nullptr) return BoxingAt(node, coords);
+  LocalWork whole(graph_, n, rules_.Of(n));
+  return PieceAt(node, &whole, coords);
 }
 
 Work CostModel::WorkOfStep(int n, const std::vector<int>& mesh_coords) {
-  Work step;
+  const Node& node = graph_.node(n);
+  if (IsEnd(node)) return {};
+  const bool boxing = graph_.catalog().Find(node.op) == nullptr;
+  LocalWork whole;
+  if (!boxing) whole = LocalWork(graph_, n, rules_.Of(n));
   std::vector<int> coords(1, 0);
   coords.insert(coords.end(), mesh_coords.begin(), mesh_coords.end());
-  for (int acts = ActsOf(graph_, graph_.node(n)); coords[0] < acts; ++coords[0]) {
-    Work act = WorkAt(n, coords);
-    step.flops += act.flops;
-    step.bytes += act.bytes;
+  auto act = [&](int t) {
+    coords[0] = t;
+    return boxing ? BoxingAt(node, coords) : PieceAt(node, &whole, coords);
+  };
+  const int acts = ActsOf(graph_, node);
+  Work first = act(0);
+  // Pieces of later acts are no larger: where the last is like the first, all are.
+  Work last = acts > 1 ? act(acts - 1) : first;
+  if (first.flops == last.flops && first.bytes == last.bytes) return {acts * first.flops, acts * first.bytes};
+  Work step = {first.flops + last.flops, first.bytes + last.bytes};
+  for (int t = 1; t + 1 < acts; ++t) {
+    Work between = act(t);
+    step.flops += between.flops;
+    step.bytes += between.bytes;
   }
   return step;
 }

@@ -84,7 +84,8 @@ class RuleCache {
 // Answers for a graph whose signatures are chosen. `graph` and `machine` must outlive it.
 class CostModel {
  public:
-  CostModel(const Graph& graph, const Machine& machine) : graph_(graph), machine_(machine), rules_(graph) {}
+  CostModel(const Graph& graph, const Machine& machine)
+      : graph_(graph), machine_(machine), sizes_(graph.Sizes()), rules_(graph) {}
 
   // Of one act at these coordinates: time, then the mesh axes. Boxing touches bytes and computes nothing.
   Work WorkAt(int n, const std::vector<int>& coords);
@@ -96,8 +97,12 @@ class CostModel {
   BoxingCost Boxing(int n) const;
 
  private:
+  Work BoxingAt(const Node& node, const std::vector<int>& coords) const;
+  Work PieceAt(const Node& node, LocalWork* whole, const std::vector<int>& coords) const;  // undoes its cuts
+
   const Graph& graph_;
   const Machine& machine_;
+  std::vector<int> sizes_;
   RuleCache rules_;
 };
 

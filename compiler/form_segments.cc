@@ -115,7 +115,8 @@ class Former {
   // The epoch of every node: one more than that of a node it needs whole, and else at least that of the nodes
   // it waits for. Between two epochs values are held for all micro-batches, so what leads to an update is as
   // late as it can be (a forward pass whose loss divides by a number of tokens is in the epoch of that loss,
-  // the counting in one of its own) and the update as early; then the rest likewise.
+  // the counting in one of its own) and the update as early, but for what it computes from variables alone,
+  // which comes with its readers; then the rest likewise.
   void ChooseEpochs() {
     epoch_.assign(graph_.num_nodes(), 0);
     std::vector<bool> settled(graph_.num_nodes(), false);
@@ -130,7 +131,12 @@ class Former {
       return last;
     };
     as_early();
-    for (int n : order_) settled[n] = settled[n] || graph_.node(n).phase == Phase::kUpdate;
+    std::vector<bool> constant(graph_.num_nodes(), false);  // waits for no input of the step
+    for (int n : order_) {
+      constant[n] = graph_.node(n).kind != NodeKind::kInput;
+      for (auto [b, whole] : before_[n]) constant[n] = constant[n] && constant[b];
+      settled[n] = settled[n] || (graph_.node(n).phase == Phase::kUpdate && !constant[n]);
+    }
     for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
       int late = 1 << 30;
       for (auto [r, whole] : after_[*it])

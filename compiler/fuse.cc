@@ -25,7 +25,8 @@ class Fuser {
     for (int n : order_) Join(n);
     std::vector<std::vector<int>> readers = graph_.Readers();
     for (auto& [id, members] : members_)
-      if (members.size() > 1) Replace(members, readers);
+      if (members.size() > 1 || IsProgram(graph_.catalog().Get(graph_.node(members[0]).op)))
+        Replace(members, readers);
   }
 
  private:
@@ -66,18 +67,27 @@ class Fuser {
     return false;
   }
 
+  std::vector<FusedStep> Steps(int n) const {
+    const Node& node = graph_.node(n);
+    return StepsOf(graph_.catalog().Get(node.op), node.attrs, static_cast<int>(node.in.size()),
+                   graph_.Describe(n));
+  }
+
   // A launch of a fused kernel on a GPU takes so many addresses.
   bool HasRoom(int group, int n) const {
-    size_t operands = graph_.node(n).in.size();
-    for (int m : members_.at(group)) operands += graph_.node(m).in.size();
-    return operands <= kMostOperands;
+    size_t operands = graph_.node(n).in.size(), steps = Steps(n).size();
+    for (int m : members_.at(group)) {
+      operands += graph_.node(m).in.size();
+      steps += Steps(m).size();
+    }
+    return operands <= kMostOperands && steps <= kMostSteps;
   }
 
   void Join(int n) {
     if (!CanFuse(n)) return;
     for (int v : graph_.node(n).in) {
       int p = graph_.value(v).producer, g = group_[p];
-      if (g < 0 || !Alike(p, n) || members_[g].size() >= kMostSteps || !HasRoom(g, n)) continue;
+      if (g < 0 || !Alike(p, n) || !HasRoom(g, n)) continue;
       bool depends = false;
       ++visit_;
       for (int other : graph_.node(n).in) {
@@ -112,10 +122,14 @@ class Fuser {
     std::vector<int> results;
     for (int n : members) {
       const Node& node = graph_.node(n);
-      FusedStep step{node.op, {}, node.attrs};
-      for (int v : node.in) step.args.push_back(ssa.at(v));
-      ssa[node.out[0]] = next++;
-      steps.push_back(step);
+      std::vector<int> numbers;  // of the operands and steps of this member
+      for (int v : node.in) numbers.push_back(ssa.at(v));
+      for (FusedStep& step : Steps(n)) {
+        for (int& arg : step.args) arg = numbers[arg];
+        numbers.push_back(next++);
+        steps.push_back(std::move(step));
+      }
+      ssa[node.out[0]] = numbers.back();
       bool read_outside = false;
       for (int r : readers[node.out[0]]) read_outside = read_outside || !inside.count(r);
       if (!read_outside) continue;

@@ -47,16 +47,16 @@ std::string ScopeOf(const std::string& name) {
 
 std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                                    const SourceLine& line) {
+  std::string at = (origin_ ? origin_->line : line).str(), who = at.empty() ? op : Cat(op, " at ", at);
+  if (!catalog_->Find(op))
+    Fail(who, ": there is no operator named \"", op, "\"; ModelOptions::operators adds your own");
+  const OpDef& def = catalog_->Get(op);
   Node node;
   node.op = op;
   node.attrs = attrs;
   node.line = origin_ ? origin_->line : line;
-  node.phase = origin_ ? origin_->phase : Phase::kForward;
-  std::string at = node.line.str();
-  OpCall call{op, at.empty() ? op : Cat(op, " at ", at), {}, {}, &node.attrs};
-  if (!catalog_->Find(op))
-    Fail(call.who, ": there is no operator named \"", op, "\"; ModelOptions::operators adds your own");
-  const OpDef& def = catalog_->Get(op);
+  node.phase = origin_ ? origin_->phase : def.inplace.empty() ? Phase::kForward : Phase::kUpdate;
+  OpCall call{op, who, {}, {}, &node.attrs};
   node.slice = WholeMesh(mesh_);
   std::string scope = origin_ ? origin_->scope : "";
   for (const Tensor& t : in) {
@@ -67,6 +67,8 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
     call.shapes.push_back(t.shape());
     call.dtypes.push_back(t.dtype());
     const Node& from = producer(t.id());
+    if (!origin_ && from.phase == Phase::kUpdate && from.kind != NodeKind::kVariable)
+      node.phase = Phase::kUpdate;
     if (from.placed) {
       node.placed = true;
       for (int a = 0; a < mesh_.rank(); ++a)
@@ -79,6 +81,14 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
     node.placed = true;
   }
   Inferred inferred = Infer(def, call);
+  for (auto [out, input] : def.inplace) {  // an update stands where its variable does
+    const Node& variable = producer(node.in[input]);
+    if (variable.kind != NodeKind::kVariable)
+      Fail(call.who, ": '", values_[node.in[input]].name,
+           "' is not a variable, only what Scope::Weight gives is");
+    node.slice = variable.slice;
+    node.placed = variable.placed;
+  }
   node.name = UniqueName(scope + op);
   std::vector<NewValue> outputs;
   for (size_t i = 0; i < inferred.rule.out.size(); ++i)
@@ -119,6 +129,31 @@ Rate Graph::RateOf(int id) const {
   for (int v : nodes_[id].out)
     if (cut(values_[v].sbp)) return Rate::kEachAct;
   return Rate::kOnce;
+}
+
+int Graph::AddFetch(const std::string& name, int value) {
+  const Node from = producer(value);
+  Node fetch;
+  fetch.op = "fetch";
+  fetch.name = name;
+  fetch.in = {value};
+  fetch.line = from.line;
+  fetch.slice = from.slice;
+  fetch.placed = from.placed;
+  fetch.phase = from.phase == Phase::kBackward ? Phase::kUpdate : from.phase;
+  return AddRaw(std::move(fetch), {});
+}
+
+int Graph::AddTrain(int loss, const SourceLine& line) {
+  const Node from = producer(loss);
+  Node train;
+  train.op = train.name = "train";
+  train.in = {loss};
+  train.line = line;
+  train.slice = from.slice;
+  train.placed = from.placed;
+  train.phase = Phase::kUpdate;
+  return AddRaw(std::move(train), {});
 }
 
 std::vector<std::vector<int>> Graph::Readers() const {
@@ -197,18 +232,25 @@ void Graph::Renumber(const std::vector<int>& order) {
   nodes_ = std::move(nodes);
 }
 
-std::string Graph::Describe(int id) const {
-  const Node& n = nodes_[id];
-  std::string at = n.line.str();
-  return Cat(n.op, " '", n.name, "'", at.empty() ? "" : " at " + at);
+std::string Graph::Describe(const Node& node) const {
+  std::string at = node.line.str();
+  return Cat(node.op, " '", node.name, "'", at.empty() ? "" : " at " + at);
+}
+
+OpCall Graph::CallOf(const Node& node) const {
+  OpCall call{node.op, Describe(node), {}, {}, &node.attrs};
+  for (int v : node.in) {
+    call.shapes.push_back(values_[v].shape);
+    call.dtypes.push_back(values_[v].dtype);
+  }
+  return call;
 }
 
 NodeKind KindOf(const std::string& op, Primitive* primitive) {
-  static const std::map<std::string, NodeKind> kinds = {{"fused", NodeKind::kFused},
-                                                        {"input", NodeKind::kInput},
-                                                        {"variable", NodeKind::kVariable},
-                                                        {"fetch", NodeKind::kFetch},
-                                                        {"boxing", NodeKind::kBoxing}};
+  static const std::map<std::string, NodeKind> kinds = {
+      {"fused", NodeKind::kFused},  {"input", NodeKind::kInput}, {"variable", NodeKind::kVariable},
+      {"fetch", NodeKind::kFetch},  {"train", NodeKind::kTrain}, {"updated", NodeKind::kUpdated},
+      {"boxing", NodeKind::kBoxing}};
   static const std::map<std::string, Primitive> primitives = [] {
     std::map<std::string, Primitive> named;
     for (int p = 0; p <= static_cast<int>(Primitive::kRouted); ++p)
@@ -223,7 +265,8 @@ NodeKind KindOf(const std::string& op, Primitive* primitive) {
 }
 
 bool IsEnd(const Node& node) {
-  return node.kind == NodeKind::kInput || node.kind == NodeKind::kVariable || node.kind == NodeKind::kFetch;
+  return node.kind == NodeKind::kInput || node.kind == NodeKind::kVariable || node.kind == NodeKind::kFetch ||
+         node.kind == NodeKind::kTrain;
 }
 
 bool IsLocalBoxing(const Node& node) { return node.kind == NodeKind::kPrimitive && IsLocal(node.primitive); }

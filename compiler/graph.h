@@ -4,6 +4,8 @@
 //
 // Besides the operators of the catalog a graph holds these nodes:
 //   input, variable, fetch       the ends: what a step is fed, what the store holds, what a step gives
+//   train                        the end that training begins with (compiler/training.h)
+//   updated                      what a variable holds after the step, until the updates are there
 //   boxing                       from its input's layout to its output's
 //   accumulate, all_reduce, ...  what a boxing is lowered to (Primitive in sbp/boxing.h)
 //   fused                        a chain of elementwise operators (ops/fused.h)
@@ -24,7 +26,17 @@ namespace oneflow_like {
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };
 const char* Name(Phase phase);  // "forward", "backward", "update"
 
-enum class NodeKind : uint8_t { kOperator, kFused, kInput, kVariable, kFetch, kBoxing, kPrimitive };
+enum class NodeKind : uint8_t {
+  kOperator,
+  kFused,
+  kInput,
+  kVariable,
+  kFetch,
+  kTrain,
+  kUpdated,
+  kBoxing,
+  kPrimitive
+};
 
 // How often a node runs in a step: its signatures say so (Graph::SettleRate), once they are chosen.
 enum class Rate : uint8_t {
@@ -103,6 +115,9 @@ class Graph : public GraphBuilder {
   };
   int AddRaw(Node node, const std::vector<NewValue>& outputs);  // the node's id; its kind is that of its op
   int AddValue(const NewValue& value, int producer, int output);
+  // Ends: what a step gives, and what is to be minimised (compiler/training.h).
+  int AddFetch(const std::string& name, int value);
+  int AddTrain(int loss, const SourceLine& line);
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
   int num_values() const { return static_cast<int>(values_.size()); }
@@ -128,8 +143,11 @@ class Graph : public GraphBuilder {
   // Numbers the live nodes in this order, all of them, so that Order() gives it where it may. Ids of nodes
   // change, of values not.
   void Renumber(const std::vector<int>& order);
-  // "matmul at gpt.cc:31"
-  std::string Describe(int node) const;
+  // "matmul 'block0/up' at gpt.cc:31"
+  std::string Describe(int node) const { return Describe(nodes_[node]); }
+  std::string Describe(const Node& node) const;
+  // What the rule and the kernel of a catalog operator are asked with; must not outlive the node.
+  OpCall CallOf(const Node& node) const;
   std::string UniqueName(const std::string& wanted);
   Layout LayoutOf(int value) const { return {producer(value).slice, values_[value].sbp}; }
 

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "compiler/graph.h"
+#include "compiler/pipeline_schedule.h"
 #include "core/token_game.h"
 
 namespace oneflow_like {
 
-enum class ScheduleKind { kGPipe, k1F1B };
 enum class StreamKind : uint8_t { kCompute, kLink };
 
 // One of the streams that every rank has; it runs one act at a time.
@@ -55,7 +55,7 @@ struct LogicalEdge {
 };
 
 struct LogicalPlan {
-  ScheduleKind schedule = ScheduleKind::k1F1B;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
   std::vector<LogicalStream> streams;
   std::vector<Segment> segments;
   std::vector<LogicalBuffer> buffers;

@@ -1,34 +1,24 @@
 // Dynamic loss scaling, for gradients in fp16, whose smallest numbers are large.
-// Needs: a built forward graph. Leaves: two variables on the loss's slice, the scale that autograd multiplies
-// the loss's gradient by, and the number of finite steps since it last changed. AddUpdates divides by it
-// again, and skips the step and lowers the scale when a gradient is not finite (operators unscale and
-// update_loss_scale).
+// Needs: a train node of the loss; does nothing but in fp16. Leaves: two variables on the loss's slice, which
+// the train node reads: the scale that autograd multiplies the loss's gradient by, and the number of finite
+// steps since it last changed. add_updates divides by it again, and skips the step and lowers the scale when
+// a gradient is not finite (operators unscale and update_loss_scale).
 #include "compiler/passes.h"
+#include "compiler/training.h"
 
 namespace oneflow_like {
 
-namespace {
-
-int AddScalar(Graph* graph, int loss, const std::string& name, double value) {
-  const Node from = graph->producer(loss);
-  Node node;
-  node.op = "variable";
-  node.name = name;
-  node.line = from.line;
-  node.slice = from.slice;
-  node.placed = from.placed;
-  node.attrs.Set("init", std::string("full"));
-  node.attrs.Set("value", value);
-  int id = graph->AddRaw(std::move(node), {{name, DType::kFloat32, Dims{}}});
-  return graph->node(id).out[0];
-}
-
-}  // namespace
-
-LossScale AddLossScale(Graph* graph, int loss) {
+void AddLossScale(Graph* graph, const CompileOptions& options) {
   constexpr double kFirst = 65536;  // halves quickly where it is too much
-  int scale = AddScalar(graph, loss, "loss_scale", kFirst);
-  return {scale, AddScalar(graph, loss, "loss_scale_finite_steps", 0)};
+  int train = TrainNode(*graph);
+  if (train < 0 || options.dtype != DType::kFloat16) return;
+  const Node loss = graph->producer(graph->node(train).in[0]);
+  Tensor scale = AddState(graph, options.name + ":loss_scale", Dims{}, kFirst, loss);
+  Tensor steps = AddState(graph, options.name + ":loss_scale_finite_steps", Dims{}, 0, loss);
+  Node& node = graph->node(train);
+  node.in.push_back(scale.id());
+  node.in.push_back(steps.id());
+  node.attrs.Set("scaled", int64_t{1});
 }
 
 }  // namespace oneflow_like

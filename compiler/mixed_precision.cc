@@ -42,16 +42,6 @@ class Narrower {
  private:
   const OpDef* Def(int n) const { return graph_.catalog().Find(graph_.node(n).op); }
 
-  OpCall CallOf(int n) const {
-    const Node& node = graph_.node(n);
-    OpCall call{node.op, graph_.Describe(n), {}, {}, &node.attrs};
-    for (int v : node.in) {
-      call.shapes.push_back(graph_.value(v).shape);
-      call.dtypes.push_back(graph_.value(v).dtype);
-    }
-    return call;
-  }
-
   // Whether the user mixed types here.
   bool UsersTypes(int n) const {
     for (int v : graph_.node(n).in)
@@ -66,7 +56,7 @@ class Narrower {
     std::vector<bool> free;
     for (int v : node.in) free.push_back(was_[v] == DType::kFloat32);
     if (def->wide.empty()) return free;
-    BoundRule rule = BindOp(*def, CallOf(n));
+    BoundRule rule = BindOp(*def, graph_.CallOf(graph_.node(n)));
     for (size_t i = 0; i < free.size(); ++i) free[i] = free[i] && !def->wide.count(rule.in[i].name);
     return free;
   }
@@ -113,7 +103,7 @@ class Narrower {
 
   // Types of the operator's outputs when its free operands are narrow, or all are fp32.
   std::vector<DType> TypesOf(int n, bool narrow) const {
-    OpCall call = CallOf(n);
+    OpCall call = graph_.CallOf(graph_.node(n));
     std::vector<bool> free = Free(n);
     for (size_t i = 0; i < free.size(); ++i)
       if (was_[graph_.node(n).in[i]] == DType::kFloat32)
@@ -186,7 +176,7 @@ class Narrower {
     if (def->typed && (wide_output_[n] || any_type) && ReadsNarrow(n) &&
         was_[node.out[0]] == DType::kFloat32 && !node.attrs.Has("dtype"))
       node.attrs.Set("dtype", std::string(Name(DType::kFloat32)));
-    std::vector<DType> types = Infer(*def, CallOf(n)).dtypes;
+    std::vector<DType> types = Infer(*def, graph_.CallOf(graph_.node(n))).dtypes;
     for (size_t o = 0; o < types.size(); ++o) {
       int v = node.out[o];
       graph_.value(v).dtype = types[o];

@@ -111,6 +111,9 @@ std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vecto
 }  // namespace
 
 void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan) {
+  // A variable is in one place: who writes it waits, in the play too, for those who read what it held.
+  for (LogicalEdge& e : plan->edges)
+    if (e.full > 0 && e.slots == 0) e.slots = e.full;
   TokenGame game = GameOf(graph, *plan);
   Priorities priorities(graph, options, *plan);
   Priority priority = [&](int t, int act) { return priorities.Of(t, act); };

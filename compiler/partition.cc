@@ -6,38 +6,13 @@
 #include <set>
 
 #include "compiler/passes.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
-
-void SetAttrs(const Attrs& attrs, plan::Kernel* kernel) {
-  for (const auto& [name, value] : attrs.map()) {
-    plan::Attr* a = kernel->add_attr();
-    a->set_name(name);
-    if (auto* i = std::get_if<int64_t>(&value)) {
-      a->set_i(*i);
-    } else if (auto* f = std::get_if<double>(&value)) {
-      a->set_f(*f);
-    } else if (auto* s = std::get_if<std::string>(&value)) {
-      a->set_s(*s);
-    } else {
-      plan::Dims* ints = a->mutable_ints();
-      for (int64_t x : std::get<std::vector<int64_t>>(value)) ints->add_at(x);
-    }
-  }
-}
 
 namespace {
 
 int64_t RoundUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-void SetDims(const Dims& dims, plan::Dims* out) {
-  for (int64_t e : dims) out->add_at(e);
-}
-
-void SetBox(const Box& box, plan::Box* out) {
-  for (int64_t b : box.begin) out->add_begin(b);
-  for (int64_t e : box.extent) out->add_extent(e);
-}
 
 class Partitioner {
  public:
@@ -116,8 +91,8 @@ class Partitioner {
     const Value& v = graph_.value(value);
     out->set_buffer(BufferId(value));
     out->set_dtype(static_cast<int>(v.dtype));
-    SetDims(v.shape, out->mutable_global());
-    for (const Box& b : Boxes(v, v.sbp)) SetBox(b, out->add_box());
+    Set(v.shape, out->mutable_global());
+    for (const Box& b : Boxes(v, v.sbp)) Set(b, out->add_box());
     bool repeats = logical_.segments[segment].per_micro_batch && v.sbp[0].is_broadcast();
     out->set_period(repeats ? graph_.times() : 1);
   }
@@ -169,7 +144,7 @@ class Partitioner {
         SetOperand(segment, v, k->add_out());
         bytes += local(k->out(k->out_size() - 1));
       }
-    SetAttrs(attrs, k);
+    Set(attrs, k->mutable_attr());
     k->set_bytes(bytes);
     if (IsLocalBoxing(node) || IsCollective(node)) k->set_category("boxing");
     if (const OpDef* def = graph_.catalog().Find(node.op)) k->set_category(def->category);
@@ -207,7 +182,7 @@ class Partitioner {
     double given = 0;
     for (size_t m = 0; m < all.members.size(); ++m) {
       if (all.has_in[m]) continue;
-      for (const BoxingRegion& r : all.work[m])
+      for (const Region& r : all.work[m])
         for (int s : r.sources)
           if (s == all.me) given += static_cast<double>(r.box.elements()) * SizeOf(in.dtype);
     }
@@ -232,22 +207,15 @@ class Partitioner {
         for (size_t m = 0; m < program.members.size(); ++m) c->add_piece();
       }
       for (size_t m = 0; m < program.members.size(); ++m) {
-        if (program.has_in[m]) SetBox(program.in[m], c->mutable_piece(m)->add_in());
-        if (program.has_out[m]) SetBox(program.out[m], c->mutable_piece(m)->add_out());
+        if (program.has_in[m]) Set(program.in[m], c->mutable_piece(m)->add_in());
+        if (program.has_out[m]) Set(program.out[m], c->mutable_piece(m)->add_out());
       }
       plan::RegionList* work = c->add_work();
-      for (const BoxingRegion& r : program.work[program.me]) {
-        plan::Region* region = work->add_region();
-        SetBox(r.box, region->mutable_box());
+      for (const Region& r : program.work[program.me]) {
+        Set(r, work->add_region());
         int remote = 0;
-        for (int s : r.sources) {
-          region->add_source(s);
-          remote += s != program.me && program.has_in[program.me];
-        }
-        for (int d : r.dests) {
-          region->add_dest(d);
-          remote += d != program.me;
-        }
+        for (int s : r.sources) remote += s != program.me && program.has_in[program.me];
+        for (int d : r.dests) remote += d != program.me;
         sent += double(r.box.elements()) * remote * SizeOf(in.dtype);
       }
       sent += Given(program, from, to, t, in);
@@ -296,7 +264,7 @@ class Partitioner {
     plan::Fetch* f = list->Add();
     f->set_name(name);
     f->set_dtype(static_cast<int>(v.dtype));
-    SetDims(v.shape, f->mutable_global());
+    Set(v.shape, f->mutable_global());
   }
 
   // The last kernel of a segment that touches one of the buffers behind an edge.
@@ -360,8 +328,8 @@ class Partitioner {
       plan::Variable* out = plan_.add_variable();
       out->set_name(b.variable);
       out->set_dtype(static_cast<int>(v.dtype));
-      SetDims(v.shape, out->mutable_global());
-      SetBox(Boxes(v, v.sbp)[0], out->mutable_box());
+      Set(v.shape, out->mutable_global());
+      Set(Boxes(v, v.sbp)[0], out->mutable_box());
       out->set_bytes(SlotBytes(v));
       plan::Kernel* init = out->mutable_init();
       init->set_name(node.attrs.Str("init"));
@@ -370,11 +338,11 @@ class Partitioner {
       init->set_line(node.line.line);
       plan::Operand* piece = init->add_out();
       piece->set_dtype(static_cast<int>(v.dtype));
-      SetDims(v.shape, piece->mutable_global());
+      Set(v.shape, piece->mutable_global());
       Attrs attrs = node.attrs;
       attrs.Set("shape", std::vector<int64_t>(v.shape.begin(), v.shape.end()));
       attrs.Set("dtype", std::string(Name(v.dtype)));
-      SetAttrs(attrs, init);
+      Set(attrs, init->mutable_attr());
       if (b.writer >= 0) plan_.add_updated(b.variable);
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,43 +12,33 @@
 #include "compiler/logical_plan.h"
 #include "compiler/schedule.h"
 #include "core/plan.pb.h"
+#include "ops/optimizer.h"
 
 namespace oneflow_like {
 
 // What the user asked for, as data.
-struct UpdateRule {
-  std::string op;                   // "sgd", "adam", "adamw"
-  Attrs attrs;                      // incl. schedule and base rate
-  double clip_norm = 0;             // 0: none
-  bool decay_only_matrices = true;  // no weight decay for variables of fewer than two axes
+struct Training {
+  Optimizer optimizer;
+  Schedule schedule;     // of the learning rate
+  double clip_norm = 0;  // 0: none
 };
 struct CompileOptions {
   std::string name = "train";
   int times = 1;
-  ScheduleKind schedule = ScheduleKind::k1F1B;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
   int zero_axis = -1;  // mesh axis that also cuts variables
   uint64_t seed = 1;
-  Machine machine;                // what costs are estimated for
-  DType dtype = DType::kFloat32;  // of matrix products and activations: mixed precision unless fp32
+  Machine machine;                   // what costs are estimated for
+  std::optional<Training> training;  // of a graph with a train node
+  DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
 };
 
 // --- Logical graph to logical graph ---
 
-// Of fp16 training: the values of two variables, -1 without. loss_scale multiplies the loss's gradient, and
-// follows whether all gradients were finite: it halves, and the step is skipped, when not, and doubles after
-// 2000 steps.
-struct LossScale {
-  int scale = -1, finite_steps = -1;
-};
-LossScale AddLossScale(Graph* graph, int loss);
-// d loss / d variable for every variable in `weights`, times the value `scale` where given; returns the
-// gradients, in that order.
-std::vector<int> Autograd(Graph* graph, int loss, const std::vector<int>& weights, int scale = -1);
-// Gradient clipping and one update node for each weight, with its state variables; and the update of the loss
-// scale.
-void AddUpdates(Graph* graph, const std::vector<int>& weights, const std::vector<int>& gradients,
-                const UpdateRule& rule, int* grad_norm, const LossScale& loss_scale = {});
-// Before autograd: gives random operators their keys.
+void AddLossScale(Graph* graph, const CompileOptions& options);
+void Autograd(Graph* graph);
+void AddUpdates(Graph* graph, const CompileOptions& options);
+// Before all others: gives random operators their keys.
 void NameDraws(Graph* graph);
 void MixedPrecision(Graph* graph, const CompileOptions& options);
 void PlaceStages(Graph* graph);

@@ -57,9 +57,9 @@ Ends EndsOf(const LogicalPlan& plan, const std::vector<int>& segments) {
 
 }  // namespace
 
-StageSchedule ScheduleOf(ScheduleKind kind, int stage, int stages, int micro_batches) {
-  return kind == ScheduleKind::kGPipe ? GPipe(micro_batches)
-                                      : OneForwardOneBackward(stage, stages, micro_batches);
+StageSchedule ScheduleOf(PipelineSchedule kind, int stage, int stages, int micro_batches) {
+  return kind == PipelineSchedule::kGPipe ? GPipe(micro_batches)
+                                          : OneForwardOneBackward(stage, stages, micro_batches);
 }
 
 std::map<Slice, int> StagesOf(const LogicalPlan& plan) {

@@ -21,7 +21,7 @@ struct StageSchedule {
 };
 
 // Of stage `stage` of `stages`, for a step of so many micro-batches.
-StageSchedule ScheduleOf(ScheduleKind kind, int stage, int stages, int micro_batches);
+StageSchedule ScheduleOf(PipelineSchedule kind, int stage, int stages, int micro_batches);
 
 // Acts of `from` that have begun are ahead of acts of `to` that have ended by at most so many.
 struct StageLimit {

@@ -183,99 +183,126 @@ class Reader {
   Graph Take() { return std::move(graph_[0]); }
 
  private:
-  void ReadNode(Line line) {
-    Graph& g = graph_[0];
+  // A node's line, as far as it was read.
+  struct Reading {
     Node node;
+    std::vector<std::string> names;  // of its outputs
     std::vector<Graph::NewValue> outputs;
-    std::vector<NdSbp> signatures;
-    size_t equals = line.text.find(" = ");
-    size_t paren = line.text.find('(');
-    std::vector<std::string> names;
-    if (equals != std::string::npos && (paren == std::string::npos || equals < paren)) {
-      std::stringstream list(line.text.substr(0, equals));  // a name may hold '=': tokens@pp=1
-      for (std::string name; list >> name; names.push_back(name))
-        if (name.back() == ',') name.pop_back();
-      line.at = equals + 3;
+    std::vector<NdSbp> want, signatures;
+    std::string after;
+  };
+
+  void ReadNode(Line line) {
+    Reading r;
+    r.node.slice = WholeMesh(graph_[0].mesh());
+    ReadNames(&line, &r);
+    r.node.op = line.Until("( ");
+    if (r.names.empty()) r.node.name = line.Until("(@:");
+    ReadOperands(&line, &r);
+    ReadAttrs(&line, &r);
+    ReadOutputs(&line, &r);
+    ReadPlace(&line, &r);
+    if (r.after.empty()) r.after = line.Until("");
+    if (r.node.name.empty()) line.Bad("a node without outputs needs a name: fetch loss(y)");
+    Add(std::move(r));
+  }
+
+  void ReadNames(Line* line, Reading* r) {
+    const size_t equals = line->text.find(" = "), paren = line->text.find('(');
+    if (equals == std::string::npos || (paren != std::string::npos && equals > paren)) return;
+    std::stringstream list(line->text.substr(0, equals));  // a name may hold '=': tokens@pp=1
+    for (std::string name; list >> name; r->names.push_back(name))
+      if (name.back() == ',') name.pop_back();
+    line->at = equals + 3;
+  }
+
+  void ReadOperands(Line* line, Reading* r) {
+    const Graph& g = graph_[0];
+    if (!line->Take("(")) return;
+    while (!line->Take(")")) {
+      std::string name = line->Until(",) ");
+      auto it = values_.find(name);
+      if (it == values_.end()) line->Bad("no value '" + name + "'");
+      r->node.in.push_back(it->second);
+      r->want.push_back(line->Take("{") ? ParseSignature(g, line) : g.value(it->second).sbp);
+      line->Take(",");
+      if (line->at >= line->text.size()) line->Bad("')' is missing");
     }
-    node.op = line.Until("( ");
-    if (names.empty()) node.name = line.Until("(@:");
-    std::vector<NdSbp> want;
-    if (line.Take("(")) {
-      while (!line.Take(")")) {
-        std::string name = line.Until(",) ");
-        auto it = values_.find(name);
-        if (it == values_.end()) line.Bad("no value '" + name + "'");
-        node.in.push_back(it->second);
-        want.push_back(line.Take("{") ? ParseSignature(g, &line) : g.value(it->second).sbp);
-        line.Take(",");
-        if (line.at >= line.text.size()) line.Bad("')' is missing");
-      }
-    }
-    std::string attrs = line.Until(":@!");
-    size_t after = attrs.find("after=");
-    std::string after_text;
+  }
+
+  void ReadAttrs(Line* line, Reading* r) {
+    std::string attrs = line->Until(":@!");
+    const size_t after = attrs.find("after=");
     if (after != std::string::npos) {
-      after_text = attrs.substr(after);
+      r->after = attrs.substr(after);
       attrs.resize(after);
     }
-    node.attrs = Attrs::Parse(attrs);
-    node.slice = WholeMesh(g.mesh());
-    if (line.Take(":")) {
+    r->node.attrs = Attrs::Parse(attrs);
+  }
+
+  void ReadOutputs(Line* line, Reading* r) {
+    const Graph& g = graph_[0];
+    if (line->Take(":")) {
       do {
-        std::string type = line.Until("[");
+        std::string type = line->Until("[");
         DType dtype;
-        if (!ParseDType(type, &dtype)) line.Bad("no element type '" + type + "'");
-        outputs.push_back({"", dtype, ParseDims(&line)});
-        if (line.Take("fixed {")) node.fixed = ParseEntries(g, &line);
-        if (line.Take("stored {"))
-          for (const auto& [entry, sbp] : ParseEntries(g, &line)) {
-            node.fixed[entry] = sbp;
-            node.stored.insert(entry);
+        if (!ParseDType(type, &dtype)) line->Bad("no element type '" + type + "'");
+        r->outputs.push_back({"", dtype, ParseDims(line)});
+        if (line->Take("fixed {")) r->node.fixed = ParseEntries(g, line);
+        if (line->Take("stored {"))
+          for (const auto& [entry, sbp] : ParseEntries(g, line)) {
+            r->node.fixed[entry] = sbp;
+            r->node.stored.insert(entry);
           }
-        signatures.push_back(line.Take("{") ? ParseSignature(g, &line) : NdSbp());
-      } while (line.Take(","));
+        r->signatures.push_back(line->Take("{") ? ParseSignature(g, line) : NdSbp());
+      } while (line->Take(","));
     }
-    if (outputs.size() != names.size()) line.Bad("names and types of outputs differ in number");
-    for (size_t i = 0; i < names.size(); ++i) outputs[i].name = names[i];
-    while (line.Take("@")) {
+    if (r->outputs.size() != r->names.size()) line->Bad("names and types of outputs differ in number");
+    for (size_t i = 0; i < r->names.size(); ++i) r->outputs[i].name = r->names[i];
+    if (!r->names.empty()) r->node.name = r->names[0];
+  }
+
+  // Stage and phase.
+  void ReadPlace(Line* line, Reading* r) {
+    const Graph& g = graph_[0];
+    while (line->Take("@")) {
       do {
-        std::string axis = line.Until("=");
-        line.Take("=");
-        node.slice.fixed[g.mesh().AxisOrFail(axis, Cat("graph text line ", line.number))] =
-            std::stoi(line.Until(", "));
-      } while (line.Take(","));
-      node.placed = true;
+        std::string axis = line->Until("=");
+        line->Take("=");
+        r->node.slice.fixed[g.mesh().AxisOrFail(axis, Cat("graph text line ", line->number))] =
+            std::stoi(line->Until(", "));
+      } while (line->Take(","));
+      r->node.placed = true;
     }
-    if (line.Take("!")) {
-      std::string phase = line.Until(" ");
-      node.phase = phase == "update"     ? Phase::kUpdate
-                   : phase == "backward" ? Phase::kBackward
-                                         : Phase::kForward;
-    }
-    if (after_text.empty()) after_text = line.Until("");
-    if (!names.empty()) node.name = names[0];
+    if (!line->Take("!")) return;
+    std::string phase = line->Until(" ");
+    r->node.phase = phase == "update"     ? Phase::kUpdate
+                    : phase == "backward" ? Phase::kBackward
+                                          : Phase::kForward;
+  }
+
+  void Add(Reading r) {
+    Graph& g = graph_[0];
+    Node& node = r.node;
     // An input read on several stages is one input: its copies are values of other names (place_stages.cc).
-    size_t copy = node.name.rfind("@" + node.slice.str(g.mesh()));
+    const size_t copy = node.name.rfind("@" + node.slice.str(g.mesh()));
     if (KindOf(node.op) == NodeKind::kInput && node.placed && copy != std::string::npos)
       node.name.resize(copy);
-    if (node.name.empty()) line.Bad("a node without outputs needs a name: fetch loss(y)");
-    bool chosen = node.in.empty() ? false : true;
-    for (const NdSbp& w : want) chosen = chosen && !w.empty();
-    if (chosen) node.want = want;
-    int id = g.AddRaw(node, outputs);
+    bool chosen = !node.in.empty();
+    for (const NdSbp& w : r.want) chosen = chosen && !w.empty();
+    if (chosen) node.want = r.want;
+    const int id = g.AddRaw(node, r.outputs);
     g.UniqueName(node.name);
     nodes_[node.name] = id;
-    for (size_t i = 0; i < names.size(); ++i) {
+    for (size_t i = 0; i < r.names.size(); ++i) {
       int v = g.node(id).out[i];
-      g.value(v).sbp = signatures[i];
-      values_[names[i]] = v;
+      g.value(v).sbp = r.signatures[i];
+      values_[r.names[i]] = v;
     }
     g.SettleRate(id);
-    if (after_text.rfind("after=", 0) == 0) {
-      std::stringstream list(after_text.substr(6));
-      std::string name;
-      while (std::getline(list, name, ',')) after_[id].push_back(name);
-    }
+    if (r.after.rfind("after=", 0) != 0) return;
+    std::stringstream list(r.after.substr(6));
+    for (std::string name; std::getline(list, name, ',');) after_[id].push_back(name);
   }
 
   const Catalog& catalog_;

@@ -29,12 +29,7 @@ bool LegalAlong(const Graph& graph, const Node& node, const BoundRule& rule, int
 std::string WrongWith(const Graph& graph, const Node& node) {
   const OpDef* def = graph.catalog().Find(node.op);
   if (!def || node.kind == NodeKind::kFused) return "";
-  OpCall call{node.op, node.name, {}, {}, &node.attrs};
-  for (int v : node.in) {
-    call.shapes.push_back(graph.value(v).shape);
-    call.dtypes.push_back(graph.value(v).dtype);
-  }
-  BoundRule rule = BindOp(*def, call);
+  BoundRule rule = BindOp(*def, graph.CallOf(node));
   std::vector<int> sizes = graph.Sizes();
   std::vector<Signature> cuts;
   for (size_t e = 0; e < sizes.size(); ++e) {

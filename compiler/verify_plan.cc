@@ -130,7 +130,8 @@ class PlanVerifier {
   struct Guard {
     int writer, reader, write_period, read_period, slots, full;
   };
-  // By buffer: nodes that write and read it, by segment and position there.
+  // By buffer: nodes that write and read it, and those that read an update's result, by segment and position
+  // there.
   using Uses = std::map<int, std::map<int, std::vector<int>>>;
 
   const std::string& NameOf(int segment) const { return plan_.segments[segment].name; }
@@ -140,10 +141,19 @@ class PlanVerifier {
     for (size_t s = 0; s < plan_.segments.size(); ++s) {
       const std::vector<int>& nodes = plan_.segments[s].nodes;
       for (size_t i = 0; i < nodes.size(); ++i) {
-        for (int v : graph_.node(nodes[i]).in) reads_[plan_.buffer_of[v]][s].push_back(static_cast<int>(i));
+        for (int v : graph_.node(nodes[i]).in)
+          (IsResult(v) ? results_ : reads_)[plan_.buffer_of[v]][s].push_back(static_cast<int>(i));
         for (int v : graph_.node(nodes[i]).out) writes_[plan_.buffer_of[v]][s].push_back(static_cast<int>(i));
       }
     }
+  }
+
+  // Whether an update leaves the value in a variable: who reads it wants what the variable holds afterwards.
+  bool IsResult(int v) const {
+    const Value& value = graph_.value(v);
+    const OpDef* def = graph_.catalog().Find(graph_.node(value.producer).op);
+    return def && std::any_of(def->inplace.begin(), def->inplace.end(),
+                              [&](const auto& pair) { return pair.first == value.output; });
   }
 
   int Period(int segment, int buffer) const {
@@ -175,21 +185,31 @@ class PlanVerifier {
     if (readers != buffer.readers) Fail("verify: '", ValueOf(b), "' is read by others than its buffer names");
   }
 
+  static std::vector<int> InSegment(Uses& uses, int buffer, int segment) {
+    auto found = uses[buffer].find(segment);
+    return found == uses[buffer].end() ? std::vector<int>() : found->second;
+  }
+
   // Both ends in one segment: its nodes run in their order.
   void CheckWithin(int b) {
     const LogicalBuffer& buffer = plan_.buffers[b];
-    const auto read_by = reads_[b].find(buffer.writer), written_by = writes_[b].find(buffer.writer);
-    if (read_by == reads_[b].end() || written_by == writes_[b].end()) return;
+    if (buffer.writer < 0) return;
     const std::vector<int>& nodes = plan_.segments[buffer.writer].nodes;
-    for (int read : read_by->second) {
+    auto check = [&](int read, bool old) {
       if (buffer.write_period > 1)
         Fail("verify: ", graph_.Describe(nodes[read]), " reads '", ValueOf(b), "' in ", NameOf(buffer.writer),
              ", which finishes it with the last of ", buffer.write_period, " acts");
-      for (int write : written_by->second)
-        if (buffer.full > 0 ? write < read : write > read)
+      for (int write : InSegment(writes_, b, buffer.writer))
+        if (old ? write < read : write > read)
           Fail("verify: ", graph_.Describe(nodes[read]), " reads '", ValueOf(b), "' ",
-               buffer.full > 0 ? "after it was replaced by " : "before it was made by ",
-               graph_.Describe(nodes[write]));
+               old ? "after it was replaced by " : "before it was made by ", graph_.Describe(nodes[write]));
+    };
+    for (int read : InSegment(reads_, b, buffer.writer)) check(read, buffer.full > 0);
+    for (const auto& [segment, reads] : results_[b]) {
+      if (segment != buffer.writer)
+        Fail("verify: ", NameOf(segment), " reads what ", NameOf(buffer.writer), " leaves in variable '",
+             ValueOf(b), "', which the next step may replace");
+      for (int read : reads) check(read, false);
     }
   }
 
@@ -224,7 +244,7 @@ class PlanVerifier {
   const LogicalPlan& plan_;
   std::vector<std::string>* const implied_;
   std::multimap<std::pair<int, int>, const LogicalEdge*> edges_;  // by writer and reader
-  Uses reads_, writes_;
+  Uses reads_, writes_, results_;
   std::unique_ptr<Precedence> precedence_;  // when an edge is missing
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/dims.h"
 #include "core/dtype.h"
@@ -16,6 +17,13 @@ Reduce ParseReduce(const std::string& name);  // throws Error
 struct Piece {
   void* data = nullptr;
   Box box;
+};
+
+// A part of a tensor that a group of ranks moves: the fold of what the sources have, in this order, goes to
+// each destination. No source: the identity of the fold is written.
+struct Region {
+  Box box;
+  std::vector<int> sources, dests;  // members of the group
 };
 
 // to[box] = from[box]; `box` lies inside both pieces. No allocation.

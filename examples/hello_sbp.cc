@@ -59,8 +59,8 @@ Moved Box1D(const Mesh& mesh, const Dims& shape, std::vector<Matrix> held, const
   Moved moved;
   moved.elements = program.Moved();
   for (const Box& box : program.out) moved.held.emplace_back(box);
-  for (const std::vector<BoxingRegion>& work : program.work) {
-    for (const BoxingRegion& region : work) {
+  for (const std::vector<Region>& work : program.work) {
+    for (const Region& region : work) {
       std::vector<Piece> sources, dests;
       for (int s : region.sources) sources.push_back(held[s].piece());
       for (int d : region.dests) dests.push_back(moved.held[d].piece());

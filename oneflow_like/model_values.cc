@@ -99,7 +99,7 @@ std::vector<Part> PartsOf(const ModelImpl& model, const ModelVariable& variable)
   std::vector<int> ranks;
   for (int device : program.members) ranks.push_back(device < 0 ? -1 : model.mesh.IndexOf(device));
   std::vector<Part> parts;
-  for (const BoxingRegion& region : program.work.back()) {
+  for (const Region& region : program.work.back()) {
     if (region.box.empty()) continue;
     const int source = region.sources[0];
     Part part{region.box, ranks[source], program.in[source]};

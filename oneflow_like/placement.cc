@@ -5,7 +5,7 @@
 
 #include "actor/device_collectives.h"
 #include "actor/net/talk/job.h"
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "actor/net/talk/job.h"
 #include "oneflow_like/agreement.h"
@@ -15,7 +16,6 @@
 #include "oneflow_like/memory_check.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/variables.h"
-#include "ops/schedule.h"
 
 namespace oneflow_like {
 
@@ -23,39 +23,7 @@ namespace {
 
 constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
 
-Attrs ScheduleAttrs(const Schedule& s) {
-  static const char* names[] = {"constant", "linear_warmup", "cosine", "step"};
-  return {{"schedule", std::string(names[static_cast<int>(s.kind)])},
-          {"warmup", s.warmup},
-          {"total", s.total},
-          {"final", s.final},
-          {"every", s.every},
-          {"gamma", s.gamma}};
-}
-
 }  // namespace
-
-double LearningRateFactor(const Schedule& schedule, int64_t step) {
-  CheckSchedule("LearningRateFactor", ScheduleAttrs(schedule));
-  return ScheduleFactor(ScheduleAttrs(schedule), step);
-}
-
-Optimizer::Optimizer(const Sgd& o)
-    : op("sgd"), numbers{{"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}} {}
-Optimizer::Optimizer(const Adam& o)
-    : op("adam"),
-      numbers{{"lr", o.lr},
-              {"beta1", o.beta1},
-              {"beta2", o.beta2},
-              {"eps", o.eps},
-              {"weight_decay", o.weight_decay}} {}
-Optimizer::Optimizer(const AdamW& o)
-    : op("adamw"),
-      numbers{{"lr", o.lr},
-              {"beta1", o.beta1},
-              {"beta2", o.beta2},
-              {"eps", o.eps},
-              {"weight_decay", o.weight_decay}} {}
 
 // --- StepResult ---
 
@@ -232,7 +200,7 @@ void CheckOptions(const Graph& graph, const std::string& who, const SessionOptio
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
     auto batch = node.fixed.find(0);
-    if (node.op != "input" || batch == node.fixed.end()) continue;
+    if (node.kind != NodeKind::kInput || batch == node.fixed.end()) continue;
     int64_t extent = graph.value(node.out[0]).shape[batch->second.axis];
     if (options.micro_batches > std::max<int64_t>(1, extent))
       Fail(who, ": micro_batches is ", options.micro_batches, " but input '", node.name, "' has a batch of ",
@@ -240,40 +208,16 @@ void CheckOptions(const Graph& graph, const std::string& who, const SessionOptio
   }
 }
 
-int AddFetch(Graph* graph, const std::string& name, int value) {
-  Node fetch;
-  fetch.op = "fetch";
-  fetch.name = name;
-  fetch.in = {value};
-  const Node& from = graph->producer(value);
-  fetch.line = from.line;
-  fetch.slice = from.slice;
-  fetch.placed = from.placed;
-  fetch.phase = from.phase == Phase::kBackward ? Phase::kUpdate : from.phase;
-  return graph->AddRaw(fetch, {});
-}
-
 CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& options) {
   CompileOptions c;
   c.name = options.name;
   c.times = options.micro_batches;
-  c.schedule = options.schedule == PipelineSchedule::kGPipe ? ScheduleKind::kGPipe : ScheduleKind::k1F1B;
+  c.schedule = options.schedule;
   c.seed = model.options.seed;
   c.dtype = options.dtype;
   c.machine = MachineOf(model.mesh);
   c.zero_axis = model.zero_axis;
   return c;
-}
-
-// `who` is the user's Train or Evaluate: what cannot be compiled is reported with both lines, the call's and
-// the node's.
-Compiled CompileFor(const std::string& who, const ModelImpl& model, Graph graph,
-                    const SessionOptions& options) {
-  try {
-    return Compile(std::move(graph), ToCompileOptions(model, options), Dumper(model, options.name));
-  } catch (const Error& error) {
-    Fail(who, ": ", error.what());
-  }
 }
 
 // Sessions of one name share their step number, which must mean one thing.
@@ -288,29 +232,44 @@ void CheckStepsOf(const std::string& who, const ModelImpl& model, const std::str
        ", and both would count its steps; give it another ", "name");
 }
 
+// A session of the graph's nodes that the fetches and `roots` need. `who` is the user's Train or Evaluate:
+// what cannot be compiled is reported with both lines, the call's and the node's.
 Session Finish(const std::string& who, ModelImpl* model, Graph graph, const SessionOptions& options,
-               const std::map<std::string, int>& fetched, std::vector<int> roots, const std::string& finite) {
-  const SessionSteps::Of of = roots.empty() ? SessionSteps::Of::kEvaluation : SessionSteps::Of::kTraining;
+               const std::map<std::string, int>& fetched, std::vector<int> roots,
+               const std::optional<Training>& training, const std::string& finite) {
+  const SessionSteps::Of of = training ? SessionSteps::Of::kTraining : SessionSteps::Of::kEvaluation;
   CheckStepsOf(who, *model, options.name, of);
-  for (const auto& [name, value] : fetched) roots.push_back(AddFetch(&graph, name, value));
+  for (const auto& [name, value] : fetched) roots.push_back(graph.AddFetch(name, value));
+  for (const Tensor& tensor : options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);
   CheckOptions(graph, who, options);
-  std::vector<ModelVariable> state = NewState(who, *model, graph);
-  std::string input_graph = model->options.job ? GraphLines(graph) : "";
-  Compiled compiled = CompileFor(who, *model, std::move(graph), options);
-  std::unique_ptr<Session::Impl> impl(new Session::Impl{model->shared_from_this(),
-                                                        std::move(compiled),
-                                                        options,
-                                                        {},
-                                                        {},
-                                                        finite,
-                                                        std::move(input_graph),
-                                                        nullptr});
-  for (const auto& [name, value] : fetched) impl->outputs.insert(name);
+  std::string input_graph;
+  std::vector<ModelVariable> state;
+  WholeFn whole = [&](const Graph& g) {
+    state = NewState(Cat("session ", options.name), *model, g);
+    if (model->options.job) input_graph = GraphLines(g);
+  };
+  std::unique_ptr<Session::Impl> impl;
+  try {
+    CompileOptions compile = ToCompileOptions(*model, options);
+    compile.training = training;
+    Compiled compiled = Compile(std::move(graph), compile, Dumper(*model, options.name), whole);
+    impl.reset(new Session::Impl{model->shared_from_this(),
+                                 std::move(compiled),
+                                 options,
+                                 {},
+                                 {},
+                                 finite,
+                                 std::move(input_graph),
+                                 nullptr});
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
   impl->trains = of == SessionSteps::Of::kTraining;
   for (int n : impl->compiled.graph.Order()) {
     const Node& node = impl->compiled.graph.node(n);
-    if (node.op == "input") impl->inputs[node.name] = node.out[0];
+    if (node.kind == NodeKind::kInput) impl->inputs[node.name] = node.out[0];
+    if (node.kind == NodeKind::kFetch) impl->outputs.insert(node.name);
   }
   Session session(std::move(impl));
   if (model->options.memory_budget > 0)
@@ -324,23 +283,13 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   return session;
 }
 
-// Numbers of the optimizer and its schedule, before they become the attributes of every update.
-void CheckRule(const std::string& who, const UpdateRule& rule) {
-  size_t operands = rule.op == "sgd" ? 3 : 4;
-  OpCall call{rule.op, who, std::vector<Dims>(operands), std::vector<DType>(operands, DType::kFloat32),
-              &rule.attrs};
-  Infer(BuiltinCatalog().Get(rule.op), call);
-  if (!(rule.clip_norm >= 0))
-    Fail(who, ": clip_norm is ", rule.clip_norm, ", must be 0 (no clipping) or more");
-}
-
 void AddOutput(const std::string& who, const std::string& name, int value,
                std::map<std::string, int>* fetched) {
   if (!fetched->emplace(name, value).second)
     Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
 }
 
-void AddOutputs(const GraphOfModel* graph, const std::string& who,
+void AddOutputs(const GraphOfModel* graph, const std::string& who, const SessionOptions& options,
                 const std::map<std::string, Tensor>& outputs, std::map<std::string, int>* fetched) {
   for (const auto& [name, tensor] : outputs) {
     const GraphOfModel* of = GraphOf(tensor, Cat(who, ": output '", name, "'"));
@@ -348,52 +297,55 @@ void AddOutputs(const GraphOfModel* graph, const std::string& who,
       Fail(who, ": output '", name, "' belongs to another ", of->model == graph->model ? "graph" : "model");
     AddOutput(who, name, tensor.id(), fetched);
   }
+  for (const Tensor& tensor : options.also)
+    if (GraphOf(tensor, Cat(who, ": SessionOptions::also")) != graph)
+      Fail(who, ": '", tensor.name(), "' of SessionOptions::also belongs to another graph");
+}
+
+// What a session's graph is made for: the outputs, and what is computed besides.
+std::map<std::string, int> Roots(std::map<std::string, int> fetched, const SessionOptions& options) {
+  for (size_t i = 0; i < options.also.size(); ++i) fetched[Cat("also ", i)] = options.also[i].id();
+  return fetched;
 }
 
 }  // namespace
+
+Tensor Updated(Tensor variable, Here at) {
+  const std::string who = Cat("Updated at ", SourceLine(at).str());
+  Graph& graph = *GraphOf(variable, who);
+  const Node from = graph.producer(variable.id());
+  if (from.kind != NodeKind::kVariable)
+    Fail(who, ": '", variable.name(), "' is not a variable, only what Scope::Weight gives is");
+  Node node;
+  node.op = "updated";
+  node.name = graph.UniqueName("updated/" + from.name);
+  node.in = {variable.id()};
+  node.line = SourceLine(at);
+  node.slice = from.slice;
+  node.placed = from.placed;
+  node.phase = Phase::kUpdate;
+  const std::string name = node.name;
+  int id = graph.AddRaw(std::move(node), {{name, variable.dtype(), variable.shape()}});
+  return Tensor(&graph, graph.node(id).out[0]);
+}
 
 Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_options, Here at) {
   TrainOptions options = user_options;
   if (options.name.empty()) options.name = "train";
   std::string who = Cat("Train at ", SourceLine(at).str());
   GraphOfModel* source = GraphOf(loss, who);
-  UpdateRule rule;
-  rule.op = optimizer.op;
-  rule.attrs = ScheduleAttrs(options.lr_schedule);
-  for (const auto& [name, number] : optimizer.numbers) rule.attrs.Set(name, number);
-  rule.clip_norm = options.clip_norm;
-  rule.decay_only_matrices = optimizer.op == "adamw";
-  CheckRule(who, rule);
+  CheckOptimizer(who, optimizer, options.lr_schedule);
+  if (!(options.clip_norm >= 0))
+    Fail(who, ": clip_norm is ", options.clip_norm, ", must be 0 (no clipping) or more");
   std::map<std::string, int> fetched{{"loss", loss.id()}};
-  AddOutputs(source, who, options.outputs, &fetched);
-  Graph graph = SessionGraph(source, fetched);
-  graph.set_times(options.micro_batches);
-  const int first_added = graph.num_nodes();
-  std::vector<int> weights, roots;
-  for (const auto& [name, node] : source->variables)
-    if (graph.alive(node)) weights.push_back(graph.node(node).out[0]);
-  std::sort(weights.begin(), weights.end());
-  LossScale loss_scale;
-  if (options.dtype == DType::kFloat16) loss_scale = AddLossScale(&graph, loss.id());
-  std::vector<int> all, gradients, used;
-  try {
-    all = Autograd(&graph, loss.id(), weights, loss_scale.scale);
-  } catch (const Error& error) {
-    Fail(who, ": ", error.what());
-  }
-  for (size_t i = 0; i < weights.size(); ++i)
-    if (all[i] >= 0) {
-      used.push_back(weights[i]);
-      gradients.push_back(all[i]);
-    }
-  int first_update = graph.num_nodes(), grad_norm = -1;
-  AddUpdates(&graph, used, gradients, rule, &grad_norm, loss_scale);
-  for (int n = first_update; n < graph.num_nodes(); ++n)
-    if (graph.node(n).op == rule.op || graph.node(n).op == "update_loss_scale") roots.push_back(n);
-  if (grad_norm >= 0) AddOutput(who, "grad_norm", grad_norm, &fetched);
-  NameState(options.name, first_added, &graph);
+  if (options.clip_norm > 0) fetched["grad_norm"] = -1;  // the name is taken: add_updates fetches it
+  AddOutputs(source, who, options, options.outputs, &fetched);
+  fetched.erase("grad_norm");
+  Graph graph = SessionGraph(source, Roots(fetched, options));
+  int train = graph.AddTrain(loss.id(), SourceLine(at));
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
-  return Finish(who, source->model, std::move(graph), options, fetched, roots,
+  Training training{optimizer, options.lr_schedule, options.clip_norm};
+  return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
                 options.check_finite && scalar ? "loss" : "");
 }
 
@@ -401,12 +353,14 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
   SessionOptions options = user_options;
   if (options.name.empty()) options.name = "eval";
   std::string who = Cat("Evaluate at ", SourceLine(at).str());
-  if (outputs.empty()) Fail(who, ": no outputs are asked for");
+  if (outputs.empty() && options.also.empty()) Fail(who, ": no outputs are asked for");
   GraphOfModel* source =
-      GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
+      outputs.empty() ? GraphOf(options.also[0], Cat(who, ": SessionOptions::also"))
+                      : GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
   std::map<std::string, int> fetched;
-  AddOutputs(source, who, outputs, &fetched);
-  return Finish(who, source->model, SessionGraph(source, fetched), options, fetched, {}, "");
+  AddOutputs(source, who, options, outputs, &fetched);
+  return Finish(who, source->model, SessionGraph(source, Roots(fetched, options)), options, fetched, {}, {},
+                "");
 }
 
 }  // namespace oneflow_like

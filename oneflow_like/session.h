@@ -8,43 +8,12 @@
 #include <vector>
 
 #include "actor/profile.h"
+#include "compiler/pipeline_schedule.h"
 #include "oneflow_like/model.h"
+#include "ops/optimizer.h"
+#include "ops/rmsprop.h"
 
 namespace oneflow_like {
-
-// How the learning rate follows the step (0-based): lr(step) = base * factor(step).
-struct Schedule {
-  enum class Kind { kConstant, kLinearWarmup, kCosine, kStep } kind = Kind::kConstant;
-  int64_t warmup =
-      0;  // steps of linear rise to the base rate: factor (step + 1) / warmup; any kind but constant
-  int64_t total = 0;  // cosine: steps until the end of the fall
-  double final = 0;   // cosine: factor at the end
-  int64_t every = 0;  // step: multiply by gamma every so many steps
-  double gamma = 0.1;
-};
-double LearningRateFactor(const Schedule& schedule, int64_t step);
-
-// w -= lr * (momentum * v + g), v = momentum * v + g (Sutskever et al. 2013, PyTorch's form).
-struct Sgd {
-  double lr = 0.1, momentum = 0, weight_decay = 0;
-};
-// Kingma and Ba 2015; weight decay adds to the gradient.
-struct Adam {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-};
-// Loshchilov and Hutter 2019: decay apart from the gradient, for weights of two and more axes.
-struct AdamW {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
-};
-struct Optimizer {
-  std::string op;  // the update operator: "sgd", "adam", "adamw"
-  std::map<std::string, double> numbers;
-  Optimizer(const Sgd& o);    // NOLINT: implicit on purpose
-  Optimizer(const Adam& o);   // NOLINT
-  Optimizer(const AdamW& o);  // NOLINT
-};
-
-enum class PipelineSchedule { kGPipe, k1F1B };
 
 struct SessionOptions {
   // In dumps and messages; default "train" or "eval". Sessions of one name are one training (or evaluation):
@@ -57,6 +26,8 @@ struct SessionOptions {
   // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable
   // "<name>:loss_scale": steps whose gradients overflow change nothing but that.
   DType dtype = DType::kFloat32;
+  // Computed in every step beside the outputs, though nobody reads it: what assign returns.
+  std::vector<Tensor> also;
 };
 struct TrainOptions : SessionOptions {
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
@@ -96,7 +67,7 @@ struct RankSummary {
   // (what forward keeps for backward), other.
   std::vector<std::pair<std::string, int64_t>> purposes;
   std::vector<std::pair<std::string, int64_t>> consumers;  // ten largest, with where they come from
-  int actors = 0, registers = 0, collectives = 0;
+  int actors = 0, buffers = 0, collectives = 0;
   double bytes_sent = 0;  // per step
   double flops = 0;       // per step
 };
@@ -139,6 +110,9 @@ class Session {
 // Compiles training of all weights that `loss` (one element) depends on. Loading (memory, threads) waits for
 // the first Run, so a session of a mesh larger than the machine can be compiled and summarised. Throws Error.
 Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& options = {}, OFL_HERE);
+// What the variable (a weight that the session trains, or one that it assigns) holds after the step: for
+// averages of weights, say, assign(mean, scale(mean, 0.99) + scale(Updated(w), 0.01)).
+Tensor Updated(Tensor variable, OFL_HERE);
 Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options = {}, OFL_HERE);
 
 }  // namespace oneflow_like

@@ -52,7 +52,7 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
   s.rank = rank;
   s.ranks = {rank};
   s.transient_bytes = plan.transient_bytes();
-  s.registers = plan.buffer_size();
+  s.buffers = plan.buffer_size();
   s.actors = plan.actor_size();
   std::vector<std::pair<std::string, int64_t>> consumers;
   for (const plan::Variable& v : plan.variable()) {
@@ -73,7 +73,7 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
   for (const plan::Buffer& b : plan.buffer())
     if (b.space() == plan::TRANSIENT)
       consumers.push_back(
-          {Cat("register ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
+          {Cat("buffer ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
                source[b.id()], HeldText(compiled, b.id()), ")"),
            b.slot_bytes() * b.slots()});
   if (plan.device_kind() == "cuda") {
@@ -93,7 +93,7 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
 
 bool Alike(const RankSummary& a, const RankSummary& b) {
   return a.stage == b.stage && a.peak_bytes == b.peak_bytes && a.persistent_bytes == b.persistent_bytes &&
-         a.actors == b.actors && a.registers == b.registers && a.collectives == b.collectives &&
+         a.actors == b.actors && a.buffers == b.buffers && a.collectives == b.collectives &&
          a.bytes_sent == b.bytes_sent && a.consumers == b.consumers;
 }
 
@@ -182,7 +182,7 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
                          s.stage.empty() ? "" : " (" + s.stage + ")",
                          s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
   text += Cat("  peak memory   ", BytesText(s.peak_bytes), " = ", BytesText(s.persistent_bytes),
-              " variables + ", BytesText(s.transient_bytes), " registers and scratch",
+              " variables + ", BytesText(s.transient_bytes), " buffers and scratch",
               s.library_bytes > 0 ? " + " + BytesText(s.library_bytes) + " of libraries and packing" : "",
               " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
   for (const auto& [purpose, bytes] : s.purposes) {
@@ -199,7 +199,7 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
     text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",
                 hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
   }
-  text += Cat("  actors ", s.actors, ", registers ", s.registers, ", collectives ", s.collectives, ", sent ",
+  text += Cat("  actors ", s.actors, ", buffers ", s.buffers, ", collectives ", s.collectives, ", sent ",
               BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
   text += "  largest consumers\n";
   for (const auto& [what, bytes] : s.consumers) {

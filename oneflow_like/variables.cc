@@ -22,7 +22,7 @@ void SettleStages(GraphOfModel* source) {
   const std::vector<int> order = graph.Order();
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
     Node& node = graph.node(*it);
-    if (node.placed || node.op == "input") continue;
+    if (node.placed || node.kind == NodeKind::kInput) continue;
     for (int v : node.out)
       for (int r : readers[v])
         if (graph.node(r).placed && (!node.placed || graph.node(r).slice < node.slice)) {
@@ -55,21 +55,13 @@ Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outpu
   std::vector<int> roots;
   for (const auto& [name, value] : outputs) roots.push_back(graph.value(value).producer);
   graph.KeepOnly(roots);
-  NameDraws(&graph);
   return graph;
-}
-
-void NameState(const std::string& training, int first, Graph* graph) {
-  for (int n = first; n < graph->num_nodes(); ++n) {
-    Node& node = graph->node(n);
-    if (node.op == "variable") node.name = graph->value(node.out[0]).name = Cat(training, ":", node.name);
-  }
 }
 
 std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& model, const Graph& graph) {
   std::vector<ModelVariable> made;
   for (int n = 0; n < graph.num_nodes(); ++n) {
-    if (!graph.alive(n) || graph.node(n).op != "variable") continue;
+    if (!graph.alive(n) || graph.node(n).kind != NodeKind::kVariable) continue;
     ModelVariable variable;
     variable.node = graph.node(n);
     const Value& value = graph.value(variable.node.out[0]);

@@ -10,13 +10,9 @@
 
 namespace oneflow_like {
 
-// A copy of `source` with only what `outputs` (name -> value) are computed from: weights where the model has
-// settled that they lie, and every random operator with its key.
+// A copy of `source` with only what `outputs` (name -> value) are computed from, weights where the model has
+// settled that they lie.
 Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outputs);
-
-// Nodes from `first` on are those that training added: gives its variables names of the form
-// "<training>:adam_m/w", which users' names cannot have.
-void NameState(const std::string& training, int first, Graph* graph);
 
 // The variables of a session's graph that the model does not know yet. Throws Error, beginning with `who`,
 // for one that lies elsewhere than the model's of that name.

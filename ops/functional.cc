@@ -106,6 +106,7 @@ Tensor sqrt(Tensor x, Here at) { return One("sqrt", {x}, {}, at); }
 Tensor rsqrt(Tensor x, Here at) { return One("rsqrt", {x}, {}, at); }
 Tensor square(Tensor x, Here at) { return One("square", {x}, {}, at); }
 Tensor abs(Tensor x, Here at) { return One("abs", {x}, {}, at); }
+Tensor sign(Tensor x, Here at) { return One("sign", {x}, {}, at); }
 Tensor tanh(Tensor x, Here at) { return One("tanh", {x}, {}, at); }
 Tensor erf(Tensor x, Here at) { return One("erf", {x}, {}, at); }
 Tensor sigmoid(Tensor x, Here at) { return One("sigmoid", {x}, {}, at); }
@@ -113,6 +114,7 @@ Tensor relu(Tensor x, Here at) { return One("relu", {x}, {}, at); }
 Tensor gelu(Tensor x, Here at) { return One("gelu", {x}, {}, at); }
 Tensor gelu_erf(Tensor x, Here at) { return One("gelu_erf", {x}, {}, at); }
 Tensor silu(Tensor x, Here at) { return One("silu", {x}, {}, at); }
+Tensor softplus(Tensor x, Here at) { return One("softplus", {x}, {}, at); }
 Tensor cast(Tensor x, DType dtype, Here at) {
   GraphOf("cast", x, at);
   if (x.dtype() == dtype) return x;
@@ -268,5 +270,9 @@ Tensor dropout(Tensor x, double p, const std::string& draws, Here at) {
 }
 
 Tensor dropout(Tensor x, double p, Here at) { return dropout(x, p, "", at); }
+
+// --- Variables -----------------------------------------------------------------------------------
+
+Tensor assign(Tensor variable, Tensor value, Here at) { return One("assign", {variable, value}, {}, at); }
 
 }  // namespace oneflow_like

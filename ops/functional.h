@@ -51,6 +51,7 @@ Tensor sqrt(Tensor x, OFL_HERE);
 Tensor rsqrt(Tensor x, OFL_HERE);
 Tensor square(Tensor x, OFL_HERE);
 Tensor abs(Tensor x, OFL_HERE);
+Tensor sign(Tensor x, OFL_HERE);  // -1, 0 or 1; no gradient passes
 Tensor tanh(Tensor x, OFL_HERE);
 Tensor erf(Tensor x, OFL_HERE);
 Tensor sigmoid(Tensor x, OFL_HERE);
@@ -58,6 +59,7 @@ Tensor relu(Tensor x, OFL_HERE);
 Tensor gelu(Tensor x, OFL_HERE);      // tanh approximation (Hendrycks and Gimpel 2016)
 Tensor gelu_erf(Tensor x, OFL_HERE);  // exact
 Tensor silu(Tensor x, OFL_HERE);
+Tensor softplus(Tensor x, OFL_HERE);  // log(1 + e^x)
 Tensor cast(Tensor x, DType dtype, OFL_HERE);
 
 // --- Reductions. `axes` empty: all of them. keep: reduced axes stay with extent 1 ---
@@ -128,6 +130,14 @@ Tensor dropout(Tensor x, double p, const std::string& draws, OFL_HERE);
 // Attribute "key" of a random operator, from a name: Apply(graph, "uniform", {}, {..., {"key",
 // DrawKey("late")}}). Operators of one key draw the same numbers.
 int64_t DrawKey(const std::string& name);
+
+// --- Variables ---
+
+// The variable (what Scope::Weight gives) holds `value`, of its shape and type, after the step; all of the
+// step's operators read what it held before. Returns what it will hold. It happens in sessions that compute
+// the result: as an output, as one of SessionOptions::also, or because an output depends on it. A value that
+// differs between micro-batches must be reduced over the batch first. Two assigns to a variable are an Error.
+Tensor assign(Tensor variable, Tensor value, OFL_HERE);
 
 // A node by name, for operators without a function of their own (gradients, operators of the user's).
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,

@@ -114,7 +114,7 @@ Status Fused(const KernelContext& context) {
   return status;
 }
 
-std::vector<FusedStep> StepsOf(const OpCall& call) {
+std::vector<FusedStep> ProgramOf(const OpCall& call) {
   return ParseFused(call.attrs->Str("program"), static_cast<int>(call.shapes.size()), call.who);
 }
 
@@ -127,7 +127,7 @@ void Check(const OpCall& call) {
            " but must be of a floating type or bool");
     }
   }
-  int64_t values = static_cast<int64_t>(call.shapes.size() + StepsOf(call).size());
+  int64_t values = static_cast<int64_t>(call.shapes.size() + ProgramOf(call).size());
   for (int64_t output : call.attrs->Ints("outputs")) {
     if (output < 0 || output >= values) {
       Fail(call.who, ": output ", output, " is not among the ", values, " values of the program");
@@ -137,8 +137,17 @@ void Check(const OpCall& call) {
 
 }  // namespace
 
+bool IsProgram(const OpDef& def) { return def.scalar.find(' ') != std::string::npos; }
+
+std::vector<FusedStep> StepsOf(const OpDef& def, const Attrs& attrs, int operands, const std::string& who) {
+  if (IsProgram(def)) return ParseFused(def.scalar, operands, who);
+  FusedStep step{def.name, {}, attrs};
+  for (int i = 0; i < operands; ++i) step.args.push_back(i);
+  return {step};
+}
+
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out) {
-  return HasScalarBody(def.name) && !in.empty() && out.size() == 1 &&
+  return (HasScalarBody(def.name) || IsProgram(def)) && !in.empty() && out.size() == 1 &&
          std::all_of(in.begin(), in.end(), FloatOrBool) && std::all_of(out.begin(), out.end(), FloatOrBool);
 }
 
@@ -192,7 +201,7 @@ void AddFused(Catalog* catalog) {
   };
   def.check = Check;
   def.dtypes = [](const OpCall& call) {
-    std::vector<DType> types = FusedTypes(StepsOf(call), call.dtypes), out;
+    std::vector<DType> types = FusedTypes(ProgramOf(call), call.dtypes), out;
     for (int64_t output : call.attrs->Ints("outputs")) out.push_back(types[output]);
     return out;
   };

@@ -21,9 +21,15 @@ struct FusedStep {
   Attrs attrs;
 };
 
-// Whether one use of an operator may become a step: an elementwise operator with a scalar body
-// (ops/scalar.h), add_n, cast or dropout, whose operands are all floating or bool.
+// Whether one use of an operator may become part of a chain: an elementwise operator with a scalar body
+// (ops/scalar.h) or a program of such, add_n, cast or dropout, whose operands are all floating or bool.
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out);
+
+// Whether the operator is one of the user's that is a program of such steps (OpDef::scalar).
+bool IsProgram(const OpDef& def);
+// What one use of a fusible operator is in a chain: one step, or those of its program, on values 0, 1, ...
+// for its operands. Throws Error, opening with `who`, when the program cannot be read.
+std::vector<FusedStep> StepsOf(const OpDef& def, const Attrs& attrs, int operands, const std::string& who);
 
 // The text of a program, and back. Parsing throws Error for a step that names no fusible operator or a value
 // that is not yet defined.

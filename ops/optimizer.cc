@@ -1,6 +1,9 @@
-// The update operators: they read a weight, its gradient and their state, and give the new weight and state,
-// in place. Two last, optional inputs are a factor on the gradient (clip_factor's, for clipping by global
-// norm), and whether to update at all (unscale's, for gradients that overflowed).
+// Optimizers, and the operators they are made of. The update operators read a weight, its gradient and their
+// state (adam and adamw also the number of updates made before), and give the new weight and state, in place.
+// Two last, optional inputs are a factor on the gradient (clip_factor's, for clipping by global norm), and
+// whether to update at all (unscale's, for gradients that overflowed).
+#include "ops/optimizer.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -54,12 +57,12 @@ Status SgdReference(const KernelContext& context) {
 template <bool kApart>
 Status AdamReference(const KernelContext& context) {
   const TensorArg &w = context.in[0], &g = context.in[1], &m = context.in[2], &v = context.in[3];
-  Update update(context, 4);
+  Update update(context, 5);
   if (update.skipped) return KeepAll(context);
   const Attrs& attrs = context.spec.attrs;
   double beta1 = attrs.Float("beta1", 0.9), beta2 = attrs.Float("beta2", 0.999),
          eps = attrs.Float("eps", 1e-8);
-  double steps = static_cast<double>(context.step + 1);
+  double steps = LoadFloat(context.in[4], 0) + 1;
   double correct1 = 1 - std::pow(beta1, steps), correct2 = 1 - std::pow(beta2, steps);
   for (int64_t i = 0; i < w.elements(); ++i) {
     double weight = LoadFloat(w, i), gradient = update.factor * LoadFloat(g, i);
@@ -75,41 +78,49 @@ Status AdamReference(const KernelContext& context) {
   return {};
 }
 
+// What an update operator keeps beside its weight, and whether it reads the number of updates.
+struct Reads {
+  std::vector<std::string> state;
+  bool counts = false;
+  size_t least() const { return 2 + state.size() + counts; }  // with the factor one more, with finite two
+};
+
 // "w[a b], g[a b], v[a b], factor[] -> new_w[a b], new_v[a b]": one label for each axis, so nothing
 // broadcasts.
-std::string UpdateAxes(const OpCall& call, const std::vector<std::string>& state) {
+std::string UpdateAxes(const OpCall& call, const Reads& reads) {
   std::string axes = "[" + Letters(0, call.shapes[0].rank()) + "]";
   std::string in = "w" + axes + ", g" + axes, out = "new_w" + axes;
-  for (const std::string& name : state) {
+  for (const std::string& name : reads.state) {
     in += ", " + name + axes;
     out += ", new_" + name + axes;
   }
-  if (call.shapes.size() >= 3 + state.size()) in += ", factor[]";
-  if (call.shapes.size() == 4 + state.size()) in += ", finite[]";
+  if (reads.counts) in += ", updates[]";
+  if (call.shapes.size() > reads.least()) in += ", factor[]";
+  if (call.shapes.size() > reads.least() + 1) in += ", finite[]";
   return in + " -> " + out;
 }
 
-void RequireFraction(const OpCall& call, const std::string& name, double otherwise) {
-  double value = call.attrs->Float(name, otherwise);
-  if (!(value >= 0 && value < 1)) Fail(call.who, ": ", name, " is ", value, " but must be in [0, 1)");
+void CheckNumbers(const std::string& who, const Attrs& attrs) {
+  for (const char* name : {"lr", "eps", "weight_decay"}) {
+    double number = attrs.Float(name, 0);
+    if (!(number >= 0 && std::isfinite(number)))
+      Fail(who, ": ", name, " is ", number, " but must be 0 or more, and finite");
+  }
+  for (const char* name : {"momentum", "alpha", "beta1", "beta2"}) {
+    double number = attrs.Float(name, 0);
+    if (!(number >= 0 && number < 1)) Fail(who, ": ", name, " is ", number, " but must be in [0, 1)");
+  }
 }
 
-void CheckUpdate(const OpCall& call, size_t state) {
-  size_t least = 2 + state, inputs = call.shapes.size();  // with the factor one more, with finite two
+void CheckUpdate(const OpCall& call, const Reads& reads) {
+  size_t least = reads.least(), inputs = call.shapes.size();
   if (inputs != least && inputs != least + 2) RequireInputs(call, least + 1);
   for (size_t i = 0; i < std::min(inputs, least + 1); ++i) RequireFloating(call, i);
   if (inputs == least + 2 && call.dtypes.back() != DType::kBool)
     Fail(call.who, ": finite is ", Name(call.dtypes.back()), " but must be bool");
   RequireAttr(call, "lr");
   CheckSchedule(call.who, *call.attrs);
-  for (const char* name : {"lr", "eps", "weight_decay"}) {
-    double number = call.attrs->Float(name, 0);
-    if (!(number >= 0 && std::isfinite(number)))
-      Fail(call.who, ": ", name, " is ", number, " but must be 0 or more, and finite");
-  }
-  RequireFraction(call, "momentum", 0);
-  RequireFraction(call, "beta1", 0.9);
-  RequireFraction(call, "beta2", 0.999);
+  CheckNumbers(call.who, *call.attrs);
 }
 
 // Weight, then state: each keeps its type.
@@ -119,15 +130,15 @@ std::vector<DType> UpdateTypes(const OpCall& call, size_t state) {
   return types;
 }
 
-void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc,
-               std::vector<std::string> state, double flops, const Attrs& attrs, KernelFn reference) {
-  size_t n = state.size();
+void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc, const Reads& reads,
+               double flops, const Attrs& attrs, KernelFn reference) {
+  size_t n = reads.state.size();
   OpDef def{
       .name = name,
       .doc = doc,
-      .axes_of = [state](const OpCall& call) { return UpdateAxes(call, state); },
+      .axes_of = [reads](const OpCall& call) { return UpdateAxes(call, reads); },
       .dtypes = [n](const OpCall& call) { return UpdateTypes(call, n); },
-      .check = [n](const OpCall& call) { CheckUpdate(call, n); },
+      .check = [reads](const OpCall& call) { CheckUpdate(call, reads); },
       .flops = [flops](const BoundRule& rule) { return flops * rule.Volume(); },
       .reference = reference,
       .inplace = {{0, 0}},
@@ -140,6 +151,7 @@ void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc
   for (const Dims& shape : {Dims{5, 7}, Dims{3}, Dims{1, 3}, Dims{0, 3}}) {
     bool clipped = shape.rank() == 2;
     std::vector<Dims> in(2 + n, shape);
+    if (reads.counts) in.push_back({});
     if (clipped) in.push_back({});
     def.samples.push_back({.in = in, .attrs = clipped ? cosine : attrs, .low = 0.1, .high = 1});
     if (!clipped) continue;
@@ -153,6 +165,83 @@ void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc
   catalog->Add(def);
 }
 
+Status AssignReference(const KernelContext& context) {
+  const TensorArg &value = context.in[1], &to = context.out[0];
+  if (value.data != to.data && value.elements() > 0)
+    std::memmove(to.data, value.data, value.elements() * SizeOf(value.dtype));
+  return {};
+}
+
+Status CopyReference(const KernelContext& context) {
+  const TensorArg &from = context.in[0], &to = context.out[0];
+  if (from.elements() > 0) std::memcpy(to.data, from.data, from.elements() * SizeOf(from.dtype));
+  return {};
+}
+
+Status RateReference(const KernelContext& context) {
+  const Attrs& attrs = context.spec.attrs;
+  StoreFloat(context.out[0], 0, attrs.Float("lr") * ScheduleFactor(attrs, context.step));
+  return {};
+}
+
+void CheckAssign(const OpCall& call) {
+  RequireInputs(call, 2);
+  if (call.dtypes[0] != call.dtypes[1])
+    Fail(call.who, ": the variable is ", Name(call.dtypes[0]), " but the value is ", Name(call.dtypes[1]),
+         "; cast the value");
+  if (call.shapes[0] != call.shapes[1])
+    Fail(call.who, ": the variable is ", call.shapes[0].str(), " but the value is ", call.shapes[1].str());
+}
+
+void CheckRate(const OpCall& call) {
+  RequireInputs(call, 0);
+  RequireAttr(call, "lr");
+  double lr = call.attrs->Float("lr");
+  if (!(lr >= 0 && std::isfinite(lr))) Fail(call.who, ": lr is ", lr, " but must be 0 or more, and finite");
+  CheckSchedule(call.who, *call.attrs);
+}
+
+void AddAssign(Catalog* catalog) {
+  catalog->Add({
+      .name = "assign",
+      .doc = "The variable takes the value when the step's other readers have read what it held.",
+      .axes_of =
+          [](const OpCall& call) {
+            std::string axes = "[" + Letters(0, call.shapes[0].rank()) + "]";
+            return "variable" + axes + ", value" + axes + " -> new" + axes;
+          },
+      .check = CheckAssign,
+      .flops = [](const BoundRule&) { return 0.0; },
+      .reference = AssignReference,
+      .inplace = {{0, 0}},
+      .samples = {{.in = {{5, 7}, {5, 7}}},
+                  {.in = {{3}, {3}}, .dtypes = {DType::kInt32, DType::kInt32}},
+                  {.in = {{}, {}}}},
+  });
+  catalog->Add({
+      .name = "copy",
+      .doc = "x itself, in memory of its own.",
+      .axes = "x[..] -> y[..]",
+      .linear = {{"x"}},
+      .grad = [](const GradCall& call) { return call.dout; },
+      .flops = [](const BoundRule&) { return 0.0; },
+      .reference = CopyReference,
+      .precision = Precision::kFollow,
+      .samples = {{.in = {{6, 4}}}, {.in = {{2, 3, 5}}, .dtypes = {DType::kInt32}}, {.in = {{}}}},
+  });
+  catalog->Add({
+      .name = "learning_rate",
+      .doc = "lr times what the schedule says of the step.",
+      .axes = "-> rate[]",
+      .dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; },
+      .check = CheckRate,
+      .reference = RateReference,
+      .samples =
+          {{.attrs = {{"lr", 0.1}}},
+           {.attrs = {{"lr", 0.1}, {"schedule", "cosine"}, {"warmup", int64_t{2}}, {"total", int64_t{9}}}}},
+  });
+}
+
 Status ClipFactorReference(const KernelContext& context) {
   double norm = std::sqrt(LoadFloat(context.in[0], 0));
   double factor = context.spec.attrs.Float("max_norm") / (norm + 1e-6);
@@ -164,17 +253,18 @@ Status ClipFactorReference(const KernelContext& context) {
 }  // namespace
 
 void AddOptimizers(Catalog* catalog) {
-  AddUpdate(catalog, "sgd", "v = momentum v + g + weight_decay w; w -= lr v.", {"v"}, 6,
+  AddUpdate(catalog, "sgd", "v = momentum v + g + weight_decay w; w -= lr v.", {{"v"}}, 6,
             {{"lr", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}}, SgdReference);
   const Attrs adam = {{"lr", 0.01}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0.01}};
   AddUpdate(
       catalog, "adam",
       "Adam (Kingma and Ba 2015) with bias correction; weight decay adds to the gradient before the moments.",
-      {"m", "v"}, 14, adam, AdamReference<false>);
+      {{"m", "v"}, true}, 14, adam, AdamReference<false>);
   AddUpdate(
       catalog, "adamw",
       "Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019): w -= lr weight_decay w.",
-      {"m", "v"}, 14, adam, AdamReference<true>);
+      {{"m", "v"}, true}, 14, adam, AdamReference<true>);
+  AddAssign(catalog);
   catalog->Add({
       .name = "clip_factor",
       .doc = "From a sum of squares: the factor min(1, max_norm / (norm + 1e-6)) that clips to a norm, and "
@@ -192,6 +282,49 @@ void AddOptimizers(Catalog* catalog) {
       .samples = {{.in = {Dims{}}, .attrs = {{"max_norm", 0.5}}, .low = 1, .high = 9},
                   {.in = {Dims{}}, .attrs = {{"max_norm", 5.0}}, .low = 0, .high = 1}},
   });
+}
+
+namespace {
+
+// Adam and AdamW differ in their operator alone.
+Optimizer AdamLike(const std::string& op, const Attrs& numbers, bool decays_vectors) {
+  Optimizer optimizer(op, [=](WeightUpdate& u) {
+    Attrs attrs = numbers;
+    if (!decays_vectors && u.weight().shape().rank() < 2) attrs.Set("weight_decay", 0.0);
+    u.Fused(op, {u.State("adam_m"), u.State("adam_v")}, true, attrs);
+  });
+  optimizer.numbers = numbers;
+  return optimizer;
+}
+
+}  // namespace
+
+Sgd::operator Optimizer() const {
+  const Attrs numbers = {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}};
+  Optimizer optimizer("sgd", [=](WeightUpdate& u) { u.Fused("sgd", {u.State("sgd_v")}, false, numbers); });
+  optimizer.numbers = numbers;
+  return optimizer;
+}
+
+Adam::operator Optimizer() const {
+  return AdamLike(
+      "adam", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}},
+      true);
+}
+
+AdamW::operator Optimizer() const {
+  return AdamLike(
+      "adamw", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}},
+      false);
+}
+
+void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Schedule& schedule) {
+  Attrs attrs = optimizer.numbers;
+  SetSchedule(schedule, &attrs);
+  CheckSchedule(who, attrs);
+  if (!optimizer.update)
+    Fail(who, ": optimizer '", optimizer.name, "' has no function that updates a weight");
+  if (!optimizer.numbers.map().empty()) CheckNumbers(who, attrs);
 }
 
 }  // namespace oneflow_like

@@ -122,6 +122,12 @@ OFL_HOST_DEVICE float ErfOf(float x) {
   return x != x ? x : y;
 }
 
+// log(1 + x) for x >= 0: what 1 + x rounds away is given back (Kahan).
+OFL_HOST_DEVICE float Log1pOf(float x) {
+  float u = 1.0f + x, rounded = u - 1.0f;
+  return rounded == 0.0f ? x : LogOf(u) * (x / rounded);
+}
+
 OFL_HOST_DEVICE float SigmoidOf(float x) { return 1.0f / (1.0f + ExpOf(-x)); }
 
 // The tanh form of gelu is x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
@@ -157,6 +163,7 @@ OFL_UNARY(Relu, x > 0.0f || x != x ? x : 0.0f);
 OFL_UNARY(Gelu, x* GeluGate(x));
 OFL_UNARY(GeluErf, 0.5f * x * (1.0f + ErfOf(x * 0.707106781f)));
 OFL_UNARY(Silu, x* SigmoidOf(x));
+OFL_UNARY(Softplus, (x > 0.0f ? x : 0.0f) + Log1pOf(ExpOf(-__builtin_fabsf(x))));
 
 // --- Functors: two operands. Of gradients, a is dy and b what the derivative is written in ---
 
@@ -217,7 +224,7 @@ struct Where {
   X("exp", Exp)                                                                                     \
   X("log", Log) X("sqrt", Sqrt) X("rsqrt", Rsqrt) X("square", Square) X("abs", Abs) X("sign", Sign) \
       X("tanh", Tanh) X("erf", Erf) X("sigmoid", Sigmoid) X("relu", Relu) X("gelu", Gelu)           \
-          X("gelu_erf", GeluErf) X("silu", Silu)
+          X("gelu_erf", GeluErf) X("silu", Silu) X("softplus", Softplus)
 
 #define OFL_BINARY_SCALARS(X)                                                                         \
   X("add", Add)                                                                                       \

@@ -7,17 +7,30 @@
 
 namespace oneflow_like {
 
-ScheduleNumbers ReadSchedule(const Attrs& attrs) {
+namespace {
+
+constexpr const char* kNames[] = {"constant", "linear_warmup", "cosine", "step"};
+
+}  // namespace
+
+void SetSchedule(const Schedule& schedule, Attrs* attrs) {
+  attrs->Set("schedule", std::string(kNames[static_cast<int>(schedule.kind)]));
+  attrs->Set("warmup", schedule.warmup);
+  attrs->Set("total", schedule.total);
+  attrs->Set("final", schedule.final);
+  attrs->Set("every", schedule.every);
+  attrs->Set("gamma", schedule.gamma);
+}
+
+Schedule ReadSchedule(const Attrs& attrs) {
   const std::string kind = attrs.Str("schedule", "constant");
-  ScheduleNumbers schedule;
-  schedule.kind = kind == "linear_warmup" ? ScheduleNumbers::Kind::kLinearWarmup
-                  : kind == "cosine"      ? ScheduleNumbers::Kind::kCosine
-                  : kind == "step"        ? ScheduleNumbers::Kind::kStep
-                                          : ScheduleNumbers::Kind::kConstant;
+  Schedule schedule;
+  for (int k = 0; k < 4; ++k)
+    if (kind == kNames[k]) schedule.kind = static_cast<Schedule::Kind>(k);
   schedule.warmup = attrs.Int("warmup", 0);
   schedule.total = attrs.Int("total", 0);
-  schedule.every = attrs.Int("every", 1);
-  schedule.last = attrs.Float("final", 0);
+  schedule.final = attrs.Float("final", 0);
+  schedule.every = attrs.Int("every", 0);
   schedule.gamma = attrs.Float("gamma", 0.1);
   return schedule;
 }
@@ -47,6 +60,13 @@ void CheckSchedule(const std::string& who, const Attrs& attrs) {
   if (kind == "step" && every <= 0) {
     Fail(who, ": the step schedule changes every ", every, " steps, which must be at least 1");
   }
+}
+
+double LearningRateFactor(const Schedule& schedule, int64_t step) {
+  Attrs attrs;
+  SetSchedule(schedule, &attrs);
+  CheckSchedule("LearningRateFactor", attrs);
+  return FactorAt(schedule, step);
 }
 
 }  // namespace oneflow_like

@@ -18,20 +18,13 @@ struct BoxingEnd {
   NdSbp sbp;
 };
 
-// A part of the index space moved by one member: the fold of the sources (in this order) goes to each
-// destination. No source: the identity of the fold is written.
-struct BoxingRegion {
-  Box box;
-  std::vector<int> sources, dests;  // indices into BoxingProgram::members
-};
-
 struct BoxingProgram {
   std::vector<int> members;  // devices that take part: the source's in order, then the others
   int me = -1;               // index of the member that asked (RouteGroup)
   std::vector<Box> in, out;  // per member, its piece at the source and at the destination; rank-0-safe
   std::vector<bool> has_in, has_out;  // whether the member is a source, a destination
   Reduce reduce = Reduce::kNone;
-  std::vector<std::vector<BoxingRegion>> work;  // per member
+  std::vector<std::vector<Region>> work;  // per member; sources and destinations are indices into `members`
   int64_t Moved() const;                        // elements that change device, over all members
 };
 

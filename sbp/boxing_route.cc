@@ -147,8 +147,8 @@ class Router {
   int destinations() const { return to_.size(); }
 
   // The regions that destination `me` works on.
-  std::vector<BoxingRegion> WorkOf(int me) const {
-    std::vector<BoxingRegion> work;
+  std::vector<Region> WorkOf(int me) const {
+    std::vector<Region> work;
     const Box out = to_.BoxOf(box_, me);
     if (out.empty()) return work;
     const int number_of_parts = static_cast<int>(from_.split().size());
@@ -165,7 +165,7 @@ class Router {
         Fold(me, part, piece, terms, &work);
         continue;
       }
-      BoxingRegion region;
+      Region region;
       region.box = piece;
       for (int partial : terms) region.sources.push_back(Source(split, partial, me));
       region.dests.push_back(member_of_dest_[me]);
@@ -223,7 +223,7 @@ class Router {
   // Several terms: the replicas of `me` share the piece; those that hold a term come first, for they read
   // less.
   void Fold(int me, int part, const Box& piece, const std::vector<int>& terms,
-            std::vector<BoxingRegion>* work) const {
+            std::vector<Region>* work) const {
     const int split = from_.split()[part], base = to_.split_of(me) + to_.partial_of(me);
     std::vector<int> workers;
     for (int replica : to_.replica()) {
@@ -238,7 +238,7 @@ class Router {
     }
     const auto found = std::find(workers.begin(), workers.end(), me);
     if (found == workers.end()) return;
-    BoxingRegion region;
+    Region region;
     region.box = piece;
     const int number = static_cast<int>(workers.size());
     // Rotated by the part, so that the remainders of many small parts do not all fall to the first worker.
@@ -332,7 +332,7 @@ void Merge(const BoxingProgram& group, const std::unordered_map<int, int>& membe
   };
   for (size_t m = 0; m < group.members.size(); ++m) {
     const int at = member_at.at(group.members[m]);
-    for (const BoxingRegion& region : group.work[m]) {
+    for (const Region& region : group.work[m]) {
       all->work[at].push_back({region.box, translate(region.sources), translate(region.dests)});
     }
   }
@@ -357,7 +357,7 @@ BoxingProgram Alone(const BoxingProgram& program, int me) {
   alone.has_in = {program.has_in[me]};
   alone.has_out = {program.has_out[me]};
   alone.work = {program.work[me]};
-  for (BoxingRegion& region : alone.work[0]) {
+  for (Region& region : alone.work[0]) {
     for (std::vector<int>* members : {&region.sources, &region.dests}) {
       for (int& member : *members) {
         CHECK_EQ(member, me) << "a local boxing reads or writes another member";
@@ -374,7 +374,7 @@ int64_t BoxingProgram::Moved() const {
   int64_t moved = 0;
   for (size_t m = 0; m < work.size(); ++m) {
     const auto elsewhere = [m](int member) { return member != static_cast<int>(m); };
-    for (const BoxingRegion& region : work[m]) {
+    for (const Region& region : work[m]) {
       moved +=
           region.box.elements() * (std::count_if(region.sources.begin(), region.sources.end(), elsewhere) +
                                    std::count_if(region.dests.begin(), region.dests.end(), elsewhere));

@@ -2,6 +2,7 @@
 #include "ops/cpu/manifest.h"
 
 #include "ops/cpu/kernels.h"
+#include "ops/op.h"
 
 namespace oneflow_like {
 
@@ -14,20 +15,16 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("matmul", MakeMatmul);
   add("einsum", MakeEinsum);
 
-  for (const char* name :
-       {"add",           "sub",       "mul",    "div",        "maximum",      "minimum",       "pow",
-        "equal",         "not_equal", "less",   "less_equal", "greater",      "greater_equal", "where",
-        "neg",           "scale",     "shift",  "exp",        "log",          "sqrt",          "rsqrt",
-        "square",        "abs",       "sign",   "tanh",       "erf",          "sigmoid",       "relu",
-        "gelu",          "gelu_erf",  "silu",   "tanh_grad",  "sigmoid_grad", "relu_grad",     "gelu_grad",
-        "gelu_erf_grad", "silu_grad", "dropout"}) {
-    add(name, MakeElementwise);
-  }
+  // Every operator with a scalar body, but for those with a kernel of their own below.
+  for (const std::string& name : BuiltinCatalog().names())
+    if (!BuiltinCatalog().Get(name).scalar.empty() && name != "identity" && name != "cast" && name != "add_n")
+      add(name.c_str(), MakeElementwise);
   add("fused", MakeFused);
   add("add_n", MakeAddN);
   add("cast", MakeCast);
 
   add("identity", MakeFunctionKernel(Copy));
+  add("copy", MakeFunctionKernel(Copy));
   add("reshape", MakeFunctionKernel(Copy));
   add("transpose", MakeFunctionKernel(Transpose));
   add("broadcast_to", MakeFunctionKernel(BroadcastTo));

@@ -35,11 +35,11 @@ Status KeepAll(const KernelContext& context) {
 // kApart: decay shrinks the weight (adamw) instead of adding to the gradient (adam).
 template <bool kApart>
 Status RunAdam(const KernelContext& context) {
-  Update update(context, 4);
+  Update update(context, 5);
   if (update.skipped) return KeepAll(context);
   const Attrs& attrs = context.spec.attrs;
   double b1 = attrs.Float("beta1", 0.9), b2 = attrs.Float("beta2", 0.999);
-  double steps = static_cast<double>(context.step + 1);
+  double steps = static_cast<double>(context.in[4].as<float>()[0]) + 1;
   double correct1 = 1 - std::pow(b1, steps), correct2 = 1 - std::pow(b2, steps);
   float factor = update.factor, decay = static_cast<float>(update.decay);
   float beta1 = static_cast<float>(b1), rest1 = static_cast<float>(1 - b1);

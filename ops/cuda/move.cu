@@ -392,6 +392,7 @@ void LaunchFillBox(DType dtype, const Box& box, ElementBits element, const Piece
 void AddMoveKernels(KernelRegistry* registry) {
   auto add = [registry](const char* name, LaunchFn fn) { registry->Add(name, "cuda", MakeLaunchKernel(fn)); };
   add("identity", CopyAll);
+  add("copy", CopyAll);
   add("reshape", CopyAll);
   add("transpose", Transpose);
   add("broadcast_to", BroadcastTo);

@@ -1,7 +1,8 @@
-// sgd, adam and adamw in place, clip_factor, and loss scaling. Updates that follow each other in a segment
-// are one launch: its blocks are dealt out to the tensors, a stretch of one tensor each, of which each thread
-// takes four elements at a time, 16 bytes of every fp32 operand. What depends on the step is computed on the
-// device, by one thread of each block from launch.act, so that a recorded launch serves every step.
+// sgd, adam and adamw in place, assign and learning_rate, clip_factor, and loss scaling. Updates that follow
+// each other in a segment are one launch: its blocks are dealt out to the tensors, a stretch of one tensor
+// each, of which each thread takes four elements at a time, 16 bytes of every fp32 operand. What depends on
+// the step is computed on the device, by one thread of each block from launch.act and the number of updates
+// made before, so that a recorded launch serves every step.
 //
 // Floor, bytes per element with fp32 weights and state and a gradient of type G: sgd 16 + sizeof(G) (reads w,
 // g, v, writes w, v), adam and adamw 24 + sizeof(G). A skipped step (gradients that overflowed) in place
@@ -26,7 +27,7 @@ enum class Rule { kSgd, kAdam, kAdamW };
 struct UpdateNumbers {
   double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, eps = 0;
   double log_beta1 = 0, log_beta2 = 0;
-  ScheduleNumbers schedule;
+  Schedule schedule;
 
   bool operator==(const UpdateNumbers&) const = default;
 };
@@ -62,6 +63,7 @@ struct UpdateList {
   uint32_t first[kMostTensors];  // block of each tensor; rising
   int32_t size;
   int64_t stretch;     // elements of a block, a multiple of 4
+  FloatView updates;   // no data: not asked for
   FloatView factor;    // no data: 1
   const bool* finite;  // not there: yes
 };
@@ -77,7 +79,8 @@ struct StepNumbers {
 // beta2^steps).
 OFL_DEVICE void FillStep(const UpdateList& list, const UpdateNumbers& numbers, double decay,
                          const ActState* act, bool adam, StepNumbers* step) {
-  double lr = numbers.lr * FactorAt(numbers.schedule, act->step), steps = static_cast<double>(act->step + 1);
+  double lr = numbers.lr * FactorAt(numbers.schedule, act->step);
+  double steps = adam ? static_cast<double>(list.updates.At(0)) + 1.0 : 0.0;
   step->factor = list.factor.data == nullptr ? 1.0f : list.factor.At(0);
   step->skipped = list.finite != nullptr && !*list.finite;
   step->keep = static_cast<float>(1.0 - lr * decay);
@@ -209,6 +212,8 @@ class UpdateKernel : public CudaKernel {
 
  private:
   static constexpr size_t kStates = kRule == Rule::kSgd ? 1 : 2;
+  // Of what every tensor's update is told: the number of updates, the factor, whether gradients are finite.
+  static constexpr size_t kUpdates = 2 + kStates, kFactor = kUpdates + (kRule != Rule::kSgd);
 
   static bool Wide(const KernelContext& context);
   UpdateTensor TensorOf(const KernelContext& context) const;
@@ -236,7 +241,7 @@ size_t UpdateKernel<kRule>::Together(std::span<const KernelRun> runs) const {
     auto* other = dynamic_cast<const UpdateKernel*>(run.kernel);
     if (other == nullptr || other->numbers_ != numbers_ || run.context.in.size() != mine.in.size())
       return false;
-    for (size_t i = 2 + kStates; i < mine.in.size(); ++i) {  // factor and finite
+    for (size_t i = kUpdates; i < mine.in.size(); ++i) {
       if (run.context.in[i].data != mine.in[i].data || run.context.in[i].dtype != mine.in[i].dtype)
         return false;
     }
@@ -279,8 +284,9 @@ Status UpdateKernel<kRule>::LaunchTogether(std::span<const KernelRun> runs, cons
   }
   if (list.size == 0) return Status();
   const uint32_t blocks = DealOut(&list, 4 * 256, launch.multiprocessors);  // at least four elements a thread
-  if (mine.in.size() > 2 + kStates) list.factor = FloatsOf(mine.in[2 + kStates]);
-  if (mine.in.size() > 3 + kStates) list.finite = mine.in[3 + kStates].as<bool>();
+  if (kRule != Rule::kSgd) list.updates = FloatsOf(mine.in[kUpdates]);
+  if (mine.in.size() > kFactor) list.factor = FloatsOf(mine.in[kFactor]);
+  if (mine.in.size() > kFactor + 1) list.finite = mine.in[kFactor + 1].as<bool>();
   if (!Wide(mine)) {
     LaunchList<AnyView, AnyView>(list, blocks, launch);
   } else {
@@ -295,7 +301,28 @@ std::unique_ptr<Kernel> MakeUpdate(const KernelSpec& spec) {
   return std::make_unique<UpdateKernel<kRule>>(spec.attrs);
 }
 
+// --- Variables of the user's ---
+
+Status Assign(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &value = context.in[1], &to = context.out[0];
+  size_t bytes = static_cast<size_t>(value.elements()) * SizeOf(value.dtype);
+  if (bytes > 0 && value.data != to.data)
+    cudaMemcpyAsync(to.data, value.data, bytes, cudaMemcpyDefault, launch.stream);
+  return Status();
+}
+
 // --- Scalars: one thread ---
+
+OFL_KERNEL void RateOf(double lr, Schedule schedule, const ActState* act, FloatView rate) {
+  if (threadIdx.x == 0) rate.Put(0, static_cast<float>(lr * FactorAt(schedule, act->step)));
+}
+
+Status LearningRate(const KernelContext& context, const LaunchContext& launch) {
+  const Attrs& attrs = context.spec.attrs;
+  Launch(RateOf, Grid{.threads = 32}, launch.stream, attrs.Float("lr"), ReadSchedule(attrs), launch.act,
+         FloatsOf(context.out[0]));
+  return Status();
+}
 
 OFL_KERNEL void ClipFactorOf(FloatView squares, double max_norm, FloatView factor, FloatView norm) {
   if (threadIdx.x != 0) return;
@@ -362,6 +389,8 @@ void AddOptimizerKernels(KernelRegistry* registry) {
   registry->Add("sgd", "cuda", MakeUpdate<Rule::kSgd>);
   registry->Add("adam", "cuda", MakeUpdate<Rule::kAdam>);
   registry->Add("adamw", "cuda", MakeUpdate<Rule::kAdamW>);
+  registry->Add("assign", "cuda", MakeLaunchKernel(Assign));
+  registry->Add("learning_rate", "cuda", MakeLaunchKernel(LearningRate));
   registry->Add("clip_factor", "cuda", MakeLaunchKernel(ClipFactor));
   registry->Add("unscale", "cuda", MakeLaunchKernel(Unscale));
   registry->Add("update_loss_scale", "cuda", MakeLaunchKernel(UpdateLossScale));

@@ -67,7 +67,7 @@ plan::Plan RankPlanOf(const Case& c, int rank, const Dims& shape, int acts, doub
   plan::Collective* collective =
       b.Collective(actor, 1, ranks, me, program.reduce == Reduce::kNone ? "" : "sum", in, out);
   collective->set_algorithm(c.primitive);
-  for (const BoxingRegion& r : program.work[me]) b.Region(collective, r.box, r.sources, r.dests);
+  for (const Region& r : program.work[me]) b.Region(collective, r.box, r.sources, r.dests);
   b.Stream("link", std::vector<int>(acts, 0));
   return b.plan();
 }

@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 #include "compiler/compile.h"
 #include "core/float16.h"
 #include "core/parallel_for.h"

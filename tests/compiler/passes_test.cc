@@ -33,14 +33,13 @@ std::string ReadText(const fs::path& file) {
   return text.str();
 }
 
-// Without comments, and with one blank where there are several. What autograd says of gradients stands in
-// comments of its own making ("# gradient of"), which count.
+// Without comments, and with one blank where there are several.
 std::vector<std::string> Lines(const std::string& text) {
   std::vector<std::string> lines;
   std::stringstream stream(text);
   for (std::string line; std::getline(stream, line);) {
     size_t hash = line.find('#');
-    if (hash != std::string::npos && line.compare(hash, 13, "# gradient of") != 0) line.resize(hash);
+    if (hash != std::string::npos) line.resize(hash);
     std::string squeezed;
     for (char c : line)
       if (c != ' ' || (!squeezed.empty() && squeezed.back() != ' ')) squeezed += c;

@@ -2,13 +2,13 @@
 // collectives allow, drawn at random, and each kernel's reads and writes go to a model of the ranks' memory
 // that knows what every 64 bytes hold. What a kernel must find there is taken from the graph alone: which
 // value, of which step and micro-batch, cut in which box, summed up over how many acts. So a slot that is
-// given up early, two registers that share bytes while both are alive, an update ahead of a reader, or a port
+// given up early, two buffers that share bytes while both are alive, an update ahead of a reader, or a port
 // that announces before its kernel is seen in some order, and told with both ends.
 //
 //   Meaning meaning(compiled);
 //   std::string wrong = Replay(meaning, plans, {.seed = 7}).Run();   // empty: nothing
 //
-// PlanOfSegments turns a logical plan into a plan of one rank whose registers share no bytes and whose actors
+// PlanOfSegments turns a logical plan into a plan of one rank whose buffers share no bytes and whose actors
 // are in no stream: there credits alone keep slots from being written too early.
 #pragma once
 
@@ -93,7 +93,7 @@ class Meaning {
   std::map<std::string, int> variables_;  // their values
 };
 
-// A logical plan as the plan of one rank: a register of 64 bytes for each slot, none shared; no streams.
+// A logical plan as the plan of one rank: a buffer of 64 bytes for each slot, none shared; no streams.
 inline plan::Plan PlanOfSegments(const Meaning& meaning) {
   const Graph& graph = meaning.graph();
   const LogicalPlan& logical = meaning.logical();
@@ -288,7 +288,7 @@ class Replay {
       if (b.space() == plan::PERSISTENT) continue;
       if (b.offset() % kGranule != 0 || b.slot_bytes() % kGranule != 0 || b.offset() < 0 ||
           b.offset() + b.slot_bytes() * b.slots() > plan.transient_bytes())
-        Wrong(Cat("register '", b.name(), "' of ", b.slots(), " slots of ", b.slot_bytes(), " bytes at ",
+        Wrong(Cat("buffer '", b.name(), "' of ", b.slots(), " slots of ", b.slot_bytes(), " bytes at ",
                   b.offset(), " in an arena of ", plan.transient_bytes()));
     }
     std::map<int, int> index;

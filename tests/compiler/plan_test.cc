@@ -123,7 +123,7 @@ std::vector<SmallGpt> Programs() {
           {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4}};
 }
 
-// Per rank what the session's plan says it takes: variables, registers and scratch.
+// Per rank what the session's plan says it takes: variables, buffers and scratch.
 struct Said {
   int64_t persistent = 0, transient = 0;
 };
@@ -243,8 +243,8 @@ TEST(Counting, SeesWorkersAndUser) {
 
 // --- Without running ---
 
-// Close to what is needed: registers and scratch are at most a quarter above the largest sum of bytes alive
-// at once. A ring is one block, alive while any of its slots is; where registers are small beside those of
+// Close to what is needed: buffers and scratch are at most a quarter above the largest sum of bytes alive
+// at once. A ring is one block, alive while any of its slots is; where buffers are small beside those of
 // transfers that shows (width 64 under GPipe: 1.26), and a third is allowed.
 TEST(Placement, TransientBytesAreCloseToTheLowerBound) {
   for (SmallGpt given : Programs()) {
@@ -349,7 +349,7 @@ TEST(Placement, ABudgetBelowThePeakIsRefusedWithTheTable) {
     EXPECT_NE(text.find(Cat("budget is ", peak - 1)), std::string::npos) << text;
     EXPECT_NE(text.find("largest consumers"), std::string::npos) << text;
     EXPECT_NE(text.find("variable "), std::string::npos) << text;
-    EXPECT_NE(text.find("register "), std::string::npos) << text;
+    EXPECT_NE(text.find("buffer "), std::string::npos) << text;
   }
 }
 

@@ -19,10 +19,10 @@ std::string Text(const StageSchedule& s) {
 }
 
 TEST(StageSchedule, AsOnPaper) {
-  EXPECT_EQ(Text(ScheduleOf(ScheduleKind::kGPipe, 1, 3, 3)), "F0 F1 F2 B0 B1 B2");
-  EXPECT_EQ(Text(ScheduleOf(ScheduleKind::k1F1B, 0, 3, 5)), "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4");
-  EXPECT_EQ(Text(ScheduleOf(ScheduleKind::k1F1B, 2, 3, 4)), "F0 B0 F1 B1 F2 B2 F3 B3");
-  EXPECT_EQ(Text(ScheduleOf(ScheduleKind::k1F1B, 0, 4, 2)), "F0 F1 B0 B1");
+  EXPECT_EQ(Text(ScheduleOf(PipelineSchedule::kGPipe, 1, 3, 3)), "F0 F1 F2 B0 B1 B2");
+  EXPECT_EQ(Text(ScheduleOf(PipelineSchedule::k1F1B, 0, 3, 5)), "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4");
+  EXPECT_EQ(Text(ScheduleOf(PipelineSchedule::k1F1B, 2, 3, 4)), "F0 B0 F1 B1 F2 B2 F3 B3");
+  EXPECT_EQ(Text(ScheduleOf(PipelineSchedule::k1F1B, 0, 4, 2)), "F0 F1 B0 B1");
 }
 
 // Every stage goes through its list, waiting for each unit; gives the length, or -1 when all wait.
@@ -54,14 +54,14 @@ double RunLists(const std::vector<StageSchedule>& stages, int micro_batches, dou
 }
 
 TEST(StageSchedule, ListsAreCompleteRunAndKeepTheirLimits) {
-  for (ScheduleKind kind : {ScheduleKind::kGPipe, ScheduleKind::k1F1B})
+  for (PipelineSchedule kind : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B})
     for (int p = 1; p <= 8; ++p)
       for (int m = 1; m <= 20; ++m) {
         std::vector<StageSchedule> stages;
         for (int i = 0; i < p; ++i) {
           stages.push_back(ScheduleOf(kind, i, p, m));
           const std::string where = Cat("stage ", i, " of ", p, ", ", m, " micro-batches: ", Text(stages[i]));
-          EXPECT_EQ(stages[i].stashes, kind == ScheduleKind::kGPipe ? m : std::min(p - i, m)) << where;
+          EXPECT_EQ(stages[i].stashes, kind == PipelineSchedule::kGPipe ? m : std::min(p - i, m)) << where;
           int forwards = 0, backwards = 0, most = 0;
           for (const Unit& u : stages[i].units) {
             int& count = u.part == Phase::kForward ? forwards : backwards;

@@ -318,7 +318,7 @@ TEST_F(CliTest, LossThatIsNoNumberIsReportedWithItsStep) {
 TEST_F(CliTest, DryRunOfAMeshLargerThanTheMachine) {
   const Outcome o = Gpt({"--dry_run", "--mesh=cpu:dp=16,tp=2,pp=2", "--batch=64", "--micro_batches=4"});
   EXPECT_EQ(o.code, 0) << o.err;
-  for (const char* word : {"peak", "actors", "registers", "collectives", "sent", "estimated time of a step",
+  for (const char* word : {"peak", "actors", "buffers", "collectives", "sent", "estimated time of a step",
                            "stage pp=1 computes", "bubble", "weights", "optimizer state", "stash"}) {
     EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
   }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 #include "compiler/compile.h"
 #include "core/random.h"
 #include "examples/gpt_model.h"

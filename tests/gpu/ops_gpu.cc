@@ -204,6 +204,8 @@ class ManyTensors {
       const int inputs = !updates ? 1 : op == "sgd" ? 3 : 4;
       for (int k = 0; k < inputs; ++k)
         call->in.push_back(Put(k == 1 || !updates ? from : to, shape, i, random));
+      if (inputs == 4)  // how many updates were made before: the same number for all
+        call->in.push_back(calls_.empty() ? Put(DType::kFloat32, Dims{}, 0, random) : calls_[0]->in[4]);
       for (auto [out, in] : def.inplace) call->out.push_back(call->in[in]);
       if (!updates) call->out.push_back(Put(to, op == "cast" ? shape : Dims{}, i, random));
       call->spec.in = call->in;
@@ -325,7 +327,7 @@ class BoxingRun {
   // Empty when all bits agree.
   std::string Run(const std::vector<std::unique_ptr<DeviceStream>>& streams) {
     for (size_t m = 0; m < program_.members.size(); ++m) {
-      for (const BoxingRegion& region : program_.work[m]) {
+      for (const Region& region : program_.work[m]) {
         std::vector<Piece> from = Pieces(region.sources, true, true), to = Pieces(region.dests, false, true);
         // Without a source nothing comes here: the identity of a sum.
         const Reduce reduce = from.empty() && reduce_ == Reduce::kNone ? Reduce::kSum : reduce_;

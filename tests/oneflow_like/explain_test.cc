@@ -90,7 +90,9 @@ TEST(DryRun, MemoryByPurposeAddsUp) {
       }
       EXPECT_EQ(sum, s.peak_bytes) << given.str() << " rank " << s.rank;
       EXPECT_EQ(purposes["weights"] + purposes["optimizer state"], s.persistent_bytes);
-      EXPECT_EQ(purposes["optimizer state"], 2 * purposes["weights"]) << "AdamW keeps two";
+      int64_t number = 0;  // of updates, which the first stage keeps for all
+      if (s.coords.empty() || s.coords.back() == 0) number = 64;
+      EXPECT_EQ(purposes["optimizer state"], 2 * purposes["weights"] + number) << "AdamW keeps two";
       // Those of one micro-batch may go as they come, those of several are kept from the first to the last.
       if (given.micro_batches > 1) {
         EXPECT_GT(purposes["gradients"], 0) << given.str();

@@ -48,7 +48,7 @@ TEST(SessionJobTest, ProcessesShareTheRanksAndAllGetEverythingWhole) {
       {"cpu:dp=2", 2}, {"cpu:tp=2", 2}, {"cpu:pp=2", 2}, {"cpu:dp=2,tp=2", 4}, {"cpu:dp=2,tp=2,pp=2", 2}};
   for (auto [mesh, processes] : runs) {
     const Trained alone = TrainOn(mesh, {});
-    ASSERT_EQ(alone.variables.size(), 6u) << "two weights, each with two states";
+    ASSERT_EQ(alone.variables.size(), 7u) << "two weights, each with two states, and the number of updates";
     std::vector<std::string> errors = RunProcesses(processes, [&](std::shared_ptr<Job> job) {
       ModelOptions options;
       options.job = job;

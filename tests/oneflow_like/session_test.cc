@@ -495,14 +495,14 @@ struct HandOptimizer {
   bool decays;
   std::vector<double> first, second;
 
-  double number(const char* name) const { return o.numbers.at(name); }
+  double number(const char* name) const { return o.numbers.Float(name); }
   void Step(std::vector<double>* w, const std::vector<double>& gradient, double factor, int step) {
     first.resize(w->size());
     second.resize(w->size());
     double lr = number("lr") * factor, decay = decays ? number("weight_decay") : 0;
     for (size_t i = 0; i < w->size(); ++i) {
-      double &x = (*w)[i], g = gradient[i] + (o.op == "adamw" ? 0 : decay * x);
-      if (o.op == "sgd") {
+      double &x = (*w)[i], g = gradient[i] + (o.name == "adamw" ? 0 : decay * x);
+      if (o.name == "sgd") {
         first[i] = number("momentum") * first[i] + g;
         x -= lr * first[i];
         continue;
@@ -510,7 +510,7 @@ struct HandOptimizer {
       double b1 = number("beta1"), b2 = number("beta2");
       first[i] = b1 * first[i] + (1 - b1) * g;
       second[i] = b2 * second[i] + (1 - b2) * g * g;
-      if (o.op == "adamw") x *= 1 - lr * decay;
+      if (o.name == "adamw") x *= 1 - lr * decay;
       double m = first[i] / (1 - std::pow(b1, step + 1)), v = second[i] / (1 - std::pow(b2, step + 1));
       x -= lr * m / (std::sqrt(v) + number("eps"));
     }
@@ -520,7 +520,7 @@ struct HandOptimizer {
 Linear ByHand(const Optimizer& optimizer, const Schedule& schedule, double clip, const HostTensor& w0,
               const HostTensor& b0) {
   Linear l{{w0.as<float>(), w0.as<float>() + kIn * kOut}, {b0.as<float>(), b0.as<float>() + kOut}, {}, {}};
-  HandOptimizer of_w{optimizer, true, {}, {}}, of_b{optimizer, optimizer.op != "adamw", {}, {}};
+  HandOptimizer of_w{optimizer, true, {}, {}}, of_b{optimizer, optimizer.name != "adamw", {}, {}};
   for (int step = 0; step < kOptimizerSteps; ++step) {
     HostTensor x = Floats(step, {kRows, kIn}), t = Floats(100 + step, {kRows, kOut});
     std::vector<double> dw(kIn * kOut), db(kOut);

@@ -305,7 +305,7 @@ TEST(Variables, AreReadAndWrittenBeforeAnythingHasRun) {
       Session train = then.MakeTrain();
       EXPECT_EQ(then.model.Variables(),
                 (std::vector<std::string>{"down", "train:adam_m/down", "train:adam_m/up", "train:adam_v/down",
-                                          "train:adam_v/up", "up"}));
+                                          "train:adam_v/up", "train:updates", "up"}));
       Session eval = Evaluate({{"loss", then.loss}});
       eval.Run(Stepped::FeedsOf(0)).Wait();
       EXPECT_TRUE(SameBytes(then.model.Read("up"), up)) << mesh << " " << zero;
@@ -394,7 +394,7 @@ TEST(Variables, AWeightMayBearTheNameOfState) {
     for (int step = 0; step < 3; ++step) train.Run({{"x", Floats(step, {4, 3})}}).Wait();
     Outputs all;
     for (const std::string& name : model.Variables()) all[name] = model.Read(name);
-    EXPECT_EQ(all.size(), 8u);  // two weights, their state, the scale of the loss
+    EXPECT_EQ(all.size(), 9u);  // two weights, their state, the number of updates, the scale of the loss
     return std::pair(all.at("w"), all.at(second));
   };
   const auto wanted = trained("other");

@@ -2,6 +2,7 @@
 // losses.
 #include <regex>
 
+#include "oneflow_like/session_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/ops/oracle_samples.h"
 
@@ -96,6 +97,66 @@ TEST(Training, ABlockedGradientNamesWhoBlocksIt) {
   Tensor above = cast(greater(w, scale(w, 0.5)), DType::kFloat32);
   error = ErrorOf([&] { Train(mean(above), Sgd{}); });
   EXPECT_NE(error.find(Cat("it stops at greater 'greater' at training_test.cc:", line)), std::string::npos)
+      << error;
+}
+
+// mish(x) = x tanh(log(1 + e^x)), as a program of built-in scalar functions.
+OpDef Mish(const std::string& program) {
+  OpDef def = Twice("mish");
+  def.scalar = program;
+  def.reference = [](const KernelContext& context) {
+    for (int64_t i = 0; i < context.out[0].elements(); ++i) {
+      double x = context.in[0].as<float>()[i];
+      context.out[0].as<float>()[i] = static_cast<float>(x * std::tanh(std::log1p(std::exp(x))));
+    }
+    return Status();
+  };
+  def.grad = [](const GradCall& c) {
+    Tensor x = c.in[0], t = tanh(log(shift(exp(x), 1)));
+    return std::vector<Tensor>{c.dout[0] * (t + x * sigmoid(x) * (shift(neg(square(t)), 1)))};
+  };
+  return def;
+}
+
+int CountOf(const Session& session, const std::string& op) {
+  const Graph& graph = session.impl()->compiled.graph;
+  int count = 0;
+  for (int n : graph.Order()) count += graph.node(n).op == op;
+  return count;
+}
+
+TEST(UsersElementwise, FusesLikeABuiltIn) {
+  const char* program = "exp 0;shift 1 offset=1.0;log 2;tanh 3;mul 0 4";
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2"})
+    for (bool alone : {false, true}) {
+      std::vector<float> values[2], weights[2];
+      for (int fused = 0; fused < 2; ++fused) {
+        Model model(FullMesh(mesh), WithOperators({Mish(fused ? program : "")}));
+        Tensor x = model.Input("x", {6, 5}, DType::kFloat32, {{"dp", S(0)}}), h = x;
+        if (!alone) h = relu(x) - scale(x, 0.5);
+        Tensor y = Apply(h.graph(), "mish", {h})[0];
+        if (!alone) y = square(y) + x;
+        Session session = Evaluate({{"y", y}});
+        EXPECT_EQ(CountOf(session, "mish"), !fused) << mesh;
+        EXPECT_EQ(CountOf(session, "fused"), fused ? 1 : alone ? 0 : 2) << mesh;
+        HostTensor got = session.Run({{"x", Floats(3, {6, 5})}}).Get("y");
+        values[fused].assign(got.as<float>(), got.as<float>() + 30);
+        Session train = Train(mean(y * model.scope().Weight("w", {5}, Ones())), Sgd{.lr = 1});
+        train.Run({{"x", Floats(3, {6, 5})}}).Wait();
+        HostTensor w = model.Read("w");
+        weights[fused].assign(w.as<float>(), w.as<float>() + 5);
+      }
+      for (int i = 0; i < 30; ++i)
+        EXPECT_NEAR(values[1][i], values[0][i], 2e-6) << mesh << " alone " << alone;
+      for (int i = 0; i < 5; ++i)
+        EXPECT_NEAR(weights[1][i], weights[0][i], 2e-6) << mesh << " alone " << alone;
+    }
+  Model model(FullMesh("cpu:dp=1"), WithOperators({Mish("exp 0;tan 1")}));
+  Tensor x = model.Input("x", {3}, DType::kFloat32);
+  std::string error = ErrorOf([&] { Evaluate({{"y", Apply(x.graph(), "mish", {x})[0]}}); });
+  EXPECT_TRUE(
+      std::regex_search(error, std::regex("^Evaluate at .*: mish 'mish' at training_test\\.cc:\\d+: step "
+                                          "\"tan 1\" does not name an elementwise operator")))
       << error;
 }
 

@@ -125,6 +125,9 @@ TEST(Scalars, CloseToTheLibrary) {
   auto erf = [](double x) { return std::erf(x); };
   EXPECT_LE(UlpError(scalar::ErfOf, erf, -5, 5), 3);
   EXPECT_LE(UlpError(scalar::ErfOf, erf, -0.01, 0.01), 3);
+  auto softplus = [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); };
+  EXPECT_LE(UlpError(scalar::Softplus(), softplus, -80, 80), 4);
+  EXPECT_LE(UlpError(scalar::Softplus(), softplus, -1, 1), 4);
 }
 
 TEST(Scalars, Edges) {
@@ -142,7 +145,10 @@ TEST(Scalars, Edges) {
   EXPECT_EQ(scalar::TanhOf(-50), -1);
   EXPECT_EQ(scalar::ErfOf(-inf), -1);
   EXPECT_EQ(scalar::ErfOf(10), 1);
-  for (float got : {scalar::ExpOf(nan), scalar::LogOf(nan), scalar::TanhOf(nan), scalar::ErfOf(nan)}) {
+  EXPECT_EQ(scalar::Softplus()(inf), inf);
+  EXPECT_EQ(scalar::Softplus()(-inf), 0);
+  for (float got : {scalar::ExpOf(nan), scalar::LogOf(nan), scalar::TanhOf(nan), scalar::ErfOf(nan),
+                    scalar::Softplus()(nan)}) {
     EXPECT_TRUE(std::isnan(got));
   }
 }

@@ -316,7 +316,7 @@ inline void KernelCases::ElementwiseShapes() {
     CheckCase({op, {{33, 70}, {33, 70}}, {}, {DType::kBFloat16, DType::kBFloat16}}, ++seed);
   }
   for (const char* op :
-       {"gelu", "gelu_erf", "silu", "tanh", "sigmoid", "relu", "exp", "erf", "abs", "sign", "neg"}) {
+       {"gelu", "gelu_erf", "silu", "softplus", "tanh", "sigmoid", "relu", "exp", "erf", "abs", "sign", "neg"}) {
     for (Dims shape : {Dims{5, 4001}, Dims{1}, Dims{0}, Dims{513}})
       CheckCase({op, {shape}, {}, {}, 4, -6, 6}, ++seed);
   }
@@ -498,6 +498,7 @@ inline void KernelCases::UpdatesInPlaceAndApart() {
     size_t state = std::string(op) == "sgd" ? 1 : 2;
     for (bool factor : {false, true}) {
       Case c{op, std::vector<Dims>(2 + state, Dims{7, 3001}), attrs, {}, 4, 0.1, 2};
+      if (state == 2) c.in.push_back({});  // how many updates were made before
       if (factor) c.in.push_back({});
       CheckCase(c, ++seed);
       std::mt19937_64 random(++seed);

@@ -73,7 +73,7 @@ plan::Collective PlanOf(const Ends& ends, const std::string& algorithm, int64_t 
     if (program.has_out[m]) SetBox(program.out[m], piece->add_out());
   }
   plan::RegionList* work = c.add_work();
-  for (const BoxingRegion& r : program.work[program.me]) {
+  for (const Region& r : program.work[program.me]) {
     plan::Region* region = work->add_region();
     SetBox(r.box, region->mutable_box());
     for (int s : r.sources) region->add_source(s);

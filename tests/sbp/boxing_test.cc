@@ -179,7 +179,7 @@ void MakeOut(const BoxingProgram& program, int time, Pieces* out) {
 }
 
 void RunWork(const BoxingProgram& program, size_t member, int time, Pieces* in, Pieces* out) {
-  for (const BoxingRegion& region : program.work[member]) {
+  for (const Region& region : program.work[member]) {
     std::vector<Piece> sources, dests;
     for (int s : region.sources) {
       ASSERT_TRUE(program.has_in[s]);
@@ -349,7 +349,7 @@ TEST(RouteAll, ReplicasShareTheFolding) {
   const BoxingProgram program = RouteAll(Box::Whole({8, 6}), from, to);
   for (const auto& work : program.work) {
     int64_t elements = 0;
-    for (const BoxingRegion& region : work) elements += region.box.elements();
+    for (const Region& region : work) elements += region.box.elements();
     EXPECT_EQ(elements, 12);
   }
   EXPECT_EQ(program.Moved(), 48 + 3 * 48);
@@ -369,7 +369,7 @@ TEST(Checker, NoticesAMissingRegionAndAMissingTerm) {
       for (size_t r = 0; r < program.work[m].size(); ++r) regions.emplace_back(m, r);
     }
     const auto [m, r] = regions[Draw(random, static_cast<int>(regions.size()))];
-    std::vector<BoxingRegion>& work = program.work[m];
+    std::vector<Region>& work = program.work[m];
     if (seed % 2 == 0 && work[r].sources.size() > 1) {
       work[r].sources.pop_back();
     } else {

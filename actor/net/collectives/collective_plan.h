@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dims.h"
+#include "core/copy_box.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {
@@ -24,10 +24,8 @@ struct GroupShape {
 };
 
 // A region of one member's work (plan.Collective.work).
-struct MemberRegion {
-  Box box;
-  std::vector<int> sources, dests;  // members
-  int owner = 0;                    // the member whose work it is
+struct MemberRegion : Region {
+  int owner = 0;  // the member whose work it is
 };
 
 // One process's part in one chunk: it brings the terms together, in order, writes the sum to the pieces of

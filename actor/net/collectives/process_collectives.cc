@@ -19,7 +19,7 @@
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/shared_memory/inbox.h"
 #include "actor/net/talk/job.h"
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 #include "core/error.h"
 
 namespace oneflow_like {
@@ -257,12 +257,7 @@ void Instance::AddWork(const plan::Collective& collective, Wanted* wanted) {
   acts.clear();
   for (const plan::RegionList& list : collective.work()) {
     acts.emplace_back();
-    for (const plan::Region& r : list.region()) {
-      acts.back().push_back({ToBox(r.box()),
-                             {r.source().begin(), r.source().end()},
-                             {r.dest().begin(), r.dest().end()},
-                             collective.me()});
-    }
+    for (const plan::Region& r : list.region()) acts.back().push_back({ToRegion(r), collective.me()});
   }
 }
 
@@ -277,13 +272,7 @@ std::string Instance::MyWork() const {
       work->set_member(member);
       for (const auto& regions : acts) {
         plan::RegionList* list = work->add_act();
-        for (const MemberRegion& r : regions) {
-          plan::Region* region = list->add_region();
-          for (int64_t b : r.box.begin) region->mutable_box()->add_begin(b);
-          for (int64_t e : r.box.extent) region->mutable_box()->add_extent(e);
-          for (int m : r.sources) region->add_source(m);
-          for (int m : r.dests) region->add_dest(m);
-        }
+        for (const MemberRegion& r : regions) Set(r, list->add_region());
       }
     }
   }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -138,6 +138,7 @@ class CudaTogether : public testing::Test {
   std::vector<Update> MakeUpdates(const Variant& variant, int count, uint64_t seed) {
     std::mt19937_64 random(seed);
     const int64_t sizes[] = {5, 0, 1024, 3, 4097, 1, 768, 2051, 2, 640, 4096};
+    TensorArg made = Put(DType::kFloat32, {}, 0, &random, 3, 9);
     TensorArg factor = Put(DType::kFloat32, {}, 0, &random, 0.3, 0.9);
     TensorArg finite = Put(DType::kBool, {}, 0, &random, variant.told == 2 ? 1 : 0, 1);
     std::vector<Update> updates(count);
@@ -161,6 +162,7 @@ class CudaTogether : public testing::Test {
         const TensorArg& arg = update.in[operand];
         update.out.push_back(i % 10 == 7 ? Put(arg.dtype, shape, 0, &random, 5, 5) : arg);
       }
+      if (variant.op != "sgd") update.in.push_back(made);
       if (variant.told > 0) update.in.push_back(factor);
       if (variant.told > 1) update.in.push_back(finite);
       Finish(&update);
@@ -262,6 +264,7 @@ TEST_F(CudaTogether, LargeTensorsBesideSmallOnes) {
       update.spec.attrs = AttrsOf("adam");
       for (int i = 0; i < 4; ++i) update.in.push_back(Put(DType::kFloat32, {size}, 0, &random, 0.1, 1));
       update.out = {update.in[0], update.in[2], update.in[3]};
+      update.in.push_back(set.empty() ? Put(DType::kFloat32, {}, 0, &random, 3, 9) : set[0].in[4]);
       Finish(&update);
       set.push_back(std::move(update));
     }
@@ -297,6 +300,8 @@ TEST_F(CudaTogether, NothingGoesTogetherThatMustNot) {
   EXPECT_EQ(asked([](Update* u) { u->spec.name = "adam"; }), 2u);
   EXPECT_EQ(asked([](Update* u) { u->in.pop_back(); }), 2u) << "without a factor";
   EXPECT_EQ(asked([&](Update* u) { u->in.back() = Put(DType::kFloat32, {}, 0, &random, 1, 1); }), 2u);
+  EXPECT_EQ(asked([&](Update* u) { u->in[4] = Put(DType::kFloat32, {}, 0, &random, 3, 3); }), 2u)
+      << "another number of updates";
   EXPECT_EQ(asked([](Update* u) { u->in[1].dtype = DType::kFloat16; }), 2u) << "other gradients";
   EXPECT_EQ(asked([](Update* u) { u->in[2].dtype = u->out[1].dtype = DType::kBFloat16; }), 2u) << "a state";
 }

@@ -71,7 +71,7 @@ struct Case {
         if (p.has_out[m]) SetBox(c.mutable_piece(m)->add_out(), p.out[m]);
       }
       c.add_work();
-      for (const BoxingRegion& r : p.work[me])
+      for (const Region& r : p.work[me])
         PlanBuilder::Region(&c, r.box, r.sources, r.dests, c.work_size() - 1);
     }
     for (int position : positions) c.add_position(position);

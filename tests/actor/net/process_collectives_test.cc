@@ -89,7 +89,7 @@ class End final : public CollectiveListener {
   bool IsDownstream(int failing) const {
     if (failing == me_ || shared_->scenario.IsLocal(the_case())) return true;
     for (const auto& work : the_case().program(next_).work) {
-      for (const BoxingRegion& r : work) {
+      for (const Region& r : work) {
         if (std::count(r.sources.begin(), r.sources.end(), failing) &&
             std::count(r.dests.begin(), r.dests.end(), me_))
           return true;
@@ -216,7 +216,7 @@ void End::Verify() {
   if (out_ == nullptr || (!s.exact && c.dtype != DType::kInt32)) return;
   const BoxingProgram& p = c.program(next_);
   for (const auto& work : p.work) {
-    for (const BoxingRegion& r : work) {
+    for (const Region& r : work) {
       if (std::count(r.dests.begin(), r.dests.end(), me_) == 0) continue;
       ForEach(r.box, [&](const Dims& at) {
         double sum = 0;
@@ -366,7 +366,7 @@ TEST(ProcessCollectives, RepeatedRunsAreTheSameBitForBit) {
       for (int64_t act = 0; act < int64_t{s.steps} * the_case.acts; ++act) {
         const BoxingProgram& p = the_case.program(act);
         for (const auto& work : p.work) {
-          for (const BoxingRegion& r : work) {
+          for (const Region& r : work) {
             ForEach(r.box, [&](const Dims& at) {
               auto bits = [&](int m) { return first[c][m][act].substr(IndexIn(p.out[m], at) * size, size); };
               for (int d : r.dests) ASSERT_EQ(bits(d), bits(r.dests[0])) << Describe(s);

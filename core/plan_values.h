@@ -1,7 +1,8 @@
-// From the plan's messages to the types the runtime works with.
+// Between the plan's messages and the types that compiler and runtime work with.
 #pragma once
 
 #include "core/attrs.h"
+#include "core/copy_box.h"
 #include "core/dims.h"
 #include "core/kernel.h"
 #include "core/plan.pb.h"
@@ -10,10 +11,17 @@ namespace oneflow_like {
 
 Dims ToDims(const plan::Dims& dims);
 Box ToBox(const plan::Box& box);
+Region ToRegion(const plan::Region& region);
 Attrs ToAttrs(const google::protobuf::RepeatedPtrField<plan::Attr>& attrs);
 // Throws Error for an element type that does not exist.
 DType ToDType(int32_t dtype);
 // The spec of a kernel, its operands at the largest extents of any act. An operand without a box is whole.
 KernelSpec ToSpec(const plan::Kernel& kernel);
+
+
+void Set(const Dims& dims, plan::Dims* message);
+void Set(const Box& box, plan::Box* message);
+void Set(const Region& region, plan::Region* message);
+void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message);
 
 }  // namespace oneflow_like

@@ -1,5 +1,4 @@
-// From the plan's messages to the types the runtime works with.
-#include "actor/plan_reading.h"
+#include "core/plan_values.h"
 
 #include <algorithm>
 
@@ -9,6 +8,12 @@ Dims ToDims(const plan::Dims& dims) { return Dims(dims.at().begin(), dims.at().e
 
 Box ToBox(const plan::Box& box) {
   return {Dims(box.begin().begin(), box.begin().end()), Dims(box.extent().begin(), box.extent().end())};
+}
+
+Region ToRegion(const plan::Region& region) {
+  return {ToBox(region.box()),
+          {region.source().begin(), region.source().end()},
+          {region.dest().begin(), region.dest().end()}};
 }
 
 Attrs ToAttrs(const google::protobuf::RepeatedPtrField<plan::Attr>& attrs) {
@@ -32,6 +37,38 @@ Attrs ToAttrs(const google::protobuf::RepeatedPtrField<plan::Attr>& attrs) {
     }
   }
   return result;
+}
+
+void Set(const Dims& dims, plan::Dims* message) {
+  for (int64_t e : dims) message->add_at(e);
+}
+
+void Set(const Box& box, plan::Box* message) {
+  for (int64_t b : box.begin) message->add_begin(b);
+  for (int64_t e : box.extent) message->add_extent(e);
+}
+
+void Set(const Region& region, plan::Region* message) {
+  Set(region.box, message->mutable_box());
+  for (int s : region.sources) message->add_source(s);
+  for (int d : region.dests) message->add_dest(d);
+}
+
+void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message) {
+  for (const auto& [name, value] : attrs.map()) {
+    plan::Attr* a = message->Add();
+    a->set_name(name);
+    if (auto* i = std::get_if<int64_t>(&value)) {
+      a->set_i(*i);
+    } else if (auto* f = std::get_if<double>(&value)) {
+      a->set_f(*f);
+    } else if (auto* s = std::get_if<std::string>(&value)) {
+      a->set_s(*s);
+    } else {
+      plan::Dims* ints = a->mutable_ints();
+      for (int64_t x : std::get<std::vector<int64_t>>(value)) ints->add_at(x);
+    }
+  }
 }
 
 DType ToDType(int32_t dtype) {

@@ -1,0 +1,20 @@
+// What a member of a collective moves, made ready at load: only the pointers change from act to act.
+#pragma once
+
+#include <vector>
+
+#include "actor/collective.h"
+#include "core/copy_box.h"
+
+namespace oneflow_like {
+
+struct RegionWork : Region {
+  std::vector<Piece> from, to;  // of the sources and destinations, without data
+};
+
+// One list, or one for each micro-batch; only regions that hold something for somebody. Throws Error for a
+// region outside the pieces that it names.
+std::vector<std::vector<RegionWork>> ReadyWork(const CollectiveSpec& spec,
+                                               const plan::Collective& collective);
+
+}  // namespace oneflow_like

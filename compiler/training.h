@@ -1,0 +1,31 @@
+// What the passes of training share. A graph that trains has one node `train`, an end without outputs, which
+// gathers what they find out:
+//
+//   train train(loss)                                as Train makes it
+//   train train(loss, scale, finite_steps) scaled=1  after loss_scale, in fp16
+//   train train(loss, ..., w, dw, b, db)             after autograd: weights and gradients
+//
+// add_updates replaces it with the updates.
+#pragma once
+
+#include <string>
+
+#include "compiler/graph.h"
+
+namespace oneflow_like {
+
+// Its number, -1 in a graph that does not train.
+inline int TrainNode(const Graph& graph) {
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    if (graph.alive(n) && graph.node(n).kind == NodeKind::kTrain) return n;
+  return -1;
+}
+
+// How many of its operands precede weights and gradients.
+inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 3 : 1; }
+
+// A variable that training keeps: fp32, filled with `value` before the first step, on the slice and with the
+// line of `like`. `name` begins with the session's and a colon, which no name of the user's has.
+Tensor AddState(Graph* graph, const std::string& name, const Dims& shape, double value, const Node& like);
+
+}  // namespace oneflow_like
