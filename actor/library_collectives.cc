@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "actor/device_collectives.h"
-#include "core/plan_values.h"
 #include "core/backend.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -17,7 +17,9 @@ RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collecti
   auto piece = [&](int member, bool source) {
     const char* end = source ? "source" : "destination";
     const bool known = member >= 0 && member < collective.piece_size();
-    const auto* boxes = !known ? nullptr : source ? &collective.piece(member).in() : &collective.piece(member).out();
+    const auto* boxes = !known   ? nullptr
+                        : source ? &collective.piece(member).in()
+                                 : &collective.piece(member).out();
     if (boxes == nullptr || boxes->empty())
       Fail("collective ", spec.actor, ": region ", work.box.str(), " names member ", member, " as a ", end,
            ", which has no piece there");

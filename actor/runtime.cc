@@ -10,8 +10,8 @@
 #include "actor/device_collectives.h"
 #include "actor/loading.h"
 #include "actor/peer_steps.h"
-#include "core/plan_values.h"
 #include "actor/store.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 

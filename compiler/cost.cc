@@ -96,7 +96,8 @@ const BoundRule& RuleCache::Of(int n) {
   for (int v : node.in) key += Name(graph_.value(v).dtype) + graph_.value(v).shape.str();
   auto it = rules_.find(key);
   if (it != rules_.end()) return it->second;
-  return rules_.emplace(std::move(key), BindOp(graph_.catalog().Get(node.op), graph_.CallOf(node))).first->second;
+  return rules_.emplace(std::move(key), BindOp(graph_.catalog().Get(node.op), graph_.CallOf(node)))
+      .first->second;
 }
 
 Work CostModel::BoxingAt(const Node& node, const std::vector<int>& coords) const {

@@ -18,7 +18,6 @@ DType ToDType(int32_t dtype);
 // The spec of a kernel, its operands at the largest extents of any act. An operand without a box is whole.
 KernelSpec ToSpec(const plan::Kernel& kernel);
 
-
 void Set(const Dims& dims, plan::Dims* message);
 void Set(const Box& box, plan::Box* message);
 void Set(const Region& region, plan::Region* message);

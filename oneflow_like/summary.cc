@@ -72,10 +72,9 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
   }
   for (const plan::Buffer& b : plan.buffer())
     if (b.space() == plan::TRANSIENT)
-      consumers.push_back(
-          {Cat("buffer ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
-               source[b.id()], HeldText(compiled, b.id()), ")"),
-           b.slot_bytes() * b.slots()});
+      consumers.push_back({Cat("buffer ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
+                               source[b.id()], HeldText(compiled, b.id()), ")"),
+                           b.slot_bytes() * b.slots()});
   if (plan.device_kind() == "cuda") {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;

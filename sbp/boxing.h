@@ -25,7 +25,7 @@ struct BoxingProgram {
   std::vector<bool> has_in, has_out;  // whether the member is a source, a destination
   Reduce reduce = Reduce::kNone;
   std::vector<std::vector<Region>> work;  // per member; sources and destinations are indices into `members`
-  int64_t Moved() const;                        // elements that change device, over all members
+  int64_t Moved() const;                  // elements that change device, over all members
 };
 
 // The part of the tensor that micro-batch `time` of `times` holds, `sbp` being the time entry: the box to

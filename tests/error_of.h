@@ -7,15 +7,15 @@
 
 namespace oneflow_like {
 
-// "no error" when there was none.
+// Empty when there was none.
 template <typename F>
-std::string ErrorOf(F&& f) {
+std::string ErrorOf(F&& body) {
   try {
-    f();
+    body();
   } catch (const Error& error) {
     return error.what();
   }
-  return "no error";
+  return "";
 }
 
 }  // namespace oneflow_like

@@ -6,10 +6,10 @@
 #include <random>
 #include <set>
 
-#include "core/plan_values.h"
 #include "compiler/compile.h"
 #include "core/float16.h"
 #include "core/parallel_for.h"
+#include "core/plan_values.h"
 #include "oneflow_like/session_impl.h"
 #include "tests/bench/bench.h"
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/plan_values.h"
 #include "compiler/compile.h"
+#include "core/plan_values.h"
 #include "core/random.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/session_impl.h"

@@ -175,7 +175,7 @@ TEST(Sessions, CloseInTheMiddle) {
     session.Close();
     for (const StepResult& result : results) {
       const std::string error = ErrorOf([&] { result.Wait(); });
-      EXPECT_TRUE(error == "no error" || error.find("closed") != std::string::npos) << error;
+      EXPECT_TRUE(error == "" || error.find("closed") != std::string::npos) << error;
     }
   }
   Session session = program.MakeTrain();

@@ -1,4 +1,5 @@
-// Every mistake a user can make gives one Error that names the operator, the axis, the numbers and the user's line.
+// Every mistake a user can make gives one Error that names the operator, the axis, the numbers and the user's
+// line.
 #include <functional>
 #include <regex>
 
@@ -9,7 +10,7 @@ namespace oneflow_like {
 namespace {
 
 struct Mistake {
-  int line;  // of the user, 0 where none is known
+  int line;            // of the user, 0 where none is known
   const char* wanted;  // regular expression
   std::function<void(Model&)> make;
 };
@@ -31,14 +32,27 @@ void Check(const char* mesh, const std::vector<Mistake>& mistakes) {
     }
     EXPECT_TRUE(std::regex_search(error, std::regex(m.wanted))) << error << "\n  wanted: " << m.wanted;
     if (m.line) {
-      EXPECT_NE(error.find(Cat("errors_test.cc:", m.line)), std::string::npos) << error << "\n  wanted line " << m.line;
+      EXPECT_NE(error.find(Cat("errors_test.cc:", m.line)), std::string::npos)
+          << error << "\n  wanted line " << m.line;
     }
     EXPECT_EQ(error.find('\n'), std::string::npos) << error;
   }
 }
 
-#define MISTAKE(wanted, ...) Mistake{__LINE__, wanted, [](Model & m) { (void)m; __VA_ARGS__; }}
-#define MISTAKE_NO_LINE(wanted, ...) Mistake{0, wanted, [](Model & m) { (void)m; __VA_ARGS__; }}
+#define MISTAKE(wanted, ...)         \
+  Mistake {                          \
+    __LINE__, wanted, [](Model& m) { \
+      (void)m;                       \
+      __VA_ARGS__;                   \
+    }                                \
+  }
+#define MISTAKE_NO_LINE(wanted, ...) \
+  Mistake {                          \
+    0, wanted, [](Model& m) {        \
+      (void)m;                       \
+      __VA_ARGS__;                   \
+    }                                \
+  }
 
 // clang-format off: a mistake and what is wanted of its message stand on one line, whose number is checked too.
 
@@ -52,94 +66,103 @@ Tensor I(Model& m, const Dims& shape) { return X(m, shape, DType::kInt32); }
 constexpr int64_t kHuge = 1'000'000'000'000'000'000;
 
 TEST(Errors, ShapesAndTypesOfOperators) {
-  Check("cpu:dp=2", {
-      MISTAKE("^matmul at .*axis k is 4 in a but 5 in b", matmul(X(m, {3, 4}), X(m, {5, 6}))),
-      MISTAKE("^matmul at .*a has 1 axis, but needs at least 2", matmul(X(m, {3}), X(m, {3, 6}))),
-      MISTAKE("^matmul at .*leading axis .* 2 in a but 3 in b", matmul(X(m, {2, 3, 4}), X(m, {3, 4, 5}))),
-      MISTAKE("^matmul at .*operand 2 is i32.*floating", matmul(X(m, {3, 4}), I(m, {4, 5}))),
-      MISTAKE("^einsum at .*axis d is 4.*5", einsum("bd,de->be", X(m, {3, 4}), X(m, {5, 6}))),
-      MISTAKE("^einsum at .*\"bd,de\"", einsum("bd,de", X(m, {3, 4}), X(m, {4, 6}))),
-      MISTAKE("^einsum at .*z", einsum("bd,de->bz", X(m, {3, 4}), X(m, {4, 6}))),
-      MISTAKE("^einsum at .*", einsum("bdf,de->be", X(m, {3, 4}), X(m, {4, 6}))),
-      MISTAKE("^einsum at .*", einsum("", X(m, {3, 4}), X(m, {4, 6}))),
-      MISTAKE("^add at .*4.*5", add(X(m, {3, 4}), X(m, {3, 5}))),
-      MISTAKE("^mul at .*4.*5", X(m, {3, 4}) * X(m, {3, 5})),
-      MISTAKE("^sub at .*f32.*i32.*cast", sub(X(m, {3}), I(m, {3}))),
-      MISTAKE("^add_n at .*4.*5", add_n({X(m, {4}), X(m, {5})})),
-      MISTAKE("^add_n at .*at least 1", add_n({})),
-      MISTAKE("^add at .*operand 1 is a Tensor that was never given a value", add(Tensor(), Tensor())),
-      MISTAKE("^add at .*operand 2 is a Tensor that was never given a value", add(X(m, {3}), Tensor())),
-      MISTAKE("^less at .*4.*5", less(X(m, {4}), X(m, {5}))),
-      MISTAKE("^where at .*f32.*bool", where(X(m, {4}), X(m, {4}), X(m, {4}))),
-      MISTAKE("^exp at .*i32.*floating", exp(I(m, {4}))),
-      MISTAKE("^gelu at .*i32.*floating", gelu(I(m, {4}))),
-      MISTAKE("^sum at .*axis 2 does not exist.*\\[3,4\\] has 2 axes", sum(X(m, {3, 4}), {2})),
-      MISTAKE("^max at .*axis -3 does not exist", max(X(m, {3, 4}), {-3})),
-      MISTAKE("^sum at .*axis 1 .*twice", sum(X(m, {3, 4}), {1, -1})),
-      MISTAKE("^argmax at .*axis 5 does not exist", argmax(X(m, {3, 4}), 5)),
-      MISTAKE("^argmax at .*0", argmax(X(m, {3, 0}))),
-      MISTAKE("^sum_to at .*", sum_to(X(m, {3, 4}), {5})),
-      MISTAKE("^broadcast_to at .*3.*5", broadcast_to(X(m, {3}), {5})),
-      MISTAKE("^reshape at .*12 elements but .*10", reshape(X(m, {3, 4}), {5, 2})),
-      MISTAKE("^reshape at .*do not divide by 5", reshape(X(m, {3, 4}), {5, -1})),
-      MISTAKE("^reshape at .*both -1", reshape(X(m, {3, 4}), {-1, -1})),
-      MISTAKE("^reshape at .*-2", reshape(X(m, {3, 4}), {-2, 3})),
-      MISTAKE("^transpose at .*", transpose(X(m, {3, 4}), {0, 0})),
-      MISTAKE("^transpose at .*", transpose(X(m, {3, 4}), {0})),
-      MISTAKE("^slice at .*1.*9.*4", slice(X(m, {3, 4}), 1, 1, 9)),
-      MISTAKE("^slice at .*3.*1", slice(X(m, {3, 4}), 1, 3, 1)),
-      MISTAKE("^slice at .*-1", slice(X(m, {3, 4}), 1, -1, 1)),
-      MISTAKE("^concat at .*3.*5", concat({X(m, {3, 4}), X(m, {5, 4})}, 1)),
-      MISTAKE("^concat at .*at least 1 part", concat({}, 1)),
-      MISTAKE("^split at .*axis 1 is 4.*3", split(X(m, {3, 4}), 1, 3)),
-      MISTAKE("^split at .*0", split(X(m, {3, 4}), 1, 0)),
-      MISTAKE("^pad at .*-1", pad(X(m, {3, 4}), 1, -1, 0)),
-      MISTAKE("^gather at .*f32.*i32", gather(X(m, {3, 4}), X(m, {2}))),
-      MISTAKE("^gather at .*", gather(X(m, {}), I(m, {2}))),
-      MISTAKE("^pick at .*3.*2", pick(X(m, {3, 4}), I(m, {2}))),
-      MISTAKE("^one_hot at .*-3", one_hot(I(m, {2}), -3)),
-      MISTAKE("^one_hot at .*f32", one_hot(X(m, {2}), 3)),
-      MISTAKE("^one_hot at .*9 axes.*8", one_hot(I(m, {1, 1, 1, 1, 1, 1, 1, 1}), 3)),
-      MISTAKE("^softmax at .*at least 1", softmax(X(m, {}))),
-      MISTAKE("^softmax at .*i32", softmax(I(m, {3}))),
-      MISTAKE("^cross_entropy at .*\\[2\\] but .*\\[3\\]", cross_entropy(X(m, {3, 4}), I(m, {2}))),
-      MISTAKE("^cross_entropy at .*f32.*i32", cross_entropy(X(m, {3, 4}), X(m, {3}))),
-      MISTAKE("^layer_norm at .*4.*5", layer_norm(X(m, {3, 4}), X(m, {5}), X(m, {4}))),
-      MISTAKE("^layer_norm at .*eps.*-1", layer_norm(X(m, {3, 4}), X(m, {4}), X(m, {4}), -1)),
-      MISTAKE("^rms_norm at .*4.*5", rms_norm(X(m, {3, 4}), X(m, {5}))),
-      MISTAKE("^embedding at .*f32.*i32", embedding(X(m, {5, 4}), X(m, {3}))),
-      MISTAKE("^embedding at .*3 axes.*2", embedding(X(m, {5, 4, 2}), I(m, {3}))),
-      MISTAKE("^attention at .*4.*8", attention(X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 8}), X(m, {1, 2, 3, 4}))),
-      MISTAKE("^attention at .*axes.*4", attention(X(m, {2, 3, 4}), X(m, {2, 3, 4}), X(m, {2, 3, 4}))),
-      MISTAKE("^attention at .*dropout is 1 .*\\[0, 1\\)", attention(X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), {.dropout = 1})),
-      MISTAKE("^dropout at .*p is 1 but must be in \\[0, 1\\)", dropout(X(m, {3}), 1)),
-      MISTAKE("^dropout at .*p is -0.1", dropout(X(m, {3}), -.1)),
-      MISTAKE("^dropout at .*p is NaN", dropout(X(m, {3}), NAN)),
-      MISTAKE("^attention at .*dropout is NaN", attention(X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), {.dropout = NAN})),
-      MISTAKE("^full at .*no graph", full(nullptr, {3}, 1)),
-      MISTAKE("^full at .*-2", full(m.Input("a", {1}, DType::kFloat32).graph(), {-2}, 1)),
-      MISTAKE("^matmull at .*: there is no operator named \"matmull\"", Apply(X(m, {3}).graph(), "matmull", {})),
-  });
+  Check(
+      "cpu:dp=2",
+      {
+          MISTAKE("^matmul at .*axis k is 4 in a but 5 in b", matmul(X(m, {3, 4}), X(m, {5, 6}))),
+          MISTAKE("^matmul at .*a has 1 axis, but needs at least 2", matmul(X(m, {3}), X(m, {3, 6}))),
+          MISTAKE("^matmul at .*leading axis .* 2 in a but 3 in b", matmul(X(m, {2, 3, 4}), X(m, {3, 4, 5}))),
+          MISTAKE("^matmul at .*operand 2 is i32.*floating", matmul(X(m, {3, 4}), I(m, {4, 5}))),
+          MISTAKE("^einsum at .*axis d is 4.*5", einsum("bd,de->be", X(m, {3, 4}), X(m, {5, 6}))),
+          MISTAKE("^einsum at .*\"bd,de\"", einsum("bd,de", X(m, {3, 4}), X(m, {4, 6}))),
+          MISTAKE("^einsum at .*z", einsum("bd,de->bz", X(m, {3, 4}), X(m, {4, 6}))),
+          MISTAKE("^einsum at .*", einsum("bdf,de->be", X(m, {3, 4}), X(m, {4, 6}))),
+          MISTAKE("^einsum at .*", einsum("", X(m, {3, 4}), X(m, {4, 6}))),
+          MISTAKE("^add at .*4.*5", add(X(m, {3, 4}), X(m, {3, 5}))),
+          MISTAKE("^mul at .*4.*5", X(m, {3, 4}) * X(m, {3, 5})),
+          MISTAKE("^sub at .*f32.*i32.*cast", sub(X(m, {3}), I(m, {3}))),
+          MISTAKE("^add_n at .*4.*5", add_n({X(m, {4}), X(m, {5})})),
+          MISTAKE("^add_n at .*at least 1", add_n({})),
+          MISTAKE("^add at .*operand 1 is a Tensor that was never given a value", add(Tensor(), Tensor())),
+          MISTAKE("^add at .*operand 2 is a Tensor that was never given a value", add(X(m, {3}), Tensor())),
+          MISTAKE("^less at .*4.*5", less(X(m, {4}), X(m, {5}))),
+          MISTAKE("^where at .*f32.*bool", where(X(m, {4}), X(m, {4}), X(m, {4}))),
+          MISTAKE("^exp at .*i32.*floating", exp(I(m, {4}))),
+          MISTAKE("^gelu at .*i32.*floating", gelu(I(m, {4}))),
+          MISTAKE("^sum at .*axis 2 does not exist.*\\[3,4\\] has 2 axes", sum(X(m, {3, 4}), {2})),
+          MISTAKE("^max at .*axis -3 does not exist", max(X(m, {3, 4}), {-3})),
+          MISTAKE("^sum at .*axis 1 .*twice", sum(X(m, {3, 4}), {1, -1})),
+          MISTAKE("^argmax at .*axis 5 does not exist", argmax(X(m, {3, 4}), 5)),
+          MISTAKE("^argmax at .*0", argmax(X(m, {3, 0}))),
+          MISTAKE("^sum_to at .*", sum_to(X(m, {3, 4}), {5})),
+          MISTAKE("^broadcast_to at .*3.*5", broadcast_to(X(m, {3}), {5})),
+          MISTAKE("^reshape at .*12 elements but .*10", reshape(X(m, {3, 4}), {5, 2})),
+          MISTAKE("^reshape at .*do not divide by 5", reshape(X(m, {3, 4}), {5, -1})),
+          MISTAKE("^reshape at .*both -1", reshape(X(m, {3, 4}), {-1, -1})),
+          MISTAKE("^reshape at .*-2", reshape(X(m, {3, 4}), {-2, 3})),
+          MISTAKE("^transpose at .*", transpose(X(m, {3, 4}), {0, 0})),
+          MISTAKE("^transpose at .*", transpose(X(m, {3, 4}), {0})),
+          MISTAKE("^slice at .*1.*9.*4", slice(X(m, {3, 4}), 1, 1, 9)),
+          MISTAKE("^slice at .*3.*1", slice(X(m, {3, 4}), 1, 3, 1)),
+          MISTAKE("^slice at .*-1", slice(X(m, {3, 4}), 1, -1, 1)),
+          MISTAKE("^concat at .*3.*5", concat({X(m, {3, 4}), X(m, {5, 4})}, 1)),
+          MISTAKE("^concat at .*at least 1 part", concat({}, 1)),
+          MISTAKE("^split at .*axis 1 is 4.*3", split(X(m, {3, 4}), 1, 3)),
+          MISTAKE("^split at .*0", split(X(m, {3, 4}), 1, 0)),
+          MISTAKE("^pad at .*-1", pad(X(m, {3, 4}), 1, -1, 0)),
+          MISTAKE("^gather at .*f32.*i32", gather(X(m, {3, 4}), X(m, {2}))),
+          MISTAKE("^gather at .*", gather(X(m, {}), I(m, {2}))),
+          MISTAKE("^pick at .*3.*2", pick(X(m, {3, 4}), I(m, {2}))),
+          MISTAKE("^one_hot at .*-3", one_hot(I(m, {2}), -3)),
+          MISTAKE("^one_hot at .*f32", one_hot(X(m, {2}), 3)),
+          MISTAKE("^one_hot at .*9 axes.*8", one_hot(I(m, {1, 1, 1, 1, 1, 1, 1, 1}), 3)),
+          MISTAKE("^softmax at .*at least 1", softmax(X(m, {}))),
+          MISTAKE("^softmax at .*i32", softmax(I(m, {3}))),
+          MISTAKE("^cross_entropy at .*\\[2\\] but .*\\[3\\]", cross_entropy(X(m, {3, 4}), I(m, {2}))),
+          MISTAKE("^cross_entropy at .*f32.*i32", cross_entropy(X(m, {3, 4}), X(m, {3}))),
+          MISTAKE("^layer_norm at .*4.*5", layer_norm(X(m, {3, 4}), X(m, {5}), X(m, {4}))),
+          MISTAKE("^layer_norm at .*eps.*-1", layer_norm(X(m, {3, 4}), X(m, {4}), X(m, {4}), -1)),
+          MISTAKE("^rms_norm at .*4.*5", rms_norm(X(m, {3, 4}), X(m, {5}))),
+          MISTAKE("^embedding at .*f32.*i32", embedding(X(m, {5, 4}), X(m, {3}))),
+          MISTAKE("^embedding at .*3 axes.*2", embedding(X(m, {5, 4, 2}), I(m, {3}))),
+          MISTAKE("^attention at .*4.*8",
+                  attention(X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 8}), X(m, {1, 2, 3, 4}))),
+          MISTAKE("^attention at .*axes.*4", attention(X(m, {2, 3, 4}), X(m, {2, 3, 4}), X(m, {2, 3, 4}))),
+          MISTAKE("^attention at .*dropout is 1 .*\\[0, 1\\)",
+                  attention(X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), {.dropout = 1})),
+          MISTAKE("^dropout at .*p is 1 but must be in \\[0, 1\\)", dropout(X(m, {3}), 1)),
+          MISTAKE("^dropout at .*p is -0.1", dropout(X(m, {3}), -.1)),
+          MISTAKE("^dropout at .*p is NaN", dropout(X(m, {3}), NAN)),
+          MISTAKE("^attention at .*dropout is NaN",
+                  attention(X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), X(m, {1, 2, 3, 4}), {.dropout = NAN})),
+          MISTAKE("^full at .*no graph", full(nullptr, {3}, 1)),
+          MISTAKE("^full at .*-2", full(m.Input("a", {1}, DType::kFloat32).graph(), {-2}, 1)),
+          MISTAKE("^matmull at .*: there is no operator named \"matmull\"",
+                  Apply(X(m, {3}).graph(), "matmull", {})),
+      });
 }
 
 TEST(Errors, AbsurdSizes) {
-  Check("cpu:dp=2", {
-      MISTAKE("^input 'a' at .*\\[1000000000000000000,10\\].*2\\^48", m.Input("a", {kHuge, 10}, DType::kFloat32)),
-      MISTAKE("^input 'a' at .*2\\^48", m.Input("a", {kHuge}, DType::kFloat32)),
-      MISTAKE("^weight 'w' at .*2\\^48", m.scope().Weight("w", {1 << 30, 1 << 30, 16}, Zeros())),
-      MISTAKE("^input 'a' at .*axis 1 has extent -3", m.Input("a", {2, -3}, DType::kFloat32)),
-      MISTAKE("^weight 'w' at .*axis 0 has extent -1", m.scope().Weight("w", {-1}, Zeros())),
-      MISTAKE("^broadcast_to at .*2\\^48", broadcast_to(X(m, {1}), {kHuge})),
-      MISTAKE("^one_hot at .*2\\^48", one_hot(I(m, {16}), kHuge)),
-      MISTAKE("^pad at .*2\\^48", pad(X(m, {1}), 0, kHuge, kHuge)),
-      MISTAKE("^pad at .*", pad(X(m, {1}), 0, INT64_MAX, INT64_MAX)),
-      MISTAKE("^slice at .*", slice(X(m, {1}), 0, INT64_MIN, INT64_MAX)),
-      MISTAKE("^reshape at .*2\\^48", reshape(X(m, {4}), {kHuge, kHuge})),
-      MISTAKE("^reshape at .*2\\^48", reshape(X(m, {4}), {kHuge, -1, kHuge})),
-      MISTAKE("^matmul at .*2\\^48", matmul(X(m, {int64_t{1} << 40, 1}), X(m, {1, int64_t{1} << 40}))),
-      MISTAKE("^full at .*2\\^48", full(X(m, {1}).graph(), {kHuge, kHuge, kHuge, kHuge}, 1)),
-      MISTAKE_NO_LINE("at most 8 axes, but 9", m.Input("a", {1, 1, 1, 1, 1, 1, 1, 1, 1}, DType::kFloat32)),
-  });
+  Check("cpu:dp=2",
+        {
+            MISTAKE("^input 'a' at .*\\[1000000000000000000,10\\].*2\\^48",
+                    m.Input("a", {kHuge, 10}, DType::kFloat32)),
+            MISTAKE("^input 'a' at .*2\\^48", m.Input("a", {kHuge}, DType::kFloat32)),
+            MISTAKE("^weight 'w' at .*2\\^48", m.scope().Weight("w", {1 << 30, 1 << 30, 16}, Zeros())),
+            MISTAKE("^input 'a' at .*axis 1 has extent -3", m.Input("a", {2, -3}, DType::kFloat32)),
+            MISTAKE("^weight 'w' at .*axis 0 has extent -1", m.scope().Weight("w", {-1}, Zeros())),
+            MISTAKE("^broadcast_to at .*2\\^48", broadcast_to(X(m, {1}), {kHuge})),
+            MISTAKE("^one_hot at .*2\\^48", one_hot(I(m, {16}), kHuge)),
+            MISTAKE("^pad at .*2\\^48", pad(X(m, {1}), 0, kHuge, kHuge)),
+            MISTAKE("^pad at .*", pad(X(m, {1}), 0, INT64_MAX, INT64_MAX)),
+            MISTAKE("^slice at .*", slice(X(m, {1}), 0, INT64_MIN, INT64_MAX)),
+            MISTAKE("^reshape at .*2\\^48", reshape(X(m, {4}), {kHuge, kHuge})),
+            MISTAKE("^reshape at .*2\\^48", reshape(X(m, {4}), {kHuge, -1, kHuge})),
+            MISTAKE("^matmul at .*2\\^48", matmul(X(m, {int64_t{1} << 40, 1}), X(m, {1, int64_t{1} << 40}))),
+            MISTAKE("^full at .*2\\^48", full(X(m, {1}).graph(), {kHuge, kHuge, kHuge, kHuge}, 1)),
+            MISTAKE_NO_LINE("at most 8 axes, but 9",
+                            m.Input("a", {1, 1, 1, 1, 1, 1, 1, 1, 1}, DType::kFloat32)),
+        });
 }
 
 // Mistakes that stand in no line of a graph.
@@ -151,8 +174,9 @@ void Refuse(const char* wanted, const std::function<void()>& make) {
 // Within the limit, but more than the machine has: one sentence, then what a rank would hold, line by line.
 TEST(Errors, WhatNoMachineHoldsIsRefusedWithTheTable) {
   Model model(Mesh::Parse("cpu:dp=2"));
-  const std::string refused = "^session [a-z]+ needs \\d+ bytes of memory, but \\d+ are free of .*What a rank holds:\nrank 0";
-  for (const std::string& name : {"feed", "weight"}) {
+  const std::string refused =
+      "^session [a-z]+ needs \\d+ bytes of memory, but \\d+ are free of .*What a rank holds:\nrank 0";
+  for (const std::string name : {"feed", "weight"}) {
     Tensor huge = name == "feed" ? model.Input("a", {int64_t{1} << 47}, DType::kFloat32)
                                  : model.scope().Weight("w", {int64_t{1} << 46}, Zeros());
     Refuse(refused.c_str(), [&] { Evaluate({{"y", sum(huge)}}, {.name = name}).Run({}); });
@@ -193,50 +217,89 @@ TEST(Errors, Meshes) {
 
 TEST(Errors, AnnotationsAndStages) {
   Check("cpu:dp=2,tp=2,pp=2", {
-      MISTAKE("^input 'a' at .*mesh cpu:dp=2,tp=2,pp=2 has no axis mp, its axes are dp, tp, pp", m.Input("a", {4}, DType::kFloat32, {{"mp", S(0)}})),
-      MISTAKE("^weight 'w' at .*no axis mp", m.scope().Weight("w", {4}, Zeros(), {{"mp", S(0)}})),
-      MISTAKE("^input 'a' at .*mesh axis dp is annotated twice", m.Input("a", {4}, DType::kFloat32, {{"dp", S(0)}, {"dp", B()}})),
-      MISTAKE("^input 'a' at .*tensor axis 0 is cut twice, by mesh axes dp and tp", m.Input("a", {4}, DType::kFloat32, {{"dp", S(0)}, {"tp", S(0)}})),
-      MISTAKE("^input 'a' at .*tp:S2 cuts axis 2 but the shape is \\[4,4\\]", m.Input("a", {4, 4}, DType::kFloat32, {{"tp", S(2)}})),
-      MISTAKE("^weight 'w' at .*tp:S-1 cuts axis -1", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(-1)}})),
-      MISTAKE("^annotate 'x.*' at .*dp:S1 cuts axis 1", annotate(X(m, {4}), {{"dp", S(1)}})),
-      MISTAKE("^annotate '' at .*undefined", annotate(Tensor(), {{"dp", S(1)}})),
-      MISTAKE("^weight 'w' at .*grain 0", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0, 0)}})),
-      MISTAKE("^weight 'w' at .*pp is the pipeline axis", m.scope().Stage("pp", 0).Weight("w", {4}, Zeros(), {{"pp", S(0)}})),
-      MISTAKE("^stage 'pp' at .*stage 2 is outside axis pp of extent 2", m.scope().Stage("pp", 2)),
-      MISTAKE("^stage 'pp' at .*stage -1 is outside", m.scope().Stage("pp", -1)),
-      MISTAKE("^stage 'xx' at .*no axis xx", m.scope().Stage("xx", 0)),
-      MISTAKE("^to_stage 'x.*' at .*stage 7 is outside axis pp", to_stage(X(m, {4}), "pp", 7)),
-      MISTAKE("^to_stage 'x.*' at .*no axis xx", to_stage(X(m, {4}), "xx", 0)),
-      MISTAKE("^to_stage '' at .*undefined", to_stage(Tensor(), "pp", 0)),
-      MISTAKE("^annotate 'x.*' at .*dp:Pmax cannot be held", annotate(X(m, {4}), {{"dp", P(Reduce::kMax)}})),
-      MISTAKE("^input 'a' at .*dp:P is a partial value", m.Input("a", {4}, DType::kFloat32, {{"dp", P()}})),
-      MISTAKE("^weight 'w' at .*tp:Pmin is a partial value", m.scope().Weight("w", {4}, Ones(), {{"tp", P(Reduce::kMin)}})),
-      MISTAKE("^Train at .*stage pp=1 has no work: mesh cpu:dp=2,tp=2,pp=2 has 2 stages on axis pp but the model uses 1",
-                      Train(mean(X(m, {4}) * m.scope().Stage("pp", 0).Weight("w", {4}, Ones())), Sgd{})),
-      MISTAKE("^weight 'w' at .*its shape is \\[5\\] but the weight of that name made at errors_test.cc:.* has \\[4\\]", m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {5}, Zeros())),
-      MISTAKE("^weight 'w' at .*it starts as normal\\(mean=0 stddev=2\\) but the weight of that name made at errors_test.cc:.* starts as full\\(value=0\\)", m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {4}, Normal(2))),
-      MISTAKE("^weight 'w' at .*it is annotated tp:S0 but the weight of that name made at errors_test.cc:.* is not annotated along tp", m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0)}})),
-      MISTAKE("^weight 'w' at .*it is annotated tp:B but the weight of that name made at errors_test.cc:.* is tp:S0", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0)}}), m.scope().Weight("w", {4}, Zeros(), {{"tp", B()}})),
-      MISTAKE("^weight 'w' at .*it is on stage pp=1 but the weight of that name made at errors_test.cc:.* is on stage pp=0; move its value there with to_stage", m.scope().Stage("pp", 0).Weight("w", {4}, Zeros()), m.scope().Stage("pp", 1).Weight("w", {4}, Zeros())),
-      MISTAKE("^weight 'w' at .*it is on stage pp=1 but the weight of that name made at errors_test.cc:.* is on no stage of pp", m.scope().Weight("w", {4}, Zeros()), m.scope().Stage("pp", 1).Weight("w", {4}, Zeros())),
-      MISTAKE("^weight 'w' at .*it starts as .* made at errors_test.cc", m.scope().Weight("w", {4}, Zeros()), m.NewGraph("other").scope().Weight("w", {4}, Ones())),
-      MISTAKE("^weight 'a:b/w' at .*names with a ':' are those of optimizer state", (m.scope() / "a:b").Weight("w", {4}, Zeros())),
-      MISTAKE("^input 'a:b' at .*names with a ':' are those of optimizer state", m.Input("a:b", {4}, DType::kFloat32)),
-      MISTAKE("^weight '' at .*needs a name", m.scope().Weight("", {4}, Zeros())),
-      MISTAKE("^weight 'w' at .*Scope was never given a value", Scope().Weight("w", {4}, Zeros())),
-      MISTAKE_NO_LINE("Scope that was never given a value", Scope().Stage("pp", 0)),
-      MISTAKE("^weight 'w' at .*standard deviation is -1", m.scope().Weight("w", {4}, Normal(-1))),
-      MISTAKE("^weight 'w' at .*Uniform from 2 to 1", m.scope().Weight("w", {4}, Uniform(2, 1))),
-      MISTAKE("^weight 'w' at .*finite", m.scope().Weight("w", {4}, Full(INFINITY))),
-      MISTAKE("^input '' at .*needs a name", m.Input("", {4}, DType::kFloat32)),
-      MISTAKE("^input 'a' at .*already has an input", m.Input("a", {4}, DType::kFloat32), m.Input("a", {4}, DType::kFloat32)),
-      MISTAKE("^input 'w' at .*already has a weight", m.scope().Weight("w", {4}, Ones()), m.Input("w", {4}, DType::kFloat32)),
-      MISTAKE("^weight 'a' at .*already has an input", m.Input("a", {4}, DType::kFloat32), m.scope().Weight("a", {4}, Ones())),
-      MISTAKE("^input 'a' at .*batch_axis is 1 but the shape is \\[4\\]", m.Input("a", {4}, DType::kFloat32, {}, 1)),
-      MISTAKE("^input 'a' at .*batch_axis is 0 but the shape is \\[\\]", m.Input("a", {}, DType::kFloat32)),
-      MISTAKE("^add at .*operand 2 belongs to another model", Model other(Mesh("cpu", {})); add(X(m, {4}), X(other, {4}))),
-      MISTAKE("^add at .*operand 2 belongs to another model, or to another graph of this one", ModelGraph other = m.NewGraph("other"); add(X(m, {4}), other.Input("x", {4}, DType::kFloat32))),
+    MISTAKE("^input 'a' at .*mesh cpu:dp=2,tp=2,pp=2 has no axis mp, its axes are dp, tp, pp",
+            m.Input("a", {4}, DType::kFloat32, {{"mp", S(0)}})),
+        MISTAKE("^weight 'w' at .*no axis mp", m.scope().Weight("w", {4}, Zeros(), {{"mp", S(0)}})),
+        MISTAKE("^input 'a' at .*mesh axis dp is annotated twice",
+                m.Input("a", {4}, DType::kFloat32, {{"dp", S(0)}, {"dp", B()}})),
+        MISTAKE("^input 'a' at .*tensor axis 0 is cut twice, by mesh axes dp and tp",
+                m.Input("a", {4}, DType::kFloat32, {{"dp", S(0)}, {"tp", S(0)}})),
+        MISTAKE("^input 'a' at .*tp:S2 cuts axis 2 but the shape is \\[4,4\\]",
+                m.Input("a", {4, 4}, DType::kFloat32, {{"tp", S(2)}})),
+        MISTAKE("^weight 'w' at .*tp:S-1 cuts axis -1", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(-1)}})),
+        MISTAKE("^annotate 'x.*' at .*dp:S1 cuts axis 1", annotate(X(m, {4}), {{"dp", S(1)}})),
+        MISTAKE("^annotate '' at .*undefined", annotate(Tensor(), {{"dp", S(1)}})),
+        MISTAKE("^weight 'w' at .*grain 0", m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0, 0)}})),
+        MISTAKE("^weight 'w' at .*pp is the pipeline axis",
+                m.scope().Stage("pp", 0).Weight("w", {4}, Zeros(), {{"pp", S(0)}})),
+        MISTAKE("^stage 'pp' at .*stage 2 is outside axis pp of extent 2", m.scope().Stage("pp", 2)),
+        MISTAKE("^stage 'pp' at .*stage -1 is outside", m.scope().Stage("pp", -1)),
+        MISTAKE("^stage 'xx' at .*no axis xx", m.scope().Stage("xx", 0)),
+        MISTAKE("^to_stage 'x.*' at .*stage 7 is outside axis pp", to_stage(X(m, {4}), "pp", 7)),
+        MISTAKE("^to_stage 'x.*' at .*no axis xx", to_stage(X(m, {4}), "xx", 0)),
+        MISTAKE("^to_stage '' at .*undefined", to_stage(Tensor(), "pp", 0)),
+        MISTAKE("^annotate 'x.*' at .*dp:Pmax cannot be held",
+                annotate(X(m, {4}), {{"dp", P(Reduce::kMax)}})),
+        MISTAKE("^input 'a' at .*dp:P is a partial value", m.Input("a", {4}, DType::kFloat32, {{"dp", P()}})),
+        MISTAKE("^weight 'w' at .*tp:Pmin is a partial value",
+                m.scope().Weight("w", {4}, Ones(), {{"tp", P(Reduce::kMin)}})),
+        MISTAKE(
+            "^Train at .*stage pp=1 has no work: mesh cpu:dp=2,tp=2,pp=2 has 2 stages on axis pp but the "
+            "model uses 1",
+            Train(mean(X(m, {4}) * m.scope().Stage("pp", 0).Weight("w", {4}, Ones())), Sgd{})),
+        MISTAKE(
+            "^weight 'w' at .*its shape is \\[5\\] but the weight of that name made at errors_test.cc:.* has "
+            "\\[4\\]",
+            m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {5}, Zeros())),
+        MISTAKE(
+            "^weight 'w' at .*it starts as normal\\(mean=0 stddev=2\\) but the weight of that name made at "
+            "errors_test.cc:.* starts as full\\(value=0\\)",
+            m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {4}, Normal(2))),
+        MISTAKE(
+            "^weight 'w' at .*it is annotated tp:S0 but the weight of that name made at errors_test.cc:.* is "
+            "not annotated along tp",
+            m.scope().Weight("w", {4}, Zeros()), m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0)}})),
+        MISTAKE(
+            "^weight 'w' at .*it is annotated tp:B but the weight of that name made at errors_test.cc:.* is "
+            "tp:S0",
+            m.scope().Weight("w", {4}, Zeros(), {{"tp", S(0)}}),
+            m.scope().Weight("w", {4}, Zeros(), {{"tp", B()}})),
+        MISTAKE(
+            "^weight 'w' at .*it is on stage pp=1 but the weight of that name made at errors_test.cc:.* is "
+            "on stage pp=0; move its value there with to_stage",
+            m.scope().Stage("pp", 0).Weight("w", {4}, Zeros()),
+            m.scope().Stage("pp", 1).Weight("w", {4}, Zeros())),
+        MISTAKE(
+            "^weight 'w' at .*it is on stage pp=1 but the weight of that name made at errors_test.cc:.* is "
+            "on no stage of pp",
+            m.scope().Weight("w", {4}, Zeros()), m.scope().Stage("pp", 1).Weight("w", {4}, Zeros())),
+        MISTAKE("^weight 'w' at .*it starts as .* made at errors_test.cc",
+                m.scope().Weight("w", {4}, Zeros()), m.NewGraph("other").scope().Weight("w", {4}, Ones())),
+        MISTAKE("^weight 'a:b/w' at .*names with a ':' are those of optimizer state",
+                (m.scope() / "a:b").Weight("w", {4}, Zeros())),
+        MISTAKE("^input 'a:b' at .*names with a ':' are those of optimizer state",
+                m.Input("a:b", {4}, DType::kFloat32)),
+        MISTAKE("^weight '' at .*needs a name", m.scope().Weight("", {4}, Zeros())),
+        MISTAKE("^weight 'w' at .*Scope was never given a value", Scope().Weight("w", {4}, Zeros())),
+        MISTAKE_NO_LINE("Scope that was never given a value", Scope().Stage("pp", 0)),
+        MISTAKE("^weight 'w' at .*standard deviation is -1", m.scope().Weight("w", {4}, Normal(-1))),
+        MISTAKE("^weight 'w' at .*Uniform from 2 to 1", m.scope().Weight("w", {4}, Uniform(2, 1))),
+        MISTAKE("^weight 'w' at .*finite", m.scope().Weight("w", {4}, Full(INFINITY))),
+        MISTAKE("^input '' at .*needs a name", m.Input("", {4}, DType::kFloat32)),
+        MISTAKE("^input 'a' at .*already has an input", m.Input("a", {4}, DType::kFloat32),
+                m.Input("a", {4}, DType::kFloat32)),
+        MISTAKE("^input 'w' at .*already has a weight", m.scope().Weight("w", {4}, Ones()),
+                m.Input("w", {4}, DType::kFloat32)),
+        MISTAKE("^weight 'a' at .*already has an input", m.Input("a", {4}, DType::kFloat32),
+                m.scope().Weight("a", {4}, Ones())),
+        MISTAKE("^input 'a' at .*batch_axis is 1 but the shape is \\[4\\]",
+                m.Input("a", {4}, DType::kFloat32, {}, 1)),
+        MISTAKE("^input 'a' at .*batch_axis is 0 but the shape is \\[\\]", m.Input("a", {}, DType::kFloat32)),
+        MISTAKE("^add at .*operand 2 belongs to another model", Model other(Mesh("cpu", {}));
+                add(X(m, {4}), X(other, {4}))),
+        MISTAKE("^add at .*operand 2 belongs to another model, or to another graph of this one",
+                ModelGraph other = m.NewGraph("other");
+                add(X(m, {4}), other.Input("x", {4}, DType::kFloat32))),
   });
 }
 
@@ -261,41 +324,66 @@ Session EvaluateIn(const std::map<std::string, Tensor>& outputs, int micro_batch
 TEST(Errors, TrainAndEvaluate) {
   using Kind = Schedule::Kind;
   Check("cpu:dp=2", {
-      MISTAKE("^Train at .*undefined", Train(Tensor(), Sgd{})),
-      MISTAKE("^Train at .*mul .* at .*the loss must be one floating point number, but it is f32\\[4,3\\]", Train(X(m, {4, 3}) * m.scope().Weight("w", {3}, Ones()), Sgd{})),
-      MISTAKE("^Train at .*depends on no weight", Train(mean(X(m, {4})), Sgd{})),
-      MISTAKE("argmax .*the loss must be one floating point number, but it is i64\\[\\]", Train(argmax(m.scope().Weight("w", {3}, Ones())), Sgd{})),
-      MISTAKE("^Train at .*lr is -1", Train(Loss(m), Sgd{.lr = -1})),
-      MISTAKE("^Train at .*lr is NaN", Train(Loss(m), Sgd{.lr = NAN})),
-      MISTAKE("^Train at .*momentum is 1 but must be in \\[0, 1\\)", Train(Loss(m), Sgd{.momentum = 1})),
-      MISTAKE("^Train at .*beta2 is 1.5", Train(Loss(m), Adam{.beta2 = 1.5})),
-      MISTAKE("^Train at .*eps is -1", Train(Loss(m), AdamW{.eps = -1})),
-      MISTAKE("^Train at .*weight_decay is -infinity", Train(Loss(m), AdamW{.weight_decay = -INFINITY})),
-      MISTAKE("^Train at .*warmup is -1", Train(Loss(m), Sgd{}, With({.kind = Kind::kLinearWarmup, .warmup = -1}))),
-      MISTAKE("^Train at .*linear_warmup schedule rises over 0 steps, .*at least 1; .*constant", Train(Loss(m), Sgd{}, With({.kind = Kind::kLinearWarmup}))),
-      MISTAKE("^Train at .*cosine schedule ends at step 5, .*later than its warmup of 5", Train(Loss(m), Sgd{}, With({.kind = Kind::kCosine, .warmup = 5, .total = 5}))),
-      MISTAKE("^Train at .*step schedule changes every 0 steps", Train(Loss(m), Sgd{}, With({.kind = Kind::kStep}))),
-      MISTAKE("^Train at .*gamma is NaN", Train(Loss(m), Sgd{}, With({.kind = Kind::kStep, .every = 1, .gamma = NAN}))),
-      MISTAKE_NO_LINE("^LearningRateFactor: the step schedule changes every 0 steps", LearningRateFactor({.kind = Kind::kStep}, 3)),
-      MISTAKE("^Train at .*clip_norm is -1", Train(Loss(m), Sgd{}, With({}, -1))),
-      MISTAKE("^Train at .*clip_norm is NaN", Train(Loss(m), Sgd{}, With({}, NAN))),
-      MISTAKE("^Train at .*an output 'loss' of its own", TrainOptions o; Tensor l = Loss(m); o.outputs = {{"loss", l}}; Train(l, Sgd{}, o)),
-      MISTAKE("^Train at .*output 'y'.*undefined", TrainOptions o; o.outputs = {{"y", Tensor()}}; Train(Loss(m), Sgd{}, o)),
-      MISTAKE("^Train at .*output 'y' belongs to another model", Model other(Mesh("cpu", {})); TrainOptions o; o.outputs = {{"y", X(other, {2})}}; Train(Loss(m), Sgd{}, o)),
-      MISTAKE("^Evaluate at .*output 'z' belongs to another graph", ModelGraph other = m.NewGraph("other"); Evaluate({{"y", X(m, {2})}, {"z", other.Input("x", {2}, DType::kFloat32)}})),
-      MISTAKE_NO_LINE("^SetNextStep: session train cannot continue with step -1", m.SetNextStep("train", -1)),
-      MISTAKE("^Evaluate at .*no outputs", Evaluate({})),
-      MISTAKE("^Evaluate at .*output 'y'.*undefined", Evaluate({{"y", Tensor()}})),
-      MISTAKE("^Evaluate at .*output 'z' belongs to another model", Model other(Mesh("cpu", {})); Evaluate({{"y", X(m, {2})}, {"z", X(other, {2})}})),
-      MISTAKE("^Train at .*: micro_batches is 0, must be at least 1", Train(Loss(m), Sgd{}, MicroBatches(0))),
-      MISTAKE("^Train at .*: micro_batches is 5 but input 'x.*' has a batch of 4", Train(Loss(m), Sgd{}, MicroBatches(5))),
-      MISTAKE("^Train at .*steps_in_flight is 0", TrainOptions o; o.steps_in_flight = 0; Train(Loss(m), Sgd{}, o)),
-      MISTAKE_NO_LINE("^ModelOptions::zero.*no axis xx", Model other(m.mesh(), {.zero = {"xx"}})),
-      MISTAKE("^Evaluate at .*session train is an evaluation but an earlier one of that name is a training", Session t = Train(Loss(m), Sgd{}); Evaluate({{"y", X(m, {2})}}, {.name = "train"})),
-      MISTAKE("needs the whole batch .* 2 micro-batches", EvaluateIn({{"y", softmax(transpose(X(m, {4, 3}), {1, 0}))}}, 2)),
-      MISTAKE("argmax .*needs the whole batch .* 2 micro-batches", EvaluateIn({{"y", argmax(X(m, {4, 3}), 0)}}, 2)),
-      MISTAKE("concat .* needs the whole batch .* 4 micro-batches", Tensor x = X(m, {4, 3}); EvaluateIn({{"y", sum(concat({x, x}, 0))}}, 4)),
-      MISTAKE("needs the whole batch .* 2 micro-batches", Train(mean(square(softmax(transpose(X(m, {4, 3}) * m.scope().Weight("w", {3}, Ones()), {1, 0})))), Sgd{}, MicroBatches(2))),
+    MISTAKE("^Train at .*undefined", Train(Tensor(), Sgd{})),
+        MISTAKE("^Train at .*mul .* at .*the loss must be one floating point number, but it is f32\\[4,3\\]",
+                Train(X(m, {4, 3}) * m.scope().Weight("w", {3}, Ones()), Sgd{})),
+        MISTAKE("^Train at .*depends on no weight", Train(mean(X(m, {4})), Sgd{})),
+        MISTAKE("argmax .*the loss must be one floating point number, but it is i64\\[\\]",
+                Train(argmax(m.scope().Weight("w", {3}, Ones())), Sgd{})),
+        MISTAKE("^Train at .*lr is -1", Train(Loss(m), Sgd{.lr = -1})),
+        MISTAKE("^Train at .*lr is NaN", Train(Loss(m), Sgd{.lr = NAN})),
+        MISTAKE("^Train at .*momentum is 1 but must be in \\[0, 1\\)", Train(Loss(m), Sgd{.momentum = 1})),
+        MISTAKE("^Train at .*beta2 is 1.5", Train(Loss(m), Adam{.beta2 = 1.5})),
+        MISTAKE("^Train at .*eps is -1", Train(Loss(m), AdamW{.eps = -1})),
+        MISTAKE("^Train at .*weight_decay is -infinity", Train(Loss(m), AdamW{.weight_decay = -INFINITY})),
+        MISTAKE("^Train at .*warmup is -1",
+                Train(Loss(m), Sgd{}, With({.kind = Kind::kLinearWarmup, .warmup = -1}))),
+        MISTAKE("^Train at .*linear_warmup schedule rises over 0 steps, .*at least 1; .*constant",
+                Train(Loss(m), Sgd{}, With({.kind = Kind::kLinearWarmup}))),
+        MISTAKE("^Train at .*cosine schedule ends at step 5, .*later than its warmup of 5",
+                Train(Loss(m), Sgd{}, With({.kind = Kind::kCosine, .warmup = 5, .total = 5}))),
+        MISTAKE("^Train at .*step schedule changes every 0 steps",
+                Train(Loss(m), Sgd{}, With({.kind = Kind::kStep}))),
+        MISTAKE("^Train at .*gamma is NaN",
+                Train(Loss(m), Sgd{}, With({.kind = Kind::kStep, .every = 1, .gamma = NAN}))),
+        MISTAKE_NO_LINE("^LearningRateFactor: the step schedule changes every 0 steps",
+                        LearningRateFactor({.kind = Kind::kStep}, 3)),
+        MISTAKE("^Train at .*clip_norm is -1", Train(Loss(m), Sgd{}, With({}, -1))),
+        MISTAKE("^Train at .*clip_norm is NaN", Train(Loss(m), Sgd{}, With({}, NAN))),
+        MISTAKE("^Train at .*an output 'loss' of its own", TrainOptions o; Tensor l = Loss(m);
+                o.outputs = {{"loss", l}}; Train(l, Sgd{}, o)),
+        MISTAKE("^Train at .*output 'y'.*undefined", TrainOptions o; o.outputs = {{"y", Tensor()}};
+                Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Train at .*output 'y' belongs to another model", Model other(Mesh("cpu", {}));
+                TrainOptions o; o.outputs = {{"y", X(other, {2})}}; Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Evaluate at .*output 'z' belongs to another graph", ModelGraph other = m.NewGraph("other");
+                Evaluate({{"y", X(m, {2})}, {"z", other.Input("x", {2}, DType::kFloat32)}})),
+        MISTAKE_NO_LINE("^SetNextStep: session train cannot continue with step -1",
+                        m.SetNextStep("train", -1)),
+        MISTAKE("^Evaluate at .*no outputs", Evaluate({})),
+        MISTAKE("^Evaluate at .*output 'y'.*undefined", Evaluate({{"y", Tensor()}})),
+        MISTAKE("^Evaluate at .*output 'z' belongs to another model", Model other(Mesh("cpu", {}));
+                Evaluate({{"y", X(m, {2})}, {"z", X(other, {2})}})),
+        MISTAKE("^Train at .*: micro_batches is 0, must be at least 1",
+                Train(Loss(m), Sgd{}, MicroBatches(0))),
+        MISTAKE("^Train at .*: micro_batches is 5 but input 'x.*' has a batch of 4",
+                Train(Loss(m), Sgd{}, MicroBatches(5))),
+        MISTAKE("^Train at .*steps_in_flight is 0", TrainOptions o; o.steps_in_flight = 0;
+                Train(Loss(m), Sgd{}, o)),
+        MISTAKE_NO_LINE("^ModelOptions::zero.*no axis xx", Model other(m.mesh(), {.zero = {"xx"}})),
+        MISTAKE("^Evaluate at .*session train is an evaluation but an earlier one of that name is a training",
+                Session t = Train(Loss(m), Sgd{});
+                Evaluate({{"y", X(m, {2})}}, {.name = "train"})),
+        MISTAKE("needs the whole batch .* 2 micro-batches",
+                EvaluateIn({{"y", softmax(transpose(X(m, {4, 3}), {1, 0}))}}, 2)),
+        MISTAKE("argmax .*needs the whole batch .* 2 micro-batches",
+                EvaluateIn({{"y", argmax(X(m, {4, 3}), 0)}}, 2)),
+        MISTAKE("concat .* needs the whole batch .* 4 micro-batches", Tensor x = X(m, {4, 3});
+                EvaluateIn({{"y", sum(concat({x, x}, 0))}}, 4)),
+        MISTAKE(
+            "needs the whole batch .* 2 micro-batches",
+            Train(mean(square(softmax(transpose(X(m, {4, 3}) * m.scope().Weight("w", {3}, Ones()), {1, 0})))),
+                  Sgd{}, MicroBatches(2))),
   });
 }
 
@@ -306,7 +394,9 @@ TEST(Errors, MemoryBudget) {
   Tensor x = model.Input("x", {4, 100}, DType::kFloat32);
   Tensor y = matmul(x, model.scope().Weight("w", {100, 100}, Ones()));
   std::string error = ErrorOf([&] { Evaluate({{"y", y}}); });
-  EXPECT_TRUE(std::regex_search(error, std::regex("^Evaluate at errors_test.cc:\\d+: session eval needs \\d{5} bytes on rank 0 but the budget is 10000"))) << error;
+  EXPECT_TRUE(std::regex_search(error, std::regex("^Evaluate at errors_test.cc:\\d+: session eval needs "
+                                                  "\\d{5} bytes on rank 0 but the budget is 10000")))
+      << error;
   EXPECT_NE(error.find("variable w"), std::string::npos) << error;
   Evaluate({{"x", x}});  // and a smaller one is not
 }
@@ -321,10 +411,13 @@ TEST(Errors, MemoryBudgetOfEveryStage) {
     for (int stage = 0; stage < 3; ++stage) {
       Scope s = model.scope().Stage("pp", stage);
       h = matmul(to_stage(h, "pp", stage), s.Weight(Cat("w", stage), {10, 10}, Ones()));
-      if (stage == large) h = matmul(matmul(h, s.Weight("up", {10, 200}, Ones())), s.Weight("down", {200, 10}, Ones()));
+      if (stage == large)
+        h = matmul(matmul(h, s.Weight("up", {10, 200}, Ones())), s.Weight("down", {200, 10}, Ones()));
     }
     std::string error = ErrorOf([&] { Evaluate({{"y", h}}); });
-    EXPECT_TRUE(std::regex_search(error, std::regex(Cat("session eval needs \\d{5} bytes on rank ", large, " but the budget is 10000")))) << error;
+    EXPECT_TRUE(std::regex_search(error, std::regex(Cat("session eval needs \\d{5} bytes on rank ", large,
+                                                        " but the budget is 10000"))))
+        << error;
   }
 }
 
@@ -334,16 +427,27 @@ TEST(Errors, FeedsOutputsAndVariables) {
   Session session = Evaluate({{"y", x * w}});
   HostTensor good = Floats(1, {4, 3});
   Refuse("input 'x' of session eval, f32\\[4,3\\], is missing", [&] { session.Run({}); });
-  Refuse("feed 'z' is no input of session eval, nor of another graph of its model; the session's inputs are 'x'", [&] { session.Run({{"x", good}, {"z", good}}); });
-  Refuse("feed 'x' is f32\\[3,4\\] but the input is f32\\[4,3\\]", [&] { session.Run({{"x", Floats(1, {3, 4})}}); });
-  Refuse("feed 'x' is i32\\[4,3\\] but the input is f32\\[4,3\\]", [&] { session.Run({{"x", Ids(1, {4, 3}, 5)}}); });
-  Refuse("feed 'x' holds no data", [&] { session.Run({{"x", HostTensor{DType::kFloat32, {4, 3}, nullptr}}}); });
+  Refuse(
+      "feed 'z' is no input of session eval, nor of another graph of its model; the session's inputs are 'x'",
+      [&] {
+        session.Run({{"x", good}, {"z", good}});
+      });
+  Refuse("feed 'x' is f32\\[3,4\\] but the input is f32\\[4,3\\]", [&] {
+    session.Run({{"x", Floats(1, {3, 4})}});
+  });
+  Refuse("feed 'x' is i32\\[4,3\\] but the input is f32\\[4,3\\]", [&] {
+    session.Run({{"x", Ids(1, {4, 3}, 5)}});
+  });
+  Refuse("feed 'x' holds no data", [&] {
+    session.Run({{"x", HostTensor{DType::kFloat32, {4, 3}, nullptr}}});
+  });
   StepResult r = session.Run({{"x", good}});
   Refuse("no output 'z'; its outputs are 'y'", [&] { r.Get("z"); });
   Refuse("output 'y' is f32\\[4,3\\], not one number", [&] { r.Scalar("y"); });
   Refuse("variable 'v' is not there", [&] { model.Read("v"); });
   Refuse("variable 'w' is f32\\[3\\] but the value written is f32\\[4,3\\]", [&] { model.Write("w", good); });
-  Refuse("variable 'w' is f32\\[3\\] but the value written is i32\\[3\\]", [&] { model.Write("w", Ids(1, {3}, 2)); });
+  Refuse("variable 'w' is f32\\[3\\] but the value written is i32\\[3\\]",
+         [&] { model.Write("w", Ids(1, {3}, 2)); });
   Refuse("holds no data", [&] { model.Write("w", HostTensor{DType::kFloat32, {3}, nullptr}); });
   Refuse("result of no step", [] { StepResult().Wait(); });
   Refuse("ToHost: 2 values do not fill shape \\[3\\]", [] { ToHost<float>({1, 2}, {3}); });

@@ -11,6 +11,7 @@
 
 #include "core/random.h"
 #include "oneflow_like/oneflow_like.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 
@@ -65,17 +66,6 @@ inline void ExpectNear(const Outputs& got, const Outputs& wanted, double toleran
     EXPECT_LE(Difference(got.at(name), value), tolerance)
         << where << ": " << name << " " << Name(value.dtype) << value.shape.str();
   }
-}
-
-// The message of the Error that `body` throws; empty when it throws none.
-template <typename F>
-std::string ErrorOf(F&& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace oneflow_like

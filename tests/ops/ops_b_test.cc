@@ -296,7 +296,7 @@ TEST(OpsB, AttentionRefusesAQueryWithoutKeys) {
   EXPECT_NE(error.find("5 keys"), std::string::npos) << error;
   error = ErrorOf([&] { attention(q, none, none, {.causal = false}); });
   EXPECT_NE(error.find("0 keys"), std::string::npos) << error;
-  EXPECT_EQ(ErrorOf([&] { attention(q, k, k, {.causal = false}); }), "no error");
+  EXPECT_EQ(ErrorOf([&] { attention(q, k, k, {.causal = false}); }), "");
 }
 
 // A kernel given a piece that shows a query no key writes the identity of its sums.

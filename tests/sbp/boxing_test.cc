@@ -579,13 +579,15 @@ TEST(PlanBoxing, Names) {
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(0)}, {B(), S(1)}), "all_to_all tp");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), B()}, {B(), S(1)}), "local_slice");
   EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), S(1)}, {B(), P()}), "local_slice");
-  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), P()}, {B(), P(Reduce::kMax)}), "all_reduce tp, local_slice");
+  EXPECT_EQ(Primitives("cpu:tp=4", shape, 1, {B(), P()}, {B(), P(Reduce::kMax)}),
+            "all_reduce tp, local_slice");
   EXPECT_EQ(Primitives("cpu:tp=1", shape, 1, {B(), P()}, {B(), B()}), "local_slice");
   // Only the axis that changes takes part, also where an outer axis cuts the same tensor axis.
   EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), S(0), P()}, {B(), S(0), B()}), "all_reduce tp");
   EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), S(0), S(0)}, {B(), S(0), B()}), "all_gather tp");
   // Slicing first makes the sum smaller.
-  EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), B(), P()}, {B(), S(0), B()}), "local_slice, all_reduce tp");
+  EXPECT_EQ(Primitives("cpu:dp=2,tp=4", shape, 1, {B(), B(), P()}, {B(), S(0), B()}),
+            "local_slice, all_reduce tp");
   EXPECT_EQ(Primitives("cpu:a=2,b=2,c=4", shape, 1, {B(), B(), B(), P()}, {B(), S(0), S(1), B()}),
             "local_slice, all_reduce c");
   // Between stages.

@@ -19,8 +19,8 @@
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/shared_memory/inbox.h"
 #include "actor/net/talk/job.h"
-#include "core/plan_values.h"
 #include "core/error.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {

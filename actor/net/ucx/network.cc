@@ -212,13 +212,16 @@ void UcxNetwork::CloseDoors() {
 }
 
 void UcxNetwork::Beats() {
-  // Who did not listen cannot say that others were silent.
-  if (now_ - last_pass_ > 3 * interval_) ForPeers([&](Peer* peer) { peer->heard = now_; });
+  // Who did not listen cannot say that others were silent: of the time between two turns little counts. But
+  // it counts, or one whose turns are long would never say it.
+  const int64_t absent = now_ - last_pass_ - 3 * interval_;
+  if (absent > 0) ForPeers([&](Peer* peer) { peer->heard += absent; });
   last_pass_ = now_;
   if (now_ < next_beat_) return;
   next_beat_ = now_ + interval_;
   CloseDoors();
   ForPeers([&](Peer* peer) {
+    if (peer->state == Peer::kGone && now_ - peer->gone > kFlushTime) Forget(peer);
     if (peer->state != Peer::kUp) return;
     if (peer->beats_broke != 0 && now_ - peer->beats_broke > 2 * interval_)
       return Lose(peer, LossReason(UCS_ERR_CONNECTION_RESET));
@@ -256,6 +259,7 @@ bool UcxNetwork::TellLosses() {
   ForPeers([&](Peer* peer) {
     if (peer->state != Peer::kFailing) return;
     peer->state = Peer::kGone;
+    peer->gone = now_;
     if (!peer->end_expected && !closing_) {
       gave_up_ = true;
       if (listener_) listener_({peer->process, peer->reason});
@@ -266,6 +270,20 @@ bool UcxNetwork::TellLosses() {
     while (!peer->waiting.empty()) Tell(peer->waiting.front(), false);
   });
   return true;
+}
+
+// Ends what UCX was given for a peer and still keeps. UCX 1.13.1 now and then says nothing more of a transfer
+// that is pulled when its endpoint is closed; without a connection it moves nothing any more either. Should
+// it have a word later, the operation is still there.
+void UcxNetwork::Forget(Peer* peer) {
+  std::vector<Transfer*> forgotten;
+  peer->pending.ForEach([&](Operation* operation) {
+    if (operation->done != nullptr) forgotten.push_back(operation->done);
+    operation->done = nullptr;
+  });
+  if (!forgotten.empty())
+    VLOG(1) << forgotten.size() << " transfers with process " << peer->process << " were left to UCX";
+  for (Transfer* done : forgotten) done->TransferDone(false);
 }
 
 // By force, which ends what is under way.

@@ -69,10 +69,10 @@ struct Peer {
   int64_t beats_broke = 0;                          // when; 0: all is well
   std::array<uint32_t, Network::kChannels> sent{};  // messages
   std::array<InOrder<Held>, Network::kChannels> arriving;
-  Ring<Operation> waiting;  // for the connection to open, in order
-  Ring<Operation> pending;  // UCX has them
-  Ring<Operation> failed;   // wait until the listener knows
-  int64_t heard = 0;
+  Ring<Operation> waiting;      // for the connection to open, in order
+  Ring<Operation> pending;      // UCX has them
+  Ring<Operation> failed;       // wait until the listener knows
+  int64_t heard = 0, gone = 0;  // when
   PeerClock clock;
 };
 
@@ -163,6 +163,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   }
   void Lose(Peer* peer, std::string reason);
   bool TellLosses();
+  void Forget(Peer* peer);
   void CloseEndpoints(Peer* peer);
   void Close(ucp_ep_h* endpoint);
   void ShutDown();

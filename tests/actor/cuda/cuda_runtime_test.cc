@@ -3,7 +3,7 @@
 // lost, sessions closed in the middle; nothing left behind, and no waiting of the host inside a step.
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +15,7 @@
 #include "tests/actor/cuda/device_runs.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
 namespace {
@@ -230,12 +231,16 @@ TEST_F(CudaRuntime, AnIdOutsideTheTableIsReportedWithTheUsersLine) {
   for (const char* axes : {"dp=1", "dp=2"}) {
     Lookup lookup(Mesh::Parse(Cat("cuda:", axes)), {0});
     Session session = Train(lookup.loss, Sgd{});
-    for (int step = 0; step < 3; ++step)
-      EXPECT_TRUE(std::isfinite(session.Run(Lookup::FeedsWith(2)).Scalar("loss")));
+    Lookup wanted(Mesh::Parse(Cat("cpu:", axes)), {});
+    Session on_cpu = Train(wanted.loss, Sgd{});
+    auto loss_of = [](Session& trained) { return trained.Run(Lookup::FeedsWith(2)).Scalar("loss"); };
+    const float first = loss_of(session);
+    EXPECT_NEAR(first, loss_of(on_cpu), 1e-5);
+    for (int step = 1; step < 3; ++step) EXPECT_NEAR(loss_of(session), loss_of(on_cpu), 1e-5) << step;
     EXPECT_EQ(lookup.Missing(ErrorOf([&] { session.Run(Lookup::FeedsWith(77)).Wait(); })), "") << axes;
     session.Close();
     Session again = Train(lookup.loss, Sgd{});
-    EXPECT_TRUE(std::isfinite(again.Run(Lookup::FeedsWith(2)).Scalar("loss"))) << axes;
+    EXPECT_LT(loss_of(again), first) << axes;
   }
 }
 
@@ -264,23 +269,64 @@ TEST_F(CudaRuntime, ALostDeviceEndsTheStepAndSaysSo) {
   session.Close();
 }
 
+// Trained on the CPU, carried on by GPUs: every variable is written there, read back to the bit, and used.
+TEST_F(CudaRuntime, VariablesAreReadAndWrittenWhateverTheirCut) {
+  cuda_emulator::Options options;
+  options.devices = 4;
+  Start(options);
+  SmallGpt alone = Small("cpu:dp=1");
+  alone.model_options = OnDevices({});
+  GptProgram cpu(alone);
+  Session on_cpu = cpu.MakeTrain();
+  for (int step = 0; step < 2; ++step) on_cpu.Run(cpu.MakeFeeds(step)).Wait();
+  std::map<std::string, HostTensor> variables;
+  for (const std::string& name : cpu.model().Variables()) variables.emplace(name, cpu.model().Read(name));
+  const float wanted = on_cpu.Run(cpu.MakeFeeds(2)).Scalar("loss");
+  for (const char* zero : {"", "dp"})
+    for (const std::vector<int>& devices : {std::vector<int>{0}, std::vector<int>{0, 1, 2, 3}}) {
+      SmallGpt given = Small("cuda:dp=2,tp=2");
+      given.zero_axis = zero;
+      given.model_options = OnDevices(devices);
+      GptProgram program(given);
+      Session session = program.MakeTrain();
+      cuda_emulator::SetDelays(100, 7);
+      for (const auto& [name, value] : variables) program.model().Write(name, value);
+      for (const auto& [name, value] : variables)
+        EXPECT_TRUE(SameBytes(program.model().Read(name), value)) << name << " " << given.str();
+      program.model().SetNextStep("train", 2);
+      EXPECT_NEAR(session.Run(program.MakeFeeds(2)).Scalar("loss"), wanted, 1e-4) << given.str();
+    }
+}
+
 TEST_F(CudaRuntime, CloseInTheMiddle) {
   SmallGpt given = Small("cuda:dp=2,pp=2", 2);
   given.model_options = OnDevices({0});
   GptProgram program(given);
   cuda_emulator::SetDelays(300, 9);
+  std::vector<int> fed;
   for (int round = 0; round < 6; ++round) {
     Session session = program.MakeTrain();
     std::vector<StepResult> results;
-    for (int step = 0; step < round % 4; ++step) results.push_back(session.Run(program.MakeFeeds(step)));
+    for (int step = 0; step < round % 4; ++step) {
+      results.push_back(session.Run(program.MakeFeeds(step)));
+      fed.push_back(step);
+    }
     session.Close();
     for (const StepResult& result : results) {
       const std::string error = ErrorOf([&] { result.Wait(); });
-      EXPECT_TRUE(error == "no error" || error.find("closed") != std::string::npos) << error;
+      EXPECT_TRUE(error == "" || error.find("closed") != std::string::npos) << error;
     }
   }
+  // Steps of training come to their end: a session made now goes on where they stopped.
+  SmallGpt alone = Small("cpu:dp=1");
+  alone.model_options = OnDevices({});
+  GptProgram other(alone);
+  Session on_cpu = other.MakeTrain();
+  const int64_t steps = program.model().next_step("train");
+  for (int64_t step = 0; step < steps; ++step) on_cpu.Run(other.MakeFeeds(fed[step])).Wait();
   Session session = program.MakeTrain();
-  EXPECT_TRUE(std::isfinite(session.Run(program.MakeFeeds(0)).Scalar("loss")));
+  EXPECT_NEAR(session.Run(program.MakeFeeds(0)).Scalar("loss"), on_cpu.Run(other.MakeFeeds(0)).Scalar("loss"),
+              1e-4);
 }
 
 TEST_F(CudaRuntime, ADryRunNeedsNoDevice) {

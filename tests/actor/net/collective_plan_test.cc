@@ -36,8 +36,7 @@ struct Case {
   }
   void Plan() {
     for (size_t m = 0; m < program.work.size(); ++m) {
-      for (const Region& r : program.work[m])
-        regions.push_back({r, static_cast<int>(m)});
+      for (const Region& r : program.work[m]) regions.push_back({r, static_cast<int>(m)});
     }
     for (int p = 0; p < processes(); ++p) {
       ops.push_back(MakeChunkOps(regions, shape, p, element_bytes, limits));

@@ -71,8 +71,13 @@ class Line {
 
 class Processes {
  public:
-  // Child `me` runs body(me, line) and ends with 0 if it returns.
-  Processes(int count, std::function<void(int, Line*)> body, int alarm_seconds = 60) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  static constexpr int kAlarm = 300;  // everything takes several times as long
+#else
+  static constexpr int kAlarm = 60;
+#endif
+  // Child `me` runs body(me, line) and ends with 0 if it returns. What takes longer than the alarm hangs.
+  Processes(int count, std::function<void(int, Line*)> body, int alarm_seconds = kAlarm) {
     signal(SIGPIPE, SIG_IGN);
     for (int me = 0; me < count; ++me) {
       int ends[2];

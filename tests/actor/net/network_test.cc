@@ -615,6 +615,37 @@ TEST(NetworkTest, OnesOwnStopIsNotTheSilenceOfOthers) { ExpectAStopIsForgiven(2,
 // Shorter than the limit of 2.4 s: nobody minds.
 TEST(NetworkTest, AShortStopIsForgiven) { ExpectAStopIsForgiven(4, 1.2, false); }
 
+// One whose every turn is long, as on a machine with far too much to do, still notices who is silent.
+TEST(NetworkTest, LongTurnsDoNotHideSilence) {
+  Processes processes(2, [](int me, Line* line) {
+    NetworkOptions options;
+    options.peer_timeout = 2;  // a beat each 0.1 s
+    std::atomic<bool> heard{false};
+    NetworkNode node(me, 2, line, options,
+                     [&](int, const std::string&, std::unique_ptr<Incoming>) { heard = true; });
+    node.Send(1 - me, "hello");
+    WaitUntil([&] { return heard.load(); });
+    line->Say("");
+    for (int k = 0; k < 2; ++k) line->Hear();
+    line->Say("running");
+    line->Hear();  // the other was stopped
+    while (node.failures().empty()) node.Run([] { Sleep(0.5); });
+    const std::string reason = node.failures()[0].reason;
+    REQUIRE(reason.find("nothing heard of it for ") == 0, reason);
+    line->Say("");
+    line->Hear();
+    node.End();
+  });
+  processes.Exchange();
+  processes.Exchange();
+  for (int k : {0, 1}) processes.line(k).Hear();
+  processes.Signal(1, SIGSTOP);
+  processes.line(0).Say("");
+  processes.line(0).Hear();
+  processes.line(0).Say("");
+  EXPECT_EQ(processes.Ended(0), 0);
+}
+
 // A large message on a slow line takes longer than the silence that counts as death.
 TEST(NetworkTest, ASlowLineIsNotSilence) {
   Processes probe(1, [](int, Line*) {

@@ -418,7 +418,8 @@ TEST(ProcessCollectives, AGroupInsideAProcessNeedsNoNetwork) {
   EXPECT_EQ(messages, 0);
 }
 
-// One process of a host gets what comes from another host, for all of its host: when that has failed all must know.
+// One process of a host gets what comes from another host, for all of its host: when that has failed all must
+// know.
 TEST(ProcessCollectives, AFailureOnAnotherHostIsKnownToAllOfThisOne) {
   for (unsigned seed = 1; seed <= 10; ++seed) {
     Scenario s;
