@@ -7,6 +7,7 @@
 // is made when the norm is not finite. Nodes that nothing of this needs are removed.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "compiler/passes.h"
 #include "compiler/training.h"
@@ -208,6 +209,24 @@ std::map<int, int> NewValues(const Graph& graph) {
   return values;
 }
 
+// Whether the new value of a variable is computed from what node `updated` says of it.
+bool NeedsItself(const Graph& graph, const std::map<int, int>& values, int updated) {
+  std::set<int> seen;
+  std::vector<int> todo = {updated};
+  while (!todo.empty()) {
+    const int n = todo.back();
+    todo.pop_back();
+    std::vector<int> in = graph.node(n).in;
+    if (graph.node(n).kind == NodeKind::kUpdated)
+      if (auto value = values.find(in[0]); value != values.end()) in = {value->second};
+    for (int v : in) {
+      if (graph.value(v).producer == updated) return true;
+      if (seen.insert(graph.value(v).producer).second) todo.push_back(graph.value(v).producer);
+    }
+  }
+  return false;
+}
+
 // What Updated gave stands for the new value. False: nobody asked for one.
 bool ResolveUpdated(Graph* graph, const std::map<int, int>& values) {
   std::map<int, int> stands_for;
@@ -218,6 +237,9 @@ bool ResolveUpdated(Graph* graph, const std::map<int, int>& values) {
     if (value == values.end())
       Fail(graph->Describe(n), ": nothing in this session gives '", graph->value(node.in[0]).name,
            "' a new value; it is neither trained nor assigned here");
+    if (NeedsItself(*graph, values, n))
+      Fail(graph->Describe(n), ": the new value of '", graph->value(node.in[0]).name,
+           "' is computed from itself");
     stands_for[node.out[0]] = value->second;
     graph->Remove(n);
   }

@@ -146,6 +146,7 @@ class Differentiator {
   // Gives the operands of node `n` their parts. False: none is wanted that the operator could give.
   bool GoThrough(int n) {
     const Node node = graph_.node(n);  // a copy: the graph grows below
+    if (node.kind == NodeKind::kUpdated) return false;  // what the step leaves is no function of what it had
     const OpDef& def = graph_.catalog().Get(node.op);
     GradCall call{node.attrs, {}, {}, {}, {}};
     bool reached = false, wanted = false, given = false;

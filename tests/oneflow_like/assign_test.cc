@@ -143,6 +143,16 @@ TEST(Assign, MistakesAreNamed) {
          [&] {
            Evaluate({{"a", assign(v, x)}, {"b", assign(v, scale(x, 2))}});
          });
+  Tensor w = model.scope().Weight("w", {4, 3}, Zeros());
+  const char* itself =
+      "updated 'updated/[vw][^ ]*' at assign_test.cc:\\d+: the new value of '[vw]' is computed from itself";
+  refuse(itself, [&] { Evaluate({{"a", assign(v, shift(Updated(v), 1))}}); });
+  refuse(itself, [&] {
+    Evaluate({{"a", assign(v, shift(Updated(w), 1))}, {"b", assign(w, scale(Updated(v), 2))}});
+  });
+  refuse(itself, [&] { Train(mean(square(x * v - Updated(v))), Sgd{}); });
+  refuse("^Train at .*: no gradient of the loss '[^']*' reaches a weight: it stops at updated 'updated/v",
+         [&] { Train(mean(square(Updated(v))), Sgd{}); });
   TrainOptions options;
   options.also = {assign(v, x)};
   refuse("^Train at .*: variable 'v' is given a value by .* already",
