@@ -92,8 +92,8 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
 
 bool Alike(const RankSummary& a, const RankSummary& b) {
   return a.stage == b.stage && a.peak_bytes == b.peak_bytes && a.persistent_bytes == b.persistent_bytes &&
-         a.actors == b.actors && a.buffers == b.buffers && a.collectives == b.collectives &&
-         a.bytes_sent == b.bytes_sent && a.consumers == b.consumers;
+         a.flops == b.flops && a.actors == b.actors && a.buffers == b.buffers &&
+         a.collectives == b.collectives && a.bytes_sent == b.bytes_sent && a.consumers == b.consumers;
 }
 
 }  // namespace

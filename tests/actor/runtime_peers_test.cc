@@ -164,7 +164,9 @@ TEST_F(RuntimePeersTest, AFailedKernelEndsTheStepsOfAllWithItsMessage) {
 TEST_F(RuntimePeersTest, ALostPeerEndsAStepThatWaitsForItsOutputsAlone) {
   Start(EchoPlans(1));
   StepHandle step = runtime(0).Launch(TrainFeeds(kWorld, 1, 0));
+  wire_.WaitUntilCarried(kRanksEach);  // all that is done here is done
   wire_.Fail("echo", "rank 2 (host b, pid 17) is lost");
+  EXPECT_FALSE(step.Wait().ok());
   EXPECT_EQ(step.Wait().message(), "rank 2 (host b, pid 17) is lost");
   EXPECT_THROW(runtime(0).Launch(TrainFeeds(kWorld, 1, 1)), Error);
   wire_.WaitUntilCarried();

@@ -329,6 +329,38 @@ TEST_F(TraceTest, SessionsOfAModelShareAFile) {
   EXPECT_EQ(steps, (std::map<std::string, std::set<int64_t>>{{"eval", {0}}, {"train", {0, 1}}}));
 }
 
+TEST_F(TraceTest, NamesAreAsTheUserWroteThem) {
+  const std::string name = "gr\xc3\xb6\xc3\x9f\x65 \"a\\b\"\t";
+  ModelOptions options;
+  options.trace_file = path_;
+  {
+    Model model(Mesh::Parse("cpu:dp=1"), options);
+    Tensor x = model.Input("x", {4}, DType::kFloat32);
+    Tensor w = (model.scope() / name).Weight("w", {4}, Ones());
+    Session session = Evaluate({{"y", sum(w * x, {0})}});
+    session.Run({{"x", ToHost<float>({1, 2, 3, 4}, {4})}}).Wait();
+  }
+  bool found = false;
+  for (const Slice& s : ReadTrace(path_).slices)
+    found = found || s.name.find(name + "/") != std::string::npos;
+  EXPECT_TRUE(found);
+}
+
+// Kernels of one step do not take longer than that step, on all threads, whatever was profiled before.
+TEST_F(TraceTest, AProfileIsOfItsOwnSteps) {
+  GptProgram program({.mesh = "cpu:dp=2"});
+  Session train = program.MakeTrain();
+  for (int step = 0; step < 12; ++step) train.Run(program.MakeFeeds(step)).Wait();
+  (void)train.TakeProfile();
+  train.Run(program.MakeFeeds(12)).Wait();
+  const StepProfile one = train.TakeProfile();
+  EXPECT_EQ(one.steps, 1);
+  double kernels = 0;
+  for (const auto& [kind, seconds] : one.kernels) kernels += seconds;
+  EXPECT_GT(kernels, 0);
+  EXPECT_LE(kernels, one.wall * one.threads * (1 + 1e-6));
+}
+
 TEST_F(TraceTest, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
   for (const std::string& path : {folder_ + "/no/such/folder/t.json", folder_, std::string("/dev/full")}) {
     ModelOptions options;

@@ -146,6 +146,7 @@ const std::vector<Kind>& Kinds() {
       Unary(Cut),
       Unary(Halves),
       Unary(BothResults),
+      Unary([](Tensor x) { return Apply(x.graph(), "two_results", {x})[1]; }),
       Unary(Normalised),
       Rounding(Unary([](Tensor x) { return cast(cast(x, DType::kFloat16), DType::kFloat32); })),
       Binary([](Tensor x, Tensor y) { return x + y; }),

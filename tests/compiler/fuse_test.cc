@@ -29,6 +29,55 @@ Tensor JoinAll(const std::vector<Tensor>& x, uint64_t seed) {
   return left[0];
 }
 
+// Elementwise operators around others that are none, each value read by several: whatever is fused, nothing
+// waits for itself, and the numbers are those computed here.
+TEST(Fusing, RandomGraphsComeOutRight) {
+  using Numbers = std::vector<double>;  // of shape [2,3]
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    uint64_t count = 0;
+    auto draw = [&](size_t limit) { return static_cast<size_t>(RandomBits(seed, 62, count++) % limit); };
+    Model model(FullMesh("cpu:dp=1"));
+    const HostTensor feed = Floats(seed, {2, 3});
+    std::vector<Tensor> x = {model.Input("x", {2, 3}, DType::kFloat32)};
+    std::vector<Numbers> wanted = {Numbers(feed.as<float>(), feed.as<float>() + 6)};
+    std::map<std::string, Tensor> outputs;
+    std::map<std::string, Numbers> all;
+    while (x.size() < 14) {
+      const size_t a = draw(x.size()), b = draw(x.size());
+      Numbers w(6);
+      switch (draw(4)) {
+        case 0:
+          x.push_back(tanh(x[a]));
+          for (int i = 0; i < 6; ++i) w[i] = std::tanh(wanted[a][i]);
+          break;
+        case 1:
+          x.push_back(x[a] + x[b]);
+          for (int i = 0; i < 6; ++i) w[i] = wanted[a][i] + wanted[b][i];
+          break;
+        case 2:
+          x.push_back(tanh(x[a] * x[b]));
+          for (int i = 0; i < 6; ++i) w[i] = std::tanh(wanted[a][i] * wanted[b][i]);
+          break;
+        default:
+          x.push_back(broadcast_to(mean(x[a], {0}), {2, 3}));
+          for (int i = 0; i < 6; ++i) w[i] = (wanted[a][i % 3] + wanted[a][3 + i % 3]) / 2;
+      }
+      wanted.push_back(w);
+      if (draw(3) == 0 || x.size() == 14) {
+        const std::string name = Cat("y", x.size());
+        outputs[name] = x.back();
+        all[name] = w;
+      }
+    }
+    Session session = Evaluate(outputs);
+    StepResult r = session.Run({{"x", feed}});
+    for (const auto& [name, numbers] : all)
+      for (int i = 0; i < 6; ++i)
+        ASSERT_NEAR(r.Get(name).as<float>()[i], numbers[i], 1e-4 * (1 + std::abs(numbers[i])))
+            << "seed " << seed << " " << name;
+  }
+}
+
 TEST(Fusing, LeavesChainsThatEveryBackendCanRun) {
   for (const char* kind : {"cpu", "cuda"})
     for (int operands : {2, 20, 59, 60, 61, 62, 64, 70, 130})

@@ -7,6 +7,7 @@
 #include "compiler/passes.h"
 #include "compiler/schedule.h"
 #include "compiler/text.h"
+#include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
 namespace {
@@ -75,6 +76,49 @@ TEST(StageSchedule, ListsAreCompleteRunAndKeepTheirLimits) {
         EXPECT_DOUBLE_EQ(RunLists(stages, m, 1, 2), 3.0 * (m + p - 1))
             << p << " stages, " << m << " micro-batches";
       }
+}
+
+// Whatever is ready first: a stage has one micro-batch in its backward segments, one in its forward segments,
+// and no more between the two than its schedule holds.
+TEST(StageLimits, HoldInEveryOrder) {
+  for (PipelineSchedule kind : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B}) {
+    SmallGpt given;
+    given.mesh = "cpu:tp=2,pp=2";
+    given.micro_batches = 5;
+    given.batch = 10;
+    given.schedule = kind;
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    const LogicalPlan& plan = compiled.logical;
+    const TokenGame game = GameOf(compiled.graph, plan);
+    const std::map<Slice, int> stages = StagesOf(plan);
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+      const Play play = PlayStep(game, [&](int t, int act) {
+        return static_cast<double>(RandomBits(seed, static_cast<uint64_t>(t), static_cast<uint64_t>(act)));
+      });
+      // By stage, part (0: forward, 1: backward) and micro-batch: from when to when.
+      std::map<std::tuple<int, int, int>, std::pair<double, double>> spans;
+      for (const Firing& f : play.firings) {
+        const Segment& s = plan.segments[f.transition];
+        if (!plan.On(s, StreamKind::kCompute) || !s.per_micro_batch || s.phase == Phase::kUpdate) continue;
+        auto [it, fresh] =
+            spans.try_emplace({stages.at(s.slice), s.phase == Phase::kBackward, f.act}, f.start, f.end);
+        it->second = {std::min(it->second.first, f.start), std::max(it->second.second, f.end)};
+      }
+      for (const auto& [slice, stage] : stages) {
+        const int held = ScheduleOf(kind, stage, 2, 5).stashes;
+        auto after = [&, stage = stage](int part, int m, int other, int before) {
+          EXPECT_GE(spans.at({stage, part, m}).first, spans.at({stage, other, before}).second)
+              << "seed " << seed << " stage " << stage << " part " << part << " micro-batch " << m;
+        };
+        for (int m = 1; m < 5; ++m) {
+          for (int part : {0, 1}) after(part, m, part, m - 1);
+          if (m >= held) after(0, m, 1, m - held);
+        }
+      }
+    }
+  }
 }
 
 // A node on the whole mesh takes the stream of every stage's ranks.

@@ -2,10 +2,12 @@
 // memory.
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <new>
 #include <random>
@@ -547,6 +549,19 @@ TEST(HostDeviceTest, CountsWhatItHolds) {
   EXPECT_EQ(after.bytes, before.bytes);
   EXPECT_EQ(after.blocks, before.blocks);
   EXPECT_EQ(after.allocations, before.allocations + 4);
+}
+
+TEST(HostDeviceTest, LargeBlocksLeaveNothingMapped) {
+  auto mapped = [] {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages * sysconf(_SC_PAGESIZE);
+  };
+  std::unique_ptr<Device> device = MakeHostDevice(0);
+  (void)device->Allocate(size_t{3} << 20, "test");
+  const int64_t before = mapped();
+  for (size_t k = 0; k < 400; ++k) (void)device->Allocate((size_t{2} << 20) + k * 9000, "test");
+  EXPECT_LE(mapped() - before, int64_t{32} << 20);
 }
 
 // So that large pages can be mapped, whatever the system does with odd sizes.

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
+#include <set>
 
 namespace oneflow_like {
 namespace {
@@ -113,6 +115,50 @@ std::string Failure(const TokenGame& game) {
     return error.what();
   }
   return "";
+}
+
+// Chains of acts on random sets of resources: every act fires, none beside another of its resources, and at
+// no moment does an act wait for which everything is there and all its resources are free.
+TEST(PlayStep, NobodyWaitsForNothing) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 400; ++round) {
+    auto draw = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+    TokenGame game;
+    game.resources = 1 + draw(4);
+    const int count = 3 + draw(8), acts = 1 + draw(3);
+    for (int t = 0; t < count; ++t) {
+      std::set<int> resources;
+      for (int k = draw(4); k > 0; --k) resources.insert(draw(game.resources));
+      game.transitions.push_back({Cat("t", t), acts, 1.0 + draw(3), {resources.begin(), resources.end()}});
+      if (t > 0 && draw(3)) game.places.push_back({draw(t), t, 1 + draw(2)});
+    }
+    const Play play = PlayStep(game, [&](int t, int act) { return (t * 7 + act * 3) % 5; });
+    ASSERT_EQ(play.firings.size(), static_cast<size_t>(count * acts));
+    std::vector<std::vector<const Firing*>> of(count, std::vector<const Firing*>(acts));
+    for (const Firing& f : play.firings) of[f.transition][f.act] = &f;
+    for (const Firing& f : play.firings) {
+      // When it could have begun, but for its resources.
+      double ready = f.act > 0 ? of[f.transition][f.act - 1]->end : 0;
+      for (const Place& p : game.places) {
+        if (p.reader == f.transition) ready = std::max(ready, of[p.writer][f.act]->end);
+        if (p.writer == f.transition && f.act >= p.slots)
+          ready = std::max(ready, of[p.reader][f.act - p.slots]->end);
+      }
+      ASSERT_GE(f.start, ready) << "round " << round;
+      // From then on some resource of it is always taken.
+      const auto& mine = game.transitions[f.transition].resources;
+      for (double at = ready; at < f.start; at += 1) {
+        bool taken = false;
+        for (const Firing& other : play.firings) {
+          const auto& theirs = game.transitions[other.transition].resources;
+          if (&other == &f || other.start > at || other.end <= at) continue;
+          for (int r : mine) taken = taken || std::count(theirs.begin(), theirs.end(), r) > 0;
+        }
+        ASSERT_TRUE(taken) << "round " << round << ": t" << f.transition << " act " << f.act << " waits at "
+                           << at;
+      }
+    }
+  }
 }
 
 TEST(Dead, NamesTheCycle) {

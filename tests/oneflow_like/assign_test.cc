@@ -83,6 +83,8 @@ TEST(Assign, RandomProgramsFollowTheHost) {
       rules.push_back(rule);
       outputs[Cat("new", i)] = now[i];
       if (draw(2)) outputs[Cat("old", i)] = scale(old[i], 1);
+      // Old and new, with an operator in between that nothing fuses with.
+      if (draw(2)) outputs[Cat("far", i)] = old[i] + broadcast_to(mean(now[i], {0}), {4, 6});
     }
     Session session = Evaluate(outputs);
     for (int step = 0; step < 3; ++step) {
@@ -91,7 +93,7 @@ TEST(Assign, RandomProgramsFollowTheHost) {
       StepResult result = session.Run({});
       for (const auto& [name, tensor] : outputs) {
         int i = std::stoi(name.substr(3));
-        double want = name[0] == 'n' ? all[count + i] : all[i];
+        double want = name[0] == 'n' ? all[count + i] : name[0] == 'o' ? all[i] : all[i] + all[count + i];
         for (float got : Numbers(result.Get(name)))
           ASSERT_NEAR(got, want, 1e-5 * (1 + std::abs(want))) << text << ", " << name << " in step " << step;
       }

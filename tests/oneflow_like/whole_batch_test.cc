@@ -40,6 +40,28 @@ TEST(WholeBatch, OfAConstant) {
   }
 }
 
+// A sum of the batch that one reader takes in parts and another whole, in both orders.
+TEST(WholeBatch, ReadInPartsAndWhole) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:dp=2,tp=2"})
+    for (bool parts_first : {true, false}) {
+      std::vector<HostTensor> wanted;
+      for (int micro_batches : {1, 2, 3}) {
+        Model model(FullMesh(mesh));
+        Tensor x = model.Input("x", {6, 4}, DType::kFloat32, {{"dp", S(0)}});
+        Tensor total = sum(x, {0}), parts, whole;
+        auto in_parts = [&] { return sum(scale(annotate(total, {{"dp", B()}}), 3), {0}); };
+        if (parts_first) parts = in_parts();
+        whole = relu(total);
+        if (!parts_first) parts = in_parts();
+        Session session = Evaluate({{"parts", parts}, {"whole", whole}}, Options(micro_batches));
+        StepResult r = session.Run({{"x", Floats(9, {6, 4})}});
+        if (wanted.empty()) wanted = {r.Get("parts"), r.Get("whole")};
+        EXPECT_LE(Difference(r.Get("parts"), wanted[0]), 1e-5) << mesh << " " << micro_batches;
+        EXPECT_LE(Difference(r.Get("whole"), wanted[1]), 1e-5) << mesh << " " << micro_batches;
+      }
+    }
+}
+
 // A stack of layers on `stages` stages; the loss divides by the number of tokens of the whole batch, or its
 // last activations are centred over it.
 enum class Kind { kPlain, kTokens, kCentred };
