@@ -34,6 +34,11 @@ TEST(Explain, BytesOfABoxingAreThoseThatAllPlansSend) {
       for (const plan::Actor& a : plan.actor())
         if (a.has_collective()) sent[a.kernel(0).node()] += a.kernel(0).link_bytes() * a.acts();
     }
+    double all = 0, told = 0;
+    for (const auto& [node, bytes] : sent) all += bytes;
+    for (const RankSummary& s : session.Summaries())
+      told += s.bytes_sent * static_cast<double>(s.ranks.size());
+    EXPECT_NEAR(told, all, 1e-9 * all) << given.str() << ": what the dry run says of all ranks";
     double last = 1e300;
     size_t collectives = 0;
     for (const BoxingPrice& p : PricesOfBoxing(compiled)) {

@@ -620,6 +620,38 @@ TEST(Session, WholeBatchMaximumTrainsInMicroBatches) {
   EXPECT_NE(one[0], one[2]);
 }
 
+// Wherever a NaN stands, the reductions that take it in give NaN, and no other does.
+TEST(Session, ANaNWinsEveryReduction) {
+  const Dims shape{5, 6, 37};
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2"}) {
+    Model model(FullMesh(mesh));
+    Tensor x = model.Input("x", shape, DType::kFloat32, {{"dp", S(0)}});
+    std::map<std::string, Tensor> outputs;
+    const std::vector<std::vector<int64_t>> axes = {{0}, {1}, {2}, {0, 2}, {1, 2}, {0, 1, 2}};
+    for (size_t k = 0; k < axes.size(); ++k) {
+      outputs[Cat("max", k)] = max(x, axes[k], true);
+      outputs[Cat("min", k)] = min(x, axes[k], true);
+      outputs[Cat("mean", k)] = mean(x, axes[k], true);
+    }
+    Session session = Evaluate(outputs);
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      HostTensor feed = Floats(seed, shape);
+      const int64_t at = static_cast<int64_t>(RandomBits(seed, 3, 1)) % feed.elements();
+      feed.as<float>()[at] = NAN;
+      const int64_t where[] = {at / (6 * 37), at / 37 % 6, at % 37};
+      StepResult r = session.Run({{"x", feed}});
+      for (const auto& [name, tensor] : outputs) {
+        const HostTensor got = r.Get(name);
+        int64_t expected = 0;  // of the element that takes it in
+        for (int a = 0; a < 3; ++a) expected = expected * got.shape[a] + (got.shape[a] > 1 ? where[a] : 0);
+        for (int64_t i = 0; i < got.elements(); ++i)
+          ASSERT_EQ(std::isnan(got.as<float>()[i]), i == expected)
+              << name << " seed " << seed << " element " << i;
+      }
+    }
+  }
+}
+
 // Merging the batch with another axis cuts in grains; what is fetched is whole all the same.
 TEST(Session, FetchOfAMergedBatchAxis) {
   Model model(FullMesh("cpu:dp=2"));
