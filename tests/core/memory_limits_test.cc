@@ -112,6 +112,7 @@ TEST(MemoryLimits, OfAContainerAreThoseItSees) {
        std::vector<std::pair<std::string, std::string>>{{"/", "/"},
                                                         {"/kubepods/pod1/c1", "/kubepods/pod1/c1"},
                                                         {"/other", "/kubepods/pod1/c1"},
+                                                        {"/kubepods/pod1/c12", "/kubepods/pod1/c1"},
                                                         {"/../c2", "/"}}) {
     SCOPED_TRACE(group + " of " + top);
     Root root;

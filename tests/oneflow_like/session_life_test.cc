@@ -153,6 +153,15 @@ TEST(SessionLife, CloseAtAnyMoment) {
   }
 }
 
+TEST(SessionLife, ASessionThatIsGoneLeavesNoResults) {
+  TwoStages two("cpu:dp=2");
+  for (int k = 0; k < 3; ++k) {
+    Session session = Train(two.loss, Adam{}, Options(1, 2));
+    session.Run(GoodFeeds(k)).Wait();
+  }
+  EXPECT_TRUE(two.model.impl()->last_steps.empty()) << "of the last steps, kept for nobody";
+}
+
 TEST(SessionLife, DestructionInAnyOrder) {
   for (int order = 0; order < 6; ++order) {
     SCOPED_TRACE(order);
