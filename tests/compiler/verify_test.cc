@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <sstream>
 
 #include "compiler/compile.h"
@@ -70,6 +71,36 @@ TEST(Verify, EveryBoxingIsNeeded) {
   std::printf("deleted one at a time, all objected to: %d boxing nodes (%s)\n", tried, text.c_str());
   EXPECT_GE(tried, 50);
   EXPECT_GE(kinds.size(), 4u);
+}
+
+// Whatever the readers of one value want, along time and along the mesh, in any order: each gets it, and
+// those that want the same share it.
+TEST(InsertBoxing, EveryReaderGetsWhatItWants) {
+  const std::vector<std::string> times = {"B", "P", "S0"}, cuts = {"B", "P", "S0", "S1"};
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    uint64_t count = 0;
+    auto draw = [&](const std::vector<std::string>& of) {
+      return of[RandomBits(seed, 4, count++) % of.size()];
+    };
+    const std::string has = Cat("{time:", draw(times), ",dp:", draw(cuts), "}");
+    std::string text = Cat("mesh cpu:dp=2\ntimes 2\nx = input : f32[8,4] ", has, "\n");
+    std::set<std::string> different;
+    for (int reader = 0; reader < 5; ++reader) {
+      const std::string want = Cat("{time:", draw(times), ",dp:", draw(cuts), "}");
+      text += Cat("r", reader, " = copy(x ", want, ") : f32[8,4] ", want, "\n");
+      if (want != has) different.insert(want);
+    }
+    Graph graph = ParseGraph(BuiltinCatalog(), text);
+    InsertBoxing(&graph);
+    size_t boxings = 0;
+    for (int n : graph.Order()) {
+      const Node& node = graph.node(n);
+      boxings += node.kind == NodeKind::kBoxing;
+      if (node.kind != NodeKind::kOperator) continue;
+      EXPECT_EQ(graph.value(node.in[0]).sbp, node.want[0]) << text << node.name;
+    }
+    EXPECT_EQ(boxings, different.size()) << text;
+  }
 }
 
 // A boxing that does something else than its name: its output is said to be what its input is, readers
