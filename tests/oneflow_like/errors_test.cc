@@ -179,7 +179,15 @@ TEST(Errors, WhatNoMachineHoldsIsRefusedWithTheTable) {
   for (const std::string name : {"feed", "weight"}) {
     Tensor huge = name == "feed" ? model.Input("a", {int64_t{1} << 47}, DType::kFloat32)
                                  : model.scope().Weight("w", {int64_t{1} << 46}, Zeros());
-    Refuse(refused.c_str(), [&] { Evaluate({{"y", sum(huge)}}, {.name = name}).Run({}); });
+    Session session = Evaluate({{"y", sum(huge)}}, {.name = name});
+    Refuse(refused.c_str(), [&] { session.Run({}); });
+    int64_t all = 0;  // that both ranks take
+    for (const RankSummary& s : session.Summaries())
+      all += s.peak_bytes * static_cast<int64_t>(s.ranks.size());
+    std::smatch needs;
+    const std::string error = ErrorOf([&] { session.Run({}); });
+    ASSERT_TRUE(std::regex_search(error, needs, std::regex("needs (\\d+) bytes")));
+    EXPECT_NEAR(std::stod(needs[1]), static_cast<double>(all), 1e-3 * static_cast<double>(all)) << name;
   }
 }
 
