@@ -28,6 +28,7 @@ class Orderer {
       for (int v : graph_.node(n).in) late[n] = late[n] || IsResult(v) || late[graph_.value(v).producer];
     }
     for (int n : order) CopyVariables(n, late[n]);
+    readers_ = graph_.Readers();
     for (int n : order) CopyResults(n);
     readers_ = graph_.Readers();
     for (int n : graph_.Order())
@@ -124,8 +125,7 @@ class Orderer {
   void CopyResults(int n) {
     for (auto [out, in] : InPlace(n)) {
       int value = graph_.node(n).out[out], copy = -1;
-      for (int r = 0, end = graph_.num_nodes(); r < end; ++r) {
-        if (!graph_.alive(r)) continue;
+      for (int r : readers_[value]) {
         for (size_t i = 0; i < graph_.node(r).in.size(); ++i) {
           if (graph_.node(r).in[i] != value) continue;
           if (copy < 0) {
