@@ -61,7 +61,15 @@ void SetParallelThreads(int threads) {
   CHECK_GE(threads, 1);
   static std::once_flag once;
   if (threads > 1) std::call_once(once, SpinBriefly);
+  omp_set_dynamic(0);
   omp_set_num_threads(threads);
+  // The environment may allow fewer (OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS). The matmul library divides its
+  // work by the number asked for and leaves the shares of threads that it did not get undone.
+  int granted = 1;
+#pragma omp parallel
+#pragma omp master
+  granted = omp_get_num_threads();
+  omp_set_num_threads(granted);
 }
 
 void ParallelForRanges(int64_t n, int64_t grain, void (*body)(void* closure, int64_t begin, int64_t end),
@@ -74,7 +82,6 @@ void ParallelForRanges(int64_t n, int64_t grain, void (*body)(void* closure, int
     return;
   }
   int64_t ranges = (n + length - 1) / length;
-  // The library may grant fewer threads than asked for; the ranges stay the same, some thread then runs two.
 #pragma omp parallel for num_threads(static_cast <int>(ranges)) schedule(static, 1)
   for (int64_t i = 0; i < ranges; ++i) body(closure, i * length, std::min(n, (i + 1) * length));
 }

@@ -551,5 +551,28 @@ TEST_F(CliTest, HelloSbpShowsEverySignature) {
   }
 }
 
+// Settings under which OpenMP gives kernels fewer threads than they ask for, or others.
+TEST_F(CliTest, OpenMPsSettingsChangeNoNumber) {
+  auto held_out = [&](const std::string& threads) {
+    const Outcome o =
+        Gpt({"--width=64", "--context=16", "--batch=16", "--steps=4", "--kernel_threads=" + threads});
+    std::smatch loss;
+    EXPECT_TRUE(std::regex_search(o.out, loss, std::regex("held-out loss ([0-9.]+)"))) << o.out << o.err;
+    return loss.empty() ? 0 : std::stod(loss[1]);
+  };
+  const double wanted = held_out("1");
+  for (const auto& [name, value] :
+       std::vector<std::pair<const char*, const char*>>{{"OMP_THREAD_LIMIT", "1"},
+                                                        {"OMP_THREAD_LIMIT", "3"},
+                                                        {"OMP_MAX_ACTIVE_LEVELS", "0"},
+                                                        {"OMP_DYNAMIC", "true"},
+                                                        {"OMP_NUM_THREADS", "3"}}) {
+    ASSERT_EQ(setenv(name, value, 1), 0);
+    for (const char* threads : {"2", "5"})
+      EXPECT_NEAR(held_out(threads), wanted, 1e-3) << name << "=" << value << ", " << threads << " threads";
+    ASSERT_EQ(unsetenv(name), 0);
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like
