@@ -1,4 +1,4 @@
-// What a member of a collective moves, made ready at load: only the pointers change from act to act.
+// The work of a member of a collective, made ready at load: only the pointers change from act to act.
 #pragma once
 
 #include <vector>

@@ -111,7 +111,7 @@ class Updater {
     bool assigned_ = false;
   };
 
-  // What is added from here on stands with that node.
+  // Nodes added from here on stand with that node.
   void At(const Node& like) {
     slice_ = like.slice;
     origin_.slice = like.placed ? &slice_ : nullptr;
@@ -127,7 +127,7 @@ class Updater {
       Fail("optimizer '", training_.optimizer.name, "' assigns nothing to weight '", weight.name, "'");
   }
 
-  // What every update is told of all gradients: the factor on them, and with a loss scale whether they are
+  // The operands that all updates share: the factor on gradients, and with a loss scale whether they are
   // finite.
   void MeasureNorm() {
     std::map<Slice, std::vector<Tensor>> squares;
@@ -227,7 +227,7 @@ bool NeedsItself(const Graph& graph, const std::map<int, int>& values, int updat
   return false;
 }
 
-// What Updated gave stands for the new value. False: nobody asked for one.
+// Puts new values in the place of the nodes that Updated made. False: there are none.
 bool ResolveUpdated(Graph* graph, const std::map<int, int>& values) {
   std::map<int, int> stands_for;
   for (int n = 0; n < graph->num_nodes(); ++n) {

@@ -110,7 +110,7 @@ class Differentiator {
   }
 
  private:
-  // What is added from here on belongs to that node.
+  // Nodes added from here on belong to that node.
   void Enter(int node) {
     const Node& n = graph_.node(node);
     origin_.line = n.line;
@@ -145,8 +145,9 @@ class Differentiator {
 
   // Gives the operands of node `n` their parts. False: none is wanted that the operator could give.
   bool GoThrough(int n) {
-    const Node node = graph_.node(n);  // a copy: the graph grows below
-    if (node.kind == NodeKind::kUpdated) return false;  // what the step leaves is no function of what it had
+    const Node node = graph_.node(n);  // a copy, as the graph grows below
+    // The new value of a variable is no function of its old one that this step could differentiate.
+    if (node.kind == NodeKind::kUpdated) return false;
     const OpDef& def = graph_.catalog().Get(node.op);
     GradCall call{node.attrs, {}, {}, {}, {}};
     bool reached = false, wanted = false, given = false;

@@ -146,7 +146,7 @@ class Graph : public GraphBuilder {
   // "matmul 'block0/up' at gpt.cc:31"
   std::string Describe(int node) const { return Describe(nodes_[node]); }
   std::string Describe(const Node& node) const;
-  // What the rule and the kernel of a catalog operator are asked with; must not outlive the node.
+  // The question that a catalog operator's rule and kernel answer for the node, which it must not outlive.
   OpCall CallOf(const Node& node) const;
   std::string UniqueName(const std::string& wanted);
   Layout LayoutOf(int value) const { return {producer(value).slice, values_[value].sbp}; }

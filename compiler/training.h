@@ -1,5 +1,5 @@
-// What the passes of training share. A graph that trains has one node `train`, an end without outputs, which
-// gathers what they find out:
+// Shared by the passes of training. A graph that trains has one node `train`, an end without outputs, which
+// gathers their results:
 //
 //   train train(loss)                                as Train makes it
 //   train train(loss, scale, finite_steps) scaled=1  after loss_scale, in fp16

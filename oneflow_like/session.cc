@@ -283,10 +283,8 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   return session;
 }
 
-void AddOutput(const std::string& who, const std::string& name, int value,
-               std::map<std::string, int>* fetched) {
-  if (!fetched->emplace(name, value).second)
-    Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
+[[noreturn]] void FailTaken(const std::string& who, const std::string& name) {
+  Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
 }
 
 void AddOutputs(const GraphOfModel* graph, const std::string& who, const SessionOptions& options,
@@ -295,14 +293,14 @@ void AddOutputs(const GraphOfModel* graph, const std::string& who, const Session
     const GraphOfModel* of = GraphOf(tensor, Cat(who, ": output '", name, "'"));
     if (of != graph)
       Fail(who, ": output '", name, "' belongs to another ", of->model == graph->model ? "graph" : "model");
-    AddOutput(who, name, tensor.id(), fetched);
+    if (!fetched->emplace(name, tensor.id()).second) FailTaken(who, name);
   }
   for (const Tensor& tensor : options.also)
     if (GraphOf(tensor, Cat(who, ": SessionOptions::also")) != graph)
       Fail(who, ": '", tensor.name(), "' of SessionOptions::also belongs to another graph");
 }
 
-// What a session's graph is made for: the outputs, and what is computed besides.
+// The values that a session computes: its outputs and SessionOptions::also.
 std::map<std::string, int> Roots(std::map<std::string, int> fetched, const SessionOptions& options) {
   for (size_t i = 0; i < options.also.size(); ++i) fetched[Cat("also ", i)] = options.also[i].id();
   return fetched;
@@ -338,9 +336,9 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   if (!(options.clip_norm >= 0))
     Fail(who, ": clip_norm is ", options.clip_norm, ", must be 0 (no clipping) or more");
   std::map<std::string, int> fetched{{"loss", loss.id()}};
-  if (options.clip_norm > 0) fetched["grad_norm"] = -1;  // the name is taken: add_updates fetches it
   AddOutputs(source, who, options, options.outputs, &fetched);
-  fetched.erase("grad_norm");
+  if (options.clip_norm > 0 && fetched.count("grad_norm"))
+    FailTaken(who, "grad_norm");  // add_updates gives it
   Graph graph = SessionGraph(source, Roots(fetched, options));
   int train = graph.AddTrain(loss.id(), SourceLine(at));
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;

@@ -110,7 +110,7 @@ class Session {
 // Compiles training of all weights that `loss` (one element) depends on. Loading (memory, threads) waits for
 // the first Run, so a session of a mesh larger than the machine can be compiled and summarised. Throws Error.
 Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& options = {}, OFL_HERE);
-// What the variable (a weight that the session trains, or one that it assigns) holds after the step: for
+// The value of the variable (a weight that the session trains, or one that it assigns) after the step: for
 // averages of weights, say, assign(mean, scale(mean, 0.99) + scale(Updated(w), 0.01)).
 Tensor Updated(Tensor variable, OFL_HERE);
 Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options = {}, OFL_HERE);

@@ -480,10 +480,10 @@ void AddActivations(Catalog* catalog) {
   catalog->Add(UnaryOp("silu", "x * sigmoid(x).", Unary<[](auto x, const Attrs&) { return x * Sigmoid(x); }>,
                        [](Tensor dy, Tensor x, Tensor) { return Slope("silu_grad", dy, x); }));
 
-  catalog->Add(UnaryOp("softplus", "log(1 + e^x).", Unary<[](auto x, const Attrs&) {
-                         return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x)));
-                       }>,
-                       [](Tensor dy, Tensor x, Tensor) { return mul(dy, sigmoid(x)); }));
+  catalog->Add(UnaryOp(
+      "softplus", "log(1 + e^x).",
+      Unary<[](auto x, const Attrs&) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x))); }>,
+      [](Tensor dy, Tensor x, Tensor) { return mul(dy, sigmoid(x)); }));
 
   catalog->Add(SlopeOp("tanh_grad", "y", Binary<[](auto dy, auto y) { return dy * (1 - y * y); }, false>));
   catalog->Add(SlopeOp("sigmoid_grad", "y", Binary<[](auto dy, auto y) { return dy * y * (1 - y); }, false>));

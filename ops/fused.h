@@ -27,7 +27,7 @@ bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<D
 
 // Whether the operator is one of the user's that is a program of such steps (OpDef::scalar).
 bool IsProgram(const OpDef& def);
-// What one use of a fusible operator is in a chain: one step, or those of its program, on values 0, 1, ...
+// One use of a fusible operator as steps of a chain: one step, or those of its program, on values 0, 1, ...
 // for its operands. Throws Error, opening with `who`, when the program cannot be read.
 std::vector<FusedStep> StepsOf(const OpDef& def, const Attrs& attrs, int operands, const std::string& who);
 

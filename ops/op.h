@@ -88,9 +88,9 @@ struct OpDef {
   KernelFn reference = nullptr;                       // slow and obvious: the definition
 
   // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast).
-  // The name of the scalar body in ops/scalar.h; or, of an operator of the user's, a program of operators that
-  // have one ("exp 0;shift 1 offset=1.0;log 2", ops/fused.h: values 0, 1, ... are the operands). Such operators
-  // are fused with their neighbours, on every device. Empty when the operator is not elementwise.
+  // The name of the scalar body in ops/scalar.h; or, of an operator of the user's, a program of operators
+  // that have one ("exp 0;shift 1 offset=1.0;log 2", ops/fused.h: values 0, 1, ... are the operands). Such
+  // operators are fused with their neighbours, on every device. Empty when the operator is not elementwise.
   std::string scalar;
   bool view = false;    // the output has the input's bytes (reshape)
   bool random = false;  // draws by attribute "key" (DrawKey), the step and global positions

@@ -78,7 +78,7 @@ Status AdamReference(const KernelContext& context) {
   return {};
 }
 
-// What an update operator keeps beside its weight, and whether it reads the number of updates.
+// The state that an update operator keeps beside its weight, and whether it reads the number of updates.
 struct Reads {
   std::vector<std::string> state;
   bool counts = false;

@@ -218,23 +218,21 @@ struct Where {
 
 // --- The lists: X(operator, functor) ---
 
-#define OFL_UNARY_SCALARS(X)                                                                        \
-  X("identity", Identity)                                                                           \
-  X("neg", Neg)                                                                                     \
-  X("exp", Exp)                                                                                     \
-  X("log", Log) X("sqrt", Sqrt) X("rsqrt", Rsqrt) X("square", Square) X("abs", Abs) X("sign", Sign) \
-      X("tanh", Tanh) X("erf", Erf) X("sigmoid", Sigmoid) X("relu", Relu) X("gelu", Gelu)           \
-          X("gelu_erf", GeluErf) X("silu", Silu) X("softplus", Softplus)
+// The formatter moves such lists at every run.
+// clang-format off
+#define OFL_UNARY_SCALARS(X) \
+  X("identity", Identity) X("neg", Neg) X("exp", Exp) X("log", Log) X("sqrt", Sqrt) \
+  X("rsqrt", Rsqrt) X("square", Square) X("abs", Abs) X("sign", Sign) X("tanh", Tanh) X("erf", Erf) \
+  X("sigmoid", Sigmoid) X("relu", Relu) X("gelu", Gelu) X("gelu_erf", GeluErf) X("silu", Silu) \
+  X("softplus", Softplus)
 
-#define OFL_BINARY_SCALARS(X)                                                                         \
-  X("add", Add)                                                                                       \
-  X("sub", Sub)                                                                                       \
-  X("mul", Mul)                                                                                       \
-  X("div", Div) X("maximum", Maximum) X("minimum", Minimum) X("pow", Pow) X("equal", Equal)           \
-      X("not_equal", NotEqual) X("less", Less) X("less_equal", LessEqual) X("greater", Greater)       \
-          X("greater_equal", GreaterEqual) X("relu_grad", ReluGrad) X("tanh_grad", TanhGrad)          \
-              X("sigmoid_grad", SigmoidGrad) X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad) \
-                  X("silu_grad", SiluGrad)
+#define OFL_BINARY_SCALARS(X) \
+  X("add", Add) X("sub", Sub) X("mul", Mul) X("div", Div) X("maximum", Maximum) \
+  X("minimum", Minimum) X("pow", Pow) X("equal", Equal) X("not_equal", NotEqual) X("less", Less) \
+  X("less_equal", LessEqual) X("greater", Greater) X("greater_equal", GreaterEqual) \
+  X("relu_grad", ReluGrad) X("tanh_grad", TanhGrad) X("sigmoid_grad", SigmoidGrad) \
+  X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad) X("silu_grad", SiluGrad)
+// clang-format on
 
 // X(operator, functor, attribute that holds the constant)
 #define OFL_CONSTANT_SCALARS(X) X("scale", Scale, "factor") X("shift", Shift, "offset")

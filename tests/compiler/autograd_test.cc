@@ -336,7 +336,8 @@ double Largest(const std::vector<double>& x) {
   return most;
 }
 
-// Per weight its gradient, those of its copies added up; into `sizes` the largest sum of their absolute values.
+// Per weight its gradient, those of its copies added up; into `sizes` the largest sum of their absolute
+// values.
 std::vector<std::vector<double>> GradientsOf(Written* written, std::vector<double>* sizes = nullptr) {
   const int train = written->graph.AddTrain(written->loss, {});
   Autograd(&written->graph);
@@ -366,9 +367,9 @@ std::vector<std::vector<double>> GradientsOf(Written* written, std::vector<doubl
 
 // How many of its steps round.
 int Rounds(const Recipe& recipe) {
-  return static_cast<int>(
-      std::count_if(recipe.steps.begin(), recipe.steps.end(),
-                    [](const Step& step) { return step.kind >= 0 && Kinds()[step.kind].rounds; }));
+  return static_cast<int>(std::count_if(recipe.steps.begin(), recipe.steps.end(), [](const Step& step) {
+    return step.kind >= 0 && Kinds()[step.kind].rounds;
+  }));
 }
 
 TEST(Gradients, OfAValueReadManyTimesAreThoseOfAllItsUses) {

@@ -451,6 +451,34 @@ class SlowSegment {
   std::vector<size_t> at_;               // by resource: how far its list has come
 };
 
+// A copy of what an update leaves in its variable, ahead of the update, and in a segment that does not have
+// it.
+TEST(Verify, AReaderOfAnUpdatesResult) {
+  Model model(Mesh::Parse("cpu:dp=2"));
+  Tensor v = model.scope().Weight("v", {4}, Zeros()), x = model.Input("x", {4}, DType::kFloat32);
+  Session session = Evaluate({{"new", assign(v, shift(v, 1))}, {"y", sum(tanh(x), {0})}});
+  const Compiled& c = session.impl()->compiled;
+  EXPECT_EQ(PlanObjection(c.graph, c.logical), "");
+  int tried = 0;
+  for (size_t s = 0; s < c.logical.segments.size(); ++s) {
+    const std::vector<int>& nodes = c.logical.segments[s].nodes;
+    for (size_t i = 1; i < nodes.size(); ++i) {
+      if (c.graph.node(nodes[i]).op != "copy" || c.graph.node(nodes[i - 1]).op != "assign") continue;
+      ++tried;
+      LogicalPlan early = c.logical;
+      std::swap(early.segments[s].nodes[i - 1], early.segments[s].nodes[i]);
+      EXPECT_NE(PlanObjection(c.graph, early).find("before it was made by assign"), std::string::npos);
+      LogicalPlan elsewhere = c.logical;
+      std::vector<int>& left = elsewhere.segments[s].nodes;
+      left.erase(left.begin() + static_cast<int>(i));
+      elsewhere.segments[s == 0 ? 1 : 0].nodes.push_back(nodes[i]);
+      EXPECT_NE(PlanObjection(c.graph, elsewhere).find("leaves in variable 'v'"), std::string::npos)
+          << PlanObjection(c.graph, elsewhere);
+    }
+  }
+  EXPECT_EQ(tried, 1);
+}
+
 // Takes every edge away, and gives every edge a slot more. The verifier objects exactly where a play goes
 // wrong; elsewhere it shows what implies the edge.
 TEST(Verify, EveryEdgeAndCreditIsNeededOrImplied) {

@@ -84,7 +84,8 @@ TEST(Draws, AreThoseOfTheGraphAlone) {
   EXPECT_EQ(different.size(), wanted.size()) << "every operator and step draws its own";
   for (const char* order : {"egt", "get", "eegt", "ngt", "gnt", "ngdt", "enget", "gendet", "nedegt"})
     ExpectNear(MasksOfTraining(order), wanted, 0, order);
-  for (int relus : {1, 3, -1}) ExpectNear(MasksOfTraining("gt", relus), wanted, 0, Cat(relus, " relus before"));
+  for (int relus : {1, 3, -1})
+    ExpectNear(MasksOfTraining("gt", relus), wanted, 0, Cat(relus, " relus before"));
 }
 
 TEST(Draws, MayBeNamed) {

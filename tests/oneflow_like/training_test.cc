@@ -243,6 +243,24 @@ TEST(Messages, OfAStepOpenWithTheOperatorAndTheLineOnce) {
   }
 }
 
+TEST(Messages, OutputsThatTrainingGivesItself) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", {2}, DType::kFloat32);
+  Tensor loss = mean(square(x * model.scope().Weight("w", {2}, Ones())));
+  for (bool clips : {false, true})
+    for (const char* name : {"loss", "grad_norm", "mine"}) {
+      TrainOptions options;
+      options.clip_norm = clips ? 1 : 0;
+      options.outputs = {{name, x}};
+      const bool taken = name == std::string("loss") || (clips && name == std::string("grad_norm"));
+      const std::string error = ErrorOf([&] { Train(loss, Sgd{}, options); });
+      EXPECT_EQ(error.find(Cat("the session gives an output '", name, "' of its own")) != std::string::npos,
+                taken)
+          << error;
+      EXPECT_EQ(error.empty(), !taken) << error;
+    }
+}
+
 TEST(Messages, NumbersThatAreNotFinite) {
   EXPECT_EQ(Cat(NAN, " ", -NAN, " ", INFINITY, " ", -INFINITY, " ", 0.5f), "NaN NaN +infinity -infinity 0.5");
   for (auto [value, text] : {std::pair{NAN, "NaN"}, std::pair{-NAN, "NaN"}, std::pair{INFINITY, "+infinity"},

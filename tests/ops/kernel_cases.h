@@ -315,8 +315,8 @@ inline void KernelCases::ElementwiseShapes() {
   for (const char* op : {"add", "gelu_grad", "mul"}) {
     CheckCase({op, {{33, 70}, {33, 70}}, {}, {DType::kBFloat16, DType::kBFloat16}}, ++seed);
   }
-  for (const char* op :
-       {"gelu", "gelu_erf", "silu", "softplus", "tanh", "sigmoid", "relu", "exp", "erf", "abs", "sign", "neg"}) {
+  for (const char* op : {"gelu", "gelu_erf", "silu", "softplus", "tanh", "sigmoid", "relu", "exp", "erf",
+                         "abs", "sign", "neg"}) {
     for (Dims shape : {Dims{5, 4001}, Dims{1}, Dims{0}, Dims{513}})
       CheckCase({op, {shape}, {}, {}, 4, -6, 6}, ++seed);
   }

@@ -212,8 +212,8 @@ void UcxNetwork::CloseDoors() {
 }
 
 void UcxNetwork::Beats() {
-  // Who did not listen cannot say that others were silent: of the time between two turns little counts. But
-  // it counts, or one whose turns are long would never say it.
+  // A process that did not listen cannot say that others were silent: of the time between two turns at most
+  // three intervals count. They do count, or a process whose every turn is long would notice no silence.
   const int64_t absent = now_ - last_pass_ - 3 * interval_;
   if (absent > 0) ForPeers([&](Peer* peer) { peer->heard += absent; });
   last_pass_ = now_;
