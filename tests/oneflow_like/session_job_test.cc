@@ -1,8 +1,11 @@
 // Models and sessions that are one of several processes.
 #include <atomic>
+#include <fstream>
+#include <regex>
 
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/feeds_check.h"
+#include "tests/actor/net/stub_network.h"
 #include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
@@ -178,6 +181,58 @@ TEST(AgreementTest, NamesTheFirstDifference) {
             "option x: process 0 has 1, process 1 has 1=2");
   EXPECT_EQ(FirstDifference({"option x=\n", "option x=dp\n"}),
             "option x: process 0 has none, process 1 has dp");
+}
+
+// The time in microseconds at which the first slice of a trace begins.
+double FirstSliceOf(const std::string& file) {
+  std::ifstream in(file);
+  double first = 1e30;
+  std::smatch found;
+  for (std::string line; std::getline(in, line);)
+    if (std::regex_search(line, found, std::regex("\"ph\":\"X\".*\"ts\":([0-9.]+)")))
+      first = std::min(first, std::stod(found[1]));
+  return first;
+}
+
+// Process 1 is told that process 0's clock is an hour ahead of its own: by that clock it began an hour later.
+TEST(SessionJobTest, TracesAreOnProcess0sClock) {
+  const std::string trace = testing::TempDir() + "/trace." + std::to_string(getpid());
+  std::vector<std::string> errors = RunProcesses(2, [&](std::shared_ptr<Job> job) {
+    StubNetwork network;
+    network.offset = job->process() == 0 ? 0 : int64_t{3600} * 1000000000;
+    dynamic_cast<TestJob*>(job.get())->clock = &network;
+    ModelOptions options;
+    options.job = job;
+    options.threads = 1;
+    options.trace_file = trace;
+    Model model(FullMesh("cpu:dp=2"), options);
+    Tensor x = model.Input("x", {4, 4}, DType::kFloat32, {{"dp", S(0)}});
+    Session session = Evaluate({{"y", mean(tanh(x))}});
+    session.Run({{"x", Floats(1, {4, 4})}}).Wait();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  const double first = FirstSliceOf(trace + ".process0"), second = FirstSliceOf(trace + ".process1");
+  EXPECT_NEAR(second - first, 3600e6, 600e6);
+  for (int p = 0; p < 2; ++p) std::remove(Cat(trace, ".process", p).c_str());
+}
+
+// Steps of processes that have two threads each last as long as they last, and their parts add up to that.
+TEST(SessionJobTest, AProfileOfProcessesAddsUp) {
+  std::vector<std::string> errors = RunProcesses(2, [&](std::shared_ptr<Job> job) {
+    ModelOptions options;
+    options.job = job;
+    options.threads = 2;
+    Model model(FullMesh("cpu:dp=4"), options);
+    Tensor x = model.Input("x", {64, 64}, DType::kFloat32, {{"dp", S(0)}});
+    Session session = Evaluate({{"y", mean(tanh(x))}});
+    for (int step = 0; step < 4; ++step) session.Run({{"x", Floats(1, {64, 64})}}).Wait();
+    const StepProfile profile = session.TakeProfile();
+    EXPECT_EQ(profile.threads, 4);
+    double sum = profile.waiting + profile.runtime;
+    for (const auto& [kind, seconds] : profile.kernels) sum += seconds;
+    EXPECT_NEAR(sum, profile.wall * profile.threads, 1e-9 + 1e-6 * sum);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "oneflow_like/session_impl.h"
+#include "tests/actor/net/job_processes.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
@@ -190,6 +191,28 @@ TEST(SessionWaits, ATensorOutlivesItsResultUnchanged) {
   session.Close();
   for (int i = 0; i < 4; ++i)
     for (int k = 0; k < 6; ++k) EXPECT_EQ(kept[i].as<float>()[k], static_cast<float>(i)) << "step " << i;
+}
+
+// The time in which a worker has nothing to do but to drive the network is waiting, no work of the runtime.
+TEST(SessionWaits, ForAnotherProcess) {
+  InJob(2, [](int me, std::unique_ptr<Job> own) {
+    const std::shared_ptr<Job> job = std::move(own);
+    {
+      ModelOptions options;
+      options.job = job;
+      options.threads = 1;
+      Model model(Mesh::Parse("cpu:dp=2"), options);
+      Tensor x = model.Input("x", {4, 4}, DType::kFloat32, {{"dp", S(0)}});
+      Session session = Evaluate({{"y", mean(tanh(x))}});
+      for (int step = 0; step < 4; ++step) {
+        if (me == 1) Sleep(0.3);
+        session.Run({{"x", HostTensor::Make(DType::kFloat32, {4, 4})}}).Wait();
+      }
+      const StepProfile profile = session.TakeProfile();
+      REQUIRE(profile.waiting > profile.runtime, Cat(profile.waiting, " s against ", profile.runtime));
+    }
+    job->Finish(true);
+  });
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <random>
 
 #include "actor/net/job/join.h"
+#include "actor/net/talk/runtime_links.h"
 #include "tests/actor/net/job_processes.h"
+#include "tests/actor/net/stub_network.h"
 
 namespace oneflow_like {
 namespace {
@@ -127,6 +130,73 @@ TEST(RuntimeLinksTest, AFailedRuntimeIsToldToItsLikeAlone) {
     job->Finish(true);
   });
   processes.ExpectAllWell();
+}
+
+// Of outputs without data. What process `from` says reaches process 0 when the test delivers it.
+class Awaiting {
+ public:
+  static constexpr int kProcesses = 4;
+
+  Awaiting() {
+    for (int p = 0; p < kProcesses; ++p) {
+      RuntimeLinks::Host host;
+      host.network = &networks_[p];
+      host.me = p;
+      host.processes = kProcesses;
+      host.describe = [](int process) { return Cat("process ", process); };
+      host.failure = [] { return ""; };
+      host.open = [](int64_t) { return nullptr; };
+      links_[p] = std::make_unique<RuntimeLinks>(host);
+      ends_[p] = links_[p]->Connect("train", &listener_);
+    }
+  }
+  void Send(int from, int64_t launch) {
+    ends_[from]->SendOutput(launch, 0, Box{}, "", 0);
+    const std::string header = networks_[from].sent_to[0].back();
+    links_[0]->Deliver(from, header.data(), header.size(), std::make_unique<Nothing>());
+  }
+  std::string AwaitedAt(int64_t launch) {
+    listener_.launch = launch;
+    return links_[0]->Awaited();
+  }
+
+ private:
+  struct Nothing final : Incoming {
+    size_t bytes() const override { return 0; }
+    const void* data() const override { return this; }
+    void Receive(void*, Transfer* done) override { done->TransferDone(true); }
+  };
+  struct Awaits final : Listener {
+    int64_t launch = -1;
+    Awaited AwaitedOutputs() override { return {launch, Cat("outputs of step ", launch)}; }
+  } listener_;
+  StubNetwork networks_[kProcesses];
+  std::unique_ptr<RuntimeLinks> links_[kProcesses];
+  std::unique_ptr<PeerLink> ends_[kProcesses];
+};
+
+// In any order of arrivals those are named who have sent before and not of the awaited launch yet.
+TEST(RuntimeLinksTest, ThoseWhoOweOutputsAreNamed) {
+  Awaiting all;
+  EXPECT_EQ(all.AwaitedAt(-1), "");
+  EXPECT_EQ(all.AwaitedAt(0), "outputs of step 0 (train) of process 1 and process 2 and process 3");
+  std::mt19937 random(5);
+  std::map<int, int64_t> newest;
+  for (int i = 0; i < 200; ++i) {
+    const int from = static_cast<int>(1 + random() % (i < 20 ? 1 : 2));  // process 3 never sends
+    const int64_t launch = i / 4 + static_cast<int>(random() % 3);
+    all.Send(from, launch);
+    newest[from] = newest.count(from) ? std::max(newest[from], launch) : launch;
+    for (int64_t awaited = std::max(0, i / 4 - 2); awaited < i / 4 + 4; ++awaited) {
+      std::string wanted = Cat("outputs of step ", awaited, " (train)"), of = " of ";
+      for (const auto& [process, sent] : newest) {
+        if (sent >= awaited) continue;
+        wanted += Cat(of, "process ", process);
+        of = " and ";
+      }
+      ASSERT_EQ(all.AwaitedAt(awaited), wanted);
+    }
+  }
 }
 
 }  // namespace

@@ -466,6 +466,26 @@ TEST(JobTest, AwaitingAProcessThatHasFinishedIsAFailure) {
   });
 }
 
+// What comes one after another of a process that has ended was on its way. What stays for a second never
+// comes.
+TEST(JobTest, WhatComesOfAProcessThatHasFinishedIsNoFailure) {
+  InJob(2, [&](int me, std::unique_ptr<Job> job) {
+    int who = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    auto part = [=] { return (std::chrono::steady_clock::now() - begin) / std::chrono::milliseconds(300); };
+    auto awaited = [&] { return Cat("part ", std::min<int64_t>(part(), 8), " of ", job->Describe(1)); };
+    job->AddAwaited(&who, [&] { return me == 0 ? awaited() : ""; });
+    if (me == 1) {
+      const std::string error = ErrorOf([&] { job->Finish(true); });
+      REQUIRE(Has(error, job->Describe(1) + " has ended its program"), error);
+    } else {
+      WaitUntil([&] { return !job->failure().empty(); });
+      REQUIRE(Has(job->failure(), "has ended its program; awaited here: part 8 of "), job->failure());
+    }
+    job->RemoveAwaited(&who);
+  });
+}
+
 // Two stages of a pipeline work on for one another when the third has ended.
 TEST(JobTest, OthersMayWorkOnWhenAProcessHasFinished) {
   InJob(3, [&](int me, std::unique_ptr<Job> job) {

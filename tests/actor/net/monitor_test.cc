@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/actor/net/stub_network.h"
 #include "tests/processes.h"
 
 DEFINE_int32(cases, 3, "Jobs with something injected: slow compute, a late line and a narrow line in turn");
@@ -135,37 +136,14 @@ TEST(Judge, TakesNoScheduling) {
 
 // --- What is reported, and when a verdict counts ---
 
-// Clocks are the test's, and what is sent is kept.
-class StubNetwork final : public Network {
- public:
-  int64_t offset = 0;  // of process 0's clock
-  std::vector<std::string> reports;
-
-  std::string address() const override { return ""; }
-  void SetChannel(int, Channel*) override {}
-  void SetFailureListener(std::function<void(const Failure&)>) override {}
-  void Connect(int, const std::vector<PeerInfo>&) override {}
-  void Post(Message*) override {}
-  void ExpectEnd(int) override {}
-  void StopHeartbeats() override {}
-  ClockOffset OffsetTo(int) const override { return {offset, 100000, 100000}; }
-  Counts sent() const override { return {}; }
-  void Send(int to, int channel, const void* header, size_t header_bytes, const void*, size_t,
-            Transfer*) override {
-    EXPECT_EQ(to, 0);
-    EXPECT_EQ(channel, kMonitor);
-    reports.emplace_back(static_cast<const char*>(header), header_bytes);
-  }
-};
-
 // Process 1 of a job: what it reports of windows that end when the test says so.
 class Reporter {
  public:
-  Reporter() : monitor_(&network_, 1, kProcesses, [](int) { return ""; }) {
+  explicit Reporter(int processes = kProcesses) : monitor_(&network_, 1, processes, [](int) { return ""; }) {
     network_.offset = 1000 * kWindow - ClockNow();  // just after the begin of a window
     EndWindow();                                    // the first, which nobody hears of
-    EXPECT_TRUE(network_.reports.empty()) << "the first window holds the loading";
-    network_.reports.clear();
+    EXPECT_TRUE(network_.sent_to[0].empty()) << "the first window holds the loading";
+    network_.sent_to.clear();
   }
   Monitor* monitor() { return &monitor_; }
   // A word that process 0 sent at `sent`, by this process's clock, is looked at.
@@ -177,7 +155,7 @@ class Reporter {
     monitor_.CollectiveBegins();
     monitor_.CollectiveEnds();
     held_up_ = std::max(held_up_, ClockNow() - begin);
-    return network_.reports.empty() ? "" : network_.reports.back();
+    return network_.sent_to[0].empty() ? "" : network_.sent_to[0].back();
   }
   // The longest that the collective took that ends a window: nothing, unless somebody else had the core.
   int64_t held_up() const { return held_up_; }
@@ -193,18 +171,20 @@ class Reporter {
 // Process 0, which is told of windows.
 class Listener {
  public:
-  Listener()
-      : monitor_(&network_, 0, Reporter::kProcesses, [](int p) { return "process " + std::to_string(p); }) {}
+  explicit Listener(int processes = Reporter::kProcesses)
+      : processes_(processes),
+        monitor_(&network_, 0, processes, [](int p) { return "process " + std::to_string(p); }) {}
   void Tell(int process, const std::string& report) {
     monitor_.Deliver(process, report.data(), report.size(), nullptr);
   }
   // A window of all processes: `report` is of `victim`, `usual` of the others.
   void TellAll(int victim, const std::string& report, const std::string& usual) {
-    for (int p = 0; p < Reporter::kProcesses; ++p) Tell(p, p == victim ? report : usual);
+    for (int p = 0; p < processes_; ++p) Tell(p, p == victim ? report : usual);
   }
   const Verdict& last() const { return monitor_.last(); }
 
  private:
+  const int processes_;
   StubNetwork network_;
   Monitor monitor_;
 };
@@ -288,6 +268,27 @@ TEST(Monitor, AReportIsOfItsWindowAlone) {
   EXPECT_EQ(listener.last().process, 1);
   for (int again = 0; again < 2; ++again) listener.TellAll(1, quick_again, quick);
   EXPECT_EQ(listener.last().kind, Verdict::Kind::kNone);
+}
+
+// A report has room for some thirty links. The slowest are among them, whoever they lead to.
+TEST(Monitor, ReportsTheSlowestOfManyLinks) {
+  constexpr int kMany = 64;
+  for (int slow : {0, 2, 31, 33, 63}) {
+    Reporter reporter(kMany);
+    reporter.monitor()->CollectiveBegins();
+    (void)reporter.EndWindow();
+    auto window = [&](int64_t ns) {
+      for (int p = 0; p < kMany; ++p)
+        if (p != 1) reporter.monitor()->Pulled(p, 1 << 20, p == slow ? ns : 1000000 + p);
+      return reporter.EndWindow();
+    };
+    const std::string usual = window(1000000), late = window(10000000);
+    reporter.monitor()->CollectiveEnds();
+    Listener listener(kMany);
+    for (int again = 0; again < 2; ++again) listener.TellAll(1, late, usual);
+    EXPECT_EQ(listener.last().kind, Verdict::Kind::kLink) << slow;
+    EXPECT_EQ(std::minmax(listener.last().process, listener.last().other), std::minmax(1, slow));
+  }
 }
 
 // A word that lay there while this process was stopped: that time is not the others' doing. Words that are
