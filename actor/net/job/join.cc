@@ -204,6 +204,9 @@ void ProcessJob::Start() {
   // Workers compute on all cores but where processes share them with few.
   if (identity_.locals * 2 > static_cast<int>(std::thread::hardware_concurrency())) network.spin_us = 0;
   network_ = Network::Make(network).release();
+  // Where all are on one host, that regions are exchanged tells everybody that the others' doors are open.
+  const bool shut = network.loopback_only && region_ != nullptr;
+  if (shut) network_->ShutDoors(true);
 
   PeerInfo mine{.process = identity_.process, .host = HostName(), .host_key = HostKey(), .pid = getpid()};
   mine.address = network_->address();
@@ -213,6 +216,7 @@ void ProcessJob::Start() {
       Rendezvous(identity_, mine, {.timeout = options_.start_timeout, .lost_timeout = options_.peer_timeout});
   CheckTable();
   others_.resize(peers_.size());
+  if (shut) network_->ShutDoors(false);
   if (region_) region_->Exchange(identity_.process, peers_, options_.start_timeout);
   MakeParts();
   network_->Connect(identity_.process, peers_);

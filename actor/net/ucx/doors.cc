@@ -26,6 +26,17 @@ bool Listens(int fd, ListeningSocket* found) {
   return true;
 }
 
+// False when it failed for one that is still open.
+bool Set(const std::vector<ListeningSocket>& doors, int option, const sock_fprog& program) {
+  bool all = true;
+  for (const ListeningSocket& door : doors) {
+    ListeningSocket now;
+    if (!Listens(door.fd, &now) || !(now == door)) continue;
+    all = setsockopt(door.fd, SOL_SOCKET, option, &program, sizeof program) == 0 && all;
+  }
+  return all;
+}
+
 }  // namespace
 
 std::vector<ListeningSocket> ListeningSockets() {
@@ -43,14 +54,9 @@ bool CloseDoors(const std::vector<ListeningSocket>& doors) {
   // A filter that lets no byte pass. Closing, or listening no more, would be an event that UCX does not
   // expect.
   sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
-  const sock_fprog program = {1, nothing};
-  bool all = true;
-  for (const ListeningSocket& door : doors) {
-    ListeningSocket now;
-    if (!Listens(door.fd, &now) || !(now == door)) continue;
-    all = setsockopt(door.fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0 && all;
-  }
-  return all;
+  return Set(doors, SO_ATTACH_FILTER, {1, nothing});
 }
+
+bool OpenDoors(const std::vector<ListeningSocket>& doors) { return Set(doors, SO_DETACH_FILTER, {}); }
 
 }  // namespace oneflow_like

@@ -208,7 +208,7 @@ void UcxNetwork::CloseDoors() {
   });
   if (!connected) return;
   doors_open_ = false;
-  worker_->TakeNoMoreConnections();
+  worker_->ShutDoors(true);
 }
 
 void UcxNetwork::Beats() {

@@ -80,7 +80,9 @@ class Network {
 
   virtual std::string address() const = 0;  // what peers connect to
 
-  // Before Connect.
+  // Before Connect. While the doors are shut no peer can connect either; it tries again after a second. They
+  // are open at first, and shut for good when all connections are made.
+  virtual void ShutDoors(bool) {}
   virtual void SetChannel(int id, Channel* channel) = 0;
   // The network's thread: looks at it from here on, and keeps it until the network ends. REQUIRES: polls().
   virtual void AddPoller(std::shared_ptr<Poller>) {}

@@ -83,6 +83,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
 
   std::string address() const override { return worker_->address(); }
   void SetChannel(int id, Channel* channel) override { channels_.at(id) = channel; }
+  void ShutDoors(bool shut) override { worker_->ShutDoors(shut); }
   void SetFailureListener(std::function<void(const Failure&)> listener) override {
     listener_ = std::move(listener);
   }

@@ -176,9 +176,10 @@ void UcxWorker::Open(const NetworkOptions& options) {
   ucp_worker_release_address(worker_, attributes.address);
 }
 
-void UcxWorker::TakeNoMoreConnections() {
-  LOG_IF(WARNING, !CloseDoors(doors_))
-      << "the ports at which UCX listens stay open: " << std::strerror(errno);
+void UcxWorker::ShutDoors(bool shut) {
+  const bool done = shut ? CloseDoors(doors_) : OpenDoors(doors_);
+  LOG_IF(WARNING, !done) << "the ports at which UCX listens stay " << (shut ? "open" : "shut") << ": "
+                         << std::strerror(errno);
 }
 
 void UcxWorker::Close() {

@@ -24,7 +24,7 @@ class UcxWorker {
   const std::string& address() const { return address_; }
   size_t max_header() const { return max_header_; }  // of an active message
   // No connection can be made to this worker any more.
-  void TakeNoMoreConnections();
+  void ShutDoors(bool shut);
 
  private:
   void Open(const NetworkOptions& options);

@@ -1,5 +1,5 @@
-// Strangers at the ports of a running job: once its processes are connected nobody else gets through, and the
-// job goes on.
+// Strangers at the ports of a job: nobody gets through before its processes connect, on one host, nor once
+// they are connected; and the job goes on.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,6 +26,13 @@ bool GetsThrough(int port) {
   return through;
 }
 
+std::vector<int> PortsOf(pid_t pid) {
+  std::vector<int> ports;
+  for (const std::string& address : ListeningAddresses(pid))
+    ports.push_back(std::stoi(address.substr(address.find(':') + 1), nullptr, 16));
+  return ports;
+}
+
 TEST(Strangers, FindNoOpenPortOfARunningJob) {
   for (const char* shared_memory : {"--shared_memory=true", "--shared_memory=false"}) {
     for (int processes : {2, 3}) {
@@ -43,8 +50,7 @@ TEST(Strangers, FindNoOpenPortOfARunningJob) {
       ASSERT_GE(steps(), 2) << job.Said();
       std::vector<int> ports;
       for (int p = 0; p < processes; ++p)
-        for (const std::string& address : ListeningAddresses(job[p].pid()))
-          ports.push_back(std::stoi(address.substr(address.find(':') + 1), nullptr, 16));
+        for (int port : PortsOf(job[p].pid())) ports.push_back(port);
       ASSERT_GE(ports.size(), static_cast<size_t>(processes));
       // Doors close when all have heard of all, a little after the first steps.
       for (int port : ports) {
@@ -58,6 +64,31 @@ TEST(Strangers, FindNoOpenPortOfARunningJob) {
       for (int p = 0; p < processes; ++p) EXPECT_FALSE(job[p].Ended()) << job.Said();
     }
   }
+}
+
+// Process 0 of one host, while it waits for process 1: its UCX takes no connection.
+TEST(Strangers, FindNoOpenPortWhileAProcessIsAwaited) {
+  TestFolder folder("strangers_test");
+  const int port = FreePort();
+  Command command{.program = std::string(OFL_BINARY_DIR) + "/tests/fault_program",
+                  .flags = {"--mesh=cpu:dp=2", "--start_timeout=60"},
+                  .variables = {{"RANK", "0"},
+                                {"WORLD_SIZE", "2"},
+                                {"LOCAL_RANK", "0"},
+                                {"LOCAL_WORLD_SIZE", "2"},
+                                {"MASTER_ADDR", "127.0.0.1"},
+                                {"MASTER_PORT", std::to_string(port)}},
+                  .output = folder / "alone"};
+  Process process(command);
+  const double end = Seconds() + 60;
+  std::vector<int> ports;
+  while (std::find(ports.begin(), ports.end(), port) == ports.end() && Seconds() < end) {
+    Sleep(0.01);
+    ports = PortsOf(process.pid());
+  }
+  ASSERT_GE(ports.size(), 2u) << process.err();
+  for (int other : ports) EXPECT_EQ(GetsThrough(other), other == port);
+  EXPECT_FALSE(process.Ended()) << process.err();
 }
 
 }  // namespace
