@@ -4,18 +4,14 @@
 
 #include <glog/logging.h>
 #include <omp.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
-#include <cstdlib>
-#include <future>
-#include <mutex>
-#include <thread>
+#include <cstdint>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
+
+#include "core/spinning.h"
 
 namespace oneflow_like {
 namespace {
@@ -31,36 +27,13 @@ void FlushDenormalsOfThisThread() {
 #endif
 }
 
-// Between two loops the threads of a team spin. GNU's library lets them for about 15 ms, longer than a turn
-// of the system's scheduler: a program that shares its cores with others then waits for threads that do
-// nothing (a step on two kernel threads took up to 7 times as long). While it manages more threads than there
-// are cores, it lets them spin a three-hundredth of that, which still covers the gap from one kernel to the
-// next. Its own setting for this is read before main() begins, and users of the library have no main() of
-// ours. So a team of one thread more than there are cores sleeps here from the first loop on. What the user
-// sets in the environment counts.
-void SpinBriefly() {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-  std::promise<void> there;
-  std::thread([&there] {
-    sigset_t all;  // handlers of the user's run elsewhere; the team inherits it
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, nullptr);
-#pragma omp parallel num_threads(omp_get_num_procs() + 1)
-    asm volatile("");  // the compiler drops a region that is empty
-    there.set_value();
-    for (;;) pause();
-  }).detach();
-  there.get_future().wait();
-}
-
 }  // namespace
 
 int ParallelThreads() { return omp_get_max_threads(); }
 
 void SetParallelThreads(int threads) {
   CHECK_GE(threads, 1);
-  static std::once_flag once;
-  if (threads > 1) std::call_once(once, SpinBriefly);
+  if (threads > 1) WatchSpinning();
   omp_set_dynamic(0);
   omp_set_num_threads(threads);
   // The environment may allow fewer (OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS). The matmul library divides its

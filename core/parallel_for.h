@@ -22,8 +22,7 @@ void ParallelFor(int64_t n, int64_t grain, F&& f) {
 
 int ParallelThreads();  // team size of the calling thread
 // For the calling thread; >= 1. The team has fewer where the environment allows no more (OMP_THREAD_LIMIT).
-// From the first team of several threads on, those of all teams that wait for work spin a moment only before
-// they sleep, unless OMP_WAIT_POLICY or GOMP_SPINCOUNT says otherwise.
+// How long threads spin between loops is core/spinning.h's matter.
 void SetParallelThreads(int threads);
 
 // Flushes denormals to zero on the calling thread and its team: a denormal costs a hundred times a normal

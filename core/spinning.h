@@ -1,0 +1,11 @@
+// How long the threads of OpenMP's teams spin while they wait for the next loop.
+#pragma once
+
+namespace oneflow_like {
+
+// From the first call on, for the rest of the process: teams spin long (GNU's default, about 15 ms) while this
+// process gets the cores that it wants, and a moment only while it has to share them. What the user sets by
+// OMP_WAIT_POLICY or GOMP_SPINCOUNT stands instead. Any thread.
+void WatchSpinning();
+
+}  // namespace oneflow_like
