@@ -52,6 +52,11 @@ class LateBackend final : public Backend {
                                                     const std::vector<int>& members,
                                                     const std::vector<Device*>& devices) override;
   int connected() const { return connected_; }
+  // What members of groups were asked for.
+  struct Asked {
+    std::atomic<int> calls{0}, aborts{0};
+  };
+  const Asked& asked() const { return *asked_; }
 
  private:
   const std::string kind_ = "cuda";
@@ -61,6 +66,7 @@ class LateBackend final : public Backend {
   const bool groups_;
   KernelRegistry cpu_;
   std::atomic<int> next_group_{0}, connected_{0};
+  const std::shared_ptr<Asked> asked_ = std::make_shared<Asked>();
 };
 
 // --- The library for groups: the members' tasks meet in their streams' threads.
@@ -108,7 +114,8 @@ struct LateMeeting {
 
 class LateGroupMember final : public GroupMember {
  public:
-  LateGroupMember(std::shared_ptr<LateMeeting> meeting, int me) : meeting_(std::move(meeting)), me_(me) {}
+  LateGroupMember(std::shared_ptr<LateMeeting> meeting, int me, std::shared_ptr<LateBackend::Asked> asked)
+      : meeting_(std::move(meeting)), me_(me), asked_(std::move(asked)) {}
 
   Status AllReduce(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
                    int64_t count) override {
@@ -163,11 +170,15 @@ class LateGroupMember final : public GroupMember {
         },
         [] {});
   }
-  void Abort() override { meeting_->Abort(); }
+  void Abort() override {
+    ++asked_->aborts;
+    meeting_->Abort();
+  }
 
  private:
   Status Enqueue(DeviceStream* stream, const void* from, std::vector<Transfer> transfers,
                  std::function<void()> read, std::function<void()> write) {
+    ++asked_->calls;
     static_cast<LateStream*>(stream)->Enqueue([=, this] {
       meeting_->Meet(me_, from, transfers, read);
       if (!results_.empty()) write();
@@ -189,6 +200,7 @@ class LateGroupMember final : public GroupMember {
 
   const std::shared_ptr<LateMeeting> meeting_;
   const int me_;
+  const std::shared_ptr<LateBackend::Asked> asked_;
   std::vector<std::vector<char>> results_;
 };
 
@@ -201,7 +213,7 @@ inline std::vector<std::unique_ptr<GroupMember>> LateBackend::Connect(const std:
   meeting->from.resize(group.ranks.size());
   meeting->transfers.resize(group.ranks.size());
   std::vector<std::unique_ptr<GroupMember>> ends;
-  for (int m : members) ends.push_back(std::make_unique<LateGroupMember>(meeting, m));
+  for (int m : members) ends.push_back(std::make_unique<LateGroupMember>(meeting, m, asked_));
   ++connected_;
   return ends;
 }

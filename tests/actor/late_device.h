@@ -153,13 +153,15 @@ class LateStream final : public DeviceStream {
 
 class LateDevice final : public Device {
  public:
-  // AllocateHost takes from `shared` when given.
-  LateDevice(int rank, std::string hardware, uint64_t seed, int delay_us, MemorySource* shared = nullptr)
+  // AllocateHost takes from `shared` when given. `alone`: it reads no other device's memory.
+  LateDevice(int rank, std::string hardware, uint64_t seed, int delay_us, MemorySource* shared = nullptr,
+             bool alone = false)
       : host_(MakeHostDevice(rank)),
         shared_(MakeHostDevice(rank, shared)),
         hardware_(std::move(hardware)),
         seed_(seed),
-        delay_us_(delay_us) {}
+        delay_us_(delay_us),
+        alone_(alone) {}
   const std::string& kind() const override { return kind_; }
   int index() const override { return host_->index(); }
   std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override {
@@ -174,13 +176,16 @@ class LateDevice final : public Device {
     return std::make_unique<LateStream>(seed_++, delay_us_);
   }
   std::string hardware() const override { return hardware_; }
-  bool Reaches(const Device& other) const override { return other.kind() == kind_; }
+  bool Reaches(const Device& other) const override {
+    return other.kind() == kind_ && (!alone_ || other.hardware() == hardware_);
+  }
 
  private:
   std::unique_ptr<Device> host_, shared_;
   const std::string kind_ = "cuda", hardware_;
   uint64_t seed_;
   const int delay_us_;
+  const bool alone_;
 };
 
 }  // namespace oneflow_like

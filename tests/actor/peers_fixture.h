@@ -22,7 +22,7 @@ namespace oneflow_like {
 // Carries what processes tell one another, in order, on one thread.
 class Wire {
  public:
-  explicit Wire(int processes) : listeners_(processes), thread_([this] { Carry(); }) {}
+  explicit Wire(int processes) : cancels(processes), listeners_(processes), thread_([this] { Carry(); }) {}
   ~Wire() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -34,7 +34,8 @@ class Wire {
   }
 
   int processes() const { return static_cast<int>(listeners_.size()); }
-  std::atomic<int64_t> output_bytes{0};  // that processes have sent to all others
+  std::atomic<int64_t> output_bytes{0};   // that processes have sent to all others
+  std::vector<std::atomic<int>> cancels;  // by process: how often its collectives were told
   // What is told before the listener is there is lost: plans are loaded everywhere before the first step.
   void Connect(int process, const std::string& plan, PeerListener* listener) {
     std::lock_guard<std::mutex> lock(telling_);
@@ -144,6 +145,7 @@ class TestLink final : public PeerLink, public Collectives {
   void CheckComplete() override {
     if (loaded_) loaded_();
   }
+  void Cancel() override { ++wire_->cancels[process_]; }
 
  private:
   void ToOthers(const std::function<void(PeerListener*)>& what) {

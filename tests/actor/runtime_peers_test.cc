@@ -308,6 +308,15 @@ TEST_F(RuntimePeersTest, AFailureElsewhereStopsAnActBeforeItsNextKernel) {
   EXPECT_EQ(runs_behind_gate, 0);
 }
 
+// Devices would wait for ever for those who do not come any more.
+TEST_F(RuntimePeersTest, ClosingCancelsTheCollectives) {
+  Start(EchoPlans(1));
+  EXPECT_EQ(wire_.cancels[0], 0);
+  runtime(0).Close();
+  EXPECT_EQ(wire_.cancels[0], 1);
+  EXPECT_EQ(wire_.cancels[1], 0);
+}
+
 // What a process says it waits for when somebody is lost.
 TEST_F(RuntimePeersTest, TheAwaitedStepIsTheFirstWhoseOutputsAreNotWhole) {
   Start(EchoPlans(1));

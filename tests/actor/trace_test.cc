@@ -361,6 +361,86 @@ TEST_F(TraceTest, AProfileIsOfItsOwnSteps) {
   EXPECT_LE(kernels, one.wall * one.threads * (1 + 1e-6));
 }
 
+// A step is in one profile, however often profiles are taken before the session is closed and after.
+TEST_F(TraceTest, ProfilesAddUpToAllSteps) {
+  const int kSteps = 4;
+  for (int taken_after : {0, 2, kSteps}) {  // steps; 0: never before closing
+    GptProgram program({.mesh = "cpu:dp=2"});
+    Session train = program.MakeTrain();
+    int64_t steps = 0, warm_up_steps = 0;
+    auto take = [&] {
+      StepProfile profile = train.TakeProfile();
+      steps += profile.steps;
+      warm_up_steps += profile.warm_up_steps;
+      return profile;
+    };
+    for (int step = 1; step <= kSteps; ++step) {
+      train.Run(program.MakeFeeds(step)).Wait();
+      if (step == taken_after) take();
+    }
+    train.Close();
+    take();
+    for (int again = 0; again < 2; ++again) {
+      const StepProfile profile = take();
+      EXPECT_EQ(profile.wall, 0) << "taken before";
+      EXPECT_EQ(SumOf(profile), 0) << "taken before";
+      EXPECT_TRUE(profile.hottest.empty()) << "taken before";
+    }
+    EXPECT_EQ(steps, kSteps - 1) << "taken after " << taken_after;
+    EXPECT_EQ(warm_up_steps, 1) << "taken after " << taken_after;
+  }
+}
+
+// Each run of a kernel reads its operands and writes its results, the pieces that its rank has of them; here
+// all ranks have equal ones. The profile is of all ranks.
+TEST_F(TraceTest, BytesOfAKernelAreReadAndWritten) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2,tp=2", "cpu:tp=2,pp=2"}) {
+    SCOPED_TRACE(mesh);
+    SmallGpt small;
+    small.mesh = mesh;
+    small.micro_batches = 2;
+    small.model_options.trace_file = path_;
+    GptProgram program(small);
+    Session train = program.MakeTrain();
+    const Compiled& compiled = train.impl()->compiled;
+    std::map<std::string, double> of_run;  // by label
+    for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+      const plan::Plan plan = PlanOf(compiled, rank).plan;
+      for (const plan::Actor& a : plan.actor()) {
+        if (a.has_collective()) continue;
+        for (const plan::Kernel& k : a.kernel()) {
+          double bytes = 0;
+          for (const auto* operands : {&k.in(), &k.out()})
+            for (const plan::Operand& o : *operands) {
+              int64_t elements = 1;
+              for (int64_t e : o.box(0).extent()) elements *= e;
+              bytes += static_cast<double>(elements * SizeOf(static_cast<DType>(o.dtype())));
+            }
+          of_run[KernelLabel(a, k)] = bytes;
+        }
+      }
+    }
+    for (int step = 0; step < 3; ++step) train.Run(program.MakeFeeds(step)).Wait();
+    const StepProfile profile = train.TakeProfile();
+    int in_profile = 0, in_trace = 0;
+    for (const KernelProfile& k : profile.hottest) {
+      auto known = of_run.find(k.label);
+      if (known == of_run.end()) continue;
+      ++in_profile;
+      EXPECT_DOUBLE_EQ(k.bytes, known->second * static_cast<double>(k.runs)) << k.label;
+    }
+    EXPECT_GT(in_profile, 0);
+    train.Close();
+    for (const Slice& s : ReadTrace(path_).slices) {
+      auto known = of_run.find(s.name);
+      if (s.flops < 0 || known == of_run.end()) continue;
+      ++in_trace;
+      EXPECT_EQ(s.bytes, known->second) << s.name;
+    }
+    EXPECT_GT(in_trace, 0);
+  }
+}
+
 TEST_F(TraceTest, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
   for (const std::string& path : {folder_ + "/no/such/folder/t.json", folder_, std::string("/dev/full")}) {
     ModelOptions options;

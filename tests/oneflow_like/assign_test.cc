@@ -104,6 +104,54 @@ TEST(Assign, RandomProgramsFollowTheHost) {
   }
 }
 
+// Variables that take one another's old values, in rings of any length and in any order: each is read before
+// it is written.
+TEST(Assign, VariablesTakeOneAnothersOldValues) {
+  std::vector<std::vector<int>> programs;  // by variable the one whose value it takes
+  for (int count = 2; count <= 6; ++count) {
+    std::vector<int> up, down;
+    for (int i = 0; i < count; ++i) {
+      up.push_back((i + 1) % count);
+      down.push_back((i + count - 1) % count);
+    }
+    programs.insert(programs.end(), {up, down});
+  }
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    uint64_t at = 0;
+    auto draw = [&](int n) { return static_cast<int>(RandomBits(seed, 2, at++) % n); };
+    std::vector<int> from(3 + draw(4));
+    const int count = static_cast<int>(from.size());
+    for (int i = 0; i < count; ++i) from[i] = (i + 1 + draw(count - 1)) % count;
+    programs.push_back(from);
+  }
+  for (const std::vector<int>& from : programs)
+    for (const Annotation& cut : {Annotation{}, Annotation{{"dp", S(0)}}}) {
+      std::string text = "each takes the value of";
+      for (int f : from) text += Cat(" v", f);
+      SCOPED_TRACE(text);
+      Model model(FullMesh("cpu:dp=2"));
+      std::vector<Tensor> variables;
+      std::vector<float> values;
+      for (size_t i = 0; i < from.size(); ++i) {
+        values.push_back(static_cast<float>(i));
+        variables.push_back(model.scope().Weight(Cat("v", i), {4}, Full(values[i]), cut));
+      }
+      SessionOptions options;
+      for (size_t i = 0; i < from.size(); ++i)
+        options.also.push_back(assign(variables[i], variables[from[i]]));
+      Session session = Evaluate({}, options);
+      for (int step = 0; step < 3; ++step) {
+        session.Run({}).Wait();
+        const std::vector<float> old = values;
+        for (size_t i = 0; i < from.size(); ++i) {
+          values[i] = old[from[i]];
+          EXPECT_EQ(Numbers(model.Read(Cat("v", i))), std::vector<float>(4, values[i]))
+              << "v" << i << " after step " << step;
+        }
+      }
+    }
+}
+
 // A mean over the batch is that of the whole batch, whatever the micro-batches.
 TEST(Assign, AReducedValueIsThatOfAllMicroBatches) {
   for (const char* mesh : {"cpu:dp=1", "cpu:dp=2"})
@@ -317,6 +365,23 @@ TEST(UsersOptimizer, LionInTwentyLines) {
       EXPECT_NEAR(model.Read("w").as<float>()[i], weight[i], 1e-5) << step;
       EXPECT_NEAR(model.Read("train:lion_m/w").as<float>()[i], moment[i], 1e-5) << step;
     }
+  }
+}
+
+// State alone is no update: the weight that is left out is named.
+TEST(UsersOptimizer, AssignsEveryWeight) {
+  for (const char* left_out : {"v", "w"}) {
+    Model model(FullMesh("cpu:dp=2"));
+    Tensor x = model.Input("x", {4, 3}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor v = model.scope().Weight("v", {3}, Ones()), w = model.scope().Weight("w", {3}, Ones());
+    Optimizer forgetful("forgetful", [&](WeightUpdate& u) {
+      u.Assign(u.State("kept"), u.gradient());
+      if (u.weight().name() != left_out) u.Assign(u.weight(), u.weight() - u.gradient());
+    });
+    const std::string error = ErrorOf([&] { Train(mean(square(x * v * w)), forgetful); });
+    EXPECT_NE(error.find(Cat("optimizer 'forgetful' assigns nothing to weight '", left_out, "'")),
+              std::string::npos)
+        << "of " << left_out << ": " << error;
   }
 }
 

@@ -105,6 +105,39 @@ TEST(Draws, MayBeNamed) {
   ExpectNear(masks(true), masks(false), 1e-3, "a name is all that counts");
 }
 
+// Operators with a name of their own are not counted: put before others, between or behind them, they change
+// nothing of what those draw.
+TEST(Draws, NamedOnesChangeNoneOfTheOthers) {
+  constexpr int kUnnamed = 3;
+  for (bool attends : {false, true}) {
+    auto draw = [&](Tensor x, const std::string& name) {
+      if (!attends) return name.empty() ? dropout(x, .5) : dropout(x, .5, name);
+      Tensor one = reshape(x, {1, kBatch, 2, 4});
+      return attention(one, one, one, {.dropout = .5, .draws = name});
+    };
+    auto unnamed = [&](int named) {  // a bit for each place
+      Model model(FullMesh("cpu:dp=1"));
+      Tensor x = model.Input("x", {kBatch, 8}, DType::kFloat32);
+      std::map<std::string, Tensor> outputs;
+      for (int i = 0; i <= kUnnamed; ++i) {
+        if (named >> i & 1) outputs[Cat("named", i)] = draw(x, Cat("mine", i));
+        if (i < kUnnamed) outputs[Cat("free", i)] = draw(x, "");
+      }
+      Session session = Evaluate(outputs);
+      StepResult result = session.Run({{"x", Floats(1, {kBatch, 8})}});
+      Outputs given;
+      for (int i = 0; i < kUnnamed; ++i) given[Cat("free", i)] = result.Get(Cat("free", i));
+      return given;
+    };
+    const Outputs wanted = unnamed(0);
+    for (int i = 1; i < kUnnamed; ++i)
+      EXPECT_FALSE(SameBytes(wanted.at(Cat("free", i)), wanted.at(Cat("free", i - 1)))) << i;
+    for (int named = 1; named < 2 << kUnnamed; ++named)
+      ExpectNear(unnamed(named), wanted, attends ? 1e-5 : 0,
+                 Cat(attends ? "attention" : "dropout", ", named ones at the places ", named));
+  }
+}
+
 // --- Every random operator of the catalog ---
 
 Outputs DrawsOf(const OpDef& def, const Sample& sample, const std::string& mesh, int micro_batches,

@@ -127,6 +127,92 @@ TEST(DryRun, StagesComputeForPartOfTheStep) {
       << "micro-batches fill the pipeline";
 }
 
+// In the estimated step a boxing takes the time it is priced at, in all its acts together; and a step is no
+// longer than all acts one after another.
+TEST(DryRun, AStepTakesTheTimeOfItsActs) {
+  for (const SmallGpt& given : Programs()) {
+    Session session = GptProgram(given).MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    std::map<int, double> prices;  // by node
+    for (const BoxingPrice& p : PricesOfBoxing(compiled)) prices[p.node] = p.seconds;
+    double all = 0;
+    for (const Segment& s : compiled.logical.segments) {
+      double seconds = s.seconds * (s.per_micro_batch ? compiled.graph.times() : 1);
+      const Node& node = compiled.graph.node(s.nodes[0]);
+      if (IsCollective(node)) {
+        const double price = prices.at(s.nodes[0]);
+        EXPECT_NEAR(seconds, price, 1e-9 * price) << given.str() << ": " << node.name;
+        seconds = price;
+      }
+      all += seconds;
+    }
+    EXPECT_LE(compiled.logical.makespan, all * (1 + 1e-9)) << given.str();
+  }
+}
+
+// A weight that came from another stage counts like one whose pieces came together, in any type. It is the
+// largest thing there, so it is part of the peak.
+TEST(DryRun, AWeightFromAnotherStageIsGathered) {
+  constexpr int64_t kWide = 64;
+  for (int tp : {1, 2})
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      Model model(FullMesh(Cat("cpu:tp=", tp, ",pp=2")));
+      Tensor x = model.Input("x", {2, kWide}, DType::kFloat32);
+      Tensor w = model.scope().Stage("pp", 0).Weight("w", {kWide, kWide}, Normal(1), {{"tp", S(0)}});
+      Tensor h = to_stage(matmul(x, w), "pp", 1);
+      SessionOptions options;
+      options.dtype = dtype;
+      Session session = Evaluate({{"y", matmul(h, to_stage(w, "pp", 1))}}, options);
+      int ranks = 0;
+      for (const RankSummary& s : session.Summaries()) {
+        if (s.stage != "pp=1") continue;
+        ranks += static_cast<int>(s.ranks.size());
+        std::map<std::string, int64_t> purposes(s.purposes.begin(), s.purposes.end());
+        EXPECT_GE(purposes["gathered"], kWide * kWide * SizeOf(dtype) / tp)
+            << "tp=" << tp << " " << Name(dtype) << " rank " << s.rank;
+      }
+      EXPECT_EQ(ranks, tp);
+    }
+}
+
+// On small meshes bytes are counted by routing, on large ones by formula; the micro-batches of a step carry
+// one batch, however many they are.
+TEST(Explain, BytesOfAStepDoNotDependOnMicroBatches) {
+  const Dims shape = {8, 320};
+  for (int devices : {4, 64, 80})
+    for (int micro_batches : {1, 2, 4, 8}) {
+      Model model(Mesh("cpu", {{"tp", devices}}));
+      Tensor x = model.Input("x", shape, DType::kFloat32, {{"tp", S(1)}});
+      SessionOptions options;
+      options.micro_batches = micro_batches;
+      Session session = Evaluate({{"y", annotate(x, {{"tp", B()}})}}, options);
+      double bytes = 0;
+      for (const BoxingPrice& p : PricesOfBoxing(session.impl()->compiled)) bytes += p.bytes;
+      const double wanted = 4.0 * static_cast<double>(shape.elements()) * (devices - 1);
+      EXPECT_NEAR(bytes, wanted, 1e-6 * wanted)
+          << devices << " devices, " << micro_batches << " micro-batches";
+    }
+}
+
+// ZeRO cuts weights over dp, which no annotation does: nobody is told that their annotation is to blame.
+TEST(Explain, WhatZeroGathersIsNotBlamedOnAnnotations) {
+  for (const char* mesh : {"cpu:dp=4", "cpu:dp=2,tp=2"})
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      GptProgram program({.mesh = mesh, .zero_axis = "dp", .dtype = dtype});
+      Session session = program.MakeTrain();
+      const Compiled& compiled = session.impl()->compiled;
+      int gathers = 0;
+      for (const BoxingPrice& p : PricesOfBoxing(compiled)) {
+        EXPECT_EQ(p.gathered.find(" over dp"), std::string::npos) << mesh << ": " << p.gathered;
+        gathers += compiled.graph.producer(compiled.graph.node(p.node).in[0]).kind == NodeKind::kVariable;
+      }
+      if (dtype == DType::kFloat32) {
+        EXPECT_GT(gathers, 0) << mesh;
+      }
+      EXPECT_EQ(session.SummaryText().find(" over dp,"), std::string::npos) << session.SummaryText();
+    }
+}
+
 TEST(Explain, AWeightThatHasToBeGatheredIsNamed) {
   Model model(FullMesh("cpu:tp=2"));
   Tensor x = model.Input("x", {64, 32}, DType::kFloat32);

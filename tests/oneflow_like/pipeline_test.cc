@@ -9,6 +9,7 @@
 
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/session_impl.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
@@ -144,6 +145,30 @@ TEST(PipelineTest, GPipeRunsAllForwardsFirst) {
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(pipeline.Order(i), "F0 F1 F2 F3 F4 B0 B1 B2 B3 B4") << "stage " << i;
     EXPECT_EQ(pipeline.Stash(i), 5) << "stage " << i;
+  }
+}
+
+// A stage that would idle in a training, whichever it is, is an Error that names it; an evaluation may use a
+// part of the mesh.
+TEST(PipelineTest, ATrainingHasWorkForEveryStage) {
+  constexpr int kStages = 3;
+  for (int used = 1; used < 1 << kStages; ++used) {
+    SCOPED_TRACE("stages used, a bit each: " + std::to_string(used));
+    Model model(Mesh("cpu", {{"pp", kStages}}));
+    Tensor h = model.Input("x", {4, 4}, DType::kFloat32);
+    int idle = -1;  // the first
+    for (int i = 0; i < kStages; ++i) {
+      if (used >> i & 1)
+        h = mul(to_stage(h, "pp", i),
+                model.scope().Stage("pp", i).Weight("w" + std::to_string(i), {4}, Ones()));
+      else if (idle < 0)
+        idle = i;
+    }
+    EXPECT_EQ(ErrorOf([&] { Evaluate({{"h", h}}); }), "");
+    const std::string error = ErrorOf([&] { Train(mean(h), Sgd{}); });
+    const std::string wanted = idle < 0 ? "" : "stage pp=" + std::to_string(idle) + " has no work";
+    EXPECT_NE(error.find(wanted), std::string::npos) << error << "\n  wanted: " << wanted;
+    EXPECT_EQ(error.empty(), wanted.empty()) << error;
   }
 }
 

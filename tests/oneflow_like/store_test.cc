@@ -350,6 +350,26 @@ TEST(Variables, OfEveryLayoutAreMovedPieceByPiece) {
   }
 }
 
+// ZeRO cuts along the longest axis that no annotation cuts: one that keeps a weight whole takes none.
+TEST(Variables, ZeroCutsTheLongestFreeAxis) {
+  struct Case {
+    Dims shape;
+    Annotation sbp;
+    int64_t elements;  // of a rank's piece
+  };
+  for (const Case& c :
+       {Case{{64, 3}, {}, 32 * 3}, Case{{64, 3}, {{"tp", B()}}, 32 * 3}, Case{{3, 64}, {{"tp", B()}}, 3 * 32},
+        Case{{256}, {{"tp", B()}}, 128}, Case{{256}, {{"tp", S(0)}}, 128},
+        Case{{4, 6, 64}, {{"tp", S(2)}}, 4 * 3 * 32}, Case{{64, 6, 4}, {{"tp", B()}}, 32 * 6 * 4}}) {
+    Model model(FullMesh("cpu:dp=2,tp=2"), {.zero = {"dp"}});
+    Tensor x = model.Input("x", c.shape, DType::kFloat32);
+    Session train = Train(mean(square(x * model.scope().Weight("w", c.shape, Ones(), c.sbp))), AdamW{});
+    for (const RankSummary& s : train.Summaries())  // the weight, two like it, and the number of updates
+      EXPECT_EQ(s.persistent_bytes, 3 * 4 * c.elements + 64)
+          << c.shape.str() << " " << (c.sbp.empty() ? "" : c.sbp[0].second.str()) << " on rank " << s.rank;
+  }
+}
+
 // What some process has not is sent once, by one that has it; nothing of it goes with the texts of process 0.
 TEST(Variables, ProcessesSendOnlyWhatOthersLack) {
   struct Case {

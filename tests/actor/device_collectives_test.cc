@@ -1,0 +1,183 @@
+// Collectives of devices, member by member: what is enqueued, who is told, and what closing waits for. The
+// devices are threads (asynchronous_backend.h).
+#include "actor/device_collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <vector>
+
+#include "actor/peer_steps.h"
+#include "actor/step.h"
+#include "core/plan_values.h"
+#include "tests/actor/asynchronous_backend.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr int64_t kWidth = 8;
+
+// What is posted is handled at once, where it is posted.
+class AtOnce final : public Worker {
+ public:
+  void Post(Message* message) override { message->Receive(); }
+  void Tell(const Receiver*, Receiver*, int, bool) override {}
+  void Ready(Runnable*, bool) override {}
+  void Forget(Runnable*) override {}
+};
+
+struct Told final : CollectiveListener {
+  std::atomic<int> done{0}, failed{0};
+  void CollectiveWorked(int64_t, int64_t) override {}
+  void CollectiveDone(bool ok) override { ++(ok ? done : failed); }
+};
+
+// The host's side, which counts those who come.
+class HostSide final : public Collectives {
+ public:
+  std::atomic<int> joined{0}, arrived{0};
+  std::unique_ptr<CollectiveMember> Join(const CollectiveSpec&, const plan::Collective&) override {
+    ++joined;
+    auto member = std::make_unique<Member>();
+    member->host = this;
+    return member;
+  }
+  void CheckComplete() override {}
+
+ private:
+  struct Member final : CollectiveMember {
+    HostSide* host;
+    void Arrive(void*, void*, int, bool) override { ++host->arrived; }
+  };
+};
+
+// One sum over two ranks, each on a device of its own.
+class SumOfTwo {
+ public:
+  SumOfTwo(bool groups, bool alone) : backend_(2, 1, 0, groups) {
+    DeviceCollectivesOptions options;
+    options.plan = "sum";
+    options.backend = &backend_;
+    options.host = &host;
+    for (int rank = 0; rank < 2; ++rank) {
+      devices_.push_back(std::make_unique<LateDevice>(rank, Cat("late", rank), 1 + rank, 0, nullptr, alone));
+      streams.push_back(devices_[rank]->MakeStream("link"));
+      options.ranks.push_back(rank);
+      options.devices.push_back(devices_[rank].get());
+    }
+    all = MakeDeviceCollectives(options);
+    for (int rank = 0; rank < 2; ++rank) {
+      plan::Collective& c = plans_[rank];
+      c.set_algorithm("all_reduce");
+      c.set_reduce("sum");
+      c.set_me(rank);
+      const Box whole = Box::Whole(Dims{kWidth});
+      for (int member = 0; member < 2; ++member) {
+        c.add_rank(member);
+        plan::Piece* piece = c.add_piece();
+        Set(whole, piece->add_in());
+        Set(whole, piece->add_out());
+      }
+      plan::Region* region = c.add_work()->add_region();
+      if (rank == 0) {
+        Set(whole, region->mutable_box());
+        for (int member = 0; member < 2; ++member) {
+          region->add_source(member);
+          region->add_dest(member);
+        }
+      }
+      CollectiveSpec spec;
+      spec.plan = "sum";
+      spec.actor = Cat("sum of rank ", rank);
+      spec.worker = &worker_;
+      spec.device = devices_[rank].get();
+      spec.stream = streams[rank].get();
+      spec.listener = &told[rank];
+      members.push_back(all->Join(spec, c));
+    }
+  }
+  void Arrive(int rank, bool ok) { members[rank]->Arrive(data_[rank], data_[rank], 0, ok); }
+  const LateBackend::Asked& asked() const { return backend_.asked(); }
+
+ private:
+  LateBackend backend_;
+  AtOnce worker_;
+  plan::Collective plans_[2];
+  float data_[2][kWidth] = {};
+  std::vector<std::unique_ptr<Device>> devices_;
+
+ public:
+  HostSide host;
+  Told told[2];
+  std::unique_ptr<Collectives> all;
+  std::vector<std::unique_ptr<CollectiveMember>> members;
+  std::vector<std::unique_ptr<DeviceStream>> streams;  // they end first
+};
+
+TEST(DeviceCollectives, GoTheWayThatTheDevicesHave) {
+  SumOfTwo library(true, false);
+  library.all->CheckComplete();
+  EXPECT_EQ(library.host.joined, 0);
+  SumOfTwo in_reach(false, false);
+  EXPECT_EQ(in_reach.host.joined, 0);
+  in_reach.Arrive(0, true);
+  in_reach.Arrive(1, true);
+  EXPECT_EQ(in_reach.told[0].done + in_reach.told[1].done, 2);
+  SumOfTwo apart(false, true);
+  EXPECT_EQ(apart.host.joined, 2) << "neither reads the other's memory";
+}
+
+// The others have enqueued their parts, and would wait for ever.
+TEST(DeviceCollectives, AMemberThatFailsTakesItsPartInTheLibrarysCall) {
+  SumOfTwo sum(true, false);
+  sum.all->CheckComplete();
+  sum.Arrive(0, false);
+  sum.Arrive(1, true);
+  EXPECT_EQ(sum.asked().calls, 2);
+  EXPECT_EQ(sum.told[0].failed, 1);
+  sum.all->Cancel();  // where one is missing, the other's stream does not end
+}
+
+TEST(DeviceCollectives, CancelEndsGroupsAlsoThoseConnectedLater) {
+  for (bool connected_before : {true, false}) {
+    SumOfTwo sum(true, false);
+    if (connected_before) sum.all->CheckComplete();
+    sum.all->Cancel();
+    if (!connected_before) sum.all->CheckComplete();
+    EXPECT_EQ(sum.asked().aborts, 2);
+    sum.Arrive(0, true);  // what arrives now waits for nobody
+  }
+}
+
+TEST(DeviceCollectives, AreCancelledAfterAFailureElsewhere) {
+  SumOfTwo sum(true, false);
+  sum.all->CheckComplete();
+  RunState run;
+  PeerSteps steps(&run);
+  steps.SetCollectives(sum.all.get());
+  steps.PeersFailed("rank 2 (host b, pid 17) is lost");
+  EXPECT_EQ(sum.asked().aborts, 2);
+}
+
+// What a device has still to say would find its member gone.
+TEST(DeviceCollectives, QuiesceWaitsForTheDevicesWords) {
+  SumOfTwo sum(false, true);
+  std::promise<void> gate;
+  std::shared_future<void> open = gate.get_future().share();
+  static_cast<LateStream*>(sum.streams[0].get())->Enqueue([open] {
+    open.wait();
+    return Status();
+  });
+  sum.Arrive(0, true);
+  std::future<int> quiet = std::async(std::launch::async, [&] {
+    sum.all->Quiesce();
+    return sum.host.arrived.load();
+  });
+  EXPECT_EQ(quiet.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  gate.set_value();
+  EXPECT_EQ(quiet.get(), 1);
+}
+
+}  // namespace
+}  // namespace oneflow_like
