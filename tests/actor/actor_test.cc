@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <limits>
 #include <new>
 #include <random>
 
@@ -29,6 +30,32 @@ __attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::
 
 namespace oneflow_like {
 namespace {
+
+// As the network's thread does: a sum must not depend on who makes it.
+TEST(ThreadExecutor, ItsWorkersTakeDenormalsForZero) {
+  struct Divide : Message {
+    std::atomic<int>*kept, *ran;
+    void Receive() override {
+      volatile float tiny = std::numeric_limits<float>::min();
+      volatile float less = tiny * 0.25f;
+      *kept += less != 0.0f;
+      ++*ran;
+    }
+  };
+  for (int kernel_threads : {1, 2}) {
+    auto executor = MakeThreadExecutor(3, kernel_threads);
+    std::atomic<int> kept{0}, ran{0};
+    Divide divide[3];
+    for (int i = 0; i < 3; ++i) {
+      divide[i].kept = &kept;
+      divide[i].ran = &ran;
+      executor->worker(i)->Post(&divide[i]);
+    }
+    executor->Fence();
+    EXPECT_EQ(ran, 3);
+    EXPECT_EQ(kept, 0) << kernel_threads << " threads for a kernel";
+  }
+}
 
 struct Setup {
   int world, times, threads, in_flight;

@@ -3,6 +3,7 @@
 // wrong loss.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -11,6 +12,7 @@
 #include "actor/device_collectives.h"
 #include "oneflow_like/oneflow_like.h"
 #include "tests/actor/asynchronous_backend.h"
+#include "tests/actor/plan_builder.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"
 
@@ -90,6 +92,34 @@ TEST(AsynchronousDeviceTest, OneLossCurveWithALibraryForGroups) {
     zero.zero_axis = "dp";
     ExpectCurve(zero, seed);
   }
+}
+
+// Rows of one member become columns of another: what goes out is no run of its piece, and is packed. Of
+// micro-batches that are cut unevenly any may be the largest.
+TEST(LibraryCollectives, PackingHasRoomForEveryMicroBatch) {
+  constexpr int64_t kMembers = 2, kColumns = 8;
+  std::vector<int64_t> rows = {4, 6, 8};
+  do {
+    plan::Collective collective;
+    collective.set_algorithm("all_to_all");
+    for (size_t act = 0; act < rows.size(); ++act) collective.add_work();
+    for (int64_t m = 0; m < kMembers; ++m) {
+      collective.add_rank(static_cast<int>(m));
+      plan::Piece* piece = collective.add_piece();
+      for (int64_t r : rows) {
+        const int64_t own = r / kMembers, columns = kColumns / kMembers;
+        SetBox(piece->add_in(), {{m * own, 0}, {own, kColumns}});
+        SetBox(piece->add_out(), {{0, m * columns}, {r, columns}});
+      }
+    }
+    const LibraryWork work = ChooseLibraryWork(collective);
+    EXPECT_EQ(work.kind, LibraryWork::Kind::kCopies);
+    for (int me = 0; me < kMembers; ++me) {
+      collective.set_me(me);
+      EXPECT_EQ(PackedElements(collective, work), 8 / kMembers * kColumns / kMembers)
+          << "rows " << rows[0] << ", " << rows[1] << ", " << rows[2] << " on member " << me;
+    }
+  } while (std::next_permutation(rows.begin(), rows.end()));
 }
 
 TEST(AsynchronousDeviceTest, StagesOnTheHostAndOnDevicesInOneJob) {

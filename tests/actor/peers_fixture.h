@@ -78,10 +78,21 @@ class Wire {
   // A lock, since processes load on threads of their own.
   std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec, const plan::Collective& collective) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return meeting_point_->Join(spec, collective);
+    return std::make_unique<Member>(this, meeting_point_->Join(spec, collective));
   }
+  std::atomic<int64_t> arrived{0};  // members at their collectives, in all acts
 
  private:
+  struct Member final : CollectiveMember {
+    Member(Wire* wire, std::unique_ptr<CollectiveMember> end) : wire(wire), end(std::move(end)) {}
+    void Arrive(void* in, void* out, int micro_batch, bool ok) override {
+      end->Arrive(in, out, micro_batch, ok);
+      ++wire->arrived;
+    }
+    Wire* const wire;
+    const std::unique_ptr<CollectiveMember> end;
+  };
+
   void Carry() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {

@@ -290,6 +290,17 @@ TEST_F(RuntimePeersTest, AStepThatFailedElsewhereFailsThoughItsOutputsAreWhole) 
   EXPECT_THROW(runtime(0).Launch(TrainFeeds(kWorld, 1, 1)), Error);
 }
 
+// All that is left of the step is a collective, whose other members never come: nothing acts any more that
+// would look for a failure.
+TEST_F(RuntimePeersTest, AStepInACollectiveEndsWithTheLossOfAPeerWhenItIsClosed) {
+  Start(EchoPlansWithAFailure(), GateRegistry());
+  StepHandle step = runtime(0).Launch(TrainFeeds(kWorld, 1, 0));
+  while (wire_.arrived < kRanksEach) std::this_thread::yield();
+  wire_.Fail("echo", "rank 2 (host b, pid 17) is lost");
+  runtime(0).Close();
+  EXPECT_EQ(step.Wait().message(), "rank 2 (host b, pid 17) is lost");
+}
+
 TEST_F(RuntimePeersTest, AFailureElsewhereStopsAnActBeforeItsNextKernel) {
   const std::vector<plan::Plan> plans = EchoPlansAndAGate([](PlanBuilder* b, int) {
     for (const char* kernel : {"gate", "behind", "behind", "behind"})

@@ -1,12 +1,16 @@
 // The vocabulary: types, boxes, attributes, random numbers, parallel loops, moving boxes, kernels, host
-// memory.
+// memory, files to write to.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <new>
@@ -18,11 +22,13 @@
 #include "core/device.h"
 #include "core/dims.h"
 #include "core/dtype.h"
+#include "core/file_check.h"
 #include "core/float16.h"
 #include "core/kernel.h"
 #include "core/parallel_for.h"
 #include "core/random.h"
 #include "tests/error_of.h"
+#include "tests/processes.h"
 
 namespace {
 std::atomic<int64_t> new_calls{0};
@@ -528,6 +534,21 @@ TEST(KernelRegistryTest, FallsBackToTheReference) {
             "there is no kernel g (for g.3) for device kind cpu, nor a reference kernel");
 }
 
+// Whose memory the host cannot read.
+TEST(KernelRegistryTest, AReferenceIsNotForOtherDevices) {
+  KernelRegistry registry;
+  registry.Add("f", "reference", Good);
+  KernelSpec spec{.name = "f", .node = "f.3"};
+  spec.line = SourceLine("gpt.cc", 31);
+  EXPECT_NE(registry.Make(spec, "cpu"), nullptr);
+  for (const char* kind : {"cuda", "other"})
+    EXPECT_EQ(ErrorOf([&] {
+                registry.Make(spec, kind);
+              }).find(Cat("there is no kernel f (for f.3) at gpt.cc:31 for device kind ", kind)),
+              0u)
+        << kind;
+}
+
 TEST(HostDeviceTest, CountsWhatItHolds) {
   std::unique_ptr<Device> device = MakeHostDevice(3);
   EXPECT_EQ(device->kind(), "cpu");
@@ -642,6 +663,46 @@ TEST(HostDeviceTest, StreamRunsHereAndNow) {
   bool done = false;
   stream->NotifyWhenDone([&](Status status) { done = status.ok(); });
   EXPECT_TRUE(done);
+}
+
+// A link says from its own folder where it leads.
+TEST(FileCheckTest, LinksLeadToFilesThatAreNotThereYet) {
+  namespace fs = std::filesystem;
+  TestFolder folder("core_test");
+  fs::create_directories(folder / "a/b");
+  fs::create_directories(folder / "c");
+  fs::create_symlink("../../c/new", folder / "a/b/second");
+  const std::string link = folder / "a/link";
+  for (const auto& [target, file] :
+       std::vector<std::pair<std::string, std::string>>{{"new", "a/new"},
+                                                        {"b/new", "a/b/new"},
+                                                        {"../c/new", "c/new"},
+                                                        {folder / "c/new", "c/new"},
+                                                        {"b/second", "c/new"}}) {
+    SCOPED_TRACE(target);
+    fs::create_symlink(target, link);
+    EXPECT_EQ(WhyNotWritable(link), "");
+    EXPECT_FALSE(fs::exists(folder / file)) << "it is only looked at";
+    EXPECT_EQ(FileIdentity(link), FileIdentity(folder / file));
+    fs::remove(link);
+  }
+  fs::create_symlink("none/new", link);
+  EXPECT_EQ(WhyNotWritable(link), std::strerror(ENOENT));
+}
+
+// As mkfifo makes it: who writes waits for who reads.
+TEST(FileCheckTest, APipeMayBeReadLater) {
+  TestFolder folder("core_test");
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(WhyNotWritable(pipe), "") << "nobody reads it yet";
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  EXPECT_EQ(WhyNotWritable(pipe), "");
+  char byte;
+  EXPECT_EQ(read(reader, &byte, 1), 0) << "nothing was written";
+  close(reader);
+  EXPECT_EQ(FileIdentity(pipe), "");
 }
 
 }  // namespace

@@ -42,16 +42,18 @@ class Root {
     Put("/proc/self/mountinfo", "22 1 0:20 / /proc rw - proc proc rw\n30 23 0:26 " + top +
                                     " /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n");
   }
-  void Version1(const std::string& group, const std::string& top = "/") {
-    Put("/proc/self/cgroup", "5:cpu,cpuacct:/elsewhere\n4:memory:" + group + "\n0::/\n");
+  void Version1(const std::string& group, const std::string& top = "/",
+                const std::string& controllers = "memory") {
+    Put("/proc/self/cgroup", "5:cpu,cpuacct:/elsewhere\n4:" + controllers + ":" + group + "\n0::/\n");
     Put("/proc/self/mountinfo",
         "34 31 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n35 31 0:32 " + top +
-            " /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n");
+            " /sys/fs/cgroup/" + controllers + " rw,relatime - cgroup cgroup rw," + controllers + "\n");
   }
+  std::vector<MemoryLimit> All() const { return ReadMemoryLimits(folder_ / ""); }
   // As "source bytes left", in MiB.
   std::map<std::string, std::string> Read() const {
     std::map<std::string, std::string> all;
-    for (const MemoryLimit& l : ReadMemoryLimits(folder_ / ""))
+    for (const MemoryLimit& l : All())
       all[l.source] = std::to_string(l.bytes / kMega) + " " + std::to_string(l.left / kMega);
     return all;
   }
@@ -106,6 +108,17 @@ TEST(MemoryLimits, OfVersion1AreThoseOfAllGroupsAround) {
                               {top + "/slurm/uid_1/memory.limit_in_bytes", "400 150"}}));
 }
 
+// Memory may be controlled together with other things.
+TEST(MemoryLimits, OfVersion1AreThoseOfAnyHierarchyWithMemory) {
+  for (const std::string controllers : {"cpu,memory", "memory,cpu", "cpuset,memory,pids"}) {
+    Root root;
+    root.Version1("/job", "/", controllers);
+    const std::string file = "/sys/fs/cgroup/" + controllers + "/job/memory.limit_in_bytes";
+    root.Put(file, Bytes(400));
+    EXPECT_EQ(root.Read(), Map({kMachine, {file, "400 400"}}));
+  }
+}
+
 // A container sees its own group as the top: with a namespace of groups as "/", without one by the mount.
 TEST(MemoryLimits, OfAContainerAreThoseItSees) {
   for (const auto& [group, top] :
@@ -132,6 +145,18 @@ TEST(MemoryLimits, OfAProcessAreItsAddressSpaceAndData) {
   EXPECT_EQ(root.Read(), Map({kMachine, {"ulimit -v", "400 300"}}));
   root.Limits("unlimited", std::to_string(200 * kMega));
   EXPECT_EQ(root.Read(), Map({kMachine, {"ulimit -d", "200 150"}}));
+}
+
+// What ulimit sets bounds every process by itself.
+TEST(MemoryLimits, AreSharedButThoseOfAProcess) {
+  Root root;
+  root.Version2("/job");
+  root.Put("/sys/fs/cgroup/job/memory.max", Bytes(400));
+  root.Limits(std::to_string(400 * kMega), std::to_string(200 * kMega));
+  const std::vector<MemoryLimit> limits = root.All();
+  EXPECT_EQ(limits.size(), 4u);
+  for (const MemoryLimit& limit : limits)
+    EXPECT_EQ(limit.shared, limit.source.rfind("ulimit", 0) != 0) << limit.source;
 }
 
 // Whatever stands in the files, nothing is thrown and no limit is negative.

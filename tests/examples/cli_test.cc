@@ -456,6 +456,8 @@ TEST_F(ProcessesCliTest, FlagsThatDifferAreNamed) {
               {"option --dry_run: process 0 has true, process 1 has false"});
   ExpectWords(FailTogether("budget", {"", "", "--memory_budget=7"}, {"--mesh=cpu:dp=3"}),
               {"option --memory_budget: process 0 has 0, process 2 has 7"});
+  ExpectWords(FailTogether("patience", {"--peer_timeout=20", "--peer_timeout=30"}, {"--mesh=cpu:dp=2"}),
+              {"option --peer_timeout: process 0 has 20, process 1 has 30"});
 }
 
 TEST_F(ProcessesCliTest, AnErrorThatAllMakeIsPrintedOnce) {

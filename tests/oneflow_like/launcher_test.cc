@@ -1,7 +1,17 @@
-// The flags of every program reach the options that they stand for.
+// The flags of every program reach the options that they stand for; and what a terminal shows.
 #include "oneflow_like/launcher.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/processes.h"
 
 namespace oneflow_like {
 namespace {
@@ -31,6 +41,85 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_FALSE(launcher.dry_run());
   EXPECT_TRUE(launcher.main_process());
   EXPECT_EQ(launcher.mesh({"dp", "tp"}, "cpu:dp=4").str(), Mesh::Parse("cpu:dp=1,tp=2").str());
+}
+
+// What a terminal showed on its line whenever the next character moved to the line's beginning or left it.
+std::vector<std::string> Shown(const std::string& printed) {
+  std::vector<std::string> shown;
+  std::string line;
+  size_t at = 0;
+  for (char c : printed) {
+    if (c != '\r' && c != '\n') {
+      line.resize(std::max(line.size(), at + 1), ' ');
+      line[at++] = c;
+      continue;
+    }
+    shown.push_back(line.substr(0, line.find_last_not_of(' ') + 1));
+    at = 0;
+  }
+  return shown;
+}
+
+// Standard output is a terminal for as long as it lives.
+class Terminal {
+ public:
+  Terminal() : fd_(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
+    if (fd_ < 0 || grantpt(fd_) != 0 || unlockpt(fd_) != 0) return;
+    const int side = open(ptsname(fd_), O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (side < 0) return;
+    termios raw{};  // what is printed comes as it is
+    tcgetattr(side, &raw);
+    cfmakeraw(&raw);
+    tcsetattr(side, TCSANOW, &raw);
+    std::fflush(stdout);
+    before_ = dup(STDOUT_FILENO);
+    dup2(side, STDOUT_FILENO);
+    close(side);
+  }
+  ~Terminal() {
+    if (there()) {
+      std::fflush(stdout);
+      dup2(before_, STDOUT_FILENO);
+      close(before_);
+    }
+    if (fd_ >= 0) close(fd_);
+  }
+  bool there() const { return before_ >= 0; }
+  // All that is printed up to the end of a line.
+  std::string ReadLine() const {
+    std::string line;
+    pollfd wait = {fd_, POLLIN, 0};
+    for (char c = 0; c != '\n' && poll(&wait, 1, 30000) == 1 && read(fd_, &c, 1) == 1;) line += c;
+    return line;
+  }
+
+ private:
+  int fd_, before_ = -1;
+};
+
+TEST(Launcher, AProgressLineLeavesNothingBehind) {
+  const std::vector<std::string> texts = {"step 998 of 1000, loss 3.25", "step 999", "step 1000 of 1000",
+                                          "done"};
+  std::string printed;
+  {
+    Terminal terminal;
+    if (!terminal.there()) GTEST_SKIP() << "no pseudo-terminal";
+    std::string name = "launcher_test";
+    char* pointers[] = {name.data(), nullptr};
+    int argc = 1;
+    char** argv = pointers;
+    Launcher launcher(&argc, &argv, "tests progress");
+    ProgressLine progress(launcher);
+    for (const std::string& text : texts) {
+      progress.Update(text);
+      Sleep(0.2);  // one that comes sooner is left out
+    }
+    progress.End();
+    printed = terminal.ReadLine();
+  }
+  std::vector<std::string> wanted = texts;
+  wanted.insert(wanted.begin(), "");
+  EXPECT_EQ(Shown(printed), wanted);
 }
 
 }  // namespace

@@ -381,6 +381,27 @@ TEST(LossScale, AnOverflowSkipsTheStepAndHalvesTheScale) {
   EXPECT_NE(whole("embedding"), weight);
 }
 
+// From below 1 it would take thousands of steps to come back, and from 0 it never would.
+TEST(LossScale, StopsAt1WhereGradientsStayInfinite) {
+  Model model(Mesh::Parse("cpu:dp=1"));
+  Tensor x = model.Input("x", {4}, DType::kFloat32);
+  TrainOptions options;
+  options.dtype = DType::kFloat16;
+  options.check_finite = false;
+  Session session = Train(mean(x * model.scope().Weight("w", {4}, Ones())), Sgd{.lr = 1}, options);
+  auto numbers = [&](const std::string& name) {
+    HostTensor t = model.Read(name);
+    return std::vector<float>(t.as<float>(), t.as<float>() + t.elements());
+  };
+  const std::vector<float> start = {1, 1, 1, 1}, infinite(4, INFINITY), finite = {4, 8, -4, 0};
+  for (int step = 0; step < 20; ++step) session.Run({{"x", ToHost(infinite, {4})}}).Wait();
+  EXPECT_EQ(numbers("train:loss_scale"), std::vector<float>{1});
+  EXPECT_EQ(numbers("w"), start);
+  session.Run({{"x", ToHost(finite, {4})}}).Wait();
+  EXPECT_EQ(numbers("train:loss_scale"), std::vector<float>{1});
+  EXPECT_EQ(numbers("w"), (std::vector<float>{0, -1, 2, 1}));
+}
+
 TEST(LossScale, DoublesAfterItsIntervalOfFiniteSteps) {
   SmallGpt given;
   given.layers = 1;

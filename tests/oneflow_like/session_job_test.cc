@@ -235,5 +235,45 @@ TEST(SessionJobTest, AProfileOfProcessesAddsUp) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+// Each kernel of the profile has run as often as in one process with all the ranks, on as much.
+TEST(SessionJobTest, AProfileOfProcessesHasTheWorkOfAll) {
+  auto kernels = [](std::shared_ptr<Job> job) {
+    ModelOptions options;
+    options.job = job;
+    options.threads = 1;
+    Model model(FullMesh("cpu:dp=4"), options);
+    Tensor x = model.Input("x", {10, 64}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor w = model.scope().Weight("w", {64, 8}, KaimingNormal());
+    Session session = Train(mean(square(tanh(matmul(x, w)))), Sgd{});
+    for (int step = 0; step < 4; ++step) session.Run({{"x", Floats(1, {10, 64})}}).Wait();
+    std::map<std::string, KernelProfile> by_label;
+    for (const KernelProfile& kernel : session.TakeProfile().hottest) by_label[kernel.label] = kernel;
+    return by_label;
+  };
+  const std::map<std::string, KernelProfile> alone = kernels(nullptr);
+  double flops = 0, bytes = 0;
+  for (const auto& [label, kernel] : alone) flops += kernel.flops, bytes += kernel.bytes;
+  EXPECT_GT(flops, 0);
+  EXPECT_GT(bytes, 0);
+  for (int processes : {2, 4}) {
+    std::vector<std::string> errors = RunProcesses(processes, [&](std::shared_ptr<Job> job) {
+      const std::map<std::string, KernelProfile> here = kernels(job);
+      EXPECT_EQ(here.size(), alone.size());
+      for (const auto& [label, kernel] : alone) {
+        SCOPED_TRACE(Cat(label, " of ", processes, " processes"));
+        if (here.count(label) == 0) {
+          ADD_FAILURE();
+          continue;
+        }
+        EXPECT_EQ(here.at(label).category, kernel.category);
+        EXPECT_EQ(here.at(label).runs, kernel.runs);
+        EXPECT_NEAR(here.at(label).flops, kernel.flops, 1e-9 * kernel.flops);
+        EXPECT_NEAR(here.at(label).bytes, kernel.bytes, 1e-9 * kernel.bytes);
+      }
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like

@@ -84,15 +84,25 @@ class Signalled {
   bool Stopped(bool stopped) {
     return Until([&] {
       const std::vector<pid_t> alive = Alive();
-      return !alive.empty() && std::all_of(alive.begin(), alive.end(), [&](pid_t pid) {
-        const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
-        return (stat.substr(stat.rfind(')') + 2, 1) == "T") == stopped;
-      });
+      return !alive.empty() && AllStopped(alive, stopped);
     });
+  }
+  // Stops the copies, but not their parent, by what nobody can catch.
+  bool StopCopies() {
+    std::vector<pid_t> copies = Alive();
+    std::erase(copies, process_->pid());
+    for (pid_t pid : copies) kill(pid, SIGSTOP);
+    return static_cast<int>(copies.size()) == processes_ && Until([&] { return AllStopped(copies, true); });
   }
   std::string Said() const { return process_->out() + process_->err(); }
 
  private:
+  static bool AllStopped(const std::vector<pid_t>& pids, bool stopped) {
+    return std::all_of(pids.begin(), pids.end(), [&](pid_t pid) {
+      const std::string stat = TextOf("/proc/" + std::to_string(pid) + "/stat");
+      return (stat.substr(stat.rfind(')') + 2, 1) == "T") == stopped;
+    });
+  }
   template <typename F>
   bool Until(F done) {
     const double end = Seconds() + kPatience;
@@ -175,6 +185,20 @@ TEST(Signals, StopAndContinueAllProcesses) {
   }
 }
 
+// Nobody need continue them first.
+TEST(Signals, ThatAskToEndAlsoEndCopiesThatAreStopped) {
+  for (const Name& s : {kEnding[0], kEnding[1], kEnding[2], kEnding[3]}) {
+    SCOPED_TRACE(s.name);
+    Signalled program(2);
+    ASSERT_TRUE(program.Ready()) << program.Said();
+    ASSERT_TRUE(program.StopCopies()) << program.Said();
+    program.process().Signal(s.signal);
+    ASSERT_TRUE(program.Ends());
+    EXPECT_EQ(program.process().code(), 128 + s.signal) << program.Said();
+    EXPECT_TRUE(program.AllGone());
+  }
+}
+
 // As nohup has it.
 TEST(Signals, HangupsIgnoredFromTheBeginningStayIgnored) {
   for (int processes : {1, 2}) {
@@ -223,6 +247,8 @@ TEST(Signals, AreHandledAsOftenAsTheyAreSent) {
 
 int main(int argc, char** argv) {
   if (std::getenv(oneflow_like::kFolder) != nullptr) return oneflow_like::WaitForSignals(argc, argv);
+  // nohup, or a shell that starts tests in the background, has them ignored; programs would inherit that.
+  for (int s : {SIGHUP, SIGINT, SIGQUIT}) std::signal(s, SIG_DFL);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

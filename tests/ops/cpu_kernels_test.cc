@@ -89,6 +89,60 @@ TEST(CpuKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
 
 TEST(CpuKernels, Attention) { Cases().Attention(); }
 
+// Tiles are of 64 queries and keys: last ones of every size, and masks that begin anywhere in a tile.
+TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
+  const Attrs attrs = {{"causal", int64_t{1}}, {"dropout", 0.0}, {"scale", 0.0}, {"key", int64_t{17}}};
+  uint64_t seed = 9000;
+  for (int64_t queries : {1, 2, 3, 63, 64, 65, 66, 67})
+    for (int64_t more : {0, 1, 2, 61, 62, 63, 64}) {
+      std::mt19937_64 random(++seed);
+      const std::string what =
+          Cat("attention of ", queries, " queries and ", queries + more, " keys, seed ", seed);
+      Operand q(DType::kFloat32, {1, queries, 2, 8}), k(DType::kFloat32, {1, queries + more, 2, 8}),
+          v = k, d = q, o = q, lse(DType::kFloat32, {1, 2, queries});
+      for (Operand* x : {&q, &k, &v, &d}) x->Draw(&random, -2, 2, 4);
+      Cases().Check(what, "attention", attrs, {q, k, v}, {o, lse});
+      KernelSpec spec;
+      spec.name = "attention";
+      spec.attrs = attrs;
+      spec.in = {q.Arg(), k.Arg(), v.Arg()};
+      spec.out = {o.Arg(), lse.Arg()};
+      ASSERT_TRUE(BuiltinCatalog().Get("attention").reference({spec, spec.in, spec.out}).ok()) << what;
+      Cases().Check("gradient of " + what, "attention_grad", attrs, {d, q, k, v, o, lse}, {q, k, k});
+    }
+}
+
+// Their order follows from the size alone. Halves that cancel leave of a sum what its order has rounded.
+TEST(CpuKernels, SumsOverEverythingHaveTheSameBitsOnAnyNumberOfThreads) {
+  const int threads_before = ParallelThreads();
+  std::mt19937_64 random(41);
+  for (int64_t n : {5000, 12345, 50001, 100003, 300007}) {
+    Operand x(DType::kFloat32, {n});
+    x.Draw(&random, -1, 1, 4);
+    for (int64_t i = 0; i < n / 2; ++i) StoreFloat(x.Arg(), n / 2 + i, -x.At(i));
+    if (n % 2 == 1) StoreFloat(x.Arg(), n - 1, 0);
+    for (const char* op : {"sum", "mean", "square_sum"}) {
+      Case c{op, {Dims{n}}, {}, {DType::kFloat32}};
+      if (std::string(op) != "square_sum")
+        c.attrs = {{"axes", std::vector<int64_t>{0}}, {"keep", int64_t{0}}};
+      std::vector<char> wanted;
+      for (int threads = 1; threads <= 5; ++threads) {
+        SetParallelThreads(threads);
+        Operands out = OutputsOf(c);
+        KernelSpec spec;
+        spec.name = op;
+        spec.attrs = c.attrs;
+        spec.in = {x.Arg()};
+        spec.out = {out[0].Arg()};
+        ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out}).ok());
+        if (threads == 1) wanted = out[0].memory;
+        EXPECT_EQ(out[0].memory, wanted) << op << " of " << n << " on " << threads << " threads, seed 41";
+      }
+    }
+  }
+  SetParallelThreads(threads_before);
+}
+
 TEST(CpuKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 
 TEST(CpuKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }

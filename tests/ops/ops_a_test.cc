@@ -162,6 +162,17 @@ TEST(Gradient, TiesShareEqually) {
   EXPECT_EQ(Read(d[1]), (Numbers{1.5}));
 }
 
+// Where the base is 0 or less the logarithm is not finite: nothing of it may reach an exponent.
+TEST(Gradient, OfAnExponentIs0WhereTheBaseIsNotPositive) {
+  Tape tape;
+  Tensor a = Give(&tape, {5}, {0, 2, -2, 0, 1}), b = Give(&tape, {5}, {2, 3, 2, 0, 5});
+  const Numbers d = Read(oracle::Backward(&tape, sum(pow(a, b)), {b})[0]);
+  const Numbers wanted = {0, 8 * std::log(2.0), 0, 0, 0};
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(d[i], wanted[i], 1e-5) << "element " << i;
+  Tensor shared = Give(&tape, {}, {3});  // one exponent for all
+  EXPECT_NEAR(Read(oracle::Backward(&tape, sum(pow(a, shared)), {shared})[0])[0], 8 * std::log(2.0), 1e-5);
+}
+
 TEST(Gradient, StopsAtComparisonsAndIntegers) {
   Tape tape;
   Tensor x = Give(&tape, {3}, {1, 2, 3});
@@ -316,6 +327,8 @@ TEST(Errors, NameOperatorAxisNumbersAndLine) {
   EXPECT_MENTIONS(ErrorOf([&] { reshape(x, {4, -1}); }), "6 elements, which do not divide by 4");
   EXPECT_MENTIONS(ErrorOf([&] { reshape(x, {-1, -1}); }), "axes 0 and 1 are both -1");
   EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, 2, 4); }), "[2, 4) is not a part of axis 1, which is 3");
+  EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, 2, 1); }), "[2, 1) is not a part of axis 1, which is 3");
+  EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, -1, 2); }), "[-1, 2) is not a part of axis 1, which is 3");
   EXPECT_MENTIONS(ErrorOf([&] { pad(x, 0, -1, 0); }), "before is -1");
   EXPECT_MENTIONS(ErrorOf([&] { split(x, 1, 2); }), "axis 1 is 3 and does not divide into 2 equal parts");
   EXPECT_MENTIONS(ErrorOf([&] { transpose(x, {0, 0}); }), "order [0,0] must name each of the 2 axes");
@@ -339,6 +352,20 @@ TEST(Errors, NameOperatorAxisNumbersAndLine) {
                   }),
                   "operand 2 belongs to another model");
   EXPECT_EQ(dropout(x, 0).id(), x.id()) << "p = 0 is no node";
+}
+
+// The first index past the end as much as any further.
+TEST(Errors, AnIndexPastTheEndIsNamed) {
+  Tape tape;
+  Tensor x = Give(&tape, {3, 2}, {1, 2, 3, 4, 5, 6});
+  for (DType type : {DType::kInt32, DType::kInt64})
+    for (double past : {0, 1, 70}) {
+      SCOPED_TRACE(Cat(Name(type), " ", past, " past the end"));
+      Tensor row = Give(&tape, {2}, {1, 3 + past}, type), column = Give(&tape, {3}, {1, -1, 2 + past}, type);
+      EXPECT_MENTIONS(ErrorOf([&] { gather(x, row); }), Cat("index ", 3 + past, " is outside [0, 3)"));
+      EXPECT_MENTIONS(ErrorOf([&] { pick(x, column); }), Cat("index ", 2 + past, " is outside [0, 2)"));
+      EXPECT_MENTIONS(ErrorOf([&] { one_hot(column, 2); }), Cat("index ", 2 + past, " is outside [0, 2)"));
+    }
 }
 
 // --- Random --------------------------------------------------------------------------------------

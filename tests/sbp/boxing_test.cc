@@ -644,5 +644,38 @@ TEST(CostOfBoxing, FollowsTheTableAndTime) {
   EXPECT_EQ(cost(1, {B(), B(), P()}, {B(), B(), P()}).seconds, 0);
 }
 
+// A group of as many devices as a level joins is within it, one of more is not.
+TEST(CostOfBoxing, AGroupTalksOverTheInnermostLevelThatJoinsIt) {
+  const Topology::Link levels[] = {{.latency = 1e-6, .bandwidth = 50e9},
+                                   {.latency = 5e-6, .bandwidth = 5e9},
+                                   {.latency = 50e-6, .bandwidth = 1e9}};
+  for (int outer : {1, 2, 3})
+    for (int inner = 1; inner <= 9; ++inner) {
+      const Mesh mesh("cpu", {{"a", outer}, {"b", inner}});
+      // Along b neighbours talk to one another; along a each to those that many devices further.
+      for (bool along_a : {false, true}) {
+        if ((along_a ? outer : inner) == 1) continue;
+        const int span = along_a ? (outer - 1) * inner + 1 : inner;
+        const NdSbp from = along_a ? NdSbp{B(), P(), S(0)} : NdSbp{B(), S(0), P()},
+                    to = along_a ? NdSbp{B(), B(), S(0)} : NdSbp{B(), S(0), B()};
+        const auto seconds = [&](const Topology& topology) {
+          return CostOfBoxingStep(mesh, 1, {512, 256}, 4, {WholeMesh(mesh), from}, {WholeMesh(mesh), to},
+                                  topology)
+              .seconds;
+        };
+        for (int card = 1; card <= 9; ++card)
+          for (int host = card; host <= 20; ++host) {
+            Topology all, alone;
+            all.links = {levels[0], levels[1], levels[2]};
+            all.links[0].devices = card;
+            all.links[1].devices = host;
+            alone.links = {levels[span <= card ? 0 : span <= host ? 1 : 2]};
+            ASSERT_EQ(seconds(all), seconds(alone)) << mesh.str() << (along_a ? " along a" : " along b")
+                                                    << ", cards of " << card << ", hosts of " << host;
+          }
+      }
+    }
+}
+
 }  // namespace
 }  // namespace oneflow_like

@@ -405,6 +405,24 @@ TEST(RuleTest, ErrorsNameOperatorAxisOperandsAndNumbers) {
   EXPECT_EQ(error("*x[a] -> y[a]", {{3}, {3}, {4}}), who + "axis a is 3 in x0 but 4 in x2");
 }
 
+// Wherever operands of extent 1, which fit everything, stand beside those that differ.
+TEST(RuleTest, OperandsThatDoNotBroadcastAreNamedWithTheirOwnExtents) {
+  std::vector<int64_t> extents = {1, 1, 3, 4};
+  const std::string names = "abcd";
+  do {
+    std::vector<size_t> differ;
+    for (size_t i = 0; i < extents.size(); ++i)
+      if (extents[i] != 1) differ.push_back(i);
+    const size_t i = differ[0], j = differ[1];
+    std::vector<Dims> shapes;
+    for (int64_t extent : extents) shapes.push_back({extent, 5});
+    EXPECT_EQ(
+        ErrorOf([&] { Bind("where", "a[..], b[..], c[..], d[..] -> y[..]", {}, shapes, {}); }),
+        Cat("where: leading axis 0 is ", extents[i], " in ", names[i], " but ", extents[j], " in ", names[j],
+            " (", names[i], " is ", shapes[i].str(), ", ", names[j], " is ", shapes[j].str(), ")"));
+  } while (std::next_permutation(extents.begin(), extents.end()));
+}
+
 TEST(RuleTest, RefusesTextThatIsNoRule) {
   for (const char* text :
        {"", "x", "x[a]", "x[a] -> ", "x[a -> y[a]", "x[a .. b] -> y[a]", "x[a], -> y[a]", "x[a] -> y[a] z",

@@ -453,6 +453,46 @@ TEST(BootstrapTest, LosingProcessZeroIsSaid) {
   }
 }
 
+// The next visitor of a process 0 of the test's own, which it tells to wait.
+FileDescriptor Welcome(int listener) {
+  pollfd wait = {listener, POLLIN, 0};
+  EXPECT_EQ(poll(&wait, 1, 30000), 1);
+  FileDescriptor c(accept(listener, nullptr, nullptr));
+  wire::Answer answer;
+  answer.set_wait_seconds(30);
+  Say(c.get(), Frame(answer.SerializeAsString()));
+  char words[4096];
+  EXPECT_GT(recv(c.get(), words, sizeof(words), 0), 0);
+  return c;
+}
+
+// Started again and lost once more: that is another loss, with its own time and reason.
+TEST(BootstrapTest, OfSeveralLossesOfProcessZeroTheLastCounts) {
+  FileDescriptor listener = ListenAt("127.0.0.1", 0);
+  ProcessIdentity id;
+  id.process = 1;
+  id.processes = 2;
+  id.master_port = PortOf(listener.get());
+  id.token = "a secret of this test";
+  std::string error = "met";
+  std::thread visitor([&] {
+    try {
+      Rendezvous(id, Peer(1), {.timeout = 60, .lost_timeout = 3});
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  });
+  Welcome(listener.get()).Close();
+  FileDescriptor again = Welcome(listener.get());
+  listener.Close();
+  wire::Answer go;
+  go.set_go(true);
+  Say(again.get(), Frame(go.SerializeAsString()));  // without the table
+  visitor.join();
+  ExpectHas(error, {"process 1 of 2 waited for the others, but process 0, which was at 127.0.0.1:",
+                    "is lost: what listens there spoke out of turn"});
+}
+
 TEST(BootstrapTest, WhereProcessZeroListens) {
   // An address of some other machine, as a service's or a translated one: whatever reaches us will do.
   FileDescriptor all = ListenAt("203.0.113.7", 0);

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,10 @@ const Variables kSrun = {{"SLURM_PROCID", "5"},
                          {"SLURM_STEP_NODELIST", "gpu[03-04,7],login"},
                          {"SLURM_STEP_TASKS_PER_NODE", "4(x2)"},
                          {"ONEFLOW_LIKE_TOKEN", "secret"}};
+const Variables kPod = {{"JOB_COMPLETION_INDEX", "3"},
+                        {"WORLD_SIZE", "4"},
+                        {"MASTER_ADDR", "train-0.train"},
+                        {"ONEFLOW_LIKE_TOKEN", "secret"}};
 
 TEST(IdentityTest, NoVariablesMeanAlone) {
   ProcessIdentity id = Identity({});
@@ -160,11 +165,7 @@ TEST(IdentityTest, TorchrunMistakes) {
 }
 
 TEST(IdentityTest, KubernetesIndexedJob) {
-  Variables pod = {{"JOB_COMPLETION_INDEX", "3"},
-                   {"WORLD_SIZE", "4"},
-                   {"MASTER_ADDR", "train-0.train"},
-                   {"ONEFLOW_LIKE_TOKEN", "secret"}};
-  ProcessIdentity id = Identity(pod);
+  ProcessIdentity id = Identity(kPod);
   EXPECT_EQ(id.launcher, "Kubernetes");
   EXPECT_EQ(id.process, 3);
   EXPECT_EQ(id.processes, 4);
@@ -172,9 +173,9 @@ TEST(IdentityTest, KubernetesIndexedJob) {
   EXPECT_EQ(id.master_port, 29500);
   EXPECT_EQ(id.local, 0);
   EXPECT_EQ(id.locals, 1);
-  EXPECT_EQ(Identity(With(pod, {{"RANK", "1"}, {"MASTER_PORT", "5000"}})).process, 1);
-  EXPECT_EQ(Identity(With(pod, {{"MASTER_PORT", "5000"}})).master_port, 5000);
-  ExpectError(With(pod, {{"JOB_COMPLETION_INDEX", "4"}}), {"JOB_COMPLETION_INDEX is 4 but WORLD_SIZE is 4"});
+  EXPECT_EQ(Identity(With(kPod, {{"RANK", "1"}, {"MASTER_PORT", "5000"}})).process, 1);
+  EXPECT_EQ(Identity(With(kPod, {{"MASTER_PORT", "5000"}})).master_port, 5000);
+  ExpectError(With(kPod, {{"JOB_COMPLETION_INDEX", "4"}}), {"JOB_COMPLETION_INDEX is 4 but WORLD_SIZE is 4"});
 }
 
 TEST(IdentityTest, Srun) {
@@ -232,6 +233,40 @@ TEST(IdentityTest, SrunMistakes) {
   ExpectError(With(kSrun, {{"SLURM_STEP_NODELIST", "-"}}), {"SLURM_STEP_NODELIST", "MASTER_ADDR"});
   ExpectError(With(kSrun, {{"SLURM_JOB_ID", "-"}}), {"SLURM_JOB_ID", "MASTER_PORT"});
   ExpectError(With(kSrun, {{"ONEFLOW_LIKE_TOKEN", "-"}}), {"gpu03", "ONEFLOW_LIKE_TOKEN"});
+}
+
+// Templates set MASTER_PORT for all; ONEFLOW_LIKE_PORT is there because somebody chose it.
+TEST(IdentityTest, OurOwnPortGoesBeforeAllOthers) {
+  const Variables store = With(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  for (const Variables& launcher : {kTorchrun, store, kPod, kSrun})
+    for (const char* theirs : {"5000", "", "-"})
+      EXPECT_EQ(
+          Identity(With(launcher, {{"ONEFLOW_LIKE_PORT", "7777"}, {"MASTER_PORT", theirs}})).master_port,
+          7777)
+          << Identity(launcher).launcher << ", MASTER_PORT " << theirs;
+}
+
+// Two jobs may have been given one port and one token; so may two runs of one job.
+TEST(IdentityTest, JobsAreToldApartBesideTheirTokens) {
+  auto job = [](const Variables& launcher, const Variables& changes) {
+    return Identity(With(launcher, changes)).job;
+  };
+  std::set<std::string> jobs;
+  for (const char* run : {"a", "b"})
+    for (const char* restart : {"-", "1", "2"}) {
+      const Variables of = {{"TORCHELASTIC_RUN_ID", run}, {"TORCHELASTIC_RESTART_COUNT", restart}};
+      jobs.insert(job(kTorchrun, of));
+      EXPECT_EQ(job(kTorchrun, of), job(With(kTorchrun, {{"RANK", "0"}, {"LOCAL_RANK", "0"}}), of));
+    }
+  for (const char* number : {"7", "8"})
+    for (const char* step : {"0", "1"}) {
+      const Variables of = {{"SLURM_JOB_ID", number}, {"SLURM_STEP_ID", step}};
+      jobs.insert(job(kSrun, of));
+      EXPECT_EQ(job(kSrun, of), job(With(kSrun, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}), of));
+    }
+  EXPECT_EQ(jobs.size(), 10u);
+  for (const Variables& launcher : {kOurs, kTorchrun, kPod, kSrun})
+    EXPECT_EQ(job(launcher, {{"ONEFLOW_LIKE_JOB", "mine"}}), "mine");
 }
 
 TEST(IdentityTest, Loopback) {

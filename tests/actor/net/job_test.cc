@@ -5,7 +5,9 @@
 #include <thread>
 
 #include "actor/net/job/join.h"
+#include "actor/net/talk/gather.h"
 #include "tests/actor/net/job_processes.h"
+#include "tests/actor/net/stub_network.h"
 
 namespace oneflow_like {
 namespace {
@@ -255,6 +257,20 @@ TEST(JobTest, AFailureIsEverybodysToPrint) {
   });
 }
 
+// Process 0 prints nothing when it just ends.
+TEST(JobTest, ASilentEndOfProcessZeroIsEverybodysToPrint) {
+  for (bool at_once : {true, false}) {
+    Flags flags;
+    InJob(3, [&](int me, std::unique_ptr<Job> job) {
+      flags.Meet(0, 3);
+      if (me == 0 && at_once) _exit(0);
+      if (me == 0) return job.reset();
+      const std::string error = ErrorOf([&] { job->AllGather("plans", ""); });
+      REQUIRE(job->FinishWith(error), error);
+    });
+  }
+}
+
 // What the memory table says of it is what is taken.
 TEST(JobTest, StagingIsKnownBefore) {
   Meeting meeting(2);
@@ -437,6 +453,32 @@ TEST(JobTest, FinishingWhileOthersExchangeIsAFailure) {
     });
     processes.ExpectAllWell();
   }
+}
+
+// Whether it ends before this process begins the exchange or in its midst. All need process 0, and it needs
+// all.
+TEST(GatherTest, WhoHasEndedIsNotWaitedFor) {
+  constexpr int kProcesses = 3;
+  for (int me = 0; me < kProcesses; ++me)
+    for (int other = 0; other < kProcesses; ++other)
+      for (bool before : {true, false}) {
+        if (other == me) continue;
+        SCOPED_TRACE(testing::Message() << me << " waits, " << other << " has ended, before " << before);
+        StubNetwork network;
+        ControlChannel control(
+            &network, kProcesses, [](int, ControlKind, int64_t, const std::string&) {}, [] {});
+        std::vector<int> left_by;
+        Gather gather(&control, me, kProcesses,
+                      {.describe = [](int process) { return Cat("process ", process); },
+                       .done = [](const std::string&, const std::vector<std::string>&) {},
+                       .left_alone = [&](int process) { left_by.push_back(process); }});
+        if (before) gather.Ended(other);
+        EXPECT_TRUE(left_by.empty()) << "nothing is awaited";
+        gather.Start("plans", "");
+        if (!before) gather.Ended(other);
+        const bool needed = me == 0 || other == 0;
+        EXPECT_EQ(left_by, needed ? std::vector<int>{other} : std::vector<int>{});
+      }
 }
 
 // The exchange after which a process finishes is large, and still on its way when it says goodbye.

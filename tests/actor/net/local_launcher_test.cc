@@ -19,12 +19,15 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <memory>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "actor/net/launch/line_writer.h"
 #include "actor/net/rendezvous/bootstrap.h"
 #include "core/error.h"
 
@@ -339,6 +342,42 @@ TEST(LocalLauncherTest, AProgressLinePassesAndIsInNobodysWay) {
   std::ofstream(folder / "on") << "1";
   ASSERT_TRUE(job.ReadUntil("[1] a line\n\r20%")) << job.out();
   EXPECT_EQ(job.Wait(), 0);
+}
+
+// A line of process 0 that is printed piece by piece is broken by the lines of others alone, and those come
+// whole however they are cut.
+TEST(LineWriterTest, PiecesOfALineStayTogether) {
+  const Strings texts = {"\r10%", " of all", ".", " and\nmore", "an end\n", "\n"};
+  Folder folder;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const std::string path = folder / "output";
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0);
+    auto sink = std::make_shared<Sink>(Sink{fd});
+    LineWriter first(sink, ""), second(sink, "[1] ");
+    std::string wanted;
+    bool begun = false;  // a line of the first one's
+    for (int i = 0; i < 30; ++i) {
+      if (random() % 3 != 0) {
+        const std::string& piece = texts[random() % texts.size()];
+        first.Add(piece.data(), piece.size(), 0);
+        first.Flush();
+        wanted += piece;
+        begun = piece.back() != '\n';
+      } else {
+        const std::string line = "line " + std::to_string(i) + "\n";
+        const size_t cut = random() % line.size();
+        second.Add(line.data(), cut, 0);
+        second.Add(line.data() + cut, line.size() - cut, 0);
+        wanted += (begun ? "\n[1] " : "[1] ") + line;
+        begun = false;
+      }
+    }
+    close(fd);
+    EXPECT_EQ(TextOf(path), wanted);
+  }
 }
 
 TEST(LocalLauncherTest, ProcessZeroKnowsOfTheTerminal) {

@@ -148,6 +148,11 @@ class Reporter {
   Monitor* monitor() { return &monitor_; }
   // A word that process 0 sent at `sent`, by this process's clock, is looked at.
   void Came(int64_t sent) { monitor_.Came(0, sent + network_.offset); }
+  // One of process 2, whose clock is so far ahead of this process's.
+  void CameOf2(int64_t sent, int64_t ahead) {
+    network_.offsets[2] = ahead;
+    monitor_.Came(2, sent + ahead);
+  }
   // Ends the window and gives its report, if there is one.
   std::string EndWindow() {
     network_.offset += kWindow;
@@ -318,6 +323,27 @@ TEST(Monitor, AStoppedProcessIsBusyWithItself) {
     EXPECT_EQ(listener.last().kind == Verdict::Kind::kCompute, stopped) << listener.last().why;
     reporter.monitor()->CollectiveEnds();
   }
+}
+
+// The clocks of two hosts may differ by any time, either way.
+TEST(Monitor, HowLongAWordLayIsByTheClockOfItsSender) {
+  const Windows windows;
+  for (int64_t ahead_s : {0, 1, -1, 100000, -100000})
+    for (bool lay : {true, false}) {
+      SCOPED_TRACE(std::to_string(ahead_s) + (lay ? " s ahead, it lay there" : " s ahead, it is new"));
+      Reporter reporter;
+      reporter.monitor()->CollectiveBegins();
+      (void)reporter.EndWindow();
+      const int64_t before = ClockNow();
+      WaitSomeTime();
+      // A new one is of a second later: or it were old where others take the core just here.
+      reporter.CameOf2(lay ? before : ClockNow() + 1000000000, ahead_s * 1000000000);
+      const std::string report = reporter.EndWindow();
+      reporter.monitor()->CollectiveEnds();
+      Listener listener;
+      for (int again = 0; again < 2; ++again) listener.TellAll(1, report, windows.waiting);
+      EXPECT_EQ(listener.last().kind == Verdict::Kind::kCompute, lay) << listener.last().why;
+    }
 }
 
 // The first line in what process 0 logs that says who is behind.

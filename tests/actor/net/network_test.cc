@@ -463,6 +463,31 @@ TEST(NetworkTest, ASilentPeerIsLostAfterItsTime) {
   LoseOneOfThree(SIGSTOP, 0.35, 3, "nothing heard of it for ");
 }
 
+// Who has said nothing yet may be busy with its start, and has the time of that.
+TEST(NetworkTest, APeerThatStartsLateIsNotLost) {
+  Processes processes(2, [](int me, Line* line) {
+    std::atomic<bool> heard{false};
+    NetworkOptions options;
+    options.peer_timeout = 3;  // 1.8 s of silence, of one that has spoken
+    NetworkNode node(me, 2, line, options,
+                     [&](int, const std::string&, std::unique_ptr<Incoming>) { heard = true; });
+    node.Send(1 - me, "here");
+    WaitUntil([&] { return heard || !node.failures().empty(); });
+    REQUIRE(node.failures().empty(), node.failures()[0].reason);
+    line->Say("");
+    for (int k = 0; k < 2; ++k) line->Hear();
+    node.End();
+  });
+  std::vector<std::string> addresses;
+  for (int k : {0, 1}) addresses.push_back(processes.line(k).Hear());
+  for (int k : {0, 1}) {
+    if (k == 1) Sleep(3);  // it has an address, and nobody at it
+    for (const std::string& address : addresses) processes.line(k).Say(address);
+  }
+  processes.Exchange();
+  processes.ExpectAllWell();
+}
+
 // Who was stopped itself heard nothing of the others, and must not take that for their silence.
 TEST(NetworkTest, AProcessThatWasStoppedDoesNotTakeOthersForSilent) {
   Processes processes(2, [](int me, Line* line) {

@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <thread>
@@ -248,6 +250,40 @@ TEST(SharedRegionTest, OtherHostsHaveNoBase) {
   };
   auto key = [](int process) { return std::string(process % 2 == 0 ? "even" : "odd"); };
   EXPECT_EQ(RunProcesses(4, body, key), std::vector<int>(4, 0));
+}
+
+// Whether the system would leave the memory at `data` out of a core file.
+bool LeftOutOfCores(const void* data) {
+  const auto at = reinterpret_cast<unsigned long>(data);
+  bool here = false;
+  std::ifstream in("/proc/self/smaps");
+  for (std::string line; std::getline(in, line);) {
+    unsigned long begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) here = begin <= at && at < end;
+    if (here && line.rfind("VmFlags:", 0) == 0) return Has(line + " ", " dd ");
+  }
+  return false;
+}
+
+// All of it, its own and that of others: a crash would take as long as writing it does, and fill the disk.
+TEST(SharedRegionTest, IsInNoCoreFile) {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  EXPECT_FALSE(LeftOutOfCores(page));
+  ASSERT_EQ(madvise(page, 4096, MADV_DONTDUMP), 0);
+  const bool told = LeftOutOfCores(page);
+  munmap(page, 4096);
+  if (!told) GTEST_SKIP() << "this system does not tell what is left out of core files";
+  auto body = [](int me, SharedRegion* region, std::vector<PeerInfo> peers) {
+    std::unique_ptr<Memory> block = region->Allocate(size_t{3} << 20, "a block");
+    region->Exchange(me, peers, 20);
+    for (size_t p = 0; p < peers.size(); ++p) {
+      const char* base = region->base(static_cast<int>(p));
+      if (!LeftOutOfCores(base) || !LeftOutOfCores(base + region->capacity() - 1)) return 1;
+    }
+    return LeftOutOfCores(block->data()) ? 0 : 2;
+  };
+  EXPECT_EQ(RunProcesses(3, body), std::vector<int>(3, 0));
 }
 
 TEST(SharedRegionTest, PagesFreedByTheirOwnerReadAsZerosElsewhere) {

@@ -15,6 +15,7 @@ namespace oneflow_like {
 class StubNetwork : public Network {
  public:
   int64_t offset = 0;                               // of process 0's clock
+  std::map<int, int64_t> offsets;                   // of others' clocks that are not like that one
   std::map<int, std::vector<std::string>> sent_to;  // headers, by receiver
 
   std::string address() const override { return ""; }
@@ -24,7 +25,10 @@ class StubNetwork : public Network {
   void Post(Message* message) override { message->Receive(); }
   void ExpectEnd(int) override {}
   void StopHeartbeats() override {}
-  ClockOffset OffsetTo(int) const override { return {offset, 100000, 100000}; }
+  ClockOffset OffsetTo(int peer) const override {
+    const auto own = offsets.find(peer);
+    return {own == offsets.end() ? offset : own->second, 100000, 100000};
+  }
   Counts sent() const override { return {}; }
   void Send(int to, int, const void* header, size_t header_bytes, const void*, size_t,
             Transfer* done) override {
