@@ -29,8 +29,8 @@ std::string WhyNotWritable(const std::string& path) {
     if (S_ISDIR(found.st_mode)) return "it is a folder";
     const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd >= 0) close(fd);
-    if (fd >= 0 || errno == ENXIO) return "";  // a pipe that nobody reads yet
-    return std::strerror(errno);
+    if (fd >= 0 || (errno == ENXIO && S_ISFIFO(found.st_mode))) return "";  // a pipe that nobody reads yet
+    return S_ISSOCK(found.st_mode) ? "it is a socket" : std::strerror(errno);
   }
   if (errno != ENOENT) return std::strerror(errno);
   // Another process of the job may ask at this moment, so that only the one that creates the file removes it.

@@ -5,15 +5,19 @@
 #include <link.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <random>
 #include <set>
 #include <thread>
 
+#include "compiler/passes.h"
 #include "core/device.h"
+#include "tests/actor/plan_builder.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 // Every allocation of the process passes through here, operator new and C libraries included. Three are told
@@ -271,6 +275,31 @@ TEST(Placement, TransientBytesAreCloseToTheLowerBound) {
       std::printf("%-28s width %lld: at most %.1f KB, %.3f of the lower bound\n", given.str().c_str(),
                   static_cast<long long>(given.width), most / 1e3, worst);
     }
+  }
+}
+
+// One act that writes and reads buffers, whose numbers follow no order: the bound is the largest sum of bytes
+// that any kernel needs at once, counted here kernel by kernel.
+TEST(Placement, TheLowerBoundIsWhatSomeKernelNeeds) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 200; ++round) {
+    const int kernels = 2 + static_cast<int>(random() % 8), buffers = 1 + static_cast<int>(random() % 8);
+    PlanBuilder b("bound", 0, 1, 1);
+    plan::Actor* actor = b.Actor(0, "work", 1);
+    for (int k = 0; k < kernels; ++k) PlanBuilder::Kernel(actor, "work", {}, {});
+    std::vector<int64_t> needed(kernels, 0);
+    for (int i = 0; i < buffers; ++i) {
+      const int64_t width = 8 * (1 + static_cast<int>(random() % 9));
+      const int id = b.Buffer(Cat("b", i), width, 1);
+      int first = static_cast<int>(random() % kernels), last = static_cast<int>(random() % kernels);
+      if (first > last) std::swap(first, last);
+      const plan::Operand operand = PlanBuilder::Operand(id, {width}, {Box::Whole(Dims{width})});
+      *actor->mutable_kernel(first)->add_out() = operand;
+      *actor->mutable_kernel(last)->add_in() = operand;
+      for (int k = first; k <= last; ++k) needed[k] += b.plan().buffer(id).slot_bytes();
+    }
+    b.Stream("compute", {0});
+    EXPECT_EQ(PlaceMemory(&b.plan()), *std::max_element(needed.begin(), needed.end())) << "round " << round;
   }
 }
 

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -702,6 +704,14 @@ TEST(FileCheckTest, APipeMayBeReadLater) {
   char byte;
   EXPECT_EQ(read(reader, &byte, 1), 0) << "nothing was written";
   close(reader);
+  const std::string socket_file = folder / "socket";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, socket_file.c_str(), sizeof address.sun_path - 1);
+  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(WhyNotWritable(socket_file), "it is a socket");
+  close(listener);
   EXPECT_EQ(FileIdentity(pipe), "");
 }
 

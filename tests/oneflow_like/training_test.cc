@@ -83,6 +83,25 @@ TEST(Training, AGradientOfTooFewOperandsIsRefused) {
       << error;
 }
 
+// Also one with the right number of elements.
+TEST(Training, AGradientOfAnotherShapeIsRefused) {
+  for (Dims shape : {Dims{3, 2}, Dims{6}, Dims{1, 2, 3}, Dims{2}, Dims{2, 3}}) {
+    OpDef def = Twice("twice");
+    def.grad = [shape](const GradCall& call) {
+      Tensor dy = call.dout[0];
+      return std::vector<Tensor>{shape.elements() == 6 ? reshape(dy, shape) : sum(dy, {1})};
+    };
+    Model model(FullMesh("cpu:dp=1"), WithOperators({def}));
+    Tensor w = model.scope().Weight("w", {2, 3}, Ones());
+    const std::string error = ErrorOf([&] { Train(mean(Apply(w.graph(), "twice", {w})[0]), Sgd{}); });
+    const std::string wanted =
+        Cat("the gradient of operand 0 has shape ", shape.str(), " but the operand has ", w.shape().str());
+    const bool right = shape == w.shape();
+    EXPECT_EQ(error.find(wanted) == std::string::npos, right) << error;
+    EXPECT_EQ(error.empty(), right) << error;
+  }
+}
+
 // Who is blamed when no gradient arrives: the operator behind which it ends, not those behind it that pass
 // it.
 TEST(Training, ABlockedGradientNamesWhoBlocksIt) {
