@@ -52,7 +52,7 @@ class LateBackend final : public Backend {
                                                     const std::vector<int>& members,
                                                     const std::vector<Device*>& devices) override;
   int connected() const { return connected_; }
-  // What members of groups were asked for.
+  // Calls that members of groups got.
   struct Asked {
     std::atomic<int> calls{0}, aborts{0};
   };

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kWidth = 8;
 
-// What is posted is handled at once, where it is posted.
+// Handles messages at once, where they are posted.
 class AtOnce final : public Worker {
  public:
   void Post(Message* message) override { message->Receive(); }
@@ -160,7 +160,7 @@ TEST(DeviceCollectives, AreCancelledAfterAFailureElsewhere) {
   EXPECT_EQ(sum.asked().aborts, 2);
 }
 
-// What a device has still to say would find its member gone.
+// Otherwise the words that devices have still to say would find their members gone.
 TEST(DeviceCollectives, QuiesceWaitsForTheDevicesWords) {
   SumOfTwo sum(false, true);
   std::promise<void> gate;

@@ -147,7 +147,7 @@ TEST(MemoryLimits, OfAProcessAreItsAddressSpaceAndData) {
   EXPECT_EQ(root.Read(), Map({kMachine, {"ulimit -d", "200 150"}}));
 }
 
-// What ulimit sets bounds every process by itself.
+// Limits that ulimit sets bound every process by itself.
 TEST(MemoryLimits, AreSharedButThoseOfAProcess) {
   Root root;
   root.Version2("/job");

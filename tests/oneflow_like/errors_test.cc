@@ -341,7 +341,7 @@ TEST(Errors, AnnotationsAndStages) {
   });
 }
 
-// What a later request says of a weight may be less than the first said, or what holds anyway.
+// A later request for a weight may say less of it than the first, or say what holds anyway.
 TEST(Errors, AWeightThatIsWholeAnywayMayBeSaidToBe) {
   for (const char* zero : {"", "dp"}) {
     Model model(FullMesh("cpu:dp=2,tp=2"), {.zero = {zero}});

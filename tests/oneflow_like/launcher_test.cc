@@ -43,7 +43,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_EQ(launcher.mesh({"dp", "tp"}, "cpu:dp=4").str(), Mesh::Parse("cpu:dp=1,tp=2").str());
 }
 
-// What a terminal showed on its line whenever the next character moved to the line's beginning or left it.
+// The terminal's line as it stood whenever the next character moved to its beginning or left it.
 std::vector<std::string> Shown(const std::string& printed) {
   std::vector<std::string> shown;
   std::string line;

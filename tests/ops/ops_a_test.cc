@@ -162,7 +162,7 @@ TEST(Gradient, TiesShareEqually) {
   EXPECT_EQ(Read(d[1]), (Numbers{1.5}));
 }
 
-// Where the base is 0 or less the logarithm is not finite: nothing of it may reach an exponent.
+// The logarithm of a base of 0 or less is not finite: nothing of it may reach an exponent.
 TEST(Gradient, OfAnExponentIs0WhereTheBaseIsNotPositive) {
   Tape tape;
   Tensor a = Give(&tape, {5}, {0, 2, -2, 0, 1}), b = Give(&tape, {5}, {2, 3, 2, 0, 5});

@@ -508,8 +508,7 @@ TEST(JobTest, AwaitingAProcessThatHasFinishedIsAFailure) {
   });
 }
 
-// What comes one after another of a process that has ended was on its way. What stays for a second never
-// comes.
+// Things that come of it one after another were on their way; one that is awaited for a second never comes.
 TEST(JobTest, WhatComesOfAProcessThatHasFinishedIsNoFailure) {
   InJob(2, [&](int me, std::unique_ptr<Job> job) {
     int who = 0;

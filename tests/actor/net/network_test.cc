@@ -463,7 +463,7 @@ TEST(NetworkTest, ASilentPeerIsLostAfterItsTime) {
   LoseOneOfThree(SIGSTOP, 0.35, 3, "nothing heard of it for ");
 }
 
-// Who has said nothing yet may be busy with its start, and has the time of that.
+// A peer that has said nothing yet may be busy with its start, and has the time of that.
 TEST(NetworkTest, APeerThatStartsLateIsNotLost) {
   Processes processes(2, [](int me, Line* line) {
     std::atomic<bool> heard{false};
