@@ -9,12 +9,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
+#include <vector>
 
 namespace oneflow_like {
 namespace {
@@ -78,61 +79,80 @@ class SpinBriefly {
   std::thread thread_;
 };
 
-// What the system's scheduler says of a thread since it began.
+// The system's figures of a thread since it began.
 struct Turns {
+  int thread = 0;
   int64_t ran_ns = 0, waited_ns = 0;  // for a core
 };
 
 // False when the thread is gone, or the system does not tell.
 bool ReadTurns(int tasks, const char* thread, Turns* turns) {
-  const int fd = openat(tasks, (std::string(thread) + "/schedstat").c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
   char text[128];
+  std::snprintf(text, sizeof text, "%s/schedstat", thread);
+  const int fd = openat(tasks, text, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
   const ssize_t bytes = read(fd, text, sizeof text - 1);
   close(fd);
   if (bytes <= 0) return false;
   text[bytes] = 0;
   char* rest = nullptr;
+  turns->thread = std::atoi(thread);
   turns->ran_ns = std::strtoll(text, &rest, 10);
   turns->waited_ns = std::strtoll(rest, nullptr, 10);
   return true;
 }
 
-// Whether a thread of this process has had to wait for a core lately.
+// Whether a thread of this process has had to wait for a core lately. Looking allocates nothing.
 class Sharing {
  public:
+  Sharing() {
+    last_.reserve(kMostThreads);
+    now_.reserve(kMostThreads);
+  }
   // Since the last call.
   bool Look() {
-    std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir("/proc/self/task"), closedir);
-    if (!folder) return known_ = false;
-    std::map<std::string, Turns> now;
+    const int tasks = open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    now_.clear();
     bool shared = false;
-    while (const dirent* entry = readdir(folder.get())) {
-      Turns turns;
-      if (entry->d_name[0] == '.' || !ReadTurns(dirfd(folder.get()), entry->d_name, &turns)) continue;
-      const auto before = last_.find(entry->d_name);
-      if (before != last_.end()) {
-        const double ran = static_cast<double>(turns.ran_ns - before->second.ran_ns);
-        const double waited = static_cast<double>(turns.waited_ns - before->second.waited_ns);
-        const double wanted = ran + waited;
-        shared |= wanted > kWantedNs && waited > kShared * wanted;
+    alignas(dirent64) char entries[4096];
+    for (ssize_t bytes; tasks >= 0 && (bytes = getdents64(tasks, entries, sizeof entries)) > 0;) {
+      for (ssize_t at = 0; at < bytes;) {
+        const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
+        at += entry->d_reclen;
+        Turns turns;
+        if (entry->d_name[0] == '.' || now_.size() == kMostThreads) continue;
+        if (!ReadTurns(tasks, entry->d_name, &turns)) continue;
+        shared |= Waited(turns);
+        now_.push_back(turns);
       }
-      now[entry->d_name] = turns;
     }
-    known_ = !now.empty();
-    last_ = std::move(now);
+    if (tasks >= 0) close(tasks);
+    known_ = !now_.empty();
+    std::sort(now_.begin(), now_.end(), ByThread);
+    last_.swap(now_);
     return shared;
   }
   bool known() const { return known_; }  // whether the system tells
 
  private:
-  std::map<std::string, Turns> last_;  // by thread
+  static constexpr size_t kMostThreads = 4096;  // of which more are not looked at
+  static bool ByThread(const Turns& a, const Turns& b) { return a.thread < b.thread; }
+
+  bool Waited(const Turns& turns) const {
+    const auto before = std::lower_bound(last_.begin(), last_.end(), turns, ByThread);
+    if (before == last_.end() || before->thread != turns.thread) return false;
+    const auto waited = static_cast<double>(turns.waited_ns - before->waited_ns);
+    const double wanted = waited + static_cast<double>(turns.ran_ns - before->ran_ns);
+    return wanted > kWantedNs && waited > kShared * wanted;
+  }
+
+  std::vector<Turns> last_, now_;  // the last sorted by thread
   bool known_ = true;
 };
 
-[[noreturn]] void Watch() {
+[[noreturn]] void Watch(Sharing* watched) {
   BlockSignals();
-  Sharing sharing;
+  Sharing& sharing = *watched;
   std::unique_ptr<SpinBriefly> briefly;
   Clock::duration calm = kCalm;
   Clock::time_point last_shared, spinning_since;
@@ -158,7 +178,7 @@ void WatchSpinning() {
   static std::once_flag once;
   std::call_once(once, [] {
     if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
-    std::thread(Watch).detach();
+    std::thread(Watch, new Sharing).detach();  // for the rest of the process
   });
 }
 
