@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 //
 //                      quiet    shared
 //   spinning long       1.0       0.57
-//   spinning briefly    0.66      1.0
+//   spinning briefly    0.67      1.0
 constexpr std::chrono::milliseconds kLook{200};
 // A core is shared when a thread that wanted one for kWantedNs waited for it this part of the time.
 constexpr double kShared = 0.2, kWantedNs = 20e6;
@@ -87,7 +87,7 @@ struct Turns {
 
 // False when the thread is gone, or the system does not tell.
 bool ReadTurns(int tasks, const char* thread, Turns* turns) {
-  char text[128];
+  char text[sizeof(dirent64::d_name) + 16];
   std::snprintf(text, sizeof text, "%s/schedstat", thread);
   const int fd = openat(tasks, text, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;

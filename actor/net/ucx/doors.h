@@ -1,6 +1,6 @@
 // The sockets at which UCX listens for connections. Whatever comes to them is believed: a message of a few
-// bytes that is not UCX's aborts the process. So they take nothing before the processes of
-// the job connect, where that can be told, and nothing more once all connections are made.
+// bytes that is not UCX's aborts the process. So they take nothing before
+// the processes of the job connect, where that can be told, and nothing more once all connections are made.
 #pragma once
 
 #include <sys/types.h>

@@ -410,48 +410,33 @@ TEST(BootstrapTest, SomethingElseListens) {
   answers.join();
 }
 
-// A process 0 of the test's own, which has answered and is gone: for good, or until it is started again.
-TEST(BootstrapTest, LosingProcessZeroIsSaid) {
-  for (bool again : {false, true}) {
-    FileDescriptor listener = ListenAt("127.0.0.1", 0);
-    ProcessIdentity id;
+// Process 1 of 2, which comes to a process 0 of the test's own.
+class Visitor {
+ public:
+  Visitor(const FileDescriptor& listener, const RendezvousOptions& options) {
     id.process = 1;
     id.processes = 2;
     id.master_port = PortOf(listener.get());
     id.token = "a secret of this test";
-    std::string error = "met";
-    std::thread visitor([&] {
+    thread_ = std::thread([this, id = id, options] {
       try {
-        Rendezvous(id, Peer(1), {.timeout = 30, .lost_timeout = again ? 20.0 : 0.5});
-      } catch (const Error& e) {
-        error = e.what();
+        Rendezvous(id, Peer(1), options);
+      } catch (const oneflow_like::Error& e) {
+        error_ = e.what();
       }
     });
-    pollfd wait = {listener.get(), POLLIN, 0};
-    EXPECT_EQ(poll(&wait, 1, 30000), 1);
-    FileDescriptor c(accept(listener.get(), nullptr, nullptr));
-    wire::Answer answer;
-    answer.set_wait_seconds(30);
-    Say(c.get(), Frame(answer.SerializeAsString()));
-    char words[4096];
-    EXPECT_GT(recv(c.get(), words, sizeof(words), 0), 0);
-    if (again) {
-      c.Close();
-      id.process = 0;
-      id.listen_fd = dup(listener.get());
-      listener.Close();
-      EXPECT_EQ(Rendezvous(id, Peer(0), {.timeout = 30}).size(), 2u);
-    } else {
-      listener.Close();
-      c.Close();
-    }
-    visitor.join();
-    const std::string lost =
-        Cat("process 1 of 2 waited for the others, but process 0, which was at 127.0.0.1:", id.master_port,
-            ", is lost: the last attempt was broken off: it closed the connection");
-    EXPECT_EQ(error, again ? "met" : lost);
   }
-}
+  // Once it has given up, why.
+  std::string Error() {
+    thread_.join();
+    return error_;
+  }
+  ProcessIdentity id;
+
+ private:
+  std::string error_ = "met";
+  std::thread thread_;
+};
 
 // The next visitor of a process 0 of the test's own, which it tells to wait.
 FileDescriptor Welcome(int listener) {
@@ -466,31 +451,42 @@ FileDescriptor Welcome(int listener) {
   return c;
 }
 
+// A process 0 of the test's own, which has answered and is gone: for good, or until it is started again.
+TEST(BootstrapTest, LosingProcessZeroIsSaid) {
+  for (bool again : {false, true}) {
+    FileDescriptor listener = ListenAt("127.0.0.1", 0);
+    Visitor visitor(listener, {.timeout = 30, .lost_timeout = again ? 20.0 : 0.5});
+    FileDescriptor c = Welcome(listener.get());
+    if (again) {
+      c.Close();
+      ProcessIdentity first = visitor.id;
+      first.process = 0;
+      first.listen_fd = dup(listener.get());
+      listener.Close();
+      EXPECT_EQ(Rendezvous(first, Peer(0), {.timeout = 30}).size(), 2u);
+    } else {
+      listener.Close();
+      c.Close();
+    }
+    const std::string lost =
+        Cat("process 1 of 2 waited for the others, but process 0, which was at 127.0.0.1:",
+            visitor.id.master_port, ", is lost: the last attempt was broken off: it closed the connection");
+    EXPECT_EQ(visitor.Error(), again ? "met" : lost);
+  }
+}
+
 // Started again and lost once more: that is another loss, with its own time and reason.
 TEST(BootstrapTest, OfSeveralLossesOfProcessZeroTheLastCounts) {
   FileDescriptor listener = ListenAt("127.0.0.1", 0);
-  ProcessIdentity id;
-  id.process = 1;
-  id.processes = 2;
-  id.master_port = PortOf(listener.get());
-  id.token = "a secret of this test";
-  std::string error = "met";
-  std::thread visitor([&] {
-    try {
-      Rendezvous(id, Peer(1), {.timeout = 60, .lost_timeout = 3});
-    } catch (const Error& e) {
-      error = e.what();
-    }
-  });
+  Visitor visitor(listener, {.timeout = 60, .lost_timeout = 3});
   Welcome(listener.get()).Close();
   FileDescriptor again = Welcome(listener.get());
   listener.Close();
   wire::Answer go;
   go.set_go(true);
   Say(again.get(), Frame(go.SerializeAsString()));  // without the table
-  visitor.join();
-  ExpectHas(error, {"process 1 of 2 waited for the others, but process 0, which was at 127.0.0.1:",
-                    "is lost: what listens there spoke out of turn"});
+  ExpectHas(visitor.Error(), {"process 1 of 2 waited for the others, but process 0, which was at 127.0.0.1:",
+                              "is lost: what listens there spoke out of turn"});
 }
 
 TEST(BootstrapTest, WhereProcessZeroListens) {

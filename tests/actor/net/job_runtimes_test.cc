@@ -132,7 +132,7 @@ TEST(RuntimeLinksTest, AFailedRuntimeIsToldToItsLikeAlone) {
   processes.ExpectAllWell();
 }
 
-// Of outputs without data. What process `from` says reaches process 0 when the test delivers it.
+// Runtimes of four processes that send outputs without data, which process 0 gets when the test says so.
 class Awaiting {
  public:
   static constexpr int kProcesses = 4;
