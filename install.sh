@@ -2,7 +2,7 @@
 # the top folder; does nothing when everything is there.
 
 build_packages="cmake g++ ninja-build libprotobuf-dev protobuf-compiler libgoogle-glog-dev libgflags-dev \
-libdnnl-dev libucx-dev zlib1g-dev libgtest-dev libbenchmark-dev"
+libdnnl-dev libucx-dev zlib1g-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev"
 # Good to have: the build goes on without them. ccache makes the second build fast, bench sets libcaf-dev's messages
 # beside ours, libpmix-dev lets mpirun and srun --mpi=pmix start programs, python3-yaml and python3-jsonschema check
 # Kubernetes' manifest, iproute2 shows sockets and devices, the others are what the examples learn from.

@@ -36,6 +36,11 @@ DEFINE_string(schedule, "1f1b", "pipeline schedule: 1f1b or gpipe");
 DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
               "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
 DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
+DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
+DEFINE_int64(save_every, 0, "steps between two checkpoints; 0: only at the end");
+DEFINE_int64(keep, 3, "newest checkpoints that stay in --save; 0: all");
+DEFINE_string(resume, "", "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
+DEFINE_string(load, "", "checkpoint, or folder of them, whose weights are begun with");
 DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
 DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
 DEFINE_double(temperature, 0.8, "of sampling; 0 takes the likeliest token");
@@ -57,6 +62,11 @@ void CheckFlags() {
   CheckRange<int64_t>("--micro_batches", FLAGS_micro_batches, 1, kMostMicroBatches);
   CheckRange<int64_t>("--steps", FLAGS_steps, 1, kMany);
   CheckRange<int64_t>("--warmup", FLAGS_warmup, 0, kMany);
+  CheckRange<int64_t>("--save_every", FLAGS_save_every, 0, kMany);
+  CheckRange<int64_t>("--keep", FLAGS_keep, 0, kMany);
+  if (FLAGS_save.empty() && FLAGS_save_every > 0) Fail("--save_every needs --save, the folder to save in");
+  if (!FLAGS_resume.empty() && !FLAGS_load.empty())
+    Fail("--resume goes on with a run and --load begins one: give one of the two");
   CheckRange<int64_t>("--eval_batches", FLAGS_eval_batches, 0, kMany);
   CheckRange<int64_t>("--sample_tokens", FLAGS_sample_tokens, 0, kMany);
   if (FLAGS_micro_batches > FLAGS_batch) {
@@ -107,12 +117,32 @@ Feeds FeedsOf(const TokenBatch& batch) {
   return {{"tokens", ToHost(batch.tokens, shape)}, {"targets", ToHost(batch.targets, shape)}};
 }
 
-void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint64_t seed, StepLog& log) {
+// What --resume and --load ask for.
+void Begin(const Launcher& launcher, Model& model) {
+  if (!FLAGS_load.empty()) {
+    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true});
+    launcher.Print("weights of %s\n", loaded.path.c_str());
+  }
+  if (!FLAGS_save.empty() && FLAGS_save != FLAGS_resume && !Checkpoints(FLAGS_save).empty())
+    Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
+         ", or save in another folder");
+  if (FLAGS_resume.empty()) return;
+  if (Checkpoints(FLAGS_resume).empty()) {
+    launcher.Print("%s: no checkpoint yet, a fresh start\n", FLAGS_resume.c_str());
+    return;
+  }
+  const Loaded loaded = Load(model, FLAGS_resume);
+  launcher.Print("going on from %s\n", loaded.path.c_str());
+}
+
+void RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSpan text, uint64_t seed,
+                 StepLog& log) {
   const double tokens_per_step = static_cast<double>(FLAGS_batch * FLAGS_context);
   ProgressLine progress(launcher);
   std::deque<StepResult> in_flight;
   Stopwatch watch;
   float loss = 0;
+  const int64_t first = model.next_step();
   // Seconds; the first step also loads the plan and is left out of the rate.
   double first_end = 0, last_end = 0;
   auto finish_one = [&] {
@@ -121,9 +151,9 @@ void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint6
     in_flight.pop_front();
     const double now = watch.Seconds(), seconds = now - last_end;
     last_end = now;
-    if (step == 0) first_end = now;
+    if (step == first) first_end = now;
     log.Write(step, loss, "tokens_per_s", tokens_per_step / seconds, 1e3 * seconds);
-    const double mean_seconds = step == 0 ? seconds : (now - first_end) / step;
+    const double mean_seconds = step == first ? seconds : (now - first_end) / (step - first);
     char line[120];
     std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  %.0f tokens/s  %s left",
                   static_cast<long long>(step + 1), static_cast<long long>(FLAGS_steps),
@@ -131,15 +161,19 @@ void RunTraining(const Launcher& launcher, Session& train, TokenSpan text, uint6
                   MinutesAndSeconds(mean_seconds * (FLAGS_steps - step - 1)).c_str());
     progress.Update(line);
   };
-  for (int64_t step = 0; step < FLAGS_steps; ++step) {
+  for (int64_t step = first; step < FLAGS_steps; ++step) {
     in_flight.push_back(train.Run(FeedsOf(RandomBatch(text, FLAGS_batch, FLAGS_context, seed, step))));
-    if (in_flight.size() >= static_cast<size_t>(kStepsInFlight)) finish_one();
+    const bool save = !FLAGS_save.empty() && (step + 1 == FLAGS_steps ||
+                                              (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
+    while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight))) finish_one();
+    if (save) Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep)});
   }
   while (!in_flight.empty()) finish_one();
   progress.End();
-  launcher.Print("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(FLAGS_steps),
+  const int64_t steps = std::max<int64_t>(0, FLAGS_steps - first);
+  launcher.Print("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(steps),
                  MinutesAndSeconds(last_end).c_str(), static_cast<double>(loss),
-                 tokens_per_step * FLAGS_steps / last_end);
+                 steps > 0 ? tokens_per_step * static_cast<double>(steps) / last_end : 0.0);
 }
 
 // The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
@@ -236,7 +270,8 @@ int Run(const Launcher& launcher) {
   launcher.Print("%s: %lld tokens to learn from, %lld held out, vocabulary %lld, on %s\n", FLAGS_text.c_str(),
                  static_cast<long long>(split.train.size()), static_cast<long long>(split.held_out.size()),
                  static_cast<long long>(config.vocabulary), mesh.str().c_str());
-  RunTraining(launcher, train, split.train, options.seed, log);
+  Begin(launcher, model);
+  RunTraining(launcher, model, train, split.train, options.seed, log);
   if (FLAGS_eval_batches > 0 && split.held_out.empty()) {
     launcher.Print("the text is too short to hold any of it out\n");
   } else if (FLAGS_eval_batches > 0) {

@@ -11,107 +11,13 @@
 #include "actor/net/talk/job.h"
 #include "core/copy_box.h"
 #include "oneflow_like/model_impl.h"
+#include "oneflow_like/pieces.h"
 
 namespace oneflow_like {
 
 namespace {
 
-constexpr int64_t kBytes = 1 << 20;
 constexpr int64_t kInFlight = 64 << 20;  // bytes on their way before all processes wait for one another
-
-// Calls `use` with boxes that cover `box`, each of at most `most` elements (or of one) and without gaps in
-// `piece`, which holds it. All processes get the same ones. `axis`: those before it have extent 1.
-void ForEachRun(const Box& box, const Box& piece, int64_t most, const std::function<void(const Box&)>& use,
-                int axis = 0) {
-  if (box.empty()) return;
-  if (axis == box.extent.rank()) return use(box);
-  int64_t row = 1;
-  bool whole = true;
-  for (int a = axis + 1; a < box.extent.rank(); ++a) {
-    row *= box.extent[a];
-    whole = whole && box.extent[a] == piece.extent[a];
-  }
-  const bool rows = whole && row <= most;
-  const int64_t step = rows ? std::max<int64_t>(1, most / row) : 1;
-  for (int64_t at = 0; at < box.extent[axis]; at += step) {
-    Box part = box;
-    part.begin[axis] += at;
-    part.extent[axis] = std::min(step, box.extent[axis] - at);
-    rows ? use(part) : ForEachRun(part, piece, most, use, axis + 1);
-  }
-}
-
-// Bytes from the start of a rank's piece.
-int64_t OffsetIn(const Box& piece, const Box& run, DType dtype) {
-  int64_t index = 0;
-  for (int a = 0; a < piece.extent.rank(); ++a)
-    index = index * piece.extent[a] + run.begin[a] - piece.begin[a];
-  return index * static_cast<int64_t>(SizeOf(dtype));
-}
-
-// The piece of a variable that a rank hosted here has, and memory of the host to move it through.
-class LocalPiece {
- public:
-  LocalPiece(const ModelImpl& model, int rank, const std::string& variable)
-      : device_(model.store->device(rank)), info_(*model.store->Find(rank, variable)) {
-    data_ = static_cast<char*>(model.store->Variable(rank, variable));
-    const int64_t bytes = info_.box.elements() * static_cast<int64_t>(SizeOf(info_.dtype));
-    staging_ =
-        device_->AllocateHost(std::clamp<int64_t>(bytes, 64, kBytes), Cat("variable '", variable, "'"));
-  }
-  const Box& box() const { return info_.box; }
-  // `run` is without gaps here. Valid until the next call.
-  const void* Get(const Box& run) {
-    device_->CopyOut(staging_->data(), data_ + OffsetIn(info_.box, run, info_.dtype), Bytes(run));
-    return staging_->data();
-  }
-  void Put(const Box& run, const HostTensor& whole) {
-    CopyBox(info_.dtype, run, {whole.data.get(), Box::Whole(whole.shape)}, {staging_->data(), run});
-    device_->CopyIn(data_ + OffsetIn(info_.box, run, info_.dtype), staging_->data(), Bytes(run));
-  }
-
- private:
-  size_t Bytes(const Box& run) const { return run.elements() * SizeOf(info_.dtype); }
-
-  Device* const device_;
-  const Store::VariableInfo& info_;
-  char* data_;
-  std::unique_ptr<Memory> staging_;
-};
-
-int64_t MostElements(DType dtype) { return kBytes / static_cast<int64_t>(SizeOf(dtype)); }
-
-// A part of the variable: who gives it, and whether processes lack it.
-struct Part {
-  Box box;
-  int giver = 0;  // rank
-  Box piece;      // the giver's
-  bool sent = false;
-};
-
-// Every element once. The same on all processes.
-std::vector<Part> PartsOf(const ModelImpl& model, const ModelVariable& variable) {
-  const int processes = model.options.job ? model.options.job->processes() : 1;
-  const int hosted = model.mesh.size() / processes;
-  const BoxingEnd from = EndOf(model.mesh, variable.layout);
-  const BoxingEnd to{{1}, {-1}, {B()}};  // one place that is no device
-  const BoxingProgram program = RouteAll(Box::Whole(variable.shape), from, to);
-  std::vector<int> ranks;
-  for (int device : program.members) ranks.push_back(device < 0 ? -1 : model.mesh.IndexOf(device));
-  std::vector<Part> parts;
-  for (const Region& region : program.work.back()) {
-    if (region.box.empty()) continue;
-    const int source = region.sources[0];
-    Part part{region.box, ranks[source], program.in[source]};
-    std::set<int> have;
-    for (size_t m = 0; m < ranks.size(); ++m)
-      if (program.has_in[m] && program.in[m].Intersect(region.box) == region.box)
-        have.insert(ranks[m] / hosted);
-    part.sent = static_cast<int>(have.size()) < processes;
-    parts.push_back(std::move(part));
-  }
-  return parts;
-}
 
 // What other processes send of a variable, put in its place as it comes.
 class Arrivals final : public PeerListener {
@@ -223,7 +129,10 @@ void Model::Write(const std::string& name, const HostTensor& value) {
     if (impl_->store->Find(rank, name) == nullptr) continue;
     LocalPiece piece(*impl_, rank, name);
     ForEachRun(piece.box(), piece.box(), MostElements(value.dtype),
-               [&](const Box& run) { piece.Put(run, value); });
+               [&](const Box& run) {
+                 CopyBox(value.dtype, run, {value.data.get(), Box::Whole(value.shape)}, {piece.staging(), run});
+                 piece.Put(run);
+               });
   }
 }
 

@@ -1,6 +1,7 @@
 // All of the public API: build a Model, Train or Evaluate it, run the Session.
 #pragma once
 
+#include "oneflow_like/checkpoint.h"
 #include "oneflow_like/launcher.h"
 #include "oneflow_like/model.h"
 #include "oneflow_like/session.h"

@@ -1,0 +1,87 @@
+// Files of tensors in the safetensors format, as Hugging Face's library of that name defines it: eight bytes
+// with the size of a header, the header in JSON (name -> type, shape, place), and the tensors' bytes,
+// row-major and little-endian, without gaps.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/dims.h"
+#include "core/dtype.h"
+
+namespace oneflow_like {
+
+struct StoredTensor {
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  int64_t offset = 0;  // of its first byte in the file
+  int64_t bytes() const { return shape.elements() * static_cast<int64_t>(SizeOf(dtype)); }
+};
+
+// A file of the system's, closed when this goes. Every Error names the file.
+class File {
+ public:
+  enum Mode { kRead, kCreate };
+  File(std::string path, Mode mode);
+  ~File();
+  File(const File&) = delete;
+
+  int64_t size() const;
+  void ReadAt(int64_t offset, void* to, int64_t bytes) const;  // all of it; a shorter file is an Error
+  void WriteAt(int64_t offset, const void* from, int64_t bytes);
+  void Reserve(int64_t bytes);  // space on the disk, so that writing later cannot run out of it
+  void Sync();
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+  int fd_ = -1;
+};
+
+class SafetensorsReader {
+ public:
+  // Reads the header. Throws Error for a file that is no such file: a header that is longer than the file or
+  // than 100 MB, no JSON, a type that is unknown here, a tensor outside the file, tensors that overlap.
+  explicit SafetensorsReader(const std::string& path);
+
+  const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const StoredTensor& Find(const std::string& name) const;  // throws Error
+  const File& file() const { return file_; }
+
+ private:
+  File file_;
+  std::map<std::string, StoredTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// Creates a file of these tensors, whose space is taken at once; their bytes come in any order.
+class SafetensorsWriter {
+ public:
+  struct Entry {
+    std::string name;
+    DType dtype = DType::kFloat32;
+    Dims shape;
+  };
+  SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries,
+                    const std::map<std::string, std::string>& metadata = {});
+  // `offset` in bytes from the tensor's first.
+  void Write(const std::string& name, int64_t offset, const void* from, int64_t bytes);
+  void Sync() { file_.Sync(); }
+  int64_t size() const { return size_; }
+
+ private:
+  File file_;
+  std::map<std::string, StoredTensor> tensors_;
+  int64_t size_ = 0;
+};
+
+// "F32", "BF16", ...: the format's name of a type.
+const char* SafetensorsName(DType dtype);
+
+// Makes a rename or a new file in the folder last.
+void SyncFolder(const std::string& folder);
+
+}  // namespace oneflow_like

@@ -1,0 +1,286 @@
+// Checkpoints: a run goes on from one as if it had not stopped, on the mesh it was saved on or another, with
+// any number of processes; what does not fit is named; what is damaged is refused, and what was complete
+// stays.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+
+#include "oneflow_like/checkpoint/index.h"
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/oneflow_like/small_gpt.h"
+#include "tests/oneflow_like/thread_job.h"
+
+namespace oneflow_like {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Checkpoint : public testing::Test {
+ protected:
+  ~Checkpoint() override { fs::remove_all(folder_); }
+  const std::string folder_ = testing::TempDir() + "/checkpoint_test." + std::to_string(getpid());
+};
+
+SmallGpt Small(const std::string& mesh) {
+  SmallGpt given;
+  given.mesh = mesh;
+  given.layers = 2;
+  given.width = 32;
+  given.heads = 4;
+  return given;
+}
+
+std::vector<float> Steps(GptProgram& program, Session& session, int64_t first, int64_t count) {
+  std::vector<float> losses;
+  for (int64_t step = first; step < first + count; ++step)
+    losses.push_back(session.Run(program.MakeFeeds(step)).Scalar("loss"));
+  return losses;
+}
+
+std::vector<float> GoOn(const SmallGpt& given, const std::string& folder) {
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  Load(program.model(), folder);
+  return Steps(program, session, program.model().next_step(), 3);
+}
+
+TEST_F(Checkpoint, ARunGoesOnOnAnyMesh) {
+  const char* meshes[] = {"cpu:dp=1", "cpu:dp=2",      "cpu:tp=2", "cpu:pp=2",
+                          "cpu:dp=3", "cpu:dp=2,tp=2", "cpu:tp=4", "cpu:dp=2,tp=2,pp=2"};
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+    for (size_t a = 0; a < std::size(meshes); ++a) {
+      SmallGpt from = Small(meshes[a]);
+      from.dtype = dtype;
+      if (a % 2 == 1) from.zero_axis = "dp";
+      fs::remove_all(folder_);
+      GptProgram program(from);
+      Session session = program.MakeTrain();
+      Steps(program, session, 0, 2);
+      const std::string path = Save(program.model(), folder_, {.state = {{"epoch", "3"}}});
+      EXPECT_EQ(path, folder_ + "/step-00000002");
+      const std::vector<float> wanted = Steps(program, session, 2, 3);
+      EXPECT_EQ(GoOn(from, path), wanted) << from.str();  // bit for bit
+      for (size_t b : {(a + 1) % std::size(meshes), (a + 3) % std::size(meshes)}) {
+        SmallGpt to = Small(meshes[b]);
+        to.dtype = dtype;
+        if (b % 3 == 0) to.zero_axis = "dp";
+        const std::vector<float> got = GoOn(to, folder_);
+        for (size_t i = 0; i < wanted.size(); ++i)
+          EXPECT_NEAR(got[i], wanted[i], dtype == DType::kFloat32 ? 1e-5 : 2e-2 * wanted[i])
+              << from.str() << " to " << to.str() << " step " << i;
+      }
+    }
+}
+
+TEST_F(Checkpoint, AnyNumberOfProcessesReadsAndWrites) {
+  GptProgram alone(Small("cpu:dp=1"));
+  Session session = alone.MakeTrain();
+  Steps(alone, session, 0, 2);
+  std::map<std::string, HostTensor> variables;
+  for (const std::string& name : alone.model().Variables()) variables.emplace(name, alone.model().Read(name));
+  Save(alone.model(), folder_);
+  const std::pair<const char*, int> runs[] = {
+      {"cpu:dp=2", 2}, {"cpu:tp=2", 2}, {"cpu:pp=2", 2}, {"cpu:dp=2,tp=2", 4}, {"cpu:dp=2,tp=2,pp=2", 2}};
+  for (auto [mesh, processes] : runs) {
+    const std::string other = folder_ + "/other";
+    std::vector<std::string> errors = RunProcesses(processes, [&, mesh = mesh](std::shared_ptr<Job> job) {
+      SmallGpt given = Small(mesh);
+      given.zero_axis = "dp";
+      given.model_options.job = job;
+      GptProgram program(given);
+      Session made = program.MakeTrain();
+      Load(program.model(), folder_);
+      if (program.model().next_step() != 2) Fail("its next step is ", program.model().next_step());
+      Save(program.model(), other);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "") << mesh;
+    int files = 0;
+    for (const auto& entry : fs::directory_iterator(other + "/step-00000002"))
+      files += entry.path().extension() == ".safetensors";
+    EXPECT_EQ(files, processes);
+    GptProgram back(Small("cpu:dp=1"));
+    Session made = back.MakeTrain();
+    Load(back.model(), other);
+    for (const auto& [name, value] : variables)
+      EXPECT_TRUE(SameBytes(back.model().Read(name), value)) << name;
+    fs::remove_all(other);
+  }
+}
+
+// --- What a checkpoint says, and what a model takes of it ---
+
+struct Two {
+  explicit Two(int64_t width = 4, ModelOptions options = {}) : model(FullMesh("cpu:dp=2"), options) {
+    Tensor x = model.Input("x", {4, 3}, DType::kFloat32);
+    Tensor up = model.scope().Weight("up", {3, width}, Normal(1), {{"dp", S(1)}});
+    loss = mean(square(matmul(x, up) * model.scope().Weight("scale", {width}, Full(1))));
+  }
+  Model model;
+  Tensor loss;
+};
+
+TEST_F(Checkpoint, StateAndStepsComeBack) {
+  Two first;
+  Session train = Train(first.loss, Adam{});
+  TrainOptions named;
+  named.name = "second";
+  Session other = Train(first.loss, Sgd{}, named);
+  for (int step = 0; step < 3; ++step) train.Run({{"x", Floats(step, {4, 3})}}).Wait();
+  other.Run({{"x", Floats(3, {4, 3})}}).Wait();
+  Save(first.model, folder_, {.state = {{"epoch", "3"}, {"note", "a \"b\"\n"}}});
+  Two then;
+  Session again = Train(then.loss, Adam{});
+  Session second = Train(then.loss, Sgd{}, named);
+  const Loaded loaded = Load(then.model, folder_);
+  EXPECT_EQ(loaded.path, folder_ + "/step-00000003");
+  EXPECT_EQ(loaded.state, (std::map<std::string, std::string>{{"epoch", "3"}, {"note", "a \"b\"\n"}}));
+  EXPECT_EQ(then.model.next_step("train"), 3);
+  EXPECT_EQ(then.model.next_step("second"), 1);
+  for (const std::string& name : first.model.Variables())
+    EXPECT_TRUE(SameBytes(first.model.Read(name), then.model.Read(name))) << name;
+}
+
+TEST_F(Checkpoint, WhatDoesNotFitIsNamed) {
+  Two first;
+  Session train = Train(first.loss, Adam{});
+  train.Run({{"x", Floats(0, {4, 3})}}).Wait();
+  Save(first.model, folder_);
+  auto refuse = [&](const char* wanted, const std::function<void()>& what) {
+    const std::string error = ErrorOf(what);
+    EXPECT_TRUE(std::regex_search(error, std::regex(wanted))) << error << "\n  wanted: " << wanted;
+  };
+  refuse("'scale' is f32\\[6\\] here but f32\\[4\\] there; 'train:adam_m/scale' .*'up' is f32\\[3,6\\] here",
+         [&] {
+           Two wide(6);
+           Session session = Train(wide.loss, Adam{});
+           Load(wide.model, folder_);
+         });
+  refuse(
+      "^checkpoint .*/step-00000001 does not fit the model: it lacks 'train:sgd_v/scale', 'train:sgd_v/up'; "
+      "the "
+      "model has no 'train:adam_m/scale', .*'train:updates'$",
+      [&] {
+        Two then;
+        Session session = Train(then.loss, Sgd{.momentum = .9});
+        Load(then.model, folder_);
+      });
+  refuse("has no 'train:adam_m/scale'", [&] {
+    Two then;
+    Load(then.model, folder_);
+  });
+  refuse("seed 1, but the model has seed 2", [&] {
+    Two then(4, {.seed = 2});
+    Session session = Train(then.loss, Adam{});
+    Load(then.model, folder_);
+  });
+  // Weights alone, and what both have.
+  Two then(4, {.seed = 2});
+  Load(then.model, folder_, {.weights_only = true});
+  EXPECT_TRUE(SameBytes(then.model.Read("up"), first.model.Read("up")));
+  EXPECT_EQ(then.model.next_step(), 0);
+  Two part;
+  Session session = Train(part.loss, Sgd{.momentum = .9});
+  Load(part.model, folder_, {.partial = true});
+  EXPECT_TRUE(SameBytes(part.model.Read("scale"), first.model.Read("scale")));
+}
+
+TEST_F(Checkpoint, OldOnesGoAndHalfOnesAreNotSeen) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  for (int step = 0; step < 5; ++step) {
+    train.Run({{"x", Floats(step, {4, 3})}}).Wait();
+    Save(model.model, folder_, {.keep = 2});
+  }
+  EXPECT_EQ(Checkpoints(folder_),
+            (std::vector<std::string>{folder_ + "/step-00000004", folder_ + "/step-00000005"}));
+  fs::create_directories(folder_ + "/step-00000009");  // no index
+  fs::create_directories(folder_ + "/.step-00000007.partial");
+  EXPECT_EQ(Checkpoints(folder_).size(), 2u);
+  EXPECT_NE(ErrorOf([&] { Save(model.model, folder_); }).find("there is such a checkpoint already"),
+            std::string::npos);
+  EXPECT_TRUE(Checkpoints(folder_ + "/nowhere").empty());
+  EXPECT_NE(ErrorOf([&] { Load(model.model, folder_ + "/nowhere"); }).find("no complete checkpoint"),
+            std::string::npos);
+  // A file where the folder is meant.
+  std::ofstream(folder_ + "/file") << "x";
+  EXPECT_NE(ErrorOf([&] { Save(model.model, folder_ + "/file"); }).find("it cannot be made"),
+            std::string::npos);
+  EXPECT_EQ(Checkpoints(folder_).size(), 2u);
+}
+
+// One bit anywhere, or an end cut off: said with the file's name, and never loaded.
+TEST_F(Checkpoint, DamageIsRefusedByName) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  train.Run({{"x", Floats(0, {4, 3})}}).Wait();
+  const std::string path = Save(model.model, folder_);
+  Two then;
+  Session again = Train(then.loss, Adam{});
+  std::map<std::string, HostTensor> wanted;
+  for (const std::string& name : model.model.Variables()) wanted.emplace(name, model.model.Read(name));
+  int refused = 0;
+  for (const std::string name : {"model-00001-of-00001.safetensors", CheckpointIndex::kFile}) {
+    const std::string file = path + "/" + name;
+    std::ifstream in(file, std::ios::binary);
+    const std::string good(std::istreambuf_iterator<char>(in), {});
+    auto put = [&](const std::string& bytes) { std::ofstream(file, std::ios::binary) << bytes; };
+    for (uint64_t k = 0; k < 400; ++k) {
+      std::string bad = good;
+      const uint64_t bit = RandomBits(5, 1, k) % (8 * good.size());
+      bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
+      put(bad);
+      const std::string error = ErrorOf([&] { Load(then.model, path); });
+      refused += !error.empty();
+      if (error.empty()) {  // a blank, or a name that nobody looks for
+        for (const auto& [variable, value] : wanted)
+          ASSERT_TRUE(SameBytes(then.model.Read(variable), value))
+              << name << " bit " << bit << " " << variable;
+      } else {
+        ASSERT_NE(error.find(path), std::string::npos) << error;
+      }
+    }
+    for (size_t length : {size_t{0}, size_t{7}, good.size() / 2, good.size() - 2}) {
+      put(good.substr(0, length));
+      const std::string error = ErrorOf([&] { Load(then.model, path); });
+      EXPECT_NE(error.find(file), std::string::npos) << error << " " << length;
+    }
+    fs::remove(file);
+    EXPECT_NE(ErrorOf([&] { Load(then.model, path); }), "") << name;
+    put(good);
+    Load(then.model, path);
+  }
+  EXPECT_GT(refused, 500);
+}
+
+TEST_F(Checkpoint, AnIndexCannotLie) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  const std::string path = Save(model.model, folder_);
+  const CheckpointIndex good = CheckpointIndex::Read(path);
+  auto refuse = [&](const std::string& wanted, const std::function<void(CheckpointIndex*)>& change) {
+    CheckpointIndex bad = good;
+    change(&bad);
+    std::ofstream(path + "/" + CheckpointIndex::kFile) << bad.ToJson();
+    const std::string error = ErrorOf([&] { Load(model.model, path); });
+    EXPECT_NE(error.find(wanted), std::string::npos) << error;
+  };
+  using Index = CheckpointIndex*;
+  auto up = [](Index i) -> StoredVariable& { return i->variables.at("up"); };
+  refuse("is said to be in '../x'", [&](Index i) { up(i).pieces[0].file = "../x"; });
+  refuse("is said to be in '/etc/passwd'", [&](Index i) { up(i).pieces[0].file = "/etc/passwd"; });
+  refuse("x.safetensors: it cannot be read", [&](Index i) { up(i).pieces[0].file = "x.safetensors"; });
+  refuse("claims more bytes than any disk", [&](Index i) { up(i).shape = {int64_t{1} << 60}; });
+  refuse("has a piece outside it", [&](Index i) { up(i).pieces[0].box.begin[0] = 2; });
+  refuse("elements", [&](Index i) { up(i).pieces.pop_back(); });
+  refuse("which overlap", [&](Index i) { up(i).pieces.push_back(up(i).pieces[0]); });
+  refuse("has 0 checksums", [&](Index i) { up(i).pieces[0].checksums.clear(); });
+  refuse("there is no tensor 'y' in it", [&](Index i) { up(i).pieces[0].key = "y"; });
+  refuse("but the index says", [&](Index i) { up(i).pieces[0].key = "scale"; });
+}
+
+}  // namespace
+}  // namespace oneflow_like
