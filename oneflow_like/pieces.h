@@ -2,27 +2,17 @@
 // memory that devices copy to and from; and who gives which part where every element is wanted once.
 #pragma once
 
-#include <algorithm>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/runs.h"
 #include "oneflow_like/model_impl.h"
 
 namespace oneflow_like {
 
 constexpr int64_t kPieceBytes = 1 << 20;
 inline int64_t MostElements(DType dtype) { return kPieceBytes / static_cast<int64_t>(SizeOf(dtype)); }
-
-// Calls `use` with boxes that cover `box`, each of at most `most` elements (or of one) and without gaps in
-// `piece`, which holds it; in the order of the piece. All processes get the same ones. `axis`: those before
-// it have extent 1.
-void ForEachRun(const Box& box, const Box& piece, int64_t most, const std::function<void(const Box&)>& use,
-                int axis = 0);
-
-// Bytes from the start of a piece to a run's first element.
-int64_t OffsetIn(const Box& piece, const Box& run, DType dtype);
 
 // The piece of a variable that a rank hosted here has, and memory of the host to move it through.
 class LocalPiece {

@@ -8,12 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <memory>
-#include <optional>
 
 #include "actor/net/talk/job.h"
-#include "core/copy_box.h"
 #include "oneflow_like/checkpoint/index.h"
+#include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/safetensors.h"
 #include "oneflow_like/pieces.h"
 
@@ -147,84 +145,16 @@ void Rename(const std::string& from, const std::string& to) {
 
 // --- Loading ---
 
-// A stored piece, read in order and checked.
-class PieceReader {
- public:
-  PieceReader(const SafetensorsReader& file, const StoredVariable& variable, const StoredPiece& piece)
-      : file_(file), piece_(piece), tensor_(file.Find(piece.key)) {
-    if (tensor_.dtype != variable.dtype || tensor_.shape != piece.box.extent)
-      Fail(file.file().path(), ": tensor '", piece.key, "' is ", Name(tensor_.dtype), tensor_.shape.str(),
-           ", but the index says ", Name(variable.dtype), piece.box.extent.str());
+void ReadHere(const ModelImpl& model, const std::string& name, CheckpointReader* reader) {
+  for (int rank : model.store->ranks()) {
+    if (model.store->Find(rank, name) == nullptr) continue;
+    LocalPiece piece(model, rank, name);
+    ForEachRun(piece.box(), piece.box(), MostElements(model.variables.at(name).dtype), [&](const Box& run) {
+      reader->Read(name, run, piece.staging());
+      piece.Put(run);
+    });
   }
-  void Read(int64_t offset, char* to, int64_t bytes) {
-    while (bytes > 0) {
-      const int64_t block = offset / kChecksumBytes, start = block * kChecksumBytes;
-      if (block != block_) Fetch(block);
-      const int64_t n = std::min(bytes, start + static_cast<int64_t>(bytes_.size()) - offset);
-      std::memcpy(to, bytes_.data() + (offset - start), n);
-      offset += n;
-      to += n;
-      bytes -= n;
-    }
-  }
-
- private:
-  void Fetch(int64_t block) {
-    const int64_t start = block * kChecksumBytes;
-    bytes_.resize(std::min(kChecksumBytes, tensor_.bytes() - start));
-    file_.file().ReadAt(tensor_.offset + start, bytes_.data(), static_cast<int64_t>(bytes_.size()));
-    block_ = block;
-    const uLong sum =
-        crc32(0, reinterpret_cast<const Bytef*>(bytes_.data()), static_cast<uInt>(bytes_.size()));
-    if (static_cast<uint32_t>(sum) != piece_.checksums[block])
-      Fail(file_.file().path(), ": tensor '", piece_.key, "' is damaged: the checksum of its bytes ", start,
-           " to ", start + static_cast<int64_t>(bytes_.size()), " does not fit");
-  }
-
-  const SafetensorsReader& file_;
-  const StoredPiece& piece_;
-  const StoredTensor& tensor_;
-  int64_t block_ = -1;
-  std::string bytes_;
-};
-
-class Loader {
- public:
-  Loader(ModelImpl* model, std::string folder) : model_(*model), folder_(std::move(folder)) {}
-
-  void Read(const std::string& name, const StoredVariable& stored) {
-    for (int rank : model_.store->ranks()) {
-      if (model_.store->Find(rank, name) == nullptr) continue;
-      LocalPiece piece(model_, rank, name);
-      for (const StoredPiece& from : stored.pieces) {
-        const Box common = from.box.Intersect(piece.box());
-        if (common.empty()) continue;
-        PieceReader reader(FileOf(from.file), stored, from);
-        // Runs without gaps where they are put, read in rows of where they lie.
-        ForEachRun(common, piece.box(), MostElements(stored.dtype), [&](const Box& run) {
-          char* to = static_cast<char*>(piece.staging());
-          ForEachRun(run, from.box, MostElements(stored.dtype), [&](const Box& part) {
-            const int64_t bytes = part.elements() * static_cast<int64_t>(SizeOf(stored.dtype));
-            reader.Read(OffsetIn(from.box, part, stored.dtype), to, bytes);
-            to += bytes;
-          });
-          piece.Put(run);
-        });
-      }
-    }
-  }
-
- private:
-  const SafetensorsReader& FileOf(const std::string& file) {
-    std::unique_ptr<SafetensorsReader>& reader = files_[file];
-    if (!reader) reader = std::make_unique<SafetensorsReader>(folder_ + "/" + file);
-    return *reader;
-  }
-
-  ModelImpl& model_;
-  const std::string folder_;
-  std::map<std::string, std::unique_ptr<SafetensorsReader>> files_;
-};
+}
 
 // "'a', 'b' and 3 more"
 std::string List(const std::vector<std::string>& names) {
@@ -338,14 +268,14 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
     loaded.path = all.back();
   }
   Together(*impl, "checkpoint is read", [&] {
-    const CheckpointIndex index = CheckpointIndex::Read(loaded.path);
+    CheckpointReader reader(loaded.path);
+    const CheckpointIndex& index = reader.index();
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
            impl->options.seed, ", with which it would not go on as it began");
-    Loader loader(impl, loaded.path);
     for (const std::string& name : ToRead(*impl, loaded.path, index, options)) {
       impl->Require(name);
-      loader.Read(name, index.variables.at(name));
+      ReadHere(*impl, name, &reader);
     }
     loaded.steps = index.steps;
     loaded.state = index.state;

@@ -1,0 +1,75 @@
+#include "oneflow_like/checkpoint/reader.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/copy_box.h"
+#include "core/error.h"
+#include "core/runs.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr size_t kBlocks = 8;
+constexpr int64_t kRunBytes = 1 << 20;
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(std::string folder)
+    : folder_(std::move(folder)), index_(CheckpointIndex::Read(folder_)), blocks_(kBlocks) {}
+
+void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
+  const StoredVariable& variable = index_.variables.at(name);
+  const int64_t most = kRunBytes / static_cast<int64_t>(SizeOf(variable.dtype));
+  for (const StoredPiece& piece : variable.pieces) {
+    ForEachRun(box.Intersect(piece.box), piece.box, most, [&](const Box& run) {
+      const int64_t bytes = run.elements() * static_cast<int64_t>(SizeOf(variable.dtype));
+      run_.resize(bytes);
+      ReadPiece(variable, piece, OffsetIn(piece.box, run, variable.dtype), run_.data(), bytes);
+      CopyBox(variable.dtype, run, {run_.data(), run}, {to, box});
+    });
+  }
+}
+
+void CheckpointReader::ReadPiece(const StoredVariable& variable, const StoredPiece& piece, int64_t offset,
+                                 char* to, int64_t bytes) {
+  std::unique_ptr<SafetensorsReader>& file = files_[piece.file];
+  if (!file) file = std::make_unique<SafetensorsReader>(folder_ + "/" + piece.file);
+  const StoredTensor& tensor = file->Find(piece.key);
+  if (tensor.dtype != variable.dtype || tensor.shape != piece.box.extent)
+    Fail(file->file().path(), ": tensor '", piece.key, "' is ", Name(tensor.dtype), tensor.shape.str(),
+         ", but the index says ", Name(variable.dtype), piece.box.extent.str());
+  while (bytes > 0) {
+    const Block& block = BlockOf(piece, tensor, file->file(), offset / kChecksumBytes);
+    const int64_t within = offset % kChecksumBytes,
+                  n = std::min(bytes, static_cast<int64_t>(block.bytes.size()) - within);
+    std::memcpy(to, block.bytes.data() + within, n);
+    offset += n;
+    to += n;
+    bytes -= n;
+  }
+}
+
+const CheckpointReader::Block& CheckpointReader::BlockOf(const StoredPiece& piece, const StoredTensor& tensor,
+                                                         const File& file, int64_t number) {
+  for (const Block& block : blocks_)
+    if (block.piece == &piece && block.number == number) return block;
+  Block& block = blocks_[next_];
+  next_ = (next_ + 1) % kBlocks;
+  const int64_t start = number * kChecksumBytes;
+  block.piece = nullptr;
+  block.bytes.resize(std::min(kChecksumBytes, tensor.bytes() - start));
+  file.ReadAt(tensor.offset + start, block.bytes.data(), static_cast<int64_t>(block.bytes.size()));
+  const uLong sum =
+      crc32(0, reinterpret_cast<const Bytef*>(block.bytes.data()), static_cast<uInt>(block.bytes.size()));
+  if (static_cast<uint32_t>(sum) != piece.checksums[number])
+    Fail(file.path(), ": tensor '", piece.key, "' is damaged: the checksum of its bytes ", start, " to ",
+         start + static_cast<int64_t>(block.bytes.size()), " does not fit");
+  block.piece = &piece;
+  block.number = number;
+  return block;
+}
+
+}  // namespace oneflow_like
