@@ -83,6 +83,7 @@ void Actor::Act() {
   announced_ = 0;
   bool ok = TakeCredits();
   CountWrites();
+  if (!variables.empty()) TellWatch();
   if (shard->run->recording.load(std::memory_order_relaxed)) start_ = shard->run->Now();
   if (shard->trace.on()) start_ticks_ = Ticks();
   if (!ok) FailStep(nullptr, shard->run->error());
@@ -336,6 +337,11 @@ void Actor::CountWrites() {
       c.buffer->peak.store(taken, std::memory_order_relaxed);
     }
   }
+}
+
+void Actor::TellWatch() {
+  if (WriteWatch* watch = slot().watch.get())
+    for (const std::string& variable : variables) watch->BeforeWrite(rank, variable);
 }
 
 void Actor::CountReads() {

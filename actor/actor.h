@@ -93,6 +93,7 @@ struct Counted {
 struct StepSlot {
   std::shared_ptr<StepHandle::State> state;
   std::vector<HostTensor> feeds;    // by input
+  std::shared_ptr<WriteWatch> watch;
   std::atomic<int> shards_left{0};  // shared
   // Shared: something has failed for a reason that is not known here yet: it is a peer's to tell, or comes
   // with a device's last word of this step. Without either the runtime was closed.
@@ -175,6 +176,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   std::vector<KernelLaunch> launches;
   std::unique_ptr<Memory> staging;  // of a feed or fetch
   std::vector<Counted> writes, reads;
+  std::vector<std::string> variables;  // that it writes
   void Loaded();  // after the last change
 
  private:
@@ -206,6 +208,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   void FailDevice(const std::string& message);
   void CountWrites();
   void CountReads();
+  void TellWatch();
 
   int waiting_ = 0;  // starved ports; kept while the actor is not busy
   bool busy_ = false;

@@ -72,7 +72,11 @@ class Loader {
     call->spec = ToSpec(kernel);
     call->inputs = kernel.in_size();
     for (const plan::Operand& operand : kernel.in()) call->place.push_back(Place(operand, *actor->spec));
-    for (const plan::Operand& operand : kernel.out()) call->place.push_back(Place(operand, *actor->spec));
+    for (const plan::Operand& operand : kernel.out()) {
+      call->place.push_back(Place(operand, *actor->spec));
+      const plan::Buffer& buffer = *buffers_.at(operand.buffer());
+      if (buffer.space() == plan::PERSISTENT) actor->variables.push_back(buffer.variable());
+    }
     call->args = call->spec.in;
     call->args.insert(call->args.end(), call->spec.out.begin(), call->spec.out.end());
     if (kernel.scratch_bytes() > 0) {

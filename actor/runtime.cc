@@ -308,6 +308,7 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
     std::memcpy(slot.feeds[impl.inputs.at(name)].data.get(), tensor.data.get(), tensor.bytes());
   }
   slot.state = state;
+  slot.watch = store.watch;
   slot.launched_ticks = Ticks();
   slot.shards_left.store(static_cast<int>(impl.shards.size()), std::memory_order_relaxed);
   slot.unexplained.store(false, std::memory_order_relaxed);

@@ -27,6 +27,15 @@ std::unique_ptr<Executor> MakeThreadExecutor(int threads, int kernel_threads);
 // One thread, the caller's: events fire inside Drive (called by Handle::Wait), in an order drawn from `seed`.
 std::unique_ptr<Executor> MakeSeededExecutor(uint64_t seed);
 
+// Told of what steps do to variables, before they do it.
+class WriteWatch {
+ public:
+  virtual ~WriteWatch() = default;
+  // Any worker: an act that writes the variable comes next. May be called again for the same one. On an
+  // asynchronous device what was enqueued before may not be done yet.
+  virtual void BeforeWrite(int rank, const std::string& variable) = 0;
+};
+
 // The memory of the ranks of one process: variables by name, and one transient arena per rank that all plans
 // of the store share, one after another.
 class Store {
@@ -55,6 +64,9 @@ class Store {
   char* Transient(int rank) const;
   int64_t TransientBytes(int rank) const;
   int64_t PersistentBytes(int rank) const;
+  // Steps launched from now on tell `watch` of their writes; those under way tell whom they told before.
+  // nullptr: nobody.
+  void SetWatch(std::shared_ptr<WriteWatch> watch);
 
   struct Impl;
   Impl* impl() { return impl_.get(); }

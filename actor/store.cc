@@ -158,4 +158,9 @@ char* Store::Transient(int rank) const { return impl_->At(rank).transient; }
 int64_t Store::TransientBytes(int rank) const { return impl_->At(rank).transient_bytes; }
 int64_t Store::PersistentBytes(int rank) const { return impl_->At(rank).persistent_bytes; }
 
+void Store::SetWatch(std::shared_ptr<WriteWatch> watch) {
+  std::lock_guard<std::mutex> lock(impl_->launch_mutex);
+  impl_->watch = std::move(watch);
+}
+
 }  // namespace oneflow_like

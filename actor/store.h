@@ -35,6 +35,7 @@ struct Store::Impl {
   std::mutex launch_mutex;
   const void* owner = nullptr;
   std::shared_ptr<StepHandle::State> last;
+  std::shared_ptr<WriteWatch> watch;  // of the next steps
 
   Rank& At(int rank);
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -140,6 +141,7 @@ void RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSp
   const double tokens_per_step = static_cast<double>(FLAGS_batch * FLAGS_context);
   ProgressLine progress(launcher);
   std::deque<StepResult> in_flight;
+  std::optional<SaveHandle> saved;
   Stopwatch watch;
   float loss = 0;
   const int64_t first = model.next_step();
@@ -165,10 +167,11 @@ void RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSp
     in_flight.push_back(train.Run(FeedsOf(RandomBatch(text, FLAGS_batch, FLAGS_context, seed, step))));
     const bool save = !FLAGS_save.empty() && (step + 1 == FLAGS_steps ||
                                               (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
-    while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight))) finish_one();
-    if (save) Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep)});
+    if (save) saved = Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep)});
+    if (in_flight.size() >= static_cast<size_t>(kStepsInFlight)) finish_one();
   }
   while (!in_flight.empty()) finish_one();
+  if (saved) saved->Wait();
   progress.End();
   const int64_t steps = std::max<int64_t>(0, FLAGS_steps - first);
   launcher.Print("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(steps),

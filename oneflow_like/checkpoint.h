@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,11 +20,32 @@ struct SaveOptions {
   int keep = 0;                              // so many of the newest stay in the folder; 0: all
 };
 
-// Waits for steps under way, then writes <folder>/step-<next step of the training>. Each process writes what
-// its ranks hold, what several hold once; nothing is whole in memory. In a job all processes call it in the
-// same order, and share the folder. Throws Error, on all processes, when it cannot be written or is there
-// already; what was complete before is left as it is. Returns the checkpoint's path.
-std::string Save(Model& model, const std::string& folder, const SaveOptions& options = {});
+class Saving;
+
+// A checkpoint that is being written. Copyable.
+class SaveHandle {
+ public:
+  SaveHandle(std::shared_ptr<ModelImpl> model, std::shared_ptr<Saving> saving)
+      : model_(std::move(model)), saving_(std::move(saving)) {}
+  const std::string& path() const;
+  bool Done() const;  // whether this process has done its part
+  // Until the checkpoint is complete; returns its path. Throws Error, on all processes, when it could not be
+  // written; what was complete before is left as it is then. In a job all processes call it in the same order.
+  std::string Wait() const;
+
+ private:
+  std::shared_ptr<ModelImpl> model_;
+  std::shared_ptr<Saving> saving_;
+};
+
+// Begins to write <folder>/step-<next step of the training>: the state after all steps launched so far, though
+// they and later ones go on meanwhile (on devices that are not the host's, the next step waits until their
+// memory has been read). Takes no memory for copies. Each process writes what its ranks hold, what several
+// hold once; nothing is whole anywhere. In a job all processes call it in the same order, and share the
+// folder. Throws Error, on all processes, when the checkpoint is there already, when there is no room for it,
+// and for what made the save before fail, which it waits for. What nobody has waited for when the model goes
+// may stay incomplete, and is then no checkpoint.
+SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& options = {});
 
 struct LoadOptions {
   bool weights_only = false;  // neither state of trainings nor numbers of steps

@@ -106,7 +106,7 @@ void ModelImpl::Load() {
 }
 
 void ModelImpl::WaitIdle() const {
-  for (const auto& [session, handle] : last_steps) (void)handle.Wait();
+  for (const auto& [session, step] : last_steps) (void)step.handle.Wait();
 }
 
 GraphOfModel::GraphOfModel(ModelImpl* model, std::string name)

@@ -48,6 +48,15 @@ struct SessionSteps {
   enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // that has made a session of that name
 };
 
+class Saving;  // oneflow_like/checkpoint/saving.h
+
+// The last step of a session.
+struct LastStep {
+  StepHandle handle;
+  std::string finite;   // output that must be finite, empty for none
+  bool trains = false;  // it updates variables
+};
+
 struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   ModelImpl(Mesh mesh, const ModelOptions& options);
 
@@ -74,7 +83,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<TraceFile> trace;              // when asked for
-  std::map<const void*, StepHandle> last_steps;  // by session
+  std::map<const void*, LastStep> last_steps;  // by session
 
  private:
   void JoinJob();
@@ -82,6 +91,9 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::unique_ptr<Device> MakeDevice(int rank);
 
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
+
+ public:
+  std::shared_ptr<Saving> saving;  // the last one, complete or under way; goes before what it reads
 };
 
 // The graph a tensor belongs to; throws Error when it is undefined or of no model.

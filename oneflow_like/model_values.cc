@@ -10,6 +10,7 @@
 
 #include "actor/net/talk/job.h"
 #include "core/copy_box.h"
+#include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/model_impl.h"
 #include "oneflow_like/pieces.h"
 
@@ -125,6 +126,7 @@ void Model::Write(const std::string& name, const HostTensor& value) {
     Fail("variable '", name, "' is ", Name(variable.dtype), variable.shape.str(),
          " but the value written is ", Name(value.dtype), value.shape.str());
   if (!value.data && value.bytes() > 0) Fail("the value written to variable '", name, "' holds no data");
+  if (impl_->saving) impl_->saving->WaitCopied();
   for (int rank : impl_->store->ranks()) {
     if (impl_->store->Find(rank, name) == nullptr) continue;
     LocalPiece piece(*impl_, rank, name);

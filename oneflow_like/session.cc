@@ -11,6 +11,7 @@
 
 #include "actor/net/talk/job.h"
 #include "oneflow_like/agreement.h"
+#include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/feeds_check.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/memory_check.h"
@@ -77,7 +78,7 @@ void Session::Impl::Close() {
   if (!runtime) return;
   // Ended among its updates, a step would leave copies of a weight that differ.
   auto last = model->last_steps.find(this);
-  if (trains && last != model->last_steps.end()) (void)last->second.Wait();
+  if (trains && last != model->last_steps.end()) (void)last->second.handle.Wait();
   runtime->Close();
   if (!model->trace) return;
   if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
@@ -160,11 +161,13 @@ StepResult Session::Run(const Feeds& feeds) {
   impl_->Load();
   Feeds own = impl_->OwnFeeds(feeds);
   impl_->CheckFeeds(own);
+  // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
+  if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitCopied();
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
   result.state_->handle = impl_->runtime->Launch(own);
   result.state_->finite = impl_->finite;
-  impl_->model->last_steps[impl_.get()] = result.state_->handle;
+  impl_->model->last_steps[impl_.get()] = {result.state_->handle, impl_->finite, impl_->trains};
   return result;
 }
 

@@ -60,7 +60,7 @@ TEST_F(Checkpoint, ARunGoesOnOnAnyMesh) {
       GptProgram program(from);
       Session session = program.MakeTrain();
       Steps(program, session, 0, 2);
-      const std::string path = Save(program.model(), folder_, {.state = {{"epoch", "3"}}});
+      const std::string path = Save(program.model(), folder_, {.state = {{"epoch", "3"}}}).Wait();
       EXPECT_EQ(path, folder_ + "/step-00000002");
       const std::vector<float> wanted = Steps(program, session, 2, 3);
       EXPECT_EQ(GoOn(from, path), wanted) << from.str();  // bit for bit
@@ -82,7 +82,7 @@ TEST_F(Checkpoint, AnyNumberOfProcessesReadsAndWrites) {
   Steps(alone, session, 0, 2);
   std::map<std::string, HostTensor> variables;
   for (const std::string& name : alone.model().Variables()) variables.emplace(name, alone.model().Read(name));
-  Save(alone.model(), folder_);
+  Save(alone.model(), folder_).Wait();
   const std::pair<const char*, int> runs[] = {
       {"cpu:dp=2", 2}, {"cpu:tp=2", 2}, {"cpu:pp=2", 2}, {"cpu:dp=2,tp=2", 4}, {"cpu:dp=2,tp=2,pp=2", 2}};
   for (auto [mesh, processes] : runs) {
@@ -95,7 +95,7 @@ TEST_F(Checkpoint, AnyNumberOfProcessesReadsAndWrites) {
       Session made = program.MakeTrain();
       Load(program.model(), folder_);
       if (program.model().next_step() != 2) Fail("its next step is ", program.model().next_step());
-      Save(program.model(), other);
+      Save(program.model(), other).Wait();
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "") << mesh;
     int files = 0;
@@ -111,7 +111,61 @@ TEST_F(Checkpoint, AnyNumberOfProcessesReadsAndWrites) {
   }
 }
 
-// --- What a checkpoint says, and what a model takes of it ---
+// --- While training goes on ---
+
+std::string Bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// The files of a checkpoint, by name.
+std::map<std::string, std::string> Files(const std::string& checkpoint) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(checkpoint))
+    files[entry.path().filename()] = Bytes(entry.path());
+  return files;
+}
+
+// Weights of several blocks of a file, and of one that lies in rows of what its rank has.
+struct Wide {
+  explicit Wide(const std::string& mesh, const std::string& zero, std::shared_ptr<Job> job = nullptr)
+      : model(FullMesh(mesh), {.zero = {zero}, .threads = 2, .job = job}) {
+    Tensor x = model.Input("x", {8, 256}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor big = model.scope().Weight("big", {256, 6000}, Normal(.1), {{"tp", S(1)}});
+    Tensor down = model.scope().Weight("down", {6000, 8}, Normal(.1), {{"tp", S(0)}});
+    TrainOptions options;
+    options.steps_in_flight = 3;
+    train = std::make_unique<Session>(Train(mean(square(matmul(matmul(x, big), down))), Adam{}, options));
+  }
+  StepResult Run(int64_t step) { return train->Run({{"x", Floats(step, {8, 256})}}); }
+  Model model;
+  std::unique_ptr<Session> train;
+};
+
+// At random moments, with steps under way before and after: byte for byte what a save of a run that stands
+// still writes.
+TEST_F(Checkpoint, ASaveSeesOneMoment) {
+  const std::pair<const char*, const char*> meshes[] = {
+      {"cpu:dp=1", ""}, {"cpu:dp=2", "dp"}, {"cpu:tp=2", ""}, {"cpu:dp=2,tp=2", "dp"}};
+  for (auto [mesh, zero] : meshes) {
+    Wide still(mesh, zero), moving(mesh, zero);
+    int64_t step = 0, moving_step = 0;
+    for (uint64_t moment = 0; moment < 13; ++moment) {
+      const int64_t at = step + static_cast<int64_t>(RandomBits(7, 0, moment) % 3);
+      for (; step < at; ++step) still.Run(step).Wait();
+      for (; moving_step < at; ++moving_step) (void)moving.Run(moving_step);
+      const SaveHandle handle = Save(moving.model, folder_ + "/moving");
+      for (uint64_t after = RandomBits(7, 1, moment) % 3; after > 0 && moving_step < at + 2; --after)
+        (void)moving.Run(moving_step++);
+      const std::string there = Save(still.model, folder_ + "/still").Wait();
+      EXPECT_TRUE(Files(handle.Wait()) == Files(there)) << mesh << " moment " << moment;
+      for (; step < moving_step; ++step) still.Run(step).Wait();
+      ++step, still.Run(step - 1).Wait();
+      ++moving_step, (void)moving.Run(moving_step - 1);
+      fs::remove_all(folder_);
+    }
+  }
+}
 
 struct Two {
   explicit Two(int64_t width = 4, ModelOptions options = {}) : model(FullMesh("cpu:dp=2"), options) {
@@ -123,6 +177,22 @@ struct Two {
   Tensor loss;
 };
 
+
+// A step that failed, or whose loss is no number, is not worth keeping.
+TEST_F(Checkpoint, BadStepsAreNotSaved) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  HostTensor bad = Floats(0, {4, 3});
+  bad.as<float>()[5] = NAN;
+  (void)train.Run({{"x", bad}});
+  const SaveHandle handle = Save(model.model, folder_);
+  EXPECT_NE(ErrorOf([&] { handle.Wait(); }).find("is not written: step 0 has loss NaN"), std::string::npos)
+      << ErrorOf([&] { handle.Wait(); });
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+// --- What a checkpoint says, and what a model takes of it ---
+
 TEST_F(Checkpoint, StateAndStepsComeBack) {
   Two first;
   Session train = Train(first.loss, Adam{});
@@ -131,7 +201,7 @@ TEST_F(Checkpoint, StateAndStepsComeBack) {
   Session other = Train(first.loss, Sgd{}, named);
   for (int step = 0; step < 3; ++step) train.Run({{"x", Floats(step, {4, 3})}}).Wait();
   other.Run({{"x", Floats(3, {4, 3})}}).Wait();
-  Save(first.model, folder_, {.state = {{"epoch", "3"}, {"note", "a \"b\"\n"}}});
+  Save(first.model, folder_, {.state = {{"epoch", "3"}, {"note", "a \"b\"\n"}}}).Wait();
   Two then;
   Session again = Train(then.loss, Adam{});
   Session second = Train(then.loss, Sgd{}, named);
@@ -148,7 +218,7 @@ TEST_F(Checkpoint, WhatDoesNotFitIsNamed) {
   Two first;
   Session train = Train(first.loss, Adam{});
   train.Run({{"x", Floats(0, {4, 3})}}).Wait();
-  Save(first.model, folder_);
+  Save(first.model, folder_).Wait();
   auto refuse = [&](const char* wanted, const std::function<void()>& what) {
     const std::string error = ErrorOf(what);
     EXPECT_TRUE(std::regex_search(error, std::regex(wanted))) << error << "\n  wanted: " << wanted;
@@ -193,21 +263,21 @@ TEST_F(Checkpoint, OldOnesGoAndHalfOnesAreNotSeen) {
   Session train = Train(model.loss, Adam{});
   for (int step = 0; step < 5; ++step) {
     train.Run({{"x", Floats(step, {4, 3})}}).Wait();
-    Save(model.model, folder_, {.keep = 2});
+    Save(model.model, folder_, {.keep = 2}).Wait();
   }
   EXPECT_EQ(Checkpoints(folder_),
             (std::vector<std::string>{folder_ + "/step-00000004", folder_ + "/step-00000005"}));
   fs::create_directories(folder_ + "/step-00000009");  // no index
   fs::create_directories(folder_ + "/.step-00000007.partial");
   EXPECT_EQ(Checkpoints(folder_).size(), 2u);
-  EXPECT_NE(ErrorOf([&] { Save(model.model, folder_); }).find("there is such a checkpoint already"),
+  EXPECT_NE(ErrorOf([&] { Save(model.model, folder_).Wait(); }).find("there is such a checkpoint already"),
             std::string::npos);
   EXPECT_TRUE(Checkpoints(folder_ + "/nowhere").empty());
   EXPECT_NE(ErrorOf([&] { Load(model.model, folder_ + "/nowhere"); }).find("no complete checkpoint"),
             std::string::npos);
   // A file where the folder is meant.
   std::ofstream(folder_ + "/file") << "x";
-  EXPECT_NE(ErrorOf([&] { Save(model.model, folder_ + "/file"); }).find("it cannot be made"),
+  EXPECT_NE(ErrorOf([&] { Save(model.model, folder_ + "/file").Wait(); }).find("it cannot be made"),
             std::string::npos);
   EXPECT_EQ(Checkpoints(folder_).size(), 2u);
 }
@@ -217,7 +287,7 @@ TEST_F(Checkpoint, DamageIsRefusedByName) {
   Two model;
   Session train = Train(model.loss, Adam{});
   train.Run({{"x", Floats(0, {4, 3})}}).Wait();
-  const std::string path = Save(model.model, folder_);
+  const std::string path = Save(model.model, folder_).Wait();
   Two then;
   Session again = Train(then.loss, Adam{});
   std::map<std::string, HostTensor> wanted;
@@ -259,7 +329,7 @@ TEST_F(Checkpoint, DamageIsRefusedByName) {
 TEST_F(Checkpoint, AnIndexCannotLie) {
   Two model;
   Session train = Train(model.loss, Adam{});
-  const std::string path = Save(model.model, folder_);
+  const std::string path = Save(model.model, folder_).Wait();
   const CheckpointIndex good = CheckpointIndex::Read(path);
   auto refuse = [&](const std::string& wanted, const std::function<void(CheckpointIndex*)>& change) {
     CheckpointIndex bad = good;

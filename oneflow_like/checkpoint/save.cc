@@ -1,0 +1,227 @@
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "actor/net/talk/job.h"
+#include "oneflow_like/checkpoint/saving.h"
+#include "oneflow_like/checkpoint/together.h"
+
+namespace oneflow_like {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kLook = std::chrono::milliseconds(5);  // for the others' files
+
+void Rename(const std::string& from, const std::string& to) {
+  if (std::rename(from.c_str(), to.c_str()) != 0)
+    Fail(from, " cannot become ", to, ": ", std::strerror(errno));
+}
+
+void WriteFile(const std::string& path, const std::string& text) {
+  File file(path, File::kCreate);
+  file.WriteAt(0, text.data(), static_cast<int64_t>(text.size()));
+  file.Sync();
+}
+
+std::string ReadFile(const std::string& path) {
+  const File file(path, File::kRead);
+  std::string text(file.size(), '\0');
+  file.ReadAt(0, text.data(), file.size());
+  return text;
+}
+
+// What the index says beside the variables, as it is now.
+CheckpointIndex IndexOf(const ModelImpl& model, const SaveOptions& options) {
+  CheckpointIndex index;
+  index.mesh = model.mesh.str();
+  index.seed = model.options.seed;
+  for (const auto& [name, steps] : model.steps) index.steps[name] = steps.next;
+  index.state = options.state;
+  return index;
+}
+
+std::vector<LastStep> LastSteps(const ModelImpl& model) {
+  std::vector<LastStep> steps;
+  for (const auto& [session, step] : model.last_steps) steps.push_back(step);
+  return steps;
+}
+
+// The newest `keep` stay.
+void RemoveOld(const std::string& folder, int keep) {
+  std::error_code error;  // what cannot be removed stays
+  const std::vector<std::string> all = Checkpoints(folder);
+  for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) fs::remove_all(all[i], error);
+}
+
+}  // namespace
+
+// --- One process's part ---
+
+Saving::Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options)
+    : model_(model),
+      path_(std::move(path)),
+      partial_(std::move(partial)),
+      options_(std::move(options)),
+      index_(IndexOf(*model, options_)),
+      before_(LastSteps(*model)),
+      snapshot_(std::make_shared<Snapshot>(model, partial_)),
+      process_(model->options.job ? model->options.job->process() : 0),
+      processes_(model->options.job ? model->options.job->processes() : 1) {}
+
+Saving::~Saving() { Stop(); }
+
+void Saving::Start() {
+  model_->store->SetWatch(snapshot_);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Saving::Stop() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+void Saving::Wait() {
+  done_.Wait();
+  if (!failure_.empty()) Fail(failure_);
+}
+
+void Saving::Run() {
+  try {
+    try {
+      RequireGoodSteps();
+      snapshot_->WriteAll();
+    } catch (const Error&) {
+      snapshot_->Abandon();
+      throw;
+    }
+    copied_.Signal();
+    model_->store->SetWatch(nullptr);
+    TellOthers("+" + ToText(snapshot_->Written()));
+    if (process_ == 0) Complete();
+  } catch (const Error& error) {
+    failure_ = error.what();
+    copied_.Signal();
+    model_->store->SetWatch(nullptr);
+    try {
+      TellOthers("-" + failure_);
+    } catch (const Error&) {  // process 0 hears of it when the job meets
+    }
+    std::error_code ignored;
+    if (process_ == 0) fs::remove_all(partial_, ignored);
+  }
+  done_.Signal();
+}
+
+void Saving::RequireGoodSteps() const {
+  for (const LastStep& step : before_) {
+    const Status status = step.handle.Wait();
+    const std::string what = Cat("checkpoint ", path_, " is not written: step ", step.handle.step(), " ");
+    if (!status.ok() && step.trains) Fail(what, "failed: ", status.message());
+    if (!status.ok() || step.finite.empty()) continue;
+    const float value = step.handle.Get(step.finite).as<float>()[0];
+    if (!std::isfinite(value)) Fail(what, "has ", step.finite, " ", value);
+  }
+}
+
+std::string Saving::FileOf(int process) const { return Cat(partial_, "/written-", process); }
+
+// Renamed, so that nobody reads half of it.
+void Saving::TellOthers(const std::string& text) const {
+  WriteFile(FileOf(process_) + ".new", text);
+  Rename(FileOf(process_) + ".new", FileOf(process_));
+}
+
+std::vector<std::string> Saving::HearOthers() const {
+  std::vector<std::string> texts;
+  for (int p = 0; p < processes_; ++p) {
+    std::error_code error;
+    while (!fs::exists(FileOf(p), error)) {
+      const std::string lost = model_->options.job->failure();
+      if (stop_ || !lost.empty())
+        Fail("checkpoint ", path_, " is not complete: process ", p, " has not written its part", lost.empty() ? "" : "; ", lost);
+      std::this_thread::sleep_for(kLook);
+    }
+    texts.push_back(ReadFile(FileOf(p)));
+    if (texts.back()[0] == '-') Fail(texts.back().substr(1));
+    texts.back().erase(0, 1);
+  }
+  return texts;
+}
+
+void Saving::Complete() const {
+  CheckpointIndex index = index_;
+  for (const std::string& text : HearOthers())
+    for (auto& [name, variable] : WrittenFromText(text)) {
+      StoredVariable& all = index.variables[name];
+      all.dtype = variable.dtype;
+      all.shape = variable.shape;
+      all.pieces.insert(all.pieces.end(), variable.pieces.begin(), variable.pieces.end());
+    }
+  WriteFile(Cat(partial_, "/", CheckpointIndex::kFile), index.ToJson());
+  std::error_code ignored;
+  for (int p = 0; p < processes_; ++p) fs::remove(FileOf(p), ignored);
+  SyncFolder(partial_);
+  Rename(partial_, path_);
+  const std::string folder = fs::path(path_).parent_path().string();
+  SyncFolder(folder);
+  RemoveOld(folder, options_.keep);
+}
+
+// --- Save ---
+
+const std::string& SaveHandle::path() const { return saving_->path(); }
+
+bool SaveHandle::Done() const { return saving_->Done(); }
+
+std::string SaveHandle::Wait() const {
+  Together(*model_, "checkpoint " + path(), [&] {
+    saving_->Wait();
+    return "";
+  });
+  return path();
+}
+
+SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& options) {
+  ModelImpl* impl = model.impl();
+  if (impl->saving) SaveHandle(impl->shared_from_this(), impl->saving).Wait();
+  char name[32];
+  std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
+                static_cast<long long>(model.next_step(options.training)));
+  const std::string path = folder + "/" + name, partial = folder + "/." + name + ".partial";
+  const Job* job = impl->options.job.get();
+  impl->Load();
+  Together(*impl, "checkpoint begins", [&] {
+    if (job && job->process() != 0) return "";
+    std::error_code error;
+    if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
+    fs::remove_all(partial, error);
+    fs::create_directories(partial, error);
+    if (error) Fail(partial, ": it cannot be made: ", error.message());
+    return "";
+  });
+  std::shared_ptr<Saving> saving;
+  try {
+    Together(*impl, "checkpoint has room", [&] {
+      std::error_code error;
+      if (!fs::is_directory(partial, error))
+        Fail(partial, ": process 0 made this folder, but process ", job->process(),
+             " does not see it: all hosts must share the folder of checkpoints");
+      saving = std::make_shared<Saving>(impl, path, partial, options);
+      return "";
+    });
+  } catch (const Error&) {
+    std::error_code error;
+    if (!job || job->process() == 0) fs::remove_all(partial, error);
+    throw;
+  }
+  saving->Start();
+  impl->saving = saving;
+  return SaveHandle(impl->shared_from_this(), saving);
+}
+
+}  // namespace oneflow_like

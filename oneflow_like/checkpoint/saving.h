@@ -1,0 +1,54 @@
+// A save under way in this process: a thread of its own that writes the process's file and, on process 0,
+// makes the checkpoint complete.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oneflow_like/checkpoint.h"
+#include "oneflow_like/checkpoint/snapshot.h"
+#include "oneflow_like/model_impl.h"
+
+namespace oneflow_like {
+
+class Saving {
+ public:
+  // `partial` is there on all processes. Throws Error when the process's file cannot be made.
+  Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options);
+  ~Saving();  // ends, complete or not
+
+  void Start();
+  const std::string& path() const { return path_; }
+  bool Done() const { return done_.Done(); }
+  // Until variables may be changed by others than steps.
+  void WaitCopied() { copied_.Wait(); }
+  // The model goes, or its job has failed: what is not complete stays so.
+  void Stop();
+  // Until this process has done its part; throws Error when that failed.
+  void Wait();
+
+ private:
+  void Run();
+  void RequireGoodSteps() const;
+  void TellOthers(const std::string& text) const;
+  std::vector<std::string> HearOthers() const;
+  void Complete() const;
+  std::string FileOf(int process) const;
+
+  ModelImpl* const model_;
+  const std::string path_, partial_;
+  const SaveOptions options_;
+  const CheckpointIndex index_;  // all but the variables
+  const std::vector<LastStep> before_;
+  const std::shared_ptr<Snapshot> snapshot_;
+  const int process_, processes_;
+  std::atomic<bool> stop_{false};
+  Completion copied_, done_;
+  std::string failure_;  // set before done_
+  std::thread thread_;
+};
+
+}  // namespace oneflow_like

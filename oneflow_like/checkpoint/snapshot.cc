@@ -1,0 +1,166 @@
+#include "oneflow_like/checkpoint/snapshot.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "actor/net/talk/job.h"
+
+namespace oneflow_like {
+namespace {
+
+uint32_t Crc(uint32_t before, const void* data, int64_t bytes) {
+  return static_cast<uint32_t>(crc32(before, static_cast<const Bytef*>(data), static_cast<uInt>(bytes)));
+}
+
+}  // namespace
+
+Snapshot::Snapshot(ModelImpl* model, const std::string& folder) {
+  const Job* job = model->options.job.get();
+  char file[64];
+  std::snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", (job ? job->process() : 0) + 1,
+                job ? job->processes() : 1);
+  file_ = file;
+  for (auto& [name, variable] : model->variables)
+    AddGiven(*model, variable.layout.sbp.empty() ? model->Require(name) : variable);
+  // What a step asks for at once lies together.
+  std::stable_sort(given_.begin(), given_.end(), [](const Given& a, const Given& b) {
+    return std::pair(a.rank, a.variable) < std::pair(b.rank, b.variable);
+  });
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (size_t i = 0; i < given_.size(); ++i) {
+    entries.push_back({given_[i].key, given_[i].dtype, given_[i].box.extent});
+    AddChunks(i);
+  }
+  writer_ = std::make_unique<SafetensorsWriter>(folder + "/" + file_, entries,
+                                                std::map<std::string, std::string>{{"format", "oneflow_like"}});
+}
+
+void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable) {
+  const std::string& name = variable.node.name;
+  for (const Part& part : PartsOf(model, variable)) {
+    const std::vector<int>& here = model.store->ranks();
+    if (std::find(here.begin(), here.end(), part.giver) == here.end()) continue;
+    const bool whole = part.box == Box::Whole(variable.shape);
+    Given given{name,       whole ? name : Cat(name, "@", part.box.begin.str()),
+                variable.dtype, variable.shape,
+                part.giver, part.box,
+                part.piece, static_cast<const char*>(model.store->Variable(part.giver, name)),
+                model.store->device(part.giver), {}};
+    if (given.device->kind() != "cpu" && !staging_)
+      staging_ = given.device->AllocateHost(kChecksumBytes, "saving");
+    given_.push_back(std::move(given));
+  }
+}
+
+// Blocks of one checksum each, unless what is given lies in several places.
+void Snapshot::AddChunks(size_t index) {
+  Given& given = given_[index];
+  const size_t first = chunks_.size();
+  int runs = 0;
+  ForEachRun(given.box, given.piece, INT64_MAX, [&](const Box&) { ++runs; });
+  if (runs > 1) {
+    chunks_.push_back({index, 0, given.bytes()});
+  } else {
+    given.checksums.resize((given.bytes() + kChecksumBytes - 1) / kChecksumBytes);
+    for (int64_t at = 0; at < given.bytes(); at += kChecksumBytes)
+      chunks_.push_back({index, at, std::min(kChecksumBytes, given.bytes() - at)});
+  }
+  auto [place, added] = of_variable_.emplace(std::pair(given.rank, given.variable), std::pair(first, first));
+  place->second.second = chunks_.size();
+}
+
+void Snapshot::WriteAll() {
+  for (size_t i = 0; i < chunks_.size(); ++i) WriteIfLeft(i);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] {
+    return std::all_of(chunks_.begin(), chunks_.end(), [](const Chunk& c) { return c.state == Chunk::kWritten; });
+  });
+  if (!failure_.empty()) Fail(failure_);
+  lock.unlock();
+  writer_->Sync();
+}
+
+void Snapshot::Abandon() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Chunk& chunk : chunks_)
+    if (chunk.state == Chunk::kLeft) chunk.state = Chunk::kWritten;
+}
+
+void Snapshot::BeforeWrite(int rank, const std::string& variable) {
+  auto found = of_variable_.find({rank, variable});
+  if (found == of_variable_.end()) return;
+  const auto [first, end] = found->second;
+  for (size_t i = first; i < end; ++i) WriteIfLeft(i);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&, first = first, end = end] {
+    return std::all_of(chunks_.begin() + first, chunks_.begin() + end,
+                       [](const Chunk& c) { return c.state == Chunk::kWritten; });
+  });
+}
+
+void Snapshot::WriteIfLeft(size_t index) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (chunks_[index].state != Chunk::kLeft) return;
+    chunks_[index].state = Chunk::kTaken;
+  }
+  std::string failure;
+  try {
+    Write(chunks_[index]);
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  chunks_[index].state = Chunk::kWritten;
+  if (failure_.empty()) failure_ = failure;
+  changed_.notify_all();
+}
+
+void Snapshot::Write(const Chunk& chunk) {
+  Given& given = given_[chunk.given];
+  if (given.checksums.empty()) return WriteInRuns(&given);
+  const char* from = given.data + OffsetIn(given.piece, given.box, given.dtype) + chunk.offset;
+  const void* bytes = ToHost(given, from, chunk.bytes);
+  given.checksums[chunk.offset / kChecksumBytes] = Crc(0, bytes, chunk.bytes);
+  writer_->Write(given.key, chunk.offset, bytes, chunk.bytes);
+}
+
+void Snapshot::WriteInRuns(Given* given) {
+  int64_t offset = 0;
+  ForEachRun(given->box, given->piece, MostElements(given->dtype), [&](const Box& run) {
+    int64_t bytes = run.elements() * static_cast<int64_t>(SizeOf(given->dtype));
+    auto* at = static_cast<const char*>(
+        ToHost(*given, given->data + OffsetIn(given->piece, run, given->dtype), bytes));
+    writer_->Write(given->key, offset, at, bytes);
+    while (bytes > 0) {  // a run may end one block and begin the next
+      const int64_t within = offset % kChecksumBytes, n = std::min(bytes, kChecksumBytes - within);
+      if (within == 0) given->checksums.push_back(0);
+      given->checksums.back() = Crc(given->checksums.back(), at, n);
+      at += n;
+      offset += n;
+      bytes -= n;
+    }
+  });
+}
+
+const void* Snapshot::ToHost(const Given& given, const char* from, int64_t bytes) {
+  if (given.device->kind() == "cpu") return from;
+  given.device->CopyOut(staging_->data(), from, bytes);
+  return staging_->data();
+}
+
+std::map<std::string, StoredVariable> Snapshot::Written() const {
+  std::map<std::string, StoredVariable> written;
+  for (const Given& given : given_) {
+    StoredVariable& stored = written[given.variable];
+    stored.dtype = given.dtype;
+    stored.shape = given.shape;
+    stored.pieces.push_back({file_, given.key, given.box, given.checksums});
+  }
+  return written;
+}
+
+}  // namespace oneflow_like
