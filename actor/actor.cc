@@ -4,10 +4,12 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "actor/peer_steps.h"
 #include "actor/step.h"
+#include "core/finite.h"
 
 namespace oneflow_like {
 
@@ -180,7 +182,7 @@ bool Actor::RunKernels(bool ok) {
     if (ok) {
       Locate(kernels[i]);
       int64_t start = Ticks();
-      Status status = RunKernel(kernels[i], step);
+      Status status = shard->run->check_finite ? RunChecked(kernels[i], step) : RunKernel(kernels[i], step);
       Count(static_cast<int>(i), start, Ticks());
       if (!status.ok()) {
         FailStep(&kernels[i], status.message());
@@ -213,6 +215,26 @@ Status Actor::RunKernel(KernelCall& call, int64_t step) {
   } catch (...) {
     return Status("unknown failure");
   }
+}
+
+// What is fed may be infinite (a mask), and so may what is computed from that, or from nothing.
+Status Actor::RunChecked(KernelCall& call, int64_t step) {
+  const bool feed = kind == Kind::kFeed;
+  bool finite = feed || !call.in().empty();
+  for (const TensorArg& arg : call.in())  // before the kernel, which may write in its place
+    finite = finite && arg.elements() > 0 && FirstNotFinite(arg.dtype, arg.data, arg.elements()) < 0;
+  Status status = RunKernel(call, step);
+  if (!finite || !status.ok()) return status;
+  for (const TensorArg& arg : call.out()) {
+    const int64_t at = FirstNotFinite(arg.dtype, arg.data, arg.elements());
+    if (at < 0) continue;
+    const float value = FloatAt(arg.dtype, arg.data, at);
+    if (feed && !std::isnan(value)) continue;
+    return Status(Cat("it gives ", value, feed ? "" : ", though all it reads is finite", " (rank ", rank,
+                      ", micro-batch ", t_, ", step ", step, ", element ", at, " of a piece of ",
+                      Name(arg.dtype), arg.extent.str(), ")"));
+  }
+  return status;
 }
 
 // Of the host's memory.

@@ -105,6 +105,7 @@ struct StepSlot {
 struct RunState {
   int steps_in_flight = 1;
   int64_t warm_up_steps = 0;
+  bool check_finite = false;
   int times = 1;
   uint64_t seed = 0;
   std::vector<std::unique_ptr<StepSlot>> slots;
@@ -190,6 +191,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   bool TakeCredits();
   bool RunKernels(bool ok);
   Status RunKernel(KernelCall& call, int64_t step);
+  Status RunChecked(KernelCall& call, int64_t step);
   KernelContext ContextOf(const KernelCall& call, int64_t step) const;
   // On an asynchronous stream: an act ends when its kernels are enqueued.
   bool LaunchKernels(bool ok);

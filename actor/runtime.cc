@@ -218,6 +218,7 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
   if (options.next_step != nullptr) impl_->next_step = options.next_step;
   impl_->run.steps_in_flight = options.steps_in_flight;
   impl_->run.warm_up_steps = options.warm_up_steps;
+  impl_->run.check_finite = options.check_finite;
   if (!impl_->plans.empty()) {
     impl_->run.times = std::max(1, impl_->plans[0].times());
     impl_->run.seed = impl_->plans[0].seed();

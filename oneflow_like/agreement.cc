@@ -55,6 +55,8 @@ std::string AgreementText(const Session::Impl& session) {
   option("--mesh", session.compiled.graph.mesh().str());
   option("--seed", model.seed);
   option("--check_feeds", model.check_feeds ? "true" : "false");
+  option("--check_replicas", model.check_replicas);
+  option("--check_nan", model.check_nan ? "true" : "false");
   option("micro_batches", o.micro_batches);
   option("steps_in_flight", o.steps_in_flight);
   option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");

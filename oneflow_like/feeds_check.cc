@@ -1,30 +1,14 @@
 #include "oneflow_like/feeds_check.h"
 
-#include <cstring>
 #include <sstream>
 
 #include "actor/net/talk/job.h"
 #include "core/error.h"
+#include "core/hash_bytes.h"
 
 namespace oneflow_like {
 
 namespace {
-
-// Of the bytes, eight at a time. Each step can be undone, so data that differs in one place has another hash.
-uint64_t HashOfBytes(const void* data, size_t bytes) {
-  const char* at = static_cast<const char*>(data);
-  uint64_t hash = bytes;
-  for (size_t left = bytes; left > 0;) {
-    const size_t part = left < 8 ? left : 8;
-    uint64_t word = 0;
-    std::memcpy(&word, at, part);
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-    hash ^= hash >> 32;
-    at += part;
-    left -= part;
-  }
-  return hash;
-}
 
 // "values 12ab" and "type and shape f32[2,3]" of an input's line.
 struct Line {

@@ -40,6 +40,8 @@ DEFINE_string(trace, "",
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
 DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
+DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
+DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
 DEFINE_double(start_timeout, 60, "seconds for all processes to come");
 DEFINE_double(peer_timeout, 10, "seconds after which all processes have ended when one is lost");
 DEFINE_string(network, "", "UCX devices to other hosts, e.g. eth0 or mlx5_0:1; empty: UCX chooses");
@@ -72,6 +74,7 @@ void CheckFlags() {
   options.threads = FLAGS_threads;
   options.kernel_threads = FLAGS_kernel_threads;
   options.memory_budget = FLAGS_memory_budget;
+  options.check_replicas = FLAGS_check_replicas;
   CheckModelNumbers("--", options);
   try {
     CheckNetworkDevices(FLAGS_network);
@@ -293,6 +296,8 @@ ModelOptions Launcher::model_options() const {
   options.trace_file = FLAGS_dry_run ? "" : FLAGS_trace;
   options.job = job_;
   options.check_feeds = FLAGS_check_feeds;
+  options.check_replicas = FLAGS_check_replicas;
+  options.check_nan = FLAGS_check_nan;
   options.devices = DeviceNumbers(FLAGS_devices);
   options.threads = FLAGS_threads;
   options.kernel_threads = FLAGS_kernel_threads;

@@ -11,6 +11,8 @@ int MostThreads() { return std::max(1024, 4 * static_cast<int>(std::thread::hard
 void CheckModelNumbers(const std::string& prefix, const ModelOptions& options) {
   CheckRange(prefix + "threads", options.threads, 0, MostThreads());
   CheckRange(prefix + "kernel_threads", options.kernel_threads, 0, MostThreads());
+  if (options.check_replicas < 0)
+    Fail(prefix, "check_replicas is ", options.check_replicas, ", must be 0 (never) or a number of steps");
   if (options.memory_budget < 0)
     Fail(prefix, "memory_budget is ", options.memory_budget, ", must be 0 (no limit) or a number of bytes");
 }

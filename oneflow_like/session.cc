@@ -15,6 +15,7 @@
 #include "oneflow_like/feeds_check.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/memory_check.h"
+#include "oneflow_like/replicas_check.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/variables.h"
 
@@ -109,6 +110,9 @@ void Session::Impl::Load() {
   }
   o.warm_up_steps = 1;
   o.backend = model->backend;
+  o.check_finite = model->options.check_nan;
+  if (o.check_finite && model->backend)
+    Fail("check_nan looks at numbers on the CPU; run the same program with a mesh of cpu devices");
   if (job) {
     job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
     o.peers = job->peers_of_runtimes();
@@ -122,6 +126,18 @@ void Session::Impl::CheckFeeds(const Feeds& feeds) {
   if (!job || (checked_feeds == kStepsWithCheckedFeeds && !model->options.check_feeds)) return;
   RequireSameFeeds(job, options.name, runtime->next_step(), feeds);
   if (checked_feeds < kStepsWithCheckedFeeds) ++checked_feeds;
+}
+
+void Session::Impl::CheckReplicas() {
+  const int64_t every = model->options.check_replicas, step = runtime->next_step();
+  if (every == 0 || !trains || step % every != 0) return;
+  if (!told_replicas) {
+    told_replicas = true;
+    const std::string text = WithoutReplicas(model.get());
+    const bool talks = !model->options.job || model->options.job->process() == 0;
+    LOG_IF(WARNING, talks && !text.empty()) << text;
+  }
+  RequireEqualReplicas(model.get(), step);
 }
 
 void Session::Impl::DumpPlan(const plan::Plan& plan) const {
@@ -161,6 +177,7 @@ StepResult Session::Run(const Feeds& feeds) {
   impl_->Load();
   Feeds own = impl_->OwnFeeds(feeds);
   impl_->CheckFeeds(own);
+  impl_->CheckReplicas();
   // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
   if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitCopied();
   StepResult result;
@@ -196,9 +213,13 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
   };
 }
 
-void CheckOptions(const Graph& graph, const std::string& who, const SessionOptions& options) {
+void CheckOptions(const ModelImpl& model, const Graph& graph, const std::string& who,
+                  const SessionOptions& options) {
   CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
   CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);
+  if (model.options.check_nan && options.dtype == DType::kFloat16)
+    Fail(who, ": gradients in fp16 overflow by design and steps that do are skipped, so check_nan would stop "
+         "at the first; use bf16 or fp32 to look for what is not finite");
   if (!IsFloating(options.dtype)) Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
@@ -220,6 +241,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.dtype = options.dtype;
   c.machine = MachineOf(model.mesh);
   c.zero_axis = model.zero_axis;
+  c.fuse = !model.options.check_nan;
   return c;
 }
 
@@ -245,7 +267,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   for (const auto& [name, value] : fetched) roots.push_back(graph.AddFetch(name, value));
   for (const Tensor& tensor : options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);
-  CheckOptions(graph, who, options);
+  CheckOptions(*model, graph, who, options);
   std::string input_graph;
   std::vector<ModelVariable> state;
   WholeFn whole = [&](const Graph& g) {

@@ -24,6 +24,7 @@ struct Session::Impl {
   bool closed = false;
   int64_t checked_feeds = 0;  // how many steps of this session were compared
   bool trains = false;        // its steps update variables
+  bool told_replicas = false;  // what has none
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
@@ -35,6 +36,8 @@ struct Session::Impl {
   void Load();
   // Of the next step, with a job: all processes must feed the same.
   void CheckFeeds(const Feeds& feeds);
+  // Every ModelOptions::check_replicas steps.
+  void CheckReplicas();
   void DumpPlan(const plan::Plan& plan) const;
 };
 

@@ -9,6 +9,7 @@
 #include "actor/net/talk/job.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/checkpoint/together.h"
+#include "oneflow_like/replicas_check.h"
 
 namespace oneflow_like {
 namespace {
@@ -195,6 +196,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   const std::string path = folder + "/" + name, partial = folder + "/." + name + ".partial";
   const Job* job = impl->options.job.get();
   impl->Load();
+  if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, model.next_step(options.training));
   Together(*impl, "checkpoint begins", [&] {
     if (job && job->process() != 0) return "";
     std::error_code error;

@@ -20,7 +20,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   const std::string trace = testing::TempDir() + "/launcher_test.trace", dump = testing::TempDir() + "/dump";
   std::vector<std::string> flags = {"launcher_test",      "--mesh=cpu:tp=2",       "--devices=2,5",
                                     "--seed=7",           "--threads=3",           "--kernel_threads=2",
-                                    "--explain",          "--memory_budget=12345", "--check_feeds",
+                                    "--explain",          "--memory_budget=12345", "--check_feeds", "--check_replicas=9", "--check_nan",
                                     "--dump_dir=" + dump, "--trace=" + trace};
   std::vector<char*> pointers;
   for (std::string& flag : flags) pointers.push_back(flag.data());
@@ -33,6 +33,8 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.memory_budget, 12345);
   EXPECT_EQ(options.trace_file, trace);
   EXPECT_TRUE(options.check_feeds);
+  EXPECT_EQ(options.check_replicas, 9);
+  EXPECT_TRUE(options.check_nan);
   EXPECT_EQ(options.devices, (std::vector<int>{2, 5}));
   EXPECT_EQ(options.threads, 3);
   EXPECT_EQ(options.kernel_threads, 2);

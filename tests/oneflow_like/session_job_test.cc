@@ -153,6 +153,8 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
       {"--mesh", "cpu:dp=3,tp=1,pp=1", "cpu:dp=1,tp=3,pp=1", [](Given* g) { g->mesh = "cpu:tp=3"; }},
       {"--seed", "2", "7", [](Given* g) { g->model.seed = 7; }},
       {"--check_feeds", "false", "true", [](Given* g) { g->model.check_feeds = true; }},
+      {"--check_replicas", "0", "5", [](Given* g) { g->model.check_replicas = 5; }},
+      {"--check_nan", "false", "true", [](Given* g) { g->model.check_nan = true; }},
       {"micro_batches", "2", "4", [](Given* g) { g->session.micro_batches = 4; }},
       {"steps_in_flight", "2", "3", [](Given* g) { g->session.steps_in_flight = 3; }},
       {"schedule", "1f1b", "gpipe", [](Given* g) { g->session.schedule = PipelineSchedule::kGPipe; }},
