@@ -48,6 +48,8 @@ class Launcher {
   bool main_process() const;
   // To standard output, of the main process alone; as printf.
   void Print(const char* format, ...) const __attribute__((format(printf, 2, 3)));
+  // Whether --processes has started this process: another one is its parent and prints for it.
+  bool copy() const { return one_output_; }
   // Whether what the main process prints is seen on a terminal, also through --processes.
   bool terminal() const { return terminal_; }
   // Runs the program's body; an Error (or std::exception) is printed as "error: ..." and gives exit code 1,
