@@ -119,21 +119,23 @@ Feeds FeedsOf(const TokenBatch& batch) {
   return {{"tokens", ToHost(batch.tokens, shape)}, {"targets", ToHost(batch.targets, shape)}};
 }
 
-// What --resume and --load ask for.
+// What --resume and --load ask for. With --restarts what is in --save already overrides both.
 void Begin(const Launcher& launcher, Model& model) {
-  if (!FLAGS_load.empty()) {
+  const bool again = launcher.restartable() && !Checkpoints(FLAGS_save).empty();
+  const std::string resume = again ? FLAGS_save : FLAGS_resume;
+  if (!FLAGS_load.empty() && !again) {
     const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true});
     launcher.Print("weights of %s\n", loaded.path.c_str());
   }
-  if (!FLAGS_save.empty() && FLAGS_save != FLAGS_resume && !Checkpoints(FLAGS_save).empty())
+  if (!FLAGS_save.empty() && FLAGS_save != resume && !Checkpoints(FLAGS_save).empty())
     Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
          ", or save in another folder");
-  if (FLAGS_resume.empty()) return;
-  if (Checkpoints(FLAGS_resume).empty()) {
-    launcher.Print("%s: no checkpoint yet, a fresh start\n", FLAGS_resume.c_str());
+  if (resume.empty()) return;
+  if (Checkpoints(resume).empty()) {
+    launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
     return;
   }
-  const Loaded loaded = Load(model, FLAGS_resume);
+  const Loaded loaded = Load(model, resume);
   launcher.Print("going on from %s\n", loaded.path.c_str());
 }
 
