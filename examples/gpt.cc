@@ -40,7 +40,8 @@ DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss
 DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
 DEFINE_int64(save_every, 0, "steps between two checkpoints; 0: only at the end");
 DEFINE_int64(keep, 3, "newest checkpoints that stay in --save; 0: all");
-DEFINE_string(resume, "", "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
+DEFINE_string(resume, "",
+              "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
 DEFINE_string(load, "", "checkpoint, or folder of them, whose weights are begun with");
 DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
 DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
@@ -118,26 +119,29 @@ Feeds FeedsOf(const TokenBatch& batch) {
   return {{"tokens", ToHost(batch.tokens, shape)}, {"targets", ToHost(batch.targets, shape)}};
 }
 
-// What --resume and --load ask for.
+// What --resume and --load ask for. With --restarts what is in --save already overrides both.
 void Begin(const Launcher& launcher, Model& model) {
-  if (!FLAGS_load.empty()) {
+  const bool again = launcher.restartable() && !Checkpoints(FLAGS_save).empty();
+  const std::string resume = again ? FLAGS_save : FLAGS_resume;
+  if (!FLAGS_load.empty() && !again) {
     const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true});
     launcher.Print("weights of %s\n", loaded.path.c_str());
   }
-  if (!FLAGS_save.empty() && FLAGS_save != FLAGS_resume && !Checkpoints(FLAGS_save).empty())
+  if (!FLAGS_save.empty() && FLAGS_save != resume && !Checkpoints(FLAGS_save).empty())
     Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
          ", or save in another folder");
-  if (FLAGS_resume.empty()) return;
-  if (Checkpoints(FLAGS_resume).empty()) {
-    launcher.Print("%s: no checkpoint yet, a fresh start\n", FLAGS_resume.c_str());
+  if (resume.empty()) return;
+  if (Checkpoints(resume).empty()) {
+    launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
     return;
   }
-  const Loaded loaded = Load(model, FLAGS_resume);
+  const Loaded loaded = Load(model, resume);
   launcher.Print("going on from %s\n", loaded.path.c_str());
 }
 
-void RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSpan text, uint64_t seed,
-                 StepLog& log) {
+// Returns where the training was saved when it was interrupted; empty: it has made all its steps.
+std::string RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSpan text, uint64_t seed,
+                        StepLog& log, Interruptions* interruptions) {
   const double tokens_per_step = static_cast<double>(FLAGS_batch * FLAGS_context);
   ProgressLine progress(launcher);
   std::deque<StepResult> in_flight;
@@ -163,9 +167,11 @@ void RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSp
                   MinutesAndSeconds(mean_seconds * (FLAGS_steps - step - 1)).c_str());
     progress.Update(line);
   };
-  for (int64_t step = first; step < FLAGS_steps; ++step) {
+  bool stop = false;
+  for (int64_t step = first; step < FLAGS_steps && !stop; ++step) {
     in_flight.push_back(train.Run(FeedsOf(RandomBatch(text, FLAGS_batch, FLAGS_context, seed, step))));
-    const bool save = !FLAGS_save.empty() && (step + 1 == FLAGS_steps ||
+    stop = interruptions && interruptions->Agreed();
+    const bool save = !FLAGS_save.empty() && (stop || step + 1 == FLAGS_steps ||
                                               (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
     if (save) saved = Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep)});
     if (in_flight.size() >= static_cast<size_t>(kStepsInFlight)) finish_one();
@@ -173,10 +179,14 @@ void RunTraining(const Launcher& launcher, Model& model, Session& train, TokenSp
   while (!in_flight.empty()) finish_one();
   if (saved) saved->Wait();
   progress.End();
+  if (!stop && interruptions && first < FLAGS_steps)
+    stop = interruptions->Agreed();  // while the last was saved
+  if (stop) return saved->path();
   const int64_t steps = std::max<int64_t>(0, FLAGS_steps - first);
   launcher.Print("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(steps),
                  MinutesAndSeconds(last_end).c_str(), static_cast<double>(loss),
                  steps > 0 ? tokens_per_step * static_cast<double>(steps) / last_end : 0.0);
+  return "";
 }
 
 // The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
@@ -273,8 +283,18 @@ int Run(const Launcher& launcher) {
   launcher.Print("%s: %lld tokens to learn from, %lld held out, vocabulary %lld, on %s\n", FLAGS_text.c_str(),
                  static_cast<long long>(split.train.size()), static_cast<long long>(split.held_out.size()),
                  static_cast<long long>(config.vocabulary), mesh.str().c_str());
+  std::optional<Interruptions> interruptions;
+  if (!FLAGS_save.empty()) interruptions.emplace(launcher);
   Begin(launcher, model);
-  RunTraining(launcher, model, train, split.train, options.seed, log);
+  const std::string saved = RunTraining(launcher, model, train, split.train, options.seed, log,
+                                        interruptions ? &*interruptions : nullptr);
+  if (!saved.empty()) {
+    launcher.Print("interrupted: the run is saved in %s, --resume=%s goes on from there; exit code %d\n",
+                   saved.c_str(), FLAGS_save.c_str(), kInterrupted);
+    train.Close();
+    return kInterrupted;
+  }
+  interruptions.reset();  // what follows saves nothing
   if (FLAGS_eval_batches > 0 && split.held_out.empty()) {
     launcher.Print("the text is too short to hold any of it out\n");
   } else if (FLAGS_eval_batches > 0) {

@@ -10,8 +10,8 @@
 namespace oneflow_like {
 
 // Writes and flushes line by line, so that a run that is killed leaves every finished step. The file is
-// opened, and emptied, by the first line: a program that is refused before leaves it as it was. An empty
-// path: no log.
+// opened, and emptied, by the first line: a program that is refused before leaves it as it was. When that
+// line is not of step 0, a run goes on and the lines of steps before it stay. An empty path: no log.
 class StepLog {
  public:
   explicit StepLog(const std::string& path);

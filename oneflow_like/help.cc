@@ -27,7 +27,8 @@ struct Group {
 const Group kGroups[] = {
     {"Mesh and devices", {"mesh", "devices", "threads", "kernel_threads", "memory_budget", "seed"}},
     {"Several processes",
-     {"processes", "check_feeds", "start_timeout", "peer_timeout", "network", "shared_memory"}},
+     {"processes", "restarts", "elastic", "check_feeds", "start_timeout", "peer_timeout", "network",
+      "shared_memory"}},
     {"Looking inside", {"dry_run", "explain", "dump_dir", "trace", "log_dir", "check_nan", "check_replicas"}},
 };
 

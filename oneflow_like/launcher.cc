@@ -23,6 +23,7 @@
 #include "core/file_check.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/build_id.h"
+#include "oneflow_like/elastic.h"
 #include "oneflow_like/help.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
@@ -39,6 +40,8 @@ DEFINE_string(trace, "",
               "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
 DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
+DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
+DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. dp; empty: all start again");
 DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
 DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
 DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
@@ -66,8 +69,20 @@ void PrintError(const std::exception& error) {
   std::cerr << "error: " << error.what() << std::endl;
 }
 
+// The value of a flag that not every program has; empty when this one has not.
+std::string FlagOfProgram(const char* name) {
+  std::string value;
+  gflags::GetCommandLineOption(name, &value);
+  return value;
+}
+
 void CheckFlags() {
   CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
+  CheckRange("--restarts", FLAGS_restarts, 0, kMostRestarts);
+  if (FLAGS_restarts > 0 && FlagOfProgram("save").empty())
+    Fail("--restarts=", FLAGS_restarts, " needs --save, the folder that the program continues from");
+  if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
+    Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
   CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
   CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
   ModelOptions options;
@@ -141,6 +156,45 @@ void CheckLogs() {
   RequireDistinct(named, logs);
 }
 
+// Appends to `argv`, where the last of equal flags counts, what `shape` says.
+std::vector<std::string> WithShape(std::vector<std::string> argv, const JobShape& shape) {
+  argv.push_back("--mesh=" + shape.mesh);
+  argv.push_back(Cat("--processes=", shape.processes));
+  if (shape.micro_batches > 0) argv.push_back(Cat("--micro_batches=", shape.micro_batches));
+  return argv;
+}
+
+// Starts the copies. Returns their exit code.
+int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv,
+              const std::string& mesh) {
+  if (!identity.launcher.empty())
+    Fail(FLAGS_processes > 1 ? Cat("--processes=", FLAGS_processes) : Cat("--restarts=", FLAGS_restarts),
+         " starts processes, but ", identity.launcher, " has started this one as one of ", identity.processes,
+         "; use one of the two");
+  CheckProcesses(FLAGS_processes, mesh);
+  LocalJob local;
+  local.processes = FLAGS_processes;
+  local.argv = argv;  // a copy knows by its environment that it is one
+  local.grace = FLAGS_peer_timeout;
+  local.log_dir = FLAGS_log_dir;
+  local.restarts = FLAGS_restarts;
+  if (!FLAGS_elastic.empty()) {
+    auto number = [](const std::string& text) { return text.empty() ? 0 : std::atoll(text.c_str()); };
+    const JobShape whole = {mesh, FLAGS_processes, number(FlagOfProgram("micro_batches"))};
+    CheckElastic(whole, FLAGS_elastic);
+    local.shrink = [=, left = FLAGS_processes, batch = number(FlagOfProgram("batch"))](
+                       int lost, LocalJob* job) mutable {
+      left -= lost;
+      const JobShape shape = Shrink(whole, FLAGS_elastic, left, batch);
+      job->processes = shape.processes;
+      job->argv = WithShape(argv, shape);
+      return Cat(" on ", shape.mesh, ", processes ", shape.processes);
+    };
+  }
+  CheckLogs();
+  return RunLocalJob(local);
+}
+
 }  // namespace
 
 Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh) {
@@ -166,20 +220,8 @@ Launcher::~Launcher() = default;
 
 void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh) {
   const ProcessIdentity identity = ReadIdentity(Variable);
-  if (FLAGS_processes > 1 && identity.launcher != "--processes") {
-    if (!identity.launcher.empty())
-      Fail("--processes=", FLAGS_processes, " starts processes, but ", identity.launcher,
-           " has started this one as one of ", identity.processes, "; use one of the two");
-    CheckProcesses(FLAGS_processes, mesh);
-    LocalJob local;
-    local.processes = FLAGS_processes;
-    local.argv = argv;  // a copy knows by its environment that it is one
-    local.grace = FLAGS_peer_timeout;
-    local.log_dir = FLAGS_log_dir;
-    CheckLogs();
-    exit(RunLocalJob(local));
-  }
   const bool ours = identity.launcher == "--processes";
+  if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) exit(RunCopies(identity, argv, mesh));
   one_output_ = ours;
   terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
   StartLog(argv[0], identity.process, identity.alone());
@@ -306,6 +348,7 @@ ModelOptions Launcher::model_options() const {
 
 bool Launcher::dry_run() const { return FLAGS_dry_run; }
 bool Launcher::explain() const { return FLAGS_explain; }
+bool Launcher::restartable() const { return FLAGS_restarts > 0; }
 
 bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
 

@@ -16,8 +16,8 @@ namespace oneflow_like {
 class LabelledOutput;  // actor/net/launch/local_launcher.h
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --explain --dump_dir --trace
-// --memory_budget; for several processes --processes --start_timeout --peer_timeout --network --shared_memory
-// (gflags; the program may define its own).
+// --memory_budget; for several processes --processes --restarts --elastic --start_timeout --peer_timeout
+// --network --shared_memory (gflags; the program may define its own).
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
 // --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say
@@ -26,8 +26,10 @@ class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
   // with a message and exit code 1; --help, --helpfull (also glog's and gflags' flags) and --version end it
-  // with 0. With --processes it starts the copies and ends with their exit code; in a
-  // copy it returns once all have found one another. A number of processes that cannot share --mesh (or
+  // with 0. With --processes or --restarts it starts the copies and ends with their exit code; in a
+  // copy it returns once all have found one another. --restarts is refused in a program that has no flag
+  // --save; --elastic overrides --mesh, --processes and, if the program has it, --micro_batches
+  // (oneflow_like/elastic.h). A number of processes that cannot share --mesh (or
   // `default_mesh`, what the program gives mesh()) equally is refused before any is started.
   Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "");
   ~Launcher();
@@ -48,6 +50,11 @@ class Launcher {
   bool main_process() const;
   // To standard output, of the main process alone; as printf.
   void Print(const char* format, ...) const __attribute__((format(printf, 2, 3)));
+  // Whether --restarts may have started this program before: it then continues from what it has saved, if it
+  // has saved anything.
+  bool restartable() const;
+  // Whether --processes or --restarts has started this process: another one is its parent and prints for it.
+  bool copy() const { return one_output_; }
   // Whether what the main process prints is seen on a terminal, also through --processes.
   bool terminal() const { return terminal_; }
   // Runs the program's body; an Error (or std::exception) is printed as "error: ..." and gives exit code 1,

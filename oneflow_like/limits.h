@@ -11,6 +11,7 @@
 namespace oneflow_like {
 
 inline constexpr int kMostProcessesHere = 256;  // that --processes starts
+inline constexpr int kMostRestarts = 1'000'000;
 inline constexpr int kMostStepsInFlight = 1024;
 inline constexpr int kMostMicroBatches = 1 << 16;
 inline constexpr double kShortestTimeout = 0.1, kLongestTimeout = 1e6;  // seconds

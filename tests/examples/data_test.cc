@@ -292,6 +292,26 @@ TEST_F(DataTest, StepLogWritesOneObjectPerStepAtOnce) {
   EXPECT_SAYS(lost.Write(0, 0.1f, "tokens_per_s", 1000, 12.5), nowhere, "No such file");
 }
 
+TEST_F(DataTest, StepLogOfARunThatGoesOnKeepsTheStepsBefore) {
+  const std::string path = folder_ + "/log.json";
+  auto write = [&](int64_t first, int64_t end) {
+    StepLog log(path);
+    for (int64_t step = first; step < end; ++step) log.Write(step, 1, "tokens_per_s", 1, 1);
+    return ReadFile(path);
+  };
+  const std::string whole = write(0, 12);
+  EXPECT_EQ(write(9, 12), whole);
+  EXPECT_EQ(write(12, 15), whole + write(12, 15).substr(whole.size()));
+  EXPECT_EQ(write(0, 12), whole);
+  std::ofstream(path) << whole << "{\"step\":12,\"lo";  // killed while it wrote
+  EXPECT_EQ(write(12, 12), whole + "{\"step\":12,\"lo");
+  EXPECT_EQ(write(13, 14).substr(0, whole.size() + 10), whole + "{\"step\":13");
+  std::ofstream(path) << "something else\n";
+  EXPECT_EQ(write(5, 6).rfind("{\"step\":5", 0), 0u);
+  std::filesystem::remove(path);
+  EXPECT_EQ(write(5, 6).rfind("{\"step\":5", 0), 0u);
+}
+
 TEST_F(DataTest, StepLogReportsAFullDisk) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "this system has no /dev/full";
   StepLog log("/dev/full");

@@ -164,6 +164,29 @@ def flags_fit(job, container, around):
         yield f"--threads times --kernel_threads is {threads} on {cpu} processors"
 
 
+def goes_on(job, container):
+    """Pods that end with 75 have saved, where all can read it, and come again."""
+    volumes = [volume["name"] for volume in job["spec"]["template"]["spec"].get("volumes", [])]
+    mounts = container.get("volumeMounts", [])
+    for mount in mounts:
+        if mount["name"] not in volumes:
+            yield f"there is no volume {mount['name']}"
+    flags = flag_values(container)
+    save = flags.get("save")
+    if save != flags.get("resume"):
+        yield f"the run saves in {save} but --resume is {flags.get('resume')}"
+    if save is not None and not any(save.startswith(mount["mountPath"] + "/") for mount in mounts):
+        yield f"--save={save} is on no volume"
+    rules = job["spec"].get("podFailurePolicy", {}).get("rules", [])
+    for rule in rules:
+        if rule["onExitCodes"].get("containerName", container["name"]) != container["name"]:
+            yield f"podFailurePolicy is about a container {rule['onExitCodes']['containerName']}"
+    ignored = [code for rule in rules if rule["action"] == "Ignore" and rule["onExitCodes"]["operator"] == "In"
+               for code in rule["onExitCodes"]["values"]]
+    if save is not None and ignored != [75]:
+        yield f"podFailurePolicy ignores {ignored}, but what has saved ends with 75"
+
+
 def mistakes(docs, around):
     found = list(form(docs, around))
     if found:
@@ -178,6 +201,7 @@ def mistakes(docs, around):
         *wall(job, policy),
         *variables_known(container, around),
         *flags_fit(job, container, around),
+        *goes_on(job, container),
     ]
 
 
@@ -186,6 +210,7 @@ def mistakes(docs, around):
 GONE = object()
 POD = ("Job", "spec", "template", "spec")
 CONTAINER = POD + ("containers", 0)
+RULE = ("Job", "spec", "podFailurePolicy", "rules", 0)
 
 
 def variable(name):
@@ -236,6 +261,19 @@ PLANTED = [
     (CONTAINER + ("env", variable("ONEFLOW_LIKE_TOKEN"), "valueFrom", "secretKeyRef", "key"), GONE, "key"),
     (CONTAINER + ("env",), lambda env: env + [{"name": "RANK", "value": "0"}], "RANK"),
     (CONTAINER + ("env",), lambda env: env + env[:1], "twice"),
+    (CONTAINER + ("args",), lambda args: [a for a in args if "resume" not in a], "--resume is None"),
+    (CONTAINER + ("args",), lambda args: [a.replace("/checkpoints", "/tmp") for a in args], "on no volume"),
+    (CONTAINER + ("volumeMounts",), GONE, "on no volume"),
+    (CONTAINER + ("volumeMounts", 0, "mountPath"), "/checkpoints/", "match"),
+    (CONTAINER + ("volumeMounts", 0, "name"), "other", "no volume other"),
+    (POD + ("volumes",), GONE, "no volume checkpoints"),
+    (("Job", "spec", "podFailurePolicy"), GONE, "75"),
+    (RULE + ("action",), "Retry", "Retry"),
+    (RULE + ("action",), "FailJob", "75"),
+    (RULE + ("onExitCodes", "values"), [1, 75], "75"),
+    (RULE + ("onExitCodes", "values"), [0], "minimum"),
+    (RULE + ("onExitCodes", "operator"), "NotIn", "75"),
+    (RULE + ("onExitCodes", "containerName"), "other", "container other"),
     (CONTAINER + ("resources",), GONE, "resources"),
     (CONTAINER + ("resources", "limits", "memory"), "4 GB", "4 GB"),
     (CONTAINER + ("resources", "limits", "cpu"), "2", "2 processors"),
@@ -308,7 +346,8 @@ class Manifest(unittest.TestCase):
             text = f"{folder}/text.txt"
             with open(text, "w") as file:
                 file.write("".join(f"the quick brown fox {i * 7919}\n" for i in range(400)))
-            args = container["args"] + [f"--text={text}", "--steps=2", "--layers=1", "--width=16", "--heads=2"]
+            args = container["args"] + [f"--save={folder}/run", f"--resume={folder}/run"]
+            args += [f"--text={text}", "--steps=2", "--layers=1", "--width=16", "--heads=2"]
             args += ["--context=16", "--eval_batches=0", "--sample_tokens=0", "--threads=1", "--kernel_threads=1"]
             variables = {name: value for name, value in environment(container).items() if isinstance(value, str)}
             variables.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))

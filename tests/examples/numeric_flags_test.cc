@@ -116,6 +116,13 @@ TEST_F(NumericFlags, OfProcessesAreAcceptedOrRefused) {
   }
 }
 
+// Which means nothing without --save.
+TEST_F(NumericFlags, RestartsAreAcceptedOrRefused) {
+  std::vector<std::string> flags = Gpt();
+  flags.push_back("--save=" + (folder_ / "saved"));
+  TryAll("gpt", flags, {"restarts", true, 0, 1e6});
+}
+
 TEST_F(NumericFlags, OfGptAreAcceptedOrRefused) {
   for (const Flag& flag : kOfGpt) TryAll("gpt", Gpt(), flag);
 }

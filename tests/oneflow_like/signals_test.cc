@@ -1,12 +1,15 @@
 // Signals that shells, Slurm and Kubernetes send to a program that starts with Launcher, as 1, 2 and 4
-// processes: each does what it does to any program, to all processes, and handlers of the user's are called.
-// The test starts itself as a program that waits to be signalled.
+// processes: each does what it does to any program, to all processes, and handlers of the user's are called;
+// and what interrupts a program that asks for it (oneflow_like/interruptions.h). The test starts itself as a
+// program that waits to be signalled.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <csignal>
 #include <memory>
+#include <optional>
 
+#include "oneflow_like/interruptions.h"
 #include "oneflow_like/launcher.h"
 #include "tests/processes.h"
 
@@ -18,6 +21,8 @@ constexpr double kPatience = 30;  // seconds: only what hangs takes as long
 const char* const kFolder = "SIGNALS_TEST_FOLDER";    // where the program says what happens to it
 const char* const kHandled = "SIGNALS_TEST_HANDLED";  // the signal it has a handler for
 const char* const kAfter = "SIGNALS_TEST_AFTER";      // the handler is installed when Launcher is there
+const char* const kAsks = "SIGNALS_TEST_ASKS";        // it asks for interruptions
+constexpr int kAgreed = 100;                          // what it then says more when interrupted
 
 std::atomic<int> handled{0};
 void Count(int) { ++handled; }
@@ -34,13 +39,18 @@ void InstallHandler(bool now) {
 int WaitForSignals(int argc, char** argv) {
   InstallHandler(false);
   Launcher launcher(&argc, &argv, "Waits to be signalled.");
+  std::optional<Interruptions> interruptions;
+  if (std::getenv(kAsks) != nullptr) interruptions.emplace(launcher);
   InstallHandler(true);
+  bool agreed = false;
   return launcher.Main([&] {
     const char* mine = std::getenv("ONEFLOW_LIKE_PROCESS");
     const std::string file = std::string(std::getenv(kFolder)) + "/" + (mine ? mine : "0");
     for (int said = -1; !std::filesystem::exists(std::string(std::getenv(kFolder)) + "/end"); Sleep(0.005)) {
-      if (said == handled) continue;
-      said = handled;
+      if (interruptions && !agreed) agreed = interruptions->Agreed();
+      const int now = handled + (agreed ? kAgreed : 0);
+      if (said == now) continue;
+      said = now;
       std::ofstream(file + ".new") << said << "\n";
       std::filesystem::rename(file + ".new", file);
     }
@@ -50,7 +60,7 @@ int WaitForSignals(int argc, char** argv) {
 
 class Signalled {
  public:
-  Signalled(int processes, int handled = 0, bool after = false, int ignored = 0)
+  Signalled(int processes, int handled = 0, bool after = false, int ignored = 0, bool asks = false)
       : folder_("signals_test." + std::to_string(number_++)), processes_(processes) {
     Command command{.program = std::filesystem::read_symlink("/proc/self/exe"),
                     .flags = {"--processes=" + std::to_string(processes)},
@@ -58,6 +68,7 @@ class Signalled {
                     .output = folder_ / "output"};
     if (handled != 0) command.variables[kHandled] = std::to_string(handled);
     if (after) command.variables[kAfter] = "1";
+    if (asks) command.variables[kAsks] = "1";
     if (ignored != 0) std::signal(ignored, SIG_IGN);
     process_ = std::make_unique<Process>(command);
     if (ignored != 0) std::signal(ignored, SIG_DFL);
@@ -75,6 +86,11 @@ class Signalled {
   bool Ready() { return Handled(0); }
   void LetEnd() { folder_.Write("end", ""); }
   bool Ends() { return process_->WaitUntil(Seconds() + kPatience); }
+  std::vector<pid_t> Copies() const {
+    std::vector<pid_t> copies = Alive();
+    std::erase(copies, process_->pid());
+    return copies;
+  }
   // Parent and copies, but for those that are ending.
   std::vector<pid_t> Alive() const { return ProcessesWith(std::string(kFolder) + "=" + (folder_ / ".")); }
   bool AllGone() {
@@ -89,8 +105,7 @@ class Signalled {
   }
   // Stops the copies, but not their parent, by what nobody can catch.
   bool StopCopies() {
-    std::vector<pid_t> copies = Alive();
-    std::erase(copies, process_->pid());
+    const std::vector<pid_t> copies = Copies();
     for (pid_t pid : copies) kill(pid, SIGSTOP);
     return static_cast<int>(copies.size()) == processes_ && Until([&] { return AllStopped(copies, true); });
   }
@@ -240,6 +255,56 @@ TEST(Signals, AreHandledAsOftenAsTheyAreSent) {
   program.process().Signal(SIGTERM);
   ASSERT_TRUE(program.Ends());
   EXPECT_EQ(program.process().code(), 128 + SIGTERM) << program.Said();
+}
+
+TEST(Interruptions, AreAgreedOnByAllWhoeverHearsOfThem) {
+  enum To { kLauncher, kOneCopy, kAll };
+  for (int processes : {1, 2, 4})
+    for (int s : {SIGTERM, SIGUSR1})
+      for (To to : {kLauncher, kOneCopy, kAll}) {
+        if (processes == 1 && to != kLauncher) continue;
+        SCOPED_TRACE(testing::Message() << strsignal(s) << ", processes " << processes << ", to " << to);
+        Signalled program(processes, 0, false, 0, true);
+        ASSERT_TRUE(program.Ready()) << program.Said();
+        if (to == kLauncher) program.process().Signal(s);
+        if (to == kOneCopy) kill(program.Copies().back(), s);
+        if (to == kAll) kill(-program.process().pid(), s);
+        ASSERT_TRUE(program.Handled(kAgreed)) << program.Said();
+        program.LetEnd();
+        ASSERT_TRUE(program.Ends());
+        EXPECT_EQ(program.process().code(), 7) << program.Said();
+        EXPECT_TRUE(program.AllGone());
+      }
+}
+
+TEST(Interruptions, ASecondSignalThatAsksToEndEndsAtOnce) {
+  for (int processes : {1, 2})
+    for (int s : {SIGTERM, SIGINT}) {
+      SCOPED_TRACE(testing::Message() << strsignal(s) << ", processes " << processes);
+      Signalled program(processes, 0, false, 0, true);
+      ASSERT_TRUE(program.Ready()) << program.Said();
+      program.process().Signal(SIGTERM);
+      ASSERT_TRUE(program.Handled(kAgreed)) << program.Said();
+      program.process().Signal(s);
+      ASSERT_TRUE(program.Ends());
+      EXPECT_EQ(program.process().code(), 128 + (processes == 1 ? s : SIGKILL)) << program.Said();
+      EXPECT_TRUE(program.AllGone());
+    }
+}
+
+TEST(Interruptions, LeaveHandlersOfTheUsersAlone) {
+  for (int processes : {1, 2})
+    for (int s : {SIGTERM, SIGUSR1}) {
+      SCOPED_TRACE(testing::Message() << strsignal(s) << ", processes " << processes);
+      Signalled before(processes, s, false, 0, true);
+      ASSERT_TRUE(before.Ready()) << before.Said();
+      before.process().Signal(s);
+      EXPECT_TRUE(before.Handled(kAgreed + 1)) << before.Said();
+      Signalled after(processes, s, true, 0, true);
+      ASSERT_TRUE(after.Ready()) << after.Said();
+      after.process().Signal(s);
+      EXPECT_TRUE(after.Handled(1)) << after.Said();
+    }
 }
 
 }  // namespace

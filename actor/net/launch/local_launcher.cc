@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -107,13 +108,15 @@ struct Child {
   bool ended = false;
   int code = 0;  // as a shell says it
   int signal = 0;
+  bool hung = false;  // had to be ended after another's failure
   FileDescriptor log;
   Stream streams[2];
 };
 
 class Parent {
  public:
-  explicit Parent(const LocalJob& job) : job_(job), children_(job.processes) {
+  explicit Parent(const LocalJob& job) : job_(job) {
+    sigemptyset(&passed_on_);
     CHECK_GE(job.processes, 1);
     CHECK(!job.argv.empty());
     char path[4096];
@@ -133,15 +136,10 @@ class Parent {
   }
 
   int Run() {
-    OpenLogs();
     std::cout.flush();
     std::fflush(nullptr);
-    FileDescriptor listener = ListenAt("127.0.0.1", 0);
-    std::string token = RandomToken();
-    for (int k = 0; k < job_.processes; ++k) Start(k, listener.get(), token);
-    listener.Close();
-    while (std::any_of(children_.begin(), children_.end(), Running)) Turn();
-    for (Child& c : children_) Drain(&c);
+    do Attempt();
+    while (StartsAgain());
     if (code_ == 0 && sinks_[0]->error != 0) {
       Say(Cat("error: not all that was printed could be written to standard output: ",
               std::strerror(sinks_[0]->error)));
@@ -153,13 +151,61 @@ class Parent {
  private:
   static bool Running(const Child& c) { return c.pid > 0 && !c.ended; }
 
+  // All copies, from their start to the end of the last.
+  void Attempt() {
+    for (auto& sink : sinks_) EndLine(sink.get());
+    children_ = std::vector<Child>(job_.processes);
+    code_ = 0;
+    told_to_end_ = false;
+    next_kill_ = 0;
+    OpenLogs();
+    FileDescriptor listener = ListenAt("127.0.0.1", 0);
+    std::string token = RandomToken();
+    for (int k = 0; k < job_.processes; ++k) Start(k, listener.get(), token);
+    listener.Close();
+    while (std::any_of(children_.begin(), children_.end(), Running)) Turn();
+    for (Child& c : children_) Drain(&c);
+  }
+
+  // After an attempt: those that were killed, or when none was, those that had to be ended. (Of those that
+  // wait for one that was killed, some may have had to as well.)
+  std::vector<size_t> Lost() const {
+    std::vector<size_t> killed, hung;
+    for (size_t k = 0; k < children_.size(); ++k) {
+      const Child& c = children_[k];
+      if (c.hung) {
+        hung.push_back(k);
+      } else if (c.signal != 0 && sigismember(&passed_on_, c.signal) == 0) {
+        killed.push_back(k);
+      }
+    }
+    return killed.empty() ? hung : killed;
+  }
+
+  bool StartsAgain() {
+    ReadSignals();  // whoever has ended a copy may have signalled us as well
+    const std::vector<size_t> lost = Lost();
+    if (lost.empty() || interrupted_ || job_.restarts == 0) return false;
+    const Child& first = children_[lost[0]];
+    const std::string what =
+        Cat("process ", lost[0], first.hung ? " hung" : Cat(" was killed by signal ", first.signal));
+    if (restarted_ == job_.restarts) {
+      Say(Cat("error: ", what, "; all restarts are used up (--restarts=", job_.restarts, ")"));
+      return false;
+    }
+    const std::string how = job_.shrink ? job_.shrink(static_cast<int>(lost.size()), &job_) : "";
+    Say(Cat(what, "; restart ", ++restarted_, " of ", job_.restarts, how));
+    return true;
+  }
+
   void OpenLogs() {
     if (job_.log_dir.empty()) return;
     std::error_code error;
     std::filesystem::create_directories(job_.log_dir, error);
     for (int k = 0; k < job_.processes; ++k) {
       std::string path = Cat(job_.log_dir, "/process", k, ".log");
-      children_[k].log = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+      const int old = restarted_ > 0 ? O_APPEND : O_TRUNC;
+      children_[k].log = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | old | O_CLOEXEC, 0666));
       if (!children_[k].log.open()) Fail("the log ", path, " cannot be written: ", std::strerror(errno));
     }
   }
@@ -269,8 +315,7 @@ class Parent {
     for (Child& c : children_)
       for (Stream& s : c.streams)
         if (s.to->due() > 0 && now >= s.to->due()) s.to->Flush();
-    for (Signals::Signal s; signals_.Next(&s);)
-      if (s.number != SIGCHLD) Forward(s);
+    ReadSignals();
     Reap();
     if (next_kill_ > 0 && SteadySeconds() >= next_kill_) EndTheRest();
   }
@@ -305,10 +350,16 @@ class Parent {
     }
   }
 
+  void ReadSignals() {
+    for (Signals::Signal s; signals_.Next(&s);)
+      if (s.number != SIGCHLD) Forward(s);
+  }
+
   void Forward(const Signals::Signal& s) {
     const bool ending = std::find(std::begin(kEndings), std::end(kEndings), s.number) != std::end(kEndings);
     if (ending && interrupted_) return SendToAll(SIGKILL);
     interrupted_ = interrupted_ || ending;
+    sigaddset(&passed_on_, s.number);
     if (!s.from_terminal) SendToAll(s.number);
     if (ending) SendToAll(SIGCONT);  // a stopped process hears nothing else
     if (s.number == SIGTSTP) signals_.Stop();
@@ -328,42 +379,57 @@ class Parent {
       c.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       c.code = c.signal != 0 ? 128 + c.signal : WEXITSTATUS(status);
       Drain(&c);
-      if (c.code == 0 || code_ != 0) continue;
-      code_ = c.code;
-      if (job_.processes > 1 && !interrupted_)
-        Say(c.signal != 0 ? Cat("error: process ", k, " (pid ", c.pid, ") was ended by signal ", c.signal,
-                                " (", strsignal(c.signal), ")")
-                          : Cat("error: process ", k, " (pid ", c.pid, ") ended with exit code ", c.code));
-      next_kill_ = SteadySeconds() + job_.grace;
+      Ended(static_cast<int>(k));
     }
+  }
+
+  // What the end of a copy means.
+  void Ended(int k) {
+    const Child& c = children_[k];
+    const bool first = code_ == 0 || (code_ == EX_TEMPFAIL && c.code != EX_TEMPFAIL);
+    if (c.code == 0 || !first) return;
+    code_ = c.code;
+    if (job_.processes > 1 && !interrupted_ && code_ != EX_TEMPFAIL)
+      Say(c.signal != 0 ? Cat("error: process ", k, " (pid ", c.pid, ") was ended by signal ", c.signal, " (",
+                              strsignal(c.signal), ")")
+                        : Cat("error: process ", k, " (pid ", c.pid, ") ended with exit code ", c.code));
+    next_kill_ = SteadySeconds() + job_.grace;
   }
 
   // Those that go on though one has failed long ago.
   void EndTheRest() {
-    for (size_t k = 0; k < children_.size() && !told_to_end_; ++k)
-      if (Running(children_[k]))
-        Say(Cat("error: process ", k, " (pid ", children_[k].pid, ") had not ended ", job_.grace,
-                " s later and is ended"));
+    for (size_t k = 0; k < children_.size() && !told_to_end_; ++k) {
+      if (!Running(children_[k])) continue;
+      children_[k].hung = true;
+      Say(Cat("error: process ", k, " (pid ", children_[k].pid, ") had not ended ", job_.grace,
+              " s later and is ended"));
+    }
     SendToAll(told_to_end_ ? SIGKILL : SIGTERM);
     SendToAll(SIGCONT);
     told_to_end_ = true;
     next_kill_ = SteadySeconds() + kPatienceAfterTerm;
   }
 
+  static void EndLine(Sink* sink) {
+    if (sink->unfinished != nullptr) WriteAll(sink->fd, "\n", 1);
+    sink->unfinished = nullptr;
+  }
+
   void Say(const std::string& line) {
-    std::string text = sinks_[1]->unfinished != nullptr ? "\n" : "";
-    sinks_[1]->unfinished = nullptr;
-    text += line + "\n";
+    EndLine(sinks_[1].get());
+    const std::string text = line + "\n";
     WriteAll(2, text.data(), text.size());
   }
 
-  const LocalJob& job_;
+  LocalJob job_;  // of this attempt
   std::string program_;
   Signals signals_;
   std::shared_ptr<Sink> sinks_[2];  // standard output and error
   std::vector<Child> children_;
-  int code_ = 0;  // of the first to fail
+  int code_ = 0;       // of the first to fail
+  int restarted_ = 0;  // times
   bool interrupted_ = false;
+  sigset_t passed_on_;  // signals
   bool told_to_end_ = false;
   double next_kill_ = 0;
 };

@@ -82,8 +82,8 @@ ProcessIdentity Alone() { return {}; }
 ProcessIdentity FromOurLauncher(const Environment& env) {
   ProcessIdentity id;
   env.Who("ONEFLOW_LIKE_PROCESS", "ONEFLOW_LIKE_PROCESSES", &id);
-  if (id.alone()) return Alone();
   id.launcher = "--processes";
+  if (id.alone()) return id;
   id.local = id.process;
   id.locals = id.processes;
   id.master_port = env.Number("ONEFLOW_LIKE_PORT", 1, 65535);

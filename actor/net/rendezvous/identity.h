@@ -11,7 +11,7 @@ namespace oneflow_like {
 struct ProcessIdentity {
   int process = 0, processes = 1;  // this one, of so many
   int local = 0, locals = 1;       // this one of those on its host, as far as the launcher tells
-  std::string launcher;  // "--processes", "torchrun", "Kubernetes", "mpirun", "srun", "PMIx"; empty: alone
+  std::string launcher;  // "--processes", "torchrun", "Kubernetes", "mpirun", "srun", "PMIx"; empty: none
   std::string master_host = "127.0.0.1";  // several, separated by commas, are tried in turn
   int master_port = 0;                    // where process 0 listens; 0: it picks one (PMIx publishes it)
   int listen_fd = -1;                     // process 0 under --processes: a socket that listens already

@@ -77,6 +77,10 @@ TEST(IdentityTest, NoVariablesMeanAlone) {
   EXPECT_EQ(id.process, 0);
   EXPECT_EQ(id.launcher, "");
   EXPECT_TRUE(id.loopback());
+  // A copy by itself, of --restarts.
+  id = Identity({{"ONEFLOW_LIKE_PROCESS", "0"}, {"ONEFLOW_LIKE_PROCESSES", "1"}});
+  EXPECT_TRUE(id.alone());
+  EXPECT_EQ(id.launcher, "--processes");
   // The variables of an allocation, of a service, and empty ones are no launcher's.
   EXPECT_TRUE(Identity({{"MASTER_ADDR", "10.0.0.1"}, {"SLURM_NTASKS", "4"}, {"LOCAL_RANK", "0"}}).alone());
   EXPECT_TRUE(Identity({{"RANK", ""}, {"WORLD_SIZE", ""}}).alone());

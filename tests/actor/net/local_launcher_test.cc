@@ -324,6 +324,75 @@ TEST(LocalLauncherTest, ASecondSignalKills) {
   EXPECT_EQ(Running(folder / "x"), 0);
 }
 
+TEST(LocalLauncherTest, WhatIsLostStartsAgain) {
+  for (int number : {SIGKILL, SIGSEGV, SIGABRT, SIGBUS}) {
+    Folder folder;
+    Program job(Job(3, {"die_twice", folder / "x", std::to_string(number)},
+                    {"grace=0.2", "restarts=3", "log_dir=" + (folder / "logs")}));
+    EXPECT_EQ(job.Wait(), 0) << job.err();
+    for (int r : {1, 2})
+      EXPECT_EQ(Count(job.err(), Cat("process 1 was killed by signal ", number, "; restart ", r, " of 3\n")),
+                1)
+          << job.err();
+    EXPECT_EQ(Count(job.err(), "; restart"), 2) << job.err();
+    EXPECT_EQ(Count(job.out(), "attempt 3 of 0"), 1) << job.out();
+    const std::string log = TextOf(folder / "logs/process0.log");
+    for (int a : {1, 2, 3}) EXPECT_EQ(Count(log, Cat("attempt ", a, " of 0")), 1) << log;
+    EXPECT_EQ(Running(folder / "x"), 0);
+  }
+}
+
+TEST(LocalLauncherTest, RestartsAreUsedUp) {
+  Folder folder;
+  Program job(Job(2, {"die_twice", folder / "x", std::to_string(SIGKILL)}, {"grace=0.2", "restarts=1"}));
+  EXPECT_EQ(job.Wait(), 128 + SIGKILL);
+  EXPECT_EQ(Count(job.err(), "; restart 1 of 1\n"), 1) << job.err();
+  EXPECT_EQ(Count(job.err(), "all restarts are used up"), 1) << job.err();
+}
+
+TEST(LocalLauncherTest, WhatHangsStartsAgain) {
+  Folder folder;
+  Program job(Job(2, {"hang_once", folder / "x"}, {"grace=0.2", "restarts=1"}));
+  EXPECT_EQ(job.Wait(), 0) << job.err();
+  EXPECT_EQ(Count(job.err(), "process 1 hung; restart 1 of 1\n"), 1) << job.err();
+}
+
+TEST(LocalLauncherTest, ErrorsAndRequestsToEndDoNotStartAgain) {
+  for (const char* code : {"1", "3", "75"}) {
+    Program job(Job(3, {"exit", code}, {"restarts=3"}));
+    EXPECT_EQ(job.Wait(), std::stoi(code));
+    EXPECT_EQ(Count(job.err(), "restart"), 0) << job.err();
+  }
+  for (int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+    Folder folder;
+    Program job(Job(3, {"wait_for", folder / "never"}, {"restarts=3", "grace=0.2"}));
+    for (int p = 0; p < 3; ++p) ASSERT_TRUE(job.ReadUntil(Cat("process ", p, " waits"))) << job.out();
+    job.Signal(number);
+    EXPECT_EQ(job.Wait(), 128 + number) << job.err();
+    EXPECT_EQ(Count(job.err(), "restart"), 0) << job.err();
+  }
+}
+
+TEST(LocalLauncherTest, AnInterruptionThatIsSavedIsNoFailure) {
+  Program saved(Job(3, {"exit", "75"}));
+  EXPECT_EQ(saved.Wait(), 75);
+  EXPECT_EQ(saved.err(), "");
+  // One could not, however early the others were.
+  Program failed(Job(3, {"exit_each", "75", "75", "4"}));
+  EXPECT_EQ(failed.Wait(), 4);
+  EXPECT_EQ(Count(failed.err(), "error: process 2 (pid "), 1) << failed.err();
+}
+
+TEST(LocalLauncherTest, LessMayStartAgain) {
+  Folder folder;
+  Program job(
+      Job(3, {"die_twice", folder / "x", std::to_string(SIGKILL)}, {"grace=0.2", "restarts=3", "shrink=1"}));
+  EXPECT_EQ(job.Wait(), 1) << job.err();
+  EXPECT_EQ(Count(job.err(), "; restart 1 of 3 with 2\n"), 1) << job.err();
+  EXPECT_EQ(Count(job.out(), "attempt 2 of 0"), 1) << job.out();
+  EXPECT_EQ(Count(job.err(), "error: too little is left\n"), 1) << job.err();
+}
+
 TEST(LocalLauncherTest, UnfinishedLinesComeInTime) {
   Folder folder;
   Program job(Job(2, {"ask", folder / "answer"}));
@@ -466,6 +535,35 @@ int Die(const Strings& a) {
   return 0;
 }
 
+// Says which attempt this is and waits for all to have said so. In the first two process 1 dies.
+int DieTwice(const Strings& a) {
+  const std::string mine = a[1] + std::to_string(Me()), other = a[1] + std::to_string(1 - Me());
+  std::ofstream(mine, std::ios::app) << "x";
+  const size_t attempt = TextOf(mine).size();
+  std::cout << Cat("attempt ", attempt, " of ", Me(), "\n") << std::flush;
+  if (Me() > 1) return 0;
+  while (TextOf(other).size() < attempt) Sleep(0.005);
+  if (attempt > 2) return 0;
+  if (Me() == 0) Sleep(90);
+  signal(std::stoi(a[2]), SIG_DFL);
+  raise(std::stoi(a[2]));
+  return 0;
+}
+
+int HangOnce(const Strings& a) {
+  const bool again = std::filesystem::exists(a[1]);
+  if (again) return 0;
+  if (Me() == 0) {
+    WaitForFile(a[1] + "hangs");
+    std::ofstream(a[1]) << "";
+    return 1;
+  }
+  signal(SIGTERM, SIG_IGN);
+  std::ofstream(a[1] + "hangs") << "";
+  Sleep(90);
+  return 0;
+}
+
 int EndWellAfterFailure(const Strings& a) {
   if (Me() == 1) std::ofstream(a[1]) << "failed";
   if (Me() == 1) return 3;
@@ -572,6 +670,13 @@ int RunParent(const Strings& a) {
   for (; a[i] != "--"; ++i) {
     if (a[i].rfind("grace=", 0) == 0) job.grace = std::stod(a[i].substr(6));
     if (a[i].rfind("log_dir=", 0) == 0) job.log_dir = a[i].substr(8);
+    if (a[i].rfind("restarts=", 0) == 0) job.restarts = std::stoi(a[i].substr(9));
+    if (a[i] == "shrink=1")
+      job.shrink = [](int lost, LocalJob* job) {
+        job->processes -= lost;
+        if (job->processes < 2) Fail("too little is left");
+        return Cat(" with ", job->processes);
+      };
   }
   job.argv = {"copy"};
   job.argv.insert(job.argv.end(), a.begin() + i + 1, a.end());
@@ -588,6 +693,9 @@ const std::map<std::string, int (*)(const Strings&)> kPrograms = {
     {"lines", Lines},
     {"meet", Meet},
     {"exit", [](const Strings& a) { return std::stoi(a[1]); }},
+    {"exit_each", [](const Strings& a) { return std::stoi(a[1 + Me()]); }},
+    {"die_twice", DieTwice},
+    {"hang_once", HangOnce},
     {"fail_one_by_one", FailOneByOne},
     {"die", Die},
     {"end_well_after_failure", EndWellAfterFailure},
