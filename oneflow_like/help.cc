@@ -96,6 +96,7 @@ std::string HelpText(const std::string& program, const std::string& usage, bool 
     print(Owner::kProgram);
   }
   for (const Group& group : kGroups) {
+    if (launcher.empty()) break;
     title(group.title);
     for (const std::string& wanted : group.names)
       for (const auto& flag : flags)

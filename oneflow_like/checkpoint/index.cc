@@ -124,12 +124,8 @@ std::string CheckpointIndex::ToJson() const {
 }
 
 CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
-  const File file(folder + "/" + kFile, File::kRead);
-  const std::string& path = file.path();
-  if (file.size() > kMostBytes) Fail(path, ": it has ", file.size(), " bytes, too many for an index");
-  std::string text(file.size(), '\0');
-  file.ReadAt(0, text.data(), file.size());
-  json all = json::parse(text, nullptr, false);
+  const std::string path = folder + "/" + kFile;
+  json all = json::parse(ReadText(path, kMostBytes), nullptr, false);
   CheckpointIndex index;
   try {
     if (!all.is_object()) Fail("it is no JSON object");
@@ -154,6 +150,11 @@ CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
     Fail(path, ": ", error.what());
   }
   return index;
+}
+
+bool CheckpointIndex::IsOurs(const std::string& folder) {
+  const json all = json::parse(ReadText(folder + "/" + kFile, kMostBytes), nullptr, false);
+  return !all.is_object() || all.contains("variables") || all.contains("checksum");
 }
 
 }  // namespace oneflow_like

@@ -42,6 +42,9 @@ struct CheckpointIndex {
   // Throws Error naming the file, and the variable: no JSON, a newer version, a wrong checksum, pieces that
   // leave the variable, overlap, or do not cover it, a file outside the folder.
   static CheckpointIndex Read(const std::string& folder);
+  // Whether the folder's index is, or was before it was damaged, one of this library: Hugging Face's has the
+  // same name. Throws Error when it cannot be read.
+  static bool IsOurs(const std::string& folder);
 };
 
 // What one process wrote, as text for the others, and back.

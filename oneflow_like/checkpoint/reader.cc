@@ -18,7 +18,9 @@ constexpr int64_t kRunBytes = 1 << 20;
 }  // namespace
 
 CheckpointReader::CheckpointReader(std::string folder)
-    : folder_(std::move(folder)), index_(CheckpointIndex::Read(folder_)), blocks_(kBlocks) {}
+    : folder_(std::move(folder)), index_(CheckpointIndex::Read(folder_)), blocks_(kBlocks) {
+  for (const auto& [name, variable] : index_.variables) variables_[name] = {variable.dtype, variable.shape};
+}
 
 void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
   const StoredVariable& variable = index_.variables.at(name);
@@ -33,16 +35,25 @@ void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
   }
 }
 
-void CheckpointReader::ReadPiece(const StoredVariable& variable, const StoredPiece& piece, int64_t offset,
-                                 char* to, int64_t bytes) {
+void CheckpointReader::Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number) {
+  BlockOf(piece, FileOf(variable, piece), number);
+}
+
+const SafetensorsReader& CheckpointReader::FileOf(const StoredVariable& variable, const StoredPiece& piece) {
   std::unique_ptr<SafetensorsReader>& file = files_[piece.file];
   if (!file) file = std::make_unique<SafetensorsReader>(folder_ + "/" + piece.file);
   const StoredTensor& tensor = file->Find(piece.key);
   if (tensor.dtype != variable.dtype || tensor.shape != piece.box.extent)
     Fail(file->file().path(), ": tensor '", piece.key, "' is ", Name(tensor.dtype), tensor.shape.str(),
          ", but the index says ", Name(variable.dtype), piece.box.extent.str());
+  return *file;
+}
+
+void CheckpointReader::ReadPiece(const StoredVariable& variable, const StoredPiece& piece, int64_t offset,
+                                 char* to, int64_t bytes) {
+  const SafetensorsReader& file = FileOf(variable, piece);
   while (bytes > 0) {
-    const Block& block = BlockOf(piece, tensor, file->file(), offset / kChecksumBytes);
+    const Block& block = BlockOf(piece, file, offset / kChecksumBytes);
     const int64_t within = offset % kChecksumBytes,
                   n = std::min(bytes, static_cast<int64_t>(block.bytes.size()) - within);
     std::memcpy(to, block.bytes.data() + within, n);
@@ -52,10 +63,12 @@ void CheckpointReader::ReadPiece(const StoredVariable& variable, const StoredPie
   }
 }
 
-const CheckpointReader::Block& CheckpointReader::BlockOf(const StoredPiece& piece, const StoredTensor& tensor,
-                                                         const File& file, int64_t number) {
+const CheckpointReader::Block& CheckpointReader::BlockOf(const StoredPiece& piece,
+                                                         const SafetensorsReader& reader, int64_t number) {
   for (const Block& block : blocks_)
     if (block.piece == &piece && block.number == number) return block;
+  const File& file = reader.file();
+  const StoredTensor& tensor = reader.Find(piece.key);
   Block& block = blocks_[next_];
   next_ = (next_ + 1) % kBlocks;
   const int64_t start = number * kChecksumBytes;

@@ -7,19 +7,21 @@
 #include <vector>
 
 #include "oneflow_like/checkpoint/index.h"
-#include "oneflow_like/checkpoint/safetensors.h"
+#include "oneflow_like/checkpoint/source.h"
 
 namespace oneflow_like {
 
-class CheckpointReader {
+class CheckpointReader : public VariableSource {
  public:
   // Reads the index; a file is opened when something of it is wanted. Throws Error naming the file.
   explicit CheckpointReader(std::string folder);
   const CheckpointIndex& index() const { return index_; }
-  const std::string& folder() const { return folder_; }
+  const std::string& where() const override { return folder_; }
 
-  // The box of a variable, row-major. Every block of a file that is touched is held against its checksum.
-  void Read(const std::string& variable, const Box& box, void* to);
+  // Every block of a file that is touched is held against its checksum.
+  void Read(const std::string& variable, const Box& box, void* to) override;
+  // The same for one block of kChecksumBytes, whose number counts from the piece's first.
+  void Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number);
 
  private:
   struct Block {
@@ -29,8 +31,9 @@ class CheckpointReader {
   };
   void ReadPiece(const StoredVariable& variable, const StoredPiece& piece, int64_t offset, char* to,
                  int64_t bytes);
-  const Block& BlockOf(const StoredPiece& piece, const StoredTensor& tensor, const File& file,
-                       int64_t number);
+  // Opens the file of the piece; throws Error when it has another tensor than the index says.
+  const SafetensorsReader& FileOf(const StoredVariable& variable, const StoredPiece& piece);
+  const Block& BlockOf(const StoredPiece& piece, const SafetensorsReader& file, int64_t number);
 
   const std::string folder_;
   const CheckpointIndex index_;

@@ -170,6 +170,15 @@ void SyncFolder(const std::string& folder) {
   if (error != 0 && error != EINVAL) FailWith(folder, Cat("it cannot be made last: ", std::strerror(error)));
 }
 
+std::string ReadText(const std::string& path, int64_t most) {
+  const File file(path, File::kRead);
+  const int64_t size = file.size();
+  if (size > most) FailWith(path, Cat("it has ", size, " bytes, but at most ", most, " are meant"));
+  std::string text(size, '\0');
+  file.ReadAt(0, text.data(), size);
+  return text;
+}
+
 // --- Reading ---
 
 SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path, File::kRead) {
@@ -208,9 +217,11 @@ const StoredTensor& SafetensorsReader::Find(const std::string& name) const {
 
 // --- Writing ---
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries,
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Entry> entries,
                                      const std::map<std::string, std::string>& metadata)
     : file_(path, File::kCreate) {
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry& a, const Entry& b) { return SizeOf(a.dtype) > SizeOf(b.dtype); });
   json header = json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t end = 0;

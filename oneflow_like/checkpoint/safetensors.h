@@ -40,6 +40,9 @@ class File {
   int fd_ = -1;
 };
 
+// All of a file; one of more than `most` bytes is an Error.
+std::string ReadText(const std::string& path, int64_t most);
+
 class SafetensorsReader {
  public:
   // Reads the header. Throws Error for a file that is no such file: a header that is longer than the file or
@@ -57,7 +60,9 @@ class SafetensorsReader {
   std::map<std::string, std::string> metadata_;
 };
 
-// Creates a file of these tensors, whose space is taken at once; their bytes come in any order.
+// Creates a file of these tensors, whose space is taken at once; their bytes come in any order. In the file
+// the tensors with the largest elements come first, so that each begins at a multiple of its elements' size:
+// other readers look at the bytes in place.
 class SafetensorsWriter {
  public:
   struct Entry {
@@ -65,7 +70,7 @@ class SafetensorsWriter {
     DType dtype = DType::kFloat32;
     Dims shape;
   };
-  SafetensorsWriter(const std::string& path, const std::vector<Entry>& entries,
+  SafetensorsWriter(const std::string& path, std::vector<Entry> entries,
                     const std::map<std::string, std::string>& metadata = {});
   // `offset` in bytes from the tensor's first.
   void Write(const std::string& name, int64_t offset, const void* from, int64_t bytes);

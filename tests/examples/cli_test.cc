@@ -291,6 +291,57 @@ TEST_F(CliTest, HelpIsOneScreenOfOurFlags) {
   EXPECT_LT(gpt.find("--micro_batches"), gpt.find("--mesh"));
 }
 
+TEST_F(CliTest, CheckpointsAreListedVerifiedComparedAndConverted) {
+  const std::string run = folder_ + "/run", one = folder_ + "/one.safetensors", hf = folder_ + "/hf";
+  ASSERT_EQ(Gpt({"--mesh=cpu:tp=2", "--save=" + run, "--save_every=1"}).code, 0);
+  const Outcome list = Run("checkpoint", {"list", run});
+  EXPECT_EQ(list.code, 0) << list.err;
+  for (const char* word :
+       {"step-00000002", "cpu:dp=1,tp=2,pp=1", "block1/attention/q ", "2 pieces", "train 2"})
+    EXPECT_NE(list.out.find(word), std::string::npos) << word << "\n" << list.out;
+  EXPECT_EQ(Run("checkpoint", {"verify", run}).code, 0);
+  EXPECT_EQ(Run("checkpoint", {"diff", run, run + "/step-00000002"}).code, 0);
+  EXPECT_EQ(Run("checkpoint", {"diff", run, run + "/step-00000001"}).code, 1);
+  EXPECT_EQ(Run("checkpoint", {"diff", run, folder_ + "/none"}).code, 2);
+  EXPECT_EQ(Run("checkpoint", {"convert", run, hf, "--format=huggingface", "--model=gpt2"}).code, 0);
+  EXPECT_EQ(Run("checkpoint", {"convert", hf, one, "--model=gpt2"}).code, 0);
+  EXPECT_EQ(Run("checkpoint", {"diff", run, one, "--weights_only"}).code, 0);
+  ExpectError(Run("checkpoint", {"convert", run, one}), {"one.safetensors", "there already"});
+  std::string file = run + "/step-00000002/model-00001-of-00001.safetensors", bytes = ReadFile(file);
+  bytes.back() ^= 1;
+  Write("run/step-00000002/model-00001-of-00001.safetensors", bytes);
+  const Outcome damaged = Run("checkpoint", {"verify", run});
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_NE(damaged.out.find(file + ": tensor '"), std::string::npos) << damaged.out;
+}
+
+TEST_F(CliTest, CheckpointSaysWhatIsWrongWithItsFlags) {
+  const std::string none = folder_ + "/none", there = folder_ + "/text.txt", to = folder_ + "/to";
+  ExpectError(Run("checkpoint", {}), {"list, verify, diff or convert"});
+  ExpectError(Run("checkpoint", {"lst", none}), {"'lst' is no command"});
+  ExpectError(Run("checkpoint", {"list"}), {"list takes 1 path, but 0 are given"});
+  ExpectError(Run("checkpoint", {"verify", none, none}), {"verify takes 1 path, but 2 are given"});
+  ExpectError(Run("checkpoint", {"convert", none}), {"convert takes 2 paths, but 1 is given"});
+  ExpectError(Run("checkpoint", {"list", none}), {none, "no such file or folder"});
+  ExpectError(Run("checkpoint", {"list", folder_}), {folder_, "no complete checkpoint"});
+  ExpectError(Run("checkpoint", {"list", there}), {there, "no safetensors file"});
+  ExpectError(Run("checkpoint", {"list", none, "--dtype=bf16"}), {"--dtype is not for list"});
+  ExpectError(Run("checkpoint", {"convert", there, to, "--dtype=int4"}), {"--dtype=int4", "bf16"});
+  ExpectError(Run("checkpoint", {"convert", there, to, "--format=onnx"}), {"--format=onnx"});
+  ExpectError(Run("checkpoint", {"convert", there, to, "--format=huggingface"}), {"--model=gpt2"});
+  ExpectError(Run("checkpoint", {"convert", there, to, "--model=llama"}), {"--model=llama"});
+  EXPECT_FALSE(std::filesystem::exists(to));
+  EXPECT_EQ(Run("checkpoint", {"list", none, "--dtypes=bf16"}).code, 1);
+  const Outcome help = Run("checkpoint", {"--help"});
+  EXPECT_EQ(help.code, 0) << help.err;
+  for (const char* word :
+       {"checkpoint verify PATH", "Flags of checkpoint", "  --weights_only ", "--helpfull"})
+    EXPECT_NE(help.out.find(word), std::string::npos) << word << "\n" << help.out;
+  for (const char* word : {"  --mesh ", "Several processes", "--logtostderr", OFL_SOURCE_DIR})
+    EXPECT_EQ(help.out.find(word), std::string::npos) << word << "\n" << help.out;
+  EXPECT_LE(LinesOf(help.out).size(), 30u) << help.out;
+}
+
 TEST_F(CliTest, VersionNamesTheBuildAndItsLibraries) {
   const Outcome o = Run("gpt", {"--version"});
   EXPECT_EQ(o.code, 0) << o.err;

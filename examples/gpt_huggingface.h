@@ -1,0 +1,25 @@
+// The GPT of gpt_model.h as Hugging Face's transformers knows it: GPT-2, whose folders of model.safetensors
+// and config.json are read and written with the names below.
+#pragma once
+
+#include <string>
+
+#include "examples/gpt_model.h"
+#include "oneflow_like/checkpoint/huggingface.h"
+
+namespace oneflow_like {
+
+// The tensors of a GPT-2 of this size.
+NameTable Gpt2Names(const GptConfig& config);
+
+// What the folder's config.json says; dropout is 0. Throws Error naming the file for what is missing, of
+// another type, contradictory, or of a model that gpt_model.h does not compute.
+GptConfig ReadGpt2Config(const std::string& folder);
+std::string Gpt2ConfigText(const GptConfig& config);
+
+// The size of the GPT whose variables these are, by their shapes. Throws Error when they are of no GPT.
+GptConfig GptConfigOf(const VariableSource& ours);
+
+ModelFormat Gpt2Format();
+
+}  // namespace oneflow_like

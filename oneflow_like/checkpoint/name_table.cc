@@ -1,0 +1,281 @@
+// A variable of a row is seen in three ways: as we have it; flat, with those axes merged that are one of
+// theirs (the same bytes); and as a part of their tensor (transposed, and moved along the axis of joining).
+#include "oneflow_like/checkpoint/name_table.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "core/copy_box.h"
+#include "core/error.h"
+#include "core/runs.h"
+
+namespace oneflow_like {
+namespace {
+
+std::string Numbered(std::string name, int64_t i) {
+  const std::string mark = "{i}";
+  for (size_t at; (at = name.find(mark)) != std::string::npos;)
+    name.replace(at, mark.size(), std::to_string(i));
+  return name;
+}
+
+// A box of ours, over the axes that are one of theirs, and the interval of that one axis that it is.
+struct Span {
+  Box box;
+  int64_t begin = 0, extent = 0;
+};
+
+std::vector<Span> SpansOf(const Box& box, const Dims& shape) {
+  std::vector<Span> spans;
+  const Box whole = Box::Whole(shape);
+  ForEachRun(box, whole, INT64_MAX, [&](const Box& run) {
+    spans.push_back({run, OffsetIn(whole, run, DType::kUInt8), run.elements()});
+  });
+  return spans;
+}
+
+std::vector<Span> SpansOf(int64_t begin, int64_t end, const Dims& shape) {
+  std::vector<Span> spans;
+  for (int64_t extent = 0; begin < end; begin += extent) {
+    int axis = shape.rank() - 1;
+    int64_t row = 1;  // the longest that starts here and ends within
+    while (axis > 0 && begin % (row * shape[axis]) == 0 && begin + row * shape[axis] <= end)
+      row *= shape[axis--];
+    const int64_t rows = std::min((end - begin) / row, shape[axis] - begin / row % shape[axis]);
+    extent = rows * row;
+    Span span{{Dims(shape.rank(), 0), Dims(shape.rank(), 1)}, begin, extent};
+    int64_t index = begin;
+    for (int a = shape.rank() - 1; a >= 0; --a) {
+      span.box.begin[a] = index % shape[a];
+      span.box.extent[a] = a > axis ? shape[a] : a == axis ? rows : 1;
+      index /= shape[a];
+    }
+    spans.push_back(span);
+  }
+  return spans;
+}
+
+using UseBoth = std::function<void(const Box& ours, const Box& flat)>;
+
+// Every combination of a span of each axis.
+void ForEachPair(const std::vector<std::vector<Span>>& spans, const UseBoth& use, size_t axis = 0,
+                 const Box& ours = {}, const Box& flat = {}) {
+  if (axis == spans.size()) return use(ours, flat);
+  for (const Span& span : spans[axis]) {
+    Box more = ours, flat_more = flat;
+    for (int a = 0; a < span.box.begin.rank(); ++a) {
+      more.begin.push_back(span.box.begin[a]);
+      more.extent.push_back(span.box.extent[a]);
+    }
+    flat_more.begin.push_back(span.begin);
+    flat_more.extent.push_back(span.extent);
+    ForEachPair(spans, use, axis + 1, more, flat_more);
+  }
+}
+
+// The axes of a variable that are axis `axis` of the flat one.
+Dims Group(const NameRow& row, const Dims& all, int axis) {
+  if (row.axes.empty()) return {all[axis]};
+  int first = 0;
+  for (int a = 0; a < axis; ++a) first += row.axes[a];
+  return Dims(all.begin() + first, all.begin() + first + row.axes[axis]);
+}
+
+Dims Reversed(const Dims& dims, bool reverse = true) {
+  Dims back = dims;
+  if (reverse) std::reverse(back.begin(), back.end());
+  return back;
+}
+
+void ForEachPartOfOurs(const RowLayout& layout, size_t part, const Box& box, const UseBoth& use) {
+  const NameRow& row = layout.row;
+  std::vector<std::vector<Span>> spans;
+  for (int a = 0; a < layout.shape.rank(); ++a)
+    spans.push_back(SpansOf(Box{Group(row, box.begin, a), Group(row, box.extent, a)},
+                            Group(row, row.ours[part].shape, a)));
+  ForEachPair(spans, use);
+}
+
+void ForEachPartOfFlat(const RowLayout& layout, size_t part, const Box& flat, const UseBoth& use) {
+  const NameRow& row = layout.row;
+  std::vector<std::vector<Span>> spans;
+  for (int a = 0; a < layout.shape.rank(); ++a)
+    spans.push_back(
+        SpansOf(flat.begin[a], flat.begin[a] + flat.extent[a], Group(row, row.ours[part].shape, a)));
+  ForEachPair(spans, use);
+}
+
+Box ToTheirs(const RowLayout& layout, size_t part, const Box& flat) {
+  const bool transposed = layout.row.transposed;
+  Box theirs = {Reversed(flat.begin, transposed), Reversed(flat.extent, transposed)};
+  for (int a = 0; a < theirs.begin.rank(); ++a) theirs.begin[a] += layout.parts[part].begin[a];
+  return theirs;
+}
+
+Box ToFlat(const RowLayout& layout, size_t part, Box theirs) {
+  const bool transposed = layout.row.transposed;
+  for (int a = 0; a < theirs.begin.rank(); ++a) theirs.begin[a] -= layout.parts[part].begin[a];
+  return {Reversed(theirs.begin, transposed), Reversed(theirs.extent, transposed)};
+}
+
+// `data` has rows of `columns` elements, and has columns of `rows` afterwards.
+void Transpose(int64_t rows, int64_t columns, size_t size, std::string* data) {
+  const std::string from = *data;
+  char* to = data->data();
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r, to += size)
+      std::memcpy(to, from.data() + (r * columns + c) * size, size);
+}
+
+std::string Misfit(const SourceVariable& is, const std::string& name, const Dims& shape) {
+  return Cat("'", name, "' has shape ", is.shape.str(), " where ", shape.str(), " is meant");
+}
+
+void RequireFit(const std::string& where, const NameTable& table, const std::vector<std::string>& missing,
+                const std::vector<std::string>& unknown, const std::vector<std::string>& different) {
+  std::string wrong;
+  if (!missing.empty()) wrong += Cat("; it lacks ", Quoted(missing));
+  if (!unknown.empty()) wrong += Cat("; it has ", Quoted(unknown), ", which are unknown there");
+  for (size_t i = 0; i < std::min<size_t>(different.size(), 8); ++i) wrong += "; " + different[i];
+  if (!wrong.empty()) Fail(where, " does not fit ", table.model, ": ", wrong.substr(2));
+}
+
+}  // namespace
+
+void NameTable::Repeat(int64_t times, const NameRow& row) {
+  for (int64_t i = 0; i < times; ++i) {
+    NameRow numbered = row;
+    numbered.theirs = Numbered(row.theirs, i);
+    for (NameRow::Variable& variable : numbered.ours) variable.name = Numbered(variable.name, i);
+    rows.push_back(std::move(numbered));
+  }
+}
+
+RowLayout::RowLayout(const NameRow& given) : row(given) {
+  auto fail = [&](const std::string& why) { Fail("the row of '", row.theirs, "' ", why); };
+  if (row.ours.empty()) fail("names no variable of ours");
+  for (const NameRow::Variable& variable : row.ours) {
+    int axes = 0;
+    for (int n : row.axes) axes += n;
+    if (!row.axes.empty() && axes != variable.shape.rank())
+      fail(Cat("is about ", axes, " axes, but '", variable.name, "' has shape ", variable.shape.str()));
+    Dims flat;
+    const int rank = row.axes.empty() ? variable.shape.rank() : static_cast<int>(row.axes.size());
+    for (int a = 0; a < rank; ++a) flat.push_back(Group(row, variable.shape, a).elements());
+    if (row.transposed && rank != 2) fail(Cat("transposes ", rank, " axes, but two are possible"));
+    Box part = Box::Whole(Reversed(flat, row.transposed));
+    if (parts.empty()) {
+      shape = part.extent;
+    } else {
+      if (row.joined < 0 || row.joined >= rank) fail(Cat("joins along axis ", row.joined, " of ", rank));
+      Dims others = part.extent;
+      if (others.rank() == shape.rank()) others[row.joined] = shape[row.joined];
+      if (others != shape)
+        fail(Cat("joins '", variable.name, "', seen as ", part.extent.str(), ", to ", shape.str()));
+      part.begin[row.joined] = shape[row.joined];
+      shape[row.joined] += part.extent[row.joined];
+    }
+    parts.push_back(part);
+  }
+}
+
+// --- Theirs as ours ---
+
+OurNames::OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& table)
+    : theirs_(std::move(theirs)) {
+  const auto& all = theirs_->variables();
+  std::vector<std::string> missing, unknown, different;
+  std::set<std::string> used;
+  const std::string& prefix = table.optional_prefix;
+  for (const NameRow& row : table.rows) {
+    std::string name = row.theirs;
+    if (!all.count(name) && !prefix.empty() && name.rfind(prefix, 0) == 0) name.erase(0, prefix.size());
+    auto found = all.find(name);
+    if (found == all.end()) {
+      missing.push_back(row.theirs);
+      continue;
+    }
+    used.insert(name);
+    rows_.emplace_back(row);
+    if (found->second.shape != rows_.back().shape)
+      different.push_back(Misfit(found->second, name, rows_.back().shape));
+    for (size_t part = 0; part < row.ours.size(); ++part) {
+      variables_[row.ours[part].name] = {found->second.dtype, row.ours[part].shape};
+      places_[row.ours[part].name] = {rows_.size() - 1, part, name};
+    }
+  }
+  for (const auto& [name, unused] : all) {
+    auto matches = [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
+    if (!used.count(name) && std::none_of(table.ignored.begin(), table.ignored.end(), matches))
+      unknown.push_back(name);
+  }
+  RequireFit(where(), table, missing, unknown, different);
+}
+
+void OurNames::Read(const std::string& variable, const Box& box, void* to) {
+  const Place& place = places_.at(variable);
+  const RowLayout& layout = rows_[place.row];
+  const DType dtype = variables_.at(variable).dtype;
+  ForEachRun(box, box, ElementsOfBlock(dtype), [&](const Box& run) {
+    ForEachPartOfOurs(layout, place.part, run, [&](const Box& ours, const Box& flat) {
+      part_.resize(ours.elements() * SizeOf(dtype));
+      theirs_->Read(place.theirs, ToTheirs(layout, place.part, flat), part_.data());
+      if (layout.row.transposed) Transpose(flat.extent[1], flat.extent[0], SizeOf(dtype), &part_);
+      CopyBox(dtype, ours, {part_.data(), ours}, {to, box});
+    });
+  });
+}
+
+// --- Ours as theirs ---
+
+TheirNames::TheirNames(std::shared_ptr<VariableSource> ours, const NameTable& table)
+    : ours_(std::move(ours)) {
+  const auto& all = ours_->variables();
+  std::vector<std::string> missing, unknown, different;
+  std::set<std::string> used;
+  for (const NameRow& row : table.rows) {
+    for (const NameRow::Variable& variable : row.ours) {
+      used.insert(variable.name);
+      auto found = all.find(variable.name);
+      if (found == all.end()) {
+        missing.push_back(variable.name);
+        continue;
+      }
+      if (found->second.shape != variable.shape)
+        different.push_back(Misfit(found->second, variable.name, variable.shape));
+      const DType dtype = variables_.emplace(row.theirs, found->second).first->second.dtype;
+      if (found->second.dtype != dtype)
+        different.push_back(Cat("'", variable.name, "' is ", Name(found->second.dtype), ", but what '",
+                                row.theirs, "' has before it is ", Name(dtype)));
+    }
+    const RowLayout& layout = rows_.emplace(row.theirs, RowLayout(row)).first->second;
+    variables_[row.theirs].shape = layout.shape;
+  }
+  for (const auto& [name, unused] : all)
+    if (!used.count(name) && !IsTrainingState(name)) unknown.push_back(name);
+  RequireFit(where(), table, missing, unknown, different);
+}
+
+void TheirNames::Read(const std::string& tensor, const Box& box, void* to) {
+  const RowLayout& layout = rows_.at(tensor);
+  const DType dtype = variables_.at(tensor).dtype;
+  ForEachRun(box, box, ElementsOfBlock(dtype), [&](const Box& run) {
+    for (size_t part = 0; part < layout.parts.size(); ++part) {
+      const Box common = run.Intersect(layout.parts[part]);
+      if (common.empty()) continue;
+      const Box wanted = ToFlat(layout, part, common);
+      ForEachPartOfFlat(layout, part, wanted, [&](const Box& ours, const Box& flat) {
+        part_.resize(ours.elements() * SizeOf(dtype));
+        ours_->Read(layout.row.ours[part].name, ours, part_.data());
+        if (layout.row.transposed) Transpose(flat.extent[0], flat.extent[1], SizeOf(dtype), &part_);
+        const Box theirs = ToTheirs(layout, part, flat);
+        CopyBox(dtype, theirs, {part_.data(), theirs}, {to, box});
+      });
+    }
+  });
+}
+
+}  // namespace oneflow_like

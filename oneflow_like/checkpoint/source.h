@@ -1,0 +1,96 @@
+// Where variables are read from, box by box, whatever holds them: a checkpoint, a safetensors file, a folder
+// of Hugging Face's, another source under other names or types. And the two ways to write what a source has.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oneflow_like/checkpoint/safetensors.h"
+
+namespace oneflow_like {
+
+// What moves through memory at a time.
+constexpr int64_t kBlockBytes = 4 << 20;
+inline int64_t ElementsOfBlock(DType dtype) { return kBlockBytes / static_cast<int64_t>(SizeOf(dtype)); }
+
+struct SourceVariable {
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  int64_t bytes() const { return shape.elements() * static_cast<int64_t>(SizeOf(dtype)); }
+};
+
+// Used by one thread at a time.
+class VariableSource {
+ public:
+  virtual ~VariableSource() = default;
+  const std::map<std::string, SourceVariable>& variables() const { return variables_; }
+  // The box of a variable, row-major, in the variable's type. Only what is needed for it is read, in pieces
+  // of at most kBlockBytes. Throws Error naming the file. REQUIRES: the variable is one of variables(), the
+  // box lies inside it.
+  virtual void Read(const std::string& variable, const Box& box, void* to) = 0;
+  virtual const std::string& where() const = 0;  // the path, for messages
+
+ protected:
+  std::map<std::string, SourceVariable> variables_;
+};
+
+// Tensors by the names in the files: of one safetensors file, or of a folder with model.safetensors or with
+// the shards of a model.safetensors.index.json, as Hugging Face's library writes them.
+class FileSource : public VariableSource {
+ public:
+  // Opens all files. Throws Error naming the file, and the tensor where there is one.
+  explicit FileSource(std::string path);
+  void Read(const std::string& variable, const Box& box, void* to) override;
+  const std::string& where() const override { return path_; }
+
+ private:
+  void AddShards(const std::string& index);
+  void Add(const std::string& tensor, const SafetensorsReader* file);
+
+  const std::string path_;
+  std::map<std::string, std::unique_ptr<SafetensorsReader>> files_;
+  std::map<std::string, const SafetensorsReader*> file_of_;
+};
+
+struct Conversion {
+  std::optional<DType> dtype;  // of floating variables; none: as they are
+  bool weights_only = false;   // without the state of trainings
+};
+
+// Another source, converted on the way. A finite number that the type cannot hold is an Error.
+class ConvertedSource : public VariableSource {
+ public:
+  ConvertedSource(std::shared_ptr<VariableSource> from, const Conversion& conversion);
+  void Read(const std::string& variable, const Box& box, void* to) override;
+  const std::string& where() const override { return from_->where(); }
+
+ private:
+  const std::shared_ptr<VariableSource> from_;
+  std::string run_;
+};
+
+// Boxes that cover a variable, each of at most kBlockBytes and without gaps in it, in its order.
+void ForEachBlock(const SourceVariable& variable, const std::function<void(const Box&)>& use);
+
+// Element `index` of row-major data; exact.
+long double NumberAt(DType dtype, const void* data, int64_t index);
+
+// Creates a safetensors file of all the source's variables, synced.
+void WriteTensors(VariableSource& source, const std::string& path,
+                  const std::map<std::string, std::string>& metadata);
+
+// Lets `write` make a file or a folder of another name beside `path`, and renames it when it is complete; if
+// `write` throws nothing is left. Throws Error when there is something at `path`.
+void WriteBeside(const std::string& path, const std::function<void(const std::string& partial)>& write);
+
+// Names of the state of trainings have a ':', which names of weights cannot have.
+inline bool IsTrainingState(const std::string& variable) { return variable.find(':') != std::string::npos; }
+
+// "'a', 'b' and 3 more"
+std::string Quoted(const std::vector<std::string>& names);
+
+}  // namespace oneflow_like
