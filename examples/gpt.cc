@@ -7,15 +7,19 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/random.h"
 #include "examples/data.h"
+#include "examples/gpt_huggingface.h"
 #include "examples/gpt_model.h"
 #include "examples/precision.h"
 #include "examples/step_log.h"
+#include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/oneflow_like.h"
 
@@ -43,6 +47,9 @@ DEFINE_int64(keep, 3, "newest checkpoints that stay in --save; 0: all");
 DEFINE_string(resume, "",
               "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
 DEFINE_string(load, "", "checkpoint, or folder of them, whose weights are begun with");
+DEFINE_bool(load_partial, false, "with --load: leave alone what the model or the checkpoint lacks");
+DEFINE_string(load_hf, "", "Hugging Face's folder of a GPT-2, whose size is taken and whose weights are begun with");
+DEFINE_string(save_hf, "", "folder that gets the weights at the end, as Hugging Face's transformers reads them");
 DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
 DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
 DEFINE_double(temperature, 0.8, "of sampling; 0 takes the likeliest token");
@@ -69,6 +76,11 @@ void CheckFlags() {
   if (FLAGS_save.empty() && FLAGS_save_every > 0) Fail("--save_every needs --save, the folder to save in");
   if (!FLAGS_resume.empty() && !FLAGS_load.empty())
     Fail("--resume goes on with a run and --load begins one: give one of the two");
+  if (!FLAGS_load_hf.empty() && !FLAGS_load.empty())
+    Fail("--load and --load_hf both give the weights to begin with: give one of the two");
+  if (FLAGS_load_partial && FLAGS_load.empty()) Fail("--load_partial says how to --load, which is not given");
+  if (std::error_code error; !FLAGS_save_hf.empty() && std::filesystem::exists(FLAGS_save_hf, error))
+    Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
   CheckRange<int64_t>("--eval_batches", FLAGS_eval_batches, 0, kMany);
   CheckRange<int64_t>("--sample_tokens", FLAGS_sample_tokens, 0, kMany);
   if (FLAGS_micro_batches > FLAGS_batch) {
@@ -86,7 +98,25 @@ void CheckFlags() {
   }
 }
 
+// The model's size: by the flags, or what --load_hf says, which a flag may repeat.
 GptConfig ConfigOf(int64_t vocabulary) {
+  if (!FLAGS_load_hf.empty()) {
+    GptConfig config = ReadGpt2Config(FLAGS_load_hf);
+    const std::tuple<const char*, int64_t, int64_t> sizes[] = {{"layers", FLAGS_layers, config.layers},
+                                                               {"width", FLAGS_width, config.width},
+                                                               {"heads", FLAGS_heads, config.heads}};
+    for (const auto& [flag, asked, has] : sizes)
+      if (!gflags::GetCommandLineFlagInfoOrDie(flag).is_default && asked != has)
+        Fail("--", flag, "=", asked, ": the model of --load_hf=", FLAGS_load_hf, " has ", has);
+    if (FLAGS_context > config.context)
+      Fail("--context=", FLAGS_context, ": the model of --load_hf=", FLAGS_load_hf, " has ", config.context,
+           " positions");
+    if (vocabulary > config.vocabulary)
+      Fail("--text=", FLAGS_text, " has a vocabulary of ", vocabulary, ", but the model of --load_hf=",
+           FLAGS_load_hf, " has ", config.vocabulary);
+    config.dropout = FLAGS_dropout;
+    return config;
+  }
   return {.layers = FLAGS_layers,
           .width = FLAGS_width,
           .heads = FLAGS_heads,
@@ -119,13 +149,18 @@ Feeds FeedsOf(const TokenBatch& batch) {
   return {{"tokens", ToHost(batch.tokens, shape)}, {"targets", ToHost(batch.targets, shape)}};
 }
 
-// What --resume and --load ask for. With --restarts what is in --save already overrides both.
+// What --resume, --load and --load_hf ask for. With --restarts what is in --save already overrides them.
 void Begin(const Launcher& launcher, Model& model) {
   const bool again = launcher.restartable() && !Checkpoints(FLAGS_save).empty();
   const std::string resume = again ? FLAGS_save : FLAGS_resume;
   if (!FLAGS_load.empty() && !again) {
-    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true});
+    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true, .partial = FLAGS_load_partial});
     launcher.Print("weights of %s\n", loaded.path.c_str());
+  }
+  if (!FLAGS_load_hf.empty() && !again) {
+    ConvertedSource weights(Gpt2Format().read(FLAGS_load_hf), {.dtype = DType::kFloat32});
+    LoadWeights(model, weights);
+    launcher.Print("weights of %s\n", FLAGS_load_hf.c_str());
   }
   if (!FLAGS_save.empty() && FLAGS_save != resume && !Checkpoints(FLAGS_save).empty())
     Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
@@ -230,7 +265,7 @@ int32_t Draw(const float* logits, int64_t classes, double temperature, float uni
 void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const TokenData& data,
                  uint64_t seed) {
   config.dropout = 0;
-  const int64_t context = config.context, classes = config.vocabulary;
+  const int64_t context = FLAGS_context, classes = data.vocabulary;  // of a larger one, what text has
   // One sequence: every replica of dp computes it whole.
   ModelGraph graph = model.NewGraph("generate");
   Tensor tokens = graph.Input("prompt", {1, context}, DType::kInt32, {{"dp", B()}});
@@ -248,7 +283,7 @@ void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const
     std::vector<int32_t> window(written.end() - length, written.end());
     window.resize(context, 0);
     StepResult result = generate.Run({{"prompt", ToHost(window, {1, context})}});
-    const float* logits = result.Get("logits").as<float>() + (length - 1) * classes;
+    const float* logits = result.Get("logits").as<float>() + (length - 1) * config.vocabulary;
     written.push_back(Draw(logits, classes, FLAGS_temperature, ToUniform(RandomBits(key, 0, i))));
   }
   generate.Close();
@@ -260,6 +295,19 @@ void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const
       text += Cat(token, " ");
   }
   launcher.Print("--- a sample%s ---\n%s\n", data.bytes ? "" : ", as token numbers", Escaped(text).c_str());
+}
+
+// As transformers reads it, from a checkpoint: the last one, or one that is made for this and goes again.
+void SaveHuggingFace(const Launcher& launcher, Model& model) {
+  const std::string beside = FLAGS_save_hf + ".checkpoint";
+  const std::string folder = FLAGS_save.empty() ? beside : FLAGS_save;
+  const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
+  if (launcher.main_process()) {
+    Gpt2Format().write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
+    std::error_code error;
+    std::filesystem::remove_all(beside, error);
+  }
+  launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());
 }
 
 int Run(const Launcher& launcher) {
@@ -294,7 +342,8 @@ int Run(const Launcher& launcher) {
     train.Close();
     return kInterrupted;
   }
-  interruptions.reset();  // what follows saves nothing
+  interruptions.reset();  // what follows can be done again
+  if (!FLAGS_save_hf.empty()) SaveHuggingFace(launcher, model);
   if (FLAGS_eval_batches > 0 && split.held_out.empty()) {
     launcher.Print("the text is too short to hold any of it out\n");
   } else if (FLAGS_eval_batches > 0) {

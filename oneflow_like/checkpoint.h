@@ -51,6 +51,9 @@ struct LoadOptions {
   bool weights_only = false;  // neither state of trainings nor numbers of steps
   // Variables that either side lacks are left alone; otherwise they are an Error that names them.
   bool partial = false;
+  // Regular expressions (ECMAScript), and what they become, one after the other, in each name of the
+  // checkpoint before it is compared with the model's: {"^encoder/", "bert/"}.
+  std::vector<std::pair<std::string, std::string>> rename;
 };
 
 struct Loaded {
@@ -64,6 +67,12 @@ struct Loaded {
 // the model knows its state. Throws Error naming all variables that are missing, unknown or of another shape
 // or type, and the file when it is damaged.
 Loaded Load(Model& model, const std::string& path, const LoadOptions& options = {});
+
+class VariableSource;  // oneflow_like/checkpoint/source.h
+
+// The same from anything that has weights: a safetensors file, a folder of Hugging Face's, either under other
+// names or types. All processes open one of their own.
+void LoadWeights(Model& model, VariableSource& source, LoadOptions options = {});
 
 // Complete checkpoints below a folder, oldest first; none when it is not there.
 std::vector<std::string> Checkpoints(const std::string& folder);

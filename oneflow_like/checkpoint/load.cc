@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/reader.h"
@@ -13,51 +14,80 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void ReadHere(const ModelImpl& model, const std::string& name, CheckpointReader* reader) {
+// The source's names by those they become.
+using Names = std::map<std::string, std::string>;
+
+Names Renamed(const VariableSource& source, const LoadOptions& options) {
+  Names names;
+  std::vector<std::pair<std::regex, std::string>> patterns;
+  for (const auto& [pattern, text] : options.rename) try {
+      patterns.push_back({std::regex(pattern), text});
+    } catch (const std::regex_error&) {
+      Fail("LoadOptions::rename: '", pattern, "' is no regular expression");
+    }
+  for (const auto& [name, variable] : source.variables()) {
+    std::string becomes = name;
+    for (const auto& [pattern, text] : patterns) becomes = std::regex_replace(becomes, pattern, text);
+    const auto [at, added] = names.emplace(becomes, name);
+    if (!added)
+      Fail("checkpoint ", source.where(), ": both '", at->second, "' and '", name, "' become '", becomes,
+           "' by LoadOptions::rename");
+  }
+  return names;
+}
+
+// The variables to read; throws Error for what does not fit.
+std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& source, const Names& names,
+                                const LoadOptions& options) {
+  auto wants = [&](const std::string& name) { return !options.weights_only || !IsTrainingState(name); };
+  std::vector<std::string> wanted, missing, unknown, different;
+  for (const auto& [name, variable] : model.variables) {
+    if (!wants(name)) continue;
+    auto stored = names.find(name);
+    if (stored == names.end()) {
+      missing.push_back(name);
+      continue;
+    }
+    const SourceVariable& there = source.variables().at(stored->second);
+    if (there.shape != variable.shape || there.dtype != variable.dtype)
+      different.push_back(Cat("'", name, "' is ", Name(variable.dtype), variable.shape.str(), " here but ",
+                              Name(there.dtype), there.shape.str(), " there"));
+    wanted.push_back(name);
+  }
+  for (const auto& [name, stored] : names)
+    if (!model.variables.count(name) && wants(name)) unknown.push_back(name);
+  std::string wrong;
+  if (!missing.empty() && !options.partial) wrong += Cat("; it lacks ", Quoted(missing));
+  if (!unknown.empty() && !options.partial) wrong += Cat("; the model has no ", Quoted(unknown));
+  for (const std::string& text : different) wrong += "; " + text;
+  if (!wrong.empty()) Fail("checkpoint ", source.where(), " does not fit the model: ", wrong.substr(2));
+  return wanted;
+}
+
+void ReadHere(const ModelImpl& model, const std::string& name, const std::string& stored,
+              VariableSource* source) {
   for (int rank : model.store->ranks()) {
     if (model.store->Find(rank, name) == nullptr) continue;
     LocalPiece piece(model, rank, name);
     ForEachRun(piece.box(), piece.box(), MostElements(model.variables.at(name).dtype), [&](const Box& run) {
-      reader->Read(name, run, piece.staging());
+      source->Read(stored, run, piece.staging());
       piece.Put(run);
     });
   }
 }
 
-// "'a', 'b' and 3 more"
-std::string List(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) text += Cat(i ? ", " : "", "'", names[i], "'");
-  return names.size() > kShown ? Cat(text, " and ", names.size() - kShown, " more") : text;
+void ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options) {
+  const Names names = Renamed(*source, options);
+  for (const std::string& name : ToRead(*model, *source, names, options)) {
+    model->Require(name);
+    ReadHere(*model, name, names.at(name), source);
+  }
 }
 
-bool IsWeight(const std::string& variable) { return variable.find(':') == std::string::npos; }
-
-// The variables to read; throws Error for what does not fit.
-std::vector<std::string> ToRead(const ModelImpl& model, const std::string& path, const CheckpointIndex& index,
-                                const LoadOptions& options) {
-  std::vector<std::string> wanted, missing, unknown, different;
-  for (const auto& [name, variable] : model.variables) {
-    if (options.weights_only && !IsWeight(name)) continue;
-    auto stored = index.variables.find(name);
-    if (stored == index.variables.end()) {
-      missing.push_back(name);
-    } else if (stored->second.shape != variable.shape || stored->second.dtype != variable.dtype) {
-      different.push_back(Cat("'", name, "' is ", Name(variable.dtype), variable.shape.str(), " here but ",
-                              Name(stored->second.dtype), stored->second.shape.str(), " there"));
-    } else {
-      wanted.push_back(name);
-    }
-  }
-  for (const auto& [name, stored] : index.variables)
-    if (!model.variables.count(name) && !(options.weights_only && !IsWeight(name))) unknown.push_back(name);
-  std::string wrong;
-  if (!missing.empty() && !options.partial) wrong += Cat("; it lacks ", List(missing));
-  if (!unknown.empty() && !options.partial) wrong += Cat("; the model has no ", List(unknown));
-  for (const std::string& text : different) wrong += "; " + text;
-  if (!wrong.empty()) Fail("checkpoint ", path, " does not fit the model: ", wrong.substr(2));
-  return wanted;
+void BeginLoading(ModelImpl* model) {
+  model->Load();
+  model->WaitIdle();
+  if (model->saving) model->saving->WaitCopied();
 }
 
 }  // namespace
@@ -78,9 +108,7 @@ std::vector<std::string> Checkpoints(const std::string& folder) {
 
 Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   ModelImpl* impl = model.impl();
-  impl->Load();
-  impl->WaitIdle();
-  if (impl->saving) impl->saving->WaitCopied();
+  BeginLoading(impl);
   Loaded loaded;
   // What process 0 finds: a newer one may be complete when the others look.
   loaded.path = Together(*impl, "checkpoint is found", [&] {
@@ -96,10 +124,7 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
            impl->options.seed, ", with which it would not go on as it began");
-    for (const std::string& name : ToRead(*impl, loaded.path, index, options)) {
-      impl->Require(name);
-      ReadHere(*impl, name, &reader);
-    }
+    ReadAll(impl, &reader, options);
     loaded.steps = index.steps;
     loaded.state = index.state;
     return "";
@@ -107,6 +132,15 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   if (!options.weights_only)
     for (const auto& [name, step] : loaded.steps) model.SetNextStep(name, step);
   return loaded;
+}
+
+void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {
+  options.weights_only = true;
+  BeginLoading(model.impl());
+  Together(*model.impl(), "weights are read", [&] {
+    ReadAll(model.impl(), &source, options);
+    return "";
+  });
 }
 
 }  // namespace oneflow_like
