@@ -111,11 +111,11 @@ class SavedRuns : public ::testing::Test {
     return count;
   }
 
+  static std::string Mark(const std::string& name) { return std::to_string(getpid()) + name; }
+
   TestFolder folder_;
 
  private:
-  static std::string Mark(const std::string& name) { return std::to_string(getpid()) + name; }
-
   // Of all tensors in the newest checkpoint.
   std::string LastBytes(const std::string& name) const {
     std::vector<std::string> checkpoints, files;
