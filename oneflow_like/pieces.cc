@@ -37,11 +37,13 @@ std::vector<Part> PartsOf(const ModelImpl& model, const ModelVariable& variable)
   for (const Region& region : program.work.back()) {
     if (region.box.empty()) continue;
     const int source = region.sources[0];
-    Part part{region.box, ranks[source], program.in[source]};
+    Part part{region.box, ranks[source], program.in[source], {}, false};
     std::set<int> have;
     for (size_t m = 0; m < ranks.size(); ++m)
-      if (program.has_in[m] && program.in[m].Intersect(region.box) == region.box)
+      if (program.has_in[m] && program.in[m].Intersect(region.box) == region.box) {
+        part.holders.push_back(ranks[m]);
         have.insert(ranks[m] / hosted);
+      }
     part.sent = static_cast<int>(have.size()) < processes;
     parts.push_back(std::move(part));
   }

@@ -36,8 +36,9 @@ class LocalPiece {
 // A part of a variable: who gives it, and whether processes lack it.
 struct Part {
   Box box;
-  int giver = 0;  // rank
-  Box piece;      // the giver's
+  int giver = 0;             // rank
+  Box piece;                 // the giver's
+  std::vector<int> holders;  // ranks that have it too, the giver among them
   bool sent = false;
 };
 

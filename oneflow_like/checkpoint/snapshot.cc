@@ -40,15 +40,21 @@ Snapshot::Snapshot(ModelImpl* model, const std::string& folder) {
 
 void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable) {
   const std::string& name = variable.node.name;
+  const Job* job = model.options.job.get();
+  const int hosted = model.mesh.size() / (job ? job->processes() : 1), me = job ? job->process() : 0;
   for (const Part& part : PartsOf(model, variable)) {
-    const std::vector<int>& here = model.store->ranks();
-    if (std::find(here.begin(), here.end(), part.giver) == here.end()) continue;
+    // Of those who have it, the process that has least to write so far: the same on all processes.
+    const int giver = *std::min_element(part.holders.begin(), part.holders.end(), [&](int a, int b) {
+      return std::pair(to_write_[a / hosted], a) < std::pair(to_write_[b / hosted], b);
+    });
+    to_write_[giver / hosted] += part.box.elements() * static_cast<int64_t>(SizeOf(variable.dtype));
+    if (giver / hosted != me) continue;
     const bool whole = part.box == Box::Whole(variable.shape);
     Given given{name,       whole ? name : Cat(name, "@", part.box.begin.str()),
                 variable.dtype, variable.shape,
-                part.giver, part.box,
-                part.piece, static_cast<const char*>(model.store->Variable(part.giver, name)),
-                model.store->device(part.giver), {}};
+                giver,      part.box,
+                model.store->Find(giver, name)->box, static_cast<const char*>(model.store->Variable(giver, name)),
+                model.store->device(giver), {}};
     if (given.device->kind() != "cpu" && !staging_)
       staging_ = given.device->AllocateHost(kChecksumBytes, "saving");
     given_.push_back(std::move(given));

@@ -58,6 +58,7 @@ class Snapshot final : public WriteWatch {
   const void* ToHost(const Given& given, const char* from, int64_t bytes);
 
   std::string file_;
+  std::map<int, int64_t> to_write_;  // bytes, by process
   std::vector<Given> given_;
   std::unique_ptr<SafetensorsWriter> writer_;
   std::unique_ptr<Memory> staging_;  // of devices that are not the host; of WriteAll
