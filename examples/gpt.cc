@@ -208,8 +208,10 @@ std::string RunTraining(const Launcher& launcher, Model& model, Session& train, 
     stop = interruptions && interruptions->Agreed();
     const bool save = !FLAGS_save.empty() && (stop || step + 1 == FLAGS_steps ||
                                               (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
+    // What is saved is in the log already, whenever the program is killed.
+    while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight)))
+      finish_one();
     if (save) saved = Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep)});
-    if (in_flight.size() >= static_cast<size_t>(kStepsInFlight)) finish_one();
   }
   while (!in_flight.empty()) finish_one();
   if (saved) saved->Wait();

@@ -2,9 +2,13 @@
 // devices are threads with random delays (asynchronous_backend.h), so any wait that is missing shows as a
 // wrong loss.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -61,6 +65,27 @@ TEST(AsynchronousDeviceTest, OneLossCurveOnVirtualDevices) {
     zero.zero_axis = "dp";
     ExpectCurve(zero, seed);
   }
+}
+
+// The next step waits until the devices' memory has been read; the files are what a run that stands still
+// writes.
+TEST(AsynchronousDeviceTest, ASaveSeesOneMoment) {
+  const std::string folder = testing::TempDir() + "/asynchronous_device_test." + std::to_string(getpid());
+  auto save = [&](uint64_t seed, int after, const std::string& to) {
+    LateBackend backend(1, seed, 300);
+    GptProgram program(Gpt("cuda:dp=2,tp=2"));
+    Session session = program.MakeTrain();
+    for (int step = 0; step < 3; ++step) (void)session.Run(program.MakeFeeds(step));
+    const SaveHandle handle = Save(program.model(), to);
+    for (int step = 3; step < 3 + after; ++step) (void)session.Run(program.MakeFeeds(step));
+    std::ifstream file(handle.Wait() + "/model-00001-of-00001.safetensors", std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string still = save(1, 0, folder + "/still");
+  EXPECT_GT(still.size(), 100000u);
+  for (uint64_t seed = 1; seed < 6; ++seed)
+    EXPECT_TRUE(save(seed, 3, Cat(folder, "/", seed)) == still) << seed;
+  std::filesystem::remove_all(folder);
 }
 
 // Per layer four products with a bias, one of them with gelu too, two that add to what there is; one slope of
