@@ -43,6 +43,7 @@ DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
 DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
 DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
 DEFINE_int64(save_every, 0, "steps between two checkpoints; 0: only at the end");
+DEFINE_bool(local, false, "with --save: hosts share no folder, each keeps what its ranks hold");
 DEFINE_int64(keep, 3, "newest checkpoints that stay in --save; 0: all");
 DEFINE_string(resume, "",
               "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
@@ -78,6 +79,9 @@ void CheckFlags() {
     Fail("--resume goes on with a run and --load begins one: give one of the two");
   if (!FLAGS_load_hf.empty() && !FLAGS_load.empty())
     Fail("--load and --load_hf both give the weights to begin with: give one of the two");
+  if (FLAGS_local && FLAGS_save.empty()) Fail("--local says how to --save, which is not given");
+  if (FLAGS_local && !FLAGS_save_hf.empty())
+    Fail("--save_hf needs a checkpoint that one process can read whole, which --local does not leave");
   if (FLAGS_load_partial && FLAGS_load.empty()) Fail("--load_partial says how to --load, which is not given");
   if (std::error_code error; !FLAGS_save_hf.empty() && std::filesystem::exists(FLAGS_save_hf, error))
     Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
@@ -211,7 +215,7 @@ std::string RunTraining(const Launcher& launcher, Model& model, Session& train, 
     // What is saved is in the log already, whenever the program is killed.
     while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight)))
       finish_one();
-    if (save) saved = Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep)});
+    if (save) saved = Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep), .local = FLAGS_local});
   }
   while (!in_flight.empty()) finish_one();
   if (saved) saved->Wait();

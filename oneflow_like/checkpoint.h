@@ -18,6 +18,9 @@ struct SaveOptions {
   std::map<std::string, std::string> state;  // the program's own: {"epoch", "3"}
   std::string training = "train";            // whose next step names the checkpoint
   int keep = 0;                              // so many of the newest stay in the folder; 0: all
+  // For hosts without a common file system: each keeps what its ranks hold, in a folder of that path of its
+  // own. Such a checkpoint is loaded by processes that find what they need on their own host.
+  bool local = false;
 };
 
 class Saving;

@@ -182,6 +182,9 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
     auto number = [](const std::string& text) { return text.empty() ? 0 : std::atoll(text.c_str()); };
     const JobShape whole = {mesh, FLAGS_processes, number(FlagOfProgram("micro_batches"))};
     CheckElastic(whole, FLAGS_elastic);
+    if (FlagOfProgram("local") == "true")
+      Fail("--elastic=", FLAGS_elastic, " needs checkpoints that all processes can read, and --local keeps parts "
+           "of them apart");
     local.shrink = [=, left = FLAGS_processes, batch = number(FlagOfProgram("batch"))](
                        int lost, LocalJob* job) mutable {
       left -= lost;

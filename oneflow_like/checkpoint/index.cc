@@ -59,7 +59,7 @@ json ToJson(const std::map<std::string, StoredVariable>& variables) {
 }
 
 // Empty, or what is wrong.
-std::string WrongWith(const StoredVariable& variable) {
+std::string WrongWith(const StoredVariable& variable, bool local) {
   double elements = 1;  // without overflow
   for (int64_t e : variable.shape) {
     if (e < 0) return Cat("has shape ", variable.shape.str());
@@ -87,7 +87,7 @@ std::string WrongWith(const StoredVariable& variable) {
         return Cat("has pieces ", piece.box.str(), " and ", variable.pieces[j].box.str(), ", which overlap");
     covered += piece.box.elements();
   }
-  if (covered != variable.shape.elements())
+  if (covered != variable.shape.elements() && !local)
     return Cat("of shape ", variable.shape.str(), " has ", covered, " of its ", variable.shape.elements(),
                " elements");
   return "";
@@ -115,6 +115,7 @@ std::string CheckpointIndex::ToJson() const {
                 {"weight_map", map},
                 {"version", kVersion},
                 {"mesh", mesh},
+                {"local", local},
                 {"seed", seed},
                 {"steps", steps},
                 {"state", state},
@@ -136,12 +137,13 @@ CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
     all.erase("checksum");
     if (checksum != ChecksumOf(all.dump())) Fail("its checksum does not fit what it holds: it is damaged");
     index.mesh = all.at("mesh").get<std::string>();
+    index.local = all.value("local", false);
     index.seed = all.at("seed").get<uint64_t>();
     index.steps = all.at("steps").get<std::map<std::string, int64_t>>();
     index.state = all.at("state").get<std::map<std::string, std::string>>();
     for (const auto& [name, entry] : all.at("variables").items()) {
       const StoredVariable& variable = index.variables[name] = ToVariable(entry);
-      if (const std::string wrong = WrongWith(variable); !wrong.empty())
+      if (const std::string wrong = WrongWith(variable, index.local); !wrong.empty())
         Fail("variable '", name, "' ", wrong);
     }
   } catch (const json::exception& error) {

@@ -25,7 +25,7 @@ struct StoredPiece {
 struct StoredVariable {
   DType dtype = DType::kFloat32;
   Dims shape;
-  std::vector<StoredPiece> pieces;  // every element is in one
+  std::vector<StoredPiece> pieces;  // every element is in one, unless the checkpoint is local
 };
 
 struct CheckpointIndex {
@@ -33,6 +33,7 @@ struct CheckpointIndex {
   static constexpr const char* kFile = "model.safetensors.index.json";
 
   std::string mesh;
+  bool local = false;  // of one host: what no rank there holds is in no piece
   uint64_t seed = 0;
   std::map<std::string, int64_t> steps;      // next, by training or evaluation
   std::map<std::string, std::string> state;  // the program's own values

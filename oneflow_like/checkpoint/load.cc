@@ -2,6 +2,7 @@
 #include <cstring>
 #include <filesystem>
 #include <regex>
+#include <sstream>
 
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/reader.h"
@@ -84,6 +85,26 @@ void ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& option
   }
 }
 
+// A checkpoint, or the newest of a folder that is complete wherever a process looks.
+std::string NewestOf(const ModelImpl& model, const std::string& path) {
+  std::error_code error;
+  const std::vector<std::string> lists = Together(model, "checkpoint is found", [&] {
+    std::string list = "\n";
+    if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return list + ".\n";
+    for (const std::string& checkpoint : Checkpoints(path)) list += fs::path(checkpoint).filename().string() + '\n';
+    return list;
+  });
+  std::istringstream names(lists[0]);
+  std::string newest;
+  for (std::string name; std::getline(names, name);)
+    if (std::all_of(lists.begin(), lists.end(),
+                    [&](const std::string& list) { return list.find('\n' + name + '\n') != list.npos; }))
+      newest = name;
+  if (newest.empty())
+    Fail(path, ": there is no complete checkpoint in it", lists.size() > 1 ? " that all processes see" : "");
+  return newest == "." ? path : path + "/" + newest;
+}
+
 void BeginLoading(ModelImpl* model) {
   model->Load();
   model->WaitIdle();
@@ -110,14 +131,7 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   ModelImpl* impl = model.impl();
   BeginLoading(impl);
   Loaded loaded;
-  // What process 0 finds: a newer one may be complete when the others look.
-  loaded.path = Together(*impl, "checkpoint is found", [&] {
-    std::error_code error;
-    if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return path;
-    const std::vector<std::string> all = Checkpoints(path);
-    if (all.empty()) Fail(path, ": there is no complete checkpoint in it");
-    return all.back();
-  })[0];
+  loaded.path = NewestOf(*impl, path);
   Together(*impl, "checkpoint is read", [&] {
     CheckpointReader reader(loaded.path);
     const CheckpointIndex& index = reader.index();

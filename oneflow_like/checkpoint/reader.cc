@@ -25,7 +25,9 @@ CheckpointReader::CheckpointReader(std::string folder)
 void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
   const StoredVariable& variable = index_.variables.at(name);
   const int64_t most = kRunBytes / static_cast<int64_t>(SizeOf(variable.dtype));
+  int64_t found = 0;
   for (const StoredPiece& piece : variable.pieces) {
+    found += box.Intersect(piece.box).elements();
     ForEachRun(box.Intersect(piece.box), piece.box, most, [&](const Box& run) {
       const int64_t bytes = run.elements() * static_cast<int64_t>(SizeOf(variable.dtype));
       run_.resize(bytes);
@@ -33,6 +35,10 @@ void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
       CopyBox(variable.dtype, run, {run_.data(), run}, {to, box});
     });
   }
+  if (found != box.elements())
+    Fail("checkpoint ", folder_, " was saved with --local and holds ", found, " of the ", box.elements(),
+         " elements of variable '", name, "' that are wanted here: load it with the mesh and processes it was "
+         "saved with, each on the host where it was");
 }
 
 void CheckpointReader::Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number) {

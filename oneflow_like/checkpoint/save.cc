@@ -43,6 +43,7 @@ CheckpointIndex IndexOf(const ModelImpl& model, const SaveOptions& options) {
   index.seed = model.options.seed;
   for (const auto& [name, steps] : model.steps) index.steps[name] = steps.next;
   index.state = options.state;
+  index.local = options.local;
   return index;
 }
 
@@ -50,6 +51,16 @@ std::vector<LastStep> LastSteps(const ModelImpl& model) {
   std::vector<LastStep> steps;
   for (const auto& [session, step] : model.last_steps) steps.push_back(step);
   return steps;
+}
+
+// Each host has made a folder of its own; one that they share would be written by several.
+void RequireOwnFolder(const std::string& partial, const Team& team) {
+  int leaders = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(partial))
+    leaders += entry.path().filename().string().rfind("led-by-", 0) == 0;
+  if (leaders != 1 || !fs::exists(Cat(partial, "/led-by-", team.processes[0])))
+    Fail(partial, ": several hosts see this folder; leave out --local (SaveOptions::local), which is for hosts "
+                  "without a common file system");
 }
 
 // The newest `keep` stay.
@@ -65,14 +76,13 @@ void RemoveOld(const std::string& folder, int keep) {
 
 Saving::Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options)
     : model_(model),
+      team_(*model, options.local),
       path_(std::move(path)),
       partial_(std::move(partial)),
       options_(std::move(options)),
       index_(IndexOf(*model, options_)),
       before_(LastSteps(*model)),
-      snapshot_(std::make_shared<Snapshot>(model, partial_)),
-      process_(model->options.job ? model->options.job->process() : 0),
-      processes_(model->options.job ? model->options.job->processes() : 1) {}
+      snapshot_(std::make_shared<Snapshot>(model, partial_, team_)) {}
 
 Saving::~Saving() { Stop(); }
 
@@ -103,17 +113,17 @@ void Saving::Run() {
     copied_.Signal();
     model_->store->SetWatch(nullptr);
     TellOthers("+" + ToText(snapshot_->Written()));
-    if (process_ == 0) Complete();
+    if (team_.leads()) Complete();
   } catch (const Error& error) {
     failure_ = error.what();
     copied_.Signal();
     model_->store->SetWatch(nullptr);
     try {
       TellOthers("-" + failure_);
-    } catch (const Error&) {  // process 0 hears of it when the job meets
+    } catch (const Error&) {  // the others hear of it when the job meets
     }
     std::error_code ignored;
-    if (process_ == 0) fs::remove_all(partial_, ignored);
+    if (team_.leads()) fs::remove_all(partial_, ignored);
   }
   done_.Signal();
 }
@@ -133,13 +143,13 @@ std::string Saving::FileOf(int process) const { return Cat(partial_, "/written-"
 
 // Renamed, so that nobody reads half of it.
 void Saving::TellOthers(const std::string& text) const {
-  WriteFile(FileOf(process_) + ".new", text);
-  Rename(FileOf(process_) + ".new", FileOf(process_));
+  WriteFile(FileOf(team_.me) + ".new", text);
+  Rename(FileOf(team_.me) + ".new", FileOf(team_.me));
 }
 
 std::vector<std::string> Saving::HearOthers() const {
   std::vector<std::string> texts;
-  for (int p = 0; p < processes_; ++p) {
+  for (int p : team_.processes) {
     std::error_code error;
     while (!fs::exists(FileOf(p), error)) {
       const std::string lost = model_->options.job->failure();
@@ -165,12 +175,16 @@ void Saving::Complete() const {
     }
   WriteFile(Cat(partial_, "/", CheckpointIndex::kFile), index.ToJson());
   std::error_code ignored;
-  for (int p = 0; p < processes_; ++p) fs::remove(FileOf(p), ignored);
+  fs::remove(Cat(partial_, "/led-by-", team_.me), ignored);
+  for (int p : team_.processes) fs::remove(FileOf(p), ignored);
   SyncFolder(partial_);
   Rename(partial_, path_);
   const std::string folder = fs::path(path_).parent_path().string();
   SyncFolder(folder);
-  RemoveOld(folder, options_.keep);
+}
+
+void Saving::RemoveOlder() const {
+  if (team_.leads()) RemoveOld(fs::path(path_).parent_path().string(), options_.keep);
 }
 
 // --- Save ---
@@ -180,10 +194,11 @@ const std::string& SaveHandle::path() const { return saving_->path(); }
 bool SaveHandle::Done() const { return saving_->Done(); }
 
 std::string SaveHandle::Wait() const {
-  Together(*model_, "checkpoint " + path(), [&] {
+  Together(*model_, fs::path(path()).filename().string() + " is complete", [&] {
     saving_->Wait();
     return "";
   });
+  saving_->RemoveOlder();
   return path();
 }
 
@@ -194,16 +209,17 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
                 static_cast<long long>(model.next_step(options.training)));
   const std::string path = folder + "/" + name, partial = folder + "/." + name + ".partial";
-  const Job* job = impl->options.job.get();
+  const Team team(*impl, options.local);
   impl->Load();
   if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, model.next_step(options.training));
   Together(*impl, "checkpoint begins", [&] {
-    if (job && job->process() != 0) return "";
+    if (!team.leads()) return "";
     std::error_code error;
     if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
     fs::remove_all(partial, error);
     fs::create_directories(partial, error);
     if (error) Fail(partial, ": it cannot be made: ", error.message());
+    if (options.local) WriteFile(Cat(partial, "/led-by-", team.me), "");
     return "";
   });
   std::shared_ptr<Saving> saving;
@@ -211,14 +227,16 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
     Together(*impl, "checkpoint has room", [&] {
       std::error_code error;
       if (!fs::is_directory(partial, error))
-        Fail(partial, ": process 0 made this folder, but process ", job->process(),
-             " does not see it: all hosts must share the folder of checkpoints");
+        Fail(partial, ": process ", team.processes[0], " made this folder, but process ", team.me,
+             " does not see it: share the folder of checkpoints between all hosts, or let each keep its own "
+             "(SaveOptions::local, --local)");
+      if (options.local) RequireOwnFolder(partial, team);
       saving = std::make_shared<Saving>(impl, path, partial, options);
       return "";
     });
   } catch (const Error&) {
     std::error_code error;
-    if (!job || job->process() == 0) fs::remove_all(partial, error);
+    if (team.leads()) fs::remove_all(partial, error);
     throw;
   }
   saving->Start();

@@ -1,5 +1,5 @@
-// A save under way in this process: a thread of its own that writes the process's file and, on process 0,
-// makes the checkpoint complete.
+// A save under way in this process: a thread of its own that writes the process's file and, on the first of its
+// team, makes the checkpoint complete.
 #pragma once
 
 #include <atomic>
@@ -29,6 +29,8 @@ class Saving {
   void Stop();
   // Until this process has done its part; throws Error when that failed.
   void Wait();
+  // Of the folder's checkpoints, as SaveOptions::keep says. REQUIRES: this one is complete everywhere.
+  void RemoveOlder() const;
 
  private:
   void Run();
@@ -39,12 +41,12 @@ class Saving {
   std::string FileOf(int process) const;
 
   ModelImpl* const model_;
+  const Team team_;
   const std::string path_, partial_;
   const SaveOptions options_;
   const CheckpointIndex index_;  // all but the variables
   const std::vector<LastStep> before_;
   const std::shared_ptr<Snapshot> snapshot_;
-  const int process_, processes_;
   std::atomic<bool> stop_{false};
   Completion copied_, done_;
   std::string failure_;  // set before done_

@@ -17,14 +17,14 @@ uint32_t Crc(uint32_t before, const void* data, int64_t bytes) {
 
 }  // namespace
 
-Snapshot::Snapshot(ModelImpl* model, const std::string& folder) {
+Snapshot::Snapshot(ModelImpl* model, const std::string& folder, const Team& team) {
   const Job* job = model->options.job.get();
   char file[64];
   std::snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", (job ? job->process() : 0) + 1,
                 job ? job->processes() : 1);
   file_ = file;
   for (auto& [name, variable] : model->variables)
-    AddGiven(*model, variable.layout.sbp.empty() ? model->Require(name) : variable);
+    AddGiven(*model, variable.layout.sbp.empty() ? model->Require(name) : variable, team);
   // What a step asks for at once lies together.
   std::stable_sort(given_.begin(), given_.end(), [](const Given& a, const Given& b) {
     return std::pair(a.rank, a.variable) < std::pair(b.rank, b.variable);
@@ -38,17 +38,21 @@ Snapshot::Snapshot(ModelImpl* model, const std::string& folder) {
                                                 std::map<std::string, std::string>{{"format", "oneflow_like"}});
 }
 
-void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable) {
+void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable, const Team& team) {
   const std::string& name = variable.node.name;
   const Job* job = model.options.job.get();
-  const int hosted = model.mesh.size() / (job ? job->processes() : 1), me = job ? job->process() : 0;
-  for (const Part& part : PartsOf(model, variable)) {
-    // Of those who have it, the process that has least to write so far: the same on all processes.
+  const int hosted = model.mesh.size() / (job ? job->processes() : 1);
+  for (Part& part : PartsOf(model, variable)) {
+    std::erase_if(part.holders, [&](int rank) {
+      return !std::binary_search(team.processes.begin(), team.processes.end(), rank / hosted);
+    });
+    if (part.holders.empty()) continue;
+    // Of those who have it, the process that has least to write so far: the same on all of the team.
     const int giver = *std::min_element(part.holders.begin(), part.holders.end(), [&](int a, int b) {
       return std::pair(to_write_[a / hosted], a) < std::pair(to_write_[b / hosted], b);
     });
     to_write_[giver / hosted] += part.box.elements() * static_cast<int64_t>(SizeOf(variable.dtype));
-    if (giver / hosted != me) continue;
+    if (giver / hosted != team.me) continue;
     const bool whole = part.box == Box::Whole(variable.shape);
     Given given{name,       whole ? name : Cat(name, "@", part.box.begin.str()),
                 variable.dtype, variable.shape,

@@ -13,14 +13,16 @@
 #include "actor/runtime.h"
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/checkpoint/safetensors.h"
+#include "oneflow_like/checkpoint/together.h"
 #include "oneflow_like/pieces.h"
 
 namespace oneflow_like {
 
 class Snapshot final : public WriteWatch {
  public:
-  // What this process gives to a checkpoint in `folder`: its file is made, and its space taken. Throws Error.
-  Snapshot(ModelImpl* model, const std::string& folder);
+  // What this process gives to a checkpoint in `folder`, which `team` writes: its file is made, and its space
+  // taken. Throws Error.
+  Snapshot(ModelImpl* model, const std::string& folder, const Team& team);
 
   // Writes what no step has written, and makes the file last. REQUIRES: steps that began before the watch was
   // set have ended. Throws Error when any part could not be written, by whomever.
@@ -50,7 +52,7 @@ class Snapshot final : public WriteWatch {
     enum { kLeft, kTaken, kWritten } state = kLeft;
   };
 
-  void AddGiven(const ModelImpl& model, const ModelVariable& variable);
+  void AddGiven(const ModelImpl& model, const ModelVariable& variable, const Team& team);
   void AddChunks(size_t given);
   void WriteIfLeft(size_t chunk);
   void Write(const Chunk& chunk);

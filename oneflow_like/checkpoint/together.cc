@@ -20,4 +20,13 @@ std::vector<std::string> Together(const ModelImpl& model, const std::string& wha
   return all;
 }
 
+Team::Team(const ModelImpl& model, bool local) {
+  const Job* job = model.options.job.get();
+  if (!job) return;
+  me = job->process();
+  processes.clear();
+  for (int p = 0; p < job->processes(); ++p)
+    if (!local || job->peers()[p].host_key == job->peers()[me].host_key) processes.push_back(p);
+}
+
 }  // namespace oneflow_like

@@ -16,4 +16,12 @@ constexpr const char* kStepPrefix = "step-";  // of the folders of checkpoints
 std::vector<std::string> Together(const ModelImpl& model, const std::string& what,
                                   const std::function<std::string()>& work);
 
+// The processes that see one folder of checkpoints: all, or (SaveOptions::local) those of this host.
+struct Team {
+  Team(const ModelImpl& model, bool local);
+  int me = 0;
+  std::vector<int> processes = {0};  // ascending; the first makes folders and indexes
+  bool leads() const { return me == processes[0]; }
+};
+
 }  // namespace oneflow_like

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <regex>
 #include <set>
 
@@ -437,6 +438,46 @@ TEST_F(Checkpoint, ADiskThatFailsLeavesWhatWasComplete) {
   const std::string error = ErrorOf([&] { Save(program.model(), folder_).Wait(); });
   EXPECT_NE(error.find("it cannot be made: Read-only file system"), std::string::npos) << error;
   GoOn(Small("cpu:dp=1"), folder_, 1);
+}
+
+// Two hosts of two processes each, which see only their own folders.
+TEST_F(Checkpoint, HostsMayKeepTheirOwn) {
+  auto run = [&](const std::string& mesh, bool local, const std::function<void(GptProgram&, const std::string&)>& use) {
+    return RunProcesses(4, [&](std::shared_ptr<Job> job) {
+      for (int p = 0; p < 4; ++p) dynamic_cast<TestJob*>(job.get())->SetHost(p, p < 2 ? "a" : "b");
+      SmallGpt given = Small(mesh);
+      given.zero_axis = "dp";
+      given.model_options.job = job;
+      GptProgram program(given);
+      use(program, local ? folder_ + (job->process() < 2 ? "/a" : "/b") : folder_);
+    });
+  };
+  std::vector<float> wanted;
+  std::mutex mutex;
+  auto train = [&](GptProgram& program, const std::string& folder) {
+    Session session = program.MakeTrain();
+    for (int64_t step = 0; step < 2; ++step) {
+      Steps(program, session, step, 1);
+      Save(program.model(), folder, {.keep = 2, .local = true}).Wait();
+    }
+    const std::vector<float> losses = Steps(program, session, 2, 3);
+    std::lock_guard<std::mutex> lock(mutex);
+    wanted = losses;
+  };
+  auto go_on = [&](GptProgram& program, const std::string& folder) {
+    Session session = program.MakeTrain();
+    Load(program.model(), folder);
+    const int64_t first = program.model().next_step();
+    if (Steps(program, session, first, 5 - first).back() != wanted.back()) Fail("another loss");
+  };
+  for (const std::string& error : run("cpu:dp=2,tp=2", true, train)) EXPECT_EQ(error, "");
+  for (const std::string& error : run("cpu:dp=2,tp=2", true, go_on)) EXPECT_EQ(error, "");
+  for (const std::string& error : run("cpu:tp=4", true, go_on))
+    EXPECT_NE(error.find("was saved with --local and holds"), std::string::npos) << error;
+  fs::remove_all(folder_ + "/b/step-00000002");  // what one host lacks is not there
+  for (const std::string& error : run("cpu:dp=2,tp=2", true, go_on)) EXPECT_EQ(error, "");
+  for (const std::string& error : run("cpu:dp=2,tp=2", false, train))
+    EXPECT_NE(error.find("several hosts see this folder; leave out --local"), std::string::npos) << error;
 }
 
 TEST_F(Checkpoint, ANewerVersionIsRefused) {

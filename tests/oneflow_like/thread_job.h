@@ -65,6 +65,7 @@ class TestJob final : public Job {
   }
 
   Network* clock = nullptr;  // which knows process 0's
+  void SetHost(int process, const std::string& key) { peers_[process].host_key = key; }
 
   const ProcessIdentity& identity() const override { return identity_; }
   const std::vector<PeerInfo>& peers() const override { return peers_; }
