@@ -63,6 +63,16 @@ void RequireOwnFolder(const std::string& partial, const Team& team) {
                   "without a common file system");
 }
 
+// What saves have left that were cut off. One at a time is under way in a folder.
+void RemovePartial(const std::string& folder) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(std::string(".") + kStepPrefix, 0) == 0 && entry.path().extension() == ".partial")
+      fs::remove_all(entry.path(), error);
+  }
+}
+
 // The newest `keep` stay.
 void RemoveOld(const std::string& folder, int keep) {
   std::error_code error;  // what cannot be removed stays
@@ -106,7 +116,7 @@ void Saving::Run() {
     try {
       RequireGoodSteps();
       snapshot_->WriteAll();
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       snapshot_->Abandon();
       throw;
     }
@@ -114,17 +124,18 @@ void Saving::Run() {
     model_->store->SetWatch(nullptr);
     TellOthers("+" + ToText(snapshot_->Written()));
     if (team_.leads()) Complete();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     failure_ = error.what();
     copied_.Signal();
     model_->store->SetWatch(nullptr);
     try {
       TellOthers("-" + failure_);
-    } catch (const Error&) {  // the others hear of it when the job meets
+    } catch (const std::exception&) {  // the others hear of it when the job meets
     }
     std::error_code ignored;
     if (team_.leads()) fs::remove_all(partial_, ignored);
   }
+  before_.clear();  // and what they gave
   done_.Signal();
 }
 
@@ -216,7 +227,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
     if (!team.leads()) return "";
     std::error_code error;
     if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
-    fs::remove_all(partial, error);
+    RemovePartial(folder);
     fs::create_directories(partial, error);
     if (error) Fail(partial, ": it cannot be made: ", error.message());
     if (options.local) WriteFile(Cat(partial, "/led-by-", team.me), "");

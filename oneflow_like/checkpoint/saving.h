@@ -45,7 +45,7 @@ class Saving {
   const std::string path_, partial_;
   const SaveOptions options_;
   const CheckpointIndex index_;  // all but the variables
-  const std::vector<LastStep> before_;
+  std::vector<LastStep> before_;
   const std::shared_ptr<Snapshot> snapshot_;
   std::atomic<bool> stop_{false};
   Completion copied_, done_;

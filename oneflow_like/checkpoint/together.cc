@@ -9,7 +9,7 @@ std::vector<std::string> Together(const ModelImpl& model, const std::string& wha
   std::string mine;
   try {
     mine = "+" + work();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     mine = Cat("-", error.what());
   }
   std::vector<std::string> all = {mine};

@@ -74,13 +74,13 @@ void Run(const std::string& folder, int64_t layers) {
   }
   std::printf("as many bytes and fsync: median %.2f s; a save: median %.2f s, %.2f of it\n", Median(raw),
               Median(saved), Median(saved) / Median(raw));
-  std::vector<double> plain, around;
+  std::vector<double> plain, around, begun;
   const double before = Memory("RssAnon:");
   double most = before;
   for (int step = 1; step <= 3 * kSteps; ++step) {
     const bool save = step % kSteps == 0;
     const double seconds = Seconds([&] {
-      if (save) Save(program.model(), Cat(folder, "/during"), {.keep = 1});
+      if (save) begun.push_back(Seconds([&] { Save(program.model(), Cat(folder, "/during"), {.keep = 1}); }));
       train.Run(program.MakeFeeds(step)).Wait();
     });
     most = std::max(most, Memory("RssAnon:"));
@@ -89,7 +89,15 @@ void Run(const std::string& folder, int64_t layers) {
   std::printf("a step: median %.2f s, worst %.2f s; with a save begun before it: median %.2f s, worst %.2f s\n",
               Median(plain), *std::max_element(plain.begin(), plain.end()), Median(around),
               *std::max_element(around.begin(), around.end()));
+  std::printf("Save itself: median %.3f s\n", Median(begun));
   std::printf("anonymous memory: %.0f MB before, at most %.0f MB while saving\n", before, most);
+  train.Close();
+  Save(program.model(), folder + "/last").Wait();
+  GptProgram other(given);
+  Session again = other.MakeTrain();
+  const double compiled = Memory("RssAnon:");
+  const double seconds = Seconds([&] { Load(other.model(), folder + "/last"); });
+  std::printf("loading: %.2f s, %.0f MB beside the variables\n", seconds, Memory("RssAnon:") - compiled - bytes / 1048576.0);
   fs::remove_all(folder);
 }
 
