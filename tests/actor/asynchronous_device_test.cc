@@ -94,6 +94,81 @@ TEST(AsynchronousDeviceTest, OneLossCurveWithALibraryForGroups) {
   }
 }
 
+// A value is the same in every layout, whichever call of the library brings it there: its pieces are of equal
+// size or not, some are empty, some are packed for several members.
+TEST(LibraryCollectives, LayoutsChangeNoValue) {
+  const NdSbp layouts = {S(0), S(1), B(), P()};
+  int connected = 0;
+  for (int devices : {2, 3, 4}) {
+    for (const Dims& shape : {Dims{12, 12}, Dims{7, 5}, Dims{3, 10}, Dims{1, 4}}) {
+      LateBackend backend(devices, 30, 50, true);
+      Model model(Mesh("cuda", {{"tp", devices}}));
+      HostTensor value = HostTensor::Make(DType::kFloat32, shape),
+                 identity = HostTensor::Make(DType::kFloat32, {shape[1], shape[1]});
+      for (int64_t i = 0; i < value.elements(); ++i) value.as<float>()[i] = static_cast<float>(1 + i);
+      for (int64_t i = 0; i < identity.elements(); ++i) identity.as<float>()[i] = i % (shape[1] + 1) == 0;
+      Feeds feeds = {{"identity", identity}};
+      std::map<std::string, Tensor> outputs;
+      for (const Sbp& from : layouts) {
+        // A partial sum comes of a product that is cut along what it sums over.
+        const Sbp cut = from.is_partial() ? S(1) : from;
+        Tensor x = model.Input(Cat("x ", from.str()), shape, DType::kFloat32, {{"tp", cut}});
+        feeds[Cat("x ", from.str())] = value;
+        if (from.is_partial())
+          x = matmul(x, model.Input("identity", {shape[1], shape[1]}, DType::kFloat32, {{"tp", S(0)}}));
+        for (const Sbp& to : layouts) outputs[Cat(from.str(), " to ", to.str())] = annotate(x, {{"tp", to}});
+      }
+      Session session = Evaluate(outputs);
+      const StepResult result = session.Run(feeds);
+      for (const auto& [name, output] : outputs) {
+        const HostTensor& got = result.Get(name);
+        for (int64_t i = 0; i < value.elements(); ++i)
+          ASSERT_EQ(got.as<float>()[i], value.as<float>()[i])
+              << name << " of " << shape.str() << " on " << devices << " devices, element " << i;
+      }
+      connected += backend.connected();
+    }
+  }
+  EXPECT_GT(connected, 0);
+}
+
+// Of the library's calls that cut or join, all parts are of one size: others go member by member, or, where
+// something is summed, not through the library.
+TEST(LibraryCollectives, UnevenPartsAreNotTakenForEvenOnes) {
+  using Kind = LibraryWork::Kind;
+  for (int members = 2; members <= 5; ++members) {
+    for (int64_t length = members; length <= 12; ++length) {
+      for (bool rows : {true, false}) {
+        for (const char* algorithm : {"reduce_scatter", "all_gather"}) {
+          const bool scatter = algorithm == std::string("reduce_scatter"), even = length % members == 0;
+          plan::Collective collective;
+          collective.set_algorithm(algorithm);
+          if (scatter) collective.set_reduce("sum");
+          for (int m = 0; m < members; ++m) {
+            const Interval cut = Cut({0, length}, members, m, 1);
+            collective.add_rank(m);
+            plan::Piece* piece = collective.add_piece();
+            const Box whole = Box::Whole(rows ? Dims{length, 3} : Dims{3, length});
+            Box part = whole;
+            part.begin[rows ? 0 : 1] = cut.begin;
+            part.extent[rows ? 0 : 1] = cut.extent;
+            SetBox(piece->add_in(), scatter ? whole : part);
+            SetBox(piece->add_out(), scatter ? part : whole);
+          }
+          const LibraryWork work = ChooseLibraryWork(collective);
+          const Kind one_call = scatter ? Kind::kReduceScatter : Kind::kAllGather;
+          const Kind otherwise = scatter ? Kind::kNone : Kind::kCopies;
+          EXPECT_EQ(work.kind, even ? one_call : otherwise)
+              << algorithm << " of " << length << " over " << members << " members, rows " << rows;
+          if (even) {
+            EXPECT_EQ(work.count * members, 3 * length) << algorithm;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Rows of one member become columns of another: what goes out is no run of its piece, and is packed. Of
 // micro-batches that are cut unevenly any may be the largest.
 TEST(LibraryCollectives, PackingHasRoomForEveryMicroBatch) {
