@@ -273,6 +273,8 @@ TEST(Close, AtRandomMomentsSeeded) {
     }
     EXPECT_EQ(first.Wait().ok(), seed % 2 == 0);
     EXPECT_TRUE(last.Wait().ok() || last.Wait().message() == "closed");
+    Completion never;
+    EXPECT_EQ(executor->Await(&never).message(), "no event is left") << "of a runtime that is gone";
   }
 }
 

@@ -18,6 +18,7 @@
 #include "tests/actor/asynchronous_backend.h"
 #include "tests/actor/plan_builder.h"
 #include "tests/error_of.h"
+#include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
@@ -106,6 +107,60 @@ TEST(AsynchronousDeviceTest, ProductsTakeInWhatFollowsThem) {
   EXPECT_EQ(count(Gpt("cpu:dp=1")), (std::vector<int>{0, 0, 0}));
 }
 
+// Products with whatever is added to them, of every shape and in every order, with gelu anywhere: the library
+// does some of that with the product, and the numbers are the host's.
+TEST(AsynchronousDeviceTest, WhatFollowsAProductComesOutAsOnTheHost) {
+  const std::vector<Dims> addends = {{8}, {4, 8}, {1, 8}, {4, 1}, {}};
+  auto outputs_on = [&](const std::string& kind, std::map<std::string, HostTensor>* trained) {
+    Model model(Mesh(kind, {{"dp", 1}}));
+    Scope s = model.scope();
+    Feeds feeds;
+    auto input = [&](const std::string& name, const Dims& shape) {
+      feeds[name] = HostTensor::Make(DType::kFloat32, shape);
+      for (int64_t i = 0; i < shape.elements(); ++i)
+        feeds[name].as<float>()[i] = 2 * ToUniform(RandomBits(name.size(), 0, i)) - 1;
+      return model.Input(name, shape, DType::kFloat32);
+    };
+    Tensor x = input("x", {4, 6}), w = s.Weight("w", {6, 8}, KaimingNormal()),
+           other = s.Weight("other", {6, 8}, KaimingNormal());
+    std::vector<Tensor> added;
+    for (const Dims& shape : addends) added.push_back(s.Weight("added " + shape.str(), shape, Normal(1)));
+    std::map<std::string, Tensor> outputs;
+    std::vector<Tensor> all;
+    for (size_t first = 0; first <= added.size(); ++first) {
+      for (size_t second = 0; second <= added.size(); ++second) {
+        for (int order = 0; order < 4; ++order) {
+          for (int gelus = 0; gelus < 3; ++gelus) {
+            auto term = [&](size_t i) { return i < added.size() ? added[i] : matmul(x, other); };
+            Tensor y = matmul(x, w);
+            y = order % 2 ? term(first) + y : y + term(first);
+            if (gelus == 1) y = gelu(y);
+            y = order / 2 ? term(second) + y : y + term(second);
+            if (gelus == 2) y = gelu(y);
+            outputs[Cat("y", first, " ", second, " ", order, " ", gelus)] = y;
+            all.push_back(y);
+          }
+        }
+      }
+    }
+    std::map<std::string, HostTensor> got;
+    {
+      Session session = Evaluate(outputs);
+      const StepResult result = session.Run(feeds);
+      for (const auto& [name, output] : outputs) got[name] = result.Get(name);
+    }
+    Session train = Train(mean(square(add_n(all))), Sgd{.lr = 1e-4});
+    train.Run(feeds).Wait();
+    for (const std::string& name : model.Variables()) (*trained)[name] = model.Read(name);
+    return got;
+  };
+  std::map<std::string, HostTensor> trained, trained_there;
+  const std::map<std::string, HostTensor> here = outputs_on("cpu", &trained);
+  LateBackend backend(1, 31);
+  ExpectNear(outputs_on("cuda", &trained_there), here, 1e-5, "outputs");
+  ExpectNear(trained_there, trained, 1e-5, "weights after a step");
+}
+
 TEST(AsynchronousDeviceTest, OneLossCurveWithALibraryForGroups) {
   for (uint64_t seed : {3, 4}) {
     LateBackend backend(8, seed, 300, true);
@@ -116,6 +171,89 @@ TEST(AsynchronousDeviceTest, OneLossCurveWithALibraryForGroups) {
     SmallGpt zero = Gpt("cuda:dp=2");
     zero.zero_axis = "dp";
     ExpectCurve(zero, seed);
+  }
+}
+
+// A value is the same in every layout, whichever way brings it there: its pieces are of equal size or not,
+// some are empty, some are packed for several members, and those of one micro-batch are not those of another.
+TEST(AsynchronousDeviceTest, LayoutsChangeNoValue) {
+  const NdSbp layouts = {S(0), S(1), B(), P()};
+  for (bool groups : {true, false}) {
+    int connected = 0;
+    for (int ranks : {2, 3, 4}) {
+      for (const Dims& shape : {Dims{12, 12}, Dims{7, 5}, Dims{3, 10}, Dims{1, 4}}) {
+        for (int micro_batches : {1, 3}) {
+          if (micro_batches > shape[0]) continue;
+          SCOPED_TRACE(Cat(shape.str(), " on ", ranks, " ranks in ", micro_batches, " micro-batches, groups ",
+                           groups));
+          LateBackend backend(groups ? ranks : 1, 30, 50, groups);
+          Model model(Mesh("cuda", {{"tp", ranks}}));
+          HostTensor value = HostTensor::Make(DType::kFloat32, shape),
+                     identity = HostTensor::Make(DType::kFloat32, {shape[1], shape[1]});
+          for (int64_t i = 0; i < value.elements(); ++i) value.as<float>()[i] = static_cast<float>(1 + i);
+          for (int64_t i = 0; i < identity.elements(); ++i) identity.as<float>()[i] = i % (shape[1] + 1) == 0;
+          Feeds feeds;
+          std::map<std::string, Tensor> outputs;
+          for (const Sbp& from : layouts) {
+            const std::string name = "x " + from.str();
+            // A partial sum comes of a product that is cut along what it sums over.
+            Tensor x = model.Input(name, shape, DType::kFloat32, {{"tp", from.is_partial() ? S(1) : from}});
+            if (from.is_partial())
+              x = matmul(x, model.scope().Weight("identity", identity.shape, Zeros(), {{"tp", S(0)}}));
+            feeds[name] = value;
+            for (const Sbp& to : layouts)
+              outputs[Cat(from.str(), " to ", to.str())] = annotate(x, {{"tp", to}});
+          }
+          Session session = Evaluate(outputs, {.micro_batches = micro_batches});
+          model.Write("identity", identity);
+          const StepResult result = session.Run(feeds);
+          for (const auto& [name, output] : outputs) {
+            const HostTensor& got = result.Get(name);
+            for (int64_t i = 0; i < value.elements(); ++i)
+              ASSERT_EQ(got.as<float>()[i], value.as<float>()[i]) << name << ", element " << i;
+          }
+          connected += backend.connected();
+        }
+      }
+    }
+    EXPECT_EQ(connected > 0, groups);
+  }
+}
+
+// Of the library's calls that cut or join, all parts are of one size: others go member by member, or, where
+// something is summed, not through the library.
+TEST(LibraryCollectives, UnevenPartsAreNotTakenForEvenOnes) {
+  using Kind = LibraryWork::Kind;
+  for (int members = 2; members <= 5; ++members) {
+    for (int64_t length = members; length <= 12; ++length) {
+      for (bool rows : {true, false}) {
+        for (const char* algorithm : {"reduce_scatter", "all_gather"}) {
+          const bool scatter = algorithm == std::string("reduce_scatter"), even = length % members == 0;
+          plan::Collective collective;
+          collective.set_algorithm(algorithm);
+          if (scatter) collective.set_reduce("sum");
+          for (int m = 0; m < members; ++m) {
+            const Interval cut = Cut({0, length}, members, m, 1);
+            collective.add_rank(m);
+            plan::Piece* piece = collective.add_piece();
+            const Box whole = Box::Whole(rows ? Dims{length, 3} : Dims{3, length});
+            Box part = whole;
+            part.begin[rows ? 0 : 1] = cut.begin;
+            part.extent[rows ? 0 : 1] = cut.extent;
+            SetBox(piece->add_in(), scatter ? whole : part);
+            SetBox(piece->add_out(), scatter ? part : whole);
+          }
+          const LibraryWork work = ChooseLibraryWork(collective);
+          const Kind one_call = scatter ? Kind::kReduceScatter : Kind::kAllGather;
+          const Kind otherwise = scatter ? Kind::kNone : Kind::kCopies;
+          EXPECT_EQ(work.kind, even ? one_call : otherwise)
+              << algorithm << " of " << length << " over " << members << " members, rows " << rows;
+          if (even) {
+            EXPECT_EQ(work.count * members, 3 * length) << algorithm;
+          }
+        }
+      }
+    }
   }
 }
 

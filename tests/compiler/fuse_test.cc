@@ -78,6 +78,32 @@ TEST(Fusing, RandomGraphsComeOutRight) {
   }
 }
 
+// A gradient of the user's takes gelu of a product that the forward pass has made: gelu is not made there as
+// well, and kept.
+TEST(Fusing, TakesNothingFromTheBackwardPassIntoTheForwardPass) {
+  OpDef def;
+  def.name = "soft";
+  def.axes = "x[..] -> y[..]";
+  def.grad = [](const GradCall& call) { return std::vector<Tensor>{call.dout[0] * gelu(call.in[0])}; };
+  ModelOptions options;
+  options.operators = {def};
+  options.operators[0].reference = [](const KernelContext&) { return Status(); };
+  Model model(Mesh("cuda", {{"dp", 1}}), options);
+  Tensor x = model.Input("x", {4, 8}, DType::kFloat32),
+         w = model.scope().Weight("w", {8, 16}, KaimingNormal()),
+         b = model.scope().Weight("b", {16}, Zeros());
+  Session train = Train(mean(Apply(x.graph(), "soft", {matmul(x, w) + b})[0]), Sgd{});
+  const Graph& graph = train.impl()->compiled.graph;
+  int found = 0;
+  for (int n : graph.Order()) {
+    const Node& node = graph.node(n);
+    if (Cat(node.op, " ", node.attrs.str()).find("gelu") == std::string::npos) continue;
+    EXPECT_EQ(node.phase, Phase::kBackward) << node.op << " " << node.attrs.str();
+    ++found;
+  }
+  EXPECT_EQ(found, 1);
+}
+
 TEST(Fusing, LeavesChainsThatEveryBackendCanRun) {
   for (const char* kind : {"cpu", "cuda"})
     for (int operands : {2, 20, 59, 60, 61, 62, 64, 70, 130})

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -61,6 +63,37 @@ TEST_P(MixedPlan, IsWellTypedAndKeepsMastersWide) {
 INSTANTIATE_TEST_SUITE_P(Meshes, MixedPlan,
                          testing::Values("cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2",
                                          "cpu:dp=2,tp=2,pp=2"));
+
+// A product that only a sum or a loss reads is held in 16 bits: those widen what they read themselves.
+TEST(MixedPlans, WhatOnlyASumReadsIsNarrow) {
+  const Dims shape = {12, 20};
+  using Reduction = std::function<Tensor(Tensor product, Tensor labels)>;
+  const std::map<std::string, Reduction> reductions = {
+      {"sum", [](Tensor y, Tensor) { return sum(y); }},
+      {"mean", [](Tensor y, Tensor) { return mean(y); }},
+      {"square_sum", [](Tensor y, Tensor) { return Apply(y.graph(), "square_sum", {y})[0]; }},
+      {"cross_entropy", [](Tensor y, Tensor labels) { return mean(cross_entropy(y, labels)); }}};
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const auto& [name, reduce] : reductions) {
+      Model model(Mesh::Parse("cpu:dp=1"));
+      Tensor x = model.Input("x", {shape[0], 8}, DType::kFloat32),
+             labels = model.Input("labels", {shape[0]}, DType::kInt32);
+      Tensor y = matmul(x, model.scope().Weight("w", {8, shape[1]}, KaimingNormal()));
+      SessionOptions options;
+      options.dtype = dtype;
+      Session session = Evaluate({{"y", reduce(y, labels)}}, options);
+      const Graph& graph = session.impl()->compiled.graph;
+      int products = 0;
+      for (int n : graph.Order()) {
+        const Node& node = graph.node(n);
+        if (node.op != "matmul" && node.op != "einsum") continue;
+        EXPECT_EQ(graph.value(node.out[0]).dtype, dtype) << name << " in " << Name(dtype);
+        ++products;
+      }
+      EXPECT_EQ(products, 1) << name;
+    }
+  }
+}
 
 // --- Kernels ---
 

@@ -196,26 +196,55 @@ double FirstSliceOf(const std::string& file) {
   return first;
 }
 
-// Process 1 is told that process 0's clock is an hour ahead of its own: by that clock it began an hour later.
-TEST(SessionJobTest, TracesAreOnProcess0sClock) {
+// The first slice of each process of a job in its trace, in microseconds. `prepare` gives a process its
+// clock.
+std::vector<double> FirstSlices(int processes, const std::function<void(TestJob*, StubNetwork*)>& prepare) {
   const std::string trace = testing::TempDir() + "/trace." + std::to_string(getpid());
-  std::vector<std::string> errors = RunProcesses(2, [&](std::shared_ptr<Job> job) {
+  std::vector<std::string> errors = RunProcesses(processes, [&](std::shared_ptr<Job> job) {
     StubNetwork network;
-    network.offset = job->process() == 0 ? 0 : int64_t{3600} * 1000000000;
-    dynamic_cast<TestJob*>(job.get())->clock = &network;
+    auto* mine = dynamic_cast<TestJob*>(job.get());
+    mine->clock = &network;
+    prepare(mine, &network);
     ModelOptions options;
     options.job = job;
     options.threads = 1;
     options.trace_file = trace;
-    Model model(FullMesh("cpu:dp=2"), options);
-    Tensor x = model.Input("x", {4, 4}, DType::kFloat32, {{"dp", S(0)}});
+    Model model(FullMesh(Cat("cpu:dp=", processes)), options);
+    Tensor x = model.Input("x", {6, 4}, DType::kFloat32, {{"dp", S(0)}});
     Session session = Evaluate({{"y", mean(tanh(x))}});
-    session.Run({{"x", Floats(1, {4, 4})}}).Wait();
+    session.Run({{"x", Floats(1, {6, 4})}}).Wait();
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
-  const double first = FirstSliceOf(trace + ".process0"), second = FirstSliceOf(trace + ".process1");
-  EXPECT_NEAR(second - first, 3600e6, 600e6);
-  for (int p = 0; p < 2; ++p) std::remove(Cat(trace, ".process", p).c_str());
+  std::vector<double> first;
+  for (int p = 0; p < processes; ++p) {
+    first.push_back(FirstSliceOf(Cat(trace, ".process", p)));
+    std::remove(Cat(trace, ".process", p).c_str());
+  }
+  return first;
+}
+
+// Process 1 is told that process 0's clock is an hour ahead of its own: by that clock it began an hour later.
+TEST(SessionJobTest, TracesAreOnProcess0sClock) {
+  const std::vector<double> first = FirstSlices(2, [](TestJob* job, StubNetwork* network) {
+    network->offset = job->process() == 0 ? 0 : int64_t{3600} * 1000000000;
+  });
+  EXPECT_NEAR(first[1] - first[0], 3600e6, 600e6);
+}
+
+// Hosts that were started at different times have clocks that are days apart: a trace begins near 0 all the
+// same. Process 0's clock is an hour ahead of this machine's, which the slices are measured with.
+TEST(SessionJobTest, TracesBeginWhenProcess0Does) {
+  for (int processes : {2, 3}) {
+    const std::vector<double> first = FirstSlices(processes, [](TestJob* job, StubNetwork* network) {
+      constexpr int64_t kHour = int64_t{3600} * 1000000000;
+      network->offset = kHour;
+      if (job->process() > 0) return;
+      job->says = [](const std::string& what, const std::string& mine) {
+        return what == "start of the trace" ? std::to_string(std::stoll(mine) + kHour) : mine;
+      };
+    });
+    for (double at : first) EXPECT_NEAR(at, 0, 600e6) << "of " << processes << " processes";
+  }
 }
 
 // Steps of processes that have two threads each last as long as they last, and their parts add up to that.

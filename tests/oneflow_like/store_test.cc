@@ -109,7 +109,10 @@ TEST(Steps, AResumedTrainingContinues) {
       Stepped::Run(train, 3, 6, &alone);
     }
     Stepped two(mesh);
+    for (const auto& [name, step] : state.steps) two.model.SetNextStep(name, step);
     Session train = two.MakeTrain();
+    EXPECT_EQ(train.next_step(), 3) << "which was said before there was a session of that name";
+    two.model.SetNextStep("train", 0);
     Restore(two.model, state);  // before anything has run
     EXPECT_EQ(train.next_step(), 3);
     Stepped::Run(train, 3, 6, &resumed);

@@ -66,6 +66,8 @@ class TestJob final : public Job {
 
   Network* clock = nullptr;  // which knows process 0's
   void SetHost(int process, const std::string& key) { peers_[process].host_key = key; }
+  // When set, what this process says in place of its own text, as one whose clock shows another time would.
+  std::function<std::string(const std::string& what, const std::string& mine)> says;
 
   const ProcessIdentity& identity() const override { return identity_; }
   const std::vector<PeerInfo>& peers() const override { return peers_; }
@@ -75,7 +77,7 @@ class TestJob final : public Job {
   void SetWorld(int ranks) override { ranks_ = ranks; }
   int ranks_per_process() const override { return ranks_ / processes(); }
   std::vector<std::string> AllGather(const std::string& what, const std::string& mine) override {
-    return meeting_->AllGather(process(), what, mine);
+    return meeting_->AllGather(process(), what, says ? says(what, mine) : mine);
   }
   Peers* peers_of_runtimes() override { return &connections_; }
   void Fail(const std::string& message) override { meeting_->Fail(message); }

@@ -17,6 +17,7 @@
 #include "ops/fused.h"
 #include "ops/op.h"
 #include "ops/scalar.h"
+#include "tests/error_of.h"
 #include "tests/ops/kernel_cases.h"
 
 namespace oneflow_like {
@@ -112,6 +113,53 @@ TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
     }
 }
 
+// Sums of small whole numbers are exact in any order: of every size about lanes, blocks, bands and chunks.
+// With more than 2^20 elements chunks are no whole number of blocks.
+TEST(CpuKernels, SumsTakeEveryElementOnce) {
+  std::vector<int64_t> sizes;
+  for (int64_t n = 0; n <= 2100; ++n) sizes.push_back(n);
+  for (int64_t n : {4096, 8192, 1 << 20, (1 << 20) + 256, 1200000, 3000000})
+    for (int64_t more : {-1, 0, 1, 77}) sizes.push_back(n + more);
+  for (int64_t n : sizes) {
+    struct Way {
+      const char* op;
+      Dims shape;
+      std::vector<int64_t> axes;
+    };
+    std::vector<Way> ways = {{"sum", {n}, {0}}, {"square_sum", {n}, {}}};
+    if (n <= 2100) {
+      ways.push_back({"sum", {2, n}, {1}});
+      ways.push_back({"sum", {n, 3}, {0}});
+      ways.push_back({"sum", {2, n, 2}, {0, 1}});
+    }
+    for (const Way& way : ways) {
+      const std::string op = way.op;
+      Case c{op, {way.shape}, {}, {DType::kFloat32}};
+      if (op == "sum") c.attrs = {{"axes", way.axes}, {"keep", int64_t{0}}};
+      Operand x(DType::kFloat32, way.shape);
+      Operands out = OutputsOf(c);
+      std::vector<double> wanted(out[0].arg.elements());
+      const int64_t inner =
+          way.shape.rank() > 1 && way.axes.back() < way.shape.rank() - 1 ? way.shape.back() : 1;
+      const int64_t run = x.arg.elements() / std::max<int64_t>(1, static_cast<int64_t>(wanted.size()));
+      for (int64_t i = 0; i < x.arg.elements(); ++i) {
+        const double value = static_cast<double>((5 * i + i / 64) % 4);
+        x.Arg().as<float>()[i] = static_cast<float>(value);
+        wanted[inner > 1 ? i % inner : i / run] += op == "sum" ? value : value * value;
+      }
+      KernelSpec spec;
+      spec.name = op;
+      spec.attrs = c.attrs;
+      spec.in = {x.Arg()};
+      spec.out = {out[0].Arg()};
+      ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out}).ok());
+      for (size_t i = 0; i < wanted.size(); ++i)
+        ASSERT_EQ(out[0].At(static_cast<int64_t>(i)), static_cast<float>(wanted[i]))
+            << op << " of " << way.shape.str() << ", element " << i;
+    }
+  }
+}
+
 // Their order follows from the size alone. Halves that cancel leave of a sum what its order has rounded.
 TEST(CpuKernels, SumsOverEverythingHaveTheSameBitsOnAnyNumberOfThreads) {
   const int threads_before = ParallelThreads();
@@ -158,6 +206,20 @@ TEST(Fused, ProgramsReadBack) {
   EXPECT_EQ(back[1].attrs, steps[1].attrs);
   EXPECT_THROW(ParseFused("add 0 2", 2), Error);
   EXPECT_THROW(ParseFused("matmul 0 1", 2), Error);
+}
+
+// Its values are its operands and then its steps, and those alone can be outputs.
+TEST(Fused, OutputsAreAmongItsValues) {
+  const OpDef& def = BuiltinCatalog().Get("fused");
+  for (int64_t output = -2; output <= 6; ++output) {
+    const Attrs attrs = {{"program", std::string("add 0 1;tanh 2")},
+                         {"outputs", std::vector<int64_t>{3, output}}};
+    const OpCall call{"fused", "fused at here", {{4}, {4}}, {DType::kFloat32, DType::kFloat32}, &attrs};
+    const bool is_one = output >= 0 && output < 4;
+    EXPECT_EQ(
+        ErrorOf([&] { Infer(def, call); }),
+        is_one ? "" : Cat("fused at here: output ", output, " is not among the 4 values of the program"));
+  }
 }
 
 TEST(Fused, SameAsReference) { Cases().FusedChains(); }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -119,6 +120,24 @@ TEST(Reduce, OfNothingIsTheIdentity) {
   EXPECT_EQ(Read(sum(none, {1})), Numbers{});
 }
 
+// Wherever it stands, in every type, alone or among others. Of the integers there is none.
+TEST(Reduce, ANaNWins) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (int n = 1; n <= 40; ++n) {
+      for (int at = 0; at < n; ++at) {
+        Tape tape;
+        Numbers values(n);
+        for (int i = 0; i < n; ++i) values[i] = (i * 7) % 11 - 5;
+        values[at] = std::numeric_limits<double>::quiet_NaN();
+        Tensor x = Give(&tape, {n}, values, dtype);
+        for (Tensor y : {max(x), min(x), sum(x), mean(x)})
+          ASSERT_TRUE(std::isnan(Read(y)[0]))
+              << tape.NameOf(y.id()) << " of " << n << " " << Name(dtype) << ", element " << at;
+      }
+    }
+  }
+}
+
 TEST(Shape, Moves) {
   Tape tape;
   Tensor x = Give(&tape, {2, 3}, {1, 2, 3, 4, 5, 6});
@@ -135,6 +154,50 @@ TEST(Shape, Moves) {
   std::vector<Tensor> columns = split(x, 1, 3);
   ASSERT_EQ(columns.size(), 3u);
   EXPECT_EQ(Read(columns[2]), (Numbers{3, 6}));
+}
+
+// In every function that takes an axis -1 is the last one; an axis that is none is named as it was given.
+TEST(Shape, NegativeAxesCountFromTheEnd) {
+  using Function = std::function<Tensor(Tensor, int64_t)>;
+  const std::pair<const char*, Function> functions[] = {
+      {"sum", [](Tensor x, int64_t axis) { return sum(x, {axis}); }},
+      {"mean", [](Tensor x, int64_t axis) { return mean(x, {axis}); }},
+      {"max", [](Tensor x, int64_t axis) { return max(x, {axis}, true); }},
+      {"min", [](Tensor x, int64_t axis) { return min(x, {axis}); }},
+      {"argmax", [](Tensor x, int64_t axis) { return argmax(x, axis); }},
+      {"slice", [](Tensor x, int64_t axis) { return slice(x, axis, 1, 2); }},
+      {"concat",
+       [](Tensor x, int64_t axis) {
+         return concat({x, x}, axis);
+       }},
+      {"split", [](Tensor x, int64_t axis) { return split(x, axis, 2)[1]; }},
+      {"pad", [](Tensor x, int64_t axis) { return pad(x, axis, 1, 2); }},
+      {"transpose", [](Tensor x, int64_t axis) {
+         // The axis first, then the others in order, all counted from the same end.
+         std::vector<int64_t> order = {axis};
+         for (int64_t a = axis < 0 ? -x.shape().rank() : 0; order.size() < size_t(x.shape().rank()); ++a)
+           if (a != axis) order.push_back(a);
+         return transpose(x, order);
+       }}};
+  for (const auto& [name, function] : functions) {
+    for (int rank = 1; rank <= 3; ++rank) {
+      Tape tape;
+      Dims shape;
+      for (int axis = 0; axis < rank; ++axis) shape.push_back(2 + 2 * axis);
+      Numbers values(shape.elements());
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>((i * 37) % 101);
+      Tensor x = Give(&tape, shape, values);
+      for (int64_t axis = 0; axis < rank; ++axis) {
+        Tensor front = function(x, axis), back = function(x, axis - rank);
+        EXPECT_EQ(back.shape(), front.shape()) << name << " axis " << axis - rank << " of " << shape.str();
+        EXPECT_EQ(Read(back), Read(front)) << name << " axis " << axis - rank << " of " << shape.str();
+      }
+      for (int64_t none : {-rank - 1, rank}) {
+        if (name == std::string("transpose")) continue;  // its other axes are outside, too
+        EXPECT_MENTIONS(ErrorOf([&] { function(x, none); }), Cat("axis ", none, " does not exist"));
+      }
+    }
+  }
 }
 
 TEST(Index, PicksAndGathers) {
@@ -330,6 +393,8 @@ TEST(Errors, NameOperatorAxisNumbersAndLine) {
   EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, 2, 1); }), "[2, 1) is not a part of axis 1, which is 3");
   EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, -1, 2); }), "[-1, 2) is not a part of axis 1, which is 3");
   EXPECT_MENTIONS(ErrorOf([&] { pad(x, 0, -1, 0); }), "before is -1");
+  EXPECT_MENTIONS(ErrorOf([&] { pad(x, 0, 0, -1); }), "after is -1");
+  EXPECT_MENTIONS(ErrorOf([&] { pad(x, 1, 2, -4); }), "after is -4");
   EXPECT_MENTIONS(ErrorOf([&] { split(x, 1, 2); }), "axis 1 is 3 and does not divide into 2 equal parts");
   EXPECT_MENTIONS(ErrorOf([&] { transpose(x, {0, 0}); }), "order [0,0] must name each of the 2 axes");
   EXPECT_MENTIONS(ErrorOf([&] { broadcast_to(x, {2, 4}); }), "axis 1 is 3 but must be 1 or 4");
@@ -431,6 +496,29 @@ TEST(Constant, FullOfEveryType) {
 }
 
 // --- The catalog ---------------------------------------------------------------------------------
+
+TEST(CatalogTest, EveryEntryRefusesOperandsThatItDoesNotTake) {
+  // Sums and loops take any number; updates have two operands that may be missing.
+  const std::set<std::string> others = {"add_n", "concat", "fused", "adam", "adamw", "sgd"};
+  for (const std::string& name : BuiltinCatalog().names()) {
+    const OpDef& def = BuiltinCatalog().Get(name);
+    for (const Sample& sample : def.samples) {
+      OpCall call{name, name, sample.in, sample.dtypes, &sample.attrs};
+      if (call.dtypes.empty()) call.dtypes.assign(call.shapes.size(), DType::kFloat32);
+      ASSERT_EQ(ErrorOf([&] { Infer(def, call); }), "") << name;
+      if (others.count(name) != 0) continue;
+      OpCall fewer = call;
+      if (!fewer.shapes.empty()) {
+        fewer.shapes.pop_back();
+        fewer.dtypes.pop_back();
+        EXPECT_MENTIONS(ErrorOf([&] { Infer(def, fewer); }), Cat("given ", fewer.shapes.size()));
+      }
+      call.shapes.push_back(call.shapes.empty() ? Dims{2} : call.shapes.back());
+      call.dtypes.push_back(call.dtypes.empty() ? DType::kFloat32 : call.dtypes.back());
+      EXPECT_MENTIONS(ErrorOf([&] { Infer(def, call); }), Cat("given ", call.shapes.size()));
+    }
+  }
+}
 
 TEST(CatalogTest, EveryEntryHasAKernelUnderReference) {
   KernelRegistry registry;

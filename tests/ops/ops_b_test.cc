@@ -109,6 +109,43 @@ TEST(OpsB, ExpansionsGiveWhatTheirOperatorsGive) {
 
 // --- Products ---
 
+// What compiler/fuse_epilogue.cc makes of several nodes gives what those give.
+TEST(OpsB, ProductsWithWhatFollowsGiveWhatThePartsGive) {
+  int pre = 0;
+  for (const oracle::Trial& trial : Trials("linear")) {
+    Tape tape;
+    const Attrs& attrs = trial.sample.attrs;
+    std::vector<Tensor> in = Inputs(&tape, trial.in);
+    Tensor y = einsum(attrs.Str("equation"), in[0], in[1]);
+    if (attrs.Int("bias", 0)) y = add(y, in[2]);
+    if (attrs.Int("residual", 0)) y = add(y, in.back());
+    if (attrs.Int("pre", 0)) {
+      ExpectNear(tape.At(y), trial.out[1], 1e-5, trial.text);
+      ++pre;
+    }
+    ExpectNear(tape.At(attrs.Int("gelu", 0) ? gelu(y) : y), trial.out[0], 1e-5, trial.text);
+  }
+  EXPECT_GT(pre, 0);
+  for (const oracle::Trial& trial : Trials("linear_grad_gelu")) {
+    Tape tape;
+    std::vector<Tensor> in = Inputs(&tape, trial.in);
+    Tensor dy = einsum(trial.sample.attrs.Str("equation"), in[0], in[1]);
+    ExpectNear(tape.At(Apply(&tape, "gelu_grad", {dy, in[2]})[0]), trial.out[0], 1e-5, trial.text);
+  }
+  for (const oracle::Trial& trial : Trials("linear_grad_weight")) {
+    Tape tape;
+    std::vector<Tensor> in = Inputs(&tape, trial.in);
+    for (Tensor& t : in) t = cast(t, trial.out[0].dtype());
+    Tensor dw = einsum(trial.sample.attrs.Str("equation"), in[0], in[1]);
+    ExpectNear(tape.At(dw), trial.out[0], 1e-5, trial.text);
+    // The bias's axes are the last ones of dy.
+    const int kept = trial.out[1].shape().rank(), lead = in[1].shape().rank() - kept;
+    std::vector<int64_t> axes;
+    for (int axis = 0; axis < lead; ++axis) axes.push_back(axis);
+    ExpectNear(tape.At(sum(in[1], axes)), trial.out[1], 1e-5, trial.text);
+  }
+}
+
 TEST(OpsB, MatmulMultiplies) {
   Tape tape;
   Tensor a = tape.Input(Make({2, 3}, {1, 2, 3, 4, 5, 6})), b = tape.Input(Make({3, 2}, {1, 0, 0, 1, 2, -1}));

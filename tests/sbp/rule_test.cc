@@ -388,6 +388,8 @@ TEST(RuleTest, ErrorsNameOperatorAxisOperandsAndNumbers) {
             who + "leading axis 0 is 2 in a but 3 in b (a is [2,4,5], b is [3,5,6])");
   EXPECT_EQ(error(matmul, {{5}, {5, 6}}), who + "a has 1 axis, but needs at least 2 (a[.. m k])");
   EXPECT_EQ(error(matmul, {{5, 6}}), who + "1 input given, but it takes 2 (a, b)");
+  EXPECT_EQ(error(matmul, {{5, 6}, {6, 7}, {6, 7}}), who + "3 inputs given, but it takes 2 (a, b)");
+  EXPECT_EQ(error("-> y[a]", {{5}}, {{"a", 5}}), who + "1 input given, but it takes 0");
   EXPECT_EQ(error("x[a b] -> y[a]", {{2, 3, 4}}), who + "x has 3 axes, but needs 2 (x[a b])");
   EXPECT_EQ(error("x[(h d)] -> y[h d]", {{10}}, {{"h", 4}}),
             who + "axis (h d) of x is 10, which does not divide by 4 to leave a whole d");

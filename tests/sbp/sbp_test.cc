@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
@@ -194,6 +195,23 @@ TEST(MeshTest, LastAxisRunsFastest) {
   EXPECT_EQ(other.IndexOf(0), -1);
   EXPECT_TRUE(Mesh("cpu", {{"dp", 2}}, {0, 1}) == Mesh::Parse("cpu:dp=2"));
   EXPECT_FALSE(Mesh("cpu", {{"dp", 2}}, {1, 0}) == Mesh::Parse("cpu:dp=2"));
+}
+
+// However its devices are ordered a mesh has them in that order, and equals those alone that have it too.
+TEST(MeshTest, EveryOrderOfDevicesIsAMeshOfItsOwn) {
+  std::vector<int> order = {0, 1, 2, 3};
+  std::vector<std::pair<std::vector<int>, Mesh>> meshes;
+  do {
+    meshes.emplace_back(order, Mesh("cpu", {{"dp", 2}, {"tp", 2}}, order));
+  } while (std::next_permutation(order.begin(), order.end()));
+  for (const auto& [devices, mesh] : meshes) {
+    for (int i = 0; i < mesh.size(); ++i) {
+      EXPECT_EQ(mesh.Device(mesh.Coords(i)), devices[i]);
+      EXPECT_EQ(mesh.IndexOf(devices[i]), i);
+    }
+    for (const auto& [others, other] : meshes) EXPECT_EQ(mesh == other, devices == others);
+  }
+  EXPECT_EQ(meshes[0].second, Mesh::Parse("cpu:dp=2,tp=2"));
 }
 
 TEST(MeshTest, ErrorsSayWhatIsWrong) {

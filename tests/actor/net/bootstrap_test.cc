@@ -4,6 +4,7 @@
 #include "actor/net/rendezvous/bootstrap.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -27,6 +28,7 @@
 #include "actor/net/rendezvous/frames.h"
 #include "actor/net/rendezvous/tcp.h"
 #include "core/error.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
@@ -36,6 +38,15 @@ void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<d
 PeerInfo Peer(int process, const std::string& version = "1.0") {
   std::string address = "worker " + std::to_string(process) + std::string("\0\xff binary", 9);
   return {process, "host" + std::to_string(process % 2), HostKey(), getpid(), address, "region", version};
+}
+
+// What a process says at once: its token, and then who it is.
+std::string Hello(const ProcessIdentity& identity, int process, uint64_t visit = 1) {
+  wire::Hello hello;
+  hello.set_processes(identity.processes);
+  hello.set_visit(visit);
+  *hello.mutable_peer() = ToWire(Peer(process));
+  return Frame(hello.SerializeAsString());
 }
 
 // A job on the loopback whose processes are threads.
@@ -96,13 +107,8 @@ class ThreadJob {
     EXPECT_TRUE(fd.open()) << why;
     return fd;
   }
-  // What a process says at once.
   std::string Words(int process, uint64_t visit = 1) const {
-    wire::Hello hello;
-    hello.set_processes(identity.processes);
-    hello.set_visit(visit);
-    *hello.mutable_peer() = ToWire(Peer(process));
-    return Frame(Greeting(identity.token)) + Frame(hello.SerializeAsString());
+    return Frame(Greeting(identity.token)) + Hello(identity, process, visit);
   }
 
   ProcessIdentity identity;
@@ -214,10 +220,33 @@ TEST(BootstrapTest, TheMissingAreNamed) {
   for (int p : {0, 4})
     ExpectHas(job.errors[p],
               {"processes 1-3 and 5 of 6 have not come within 0.7 s", "host host0", "127.0.0.1:" + port});
+  // Where nobody has come, process 0 says where it listens, whatever port it had been told.
   ThreadJob pair(2, {.timeout = 0.2});
-  pair.Start(0);
+  ProcessIdentity any_port = pair.identity;
+  any_port.master_port = 0;
+  pair.Start(0, any_port, Peer(0));
   pair.Wait();
-  ExpectHas(pair.errors[0], {"process 1 of 2 has not come within 0.2 s"});
+  ExpectHas(pair.errors[0],
+            {"process 1 of 2 has not come within 0.2 s", Cat("127.0.0.1:", pair.identity.master_port)});
+}
+
+// A descriptor that the environment names by mistake is refused, and stays as it was.
+TEST(BootstrapTest, OnlyAListeningSocketIsTaken) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const int unbound = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), closed = dup(unbound);
+  close(closed);
+  for (int fd : {unbound, ends[0], closed}) {
+    ProcessIdentity id;
+    id.processes = 2;
+    id.listen_fd = fd;
+    const bool open = fcntl(fd, F_GETFD) >= 0;
+    EXPECT_EQ(ErrorOf([&] { Rendezvous(id, Peer(0), {.timeout = 0.2}); }),
+              Cat("the environment variable ONEFLOW_LIKE_LISTEN_FD is ", fd,
+                  ", but that is no socket that listens"));
+    EXPECT_EQ(fcntl(fd, F_GETFD) >= 0, open) << fd;
+  }
+  for (int fd : {unbound, ends[0], ends[1]}) close(fd);
 }
 
 TEST(BootstrapTest, AMissingFirstIsNamed) {
@@ -546,11 +575,12 @@ TEST(BootstrapTest, SilentConnectionsAreDroppedInTime) {
   job.ExpectAllMet();
 }
 
-// More connections than descriptors: the oldest go, none of ours.
+// More connections than descriptors: the oldest of those that do not know the token go, and then the oldest
+// of those that have not said who they are; whoever has stays.
 TEST(BootstrapTest, DescriptorsDoNotRunOut) {
   FileDescriptor listener = ListenAt("127.0.0.1", 0);
   ProcessIdentity id;
-  id.processes = 2;
+  id.processes = 3;
   id.master_port = PortOf(listener.get());
   id.token = "secret";
   RendezvousOptions options = {.timeout = 60, .connection_timeout = 600};
@@ -561,21 +591,35 @@ TEST(BootstrapTest, DescriptorsDoNotRunOut) {
     setrlimit(RLIMIT_NOFILE, &few);
     id.listen_fd = listener.get();
     try {
-      _exit(Rendezvous(id, Peer(0), options).size() == 2 ? 0 : 1);
+      _exit(Rendezvous(id, Peer(0), options).size() == 3 ? 0 : 1);
     } catch (const Error& e) {
       std::cerr << e.what() << std::endl;
       _exit(2);
     }
   }
   listener.Close();
-  std::vector<FileDescriptor> silent;
-  std::string why;
-  for (int i = 0; i < 400; ++i) {
-    silent.push_back(ConnectTo("127.0.0.1", id.master_port, 30, &why));
-    ASSERT_TRUE(silent.back().open()) << why;
-  }
-  id.process = 1;
-  EXPECT_EQ(Rendezvous(id, Peer(1), options).size(), 2u);
+  std::vector<FileDescriptor> others;
+  auto connect = [&](const std::string& words) {
+    std::string why;
+    others.push_back(ConnectTo("127.0.0.1", id.master_port, 30, &why));
+    ASSERT_TRUE(others.back().open()) << why;
+    Say(others.back().get(), words);
+  };
+  const std::string greeting = Frame(Greeting(id.token));
+  connect(greeting);
+  const int one = others[0].get();
+  for (int i = 0; i < 400; ++i) connect("");
+  Say(one, Hello(id, 1));
+  FrameReader in;
+  EXPECT_GT(HearAnswer(one, &in).wait_seconds(), 0) << "who knew the token was dropped";
+  for (int i = 0; i < 30; ++i) connect(greeting);
+  id.process = 2;
+  std::string error;
+  std::thread two([&] { error = ErrorOf([&] { Rendezvous(id, Peer(2), options); }); });
+  EXPECT_EQ(HearAnswer(one, &in).table().peer_size(), 3) << "who had said who it is was dropped";
+  Say(one, Frame(""));  // that it has heard the table
+  two.join();
+  EXPECT_EQ(error, "");
   int status = -1;
   waitpid(first, &status, 0);
   EXPECT_EQ(status, 0);

@@ -2,9 +2,14 @@
 // and parting in good order. Every process is a forked one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
 #include <thread>
 
 #include "actor/net/job/join.h"
+#include "actor/net/talk/control.h"
 #include "actor/net/talk/gather.h"
 #include "tests/actor/net/job_processes.h"
 #include "tests/actor/net/stub_network.h"
@@ -452,6 +457,64 @@ TEST(JobTest, FinishingWhileOthersExchangeIsAFailure) {
       REQUIRE(Gives(error, job->Describe(leaver) + " has ended its program"), error);
     });
     processes.ExpectAllWell();
+  }
+}
+
+// Data of a message that comes when the test says so.
+struct LateData final : Incoming {
+  LateData(std::string text, std::vector<std::function<void(bool whole)>>* arrivals)
+      : text_(std::move(text)), arrivals_(arrivals) {}
+  size_t bytes() const override { return text_.size(); }
+  const void* data() const override { return nullptr; }
+  void Receive(void* to, Transfer* done) override {
+    arrivals_->push_back([text = text_, to, done](bool whole) {
+      if (whole) std::memcpy(to, text.data(), text.size());
+      done->TransferDone(whole);
+    });
+  }
+
+ private:
+  const std::string text_;
+  std::vector<std::function<void(bool whole)>>* const arrivals_;
+};
+
+// Texts come in any order, and some are cut off: the others are handed on once, as their sender sent them; an
+// abort as soon as it has come.
+TEST(ControlTest, WholeTextsAreHandedOnOnceAndInOrder) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    StubNetwork network;
+    std::vector<std::string> got, wanted, aborts;
+    ControlChannel control(
+        &network, 2,
+        [&](int from, ControlKind kind, int64_t number, const std::string& text) {
+          EXPECT_EQ(from, 1);
+          EXPECT_EQ(text, Pattern(static_cast<int>(number), 10 * number));
+          (kind == ControlKind::kAbort ? aborts : got).push_back(Cat(number));
+        },
+        [] {});
+    std::vector<std::function<void(bool whole)>> arrivals;
+    const int64_t messages = 1 + random() % 6, abort = random() % 9, cut = random() % 9;
+    for (int64_t m = 0; m < messages; ++m) {
+      const ControlKind kind = m == abort ? ControlKind::kAbort : ControlKind::kGatherPart;
+      control.Send(1, kind, m, std::make_shared<std::string>());
+      const std::string header = network.sent_to[1].back();
+      control.Deliver(1, header.data(), header.size(),
+                      std::make_unique<LateData>(Pattern(static_cast<int>(m), 10 * m), &arrivals));
+      if (m != abort && m != cut) wanted.push_back(Cat(m));
+    }
+    std::vector<int64_t> order(messages);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (int64_t m : order) {
+      arrivals[m](m != cut);
+      if (m == abort && m != cut) {
+        EXPECT_EQ(aborts, std::vector<std::string>{Cat(m)}) << "at once";
+      }
+    }
+    EXPECT_EQ(got, wanted);
+    EXPECT_EQ(aborts.size(), abort < messages && abort != cut ? 1u : 0u);
   }
 }
 

@@ -264,6 +264,27 @@ TEST(LocalLauncherTest, LogsHoldWhatEachHasPrinted) {
       << refused.err();
 }
 
+// What is lost of standard output fails a job that would have ended well; a failure of its own comes first.
+TEST(LocalLauncherTest, AFullDiskUnderStandardOutputIsReported) {
+  const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+  if (full < 0) GTEST_SKIP() << "this system has no /dev/full";
+  const std::string lost =
+      "error: not all that was printed could be written to standard output: No space left on device\n";
+  for (int processes : {1, 3}) {
+    Program prints(Job(processes, {"lines"}), full);
+    EXPECT_EQ(prints.Wait(), 1) << processes;
+    EXPECT_EQ(Count(prints.err(), lost), 1) << prints.err();
+    for (int p = 0; p < processes; ++p)
+      EXPECT_EQ(Count(prints.err(), Cat("error of ", p, "\n")), 1) << prints.err();
+    Program silent(Job(processes, {"exit", "0"}), full);
+    EXPECT_EQ(silent.Wait(), 0) << "nothing was to be written";
+    EXPECT_EQ(silent.err(), "");
+    Program fails(Job(processes, {"exit", "5"}), full);
+    EXPECT_EQ(fails.Wait(), 5);
+  }
+  close(full);
+}
+
 TEST(LocalLauncherTest, LargeOutputsComeWhole) {
   constexpr int kProcesses = 3, kLines = 20000;
   Program job(Job(kProcesses, {"much", std::to_string(kLines)}));
