@@ -2,10 +2,13 @@
 // write.
 //   build/examples/gpt --mesh=cpu:dp=2,tp=2,pp=2 --micro_batches=4 --steps=300
 #include <gflags/gflags.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -83,8 +86,6 @@ void CheckFlags() {
   if (FLAGS_local && !FLAGS_save_hf.empty())
     Fail("--save_hf needs a checkpoint that one process can read whole, which --local does not leave");
   if (FLAGS_load_partial && FLAGS_load.empty()) Fail("--load_partial says how to --load, which is not given");
-  if (std::error_code error; !FLAGS_save_hf.empty() && std::filesystem::exists(FLAGS_save_hf, error))
-    Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
   CheckRange<int64_t>("--eval_batches", FLAGS_eval_batches, 0, kMany);
   CheckRange<int64_t>("--sample_tokens", FLAGS_sample_tokens, 0, kMany);
   if (FLAGS_micro_batches > FLAGS_batch) {
@@ -112,6 +113,8 @@ GptConfig ConfigOf(int64_t vocabulary) {
     for (const auto& [flag, asked, has] : sizes)
       if (!gflags::GetCommandLineFlagInfoOrDie(flag).is_default && asked != has)
         Fail("--", flag, "=", asked, ": the model of --load_hf=", FLAGS_load_hf, " has ", has);
+    if (gflags::GetCommandLineFlagInfoOrDie("context").is_default)
+      FLAGS_context = std::min(FLAGS_context, config.context);
     if (FLAGS_context > config.context)
       Fail("--context=", FLAGS_context, ": the model of --load_hf=", FLAGS_load_hf, " has ", config.context,
            " positions");
@@ -155,27 +158,52 @@ Feeds FeedsOf(const TokenBatch& batch) {
 
 // What --resume, --load and --load_hf ask for. With --restarts what is in --save already overrides them.
 void Begin(const Launcher& launcher, Model& model) {
-  const bool again = launcher.restartable() && !Checkpoints(FLAGS_save).empty();
+  const bool again = launcher.restarted() && !Checkpoints(FLAGS_save).empty();
   const std::string resume = again ? FLAGS_save : FLAGS_resume;
-  if (!FLAGS_load.empty() && !again) {
-    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true, .partial = FLAGS_load_partial});
-    launcher.Print("weights of %s\n", loaded.path.c_str());
+  const std::string newest = resume.empty() ? "" : NewestCheckpoint(resume);
+  if (!FLAGS_save.empty() && !Checkpoints(FLAGS_save).empty() &&
+      (newest.empty() || !std::filesystem::equivalent(std::filesystem::path(newest).parent_path(), FLAGS_save)))
+    Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
+         ", or save in another folder");
+  if (!newest.empty()) {
+    const Loaded loaded = Load(model, resume);
+    launcher.Print("going on from %s\n", loaded.path.c_str());
+    return;
   }
-  if (!FLAGS_load_hf.empty() && !again) {
+  if (!resume.empty()) launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
+  if (FLAGS_load.ends_with(".safetensors")) {
+    ConvertedSource weights(std::make_shared<FileSource>(FLAGS_load), {DType::kFloat32, true});
+    LoadWeights(model, weights, {.partial = FLAGS_load_partial});
+    launcher.Print("weights of %s\n", FLAGS_load.c_str());
+  } else if (!FLAGS_load.empty()) {
+    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true, .partial = FLAGS_load_partial});
+    launcher.Print("weights of %s%s\n", loaded.path.c_str(),
+                   loaded.left_alone.empty() ? "" : Cat(", without ", loaded.left_alone.size(), " of the model's").c_str());
+  }
+  if (!FLAGS_load_hf.empty()) {
     ConvertedSource weights(Gpt2Format().read(FLAGS_load_hf), {.dtype = DType::kFloat32});
     LoadWeights(model, weights);
     launcher.Print("weights of %s\n", FLAGS_load_hf.c_str());
   }
-  if (!FLAGS_save.empty() && FLAGS_save != resume && !Checkpoints(FLAGS_save).empty())
-    Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
-         ", or save in another folder");
-  if (resume.empty()) return;
-  if (Checkpoints(resume).empty()) {
-    launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
-    return;
-  }
-  const Loaded loaded = Load(model, resume);
-  launcher.Print("going on from %s\n", loaded.path.c_str());
+}
+
+// What is written at the end should not turn out then to have no place.
+void CheckFolders(const Launcher& launcher) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::path(FLAGS_save).lexically_normal() == fs::path(FLAGS_save_hf).lexically_normal() && !FLAGS_save.empty())
+    Fail("--save and --save_hf are both ", FLAGS_save, ": give each a folder of its own");
+  if (!FLAGS_save_hf.empty() && !launcher.restarted() && fs::exists(fs::symlink_status(FLAGS_save_hf, error)))
+    Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
+  if (!launcher.main_process() || launcher.dry_run()) return;
+  auto require = [&](const char* flag, const std::string& value, const fs::path& folder) {
+    fs::create_directories(folder, error);
+    if (error) Fail("--", flag, "=", value, ": folder ", folder.string(), " cannot be made: ", error.message());
+    if (access(folder.c_str(), W_OK) != 0)
+      Fail("--", flag, "=", value, ": nothing can be written there: ", std::strerror(errno));
+  };
+  if (!FLAGS_save.empty()) require("save", FLAGS_save, FLAGS_save);
+  if (!FLAGS_save_hf.empty()) require("save_hf", FLAGS_save_hf, fs::absolute(FLAGS_save_hf).parent_path());
 }
 
 // Returns where the training was saved when it was interrupted; empty: it has made all its steps.
@@ -224,9 +252,13 @@ std::string RunTraining(const Launcher& launcher, Model& model, Session& train, 
     stop = interruptions->Agreed();  // while the last was saved
   if (stop) return saved->path();
   const int64_t steps = std::max<int64_t>(0, FLAGS_steps - first);
+  if (steps == 0) {
+    launcher.Print("all of the %lld steps had been made before\n", static_cast<long long>(FLAGS_steps));
+    return "";
+  }
   launcher.Print("%lld steps in %s, last loss %.4f, %.0f tokens/s\n", static_cast<long long>(steps),
                  MinutesAndSeconds(last_end).c_str(), static_cast<double>(loss),
-                 steps > 0 ? tokens_per_step * static_cast<double>(steps) / last_end : 0.0);
+                 tokens_per_step * static_cast<double>(steps) / last_end);
   return "";
 }
 
@@ -305,13 +337,16 @@ void WriteSample(const Launcher& launcher, Model& model, GptConfig config, const
 
 // As transformers reads it, from a checkpoint: the last one, or one that is made for this and goes again.
 void SaveHuggingFace(const Launcher& launcher, Model& model) {
-  const std::string beside = FLAGS_save_hf + ".checkpoint";
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path at = fs::absolute(FLAGS_save_hf);
+  const std::string beside = at.parent_path() / Cat(".", at.filename().string(), ".checkpoint");
   const std::string folder = FLAGS_save.empty() ? beside : FLAGS_save;
+  if (launcher.main_process()) fs::remove_all(beside, error);
   const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
-  if (launcher.main_process()) {
-    Gpt2Format().write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
-    std::error_code error;
-    std::filesystem::remove_all(beside, error);
+  if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
+    if (!fs::exists(at, error)) Gpt2Format().write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
+    fs::remove_all(beside, error);
   }
   launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());
 }
@@ -321,6 +356,7 @@ int Run(const Launcher& launcher) {
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
   CheckGpt(ConfigOf(1), mesh);
   launcher.CheckFiles({{"text", FLAGS_text}}, {{"log_json", FLAGS_log_json}});
+  CheckFolders(launcher);
   StepLog log(launcher.main_process() ? FLAGS_log_json : "");
   const TokenData data = LoadTokens(FLAGS_text);
   const TextSplit split = SplitText(data.tokens, FLAGS_context, FLAGS_text);

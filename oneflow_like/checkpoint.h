@@ -15,7 +15,7 @@
 namespace oneflow_like {
 
 struct SaveOptions {
-  std::map<std::string, std::string> state;  // the program's own: {"epoch", "3"}
+  std::map<std::string, std::string> state;  // the program's own, in UTF-8: {"epoch", "3"}
   std::string training = "train";            // whose next step names the checkpoint
   int keep = 0;                              // so many of the newest stay in the folder; 0: all
   // For hosts without a common file system: each keeps what its ranks hold, in a folder of that path of its
@@ -46,7 +46,7 @@ class SaveHandle {
 // memory has been read). Takes no memory for copies. Each process writes what its ranks hold, what several
 // hold once; nothing is whole anywhere. In a job all processes call it in the same order, and share the
 // folder. Throws Error, on all processes, when the checkpoint is there already, when there is no room for it,
-// and for what made the save before fail, which it waits for. What nobody has waited for when the model goes
+// for what made the save before fail, which it waits for, and while another program saves in that folder. What nobody has waited for when the model goes
 // may stay incomplete, and is then no checkpoint.
 SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& options = {});
 
@@ -55,12 +55,14 @@ struct LoadOptions {
   // Variables that either side lacks are left alone; otherwise they are an Error that names them.
   bool partial = false;
   // Regular expressions (ECMAScript), and what they become, one after the other, in each name of the
-  // checkpoint before it is compared with the model's: {"^encoder/", "bert/"}.
+  // checkpoint before it is compared with the model's: {"(^|/)encoder/", "$1bert/"} (with the state of
+  // trainings, "train:adam_m/encoder/w"; {"^encoder/", "bert/"} is enough for weights_only).
   std::vector<std::pair<std::string, std::string>> rename;
 };
 
 struct Loaded {
   std::string path;
+  std::vector<std::string> left_alone;  // variables of the model that LoadOptions::partial let the checkpoint lack
   std::map<std::string, int64_t> steps;
   std::map<std::string, std::string> state;
 };
@@ -76,6 +78,10 @@ class VariableSource;  // oneflow_like/checkpoint/source.h
 // The same from anything that has weights: a safetensors file, a folder of Hugging Face's, either under other
 // names or types. All processes open one of their own.
 void LoadWeights(Model& model, VariableSource& source, LoadOptions options = {});
+
+// What Load would read: the checkpoint itself, or the newest complete one of a folder; "" when there is none
+// yet, or no such folder. Throws Error for what is neither.
+std::string NewestCheckpoint(const std::string& path);
 
 // Complete checkpoints below a folder, oldest first; none when it is not there.
 std::vector<std::string> Checkpoints(const std::string& folder);

@@ -60,7 +60,7 @@ namespace oneflow_like {
 
 namespace {
 
-const char* const kTerminalVariable = "ONEFLOW_LIKE_TTY";
+const char *const kTerminalVariable = "ONEFLOW_LIKE_TTY", *const kRestartVariable = "ONEFLOW_LIKE_RESTART";
 
 const char* Variable(const char* name) { return std::getenv(name); }
 
@@ -79,7 +79,10 @@ std::string FlagOfProgram(const char* name) {
 void CheckFlags() {
   CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
   CheckRange("--restarts", FLAGS_restarts, 0, kMostRestarts);
-  if (FLAGS_restarts > 0 && FlagOfProgram("save").empty())
+  gflags::CommandLineFlagInfo save;
+  if (FLAGS_restarts > 0 && !gflags::GetCommandLineFlagInfo("save", &save))
+    Fail("--restarts=", FLAGS_restarts, ": this program saves nothing that it could continue from");
+  if (FLAGS_restarts > 0 && save.current_value.empty())
     Fail("--restarts=", FLAGS_restarts, " needs --save, the folder that the program continues from");
   if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
     Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
@@ -351,7 +354,7 @@ ModelOptions Launcher::model_options() const {
 
 bool Launcher::dry_run() const { return FLAGS_dry_run; }
 bool Launcher::explain() const { return FLAGS_explain; }
-bool Launcher::restartable() const { return FLAGS_restarts > 0; }
+bool Launcher::restarted() const { return copy() && Variable(kRestartVariable) != nullptr; }
 
 bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
 

@@ -50,9 +50,9 @@ class Launcher {
   bool main_process() const;
   // To standard output, of the main process alone; as printf.
   void Print(const char* format, ...) const __attribute__((format(printf, 2, 3)));
-  // Whether --restarts may have started this program before: it then continues from what it has saved, if it
-  // has saved anything.
-  bool restartable() const;
+  // Whether --restarts has started this program again: it continues from what it has saved, if it has saved
+  // anything.
+  bool restarted() const;
   // Whether --processes or --restarts has started this process: another one is its parent and prints for it.
   bool copy() const { return one_output_; }
   // Whether what the main process prints is seen on a terminal, also through --processes.

@@ -48,7 +48,8 @@ struct SessionSteps {
   enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // that has made a session of that name
 };
 
-class Saving;  // oneflow_like/checkpoint/saving.h
+class FolderLock;  // oneflow_like/checkpoint/safetensors.h
+class Saving;      // oneflow_like/checkpoint/saving.h
 
 // The last step of a session.
 struct LastStep {
@@ -93,6 +94,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
 
  public:
+  std::shared_ptr<FolderLock> folder_lock;  // of the folder saved in last, on the process that leads
   std::shared_ptr<Saving> saving;  // the last one, complete or under way; goes before what it reads
 };
 

@@ -155,9 +155,8 @@ std::string WithoutReplicas(ModelImpl* model) {
     bytes_alone += one ? size : 0;
   }
   if (alone == 0) return "";
-  return Cat("check_replicas: ", alone, " of ", all, " variables (", static_cast<int64_t>(bytes_alone / 1e6),
-             " of ", static_cast<int64_t>(bytes / 1e6),
-             " MB) are held by one rank alone and cannot be compared with another");
+  return Cat("check_replicas: ", alone, " of ", all, " variables (", static_cast<int64_t>(bytes_alone), " of ",
+             static_cast<int64_t>(bytes), " bytes) are held by one rank alone and cannot be compared with another");
 }
 
 }  // namespace oneflow_like

@@ -77,12 +77,25 @@ void ReadHere(const ModelImpl& model, const std::string& name, const std::string
   }
 }
 
-void ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options) {
+// Returns what it has left alone.
+std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options) {
   const Names names = Renamed(*source, options);
-  for (const std::string& name : ToRead(*model, *source, names, options)) {
+  const std::vector<std::string> wanted = ToRead(*model, *source, names, options);
+  if (wanted.empty())
+    Fail("checkpoint ", source->where(), " has no variable of the model; it has ",
+         Quoted([&] {
+           std::vector<std::string> all;
+           for (const auto& [name, stored] : names) all.push_back(name);
+           return all;
+         }()));
+  for (const std::string& name : wanted) {
     model->Require(name);
     ReadHere(*model, name, names.at(name), source);
   }
+  std::vector<std::string> left;
+  for (const auto& [name, variable] : model->variables)
+    if (!(options.weights_only && IsTrainingState(name)) && !names.count(name)) left.push_back(name);
+  return left;
 }
 
 // A checkpoint, or the newest of a folder that is complete wherever a process looks.
@@ -100,6 +113,7 @@ std::string NewestOf(const ModelImpl& model, const std::string& path) {
     if (std::all_of(lists.begin(), lists.end(),
                     [&](const std::string& list) { return list.find('\n' + name + '\n') != list.npos; }))
       newest = name;
+  if (newest.empty() && !fs::exists(path, error)) Fail(path, ": there is nothing of that name");
   if (newest.empty())
     Fail(path, ": there is no complete checkpoint in it", lists.size() > 1 ? " that all processes see" : "");
   return newest == "." ? path : path + "/" + newest;
@@ -138,7 +152,7 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
            impl->options.seed, ", with which it would not go on as it began");
-    ReadAll(impl, &reader, options);
+    loaded.left_alone = ReadAll(impl, &reader, options);
     loaded.steps = index.steps;
     loaded.state = index.state;
     return "";
@@ -146,6 +160,15 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   if (!options.weights_only)
     for (const auto& [name, step] : loaded.steps) model.SetNextStep(name, step);
   return loaded;
+}
+
+std::string NewestCheckpoint(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return path;
+  if (fs::exists(path, error) && !fs::is_directory(path, error))
+    Fail(path, ": it is neither a checkpoint nor a folder of them");
+  const std::vector<std::string> all = Checkpoints(path);
+  return all.empty() ? "" : all.back();
 }
 
 void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {

@@ -1,6 +1,7 @@
 #include "oneflow_like/checkpoint/safetensors.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -162,6 +163,29 @@ void File::Sync() {
   if (fsync(fd_) != 0) FailWith(path_, Cat("it cannot be made last: ", std::strerror(errno)));
 }
 
+// --- FolderLock ---
+
+FolderLock::FolderLock(std::string folder, const std::string& whoever) : folder_(std::move(folder)) {
+  const std::string path = folder_ + "/.saving";
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) FailWith(path, Cat("it cannot be made: ", std::strerror(errno)));
+  // Where the file system knows no locks, nothing keeps them apart.
+  if (flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  close(fd_);
+  FailWith(folder_, Cat(whoever, " saves checkpoints in this folder; give each run one of its own"));
+}
+
+FolderLock::~FolderLock() { close(fd_); }
+
+bool IsUtf8(const std::string& text) {
+  try {
+    (void)json(text).dump();
+    return true;
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
 void SyncFolder(const std::string& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) FailWith(folder, std::strerror(errno));
@@ -228,6 +252,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Entry>
   for (const Entry& entry : entries) {
     StoredTensor tensor{entry.dtype, entry.shape, end};
     end += tensor.bytes();
+    if (!IsUtf8(entry.name)) FailWith(path, "the name of a tensor is no text in UTF-8");
     if (!tensors_.emplace(entry.name, tensor).second)
       FailWith(path, Cat("two tensors are named '", entry.name, "'"));
     header[entry.name] = {{"dtype", SafetensorsName(entry.dtype)},

@@ -86,6 +86,22 @@ class SafetensorsWriter {
 // "F32", "BF16", ...: the format's name of a type.
 const char* SafetensorsName(DType dtype);
 
+// Keeps others from saving in a folder, for as long as it lives. Throws Error when one does: `whoever`.
+class FolderLock {
+ public:
+  FolderLock(std::string folder, const std::string& whoever);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  const std::string& folder() const { return folder_; }
+
+ private:
+  const std::string folder_;
+  int fd_ = -1;
+};
+
+// Whether JSON can hold it.
+bool IsUtf8(const std::string& text);
+
 // Makes a rename or a new file in the folder last.
 void SyncFolder(const std::string& folder);
 

@@ -63,6 +63,13 @@ void RequireOwnFolder(const std::string& partial, const Team& team) {
                   "without a common file system");
 }
 
+// What JSON can hold.
+void RequireText(const std::map<std::string, std::string>& state) {
+  for (const auto& [key, value] : state)
+    if (!IsUtf8(key) || !IsUtf8(value))
+      Fail("SaveOptions::state: '", key, "' or its value is no text in UTF-8; encode what is not text");
+}
+
 // What saves have left that were cut off. One at a time is under way in a folder.
 void RemovePartial(const std::string& folder) {
   std::error_code error;
@@ -77,7 +84,12 @@ void RemovePartial(const std::string& folder) {
 void RemoveOld(const std::string& folder, int keep) {
   std::error_code error;  // what cannot be removed stays
   const std::vector<std::string> all = Checkpoints(folder);
-  for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) fs::remove_all(all[i], error);
+  for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) {
+    // Out of sight at once: half of one is none.
+    const fs::path old = all[i], hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
+    fs::rename(old, hidden, error);
+    if (!error) fs::remove_all(hidden, error);
+  }
 }
 
 }  // namespace
@@ -169,6 +181,7 @@ std::vector<std::string> Saving::HearOthers() const {
       std::this_thread::sleep_for(kLook);
     }
     texts.push_back(ReadFile(FileOf(p)));
+    if (texts.back().empty()) Fail(FileOf(p), ": it is empty");
     if (texts.back()[0] == '-') Fail(texts.back().substr(1));
     texts.back().erase(0, 1);
   }
@@ -215,6 +228,8 @@ std::string SaveHandle::Wait() const {
 
 SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& options) {
   ModelImpl* impl = model.impl();
+  if (folder.empty()) Fail("Save: the folder's name is empty");
+  RequireText(options.state);
   if (impl->saving) SaveHandle(impl->shared_from_this(), impl->saving).Wait();
   char name[32];
   std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
@@ -226,6 +241,12 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   Together(*impl, "checkpoint begins", [&] {
     if (!team.leads()) return "";
     std::error_code error;
+    fs::create_directories(folder, error);
+    if (error) Fail(folder, ": it cannot be made: ", error.message());
+    if (!impl->folder_lock || impl->folder_lock->folder() != folder)
+      impl->folder_lock = std::make_shared<FolderLock>(
+          folder, options.local ? "another program, or another host of this job, which then should leave out --local,"
+                                : "another program");
     if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
     RemovePartial(folder);
     fs::create_directories(partial, error);

@@ -155,7 +155,7 @@ TEST_F(Restart, MistakesAreNotRepeated) {
 TEST_F(Restart, WhatCannotStartAgainIsRefused) {
   const std::string mesh = "cpu:dp=2,tp=1", save = SaveFlag("refused");
   ExpectMistake(Run("a", mesh, 2, {"--restarts=3"}), "--restarts=3 needs --save");
-  ExpectMistake({"--restarts=3"}, "--restarts=3 needs --save", "mlp");
+  ExpectMistake({"--restarts=3"}, "--restarts=3: this program saves nothing", "mlp");
   ExpectMistake(Run("a", mesh, 2, {save, "--restarts=-1"}), "--restarts is -1");
   ExpectMistake(Run("a", mesh, 2, {save, "--elastic=dp"}), "--elastic=dp needs --restarts");
   for (const std::string axis : {"xp", "tp"})

@@ -248,7 +248,7 @@ TEST_F(Checkpoint, BadStepsAreNotSaved) {
   const SaveHandle handle = Save(model.model, folder_);
   EXPECT_NE(ErrorOf([&] { handle.Wait(); }).find("is not written: step 0 has loss NaN"), std::string::npos)
       << ErrorOf([&] { handle.Wait(); });
-  EXPECT_TRUE(fs::is_empty(folder_));
+  for (const auto& entry : fs::directory_iterator(folder_)) EXPECT_EQ(entry.path().filename(), ".saving");
 }
 
 // --- What a checkpoint says, and what a model takes of it ---
@@ -336,7 +336,7 @@ TEST_F(Checkpoint, OldOnesGoAndHalfOnesAreNotSeen) {
   EXPECT_NE(ErrorOf([&] { Save(model.model, folder_).Wait(); }).find("there is such a checkpoint already"),
             std::string::npos);
   EXPECT_TRUE(Checkpoints(folder_ + "/nowhere").empty());
-  EXPECT_NE(ErrorOf([&] { Load(model.model, folder_ + "/nowhere"); }).find("no complete checkpoint"),
+  EXPECT_NE(ErrorOf([&] { Load(model.model, folder_ + "/nowhere"); }).find("nothing of that name"),
             std::string::npos);
   // A file where the folder is meant.
   std::ofstream(folder_ + "/file") << "x";
@@ -433,7 +433,8 @@ TEST_F(Checkpoint, ADiskThatFailsLeavesWhatWasComplete) {
     ASSERT_GT(whole.size(), 2u);
     for (const std::string& path : whole) GoOn(Small("cpu:dp=1"), path, 1);
     for (const auto& entry : fs::directory_iterator(folder_))
-      EXPECT_EQ(entry.path().filename().string()[0], 's') << entry.path() << " is left";
+      EXPECT_TRUE(entry.path().filename() == ".saving" || entry.path().filename().string()[0] == 's')
+          << entry.path() << " is left";
     for (size_t i = 1; i < whole.size(); ++i) fs::remove_all(whole[i]);
     fs::rename(whole[0], folder_ + "/step-00001000");
   }
@@ -482,7 +483,56 @@ TEST_F(Checkpoint, HostsMayKeepTheirOwn) {
   fs::remove_all(folder_ + "/b/step-00000002");  // what one host lacks is not there
   for (const std::string& error : run("cpu:dp=2,tp=2", true, go_on)) EXPECT_EQ(error, "");
   for (const std::string& error : run("cpu:dp=2,tp=2", false, train))
-    EXPECT_NE(error.find("several hosts see this folder; leave out --local"), std::string::npos) << error;
+    EXPECT_NE(error.find("another host of this job, which then should leave out --local"), std::string::npos) << error;
+}
+
+TEST_F(Checkpoint, AFolderIsOneRuns) {
+  auto refuse = [](const std::string& wanted, const std::function<void()>& what) {
+    const std::string error = ErrorOf(what);
+    EXPECT_NE(error.find(wanted), std::string::npos) << error;
+  };
+  Two other;
+  Session second = Train(other.loss, Adam{});
+  {
+    Two one;
+    Session first = Train(one.loss, Adam{});
+    Save(one.model, folder_).Wait();
+    refuse("another program saves checkpoints in this folder", [&] { Save(other.model, folder_); });
+    first.Run({{"x", Floats(0, {4, 3})}}).Wait();
+    Save(one.model, folder_).Wait();
+    refuse("is no text in UTF-8", [&] { Save(one.model, folder_ + "/b", {.state = {{"k", "\xff"}}}); });
+    refuse("Save: the folder's name is empty", [&] { Save(one.model, ""); });
+  }
+  for (int step = 0; step < 2; ++step) second.Run({{"x", Floats(step, {4, 3})}}).Wait();
+  Save(other.model, folder_).Wait();  // its lock went with the first
+  EXPECT_EQ(Checkpoints(folder_).size(), 3u);
+}
+
+TEST_F(Checkpoint, WhatIsNoneIsNotTakenForOne) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  const std::string path = Save(model.model, folder_).Wait();
+  EXPECT_EQ(NewestCheckpoint(folder_), path);
+  EXPECT_EQ(NewestCheckpoint(path), path);
+  EXPECT_EQ(NewestCheckpoint(folder_ + "/none"), "");
+  fs::rename(path, folder_ + "/best");
+  EXPECT_EQ(NewestCheckpoint(folder_), "");
+  EXPECT_EQ(NewestCheckpoint(folder_ + "/best"), folder_ + "/best");
+  EXPECT_NE(ErrorOf([&] { NewestCheckpoint(folder_ + "/best/model-00001-of-00001.safetensors"); })
+                .find("it is neither a checkpoint nor a folder of them"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf([&] { Load(model.model, folder_ + "/none"); }).find("there is nothing of that name"),
+            std::string::npos);
+  Model stranger(FullMesh("cpu:dp=1"));
+  (void)stranger.scope().Weight("mine", {2}, Ones());
+  EXPECT_NE(ErrorOf([&] { Load(stranger, folder_ + "/best", {.partial = true}); })
+                .find("has no variable of the model; it has 'scale', "),
+            std::string::npos);
+  Model half(FullMesh("cpu:dp=1"));
+  (void)half.scope().Weight("mine", {2}, Ones());
+  (void)half.scope().Weight("scale", {4}, Ones());
+  EXPECT_EQ(Load(half, folder_ + "/best", {.weights_only = true, .partial = true}).left_alone,
+            std::vector<std::string>{"mine"});
 }
 
 TEST_F(Checkpoint, ANewerVersionIsRefused) {

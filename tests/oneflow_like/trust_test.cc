@@ -129,7 +129,7 @@ TEST(Replicas, WhatHasNoneIsSaid) {
   (void)model.scope().Weight("cut", {4, 4}, Normal(1), {{"tp", S(0)}});
   (void)model.scope().Weight("copied", {4}, Normal(1));
   EXPECT_EQ(WithoutReplicas(model.impl()),
-            "check_replicas: 1 of 2 variables (0 of 0 MB) are held by one rank alone and cannot be compared "
+            "check_replicas: 1 of 2 variables (64 of 80 bytes) are held by one rank alone and cannot be compared "
             "with another");
   std::vector<std::string> errors = RunProcesses(2, [](std::shared_ptr<Job> job) {
     Model uneven(FullMesh("cpu:dp=3,tp=2"), {.job = job});

@@ -217,11 +217,12 @@ class Parent {
                                      Cat("ONEFLOW_LIKE_TOKEN=", token),
                                      "ONEFLOW_LIKE_LABELLED=1",
                                      k == 0 ? Cat("ONEFLOW_LIKE_LISTEN_FD=", listen_fd) : "",
-                                     k == 0 && isatty(1) ? "ONEFLOW_LIKE_TTY=1" : ""};
+                                     k == 0 && isatty(1) ? "ONEFLOW_LIKE_TTY=1" : "",
+                                     restarted_ > 0 ? Cat("ONEFLOW_LIKE_RESTART=", restarted_) : ""};
     ours.erase(std::remove(ours.begin(), ours.end(), ""), ours.end());
     const char* replaced[] = {
         "ONEFLOW_LIKE_PROCESS=",  "ONEFLOW_LIKE_PROCESSES=", "ONEFLOW_LIKE_PORT=", "ONEFLOW_LIKE_TOKEN=",
-        "ONEFLOW_LIKE_LABELLED=", "ONEFLOW_LIKE_LISTEN_FD=", "ONEFLOW_LIKE_TTY="};
+        "ONEFLOW_LIKE_LABELLED=", "ONEFLOW_LIKE_LISTEN_FD=", "ONEFLOW_LIKE_TTY=", "ONEFLOW_LIKE_RESTART="};
     for (char** e = environ; *e != nullptr; ++e)
       if (std::none_of(std::begin(replaced), std::end(replaced),
                        [&](const char* name) { return std::strncmp(*e, name, std::strlen(name)) == 0; }))
