@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "oneflow_like/checkpoint/json_text.h"
 #include "oneflow_like/checkpoint/safetensors.h"
 
 namespace oneflow_like {
@@ -137,7 +138,7 @@ std::string CheckpointIndex::ToJson() const {
 
 CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
   const std::string path = folder + "/" + kFile;
-  json all = json::parse(ReadText(path, kMostBytes), nullptr, false);
+  json all = ParseJson(path, ReadText(path, kMostBytes));
   CheckpointIndex index;
   try {
     if (!all.is_object()) Fail("it is no JSON object");
@@ -167,7 +168,7 @@ CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
 
 bool CheckpointIndex::IsOurs(const std::string& folder) {
   const std::string path = folder + "/" + kFile;
-  const json all = json::parse(ReadText(path, kMostBytes), nullptr, false);
+  const json all = ParseJson(path, ReadText(path, kMostBytes));
   return !all.is_object() || all.contains("variables") || all.contains("checksum");
 }
 

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "oneflow_like/checkpoint/json_text.h"
 
 namespace oneflow_like {
 namespace {
@@ -193,7 +194,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path, File
                        "; it is no safetensors file, or a piece of one"));
   std::string text(length, '\0');
   file_.ReadAt(kLengthBytes, text.data(), static_cast<int64_t>(length));
-  const json header = json::parse(text, nullptr, false);
+  const json header = ParseJson(path, text);
   if (!header.is_object()) FailWith(path, "its header is no JSON object");
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") {

@@ -1,5 +1,5 @@
 // What the fuzzers have reached and found, again: every file of corpus/ is read or refused by an Error that
-// names it, and the files named valid_* are read.
+// names it, and the files named valid_* are read. And what is too large to lie there.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -51,6 +51,20 @@ TEST_F(FuzzCorpus, EveryFileIsReadOrRefusedByName) {
   ReadAll("index", "valid_", index_with_checksum_);
   ReadAll("huggingface", "valid_config", config_);
   ReadAll("huggingface", "valid_shards", shards_);
+}
+
+// A header of as many lists as a stack has no room for.
+TEST_F(FuzzCorpus, DeepListsAreRefused) {
+  const std::string deep = std::string(400'000, '[') + std::string(400'000, ']');
+  const std::string header = R"({"w":{"dtype":)" + deep + "}}";
+  std::string size(8, '\0');
+  for (int i = 0; i < 8; ++i) size[i] = static_cast<char>(header.size() >> (8 * i));
+  const std::string errors[] = {readers_.Safetensors(size + header),
+                                readers_.Index(R"({"checksum":)" + deep + "}"),
+                                readers_.Config(R"({"model_type":)" + deep + "}"),
+                                readers_.Shards(R"({"weight_map":{"n":)" + deep + "}}")};
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find(": its JSON is nested more than 64 deep"), std::string::npos) << error;
 }
 
 }  // namespace

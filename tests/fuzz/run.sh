@@ -24,7 +24,7 @@ sanitizers="-fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitiz
 sources="core/error.cc core/dims.cc core/dtype.cc core/runs.cc core/copy_box.cc examples/gpt_huggingface.cc
   tests/fuzz/readers.cc oneflow_like/checkpoint/safetensors.cc oneflow_like/checkpoint/index.cc
   oneflow_like/checkpoint/reader.cc oneflow_like/checkpoint/source.cc oneflow_like/checkpoint/name_table.cc
-  oneflow_like/checkpoint/huggingface.cc"
+  oneflow_like/checkpoint/huggingface.cc oneflow_like/checkpoint/json_text.cc"
 build=build/fuzz
 mkdir -p $build
 
