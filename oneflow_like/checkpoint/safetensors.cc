@@ -113,7 +113,8 @@ const char* SafetensorsName(DType dtype) {
 // --- File ---
 
 File::File(std::string path, Mode mode) : path_(std::move(path)) {
-  fd_ = mode == kRead ? open(path_.c_str(), O_RDONLY | O_CLOEXEC)
+  // A pipe of that name would keep us waiting for its writer.
+  fd_ = mode == kRead ? open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)
                       : open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0)
     FailWith(path_, Cat("it cannot be ", mode == kRead ? "read" : "created", ": ", std::strerror(errno)));
