@@ -2,8 +2,8 @@
 # Fuzzes the readers of checkpoints with libFuzzer, one after the other, with one job at low priority.
 #   tests/fuzz/run.sh                       each for 600 seconds
 #   tests/fuzz/run.sh --seconds=60 index    one of safetensors, index, huggingface
-# Needs clang++ with its libFuzzer; $CLANG names another. What is found lies in build/fuzz/found/<name>, what was reached
-# in build/fuzz/reached/<name>: copy the first, mended, into corpus/<name>, of the second what is new (-merge=1).
+# Needs clang++ with its libFuzzer; $CLANG names another. What is found lies in build/fuzz/found/<name>: put it into
+# corpus/<name> with the mend. What was reached lies in build/fuzz/reached/<name>, from where the next run continues.
 set -eu
 cd "$(dirname "$0")/../.."
 seconds=600
