@@ -1,5 +1,6 @@
 // What the fuzzers have reached and found, again: every file of corpus/ is read or refused by an Error that
-// names it, and the files named valid_* are read. And what is too large to lie there.
+// names it, the files named valid_* are read, those named found_* refused. And what is too large to lie
+// there.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -28,7 +29,11 @@ class FuzzCorpus : public testing::Test {
       SCOPED_TRACE(entry.path());
       std::string error;
       ASSERT_NO_THROW(error = read(bytes));
-      if (entry.path().filename().string().rfind(valid, 0) != 0) continue;
+      const std::string name = entry.path().filename();
+      if (name.rfind("found_", 0) == 0) {
+        EXPECT_NE(error, "");
+      }
+      if (name.rfind(valid, 0) != 0) continue;
       ++were_valid;
       EXPECT_EQ(error, "");
     }
