@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "oneflow_like/checkpoint/json_text.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -17,7 +19,7 @@ constexpr int64_t kMostText = 1 << 20;
 class ConfigFile {
  public:
   explicit ConfigFile(const std::string& folder)
-      : path_(folder + "/config.json"), all_(json::parse(ReadText(path_, kMostText), nullptr, false)) {
+      : path_(folder + "/config.json"), all_(ParseJson(path_, ReadText(path_, kMostText))) {
     if (!all_.is_object()) Fail(path_, ": it is no JSON object");
   }
   bool Has(const char* name) const { return all_.contains(name); }

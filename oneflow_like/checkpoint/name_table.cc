@@ -208,7 +208,9 @@ OurNames::OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& tabl
     }
   }
   for (const auto& [name, unused] : all) {
-    auto matches = [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
+    auto matches = [&, &name = name](const std::string& pattern) {
+      return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    };
     if (!used.count(name) && std::none_of(table.ignored.begin(), table.ignored.end(), matches))
       unknown.push_back(name);
   }

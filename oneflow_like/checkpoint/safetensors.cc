@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "oneflow_like/checkpoint/json_text.h"
 
 namespace oneflow_like {
 namespace {
@@ -113,7 +114,8 @@ const char* SafetensorsName(DType dtype) {
 // --- File ---
 
 File::File(std::string path, Mode mode) : path_(std::move(path)) {
-  fd_ = mode == kRead ? open(path_.c_str(), O_RDONLY | O_CLOEXEC)
+  // A pipe of that name would keep us waiting for its writer.
+  fd_ = mode == kRead ? open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)
                       : open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0)
     FailWith(path_, Cat("it cannot be ", mode == kRead ? "read" : "created", ": ", std::strerror(errno)));
@@ -217,7 +219,7 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path, File
                        "; it is no safetensors file, or a piece of one"));
   std::string text(length, '\0');
   file_.ReadAt(kLengthBytes, text.data(), static_cast<int64_t>(length));
-  const json header = json::parse(text, nullptr, false);
+  const json header = ParseJson(path, text);
   if (!header.is_object()) FailWith(path, "its header is no JSON object");
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") {

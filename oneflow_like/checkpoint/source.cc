@@ -12,6 +12,7 @@
 #include "core/float16.h"
 #include "core/runs.h"
 #include "oneflow_like/checkpoint/index.h"
+#include "oneflow_like/checkpoint/json_text.h"
 
 namespace oneflow_like {
 namespace {
@@ -86,7 +87,7 @@ FileSource::FileSource(std::string path) : path_(std::move(path)) {
 }
 
 void FileSource::AddShards(const std::string& index) {
-  const json all = json::parse(ReadText(index, kMostIndex), nullptr, false);
+  const json all = ParseJson(index, ReadText(index, kMostIndex));
   if (!all.is_object() || !all.contains("weight_map") || !all["weight_map"].is_object())
     Fail(index, ": it has no weight_map, which says where tensors are");
   const json::json_pointer format("/metadata/format");

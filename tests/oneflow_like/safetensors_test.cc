@@ -3,6 +3,7 @@
 #include "oneflow_like/checkpoint/safetensors.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -129,6 +130,9 @@ TEST_F(Safetensors, MistakesNameTheFile) {
             }).find("nothing: it cannot be read: No such"),
             std::string::npos);
   EXPECT_NE(ErrorOf([&] { SafetensorsReader reader("/"); }).find("no regular file"), std::string::npos);
+  ASSERT_EQ(mkfifo(PathOf("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(ErrorOf([&] { SafetensorsReader reader(PathOf("pipe")); }),
+            PathOf("pipe") + ": it is no regular file");
   EXPECT_NE(ErrorOf([&] { SafetensorsReader(Make("{}", 0)).Find("w"); }).find("there is no tensor 'w'"),
             std::string::npos);
 }

@@ -1,0 +1,14 @@
+// libFuzzer on the index of a checkpoint, with its checksum corrected and without (run.sh).
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+
+#include "tests/fuzz/readers.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static oneflow_like::FuzzedReaders readers(std::filesystem::temp_directory_path());
+  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  readers.Index(bytes);
+  readers.IndexWithChecksum(bytes);
+  return 0;
+}

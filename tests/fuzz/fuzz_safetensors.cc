@@ -1,0 +1,13 @@
+// libFuzzer on safetensors files (run.sh).
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+
+#include "tests/fuzz/readers.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static oneflow_like::FuzzedReaders readers(std::filesystem::temp_directory_path());
+  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  readers.Safetensors(bytes);
+  return 0;
+}

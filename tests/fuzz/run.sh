@@ -1,0 +1,60 @@
+#!/bin/sh
+# Fuzzes the readers of checkpoints with libFuzzer, one after the other, with one job at low priority.
+#   tests/fuzz/run.sh                       each for 600 seconds
+#   tests/fuzz/run.sh --seconds=60 index    one of safetensors, index, huggingface
+# Needs clang++ with its libFuzzer; $CLANG names another. What is found lies in build/fuzz/found/<name>: put it into
+# corpus/<name> with the mend. What was reached lies in build/fuzz/reached/<name>, from where the next run continues.
+set -eu
+cd "$(dirname "$0")/../.."
+seconds=600
+names=
+for argument; do
+  case $argument in
+    --seconds=*) seconds=${argument#*=} ;;
+    safetensors | index | huggingface) names="$names $argument" ;;
+    *)
+      echo "tests/fuzz/run.sh: '$argument' is not known" >&2
+      exit 2
+      ;;
+  esac
+done
+clang=${CLANG-$(command -v clang++ || command -v clang++-14)}
+flags="-std=c++20 -g -O1 -fno-omit-frame-pointer -I. -include tests/fuzz/source_location.h"
+sanitizers="-fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all"
+sources="core/error.cc core/dims.cc core/dtype.cc core/runs.cc core/copy_box.cc examples/gpt_huggingface.cc
+  tests/fuzz/readers.cc oneflow_like/checkpoint/safetensors.cc oneflow_like/checkpoint/index.cc
+  oneflow_like/checkpoint/reader.cc oneflow_like/checkpoint/source.cc oneflow_like/checkpoint/name_table.cc
+  oneflow_like/checkpoint/huggingface.cc oneflow_like/checkpoint/json_text.cc"
+build=build/fuzz
+mkdir -p $build
+
+objects=
+for source in $sources; do
+  object=$build/$(basename "$source" .cc).o
+  objects="$objects $object"
+  # Again when it or any header has changed.
+  if [ -n "$(find core oneflow_like examples tests/fuzz \( -name '*.h' -o -path "$source" \) -newer "$object" 2>&1)" ]; then
+    # shellcheck disable=SC2086
+    nice -n 15 "$clang" $flags $sanitizers -c "$source" -o "$object"
+  fi
+done
+
+# Files in memory, where there is such a folder.
+TMPDIR=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d)
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+failed=
+for name in ${names:-safetensors index huggingface}; do
+  # shellcheck disable=SC2086
+  nice -n 15 "$clang" $flags $sanitizers "tests/fuzz/fuzz_$name.cc" $objects -lglog -lz -o "$build/fuzz_$name"
+  mkdir -p "$build/found/$name" "$build/reached/$name"
+  nice -n 15 "$build/fuzz_$name" "$build/reached/$name" "tests/fuzz/corpus/$name" -dict=tests/fuzz/readers.dict \
+    -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=300 \
+    -artifact_prefix="$build/found/$name/" -print_final_stats=1 > "$build/$name.log" 2>&1 || failed="$failed $name"
+  echo "$name:"
+  grep -E '#[0-9]+.DONE|stat::|ERROR|SUMMARY|runtime error' "$build/$name.log" || true
+done
+if [ -n "$failed" ]; then
+  echo "FAILED:$failed ($build/<name>.log has what was printed)"
+  exit 1
+fi
