@@ -28,26 +28,26 @@
 
 DEFINE_int64(layers, 4, "Transformer blocks");
 DEFINE_int64(width, 128, "channels of the residual stream");
-DEFINE_int64(heads, 4, "attention heads; they divide width");
+DEFINE_int64(heads, 4, "attention heads; divide width");
 DEFINE_int64(context, 128, "tokens of one sequence");
 DEFINE_int64(batch, 8, "sequences of one step, over all devices and micro-batches");
 DEFINE_int64(micro_batches, 1, "parts the batch is cut into, whose gradients are added");
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(dropout, 0.1, "probability of dropping");
-DEFINE_double(lr, 1e-3, "learning rate of AdamW at its highest");
+DEFINE_double(lr, 1e-3, "learning rate at its highest");
 DEFINE_int64(warmup, 20, "steps of linear rise of lr, at most half of all; then a cosine falls to a tenth");
-DEFINE_double(clip, 1.0, "largest global gradient norm; 0: no clipping");
+DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
 DEFINE_double(weight_decay, 0.1, "weight decay of AdamW");
 DEFINE_string(dtype, "fp32",
               "of products, attention and activations: fp32, bf16 or fp16 (with loss scaling)");
-DEFINE_string(schedule, "1f1b", "pipeline schedule: 1f1b or gpipe");
+DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b or gpipe");
 DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
               "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
 DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
 DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
 DEFINE_int64(save_every, 0, "steps between two checkpoints; 0: only at the end");
 DEFINE_bool(local, false, "with --save: hosts share no folder, each keeps what its ranks hold");
-DEFINE_int64(keep, 3, "newest checkpoints that stay in --save; 0: all");
+DEFINE_int64(keep, 3, "newest checkpoints kept; 0: all");
 DEFINE_string(resume, "",
               "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
 DEFINE_string(load, "", "checkpoint, or folder of them, whose weights are begun with");
@@ -56,7 +56,7 @@ DEFINE_string(load_hf, "", "Hugging Face's folder of a GPT-2, whose size is take
 DEFINE_string(save_hf, "", "folder that gets the weights at the end, as Hugging Face's transformers reads them");
 DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
 DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
-DEFINE_double(temperature, 0.8, "of sampling; 0 takes the likeliest token");
+DEFINE_double(temperature, 0.8, "of sampling; 0: the likeliest");
 DEFINE_string(prompt, "The hacker", "what the sample begins with (byte tokens only)");
 
 namespace oneflow_like {
@@ -162,9 +162,14 @@ void Begin(const Launcher& launcher, Model& model) {
   const std::string resume = again ? FLAGS_save : FLAGS_resume;
   const std::string newest = resume.empty() ? "" : NewestCheckpoint(resume);
   if (!FLAGS_save.empty() && !Checkpoints(FLAGS_save).empty() &&
-      (newest.empty() || !std::filesystem::equivalent(std::filesystem::path(newest).parent_path(), FLAGS_save)))
+      (newest.empty() ||
+       !std::filesystem::equivalent(std::filesystem::weakly_canonical(newest).parent_path(), FLAGS_save)))
     Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
          ", or save in another folder");
+  if (const std::vector<std::string> all = Checkpoints(FLAGS_save);
+      !all.empty() && !std::filesystem::equivalent(newest, all.back()))
+    Fail("--resume=", resume, ": --save=", FLAGS_save, " has later checkpoints, up to ", all.back(),
+         "; remove them, or save in another folder");
   if (!newest.empty()) {
     const Loaded loaded = Load(model, resume);
     launcher.Print("going on from %s\n", loaded.path.c_str());

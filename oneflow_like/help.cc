@@ -17,7 +17,7 @@ namespace {
 
 using Flags = std::vector<gflags::CommandLineFlagInfo>;
 
-constexpr size_t kColumns = 110, kTextColumn = 23;
+constexpr size_t kColumns = 110, kTextColumn = 23, kShortColumns = 54, kShortTextColumn = 17;
 
 struct Group {
   const char* title;
@@ -34,7 +34,7 @@ const Group kGroups[] = {
 
 // Of glog's flag: what it is here.
 const char* const kLogDir =
-    "folder for logs, under --processes also of what each process prints; empty: standard error";
+    "folder for logs, and of what each of --processes prints; empty: standard error";
 
 // Whose flags are defined in the file of `flag`. The paths are those of whoever built it and tell nothing;
 // glog and gflags are known by one flag of each file.
@@ -46,13 +46,39 @@ std::set<std::string> FilesWith(const Flags& flags, const std::set<std::string>&
   return files;
 }
 
-void Append(const gflags::CommandLineFlagInfo& flag, std::string* text) {
+// "  --name ", and blanks up to a column.
+std::string NameOf(const gflags::CommandLineFlagInfo& flag, size_t column) {
+  std::string line = Cat("  --", flag.name, " ");
+  line.resize(std::max(line.size(), column), ' ');
+  return line;
+}
+
+std::string MeaningOf(const gflags::CommandLineFlagInfo& flag) {
   std::string value = flag.default_value;
   if (flag.type == "double") value = ShortNumber(std::stod(value));
-  std::string line = Cat("  --", flag.name, " ");
-  line.resize(std::max(line.size(), kTextColumn), ' ');
   const std::string what = flag.name == "log_dir" ? kLogDir : flag.description;
-  std::istringstream words(value.empty() ? what : Cat(what, " (", value, ")"));
+  return value.empty() ? what : Cat(what, " (", value, ")");
+}
+
+// Two on a line where there is room, for a program of many flags; the others are left in `flags`.
+void AppendShort(Flags* flags, std::string* text) {
+  std::vector<std::string> lines;
+  auto entry = [](const auto& flag) { return NameOf(flag, kShortTextColumn) + MeaningOf(flag); };
+  auto is_short = [&](const auto& flag) { return entry(flag).size() <= kShortColumns; };
+  const size_t pairs = std::count_if(flags->begin(), flags->end(), is_short) / 2;
+  for (auto flag = flags->begin(); flag != flags->end() && lines.size() < 2 * pairs;) {
+    if (is_short(*flag)) lines.push_back(entry(*flag));
+    flag = is_short(*flag) ? flags->erase(flag) : flag + 1;
+  }
+  for (size_t i = 0; i < pairs; ++i) {
+    lines[i].resize(kShortColumns, ' ');
+    *text += Cat(lines[i], lines[pairs + i], "\n");
+  }
+}
+
+void Append(const gflags::CommandLineFlagInfo& flag, std::string* text) {
+  std::string line = NameOf(flag, kTextColumn);
+  std::istringstream words(MeaningOf(flag));
   bool begun = false;
   for (std::string word; words >> word;) {
     if (begun && line.size() + 1 + word.size() > kColumns) {
@@ -93,7 +119,11 @@ std::string HelpText(const std::string& program, const std::string& usage, bool 
   };
   if (std::any_of(flags.begin(), flags.end(), [&](const auto& f) { return owner(f) == Owner::kProgram; })) {
     title(Cat("Flags of ", name, " (default)"));
-    print(Owner::kProgram);
+    Flags own;
+    for (const auto& flag : flags)
+      if (owner(flag) == Owner::kProgram) own.push_back(flag);
+    AppendShort(&own, &text);
+    for (const auto& flag : own) Append(flag, &text);
   }
   for (const Group& group : kGroups) {
     if (launcher.empty()) break;

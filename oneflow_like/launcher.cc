@@ -113,17 +113,20 @@ void OccupyStandardDescriptors() {
   if (fd >= 0) close(fd);
 }
 
-// Throws Error when something that was printed has not come out.
-void FlushOutput() {
+// Throws Error when something that was printed has not come out. `earlier`: why, where a write before this one
+// has failed; 0: nobody knows.
+void FlushOutput(int earlier = 0) {
   errno = 0;
   const bool out = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
   if (out && std::cout.flush()) return;
+  const int why = errno != 0 ? errno : earlier;
   Fail("not all that was printed could be written to standard output: ",
-       errno != 0 ? std::strerror(errno) : "an earlier write failed");
+       why != 0 ? std::strerror(why) : "an earlier write failed");
 }
 
 // --help and its kin, which end the program.
 void PrintHelp(const std::string& program, const std::string& usage) {
+  errno = 0;
   if (FLAGS_version) {
     std::cout << VersionText(ThisBuild());
   } else if (FLAGS_help || FLAGS_helpshort || FLAGS_helpfull) {
@@ -133,7 +136,7 @@ void PrintHelp(const std::string& program, const std::string& usage) {
   }
   int code = 0;
   try {
-    FlushOutput();
+    FlushOutput(errno);
   } catch (const Error& error) {
     PrintError(error);
     code = 1;

@@ -286,7 +286,7 @@ TEST_F(CliTest, HelpIsOneScreenOfOurFlags) {
   }
   const std::string gpt = Run("gpt", {"--help"}).out;
   for (const char* word :
-       {"Flags of gpt", "--dropout            probability of dropping (0.1)\n", "--micro_batches"})
+       {"Flags of gpt", "--dropout      probability of dropping (0.1)", "--micro_batches"})
     EXPECT_NE(gpt.find(word), std::string::npos) << word << "\n" << gpt;
   EXPECT_LT(gpt.find("--micro_batches"), gpt.find("--mesh"));
 }
