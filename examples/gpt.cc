@@ -77,6 +77,8 @@ void CheckFlags() {
   CheckRange<int64_t>("--warmup", FLAGS_warmup, 0, kMany);
   CheckRange<int64_t>("--save_every", FLAGS_save_every, 0, kMany);
   CheckRange<int64_t>("--keep", FLAGS_keep, 0, kMany);
+  for (std::string* path : {&FLAGS_save, &FLAGS_resume, &FLAGS_load, &FLAGS_load_hf, &FLAGS_save_hf})
+    while (path->size() > 1 && path->back() == '/') path->pop_back();
   if (FLAGS_save.empty() && FLAGS_save_every > 0) Fail("--save_every needs --save, the folder to save in");
   if (!FLAGS_resume.empty() && !FLAGS_load.empty())
     Fail("--resume goes on with a run and --load begins one: give one of the two");
