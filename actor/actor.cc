@@ -217,7 +217,7 @@ Status Actor::RunKernel(KernelCall& call, int64_t step) {
   }
 }
 
-// What is fed may be infinite (a mask), and so may what is computed from that, or from nothing.
+// A feed may hold infinities (a mask), and an operator that reads one, or nothing, may give them.
 Status Actor::RunChecked(KernelCall& call, int64_t step) {
   const bool feed = kind == Kind::kFeed;
   bool finite = feed || !call.in().empty();

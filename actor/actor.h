@@ -92,7 +92,7 @@ struct Counted {
 // One of the steps that may be in flight; the user's thread fills it before it posts the launch.
 struct StepSlot {
   std::shared_ptr<StepHandle::State> state;
-  std::vector<HostTensor> feeds;    // by input
+  std::vector<HostTensor> feeds;  // by input
   std::shared_ptr<WriteWatch> watch;
   std::atomic<int> shards_left{0};  // shared
   // Shared: something has failed for a reason that is not known here yet: it is a peer's to tell, or comes
@@ -178,7 +178,7 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   std::unique_ptr<Memory> staging;  // of a feed or fetch
   std::vector<Counted> writes, reads;
   std::vector<std::string> variables;  // that it writes
-  void Loaded();  // after the last change
+  void Loaded();                       // after the last change
 
  private:
   struct DeviceDone : Message {

@@ -106,7 +106,8 @@ struct RuntimeOptions {
   int64_t warm_up_steps = 0;
   // Slices (acts and kernels) each thread keeps for WriteTrace, 40 bytes each; the first ones. 0: no tracing.
   int64_t trace_records = 0;
-  // A kernel whose results are not finite although all it read is fails its step. REQUIRES: the host's devices.
+  // A kernel whose results are not finite although all it read is fails its step. REQUIRES: the host's
+  // devices.
   bool check_finite = false;
   // To the same runtime of the other processes, when there are several; nullptr: alone. Outlives the runtime.
   Peers* peers = nullptr;

@@ -20,8 +20,14 @@ const Pass kPasses[] = {
     {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},
     {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions&) { InsertBoxing(g); }},
     {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
-    {"fuse_epilogue", Level::kLowered, [](Graph* g, const CompileOptions& o) { if (o.fuse) FuseEpilogue(g); }},
-    {"fuse", Level::kLowered, [](Graph* g, const CompileOptions& o) { if (o.fuse) Fuse(g); }},
+    {"fuse_epilogue", Level::kLowered,
+     [](Graph* g, const CompileOptions& o) {
+       if (o.fuse) FuseEpilogue(g);
+     }},
+    {"fuse", Level::kLowered,
+     [](Graph* g, const CompileOptions& o) {
+       if (o.fuse) Fuse(g);
+     }},
     {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };
 

@@ -31,7 +31,7 @@ struct CompileOptions {
   Machine machine;                   // what costs are estimated for
   std::optional<Training> training;  // of a graph with a train node
   DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
-  bool fuse = true;  // operators into one kernel; off, each keeps its own line
+  bool fuse = true;                  // operators into one kernel; off, each keeps its own line
 };
 
 // --- Logical graph to logical graph ---

@@ -1,4 +1,5 @@
-// A hash of bytes, for telling equal from different; not for tables, nor against those who wish for equal ones.
+// A hash of bytes, for telling equal from different; not for tables, nor against those who wish for equal
+// ones.
 #pragma once
 
 #include <cstddef>

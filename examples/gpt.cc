@@ -52,8 +52,10 @@ DEFINE_string(resume, "",
               "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
 DEFINE_string(load, "", "checkpoint, or folder of them, whose weights are begun with");
 DEFINE_bool(load_partial, false, "with --load: leave alone what the model or the checkpoint lacks");
-DEFINE_string(load_hf, "", "Hugging Face's folder of a GPT-2, whose size is taken and whose weights are begun with");
-DEFINE_string(save_hf, "", "folder that gets the weights at the end, as Hugging Face's transformers reads them");
+DEFINE_string(load_hf, "",
+              "Hugging Face's folder of a GPT-2, whose size is taken and whose weights are begun with");
+DEFINE_string(save_hf, "",
+              "folder that gets the weights at the end, as Hugging Face's transformers reads them");
 DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
 DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
 DEFINE_double(temperature, 0.8, "of sampling; 0: the likeliest");
@@ -121,8 +123,8 @@ GptConfig ConfigOf(int64_t vocabulary) {
       Fail("--context=", FLAGS_context, ": the model of --load_hf=", FLAGS_load_hf, " has ", config.context,
            " positions");
     if (vocabulary > config.vocabulary)
-      Fail("--text=", FLAGS_text, " has a vocabulary of ", vocabulary, ", but the model of --load_hf=",
-           FLAGS_load_hf, " has ", config.vocabulary);
+      Fail("--text=", FLAGS_text, " has a vocabulary of ", vocabulary,
+           ", but the model of --load_hf=", FLAGS_load_hf, " has ", config.vocabulary);
     config.dropout = FLAGS_dropout;
     return config;
   }
@@ -185,7 +187,9 @@ void Begin(const Launcher& launcher, Model& model) {
   } else if (!FLAGS_load.empty()) {
     const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true, .partial = FLAGS_load_partial});
     launcher.Print("weights of %s%s\n", loaded.path.c_str(),
-                   loaded.left_alone.empty() ? "" : Cat(", without ", loaded.left_alone.size(), " of the model's").c_str());
+                   loaded.left_alone.empty()
+                       ? ""
+                       : Cat(", without ", loaded.left_alone.size(), " of the model's").c_str());
   }
   if (!FLAGS_load_hf.empty()) {
     ConvertedSource weights(Gpt2Format().read(FLAGS_load_hf), {.dtype = DType::kFloat32});
@@ -194,18 +198,20 @@ void Begin(const Launcher& launcher, Model& model) {
   }
 }
 
-// What is written at the end should not turn out then to have no place.
+// Folders that get something later are made and tried now.
 void CheckFolders(const Launcher& launcher) {
   namespace fs = std::filesystem;
   std::error_code error;
-  if (fs::path(FLAGS_save).lexically_normal() == fs::path(FLAGS_save_hf).lexically_normal() && !FLAGS_save.empty())
+  if (fs::path(FLAGS_save).lexically_normal() == fs::path(FLAGS_save_hf).lexically_normal() &&
+      !FLAGS_save.empty())
     Fail("--save and --save_hf are both ", FLAGS_save, ": give each a folder of its own");
   if (!FLAGS_save_hf.empty() && !launcher.restarted() && fs::exists(fs::symlink_status(FLAGS_save_hf, error)))
     Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
   if (!launcher.main_process() || launcher.dry_run()) return;
   auto require = [&](const char* flag, const std::string& value, const fs::path& folder) {
     fs::create_directories(folder, error);
-    if (error) Fail("--", flag, "=", value, ": folder ", folder.string(), " cannot be made: ", error.message());
+    if (error)
+      Fail("--", flag, "=", value, ": folder ", folder.string(), " cannot be made: ", error.message());
     if (access(folder.c_str(), W_OK) != 0)
       Fail("--", flag, "=", value, ": nothing can be written there: ", std::strerror(errno));
   };
@@ -247,7 +253,7 @@ std::string RunTraining(const Launcher& launcher, Model& model, Session& train, 
     stop = interruptions && interruptions->Agreed();
     const bool save = !FLAGS_save.empty() && (stop || step + 1 == FLAGS_steps ||
                                               (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
-    // What is saved is in the log already, whenever the program is killed.
+    // Steps are in the log before they are saved, so that a kill leaves no gap.
     while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight)))
       finish_one();
     if (save) saved = Save(model, FLAGS_save, {.keep = static_cast<int>(FLAGS_keep), .local = FLAGS_local});

@@ -30,7 +30,7 @@ class ConfigFile {
       Fail(path_, ": ", name, " is ", Shown(value), ", but must be a whole number from 1 to ", most);
     return value.get<int64_t>();
   }
-  // What is left out is the first.
+  // An entry that is left out means the first.
   void Require(const char* name, std::initializer_list<json> possible) const {
     if (!Has(name)) return;
     std::string wanted;

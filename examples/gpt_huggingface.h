@@ -12,8 +12,8 @@ namespace oneflow_like {
 // The tensors of a GPT-2 of this size.
 NameTable Gpt2Names(const GptConfig& config);
 
-// What the folder's config.json says; dropout is 0. Throws Error naming the file for what is missing, of
-// another type, contradictory, or of a model that gpt_model.h does not compute.
+// The size that the folder's config.json gives; dropout is 0. Throws Error naming the file for what is
+// missing, of another type, contradictory, or of a model that gpt_model.h does not compute.
 GptConfig ReadGpt2Config(const std::string& folder);
 std::string Gpt2ConfigText(const GptConfig& config);
 

@@ -33,7 +33,8 @@ class SaveHandle {
   const std::string& path() const;
   bool Done() const;  // whether this process has done its part
   // Until the checkpoint is complete; returns its path. Throws Error, on all processes, when it could not be
-  // written; what was complete before is left as it is then. In a job all processes call it in the same order.
+  // written; what was complete before is left as it is then. In a job all processes call it in the same
+  // order.
   std::string Wait() const;
 
  private:
@@ -41,13 +42,14 @@ class SaveHandle {
   std::shared_ptr<Saving> saving_;
 };
 
-// Begins to write <folder>/step-<next step of the training>: the state after all steps launched so far, though
-// they and later ones go on meanwhile (on devices that are not the host's, the next step waits until their
-// memory has been read). Takes no memory for copies. Each process writes what its ranks hold, what several
-// hold once; nothing is whole anywhere. In a job all processes call it in the same order, and share the
-// folder. Throws Error, on all processes, when the checkpoint is there already, when there is no room for it,
-// for what made the save before fail, which it waits for, and while another program saves in that folder. What nobody has waited for when the model goes
-// may stay incomplete, and is then no checkpoint.
+// Begins to write <folder>/step-<next step of the training>: the state after all steps launched so far,
+// though they and later ones go on meanwhile (on devices that are not the host's, the next step waits until
+// their memory has been read). Takes no memory for copies. Each process writes what its ranks hold, what
+// several hold once; nothing is whole anywhere. In a job all processes call it in the same order, and share
+// the folder. Throws Error, on all processes, when the checkpoint is there already, when there is no room for
+// it, for what made the save before fail, which it waits for (unless its own Wait has told that), and while
+// another program saves in that folder. A checkpoint that nobody has waited for when the model goes may stay
+// incomplete, and is then no checkpoint.
 SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& options = {});
 
 struct LoadOptions {
@@ -62,7 +64,8 @@ struct LoadOptions {
 
 struct Loaded {
   std::string path;
-  std::vector<std::string> left_alone;  // variables of the model that LoadOptions::partial let the checkpoint lack
+  std::vector<std::string>
+      left_alone;  // variables of the model that LoadOptions::partial let the checkpoint lack
   std::map<std::string, int64_t> steps;
   std::map<std::string, std::string> state;
 };

@@ -33,8 +33,7 @@ const Group kGroups[] = {
 };
 
 // Of glog's flag: what it is here.
-const char* const kLogDir =
-    "folder for logs, and of what each of --processes prints; empty: standard error";
+const char* const kLogDir = "folder for logs, and of what each of --processes prints; empty: standard error";
 
 // Whose flags are defined in the file of `flag`. The paths are those of whoever built it and tell nothing;
 // glog and gflags are known by one flag of each file.

@@ -10,7 +10,8 @@ namespace oneflow_like {
 std::string ShortNumber(double value);
 
 // `usage` and the flags that are defined so far, in groups: first the program's own (those defined in no
-// library), then Launcher's if the program has one. With `all` also those of glog and gflags. Lines of at most 110 columns.
+// library), then Launcher's if the program has one. With `all` also those of glog and gflags. Lines of at
+// most 110 columns.
 std::string HelpText(const std::string& program, const std::string& usage, bool all);
 
 }  // namespace oneflow_like

@@ -113,8 +113,8 @@ void OccupyStandardDescriptors() {
   if (fd >= 0) close(fd);
 }
 
-// Throws Error when something that was printed has not come out. `earlier`: why, where a write before this one
-// has failed; 0: nobody knows.
+// Throws Error when something that was printed has not come out. `earlier`: why, where a write before this
+// one has failed; 0: nobody knows.
 void FlushOutput(int earlier = 0) {
   errno = 0;
   const bool out = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
@@ -189,7 +189,8 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
     const JobShape whole = {mesh, FLAGS_processes, number(FlagOfProgram("micro_batches"))};
     CheckElastic(whole, FLAGS_elastic);
     if (FlagOfProgram("local") == "true")
-      Fail("--elastic=", FLAGS_elastic, " needs checkpoints that all processes can read, and --local keeps parts "
+      Fail("--elastic=", FLAGS_elastic,
+           " needs checkpoints that all processes can read, and --local keeps parts "
            "of them apart");
     local.shrink = [=, left = FLAGS_processes, batch = number(FlagOfProgram("batch"))](
                        int lost, LocalJob* job) mutable {

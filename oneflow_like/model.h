@@ -106,13 +106,13 @@ struct ModelOptions {
   // With a job, compare what the processes feed in every step, not only in a session's first two. That waits
   // for all of them at each Run.
   bool check_feeds = false;
-  // Every so many steps of a training, and before a save: variables that several ranks hold alike are compared
-  // bit for bit; a difference ends the run with an Error. That waits for steps under way. 0: never.
+  // Every so many steps of a training, and before a save: variables that several ranks hold alike are
+  // compared bit for bit; a difference ends the run with an Error. That waits for steps under way. 0: never.
   int64_t check_replicas = 0;
   // After every kernel, look whether its results are finite; the first operator that gives a number that is
-  // not, of numbers that are, is an Error that names it, its line, rank, micro-batch and step. For CPU meshes,
-  // in fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results may
-  // differ by the rounding between them.
+  // not, of numbers that are, is an Error that names it, its line, rank, micro-batch and step. For CPU
+  // meshes, in fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results
+  // may differ by the rounding between them.
   bool check_nan = false;
   int64_t memory_budget = 0;  // bytes per device; a plan above it is refused; 0: none
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their

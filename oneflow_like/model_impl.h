@@ -67,6 +67,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   void WaitIdle() const;
   // Loads, waits, and makes the variable where it is not there yet. Throws Error when there is none.
   ModelVariable& Require(const std::string& variable);
+  // The same, without a wait for one that has been made. REQUIRES: there is one.
+  const ModelVariable& Placed(const std::string& variable);
 
   // With a job, its moment on this process's steady clock that times in the traces count from.
   int64_t TraceOriginHere() const;
@@ -83,7 +85,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<TraceFile> trace;              // when asked for
+  std::unique_ptr<TraceFile> trace;            // when asked for
   std::map<const void*, LastStep> last_steps;  // by session
 
  private:
@@ -95,7 +97,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  public:
   std::shared_ptr<FolderLock> folder_lock;  // of the folder saved in last, on the process that leads
-  std::shared_ptr<Saving> saving;  // the last one, complete or under way; goes before what it reads
+  std::shared_ptr<Saving> saving;           // the last one, complete or under way; goes before what it reads
 };
 
 // The graph a tensor belongs to; throws Error when it is undefined or of no model.

@@ -130,11 +130,10 @@ void Model::Write(const std::string& name, const HostTensor& value) {
   for (int rank : impl_->store->ranks()) {
     if (impl_->store->Find(rank, name) == nullptr) continue;
     LocalPiece piece(*impl_, rank, name);
-    ForEachRun(piece.box(), piece.box(), MostElements(value.dtype),
-               [&](const Box& run) {
-                 CopyBox(value.dtype, run, {value.data.get(), Box::Whole(value.shape)}, {piece.staging(), run});
-                 piece.Put(run);
-               });
+    ForEachRun(piece.box(), piece.box(), MostElements(value.dtype), [&](const Box& run) {
+      CopyBox(value.dtype, run, {value.data.get(), Box::Whole(value.shape)}, {piece.staging(), run});
+      piece.Put(run);
+    });
   }
 }
 

@@ -8,23 +8,15 @@
 #include "actor/net/talk/job.h"
 #include "core/hash_bytes.h"
 #include "oneflow_like/pieces.h"
-#include "oneflow_like/placement.h"
 
 namespace oneflow_like {
 namespace {
 
 // Ranks that hold the same piece of a variable, where there are several.
 std::vector<std::vector<int>> AlikeOf(const ModelImpl& model, const ModelVariable& variable) {
-  const BoxingEnd one{{1}, {-1}, {B()}};  // a place that is no device
-  const BoxingProgram program =
-      RouteAll(Box::Whole(variable.shape), EndOf(model.mesh, variable.layout), one);
-  std::map<std::string, std::vector<int>> by_box;
-  for (size_t m = 0; m < program.members.size(); ++m)
-    if (program.has_in[m] && !program.in[m].empty())
-      by_box[program.in[m].str()].push_back(model.mesh.IndexOf(program.members[m]));
   std::vector<std::vector<int>> alike;
-  for (auto& [box, ranks] : by_box)
-    if (ranks.size() > 1) alike.push_back(std::move(ranks));
+  for (Part& part : PartsOf(model, variable))
+    if (part.holders.size() > 1 && part.box == part.piece) alike.push_back(std::move(part.holders));
   return alike;
 }
 
@@ -42,8 +34,8 @@ uint64_t HashOfPiece(const ModelImpl& model, int rank, const std::string& name) 
 
 std::vector<Replicas> AllReplicas(ModelImpl* model) {
   std::vector<Replicas> all;
-  for (auto& [name, variable] : model->variables) {
-    const ModelVariable& made = variable.layout.sbp.empty() ? model->Require(name) : variable;
+  for (const auto& [name, variable] : model->variables) {
+    const ModelVariable& made = model->Placed(name);
     for (std::vector<int>& ranks : AlikeOf(*model, made)) {
       std::vector<uint64_t> none(ranks.size());
       all.push_back({name, std::move(ranks), std::move(none)});
@@ -93,8 +85,7 @@ bool CutEvenly(const Mesh& mesh, int hosted) {
 
 std::string DifferenceOfReplicas(const Replicas& replicas) {
   std::map<uint64_t, std::vector<int>> by_hash;
-  for (size_t i = 0; i < replicas.ranks.size(); ++i)
-    by_hash[replicas.hashes[i]].push_back(replicas.ranks[i]);
+  for (size_t i = 0; i < replicas.ranks.size(); ++i) by_hash[replicas.hashes[i]].push_back(replicas.ranks[i]);
   if (by_hash.size() < 2) return "";
   size_t most = 0;
   for (const auto& [hash, ranks] : by_hash) most = std::max(most, ranks.size());
@@ -129,7 +120,8 @@ void RequireEqualReplicas(ModelImpl* model, int64_t step) {
   for (int rank : first->ranks) hosts.insert(job ? job->Describe(rank / hosted) : "this process");
   std::string where;
   for (const std::string& host : hosts) where += Cat(where.empty() ? "" : ", ", host);
-  const std::string others = differing == 1 ? "" : Cat(", and so do ", differing - 1, " other pieces of variables");
+  const std::string others =
+      differing == 1 ? "" : Cat(", and so do ", differing - 1, " other pieces of variables");
   Fail("before step ", step, ": variable '", first->variable, "' of ", DifferenceOfReplicas(*first),
        " differs from what other ranks hold of it (in ", where, ")", others,
        "; they must be equal bit for bit: a processor, its memory or a link has failed, so go on from a "
@@ -145,8 +137,8 @@ std::string WithoutReplicas(ModelImpl* model) {
          "whose ranks are whole rows of the mesh, or equal parts of one");
   int alone = 0, all = 0;
   double bytes_alone = 0, bytes = 0;
-  for (auto& [name, variable] : model->variables) {
-    const ModelVariable& made = variable.layout.sbp.empty() ? model->Require(name) : variable;
+  for (const auto& [name, variable] : model->variables) {
+    const ModelVariable& made = model->Placed(name);
     const double size = static_cast<double>(made.shape.elements()) * static_cast<double>(SizeOf(made.dtype));
     const bool one = AlikeOf(*model, made).empty();
     ++all;
@@ -155,8 +147,9 @@ std::string WithoutReplicas(ModelImpl* model) {
     bytes_alone += one ? size : 0;
   }
   if (alone == 0) return "";
-  return Cat("check_replicas: ", alone, " of ", all, " variables (", static_cast<int64_t>(bytes_alone), " of ",
-             static_cast<int64_t>(bytes), " bytes) are held by one rank alone and cannot be compared with another");
+  return Cat("check_replicas: ", alone, " of ", all, " variables (", static_cast<int64_t>(bytes_alone),
+             " of ", static_cast<int64_t>(bytes),
+             " bytes) are held by one rank alone and cannot be compared with another");
 }
 
 }  // namespace oneflow_like

@@ -24,7 +24,8 @@ std::string DifferenceOfReplicas(const Replicas& replicas);
 void RequireEqualReplicas(ModelImpl* model, int64_t step);
 
 // What RequireEqualReplicas cannot compare, "" when that is nothing: "12 of 40 variables (3 of 9 MB) ...".
-// Throws Error where equal ranks may well differ in the last bit: processes that cut the mesh's rows unevenly.
+// Throws Error where equal ranks may well differ in the last bit: processes that cut the mesh's rows
+// unevenly.
 std::string WithoutReplicas(ModelImpl* model);
 
 }  // namespace oneflow_like

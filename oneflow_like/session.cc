@@ -218,7 +218,8 @@ void CheckOptions(const ModelImpl& model, const Graph& graph, const std::string&
   CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
   CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);
   if (model.options.check_nan && options.dtype == DType::kFloat16)
-    Fail(who, ": gradients in fp16 overflow by design and steps that do are skipped, so check_nan would stop "
+    Fail(who,
+         ": gradients in fp16 overflow by design and steps that do are skipped, so check_nan would stop "
          "at the first; use bf16 or fp32 to look for what is not finite");
   if (!IsFloating(options.dtype)) Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {

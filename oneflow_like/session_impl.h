@@ -22,8 +22,8 @@ struct Session::Impl {
   std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
-  int64_t checked_feeds = 0;  // how many steps of this session were compared
-  bool trains = false;        // its steps update variables
+  int64_t checked_feeds = 0;   // how many steps of this session were compared
+  bool trains = false;         // its steps update variables
   bool told_replicas = false;  // what has none
 
   ~Impl();  // Close(); an Error is logged

@@ -84,6 +84,11 @@ std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& mod
   return made;
 }
 
+const ModelVariable& ModelImpl::Placed(const std::string& name) {
+  const ModelVariable& variable = variables.at(name);
+  return variable.layout.sbp.empty() ? Require(name) : variable;
+}
+
 ModelVariable& ModelImpl::Require(const std::string& name) {
   auto found = variables.find(name);
   if (found == variables.end())

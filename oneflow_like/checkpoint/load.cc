@@ -82,8 +82,7 @@ std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const
   const Names names = Renamed(*source, options);
   const std::vector<std::string> wanted = ToRead(*model, *source, names, options);
   if (wanted.empty())
-    Fail("checkpoint ", source->where(), " has no variable of the model; it has ",
-         Quoted([&] {
+    Fail("checkpoint ", source->where(), " has no variable of the model; it has ", Quoted([&] {
            std::vector<std::string> all;
            for (const auto& [name, stored] : names) all.push_back(name);
            return all;
@@ -104,7 +103,8 @@ std::string NewestOf(const ModelImpl& model, const std::string& path) {
   const std::vector<std::string> lists = Together(model, "checkpoint is found", [&] {
     std::string list = "\n";
     if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return list + ".\n";
-    for (const std::string& checkpoint : Checkpoints(path)) list += fs::path(checkpoint).filename().string() + '\n';
+    for (const std::string& checkpoint : Checkpoints(path))
+      list += fs::path(checkpoint).filename().string() + '\n';
     return list;
   });
   std::istringstream names(lists[0]);
@@ -132,7 +132,8 @@ std::vector<std::string> Checkpoints(const std::string& folder) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind(kStepPrefix, 0) != 0 || !fs::exists(entry.path() / CheckpointIndex::kFile, error)) continue;
+    if (name.rfind(kStepPrefix, 0) != 0 || !fs::exists(entry.path() / CheckpointIndex::kFile, error))
+      continue;
     found.push_back({std::atoll(name.c_str() + std::strlen(kStepPrefix)), entry.path().string()});
   }
   std::sort(found.begin(), found.end());

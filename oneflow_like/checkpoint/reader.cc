@@ -37,7 +37,8 @@ void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
   }
   if (found != box.elements())
     Fail("checkpoint ", folder_, " was saved with --local and holds ", found, " of the ", box.elements(),
-         " elements of variable '", name, "' that are wanted here: load it with the mesh and processes it was "
+         " elements of variable '", name,
+         "' that are wanted here: load it with the mesh and processes it was "
          "saved with, each on the host where it was");
 }
 

@@ -59,8 +59,9 @@ void RequireOwnFolder(const std::string& partial, const Team& team) {
   for (const fs::directory_entry& entry : fs::directory_iterator(partial))
     leaders += entry.path().filename().string().rfind("led-by-", 0) == 0;
   if (leaders != 1 || !fs::exists(Cat(partial, "/led-by-", team.processes[0])))
-    Fail(partial, ": several hosts see this folder; leave out --local (SaveOptions::local), which is for hosts "
-                  "without a common file system");
+    Fail(partial,
+         ": several hosts see this folder; leave out --local (SaveOptions::local), which is for hosts "
+         "without a common file system");
 }
 
 // What JSON can hold.
@@ -86,7 +87,8 @@ void RemoveOld(const std::string& folder, int keep) {
   const std::vector<std::string> all = Checkpoints(folder);
   for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) {
     // Out of sight at once: half of one is none.
-    const fs::path old = all[i], hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
+    const fs::path old = all[i],
+                   hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
     fs::rename(old, hidden, error);
     if (!error) fs::remove_all(hidden, error);
   }
@@ -177,7 +179,8 @@ std::vector<std::string> Saving::HearOthers() const {
     while (!fs::exists(FileOf(p), error)) {
       const std::string lost = model_->options.job->failure();
       if (stop_ || !lost.empty())
-        Fail("checkpoint ", path_, " is not complete: process ", p, " has not written its part", lost.empty() ? "" : "; ", lost);
+        Fail("checkpoint ", path_, " is not complete: process ", p, " has not written its part",
+             lost.empty() ? "" : "; ", lost);
       std::this_thread::sleep_for(kLook);
     }
     texts.push_back(ReadFile(FileOf(p)));
@@ -218,10 +221,15 @@ const std::string& SaveHandle::path() const { return saving_->path(); }
 bool SaveHandle::Done() const { return saving_->Done(); }
 
 std::string SaveHandle::Wait() const {
-  Together(*model_, fs::path(path()).filename().string() + " is complete", [&] {
-    saving_->Wait();
-    return "";
-  });
+  try {
+    Together(*model_, fs::path(path()).filename().string() + " is complete", [&] {
+      saving_->Wait();
+      return "";
+    });
+  } catch (const Error&) {
+    if (model_->saving == saving_) model_->saving = nullptr;  // told; the next save begins anew
+    throw;
+  }
   saving_->RemoveOlder();
   return path();
 }
@@ -245,8 +253,9 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
     if (error) Fail(folder, ": it cannot be made: ", error.message());
     if (!impl->folder_lock || impl->folder_lock->folder() != folder)
       impl->folder_lock = std::make_shared<FolderLock>(
-          folder, options.local ? "another program, or another host of this job, which then should leave out --local,"
-                                : "another program");
+          folder, options.local
+                      ? "another program, or another host of this job, which then should leave out --local,"
+                      : "another program");
     if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
     RemovePartial(folder);
     fs::create_directories(partial, error);

@@ -1,5 +1,5 @@
-// A save under way in this process: a thread of its own that writes the process's file and, on the first of its
-// team, makes the checkpoint complete.
+// A save under way in this process: a thread of its own that writes the process's file and, on the first of
+// its team, makes the checkpoint complete.
 #pragma once
 
 #include <atomic>

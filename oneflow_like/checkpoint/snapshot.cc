@@ -23,8 +23,7 @@ Snapshot::Snapshot(ModelImpl* model, const std::string& folder, const Team& team
   std::snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", (job ? job->process() : 0) + 1,
                 job ? job->processes() : 1);
   file_ = file;
-  for (auto& [name, variable] : model->variables)
-    AddGiven(*model, variable.layout.sbp.empty() ? model->Require(name) : variable, team);
+  for (const auto& [name, variable] : model->variables) AddGiven(*model, model->Placed(name), team);
   // What a step asks for at once lies together.
   std::stable_sort(given_.begin(), given_.end(), [](const Given& a, const Given& b) {
     return std::pair(a.rank, a.variable) < std::pair(b.rank, b.variable);
@@ -34,8 +33,8 @@ Snapshot::Snapshot(ModelImpl* model, const std::string& folder, const Team& team
     entries.push_back({given_[i].key, given_[i].dtype, given_[i].box.extent});
     AddChunks(i);
   }
-  writer_ = std::make_unique<SafetensorsWriter>(folder + "/" + file_, entries,
-                                                std::map<std::string, std::string>{{"format", "oneflow_like"}});
+  writer_ = std::make_unique<SafetensorsWriter>(
+      folder + "/" + file_, entries, std::map<std::string, std::string>{{"format", "oneflow_like"}});
 }
 
 void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable, const Team& team) {
@@ -54,11 +53,16 @@ void Snapshot::AddGiven(const ModelImpl& model, const ModelVariable& variable, c
     to_write_[giver / hosted] += part.box.elements() * static_cast<int64_t>(SizeOf(variable.dtype));
     if (giver / hosted != team.me) continue;
     const bool whole = part.box == Box::Whole(variable.shape);
-    Given given{name,       whole ? name : Cat(name, "@", part.box.begin.str()),
-                variable.dtype, variable.shape,
-                giver,      part.box,
-                model.store->Find(giver, name)->box, static_cast<const char*>(model.store->Variable(giver, name)),
-                model.store->device(giver), {}};
+    Given given{name,
+                whole ? name : Cat(name, "@", part.box.begin.str()),
+                variable.dtype,
+                variable.shape,
+                giver,
+                part.box,
+                model.store->Find(giver, name)->box,
+                static_cast<const char*>(model.store->Variable(giver, name)),
+                model.store->device(giver),
+                {}};
     if (given.device->kind() != "cpu" && !staging_)
       staging_ = given.device->AllocateHost(kChecksumBytes, "saving");
     given_.push_back(std::move(given));
@@ -86,7 +90,8 @@ void Snapshot::WriteAll() {
   for (size_t i = 0; i < chunks_.size(); ++i) WriteIfLeft(i);
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] {
-    return std::all_of(chunks_.begin(), chunks_.end(), [](const Chunk& c) { return c.state == Chunk::kWritten; });
+    return std::all_of(chunks_.begin(), chunks_.end(),
+                       [](const Chunk& c) { return c.state == Chunk::kWritten; });
   });
   if (!failure_.empty()) Fail(failure_);
   lock.unlock();

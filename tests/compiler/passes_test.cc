@@ -149,9 +149,3 @@ TEST(WholeModels, GradientsOfNormsAddWhatComesPastThem) {
 
 }  // namespace
 }  // namespace oneflow_like
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return RUN_ALL_TESTS();
-}

@@ -285,8 +285,7 @@ TEST_F(CliTest, HelpIsOneScreenOfOurFlags) {
     EXPECT_EQ(full.out.find(OFL_SOURCE_DIR), std::string::npos);
   }
   const std::string gpt = Run("gpt", {"--help"}).out;
-  for (const char* word :
-       {"Flags of gpt", "--dropout      probability of dropping (0.1)", "--micro_batches"})
+  for (const char* word : {"Flags of gpt", "--dropout      probability of dropping (0.1)", "--micro_batches"})
     EXPECT_NE(gpt.find(word), std::string::npos) << word << "\n" << gpt;
   EXPECT_LT(gpt.find("--micro_batches"), gpt.find("--mesh"));
 }

@@ -1,5 +1,6 @@
 // Killed at any moment of saving, a run has a complete checkpoint or none, and what goes on from it is what
-// an undisturbed run would have been: bit for bit on the same mesh, up to the rounding of other sums on another.
+// an undisturbed run would have been: bit for bit on the same mesh, up to the rounding of other sums on
+// another.
 #include <gflags/gflags.h>
 
 #include "tests/examples/saved_runs.h"
@@ -45,8 +46,8 @@ TEST_F(Kill, LeavesWholeCheckpoints) {
     const auto [processes, mesh] = runs[number % 3];
     const std::string name = "killed" + std::to_string(number);
     SCOPED_TRACE(name);
-    const Flags flags =
-        Run(name, mesh, processes, {SaveFlag(name), "--resume=" + (folder_ / name), "--save_every=1", "--keep=2"});
+    const Flags flags = Run(name, mesh, processes,
+                            {SaveFlag(name), "--resume=" + (folder_ / name), "--save_every=1", "--keep=2"});
     // Some at its start, most while it saves after every step.
     for (int kills = 0; kills < 2 && killed < FLAGS_kills; ++kills, ++killed) {
       auto run = Start(name, flags);
@@ -55,12 +56,14 @@ TEST_F(Kill, LeavesWholeCheckpoints) {
       ExpectWhole(name);
     }
     std::filesystem::create_directories(folder_ / name);  // where all kills came early
-    std::filesystem::copy(folder_ / name, folder_ / (name + ".other"), std::filesystem::copy_options::recursive);
+    std::filesystem::copy(folder_ / name, folder_ / (name + ".other"),
+                          std::filesystem::copy_options::recursive);
     auto run = Start(name, flags);
     EXPECT_EQ(End(*run, name), 0) << run->err();
     ExpectAsUndisturbed(name, mesh, processes);
     const std::string other = name + ".other";
-    auto elsewhere = Start(other, Run(other, "cpu:dp=4", 2, {SaveFlag(other), "--resume=" + (folder_ / other), "--keep=2"}));
+    auto elsewhere = Start(
+        other, Run(other, "cpu:dp=4", 2, {SaveFlag(other), "--resume=" + (folder_ / other), "--keep=2"}));
     EXPECT_EQ(End(*elsewhere, other), 0) << elsewhere->err();
     const std::vector<double> wanted = Undisturbed(mesh, processes).losses, got = Losses(other);
     ASSERT_LE(got.size(), wanted.size());
@@ -74,9 +77,3 @@ TEST_F(Kill, LeavesWholeCheckpoints) {
 
 }  // namespace
 }  // namespace oneflow_like
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return RUN_ALL_TESTS();
-}

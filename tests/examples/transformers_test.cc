@@ -1,6 +1,6 @@
-// Beside Hugging Face's own libraries: a GPT-2 that transformers made gives the same logits here, what we save
-// loads there with equal tensors, and safetensors opens every file. Skipped where python3 (or what OFL_PYTHON
-// names) lacks the packages transformers, torch and safetensors.
+// Beside Hugging Face's own libraries: a GPT-2 that transformers made gives the same logits here, what we
+// save loads there with equal tensors, and safetensors opens every file. Skipped where python3 (or what
+// OFL_PYTHON names) lacks the packages transformers, torch and safetensors.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -24,7 +24,8 @@ std::string Python() {
 }
 
 int Check(const std::string& arguments) {
-  return std::system(Cat(Python(), " ", OFL_SOURCE_DIR, "/tests/examples/transformers_check.py ", arguments).c_str());
+  return std::system(
+      Cat(Python(), " ", OFL_SOURCE_DIR, "/tests/examples/transformers_check.py ", arguments).c_str());
 }
 
 class Transformers : public testing::Test {

@@ -86,9 +86,10 @@ void Run(const std::string& folder, int64_t layers) {
     most = std::max(most, Memory("RssAnon:"));
     (save ? around : plain).push_back(seconds);
   }
-  std::printf("a step: median %.2f s, worst %.2f s; with a save begun before it: median %.2f s, worst %.2f s\n",
-              Median(plain), *std::max_element(plain.begin(), plain.end()), Median(around),
-              *std::max_element(around.begin(), around.end()));
+  std::printf(
+      "a step: median %.2f s, worst %.2f s; with a save begun before it: median %.2f s, worst %.2f s\n",
+      Median(plain), *std::max_element(plain.begin(), plain.end()), Median(around),
+      *std::max_element(around.begin(), around.end()));
   std::printf("Save itself: median %.3f s\n", Median(begun));
   std::printf("anonymous memory: %.0f MB before, at most %.0f MB while saving\n", before, most);
   train.Close();
@@ -97,7 +98,8 @@ void Run(const std::string& folder, int64_t layers) {
   Session again = other.MakeTrain();
   const double compiled = Memory("RssAnon:");
   const double seconds = Seconds([&] { Load(other.model(), folder + "/last"); });
-  std::printf("loading: %.2f s, %.0f MB beside the variables\n", seconds, Memory("RssAnon:") - compiled - bytes / 1048576.0);
+  std::printf("loading: %.2f s, %.0f MB beside the variables\n", seconds,
+              Memory("RssAnon:") - compiled - bytes / 1048576.0);
   fs::remove_all(folder);
 }
 

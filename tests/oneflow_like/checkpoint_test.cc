@@ -237,7 +237,6 @@ struct Two {
   Tensor loss;
 };
 
-
 // A step that failed, or whose loss is no number, is not worth keeping.
 TEST_F(Checkpoint, BadStepsAreNotSaved) {
   Two model;
@@ -249,6 +248,28 @@ TEST_F(Checkpoint, BadStepsAreNotSaved) {
   EXPECT_NE(ErrorOf([&] { handle.Wait(); }).find("is not written: step 0 has loss NaN"), std::string::npos)
       << ErrorOf([&] { handle.Wait(); });
   for (const auto& entry : fs::directory_iterator(folder_)) EXPECT_EQ(entry.path().filename(), ".saving");
+}
+
+// A failed save is told once; the next one begins anew.
+TEST_F(Checkpoint, AFailedSaveDoesNotEndSaving) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", {2, 3}, DType::kFloat32), y = model.Input("y", {2}, DType::kFloat32);
+  Tensor w = model.scope().Weight("w", {3, 2}, Normal(1));
+  Session train = Train(mean(square(matmul(x, w))) + mean(y), Sgd{.lr = 1e-2});
+  auto run = [&](float value) {
+    HostTensor batch = HostTensor::Make(DType::kFloat32, {2});
+    batch.as<float>()[0] = batch.as<float>()[1] = value;
+    return train.Run({{"x", Floats(1, {2, 3})}, {"y", batch}});
+  };
+  for (bool wait : {true, false}) {
+    (void)run(NAN);
+    const SaveHandle bad = Save(model, folder_);
+    if (wait) EXPECT_NE(ErrorOf([&] { bad.Wait(); }), "");
+    run(0).Wait();
+    if (!wait) EXPECT_NE(ErrorOf([&] { Save(model, folder_); }).find("has loss NaN"), std::string::npos);
+    EXPECT_EQ(ErrorOf([&] { Save(model, folder_).Wait(); }), "");
+  }
+  EXPECT_EQ(Checkpoints(folder_).size(), 2u);
 }
 
 // --- What a checkpoint says, and what a model takes of it ---
@@ -401,7 +422,8 @@ class SmallDisk {
   }
   bool mounted() const { return mounted_; }
   void MakeReadOnly() const {
-    EXPECT_EQ(mount(nullptr, path_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0) << std::strerror(errno);
+    EXPECT_EQ(mount(nullptr, path_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0)
+        << std::strerror(errno);
   }
 
  private:
@@ -409,7 +431,8 @@ class SmallDisk {
   bool mounted_;
 };
 
-// A disk that is full, or can no longer be written: one sentence on all processes, and what was complete stays.
+// A disk that is full, or can no longer be written: one sentence on all processes, and what was complete
+// stays.
 TEST_F(Checkpoint, ADiskThatFailsLeavesWhatWasComplete) {
   const SmallDisk disk(folder_, "2M");
   if (!disk.mounted()) GTEST_SKIP() << "no right to mount";
@@ -425,9 +448,10 @@ TEST_F(Checkpoint, ADiskThatFailsLeavesWhatWasComplete) {
       }
     });
     for (const std::string& error : errors)
-      EXPECT_TRUE(std::regex_search(error, std::regex("step-.*: (there is no room for its [0-9]+ bytes|it cannot be "
-                                                      "written at byte [0-9]+|it cannot be created|it cannot be "
-                                                      "made): No space left")))
+      EXPECT_TRUE(
+          std::regex_search(error, std::regex("step-.*: (there is no room for its [0-9]+ bytes|it cannot be "
+                                              "written at byte [0-9]+|it cannot be created|it cannot be "
+                                              "made): No space left")))
           << error;
     const std::vector<std::string> whole = Checkpoints(folder_);
     ASSERT_GT(whole.size(), 2u);
@@ -448,7 +472,8 @@ TEST_F(Checkpoint, ADiskThatFailsLeavesWhatWasComplete) {
 
 // Two hosts of two processes each, which see only their own folders.
 TEST_F(Checkpoint, HostsMayKeepTheirOwn) {
-  auto run = [&](const std::string& mesh, bool local, const std::function<void(GptProgram&, const std::string&)>& use) {
+  auto run = [&](const std::string& mesh, bool local,
+                 const std::function<void(GptProgram&, const std::string&)>& use) {
     return RunProcesses(4, [&](std::shared_ptr<Job> job) {
       for (int p = 0; p < 4; ++p) dynamic_cast<TestJob*>(job.get())->SetHost(p, p < 2 ? "a" : "b");
       SmallGpt given = Small(mesh);
@@ -483,7 +508,8 @@ TEST_F(Checkpoint, HostsMayKeepTheirOwn) {
   fs::remove_all(folder_ + "/b/step-00000002");  // what one host lacks is not there
   for (const std::string& error : run("cpu:dp=2,tp=2", true, go_on)) EXPECT_EQ(error, "");
   for (const std::string& error : run("cpu:dp=2,tp=2", false, train))
-    EXPECT_NE(error.find("another host of this job, which then should leave out --local"), std::string::npos) << error;
+    EXPECT_NE(error.find("another host of this job, which then should leave out --local"), std::string::npos)
+        << error;
 }
 
 TEST_F(Checkpoint, AFolderIsOneRuns) {
@@ -518,15 +544,17 @@ TEST_F(Checkpoint, WhatIsNoneIsNotTakenForOne) {
   fs::rename(path, folder_ + "/best");
   EXPECT_EQ(NewestCheckpoint(folder_), "");
   EXPECT_EQ(NewestCheckpoint(folder_ + "/best"), folder_ + "/best");
-  EXPECT_NE(ErrorOf([&] { NewestCheckpoint(folder_ + "/best/model-00001-of-00001.safetensors"); })
-                .find("it is neither a checkpoint nor a folder of them"),
+  EXPECT_NE(ErrorOf([&] {
+              NewestCheckpoint(folder_ + "/best/model-00001-of-00001.safetensors");
+            }).find("it is neither a checkpoint nor a folder of them"),
             std::string::npos);
   EXPECT_NE(ErrorOf([&] { Load(model.model, folder_ + "/none"); }).find("there is nothing of that name"),
             std::string::npos);
   Model stranger(FullMesh("cpu:dp=1"));
   (void)stranger.scope().Weight("mine", {2}, Ones());
-  EXPECT_NE(ErrorOf([&] { Load(stranger, folder_ + "/best", {.partial = true}); })
-                .find("has no variable of the model; it has 'scale', "),
+  EXPECT_NE(ErrorOf([&] {
+              Load(stranger, folder_ + "/best", {.partial = true});
+            }).find("has no variable of the model; it has 'scale', "),
             std::string::npos);
   Model half(FullMesh("cpu:dp=1"));
   (void)half.scope().Weight("mine", {2}, Ones());
@@ -551,7 +579,8 @@ TEST_F(Checkpoint, ANewerVersionIsRefused) {
 TEST_F(Checkpoint, NamesCanBeRewritten) {
   Model old(FullMesh("cpu:dp=1"));
   Tensor x = old.Input("x", {2, 3}, DType::kFloat32);
-  Session session = Evaluate({{"y", matmul(x, (old.scope() / "encoder0").Weight("kernel", {3, 2}, Normal(1)))}});
+  Session session =
+      Evaluate({{"y", matmul(x, (old.scope() / "encoder0").Weight("kernel", {3, 2}, Normal(1)))}});
   const std::string path = Save(old, folder_).Wait();
   Model model(FullMesh("cpu:dp=2"));
   (void)(model.scope() / "layers" / "0").Weight("w", {3, 2}, Normal(1));
@@ -593,9 +622,3 @@ TEST_F(Checkpoint, AnIndexCannotLie) {
 
 }  // namespace
 }  // namespace oneflow_like
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return RUN_ALL_TESTS();
-}

@@ -20,8 +20,9 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   const std::string trace = testing::TempDir() + "/launcher_test.trace", dump = testing::TempDir() + "/dump";
   std::vector<std::string> flags = {"launcher_test",      "--mesh=cpu:tp=2",       "--devices=2,5",
                                     "--seed=7",           "--threads=3",           "--kernel_threads=2",
-                                    "--explain",          "--memory_budget=12345", "--check_feeds", "--check_replicas=9", "--check_nan",
-                                    "--dump_dir=" + dump, "--trace=" + trace};
+                                    "--explain",          "--memory_budget=12345", "--check_feeds",
+                                    "--check_replicas=9", "--check_nan",           "--dump_dir=" + dump,
+                                    "--trace=" + trace};
   std::vector<char*> pointers;
   for (std::string& flag : flags) pointers.push_back(flag.data());
   int argc = static_cast<int>(pointers.size());

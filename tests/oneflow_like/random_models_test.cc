@@ -296,9 +296,3 @@ TEST(RandomModels, WholeBatchValuesAreThoseOfOneMicroBatch) {
 
 }  // namespace
 }  // namespace oneflow_like
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return RUN_ALL_TESTS();
-}

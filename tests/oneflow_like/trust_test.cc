@@ -39,13 +39,15 @@ std::vector<Copy> CopiesOf(const ModelImpl& model) {
       for (const Store::VariableInfo& info : model.store->Variables(rank)) {
         const std::string piece = info.name + info.box.str();
         if (pass == 0) ++holders[piece];
-        if (pass == 1 && holders[piece] > 1 && info.box.elements() > 0 && info.name.find(':') == std::string::npos)
+        if (pass == 1 && holders[piece] > 1 && info.box.elements() > 0 &&
+            info.name.find(':') == std::string::npos)
           copies.push_back({info.name, rank, info.box.elements() * static_cast<int64_t>(SizeOf(info.dtype))});
       }
   return copies;
 }
 
-// A bit of one rank's copy is turned between two steps; within K steps the run ends, naming variable and rank.
+// A bit of one rank's copy is turned between two steps; within K steps the run ends, naming variable and
+// rank.
 TEST(Replicas, TurnedBitsAreFound) {
   const char* meshes[] = {"cpu:dp=2", "cpu:dp=3", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2"};
   const int64_t every = 3;
@@ -69,8 +71,9 @@ TEST(Replicas, TurnedBitsAreFound) {
     if (std::regex_search(error, std::regex("loss is"))) continue;  // the bit was one of an exponent
     std::smatch found;
     ASSERT_TRUE(std::regex_search(
-        error, found, std::regex("^before step [36]: variable '.*' of (?:rank ([0-9, ]+)|half of its ranks) "
-                                 "differs from what other ranks hold of it")))
+        error, found,
+        std::regex("^before step [36]: variable '.*' of (?:rank ([0-9, ]+)|half of its ranks) "
+                   "differs from what other ranks hold of it")))
         << flip << ": " << piece;
     named += Cat(", ", found[1].str(), ",").find(Cat(", ", copy.rank, ",")) != std::string::npos;
   }
@@ -128,15 +131,17 @@ TEST(Replicas, WhatHasNoneIsSaid) {
   Model model(FullMesh("cpu:tp=2"));
   (void)model.scope().Weight("cut", {4, 4}, Normal(1), {{"tp", S(0)}});
   (void)model.scope().Weight("copied", {4}, Normal(1));
-  EXPECT_EQ(WithoutReplicas(model.impl()),
-            "check_replicas: 1 of 2 variables (64 of 80 bytes) are held by one rank alone and cannot be compared "
-            "with another");
+  EXPECT_EQ(
+      WithoutReplicas(model.impl()),
+      "check_replicas: 1 of 2 variables (64 of 80 bytes) are held by one rank alone and cannot be compared "
+      "with another");
   std::vector<std::string> errors = RunProcesses(2, [](std::shared_ptr<Job> job) {
     Model uneven(FullMesh("cpu:dp=3,tp=2"), {.job = job});
     (void)WithoutReplicas(uneven.impl());
   });
   for (const std::string& error : errors)
-    EXPECT_EQ(error.rfind("check_replicas: 2 processes cut mesh cpu:dp=3,tp=2,pp=1 unevenly", 0), 0u) << error;
+    EXPECT_EQ(error.rfind("check_replicas: 2 processes cut mesh cpu:dp=3,tp=2,pp=1 unevenly", 0), 0u)
+        << error;
 }
 
 // --- Numbers that are none ---
@@ -170,8 +175,9 @@ TEST(CheckNan, NamesTheOperatorLineRankAndMicroBatch) {
     program.session->Run({{"x", program.Batch(-1)}}).Wait();
     const std::string error = ErrorOf([&] { program.session->Run({{"x", program.Batch(row)}}).Wait(); });
     // Rows go to micro-batches first, then to ranks.
-    const std::string wanted = Cat("trust_test.cc:", program.line, ": it gives NaN, though all it reads is finite (rank ",
-                                   row % 4 / 2, ", micro-batch ", row / 4, ", step 1, ");
+    const std::string wanted =
+        Cat("trust_test.cc:", program.line, ": it gives NaN, though all it reads is finite (rank ",
+            row % 4 / 2, ", micro-batch ", row / 4, ", step 1, ");
     EXPECT_NE(error.find(wanted), std::string::npos) << error << "\n wanted: " << wanted;
     EXPECT_EQ(error.rfind("log", 0), 0u) << error;
   }
@@ -212,7 +218,8 @@ TEST(CheckNan, WholeModelsRunAsWithoutIt) {
           losses[check].push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
       }
       for (size_t i = 0; i < losses[0].size(); ++i)
-        EXPECT_NEAR(losses[0][i], losses[1][i], dtype == DType::kFloat32 ? 1e-5 : 2e-2 * losses[0][i]) << mesh;
+        EXPECT_NEAR(losses[0][i], losses[1][i], dtype == DType::kFloat32 ? 1e-5 : 2e-2 * losses[0][i])
+            << mesh;
     }
   EXPECT_NE(ErrorOf([] {
               SmallGpt given = Checked("cpu:dp=1", 0);

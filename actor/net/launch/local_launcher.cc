@@ -222,7 +222,7 @@ class Parent {
     ours.erase(std::remove(ours.begin(), ours.end(), ""), ours.end());
     const char* replaced[] = {
         "ONEFLOW_LIKE_PROCESS=",  "ONEFLOW_LIKE_PROCESSES=", "ONEFLOW_LIKE_PORT=", "ONEFLOW_LIKE_TOKEN=",
-        "ONEFLOW_LIKE_LABELLED=", "ONEFLOW_LIKE_LISTEN_FD=", "ONEFLOW_LIKE_TTY=", "ONEFLOW_LIKE_RESTART="};
+        "ONEFLOW_LIKE_LABELLED=", "ONEFLOW_LIKE_LISTEN_FD=", "ONEFLOW_LIKE_TTY=",  "ONEFLOW_LIKE_RESTART="};
     for (char** e = environ; *e != nullptr; ++e)
       if (std::none_of(std::begin(replaced), std::end(replaced),
                        [&](const char* name) { return std::strncmp(*e, name, std::strlen(name)) == 0; }))
@@ -384,7 +384,7 @@ class Parent {
     }
   }
 
-  // What the end of a copy means.
+  // Takes note of how a copy ended.
   void Ended(int k) {
     const Child& c = children_[k];
     const bool first = code_ == 0 || (code_ == EX_TEMPFAIL && c.code != EX_TEMPFAIL);

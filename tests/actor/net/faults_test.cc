@@ -430,9 +430,3 @@ TEST_F(LocalJobTest, InterruptEndsEverybody) {
 
 }  // namespace
 }  // namespace oneflow_like
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return RUN_ALL_TESTS();
-}

@@ -405,9 +405,3 @@ TEST(Monitor, NamesWhatIsInjected) {
 
 }  // namespace
 }  // namespace oneflow_like
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  gflags::ParseCommandLineFlags(&argc, &argv, true);
-  return RUN_ALL_TESTS();
-}
