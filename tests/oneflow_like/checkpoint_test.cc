@@ -264,9 +264,13 @@ TEST_F(Checkpoint, AFailedSaveDoesNotEndSaving) {
   for (bool wait : {true, false}) {
     (void)run(NAN);
     const SaveHandle bad = Save(model, folder_);
-    if (wait) EXPECT_NE(ErrorOf([&] { bad.Wait(); }), "");
+    if (wait) {
+      EXPECT_NE(ErrorOf([&] { bad.Wait(); }), "");
+    }
     run(0).Wait();
-    if (!wait) EXPECT_NE(ErrorOf([&] { Save(model, folder_); }).find("has loss NaN"), std::string::npos);
+    if (!wait) {
+      EXPECT_NE(ErrorOf([&] { Save(model, folder_); }).find("has loss NaN"), std::string::npos);
+    }
     EXPECT_EQ(ErrorOf([&] { Save(model, folder_).Wait(); }), "");
   }
   EXPECT_EQ(Checkpoints(folder_).size(), 2u);
