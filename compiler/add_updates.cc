@@ -38,7 +38,8 @@ class Updater {
         options_(options),
         training_(*options.training),
         train_(graph->node(train)),
-        scaled_(train_.attrs.Has("scaled")) {
+        scaled_(train_.attrs.Has("scaled")),
+        readers_(graph->Readers()) {
     origin_.phase = Phase::kUpdate;
     origin_.scope = "update/";
     graph_.Remove(train);
@@ -50,17 +51,19 @@ class Updater {
     for (size_t i = TrainHead(train_); i + 1 < train_.in.size(); i += 2) {
       weights_.push_back(train_.in[i]);
       gradients_.push_back(train_.in[i + 1]);
+      decays_[train_.in[i]] = Decays(train_.in[i]) ? 1 : 0;
     }
-    if (training_.clip_norm > 0 || scaled_) MeasureNorm();
+    if (training_.clip_norm > 0 || scaled_ || Skips()) MeasureNorm();
     for (size_t i = 0; i < weights_.size(); ++i) Update(i);
     if (updates_.defined()) {
       At(graph_.producer(updates_.id()));
       Assign(updates_, shift(updates_, 1));
+      if (counted_.first.defined()) Assign(counted_.first, counted_.second);
     }
     if (!scaled_) return;
     At(graph_.producer(train_.in[1]));
     Apply(&graph_, "update_loss_scale",
-          {Tensor(&graph_, train_.in[1]), Tensor(&graph_, train_.in[2]), finite_});
+          {Tensor(&graph_, train_.in[1]), Tensor(&graph_, train_.in[2]), fits_fp16_});
   }
 
  private:
@@ -74,18 +77,17 @@ class Updater {
       return gradient_;
     }
     Tensor State(const std::string& name, double first) override {
-      Tensor& state = states_[name];
-      if (!state.defined()) {
-        const Node like = of_.graph_.producer(weight_.id());
-        state = AddState(&of_.graph_, Cat(of_.options_.name, ":", name, "/", like.name), weight_.shape(),
-                         first, like);
-        Node& node = of_.graph_.node(of_.graph_.value(state.id()).producer);
-        node.fixed = like.fixed;
-        node.stored = like.stored;
-      }
-      return state;
+      return StateOf(name, weight_.shape(), first, weight_.shape().rank());
     }
-    Tensor Rate(double lr) override { return of_.Rate(lr); }
+    Tensor RowState(const std::string& name, double first) override {
+      return StateOf(name, Dims{weight_.shape()[0]}, first, 1);
+    }
+    const std::string& path() override { return of_.graph_.producer(weight_.id()).name; }
+    double Decay() override {
+      const Node& node = of_.graph_.producer(weight_.id());
+      return node.attrs.Has("decay") ? node.attrs.Float("decay") : of_.decays_.at(weight_.id());
+    }
+    Tensor Rate(double lr) override { return of_.Rate(lr * RateFactor()); }
     Tensor Updates() override { return of_.Updates(); }
     void Assign(Tensor variable, Tensor value) override {
       of_.Assign(variable, value);
@@ -97,6 +99,11 @@ class Updater {
       if (counts) in.push_back(Updates());
       if (of_.factor_.defined()) in.push_back(of_.factor_);
       if (of_.finite_.defined()) in.push_back(of_.finite_);
+      numbers.Set("lr", numbers.Float("lr") * RateFactor());
+      if (of_.training_.fed_rate) {
+        in.push_back(of_.Rate(numbers.Float("lr")));
+        numbers.Set("rated", int64_t{1});
+      }
       const Schedule& schedule = of_.training_.schedule;
       if (schedule.kind != Schedule::Kind::kConstant) SetSchedule(schedule, &numbers);
       Apply(&of_.graph_, op, in, numbers);
@@ -105,6 +112,22 @@ class Updater {
     bool assigned() const { return assigned_; }
 
    private:
+    double RateFactor() const { return of_.graph_.producer(weight_.id()).attrs.Float("rate", 1); }
+    // With the weight's first `axes` axes, cut as it is along them.
+    Tensor StateOf(const std::string& name, const Dims& shape, double first, int axes) {
+      Tensor& state = states_[name];
+      if (state.defined()) return state;
+      const Node like = of_.graph_.producer(weight_.id());
+      state = AddState(&of_.graph_, Cat(of_.options_.name, ":", name, "/", like.name), shape, first, like);
+      Node& node = of_.graph_.node(of_.graph_.value(state.id()).producer);
+      for (const auto& [entry, sbp] : like.fixed) {
+        if (sbp.is_split() && sbp.axis >= axes) continue;
+        node.fixed[entry] = sbp;
+        if (like.stored.count(entry)) node.stored.insert(entry);
+      }
+      return state;
+    }
+
     Updater& of_;
     Tensor weight_, raw_, gradient_;
     std::map<std::string, Tensor> states_;
@@ -116,6 +139,40 @@ class Updater {
     slice_ = like.slice;
     origin_.slice = like.placed ? &slice_ : nullptr;
     origin_.line = like.line;
+  }
+
+  // Whether anything but elementwise operators and norms reads the weight, itself or a view of it: weights of
+  // products, tables and convolutions do decay, biases and what scales a norm do not.
+  bool Decays(int weight) const {
+    if (graph_.value(weight).shape.rank() < 2) return false;
+    bool read = false;
+    std::vector<int> todo = {weight};
+    while (!todo.empty()) {
+      const int v = todo.back();
+      todo.pop_back();
+      if (v >= static_cast<int>(readers_.size())) continue;
+      for (int n : readers_[v]) {
+        const Node& reader = graph_.node(n);
+        const OpDef* def = graph_.catalog().Find(reader.op);
+        if (reader.phase != Phase::kForward || !def) continue;
+        read = true;
+        if (reader.in.size() == 1 && reader.out.size() == 1 && def->folds.empty()) {
+          todo.push_back(reader.out[0]);
+        } else if (def->scalar.empty() && !IsWideOperand(*def, reader, v)) {
+          return true;
+        }
+      }
+    }
+    return !read;
+  }
+
+  // Whether node `reader` takes the value as a parameter that stays fp32 beside narrow operands (of a norm).
+  bool IsWideOperand(const OpDef& def, const Node& reader, int value) const {
+    if (def.wide.empty()) return false;
+    const BoundRule rule = BindOp(def, graph_.CallOf(reader));
+    for (size_t i = 0; i < reader.in.size(); ++i)
+      if (reader.in[i] == value && !def.wide.count(rule.in[i].name)) return false;
+    return true;
   }
 
   void Update(size_t i) {
@@ -146,13 +203,48 @@ class Updater {
     }
     stand(squares.begin()->first);
     Tensor total = sums.size() > 1 ? add_n(sums) : sums[0];
-    Attrs attrs = {{"max_norm", training_.clip_norm}};
+    constexpr double kAny = 1e30;  // a norm that nothing is clipped to
+    Attrs attrs = {{"max_norm", scaled_ || training_.clip_norm > 0 ? training_.clip_norm : kAny}};
     std::vector<Tensor> clip = scaled_
                                    ? Apply(&graph_, "unscale", {total, Tensor(&graph_, train_.in[1])}, attrs)
                                    : Apply(&graph_, "clip_factor", {total}, attrs);
     factor_ = clip[0];
-    if (scaled_) finite_ = clip[2];
+    if (scaled_) finite_ = fits_fp16_ = clip[2];
     if (training_.clip_norm > 0) graph_.AddFetch("grad_norm", clip[1].id());
+    if (Skips()) SkipOutliers(clip[1]);
+  }
+
+  bool Skips() const { return training_.skip.above > 0 || training_.skip.times > 0; }
+
+  // Updates are made where the norm is below its bounds, and, as in all that is fetched, "skipped" says so.
+  void SkipOutliers(Tensor norm) {
+    constexpr double kMost = 3e38, kKeep = 0.98, kFirst = 10;
+    auto number = [&](double value) { return full(&graph_, Dims{}, value); };
+    Tensor most = number(training_.skip.above > 0 ? training_.skip.above : kMost);
+    if (training_.skip.times > 0) {
+      const Node like = graph_.producer(norm.id());
+      Tensor average = AddState(&graph_, options_.name + ":norm_average", Dims{}, 0, like);
+      // The average began at 0: divided by 1 - keep^count it is that of the steps there were.
+      Tensor weight = shift(neg(exp(scale(Updates(), std::log(kKeep)))), 1);
+      Tensor bound = scale(average / maximum(weight, number(1 - kKeep)), training_.skip.times);
+      most = where(less(Updates(), number(kFirst)), most, minimum(most, bound));
+      counted_ = {average, scale(average, kKeep) + scale(norm, 1 - kKeep)};
+    }
+    finite_ = less_equal(norm, most);  // of a norm that is no number: false
+    graph_.AddFetch("skipped", where(finite_, number(0), number(1)).id());
+  }
+
+  // The factor that the session feeds, one for the whole training.
+  Tensor FedFactor() {
+    if (fed_.defined()) return fed_;
+    Node node;
+    node.op = "input";
+    node.name = options_.name + ":lr_factor";
+    node.line = origin_.line;
+    const std::string name = node.name;
+    const int id = graph_.AddRaw(std::move(node), {{name, DType::kFloat32, Dims{}}});
+    fed_ = Tensor(&graph_, graph_.node(id).out[0]);
+    return fed_;
   }
 
   Tensor Rate(double lr) {
@@ -160,7 +252,7 @@ class Updater {
     if (!rate.defined()) {
       Attrs attrs = {{"lr", lr}};
       if (training_.schedule.kind != Schedule::Kind::kConstant) SetSchedule(training_.schedule, &attrs);
-      rate = Apply(&graph_, "learning_rate", {}, attrs)[0];
+      rate = training_.fed_rate ? scale(FedFactor(), lr) : Apply(&graph_, "learning_rate", {}, attrs)[0];
     }
     return rate;
   }
@@ -186,8 +278,12 @@ class Updater {
   const bool scaled_;
   Graph::Origin origin_;
   Slice slice_;
+  const std::vector<std::vector<int>> readers_;  // of the values there are before updates
   std::vector<int> weights_, gradients_;
-  Tensor factor_, finite_, updates_;
+  std::map<int, double> decays_;  // by weight, WeightUpdate::Decay where no option says it
+  Tensor factor_, updates_, fed_;
+  Tensor finite_, fits_fp16_;  // whether updates are made; whether no gradient overflowed
+  std::pair<Tensor, Tensor> counted_;  // a state of the training, and what it is where the step counts
   std::map<std::pair<Slice, double>, Tensor> rates_;
 };
 

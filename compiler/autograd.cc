@@ -60,20 +60,24 @@ std::string WeightsAbove(const Graph& graph, int n, const std::vector<int>& weig
 
 // What no gradient at all is blamed on: the node nearest to the loss that gives none to its floating
 // operands.
-[[noreturn]] void FailWithoutGradients(const Graph& graph, int loss, int stopped_at) {
+[[noreturn]] void FailWithoutGradients(const Graph& graph, int loss, int stopped_at, bool frozen) {
   const std::string what = Cat("the loss '", graph.value(loss).name, "'");
+  if (frozen) Fail("nothing is left to train: all weights that ", what, " depends on are frozen");
   if (stopped_at < 0) Fail(what, " depends on no weight of the model");
   Fail("no gradient of ", what, " reaches a weight: it stops at ", graph.Describe(stopped_at),
        ", through which none flows; build the loss from operators that have a gradient");
 }
 
-// The variables that may be trained: all but those that training keeps.
+bool Frozen(const Node& variable) { return variable.attrs.Int("frozen", 0) != 0; }
+
+// The variables that may be trained: all but frozen ones and those that training keeps.
 std::vector<int> Weights(const Graph& graph, int train) {
   std::vector<int> weights;
   const std::vector<int>& own = graph.node(train).in;
   for (int n = 0; n < graph.num_nodes(); ++n) {
     if (!graph.alive(n) || graph.node(n).kind != NodeKind::kVariable) continue;
     int w = graph.node(n).out[0];
+    if (Frozen(graph.node(n))) continue;
     if (std::find(own.begin(), own.end(), w) == own.end()) weights.push_back(w);
   }
   std::sort(weights.begin(), weights.end());
@@ -83,33 +87,39 @@ std::vector<int> Weights(const Graph& graph, int train) {
 // From the loss back to the weights, one operator after the other.
 class Differentiator {
  public:
-  Differentiator(Graph* graph, int train)
+  // With respect to values `weights`; `factor`: on the gradient, a value, or -1.
+  Differentiator(Graph* graph, int loss, int factor, std::vector<int> weights, Phase phase)
       : graph_(*graph),
-        train_(train),
-        loss_(graph->node(train).in[0]),
-        weights_(Weights(*graph, train)),
+        loss_(loss),
+        factor_(factor),
+        weights_(std::move(weights)),
         order_(graph->Order()),
         on_path_(OnPath(*graph, loss_, weights_, order_)),
         parts_(graph->num_values()) {
-    origin_.phase = Phase::kBackward;
+    origin_.phase = phase;
   }
   ~Differentiator() { graph_.SetOrigin(nullptr); }
 
-  void Run() {
+  // By weight; undefined where the loss does not depend on it.
+  std::vector<Tensor> Run() {
     Begin();
     for (auto it = order_.rbegin(); it != order_.rend(); ++it)
       if (on_path_[*it] && !IsEnd(graph_.node(*it)) && !GoThrough(*it) && stopped_at_ < 0) stopped_at_ = *it;
-    std::vector<int> found;
-    for (int w : weights_) {
-      Tensor g = Total(w);
-      if (g.defined()) found.insert(found.end(), {w, g.id()});
-    }
-    if (found.empty()) FailWithoutGradients(graph_, loss_, stopped_at_);
-    std::vector<int>& in = graph_.node(train_).in;
-    in.insert(in.end(), found.begin(), found.end());
+    std::vector<Tensor> found;
+    for (int w : weights_) found.push_back(Total(w));
+    return found;
+  }
+  [[noreturn]] void FailWithout() const {
+    FailWithoutGradients(graph_, loss_, stopped_at_, weights_.empty() && AnyFrozen());
   }
 
  private:
+  bool AnyFrozen() const {
+    return std::any_of(order_.begin(), order_.end(), [&](int n) {
+      return graph_.node(n).kind == NodeKind::kVariable && Frozen(graph_.node(n));
+    });
+  }
+
   // Nodes added from here on belong to that node.
   void Enter(int node) {
     const Node& n = graph_.node(node);
@@ -138,8 +148,7 @@ class Differentiator {
            Name(loss.dtype), loss.shape.str());
     Enter(loss.producer);
     Tensor one = full(&graph_, loss.shape, 1.0, loss.dtype);
-    const Node& train = graph_.node(train_);
-    if (train.attrs.Has("scaled")) one = mul(one, Tensor(&graph_, train.in[1]));
+    if (factor_ >= 0) one = mul(one, Tensor(&graph_, factor_));
     parts_[loss_].push_back(one);
   }
 
@@ -164,9 +173,8 @@ class Differentiator {
     if (!wanted) return true;
     if (!reached) return false;
     if (!def.grad && !def.stops_gradient)
-      Fail(graph_.Describe(n), ": operator ", node.op, " has no gradient, so weights ",
-           WeightsAbove(graph_, n, weights_),
-           " would not be trained through it; give its OpDef a `grad`, or set ",
+      Fail(graph_.Describe(n), ": operator ", node.op, " has no gradient, so none reaches ",
+           WeightsAbove(graph_, n, weights_), " through it; give its OpDef a `grad`, or set ",
            "`stops_gradient` if none is meant to flow");
     if (!def.grad) return false;
     Enter(n);
@@ -186,7 +194,7 @@ class Differentiator {
   }
 
   Graph& graph_;
-  const int train_, loss_;
+  const int loss_, factor_;
   const std::vector<int> weights_, order_;
   const std::vector<bool> on_path_;
   std::vector<std::vector<Tensor>> parts_;  // by value: the gradients that its readers gave
@@ -199,7 +207,20 @@ class Differentiator {
 
 void Autograd(Graph* graph) {
   const int train = TrainNode(*graph);
-  if (train >= 0) Differentiator(graph, train).Run();
+  if (train < 0) return;
+  const Node ends = graph->node(train);
+  const std::vector<int> weights = Weights(*graph, train);
+  Differentiator differentiator(graph, ends.in[0], ends.attrs.Has("scaled") ? ends.in[1] : -1, weights,
+                                Phase::kBackward);
+  const std::vector<Tensor> gradients = differentiator.Run();
+  std::vector<int>& in = graph->node(train).in;
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (gradients[i].defined()) in.insert(in.end(), {weights[i], gradients[i].id()});
+  if (in.size() == ends.in.size()) differentiator.FailWithout();
+}
+
+std::vector<Tensor> GradientsOf(Graph* graph, int loss, const std::vector<int>& values) {
+  return Differentiator(graph, loss, -1, values, Phase::kForward).Run();
 }
 
 }  // namespace oneflow_like

@@ -15,7 +15,9 @@ namespace oneflow_like {
 
 namespace {
 
-// What is known of a value's type before it is settled.
+constexpr char kCast[] = "cast";
+
+// A value's type as far as it is known before it is settled.
 enum class Kind : uint8_t { kNeutral, kNarrow, kWide, kOther };  // other: not fp32 to begin with
 // What the readers of a value have in common.
 enum class Demand : uint8_t { kNone, kWide, kNarrow };
@@ -36,6 +38,7 @@ class Narrower {
     for (int n : order_) Guess(n);
     Settle();
     for (int n : order_) Rewrite(n);
+    RemoveUnread();
     Reorder();
   }
 
@@ -191,17 +194,28 @@ class Narrower {
     return false;
   }
 
+  // The value of type `to` that a cast made `v` of (a frozen weight that is stored narrow), or -1.
+  int WidenedFrom(int v, DType to) const {
+    const Node& cast = graph_.producer(v);
+    if (cast.op != kCast || was_[v] != DType::kFloat32) return -1;
+    return graph_.value(cast.in[0]).dtype == to ? cast.in[0] : -1;
+  }
+
   void CastOperand(int n, size_t operand, DType to) {
     int v = graph_.node(n).in[operand];
     DType from = graph_.value(v).dtype;
     if (from == to || !IsFloating(from) || !IsFloating(to)) return;
+    if (const int narrow = WidenedFrom(v, to); narrow >= 0) {
+      graph_.node(n).in[operand] = narrow;
+      return;
+    }
     auto [it, fresh] = casts_.try_emplace({v, to}, -1);
     if (fresh) {
       const int origin = graph_.value(v).producer;
       const Node& producer = graph_.node(origin);
       const Node& reader = graph_.node(n);
       Node cast;
-      cast.op = "cast";
+      cast.op = kCast;
       cast.attrs.Set("dtype", std::string(Name(to)));
       cast.in = {v};
       cast.line = producer.line.str().empty() ? reader.line : producer.line;
@@ -218,6 +232,14 @@ class Narrower {
       casts_of_[origin].push_back(id);
     }
     graph_.node(n).in[operand] = it->second;
+  }
+
+  // Casts of the user's all of whose readers take the operand itself now.
+  void RemoveUnread() {
+    const std::vector<std::vector<int>> readers = graph_.Readers();
+    for (int n : order_)
+      if (graph_.node(n).op == kCast && readers[graph_.node(n).out[0]].empty()) graph_.Remove(n);
+    std::erase_if(order_, [&](int n) { return !graph_.alive(n); });
   }
 
   // Variables and what follows from them alone first, each with its casts.

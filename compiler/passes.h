@@ -21,6 +21,8 @@ struct Training {
   Optimizer optimizer;
   Schedule schedule;     // of the learning rate
   double clip_norm = 0;  // 0: none
+  SkipSteps skip;
+  bool fed_rate = false;  // the factor on learning rates is an input, "<name>:lr_factor"
 };
 struct CompileOptions {
   std::string name = "train";
@@ -38,6 +40,9 @@ struct CompileOptions {
 
 void AddLossScale(Graph* graph, const CompileOptions& options);
 void Autograd(Graph* graph);
+// Gradients of `loss`, one element, with respect to values, as operators of the forward phase; undefined where
+// it does not depend on one. Throws Error as Autograd does.
+std::vector<Tensor> GradientsOf(Graph* graph, int loss, const std::vector<int>& values);
 void AddUpdates(Graph* graph, const CompileOptions& options);
 // Before all others: gives random operators their keys.
 void NameDraws(Graph* graph);

@@ -74,7 +74,7 @@ Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
 
   Scope first = scope.Stage("pp", 0);
   Tensor table = first.Weight("embedding", {c.vocabulary, c.width}, Normal(kStddev), {{"tp", S(0)}});
-  Tensor positions = first.Weight("positions", {c.context, c.width}, Normal(kStddev));
+  Tensor positions = first.Weight("positions", {c.context, c.width}, Normal(kStddev), {.decay = 1});
   if (length < c.context) positions = slice(positions, 0, 0, length);
   Tensor x = dropout(embedding(table, tokens) + positions, c.dropout);
 

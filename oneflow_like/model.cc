@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "actor/net/talk/job.h"
+#include "compiler/passes.h"
 #include "core/random.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
@@ -143,15 +144,12 @@ FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& s
   return fixed;
 }
 
-namespace {
-
 void CheckName(const std::string& who, const std::string& name) {
   if (name.empty()) Fail(who, ": it needs a name");
   if (name.find(':') != std::string::npos)
     Fail(who, ": names with a ':' are those of optimizer state; leave it out");
 }
 
-// What comes from outside is whole: it may be cut or copied, not made of parts to be added.
 void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed) {
   for (const auto& [entry, sbp] : fixed)
     if (sbp.is_partial())
@@ -159,7 +157,6 @@ void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& f
            " is a partial value, which only an operator can give; use B or S");
 }
 
-// Inputs and variables are known by the names their user gave them; an operator of that name takes another.
 std::string ReserveName(Graph* graph, const std::string& name) {
   if (graph->UniqueName(name) == name) return name;
   for (int n = 0; n < graph->num_nodes(); ++n)
@@ -167,101 +164,7 @@ std::string ReserveName(Graph* graph, const std::string& name) {
   return name;
 }
 
-void CheckInit(const std::string& who, const Initializer& init) {
-  using Kind = Initializer::Kind;
-  if (!std::isfinite(init.a) || !std::isfinite(init.b))
-    Fail(who, ": its initialiser has the numbers ", init.a, " and ", init.b, ", which must be finite");
-  if (init.kind == Kind::kUniform && init.a > init.b)
-    Fail(who, ": Uniform from ", init.a, " to ", init.b, " is empty; give the lower number first");
-  if ((init.kind == Kind::kNormal || init.kind == Kind::kTruncatedNormal) && init.b < 0)
-    Fail(who, ": the standard deviation is ", init.b, ", must be 0 or more");
-}
-
-void SetInit(const Dims& shape, const Initializer& init, Attrs* attrs) {
-  double fan_out = shape.rank() > 0 ? shape.back() : 1;
-  double fan_in = shape.rank() > 0 ? shape.elements() / std::max(1.0, fan_out) : 1;
-  auto normal = [&](double variance) {
-    attrs->Set("init", std::string("normal"));
-    attrs->Set("mean", 0.0);
-    attrs->Set("stddev", std::sqrt(variance));
-  };
-  auto uniform = [&](double low, double high) {
-    attrs->Set("init", std::string("uniform"));
-    attrs->Set("low", low);
-    attrs->Set("high", high);
-  };
-  double xavier = 2 / std::max(1.0, fan_in + fan_out), kaiming = 2 / std::max(1.0, fan_in);
-  using Kind = Initializer::Kind;
-  switch (init.kind) {
-    case Kind::kFull:
-      attrs->Set("init", std::string("full"));
-      attrs->Set("value", init.a);
-      break;
-    case Kind::kUniform:
-      uniform(init.a, init.b);
-      break;
-    case Kind::kNormal:
-    case Kind::kTruncatedNormal:
-      attrs->Set("init", std::string(init.kind == Kind::kNormal ? "normal" : "truncated_normal"));
-      attrs->Set("mean", init.a);
-      attrs->Set("stddev", init.b);
-      break;
-    case Kind::kXavierUniform:
-      uniform(-std::sqrt(3 * xavier), std::sqrt(3 * xavier));
-      break;
-    case Kind::kXavierNormal:
-      normal(xavier);
-      break;
-    case Kind::kKaimingUniform:
-      uniform(-std::sqrt(3 * kaiming), std::sqrt(3 * kaiming));
-      break;
-    case Kind::kKaimingNormal:
-      normal(kaiming);
-      break;
-  }
-}
-
-// "tp:S(1)", or "no stage on pp", as a message has it.
-std::string EntryText(const Mesh& mesh, int entry, const Sbp& sbp) {
-  return Cat(mesh.axis_name(entry - 1), ":", sbp.str());
-}
-std::string StageText(const Mesh& mesh, int axis, int stage) {
-  return stage == Slice::kFree ? Cat("on no stage of ", mesh.axis_name(axis))
-                               : Cat("on stage ", mesh.axis_name(axis), "=", stage);
-}
-std::string InitText(const Attrs& attrs) {
-  std::string text = attrs.Str("init"), numbers;
-  for (const char* name : {"value", "low", "high", "mean", "stddev"})
-    if (attrs.Has(name)) numbers += Cat(numbers.empty() ? "" : " ", name, "=", attrs.Float(name));
-  return Cat(text, "(", numbers, ")");
-}
-
-// What a request says of a weight must agree with what its first request said.
-void CheckSameWeight(const ModelImpl& model, const std::string& who, const ModelVariable& first,
-                     const ModelVariable& now) {
-  const std::string there = Cat("the weight of that name made at ", first.node.line.str());
-  if (now.shape != first.shape)
-    Fail(who, ": its shape is ", now.shape.str(), " but ", there, " has ", first.shape.str());
-  if (!(now.node.attrs == first.node.attrs))
-    Fail(who, ": it starts as ", InitText(now.node.attrs), " but ", there, " starts as ",
-         InitText(first.node.attrs), "; give both the same initialiser");
-  for (const auto& [entry, sbp] : now.node.fixed) {
-    auto said = first.node.fixed.find(entry);
-    const bool copied = said == first.node.fixed.end() && sbp.is_broadcast() && entry - 1 != model.zero_axis;
-    if (copied || (said != first.node.fixed.end() && said->second == sbp)) continue;
-    Fail(who, ": it is annotated ", EntryText(model.mesh, entry, sbp), " but ", there, " is ",
-         said == first.node.fixed.end() ? Cat("not annotated along ", model.mesh.axis_name(entry - 1))
-                                        : EntryText(model.mesh, entry, said->second),
-         "; annotate the first, and leave the annotation out here or repeat it");
-  }
-  for (int a = 0; now.node.placed && a < model.mesh.rank(); ++a) {
-    const int stage = now.node.slice.fixed[a],
-              said = first.node.placed ? first.node.slice.fixed[a] : Slice::kFree;
-    if (stage != Slice::kFree && stage != said)
-      Fail(who, ": it is ", StageText(model.mesh, a, stage), " but ", there, " is ",
-           StageText(model.mesh, a, said), "; move its value there with to_stage");
-  }
-}
+namespace {
 
 Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp, const Here& at) {
   Graph* graph = GraphOf(x, who);
@@ -283,6 +186,15 @@ Scope Scope::operator/(const std::string& name) const {
   return s;
 }
 
+GraphBuilder* Scope::graph() const { return graph_; }
+
+void Scope::InTraining(Tensor assigned, Here at) const {
+  const std::string who = Cat("InTraining at ", SourceLine(at).str());
+  if (!graph_ || GraphOf(assigned, who) != graph_)
+    Fail(who, ": the tensor belongs to another graph than the Scope");
+  graph_->in_training.push_back(assigned);
+}
+
 const Mesh& Scope::mesh() const {
   if (!graph_) Fail("a Scope that was never given a value has no mesh; start from Model::scope()");
   return graph_->mesh();
@@ -296,42 +208,6 @@ Scope Scope::Stage(const std::string& axis, int index, Here at) const {
     Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", mesh().axis_size(a));
   s.stage_[a] = index;
   return s;
-}
-
-Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init,
-                     const Annotation& sbp, Here at) const {
-  std::string full = path_.empty() ? name : path_ + "/" + name;
-  std::string who = Who("weight", full, at);
-  if (!graph_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
-  GraphOfModel& graph = *graph_;
-  CheckName(who, name.empty() ? name : full);
-  RequireExtents(who, shape);
-  CheckInit(who, init);
-  ModelVariable made;
-  made.shape = shape;
-  Node& node = made.node;
-  node.op = "variable";
-  node.name = full;
-  node.line = SourceLine(at);
-  node.slice.fixed = stage_;
-  node.placed = std::any_of(stage_.begin(), stage_.end(), [](int c) { return c != Slice::kFree; });
-  node.fixed = CheckAnnotation(graph.mesh(), who, shape, sbp, stage_);
-  CheckNotPartial(graph.mesh(), who, node.fixed);
-  node.attrs.Set("key", DrawKey(full));
-  SetInit(shape, init, &node.attrs);
-  made.settled = node.placed;
-  auto known = graph.model->variables.find(full);
-  if (known != graph.model->variables.end()) CheckSameWeight(*graph.model, who, known->second, made);
-  auto here = graph.variables.find(full);
-  if (here != graph.variables.end()) return Tensor(&graph, graph.node(here->second).out[0]);
-  if (graph.inputs.count(full)) Fail(who, ": the graph already has an input of that name");
-  if (known == graph.model->variables.end()) known = graph.model->variables.emplace(full, made).first;
-  Node of_graph = known->second.node;
-  of_graph.line = node.line;
-  of_graph.name = ReserveName(&graph, full);
-  int id = graph.AddRaw(of_graph, {{full, DType::kFloat32, shape}});
-  graph.variables[full] = id;
-  return Tensor(&graph, graph.node(id).out[0]);
 }
 
 Scope GraphOfModel::Root() {
@@ -412,6 +288,29 @@ std::map<std::string, int64_t> Model::NextSteps() const {
   std::map<std::string, int64_t> all;
   for (const auto& [name, steps] : impl_->steps) all[name] = steps.next;
   return all;
+}
+
+std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, Here at) {
+  const std::string who = Cat("gradients at ", SourceLine(at).str());
+  Graph* graph = GraphOf(y, who);
+  std::vector<int> values;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (GraphOf(x[i], who) != graph) Fail(who, ": x ", i, " belongs to another graph than y");
+    if (!IsFloating(x[i].dtype()))
+      Fail(who, ": x ", i, ", '", x[i].name(), "', is ", Name(x[i].dtype()), ", which has no gradient");
+    values.push_back(x[i].id());
+  }
+  std::vector<Tensor> found;
+  try {
+    found = GradientsOf(graph, y.id(), values);
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
+  for (size_t i = 0; i < found.size(); ++i)
+    if (!found[i].defined())
+      Fail(who, ": '", y.name(), "' does not depend on x ", i, ", '", x[i].name(),
+           "', through operators that have a gradient");
+  return found;
 }
 
 Tensor annotate(Tensor x, const Annotation& sbp, Here at) {

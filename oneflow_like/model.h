@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/host_tensor.h"
+#include "oneflow_like/weight.h"
 #include "ops/functional.h"
 #include "ops/op.h"
 #include "sbp/mesh.h"
@@ -20,42 +21,6 @@ namespace oneflow_like {
 class Job;  // actor/net/talk/job.h
 struct GraphOfModel;
 struct ModelImpl;
-
-// Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be
-// named once, and a tensor axis cut once: {{"dp", S(0)}, {"tp", S(1)}}.
-using Annotation = std::vector<std::pair<std::string, Sbp>>;
-
-// How a weight starts: an initialiser operator and its numbers. fan_in and fan_out are taken as the first and
-// last extents of the shape (all but the last axis multiplied for fan_in).
-struct Initializer {
-  enum class Kind {
-    kFull,
-    kUniform,
-    kNormal,
-    kTruncatedNormal,
-    kXavierUniform,
-    kXavierNormal,
-    kKaimingUniform,
-    kKaimingNormal
-  } kind;
-  double a = 0, b = 0;
-};
-inline Initializer Zeros() { return {Initializer::Kind::kFull, 0, 0}; }
-inline Initializer Ones() { return {Initializer::Kind::kFull, 1, 0}; }
-inline Initializer Full(double value) { return {Initializer::Kind::kFull, value, 0}; }
-inline Initializer Uniform(double low, double high) { return {Initializer::Kind::kUniform, low, high}; }
-inline Initializer Normal(double stddev, double mean = 0) {
-  return {Initializer::Kind::kNormal, mean, stddev};
-}
-inline Initializer TruncatedNormal(double stddev, double mean = 0) {
-  return {Initializer::Kind::kTruncatedNormal, mean, stddev};
-}
-// Glorot and Bengio 2010: variance 2 / (fan_in + fan_out).
-inline Initializer XavierUniform() { return {Initializer::Kind::kXavierUniform, 0, 0}; }
-inline Initializer XavierNormal() { return {Initializer::Kind::kXavierNormal, 0, 0}; }
-// He et al. 2015: variance 2 / fan_in.
-inline Initializer KaimingUniform() { return {Initializer::Kind::kKaimingUniform, 0, 0}; }
-inline Initializer KaimingNormal() { return {Initializer::Kind::kKaimingNormal, 0, 0}; }
 
 // A path in the model and a stage; a small value, passed down. Scope / "name" goes one level deeper.
 class Scope {
@@ -70,11 +35,25 @@ class Scope {
   // Throws Error for a name with a ':', which is how the state of trainings is named.
   Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
                 const Annotation& sbp = {}, OFL_HERE) const;
+  Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
+                const WeightOptions& options, OFL_HERE) const;
+  // A variable that no training changes but by assign: running statistics, averages of weights, caches,
+  // counters. Names and repeated requests as for weights; the tensor is of the variable's type. Integers start
+  // as Full or FromTensor say.
+  Tensor State(const std::string& name, const Dims& shape, const Initializer& init,
+               const StateOptions& options = {}, OFL_HERE) const;
+  // Computed in every training of this graph that computes all that `assigned` needs, as
+  // SessionOptions::also would have it; in no evaluation. For layers that keep state: their users need not
+  // know of it.
+  void InTraining(Tensor assigned, OFL_HERE) const;
   const std::string& path() const { return path_; }
+  GraphBuilder* graph() const;  // for functions without a tensor to start from
   const Mesh& mesh() const;
 
  private:
   friend struct GraphOfModel;
+  std::string Path(const std::string& name) const { return path_.empty() ? name : path_ + "/" + name; }
+
   GraphOfModel* graph_ = nullptr;
   std::string path_;
   std::vector<int> stage_;
@@ -89,6 +68,7 @@ struct Zero {
 struct ModelOptions {
   uint64_t seed = 1;
   Zero zero;  // together with the annotations it decides where variables lie, in all sessions alike
+  std::vector<WeightPattern> weights;  // options of weights by their paths
   // Runtime threads, at most one for each device here; 0: as many as cores (of this process's share).
   int threads = 0;
   // Which of this host's devices a cuda mesh uses, by number; empty: all. With more ranks than devices
@@ -180,6 +160,10 @@ class Model {
   std::shared_ptr<ModelImpl> impl_;  // shared with its sessions, which may outlive the Model
 };
 
+// d y / d x for each x, of its shape and type: operators like others, of which a loss may be made (gradient
+// penalties, saliency). y is one floating point number. Throws Error for an x that y does not depend on, and for
+// an operator on the way that has no gradient.
+std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, OFL_HERE);
 // x, held to the given signatures; boxing is inserted where they differ from what x has.
 Tensor annotate(Tensor x, const Annotation& sbp, OFL_HERE);
 // x, on another pipeline stage: what is computed from the result lives there.

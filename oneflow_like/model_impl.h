@@ -24,11 +24,16 @@ struct GraphOfModel : Graph {
   Scope Root();
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
                Here at);
+  // A weight or a state: made, or found and compared with its first request.
+  Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
+                  const Initializer& init, const WeightOptions& options, const std::vector<int>& stage,
+                  const Here& at);
 
   ModelImpl* const model;
   const std::string name;                        // for messages; empty: the model's own
   std::shared_ptr<ModelImpl> keep;               // the model, unless it is its own
   std::map<std::string, int> variables, inputs;  // by name, their node
+  std::vector<Tensor> in_training;               // Scope::InTraining
 };
 
 // What the model knows of a variable, as its first request or its training made it.
@@ -36,6 +41,7 @@ struct ModelVariable {
   Node node;  // name, attributes (initialiser), line, annotation, stage; without values
   DType dtype = DType::kFloat32;
   Dims shape;
+  HostTensor initial;  // what it starts as, where no initialiser draws it; else without data
   // Whether `node` says which stage it lies on: from its request on, or since the first use of a weight that
   // was requested outside any stage.
   bool settled = false;
@@ -65,6 +71,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   void Load();
   // Steps of all sessions have ended when this returns.
   void WaitIdle() const;
+  // Makes room for the plan, and the variables of its rank that are not there yet.
+  void Prepare(const plan::Plan& plan);
   // Loads, waits, and makes the variable where it is not there yet. Throws Error when there is none.
   ModelVariable& Require(const std::string& variable);
   // The same, without a wait for one that has been made. REQUIRES: there is one.
@@ -79,6 +87,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own
   std::map<std::string, ModelVariable> variables;
+  std::set<size_t> matched_patterns;          // of options.weights
   std::set<std::string> input_names;          // of all graphs there have been
   std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;
@@ -109,5 +118,13 @@ std::string Who(const std::string& what, const std::string& name, const Here& at
 // Checks an annotation against the mesh and the shape; entry -> Sbp.
 FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
                          const Annotation& annotation, const std::vector<int>& stage);
+// Throws Error when an entry is Partial: what comes from outside is whole, it may be cut or copied.
+void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed);
+// Throws Error for names that are no name of an input or a variable of the user's.
+void CheckName(const std::string& who, const std::string& name);
+// Inputs and variables are known by the names their user gave them; an operator of that name takes another.
+std::string ReserveName(Graph* graph, const std::string& name);
+// Throws Error for a pattern of ModelOptions::weights that no weight requested so far matches.
+void RequirePatternsMatched(const std::string& who, const ModelImpl& model);
 
 }  // namespace oneflow_like

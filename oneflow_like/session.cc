@@ -98,7 +98,7 @@ void Session::Impl::Load() {
   for (int rank : model->store->ranks()) plans.push_back(PlanOf(compiled, rank).plan);
   RequireHostMemory(*this, plans);
   for (const plan::Plan& plan : plans) {
-    model->store->Prepare(plan, model->registry);
+    model->Prepare(plan);
     DumpPlan(plan);
   }
   RuntimeOptions o;
@@ -152,11 +152,24 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
+void Session::Impl::FeedRate(Feeds* feeds) const {
+  if (!lr_function) return;
+  const int64_t step = runtime->next_step();
+  const double factor = lr_function(step);
+  if (!(factor >= 0 && std::isfinite(factor)))
+    Fail("session ", options.name, ": lr_function gives ", factor, " for step ", step,
+         " but must give 0 or more, and a finite number");
+  HostTensor value = HostTensor::Make(DType::kFloat32, {});
+  value.as<float>()[0] = static_cast<float>(factor);
+  (*feeds)[options.name + ":lr_factor"] = value;
+}
+
 Feeds Session::Impl::OwnFeeds(const Feeds& feeds) const {
   Feeds own;
   std::string names;
   for (const auto& [name, value] : inputs) {
     names += Cat(names.empty() ? "'" : ", '", name, "'");
+    if (lr_function && name == options.name + ":lr_factor") continue;  // FeedRate
     auto feed = feeds.find(name);
     const Value& wanted = compiled.graph.value(value);
     if (feed == feeds.end())
@@ -176,6 +189,7 @@ StepResult Session::Run(const Feeds& feeds) {
   if (impl_->closed) Fail("session ", impl_->options.name, " cannot run: closed");
   impl_->Load();
   Feeds own = impl_->OwnFeeds(feeds);
+  impl_->FeedRate(&own);
   impl_->CheckFeeds(own);
   impl_->CheckReplicas();
   // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
@@ -263,6 +277,7 @@ void CheckStepsOf(const std::string& who, const ModelImpl& model, const std::str
 Session Finish(const std::string& who, ModelImpl* model, Graph graph, const SessionOptions& options,
                const std::map<std::string, int>& fetched, std::vector<int> roots,
                const std::optional<Training>& training, const std::string& finite) {
+  RequirePatternsMatched(who, *model);
   const SessionSteps::Of of = training ? SessionSteps::Of::kTraining : SessionSteps::Of::kEvaluation;
   CheckStepsOf(who, *model, options.name, of);
   for (const auto& [name, value] : fetched) roots.push_back(graph.AddFetch(name, value));
@@ -332,6 +347,39 @@ std::map<std::string, int> Roots(std::map<std::string, int> fetched, const Sessi
   return fetched;
 }
 
+// Nodes that a value is computed from, its own among them.
+std::set<int> Ancestors(const Graph& graph, const std::vector<int>& values) {
+  std::set<int> seen;
+  std::vector<int> todo;
+  for (int v : values) todo.push_back(graph.value(v).producer);
+  while (!todo.empty()) {
+    const int n = todo.back();
+    todo.pop_back();
+    if (!seen.insert(n).second) continue;
+    for (int v : graph.node(n).in) todo.push_back(graph.value(v).producer);
+  }
+  return seen;
+}
+
+// Of what layers keep, that which belongs to a training of these values: it shares an operator with them and
+// needs no other input.
+std::vector<Tensor> KeptByLayers(const GraphOfModel& graph, const std::map<std::string, int>& roots) {
+  std::vector<int> values;
+  for (const auto& [name, value] : roots) values.push_back(value);
+  const std::set<int> trained = Ancestors(graph, values);
+  std::vector<Tensor> kept;
+  for (const Tensor& tensor : graph.in_training) {
+    bool fed = true, shared = false;
+    for (int n : Ancestors(graph, {tensor.id()})) {
+      const bool there = trained.count(n) != 0;
+      fed = fed && (there || graph.node(n).kind != NodeKind::kInput);
+      shared = shared || (there && graph.node(n).kind == NodeKind::kOperator);
+    }
+    if (fed && shared) kept.push_back(tensor);
+  }
+  return kept;
+}
+
 }  // namespace
 
 Tensor Updated(Tensor variable, Here at) {
@@ -361,16 +409,27 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   CheckOptimizer(who, optimizer, options.lr_schedule);
   if (!(options.clip_norm >= 0))
     Fail(who, ": clip_norm is ", options.clip_norm, ", must be 0 (no clipping) or more");
+  for (double bound : {options.skip.above, options.skip.times})
+    if (!(bound >= 0))
+      Fail(who, ": a bound of TrainOptions::skip is ", bound, ", must be 0 (none) or more");
+  if (options.lr_function && options.lr_schedule != Schedule{})
+    Fail(who, ": both lr_schedule and lr_function are given; leave one out");
   std::map<std::string, int> fetched{{"loss", loss.id()}};
   AddOutputs(source, who, options, options.outputs, &fetched);
+  const bool skips = options.skip.above > 0 || options.skip.times > 0;
   if (options.clip_norm > 0 && fetched.count("grad_norm"))
     FailTaken(who, "grad_norm");  // add_updates gives it
+  if (skips && fetched.count("skipped")) FailTaken(who, "skipped");
+  for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
   Graph graph = SessionGraph(source, Roots(fetched, options));
   int train = graph.AddTrain(loss.id(), SourceLine(at));
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
-  Training training{optimizer, options.lr_schedule, options.clip_norm};
-  return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
-                options.check_finite && scalar ? "loss" : "");
+  Training training{optimizer, options.lr_schedule, options.clip_norm, options.skip,
+                    static_cast<bool>(options.lr_function)};
+  Session session = Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
+                           options.check_finite && scalar ? "loss" : "");
+  session.impl()->lr_function = options.lr_function;
+  return session;
 }
 
 Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& user_options, Here at) {

@@ -2,6 +2,7 @@
 // one that only computes. Sessions of one model share its variables and run one after another.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,7 +12,7 @@
 #include "compiler/pipeline_schedule.h"
 #include "oneflow_like/model.h"
 #include "ops/optimizer.h"
-#include "ops/rmsprop.h"
+#include "ops/optimizers.h"
 
 namespace oneflow_like {
 
@@ -32,6 +33,11 @@ struct SessionOptions {
 struct TrainOptions : SessionOptions {
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
   Schedule lr_schedule;
+  // In place of lr_schedule: the factor on the learning rate in each step, called at Run. What it reads may
+  // change between steps. In a job all processes give the same.
+  std::function<double(int64_t step)> lr_function;
+  // Steps that are outliers update nothing; output "skipped" is then 1, else 0.
+  SkipSteps skip;
   std::map<std::string, Tensor> outputs;  // besides "loss"
   bool check_finite = true;  // Run's result throws, naming the step, when the loss is NaN or infinite
 };

@@ -23,6 +23,7 @@ struct Session::Impl {
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
   int64_t checked_feeds = 0;   // how many steps of this session were compared
+  std::function<double(int64_t)> lr_function;  // of learning rates that are fed
   bool trains = false;         // its steps update variables
   bool told_replicas = false;  // what has none
 
@@ -32,6 +33,8 @@ struct Session::Impl {
   // Of the feeds, those of this session's inputs; others of the model are left out, so that one Feeds serves
   // training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
   Feeds OwnFeeds(const Feeds& feeds) const;
+  // Adds the factor on learning rates that lr_function gives for the next step. REQUIRES: loaded.
+  void FeedRate(Feeds* feeds) const;
   // Plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
   // Of the next step, with a job: all processes must feed the same.

@@ -1,6 +1,8 @@
 #include "oneflow_like/variables.h"
 
 #include "compiler/passes.h"
+#include "core/copy_box.h"
+#include "oneflow_like/pieces.h"
 
 namespace oneflow_like {
 
@@ -84,6 +86,24 @@ std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& mod
   return made;
 }
 
+void ModelImpl::Prepare(const plan::Plan& plan) {
+  std::vector<std::string> given;
+  for (const plan::Variable& variable : plan.variable()) {
+    auto known = variables.find(variable.name());
+    if (known != variables.end() && known->second.initial.data && !store->Find(plan.rank(), variable.name()))
+      given.push_back(variable.name());
+  }
+  store->Prepare(plan, registry);
+  for (const std::string& name : given) {
+    const HostTensor& whole = variables.at(name).initial;
+    LocalPiece piece(*this, plan.rank(), name);
+    ForEachRun(piece.box(), piece.box(), MostElements(whole.dtype), [&](const Box& run) {
+      CopyBox(whole.dtype, run, {whole.data.get(), Box::Whole(whole.shape)}, {piece.staging(), run});
+      piece.Put(run);
+    });
+  }
+}
+
 const ModelVariable& ModelImpl::Placed(const std::string& name) {
   const ModelVariable& variable = variables.at(name);
   return variable.layout.sbp.empty() ? Require(name) : variable;
@@ -108,7 +128,7 @@ ModelVariable& ModelImpl::Require(const std::string& name) {
   compile.seed = options.seed;
   compile.zero_axis = zero_axis;
   const Compiled compiled = Compile(std::move(alone), compile);
-  for (int rank : store->ranks()) store->Prepare(PlanOf(compiled, rank).plan, registry);
+  for (int rank : store->ranks()) Prepare(PlanOf(compiled, rank).plan);
   variable.layout = compiled.graph.LayoutOf(0);
   return variable;
 }

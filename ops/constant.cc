@@ -20,10 +20,10 @@ template <typename F>
 Status Draw(const KernelContext& context, F value) {
   const TensorArg& y = context.out[0];
   uint64_t key = RandomKey(context.seed, static_cast<uint64_t>(context.spec.attrs.Int("key")));
-  float* to = y.as<float>();
+  int64_t at = 0;
   ForEachIndex(y.extent, [&](const Dims& index) {
     uint32_t bits = RandomBits(key, 0, static_cast<uint64_t>(GlobalIndex(y, index)));
-    *to++ = static_cast<float>(value((bits + 0.5) / 4294967296.0));
+    StoreFloat(y, at++, value((bits + 0.5) / 4294967296.0));
   });
   return Status();
 }

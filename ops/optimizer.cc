@@ -1,7 +1,7 @@
 // Optimizers, and the operators they are made of. The update operators read a weight, its gradient and their
 // state (adam and adamw also the number of updates made before), and give the new weight and state, in place.
-// Two last, optional inputs are a factor on the gradient (clip_factor's, for clipping by global norm), and
-// whether to update at all (unscale's, for gradients that overflowed).
+// Optional inputs behind are a factor on the gradient (clip_factor's, for clipping by global norm), whether
+// to update at all (unscale's, for gradients that overflowed), and with attribute "rated" the learning rate.
 #include "ops/optimizer.h"
 
 #include <algorithm>
@@ -15,14 +15,19 @@
 namespace oneflow_like {
 namespace {
 
+// With attribute "rated" the last input is the learning rate.
+size_t HasRate(const Attrs& attrs) { return attrs.Int("rated", 0) != 0 ? 1 : 0; }
+
 // The numbers of one act, from the attributes and the step.
 struct Update {
   explicit Update(const KernelContext& context, size_t factor_input) {
     const Attrs& attrs = context.spec.attrs;
-    lr = attrs.Float("lr") * ScheduleFactor(attrs, context.step);
+    const size_t inputs = context.in.size() - HasRate(attrs);
+    lr = HasRate(attrs) ? LoadFloat(context.in.back(), 0)
+                        : attrs.Float("lr") * ScheduleFactor(attrs, context.step);
     decay = attrs.Float("weight_decay", 0);
-    if (context.in.size() > factor_input) factor = LoadFloat(context.in[factor_input], 0);
-    skipped = context.in.size() > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
+    if (inputs > factor_input) factor = LoadFloat(context.in[factor_input], 0);
+    skipped = inputs > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
   }
   double lr, decay, factor = 1;
   bool skipped = false;
@@ -42,13 +47,26 @@ Status SgdReference(const KernelContext& context) {
   const TensorArg &w = context.in[0], &g = context.in[1], &v = context.in[2];
   Update update(context, 3);
   if (update.skipped) return KeepAll(context);
-  double momentum = context.spec.attrs.Float("momentum", 0);
+  const double momentum = context.spec.attrs.Float("momentum", 0);
+  const bool nesterov = context.spec.attrs.Int("nesterov", 0) != 0;
   for (int64_t i = 0; i < w.elements(); ++i) {
     double weight = LoadFloat(w, i);
     double gradient = update.factor * LoadFloat(g, i) + update.decay * weight;
     double velocity = momentum * LoadFloat(v, i) + gradient;
-    StoreFloat(context.out[0], i, weight - update.lr * velocity);
+    StoreFloat(context.out[0], i, weight - update.lr * (nesterov ? gradient + momentum * velocity : velocity));
     StoreFloat(context.out[1], i, velocity);
+  }
+  return {};
+}
+
+Status SgdPlainReference(const KernelContext& context) {
+  const TensorArg &w = context.in[0], &g = context.in[1];
+  Update update(context, 2);
+  if (update.skipped) return KeepAll(context);
+  for (int64_t i = 0; i < w.elements(); ++i) {
+    double weight = LoadFloat(w, i);
+    StoreFloat(context.out[0], i,
+               weight - update.lr * (update.factor * LoadFloat(g, i) + update.decay * weight));
   }
   return {};
 }
@@ -95,8 +113,10 @@ std::string UpdateAxes(const OpCall& call, const Reads& reads) {
     out += ", new_" + name + axes;
   }
   if (reads.counts) in += ", updates[]";
-  if (call.shapes.size() > reads.least()) in += ", factor[]";
-  if (call.shapes.size() > reads.least() + 1) in += ", finite[]";
+  const size_t inputs = call.shapes.size() - HasRate(*call.attrs);
+  if (inputs > reads.least()) in += ", factor[]";
+  if (inputs > reads.least() + 1) in += ", finite[]";
+  if (HasRate(*call.attrs)) in += ", rate[]";
   return in + " -> " + out;
 }
 
@@ -113,11 +133,14 @@ void CheckNumbers(const std::string& who, const Attrs& attrs) {
 }
 
 void CheckUpdate(const OpCall& call, const Reads& reads) {
-  size_t least = reads.least(), inputs = call.shapes.size();
-  if (inputs != least && inputs != least + 2) RequireInputs(call, least + 1);
+  const size_t rate = HasRate(*call.attrs), least = reads.least();
+  if (call.shapes.size() != least + rate && call.shapes.size() != least + 2 + rate)
+    RequireInputs(call, least + 1 + rate);
+  const size_t inputs = call.shapes.size() - rate;
+  if (rate) RequireFloating(call, inputs);
   for (size_t i = 0; i < std::min(inputs, least + 1); ++i) RequireFloating(call, i);
-  if (inputs == least + 2 && call.dtypes.back() != DType::kBool)
-    Fail(call.who, ": finite is ", Name(call.dtypes.back()), " but must be bool");
+  if (inputs == least + 2 && call.dtypes[inputs - 1] != DType::kBool)
+    Fail(call.who, ": finite is ", Name(call.dtypes[inputs - 1]), " but must be bool");
   RequireAttr(call, "lr");
   CheckSchedule(call.who, *call.attrs);
   CheckNumbers(call.who, *call.attrs);
@@ -161,6 +184,14 @@ void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc
     finite.dtypes.back() = DType::kBool;
     finite.limit = 2;
     def.samples.push_back(finite);
+    finite.in.push_back({});
+    finite.dtypes.push_back(DType::kFloat32);
+    finite.attrs.Set("rated", int64_t{1});
+    def.samples.push_back(finite);
+  }
+  if (name == "sgd") {
+    def.samples.push_back(def.samples[0]);
+    def.samples.back().attrs.Set("nesterov", int64_t{1});
   }
   catalog->Add(def);
 }
@@ -255,6 +286,8 @@ Status ClipFactorReference(const KernelContext& context) {
 void AddOptimizers(Catalog* catalog) {
   AddUpdate(catalog, "sgd", "v = momentum v + g + weight_decay w; w -= lr v.", {{"v"}}, 6,
             {{"lr", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}}, SgdReference);
+  AddUpdate(catalog, "sgd_plain", "w -= lr (g + weight_decay w).", {{}}, 4,
+            {{"lr", 0.1}, {"weight_decay", 0.01}}, SgdPlainReference);
   const Attrs adam = {{"lr", 0.01}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0.01}};
   AddUpdate(
       catalog, "adam",
@@ -286,12 +319,16 @@ void AddOptimizers(Catalog* catalog) {
 
 namespace {
 
+// Numbers of an update operator, with the weight decay of this weight.
+Attrs NumbersFor(WeightUpdate& u, Attrs numbers) {
+  numbers.Set("weight_decay", numbers.Float("weight_decay") * u.Decay());
+  return numbers;
+}
+
 // Adam and AdamW differ in their operator alone.
-Optimizer AdamLike(const std::string& op, const Attrs& numbers, bool decays_vectors) {
+Optimizer AdamLike(const std::string& op, const Attrs& numbers) {
   Optimizer optimizer(op, [=](WeightUpdate& u) {
-    Attrs attrs = numbers;
-    if (!decays_vectors && u.weight().shape().rank() < 2) attrs.Set("weight_decay", 0.0);
-    u.Fused(op, {u.State("adam_m"), u.State("adam_v")}, true, attrs);
+    u.Fused(op, {u.State("adam_m"), u.State("adam_v")}, true, NumbersFor(u, numbers));
   });
   optimizer.numbers = numbers;
   return optimizer;
@@ -300,22 +337,26 @@ Optimizer AdamLike(const std::string& op, const Attrs& numbers, bool decays_vect
 }  // namespace
 
 Sgd::operator Optimizer() const {
-  const Attrs numbers = {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}};
-  Optimizer optimizer("sgd", [=](WeightUpdate& u) { u.Fused("sgd", {u.State("sgd_v")}, false, numbers); });
+  const Attrs plain = {{"lr", lr}, {"weight_decay", weight_decay}};
+  Attrs numbers = plain;
+  numbers.Set("momentum", momentum);
+  if (nesterov) numbers.Set("nesterov", int64_t{1});
+  Optimizer optimizer("sgd", [plain, numbers](WeightUpdate& u) {
+    if (numbers.Float("momentum") == 0) return u.Fused("sgd_plain", {}, false, NumbersFor(u, plain));
+    u.Fused("sgd", {u.State("sgd_v")}, false, NumbersFor(u, numbers));
+  });
   optimizer.numbers = numbers;
   return optimizer;
 }
 
 Adam::operator Optimizer() const {
   return AdamLike(
-      "adam", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}},
-      true);
+      "adam", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}});
 }
 
 AdamW::operator Optimizer() const {
   return AdamLike(
-      "adamw", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}},
-      false);
+      "adamw", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}});
 }
 
 void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Schedule& schedule) {

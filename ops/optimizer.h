@@ -35,7 +35,15 @@ class WeightUpdate {
   // A variable like the weight: its shape, its cut, its stage. `first` fills it before the first step. It is
   // kept in the model as <training>:<name>/<weight>.
   virtual Tensor State(const std::string& name, double first = 0) = 0;
-  // [] : lr times what the learning-rate schedule says of the step.
+  // [rows] : one number for each index of the weight's first axis, cut as that is. REQUIRES: the weight has an
+  // axis.
+  virtual Tensor RowState(const std::string& name, double first = 0) = 0;
+  // The weight's path in the model.
+  virtual const std::string& path() = 0;
+  // How much of an optimizer's weight decay this weight takes: WeightOptions::decay; without it, 0 for biases
+  // and parameters of norms, else 1.
+  virtual double Decay() = 0;
+  // [] : lr times what the learning-rate schedule says of the step, times WeightOptions::rate.
   virtual Tensor Rate(double lr) = 0;
   // [] : how many updates this training has made before; steps skipped for an overflow in fp16 do not count.
   virtual Tensor Updates() = 0;
@@ -43,7 +51,8 @@ class WeightUpdate {
   // once for each.
   virtual void Assign(Tensor variable, Tensor value) = 0;
   // The same of weight and states by one operator of the catalog with a kernel of its own: its operands are
-  // weight, gradient, `state`, with `counts` the number of updates, then what clipping and loss scaling tell.
+  // weight, gradient, `state`, with `counts` the number of updates, then what clipping and loss scaling tell,
+  // and the rate where TrainOptions::lr_function gives it. Its attribute "lr" is made this weight's.
   virtual void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) = 0;
 };
 
@@ -56,12 +65,21 @@ struct Optimizer {
   // Of an optimizer that is one operator of that name: its attributes, checked before the graph is built.
   Attrs numbers;
 };
+// Steps that change nothing because their gradient is an outlier: its norm, before clipping, is above `above`,
+// or above `times` the running average of the norms of earlier steps that counted (decay 0.98; from the 11th
+// on). 0: not looked at. A norm that is no number is skipped too.
+struct SkipSteps {
+  double above = 0, times = 0;
+};
+
 // Throws Error, opening with `who`, when the optimizer's numbers or the schedule's make no sense.
 void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Schedule& schedule);
 
-// w -= lr * (momentum * v + g), v = momentum * v + g (Sutskever et al. 2013, PyTorch's form).
+// v = momentum v + g, w -= lr v (Sutskever et al. 2013, PyTorch's form); nesterov: w -= lr (g + momentum v).
+// No v is kept without momentum. Weight decay adds to g.
 struct Sgd {
   double lr = 0.1, momentum = 0, weight_decay = 0;
+  bool nesterov = false;
   operator Optimizer() const;  // NOLINT: implicit on purpose
 };
 // Kingma and Ba 2015; weight decay adds to the gradient.
@@ -69,7 +87,7 @@ struct Adam {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   operator Optimizer() const;  // NOLINT
 };
-// Loshchilov and Hutter 2019: decay apart from the gradient, for weights of two and more axes.
+// Loshchilov and Hutter 2019: decay apart from the gradient.
 struct AdamW {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   operator Optimizer() const;  // NOLINT

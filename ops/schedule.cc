@@ -1,7 +1,9 @@
 // Learning-rate schedules.
 #include "ops/schedule.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "core/error.h"
 
@@ -9,7 +11,9 @@ namespace oneflow_like {
 
 namespace {
 
-constexpr const char* kNames[] = {"constant", "linear_warmup", "cosine", "step"};
+constexpr const char* kNames[] = {"constant",     "linear_warmup", "cosine",       "step",
+                                  "linear",       "polynomial",    "inverse_sqrt", "one_cycle",
+                                  "warmup_stable_decay"};
 
 }  // namespace
 
@@ -20,18 +24,22 @@ void SetSchedule(const Schedule& schedule, Attrs* attrs) {
   attrs->Set("final", schedule.final);
   attrs->Set("every", schedule.every);
   attrs->Set("gamma", schedule.gamma);
+  if (schedule.kind == Schedule::Kind::kPolynomial) attrs->Set("power", schedule.power);
+  if (schedule.kind == Schedule::Kind::kWarmupStableDecay) attrs->Set("decay", schedule.decay);
 }
 
 Schedule ReadSchedule(const Attrs& attrs) {
   const std::string kind = attrs.Str("schedule", "constant");
   Schedule schedule;
-  for (int k = 0; k < 4; ++k)
+  for (size_t k = 0; k < std::size(kNames); ++k)
     if (kind == kNames[k]) schedule.kind = static_cast<Schedule::Kind>(k);
   schedule.warmup = attrs.Int("warmup", 0);
   schedule.total = attrs.Int("total", 0);
   schedule.final = attrs.Float("final", 0);
   schedule.every = attrs.Int("every", 0);
   schedule.gamma = attrs.Float("gamma", 0.1);
+  schedule.power = attrs.Float("power", 1);
+  schedule.decay = attrs.Int("decay", 0);
   return schedule;
 }
 
@@ -40,10 +48,13 @@ double ScheduleFactor(const Attrs& attrs, int64_t step) { return FactorAt(ReadSc
 void CheckSchedule(const std::string& who, const Attrs& attrs) {
   const std::string kind = attrs.Str("schedule", "constant");
   int64_t warmup = attrs.Int("warmup", 0), total = attrs.Int("total", 0), every = attrs.Int("every", 0);
-  if (kind != "constant" && kind != "linear_warmup" && kind != "cosine" && kind != "step") {
-    Fail(who, ": there is no schedule \"", kind, "\"; there are constant, linear_warmup, cosine and step");
+  if (std::find(std::begin(kNames), std::end(kNames), kind) == std::end(kNames)) {
+    std::string names;
+    for (size_t k = 0; k < std::size(kNames); ++k)
+      names += Cat(k == 0 ? "" : k + 1 == std::size(kNames) ? " and " : ", ", kNames[k]);
+    Fail(who, ": there is no schedule \"", kind, "\"; there are ", names);
   }
-  for (const char* name : {"final", "gamma"}) {
+  for (const char* name : {"final", "gamma", "power"}) {
     double number = attrs.Float(name, 0);
     if (!std::isfinite(number)) Fail(who, ": the schedule's ", name, " is ", number, " but must be finite");
   }
@@ -53,10 +64,18 @@ void CheckSchedule(const std::string& who, const Attrs& attrs) {
          ": the linear_warmup schedule rises over 0 steps, which must be at least 1; a rate that does not "
          "change is schedule constant");
   }
-  if (kind == "cosine" && total <= warmup) {
-    Fail(who, ": the cosine schedule ends at step ", total, ", which must be later than its warmup of ",
+  if (kind == "inverse_sqrt" && warmup == 0)
+    Fail(who, ": the inverse_sqrt schedule has a warmup of 0 steps, which must be at least 1");
+  const bool falls = kind == "cosine" || kind == "linear" || kind == "polynomial" || kind == "one_cycle" ||
+                     kind == "warmup_stable_decay";
+  if (falls && total <= warmup) {
+    Fail(who, ": the ", kind, " schedule ends at step ", total, ", which must be later than its warmup of ",
          warmup, " steps");
   }
+  const int64_t decay = attrs.Int("decay", 0);
+  if (kind == "warmup_stable_decay" && (decay < 1 || decay > total - warmup))
+    Fail(who, ": the warmup_stable_decay schedule falls over ", decay, " steps, which must be at least 1 and at most ",
+         "the ", total - warmup, " between its warmup and step ", total);
   if (kind == "step" && every <= 0) {
     Fail(who, ": the step schedule changes every ", every, " steps, which must be at least 1");
   }

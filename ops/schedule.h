@@ -12,19 +12,34 @@ namespace oneflow_like {
 
 // As the user gives it, as update operators hold it in their attributes, and as device code reads it.
 struct Schedule {
-  enum class Kind : int32_t { kConstant, kLinearWarmup, kCosine, kStep } kind = Kind::kConstant;
+  enum class Kind : int32_t {
+    kConstant,
+    kLinearWarmup,
+    kCosine,
+    kStep,
+    kLinear,             // in a line from 1 to `final`
+    kPolynomial,         // final + (1 - final) (1 - done)^power
+    kInverseSqrt,        // sqrt(warmup / (step + 1)) behind a warmup of at least one step (Vaswani et al. 2017)
+    kOneCycle,           // cosine up from 1 / 25 in warmup, cosine down to `final` at total (Smith 2018)
+    kWarmupStableDecay,  // 1 until the last `decay` steps before total, then in a line to `final`
+  } kind = Kind::kConstant;
   // Steps of linear rise to the base rate: factor (step + 1) / warmup; any kind but constant.
   int64_t warmup = 0;
-  int64_t total = 0;  // cosine: the step, warmup included, at which the fall ends
-  double final = 0;   // cosine: the factor from there on
+  // The step, warmup included, at which the fall ends, and the factor from there on: cosine, linear,
+  // polynomial, one-cycle, warmup-stable-decay.
+  int64_t total = 0;
+  double final = 0;
   int64_t every = 0;  // step: the factor is multiplied by gamma every so many steps, counted from the first
   double gamma = 0.1;
+  double power = 1;   // polynomial
+  int64_t decay = 0;  // warmup-stable-decay: steps of the fall
 
   bool operator==(const Schedule&) const = default;
 };
 
 // In the attributes of an operator: schedule ("constant", also when absent, "linear_warmup", "cosine",
-// "step"), warmup, total, final, every, gamma.
+// "step", "linear", "polynomial", "inverse_sqrt", "one_cycle", "warmup_stable_decay"), warmup, total, final,
+// every, gamma, power, decay.
 void SetSchedule(const Schedule& schedule, Attrs* attrs);
 // REQUIRES: CheckSchedule passed.
 Schedule ReadSchedule(const Attrs& attrs);
@@ -32,19 +47,41 @@ Schedule ReadSchedule(const Attrs& attrs);
 // Throws Error, opening with `who`, when the numbers make no schedule.
 void CheckSchedule(const std::string& who, const Attrs& attrs);
 
+// From 1 to `final` as `done` goes from 0 to 1, along half a cosine.
+OFL_HOST_DEVICE double CosineFall(double final, double done) {
+  constexpr double kPi = 3.14159265358979323846;
+  return final + (1.0 - final) * 0.5 * (1.0 + ::cos(kPi * done));
+}
+
 // `step` is 0-based. REQUIRES: CheckSchedule passed.
 OFL_HOST_DEVICE double FactorAt(const Schedule& schedule, int64_t step) {
-  if (schedule.kind == Schedule::Kind::kConstant) return 1.0;
-  if (step < schedule.warmup) return static_cast<double>(step + 1) / static_cast<double>(schedule.warmup);
-  if (schedule.kind == Schedule::Kind::kCosine) {
-    double done =
-        static_cast<double>(step - schedule.warmup) / static_cast<double>(schedule.total - schedule.warmup);
-    constexpr double kPi = 3.14159265358979323846;
-    return schedule.final + (1.0 - schedule.final) * 0.5 * (1.0 + ::cos(kPi * (done < 1.0 ? done : 1.0)));
+  using Kind = Schedule::Kind;
+  if (schedule.kind == Kind::kConstant) return 1.0;
+  const double rise = static_cast<double>(step + 1) / static_cast<double>(schedule.warmup);
+  if (step < schedule.warmup)
+    return schedule.kind == Kind::kOneCycle ? 1.0 - CosineFall(0.0, rise) * (1.0 - 1.0 / 25) : rise;
+  double done =
+      static_cast<double>(step - schedule.warmup) / static_cast<double>(schedule.total - schedule.warmup);
+  done = done < 1.0 ? done : 1.0;
+  switch (schedule.kind) {
+    case Kind::kCosine:
+    case Kind::kOneCycle:
+      return CosineFall(schedule.final, done);
+    case Kind::kStep:
+      return ::pow(schedule.gamma, static_cast<double>(step / schedule.every));
+    case Kind::kLinear:
+      return 1.0 - (1.0 - schedule.final) * done;
+    case Kind::kPolynomial:
+      return schedule.final + (1.0 - schedule.final) * ::pow(1.0 - done, schedule.power);
+    case Kind::kInverseSqrt:
+      return ::sqrt(static_cast<double>(schedule.warmup) / static_cast<double>(step + 1));
+    case Kind::kWarmupStableDecay: {
+      const double left = static_cast<double>(schedule.total - step) / static_cast<double>(schedule.decay);
+      return left >= 1.0 ? 1.0 : left <= 0.0 ? schedule.final : schedule.final + (1.0 - schedule.final) * left;
+    }
+    default:
+      return 1.0;
   }
-  if (schedule.kind == Schedule::Kind::kStep)
-    return ::pow(schedule.gamma, static_cast<double>(step / schedule.every));
-  return 1.0;
 }
 double ScheduleFactor(const Attrs& attrs, int64_t step);
 

@@ -119,6 +119,7 @@ KernelPtr MakeAttention(const KernelSpec& spec);
 KernelPtr MakeAttentionGrad(const KernelSpec& spec);
 // optimizer.cc
 KernelFactory ForUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
+Status SgdPlain(const KernelContext& context);
 Status Sgd(const KernelContext& context);
 Status Adam(const KernelContext& context);
 Status AdamW(const KernelContext& context);

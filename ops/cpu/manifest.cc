@@ -54,6 +54,7 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("attention", MakeAttention);
   add("attention_grad", MakeAttentionGrad);
 
+  add("sgd_plain", ForUpdate(SgdPlain));
   add("sgd", ForUpdate(Sgd));
   add("adam", ForUpdate(Adam));
   add("adamw", ForUpdate(AdamW));

@@ -14,10 +14,12 @@ struct Update {
   bool skipped = false;
   Update(const KernelContext& context, size_t factor_input) {
     const Attrs& attrs = context.spec.attrs;
-    lr = attrs.Float("lr") * ScheduleFactor(attrs, context.step);
+    const bool rated = attrs.Int("rated", 0) != 0;
+    const size_t inputs = context.in.size() - rated;
+    lr = rated ? context.in.back().as<float>()[0] : attrs.Float("lr") * ScheduleFactor(attrs, context.step);
     decay = attrs.Float("weight_decay", 0);
-    if (context.in.size() > factor_input) factor = context.in[factor_input].as<float>()[0];
-    skipped = context.in.size() > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
+    if (inputs > factor_input) factor = context.in[factor_input].as<float>()[0];
+    skipped = inputs > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
   }
 };
 
@@ -76,15 +78,32 @@ Status Sgd(const KernelContext& context) {
   float rate = static_cast<float>(update.lr), decay = static_cast<float>(update.decay),
         factor = update.factor;
   float momentum = static_cast<float>(context.spec.attrs.Float("momentum", 0));
+  // w -= rate (of_velocity velocity + of_gradient gradient)
+  const bool nesterov = context.spec.attrs.Int("nesterov", 0) != 0;
+  float of_velocity = nesterov ? momentum : 1, of_gradient = nesterov ? 1 : 0;
   const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>(), *v = context.in[2].as<float>();
   float *new_w = context.out[0].as<float>(), *new_v = context.out[1].as<float>();
   ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
 #pragma GCC ivdep
     for (int64_t i = begin; i < end; ++i) {
-      float velocity = momentum * v[i] + (factor * g[i] + decay * w[i]);
-      new_w[i] = w[i] - rate * velocity;
+      float gradient = factor * g[i] + decay * w[i], velocity = momentum * v[i] + gradient;
+      new_w[i] = w[i] - rate * (of_velocity * velocity + of_gradient * gradient);
       new_v[i] = velocity;
     }
+  });
+  return Status();
+}
+
+Status SgdPlain(const KernelContext& context) {
+  Update update(context, 2);
+  if (update.skipped) return KeepAll(context);
+  const float rate = static_cast<float>(update.lr), decay = static_cast<float>(update.decay);
+  const float factor = update.factor;
+  const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>();
+  float* new_w = context.out[0].as<float>();
+  ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma GCC ivdep
+    for (int64_t i = begin; i < end; ++i) new_w[i] = w[i] - rate * (factor * g[i] + decay * w[i]);
   });
   return Status();
 }

@@ -7,6 +7,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/launch.h"
 #include "ops/cuda/move.h"
+#include "ops/cuda/operand.h"
 #include "ops/cuda/walk.h"
 #include "ops/inverse_normal.h"
 
@@ -24,7 +25,7 @@ struct DrawParams {
   int64_t count, begin;  // begin: global index of the piece's first element
   Extents extents;
   Strides global;
-  float* y;
+  FloatView y;
 };
 
 OFL_KERNEL void DrawElements(DrawParams p) {
@@ -33,7 +34,7 @@ OFL_KERNEL void DrawElements(DrawParams p) {
     int64_t index = p.begin + OffsetAt(PlaceOf(p.extents, i), p.extents, p.global);
     double u = (RandomBits(p.key, 0, static_cast<uint64_t>(index)) + 0.5) / 4294967296.0;
     u = p.first + p.length * u;
-    p.y[i] = static_cast<float>(p.offset + p.scale * (p.law == Law::kNormal ? InverseNormalAt(u) : u));
+    p.y.Put(i, static_cast<float>(p.offset + p.scale * (p.law == Law::kNormal ? InverseNormalAt(u) : u)));
   }
 }
 
@@ -46,19 +47,19 @@ void LaunchDraw(DrawParams p, const KernelContext& context, const LaunchContext&
   p.extents = ExtentsOf(y.extent);
   p.global = StridesOf(y.global);
   MergeAxes(&p.extents, &p.global, 1);
-  p.y = y.as<float>();
+  p.y = FloatsOf(y);
   Launch(DrawElements, Grid{BlocksFor(p.count, 256, launch.multiprocessors), 1, 256, 0}, launch.stream, p);
 }
 
 Status Uniform(const KernelContext& context, const LaunchContext& launch) {
   double low = context.spec.attrs.Float("low"), high = context.spec.attrs.Float("high");
-  LaunchDraw({Law::kUniform, low, high - low, 0, 1, 0, 0, 0, {}, {}, nullptr}, context, launch);
+  LaunchDraw({Law::kUniform, low, high - low, 0, 1, 0, 0, 0, {}, {}, {}}, context, launch);
   return Status();
 }
 
 Status NormalBetween(const KernelContext& context, const LaunchContext& launch, double below) {
   double mean = context.spec.attrs.Float("mean"), stddev = context.spec.attrs.Float("stddev");
-  LaunchDraw({Law::kNormal, mean, stddev, below, 1 - 2 * below, 0, 0, 0, {}, {}, nullptr}, context, launch);
+  LaunchDraw({Law::kNormal, mean, stddev, below, 1 - 2 * below, 0, 0, 0, {}, {}, {}}, context, launch);
   return Status();
 }
 Status Normal(const KernelContext& context, const LaunchContext& launch) {

@@ -1,11 +1,11 @@
-// sgd, adam and adamw in place, assign and learning_rate, clip_factor, and loss scaling. Updates that follow
+// sgd_plain, sgd, adam and adamw in place, assign and learning_rate, clip_factor, and loss scaling. Updates that follow
 // each other in a segment are one launch: its blocks are dealt out to the tensors, a stretch of one tensor
 // each, of which each thread takes four elements at a time, 16 bytes of every fp32 operand. What depends on
 // the step is computed on the device, by one thread of each block from launch.act and the number of updates
 // made before, so that a recorded launch serves every step.
 //
-// Floor, bytes per element with fp32 weights and state and a gradient of type G: sgd 16 + sizeof(G) (reads w,
-// g, v, writes w, v), adam and adamw 24 + sizeof(G). A skipped step (gradients that overflowed) in place
+// Floor, bytes per element with fp32 weights and state and a gradient of type G: sgd_plain 8 + sizeof(G), sgd
+// 16 + sizeof(G) (reads w, g, v, writes w, v), adam and adamw 24 + sizeof(G). A skipped step (gradients that overflowed) in place
 // touches nothing. For biases and norms a launch of their own takes longer than the floor: there are as many
 // of them as matrices.
 #include <algorithm>
@@ -20,13 +20,17 @@
 namespace oneflow_like::cuda {
 namespace {
 
-enum class Rule { kSgd, kAdam, kAdamW };
+enum class Rule { kPlain, kSgd, kAdam, kAdamW };
+
+constexpr bool AdamLike(Rule rule) { return rule == Rule::kAdam || rule == Rule::kAdamW; }
+constexpr size_t StatesOf(Rule rule) { return rule == Rule::kPlain ? 0 : AdamLike(rule) ? 2 : 1; }
 
 // The attributes of an update but for its weight decay, which matrices have and biases have not; the
 // logarithms turn powers with the number of steps into exponentials.
 struct UpdateNumbers {
   double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, eps = 0;
   double log_beta1 = 0, log_beta2 = 0;
+  bool nesterov = false, rated = false;  // rated: the last operand is the learning rate
   Schedule schedule;
 
   bool operator==(const UpdateNumbers&) const = default;
@@ -36,6 +40,8 @@ UpdateNumbers ReadNumbers(const Attrs& attrs) {
   UpdateNumbers numbers;
   numbers.lr = attrs.Float("lr");
   numbers.momentum = attrs.Float("momentum", 0);
+  numbers.nesterov = attrs.Int("nesterov", 0) != 0;
+  numbers.rated = attrs.Int("rated", 0) != 0;
   numbers.beta1 = attrs.Float("beta1", 0.9);
   numbers.beta2 = attrs.Float("beta2", 0.999);
   numbers.eps = attrs.Float("eps", 1e-8);
@@ -45,7 +51,8 @@ UpdateNumbers ReadNumbers(const Attrs& attrs) {
   return numbers;
 }
 
-// Operands of an update, in the order of their places in UpdateTensor; sgd has no second state.
+// Operands of an update, in the order of their places in UpdateTensor. Where a rule has fewer states the
+// places of the others hold an operand that it has, and are not touched.
 enum Place { kWeight, kGradient, kFirst, kSecond, kNewWeight, kNewFirst, kNewSecond, kPlaces };
 
 struct UpdateTensor {
@@ -65,6 +72,7 @@ struct UpdateList {
   int64_t stretch;     // elements of a block, a multiple of 4
   FloatView updates;   // no data: not asked for
   FloatView factor;    // no data: 1
+  FloatView rate;      // no data: as the numbers say
   const bool* finite;  // not there: yes
 };
 static_assert(sizeof(UpdateList) + sizeof(UpdateNumbers) + sizeof(void*) <= kMostArgumentBytes);
@@ -79,7 +87,8 @@ struct StepNumbers {
 // beta2^steps).
 OFL_DEVICE void FillStep(const UpdateList& list, const UpdateNumbers& numbers, double decay,
                          const ActState* act, bool adam, StepNumbers* step) {
-  double lr = numbers.lr * FactorAt(numbers.schedule, act->step);
+  double lr = list.rate.data == nullptr ? numbers.lr * FactorAt(numbers.schedule, act->step)
+                                        : static_cast<double>(list.rate.At(0));
   double steps = adam ? static_cast<double>(list.updates.At(0)) + 1.0 : 0.0;
   step->factor = list.factor.data == nullptr ? 1.0f : list.factor.At(0);
   step->skipped = list.finite != nullptr && !*list.finite;
@@ -141,32 +150,35 @@ struct UpdateOperands {
 template <Rule kRule, int N, typename W, typename G>
 OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& numbers,
                          const StepNumbers& step, int64_t i) {
-  constexpr bool kAdamLike = kRule != Rule::kSgd;
-  Pack<float, N> w = op.w.template Read<N>(i), g = op.g.template Read<N>(i), m = op.m.template Read<N>(i),
-                 v = m;
-  if constexpr (kAdamLike) v = op.v.template Read<N>(i);
+  Pack<float, N> w = op.w.template Read<N>(i), g = op.g.template Read<N>(i), m = g, v = g;
+  if constexpr (StatesOf(kRule) > 0) m = op.m.template Read<N>(i);
+  if constexpr (AdamLike(kRule)) v = op.v.template Read<N>(i);
   if (!step.skipped) {
     float decay = op.decay, momentum = static_cast<float>(numbers.momentum);
     float beta1 = static_cast<float>(numbers.beta1), rest1 = static_cast<float>(1.0 - numbers.beta1);
     float beta2 = static_cast<float>(numbers.beta2), rest2 = static_cast<float>(1.0 - numbers.beta2);
     float eps = static_cast<float>(numbers.eps);
+    // Of sgd: w -= rate (of_velocity velocity + of_gradient gradient).
+    float of_velocity = numbers.nesterov ? momentum : 1.0f, of_gradient = numbers.nesterov ? 1.0f : 0.0f;
     for (int k = 0; k < N; ++k) {
       float gradient = step.factor * g.at[k];
       if (kRule != Rule::kAdamW) gradient += decay * w.at[k];
-      if constexpr (kAdamLike) {
+      if constexpr (kRule == Rule::kPlain) {
+        w.at[k] -= step.rate * gradient;
+      } else if constexpr (AdamLike(kRule)) {
         m.at[k] = beta1 * m.at[k] + rest1 * gradient;
         v.at[k] = beta2 * v.at[k] + rest2 * gradient * gradient;
         if (kRule == Rule::kAdamW) w.at[k] *= step.keep;
         w.at[k] -= step.rate * m.at[k] / (sqrtf(v.at[k]) * step.root + eps);
       } else {
         m.at[k] = momentum * m.at[k] + gradient;
-        w.at[k] -= step.rate * m.at[k];
+        w.at[k] -= step.rate * (of_velocity * m.at[k] + of_gradient * gradient);
       }
     }
   }
   op.new_w.template Write<N>(i, w);
-  op.new_m.template Write<N>(i, m);
-  if constexpr (kAdamLike) op.new_v.template Write<N>(i, v);
+  if constexpr (StatesOf(kRule) > 0) op.new_m.template Write<N>(i, m);
+  if constexpr (AdamLike(kRule)) op.new_v.template Write<N>(i, v);
 }
 
 template <Rule kRule, typename W, typename G>
@@ -175,7 +187,7 @@ OFL_KERNEL void UpdateElements(UpdateList list, UpdateNumbers numbers, const Act
   constexpr int N = 4;
   const int t = ItemOf(list, blockIdx.x);
   const UpdateTensor& tensor = list.items[t];
-  if (threadIdx.x == 0) FillStep(list, numbers, tensor.decay, act, kRule != Rule::kSgd, &step);
+  if (threadIdx.x == 0) FillStep(list, numbers, tensor.decay, act, AdamLike(kRule), &step);
   __syncthreads();
   UpdateOperands<W, G> op;
   op.w = W::Of(tensor, kWeight);
@@ -211,9 +223,9 @@ class UpdateKernel : public CudaKernel {
   Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) override;
 
  private:
-  static constexpr size_t kStates = kRule == Rule::kSgd ? 1 : 2;
+  static constexpr size_t kStates = StatesOf(kRule);
   // Of what every tensor's update is told: the number of updates, the factor, whether gradients are finite.
-  static constexpr size_t kUpdates = 2 + kStates, kFactor = kUpdates + (kRule != Rule::kSgd);
+  static constexpr size_t kUpdates = 2 + kStates, kFactor = kUpdates + AdamLike(kRule);
 
   static bool Wide(const KernelContext& context);
   UpdateTensor TensorOf(const KernelContext& context) const;
@@ -266,10 +278,10 @@ UpdateTensor UpdateKernel<kRule>::TensorOf(const KernelContext& context) const {
   };
   place(kWeight, in[0]);
   place(kGradient, in[1]);
-  place(kFirst, in[2]);
-  place(kSecond, in[1 + kStates]);
+  place(kFirst, in[kStates == 0 ? 0 : 2]);
+  place(kSecond, in[kStates == 0 ? 0 : 1 + kStates]);
   place(kNewWeight, out[0]);
-  place(kNewFirst, out[1]);
+  place(kNewFirst, out[kStates == 0 ? 0 : 1]);
   place(kNewSecond, out[kStates]);
   return tensor;
 }
@@ -284,9 +296,11 @@ Status UpdateKernel<kRule>::LaunchTogether(std::span<const KernelRun> runs, cons
   }
   if (list.size == 0) return Status();
   const uint32_t blocks = DealOut(&list, 4 * 256, launch.multiprocessors);  // at least four elements a thread
-  if (kRule != Rule::kSgd) list.updates = FloatsOf(mine.in[kUpdates]);
-  if (mine.in.size() > kFactor) list.factor = FloatsOf(mine.in[kFactor]);
-  if (mine.in.size() > kFactor + 1) list.finite = mine.in[kFactor + 1].as<bool>();
+  const size_t inputs = mine.in.size() - numbers_.rated;
+  if (numbers_.rated) list.rate = FloatsOf(mine.in[inputs]);
+  if (AdamLike(kRule)) list.updates = FloatsOf(mine.in[kUpdates]);
+  if (inputs > kFactor) list.factor = FloatsOf(mine.in[kFactor]);
+  if (inputs > kFactor + 1) list.finite = mine.in[kFactor + 1].as<bool>();
   if (!Wide(mine)) {
     LaunchList<AnyView, AnyView>(list, blocks, launch);
   } else {
@@ -386,6 +400,7 @@ Status UpdateLossScale(const KernelContext& context, const LaunchContext& launch
 }  // namespace
 
 void AddOptimizerKernels(KernelRegistry* registry) {
+  registry->Add("sgd_plain", "cuda", MakeUpdate<Rule::kPlain>);
   registry->Add("sgd", "cuda", MakeUpdate<Rule::kSgd>);
   registry->Add("adam", "cuda", MakeUpdate<Rule::kAdam>);
   registry->Add("adamw", "cuda", MakeUpdate<Rule::kAdamW>);

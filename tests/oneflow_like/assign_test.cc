@@ -294,7 +294,7 @@ TEST(Updated, AveragesOfWeightsFollowThem) {
 Optimizer UsersSgd(double lr, double momentum, double decay) {
   return Optimizer("users_sgd", [=](WeightUpdate& u) {
     Tensor w = u.weight(), v = u.State("users_v");
-    Tensor velocity = scale(v, momentum) + u.gradient() + scale(w, decay);
+    Tensor velocity = scale(v, momentum) + u.gradient() + scale(w, decay * u.Decay());
     u.Assign(v, velocity);
     u.Assign(w, w - velocity * u.Rate(lr));
   });
@@ -308,7 +308,7 @@ Optimizer UsersAdamW(double lr, double beta1, double beta2, double eps, double d
            square_mean = scale(v, beta2) + scale(square(g), 1 - beta2);
     auto corrected = [&](Tensor x, double beta) { return x / shift(neg(exp(scale(t, std::log(beta)))), 1); };
     Tensor step = corrected(mean, beta1) / shift(sqrt(corrected(square_mean, beta2)), eps);
-    if (w.shape().rank() > 1) step = step + scale(w, decay);
+    step = step + scale(w, decay * u.Decay());
     u.Assign(w, w - step * rate);
     u.Assign(m, mean);
     u.Assign(v, square_mean);
@@ -390,7 +390,7 @@ TEST(UsersOptimizer, RmsPropFollowsItsFormula) {
                               RmsProp{.lr = 0.02, .alpha = 0.8, .eps = 1e-3, .weight_decay = 0.1}}) {
     Model model(FullMesh("cpu:dp=2"));
     Tensor x = model.Input("x", {4, 3}, DType::kFloat32, {{"dp", S(0)}});
-    Session session = Train(sum(x * model.scope().Weight("w", {3}, Ones())), rule);
+    Session session = Train(sum(x * model.scope().Weight("w", {3}, Ones(), {.decay = 1})), rule);
     std::vector<double> w(3, 1), s(3, 0), v(3, 0);
     for (int step = 0; step < 6; ++step) {
       HostTensor fed = Floats(step, {4, 3});

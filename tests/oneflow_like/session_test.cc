@@ -520,7 +520,7 @@ struct HandOptimizer {
 Linear ByHand(const Optimizer& optimizer, const Schedule& schedule, double clip, const HostTensor& w0,
               const HostTensor& b0) {
   Linear l{{w0.as<float>(), w0.as<float>() + kIn * kOut}, {b0.as<float>(), b0.as<float>() + kOut}, {}, {}};
-  HandOptimizer of_w{optimizer, true, {}, {}}, of_b{optimizer, optimizer.name != "adamw", {}, {}};
+  HandOptimizer of_w{optimizer, true, {}, {}}, of_b{optimizer, false, {}, {}};
   for (int step = 0; step < kOptimizerSteps; ++step) {
     HostTensor x = Floats(step, {kRows, kIn}), t = Floats(100 + step, {kRows, kOut});
     std::vector<double> dw(kIn * kOut), db(kOut);

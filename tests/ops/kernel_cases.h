@@ -494,8 +494,7 @@ inline void KernelCases::UpdatesInPlaceAndApart() {
   const Attrs attrs = {{"lr", 0.01},  {"beta1", 0.9},        {"beta2", 0.99},
                        {"eps", 1e-8}, {"weight_decay", 0.1}, {"momentum", 0.9}};
   uint64_t seed = 5000;
-  for (const char* op : {"adam", "adamw", "sgd"}) {
-    size_t state = std::string(op) == "sgd" ? 1 : 2;
+  for (const auto& [op, state] : {std::pair{"adam", 2u}, {"adamw", 2u}, {"sgd", 1u}, {"sgd_plain", 0u}}) {
     for (bool factor : {false, true}) {
       Case c{op, std::vector<Dims>(2 + state, Dims{7, 3001}), attrs, {}, 4, 0.1, 2};
       if (state == 2) c.in.push_back({});  // how many updates were made before
@@ -517,7 +516,9 @@ inline void KernelCases::UpdatesInPlaceAndApart() {
       for (size_t i = 0; i < state; ++i) spec.out.push_back(spec.in[2 + i]);
       ASSERT_TRUE(fast_.make(spec)->Run({spec, spec.in, spec.out, nullptr, 3, 0, 1, 77}).ok());
       EXPECT_EQ(in[0].memory, apart[0].memory) << op << " in place, seed " << seed;
-      EXPECT_EQ(in[2].memory, apart[1].memory) << op << " in place, seed " << seed;
+      if (state > 0) {
+        EXPECT_EQ(in[2].memory, apart[1].memory) << op << " in place, seed " << seed;
+      }
     }
   }
 }

@@ -46,10 +46,12 @@ struct Variant {
   }
 };
 
+int StatesOf(const std::string& op) { return op == "sgd_plain" ? 0 : op == "sgd" ? 1 : 2; }
+
 std::vector<Variant> Variants() {
   using enum DType;
   std::vector<Variant> variants;
-  for (const char* op : {"sgd", "adam", "adamw"}) {
+  for (const char* op : {"sgd_plain", "sgd", "adam", "adamw"}) {
     for (int told = 0; told < 4; ++told) {
       for (DType gradient : {kFloat32, kBFloat16, kFloat16}) {
         variants.push_back({op, kFloat32, kFloat32, gradient, told});
@@ -119,7 +121,7 @@ class CudaTogether : public testing::Test {
                    {"schedule", "cosine"},
                    {"warmup", int64_t{2}},
                    {"total", int64_t{9}}};
-    if (op == "sgd") {
+    if (StatesOf(op) < 2) {
       attrs.Set("momentum", 0.9);
     } else {
       attrs.Set("beta1", 0.9);
@@ -156,13 +158,13 @@ class CudaTogether : public testing::Test {
       };
       put(variant.weight, -1);
       put(variant.gradient, -1);
-      for (int state = 0; state < (variant.op == "sgd" ? 1 : 2); ++state) put(variant.state, 0);
+      for (int state = 0; state < StatesOf(variant.op); ++state) put(variant.state, 0);
       for (size_t operand = 0; operand < update.in.size(); ++operand) {
         if (operand == 1) continue;
         const TensorArg& arg = update.in[operand];
         update.out.push_back(i % 10 == 7 ? Put(arg.dtype, shape, 0, &random, 5, 5) : arg);
       }
-      if (variant.op != "sgd") update.in.push_back(made);
+      if (StatesOf(variant.op) == 2) update.in.push_back(made);
       if (variant.told > 0) update.in.push_back(factor);
       if (variant.told > 1) update.in.push_back(finite);
       Finish(&update);

@@ -1,0 +1,104 @@
+// How a variable of a model starts, how it is cut over the mesh, and what training makes of it.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/host_tensor.h"
+#include "sbp/sbp.h"
+
+namespace oneflow_like {
+
+// Signatures by mesh axis name; axes not named are chosen by the compiler (weights: B). A mesh axis may be
+// named once, and a tensor axis cut once: {{"dp", S(0)}, {"tp", S(1)}}, or as text "dp:S0 tp:S1".
+struct Annotation : std::vector<std::pair<std::string, Sbp>> {
+  Annotation() = default;
+  Annotation(std::initializer_list<value_type> list) : vector(list) {}
+  template <size_t N>
+  Annotation(const char (&text)[N]) : Annotation(Parse(text)) {}  // NOLINT: implicit on purpose
+  static Annotation Parse(const std::string& text);               // throws Error
+};
+
+// The axes of a weight that its fans multiply: for "bsw,whd->bshd", in = {0}, out = {1, 2}.
+struct Fans {
+  std::vector<int> in, out;
+};
+
+// How a weight starts: an initialiser operator and its numbers. Without Fans, fan_in is all but the last axis
+// multiplied, and fan_out the last.
+struct Initializer {
+  enum class Kind {
+    kFull,
+    kUniform,
+    kNormal,
+    kTruncatedNormal,
+    kXavierUniform,
+    kXavierNormal,
+    kKaimingUniform,
+    kKaimingNormal,
+    kOrthogonal,
+    kTensor
+  } kind;
+  double a = 0, b = 0;
+  Fans fans = {};
+  std::shared_ptr<const HostTensor> tensor = nullptr;
+};
+inline Initializer Zeros() { return {Initializer::Kind::kFull, 0, 0}; }
+inline Initializer Ones() { return {Initializer::Kind::kFull, 1, 0}; }
+inline Initializer Full(double value) { return {Initializer::Kind::kFull, value, 0}; }
+inline Initializer Uniform(double low, double high) { return {Initializer::Kind::kUniform, low, high}; }
+inline Initializer Normal(double stddev, double mean = 0) {
+  return {Initializer::Kind::kNormal, mean, stddev};
+}
+inline Initializer TruncatedNormal(double stddev, double mean = 0) {
+  return {Initializer::Kind::kTruncatedNormal, mean, stddev};
+}
+// Glorot and Bengio 2010: variance 2 / (fan_in + fan_out).
+inline Initializer XavierUniform(Fans fans = {}) { return {Initializer::Kind::kXavierUniform, 0, 0, fans}; }
+inline Initializer XavierNormal(Fans fans = {}) { return {Initializer::Kind::kXavierNormal, 0, 0, fans}; }
+// He et al. 2015: variance 2 / fan_in.
+inline Initializer KaimingUniform(Fans fans = {}) { return {Initializer::Kind::kKaimingUniform, 0, 0, fans}; }
+inline Initializer KaimingNormal(Fans fans = {}) { return {Initializer::Kind::kKaimingNormal, 0, 0, fans}; }
+// Saxe et al. 2014: rows (all axes but the last, merged) or columns that are orthogonal and of length `gain`,
+// whichever are fewer. Computed on the host when the weight is made.
+inline Initializer Orthogonal(double gain = 1) { return {Initializer::Kind::kOrthogonal, gain, 0}; }
+// These very numbers, of the weight's shape and type. The model keeps them as long as it lives.
+inline Initializer FromTensor(HostTensor value) {
+  return {Initializer::Kind::kTensor, 0, 0, {}, std::make_shared<const HostTensor>(std::move(value))};
+}
+
+// A weight beside its name, shape and initialiser. An option that is left out takes its default, or what a
+// pattern of ModelOptions::weights says.
+struct WeightOptions {
+  Annotation sbp;     // cut as computed
+  Annotation stored;  // further cuts of what lies in memory (and of its optimizer state), gathered for use
+  // false: frozen. It has no gradient, no optimizer state, and no message of training. Default: true.
+  std::optional<bool> trainable;
+  // Factors on the optimizer's weight decay and learning rate. Default of `rate`: 1; of `decay`: 1 for
+  // weights of two and more axes that an operator other than an elementwise one reads (products,
+  // convolutions, tables), 0 for biases and the parameters of norms.
+  std::optional<double> decay, rate;
+  // Type in memory of a frozen weight, f32, bf16 or f16; what Weight returns is f32 all the same. Default:
+  // f32.
+  std::optional<DType> dtype;
+};
+
+struct StateOptions {
+  Annotation sbp, stored;  // as of weights
+  DType dtype = DType::kFloat32;
+};
+
+// Options by path, for weights that code elsewhere requests: '*' stands for any characters, '?' for one.
+// Where an option is given by several, the last one that matches overrides the others, and all of them what
+// the request says. A pattern without a match is an Error when a session is made.
+struct WeightPattern {
+  std::string pattern;
+  WeightOptions options;
+};
+
+}  // namespace oneflow_like
