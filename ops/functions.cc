@@ -83,6 +83,10 @@ void AddWithNumber(Catalog* catalog, const WithNumber& f) {
         Slope(slope.c_str(), c.dout[0], c.in[0], {{attribute, c.attrs.Float(attribute)}})};
   };
   for (Sample& s : def.samples) s.attrs.Set(attribute, f.value);
+  if (f.integers) {
+    for (DType dtype : {DType::kInt32, DType::kInt64})
+      def.samples.push_back({.in = {{6, 4}}, .attrs = {{attribute, 5.0}}, .dtypes = {dtype}, .limit = 10});
+  }
   catalog->Add(std::move(def));
 
   OpDef grad = SlopeOp(slope, "x", f.slope);
