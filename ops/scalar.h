@@ -154,7 +154,8 @@ OFL_HOST_DEVICE float Expm1Of(float x) {
   return x > 20.0f ? ExpOf(x) - 1.0f : small;
 }
 
-// The nearest whole number, halves to the even one: beyond 2^23 there are no others. The sum with 2^23 rounds.
+// The nearest whole number, halves to the even one: beyond 2^23 there are no others. The sum with 2^23
+// rounds.
 OFL_HOST_DEVICE float RoundOf(float x) {
   float magic = __builtin_copysignf(8388608.0f, x);
   float whole = __builtin_copysignf((x + magic) - magic, x);
@@ -169,8 +170,8 @@ OFL_HOST_DEVICE float CeilOf(float x) {
   return __builtin_copysignf(whole < x ? whole + 1.0f : whole, x);
 }
 
-// x = n pi / 2 + r with |r| <= pi / 4, and sin(r), cos(r). The reduction is in double, with pi / 2 in two parts:
-// the product with the first is exact up to |x| = 10^6, and good to 10^-7 up to 10^9.
+// x = n pi / 2 + r with |r| <= pi / 4, and sin(r), cos(r). The reduction is in double, with pi / 2 in two
+// parts: the product with the first is exact up to |x| = 10^6, and good to 10^-7 up to 10^9.
 struct Turned {
   uint32_t quarter;  // n, modulo 4 in the low two bits
   float sine, cosine;
@@ -212,7 +213,8 @@ OFL_HOST_DEVICE float TanOf(float x) {
   return SignedTurn(x, y, 0u);
 }
 
-// a - b floor(a / b), of b's sign. The quotient may be rounded to its neighbour, so the rest is looked at again.
+// a - b floor(a / b), of b's sign. The quotient may be rounded to its neighbour, so the rest is looked at
+// again.
 OFL_HOST_DEVICE float RemainderOf(float a, float b) {
   float rest = FusedMultiplyAdd(-FloorOf(a / b), b, a);
   rest = __builtin_fabsf(rest) >= __builtin_fabsf(b) && (rest < 0.0f) == (b < 0.0f) ? rest - b : rest;

@@ -232,8 +232,8 @@ class TypedKernel : public CudaKernel {
 }  // namespace
 
 KernelPtr MakeTypedElementwise(const KernelSpec& spec) {
-  double constant = spec.name == "scale"   ? spec.attrs.Float("factor")
-                    : spec.name == "shift" ? spec.attrs.Float("offset")
+  double constant = spec.name == "scale"      ? spec.attrs.Float("factor")
+                    : spec.name == "shift"    ? spec.attrs.Float("offset")
                     : spec.attrs.Has("bound") ? spec.attrs.Float("bound")
                                               : 0;
   if (spec.in.size() > static_cast<size_t>(kMostInputs)) {

@@ -71,7 +71,8 @@ Status TruncatedNormal(const KernelContext& context, const LaunchContext& launch
 // The literal lies in the attributes, in host memory that lives as long as the plan.
 Status Literal(const KernelContext& context, const LaunchContext& launch) {
   const Blob& values = context.spec.attrs.Bytes("values");
-  if (values.data() == nullptr) return Status("the values of this literal are not in the text it was read from");
+  if (values.data() == nullptr)
+    return Status("the values of this literal are not in the text it was read from");
   if (values.size() > 0)
     cudaMemcpyAsync(context.out[0].data, values.data(), values.size(), cudaMemcpyHostToDevice, launch.stream);
   return Status();

@@ -237,8 +237,8 @@ void Run(Copy c, const LaunchContext& launch) {
 
 int64_t Bytes(const TensorArg& arg) { return static_cast<int64_t>(SizeOf(arg.dtype)); }
 
-// `count` indices of one axis, from index `from_at` of x (or zeros, without x) to index `to_at` of y; neighbours
-// are `from_step` apart in x, `to_step` in y.
+// `count` indices of one axis, from index `from_at` of x (or zeros, without x) to index `to_at` of y;
+// neighbours are `from_step` apart in x, `to_step` in y.
 void CopyAlong(const TensorArg* x, const TensorArg& y, int axis, int64_t from_at, int64_t to_at,
                int64_t count, const LaunchContext& launch, int64_t from_step = 1, int64_t to_step = 1) {
   Copy c;

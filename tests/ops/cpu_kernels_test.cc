@@ -78,6 +78,8 @@ TEST(CpuKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
 
 TEST(CpuKernels, ElementwiseShapes) { Cases().ElementwiseShapes(); }
 
+TEST(CpuKernels, ElementwiseFunctions) { Cases().ElementwiseFunctions(); }
+
 TEST(CpuKernels, ReductionsAndShapes) { Cases().ReductionsAndShapes(); }
 
 TEST(CpuKernels, RowsOperators) { Cases().RowsOperators(); }

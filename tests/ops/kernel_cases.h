@@ -134,6 +134,7 @@ class KernelCases {
   void Products();
   void LaterActsMayBeSmaller();
   void ElementwiseShapes();
+  void ElementwiseFunctions();
   void ReductionsAndShapes();
   void RowsOperators();
   void NarrowRows();  // RowsOperators does them, too
@@ -324,6 +325,23 @@ inline void KernelCases::ElementwiseShapes() {
        {"gelu_grad", "gelu_erf_grad", "silu_grad", "tanh_grad", "sigmoid_grad", "relu_grad"}) {
     CheckCase({op, {{7, 999}, {7, 999}}, {}, {}, 4, -4, 4}, ++seed);
   }
+  using enum DType;
+  CheckCase({"where", {{40, 1}, {40, 33}, {33}}, {}, {kBool, kFloat32, kFloat32}, 2}, ++seed);
+  CheckCase({"where", {{40}, {40}, {40}}, {}, {kBool, kBool, kBool}, 2}, ++seed);
+  CheckCase({"add", {{40, 3}, {3}}, {}, {kInt64, kInt64}, 100}, ++seed);
+  CheckCase({"scale", {{40, 3}}, {{"factor", 0.3}}, {}}, ++seed);
+  CheckCase({"add_n", {{70, 99}, {70, 99}, {70, 99}}, {}, {}}, ++seed);
+  for (DType from : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool}) {
+    for (DType to : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool}) {
+      CheckCase({"cast", {{9, 31}}, {{"dtype", std::string(Name(to))}}, {from}, from == kBool ? 2 : 9},
+                ++seed);
+    }
+  }
+}
+
+// Functions of ops/functions.cc and logic.cc, away from their kinks.
+inline void KernelCases::ElementwiseFunctions() {
+  uint64_t seed = 1500;
   for (const char* op : {"sin", "cos", "tan", "expm1", "floor", "ceil", "round", "hardsigmoid", "hardswish",
                          "mish", "isfinite", "isnan", "reciprocal"}) {
     for (Dims shape : {Dims{5, 4001}, Dims{1}, Dims{0}, Dims{513}})
@@ -353,17 +371,6 @@ inline void KernelCases::ElementwiseShapes() {
     for (DType dtype : {kInt32, kInt64}) CheckCase({op, {{40, 33}, {33}}, {}, {dtype, dtype}, 70}, ++seed);
   }
   CheckCase({"bitwise_not", {{40, 33}}, {}, {kInt32}, 100}, ++seed);
-  CheckCase({"where", {{40, 1}, {40, 33}, {33}}, {}, {kBool, kFloat32, kFloat32}, 2}, ++seed);
-  CheckCase({"where", {{40}, {40}, {40}}, {}, {kBool, kBool, kBool}, 2}, ++seed);
-  CheckCase({"add", {{40, 3}, {3}}, {}, {kInt64, kInt64}, 100}, ++seed);
-  CheckCase({"scale", {{40, 3}}, {{"factor", 0.3}}, {}}, ++seed);
-  CheckCase({"add_n", {{70, 99}, {70, 99}, {70, 99}}, {}, {}}, ++seed);
-  for (DType from : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool}) {
-    for (DType to : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kBool}) {
-      CheckCase({"cast", {{9, 31}}, {{"dtype", std::string(Name(to))}}, {from}, from == kBool ? 2 : 9},
-                ++seed);
-    }
-  }
 }
 
 inline void KernelCases::ReductionsAndShapes() {
