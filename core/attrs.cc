@@ -3,14 +3,16 @@
 
 #include <cctype>
 #include <charconv>
+#include <cstring>
 
 #include "core/error.h"
+#include "core/hash_bytes.h"
 
 namespace oneflow_like {
 namespace {
 
 const char* TypeName(const Attr& attr) {
-  constexpr const char* kNames[] = {"an integer", "a real number", "a string", "a list of integers"};
+  constexpr const char* kNames[] = {"an integer", "a real number", "a string", "a list of integers", "bytes"};
   return kNames[attr.index()];
 }
 
@@ -64,6 +66,7 @@ std::string Print(const Attr& attr) {
   if (const auto* integer = std::get_if<int64_t>(&attr)) return std::to_string(*integer);
   if (const auto* real = std::get_if<double>(&attr)) return PrintReal(*real);
   if (const auto* text = std::get_if<std::string>(&attr)) return PrintString(*text);
+  if (const auto* blob = std::get_if<Blob>(&attr)) return blob->str();
   std::string list;
   for (int64_t value : std::get<std::vector<int64_t>>(attr))
     list += (list.empty() ? "" : ",") + std::to_string(value);
@@ -96,7 +99,8 @@ class Parser {
     if (at_ < text_.size() && text_[at_] == '[') return ParseList(name);
     size_t begin = at_;
     while (at_ < text_.size() && !std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
-    return ParseWord(name, text_.substr(begin, at_ - begin));
+    const std::string word = text_.substr(begin, at_ - begin);
+    return word.starts_with('%') ? ParseBlob(name, word) : ParseWord(name, word);
   }
 
  private:
@@ -146,6 +150,19 @@ class Parser {
          " is not a list of integers such as [2,3]");
   }
 
+  Attr ParseBlob(const std::string& name, const std::string& word) {
+    const char *begin = word.data() + 1, *end = word.data() + word.size();
+    size_t size = 0;
+    uint64_t hash = 0;
+    auto as_size = std::from_chars(begin, end, size);
+    bool good = as_size.ec == std::errc() && as_size.ptr != end && *as_size.ptr == '/';
+    auto as_hash = good ? std::from_chars(as_size.ptr + 1, end, hash, 16) : as_size;
+    if (!good || as_hash.ec != std::errc() || as_hash.ptr != end)
+      Fail("attribute ", name, ": ", word,
+           " is not a number of bytes and a hash such as %96/7d0c1f3a52e68b94");
+    return Blob::Known(size, hash);
+  }
+
   Attr ParseWord(const std::string& name, const std::string& word) {
     if (word.empty()) Fail("attribute ", name, " has no value");
     const char *begin = word.data(), *end = begin + word.size();
@@ -178,6 +195,19 @@ class Parser {
 
 }  // namespace
 
+Blob::Blob(const void* bytes, size_t size) : size_(size), hash_(HashOfBytes(bytes, size)) {
+  auto copy = std::make_shared<char[]>(size);
+  if (size > 0) std::memcpy(copy.get(), bytes, size);
+  bytes_ = std::move(copy);
+}
+
+std::string Blob::str() const {
+  char digits[17];
+  for (int i = 15; i >= 0; --i) digits[15 - i] = "0123456789abcdef"[(hash_ >> (4 * i)) & 15];
+  digits[16] = 0;
+  return Cat("%", size_, "/", digits);
+}
+
 int64_t Attrs::Int(const std::string& name) const { return Get<int64_t>(map_, name); }
 int64_t Attrs::Int(const std::string& name, int64_t otherwise) const {
   return Has(name) ? Int(name) : otherwise;
@@ -205,6 +235,8 @@ Dims Attrs::GetDims(const std::string& name) const {
   const std::vector<int64_t>& values = Ints(name);
   return Dims(values.begin(), values.end());
 }
+
+const Blob& Attrs::Bytes(const std::string& name) const { return Get<Blob>(map_, name); }
 
 std::string Attrs::str() const {
   std::string text;

@@ -1,9 +1,10 @@
 // Attributes: the named constants of an operator or kernel ("axis", "eps", ...). They print and parse as
-// `axis=1 eps=1e-05 equation="mk,kn->mn" shape=[2,3]`.
+// `axis=1 eps=1e-05 equation="mk,kn->mn" shape=[2,3] values=%96/7d0c1f3a52e68b94`.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -12,7 +13,27 @@
 
 namespace oneflow_like {
 
-using Attr = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
+// Bytes that are too many to print: texts have their number and hash ("%96/7d0c1f3a52e68b94"). One that was
+// read back from a text has no bytes. Copies share them.
+class Blob {
+ public:
+  Blob() = default;
+  Blob(const void* bytes, size_t size);
+  static Blob Known(size_t size, uint64_t hash) { return Blob(size, hash); }  // without its bytes
+  size_t size() const { return size_; }
+  uint64_t hash() const { return hash_; }
+  const char* data() const { return bytes_.get(); }  // nullptr: they are not here
+  bool operator==(const Blob& other) const { return size_ == other.size_ && hash_ == other.hash_; }
+  std::string str() const;
+
+ private:
+  Blob(size_t size, uint64_t hash) : size_(size), hash_(hash) {}
+  std::shared_ptr<const char[]> bytes_;
+  size_t size_ = 0;
+  uint64_t hash_ = 0;
+};
+
+using Attr = std::variant<int64_t, double, std::string, std::vector<int64_t>, Blob>;
 
 class Attrs {
  public:
@@ -31,6 +52,7 @@ class Attrs {
   std::string Str(const std::string& name, const std::string& otherwise) const;
   const std::vector<int64_t>& Ints(const std::string& name) const;
   Dims GetDims(const std::string& name) const;
+  const Blob& Bytes(const std::string& name) const;
 
   const std::map<std::string, Attr>& map() const { return map_; }
   bool operator==(const Attrs& other) const { return map_ == other.map_; }

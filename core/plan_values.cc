@@ -32,6 +32,9 @@ Attrs ToAttrs(const google::protobuf::RepeatedPtrField<plan::Attr>& attrs) {
       case plan::Attr::kInts:
         result.Set(attr.name(), std::vector<int64_t>(attr.ints().at().begin(), attr.ints().at().end()));
         break;
+      case plan::Attr::kB:
+        result.Set(attr.name(), Blob(attr.b().data(), attr.b().size()));
+        break;
       case plan::Attr::VALUE_NOT_SET:
         Fail("attribute '", attr.name(), "' of the plan has no value");
     }
@@ -64,11 +67,29 @@ void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* mes
       a->set_f(*f);
     } else if (auto* s = std::get_if<std::string>(&value)) {
       a->set_s(*s);
+    } else if (auto* b = std::get_if<Blob>(&value)) {
+      if (b->data() == nullptr) Fail("attribute ", name, ": the bytes of ", b->str(), " are not in a text");
+      a->set_b(b->data(), b->size());
     } else {
       plan::Dims* ints = a->mutable_ints();
       for (int64_t x : std::get<std::vector<int64_t>>(value)) ints->add_at(x);
     }
   }
+}
+
+namespace {
+
+void Shorten(google::protobuf::RepeatedPtrField<plan::Attr>* attrs) {
+  for (plan::Attr& a : *attrs)
+    if (a.value_case() == plan::Attr::kB) a.set_s(Blob(a.b().data(), a.b().size()).str());
+}
+
+}  // namespace
+
+void ShortenForText(plan::Plan* plan) {
+  for (plan::Variable& variable : *plan->mutable_variable()) Shorten(variable.mutable_init()->mutable_attr());
+  for (plan::Actor& actor : *plan->mutable_actor())
+    for (plan::Kernel& kernel : *actor.mutable_kernel()) Shorten(kernel.mutable_attr());
 }
 
 DType ToDType(int32_t dtype) {

@@ -22,5 +22,7 @@ void Set(const Dims& dims, plan::Dims* message);
 void Set(const Box& box, plan::Box* message);
 void Set(const Region& region, plan::Region* message);
 void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message);
+// For people to read: bytes in attributes become their number and hash.
+void ShortenForText(plan::Plan* plan);
 
 }  // namespace oneflow_like

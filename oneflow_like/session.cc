@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "actor/net/talk/job.h"
+#include "core/plan_values.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/feeds_check.h"
@@ -142,8 +143,10 @@ void Session::Impl::CheckReplicas() {
 
 void Session::Impl::DumpPlan(const plan::Plan& plan) const {
   if (model->options.dump_dir.empty()) return;
+  plan::Plan shown = plan;
+  ShortenForText(&shown);
   std::string text;
-  google::protobuf::TextFormat::PrintToString(plan, &text);
+  google::protobuf::TextFormat::PrintToString(shown, &text);
   std::ofstream(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), ".txt")) << text;
 }
 

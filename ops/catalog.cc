@@ -7,6 +7,8 @@ const Catalog& BuiltinCatalog() {
   static const Catalog* const catalog = [] {
     auto* all = new Catalog;
     AddElementwise(all);
+    AddFunctions(all);
+    AddLogic(all);
     AddReduce(all);
     AddReshape(all);
     AddShapeOps(all);

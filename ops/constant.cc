@@ -1,6 +1,7 @@
 // Tensors from nothing: full, and the random initialisers. A random element is a function of the seed, the
 // node's key and the element's place in the whole tensor, so every mesh draws the same weights.
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "core/random.h"
@@ -52,6 +53,16 @@ Status Full(const KernelContext& context) {
   return Status();
 }
 
+// The whole tensor: a literal is not cut.
+Status Literal(const KernelContext& context) {
+  const TensorArg& y = context.out[0];
+  const Blob& values = context.spec.attrs.Bytes("values");
+  if (values.data() == nullptr)
+    return Status("the values of this literal are not in the text it was read from");
+  if (values.size() > 0) std::memcpy(y.data, values.data(), values.size());
+  return Status();
+}
+
 // An operator without inputs: all its labels are the output's, and any of them may be cut.
 OpDef SourceOp(const std::string& name, const std::string& doc, KernelFn reference,
                std::vector<std::string> numbers) {
@@ -93,16 +104,54 @@ OpDef RandomOp(const std::string& name, const std::string& doc, KernelFn referen
   return def;
 }
 
+std::vector<DType> NamedType(const OpCall& call) {
+  DType dtype;
+  std::string name = call.attrs->Str("dtype");
+  if (!ParseDType(name, &dtype)) Fail(call.who, ": there is no type named \"", name, "\"");
+  return {dtype};
+}
+
+void AddLiteral(Catalog* catalog) {
+  OpDef def =
+      SourceOp("constant", "A literal tensor: its values are an attribute.", Literal, {"values", "dtype"});
+  def.dtypes = NamedType;
+  def.whole_of = [](const OpCall& call) {
+    std::set<std::string> whole;
+    for (int i = 0; i < call.attrs->GetDims("shape").rank(); ++i) whole.insert(Letter(i));
+    return whole;
+  };
+  auto shaped = def.check;
+  def.check = [shaped](const OpCall& call) {
+    shaped(call);
+    const Dims shape = call.attrs->GetDims("shape");
+    RequireExtents(call.who, shape);
+    const DType dtype = NamedType(call)[0];
+    const size_t bytes = static_cast<size_t>(shape.elements()) * SizeOf(dtype);
+    if (call.attrs->Bytes("values").size() != bytes) {
+      Fail(call.who, ": values are ", call.attrs->Bytes("values").size(), " bytes but ", Name(dtype),
+           shape.str(), " takes ", bytes);
+    }
+  };
+  def.flops = [](const BoundRule&) { return 0.0; };
+  const float numbers[] = {0, -1, 2.5, 3, 4, 5e-3f};
+  def.samples = {{.attrs = {{"shape", std::vector<int64_t>{2, 3}},
+                            {"dtype", std::string("f32")},
+                            {"values", Blob(numbers, sizeof numbers)}}},
+                 {.attrs = {{"shape", std::vector<int64_t>{24}},
+                            {"dtype", std::string("u8")},
+                            {"values", Blob(numbers, sizeof numbers)}}},
+                 {.attrs = {{"shape", std::vector<int64_t>{0, 3}},
+                            {"dtype", std::string("i64")},
+                            {"values", Blob(numbers, 0)}}}};
+  catalog->Add(std::move(def));
+}
+
 }  // namespace
 
 void AddConstant(Catalog* catalog) {
+  AddLiteral(catalog);
   OpDef full = SourceOp("full", "A tensor of one number.", Full, {"value", "dtype"});
-  full.dtypes = [](const OpCall& call) {
-    DType dtype;
-    std::string name = call.attrs->Str("dtype");
-    if (!ParseDType(name, &dtype)) Fail(call.who, ": there is no type named \"", name, "\"");
-    return std::vector<DType>{dtype};
-  };
+  full.dtypes = NamedType;
   for (const char* dtype : {"f32", "i64"}) {
     full.samples.push_back(
         {.attrs = {{"shape", std::vector<int64_t>{6, 4}}, {"value", 3.0}, {"dtype", std::string(dtype)}}});

@@ -1,46 +1,14 @@
 // Elementwise operators: out[i] = f(in0[i], in1[i], ...), operands broadcast against each other. Their
 // gradients are sums back to the operands' shapes of products with other elementwise operators.
+#include "ops/elementwise.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
 
-#include "ops/functional.h"
-#include "ops/manifest.h"
-#include "ops/reference.h"
-
 namespace oneflow_like {
 namespace {
-
-// --- Reference kernels ---------------------------------------------------------------------------
-
-// out = f(x) for one input, in double or int64_t; `f` also takes the attributes.
-template <auto kF>
-Status Unary(const KernelContext& context) {
-  const TensorArg &x = context.in[0], &y = context.out[0];
-  return DispatchType(x.dtype, [&](auto t) {
-    using T = decltype(t);
-    for (int64_t i = 0; i < y.elements(); ++i)
-      Store(y.as<T>() + i, kF(Load(x.as<T>() + i), context.spec.attrs));
-    return Status();
-  });
-}
-
-// out = f(a, b); the output is of type T or, for comparisons, bool.
-template <auto kF, bool kToBool>
-Status Binary(const KernelContext& context) {
-  const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
-  return DispatchType(a.dtype, [&](auto t) {
-    using T = decltype(t);
-    using Out = std::conditional_t<kToBool, bool, T>;
-    int64_t i = 0;
-    ForEachIndex(y.extent, [&](const Dims& index) {
-      Store(y.as<Out>() + i++, kF(Load(a.as<T>() + BroadcastOffset(a.extent, index)),
-                                  Load(b.as<T>() + BroadcastOffset(b.extent, index))));
-    });
-    return Status();
-  });
-}
 
 Status AddN(const KernelContext& context) {
   const TensorArg& y = context.out[0];
@@ -112,72 +80,6 @@ V Divide(V a, V b) {
 
 // --- Table entries -------------------------------------------------------------------------------
 
-// g, summed down to the shape of an operand that was broadcast.
-Tensor Fit(Tensor g, const Tensor& operand) {
-  return g.shape() == operand.shape() ? g : sum_to(g, operand.shape());
-}
-
-using UnaryGrad = Tensor (*)(Tensor dy, Tensor x, Tensor y);
-using BinaryGrad = std::vector<Tensor> (*)(const GradCall& call, Tensor dy);
-
-std::vector<Sample> UnarySamples(double low, double high) {
-  std::vector<Sample> samples = {{.in = {{6, 4}}}, {.in = {{2, 3, 5}}}, {.in = {{}}}};
-  for (Sample& s : samples) {
-    s.low = low;
-    s.high = high;
-  }
-  return samples;
-}
-
-std::vector<Sample> BinarySamples(double low, double high) {
-  std::vector<Sample> samples = {
-      {.in = {{6, 4}, {6, 4}}}, {.in = {{2, 6, 4}, {4}}}, {.in = {{6, 1}, {3, 1, 4}}}, {.in = {{5, 3}, {}}}};
-  for (Sample& s : samples) {
-    s.low = low;
-    s.high = high;
-  }
-  return samples;
-}
-
-// A function of one number, of floating type. Samples are drawn from [low, high).
-OpDef UnaryOp(const std::string& name, const std::string& doc, KernelFn reference, UnaryGrad grad,
-              double low = -2, double high = 2) {
-  OpDef def;
-  def.name = def.scalar = name;
-  def.doc = doc;
-  def.axes = "x[..] -> y[..]";
-  def.check = [](const OpCall& call) { RequireFloating(call); };
-  if (grad != nullptr) {
-    def.grad = [grad](const GradCall& c) { return std::vector<Tensor>{grad(c.dout[0], c.in[0], c.out[0])}; };
-  }
-  def.precision = Precision::kFollow;
-  def.reference = reference;
-  def.samples = UnarySamples(low, high);
-  return def;
-}
-
-OpDef BinaryOp(const std::string& name, const std::string& doc, KernelFn reference, BinaryGrad grad,
-               std::vector<std::set<std::string>> linear = {}, double low = -2, double high = 2) {
-  OpDef def;
-  def.name = def.scalar = name;
-  def.doc = doc;
-  def.axes = "a[..], b[..] -> y[..]";
-  def.linear = std::move(linear);
-  def.check = RequireArithmetic;
-  if (grad != nullptr) {
-    def.grad = [grad](const GradCall& c) {
-      std::vector<Tensor> d = grad(c, c.dout[0]);
-      for (size_t i = 0; i < d.size(); ++i)
-        d[i] = c.wanted[i] && d[i].defined() ? Fit(d[i], c.in[i]) : Tensor();
-      return d;
-    };
-  }
-  def.precision = Precision::kFollow;
-  def.reference = reference;
-  def.samples = BinarySamples(low, high);
-  return def;
-}
-
 OpDef CompareOp(const std::string& name, const std::string& doc, KernelFn reference) {
   OpDef def = BinaryOp(name, doc, reference, nullptr);
   def.check = [](const OpCall& call) { RequireSameTypes(call); };
@@ -186,24 +88,6 @@ OpDef CompareOp(const std::string& name, const std::string& doc, KernelFn refere
   std::vector<Sample> integers = def.samples;
   for (Sample& s : integers) s.dtypes = {DType::kInt32, DType::kInt32};
   def.samples.insert(def.samples.end(), integers.begin(), integers.end());
-  return def;
-}
-
-// The gradient of a function of one number with its derivative fused in: dy * f'(at), linear in dy. `at` is
-// the operand or the result of the function, whichever the derivative is written in.
-OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn reference) {
-  OpDef def;
-  def.name = def.scalar = name;
-  def.doc = "dy times the derivative of " + name.substr(0, name.rfind("_grad")) + ", given " + at + ".";
-  def.axes = "dy[..], " + at + "[..] -> dx[..]";
-  def.linear = {{"dy"}};
-  def.check = [](const OpCall& call) {
-    RequireFloating(call);
-    RequireSameTypes(call);
-  };
-  def.precision = Precision::kFollow;
-  def.reference = reference;
-  def.samples = {{.in = {{6, 4}, {6, 4}}}, {.in = {{2, 3, 5}, {2, 3, 5}}}};
   return def;
 }
 
@@ -307,6 +191,14 @@ void AddCarriers(Catalog* catalog) {
   identity.linear = {{"x"}};
   identity.view = true;
   catalog->Add(std::move(identity));
+
+  OpDef stop = UnaryOp("stop_gradient", "x itself; no gradient flows.",
+                       Unary<[](auto x, const Attrs&) { return x; }>, nullptr);
+  stop.scalar.clear();
+  stop.check = nullptr;
+  stop.linear = {{"x"}};
+  stop.view = stop.stops_gradient = true;
+  catalog->Add(std::move(stop));
 
   OpDef negative = UnaryOp("neg", "-x.", Unary<[](auto x, const Attrs&) { return -x; }>,
                            [](Tensor dy, Tensor, Tensor) { return neg(dy); });
@@ -423,24 +315,17 @@ void AddWhereAndCast(Catalog* catalog) {
   catalog->Add(std::move(convert));
 }
 
-// Functions whose slope grows without bound: an error of their operand or result in a narrow type would grow
-// too.
-OpDef Wide(OpDef def) {
-  def.precision = Precision::kWide;
-  return def;
-}
-
-void AddFunctions(Catalog* catalog) {
-  catalog->Add(
-      Wide(UnaryOp("exp", "e to the power x.", Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
-                   [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); })));
-  catalog->Add(Wide(UnaryOp(
+void AddPowersAndRoots(Catalog* catalog) {
+  catalog->Add(WidePrecision(UnaryOp("exp", "e to the power x.",
+                                     Unary<[](auto x, const Attrs&) { return std::exp(x); }>,
+                                     [](Tensor dy, Tensor, Tensor y) { return mul(dy, y); })));
+  catalog->Add(WidePrecision(UnaryOp(
       "log", "The natural logarithm.", Unary<[](auto x, const Attrs&) { return std::log(x); }>,
       [](Tensor dy, Tensor x, Tensor) { return div(dy, x); }, 0.5, 2)));
   catalog->Add(UnaryOp(
       "sqrt", "The square root.", Unary<[](auto x, const Attrs&) { return std::sqrt(x); }>,
       [](Tensor dy, Tensor, Tensor y) { return scale(div(dy, y), 0.5); }, 0.5, 2));
-  catalog->Add(Wide(UnaryOp(
+  catalog->Add(WidePrecision(UnaryOp(
       "rsqrt", "1 / sqrt(x).", Unary<[](auto x, const Attrs&) { return 1 / std::sqrt(x); }>,
       [](Tensor dy, Tensor x, Tensor y) { return scale(mul(dy, div(y, x)), -0.5); }, 0.5, 2)));
   catalog->Add(UnaryOp("square", "x * x.", Unary<[](auto x, const Attrs&) { return x * x; }>,
@@ -458,8 +343,6 @@ void AddFunctions(Catalog* catalog) {
                          return scale(mul(dy, exp(neg(square(x)))), 2 / std::sqrt(std::numbers::pi));
                        }));
 }
-
-Tensor Slope(const char* op, Tensor dy, Tensor at) { return Apply(dy.graph(), op, {dy, at})[0]; }
 
 void AddActivations(Catalog* catalog) {
   catalog->Add(UnaryOp("tanh", "The hyperbolic tangent.",
@@ -502,7 +385,7 @@ void AddElementwise(Catalog* catalog) {
   AddComparisons(catalog);
   AddCarriers(catalog);
   AddWhereAndCast(catalog);
-  AddFunctions(catalog);
+  AddPowersAndRoots(catalog);
   AddActivations(catalog);
 }
 

@@ -2,13 +2,14 @@
 // made non-negative here, so that operators see only axes that exist.
 #include "ops/functional.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/random.h"
+#include "ops/calls.h"
 #include "ops/op.h"
 
 namespace oneflow_like {
-namespace {
 
 std::string Who(const char* op, const Here& at) {
   std::string line = SourceLine(at).str();
@@ -36,12 +37,50 @@ int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at
   return axis < 0 ? axis + rank : axis;
 }
 
-Tensor ReduceBy(const char* op, Tensor x, std::vector<int64_t> axes, bool keep, const Here& at) {
+std::vector<int64_t> NormalAxes(const char* op, std::vector<int64_t> axes, const Tensor& x, const Here& at) {
   GraphOf(op, x, at);
   if (axes.empty()) {
     for (int i = 0; i < x.shape().rank(); ++i) axes.push_back(i);
   }
   for (int64_t& axis : axes) axis = NormalAxis(op, axis, x, at);
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (std::find(axes.begin(), axes.begin() + static_cast<long>(i), axes[i]) !=
+        axes.begin() + static_cast<long>(i))
+      Fail(Who(op, at), ": axis ", axes[i], " is named twice");
+  }
+  return axes;
+}
+
+void NeedFloating(const char* op, const char* operand, const Tensor& x, const Here& at) {
+  GraphOf(op, x, at);
+  if (!IsFloating(x.dtype()))
+    Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be of a floating type; cast it");
+}
+
+void NeedBool(const char* op, const char* operand, const Tensor& x, const Here& at) {
+  GraphOf(op, x, at);
+  if (x.dtype() != DType::kBool)
+    Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be bool; compare it with a number");
+}
+
+int64_t Count(const Tensor& x, const std::vector<int64_t>& axes) {
+  int64_t count = 1;
+  for (int64_t axis : axes) count *= x.shape()[static_cast<int>(axis)];
+  return count;
+}
+
+Tensor Dropped(Tensor x, const std::vector<int64_t>& axes, bool keep, const Here& at) {
+  if (keep || axes.empty()) return x;
+  Dims shape;
+  for (int axis = 0; axis < x.shape().rank(); ++axis)
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end()) shape.push_back(x.shape()[axis]);
+  return reshape(x, shape, at);
+}
+
+namespace {
+
+Tensor ReduceBy(const char* op, Tensor x, std::vector<int64_t> axes, bool keep, const Here& at) {
+  axes = NormalAxes(op, std::move(axes), x, at);
   return One(op, {x}, {{"axes", axes}, {"keep", int64_t{keep}}}, at);
 }
 
@@ -74,9 +113,6 @@ std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std:
 // --- Products ------------------------------------------------------------------------------------
 
 Tensor matmul(Tensor a, Tensor b, Here at) { return One("matmul", {a, b}, {}, at); }
-Tensor einsum(const std::string& equation, Tensor a, Tensor b, Here at) {
-  return One("einsum", {a, b}, {{"equation", equation}}, at);
-}
 
 // --- Elementwise ---------------------------------------------------------------------------------
 
@@ -97,6 +133,19 @@ Tensor less(Tensor a, Tensor b, Here at) { return One("less", {a, b}, {}, at); }
 Tensor less_equal(Tensor a, Tensor b, Here at) { return One("less_equal", {a, b}, {}, at); }
 Tensor greater(Tensor a, Tensor b, Here at) { return One("greater", {a, b}, {}, at); }
 Tensor greater_equal(Tensor a, Tensor b, Here at) { return One("greater_equal", {a, b}, {}, at); }
+Tensor remainder(Tensor a, Tensor b, Here at) { return One("remainder", {a, b}, {}, at); }
+Tensor logical_and(Tensor a, Tensor b, Here at) { return One("logical_and", {a, b}, {}, at); }
+Tensor logical_or(Tensor a, Tensor b, Here at) { return One("logical_or", {a, b}, {}, at); }
+Tensor logical_xor(Tensor a, Tensor b, Here at) { return One("logical_xor", {a, b}, {}, at); }
+Tensor logical_not(Tensor x, Here at) { return One("logical_not", {x}, {}, at); }
+Tensor bitwise_and(Tensor a, Tensor b, Here at) { return One("bitwise_and", {a, b}, {}, at); }
+Tensor bitwise_or(Tensor a, Tensor b, Here at) { return One("bitwise_or", {a, b}, {}, at); }
+Tensor bitwise_xor(Tensor a, Tensor b, Here at) { return One("bitwise_xor", {a, b}, {}, at); }
+Tensor bitwise_not(Tensor x, Here at) { return One("bitwise_not", {x}, {}, at); }
+Tensor left_shift(Tensor a, Tensor b, Here at) { return One("left_shift", {a, b}, {}, at); }
+Tensor right_shift(Tensor a, Tensor b, Here at) { return One("right_shift", {a, b}, {}, at); }
+Tensor isfinite(Tensor x, Here at) { return One("isfinite", {x}, {}, at); }
+Tensor isnan(Tensor x, Here at) { return One("isnan", {x}, {}, at); }
 Tensor where(Tensor condition, Tensor a, Tensor b, Here at) {
   return One("where", {condition, a, b}, {}, at);
 }
@@ -107,6 +156,15 @@ Tensor rsqrt(Tensor x, Here at) { return One("rsqrt", {x}, {}, at); }
 Tensor square(Tensor x, Here at) { return One("square", {x}, {}, at); }
 Tensor abs(Tensor x, Here at) { return One("abs", {x}, {}, at); }
 Tensor sign(Tensor x, Here at) { return One("sign", {x}, {}, at); }
+Tensor reciprocal(Tensor x, Here at) { return One("reciprocal", {x}, {}, at); }
+Tensor log1p(Tensor x, Here at) { return One("log1p", {x}, {}, at); }
+Tensor expm1(Tensor x, Here at) { return One("expm1", {x}, {}, at); }
+Tensor sin(Tensor x, Here at) { return One("sin", {x}, {}, at); }
+Tensor cos(Tensor x, Here at) { return One("cos", {x}, {}, at); }
+Tensor tan(Tensor x, Here at) { return One("tan", {x}, {}, at); }
+Tensor floor(Tensor x, Here at) { return One("floor", {x}, {}, at); }
+Tensor ceil(Tensor x, Here at) { return One("ceil", {x}, {}, at); }
+Tensor round(Tensor x, Here at) { return One("round", {x}, {}, at); }
 Tensor tanh(Tensor x, Here at) { return One("tanh", {x}, {}, at); }
 Tensor erf(Tensor x, Here at) { return One("erf", {x}, {}, at); }
 Tensor sigmoid(Tensor x, Here at) { return One("sigmoid", {x}, {}, at); }
@@ -115,6 +173,11 @@ Tensor gelu(Tensor x, Here at) { return One("gelu", {x}, {}, at); }
 Tensor gelu_erf(Tensor x, Here at) { return One("gelu_erf", {x}, {}, at); }
 Tensor silu(Tensor x, Here at) { return One("silu", {x}, {}, at); }
 Tensor softplus(Tensor x, Here at) { return One("softplus", {x}, {}, at); }
+Tensor leaky_relu(Tensor x, double slope, Here at) { return One("leaky_relu", {x}, {{"slope", slope}}, at); }
+Tensor elu(Tensor x, double alpha, Here at) { return One("elu", {x}, {{"alpha", alpha}}, at); }
+Tensor hardsigmoid(Tensor x, Here at) { return One("hardsigmoid", {x}, {}, at); }
+Tensor hardswish(Tensor x, Here at) { return One("hardswish", {x}, {}, at); }
+Tensor mish(Tensor x, Here at) { return One("mish", {x}, {}, at); }
 Tensor cast(Tensor x, DType dtype, Here at) {
   GraphOf("cast", x, at);
   if (x.dtype() == dtype) return x;
@@ -177,9 +240,32 @@ Tensor transpose(Tensor x, std::vector<int64_t> order, Here at) {
   return One("transpose", {x}, {{"order", order}}, at);
 }
 
-Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, Here at) {
+namespace {
+
+// The part as [begin, end) of numbers that are not negative, or an Error in the user's numbers.
+Attrs PartOf(Tensor x, int64_t axis, int64_t begin, int64_t end, int64_t step, const Here& at) {
   axis = NormalAxis("slice", axis, x, at);
-  return One("slice", {x}, {{"axis", axis}, {"begin", begin}, {"end", end}}, at);
+  const int64_t extent = x.shape()[static_cast<int>(axis)];
+  const int64_t first = begin < 0 ? begin + extent : begin;
+  const int64_t last = end == kEnd ? extent : end < 0 ? end + extent : end;
+  if (step < 1) Fail(Who("slice", at), ": step is ", step, " but must be at least 1");
+  if (first < 0 || first > last || last > extent) {
+    Fail(Who("slice", at), ": [", begin, ", ", end == kEnd ? std::string("end") : std::to_string(end),
+         ") is not a part of axis ", axis, ", which is ", extent);
+  }
+  return {{"axis", axis}, {"begin", first}, {"end", last}};
+}
+
+}  // namespace
+
+Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, Here at) {
+  return One("slice", {x}, PartOf(x, axis, begin, end, 1, at), at);
+}
+
+Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, int64_t step, Here at) {
+  Attrs attrs = PartOf(x, axis, begin, end, step, at);
+  if (step != 1) attrs.Set("step", step);
+  return One("slice", {x}, attrs, at);
 }
 
 Tensor concat(const std::vector<Tensor>& parts, int64_t axis, Here at) {

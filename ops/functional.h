@@ -21,6 +21,10 @@ using Here = std::source_location;
 Tensor matmul(Tensor a, Tensor b, OFL_HERE);
 // Two operands, single-letter labels, e.g. "bsw,whd->bshd". Labels absent from the output are summed.
 Tensor einsum(const std::string& equation, Tensor a, Tensor b, OFL_HERE);
+// The same of any number of operands ("bij,bjk,kl->bil"), of one too ("ij->ji", "ij->i"); the order of
+// products is the one of least work. `...` stands for leading axes that all operands broadcast, and that the
+// output keeps. A label that stands twice in one operand (a diagonal) is an Error.
+Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands, OFL_HERE);
 
 // --- Elementwise, operands broadcast against each other from the last axis ---
 
@@ -43,6 +47,24 @@ Tensor less(Tensor a, Tensor b, OFL_HERE);
 Tensor less_equal(Tensor a, Tensor b, OFL_HERE);
 Tensor greater(Tensor a, Tensor b, OFL_HERE);
 Tensor greater_equal(Tensor a, Tensor b, OFL_HERE);
+// a - b floor(a / b), of b's sign, of numbers of any type; of integers 0 where b is 0. fp32 is exact while
+// |a / b| < 2^23.
+Tensor remainder(Tensor a, Tensor b, OFL_HERE);
+// Of bool operands.
+Tensor logical_and(Tensor a, Tensor b, OFL_HERE);
+Tensor logical_or(Tensor a, Tensor b, OFL_HERE);
+Tensor logical_xor(Tensor a, Tensor b, OFL_HERE);
+Tensor logical_not(Tensor x, OFL_HERE);
+// Of integers of one type. Shifts by b; by less than 0 or more than 63 they leave nothing but the sign.
+Tensor bitwise_and(Tensor a, Tensor b, OFL_HERE);
+Tensor bitwise_or(Tensor a, Tensor b, OFL_HERE);
+Tensor bitwise_xor(Tensor a, Tensor b, OFL_HERE);
+Tensor bitwise_not(Tensor x, OFL_HERE);
+Tensor left_shift(Tensor a, Tensor b, OFL_HERE);
+Tensor right_shift(Tensor a, Tensor b, OFL_HERE);  // rounds down
+// Whether x is neither infinite nor NaN, whether it is NaN: bool; a gradient does not pass.
+Tensor isfinite(Tensor x, OFL_HERE);
+Tensor isnan(Tensor x, OFL_HERE);
 // condition (bool) ? a : b, broadcasting all three.
 Tensor where(Tensor condition, Tensor a, Tensor b, OFL_HERE);
 Tensor exp(Tensor x, OFL_HERE);
@@ -51,7 +73,20 @@ Tensor sqrt(Tensor x, OFL_HERE);
 Tensor rsqrt(Tensor x, OFL_HERE);
 Tensor square(Tensor x, OFL_HERE);
 Tensor abs(Tensor x, OFL_HERE);
-Tensor sign(Tensor x, OFL_HERE);  // -1, 0 or 1; no gradient passes
+Tensor sign(Tensor x, OFL_HERE);        // -1, 0 or 1; no gradient passes
+Tensor reciprocal(Tensor x, OFL_HERE);  // 1 / x
+Tensor log1p(Tensor x, OFL_HERE);       // log(1 + x)
+Tensor expm1(Tensor x, OFL_HERE);       // e^x - 1
+// Of radians. |x| up to 10^9; NaN beyond.
+Tensor sin(Tensor x, OFL_HERE);
+Tensor cos(Tensor x, OFL_HERE);
+Tensor tan(Tensor x, OFL_HERE);
+// Whole numbers beside x; no gradient passes.
+Tensor floor(Tensor x, OFL_HERE);
+Tensor ceil(Tensor x, OFL_HERE);
+Tensor round(Tensor x, OFL_HERE);  // halves to the even one
+// x held inside [low, high], which may be infinite; the gradient passes inside, bounds included.
+Tensor clamp(Tensor x, double low, double high, OFL_HERE);
 Tensor tanh(Tensor x, OFL_HERE);
 Tensor erf(Tensor x, OFL_HERE);
 Tensor sigmoid(Tensor x, OFL_HERE);
@@ -59,7 +94,15 @@ Tensor relu(Tensor x, OFL_HERE);
 Tensor gelu(Tensor x, OFL_HERE);      // tanh approximation (Hendrycks and Gimpel 2016)
 Tensor gelu_erf(Tensor x, OFL_HERE);  // exact
 Tensor silu(Tensor x, OFL_HERE);
-Tensor softplus(Tensor x, OFL_HERE);  // log(1 + e^x)
+Tensor softplus(Tensor x, OFL_HERE);                         // log(1 + e^x)
+Tensor leaky_relu(Tensor x, double slope = 0.01, OFL_HERE);  // x where positive, else slope * x
+Tensor elu(Tensor x, double alpha = 1,
+           OFL_HERE);  // x where positive, else alpha (e^x - 1) (Clevert et al. 2015)
+// x where positive, else slope * x (He et al. 2015). slope[c] has the extent of `axis` of x, or one element.
+Tensor prelu(Tensor x, Tensor slope, int64_t axis = -1, OFL_HERE);
+Tensor hardsigmoid(Tensor x, OFL_HERE);  // clamp(x / 6 + 1/2, 0, 1)
+Tensor hardswish(Tensor x, OFL_HERE);    // x hardsigmoid(x) (Howard et al. 2019)
+Tensor mish(Tensor x, OFL_HERE);         // x tanh(softplus(x)) (Misra 2019)
 Tensor cast(Tensor x, DType dtype, OFL_HERE);
 
 // --- Reductions. `axes` empty: all of them. keep: reduced axes stay with extent 1 ---
@@ -69,6 +112,22 @@ Tensor mean(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HER
 Tensor max(Tensor x, std::vector<int64_t> axes = {}, bool keep = false,
            OFL_HERE);  // gradient shared among ties
 Tensor min(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+Tensor prod(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+// The mean of squared distances to the mean, with n - correction for n in its denominator: 1 estimates the
+// variance of what x was drawn from, 0 is that of x itself. Throws Error where n does not exceed the
+// correction.
+Tensor var(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, int64_t correction = 1, OFL_HERE);
+Tensor stddev(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, int64_t correction = 1, OFL_HERE);
+// log(sum(exp(x))), without overflow.
+Tensor logsumexp(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+// The sum of absolute values (p = 1), the root of the sum of squares (2; its gradient at zeros is 0) or the
+// greatest absolute value (infinity); another p is an Error.
+Tensor norm(Tensor x, double p = 2, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+// Of bool: whether one is true, whether all are. Over nothing: false, true.
+Tensor any(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+Tensor all(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+// The mean over the elements of x where mask (bool, broadcast to x) is true; 0 where there are none.
+Tensor masked_mean(Tensor x, Tensor mask, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor argmax(Tensor x, int64_t axis = -1, OFL_HERE);  // i64; the first of equals
 // Inverse of broadcasting: sums x down to `shape` (axes of extent 1 and missing leading axes are summed).
 Tensor sum_to(Tensor x, const Dims& shape, OFL_HERE);
@@ -79,7 +138,11 @@ Tensor broadcast_to(Tensor x, const Dims& shape, OFL_HERE);
 // One extent may be -1.
 Tensor reshape(Tensor x, const Dims& shape, OFL_HERE);
 Tensor transpose(Tensor x, std::vector<int64_t> order, OFL_HERE);
+// The part [begin, end) of one axis, every step-th index of it. Negative numbers count from the end; kEnd is
+// the end. Throws Error for a part that is not inside the axis, and for a step below 1.
+constexpr int64_t kEnd = INT64_MAX;
 Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, OFL_HERE);
+Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, int64_t step, OFL_HERE);
 Tensor concat(const std::vector<Tensor>& parts, int64_t axis, OFL_HERE);
 std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, OFL_HERE);  // equal parts
 // Zeros before and after along one axis.
@@ -104,7 +167,7 @@ Tensor softmax(Tensor x, OFL_HERE);  // over the last axis
 Tensor log_softmax(Tensor x, OFL_HERE);
 // logits[.. c], target[..] (i32 or i64 class, negative: ignored, loss 0) -> loss[..]. The class axis may be
 // cut.
-Tensor cross_entropy(Tensor logits, Tensor target, OFL_HERE);
+Tensor cross_entropy(Tensor logits, Tensor target, OFL_HERE);  // with options, and other losses: ops/losses.h
 // Over the last axis; gamma and beta have its extent.
 Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps = 1e-5, OFL_HERE);
 Tensor rms_norm(Tensor x, Tensor gamma, double eps = 1e-5, OFL_HERE);
@@ -143,16 +206,6 @@ Tensor assign(Tensor variable, Tensor value, OFL_HERE);
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,
                           const Attrs& attrs = {}, OFL_HERE);
 
-// An operand that remembers where it was written: a binary operator cannot take a default argument of its
-// own.
-struct Located {
-  Tensor tensor;
-  Here at;
-  Located(Tensor t, OFL_HERE) : tensor(t), at(at) {}  // NOLINT: implicit on purpose
-};
-inline Tensor operator+(Tensor a, Located b) { return add(a, b.tensor, b.at); }
-inline Tensor operator-(Tensor a, Located b) { return sub(a, b.tensor, b.at); }
-inline Tensor operator*(Tensor a, Located b) { return mul(a, b.tensor, b.at); }
-inline Tensor operator/(Tensor a, Located b) { return div(a, b.tensor, b.at); }
-
 }  // namespace oneflow_like
+
+#include "ops/expressions.h"  // operators: a + b, 2 * x, x[0]

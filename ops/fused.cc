@@ -19,7 +19,8 @@ bool HasScalarBody(const std::string& op) {
 #define OFL_NAME(name, functor) name,
 #define OFL_NAME_OF_CONSTANT(name, functor, attribute) name,
       OFL_UNARY_SCALARS(OFL_NAME) OFL_BINARY_SCALARS(OFL_NAME) OFL_TERNARY_SCALARS(OFL_NAME)
-          OFL_CONSTANT_SCALARS(OFL_NAME_OF_CONSTANT) "add_n",
+          OFL_CONSTANT_SCALARS(OFL_NAME_OF_CONSTANT)
+              OFL_BINARY_CONSTANT_SCALARS(OFL_NAME_OF_CONSTANT) "add_n",
       "cast", "dropout"};
 #undef OFL_NAME
 #undef OFL_NAME_OF_CONSTANT

@@ -9,6 +9,10 @@ namespace oneflow_like {
 
 // ops/elementwise.cc
 void AddElementwise(Catalog* catalog);
+// ops/functions.cc
+void AddFunctions(Catalog* catalog);
+// ops/logic.cc
+void AddLogic(Catalog* catalog);
 // ops/reduce.cc
 void AddReduce(Catalog* catalog);
 // ops/reshape.cc

@@ -27,6 +27,22 @@ OFL_HOST_DEVICE uint32_t ToBits(float x) {
 #endif
 }
 
+OFL_HOST_DEVICE uint64_t ToBits(double x) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint64_t>(__double_as_longlong(x));
+#else
+  return __builtin_bit_cast(uint64_t, x);
+#endif
+}
+// a * b + c, rounded once.
+OFL_HOST_DEVICE float FusedMultiplyAdd(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return fmaf(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
 constexpr float kInfinity = __builtin_inff();
 
 // --- Building blocks ---
@@ -122,10 +138,87 @@ OFL_HOST_DEVICE float ErfOf(float x) {
   return x != x ? x : y;
 }
 
-// log(1 + x) for x >= 0: what 1 + x rounds away is given back (Kahan).
+// log(1 + x): what 1 + x rounds away is given back (Kahan).
 OFL_HOST_DEVICE float Log1pOf(float x) {
   float u = 1.0f + x, rounded = u - 1.0f;
   return rounded == 0.0f ? x : LogOf(u) * (x / rounded);
+}
+
+// e^x - 1. Up to 20 as 2^n (e^r - 1) + (2^n - 1), so that no digits cancel near 0.
+OFL_HOST_DEVICE float Expm1Of(float x) {
+  float inside = x > 20.0f ? 20.0f : x;
+  inside = inside < -20.0f ? -20.0f : inside;
+  Reduced reduced = ReduceByLog2(inside);
+  float power = PowerOf2(reduced.n);
+  float small = SmallExpm1(reduced.r) * power + (power - 1.0f);
+  return x > 20.0f ? ExpOf(x) - 1.0f : small;
+}
+
+// The nearest whole number, halves to the even one: beyond 2^23 there are no others. The sum with 2^23
+// rounds.
+OFL_HOST_DEVICE float RoundOf(float x) {
+  float magic = __builtin_copysignf(8388608.0f, x);
+  float whole = __builtin_copysignf((x + magic) - magic, x);
+  return __builtin_fabsf(x) < 8388608.0f ? whole : x;
+}
+OFL_HOST_DEVICE float FloorOf(float x) {
+  float whole = RoundOf(x);
+  return whole > x ? whole - 1.0f : whole;
+}
+OFL_HOST_DEVICE float CeilOf(float x) {
+  float whole = RoundOf(x);
+  return __builtin_copysignf(whole < x ? whole + 1.0f : whole, x);
+}
+
+// x = n pi / 2 + r with |r| <= pi / 4, and sin(r), cos(r). The reduction is in double, with pi / 2 in two
+// parts: the product with the first is exact up to |x| = 10^6, and good to 10^-7 up to 10^9.
+struct Turned {
+  uint32_t quarter;  // n, modulo 4 in the low two bits
+  float sine, cosine;
+};
+OFL_HOST_DEVICE Turned TurnOf(float x) {
+  constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52
+  double wide = static_cast<double>(x);
+  double shifted = wide * 0.63661977236758134 + kShift;
+  double n = shifted - kShift;
+  double reduced = (wide - n * 1.5707963267341256) - n * 6.0771005065061922e-11;  // 33 bits and the rest
+  float r = static_cast<float>(reduced), z = r * r;
+  float s = 2.724389105e-6f;
+  s = s * z - 1.984004048e-4f;
+  s = s * z + 8.333331905e-3f;
+  s = s * z - 0.1666666716f;
+  float c = -2.729591131e-7f;
+  c = c * z + 2.480056173e-5f;
+  c = c * z - 1.388888806e-3f;
+  c = c * z + 4.166666791e-2f;
+  return {static_cast<uint32_t>(ToBits(shifted)), r + r * z * s, 1.0f - z * 0.5f + z * z * c};
+}
+// Past 10^9 neighbouring floats are many turns apart: there it is NaN.
+OFL_HOST_DEVICE float SignedTurn(float x, float y, uint32_t quarter) {
+  y = (quarter & 2u) != 0 ? -y : y;
+  return __builtin_fabsf(x) <= 1e9f ? y : FromBits(0x7FC00000u);
+}
+OFL_HOST_DEVICE float SinOf(float x) {
+  Turned t = TurnOf(x);
+  return SignedTurn(x, (t.quarter & 1u) != 0 ? t.cosine : t.sine, t.quarter);
+}
+OFL_HOST_DEVICE float CosOf(float x) {
+  Turned t = TurnOf(x);
+  return SignedTurn(x, (t.quarter & 1u) != 0 ? t.sine : t.cosine, t.quarter + 1u);
+}
+OFL_HOST_DEVICE float TanOf(float x) {
+  Turned t = TurnOf(x);
+  bool odd = (t.quarter & 1u) != 0;
+  float y = (odd ? -t.cosine : t.sine) / (odd ? t.sine : t.cosine);
+  return SignedTurn(x, y, 0u);
+}
+
+// a - b floor(a / b), of b's sign. The quotient may be rounded to its neighbour, so the rest is looked at
+// again.
+OFL_HOST_DEVICE float RemainderOf(float a, float b) {
+  float rest = FusedMultiplyAdd(-FloorOf(a / b), b, a);
+  rest = __builtin_fabsf(rest) >= __builtin_fabsf(b) && (rest < 0.0f) == (b < 0.0f) ? rest - b : rest;
+  return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
 }
 
 OFL_HOST_DEVICE float SigmoidOf(float x) { return 1.0f / (1.0f + ExpOf(-x)); }
@@ -134,6 +227,21 @@ OFL_HOST_DEVICE float SigmoidOf(float x) { return 1.0f / (1.0f + ExpOf(-x)); }
 constexpr float kGeluScale = 0.797884561f, kGeluCubic = 0.044715f;
 OFL_HOST_DEVICE float GeluGate(float x) {
   return SigmoidOf(2.0f * kGeluScale * (x + kGeluCubic * x * x * x));
+}
+
+OFL_HOST_DEVICE float HardSigmoidOf(float x) {
+  float y = x * 0.166666667f + 0.5f;
+  y = y < 0.0f ? 0.0f : y;
+  return y > 1.0f ? 1.0f : y;
+}
+
+// mish is x n / (n + 2) with n = e (e + 2), e = e^x: tanh(log(1 + e)) without its cancellation.
+struct MishParts {
+  float e, n;
+};
+OFL_HOST_DEVICE MishParts MishPartsOf(float x) {
+  float e = ExpOf(x > 20.0f ? 20.0f : x);
+  return {e, e * (e + 2.0f)};
 }
 
 // --- Functors: one operand ---
@@ -145,6 +253,10 @@ OFL_HOST_DEVICE float GeluGate(float x) {
 #define OFL_BINARY(name, body)                                                \
   struct name {                                                               \
     OFL_HOST_DEVICE float operator()(float a, float b) const { return body; } \
+  }
+#define OFL_TERNARY(name, body)                                                        \
+  struct name {                                                                        \
+    OFL_HOST_DEVICE float operator()(float a, float b, float c) const { return body; } \
   }
 
 OFL_UNARY(Identity, x);
@@ -164,6 +276,26 @@ OFL_UNARY(Gelu, x* GeluGate(x));
 OFL_UNARY(GeluErf, 0.5f * x * (1.0f + ErfOf(x * 0.707106781f)));
 OFL_UNARY(Silu, x* SigmoidOf(x));
 OFL_UNARY(Softplus, (x > 0.0f ? x : 0.0f) + Log1pOf(ExpOf(-__builtin_fabsf(x))));
+OFL_UNARY(Sin, SinOf(x));
+OFL_UNARY(Cos, CosOf(x));
+OFL_UNARY(Tan, TanOf(x));
+OFL_UNARY(Log1p, x == kInfinity ? x : Log1pOf(x));
+OFL_UNARY(Expm1, Expm1Of(x));
+OFL_UNARY(Floor, FloorOf(x));
+OFL_UNARY(Ceil, CeilOf(x));
+OFL_UNARY(Round, RoundOf(x));
+OFL_UNARY(Reciprocal, 1.0f / x);
+OFL_UNARY(HardSigmoid, HardSigmoidOf(x));
+OFL_UNARY(HardSwish, x* HardSigmoidOf(x));
+struct Mish {
+  OFL_HOST_DEVICE float operator()(float x) const {
+    MishParts parts = MishPartsOf(x);
+    return x > 20.0f ? x : x * (parts.n / (parts.n + 2.0f));
+  }
+};
+OFL_UNARY(IsFinite, (ToBits(x) & 0x7F800000u) != 0x7F800000u ? 1.0f : 0.0f);
+OFL_UNARY(IsNan, x != x ? 1.0f : 0.0f);
+OFL_UNARY(LogicalNot, x == 0.0f ? 1.0f : 0.0f);
 
 // --- Functors: two operands. Of gradients, a is dy and b what the derivative is written in ---
 
@@ -203,10 +335,42 @@ struct SiluGrad {
   }
 };
 
-// --- Functors: an operand and a constant; three operands ---
+OFL_BINARY(HardSigmoidGrad, b > -3.0f && b < 3.0f ? a * 0.166666667f : a * 0.0f);
+struct HardSwishGrad {
+  OFL_HOST_DEVICE float operator()(float dy, float x) const {
+    float slope = x * 0.333333333f + 0.5f;
+    slope = x < -3.0f ? 0.0f : slope;
+    return dy * (x > 3.0f ? 1.0f : slope);
+  }
+};
+struct MishGrad {
+  OFL_HOST_DEVICE float operator()(float dy, float x) const {
+    MishParts p = MishPartsOf(x);
+    float below = 1.0f / (p.n + 2.0f), t = p.n * below;
+    float slope = t + x * (4.0f * (p.n + 1.0f) * below * below) * (p.e / (1.0f + p.e));
+    return dy * (x > 20.0f ? 1.0f : slope);
+  }
+};
+OFL_BINARY(Remainder, RemainderOf(a, b));
+OFL_BINARY(LogicalAnd, a* b != 0.0f ? 1.0f : 0.0f);
+OFL_BINARY(LogicalOr, a + b != 0.0f ? 1.0f : 0.0f);
+OFL_BINARY(LogicalXor, a != b ? 1.0f : 0.0f);
+OFL_BINARY(PRelu, a > 0.0f || a != a ? a : a * b);
+OFL_BINARY(PReluSlopeGrad, b > 0.0f ? a * 0.0f : a * b);
+
+// --- Functors: one or two operands and a constant; three operands ---
 
 OFL_BINARY(Scale, a* b);
 OFL_BINARY(Shift, a + b);
+OFL_BINARY(AtLeast, a < b ? b : a);
+OFL_BINARY(AtMost, a > b ? b : a);
+OFL_BINARY(LeakyRelu, a < 0.0f ? a * b : a);
+OFL_BINARY(Elu, a < 0.0f ? b * Expm1Of(a) : a);
+OFL_TERNARY(AtLeastGrad, b < c ? a * 0.0f : a);
+OFL_TERNARY(AtMostGrad, b > c ? a * 0.0f : a);
+OFL_TERNARY(LeakyReluGrad, b > 0.0f ? a : a * c);
+OFL_TERNARY(EluGrad, b > 0.0f ? a : a * (c * ExpOf(b)));
+OFL_TERNARY(PReluGrad, b > 0.0f ? a : a * c);
 struct Where {
   OFL_HOST_DEVICE float operator()(float condition, float a, float b) const {
     return condition != 0.0f ? a : b;
@@ -215,6 +379,7 @@ struct Where {
 
 #undef OFL_UNARY
 #undef OFL_BINARY
+#undef OFL_TERNARY
 
 // --- The lists: X(operator, functor) ---
 
@@ -224,19 +389,30 @@ struct Where {
   X("identity", Identity) X("neg", Neg) X("exp", Exp) X("log", Log) X("sqrt", Sqrt) \
   X("rsqrt", Rsqrt) X("square", Square) X("abs", Abs) X("sign", Sign) X("tanh", Tanh) X("erf", Erf) \
   X("sigmoid", Sigmoid) X("relu", Relu) X("gelu", Gelu) X("gelu_erf", GeluErf) X("silu", Silu) \
-  X("softplus", Softplus)
+  X("softplus", Softplus) X("sin", Sin) X("cos", Cos) X("tan", Tan) X("log1p", Log1p) X("expm1", Expm1) \
+  X("floor", Floor) X("ceil", Ceil) X("round", Round) X("reciprocal", Reciprocal) \
+  X("hardsigmoid", HardSigmoid) X("hardswish", HardSwish) X("mish", Mish) X("isfinite", IsFinite) \
+  X("isnan", IsNan) X("logical_not", LogicalNot)
 
 #define OFL_BINARY_SCALARS(X) \
   X("add", Add) X("sub", Sub) X("mul", Mul) X("div", Div) X("maximum", Maximum) \
   X("minimum", Minimum) X("pow", Pow) X("equal", Equal) X("not_equal", NotEqual) X("less", Less) \
   X("less_equal", LessEqual) X("greater", Greater) X("greater_equal", GreaterEqual) \
   X("relu_grad", ReluGrad) X("tanh_grad", TanhGrad) X("sigmoid_grad", SigmoidGrad) \
-  X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad) X("silu_grad", SiluGrad)
+  X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad) X("silu_grad", SiluGrad) \
+  X("hardsigmoid_grad", HardSigmoidGrad) X("hardswish_grad", HardSwishGrad) X("mish_grad", MishGrad) \
+  X("remainder", Remainder) X("logical_and", LogicalAnd) X("logical_or", LogicalOr) \
+  X("logical_xor", LogicalXor) X("prelu", PRelu) X("prelu_slope_grad", PReluSlopeGrad)
+
+// X(operator, functor, attribute that holds the constant): of one operand, and of two.
+#define OFL_CONSTANT_SCALARS(X) \
+  X("scale", Scale, "factor") X("shift", Shift, "offset") X("at_least", AtLeast, "bound") \
+  X("at_most", AtMost, "bound") X("leaky_relu", LeakyRelu, "slope") X("elu", Elu, "alpha")
+#define OFL_BINARY_CONSTANT_SCALARS(X) \
+  X("at_least_grad", AtLeastGrad, "bound") X("at_most_grad", AtMostGrad, "bound") \
+  X("leaky_relu_grad", LeakyReluGrad, "slope") X("elu_grad", EluGrad, "alpha")
 // clang-format on
 
-// X(operator, functor, attribute that holds the constant)
-#define OFL_CONSTANT_SCALARS(X) X("scale", Scale, "factor") X("shift", Shift, "offset")
-
-#define OFL_TERNARY_SCALARS(X) X("where", Where)
+#define OFL_TERNARY_SCALARS(X) X("where", Where) X("prelu_grad", PReluGrad)
 
 }  // namespace oneflow_like::scalar

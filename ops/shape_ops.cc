@@ -25,10 +25,20 @@ void CopyRows(const TensorArg& x, const TensorArg& y, int axis, int64_t x_begin,
 
 int AxisOf(const Attrs& attrs) { return static_cast<int>(attrs.Int("axis")); }
 
+// What lies between neighbours of x's axis: in x of a slice, in y of a pad.
+int64_t StepOf(const Attrs& attrs) { return attrs.Int("step", 1); }
+// From the first of `count` such elements to the last.
+int64_t Covered(int64_t count, int64_t step) { return count == 0 ? 0 : (count - 1) * step + 1; }
+
 Status SliceAxis(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
   int axis = AxisOf(context.spec.attrs);
-  CopyRows(context.in[0], context.out[0], axis, context.spec.attrs.Int("begin"), 0,
-           context.out[0].extent[axis]);
+  int64_t begin = context.spec.attrs.Int("begin"), step = StepOf(context.spec.attrs);
+  if (step == 1) {
+    CopyRows(x, y, axis, begin, 0, y.extent[axis]);
+  } else {
+    for (int64_t i = 0; i < y.extent[axis]; ++i) CopyRows(x, y, axis, begin + i * step, i, 1);
+  }
   return Status();
 }
 
@@ -46,7 +56,12 @@ Status Pad(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   int axis = AxisOf(context.spec.attrs);
   if (y.elements() > 0) std::memset(y.data, 0, y.elements() * SizeOf(y.dtype));
-  CopyRows(x, y, axis, 0, context.spec.attrs.Int("before"), x.extent[axis]);
+  int64_t before = context.spec.attrs.Int("before"), step = StepOf(context.spec.attrs);
+  if (step == 1) {
+    CopyRows(x, y, axis, 0, before, x.extent[axis]);
+  } else {
+    for (int64_t i = 0; i < x.extent[axis]; ++i) CopyRows(x, y, axis, i, before + i * step, 1);
+  }
   return Status();
 }
 
@@ -115,36 +130,63 @@ OpDef ResizeOp(const std::string& name, const std::string& doc, int64_t (*extent
   return def;
 }
 
+void CheckStep(const OpCall& call) {
+  if (StepOf(*call.attrs) < 1) Fail(call.who, ": step is ", StepOf(*call.attrs), " but must be at least 1");
+}
+
+// pad() of an operand with zeros between its elements, too.
+Tensor PadApart(Tensor x, int64_t axis, int64_t before, int64_t after, int64_t step) {
+  if (step == 1) return pad(x, axis, before, after);
+  Attrs attrs = {{"axis", axis}, {"before", before}, {"after", after}, {"step", step}};
+  return Apply(x.graph(), "pad", {x}, attrs)[0];
+}
+
 void AddSliceAndPad(Catalog* catalog) {
   OpDef cut = ResizeOp(
-      "slice", "The part [begin, end) of one axis.",
-      [](int64_t, const Attrs& attrs) { return attrs.Int("end") - attrs.Int("begin"); }, SliceAxis);
+      "slice", "The part [begin, end) of one axis; with a step, every step-th index of it.",
+      [](int64_t, const Attrs& attrs) {
+        return (attrs.Int("end") - attrs.Int("begin") + StepOf(attrs) - 1) / StepOf(attrs);
+      },
+      SliceAxis);
   cut.check = [](const OpCall& call) {
     RequireInputs(call, 1);
     int axis = CheckedAxis(call);
     RequireAttr(call, "begin");
     RequireAttr(call, "end");
+    CheckStep(call);
     int64_t begin = call.attrs->Int("begin"), end = call.attrs->Int("end"), extent = call.shapes[0][axis];
     if (begin < 0 || begin > end || end > extent) {
       Fail(call.who, ": [", begin, ", ", end, ") is not a part of axis ", axis, ", which is ", extent);
     }
   };
   cut.grad = [](const GradCall& c) {
-    int64_t axis = c.attrs.Int("axis"), extent = c.in[0].shape()[static_cast<int>(axis)];
-    return std::vector<Tensor>{pad(c.dout[0], axis, c.attrs.Int("begin"), extent - c.attrs.Int("end"))};
+    int axis = AxisOf(c.attrs);
+    int64_t extent = c.in[0].shape()[axis], begin = c.attrs.Int("begin"), step = StepOf(c.attrs);
+    int64_t after = extent - begin - Covered(c.out[0].shape()[axis], step);
+    return std::vector<Tensor>{PadApart(c.dout[0], axis, begin, after, step)};
   };
   auto part = [](int64_t axis, int64_t begin, int64_t end) {
     return Attrs{{"axis", axis}, {"begin", begin}, {"end", end}};
   };
   cut.samples = {{.in = {{6, 8}}, .attrs = part(1, 2, 5)}, {.in = {{6, 4, 5}}, .attrs = part(0, 0, 4)}};
+  for (int64_t step : {2, 3}) {
+    Sample apart{.in = {{6, 8, 3}}, .attrs = part(1, 1, 8)};
+    apart.attrs.Set("step", step);
+    cut.samples.push_back(apart);
+  }
   catalog->Add(std::move(cut));
 
   OpDef zeros = ResizeOp(
-      "pad", "Zeros before and after along one axis.",
-      [](int64_t x, const Attrs& attrs) { return attrs.Int("before") + x + attrs.Int("after"); }, Pad);
+      "pad", "Zeros before and after along one axis; with a step, step - 1 zeros between neighbours too.",
+      [](int64_t x, const Attrs& attrs) {
+        return attrs.Int("before") + Covered(x, StepOf(attrs)) + attrs.Int("after");
+      },
+      Pad);
   zeros.check = [](const OpCall& call) {
     RequireInputs(call, 1);
     CheckedAxis(call);
+    CheckStep(call);
+    RequireExtents(call.who, {StepOf(*call.attrs)});  // so that its product with an extent is a number
     for (const char* name : {"before", "after"}) {
       RequireAttr(call, name);
       if (call.attrs->Int(name) < 0)
@@ -153,14 +195,18 @@ void AddSliceAndPad(Catalog* catalog) {
     }
   };
   zeros.grad = [](const GradCall& c) {
-    int64_t axis = c.attrs.Int("axis"), before = c.attrs.Int("before");
-    return std::vector<Tensor>{
-        slice(c.dout[0], axis, before, before + c.in[0].shape()[static_cast<int>(axis)])};
+    int axis = AxisOf(c.attrs);
+    int64_t before = c.attrs.Int("before"), step = StepOf(c.attrs);
+    int64_t end = before + Covered(c.in[0].shape()[axis], step);
+    return std::vector<Tensor>{slice(c.dout[0], axis, before, end, step)};
   };
   auto around = [](int64_t axis, int64_t before, int64_t after) {
     return Attrs{{"axis", axis}, {"before", before}, {"after", after}};
   };
   zeros.samples = {{.in = {{6, 4}}, .attrs = around(1, 2, 1)}, {.in = {{3, 6, 4}}, .attrs = around(0, 0, 3)}};
+  Sample apart{.in = {{6, 4, 3}}, .attrs = around(1, 1, 2)};
+  apart.attrs.Set("step", int64_t{3});
+  zeros.samples.push_back(apart);
   catalog->Add(std::move(zeros));
 }
 

@@ -2,6 +2,7 @@
 // Operators' gradients and users' models are written with the same functions on Tensors (ops/functional.h).
 #pragma once
 
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,15 @@ namespace oneflow_like {
 
 class GraphBuilder;
 
+// A place along an axis, and where it was written: x[-1].
+struct Index {
+  int64_t value;
+  std::source_location at;
+  Index(int64_t i,
+        std::source_location here = std::source_location::current())  // NOLINT: implicit on purpose
+      : value(i), at(here) {}
+};
+
 // Copyable and small; valid as long as its graph. Belongs to one thread.
 class Tensor {
  public:
@@ -25,6 +35,8 @@ class Tensor {
   const Dims& shape() const;  // global
   DType dtype() const;
   const std::string& name() const;
+  // The slice at one index of axis 0, without that axis; negative counts from the end (ops/expressions.h).
+  Tensor operator[](Index index) const;
 
  private:
   GraphBuilder* graph_ = nullptr;

@@ -37,6 +37,14 @@ void ConstantBlock(const BlockArgs& a) {
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(x[i], c);
 }
 template <typename F>
+void BinaryConstantBlock(const BlockArgs& a) {
+  const float *p = a.in[0], *q = a.in[1];
+  float* y = a.out;
+  float c = a.constant;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i], c);
+}
+template <typename F>
 void TernaryBlock(const BlockArgs& a) {
   const float *p = a.in[0], *q = a.in[1], *r = a.in[2];
   float* y = a.out;
@@ -75,6 +83,9 @@ const Named kOps[] = {
 #undef OFL_ROW
 #define OFL_ROW(name, functor, attribute) {name, {ConstantBlock<scalar::functor>, 1, attribute}},
                 OFL_CONSTANT_SCALARS(OFL_ROW)
+#undef OFL_ROW
+#define OFL_ROW(name, functor, attribute) {name, {BinaryConstantBlock<scalar::functor>, 2, attribute}},
+                    OFL_BINARY_CONSTANT_SCALARS(OFL_ROW)
 #undef OFL_ROW
 };
 
@@ -400,10 +411,10 @@ KernelPtr MakeProgram(const KernelSpec& spec, const std::vector<FusedStep>& step
 }  // namespace
 
 KernelPtr MakeElementwise(const KernelSpec& spec) {
-  // Arithmetic on bool operands is not what floats would do; only where takes them.
-  bool numbers = spec.name == "where" || std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& in) {
-                   return IsFloating(in.dtype);
-                 });
+  // Arithmetic on bool operands is not what floats would do; only where and logical operators take them.
+  bool numbers =
+      spec.name == "where" || spec.name.starts_with("logical_") ||
+      std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& in) { return IsFloating(in.dtype); });
   bool where_of_bools = spec.name == "where" && !IsFloating(spec.in[1].dtype);
   if (!numbers || where_of_bools) return MakeReference(spec);
   FusedStep step{spec.name, {}, spec.attrs};

@@ -83,9 +83,17 @@ Status BroadcastTo(const KernelContext& context) {
 }
 
 Status SliceAxis(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
   const Attrs& attrs = context.spec.attrs;
   int axis = static_cast<int>(attrs.Int("axis"));
-  CopyAlong(context.in[0], context.out[0], axis, attrs.Int("begin"), 0, context.out[0].extent[axis]);
+  int64_t begin = attrs.Int("begin"), step = attrs.Int("step", 1);
+  if (step == 1) {
+    CopyAlong(x, y, axis, begin, 0, y.extent[axis]);
+    return Status();
+  }
+  Dims strides = x.extent;
+  for (int a = 0; a < y.extent.rank(); ++a) strides[a] = InnerOf(x.extent, a) * (a == axis ? step : 1);
+  PermuteCopy(y.data, x.as<char>() + begin * InnerOf(x.extent, axis) * Bytes(x), y.extent, strides, Bytes(y));
   return Status();
 }
 
@@ -102,8 +110,17 @@ Status Concat(const KernelContext& context) {
 Status Pad(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   int axis = static_cast<int>(context.spec.attrs.Int("axis"));
+  int64_t before = context.spec.attrs.Int("before"), step = context.spec.attrs.Int("step", 1);
   FillZero(y.data, y.elements() * Bytes(y));
-  CopyAlong(x, y, axis, 0, context.spec.attrs.Int("before"), x.extent[axis]);
+  if (step == 1) {
+    CopyAlong(x, y, axis, 0, before, x.extent[axis]);
+    return Status();
+  }
+  int64_t inner = InnerOf(y.extent, axis) * Bytes(y), held = x.extent[axis];
+  for (int64_t o = 0; o < OuterOf(y.extent, axis); ++o) {
+    CopyRuns(y.as<char>() + (o * y.extent[axis] + before) * inner, step * inner,
+             x.as<char>() + o * held * inner, inner, held, inner);
+  }
   return Status();
 }
 

@@ -24,6 +24,7 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("cast", MakeCast);
 
   add("identity", MakeFunctionKernel(Copy));
+  add("stop_gradient", MakeFunctionKernel(Copy));
   add("copy", MakeFunctionKernel(Copy));
   add("reshape", MakeFunctionKernel(Copy));
   add("transpose", MakeFunctionKernel(Transpose));

@@ -94,6 +94,9 @@ void AddElementwiseKernels(KernelRegistry* registry) {
     registry->Add(name, "cuda", MakeElementwise);
   }
   registry->Add("fused", "cuda", MakeElementwise);
+  for (const char* name :
+       {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "left_shift", "right_shift"})
+    registry->Add(name, "cuda", MakeTypedElementwise);
 }
 
 }  // namespace oneflow_like::cuda

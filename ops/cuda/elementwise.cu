@@ -28,6 +28,15 @@ enum class Op : int32_t {
   kScale,
   kShift,
   kAddN,
+  kAtLeast,
+  kAtMost,
+  kRemainder,
+  kBitwiseAnd,
+  kBitwiseOr,
+  kBitwiseXor,
+  kBitwiseNot,
+  kLeftShift,
+  kRightShift,
   kWhere,
   kCast,
 };
@@ -52,6 +61,15 @@ constexpr NamedOp kOps[] = {{"add", Op::kAdd},
                             {"scale", Op::kScale},
                             {"shift", Op::kShift},
                             {"add_n", Op::kAddN},
+                            {"at_least", Op::kAtLeast},
+                            {"at_most", Op::kAtMost},
+                            {"remainder", Op::kRemainder},
+                            {"bitwise_and", Op::kBitwiseAnd},
+                            {"bitwise_or", Op::kBitwiseOr},
+                            {"bitwise_xor", Op::kBitwiseXor},
+                            {"bitwise_not", Op::kBitwiseNot},
+                            {"left_shift", Op::kLeftShift},
+                            {"right_shift", Op::kRightShift},
                             {"where", Op::kWhere},
                             {"cast", Op::kCast}};
 
@@ -78,6 +96,40 @@ OFL_DEVICE double IntegerPower(int64_t a, int64_t b) {
     base *= base;
   }
   return b < 0 ? 1 / power : power;
+}
+
+// a - b floor(a / b); 0 where b is 0.
+OFL_DEVICE int64_t FloorMod(int64_t a, int64_t b) {
+  if (b == 0 || b == -1) return 0;
+  int64_t rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+// Operators on bits, on a number and a bound, and remainder.
+OFL_DEVICE int64_t BitsAndBounds(const Params& p, int64_t a, int64_t b) {
+  bool past = b < 0 || b > 63;
+  switch (p.op) {
+    case Op::kAtLeast:
+      return static_cast<double>(a) < p.constant ? static_cast<int64_t>(p.constant) : a;
+    case Op::kAtMost:
+      return static_cast<double>(a) > p.constant ? static_cast<int64_t>(p.constant) : a;
+    case Op::kRemainder:
+      return FloorMod(a, b);
+    case Op::kBitwiseAnd:
+      return a & b;
+    case Op::kBitwiseOr:
+      return a | b;
+    case Op::kBitwiseXor:
+      return a ^ b;
+    case Op::kBitwiseNot:
+      return ~a;
+    case Op::kLeftShift:
+      return past ? 0 : static_cast<int64_t>(static_cast<uint64_t>(a) << b);
+    case Op::kRightShift:
+      return past ? (a < 0 ? -1 : 0) : a >> b;
+    default:
+      return a;
+  }
 }
 
 OFL_DEVICE int64_t Integers(const Params& p, int64_t a, int64_t b) {
@@ -115,7 +167,7 @@ OFL_DEVICE int64_t Integers(const Params& p, int64_t a, int64_t b) {
     case Op::kShift:
       return static_cast<int64_t>(static_cast<double>(a) + p.constant);
     default:
-      return a;
+      return BitsAndBounds(p, a, b);
   }
 }
 
@@ -180,9 +232,10 @@ class TypedKernel : public CudaKernel {
 }  // namespace
 
 KernelPtr MakeTypedElementwise(const KernelSpec& spec) {
-  double constant = spec.name == "scale"   ? spec.attrs.Float("factor")
-                    : spec.name == "shift" ? spec.attrs.Float("offset")
-                                           : 0;
+  double constant = spec.name == "scale"      ? spec.attrs.Float("factor")
+                    : spec.name == "shift"    ? spec.attrs.Float("offset")
+                    : spec.attrs.Has("bound") ? spec.attrs.Float("bound")
+                                              : 0;
   if (spec.in.size() > static_cast<size_t>(kMostInputs)) {
     Fail(spec.node.empty() ? spec.name : spec.node, ": ", spec.in.size(), " operands are more than the ",
          kMostInputs, " integer tensors one CUDA kernel adds");

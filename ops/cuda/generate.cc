@@ -173,6 +173,9 @@ constexpr Body kBodies[] = {
 #define OFL_ROW(name, functor, attribute) {name, #functor, 1, attribute},
                 OFL_CONSTANT_SCALARS(OFL_ROW)
 #undef OFL_ROW
+#define OFL_ROW(name, functor, attribute) {name, #functor, 2, attribute},
+                    OFL_BINARY_CONSTANT_SCALARS(OFL_ROW)
+#undef OFL_ROW
 };
 
 const Body& BodyOf(const std::string& op) {

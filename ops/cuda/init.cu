@@ -69,6 +69,16 @@ Status TruncatedNormal(const KernelContext& context, const LaunchContext& launch
   return NormalBetween(context, launch, 0.5 * std::erfc(std::sqrt(2.0)));  // what lies below -2
 }
 
+// The literal lies in the attributes, in host memory that lives as long as the plan.
+Status Literal(const KernelContext& context, const LaunchContext& launch) {
+  const Blob& values = context.spec.attrs.Bytes("values");
+  if (values.data() == nullptr)
+    return Status("the values of this literal are not in the text it was read from");
+  if (values.size() > 0)
+    cudaMemcpyAsync(context.out[0].data, values.data(), values.size(), cudaMemcpyHostToDevice, launch.stream);
+  return Status();
+}
+
 Status Full(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& y = context.out[0];
   Piece piece{y.data, {y.begin, y.extent}};
@@ -82,6 +92,7 @@ Status Full(const KernelContext& context, const LaunchContext& launch) {
 void AddInitKernels(KernelRegistry* registry) {
   auto add = [registry](const char* name, LaunchFn fn) { registry->Add(name, "cuda", MakeLaunchKernel(fn)); };
   add("full", Full);
+  add("constant", Literal);
   add("uniform", Uniform);
   add("normal", Normal);
   add("truncated_normal", TruncatedNormal);

@@ -237,9 +237,10 @@ void Run(Copy c, const LaunchContext& launch) {
 
 int64_t Bytes(const TensorArg& arg) { return static_cast<int64_t>(SizeOf(arg.dtype)); }
 
-// `count` indices of one axis, from index `from_at` of x (or zeros, without x) to index `to_at` of y.
+// `count` indices of one axis, from index `from_at` of x (or zeros, without x) to index `to_at` of y;
+// neighbours are `from_step` apart in x, `to_step` in y.
 void CopyAlong(const TensorArg* x, const TensorArg& y, int axis, int64_t from_at, int64_t to_at,
-               int64_t count, const LaunchContext& launch) {
+               int64_t count, const LaunchContext& launch, int64_t from_step = 1, int64_t to_step = 1) {
   Copy c;
   c.size = Bytes(y);
   c.extents = ExtentsOf(y.extent);
@@ -249,7 +250,9 @@ void CopyAlong(const TensorArg* x, const TensorArg& y, int axis, int64_t from_at
   if (x != nullptr) {
     c.strides[0] = StridesOf(x->extent);
     c.from = x->as<char>() + from_at * c.strides[0].at[axis] * c.size;
+    c.strides[0].at[axis] *= from_step;
   }
+  c.strides[1].at[axis] *= to_step;
   Run(c, launch);
 }
 
@@ -285,7 +288,7 @@ int AxisOf(const KernelContext& context) { return static_cast<int>(context.spec.
 Status SliceAxis(const KernelContext& context, const LaunchContext& launch) {
   int axis = AxisOf(context);
   CopyAlong(&context.in[0], context.out[0], axis, context.spec.attrs.Int("begin"), 0,
-            context.out[0].extent[axis], launch);
+            context.out[0].extent[axis], launch, context.spec.attrs.Int("step", 1));
   return Status();
 }
 
@@ -303,6 +306,11 @@ Status Pad(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   int axis = AxisOf(context);
   int64_t before = context.spec.attrs.Int("before"), held = x.extent[axis];
+  if (int64_t step = context.spec.attrs.Int("step", 1); step != 1) {
+    CopyAlong(nullptr, y, axis, 0, 0, y.extent[axis], launch);
+    CopyAlong(&x, y, axis, 0, before, held, launch, 1, step);
+    return Status();
+  }
   CopyAlong(nullptr, y, axis, 0, 0, before, launch);
   CopyAlong(&x, y, axis, 0, before, held, launch);
   CopyAlong(nullptr, y, axis, 0, before + held, y.extent[axis] - before - held, launch);
@@ -392,6 +400,7 @@ void LaunchFillBox(DType dtype, const Box& box, ElementBits element, const Piece
 void AddMoveKernels(KernelRegistry* registry) {
   auto add = [registry](const char* name, LaunchFn fn) { registry->Add(name, "cuda", MakeLaunchKernel(fn)); };
   add("identity", CopyAll);
+  add("stop_gradient", CopyAll);
   add("copy", CopyAll);
   add("reshape", CopyAll);
   add("transpose", Transpose);

@@ -149,6 +149,7 @@ KernelCases& Larger() {
 TEST(Larger, Products) { Larger().Products(); }
 TEST(Larger, LaterActsMayBeSmaller) { Larger().LaterActsMayBeSmaller(); }
 TEST(Larger, ElementwiseShapes) { Larger().ElementwiseShapes(); }
+TEST(Larger, ElementwiseFunctions) { Larger().ElementwiseFunctions(); }
 TEST(Larger, ReductionsAndShapes) { Larger().ReductionsAndShapes(); }
 TEST(Larger, RowsOperators) { Larger().RowsOperators(); }
 TEST(Larger, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {

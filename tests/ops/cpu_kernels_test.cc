@@ -78,6 +78,8 @@ TEST(CpuKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
 
 TEST(CpuKernels, ElementwiseShapes) { Cases().ElementwiseShapes(); }
 
+TEST(CpuKernels, ElementwiseFunctions) { Cases().ElementwiseFunctions(); }
+
 TEST(CpuKernels, ReductionsAndShapes) { Cases().ReductionsAndShapes(); }
 
 TEST(CpuKernels, RowsOperators) { Cases().RowsOperators(); }
@@ -261,6 +263,65 @@ TEST(Scalars, CloseToTheLibrary) {
   auto softplus = [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); };
   EXPECT_LE(UlpError(scalar::Softplus(), softplus, -80, 80), 4);
   EXPECT_LE(UlpError(scalar::Softplus(), softplus, -1, 1), 4);
+  auto log1p = [](double x) { return std::log1p(x); };
+  EXPECT_LE(UlpError(scalar::Log1p(), log1p, -0.99, 0.01), 4);
+  EXPECT_LE(UlpError(scalar::Log1p(), log1p, -1e-5, 1e-5), 4);
+  EXPECT_LE(UlpError(scalar::Log1p(), log1p, 0.01, 1e6), 4);
+  auto expm1 = [](double x) { return std::expm1(x); };
+  EXPECT_LE(UlpError(scalar::Expm1(), expm1, -30, 88), 4);
+  EXPECT_LE(UlpError(scalar::Expm1(), expm1, -1, 1), 4);
+  EXPECT_LE(UlpError(scalar::Expm1(), expm1, -1e-5, 1e-5), 4);
+}
+
+// Near their zeros, too, where the reduction by pi / 2 must not lose digits.
+TEST(Scalars, AnglesCloseToTheLibrary) {
+  auto sin = [](double x) { return std::sin(x); };
+  auto cos = [](double x) { return std::cos(x); };
+  auto tan = [](double x) { return std::tan(x); };
+  for (double range : {1e-3, 1.0, 10.0, 1e3, 1e5, 1e6}) {
+    EXPECT_LE(UlpError(scalar::Sin(), sin, -range, range), 2) << range;
+    EXPECT_LE(UlpError(scalar::Cos(), cos, -range, range), 2) << range;
+    EXPECT_LE(UlpError(scalar::Tan(), tan, -range, range), 4) << range;
+  }
+  for (int n = 0; n < 60000; n += 7) {  // the floats nearest to multiples of pi
+    const float x = static_cast<float>(n * 3.141592653589793);
+    const double want = std::sin(static_cast<double>(x));
+    EXPECT_LE(std::abs(scalar::Sin()(x) - want), 2.4e-7 * std::abs(want)) << x;
+  }
+  for (float x = 1e6f; x < 1e9f; x *= 1.01f) {
+    EXPECT_NEAR(scalar::Sin()(x), std::sin(static_cast<double>(x)), 3e-7) << x;
+    EXPECT_NEAR(scalar::Cos()(x), std::cos(static_cast<double>(x)), 3e-7) << x;
+  }
+}
+
+TEST(Scalars, RoundingIsExact) {
+  for (double top : {2.0, 1e3, 1.6e7, 3e9}) {
+    for (int i = -20000; i <= 20000; ++i) {
+      const float x = static_cast<float>(top * i / 20000);
+      for (float at : {x, std::floor(x) + 0.5f}) {
+        ASSERT_EQ(scalar::Floor()(at), std::floor(at)) << at;
+        ASSERT_EQ(scalar::Ceil()(at), std::ceil(at)) << at;
+        ASSERT_EQ(scalar::Round()(at), std::nearbyint(at)) << at;
+        ASSERT_EQ(std::signbit(scalar::Ceil()(at)), std::signbit(std::ceil(at))) << at;
+      }
+    }
+  }
+}
+
+TEST(Scalars, RemainderIsExactBelow2To23) {
+  std::mt19937_64 random(51);
+  for (int i = 0; i < 200000; ++i) {
+    const float b = std::ldexp(static_cast<float>(random() % 2000 + 1), static_cast<int>(random() % 20) - 10);
+    const float a =
+        b * std::ldexp(static_cast<float>(random() % (1 << 22)), -static_cast<int>(random() % 22));
+    for (float s : {1.0f, -1.0f}) {
+      for (float t : {1.0f, -1.0f}) {
+        double want = std::fmod(static_cast<double>(s * a), static_cast<double>(t * b));
+        if (want != 0 && (want < 0) != (t < 0)) want += t * b;
+        ASSERT_EQ(scalar::Remainder()(s * a, t * b), static_cast<float>(want)) << s * a << " by " << t * b;
+      }
+    }
+  }
 }
 
 TEST(Scalars, Edges) {
@@ -279,9 +340,23 @@ TEST(Scalars, Edges) {
   EXPECT_EQ(scalar::ErfOf(-inf), -1);
   EXPECT_EQ(scalar::ErfOf(10), 1);
   EXPECT_EQ(scalar::Softplus()(inf), inf);
+  EXPECT_EQ(scalar::Log1p()(inf), inf);
+  EXPECT_EQ(scalar::Log1p()(-1), -inf);
+  EXPECT_TRUE(std::isnan(scalar::Log1p()(-2)));
+  EXPECT_EQ(scalar::Expm1()(inf), inf);
+  EXPECT_EQ(scalar::Expm1()(-inf), -1);
+  EXPECT_EQ(scalar::Floor()(-inf), -inf);
+  EXPECT_EQ(scalar::Round()(inf), inf);
+  EXPECT_EQ(scalar::Mish()(inf), inf);
+  EXPECT_EQ(scalar::Remainder()(1, inf), 1);
+  for (float got : {scalar::Sin()(inf), scalar::Cos()(-inf), scalar::Sin()(1e20f), scalar::Remainder()(1, 0)})
+    EXPECT_TRUE(std::isnan(got));
   EXPECT_EQ(scalar::Softplus()(-inf), 0);
   for (float got : {scalar::ExpOf(nan), scalar::LogOf(nan), scalar::TanhOf(nan), scalar::ErfOf(nan),
-                    scalar::Softplus()(nan)}) {
+                    scalar::Softplus()(nan), scalar::Sin()(nan), scalar::Cos()(nan), scalar::Tan()(nan),
+                    scalar::Expm1()(nan), scalar::Log1p()(nan), scalar::Floor()(nan), scalar::Ceil()(nan),
+                    scalar::Round()(nan), scalar::Mish()(nan), scalar::AtLeast()(nan, 0),
+                    scalar::AtMost()(nan, 0), scalar::LeakyRelu()(nan, 0), scalar::Elu()(nan, 1)}) {
     EXPECT_TRUE(std::isnan(got));
   }
 }

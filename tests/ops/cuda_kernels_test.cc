@@ -145,6 +145,7 @@ TEST(CudaKernels, TableSamples) { Cases().TableSamples(); }
 TEST(CudaKernels, Products) { Cases().Products(); }
 TEST(CudaKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
 TEST(CudaKernels, ElementwiseShapes) { Cases().ElementwiseShapes(); }
+TEST(CudaKernels, ElementwiseFunctions) { Cases().ElementwiseFunctions(); }
 TEST(CudaKernels, ReductionsAndShapes) { Cases().ReductionsAndShapes(); }
 TEST(CudaKernels, RowsOperators) { Cases().RowsOperators(); }
 TEST(CudaKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {

@@ -134,6 +134,7 @@ class KernelCases {
   void Products();
   void LaterActsMayBeSmaller();
   void ElementwiseShapes();
+  void ElementwiseFunctions();
   void ReductionsAndShapes();
   void RowsOperators();
   void NarrowRows();  // RowsOperators does them, too
@@ -338,6 +339,40 @@ inline void KernelCases::ElementwiseShapes() {
   }
 }
 
+// Functions of ops/functions.cc and logic.cc, away from their kinks.
+inline void KernelCases::ElementwiseFunctions() {
+  uint64_t seed = 1500;
+  for (const char* op : {"sin", "cos", "tan", "expm1", "floor", "ceil", "round", "hardsigmoid", "hardswish",
+                         "mish", "isfinite", "isnan", "reciprocal"}) {
+    for (Dims shape : {Dims{5, 4001}, Dims{1}, Dims{0}, Dims{513}})
+      CheckCase({op, {shape}, {}, {}, 4, -1.5, 1.4}, ++seed);
+  }
+  CheckCase({"log1p", {{5, 4001}}, {}, {}, 4, -0.9, 9}, ++seed);
+  for (const char* op : {"hardsigmoid_grad", "hardswish_grad", "mish_grad", "prelu_slope_grad"})
+    CheckCase({op, {{7, 999}, {7, 999}}, {}, {}, 4, -8, 8}, ++seed);
+  for (const char* op : {"at_least", "at_most"}) {
+    CheckCase({op, {{40, 33}}, {{"bound", 0.5}}}, ++seed);
+    CheckCase({op, {{40, 33}}, {{"bound", 3.0}}, {DType::kInt64}, 9}, ++seed);
+    CheckCase({Cat(op, "_grad"), {{7, 999}, {7, 999}}, {{"bound", 0.5}}}, ++seed);
+  }
+  CheckCase({"leaky_relu", {{5, 4001}}, {{"slope", 0.1}}}, ++seed);
+  CheckCase({"leaky_relu_grad", {{7, 999}, {7, 999}}, {{"slope", 0.1}}}, ++seed);
+  CheckCase({"elu", {{5, 4001}}, {{"alpha", 0.7}}, {}, 4, -30, 5}, ++seed);
+  CheckCase({"elu_grad", {{7, 999}, {7, 999}}, {{"alpha", 0.7}}, {}, 4, -30, 5}, ++seed);
+  CheckCase({"prelu", {{33, 70, 9}, {70, 1}}}, ++seed);
+  CheckCase({"prelu_grad", {{33, 70, 9}, {33, 70, 9}, {70, 1}}}, ++seed);
+  CheckCase({"remainder", {{33, 700}, {700}}, {}, {}, 4, 1, 50}, ++seed);
+  using enum DType;
+  for (const char* op : {"logical_and", "logical_or", "logical_xor"})
+    CheckCase({op, {{40, 33}, {33}}, {}, {kBool, kBool}, 2}, ++seed);
+  CheckCase({"logical_not", {{5, 4001}}, {}, {kBool}, 2}, ++seed);
+  for (const char* op :
+       {"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "remainder"}) {
+    for (DType dtype : {kInt32, kInt64}) CheckCase({op, {{40, 33}, {33}}, {}, {dtype, dtype}, 70}, ++seed);
+  }
+  CheckCase({"bitwise_not", {{40, 33}}, {}, {kInt32}, 100}, ++seed);
+}
+
 inline void KernelCases::ReductionsAndShapes() {
   uint64_t seed = 2000;
   for (const char* op : {"sum", "mean", "max", "min"}) {
@@ -369,6 +404,18 @@ inline void KernelCases::ReductionsAndShapes() {
   CheckCase({"slice", {{7, 33, 5}}, part}, ++seed);
   CheckCase({"pad", {{7, 33, 5}}, {{"axis", int64_t{1}}, {"before", int64_t{2}}, {"after", int64_t{0}}}},
             ++seed);
+  for (int64_t step : {2, 5, 40}) {
+    for (int64_t axis : {0, 1, 2}) {
+      CheckCase({"slice",
+                 {{21, 33, 25}},
+                 {{"axis", axis}, {"begin", int64_t{1}}, {"end", int64_t{20}}, {"step", step}}},
+                ++seed);
+      CheckCase({"pad",
+                 {{7, 3, 5}},
+                 {{"axis", axis}, {"before", int64_t{2}}, {"after", int64_t{1}}, {"step", step}}},
+                ++seed);
+    }
+  }
   CheckCase({"concat", {{7, 3, 5}, {7, 0, 5}, {7, 9, 5}}, {{"axis", int64_t{1}}}}, ++seed);
 }
 
@@ -543,6 +590,8 @@ inline void KernelCases::FusedChains() {
       "exp 0;tanh 3;mul 4 4;neg 1;sub 5 6;add 7 1",
       "add 0 1;dropout 3 key=7 p=0.25;add 4 2",
       "less 0 2;where 3 1 2;square 4",
+      "sin 0;at_least 3 bound=-0.25;at_most 4 bound=0.5;elu_grad 5 1 alpha=0.5;add 6 0",
+      "less 0 2;isfinite 1;logical_and 3 4;logical_not 5;where 6 1 0;prelu 7 2",
       "scale 0 factor=0.5;shift 3 offset=-1.5;add_n 3 4 1 2;cast 5 dtype=\"bool\";where 6 0 1",
       "gelu_grad 0 1;sub 3 0;exp 4;greater_equal 4 1;cast 6 dtype=\"f32\";mul 7 5"};
   uint64_t seed = 6000;

@@ -391,7 +391,7 @@ TEST(Errors, NameOperatorAxisNumbersAndLine) {
   EXPECT_MENTIONS(ErrorOf([&] { reshape(x, {-1, -1}); }), "axes 0 and 1 are both -1");
   EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, 2, 4); }), "[2, 4) is not a part of axis 1, which is 3");
   EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, 2, 1); }), "[2, 1) is not a part of axis 1, which is 3");
-  EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, -1, 2); }), "[-1, 2) is not a part of axis 1, which is 3");
+  EXPECT_MENTIONS(ErrorOf([&] { slice(x, 1, -4, 2); }), "[-4, 2) is not a part of axis 1, which is 3");
   EXPECT_MENTIONS(ErrorOf([&] { pad(x, 0, -1, 0); }), "before is -1");
   EXPECT_MENTIONS(ErrorOf([&] { pad(x, 0, 0, -1); }), "after is -1");
   EXPECT_MENTIONS(ErrorOf([&] { pad(x, 1, 2, -4); }), "after is -4");

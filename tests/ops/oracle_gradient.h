@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/functional.h"
@@ -11,9 +12,12 @@
 
 namespace oneflow_like::oracle {
 
-// Runs every node where it is added, with reference kernels, and remembers the nodes.
+// Runs every node where it is added, with the given kernels or the reference's, and remembers the nodes.
 class Tape : public GraphBuilder {
  public:
+  Tape() = default;
+  explicit Tape(MakeKernel make) : make_(std::move(make)) {}
+
   struct Node {
     std::string op;
     Attrs attrs;
@@ -46,7 +50,8 @@ class Tape : public GraphBuilder {
     for (size_t o = 0; o < inferred.rule.out.size(); ++o) {
       out_values.emplace_back(inferred.dtypes[o], inferred.rule.out[o].shape);
     }
-    Status status = RunWhole(def, attrs, in_values, &out_values, MakeFunctionKernel(def.reference));
+    Status status =
+        RunWhole(def, attrs, in_values, &out_values, make_ ? make_ : MakeFunctionKernel(def.reference));
     if (!status.ok()) Fail(op, ": ", status.message());
     std::vector<Tensor> out;
     for (Value& v : out_values) out.push_back(Input(std::move(v)));
@@ -59,6 +64,7 @@ class Tape : public GraphBuilder {
   const std::string& NameOf(int id) const override { return names_[id]; }
 
  private:
+  MakeKernel make_;
   std::vector<Value> values_;
   std::vector<std::string> names_;
   std::vector<Node> nodes_;

@@ -1,0 +1,167 @@
+// Numbers beside tensors, parts, constants: each as one or two nodes of existing operators.
+#include "ops/expressions.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "ops/calls.h"
+
+namespace oneflow_like {
+namespace {
+
+// The number as a tensor of one element that meets x, or an Error where x's type does not hold it.
+void NeedWhole(const char* op, const Tensor& x, double number, const Here& at) {
+  GraphOf(op, x, at);
+  if (x.dtype() == DType::kBool)
+    Fail(Who(op, at), ": its operand is bool but must be of a type of numbers; cast it");
+  if (!IsFloating(x.dtype()) && number != std::floor(number)) {
+    Fail(Who(op, at), ": ", number, " is not whole, but its operand is ", Name(x.dtype()),
+         "; cast the operand to a floating type");
+  }
+}
+
+Tensor AsTensor(const char* op, const Tensor& x, double number, const Here& at) {
+  NeedWhole(op, x, number, at);
+  return full(x.graph(), {}, number, x.dtype(), at);
+}
+
+Tensor Shifted(const char* op, Tensor x, double number, const Here& at) {
+  NeedWhole(op, x, number, at);
+  return number == 0 ? x : shift(x, number, at);
+}
+
+Tensor Scaled(const char* op, Tensor x, double number, const Here& at) {
+  NeedWhole(op, x, number, at);
+  return number == 1 ? x : number == -1 ? neg(x, at) : scale(x, number, at);
+}
+
+}  // namespace
+
+// --- With numbers --------------------------------------------------------------------------------
+
+Tensor operator+(Located x, double number) { return Shifted("add", x.tensor, number, x.at); }
+Tensor operator+(double number, Located x) { return Shifted("add", x.tensor, number, x.at); }
+Tensor operator-(Located x, double number) { return Shifted("sub", x.tensor, -number, x.at); }
+Tensor operator-(double number, Located x) {
+  NeedWhole("sub", x.tensor, number, x.at);
+  return Shifted("sub", neg(x.tensor, x.at), number, x.at);
+}
+Tensor operator*(Located x, double number) { return Scaled("mul", x.tensor, number, x.at); }
+Tensor operator*(double number, Located x) { return Scaled("mul", x.tensor, number, x.at); }
+Tensor operator/(Located x, double number) {
+  NeedWhole("div", x.tensor, number, x.at);
+  if (IsFloating(x.tensor.dtype())) return Scaled("div", x.tensor, 1 / number, x.at);
+  return div(x.tensor, AsTensor("div", x.tensor, number, x.at), x.at);
+}
+Tensor operator/(double number, Located x) {
+  NeedWhole("div", x.tensor, number, x.at);
+  if (IsFloating(x.tensor.dtype())) return Scaled("div", reciprocal(x.tensor, x.at), number, x.at);
+  return div(AsTensor("div", x.tensor, number, x.at), x.tensor, x.at);
+}
+
+Tensor maximum(Tensor x, double number, Here at) {
+  NeedWhole("maximum", x, number, at);
+  return One("at_least", {x}, {{"bound", number}}, at);
+}
+Tensor minimum(Tensor x, double number, Here at) {
+  NeedWhole("minimum", x, number, at);
+  return One("at_most", {x}, {{"bound", number}}, at);
+}
+Tensor clamp(Tensor x, double low, double high, Here at) {
+  NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at);
+  NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at);
+  if (!(low <= high)) Fail(Who("clamp", at), ": low is ", low, " but high is ", high);
+  Tensor y = std::isinf(low) ? x : One("at_least", {x}, {{"bound", low}}, at);
+  return std::isinf(high) ? y : One("at_most", {y}, {{"bound", high}}, at);
+}
+Tensor remainder(Tensor x, double number, Here at) {
+  return remainder(x, AsTensor("remainder", x, number, at), at);
+}
+Tensor pow(Tensor x, double number, Here at) {
+  NeedWhole("pow", x, number, at);
+  if (number == 1) return x;
+  if (IsFloating(x.dtype())) {
+    if (number == 2) return square(x, at);
+    if (number == 0.5) return sqrt(x, at);
+    if (number == -0.5) return rsqrt(x, at);
+    if (number == -1) return reciprocal(x, at);
+  }
+  return pow(x, AsTensor("pow", x, number, at), at);
+}
+Tensor where(Tensor condition, Tensor a, double b, Here at) {
+  return where(condition, a, AsTensor("where", a, b, at), at);
+}
+Tensor where(Tensor condition, double a, Tensor b, Here at) {
+  return where(condition, AsTensor("where", b, a, at), b, at);
+}
+
+Tensor equal(Tensor x, double number, Here at) { return equal(x, AsTensor("equal", x, number, at), at); }
+Tensor not_equal(Tensor x, double number, Here at) {
+  return not_equal(x, AsTensor("not_equal", x, number, at), at);
+}
+Tensor less(Tensor x, double number, Here at) { return less(x, AsTensor("less", x, number, at), at); }
+Tensor less_equal(Tensor x, double number, Here at) {
+  return less_equal(x, AsTensor("less_equal", x, number, at), at);
+}
+Tensor greater(Tensor x, double number, Here at) {
+  return greater(x, AsTensor("greater", x, number, at), at);
+}
+Tensor greater_equal(Tensor x, double number, Here at) {
+  return greater_equal(x, AsTensor("greater_equal", x, number, at), at);
+}
+
+// --- Parts ---------------------------------------------------------------------------------------
+
+Tensor select(Tensor x, int64_t axis, int64_t index, Here at) {
+  axis = NormalAxis("select", axis, x, at);
+  const int64_t extent = x.shape()[static_cast<int>(axis)];
+  if (index < -extent || index >= extent)
+    Fail(Who("select", at), ": index ", index, " is outside axis ", axis, ", which is ", extent);
+  const int64_t begin = index < 0 ? index + extent : index;
+  return Dropped(slice(x, axis, begin, begin + 1, at), {axis}, false, at);
+}
+
+Tensor Tensor::operator[](Index index) const { return select(*this, 0, index.value, index.at); }
+
+// --- Constants -----------------------------------------------------------------------------------
+
+Tensor full_like(Tensor x, double value, Here at) {
+  return full(GraphOf("full_like", x, at), Dims(x.shape()), value, x.dtype(), at);
+}
+Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at); }
+Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at); }
+Tensor full(Tensor x, const Dims& shape, double value, Here at) {
+  return full(GraphOf("full", x, at), shape, value, x.dtype(), at);
+}
+Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at); }
+
+Tensor arange_like(Tensor x, int64_t axis, Here at) {
+  axis = NormalAxis("arange_like", axis, x, at);
+  const Dims shape = x.shape();
+  const int64_t extent = shape[static_cast<int>(axis)];
+  HostTensor numbers = HostTensor::Make(DType::kInt64, {extent});
+  for (int64_t i = 0; i < extent; ++i) numbers.as<int64_t>()[i] = i;
+  Dims along(shape.rank() - static_cast<int>(axis), int64_t{1});
+  along[0] = extent;
+  Tensor line = cast(constant(x.graph(), numbers, at), x.dtype(), at);
+  return broadcast_to(reshape(line, along, at), shape, at);
+}
+
+Tensor constant(GraphBuilder* graph, const HostTensor& values, Here at) {
+  constexpr size_t kMost = size_t{1} << 26;
+  if (graph == nullptr) Fail(Who("constant", at), ": no graph was given to make the tensor in");
+  if (values.bytes() > kMost) {
+    Fail(Who("constant", at), ": ", Name(values.dtype), values.shape.str(), " takes ", values.bytes(),
+         " bytes but a literal may take ", kMost, "; make it a weight or an input");
+  }
+  Attrs attrs = {{"shape", std::vector<int64_t>(values.shape.begin(), values.shape.end())},
+                 {"dtype", std::string(Name(values.dtype))},
+                 {"values", Blob(values.data.get(), values.bytes())}};
+  return Apply(graph, "constant", {}, attrs, at)[0];
+}
+
+// --- Gradients -----------------------------------------------------------------------------------
+
+Tensor stop_gradient(Tensor x, Here at) { return One("stop_gradient", {x}, {}, at); }
+
+}  // namespace oneflow_like
