@@ -27,6 +27,14 @@ inline void RequireNumbers(const OpCall& call, size_t input) {
     Fail(call.who, ": operand ", input + 1, " is bool but must be numbers; cast it");
 }
 
+// What sums by index are made of: floating types, i32 and i64.
+inline void RequireSummable(const OpCall& call, size_t input) {
+  DType dtype = call.dtypes[input];
+  if (!IsFloating(dtype) && dtype != DType::kInt32 && dtype != DType::kInt64)
+    Fail(call.who, ": operand ", input + 1, " is ", Name(dtype),
+         " but must be of a floating type, i32 or i64; cast it");
+}
+
 // "a b v d": the letters of `rank` axes with `label` on `axis`.
 inline std::string LettersAround(int rank, int axis, const std::string& label) {
   std::string text;

@@ -148,7 +148,7 @@ void AddTakePair(Catalog* catalog) {
   sum.check = [](const OpCall& call) {
     RequireInputs(call, 2);
     RequireInteger(call, 0);
-    RequireNumbers(call, 1);
+    RequireSummable(call, 1);
     RequireAttr(call, "axis");
     CheckExtent(call);
     int64_t axis = call.attrs->Int("axis");
@@ -226,7 +226,7 @@ void AddTakeAlongPair(Catalog* catalog) {
   sum.check = [](const OpCall& call) {
     RequireInputs(call, 2);
     RequireInteger(call, 0);
-    RequireNumbers(call, 1);
+    RequireSummable(call, 1);
     RequireAxis(call);
     CheckExtent(call);
     CheckAlong(call, 0, 1, "src");
