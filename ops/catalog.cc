@@ -13,6 +13,11 @@ const Catalog& BuiltinCatalog() {
     AddReshape(all);
     AddShapeOps(all);
     AddGather(all);
+    AddSort(all);
+    AddTake(all);
+    AddEmbeddingBag(all);
+    AddSparseRows(all);
+    AddGroupedMatmul(all);
     AddConstant(all);
     AddMatmul(all);
     AddLinear(all);

@@ -21,6 +21,12 @@ void AddReshape(Catalog* catalog);
 void AddShapeOps(Catalog* catalog);
 // ops/gather.cc
 void AddGather(Catalog* catalog);
+// ops/sort.cc ... ops/grouped_matmul.cc
+void AddSort(Catalog* catalog);
+void AddTake(Catalog* catalog);
+void AddEmbeddingBag(Catalog* catalog);
+void AddSparseRows(Catalog* catalog);
+void AddGroupedMatmul(Catalog* catalog);
 // ops/constant.cc
 void AddConstant(Catalog* catalog);
 // ops/matmul.cc ... ops/optimizer.cc

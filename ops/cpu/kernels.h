@@ -114,6 +114,28 @@ KernelPtr MakeRmsNormGrad(const KernelSpec& spec);
 // embedding.cc
 KernelPtr MakeEmbedding(const KernelSpec& spec);
 KernelPtr MakeEmbeddingGrad(const KernelSpec& spec);
+// sort.cc
+KernelPtr MakeArgsort(const KernelSpec& spec);
+KernelPtr MakeCumsum(const KernelSpec& spec);
+Status Flip(const KernelContext& context);  // any type
+// take.cc
+Status Take(const KernelContext& context);           // any type
+Status TakeAlongAxis(const KernelContext& context);  // any type
+KernelPtr MakeIndexSum(const KernelSpec& spec);
+KernelPtr MakeScatterSum(const KernelSpec& spec);
+// embedding_bag.cc
+KernelPtr MakeEmbeddingBag(const KernelSpec& spec);
+KernelPtr MakeEmbeddingBagGrad(const KernelSpec& spec);
+KernelPtr MakeEmbeddingBagMaxGrad(const KernelSpec& spec);
+KernelPtr MakeEmbeddingBagWeightsGrad(const KernelSpec& spec);
+// sparse_rows.cc
+KernelPtr MakeUniqueRows(const KernelSpec& spec);
+KernelFactory ForRowsUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
+Status SgdRows(const KernelContext& context);
+Status AdagradRows(const KernelContext& context);
+// grouped_matmul.cc
+KernelPtr MakeGroupedMatmul(const KernelSpec& spec);
+KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec);
 // attention.cc, attention_grad.cc
 KernelPtr MakeAttention(const KernelSpec& spec);
 KernelPtr MakeAttentionGrad(const KernelSpec& spec);

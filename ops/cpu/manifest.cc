@@ -52,6 +52,22 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("rms_norm_grad", MakeRmsNormGrad);
   add("embedding", MakeEmbedding);
   add("embedding_grad", MakeEmbeddingGrad);
+  add("argsort", MakeArgsort);
+  add("cumsum", MakeCumsum);
+  add("flip", MakeFunctionKernel(Flip));
+  add("take", MakeFunctionKernel(Take));
+  add("take_along_axis", MakeFunctionKernel(TakeAlongAxis));
+  add("index_sum", MakeIndexSum);
+  add("scatter_sum", MakeScatterSum);
+  add("embedding_bag", MakeEmbeddingBag);
+  add("embedding_bag_grad", MakeEmbeddingBagGrad);
+  add("embedding_bag_max_grad", MakeEmbeddingBagMaxGrad);
+  add("embedding_bag_weights_grad", MakeEmbeddingBagWeightsGrad);
+  add("unique_rows", MakeUniqueRows);
+  add("sgd_rows", ForRowsUpdate(SgdRows));
+  add("adagrad_rows", ForRowsUpdate(AdagradRows));
+  add("grouped_matmul", MakeGroupedMatmul);
+  add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight);
   add("attention", MakeAttention);
   add("attention_grad", MakeAttentionGrad);
 

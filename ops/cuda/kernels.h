@@ -5,18 +5,24 @@
 
 namespace oneflow_like::cuda {
 
-void AddElementwiseKernels(KernelRegistry* registry);  // chain.cc, elementwise.cu
-void AddMoveKernels(KernelRegistry* registry);         // move.cu
-void AddReduceKernels(KernelRegistry* registry);       // reduce.cu
-void AddSquareSumKernels(KernelRegistry* registry);    // square_sum.cu
-void AddInitKernels(KernelRegistry* registry);         // init.cu
-void AddBoxingCudaKernels(KernelRegistry* registry);   // boxing.cu
-void AddSoftmaxKernels(KernelRegistry* registry);      // softmax.cu, cross_entropy.cu
-void AddNormKernels(KernelRegistry* registry);         // norm.cu
-void AddLookupKernels(KernelRegistry* registry);       // lookup.cu
-void AddOptimizerKernels(KernelRegistry* registry);    // optimizer.cu
-void AddProductKernels(KernelRegistry* registry);      // product.cc
-void AddLinearKernels(KernelRegistry* registry);       // linear.cc
-void AddAttentionKernels(KernelRegistry* registry);    // attention.cu
+void AddElementwiseKernels(KernelRegistry* registry);    // chain.cc, elementwise.cu
+void AddMoveKernels(KernelRegistry* registry);           // move.cu
+void AddReduceKernels(KernelRegistry* registry);         // reduce.cu
+void AddSquareSumKernels(KernelRegistry* registry);      // square_sum.cu
+void AddInitKernels(KernelRegistry* registry);           // init.cu
+void AddBoxingCudaKernels(KernelRegistry* registry);     // boxing.cu
+void AddSoftmaxKernels(KernelRegistry* registry);        // softmax.cu, cross_entropy.cu
+void AddNormKernels(KernelRegistry* registry);           // norm.cu
+void AddLookupKernels(KernelRegistry* registry);         // lookup.cu
+void AddOptimizerKernels(KernelRegistry* registry);      // optimizer.cu
+void AddProductKernels(KernelRegistry* registry);        // product.cc
+void AddLinearKernels(KernelRegistry* registry);         // linear.cc
+void AddAttentionKernels(KernelRegistry* registry);      // attention.cu
+void AddSortKernels(KernelRegistry* registry);           // sort.cu
+void AddScanKernels(KernelRegistry* registry);           // scan.cu
+void AddTakeKernels(KernelRegistry* registry);           // take.cu
+void AddEmbeddingBagKernels(KernelRegistry* registry);   // embedding_bag.cu
+void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu
+void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
 
 }  // namespace oneflow_like::cuda

@@ -20,6 +20,12 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddProductKernels(registry);
   AddLinearKernels(registry);
   AddAttentionKernels(registry);
+  AddSortKernels(registry);
+  AddScanKernels(registry);
+  AddTakeKernels(registry);
+  AddEmbeddingBagKernels(registry);
+  AddSparseRowsKernels(registry);
+  AddGroupedMatmulKernels(registry);
 }
 
 }  // namespace oneflow_like

@@ -19,17 +19,12 @@ constexpr int64_t kBatch = int64_t{2} << 20;  // positions that are sorted toget
 constexpr int64_t kMostUnits = 2048;          // warps that count and scatter
 constexpr int kStage = 128;                   // positions of a chunk that wait in shared memory
 
-// The row of the table that position i names; `rows` for one that is not held here.
-struct Keys {
-  IndexView ids;
+// The row that position i of a batch names; `rows` for none.
+struct Keys : RowKeys {
   int64_t base = 0;  // of the batch
-  int64_t begin = 0, global = 0;
   int rows = 0;
 
-  OFL_DEVICE int At(int i) const {
-    int64_t local = ids.At(base + i) - begin;
-    return local >= 0 && local < rows ? static_cast<int>(local) : rows;
-  }
+  OFL_DEVICE int At(int i) const { return Row(base + i, rows); }
 };
 
 struct SortPass {
@@ -70,8 +65,8 @@ OFL_KERNEL void CountDigits(Keys keys, SortPass pass, bool check, FaultPort port
     if (there) {
       int position = pass.Position(static_cast<int>(at) + lane);
       digit = keys.At(position) >> pass.shift & (kDigits - 1);
-      int64_t at_all = keys.base + position;
-      if (check) CheckIndex(keys.ids, at_all, keys.ids.At(at_all), true, keys.global, port);
+      int64_t at = keys.Id(keys.base + position);
+      if (check) CheckIndex(keys.ids, at, keys.ids.At(at), true, keys.global, port);
     }
     unsigned same = SameDigit(digit, there);
     if (same != 0 && lane == FirstOf(same)) bins[warp][digit] += __popc(same);
@@ -159,9 +154,67 @@ OFL_DEVICE void PutRow(const FloatView& table, const Chunks& chunks, int row, in
   for (int i = 0; i < N; ++i) table.Put(at + i, chunks.add ? table.At(at + i) + sum[i] : sum[i]);
 }
 
-// blockIdx.x: the chunk; a thread owns N columns.
+// Rows of dy, N columns at once.
 template <typename T, int N>
-OFL_KERNEL void SumChunks(const T* dy, Keys keys, Chunks chunks, FloatView table) {
+struct PlainSource {
+  static constexpr int kColumns = N;
+  using Part = Pack<T, N>;
+  const T* dy;
+  int64_t width;
+
+  OFL_DEVICE Part Fetch(int64_t position, int c) const { return LoadPack<N>(dy + position * width + c); }
+  OFL_DEVICE static float Value(const Part& part, int i) { return Load(part.at[i]); }
+};
+
+// Of bags: rows of dy by bag, times a factor.
+template <typename T, int N>
+struct BagSource {
+  static constexpr int kColumns = N;
+  struct Part {
+    Pack<T, N> row;
+    float factor;
+  };
+  const T* dy;
+  int64_t width, room;
+  IndexView lengths;
+  FloatView weights;
+  bool mean;
+
+  OFL_DEVICE Part Fetch(int64_t position, int c) const {
+    const int64_t bag = position / room;
+    float factor = mean ? 1.0f / static_cast<float>(lengths.At(bag)) : 1.0f;
+    if (weights.data != nullptr) factor = weights.At(position);
+    return {LoadPack<N>(dy + bag * width + c), factor};
+  }
+  OFL_DEVICE static float Value(const Part& part, int i) { return part.factor * Load(part.row.at[i]); }
+};
+
+// Of bags: dy where the position is the first of its bag whose row is y.
+struct GreatestSource {
+  static constexpr int kColumns = 1;
+  using Part = float;
+  FloatView dy, table, y;
+  IndexView ids;
+  int64_t width, room;
+
+  OFL_DEVICE bool Hit(int64_t position, int64_t result) const {
+    return table.At(ids.At(position) * width + result % width) == y.At(result);
+  }
+  OFL_DEVICE float Fetch(int64_t position, int c) const {
+    const int64_t bag = position / room, result = bag * width + c;
+    if (!Hit(position, result)) return 0.0f;
+    for (int64_t earlier = bag * room; earlier < position; ++earlier) {
+      if (Hit(earlier, result)) return 0.0f;
+    }
+    return dy.At(result);
+  }
+  OFL_DEVICE static float Value(float part, int) { return part; }
+};
+
+// blockIdx.x: the chunk; a thread owns Source::kColumns columns.
+template <typename Source>
+OFL_KERNEL void SumChunks(Source source, Keys keys, Chunks chunks, FloatView table) {
+  constexpr int N = Source::kColumns;
   OFL_SHARED int where[kStage];
   OFL_SHARED int row[kStage];
   constexpr int kAhead = 4;
@@ -188,11 +241,11 @@ OFL_KERNEL void SumChunks(const T* dy, Keys keys, Chunks chunks, FloatView table
     }
     __syncthreads();
     for (int j = 0; j < staged; j += kAhead) {
-      Pack<T, N> pack[kAhead];
+      typename Source::Part part[kAhead];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
         if (j + k < staged && row[j + k] != keys.rows && c < chunks.width)
-          pack[k] = LoadPack<N>(dy + (keys.base + where[j + k]) * chunks.width + c);
+          part[k] = source.Fetch(keys.base + where[j + k], c);
       }
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
@@ -204,7 +257,7 @@ OFL_KERNEL void SumChunks(const T* dy, Keys keys, Chunks chunks, FloatView table
           for (int i = 0; i < N; ++i) sum[i] = 0.0f;
         }
         if (current == keys.rows || c >= chunks.width) continue;
-        for (int i = 0; i < N; ++i) sum[i] += Load(pack[k].at[i]);
+        for (int i = 0; i < N; ++i) sum[i] += Source::Value(part[k], i);
       }
     }
   }
@@ -271,7 +324,7 @@ const int* SortPositions(const Keys& keys, int count, Room* room, const LaunchCo
   Grid digits{.x = kDigits / kSortWarps, .threads = 32 * kSortWarps};
   for (pass.shift = 0; pass.shift == 0 || pass.shift < bits; pass.shift += kDigitBits, turn ^= 1) {
     pass.to = turns[turn];
-    Launch(CountDigits, units, launch.stream, keys, pass, pass.shift == 0, FaultOf(launch, 0));
+    Launch(CountDigits, units, launch.stream, keys, pass, keys.check && pass.shift == 0, FaultOf(launch, 0));
     Launch(ScanUnits, digits, launch.stream, pass);
     Launch(Scatter, units, launch.stream, keys, pass);
     pass.from = pass.to;
@@ -279,37 +332,24 @@ const int* SortPositions(const Keys& keys, int count, Room* room, const LaunchCo
   return pass.from;
 }
 
-template <typename T, int N>
-void SumSorted(const TensorArg& dy, const TensorArg& dtable, const Keys& keys, const Chunks& chunks,
-               const LaunchContext& launch) {
-  int64_t packs = (chunks.width + N - 1) / N;
-  Grid grid{.x = static_cast<unsigned>(chunks.chunks)};
-  grid.threads = static_cast<unsigned>(std::min<int64_t>(256, (packs + 31) / 32 * 32));
-  grid.y = static_cast<unsigned>((packs + grid.threads - 1) / grid.threads);
-  Launch(SumChunks<T, N>, grid, launch.stream, dy.as<T>(), keys, chunks, FloatsOf(dtable));
-  if (chunks.chunks > 1) Launch(JoinParts<N>, grid, launch.stream, keys, chunks, FloatsOf(dtable));
-}
-
-}  // namespace
-
-Status SumRowsByIndex(const KernelContext& context, const LaunchContext& launch) {
-  const TensorArg &ids = context.in[0], &dy = context.in[1], &dtable = context.out[0];
-  Status zeroed = FillZeros(dtable, launch);
+// Sorts the positions, and adds up what `source` has for them.
+template <typename Source>
+Status SumSorted(const Source& source, const RowKeys& row_keys, int64_t width, const TensorArg& to,
+                 const LaunchContext& launch) {
+  constexpr int N = Source::kColumns;
+  Status zeroed = FillZeros(to, launch);
   if (!zeroed.ok()) return zeroed;
-  int64_t width = 1;
-  for (int axis = 1; axis < dtable.extent.rank(); ++axis) width *= dtable.extent[axis];
-  Keys keys;
-  keys.ids = IndicesOf(ids);
-  keys.begin = dtable.begin[0];
-  keys.global = dtable.global[0];
-  keys.rows = static_cast<int>(dtable.extent[0]);
-  bool packed = width * SizeOf(dy.dtype) % 16 == 0 && Aligned(dy.data) && Aligned(dtable.data);
-  for (; keys.base < ids.elements(); keys.base += kBatch) {
-    int count = static_cast<int>(std::min(kBatch, ids.elements() - keys.base));
+  const int64_t rows = width > 0 ? to.elements() / width : 0;
+  if (rows > INT32_MAX)
+    return Status(Cat("sums into ", rows, " places, but a GPU adds to at most ", INT32_MAX));
+  Keys keys{row_keys};
+  keys.rows = static_cast<int>(rows);
+  for (; keys.base < keys.positions; keys.base += kBatch) {
+    int count = static_cast<int>(std::min(kBatch, keys.positions - keys.base));
     Room room{static_cast<char*>(launch.workspace), launch.workspace_bytes};
     Chunks chunks;
     chunks.order = SortPositions(keys, count, &room, launch);
-    if (dtable.elements() == 0) continue;
+    if (to.elements() == 0) continue;
     chunks.count = count;
     chunks.width = static_cast<int>(width);
     chunks.add = keys.base > 0;
@@ -317,16 +357,79 @@ Status SumRowsByIndex(const KernelContext& context, const LaunchContext& launch)
     int64_t most = std::max<int64_t>(1, static_cast<int64_t>(room.left / (2 * sizeof(float) * width)));
     chunks.each = std::max<int64_t>(32, (count + most - 1) / most);
     chunks.chunks = static_cast<int>((count + chunks.each - 1) / chunks.each);
-    WithFloating(dy.dtype, [&](auto t) {
-      using T = decltype(t);
-      if (packed) {
-        SumSorted<T, 16 / sizeof(T)>(dy, dtable, keys, chunks, launch);
-      } else {
-        SumSorted<T, 1>(dy, dtable, keys, chunks, launch);
-      }
-    });
+    int64_t packs = (width + N - 1) / N;
+    Grid grid{.x = static_cast<unsigned>(chunks.chunks)};
+    grid.threads = static_cast<unsigned>(std::min<int64_t>(256, (packs + 31) / 32 * 32));
+    grid.y = static_cast<unsigned>((packs + grid.threads - 1) / grid.threads);
+    Launch(SumChunks<Source>, grid, launch.stream, source, keys, chunks, FloatsOf(to));
+    if (chunks.chunks > 1) Launch(JoinParts<N>, grid, launch.stream, keys, chunks, FloatsOf(to));
   }
   return Status();
+}
+
+bool Packed(const TensorArg& from, int64_t width, const TensorArg& to) {
+  return width * SizeOf(from.dtype) % 16 == 0 && Aligned(from.data) && Aligned(to.data);
+}
+
+}  // namespace
+
+RowKeys PlainKeys(const TensorArg& ids, const TensorArg& table) {
+  RowKeys keys;
+  keys.ids = IndicesOf(ids);
+  keys.positions = ids.elements();
+  keys.begin = table.begin[0];
+  keys.extent = table.extent[0];
+  keys.global = table.global[0];
+  return keys;
+}
+
+Status SumRows(const RowKeys& keys, const TensorArg& from, int64_t width, const TensorArg& to,
+               const LaunchContext& launch) {
+  Status status;
+  WithFloating(from.dtype, [&](auto t) {
+    using T = decltype(t);
+    if (Packed(from, width, to)) {
+      const PlainSource<T, 16 / sizeof(T)> source{from.as<T>(), width};
+      status = SumSorted(source, keys, width, to, launch);
+    } else {
+      status = SumSorted(PlainSource<T, 1>{from.as<T>(), width}, keys, width, to, launch);
+    }
+  });
+  return status;
+}
+
+Status SumBags(const RowKeys& keys, const TensorArg& from, const BagTerms& terms, int64_t width,
+               const TensorArg& to, const LaunchContext& launch) {
+  if (terms.y.data != nullptr) {
+    const GreatestSource source{FloatsOf(from), terms.table, terms.y, keys.ids, width, keys.room};
+    return SumSorted(source, keys, width, to, launch);
+  }
+  Status status;
+  WithFloating(from.dtype, [&](auto t) {
+    using T = decltype(t);
+    auto sum = [&](auto source) {
+      source.dy = from.as<T>();
+      source.width = width;
+      source.room = keys.room;
+      source.lengths = keys.lengths;
+      source.weights = terms.weights;
+      source.mean = terms.mean;
+      status = SumSorted(source, keys, width, to, launch);
+    };
+    if (Packed(from, width, to)) {
+      sum(BagSource<T, 16 / sizeof(T)>{});
+    } else {
+      sum(BagSource<T, 1>{});
+    }
+  });
+  return status;
+}
+
+Status SumRowsByIndex(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &ids = context.in[0], &dtable = context.out[0];
+  int64_t width = 1;
+  for (int axis = 1; axis < dtable.extent.rank(); ++axis) width *= dtable.extent[axis];
+  return SumRows(PlainKeys(ids, dtable), context.in[1], width, dtable, launch);
 }
 
 }  // namespace oneflow_like::cuda

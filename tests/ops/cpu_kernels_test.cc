@@ -19,6 +19,7 @@
 #include "ops/scalar.h"
 #include "tests/error_of.h"
 #include "tests/ops/kernel_cases.h"
+#include "tests/ops/sparse_cases.h"
 
 namespace oneflow_like {
 namespace {
@@ -40,7 +41,8 @@ KernelCases& Cases() {
       [](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); },
       [](const std::string& op, const std::function<void()>& run) {
         int threads = ParallelThreads();
-        if (op != "matmul" && op != "einsum") SetParallelThreads(threads == 3 ? 2 : 3);
+        bool product = op == "matmul" || op == "einsum" || op.starts_with("grouped_matmul");
+        if (!product) SetParallelThreads(threads == 3 ? 2 : 3);
         run();
         SetParallelThreads(threads);
       },
@@ -89,6 +91,13 @@ TEST(CpuKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
 }
 
 TEST(CpuKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
+
+TEST(CpuKernels, Order) { SparseCases(&Cases()).Order(); }
+TEST(CpuKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
+TEST(CpuKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }
+TEST(CpuKernels, Bags) { SparseCases(&Cases()).Bags(); }
+TEST(CpuKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
+TEST(CpuKernels, Experts) { SparseCases(&Cases()).Experts(); }
 
 TEST(CpuKernels, Attention) { Cases().Attention(); }
 

@@ -20,6 +20,7 @@
 #include "tests/gpu/device_kernels.h"
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/oracle.h"
+#include "tests/ops/sparse_cases.h"
 
 extern "C" oneflow_like::Backend* OflBackend();
 
@@ -152,6 +153,12 @@ TEST(CudaKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
   Cases().CrossEntropyIgnoresNegativeTargetsAndCutClasses();
 }
 TEST(CudaKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
+TEST(CudaKernels, Order) { SparseCases(&Cases()).Order(); }
+TEST(CudaKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
+TEST(CudaKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }
+TEST(CudaKernels, Bags) { SparseCases(&Cases()).Bags(); }
+TEST(CudaKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
+TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }

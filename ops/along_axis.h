@@ -1,0 +1,58 @@
+// What operators along one axis share: attribute "axis", their labels, and a tensor seen as [outer, along,
+// inner].
+#pragma once
+
+#include <string>
+
+#include "core/kernel.h"
+#include "ops/manifest.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+
+// Attribute "axis" of a call, an axis of input `input`; throws Error where there is none.
+inline int RequireAxis(const OpCall& call, size_t input = 0) {
+  RequireAttr(call, "axis");
+  int64_t axis = call.attrs->Int("axis"), rank = call.shapes[input].rank();
+  if (axis < 0 || axis >= rank) {
+    Fail(call.who, ": axis ", axis, " does not exist, its operand ", call.shapes[input].str(), " has ", rank,
+         rank == 1 ? " axis" : " axes");
+  }
+  return static_cast<int>(axis);
+}
+
+// Numbers of any type; sums over ranks of flags make no sense.
+inline void RequireNumbers(const OpCall& call, size_t input) {
+  if (call.dtypes[input] == DType::kBool)
+    Fail(call.who, ": operand ", input + 1, " is bool but must be numbers; cast it");
+}
+
+// What sums by index are made of: floating types, i32 and i64.
+inline void RequireSummable(const OpCall& call, size_t input) {
+  DType dtype = call.dtypes[input];
+  if (!IsFloating(dtype) && dtype != DType::kInt32 && dtype != DType::kInt64)
+    Fail(call.who, ": operand ", input + 1, " is ", Name(dtype),
+         " but must be of a floating type, i32 or i64; cast it");
+}
+
+// "a b v d": the letters of `rank` axes with `label` on `axis`.
+inline std::string LettersAround(int rank, int axis, const std::string& label) {
+  std::string text;
+  for (int i = 0; i < rank; ++i) text += (i == 0 ? "" : " ") + (i == axis ? label : Letter(i));
+  return text;
+}
+
+inline int AxisOf(const KernelSpec& spec) { return static_cast<int>(spec.attrs.Int("axis")); }
+
+struct AroundAxis {
+  int64_t outer, along, inner;
+  AroundAxis(const TensorArg& arg, int axis)
+      : outer(OuterOf(arg.extent, axis)), along(arg.extent[axis]), inner(InnerOf(arg.extent, axis)) {}
+};
+
+// What a step says of an index that names nothing.
+inline Status IndexOutside(int64_t id, int64_t limit) {
+  return Status(Cat("index ", id, " is outside [0, ", limit, ")"));
+}
+
+}  // namespace oneflow_like

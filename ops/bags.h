@@ -1,0 +1,39 @@
+// What embedding_bag's kernels on the host share: which ids of a bag count, and what a step says of those
+// that make no sense.
+#pragma once
+
+#include "core/kernel.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+
+// ids[b l] and lengths[b], of which this rank may hold a part.
+struct Bags {
+  const TensorArg &ids, &lengths;
+
+  int64_t count() const { return ids.extent[0]; }
+  int64_t room() const { return ids.extent[1]; }
+  // How many of the bag's ids that are held here count.
+  int64_t Used(int64_t bag) const {
+    int64_t used = LoadInt(lengths, bag) - ids.begin[1];
+    return used < 0 ? 0 : used < room() ? used : room();
+  }
+
+  // The first length outside [0, l] or id outside a table of `rows` rows.
+  Status Check(int64_t rows) const {
+    for (int64_t bag = 0; bag < count(); ++bag) {
+      int64_t length = LoadInt(lengths, bag);
+      if (length < 0 || length > ids.global[1])
+        return Status(Cat("a bag has length ", length, " but ids has room for ", ids.global[1]));
+    }
+    for (int64_t bag = 0; bag < count(); ++bag) {
+      for (int64_t j = 0, used = Used(bag); j < used; ++j) {
+        int64_t id = LoadInt(ids, bag * room() + j);
+        if (id < 0 || id >= rows) return Status(Cat("id ", id, " is outside the table of ", rows, " rows"));
+      }
+    }
+    return Status();
+  }
+};
+
+}  // namespace oneflow_like

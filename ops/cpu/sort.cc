@@ -1,0 +1,185 @@
+// argsort, cumsum and flip. Lines along the axis are shared among the threads. The first k of a line are
+// found by a threshold: once k elements are known, a later one matters only if its key is below the greatest
+// of them, which a block of keys is asked at once.
+#include <limits>
+
+#include "ops/along_axis.h"
+#include "ops/cpu/sort_keys.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+// One line of x, whose elements are `step` apart.
+template <typename T>
+struct Line {
+  using Key = KeyOf<T>;
+  const T* from;
+  int64_t n, step;
+  Key flip;  // all ones: the order falls
+
+  Key At(int64_t i) const { return KeyFor(from[i * step]) ^ flip; }
+  EntryOf<Key> Entry(Key key, int64_t i) const {
+    return (static_cast<EntryOf<Key>>(key) << kPlaceBits<Key>) | static_cast<EntryOf<Key>>(i);
+  }
+};
+
+template <typename Key>
+using Entries = std::vector<EntryOf<Key>>;
+
+template <typename T>
+void SortLine(const Line<T>& line, Entries<KeyOf<T>>* room) {
+  room->resize(2 * line.n);
+  for (int64_t i = 0; i < line.n; ++i) (*room)[i] = line.Entry(line.At(i), i);
+  SortEntries<KeyOf<T>>(room->data(), room->data() + line.n, line.n);
+}
+
+// The first k of the order to the front of `room`. REQUIRES: 0 < k < line.n.
+template <typename T>
+void SelectLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
+  using Key = KeyOf<T>;
+  constexpr int64_t kBlock = 64;
+  const int64_t most = std::min(line.n, std::max<int64_t>(4 * k, 256));
+  room->resize(most);
+  auto* best = room->data();
+  int64_t held = 0;
+  for (; held < most; ++held) best[held] = line.Entry(line.At(held), held);
+  Key threshold = 0;
+  auto shrink = [&] {
+    std::nth_element(best, best + k - 1, best + held);
+    held = k;
+    threshold = static_cast<Key>(best[k - 1] >> kPlaceBits<Key>);
+  };
+  shrink();
+  Key keys[kBlock];
+  for (int64_t begin = most; begin < line.n; begin += kBlock) {
+    int64_t count = std::min(kBlock, line.n - begin);
+    Key least = std::numeric_limits<Key>::max();
+    if (line.step == 1) {
+      const T* from = line.from + begin;
+      for (int64_t i = 0; i < count; ++i) keys[i] = KeyFor(from[i]) ^ line.flip;
+    } else {
+      for (int64_t i = 0; i < count; ++i) keys[i] = line.At(begin + i);
+    }
+    for (int64_t i = 0; i < count; ++i) least = std::min(least, keys[i]);
+    if (least >= threshold) continue;
+    for (int64_t i = 0; i < count; ++i) {
+      if (keys[i] >= threshold) continue;
+      if (held == most) shrink();
+      if (keys[i] < threshold) best[held++] = line.Entry(keys[i], begin + i);
+    }
+  }
+  if (held > k) shrink();
+  std::sort(best, best + k);
+}
+
+template <typename T>
+Status Argsort(const KernelContext& context) {
+  using Key = KeyOf<T>;
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  int axis = AxisOf(context.spec);
+  const AroundAxis at(x, axis);
+  const int64_t k = y.extent[axis], n = at.along;
+  const Key flip = context.spec.attrs.Int("descending", 0) ? ~Key{0} : Key{0};
+  if (k == 0 || n == 0) return Status();
+  ParallelFor(at.outer * at.inner, RowGrain(4 * n), [&](int64_t begin, int64_t end) {
+    static thread_local Entries<Key> room;
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t o = i / at.inner, c = i % at.inner;
+      const Line<T> line{x.as<T>() + o * n * at.inner + c, n, at.inner, flip};
+      if (k > n / 4) {
+        SortLine(line, &room);
+      } else {
+        SelectLine(line, k, &room);
+      }
+      int64_t* to = y.as<int64_t>() + o * k * at.inner + c;
+      constexpr auto kPlace = (EntryOf<Key>{1} << kPlaceBits<Key>)-1;
+      for (int64_t j = 0; j < k; ++j) to[j * at.inner] = static_cast<int64_t>(room[j] & kPlace);
+    }
+  });
+  return Status();
+}
+
+// Sums in fp64 of fp32, in i64 of integers; one line after another where they are dense, else 64 lines at
+// once.
+template <typename T>
+Status CumsumOf(const KernelContext& context) {
+  using Sum = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  const AroundAxis at(x, AxisOf(context.spec));
+  const bool reverse = context.spec.attrs.Int("reverse", 0) != 0;
+  const bool exclusive = context.spec.attrs.Int("exclusive", 0) != 0;
+  if (x.elements() == 0) return Status();
+  constexpr int64_t kColumns = 64;
+  const int64_t chunks = (at.inner + kColumns - 1) / kColumns;
+  const int64_t step = reverse ? -at.inner : at.inner;
+  ParallelFor(at.outer * chunks, RowGrain(at.along * std::min(at.inner, kColumns)),
+              [&](int64_t b, int64_t e) {
+                for (int64_t i = b; i < e; ++i) {
+                  int64_t first = i % chunks * kColumns, columns = std::min(kColumns, at.inner - first);
+                  int64_t start = (i / chunks * at.along + (reverse ? at.along - 1 : 0)) * at.inner + first;
+                  const T* from = x.as<T>() + start;
+                  T* to = y.as<T>() + start;
+                  Sum sums[kColumns] = {};
+                  for (int64_t s = 0; s < at.along; ++s, from += step, to += step) {
+                    for (int64_t c = 0; c < columns; ++c) {
+                      Sum before = sums[c], with = before + static_cast<Sum>(from[c]);
+                      to[c] = static_cast<T>(exclusive ? before : with);
+                      sums[c] = with;
+                    }
+                  }
+                }
+              });
+  return Status();
+}
+
+}  // namespace
+
+KernelPtr MakeArgsort(const KernelSpec& spec) {
+  switch (spec.in[0].dtype) {
+    case DType::kFloat32:
+      return MakeFunctionKernel(Argsort<float>)(spec);
+    case DType::kBFloat16:
+      return MakeFunctionKernel(Argsort<BFloat16>)(spec);
+    case DType::kFloat16:
+      return MakeFunctionKernel(Argsort<Float16>)(spec);
+    case DType::kInt32:
+      return MakeFunctionKernel(Argsort<int32_t>)(spec);
+    case DType::kInt64:
+      return MakeFunctionKernel(Argsort<int64_t>)(spec);
+    default:
+      return MakeReference(spec);
+  }
+}
+
+KernelPtr MakeCumsum(const KernelSpec& spec) {
+  switch (spec.in[0].dtype) {
+    case DType::kFloat32:
+      return MakeFunctionKernel(CumsumOf<float>)(spec);
+    case DType::kInt32:
+      return MakeFunctionKernel(CumsumOf<int32_t>)(spec);
+    case DType::kInt64:
+      return MakeFunctionKernel(CumsumOf<int64_t>)(spec);
+    default:
+      return MakeReference(spec);
+  }
+}
+
+Status Flip(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  const AroundAxis at(x, AxisOf(context.spec));
+  const int64_t size = static_cast<int64_t>(SizeOf(x.dtype)), bytes = at.inner * size;
+  if (x.elements() == 0) return Status();
+  ParallelFor(at.outer * at.along, RowGrain(bytes / 4), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t from = i / at.along * at.along + at.along - 1 - i % at.along;
+      if (bytes == 4) {
+        y.as<uint32_t>()[i] = x.as<uint32_t>()[from];
+      } else {
+        std::memcpy(y.as<char>() + i * bytes, x.as<char>() + from * bytes, bytes);
+      }
+    }
+  });
+  return Status();
+}
+
+}  // namespace oneflow_like::cpu

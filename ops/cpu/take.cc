@@ -1,0 +1,204 @@
+// Elements and parts by index, and sums by index. Sums are cut between threads by where they go (outer axes,
+// columns, or rows of the result), never by where they come from: every sum is made in the order of the
+// indices, and its bits do not depend on the number of threads.
+#include <cstring>
+
+#include "ops/along_axis.h"
+#include "ops/cpu/kernels.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+// Calls f with the ids as the type they have.
+template <typename F>
+Status WithIds(const TensorArg& ids, F&& f) {
+  return ids.dtype == DType::kInt32 ? f(ids.as<int32_t>()) : f(ids.as<int64_t>());
+}
+
+template <typename I>
+Status CheckIds(const I* ids, int64_t n, int64_t limit) {
+  I least = 0, most = -1;
+  for (int64_t i = 0; i < n; ++i) {
+    least = ids[i] < least ? ids[i] : least;
+    most = ids[i] > most ? ids[i] : most;
+  }
+  if (least >= 0 && most < limit) return Status();
+  for (int64_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= limit) return IndexOutside(ids[i], limit);
+  }
+  return Status();
+}
+
+template <typename T>
+struct TakeArgs {
+  const T* x;
+  T* y;
+  AroundAxis at;
+  int64_t begin, count;  // first index held; indices for each outer one
+};
+
+// Parts of `inner` elements.
+template <typename T, typename I>
+void TakeParts(const TakeArgs<T>& args, const I* ids) {
+  const AroundAxis at = args.at;
+  const int64_t bytes = at.inner * static_cast<int64_t>(sizeof(T));
+  ParallelFor(at.outer * args.count, RowGrain(at.inner), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      int64_t o = i / args.count, row = ids[i - o * args.count] - args.begin;
+      bool here = row >= 0 && row < at.along;
+      if (at.inner == 1) {
+        args.y[i] = here ? args.x[o * at.along + row] : T{};
+      } else if (here) {
+        std::memcpy(args.y + i * at.inner, args.x + (o * at.along + row) * at.inner, bytes);
+      } else {
+        std::memset(static_cast<void*>(args.y + i * at.inner), 0, bytes);
+      }
+    }
+  });
+}
+
+// Element by element: `ids` has one for each.
+template <typename T, typename I>
+void TakeElements(const TakeArgs<T>& args, const I* ids) {
+  const AroundAxis at = args.at;
+  ParallelFor(at.outer * args.count, RowGrain(at.inner), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T* from = args.x + i / args.count * at.along * at.inner;
+      const I* id = ids + i * at.inner;
+      T* to = args.y + i * at.inner;
+      for (int64_t c = 0; c < at.inner; ++c) {
+        int64_t row = id[c] - args.begin;
+        to[c] = row >= 0 && row < at.along ? from[row * at.inner + c] : T{};
+      }
+    }
+  });
+}
+
+template <bool kAlong>
+Status TakeAny(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
+  int axis = AxisOf(context.spec);
+  const AroundAxis at(x, axis);
+  const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  return WithIds(ids, [&](const auto* id) {
+    Status checked = CheckIds(id, ids.elements(), x.global[axis]);
+    if (!checked.ok() || y.elements() == 0) return checked;
+    auto run = [&](auto t) {
+      using T = decltype(t);
+      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, x.begin[axis], count};
+      kAlong ? TakeElements(args, id) : TakeParts(args, id);
+    };
+    switch (SizeOf(x.dtype)) {
+      case 1:
+        run(uint8_t{});
+        break;
+      case 2:
+        run(uint16_t{});
+        break;
+      case 4:
+        run(uint32_t{});
+        break;
+      default:
+        run(uint64_t{});
+    }
+    return checked;
+  });
+}
+
+// Sums into rows [low, high) and columns [left, right) of outer index o.
+template <typename T, typename S, typename I, bool kAlong>
+struct Sums {
+  const T* from;
+  const I* ids;
+  S* to;
+  AroundAxis at;
+  int64_t begin, count;
+
+  void Run(int64_t o, int64_t low, int64_t high, int64_t left, int64_t right) const {
+    const T* source = from + o * count * at.inner;
+    const I* id = ids + (kAlong ? o * count * at.inner : 0);
+    S* result = to + o * at.along * at.inner;
+    for (int64_t row = low; row < high; ++row)
+      std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
+    for (int64_t j = 0; j < count; ++j) {
+      const T* part = source + j * at.inner;
+      if constexpr (kAlong) {
+        const I* own = id + j * at.inner;
+        for (int64_t c = left; c < right; ++c) {
+          int64_t row = own[c] - begin;
+          if (row >= low && row < high) result[row * at.inner + c] += Value(part[c]);
+        }
+      } else {
+        int64_t row = id[j] - begin;
+        if (row < low || row >= high) continue;
+        S* sum = result + row * at.inner;
+#pragma GCC ivdep
+        for (int64_t c = left; c < right; ++c) sum[c] += Value(part[c]);
+      }
+    }
+  }
+
+  static S Value(T value) {
+    if constexpr (std::is_integral_v<T>) {
+      return value;
+    } else {
+      return AsFloat(value);
+    }
+  }
+
+  void Run() const {
+    const int64_t threads = ParallelThreads(), inner = at.inner;
+    const int64_t work = std::max<int64_t>(1, count * inner + at.along * inner / 4);  // of an outer index
+    if (at.outer >= threads || at.outer * work < kGrain) {
+      ParallelFor(at.outer, RowGrain(work), [&](int64_t b, int64_t e) {
+        for (int64_t o = b; o < e; ++o) Run(o, 0, at.along, 0, inner);
+      });
+    } else if (inner >= 16 * threads) {
+      int64_t grain = std::max<int64_t>(16, inner * kGrain / (at.outer * work));
+      ParallelFor(inner, grain, [&](int64_t b, int64_t e) {
+        for (int64_t o = 0; o < at.outer; ++o) Run(o, 0, at.along, b, e);
+      });
+    } else {
+      int64_t grain = std::max<int64_t>(1, at.along * kGrain / (at.outer * work));
+      ParallelFor(at.along, grain, [&](int64_t b, int64_t e) {
+        for (int64_t o = 0; o < at.outer; ++o) Run(o, b, e, 0, inner);
+      });
+    }
+  }
+};
+
+template <typename T, typename S, bool kAlong>
+Status SumByIndex(const KernelContext& context) {
+  const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
+  int axis = AxisOf(context.spec);
+  return WithIds(ids, [&](const auto* id) {
+    using I = std::remove_const_t<std::remove_pointer_t<decltype(id)>>;
+    Status checked = CheckIds(id, ids.elements(), y.global[axis]);
+    if (!checked.ok() || y.elements() == 0) return checked;
+    const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+    Sums<T, S, I, kAlong>{from.as<T>(), id, y.as<S>(), AroundAxis(y, axis), y.begin[axis], count}.Run();
+    return checked;
+  });
+}
+
+template <bool kAlong>
+KernelPtr MakeSums(const KernelSpec& spec) {
+  using enum DType;
+  DType from = spec.in[1].dtype, to = spec.out[0].dtype;
+  if (from == kFloat32 && to == kFloat32) return MakeFunctionKernel(SumByIndex<float, float, kAlong>)(spec);
+  if (from == kBFloat16 && to == kFloat32)
+    return MakeFunctionKernel(SumByIndex<BFloat16, float, kAlong>)(spec);
+  if (from == kFloat16 && to == kFloat32) return MakeFunctionKernel(SumByIndex<Float16, float, kAlong>)(spec);
+  if (from == kInt32 && to == kInt32) return MakeFunctionKernel(SumByIndex<int32_t, int32_t, kAlong>)(spec);
+  if (from == kInt64 && to == kInt64) return MakeFunctionKernel(SumByIndex<int64_t, int64_t, kAlong>)(spec);
+  return MakeReference(spec);
+}
+
+}  // namespace
+
+Status Take(const KernelContext& context) { return TakeAny<false>(context); }
+Status TakeAlongAxis(const KernelContext& context) { return TakeAny<true>(context); }
+KernelPtr MakeIndexSum(const KernelSpec& spec) { return MakeSums<false>(spec); }
+KernelPtr MakeScatterSum(const KernelSpec& spec) { return MakeSums<true>(spec); }
+
+}  // namespace oneflow_like::cpu

@@ -1,0 +1,236 @@
+// unique_rows, sgd_rows and adagrad_rows. Ids are sorted with their places, runs of equal ones numbered by a
+// block, and each row's gradients added up in their order by a thread for each column: a row that very many
+// ids name is slow. Updates in place touch the rows of the list alone.
+//
+// Floor, bytes: unique_rows reads the gradients once and writes as many values; sgd_rows reads a row, its
+// values, and writes the row.
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/operand.h"
+#include "ops/cuda/sort.h"
+#include "ops/schedule.h"
+
+namespace oneflow_like::cuda {
+namespace {
+
+OFL_KERNEL void EntriesOfIds(IndexView ids, int64_t count, SortEntry* entries) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    const int64_t id = ids.At(i);
+    entries[i] = {id < 0 ? ~uint64_t{0} : static_cast<uint64_t>(id), i};  // no row: last
+  }
+}
+
+// One block. starts[r]: where run r begins; starts[runs]: where the last one ends; starts[count + 1]: runs.
+OFL_KERNEL void NumberRuns(const SortEntry* entries, int64_t count, int64_t* starts) {
+  OFL_SHARED int sums[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  int64_t runs = 0, end = 0;
+  for (int64_t tile = 0; tile < count; tile += blockDim.x) {
+    const int64_t i = tile + threadIdx.x;
+    const bool there = i < count && entries[i].key != ~uint64_t{0};
+    const bool head = there && (i == 0 || entries[i - 1].key != entries[i].key);
+    const unsigned heads = __ballot_sync(0xFFFFFFFFu, head);
+    if (lane == 0) sums[warp] = __popc(heads);
+    end += __syncthreads_count(there);
+    int64_t number = runs + __popc(heads & ((1u << lane) - 1));
+    for (int w = 0; w < warps; ++w) {
+      if (w < warp) number += sums[w];
+      runs += sums[w];
+    }
+    if (head) starts[number] = i;
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  starts[runs] = end;
+  starts[count + 1] = runs;
+}
+
+struct Runs {
+  const SortEntry* entries;
+  const int64_t* starts;
+  int64_t count, width;
+};
+
+OFL_KERNEL void SumRuns(Runs list, FloatView grad, void* rows, bool wide, float* values) {
+  const int64_t runs = list.starts[list.count + 1], columns = list.width > 0 ? list.width : 1;
+  const int64_t total = list.count * columns, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < total; at += step) {
+    const int64_t r = at / columns, c = at % columns;
+    const int64_t begin = r < runs ? list.starts[r] : 0, end = r < runs ? list.starts[r + 1] : 0;
+    if (c == 0) {
+      const int64_t row = r < runs ? static_cast<int64_t>(list.entries[begin].key) : -1;
+      if (wide) {
+        static_cast<int64_t*>(rows)[r] = row;
+      } else {
+        static_cast<int32_t*>(rows)[r] = static_cast<int32_t>(row);
+      }
+    }
+    if (list.width == 0) continue;
+    float sum = 0;
+    for (int64_t i = begin; i < end; ++i) sum += grad.At(list.entries[i].place * list.width + c);
+    values[at] = sum;
+  }
+}
+
+Status UniqueRows(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &ids = context.in[0], &rows = context.out[0], &values = context.out[1];
+  const int64_t count = ids.elements();
+  if (count == 0) return Status();
+  const int64_t most = static_cast<int64_t>(launch.workspace_bytes / (2 * sizeof(SortEntry) + 16));
+  if (count + 2 > most) return Status(Cat("a GPU sorts at most ", most, " ids, but there are ", count));
+  auto* entries = static_cast<SortEntry*>(launch.workspace);
+  auto* starts = reinterpret_cast<int64_t*>(entries + 2 * most);
+  Launch(EntriesOfIds, Grid{.x = BlocksFor(count, 256, launch.multiprocessors)}, launch.stream,
+         IndicesOf(ids), count, entries);
+  const SortEntry* sorted = SortLines(entries, entries + most, 1, count, count, launch);
+  Launch(NumberRuns, Grid{.x = 1}, launch.stream, sorted, count, starts);
+  const Runs runs{sorted, starts, count, values.extent[1]};
+  const int64_t elements = values.extent[1] > 0 ? values.elements() : count;
+  Launch(SumRuns, Grid{.x = BlocksFor(elements, 256, launch.multiprocessors)}, launch.stream, runs,
+         FloatsOf(context.in[1]), rows.data, rows.dtype == DType::kInt64, values.as<float>());
+  return Status();
+}
+
+// --- Updates -------------------------------------------------------------------------------------
+
+// Operands of faults: a row outside the table, one that does not rise.
+constexpr int kOutside = 0, kFalls = 1;
+
+struct Touched {
+  IndexView rows;
+  int64_t count, begin, extent, global, width;
+
+  OFL_DEVICE int Wrong(int64_t i) const {  // -1: nothing
+    const int64_t row = rows.At(i);
+    if (row < 0) return -1;
+    if (row >= global) return kOutside;
+    return i > 0 && (rows.At(i - 1) < 0 || rows.At(i - 1) >= row) ? kFalls : -1;
+  }
+};
+
+Touched ListOf(const TensorArg& rows, const TensorArg& table) {
+  return {IndicesOf(rows), rows.elements(), table.begin[0],
+          table.extent[0], table.global[0], table.extent[1]};
+}
+
+// Of several that are wrong the first is reported.
+OFL_KERNEL void CheckTouched(Touched list, FaultPort port) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < list.count; i += step) {
+    const int wrong = list.Wrong(i);
+    if (wrong < 0) continue;
+    bool first = true;
+    for (int64_t j = 0; j < i && first; ++j) first = list.Wrong(j) < 0;
+    port.operand = wrong;
+    if (first) port.Raise(list.rows.At(i), list.global);
+  }
+}
+
+struct Numbers {
+  double lr, decay, eps;
+  Schedule schedule;
+  FloatView factor;    // no data: 1
+  const bool* finite;  // not there: yes
+};
+
+Numbers NumbersOf(const KernelContext& context, size_t factor_input) {
+  const Attrs& attrs = context.spec.attrs;
+  Numbers numbers{attrs.Float("lr"),
+                  attrs.Float("weight_decay", 0),
+                  attrs.Float("eps", 1e-8),
+                  ReadSchedule(attrs),
+                  FloatView{},
+                  nullptr};
+  if (context.in.size() > factor_input) numbers.factor = FloatsOf(context.in[factor_input]);
+  if (context.in.size() > factor_input + 1) numbers.finite = context.in[factor_input + 1].as<bool>();
+  return numbers;
+}
+
+OFL_KERNEL void UpdateRows(Touched list, Numbers numbers, const ActState* act, FloatView values,
+                           FloatView table) {
+  if (numbers.finite != nullptr && !*numbers.finite) return;
+  const float rate = static_cast<float>(numbers.lr * FactorAt(numbers.schedule, act->step));
+  const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
+  const float decay = static_cast<float>(numbers.decay);
+  const int64_t total = list.count * list.width, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < total; at += step) {
+    const int64_t row = list.rows.At(at / list.width), local = row - list.begin;
+    if (row < 0 || local < 0 || local >= list.extent) continue;
+    const int64_t to = local * list.width + at % list.width;
+    const float weight = table.At(to);
+    table.Put(to, weight - rate * (factor * values.At(at) + decay * weight));
+  }
+}
+
+// A block for each row; state first, so that all its threads see the new one.
+OFL_KERNEL void AdaptRows(Touched list, Numbers numbers, const ActState* act, FloatView values,
+                          FloatView squares, FloatView table, FloatView state) {
+  OFL_SHARED float shared_rate;
+  if (numbers.finite != nullptr && !*numbers.finite) return;
+  const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
+  for (int64_t i = blockIdx.x; i < list.count; i += gridDim.x) {
+    const int64_t row = list.rows.At(i), local = row - list.begin;
+    if (row < 0 || local < 0 || local >= list.extent) continue;  // for all threads alike
+    if (threadIdx.x == 0) {
+      const float sum = state.At(local) + factor * factor * squares.At(i);
+      state.Put(local, sum);
+      const auto lr = static_cast<float>(numbers.lr * FactorAt(numbers.schedule, act->step));
+      shared_rate = lr * factor / (sqrtf(sum) + static_cast<float>(numbers.eps));
+    }
+    __syncthreads();
+    const float rate = shared_rate;
+    for (int64_t c = threadIdx.x; c < list.width; c += blockDim.x) {
+      const int64_t to = local * list.width + c;
+      table.Put(to, table.At(to) - rate * values.At(i * list.width + c));
+    }
+    __syncthreads();
+  }
+}
+
+void CopyTo(const TensorArg& from, const TensorArg& to, const LaunchContext& launch) {
+  const size_t bytes = static_cast<size_t>(from.elements()) * SizeOf(from.dtype);
+  if (bytes > 0 && from.data != to.data)
+    cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDefault, launch.stream);
+}
+
+void CheckRows(const Touched& list, const LaunchContext& launch) {
+  Launch(CheckTouched, Grid{.x = BlocksFor(list.count, 256, launch.multiprocessors)}, launch.stream, list,
+         FaultOf(launch, 0));
+}
+
+Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg& table = context.out[0];
+  const Touched list = ListOf(context.in[1], table);
+  CheckRows(list, launch);
+  CopyTo(context.in[0], table, launch);
+  Launch(UpdateRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)},
+         launch.stream, list, NumbersOf(context, 3), launch.act, FloatsOf(context.in[2]), FloatsOf(table));
+  return Status();
+}
+
+Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &table = context.out[0], &state = context.out[1];
+  const Touched list = ListOf(context.in[1], table);
+  CheckRows(list, launch);
+  CopyTo(context.in[0], table, launch);
+  CopyTo(context.in[4], state, launch);
+  Grid grid{.x = BlocksFor(list.count, 1, launch.multiprocessors), .threads = 128};
+  Launch(AdaptRows, grid, launch.stream, list, NumbersOf(context, 5), launch.act, FloatsOf(context.in[2]),
+         FloatsOf(context.in[3]), FloatsOf(table), FloatsOf(state));
+  return Status();
+}
+
+std::string Explain(const Fault& fault) {
+  if (fault.operand == kFalls) return "rows do not rise, as unique_rows gives them";
+  return Cat("row ", fault.value, " is outside the table of ", fault.limit, " rows");
+}
+
+}  // namespace
+
+void AddSparseRowsKernels(KernelRegistry* registry) {
+  registry->Add("unique_rows", "cuda", MakeLaunchKernel(UniqueRows));
+  registry->Add("sgd_rows", "cuda", MakeIndexKernel(SgdRows, Explain));
+  registry->Add("adagrad_rows", "cuda", MakeIndexKernel(AdagradRows, Explain));
+}
+
+}  // namespace oneflow_like::cuda

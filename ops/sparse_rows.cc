@@ -1,0 +1,196 @@
+// The gradient of a table as the rows that a batch touched (unique_rows), and updates of those rows alone
+// (sgd_rows, adagrad_rows), which in place cost what the batch touches, however large the table.
+#include <cmath>
+
+#include "ops/functional.h"
+#include "ops/manifest.h"
+#include "ops/touched_rows.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Reference kernels ---------------------------------------------------------------------------
+
+Status UniqueRows(const KernelContext& context) {
+  const TensorArg &ids = context.in[0], &grad = context.in[1], &rows = context.out[0],
+                  &values = context.out[1];
+  int64_t count = ids.elements(), width = values.extent[1], last = -1;
+  for (int64_t r = 0; r < count; ++r) {
+    int64_t next = -1;
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t id = LoadInt(ids, i);
+      if (id > last && (next < 0 || id < next)) next = id;
+    }
+    DispatchType(rows.dtype, [&](auto t) { Store(rows.as<decltype(t)>() + r, next); });
+    for (int64_t d = 0; d < width; ++d) {
+      double sum = 0;
+      for (int64_t i = 0; i < count; ++i)
+        if (next >= 0 && LoadInt(ids, i) == next) sum += LoadFloat(grad, i * width + d);
+      StoreFloat(values, r * width + d, sum);
+    }
+    if (next >= 0) last = next;  // else the places that are left get the same
+  }
+  return Status();
+}
+
+void CopyTo(const TensorArg& from, const TensorArg& to) {
+  if (from.data != to.data && from.elements() > 0)
+    std::memcpy(to.data, from.data, from.elements() * SizeOf(from.dtype));
+}
+
+// update(i, row): place i of the list, row of the piece of the table that is held here.
+template <typename F>
+void ForRowsHere(const TensorArg& rows, const TensorArg& table, F update) {
+  for (int64_t i = 0; i < rows.elements(); ++i) {
+    int64_t id = LoadInt(rows, i), row = id - table.begin[0];
+    if (id >= 0 && row >= 0 && row < table.extent[0]) update(i, row);
+  }
+}
+
+Status SgdRowsReference(const KernelContext& context) {
+  const TensorArg &rows = context.in[1], &values = context.in[2], &table = context.out[0];
+  Status checked = CheckTouched(rows, table.global[0]);
+  if (!checked.ok()) return checked;
+  CopyTo(context.in[0], table);
+  RowsUpdate update(context, 3);
+  if (update.skipped) return Status();
+  double decay = context.spec.attrs.Float("weight_decay", 0);
+  int64_t width = table.extent[1];
+  ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
+    for (int64_t d = 0; d < width; ++d) {
+      double weight = LoadFloat(table, row * width + d);
+      double gradient = update.factor * LoadFloat(values, i * width + d) + decay * weight;
+      StoreFloat(table, row * width + d, weight - update.lr * gradient);
+    }
+  });
+  return Status();
+}
+
+Status AdagradRowsReference(const KernelContext& context) {
+  const TensorArg &rows = context.in[1], &values = context.in[2], &squares = context.in[3],
+                  &table = context.out[0], &state = context.out[1];
+  Status checked = CheckTouched(rows, table.global[0]);
+  if (!checked.ok()) return checked;
+  CopyTo(context.in[0], table);
+  CopyTo(context.in[4], state);
+  RowsUpdate update(context, 5);
+  if (update.skipped) return Status();
+  double eps = context.spec.attrs.Float("eps", 1e-8);
+  int64_t width = table.extent[1];
+  ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
+    double sum = LoadFloat(state, row) + update.factor * update.factor * LoadFloat(squares, i);
+    StoreFloat(state, row, sum);
+    double rate = update.lr * update.factor / (std::sqrt(sum) + eps);
+    for (int64_t d = 0; d < width; ++d) {
+      double weight = LoadFloat(table, row * width + d);
+      StoreFloat(table, row * width + d, weight - rate * LoadFloat(values, i * width + d));
+    }
+  });
+  return Status();
+}
+
+// --- Rules ---------------------------------------------------------------------------------------
+
+// The optional last inputs, after `least` others.
+std::string Switches(const OpCall& call, size_t least) {
+  std::string text;
+  if (call.shapes.size() > least) text += ", factor[]";
+  if (call.shapes.size() > least + 1) text += ", finite[]";
+  return text;
+}
+
+void CheckNumber(const OpCall& call, const char* name) {
+  double number = call.attrs->Float(name, 0);
+  if (!(number >= 0 && std::isfinite(number)))
+    Fail(call.who, ": ", name, " is ", number, " but must be 0 or more, and finite");
+}
+
+// Floating inputs but for the rows.
+void CheckRowsUpdate(const OpCall& call, size_t least) {
+  size_t inputs = call.shapes.size();
+  if (inputs < least || inputs > least + 2) RequireInputs(call, least);
+  for (size_t input = 0; input < std::min(inputs, least + 1); ++input) {
+    if (input != 1) RequireFloating(call, input);
+  }
+  RequireInteger(call, 1);
+  if (inputs == least + 2 && call.dtypes.back() != DType::kBool)
+    Fail(call.who, ": finite is ", Name(call.dtypes.back()), " but must be bool");
+  RequireAttr(call, "lr");
+  CheckSchedule(call.who, *call.attrs);
+  for (const char* name : {"lr", "eps", "weight_decay"}) CheckNumber(call, name);
+}
+
+// One row, which rises whatever is drawn; with the switches one, and with both.
+void AddRowsSamples(OpDef* def, const std::vector<Dims>& in, const std::vector<DType>& types) {
+  for (int more = 0; more < 3; ++more) {
+    Sample sample{.in = in, .attrs = {{"lr", 0.1}}, .dtypes = types, .limit = 5, .low = 0.1, .high = 1};
+    for (int i = 0; i < more; ++i) {
+      sample.in.push_back({});
+      sample.dtypes.push_back(i == 0 ? DType::kFloat32 : DType::kBool);
+    }
+    sample.attrs.Set(in.size() == 3 ? "weight_decay" : "eps", 0.01);
+    def->samples.push_back(sample);
+  }
+}
+
+void AddUniqueRows(Catalog* catalog) {
+  using enum DType;
+  OpDef def;
+  def.name = "unique_rows";
+  def.doc = "The rows that ids name, rising, each once, then -1; and the sums of their gradients.";
+  def.axes = "ids[n], grad[n d] -> rows[n], values[n d]";
+  def.whole = {"n"};
+  def.linear = {{"grad", "values"}};
+  def.check = [](const OpCall& call) {
+    RequireInputs(call, 2);
+    RequireInteger(call, 0);
+    RequireFloating(call, 1);
+  };
+  def.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], DType::kFloat32}; };
+  def.any_type = true;
+  def.reference = UniqueRows;
+  def.samples = {{.in = {{6}, {6, 3}}, .dtypes = {kInt64, kFloat32}, .limit = 4},
+                 {.in = {{9}, {9, 2}}, .dtypes = {kInt32, kFloat32}, .limit = 30}};
+  catalog->Add(std::move(def));
+}
+
+}  // namespace
+
+void AddSparseRows(Catalog* catalog) {
+  using enum DType;
+  AddUniqueRows(catalog);
+
+  OpDef sgd;
+  sgd.name = "sgd_rows";
+  sgd.doc = "table -= lr (values + weight_decay table), of the touched rows.";
+  sgd.axes_of = [](const OpCall& call) {
+    return "table[v d], rows[n], values[n d]" + Switches(call, 3) + " -> new_table[v d]";
+  };
+  sgd.check = [](const OpCall& call) { CheckRowsUpdate(call, 3); };
+  sgd.flops = [](const BoundRule& rule) { return 4.0 * static_cast<double>(rule.in[2].shape.elements()); };
+  sgd.reference = SgdRowsReference;
+  sgd.inplace = {{0, 0}};
+  AddRowsSamples(&sgd, {{5, 3}, {1}, {1, 3}}, {kFloat32, kInt64, kFloat32});
+  catalog->Add(std::move(sgd));
+
+  OpDef adagrad;
+  adagrad.name = "adagrad_rows";
+  adagrad.doc =
+      "AdaGrad with a state for each row: state += squares, table -= lr values / (sqrt(state) + eps), of the "
+      "touched rows. squares: of values, mean over their columns.";
+  adagrad.axes_of = [](const OpCall& call) {
+    return "table[v d], rows[n], values[n d], squares[n], state[v]" + Switches(call, 5) +
+           " -> new_table[v d], new_state[v]";
+  };
+  adagrad.check = [](const OpCall& call) { CheckRowsUpdate(call, 5); };
+  adagrad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], call.dtypes[4]}; };
+  adagrad.flops = [](const BoundRule& rule) {
+    return 4.0 * static_cast<double>(rule.in[2].shape.elements());
+  };
+  adagrad.reference = AdagradRowsReference;
+  adagrad.inplace = {{0, 0}, {1, 4}};
+  AddRowsSamples(&adagrad, {{5, 3}, {1}, {1, 3}, {1}, {5}}, {kFloat32, kInt32, kFloat32, kFloat32, kFloat32});
+  catalog->Add(std::move(adagrad));
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,254 @@
+// Elements by index along any axis: take and take_along_axis, and the sums that are their gradients. The axis
+// that is indexed may be cut: each rank serves the indices in its range, gives zero for the others, and keeps
+// the sums of its range.
+#include "ops/along_axis.h"
+#include "ops/sparse.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Reference kernels ---------------------------------------------------------------------------
+
+Status CheckIndices(const TensorArg& ids, int64_t limit) {
+  for (int64_t i = 0; i < ids.elements(); ++i) {
+    int64_t id = LoadInt(ids, i);
+    if (id < 0 || id >= limit) return IndexOutside(id, limit);
+  }
+  return Status();
+}
+
+// kAlong: ids has an index for every element; else one for every part along the axis.
+template <bool kAlong>
+Status Take(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
+  int axis = AxisOf(context.spec);
+  Status checked = CheckIndices(ids, x.global[axis]);
+  if (!checked.ok()) return checked;
+  AroundAxis at(x, axis);
+  int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  DispatchType(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    for (int64_t i = 0; i < y.elements(); ++i) {
+      int64_t c = i % at.inner, j = i / at.inner % count, o = i / at.inner / count;
+      int64_t row = LoadInt(ids, kAlong ? i : j) - x.begin[axis];
+      bool here = row >= 0 && row < at.along;
+      y.as<T>()[i] = here ? x.as<T>()[(o * at.along + row) * at.inner + c] : T{};
+    }
+  });
+  return Status();
+}
+
+template <bool kAlong>
+Status SumByIndex(const KernelContext& context) {
+  const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
+  int axis = AxisOf(context.spec);
+  Status checked = CheckIndices(ids, y.global[axis]);
+  if (!checked.ok()) return checked;
+  AroundAxis at(y, axis);
+  int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  DispatchType(from.dtype, [&](auto t) {
+    using T = decltype(t);
+    for (int64_t i = 0; i < y.elements(); ++i) {
+      int64_t c = i % at.inner, row = i / at.inner % at.along, o = i / at.inner / at.along;
+      Wide<T> sum = 0;
+      for (int64_t j = 0; j < count; ++j) {
+        int64_t offset = (o * count + j) * at.inner + c;
+        if (LoadInt(ids, kAlong ? offset : j) == y.begin[axis] + row) sum += Load(from.as<T>() + offset);
+      }
+      DispatchType(y.dtype, [&](auto to) { Store(y.as<decltype(to)>() + i, sum); });
+    }
+  });
+  return Status();
+}
+
+// --- Rules: a letter for every axis of x, "v" for the one that is indexed, "i", "j", ... for those of ids
+// ---
+
+constexpr int kIds = 8;
+
+std::string Joined(const std::vector<std::string>& lists) {
+  std::string text;
+  for (const std::string& list : lists) text += (text.empty() || list.empty() ? "" : " ") + list;
+  return text;
+}
+
+// The axes of a tensor of `rank` axes with `label` (or labels) instead of one of them.
+std::string AxesWith(int rank, int axis, const std::string& labels) {
+  return Joined({Letters(0, axis), labels, Letters(axis + 1, rank)});
+}
+
+std::string IdLetters(const Dims& ids) { return Letters(kIds, kIds + ids.rank()); }
+
+std::map<std::string, int64_t> ExtentOfAxis(const OpCall& call) { return {{"v", call.attrs->Int("extent")}}; }
+
+void CheckExtent(const OpCall& call) {
+  RequireAttr(call, "extent");
+  if (call.attrs->Int("extent") < 0)
+    Fail(call.who, ": extent is ", call.attrs->Int("extent"), " but must not be negative");
+}
+
+double NoFlops(const BoundRule&) { return 0; }
+double OneForEach(const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); }
+
+Attrs At(int64_t axis) { return {{"axis", axis}}; }
+Attrs At(int64_t axis, int64_t extent) { return {{"axis", axis}, {"extent", extent}}; }
+
+void AddTakePair(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
+  OpDef take;
+  take.name = "take";
+  take.doc = "The parts of x along one axis that ids names.";
+  take.axes_of = [](const OpCall& call) {
+    int rank = call.shapes[0].rank(), axis = RequireAxis(call);
+    return "x[" + AxesWith(rank, axis, "v") + "], ids[" + IdLetters(call.shapes[1]) + "] -> y[" +
+           AxesWith(rank, axis, IdLetters(call.shapes[1])) + "]";
+  };
+  take.folds = {{"v", Reduce::kSum}};
+  take.linear = {{"x"}};
+  take.check = [](const OpCall& call) {
+    RequireInputs(call, 2);
+    RequireAxis(call);
+    RequireNumbers(call, 0);
+    RequireInteger(call, 1);
+    int rank = call.shapes[0].rank() - 1 + call.shapes[1].rank();
+    if (rank > Dims::kMaxRank)
+      Fail(call.who, ": x ", call.shapes[0].str(), " taken by ids ", call.shapes[1].str(), " would have ",
+           rank, " axes, but a tensor has at most ", Dims::kMaxRank);
+  };
+  take.flops = NoFlops;
+  take.grad = [](const GradCall& c) {
+    int64_t axis = c.attrs.Int("axis");
+    Attrs attrs = At(axis, c.in[0].shape()[static_cast<int>(axis)]);
+    return std::vector<Tensor>{Apply(c.in[0].graph(), "index_sum", {c.in[1], c.dout[0]}, attrs)[0], Tensor()};
+  };
+  take.precision = Precision::kFollow;
+  take.reference = Take<false>;
+  take.samples = {{.in = {{6, 4}, {5}}, .attrs = At(0), .dtypes = {f, i}, .limit = 6},
+                  {.in = {{3, 5, 2}, {4}}, .attrs = At(1), .dtypes = {f, l}, .limit = 5},
+                  {.in = {{3, 7}, {2, 3}}, .attrs = At(1), .dtypes = {f, i}, .limit = 7},
+                  {.in = {{4, 5}, {}}, .attrs = At(0), .dtypes = {l, l}, .limit = 4}};
+  catalog->Add(std::move(take));
+
+  OpDef sum;
+  sum.name = "index_sum";
+  sum.doc = "Parts of dy added up along one axis: each to the part of the result that its index names.";
+  sum.axes_of = [](const OpCall& call) {
+    int rank = call.shapes[1].rank() - call.shapes[0].rank() + 1,
+        axis = static_cast<int>(call.attrs->Int("axis"));
+    return "ids[" + IdLetters(call.shapes[0]) + "], dy[" + AxesWith(rank, axis, IdLetters(call.shapes[0])) +
+           "] -> y[" + AxesWith(rank, axis, "v") + "]";
+  };
+  sum.folds_of = [](const OpCall& call) {
+    std::map<std::string, Reduce> folds;
+    for (int a = 0; a < call.shapes[0].rank(); ++a) folds[Letter(kIds + a)] = Reduce::kSum;
+    return folds;
+  };
+  sum.linear = {{"dy"}};
+  sum.extents = ExtentOfAxis;
+  sum.check = [](const OpCall& call) {
+    RequireInputs(call, 2);
+    RequireInteger(call, 0);
+    RequireSummable(call, 1);
+    RequireAttr(call, "axis");
+    CheckExtent(call);
+    int64_t axis = call.attrs->Int("axis");
+    int ids = call.shapes[0].rank(), rank = call.shapes[1].rank() - ids + 1;
+    if (axis < 0 || axis >= rank)
+      Fail(call.who, ": src ", call.shapes[1].str(), " has ", call.shapes[1].rank(),
+           " axes but needs at least ", axis + ids, ", those of ids from axis ", axis, " on");
+  };
+  sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  sum.flops = OneForEach;
+  sum.grad = [](const GradCall& c) {
+    return std::vector<Tensor>{Tensor(), oneflow_like::take(c.dout[0], c.attrs.Int("axis"), c.in[0])};
+  };
+  sum.any_type = sum.typed = true;
+  sum.reference = SumByIndex<false>;
+  sum.samples = {{.in = {{5}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
+                 {.in = {{4}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
+                 {.in = {{2, 3}, {4, 2, 3}}, .attrs = At(1, 7), .dtypes = {i, f}, .limit = 7},
+                 {.in = {{}, {5}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4}};
+  catalog->Add(std::move(sum));
+}
+
+// x[a v c] and ids[a i c] of equal extents but on the axis.
+void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name) {
+  const Dims &a = call.shapes[ids], &b = call.shapes[other];
+  if (a.rank() != b.rank())
+    Fail(call.who, ": ids ", a.str(), " has ", a.rank(), a.rank() == 1 ? " axis" : " axes", " but ", name,
+         " ", b.str(), " has ", b.rank());
+}
+
+void AddTakeAlongPair(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
+  OpDef take;
+  take.name = "take_along_axis";
+  take.doc = "Element by element, that of x along one axis which ids names.";
+  take.axes_of = [](const OpCall& call) {
+    int rank = call.shapes[0].rank(), axis = RequireAxis(call);
+    std::string ids = "[" + AxesWith(rank, axis, Letter(kIds)) + "]";
+    return "x[" + AxesWith(rank, axis, "v") + "], ids" + ids + " -> y" + ids;
+  };
+  take.folds = {{"v", Reduce::kSum}};
+  take.linear = {{"x"}};
+  take.check = [](const OpCall& call) {
+    RequireInputs(call, 2);
+    RequireAxis(call);
+    RequireNumbers(call, 0);
+    RequireInteger(call, 1);
+    CheckAlong(call, 1, 0, "x");
+  };
+  take.flops = NoFlops;
+  take.grad = [](const GradCall& c) {
+    int64_t axis = c.attrs.Int("axis");
+    Attrs attrs = At(axis, c.in[0].shape()[static_cast<int>(axis)]);
+    return std::vector<Tensor>{Apply(c.in[0].graph(), "scatter_sum", {c.in[1], c.dout[0]}, attrs)[0],
+                               Tensor()};
+  };
+  take.precision = Precision::kFollow;
+  take.reference = Take<true>;
+  take.samples = {{.in = {{6, 4}, {5, 4}}, .attrs = At(0), .dtypes = {f, i}, .limit = 6},
+                  {.in = {{3, 5, 2}, {3, 4, 2}}, .attrs = At(1), .dtypes = {f, l}, .limit = 5},
+                  {.in = {{7}, {6}}, .attrs = At(0), .dtypes = {i, l}, .limit = 7}};
+  catalog->Add(std::move(take));
+
+  OpDef sum;
+  sum.name = "scatter_sum";
+  sum.doc = "Elements of src added up along one axis: each to the place in the result that its index names.";
+  sum.axes_of = [](const OpCall& call) {
+    int rank = call.shapes[0].rank(), axis = RequireAxis(call);
+    std::string ids = "[" + AxesWith(rank, axis, Letter(kIds)) + "]";
+    return "ids" + ids + ", src" + ids + " -> y[" + AxesWith(rank, axis, "v") + "]";
+  };
+  sum.folds = {{"i", Reduce::kSum}};
+  sum.linear = {{"src"}};
+  sum.extents = ExtentOfAxis;
+  sum.check = [](const OpCall& call) {
+    RequireInputs(call, 2);
+    RequireInteger(call, 0);
+    RequireSummable(call, 1);
+    RequireAxis(call);
+    CheckExtent(call);
+    CheckAlong(call, 0, 1, "src");
+  };
+  sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
+  sum.flops = OneForEach;
+  sum.grad = [](const GradCall& c) {
+    return std::vector<Tensor>{Tensor(), take_along_axis(c.dout[0], c.in[0], c.attrs.Int("axis"))};
+  };
+  sum.any_type = sum.typed = true;
+  sum.reference = SumByIndex<true>;
+  sum.samples = {{.in = {{5, 4}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
+                 {.in = {{3, 4, 2}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
+                 {.in = {{6}, {6}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4}};
+  catalog->Add(std::move(sum));
+}
+
+}  // namespace
+
+void AddTake(Catalog* catalog) {
+  AddTakePair(catalog);
+  AddTakeAlongPair(catalog);
+}
+
+}  // namespace oneflow_like

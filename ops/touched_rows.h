@@ -1,0 +1,37 @@
+// What kernels of row-wise updates on the host share: the check of a list of touched rows, and the numbers of
+// one update.
+#pragma once
+
+#include <cstring>
+
+#include "core/kernel.h"
+#include "ops/reference.h"
+#include "ops/schedule.h"
+
+namespace oneflow_like {
+
+// Rising rows of a table of `limit` rows, then -1: so each stands there once.
+inline Status CheckTouched(const TensorArg& rows, int64_t limit) {
+  for (int64_t i = 0; i < rows.elements(); ++i) {
+    int64_t row = LoadInt(rows, i);
+    if (row < 0) continue;
+    if (row >= limit) return Status(Cat("row ", row, " is outside the table of ", limit, " rows"));
+    int64_t before = i > 0 ? LoadInt(rows, i - 1) : row - 1;
+    if (before < 0 && i > 0) before = limit;  // rows after the list's end
+    if (before >= row) return Status("rows do not rise, as unique_rows gives them");
+  }
+  return Status();
+}
+
+// The numbers of one act. Inputs from `factor_input` on: a factor on the gradient, whether to update at all.
+struct RowsUpdate {
+  double lr = 0, factor = 1;
+  bool skipped = false;
+  RowsUpdate(const KernelContext& context, size_t factor_input) {
+    lr = context.spec.attrs.Float("lr") * ScheduleFactor(context.spec.attrs, context.step);
+    if (context.in.size() > factor_input) factor = LoadFloat(context.in[factor_input], 0);
+    skipped = context.in.size() > factor_input + 1 && !*context.in[factor_input + 1].as<bool>();
+  }
+};
+
+}  // namespace oneflow_like

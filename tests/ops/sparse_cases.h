@@ -1,0 +1,289 @@
+// Larger and odd cases of the operators of ops/sparse.h for the fast kernels of every kind of device: lines
+// longer than a tile, ties, NaNs, rows that very many indices name, pieces that begin inside the whole, and
+// data that make no sense.
+#pragma once
+
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/ops/kernel_cases.h"
+
+namespace oneflow_like {
+
+class SparseCases {
+ public:
+  explicit SparseCases(KernelCases* cases) : cases_(*cases) {}
+
+  void Order() {
+    uint64_t seed = 8000;
+    auto sort = [](int64_t axis, int64_t k, int64_t descending) {
+      return Attrs{{"axis", axis}, {"k", k}, {"descending", descending}};
+    };
+    using enum DType;
+    for (int64_t descending : {0, 1}) {
+      for (int64_t k : {int64_t{0}, int64_t{1}, int64_t{10}, int64_t{700}, int64_t{2500}}) {
+        cases_.CheckCase({"argsort", {{2, 2500}}, sort(1, k, descending)}, ++seed);
+        for (DType type : {kInt32, kInt64, kFloat16, kBFloat16})  // many ties
+          cases_.CheckCase({"argsort", {{1, 2500}}, sort(1, k, descending), {type}, 30, -1, 1}, ++seed);
+      }
+      cases_.CheckCase({"argsort", {{2, 513, 3}}, sort(1, 513, descending)}, ++seed);
+      cases_.CheckCase({"argsort", {{1100, 4}}, sort(0, 9, descending)}, ++seed);
+      cases_.CheckCase({"argsort", {{40, 1}}, sort(1, 1, descending)}, ++seed);
+    }
+    std::mt19937_64 random(8500);
+    Operand odd(kFloat32, {700});
+    odd.Draw(&random, -2, 2, 4);
+    const float values[] = {NAN, -NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3e38f};
+    for (int64_t i = 0; i < 700; i += 5) odd.Arg().as<float>()[i] = values[i / 5 % 7];
+    for (int64_t k : {20, 150, 700}) {
+      for (int64_t descending : {0, 1})
+        cases_.Check(Cat("argsort of NaNs and zeros, k ", k, ", seed 8500"), "argsort",
+                     sort(0, k, descending), {odd}, {Operand(kInt64, {k})});
+    }
+  }
+
+  void SumsAndFlips() {
+    uint64_t seed = 8600;
+    using enum DType;
+    for (int64_t reverse : {0, 1}) {
+      for (int64_t exclusive : {0, 1}) {
+        auto attrs = [=](int64_t axis) {
+          return Attrs{{"axis", axis}, {"reverse", reverse}, {"exclusive", exclusive}};
+        };
+        cases_.CheckCase({"cumsum", {{3, 3001}}, attrs(1)}, ++seed);
+        cases_.CheckCase({"cumsum", {{301, 70}}, attrs(0)}, ++seed);
+        cases_.CheckCase({"cumsum", {{2, 90, 1100}}, attrs(1)}, ++seed);
+        cases_.CheckCase({"cumsum", {{5, 260, 3}}, attrs(1), {kInt64}, 1000}, ++seed);
+        cases_.CheckCase({"cumsum", {{2, 700}}, attrs(1), {kInt32}, 1000}, ++seed);
+        cases_.CheckCase({"cumsum", {{2, 70}}, attrs(1), {kFloat16}}, ++seed);
+      }
+    }
+    for (DType type : {kFloat32, kInt64, kBFloat16, kBool}) {
+      for (int64_t axis : {0, 1, 2})
+        cases_.CheckCase({"flip", {{7, 33, 5}}, {{"axis", axis}}, {type}, 2}, ++seed);
+    }
+  }
+
+  void ByIndex() {
+    uint64_t seed = 8700;
+    using enum DType;
+    for (DType type : {kFloat32, kBFloat16, kInt32, kInt64}) {
+      for (int64_t limit : {33, 36}) {  // 36: some index is outside, and both kernels say so
+        cases_.CheckCase({"take", {{7, 33, 8}, {5, 9}}, {{"axis", int64_t{1}}}, {type, kInt64}, limit},
+                         ++seed);
+        cases_.CheckCase({"take", {{7, 33}, {50}}, {{"axis", int64_t{1}}}, {type, kInt32}, limit}, ++seed);
+        Attrs along = {{"axis", int64_t{1}}};
+        cases_.CheckCase({"take_along_axis", {{7, 33, 8}, {7, 40, 8}}, along, {type, kInt32}, limit}, ++seed);
+      }
+    }
+    for (DType type : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64}) {
+      for (int64_t limit : {3, 90, 99}) {
+        auto at = [&](int64_t axis) {
+          Attrs attrs = {{"axis", axis}, {"extent", int64_t{90}}};
+          if (SizeOf(type) == 2) attrs.Set("dtype", "f32");
+          return attrs;
+        };
+        cases_.CheckCase({"index_sum", {{700}, {700, 40}}, at(0), {kInt64, type}, limit}, ++seed);
+        cases_.CheckCase({"index_sum", {{300}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);
+        cases_.CheckCase({"index_sum", {{2, 300}, {3, 2, 300}}, at(1), {kInt32, type}, limit}, ++seed);
+        cases_.CheckCase({"scatter_sum", {{3000}, {3000}}, at(0), {kInt64, type}, limit}, ++seed);
+        cases_.CheckCase({"scatter_sum", {{3, 300, 5}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);
+        cases_.CheckCase({"scatter_sum", {{200, 40}, {200, 40}}, at(0), {kInt32, type}, limit}, ++seed);
+      }
+    }
+    std::mt19937_64 random(8790);  // a range of the axis that is indexed
+    Operand x(kFloat32, {4, 60, 7}, {1, 20, 2}, {2, 15, 4}), ids(kInt32, {50}),
+        y(kFloat32, {4, 50, 7}, {1, 0, 2}, {2, 50, 4});
+    for (Operand* o : {&x, &ids, &y}) o->Draw(&random, -1, 1, 60);
+    cases_.Check("take from rows 20 to 35, seed 8790", "take", {{"axis", int64_t{1}}}, {x, ids}, {y});
+    cases_.Check("index_sum to rows 20 to 35, seed 8790", "index_sum",
+                 {{"axis", int64_t{1}}, {"extent", int64_t{60}}}, {ids, y}, {x});
+  }
+
+  void Bags() {
+    uint64_t seed = 8800;
+    using enum DType;
+    for (const char* mode : {"sum", "mean", "max"}) {
+      const Attrs attrs = {{"mode", mode}};
+      for (int64_t width : {1, 37, 128, 300}) {
+        for (int64_t limit : {int64_t{9}, width == 37 ? int64_t{12} : int64_t{9}}) {  // 12: too long
+          cases_.CheckCase(
+              {"embedding_bag", {{30, width}, {33, 9}, {33}}, attrs, {kFloat32, kInt32, kInt64}, limit},
+              ++seed);
+        }
+      }
+      cases_.CheckCase({"embedding_bag", {{30, 40}, {33, 9}, {33}}, attrs, {kBFloat16, kInt64, kInt32}, 9},
+                       ++seed);
+      cases_.CheckCase({"embedding_bag", {{4, 40}, {33, 9}, {33}}, attrs, {kFloat32, kInt64, kInt32}, 9},
+                       ++seed);
+    }
+    const Attrs sum = {{"mode", "sum"}, {"rows", int64_t{9}}},
+                mean = {{"mode", "mean"}, {"rows", int64_t{9}}};
+    for (int64_t width : {1, 36, 300}) {
+      Dims ids{33, 9}, lengths{33}, dy{33, width};
+      for (const Attrs& attrs : {sum, mean})
+        cases_.CheckCase({"embedding_bag_grad", {ids, lengths, dy}, attrs, {kInt32, kInt32, kFloat32}, 9},
+                         ++seed);
+      cases_.CheckCase(
+          {"embedding_bag_grad", {ids, lengths, dy, ids}, sum, {kInt64, kInt32, kFloat32, kFloat32}, 9},
+          ++seed);
+      cases_.CheckCase({"embedding_bag_weights_grad",
+                        {{9, width}, ids, lengths, dy},
+                        {},
+                        {kFloat32, kInt32, kInt64, kFloat32},
+                        9},
+                       ++seed);
+    }
+    PiecesOfBags();
+    GreatestOfBags();
+  }
+
+  void TouchedRows() {
+    using enum DType;
+    uint64_t seed = 8900;
+    for (DType type : {kInt32, kInt64}) {
+      for (int64_t limit : {1, 200, 100000}) {
+        for (DType grad : {kFloat32, kBFloat16})
+          cases_.CheckCase({"unique_rows", {{2100}, {2100, 9}}, {}, {type, grad}, limit}, ++seed);
+        cases_.CheckCase({"unique_rows", {{700}, {700, 1}}, {}, {type, kFloat32}, limit}, ++seed);
+      }
+      std::mt19937_64 random(++seed);
+      Operand ids(type, {900}), grad(kFloat32, {900, 5});
+      for (Operand* o : {&ids, &grad}) o->Draw(&random, -1, 1, 300);
+      for (int64_t i = 0; i < 900; i += 3) StoreFloat(ids.Arg(), i, -static_cast<double>(i));
+      StoreFloat(ids.Arg(), 0, -1);
+      cases_.Check(Cat("unique_rows with ids of no row, seed ", seed), "unique_rows", {}, {ids, grad},
+                   {Operand(type, {900}), Operand(kFloat32, {900, 5})});
+    }
+    Updates();
+  }
+
+  void Experts() {
+    using enum DType;
+    uint64_t seed = 9100;
+    const std::vector<std::vector<int64_t>> all = {{40, 0, 33, 7, 20}, {0, 0, 130, 0, 0}, {0, 0, 0, 0, 0},
+                                                   {100, 1, 1, 1, 27}, {40, -3, 0, 0, 0}, {60, 60, 11, 0, 0}};
+    for (const std::vector<int64_t>& numbers : all) {
+      for (DType type : {kFloat32, kBFloat16}) {
+        std::mt19937_64 random(++seed);
+        Operand x(type, {130, 70}), w(type, {5, 70, 45}), v(type, {5, 45, 70}), y(type, {130, 45}),
+            counts(kInt64, {5});
+        for (Operand* o : {&x, &w, &v, &y}) o->Draw(&random, -1, 1, 4);
+        for (int64_t e = 0; e < 5; ++e) counts.Arg().as<int64_t>()[e] = numbers[e];
+        const std::string what = Cat(" of ", Name(type), ", seed ", seed);
+        cases_.Check("grouped_matmul" + what, "grouped_matmul", {}, {x, w, counts}, {y});
+        cases_.Check("grouped_matmul transposed" + what, "grouped_matmul", {{"transposed", int64_t{1}}},
+                     {x, v, counts}, {y});
+        const Attrs experts = {{"experts", int64_t{5}}};
+        cases_.Check("gradient of grouped_matmul" + what, "grouped_matmul_grad_weight", experts,
+                     {x, y, counts}, {w});
+        // Experts 1 to 4 of rows 30 to 100.
+        Operand px(type, {130, 70}, {30, 0}, {70, 70}), pw(type, {5, 70, 45}, {1, 0, 0}, {3, 70, 45}),
+            py(type, {130, 45}, {30, 0}, {70, 45});
+        for (Operand* o : {&px, &pw, &py}) o->Draw(&random, -1, 1, 4);
+        cases_.Check("grouped_matmul of pieces" + what, "grouped_matmul", {}, {px, pw, counts}, {py});
+        cases_.Check("gradient of grouped_matmul of pieces" + what, "grouped_matmul_grad_weight", experts,
+                     {px, py, counts}, {pw});
+      }
+    }
+  }
+
+ private:
+  // A range of rows and columns of the table, of bags and of their ids.
+  void PiecesOfBags() {
+    using enum DType;
+    std::mt19937_64 random(8850);
+    Operand table(kFloat32, {12, 50}, {3, 16}, {6, 20}), ids(kInt32, {20, 12}, {4, 3}, {11, 6}),
+        lengths(kInt32, {20}, {4}, {11}), weights(kFloat32, {20, 12}, {4, 3}, {11, 6}),
+        y(kFloat32, {20, 50}, {4, 16}, {11, 20});
+    for (Operand* o : {&table, &ids, &lengths, &weights, &y}) o->Draw(&random, -1, 1, 12);
+    for (const char* mode : {"sum", "mean", "max"}) {
+      const Attrs attrs = {{"mode", mode}, {"rows", int64_t{12}}};
+      cases_.Check(Cat("pieces of bags by ", mode), "embedding_bag", attrs, {table, ids, lengths}, {y});
+      if (std::string(mode) != "max")
+        cases_.Check(Cat("gradient of pieces of bags by ", mode), "embedding_bag_grad", attrs,
+                     {ids, lengths, y}, {table});
+    }
+    const Attrs attrs = {{"mode", "sum"}, {"rows", int64_t{12}}};
+    cases_.Check("weighted pieces of bags", "embedding_bag", attrs, {table, ids, lengths, weights}, {y});
+    cases_.Check("gradient of weighted pieces of bags", "embedding_bag_grad", attrs,
+                 {ids, lengths, y, weights}, {table});
+    cases_.Check("gradient of weights of pieces", "embedding_bag_weights_grad", {}, {table, ids, lengths, y},
+                 {weights});
+    // Padding may be anything.
+    for (int64_t i = 0; i < 66; ++i)
+      if (i % 6 + 3 >= lengths.At(i / 6)) ids.Arg().as<int32_t>()[i] = i % 2 ? -7 : 1 << 30;
+    cases_.Check("bags with odd padding", "embedding_bag", attrs, {table, ids, lengths}, {y});
+    cases_.Check("gradient of bags with odd padding", "embedding_bag_grad", attrs, {ids, lengths, y},
+                 {table});
+  }
+
+  void GreatestOfBags() {
+    using enum DType;
+    for (int64_t width : {5, 70}) {
+      std::mt19937_64 random(8860 + width);
+      Operand table(kFloat32, {8, width}), ids(kInt64, {33, 9}), lengths(kInt32, {33}),
+          y(kFloat32, {33, width});
+      for (Operand* o : {&ids, &lengths, &y}) o->Draw(&random, -1, 1, 8);
+      table.Draw(&random, 0, 3, 4);
+      for (int64_t i = 0; i < 8 * width; ++i) StoreFloat(table.Arg(), i, std::floor(table.At(i)));  // ties
+      KernelSpec spec;
+      spec.name = "embedding_bag";
+      spec.attrs = {{"mode", "max"}};
+      spec.in = {table.Arg(), ids.Arg(), lengths.Arg()};
+      Operand greatest = y;
+      spec.out = {greatest.Arg()};
+      ASSERT_TRUE(BuiltinCatalog().Get("embedding_bag").reference({spec, spec.in, spec.out}).ok());
+      cases_.Check(Cat("gradient of bags by max of width ", width), "embedding_bag_max_grad", {},
+                   {table, ids, lengths, greatest, y}, {table});
+    }
+  }
+
+  void Updates() {
+    using enum DType;
+    uint64_t seed = 9000;
+    struct List {
+      std::vector<int64_t> rows;
+      const char* what;
+    };
+    std::vector<List> lists = {{{1, 7, 20, 33, 34, 59, -1, -1}, "rising rows"},
+                               {{-1, -1}, "no rows"},
+                               {{1, 20, 20}, "a row twice"},
+                               {{1, -1, 20}, "rows after the end"},
+                               {{5, 60}, "a row outside"}};
+    lists.push_back({std::vector<int64_t>(60), "all rows"});
+    std::iota(lists.back().rows.begin(), lists.back().rows.end(), 0);
+    for (const List& list : lists) {
+      const auto n = static_cast<int64_t>(list.rows.size());
+      std::mt19937_64 random(++seed);
+      Operand table(kFloat32, {60, 40}, {20, 10}, {30, 25}), rows(kInt64, {n}),
+          values(kFloat32, {n, 40}, {0, 10}, {n, 25}), squares(kFloat32, {n}),
+          state(kFloat32, {60}, {20}, {30}), factor(kFloat32, {});
+      for (Operand* o : {&table, &values, &squares, &state, &factor}) o->Draw(&random, 0.1, 2, 4);
+      for (int64_t i = 0; i < n; ++i) rows.Arg().as<int64_t>()[i] = list.rows[i];
+      const Attrs attrs = {{"lr", 0.1},
+                           {"weight_decay", 0.01},
+                           {"eps", 1e-3},
+                           {"schedule", "cosine"},
+                           {"warmup", int64_t{2}},
+                           {"total", int64_t{10}}};
+      cases_.Check(Cat("sgd_rows of ", list.what), "sgd_rows", attrs, {table, rows, values}, {table});
+      cases_.Check(Cat("adagrad_rows of ", list.what), "adagrad_rows", attrs,
+                   {table, rows, values, squares, state}, {table, state});
+      for (bool finite : {true, false}) {
+        Operand flag(kBool, {});
+        *flag.Arg().as<bool>() = finite;
+        cases_.Check(Cat("sgd_rows with switches of ", list.what), "sgd_rows", attrs,
+                     {table, rows, values, factor, flag}, {table});
+        cases_.Check(Cat("adagrad_rows with switches of ", list.what), "adagrad_rows", attrs,
+                     {table, rows, values, squares, state, factor, flag}, {table, state});
+      }
+    }
+  }
+
+  KernelCases& cases_;
+};
+
+}  // namespace oneflow_like
