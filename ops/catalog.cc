@@ -19,6 +19,7 @@ const Catalog& BuiltinCatalog() {
     AddNorm(all);
     AddEmbedding(all);
     AddAttention(all);
+    AddRope(all);
     AddDropout(all);
     AddOptimizers(all);
     AddLossScaling(all);

@@ -53,6 +53,7 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("embedding_grad", MakeEmbeddingGrad);
   add("attention", MakeAttention);
   add("attention_grad", MakeAttentionGrad);
+  add("rope", MakeRope);
 
   add("sgd", ForUpdate(Sgd));
   add("adam", ForUpdate(Adam));

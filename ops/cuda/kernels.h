@@ -18,5 +18,6 @@ void AddOptimizerKernels(KernelRegistry* registry);    // optimizer.cu
 void AddProductKernels(KernelRegistry* registry);      // product.cc
 void AddLinearKernels(KernelRegistry* registry);       // linear.cc
 void AddAttentionKernels(KernelRegistry* registry);    // attention.cu
+void AddRopeKernels(KernelRegistry* registry);         // rope.cu
 
 }  // namespace oneflow_like::cuda

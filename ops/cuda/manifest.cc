@@ -20,6 +20,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddProductKernels(registry);
   AddLinearKernels(registry);
   AddAttentionKernels(registry);
+  AddRopeKernels(registry);
 }
 
 }  // namespace oneflow_like
