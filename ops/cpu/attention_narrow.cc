@@ -45,6 +45,44 @@ void NarrowTileRows(const float* tile, int64_t rows, BFloat16* to) {
     _mm512_storeu_si512(to + i, NarrowTwo(_mm512_loadu_ps(tile + i), _mm512_loadu_ps(tile + i + 16)));
 }
 
+// Products on a tile of which lane i holds only keys before first + i, as the causal mask has it on the
+// diagonal: what it masks is left out by blocks of 16 lanes or 12 keys.
+
+// c[key][lane] = factor a b, 0 in blocks left out.
+void ScoreProduct(int64_t keys, int64_t first, int64_t pairs, const Pair* a, int64_t a_row, const uint32_t* b,
+                  float* c, float factor) {
+  if (first >= keys)
+    return PairProduct(keys, kLanes, pairs, a, a_row, 1, b, kLanes, c, kLanes, factor, false);
+  for (int64_t n = 0; n < kLanes; n += 16) {
+    int64_t rows = std::clamp<int64_t>(first + n + 15, 0, keys);
+    PairColumns<1>(rows, pairs, a, a_row, 1, b + n, kLanes, c + n, kLanes, factor, false);
+    for (int64_t j = rows; j < keys; ++j) std::fill_n(c + j * kLanes + n, 16, 0.0f);
+  }
+}
+
+// c[d][lane] += a[d][key] b[key][lane], both as pairs of keys.
+void LaneProduct(int64_t width, int64_t keys, int64_t first, const uint32_t* a, int64_t pitch,
+                 const uint32_t* b, float* c) {
+  if (first >= keys) {
+    return PairProduct(width, kLanes, (keys + 1) / 2, AsPairs(a), 1, pitch, b, kLanes, c, kLanes, 1, true);
+  }
+  for (int64_t n = 0; n < kLanes; n += 16) {
+    int64_t pairs = (std::clamp<int64_t>(first + n + 15, 0, keys) + 1) / 2;
+    PairColumns<1>(width, pairs, AsPairs(a), 1, pitch, b + n, kLanes, c + n, kLanes, 1, true);
+  }
+}
+
+// c[key][d] += a[key][lane] b[lane][d], both as pairs of lanes.
+void KeyProduct(int64_t keys, int64_t width, int64_t first, int64_t count, const BFloat16* a,
+                const uint32_t* b, int64_t pitch, float* c) {
+  int64_t pairs = (count + 1) / 2, step = first >= keys ? keys : 12;
+  for (int64_t j = 0; j < keys; j += step) {
+    int64_t begin = std::clamp<int64_t>((j - first + 1) / 2, 0, pairs);
+    PairProduct(std::min(step, keys - j), width, pairs - begin, AsPairs(a + j * kLanes) + begin, kLanes / 2,
+                1, b + begin * pitch, pitch, c + j * pitch, pitch, 1, true);
+  }
+}
+
 void StoreRows(const float* from, int64_t pitch, int64_t rows, int64_t width, BFloat16* to, int64_t row) {
   for (int64_t i = 0; i < rows; ++i) Narrow(from + i * pitch, width, to + i * row);
 }
@@ -91,8 +129,9 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, const 
   int64_t g = h / call.group, pitch = PitchOf(call.value_width);
   const BFloat16* k = context.in[1].as<BFloat16>() + call.InK(b, t, g);
   const BFloat16* v = context.in[2].as<BFloat16>() + call.InV(b, t, g);
-  PairProduct(key_count, kLanes, call.width / 2, AsPairs(k), call.k_row / 2, 1, scratch->q, kLanes,
-              scratch->tile, kLanes, call.scale * kLog2E, false);
+  int64_t first = mask.FirstMasked();
+  ScoreProduct(key_count, first, call.width / 2, AsPairs(k), call.k_row / 2, scratch->q, scratch->tile,
+               call.scale * kLog2E);
   mask.AddBias(kLog2E, scratch->tile);
   mask.Mask(-kInfinity, scratch->tile);
   SoftmaxTile(key_count, scratch->tile, run);
@@ -103,8 +142,7 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, const 
   NarrowTilePairs(scratch->tile, key_count, scratch->p);
   PairRows(v, call.v_row, key_count, call.value_width, pitch, scratch->v);
   if (t > 0) RescaleLanes(run->rescale, call.value_width, scratch->o);
-  PairProduct(call.value_width, kLanes, (key_count + 1) / 2, AsPairs(scratch->v), 1, pitch, scratch->p,
-              kLanes, scratch->o, kLanes, 1, true);
+  LaneProduct(call.value_width, key_count, first, scratch->v, pitch, scratch->p, scratch->o);
 }
 
 void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
@@ -129,8 +167,8 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
     lse[i] = blind ? -kInfinity : run.greatest[i] * kLn2 + std::log(run.total[i]);
     run.total[i] = blind ? 0.0f : 1.0f / run.total[i];
   }
-  StoreLanes(scratch.o, run.total, count, call.value_width, context.out[0].as<BFloat16>() + call.InO(b, s, h),
-             call.o_row);
+  NarrowLanes<kLanes>(scratch.o, run.total, count, call.value_width,
+                      context.out[0].as<BFloat16>() + call.InO(b, s, h), call.o_row);
 }
 
 // --- Backward
@@ -207,13 +245,12 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
                   int64_t t, int64_t keys, const BlockMask& mask, BackwardScratch* scratch) {
   auto [b, h, s, count] = place;
   int64_t g = h / call.group, width = call.width, value_width = call.value_width;
-  int64_t pitch = PitchOf(width), value_pitch = PitchOf(value_width), pairs = (count + 1) / 2;
+  int64_t pitch = PitchOf(width), value_pitch = PitchOf(value_width), first = mask.FirstMasked();
   const BFloat16* k = context.in[2].as<BFloat16>() + call.InK(b, t, g);
   const BFloat16* v = context.in[3].as<BFloat16>() + call.InV(b, t, g);
-  PairProduct(keys, kLanes, width / 2, AsPairs(k), call.k_row / 2, 1, scratch->q_lanes, kLanes, scratch->p,
-              kLanes, call.scale * kLog2E, false);
-  PairProduct(keys, kLanes, value_width / 2, AsPairs(v), call.v_row / 2, 1, scratch->dy_lanes, kLanes,
-              scratch->dp, kLanes, 1, false);
+  ScoreProduct(keys, first, width / 2, AsPairs(k), call.k_row / 2, scratch->q_lanes, scratch->p,
+               call.scale * kLog2E);
+  ScoreProduct(keys, first, value_width / 2, AsPairs(v), call.v_row / 2, scratch->dy_lanes, scratch->dp, 1);
   if (call.drop > 0) {
     std::fill_n(scratch->drop, kTileKeys * kLanes, 0.0f);
     call.DropFactors(b, h, s, count, t, keys, scratch->drop);
@@ -222,12 +259,12 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
   NarrowTileRows(scratch->p, keys, scratch->p_rows);
   NarrowTileRows(scratch->dp, keys, scratch->ds_rows);
   NarrowTilePairs(scratch->dp, keys, scratch->ds_pairs);
-  PairProduct(keys, value_width, pairs, AsPairs(scratch->p_rows), kLanes / 2, 1, scratch->dy_rows,
-              value_pitch, scratch->dv.data() + t * value_pitch, value_pitch, 1, true);
-  PairProduct(keys, width, pairs, AsPairs(scratch->ds_rows), kLanes / 2, 1, scratch->q_rows, pitch,
-              scratch->dk.data() + t * pitch, pitch, 1, true);
-  PairProduct(width, kLanes, (keys + 1) / 2, AsPairs(scratch->k_rows.data() + t / 2 * pitch), 1, pitch,
-              scratch->ds_pairs, kLanes, scratch->dq, kLanes, 1, true);
+  KeyProduct(keys, value_width, first, count, scratch->p_rows, scratch->dy_rows, value_pitch,
+             scratch->dv.data() + t * value_pitch);
+  KeyProduct(keys, width, first, count, scratch->ds_rows, scratch->q_rows, pitch,
+             scratch->dk.data() + t * pitch);
+  LaneProduct(width, keys, first, scratch->k_rows.data() + t / 2 * pitch, pitch, scratch->ds_pairs,
+              scratch->dq);
 }
 
 void BackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
@@ -241,8 +278,8 @@ void BackwardBlock(const KernelContext& context, const AttentionCall& call, int6
     int64_t keys = std::min(kTileKeys, visible - t);
     if (mask.Sees(t, keys)) BackwardTile(context, call, {b, h, s, count}, t, keys, mask, scratch);
   }
-  StoreLanes(scratch->dq, scratch->one, count, call.width, context.out[0].as<BFloat16>() + call.InQ(b, s, h),
-             call.q_row);
+  NarrowLanes<kLanes>(scratch->dq, scratch->one, count, call.width,
+                      context.out[0].as<BFloat16>() + call.InQ(b, s, h), call.q_row);
 }
 
 // All heads of queries that share head `g` of keys.

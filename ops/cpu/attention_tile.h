@@ -128,6 +128,12 @@ class BlockMask {
            query_documents_.least <= key_documents_.greatest;
   }
 
+  // Query i of the block may see only those of these keys that are before this one + i.
+  int64_t FirstMasked() const {
+    if (!call_.masks.Simple() || !call_.masks.causal) return kTileKeys;
+    return std::clamp<int64_t>(call_.Limit(s_) - t_, -kLanes, kTileKeys);
+  }
+
   // tile[key][query] += factor * bias.
   void AddBias(float factor, float* tile) const {
     if (call_.bias == nullptr) return;
@@ -150,7 +156,7 @@ class BlockMask {
  private:
   struct Row {
     alignas(64) int64_t at[kLanes];
-    int64_t least, greatest;
+    int64_t least = 0, greatest = 0;
   };
 
   void Fill(const MaskRow& from, int64_t first, int64_t count, Row* row) const {
@@ -164,7 +170,7 @@ class BlockMask {
 
   void MaskByPlace(float value, float* tile) const {
     if (!call_.masks.causal || call_.Limit(s_) >= t_ + key_count_) return;
-    int32_t first = static_cast<int32_t>(std::clamp<int64_t>(call_.Limit(s_) - t_, -kLanes, kTileKeys));
+    int32_t first = static_cast<int32_t>(FirstMasked());
     for (int32_t j = 0; j < key_count_; ++j) {
       float* lanes = tile + j * kLanes;
       for (int32_t i = 0; i < kLanes; ++i) lanes[i] = j < first + i ? lanes[i] : value;

@@ -3,8 +3,14 @@
 // [depth / 2][columns][2]. Sums are fp32.
 #pragma once
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512F__)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512F__)
 #define OFL_NARROW_TILES 1
+
+// GCC 12 takes what its own header leaves undefined on purpose for a mistake.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #include <immintrin.h>
 
@@ -41,6 +47,8 @@ template <int W>
 void PairColumns(int64_t rows, int64_t pairs, const Pair* a, int64_t a_row, int64_t a_step, const uint32_t* b,
                  int64_t ldb, float* c, int64_t ldc, float factor, bool add) {
   int64_t r = 0;
+  for (; W == 1 && r + 12 <= rows; r += 12)  // enough sums to hide how long one takes
+    PairKernel<12, W>(pairs, a + r * a_row, a_row, a_step, b, ldb, c + r * ldc, ldc, factor, add);
   for (; r + 6 <= rows; r += 6)
     PairKernel<6, W>(pairs, a + r * a_row, a_row, a_step, b, ldb, c + r * ldc, ldc, factor, add);
   for (; r + 2 <= rows; r += 2)
@@ -89,12 +97,74 @@ inline void PairRows(const BFloat16* from, int64_t row, int64_t rows, int64_t wi
   }
 }
 
+// Rows become columns.
+inline void Transpose(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16;
+       i += 4) {  // r[i + c]: in quarter q the elements of rows i to i + 3 at column 4 q + c
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int c = 0; c < 4; ++c) {
+    __m512i even = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88),
+            odd = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+    __m512i even2 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88),
+            odd2 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+    t[c] = _mm512_shuffle_i32x4(even, even2, 0x88);
+    t[4 + c] = _mm512_shuffle_i32x4(odd, odd2, 0x88);
+    t[8 + c] = _mm512_shuffle_i32x4(even, even2, 0xdd);
+    t[12 + c] = _mm512_shuffle_i32x4(odd, odd2, 0xdd);
+  }
+  for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+// The first `left` of 16.
+inline __mmask16 FirstOf(int64_t left) {
+  return left >= 16 ? 0xFFFF : left <= 0 ? 0 : static_cast<__mmask16>((1u << left) - 1);
+}
+
 // to[d / 2][lane][2] = from[lane][d], lanes past `count` zero. REQUIRES: width even.
 template <int kLanes>
 void PairLanes(const BFloat16* from, int64_t row, int64_t count, int64_t width, uint32_t* to) {
-  for (int64_t i = 0; i < kLanes; ++i) {
-    const Pair* pairs = reinterpret_cast<const Pair*>(from + i * row);
-    for (int64_t k = 0; k < width / 2; ++k) to[k * kLanes + i] = i < count ? pairs[k] : 0;
+  __m512i block[16];
+  for (int64_t k = 0; k < width / 2; k += 16) {
+    for (int64_t i = 0; i < kLanes; i += 16) {
+      for (int64_t j = 0; j < 16; ++j) {
+        __mmask16 mask = i + j < count ? FirstOf(width / 2 - k) : 0;
+        block[j] = _mm512_maskz_loadu_epi32(mask, from + (i + j) * row + 2 * k);
+      }
+      Transpose(block);
+      for (int64_t j = 0; j < 16 && k + j < width / 2; ++j)
+        _mm512_storeu_si512(to + (k + j) * kLanes + i, block[j]);
+    }
+  }
+}
+
+// to[lane][d] = from[d][lane] * factor[lane], rounded.
+template <int kLanes>
+void NarrowLanes(const float* from, const float* factor, int64_t count, int64_t width, BFloat16* to,
+                 int64_t row) {
+  __m512i block[16];
+  for (int64_t i = 0; i < count; i += 16) {
+    __m512 by = _mm512_loadu_ps(factor + i);
+    for (int64_t d = 0; d < width; d += 16) {
+      for (int64_t j = 0; j < 16; ++j) {
+        block[j] = d + j < width
+                       ? _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(from + (d + j) * kLanes + i), by))
+                       : _mm512_setzero_si512();
+      }
+      Transpose(block);
+      for (int64_t j = 0; j < 16 && i + j < count; ++j) {
+        __m256i narrow = (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(block[j]));
+        _mm256_mask_storeu_epi16(to + (i + j) * row + d, FirstOf(width - d), narrow);
+      }
+    }
   }
 }
 

@@ -152,6 +152,8 @@ TEST(CudaKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
 }
 TEST(CudaKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
+TEST(CudaKernels, MaskedAttention) { Cases().MaskedAttention(); }
+TEST(CudaKernels, Rope) { Cases().Rope(); }
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 TEST(CudaKernels, FusedChains) { Cases().FusedChains(); }
