@@ -26,6 +26,7 @@ const Catalog& BuiltinCatalog() {
     AddNorm(all);
     AddEmbedding(all);
     AddAttention(all);
+    AddRope(all);
     AddDropout(all);
     AddOptimizers(all);
     AddLossScaling(all);

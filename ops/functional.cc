@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "core/random.h"
 #include "ops/calls.h"
+#include "ops/attention_masks.h"
 #include "ops/op.h"
 
 namespace oneflow_like {
@@ -341,7 +343,32 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
   if (factor == 0) factor = q.shape().rank() > 0 ? 1 / std::sqrt(static_cast<double>(q.shape().back())) : 1;
   Attrs attrs = {{"causal", int64_t{options.causal}}, {"dropout", options.dropout}, {"scale", factor}};
   if (!options.draws.empty()) attrs.Set("key", DrawKey(options.draws));
-  return One("attention", {q, k, v}, attrs, at);
+  if (options.window != 0) attrs.Set("window", options.window);
+  std::vector<Tensor> in = {q, k, v};
+  std::string masks;
+  const Tensor operands[] = {options.bias, options.query_positions, options.key_positions,
+                             options.query_documents, options.key_documents};
+  for (size_t i = 0; i < std::size(operands); ++i) {
+    if (!operands[i].defined()) continue;
+    in.push_back(operands[i]);
+    masks += (masks.empty() ? "" : " ") + std::string(kAttentionMasks[i]);
+  }
+  if (!masks.empty()) attrs.Set("masks", masks);
+  return One("attention", in, attrs, at);
+}
+
+Tensor rope(Tensor x, Tensor positions, const RopeOptions& options, Here at) {
+  Attrs attrs = {{"base", options.base}};
+  if (options.interleaved) attrs.Set("interleaved", int64_t{1});
+  if (options.dims != 0) attrs.Set("dims", options.dims);
+  if (options.scale != 1) attrs.Set("scale", options.scale);
+  if (options.trained_length != 0) {
+    attrs.Set("trained_length", options.trained_length);
+    attrs.Set("factor", options.factor);
+    attrs.Set("low_turns", options.low_turns);
+    attrs.Set("high_turns", options.high_turns);
+  }
+  return One("rope", {x, positions}, attrs, at);
 }
 
 int64_t DrawKey(const std::string& name) { return static_cast<int64_t>(HashName(name) >> 1); }

@@ -174,16 +174,43 @@ Tensor rms_norm(Tensor x, Tensor gamma, double eps = 1e-5, OFL_HERE);
 // table[v d], ids[..] -> [.. d]; ids i32 or i64 in [0, v), else the step fails naming the id. Cut by rows or
 // columns.
 Tensor embedding(Tensor table, Tensor ids, OFL_HERE);
-// q[b s h d], k[b t h d], v[b t h d] -> [b s h d]: softmax(q k^T / sqrt(d)) v per head; causal: key t > query
-// s is masked (global positions, s and t aligned at the end); dropout on the probabilities. Never stores the
-// scores.
+// q[b s (h g) d], k[b t h d], v[b t h e] -> [b s (h g) e]: softmax(q k^T / sqrt(d) + bias) v per head of q,
+// of which g neighbours share a head of k and v (1: multi-head; all: multi-query; Ainslie et al. 2023). Never
+// stores the scores. A query that sees no key gets 0, and passes no gradient.
 struct AttentionOptions {
+  // Keys at positions after the query's are masked. Positions are global indices, queries and keys aligned at
+  // their ends, unless operands below say otherwise.
   bool causal = true;
-  double dropout = 0;  // probability of dropping
+  double dropout = 0;  // probability of dropping a probability
   double scale = 0;    // 0: 1 / sqrt(d)
   std::string draws;   // names what dropout draws, as that of dropout() below
+  // A query sees keys at positions greater than its own minus this (Beltagy et al. 2020); 0: all. With causal
+  // these are `window` keys, its own among them.
+  int64_t window = 0;
+  // Added to the scaled scores; f32, broadcast from the last axis to [b (h g) s t]. -infinity masks.
+  // Gradients reach it.
+  Tensor bias = {};
+  // i32 or i64, [b s] or [s], and [b t] or [t]; any numbers. For causal and window.
+  Tensor query_positions = {}, key_positions = {};
+  // The same shapes; a query sees only keys of its own document. Both or none.
+  Tensor query_documents = {}, key_documents = {};
 };
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options = {}, OFL_HERE);
+// Rotary position embedding (Su et al. 2021): x[b s h d], positions[s] or [b s] (i32 or i64) -> [b s h d].
+// Pair i of the elements of a head is rotated by position * base^(-2i / dims) radians, computed in double.
+struct RopeOptions {
+  double base = 10000;
+  bool interleaved =
+      false;         // pairs are elements 2i, 2i + 1; else i, i + dims / 2, as of Llama in Hugging Face
+  int64_t dims = 0;  // how many elements are rotated, from the first on; the rest passes; 0: all
+  double scale = 1;  // positions are divided by it (Chen et al. 2023)
+  // Llama 3.1's stretching of contexts longer than `trained_length` tokens, 0: none. A pair that turns fewer
+  // than `low_turns` times over that length turns `factor` times slower, one that turns more than
+  // `high_turns` times as before, and those between by a mean of both, linear in the number of turns.
+  int64_t trained_length = 0;
+  double factor = 8, low_turns = 1, high_turns = 4;
+};
+Tensor rope(Tensor x, Tensor positions, const RopeOptions& options = {}, OFL_HERE);
 // Zeroes with probability p and divides the rest by 1 - p. The mask is a function of the seed, the operator,
 // the step and the global position: the same on every mesh and for every number of micro-batches. The
 // operator is known by its scope and by how many of its kind stand before it there, in what a session runs,

@@ -37,6 +37,7 @@ void AddCrossEntropy(Catalog* catalog);
 void AddNorm(Catalog* catalog);
 void AddEmbedding(Catalog* catalog);
 void AddAttention(Catalog* catalog);
+void AddRope(Catalog* catalog);
 void AddDropout(Catalog* catalog);
 void AddOptimizers(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);

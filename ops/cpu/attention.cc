@@ -1,7 +1,8 @@
 // attention without a matrix of scores: for a block of 64 queries the keys go by in tiles, with a running
 // maximum and sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022).
-// Operands of 16-bit types are widened tile by tile. Tiles that are masked throughout are skipped. Blocks of
-// queries are independent and run in parallel.
+// Operands of 16-bit types are widened tile by tile, but for bf16 where attention_narrow.h takes it. Tiles
+// that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
+#include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
@@ -54,34 +55,32 @@ template <typename T>
 void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
   static thread_local ForwardScratch scratch;
   const T *k = context.in[1].as<T>(), *v = context.in[2].as<T>();
-  int64_t count = std::min(kLanes, call.queries - s), width = call.width;
-  Tile q = TileOf(context.in[0].as<T>() + call.InQ(b, s, h), call.row, count, width, scratch.wide[0]);
+  int64_t count = std::min(kLanes, call.queries - s), width = call.width, g = h / call.group;
+  Tile q = TileOf(context.in[0].as<T>() + call.InQ(b, s, h), call.q_row, count, width, scratch.wide[0]);
   LoadLanes(q.data, q.row, count, width, call.scale, scratch.q);
-  std::fill_n(scratch.o, width * kLanes, 0.0f);
+  std::fill_n(scratch.o, call.value_width * kLanes, 0.0f);
   Running run;
   std::fill_n(run.greatest, kLanes, -kInfinity);
   std::fill_n(run.total, kLanes, 0.0f);
+  BlockMask mask(call, b, h, s, count);
   int64_t visible = call.Visible(s, count);
   for (int64_t t = 0; t < visible; t += kTileKeys) {
-    int64_t key_count = std::min(kTileKeys, visible - t), at = call.InK(b, t, h);
-    Tile keys = TileOf(k + at, call.row, key_count, width, scratch.wide[0]);
-    Tile values = TileOf(v + at, call.row, key_count, width, scratch.wide[1]);
+    int64_t key_count = std::min(kTileKeys, visible - t);
+    if (!mask.Sees(t, key_count)) continue;
+    Tile keys = TileOf(k + call.InK(b, t, g), call.k_row, key_count, width, scratch.wide[0]);
+    Tile values = TileOf(v + call.InV(b, t, g), call.v_row, key_count, call.value_width, scratch.wide[1]);
     TileProduct(key_count, kLanes, width, keys.data, keys.row, 1, scratch.q, kLanes, scratch.tile, kLanes,
                 false);
-    call.Mask(s, t, key_count, -kInfinity, scratch.tile);
+    mask.AddBias(1.0f, scratch.tile);
+    mask.Mask(-kInfinity, scratch.tile);
     SoftmaxTile(key_count, scratch.tile, &run);
     if (call.drop > 0) {
       call.DropFactors(b, h, s, count, t, key_count, scratch.drop);
       for (int64_t i = 0; i < key_count * kLanes; ++i) scratch.tile[i] *= scratch.drop[i];
     }
-    if (t > 0) {
-      for (int64_t d = 0; d < width; ++d) {
-        float* lanes = scratch.o + d * kLanes;
-        for (int64_t i = 0; i < kLanes; ++i) lanes[i] *= run.rescale[i];
-      }
-    }
-    TileProduct(width, kLanes, key_count, values.data, 1, values.row, scratch.tile, kLanes, scratch.o, kLanes,
-                true);
+    if (t > 0) RescaleLanes(run.rescale, call.value_width, scratch.o);
+    TileProduct(call.value_width, kLanes, key_count, values.data, 1, values.row, scratch.tile, kLanes,
+                scratch.o, kLanes, true);
   }
   float* lse = context.out[1].as<float>() + call.InLse(b, s, h);
   for (int64_t i = 0; i < count; ++i) {
@@ -89,12 +88,13 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
     lse[i] = blind ? -kInfinity : run.greatest[i] + std::log(run.total[i]);
     run.total[i] = blind ? 0.0f : 1.0f / run.total[i];
   }
-  StoreLanes(scratch.o, run.total, count, width, context.out[0].as<T>() + call.InQ(b, s, h), call.row);
+  StoreLanes(scratch.o, run.total, count, call.value_width, context.out[0].as<T>() + call.InO(b, s, h),
+             call.o_row);
 }
 
 template <typename T>
 Status Attention(const KernelContext& context) {
-  AttentionCall call(context, context.in[0], context.in[1]);
+  AttentionCall call(context, 0, 3);
   int64_t blocks = (call.queries + kLanes - 1) / kLanes;
   ParallelFor(call.batch * call.heads * blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -110,6 +110,7 @@ Status Attention(const KernelContext& context) {
 KernelPtr MakeAttention(const KernelSpec& spec) {
   if (!FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1]))
     return MakeReference(spec);
+  if (NarrowFits(spec, 0)) return MakeFunctionKernel(NarrowAttention)(spec);
   return DispatchFloating(spec.in[0].dtype,
                           [&](auto t) { return MakeFunctionKernel(Attention<decltype(t)>)(spec); });
 }

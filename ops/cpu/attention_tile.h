@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
 #include "core/kernel.h"
 #include "core/random.h"
+#include "ops/attention_masks.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/scalar.h"
@@ -23,27 +25,43 @@ constexpr int64_t kMaxWidth = 256;  // of a head
 
 struct AttentionCall {
   const TensorArg &q, &k;
-  int64_t batch, queries, keys, heads, width;
-  int64_t row;  // elements from one position to the next
+  int64_t batch, queries, keys, heads, key_heads, group, width, value_width;
+  int64_t q_row, k_row, v_row, o_row;  // elements from one position to the next
   float scale;
-  bool causal;
+  AttentionMasks masks;
+  MaskRows mask_rows;
+  const float* bias = nullptr;
+  BiasStrides bias_strides;
   double drop;
   uint32_t threshold;
   float keep;  // 1 / (1 - drop)
   uint64_t random_key, step;
 
-  AttentionCall(const KernelContext& context, const TensorArg& q_piece, const TensorArg& k_piece)
-      : q(q_piece), k(k_piece) {
+  // `first`: the number of the operand q, which k and v follow; `first_mask`: of the first optional one.
+  AttentionCall(const KernelContext& context, int first, int first_mask)
+      : q(context.in[first]), k(context.in[first + 1]) {
     const Attrs& attrs = context.spec.attrs;
+    const TensorArg& v = context.in[first + 2];
     batch = q.extent[0];
     queries = q.extent[1];
     heads = q.extent[2];
     width = q.extent[3];
     keys = k.extent[1];
-    row = heads * width;
+    key_heads = k.extent[2];
+    group = key_heads == 0 ? 0 : heads / key_heads;
+    value_width = v.extent[3];
+    q_row = heads * width;
+    k_row = key_heads * width;
+    v_row = key_heads * value_width;
+    o_row = heads * value_width;
     double factor = attrs.Float("scale", 0);
     scale = static_cast<float>(factor == 0 ? 1 / std::sqrt(static_cast<double>(q.global[3])) : factor);
-    causal = attrs.Int("causal", 0) != 0;
+    masks = MasksOf(attrs, first_mask);
+    mask_rows = MaskRowsOf(masks, context.in, q, k);
+    if (masks.bias >= 0) {
+      bias = context.in[masks.bias].as<float>();
+      bias_strides = StridesOf(context.in[masks.bias]);
+    }
     drop = attrs.Float("dropout", 0);
     threshold = KeepThreshold(drop);
     keep = static_cast<float>(1 / (1 - drop));
@@ -51,28 +69,22 @@ struct AttentionCall {
     step = static_cast<uint64_t>(context.step);
   }
 
-  int64_t InQ(int64_t b, int64_t s, int64_t h) const { return (b * queries + s) * row + h * width; }
-  int64_t InK(int64_t b, int64_t t, int64_t h) const { return (b * keys + t) * row + h * width; }
+  // Heads: h of queries, g = h / group of keys.
+  int64_t InQ(int64_t b, int64_t s, int64_t h) const { return (b * queries + s) * q_row + h * width; }
+  int64_t InO(int64_t b, int64_t s, int64_t h) const { return (b * queries + s) * o_row + h * value_width; }
+  int64_t InK(int64_t b, int64_t t, int64_t g) const { return (b * keys + t) * k_row + g * width; }
+  int64_t InV(int64_t b, int64_t t, int64_t g) const { return (b * keys + t) * v_row + g * value_width; }
   int64_t InLse(int64_t b, int64_t s, int64_t h) const { return (b * heads + h) * queries + s; }
 
-  // Keys that local query s may see are those before this local index; may be negative or past the end.
+  // Keys that local query s may see are those before this local index; may be negative or past the end. Of
+  // masks that look at positions BlockMask knows more.
   int64_t Limit(int64_t s) const {
-    if (!causal) return keys;
+    if (!masks.causal || !masks.Simple()) return keys;
     return s + q.begin[1] + k.global[1] - q.global[1] - k.begin[1] + 1;
   }
   // Keys any of the queries [s, s + count) sees.
   int64_t Visible(int64_t s, int64_t count) const {
     return std::clamp<int64_t>(Limit(s + count - 1), 0, keys);
-  }
-
-  // tile[key][query] = value where the key is masked.
-  void Mask(int64_t s, int64_t t, int64_t key_count, float value, float* tile) const {
-    if (!causal || Limit(s) >= t + key_count) return;
-    int32_t first = static_cast<int32_t>(std::clamp<int64_t>(Limit(s) - t, -kLanes, kTileKeys));
-    for (int32_t j = 0; j < key_count; ++j) {
-      float* lanes = tile + j * kLanes;
-      for (int32_t i = 0; i < kLanes; ++i) lanes[i] = j < first + i ? lanes[i] : value;
-    }
   }
 
   // factors[key][query] = 0 or 1 / (1 - drop).
@@ -88,6 +100,102 @@ struct AttentionCall {
       }
     }
   }
+};
+
+// What masks make of a block of queries against the tiles of keys that go by: skips tiles that no query sees,
+// adds the bias, and overwrites what is masked.
+class BlockMask {
+ public:
+  // Queries [s, s + count) of head h of batch b.
+  BlockMask(const AttentionCall& call, int64_t b, int64_t h, int64_t s, int64_t count)
+      : call_(call), b_(b), h_(h), s_(s), count_(count) {
+    if (call.masks.Simple()) return;
+    Fill(call.mask_rows.query_positions, s, count, &query_positions_);
+    Fill(call.mask_rows.query_documents, s, count, &query_documents_);
+  }
+
+  // Whether any query may see any of these keys, which the next calls are about.
+  bool Sees(int64_t t, int64_t key_count) {
+    t_ = t;
+    key_count_ = key_count;
+    const AttentionMasks& masks = call_.masks;
+    if (masks.Simple()) return true;
+    Fill(call_.mask_rows.key_positions, t, key_count, &key_positions_);
+    Fill(call_.mask_rows.key_documents, t, key_count, &key_documents_);
+    if (masks.causal && key_positions_.least > query_positions_.greatest) return false;
+    if (masks.window > 0 && key_positions_.greatest <= query_positions_.least - masks.window) return false;
+    return key_documents_.least <= query_documents_.greatest &&
+           query_documents_.least <= key_documents_.greatest;
+  }
+
+  // Query i of the block may see only those of these keys that are before this one + i.
+  int64_t FirstMasked() const {
+    if (!call_.masks.Simple() || !call_.masks.causal) return kTileKeys;
+    return std::clamp<int64_t>(call_.Limit(s_) - t_, -kLanes, kTileKeys);
+  }
+
+  // tile[key][query] += factor * bias.
+  void AddBias(float factor, float* tile) const {
+    if (call_.bias == nullptr) return;
+    int64_t step = call_.bias_strides.at[3];
+    for (int64_t i = 0; i < count_; ++i) {
+      const float* bias = call_.bias + call_.bias_strides.Offset(b_, h_, s_ + i, t_);
+      for (int64_t j = 0; j < key_count_; ++j) tile[j * kLanes + i] += factor * bias[j * step];
+    }
+  }
+
+  // tile[key][query] = value where the key is masked.
+  void Mask(float value, float* tile) const {
+    if (call_.masks.Simple()) {
+      MaskByPlace(value, tile);
+    } else {
+      MaskByPosition(value, tile);
+    }
+  }
+
+ private:
+  struct Row {
+    alignas(64) int64_t at[kLanes];
+    int64_t least = 0, greatest = 0;
+  };
+
+  void Fill(const MaskRow& from, int64_t first, int64_t count, Row* row) const {
+    row->least = row->greatest = count > 0 ? from.At(b_, first) : 0;
+    for (int64_t i = 0; i < kLanes; ++i) {
+      row->at[i] = i < count ? from.At(b_, first + i) : row->greatest;
+      row->least = std::min(row->least, row->at[i]);
+      row->greatest = std::max(row->greatest, row->at[i]);
+    }
+  }
+
+  void MaskByPlace(float value, float* tile) const {
+    if (!call_.masks.causal || call_.Limit(s_) >= t_ + key_count_) return;
+    int32_t first = static_cast<int32_t>(FirstMasked());
+    for (int32_t j = 0; j < key_count_; ++j) {
+      float* lanes = tile + j * kLanes;
+      for (int32_t i = 0; i < kLanes; ++i) lanes[i] = j < first + i ? lanes[i] : value;
+    }
+  }
+
+  void MaskByPosition(float value, float* tile) const {
+    const AttentionMasks& masks = call_.masks;
+    int64_t none = std::numeric_limits<int64_t>::max();  // a query sees positions in (p - window, p + ahead]
+    for (int64_t j = 0; j < key_count_; ++j) {
+      float* lanes = tile + j * kLanes;
+      int64_t key = key_positions_.at[j], document = key_documents_.at[j];
+      int64_t last = masks.window > 0 ? key + masks.window : none, first = masks.causal ? key : -none;
+      for (int64_t i = 0; i < kLanes; ++i) {
+        int64_t query = query_positions_.at[i];
+        bool seen = (query >= first) & (query < last) & (query_documents_.at[i] == document);
+        lanes[i] = seen ? lanes[i] : value;
+      }
+    }
+  }
+
+  const AttentionCall& call_;
+  const int64_t b_, h_, s_, count_;
+  int64_t t_ = 0, key_count_ = 0;
+  Row query_positions_, query_documents_, key_positions_, key_documents_;
 };
 
 // Rows of one head as a product reads them: in place where they are fp32, else widened into the thread's
@@ -113,6 +221,14 @@ inline void LoadLanes(const float* from, int64_t row, int64_t count, int64_t wid
   }
 }
 
+// o[d][lane] *= factor[lane].
+inline void RescaleLanes(const float* factor, int64_t width, float* o) {
+  for (int64_t d = 0; d < width; ++d) {
+    float* lanes = o + d * kLanes;
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] *= factor[i];
+  }
+}
+
 // to[lane][d] = from[d][lane] * factor[lane].
 template <typename T>
 void StoreLanes(const float* from, const float* factor, int64_t count, int64_t width, T* to, int64_t row) {
@@ -127,7 +243,7 @@ void StoreLanes(const float* from, const float* factor, int64_t count, int64_t w
   }
 }
 
-// Whether `alike` have one floating type, and lse is fp32.
+// Whether `alike`, heads of tensors, have one floating type and a width that tiles take, and lse is fp32.
 inline bool FitsAttention(const std::vector<const TensorArg*>& alike, const TensorArg& lse) {
   for (const TensorArg* arg : alike)
     if (arg->dtype != alike[0]->dtype || !IsFloating(arg->dtype) || arg->extent[3] > kMaxWidth) return false;

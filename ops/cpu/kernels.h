@@ -139,6 +139,8 @@ KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec);
 // attention.cc, attention_grad.cc
 KernelPtr MakeAttention(const KernelSpec& spec);
 KernelPtr MakeAttentionGrad(const KernelSpec& spec);
+// rope.cc
+KernelPtr MakeRope(const KernelSpec& spec);
 // optimizer.cc
 KernelFactory ForUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
 Status SgdPlain(const KernelContext& context);

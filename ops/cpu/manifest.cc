@@ -70,6 +70,7 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight);
   add("attention", MakeAttention);
   add("attention_grad", MakeAttentionGrad);
+  add("rope", MakeRope);
 
   add("sgd_plain", ForUpdate(SgdPlain));
   add("sgd", ForUpdate(Sgd));

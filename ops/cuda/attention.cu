@@ -1,8 +1,8 @@
 // attention and attention_grad. Types of 16 bits go to the library (flash.h) where it has a deterministic
 // kernel for the shape; everything else, fp32 first of all, to the kernels here, which run any width of head,
-// mask, dropout and piece. They keep a running maximum and sum per query instead of a matrix of scores, and
-// compute in fp32 on the plain cores: 4 operations per pair and element forward, 14 backward, where the
-// device's fp32 peak is the floor.
+// group of heads, mask, dropout and piece. They keep a running maximum and sum per query instead of a matrix
+// of scores, and compute in fp32 on the plain cores: 4 operations per pair and element forward, 14 backward,
+// where the device's fp32 peak is the floor.
 //
 // Backward twice: a block for each tile of keys goes through the queries and adds up dk and dv, a block for
 // each tile of queries goes through the keys for dq. Probabilities are computed in both; nothing is added
@@ -12,62 +12,107 @@
 #include <cmath>
 #include <span>
 
+#include "ops/attention_masks.h"
 #include "ops/cuda/attention_tile.h"
 #include "ops/cuda/flash.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/operand.h"
 
 namespace oneflow_like::cuda {
 namespace {
 
+// Positions or documents: an operand of integers [b i] or [i], or first + step * i.
+struct PlaceView {
+  IndexView operand;
+  bool of_batch;
+  int64_t length, first, step;
+
+  OFL_DEVICE int64_t At(int64_t b, int64_t i) const {
+    if (operand.data == nullptr) return first + step * i;
+    return operand.At(of_batch ? b * length + i : i);
+  }
+};
+
 struct AttentionShape {
-  int64_t batch, heads, queries, keys;
-  int width;
+  int64_t batch, heads, key_heads, group, queries, keys;
+  int width, value_width;
   bool causal, packed;
-  int64_t shift;            // query s sees keys up to s + shift, local numbers both
+  bool simple;  // no masks but causal, where query s sees keys up to s + shift, local numbers both
+  int64_t shift, window;
   float scale, drop, keep;  // keep: 1 / (1 - drop)
   uint64_t random_key;
   int64_t batch_begin, head_begin, query_begin, key_begin;  // of the pieces, for draws
   int64_t global_heads, global_queries, global_keys;
-  int64_t first_pair, pairs;  // of batch and head, in this launch
+  PlaceView query_positions, key_positions, query_documents, key_documents;
+  const float* bias;
+  BiasStrides bias_strides;
+  int64_t first_pair, pairs;  // of batch and head of queries, in this launch
 };
 
-// The tile a block works on.
+// The tile a block works on, of one head of queries or of keys.
 struct BlockPlace {
   int64_t pair, b, h, first;
   int from;  // first element of the result
 };
-OFL_DEVICE BlockPlace PlaceOf(const AttentionShape& shape, int64_t rows) {
+OFL_DEVICE BlockPlace PlaceOf(int64_t first_pair, int64_t heads, int64_t rows) {
   int64_t tiles = (rows + kTile - 1) / kTile;
   BlockPlace at;
-  at.pair = shape.first_pair + blockIdx.x / tiles;
-  at.b = at.pair / shape.heads;
-  at.h = at.pair % shape.heads;
+  at.pair = first_pair + blockIdx.x / tiles;
+  at.b = at.pair / heads;
+  at.h = at.pair % heads;
   at.first = blockIdx.x % tiles * kTile;
   at.from = static_cast<int>(blockIdx.y) * kOutput;
   return at;
 }
 
-// Offset of element 0 of position i of a tensor [b, length, h, d].
-OFL_DEVICE int64_t RowAt(const AttentionShape& shape, const BlockPlace& at, int64_t length, int64_t i) {
-  return ((at.b * length + i) * shape.heads + at.h) * shape.width;
+// One head of a tensor [b, length, heads, width].
+struct HeadView {
+  int64_t b, h, heads, length;
+  int width;
+  bool packed;
+
+  // Offset of element 0 of position i.
+  OFL_DEVICE int64_t RowAt(int64_t i) const { return ((b * length + i) * heads + h) * width; }
+  // The tile of rows from `first` on.
+  template <typename T>
+  OFL_DEVICE HeadRows<T> Rows(const T* data, int64_t first) const {
+    int64_t left = length - first;
+    return {data + RowAt(first), heads * width, static_cast<int>(left < kTile ? left : kTile), width, packed};
+  }
+};
+// Of head h of queries, and of the keys it shares.
+OFL_DEVICE HeadView QueryView(const AttentionShape& shape, int64_t b, int64_t h, int width) {
+  return {b, h, shape.heads, shape.queries, width, shape.packed};
+}
+OFL_DEVICE HeadView KeyView(const AttentionShape& shape, int64_t b, int64_t h, int width) {
+  return {b, h / shape.group, shape.key_heads, shape.keys, width, shape.packed};
 }
 
-template <typename T>
-OFL_DEVICE HeadRows<T> RowsAt(const AttentionShape& shape, const BlockPlace& at, const T* data,
-                              int64_t length, int64_t first) {
-  int64_t left = length - first;
-  return {data + RowAt(shape, at, length, first), shape.heads * shape.width,
-          static_cast<int>(left < kTile ? left : kTile), shape.width, shape.packed};
+OFL_DEVICE bool Seen(const AttentionShape& shape, int64_t b, int64_t s, int64_t t) {
+  if (s >= shape.queries || t >= shape.keys) return false;
+  if (shape.simple) return !shape.causal || t <= s + shape.shift;
+  int64_t query = shape.query_positions.At(b, s), key = shape.key_positions.At(b, t);
+  return (!shape.causal || key <= query) && (shape.window == 0 || key > query - shape.window) &&
+         shape.query_documents.At(b, s) == shape.key_documents.At(b, t);
 }
 
-OFL_DEVICE bool Seen(const AttentionShape& shape, int64_t s, int64_t t) {
-  return s < shape.queries && t < shape.keys && (!shape.causal || t <= s + shape.shift);
+// -infinity where masked.
+OFL_DEVICE float ScoreOf(const AttentionShape& shape, int64_t b, int64_t h, int64_t s, int64_t t, float dot) {
+  if (!Seen(shape, b, s, t)) return -INFINITY;
+  return shape.bias == nullptr ? dot * shape.scale
+                               : dot * shape.scale + shape.bias[shape.bias_strides.Offset(b, h, s, t)];
+}
+
+// Keys that the queries before `end` may see are before this one.
+OFL_DEVICE int64_t VisibleTo(const AttentionShape& shape, int64_t end) {
+  if (!shape.simple || !shape.causal || end + shape.shift >= shape.keys) return shape.keys;
+  return end + shape.shift;
 }
 
 // What a probability is multiplied by.
-OFL_DEVICE float KeepFactor(const AttentionShape& shape, const BlockPlace& at, int64_t s, int64_t t,
+OFL_DEVICE float KeepFactor(const AttentionShape& shape, int64_t b, int64_t h, int64_t s, int64_t t,
                             int64_t step) {
-  int64_t index = (at.b + shape.batch_begin) * shape.global_heads + at.h + shape.head_begin;
+  int64_t index = (b + shape.batch_begin) * shape.global_heads + h + shape.head_begin;
   index = (index * shape.global_queries + s + shape.query_begin) * shape.global_keys + t + shape.key_begin;
   uint32_t bits = RandomBits(shape.random_key, static_cast<uint64_t>(step), static_cast<uint64_t>(index));
   return ToUniform(bits) >= shape.drop ? shape.keep : 0.0f;
@@ -78,37 +123,37 @@ OFL_KERNEL void AttentionKernel(AttentionShape shape, const T* q, const T* k, co
                                 const ActState* act) {
   alignas(16) OFL_SHARED float room[kRoomFloats];
   OFL_SHARED float weights[kWeightFloats];
-  BlockPlace at = PlaceOf(shape, shape.queries);
+  BlockPlace at = PlaceOf(shape.first_pair, shape.heads, shape.queries);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  HeadRows<T> rows = RowsAt(shape, at, q, shape.queries, at.first);
+  HeadRows<T> rows = QueryView(shape, at.b, at.h, shape.width).Rows(q, at.first);
+  HeadView keys = KeyView(shape, at.b, at.h, shape.width),
+           values = KeyView(shape, at.b, at.h, shape.value_width);
+  HeadView results = QueryView(shape, at.b, at.h, shape.value_width);
   float greatest[kRowsOfWarp], total[kRowsOfWarp], out[kRowsOfWarp][kSlots] = {};
   for (int r = 0; r < kRowsOfWarp; ++r) {
     greatest[r] = -INFINITY;
     total[r] = 0;
   }
-  int64_t visible = shape.keys;
-  if (shape.causal && at.first + rows.count + shape.shift < visible)
-    visible = at.first + rows.count + shape.shift;
-  int64_t step = act->step;
+  int64_t visible = VisibleTo(shape, at.first + rows.count), step = act->step;
   for (int64_t first = 0; first < visible; first += kTile) {
     float score[kRowsOfWarp] = {};
-    Dots(rows, RowsAt(shape, at, k, shape.keys, first), room, score);
+    Dots(rows, keys.Rows(k, first), room, score);
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       int64_t s = at.first + warp * kRowsOfWarp + r, t = first + lane;
-      float x = Seen(shape, s, t) ? score[r] * shape.scale : -INFINITY;
+      float x = ScoreOf(shape, at.b, at.h, s, t, score[r]);
       float top = WarpMax(x);
       top = greatest[r] > top || greatest[r] != greatest[r] ? greatest[r] : top;
       float safe = top == -INFINITY ? 0.0f : top;  // a query that has seen no key yet
       float rescale = expf(greatest[r] - safe), p = expf(x - safe);
       total[r] = total[r] * rescale + WarpSum(p);
       greatest[r] = top;
-      if (shape.drop > 0) p *= KeepFactor(shape, at, s, t, step);
+      if (shape.drop > 0) p *= KeepFactor(shape, at.b, at.h, s, t, step);
       weights[(warp * kRowsOfWarp + r) * kWeightPitch + lane] = p;
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) out[r][slot] *= rescale;
     }
-    AddColumns(weights, RowsAt(shape, at, v, shape.keys, first), at.from, room, out);
+    AddColumns(weights, values.Rows(v, first), at.from, room, out);
   }
 #pragma unroll
   for (int r = 0; r < kRowsOfWarp; ++r) {
@@ -116,43 +161,48 @@ OFL_KERNEL void AttentionKernel(AttentionShape shape, const T* q, const T* k, co
     int64_t s = at.first + row;
     if (row >= rows.count) continue;
     bool blind = total[r] == 0;
-    StoreRow(out[r], blind ? 0.0f : 1.0f / total[r], at.from, shape.width,
-             o + RowAt(shape, at, shape.queries, s));
+    StoreRow(out[r], blind ? 0.0f : 1.0f / total[r], at.from, shape.value_width, o + results.RowAt(s));
     if (lane == 0 && at.from == 0)
       lse[at.pair * shape.queries + s] = blind ? -INFINITY : greatest[r] + logf(total[r]);
   }
 }
 
-// delta[pair][s] = do . o, a thread for each query, added up in the order of Dots: where a query sees one key
-// only, its slope is 0 to the last bit.
+// do . o of one query, added up in the order of Dots: where a query sees one key only, its slope is 0 to the
+// last bit.
+template <typename T>
+OFL_DEVICE float DeltaOf(const HeadView& results, int64_t s, const T* dout, const T* o) {
+  int64_t row = results.RowAt(s);
+  float sum = 0;
+  for (int d = 0; d < results.width; d += 4) {
+    float4 x = LoadFour(dout + row + d, results.width - d, results.packed);
+    float4 y = LoadFour(o + row + d, results.width - d, results.packed);
+    sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+  }
+  return sum;
+}
+
+// delta[pair][s] = do . o, a thread for each query.
 template <typename T>
 OFL_KERNEL void DeltaKernel(AttentionShape shape, const T* dout, const T* o, float* delta) {
   int64_t count = shape.pairs * shape.queries, threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += threads) {
     int64_t pair = shape.first_pair + i / shape.queries;
-    BlockPlace at = {pair, pair / shape.heads, pair % shape.heads, 0, 0};
-    int64_t row = RowAt(shape, at, shape.queries, i % shape.queries);
-    float sum = 0;
-    for (int d = 0; d < shape.width; d += 4) {
-      float4 x = LoadFour(dout + row + d, shape.width - d, shape.packed);
-      float4 y = LoadFour(o + row + d, shape.width - d, shape.packed);
-      sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
-    }
-    delta[i] = sum;
+    HeadView results = QueryView(shape, pair / shape.heads, pair % shape.heads, shape.value_width);
+    delta[i] = DeltaOf(results, i % shape.queries, dout, o);
   }
 }
 
-// Of one score and its neighbours: the dropped probability, and the gradient of the score before scaling by q
-// or k.
+// Of one score and its neighbours: the dropped probability, and the gradient of the score.
 struct Slope {
   float p, ds;
 };
-OFL_DEVICE Slope SlopeOf(const AttentionShape& shape, const BlockPlace& at, int64_t s, int64_t t,
-                         int64_t step, float score, float dp, float lse, float delta) {
-  if (!Seen(shape, s, t)) return {0, 0};
-  float p = expf(score * shape.scale - lse);
-  float keep = shape.drop > 0 ? KeepFactor(shape, at, s, t, step) : 1.0f;
-  return {p * keep, p * (keep * dp - delta) * shape.scale};
+OFL_DEVICE Slope SlopeOf(const AttentionShape& shape, int64_t b, int64_t h, int64_t s, int64_t t,
+                         int64_t step, float dot, float dp, float lse, float delta) {
+  float score = ScoreOf(shape, b, h, s, t, dot);
+  if (score == -INFINITY) return {0, 0};
+  float p = expf(score - lse);
+  float keep = shape.drop > 0 ? KeepFactor(shape, b, h, s, t, step) : 1.0f;
+  return {p * keep, p * (keep * dp - delta)};
 }
 
 // Rows are queries.
@@ -161,10 +211,13 @@ OFL_KERNEL void QueryGradKernel(AttentionShape shape, const T* dout, const T* q,
                                 const float* lse, const float* delta, T* dq, const ActState* act) {
   alignas(16) OFL_SHARED float room[kRoomFloats];
   OFL_SHARED float weights[kWeightFloats];
-  BlockPlace at = PlaceOf(shape, shape.queries);
+  BlockPlace at = PlaceOf(shape.first_pair, shape.heads, shape.queries);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  HeadRows<T> rows = RowsAt(shape, at, q, shape.queries, at.first);
-  HeadRows<T> dout_rows = RowsAt(shape, at, dout, shape.queries, at.first);
+  HeadView queries = QueryView(shape, at.b, at.h, shape.width);
+  HeadView keys = KeyView(shape, at.b, at.h, shape.width),
+           values = KeyView(shape, at.b, at.h, shape.value_width);
+  HeadRows<T> rows = queries.Rows(q, at.first);
+  HeadRows<T> dout_rows = QueryView(shape, at.b, at.h, shape.value_width).Rows(dout, at.first);
   float own_lse[kRowsOfWarp], own_delta[kRowsOfWarp], out[kRowsOfWarp][kSlots] = {};
   for (int r = 0; r < kRowsOfWarp; ++r) {
     int64_t s = at.first + warp * kRowsOfWarp + r;
@@ -172,63 +225,62 @@ OFL_KERNEL void QueryGradKernel(AttentionShape shape, const T* dout, const T* q,
     own_lse[r] = here ? lse[at.pair * shape.queries + s] : 0.0f;
     own_delta[r] = here ? delta[(at.pair - shape.first_pair) * shape.queries + s] : 0.0f;
   }
-  int64_t visible = shape.keys;
-  if (shape.causal && at.first + rows.count + shape.shift < visible)
-    visible = at.first + rows.count + shape.shift;
-  int64_t step = act->step;
+  int64_t visible = VisibleTo(shape, at.first + rows.count), step = act->step;
   for (int64_t first = 0; first < visible; first += kTile) {
     float score[kRowsOfWarp] = {}, dp[kRowsOfWarp] = {};
-    HeadRows<T> keys = RowsAt(shape, at, k, shape.keys, first);
-    Dots(rows, keys, room, score);
-    Dots(dout_rows, RowsAt(shape, at, v, shape.keys, first), room, dp);
+    HeadRows<T> columns = keys.Rows(k, first);
+    Dots(rows, columns, room, score);
+    Dots(dout_rows, values.Rows(v, first), room, dp);
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       int row = warp * kRowsOfWarp + r;
-      Slope slope =
-          SlopeOf(shape, at, at.first + row, first + lane, step, score[r], dp[r], own_lse[r], own_delta[r]);
-      weights[row * kWeightPitch + lane] = slope.ds;
+      Slope slope = SlopeOf(shape, at.b, at.h, at.first + row, first + lane, step, score[r], dp[r],
+                            own_lse[r], own_delta[r]);
+      weights[row * kWeightPitch + lane] = slope.ds * shape.scale;
     }
-    AddColumns(weights, keys, at.from, room, out);
+    AddColumns(weights, columns, at.from, room, out);
   }
 #pragma unroll
   for (int r = 0; r < kRowsOfWarp; ++r) {
     int row = warp * kRowsOfWarp + r;
-    if (row < rows.count)
-      StoreRow(out[r], 1.0f, at.from, shape.width, dq + RowAt(shape, at, shape.queries, at.first + row));
+    if (row < rows.count) StoreRow(out[r], 1.0f, at.from, shape.width, dq + queries.RowAt(at.first + row));
   }
 }
 
-// Rows are keys and values, columns queries.
+// Rows are keys and values, columns the queries of all heads that share them.
 template <typename T>
 OFL_KERNEL void KeyGradKernel(AttentionShape shape, const T* dout, const T* q, const T* k, const T* v,
                               const float* lse, const float* delta, T* dk, T* dv, const ActState* act) {
   alignas(16) OFL_SHARED float room[kRoomFloats];
   OFL_SHARED float p_weights[kWeightFloats];
   OFL_SHARED float ds_weights[kWeightFloats];
-  BlockPlace at = PlaceOf(shape, shape.keys);
+  BlockPlace at = PlaceOf(shape.first_pair / shape.group, shape.key_heads, shape.keys);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  HeadRows<T> keys = RowsAt(shape, at, k, shape.keys, at.first),
-              values = RowsAt(shape, at, v, shape.keys, at.first);
+  HeadView of_keys = KeyView(shape, at.b, at.h * shape.group, shape.width),
+           of_values = KeyView(shape, at.b, at.h * shape.group, shape.value_width);
+  HeadRows<T> keys = of_keys.Rows(k, at.first), values = of_values.Rows(v, at.first);
   float dk_out[kRowsOfWarp][kSlots] = {}, dv_out[kRowsOfWarp][kSlots] = {};
   int64_t begin = 0;  // first tile with a query that sees the first of these keys
-  if (shape.causal && at.first > shape.shift) begin = (at.first - shape.shift) / kTile * kTile;
-  int64_t step = act->step;
-  for (int64_t first = begin; first < shape.queries; first += kTile) {
+  if (shape.simple && shape.causal && at.first > shape.shift)
+    begin = (at.first - shape.shift) / kTile * kTile;
+  int64_t step = act->step, tiles = begin < shape.queries ? (shape.queries - begin + kTile - 1) / kTile : 0;
+  for (int64_t i = 0; i < shape.group * tiles; ++i) {
+    int64_t h = at.h * shape.group + i / tiles, first = begin + i % tiles * kTile;
+    int64_t pair = at.b * shape.heads + h, s = first + lane;
     float score[kRowsOfWarp] = {}, dp[kRowsOfWarp] = {};
-    HeadRows<T> queries = RowsAt(shape, at, q, shape.queries, first);
-    HeadRows<T> douts = RowsAt(shape, at, dout, shape.queries, first);
-    int64_t s = first + lane;
+    HeadRows<T> queries = QueryView(shape, at.b, h, shape.width).Rows(q, first);
+    HeadRows<T> douts = QueryView(shape, at.b, h, shape.value_width).Rows(dout, first);
     bool here = s < shape.queries;
-    float its_lse = here ? lse[at.pair * shape.queries + s] : 0.0f;
-    float its_delta = here ? delta[(at.pair - shape.first_pair) * shape.queries + s] : 0.0f;
+    float its_lse = here ? lse[pair * shape.queries + s] : 0.0f;
+    float its_delta = here ? delta[(pair - shape.first_pair) * shape.queries + s] : 0.0f;
     Dots(keys, queries, room, score);
     Dots(values, douts, room, dp);
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       int row = warp * kRowsOfWarp + r;
-      Slope slope = SlopeOf(shape, at, s, at.first + row, step, score[r], dp[r], its_lse, its_delta);
+      Slope slope = SlopeOf(shape, at.b, h, s, at.first + row, step, score[r], dp[r], its_lse, its_delta);
       p_weights[row * kWeightPitch + lane] = slope.p;
-      ds_weights[row * kWeightPitch + lane] = slope.ds;
+      ds_weights[row * kWeightPitch + lane] = slope.ds * shape.scale;
     }
     AddColumns(p_weights, douts, at.from, room, dv_out);
     AddColumns(ds_weights, queries, at.from, room, dk_out);
@@ -237,23 +289,117 @@ OFL_KERNEL void KeyGradKernel(AttentionShape shape, const T* dout, const T* q, c
   for (int r = 0; r < kRowsOfWarp; ++r) {
     int row = warp * kRowsOfWarp + r;
     if (row >= keys.count) continue;
-    int64_t to = RowAt(shape, at, shape.keys, at.first + row);
-    StoreRow(dk_out[r], 1.0f, at.from, shape.width, dk + to);
-    StoreRow(dv_out[r], 1.0f, at.from, shape.width, dv + to);
+    StoreRow(dk_out[r], 1.0f, at.from, shape.width, dk + of_keys.RowAt(at.first + row));
+    StoreRow(dv_out[r], 1.0f, at.from, shape.value_width, dv + of_values.RowAt(at.first + row));
+  }
+}
+
+// A block for each tile of the bias, of extent 1 where it is broadcast: it goes through all tiles of scores
+// that the bias was added to, each thread summing its rows and column, and sums over threads at the end.
+struct BiasTiles {
+  int64_t batch, heads, rows, columns;  // tiles of the bias
+};
+
+template <typename T>
+OFL_DEVICE void AddBiasSlopes(const AttentionShape& shape, const BlockPlace& at, int64_t column,
+                              const T* dout, const T* q, const T* k, const T* v, const T* o, const float* lse,
+                              int64_t step, float* room, float (&sum)[kRowsOfWarp]) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  HeadView results = QueryView(shape, at.b, at.h, shape.value_width);
+  float dot[kRowsOfWarp] = {}, dp[kRowsOfWarp] = {};
+  Dots(QueryView(shape, at.b, at.h, shape.width).Rows(q, at.first),
+       KeyView(shape, at.b, at.h, shape.width).Rows(k, column), room, dot);
+  Dots(results.Rows(dout, at.first), KeyView(shape, at.b, at.h, shape.value_width).Rows(v, column), room, dp);
+  for (int r = 0; r < kRowsOfWarp; ++r) {
+    int64_t s = at.first + warp * kRowsOfWarp + r;
+    if (s >= shape.queries) continue;
+    sum[r] += SlopeOf(shape, at.b, at.h, s, column + lane, step, dot[r], dp[r],
+                      lse[(at.b * shape.heads + at.h) * shape.queries + s], DeltaOf(results, s, dout, o))
+                  .ds;
+  }
+}
+
+template <typename T>
+OFL_KERNEL void BiasGradKernel(AttentionShape shape, BiasTiles tiles, const T* dout, const T* q, const T* k,
+                               const T* v, const T* o, const float* lse, float* dbias, const ActState* act) {
+  alignas(16) OFL_SHARED float room[kRoomFloats];
+  const int64_t* stride = shape.bias_strides.at;
+  int64_t i = blockIdx.x, step = act->step;
+  int64_t row_tiles = (shape.queries + kTile - 1) / kTile, column_tiles = (shape.keys + kTile - 1) / kTile;
+  int64_t first[4] = {i / tiles.columns / tiles.rows / tiles.heads,
+                      i / tiles.columns / tiles.rows % tiles.heads, i / tiles.columns % tiles.rows,
+                      i % tiles.columns};
+  int64_t all[4] = {shape.batch, shape.heads, row_tiles, column_tiles}, end[4];
+  for (int axis = 0; axis < 4; ++axis) end[axis] = stride[axis] != 0 ? first[axis] + 1 : all[axis];
+  float sum[kRowsOfWarp] = {};
+  for (int64_t b = first[0]; b < end[0]; ++b)
+    for (int64_t h = first[1]; h < end[1]; ++h)
+      for (int64_t row = first[2]; row < end[2]; ++row)
+        for (int64_t column = first[3]; column < end[3]; ++column)
+          AddBiasSlopes(shape, {0, b, h, row * kTile, 0}, column * kTile, dout, q, k, v, o, lse, step, room,
+                        sum);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (stride[3] == 0) {
+    for (int r = 0; r < kRowsOfWarp; ++r) sum[r] = WarpSum(sum[r]);
+  }
+  if (stride[2] == 0) {  // one row left, of all warps
+    __syncthreads();
+    float of_warp = 0;
+    for (int r = 0; r < kRowsOfWarp; ++r) of_warp += sum[r];
+    room[warp * 32 + lane] = of_warp;
+    __syncthreads();
+    sum[0] = 0;
+    for (int w = 0; w < kWarps; ++w) sum[0] += room[w * 32 + lane];
+  }
+  for (int r = 0; r < kRowsOfWarp; ++r) {
+    int64_t s = first[2] * kTile + warp * kRowsOfWarp + r, t = first[3] * kTile + lane;
+    bool writes = (stride[2] != 0 ? s < shape.queries : warp == 0 && r == 0) &&
+                  (stride[3] != 0 ? t < shape.keys : lane == 0);
+    if (writes) dbias[shape.bias_strides.Offset(first[0], first[1], s, t)] = sum[r];
   }
 }
 
 // --- The host's side
 
-AttentionShape ShapeOf(const KernelContext& context, const TensorArg& q, const TensorArg& k) {
+PlaceView ViewOf(const MaskRow& row) {
+  PlaceView view = {{}, false, 0, row.first, row.step};
+  if (row.operand == nullptr) return view;
+  view.operand = IndicesOf(*row.operand);
+  view.of_batch = row.operand->extent.rank() == 2;
+  view.length = row.operand->extent.back();
+  return view;
+}
+
+void SetMasks(const KernelContext& context, const TensorArg& q, const TensorArg& k, int first_mask,
+              AttentionShape* s) {
+  AttentionMasks masks = MasksOf(context.spec.attrs, first_mask);
+  MaskRows rows = MaskRowsOf(masks, context.in, q, k);
+  s->causal = masks.causal;
+  s->window = masks.window;
+  s->simple = masks.Simple();
+  s->query_positions = ViewOf(rows.query_positions);
+  s->key_positions = ViewOf(rows.key_positions);
+  s->query_documents = ViewOf(rows.query_documents);
+  s->key_documents = ViewOf(rows.key_documents);
+  if (masks.bias < 0) return;
+  s->bias = context.in[masks.bias].as<float>();
+  s->bias_strides = StridesOf(context.in[masks.bias]);
+}
+
+// `first`: the number of the operand q, which k and v follow; `first_mask`: of the first optional one.
+AttentionShape ShapeOf(const KernelContext& context, int first, int first_mask) {
+  const TensorArg &q = context.in[first], &k = context.in[first + 1], &v = context.in[first + 2];
   const Attrs& attrs = context.spec.attrs;
   AttentionShape s = {};
+  SetMasks(context, q, k, first_mask, &s);
   s.batch = q.extent[0];
   s.queries = q.extent[1];
   s.heads = q.extent[2];
   s.width = static_cast<int>(q.extent[3]);
   s.keys = k.extent[1];
-  s.causal = attrs.Int("causal", 0) != 0;
+  s.key_heads = k.extent[2];
+  s.group = s.key_heads == 0 ? 0 : s.heads / s.key_heads;
+  s.value_width = static_cast<int>(v.extent[3]);
   s.shift = q.begin[1] + k.global[1] - q.global[1] - k.begin[1];
   double scale = attrs.Float("scale", 0), drop = attrs.Float("dropout", 0);
   if (scale == 0) scale = q.global[3] == 0 ? 1 : 1 / std::sqrt(static_cast<double>(q.global[3]));
@@ -282,15 +428,16 @@ FlashShape FlashShapeOf(const AttentionShape& s, DType dtype, bool backward) {
 }
 
 // Whether four neighbours of every operand lie in one aligned piece.
-bool Packed(std::span<const TensorArg> operands, int64_t width) {
+bool Packed(std::span<const TensorArg> operands, const AttentionShape& s) {
   uintptr_t bits = 0;
   for (const TensorArg& x : operands) bits |= reinterpret_cast<uintptr_t>(x.data);
-  return bits % 16 == 0 && width % 4 == 0;
+  return bits % 16 == 0 && s.width % 4 == 0 && s.value_width % 4 == 0;
 }
 
-Grid GridOf(const AttentionShape& s, int64_t rows) {
-  int64_t tiles = (rows + kTile - 1) / kTile, parts = std::max<int64_t>(1, (s.width + kOutput - 1) / kOutput);
-  return {static_cast<unsigned>(tiles * s.pairs), static_cast<unsigned>(parts), kWarps * 32, 0};
+// For results of `width` elements at each of `rows` positions of each pair of batch and head.
+Grid GridOf(int64_t pairs, int64_t rows, int64_t width) {
+  int64_t tiles = (rows + kTile - 1) / kTile, parts = std::max<int64_t>(1, (width + kOutput - 1) / kOutput);
+  return {static_cast<unsigned>(tiles * pairs), static_cast<unsigned>(parts), kWarps * 32, 0};
 }
 
 template <typename F>
@@ -314,14 +461,31 @@ void LaunchForward(AttentionShape s, const KernelContext& context, const LaunchC
   const TensorArg &q = context.in[0], &k = context.in[1], &v = context.in[2], &o = context.out[0];
   ForType(q.dtype, [&](auto t) {
     using T = decltype(t);
-    cuda::Launch(AttentionKernel<T>, GridOf(s, s.queries), launch.stream, s, q.as<T>(), k.as<T>(), v.as<T>(),
-                 o.as<T>(), context.out[1].as<float>(), launch.act);
+    cuda::Launch(AttentionKernel<T>, GridOf(s.pairs, s.queries, s.value_width), launch.stream, s, q.as<T>(),
+                 k.as<T>(), v.as<T>(), o.as<T>(), context.out[1].as<float>(), launch.act);
   });
 }
 
-// The work space holds one number per query of the heads under way.
+void LaunchBiasGrad(const AttentionShape& s, const KernelContext& context, const LaunchContext& launch) {
+  const int64_t* stride = s.bias_strides.at;
+  BiasTiles tiles = {stride[0] != 0 ? s.batch : 1, stride[1] != 0 ? s.heads : 1,
+                     stride[2] != 0 ? (s.queries + kTile - 1) / kTile : 1,
+                     stride[3] != 0 ? (s.keys + kTile - 1) / kTile : 1};
+  Grid grid = {static_cast<unsigned>(tiles.batch * tiles.heads * tiles.rows * tiles.columns), 1, kWarps * 32,
+               0};
+  ForType(context.in[0].dtype, [&](auto t) {
+    using T = decltype(t);
+    auto in = [&](int i) { return static_cast<const T*>(context.in[i].data); };
+    cuda::Launch(BiasGradKernel<T>, grid, launch.stream, s, tiles, in(0), in(1), in(2), in(3), in(4),
+                 context.in[5].as<float>(), context.out[3].as<float>(), launch.act);
+  });
+}
+
+// The work space holds one number per query of the heads under way, whole groups of them.
 Status LaunchBackward(AttentionShape s, const KernelContext& context, const LaunchContext& launch) {
+  if (context.out.size() > 3) LaunchBiasGrad(s, context, launch);
   int64_t most = static_cast<int64_t>(launch.workspace_bytes / sizeof(float)) / s.queries, all = s.pairs;
+  most = most / s.group * s.group;
   if (most == 0) return Status(Cat("axis s has ", s.queries, " queries, more than work space holds"));
   float* delta = static_cast<float*>(launch.workspace);
   const TensorArg &dout = context.in[0], &q = context.in[1], &k = context.in[2], &v = context.in[3];
@@ -331,11 +495,12 @@ Status LaunchBackward(AttentionShape s, const KernelContext& context, const Laun
     for (s.first_pair = 0; s.first_pair < all; s.first_pair += s.pairs) {
       s.pairs = all - s.first_pair < most ? all - s.first_pair : most;
       Grid rows{BlocksFor(s.pairs * s.queries, 256, launch.multiprocessors), 1, 256, 0};
+      Grid of_keys = GridOf(s.pairs / s.group, s.keys, std::max(s.width, s.value_width));
       cuda::Launch(DeltaKernel<T>, rows, launch.stream, s, dout.as<T>(), context.in[4].as<T>(), delta);
-      cuda::Launch(QueryGradKernel<T>, GridOf(s, s.queries), launch.stream, s, dout.as<T>(), q.as<T>(),
-                   k.as<T>(), v.as<T>(), lse, delta, context.out[0].as<T>(), launch.act);
-      cuda::Launch(KeyGradKernel<T>, GridOf(s, s.keys), launch.stream, s, dout.as<T>(), q.as<T>(), k.as<T>(),
-                   v.as<T>(), lse, delta, context.out[1].as<T>(), context.out[2].as<T>(), launch.act);
+      cuda::Launch(QueryGradKernel<T>, GridOf(s.pairs, s.queries, s.width), launch.stream, s, dout.as<T>(),
+                   q.as<T>(), k.as<T>(), v.as<T>(), lse, delta, context.out[0].as<T>(), launch.act);
+      cuda::Launch(KeyGradKernel<T>, of_keys, launch.stream, s, dout.as<T>(), q.as<T>(), k.as<T>(), v.as<T>(),
+                   lse, delta, context.out[1].as<T>(), context.out[2].as<T>(), launch.act);
     }
   });
   return Status();
@@ -356,20 +521,21 @@ class AttentionKernels : public CudaKernel {
   }
 
   Status Launch(const KernelContext& context, const LaunchContext& launch) override {
-    const TensorArg &q = context.in[backward_ ? 1 : 0], &k = context.in[backward_ ? 2 : 1];
-    AttentionShape s = ShapeOf(context, q, k);
-    if (s.pairs == 0) return Status();
-    if (backward_ && (s.width == 0 || s.queries == 0 || s.keys == 0)) {
+    AttentionShape s = backward_ ? ShapeOf(context, 1, 6) : ShapeOf(context, 0, 3);
+    bool nothing = s.pairs == 0 || s.width == 0 || s.queries == 0 || s.keys == 0;
+    if (backward_ && nothing) {
       for (const TensorArg& x : context.out)
         if (Status status = Zero(x, launch); !status.ok()) return status;
       return Status();
     }
-    FlashShape shape = FlashShapeOf(s, q.dtype, backward_);
-    if (flash_ && MayFlash(shape) && Packed(context.in, s.width) && Packed(context.out, s.width) &&
+    if (s.pairs == 0) return Status();
+    FlashShape shape = FlashShapeOf(s, context.in[0].dtype, backward_);
+    bool plain = s.simple && s.bias == nullptr && s.group == 1 && s.value_width == s.width;
+    if (flash_ && plain && MayFlash(shape) && Packed(context.in, s) && Packed(context.out, s) &&
         flash_->Takes(shape, launch)) {
       return flash_->Launch(shape, OperandsOf(context), launch);
     }
-    s.packed = Packed(context.in, s.width);
+    s.packed = Packed(context.in, s);
     if (backward_) return LaunchBackward(s, context, launch);
     LaunchForward(s, context, launch);
     return Status();

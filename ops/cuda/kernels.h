@@ -24,5 +24,6 @@ void AddTakeKernels(KernelRegistry* registry);           // take.cu
 void AddEmbeddingBagKernels(KernelRegistry* registry);   // embedding_bag.cu
 void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu
 void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
+void AddRopeKernels(KernelRegistry* registry);         // rope.cu
 
 }  // namespace oneflow_like::cuda

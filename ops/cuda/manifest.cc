@@ -26,6 +26,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddEmbeddingBagKernels(registry);
   AddSparseRowsKernels(registry);
   AddGroupedMatmulKernels(registry);
+  AddRopeKernels(registry);
 }
 
 }  // namespace oneflow_like

@@ -101,6 +101,10 @@ TEST(CpuKernels, Experts) { SparseCases(&Cases()).Experts(); }
 
 TEST(CpuKernels, Attention) { Cases().Attention(); }
 
+TEST(CpuKernels, MaskedAttention) { Cases().MaskedAttention(); }
+
+TEST(CpuKernels, Rope) { Cases().Rope(); }
+
 // Tiles are of 64 queries and keys: last ones of every size, and masks that begin anywhere in a tile.
 TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
   const Attrs attrs = {{"causal", int64_t{1}}, {"dropout", 0.0}, {"scale", 0.0}, {"key", int64_t{17}}};

@@ -160,6 +160,8 @@ TEST(CudaKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CudaKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
+TEST(CudaKernels, MaskedAttention) { Cases().MaskedAttention(); }
+TEST(CudaKernels, Rope) { Cases().Rope(); }
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 TEST(CudaKernels, FusedChains) { Cases().FusedChains(); }

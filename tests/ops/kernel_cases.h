@@ -141,6 +141,8 @@ class KernelCases {
   void CrossEntropyIgnoresNegativeTargetsAndCutClasses();
   void EmbeddingRowsAndColumns();
   void Attention();
+  void MaskedAttention();  // groups of heads, values of another width, masks
+  void Rope();
   void UpdatesInPlaceAndApart();
   void DropoutByGlobalPosition();
   void FusedChains();
@@ -534,6 +536,107 @@ inline void KernelCases::Attention() {
     Operands in = {q, k, v}, out = {o, lse};
     ASSERT_TRUE(RunReference("attention", attrs, &in, &out).ok());
     Check("gradient of " + what, "attention_grad", attrs, {dy, q, k, v, out[0], out[1]}, {dq, dk, dk});
+  }
+}
+
+// Operands with several blocks and tiles, odd ends, and rows that see nothing; the gradient goes by what the
+// reference gives forward. Positions and documents run with the index, so that tiles are skipped.
+inline void KernelCases::MaskedAttention() {
+  struct Masked {
+    int64_t batch, queries, keys, heads, key_heads, width, value_width;
+    bool causal;
+    int64_t window;
+    std::vector<Dims> masks;
+    const char* names;
+    DType dtype = DType::kFloat32;
+    double dropout = 0;
+  };
+  using enum DType;
+  const Masked cases[] = {
+      {2, 70, 70, 6, 2, 16, 16, true, 0, {}, ""},
+      {1, 67, 130, 4, 1, 8, 24, true, 0, {}, "", kBFloat16},
+      {1, 130, 130, 4, 2, 64, 36, true, 40, {}, "", kBFloat16},
+      {1, 150, 150, 2, 2, 12, 12, true, 30, {}, ""},
+      {1, 100, 90, 2, 2, 6, 6, false, 20, {}, "", kFloat16},
+      {2, 66, 70, 4, 2, 8, 8, true, 0, {{2, 4, 66, 70}}, "bias"},
+      {2, 70, 66, 4, 2, 8, 6, false, 0, {{4, 1, 66}}, "bias", kBFloat16},
+      {2, 70, 66, 2, 2, 8, 8, false, 0, {{2, 1, 70, 1}}, "bias"},
+      {2, 40, 33, 2, 1, 8, 8, false, 0, {{1}}, "bias", kBFloat16, 0.3},
+      {2, 70, 140, 2, 1, 10, 10, true, 9, {{2, 70}, {140}}, "query_positions key_positions"},
+      {1, 140, 70, 2, 1, 10, 10, true, 0, {{140}}, "query_positions", kBFloat16},
+      {2, 70, 140, 2, 2, 7, 5, true, 0, {{2, 70}, {2, 140}}, "query_documents key_documents", kBFloat16},
+      {1, 200, 200, 3, 3, 8, 8, true, 0, {{200}, {200}}, "query_documents key_documents", kBFloat16},
+      {1,
+       90,
+       90,
+       2,
+       2,
+       8,
+       8,
+       true,
+       25,
+       {{2, 1, 90}, {90}, {90}, {90}, {1, 90}},
+       "bias query_positions key_positions query_documents key_documents",
+       kFloat32,
+       0.2}};
+  uint64_t seed = 4500;
+  for (const Masked& c : cases) {
+    std::mt19937_64 random(++seed);
+    std::string what =
+        Cat("attention ", Name(c.dtype), " of ", c.heads, "/", c.key_heads, " heads, ", c.queries,
+            " queries, ", c.keys, " keys, window ", c.window, ", masks ", c.names, ", seed ", seed);
+    Operand q(c.dtype, {c.batch, c.queries, c.heads, c.width}),
+        k(c.dtype, {c.batch, c.keys, c.key_heads, c.width});
+    Operand v(c.dtype, {c.batch, c.keys, c.key_heads, c.value_width}),
+        o(c.dtype, {c.batch, c.queries, c.heads, c.value_width}), dout = o;
+    Operand lse(kFloat32, {c.batch, c.heads, c.queries});
+    for (Operand* x : {&q, &k, &v, &dout}) x->Draw(&random, -1, 1, 4);
+    Attrs attrs = {
+        {"causal", int64_t{c.causal}}, {"dropout", c.dropout}, {"scale", 0.0}, {"key", int64_t{17}}};
+    if (c.window > 0) attrs.Set("window", c.window);
+    if (!c.masks.empty()) attrs.Set("masks", std::string(c.names));
+    bool bias = std::string(c.names).starts_with("bias");
+    Operands masks;
+    for (size_t i = 0; i < c.masks.size(); ++i) {
+      bool wide = i % 2 == 1;
+      masks.emplace_back(bias && i == 0 ? kFloat32 : wide ? kInt64 : kInt32, c.masks[i]);
+      masks.back().Draw(&random, -1, 1, 4);
+      if (bias && i == 0) continue;
+      bool documents = std::string(c.names).find("positions") == std::string::npos || i > 2;
+      int64_t length = c.masks[i].back();
+      for (int64_t j = 0; j < c.masks[i].elements(); ++j)  // some documents have queries and no keys
+        StoreFloat(masks.back().Arg(), j,
+                   documents ? (j % length) / 37 + (wide          ? 0
+                                                    : j % 19 == 0 ? 9
+                                                                  : 0)
+                             : (j % length) - (j % 23 == 0 ? 30 : 0));
+    }
+    Operands in = {q, k, v}, out = {o, lse};
+    in.insert(in.end(), masks.begin(), masks.end());
+    Check(what, "attention", attrs, in, out);
+    ASSERT_TRUE(RunReference("attention", attrs, &in, &out).ok());
+    Operands back = {dout, q, k, v, out[0], out[1]}, slopes = {q, k, v};
+    back.insert(back.end(), masks.begin(), masks.end());
+    if (bias) {
+      attrs.Set("bias_grad", int64_t{1});
+      slopes.push_back(masks[0]);
+    }
+    Check("gradient of " + what, "attention_grad", attrs, back, slopes);
+  }
+}
+
+inline void KernelCases::Rope() {
+  using enum DType;
+  uint64_t seed = 4800;
+  for (DType dtype : {kFloat32, kBFloat16, kFloat16}) {
+    for (Dims x :
+         {Dims{2, 33, 3, 64}, Dims{3, 5, 1, 34}, Dims{1, 7, 2, 128}, Dims{0, 4, 2, 8}, Dims{2, 3, 2, 2}}) {
+      Attrs llama = {{"base", 500000.0}, {"trained_length", 8192}};
+      CheckCase({"rope", {x, {x[1]}}, {}, {dtype, kInt32}, 1000000}, ++seed);
+      CheckCase({"rope", {x, {x[0], x[1]}}, llama, {dtype, kInt64}, 131072}, ++seed);
+      Attrs part = {{"dims", 2}, {"interleaved", 1}, {"inverse", 1}};
+      CheckCase({"rope", {x, {x[0], x[1]}}, part, {dtype, kInt32}, 3000}, ++seed);
+    }
   }
 }
 

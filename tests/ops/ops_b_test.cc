@@ -599,8 +599,8 @@ TEST(OpsB, SignaturesAreExactlyTheLegalOnes) {
   std::vector<Dims> grad(6, Dims{2, 4, 2, 6});
   grad[5] = {2, 2, 4};
   EXPECT_EQ(SignatureTexts("attention_grad", grad, {}),
-            (Texts{"B B B B B B->B B B", "P B B B B B->P P P", "S0 S0 S0 S0 S0 S0->S0 S0 S0",
-                   "S1 S1 B B S1 S2->S1 P P", "S2 S2 S2 S2 S2 S1->S2 S2 S2"}));
+            (Texts{"B B B B B B->B B B", "B B S1 S1 B B->P S1 S1", "P B B B B B->P P P",
+                   "S0 S0 S0 S0 S0 S0->S0 S0 S0", "S1 S1 B B S1 S2->S1 P P", "S2 S2 S2 S2 S2 S1->S2 S2 S2"}));
   EXPECT_EQ(SignatureTexts("dropout", {{4, 6}}, {{"p", 0.1}}), (Texts{"B->B", "P->P", "S0->S0", "S1->S1"}));
 }
 

@@ -1,0 +1,222 @@
+#include "oneflow_like/nn.h"
+
+#include <numeric>
+
+namespace oneflow_like::nn {
+
+namespace {
+
+// "tp:S1" on a mesh that has such an axis, else nothing.
+Annotation CutBy(const Scope& s, const std::string& axis, int tensor_axis) {
+  if (axis.empty() || s.mesh().FindAxis(axis) < 0) return {};
+  return {{axis, S(tensor_axis)}};
+}
+
+int64_t Width(const char* layer, Tensor x, int least_rank, const Here& at) {
+  if (!x.defined())
+    Fail("nn::", layer, " at ", SourceLine(at).str(), ": x is a Tensor that was never given a value");
+  if (x.shape().rank() < least_rank)
+    Fail("nn::", layer, " at ", SourceLine(at).str(), ": x is ", x.shape().str(), " but needs at least ",
+         least_rank, least_rank == 1 ? " axis" : " axes");
+  return x.shape().back();
+}
+
+}  // namespace
+
+Tensor Linear(Scope s, Tensor x, int64_t out, const LinearOptions& o, Here at) {
+  const int64_t in = Width("Linear", x, 1, at);
+  const bool columns = o.parallel == Parallel::kColumns, rows = o.parallel == Parallel::kRows;
+  const Annotation of_weight = columns ? CutBy(s, o.tp, 1) : rows ? CutBy(s, o.tp, 0) : Annotation{};
+  Tensor y = matmul(x, s.Weight("weight", {in, out}, o.init, of_weight, at), at);
+  if (!o.bias) return y;
+  return add(y, s.Weight("bias", {out}, Zeros(), columns ? CutBy(s, o.tp, 0) : Annotation{}, at), at);
+}
+
+Tensor EmbeddingTable(Scope s, int64_t rows, int64_t width, const EmbeddingOptions& o, Here at) {
+  return s.Weight("table", {rows, width}, o.init, CutBy(s, o.tp, 0), at);
+}
+
+Tensor Embedding(Scope s, Tensor ids, int64_t rows, int64_t width, const EmbeddingOptions& o, Here at) {
+  return embedding(EmbeddingTable(s, rows, width, o, at), ids, at);
+}
+
+Tensor LayerNorm(Scope s, Tensor x, double eps, Here at) {
+  const int64_t width = Width("LayerNorm", x, 1, at);
+  return layer_norm(x, s.Weight("gamma", {width}, Ones(), {}, at), s.Weight("beta", {width}, Zeros(), {}, at),
+                    eps, at);
+}
+
+Tensor RmsNorm(Scope s, Tensor x, double eps, Here at) {
+  return rms_norm(x, s.Weight("gamma", {Width("RmsNorm", x, 1, at)}, Ones(), {}, at), eps, at);
+}
+
+Tensor GroupNorm(Scope s, Tensor x, int64_t groups, double eps, Here at) {
+  const int64_t width = Width("GroupNorm", x, 2, at);
+  return group_norm(x, groups, s.Weight("gamma", {width}, Ones(), {}, at),
+                    s.Weight("beta", {width}, Zeros(), {}, at), eps, at);
+}
+
+namespace {
+
+// By the statistics of each of `parts` parts of the batch.
+oneflow_like::BatchNorm NormOfParts(Tensor x, Tensor gamma, Tensor beta, int64_t parts, double eps,
+                                    const Here& at) {
+  const Dims shape = x.shape();
+  const int64_t channels = shape.back();
+  Tensor rows = reshape(
+      x, {parts, shape[0] / parts, shape.elements() / std::max<int64_t>(1, shape[0] * channels), channels},
+      at);
+  Tensor mu = mean(rows, {1, 2}, true, at), apart = sub(rows, mu, at);
+  Tensor variance = mean(square(apart, at), {1, 2}, true, at);
+  Tensor y = add(mul(mul(apart, rsqrt(shift(variance, eps, at), at), at), gamma, at), beta, at);
+  auto average = [&](Tensor statistic) {
+    return mean(reshape(statistic, {parts, channels}, at), {0}, false, at);
+  };
+  return {reshape(y, shape, at), average(mu), average(variance)};
+}
+
+}  // namespace
+
+Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& o, Here at) {
+  const int64_t width = Width("BatchNorm", x, 2, at);
+  const std::string who = Cat("nn::BatchNorm '", s.path(), "' at ", SourceLine(at).str());
+  if (o.parts < 1 || x.shape()[0] % o.parts != 0)
+    Fail(who, ": a batch of ", x.shape()[0], " does not divide into ", o.parts, " equal parts");
+  Tensor gamma = s.Weight("gamma", {width}, Ones(), {}, at),
+         beta = s.Weight("beta", {width}, Zeros(), {}, at);
+  Tensor mean = s.State("mean", {width}, Zeros(), {}, at),
+         variance = s.State("variance", {width}, Ones(), {}, at);
+  if (!o.training) return batch_norm_eval(x, gamma, beta, mean, variance, o.eps, at);
+  const auto now =
+      o.parts == 1 ? batch_norm(x, gamma, beta, o.eps, at) : NormOfParts(x, gamma, beta, o.parts, o.eps, at);
+  const double count = static_cast<double>(x.shape().elements()) / std::max<int64_t>(1, width * o.parts);
+  const double unbiased = count > 1 ? count / (count - 1) : 1;
+  auto keep = [&](Tensor running, Tensor value, double factor) {
+    s.InTraining(
+        assign(running, add(scale(running, 1 - o.momentum, at), scale(value, o.momentum * factor, at), at),
+               at),
+        at);
+  };
+  keep(mean, now.mean, 1);
+  keep(variance, now.variance, unbiased);
+  return now.y;
+}
+
+Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, Here at) {
+  const int64_t width = Width("Attention", x, 3, at), kv_heads = o.kv_heads > 0 ? o.kv_heads : o.heads;
+  const std::string who = Cat("nn::Attention '", s.path(), "' at ", SourceLine(at).str());
+  if (o.heads < 1) Fail(who, ": heads is ", o.heads, " but must be at least 1");
+  if (o.head_width == 0 && width % o.heads != 0)
+    Fail(who, ": heads is ", o.heads, " and the width is ", width,
+         ", but heads must divide it, or head_width be given");
+  if (o.heads % kv_heads != 0)
+    Fail(who, ": kv_heads is ", kv_heads, " and does not divide the ", o.heads, " heads");
+  const int64_t depth = o.head_width > 0 ? o.head_width : width / o.heads;
+  auto project = [&](Tensor from, const std::string& name, int64_t heads) {
+    Tensor weight = s.Weight(name, {from.shape().back(), heads, depth}, o.init, CutBy(s, o.tp, 1), at);
+    Tensor y = einsum("bsw,whd->bshd", from, weight, at);
+    return o.bias ? add(y, s.Weight(name + "_bias", {heads, depth}, Zeros(), CutBy(s, o.tp, 0), at), at) : y;
+  };
+  Tensor from = memory.defined() ? memory : x;
+  Tensor q = project(x, "q", o.heads), k = project(from, "k", kv_heads), v = project(from, "v", kv_heads);
+  oneflow_like::AttentionOptions options = o.masks;
+  options.causal = o.causal;
+  options.dropout = o.dropout;
+  if (o.rope_base > 0) {
+    auto positions = [&](Tensor given, Tensor of) {
+      return given.defined() ? given
+                             : arange(s.graph(), 0, static_cast<double>(of.shape()[1]), 1, DType::kInt32, at);
+    };
+    q = rope(q, positions(options.query_positions, q), {.base = o.rope_base}, at);
+    k = rope(k, positions(options.key_positions, k), {.base = o.rope_base}, at);
+  }
+  Tensor mixed = attention(q, k, v, options, at);
+  Tensor out = s.Weight("out", {o.heads, depth, width}, o.out_init, CutBy(s, o.tp, 0), at);
+  Tensor y = einsum("bshd,hdw->bsw", mixed, out, at);
+  return o.bias ? add(y, s.Weight("out_bias", {width}, Zeros(), {}, at), at) : y;
+}
+
+Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
+  const int64_t width = Width("Mlp", x, 1, at), inner = o.inner > 0 ? o.inner : 4 * width;
+  Tensor hidden = matmul(x, s.Weight("up", {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
+  if (o.bias) hidden = add(hidden, s.Weight("up_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at);
+  Tensor y =
+      matmul(o.activation(hidden), s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
+  return o.bias ? add(y, s.Weight("down_bias", {width}, Zeros(), {}, at), at) : y;
+}
+
+Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
+  const int64_t width = Width("SwiGlu", x, 1, at);
+  const int64_t inner = o.inner > 0 ? o.inner : (width * 8 / 3 + 63) / 64 * 64;
+  auto up = [&](const char* name) {
+    return matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
+  };
+  Tensor hidden = mul(silu(up("gate"), at), up("up"), at);
+  return matmul(hidden, s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
+}
+
+Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at) {
+  auto norm = [&](const char* name, Tensor y) {
+    return o.rms_norm ? RmsNorm(s / name, y, 1e-5, at) : LayerNorm(s / name, y, 1e-5, at);
+  };
+  auto attend = [&](Tensor y) { return Attention(s / "attention", y, o.attention, {}, at); };
+  auto feed = [&](Tensor y) {
+    return o.swiglu ? SwiGlu(s / "mlp", y, o.mlp, at) : Mlp(s / "mlp", y, o.mlp, at);
+  };
+  if (!o.norm_first) {
+    x = norm("norm1", add(x, dropout(attend(x), o.dropout, at), at));
+    return norm("norm2", add(x, dropout(feed(x), o.dropout, at), at));
+  }
+  x = add(x, dropout(attend(norm("norm1", x)), o.dropout, at), at);
+  return add(x, dropout(feed(norm("norm2", x)), o.dropout, at), at);
+}
+
+Tensor Conv(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvLayerOptions& o, Here at) {
+  const int64_t channels = Width("Conv", x, 4, at);
+  if (o.groups < 1 || channels % o.groups != 0)
+    Fail("nn::Conv '", s.path(), "' at ", SourceLine(at).str(), ": groups is ", o.groups,
+         " and does not divide the ", channels, " channels");
+  const Initializer init = o.init.value_or(KaimingNormal({.in = {0, 1, 2}}));
+  Tensor y =
+      conv2d(x, s.Weight("weight", {filters, kernel, kernel, channels / o.groups}, init, {}, at), o, at);
+  return o.bias ? add(y, s.Weight("bias", {filters}, Zeros(), {}, at), at) : y;
+}
+
+Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvBlockOptions& o, Here at) {
+  ConvLayerOptions conv;
+  conv.stride = {o.stride};
+  conv.groups = o.groups;
+  conv.padding = {o.padding.value_or((kernel - 1) / 2)};
+  Tensor y = BatchNorm(s / "norm", Conv(s / "conv", x, filters, kernel, conv, at), o.norm, at);
+  return o.activation ? o.activation(y) : y;
+}
+
+Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
+              const LayersOptions& o, Here at) {
+  const std::string who = Cat("nn::layers '", s.path(), "' at ", SourceLine(at).str());
+  const int axis = o.pipeline.empty() ? -1 : s.mesh().FindAxis(o.pipeline);
+  const int stages = axis < 0 ? 1 : s.mesh().axis_size(axis);
+  if (n < stages)
+    Fail(who, ": mesh axis ", o.pipeline, " has ", stages, " stages but there are only ", n,
+         " layers; every stage needs at least one");
+  std::vector<int64_t> per_stage = o.per_stage;
+  auto before = [&](int64_t stage) { return (stage * n + stages - 1) / stages; };
+  if (per_stage.empty())
+    for (int stage = 0; stage < stages; ++stage) per_stage.push_back(before(stage + 1) - before(stage));
+  if (static_cast<int>(per_stage.size()) != stages)
+    Fail(who, ": per_stage has ", per_stage.size(), " numbers but mesh axis ", o.pipeline, " has ", stages,
+         " stages");
+  if (std::accumulate(per_stage.begin(), per_stage.end(), int64_t{0}) != n)
+    Fail(who, ": per_stage sums to ", std::accumulate(per_stage.begin(), per_stage.end(), int64_t{0}),
+         " but there are ", n, " layers");
+  int64_t layer = 0;
+  for (int stage = 0; stage < stages; ++stage) {
+    const Scope here = axis < 0 ? s : s.Stage(o.pipeline, stage, at);
+    if (stage > 0) x = to_stage(x, o.pipeline, stage, at);
+    for (int64_t i = 0; i < per_stage[stage]; ++i, ++layer)
+      x = block(here / (o.name + std::to_string(layer)), x, layer);
+  }
+  return x;
+}
+
+}  // namespace oneflow_like::nn

@@ -1,0 +1,141 @@
+// Layers: functions that make their weights in a Scope and compute with them, written with the public
+// functions alone. A weight is named as the code here says, below the scope's path: nn::Linear(s / "head", x,
+// 10) makes head/weight and head/bias.
+//
+// Tensor parallelism is said once, by the mesh axis `tp` of the options: a column-parallel layer cuts what it
+// gives, a row-parallel one what it reads, and its partial sums are added where somebody needs them whole
+// (Shoeybi et al. 2019). A mesh without that axis, or an empty name, cuts nothing.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oneflow_like/model.h"
+#include "ops/vision.h"
+
+namespace oneflow_like::nn {
+
+// --- Products and tables -------------------------------------------------------------------------
+
+enum class Parallel : uint8_t { kNone, kColumns, kRows };
+
+struct LinearOptions {
+  bool bias = true;
+  Initializer init = XavierUniform();
+  Parallel parallel = Parallel::kNone;
+  std::string tp = "tp";
+};
+// x[.. in] -> [.. out]: weight[in out], bias[out].
+Tensor Linear(Scope s, Tensor x, int64_t out, const LinearOptions& options = {}, OFL_HERE);
+
+struct EmbeddingOptions {
+  Initializer init = Normal(1);
+  std::string tp = "tp";  // cuts the rows
+};
+// table[rows width], weight "table"; for models that read it in several places.
+Tensor EmbeddingTable(Scope s, int64_t rows, int64_t width, const EmbeddingOptions& options = {}, OFL_HERE);
+// ids[..] -> [.. width].
+Tensor Embedding(Scope s, Tensor ids, int64_t rows, int64_t width, const EmbeddingOptions& options = {},
+                 OFL_HERE);
+
+// --- Norms ---------------------------------------------------------------------------------------
+
+// Over the last axis: gamma, beta; gamma alone.
+Tensor LayerNorm(Scope s, Tensor x, double eps = 1e-5, OFL_HERE);
+Tensor RmsNorm(Scope s, Tensor x, double eps = 1e-5, OFL_HERE);
+// x[n .. c]: gamma, beta. groups = c is instance normalisation.
+Tensor GroupNorm(Scope s, Tensor x, int64_t groups, double eps = 1e-5, OFL_HERE);
+
+struct BatchNormOptions {
+  // In training the statistics are those of the batch, and training keeps their running averages in the
+  // states "mean" and "variance" (of n - 1, as PyTorch's); else these are used. A model has one graph for
+  // each.
+  bool training = true;
+  double momentum = 0.1;  // of the new in the running averages
+  double eps = 1e-5;
+  // Statistics of each of so many equal parts of the batch, in its order (Hoffer et al. 2017); 1: of the
+  // whole batch, on every mesh and for every number of micro-batches, which then wait for one another. As
+  // many as micro-batches (or a multiple): they do not wait, and the result is still the same on every mesh.
+  int64_t parts = 1;
+};
+// x[n .. c]: gamma, beta.
+Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& options = {}, OFL_HERE);
+
+// --- Transformers --------------------------------------------------------------------------------
+
+struct AttentionOptions {
+  int64_t heads = 1;
+  int64_t kv_heads = 0;    // heads of keys and values; 0: as many as heads
+  int64_t head_width = 0;  // 0: width / heads
+  bool causal = true, bias = true;
+  double dropout = 0;    // of probabilities
+  double rope_base = 0;  // 0: no rotary positions
+  Initializer init = XavierUniform({.in = {0}, .out = {1, 2}});
+  Initializer out_init = XavierUniform({.in = {0, 1}, .out = {2}});
+  std::string tp = "tp";  // cuts the heads
+  // Masks, positions and windows, as the function attention() takes them.
+  oneflow_like::AttentionOptions masks = {};
+};
+// x[b s w] -> [b s w]: q[w heads d], k and v[w kv_heads d], out[heads d w] and their biases q_bias, ...
+// out_bias. `memory`[b t w], where given, has keys and values instead of x (cross-attention).
+Tensor Attention(Scope s, Tensor x, const AttentionOptions& options, Tensor memory = {}, OFL_HERE);
+
+using Activation = std::function<Tensor(Tensor)>;
+
+struct MlpOptions {
+  int64_t inner = 0;  // 0: four times the width; of SwiGlu eight thirds, rounded up to a multiple of 64
+  bool bias = true;
+  Activation activation = [](Tensor x) { return gelu(x); };
+  Initializer init = XavierUniform(), out_init = XavierUniform();
+  std::string tp = "tp";  // cuts the inner axis
+};
+// x[.. w] -> [.. w]: up[w inner], down[inner w] and their biases up_bias, down_bias.
+Tensor Mlp(Scope s, Tensor x, const MlpOptions& options = {}, OFL_HERE);
+// Shazeer 2020: down(silu(x gate) * (x up)), without biases.
+Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& options = {}, OFL_HERE);
+
+struct TransformerOptions {
+  nn::AttentionOptions attention;
+  MlpOptions mlp;
+  double dropout = 0;  // of what either adds to x
+  bool rms_norm = false, swiglu = false;
+  bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
+};
+// x + attention(norm1(x)), and of that x + mlp(norm2(x)): scopes norm1, attention, norm2, mlp.
+Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& options, OFL_HERE);
+
+// --- Convolutions --------------------------------------------------------------------------------
+
+struct ConvLayerOptions : ConvOptions {
+  bool bias = false;
+  std::optional<Initializer> init;  // default: He's, of fan out (He et al. 2015)
+};
+// x[n h w c] -> [n p q filters]: weight[filters kernel kernel c/groups], bias[filters].
+Tensor Conv(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvLayerOptions& options = {},
+            OFL_HERE);
+// Convolution, batch norm, and an activation (none where it is empty): scopes conv and norm. Padding that is
+// left out keeps the extents at stride 1.
+struct ConvBlockOptions {
+  int64_t stride = 1, groups = 1;
+  std::optional<int64_t> padding;
+  Activation activation = [](Tensor x) { return relu(x); };
+  BatchNormOptions norm;
+};
+Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvBlockOptions& options = {},
+                 OFL_HERE);
+
+// --- Repetition ----------------------------------------------------------------------------------
+
+struct LayersOptions {
+  std::string name = "block";   // the scopes are block0, block1, ...
+  std::string pipeline = "pp";  // mesh axis that the blocks are dealt over, in order; where there is one
+  std::vector<int64_t> per_stage = {};  // blocks of each stage; empty: as even as they go
+};
+// x through n blocks: block(scope of block i, x, i) -> x. Stages are said here and nowhere else: what is
+// requested before or behind lies with its first reader, and what reads x behind it stands on the last stage.
+Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
+              const LayersOptions& options = {}, OFL_HERE);
+
+}  // namespace oneflow_like::nn

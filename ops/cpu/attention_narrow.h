@@ -1,0 +1,17 @@
+// attention and its gradient multiplied in bf16, where the build has the instructions for it (AVX-512 BF16).
+// Sums, maxima, exponentials and the log-sum-exp stay fp32; probabilities and slopes are rounded to bf16
+// before they are multiplied, as attention on GPUs does.
+#pragma once
+
+#include "core/kernel.h"
+
+namespace oneflow_like::cpu {
+
+// Whether these kernels take a use of attention (q is operand 0) or attention_grad (1): bf16, heads of an
+// even width, and a build that has them. What else attention asks of operands is asked elsewhere.
+bool NarrowFits(const KernelSpec& spec, int q);
+// REQUIRES: NarrowFits. The second leaves the gradient of a bias to others.
+Status NarrowAttention(const KernelContext& context);
+Status NarrowAttentionGrad(const KernelContext& context);
+
+}  // namespace oneflow_like::cpu
