@@ -20,6 +20,11 @@ const Catalog& BuiltinCatalog() {
     AddEmbedding(all);
     AddAttention(all);
     AddDropout(all);
+    AddConvolution(all);
+    AddPooling(all);
+    AddInterpolate(all);
+    AddGroupNorm(all);
+    AddBatchNorm(all);
     AddOptimizers(all);
     AddLossScaling(all);
     AddFused(all);

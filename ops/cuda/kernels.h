@@ -19,4 +19,10 @@ void AddProductKernels(KernelRegistry* registry);      // product.cc
 void AddLinearKernels(KernelRegistry* registry);       // linear.cc
 void AddAttentionKernels(KernelRegistry* registry);    // attention.cu
 
+void AddConvolutionKernels(KernelRegistry* registry);  // convolution.cu
+void AddPoolingKernels(KernelRegistry* registry);      // pooling.cu
+void AddInterpolateKernels(KernelRegistry* registry);  // interpolate.cu
+void AddGroupNormKernels(KernelRegistry* registry);    // group_norm.cu
+void AddChannelKernels(KernelRegistry* registry);      // channel_sums.cu
+
 }  // namespace oneflow_like::cuda

@@ -20,6 +20,11 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddProductKernels(registry);
   AddLinearKernels(registry);
   AddAttentionKernels(registry);
+  AddConvolutionKernels(registry);
+  AddPoolingKernels(registry);
+  AddInterpolateKernels(registry);
+  AddGroupNormKernels(registry);
+  AddChannelKernels(registry);
 }
 
 }  // namespace oneflow_like
