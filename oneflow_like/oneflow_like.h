@@ -7,3 +7,4 @@
 #include "oneflow_like/model.h"
 #include "oneflow_like/session.h"
 #include "ops/functional.h"
+#include "ops/vision.h"

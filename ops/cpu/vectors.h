@@ -56,7 +56,7 @@ template <typename F>
 [[gnu::always_inline]] inline void ForVectors(int64_t width, F&& body) {
   int64_t c = 0;
   for (; c + 16 <= width; c += 16) body(c, FullVector());
-  if (c < width) body(c, width - c);
+  if (c < width) body(c, (width - c) & 15);  // the compiler then knows that it is less than 16
 }
 
 inline float SumOfLanes(Vector v) {

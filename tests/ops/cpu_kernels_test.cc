@@ -19,6 +19,7 @@
 #include "ops/scalar.h"
 #include "tests/error_of.h"
 #include "tests/ops/kernel_cases.h"
+#include "tests/ops/vision_cases.h"
 
 namespace oneflow_like {
 namespace {
@@ -33,14 +34,15 @@ const KernelRegistry& Registry() {
   return *registry;
 }
 
-// Repeated on other threads, but for products: how oneDNN cuts those depends on the threads.
+// Repeated on other threads, but for products and convolutions: how oneDNN cuts those depends on the threads.
 KernelCases& Cases() {
   static auto* cases = new KernelCases({
       [](const std::string& name) { return Registry().Has(name, "cpu"); },
       [](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); },
       [](const std::string& op, const std::function<void()>& run) {
         int threads = ParallelThreads();
-        if (op != "matmul" && op != "einsum") SetParallelThreads(threads == 3 ? 2 : 3);
+        if (op != "matmul" && op != "einsum" && !op.starts_with("conv2d"))
+          SetParallelThreads(threads == 3 ? 2 : 3);
         run();
         SetParallelThreads(threads);
       },
@@ -89,6 +91,8 @@ TEST(CpuKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
 TEST(CpuKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
 
 TEST(CpuKernels, Attention) { Cases().Attention(); }
+
+TEST(CpuKernels, Vision) { VisionCases(&Cases()); }
 
 // Tiles are of 64 queries and keys: last ones of every size, and masks that begin anywhere in a tile.
 TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {

@@ -20,6 +20,7 @@
 #include "tests/gpu/device_kernels.h"
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/oracle.h"
+#include "tests/ops/vision_cases.h"
 
 extern "C" oneflow_like::Backend* OflBackend();
 
@@ -152,6 +153,7 @@ TEST(CudaKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
 }
 TEST(CudaKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
+TEST(CudaKernels, Vision) { VisionCases(&Cases()); }
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 TEST(CudaKernels, FusedChains) { Cases().FusedChains(); }
