@@ -127,7 +127,9 @@ RankWork WorkOfRank(const Compiled& compiled, int rank) {
       double flops = cost.WorkOfStep(n, coords).flops;
       all.flops += flops;
       const OpDef* def = graph.catalog().Find(graph.node(n).op);
-      if (def && (def->category == "matmul" || def->category == "attention")) all.heavy_flops += flops;
+      if (def &&
+          (def->category == "matmul" || def->category == "attention" || def->category == "convolution"))
+        all.heavy_flops += flops;
     }
   }
   return all;

@@ -28,6 +28,11 @@ const Catalog& BuiltinCatalog() {
     AddAttention(all);
     AddRope(all);
     AddDropout(all);
+    AddConvolution(all);
+    AddPooling(all);
+    AddInterpolate(all);
+    AddGroupNorm(all);
+    AddBatchNorm(all);
     AddOptimizers(all);
     AddLossScaling(all);
     AddFused(all);

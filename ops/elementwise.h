@@ -36,8 +36,11 @@ Status Binary(const KernelContext& context) {
     using Out = std::conditional_t<kToBool, bool, T>;
     int64_t i = 0;
     ForEachIndex(y.extent, [&](const Dims& index) {
-      Store(y.as<Out>() + i++, kF(Load(a.as<T>() + BroadcastOffset(a.extent, index)),
-                                  Load(b.as<T>() + BroadcastOffset(b.extent, index))));
+      const int64_t second = BroadcastOffset(b.extent, index);
+      Store(y.as<Out>() + i++,
+            kF(Load(a.as<T>() + BroadcastOffset(a.extent, index)),
+               // Of another type only inside a chain: a narrow operand beside fp32 numbers of its channels.
+               b.dtype == a.dtype ? Load(b.as<T>() + second) : static_cast<Wide<T>>(LoadFloat(b, second))));
     });
     return Status();
   });

@@ -80,7 +80,7 @@ struct OpDef {
   GradFn grad;
   bool stops_gradient = false;
   ExpandFn expand;
-  // Where profiles count its time: "matmul", "attention", or a kind of the user's own.
+  // Where profiles count its time: "matmul", "convolution", "attention", or a kind of the user's own.
   std::string category = "other";
   std::function<double(const BoundRule&)>
       flops;  // default: the volume of the iteration space; of a local rule

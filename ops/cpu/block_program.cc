@@ -417,9 +417,9 @@ KernelPtr MakeElementwise(const KernelSpec& spec) {
       std::all_of(spec.in.begin(), spec.in.end(), [](const TensorArg& in) { return IsFloating(in.dtype); });
   bool where_of_bools = spec.name == "where" && !IsFloating(spec.in[1].dtype);
   if (!numbers || where_of_bools) return MakeReference(spec);
-  FusedStep step{spec.name, {}, spec.attrs};
-  for (size_t i = 0; i < spec.in.size(); ++i) step.args.push_back(static_cast<int>(i));
-  return MakeProgram(spec, {step}, {static_cast<int64_t>(spec.in.size())});
+  const int operands = static_cast<int>(spec.in.size());
+  std::vector<FusedStep> steps = StepsOf(BuiltinCatalog().Get(spec.name), spec.attrs, operands, spec.name);
+  return MakeProgram(spec, steps, {static_cast<int64_t>(operands + steps.size()) - 1});
 }
 
 KernelPtr MakeAddN(const KernelSpec& spec) {

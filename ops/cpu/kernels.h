@@ -141,6 +141,24 @@ KernelPtr MakeAttention(const KernelSpec& spec);
 KernelPtr MakeAttentionGrad(const KernelSpec& spec);
 // rope.cc
 KernelPtr MakeRope(const KernelSpec& spec);
+// convolution.cc
+KernelPtr MakeConv2d(const KernelSpec& spec);
+KernelPtr MakeConv2dGradInput(const KernelSpec& spec);
+KernelPtr MakeConv2dGradFilter(const KernelSpec& spec);
+// pooling.cc
+KernelPtr MakeMaxPool2d(const KernelSpec& spec);
+KernelPtr MakeMaxPool2dGrad(const KernelSpec& spec);
+KernelPtr MakeAvgPool2d(const KernelSpec& spec);
+KernelPtr MakeAvgPool2dGrad(const KernelSpec& spec);
+// interpolate.cc
+KernelPtr MakeInterpolate(const KernelSpec& spec);
+KernelPtr MakeInterpolateGrad(const KernelSpec& spec);
+// group_norm.cc
+KernelPtr MakeGroupNorm(const KernelSpec& spec);
+KernelPtr MakeGroupNormGrad(const KernelSpec& spec);
+// channel_sums.cc
+KernelPtr MakeChannelMoments(const KernelSpec& spec);
+KernelPtr MakeChannelProducts(const KernelSpec& spec);
 // optimizer.cc
 KernelFactory ForUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
 Status SgdPlain(const KernelContext& context);

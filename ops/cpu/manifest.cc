@@ -72,6 +72,20 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("attention_grad", MakeAttentionGrad);
   add("rope", MakeRope);
 
+  add("conv2d", MakeConv2d);
+  add("conv2d_grad_input", MakeConv2dGradInput);
+  add("conv2d_grad_filter", MakeConv2dGradFilter);
+  add("max_pool2d", MakeMaxPool2d);
+  add("max_pool2d_grad", MakeMaxPool2dGrad);
+  add("avg_pool2d", MakeAvgPool2d);
+  add("avg_pool2d_grad", MakeAvgPool2dGrad);
+  add("interpolate", MakeInterpolate);
+  add("interpolate_grad", MakeInterpolateGrad);
+  add("group_norm", MakeGroupNorm);
+  add("group_norm_grad", MakeGroupNormGrad);
+  add("channel_moments", MakeChannelMoments);
+  add("channel_products", MakeChannelProducts);
+
   add("sgd_plain", ForUpdate(SgdPlain));
   add("sgd", ForUpdate(Sgd));
   add("adam", ForUpdate(Adam));

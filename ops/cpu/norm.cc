@@ -1,72 +1,17 @@
 // layer_norm and rms_norm by rows, and their gradients. Gradients of gamma and beta are summed in at most 32
 // fixed bands of rows, then over the bands, so their bits do not depend on the number of threads.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/tile.h"
+#include "ops/cpu/vectors.h"
 #include "ops/reference.h"
-
-// Vectors are passed between functions of this file alone: how a build without AVX-512 passes them is no
-// matter.
-#pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace oneflow_like::cpu {
 namespace {
-
-using Halves = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
-using Words = uint32_t __attribute__((vector_size(64)));
-using FullVector = std::integral_constant<int64_t, 16>;
-
-// 16 elements in fp32, of which `lanes` are in memory and the others `rest`. `lanes` is a constant 16 but at
-// a row's end.
-template <typename T, typename Lanes>
-Vector LoadVector(const T* from, Lanes lanes, float rest = 0) {
-  if constexpr (std::is_same_v<Lanes, FullVector>) {
-    if constexpr (std::is_same_v<T, float>) {
-      return *reinterpret_cast<const Vector*>(from);
-    } else if constexpr (std::is_same_v<T, BFloat16>) {
-      Halves bits = *reinterpret_cast<const Halves*>(from);
-      return std::bit_cast<Vector>(__builtin_convertvector(bits, Words) << 16);
-    }
-#if defined(__AVX512F__)
-    if constexpr (std::is_same_v<T, Float16>) {
-      return std::bit_cast<Vector>(
-          _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-    }
-#endif
-  }
-  alignas(64) float wide[16];
-  std::fill_n(wide, 16, rest);
-  Widen(from, lanes, wide);
-  return *reinterpret_cast<const Vector*>(wide);
-}
-template <typename T, typename Lanes>
-void StoreVector(Vector value, Lanes lanes, T* to) {
-  if constexpr (std::is_same_v<Lanes, FullVector> && std::is_same_v<T, float>) {
-    *reinterpret_cast<Vector*>(to) = value;
-  } else {
-    Narrow(reinterpret_cast<const float*>(&value), lanes, to);
-  }
-}
-
-// body(first element, lanes) for each vector of a row.
-template <typename F>
-[[gnu::always_inline]] inline void ForVectors(int64_t width, F&& body) {
-  int64_t c = 0;
-  for (; c + 16 <= width; c += 16) body(c, FullVector());
-  if (c < width) body(c, width - c);
-}
-
-float SumOfLanes(Vector v) {
-  float sum = 0;
-  for (int i = 0; i < 16; ++i) sum += v[i];
-  return sum;
-}
 
 // Rows taken together: they share one pass over gamma (and the sums of a gradient), and their own sums do not
 // wait for each other.

@@ -402,10 +402,9 @@ Chain ChainOf(const KernelSpec& spec) {
     chain.outputs = spec.attrs.Ints("outputs");
     return chain;
   }
-  FusedStep step{spec.name, {}, spec.attrs};
-  for (size_t i = 0; i < spec.in.size(); ++i) step.args.push_back(static_cast<int>(i));
-  chain.steps.push_back(std::move(step));
-  chain.outputs = {static_cast<int64_t>(spec.in.size())};
+  const int operands = static_cast<int>(spec.in.size());
+  chain.steps = StepsOf(BuiltinCatalog().Get(spec.name), spec.attrs, operands, spec.name);
+  chain.outputs = {static_cast<int64_t>(operands + chain.steps.size()) - 1};
   return chain;
 }
 

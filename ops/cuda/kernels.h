@@ -26,4 +26,10 @@ void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu
 void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
 void AddRopeKernels(KernelRegistry* registry);         // rope.cu
 
+void AddConvolutionKernels(KernelRegistry* registry);  // convolution.cu
+void AddPoolingKernels(KernelRegistry* registry);      // pooling.cu
+void AddInterpolateKernels(KernelRegistry* registry);  // interpolate.cu
+void AddGroupNormKernels(KernelRegistry* registry);    // group_norm.cu
+void AddChannelKernels(KernelRegistry* registry);      // channel_sums.cu
+
 }  // namespace oneflow_like::cuda

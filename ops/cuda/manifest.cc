@@ -27,6 +27,11 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddSparseRowsKernels(registry);
   AddGroupedMatmulKernels(registry);
   AddRopeKernels(registry);
+  AddConvolutionKernels(registry);
+  AddPoolingKernels(registry);
+  AddInterpolateKernels(registry);
+  AddGroupNormKernels(registry);
+  AddChannelKernels(registry);
 }
 
 }  // namespace oneflow_like

@@ -221,7 +221,8 @@ std::string Rate(const HotKernel& hot, const Ceilings& ceilings) {
   const KernelSpec spec = ToSpec(hot.kernel);
   const double flops = hot.kernel.flops() / (spec.attrs.Int("causal", 0) != 0 ? 2 : 1);
   const DType dtype = spec.in.empty() ? DType::kFloat32 : spec.in[0].dtype;
-  const bool arithmetic = hot.kernel.category() == "matmul" || hot.kernel.category() == "attention";
+  const bool arithmetic = hot.kernel.category() == "matmul" || hot.kernel.category() == "attention" ||
+                          hot.kernel.category() == "convolution";
   char text[120];
   if (arithmetic) {
     const double rate = flops / hot.timing.seconds;

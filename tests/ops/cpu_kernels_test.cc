@@ -20,6 +20,7 @@
 #include "tests/error_of.h"
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/sparse_cases.h"
+#include "tests/ops/vision_cases.h"
 
 namespace oneflow_like {
 namespace {
@@ -34,14 +35,15 @@ const KernelRegistry& Registry() {
   return *registry;
 }
 
-// Repeated on other threads, but for products: how oneDNN cuts those depends on the threads.
+// Repeated on other threads, but for products and convolutions: how oneDNN cuts those depends on the threads.
 KernelCases& Cases() {
   static auto* cases = new KernelCases({
       [](const std::string& name) { return Registry().Has(name, "cpu"); },
       [](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); },
       [](const std::string& op, const std::function<void()>& run) {
         int threads = ParallelThreads();
-        bool product = op == "matmul" || op == "einsum" || op.starts_with("grouped_matmul");
+        bool product =
+            op == "matmul" || op == "einsum" || op.starts_with("grouped_matmul") || op.starts_with("conv2d");
         if (!product) SetParallelThreads(threads == 3 ? 2 : 3);
         run();
         SetParallelThreads(threads);
@@ -104,6 +106,7 @@ TEST(CpuKernels, Attention) { Cases().Attention(); }
 TEST(CpuKernels, MaskedAttention) { Cases().MaskedAttention(); }
 
 TEST(CpuKernels, Rope) { Cases().Rope(); }
+TEST(CpuKernels, Vision) { VisionCases(&Cases()); }
 
 // Tiles are of 64 queries and keys: last ones of every size, and masks that begin anywhere in a tile.
 TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {

@@ -21,6 +21,7 @@
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/oracle.h"
 #include "tests/ops/sparse_cases.h"
+#include "tests/ops/vision_cases.h"
 
 extern "C" oneflow_like::Backend* OflBackend();
 
@@ -162,6 +163,7 @@ TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
 TEST(CudaKernels, MaskedAttention) { Cases().MaskedAttention(); }
 TEST(CudaKernels, Rope) { Cases().Rope(); }
+TEST(CudaKernels, Vision) { VisionCases(&Cases()); }
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 TEST(CudaKernels, FusedChains) { Cases().FusedChains(); }

@@ -1,0 +1,71 @@
+// Sums per channel over the rows of a band, for statistics over rows that run through all channels
+// (batch and group norms). Four rows at a time share each access to the sums.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/vectors.h"
+
+namespace oneflow_like::cpu {
+
+// Bands of rows: a function of their number alone, so the sums' bits do not depend on the threads. At most
+// `most` of them.
+struct Bands {
+  int64_t count = 0, length = 0;
+  Bands(int64_t rows, int64_t most) {
+    length = std::max<int64_t>(64, (rows + most - 1) / most);
+    count = (rows + length - 1) / length;
+  }
+};
+
+// body(row, how many): rows by four, then one by one.
+template <typename F>
+void ForRowGroups(int64_t rows, F&& body) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>());
+  for (; row < rows; ++row) body(row, std::integral_constant<int, 1>());
+}
+
+// sums[0][c], sums[1][c] = the sums over the rows of two functions of (row, c): f(row, how many, c, lanes, a,
+// b) adds those of some rows to the vectors a and b.
+template <typename F>
+void SumBand(int64_t rows, int64_t width, float* sums, F&& f) {
+  std::fill_n(sums, 2 * width, 0.0f);
+  ForRowGroups(rows, [&](int64_t row, auto group) {
+    ForVectors(width, [&](int64_t c, auto lanes) {
+      Vector a = {}, b = {};
+      f(row, group, c, lanes, a, b);
+      StoreVector(LoadVector(sums + c, lanes) + a, lanes, sums + c);
+      StoreVector(LoadVector(sums + width + c, lanes) + b, lanes, sums + width + c);
+    });
+  });
+}
+
+// Sums of x - centre and of its square. `centre` has a number for each channel.
+template <typename T>
+void SumMoments(const T* x, const float* centre, int64_t rows, int64_t width, float* sums) {
+  SumBand(rows, width, sums, [=](int64_t row, auto group, int64_t c, auto lanes, Vector& a, Vector& b) {
+    Vector middle = LoadVector(centre + c, lanes);
+    for (int r = 0; r < group.value; ++r) {
+      Vector away = LoadVector(x + (row + r) * width + c, lanes) - middle;
+      a += away;
+      b += away * away;
+    }
+  });
+}
+
+// Sums of dy and of dy (x - centre).
+template <typename D, typename T>
+void SumProducts(const D* dy, const T* x, const float* centre, int64_t rows, int64_t width, float* sums) {
+  SumBand(rows, width, sums, [=](int64_t row, auto group, int64_t c, auto lanes, Vector& a, Vector& b) {
+    Vector middle = LoadVector(centre + c, lanes);
+    for (int r = 0; r < group.value; ++r) {
+      Vector d = LoadVector(dy + (row + r) * width + c, lanes);
+      a += d;
+      b += d * (LoadVector(x + (row + r) * width + c, lanes) - middle);
+    }
+  });
+}
+
+}  // namespace oneflow_like::cpu

@@ -1,0 +1,214 @@
+// conv2d and its gradients as oneDNN primitives. Activations stay as they lie, channels last; the filter is
+// brought into the order that the primitive prefers in every act, which takes a few percent of the act where
+// there are few positions to a filter and nothing elsewhere. The gradient of a filter comes back the same
+// way. A primitive is made in the first act, for its number of threads, and again where an act brings other
+// extents.
+//
+// bf16 operands are multiplied as they are where the machine does so faster than in fp32; other operands of
+// 16-bit types are widened into buffers of the kernel's own.
+#include "ops/convolution.h"
+
+#include <algorithm>
+#include <dnnl.hpp>
+#include <vector>
+
+#include "ops/cpu/convert.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/narrow_product.h"
+#include "ops/reference.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+using dnnl::memory;
+using Kind = ConvolutionKind;
+
+const dnnl::engine& Engine() {
+  static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
+  return *engine;
+}
+
+memory::data_type TypeOf(DType dtype) {
+  return dtype == DType::kBFloat16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+// Types of the operands that the primitive sees.
+struct Types {
+  memory::data_type x, filter, y;
+};
+
+// x or y: [n h w channels] in memory, n channels h w to the library.
+memory::desc Plane(const ConvolutionShape& s, int64_t channels, int64_t rows, int64_t columns,
+                   memory::data_type type) {
+  return memory::desc({s.batch, s.groups * channels, rows, columns}, type, memory::format_tag::nhwc);
+}
+
+memory::dims FilterExtents(const ConvolutionShape& s) {
+  memory::dims extents = {s.out, s.in, s.rows.window, s.columns.window};
+  if (s.groups > 1) extents.insert(extents.begin(), s.groups);
+  return extents;
+}
+memory::desc FilterAsItLies(const ConvolutionShape& s, memory::data_type type) {
+  int64_t column = s.in, row = s.columns.window * column, filter = s.rows.window * row;
+  memory::dims strides = {filter, 1, row, column};
+  if (s.groups > 1) strides.insert(strides.begin(), s.out * filter);
+  return memory::desc(FilterExtents(s), type, strides);
+}
+
+// One convolution of one shape.
+class Primitive {
+ public:
+  Primitive(Kind kind, const ConvolutionShape& s, const Types& types) : shape_(s), kind_(kind) {
+    memory::desc x = Plane(s, s.in, s.rows.in, s.columns.in, types.x),
+                 y = Plane(s, s.out, s.rows.out, s.columns.out, types.y),
+                 filter(FilterExtents(s), types.filter, memory::format_tag::any);
+    memory::dims stride = {s.rows.stride, s.columns.stride}, pad = {s.rows.padding, s.columns.padding},
+                 dilation = {s.rows.dilation - 1, s.columns.dilation - 1};
+    const auto direct = dnnl::algorithm::convolution_direct;
+    dnnl::convolution_forward::primitive_desc forward(
+        {dnnl::prop_kind::forward_training, direct, x, filter, y, stride, dilation, pad, pad}, Engine());
+    memory::desc packed = forward.weights_desc();
+    if (kind == Kind::kForward) {
+      primitive_ = dnnl::convolution_forward(forward);
+    } else if (kind == Kind::kGradInput) {
+      dnnl::convolution_backward_data::primitive_desc desc({direct, x, filter, y, stride, dilation, pad, pad},
+                                                           Engine(), forward);
+      packed = desc.weights_desc();
+      primitive_ = dnnl::convolution_backward_data(desc);
+    } else {
+      dnnl::convolution_backward_weights::primitive_desc desc(
+          {direct, x, filter, y, stride, dilation, pad, pad}, Engine(), forward);
+      packed = desc.diff_weights_desc();
+      primitive_ = dnnl::convolution_backward_weights(desc);
+    }
+    x_ = memory(x, Engine(), nullptr);
+    y_ = memory(y, Engine(), nullptr);
+    memory::desc lies = FilterAsItLies(s, types.filter);
+    filter_ = memory(lies, Engine(), nullptr);
+    if (packed == lies) return;
+    packed_ = memory(packed, Engine());
+    reorder_ = kind == Kind::kGradFilter ? dnnl::reorder(packed_, filter_) : dnnl::reorder(filter_, packed_);
+  }
+
+  const ConvolutionShape& shape() const { return shape_; }
+
+  void Run(void* x, void* filter, void* y) {
+    x_.set_data_handle(x);
+    filter_.set_data_handle(filter);
+    y_.set_data_handle(y);
+    memory& weights = packed_ ? packed_ : filter_;
+    if (kind_ != Kind::kGradFilter && packed_) reorder_.execute(stream_, filter_, packed_);
+    if (kind_ == Kind::kForward) {
+      primitive_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, y_}});
+    } else if (kind_ == Kind::kGradInput) {
+      primitive_.execute(stream_,
+                         {{DNNL_ARG_DIFF_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
+    } else {
+      primitive_.execute(stream_,
+                         {{DNNL_ARG_SRC, x_}, {DNNL_ARG_DIFF_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
+      if (packed_) reorder_.execute(stream_, packed_, filter_);
+    }
+    stream_.wait();
+  }
+
+ private:
+  ConvolutionShape shape_;
+  Kind kind_;
+  dnnl::stream stream_{Engine()};
+  dnnl::primitive primitive_;
+  dnnl::reorder reorder_;
+  memory x_, filter_, y_, packed_;
+};
+
+class Convolution : public Kernel {
+ public:
+  Convolution(Kind kind, const KernelSpec& spec)
+      : kind_(kind), widen_(spec.in[0].dtype != DType::kFloat32), reference_(MakeReference(spec)) {
+    if (NarrowProduct::Worthwhile(spec.in[0].dtype)) widen_ = false;
+    const TensorArg* args[3] = {&spec.in[0], &spec.in[1], &spec.out[0]};
+    for (int i = 0; i < 3 && widen_; ++i) {
+      if (args[i]->dtype != DType::kFloat32) wide_[i].resize(args[i]->elements());
+    }
+  }
+
+  Status Run(const KernelContext& context) override {
+    const TensorArg& out = context.out[0];
+    if (out.elements() == 0) return Status();
+    if (context.in[0].elements() == 0 || context.in[1].elements() == 0) {
+      FillZero(out.data, out.elements() * static_cast<int64_t>(SizeOf(out.dtype)));
+      return Status();
+    }
+    ConvolutionArgs args = ConvolutionArgsOf(kind_, context);
+    Primitive* primitive = PrimitiveFor(ShapeOfConvolution(context.spec.attrs, args), args);
+    if (primitive == nullptr) return reference_->Run(context);
+    void* data[3] = {Input(context.in[0], 0), Input(context.in[1], 1),
+                     wide_[2].empty() ? out.data : wide_[2].data()};
+    // In the order of x, filter, y.
+    if (kind_ == Kind::kForward) primitive->Run(data[0], data[1], data[2]);
+    if (kind_ == Kind::kGradInput) primitive->Run(data[2], data[1], data[0]);
+    if (kind_ == Kind::kGradFilter) primitive->Run(data[0], data[2], data[1]);
+    if (!wide_[2].empty()) {
+      DispatchFloating(out.dtype, [&](auto t) {
+        using T = decltype(t);
+        ParallelFor(out.elements(), kGrain,
+                    [&](int64_t i, int64_t end) { Narrow(wide_[2].data() + i, end - i, out.as<T>() + i); });
+      });
+    }
+    return Status();
+  }
+
+ private:
+  // Micro-batches of a step may be of two sizes.
+  static constexpr size_t kKept = 2;
+
+  // Null where the library has none for the shape.
+  Primitive* PrimitiveFor(const ConvolutionShape& shape, const ConvolutionArgs& args) {
+    for (const auto& made : made_) {
+      if (made->shape() == shape) return made.get();
+    }
+    if (refused_) return nullptr;
+    auto type = [&](const TensorArg& arg) { return widen_ ? memory::data_type::f32 : TypeOf(arg.dtype); };
+    try {
+      auto primitive =
+          std::make_unique<Primitive>(kind_, shape, Types{type(*args.x), type(*args.filter), type(*args.y)});
+      if (made_.size() == kKept) made_.erase(made_.begin());
+      made_.push_back(std::move(primitive));
+    } catch (const dnnl::error&) {
+      refused_ = true;
+      return nullptr;
+    }
+    return made_.back().get();
+  }
+
+  void* Input(const TensorArg& x, int which) {
+    if (!widen_) return x.data;
+    float* to = wide_[which].data();
+    DispatchFloating(x.dtype, [&](auto t) {
+      using T = decltype(t);
+      ParallelFor(x.elements(), kGrain,
+                  [&](int64_t i, int64_t end) { Widen(x.as<T>() + i, end - i, to + i); });
+    });
+    return to;
+  }
+
+  Kind kind_;
+  bool widen_ = false, refused_ = false;
+  KernelPtr reference_;
+  std::vector<float> wide_[3];  // inputs and result in fp32; empty where they are
+  std::vector<std::unique_ptr<Primitive>> made_;
+};
+
+KernelPtr Make(Kind kind, const KernelSpec& spec) {
+  DType dtype = spec.in[0].dtype, result = spec.out[0].dtype;
+  bool fits = spec.in[1].dtype == dtype && (result == dtype || result == DType::kFloat32);
+  if (!fits) return MakeReference(spec);
+  return std::make_unique<Convolution>(kind, spec);
+}
+
+}  // namespace
+
+KernelPtr MakeConv2d(const KernelSpec& spec) { return Make(Kind::kForward, spec); }
+KernelPtr MakeConv2dGradInput(const KernelSpec& spec) { return Make(Kind::kGradInput, spec); }
+KernelPtr MakeConv2dGradFilter(const KernelSpec& spec) { return Make(Kind::kGradFilter, spec); }
+
+}  // namespace oneflow_like::cpu

@@ -1,0 +1,245 @@
+// group_norm and its gradient, channels along the vector lanes whatever the width of a group. Sums per
+// channel are taken in at most 32 fixed bands of rows for each sample and then joined to groups in double;
+// the rows are written with a centre, a factor and an offset for each channel of the sample.
+#include <cmath>
+#include <vector>
+
+#include "ops/cpu/channel_bands.h"
+#include "ops/cpu/kernels.h"
+#include "ops/reference.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+constexpr int64_t kBands = 32;
+
+struct Layout {
+  int64_t batch, rows, channels, groups, width;  // rows: of one sample; width: channels of a group
+  Bands bands;
+  Layout(const TensorArg& x, const TensorArg& statistic)
+      : batch(x.extent[0]),
+        rows(1),
+        channels(x.extent.back()),
+        groups(statistic.extent[1]),
+        width(groups > 0 ? channels / groups : 0),
+        bands(0, 1) {
+    for (int axis = 1; axis + 1 < x.extent.rank(); ++axis) rows *= x.extent[axis];
+    bands = Bands(rows, kBands);
+  }
+  double count() const { return static_cast<double>(std::max<int64_t>(1, rows * width)); }
+};
+
+// What a sample's channels are worked with, a number for each.
+class PerChannel {
+ public:
+  explicit PerChannel(int64_t size) : values_(size) {}
+  float* Of(int64_t n, int64_t channels) { return values_.data() + n * channels; }
+
+ private:
+  std::vector<float> values_;
+};
+
+// Sums of every band of every sample, and their totals.
+class BandSums {
+ public:
+  explicit BandSums(const Layout& l) : sums_(l.batch * l.bands.count * 2 * l.channels) {}
+
+  // f(n, first row, rows, sums) fills the two sums of a band.
+  template <typename F>
+  void Fill(const Layout& l, F&& f) {
+    ParallelFor(l.batch * l.bands.count, RowGrain(l.bands.length * l.channels),
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t i = begin; i < end; ++i) {
+                    int64_t first = i % l.bands.count * l.bands.length;
+                    f(i / l.bands.count, first, std::min(l.bands.length, l.rows - first),
+                      sums_.data() + i * 2 * l.channels);
+                  }
+                });
+  }
+
+  // Sum `which` of a channel of a sample.
+  double Total(const Layout& l, int64_t n, int64_t channel, int which) const {
+    double total = 0;
+    for (int64_t band = 0; band < l.bands.count; ++band)
+      total += sums_[((n * l.bands.count + band) * 2 + which) * l.channels + channel];
+    return total;
+  }
+
+ private:
+  std::vector<float> sums_;
+};
+
+// body(n, row) for every row of every sample.
+template <typename F>
+void ForRows(const Layout& l, F&& body) {
+  ParallelFor(l.batch * l.rows, RowGrain(l.channels), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i / l.rows, i);
+  });
+}
+
+template <typename T>
+class GroupNorm : public Kernel {
+ public:
+  explicit GroupNorm(const KernelSpec& spec) : GroupNorm(Layout(spec.in[0], spec.out[1])) {}
+
+  Status Run(const KernelContext& context) override {
+    const TensorArg &x = context.in[0], &y = context.out[0];
+    const Layout l(x, context.out[1]);
+    auto rows_of = [&](int64_t n, int64_t first) { return x.as<T>() + (n * l.rows + first) * l.channels; };
+    std::fill_n(centre_.Of(0, 0), l.batch * l.channels, 0.0f);
+    auto sum = [&](int64_t n, int64_t first, int64_t rows, float* sums) {
+      SumMoments(rows_of(n, first), centre_.Of(n, l.channels), rows, l.channels, sums);
+    };
+    sums_.Fill(l, sum);
+    ForGroups(l, [&](int64_t n, int64_t g) {
+      float mean = static_cast<float>(TotalOf(l, n, g, 0) / l.count());
+      context.out[1].as<float>()[n * l.groups + g] = mean;
+      std::fill_n(centre_.Of(n, l.channels) + g * l.width, l.width, mean);
+    });
+    sums_.Fill(l, sum);
+    const float* gamma = context.in[1].as<float>();
+    ForGroups(l, [&](int64_t n, int64_t g) {
+      double variance = TotalOf(l, n, g, 1) / l.count();
+      double rstd = 1 / std::sqrt(variance + context.spec.attrs.Float("eps"));
+      context.out[2].as<float>()[n * l.groups + g] = static_cast<float>(rstd);
+      for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c)
+        factor_.Of(n, l.channels)[c] = static_cast<float>(rstd * gamma[c]);
+    });
+    ForRows(l, [&](int64_t n, int64_t row) {
+      const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
+                  *beta = context.in[2].as<float>();
+      const T* from = x.as<T>() + row * l.channels;
+      T* to = y.as<T>() + row * l.channels;
+      ForVectors(l.channels, [&](int64_t c, auto lanes) {
+        Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
+        StoreVector(away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes), lanes, to + c);
+      });
+    });
+    return Status();
+  }
+
+ private:
+  explicit GroupNorm(const Layout& l)
+      : sums_(l), centre_(l.batch * l.channels), factor_(l.batch * l.channels) {}
+
+  template <typename F>
+  static void ForGroups(const Layout& l, F&& body) {
+    ParallelFor(l.batch * l.groups, RowGrain(l.bands.count * l.width), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(i / l.groups, i % l.groups);
+    });
+  }
+  double TotalOf(const Layout& l, int64_t n, int64_t g, int which) const {
+    double total = 0;
+    for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c) total += sums_.Total(l, n, c, which);
+    return total;
+  }
+
+  BandSums sums_;
+  PerChannel centre_, factor_;
+};
+
+template <typename T>
+class GroupNormGrad : public Kernel {
+ public:
+  explicit GroupNormGrad(const KernelSpec& spec) : GroupNormGrad(Layout(spec.in[1], spec.in[3])) {}
+
+  Status Run(const KernelContext& context) override {
+    const TensorArg &dy = context.in[0], &x = context.in[1], &dx = context.out[0];
+    const Layout l(x, context.in[3]);
+    const float* means = context.in[3].as<float>();
+    for (int64_t i = 0; i < l.batch * l.groups; ++i)
+      std::fill_n(centre_.Of(0, 0) + i * l.width, l.width, means[i]);
+    sums_.Fill(l, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
+      int64_t at = (n * l.rows + first) * l.channels;
+      SumProducts(dy.as<T>() + at, x.as<T>() + at, centre_.Of(n, l.channels), rows, l.channels, sums);
+    });
+    ParallelFor(l.channels, RowGrain(2 * l.batch * l.bands.count), [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c) JoinChannel(context, l, c);
+    });
+    ParallelFor(l.batch * l.groups, RowGrain(l.width), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) JoinGroup(context, l, i / l.groups, i % l.groups);
+    });
+    // dx = rstd gamma dy + slope (x - mean) + offset
+    ForRows(l, [&](int64_t n, int64_t row) {
+      const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
+                  *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
+      const int64_t at = row * l.channels;
+      ForVectors(l.channels, [&](int64_t c, auto lanes) {
+        Vector away = LoadVector(x.as<T>() + at + c, lanes) - LoadVector(centre + c, lanes);
+        Vector to = LoadVector(dy.as<T>() + at + c, lanes) * LoadVector(factor + c, lanes);
+        to += away * LoadVector(slope + c, lanes) + LoadVector(offset + c, lanes);
+        StoreVector(to, lanes, dx.as<T>() + at + c);
+      });
+    });
+    return Status();
+  }
+
+ private:
+  explicit GroupNormGrad(const Layout& l)
+      : sums_(l),
+        centre_(l.batch * l.channels),
+        factor_(l.batch * l.channels),
+        slope_(l.batch * l.channels),
+        offset_(l.batch * l.channels) {}
+
+  // dgamma and dbeta of a channel. Leaves the sums of each sample for JoinGroup.
+  void JoinChannel(const KernelContext& context, const Layout& l, int64_t c) {
+    const float* rstds = context.in[4].as<float>();
+    double dgamma = 0, dbeta = 0;
+    for (int64_t n = 0; n < l.batch; ++n) {
+      double total = sums_.Total(l, n, c, 0), products = sums_.Total(l, n, c, 1);
+      offset_.Of(n, l.channels)[c] = static_cast<float>(total);
+      slope_.Of(n, l.channels)[c] = static_cast<float>(products);
+      dgamma += products * rstds[n * l.groups + c / l.width];
+      dbeta += total;
+    }
+    context.out[1].as<float>()[c] = static_cast<float>(dgamma);
+    context.out[2].as<float>()[c] = static_cast<float>(dbeta);
+  }
+
+  void JoinGroup(const KernelContext& context, const Layout& l, int64_t n, int64_t g) {
+    const float* gamma = context.in[2].as<float>();
+    const double rstd = context.in[4].as<float>()[n * l.groups + g];
+    float *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
+    double total = 0, products = 0;
+    for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c) {
+      total += gamma[c] * static_cast<double>(offset[c]);
+      products += gamma[c] * static_cast<double>(slope[c]);
+    }
+    for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c) {
+      factor_.Of(n, l.channels)[c] = static_cast<float>(rstd * gamma[c]);
+      offset[c] = static_cast<float>(-rstd * total / l.count());
+      slope[c] = static_cast<float>(-rstd * rstd * rstd * products / l.count());
+    }
+  }
+
+  BandSums sums_;
+  PerChannel centre_, factor_, slope_, offset_;
+};
+
+// x, and what has its type, in one floating type; all else fp32.
+bool Mixed(const KernelSpec& spec, size_t x, std::initializer_list<const TensorArg*> alike) {
+  DType dtype = spec.in[x].dtype;
+  auto fits = [&](const TensorArg& arg) {
+    bool same = &arg == &spec.in[x] || std::find(alike.begin(), alike.end(), &arg) != alike.end();
+    return arg.dtype == (same ? dtype : DType::kFloat32);
+  };
+  return std::all_of(spec.in.begin(), spec.in.end(), fits) &&
+         std::all_of(spec.out.begin(), spec.out.end(), fits);
+}
+
+}  // namespace
+
+KernelPtr MakeGroupNorm(const KernelSpec& spec) {
+  if (!Mixed(spec, 0, {&spec.out[0]})) return MakeReference(spec);
+  return DispatchFloating(
+      spec.in[0].dtype, [&](auto t) -> KernelPtr { return std::make_unique<GroupNorm<decltype(t)>>(spec); });
+}
+KernelPtr MakeGroupNormGrad(const KernelSpec& spec) {
+  if (!Mixed(spec, 1, {&spec.in[0], &spec.out[0]})) return MakeReference(spec);
+  return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
+    return std::make_unique<GroupNormGrad<decltype(t)>>(spec);
+  });
+}
+
+}  // namespace oneflow_like::cpu

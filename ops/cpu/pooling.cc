@@ -1,0 +1,151 @@
+// Pooling, a line of results at a time, channels along the vector lanes. Gradients are written by the line of
+// x: every element gathers what the windows that have it give, so nothing is zeroed first and no two threads
+// write one element.
+#include "ops/pooling.h"
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/vectors.h"
+#include "ops/reference.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+using Places = int32_t __attribute__((vector_size(64), aligned(4), may_alias));
+
+template <typename Lanes>
+Places LoadPlaces(const int32_t* from, Lanes lanes) {
+  if constexpr (std::is_same_v<Lanes, FullVector>) return *reinterpret_cast<const Places*>(from);
+  Places all = {};
+  std::memcpy(&all, from, lanes * sizeof(int32_t));
+  return all;
+}
+template <typename Lanes>
+void StorePlaces(Places value, Lanes lanes, int32_t* to) {
+  std::memcpy(to, &value, lanes * sizeof(int32_t));
+}
+
+// body(n, line, column) for every position of a plane [n, rows, columns], in parallel by lines.
+// `work`: elements that a position reads and writes.
+template <typename F>
+void ForPositions(int64_t batch, int64_t rows, int64_t columns, int64_t work, F&& body) {
+  ParallelFor(batch * rows, RowGrain(columns * work), [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line) {
+      for (int64_t column = 0; column < columns; ++column) body(line / rows, line % rows, column);
+    }
+  });
+}
+
+template <typename T>
+Status MaxPool(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  const PoolShape s = ShapeOfPool(context.spec.attrs, x, y);
+  ForPositions(s.batch, s.rows.out, s.columns.out, 4 * s.channels, [&](int64_t n, int64_t p, int64_t q) {
+    const T* plane = x.as<T>() + n * s.rows.in * s.columns.in * s.channels;
+    const int64_t to = ((n * s.rows.out + p) * s.columns.out + q) * s.channels;
+    const PoolRange rows = s.rows.Window(p), columns = s.columns.Window(q);
+    ForVectors(s.channels, [&](int64_t c, auto lanes) {
+      int64_t first = rows.begin * s.columns.in + columns.begin;
+      Vector greatest = LoadVector(plane + first * s.channels + c, lanes);
+      Places where = Places{} + static_cast<int32_t>(first);
+      for (int64_t h = rows.begin; h < rows.end; ++h) {
+        for (int64_t w = columns.begin; w < columns.end; ++w) {
+          int64_t at = h * s.columns.in + w;
+          Vector value = LoadVector(plane + at * s.channels + c, lanes);
+          auto taken = (value > greatest) | (value != value);
+          greatest = taken ? value : greatest;
+          where = taken ? Places{} + static_cast<int32_t>(at) : where;
+        }
+      }
+      StoreVector(greatest, lanes, y.as<T>() + to + c);
+      StorePlaces(where, lanes, context.out[1].as<int32_t>() + to + c);
+    });
+  });
+  return Status();
+}
+
+template <typename T>
+Status MaxPoolGrad(const KernelContext& context) {
+  const TensorArg &dy = context.in[0], &at = context.in[1], &dx = context.out[0];
+  const PoolShape s = ShapeOfPool(context.spec.attrs, dx, dy);
+  ForPositions(s.batch, s.rows.in, s.columns.in, 2 * s.channels, [&](int64_t n, int64_t h, int64_t w) {
+    const int64_t here = h * s.columns.in + w, plane = n * s.rows.out * s.columns.out;
+    T* to = dx.as<T>() + (n * s.rows.in * s.columns.in + here) * s.channels;
+    const PoolRange rows = s.rows.Results(h), columns = s.columns.Results(w);
+    ForVectors(s.channels, [&](int64_t c, auto lanes) {
+      Vector total = {};
+      for (int64_t p = rows.begin; p < rows.end; ++p) {
+        for (int64_t q = columns.begin; q < columns.end; ++q) {
+          int64_t from = (plane + p * s.columns.out + q) * s.channels + c;
+          auto mine = LoadPlaces(at.as<int32_t>() + from, lanes) == Places{} + static_cast<int32_t>(here);
+          total += mine ? LoadVector(dy.as<T>() + from, lanes) : Vector{};
+        }
+      }
+      StoreVector(total, lanes, to + c);
+    });
+  });
+  return Status();
+}
+
+template <typename T>
+Status AvgPool(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  const PoolShape s = ShapeOfPool(context.spec.attrs, x, y);
+  ForPositions(s.batch, s.rows.out, s.columns.out, 4 * s.channels, [&](int64_t n, int64_t p, int64_t q) {
+    const T* plane = x.as<T>() + n * s.rows.in * s.columns.in * s.channels;
+    T* to = y.as<T>() + ((n * s.rows.out + p) * s.columns.out + q) * s.channels;
+    const PoolRange rows = s.rows.Window(p), columns = s.columns.Window(q);
+    const float share = s.Share(p, q);
+    ForVectors(s.channels, [&](int64_t c, auto lanes) {
+      Vector total = {};
+      for (int64_t h = rows.begin; h < rows.end; ++h) {
+        for (int64_t w = columns.begin; w < columns.end; ++w)
+          total += LoadVector(plane + (h * s.columns.in + w) * s.channels + c, lanes);
+      }
+      StoreVector(total * share, lanes, to + c);
+    });
+  });
+  return Status();
+}
+
+template <typename T>
+Status AvgPoolGrad(const KernelContext& context) {
+  const TensorArg &dy = context.in[0], &dx = context.out[0];
+  const PoolShape s = ShapeOfPool(context.spec.attrs, dx, dy);
+  ForPositions(s.batch, s.rows.in, s.columns.in, 2 * s.channels, [&](int64_t n, int64_t h, int64_t w) {
+    const int64_t plane = n * s.rows.out * s.columns.out;
+    T* to = dx.as<T>() + ((n * s.rows.in + h) * s.columns.in + w) * s.channels;
+    const PoolRange rows = s.rows.Results(h), columns = s.columns.Results(w);
+    ForVectors(s.channels, [&](int64_t c, auto lanes) {
+      Vector total = {};
+      for (int64_t p = rows.begin; p < rows.end; ++p) {
+        for (int64_t q = columns.begin; q < columns.end; ++q) {
+          const T* from = dy.as<T>() + (plane + p * s.columns.out + q) * s.channels + c;
+          total += LoadVector(from, lanes) * s.Share(p, q);
+        }
+      }
+      StoreVector(total, lanes, to + c);
+    });
+  });
+  return Status();
+}
+
+}  // namespace
+
+KernelPtr MakeMaxPool2d(const KernelSpec& spec) {
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(MaxPool<decltype(t)>)(spec); });
+}
+KernelPtr MakeMaxPool2dGrad(const KernelSpec& spec) {
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(MaxPoolGrad<decltype(t)>)(spec); });
+}
+KernelPtr MakeAvgPool2d(const KernelSpec& spec) {
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(AvgPool<decltype(t)>)(spec); });
+}
+KernelPtr MakeAvgPool2dGrad(const KernelSpec& spec) {
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(AvgPoolGrad<decltype(t)>)(spec); });
+}
+
+}  // namespace oneflow_like::cpu

@@ -1,0 +1,84 @@
+// Two sums for every channel over the rows of a tensor [rows channels], in an order that the shape alone
+// settles: what the statistics of batch and group norms, and their gradients, are made of.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cuda/operand.h"
+
+namespace oneflow_like::cuda {
+
+struct TwoTerms {
+  float a = 0.0f, b = 0.0f;
+};
+
+struct ChannelSumPlan {
+  int64_t rows = 0, channels = 0, bands = 0, length = 0;
+};
+
+// Bands of at least 64 rows, at most 256, as far as their sums fit the workspace. bands 0: they do not.
+inline ChannelSumPlan PlanChannelSums(int64_t rows, int64_t channels, const LaunchContext& launch) {
+  ChannelSumPlan plan{rows, channels};
+  int64_t each = 2 * static_cast<int64_t>(sizeof(float)) * std::max<int64_t>(1, channels);
+  int64_t most = std::min<int64_t>(256, static_cast<int64_t>(launch.workspace_bytes) / each);
+  if (most == 0) return plan;
+  plan.length = std::max<int64_t>(64, (rows + most - 1) / most);
+  plan.bands = std::max<int64_t>(1, (rows + plan.length - 1) / plan.length);
+  return plan;
+}
+
+// sums[band][two][channels]: the terms f(row, channel) of a band added up. A block has 32 channels of a band;
+// its 8 warps share the rows, neighbouring lanes read neighbouring channels.
+template <typename F>
+OFL_KERNEL void SumChannelBands(ChannelSumPlan plan, F f, float* sums) {
+  OFL_SHARED float room[2][8][32];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int64_t tiles = (plan.channels + 31) / 32, channel = blockIdx.x % tiles * 32 + lane;
+  int64_t band = blockIdx.x / tiles, first = band * plan.length;
+  int64_t end = first + plan.length < plan.rows ? first + plan.length : plan.rows;
+  TwoTerms sum;
+  for (int64_t row = first + warp; row < end && channel < plan.channels; row += 8) {
+    TwoTerms term = f(row, channel);
+    sum.a += term.a;
+    sum.b += term.b;
+  }
+  room[0][warp][lane] = sum.a;
+  room[1][warp][lane] = sum.b;
+  __syncthreads();
+  if (warp < 2 && channel < plan.channels) {
+    float total = 0.0f;
+    for (int w = 0; w < 8; ++w) total += room[warp][w][lane];
+    sums[(band * 2 + warp) * plan.channels + channel] = total;
+  }
+}
+
+// The bands' sums, joined in their order: a thread for each channel and sum.
+OFL_KERNEL inline void JoinChannelBands(ChannelSumPlan plan, const float* sums, FloatView a, FloatView b) {
+  int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < 2 * plan.channels; i += step) {
+    double total = 0;
+    for (int64_t band = 0; band < plan.bands; ++band) total += sums[band * 2 * plan.channels + i];
+    if (i < plan.channels) {
+      a.Put(i, static_cast<float>(total));
+    } else {
+      b.Put(i - plan.channels, static_cast<float>(total));
+    }
+  }
+}
+
+// a[c], b[c] = the sums of f(row, c) over all rows.
+template <typename F>
+Status SumChannels(int64_t rows, int64_t channels, F f, FloatView a, FloatView b,
+                   const LaunchContext& launch) {
+  if (channels == 0) return Status();
+  ChannelSumPlan plan = PlanChannelSums(rows, channels, launch);
+  if (plan.bands == 0) return Status(Cat(channels, " channels are more than the CUDA kernel has room for"));
+  float* sums = static_cast<float*>(launch.workspace);
+  Launch(SumChannelBands<F>, Grid{.x = static_cast<unsigned>(plan.bands * ((channels + 31) / 32))},
+         launch.stream, plan, f, sums);
+  Launch(JoinChannelBands, Grid{.x = BlocksFor(2 * channels, 256, launch.multiprocessors)}, launch.stream,
+         plan, sums, a, b);
+  return Status();
+}
+
+}  // namespace oneflow_like::cuda

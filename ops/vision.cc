@@ -1,0 +1,222 @@
+// The functions of ops/vision.h: each spells out its options for two axes and adds a node. What has one axis
+// is a picture of one row.
+#include "ops/vision.h"
+
+#include "ops/statistics.h"
+
+namespace oneflow_like {
+namespace {
+
+using Pair = std::vector<int64_t>;  // rows, columns
+
+// Which function was called, and where.
+struct Call {
+  const char* name;
+  Here at;
+  int axes;  // of its windows
+
+  std::string who() const {
+    std::string line = SourceLine(at).str();
+    return line.empty() ? std::string(name) : Cat(name, " at ", line);
+  }
+
+  void Require(Tensor x, int rank, const char* operand, const char* shape) const {
+    if (!x.defined()) Fail(who(), ": ", operand, " is a Tensor that was never given a value");
+    if (x.shape().rank() != rank)
+      Fail(who(), ": ", operand, " has ", x.shape().rank(), x.shape().rank() == 1 ? " axis" : " axes",
+           " but needs ", rank, " (", shape, ")");
+  }
+  void RequirePlane(Tensor x) const {
+    Require(x, axes + 2, "x", axes == 2 ? "batch, rows, columns, channels" : "batch, positions, channels");
+  }
+  void RequireFilter(Tensor filter) const {
+    Require(filter, axes + 2, "the filter",
+            axes == 2 ? "filters, rows, columns, channels of a group"
+                      : "filters, positions, channels of a group");
+  }
+
+  // An option for rows and columns; `row` is what the one row of a picture of one axis has.
+  Pair Both(const char* option, const Pair& given, int64_t row) const {
+    if (given.size() != 1 && static_cast<int>(given.size()) != axes)
+      Fail(who(), ": ", option, " has ", given.size(), " numbers but must have 1", axes == 2 ? " or 2" : "");
+    if (axes == 1) return {row, given[0]};
+    return {given[0], given.back()};
+  }
+
+  Tensor One(Tensor x, const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs) const {
+    return Apply(x.graph(), op, in, attrs, at)[0];
+  }
+
+  // [n l c] as one row, and back.
+  Tensor AsPlane(Tensor x) const {
+    if (axes == 2) return x;
+    const Dims shape = x.shape();
+    return reshape(x, {shape[0], 1, shape[1], shape[2]}, at);
+  }
+  Tensor FromPlane(Tensor x) const {
+    if (axes == 2) return x;
+    const Dims shape = x.shape();
+    return reshape(x, {shape[0], shape[2], shape[3]}, at);
+  }
+};
+
+Tensor Convolve(const Call& call, Tensor x, Tensor filter, const ConvOptions& o) {
+  call.RequirePlane(x);
+  call.RequireFilter(filter);
+  Attrs attrs = {{"stride", call.Both("stride", o.stride, 1)},
+                 {"padding", call.Both("padding", o.padding, 0)},
+                 {"dilation", call.Both("dilation", o.dilation, 1)},
+                 {"groups", o.groups}};
+  x = call.AsPlane(x);
+  return call.FromPlane(call.One(x, "conv2d", {x, call.AsPlane(filter)}, attrs));
+}
+
+Tensor ConvolveTransposed(const Call& call, Tensor x, Tensor filter, const ConvTransposeOptions& o) {
+  call.RequirePlane(x);
+  call.RequireFilter(filter);
+  const Pair stride = call.Both("stride", o.stride, 1), padding = call.Both("padding", o.padding, 0),
+             dilation = call.Both("dilation", o.dilation, 1),
+             more = call.Both("output_padding", o.output_padding, 0);
+  x = call.AsPlane(x);
+  filter = call.AsPlane(filter);
+  Pair size;
+  for (int axis : {0, 1}) {
+    if (more[axis] < 0 || more[axis] >= std::max<int64_t>(1, stride[axis]))
+      Fail(call.who(), ": output_padding is ", more[axis],
+           " but must be at least 0 and less than the stride, ", stride[axis]);
+    int64_t extent = (x.shape()[axis + 1] - 1) * stride[axis] - 2 * padding[axis] +
+                     dilation[axis] * (filter.shape()[axis + 1] - 1) + more[axis] + 1;
+    if (extent < 1)
+      Fail(call.who(), ": its result would have ", extent,
+           call.axes == 1 ? " positions"
+           : axis == 0    ? " rows"
+                          : " columns",
+           ", since ", padding[axis], " are cut off on both sides");
+    size.push_back(extent);
+  }
+  Attrs attrs = {
+      {"stride", stride}, {"padding", padding}, {"dilation", dilation}, {"groups", o.groups}, {"size", size}};
+  return call.FromPlane(call.One(x, "conv2d_grad_input", {x, filter}, attrs));
+}
+
+Tensor Pool(const Call& call, const char* op, Tensor x, const PoolOptions& o) {
+  call.RequirePlane(x);
+  const Pair kernel = call.Both("kernel", o.kernel, 1);
+  Attrs attrs = {{"kernel", kernel},
+                 {"stride", o.stride.empty() ? kernel : call.Both("stride", o.stride, 1)},
+                 {"padding", call.Both("padding", o.padding, 0)}};
+  if (std::string(op) == "avg_pool2d") attrs.Set("count_padding", int64_t{o.count_include_pad});
+  x = call.AsPlane(x);
+  return call.FromPlane(call.One(x, op, {x}, attrs));
+}
+
+Tensor PoolTo(const Call& call, const char* op, Tensor x, const Pair& size) {
+  call.RequirePlane(x);
+  x = call.AsPlane(x);
+  return call.FromPlane(call.One(x, op, {x}, {{"size", size}}));
+}
+
+}  // namespace
+
+Tensor conv2d(Tensor x, Tensor filter, const ConvOptions& options, Here at) {
+  return Convolve({"conv2d", at, 2}, x, filter, options);
+}
+Tensor conv1d(Tensor x, Tensor filter, const ConvOptions& options, Here at) {
+  return Convolve({"conv1d", at, 1}, x, filter, options);
+}
+Tensor conv2d_transpose(Tensor x, Tensor filter, const ConvTransposeOptions& options, Here at) {
+  return ConvolveTransposed({"conv2d_transpose", at, 2}, x, filter, options);
+}
+Tensor conv1d_transpose(Tensor x, Tensor filter, const ConvTransposeOptions& options, Here at) {
+  return ConvolveTransposed({"conv1d_transpose", at, 1}, x, filter, options);
+}
+
+Tensor max_pool2d(Tensor x, const PoolOptions& options, Here at) {
+  return Pool({"max_pool2d", at, 2}, "max_pool2d", x, options);
+}
+Tensor avg_pool2d(Tensor x, const PoolOptions& options, Here at) {
+  return Pool({"avg_pool2d", at, 2}, "avg_pool2d", x, options);
+}
+Tensor max_pool1d(Tensor x, const PoolOptions& options, Here at) {
+  return Pool({"max_pool1d", at, 1}, "max_pool2d", x, options);
+}
+Tensor avg_pool1d(Tensor x, const PoolOptions& options, Here at) {
+  return Pool({"avg_pool1d", at, 1}, "avg_pool2d", x, options);
+}
+Tensor adaptive_max_pool2d(Tensor x, int64_t rows, int64_t columns, Here at) {
+  return PoolTo({"adaptive_max_pool2d", at, 2}, "max_pool2d", x, {rows, columns});
+}
+Tensor adaptive_avg_pool2d(Tensor x, int64_t rows, int64_t columns, Here at) {
+  return PoolTo({"adaptive_avg_pool2d", at, 2}, "avg_pool2d", x, {rows, columns});
+}
+Tensor adaptive_max_pool1d(Tensor x, int64_t length, Here at) {
+  return PoolTo({"adaptive_max_pool1d", at, 1}, "max_pool2d", x, {1, length});
+}
+Tensor adaptive_avg_pool1d(Tensor x, int64_t length, Here at) {
+  return PoolTo({"adaptive_avg_pool1d", at, 1}, "avg_pool2d", x, {1, length});
+}
+
+Tensor interpolate(Tensor x, int64_t rows, int64_t columns, const InterpolateOptions& options, Here at) {
+  Call call{"interpolate", at, 2};
+  call.RequirePlane(x);
+  std::string mode = options.mode == ResizeMode::kNearest ? "nearest" : "bilinear";
+  return call.One(
+      x, "interpolate", {x},
+      {{"size", Pair{rows, columns}}, {"mode", mode}, {"align_corners", int64_t{options.align_corners}}});
+}
+
+Tensor group_norm(Tensor x, int64_t groups, Tensor gamma, Tensor beta, double eps, Here at) {
+  Call call{"group_norm", at, 2};
+  if (!x.defined()) Fail(call.who(), ": x is a Tensor that was never given a value");
+  return call.One(x, "group_norm", {x, gamma, beta}, {{"groups", groups}, {"eps", eps}});
+}
+
+namespace {
+
+// x normalised by statistics of its channels.
+Tensor Normalise(const Call& call, Tensor x, Tensor gamma, Tensor beta, Tensor mean, Tensor variance,
+                 double eps) {
+  Tensor factor = mul(gamma, rsqrt(shift(variance, eps, call.at), call.at), call.at);
+  return call.One(x, "channel_affine", {x, mean, factor, beta}, {});
+}
+
+void CheckBatchNorm(const Call& call, Tensor x, const std::vector<std::pair<const char*, Tensor>>& numbers,
+                    double eps) {
+  if (!x.defined()) Fail(call.who(), ": x is a Tensor that was never given a value");
+  if (x.shape().rank() < 2)
+    Fail(call.who(), ": x has ", x.shape().rank(), x.shape().rank() == 1 ? " axis" : " axes",
+         " but needs at least 2 (batch, .., channels)");
+  for (const auto& [name, tensor] : numbers) {
+    call.Require(tensor, 1, name, "channels");
+    if (tensor.shape()[0] != x.shape().back())
+      Fail(call.who(), ": ", name, " is ", tensor.shape().str(), " but x has ", x.shape().back(),
+           " channels");
+  }
+  if (!(eps > 0)) Fail(call.who(), ": eps is ", eps, " but must be greater than 0");
+}
+
+}  // namespace
+
+BatchNorm batch_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
+  Call call{"batch_norm", at, 2};
+  CheckBatchNorm(call, x, {{"gamma", gamma}, {"beta", beta}}, eps);
+  const int64_t channels = x.shape().back(), count = channels == 0 ? 0 : x.shape().elements() / channels;
+  if (count == 0) Fail(call.who(), ": x is ", x.shape().str(), ", which has no element to take a mean of");
+  const double share = 1.0 / static_cast<double>(count);
+  auto moments = [&](Tensor centre) { return Apply(x.graph(), "channel_moments", {x, centre}, {}, at); };
+  Tensor mean = scale(moments(full(x.graph(), {channels}, 0, DType::kFloat32, at))[0], share, at);
+  // The sum of x - mean is 0 but for rounding, which it takes out of the squares: so the variance does not
+  // depend on how exact the mean is, and no gradient flows through that.
+  std::vector<Tensor> about = moments(mean);
+  Tensor variance = relu(sub(scale(about[1], share, at), square(scale(about[0], share, at), at), at), at);
+  return {Normalise(call, x, gamma, beta, mean, variance, eps), mean, variance};
+}
+
+Tensor batch_norm_eval(Tensor x, Tensor gamma, Tensor beta, Tensor mean, Tensor variance, double eps,
+                       Here at) {
+  Call call{"batch_norm_eval", at, 2};
+  CheckBatchNorm(call, x, {{"gamma", gamma}, {"beta", beta}, {"mean", mean}, {"variance", variance}}, eps);
+  return Normalise(call, x, gamma, beta, mean, variance, eps);
+}
+
+}  // namespace oneflow_like
