@@ -4,7 +4,8 @@
 // optimizer makes of it, on the weight's slice; what Updated gave replaced by the new values; fetches last.
 // With clipping there is one norm for all: per slice the squares are summed, the slices' sums are added in
 // slice order, and the factor goes to every update. With a loss scale the factor divides by it, and no update
-// is made when the norm is not finite. Nodes that nothing of this needs are removed.
+// is made when the norm is not finite. A table that is only looked up in gets the rows that the batch touched
+// in place of its gradient, where the optimizer can use them. Nodes that nothing of this needs are removed.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -52,6 +53,7 @@ class Updater {
       weights_.push_back(train_.in[i]);
       gradients_.push_back(train_.in[i + 1]);
       decays_[train_.in[i]] = Decays(train_.in[i]) ? 1 : 0;
+      if (training_.optimizer.by_rows) FindRows(train_.in[i], &gradients_.back());
     }
     if (training_.clip_norm > 0 || scaled_ || Skips()) MeasureNorm();
     for (size_t i = 0; i < weights_.size(); ++i) Update(i);
@@ -93,10 +95,27 @@ class Updater {
       of_.Assign(variable, value);
       assigned_ = assigned_ || variable.id() == weight_.id();
     }
+    TouchedRows Rows() override {
+      auto touched = of_.touched_.find(weight_.id());
+      return touched == of_.touched_.end() ? TouchedRows{} : touched->second;
+    }
+    void FusedRows(const std::string& op, const std::vector<Tensor>& more, Attrs numbers) override {
+      const TouchedRows touched = Rows();
+      std::vector<Tensor> in = {weight_, touched.rows, touched.values};
+      in.insert(in.end(), more.begin(), more.end());
+      AddUpdate(op, in, numbers);
+    }
     void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) override {
       std::vector<Tensor> in = {weight_, raw_};
       in.insert(in.end(), state.begin(), state.end());
       if (counts) in.push_back(Updates());
+      AddUpdate(op, in, numbers);
+    }
+    bool assigned() const { return assigned_; }
+
+   private:
+    // The operator, with the operands that all updates share.
+    void AddUpdate(const std::string& op, std::vector<Tensor> in, Attrs numbers) {
       if (of_.factor_.defined()) in.push_back(of_.factor_);
       if (of_.finite_.defined()) in.push_back(of_.finite_);
       numbers.Set("lr", numbers.Float("lr") * RateFactor());
@@ -109,9 +128,6 @@ class Updater {
       Apply(&of_.graph_, op, in, numbers);
       assigned_ = true;
     }
-    bool assigned() const { return assigned_; }
-
-   private:
     double RateFactor() const { return of_.graph_.producer(weight_.id()).attrs.Float("rate", 1); }
     // With the weight's first `axes` axes, cut as it is along them.
     Tensor StateOf(const std::string& name, const Dims& shape, double first, int axes) {
@@ -139,6 +155,23 @@ class Updater {
     slice_ = like.slice;
     origin_.slice = like.placed ? &slice_ : nullptr;
     origin_.line = like.line;
+  }
+
+  // Rows that the batch touched in place of the gradient of a table, where it is made of such rows and there
+  // are few of them. They are listed as a whole, so not where micro-batches bring them one after another.
+  void FindRows(int weight, int* gradient) {
+    const Node node = graph_.producer(*gradient);
+    const OpDef* def = graph_.catalog().Find(node.op);
+    if (!def || !def->rows || options_.times > 1 || training_.fed_rate ||
+        graph_.value(weight).shape.rank() != 2)
+      return;
+    std::vector<Tensor> in;
+    for (int v : node.in) in.emplace_back(&graph_, v);
+    if (2 * in[0].shape().elements() > graph_.value(weight).shape[0]) return;
+    At(graph_.producer(weight));
+    const auto [ids, values] = def->rows(node.attrs, in);
+    touched_[weight] = unique_rows(ids, values);
+    *gradient = touched_[weight].values.id();
   }
 
   // Whether anything but elementwise operators and norms reads the weight, itself or a view of it: weights of
@@ -280,9 +313,10 @@ class Updater {
   Slice slice_;
   const std::vector<std::vector<int>> readers_;  // of the values there are before updates
   std::vector<int> weights_, gradients_;
-  std::map<int, double> decays_;  // by weight, WeightUpdate::Decay where no option says it
+  std::map<int, TouchedRows> touched_;  // by weight, of tables; their gradient is that of the values
+  std::map<int, double> decays_;        // by weight, WeightUpdate::Decay where no option says it
   Tensor factor_, updates_, fed_;
-  Tensor finite_, fits_fp16_;  // whether updates are made; whether no gradient overflowed
+  Tensor finite_, fits_fp16_;          // whether updates are made; whether no gradient overflowed
   std::pair<Tensor, Tensor> counted_;  // a state of the training, and what it is where the step counts
   std::map<std::pair<Slice, double>, Tensor> rates_;
 };

@@ -2,53 +2,8 @@
 #include "examples/gpt_model.h"
 
 #include <cmath>
-#include <string>
 
 namespace oneflow_like {
-namespace {
-
-constexpr double kStddev = 0.02;
-
-// Radford et al. 2019: what is added to the residual stream starts smaller, the more is added to it.
-double ResidualStddev(const GptConfig& config) { return kStddev / std::sqrt(2.0 * config.layers); }
-
-Tensor LayerNorm(Scope s, Tensor x, int64_t width) {
-  return layer_norm(x, s.Weight("gamma", {width}, Ones()), s.Weight("beta", {width}, Zeros()));
-}
-
-Tensor Attention(Scope s, Tensor x, const GptConfig& c) {
-  const int64_t depth = c.width / c.heads;
-  auto project = [&](const std::string& name) {
-    Tensor weight = s.Weight(name, {c.width, c.heads, depth}, Normal(kStddev), {{"tp", S(1)}});
-    Tensor bias = s.Weight(name + "_bias", {c.heads, depth}, Zeros(), {{"tp", S(0)}});
-    return einsum("bsw,whd->bshd", x, weight) + bias;
-  };
-  Tensor q = project("q"), k = project("k"), v = project("v");
-  Tensor mixed = attention(q, k, v, {.causal = true, .dropout = c.dropout});
-  Tensor out = s.Weight("out", {c.heads, depth, c.width}, Normal(ResidualStddev(c)), {{"tp", S(0)}});
-  return einsum("bshd,hdw->bsw", mixed, out) + s.Weight("out_bias", {c.width}, Zeros());
-}
-
-Tensor Mlp(Scope s, Tensor x, const GptConfig& c) {
-  const int64_t inner = 4 * c.width;
-  Tensor up = s.Weight("up", {c.width, inner}, Normal(kStddev), {{"tp", S(1)}});
-  Tensor up_bias = s.Weight("up_bias", {inner}, Zeros(), {{"tp", S(0)}});
-  Tensor down = s.Weight("down", {inner, c.width}, Normal(ResidualStddev(c)), {{"tp", S(0)}});
-  Tensor hidden = gelu(matmul(x, up) + up_bias);
-  return matmul(hidden, down) + s.Weight("down_bias", {c.width}, Zeros());
-}
-
-Tensor Block(Scope s, Tensor x, const GptConfig& c) {
-  x = x + dropout(Attention(s / "attention", LayerNorm(s / "norm1", x, c.width), c), c.dropout);
-  return x + dropout(Mlp(s / "mlp", LayerNorm(s / "norm2", x, c.width), c), c.dropout);
-}
-
-}  // namespace
-
-int StageOfLayer(const GptConfig& config, const Mesh& mesh, int64_t layer) {
-  const int stages = mesh.axis_size(mesh.AxisOrFail("pp", "gpt"));
-  return static_cast<int>(layer * stages / config.layers);
-}
 
 void CheckGpt(const GptConfig& c, const Mesh& mesh) {
   for (const char* axis : {"dp", "tp"}) mesh.AxisOrFail(axis, "gpt");
@@ -67,25 +22,27 @@ void CheckGpt(const GptConfig& c, const Mesh& mesh) {
 }
 
 Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
-  const Mesh& mesh = scope.mesh();
-  CheckGpt(c, mesh);
+  CheckGpt(c, scope.mesh());
   const int64_t length = tokens.shape().back();
   if (length > c.context) Fail("gpt: sequences of ", length, " tokens, but context is ", c.context);
 
+  const Initializer init = Normal(0.02);
+  // Radford et al. 2019: what is added to the residual stream starts smaller, the more is added to it.
+  const Initializer small = Normal(0.02 / std::sqrt(2.0 * c.layers));
+  nn::TransformerOptions block;
+  block.attention = {.heads = c.heads, .dropout = c.dropout, .init = init, .out_init = small};
+  block.mlp = {.init = init, .out_init = small};
+  block.dropout = c.dropout;
+
   Scope first = scope.Stage("pp", 0);
-  Tensor table = first.Weight("embedding", {c.vocabulary, c.width}, Normal(kStddev), {{"tp", S(0)}});
-  Tensor positions = first.Weight("positions", {c.context, c.width}, Normal(kStddev), {.decay = 1});
+  Tensor table = first.Weight("embedding", {c.vocabulary, c.width}, init, {{"tp", S(0)}});
+  Tensor positions = first.Weight("positions", {c.context, c.width}, init, {.decay = 1});
   if (length < c.context) positions = slice(positions, 0, 0, length);
   Tensor x = dropout(embedding(table, tokens) + positions, c.dropout);
-
-  int stage = 0;
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    const int next = StageOfLayer(c, mesh, layer);
-    if (next != stage) x = to_stage(x, "pp", stage = next);
-    x = Block(scope.Stage("pp", stage) / ("block" + std::to_string(layer)), x, c);
-  }
-  x = LayerNorm(scope.Stage("pp", stage) / "norm", x, c.width);
-  return einsum("bsw,vw->bsv", x, stage == 0 ? table : to_stage(table, "pp", stage));
+  x = nn::layers(scope, x, c.layers,
+                 [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
+  x = nn::LayerNorm(scope / "norm", x);
+  return einsum("bsw,vw->bsv", x, to_stage_of(table, x));
 }
 
 Tensor GptLoss(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config) {

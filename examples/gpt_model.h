@@ -21,9 +21,6 @@ struct GptConfig {
 // mesh axis pp needs at least one layer.
 void CheckGpt(const GptConfig& config, const Mesh& mesh);
 
-// The stage of axis pp that block `layer` runs on: stages get equally many blocks, up to one.
-int StageOfLayer(const GptConfig& config, const Mesh& mesh, int64_t layer);
-
 // tokens i32[batch, s] with s <= context -> logits f32[batch, s, vocabulary]. The mesh has axes dp, tp and pp
 // (of any extent): heads, the hidden layer of each MLP and the rows of the embedding table are cut over tp,
 // blocks are spread over pp. dp cuts whatever the caller's input says. Weights are the same variables

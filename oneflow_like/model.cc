@@ -330,4 +330,15 @@ Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
   return y;
 }
 
+Tensor to_stage_of(Tensor x, Tensor other, Here at) {
+  const std::string who = Who("to_stage_of", x.defined() ? x.name() : "", at);
+  const Graph& graph = *GraphOf(x, who);
+  if (GraphOf(other, who) != &graph) Fail(who, ": both tensors must be of one graph");
+  const std::vector<int> wanted = graph.producer(other.id()).slice.fixed;
+  for (int a = 0; a < graph.mesh().rank(); ++a)
+    if (wanted[a] != Slice::kFree && graph.producer(x.id()).slice.fixed[a] != wanted[a])
+      x = to_stage(x, graph.mesh().axis_name(a), wanted[a], at);
+  return x;
+}
+
 }  // namespace oneflow_like

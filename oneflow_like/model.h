@@ -33,8 +33,10 @@ class Scope {
   // of the model, it is the same variable. The later request repeats shape and initialiser, and may leave out
   // the annotation and the stage; one that contradicts the first request is an Error that names both lines.
   // Throws Error for a name with a ':', which is how the state of trainings is named.
-  Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
-                const Annotation& sbp = {}, OFL_HERE) const;
+  Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init, NoOptions = {},
+                OFL_HERE) const;
+  Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init, const Annotation& sbp,
+                OFL_HERE) const;
   Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
                 const WeightOptions& options, OFL_HERE) const;
   // A variable that no training changes but by assign: running statistics, averages of weights, caches,
@@ -168,5 +170,8 @@ std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, OFL_HERE);
 Tensor annotate(Tensor x, const Annotation& sbp, OFL_HERE);
 // x, on another pipeline stage: what is computed from the result lives there.
 Tensor to_stage(Tensor x, const std::string& axis, int index, OFL_HERE);
+// x, on the stage that `other` is on: for weights that are read in several places. x itself where both are on
+// one, or `other` is on none.
+Tensor to_stage_of(Tensor x, Tensor other, OFL_HERE);
 
 }  // namespace oneflow_like

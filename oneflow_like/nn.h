@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "oneflow_like/model.h"
+#include "ops/sparse.h"
 #include "ops/vision.h"
 
 namespace oneflow_like::nn {

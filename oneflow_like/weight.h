@@ -88,6 +88,9 @@ struct WeightOptions {
   std::optional<DType> dtype;
 };
 
+// `{}` in the place of options.
+enum class NoOptions : uint8_t {};
+
 struct StateOptions {
   Annotation sbp, stored;  // as of weights
   DType dtype = DType::kFloat32;

@@ -292,6 +292,11 @@ Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, c
   return Tensor(this, this->node(id).out[0]);
 }
 
+Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init, NoOptions,
+                     Here at) const {
+  return Weight(name, shape, init, WeightOptions{}, at);
+}
+
 Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializer& init,
                      const Annotation& sbp, Here at) const {
   return Weight(name, shape, init, WeightOptions{.sbp = sbp}, at);

@@ -34,6 +34,7 @@ const Catalog& BuiltinCatalog() {
     AddGroupNorm(all);
     AddBatchNorm(all);
     AddOptimizers(all);
+    AddAssign(all);
     AddLossScaling(all);
     AddFused(all);
     return all;

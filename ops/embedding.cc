@@ -97,6 +97,11 @@ void AddEmbedding(Catalog* catalog) {
           },
       .dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; },
       .check = CheckGrad,
+      .rows =
+          [](const Attrs&, const std::vector<Tensor>& in) {
+            const int64_t n = in[0].shape().elements(), width = in[1].shape().back();
+            return std::pair{reshape(in[0], {n}), reshape(in[1], {n, width})};
+          },
       .flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); },
       .reference = EmbeddingGradReference,
       .any_type = true,

@@ -6,6 +6,7 @@
 
 #include "ops/bags.h"
 #include "ops/functional.h"
+#include "ops/sparse.h"
 #include "ops/manifest.h"
 
 namespace oneflow_like {
@@ -157,6 +158,23 @@ std::vector<Tensor> BagGrad(const GradCall& c) {
   return din;
 }
 
+// Every place of a bag as a row of its own; those past its length name none.
+std::pair<Tensor, Tensor> RowsOfBags(const Attrs& attrs, const std::vector<Tensor>& in) {
+  Tensor ids = in[0], lengths = in[1], dy = in[2];
+  const int64_t bags = ids.shape()[0], places = ids.shape()[1], width = dy.shape()[1];
+  Tensor place = arange(ids.graph(), 0, static_cast<double>(places), 1, lengths.dtype());
+  Tensor here = less(reshape(place, {1, places}), reshape(lengths, {bags, 1}));
+  Tensor named = where(here, ids, full(ids.graph(), {1, 1}, -1, ids.dtype()));
+  Tensor each = reshape(dy, {bags, 1, width});
+  if (attrs.Str("mode") == "mean") {
+    Tensor count = maximum(lengths, full(ids.graph(), {1}, 1, lengths.dtype()));
+    each = each / reshape(cast(count, dy.dtype()), {bags, 1, 1});
+  }
+  if (in.size() > 3) each = each * reshape(in[3], {bags, places, 1});
+  return {reshape(named, {bags * places}),
+          reshape(broadcast_to(each, {bags, places, width}), {bags * places, width})};
+}
+
 double RowsFlops(const BoundRule& rule) {
   return static_cast<double>(rule.extents.at("b")) * rule.extents.at("l") * rule.extents.at("d");
 }
@@ -221,6 +239,7 @@ void AddGradients(Catalog* catalog) {
     RequireAttr(call, "mode");
   };
   grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[2]}; };
+  grad.rows = RowsOfBags;
   grad.flops = RowsFlops;
   grad.any_type = grad.typed = true;
   grad.reference = EmbeddingBagGrad;

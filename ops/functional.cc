@@ -387,5 +387,9 @@ Tensor dropout(Tensor x, double p, Here at) { return dropout(x, p, "", at); }
 // --- Variables -----------------------------------------------------------------------------------
 
 Tensor assign(Tensor variable, Tensor value, Here at) { return One("assign", {variable, value}, {}, at); }
+Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, Here at) {
+  return One("assign_slice", {variable, value, begin},
+             {{"axis", NormalAxis("assign_slice", axis, variable, at)}}, at);
+}
 
 }  // namespace oneflow_like

@@ -228,6 +228,9 @@ int64_t DrawKey(const std::string& name);
 // the result: as an output, as one of SessionOptions::also, or because an output depends on it. A value that
 // differs between micro-batches must be reduced over the batch first. Two assigns to a variable are an Error.
 Tensor assign(Tensor variable, Tensor value, OFL_HERE);
+// The same of the part [begin, begin + extent of value) of one axis; begin[] is i32 or i64. What is outside
+// of it stays, and costs nothing. A begin for which the part is not inside the axis fails the step.
+Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, OFL_HERE);
 
 // A node by name, for operators without a function of their own (gradients, operators of the user's).
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,

@@ -45,6 +45,7 @@ void AddInterpolate(Catalog* catalog);
 void AddGroupNorm(Catalog* catalog);
 void AddBatchNorm(Catalog* catalog);
 void AddOptimizers(Catalog* catalog);
+void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
 void AddFused(Catalog* catalog);
 

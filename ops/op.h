@@ -38,6 +38,10 @@ using GradFn = std::function<std::vector<Tensor>(const GradCall&)>;
 // An expansion: the same outputs from simpler operators, whose labels can be cut.
 using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
+// Of a gradient of a table [v d], from the operator's inputs: ids[n], in which a negative one names no row, and
+// values[n d] of which the table's gradient is the sum by id.
+using RowsFn = std::function<std::pair<Tensor, Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
+
 // What mixed precision makes of an operator (compiler/mixed_precision.cc).
 //   kNarrow  worth its rounding: reads the narrow type
 //   kFollow  in the type of its floating operands: the narrow one where all of them have it (weights and
@@ -80,6 +84,7 @@ struct OpDef {
   GradFn grad;
   bool stops_gradient = false;
   ExpandFn expand;
+  RowsFn rows;  // lets an optimizer update the rows of a table that a batch touched, and no others
   // Where profiles count its time: "matmul", "convolution", "attention", or a kind of the user's own.
   std::string category = "other";
   std::function<double(const BoundRule&)>

@@ -196,32 +196,10 @@ void AddUpdate(Catalog* catalog, const std::string& name, const std::string& doc
   catalog->Add(def);
 }
 
-Status AssignReference(const KernelContext& context) {
-  const TensorArg &value = context.in[1], &to = context.out[0];
-  if (value.data != to.data && value.elements() > 0)
-    std::memmove(to.data, value.data, value.elements() * SizeOf(value.dtype));
-  return {};
-}
-
-Status CopyReference(const KernelContext& context) {
-  const TensorArg &from = context.in[0], &to = context.out[0];
-  if (from.elements() > 0) std::memcpy(to.data, from.data, from.elements() * SizeOf(from.dtype));
-  return {};
-}
-
 Status RateReference(const KernelContext& context) {
   const Attrs& attrs = context.spec.attrs;
   StoreFloat(context.out[0], 0, attrs.Float("lr") * ScheduleFactor(attrs, context.step));
   return {};
-}
-
-void CheckAssign(const OpCall& call) {
-  RequireInputs(call, 2);
-  if (call.dtypes[0] != call.dtypes[1])
-    Fail(call.who, ": the variable is ", Name(call.dtypes[0]), " but the value is ", Name(call.dtypes[1]),
-         "; cast the value");
-  if (call.shapes[0] != call.shapes[1])
-    Fail(call.who, ": the variable is ", call.shapes[0].str(), " but the value is ", call.shapes[1].str());
 }
 
 void CheckRate(const OpCall& call) {
@@ -232,34 +210,7 @@ void CheckRate(const OpCall& call) {
   CheckSchedule(call.who, *call.attrs);
 }
 
-void AddAssign(Catalog* catalog) {
-  catalog->Add({
-      .name = "assign",
-      .doc = "The variable takes the value when the step's other readers have read what it held.",
-      .axes_of =
-          [](const OpCall& call) {
-            std::string axes = "[" + Letters(0, call.shapes[0].rank()) + "]";
-            return "variable" + axes + ", value" + axes + " -> new" + axes;
-          },
-      .check = CheckAssign,
-      .flops = [](const BoundRule&) { return 0.0; },
-      .reference = AssignReference,
-      .inplace = {{0, 0}},
-      .samples = {{.in = {{5, 7}, {5, 7}}},
-                  {.in = {{3}, {3}}, .dtypes = {DType::kInt32, DType::kInt32}},
-                  {.in = {{}, {}}}},
-  });
-  catalog->Add({
-      .name = "copy",
-      .doc = "x itself, in memory of its own.",
-      .axes = "x[..] -> y[..]",
-      .linear = {{"x"}},
-      .grad = [](const GradCall& call) { return call.dout; },
-      .flops = [](const BoundRule&) { return 0.0; },
-      .reference = CopyReference,
-      .precision = Precision::kFollow,
-      .samples = {{.in = {{6, 4}}}, {.in = {{2, 3, 5}}, .dtypes = {DType::kInt32}}, {.in = {{}}}},
-  });
+void AddRate(Catalog* catalog) {
   catalog->Add({
       .name = "learning_rate",
       .doc = "lr times what the schedule says of the step.",
@@ -297,7 +248,7 @@ void AddOptimizers(Catalog* catalog) {
       catalog, "adamw",
       "Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019): w -= lr weight_decay w.",
       {{"m", "v"}, true}, 14, adam, AdamReference<true>);
-  AddAssign(catalog);
+  AddRate(catalog);
   catalog->Add({
       .name = "clip_factor",
       .doc = "From a sum of squares: the factor min(1, max_norm / (norm + 1e-6)) that clips to a norm, and "
@@ -342,10 +293,12 @@ Sgd::operator Optimizer() const {
   numbers.Set("momentum", momentum);
   if (nesterov) numbers.Set("nesterov", int64_t{1});
   Optimizer optimizer("sgd", [plain, numbers](WeightUpdate& u) {
+    if (u.Rows().rows.defined()) return u.FusedRows("sgd_rows", {}, NumbersFor(u, plain));
     if (numbers.Float("momentum") == 0) return u.Fused("sgd_plain", {}, false, NumbersFor(u, plain));
     u.Fused("sgd", {u.State("sgd_v")}, false, NumbersFor(u, numbers));
   });
   optimizer.numbers = numbers;
+  optimizer.by_rows = momentum == 0 && weight_decay == 0;
   return optimizer;
 }
 

@@ -21,6 +21,7 @@
 
 #include "ops/functional.h"
 #include "ops/schedule.h"
+#include "ops/sparse.h"
 
 namespace oneflow_like {
 
@@ -35,8 +36,8 @@ class WeightUpdate {
   // A variable like the weight: its shape, its cut, its stage. `first` fills it before the first step. It is
   // kept in the model as <training>:<name>/<weight>.
   virtual Tensor State(const std::string& name, double first = 0) = 0;
-  // [rows] : one number for each index of the weight's first axis, cut as that is. REQUIRES: the weight has an
-  // axis.
+  // [rows] : one number for each index of the weight's first axis, cut as that is. REQUIRES: the weight has
+  // an axis.
   virtual Tensor RowState(const std::string& name, double first = 0) = 0;
   // The weight's path in the model.
   virtual const std::string& path() = 0;
@@ -54,6 +55,13 @@ class WeightUpdate {
   // weight, gradient, `state`, with `counts` the number of updates, then what clipping and loss scaling tell,
   // and the rate where TrainOptions::lr_function gives it. Its attribute "lr" is made this weight's.
   virtual void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) = 0;
+  // The gradient as the rows that the batch touched, for an optimizer with `by_rows`, where the weight is a
+  // table of many more rows that is only looked up in; it is clipped and scaled when FusedRows reads it. Else
+  // its `rows` are undefined.
+  virtual TouchedRows Rows() = 0;
+  // The same update of those rows alone, by an operator of operands weight, rows, values, `more`, and what
+  // clipping and loss scaling tell.
+  virtual void FusedRows(const std::string& op, const std::vector<Tensor>& more, Attrs numbers) = 0;
 };
 
 struct Optimizer {
@@ -64,10 +72,11 @@ struct Optimizer {
   std::function<void(WeightUpdate&)> update;
   // Of an optimizer that is one operator of that name: its attributes, checked before the graph is built.
   Attrs numbers;
+  bool by_rows = false;  // it asks WeightUpdate::Rows
 };
-// Steps that change nothing because their gradient is an outlier: its norm, before clipping, is above `above`,
-// or above `times` the running average of the norms of earlier steps that counted (decay 0.98; from the 11th
-// on). 0: not looked at. A norm that is no number is skipped too.
+// Steps that change nothing because their gradient is an outlier: its norm, before clipping, is above
+// `above`, or above `times` the running average of the norms of earlier steps that counted (decay 0.98; from
+// the 11th on). 0: not looked at. A norm that is no number is skipped too.
 struct SkipSteps {
   double above = 0, times = 0;
 };
@@ -76,7 +85,7 @@ struct SkipSteps {
 void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Schedule& schedule);
 
 // v = momentum v + g, w -= lr v (Sutskever et al. 2013, PyTorch's form); nesterov: w -= lr (g + momentum v).
-// No v is kept without momentum. Weight decay adds to g.
+// No v is kept without momentum. Weight decay adds to g. Without either a table costs what the batch touches.
 struct Sgd {
   double lr = 0.1, momentum = 0, weight_decay = 0;
   bool nesterov = false;

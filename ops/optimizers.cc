@@ -81,7 +81,12 @@ RmsProp::operator Optimizer() const {
 
 Adagrad::operator Optimizer() const {
   Optimizer optimizer("adagrad", [rule = *this](WeightUpdate& u) {
-    Tensor w = u.weight(), g = WithDecay(u, rule.weight_decay), squares = square(g);
+    Tensor w = u.weight();
+    if (const TouchedRows touched = u.Rows(); touched.rows.defined()) {
+      Tensor state = u.RowState("adagrad_s", rule.initial), squares = mean(square(touched.values), {1});
+      return u.FusedRows("adagrad_rows", {squares, state}, {{"lr", rule.lr}, {"eps", rule.eps}});
+    }
+    Tensor g = WithDecay(u, rule.weight_decay), squares = square(g);
     const bool rows = rule.by_rows && w.shape().rank() > 1;
     Tensor s = rows ? u.RowState("adagrad_s", rule.initial) : u.State("adagrad_s", rule.initial);
     if (rows) {
@@ -99,6 +104,7 @@ Adagrad::operator Optimizer() const {
     u.Assign(w, w - g / by * u.Rate(rule.lr));
   });
   optimizer.numbers = {{"lr", lr}, {"eps", eps}, {"weight_decay", weight_decay}};
+  optimizer.by_rows = by_rows && weight_decay == 0;
   return optimizer;
 }
 
@@ -117,7 +123,8 @@ Lamb::operator Optimizer() const {
     u.Assign(v, squares);
     u.Assign(w, w - step * (trust * u.Rate(rule.lr)));
   });
-  optimizer.numbers = {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}};
+  optimizer.numbers = {
+      {"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}};
   return optimizer;
 }
 

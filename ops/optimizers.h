@@ -17,7 +17,8 @@ struct RmsProp {
 };
 
 // Duchi et al. 2011: s += g^2, w -= lr g / (sqrt(s) + eps); weight decay adds to g. `by_rows`: one number of
-// state for each row of a weight, to which the mean of g^2 over the row is added; for tables of embeddings.
+// state for each row of a weight, to which the mean of g^2 over the row is added; for tables of embeddings, which
+// then cost what the batch touches.
 struct Adagrad {
   double lr = 1e-2, eps = 1e-10, initial = 0, weight_decay = 0;
   bool by_rows = false;

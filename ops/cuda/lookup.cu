@@ -1,5 +1,5 @@
-// Operators that choose by index: embedding, gather, pick, pick_grad, one_hot. The gradients of embedding and
-// gather, which add up rows, are in row_sums.cu.
+// Operators that choose by index: embedding, gather, pick, pick_grad, one_hot, assign_slice. The gradients of
+// embedding and gather, which add up rows, are in row_sums.cu.
 //
 // Floor, bytes: embedding and gather read and write each chosen row once, in words of up to 16 bytes;
 // pick_grad and one_hot write their output once (a fill at the speed of memory, then one element per row);
@@ -117,6 +117,50 @@ Status OneHot(const KernelContext& context, const LaunchContext& launch) {
   return PutOne(context, launch, FloatView{}, true);
 }
 
+// Elements of value[outer part inner] to y[outer all inner], from `begin` on.
+template <typename Word>
+OFL_KERNEL void PutPart(const Word* value, IndexView begin, Word* y, int64_t outer, int64_t part, int64_t all,
+                        int64_t inner, FaultPort port) {
+  const int64_t from = begin.At(0), step = int64_t{gridDim.x} * blockDim.x;
+  const bool inside = from >= 0 && from <= all - part;
+  if (blockIdx.x == 0 && threadIdx.x == 0) CheckIndex(begin, 0, from, true, all - part + 1, port);
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; inside && i < outer * part * inner;
+       i += step) {
+    const int64_t row = i / (part * inner);
+    y[row * all * inner + from * inner + (i - row * part * inner)] = value[i];
+  }
+}
+
+Status AssignSlice(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg &variable = context.in[0], &value = context.in[1], &y = context.out[0];
+  const int axis = static_cast<int>(context.spec.attrs.Int("axis"));
+  const size_t bytes = static_cast<size_t>(y.elements()) * SizeOf(y.dtype);
+  if (bytes > 0 && variable.data != y.data)
+    cudaMemcpyAsync(y.data, variable.data, bytes, cudaMemcpyDefault, launch.stream);
+  int64_t outer = 1, inner = 1;
+  for (int i = 0; i < y.extent.rank(); ++i) (i < axis ? outer : inner) *= i == axis ? 1 : y.extent[i];
+  auto put = [&](auto word) {
+    using Word = decltype(word);
+    Grid grid{.x = BlocksFor(std::max<int64_t>(1, value.elements()), 256, launch.multiprocessors)};
+    Launch(PutPart<Word>, grid, launch.stream, value.as<Word>(), IndicesOf(context.in[2]), y.as<Word>(),
+           outer, value.extent[axis], y.extent[axis], inner, FaultOf(launch, 2));
+  };
+  switch (SizeOf(y.dtype)) {
+    case 1:
+      put(uint8_t{});
+      break;
+    case 2:
+      put(uint16_t{});
+      break;
+    case 8:
+      put(uint64_t{});
+      break;
+    default:
+      put(uint32_t{});
+  }
+  return Status();
+}
+
 std::string OutsideTable(const Fault& fault) {
   return Cat("id ", fault.value, " is outside the table of ", fault.limit, " rows");
 }
@@ -144,6 +188,7 @@ void AddLookupKernels(KernelRegistry* registry) {
   registry->Add("embedding_grad", "cuda", MakeIndexKernel(SumRowsByIndex, OutsideTable));
   registry->Add("gather", "cuda", MakeIndexKernel(TakeRows, Outside));
   registry->Add("gather_grad", "cuda", MakeIndexKernel(SumRowsByIndex, Outside));
+  registry->Add("assign_slice", "cuda", MakeIndexKernel(AssignSlice, Outside));
   registry->Add("pick", "cuda", MakeIndexKernel(Pick, Outside));
   registry->Add("pick_grad", "cuda", MakeLaunchKernel(PickGrad));
   registry->Add("one_hot", "cuda", MakeIndexKernel(OneHot, Outside));

@@ -1,0 +1,205 @@
+// Layers of oneflow_like/nn.h: one loss curve on every mesh and for every number of micro-batches, state of
+// batch norm, stages said once, and wrong uses.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "oneflow_like/model_impl.h"
+#include "tests/oneflow_like/session_fixture.h"
+
+namespace oneflow_like {
+namespace {
+
+struct Setting {
+  const char* mesh;
+  int micro_batches;
+};
+
+// The losses of some steps of `loss` on each setting agree.
+void ExpectOneCurve(const std::vector<Setting>& settings, const std::function<Tensor(Model*)>& loss,
+                    const std::function<Feeds(int)>& feeds, const Optimizer& optimizer,
+                    double tolerance = 1e-5,
+                    const std::function<void(Model*, const std::string&)>& look = {}) {
+  std::vector<float> first;
+  for (const Setting& setting : settings) {
+    const std::string where = Cat(setting.mesh, " in ", setting.micro_batches);
+    Model model(FullMesh(setting.mesh));
+    TrainOptions options;
+    options.micro_batches = setting.micro_batches;
+    Session train = Train(loss(&model), optimizer, options);
+    std::vector<float> losses;
+    for (int step = 0; step < 6; ++step) losses.push_back(train.Run(feeds(step)).Scalar("loss"));
+    if (first.empty()) first = losses;
+    for (size_t i = 0; i < losses.size(); ++i)
+      ASSERT_NEAR(losses[i], first[i], tolerance * (std::abs(first[i]) + .1)) << where << " step " << i;
+    EXPECT_LT(losses.back(), losses[0]) << where;
+    if (look) look(&model, where);
+  }
+}
+
+const std::vector<Setting> kFlat = {{"cpu:dp=1", 1},      {"cpu:dp=2", 1}, {"cpu:dp=1", 2},
+                                    {"cpu:dp=1", 4},      {"cpu:tp=2", 2}, {"cpu:dp=2,tp=2", 2},
+                                    {"cpu:dp=3,tp=2", 1}, {"cpu:dp=4", 1}};
+
+TEST(Nn, TransformersOfAllKindsHaveOneCurve) {
+  std::vector<Setting> settings = kFlat;
+  settings.push_back({"cpu:pp=2", 2});
+  settings.push_back({"cpu:dp=2,tp=2,pp=3", 3});
+  settings.push_back({"cpu:pp=3", 5});
+  for (int kind = 0; kind < 4; ++kind) {
+    nn::TransformerOptions block;
+    block.attention = {.heads = 4, .causal = kind != 1, .bias = kind < 2};
+    if (kind == 2) block.attention.kv_heads = 2;
+    if (kind == 2) block.attention.rope_base = 10000;
+    block.rms_norm = block.swiglu = kind >= 2;
+    block.norm_first = kind != 1;
+    block.mlp.inner = kind == 3 ? 0 : 24;
+    block.dropout = kind == 0 ? .2 : 0;
+    block.attention.dropout = block.dropout;
+    auto loss = [&](Model* model) {
+      Tensor ids = model->Input("ids", {12, 7}, DType::kInt32, {{"dp", S(0)}});
+      Tensor targets = model->Input("targets", {12, 7}, DType::kInt32, {{"dp", S(0)}});
+      Scope s = model->scope();
+      Tensor table = nn::EmbeddingTable(s / "embedding", 11, 16, {.init = Normal(.3)});
+      Tensor x = nn::layers(s, embedding(table, ids), 3, [&](Scope here, Tensor y, int64_t) {
+        return nn::TransformerBlock(here, y, block);
+      });
+      x = nn::RmsNorm(s / "norm", x);
+      return mean(cross_entropy(einsum("bsw,vw->bsv", x, to_stage_of(table, x)), targets));
+    };
+    auto feeds = [](int step) {
+      return Feeds{{"ids", Ids(step, {12, 7}, 11)}, {"targets", Ids(step, {12, 7}, 11)}};
+    };
+    SCOPED_TRACE(kind);
+    ExpectOneCurve(settings, loss, feeds, AdamW{.lr = .02}, 2e-5);
+  }
+}
+
+TEST(Nn, ColumnAndRowParallelLinearSendOneSum) {
+  auto loss = [](Model* model) {
+    Tensor x = model->Input("x", {12, 6}, DType::kFloat32, {{"dp", S(0)}});
+    Scope s = model->scope();
+    Tensor h = relu(nn::Linear(s / "up", x, 8, {.parallel = nn::Parallel::kColumns}));
+    return mean(square(nn::Linear(s / "down", h, 2, {.parallel = nn::Parallel::kRows}) - slice(x, 1, 0, 2)));
+  };
+  ExpectOneCurve(
+      kFlat, loss,
+      [](int step) {
+        return Feeds{{"x", Floats(step, {12, 6})}};
+      },
+      Sgd{.lr = .1});
+}
+
+// A small residual network. Whole-batch statistics everywhere; in parts they are those of the parts
+// everywhere.
+TEST(Nn, BatchNormHasOneCurveAndOneRunningAverage) {
+  for (int64_t parts : {1, 4}) {
+    auto loss = [&](Model* model) {
+      Tensor x = model->Input("x", {12, 6, 6, 3}, DType::kFloat32, {{"dp", S(0)}});
+      Tensor y = model->Input("y", {12}, DType::kInt32, {{"dp", S(0)}});
+      Scope s = model->scope();
+      const nn::BatchNormOptions norm{.parts = parts};
+      Tensor h = nn::ConvBlock(s / "stem", x, 8, 3, {.norm = norm});
+      h = relu(h + nn::ConvBlock(s / "body", h, 8, 3, {.activation = {}, .norm = norm}));
+      h = nn::ConvBlock(s / "down", h, 8, 3, {.stride = 2, .groups = 2, .norm = norm});
+      return mean(cross_entropy(nn::Linear(s / "head", mean(h, {1, 2}), 5), y));
+    };
+    auto feeds = [](int step) {
+      return Feeds{{"x", Floats(step, {12, 6, 6, 3})}, {"y", Ids(step, {12}, 5)}};
+    };
+    std::vector<Setting> settings = {
+        {"cpu:dp=1", 1}, {"cpu:dp=2", 1}, {"cpu:dp=1", 2}, {"cpu:dp=2", 2}, {"cpu:dp=4", 1}};
+    if (parts == 1) settings.push_back({"cpu:dp=1", 3});
+    if (parts == 1) settings.push_back({"cpu:dp=3", 1});
+    std::vector<float> first;
+    auto look = [&](Model* model, const std::string& where) {
+      const HostTensor mean = model->Read("stem/norm/mean"), variance = model->Read("body/norm/variance");
+      std::vector<float> now(mean.as<float>(), mean.as<float>() + 8);
+      now.insert(now.end(), variance.as<float>(), variance.as<float>() + 8);
+      if (first.empty()) first = now;
+      for (int i = 0; i < 16; ++i) EXPECT_NEAR(now[i], first[i], 1e-5) << where << " " << i;
+      EXPECT_NE(now[0], 0);
+    };
+    SCOPED_TRACE(parts);
+    ExpectOneCurve(settings, loss, feeds, Sgd{.lr = .05, .momentum = .9}, 5e-5, look);
+  }
+}
+
+// What training keeps is what evaluation uses: by hand from the batches.
+TEST(Nn, BatchNormEvaluatesByRunningAverages) {
+  Model model(FullMesh("cpu:dp=2"));
+  Tensor x = model.Input("x", {6, 2}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor y = nn::BatchNorm(model.scope() / "norm", x);
+  Session train = Train(mean(square(y)), Sgd{.lr = 0});
+  ModelGraph later = model.NewGraph("eval");
+  Tensor z = later.Input("z", {1, 2}, DType::kFloat32);
+  Session look = Evaluate({{"z", nn::BatchNorm(later.scope() / "norm", z, {.training = false})}});
+  double mean[2] = {0, 0}, variance[2] = {1, 1};
+  for (int step = 0; step < 3; ++step) {
+    HostTensor batch = Floats(step, {6, 2});
+    train.Run({{"x", batch}}).Wait();
+    for (int c : {0, 1}) {
+      double m = 0, v = 0;
+      for (int r = 0; r < 6; ++r) m += batch.as<float>()[r * 2 + c] / 6;
+      for (int r = 0; r < 6; ++r) v += std::pow(batch.as<float>()[r * 2 + c] - m, 2) / 5;
+      mean[c] = .9 * mean[c] + .1 * m;
+      variance[c] = .9 * variance[c] + .1 * v;
+    }
+  }
+  HostTensor at = Floats(9, {1, 2});
+  const HostTensor got = look.Run({{"z", at}}).Get("z");
+  for (int c : {0, 1})
+    EXPECT_NEAR(got.as<float>()[c], (at.as<float>()[c] - mean[c]) / std::sqrt(variance[c] + 1e-5), 1e-5);
+}
+
+TEST(Nn, LayersAreDealtOverStagesAsAsked) {
+  Model model(FullMesh("cpu:pp=3"));
+  Tensor x = model.Input("x", {6, 4}, DType::kFloat32);
+  auto block = [](Scope s, Tensor y, int64_t) { return y + nn::Linear(s, y, 4); };
+  nn::layers(model.scope() / "a", x, 7, block);
+  nn::layers(model.scope() / "b", x, 7, block, {.per_stage = {1, 1, 5}});
+  auto stages = [&](const std::string& path) {
+    std::string text;
+    for (int i = 0; i < 7; ++i)
+      text +=
+          std::to_string(model.impl()->variables.at(Cat(path, "/block", i, "/weight")).node.slice.fixed[2]);
+    return text;
+  };
+  EXPECT_EQ(stages("a"), "0001122");
+  EXPECT_EQ(stages("b"), "0122222");
+}
+
+TEST(Nn, WrongUsesGetOneSentence) {
+  Model model(FullMesh("cpu:pp=3"));
+  Scope s = model.scope();
+  Tensor x = model.Input("x", {6, 5, 9}, DType::kFloat32),
+         image = model.Input("image", {5, 4, 4, 6}, DType::kFloat32);
+  auto expect = [](const std::string& words, const std::function<void()>& act) {
+    const std::string error = ErrorOf(act);
+    EXPECT_NE(error.find(words), std::string::npos) << "wanted: " << words << "\ngot: " << error;
+    EXPECT_NE(error.find("nn_test.cc:"), std::string::npos) << error;
+  };
+  auto block = [](Scope, Tensor y, int64_t) { return y; };
+  expect("heads is 2 and the width is 9, but heads must divide it",
+         [&] { nn::Attention(s, x, {.heads = 2}); });
+  expect("kv_heads is 2 and does not divide the 3 heads",
+         [&] { nn::Attention(s, x, {.heads = 3, .kv_heads = 2}); });
+  expect("heads is 0 but must be at least 1", [&] { nn::Attention(s, x, {.heads = 0}); });
+  expect("a batch of 5 does not divide into 2 equal parts", [&] { nn::BatchNorm(s, image, {.parts = 2}); });
+  expect("groups is 4 and does not divide the 6 channels",
+         [&] { nn::ConvBlock(s, image, 8, 3, {.groups = 4}); });
+  expect("x is [6,5,9] but needs at least 4 axes", [&] { nn::Conv(s, x, 8, 3); });
+  expect("has 3 stages but there are only 2 layers", [&] { nn::layers(s, x, 2, block); });
+  expect("per_stage has 2 numbers but mesh axis pp has 3", [&] {
+    nn::layers(s, x, 4, block, {.per_stage = {2, 2}});
+  });
+  expect("per_stage sums to 5 but there are 4 layers", [&] {
+    nn::layers(s, x, 4, block, {.per_stage = {2, 2, 1}});
+  });
+  expect("x is a Tensor that was never given a value", [&] { nn::Linear(s, Tensor(), 3); });
+}
+
+}  // namespace
+}  // namespace oneflow_like
