@@ -249,7 +249,7 @@ Order Greedy(std::vector<std::string> terms, const std::string& y, const std::ma
     std::pair<size_t, size_t> next{0, 1};
     for (size_t i = 0; i < terms.size(); ++i) {
       for (size_t j = i + 1; j < terms.size(); ++j) {
-        // What a product leaves behind costs later; what it takes away does not.
+        // The result of a product costs later what its operands no longer do.
         std::vector<std::string> rest = terms;
         rest[i].clear();
         rest[j].clear();

@@ -34,14 +34,6 @@ OFL_HOST_DEVICE uint64_t ToBits(double x) {
   return __builtin_bit_cast(uint64_t, x);
 #endif
 }
-// a * b + c, rounded once.
-OFL_HOST_DEVICE float FusedMultiplyAdd(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return fmaf(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
 
 constexpr float kInfinity = __builtin_inff();
 
@@ -213,10 +205,12 @@ OFL_HOST_DEVICE float TanOf(float x) {
   return SignedTurn(x, y, 0u);
 }
 
-// a - b floor(a / b), of b's sign. The quotient may be rounded to its neighbour, so the rest is looked at
-// again.
+// a - b floor(a / b), of b's sign: in double the product is exact. The quotient may be rounded to its
+// neighbour, so the rest is looked at again.
 OFL_HOST_DEVICE float RemainderOf(float a, float b) {
-  float rest = FusedMultiplyAdd(-FloorOf(a / b), b, a);
+  float quotient = FloorOf(a / b);
+  double product = static_cast<double>(quotient) * static_cast<double>(b);
+  float rest = quotient == 0.0f ? a : static_cast<float>(static_cast<double>(a) - product);
   rest = __builtin_fabsf(rest) >= __builtin_fabsf(b) && (rest < 0.0f) == (b < 0.0f) ? rest - b : rest;
   return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
 }

@@ -25,7 +25,7 @@ void CopyRows(const TensorArg& x, const TensorArg& y, int axis, int64_t x_begin,
 
 int AxisOf(const Attrs& attrs) { return static_cast<int>(attrs.Int("axis")); }
 
-// What lies between neighbours of x's axis: in x of a slice, in y of a pad.
+// The distance of neighbours along the axis: in x of a slice, in y of a pad.
 int64_t StepOf(const Attrs& attrs) { return attrs.Int("step", 1); }
 // From the first of `count` such elements to the last.
 int64_t Covered(int64_t count, int64_t step) { return count == 0 ? 0 : (count - 1) * step + 1; }

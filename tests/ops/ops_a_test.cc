@@ -298,9 +298,9 @@ TEST(Gradient, IsThereUnlessItCannotBe) {
   AddShapeOps(&mine);
   AddGather(&mine);
   AddConstant(&mine);
-  const std::set<std::string> none = {"sign",    "equal",         "not_equal",       "less",    "less_equal",
-                                      "greater", "greater_equal", "argmax",          "one_hot", "full",
-                                      "uniform", "normal",        "truncated_normal"};
+  const std::set<std::string> none = {
+      "sign",    "equal", "not_equal", "less",   "less_equal",       "greater",  "greater_equal", "argmax",
+      "one_hot", "full",  "uniform",   "normal", "truncated_normal", "constant", "stop_gradient"};
   for (const std::string& name : mine.names()) {
     bool is_gradient = name.size() > 5 && name.substr(name.size() - 5) == "_grad";
     EXPECT_EQ(static_cast<bool>(mine.Get(name).grad), none.count(name) == 0 && !is_gradient) << name;
