@@ -46,36 +46,66 @@ struct BagOf {
   }
 };
 
-template <int N, bool kMax, typename T, typename I>
+// 16 columns; one where the table's width leaves no more.
+typedef float Lanes __attribute__((vector_size(64)));
+
+inline void Read(const float* from, Lanes* to) { std::memcpy(to, from, sizeof(Lanes)); }
+template <typename T>
+void Read(const T* from, Lanes* to) {
+  for (int c = 0; c < 16; ++c) (*to)[c] = AsFloat(from[c]);
+}
+template <typename T>
+void Read(const T* from, float* to) {
+  *to = AsFloat(*from);
+}
+inline void Write(const Lanes& from, float* to) { std::memcpy(to, &from, sizeof(Lanes)); }
+template <typename T>
+void Write(const Lanes& from, T* to) {
+  for (int c = 0; c < 16; ++c) to[c] = FromFloat<T>(from[c]);
+}
+template <typename T>
+void Write(float from, T* to) {
+  *to = FromFloat<T>(from);
+}
+template <typename V>
+constexpr int kColumnsOf = sizeof(V) / sizeof(float);
+
+// N times the columns of V, whose sums stay in registers: so the loops over n are unrolled.
+template <int N, typename V, bool kMax, typename T, typename I>
 void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
-  float sum[N];
-  float start = kMax && bag.used > 0 ? -std::numeric_limits<float>::infinity() : 0.0f;
-  for (int c = 0; c < N; ++c) sum[c] = start;
+  constexpr int kColumns = kColumnsOf<V>;
+  V sum[N];
+  const float start = kMax && bag.used > 0 ? -std::numeric_limits<float>::infinity() : 0.0f;
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) sum[n] = V{} + start;
   for (int64_t j = 0; j < bag.used; ++j) {
-    bag.Ask(j + kAhead, first, N);
+    bag.Ask(j + kAhead, first, N * kColumns);
     const T* row = bag.Row(j);
     if (row == nullptr) continue;
-    row += first;
-    if constexpr (kMax) {
-      for (int c = 0; c < N; ++c) {
-        float value = AsFloat(row[c]);
-        sum[c] = value > sum[c] || value != value ? value : sum[c];
+    const float factor = bag.weights ? bag.weights[j] : bag.factor;
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      V value{};
+      Read(row + first + n * kColumns, &value);
+      if constexpr (kMax) {
+        sum[n] = value > sum[n] ? value : sum[n];
+        sum[n] = value != value ? value : sum[n];
+      } else {
+        sum[n] += factor * value;
       }
-    } else {
-      float factor = bag.weights ? bag.weights[j] : bag.factor;
-      for (int c = 0; c < N; ++c) sum[c] += factor * AsFloat(row[c]);
     }
   }
-  for (int c = 0; c < N; ++c) y[first + c] = FromFloat<T>(sum[c]);
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) Write(sum[n], y + first + n * kColumns);
 }
 
 template <bool kMax, typename T, typename I>
 void AddBag(const BagOf<T, I>& bag, T* y) {
   int64_t c = 0;
-  for (; c + 128 <= bag.width; c += 128) AddColumns<128, kMax>(bag, c, y);
-  for (; c + 32 <= bag.width; c += 32) AddColumns<32, kMax>(bag, c, y);
-  for (; c + 8 <= bag.width; c += 8) AddColumns<8, kMax>(bag, c, y);
-  for (; c < bag.width; ++c) AddColumns<1, kMax>(bag, c, y);
+  for (; c + 128 <= bag.width; c += 128) AddColumns<8, Lanes, kMax>(bag, c, y);
+  for (; c + 64 <= bag.width; c += 64) AddColumns<4, Lanes, kMax>(bag, c, y);
+  for (; c + 16 <= bag.width; c += 16) AddColumns<1, Lanes, kMax>(bag, c, y);
+  for (; c < bag.width; ++c) AddColumns<1, float, kMax>(bag, c, y);
 }
 
 // Whether a length or an id that counts is out of range.
