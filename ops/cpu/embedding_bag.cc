@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ops/bags.h"
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 
 namespace oneflow_like::cpu {
@@ -30,19 +31,22 @@ struct BagOf {
   const float* weights;  // may be null
   float factor;          // of all
   int64_t used, total;   // ids that count; ids that follow in memory, of later bags too
-  int64_t begin, rows, width;
+  int64_t begin, rows, global, width;
+  std::atomic<bool>* bad;  // an id is outside the table
 
   const T* Row(int64_t j) const {
-    int64_t row = static_cast<int64_t>(ids[j]) - begin;
-    return row >= 0 && row < rows ? table + row * width : nullptr;
+    auto row = static_cast<uint64_t>(static_cast<int64_t>(ids[j]) - begin);
+    if (row < static_cast<uint64_t>(rows)) return table + static_cast<int64_t>(row) * width;
+    if (ids[j] < 0 || ids[j] >= global) bad->store(true, std::memory_order_relaxed);
+    return nullptr;
   }
+  // What lies at no address, as padding may say, costs nothing to ask for.
   void Ask(int64_t j, int64_t first, int64_t columns) const {
     if (j >= total) return;
-    const T* row = Row(j);
-    if (row == nullptr) return;
-    const char* at = reinterpret_cast<const char*>(row + first);
-    for (int64_t byte = 0; byte < columns * static_cast<int64_t>(sizeof(T)); byte += 64)
-      __builtin_prefetch(at + byte);
+    auto row = static_cast<uint64_t>(static_cast<int64_t>(ids[j]) - begin) * static_cast<uint64_t>(width);
+    uint64_t at = reinterpret_cast<uint64_t>(table) + (row + static_cast<uint64_t>(first)) * sizeof(T);
+    for (uint64_t byte = 0; byte < static_cast<uint64_t>(columns) * sizeof(T); byte += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(at + byte));
   }
 };
 
@@ -52,7 +56,9 @@ typedef float Lanes __attribute__((vector_size(64)));
 inline void Read(const float* from, Lanes* to) { std::memcpy(to, from, sizeof(Lanes)); }
 template <typename T>
 void Read(const T* from, Lanes* to) {
-  for (int c = 0; c < 16; ++c) (*to)[c] = AsFloat(from[c]);
+  float wide[16];
+  Widen(from, 16, wide);
+  Read(wide, to);
 }
 template <typename T>
 void Read(const T* from, float* to) {
@@ -61,7 +67,9 @@ void Read(const T* from, float* to) {
 inline void Write(const Lanes& from, float* to) { std::memcpy(to, &from, sizeof(Lanes)); }
 template <typename T>
 void Write(const Lanes& from, T* to) {
-  for (int c = 0; c < 16; ++c) to[c] = FromFloat<T>(from[c]);
+  float wide[16];
+  Write(from, wide);
+  Narrow(wide, 16, to);
 }
 template <typename T>
 void Write(float from, T* to) {
@@ -75,6 +83,7 @@ template <int N, typename V, bool kMax, typename T, typename I>
 void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
   constexpr int kColumns = kColumnsOf<V>;
   V sum[N];
+  const float* weights = bag.weights;
   const float start = kMax && bag.used > 0 ? -std::numeric_limits<float>::infinity() : 0.0f;
 #pragma GCC unroll 8
   for (int n = 0; n < N; ++n) sum[n] = V{} + start;
@@ -82,7 +91,7 @@ void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
     bag.Ask(j + kAhead, first, N * kColumns);
     const T* row = bag.Row(j);
     if (row == nullptr) continue;
-    const float factor = bag.weights ? bag.weights[j] : bag.factor;
+    const float factor = weights ? weights[j] : bag.factor;
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       V value{};
@@ -108,16 +117,6 @@ void AddBag(const BagOf<T, I>& bag, T* y) {
   for (; c < bag.width; ++c) AddColumns<1, float, kMax>(bag, c, y);
 }
 
-// Whether a length or an id that counts is out of range.
-template <typename I>
-bool Bad(const Bags& bags, int64_t bag, int64_t used, int64_t rows) {
-  int64_t length = LoadInt(bags.lengths, bag);
-  bool bad = length < 0 || length > bags.ids.global[1];
-  const I* ids = bags.ids.as<I>() + bag * bags.room();
-  for (int64_t j = 0; j < used; ++j) bad |= ids[j] < 0 || ids[j] >= rows;
-  return bad;
-}
-
 template <typename T, typename I>
 Status BagForward(const KernelContext& context) {
   const TensorArg &table = context.in[0], &y = context.out[0];
@@ -125,15 +124,16 @@ Status BagForward(const KernelContext& context) {
   const float* weights = context.in.size() > 3 ? context.in[3].as<float>() : nullptr;
   const Mode mode = ModeOf(context.spec.attrs);
   const int64_t width = table.extent[1], room = bags.room();
+  if (width == 0) return bags.Check(table.global[0]);
   std::atomic<bool> bad = false;
   ParallelFor(bags.count(), RowGrain(width * room), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       int64_t used = bags.Used(b);
-      if (Bad<I>(bags, b, used, table.global[0])) {
+      int64_t length = LoadInt(bags.lengths, b);
+      if (length < 0 || length > bags.ids.global[1]) {
         bad = true;
         return;
       }
-      int64_t length = LoadInt(bags.lengths, b);
       float factor = mode == Mode::kMean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f;
       BagOf<T, I> bag{table.as<T>(),
                       bags.ids.as<I>() + b * room,
@@ -143,7 +143,9 @@ Status BagForward(const KernelContext& context) {
                       (end - b) * room,
                       table.begin[0],
                       table.extent[0],
-                      width};
+                      table.global[0],
+                      width,
+                      &bad};
       T* to = y.as<T>() + b * width;
       if (mode == Mode::kMax && used == 0 && length > 0) {  // its ids are held elsewhere
         for (int64_t c = 0; c < width; ++c) to[c] = FromFloat<T>(-std::numeric_limits<float>::infinity());

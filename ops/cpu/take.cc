@@ -154,8 +154,12 @@ struct Sums {
     const T* source = from + o * count * at.inner;
     const I* id = ids + (kAlong ? o * count * at.inner : 0);
     S* result = to + o * at.along * at.inner;
-    for (int64_t row = low; row < high; ++row)
-      std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
+    if (right - left == at.inner) {
+      std::memset(result + low * at.inner, 0, (high - low) * at.inner * sizeof(S));
+    } else {
+      for (int64_t row = low; row < high; ++row)
+        std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
+    }
     if (at.inner == 1 && low == 0 && high == at.along) {
       for (int64_t j = 0; j < count; ++j) {
         int64_t row = held.Row(id[j]);
