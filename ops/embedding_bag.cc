@@ -212,7 +212,7 @@ void AddForward(Catalog* catalog) {
   catalog->Add(std::move(def));
 }
 
-void AddGradients(Catalog* catalog) {
+void AddGrad(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef grad;
   grad.name = "embedding_bag_grad";
@@ -248,7 +248,10 @@ void AddGradients(Catalog* catalog) {
   grad.samples.push_back(
       {{{3, 6}, {3}, {3, 2}, {3, 6}}, {{"mode", "sum"}, {"rows", int64_t{5}}}, {l, i, f, f}, 5});
   catalog->Add(std::move(grad));
+}
 
+void AddMaxGrad(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef of_max;
   of_max.name = "embedding_bag_max_grad";
   of_max.doc = "Gradient of embedding_bag by max: dy to the first row of the bag that is the greatest.";
@@ -267,7 +270,10 @@ void AddGradients(Catalog* catalog) {
   of_max.reference = EmbeddingBagMaxGrad;
   of_max.samples = {{{{4, 3}, {5, 4}, {5}, {5, 3}, {5, 3}}, {}, {f, i, l, f, f}, 4}};
   catalog->Add(std::move(of_max));
+}
 
+void AddWeightsGrad(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef weights;
   weights.name = "embedding_bag_weights_grad";
   weights.doc = "Gradient of embedding_bag with respect to its weights: the row times dy.";
@@ -294,7 +300,9 @@ void AddGradients(Catalog* catalog) {
 
 void AddEmbeddingBag(Catalog* catalog) {
   AddForward(catalog);
-  AddGradients(catalog);
+  AddGrad(catalog);
+  AddMaxGrad(catalog);
+  AddWeightsGrad(catalog);
 }
 
 }  // namespace oneflow_like

@@ -76,9 +76,7 @@ std::vector<Tensor> GroupedMatmulGrad(const GradCall& c) {
   return din;
 }
 
-}  // namespace
-
-void AddGroupedMatmul(Catalog* catalog) {
+void AddProduct(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef def;
   def.name = "grouped_matmul";
@@ -110,7 +108,10 @@ void AddGroupedMatmul(Catalog* catalog) {
                  {{{7, 2}, {3, 5, 2}, {3}}, transposed, {f, f, l}, 3},
                  {{{5, 3}, {1, 3, 4}, {1}}, plain, {f, f, l}, 6}};
   catalog->Add(std::move(def));
+}
 
+void AddGradWeight(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef grad;
   grad.name = "grouped_matmul_grad_weight";
   grad.doc = "Gradient of grouped_matmul with respect to w: of every expert x^T dy over its rows.";
@@ -139,6 +140,13 @@ void AddGroupedMatmul(Catalog* catalog) {
   grad.samples = {{{{9, 4}, {9, 2}, {3}}, {{"experts", int64_t{3}}}, {f, f, i}, 4},
                   {{{5, 3}, {5, 4}, {1}}, {{"experts", int64_t{1}}}, {f, f, l}, 6}};
   catalog->Add(std::move(grad));
+}
+
+}  // namespace
+
+void AddGroupedMatmul(Catalog* catalog) {
+  AddProduct(catalog);
+  AddGradWeight(catalog);
 }
 
 }  // namespace oneflow_like

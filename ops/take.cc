@@ -93,7 +93,7 @@ double OneForEach(const BoundRule& rule) { return static_cast<double>(rule.in[1]
 Attrs At(int64_t axis) { return {{"axis", axis}}; }
 Attrs At(int64_t axis, int64_t extent) { return {{"axis", axis}, {"extent", extent}}; }
 
-void AddTakePair(Catalog* catalog) {
+void AddTakeParts(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef take;
   take.name = "take";
@@ -128,7 +128,10 @@ void AddTakePair(Catalog* catalog) {
                   {.in = {{3, 7}, {2, 3}}, .attrs = At(1), .dtypes = {f, i}, .limit = 7},
                   {.in = {{4, 5}, {}}, .attrs = At(0), .dtypes = {l, l}, .limit = 4}};
   catalog->Add(std::move(take));
+}
 
+void AddIndexSum(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef sum;
   sum.name = "index_sum";
   sum.doc = "Parts of dy added up along one axis: each to the part of the result that its index names.";
@@ -179,7 +182,7 @@ void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name) 
          " ", b.str(), " has ", b.rank());
 }
 
-void AddTakeAlongPair(Catalog* catalog) {
+void AddTakeAlongAxis(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef take;
   take.name = "take_along_axis";
@@ -211,7 +214,10 @@ void AddTakeAlongPair(Catalog* catalog) {
                   {.in = {{3, 5, 2}, {3, 4, 2}}, .attrs = At(1), .dtypes = {f, l}, .limit = 5},
                   {.in = {{7}, {6}}, .attrs = At(0), .dtypes = {i, l}, .limit = 7}};
   catalog->Add(std::move(take));
+}
 
+void AddScatterSum(Catalog* catalog) {
+  const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef sum;
   sum.name = "scatter_sum";
   sum.doc = "Elements of src added up along one axis: each to the place in the result that its index names.";
@@ -247,8 +253,10 @@ void AddTakeAlongPair(Catalog* catalog) {
 }  // namespace
 
 void AddTake(Catalog* catalog) {
-  AddTakePair(catalog);
-  AddTakeAlongPair(catalog);
+  AddTakeParts(catalog);
+  AddIndexSum(catalog);
+  AddTakeAlongAxis(catalog);
+  AddScatterSum(catalog);
 }
 
 }  // namespace oneflow_like

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ops/bags.h"
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 
 namespace oneflow_like::cpu {
@@ -30,62 +31,90 @@ struct BagOf {
   const float* weights;  // may be null
   float factor;          // of all
   int64_t used, total;   // ids that count; ids that follow in memory, of later bags too
-  int64_t begin, rows, width;
+  int64_t begin, rows, global, width;
+  std::atomic<bool>* bad;  // an id is outside the table
 
   const T* Row(int64_t j) const {
-    int64_t row = static_cast<int64_t>(ids[j]) - begin;
-    return row >= 0 && row < rows ? table + row * width : nullptr;
+    auto row = static_cast<uint64_t>(static_cast<int64_t>(ids[j]) - begin);
+    if (row < static_cast<uint64_t>(rows)) return table + static_cast<int64_t>(row) * width;
+    if (ids[j] < 0 || ids[j] >= global) bad->store(true, std::memory_order_relaxed);
+    return nullptr;
   }
+  // What lies at no address, as padding may say, costs nothing to ask for.
   void Ask(int64_t j, int64_t first, int64_t columns) const {
     if (j >= total) return;
-    const T* row = Row(j);
-    if (row == nullptr) return;
-    const char* at = reinterpret_cast<const char*>(row + first);
-    for (int64_t byte = 0; byte < columns * static_cast<int64_t>(sizeof(T)); byte += 64)
-      __builtin_prefetch(at + byte);
+    auto row = static_cast<uint64_t>(static_cast<int64_t>(ids[j]) - begin) * static_cast<uint64_t>(width);
+    uint64_t at = reinterpret_cast<uint64_t>(table) + (row + static_cast<uint64_t>(first)) * sizeof(T);
+    for (uint64_t byte = 0; byte < static_cast<uint64_t>(columns) * sizeof(T); byte += 64)
+      __builtin_prefetch(reinterpret_cast<const void*>(at + byte));
   }
 };
 
-template <int N, bool kMax, typename T, typename I>
+// 16 columns; one where the table's width leaves no more.
+typedef float Lanes __attribute__((vector_size(64)));
+
+inline void Read(const float* from, Lanes* to) { std::memcpy(to, from, sizeof(Lanes)); }
+template <typename T>
+void Read(const T* from, Lanes* to) {
+  float wide[16];
+  Widen(from, 16, wide);
+  Read(wide, to);
+}
+template <typename T>
+void Read(const T* from, float* to) {
+  *to = AsFloat(*from);
+}
+inline void Write(const Lanes& from, float* to) { std::memcpy(to, &from, sizeof(Lanes)); }
+template <typename T>
+void Write(const Lanes& from, T* to) {
+  float wide[16];
+  Write(from, wide);
+  Narrow(wide, 16, to);
+}
+template <typename T>
+void Write(float from, T* to) {
+  *to = FromFloat<T>(from);
+}
+template <typename V>
+constexpr int kColumnsOf = sizeof(V) / sizeof(float);
+
+// N times the columns of V, whose sums stay in registers: so the loops over n are unrolled.
+template <int N, typename V, bool kMax, typename T, typename I>
 void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
-  float sum[N];
-  float start = kMax && bag.used > 0 ? -std::numeric_limits<float>::infinity() : 0.0f;
-  for (int c = 0; c < N; ++c) sum[c] = start;
+  constexpr int kColumns = kColumnsOf<V>;
+  V sum[N];
+  const float* weights = bag.weights;
+  const float start = kMax && bag.used > 0 ? -std::numeric_limits<float>::infinity() : 0.0f;
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) sum[n] = V{} + start;
   for (int64_t j = 0; j < bag.used; ++j) {
-    bag.Ask(j + kAhead, first, N);
+    bag.Ask(j + kAhead, first, N * kColumns);
     const T* row = bag.Row(j);
     if (row == nullptr) continue;
-    row += first;
-    if constexpr (kMax) {
-      for (int c = 0; c < N; ++c) {
-        float value = AsFloat(row[c]);
-        sum[c] = value > sum[c] || value != value ? value : sum[c];
+    const float factor = weights ? weights[j] : bag.factor;
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      V value{};
+      Read(row + first + n * kColumns, &value);
+      if constexpr (kMax) {
+        sum[n] = value > sum[n] ? value : sum[n];
+        sum[n] = value != value ? value : sum[n];
+      } else {
+        sum[n] += factor * value;
       }
-    } else {
-      float factor = bag.weights ? bag.weights[j] : bag.factor;
-      for (int c = 0; c < N; ++c) sum[c] += factor * AsFloat(row[c]);
     }
   }
-  for (int c = 0; c < N; ++c) y[first + c] = FromFloat<T>(sum[c]);
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) Write(sum[n], y + first + n * kColumns);
 }
 
 template <bool kMax, typename T, typename I>
 void AddBag(const BagOf<T, I>& bag, T* y) {
   int64_t c = 0;
-  for (; c + 128 <= bag.width; c += 128) AddColumns<128, kMax>(bag, c, y);
-  for (; c + 32 <= bag.width; c += 32) AddColumns<32, kMax>(bag, c, y);
-  for (; c + 8 <= bag.width; c += 8) AddColumns<8, kMax>(bag, c, y);
-  for (; c < bag.width; ++c) AddColumns<1, kMax>(bag, c, y);
-}
-
-// Whether a length or an id that counts is out of range.
-template <typename I>
-bool Bad(const Bags& bags, int64_t bag, int64_t used, int64_t rows) {
-  int64_t length = LoadInt(bags.lengths, bag);
-  bool bad = length < 0 || length > bags.ids.global[1];
-  const I* ids = bags.ids.as<I>() + bag * bags.room();
-  for (int64_t j = 0; j < used; ++j) bad |= ids[j] < 0 || ids[j] >= rows;
-  return bad;
+  for (; c + 128 <= bag.width; c += 128) AddColumns<8, Lanes, kMax>(bag, c, y);
+  for (; c + 64 <= bag.width; c += 64) AddColumns<4, Lanes, kMax>(bag, c, y);
+  for (; c + 16 <= bag.width; c += 16) AddColumns<1, Lanes, kMax>(bag, c, y);
+  for (; c < bag.width; ++c) AddColumns<1, float, kMax>(bag, c, y);
 }
 
 template <typename T, typename I>
@@ -95,15 +124,16 @@ Status BagForward(const KernelContext& context) {
   const float* weights = context.in.size() > 3 ? context.in[3].as<float>() : nullptr;
   const Mode mode = ModeOf(context.spec.attrs);
   const int64_t width = table.extent[1], room = bags.room();
+  if (width == 0) return bags.Check(table.global[0]);
   std::atomic<bool> bad = false;
   ParallelFor(bags.count(), RowGrain(width * room), [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       int64_t used = bags.Used(b);
-      if (Bad<I>(bags, b, used, table.global[0])) {
+      int64_t length = LoadInt(bags.lengths, b);
+      if (length < 0 || length > bags.ids.global[1]) {
         bad = true;
         return;
       }
-      int64_t length = LoadInt(bags.lengths, b);
       float factor = mode == Mode::kMean && length > 0 ? 1.0f / static_cast<float>(length) : 1.0f;
       BagOf<T, I> bag{table.as<T>(),
                       bags.ids.as<I>() + b * room,
@@ -113,7 +143,9 @@ Status BagForward(const KernelContext& context) {
                       (end - b) * room,
                       table.begin[0],
                       table.extent[0],
-                      width};
+                      table.global[0],
+                      width,
+                      &bad};
       T* to = y.as<T>() + b * width;
       if (mode == Mode::kMax && used == 0 && length > 0) {  // its ids are held elsewhere
         for (int64_t c = 0; c < width; ++c) to[c] = FromFloat<T>(-std::numeric_limits<float>::infinity());

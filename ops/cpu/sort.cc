@@ -99,36 +99,54 @@ Status Argsort(const KernelContext& context) {
   return Status();
 }
 
-// Sums in fp64 of fp32, in i64 of integers; one line after another where they are dense, else 64 lines at
-// once.
+// `columns` lines at once, whose elements follow each other `apart` elements apart; a line's own are `step`
+// apart. Sums in fp64 of fp32, in i64 of integers.
+template <int kMost, typename T>
+void SumLines(const T* from, T* to, int64_t n, int64_t step, int64_t apart, int64_t columns, bool exclusive) {
+  using Sum = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
+  Sum sums[kMost] = {};
+  for (int64_t s = 0; s < n; ++s, from += step, to += step) {
+    auto add = [&](int64_t c) {
+      Sum before = sums[c], with = before + static_cast<Sum>(from[c * apart]);
+      to[c * apart] = static_cast<T>(exclusive ? before : with);
+      sums[c] = with;
+    };
+    if constexpr (kMost <= 4) {
+#pragma GCC unroll 4
+      for (int64_t c = 0; c < kMost; ++c) add(c);
+    } else {
+      for (int64_t c = 0; c < columns; ++c) add(c);
+    }
+  }
+}
+
+// Dense lines four at once, as each waits for its own last sum; else 64 neighbours.
 template <typename T>
 Status CumsumOf(const KernelContext& context) {
-  using Sum = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
   const TensorArg &x = context.in[0], &y = context.out[0];
   const AroundAxis at(x, AxisOf(context.spec));
   const bool reverse = context.spec.attrs.Int("reverse", 0) != 0;
   const bool exclusive = context.spec.attrs.Int("exclusive", 0) != 0;
   if (x.elements() == 0) return Status();
   constexpr int64_t kColumns = 64;
-  const int64_t chunks = (at.inner + kColumns - 1) / kColumns;
-  const int64_t step = reverse ? -at.inner : at.inner;
-  ParallelFor(at.outer * chunks, RowGrain(at.along * std::min(at.inner, kColumns)),
-              [&](int64_t b, int64_t e) {
-                for (int64_t i = b; i < e; ++i) {
-                  int64_t first = i % chunks * kColumns, columns = std::min(kColumns, at.inner - first);
-                  int64_t start = (i / chunks * at.along + (reverse ? at.along - 1 : 0)) * at.inner + first;
-                  const T* from = x.as<T>() + start;
-                  T* to = y.as<T>() + start;
-                  Sum sums[kColumns] = {};
-                  for (int64_t s = 0; s < at.along; ++s, from += step, to += step) {
-                    for (int64_t c = 0; c < columns; ++c) {
-                      Sum before = sums[c], with = before + static_cast<Sum>(from[c]);
-                      to[c] = static_cast<T>(exclusive ? before : with);
-                      sums[c] = with;
-                    }
-                  }
-                }
-              });
+  const int64_t n = at.along, chunks = (at.inner + kColumns - 1) / kColumns;
+  const int64_t step = reverse ? -at.inner : at.inner, start = reverse ? (n - 1) * at.inner : 0;
+  ParallelFor(at.outer * chunks, RowGrain(n * std::min(at.inner, kColumns)), [&](int64_t i, int64_t end) {
+    while (i < end) {
+      int64_t column = i % chunks * kColumns, first = i / chunks * n * at.inner + start + column;
+      const T* from = x.as<T>() + first;
+      T* to = y.as<T>() + first;
+      bool four = at.inner == 1 && i + 4 <= end;
+      if (four) {
+        SumLines<4>(from, to, n, step, n, 4, exclusive);
+      } else if (at.inner == 1) {
+        SumLines<1>(from, to, n, step, n, 1, exclusive);
+      } else {
+        SumLines<kColumns>(from, to, n, step, 1, std::min(kColumns, at.inner - column), exclusive);
+      }
+      i += four ? 4 : 1;
+    }
+  });
   return Status();
 }
 

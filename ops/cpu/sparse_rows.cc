@@ -32,12 +32,19 @@ class UniqueRows : public Kernel {
     ParallelFor(count, RowGrain(width), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* sum = values.as<float>() + r * width;
-        std::memset(sum, 0, width * sizeof(float));
         context.out[0].as<I>()[r] = r < found ? static_cast<I>(Row(starts_[r])) : I{-1};
-        for (int64_t i = r < found ? starts_[r] : n; r < found && i < starts_[r + 1]; ++i) {
+        if (r >= found) {
+          std::memset(sum, 0, width * sizeof(float));
+          continue;
+        }
+        for (int64_t i = starts_[r]; i < starts_[r + 1]; ++i) {
           const T* from = grad.as<T>() + static_cast<int64_t>(static_cast<Key>(entries_[i])) * width;
+          if (i == starts_[r]) {
+            for (int64_t c = 0; c < width; ++c) sum[c] = AsFloat(from[c]);
+          } else {
 #pragma GCC ivdep
-          for (int64_t c = 0; c < width; ++c) sum[c] += AsFloat(from[c]);
+            for (int64_t c = 0; c < width; ++c) sum[c] += AsFloat(from[c]);
+          }
         }
       }
     });

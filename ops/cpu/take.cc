@@ -1,6 +1,8 @@
 // Elements and parts by index, and sums by index. Sums are cut between threads by where they go (outer axes,
 // columns, or rows of the result), never by where they come from: every sum is made in the order of the
 // indices, and its bits do not depend on the number of threads.
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "ops/along_axis.h"
@@ -17,41 +19,65 @@ Status WithIds(const TensorArg& ids, F&& f) {
 
 template <typename I>
 Status CheckIds(const I* ids, int64_t n, int64_t limit) {
-  I least = 0, most = -1;
-  for (int64_t i = 0; i < n; ++i) {
-    least = ids[i] < least ? ids[i] : least;
-    most = ids[i] > most ? ids[i] : most;
-  }
-  if (least >= 0 && most < limit) return Status();
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= limit) return IndexOutside(ids[i], limit);
   }
   return Status();
 }
 
+// The range of the axis that is held here. An index outside of it is looked at once more, whether it is
+// outside of all: so one that is held costs one comparison.
+struct Held {
+  int64_t begin, extent, global;
+  std::atomic<bool>* bad;
+
+  // The row held here, or -1.
+  template <typename I>
+  int64_t Row(I id) const {
+    auto row = static_cast<uint64_t>(static_cast<int64_t>(id) - begin);
+    if (row < static_cast<uint64_t>(extent)) return static_cast<int64_t>(row);
+    if (id < 0 || id >= global) bad->store(true, std::memory_order_relaxed);
+    return -1;
+  }
+};
+
 template <typename T>
 struct TakeArgs {
   const T* x;
   T* y;
   AroundAxis at;
-  int64_t begin, count;  // first index held; indices for each outer one
+  int64_t count;  // indices for each outer one
+  Held held;
 };
+
+// Calls body(o, begin, end) for runs of the parts [begin, end) of outer index o, shared among the threads.
+template <typename F>
+void ForRuns(int64_t outer, int64_t count, int64_t grain, F body) {
+  ParallelFor(outer * count, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      int64_t o = begin / count, stop = std::min(end, (o + 1) * count);
+      body(o, begin - o * count, stop - o * count);
+      begin = stop;
+    }
+  });
+}
 
 // Parts of `inner` elements.
 template <typename T, typename I>
 void TakeParts(const TakeArgs<T>& args, const I* ids) {
   const AroundAxis at = args.at;
   const int64_t bytes = at.inner * static_cast<int64_t>(sizeof(T));
-  ParallelFor(at.outer * args.count, RowGrain(at.inner), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      int64_t o = i / args.count, row = ids[i - o * args.count] - args.begin;
-      bool here = row >= 0 && row < at.along;
+  ForRuns(at.outer, args.count, RowGrain(at.inner), [&](int64_t o, int64_t begin, int64_t end) {
+    const T* x = args.x + o * at.along * at.inner;
+    T* y = args.y + o * args.count * at.inner;
+    for (int64_t j = begin; j < end; ++j) {
+      int64_t row = args.held.Row(ids[j]);
       if (at.inner == 1) {
-        args.y[i] = here ? args.x[o * at.along + row] : T{};
-      } else if (here) {
-        std::memcpy(args.y + i * at.inner, args.x + (o * at.along + row) * at.inner, bytes);
+        y[j] = row >= 0 ? x[row] : T{};
+      } else if (row >= 0) {
+        std::memcpy(y + j * at.inner, x + row * at.inner, bytes);
       } else {
-        std::memset(static_cast<void*>(args.y + i * at.inner), 0, bytes);
+        std::memset(static_cast<void*>(y + j * at.inner), 0, bytes);
       }
     }
   });
@@ -61,14 +87,22 @@ void TakeParts(const TakeArgs<T>& args, const I* ids) {
 template <typename T, typename I>
 void TakeElements(const TakeArgs<T>& args, const I* ids) {
   const AroundAxis at = args.at;
-  ParallelFor(at.outer * args.count, RowGrain(at.inner), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const T* from = args.x + i / args.count * at.along * at.inner;
-      const I* id = ids + i * at.inner;
-      T* to = args.y + i * at.inner;
+  ForRuns(at.outer, args.count, RowGrain(at.inner), [&](int64_t o, int64_t begin, int64_t end) {
+    const T* x = args.x + o * at.along * at.inner;
+    const int64_t first = (o * args.count + begin) * at.inner, n = (end - begin) * at.inner;
+    const I* id = ids + first;
+    T* y = args.y + first;
+    if (at.inner == 1) {
+      for (int64_t i = 0; i < n; ++i) {
+        int64_t row = args.held.Row(id[i]);
+        y[i] = row >= 0 ? x[row] : T{};
+      }
+      return;
+    }
+    for (int64_t i = 0; i < n; i += at.inner) {
       for (int64_t c = 0; c < at.inner; ++c) {
-        int64_t row = id[c] - args.begin;
-        to[c] = row >= 0 && row < at.along ? from[row * at.inner + c] : T{};
+        int64_t row = args.held.Row(id[i + c]);
+        y[i + c] = row >= 0 ? x[row * at.inner + c] : T{};
       }
     }
   });
@@ -81,11 +115,12 @@ Status TakeAny(const KernelContext& context) {
   const AroundAxis at(x, axis);
   const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
   return WithIds(ids, [&](const auto* id) {
-    Status checked = CheckIds(id, ids.elements(), x.global[axis]);
-    if (!checked.ok() || y.elements() == 0) return checked;
+    if (y.elements() == 0) return CheckIds(id, ids.elements(), x.global[axis]);
+    std::atomic<bool> bad = false;
+    const Held held{x.begin[axis], x.extent[axis], x.global[axis], &bad};
     auto run = [&](auto t) {
       using T = decltype(t);
-      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, x.begin[axis], count};
+      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, count, held};
       kAlong ? TakeElements(args, id) : TakeParts(args, id);
     };
     switch (SizeOf(x.dtype)) {
@@ -101,7 +136,7 @@ Status TakeAny(const KernelContext& context) {
       default:
         run(uint64_t{});
     }
-    return checked;
+    return bad ? CheckIds(id, ids.elements(), x.global[axis]) : Status();
   });
 }
 
@@ -112,24 +147,36 @@ struct Sums {
   const I* ids;
   S* to;
   AroundAxis at;
-  int64_t begin, count;
+  int64_t count;
+  Held held;
 
   void Run(int64_t o, int64_t low, int64_t high, int64_t left, int64_t right) const {
     const T* source = from + o * count * at.inner;
     const I* id = ids + (kAlong ? o * count * at.inner : 0);
     S* result = to + o * at.along * at.inner;
-    for (int64_t row = low; row < high; ++row)
-      std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
+    if (right - left == at.inner) {
+      std::memset(result + low * at.inner, 0, (high - low) * at.inner * sizeof(S));
+    } else {
+      for (int64_t row = low; row < high; ++row)
+        std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
+    }
+    if (at.inner == 1 && low == 0 && high == at.along) {
+      for (int64_t j = 0; j < count; ++j) {
+        int64_t row = held.Row(id[j]);
+        if (row >= 0) result[row] += Value(source[j]);
+      }
+      return;
+    }
     for (int64_t j = 0; j < count; ++j) {
       const T* part = source + j * at.inner;
       if constexpr (kAlong) {
         const I* own = id + j * at.inner;
         for (int64_t c = left; c < right; ++c) {
-          int64_t row = own[c] - begin;
+          int64_t row = held.Row(own[c]);
           if (row >= low && row < high) result[row * at.inner + c] += Value(part[c]);
         }
       } else {
-        int64_t row = id[j] - begin;
+        int64_t row = held.Row(id[j]);
         if (row < low || row >= high) continue;
         S* sum = result + row * at.inner;
 #pragma GCC ivdep
@@ -149,7 +196,9 @@ struct Sums {
   void Run() const {
     const int64_t threads = ParallelThreads(), inner = at.inner;
     const int64_t work = std::max<int64_t>(1, count * inner + at.along * inner / 4);  // of an outer index
-    if (at.outer >= threads || at.outer * work < kGrain) {
+    // Few elements of a part take no longer to add than their index takes to look at.
+    const bool narrow = inner < 4 || (kAlong && inner < 16 * threads);
+    if (at.outer >= threads || at.outer * work < kGrain || narrow) {
       ParallelFor(at.outer, RowGrain(work), [&](int64_t b, int64_t e) {
         for (int64_t o = b; o < e; ++o) Run(o, 0, at.along, 0, inner);
       });
@@ -173,11 +222,12 @@ Status SumByIndex(const KernelContext& context) {
   int axis = AxisOf(context.spec);
   return WithIds(ids, [&](const auto* id) {
     using I = std::remove_const_t<std::remove_pointer_t<decltype(id)>>;
-    Status checked = CheckIds(id, ids.elements(), y.global[axis]);
-    if (!checked.ok() || y.elements() == 0) return checked;
+    if (y.elements() == 0) return CheckIds(id, ids.elements(), y.global[axis]);
     const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
-    Sums<T, S, I, kAlong>{from.as<T>(), id, y.as<S>(), AroundAxis(y, axis), y.begin[axis], count}.Run();
-    return checked;
+    std::atomic<bool> bad = false;
+    const Held held{y.begin[axis], y.extent[axis], y.global[axis], &bad};
+    Sums<T, S, I, kAlong>{from.as<T>(), id, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
+    return bad ? CheckIds(id, ids.elements(), y.global[axis]) : Status();
   });
 }
 
