@@ -321,9 +321,9 @@ struct SampleShape {
 const std::vector<SampleShape>& SampleShapes() {
   static const std::vector<SampleShape> shapes = {
       {{2, 3, 3, 2}, {4, 2, 2, 2}, {}},
-      {{2, 6, 5, 3}, {2, 3, 3, 3}, {.stride = {2, 1}, .padding = {1, 2}}},
+      {{2, 5, 3, 2}, {2, 3, 2, 2}, {.stride = {2, 1}, .padding = {1, 1}}},
       {{2, 7, 7, 4}, {6, 3, 2, 2}, {.stride = {2, 3}, .padding = {1, 1}, .dilation = {2, 1}, .groups = 2}},
-      {{3, 4, 4, 3}, {6, 3, 3, 1}, {.padding = {1, 1}, .groups = 3}},
+      {{2, 3, 3, 3}, {6, 2, 3, 1}, {.padding = {0, 1}, .groups = 3}},
       {{2, 3, 4, 5}, {3, 1, 1, 5}, {}},
       {{1, 1, 1, 1}, {1, 1, 1, 1}, {.stride = {2, 2}}},
       {{0, 3, 3, 2}, {2, 2, 2, 2}, {}},

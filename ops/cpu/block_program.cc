@@ -135,6 +135,14 @@ struct BlockProgram::View {
     }
   }
 
+  // Elements of the output after which an operand that is broadcast along leading axes (a number for each
+  // channel, or one for all) begins again; 0: it does not, or need not be copied.
+  int64_t Period() const {
+    if (whole) return 0;
+    if (rank == 1) return stride[0] == 0 ? 1 : 0;
+    return rank == 2 && stride[0] == 0 && stride[1] == 1 ? extent[1] : 0;
+  }
+
   // Offset here of output element `at`, and how many more elements of the last axis follow.
   int64_t Offset(int64_t at, int64_t* run) const {
     int64_t inner = at % extent[rank - 1], offset = inner * stride[rank - 1];
@@ -349,14 +357,40 @@ void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from)
 
 }  // namespace
 
+// Blocks of a whole number of periods begin alike, so what repeats is copied once for all of a range: the
+// block to go by, and for each input whether it repeats with it.
+int64_t BlockProgram::BlockFor(const View* views, std::array<bool, kMaxInputs>* repeats) const {
+  int64_t longest = 1;
+  for (int i = 0; i < inputs_; ++i) {
+    int64_t period = views[i].Period();
+    if (period <= block_) longest = std::max(longest, period);
+  }
+  const int64_t block = block_ / longest * longest;
+  for (int i = 0, slots = 0; i < inputs_; ++i) {
+    int64_t period = views[i].Period();
+    (*repeats)[i] = period > 0 && block % period == 0 && slots < kMostKept;
+    slots += (*repeats)[i];
+  }
+  return block;
+}
+
 void BlockProgram::RunRange(const KernelContext& context, const View* views, const GlobalRuns& runs,
                             int64_t begin, int64_t end) const {
   alignas(64) float buffers[kBufferFloats];
+  alignas(64) float kept[kMostKept][512];
   uint32_t bits[512];
   std::array<const float*, kMaxValues> value;
-  for (int64_t at = begin; at < end; at += block_) {
-    int64_t n = std::min(block_, end - at);
-    for (int i = 0; i < inputs_; ++i) value[i] = views[i].Load(at, n, buffers + buffer_[i] * block_);
+  std::array<bool, kMaxInputs> repeats;
+  const int64_t block = BlockFor(views, &repeats);
+  for (int64_t at = begin; at < end; at += block) {
+    int64_t n = std::min(block, end - at);
+    for (int i = 0, slot = 0; i < inputs_; ++i) {
+      if (!repeats[i]) {
+        value[i] = views[i].Load(at, n, buffers + buffer_[i] * block_);
+      } else if (at == begin) {
+        value[i] = views[i].Load(at, n, kept[slot++]);
+      }
+    }
     for (const Instruction& code : code_) {
       int direct = straight_[code.result];
       float* result =

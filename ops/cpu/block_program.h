@@ -3,6 +3,7 @@
 // elementwise kernels are programs of one step.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -42,6 +43,7 @@ class BlockProgram : public Kernel {
   static constexpr int kMaxValues = 192;
   static constexpr int kMaxInputs = 64;
   static constexpr int64_t kBufferFloats = 16384;
+  static constexpr int kMostKept = 8;  // operands that are copied once for all blocks of a range
 
   struct Instruction {
     BlockFn fn = nullptr;  // null: dropout
@@ -57,6 +59,7 @@ class BlockProgram : public Kernel {
 
   bool Append(const FusedStep& step, int* next_value, std::vector<int>* names, std::vector<DType>* types);
   void PlaceValues(int values);
+  int64_t BlockFor(const View* views, std::array<bool, kMaxInputs>* repeats) const;
   void RunRange(const KernelContext& context, const View* views, const GlobalRuns& runs, int64_t begin,
                 int64_t end) const;
 

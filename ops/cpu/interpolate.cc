@@ -109,15 +109,17 @@ class InterpolateGrad : public Kernel {
 
  private:
   void Gather(const T* plane, const ResizeShape& s, int64_t h, int64_t w, T* to) const {
-    ForVectors(s.channels, [&](int64_t c, auto lanes) {
-      Vector total = {};
+    ForVectorGroups(s.channels, [&](int64_t c, auto group, auto lanes) {
+      Vector total[group.value] = {};
       for (int64_t a = rows_.begin[h]; a < rows_.begin[h + 1]; ++a) {
         const T* line = plane + rows_.all[a].result * s.columns.out * s.channels + c;
-        for (int64_t b = columns_.begin[w]; b < columns_.begin[w + 1]; ++b)
-          total += LoadVector(line + columns_.all[b].result * s.channels, lanes) *
-                   (rows_.all[a].part * columns_.all[b].part);
+        for (int64_t b = columns_.begin[w]; b < columns_.begin[w + 1]; ++b) {
+          const T* from = line + columns_.all[b].result * s.channels;
+          const float part = rows_.all[a].part * columns_.all[b].part;
+          for (int v = 0; v < group.value; ++v) total[v] += LoadVector(from + 16 * v, lanes) * part;
+        }
       }
-      StoreVector(total, lanes, to + c);
+      for (int v = 0; v < group.value; ++v) StoreVector(total[v], lanes, to + c + 16 * v);
     });
   }
 

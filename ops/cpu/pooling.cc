@@ -35,6 +35,20 @@ void ForPositions(int64_t batch, int64_t rows, int64_t columns, int64_t work, F&
   });
 }
 
+// to[c] = what f(row, column, c, lanes, &sum) adds up over a window, for all channels.
+template <typename T, typename F>
+void SumPositions(const PoolShape& s, PoolRange rows, PoolRange columns, T* to, F&& f) {
+  ForVectorGroups(s.channels, [&](int64_t c, auto group, auto lanes) {
+    Vector total[group.value] = {};
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      for (int64_t column = columns.begin; column < columns.end; ++column) {
+        for (int v = 0; v < group.value; ++v) f(row, column, c + 16 * v, lanes, &total[v]);
+      }
+    }
+    for (int v = 0; v < group.value; ++v) StoreVector(total[v], lanes, to + c + 16 * v);
+  });
+}
+
 template <typename T>
 Status MaxPool(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
@@ -43,21 +57,30 @@ Status MaxPool(const KernelContext& context) {
     const T* plane = x.as<T>() + n * s.rows.in * s.columns.in * s.channels;
     const int64_t to = ((n * s.rows.out + p) * s.columns.out + q) * s.channels;
     const PoolRange rows = s.rows.Window(p), columns = s.columns.Window(q);
-    ForVectors(s.channels, [&](int64_t c, auto lanes) {
+    ForVectorGroups(s.channels, [&](int64_t c, auto group, auto lanes) {
+      constexpr int G = group.value;
       int64_t first = rows.begin * s.columns.in + columns.begin;
-      Vector greatest = LoadVector(plane + first * s.channels + c, lanes);
-      Places where = Places{} + static_cast<int32_t>(first);
+      Vector greatest[G];
+      Places where[G];
+      for (int v = 0; v < G; ++v) {
+        greatest[v] = LoadVector(plane + first * s.channels + c + 16 * v, lanes);
+        where[v] = Places{} + static_cast<int32_t>(first);
+      }
       for (int64_t h = rows.begin; h < rows.end; ++h) {
         for (int64_t w = columns.begin; w < columns.end; ++w) {
           int64_t at = h * s.columns.in + w;
-          Vector value = LoadVector(plane + at * s.channels + c, lanes);
-          auto taken = (value > greatest) | (value != value);
-          greatest = taken ? value : greatest;
-          where = taken ? Places{} + static_cast<int32_t>(at) : where;
+          for (int v = 0; v < G; ++v) {
+            Vector value = LoadVector(plane + at * s.channels + c + 16 * v, lanes);
+            auto taken = (value > greatest[v]) | (value != value);
+            greatest[v] = taken ? value : greatest[v];
+            where[v] = taken ? Places{} + static_cast<int32_t>(at) : where[v];
+          }
         }
       }
-      StoreVector(greatest, lanes, y.as<T>() + to + c);
-      StorePlaces(where, lanes, context.out[1].as<int32_t>() + to + c);
+      for (int v = 0; v < G; ++v) {
+        StoreVector(greatest[v], lanes, y.as<T>() + to + c + 16 * v);
+        StorePlaces(where[v], lanes, context.out[1].as<int32_t>() + to + c + 16 * v);
+      }
     });
   });
   return Status();
@@ -71,16 +94,10 @@ Status MaxPoolGrad(const KernelContext& context) {
     const int64_t here = h * s.columns.in + w, plane = n * s.rows.out * s.columns.out;
     T* to = dx.as<T>() + (n * s.rows.in * s.columns.in + here) * s.channels;
     const PoolRange rows = s.rows.Results(h), columns = s.columns.Results(w);
-    ForVectors(s.channels, [&](int64_t c, auto lanes) {
-      Vector total = {};
-      for (int64_t p = rows.begin; p < rows.end; ++p) {
-        for (int64_t q = columns.begin; q < columns.end; ++q) {
-          int64_t from = (plane + p * s.columns.out + q) * s.channels + c;
-          auto mine = LoadPlaces(at.as<int32_t>() + from, lanes) == Places{} + static_cast<int32_t>(here);
-          total += mine ? LoadVector(dy.as<T>() + from, lanes) : Vector{};
-        }
-      }
-      StoreVector(total, lanes, to + c);
+    SumPositions(s, rows, columns, to, [&](int64_t p, int64_t q, int64_t c, auto lanes, Vector* sum) {
+      int64_t from = (plane + p * s.columns.out + q) * s.channels + c;
+      auto mine = LoadPlaces(at.as<int32_t>() + from, lanes) == Places{} + static_cast<int32_t>(here);
+      *sum += mine ? LoadVector(dy.as<T>() + from, lanes) : Vector{};
     });
   });
   return Status();
@@ -95,13 +112,8 @@ Status AvgPool(const KernelContext& context) {
     T* to = y.as<T>() + ((n * s.rows.out + p) * s.columns.out + q) * s.channels;
     const PoolRange rows = s.rows.Window(p), columns = s.columns.Window(q);
     const float share = s.Share(p, q);
-    ForVectors(s.channels, [&](int64_t c, auto lanes) {
-      Vector total = {};
-      for (int64_t h = rows.begin; h < rows.end; ++h) {
-        for (int64_t w = columns.begin; w < columns.end; ++w)
-          total += LoadVector(plane + (h * s.columns.in + w) * s.channels + c, lanes);
-      }
-      StoreVector(total * share, lanes, to + c);
+    SumPositions(s, rows, columns, to, [&](int64_t h, int64_t w, int64_t c, auto lanes, Vector* sum) {
+      *sum += LoadVector(plane + (h * s.columns.in + w) * s.channels + c, lanes) * share;
     });
   });
   return Status();
@@ -115,15 +127,9 @@ Status AvgPoolGrad(const KernelContext& context) {
     const int64_t plane = n * s.rows.out * s.columns.out;
     T* to = dx.as<T>() + ((n * s.rows.in + h) * s.columns.in + w) * s.channels;
     const PoolRange rows = s.rows.Results(h), columns = s.columns.Results(w);
-    ForVectors(s.channels, [&](int64_t c, auto lanes) {
-      Vector total = {};
-      for (int64_t p = rows.begin; p < rows.end; ++p) {
-        for (int64_t q = columns.begin; q < columns.end; ++q) {
-          const T* from = dy.as<T>() + (plane + p * s.columns.out + q) * s.channels + c;
-          total += LoadVector(from, lanes) * s.Share(p, q);
-        }
-      }
-      StoreVector(total, lanes, to + c);
+    SumPositions(s, rows, columns, to, [&](int64_t p, int64_t q, int64_t c, auto lanes, Vector* sum) {
+      const T* from = dy.as<T>() + (plane + p * s.columns.out + q) * s.channels + c;
+      *sum += LoadVector(from, lanes) * s.Share(p, q);
     });
   });
   return Status();

@@ -59,6 +59,16 @@ template <typename F>
   if (c < width) body(c, (width - c) & 15);  // the compiler then knows that it is less than 16
 }
 
+// The same with several vectors at a time: body(first element, how many vectors, lanes of each). For loops
+// over positions inside: what they read of a position is then a run of 256 bytes.
+template <typename F>
+[[gnu::always_inline]] inline void ForVectorGroups(int64_t width, F&& body) {
+  int64_t c = 0;
+  for (; c + 64 <= width; c += 64) body(c, std::integral_constant<int, 4>(), FullVector());
+  for (; c + 16 <= width; c += 16) body(c, std::integral_constant<int, 1>(), FullVector());
+  if (c < width) body(c, std::integral_constant<int, 1>(), (width - c) & 15);
+}
+
 inline float SumOfLanes(Vector v) {
   float sum = 0;
   for (int i = 0; i < 16; ++i) sum += v[i];

@@ -53,7 +53,8 @@ OFL_KERNEL void SumChannelBands(ChannelSumPlan plan, F f, float* sums) {
 }
 
 // The bands' sums, joined in their order: a thread for each channel and sum.
-OFL_KERNEL inline void JoinChannelBands(ChannelSumPlan plan, const float* sums, FloatView a, FloatView b) {
+template <typename View>
+OFL_KERNEL void JoinChannelBands(ChannelSumPlan plan, const float* sums, View a, View b) {
   int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < 2 * plan.channels; i += step) {
     double total = 0;
@@ -66,19 +67,22 @@ OFL_KERNEL inline void JoinChannelBands(ChannelSumPlan plan, const float* sums, 
   }
 }
 
-// a[c], b[c] = the sums of f(row, c) over all rows.
+// Whether the workspace holds the sums of so many channels.
+inline Status RequireRoom(int64_t channels, const LaunchContext& launch) {
+  if (channels == 0 || PlanChannelSums(1, channels, launch).bands > 0) return Status();
+  return Status(Cat(channels, " channels are more than the CUDA kernel has room for"));
+}
+
+// a[c], b[c] = the sums of f(row, c) over all rows. REQUIRES: RequireRoom(channels, launch).
 template <typename F>
-Status SumChannels(int64_t rows, int64_t channels, F f, FloatView a, FloatView b,
-                   const LaunchContext& launch) {
-  if (channels == 0) return Status();
+void SumChannels(int64_t rows, int64_t channels, F f, FloatView a, FloatView b, const LaunchContext& launch) {
+  if (channels == 0) return;
   ChannelSumPlan plan = PlanChannelSums(rows, channels, launch);
-  if (plan.bands == 0) return Status(Cat(channels, " channels are more than the CUDA kernel has room for"));
   float* sums = static_cast<float*>(launch.workspace);
-  Launch(SumChannelBands<F>, Grid{.x = static_cast<unsigned>(plan.bands * ((channels + 31) / 32))},
-         launch.stream, plan, f, sums);
-  Launch(JoinChannelBands, Grid{.x = BlocksFor(2 * channels, 256, launch.multiprocessors)}, launch.stream,
-         plan, sums, a, b);
-  return Status();
+  Grid bands{.x = static_cast<unsigned>(plan.bands * ((channels + 31) / 32))};
+  Launch(SumChannelBands<F>, bands, launch.stream, plan, f, sums);
+  Grid join{.x = BlocksFor(2 * channels, 256, launch.multiprocessors)};
+  Launch(JoinChannelBands<FloatView>, join, launch.stream, plan, sums, a, b);
 }
 
 }  // namespace oneflow_like::cuda
