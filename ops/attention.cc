@@ -375,26 +375,23 @@ Sample WithMasks(Sample sample, const std::string& names, const std::vector<Dims
   return sample;
 }
 
-// Groups, values of another width, and masks.
+// Groups, values of another width, and masks; what tests make of them broadcasts the bias in other ways.
 void AddMaskedSamples(bool grad, std::vector<Sample>* samples) {
-  auto add = [&](Sample sample, const char* option, int64_t value) {
-    if (option != nullptr) sample.attrs.Set(option, value);
+  auto add = [&](Sample sample, int64_t window) {
+    if (window > 0) sample.attrs.Set("window", window);
+    if (grad && sample.attrs.Str("masks", "").starts_with("bias")) sample.attrs.Set("bias_grad", int64_t{1});
     samples->push_back(std::move(sample));
   };
   Sample groups = AttentionSample({2, 3, 4, 2}, {2, 4, 2, 2}, true, 0, grad);
-  for (size_t i = grad ? 3 : 2; i < 3; ++i) groups.in[i][3] = 3;  // o[b s (h g) e]
   if (grad) groups.in[0][3] = groups.in[3][3] = groups.in[4][3] = 3;
-  add(groups, nullptr, 0);
-  add(AttentionSample({2, 3, 3, 2}, {2, 3, 1, 2}, true, 0.25, grad), nullptr, 0);
-  const char* of_bias = grad ? "bias_grad" : nullptr;
+  if (!grad) groups.in[2][3] = 3;
+  add(groups, 2);
+  Sample shared = AttentionSample({2, 3, 3, 2}, {2, 4, 1, 2}, true, 0.25, grad);
+  add(WithMasks(shared, "bias", {{3, 1, 4}}, 4), 0);
+  Sample placed = AttentionSample({2, 3, 2, 2}, {2, 2, 2, 2}, true, 0, grad);
+  add(WithMasks(placed, "query_positions key_positions", {{2, 3}, {2}}, 5), 3);
   Sample plain = AttentionSample({2, 3, 2, 2}, {2, 4, 2, 2}, false, 0, grad);
-  add(WithMasks(plain, "bias", {{2, 2, 3, 4}}, 4), of_bias, 1);
-  Sample shared = AttentionSample({2, 3, 4, 2}, {2, 4, 2, 2}, true, 0, grad);
-  add(WithMasks(shared, "bias", {{4, 1, 4}}, 4), of_bias, 1);
-  add(AttentionSample({1, 5, 2, 2}, {1, 6, 2, 2}, true, 0, grad), "window", 2);
-  Sample placed = AttentionSample({2, 5, 2, 2}, {2, 4, 2, 2}, true, 0, grad);
-  add(WithMasks(placed, "query_positions key_positions", {{2, 5}, {4}}, 6), "window", 3);
-  add(WithMasks(plain, "bias query_documents key_documents", {{1}, {3}, {2, 4}}, 2), of_bias, 1);
+  add(WithMasks(plain, "bias query_documents key_documents", {{2, 2, 3, 4}, {3}, {2, 4}}, 2), 0);
 }
 
 std::vector<Sample> Samples(bool grad) {

@@ -15,6 +15,8 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "core/float16.h"
 
@@ -22,25 +24,39 @@ namespace oneflow_like::cpu {
 
 using Pair = uint32_t __attribute__((may_alias, aligned(2)));  // two bf16; the first one is low
 
+// Calls f(0), ..., f(N - 1) with constants: arrays that it indexes by them stay in registers.
+template <int N, typename F>
+[[gnu::always_inline]] inline void Unrolled(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>()), ...);
+  }
+  (std::make_integer_sequence<int, N>());
+}
+
 // c[R x 16 W] = factor a b, or c += a b. a is read pair by pair: row r, pair k at a[r * a_row + k * a_step].
 template <int R, int W>
 void PairKernel(int64_t pairs, const Pair* a, int64_t a_row, int64_t a_step, const uint32_t* b, int64_t ldb,
                 float* c, int64_t ldc, float factor, bool add) {
-  __m512 sum[R][W];
-  for (int r = 0; r < R; ++r)
-    for (int w = 0; w < W; ++w) sum[r][w] = add ? _mm512_loadu_ps(c + r * ldc + 16 * w) : _mm512_setzero_ps();
+  __m512 sum[R * W];
+  Unrolled<R * W>([&](auto i) __attribute__((always_inline)) {
+    sum[i] = add ? _mm512_loadu_ps(c + i / W * ldc + 16 * (i % W)) : _mm512_setzero_ps();
+  });
   for (int64_t k = 0; k < pairs; ++k) {
     __m512bh right[W];
-    for (int w = 0; w < W; ++w) right[w] = (__m512bh)_mm512_loadu_si512(b + k * ldb + 16 * w);
-    for (int r = 0; r < R; ++r) {
+    Unrolled<W>([&](auto w) __attribute__((always_inline)) {
+      right[w] = (__m512bh)_mm512_loadu_si512(b + k * ldb + 16 * w);
+    });
+    Unrolled<R>([&](auto r) __attribute__((always_inline)) {
       __m512bh left = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[r * a_row + k * a_step]));
-      for (int w = 0; w < W; ++w) sum[r][w] = _mm512_dpbf16_ps(sum[r][w], left, right[w]);
-    }
+      Unrolled<W>([&](auto w) __attribute__((always_inline)) {
+        sum[r * W + w] = _mm512_dpbf16_ps(sum[r * W + w], left, right[w]);
+      });
+    });
   }
   const __m512 by = _mm512_set1_ps(factor);
-  for (int r = 0; r < R; ++r)
-    for (int w = 0; w < W; ++w)
-      _mm512_storeu_ps(c + r * ldc + 16 * w, add ? sum[r][w] : _mm512_mul_ps(sum[r][w], by));
+  Unrolled<R * W>([&](auto i) __attribute__((always_inline)) {
+    _mm512_storeu_ps(c + i / W * ldc + 16 * (i % W), add ? sum[i] : _mm512_mul_ps(sum[i], by));
+  });
 }
 
 template <int W>

@@ -522,7 +522,7 @@ class AttentionKernels : public CudaKernel {
 
   Status Launch(const KernelContext& context, const LaunchContext& launch) override {
     AttentionShape s = backward_ ? ShapeOf(context, 1, 6) : ShapeOf(context, 0, 3);
-    bool nothing = s.pairs == 0 || s.width == 0 || s.queries == 0 || s.keys == 0;
+    bool nothing = s.pairs == 0 || s.queries == 0 || s.keys == 0 || s.width + s.value_width == 0;
     if (backward_ && nothing) {
       for (const TensorArg& x : context.out)
         if (Status status = Zero(x, launch); !status.ok()) return status;

