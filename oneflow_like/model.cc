@@ -239,6 +239,23 @@ Tensor GraphOfModel::Input(const std::string& name, const Dims& shape, DType dty
   return Tensor(this, this->node(id).out[0]);
 }
 
+Tensor GraphOfModel::Find(const std::string& wanted, const Here& at) {
+  std::string close;
+  size_t most = 0;
+  for (int v = 0; v < num_values(); ++v) {
+    const std::string& name = value(v).name;
+    if (name == wanted && alive(value(v).producer)) return Tensor(this, v);
+    const size_t alike =
+        std::mismatch(name.begin(), name.end(), wanted.begin(), wanted.end()).first - name.begin();
+    if (alike > most) close = name, most = alike;
+  }
+  Fail("Find at ", SourceLine(at).str(), ": the graph has no tensor '", wanted, "'",
+       close.empty() ? "" : Cat("; the closest is '", close, "'"));
+}
+
+Tensor ModelGraph::Find(const std::string& name, Here at) const { return impl_->Find(name, at); }
+Tensor Model::Find(const std::string& name, Here at) const { return impl_->graph.Find(name, at); }
+
 Scope ModelGraph::scope() const { return impl_->Root(); }
 GraphBuilder* ModelGraph::builder() const { return impl_.get(); }
 Tensor ModelGraph::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,

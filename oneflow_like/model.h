@@ -40,8 +40,8 @@ class Scope {
   Tensor Weight(const std::string& name, const Dims& shape, const Initializer& init,
                 const WeightOptions& options, OFL_HERE) const;
   // A variable that no training changes but by assign: running statistics, averages of weights, caches,
-  // counters. Names and repeated requests as for weights; the tensor is of the variable's type. Integers start
-  // as Full or FromTensor say.
+  // counters. Names and repeated requests as for weights; the tensor is of the variable's type. Integers
+  // start as Full or FromTensor say.
   Tensor State(const std::string& name, const Dims& shape, const Initializer& init,
                const StateOptions& options = {}, OFL_HERE) const;
   // Computed in every training of this graph that computes all that `assigned` needs, as
@@ -113,6 +113,9 @@ class ModelGraph {
   // every micro-batch sees all of it.
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
                int batch_axis = 0, OFL_HERE);
+  // The tensor of that name in the graph, as dumps, errors and profiles have it ("block0/mlp/gelu"), to look
+  // at what a model computes inside. Throws Error, naming the closest, when there is none.
+  Tensor Find(const std::string& name, OFL_HERE) const;
   // For functions without a tensor to start from: uniform(graph.builder(), {4}, 0, 1).
   GraphBuilder* builder() const;
 
@@ -135,6 +138,7 @@ class Model {
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
                int batch_axis = 0, OFL_HERE);
   GraphBuilder* builder() const;
+  Tensor Find(const std::string& name, OFL_HERE) const;
   // An empty graph beside it, for evaluation, generation, another training. `name` is for messages.
   ModelGraph NewGraph(const std::string& name);
 
@@ -163,8 +167,8 @@ class Model {
 };
 
 // d y / d x for each x, of its shape and type: operators like others, of which a loss may be made (gradient
-// penalties, saliency). y is one floating point number. Throws Error for an x that y does not depend on, and for
-// an operator on the way that has no gradient.
+// penalties, saliency). y is one floating point number. Throws Error for an x that y does not depend on, and
+// for an operator on the way that has no gradient.
 std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, OFL_HERE);
 // x, held to the given signatures; boxing is inserted where they differ from what x has.
 Tensor annotate(Tensor x, const Annotation& sbp, OFL_HERE);

@@ -24,6 +24,7 @@ struct GraphOfModel : Graph {
   Scope Root();
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
                Here at);
+  Tensor Find(const std::string& name, const Here& at);
   // A weight or a state: made, or found and compared with its first request.
   Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
                   const Initializer& init, const WeightOptions& options, const std::vector<int>& stage,

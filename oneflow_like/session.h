@@ -86,6 +86,11 @@ class Session {
 
   // Starts one step with a copy of the whole batch; waits while steps_in_flight are under way.
   StepResult Run(const Feeds& feeds);
+  // A smaller batch made up to the session's: each input of it behind its own rows filled with the number
+  // given for it, or 0. Fill targets with what counts nothing: a negative class in cross_entropy, which
+  // masked_mean(loss, greater_equal(targets, ...)) leaves out. Throws Error for inputs of different batches,
+  // and for one that does not fit.
+  Feeds Padded(const Feeds& feeds, const std::map<std::string, double>& fill = {}) const;
   // Ends steps in flight and adds the session to ModelOptions::trace_file; may be called at any moment. Steps
   // of Train come to their end first: cut off among their updates they would leave copies of a weight that
   // differ.

@@ -556,6 +556,107 @@ TEST(Skip, AboveTheRunningAverage) {
   EXPECT_EQ(run(1), 0);
 }
 
+// --- Last batches, and looking inside ------------------------------------------------------------
+
+// A mean over what counts is that of the small batch alone.
+TEST(LastBatch, PaddedRowsCountNothing) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=3"}) {
+    std::map<int, float> whole, padded;
+    for (int rows : {6, 4, 1})
+      for (bool pads : {false, true}) {
+        Model model(FullMesh(mesh));
+        const int64_t batch = pads ? 6 : rows;
+        Tensor x = model.Input("x", {batch, 4}, DType::kFloat32),
+               y = model.Input("y", {batch}, DType::kInt32);
+        Tensor loss = cross_entropy(matmul(x, model.scope().Weight("w", {4, 3}, Normal(1))), y);
+        Tensor counts = greater_equal(y, full(model.builder(), {1}, 0, DType::kInt32));
+        Session train = Train(masked_mean(loss, counts), Sgd{.lr = .1});
+        Feeds feeds{{"x", Floats(1, {rows, 4})}, {"y", Ids(2, {rows}, 3)}};
+        feeds = pads ? train.Padded(feeds, {{"y", -1}}) : feeds;
+        float last = 0;
+        for (int step = 0; step < 3; ++step) last = train.Run(feeds).Scalar("loss");
+        (pads ? padded : whole)[rows] = last;
+      }
+    for (const auto& [rows, loss] : whole)
+      EXPECT_NEAR(padded[rows], loss, 1e-5 * loss) << mesh << " " << rows;
+  }
+}
+
+TEST(LastBatch, WhatDoesNotFitIsRefused) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", {6, 4}, DType::kFloat32), y = model.Input("y", {6}, DType::kInt32);
+  Session look = Evaluate({{"x", x}, {"y", y}});
+  auto error = [&](const Feeds& feeds, const std::map<std::string, double>& fill = {}) {
+    return ErrorOf([&] { look.Padded(feeds, fill); });
+  };
+  EXPECT_NE(error({{"x", Floats(1, {3, 4})}, {"y", Ids(1, {2}, 3)}})
+                .find("differ in their batch: 'x' has 3 but 'y' has 2"),
+            std::string::npos);
+  EXPECT_NE(
+      error({{"x", Floats(1, {7, 4})}}).find("is f32[6,4] with its batch along axis 0, but is fed f32[7,4]"),
+      std::string::npos);
+  EXPECT_NE(error({{"x", Floats(1, {3, 5})}}).find("but is fed f32[3,5]"), std::string::npos);
+  EXPECT_NE(error({}, {{"z", 1}}).find("'z' is to be filled with 1 but is no input"), std::string::npos);
+}
+
+TEST(Find, GivesWhatAModelComputesInside) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", {2, 3}, DType::kFloat32);
+  Tensor y = nn::Mlp(model.scope() / "mlp", x);
+  Session look = Evaluate({{"y", y}, {"inside", model.Find("mlp/gelu")}});
+  EXPECT_EQ(look.Run({{"x", Floats(1, {2, 3})}}).Get("inside").shape, Dims({2, 12}));
+  EXPECT_NE(
+      ErrorOf([&] { model.Find("mlp/gelo"); }).find("has no tensor 'mlp/gelo'; the closest is 'mlp/gelu'"),
+      std::string::npos);
+}
+
+// --- Tables ---------------------------------------------------------------------------------------
+
+// Rows that a batch touches: the curve of the whole gradient, on every mesh and cut, and no memory of its
+// size.
+TEST(Tables, UpdatedByRowsFollowTheWholeGradient) {
+  constexpr int64_t kRows = 500;
+  for (const Optimizer& optimizer : {Optimizer(Sgd{.lr = .5}), Optimizer(Adagrad{.lr = .1, .by_rows = true})})
+    for (double clip : {0., .2})
+      for (bool bags : {false, true}) {
+        std::vector<float> first, first_rows;
+        for (const auto& [mesh, cut] : std::map<std::string, Annotation>{{"cpu:dp=1", {}},
+                                                                         {"cpu:dp=2", {}},
+                                                                         {"cpu:tp=2", "tp:S0"},
+                                                                         {"cpu:dp=2,tp=2", "tp:S1"},
+                                                                         {"cpu:dp=3", "dp:S0"}})
+          for (bool by_rows : {true, false}) {
+            Model model(FullMesh(mesh));
+            Tensor ids = model.Input("ids", {6, 3}, DType::kInt32, {{"dp", S(0)}});
+            Tensor lengths = model.Input("lengths", {6}, DType::kInt32, {{"dp", S(0)}});
+            Tensor table = model.scope().Weight("table", {kRows, 4}, Normal(1), cut);
+            Tensor seen =
+                bags ? embedding_bag(table, ids, lengths, Bag::kMean) : mean(embedding(table, ids), {1});
+            Tensor loss = mean(square(seen - 1));
+            TrainOptions options;
+            options.clip_norm = clip;
+            Optimizer used = optimizer;
+            if (!by_rows) used.by_rows = false;
+            Session train = Train(loss, used, options);
+            if (mesh == "cpu:dp=1") {
+              EXPECT_EQ(train.Summaries()[0].transient_bytes < kRows * 4 * 4, by_rows) << used.name;
+            }
+            std::vector<float> losses;
+            for (int step = 0; step < 5; ++step)
+              losses.push_back(
+                  train.Run({{"ids", Ids(step, {6, 3}, 40)}, {"lengths", Ids(step, {6}, 4)}}).Scalar("loss"));
+            const HostTensor now = model.Read("table");
+            std::vector<float> rows(now.as<float>(), now.as<float>() + 50 * 4);
+            if (first.empty()) first = losses, first_rows = rows;
+            for (int step = 0; step < 5; ++step)
+              EXPECT_NEAR(losses[step] / first[step], 1, 2e-5)
+                  << used.name << " " << mesh << " by rows " << by_rows;
+            for (size_t i = 0; i < rows.size(); ++i)
+              ASSERT_NEAR(rows[i], first_rows[i], 2e-5) << used.name << " " << mesh;
+          }
+      }
+}
+
 // --- Wrong use -----------------------------------------------------------------------------------
 
 TEST(Wrong, UsesGetOneSentence) {
