@@ -107,7 +107,7 @@ TEST(Nn, BatchNormHasOneCurveAndOneRunningAverage) {
       return mean(cross_entropy(nn::Linear(s / "head", mean(h, {1, 2}), 5), y));
     };
     auto feeds = [](int step) {
-      return Feeds{{"x", Floats(step, {12, 6, 6, 3})}, {"y", Ids(step, {12}, 5)}};
+      return Feeds{{"x", Floats(1, {12, 6, 6, 3})}, {"y", Ids(1, {12}, 5)}};
     };
     std::vector<Setting> settings = {
         {"cpu:dp=1", 1}, {"cpu:dp=2", 1}, {"cpu:dp=1", 2}, {"cpu:dp=2", 2}, {"cpu:dp=4", 1}};
@@ -123,7 +123,7 @@ TEST(Nn, BatchNormHasOneCurveAndOneRunningAverage) {
       EXPECT_NE(now[0], 0);
     };
     SCOPED_TRACE(parts);
-    ExpectOneCurve(settings, loss, feeds, Sgd{.lr = .05, .momentum = .9}, 5e-5, look);
+    ExpectOneCurve(settings, loss, feeds, Sgd{.lr = .02, .momentum = .5}, 5e-5, look);
   }
 }
 
