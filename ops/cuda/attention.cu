@@ -15,6 +15,7 @@
 #include "ops/cuda/attention_tile.h"
 #include "ops/cuda/flash.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -367,6 +368,7 @@ class AttentionKernels : public CudaKernel {
     FlashShape shape = FlashShapeOf(s, q.dtype, backward_);
     if (flash_ && MayFlash(shape) && Packed(context.in, s.width) && Packed(context.out, s.width) &&
         flash_->Takes(shape, launch)) {
+      Count(LibraryUse::kAttention);
       return flash_->Launch(shape, OperandsOf(context), launch);
     }
     s.packed = Packed(context.in, s.width);

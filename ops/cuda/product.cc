@@ -5,6 +5,7 @@
 
 #include "ops/cuda/contraction.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -65,6 +66,7 @@ class Product : public CudaKernel {
                                                 std::pair(int64_t{-1}, "done by a slow loop")}) {
       Status status = gemm_ ? gemm_->Check() : Status();
       if (status.ok()) break;
+      Count(LibraryUse::kRefusedProduct);
       SayRefused(kind, instead, status);
       PlanWith(packed_bytes, false);
     }
@@ -100,6 +102,7 @@ class Product : public CudaKernel {
       operands.d = base_y + place.y * out;
       operands.workspace = free;
       if (Status status = gemm_->Launch(operands, launch); !status.ok()) return status;
+      Count(LibraryUse::kProduct);
     }
     if (plan_.y.needed) {
       StridedWalk back = plan_.y.walk;

@@ -105,6 +105,7 @@ class EmulatedGemm : public Gemm {
       if (reinterpret_cast<uintptr_t>(p) % g.alignment != 0)
         return Status("an operand is less aligned than promised");
     if (g.adds_c && operands.c == nullptr) return Status("there is no c to add");
+    cuda_emulator::LoadCode(this);  // each algorithm has its own
     cuda_emulator::Enqueue(launch.stream, [g, operands] { Multiply(g, operands); });
     return Status();
   }
