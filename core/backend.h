@@ -19,6 +19,8 @@ namespace oneflow_like {
 struct GroupSpec {
   std::string name;        // the same on all members: what the communicator is called in logs
   std::vector<int> ranks;  // members, ordered
+  // How long members may come apart when the group is made: they compile and load at different speeds.
+  double connect_seconds = 300;
 };
 
 class GroupMember {
@@ -50,8 +52,10 @@ class GroupMember {
 };
 
 // Memory of a CUDA device beside arenas and variables, for each rank: the work space of its compute stream
-// and what libraries keep. Here, since it is also told where there is no device.
-constexpr int64_t kCudaBytesBesides = int64_t{192} << 20;
+// and what others take (libraries, communicators, recordings), an estimate that BackendCounts::other_bytes
+// measures. Here, since it is also told where there is no device.
+constexpr int64_t kCudaBytesOfOthers = int64_t{64} << 20;
+constexpr int64_t kCudaBytesBesides = (int64_t{128} << 20) + kCudaBytesOfOthers;
 
 // What a backend has done since the process began, and what it does in a slower way than it could: a library
 // refused, or recording failed. Counts are the process's, of all its devices.
@@ -68,6 +72,7 @@ struct BackendCounts {
   // Of the devices' memory: taken by Device::Allocate, and by anything else since the devices were opened
   // (code of libraries, communicators, recordings).
   int64_t allocated_bytes = 0, other_bytes = 0;
+  int64_t ranks = 0;  // whose devices exist
 
   int64_t Refused() const { return refused_products + refused_epilogues + refused_attention; }
 };

@@ -135,6 +135,7 @@ class CudaBackend : public Backend {
     for (const auto& [ordinal, gpu] : gpus_) {
       counts.allocated_bytes += gpu->allocated_bytes();
       counts.other_bytes += gpu->OtherBytes();
+      counts.ranks += gpu->ranks();
     }
     return counts;
   }

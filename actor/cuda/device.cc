@@ -95,9 +95,11 @@ CudaDevice::CudaDevice(int rank, Gpu* gpu, MemorySource* host_memory)
   DriverCall call;
   gpu_->Use();
   Require(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), name_, " gives no stream");
+  ++gpu_->ranks();
 }
 
 CudaDevice::~CudaDevice() {
+  --gpu_->ranks();
   DriverCall call;
   gpu_->Use();
   if (cudaStreamDestroy(copies_) != cudaSuccess) cudaGetLastError();

@@ -30,8 +30,9 @@ class Gpu {
   int64_t allocated_bytes() const { return allocated_.load(std::memory_order_relaxed); }
   int64_t OtherBytes() const;
   void AddBytes(int64_t bytes) { allocated_.fetch_add(bytes, std::memory_order_relaxed); }
-  // Streams of ranks that exist now: hardware queues they want.
+  // That exist now: streams of ranks, which want hardware queues, and ranks.
   std::atomic<int>& streams() { return streams_; }
+  std::atomic<int>& ranks() { return ranks_; }
   Health& health() { return health_; }
   Completion& completion() { return *completion_; }
 
@@ -41,7 +42,7 @@ class Gpu {
   int multiprocessors_ = 1, architecture_ = 80;
   int64_t free_at_first_ = 0;  // once the context was there
   std::atomic<int64_t> allocated_{0};
-  std::atomic<int> streams_{0};
+  std::atomic<int> streams_{0}, ranks_{0};
   Health health_;
   std::unique_ptr<Completion> completion_;
   std::mutex mutex_;         // peers_: ranks on several threads ask while plans are loaded

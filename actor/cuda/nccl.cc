@@ -23,9 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the members of a group may come apart when it is made (they compile and load at different speeds),
-// and a member may take to say farewell.
-constexpr std::chrono::seconds kConnectTime(300), kFarewellTime(10);
+// A member may take to say farewell.
+constexpr std::chrono::seconds kFarewellTime(10);
 
 Status ToNccl(DType dtype, ncclDataType_t* type) {
   switch (dtype) {
@@ -250,8 +249,9 @@ const char* KeptName(const std::string& name) {
 }
 
 // Until calls that make something of all ranks are done on these communicators: empty, or what went wrong.
-std::string WaitFor(const NcclLibrary& nccl, const std::vector<ncclComm_t>& comms, size_t ranks) {
-  const Clock::time_point deadline = Clock::now() + kConnectTime;
+std::string WaitFor(const NcclLibrary& nccl, const std::vector<ncclComm_t>& comms, const GroupSpec& group) {
+  const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                        std::chrono::duration<double>(group.connect_seconds));
   for (ncclComm_t comm : comms) {
     ncclResult_t result = ncclInProgress;
     while (result == ncclInProgress && Clock::now() < deadline) {
@@ -259,7 +259,7 @@ std::string WaitFor(const NcclLibrary& nccl, const std::vector<ncclComm_t>& comm
       if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     if (result == ncclInProgress)
-      return Cat("not all of its ", ranks, " ranks came within ", kConnectTime.count(), " s");
+      return Cat("not all of its ", group.ranks.size(), " ranks came within ", group.connect_seconds, " s");
     if (result != ncclSuccess) return nccl.Say(result, comm);
   }
   return "";
@@ -321,7 +321,7 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
   if (ncclResult_t end = nccl.GroupEnd(); result == ncclSuccess && end != ncclInProgress) result = end;
 
   std::string failure = result == ncclSuccess ? "" : nccl.Say(result);
-  if (failure.empty()) failure = WaitFor(nccl, comms, group.ranks.size());
+  if (failure.empty()) failure = WaitFor(nccl, comms, group);
   if (!failure.empty()) {
     for (ncclComm_t comm : comms) {
       if (comm != nullptr) nccl.CommAbort(comm);
@@ -354,7 +354,7 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
     if (result == ncclInProgress) result = ncclSuccess;
   }
   if (ncclResult_t end = nccl.GroupEnd(); result == ncclSuccess && end != ncclInProgress) result = end;
-  std::string failure = result == ncclSuccess ? WaitFor(nccl, from, parent.ranks.size()) : nccl.Say(result);
+  std::string failure = result == ncclSuccess ? WaitFor(nccl, from, parent) : nccl.Say(result);
   std::map<int, std::unique_ptr<GroupMember>> made;
   std::vector<ncclComm_t> new_ones;
   for (size_t i = 0; i < to.size() && failure.empty(); ++i) {
@@ -362,7 +362,7 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
     new_ones.push_back(to[i]);
     made[keys[i]] = std::make_unique<NcclMember>(nccl, group.name, to[i]);
   }
-  if (failure.empty()) failure = WaitFor(nccl, new_ones, group.ranks.size());
+  if (failure.empty()) failure = WaitFor(nccl, new_ones, group);
   if (failure.empty()) return made;
   for (auto& [key, member] : made) member->Abort();
   Fail("group ", group.name, " cannot be made by NCCL of group ", parent.name, ": ", failure);

@@ -90,6 +90,7 @@ class LinearKernel : public CudaKernel {
     gemm.ld_aux = roles_.aux >= 0 ? gemm.ldd : 0;
     gemm.adds_c = roles_.residual >= 0;
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
+    gemm.choice = spec_.attrs.Int("gemm_choice", 0);
     gemm_ = MakeGemm(gemm);
   }
 

@@ -17,6 +17,7 @@ class Product : public CudaKernel {
  public:
   Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
     types_ = {spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0};
+    choice_ = spec.attrs.Int("gemm_choice", 0);
     Prepare(spec.in[0].extent, spec.in[1].extent);
   }
 
@@ -55,6 +56,7 @@ class Product : public CudaKernel {
     if (plan_.kind != ContractionPlan::kDirect && plan_.kind != ContractionPlan::kPacked) return;
     bool packed = plan_.kind == ContractionPlan::kPacked;
     plan_.gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes) - (packed ? kPackedBytes : 0);
+    plan_.gemm.choice = choice_;
     gemm_ = MakeGemm(plan_.gemm);
   }
 
@@ -118,6 +120,7 @@ class Product : public CudaKernel {
   ContractionPlan plan_;
   std::unique_ptr<Gemm> gemm_;
   bool asked_ = false;  // whether the library takes it
+  int64_t choice_ = 0;
 };
 
 KernelPtr MakeMatmul(const KernelSpec& spec) {
