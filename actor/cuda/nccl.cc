@@ -272,17 +272,18 @@ ncclConfig_t ConfigOf(const GroupSpec& group) {
   return config;
 }
 
-// Streams of a device wait for one another in hardware where there are fewer queues than streams: what a
-// collective needs may then be enqueued behind it.
+// Streams of a device wait for one another in hardware where there are fewer queues than streams in use: what
+// a collective needs may then be enqueued behind it. Sessions take turns, so that the default is always
+// enough.
 void CheckConnections(const Gpu& gpu, int streams) {
   constexpr int kDefault = 8;
   const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  const int connections = text != nullptr ? std::atoi(text) : kDefault;
-  LOG_IF(WARNING, connections < streams)
-      << gpu.name() << " has " << streams << " streams and " << connections
-      << " hardware queues: streams then wait for each other, and collectives may for ever; set "
-         "CUDA_DEVICE_MAX_CONNECTIONS to "
-      << streams << " or more (32 at most)";
+  if (text == nullptr) return;
+  const int needed = std::min(streams + 1, kDefault);  // and one for copies that are waited for
+  LOG_IF(WARNING, std::atoi(text) < needed)
+      << "CUDA_DEVICE_MAX_CONNECTIONS is " << text << ", but " << gpu.name() << " has " << needed
+      << " streams: they wait for each other, and collectives perhaps for ever; set it to " << needed
+      << " or more, or not at all";
 }
 
 }  // namespace

@@ -223,7 +223,7 @@ TEST_F(CudaRuntime, TheProfileSaysWhatWasRefused) {
   given.model_options = OnDevices({0});
   GptProgram program(given);
   Session session = program.MakeTrain();
-  const int64_t refused = backend_->Counts().refused_epilogues;
+  const int64_t refused = OpenBackend("cuda")->Counts().refused_epilogues;
   for (int step = 0; step < 3; ++step) session.Run(program.MakeFeeds(step)).Wait();
   cuda_emulator::RefuseEpilogues(false);
   const StepProfile profile = session.TakeProfile();
