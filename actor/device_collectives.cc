@@ -270,6 +270,13 @@ class DeviceCollectives final : public Collectives {
     }
   }
 
+  // All leave before any is waited for.
+  ~DeviceCollectives() override {
+    for (auto& [ranks, members] : connected_) {
+      for (auto& [me, member] : members) member->BeginLeaving();
+    }
+  }
+
   std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
                                          const plan::Collective& collective) override {
     if (spec.stream->synchronous()) return options_.host->Join(spec, collective);
@@ -281,7 +288,7 @@ class DeviceCollectives final : public Collectives {
     }
     LibraryWork work = ChooseLibraryWork(collective);
     if (OwnDevices(ranks) && work.kind != LibraryWork::Kind::kNone) {
-      auto member = MakeLibraryMember(spec, collective, work);
+      auto member = MakeLibraryMember(spec, collective, work, LibraryGroupOf(spec, collective, ranks));
       library_members_[ranks].push_back({collective.me(), member.get()});
       return member;
     }
@@ -359,6 +366,24 @@ class DeviceCollectives final : public Collectives {
     return member;
   }
 
+  std::shared_ptr<LibraryGroup> LibraryGroupOf(const CollectiveSpec& spec, const plan::Collective& collective,
+                                               const std::vector<int>& ranks) {
+    int here = 0;
+    std::set<std::string> hardware;
+    for (int rank : ranks) here += devices_.count(rank) != 0 ? 1 : 0;
+    for (const auto& [rank, device] : devices_) hardware.insert(device->hardware());
+    hardware.erase("");
+    // Launched by several processes and by several threads here, collectives would have to be in one order
+    // that nobody keeps; calls that wait for one on one card would hold up another one's launch.
+    if (here < static_cast<int>(ranks.size()) && hardware.size() > 1) {
+      Fail("collective ", spec.actor, " joins ranks of several processes, and this process has ",
+           hardware.size(), " GPUs: start one process for each GPU (--processes), or one process with all");
+    }
+    std::shared_ptr<LibraryGroup>& group = library_groups_[{spec.plan, collective.id(), ranks}];
+    if (group == nullptr) group = std::make_shared<LibraryGroup>(here, options_.backend, enqueuing_);
+    return group;
+  }
+
   // One communicator for each set of ranks. Whoever hosts a group's first member makes its identifier; all
   // connect their groups in the same order, so nobody waits in a circle.
   void ConnectLibrary() {
@@ -382,25 +407,62 @@ class DeviceCollectives final : public Collectives {
         ids[name] = id;
       }
     }
+    // Of all processes, the largest first: a group is made of one that has its ranks where there is one.
+    std::vector<std::vector<int>> groups;
+    for (const auto& [name, id] : ids) groups.push_back(RanksOf(name));
+    std::stable_sort(groups.begin(), groups.end(),
+                     [](const auto& a, const auto& b) { return a.size() > b.size(); });
+    for (size_t g = 0; g < groups.size(); ++g) {
+      auto parent = std::find_if(groups.begin(), groups.begin() + g, [&](const std::vector<int>& larger) {
+        return std::all_of(groups[g].begin(), groups[g].end(), [&](int rank) {
+          return std::find(larger.begin(), larger.end(), rank) != larger.end();
+        });
+      });
+      MakeEnds(groups[g], parent == groups.begin() + g ? nullptr : &*parent, ids[Name(groups[g])]);
+    }
     for (auto& [ranks, members] : library_members_) {
-      std::vector<int> here;
-      std::vector<Device*> devices;
-      for (size_t m = 0; m < ranks.size(); ++m) {
-        auto device = devices_.find(ranks[m]);
-        if (device == devices_.end()) continue;
-        here.push_back(static_cast<int>(m));
-        devices.push_back(device->second);
-      }
-      std::string name = Name(ranks);
-      CHECK(ids.count(name)) << "no identifier for the group of ranks " << name;
-      auto ends = options_.backend->Connect(ids[name], {name, ranks}, here, devices);
-      std::lock_guard<std::mutex> lock(cancelling_);
-      for (size_t i = 0; i < here.size(); ++i) {
-        if (cancelled_) ends[i]->Abort();
-        connected_[ranks][here[i]] = std::move(ends[i]);
-      }
       for (auto& [me, member] : members) member->SetGroup(connected_[ranks][me].get());
     }
+  }
+
+  // What of the group is here, and takes part: nothing where none of its, or of its parent's, ranks are.
+  void MakeEnds(const std::vector<int>& ranks, const std::vector<int>* parent, const std::string& id) {
+    if (parent != nullptr && connected_.count(*parent) != 0) {
+      std::map<int, GroupMember*> parents;
+      for (auto& [me, member] : connected_[*parent]) parents[me] = member.get();
+      auto ends = options_.backend->Split({Name(*parent), *parent}, parents, {Name(ranks), ranks});
+      if (ends.has_value()) return Keep(ranks, std::move(*ends));
+    }
+    std::vector<int> here;
+    std::vector<Device*> devices;
+    for (size_t m = 0; m < ranks.size(); ++m) {
+      auto device = devices_.find(ranks[m]);
+      if (device == devices_.end()) continue;
+      here.push_back(static_cast<int>(m));
+      devices.push_back(device->second);
+    }
+    if (here.empty()) return;
+    auto ends = options_.backend->Connect(id, {Name(ranks), ranks}, here, devices);
+    std::map<int, std::unique_ptr<GroupMember>> made;
+    for (size_t i = 0; i < here.size(); ++i) made[here[i]] = std::move(ends[i]);
+    Keep(ranks, std::move(made));
+  }
+
+  void Keep(const std::vector<int>& ranks, std::map<int, std::unique_ptr<GroupMember>> ends) {
+    if (ends.empty()) return;
+    std::lock_guard<std::mutex> lock(cancelling_);
+    for (auto& [me, end] : ends) {
+      if (cancelled_) end->Abort();
+      connected_[ranks][me] = std::move(end);
+    }
+  }
+
+  static std::vector<int> RanksOf(std::string name) {
+    std::replace(name.begin(), name.end(), ',', ' ');
+    std::istringstream words(name);
+    std::vector<int> ranks;
+    for (int rank = 0; words >> rank;) ranks.push_back(rank);
+    return ranks;
   }
 
   static std::string Name(const std::vector<int>& ranks) {
@@ -414,6 +476,7 @@ class DeviceCollectives final : public Collectives {
   std::map<int, RankPlace> places_;  // of the job, by rank
   std::shared_ptr<std::mutex> enqueuing_ = std::make_shared<std::mutex>();
   std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<EventGroup>> event_groups_;
+  std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<LibraryGroup>> library_groups_;
   std::map<std::vector<int>, std::vector<std::pair<int, LibraryMember*>>> library_members_;
   std::mutex cancelling_;  // a peer may be lost while groups are made
   bool cancelled_ = false;

@@ -8,8 +8,10 @@
 // All members of a group come to the same answer, from what all processes say of their ranks.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -52,13 +54,41 @@ LibraryWork ChooseLibraryWork(const plan::Collective& collective);
 // Elements of device memory that this member packs in.
 int64_t PackedElements(const plan::Collective& collective, const LibraryWork& work);
 
-// A member's end; `group` is given before the first arrival.
+// The members of one collective that this process hosts. The last to arrive enqueues for all of them, on
+// their streams and in one launch of the backend's: a collective that has begun on one of the process's
+// devices never waits for a launch on another. `enqueuing` is one lock for all groups of the plan here: every
+// device gets its collectives in the same order, whatever streams they are on.
 class GroupMember;
+class LibraryMember;
+class LibraryGroup {
+ public:
+  LibraryGroup(int members_here, Backend* backend, std::shared_ptr<std::mutex> enqueuing);
+  void Add(LibraryMember* member);
+  void Remove(LibraryMember* member);
+  void Arrived();  // a member, with its pieces
+
+ private:
+  void Enqueue();
+
+  const int members_here_;
+  Backend* const backend_;
+  const std::shared_ptr<std::mutex> enqueuing_;
+  std::vector<LibraryMember*> members_;
+  std::atomic<int> arrived_{0};
+};
+
+// A member's end; `group` is given before the first arrival. An act is packed, called and unpacked in this
+// order.
 class LibraryMember : public CollectiveMember {
  public:
   virtual void SetGroup(GroupMember* group) = 0;
+  virtual Status Pack() = 0;
+  virtual Status Call() = 0;
+  virtual Status Unpack() = 0;
+  virtual void PostDone(bool ok) = 0;
 };
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
-                                                 const plan::Collective& collective, const LibraryWork& work);
+                                                 const plan::Collective& collective, const LibraryWork& work,
+                                                 std::shared_ptr<LibraryGroup> together);
 
 }  // namespace oneflow_like

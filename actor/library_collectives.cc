@@ -1,5 +1,8 @@
 // Collectives as calls of the device vendor's library: which call, and packing what it wants in runs.
+#include <glog/logging.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "actor/device_collectives.h"
 #include "core/backend.h"
@@ -108,8 +111,13 @@ Copies CopiesOf(const Ends& ends, int me) {
 
 class Member final : public LibraryMember {
  public:
-  Member(const CollectiveSpec& spec, const plan::Collective& collective, const LibraryWork& work)
-      : spec_(spec), work_(work), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
+  Member(const CollectiveSpec& spec, const plan::Collective& collective, const LibraryWork& work,
+         std::shared_ptr<LibraryGroup> together)
+      : spec_(spec),
+        work_(work),
+        me_(collective.me()),
+        reduce_(ParseReduce(collective.reduce())),
+        together_(std::move(together)) {
     int acts = std::max(1, collective.work_size());
     for (int act = 0; act < acts; ++act) {
       ends_.push_back(EndsOf(collective, act));
@@ -119,16 +127,62 @@ class Member final : public LibraryMember {
       packed_ = spec.device->Allocate(packed * SizeOf(spec.dtype), Cat("packing of collective ", spec.actor));
     }
     done_.member = this;
+    together_->Add(this);
   }
+  ~Member() override { together_->Remove(this); }
 
   void SetGroup(GroupMember* group) override { group_ = group; }
 
   void Arrive(void* in, void* out, int micro_batch, bool ok) override {
-    size_t act = ends_.size() == 1 ? 0 : micro_batch;
-    // A member that fails must still take its part: the others have enqueued theirs. What they get is then of
-    // no use, which the error that stopped this one tells them.
-    Status status = Enqueue(in, out, act);
-    done_.ok = ok && status.ok();
+    in_ = in;
+    out_ = out;
+    act_ = ends_.size() == 1 ? 0 : micro_batch;
+    ok_ = ok;
+    together_->Arrived();
+  }
+
+  Status Pack() override {
+    const Ends& ends = ends_[act_];
+    if (work_.kind == Kind::kReduceScatter && packed_ != nullptr) {
+      for (size_t m = 0; m < ends.out.size(); ++m) {
+        Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.out[m]};
+        if (Status s = Copy(ends.out[m], {in_, ends.in[me_]}, part); !s.ok()) return s;
+      }
+    }
+    return work_.kind == Kind::kCopies ? PackCopies(ends, copies_[act_]) : Status();
+  }
+
+  Status Call() override {
+    void* packed = packed_ == nullptr ? nullptr : packed_->data();
+    switch (work_.kind) {
+      case Kind::kAllReduce:
+        return group_->AllReduce(spec_.stream, spec_.dtype, reduce_, in_, out_, work_.count);
+      case Kind::kReduceScatter:
+        return group_->ReduceScatter(spec_.stream, spec_.dtype, reduce_, packed ? packed : in_, out_,
+                                     work_.count);
+      case Kind::kAllGather:
+        return group_->AllGather(spec_.stream, spec_.dtype, in_, packed ? packed : out_, work_.count);
+      case Kind::kCopies:
+        return group_->Exchange(spec_.stream, transfers_);
+      case Kind::kNone:
+        break;
+    }
+    return Status("this collective is none of the library's");
+  }
+
+  Status Unpack() override {
+    const Ends& ends = ends_[act_];
+    if (work_.kind == Kind::kAllGather && packed_ != nullptr) {
+      for (size_t m = 0; m < ends.in.size(); ++m) {
+        Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.in[m]};
+        if (Status s = Copy(ends.in[m], part, {out_, ends.out[me_]}); !s.ok()) return s;
+      }
+    }
+    return work_.kind == Kind::kCopies ? UnpackCopies(ends, copies_[act_]) : Status();
+  }
+
+  void PostDone(bool ok) override {
+    done_.ok = ok_ && ok;
     spec_.worker->Post(&done_);
   }
 
@@ -146,38 +200,8 @@ class Member final : public LibraryMember {
     return static_cast<char*>(data) + elements * static_cast<int64_t>(SizeOf(spec_.dtype));
   }
 
-  Status Enqueue(void* in, void* out, size_t act) {
-    const Ends& ends = ends_[act];
-    switch (work_.kind) {
-      case Kind::kAllReduce:
-        return group_->AllReduce(spec_.stream, spec_.dtype, reduce_, in, out, work_.count);
-      case Kind::kReduceScatter: {
-        const void* from = in;
-        for (size_t m = 0; packed_ != nullptr && m < ends.out.size(); ++m) {
-          from = packed_->data();
-          Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.out[m]};
-          if (Status s = Copy(ends.out[m], {in, ends.in[me_]}, part); !s.ok()) return s;
-        }
-        return group_->ReduceScatter(spec_.stream, spec_.dtype, reduce_, from, out, work_.count);
-      }
-      case Kind::kAllGather: {
-        void* to = packed_ != nullptr ? packed_->data() : out;
-        if (Status s = group_->AllGather(spec_.stream, spec_.dtype, in, to, work_.count); !s.ok()) return s;
-        for (size_t m = 0; packed_ != nullptr && m < ends.in.size(); ++m) {
-          Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.in[m]};
-          if (Status s = Copy(ends.in[m], part, {out, ends.out[me_]}); !s.ok()) return s;
-        }
-        return Status();
-      }
-      case Kind::kCopies:
-        return ExchangeCopies(in, out, ends, copies_[act]);
-      case Kind::kNone:
-        break;
-    }
-    return Status("this collective is none of the library's");
-  }
-
-  Status ExchangeCopies(void* in, void* out, const Ends& ends, const Copies& copies) {
+  // Also says what goes where: sends, then receives.
+  Status PackCopies(const Ends& ends, const Copies& copies) {
     transfers_.clear();
     int64_t used = 0;
     auto room = [&](const Box& box) {
@@ -186,31 +210,29 @@ class Member final : public LibraryMember {
       return at;
     };
     auto bytes = [&](const Box& box) { return box.elements() * static_cast<int64_t>(SizeOf(spec_.dtype)); };
+    Status status;
     for (const auto& part : copies.sends) {
-      void* from = nullptr;
-      if (part.packed) {
-        from = room(part.box);
-        if (Status s = Copy(part.box, {in, ends.in[me_]}, {from, part.box}); !s.ok()) return s;
-      } else {
-        from = At(in, OffsetIn(part.box, ends.in[me_]));
-      }
+      void* from = part.packed ? room(part.box) : At(in_, OffsetIn(part.box, ends.in[me_]));
+      if (part.packed && status.ok()) status = Copy(part.box, {in_, ends.in[me_]}, {from, part.box});
       transfers_.push_back({true, part.peer, from, bytes(part.box)});
     }
-    size_t first_receive = transfers_.size();
     for (const auto& part : copies.receives) {
       void* to =
-          part.packed ? static_cast<void*>(room(part.box)) : At(out, OffsetIn(part.box, ends.out[me_]));
+          part.packed ? static_cast<void*>(room(part.box)) : At(out_, OffsetIn(part.box, ends.out[me_]));
       transfers_.push_back({false, part.peer, to, bytes(part.box)});
     }
-    if (Status s = group_->Exchange(spec_.stream, transfers_); !s.ok()) return s;
+    return status;
+  }
+
+  Status UnpackCopies(const Ends& ends, const Copies& copies) {
     for (size_t i = 0; i < copies.receives.size(); ++i) {
       const auto& part = copies.receives[i];
       if (!part.packed) continue;
-      Status s = Copy(part.box, {transfers_[first_receive + i].data, part.box}, {out, ends.out[me_]});
-      if (!s.ok()) return s;
+      void* from = transfers_[copies.sends.size() + i].data;
+      if (Status s = Copy(part.box, {from, part.box}, {out_, ends.out[me_]}); !s.ok()) return s;
     }
     if (!copies.has_own) return Status();
-    return Copy(copies.own, {in, ends.in[me_]}, {out, ends.out[me_]});
+    return Copy(copies.own, {in_, ends.in[me_]}, {out_, ends.out[me_]});
   }
 
   const CollectiveSpec spec_;
@@ -221,11 +243,53 @@ class Member final : public LibraryMember {
   std::vector<Copies> copies_;
   std::unique_ptr<Memory> packed_;
   std::vector<GroupMember::Transfer> transfers_;
+  const std::shared_ptr<LibraryGroup> together_;
   GroupMember* group_ = nullptr;
   Done done_;
+  // Of the act under way: written before this member arrives.
+  void *in_ = nullptr, *out_ = nullptr;
+  size_t act_ = 0;
+  bool ok_ = true;
 };
 
 }  // namespace
+
+LibraryGroup::LibraryGroup(int members_here, Backend* backend, std::shared_ptr<std::mutex> enqueuing)
+    : members_here_(members_here), backend_(backend), enqueuing_(std::move(enqueuing)) {}
+
+void LibraryGroup::Add(LibraryMember* member) { members_.push_back(member); }
+void LibraryGroup::Remove(LibraryMember* member) { std::erase(members_, member); }
+
+void LibraryGroup::Arrived() {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < members_here_) return;
+  arrived_.store(0, std::memory_order_relaxed);
+  Enqueue();
+}
+
+// A member that fails must still take its part: the others' calls are or will be enqueued. What they get is
+// then of no use, which the error that stopped this one tells them.
+void LibraryGroup::Enqueue() {
+  std::vector<Status> statuses;
+  {
+    std::lock_guard<std::mutex> lock(*enqueuing_);
+    for (LibraryMember* member : members_) statuses.push_back(member->Pack());
+    auto call = [this] {
+      Status first;
+      for (LibraryMember* member : members_) {
+        Status status = member->Call();
+        if (first.ok()) first = std::move(status);
+      }
+      return first;
+    };
+    const Status called = members_here_ > 1 ? backend_->LaunchTogether(call) : call();
+    for (size_t m = 0; m < members_.size(); ++m) {
+      if (statuses[m].ok()) statuses[m] = called;
+      if (statuses[m].ok()) statuses[m] = members_[m]->Unpack();
+      LOG_IF(ERROR, !statuses[m].ok()) << "a collective: " << statuses[m].message();
+    }
+  }
+  for (size_t m = 0; m < members_.size(); ++m) members_[m]->PostDone(statuses[m].ok());
+}
 
 LibraryWork ChooseLibraryWork(const plan::Collective& collective) {
   LibraryWork chosen;
@@ -272,9 +336,9 @@ int64_t PackedElements(const plan::Collective& collective, const LibraryWork& wo
 }
 
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
-                                                 const plan::Collective& collective,
-                                                 const LibraryWork& work) {
-  return std::make_unique<Member>(spec, collective, work);
+                                                 const plan::Collective& collective, const LibraryWork& work,
+                                                 std::shared_ptr<LibraryGroup> together) {
+  return std::make_unique<Member>(spec, collective, work, std::move(together));
 }
 
 }  // namespace oneflow_like

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "core/backend.h"
+
 namespace oneflow_like {
 
 namespace plan {  // core/plan.proto
@@ -33,6 +35,10 @@ struct StepProfile {
   double waiting = 0;                     // nothing was ready
   double runtime = 0;                     // between kernels: credits, messages, choosing what is next
   std::vector<KernelProfile> hottest;     // all kernels that ran, the most seconds first
+  // Of the backend of asynchronous devices. What it enqueued and launched is of these steps, those that
+  // warmed up among them; refusals, recordings and bytes are as they are now. Zero: there are no such
+  // devices.
+  BackendCounts devices;
 };
 
 // Puts them (by label) into the profile: the seconds of each category, and the hottest first.

@@ -83,6 +83,9 @@ struct Runtime::Impl {
   const ClockPoint born = ClockPoint::Now();
   // Left when closed.
   StepProfile profile;
+  Backend* backend = nullptr;
+  BackendCounts counted;  // when a profile was last taken
+  StepProfile Collect(const ClockPoint& until);
   std::vector<TraceBuffer> traces;
   ClockPoint closed_at;
 
@@ -147,6 +150,8 @@ void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
   const std::string kinds = plans.empty() ? "" : plans[0].device_kinds();
   if (kinds.empty() || kinds == "cpu") return;
   DeviceCollectivesOptions options;
+  this->backend = backend;
+  if (backend != nullptr) counted = backend->Counts();
   options.plan = PlanName();
   options.ranks = store->ranks();
   for (int rank : options.ranks) options.devices.push_back(store->device(rank));
@@ -204,7 +209,7 @@ void Runtime::Impl::KeepMeasurements() {
     }
     run.wall_ticks += closed_at.ticks - std::max(since, run.last_end);
   }
-  profile = CollectProfile(&run, shards, TickScale(born, closed_at));
+  profile = Collect(closed_at);
   for (auto& shard : shards) traces.push_back(std::move(shard->trace));
 }
 
@@ -414,7 +419,19 @@ StepProfile Runtime::TakeProfile() {
   for (const auto& slot : impl.run.slots) {
     if (slot->state != nullptr) (void)slot->state->Wait();
   }
-  return CollectProfile(&impl.run, impl.shards, TickScale(impl.born, ClockPoint::Now()));
+  return impl.Collect(ClockPoint::Now());
+}
+
+StepProfile Runtime::Impl::Collect(const ClockPoint& until) {
+  StepProfile collected = CollectProfile(&run, shards, TickScale(born, until));
+  if (of_devices == nullptr || backend == nullptr) return collected;
+  const BackendCounts now = backend->Counts();
+  collected.devices = now;
+  for (int64_t BackendCounts::*count : {&BackendCounts::library_products, &BackendCounts::library_attention,
+                                        &BackendCounts::graph_launches, &BackendCounts::lone_launches})
+    collected.devices.*count -= counted.*count;
+  counted = now;
+  return collected;
 }
 
 int64_t Runtime::WriteTrace(TraceFile* file) const {

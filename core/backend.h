@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,8 @@ namespace oneflow_like {
 struct GroupSpec {
   std::string name;        // the same on all members: what the communicator is called in logs
   std::vector<int> ranks;  // members, ordered
+  // How long members may come apart when the group is made: they compile and load at different speeds.
+  double connect_seconds = 300;
 };
 
 class GroupMember {
@@ -42,11 +46,36 @@ class GroupMember {
   virtual Status Exchange(DeviceStream* stream, const std::vector<Transfer>& transfers) = 0;
   // A peer is lost: operations under way end with an error instead of waiting for it.
   virtual void Abort() = 0;
+  // Before members go: called on all that this process hosts, then they are destroyed. Destroying one waits
+  // until the group's others, here too, have begun to leave. Nothing is called afterwards.
+  virtual void BeginLeaving() {}
 };
 
 // Memory of a CUDA device beside arenas and variables, for each rank: the work space of its compute stream
-// and what libraries keep. Here, since it is also told where there is no device.
-constexpr int64_t kCudaBytesBesides = int64_t{192} << 20;
+// and what others take (libraries, communicators, recordings), an estimate that BackendCounts::other_bytes
+// measures. Here, since it is also told where there is no device.
+constexpr int64_t kCudaBytesOfOthers = int64_t{64} << 20;
+constexpr int64_t kCudaBytesBesides = (int64_t{128} << 20) + kCudaBytesOfOthers;
+
+// What a backend has done since the process began, and what it does in a slower way than it could: a library
+// refused, or recording failed. Counts are the process's, of all its devices.
+struct BackendCounts {
+  // Enqueued by the vendor's libraries; replays of recordings do not count.
+  int64_t library_products = 0, library_attention = 0;
+  // Kernels (not launches) that a library refused.
+  int64_t refused_products = 0, refused_epilogues = 0, refused_attention = 0;
+  int64_t failed_recordings = 0;
+  int64_t parts = 0;             // straight lines of kernels that can be recorded, alive
+  int64_t unrecorded_parts = 0;  // of those, with no recording so far
+  int64_t graphs = 0;            // recordings, alive
+  int64_t graph_launches = 0, lone_launches = 0;
+  // Of the devices' memory: taken by Device::Allocate, and by anything else since the devices were opened
+  // (code of libraries, communicators, recordings).
+  int64_t allocated_bytes = 0, other_bytes = 0;
+  int64_t ranks = 0;  // whose devices exist
+
+  int64_t Refused() const { return refused_products + refused_epilogues + refused_attention; }
+};
 
 class Backend {
  public:
@@ -69,6 +98,20 @@ class Backend {
   virtual std::vector<std::unique_ptr<GroupMember>> Connect(const std::string& id, const GroupSpec& group,
                                                             const std::vector<int>& members,
                                                             const std::vector<Device*>& devices) = 0;
+  // A group of some ranks of `parent`, which shares its memory where the library can. Every process that
+  // hosts a member of the parent calls it, in the same order as the others: `parents` are the members it
+  // hosts, by their index in the parent's ranks. Returns the new group's ends here, by index in its own
+  // ranks; nullopt where the library cannot, on all processes alike: then Connect does it.
+  virtual std::optional<std::map<int, std::unique_ptr<GroupMember>>> Split(
+      const GroupSpec& /*parent*/, const std::map<int, GroupMember*>& /*parents*/,
+      const GroupSpec& /*group*/) {
+    return std::nullopt;
+  }
+  // Runs `calls`, which makes one call of each of several members of one group that this process hosts, as
+  // one launch: nothing else of the process comes between, which might wait for the first and hold up the
+  // second.
+  virtual Status LaunchTogether(const std::function<Status()>& calls) { return calls(); }
+  virtual BackendCounts Counts() const { return {}; }
 };
 
 // The backend for devices of `kind`, opened once per process. Throws Error in one sentence that says what is

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <numeric>
 
 #include "actor/net/collectives/work.pb.h"
@@ -17,6 +18,21 @@ namespace {
 
 constexpr size_t kHottest = 10;
 constexpr size_t kLabelWidth = 64;
+
+constexpr int64_t BackendCounts::*kCounts[] = {&BackendCounts::library_products,
+                                               &BackendCounts::library_attention,
+                                               &BackendCounts::refused_products,
+                                               &BackendCounts::refused_epilogues,
+                                               &BackendCounts::refused_attention,
+                                               &BackendCounts::failed_recordings,
+                                               &BackendCounts::parts,
+                                               &BackendCounts::unrecorded_parts,
+                                               &BackendCounts::graphs,
+                                               &BackendCounts::graph_launches,
+                                               &BackendCounts::lone_launches,
+                                               &BackendCounts::allocated_bytes,
+                                               &BackendCounts::other_bytes,
+                                               &BackendCounts::ranks};
 
 struct Row {
   std::string what;
@@ -94,6 +110,7 @@ std::string Packed(const StepProfile& profile) {
     k->set_flops(kernel.flops);
     k->set_bytes(kernel.bytes);
   }
+  for (auto count : kCounts) packed.add_device_count(profile.devices.*count);
   return packed.SerializeAsString();
 }
 
@@ -110,6 +127,8 @@ StepProfile Together(const std::vector<std::string>& profiles) {
     sum.wall += packed.wall() * packed.threads();
     sum.waiting += packed.waiting();
     sum.runtime += packed.runtime();
+    for (size_t i = 0; i < std::size(kCounts); ++i)
+      sum.devices.*kCounts[i] += packed.device_count(static_cast<int>(i));
     for (const wire::KernelProfile& k : packed.kernel()) {
       KernelProfile& kernel = kernels[k.label()];
       kernel.label = k.label();
@@ -123,6 +142,36 @@ StepProfile Together(const std::vector<std::string>& profiles) {
   if (sum.threads > 0) sum.wall /= sum.threads;
   SetKernels(std::move(kernels), &sum);
   return sum;
+}
+
+double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+// What the devices were given in a step, and all that was done in a slower way than it could be.
+std::string DevicesText(const StepProfile& profile) {
+  const BackendCounts& d = profile.devices;
+  if (d.ranks == 0) return "";
+  char line[200];
+  const double steps = static_cast<double>(std::max<int64_t>(profile.steps + profile.warm_up_steps, 1));
+  std::snprintf(line, sizeof line, "  on the GPUs: %.1f graph launches a step, %.1f kernels launched alone\n",
+                static_cast<double>(d.graph_launches) / steps, static_cast<double>(d.lone_launches) / steps);
+  std::string text = line;
+  const std::pair<int64_t, const char*> slower[] = {
+      {d.refused_products, "matrix products that cuBLASLt refused"},
+      {d.refused_epilogues, "epilogues of products that cuBLASLt refused"},
+      {d.refused_attention, "attention graphs that cuDNN refused"},
+      {d.failed_recordings, "graph recordings that failed"},
+      {d.unrecorded_parts, "lines of kernels that were never recorded as a graph"}};
+  for (const auto& [count, what] : slower) {
+    if (count != 0) text += Cat("  SLOWER THAN IT COULD BE: ", count, " ", what, "\n");
+  }
+  if (d.other_bytes > d.ranks * kCudaBytesOfOthers) {
+    std::snprintf(
+        line, sizeof line,
+        "  libraries, communicators and graphs hold %.0f MiB of the GPUs, the memory table says %.0f\n",
+        MiB(d.other_bytes), MiB(d.ranks * kCudaBytesOfOthers));
+    text += line;
+  }
+  return text;
 }
 
 std::string Shortened(const std::string& text) {
@@ -153,6 +202,7 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
                   rows[i].seconds * to_ms, shares[i] / 10, shares[i] % 10);
     text += line;
   }
+  text += DevicesText(profile);
   text += "  the hottest kernels\n";
   for (size_t i = 0; i < std::min(kHottest, profile.hottest.size()); ++i) {
     const KernelProfile& kernel = profile.hottest[i];

@@ -7,9 +7,12 @@
 #include <mutex>
 #include <sstream>
 
+#include "actor/cuda/counts.h"
 #include "actor/cuda/device.h"
 #include "actor/cuda/error.h"
 #include "actor/cuda/nccl.h"
+#include "ops/cuda/driver_turn.h"
+#include "ops/cuda/library_use.h"
 #include "ops/cuda/manifest.h"
 
 namespace oneflow_like::cuda {
@@ -104,6 +107,38 @@ class CudaBackend : public Backend {
     CheckOwnGpus(group, members, devices);
     return ConnectGroup(id, group, members, devices);
   }
+  std::optional<std::map<int, std::unique_ptr<GroupMember>>> Split(const GroupSpec& parent,
+                                                                   const std::map<int, GroupMember*>& parents,
+                                                                   const GroupSpec& group) override {
+    return SplitGroup(parent, parents, group);
+  }
+  Status LaunchTogether(const std::function<Status()>& calls) override {
+    CollectiveLaunch launch;
+    return cuda::LaunchTogether(calls);
+  }
+
+  BackendCounts Counts() const override {
+    const StreamCounts& streams = cuda::Counts();
+    BackendCounts counts;
+    counts.library_products = Counted(LibraryUse::kProduct);
+    counts.library_attention = Counted(LibraryUse::kAttention);
+    counts.refused_products = Counted(LibraryUse::kRefusedProduct);
+    counts.refused_epilogues = Counted(LibraryUse::kRefusedEpilogue);
+    counts.refused_attention = Counted(LibraryUse::kRefusedAttention);
+    counts.failed_recordings = streams.failed_recordings;
+    counts.parts = streams.parts;
+    counts.unrecorded_parts = streams.parts - streams.recorded_parts;
+    counts.graphs = streams.graphs;
+    counts.graph_launches = streams.graph_launches;
+    counts.lone_launches = streams.lone_launches;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [ordinal, gpu] : gpus_) {
+      counts.allocated_bytes += gpu->allocated_bytes();
+      counts.other_bytes += gpu->OtherBytes();
+      counts.ranks += gpu->ranks();
+    }
+    return counts;
+  }
 
  private:
   void CheckNumber(int device) const {
@@ -121,7 +156,7 @@ class CudaBackend : public Backend {
 
   const std::string kind_ = "cuda";
   int count_ = 0;
-  std::mutex mutex_;  // gpus_: ranks may be loaded by several threads
+  mutable std::mutex mutex_;  // gpus_: ranks may be loaded by several threads
   std::map<int, std::unique_ptr<Gpu>> gpus_;
 };
 

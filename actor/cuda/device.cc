@@ -6,6 +6,7 @@
 #include "actor/cuda/error.h"
 #include "actor/cuda/stream.h"
 #include "core/host_memory.h"
+#include "ops/cuda/driver_turn.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -14,16 +15,20 @@ const std::string kKind = "cuda";
 
 class DeviceMemory : public Memory {
  public:
-  DeviceMemory(const Gpu* gpu, void* data, size_t bytes) : gpu_(gpu), data_(data), bytes_(bytes) {}
+  DeviceMemory(Gpu* gpu, void* data, size_t bytes) : gpu_(gpu), data_(data), bytes_(bytes) {
+    gpu_->AddBytes(static_cast<int64_t>(bytes));
+  }
   ~DeviceMemory() override {
+    DriverCall call;
     gpu_->Use();
+    gpu_->AddBytes(-static_cast<int64_t>(bytes_));
     if (cudaFree(data_) != cudaSuccess) cudaGetLastError();  // the device is lost, and the memory with it
   }
   void* data() override { return data_; }
   size_t bytes() const override { return bytes_; }
 
  private:
-  const Gpu* gpu_;
+  Gpu* gpu_;
   void* data_;
   size_t bytes_;
 };
@@ -32,6 +37,7 @@ class PinnedMemory : public Memory {
  public:
   PinnedMemory(const Gpu* gpu, void* data, size_t bytes) : gpu_(gpu), data_(data), bytes_(bytes) {}
   ~PinnedMemory() override {
+    DriverCall call;
     gpu_->Use();  // on a thread that has called nothing yet, the first GPU would be opened for it
     if (cudaFreeHost(data_) != cudaSuccess) cudaGetLastError();
   }
@@ -58,6 +64,7 @@ class RegisteredMemory : public Memory {
   }
   ~RegisteredMemory() override {
     if (!registered_) return;
+    DriverCall call;
     gpu_->Use();
     if (cudaHostUnregister(data_) != cudaSuccess) cudaGetLastError();
   }
@@ -85,11 +92,15 @@ CudaDevice::CudaDevice(int rank, Gpu* gpu, MemorySource* host_memory)
       gpu_(gpu),
       host_memory_(host_memory),
       name_(Cat("device cuda:", rank, " on ", gpu->name())) {
+  DriverCall call;
   gpu_->Use();
   Require(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), name_, " gives no stream");
+  ++gpu_->ranks();
 }
 
 CudaDevice::~CudaDevice() {
+  --gpu_->ranks();
+  DriverCall call;
   gpu_->Use();
   if (cudaStreamDestroy(copies_) != cudaSuccess) cudaGetLastError();
 }
@@ -98,6 +109,7 @@ const std::string& CudaDevice::kind() const { return kKind; }
 
 std::unique_ptr<Memory> CudaDevice::Allocate(size_t bytes, const std::string& what) {
   if (Status lost = gpu_->health().status(); !lost.ok()) throw Error(lost.message());
+  DriverCall call;
   gpu_->Use();
   size_t free = 0, total = 0;
   Require(cudaMemGetInfo(&free, &total), name_, " has no memory for ", what);
@@ -116,6 +128,7 @@ std::unique_ptr<Memory> CudaDevice::Allocate(size_t bytes, const std::string& wh
 std::unique_ptr<Memory> CudaDevice::AllocateHost(size_t bytes, const std::string& what) {
   const std::string owner = Cat("the host, for ", name_, ",");
   CheckHostHas(bytes, owner, what);
+  DriverCall call;
   gpu_->Use();
   if (host_memory_ != nullptr) {
     bytes = std::max<size_t>(bytes, 1);
@@ -148,7 +161,10 @@ void CudaDevice::Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind k
   if (Status lost = gpu_->health().status(); !lost.ok()) throw Error(lost.message());
   std::lock_guard<std::mutex> lock(mutex_);
   gpu_->Use();
-  Require(cudaMemcpyAsync(to, from, bytes, kind, copies_), name_, " does not copy ", bytes, " bytes");
+  {
+    DriverCall call;
+    Require(cudaMemcpyAsync(to, from, bytes, kind, copies_), name_, " does not copy ", bytes, " bytes");
+  }
   Require(cudaStreamSynchronize(copies_), name_, " has not copied ", bytes, " bytes");
 }
 

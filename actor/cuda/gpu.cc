@@ -4,6 +4,7 @@
 #include <glog/logging.h>
 
 #include "actor/cuda/error.h"
+#include "ops/cuda/driver_turn.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -13,6 +14,7 @@ constexpr int kOldestArchitecture = 80;
 }  // namespace
 
 Gpu::Gpu(int ordinal) : ordinal_(ordinal) {
+  DriverCall call;
   cudaDeviceProp properties;
   Require(cudaGetDeviceProperties(&properties, ordinal), "GPU ", ordinal, " cannot be used");
   name_ = Cat("GPU ", ordinal, " (", properties.name, ")");
@@ -29,14 +31,29 @@ Gpu::Gpu(int ordinal) : ordinal_(ordinal) {
   }
   Require(cudaSetDevice(ordinal), name_, " cannot be used");
   Require(cudaFree(nullptr), name_, " cannot be used");  // makes the context, if it can be made
+  size_t free = 0, total = 0;
+  Require(cudaMemGetInfo(&free, &total), name_, " does not say what memory is free");
+  free_at_first_ = static_cast<int64_t>(free);
   completion_ = std::make_unique<Completion>(ordinal, name_, &health_);
 }
 
 // A failure shows in the call that follows.
 void Gpu::Use() const { cudaSetDevice(ordinal_); }
 
+int64_t Gpu::OtherBytes() const {
+  DriverCall call;
+  Use();
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return free_at_first_ - static_cast<int64_t>(free) - allocated_bytes();
+}
+
 bool Gpu::Reaches(const Gpu& other) {
   if (other.ordinal_ == ordinal_) return true;
+  DriverCall call;
   std::lock_guard<std::mutex> lock(mutex_);
   if (peers_.count(other.ordinal_) > 0) return true;
   if (strangers_.count(other.ordinal_) > 0) return false;

@@ -2,6 +2,7 @@
 // from then on the process holds a context there.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -24,6 +25,14 @@ class Gpu {
   void Use() const;
   // Whether kernels here can use memory there; sees to it that they may. Thread safe.
   bool Reaches(const Gpu& other);
+  // Bytes that this process has taken by Device::Allocate, and by whatever else since the GPU was opened:
+  // code of libraries, communicators, recorded graphs, and other processes in the meantime.
+  int64_t allocated_bytes() const { return allocated_.load(std::memory_order_relaxed); }
+  int64_t OtherBytes() const;
+  void AddBytes(int64_t bytes) { allocated_.fetch_add(bytes, std::memory_order_relaxed); }
+  // That exist now: streams of ranks, which want hardware queues, and ranks.
+  std::atomic<int>& streams() { return streams_; }
+  std::atomic<int>& ranks() { return ranks_; }
   Health& health() { return health_; }
   Completion& completion() { return *completion_; }
 
@@ -31,6 +40,9 @@ class Gpu {
   const int ordinal_;
   std::string name_, uuid_;
   int multiprocessors_ = 1, architecture_ = 80;
+  int64_t free_at_first_ = 0;  // once the context was there
+  std::atomic<int64_t> allocated_{0};
+  std::atomic<int> streams_{0}, ranks_{0};
   Health health_;
   std::unique_ptr<Completion> completion_;
   std::mutex mutex_;         // peers_: ranks on several threads ask while plans are loaded

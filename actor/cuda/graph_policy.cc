@@ -2,9 +2,12 @@
 #include "actor/cuda/graph_policy.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace oneflow_like::cuda {
 namespace {
+
+constexpr int kMostFailures = 2;
 
 class Hash {
  public:
@@ -44,14 +47,20 @@ uint64_t KeyOf(std::span<const KernelRun> kernels) {
   return hash.state();
 }
 
+void GraphPolicy::Failed(int slot) {
+  ++failures_;
+  recorded_[static_cast<size_t>(slot)].failed = true;
+}
+
 GraphPolicy::Decision GraphPolicy::Decide(uint64_t key) {
-  if (given_up_) return {};
+  if (failures_ >= kMostFailures) return {};
   ++calls_;
   auto older = [](const Seen& a, const Seen& b) { return a.last < b.last; };
   auto same = [key](const Seen& seen) { return seen.key == key; };
   if (auto found = std::find_if(recorded_.begin(), recorded_.end(), same); found != recorded_.end()) {
     found->last = calls_;
-    return {Action::kReplay, static_cast<int>(found - recorded_.begin())};
+    return {std::exchange(found->failed, false) ? Action::kRecord : Action::kReplay,
+            static_cast<int>(found - recorded_.begin())};
   }
   auto again = std::find_if(seen_.begin(), seen_.end(), same);
   if (again == seen_.end()) {

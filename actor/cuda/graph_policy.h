@@ -33,19 +33,22 @@ class GraphPolicy {
 
   explicit GraphPolicy(int most = kMost) : most_(most) {}
   Decision Decide(uint64_t key);
-  // Recording does not work here: from now on everything is run.
-  void GiveUp() { given_up_ = true; }
+  // Of the recording that Decide asked for. One that failed is asked for again when its key next comes, since
+  // what was wrong may have passed (memory was short); after two in a row everything is run.
+  void Failed(int slot);
+  void Succeeded() { failures_ = 0; }
 
  private:
   struct Seen {
     uint64_t key = 0;
-    int64_t last = 0;  // call it was last used in
+    int64_t last = 0;     // call it was last used in
+    bool failed = false;  // its recording
   };
 
   int64_t Patience() const { return int64_t{8} * most_; }  // calls that a recording rests before it may go
 
   int most_;
-  bool given_up_ = false;
+  int failures_ = 0;  // in a row
   int64_t calls_ = 0;
   std::vector<Seen> recorded_;  // by slot
   std::vector<Seen> seen_;      // once, or more often while no slot was free; at most Patience() of them

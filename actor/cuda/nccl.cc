@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "actor/cuda/error.h"
 #include "actor/cuda/nccl_library.h"
@@ -21,9 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the members of a group may come apart when it is made (they compile and load at different speeds),
-// and a member may take to say farewell.
-constexpr std::chrono::seconds kConnectTime(300), kFarewellTime(10);
+// A member may take to say farewell.
+constexpr std::chrono::seconds kFarewellTime(10);
 
 Status ToNccl(DType dtype, ncclDataType_t* type) {
   switch (dtype) {
@@ -65,6 +66,16 @@ Status ToNccl(Reduce reduce, ncclRedOp_t* operation) {
       return Status("NCCL combines by sum, max or min");
   }
 }
+
+class NcclMember;
+
+// Calls of several members by one thread: NCCL begins with them at the end of the group, and each member is
+// kept from being aborted until then.
+struct Batch {
+  std::vector<NcclMember*> members;
+  std::vector<std::unique_lock<std::mutex>> locks;
+};
+thread_local Batch* batch = nullptr;
 
 // One member's communicator. Its functions are called by the thread of the member's stream; Abort by any, so
 // NCCL is called under a lock, which is let go between the looks at a call that is in progress.
@@ -120,6 +131,32 @@ class NcclMember : public GroupMember {
     });
   }
 
+  // Of all members here before any is waited for: the library wants it so of ranks in one process.
+  void BeginLeaving() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (comm_ == nullptr || std::exchange(leaving_, true)) return;
+    left_ = nccl_.CommFinalize(comm_);
+  }
+
+  // After the end of a batch, `result` of which is what the library said.
+  Status WaitUntilEnqueued(ncclResult_t result) {
+    while (result == ncclSuccess || result == ncclInProgress) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (comm_ == nullptr) return Aborted();
+        ncclResult_t asked = nccl_.CommGetAsyncError(comm_, &result);
+        if (asked != ncclSuccess) result = asked;
+        if (result == ncclSuccess) return Status();
+      }
+      std::this_thread::yield();
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    return comm_ == nullptr ? Aborted() : Status(Cat("group ", name_, ": ", nccl_.Say(result, comm_)));
+  }
+
+  // Null when aborted. For those who make groups, while nothing is called.
+  ncclComm_t comm() const { return comm_; }
+
   void Abort() override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (comm_ == nullptr) return;
@@ -137,32 +174,26 @@ class NcclMember : public GroupMember {
   Status Enqueue(DeviceStream* device_stream, Call call) {
     auto* stream = static_cast<CudaStream*>(device_stream);
     stream->device().gpu().Use();
-    ncclResult_t result;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (comm_ == nullptr) return Aborted();
-      failure_ = stream->failure();
-      result = call(stream->handle());
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (comm_ == nullptr) return Aborted();
+    failure_ = stream->failure();
+    ncclResult_t result = call(stream->handle());
+    if (batch != nullptr) {
+      batch->members.push_back(this);
+      batch->locks.push_back(std::move(lock));
+      if (result == ncclSuccess || result == ncclInProgress) return Status();
+      return Status(Cat("group ", name_, ": ", nccl_.Say(result, comm_)));
     }
-    while (result == ncclSuccess || result == ncclInProgress) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        if (comm_ == nullptr) return Aborted();
-        ncclResult_t asked = nccl_.CommGetAsyncError(comm_, &result);
-        if (asked != ncclSuccess) result = asked;
-        if (result == ncclSuccess) return Status();
-      }
-      std::this_thread::yield();
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    return comm_ == nullptr ? Aborted() : Status(Cat("group ", name_, ": ", nccl_.Say(result, comm_)));
+    lock.unlock();
+    return WaitUntilEnqueued(result);
   }
 
   // What this member sent last may still be on its way when its stream is done: NCCL's own threads carry it.
   void Leave() {
+    BeginLeaving();
     std::lock_guard<std::mutex> lock(mutex_);
     if (comm_ == nullptr) return;
-    ncclResult_t result = nccl_.CommFinalize(comm_);
+    ncclResult_t result = left_;
     const Clock::time_point end = Clock::now() + kFarewellTime;
     while ((result == ncclSuccess || result == ncclInProgress) && Clock::now() < end) {
       if (nccl_.CommGetAsyncError(comm_, &result) != ncclSuccess) result = ncclInternalError;
@@ -179,8 +210,10 @@ class NcclMember : public GroupMember {
 
   const NcclLibrary& nccl_;
   const std::string name_;
-  std::mutex mutex_;                       // Abort comes from the thread that notices a lost rank
-  ncclComm_t comm_;                        // null when aborted
+  std::mutex mutex_;      // Abort comes from the thread that notices a lost rank
+  ncclComm_t comm_;       // null when aborted
+  bool leaving_ = false;  // CommFinalize was called, and said:
+  ncclResult_t left_ = ncclSuccess;
   std::shared_ptr<FirstFailure> failure_;  // of the stream used last
 };
 
@@ -215,6 +248,44 @@ const char* KeptName(const std::string& name) {
   return names->insert(name).first->c_str();
 }
 
+// Until calls that make something of all ranks are done on these communicators: empty, or what went wrong.
+std::string WaitFor(const NcclLibrary& nccl, const std::vector<ncclComm_t>& comms, const GroupSpec& group) {
+  const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                        std::chrono::duration<double>(group.connect_seconds));
+  for (ncclComm_t comm : comms) {
+    ncclResult_t result = ncclInProgress;
+    while (result == ncclInProgress && Clock::now() < deadline) {
+      if (ncclResult_t asked = nccl.CommGetAsyncError(comm, &result); asked != ncclSuccess) result = asked;
+      if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    if (result == ncclInProgress)
+      return Cat("not all of its ", group.ranks.size(), " ranks came within ", group.connect_seconds, " s");
+    if (result != ncclSuccess) return nccl.Say(result, comm);
+  }
+  return "";
+}
+
+ncclConfig_t ConfigOf(const GroupSpec& group) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.commName = KeptName(group.name);
+  return config;
+}
+
+// Streams of a device wait for one another in hardware where there are fewer queues than streams in use: what
+// a collective needs may then be enqueued behind it. Sessions take turns, so that the default is always
+// enough.
+void CheckConnections(const Gpu& gpu, int streams) {
+  constexpr int kDefault = 8;
+  const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (text == nullptr) return;
+  const int needed = std::min(streams + 1, kDefault);  // and one for copies that are waited for
+  LOG_IF(WARNING, std::atoi(text) < needed)
+      << "CUDA_DEVICE_MAX_CONNECTIONS is " << text << ", but " << gpu.name() << " has " << needed
+      << " streams: they wait for each other, and collectives perhaps for ever; set it to " << needed
+      << " or more, or not at all";
+}
+
 }  // namespace
 
 bool HasGroups() { return FindNccl() != nullptr; }
@@ -241,29 +312,17 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
   ncclResult_t result = nccl.GroupStart();
   for (size_t i = 0; i < members.size() && result == ncclSuccess; ++i) {
     static_cast<CudaDevice*>(devices[i])->gpu().Use();
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.commName = KeptName(group.name);
+    Gpu& gpu = static_cast<CudaDevice*>(devices[i])->gpu();
+    CheckConnections(gpu, gpu.streams());
+    ncclConfig_t config = ConfigOf(group);
     int ranks = static_cast<int>(group.ranks.size());
     result = nccl.CommInitRankConfig(&comms[i], ranks, unique, members[i], &config);
     if (result == ncclInProgress) result = ncclSuccess;
   }
   if (ncclResult_t end = nccl.GroupEnd(); result == ncclSuccess && end != ncclInProgress) result = end;
 
-  const Clock::time_point deadline = Clock::now() + kConnectTime;
   std::string failure = result == ncclSuccess ? "" : nccl.Say(result);
-  for (size_t i = 0; i < comms.size() && failure.empty(); ++i) {
-    do {
-      ncclResult_t asked = nccl.CommGetAsyncError(comms[i], &result);
-      if (asked != ncclSuccess) result = asked;
-      if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(200));
-    } while (result == ncclInProgress && Clock::now() < deadline);
-    if (result == ncclInProgress) {
-      failure = Cat("not all of its ", group.ranks.size(), " ranks came within ", kConnectTime.count(), " s");
-    } else if (result != ncclSuccess) {
-      failure = nccl.Say(result, comms[i]);
-    }
-  }
+  if (failure.empty()) failure = WaitFor(nccl, comms, group);
   if (!failure.empty()) {
     for (ncclComm_t comm : comms) {
       if (comm != nullptr) nccl.CommAbort(comm);
@@ -273,6 +332,59 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
   std::vector<std::unique_ptr<GroupMember>> made;
   for (ncclComm_t comm : comms) made.push_back(std::make_unique<NcclMember>(nccl, group.name, comm));
   return made;
+}
+
+std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
+    const GroupSpec& parent, const std::map<int, GroupMember*>& parents, const GroupSpec& group) {
+  const NcclLibrary& nccl = OpenNccl();
+  if (nccl.CommSplit == nullptr) return std::nullopt;
+  std::vector<ncclComm_t> from, to(parents.size(), nullptr);
+  std::vector<int> keys;  // in the new group, or -1
+  for (const auto& [index, member] : parents) {
+    from.push_back(static_cast<NcclMember*>(member)->comm());
+    auto at = std::find(group.ranks.begin(), group.ranks.end(), parent.ranks[index]);
+    keys.push_back(at == group.ranks.end() ? -1 : static_cast<int>(at - group.ranks.begin()));
+    if (from.back() == nullptr)
+      Fail("group ", group.name, " cannot be made: group ", parent.name, " was aborted");
+  }
+  ncclResult_t result = nccl.GroupStart();
+  for (size_t i = 0; i < from.size() && result == ncclSuccess; ++i) {
+    ncclConfig_t config = ConfigOf(group);
+    config.splitShare = 1;
+    result = nccl.CommSplit(from[i], keys[i] < 0 ? NCCL_SPLIT_NOCOLOR : 0, keys[i], &to[i], &config);
+    if (result == ncclInProgress) result = ncclSuccess;
+  }
+  if (ncclResult_t end = nccl.GroupEnd(); result == ncclSuccess && end != ncclInProgress) result = end;
+  std::string failure = result == ncclSuccess ? WaitFor(nccl, from, parent) : nccl.Say(result);
+  std::map<int, std::unique_ptr<GroupMember>> made;
+  std::vector<ncclComm_t> new_ones;
+  for (size_t i = 0; i < to.size() && failure.empty(); ++i) {
+    if (keys[i] < 0) continue;
+    new_ones.push_back(to[i]);
+    made[keys[i]] = std::make_unique<NcclMember>(nccl, group.name, to[i]);
+  }
+  if (failure.empty()) failure = WaitFor(nccl, new_ones, group);
+  if (failure.empty()) return made;
+  for (auto& [key, member] : made) member->Abort();
+  Fail("group ", group.name, " cannot be made by NCCL of group ", parent.name, ": ", failure);
+}
+
+Status LaunchTogether(const std::function<Status()>& calls) {
+  const NcclLibrary& nccl = OpenNccl();
+  CHECK(batch == nullptr) << "groups of calls do not nest";
+  Batch together;
+  ncclResult_t result = nccl.GroupStart();
+  if (result != ncclSuccess) return Status(Cat("ncclGroupStart: ", nccl.Say(result)));
+  batch = &together;
+  Status status = calls();
+  batch = nullptr;
+  result = nccl.GroupEnd();
+  together.locks.clear();
+  for (NcclMember* member : together.members) {
+    Status enqueued = member->WaitUntilEnqueued(result);
+    if (status.ok()) status = enqueued;
+  }
+  return status;
 }
 
 }  // namespace oneflow_like::cuda

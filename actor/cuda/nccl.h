@@ -2,7 +2,10 @@
 // (NCCL), nccl_absent.cc (a build without it), or the emulator's stand-in in tests/cuda_emulator.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,11 @@ std::string MakeGroupId();
 std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, const GroupSpec& group,
                                                        const std::vector<int>& members,
                                                        const std::vector<Device*>& devices);
+
+// Where the library is older than 2.18, or a parent's member was aborted, nullopt.
+std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
+    const GroupSpec& parent, const std::map<int, GroupMember*>& parents, const GroupSpec& group);
+Status LaunchTogether(const std::function<Status()>& calls);
 
 // Throws Error unless every member has a GPU that no other one here has: the library cannot serve two ranks
 // of one group on one GPU (they exchange by Combine).

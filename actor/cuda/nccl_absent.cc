@@ -15,6 +15,14 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string&, const
        " is of ranks on several GPUs, which need NCCL, and this program was built without it");
 }
 
+std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(const GroupSpec&,
+                                                                      const std::map<int, GroupMember*>&,
+                                                                      const GroupSpec&) {
+  return std::nullopt;
+}
+
+Status LaunchTogether(const std::function<Status()>& calls) { return calls(); }
+
 }  // namespace oneflow_like::cuda
 
 #endif

@@ -44,6 +44,7 @@ Found Find() {
   get("ncclAllGather", &nccl.AllGather);
   get("ncclSend", &nccl.Send);
   get("ncclRecv", &nccl.Recv);
+  nccl.CommSplit = reinterpret_cast<decltype(nccl.CommSplit)>(dlsym(handle, "ncclCommSplit"));
   if (!found.why.empty()) return found;
   int version = 0;
   if (nccl.GetVersion(&version) != ncclSuccess || version < kOldest) {

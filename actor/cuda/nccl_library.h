@@ -20,6 +20,7 @@ struct NcclLibrary {
   decltype(&ncclCommFinalize) CommFinalize;
   decltype(&ncclCommDestroy) CommDestroy;
   decltype(&ncclCommAbort) CommAbort;
+  decltype(&ncclCommSplit) CommSplit;  // nullptr before 2.18
   decltype(&ncclGroupStart) GroupStart;
   decltype(&ncclGroupEnd) GroupEnd;
   decltype(&ncclAllReduce) AllReduce;

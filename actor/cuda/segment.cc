@@ -3,9 +3,11 @@
 
 #include <utility>
 
+#include "actor/cuda/counts.h"
 #include "actor/cuda/error.h"
 #include "actor/cuda/range.h"
 #include "actor/cuda/stream.h"
+#include "ops/cuda/driver_turn.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -15,12 +17,24 @@ constexpr size_t kShortest = 2;
 
 }  // namespace
 
+StreamCounts& Counts() {
+  static auto* counts = new StreamCounts;  // streams may be closed when a process ends
+  return *counts;
+}
+
 CudaSegment::~CudaSegment() {
+  DriverCall call;
   gpu_->Use();
   for (Part& part : parts) {
+    int64_t graphs = 0;
     for (cudaGraphExec_t graph : part.graphs) {
-      if (graph != nullptr) cudaGraphExecDestroy(graph);
+      if (graph == nullptr) continue;
+      cudaGraphExecDestroy(graph);
+      ++graphs;
     }
+    Counts().graphs -= graphs;
+    if (part.recorded) --Counts().recorded_parts;
+    if (part.recordable) --Counts().parts;
   }
   cudaGetLastError();
 }
@@ -34,6 +48,7 @@ Status CudaStream::RunSegment(DeviceSegment* device_segment, std::span<const Ker
     if (Status status = Prepare(segment, kernels); !status.ok()) return status;
   }
   CHECK_EQ(segment->numbers.size(), kernels.size()) << "a segment is always the same kernels";
+  DriverCall call;
   if (Status status = GetReady(kernels[0].context); !status.ok()) return status;
   for (CudaSegment::Part& part : segment->parts) {
     if (Status status = RunPart(*segment, &part, kernels); !status.ok()) {
@@ -66,6 +81,7 @@ Status CudaStream::Prepare(CudaSegment* segment, std::span<const KernelRun> kern
     size_t count = part.end - part.begin;
     part.name = NameOf(std::span<const int>(numbers).subspan(part.begin, count));
     if (count < kShortest) part.recordable = false;
+    if (part.recordable) ++Counts().parts;
   }
   segment->numbers = std::move(numbers);
   return Status();
@@ -77,14 +93,19 @@ Status CudaStream::RunPart(const CudaSegment& segment, CudaSegment::Part* part,
   if (part->recordable) {
     decision = part->policy.Decide(KeyOf(kernels.subspan(part->begin, part->end - part->begin)));
   }
-  if (decision.action == GraphPolicy::Action::kRun) return LaunchPart(segment, *part, kernels);
-  if (decision.action == GraphPolicy::Action::kRecord && !RecordPart(segment, part, decision.slot, kernels)) {
-    part->policy.GiveUp();
+  const auto run = [&] {
+    Counts().lone_launches += static_cast<int64_t>(part->end - part->begin);
     return LaunchPart(segment, *part, kernels);
+  };
+  if (decision.action == GraphPolicy::Action::kRun) return run();
+  if (decision.action == GraphPolicy::Action::kRecord && !RecordPart(segment, part, decision.slot, kernels)) {
+    part->policy.Failed(decision.slot);
+    return run();
   }
   Range range(part->name.c_str());
   ran_ = true;
   last_ = segment.numbers[part->end - 1];
+  ++Counts().graph_launches;
   return Check(cudaGraphLaunch(part->graphs[decision.slot], stream_), part->name.c_str());
 }
 
@@ -119,14 +140,21 @@ bool CudaStream::RecordPart(const CudaSegment& segment, CudaSegment::Part* part,
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (!status.ok() || error != cudaSuccess) {
     cudaGetLastError();
-    LOG_FIRST_N(WARNING, 1) << part->name << " is not recorded as a graph and goes on without one: "
+    ++Counts().failed_recordings;
+    LOG_FIRST_N(WARNING, 1) << part->name << " could not be recorded as a graph and is run without one: "
                             << (status.ok() ? Say(error) : status.message());
     return false;
   }
   if (static_cast<int>(part->graphs.size()) <= slot) part->graphs.resize(slot + 1, nullptr);
   // One that is still under way ends as usual.
-  if (part->graphs[slot] != nullptr) cudaGraphExecDestroy(part->graphs[slot]);
+  if (part->graphs[slot] != nullptr) {
+    cudaGraphExecDestroy(part->graphs[slot]);
+  } else {
+    ++Counts().graphs;
+  }
   part->graphs[slot] = exec;
+  part->policy.Succeeded();
+  if (!std::exchange(part->recorded, true)) ++Counts().recorded_parts;
   return true;
 }
 

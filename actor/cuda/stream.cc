@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "actor/cuda/act_state.h"
+#include "actor/cuda/counts.h"
 #include "actor/cuda/error.h"
 #include "actor/cuda/range.h"
 #include "ops/cuda/combine.h"
+#include "ops/cuda/driver_turn.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -27,11 +29,13 @@ Status FirstFailure::Take() {
 }
 
 CudaEvent::CudaEvent(Gpu* gpu) : gpu_(gpu) {
+  DriverCall call;
   gpu_->Use();
   Require(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), gpu_->name(), " gives no event");
 }
 
 CudaEvent::~CudaEvent() {
+  DriverCall call;
   gpu_->Use();
   if (cudaEventDestroy(event_) != cudaSuccess) cudaGetLastError();
 }
@@ -41,6 +45,7 @@ CudaStream::CudaStream(CudaDevice* device, const std::string& name)
       gpu_(&device->gpu()),
       name_(name),
       memory_(device->TakeStreamMemory(name == "compute")) {
+  DriverCall call;
   gpu_->Use();
   Require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, name == "link" ? kHighPriority : 0),
           device->name(), " gives no stream");
@@ -54,6 +59,7 @@ CudaStream::CudaStream(CudaDevice* device, const std::string& name)
   launch_.architecture = gpu_->architecture();
   Keep(cudaMemsetAsync(act, 0, sizeof(ActState) + sizeof(Fault), stream_), "clearing its state");
   MakeNotifications(memory_.faults.get());
+  ++gpu_->streams();
   gpu_->completion().Add(this);
 }
 
@@ -62,6 +68,8 @@ CudaStream::~CudaStream() {
   // Notifications are events on the stream: they have come when it has, and come at once when it fails.
   Keep(cudaStreamSynchronize(stream_), "closing");
   gpu_->completion().Remove(this);
+  DriverCall call;
+  --gpu_->streams();
   for (auto& notification : notifications_) {
     if (notification->event != nullptr) cudaEventDestroy(notification->event);
   }
@@ -133,7 +141,9 @@ Status CudaStream::LaunchTogether(std::span<const int> numbers, std::span<const 
 Status CudaStream::Run(Kernel& kernel, const KernelContext& context) {
   int number = NumberOf(kernel, context.spec);
   if (number == 0) return Status(Cat("kernel ", context.spec.name, " is not one for CUDA"));
+  DriverCall call;
   if (Status status = GetReady(context); !status.ok()) return status;
+  ++Counts().lone_launches;
   KernelRun run{&kernel, context};
   Status status = LaunchTogether({&number, 1}, {&run, 1});
   if (status.ok()) return status;
@@ -144,6 +154,7 @@ Status CudaStream::Run(Kernel& kernel, const KernelContext& context) {
 Status CudaStream::Combine(DType dtype, Reduce reduce, const Box& box, std::span<const Piece> from,
                            std::span<const Piece> to) {
   if (gpu_->health().lost()) return gpu_->health().status();
+  DriverCall call;
   gpu_->Use();
   LaunchCombine(stream_, dtype, reduce, box, from, to, gpu_->multiprocessors());
   return Check(cudaGetLastError(), "combining pieces");
@@ -155,12 +166,14 @@ std::unique_ptr<DeviceEvent> CudaStream::MakeEvent() { return std::make_unique<C
 
 void CudaStream::Record(DeviceEvent* event) {
   if (gpu_->health().lost()) return;
+  DriverCall call;
   gpu_->Use();
   Keep(cudaEventRecord(static_cast<CudaEvent*>(event)->handle(), stream_), "recording an event");
 }
 
 void CudaStream::WaitFor(const DeviceEvent& event) {
   if (gpu_->health().lost()) return;
+  DriverCall call;
   gpu_->Use();
   Keep(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).handle(), 0),
        "waiting for an event");
@@ -168,12 +181,14 @@ void CudaStream::WaitFor(const DeviceEvent& event) {
 
 void CudaStream::CopyIn(void* device, const void* host, size_t bytes) {
   if (bytes == 0 || gpu_->health().lost()) return;
+  DriverCall call;
   gpu_->Use();
   Keep(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
 }
 
 void CudaStream::CopyOut(void* host, const void* device, size_t bytes) {
   if (bytes == 0 || gpu_->health().lost()) return;
+  DriverCall call;
   gpu_->Use();
   Keep(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the device");
 }
@@ -206,6 +221,7 @@ void CudaStream::Keep(cudaError_t error, const char* what) {
 // --- Notifications
 
 void CudaStream::NotifyWhenDone(std::function<void(Status)> done) {
+  DriverCall call;
   Notification* notification = NewNotification();
   notification->done = std::move(done);
   notification->last_kernel = last_;

@@ -50,6 +50,7 @@ class CudaSegment : public DeviceSegment {
   struct Part {
     size_t begin = 0, end = 0;  // kernels
     bool recordable = false;
+    bool recorded = false;  // at least once
     std::string name;
     GraphPolicy policy;
     std::vector<cudaGraphExec_t> graphs;  // by the policy's slots

@@ -16,6 +16,7 @@
 #include "ops/cuda/attention_tile.h"
 #include "ops/cuda/flash.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 #include "ops/cuda/operand.h"
 
 namespace oneflow_like::cuda {
@@ -533,6 +534,7 @@ class AttentionKernels : public CudaKernel {
     bool plain = s.simple && s.bias == nullptr && s.group == 1 && s.value_width == s.width;
     if (flash_ && plain && MayFlash(shape) && Packed(context.in, s) && Packed(context.out, s) &&
         flash_->Takes(shape, launch)) {
+      Count(LibraryUse::kAttention);
       return flash_->Launch(shape, OperandsOf(context), launch);
     }
     s.packed = Packed(context.in, s);

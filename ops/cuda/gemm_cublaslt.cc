@@ -6,7 +6,9 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "ops/cuda/driver_turn.h"
 #include "ops/cuda/gemm.h"
 
 namespace oneflow_like::cuda {
@@ -29,7 +31,10 @@ Handle HandleOf(int device) {
   static auto* handles = new std::map<int, Handle>;
   std::lock_guard lock(mutex);
   auto [it, is_new] = handles->try_emplace(device);
-  if (is_new) it->second.status = cublasLtCreate(&it->second.lt);
+  if (is_new) {
+    DriverCall call;
+    it->second.status = cublasLtCreate(&it->second.lt);
+  }
   return it->second;
 }
 
@@ -184,10 +189,14 @@ class CublasLtGemm : public Gemm {
     Handle handle = HandleOf(device);
     if (handle.status != CUBLAS_STATUS_SUCCESS) return Failed("no handle", handle.status);
     int found = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle.lt, lib_.matmul, lib_.a, lib_.b, lib_.d,
-                                                           lib_.d, lib_.preference, 1, &algorithm_, &found);
-    if (status == CUBLAS_STATUS_SUCCESS && found > 0) status = algorithm_.state;
-    if (status != CUBLAS_STATUS_SUCCESS || found == 0)
+    std::vector<cublasLtMatmulHeuristicResult_t> proposed(static_cast<size_t>(what_.choice) + 1);
+    DriverCall call;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle.lt, lib_.matmul, lib_.a, lib_.b, lib_.d, lib_.d, lib_.preference,
+        static_cast<int>(proposed.size()), proposed.data(), &found);
+    algorithm_ = proposed.back();
+    if (status == CUBLAS_STATUS_SUCCESS && found > what_.choice) status = algorithm_.state;
+    if (status != CUBLAS_STATUS_SUCCESS || found <= what_.choice)
       return Failed(Cat("no algorithm for the ", Name()).c_str(), status);
     handle_ = handle.lt;
     device_ = device;

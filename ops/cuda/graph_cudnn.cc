@@ -8,9 +8,8 @@
 namespace oneflow_like::cuda {
 
 CudnnTensor CudnnGraph::Make(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
-                             bool inside, bool by_value) {
+                             bool inside, bool by_value, int64_t alignment) {
   auto d = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  int64_t alignment = by_value ? 4 : 16;
   d->Set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type)
       .Set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, extent.data())
       .Set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.data())
@@ -25,14 +24,14 @@ CudnnTensor CudnnGraph::Make(int64_t id, cudnnDataType_t type, const Extents& ex
 }
 
 CudnnTensor CudnnGraph::Tensor(int64_t id, cudnnDataType_t type, const Extents& extent,
-                               const Extents& strides) {
-  return Make(id, type, extent, strides, false, false);
+                               const Extents& strides, int64_t alignment) {
+  return Make(id, type, extent, strides, false, false, alignment);
 }
 CudnnTensor CudnnGraph::Inside(cudnnDataType_t type, const Extents& extent, const Extents& strides) {
-  return Make(next_++, type, extent, strides, true, false);
+  return Make(next_++, type, extent, strides, true, false, 16);
 }
 CudnnTensor CudnnGraph::Number(int64_t id, cudnnDataType_t type) {
-  return Make(id, type, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true);
+  return Make(id, type, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true, 4);
 }
 
 void CudnnGraph::Keep(const CudnnPtr& operation) {
@@ -105,10 +104,14 @@ void CudnnGraph::Reshape(const CudnnTensor& x, const CudnnTensor& y) {
 namespace {
 
 // The engines advised for the graph, best first.
-std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, cudnnBackendHeurMode_t mode) {
+std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, const CudnnTarget& target,
+                              cudnnBackendHeurMode_t mode) {
   CudnnDescriptor advice(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   advice.Set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
       .Set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+#if CUDNN_VERSION >= 90800
+  if (target.device) advice.Set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, *target.device);
+#endif
   if (!advice.Finalize().ok()) return {};
   constexpr int64_t kMost = 8;
   std::vector<CudnnPtr> configs;
@@ -126,9 +129,24 @@ std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, cudnnBackendHeurMode
 
 }  // namespace
 
-CudnnPtr CudnnGraph::Plan(cudnnHandle_t handle, std::string* why) {
+CudnnPtr DescribedDevice(const std::string& json, std::string* why) {
+#if CUDNN_VERSION >= 90800
+  auto device = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  device->Set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, static_cast<int64_t>(json.size()),
+              json.data());
+  if (device->Finalize().ok()) return device;
+  char text[512] = "";
+  cudnnGetLastErrorString(text, sizeof text);
+  *why = Cat(cudnnGetErrorString(device->status()), ": ", text);
+#else
+  *why = "cuDNN before 9.8 makes no plans for a device that is only described";
+#endif
+  return nullptr;
+}
+
+CudnnPtr CudnnGraph::Plan(const CudnnTarget& target, std::string* why) {
   if (ok_) {
-    if (CudnnPtr plan = PlanOf(handle)) return plan;
+    if (CudnnPtr plan = PlanOf(target)) return plan;
   }
   char text[512] = "";
   cudnnGetLastErrorString(text, sizeof text);
@@ -137,16 +155,19 @@ CudnnPtr CudnnGraph::Plan(cudnnHandle_t handle, std::string* why) {
   return nullptr;
 }
 
-CudnnPtr CudnnGraph::PlanOf(cudnnHandle_t handle) const {
+CudnnPtr CudnnGraph::PlanOf(const CudnnTarget& target) const {
   CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  graph.Set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+  if (!target.device) graph.Set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
   graph.Set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
             static_cast<int64_t>(operations_.size()), operations_.data());
   if (!graph.Finalize().ok()) return nullptr;
   for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
-    for (const CudnnPtr& config : Advised(graph, mode)) {
+    for (const CudnnPtr& config : Advised(graph, target, mode)) {
       auto plan = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-      plan->Set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+#if CUDNN_VERSION >= 90800
+      if (target.device) plan->Set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, *target.device);
+#endif
+      if (!target.device) plan->Set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
       plan->Set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, *config);
       if (plan->Finalize().ok()) return plan;
     }

@@ -55,10 +55,22 @@ struct CudnnTensor {
   CudnnPtr descriptor;
 };
 
+// What plans are made for: the device of a handle, or one that is only described (cuDNN 9.8 and later), which
+// need not be there.
+struct CudnnTarget {
+  cudnnHandle_t handle = nullptr;
+  CudnnPtr device;  // a DEVICEPROP descriptor, in the place of a handle
+};
+// A device described in JSON, as cuDNN writes it down (tests/cudnn/devices.h); nullptr, and `why`, where this
+// cuDNN refuses the text.
+CudnnPtr DescribedDevice(const std::string& json, std::string* why);
+
 // A graph under construction. Tensors given an id are the caller's memory; others exist only inside.
 class CudnnGraph {
  public:
-  CudnnTensor Tensor(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides);
+  // `alignment` of its address in bytes: what every launch of the plan will keep to.
+  CudnnTensor Tensor(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
+                     int64_t alignment = 16);
   CudnnTensor Inside(cudnnDataType_t type, const Extents& extent, const Extents& strides);
   CudnnTensor Inside(cudnnDataType_t type, const Extents& extent) {
     return Inside(type, extent, Packed(extent));
@@ -76,13 +88,13 @@ class CudnnGraph {
   void Reshape(const CudnnTensor& x, const CudnnTensor& y);
 
   // nullptr where cuDNN has no engine for the graph; `why` is then what it last said.
-  CudnnPtr Plan(cudnnHandle_t handle, std::string* why);
+  CudnnPtr Plan(const CudnnTarget& target, std::string* why);
 
  private:
   CudnnTensor Make(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
-                   bool inside, bool by_value);
+                   bool inside, bool by_value, int64_t alignment);
   void Keep(const CudnnPtr& operation);
-  CudnnPtr PlanOf(cudnnHandle_t handle) const;
+  CudnnPtr PlanOf(const CudnnTarget& target) const;
 
   int64_t next_ = 1000;
   bool ok_ = true;

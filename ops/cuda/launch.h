@@ -36,6 +36,7 @@ __device__ T* DynamicShared() {
 template <typename... Params, typename... Args>
 void Launch(void (*kernel)(Params...), const Grid& grid, cudaStream_t stream, Args... args) {
   if (grid.x == 0 || grid.y == 0) return;
+  cuda_emulator::LoadCode(reinterpret_cast<const void*>(kernel));
   cuda_emulator::Enqueue(stream, [=] {
     cuda_emulator::RunGrid(grid.x, grid.y, grid.threads, grid.shared,
                            [=] { kernel(static_cast<Params>(args)...); });

@@ -6,6 +6,7 @@
 
 #include "ops/cuda/contraction.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 #include "ops/fused.h"
 
 namespace oneflow_like::cuda {
@@ -54,6 +55,7 @@ class LinearKernel : public CudaKernel {
       Status status = gemm_->Check();
       if (status.ok()) status = Multiply(context, launch);  // which may be refused as late as here
       if (status.ok()) return status;
+      Count(LibraryUse::kRefusedEpilogue);
       SayRefused(Kind(), "done step by step", status);
       gemm_.reset();
       cudaGetLastError();
@@ -88,6 +90,7 @@ class LinearKernel : public CudaKernel {
     gemm.ld_aux = roles_.aux >= 0 ? gemm.ldd : 0;
     gemm.adds_c = roles_.residual >= 0;
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
+    gemm.choice = spec_.attrs.Int("gemm_choice", 0);
     gemm_ = MakeGemm(gemm);
   }
 
@@ -110,7 +113,9 @@ class LinearKernel : public CudaKernel {
     operands.bias = data(roles_.bias);
     operands.aux = data(roles_.aux);
     operands.workspace = launch.workspace;
-    return gemm_->Launch(operands, launch);
+    Status status = gemm_->Launch(operands, launch);
+    if (status.ok()) Count(LibraryUse::kProduct);
+    return status;
   }
 
   Status StepByStep(const KernelContext& context, const LaunchContext& launch) {

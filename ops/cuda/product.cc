@@ -5,6 +5,7 @@
 
 #include "ops/cuda/contraction.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -16,6 +17,7 @@ class Product : public CudaKernel {
  public:
   Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
     types_ = {spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0};
+    choice_ = spec.attrs.Int("gemm_choice", 0);
     Prepare(spec.in[0].extent, spec.in[1].extent);
   }
 
@@ -54,6 +56,7 @@ class Product : public CudaKernel {
     if (plan_.kind != ContractionPlan::kDirect && plan_.kind != ContractionPlan::kPacked) return;
     bool packed = plan_.kind == ContractionPlan::kPacked;
     plan_.gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes) - (packed ? kPackedBytes : 0);
+    plan_.gemm.choice = choice_;
     gemm_ = MakeGemm(plan_.gemm);
   }
 
@@ -65,6 +68,7 @@ class Product : public CudaKernel {
                                                 std::pair(int64_t{-1}, "done by a slow loop")}) {
       Status status = gemm_ ? gemm_->Check() : Status();
       if (status.ok()) break;
+      Count(LibraryUse::kRefusedProduct);
       SayRefused(kind, instead, status);
       PlanWith(packed_bytes, false);
     }
@@ -100,6 +104,7 @@ class Product : public CudaKernel {
       operands.d = base_y + place.y * out;
       operands.workspace = free;
       if (Status status = gemm_->Launch(operands, launch); !status.ok()) return status;
+      Count(LibraryUse::kProduct);
     }
     if (plan_.y.needed) {
       StridedWalk back = plan_.y.walk;
@@ -115,6 +120,7 @@ class Product : public CudaKernel {
   ContractionPlan plan_;
   std::unique_ptr<Gemm> gemm_;
   bool asked_ = false;  // whether the library takes it
+  int64_t choice_ = 0;
 };
 
 KernelPtr MakeMatmul(const KernelSpec& spec) {

@@ -12,6 +12,7 @@
 #include "actor/step.h"
 #include "core/plan_values.h"
 #include "tests/actor/asynchronous_backend.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
@@ -158,6 +159,48 @@ TEST(DeviceCollectives, AreCancelledAfterAFailureElsewhere) {
   steps.SetCollectives(sum.all.get());
   steps.PeersFailed("rank 2 (host b, pid 17) is lost");
   EXPECT_EQ(sum.asked().aborts, 2);
+}
+
+// Two launches here and two there have no order that all keep: each process has one device, or all.
+TEST(DeviceCollectives, SeveralDevicesOfSeveralProcessesAreRefused) {
+  LateBackend backend(2, 1, 0, true);
+  AtOnce worker;
+  HostSide host;
+  Told told;
+  LateDevice first(0, "late0", 1, 0), second(1, "late1", 2, 0);
+  auto stream = first.MakeStream("link");
+  DeviceCollectivesOptions options;
+  options.plan = "sum";
+  options.backend = &backend;
+  options.host = &host;
+  options.ranks = {0, 1};
+  options.devices = {&first, &second};
+  options.exchange = [](const std::string&, const std::string& mine) {
+    return std::vector<std::string>{mine, "2 1 late2\n"};
+  };
+  auto all = MakeDeviceCollectives(options);
+  plan::Collective c;
+  c.set_algorithm("all_reduce");
+  c.set_reduce("sum");
+  const Box whole = Box::Whole(Dims{kWidth});
+  for (int member : {0, 2}) {
+    c.add_rank(member);
+    plan::Piece* piece = c.add_piece();
+    Set(whole, piece->add_in());
+    Set(whole, piece->add_out());
+  }
+  CollectiveSpec spec;
+  spec.plan = "sum";
+  spec.actor = "sum of rank 0";
+  spec.worker = &worker;
+  spec.device = &first;
+  spec.stream = stream.get();
+  spec.listener = &told;
+  const std::string error = ErrorOf([&] { all->Join(spec, c); });
+  EXPECT_EQ(
+      error,
+      "collective sum of rank 0 joins ranks of several processes, and this process has 2 GPUs: start one "
+      "process for each GPU (--processes), or one process with all");
 }
 
 // Otherwise the words that devices have still to say would find their members gone.

@@ -78,6 +78,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
+  MayWait("cudaGraphInstantiate");
   World& world = TheWorld();
   std::lock_guard lock(world.mutex);
   if (world.graphs.count(graph) == 0) return Tell(cudaErrorInvalidValue);

@@ -75,6 +75,7 @@ extern "C" {
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
   if (cudaError_t error = EnterUnsafe(); error != cudaSuccess) return error;
+  MayWait("cudaMalloc");
   return Allocate(data, bytes);
 }
 
@@ -84,6 +85,7 @@ cudaError_t cudaFree(void* data) {
   if (data == nullptr) return error;
   if (!IsBlock(data, false)) return Tell(cudaErrorInvalidValue);
   if (cudaError_t unsafe = EnterUnsafe(); unsafe != cudaSuccess) return unsafe;
+  MayWait("cudaFree");
   int before = ThisThread().device;
   ThisThread().device = FindMemory(data).device;
   DeviceState& state = DeviceOf(ThisThread().device);
@@ -123,6 +125,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   *data = nullptr;
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
   if (cudaError_t error = EnterUnsafe(); error != cudaSuccess) return error;
+  MayWait("cudaHostAlloc");
   if (!Room(bytes)) return Tell(cudaErrorMemoryAllocation);
   if (bytes == 0) return cudaSuccess;
   *data = AllocatePinned(bytes);
@@ -136,12 +139,19 @@ cudaError_t cudaFreeHost(void* data) {
   if (data == nullptr) return error;
   if (!IsBlock(data, true)) return Tell(cudaErrorInvalidValue);
   if (cudaError_t unsafe = EnterUnsafe(); unsafe != cudaSuccess) return unsafe;
+  MayWait("cudaFreeHost");
   TheWorld().host_bytes -= static_cast<int64_t>(FindMemory(data).bytes);
   FreeDevice(data);
   return error;
 }
-cudaError_t cudaHostRegister(void*, size_t, unsigned) { return Enter(); }
-cudaError_t cudaHostUnregister(void*) { return Enter(); }
+cudaError_t cudaHostRegister(void*, size_t, unsigned) {
+  MayWait("cudaHostRegister");
+  return Enter();
+}
+cudaError_t cudaHostUnregister(void*) {
+  MayWait("cudaHostUnregister");
+  return Enter();
+}
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
   BlockOfMemory block = FindMemory(host);

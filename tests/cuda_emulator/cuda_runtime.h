@@ -61,6 +61,8 @@ namespace cuda_emulator {
 // Runs `work` on the stream's thread after what was enqueued before, or records it when the stream is
 // capturing.
 void Enqueue(cudaStream_t stream, std::function<void()> work);
+// Before the launch of a kernel: its code is loaded when the thread's device first runs it.
+void LoadCode(const void* code);
 // A grid of x times y blocks, one after another, on the calling thread; `body` is one thread's work.
 // `shared`: bytes that Shared() points to, filled with 0xFF before every block.
 void RunGrid(unsigned x, unsigned y, unsigned threads, size_t shared, const std::function<void()>& body);

@@ -28,6 +28,18 @@ struct Options {
   // not ordered by events comes in any order. 0: never.
   int longest_delay_us = 0;
   uint64_t seed = 1;
+  // A call that may wait for a device (allocating, freeing, loading a kernel's code when it is first
+  // launched, instantiating a graph) waits while a collective has been launched on some of its devices and
+  // not on all, and holds the driver's lock, which launches of collectives need. After so long it is told as
+  // a fault.
+  int hang_ms = 10000;
+  // Of each device; 0: as many as are wanted. Hardware queues: streams take them in turn, and what is in one
+  // is done in the order in which it was enqueued. Blocks that can be resident at once, of which a collective
+  // takes some from its launch until it has ended. What waits for either longer than hang_ms is a fault.
+  int hardware_queues = 0;
+  int blocks = 0, blocks_of_collective = 1;
+  // Of device memory that a communicator takes, beside what anybody asked for.
+  size_t bytes_of_communicator = 0;
 };
 
 // Frees whatever is left of devices, streams and memory, and starts anew: every test begins with it.

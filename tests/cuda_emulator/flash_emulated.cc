@@ -100,6 +100,7 @@ class EmulatedFlash : public Flash {
   bool Takes(const FlashShape& shape, const LaunchContext&) override { return shape.width <= 128; }
   Status Launch(const FlashShape& shape, const FlashOperands& operands,
                 const LaunchContext& launch) override {
+    cuda_emulator::LoadCode(this);
     cuda_emulator::Enqueue(launch.stream, [shape, operands] {
       if (shape.backward) {
         Backward(shape, operands);

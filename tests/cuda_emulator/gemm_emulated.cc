@@ -78,6 +78,7 @@ void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
   }
 }
 
+constexpr int kProposals = 3;
 std::atomic<bool> epilogues_refused{false};
 std::atomic<cuda_emulator::Refused> products_refused{cuda_emulator::Refused::kNone};
 
@@ -88,6 +89,7 @@ class EmulatedGemm : public Gemm {
 
   Status Check() override {
     using cuda_emulator::Refused;
+    if (what_.choice >= kProposals) return Status("no algorithm");
     bool interleaved = what_.batch > 1 && what_.stride_d < what_.ldd * what_.n;
     if (products_refused == Refused::kAll || (products_refused == Refused::kInterleaved && interleaved))
       return Status("no algorithm");
@@ -105,6 +107,7 @@ class EmulatedGemm : public Gemm {
       if (reinterpret_cast<uintptr_t>(p) % g.alignment != 0)
         return Status("an operand is less aligned than promised");
     if (g.adds_c && operands.c == nullptr) return Status("there is no c to add");
+    cuda_emulator::LoadCode(this);  // each algorithm has its own
     cuda_emulator::Enqueue(launch.stream, [g, operands] { Multiply(g, operands); });
     return Status();
   }

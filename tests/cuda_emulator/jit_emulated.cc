@@ -67,6 +67,7 @@ Status CompileAndLoad(const std::string& source, const std::string& function, in
   } else if (void* entry = dlsym(library, function.c_str()); entry == nullptr) {
     status = Status(Cat("the generated text has no function ", function));
   } else {
+    cuda_emulator::LoadCode(entry);
     *loaded = std::make_unique<Emulated>(reinterpret_cast<Entry>(entry));
   }
   std::error_code ignored;

@@ -3,10 +3,12 @@
 // operations in place want.
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "actor/cuda/nccl.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
@@ -34,10 +36,12 @@ struct Meeting {
 class Group {
  public:
   explicit Group(int members) : members_(members) {}
+  ~Group() { cuda_emulator::ForgetLaunches(this); }
   int members() const { return members_; }
 
   // On a stream's thread: returns when this member's part is done or the group aborted.
   void Perform(int member, int64_t number, const Operation& operation) {
+    const cuda_emulator::Resident resident(cuda_emulator::ThisThread().device);
     cuda_emulator::OpenAllDevices();  // NCCL finds its way where kernels have none
     std::unique_lock<std::mutex> lock(mutex_);
     Meeting& meeting = meetings_[number];
@@ -59,6 +63,18 @@ class Group {
     std::lock_guard<std::mutex> lock(mutex_);
     aborted_ = true;
     met_.notify_all();
+    cuda_emulator::ForgetLaunches(this);
+  }
+
+  // Members that leave wait for those that have not begun to: in one process for ever.
+  void BeginLeaving() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++leaving_;
+  }
+  void Leave() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (aborted_ || leaving_ == members_) return;
+    cuda_emulator::TellFault("a communicator is waited for before all of its process have begun to leave");
   }
 
  private:
@@ -111,12 +127,25 @@ class Group {
   std::condition_variable met_;
   std::map<int64_t, Meeting> meetings_;  // by number of the call; a Meeting stays where it is
   bool aborted_ = false;
+  int leaving_ = 0;
 };
 
 class EmulatedMember : public GroupMember {
  public:
-  EmulatedMember(std::shared_ptr<Group> group, std::string name, int member)
-      : group_(std::move(group)), name_(std::move(name)), member_(member) {}
+  EmulatedMember(std::shared_ptr<Group> group, std::string name, int member, int device, size_t bytes)
+      : group_(std::move(group)), name_(std::move(name)), member_(member), device_(device), bytes_(bytes) {
+    cuda_emulator::DeviceOf(device_).used += bytes_;
+  }
+  ~EmulatedMember() override {
+    BeginLeaving();
+    group_->Leave();
+    cuda_emulator::DeviceOf(device_).used -= bytes_;
+  }
+  int device() const { return device_; }
+
+  void BeginLeaving() override {
+    if (!std::exchange(leaving_, true)) group_->BeginLeaving();
+  }
 
   Status AllReduce(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
                    int64_t count) override {
@@ -167,6 +196,7 @@ class EmulatedMember : public GroupMember {
     if (aborted_) return Aborted();
     failure_ = stream->failure();
     int64_t number = calls_++;
+    cuda_emulator::LaunchMember(group_.get(), number, group_->members());
     cuda_emulator::Enqueue(stream->handle(), [group = group_, member = member_, number, operation] {
       group->Perform(member, number, operation);
     });
@@ -175,7 +205,9 @@ class EmulatedMember : public GroupMember {
 
   const std::shared_ptr<Group> group_;
   const std::string name_;
-  const int member_;
+  const int member_, device_;
+  const size_t bytes_;
+  bool leaving_ = false;
   std::mutex mutex_;  // Abort comes from any thread
   int64_t calls_ = 0;
   bool aborted_ = false;
@@ -197,13 +229,34 @@ std::string MakeGroupId() {
 
 std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, const GroupSpec& group,
                                                        const std::vector<int>& members,
-                                                       const std::vector<Device*>&) {
+                                                       const std::vector<Device*>& devices) {
   std::lock_guard<std::mutex> lock(groups_mutex);
   std::shared_ptr<Group> made = groups[id].lock();
   if (made == nullptr) groups[id] = made = std::make_shared<Group>(static_cast<int>(group.ranks.size()));
   std::vector<std::unique_ptr<GroupMember>> ends;
-  for (int member : members) ends.push_back(std::make_unique<EmulatedMember>(made, group.name, member));
+  for (size_t i = 0; i < members.size(); ++i) {
+    ends.push_back(std::make_unique<EmulatedMember>(made, group.name, members[i],
+                                                    static_cast<CudaDevice*>(devices[i])->gpu().ordinal(),
+                                                    cuda_emulator::TheWorld().options.bytes_of_communicator));
+  }
   return ends;
 }
+
+// Shares the parent's memory.
+std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
+    const GroupSpec& parent, const std::map<int, GroupMember*>& parents, const GroupSpec& group) {
+  auto made = std::make_shared<Group>(static_cast<int>(group.ranks.size()));
+  std::map<int, std::unique_ptr<GroupMember>> ends;
+  for (const auto& [index, member] : parents) {
+    auto at = std::find(group.ranks.begin(), group.ranks.end(), parent.ranks[index]);
+    if (at == group.ranks.end()) continue;
+    const int me = static_cast<int>(at - group.ranks.begin());
+    ends[me] = std::make_unique<EmulatedMember>(made, group.name, me,
+                                                static_cast<EmulatedMember*>(member)->device(), 0);
+  }
+  return ends;
+}
+
+Status LaunchTogether(const std::function<Status()>& calls) { return calls(); }
 
 }  // namespace oneflow_like::cuda

@@ -199,6 +199,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
   if (!Exists(peer) || peer == ThisThread().device || flags != 0) return Tell(cudaErrorInvalidDevice);
   if (!TheWorld().options.peers) return Tell(cudaErrorPeerAccessUnsupported);
+  MayWait("cudaDeviceEnablePeerAccess");
   DeviceState& state = DeviceOf(ThisThread().device);
   std::lock_guard lock(TheWorld().mutex);
   return state.peers.insert(peer).second ? cudaSuccess : Tell(cudaErrorPeerAccessAlreadyEnabled);

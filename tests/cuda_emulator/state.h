@@ -69,6 +69,27 @@ struct Capture {
 
 using Work = std::function<void()>;
 
+// --- What can hang (hazards.cc)
+// A call that may wait for the device under the driver's lock begins.
+void MayWait(const char* call);
+// A member of a group of `members`, all in this process, launches call `number` of `group`.
+void LaunchMember(const void* group, int64_t number, int members);
+// Those of the group that were launched in part end.
+void ForgetLaunches(const void* group);
+// While one lives a collective has its blocks of the device.
+class Resident {
+ public:
+  explicit Resident(int device);
+  ~Resident();
+  Resident(const Resident&) = delete;
+
+ private:
+  int device_;
+};
+// The work in its turn in the hardware queue of its stream.
+Work InTurn(cudaStream_t stream, Work work);
+void ResetHazards();
+
 }  // namespace cuda_emulator
 
 struct CUstream_st {

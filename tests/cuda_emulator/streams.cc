@@ -112,7 +112,7 @@ void StopStream(cudaStream_t stream) {
 
 void Push(cudaStream_t stream, Work work) {
   std::lock_guard lock(stream->mutex);
-  stream->queue.push_back(std::move(work));
+  stream->queue.push_back(InTurn(stream, std::move(work)));
   ++stream->enqueued;
   stream->changed.notify_all();
 }

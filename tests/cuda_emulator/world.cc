@@ -119,6 +119,7 @@ void Reset(const Options& options) {
   world.graphs.clear();
   world.execs.clear();
   world.captures.clear();
+  ResetHazards();
   world.options = options;
   world.next_stream = 1;
   world.fail_allocation = world.fail_capture = -1;

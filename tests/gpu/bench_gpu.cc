@@ -1,6 +1,7 @@
 // What a GPU can do and what our steps make of it: copy bandwidth and matrix products (the ceilings),
-// training steps of two GPT-2s, and each kernel of such a step on its own beside the ceilings.
-//   bench_gpu --what=ceilings | steps | kernels --model=124M --batch=32
+// training steps of two GPT-2s, each kernel of such a step on its own beside the ceilings, and the product
+// library's proposals for the step's products.
+//   bench_gpu --what=ceilings | steps | kernels | gemms --model=124M --batch=32
 #include <gflags/gflags.h>
 #include <glog/logging.h>
 
@@ -20,7 +21,8 @@
 #include "tests/gpu/measure.h"
 
 DEFINE_string(what, "ceilings",
-              "ceilings, steps (tokens/s of training) or kernels (each of a step on its own)");
+              "ceilings, steps (tokens/s of training), kernels (each of a step on its own) or gemms (the "
+              "library's first 16 proposals for each of a step's ten largest products)");
 DEFINE_string(model, "124M", "tiny (for a test of this program), 10.8M, 124M or 1.3B");
 DEFINE_int64(batch, 0,
              "sequences of a step; 0: as many as fit the card's memory, of 1, 2, 3, 4, 6, 8, 12 ... 256");
@@ -142,12 +144,52 @@ void PrintCeilings(const Ceilings& c) {
       c.copy / 1e9, c.bf16 / 1e12, c.f16 / 1e12, c.f32 / 1e12, c.launch * 1e6);
 }
 
+struct HotKernel {
+  plan::Kernel kernel;
+  int uses = 0;  // in one step
+  Timing timing;
+  double StepSeconds() const { return uses * timing.seconds; }
+};
+
+// What a step would take if nothing were between its kernels: each timed on its own. `failed` is what could
+// not be timed.
+std::vector<HotKernel> TimeKernels(const plan::Plan& plan, MeasuredDevice* card, std::string* failed);
+
+// The names of what was done in a slower way than it could be; empty where nothing was.
+std::string NotByLibraries(const BackendCounts& counts) {
+  std::string text;
+  auto add = [&](bool wrong, const std::string& what) {
+    if (wrong) text += Cat(text.empty() ? "" : ", ", what);
+  };
+  add(counts.library_products == 0, "no product was cuBLASLt's");
+  add(DTypeOfFlag() != DType::kFloat32 && counts.library_attention == 0, "no attention was cuDNN's");
+  add(counts.refused_products > 0, Cat(counts.refused_products, " products were refused"));
+  add(counts.refused_epilogues > 0, Cat(counts.refused_epilogues, " epilogues were refused"));
+  add(counts.refused_attention > 0, Cat(counts.refused_attention, " attention graphs were refused"));
+  add(counts.failed_recordings > 0, Cat(counts.failed_recordings, " recordings failed"));
+  add(counts.unrecorded_parts > 0,
+      Cat(counts.unrecorded_parts, " of ", counts.parts, " lines of kernels were never recorded"));
+  return text;
+}
+
+void PrintMemory(const Training& training, const BackendCounts& counts) {
+  const double mib = 1 << 20;
+  const double other = static_cast<double>(counts.other_bytes) / mib,
+               told = static_cast<double>(counts.ranks * kCudaBytesOfOthers) / mib;
+  std::printf(
+      "memory: %.0f MiB planned, %.0f MiB allocated; libraries and graphs hold %.0f MiB more, the table "
+      "allows for %.0f: %s\n",
+      static_cast<double>(training.PeakBytes()) / mib, static_cast<double>(counts.allocated_bytes) / mib,
+      other, told, other > told ? "TOO LITTLE" : "enough");
+}
+
 void RunSteps() {
   const Gpt gpt = ModelOfFlag();
   const double peak =
       CeilingsNow().Product(DTypeOfFlag());  // first: then libraries have loaded what they load
   const int64_t batch = BatchOfFlag(gpt);
-  Training training(gpt.config, batch);
+  auto loaded = std::make_unique<Training>(gpt.config, batch);
+  Training& training = *loaded;
   std::vector<Feeds> feeds;
   for (int i = 0; i < 4; ++i) feeds.push_back(training.MakeFeeds(i));
   std::deque<StepResult> in_flight;
@@ -176,21 +218,34 @@ void RunSteps() {
       "loss=%.4f\n",
       static_cast<double>(training.tokens()) / seconds, seconds * 1e3, static_cast<long long>(batch),
       flops / 1e12, flops / peak, host / seconds, static_cast<double>(loss));
+  const BackendCounts now = TestedBackend()->Counts();
+  PrintMemory(training, now);
+  const plan::Plan plan = PlanOf(training.session().impl()->compiled, 0).plan;
+  const double steps = static_cast<double>(std::max<int64_t>(profile.steps, 1));
+  std::printf("launches: %.1f graphs a step, %.1f kernels alone; %lld recordings\n",
+              static_cast<double>(profile.devices.graph_launches) / steps,
+              static_cast<double>(profile.devices.lone_launches) / steps, static_cast<long long>(now.graphs));
+  const double tokens = static_cast<double>(training.tokens());
+  loaded.reset();  // its memory is the kernels' now
+  MeasuredDevice card(TestedBackend(), FLAGS_device);
+  std::string failed;
+  double alone = 0;
+  for (const HotKernel& hot : TimeKernels(plan, &card, &failed)) alone += hot.StepSeconds();
+  std::printf("between kernels: %.3f ms a step (%.1f %%): its kernels alone take %.3f ms\n",
+              (seconds - alone) * 1e3, 100 * (seconds - alone) / seconds, alone * 1e3);
   std::printf(
-      "figure: %.0f tokens/s, batch %lld, %.1f ms a step, %.0f TFLOP/s, %.1f %% of the measured %s peak, "
-      "host %.1f %% of the step\n",
-      static_cast<double>(training.tokens()) / seconds, static_cast<long long>(batch), seconds * 1e3,
-      flops / 1e12, 100 * flops / peak, FLAGS_dtype.c_str(), 100 * host / seconds);
+      "figure: %.0f tokens/s, batch %lld, %.1f ms a step (%.1f between kernels), %.0f TFLOP/s, %.1f %% of "
+      "the "
+      "measured %s peak, host %.1f %%, %.1f GiB\n",
+      tokens / seconds, static_cast<long long>(batch), seconds * 1e3, (seconds - alone) * 1e3, flops / 1e12,
+      100 * flops / peak, FLAGS_dtype.c_str(), 100 * host / seconds,
+      static_cast<double>(now.allocated_bytes + now.other_bytes) / (1 << 30));
+  if (!failed.empty()) std::printf("not timed alone: %s\n", failed.c_str());
+  if (const std::string slower = NotByLibraries(now); !slower.empty())
+    Fail("the step is slower than it could be: ", slower);
 }
 
 // --- Each kernel of a step on its own
-
-struct HotKernel {
-  plan::Kernel kernel;
-  int uses = 0;  // in one step
-  Timing timing;
-  double StepSeconds() const { return uses * timing.seconds; }
-};
 
 // "einsum bsw,whd->bshd bf16[32,1024,768] bf16[768,12,64]"
 std::string NameOf(const plan::Kernel& kernel) {
@@ -236,22 +291,28 @@ std::string Rate(const HotKernel& hot, const Ceilings& ceilings) {
   return text;
 }
 
+std::vector<HotKernel> TimeKernels(const plan::Plan& plan, MeasuredDevice* card, std::string* failed) {
+  std::vector<HotKernel> kernels;
+  for (auto& [name, hot] : KernelsOf(plan)) {
+    if (!card->registry.Has(hot.kernel.name(), "cuda")) continue;
+    try {
+      hot.timing = TimeKernel(card, ToSpec(hot.kernel), hot.kernel.scratch_bytes());
+      kernels.push_back(hot);
+    } catch (const Error& error) {
+      if (failed->empty()) *failed = Cat(name, ": ", error.what());
+    }
+  }
+  return kernels;
+}
+
 void RunKernels() {
   const Gpt gpt = ModelOfFlag();
   Training training(gpt.config, BatchOfFlag(gpt));
   MeasuredDevice card(TestedBackend(), FLAGS_device);
   const Ceilings ceilings = MeasureCeilings(&card, Emulated());
-  std::vector<HotKernel> kernels;
   std::string failed;  // of several the first: the table is of the others
-  for (auto& [name, hot] : KernelsOf(PlanOf(training.session().impl()->compiled, 0).plan)) {
-    if (!card.registry.Has(hot.kernel.name(), "cuda")) continue;
-    try {
-      hot.timing = TimeKernel(&card, ToSpec(hot.kernel), hot.kernel.scratch_bytes());
-      kernels.push_back(hot);
-    } catch (const Error& error) {
-      if (failed.empty()) failed = Cat(name, ": ", error.what());
-    }
-  }
+  std::vector<HotKernel> kernels =
+      TimeKernels(PlanOf(training.session().impl()->compiled, 0).plan, &card, &failed);
   std::sort(kernels.begin(), kernels.end(),
             [](const HotKernel& a, const HotKernel& b) { return a.StepSeconds() > b.StepSeconds(); });
   double all = 0, ten = 0;
@@ -272,6 +333,57 @@ void RunKernels() {
   if (!failed.empty()) Fail("not timed: ", failed);
 }
 
+// --- The product library's proposals
+
+constexpr int kShapes = 10, kProposals = 16;
+
+// Microseconds by proposal; fewer where the library has fewer. One that it refuses is done in another way, so
+// it is known by what the backend counted.
+std::vector<double> TimeProposals(MeasuredDevice* card, const plan::Kernel& kernel) {
+  std::vector<double> times;
+  for (int proposal = 0; proposal < kProposals; ++proposal) {
+    KernelSpec spec = ToSpec(kernel);
+    spec.attrs.Set("gemm_choice", int64_t{proposal});
+    const int64_t refused = TestedBackend()->Counts().Refused();
+    const double seconds = TimeKernel(card, spec, kernel.scratch_bytes()).seconds;
+    if (TestedBackend()->Counts().Refused() != refused) break;
+    times.push_back(seconds * 1e6);
+  }
+  return times;
+}
+
+void RunGemms() {
+  const Gpt gpt = ModelOfFlag();
+  Training training(gpt.config, BatchOfFlag(gpt));
+  MeasuredDevice card(TestedBackend(), FLAGS_device);
+  std::vector<HotKernel> products;
+  for (auto& [name, hot] : KernelsOf(PlanOf(training.session().impl()->compiled, 0).plan))
+    if (hot.kernel.category() == "matmul") products.push_back(hot);
+  std::stable_sort(products.begin(), products.end(), [](const HotKernel& a, const HotKernel& b) {
+    return a.uses * a.kernel.flops() > b.uses * b.kernel.flops();
+  });
+  if (products.size() > kShapes) products.resize(kShapes);
+  double first = 0, best = 0;
+  std::printf(
+      "| product | uses | first us | best us | which | TFLOP/s | all, us |\n|---|---|---|---|---|---|---|\n");
+  for (const HotKernel& product : products) {
+    const std::vector<double> times = TimeProposals(&card, product.kernel);
+    if (times.empty()) Fail(NameOf(product.kernel), ": the library refuses it");
+    const auto least = std::min_element(times.begin(), times.end());
+    std::string all;
+    for (double us : times) all += Cat(all.empty() ? "" : " ", static_cast<int64_t>(us * 10) / 10.0);
+    std::printf("| %s | %d | %.1f | %.1f | %d of %d | %.1f | %s |\n", NameOf(product.kernel).c_str(),
+                product.uses, times[0], *least, static_cast<int>(least - times.begin()) + 1,
+                static_cast<int>(times.size()), product.kernel.flops() / *least / 1e6, all.c_str());
+    first += product.uses * times[0];
+    best += product.uses * *least;
+  }
+  std::printf(
+      "figure: %d products of a step take %.2f ms by the library's first proposals, %.2f by the best "
+      "(%.1f %% less)\n",
+      static_cast<int>(products.size()), first / 1e3, best / 1e3, 100 * (first - best) / first);
+}
+
 int Run() {
   std::printf("device: %s\n", TestedBackend()->Describe(FLAGS_device).c_str());
   if (FLAGS_what == "ceilings") {
@@ -280,8 +392,10 @@ int Run() {
     RunSteps();
   } else if (FLAGS_what == "kernels") {
     RunKernels();
+  } else if (FLAGS_what == "gemms") {
+    RunGemms();
   } else {
-    Fail("--what=", FLAGS_what, ": must be ceilings, steps or kernels");
+    Fail("--what=", FLAGS_what, ": must be ceilings, steps, kernels or gemms");
   }
   return 0;
 }

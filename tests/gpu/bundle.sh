@@ -51,6 +51,7 @@ blas=$(objdump -p "$backend" | sed -n 's/.*NEEDED *\(libcublasLt[.]so[.0-9]*\)/\
   objdump -p "$backend" | sed -n 's/.*NEEDED *\(libcudnn[.]so[.0-9]*\)/\1/p'
   echo "libnvrtc.so.${blas##*.}"
   if grep -aq libnccl.so.2 "$backend"; then echo libnccl.so.2; fi
+  echo libcuda.so.1  # the driver's
 } > "$bundle/wanted"
 cp tests/peers/gpt_cuda.py tests/peers/gpt_torch.py "$bundle/peers/"
 text=/usr/share/doc/jargon-text/jargon.txt.gz
@@ -83,10 +84,17 @@ newest() { objdump -T "$@" 2>/dev/null | grep -o 'GLIBC_2[.][0-9]*' | sort -t. -
 glibc=$(for file in "$bundle"/bin/* "$bundle"/lib/*.so*; do
   case $file in */libstdc++.so* | */libgcc_s.so*) ;; *) newest "$file" ;; esac
 done | sort -t. -k2 -n -u | tail -n 1 | sed 's/GLIBC_//')
+# A driver serves every CUDA of its major version: the first of each.
+major=${blas##*.}
+case $major in
+  13) driver=580 ;;
+  12) driver=525 ;;
+  *) echo "bundle.sh: the first driver for CUDA $major is not known here" >&2; exit 1 ;;
+esac
 cat > "$bundle/README.txt" <<TEXT
 GPU tests and benchmarks of oneflow_like, made by tests/gpu/bundle.sh.
-Needs: Linux on x86-64 with glibc $glibc or newer, an NVIDIA driver, and CUDA's libraries: cuBLAS, NVRTC, and for what
-uses them cuDNN 9 and NCCL 2. PyTorch 2 (python3) and compute-sanitizer where there are such.
+Needs: Linux on x86-64 with glibc $glibc or newer, NVIDIA's driver $driver or newer, and the libraries of CUDA $major: cuBLAS,
+NVRTC, and for what uses them cuDNN 9 and NCCL 2. PyTorch 2 (python3) and compute-sanitizer where there are such.
 Run: ./run.sh        one table; exit code 0: all passed. ./run.sh --list names the checks.
      ./run.sh --only=correctness --total=590    where a command may take ten minutes; speed and sanitizers are groups, too
 TEXT

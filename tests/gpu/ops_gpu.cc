@@ -437,13 +437,15 @@ void CheckCollectives(int ranks) {
   ASSERT_EQ(static_cast<int>(ends.size()), ranks);
   const float sum = static_cast<float>(ranks * (ranks + 1) / 2);
   auto run = [&](const char* what, auto&& start, int64_t count, auto&& expected) {
-    std::vector<std::future<Status>> started;  // the host may wait inside for the others' calls
-    for (int r = 0; r < ranks; ++r)
-      started.push_back(std::async(std::launch::async, [&, r] { return start(r); }));
-    for (std::future<Status>& status : started) {
-      Status s = status.get();
-      ASSERT_TRUE(s.ok()) << what << ": " << s.message();
-    }
+    Status launched = TestedBackend()->LaunchTogether([&] {
+      Status first;
+      for (int r = 0; r < ranks; ++r) {
+        Status s = start(r);
+        if (first.ok()) first = s;
+      }
+      return first;
+    });
+    ASSERT_TRUE(launched.ok()) << what << ": " << launched.message();
     for (int r = 0; r < ranks; ++r) {
       Status s = WaitFor(streams[r].get());
       ASSERT_TRUE(s.ok()) << what << ": " << s.message();
@@ -481,12 +483,60 @@ void CheckCollectives(int ranks) {
                                                     {false, last, to[r]->data(), kEach * 4}});
       },
       kEach, [&](int r, int64_t i) { return value((r + ranks - 1) % ranks, i); });
+  for (auto& end : ends) end->BeginLeaving();
   Count(4);
 }
 
+// With one rank the exchange is with itself.
 TEST(Nccl, OneRank) {
   if (!TestedBackend()->HasGroups()) GTEST_SKIP() << "the backend is built without NCCL";
   CheckCollectives(1);
+}
+
+// A collective that waits in its stream, behind products that take some tens of milliseconds, is aborted: the
+// stream comes to its end and says why, and the device goes on.
+TEST(Nccl, AbortOfAPendingCollective) {
+  if (!TestedBackend()->HasGroups()) GTEST_SKIP() << "the backend is built without NCCL";
+  const int64_t n = Emulated() ? 16 : 8192;
+  auto device = TestedBackend()->MakeDevice(0, FLAGS_device);
+  auto stream = device->MakeStream("compute");
+  KernelRegistry registry;
+  TestedBackend()->AddKernels(&registry);
+  KernelSpec spec;
+  spec.name = spec.node = "matmul";
+  const auto x = device->Allocate(n * n * 4, "a factor"), y = device->Allocate(n * n * 4, "a product");
+  TensorArg in{x->data(), DType::kFloat32, {n, n}, {0, 0}, {n, n}}, out = in;
+  out.data = y->data();
+  spec.in = {in, in};
+  spec.out = {out};
+  auto kernel = registry.Make(spec, "cuda");
+  auto ends = TestedBackend()->Connect(TestedBackend()->MakeGroupId(), {"one", {0}}, {0}, {device.get()});
+  for (int i = 0; i < 8; ++i) {
+    Status status = stream->Run(*kernel, {spec, spec.in, spec.out, nullptr, 0, 0, 1, 7});
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  ASSERT_TRUE(ends[0]->AllReduce(stream.get(), DType::kFloat32, Reduce::kSum, x->data(), y->data(), n).ok());
+  ends[0]->Abort();
+  EXPECT_NE(WaitFor(stream.get()).message().find("was aborted"), std::string::npos);
+  EXPECT_FALSE(ends[0]->AllReduce(stream.get(), DType::kFloat32, Reduce::kSum, x->data(), y->data(), n).ok());
+  EXPECT_TRUE(WaitFor(stream.get()).ok()) << "the device does not go on";
+}
+
+// What a rank gets whose peer never comes, in place of waiting for ever.
+TEST(Nccl, APeerThatDoesNotComeIsTimedOut) {
+  if (!TestedBackend()->HasGroups()) GTEST_SKIP() << "the backend is built without NCCL";
+  if (Emulated()) GTEST_SKIP() << "groups of the emulator wait for nobody when they are made";
+  auto device = TestedBackend()->MakeDevice(0, FLAGS_device);
+  GroupSpec group{"pair", {0, 1}};
+  group.connect_seconds = 3;
+  std::string message;
+  try {
+    TestedBackend()->Connect(TestedBackend()->MakeGroupId(), group, {0}, {device.get()});
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find("not all of its 2 ranks came within 3 s"), std::string::npos) << message;
+  CheckCollectives(1);  // and others can be made
 }
 
 TEST(Nccl, EveryCard) {

@@ -7,17 +7,21 @@
 #   ./run.sh --total=570            no check begins after so many seconds, and none then running goes on: a table
 #                                   in any case, where a command may not take longer
 #   ./run.sh --python=FILE          the one that has PyTorch, where it is none of the usual ones
+#   ./run.sh --caches=DIR           where compiled kernels are kept (default ./caches, so that they can be taken along
+#                                   to the next bare machine; empty: where the user's are)
 # Exit code: 0 all passed (skipped: not for this machine, as what needs several cards where there is one), 1 some
 # failed, 2 there is no GPU or the backend cannot be loaded, 3 none failed but some could not be run (no PyTorch, no
 # compute-sanitizer, no time). README.md beside this file in the source tree says how long each takes.
 set -u
 cd "$(dirname "$0")" || exit 1
 
-CORRECTNESS="ops sizes loss_curves narrow_types faults sessions out_of_memory examples nccl cards boxing signatures"
+FIRST="ops sizes loss_curves narrow_types faults sessions out_of_memory examples nccl cards boxing"
+LONG="signatures"  # some 200,000 cases: after what says how fast it is
+CORRECTNESS="$FIRST $LONG"
 SANITIZERS="memcheck racecheck"
-SPEED="ceilings steps_124M torch_124M kernels_124M steps_1.3B torch_1.3B kernels_1.3B"
-CHECKS="$CORRECTNESS $SPEED $SANITIZERS"
-only= device=0 logs=logs limit=1800 total=0 python=
+SPEED="ceilings steps_124M torch_124M kernels_124M steps_1.3B torch_1.3B kernels_1.3B gemms_124M gemms_1.3B"
+CHECKS="$FIRST $SPEED $LONG $SANITIZERS"
+only= device=0 logs=logs limit=1800 total=0 python= caches=caches
 for argument in "$@"; do
   case $argument in
     --only=*) only=$(echo "${argument#*=}" | tr ',' ' ') ;;
@@ -26,8 +30,9 @@ for argument in "$@"; do
     --limit=*) limit=${argument#*=} ;;
     --total=*) total=${argument#*=} ;;
     --python=*) python=${argument#*=} ;;
+    --caches=*) caches=${argument#*=} ;;
     --list) echo $CHECKS; exit 0 ;;
-    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --python=FILE --list" >&2; exit 1 ;;
+    *) echo "run.sh: '$argument' is not known; --only=CHECK,... --device=N --logs=DIR --limit=SECONDS --total=SECONDS --python=FILE --caches=DIR --list" >&2; exit 1 ;;
   esac
 done
 only=$(for check in $only; do
@@ -47,6 +52,13 @@ for check in $only; do
 done
 began=$(date +%s)
 mkdir -p "$logs" || exit 1
+# Ours (kernels compiled by NVRTC), the driver's, and PyTorch's.
+if [ -n "$caches" ] && mkdir -p "$caches"; then
+  XDG_CACHE_HOME=$(cd "$caches" && pwd)
+  CUDA_CACHE_PATH=$XDG_CACHE_HOME/driver TORCHINDUCTOR_CACHE_DIR=$XDG_CACHE_HOME/torch
+  TRITON_CACHE_DIR=$XDG_CACHE_HOME/triton
+  export XDG_CACHE_HOME CUDA_CACHE_PATH TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR
+fi
 
 # Of the Pythons there usually are the first that has PyTorch: for what it measures, and since CUDA's libraries may have
 # come with it.
@@ -208,6 +220,8 @@ run_check() {
     torch_1.3B) torch_steps 1.3B 96 64 48 32 24 16 12 8 6 4 2 1 ;;
     kernels_124M) bench --what=kernels --model=124M --batch=32 ;;
     kernels_1.3B) bench --what=kernels --model=1.3B ;;
+    gemms_124M) bench --what=gemms --model=124M --batch=32 ;;
+    gemms_1.3B) bench --what=gemms --model=1.3B ;;
   esac
 }
 
@@ -255,9 +269,9 @@ for check in ${only:-$CHECKS}; do
   if [ "${warnings:-0}" -gt 0 ]; then figure="$figure; $warnings warnings in its log"; fi
   printf '| %s | %s | %s | %s |\n' "$check" "$result" "$figure" "$seconds"
 done
-for check in kernels_124M kernels_1.3B; do
+for check in kernels_124M kernels_1.3B gemms_124M gemms_1.3B; do
   [ -z "$only" ] || case " $only " in *" $check "*) ;; *) continue ;; esac
-  printf '\n%s, the hottest on their own:\n\n' "$check"
+  printf '\n%s:\n\n' "$check"
   grep '^|' "$logs/$check.log"
 done 2>/dev/null
 echo

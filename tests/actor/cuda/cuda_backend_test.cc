@@ -162,8 +162,24 @@ TEST(GraphPolicyTest, RunsThenRecordsThenReplays) {
     EXPECT_EQ(policy.Decide(1).slot, 0);
     EXPECT_EQ(policy.Decide(2).slot, 1);
   }
-  policy.GiveUp();
-  EXPECT_EQ(policy.Decide(1).action, Action::kRun);
+}
+
+TEST(GraphPolicyTest, ARecordingThatFailedIsTriedAgainOnce) {
+  GraphPolicy policy(2);
+  policy.Decide(1);
+  ASSERT_EQ(policy.Decide(1).action, Action::kRecord);
+  policy.Failed(0);
+  EXPECT_EQ(policy.Decide(1).action, Action::kRecord);
+  policy.Succeeded();
+  EXPECT_EQ(policy.Decide(1).action, Action::kReplay);
+  policy.Decide(2);
+  for (int failures = 0; failures < 2; ++failures) {
+    const GraphPolicy::Decision again = policy.Decide(2);
+    EXPECT_EQ(again.action, Action::kRecord);
+    EXPECT_EQ(again.slot, 1);
+    policy.Failed(again.slot);
+  }
+  for (uint64_t key : {1, 2}) EXPECT_EQ(policy.Decide(key).action, Action::kRun);
 }
 
 TEST(GraphPolicyTest, TheLeastRecentlyUsedGoesAfterARest) {
@@ -347,18 +363,31 @@ TEST_F(CudaBackendTest, ASegmentIsCutWhereAKernelIsNotRecordable) {
 TEST_F(CudaBackendTest, ASegmentThatCannotBeRecordedRuns) {
   Device* device = MakeDevice(0, 0);
   auto stream = device->MakeStream("compute");
-  float* x = Put(device, std::vector<float>(kCount, 1.0f));
-  auto a = Make(2, x, x), b = Make(3, x, x);
-  auto segment = stream->MakeSegment();
-  cuda_emulator::FailCapture();
-  for (int step = 0; step < 5; ++step) {
-    KernelRun runs[] = {a->RunAt(0), b->RunAt(0)};
-    ASSERT_TRUE(stream->RunSegment(segment.get(), runs).ok());
+  for (int failures : {1, 2}) {
+    SCOPED_TRACE(failures);
+    float* x = Put(device, std::vector<float>(kCount, 1.0f));
+    auto a = Make(2, x, x), b = Make(3, x, x);
+    auto segment = stream->MakeSegment();
+    const int64_t launched = cuda_emulator::GetCounts().graph_launches;
+    const BackendCounts before = backend_->Counts();
+    for (int step = 0; step < 5; ++step) {
+      if (step >= 1 && step <= failures) cuda_emulator::FailCapture();
+      KernelRun runs[] = {a->RunAt(0), b->RunAt(0)};
+      ASSERT_TRUE(stream->RunSegment(segment.get(), runs).ok());
+    }
+    ASSERT_EQ(Wait(stream.get()), "");
+    EXPECT_EQ(Get(device, x)[0], 7776.0f);
+    // Tried again after one failure: steps 3 to 5 are one recording's. Given up after two: each was in vain.
+    const bool recorded = failures == 1;
+    EXPECT_EQ(cuda_emulator::GetCounts().graph_launches - launched, recorded ? 3 : 0);
+    EXPECT_EQ(b->mix().launches, recorded ? 4 : 7);
+    const BackendCounts after = backend_->Counts();
+    EXPECT_EQ(after.failed_recordings - before.failed_recordings, failures);
+    EXPECT_EQ(after.parts - before.parts, 1);
+    EXPECT_EQ(after.unrecorded_parts - before.unrecorded_parts, recorded ? 0 : 1);
+    EXPECT_EQ(after.graph_launches - before.graph_launches, recorded ? 3 : 0);
+    EXPECT_EQ(after.lone_launches - before.lone_launches, recorded ? 4 : 10);
   }
-  ASSERT_EQ(Wait(stream.get()), "");
-  EXPECT_EQ(Get(device, x)[0], 7776.0f);
-  EXPECT_EQ(cuda_emulator::GetCounts().graph_launches, 0);
-  EXPECT_EQ(b->mix().launches, 6);  // once in vain
 }
 
 TEST_F(CudaBackendTest, NothingOnTheWayOfAStepWaitsForTheDevice) {
@@ -745,6 +774,182 @@ TEST_F(CudaBackendTest, GroupsMoveWhatTheirMembersHave) {
   EXPECT_EQ(Come(std::move(asked)), "group tp was aborted: one of its ranks is lost");
   EXPECT_EQ(ends[0]->AllGather(streams[0].get(), DType::kFloat32, x[0], y[0], 1).message(),
             "group tp was aborted: one of its ranks is lost");
+  for (auto& end : ends) end->BeginLeaving();
+}
+
+// --- What hangs on real devices (tests/cuda_emulator/hazards.cc)
+
+// Two members of a group, each on a device of its own, with a stream and something to move.
+class CudaHazardsTest : public CudaBackendTest {
+ protected:
+  void Open(cuda_emulator::Options options, int streams_each = 1) {
+    options.hang_ms = 200;
+    Begin(options);
+    for (int i = 0; i < 2; ++i) {
+      devices.push_back(MakeDevice(i, i));
+      for (int s = 0; s < streams_each; ++s) streams[s].push_back(devices[i]->MakeStream("link"));
+      x.push_back(Put(devices[i], std::vector<float>(kCount, 1.0f)));
+    }
+    for (int s = 0; s < streams_each; ++s)
+      groups.push_back(backend_->Connect(backend_->MakeGroupId(), {"tp", {0, 1}}, {0, 1}, devices));
+  }
+  void TearDown() override {
+    for (auto& group : groups)
+      for (auto& end : group) end->BeginLeaving();
+    groups.clear();
+    for (auto& each : streams) each.clear();
+    memory_.clear();
+    devices_.clear();
+    backend_.reset();
+    cuda_emulator::Reset();
+  }
+  Status Reduce(int stream, int member) {
+    return groups[stream][member]->AllReduce(streams[stream][member].get(), DType::kFloat32, Reduce::kSum,
+                                             x[member], x[member], 2);
+  }
+  void WaitForAll() {
+    for (auto& each : streams)
+      for (auto& stream : each) EXPECT_EQ(Wait(stream.get()), "");
+  }
+
+  cuda_emulator::CatchFaults faults;
+  std::vector<Device*> devices;
+  std::vector<std::unique_ptr<DeviceStream>> streams[2];
+  std::vector<std::vector<std::unique_ptr<GroupMember>>> groups;
+  std::vector<float*> x;
+};
+
+// The hazard itself: without LaunchTogether the calls meet a collective that one card has and the other not.
+TEST_F(CudaHazardsTest, CallsBetweenTheLaunchesOfACollectiveHang) {
+  Open({});
+  auto a = Make(2, x[0], x[0]), b = Make(3, x[0], x[0]);
+  auto compute = devices[0]->MakeStream("compute");
+  auto segment = compute->MakeSegment();
+  KernelRun runs[] = {a->RunAt(0), b->RunAt(0)};
+  ASSERT_TRUE(compute->RunSegment(segment.get(), runs).ok());
+  const std::pair<const char*, std::function<void()>> calls[] = {
+      {"cudaMalloc", [&] { memory_.push_back(devices[0]->Allocate(64, "a test")); }},
+      {"cudaHostAlloc", [&] { memory_.push_back(devices[1]->AllocateHost(64, "a test")); }},
+      {"cudaGraphInstantiate", [&] { ASSERT_TRUE(compute->RunSegment(segment.get(), runs).ok()); }},
+  };
+  size_t told = 0;
+  for (const auto& [name, call] : calls) {
+    ASSERT_TRUE(Reduce(0, 0).ok());
+    call();
+    ASSERT_TRUE(Reduce(0, 1).ok());
+    WaitForAll();
+    ASSERT_GT(faults.faults().size(), told) << name << " did not wait";
+    EXPECT_NE(faults.faults()[told].find(name), std::string::npos) << faults.faults()[told];
+    told = faults.faults().size();
+  }
+}
+
+// Threads allocate, load code and record all the time; collectives go on.
+TEST_F(CudaHazardsTest, LaunchedTogetherNothingComesBetween) {
+  Open({});
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 2; ++i) {
+    others.emplace_back([&, i] {
+      while (!stop) {
+        auto memory = devices[i]->Allocate(kCount * sizeof(float), "a test");
+        auto host = devices[i]->AllocateHost(64, "a test");
+        auto compute = devices[i]->MakeStream("compute");
+        auto* data = static_cast<float*>(memory->data());
+        auto a = Make(2, data, data), b = Make(3, data, data);
+        auto segment = compute->MakeSegment();
+        KernelRun runs[] = {a->RunAt(0), b->RunAt(0)};
+        for (int step = 0; step < 3; ++step) EXPECT_TRUE(compute->RunSegment(segment.get(), runs).ok());
+        EXPECT_EQ(Wait(compute.get()), "");
+      }
+    });
+  }
+  for (int round = 0; round < 40; ++round) {
+    Status status = backend_->LaunchTogether([&] {
+      Status first = Reduce(0, 0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      Status second = Reduce(0, 1);
+      return first.ok() ? second : first;
+    });
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  WaitForAll();
+  stop = true;
+  for (std::thread& other : others) other.join();
+  EXPECT_EQ(faults.faults(), std::vector<std::string>());
+}
+
+// Two link streams with a communicator each, and little room: in one order on all devices all is well, in two
+// orders each waits for what the other holds.
+TEST_F(CudaHazardsTest, SeveralLinkStreamsWantOneOrder) {
+  const char* kBlocks = "waits for blocks that another one holds";
+  const char* kQueue = "before it in its hardware queue";
+  for (const auto& [queues, blocks, hang] : {std::tuple(0, 1, kBlocks), std::tuple(1, 0, kQueue)}) {
+    for (bool one_order : {true, false}) {
+      TearDown();
+      devices.clear(), x.clear();
+      cuda_emulator::Options options;
+      options.hardware_queues = queues;
+      options.blocks = blocks;
+      Open(options, 2);
+      const size_t told = faults.faults().size();
+      ASSERT_TRUE(Reduce(0, 0).ok() && Reduce(1, 0).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the first has its blocks
+      const int first = one_order ? 0 : 1;
+      ASSERT_TRUE(Reduce(first, 1).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ASSERT_TRUE(Reduce(1 - first, 1).ok());
+      WaitForAll();
+      const std::vector<std::string> all = faults.faults();
+      if (one_order) {
+        EXPECT_EQ(all.size(), told) << all.back();
+      } else {
+        ASSERT_GT(all.size(), told);
+        EXPECT_NE(all[told].find(hang), std::string::npos) << all[told];
+      }
+    }
+  }
+}
+
+TEST_F(CudaHazardsTest, CollectivesInFlightFitTheDevice) {
+  for (const auto& [of_each, fits] : {std::pair(2, true), std::pair(3, false)}) {
+    TearDown();
+    devices.clear(), x.clear();
+    cuda_emulator::Options options;
+    options.blocks = 4;
+    options.blocks_of_collective = of_each;
+    Open(options, 2);
+    const size_t told = faults.faults().size();
+    ASSERT_TRUE(Reduce(0, 0).ok() && Reduce(1, 1).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ASSERT_TRUE(Reduce(1, 0).ok() && Reduce(0, 1).ok());
+    WaitForAll();
+    EXPECT_EQ(faults.faults().size() == told, fits) << of_each;
+  }
+}
+
+TEST_F(CudaHazardsTest, MembersBeginToLeaveBeforeAnyIsWaitedFor) {
+  Open({});
+  groups.clear();
+  ASSERT_EQ(faults.faults().size(), 1u);
+  EXPECT_NE(faults.faults()[0].find("have begun to leave"), std::string::npos);
+}
+
+// Communicators are not ours: what they take shows beside what was allocated.
+TEST_F(CudaHazardsTest, MemoryOfOthersIsMeasured) {
+  cuda_emulator::Options options;
+  options.bytes_of_communicator = 7 << 20;
+  Open(options);
+  const BackendCounts one = backend_->Counts();
+  EXPECT_EQ(one.other_bytes, 2 * (7 << 20));
+  std::map<int, GroupMember*> parents = {{0, groups[0][0].get()}, {1, groups[0][1].get()}};
+  auto split = backend_->Split({"tp", {0, 1}}, parents, {"half", {1}});
+  ASSERT_TRUE(split.has_value());
+  EXPECT_EQ(split->size(), 1u);
+  EXPECT_EQ(backend_->Counts().other_bytes, one.other_bytes) << "a group of a group shares its memory";
+  auto block = devices[0]->Allocate(1 << 20, "a test");
+  EXPECT_EQ(backend_->Counts().other_bytes, one.other_bytes);
+  EXPECT_EQ(backend_->Counts().allocated_bytes, one.allocated_bytes + (1 << 20));
 }
 
 TEST_F(CudaBackendTest, RanksOnOneGpuMakeNoGroup) {

@@ -104,6 +104,22 @@ TEST_F(CudaRuntime, SeveralDevicesFollowInAnyOrder) {
   }
 }
 
+// Streams of a device share a queue in which everything waits for what came before, and collectives have no
+// room beside another one: whatever order a plan's ranks come in, nothing waits for ever.
+TEST_F(CudaRuntime, LittleHardwareIsEnough) {
+  cuda_emulator::Options options;
+  options.devices = 4;
+  options.hardware_queues = 1;
+  options.blocks = 1;
+  options.longest_delay_us = 50;
+  for (uint64_t seed : {21, 22}) {
+    options.seed = seed;
+    Start(options);
+    ExpectFollows("cuda:dp=2,tp=2", 2, {0, 1, 2, 3}, seed);
+    ExpectFollows("cuda:dp=2,tp=2,pp=2", 2, {0, 1}, seed);
+  }
+}
+
 TEST_F(CudaRuntime, StagesOnTheHostAndOnDevicesFollow) {
   cuda_emulator::SetDelays(200, 21);
   ExpectFollows("cpu+cuda:pp=2", 4, {0}, 21);
@@ -151,6 +167,73 @@ TEST_F(CudaRuntime, StepsReplayGraphs) {
 }
 
 // Where begins follow the micro-batch every micro-batch has recordings of its own: of so many, too.
+int KernelsOfAStep(Session& session) {
+  int kernels = 0;
+  for (const plan::Actor& actor : PlanOf(session.impl()->compiled, 0).plan.actor()) {
+    if (actor.feed().empty() && actor.fetch().empty() && !actor.has_collective())
+      kernels += actor.kernel_size() * actor.acts();
+  }
+  return kernels;
+}
+
+// The plan of 124M parameters has the kernels of one with the same layers and less in each, which the
+// emulator can run. Almost all of them are launched by replays.
+TEST_F(CudaRuntime, CountsTheLaunchesOfAStepOf124MParameters) {
+  SmallGpt given{.mesh = "cuda:dp=1", .batch = 2, .layers = 12, .width = 96, .heads = 12};
+  given.dtype = DType::kBFloat16;
+  given.dropout = 0;
+  given.model_options = OnDevices({0});
+  SmallGpt real = given;
+  real.batch = 32, real.context = 1024, real.width = 768, real.vocabulary = 50304;
+  GptProgram large(real), small(given);
+  Session compiled = large.MakeTrain(), session = small.MakeTrain();
+  const int kernels = KernelsOfAStep(compiled);
+  EXPECT_EQ(KernelsOfAStep(session), kernels);
+  constexpr int kWarm = 12, kCounted = 4;
+  for (int step = 0; step < kWarm; ++step) session.Run(small.MakeFeeds(step)).Wait();
+  (void)session.TakeProfile();
+  const cuda_emulator::Counts before = cuda_emulator::GetCounts();
+  for (int step = 0; step < kCounted; ++step) session.Run(small.MakeFeeds(kWarm + step)).Wait();
+  const cuda_emulator::Counts after = cuda_emulator::GetCounts();
+  const StepProfile profile = session.TakeProfile();
+  const BackendCounts& counts = profile.devices;
+  const double graphs = static_cast<double>(counts.graph_launches) / kCounted,
+               alone = static_cast<double>(counts.lone_launches) / kCounted;
+  std::printf(
+      "a step of a GPT of 124M parameters: %d kernels, %.1f graph launches, %.1f kernels launched alone, "
+      "%.1f grids of our own, %.1f operations enqueued; %lld recordings\n",
+      kernels, graphs, alone, static_cast<double>(after.kernels - before.kernels) / kCounted,
+      static_cast<double>(after.operations - before.operations) / kCounted,
+      static_cast<long long>(counts.graphs));
+  EXPECT_EQ(after.graph_launches - before.graph_launches, counts.graph_launches);
+  EXPECT_GT(graphs, 0);
+  EXPECT_LE(graphs, 16);
+  EXPECT_LE(alone, 0.02 * kernels);
+  EXPECT_EQ(counts.Refused(), 0);
+  EXPECT_EQ(counts.failed_recordings, 0);
+  EXPECT_EQ(counts.unrecorded_parts, 0);
+  EXPECT_NE(ToText(profile, "train").find("graph launches a step"), std::string::npos);
+}
+
+// What a library refuses, and what is never recorded, is said where the step's figures are.
+TEST_F(CudaRuntime, TheProfileSaysWhatWasRefused) {
+  cuda_emulator::RefuseEpilogues(true);
+  SmallGpt given = Small("cuda:dp=1");
+  given.dtype = DType::kBFloat16;
+  given.model_options = OnDevices({0});
+  GptProgram program(given);
+  Session session = program.MakeTrain();
+  const int64_t refused = OpenBackend("cuda")->Counts().refused_epilogues;
+  for (int step = 0; step < 3; ++step) session.Run(program.MakeFeeds(step)).Wait();
+  cuda_emulator::RefuseEpilogues(false);
+  const StepProfile profile = session.TakeProfile();
+  EXPECT_GT(profile.devices.refused_epilogues, refused);
+  EXPECT_GT(profile.devices.library_products, 0);
+  const std::string text = ToText(profile, "train");
+  EXPECT_NE(text.find("SLOWER THAN IT COULD BE"), std::string::npos) << text;
+  EXPECT_NE(text.find("epilogues of products that cuBLASLt refused"), std::string::npos) << text;
+}
+
 TEST_F(CudaRuntime, ManyMicroBatchesReplayGraphs) {
   auto launches = [](int micro_batches) {
     SmallGpt given = Small("cuda:pp=2", micro_batches);

@@ -1,0 +1,23 @@
+// What NVIDIA's libraries did for our kernels and what they refused, counted. A refusal gives a right result
+// that is slower, so it is shown wherever a step's time is (core/backend.h, BackendCounts).
+#pragma once
+
+#include <cstdint>
+
+namespace oneflow_like::cuda {
+
+enum class LibraryUse {
+  kProduct,           // a matrix product was enqueued by cuBLASLt
+  kAttention,         // attention was enqueued by cuDNN
+  kRefusedProduct,    // cuBLASLt does not take a product as it lies: operands are copied, or a slow loop does
+                      // it
+  kRefusedEpilogue,   // nor what follows it: done step by step
+  kRefusedAttention,  // cuDNN has no plan for a graph of attention: our own kernels do it
+};
+constexpr int kLibraryUses = 5;
+
+void Count(LibraryUse what);
+// How often since the process began. Any thread; a replayed recording counts nothing.
+int64_t Counted(LibraryUse what);
+
+}  // namespace oneflow_like::cuda
