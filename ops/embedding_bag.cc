@@ -268,7 +268,9 @@ void AddMaxGrad(Catalog* catalog) {
   of_max.flops = RowsFlops;
   of_max.any_type = of_max.typed = true;
   of_max.reference = EmbeddingBagMaxGrad;
-  of_max.samples = {{{{4, 3}, {5, 4}, {5}, {5, 3}, {5, 3}}, {}, {f, i, l, f, f}, 4}};
+  // Where all are equal every id is the greatest.
+  of_max.samples = {{{{4, 3}, {5, 4}, {5}, {5, 3}, {5, 3}}, {}, {f, i, l, f, f}, 4},
+                    {{{4, 3}, {5, 4}, {5}, {5, 3}, {5, 3}}, {}, {f, l, i, f, f}, 4, 1, 1}};
   catalog->Add(std::move(of_max));
 }
 

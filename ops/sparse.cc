@@ -139,10 +139,10 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
                           Here at) {
   GraphOf("adagrad_rows", table, at);
   Tensor squares = mean(square(touched.values, at), {-1}, false, at);
-  std::vector<Tensor> out =
-      Apply(table.graph(), "adagrad_rows", {table, touched.rows, touched.values, squares, state},
-            {{"lr", options.lr}, {"eps", options.eps}}, at);
-  return {out[0], out[1]};
+  Tensor sums = One({state, touched.rows, squares}, "add_squares_to_rows", {{"lr", options.lr}}, at);
+  return {One({table, touched.rows, touched.values, sums}, "adagrad_rows",
+              {{"lr", options.lr}, {"eps", options.eps}}, at),
+          sums};
 }
 
 // --- Products by expert --------------------------------------------------------------------------

@@ -66,21 +66,31 @@ Status SgdRowsReference(const KernelContext& context) {
   return Status();
 }
 
+Status AddSquaresReference(const KernelContext& context) {
+  const TensorArg &rows = context.in[1], &squares = context.in[2], &state = context.out[0];
+  Status checked = CheckTouched(rows, state.global[0]);
+  if (!checked.ok()) return checked;
+  CopyTo(context.in[0], state);
+  RowsUpdate update(context, 3);
+  if (update.skipped) return Status();
+  ForRowsHere(rows, state, [&](int64_t i, int64_t row) {
+    StoreFloat(state, row, LoadFloat(state, row) + update.factor * update.factor * LoadFloat(squares, i));
+  });
+  return Status();
+}
+
 Status AdagradRowsReference(const KernelContext& context) {
-  const TensorArg &rows = context.in[1], &values = context.in[2], &squares = context.in[3],
-                  &table = context.out[0], &state = context.out[1];
+  const TensorArg &rows = context.in[1], &values = context.in[2], &state = context.in[3],
+                  &table = context.out[0];
   Status checked = CheckTouched(rows, table.global[0]);
   if (!checked.ok()) return checked;
   CopyTo(context.in[0], table);
-  CopyTo(context.in[4], state);
-  RowsUpdate update(context, 5);
+  RowsUpdate update(context, 4);
   if (update.skipped) return Status();
   double eps = context.spec.attrs.Float("eps", 1e-8);
   int64_t width = table.extent[1];
   ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
-    double sum = LoadFloat(state, row) + update.factor * update.factor * LoadFloat(squares, i);
-    StoreFloat(state, row, sum);
-    double rate = update.lr * update.factor / (std::sqrt(sum) + eps);
+    double rate = update.lr * update.factor / (std::sqrt(LoadFloat(state, row)) + eps);
     for (int64_t d = 0; d < width; ++d) {
       double weight = LoadFloat(table, row * width + d);
       StoreFloat(table, row * width + d, weight - rate * LoadFloat(values, i * width + d));
@@ -173,23 +183,34 @@ void AddSparseRows(Catalog* catalog) {
   AddRowsSamples(&sgd, {{5, 3}, {1}, {1, 3}}, {kFloat32, kInt64, kFloat32});
   catalog->Add(std::move(sgd));
 
+  // The state is an operator of its own: it has no columns, so only there are the table's free to be cut.
+  OpDef squares;
+  squares.name = "add_squares_to_rows";
+  squares.doc = "state += factor^2 squares, of the touched rows: the state of adagrad_rows.";
+  squares.axes_of = [](const OpCall& call) {
+    return "state[v], rows[n], squares[n]" + Switches(call, 3) + " -> new_state[v]";
+  };
+  squares.check = [](const OpCall& call) { CheckRowsUpdate(call, 3); };
+  squares.reference = AddSquaresReference;
+  squares.inplace = {{0, 0}};
+  AddRowsSamples(&squares, {{5}, {1}, {1}}, {kFloat32, kInt64, kFloat32});
+  catalog->Add(std::move(squares));
+
   OpDef adagrad;
   adagrad.name = "adagrad_rows";
   adagrad.doc =
-      "AdaGrad with a state for each row: state += squares, table -= lr values / (sqrt(state) + eps), of the "
-      "touched rows. squares: of values, mean over their columns.";
+      "AdaGrad with a state for each row: table -= lr values / (sqrt(state) + eps), of the touched rows; the "
+      "state has their squares already.";
   adagrad.axes_of = [](const OpCall& call) {
-    return "table[v d], rows[n], values[n d], squares[n], state[v]" + Switches(call, 5) +
-           " -> new_table[v d], new_state[v]";
+    return "table[v d], rows[n], values[n d], state[v]" + Switches(call, 4) + " -> new_table[v d]";
   };
-  adagrad.check = [](const OpCall& call) { CheckRowsUpdate(call, 5); };
-  adagrad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], call.dtypes[4]}; };
+  adagrad.check = [](const OpCall& call) { CheckRowsUpdate(call, 4); };
   adagrad.flops = [](const BoundRule& rule) {
     return 4.0 * static_cast<double>(rule.in[2].shape.elements());
   };
   adagrad.reference = AdagradRowsReference;
-  adagrad.inplace = {{0, 0}, {1, 4}};
-  AddRowsSamples(&adagrad, {{5, 3}, {1}, {1, 3}, {1}, {5}}, {kFloat32, kInt32, kFloat32, kFloat32, kFloat32});
+  adagrad.inplace = {{0, 0}};
+  AddRowsSamples(&adagrad, {{5, 3}, {1}, {1, 3}, {5}}, {kFloat32, kInt32, kFloat32, kFloat32});
   catalog->Add(std::move(adagrad));
 }
 

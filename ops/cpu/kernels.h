@@ -132,6 +132,7 @@ KernelPtr MakeEmbeddingBagWeightsGrad(const KernelSpec& spec);
 KernelPtr MakeUniqueRows(const KernelSpec& spec);
 KernelFactory ForRowsUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
 Status SgdRows(const KernelContext& context);
+Status AddSquaresToRows(const KernelContext& context);
 Status AdagradRows(const KernelContext& context);
 // grouped_matmul.cc
 KernelPtr MakeGroupedMatmul(const KernelSpec& spec);

@@ -65,6 +65,7 @@ void AddCpuKernels(KernelRegistry* registry) {
   add("embedding_bag_weights_grad", MakeEmbeddingBagWeightsGrad);
   add("unique_rows", MakeUniqueRows);
   add("sgd_rows", ForRowsUpdate(SgdRows));
+  add("add_squares_to_rows", ForRowsUpdate(AddSquaresToRows));
   add("adagrad_rows", ForRowsUpdate(AdagradRows));
   add("grouped_matmul", MakeGroupedMatmul);
   add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight);

@@ -69,7 +69,7 @@ void CopyTo(const TensorArg& from, const TensorArg& to) {
 template <typename F>
 void ForRowsHere(const TensorArg& rows, const TensorArg& table, F update) {
   const int64_t begin = table.begin[0], extent = table.extent[0];
-  ParallelFor(rows.elements(), RowGrain(2 * table.extent[1]), [&](int64_t low, int64_t high) {
+  ParallelFor(rows.elements(), RowGrain(2 * InnerOf(table.extent, 0)), [&](int64_t low, int64_t high) {
     for (int64_t i = low; i < high; ++i) {
       int64_t id = rows.dtype == DType::kInt32 ? rows.as<int32_t>()[i] : rows.as<int64_t>()[i];
       if (id >= begin && id < begin + extent) update(i, id - begin);
@@ -110,21 +110,33 @@ Status SgdRows(const KernelContext& context) {
   return Status();
 }
 
+Status AddSquaresToRows(const KernelContext& context) {
+  const TensorArg &rows = context.in[1], &state = context.out[0];
+  Status checked = CheckTouched(rows, state.global[0]);
+  if (!checked.ok()) return checked;
+  CopyTo(context.in[0], state);
+  const RowsUpdate update(context, 3);
+  if (update.skipped) return Status();
+  const float factor = static_cast<float>(update.factor);
+  ForRowsHere(rows, state, [&](int64_t i, int64_t row) {
+    state.as<float>()[row] += factor * factor * context.in[2].as<float>()[i];
+  });
+  return Status();
+}
+
 Status AdagradRows(const KernelContext& context) {
-  const TensorArg &rows = context.in[1], &table = context.out[0], &state = context.out[1];
+  const TensorArg &rows = context.in[1], &state = context.in[3], &table = context.out[0];
   Status checked = CheckTouched(rows, table.global[0]);
   if (!checked.ok()) return checked;
   CopyTo(context.in[0], table);
-  CopyTo(context.in[4], state);
-  const RowsUpdate update(context, 5);
+  const RowsUpdate update(context, 4);
   if (update.skipped) return Status();
   const float factor = static_cast<float>(update.factor);
   const float eps = static_cast<float>(context.spec.attrs.Float("eps", 1e-8));
   const int64_t width = table.extent[1];
   ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
-    float sum = state.as<float>()[row] + factor * factor * context.in[3].as<float>()[i];
-    state.as<float>()[row] = sum;
-    const float rate = static_cast<float>(update.lr) * factor / (__builtin_sqrtf(sum) + eps);
+    const float root = __builtin_sqrtf(state.as<float>()[row]);
+    const float rate = static_cast<float>(update.lr) * factor / (root + eps);
     const float* from = context.in[2].as<float>() + i * width;
     float* to = table.as<float>() + row * width;
 #pragma GCC ivdep

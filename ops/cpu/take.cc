@@ -62,6 +62,29 @@ void ForRuns(int64_t outer, int64_t count, int64_t grain, F body) {
   });
 }
 
+// Single elements, in blocks: where all indices of a block are held here, as they mostly are, none is looked
+// at on its own.
+template <typename T, typename I>
+void TakeLine(const T* x, const I* ids, T* y, int64_t n, const Held& held) {
+  constexpr int64_t kBlock = 1024;
+  for (int64_t first = 0; first < n; first += kBlock, ids += kBlock, y += kBlock) {
+    const int64_t count = std::min(kBlock, n - first);
+    bool here = true;
+    for (int64_t i = 0; i < count; ++i)
+      here &= static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - held.begin) <
+              static_cast<uint64_t>(held.extent);
+    if (here) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i) y[i] = x[static_cast<int64_t>(ids[i]) - held.begin];
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t row = held.Row(ids[i]);
+      y[i] = row >= 0 ? x[row] : T{};
+    }
+  }
+}
+
 // Parts of `inner` elements.
 template <typename T, typename I>
 void TakeParts(const TakeArgs<T>& args, const I* ids) {
@@ -70,11 +93,10 @@ void TakeParts(const TakeArgs<T>& args, const I* ids) {
   ForRuns(at.outer, args.count, RowGrain(at.inner), [&](int64_t o, int64_t begin, int64_t end) {
     const T* x = args.x + o * at.along * at.inner;
     T* y = args.y + o * args.count * at.inner;
+    if (at.inner == 1) return TakeLine(x, ids + begin, y + begin, end - begin, args.held);
     for (int64_t j = begin; j < end; ++j) {
       int64_t row = args.held.Row(ids[j]);
-      if (at.inner == 1) {
-        y[j] = row >= 0 ? x[row] : T{};
-      } else if (row >= 0) {
+      if (row >= 0) {
         std::memcpy(y + j * at.inner, x + row * at.inner, bytes);
       } else {
         std::memset(static_cast<void*>(y + j * at.inner), 0, bytes);
@@ -92,13 +114,7 @@ void TakeElements(const TakeArgs<T>& args, const I* ids) {
     const int64_t first = (o * args.count + begin) * at.inner, n = (end - begin) * at.inner;
     const I* id = ids + first;
     T* y = args.y + first;
-    if (at.inner == 1) {
-      for (int64_t i = 0; i < n; ++i) {
-        int64_t row = args.held.Row(id[i]);
-        y[i] = row >= 0 ? x[row] : T{};
-      }
-      return;
-    }
+    if (at.inner == 1) return TakeLine(x, id, y, n, args.held);
     for (int64_t i = 0; i < n; i += at.inner) {
       for (int64_t c = 0; c < at.inner; ++c) {
         int64_t row = args.held.Row(id[i + c]);

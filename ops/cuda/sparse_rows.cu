@@ -1,6 +1,6 @@
-// unique_rows, sgd_rows and adagrad_rows. Ids are sorted with their places, runs of equal ones numbered by a
-// block, and each row's gradients added up in their order by a thread for each column: a row that very many
-// ids name is slow. Updates in place touch the rows of the list alone.
+// unique_rows, sgd_rows, adagrad_rows and its state. Ids are sorted with their places, runs of equal ones
+// numbered by a block, and each row's gradients added up in their order by a thread for each column: a row
+// that very many ids name is slow. Updates in place touch the rows of the list alone.
 //
 // Floor, bytes: unique_rows reads the gradients once and writes as many values; sgd_rows reads a row, its
 // values, and writes the row.
@@ -109,8 +109,8 @@ struct Touched {
 };
 
 Touched ListOf(const TensorArg& rows, const TensorArg& table) {
-  return {IndicesOf(rows), rows.elements(), table.begin[0],
-          table.extent[0], table.global[0], table.extent[1]};
+  const int64_t width = table.extent.rank() > 1 ? table.extent[1] : 1;
+  return {IndicesOf(rows), rows.elements(), table.begin[0], table.extent[0], table.global[0], width};
 }
 
 // Of several that are wrong the first is reported.
@@ -162,28 +162,29 @@ OFL_KERNEL void UpdateRows(Touched list, Numbers numbers, const ActState* act, F
   }
 }
 
-// A block for each row; state first, so that all its threads see the new one.
-OFL_KERNEL void AdaptRows(Touched list, Numbers numbers, const ActState* act, FloatView values,
-                          FloatView squares, FloatView table, FloatView state) {
-  OFL_SHARED float shared_rate;
+OFL_KERNEL void AddSquares(Touched list, Numbers numbers, FloatView squares, FloatView state) {
   if (numbers.finite != nullptr && !*numbers.finite) return;
   const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
-  for (int64_t i = blockIdx.x; i < list.count; i += gridDim.x) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < list.count; i += step) {
     const int64_t row = list.rows.At(i), local = row - list.begin;
-    if (row < 0 || local < 0 || local >= list.extent) continue;  // for all threads alike
-    if (threadIdx.x == 0) {
-      const float sum = state.At(local) + factor * factor * squares.At(i);
-      state.Put(local, sum);
-      const auto lr = static_cast<float>(numbers.lr * FactorAt(numbers.schedule, act->step));
-      shared_rate = lr * factor / (sqrtf(sum) + static_cast<float>(numbers.eps));
-    }
-    __syncthreads();
-    const float rate = shared_rate;
-    for (int64_t c = threadIdx.x; c < list.width; c += blockDim.x) {
-      const int64_t to = local * list.width + c;
-      table.Put(to, table.At(to) - rate * values.At(i * list.width + c));
-    }
-    __syncthreads();
+    if (row < 0 || local < 0 || local >= list.extent) continue;
+    state.Put(local, state.At(local) + factor * factor * squares.At(i));
+  }
+}
+
+OFL_KERNEL void AdaptRows(Touched list, Numbers numbers, const ActState* act, FloatView values,
+                          FloatView state, FloatView table) {
+  if (numbers.finite != nullptr && !*numbers.finite) return;
+  const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
+  const float lr = static_cast<float>(numbers.lr * FactorAt(numbers.schedule, act->step)) * factor;
+  const float eps = static_cast<float>(numbers.eps);
+  const int64_t total = list.count * list.width, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < total; at += step) {
+    const int64_t row = list.rows.At(at / list.width), local = row - list.begin;
+    if (row < 0 || local < 0 || local >= list.extent) continue;
+    const int64_t to = local * list.width + at % list.width;
+    table.Put(to, table.At(to) - lr / (sqrtf(state.At(local)) + eps) * values.At(at));
   }
 }
 
@@ -208,15 +209,24 @@ Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
   return Status();
 }
 
+Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launch) {
+  const TensorArg& state = context.out[0];
+  const Touched list = ListOf(context.in[1], state);
+  CheckRows(list, launch);
+  CopyTo(context.in[0], state, launch);
+  Launch(AddSquares, Grid{.x = BlocksFor(list.count, 256, launch.multiprocessors)}, launch.stream, list,
+         NumbersOf(context, 3), FloatsOf(context.in[2]), FloatsOf(state));
+  return Status();
+}
+
 Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
-  const TensorArg &table = context.out[0], &state = context.out[1];
+  const TensorArg& table = context.out[0];
   const Touched list = ListOf(context.in[1], table);
   CheckRows(list, launch);
   CopyTo(context.in[0], table, launch);
-  CopyTo(context.in[4], state, launch);
-  Grid grid{.x = BlocksFor(list.count, 1, launch.multiprocessors), .threads = 128};
-  Launch(AdaptRows, grid, launch.stream, list, NumbersOf(context, 5), launch.act, FloatsOf(context.in[2]),
-         FloatsOf(context.in[3]), FloatsOf(table), FloatsOf(state));
+  Launch(AdaptRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)}, launch.stream,
+         list, NumbersOf(context, 4), launch.act, FloatsOf(context.in[2]), FloatsOf(context.in[3]),
+         FloatsOf(table));
   return Status();
 }
 
@@ -230,6 +240,7 @@ std::string Explain(const Fault& fault) {
 void AddSparseRowsKernels(KernelRegistry* registry) {
   registry->Add("unique_rows", "cuda", MakeLaunchKernel(UniqueRows));
   registry->Add("sgd_rows", "cuda", MakeIndexKernel(SgdRows, Explain));
+  registry->Add("add_squares_to_rows", "cuda", MakeIndexKernel(AddSquaresToRows, Explain));
   registry->Add("adagrad_rows", "cuda", MakeIndexKernel(AdagradRows, Explain));
 }
 

@@ -31,12 +31,12 @@ std::vector<float> LossesOfExperts(const char* mesh, const Annotation& table_cut
   Tensor back = index_add(full(ids.graph(), {kBags, kWidth}, 0), 0, order, mixed);
   Tensor best = top_k(cumsum(tanh(back), 1), 2).values;
   Tensor loss = mean(square(shift(best, -1)));
-  Session train = Train(loss, Sgd{.lr = 0.5, .momentum = 0.9});
+  Session train = Train(loss, Sgd{.lr = 0.05});
   std::vector<float> losses;
-  for (uint64_t step = 0; step < 6; ++step) {
-    StepResult result = train.Run({{"ids", Ids(3 * step + 1, {kBags, kRoom}, 20)},
-                                   {"lengths", Ids(3 * step + 2, {kBags}, kRoom + 1)},
-                                   {"expert", Ids(3 * step + 3, {kBags}, kExperts)}});
+  for (int step = 0; step < 6; ++step) {
+    StepResult result = train.Run({{"ids", Ids(1, {kBags, kRoom}, 20)},
+                                   {"lengths", Ids(2, {kBags}, kRoom + 1)},
+                                   {"expert", Ids(3, {kBags}, kExperts)}});
     losses.push_back(result.Scalar("loss"));
   }
   return losses;

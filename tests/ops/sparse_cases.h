@@ -270,15 +270,19 @@ class SparseCases {
                            {"warmup", int64_t{2}},
                            {"total", int64_t{10}}};
       cases_.Check(Cat("sgd_rows of ", list.what), "sgd_rows", attrs, {table, rows, values}, {table});
-      cases_.Check(Cat("adagrad_rows of ", list.what), "adagrad_rows", attrs,
-                   {table, rows, values, squares, state}, {table, state});
+      cases_.Check(Cat("adagrad_rows of ", list.what), "adagrad_rows", attrs, {table, rows, values, state},
+                   {table});
+      cases_.Check(Cat("add_squares_to_rows of ", list.what), "add_squares_to_rows", attrs,
+                   {state, rows, squares}, {state});
       for (bool finite : {true, false}) {
         Operand flag(kBool, {});
         *flag.Arg().as<bool>() = finite;
         cases_.Check(Cat("sgd_rows with switches of ", list.what), "sgd_rows", attrs,
                      {table, rows, values, factor, flag}, {table});
         cases_.Check(Cat("adagrad_rows with switches of ", list.what), "adagrad_rows", attrs,
-                     {table, rows, values, squares, state, factor, flag}, {table, state});
+                     {table, rows, values, state, factor, flag}, {table});
+        cases_.Check(Cat("add_squares_to_rows with switches of ", list.what), "add_squares_to_rows", attrs,
+                     {state, rows, squares, factor, flag}, {state});
       }
     }
   }
