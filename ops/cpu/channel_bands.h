@@ -1,5 +1,5 @@
 // Sums per channel over the rows of a band, for statistics over rows that run through all channels
-// (batch and group norms). Four rows at a time share each access to the sums.
+// (batch and group norms).
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,12 @@ struct Bands {
   }
 };
 
-// body(row, how many): rows by four, then one by one.
+// body(row, how many). Four short rows share each access to the sums; long ones go one by one, since memory
+// is read faster from end to end than in four places of a page.
 template <typename F>
-void ForRowGroups(int64_t rows, F&& body) {
+void ForRowGroups(int64_t rows, int64_t width, F&& body) {
   int64_t row = 0;
-  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>());
+  for (; row + 4 <= rows && width <= 64; row += 4) body(row, std::integral_constant<int, 4>());
   for (; row < rows; ++row) body(row, std::integral_constant<int, 1>());
 }
 
@@ -32,7 +33,7 @@ void ForRowGroups(int64_t rows, F&& body) {
 template <typename F>
 void SumBand(int64_t rows, int64_t width, float* sums, F&& f) {
   std::fill_n(sums, 2 * width, 0.0f);
-  ForRowGroups(rows, [&](int64_t row, auto group) {
+  ForRowGroups(rows, width, [&](int64_t row, auto group) {
     ForVectors(width, [&](int64_t c, auto lanes) {
       Vector a = {}, b = {};
       f(row, group, c, lanes, a, b);

@@ -1,6 +1,6 @@
 // group_norm and its gradient, channels along the vector lanes whatever the width of a group. Sums per
-// channel are taken in at most 32 fixed bands of rows for each sample and then joined to groups in double;
-// the rows are written with a centre, a factor and an offset for each channel of the sample.
+// channel are taken in one pass, in at most 32 fixed bands of rows for each sample, and joined to groups in
+// double; the rows are then written with a centre, a factor and an offset for each channel of the sample.
 #include <cmath>
 #include <vector>
 
@@ -86,20 +86,21 @@ class GroupNorm : public Kernel {
     const TensorArg &x = context.in[0], &y = context.out[0];
     const Layout l(x, context.out[1]);
     auto rows_of = [&](int64_t n, int64_t first) { return x.as<T>() + (n * l.rows + first) * l.channels; };
-    std::fill_n(centre_.Of(0, 0), l.batch * l.channels, 0.0f);
-    auto sum = [&](int64_t n, int64_t first, int64_t rows, float* sums) {
-      SumMoments(rows_of(n, first), centre_.Of(n, l.channels), rows, l.channels, sums);
-    };
-    sums_.Fill(l, sum);
     ForGroups(l, [&](int64_t n, int64_t g) {
-      float mean = static_cast<float>(TotalOf(l, n, g, 0) / l.count());
-      context.out[1].as<float>()[n * l.groups + g] = mean;
-      std::fill_n(centre_.Of(n, l.channels) + g * l.width, l.width, mean);
+      std::fill_n(centre_.Of(n, l.channels) + g * l.width, l.width, Guess(l, rows_of(n, 0), g));
     });
-    sums_.Fill(l, sum);
+    sums_.Fill(l, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
+      SumMoments(rows_of(n, first), centre_.Of(n, l.channels), rows, l.channels, sums);
+    });
     const float* gamma = context.in[1].as<float>();
     ForGroups(l, [&](int64_t n, int64_t g) {
-      double variance = TotalOf(l, n, g, 1) / l.count();
+      if (l.width == 0) return Empty(context, n * l.groups + g);
+      float* centre = centre_.Of(n, l.channels) + g * l.width;
+      const double beside = TotalOf(l, n, g, 0) / l.count();  // the guess
+      const float mean = static_cast<float>(*centre + beside);
+      const double variance = std::max(0.0, TotalOf(l, n, g, 1) / l.count() - beside * beside);
+      context.out[1].as<float>()[n * l.groups + g] = mean;
+      std::fill_n(centre, l.width, mean);
       double rstd = 1 / std::sqrt(variance + context.spec.attrs.Float("eps"));
       context.out[2].as<float>()[n * l.groups + g] = static_cast<float>(rstd);
       for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c)
@@ -121,6 +122,23 @@ class GroupNorm : public Kernel {
  private:
   explicit GroupNorm(const Layout& l)
       : sums_(l), centre_(l.batch * l.channels), factor_(l.batch * l.channels) {}
+
+  // About the mean of a group, from up to eight rows of it: sums about it keep their digits in one pass.
+  static float Guess(const Layout& l, const T* rows, int64_t g) {
+    const int64_t taken = std::min<int64_t>(8, l.rows);
+    double total = 0;
+    for (int64_t i = 0; i < taken; ++i) {
+      const T* row = rows + i * l.rows / taken * l.channels + g * l.width;
+      for (int64_t c = 0; c < l.width; ++c) total += AsFloat(row[c]);
+    }
+    return static_cast<float>(total / static_cast<double>(std::max<int64_t>(1, taken * l.width)));
+  }
+
+  // Statistics of a group without channels.
+  static void Empty(const KernelContext& context, int64_t group) {
+    context.out[1].as<float>()[group] = 0;
+    context.out[2].as<float>()[group] = static_cast<float>(1 / std::sqrt(context.spec.attrs.Float("eps")));
+  }
 
   template <typename F>
   static void ForGroups(const Layout& l, F&& body) {

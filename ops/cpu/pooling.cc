@@ -35,14 +35,15 @@ void ForPositions(int64_t batch, int64_t rows, int64_t columns, int64_t work, F&
   });
 }
 
-// to[c] = what f(row, column, c, lanes, &sum) adds up over a window, for all channels.
-template <typename T, typename F>
-void SumPositions(const PoolShape& s, PoolRange rows, PoolRange columns, T* to, F&& f) {
+// to[c] = what f(position(row, column), c, lanes, &sum) adds up over a window, for all channels.
+template <typename T, typename P, typename F>
+void SumPositions(const PoolShape& s, PoolRange rows, PoolRange columns, T* to, P&& position, F&& f) {
   ForVectorGroups(s.channels, [&](int64_t c, auto group, auto lanes) {
     Vector total[group.value] = {};
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       for (int64_t column = columns.begin; column < columns.end; ++column) {
-        for (int v = 0; v < group.value; ++v) f(row, column, c + 16 * v, lanes, &total[v]);
+        auto at = position(row, column);
+        for (int v = 0; v < group.value; ++v) f(at, c + 16 * v, lanes, &total[v]);
       }
     }
     for (int v = 0; v < group.value; ++v) StoreVector(total[v], lanes, to + c + 16 * v);
@@ -94,11 +95,13 @@ Status MaxPoolGrad(const KernelContext& context) {
     const int64_t here = h * s.columns.in + w, plane = n * s.rows.out * s.columns.out;
     T* to = dx.as<T>() + (n * s.rows.in * s.columns.in + here) * s.channels;
     const PoolRange rows = s.rows.Results(h), columns = s.columns.Results(w);
-    SumPositions(s, rows, columns, to, [&](int64_t p, int64_t q, int64_t c, auto lanes, Vector* sum) {
-      int64_t from = (plane + p * s.columns.out + q) * s.channels + c;
-      auto mine = LoadPlaces(at.as<int32_t>() + from, lanes) == Places{} + static_cast<int32_t>(here);
-      *sum += mine ? LoadVector(dy.as<T>() + from, lanes) : Vector{};
-    });
+    SumPositions(
+        s, rows, columns, to,
+        [&](int64_t p, int64_t q) { return (plane + p * s.columns.out + q) * s.channels; },
+        [&](int64_t from, int64_t c, auto lanes, Vector* sum) {
+          auto mine = LoadPlaces(at.as<int32_t>() + from + c, lanes) == Places{} + static_cast<int32_t>(here);
+          *sum += mine ? LoadVector(dy.as<T>() + from + c, lanes) : Vector{};
+        });
   });
   return Status();
 }
@@ -112,9 +115,12 @@ Status AvgPool(const KernelContext& context) {
     T* to = y.as<T>() + ((n * s.rows.out + p) * s.columns.out + q) * s.channels;
     const PoolRange rows = s.rows.Window(p), columns = s.columns.Window(q);
     const float share = s.Share(p, q);
-    SumPositions(s, rows, columns, to, [&](int64_t h, int64_t w, int64_t c, auto lanes, Vector* sum) {
-      *sum += LoadVector(plane + (h * s.columns.in + w) * s.channels + c, lanes) * share;
-    });
+    SumPositions(
+        s, rows, columns, to,
+        [&](int64_t h, int64_t w) { return plane + (h * s.columns.in + w) * s.channels; },
+        [&](const T* from, int64_t c, auto lanes, Vector* sum) {
+          *sum += LoadVector(from + c, lanes) * share;
+        });
   });
   return Status();
 }
@@ -127,10 +133,18 @@ Status AvgPoolGrad(const KernelContext& context) {
     const int64_t plane = n * s.rows.out * s.columns.out;
     T* to = dx.as<T>() + ((n * s.rows.in + h) * s.columns.in + w) * s.channels;
     const PoolRange rows = s.rows.Results(h), columns = s.columns.Results(w);
-    SumPositions(s, rows, columns, to, [&](int64_t p, int64_t q, int64_t c, auto lanes, Vector* sum) {
-      const T* from = dy.as<T>() + (plane + p * s.columns.out + q) * s.channels + c;
-      *sum += LoadVector(from, lanes) * s.Share(p, q);
-    });
+    struct Part {
+      const T* from;
+      float share;
+    };
+    SumPositions(
+        s, rows, columns, to,
+        [&](int64_t p, int64_t q) {
+          return Part{dy.as<T>() + (plane + p * s.columns.out + q) * s.channels, s.Share(p, q)};
+        },
+        [&](const Part& part, int64_t c, auto lanes, Vector* sum) {
+          *sum += LoadVector(part.from + c, lanes) * part.share;
+        });
   });
   return Status();
 }
