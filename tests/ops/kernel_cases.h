@@ -106,6 +106,17 @@ struct AttentionShape {
   double dropout;
 };
 
+// A use of attention with groups of heads or masks, and the shapes of the masks.
+struct MaskedUse {
+  int64_t batch, queries, keys, heads, key_heads, width, value_width;
+  bool causal;
+  int64_t window;
+  std::vector<Dims> masks;
+  std::string names;
+  DType dtype = DType::kFloat32;
+  double dropout = 0;
+};
+
 // The kernels under test, which run on operands of the host.
 struct FastKernels {
   std::function<bool(const std::string& name)> has;
@@ -149,6 +160,7 @@ class KernelCases {
   void ManyLiveValues();
 
  private:
+  void CheckMasked(const MaskedUse& c, uint64_t seed);
   Status RunReference(const std::string& op, const Attrs& attrs, Operands* in, Operands* out) {
     return Run([&](const KernelSpec& spec) { return reference_.Make(spec, "cpu"); }, op, attrs, in, out);
   }
@@ -541,20 +553,62 @@ inline void KernelCases::Attention() {
   }
 }
 
-// Operands with several blocks and tiles, odd ends, and rows that see nothing; the gradient goes by what the
-// reference gives forward. Positions and documents run with the index, so that tiles are skipped.
-inline void KernelCases::MaskedAttention() {
-  struct Masked {
-    int64_t batch, queries, keys, heads, key_heads, width, value_width;
-    bool causal;
-    int64_t window;
-    std::vector<Dims> masks;
-    const char* names;
-    DType dtype = DType::kFloat32;
-    double dropout = 0;
-  };
+// The masks of a use. Positions and documents run with the index, so that tiles are skipped; some documents
+// have queries and no keys.
+inline Operands DrawMasks(const MaskedUse& c, std::mt19937_64* random) {
   using enum DType;
-  const Masked cases[] = {
+  bool bias = c.names.starts_with("bias");
+  Operands masks;
+  for (size_t i = 0; i < c.masks.size(); ++i) {
+    bool wide = i % 2 == 1;
+    masks.emplace_back(bias && i == 0 ? kFloat32 : wide ? kInt64 : kInt32, c.masks[i]);
+    masks.back().Draw(random, -1, 1, 4);
+    if (bias && i == 0) continue;
+    bool documents = c.names.find("positions") == std::string::npos || i > 2;
+    int64_t length = c.masks[i].back();
+    for (int64_t j = 0; j < c.masks[i].elements(); ++j) {
+      int64_t position = j % length - (j % 23 == 0 ? 30 : 0);
+      int64_t document = j % length / 37 + (!wide && j % 19 == 0 ? 9 : 0);
+      StoreFloat(masks.back().Arg(), j, static_cast<double>(documents ? document : position));
+    }
+  }
+  return masks;
+}
+
+// The gradient goes by what the reference gives forward.
+inline void KernelCases::CheckMasked(const MaskedUse& c, uint64_t seed) {
+  using enum DType;
+  std::mt19937_64 random(seed);
+  std::string what =
+      Cat("attention ", Name(c.dtype), " of ", c.heads, "/", c.key_heads, " heads, ", c.queries, " queries, ",
+          c.keys, " keys, window ", c.window, ", masks ", c.names, ", seed ", seed);
+  Operand q(c.dtype, {c.batch, c.queries, c.heads, c.width}),
+      k(c.dtype, {c.batch, c.keys, c.key_heads, c.width});
+  Operand v(c.dtype, {c.batch, c.keys, c.key_heads, c.value_width}),
+      o(c.dtype, {c.batch, c.queries, c.heads, c.value_width}), dout = o;
+  Operand lse(kFloat32, {c.batch, c.heads, c.queries});
+  for (Operand* x : {&q, &k, &v, &dout}) x->Draw(&random, -1, 1, 4);
+  Attrs attrs = {{"causal", int64_t{c.causal}}, {"dropout", c.dropout}, {"scale", 0.0}, {"key", int64_t{17}}};
+  if (c.window > 0) attrs.Set("window", c.window);
+  if (!c.masks.empty()) attrs.Set("masks", c.names);
+  Operands masks = DrawMasks(c, &random);
+  Operands in = {q, k, v}, out = {o, lse};
+  in.insert(in.end(), masks.begin(), masks.end());
+  Check(what, "attention", attrs, in, out);
+  ASSERT_TRUE(RunReference("attention", attrs, &in, &out).ok());
+  Operands back = {dout, q, k, v, out[0], out[1]}, slopes = {q, k, v};
+  back.insert(back.end(), masks.begin(), masks.end());
+  if (c.names.starts_with("bias")) {
+    attrs.Set("bias_grad", int64_t{1});
+    slopes.push_back(masks[0]);
+  }
+  Check("gradient of " + what, "attention_grad", attrs, back, slopes);
+}
+
+// Operands with several blocks and tiles, odd ends, and rows that see nothing.
+inline void KernelCases::MaskedAttention() {
+  using enum DType;
+  const MaskedUse uses[] = {
       {2, 70, 70, 6, 2, 16, 16, true, 0, {}, ""},
       {1, 67, 130, 4, 1, 8, 24, true, 0, {}, "", kBFloat16},
       {1, 130, 130, 4, 2, 64, 36, true, 40, {}, "", kBFloat16},
@@ -582,49 +636,7 @@ inline void KernelCases::MaskedAttention() {
        kFloat32,
        0.2}};
   uint64_t seed = 4500;
-  for (const Masked& c : cases) {
-    std::mt19937_64 random(++seed);
-    std::string what =
-        Cat("attention ", Name(c.dtype), " of ", c.heads, "/", c.key_heads, " heads, ", c.queries,
-            " queries, ", c.keys, " keys, window ", c.window, ", masks ", c.names, ", seed ", seed);
-    Operand q(c.dtype, {c.batch, c.queries, c.heads, c.width}),
-        k(c.dtype, {c.batch, c.keys, c.key_heads, c.width});
-    Operand v(c.dtype, {c.batch, c.keys, c.key_heads, c.value_width}),
-        o(c.dtype, {c.batch, c.queries, c.heads, c.value_width}), dout = o;
-    Operand lse(kFloat32, {c.batch, c.heads, c.queries});
-    for (Operand* x : {&q, &k, &v, &dout}) x->Draw(&random, -1, 1, 4);
-    Attrs attrs = {
-        {"causal", int64_t{c.causal}}, {"dropout", c.dropout}, {"scale", 0.0}, {"key", int64_t{17}}};
-    if (c.window > 0) attrs.Set("window", c.window);
-    if (!c.masks.empty()) attrs.Set("masks", std::string(c.names));
-    bool bias = std::string(c.names).starts_with("bias");
-    Operands masks;
-    for (size_t i = 0; i < c.masks.size(); ++i) {
-      bool wide = i % 2 == 1;
-      masks.emplace_back(bias && i == 0 ? kFloat32 : wide ? kInt64 : kInt32, c.masks[i]);
-      masks.back().Draw(&random, -1, 1, 4);
-      if (bias && i == 0) continue;
-      bool documents = std::string(c.names).find("positions") == std::string::npos || i > 2;
-      int64_t length = c.masks[i].back();
-      for (int64_t j = 0; j < c.masks[i].elements(); ++j)  // some documents have queries and no keys
-        StoreFloat(masks.back().Arg(), j,
-                   documents ? (j % length) / 37 + (wide          ? 0
-                                                    : j % 19 == 0 ? 9
-                                                                  : 0)
-                             : (j % length) - (j % 23 == 0 ? 30 : 0));
-    }
-    Operands in = {q, k, v}, out = {o, lse};
-    in.insert(in.end(), masks.begin(), masks.end());
-    Check(what, "attention", attrs, in, out);
-    ASSERT_TRUE(RunReference("attention", attrs, &in, &out).ok());
-    Operands back = {dout, q, k, v, out[0], out[1]}, slopes = {q, k, v};
-    back.insert(back.end(), masks.begin(), masks.end());
-    if (bias) {
-      attrs.Set("bias_grad", int64_t{1});
-      slopes.push_back(masks[0]);
-    }
-    Check("gradient of " + what, "attention_grad", attrs, back, slopes);
-  }
+  for (const MaskedUse& use : uses) CheckMasked(use, ++seed);
 }
 
 inline void KernelCases::Rope() {
