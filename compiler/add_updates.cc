@@ -165,8 +165,6 @@ class Updater {
     if (!def || !def->rows || options_.times > 1 || training_.fed_rate ||
         graph_.value(weight).shape.rank() != 2)
       return;
-    for (const auto& [entry, sbp] : graph_.producer(weight).fixed)
-      if (sbp.is_split() && sbp.axis == 1 && !training_.optimizer.by_columns) return;
     std::vector<Tensor> in;
     for (int v : node.in) in.emplace_back(&graph_, v);
     if (2 * in[0].shape().elements() > graph_.value(weight).shape[0]) return;

@@ -298,7 +298,7 @@ Sgd::operator Optimizer() const {
     u.Fused("sgd", {u.State("sgd_v")}, false, NumbersFor(u, numbers));
   });
   optimizer.numbers = numbers;
-  optimizer.by_rows = optimizer.by_columns = momentum == 0 && weight_decay == 0;
+  optimizer.by_rows = momentum == 0 && weight_decay == 0;
   return optimizer;
 }
 

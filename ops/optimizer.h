@@ -72,8 +72,7 @@ struct Optimizer {
   std::function<void(WeightUpdate&)> update;
   // Of an optimizer that is one operator of that name: its attributes, checked before the graph is built.
   Attrs numbers;
-  bool by_rows = false;     // it asks WeightUpdate::Rows
-  bool by_columns = false;  // and what it does with them it can do with some of a table's columns
+  bool by_rows = false;  // it asks WeightUpdate::Rows
 };
 // Steps that change nothing because their gradient is an outlier: its norm, before clipping, is above
 // `above`, or above `times` the running average of the norms of earlier steps that counted (decay 0.98; from

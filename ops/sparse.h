@@ -73,8 +73,8 @@ struct TouchedRows {
 TouchedRows unique_rows(Tensor ids, Tensor grad, OFL_HERE);
 // Updates of variables by the rows that were touched; all other rows stay, and cost nothing. `touched` is
 // what unique_rows gives: rows that do not rise, or lie outside the table, fail the step. They happen when
-// `assign` would (ops/functional.h), and return what the variables will hold. The table may be cut by rows, that
-// of sgd_rows also by columns.
+// `assign` would (ops/functional.h), and return what the variables will hold. The table may be cut by rows or
+// columns.
 //
 // table[v d] -= lr (values + weight_decay table), for the touched rows.
 struct SgdRows {
