@@ -62,20 +62,24 @@ void ForRuns(int64_t outer, int64_t count, int64_t grain, F body) {
   });
 }
 
-// Single elements, in blocks: where all indices of a block are held here, as they mostly are, none is looked
-// at on its own.
+// Indices are looked at in blocks first: where all of a block are held here, as they mostly are, none is
+// asked about on its own. The loops after that are scalar on purpose (gathers of vectors are slower).
+constexpr int64_t kBlock = 1024;
+template <typename I>
+bool AllHere(const I* ids, int64_t n, const Held& held) {
+  bool here = true;
+  for (int64_t i = 0; i < n; ++i)
+    here &=
+        static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - held.begin) < static_cast<uint64_t>(held.extent);
+  return here;
+}
+
 template <typename T, typename I>
 void TakeLine(const T* x, const I* ids, T* y, int64_t n, const Held& held) {
-  constexpr int64_t kBlock = 1024;
   for (int64_t first = 0; first < n; first += kBlock, ids += kBlock, y += kBlock) {
     const int64_t count = std::min(kBlock, n - first);
-    bool here = true;
-    for (int64_t i = 0; i < count; ++i)
-      here &= static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - held.begin) <
-              static_cast<uint64_t>(held.extent);
-    if (here) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < count; ++i) y[i] = x[static_cast<int64_t>(ids[i]) - held.begin];
+    if (AllHere(ids, count, held)) {
+      for (int64_t i = 0; i < count; ++i) y[i] = x[ids[i] - held.begin];
       continue;
     }
     for (int64_t i = 0; i < count; ++i) {
@@ -177,11 +181,7 @@ struct Sums {
         std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
     }
     if (at.inner == 1 && low == 0 && high == at.along) {
-      for (int64_t j = 0; j < count; ++j) {
-        int64_t row = held.Row(id[j]);
-        if (row >= 0) result[row] += Value(source[j]);
-      }
-      return;
+      return AddLine(source, id, result);
     }
     for (int64_t j = 0; j < count; ++j) {
       const T* part = source + j * at.inner;
@@ -197,6 +197,21 @@ struct Sums {
         S* sum = result + row * at.inner;
 #pragma GCC ivdep
         for (int64_t c = left; c < right; ++c) sum[c] += Value(part[c]);
+      }
+    }
+  }
+
+  void AddLine(const T* source, const I* id, S* result) const {
+    const Held here = held;
+    for (int64_t first = 0; first < count; first += kBlock, id += kBlock, source += kBlock) {
+      const int64_t n = std::min(kBlock, count - first);
+      if (AllHere(id, n, here)) {
+        for (int64_t j = 0; j < n; ++j) result[id[j] - here.begin] += Value(source[j]);
+        continue;
+      }
+      for (int64_t j = 0; j < n; ++j) {
+        int64_t row = here.Row(id[j]);
+        if (row >= 0) result[row] += Value(source[j]);
       }
     }
   }
