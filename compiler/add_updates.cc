@@ -96,37 +96,39 @@ class Updater {
       assigned_ = assigned_ || variable.id() == weight_.id();
     }
     TouchedRows Rows() override {
-      auto touched = of_.touched_.find(weight_.id());
-      return touched == of_.touched_.end() ? TouchedRows{} : touched->second;
+      auto found = of_.touched_.find(weight_.id());
+      if (found == of_.touched_.end()) return {};
+      return {found->second.rows, gradient()};  // raw_ is that of the rows here
     }
-    void FusedRows(const std::string& op, const std::vector<Tensor>& more, Attrs numbers) override {
-      const TouchedRows touched = Rows();
-      std::vector<Tensor> in = {weight_, touched.rows, touched.values};
-      in.insert(in.end(), more.begin(), more.end());
-      AddUpdate(op, in, numbers);
+    void FusedRows(const std::string& op, Tensor variable, Tensor values, Attrs numbers) override {
+      std::vector<Tensor> in = {variable, Rows().rows, values};
+      if (of_.finite_.defined()) in.insert(in.end(), {full(&of_.graph_, Dims{}, 1), of_.finite_});
+      Finish(&numbers);
+      Apply(&of_.graph_, op, in, numbers);
+      assigned_ = assigned_ || variable.id() == weight_.id();
     }
     void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) override {
       std::vector<Tensor> in = {weight_, raw_};
       in.insert(in.end(), state.begin(), state.end());
       if (counts) in.push_back(Updates());
-      AddUpdate(op, in, numbers);
-    }
-    bool assigned() const { return assigned_; }
-
-   private:
-    // The operator, with the operands that all updates share.
-    void AddUpdate(const std::string& op, std::vector<Tensor> in, Attrs numbers) {
       if (of_.factor_.defined()) in.push_back(of_.factor_);
       if (of_.finite_.defined()) in.push_back(of_.finite_);
-      numbers.Set("lr", numbers.Float("lr") * RateFactor());
+      Finish(&numbers);
       if (of_.training_.fed_rate) {
         in.push_back(of_.Rate(numbers.Float("lr")));
         numbers.Set("rated", int64_t{1});
       }
-      const Schedule& schedule = of_.training_.schedule;
-      if (schedule.kind != Schedule::Kind::kConstant) SetSchedule(schedule, &numbers);
       Apply(&of_.graph_, op, in, numbers);
       assigned_ = true;
+    }
+    bool assigned() const { return assigned_; }
+
+   private:
+    // Makes the numbers this weight's and this training's.
+    void Finish(Attrs* numbers) const {
+      numbers->Set("lr", numbers->Float("lr") * RateFactor());
+      const Schedule& schedule = of_.training_.schedule;
+      if (schedule.kind != Schedule::Kind::kConstant) SetSchedule(schedule, numbers);
     }
     double RateFactor() const { return of_.graph_.producer(weight_.id()).attrs.Float("rate", 1); }
     // With the weight's first `axes` axes, cut as it is along them.

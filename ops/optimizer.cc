@@ -293,7 +293,7 @@ Sgd::operator Optimizer() const {
   numbers.Set("momentum", momentum);
   if (nesterov) numbers.Set("nesterov", int64_t{1});
   Optimizer optimizer("sgd", [plain, numbers](WeightUpdate& u) {
-    if (u.Rows().rows.defined()) return u.FusedRows("sgd_rows", {}, NumbersFor(u, plain));
+    if (u.Rows().rows.defined()) return u.FusedRows("sgd_rows", u.weight(), u.Rows().values, NumbersFor(u, plain));
     if (numbers.Float("momentum") == 0) return u.Fused("sgd_plain", {}, false, NumbersFor(u, plain));
     u.Fused("sgd", {u.State("sgd_v")}, false, NumbersFor(u, numbers));
   });

@@ -55,13 +55,12 @@ class WeightUpdate {
   // weight, gradient, `state`, with `counts` the number of updates, then what clipping and loss scaling tell,
   // and the rate where TrainOptions::lr_function gives it. Its attribute "lr" is made this weight's.
   virtual void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) = 0;
-  // The gradient as the rows that the batch touched, for an optimizer with `by_rows`, where the weight is a
-  // table of many more rows that is only looked up in; it is clipped and scaled when FusedRows reads it. Else
-  // its `rows` are undefined.
+  // The same gradient as the rows that the batch touched, for an optimizer with `by_rows`, where the weight is
+  // a table of many more rows that is only looked up in. Else its `rows` are undefined.
   virtual TouchedRows Rows() = 0;
-  // The same update of those rows alone, by an operator of operands weight, rows, values, `more`, and what
-  // clipping and loss scaling tell.
-  virtual void FusedRows(const std::string& op, const std::vector<Tensor>& more, Attrs numbers) = 0;
+  // An update of those rows alone of a variable, the weight or a state, by an operator of operands variable,
+  // rows, `values`, and whether the step is skipped.
+  virtual void FusedRows(const std::string& op, Tensor variable, Tensor values, Attrs numbers) = 0;
 };
 
 struct Optimizer {

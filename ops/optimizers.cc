@@ -84,7 +84,10 @@ Adagrad::operator Optimizer() const {
     Tensor w = u.weight();
     if (const TouchedRows touched = u.Rows(); touched.rows.defined()) {
       Tensor state = u.RowState("adagrad_s", rule.initial), squares = mean(square(touched.values), {1});
-      return u.FusedRows("adagrad_rows", {squares, state}, {{"lr", rule.lr}, {"eps", rule.eps}});
+      Tensor named = maximum(touched.rows, zeros_like(touched.rows));  // the list ends with -1
+      Tensor by = shift(sqrt(take(state, 0, named) + squares), rule.eps);
+      u.FusedRows("add_squares_to_rows", state, squares, {{"lr", rule.lr}});
+      return u.FusedRows("sgd_rows", w, touched.values / unsqueeze(by, 1), {{"lr", rule.lr}});
     }
     Tensor g = WithDecay(u, rule.weight_decay), squares = square(g);
     const bool rows = rule.by_rows && w.shape().rank() > 1;
