@@ -1,6 +1,6 @@
-// Stands in for the driver (libcuda.so.1) where there is none: cuDNN hands it the kernels that it has compiled for
-// a plan and asks nothing back of them. Loading succeeds and holds nothing; whatever would run something, or
-// ask for a device, fails. cuInit fails, as it does without a card, which keeps NVRTC from asking further.
+// Stands in for the driver (libcuda.so.1) where there is none: cuDNN hands it the kernels that it has compiled
+// for a plan and asks nothing back of them. Loading succeeds and holds nothing; whatever would run something,
+// or ask for a device, fails. cuInit fails, as it does without a card, which keeps NVRTC from asking further.
 // cuDNN prints "Could not load symbol ..." for a function that is missing here.
 typedef int Result;
 enum { kOk = 0, kStub = 34, kNotSupported = 801 };
@@ -9,7 +9,9 @@ static int loaded;
 Result cuInit(unsigned flags) { return flags == 0 ? kStub : kNotSupported; }
 Result cuGetExportTable(const void** table, const void* id) { return table == id ? kOk : kStub; }
 Result cuDriverGetVersion(int* version) { return *version = 13000, kOk; }
-Result cuGetErrorString(Result error, const char** text) { return *text = error == kOk ? "" : "no card", kOk; }
+Result cuGetErrorString(Result error, const char** text) {
+  return *text = error == kOk ? "" : "no card", kOk;
+}
 Result cuGetErrorName(Result error, const char** text) { return cuGetErrorString(error, text); }
 
 #define OFL_LOADS(name) \
