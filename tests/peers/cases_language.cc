@@ -46,8 +46,12 @@ void AddAttention(ValueCases* cases) {
                    document_of_keys = I({2, 9}, 2);
   const ValueCases more = {
       Attention("ends", {q, k, k}, [](ValueIn, AttentionOptions*) {}),
-      Attention("blind", {F({2, 9, 2, 8}), F({2, 4, 2, 8}), F({2, 4, 2, 8})},
-                [](ValueIn, AttentionOptions*) {}),
+      Attention("blind",  // positions 0 to 2 are before every key
+                {q, k, k, I({2, 7}, 6), I({2, 9}, 9, 3)},
+                [](ValueIn m, AttentionOptions* o) {
+                  o->query_positions = m[0];
+                  o->key_positions = m[1];
+                }),
       Attention("groups", {q, shared, shared}, [](ValueIn, AttentionOptions*) {}),
       Attention("query_groups", {q, one, one}, [](ValueIn, AttentionOptions* o) { o->causal = false; }),
       Attention("values", {q, k, F({2, 9, 6, 5})}, [](ValueIn, AttentionOptions* o) { o->scale = 0.2; }),
@@ -82,7 +86,8 @@ void AddAttention(ValueCases* cases) {
                   o->query_documents = m[0];
                   o->key_documents = m[1];
                 }),
-      Attention("all", {q, shared, shared, F({1, 1, 7, 9}), of_queries, of_keys, document, document_of_keys},
+      Attention("everything",
+                {q, shared, shared, F({1, 1, 7, 9}), of_queries, of_keys, document, document_of_keys},
                 [](ValueIn m, AttentionOptions* o) {
                   o->scale = 0.4;
                   o->window = 6;

@@ -11,13 +11,13 @@ from torch.optim import lr_scheduler
 import tensor_file
 
 TOLERANCE = 1e-6
-# Newton and Schulz's iteration lifts small singular values a few hundredfold, and their rounding in fp32 too.
+# Newton and Schulz's iteration lifts small singular values a few hundredfold, and with them their rounding.
 TOLERANCE_OF_MUON = 1e-5
 STEPS = 20
 
 
 def warm(optimizer, warmup, after):
-    """The first step has a rate of 1 / warmup, not 0, and step `warmup` is the first of what follows."""
+    """A linear rise whose first step has the rate 1 / warmup, then `after`, which begins at step `warmup`."""
     rise = lr_scheduler.LinearLR(optimizer, 1 / warmup, 1, warmup - 1)
     return lr_scheduler.SequentialLR(optimizer, [rise, after], [warmup])
 
@@ -29,11 +29,13 @@ def stable_decay(o):
 
 
 def one_cycle(o):
-    """Its first step, of 1 / 25, is not ours: we rise in as many steps, but arrive with the last of them."""
-    return lr_scheduler.OneCycleLR(o, 1, 41, pct_start=10 / 41, cycle_momentum=False, div_factor=25, final_div_factor=40)
+    """PyTorch's begins with 1 / 25 and reaches 1 in step 9. Ours leaves out the 1 / 25 and reaches 1 in step 8, the
+    last of its warmup; factors() moves the rise. From step 9 on both fall alike."""
+    return lr_scheduler.OneCycleLR(o, 1, 41, pct_start=10 / 41, cycle_momentum=False, div_factor=25,
+                                   final_div_factor=40)
 
 
-# {name: (scheduler, the step from which it is compared no longer, as ours stays and PyTorch's need not)}
+# {name: (scheduler, the step at which it ends: ours stays there, PyTorch's rises again or refuses to go on)}
 SCHEDULES = {
     "constant": (lambda o: lr_scheduler.ConstantLR(o, 1, 1), None),
     "linear_warmup": (lambda o: lr_scheduler.LinearLR(o, 1 / 8, 1, 7), None),
@@ -107,7 +109,8 @@ def widen_muon():
     numbers = (3.4445, -4.7750, 2.0315), 5, 1e-7
     for shape in (5, 6), (5, 3):
         matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        torch.testing.assert_close(theirs(matrix, *numbers).double(), newton_schulz(matrix, *numbers), rtol=0, atol=0.05)
+        narrow, wide = theirs(matrix, *numbers).double(), newton_schulz(matrix, *numbers)
+        torch.testing.assert_close(narrow, wide, rtol=0, atol=0.05)
     module._zeropower_via_newtonschulz = newton_schulz
     return None
 

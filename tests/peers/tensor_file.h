@@ -60,11 +60,15 @@ class TensorFile {
   std::string header_, bytes_;
 };
 
-// The Python that has torch: the program that OFL_PYTHON names, or python3; empty where it lacks torch.
-inline std::string PythonWithTorch() {
-  const char* given = std::getenv("OFL_PYTHON");
-  const std::string python = given != nullptr ? given : "python3";
-  return std::system(Cat(python, " -c 'import torch' 2> /dev/null").c_str()) == 0 ? python : "";
+// The program that OFL_PYTHON names, or python3; empty where it lacks torch. Asked once: importing takes
+// seconds.
+inline const std::string& PythonWithTorch() {
+  static const std::string python = [] {
+    const char* given = std::getenv("OFL_PYTHON");
+    const std::string name = given != nullptr ? given : "python3";
+    return std::system(Cat(name, " -c 'import torch' 2> /dev/null").c_str()) == 0 ? name : std::string();
+  }();
+  return python;
 }
 
 }  // namespace oneflow_like::peers

@@ -92,7 +92,7 @@ CASES = {
     "rope/llama": rope(base=500000, stretch=(8192, 8, 1, 4)),
     "rope/llama_numbers": rope(interleaved=True, stretch=(512, 4, 2, 9)),
     "attention/ends": masked,
-    "attention/blind": masked,
+    "attention/blind": positions,
     "attention/groups": masked,
     "attention/query_groups": lambda q, k, v: masked(q, k, v, causal=False),
     "attention/values": lambda q, k, v: attention(q, k, v, seen(7, 9), 0.2),
@@ -104,7 +104,7 @@ CASES = {
     "attention/positions": positions,
     "attention/query_positions": lambda q, k, v, at: masked(q, k, v, query_at=at, window=4),
     "attention/documents": lambda q, k, v, own, theirs: masked(q, k, v, causal=False, documents=(own, theirs)),
-    "attention/all": everything,
+    "attention/everything": everything,
     "assign": lambda variable, value: value.detach(),
     "assign_slice": assign_slice,
 }

@@ -7,7 +7,7 @@ LEFT_OUT = {}
 
 
 def sort(axis, descending=False):
-    return lambda x: torch.sort(x, axis, descending, stable=True)
+    return lambda x: torch.sort(x, dim=axis, descending=descending, stable=True)
 
 
 def cumsum(x, axis, reverse=False, exclusive=False):
@@ -74,8 +74,8 @@ CASES = {
     "sort/ties": sort(-1),
     "sort/falling_ties": sort(-1, True),
     "sort/long": sort(-1),
-    "argsort": lambda x: torch.argsort(x, 0, stable=True),
-    "argsort/falling_ties": lambda x: torch.argsort(x, 1, descending=True, stable=True),
+    "argsort": lambda x: torch.argsort(x, dim=0, stable=True),
+    "argsort/falling_ties": lambda x: torch.argsort(x, dim=1, descending=True, stable=True),
     "top_k": lambda x: torch.topk(x, 7, 1),
     "top_k/least": lambda x: torch.topk(x, 7, 1, largest=False),
     "top_k/all": lambda x: torch.topk(x, 9),
