@@ -7,11 +7,11 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "ops/cpu/manifest.h"
 #include "tests/ops/eager.h"
+#include "tests/peers/tensor_file.h"
 
 namespace oneflow_like::peers {
 namespace {
@@ -30,47 +30,9 @@ const KernelRegistry& Registry() {
   return *registry;
 }
 
-// Tensors in the layout of safetensors, which takes a dozen lines to read: the length of a JSON header, the
-// header, the bytes.
-class TensorFile {
- public:
-  void Add(const std::string& name, const Value& value) {
-    std::string shape;
-    for (int64_t e : value.shape()) shape += Cat(shape.empty() ? "" : ",", e);
-    header_ += Cat(header_.empty() ? "{" : ",", "\"", name, "\":{\"dtype\":\"", TypeOf(value.dtype()),
-                   "\",\"shape\":[", shape, "],\"data_offsets\":[", bytes_.size(), ",",
-                   bytes_.size() + value.bytes(), "]}");
-    bytes_.append(value.data(), value.bytes());
-  }
-  void Write(const std::string& path) const {
-    const std::string header = header_ + "}";
-    const uint64_t length = header.size();
-    std::ofstream out(path, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(&length), sizeof length);
-    out << header << bytes_;
-  }
-
- private:
-  static const char* TypeOf(DType dtype) {
-    switch (dtype) {
-      case DType::kBFloat16:
-        return "BF16";
-      case DType::kFloat16:
-        return "F16";
-      case DType::kInt32:
-        return "I32";
-      case DType::kInt64:
-        return "I64";
-      case DType::kUInt8:
-        return "U8";
-      case DType::kBool:
-        return "BOOL";
-      default:
-        return "F32";
-    }
-  }
-  std::string header_, bytes_;
-};
+void Keep(const std::string& name, const Value& value, TensorFile* file) {
+  file->Add(name, value.dtype(), value.shape(), value.data());
+}
 
 Value Drawn(const ValueInput& input, Draws* draws) {
   Value value(input.dtype, input.shape);
@@ -88,7 +50,7 @@ Tensor Weighted(const ValueCase& c, const std::vector<Tensor>& results, Tape* ta
   for (size_t o = 0; o < results.size(); ++o) {
     if (!IsFloating(results[o].dtype())) continue;
     const Value weight = Drawn(F(results[o].shape(), -1, 1), draws);
-    file->Add(Cat(c.name, ":weight", o), weight);
+    Keep(Cat(c.name, ":weight", o), weight, file);
     sums.push_back(sum(mul(cast(results[o], DType::kFloat32), tape->Input(weight))));
   }
   return sums.empty() ? Tensor() : add_n(sums);
@@ -101,17 +63,17 @@ void RunCase(const ValueCase& c, TensorFile* file) {
   std::vector<Tensor> in;
   for (size_t i = 0; i < c.in.size(); ++i) {
     in.push_back(tape.Input(Drawn(c.in[i], &draws)));
-    file->Add(Cat(c.name, ":in", i), tape.At(in[i]));
+    Keep(Cat(c.name, ":in", i), tape.At(in[i]), file);
   }
   std::vector<Tensor> results;
   try {
     results = c.run(in).tensors;
-    for (size_t o = 0; o < results.size(); ++o) file->Add(Cat(c.name, ":out", o), tape.At(results[o]));
+    for (size_t o = 0; o < results.size(); ++o) Keep(Cat(c.name, ":out", o), tape.At(results[o]), file);
     Tensor loss = Weighted(c, results, &tape, &draws, file);
     if (!loss.defined()) return;
     const std::vector<Tensor> gradients = oracle::Backward(&tape, loss, in);
     for (size_t i = 0; i < in.size(); ++i) {
-      if (gradients[i].defined()) file->Add(Cat(c.name, ":grad", i), tape.At(gradients[i]));
+      if (gradients[i].defined()) Keep(Cat(c.name, ":grad", i), tape.At(gradients[i]), file);
     }
   } catch (const Error& error) {
     ADD_FAILURE() << error.what();
@@ -119,13 +81,12 @@ void RunCase(const ValueCase& c, TensorFile* file) {
 }
 
 TEST(Values, AreThoseOfPyTorch) {
-  const char* given = std::getenv("OFL_PYTHON");
-  const std::string python = given != nullptr ? given : "python3";
-  if (std::system(Cat(python, " -c 'import torch' 2> /dev/null").c_str()) != 0)
-    GTEST_SKIP() << python << " lacks torch";
+  const std::string python = PythonWithTorch();
+  if (python.empty()) GTEST_SKIP() << "python3, or what OFL_PYTHON names, lacks torch";
   TensorFile file;
   std::set<std::string> names;
-  for (ValueCases (*part)() : {BasicCases, ReductionCases, LossCases}) {
+  for (ValueCases (*part)() :
+       {BasicCases, ReductionCases, LossCases, VisionCases, SparseCases, LanguageCases}) {
     for (const ValueCase& c : part()) {
       EXPECT_TRUE(names.insert(c.name).second) << "two cases are named " << c.name;
       RunCase(c, &file);
@@ -133,7 +94,7 @@ TEST(Values, AreThoseOfPyTorch) {
   }
   const std::string path = Cat(OFL_BINARY_DIR, "/values_test.safetensors");
   file.Write(path);
-  EXPECT_EQ(std::system(Cat(python, " ", OFL_SOURCE_DIR, "/tests/peers/values.py ", path).c_str()), 0);
+  EXPECT_EQ(std::system(Cat(python, " -B ", OFL_SOURCE_DIR, "/tests/peers/values.py ", path).c_str()), 0);
   std::filesystem::remove(path);
 }
 

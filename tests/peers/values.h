@@ -45,5 +45,8 @@ using ValueCases = std::vector<ValueCase>;
 ValueCases BasicCases();      // cases_basics.cc
 ValueCases ReductionCases();  // cases_reductions.cc
 ValueCases LossCases();       // cases_losses.cc
+ValueCases VisionCases();     // cases_vision.cc
+ValueCases SparseCases();     // cases_sparse.cc
+ValueCases LanguageCases();   // cases_language.cc
 
 }  // namespace oneflow_like::peers

@@ -8,7 +8,6 @@ LEFT_OUT = {
     "uniform": "draws",
     "normal": "draws",
     "truncated_normal": "draws",
-    "assign": "a variable's new value",
     "operator": "the cases numbers/*",
 }
 

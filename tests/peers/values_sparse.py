@@ -1,0 +1,125 @@
+"""PyTorch's counterparts of cases_sparse.cc. What is detached is a variable's new value: no gradient flows."""
+import torch
+import torch.nn.functional as nn
+
+HEADERS = ["ops/sparse.h"]
+LEFT_OUT = {}
+
+
+def sort(axis, descending=False):
+    return lambda x: torch.sort(x, dim=axis, descending=descending, stable=True)
+
+
+def cumsum(x, axis, reverse=False, exclusive=False):
+    along = x.flip(axis) if reverse else x
+    total = along.cumsum(axis)
+    if exclusive:
+        total = total.roll(1, axis).index_fill(axis, torch.tensor([0]), 0)
+    return total.flip(axis) if reverse else total
+
+
+def bag(mode):
+    """Padded bags as PyTorch has them: in one list, with the places where they begin."""
+    def run(table, ids, lengths, weights=None):
+        used = torch.arange(ids.shape[1]) < lengths[:, None]
+        begins = lengths.cumsum(0) - lengths
+        weights = None if weights is None else weights[used]
+        return nn.embedding_bag(ids[used], table, begins, mode=mode, per_sample_weights=weights)
+    return run
+
+
+def touched(ids, grad):
+    """The rows that ids names, and the sums of their gradients."""
+    rows, place = ids[ids >= 0].unique(return_inverse=True)
+    return rows, torch.zeros(len(rows), grad.shape[1], dtype=grad.dtype).index_add(0, place, grad.detach()[ids >= 0])
+
+
+def unique_rows(ids, grad):
+    rows, values = touched(ids, grad)
+    left = len(ids) - len(rows)
+    return nn.pad(rows, (0, left), value=-1), nn.pad(values, (0, 0, 0, left))
+
+
+def sgd_rows(table, ids, grad):
+    """By PyTorch's optimizer, from a sparse gradient."""
+    parameter = torch.nn.Parameter(table.detach().clone())
+    used = ids >= 0
+    (nn.embedding(ids[used], parameter, sparse=True) * grad.detach()[used]).sum().backward()
+    torch.optim.SGD([parameter], lr=0.3).step()
+    return parameter.detach()
+
+
+def sgd_rows_decay(table, ids, grad):
+    rows, values = touched(ids, grad)
+    return table.detach().index_add(0, rows, values + 0.2 * table.detach()[rows], alpha=-0.3)
+
+
+def adagrad_rows(table, state, ids, grad):
+    rows, values = touched(ids, grad)
+    sums = state.detach().index_add(0, rows, values.square().mean(1))
+    return table.detach().index_add(0, rows, values / (sums[rows].sqrt() + 1e-3)[:, None], alpha=-0.3), sums
+
+
+def grouped_matmul(x, w, counts):
+    parts, begin = [], 0
+    for expert, count in enumerate(counts.tolist()):
+        parts.append(x[begin:begin + count] @ w[expert])
+        begin += count
+    return torch.cat(parts + [x.new_zeros(len(x) - begin, w.shape[2])])
+
+
+CASES = {
+    "sort": sort(1),
+    "sort/falling": sort(1, True),
+    "sort/ties": sort(-1),
+    "sort/falling_ties": sort(-1, True),
+    "sort/long": sort(-1),
+    "argsort": lambda x: torch.argsort(x, dim=0, stable=True),
+    "argsort/falling_ties": lambda x: torch.argsort(x, dim=1, descending=True, stable=True),
+    "top_k": lambda x: torch.topk(x, 7, 1),
+    "top_k/least": lambda x: torch.topk(x, 7, 1, largest=False),
+    "top_k/all": lambda x: torch.topk(x, 9),
+    "argmin": lambda x: x.argmin(1),
+    "cumsum": lambda x: x.cumsum(1),
+    "cumsum/long": lambda x: x.cumsum(-1),
+    "cumsum/reverse": lambda x: cumsum(x, 1, reverse=True),
+    "cumsum/exclusive": lambda x: cumsum(x, 1, exclusive=True),
+    "cumsum/both": lambda x: cumsum(x, 0, True, True),
+    "cumsum/integers": lambda x: x.cumsum(0),
+    "take": lambda x, ids: x[:, ids],
+    "take/rows": lambda x, ids: x[ids],
+    "take/one": lambda x, ids: x[:, :, ids],
+    "take_along_axis": lambda x, ids: x.gather(1, ids),
+    "take_along_axis/last": lambda x, ids: x.gather(2, ids),
+    "scatter_add": lambda x, ids, src: x.scatter_add(1, ids, src),
+    "scatter_add/integers": lambda x, ids, src: x.scatter_add(0, ids, src),
+    "index_add": lambda x, ids, src: x.index_add(1, ids, src),
+    "index_add/axes": lambda x, ids, src: x.index_add(0, ids.flatten(), src.flatten(0, 1)),
+    "embedding_bag": bag("sum"),
+    "embedding_bag/mean": bag("mean"),
+    "embedding_bag/max": bag("max"),
+    "embedding_bag/weights": bag("sum"),
+    "unique_rows": unique_rows,
+    "sgd_rows": sgd_rows,
+    "sgd_rows/decay": sgd_rows_decay,
+    "adagrad_rows": adagrad_rows,
+    "grouped_matmul": grouped_matmul,
+    "tril": torch.tril,
+    "tril/above": lambda x: torch.tril(x, 2),
+    "tril/below": lambda x: torch.tril(x, -3),
+    "triu": torch.triu,
+    "triu/above": lambda x: torch.triu(x, 2),
+    "triu/below": lambda x: torch.triu(x, -3),
+    "flip": lambda x: x.flip(0, -1),
+    "roll": lambda x: x.roll(3, 1),
+    "roll/back": lambda x: x.roll(-16, -1),
+    "repeat": lambda x: x.repeat(2, 1, 3),
+    "repeat/leading": lambda x: x.repeat(2, 1, 2),
+    "repeat_interleave": lambda x: x.repeat_interleave(3, 1),
+    "stack": lambda *x: torch.stack(x),
+    "stack/last": lambda *x: torch.stack(x, -1),
+    "squeeze": lambda x: x.squeeze(-2),
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "arange": lambda x: x * torch.arange(-1, 3.3, 0.5, dtype=x.dtype),
+    "arange/integers": lambda x: x + torch.arange(20, 5, -3),
+}

@@ -1,0 +1,101 @@
+"""PyTorch's counterparts of cases_vision.cc, which has channels last."""
+import torch
+import torch.nn.functional as nn
+
+HEADERS = ["ops/vision.h"]
+LEFT_OUT = {}
+
+
+def first(x):
+    """Channels to axis 1."""
+    return x.movedim(-1, 1)
+
+
+def last(x):
+    return x.movedim(1, -1)
+
+
+def on_channels(function, **options):
+    """Of x, or of x and a filter, both with channels last."""
+    return lambda *x: last(function(*(first(t) for t in x), **options))
+
+
+def resized(mode, rows, columns):
+    options = {"mode": "nearest"} if mode == "nearest" else \
+        {"mode": "bilinear", "align_corners": mode == "corners"}
+    return on_channels(nn.interpolate, size=(rows, columns), **options)
+
+
+def group_norm(groups, eps=1e-5):
+    return lambda x, g, b: last(nn.group_norm(first(x), groups, g, b, eps))
+
+
+def batch_norm(eps=1e-5):
+    def run(x, g, b):
+        axes = tuple(range(x.dim() - 1))
+        y = last(nn.batch_norm(first(x), None, None, g, b, training=True, eps=eps))
+        return y, x.mean(axes), x.var(axes, correction=0)
+    return run
+
+
+def batch_norm_eval(x, g, b, mean, variance):
+    """Written out, as PyTorch's has no gradients with respect to statistics."""
+    y = (x - mean) / (variance + 1e-5).sqrt() * g + b
+    theirs = nn.batch_norm(first(x), mean.detach(), variance.detach(), g, b, training=False)
+    torch.testing.assert_close(y.detach(), last(theirs).detach(), rtol=1e-12, atol=1e-12)
+    return y
+
+
+def tied(x, way):
+    return x.double() + way - way.detach()
+
+
+WINDOWS = {"kernel_size": (3, 4), "stride": (2, 3), "padding": (1, 2)}
+LINE = {"kernel_size": 4, "stride": 3, "padding": 2}
+SIZES = {"more": (13, 16), "fewer": (3, 4), "twice": (14, 18), "one": (1, 1)}
+
+CASES = {
+    "conv2d": on_channels(nn.conv2d),
+    "conv2d/stride": on_channels(nn.conv2d, stride=(2, 3)),
+    "conv2d/padding": on_channels(nn.conv2d, padding=(2, 1)),
+    "conv2d/dilation": on_channels(nn.conv2d, dilation=(2, 4)),
+    "conv2d/groups": on_channels(nn.conv2d, groups=3),
+    "conv2d/depthwise": on_channels(nn.conv2d, padding=1, groups=6),
+    "conv2d/points": on_channels(nn.conv2d),
+    "conv2d/all": on_channels(nn.conv2d, stride=(3, 2), padding=(1, 4), dilation=(3, 2), groups=2),
+    "conv1d": on_channels(nn.conv1d),
+    "conv1d/all": on_channels(nn.conv1d, stride=3, padding=2, dilation=2, groups=2),
+    "conv2d_transpose": on_channels(nn.conv_transpose2d),
+    "conv2d_transpose/stride": on_channels(nn.conv_transpose2d, stride=(2, 3), padding=(1, 0),
+                                           output_padding=(1, 2)),
+    "conv2d_transpose/all": on_channels(nn.conv_transpose2d, stride=(3, 2), padding=(2, 1), dilation=(2, 3),
+                                        output_padding=(2, 1), groups=4),
+    "conv1d_transpose": on_channels(nn.conv_transpose1d),
+    "conv1d_transpose/all": on_channels(nn.conv_transpose1d, stride=3, padding=1, dilation=2, output_padding=2,
+                                        groups=2),
+    "max_pool2d": on_channels(nn.max_pool2d, kernel_size=2),
+    "max_pool2d/windows": on_channels(nn.max_pool2d, **WINDOWS),
+    "max_pool2d/ties": lambda x, way: on_channels(nn.max_pool2d, **WINDOWS)(tied(x, way)),
+    "max_pool1d": on_channels(nn.max_pool1d, kernel_size=2),
+    "max_pool1d/windows": on_channels(nn.max_pool1d, **LINE),
+    "avg_pool2d": on_channels(nn.avg_pool2d, kernel_size=2),
+    "avg_pool2d/windows": on_channels(nn.avg_pool2d, **WINDOWS),
+    "avg_pool2d/elements": on_channels(nn.avg_pool2d, **WINDOWS, count_include_pad=False),
+    "avg_pool1d": on_channels(nn.avg_pool1d, kernel_size=2),
+    "avg_pool1d/windows": on_channels(nn.avg_pool1d, **LINE),
+    "avg_pool1d/elements": on_channels(nn.avg_pool1d, **LINE, count_include_pad=False),
+    "adaptive_max_pool2d": on_channels(nn.adaptive_max_pool2d, output_size=(4, 3)),
+    "adaptive_avg_pool2d": on_channels(nn.adaptive_avg_pool2d, output_size=(4, 3)),
+    "adaptive_avg_pool2d/one": on_channels(nn.adaptive_avg_pool2d, output_size=1),
+    "adaptive_avg_pool2d/more": on_channels(nn.adaptive_avg_pool2d, output_size=(12, 16)),
+    "adaptive_max_pool1d": on_channels(nn.adaptive_max_pool1d, output_size=5),
+    "adaptive_avg_pool1d": on_channels(nn.adaptive_avg_pool1d, output_size=5),
+    **{f"interpolate/{mode}/{name}": resized(mode, *size)
+       for mode in ("nearest", "bilinear", "corners") for name, size in SIZES.items()},
+    "group_norm": group_norm(3),
+    "group_norm/one": group_norm(1),
+    "group_norm/instance": group_norm(6, 1e-3),
+    "batch_norm": batch_norm(),
+    "batch_norm/far": batch_norm(1e-3),
+    "batch_norm_eval": batch_norm_eval,
+}
