@@ -330,7 +330,8 @@ TEST(GeneratedTexts, CompileForDevices) {
   std::string program;
   int value = 3;
   for (const std::string& name : BuiltinCatalog().names()) {
-    if (BuiltinCatalog().Get(name).scalar.empty()) continue;
+    const std::string& scalar = BuiltinCatalog().Get(name).scalar;
+    if (scalar.empty() || scalar.find(' ') != std::string::npos) continue;  // a chain itself
     const bool logical = name.starts_with("logical_");
     std::string step;
     for (const char* args : {" 0", " 0 1", " 0 1 2"}) {
