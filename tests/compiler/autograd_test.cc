@@ -483,7 +483,7 @@ int Rounds(const Recipe& recipe) {
 
 TEST(Gradients, OfAValueReadManyTimesAreThoseOfAllItsUses) {
   std::map<int, int> readers;
-  for (uint64_t seed = 0; seed < 400; ++seed) {
+  for (uint64_t seed = 0; seed < 700; ++seed) {
     Recipe recipe = DrawRecipe(seed);
     for (int r : recipe.reads) ++readers[r];
     Written together, apart;

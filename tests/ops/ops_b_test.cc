@@ -459,8 +459,8 @@ TEST(OpsB, SchedulesFollowTheStep) {
 }
 
 TEST(OpsB, SchedulesThatMakeNoSenseAreRefused) {
-  std::string error = ErrorOf([] { CheckSchedule("adamw", {{"schedule", "linear"}}); });
-  EXPECT_NE(error.find("adamw: there is no schedule \"linear\""), std::string::npos) << error;
+  std::string error = ErrorOf([] { CheckSchedule("adamw", {{"schedule", "linearly"}}); });
+  EXPECT_NE(error.find("adamw: there is no schedule \"linearly\""), std::string::npos) << error;
   error = ErrorOf([] { CheckSchedule("adamw", {{"schedule", "cosine"}, {"warmup", 5}, {"total", 5}}); });
   EXPECT_NE(error.find("warmup of 5"), std::string::npos) << error;
   error = ErrorOf([] { CheckSchedule("adamw", {{"schedule", "step"}}); });

@@ -783,7 +783,7 @@ TEST_F(CudaBackendTest, GroupsMoveWhatTheirMembersHave) {
 class CudaHazardsTest : public CudaBackendTest {
  protected:
   void Open(cuda_emulator::Options options, int streams_each = 1) {
-    options.hang_ms = 200;
+    options.hang_ms = hang_ms;
     Begin(options);
     for (int i = 0; i < 2; ++i) {
       devices.push_back(MakeDevice(i, i));
@@ -812,6 +812,7 @@ class CudaHazardsTest : public CudaBackendTest {
       for (auto& stream : each) EXPECT_EQ(Wait(stream.get()), "");
   }
 
+  int hang_ms = 200;
   cuda_emulator::CatchFaults faults;
   std::vector<Device*> devices;
   std::vector<std::unique_ptr<DeviceStream>> streams[2];
@@ -884,30 +885,35 @@ TEST_F(CudaHazardsTest, LaunchedTogetherNothingComesBetween) {
 TEST_F(CudaHazardsTest, SeveralLinkStreamsWantOneOrder) {
   const char* kBlocks = "waits for blocks that another one holds";
   const char* kQueue = "before it in its hardware queue";
-  for (const auto& [queues, blocks, hang] : {std::tuple(0, 1, kBlocks), std::tuple(1, 0, kQueue)}) {
-    for (bool one_order : {true, false}) {
-      TearDown();
-      devices.clear(), x.clear();
-      cuda_emulator::Options options;
-      options.hardware_queues = queues;
-      options.blocks = blocks;
-      Open(options, 2);
-      const size_t told = faults.faults().size();
-      ASSERT_TRUE(Reduce(0, 0).ok() && Reduce(1, 0).ok());
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the first has its blocks
-      const int first = one_order ? 0 : 1;
-      ASSERT_TRUE(Reduce(first, 1).ok());
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      ASSERT_TRUE(Reduce(1 - first, 1).ok());
-      WaitForAll();
-      const std::vector<std::string> all = faults.faults();
-      if (one_order) {
-        EXPECT_EQ(all.size(), told) << all.back();
-      } else {
-        ASSERT_GT(all.size(), told);
-        EXPECT_NE(all[told].find(hang), std::string::npos) << all[told];
-      }
+  // Faults of one run; `patience`: until a launch has its blocks.
+  auto run = [&](int queues, int blocks, bool one_order, std::chrono::milliseconds patience) {
+    TearDown();
+    devices.clear(), x.clear();
+    cuda_emulator::Options options;
+    options.hardware_queues = queues;
+    options.blocks = blocks;
+    hang_ms = static_cast<int>(10 * patience.count());
+    Open(options, 2);
+    const size_t told = faults.faults().size();
+    const int first = one_order ? 0 : 1;
+    for (const auto& [stream, member] : {std::pair(0, 0), {1, 0}, {first, 1}, {1 - first, 1}}) {
+      EXPECT_TRUE(Reduce(stream, member).ok());
+      std::this_thread::sleep_for(patience);
     }
+    WaitForAll();
+    const std::vector<std::string> all = faults.faults();
+    return std::vector<std::string>(all.begin() + told, all.end());
+  };
+  for (const auto& [queues, blocks, hang] : {std::tuple(0, 1, kBlocks), std::tuple(1, 0, kQueue)}) {
+    // On a busy machine a launch may take long to get its blocks; then another one is before it.
+    std::vector<std::string> none = {"not run"}, some;
+    for (int patience = 20; !none.empty() && patience < 2000; patience *= 4)
+      none = run(queues, blocks, true, std::chrono::milliseconds(patience));
+    EXPECT_TRUE(none.empty()) << none.back();
+    for (int patience = 20; some.empty() && patience < 2000; patience *= 4)
+      some = run(queues, blocks, false, std::chrono::milliseconds(patience));
+    ASSERT_FALSE(some.empty()) << hang;
+    EXPECT_NE(some[0].find(hang), std::string::npos) << some[0];
   }
 }
 
