@@ -19,9 +19,9 @@ if [ -n "$installed" ] && whole "$installed"; then
 else
   if [ ! -e "$work/fetched" ]; then
     rm -rf "$work/wheels" "$work/unpacked"
-    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work/wheels" \
+    timeout 240 python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$work/wheels" \
       'nvidia-cudnn-cu13==9.28.*' 'nvidia-cuda-nvrtc>=13,<14' 'nvidia-cuda-runtime>=13,<14' 'nvidia-cuda-crt>=13,<14' \
-      > "$work/fetch.log" 2>&1 || skip "the wheels of cuDNN cannot be fetched: $(grep -m 1 -i error "$work/fetch.log")"
+      > "$work/fetch.log" 2>&1 || skip "the wheels of cuDNN cannot be fetched in 240 s: $(grep -m 1 -i error "$work/fetch.log")"
     for wheel in "$work"/wheels/*.whl; do
       python3 -m zipfile -e "$wheel" "$work/unpacked" || skip "$wheel cannot be unpacked"
     done
