@@ -787,7 +787,10 @@ class CudaHazardsTest : public CudaBackendTest {
     Begin(options);
     for (int i = 0; i < 2; ++i) {
       devices.push_back(MakeDevice(i, i));
-      for (int s = 0; s < streams_each; ++s) streams[s].push_back(devices[i]->MakeStream("link"));
+      for (int s = 0; s < streams_each; ++s) {
+        streams[s].push_back(devices[i]->MakeStream("link"));
+        sums[s].push_back(Put(devices[i], std::vector<float>(kCount, 1.0f)));
+      }
       x.push_back(Put(devices[i], std::vector<float>(kCount, 1.0f)));
     }
     for (int s = 0; s < streams_each; ++s)
@@ -805,7 +808,7 @@ class CudaHazardsTest : public CudaBackendTest {
   }
   Status Reduce(int stream, int member) {
     return groups[stream][member]->AllReduce(streams[stream][member].get(), DType::kFloat32, Reduce::kSum,
-                                             x[member], x[member], 2);
+                                             sums[stream][member], sums[stream][member], 2);
   }
   void WaitForAll() {
     for (auto& each : streams)
@@ -817,7 +820,7 @@ class CudaHazardsTest : public CudaBackendTest {
   std::vector<Device*> devices;
   std::vector<std::unique_ptr<DeviceStream>> streams[2];
   std::vector<std::vector<std::unique_ptr<GroupMember>>> groups;
-  std::vector<float*> x;
+  std::vector<float*> x, sums[2];  // by device: of kernels; of each stream's collectives
 };
 
 // The hazard itself: without LaunchTogether the calls meet a collective that one card has and the other not.
@@ -889,6 +892,7 @@ TEST_F(CudaHazardsTest, SeveralLinkStreamsWantOneOrder) {
   auto run = [&](int queues, int blocks, bool one_order, std::chrono::milliseconds patience) {
     TearDown();
     devices.clear(), x.clear();
+    for (std::vector<float*>& each : sums) each.clear();
     cuda_emulator::Options options;
     options.hardware_queues = queues;
     options.blocks = blocks;
@@ -921,6 +925,7 @@ TEST_F(CudaHazardsTest, CollectivesInFlightFitTheDevice) {
   for (const auto& [of_each, fits] : {std::pair(2, true), std::pair(3, false)}) {
     TearDown();
     devices.clear(), x.clear();
+    for (std::vector<float*>& each : sums) each.clear();
     cuda_emulator::Options options;
     options.blocks = 4;
     options.blocks_of_collective = of_each;
