@@ -99,7 +99,11 @@ constexpr int kOutside = 0, kFalls = 1;
 struct Touched {
   IndexView rows;
   int64_t count, begin, extent, global, width;
+  const Fault* fault;
 
+  // Whether CheckTouched, launched before, found the list wrong: a row that stands there twice would be
+  // updated by two threads at once.
+  OFL_DEVICE bool Refused() const { return fault->kernel != 0; }
   OFL_DEVICE int Wrong(int64_t i) const {  // -1: nothing
     const int64_t row = rows.At(i);
     if (row < 0) return -1;
@@ -108,9 +112,10 @@ struct Touched {
   }
 };
 
-Touched ListOf(const TensorArg& rows, const TensorArg& table) {
+Touched ListOf(const TensorArg& rows, const TensorArg& table, const LaunchContext& launch) {
   const int64_t width = table.extent.rank() > 1 ? table.extent[1] : 1;
-  return {IndicesOf(rows), rows.elements(), table.begin[0], table.extent[0], table.global[0], width};
+  return {IndicesOf(rows), rows.elements(), table.begin[0], table.extent[0],
+          table.global[0], width,           launch.fault};
 }
 
 // Of several that are wrong the first is reported.
@@ -148,7 +153,7 @@ Numbers NumbersOf(const KernelContext& context, size_t factor_input) {
 
 OFL_KERNEL void UpdateRows(Touched list, Numbers numbers, const ActState* act, FloatView values,
                            FloatView table) {
-  if (numbers.finite != nullptr && !*numbers.finite) return;
+  if (list.Refused() || (numbers.finite != nullptr && !*numbers.finite)) return;
   const float rate = static_cast<float>(numbers.lr * FactorAt(numbers.schedule, act->step));
   const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
   const float decay = static_cast<float>(numbers.decay);
@@ -163,7 +168,7 @@ OFL_KERNEL void UpdateRows(Touched list, Numbers numbers, const ActState* act, F
 }
 
 OFL_KERNEL void AddSquares(Touched list, Numbers numbers, FloatView squares, FloatView state) {
-  if (numbers.finite != nullptr && !*numbers.finite) return;
+  if (list.Refused() || (numbers.finite != nullptr && !*numbers.finite)) return;
   const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < list.count; i += step) {
@@ -175,7 +180,7 @@ OFL_KERNEL void AddSquares(Touched list, Numbers numbers, FloatView squares, Flo
 
 OFL_KERNEL void AdaptRows(Touched list, Numbers numbers, const ActState* act, FloatView values,
                           FloatView state, FloatView table) {
-  if (numbers.finite != nullptr && !*numbers.finite) return;
+  if (list.Refused() || (numbers.finite != nullptr && !*numbers.finite)) return;
   const float factor = numbers.factor.data == nullptr ? 1.0f : numbers.factor.At(0);
   const float lr = static_cast<float>(numbers.lr * FactorAt(numbers.schedule, act->step)) * factor;
   const float eps = static_cast<float>(numbers.eps);
@@ -201,7 +206,7 @@ void CheckRows(const Touched& list, const LaunchContext& launch) {
 
 Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
-  const Touched list = ListOf(context.in[1], table);
+  const Touched list = ListOf(context.in[1], table, launch);
   CheckRows(list, launch);
   CopyTo(context.in[0], table, launch);
   Launch(UpdateRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)},
@@ -211,7 +216,7 @@ Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
 
 Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& state = context.out[0];
-  const Touched list = ListOf(context.in[1], state);
+  const Touched list = ListOf(context.in[1], state, launch);
   CheckRows(list, launch);
   CopyTo(context.in[0], state, launch);
   Launch(AddSquares, Grid{.x = BlocksFor(list.count, 256, launch.multiprocessors)}, launch.stream, list,
@@ -221,7 +226,7 @@ Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launc
 
 Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
-  const Touched list = ListOf(context.in[1], table);
+  const Touched list = ListOf(context.in[1], table, launch);
   CheckRows(list, launch);
   CopyTo(context.in[0], table, launch);
   Launch(AdaptRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)}, launch.stream,
