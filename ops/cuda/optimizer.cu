@@ -22,8 +22,10 @@ namespace {
 
 enum class Rule { kPlain, kSgd, kAdam, kAdamW };
 
-constexpr bool AdamLike(Rule rule) { return rule == Rule::kAdam || rule == Rule::kAdamW; }
-constexpr size_t StatesOf(Rule rule) { return rule == Rule::kPlain ? 0 : AdamLike(rule) ? 2 : 1; }
+template <Rule kRule>
+constexpr bool kAdamLike = kRule == Rule::kAdam || kRule == Rule::kAdamW;
+template <Rule kRule>
+constexpr size_t kStatesOf = kRule == Rule::kPlain ? 0 : kAdamLike<kRule> ? 2 : 1;
 
 // The attributes of an update but for its weight decay, which matrices have and biases have not; the
 // logarithms turn powers with the number of steps into exponentials.
@@ -151,8 +153,8 @@ template <Rule kRule, int N, typename W, typename G>
 OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& numbers,
                          const StepNumbers& step, int64_t i) {
   Pack<float, N> w = op.w.template Read<N>(i), g = op.g.template Read<N>(i), m = g, v = g;
-  if constexpr (StatesOf(kRule) > 0) m = op.m.template Read<N>(i);
-  if constexpr (AdamLike(kRule)) v = op.v.template Read<N>(i);
+  if constexpr (kStatesOf<kRule> > 0) m = op.m.template Read<N>(i);
+  if constexpr (kAdamLike<kRule>) v = op.v.template Read<N>(i);
   if (!step.skipped) {
     float decay = op.decay, momentum = static_cast<float>(numbers.momentum);
     float beta1 = static_cast<float>(numbers.beta1), rest1 = static_cast<float>(1.0 - numbers.beta1);
@@ -165,7 +167,7 @@ OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& nu
       if (kRule != Rule::kAdamW) gradient += decay * w.at[k];
       if constexpr (kRule == Rule::kPlain) {
         w.at[k] -= step.rate * gradient;
-      } else if constexpr (AdamLike(kRule)) {
+      } else if constexpr (kAdamLike<kRule>) {
         m.at[k] = beta1 * m.at[k] + rest1 * gradient;
         v.at[k] = beta2 * v.at[k] + rest2 * gradient * gradient;
         if (kRule == Rule::kAdamW) w.at[k] *= step.keep;
@@ -177,8 +179,8 @@ OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& nu
     }
   }
   op.new_w.template Write<N>(i, w);
-  if constexpr (StatesOf(kRule) > 0) op.new_m.template Write<N>(i, m);
-  if constexpr (AdamLike(kRule)) op.new_v.template Write<N>(i, v);
+  if constexpr (kStatesOf<kRule> > 0) op.new_m.template Write<N>(i, m);
+  if constexpr (kAdamLike<kRule>) op.new_v.template Write<N>(i, v);
 }
 
 template <Rule kRule, typename W, typename G>
@@ -187,7 +189,7 @@ OFL_KERNEL void UpdateElements(UpdateList list, UpdateNumbers numbers, const Act
   constexpr int N = 4;
   const int t = ItemOf(list, blockIdx.x);
   const UpdateTensor& tensor = list.items[t];
-  if (threadIdx.x == 0) FillStep(list, numbers, tensor.decay, act, AdamLike(kRule), &step);
+  if (threadIdx.x == 0) FillStep(list, numbers, tensor.decay, act, kAdamLike<kRule>, &step);
   __syncthreads();
   UpdateOperands<W, G> op;
   op.w = W::Of(tensor, kWeight);
@@ -223,9 +225,9 @@ class UpdateKernel : public CudaKernel {
   Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) override;
 
  private:
-  static constexpr size_t kStates = StatesOf(kRule);
+  static constexpr size_t kStates = kStatesOf<kRule>;
   // Of what every tensor's update is told: the number of updates, the factor, whether gradients are finite.
-  static constexpr size_t kUpdates = 2 + kStates, kFactor = kUpdates + AdamLike(kRule);
+  static constexpr size_t kUpdates = 2 + kStates, kFactor = kUpdates + kAdamLike<kRule>;
 
   static bool Wide(const KernelContext& context);
   UpdateTensor TensorOf(const KernelContext& context) const;
@@ -298,7 +300,7 @@ Status UpdateKernel<kRule>::LaunchTogether(std::span<const KernelRun> runs, cons
   const uint32_t blocks = DealOut(&list, 4 * 256, launch.multiprocessors);  // at least four elements a thread
   const size_t inputs = mine.in.size() - numbers_.rated;
   if (numbers_.rated) list.rate = FloatsOf(mine.in[inputs]);
-  if (AdamLike(kRule)) list.updates = FloatsOf(mine.in[kUpdates]);
+  if (kAdamLike<kRule>) list.updates = FloatsOf(mine.in[kUpdates]);
   if (inputs > kFactor) list.factor = FloatsOf(mine.in[kFactor]);
   if (inputs > kFactor + 1) list.finite = mine.in[kFactor + 1].as<bool>();
   if (!Wide(mine)) {
