@@ -425,7 +425,7 @@ class DeviceCollectives final : public Collectives {
     }
   }
 
-  // What of the group is here, and takes part: nothing where none of its, or of its parent's, ranks are.
+  // The part of the group that is here: nothing where none of its, or of its parent's, ranks are.
   void MakeEnds(const std::vector<int>& ranks, const std::vector<int>* parent, const std::string& id) {
     if (parent != nullptr && connected_.count(*parent) != 0) {
       std::map<int, GroupMember*> parents;

@@ -40,8 +40,8 @@ struct CompileOptions {
 
 void AddLossScale(Graph* graph, const CompileOptions& options);
 void Autograd(Graph* graph);
-// Gradients of `loss`, one element, with respect to values, as operators of the forward phase; undefined where
-// it does not depend on one. Throws Error as Autograd does.
+// Gradients of `loss`, one element, with respect to values, as operators of the forward phase; undefined
+// where it does not depend on one. Throws Error as Autograd does.
 std::vector<Tensor> GradientsOf(Graph* graph, int loss, const std::vector<int>& values);
 void AddUpdates(Graph* graph, const CompileOptions& options);
 // Before all others: gives random operators their keys.

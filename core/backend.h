@@ -57,8 +57,8 @@ class GroupMember {
 constexpr int64_t kCudaBytesOfOthers = int64_t{64} << 20;
 constexpr int64_t kCudaBytesBesides = (int64_t{128} << 20) + kCudaBytesOfOthers;
 
-// What a backend has done since the process began, and what it does in a slower way than it could: a library
-// refused, or recording failed. Counts are the process's, of all its devices.
+// Counts of a backend's work since the process began, and of work done in a slower way than it could be: a
+// library refused, or recording failed. Counts are the process's, of all its devices.
 struct BackendCounts {
   // Enqueued by the vendor's libraries; replays of recordings do not count.
   int64_t library_products = 0, library_attention = 0;

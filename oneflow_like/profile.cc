@@ -146,7 +146,7 @@ StepProfile Together(const std::vector<std::string>& profiles) {
 
 double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-// What the devices were given in a step, and all that was done in a slower way than it could be.
+// Launches of a step on the devices, and all that was done in a slower way than it could be.
 std::string DevicesText(const StepProfile& profile) {
   const BackendCounts& d = profile.devices;
   if (d.ranks == 0) return "";

@@ -413,8 +413,7 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   if (!(options.clip_norm >= 0))
     Fail(who, ": clip_norm is ", options.clip_norm, ", must be 0 (no clipping) or more");
   for (double bound : {options.skip.above, options.skip.times})
-    if (!(bound >= 0))
-      Fail(who, ": a bound of TrainOptions::skip is ", bound, ", must be 0 (none) or more");
+    if (!(bound >= 0)) Fail(who, ": a bound of TrainOptions::skip is ", bound, ", must be 0 (none) or more");
   if (options.lr_function && options.lr_schedule != Schedule{})
     Fail(who, ": both lr_schedule and lr_function are given; leave one out");
   std::map<std::string, int> fetched{{"loss", loss.id()}};

@@ -22,10 +22,10 @@ struct Session::Impl {
   std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
-  int64_t checked_feeds = 0;   // how many steps of this session were compared
+  int64_t checked_feeds = 0;                   // how many steps of this session were compared
   std::function<double(int64_t)> lr_function;  // of learning rates that are fed
-  bool trains = false;         // its steps update variables
-  bool told_replicas = false;  // what has none
+  bool trains = false;                         // its steps update variables
+  bool told_replicas = false;                  // what has none
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.

@@ -1,4 +1,4 @@
-// What operators along one axis share: attribute "axis", their labels, and a tensor seen as [outer, along,
+// Shared by operators along one axis: attribute "axis", their labels, and a tensor seen as [outer, along,
 // inner].
 #pragma once
 
@@ -27,7 +27,7 @@ inline void RequireNumbers(const OpCall& call, size_t input) {
     Fail(call.who, ": operand ", input + 1, " is bool but must be numbers; cast it");
 }
 
-// What sums by index are made of: floating types, i32 and i64.
+// Requires the types of sums by index: floating types, i32 and i64.
 inline void RequireSummable(const OpCall& call, size_t input) {
   DType dtype = call.dtypes[input];
   if (!IsFloating(dtype) && dtype != DType::kInt32 && dtype != DType::kInt64)
@@ -50,7 +50,7 @@ struct AroundAxis {
       : outer(OuterOf(arg.extent, axis)), along(arg.extent[axis]), inner(InnerOf(arg.extent, axis)) {}
 };
 
-// What a step says of an index that names nothing.
+// The step's error for an index that names nothing.
 inline Status IndexOutside(int64_t id, int64_t limit) {
   return Status(Cat("index ", id, " is outside [0, ", limit, ")"));
 }

@@ -313,7 +313,7 @@ void CheckBackward(const OpCall& call) {
 
 // --- The gradient
 
-// What attention_grad gives for gradients `dout` of the results `o`, added to `din`.
+// Adds the results of attention_grad for gradients `dout` of the results `o`, added to `din`.
 void AddGradient(const GradCall& call, const AttentionMasks& masks, const Attrs& attrs,
                  const std::vector<Tensor>& operands, bool of_values, std::vector<Tensor>* din) {
   std::vector<Tensor> in = operands;

@@ -1,4 +1,4 @@
-// What embedding_bag's kernels on the host share: which ids of a bag count, and what a step says of those
+// Shared by embedding_bag's kernels on the host: which ids of a bag count, and what a step says of those
 // that make no sense.
 #pragma once
 

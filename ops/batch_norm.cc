@@ -1,4 +1,4 @@
-// What batch normalisation (Ioffe and Szegedy 2015) is made of: sums per channel over all other axes, which
+// The parts of batch normalisation (Ioffe and Szegedy 2015): sums per channel over all other axes, which
 // fold over the mesh, and the elementwise use of per-channel numbers, which is fused with its neighbours. The
 // gradients of the three operators are made of the same three, so a training step reads every activation
 // twice for its statistics and twice for their gradients, and no broadcast number is ever stored.

@@ -6,8 +6,8 @@
 
 #include "ops/bags.h"
 #include "ops/functional.h"
-#include "ops/sparse.h"
 #include "ops/manifest.h"
+#include "ops/sparse.h"
 
 namespace oneflow_like {
 namespace {
@@ -20,7 +20,7 @@ int64_t RowHere(const Bags& bags, int64_t bag, int64_t j, const TensorArg& table
   return row >= 0 && row < table.extent[0] ? row : -1;
 }
 
-// What a row counts in its bag.
+// The weight of a row in its bag.
 double FactorOf(const std::string& mode, const Bags& bags, const TensorArg* weights, int64_t bag, int64_t j) {
   if (mode == "mean") return 1.0 / static_cast<double>(LoadInt(bags.lengths, bag));
   return weights ? LoadFloat(*weights, bag * bags.room() + j) : 1.0;

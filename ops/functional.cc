@@ -7,8 +7,8 @@
 #include <iterator>
 
 #include "core/random.h"
-#include "ops/calls.h"
 #include "ops/attention_masks.h"
+#include "ops/calls.h"
 #include "ops/op.h"
 
 namespace oneflow_like {

@@ -1,4 +1,4 @@
-// What kernels of grouped products on the host share: which rows belong to which expert.
+// Shared by kernels of grouped products on the host: which rows belong to which expert.
 #pragma once
 
 #include <algorithm>

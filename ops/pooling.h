@@ -47,7 +47,7 @@ struct PoolAxis {
     return {begin, end > out ? out : end};
   }
 
-  // What a mean over the window is divided by, but for the other axis.
+  // The divisor of a mean over the window, but for the other axis.
   OFL_HOST_DEVICE int64_t Count(int64_t p, bool with_padding) const {
     if (with_padding && !adaptive) return kernel;
     PoolRange window = Window(p);

@@ -1,4 +1,4 @@
-// What kernels of row-wise updates on the host share: the check of a list of touched rows, and the numbers of
+// Shared by kernels of row-wise updates on the host: the check of a list of touched rows, and the numbers of
 // one update.
 #pragma once
 

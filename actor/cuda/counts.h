@@ -1,4 +1,4 @@
-// What streams of this process did, counted for profiles (core/backend.h, BackendCounts). Any thread.
+// Counts of the work of this process's streams, for profiles (core/backend.h, BackendCounts). Any thread.
 #pragma once
 
 #include <atomic>

@@ -102,7 +102,7 @@ struct AttentionCall {
   }
 };
 
-// What masks make of a block of queries against the tiles of keys that go by: skips tiles that no query sees,
+// Masks of a block of queries against the tiles of keys that go by: skips tiles that no query sees,
 // adds the bias, and overwrites what is masked.
 class BlockMask {
  public:

@@ -40,7 +40,7 @@ struct BagOf {
     if (ids[j] < 0 || ids[j] >= global) bad->store(true, std::memory_order_relaxed);
     return nullptr;
   }
-  // What lies at no address, as padding may say, costs nothing to ask for.
+  // Prefetching an address that is not there, as padding may name, costs nothing.
   void Ask(int64_t j, int64_t first, int64_t columns) const {
     if (j >= total) return;
     auto row = static_cast<uint64_t>(static_cast<int64_t>(ids[j]) - begin) * static_cast<uint64_t>(width);

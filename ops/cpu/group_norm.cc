@@ -29,7 +29,7 @@ struct Layout {
   double count() const { return static_cast<double>(std::max<int64_t>(1, rows * width)); }
 };
 
-// What a sample's channels are worked with, a number for each.
+// The numbers that a sample's channels are normalised with, one for each.
 class PerChannel {
  public:
   explicit PerChannel(int64_t size) : values_(size) {}

@@ -64,7 +64,7 @@ class Interpolate : public Kernel {
   std::vector<ResizeSource> rows_, columns_;
 };
 
-// What a row (or column) of x gives to the results.
+// The results that read a row (or column) of x, and its weights in them.
 struct Share {
   int64_t result;
   float part;

@@ -32,8 +32,8 @@ Status HandleOf(int device, cudnnHandle_t* handle) {
   return Status();
 }
 
-// What serves a shape on a device. Launches are made by the threads of all ranks that share the device; a
-// plan is not said to bear two at once, and enqueueing takes microseconds, so they take turns.
+// The plan that serves a shape on a device. Launches are made by the threads of all ranks that share the
+// device; a plan is not said to bear two at once, and enqueueing takes microseconds, so they take turns.
 struct Entry {
   FlashShape shape;
   int device = 0;

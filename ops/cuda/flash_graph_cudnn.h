@@ -62,7 +62,7 @@ struct FlashLaunch {
   int64_t batch = 0, head = 0;
 };
 
-// What serves a shape within a work space: parts of one size, and where they do not go up a smaller
+// The plans that serve a shape within a work space: parts of one size, and where they do not go up a smaller
 // remainder.
 struct FlashPlans {
   std::vector<FlashPlan> plans;  // one or two; none where cuDNN does not take the shape

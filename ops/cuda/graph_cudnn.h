@@ -55,8 +55,8 @@ struct CudnnTensor {
   CudnnPtr descriptor;
 };
 
-// What plans are made for: the device of a handle, or one that is only described (cuDNN 9.8 and later), which
-// need not be there.
+// The device that plans are made for: the device of a handle, or one that is only described (cuDNN 9.8 and
+// later), which need not be there.
 struct CudnnTarget {
   cudnnHandle_t handle = nullptr;
   CudnnPtr device;  // a DEVICEPROP descriptor, in the place of a handle

@@ -24,7 +24,7 @@ void AddTakeKernels(KernelRegistry* registry);           // take.cu
 void AddEmbeddingBagKernels(KernelRegistry* registry);   // embedding_bag.cu
 void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu
 void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
-void AddRopeKernels(KernelRegistry* registry);         // rope.cu
+void AddRopeKernels(KernelRegistry* registry);           // rope.cu
 
 void AddConvolutionKernels(KernelRegistry* registry);  // convolution.cu
 void AddPoolingKernels(KernelRegistry* registry);      // pooling.cu

@@ -1,5 +1,6 @@
-// What NVIDIA's libraries did for our kernels and what they refused, counted. A refusal gives a right result
-// that is slower, so it is shown wherever a step's time is (core/backend.h, BackendCounts).
+// Counts of the calls that NVIDIA's libraries served for our kernels and of those they refused. A refusal
+// gives a right result that is slower, so it is shown wherever a step's time is (core/backend.h,
+// BackendCounts).
 #pragma once
 
 #include <cstdint>

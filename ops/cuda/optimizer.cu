@@ -1,13 +1,13 @@
-// sgd_plain, sgd, adam and adamw in place, assign and learning_rate, clip_factor, and loss scaling. Updates that follow
-// each other in a segment are one launch: its blocks are dealt out to the tensors, a stretch of one tensor
-// each, of which each thread takes four elements at a time, 16 bytes of every fp32 operand. What depends on
-// the step is computed on the device, by one thread of each block from launch.act and the number of updates
-// made before, so that a recorded launch serves every step.
+// sgd_plain, sgd, adam and adamw in place, assign and learning_rate, clip_factor, and loss scaling. Updates
+// that follow each other in a segment are one launch: its blocks are dealt out to the tensors, a stretch of
+// one tensor each, of which each thread takes four elements at a time, 16 bytes of every fp32 operand. What
+// depends on the step is computed on the device, by one thread of each block from launch.act and the number
+// of updates made before, so that a recorded launch serves every step.
 //
 // Floor, bytes per element with fp32 weights and state and a gradient of type G: sgd_plain 8 + sizeof(G), sgd
-// 16 + sizeof(G) (reads w, g, v, writes w, v), adam and adamw 24 + sizeof(G). A skipped step (gradients that overflowed) in place
-// touches nothing. For biases and norms a launch of their own takes longer than the floor: there are as many
-// of them as matrices.
+// 16 + sizeof(G) (reads w, g, v, writes w, v), adam and adamw 24 + sizeof(G). A skipped step (gradients that
+// overflowed) in place touches nothing. For biases and norms a launch of their own takes longer than the
+// floor: there are as many of them as matrices.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -25,7 +25,9 @@ enum class Rule { kPlain, kSgd, kAdam, kAdamW };
 template <Rule kRule>
 constexpr bool kAdamLike = kRule == Rule::kAdam || kRule == Rule::kAdamW;
 template <Rule kRule>
-constexpr size_t kStatesOf = kRule == Rule::kPlain ? 0 : kAdamLike<kRule> ? 2 : 1;
+constexpr size_t kStatesOf = kRule == Rule::kPlain ? 0
+                             : kAdamLike<kRule>    ? 2
+                                                   : 1;
 
 // The attributes of an update but for its weight decay, which matrices have and biases have not; the
 // logarithms turn powers with the number of steps into exponentials.
@@ -152,8 +154,9 @@ struct UpdateOperands {
 template <Rule kRule, int N, typename W, typename G>
 OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& numbers,
                          const StepNumbers& step, int64_t i) {
+  constexpr size_t kStates = kStatesOf<kRule>;
   Pack<float, N> w = op.w.template Read<N>(i), g = op.g.template Read<N>(i), m = g, v = g;
-  if constexpr (kStatesOf<kRule> > 0) m = op.m.template Read<N>(i);
+  if constexpr (kStates > 0) m = op.m.template Read<N>(i);
   if constexpr (kAdamLike<kRule>) v = op.v.template Read<N>(i);
   if (!step.skipped) {
     float decay = op.decay, momentum = static_cast<float>(numbers.momentum);
@@ -179,7 +182,7 @@ OFL_DEVICE void UpdateAt(const UpdateOperands<W, G>& op, const UpdateNumbers& nu
     }
   }
   op.new_w.template Write<N>(i, w);
-  if constexpr (kStatesOf<kRule> > 0) op.new_m.template Write<N>(i, m);
+  if constexpr (kStates > 0) op.new_m.template Write<N>(i, m);
   if constexpr (kAdamLike<kRule>) op.new_v.template Write<N>(i, v);
 }
 

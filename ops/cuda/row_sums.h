@@ -37,7 +37,7 @@ struct RowKeys {
 };
 RowKeys PlainKeys(const TensorArg& ids, const TensorArg& table);  // ids[n] of rows of the table's first axis
 
-// What a position of bags adds: dy[bag], times its weight or divided by the bag's length; or, where
+// The sum's term of a position of bags: dy[bag], times its weight or divided by the bag's length; or, where
 // table and y are given, in those columns where it is the first of its bag that is y.
 struct BagTerms {
   FloatView weights;

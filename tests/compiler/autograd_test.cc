@@ -126,7 +126,7 @@ Tensor Number(Tensor like, const Dims& shape, int value) {
 }
 Tensor Everywhere(Tensor ids) { return broadcast_to(reshape(ids, {kRows, 1}), kShape); }
 
-// What the operator that made y passes back of dy: gradients of second order go through it.
+// The gradients that the operator that made y passes back of dy: gradients of second order go through it.
 std::vector<Tensor> PassedBack(Tensor y, Tensor dy) {
   const auto& graph = *static_cast<Graph*>(y.graph());
   const Node node = graph.producer(y.id());

@@ -1,4 +1,4 @@
-// What can make a program with several devices hang: calls that wait for a device under the driver's lock
+// Hazards that make a program with several devices hang: calls that wait for a device under the driver's lock
 // while a collective is launched in part, hardware queues that streams share, and too few resident blocks.
 #include <cstdlib>
 #include <utility>

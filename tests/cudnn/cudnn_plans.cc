@@ -50,7 +50,7 @@ std::vector<FlashShape> Shapes() {
   return shapes;
 }
 
-// What cuDNN documents that it does not do: backward beyond a width of 128 but on Hopper.
+// Documented by cuDNN as not supported: backward beyond a width of 128 but on Hopper.
 bool MayBeRefused(const FlashShape& shape, const DescribedCard& card) {
   return shape.backward && shape.width > 128 && card.capability != 900;
 }

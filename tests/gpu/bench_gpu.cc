@@ -151,7 +151,7 @@ struct HotKernel {
   double StepSeconds() const { return uses * timing.seconds; }
 };
 
-// What a step would take if nothing were between its kernels: each timed on its own. `failed` is what could
+// The time of a step if nothing were between its kernels: each timed on its own. `failed` is what could
 // not be timed.
 std::vector<HotKernel> TimeKernels(const plan::Plan& plan, MeasuredDevice* card, std::string* failed);
 

@@ -522,7 +522,7 @@ TEST(Nccl, AbortOfAPendingCollective) {
   EXPECT_TRUE(WaitFor(stream.get()).ok()) << "the device does not go on";
 }
 
-// What a rank gets whose peer never comes, in place of waiting for ever.
+// A rank whose peer never comes gets an error, in place of waiting for ever.
 TEST(Nccl, APeerThatDoesNotComeIsTimedOut) {
   if (!TestedBackend()->HasGroups()) GTEST_SKIP() << "the backend is built without NCCL";
   if (Emulated()) GTEST_SKIP() << "groups of the emulator wait for nobody when they are made";

@@ -106,9 +106,7 @@ TEST(Nn, BatchNormHasOneCurveAndOneRunningAverage) {
       h = nn::ConvBlock(s / "down", h, 8, 3, {.stride = 2, .groups = 2, .norm = norm});
       return mean(cross_entropy(nn::Linear(s / "head", mean(h, {1, 2}), 5), y));
     };
-    auto feeds = [](int step) {
-      return Feeds{{"x", Floats(1, {12, 6, 6, 3})}, {"y", Ids(1, {12}, 5)}};
-    };
+    auto feeds = [](int step) { return Feeds{{"x", Floats(1, {12, 6, 6, 3})}, {"y", Ids(1, {12}, 5)}}; };
     std::vector<Setting> settings = {
         {"cpu:dp=1", 1}, {"cpu:dp=2", 1}, {"cpu:dp=1", 2}, {"cpu:dp=2", 2}, {"cpu:dp=4", 1}};
     if (parts == 1) settings.push_back({"cpu:dp=1", 3});
@@ -127,7 +125,7 @@ TEST(Nn, BatchNormHasOneCurveAndOneRunningAverage) {
   }
 }
 
-// What training keeps is what evaluation uses: by hand from the batches.
+// Evaluation uses the averages that training keeps: by hand from the batches.
 TEST(Nn, BatchNormEvaluatesByRunningAverages) {
   Model model(FullMesh("cpu:dp=2"));
   Tensor x = model.Input("x", {6, 2}, DType::kFloat32, {{"dp", S(0)}});

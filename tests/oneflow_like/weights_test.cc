@@ -1,4 +1,4 @@
-// What a weight says beside its shape: options, patterns, frozen weights, state that layers keep,
+// Weights and what is said of them: options, patterns, frozen weights, state that layers keep,
 // initialisers, explicit gradients, and the optimizers and schedules that are made of assigns.
 #include <gtest/gtest.h>
 
@@ -421,7 +421,7 @@ TEST(Optimizers, Muon) {
       1e-4);
 }
 
-// What is no matrix, and what is named, goes to the other optimizer.
+// Weights that are no matrix, or are named, go to the other optimizer.
 TEST(Optimizers, MuonLeavesOthersToAnother) {
   Model model(FullMesh("cpu:dp=1"));
   Scope s = model.scope();

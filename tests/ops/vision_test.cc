@@ -68,8 +68,9 @@ TEST(Convolution, InGroupsWithStrideAndDilation) {
 
 TEST(Convolution, Transposed) {
   Tape tape;
-  Tensor y = conv2d_transpose(Pattern(&tape, {1, 2, 3, 2}, 1), Pattern(&tape, {2, 3, 2, 1}, 2),
-                              {.stride = {2, 3}, .padding = {1, 0}, .dilation = {1, 2}, .output_padding = {1, 0}, .groups = 2});
+  Tensor y = conv2d_transpose(
+      Pattern(&tape, {1, 2, 3, 2}, 1), Pattern(&tape, {2, 3, 2, 1}, 2),
+      {.stride = {2, 3}, .padding = {1, 0}, .dilation = {1, 2}, .output_padding = {1, 0}, .groups = 2});
   ExpectValues(y, {1, 4, 9, 2},
                {0.5625,  1.5,    0, 0, 1.125,  2.625,  -1.5,    -1.25,   0, 0, -3,      -2.1875,
                 -0.375,  0.25,   0, 0, -0.75,  0.4375, -2.25,   -3.5,    0, 0, -0.9375, -1.0625,
@@ -237,7 +238,7 @@ TEST(Vision, SaysWhatIsWrong) {
   Tensor x = Pattern(&tape, {2, 5, 6, 4}, 1), line = Pattern(&tape, {2, 5, 4}, 1),
          four = Pattern(&tape, {4}, 1);
   auto filter = [&](const Dims& shape) { return Pattern(&tape, shape, 2); };
-  // What is said behind "<function> at <file and line>: ".
+  // The sentence behind "<function> at <file and line>: ".
   auto said = [&](auto&& use) {
     std::string text = ErrorOf(use);
     size_t at = text.find(": ");

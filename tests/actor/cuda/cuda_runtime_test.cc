@@ -214,7 +214,7 @@ TEST_F(CudaRuntime, CountsTheLaunchesOfAStepOf124MParameters) {
   EXPECT_NE(ToText(profile, "train").find("graph launches a step"), std::string::npos);
 }
 
-// What a library refuses, and what is never recorded, is said where the step's figures are.
+// Refusals of libraries and segments that are never recorded stand beside the step's figures.
 TEST_F(CudaRuntime, TheProfileSaysWhatWasRefused) {
   cuda_emulator::RefuseEpilogues(true);
   SmallGpt given = Small("cuda:dp=1");
