@@ -39,6 +39,9 @@ struct LabelAxes {
 std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y);
 std::vector<LabelAxes> EinsumLabels(const std::string& equation);
 
+// A multiplication and an addition for every point of the rule's axes.
+inline double ProductFlops(const BoundRule& rule) { return 2 * rule.Volume(); }
+
 // "b s w": for a rule's brackets.
 std::string Spaced(const std::string& labels);
 // A sum for every label the equation loses.

@@ -56,7 +56,7 @@ void CheckCountsOperand(const OpCall& call, int64_t experts) {
     Fail(call.who, ": axis e is ", experts, " in w but ", counts[0], " in counts");
 }
 
-double ProductFlops(const BoundRule& rule) {
+double GroupedFlops(const BoundRule& rule) {
   return 2.0 * rule.extents.at("n") * static_cast<double>(rule.extents.at("k")) * rule.extents.at("m");
 }
 
@@ -98,7 +98,7 @@ void AddProduct(Catalog* catalog) {
     if (call.shapes[1].rank() == 3) CheckCountsOperand(call, call.shapes[1][0]);
   };
   def.category = "matmul";
-  def.flops = ProductFlops;
+  def.flops = GroupedFlops;
   def.grad = GroupedMatmulGrad;
   def.reference = GroupedMatmul;
   def.precision = Precision::kNarrow;
@@ -133,7 +133,7 @@ void AddGradWeight(Catalog* catalog) {
     CheckCountsOperand(call, call.attrs->Int("experts"));
   };
   grad.category = "matmul";
-  grad.flops = ProductFlops;
+  grad.flops = GroupedFlops;
   grad.reference = GroupedMatmulGradWeight;
   grad.precision = Precision::kNarrow;
   grad.typed = true;

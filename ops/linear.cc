@@ -8,8 +8,6 @@
 namespace oneflow_like {
 namespace {
 
-double ProductFlops(const BoundRule& rule) { return 2 * rule.Volume(); }
-
 void CheckOperands(const OpCall& call, size_t count) {
   RequireInputs(call, count);
   RequireFloating(call);

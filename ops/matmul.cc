@@ -13,8 +13,6 @@ void CheckProduct(const OpCall& call) {
   RequireSameTypes(call);
 }
 
-double ProductFlops(const BoundRule& rule) { return 2 * rule.Volume(); }
-
 // --- matmul ---
 
 Status MatmulReference(const KernelContext& context) {

@@ -90,7 +90,7 @@ void StoreRows(const float* from, int64_t pitch, int64_t rows, int64_t width, BF
 // --- Forward
 
 // Of one thread, kept between acts: 180 KB.
-struct ForwardScratch {
+struct NarrowForward {
   alignas(64) uint32_t q[kMaxWidth / 2 * kLanes];
   alignas(64) uint32_t v[kRowPairs * kMaxWidth];
   alignas(64) uint32_t p[kRowPairs * kLanes];
@@ -100,12 +100,12 @@ struct ForwardScratch {
 };
 
 // Maxima and sums of 2^score.
-struct Running {
+struct NarrowRunning {
   alignas(64) Lanes greatest, total, rescale;
 };
 
 // Turns a tile of scores (to base 2) into 2^(score - greatest) and brings maximum and sum up to date.
-void SoftmaxTile(int64_t key_count, float* tile, Running* run) {
+void NarrowSoftmaxTile(int64_t key_count, float* tile, NarrowRunning* run) {
   for (int64_t i = 0; i < kLanes; i += 16) {
     __m512 before = _mm512_load_ps(run->greatest + i), top = before, sum = _mm512_setzero_ps();
     for (int64_t j = 0; j < key_count; ++j) top = _mm512_max_ps(_mm512_load_ps(tile + j * kLanes + i), top);
@@ -124,7 +124,7 @@ void SoftmaxTile(int64_t key_count, float* tile, Running* run) {
 }
 
 void ForwardTile(const KernelContext& context, const AttentionCall& call, const int64_t (&place)[4],
-                 int64_t t, int64_t key_count, const BlockMask& mask, Running* run, ForwardScratch* scratch) {
+                 int64_t t, int64_t key_count, const BlockMask& mask, NarrowRunning* run, NarrowForward* scratch) {
   auto [b, h, s, count] = place;
   int64_t g = h / call.group, pitch = PitchOf(call.value_width);
   const BFloat16* k = context.in[1].as<BFloat16>() + call.InK(b, t, g);
@@ -134,7 +134,7 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, const 
                call.scale * kLog2E);
   mask.AddBias(kLog2E, scratch->tile);
   mask.Mask(-kInfinity, scratch->tile);
-  SoftmaxTile(key_count, scratch->tile, run);
+  NarrowSoftmaxTile(key_count, scratch->tile, run);
   if (call.drop > 0) {
     call.DropFactors(b, h, s, count, t, key_count, scratch->drop);
     for (int64_t i = 0; i < key_count * kLanes; ++i) scratch->tile[i] *= scratch->drop[i];
@@ -146,12 +146,12 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, const 
 }
 
 void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
-  static thread_local ForwardScratch scratch;
+  static thread_local NarrowForward scratch;
   int64_t count = std::min(kLanes, call.queries - s);
   PairLanes<kLanes>(context.in[0].as<BFloat16>() + call.InQ(b, s, h), call.q_row, count, call.width,
                     scratch.q);
   std::fill_n(scratch.o, call.value_width * kLanes, 0.0f);
-  Running run;
+  NarrowRunning run;
   std::fill_n(run.greatest, kLanes, -kInfinity);
   std::fill_n(run.total, kLanes, 0.0f);
   BlockMask mask(call, b, h, s, count);
@@ -174,7 +174,7 @@ void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64
 // --- Backward
 
 // Of one thread, kept between acts: 350 KB.
-struct BackwardScratch {
+struct NarrowBackward {
   alignas(64) uint32_t q_lanes[kMaxWidth / 2 * kLanes], dy_lanes[kMaxWidth / 2 * kLanes];
   alignas(64) uint32_t q_rows[kRowPairs * kMaxWidth], dy_rows[kRowPairs * kMaxWidth];
   alignas(64) float p[kTileKeys * kLanes], dp[kTileKeys * kLanes], drop[kTileKeys * kLanes];
@@ -188,7 +188,7 @@ struct BackwardScratch {
 };
 
 void LoadBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
-               int64_t count, BackwardScratch* scratch) {
+               int64_t count, NarrowBackward* scratch) {
   const BFloat16* dy = context.in[0].as<BFloat16>() + call.InO(b, s, h);
   const BFloat16* q = context.in[1].as<BFloat16>() + call.InQ(b, s, h);
   const BFloat16* o = context.in[4].as<BFloat16>() + call.InO(b, s, h);
@@ -217,7 +217,7 @@ void LoadBlock(const KernelContext& context, const AttentionCall& call, int64_t 
 }
 
 // p = 2^(score - lse), and ds = p (keep dp - dot) scale; where masked 0.
-void SlopeTile(const AttentionCall& call, const BlockMask& mask, int64_t keys, BackwardScratch* s) {
+void SlopeTile(const AttentionCall& call, const BlockMask& mask, int64_t keys, NarrowBackward* s) {
   mask.AddBias(kLog2E, s->p);
   for (int64_t i = 0; i < kLanes; i += 16) {
     __m512 lse = _mm512_load_ps(s->lse + i);
@@ -242,7 +242,7 @@ void SlopeTile(const AttentionCall& call, const BlockMask& mask, int64_t keys, B
 }
 
 void BackwardTile(const KernelContext& context, const AttentionCall& call, const int64_t (&place)[4],
-                  int64_t t, int64_t keys, const BlockMask& mask, BackwardScratch* scratch) {
+                  int64_t t, int64_t keys, const BlockMask& mask, NarrowBackward* scratch) {
   auto [b, h, s, count] = place;
   int64_t g = h / call.group, width = call.width, value_width = call.value_width;
   int64_t pitch = PitchOf(width), value_pitch = PitchOf(value_width), first = mask.FirstMasked();
@@ -268,7 +268,7 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
 }
 
 void BackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
-                   BackwardScratch* scratch) {
+                   NarrowBackward* scratch) {
   int64_t count = std::min(kLanes, call.queries - s);
   LoadBlock(context, call, b, h, s, count, scratch);
   std::fill_n(scratch->dq, call.width * kLanes, 0.0f);
@@ -284,7 +284,7 @@ void BackwardBlock(const KernelContext& context, const AttentionCall& call, int6
 
 // All heads of queries that share head `g` of keys.
 void BackwardGroup(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t g) {
-  static thread_local BackwardScratch scratch;
+  static thread_local NarrowBackward scratch;
   int64_t keys = call.keys, pitch = PitchOf(call.width), value_pitch = PitchOf(call.value_width);
   const BFloat16* k = context.in[2].as<BFloat16>() + call.InK(b, 0, g);
   scratch.k_rows.resize((keys + 1) / 2 * pitch);

@@ -142,7 +142,7 @@ Status EmbeddingBagWeightsGrad(const KernelContext& context, const LaunchContext
   return Status();
 }
 
-std::string Explain(const Fault& fault) {
+std::string ExplainBag(const Fault& fault) {
   if (fault.operand == kLengths)
     return Cat("a bag has length ", fault.value, " but ids has room for ", fault.limit - 1);
   return Cat("id ", fault.value, " is outside the table of ", fault.limit, " rows");
@@ -151,10 +151,10 @@ std::string Explain(const Fault& fault) {
 }  // namespace
 
 void AddEmbeddingBagKernels(KernelRegistry* registry) {
-  registry->Add("embedding_bag", "cuda", MakeIndexKernel(EmbeddingBag, Explain));
-  registry->Add("embedding_bag_grad", "cuda", MakeIndexKernel(EmbeddingBagGrad, Explain));
-  registry->Add("embedding_bag_max_grad", "cuda", MakeIndexKernel(EmbeddingBagMaxGrad, Explain));
-  registry->Add("embedding_bag_weights_grad", "cuda", MakeIndexKernel(EmbeddingBagWeightsGrad, Explain));
+  registry->Add("embedding_bag", "cuda", MakeIndexKernel(EmbeddingBag, ExplainBag));
+  registry->Add("embedding_bag_grad", "cuda", MakeIndexKernel(EmbeddingBagGrad, ExplainBag));
+  registry->Add("embedding_bag_max_grad", "cuda", MakeIndexKernel(EmbeddingBagMaxGrad, ExplainBag));
+  registry->Add("embedding_bag_weights_grad", "cuda", MakeIndexKernel(EmbeddingBagWeightsGrad, ExplainBag));
 }
 
 }  // namespace oneflow_like::cuda

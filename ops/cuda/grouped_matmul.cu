@@ -145,7 +145,7 @@ Status GroupedMatmulGradWeight(const KernelContext& context, const LaunchContext
   return Status();
 }
 
-std::string Explain(const Fault& fault) {
+std::string ExplainCounts(const Fault& fault) {
   if (fault.operand == kNegative) return Cat("expert ", fault.value, " has a count of ", fault.limit);
   return Cat("counts add up to more than the ", fault.limit, " rows of x");
 }
@@ -153,8 +153,8 @@ std::string Explain(const Fault& fault) {
 }  // namespace
 
 void AddGroupedMatmulKernels(KernelRegistry* registry) {
-  registry->Add("grouped_matmul", "cuda", MakeIndexKernel(GroupedMatmul, Explain));
-  registry->Add("grouped_matmul_grad_weight", "cuda", MakeIndexKernel(GroupedMatmulGradWeight, Explain));
+  registry->Add("grouped_matmul", "cuda", MakeIndexKernel(GroupedMatmul, ExplainCounts));
+  registry->Add("grouped_matmul_grad_weight", "cuda", MakeIndexKernel(GroupedMatmulGradWeight, ExplainCounts));
 }
 
 }  // namespace oneflow_like::cuda

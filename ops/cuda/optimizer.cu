@@ -55,15 +55,15 @@ UpdateNumbers ReadNumbers(const Attrs& attrs) {
   return numbers;
 }
 
-// Operands of an update, in the order of their places in UpdateTensor. Where a rule has fewer states the
-// places of the others hold an operand that it has, and are not touched.
-enum Place { kWeight, kGradient, kFirst, kSecond, kNewWeight, kNewFirst, kNewSecond, kPlaces };
+// Operands of an update, in the order of their slots in UpdateTensor. Where a rule has fewer states the
+// slots of the others hold an operand that it has, and are not touched.
+enum Slot { kWeight, kGradient, kFirst, kSecond, kNewWeight, kNewFirst, kNewSecond, kSlots };
 
 struct UpdateTensor {
-  void* data[kPlaces];
+  void* data[kSlots];
   int64_t count;
   double decay;
-  DType dtype[kPlaces];
+  DType dtype[kSlots];
   bool packed;
 };
 
@@ -105,7 +105,7 @@ OFL_DEVICE void FillStep(const UpdateList& list, const UpdateNumbers& numbers, d
 template <typename T>
 struct TypedView {
   T* data;
-  OFL_DEVICE static TypedView Of(const UpdateTensor& tensor, Place place) {
+  OFL_DEVICE static TypedView Of(const UpdateTensor& tensor, Slot place) {
     return {static_cast<T*>(tensor.data[place])};
   }
   OFL_DEVICE float At(int64_t i) const { return Load(data[i]); }
@@ -125,7 +125,7 @@ struct TypedView {
   }
 };
 struct AnyView : FloatView {
-  OFL_DEVICE static AnyView Of(const UpdateTensor& tensor, Place place) {
+  OFL_DEVICE static AnyView Of(const UpdateTensor& tensor, Slot place) {
     AnyView view;
     view.data = tensor.data[place];
     view.dtype = tensor.dtype[place];
@@ -276,7 +276,7 @@ UpdateTensor UpdateKernel<kRule>::TensorOf(const KernelContext& context) const {
   tensor.count = in[0].elements();
   tensor.decay = decay_;
   tensor.packed = Wide(context);
-  auto place = [&](Place at, const TensorArg& arg) {
+  auto place = [&](Slot at, const TensorArg& arg) {
     tensor.data[at] = arg.data;
     tensor.dtype[at] = arg.dtype;
     tensor.packed = tensor.packed && Aligned(arg.data);

@@ -235,7 +235,7 @@ Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
   return Status();
 }
 
-std::string Explain(const Fault& fault) {
+std::string ExplainRow(const Fault& fault) {
   if (fault.operand == kFalls) return "rows do not rise, as unique_rows gives them";
   return Cat("row ", fault.value, " is outside the table of ", fault.limit, " rows");
 }
@@ -244,9 +244,9 @@ std::string Explain(const Fault& fault) {
 
 void AddSparseRowsKernels(KernelRegistry* registry) {
   registry->Add("unique_rows", "cuda", MakeLaunchKernel(UniqueRows));
-  registry->Add("sgd_rows", "cuda", MakeIndexKernel(SgdRows, Explain));
-  registry->Add("add_squares_to_rows", "cuda", MakeIndexKernel(AddSquaresToRows, Explain));
-  registry->Add("adagrad_rows", "cuda", MakeIndexKernel(AdagradRows, Explain));
+  registry->Add("sgd_rows", "cuda", MakeIndexKernel(SgdRows, ExplainRow));
+  registry->Add("add_squares_to_rows", "cuda", MakeIndexKernel(AddSquaresToRows, ExplainRow));
+  registry->Add("adagrad_rows", "cuda", MakeIndexKernel(AdagradRows, ExplainRow));
 }
 
 }  // namespace oneflow_like::cuda

@@ -11,7 +11,6 @@
 namespace oneflow_like {
 namespace {
 
-constexpr int64_t kSecond = 1000000000;
 // What counts as behind: busy this much more than the median of the others, ...
 constexpr double kBusyFactor = 1.5, kBusyMargin = 0.15;
 // ... a round trip or a time per byte this many times the median of the other links.

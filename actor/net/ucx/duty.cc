@@ -18,7 +18,6 @@
 namespace oneflow_like {
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
 // A worker that left may be back soon: for so long nobody takes its place. To call the network's thread each
 // time that a worker leaves something under way made steps of many small collectives slower by up to a half.
 constexpr int64_t kPatience = 200'000;

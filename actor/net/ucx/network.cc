@@ -23,7 +23,6 @@ namespace oneflow_like {
 namespace {
 
 constexpr int kMessagesInTurn = 32;
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr size_t kFirstPings = 10;       // right after Connect, for the clock
 constexpr int64_t kFlushTime = kSecond;  // for what is under way when the network ends
 constexpr int64_t kForever = INT64_MAX;

@@ -16,6 +16,8 @@
 
 namespace oneflow_like {
 
+constexpr int64_t kSecond = 1000000000;  // of the clock of this folder's sources, in nanoseconds
+
 // Told once, when a send or receive has ended. `ok` is false when the peer is lost.
 class Transfer {
  public:
