@@ -18,7 +18,7 @@ const Pass kPasses[] = {
     {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
     {"shard_variables", Level::kPlaced, [](Graph* g, const CompileOptions& o) { ShardVariables(g, o); }},
     {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},
-    {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions&) { InsertBoxing(g); }},
+    {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions& o) { InsertBoxing(g, o); }},
     {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
     {"fuse_epilogue", Level::kLowered,
      [](Graph* g, const CompileOptions& o) {
@@ -28,6 +28,7 @@ const Pass kPasses[] = {
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) Fuse(g);
      }},
+    {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
     {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };
 

@@ -21,7 +21,7 @@ namespace oneflow_like {
 
 namespace {
 
-// Slice, stream, phase, per micro-batch, epoch, own number.
+// Slice, stream, phase, per micro-batch, epoch, region or own number.
 using Class = std::tuple<Slice, int, int, bool, int, int>;
 
 // A node waits for `node`; `whole`: for all of its acts of a step, not only for the one of its own
@@ -61,11 +61,13 @@ class Former {
 
   LogicalPlan Run() {
     MakeStreams();
+    FindRegions();
     FindDependencies();
     ChooseEpochs();
     MakeSegments();
     MakeBuffers();
     MakeEdges();
+    KeepBehind();
     AdmitMicroBatches();
     return std::move(plan_);
   }
@@ -86,7 +88,20 @@ class Former {
     if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
       return {node.slice, -1, 0, micro, epoch_[n], n};
     if (IsCollective(node)) return {node.slice, kLink, int(node.phase), micro, epoch_[n], n};
-    return {node.slice, kCompute, int(node.phase), micro, epoch_[n], -1};
+    return {node.slice, kCompute, int(node.phase), micro, epoch_[n], RegionOf(n)};
+  }
+
+  // Where gradients leave in each micro-batch, those of one layer do so while the next is worked on.
+  int RegionOf(int n) const { return region_.empty() ? -1 : region_[n]; }
+
+  void FindRegions() {
+    if (options_.zero_axis < 0 || options_.zero_stage < 2 || graph_.times() == 1) return;
+    std::map<std::string, int> number{{"", -1}};
+    region_.assign(graph_.num_nodes(), -1);
+    for (int n : order_)
+      if (graph_.node(n).phase == Phase::kBackward && graph_.node(n).rate == Rate::kEachAct)
+        region_[n] =
+            number.try_emplace(graph_.regions().Of(graph_.node(n).name), number.size()).first->second;
   }
 
   bool Computes(int n) const { return graph_.node(n).kind != NodeKind::kVariable && !IsView(graph_, n); }
@@ -283,6 +298,29 @@ class Former {
     }
   }
 
+  // What `after` says within a micro-batch and no value does: updates are kept behind by their variables.
+  void KeepBehind() {
+    std::set<std::pair<int, int>> joined;
+    for (const LogicalEdge& e : plan_.edges) joined.insert({e.writer, e.reader});
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      if (node.phase == Phase::kUpdate) continue;
+      for (int b : node.after) {
+        const int from = segment_of_[b], to = segment_of_[n];
+        if (from < 0 || from == to ||
+            plan_.segments[from].per_micro_batch != plan_.segments[to].per_micro_batch ||
+            !joined.insert({from, to}).second)
+          continue;
+        LogicalEdge edge;
+        edge.writer = from;
+        edge.reader = to;
+        edge.slots = graph_.times();
+        edge.why = Cat(node.name, " comes after ", graph_.node(b).name);
+        plan_.edges.push_back(edge);
+      }
+    }
+  }
+
   void AdmitMicroBatches() {
     for (const StageLimit& limit : LimitsOf(plan_, graph_.times())) {
       LogicalEdge edge;
@@ -299,6 +337,7 @@ class Former {
   std::vector<int> order_;
   std::vector<std::vector<Dependency>> before_, after_;  // by node
   std::vector<int> epoch_;                               // by node
+  std::vector<int> region_;                              // by node, -1 for none; empty where all are one
   CostModel cost_;
   std::vector<int> segment_of_;
   LogicalPlan plan_;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/regions.h"
 #include "ops/op.h"
 #include "ops/tensor.h"
 #include "sbp/boxing.h"
@@ -115,6 +116,8 @@ class Graph : public GraphBuilder {
   };
   int AddRaw(Node node, const std::vector<NewValue>& outputs);  // the node's id; its kind is that of its op
   int AddValue(const NewValue& value, int producer, int output);
+  Regions& regions() { return regions_; }
+  const Regions& regions() const { return regions_; }
   // Ends: what a step gives, and what is to be minimised (compiler/training.h).
   int AddFetch(const std::string& name, int value);
   int AddTrain(int loss, const SourceLine& line);
@@ -157,6 +160,7 @@ class Graph : public GraphBuilder {
   int times_;
   std::vector<Node> nodes_;
   std::vector<Value> values_;
+  Regions regions_;
   std::map<std::string, int> names_;  // how often a name was asked for
   const Origin* origin_ = nullptr;
 };

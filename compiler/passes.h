@@ -22,13 +22,15 @@ struct Training {
   Schedule schedule;     // of the learning rate
   double clip_norm = 0;  // 0: none
   SkipSteps skip;
-  bool fed_rate = false;  // the factor on learning rates is an input, "<name>:lr_factor"
+  Recompute recompute = Recompute::kNone;  // of regions that say nothing
+  bool fed_rate = false;                   // the factor on learning rates is an input, "<name>:lr_factor"
 };
 struct CompileOptions {
   std::string name = "train";
   int times = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   int zero_axis = -1;  // mesh axis that also cuts variables
+  int zero_stage = 1;  // of ModelOptions::zero
   uint64_t seed = 1;
   Machine machine;                   // what costs are estimated for
   std::optional<Training> training;  // of a graph with a train node
@@ -50,10 +52,11 @@ void MixedPrecision(Graph* graph, const CompileOptions& options);
 void PlaceStages(Graph* graph);
 void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO
 void ChooseSignatures(Graph* graph, const CompileOptions& options);
-void InsertBoxing(Graph* graph);
+void InsertBoxing(Graph* graph, const CompileOptions& options);
 void LowerBoxing(Graph* graph, const CompileOptions& options);
 void FuseEpilogue(Graph* graph);
 void Fuse(Graph* graph);
+void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void OrderWrites(Graph* graph);
 
 // --- To the logical plan, and from it to one rank's ---

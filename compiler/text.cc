@@ -149,6 +149,13 @@ Dims ParseDims(Line* line) {
   return dims;
 }
 
+// Nothing where a region leaves it to the session.
+std::optional<Recompute> ParseRecompute(Line* line) {
+  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+    if (line->Take(Name(r))) return r;
+  return std::nullopt;
+}
+
 class Reader {
  public:
   Reader(const Catalog& catalog, const std::string& text) : catalog_(catalog) {
@@ -156,6 +163,7 @@ class Reader {
     std::string l;
     Mesh mesh;
     int times = 1;
+    Regions regions;
     for (int number = 1; std::getline(lines, l); ++number) {
       size_t hash = l.find('#');
       if (hash != std::string::npos) l.resize(hash);
@@ -167,11 +175,15 @@ class Reader {
         mesh = Mesh::Parse(line.Until(" "));
       } else if (line.Take("times ")) {
         times = std::stoi(line.Until(" "));
+      } else if (line.Take("region ")) {
+        const std::string path = line.Until(" ");
+        regions.Add(path, ParseRecompute(&line));
       } else {
         todo_.push_back(line);
       }
     }
     graph_.emplace_back(&catalog_, mesh, times);
+    graph_[0].regions() = regions;
     for (Line& line : todo_) ReadNode(line);
     for (auto& [node, names] : after_)
       for (const std::string& name : names) {
@@ -317,6 +329,8 @@ class Reader {
 std::string ToText(const Graph& graph) {
   std::string text = "mesh " + graph.mesh().str() + "\n";
   if (graph.times() > 1) text += Cat("times ", graph.times(), "\n");
+  for (const auto& [path, recompute] : graph.regions().all())
+    text += Cat("region ", path, recompute ? Cat(" ", Name(*recompute)) : "", "\n");
   for (int n : graph.Order()) text += NodeText(graph, n) + "\n";
   return text;
 }

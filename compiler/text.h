@@ -2,6 +2,7 @@
 //
 //   mesh cpu:dp=2,tp=2
 //   times 4
+//   region block0 full
 //   x = input : f32[8,6] {dp:B,tp:S1}
 //   y = matmul(x, w) : f32[8,4] {dp:B,tp:P}
 //   a = relu(y {dp:B,tp:B}) : f32[8,4] {dp:B,tp:B} @pp=1 !backward

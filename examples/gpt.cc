@@ -41,11 +41,14 @@ DEFINE_double(weight_decay, 0.1, "weight decay of AdamW");
 DEFINE_string(dtype, "fp32",
               "of products, attention and activations: fp32, bf16 or fp16 (with loss scaling)");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b or gpipe");
+DEFINE_string(recompute, "none", "layers: none, selective, full");
+DEFINE_int32(zero, 0, "stage of ZeRO, 1 or 2; 0: none");
+DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
               "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
 DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
 DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
-DEFINE_int64(save_every, 0, "steps between two checkpoints; 0: only at the end");
+DEFINE_int64(save_every, 0, "steps between saves; 0: no");
 DEFINE_bool(local, false, "with --save: hosts share no folder, each keeps what its ranks hold");
 DEFINE_int64(keep, 3, "newest checkpoints kept; 0: all");
 DEFINE_string(resume, "",
@@ -56,8 +59,8 @@ DEFINE_string(load_hf, "",
               "Hugging Face's folder of a GPT-2, whose size is taken and whose weights are begun with");
 DEFINE_string(save_hf, "",
               "folder that gets the weights at the end, as Hugging Face's transformers reads them");
-DEFINE_int64(eval_batches, 16, "batches of held-out text to measure at the end; 0: none");
-DEFINE_int64(sample_tokens, 300, "tokens to write at the end; 0: none");
+DEFINE_int64(eval_batches, 16, "of held-out text; 0: none");
+DEFINE_int64(sample_tokens, 300, "to write at the end");
 DEFINE_double(temperature, 0.8, "of sampling; 0: the likeliest");
 DEFINE_string(prompt, "The hacker", "what the sample begins with (byte tokens only)");
 
@@ -66,6 +69,12 @@ namespace {
 
 const int kStepsInFlight = 2;
 const char* const kMesh = "cpu:dp=1,tp=1,pp=1";
+
+Recompute RecomputeOf(const std::string& name) {
+  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+    if (name == Name(r)) return r;
+  Fail("--recompute=", name, ": must be none, selective or full");
+}
 
 void CheckFlags() {
   constexpr int64_t kMany = 1'000'000'000;
@@ -102,6 +111,8 @@ void CheckFlags() {
   CheckRange("--weight_decay", FLAGS_weight_decay, 0.0, 1e30);
   CheckRange("--temperature", FLAGS_temperature, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
+  RecomputeOf(FLAGS_recompute);
+  CheckRange("--zero", FLAGS_zero, 0, 2);
   if (FLAGS_schedule != "1f1b" && FLAGS_schedule != "gpipe") {
     Fail("--schedule=", FLAGS_schedule, ": must be 1f1b or gpipe");
   }
@@ -146,6 +157,7 @@ Session MakeTraining(Model& model, const GptConfig& config) {
   options.steps_in_flight = kStepsInFlight;
   options.schedule = FLAGS_schedule == "gpipe" ? PipelineSchedule::kGPipe : PipelineSchedule::k1F1B;
   options.dtype = PrecisionOf(FLAGS_dtype);
+  options.recompute = RecomputeOf(FLAGS_recompute);
   options.clip_norm = FLAGS_clip;
   options.lr_schedule = {.kind = Schedule::Kind::kCosine,
                          .warmup = std::min(FLAGS_warmup, FLAGS_steps / 2),
@@ -375,7 +387,8 @@ int Run(const Launcher& launcher) {
   const TextSplit split = SplitText(data.tokens, FLAGS_context, FLAGS_text);
   const GptConfig config = ConfigOf(data.vocabulary);
 
-  const ModelOptions options = launcher.model_options();
+  ModelOptions options = launcher.model_options();
+  if (FLAGS_zero > 0) options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero};
   Model model(mesh, options);
   Session train = MakeTraining(model, config);
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

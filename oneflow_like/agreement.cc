@@ -61,7 +61,9 @@ std::string AgreementText(const Session::Impl& session) {
   option("steps_in_flight", o.steps_in_flight);
   option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");
   option("dtype", Name(o.dtype));
-  option("zero", model.zero.axis);
+  option("zero", Cat(model.zero.axis, " stage ", model.zero.stage));
+  if (const auto& training = session.compiled.options.training)
+    option("recompute", Name(training->recompute));
   text += session.input_graph;
   return text + Cat("order of acts ", Hexadecimal(session.compiled.logical.hash), '\n');
 }

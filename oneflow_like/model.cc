@@ -19,6 +19,8 @@ namespace oneflow_like {
 ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     : options(options), mesh(std::move(mesh)), catalog(BuiltinCatalog()), graph(this, "") {
   CheckModelNumbers("ModelOptions::", options);
+  if (options.zero.stage < 1 || options.zero.stage > 2)
+    Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1 or 2");
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
@@ -208,6 +210,17 @@ Scope Scope::Stage(const std::string& axis, int index, Here at) const {
     Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", mesh().axis_size(a));
   s.stage_[a] = index;
   return s;
+}
+
+const Scope& Scope::Region(std::optional<Recompute> recompute, Here at) const {
+  const std::string who = Who("region", path_, at);
+  if (path_.empty()) Fail(who, ": the root scope is no region; name a scope below it");
+  try {
+    graph_->regions().Add(path_, recompute);
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
+  return *this;
 }
 
 Scope GraphOfModel::Root() {

@@ -6,10 +6,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "compiler/regions.h"
 #include "core/host_tensor.h"
 #include "oneflow_like/weight.h"
 #include "ops/functional.h"
@@ -48,6 +50,11 @@ class Scope {
   // SessionOptions::also would have it; in no evaluation. For layers that keep state: their users need not
   // know of it.
   void InTraining(Tensor assigned, OFL_HERE) const;
+  // All that is computed below this scope is a region (compiler/regions.h): its forward pass may be computed
+  // again for its gradients, as `recompute` says, or the session where it says nothing. nn::layers makes each
+  // layer one. A region within another is part of that one, and an Error when it
+  // says something of its own.
+  const Scope& Region(std::optional<Recompute> recompute = {}, OFL_HERE) const;
   const std::string& path() const { return path_; }
   GraphBuilder* graph() const;  // for functions without a tensor to start from
   const Mesh& mesh() const;
@@ -61,10 +68,13 @@ class Scope {
   std::vector<int> stage_;
 };
 
-// ZeRO stage 1: variables that their annotation does not cut along mesh axis `axis` are cut there too, along
-// their longest axis that is free. Values are gathered where they are used. Empty: none.
+// ZeRO (Rajbhandari et al. 2020): variables that their annotation does not cut along mesh axis `axis` are cut
+// there too, along their longest axis that is free; empty: none.
+//   stage 1   weights and optimizer state; weights are gathered once a step, gradients are summed and cut once
+//   stage 2   the gradients too: cut in each micro-batch, and only a rank's part is added up
 struct Zero {
   std::string axis;
+  int stage = 1;
 };
 
 struct ModelOptions {

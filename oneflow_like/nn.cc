@@ -214,7 +214,7 @@ Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Te
     const Scope here = axis < 0 ? s : s.Stage(o.pipeline, stage, at);
     if (stage > 0) x = to_stage(x, o.pipeline, stage, at);
     for (int64_t i = 0; i < per_stage[stage]; ++i, ++layer)
-      x = block(here / (o.name + std::to_string(layer)), x, layer);
+      x = block((here / (o.name + std::to_string(layer))).Region(o.recompute, at), x, layer);
   }
   return x;
 }

@@ -132,10 +132,12 @@ Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvB
 struct LayersOptions {
   std::string name = "block";   // the scopes are block0, block1, ...
   std::string pipeline = "pp";  // mesh axis that the blocks are dealt over, in order; where there is one
-  std::vector<int64_t> per_stage = {};  // blocks of each stage; empty: as even as they go
+  std::vector<int64_t> per_stage = {};      // blocks of each stage; empty: as even as they go
+  std::optional<Recompute> recompute = {};  // of these blocks; empty: as TrainOptions says
 };
-// x through n blocks: block(scope of block i, x, i) -> x. Stages are said here and nowhere else: what is
-// requested before or behind lies with its first reader, and what reads x behind it stands on the last stage.
+// x through n blocks, each a region (Scope::Region): block(scope of block i, x, i) -> x. Stages are said here
+// and nowhere else: what is requested before or behind lies with its first reader, and what reads x behind it
+// stands on the last stage.
 Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
               const LayersOptions& options = {}, OFL_HERE);
 

@@ -259,6 +259,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.dtype = options.dtype;
   c.machine = MachineOf(model.mesh);
   c.zero_axis = model.zero_axis;
+  c.zero_stage = model.options.zero.stage;
   c.fuse = !model.options.check_nan;
   return c;
 }
@@ -426,8 +427,8 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   Graph graph = SessionGraph(source, Roots(fetched, options));
   int train = graph.AddTrain(loss.id(), SourceLine(at));
   bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
-  Training training{optimizer, options.lr_schedule, options.clip_norm, options.skip,
-                    static_cast<bool>(options.lr_function)};
+  Training training{optimizer,    options.lr_schedule, options.clip_norm,
+                    options.skip, options.recompute,   static_cast<bool>(options.lr_function)};
   Session session = Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
                            options.check_finite && scalar ? "loss" : "");
   session.impl()->lr_function = options.lr_function;

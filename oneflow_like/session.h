@@ -32,6 +32,9 @@ struct SessionOptions {
 };
 struct TrainOptions : SessionOptions {
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
+  // What regions that say nothing themselves (Scope::Region; nn::layers makes each layer one) compute again
+  // for their gradients. Changes memory and time, and no bit of any result.
+  Recompute recompute = Recompute::kNone;
   Schedule lr_schedule;
   // In place of lr_schedule: the factor on the learning rate in each step, called at Run. What it reads may
   // change between steps. In a job all processes give the same.

@@ -91,7 +91,7 @@ TEST(InsertBoxing, EveryReaderGetsWhatItWants) {
       if (want != has) different.insert(want);
     }
     Graph graph = ParseGraph(BuiltinCatalog(), text);
-    InsertBoxing(&graph);
+    InsertBoxing(&graph, {});
     size_t boxings = 0;
     for (int n : graph.Order()) {
       const Node& node = graph.node(n);

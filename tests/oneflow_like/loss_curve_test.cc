@@ -19,6 +19,8 @@ struct Training {
   int micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   std::string zero_axis;
+  int zero_stage = 1;
+  Recompute recompute = Recompute::kNone;
   int threads = 0;
   int steps_in_flight = 2;
   double dropout = 0.1;
@@ -48,7 +50,7 @@ std::vector<float> Losses(const Training& run) {
   ModelOptions options;
   options.seed = 3;
   options.threads = run.threads;
-  options.zero = {run.zero_axis};
+  options.zero = {.axis = run.zero_axis, .stage = run.zero_stage};
   Model model(Mesh("cpu", axes), options);
   GptConfig config;
   config.layers = 4;
@@ -62,6 +64,7 @@ std::vector<float> Losses(const Training& run) {
   TrainOptions train;
   train.micro_batches = run.micro_batches;
   train.schedule = run.schedule;
+  train.recompute = run.recompute;
   train.clip_norm = 1.0;
   train.steps_in_flight = run.steps_in_flight;
   train.lr_schedule = {.kind = Schedule::Kind::kLinearWarmup, .warmup = 5};
@@ -101,11 +104,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Training{"cpu:tp=4"}, Training{"cpu:pp=2", 8}, Training{"cpu:pp=4", 8},
                     Training{"cpu:pp=2", 8, PipelineSchedule::kGPipe}, Training{"cpu:dp=2,tp=2,pp=2"},
                     Training{"cpu:dp=2,tp=2,pp=2", 4}, Training{"cpu:dp=3", 3},
-                    Training{"cpu:dp=2", 2, PipelineSchedule::k1F1B, "dp"}),
+                    Training{"cpu:dp=2", 2, PipelineSchedule::k1F1B, "dp"},
+                    Training{"cpu:dp=2,tp=2,pp=2", 4, PipelineSchedule::k1F1B, "dp", 2, Recompute::kFull},
+                    Training{"cpu:dp=3", 3, PipelineSchedule::k1F1B, "dp", 2, Recompute::kSelective}),
     [](const auto& info) {
       std::string name = info.param.mesh.substr(4) + "_m" + std::to_string(info.param.micro_batches);
       if (info.param.schedule == PipelineSchedule::kGPipe) name += "_gpipe";
-      if (!info.param.zero_axis.empty()) name += "_zero";
+      if (!info.param.zero_axis.empty()) name += Cat("_zero", info.param.zero_stage);
+      if (info.param.recompute != Recompute::kNone) name += Cat("_", Name(info.param.recompute));
       for (char& c : name)
         if (!isalnum(c)) c = '_';
       return name;

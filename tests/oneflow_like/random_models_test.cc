@@ -21,7 +21,7 @@ struct Draw {
 
 // The graph is a function of `shape` alone; `place` adds stages and annotations, which change no value.
 Tensor RandomLoss(Model& model, uint64_t seed) {
-  Draw shape{seed, 1}, place{seed, 2};
+  Draw shape{seed, 1}, place{seed, 2}, regions{seed, 4};
   const Mesh& mesh = model.mesh();
   int stages = mesh.axis_size(2), blocks = 3 + shape(4), stage = 0;
   bool back = place(3) == 0;  // whether the model may go back to an earlier stage
@@ -44,6 +44,7 @@ Tensor RandomLoss(Model& model, uint64_t seed) {
     stage = b >= blocks - stages ? stages - (blocks - b) : back ? next : std::max(stage, next);
     if (stage < 0) stage = 0;
     Scope s = (model.scope() / Cat("b", b)).Stage("pp", stage);
+    if (regions(2)) s.Region();
     // The last three blocks follow each other, so that every stage has work.
     size_t from = shape(static_cast<int>(seen.size()));
     Tensor x = to_stage(b >= blocks - 3 ? seen.back() : seen[from], "pp", stage);
@@ -95,12 +96,13 @@ struct Setting {
     options.micro_batches = 1 + draw(4);
     options.steps_in_flight = 1 + draw(3);
     if (draw(3) == 0) options.schedule = PipelineSchedule::kGPipe;
-    if (draw(4) == 0) zero = {"dp"};
+    if (draw(4) == 0) zero = {.axis = "dp", .stage = 1 + draw(2)};
+    options.recompute = static_cast<Recompute>(draw(3));
   }
   std::string str() const {
     return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight,
                options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "",
-               zero.axis.empty() ? "" : " ZeRO");
+               zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " recompute=", Name(options.recompute));
   }
 };
 

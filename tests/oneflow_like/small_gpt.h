@@ -18,6 +18,8 @@ struct SmallGpt {
   int micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   std::string zero_axis;
+  int zero_stage = 1;
+  Recompute recompute = Recompute::kNone;
   int64_t batch = 8, context = 16;
   int64_t layers = 4, width = 64, heads = 4, vocabulary = 64;
   ModelOptions model_options = {};
@@ -26,7 +28,8 @@ struct SmallGpt {
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
-               zero_axis.empty() ? "" : " zero=" + zero_axis);
+               zero_axis.empty() ? "" : Cat(" zero=", zero_axis, " stage ", zero_stage),
+               recompute == Recompute::kNone ? "" : Cat(" recompute=", Name(recompute)));
   }
 };
 
@@ -41,7 +44,7 @@ class GptProgram {
       axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
     }
     ModelOptions options = given.model_options;
-    options.zero = {given.zero_axis};
+    options.zero = {.axis = given.zero_axis, .stage = given.zero_stage};
     model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), options);
     tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
     targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
@@ -54,6 +57,7 @@ class GptProgram {
     options.micro_batches = given_.micro_batches;
     options.schedule = given_.schedule;
     options.dtype = given_.dtype;
+    options.recompute = given_.recompute;
     options.clip_norm = 1;
     return Train(GptLoss(model_->scope(), tokens_, targets_, Config(given_.dropout)), AdamW{.lr = 1e-3},
                  options);
