@@ -84,7 +84,7 @@ class Former {
 
   Class ClassOf(int n) const {
     const Node& node = graph_.node(n);
-    bool micro = node.rate == Rate::kEachAct;
+    bool micro = node.rate != Rate::kOnce;
     if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
       return {node.slice, -1, 0, micro, epoch_[n], n};
     if (IsCollective(node)) return {node.slice, kLink, int(node.phase), micro, epoch_[n], n};
@@ -95,11 +95,12 @@ class Former {
   int RegionOf(int n) const { return region_.empty() ? -1 : region_[n]; }
 
   void FindRegions() {
-    if (options_.zero_axis < 0 || options_.zero_stage < 2 || graph_.times() == 1) return;
+    if (options_.zero_axis < 0 || options_.zero_stage < (graph_.times() == 1 ? 3 : 2)) return;
     std::map<std::string, int> number{{"", -1}};
     region_.assign(graph_.num_nodes(), -1);
     for (int n : order_)
-      if (graph_.node(n).phase == Phase::kBackward && graph_.node(n).rate == Rate::kEachAct)
+      if (graph_.node(n).phase == Phase::kBackward ||
+          (options_.zero_stage == 3 && graph_.node(n).phase == Phase::kForward))
         region_[n] =
             number.try_emplace(graph_.regions().Of(graph_.node(n).name), number.size()).first->second;
   }
@@ -206,7 +207,7 @@ class Former {
       s.from = IsCollective(node) ? graph_.producer(node.in[0]).slice : node.slice;
       s.stream = std::get<1>(ClassOf(first));
       s.phase = node.phase;
-      s.per_micro_batch = node.rate == Rate::kEachAct;
+      s.per_micro_batch = node.rate != Rate::kOnce;
       s.epoch = epoch_[first];
       s.name = s.stream == kCompute
                    ? Cat(Name(s.phase), plan_.segments.size(), s.slice.str(graph_.mesh()).empty() ? "" : "@",
@@ -221,9 +222,7 @@ class Former {
   }
 
   int Period(int segment, int value) const {
-    return plan_.segments[segment].per_micro_batch && graph_.value(value).sbp[0].is_broadcast()
-               ? graph_.times()
-               : 1;
+    return plan_.segments[segment].per_micro_batch ? graph_.PeriodOf(value) : 1;
   }
 
   void MakeBuffers() {
@@ -291,6 +290,8 @@ class Former {
           e.full = b.full;
           // A variable has its one slot before any play: there an update waits for all who read it.
           if (!b.variable.empty()) e.slots = b.slots;
+          // What is remade is made for the next micro-batch once this one has read it.
+          if (graph_.producer(b.value).rate == Rate::kRemade) e.slots = 1;
           plan_.edges.push_back(e);
         }
         plan_.edges[it->second].buffers.push_back(static_cast<int>(i));
@@ -314,7 +315,7 @@ class Former {
         LogicalEdge edge;
         edge.writer = from;
         edge.reader = to;
-        edge.slots = graph_.times();
+        edge.slots = graph_.node(b).rate == Rate::kRemade ? 1 : graph_.times();
         edge.why = Cat(node.name, " comes after ", graph_.node(b).name);
         plan_.edges.push_back(edge);
       }

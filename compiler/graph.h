@@ -39,10 +39,12 @@ enum class NodeKind : uint8_t {
   kPrimitive
 };
 
-// How often a node runs in a step: its signatures say so (Graph::SettleRate), once they are chosen.
+// How often a node runs in a step: its signatures say so (Graph::SettleRate), once they are chosen, but for
+// what is remade.
 enum class Rate : uint8_t {
   kOnce,
   kEachAct,  // for each micro-batch: time cuts or sums one of its operands or results
+  kRemade,   // for each micro-batch, the same every time, so that none of it is kept in between
 };
 
 // Signatures a node is held to, per entry of an NdSbp; absent entries are free.
@@ -135,6 +137,10 @@ class Graph : public GraphBuilder {
   // After signatures are chosen, and by whoever adds a node later.
   void SettleRate(int node) { nodes_[node].rate = RateOf(node); }
   Rate RateOf(int node) const;
+  // Acts of a node that runs for each micro-batch for which the value is one and the same.
+  int PeriodOf(int value) const {
+    return values_[value].sbp[0].is_broadcast() && producer(value).rate != Rate::kRemade ? times_ : 1;
+  }
 
   // Live nodes in topological order (values and `after`), stable: by id where both orders are possible.
   // Throws Error naming the nodes of a cycle.

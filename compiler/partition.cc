@@ -93,8 +93,7 @@ class Partitioner {
     out->set_dtype(static_cast<int>(v.dtype));
     Set(v.shape, out->mutable_global());
     for (const Box& b : Boxes(v, v.sbp)) Set(b, out->add_box());
-    bool repeats = logical_.segments[segment].per_micro_batch && v.sbp[0].is_broadcast();
-    out->set_period(repeats ? graph_.times() : 1);
+    out->set_period(logical_.segments[segment].per_micro_batch ? graph_.PeriodOf(value) : 1);
   }
 
   // Whether this rank keeps the value when a B becomes a P, rather than the identity.

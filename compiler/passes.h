@@ -29,8 +29,9 @@ struct CompileOptions {
   std::string name = "train";
   int times = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  int zero_axis = -1;  // mesh axis that also cuts variables
-  int zero_stage = 1;  // of ModelOptions::zero
+  int zero_axis = -1;                     // mesh axis that also cuts variables
+  int zero_stage = 1, zero_prefetch = 1;  // of ModelOptions::zero
+  int64_t zero_small = 4096;
   uint64_t seed = 1;
   Machine machine;                   // what costs are estimated for
   std::optional<Training> training;  // of a graph with a train node
@@ -57,6 +58,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options);
 void FuseEpilogue(Graph* graph);
 void Fuse(Graph* graph);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
+void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void OrderWrites(Graph* graph);
 
 // --- To the logical plan, and from it to one rank's ---

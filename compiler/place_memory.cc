@@ -104,6 +104,23 @@ class Placer {
   bool OnCompute(int a) const { return On(a, plan::COMPUTE); }
   bool OnLink(int a) const { return On(a, plan::LINK); }
 
+  // Where the compute stream stands, at least, when all edges from it have let an act begin: also those that
+  // no operand stands behind.
+  int AnnouncedBefore(int a, int act) const {
+    int position = kNever;
+    for (const plan::Port& in : plan_.actor(a).in()) {
+      const int writer = index_.at(in.peer());
+      if (!OnCompute(writer)) continue;
+      for (const plan::Port& out : plan_.actor(writer).out()) {
+        if (out.edge() != in.edge()) continue;
+        const int last = (act / in.period() + 1 - in.credits()) * out.period() - 1;
+        if (last >= 0 && last < static_cast<int>(start_[writer].size()))
+          position = std::max(position, start_[writer][last] + out.kernel());
+      }
+    }
+    return position;
+  }
+
   // Earliest start and latest proven end of every act of the link streams, in compute positions.
   void LinkBounds() {
     lower_.resize(plan_.actor_size());
@@ -127,6 +144,7 @@ class Placer {
             start = std::max(start, lower_[w.actor][writer_act]);
         }
       }
+      start = std::max(start, AnnouncedBefore(a, act));
       lower_[a].push_back(start);
     }
     for (int a = 0; a < plan_.actor_size(); ++a) upper_[a].assign(lower_[a].size(), kAlways);

@@ -180,7 +180,8 @@ void VerifyGraph(const Graph& graph, Level level, std::vector<std::string>* impl
         if (graph.value(v).sbp.size() != size_t(1 + graph.mesh().rank()))
           Fail("verify: '", graph.value(v).name, "' has no signature");
       legal.Check(n);
-      if (node.rate != graph.RateOf(n))
+      const Rate rate = graph.RateOf(n);
+      if (node.rate != rate && !(node.rate == Rate::kRemade && rate == Rate::kOnce))
         Fail("verify: ", graph.Describe(n), " runs ",
              node.rate == Rate::kOnce ? "once" : "for each micro-batch", " but its signatures say otherwise");
     }

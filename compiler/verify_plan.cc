@@ -157,9 +157,7 @@ class PlanVerifier {
   }
 
   int Period(int segment, int buffer) const {
-    const bool repeats = plan_.segments[segment].per_micro_batch &&
-                         graph_.value(plan_.buffers[buffer].value).sbp[0].is_broadcast();
-    return repeats ? graph_.times() : 1;
+    return plan_.segments[segment].per_micro_batch ? graph_.PeriodOf(plan_.buffers[buffer].value) : 1;
   }
 
   void CheckBuffer(int b) {

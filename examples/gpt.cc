@@ -42,7 +42,8 @@ DEFINE_string(dtype, "fp32",
               "of products, attention and activations: fp32, bf16 or fp16 (with loss scaling)");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b or gpipe");
 DEFINE_string(recompute, "none", "layers: none, selective, full");
-DEFINE_int32(zero, 0, "stage of ZeRO, 1 or 2; 0: none");
+DEFINE_int32(zero, 0, "stage of ZeRO, 1 to 3; 0: none");
+DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
               "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
@@ -112,7 +113,8 @@ void CheckFlags() {
   CheckRange("--temperature", FLAGS_temperature, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
   RecomputeOf(FLAGS_recompute);
-  CheckRange("--zero", FLAGS_zero, 0, 2);
+  CheckRange("--zero", FLAGS_zero, 0, 3);
+  CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
   if (FLAGS_schedule != "1f1b" && FLAGS_schedule != "gpipe") {
     Fail("--schedule=", FLAGS_schedule, ": must be 1f1b or gpipe");
   }
@@ -388,7 +390,8 @@ int Run(const Launcher& launcher) {
   const GptConfig config = ConfigOf(data.vocabulary);
 
   ModelOptions options = launcher.model_options();
-  if (FLAGS_zero > 0) options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero};
+  if (FLAGS_zero > 0)
+    options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero, .prefetch = FLAGS_prefetch};
   Model model(mesh, options);
   Session train = MakeTraining(model, config);
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

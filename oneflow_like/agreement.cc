@@ -61,7 +61,8 @@ std::string AgreementText(const Session::Impl& session) {
   option("steps_in_flight", o.steps_in_flight);
   option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");
   option("dtype", Name(o.dtype));
-  option("zero", Cat(model.zero.axis, " stage ", model.zero.stage));
+  option("zero", Cat(model.zero.axis, " stage ", model.zero.stage, " prefetch ", model.zero.prefetch,
+                     " small ", model.zero.small));
   if (const auto& training = session.compiled.options.training)
     option("recompute", Name(training->recompute));
   text += session.input_graph;

@@ -19,8 +19,10 @@ namespace oneflow_like {
 ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     : options(options), mesh(std::move(mesh)), catalog(BuiltinCatalog()), graph(this, "") {
   CheckModelNumbers("ModelOptions::", options);
-  if (options.zero.stage < 1 || options.zero.stage > 2)
-    Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1 or 2");
+  if (options.zero.stage < 1 || options.zero.stage > 3)
+    Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1, 2 or 3");
+  CheckRange("ModelOptions::zero: prefetch", options.zero.prefetch, 0, 1000);
+  CheckRange<int64_t>("ModelOptions::zero: small", options.zero.small, 0, INT64_MAX);
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))

@@ -70,11 +70,15 @@ class Scope {
 
 // ZeRO (Rajbhandari et al. 2020): variables that their annotation does not cut along mesh axis `axis` are cut
 // there too, along their longest axis that is free; empty: none.
-//   stage 1   weights and optimizer state; weights are gathered once a step, gradients are summed and cut once
-//   stage 2   the gradients too: cut in each micro-batch, and only a rank's part is added up
+//   stage 1   weights and optimizer state; weights are gathered once a step, gradients are summed and cut
+//   once stage 2   the gradients too: cut in each micro-batch, and only a rank's part is added up stage 3
+//   weights of more than `small` elements are gathered in each micro-batch before each layer
+//             (Scope::Region), forward and backward, at most `prefetch` layers ahead
 struct Zero {
   std::string axis;
   int stage = 1;
+  int prefetch = 1;
+  int64_t small = 4096;
 };
 
 struct ModelOptions {

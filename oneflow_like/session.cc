@@ -260,6 +260,8 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.machine = MachineOf(model.mesh);
   c.zero_axis = model.zero_axis;
   c.zero_stage = model.options.zero.stage;
+  c.zero_prefetch = model.options.zero.prefetch;
+  c.zero_small = model.options.zero.small;
   c.fuse = !model.options.check_nan;
   return c;
 }

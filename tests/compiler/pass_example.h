@@ -3,7 +3,7 @@
 //
 //   optimizer=adamw clip=1      the update rule of a graph with a train node
 //   schedule=gpipe zero=dp      compile options; 1F1B and none unless given
-//   stage=2                     of ZeRO; 1 unless given
+//   stage=3 small=4             of ZeRO; stage 1 unless given
 //   dtype=bf16                  of mixed precision; f32 unless given
 //   rank=1                      whose plan partition and place_memory show
 //   from=autograd               the pass the graph is put through first; then all up to the one shown
@@ -225,6 +225,7 @@ class PassRun {
     if (example.options.count("zero"))
       options_.zero_axis = graph_.mesh().AxisOrFail(example.Option("zero", ""), "zero");
     options_.zero_stage = std::stoi(example.Option("stage", "1"));
+    options_.zero_small = std::stoi(example.Option("small", "4096"));
     if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype))
       Fail("there is no type ", example.Option("dtype", ""));
     SetTraining();

@@ -65,13 +65,15 @@ class Meaning {
   }
   // Whether a step has one such value for each micro-batch, rather than one.
   bool EachMicroBatch(int value) const {
-    const NdSbp& sbp = graph_.value(origin_[value].value).sbp;
-    return graph_.times() > 1 && !sbp.empty() && !sbp[0].is_broadcast();
+    const int v = origin_[value].value;
+    const NdSbp& sbp = graph_.value(v).sbp;
+    return graph_.times() > 1 && !sbp.empty() &&
+           (!sbp[0].is_broadcast() || graph_.producer(v).rate == Rate::kRemade);
   }
   // Acts of the node in a step.
   int ActsOf(int n) const {
     const Node& node = graph_.node(n);
-    bool each = false;
+    bool each = node.rate == Rate::kRemade;
     for (const NdSbp& want : node.want) each = each || (!want.empty() && !want[0].is_broadcast());
     for (int v : node.out) {
       const NdSbp& sbp = graph_.value(v).sbp;

@@ -161,7 +161,8 @@ struct Setting {
     options.micro_batches = 1 + dice(5);
     options.steps_in_flight = 1 + dice(3);
     if (dice(3) == 0) options.schedule = PipelineSchedule::kGPipe;
-    if (dice(3) == 0) zero = {"dp"};
+    if (dice(3) == 0) zero = {.axis = "dp", .stage = 1 + dice(3), .prefetch = dice(3), .small = 0};
+    options.recompute = static_cast<Recompute>(dice(3));
     if (dice(3) == 0) options.clip_norm = 1;
     if (dice(3) == 0) options.dtype = dice(2) ? DType::kBFloat16 : DType::kFloat16;
     train = dice(5) != 0;
@@ -169,7 +170,8 @@ struct Setting {
   }
   std::string str() const {
     return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight,
-               options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "", zero.axis.empty() ? "" : " ZeRO",
+               options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "",
+               zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " recompute=", Name(options.recompute),
                options.clip_norm > 0 ? " clipped " : " ", Name(options.dtype),
                train ? adam ? " AdamW" : " momentum" : " evaluation");
   }
@@ -285,12 +287,18 @@ TEST(AnyOrderOfActs, ReadsWhatWasWrittenForIt) {
 }
 
 TEST(AnyOrderOfActs, OfATransformerReadsWhatWasWrittenForIt) {
-  for (SmallGpt given :
-       std::vector<SmallGpt>{{.mesh = "cpu:dp=1", .micro_batches = 3},
-                             {.mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .zero_axis = "dp"},
-                             {.mesh = "cpu:pp=4", .micro_batches = 6},
-                             {.mesh = "cpu:pp=2", .schedule = PipelineSchedule::kGPipe},
-                             {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4}}) {
+  for (SmallGpt given : std::vector<SmallGpt>{
+           {.mesh = "cpu:dp=1", .micro_batches = 3},
+           {.mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .zero_axis = "dp"},
+           {.mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3},
+           {.mesh = "cpu:dp=2,pp=2",
+           .micro_batches = 3,
+           .zero_axis = "dp",
+           .zero_stage = 3,
+           .recompute = Recompute::kFull},
+           {.mesh = "cpu:pp=4", .micro_batches = 6},
+           {.mesh = "cpu:pp=2", .schedule = PipelineSchedule::kGPipe},
+           {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4}}) {
     given.width = 16;
     given.context = 4;
     for (DType dtype : {DType::kFloat32, DType::kFloat16}) {

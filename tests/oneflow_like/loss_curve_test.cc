@@ -50,7 +50,7 @@ std::vector<float> Losses(const Training& run) {
   ModelOptions options;
   options.seed = 3;
   options.threads = run.threads;
-  options.zero = {.axis = run.zero_axis, .stage = run.zero_stage};
+  options.zero = {.axis = run.zero_axis, .stage = run.zero_stage, .small = 0};
   Model model(Mesh("cpu", axes), options);
   GptConfig config;
   config.layers = 4;
@@ -106,6 +106,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Training{"cpu:dp=2,tp=2,pp=2", 4}, Training{"cpu:dp=3", 3},
                     Training{"cpu:dp=2", 2, PipelineSchedule::k1F1B, "dp"},
                     Training{"cpu:dp=2,tp=2,pp=2", 4, PipelineSchedule::k1F1B, "dp", 2, Recompute::kFull},
+                    Training{"cpu:dp=2,tp=2,pp=2", 4, PipelineSchedule::kGPipe, "dp", 3, Recompute::kFull},
+                    Training{"cpu:dp=4", 2, PipelineSchedule::k1F1B, "dp", 3},
                     Training{"cpu:dp=3", 3, PipelineSchedule::k1F1B, "dp", 2, Recompute::kSelective}),
     [](const auto& info) {
       std::string name = info.param.mesh.substr(4) + "_m" + std::to_string(info.param.micro_batches);

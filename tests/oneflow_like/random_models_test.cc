@@ -96,7 +96,7 @@ struct Setting {
     options.micro_batches = 1 + draw(4);
     options.steps_in_flight = 1 + draw(3);
     if (draw(3) == 0) options.schedule = PipelineSchedule::kGPipe;
-    if (draw(4) == 0) zero = {.axis = "dp", .stage = 1 + draw(2)};
+    if (draw(4) == 0) zero = {.axis = "dp", .stage = 1 + draw(3), .prefetch = draw(3), .small = 0};
     options.recompute = static_cast<Recompute>(draw(3));
   }
   std::string str() const {

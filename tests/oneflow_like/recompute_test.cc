@@ -74,6 +74,7 @@ TEST(Recomputing, ChangesNoBit) {
       {.mesh = "cpu:pp=4", .micro_batches = 5},
       {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4, .schedule = PipelineSchedule::kGPipe},
       {.mesh = "cpu:dp=2,pp=2", .micro_batches = 4, .zero_axis = "dp", .zero_stage = 2},
+      {.mesh = "cpu:dp=2,tp=2", .micro_batches = 3, .zero_axis = "dp", .zero_stage = 3},
   };
   for (SmallGpt given : settings) {
     const std::vector<float> kept = Losses(given);
@@ -106,7 +107,7 @@ TEST(Recomputing, ALayerKeepsWhatTheFormulasSay) {
 TEST(Recomputing, LowersThePeak) {
   for (const char* mesh : {"cpu:dp=1", "cpu:tp=2", "cpu:pp=2", "cpu:dp=2,tp=2"})
     for (int micro_batches : {1, 4}) {
-      SmallGpt given{.mesh = mesh, .micro_batches = micro_batches, .batch = 16, .context = 64, .layers = 8};
+      SmallGpt given{.mesh = mesh, .micro_batches = micro_batches, .batch = 16, .context = 64, .layers = 12};
       std::vector<int64_t> peaks;
       for (Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
         given.recompute = recompute;
@@ -166,9 +167,10 @@ TEST(ZeroStages, FollowOneDevice) {
       {.mesh = "cpu:dp=2,pp=2", .micro_batches = 4},
   };
   for (SmallGpt given : settings)
-    for (int stage : {1, 2}) {
+    for (auto [stage, prefetch] : {std::pair(1, 1), {2, 1}, {3, 0}, {3, 1}, {3, 2}, {3, 9}}) {
       given.zero_axis = "dp";
       given.zero_stage = stage;
+      given.prefetch = prefetch;
       const std::vector<float> losses = Losses(given);
       for (size_t step = 0; step < one.size(); ++step)
         EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << given.str() << " step " << step;
@@ -176,8 +178,8 @@ TEST(ZeroStages, FollowOneDevice) {
 }
 
 // Rajbhandari et al. 2020: the sums of a step and the weights gathered once send 2 (N-1)/N elements for each
-// weight, and with gradients cut in each of m micro-batches m + 1. The loss and the gradients' norm are
-// small.
+// weight, with gradients cut in each of m micro-batches m + 1, and with weights gathered for the forward and
+// for the backward pass of each at most 3 m. The loss and the gradients' norm are small.
 TEST(ZeroStages, SendWhatTheFormulasSay) {
   for (int n : {2, 4})
     for (int m : {1, 2, 4}) {
@@ -195,6 +197,9 @@ TEST(ZeroStages, SendWhatTheFormulasSay) {
       given.zero_stage = 2;
       EXPECT_LE(Sent(given) / share, m + 1.02) << given.str();
       EXPECT_GE(Sent(given) / share, .97 * (m + 1)) << given.str();
+      given.zero_stage = 3;
+      EXPECT_LE(Sent(given) / share, 3 * m + .02) << given.str();
+      EXPECT_GE(Sent(given) / share, 2.7 * m) << given.str();
     }
 }
 
@@ -209,12 +214,42 @@ TEST(ZeroStages, TheSecondKeepsAPartOfTheGradients) {
   EXPECT_EQ(second["optimizer state"], first["optimizer state"]);
 }
 
+// With prefetch k the weights of at most k + 1 layers are whole in the forward pass, and as many in the
+// backward pass.
+TEST(ZeroStages, TheThirdHoldsFewWholeWeights) {
+  for (const char* mesh : {"cpu:dp=4", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2"})
+    for (int micro_batches : {1, 4}) {
+      SmallGpt given{
+          .mesh = mesh, .micro_batches = micro_batches, .zero_axis = "dp", .batch = 32, .context = 64, .layers = 12};
+      given.zero_stage = 2;
+      const std::map<std::string, int64_t> second = Bytes(given);
+      given.zero_stage = 3;
+      int64_t peak = 0;
+      for (int prefetch : {0, 1, 3}) {
+        given.prefetch = prefetch;
+        std::map<std::string, int64_t> third = Bytes(given);
+        if (prefetch <= 1) {
+          EXPECT_LT(third[""], second.at("")) << given.str() << " prefetch " << prefetch;
+        }
+        EXPECT_GE(third[""], peak) << given.str() << " prefetch " << prefetch;
+        peak = third[""];
+        // A layer has 12 width^2 elements and some of norms and biases; the mesh's other axes leave a part.
+        const int64_t layer = 4 * (12 * given.width * given.width + 16 * given.width);
+        EXPECT_LE(third["gathered"], 2 * (prefetch + 2) * layer) << given.str() << " prefetch " << prefetch;
+      }
+    }
+}
+
 TEST(ZeroStages, OthersAreRefused) {
   for (int stage : {-1, 0, 4})
     EXPECT_NE(ErrorOf([&] {
                 Model(FullMesh("cpu:dp=2"), {.zero = {"dp", stage}});
               }).find(Cat("ModelOptions::zero: stage is ", stage)),
               std::string::npos);
+  EXPECT_NE(ErrorOf([&] {
+              Model(FullMesh("cpu:dp=2"), {.zero = {.axis = "dp", .prefetch = -1}});
+            }).find("ModelOptions::zero: prefetch is -1"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ struct SmallGpt {
   int micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   std::string zero_axis;
-  int zero_stage = 1;
+  int zero_stage = 1, prefetch = 1;
   Recompute recompute = Recompute::kNone;
   int64_t batch = 8, context = 16;
   int64_t layers = 4, width = 64, heads = 4, vocabulary = 64;
@@ -44,7 +44,8 @@ class GptProgram {
       axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
     }
     ModelOptions options = given.model_options;
-    options.zero = {.axis = given.zero_axis, .stage = given.zero_stage};
+    options.zero = {
+        .axis = given.zero_axis, .stage = given.zero_stage, .prefetch = given.prefetch, .small = 0};
     model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), options);
     tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
     targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
