@@ -297,6 +297,10 @@ bool BlockProgram::Append(const FusedStep& step, int* next_value, std::vector<in
   if (op == "cast") {
     DType to = DType::kFloat32;
     ParseDType(step.attrs.Str("dtype"), &to);
+    if (to == DType::kFloat32) {  // the values of a program are that already
+      names->push_back((*names)[step.args[0]]);
+      return true;
+    }
     op = "identity";
     if (to == DType::kBool) code.fn = UnaryBlock<IsTrue>;
     if (to == DType::kBFloat16) code.fn = RoundBlock<BFloat16>;

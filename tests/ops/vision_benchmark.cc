@@ -179,5 +179,5 @@ int main(int argc, char** argv) {
   FlushDenormals();
   Bench bench;
   Others(&bench, batch, dtype);
-  if (argc < 5) Convolutions(&bench, batch, dtype);
+  Convolutions(&bench, batch, dtype);
 }
