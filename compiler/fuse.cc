@@ -3,7 +3,8 @@
 // replaced by one node "fused" (ops/fused.h); values that only they read are never stored.
 //
 // A node joins the group of one of its producers unless one of its other operands depends on that group: the
-// group runs as a whole, so nothing it waits for may wait for it.
+// group runs as a whole, so nothing it waits for may wait for it. Then what one other group alone reads goes
+// there, if less is stored for it.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -24,8 +25,10 @@ class Fuser {
   void Run() {
     for (int n : order_) Join(n);
     std::vector<std::vector<int>> readers = graph_.Readers();
+    for (auto n = order_.rbegin(); n != order_.rend(); ++n) Sink(*n, readers);
     for (auto& [id, members] : members_)
-      if (members.size() > 1 || IsProgram(graph_.catalog().Get(graph_.node(members[0]).op)))
+      if (members.size() > 1 ||
+          (members.size() == 1 && IsProgram(graph_.catalog().Get(graph_.node(members[0]).op))))
         Replace(members, readers);
   }
 
@@ -101,6 +104,40 @@ class Fuser {
     }
     group_[n] = static_cast<int>(members_.size());
     members_[group_[n]] = {n};
+  }
+
+  // A node whose result one other group alone reads joins that group where this stores less and reads no
+  // more: the product in a = f(x), b = a * c, with a read by others and b by a later group, say. No cycle
+  // comes of it, since that group depends on the node's already.
+  void Sink(int n, const std::vector<std::vector<int>>& readers) {
+    if (group_[n] < 0) return;
+    const Node& node = graph_.node(n);
+    const std::vector<int>& of = readers[node.out[0]];
+    if (of.empty()) return;
+    const int from = group_[n], to = group_[of[0]];
+    if (to < 0 || to == from || !Alike(n, of[0]) || !HasRoom(to, n)) return;
+    for (int reader : of)
+      if (group_[reader] != to) return;
+    int64_t more = 0;  // bytes that the group then reads
+    for (int v : std::set<int>(node.in.begin(), node.in.end())) {
+      bool stored = group_[graph_.value(v).producer] != from, read = false;
+      for (int reader : readers[v]) {
+        stored = stored || group_[reader] != from;
+        read = read || group_[reader] == to;
+      }
+      if (!stored) return;
+      if (!read) more += Bytes(v);
+    }
+    // A number for each channel, say, costs nothing beside what is saved: a sixteenth.
+    const int64_t saved = Bytes(node.out[0]);
+    if (more > saved + saved / 16) return;
+    std::erase(members_.at(from), n);
+    members_.at(to).insert(members_.at(to).begin(), n);
+    group_[n] = to;
+  }
+
+  int64_t Bytes(int v) const {
+    return graph_.value(v).shape.elements() * static_cast<int64_t>(SizeOf(graph_.value(v).dtype));
   }
 
   void Replace(const std::vector<int>& members, const std::vector<std::vector<int>>& readers) {

@@ -1,7 +1,8 @@
 // The parts of batch normalisation (Ioffe and Szegedy 2015): sums per channel over all other axes, which
 // fold over the mesh, and the elementwise use of per-channel numbers, which is fused with its neighbours. The
-// gradients of the three operators are made of the same three, so a training step reads every activation
-// twice for its statistics and twice for their gradients, and no broadcast number is ever stored.
+// gradients of the three operators are made of the same three. A training step reads an activation once for
+// its statistics (and a part of it for a centre), once to normalise it and twice for its gradient, and no
+// broadcast number is ever stored.
 #include "ops/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"

@@ -52,6 +52,27 @@ void TernaryBlock(const BlockArgs& a) {
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i], r[i]);
 }
 
+// Sums of products in one pass, as JoinSums finds them.
+void ProductSumBlock(const BlockArgs& a) {
+  const float *p = a.in[0], *q = a.in[1], *r = a.in[2];
+  float* y = a.out;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = p[i] * q[i] + r[i];
+}
+void AffineBlock(const BlockArgs& a) {
+  const float *x = a.in[0], *centre = a.in[1], *factor = a.in[2], *offset = a.in[3];
+  float* y = a.out;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = (x[i] - centre[i]) * factor[i] + offset[i];
+}
+void ProductAffineBlock(const BlockArgs& a) {
+  const float *p = a.in[0], *q = a.in[1], *x = a.in[2], *centre = a.in[3], *factor = a.in[4],
+              *offset = a.in[5];
+  float* y = a.out;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < a.n; ++i) y[i] = p[i] * q[i] + ((x[i] - centre[i]) * factor[i] + offset[i]);
+}
+
 struct IsTrue {
   float operator()(float x) const { return x != 0.0f ? 1.0f : 0.0f; }
 };
@@ -240,6 +261,7 @@ std::unique_ptr<BlockProgram> BlockProgram::Make(const std::vector<FusedStep>& s
   }
   if (next > kMaxValues) return nullptr;
   for (int64_t output : outputs) program->outputs_.push_back(names[output]);
+  program->JoinSums();
   program->values_ = next;
   program->straight_.assign(next, -1);
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -275,6 +297,10 @@ bool BlockProgram::Append(const FusedStep& step, int* next_value, std::vector<in
   if (op == "cast") {
     DType to = DType::kFloat32;
     ParseDType(step.attrs.Str("dtype"), &to);
+    if (to == DType::kFloat32) {  // the values of a program are that already
+      names->push_back((*names)[step.args[0]]);
+      return true;
+    }
     op = "identity";
     if (to == DType::kBool) code.fn = UnaryBlock<IsTrue>;
     if (to == DType::kBFloat16) code.fn = RoundBlock<BFloat16>;
@@ -302,6 +328,57 @@ bool BlockProgram::Append(const FusedStep& step, int* next_value, std::vector<in
   }
   names->push_back(code.result);
   return true;
+}
+
+// Every instruction is a pass over its block, and a sum of products would be two to five of them: where a
+// product, or a product of a difference, is read by one addition alone, they become one. A batch norm is such
+// a sum, and so is its gradient.
+void BlockProgram::JoinSums() {
+  const BlockFn add = FindBlockOp("add").fn, sub = FindBlockOp("sub").fn, mul = FindBlockOp("mul").fn;
+  std::vector<int> uses(kMaxValues, 0);
+  for (const Instruction& code : code_)
+    for (int i = 0; i < code.operands; ++i) ++uses[code.in[i]];
+  for (int output : outputs_) ++uses[output];
+  std::vector<Instruction*> maker(kMaxValues, nullptr);
+  auto made = [&](int value, BlockFn fn) {
+    Instruction* by = uses[value] == 1 ? maker[value] : nullptr;
+    return by != nullptr && by->fn == fn ? by : nullptr;
+  };
+  auto become = [](Instruction* code, BlockFn fn, std::initializer_list<int> in,
+                   std::initializer_list<Instruction*> joined) {
+    code->fn = fn;
+    code->operands = static_cast<int>(in.size());
+    std::copy(in.begin(), in.end(), code->in);
+    for (Instruction* gone : joined) gone->result = -1;
+  };
+  auto join = [&](Instruction* code) {
+    if (code->fn != add) return;
+    for (int side : {0, 1}) {
+      Instruction *product = made(code->in[side], mul), *affine = made(code->in[1 - side], AffineBlock);
+      if (product == nullptr || affine == nullptr) continue;
+      const int *p = product->in, *a = affine->in;
+      return become(code, ProductAffineBlock, {p[0], p[1], a[0], a[1], a[2], a[3]}, {product, affine});
+    }
+    for (int side : {0, 1}) {
+      Instruction* product = made(code->in[side], mul);
+      for (int factor : {1, 0}) {
+        Instruction* away = product != nullptr ? made(product->in[1 - factor], sub) : nullptr;
+        if (away == nullptr) continue;
+        const int *d = away->in, by = product->in[factor];
+        return become(code, AffineBlock, {d[0], d[1], by, code->in[1 - side]}, {product, away});
+      }
+    }
+    for (int side : {0, 1}) {
+      Instruction* product = made(code->in[side], mul);
+      if (product == nullptr) continue;
+      return become(code, ProductSumBlock, {product->in[0], product->in[1], code->in[1 - side]}, {product});
+    }
+  };
+  for (Instruction& code : code_) {
+    join(&code);
+    maker[code.result] = &code;
+  }
+  std::erase_if(code_, [](const Instruction& code) { return code.result < 0; });
 }
 
 // Gives every value a buffer for as long as it is needed; the block shrinks when many live at once.
@@ -395,7 +472,8 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
       int direct = straight_[code.result];
       float* result =
           direct >= 0 ? context.out[direct].as<float>() + at : buffers + buffer_[code.result] * block_;
-      BlockArgs args{{value[code.in[0]], value[code.in[1]], value[code.in[2]]}, result, n, code.constant};
+      BlockArgs args{{}, result, n, code.constant};
+      for (int i = 0; i < code.operands; ++i) args.in[i] = value[code.in[i]];
       if (code.fn != nullptr) {
         code.fn(args);
       } else {

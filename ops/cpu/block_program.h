@@ -13,8 +13,9 @@
 namespace oneflow_like::cpu {
 
 // One block operation: out[i] = f(in[0][i], in[1][i], ...), i < n.
+constexpr int kMostOperands = 6;
 struct BlockArgs {
-  const float* in[3];
+  const float* in[kMostOperands];
   float* out;
   int64_t n;
   float constant;
@@ -47,7 +48,7 @@ class BlockProgram : public Kernel {
 
   struct Instruction {
     BlockFn fn = nullptr;  // null: dropout
-    int in[3] = {0, 0, 0};
+    int in[kMostOperands] = {};
     int operands = 1;
     int result = 0;
     float constant = 0;
@@ -58,6 +59,7 @@ class BlockProgram : public Kernel {
   struct GlobalRuns;
 
   bool Append(const FusedStep& step, int* next_value, std::vector<int>* names, std::vector<DType>* types);
+  void JoinSums();
   void PlaceValues(int values);
   int64_t BlockFor(const View* views, std::array<bool, kMaxInputs>* repeats) const;
   void RunRange(const KernelContext& context, const View* views, const GlobalRuns& runs, int64_t begin,

@@ -703,14 +703,17 @@ inline void KernelCases::DropoutByGlobalPosition() {
 inline void KernelCases::FusedChains() {
   using enum DType;
   const std::string programs[] = {
-      "add 0 1;gelu 3;mul 4 0",
-      "exp 0;tanh 3;mul 4 4;neg 1;sub 5 6;add 7 1",
-      "add 0 1;dropout 3 key=7 p=0.25;add 4 2",
-      "less 0 2;where 3 1 2;square 4",
+      "add 0 1;gelu 3;mul 4 0", "exp 0;tanh 3;mul 4 4;neg 1;sub 5 6;add 7 1",
+      "add 0 1;dropout 3 key=7 p=0.25;add 4 2", "less 0 2;where 3 1 2;square 4",
       "sin 0;at_least 3 bound=-0.25;at_most 4 bound=0.5;elu_grad 5 1 alpha=0.5;add 6 0",
       "less 0 2;isfinite 1;logical_and 3 4;logical_not 5;where 6 1 0;prelu 7 2",
       "scale 0 factor=0.5;shift 3 offset=-1.5;add_n 3 4 1 2;cast 5 dtype=\"bool\";where 6 0 1",
-      "gelu_grad 0 1;sub 3 0;exp 4;greater_equal 4 1;cast 6 dtype=\"f32\";mul 7 5"};
+      "gelu_grad 0 1;sub 3 0;exp 4;greater_equal 4 1;cast 6 dtype=\"f32\";mul 7 5",
+      // Sums of products, with operands in any order and read by one or several.
+      "neg 0;mul 0 1;sub 0 2;mul 5 1;add 6 2;add 4 7",
+      "neg 0;mul 3 1;sub 3 2;mul 1 5;add 2 6;cast 7 dtype=\"f32\";add_n 8 4 0",
+      "neg 0;sub 0 1;mul 2 4;add 1 5;mul 6 6;add 6 7",
+      "neg 0;mul 0 1;mul 2 0;add 4 5;add_n 6 3 1;cast 7 dtype=\"f32\""};
   uint64_t seed = 6000;
   for (const std::string& program : programs) {
     for (int64_t rows : {0, 1, 7, 40}) {

@@ -217,8 +217,8 @@ TEST(Norms, BatchNormInTraining) {
   ExpectValues(batch_norm_eval(x, gamma, beta, norm.mean, norm.variance), {2, 2, 2, 3}, Read(norm.y));
 }
 
-// Of a gradient that goes through the statistics, and of channels far from 0: the second pass is about the
-// mean.
+// Of a gradient that goes through the statistics, and of channels far from 0: squares are summed about a
+// number near the mean.
 TEST(Norms, BatchStatisticsOfChannelsFarFromZero) {
   Tape tape;
   Numbers values;
@@ -229,6 +229,27 @@ TEST(Norms, BatchStatisticsOfChannelsFarFromZero) {
   EXPECT_NEAR(Read(norm.variance)[0], 5.25, 1e-4);
   Numbers d = Read(Backward(&tape, norm.variance, {x})[0]);
   for (int i = 0; i < 64; ++i) EXPECT_NEAR(d[i], 2 * (i % 8 - 3.5) / 64, 1e-4) << i;
+}
+
+// The squares are summed about the mean of every sixteenth row, which here says the least of the others that
+// it can: those rows are a hundred thousand times as far away as the others are apart.
+TEST(Norms, BatchStatisticsOfRowsUnlikeTheOthers) {
+  Tape tape;
+  Numbers values;
+  double mean = 0, variance = 0;
+  for (int i = 0; i < 2 * 32 * 8; ++i)
+    values.push_back((i / 8 % 16 == 0 ? 100000 : 0) + 500 + static_cast<double>(i * 37 % 17) / 16);
+  for (double v : values) mean += v / static_cast<double>(values.size());
+  for (double v : values) variance += (v - mean) * (v - mean) / static_cast<double>(values.size());
+  Tensor x = Give(&tape, {2, 32, 8, 1}, values), one = Give(&tape, {1}, {1}), none = Give(&tape, {1}, {0});
+  BatchNorm norm = batch_norm(x, one, none);
+  EXPECT_NEAR(Read(norm.mean)[0], mean, 5e-6 * mean);
+  EXPECT_NEAR(Read(norm.variance)[0], variance, 2e-5 * variance);
+  Numbers y = Read(norm.y), d = Read(Backward(&tape, norm.variance, {x})[0]);
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_NEAR(y[i], (values[i] - mean) / std::sqrt(variance), 2e-5 * (1 + std::abs(y[i]))) << i;
+    EXPECT_NEAR(d[i], 2 * (values[i] - mean) / 512, 2e-5 * std::abs(d[i])) << i;
+  }
 }
 
 // --- Wrong uses
