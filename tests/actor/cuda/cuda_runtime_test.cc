@@ -380,6 +380,33 @@ TEST_F(CudaRuntime, VariablesAreReadAndWrittenWhateverTheirCut) {
     }
 }
 
+TEST_F(CudaRuntime, ZeroAndRecomputationTrainAsOnTheCPU) {
+  cuda_emulator::Options options;
+  options.devices = 2;
+  Start(options);
+  auto losses = [](const SmallGpt& given) {
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    std::vector<StepResult> results;
+    for (int step = 0; step < 3; ++step) results.push_back(session.Run(program.MakeFeeds(step)));
+    std::vector<float> values;
+    for (const StepResult& result : results) values.push_back(result.Scalar("loss"));
+    return values;
+  };
+  const std::vector<float> wanted = losses(Small("cpu:dp=1"));
+  cuda_emulator::SetDelays(100, 7);
+  for (int stage : {2, 3}) {
+    SmallGpt given = Small("cuda:dp=2,tp=2", 3);
+    given.zero_axis = "dp";
+    given.zero_stage = stage;
+    given.recompute = stage == 2 ? Recompute::kSelective : Recompute::kFull;
+    given.model_options = OnDevices({0, 1});
+    const std::vector<float> found = losses(given);
+    for (size_t step = 0; step < wanted.size(); ++step)
+      EXPECT_NEAR(found[step], wanted[step], 1e-4) << given.str() << " step " << step;
+  }
+}
+
 TEST_F(CudaRuntime, CloseInTheMiddle) {
   SmallGpt given = Small("cuda:dp=2,pp=2", 2);
   given.model_options = OnDevices({0});
