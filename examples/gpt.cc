@@ -44,18 +44,19 @@ DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b or gpipe");
 DEFINE_string(recompute, "none", "layers: none, selective, full");
 DEFINE_int32(zero, 0, "stage of ZeRO, 1 to 3; 0: none");
 DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
+DEFINE_bool(sequence_parallel, false, "norms, dropouts and the residual stream are cut along the sequence over tp");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
               "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
 DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
 DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
 DEFINE_int64(save_every, 0, "steps between saves; 0: no");
-DEFINE_bool(local, false, "with --save: hosts share no folder, each keeps what its ranks hold");
+DEFINE_bool(local, false, "--save where hosts share none");
 DEFINE_int64(keep, 3, "newest checkpoints kept; 0: all");
 DEFINE_string(resume, "",
               "folder of checkpoints, whose newest is gone on from; with none yet, a fresh start");
 DEFINE_string(load, "", "checkpoint, or folder of them, whose weights are begun with");
-DEFINE_bool(load_partial, false, "with --load: leave alone what the model or the checkpoint lacks");
+DEFINE_bool(load_partial, false, "--load what both have");
 DEFINE_string(load_hf, "",
               "Hugging Face's folder of a GPT-2, whose size is taken and whose weights are begun with");
 DEFINE_string(save_hf, "",
@@ -63,7 +64,7 @@ DEFINE_string(save_hf, "",
 DEFINE_int64(eval_batches, 16, "of held-out text; 0: none");
 DEFINE_int64(sample_tokens, 300, "to write at the end");
 DEFINE_double(temperature, 0.8, "of sampling; 0: the likeliest");
-DEFINE_string(prompt, "The hacker", "what the sample begins with (byte tokens only)");
+DEFINE_string(prompt, "The hacker", "the sample's beginning");
 
 namespace oneflow_like {
 namespace {
@@ -138,6 +139,7 @@ GptConfig ConfigOf(int64_t vocabulary) {
     if (vocabulary > config.vocabulary)
       Fail("--text=", FLAGS_text, " has a vocabulary of ", vocabulary,
            ", but the model of --load_hf=", FLAGS_load_hf, " has ", config.vocabulary);
+    config.sequence_parallel = FLAGS_sequence_parallel;
     config.dropout = FLAGS_dropout;
     return config;
   }
@@ -146,6 +148,7 @@ GptConfig ConfigOf(int64_t vocabulary) {
           .heads = FLAGS_heads,
           .context = FLAGS_context,
           .vocabulary = vocabulary,
+          .sequence_parallel = FLAGS_sequence_parallel,
           .dropout = FLAGS_dropout};
 }
 

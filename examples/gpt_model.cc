@@ -33,6 +33,7 @@ Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
   block.attention = {.heads = c.heads, .dropout = c.dropout, .init = init, .out_init = small};
   block.mlp = {.init = init, .out_init = small};
   block.dropout = c.dropout;
+  if (c.sequence_parallel) block.sequence = "tp";
 
   Scope first = scope.Stage("pp", 0);
   Tensor table = first.Weight("embedding", {c.vocabulary, c.width}, init, {{"tp", S(0)}});

@@ -14,6 +14,7 @@ struct GptConfig {
   int64_t heads = 4;      // divides width
   int64_t context = 128;  // positions of one sequence
   int64_t vocabulary = 256;
+  bool sequence_parallel = false;  // norms, dropouts and the residual stream cut along the sequence over tp
   double dropout = 0;  // of embeddings, attention probabilities and both residual branches; 0 to evaluate
 };
 

@@ -159,16 +159,20 @@ Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at)
   auto norm = [&](const char* name, Tensor y) {
     return o.rms_norm ? RmsNorm(s / name, y, 1e-5, at) : LayerNorm(s / name, y, 1e-5, at);
   };
+  if (!o.sequence.empty())
+    s.mesh().AxisOrFail(o.sequence, Cat("nn::TransformerBlock '", s.path(), "': sequence"));
+  auto held = [&](Tensor y) { return o.sequence.empty() ? y : annotate(y, {{o.sequence, S(1)}}, at); };
+  x = held(x);
   auto attend = [&](Tensor y) { return Attention(s / "attention", y, o.attention, {}, at); };
   auto feed = [&](Tensor y) {
     return o.swiglu ? SwiGlu(s / "mlp", y, o.mlp, at) : Mlp(s / "mlp", y, o.mlp, at);
   };
   if (!o.norm_first) {
-    x = norm("norm1", add(x, dropout(attend(x), o.dropout, at), at));
-    return norm("norm2", add(x, dropout(feed(x), o.dropout, at), at));
+    x = held(norm("norm1", held(add(x, dropout(attend(x), o.dropout, at), at))));
+    return held(norm("norm2", held(add(x, dropout(feed(x), o.dropout, at), at))));
   }
-  x = add(x, dropout(attend(norm("norm1", x)), o.dropout, at), at);
-  return add(x, dropout(feed(norm("norm2", x)), o.dropout, at), at);
+  x = held(add(x, dropout(attend(held(norm("norm1", x))), o.dropout, at), at));
+  return held(add(x, dropout(feed(held(norm("norm2", x))), o.dropout, at), at));
 }
 
 Tensor Conv(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvLayerOptions& o, Here at) {

@@ -103,6 +103,10 @@ struct TransformerOptions {
   double dropout = 0;  // of what either adds to x
   bool rms_norm = false, swiglu = false;
   bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
+  // Mesh axis over which x, norms and dropouts are held cut along the sequence, s (Korthikanti et al. 2022):
+  // that of the heads, which then gathers a norm's result in place of summing an output whole, say. Empty:
+  // as is cheapest.
+  std::string sequence = "";
 };
 // x + attention(norm1(x)), and of that x + mlp(norm2(x)): scopes norm1, attention, norm2, mlp.
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& options, OFL_HERE);

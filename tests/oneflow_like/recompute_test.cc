@@ -156,6 +156,44 @@ TEST(Recomputing, WrongRegionsAreRefused) {
   EXPECT_NE(error.find("recompute_test.cc"), std::string::npos) << error;
 }
 
+// --- Sequence parallelism ---
+
+// Of uneven lengths too; with every other way of saving memory beside it.
+TEST(SequenceParallel, FollowsOneDevice) {
+  SmallGpt alone{.context = 13};
+  const std::vector<float> one = Losses(alone);
+  SmallGpt settings[] = {
+      {.mesh = "cpu:tp=2"},
+      {.mesh = "cpu:tp=4", .micro_batches = 3},
+      {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4, .zero_axis = "dp", .zero_stage = 3},
+      {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 2, .recompute = Recompute::kFull},
+  };
+  for (SmallGpt& given : settings) {
+    given.context = alone.context;
+    given.sequence_parallel = true;
+    const std::vector<float> losses = Losses(given);
+    for (size_t step = 0; step < one.size(); ++step)
+      EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << given.str() << " step " << step;
+  }
+}
+
+// Korthikanti et al. 2022: for each layer and micro-batch 8 (t-1)/t elements for each of [batch, context,
+// width] are sent, as by tensor parallelism alone; the embedding and the loss come once.
+TEST(SequenceParallel, SendsWhatTheFormulaSays) {
+  for (int t : {2, 4})
+    for (int micro_batches : {1, 2}) {
+      SmallGpt few{.mesh = Cat("cpu:tp=", t), .micro_batches = micro_batches, .context = 64, .layers = 2};
+      few.sequence_parallel = true;
+      SmallGpt many = few;
+      many.layers = 6;
+      const double values = static_cast<double>(few.batch * few.context * few.width) * (t - 1) / t;
+      const double each_layer = (Sent(many) - Sent(few)) / 4 / 4 / values;  // fp32, layers
+      std::printf("%s: %.2f for each value of a layer\n", few.str().c_str(), each_layer);
+      EXPECT_LE(each_layer, 8.1) << few.str();
+      EXPECT_GE(each_layer, 7.5) << few.str();
+    }
+}
+
 // --- ZeRO ---
 
 TEST(ZeroStages, FollowOneDevice) {
@@ -219,8 +257,12 @@ TEST(ZeroStages, TheSecondKeepsAPartOfTheGradients) {
 TEST(ZeroStages, TheThirdHoldsFewWholeWeights) {
   for (const char* mesh : {"cpu:dp=4", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2"})
     for (int micro_batches : {1, 4}) {
-      SmallGpt given{
-          .mesh = mesh, .micro_batches = micro_batches, .zero_axis = "dp", .batch = 32, .context = 64, .layers = 12};
+      SmallGpt given{.mesh = mesh,
+                     .micro_batches = micro_batches,
+                     .zero_axis = "dp",
+                     .batch = 32,
+                     .context = 64,
+                     .layers = 12};
       given.zero_stage = 2;
       const std::map<std::string, int64_t> second = Bytes(given);
       given.zero_stage = 3;

@@ -25,6 +25,7 @@ struct SmallGpt {
   ModelOptions model_options = {};
   DType dtype = DType::kFloat32;
   double dropout = 0.1;  // when training
+  bool sequence_parallel = false;
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
@@ -89,6 +90,7 @@ class GptProgram {
     config.context = given_.context;
     config.vocabulary = given_.vocabulary;
     config.dropout = dropout;
+    config.sequence_parallel = given_.sequence_parallel;
     return config;
   }
 
