@@ -30,7 +30,7 @@ DEFINE_int64(layers, 4, "Transformer blocks");
 DEFINE_int64(width, 128, "channels of the residual stream");
 DEFINE_int64(heads, 4, "attention heads; divide width");
 DEFINE_int64(context, 128, "tokens of one sequence");
-DEFINE_int64(batch, 8, "sequences of one step, over all devices and micro-batches");
+DEFINE_int64(batch, 8, "sequences of one step");
 DEFINE_int64(micro_batches, 1, "parts the batch is cut into, whose gradients are added");
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(dropout, 0.1, "probability of dropping");
@@ -38,17 +38,18 @@ DEFINE_double(lr, 1e-3, "learning rate at its highest");
 DEFINE_int64(warmup, 20, "steps of linear rise of lr, at most half of all; then a cosine falls to a tenth");
 DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
 DEFINE_double(weight_decay, 0.1, "weight decay of AdamW");
-DEFINE_string(dtype, "fp32",
-              "of products, attention and activations: fp32, bf16 or fp16 (with loss scaling)");
+DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b or gpipe");
 DEFINE_string(recompute, "none", "layers: none, selective, full");
 DEFINE_int32(zero, 0, "stage of ZeRO, 1 to 3; 0: none");
 DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
-DEFINE_bool(sequence_parallel, false, "norms, dropouts and the residual stream are cut along the sequence over tp");
+DEFINE_bool(sequence_parallel, false, "norms, dropouts and residuals are cut along the sequence over tp");
+DEFINE_bool(context_parallel, false, "sequences are cut over axis cp, keys and values gathered");
+DEFINE_bool(ulysses, false, "sequences cut over sp");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_string(text, "/usr/share/doc/jargon-text/jargon.txt.gz",
               "what to learn: any text, plain or gzip, or a token file of llm.c (.bin)");
-DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, tokens_per_s, step_ms");
+DEFINE_string(log_json, "", "gets one JSON object per step");
 DEFINE_string(save, "", "folder that gets checkpoints: at the end, and as --save_every says");
 DEFINE_int64(save_every, 0, "steps between saves; 0: no");
 DEFINE_bool(local, false, "--save where hosts share none");
@@ -121,6 +122,20 @@ void CheckFlags() {
   }
 }
 
+// The mesh axis that cuts sequences; empty: none.
+std::string SequenceAxis() {
+  if (FLAGS_sequence_parallel + FLAGS_context_parallel + FLAGS_ulysses > 1)
+    Fail("--sequence_parallel, --context_parallel and --ulysses each cut sequences: give one of them");
+  return FLAGS_sequence_parallel ? "tp" : FLAGS_context_parallel ? "cp" : FLAGS_ulysses ? "sp" : "";
+}
+
+// How tokens come: their batch over dp, and sequences that another axis than that of products cuts.
+Annotation TokensCut(const GptConfig& config) {
+  Annotation cut = {{"dp", S(0)}};
+  if (!config.sequence.empty() && config.sequence != "tp") cut.push_back({config.sequence, S(1)});
+  return cut;
+}
+
 // The model's size: by the flags, or what --load_hf says, which a flag may repeat.
 GptConfig ConfigOf(int64_t vocabulary) {
   if (!FLAGS_load_hf.empty()) {
@@ -139,7 +154,8 @@ GptConfig ConfigOf(int64_t vocabulary) {
     if (vocabulary > config.vocabulary)
       Fail("--text=", FLAGS_text, " has a vocabulary of ", vocabulary,
            ", but the model of --load_hf=", FLAGS_load_hf, " has ", config.vocabulary);
-    config.sequence_parallel = FLAGS_sequence_parallel;
+    config.sequence = SequenceAxis();
+    config.ulysses = FLAGS_ulysses;
     config.dropout = FLAGS_dropout;
     return config;
   }
@@ -148,14 +164,15 @@ GptConfig ConfigOf(int64_t vocabulary) {
           .heads = FLAGS_heads,
           .context = FLAGS_context,
           .vocabulary = vocabulary,
-          .sequence_parallel = FLAGS_sequence_parallel,
+          .sequence = SequenceAxis(),
+          .ulysses = FLAGS_ulysses,
           .dropout = FLAGS_dropout};
 }
 
 Session MakeTraining(Model& model, const GptConfig& config) {
   const Dims shape = {FLAGS_batch, FLAGS_context};
-  Tensor tokens = model.Input("tokens", shape, DType::kInt32, {{"dp", S(0)}});
-  Tensor targets = model.Input("targets", shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor tokens = model.Input("tokens", shape, DType::kInt32, TokensCut(config));
+  Tensor targets = model.Input("targets", shape, DType::kInt32, TokensCut(config));
   Tensor loss = GptLoss(model.scope(), tokens, targets, config);
   TrainOptions options;
   options.micro_batches = static_cast<int>(FLAGS_micro_batches);
@@ -297,8 +314,8 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, GptConfig config, To
   config.dropout = 0;
   const Dims shape = {FLAGS_batch, FLAGS_context};
   ModelGraph graph = model.NewGraph("eval");
-  Tensor tokens = graph.Input("tokens", shape, DType::kInt32, {{"dp", S(0)}});
-  Tensor targets = graph.Input("targets", shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor tokens = graph.Input("tokens", shape, DType::kInt32, TokensCut(config));
+  Tensor targets = graph.Input("targets", shape, DType::kInt32, TokensCut(config));
   Session eval = Evaluate({{"loss", GptLoss(graph.scope(), tokens, targets, config)}},
                           {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
   double total = 0;
@@ -383,7 +400,7 @@ void SaveHuggingFace(const Launcher& launcher, Model& model) {
 
 int Run(const Launcher& launcher) {
   CheckFlags();
-  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
+  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh, {"cp", "sp"});
   CheckGpt(ConfigOf(1), mesh);
   launcher.CheckFiles({{"text", FLAGS_text}}, {{"log_json", FLAGS_log_json}});
   CheckFolders(launcher);

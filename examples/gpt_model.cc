@@ -8,6 +8,7 @@ namespace oneflow_like {
 void CheckGpt(const GptConfig& c, const Mesh& mesh) {
   for (const char* axis : {"dp", "tp"}) mesh.AxisOrFail(axis, "gpt");
   const int stages = mesh.axis_size(mesh.AxisOrFail("pp", "gpt"));
+  if (!c.sequence.empty()) mesh.AxisOrFail(c.sequence, "gpt, whose sequences it is to cut");
   if (c.layers < 1) Fail("gpt: layers is ", c.layers, " but must be at least 1");
   if (c.heads < 1 || c.width < 1 || c.width % c.heads != 0) {
     Fail("gpt: heads is ", c.heads, " and width is ", c.width, ", but heads must divide width");
@@ -33,7 +34,8 @@ Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
   block.attention = {.heads = c.heads, .dropout = c.dropout, .init = init, .out_init = small};
   block.mlp = {.init = init, .out_init = small};
   block.dropout = c.dropout;
-  if (c.sequence_parallel) block.sequence = "tp";
+  block.sequence = c.sequence;
+  if (c.ulysses) block.attention.ulysses = c.sequence;
 
   Scope first = scope.Stage("pp", 0);
   Tensor table = first.Weight("embedding", {c.vocabulary, c.width}, init, {{"tp", S(0)}});

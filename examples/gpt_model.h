@@ -14,7 +14,10 @@ struct GptConfig {
   int64_t heads = 4;      // divides width
   int64_t context = 128;  // positions of one sequence
   int64_t vocabulary = 256;
-  bool sequence_parallel = false;  // norms, dropouts and the residual stream cut along the sequence over tp
+  // Mesh axis that cuts the sequence: tp (between products), or another, which `ulysses` exchanges for heads
+  // at attention and which else gathers keys and values there. Empty: none.
+  std::string sequence = "";
+  bool ulysses = false;
   double dropout = 0;  // of embeddings, attention probabilities and both residual branches; 0 to evaluate
 };
 

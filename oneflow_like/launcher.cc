@@ -302,10 +302,15 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
   }
 }
 
-Mesh Launcher::mesh(const std::vector<std::string>& axes, const std::string& otherwise) const {
+Mesh Launcher::mesh(const std::vector<std::string>& required, const std::string& otherwise,
+                    const std::vector<std::string>& optional) const {
   Mesh given = Mesh::Parse(FLAGS_mesh.empty() ? otherwise : FLAGS_mesh);
+  std::vector<std::string> axes = required;
   std::string known;
-  for (const std::string& a : axes) known += (known.empty() ? "" : ", ") + a;
+  for (const auto* names : {&required, &optional})
+    for (const std::string& a : *names) known += (known.empty() ? "" : ", ") + a;
+  for (const std::string& a : optional)
+    if (given.FindAxis(a) >= 0) axes.push_back(a);
   std::vector<std::pair<std::string, int>> full;
   for (const std::string& a : axes) {
     int at = given.FindAxis(a);

@@ -35,8 +35,10 @@ class Launcher {
   ~Launcher();
   Launcher(const Launcher&) = delete;
   // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes the flag leaves out
-  // have extent 1, others are an Error.
-  Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise) const;
+  // have extent 1, others are an Error, but for `optional` ones, which stand behind them where the flag has
+  // them.
+  Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise,
+            const std::vector<std::string>& optional = {}) const;
   ModelOptions model_options() const;
   // Files that the program reads and writes by its flags (flag, path), to be checked before the first is
   // opened for writing: an output that is the same file as an input, another output, --trace, or what

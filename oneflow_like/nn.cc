@@ -130,7 +130,12 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
     q = rope(q, positions(options.query_positions, q), {.base = o.rope_base}, at);
     k = rope(k, positions(options.key_positions, k), {.base = o.rope_base}, at);
   }
-  Tensor mixed = attention(q, k, v, options, at);
+  auto cut_by = [&](int64_t axis, Tensor y) {
+    return o.ulysses.empty() ? y : annotate(y, {{o.ulysses, S(static_cast<int>(axis))}}, at);
+  };
+  if (!o.ulysses.empty()) s.mesh().AxisOrFail(o.ulysses, who + ": ulysses");
+  Tensor mixed = attention(cut_by(2, q), cut_by(2, k), cut_by(2, v), options, at);
+  mixed = cut_by(1, mixed);
   Tensor out = s.Weight("out", {o.heads, depth, width}, o.out_init, CutBy(s, o.tp, 0), at);
   Tensor y = einsum("bshd,hdw->bsw", mixed, out, at);
   return o.bias ? add(y, s.Weight("out_bias", {width}, Zeros(), {}, at), at) : y;

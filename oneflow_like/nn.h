@@ -76,6 +76,9 @@ struct AttentionOptions {
   Initializer init = XavierUniform({.in = {0}, .out = {1, 2}});
   Initializer out_init = XavierUniform({.in = {0, 1}, .out = {2}});
   std::string tp = "tp";  // cuts the heads
+  // Mesh axis over which queries, keys and values are held cut by heads, though x is cut along the sequence
+  // (Ulysses, Jacobs et al. 2023): data changes places before and behind. Empty: none.
+  std::string ulysses = "";
   // Masks, positions and windows, as the function attention() takes them.
   oneflow_like::AttentionOptions masks = {};
 };
@@ -103,9 +106,10 @@ struct TransformerOptions {
   double dropout = 0;  // of what either adds to x
   bool rms_norm = false, swiglu = false;
   bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
-  // Mesh axis over which x, norms and dropouts are held cut along the sequence, s (Korthikanti et al. 2022):
-  // that of the heads, which then gathers a norm's result in place of summing an output whole, say. Empty:
-  // as is cheapest.
+  // Mesh axis over which x, norms and dropouts are held cut along the sequence, s. That of the heads: a norm's
+  // result is gathered for products, and their sums are cut (Korthikanti et al. 2022). Another one: products
+  // and attention's queries are cut as well, and keys and values gathered (context parallelism), unless
+  // attention.ulysses names it. Empty: as is cheapest.
   std::string sequence = "";
 };
 // x + attention(norm1(x)), and of that x + mlp(norm2(x)): scopes norm1, attention, norm2, mlp.

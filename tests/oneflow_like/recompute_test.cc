@@ -163,17 +163,52 @@ TEST(SequenceParallel, FollowsOneDevice) {
   SmallGpt alone{.context = 13};
   const std::vector<float> one = Losses(alone);
   SmallGpt settings[] = {
-      {.mesh = "cpu:tp=2"},
-      {.mesh = "cpu:tp=4", .micro_batches = 3},
-      {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4, .zero_axis = "dp", .zero_stage = 3},
-      {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 2, .recompute = Recompute::kFull},
+      {.mesh = "cpu:tp=2", .sequence = "tp"},
+      {.mesh = "cpu:tp=4", .micro_batches = 3, .sequence = "tp"},
+      {.mesh = "cpu:dp=2,tp=2,pp=2",
+       .micro_batches = 4,
+       .zero_axis = "dp",
+       .zero_stage = 3,
+       .sequence = "tp"},
+      {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 2, .recompute = Recompute::kFull, .sequence = "tp"},
+      {.mesh = "cpu:cp=2", .sequence = "cp"},
+      {.mesh = "cpu:cp=3", .micro_batches = 3, .recompute = Recompute::kSelective, .sequence = "cp"},
+      {.mesh = "cpu:dp=2,tp=2,cp=2",
+       .micro_batches = 2,
+       .zero_axis = "cp",
+       .zero_stage = 3,
+       .sequence = "cp"},
+      {.mesh = "cpu:pp=2,cp=2", .micro_batches = 4, .sequence = "cp"},
+      {.mesh = "cpu:sp=2", .sequence = "sp", .ulysses = true},
+      {.mesh = "cpu:sp=3", .micro_batches = 2, .sequence = "sp", .ulysses = true},
+      {.mesh = "cpu:dp=2,pp=2,sp=2",
+       .micro_batches = 4,
+       .zero_axis = "sp",
+       .zero_stage = 2,
+       .recompute = Recompute::kFull,
+       .sequence = "sp",
+       .ulysses = true},
   };
   for (SmallGpt& given : settings) {
     given.context = alone.context;
-    given.sequence_parallel = true;
     const std::vector<float> losses = Losses(given);
     for (size_t step = 0; step < one.size(); ++step)
       EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << given.str() << " step " << step;
+  }
+}
+
+// Jacobs et al. 2023: queries, keys, values and attention's result change places, each 1/P of the sequence's
+// values but what stays, forward and backward. Weights are summed once.
+TEST(SequenceParallel, UlyssesSendsWhatTheFormulaSays) {
+  for (int p : {2, 4}) {
+    SmallGpt few{.mesh = Cat("cpu:sp=", p), .context = 128, .layers = 2, .sequence = "sp", .ulysses = true};
+    SmallGpt many = few;
+    many.layers = 6;
+    const double values = static_cast<double>(few.batch * few.context * few.width) / p * (p - 1) / p;
+    const double weights = 2.0 * (12 * few.width * few.width + 13 * few.width) * (p - 1) / p;
+    const double each_layer = ((Sent(many) - Sent(few)) / 4 / 4 - weights) / values;  // fp32, layers
+    std::printf("%s: %.2f for each value of a layer\n", few.str().c_str(), each_layer);
+    EXPECT_NEAR(each_layer, 8, .1) << few.str();
   }
 }
 
@@ -183,7 +218,7 @@ TEST(SequenceParallel, SendsWhatTheFormulaSays) {
   for (int t : {2, 4})
     for (int micro_batches : {1, 2}) {
       SmallGpt few{.mesh = Cat("cpu:tp=", t), .micro_batches = micro_batches, .context = 64, .layers = 2};
-      few.sequence_parallel = true;
+      few.sequence = "tp";
       SmallGpt many = few;
       many.layers = 6;
       const double values = static_cast<double>(few.batch * few.context * few.width) * (t - 1) / t;

@@ -25,7 +25,8 @@ struct SmallGpt {
   ModelOptions model_options = {};
   DType dtype = DType::kFloat32;
   double dropout = 0.1;  // when training
-  bool sequence_parallel = false;
+  std::string sequence = "";
+  bool ulysses = false;
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
@@ -44,12 +45,17 @@ class GptProgram {
       int a = mesh.FindAxis(name);
       axes.push_back({name, a < 0 ? 1 : mesh.axis_size(a)});
     }
+    Annotation cut = {{"dp", S(0)}};
+    if (!given.sequence.empty() && given.sequence != "tp") {
+      axes.push_back({given.sequence, mesh.axis_size(mesh.AxisOrFail(given.sequence, "SmallGpt"))});
+      cut.push_back({given.sequence, S(1)});
+    }
     ModelOptions options = given.model_options;
     options.zero = {
         .axis = given.zero_axis, .stage = given.zero_stage, .prefetch = given.prefetch, .small = 0};
     model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), options);
-    tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
-    targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, {{"dp", S(0)}});
+    tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, cut);
+    targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, cut);
   }
 
   Model& model() { return *model_; }
@@ -90,7 +96,8 @@ class GptProgram {
     config.context = given_.context;
     config.vocabulary = given_.vocabulary;
     config.dropout = dropout;
-    config.sequence_parallel = given_.sequence_parallel;
+    config.sequence = given_.sequence;
+    config.ulysses = given_.ulysses;
     return config;
   }
 
