@@ -308,7 +308,7 @@ class Former {
       if (node.phase == Phase::kUpdate) continue;
       for (int b : node.after) {
         const int from = segment_of_[b], to = segment_of_[n];
-        if (from < 0 || from == to ||
+        if (from < 0 || to < 0 || from == to ||
             plan_.segments[from].per_micro_batch != plan_.segments[to].per_micro_batch ||
             !joined.insert({from, to}).second)
           continue;

@@ -77,12 +77,14 @@ class Gatherer {
     }
   }
 
+  // In the order in which gathered weights are first read: what else is of a region's backward pass may come
+  // early, as a message of what forward made does.
   void FindUnits() {
     unit_of_.resize(graph_.num_nodes());
-    for (size_t i = 0; i < order_.size(); ++i) {
-      const Node& node = graph_.node(order_[i]);
-      if (IsEnd(node) || of_variables_[order_[i]] || node.phase == Phase::kUpdate) continue;
-      if (graph_.times() > 1 && node.rate != Rate::kEachAct) continue;
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      if (!Works(n) || !std::any_of(node.in.begin(), node.in.end(), [&](int v) { return Gathered(v); }))
+        continue;
       Stage& stage = stages_[node.slice];
       std::string region = graph_.regions().Of(node.name);
       if (region.empty())
@@ -92,10 +94,26 @@ class Gatherer {
       const auto [unit, fresh] =
           stage.units.try_emplace({node.phase, region}, static_cast<int>(stage.nodes.size()));
       if (fresh) stage.nodes.emplace_back();
-      if (fresh && node.phase == Phase::kForward) stage.forward = static_cast<int>(stage.nodes.size());
-      stage.nodes[unit->second].push_back(static_cast<int>(i));
-      unit_of_[order_[i]] = {node.slice, unit->second};
+      if (node.phase == Phase::kForward) stage.forward = static_cast<int>(stage.nodes.size());
+      unit_of_[n] = {node.slice, unit->second};
     }
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const Node& node = graph_.node(order_[i]);
+      Unit& unit = unit_of_[order_[i]];
+      if (!Works(order_[i])) continue;
+      Stage& stage = stages_[node.slice];
+      const auto in_region = stage.units.find({node.phase, graph_.regions().Of(node.name)});
+      if (unit.number < 0 && in_region != stage.units.end()) unit = {node.slice, in_region->second};
+      if (unit.number >= 0) stage.nodes[unit.number].push_back(static_cast<int>(i));
+    }
+  }
+
+  // Whether it does a micro-batch's work.
+  bool Works(int n) const {
+    const Node& node = graph_.node(n);
+    const OpDef* def = graph_.catalog().Find(node.op);
+    return !(def && def->view) && !IsEnd(node) && !of_variables_[n] && node.phase != Phase::kUpdate &&
+           (graph_.times() == 1 || node.rate == Rate::kEachAct);
   }
 
   // What a unit, whose first reader of the value stands at `position`, reads in place of v.

@@ -62,6 +62,11 @@ class Repeater {
     return any;
   }
 
+  bool IsView(const Node& node) const {
+    const OpDef* def = graph_.catalog().Find(node.op);
+    return def && def->view;
+  }
+
   bool Costly(const Node& node) const {
     if (IsCollective(node)) return true;
     const OpDef* def = graph_.catalog().Find(node.op);
@@ -126,7 +131,8 @@ class Repeater {
     for (int& in : copy.in) {
       if (!Repeatable(in) || region_[graph_.value(in).producer] != region_[n]) continue;
       in = Copy(in, reader);
-      first = false;
+      // A view is no act, so who reads one waits itself.
+      first = first && IsView(graph_.producer(in)) && !graph_.producer(in).after.empty();
     }
     if (first) copy.after.insert(copy.after.end(), waits.begin(), waits.end());
     std::vector<Graph::NewValue> outputs;
@@ -151,9 +157,7 @@ class Repeater {
     if (fresh)
       for (int v : graph_.node(reader).in) {
         int p = graph_.value(v).producer;
-        for (const OpDef* def = graph_.catalog().Find(graph_.node(p).op); def && def->view;
-             def = graph_.catalog().Find(graph_.node(p).op))
-          p = graph_.value(graph_.node(p).in[0]).producer;
+        while (IsView(graph_.node(p))) p = graph_.value(graph_.node(p).in[0]).producer;
         if (graph_.node(p).phase == Phase::kBackward && p < static_cast<int>(region_.size()))
           it->second.push_back(p);
       }
