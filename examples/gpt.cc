@@ -35,7 +35,7 @@ DEFINE_int64(micro_batches, 1, "parts the batch is cut into, whose gradients are
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(dropout, 0.1, "probability of dropping");
 DEFINE_double(lr, 1e-3, "learning rate at its highest");
-DEFINE_int64(warmup, 20, "steps of linear rise of lr, at most half of all; then a cosine falls to a tenth");
+DEFINE_int64(warmup, 20, "steps of rise; then a cosine");
 DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
 DEFINE_double(weight_decay, 0.1, "weight decay of AdamW");
 DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
@@ -43,6 +43,7 @@ DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b or gpipe");
 DEFINE_string(recompute, "none", "layers: none, selective, full");
 DEFINE_int32(zero, 0, "stage of ZeRO, 1 to 3; 0: none");
 DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
+DEFINE_int64(lora, 0, "rank of adapters; 0: none");
 DEFINE_bool(sequence_parallel, false, "norms, dropouts and residuals are cut along the sequence over tp");
 DEFINE_bool(context_parallel, false, "sequences are cut over axis cp, keys and values gathered");
 DEFINE_bool(ulysses, false, "sequences cut over sp");
@@ -115,6 +116,9 @@ void CheckFlags() {
   CheckRange("--temperature", FLAGS_temperature, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
   RecomputeOf(FLAGS_recompute);
+  CheckRange<int64_t>("--lora", FLAGS_lora, 0, 1 << 20);
+  if (FLAGS_lora > 0 && !FLAGS_save_hf.empty())
+    Fail("--save_hf has no place for the adapters of --lora=", FLAGS_lora, "; leave one of them out");
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
   if (FLAGS_schedule != "1f1b" && FLAGS_schedule != "gpipe") {
@@ -154,6 +158,7 @@ GptConfig ConfigOf(int64_t vocabulary) {
     if (vocabulary > config.vocabulary)
       Fail("--text=", FLAGS_text, " has a vocabulary of ", vocabulary,
            ", but the model of --load_hf=", FLAGS_load_hf, " has ", config.vocabulary);
+    config.lora = FLAGS_lora;
     config.sequence = SequenceAxis();
     config.ulysses = FLAGS_ulysses;
     config.dropout = FLAGS_dropout;
@@ -164,6 +169,7 @@ GptConfig ConfigOf(int64_t vocabulary) {
           .heads = FLAGS_heads,
           .context = FLAGS_context,
           .vocabulary = vocabulary,
+          .lora = FLAGS_lora,
           .sequence = SequenceAxis(),
           .ulysses = FLAGS_ulysses,
           .dropout = FLAGS_dropout};
@@ -412,6 +418,7 @@ int Run(const Launcher& launcher) {
   ModelOptions options = launcher.model_options();
   if (FLAGS_zero > 0)
     options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero, .prefetch = FLAGS_prefetch};
+  if (FLAGS_lora > 0) options.weights = {{"*", {.trainable = false}}, {"*_lora_*", {.trainable = true}}};
   Model model(mesh, options);
   Session train = MakeTraining(model, config);
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

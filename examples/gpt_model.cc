@@ -34,6 +34,7 @@ Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
   block.attention = {.heads = c.heads, .dropout = c.dropout, .init = init, .out_init = small};
   block.mlp = {.init = init, .out_init = small};
   block.dropout = c.dropout;
+  block.attention.lora = c.lora;
   block.sequence = c.sequence;
   if (c.ulysses) block.attention.ulysses = c.sequence;
 

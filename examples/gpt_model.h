@@ -14,6 +14,7 @@ struct GptConfig {
   int64_t heads = 4;      // divides width
   int64_t context = 128;  // positions of one sequence
   int64_t vocabulary = 256;
+  int64_t lora = 0;  // rank of adapters beside queries and values, which alone are to be trained; 0: none
   // Mesh axis that cuts the sequence: tp (between products), or another, which `ulysses` exchanges for heads
   // at attention and which else gathers keys and values there. Empty: none.
   std::string sequence = "";

@@ -109,12 +109,18 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
   if (o.head_width == 0 && width % o.heads != 0)
     Fail(who, ": heads is ", o.heads, " and the width is ", width,
          ", but heads must divide it, or head_width be given");
+  if (o.lora < 0) Fail(who, ": lora is ", o.lora, " but must be a rank, or 0");
   if (o.heads % kv_heads != 0)
     Fail(who, ": kv_heads is ", kv_heads, " and does not divide the ", o.heads, " heads");
   const int64_t depth = o.head_width > 0 ? o.head_width : width / o.heads;
   auto project = [&](Tensor from, const std::string& name, int64_t heads) {
     Tensor weight = s.Weight(name, {from.shape().back(), heads, depth}, o.init, CutBy(s, o.tp, 1), at);
     Tensor y = einsum("bsw,whd->bshd", from, weight, at);
+    if (o.lora > 0 && name != "k") {
+      Tensor down = s.Weight(name + "_lora_down", {from.shape().back(), o.lora}, KaimingUniform(), {}, at);
+      Tensor up = s.Weight(name + "_lora_up", {o.lora, heads, depth}, Zeros(), CutBy(s, o.tp, 1), at);
+      y = add(y, einsum("bsr,rhd->bshd", matmul(from, down, at), up, at), at);
+    }
     return o.bias ? add(y, s.Weight(name + "_bias", {heads, depth}, Zeros(), CutBy(s, o.tp, 0), at), at) : y;
   };
   Tensor from = memory.defined() ? memory : x;

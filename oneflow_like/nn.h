@@ -76,6 +76,9 @@ struct AttentionOptions {
   Initializer init = XavierUniform({.in = {0}, .out = {1, 2}});
   Initializer out_init = XavierUniform({.in = {0, 1}, .out = {2}});
   std::string tp = "tp";  // cuts the heads
+  // Rank of adapters beside the projections of queries and values (Hu et al. 2021): q_lora_down[w rank],
+  // q_lora_up[rank heads d], which starts at 0, and v's. Freeze the rest by ModelOptions::weights. 0: none.
+  int64_t lora = 0;
   // Mesh axis over which queries, keys and values are held cut by heads, though x is cut along the sequence
   // (Ulysses, Jacobs et al. 2023): data changes places before and behind. Empty: none.
   std::string ulysses = "";

@@ -65,8 +65,15 @@ class Primitive {
     memory::dims stride = {s.rows.stride, s.columns.stride}, pad = {s.rows.padding, s.columns.padding},
                  dilation = {s.rows.dilation - 1, s.columns.dilation - 1};
     const auto direct = dnnl::algorithm::convolution_direct;
+    // A gradient in fp32 of bf16 operands is of a convolution in bf16; the library knows none of two types.
+    const auto type = kind == Kind::kGradInput ? types.y : types.x;
+    const memory::desc y_forward =
+        Plane(s, s.out, s.rows.out, s.columns.out, kind == Kind::kForward ? types.y : type);
     dnnl::convolution_forward::primitive_desc forward(
-        {dnnl::prop_kind::forward_training, direct, x, filter, y, stride, dilation, pad, pad}, Engine());
+        {dnnl::prop_kind::forward_training, direct, Plane(s, s.in, s.rows.in, s.columns.in, type),
+         memory::desc(FilterExtents(s), type, memory::format_tag::any), y_forward, stride, dilation, pad,
+         pad},
+        Engine());
     memory::desc packed = forward.weights_desc();
     if (kind == Kind::kForward) {
       primitive_ = dnnl::convolution_forward(forward);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -48,11 +49,12 @@ TEST(Nn, TransformersOfAllKindsHaveOneCurve) {
   settings.push_back({"cpu:pp=2", 2});
   settings.push_back({"cpu:dp=2,tp=2,pp=3", 3});
   settings.push_back({"cpu:pp=3", 5});
-  for (int kind = 0; kind < 4; ++kind) {
+  for (int kind = 0; kind < 5; ++kind) {
     nn::TransformerOptions block;
     block.attention = {.heads = 4, .causal = kind != 1, .bias = kind < 2};
     if (kind == 2) block.attention.kv_heads = 2;
     if (kind == 2) block.attention.rope_base = 10000;
+    if (kind == 4) block.attention.lora = 3;
     block.rms_norm = block.swiglu = kind >= 2;
     block.norm_first = kind != 1;
     block.mlp.inner = kind == 3 ? 0 : 24;
@@ -74,6 +76,41 @@ TEST(Nn, TransformersOfAllKindsHaveOneCurve) {
     };
     SCOPED_TRACE(kind);
     ExpectOneCurve(settings, loss, feeds, AdamW{.lr = .02}, 2e-5);
+  }
+}
+
+// Adapters start by changing nothing, and are all that is trained, kept state of, and sent.
+TEST(Nn, AdaptersAloneAreTrained) {
+  auto losses = [](const char* mesh, int64_t rank) {
+    ModelOptions options;
+    if (rank > 0) options.weights = {{"*", {.trainable = false}}, {"*_lora_*", {.trainable = true}}};
+    Model model(FullMesh(mesh), options);
+    Tensor x = model.Input("x", {6, 5, 8}, DType::kFloat32, {{"dp", S(0)}});
+    nn::TransformerOptions block;
+    block.attention = {.heads = 2, .lora = rank};
+    Tensor y = nn::layers(model.scope(), x, 2,
+                          [&](Scope s, Tensor in, int64_t) { return nn::TransformerBlock(s, in, block); });
+    Session train = Train(mean(square(y - scale(x, .5))), AdamW{.lr = .01});
+    const HostTensor before = rank > 0 ? model.Read("block0/mlp/up") : HostTensor();
+    std::vector<float> found;
+    for (int step = 0; step < 4; ++step)
+      found.push_back(train.Run({{"x", Floats(step, {6, 5, 8})}}).Scalar("loss"));
+    if (rank > 0) {
+      const HostTensor after = model.Read("block0/mlp/up");
+      EXPECT_EQ(std::memcmp(before.data.get(), after.data.get(), before.bytes()), 0);
+      for (const std::string& name : model.Variables())
+        EXPECT_TRUE(name.find(':') == std::string::npos || name.find("_lora_") != std::string::npos ||
+                    name == "train:updates")
+            << name;
+    }
+    return found;
+  };
+  const std::vector<float> one = losses("cpu:dp=1", 3), whole = losses("cpu:dp=1", 0);
+  EXPECT_EQ(one[0], whole[0]);
+  EXPECT_NE(one[3], whole[3]);
+  for (const char* mesh : {"cpu:dp=2", "cpu:tp=2", "cpu:pp=2"}) {
+    const std::vector<float> other = losses(mesh, 3);
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 1e-5 * one[i]) << mesh << " " << i;
   }
 }
 
@@ -184,6 +221,7 @@ TEST(Nn, WrongUsesGetOneSentence) {
          [&] { nn::Attention(s, x, {.heads = 2}); });
   expect("kv_heads is 2 and does not divide the 3 heads",
          [&] { nn::Attention(s, x, {.heads = 3, .kv_heads = 2}); });
+  expect("lora is -1 but must be a rank, or 0", [&] { nn::Attention(s, x, {.heads = 3, .lora = -1}); });
   expect("heads is 0 but must be at least 1", [&] { nn::Attention(s, x, {.heads = 0}); });
   expect("a batch of 5 does not divide into 2 equal parts", [&] { nn::BatchNorm(s, image, {.parts = 2}); });
   expect("groups is 4 and does not divide the 6 channels",
