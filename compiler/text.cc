@@ -70,6 +70,7 @@ std::string NodeText(const Graph& graph, int id) {
   std::string at = n.slice.str(graph.mesh());
   if (!at.empty()) text += " @" + at;
   if (n.phase != Phase::kForward) text += std::string(" !") + Name(n.phase);
+  if (n.rate == Rate::kRemade) text += " !remade";
   if (!n.after.empty()) {
     text += " after=";
     for (size_t i = 0; i < n.after.size(); ++i)
@@ -286,11 +287,12 @@ class Reader {
       } while (line->Take(","));
       r->node.placed = true;
     }
-    if (!line->Take("!")) return;
-    std::string phase = line->Until(" ");
-    r->node.phase = phase == "update"     ? Phase::kUpdate
-                    : phase == "backward" ? Phase::kBackward
-                                          : Phase::kForward;
+    while (line->Take("!")) {
+      const std::string word = line->Until(" ");
+      if (word == "update") r->node.phase = Phase::kUpdate;
+      if (word == "backward") r->node.phase = Phase::kBackward;
+      if (word == "remade") r->node.rate = Rate::kRemade;
+    }
   }
 
   void Add(Reading r) {
@@ -311,7 +313,7 @@ class Reader {
       g.value(v).sbp = r.signatures[i];
       values_[r.names[i]] = v;
     }
-    g.SettleRate(id);
+    if (node.rate != Rate::kRemade) g.SettleRate(id);
     if (r.after.rfind("after=", 0) != 0) return;
     std::stringstream list(r.after.substr(6));
     for (std::string name; std::getline(list, name, ',');) after_[id].push_back(name);

@@ -7,6 +7,7 @@
 //   y = matmul(x, w) : f32[8,4] {dp:B,tp:P}
 //   a = relu(y {dp:B,tp:B}) : f32[8,4] {dp:B,tp:B} @pp=1 !backward
 //   m, r = layer_norm(a, g, b) eps=1e-05 : f32[8,4] {..}, f32[8] {..} after=y,a
+//   w.b = all_gather(w) axes=[0] : f32[8,6] {..} !backward !remade
 //   fetch loss(m)
 //
 // Before signatures are chosen, `: f32[8,6] fixed {tp:S1}` says what the user holds the first output to. A

@@ -36,13 +36,14 @@ std::string OptionOf(const std::string& line) {
 std::string GraphLines(const Graph& graph) {
   const std::vector<int> order = graph.Order();
   const std::vector<std::string> lines = Lines(ToText(graph));
-  const size_t head = lines.size() - order.size();  // the mesh, and how many micro-batches
-  std::string text;
+  const size_t head = lines.size() - order.size();  // the mesh, how many micro-batches, regions
+  std::string text, regions;                        // a node that differs says more than its region
   for (size_t i = 0; i < lines.size(); ++i) {
     const std::string at = i < head ? "" : graph.node(order[i - head]).line.str();
-    text += Cat(lines[i], at.empty() ? "" : " at ", at, '\n');
+    (i < head && lines[i].rfind("region ", 0) == 0 ? regions : text) +=
+        Cat(lines[i], at.empty() ? "" : " at ", at, '\n');
   }
-  return text;
+  return text + regions;
 }
 
 std::string AgreementText(const Session::Impl& session) {
@@ -61,8 +62,10 @@ std::string AgreementText(const Session::Impl& session) {
   option("steps_in_flight", o.steps_in_flight);
   option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");
   option("dtype", Name(o.dtype));
-  option("zero", Cat(model.zero.axis, " stage ", model.zero.stage, " prefetch ", model.zero.prefetch,
-                     " small ", model.zero.small));
+  option("zero", model.zero.axis);
+  option("zero stage", model.zero.stage);
+  option("zero prefetch", model.zero.prefetch);
+  option("zero small", model.zero.small);
   if (const auto& training = session.compiled.options.training)
     option("recompute", Name(training->recompute));
   text += session.input_graph;
