@@ -393,7 +393,9 @@ TEST_F(CudaRuntime, ZeroAndRecomputationTrainAsOnTheCPU) {
     for (const StepResult& result : results) values.push_back(result.Scalar("loss"));
     return values;
   };
-  const std::vector<float> wanted = losses(Small("cpu:dp=1"));
+  SmallGpt alone = Small("cpu:dp=1");
+  alone.model_options = OnDevices({});
+  const std::vector<float> wanted = losses(alone);
   cuda_emulator::SetDelays(100, 7);
   for (int stage : {2, 3}) {
     SmallGpt given = Small("cuda:dp=2,tp=2", 3);
