@@ -290,7 +290,7 @@ class Former {
           e.full = b.full;
           // A variable has its one slot before any play: there an update waits for all who read it.
           if (!b.variable.empty()) e.slots = b.slots;
-          // What is remade is made for the next micro-batch once this one has read it.
+          // A remade value is made for the next micro-batch once this one has read it.
           if (graph_.producer(b.value).rate == Rate::kRemade) e.slots = 1;
           plan_.edges.push_back(e);
         }
@@ -299,7 +299,7 @@ class Former {
     }
   }
 
-  // What `after` says within a micro-batch and no value does: updates are kept behind by their variables.
+  // Edges for an `after` within a micro-batch that no value stands for. Variables keep updates behind.
   void KeepBehind() {
     std::set<std::pair<int, int>> joined;
     for (const LogicalEdge& e : plan_.edges) joined.insert({e.writer, e.reader});

@@ -116,7 +116,7 @@ class Gatherer {
            (graph_.times() == 1 || node.rate == Rate::kEachAct);
   }
 
-  // What a unit, whose first reader of the value stands at `position`, reads in place of v.
+  // The value that a unit reads in place of v; `position` is that of its first reader.
   int Copy(int v, const Unit& unit, int position) {
     auto [known, fresh] = copies_.try_emplace({v, unit}, -1);
     if (!fresh) return known->second;

@@ -8,7 +8,7 @@
 
 namespace oneflow_like {
 
-// What of a region's forward pass is computed again for its gradient in place of being kept until then.
+// How much of a region's forward pass is computed again for its gradient in place of being kept until then.
 enum class Recompute : uint8_t {
   kNone,
   kSelective,  // what no product, attention, convolution or message makes, from what is kept anyway

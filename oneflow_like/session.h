@@ -32,7 +32,7 @@ struct SessionOptions {
 };
 struct TrainOptions : SessionOptions {
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
-  // What regions that say nothing themselves (Scope::Region; nn::layers makes each layer one) compute again
+  // Of regions that say nothing themselves (Scope::Region; nn::layers makes each layer one): what they repeat
   // for their gradients. Changes memory and time, and no bit of any result.
   Recompute recompute = Recompute::kNone;
   Schedule lr_schedule;

@@ -35,7 +35,7 @@ std::map<std::string, int64_t> Bytes(const SmallGpt& given) {
   return bytes;
 }
 
-// What the forward pass makes of the batch and gradients read, of a whole step on one device. There are
+// Bytes that the forward pass makes of the batch and gradients read, in a step of one device. There are
 // micro-batches: what is the same for all of them is of weights.
 double Kept(const Session& session) {
   const LogicalPlan& plan = session.impl()->compiled.logical;

@@ -184,7 +184,7 @@ void Others(Bench* bench, int64_t batch, DType t) {
   }
 }
 
-// What a batch norm in training becomes: moments of a part and of all and an affine forward, products and a
+// Kernels of a batch norm in training: moments of a part and of all and an affine forward, products and a
 // chain backward. Each in turn, as in a step: x is not left in a cache by a kernel's last run.
 void BatchNorms(Bench* bench, int64_t batch, DType t) {
   for (const Dims& plane : {Dims{batch, 112, 112, 64}, Dims{batch, 56, 56, 256}, Dims{batch, 14, 14, 1024},
