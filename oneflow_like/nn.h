@@ -109,10 +109,10 @@ struct TransformerOptions {
   double dropout = 0;  // of what either adds to x
   bool rms_norm = false, swiglu = false;
   bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
-  // Mesh axis over which x, norms and dropouts are held cut along the sequence, s. That of the heads: a norm's
-  // result is gathered for products, and their sums are cut (Korthikanti et al. 2022). Another one: products
-  // and attention's queries are cut as well, and keys and values gathered (context parallelism), unless
-  // attention.ulysses names it. Empty: as is cheapest.
+  // Mesh axis over which x, norms and dropouts are held cut along the sequence, s. That of the heads: a
+  // norm's result is gathered for products, and their sums are cut (Korthikanti et al. 2022). Another one:
+  // products and attention's queries are cut as well, and keys and values gathered (context parallelism),
+  // unless attention.ulysses names it. Empty: as is cheapest.
   std::string sequence = "";
 };
 // x + attention(norm1(x)), and of that x + mlp(norm2(x)): scopes norm1, attention, norm2, mlp.
