@@ -340,7 +340,7 @@ void Instance::CheckComplete() {
 }
 
 std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& wanted) {
-  GroupSpec spec;
+  ProcessGroupSpec spec;
   spec.instance = number_;
   spec.id = id;
   spec.plan = wanted.spec.plan;

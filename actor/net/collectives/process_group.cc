@@ -24,7 +24,7 @@ bool AddOnce(std::vector<int>* list, int process) {
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(GroupHost* host, GroupSpec spec) : host_(host), spec_(std::move(spec)) {
+ProcessGroup::ProcessGroup(GroupHost* host, ProcessGroupSpec spec) : host_(host), spec_(std::move(spec)) {
   const GroupShape& shape = spec_.shape;
   const int me = host_->process(), my_node = shape.node_of_process[me];
   for (int process : shape.process) {

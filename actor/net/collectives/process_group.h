@@ -66,7 +66,7 @@ struct PieceAddress {
 constexpr int kMostMembers = 40;  // of one process in one group: what fits a header
 }  // namespace wire
 
-struct GroupSpec {
+struct ProcessGroupSpec {
   int64_t instance = 0, id = 0;
   std::string plan, actor, algorithm;
   DType dtype = DType::kFloat32;
@@ -79,11 +79,11 @@ struct GroupSpec {
 
 class ProcessGroup {
  public:
-  ProcessGroup(GroupHost* host, GroupSpec spec);
+  ProcessGroup(GroupHost* host, ProcessGroupSpec spec);
   ~ProcessGroup();
 
   void Join(int member, ProcessMember* m) { local_[member] = m; }
-  const GroupSpec& spec() const { return spec_; }
+  const ProcessGroupSpec& spec() const { return spec_; }
   int local_members() const { return static_cast<int>(local_.size()); }
 
   void Arrive(ProcessMember* member);
@@ -162,7 +162,7 @@ class ProcessGroup {
   Op* OpFor(int from, int chunk, size_t* term);
 
   GroupHost* const host_;
-  const GroupSpec spec_;
+  const ProcessGroupSpec spec_;
   std::map<int, ProcessMember*> local_;
   std::vector<int> node_peers_;  // other processes of this node with members
   std::vector<std::vector<Op>> ops_;
