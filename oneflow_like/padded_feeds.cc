@@ -1,38 +1,12 @@
 // Session::Padded: a batch that is smaller than the session's.
 #include <cstring>
 
-#include "core/float16.h"
+#include "core/feeds.h"
 #include "oneflow_like/session_impl.h"
 
 namespace oneflow_like {
 
 namespace {
-
-void FillWith(const HostTensor& tensor, double value) {
-  for (int64_t i = 0; i < tensor.elements(); ++i) switch (tensor.dtype) {
-      case DType::kFloat32:
-        tensor.as<float>()[i] = static_cast<float>(value);
-        break;
-      case DType::kBFloat16:
-        tensor.as<BFloat16>()[i] = ToBFloat16(static_cast<float>(value));
-        break;
-      case DType::kFloat16:
-        tensor.as<Float16>()[i] = ToFloat16(static_cast<float>(value));
-        break;
-      case DType::kInt32:
-        tensor.as<int32_t>()[i] = static_cast<int32_t>(value);
-        break;
-      case DType::kInt64:
-        tensor.as<int64_t>()[i] = static_cast<int64_t>(value);
-        break;
-      case DType::kUInt8:
-        tensor.as<uint8_t>()[i] = static_cast<uint8_t>(value);
-        break;
-      case DType::kBool:
-        tensor.as<bool>()[i] = value != 0;
-        break;
-    }
-}
 
 // The first rows of `whole` along the axis are those of `some`.
 void CopyRows(const HostTensor& some, const HostTensor& whole, int axis) {

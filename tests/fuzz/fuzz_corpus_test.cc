@@ -9,6 +9,8 @@
 #include <iterator>
 
 #include "examples/gpt_huggingface.h"
+#include "oneflow_like/data/files.h"
+#include "tests/fuzz/data_readers.h"
 #include "tests/fuzz/readers.h"
 
 namespace oneflow_like {
@@ -56,6 +58,8 @@ TEST_F(FuzzCorpus, EveryFileIsReadOrRefusedByName) {
   ReadAll("index", "valid_", index_with_checksum_);
   ReadAll("huggingface", "valid_config", config_);
   ReadAll("huggingface", "valid_shards", shards_);
+  FuzzedData data(testing::TempDir());
+  ReadAll("data", "valid_", [&](const std::string& bytes) { return data.Read(bytes); });
 }
 
 // A header of as many lists as a stack has no room for.

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "examples/gpt_huggingface.h"
-#include "oneflow_like/checkpoint/json_text.h"
 #include "oneflow_like/checkpoint/reader.h"
+#include "oneflow_like/json_text.h"
 #include "tests/error_of.h"
 
 namespace oneflow_like {

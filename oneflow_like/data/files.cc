@@ -1,0 +1,103 @@
+// Mapping, unpacking and finding files.
+#include "oneflow_like/data/files.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "core/error.h"
+
+namespace oneflow_like {
+GzipReader::GzipReader(const std::string& path) : path_(path) {
+  if (std::filesystem::is_directory(path)) Fail("cannot read ", path, ": it is a folder");
+  errno = 0;
+  file_ = gzopen(path.c_str(), "rb");
+  if (file_ == nullptr) Fail("cannot open ", path, ": ", std::strerror(errno != 0 ? errno : ENOMEM));
+  if (path.ends_with(".gz") && gzdirect(file_)) {
+    gzclose_r(file_);
+    Fail(path, " is not a gzip file, though its name ends in .gz");
+  }
+}
+
+GzipReader::~GzipReader() { gzclose_r(file_); }
+
+int64_t GzipReader::Read(char* to, int64_t bytes) {
+  int64_t done = 0;
+  while (done < bytes) {
+    int got = gzread(file_, to + done, static_cast<unsigned>(std::min<int64_t>(bytes - done, 1 << 20)));
+    int code = Z_OK;
+    const char* message = gzerror(file_, &code);
+    if (code == Z_BUF_ERROR) Fail(path_, " is truncated: its gzip stream ends early");
+    if (got < 0 || code == Z_DATA_ERROR) Fail("cannot read ", path_, ": corrupt gzip data (", message, ")");
+    if (got == 0) break;
+    done += got;
+  }
+  return done;
+}
+
+std::string ReadFile(const std::string& path, int64_t limit) {
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  GzipReader reader(path);
+  std::string all;
+  while (true) {
+    const int64_t old = all.size();
+    all.resize(old + kChunk);
+    const int64_t got = reader.Read(all.data() + old, kChunk);
+    all.resize(old + got);
+    if (static_cast<int64_t>(all.size()) > limit) Fail(path, " holds more than ", limit, " bytes");
+    if (got < kChunk) return all;
+  }
+}
+
+bool IsGzip(const uint8_t* data, int64_t size) { return size >= 2 && data[0] == 0x1f && data[1] == 0x8b; }
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) Fail("cannot open ", path, ": ", std::strerror(errno));
+  struct stat about = {};
+  const bool known = fstat(file, &about) == 0;
+  if (known && S_ISREG(about.st_mode) && about.st_size > 0) {
+    void* at = mmap(nullptr, about.st_size, PROT_READ, MAP_SHARED, file, 0);
+    const int error = errno;
+    close(file);
+    if (at == MAP_FAILED) Fail("cannot map ", path, " of ", about.st_size, " bytes: ", std::strerror(error));
+    data_ = static_cast<const uint8_t*>(at);
+    size_ = about.st_size;
+    return;
+  }
+  close(file);
+  if (known && S_ISREG(about.st_mode)) return;  // empty
+  read_ = ReadFile(path);
+  data_ = reinterpret_cast<const uint8_t*>(read_.data());
+  size_ = static_cast<int64_t>(read_.size());
+}
+
+MappedFile::~MappedFile() {
+  if (read_.empty() && data_ != nullptr && size_ > 0) munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+std::vector<std::string> FilesOf(const std::string& pattern) {
+  if (pattern.find_first_of("*?[") == std::string::npos || std::filesystem::exists(pattern)) return {pattern};
+  glob_t found = {};
+  const int code = glob(pattern.c_str(), 0, nullptr, &found);  // sorted
+  std::vector<std::string> files(found.gl_pathv, found.gl_pathv + (code == 0 ? found.gl_pathc : 0));
+  globfree(&found);
+  if (files.empty()) Fail("no file matches ", pattern);
+  return files;
+}
+
+uint64_t LittleAt(const uint8_t* data, int bytes) {
+  uint64_t value = 0;
+  for (int i = bytes - 1; i >= 0; --i) value = value << 8 | data[i];
+  return value;
+}
+
+}  // namespace oneflow_like

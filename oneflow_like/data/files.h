@@ -1,0 +1,58 @@
+// Files of data: mapped into memory, or read whole with gzip unpacked. Every Error names the file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct gzFile_s;  // of zlib
+
+namespace oneflow_like {
+
+// A file's bytes, mapped read-only: they are read when they are looked at, and shared by all processes of a
+// host. The file must stay as long as it is mapped. What is no regular file (a pipe) is read into memory.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);  // throws Error
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  const std::string& path() const { return path_; }
+  const uint8_t* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  const std::string path_;
+  const uint8_t* data_ = nullptr;
+  int64_t size_ = 0;
+  std::string read_;  // of what cannot be mapped
+};
+
+// A file from its begin to its end, unpacked on the way if it is gzip.
+class GzipReader {
+ public:
+  explicit GzipReader(const std::string& path);  // throws Error; a name ending in .gz must hold gzip
+  ~GzipReader();
+  GzipReader(const GzipReader&) = delete;
+  // Up to `bytes` bytes; fewer only at the end of the file. Throws Error.
+  int64_t Read(char* to, int64_t bytes);
+
+ private:
+  const std::string path_;
+  gzFile_s* file_ = nullptr;
+};
+
+// The bytes of a file; gzip is recognised by content and unpacked, and a name ending in .gz must hold it.
+// Throws Error when the contents exceed `limit` bytes.
+std::string ReadFile(const std::string& path, int64_t limit = int64_t{4} << 30);
+
+// The first bytes of a gzip file.
+bool IsGzip(const uint8_t* data, int64_t size);
+
+// Files that match a pattern of the shell (*, ?, [a-z]), sorted by name; the path itself where it has none of
+// these. Throws Error when none matches.
+std::vector<std::string> FilesOf(const std::string& pattern);
+
+// Unsigned numbers of 1 to 8 bytes; little-endian.
+uint64_t LittleAt(const uint8_t* data, int bytes);
+
+}  // namespace oneflow_like

@@ -1,0 +1,64 @@
+// Pictures: JPEG and PNG files, decoded and augmented as torchvision's training does.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oneflow_like/data/source.h"
+
+namespace oneflow_like {
+
+// Rows of RGB bytes, from the top.
+struct Picture {
+  int width = 0, height = 0;
+  std::vector<uint8_t> rgb;  // [height, width, 3]
+};
+
+// A JPEG or a PNG, recognised by its first bytes; grey becomes RGB, transparency is dropped. Where the format
+// allows it, a picture is decoded smaller, by a half, a quarter or an eighth, but not below `least` pixels
+// along either side; 0: as it is. `name` stands before what is wrong, which names the format and, where it is
+// known, the byte. Throws BrokenSample for a picture that is cut short, corrupt, or of more than 2^26 pixels,
+// and Error for a format that this build was made without.
+Picture Decode(const uint8_t* data, int64_t size, const std::string& name, int least = 0);
+
+// A rectangle of a picture, and where it is seen as in a mirror.
+struct Crop {
+  double x = 0, y = 0, width = 0, height = 0;
+  bool flip = false;
+};
+// to[3, height, width] = (the crop, scaled to [0, 1], - mean) / deviation, by channel. Each pixel is the mean
+// of what it covers, weighted by a triangle (bilinear with antialiasing).
+void Resize(const Picture& picture, const Crop& crop, int height, int width, const float mean[3],
+            const float deviation[3], float* to);
+
+struct ImageFolderOptions {
+  int height = 224, width = 224;
+  // Training: a part of the picture of so much of its area, at most 3:4 or 4:3 from its shape, drawn anew
+  // each epoch, and half of them flipped. Otherwise the largest part in the middle of that shape.
+  bool augment = true;
+  double least_area = 0.08;
+  float mean[3] = {0.485f, 0.456f, 0.406f}, deviation[3] = {0.229f, 0.224f, 0.225f};
+};
+
+// Pictures in folders, one for each class, in the order of their names. Fields: "images" f32[3, height,
+// width] and "labels" i32[]. Files are read when their samples are.
+class ImageFolder final : public SampleSource {
+ public:
+  // Throws Error for a folder without pictures (.jpg, .jpeg, .png, in any case).
+  ImageFolder(const std::string& folder, const ImageFolderOptions& options);
+  const std::vector<SampleField>& fields() const override { return fields_; }
+  int64_t samples() const override { return static_cast<int64_t>(files_.size()); }
+  void Read(const SampleId& id, std::span<void* const> to) const override;
+  const std::vector<std::string>& classes() const { return classes_; }
+
+ private:
+  Crop Draw(const SampleId& id, const Picture& picture) const;
+
+  const ImageFolderOptions options_;
+  std::vector<SampleField> fields_;
+  std::vector<std::string> classes_;
+  std::vector<std::pair<std::string, int>> files_;  // and their class
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,80 @@
+// SampleSource: where examples come from. A sample is a function of (seed, epoch, index) alone, so every
+// mesh, every number of processes and every resumed run sees the same ones in the same order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/dims.h"
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace oneflow_like {
+
+// What a sample has for one input of the session: its name, and type and shape without the batch axis.
+struct SampleField {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  size_t bytes() const { return shape.elements() * SizeOf(dtype); }
+};
+
+struct SampleId {
+  uint64_t seed = 1;
+  int64_t epoch = 0;
+  int64_t index = 0;  // 0 .. samples() - 1
+};
+
+// A sample that cannot be read through a fault of its own, such as a picture cut short. The text names file
+// and offset. Pipelines may skip these (DataPipelineOptions::broken_share); any other Error ends the run.
+class BrokenSample : public Error {
+ public:
+  using Error::Error;
+};
+template <typename... Args>
+[[noreturn]] void FailSample(const Args&... args) {
+  throw BrokenSample(Cat(args...));
+}
+
+class SampleSource {
+ public:
+  virtual ~SampleSource() = default;
+  virtual const std::vector<SampleField>& fields() const = 0;
+  virtual int64_t samples() const = 0;  // of one epoch; at least 1
+  // Writes the sample: to[i] has room for fields()[i], row-major. Any number of threads call it at once.
+  // Throws BrokenSample or Error.
+  virtual void Read(const SampleId& id, std::span<void* const> to) const = 0;
+};
+
+// Where `index` of an epoch stands after shuffling `count` samples: a permutation that is computed, not
+// stored. It is a Feistel network over the index's bits (Luby and Rackoff, "How to construct pseudorandom
+// permutations from pseudorandom functions", 1988) that is walked until it lands below `count` (cycle
+// walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). REQUIRES: 0 <= index < count.
+int64_t ShuffledIndex(int64_t index, int64_t count, uint64_t seed, int64_t epoch);
+
+// Several sources as one, each in proportion to its weight. In every 1024 samples each source has its exact
+// share, rounded to a sample, in an order drawn anew; each source goes through all its samples, shuffled,
+// before it repeats one.
+class Mixture final : public SampleSource {
+ public:
+  struct Part {
+    std::shared_ptr<const SampleSource> source;
+    double weight = 1;
+  };
+  // An epoch of the mixture is `samples` long; 0: as long as all parts together. Throws Error for parts whose
+  // fields differ, and for weights that are not positive or below 1/1024 of their sum.
+  explicit Mixture(std::vector<Part> parts, int64_t samples = 0);
+  const std::vector<SampleField>& fields() const override { return parts_[0].source->fields(); }
+  int64_t samples() const override { return samples_; }
+  void Read(const SampleId& id, std::span<void* const> to) const override;
+
+ private:
+  std::vector<Part> parts_;
+  std::vector<int64_t> shares_;  // of 1024
+  int64_t samples_ = 0;
+};
+
+}  // namespace oneflow_like
