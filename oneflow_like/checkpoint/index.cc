@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/error.h"
-#include "oneflow_like/checkpoint/json_text.h"
 #include "oneflow_like/checkpoint/safetensors.h"
+#include "oneflow_like/json_text.h"
 
 namespace oneflow_like {
 namespace {

@@ -1,3 +1,5 @@
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -160,6 +162,7 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   });
   if (!options.weights_only)
     for (const auto& [name, step] : loaded.steps) model.SetNextStep(name, step);
+  VLOG(1) << "checkpoint " << loaded.path << " is read";
   return loaded;
 }
 

@@ -1,3 +1,5 @@
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -29,7 +31,7 @@ void WriteFile(const std::string& path, const std::string& text) {
   file.Sync();
 }
 
-std::string ReadFile(const std::string& path) {
+std::string ReadText(const std::string& path) {
   const File file(path, File::kRead);
   std::string text(file.size(), '\0');
   file.ReadAt(0, text.data(), file.size());
@@ -183,7 +185,7 @@ std::vector<std::string> Saving::HearOthers() const {
              lost.empty() ? "" : "; ", lost);
       std::this_thread::sleep_for(kLook);
     }
-    texts.push_back(ReadFile(FileOf(p)));
+    texts.push_back(ReadText(FileOf(p)));
     if (texts.back().empty()) Fail(FileOf(p), ": it is empty");
     if (texts.back()[0] == '-') Fail(texts.back().substr(1));
     texts.back().erase(0, 1);
@@ -231,6 +233,7 @@ std::string SaveHandle::Wait() const {
     throw;
   }
   saving_->RemoveOlder();
+  VLOG(1) << "checkpoint " << path() << " is complete";
   return path();
 }
 

@@ -12,7 +12,7 @@
 #include "core/float16.h"
 #include "core/runs.h"
 #include "oneflow_like/checkpoint/index.h"
-#include "oneflow_like/checkpoint/json_text.h"
+#include "oneflow_like/json_text.h"
 
 namespace oneflow_like {
 namespace {

@@ -1,4 +1,4 @@
-#include "oneflow_like/checkpoint/json_text.h"
+#include "oneflow_like/json_text.h"
 
 #include <nlohmann/json.hpp>
 

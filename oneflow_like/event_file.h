@@ -1,0 +1,37 @@
+// One of TensorBoard's event files: scalars by step.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace oneflow_like {
+
+// CRC-32 of Castagnoli's polynomial, as in RFC 3720 B.4: of "123456789" it is 0xe3069283.
+uint32_t Crc32c(std::string_view bytes);
+
+class EventFile {
+ public:
+  // A new file in `folder`, which is made when it is missing. `first_step` is that of the first scalars: what
+  // earlier files of the folder say of it and of later steps counts no more. Throws Error when the folder or
+  // the file cannot be made.
+  EventFile(const std::string& folder, int64_t first_step);
+  ~EventFile();
+  EventFile(const EventFile&) = delete;
+  EventFile& operator=(const EventFile&) = delete;
+
+  // Tag and value; written through. Throws Error when the disk does not take it.
+  void Write(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
+  const std::string& path() const { return path_; }
+
+ private:
+  void WriteRecord(const std::string& bytes);
+
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,163 @@
+// Writes reports: a page with its figures inside.
+#include "oneflow_like/report/report.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "actor/net/talk/job.h"
+#include "core/error.h"
+#include "core/file_check.h"
+#include "oneflow_like/build_id.h"
+#include "oneflow_like/report/page.h"
+
+namespace oneflow_like {
+
+namespace {
+
+using Json = nlohmann::json;
+
+const char *const kFiguresBegin = "<script type=\"application/json\" id=\"figures\">", *const kFiguresEnd =
+                                                                                           "</script>";
+const char *const kTitle = "@TITLE@", *const kFigures = "@FIGURES@";
+
+std::string Escaped(const std::string& text) {
+  std::string escaped;
+  for (char c : text)
+    escaped += c == '<'   ? "&lt;"
+               : c == '>' ? "&gt;"
+               : c == '&' ? "&amp;"
+               : c == '"' ? "&quot;"
+                          : std::string(1, c);
+  return escaped;
+}
+
+// JSON that may stand in a script: these letters occur in its strings alone.
+std::string InScript(const Json& json) {
+  const std::string text = json.dump(-1, ' ', true, Json::error_handler_t::replace);
+  std::string safe;
+  safe.reserve(text.size());
+  for (char c : text)
+    c == '<' ? safe += "\\u003c" : c == '>' ? safe += "\\u003e" : c == '&' ? safe += "\\u0026" : safe += c;
+  return safe;
+}
+
+std::string Page(const Json& report) {
+  std::string page = kPageText;
+  const auto put = [&](const std::string& mark, const std::string& text) {
+    page.replace(page.find(mark), mark.size(), text);
+  };
+  put(kTitle, Escaped(report.at("mesh").get<std::string>()));
+  put(kFigures, InScript(report));
+  return page;
+}
+
+void WriteWhole(const std::string& path, const std::string& text) {
+  errno = 0;
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (!out.write(text.data(), static_cast<std::streamsize>(text.size())) || !out.flush())
+    Fail("report '", path, "' cannot be written: ", std::strerror(errno));
+}
+
+std::string ReadWhole(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+Json* Find(Json* report, const std::string& session) {
+  for (Json& s : (*report)["sessions"])
+    if (s.at("name") == session) return &s;
+  return nullptr;
+}
+
+}  // namespace
+
+struct Report::Impl {
+  std::string path;
+  int process = 0;
+  Json report;  // of process 0 as the page has it, of others measurements by session
+
+  void Write() const { WriteWhole(path, process == 0 ? Page(report) : report.dump()); }
+};
+
+std::string Report::FileOf(const std::string& path, int process) {
+  return process == 0 ? path : Cat(path, ".process", process);
+}
+
+Report::Report(const std::string& path, const std::string& mesh, int process)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->path = FileOf(path, process);
+  impl_->process = process;
+  const std::string why = WhyNotWritable(impl_->path);
+  if (!why.empty()) Fail("report '", impl_->path, "' cannot be written: ", why);
+  if (process == 0)
+    impl_->report = {{"mesh", mesh},
+                     {"build", Comparable(ThisBuild())},
+                     {"sessions", Json::array()},
+                     {"more_sessions", 0}};
+  else
+    impl_->report = Json::object();
+  std::error_code ignored;  // of an earlier run that did not join it
+  if (process > 0) std::filesystem::remove(impl_->path, ignored);
+}
+
+Report::~Report() = default;
+
+void Report::AddSession(const std::string& name, const std::string& figures) {
+  if (impl_->process > 0) return;
+  Json session = Json::parse(figures);
+  session["measured"] = Json::array();
+  if (Json* old = Find(&impl_->report, name)) {
+    *old = std::move(session);
+  } else if (impl_->report["sessions"].size() < kMostSessions) {
+    impl_->report["sessions"].push_back(std::move(session));
+  } else {
+    impl_->report["more_sessions"] = impl_->report["more_sessions"].get<int>() + 1;
+  }
+  impl_->Write();
+}
+
+void Report::AddMeasurements(const std::string& name, const std::string& measured) {
+  if (impl_->process > 0) {
+    impl_->report[name] = Json::parse(measured);
+  } else if (Json* session = Find(&impl_->report, name)) {
+    (*session)["measured"] = Json::array({Json::parse(measured)});
+  }
+  impl_->Write();
+}
+
+std::string FiguresIn(const std::string& path) {
+  const std::string page = ReadWhole(path);
+  const size_t begin = page.find(kFiguresBegin),
+               end = begin == page.npos ? page.npos : page.find(kFiguresEnd, begin);
+  if (end == page.npos) Fail("'", path, "' is no report: it holds no figures");
+  return page.substr(begin + std::strlen(kFiguresBegin), end - begin - std::strlen(kFiguresBegin));
+}
+
+void JoinReports(const std::string& path, Job* job) {
+  const std::string mine = Report::FileOf(path, job->process());
+  const bool wrote = std::filesystem::exists(mine);
+  const std::vector<std::string> parts =
+      job->AllGather("reports", job->process() > 0 && wrote ? ReadWhole(mine) : "");
+  if (job->process() > 0) {
+    std::error_code ignored;
+    std::filesystem::remove(mine, ignored);
+    return;
+  }
+  if (std::all_of(parts.begin(), parts.end(), [](const std::string& part) { return part.empty(); })) return;
+  Json report = Json::parse(FiguresIn(path));
+  for (const std::string& part : parts) {
+    if (part.empty()) continue;
+    const Json of_process = Json::parse(part);
+    for (const auto& [name, measured] : of_process.items())
+      if (Json* session = Find(&report, name)) (*session)["measured"].push_back(measured);
+  }
+  WriteWhole(path, Page(report));
+}
+
+}  // namespace oneflow_like

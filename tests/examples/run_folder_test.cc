@@ -1,0 +1,126 @@
+// --out and --config: a run's folder holds what it was and what it left, and its config repeats it bit for
+// bit.
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/exit_codes.h"
+#include "tests/processes.h"
+
+namespace oneflow_like {
+namespace {
+
+class RunFolder : public ::testing::Test {
+ protected:
+  ShellOutcome Run(const std::string& program, const std::string& flags) {
+    return Shell(Cat(OFL_BINARY_DIR, "/examples/", program, " ", flags));
+  }
+  void Refused(const std::string& flags, const std::vector<std::string>& words) {
+    const ShellOutcome o = Run("gpt", kSmall + flags);
+    EXPECT_EQ(o.code, kUsageError) << flags << "\n" << o.output;
+    EXPECT_EQ(o.output.find("error: "), o.output.rfind("error: ")) << o.output;
+    for (const std::string& word : words)
+      EXPECT_NE(o.output.find(word), std::string::npos) << word << "\n" << o.output;
+  }
+  // Each step's line, but for times and memory.
+  std::vector<std::string> Losses(const std::string& metrics) {
+    std::vector<std::string> losses;
+    const std::regex wanted("\"(step|loss|grad_norm|lr|held_out_loss)\": ?[^,}]*");
+    for (const std::string& line : LinesOf(TextOf(metrics))) {
+      std::string text;
+      for (std::sregex_iterator i(line.begin(), line.end(), wanted), end; i != end; ++i)
+        text += i->str() + " ";
+      losses.push_back(text);
+    }
+    return losses;
+  }
+  const std::string kSmall =
+      "--layers=2 --width=16 --heads=2 --context=16 --batch=8 --steps=6 --eval_batches=2 --sample_tokens=0 ";
+  TestFolder folder_{"run_folder_test"};
+};
+
+// With all kinds of flags, and with several processes.
+TEST_F(RunFolder, ItsConfigRepeatsTheRun) {
+  const std::string settings[] = {
+      "", "--seed=5 --lr=0.003 --dtype=bf16 --mesh=cpu:dp=2,pp=2 --micro_batches=2",
+      "--mesh=cpu:dp=2 --processes=2 --zero=1 --nosequence_parallel", "--prompt=\"two words = three\""};
+  int number = 0;
+  for (const std::string& flags : settings) {
+    SCOPED_TRACE(flags);
+    const std::string first = folder_ / Cat("first", number), again = folder_ / Cat("again", number);
+    ++number;
+    ShellOutcome o = Run("gpt", Cat(kSmall, flags, " --out=", first));
+    ASSERT_EQ(o.code, 0) << o.output;
+    EXPECT_NE(TextOf(first + "/build").find(OFL_VERSION), std::string::npos);
+    EXPECT_NE(TextOf(first + "/config").find("--context=16\n"), std::string::npos);
+    EXPECT_EQ(TextOf(first + "/config").find(first), std::string::npos);
+    EXPECT_TRUE(std::filesystem::exists(first + "/checkpoints/step-00000006"));
+    std::string log;
+    for (const auto& file : std::filesystem::directory_iterator(first + "/log")) log += TextOf(file.path());
+    for (const char* line : {"session train is compiled", "session train is ready", "checkpoint "})
+      EXPECT_NE(log.find(line), std::string::npos) << line << "\n" << log;
+    EXPECT_EQ(o.output.find("session train is"), std::string::npos) << o.output;
+    EXPECT_FALSE(std::filesystem::is_empty(first + "/tensorboard"));
+    const std::vector<std::string> losses = Losses(first + "/metrics.jsonl");
+    ASSERT_GE(losses.size(), 6u);
+    EXPECT_NE(losses[0].find("\"loss\""), std::string::npos);
+    o = Run("gpt", Cat("--config=", first, "/config --out=", again));
+    ASSERT_EQ(o.code, 0) << o.output;
+    EXPECT_EQ(Losses(again + "/metrics.jsonl"), losses);
+    EXPECT_EQ(TextOf(again + "/config"), TextOf(first + "/config"));
+    o = Run("gpt", Cat("--config=", first, "/config --seed=77 --out=", again, "77"));
+    ASSERT_EQ(o.code, 0) << o.output;
+    EXPECT_NE(Losses(again + "77/metrics.jsonl"), losses);
+  }
+}
+
+// The folder of another run stays as it is; the same command goes on where the run ended.
+TEST_F(RunFolder, HoldsOneRun) {
+  const std::string out = folder_ / "out";
+  ASSERT_EQ(Run("gpt", Cat(kSmall, "--out=", out)).code, 0);
+  const std::string config = TextOf(out + "/config");
+  Refused(Cat("--lr=0.5 --clip=2 --out=", out), {"--out=" + out, "another run", "--clip, --lr;"});
+  EXPECT_EQ(TextOf(out + "/config"), config);
+  const std::vector<std::string> losses = Losses(out + "/metrics.jsonl");
+  const std::string first = folder_ / "first";
+  ASSERT_EQ(Run("gpt", Cat(kSmall, "--save_every=4 --keep=0 --out=", first)).code, 0);
+  std::filesystem::remove_all(first + "/checkpoints/step-00000006");
+  const ShellOutcome again = Run("gpt", Cat(kSmall, "--save_every=4 --keep=0 --out=", first));
+  EXPECT_EQ(again.code, 0) << again.output;
+  EXPECT_NE(again.output.find("step-00000004"), std::string::npos) << again.output;
+  EXPECT_EQ(Losses(first + "/metrics.jsonl"), losses);
+  folder_.Write("file", "x");
+  Refused(Cat("--out=", folder_ / "file"), {folder_ / "file", "cannot be made"});
+  Refused("--out=/proc/none", {"/proc/none", "cannot be made"});
+}
+
+// Programs with fewer flags have less in their folders.
+TEST_F(RunFolder, OfAnyProgram) {
+  const ShellOutcome o = Run("hello_sbp", Cat("--out=", folder_ / "hello"));
+  EXPECT_EQ(o.code, 0) << o.output;
+  EXPECT_NE(TextOf(folder_ / "hello/config").find("--seed=1\n"), std::string::npos);
+}
+
+TEST_F(RunFolder, WrongConfigsAreNamed) {
+  auto config = [&](const std::string& text) { return "--config=" + folder_.Write("config", text); };
+  const std::string file = folder_ / "config";
+  Refused("--config=" + folder_ / "nowhere",
+          {"--config=" + folder_ / "nowhere cannot be read", "No such file"});
+  Refused(config(""), {file + " cannot be read: it is empty"});
+  Refused(config("--lr=1e-3\n\n# said\n--nothing=5\n"), {file, "no flag --nothing"});
+  Refused(config("--lr=1e-3\nlr=5\n"), {"line 2, \"lr=5\", is no flag"});
+  Refused(config("--lr\n"), {"line 1, \"--lr\", is no flag"});
+  Refused(config("--lr=0.1\n--lr=0.2\n"), {"line 2 gives --lr again"});
+  Refused(config("--warmup=many\n"), {"--warmup=many is no int64"});
+  Refused(config("--config=" + file + "\n"), {"names --config itself"});
+  Refused(config("--dtype=fp7\n"), {"fp7"});
+  const ShellOutcome o =
+      Run("gpt", kSmall + config("# windows\r\n--warmup=3 \r\n--peak_flops=1\r\n") + " --dry_run");
+  EXPECT_EQ(o.code, 0) << o.output;
+}
+
+}  // namespace
+}  // namespace oneflow_like
