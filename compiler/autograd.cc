@@ -177,7 +177,14 @@ class Differentiator {
            WeightsAbove(graph_, n, weights_), " through it; give its OpDef a `grad`, or set ",
            "`stops_gradient` if none is meant to flow");
     if (!def.grad) return false;
+    if (def.turns_of && !def.turns_of(graph_.CallOf(node)).empty())
+      Fail(graph_.Describe(n), ": it gives each micro-batch a value of its own, and no gradient of ",
+           WeightsAbove(graph_, n, weights_), " goes through that; keep the loss apart from it");
     Enter(n);
+    if (!node.gradient.empty()) {  // held where it comes in
+      call.dout[0] = graph_.AddNode("identity", {call.dout[0]}, {}, node.line)[0];
+      graph_.node(graph_.value(call.dout[0].id()).producer).fixed = node.gradient;
+    }
     const std::vector<Tensor> grads = def.grad(call);
     if (grads.size() != node.in.size())
       Fail(graph_.Describe(n), ": the gradient of operator ", node.op, " gives ", grads.size(),

@@ -6,10 +6,11 @@
 //
 // Axes are settled one after another, time first. For one axis: a forward sweep gives each node, for each of
 // its signatures, the least cost of it and all it depends on, as if the graph were a tree; a backward sweep
-// picks; then single nodes are improved with their neighbours fixed until nothing changes. Cost is estimated
-// seconds: the node's share of its work plus boxing on its edges, a boxing that two readers share counted
-// once.
+// picks; then single nodes are improved with their neighbours fixed until nothing changes, and so are heavy
+// nodes together with their gradients where they share operands. Cost is estimated seconds: the node's share
+// of its work plus boxing on its edges, a boxing that two readers share counted once.
 #include <algorithm>
+#include <map>
 
 #include "compiler/passes.h"
 
@@ -20,6 +21,23 @@ namespace {
 constexpr double kImpossible = 1e30;
 
 using Choice = Signature;
+
+enum class Role { kNone, kBatch, kTensor, kContext };
+
+Role RoleOf(const Roles& roles, int axis) {
+  if (axis < 0) return Role::kNone;
+  return axis == roles.batch     ? Role::kBatch
+         : axis == roles.tensor  ? Role::kTensor
+         : axis == roles.context ? Role::kContext
+                                 : Role::kNone;
+}
+
+// How a value is to be read, and what the word counts.
+struct Promise {
+  Sbp sbp;
+  int weight = 1;
+};
+constexpr int kOfWeight = 1000;
 
 class AxisChooser {
  public:
@@ -32,6 +50,7 @@ class AxisChooser {
       : graph_(*graph),
         machine_(options.machine),
         entry_(entry),
+        role_(RoleOf(options.roles, entry - 1)),
         parts_(graph->Sizes()[entry]),
         order_(order),
         readers_(readers),
@@ -44,26 +63,24 @@ class AxisChooser {
         least_(graph->num_nodes()),
         picked_(graph->num_nodes(), 0),
         promised_(graph->num_values()),
+        varying_(graph->num_values(), false),
         cache_(graph->num_values()) {}
 
   void Run() {
+    if (role_ == Role::kTensor) FindHeld();
     for (int n : order_) {
       choices_[n] = ChoicesOf(n);
       KeepPromises(n);
       for (const Choice& c : choices_[n]) own_[n].push_back(Own(n, c));
+      Forward(n);
+      if (entry_ == 0) FindVarying(n);
     }
-    for (int n : order_) Forward(n);
     for (auto it = order_.rbegin(); it != order_.rend(); ++it) picked_[*it] = Best(*it, /*backward=*/true);
-    for (int sweep = 0; sweep < 6; ++sweep) {
-      bool changed = false;
-      for (int n : order_) {
-        if (choices_[n].size() < 2) continue;
-        int best = Best(n, /*backward=*/false);
-        changed = changed || best != picked_[n];
-        picked_[n] = best;
-      }
-      if (!changed) break;
-    }
+    Improve();
+    bool changed = false;
+    for (int n : order_)
+      if (const int gradient = SharesOperandsWith(n); gradient >= 0) changed |= PickTogether(n, gradient);
+    if (changed) Improve();
     for (int n : order_) Write(n);
   }
 
@@ -76,8 +93,113 @@ class AxisChooser {
   }
 
  private:
+  // One node after another, the others as they are.
+  void Improve() {
+    for (int sweep = 0; sweep < 6; ++sweep) {
+      bool changed = false;
+      for (int n : order_) {
+        if (choices_[n].size() < 2) continue;
+        int best = Best(n, /*backward=*/false);
+        changed = changed || best != picked_[n];
+        picked_[n] = best;
+      }
+      if (!changed) break;
+    }
+  }
+
+  // A heavy node after n that reads at least two of its operands, as attention's gradient does; -1: none. A
+  // cut that needs other operands is dear for either of them alone, where the other one keeps its own.
+  int SharesOperandsWith(int n) const {
+    if (entry_ == 0 || !graph_.IsHeavy(n) || choices_[n].size() < 2) return -1;
+    const std::vector<int>& in = graph_.node(n).in;
+    for (int r : readers_[in[0]]) {
+      if (r <= n || !graph_.IsHeavy(r) || choices_[r].size() < 2) continue;
+      const std::vector<int>& others = graph_.node(r).in;
+      const auto shared = std::count_if(in.begin(), in.end(), [&](int v) {
+        return std::find(others.begin(), others.end(), v) != others.end();
+      });
+      if (shared >= 2) return r;
+    }
+    return -1;
+  }
+
+  // The cheapest pair of choices of two nodes, each pair with the best that light readers of their results
+  // make of it; the others as they are. False: they have it.
+  bool PickTogether(int a, int b) {
+    std::set<int> moved, values;
+    for (int n : {a, b})
+      for (int v : graph_.node(n).out)
+        for (int r : readers_[v])
+          if (!graph_.IsHeavy(r)) moved.insert(r);
+    moved.insert({a, b});
+    for (int n : moved) {
+      values.insert(graph_.node(n).in.begin(), graph_.node(n).in.end());
+      values.insert(graph_.node(n).out.begin(), graph_.node(n).out.end());
+    }
+    const auto cost = [&] {
+      double sum = 0;
+      for (int n : moved) sum += own_[n][picked_[n]];
+      for (int v : values) {
+        const Value& value = graph_.value(v);
+        sum += ToReaders(v, choices_[value.producer][picked_[value.producer]].out[value.output]);
+      }
+      return sum;
+    };
+    const auto picks = [&] {
+      std::map<int, int> all;
+      for (int n : moved) all[n] = picked_[n];
+      return all;
+    };
+    const auto pick = [&](const std::map<int, int>& all) {
+      for (auto [n, choice] : all) picked_[n] = choice;
+    };
+    const std::map<int, int> had = picks();
+    std::map<int, int> best = had;
+    double least = cost();
+    for (size_t i = 0; i < choices_[a].size(); ++i)
+      for (size_t j = 0; j < choices_[b].size(); ++j) {
+        pick(had);
+        picked_[a] = static_cast<int>(i);
+        picked_[b] = static_cast<int>(j);
+        for (int n : moved)
+          if (n != a && n != b) picked_[n] = Best(n, /*backward=*/false);
+        if (const double now = cost(); now < least * (1 - 1e-9)) {
+          least = now;
+          best = picks();
+        }
+      }
+    pick(best);
+    return best != had;
+  }
+
   bool Free(int n) const {
     return parts_ > 1 && (entry_ == 0 || graph_.node(n).slice.fixed[entry_ - 1] == Slice::kFree);
+  }
+
+  // Of a node that no rule is of: a variable, an input, a fetch.
+  std::vector<Choice> ChoicesOfEnd(int n, Choice plain) {
+    const Node& node = graph_.node(n);
+    if (node.kind != NodeKind::kFetch) {
+      const auto fixed = node.fixed.find(entry_);
+      if (fixed != node.fixed.end()) plain.out[0] = fixed->second;
+      const auto batch = node.fixed.find(0);
+      const bool cut_batch =
+          role_ == Role::kBatch && node.kind == NodeKind::kInput && batch != node.fixed.end();
+      if (fixed == node.fixed.end() && cut_batch) plain.out[0] = batch->second;
+      std::vector<Choice> all{plain};
+      if (node.kind == NodeKind::kInput && fixed == node.fixed.end() && entry_ > 0 && !cut_batch)
+        AddCuts(graph_.value(node.out[0]).shape, &all, false);
+      return all;
+    }
+    std::vector<Choice> all{plain};
+    AddCuts(graph_.value(node.in[0]).shape, &all, true);
+    const Value& v = graph_.value(node.in[0]);
+    for (const Choice& c : choices_[v.producer])  // a merged axis is cut in grains
+      if (c.out[v.output].is_split() && c.out[v.output].grain > 1) {
+        all.push_back(plain);
+        all.back().in[0] = c.out[v.output];
+      }
+    return all;
   }
 
   std::vector<Choice> ChoicesOf(int n) {
@@ -86,36 +208,21 @@ class AxisChooser {
     plain.in.assign(node.in.size(), B());
     plain.out.assign(node.out.size(), B());
     if (!Free(n)) return {plain};
-    auto fixed = node.fixed.find(entry_);
-    if (node.kind == NodeKind::kVariable || node.kind == NodeKind::kInput) {
-      if (fixed != node.fixed.end()) plain.out[0] = fixed->second;
-      std::vector<Choice> all{plain};
-      if (node.kind == NodeKind::kInput && fixed == node.fixed.end() && entry_ > 0)
-        AddCuts(graph_.value(node.out[0]).shape, &all, false);
-      return all;
-    }
-    if (node.kind == NodeKind::kFetch) {
-      std::vector<Choice> all{plain};
-      AddCuts(graph_.value(node.in[0]).shape, &all, true);
-      const Value& v = graph_.value(node.in[0]);
-      for (const Choice& c : choices_[v.producer])  // a merged axis is cut in grains
-        if (c.out[v.output].is_split() && c.out[v.output].grain > 1) {
-          all.push_back(plain);
-          all.back().in[0] = c.out[v.output];
-        }
-      return all;
-    }
+    if (node.kind == NodeKind::kVariable || node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
+      return ChoicesOfEnd(n, plain);
+    const auto fixed = node.fixed.find(entry_);
     std::vector<std::set<int64_t>> grains(node.in.size());
     for (size_t i = 0; i < node.in.size(); ++i) {
       const Value& v = graph_.value(node.in[i]);
       for (const Choice& c : choices_[v.producer])
         if (c.out[v.output].is_split()) grains[i].insert(c.out[v.output].grain);
     }
-    std::vector<Choice> all = Signatures(rules_[n], grains, graph_.Parts());
+    std::vector<Choice> all = SignaturesAlong(graph_, node, rules_[n], entry_, grains);
     const OpDef& def = graph_.catalog().Get(node.op);
     auto illegal = [&](const Choice& c) {
       if (fixed != node.fixed.end() && c.out[0] != fixed->second) return true;
       if (c.expanded && (entry_ == 0 || !def.expand)) return true;
+      if (MixesTerms(n, c)) return true;
       for (const Choice& other : settled_[n])
         if (!Compatible(other, c)) return true;
       for (auto [out, in] : def.inplace) {  // an update reads exactly its variable's placement
@@ -138,35 +245,125 @@ class AxisChooser {
     return legal;
   }
 
+  // Whether v may be another in each micro-batch though it is B over time: a variable that is written in each
+  // (compiler/micro_batches.cc), a sum over the micro-batch, or what is made of such.
+  void FindVarying(int n) {
+    const Node& node = graph_.node(n);
+    bool varies = node.kind == NodeKind::kVariable && node.rate == Rate::kRemade;
+    for (size_t s = 0; s < choices_[n].size() && !varies; ++s) {
+      const Choice& c = choices_[n][s];
+      if (least_[n][s] >= kImpossible || c.out.empty() || !c.out[0].is_broadcast()) continue;
+      varies = Cuts(c);
+      for (size_t i = 0; i < node.in.size(); ++i)
+        varies = varies || (c.in[i].is_broadcast() && varying_[node.in[i]]);
+    }
+    for (int v : node.out) varying_[v] = varies;
+  }
+
+  // Whether terms of a sum over the batch would meet, before they are added up, what differs between them:
+  // the sum of products is not the product of the sum.
+  bool MixesTerms(int n, const Choice& c) const {
+    const std::vector<int>& in = graph_.node(n).in;
+    if (entry_ > 0 || std::none_of(in.begin(), in.end(), [&](int v) { return varying_[v]; })) return false;
+    return std::any_of(c.in.begin(), c.in.end(), [](const Sbp& sbp) { return sbp.is_partial(); });
+  }
+
   // A weight is used as it is annotated: along this axis, choices of a node are those that read it so. Where
   // a node has none for the very cut, those that cut the same tensor axis, in other grains, come next; where
   // it has none of either, it gathers. The promise goes on through nodes of one operand (casts, views,
   // transposes) to whoever computes with what they make.
+  //
+  // Along an axis with a role every cut goes on through every node that can keep it: of the batch or the
+  // sequence from the inputs, of tensor parallelism from what weights make of activations and from what is
+  // held to a cut. A weight's word counts for more than theirs.
   void KeepPromises(int n) {
     const Node& node = graph_.node(n);
     std::vector<Choice>& choices = choices_[n];
     if (entry_ == 0 || !Free(n)) return;
     if (node.kind == NodeKind::kVariable) {
       auto fixed = node.fixed.find(entry_);
-      if (fixed != node.fixed.end() && !node.stored.count(entry_)) promised_[node.out[0]] = fixed->second;
+      if (fixed == node.fixed.end() || node.stored.count(entry_)) return;
+      promised_[node.out[0]] = {fixed->second, kOfWeight};
       return;
     }
     if (node.kind == NodeKind::kFetch) return;
+    if (node.kind == NodeKind::kInput) {
+      if (role_ != Role::kNone && choices.size() == 1) promised_[node.out[0]] = {choices[0].out[0], 1};
+      return;
+    }
+    if (role_ == Role::kTensor) KeepWhole(n);
+    const int most = KeepMost(n);
+    if (most > 0 && node.in.size() == 1)
+      promised_[node.out[0]] = {choices[0].out[0], promised_[node.in[0]].weight};
+    else if (role_ != Role::kNone)
+      for (size_t o = 0; o < node.out.size(); ++o)
+        if (std::all_of(choices.begin(), choices.end(),
+                        [&](const Choice& c) { return c.out[o] == choices[0].out[o]; }))
+          promised_[node.out[o]] = {choices[0].out[o], 1};
+  }
+
+  // Of a node's choices those that keep most promises of its operands; gives how many they keep.
+  int KeepMost(int n) {
+    const Node& node = graph_.node(n);
+    std::vector<Choice>& choices = choices_[n];
     int most = 0;
     std::vector<int> kept(choices.size(), 0);
     for (size_t s = 0; s < choices.size(); ++s) {
       for (size_t i = 0; i < node.in.size(); ++i) {
-        const Sbp &promise = promised_[node.in[i]], &in = choices[s].in[i];
-        if (promise.is_split() && in.is_split() && in.axis == promise.axis) kept[s] += in == promise ? 2 : 1;
+        const auto& [promise, weight] = promised_[node.in[i]];
+        const Sbp& in = choices[s].in[i];
+        if (promise.is_split() && in.is_split() && in.axis == promise.axis)
+          kept[s] += in == promise ? 2 * weight : weight;
       }
       most = std::max(most, kept[s]);
     }
-    if (most == 0) return;
+    if (most == 0) return 0;
     size_t left = 0;
     for (size_t s = 0; s < choices.size(); ++s)
       if (kept[s] == most) std::swap(choices[left++], choices[s]);
     choices.resize(left);
-    if (node.in.size() == 1) promised_[node.out[0]] = choices[0].out[0];
+    return most;
+  }
+
+  // Along an axis of tensor parallelism: what a region gives to others is whole, and so is what no cut weight
+  // has to do with, unless something is held to a cut in the region: then cost decides about that.
+  void KeepWhole(int n) {
+    const Node& node = graph_.node(n);
+    if (node.fixed.count(entry_) || node.phase == Phase::kUpdate) return;
+    const std::string region = graph_.regions().Of(node.name);
+    if (held_.count(region)) return;
+    if (LeavesRegion(n, region))
+      KeepOnly(&choices_[n], [](const Choice& c) { return c.out[0].is_broadcast(); });
+    if (std::none_of(node.in.begin(), node.in.end(), [&](int v) { return promised_[v].sbp.is_split(); }))
+      KeepOnly(&choices_[n], [](const Choice& c) {
+        auto cut = [](const Sbp& sbp) { return sbp.is_split(); };
+        return std::none_of(c.in.begin(), c.in.end(), cut) && std::none_of(c.out.begin(), c.out.end(), cut);
+      });
+  }
+
+  bool LeavesRegion(int n, const std::string& region) const {
+    if (region.empty() || graph_.node(n).phase != Phase::kForward) return false;
+    const std::vector<int>& readers = readers_[graph_.node(n).out[0]];
+    return std::any_of(readers.begin(), readers.end(), [&](int r) {
+      const Node& reader = graph_.node(r);
+      return reader.phase == Phase::kForward && graph_.regions().Of(reader.name) != region;
+    });
+  }
+
+  void FindHeld() {
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      if (node.kind == NodeKind::kVariable || node.kind == NodeKind::kInput) continue;
+      auto fixed = node.fixed.find(entry_);
+      if (fixed != node.fixed.end() && fixed->second.is_split()) held_.insert(graph_.regions().Of(node.name));
+    }
+  }
+
+  // All, where none is as wanted.
+  template <typename Wanted>
+  static void KeepOnly(std::vector<Choice>* choices, Wanted wanted) {
+    if (std::any_of(choices->begin(), choices->end(), wanted))
+      std::erase_if(*choices, [&](const Choice& c) { return !wanted(c); });
   }
 
   void AddCuts(const Dims& shape, std::vector<Choice>* all, bool in) const {
@@ -221,6 +418,7 @@ class AxisChooser {
     double send = same_slice ? 0 : bytes / link.bandwidth + link.latency;
     double copy = bytes / topology.memory_bandwidth;
     if (from == to) return from.is_partial() ? send * parts_ : send;
+    if (varying_[v] && to.is_partial()) return kImpossible;
     if (from.is_split() || (from.is_partial() && !to.is_broadcast())) return kImpossible;
     return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
   }
@@ -352,6 +550,7 @@ class AxisChooser {
   Graph& graph_;
   const Machine& machine_;
   int entry_;
+  const Role role_;  // of the axis
   int parts_;
   const std::vector<int>& order_;
   const std::vector<std::vector<int>>& readers_;
@@ -362,8 +561,9 @@ class AxisChooser {
   std::vector<std::vector<Choice>> choices_;
   std::vector<std::vector<double>> own_, least_;  // seconds by choice: of the node, of all up to it
   std::vector<int> picked_;
-  std::vector<Sbp>
-      promised_;  // per value: how a weight, or what is the weight in another form, is to be read
+  std::vector<Promise> promised_;  // per value
+  std::set<std::string> held_;     // regions where something is held to a cut along the axis
+  std::vector<bool> varying_;      // per value, along time
   std::vector<std::vector<Cached>> cache_;
 };
 
@@ -393,6 +593,7 @@ void Expand(Graph* graph, int id) {
 }  // namespace
 
 void ChooseSignatures(Graph* graph, const CompileOptions& options) {
+  MarkWrittenVariables(graph);
   for (;;) {
     std::vector<int> order = graph->Order();
     std::vector<std::vector<int>> readers = graph->Readers();
@@ -419,6 +620,7 @@ void ChooseSignatures(Graph* graph, const CompileOptions& options) {
     }
     if (expanded.empty()) {
       for (int n : order) graph->SettleRate(n);
+      RefuseWritesOfParts(*graph);
       return;
     }
     for (int n : expanded) Expand(graph, n);

@@ -13,13 +13,15 @@ const Pass kPasses[] = {
     {"name_draws", Level::kBuilt, [](Graph* g, const CompileOptions&) { NameDraws(g); }},
     {"loss_scale", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddLossScale(g, o); }},
     {"autograd", Level::kBuilt, [](Graph* g, const CompileOptions&) { Autograd(g); }},
-    {"add_updates", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddUpdates(g, o); }},
+    {"add_updates", Level::kBuilt, [](Graph* g, const CompileOptions& o) { AddUpdates(g, o); }, true},
     {"mixed_precision", Level::kBuilt, [](Graph* g, const CompileOptions& o) { MixedPrecision(g, o); }},
     {"place_stages", Level::kPlaced, [](Graph* g, const CompileOptions&) { PlaceStages(g); }},
     {"shard_variables", Level::kPlaced, [](Graph* g, const CompileOptions& o) { ShardVariables(g, o); }},
     {"choose_signatures", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChooseSignatures(g, o); }},
+    {"chunk_products", Level::kSigned, [](Graph* g, const CompileOptions& o) { ChunkProducts(g, o); }},
     {"insert_boxing", Level::kBoxed, [](Graph* g, const CompileOptions& o) { InsertBoxing(g, o); }},
     {"lower_boxing", Level::kLowered, [](Graph* g, const CompileOptions& o) { LowerBoxing(g, o); }},
+    {"split_gradients", Level::kLowered, [](Graph* g, const CompileOptions& o) { SplitGradients(g, o); }},
     {"fuse_epilogue", Level::kLowered,
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) FuseEpilogue(g);
@@ -30,6 +32,7 @@ const Pass kPasses[] = {
      }},
     {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
     {"gather_weights", Level::kLowered, [](Graph* g, const CompileOptions& o) { GatherWeights(g, o); }},
+    {"fill_buckets", Level::kLowered, [](Graph* g, const CompileOptions& o) { FillBuckets(g, o); }},
     {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };
 
@@ -59,12 +62,12 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump,
       VerifyGraph(c.graph, pass.leaves);
     });
     if (dump) dump(number, pass.name, ToText(c.graph));
-    if (whole && pass.name == std::string("add_updates")) whole(c.graph);
+    if (whole && pass.whole) whole(c.graph);
   }
   timed("form_segments", [&] { c.logical = FormSegments(c.graph, options); });
   if (dump) dump(number, "form_segments", ToText(c.graph, c.logical));
   timed("order_acts", [&] {
-    OrderActs(c.graph, options, &c.logical);
+    OrderActs(c.graph, &c.logical);
     VerifyLogicalPlan(c.graph, c.logical);
   });
   if (dump) dump(number, "order_acts", ToText(c.graph, c.logical));
@@ -74,7 +77,7 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump,
 RankPlan PlanOf(const Compiled& compiled, int rank) {
   RankPlan r;
   r.plan = Partition(compiled.graph, compiled.logical, compiled.options, rank);
-  r.lower_bound = PlaceMemory(&r.plan, &r.at_peak);
+  r.lower_bound = PlaceMemory(&r.plan, &r.at_peak, &r.live);
   return r;
 }
 

@@ -31,6 +31,7 @@ struct Pass {
   const char* name;
   Level leaves;
   void (*run)(Graph*, const CompileOptions&);
+  bool whole = false;  // from here on the graph holds all that the step computes
 };
 std::span<const Pass> Passes();  // in the order they run
 
@@ -43,6 +44,7 @@ struct RankPlan {
   plan::Plan plan;
   int64_t lower_bound = 0;         // largest sum of transient bytes live at once
   std::map<int, int64_t> at_peak;  // those bytes by buffer, all scratch under kScratch
+  LiveBytes live;                  // and what is live before and after
 };
 RankPlan PlanOf(const Compiled& compiled, int rank);
 

@@ -32,7 +32,12 @@ DType RateType(const Graph& graph, const Node& node) {
   return type;
 }
 
-int ActsOf(const Graph& graph, const Node& node) { return node.rate == Rate::kEachAct ? graph.times() : 1; }
+int ActsOf(const Graph& graph, const Node& node) {
+  bool each = node.rate == Rate::kEachAct;
+  if (node.rate == Rate::kRemade)  // of a part of the batch
+    for (const NdSbp& want : node.want) each = each || (!want.empty() && want[0].is_split());
+  return each ? graph.times() : 1;
+}
 
 // --- LocalWork ---
 
@@ -168,9 +173,18 @@ double CostModel::Seconds(int n) {
 
 BoxingCost CostModel::Boxing(int n) const {
   const Node& node = graph_.node(n);
-  const Value& v = graph_.value(node.in[0]);
-  return CostOfBoxingStep(graph_.mesh(), graph_.times(), v.shape, SizeOf(v.dtype),
-                          graph_.LayoutOf(node.in[0]), graph_.LayoutOf(node.out[0]), machine_.topology);
+  BoxingCost all;
+  for (size_t i = 0; i < node.in.size(); ++i) {
+    const Value& v = graph_.value(node.in[i]);
+    auto cost = [&](size_t element_bytes) {
+      return CostOfBoxingStep(graph_.mesh(), graph_.times(), v.shape, static_cast<int64_t>(element_bytes),
+                              graph_.LayoutOf(node.in[i]), graph_.LayoutOf(node.out[i]), machine_.topology);
+    };
+    const BoxingCost one = cost(SizeOf(v.dtype));
+    all.moved += one.moved;
+    all.seconds += one.seconds - (i == 0 ? 0 : cost(0).seconds);  // the latency of a message once
+  }
+  return all;
 }
 
 }  // namespace oneflow_like

@@ -14,24 +14,26 @@ namespace {
 int WeightBehind(const Graph& graph, int value) {
   for (;;) {
     int n = graph.value(value).producer;
-    const Node& node = graph.node(n);
-    if (node.kind == NodeKind::kVariable) return n;
-    if (node.in.size() != 1 || node.out.size() != 1) return -1;
-    value = node.in[0];
+    if (graph.node(n).kind == NodeKind::kVariable) return n;
+    value = graph.OperandBehind(value);
+    if (value < 0) return -1;
   }
 }
 
 // Why a weight is gathered that was annotated to be used in pieces; empty when none is.
 std::string WhyGathered(const Graph& graph, const Node& boxing) {
-  int weight = WeightBehind(graph, boxing.in[0]);
-  if (weight < 0) return "";
-  const NdSbp &from = graph.value(boxing.in[0]).sbp, &to = graph.value(boxing.out[0]).sbp;
-  const Node& variable = graph.node(weight);
   std::string text;
-  for (const auto& [entry, sbp] : variable.fixed)
-    if (!variable.stored.count(entry) && from[entry].is_split() && !to[entry].is_split())
-      text += Cat(text.empty() ? "" : "; ", "weight '", variable.name, "' is annotated ", sbp.str(), " over ",
-                  graph.mesh().axis_name(entry - 1), ", but its reader cannot compute with it so");
+  for (size_t i = 0; i < boxing.in.size(); ++i) {
+    const int weight = WeightBehind(graph, boxing.in[i]);
+    if (weight < 0) continue;
+    const NdSbp &from = graph.value(boxing.in[i]).sbp, &to = graph.value(boxing.out[i]).sbp;
+    const Node& variable = graph.node(weight);
+    for (const auto& [entry, sbp] : variable.fixed)
+      if (!variable.stored.count(entry) && from[entry].is_split() && !to[entry].is_split())
+        text +=
+            Cat(text.empty() ? "" : "; ", "weight '", variable.name, "' is annotated ", sbp.str(), " over ",
+                graph.mesh().axis_name(entry - 1), ", but its reader cannot compute with it so");
+  }
   return text;
 }
 
@@ -40,12 +42,11 @@ constexpr int kManyDevices = 64;
 
 // Elements between ranks in a step. Boxing of layers that are alike is counted once.
 using Moved = std::map<std::string, double>;
-double MovedBy(const Graph& graph, const Node& boxing, const BoxingCost& estimate, Moved* known) {
-  if (IsLocalBoxing(boxing)) return 0;
-  if (graph.mesh().size() > kManyDevices) return estimate.moved;
-  const Layout from = graph.LayoutOf(boxing.in[0]), to = graph.LayoutOf(boxing.out[0]);
+double MovedOf(const Graph& graph, const Node& boxing, size_t operand, Moved* known) {
+  const int in = boxing.in[operand];
+  const Layout from = graph.LayoutOf(in), to = graph.LayoutOf(boxing.out[operand]);
   auto [it, fresh] =
-      known->try_emplace(Cat(graph.value(boxing.in[0]).shape.str(), from.str(graph.mesh(), graph.times()),
+      known->try_emplace(Cat(graph.value(in).shape.str(), from.str(graph.mesh(), graph.times()),
                              to.str(graph.mesh(), graph.times())),
                          0);
   if (!fresh) return it->second;
@@ -53,9 +54,17 @@ double MovedBy(const Graph& graph, const Node& boxing, const BoxingCost& estimat
   const int acts = ActsOf(graph, boxing), pieces = from.sbp[0].is_split() ? acts : 1;
   double& moved = it->second;
   for (int t = 0; t < pieces; ++t) {
-    Box box = MicroBatch(graph.value(boxing.in[0]).shape, graph.times(), t, from.sbp[0]);
+    Box box = MicroBatch(graph.value(in).shape, graph.times(), t, from.sbp[0]);
     moved += static_cast<double>(RouteAll(box, source, dest).Moved()) * acts / pieces;
   }
+  return moved;
+}
+
+double MovedBy(const Graph& graph, const Node& boxing, const BoxingCost& estimate, Moved* known) {
+  if (IsLocalBoxing(boxing)) return 0;
+  if (graph.mesh().size() > kManyDevices) return estimate.moved;
+  double moved = 0;
+  for (size_t i = 0; i < boxing.in.size(); ++i) moved += MovedOf(graph, boxing, i, known);
   return moved;
 }
 
@@ -79,13 +88,27 @@ std::vector<BoxingPrice> PricesOfBoxing(const Compiled& compiled, bool gathered_
       return SbpText(graph, slice, graph.value(v).sbp) + (moves ? "@" + slice.str(graph.mesh()) : "");
     };
     size_t reader = node.why.find("wanted by");
-    prices.push_back({n, node.op, in.name, place(node.in[0]), place(node.out[0]),
+    const std::string what =
+        node.in.size() == 1 ? in.name : Cat(in.name, " and ", node.in.size() - 1, " others");
+    prices.push_back({n, node.op, what, place(node.in[0]), place(node.out[0]),
                       reader == std::string::npos ? node.why : node.why.substr(reader), gathered,
                       MovedBy(graph, node, price, &moved) * SizeOf(out.dtype), price.seconds});
   }
   std::stable_sort(prices.begin(), prices.end(),
                    [](const BoxingPrice& a, const BoxingPrice& b) { return a.seconds > b.seconds; });
   return prices;
+}
+
+Overlapped OverlappedIn(const Compiled& compiled) {
+  const std::string first = Cat(kInChunks, "1 of ");
+  Overlapped found;
+  for (int n : compiled.graph.Order()) {
+    const Node& node = compiled.graph.node(n);
+    if (node.part < 0 || !compiled.graph.IsHeavy(n)) continue;
+    if (node.why.rfind(first, 0) == 0) found.products.push_back(n);
+    if (node.why.rfind(kPutBehind, 0) == 0) found.behind.push_back(n);
+  }
+  return found;
 }
 
 std::string StageOf(const Compiled& compiled, int rank) {
@@ -126,13 +149,20 @@ RankWork WorkOfRank(const Compiled& compiled, int rank) {
     for (int n : s.nodes) {
       double flops = cost.WorkOfStep(n, coords).flops;
       all.flops += flops;
-      const OpDef* def = graph.catalog().Find(graph.node(n).op);
-      if (def &&
-          (def->category == "matmul" || def->category == "attention" || def->category == "convolution"))
-        all.heavy_flops += flops;
+      if (graph.IsHeavy(n)) all.heavy_flops += flops;
     }
   }
   return all;
+}
+
+double ModelFlops(const Compiled& compiled) {
+  const Graph& graph = compiled.graph;
+  RuleCache rules(graph);
+  double flops = 0;
+  for (int n : graph.Order())
+    if (graph.IsHeavy(n) && !graph.node(n).why.starts_with(kComputedAgain))
+      flops += LocalWork(graph, n, rules.Of(n)).work().flops;
+  return flops;
 }
 
 const char* Name(Purpose purpose) {
@@ -156,9 +186,11 @@ std::vector<bool> Gradients(const Graph& graph, const std::vector<int>& order) {
         if (!updated.count(static_cast<int>(i)) &&
             graph.value(node.in[i]).shape == graph.value(node.out[0]).shape)
           gradient[node.in[i]] = true;
-    } else if (node.in.size() == 1 && node.out.size() == 1 && gradient[node.out[0]] &&
-               graph.value(node.in[0]).shape == graph.value(node.out[0]).shape) {
-      gradient[node.in[0]] = true;
+    } else {
+      for (int v : node.out)
+        if (const int in = graph.OperandBehind(v);
+            in >= 0 && gradient[v] && graph.value(in).shape == graph.value(v).shape)
+          gradient[in] = true;
     }
   }
   return gradient;
@@ -186,26 +218,31 @@ std::vector<Purpose> PurposesOf(const Compiled& compiled) {
     const Node& node = graph.node(n);
     if (node.kind == NodeKind::kVariable) {
       form[node.out[0]] = forward[node.out[0]] ? Purpose::kWeights : Purpose::kOptimizerState;
-    } else if (node.in.size() == 1 && node.out.size() == 1) {
-      Purpose was = form[node.in[0]];
+      continue;
+    }
+    for (int v : node.out) {
+      const int from = graph.OperandBehind(v);
+      const Purpose was = from < 0 ? Purpose::kOther : form[from];
       bool of_weight = was == Purpose::kWeights || was == Purpose::kNarrowCopies || was == Purpose::kGathered;
       if (!of_weight) continue;
-      const Value &in = graph.value(node.in[0]), &out = graph.value(node.out[0]);
-      if (IsCollective(node) && LargestPiece(graph, node.out[0]) >= LargestPiece(graph, node.in[0]))
-        form[node.out[0]] = Purpose::kGathered;
+      const Value &in = graph.value(from), &out = graph.value(v);
+      if (IsCollective(node) && LargestPiece(graph, v) >= LargestPiece(graph, from))
+        form[v] = Purpose::kGathered;
       else if (SizeOf(out.dtype) < SizeOf(in.dtype) && was == Purpose::kWeights)
-        form[node.out[0]] = Purpose::kNarrowCopies;
+        form[v] = Purpose::kNarrowCopies;
       else if (was != Purpose::kWeights && out.shape == in.shape)
-        form[node.out[0]] = was;
+        form[v] = was;
     }
   }
   std::vector<Purpose> purposes;
   for (const LogicalBuffer& b : plan.buffers) {
     Purpose purpose = form[b.value];
     if (b.variable.empty() && purpose == Purpose::kOther) {
-      bool stash = b.writer >= 0 && plan.segments[b.writer].phase == Phase::kForward &&
-                   std::any_of(b.readers.begin(), b.readers.end(),
-                               [&](int r) { return plan.segments[r].phase == Phase::kBackward; });
+      // Kept from one part of a micro-batch's work to a later one.
+      bool stash = b.writer >= 0 && std::any_of(b.readers.begin(), b.readers.end(), [&](int r) {
+                     const Phase part = plan.segments[r].phase;
+                     return plan.segments[b.writer].phase < part && part < Phase::kUpdate;
+                   });
       purpose = gradient[b.value] ? Purpose::kGradients : stash ? Purpose::kStash : Purpose::kOther;
     }
     purposes.push_back(purpose);

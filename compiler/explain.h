@@ -40,6 +40,21 @@ struct RankWork {
   double heavy_flops = 0;  // of products and attention
 };
 RankWork WorkOfRank(const Compiled& compiled, int rank);
+// Flops of a step's products, attention and convolutions on the whole batch, each counted once: neither on
+// every device that does it too, nor where it is computed again for gradients.
+double ModelFlops(const Compiled& compiled);
+// How Node::why of what is computed again begins.
+inline constexpr char kComputedAgain[] = "computed again for the gradients of ";
+// How Node::why of a product begins that stands beside a collective in chunks, and of a gradient that is
+// computed while sums of another product are on their way.
+inline constexpr char kInChunks[] = "chunk ", kPutBehind[] = "put behind ";
+
+// Products beside their collectives (chunk_products.cc), those of the first chunk alone, and gradients of
+// weights that are computed while others' sums travel.
+struct Overlapped {
+  std::vector<int> products, behind;
+};
+Overlapped OverlappedIn(const Compiled& compiled);
 
 // What bytes are for.
 enum class Purpose { kWeights, kOptimizerState, kGradients, kNarrowCopies, kGathered, kStash, kOther };

@@ -21,8 +21,8 @@ namespace oneflow_like {
 
 namespace {
 
-// Slice, stream, phase, per micro-batch, epoch, region or own number.
-using Class = std::tuple<Slice, int, int, bool, int, int>;
+// Slice, stream, phase, per micro-batch, epoch, chunk, region or own number, part.
+using Class = std::tuple<Slice, int, Phase, bool, int, int, int, int>;
 
 // A node waits for `node`; `whole`: for all of its acts of a step, not only for the one of its own
 // micro-batch.
@@ -31,18 +31,13 @@ struct Dependency {
   bool whole;
 };
 
-bool IsView(const Graph& graph, int n) {
-  const OpDef* def = graph.catalog().Find(graph.node(n).op);
-  return def && def->view;
-}
-
 // Per value the value whose bytes it has: through views, and from an update's result to its variable.
 std::vector<int> Roots(const Graph& graph, const std::vector<int>& order) {
   std::vector<int> root(graph.num_values());
   for (int v = 0; v < graph.num_values(); ++v) root[v] = v;
   for (int n : order) {
     const Node& node = graph.node(n);
-    if (IsView(graph, n)) root[node.out[0]] = root[node.in[0]];
+    if (graph.IsView(n)) root[node.out[0]] = root[node.in[0]];
     if (const OpDef* def = graph.catalog().Find(node.op))
       for (auto [out, in] : def->inplace) root[node.out[out]] = root[node.in[in]];
   }
@@ -54,6 +49,7 @@ class Former {
   Former(const Graph& graph, const CompileOptions& options)
       : graph_(graph), options_(options), order_(graph.Order()), cost_(graph, options.machine) {
     plan_.schedule = options.schedule;
+    plan_.exact_groups = options.exact_groups;
     plan_.root = Roots(graph, order_);
     plan_.buffer_of.assign(graph.num_values(), -1);
     segment_of_.assign(graph.num_nodes(), -1);
@@ -64,6 +60,7 @@ class Former {
     FindRegions();
     FindDependencies();
     ChooseEpochs();
+    FindChunks();
     MakeSegments();
     MakeBuffers();
     MakeEdges();
@@ -86,28 +83,37 @@ class Former {
     const Node& node = graph_.node(n);
     bool micro = node.rate != Rate::kOnce;
     if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
-      return {node.slice, -1, 0, micro, epoch_[n], n};
-    if (IsCollective(node)) return {node.slice, kLink, int(node.phase), micro, epoch_[n], n};
-    return {node.slice, kCompute, int(node.phase), micro, epoch_[n], RegionOf(n)};
+      return {node.slice, -1, Phase::kForward, micro, epoch_[n], chunk_[n], n, -1};
+    if (IsCollective(node)) return {node.slice, kLink, node.phase, micro, epoch_[n], chunk_[n], n, -1};
+    return {node.slice, kCompute, node.phase, micro, epoch_[n], chunk_[n], RegionOf(n), node.part};
   }
 
-  // Where gradients leave in each micro-batch, those of one layer do so while the next is worked on.
+  // Where gradients leave or weights are gathered, those of one layer are on their way while another is
+  // worked on.
   int RegionOf(int n) const { return region_.empty() ? -1 : region_[n]; }
 
+  bool GradientLeaves(int n) const {
+    const Node& node = graph_.node(n);
+    return IsCollective(node) && IsGradient(graph_.producer(node.in[0]).phase) &&
+           (node.phase == Phase::kUpdate || (IsGradient(node.phase) && options_.zero_axis >= 0)) &&
+           graph_.producer(node.in[0]).slice == node.slice;
+  }
+
   void FindRegions() {
-    if (options_.zero_axis < 0 || options_.zero_stage < (graph_.times() == 1 ? 3 : 2)) return;
+    const bool gathered = options_.zero_axis >= 0;
+    if (!gathered && std::none_of(order_.begin(), order_.end(), [&](int n) { return GradientLeaves(n); }))
+      return;
     std::map<std::string, int> number{{"", -1}};
     region_.assign(graph_.num_nodes(), -1);
     for (int n : order_)
-      if (graph_.node(n).phase == Phase::kBackward ||
-          (options_.zero_stage == 3 && graph_.node(n).phase == Phase::kForward))
+      if (IsGradient(graph_.node(n).phase) || (gathered && graph_.node(n).phase == Phase::kForward))
         region_[n] =
             number.try_emplace(graph_.regions().Of(graph_.node(n).name), number.size()).first->second;
   }
 
-  bool Computes(int n) const { return graph_.node(n).kind != NodeKind::kVariable && !IsView(graph_, n); }
+  bool Computes(int n) const { return graph_.node(n).kind != NodeKind::kVariable && !graph_.IsView(n); }
 
-  // What every node waits for, views looked through, and the other way round.
+  // The nodes that each node waits for, views looked through, and those that wait for it.
   void FindDependencies() {
     before_.resize(graph_.num_nodes());
     after_.resize(graph_.num_nodes());
@@ -126,6 +132,69 @@ class Former {
       }
       for (int b : graph_.node(n).after) depend(b, once);
     }
+    for (int n : order_)
+      if (graph_.WritesEach(n)) together_.push_back(UsersOf(plan_.root[graph_.node(n).out[0]]));
+  }
+
+  // Nodes that read a variable, itself or a view of it, or write it.
+  std::vector<int> UsersOf(int variable) const {
+    std::vector<int> users;
+    for (int n : order_) {
+      const auto is = [&](int v) { return plan_.root[v] == variable; };
+      const Node& node = graph_.node(n);
+      if (Computes(n) && (std::any_of(node.in.begin(), node.in.end(), is) ||
+                          std::any_of(node.out.begin(), node.out.end(), is)))
+        users.push_back(n);
+    }
+    return users;
+  }
+
+  // Readers and writer of a variable that each micro-batch writes are of one epoch, as the next micro-batch
+  // reads what this one writes. False: none had to be made later for that.
+  bool JoinEpochs() {
+    bool changed = false;
+    for (const std::vector<int>& users : together_) {
+      int last = 0;
+      for (int n : users) last = std::max(last, epoch_[n]);
+      if (last > static_cast<int>(order_.size())) RefuseWholeWithin(users);
+      for (int n : users) {
+        changed = changed || epoch_[n] < last;
+        epoch_[n] = last;
+      }
+    }
+    return changed;
+  }
+
+  // Nodes from which one of `from` is reached, or the other way round.
+  std::set<int> Reached(const std::vector<int>& from,
+                        const std::vector<std::vector<Dependency>>& next) const {
+    std::set<int> reached(from.begin(), from.end());
+    std::vector<int> todo = from;
+    while (!todo.empty()) {
+      const int n = todo.back();
+      todo.pop_back();
+      for (auto [m, whole] : next[n])
+        if (reached.insert(m).second) todo.push_back(m);
+    }
+    return reached;
+  }
+
+  [[noreturn]] void RefuseWholeWithin(const std::vector<int>& users) const {
+    const std::set<int> behind = Reached(users, after_), ahead = Reached(users, before_);
+    int writer = users.back();
+    for (int n : users)
+      if (graph_.WritesEach(n)) writer = n;
+    const std::string& variable = graph_.producer(plan_.root[graph_.node(writer).out[0]]).name;
+    for (int n : ahead)
+      for (auto [b, whole] : before_[n])
+        if (whole && behind.count(b))
+          Fail(graph_.Describe(writer), ": variable '", variable, "' is written in each of ", graph_.times(),
+               " micro-batches, but between a reader of it and this stands ",
+               graph_.Describe(graph_.value(graph_.node(b).in[0]).producer),
+               ", which is of the whole batch; use micro_batch_sum or micro_batch_mean there, or leave out "
+               "each_micro_batch");
+    Fail(graph_.Describe(writer), ": variable '", variable,
+         "' is read within micro-batches and once for all of them; leave out each_micro_batch");
   }
 
   // The epoch of every node: one more than that of a node it needs whole, and else at least that of the nodes
@@ -146,7 +215,10 @@ class Former {
       }
       return last;
     };
-    as_early();
+    do as_early();
+    while (JoinEpochs());
+    for (const std::vector<int>& users : together_)
+      for (int n : users) settled[n] = true;
     std::vector<bool> constant(graph_.num_nodes(), false);  // waits for no input of the step
     for (int n : order_) {
       constant[n] = graph_.node(n).kind != NodeKind::kInput;
@@ -167,6 +239,70 @@ class Former {
       epoch_[*it] = last;
       for (auto [r, whole] : after_[*it]) epoch_[*it] = std::min(epoch_[*it], epoch_[r] - whole);
     }
+  }
+
+  // How often what a node works on has come back to an earlier stage: from there on it is another chunk of
+  // that stage's work. The backward pass goes the same way back. Nodes that wait for inputs alone come with
+  // the first that reads it.
+  void FindChunks() {
+    chunk_.assign(graph_.num_nodes(), 0);
+    std::vector<bool> carried(graph_.num_nodes(), false);
+    int last = 0;
+    const std::vector<bool> written = LeadToVariables();
+    for (int n : order_) {
+      if (!Works(n, Phase::kForward)) continue;
+      for (auto [b, whole] : before_[n]) {
+        if (!Works(b, Phase::kForward)) continue;
+        const bool back = graph_.node(n).slice < graph_.node(b).slice && !written[n];
+        chunk_[n] = std::max(chunk_[n], chunk_[b] + back);
+        carried[n] = carried[n] || carried[b] || graph_.node(n).slice != graph_.node(b).slice;
+      }
+      last = std::max(last, chunk_[n]);
+    }
+    if (last == 0) return;
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      if (!Works(*it, Phase::kForward) || carried[*it]) continue;
+      int first = last;
+      for (auto [r, whole] : after_[*it])
+        if (Works(r, Phase::kForward)) first = std::min(first, chunk_[r]);
+      chunk_[*it] = std::max(chunk_[*it], first);
+    }
+    for (int n : order_)
+      if (Works(n, Phase::kBackward)) chunk_[n] = ChunkOfGradient(n, last);
+  }
+
+  // Nodes that end in writes of variables, in each micro-batch, and that nothing else waits for: where they
+  // lie on an earlier stage, that makes no chunk of it.
+  std::vector<bool> LeadToVariables() const {
+    std::vector<bool> lead(graph_.num_nodes(), false);
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      const auto& readers = after_[*it];
+      lead[*it] =
+          Works(*it, Phase::kForward) && (graph_.WritesEach(*it) || !readers.empty()) &&
+          std::all_of(readers.begin(), readers.end(), [&](const Dependency& r) { return lead[r.node]; });
+    }
+    return lead;
+  }
+
+  int ChunkOfGradient(int n, int last) const {
+    const Slice& slice = graph_.node(n).slice;
+    int of_gradients = last + 1, of_forward = -1;
+    for (auto [b, whole] : before_[n]) {
+      const Slice& from = graph_.node(b).slice;
+      if (Works(b, Phase::kBackward))
+        of_gradients = std::min(of_gradients, std::max(0, chunk_[b] - (from < slice ? 1 : 0)));
+      else if (Works(b, Phase::kForward) && from == slice)
+        of_forward = std::max(of_forward, chunk_[b]);
+    }
+    if (of_gradients <= last) return of_gradients;
+    return of_forward < 0 ? last : of_forward;
+  }
+
+  // Whether a node does a part of the work on each micro-batch.
+  bool Works(int n, Phase part) const {
+    const Node& node = graph_.node(n);
+    return Computes(n) && !IsEnd(node) && node.rate != Rate::kOnce && node.phase != Phase::kUpdate &&
+           IsGradient(node.phase) == IsGradient(part);
   }
 
   std::vector<int> Levels() const {
@@ -208,6 +344,7 @@ class Former {
       s.stream = std::get<1>(ClassOf(first));
       s.phase = node.phase;
       s.per_micro_batch = node.rate != Rate::kOnce;
+      s.chunk = chunk_[first];
       s.epoch = epoch_[first];
       s.name = s.stream == kCompute
                    ? Cat(Name(s.phase), plan_.segments.size(), s.slice.str(graph_.mesh()).empty() ? "" : "@",
@@ -253,7 +390,7 @@ class Former {
       }
       for (int v : node.out) buffer(v);
       for (int v : node.in) buffer(v);
-      if (IsView(graph_, n)) continue;
+      if (graph_.IsView(n)) continue;
       int s = segment_of_[n];
       for (int v : node.out) {
         LogicalBuffer& b = plan_.buffers[plan_.buffer_of[v]];
@@ -265,11 +402,22 @@ class Former {
       for (int v : graph_.node(n).in) {
         LogicalBuffer& b = plan_.buffers[plan_.buffer_of[v]];
         int s = segment_of_[n];
-        if (s != b.writer && std::find(b.readers.begin(), b.readers.end(), s) == b.readers.end())
-          b.readers.push_back(s);
+        std::vector<int>& readers = IsResult(graph_, v) ? b.result_readers : b.readers;
+        if (s != b.writer && std::find(readers.begin(), readers.end(), s) == readers.end())
+          readers.push_back(s);
       }
     }
-    for (LogicalBuffer& b : plan_.buffers) std::sort(b.readers.begin(), b.readers.end());
+    for (LogicalBuffer& b : plan_.buffers) {
+      std::sort(b.readers.begin(), b.readers.end());
+      std::sort(b.result_readers.begin(), b.result_readers.end());
+    }
+  }
+
+  // A remade value is made for the next micro-batch once this one has read it; but a reader in a later epoch
+  // reads it when all micro-batches are through with the one before.
+  bool OneAtATime(int remade, int reader) const {
+    return plan_.segments[segment_of_[remade]].epoch == plan_.segments[reader].epoch &&
+           graph_.node(remade).rate == Rate::kRemade;
   }
 
   void MakeEdges() {
@@ -277,9 +425,9 @@ class Former {
     for (size_t i = 0; i < plan_.buffers.size(); ++i) {
       const LogicalBuffer& b = plan_.buffers[i];
       if (b.writer < 0) continue;
-      for (int r : b.readers) {
+      auto add = [&](int r, int full) {
         int read_period = Period(r, b.value);
-        auto [it, fresh] = known.try_emplace({b.writer, r, b.write_period, read_period, b.full},
+        auto [it, fresh] = known.try_emplace({b.writer, r, b.write_period, read_period, full},
                                              static_cast<int>(plan_.edges.size()));
         if (fresh) {
           LogicalEdge e;
@@ -287,15 +435,16 @@ class Former {
           e.reader = r;
           e.write_period = b.write_period;
           e.read_period = read_period;
-          e.full = b.full;
+          e.full = full;
           // A variable has its one slot before any play: there an update waits for all who read it.
           if (!b.variable.empty()) e.slots = b.slots;
-          // A remade value is made for the next micro-batch once this one has read it.
-          if (graph_.producer(b.value).rate == Rate::kRemade) e.slots = 1;
+          if (b.variable.empty() && OneAtATime(graph_.value(b.value).producer, r)) e.slots = 1;
           plan_.edges.push_back(e);
         }
         plan_.edges[it->second].buffers.push_back(static_cast<int>(i));
-      }
+      };
+      for (int r : b.readers) add(r, b.full);
+      for (int r : b.result_readers) add(r, 0);
     }
   }
 
@@ -305,7 +454,7 @@ class Former {
     for (const LogicalEdge& e : plan_.edges) joined.insert({e.writer, e.reader});
     for (int n : order_) {
       const Node& node = graph_.node(n);
-      if (node.phase == Phase::kUpdate) continue;
+      if (node.phase == Phase::kUpdate || graph_.WritesEach(n)) continue;
       for (int b : node.after) {
         const int from = segment_of_[b], to = segment_of_[n];
         if (from < 0 || to < 0 || from == to ||
@@ -315,7 +464,7 @@ class Former {
         LogicalEdge edge;
         edge.writer = from;
         edge.reader = to;
-        edge.slots = graph_.node(b).rate == Rate::kRemade ? 1 : graph_.times();
+        edge.slots = OneAtATime(b, to) ? 1 : graph_.times();
         edge.why = Cat(node.name, " comes after ", graph_.node(b).name);
         plan_.edges.push_back(edge);
       }
@@ -337,7 +486,8 @@ class Former {
   const CompileOptions& options_;
   std::vector<int> order_;
   std::vector<std::vector<Dependency>> before_, after_;  // by node
-  std::vector<int> epoch_;                               // by node
+  std::vector<int> epoch_, chunk_;                       // by node
+  std::vector<std::vector<int>> together_;               // nodes that are of one epoch
   std::vector<int> region_;                              // by node, -1 for none; empty where all are one
   CostModel cost_;
   std::vector<int> segment_of_;

@@ -47,7 +47,7 @@ class Fuser {
     const Node &x = graph_.node(a), &y = graph_.node(b);
     const Value &u = graph_.value(x.out[0]), &v = graph_.value(y.out[0]);
     return x.slice == y.slice && x.phase == y.phase && u.shape == v.shape && u.sbp == v.sbp &&
-           x.rate == y.rate;
+           x.rate == y.rate && x.part == y.part;
   }
 
   // Whether node n, or a group it belongs to, depends on `group`.
@@ -181,6 +181,7 @@ class Fuser {
     fused.placed = true;
     fused.phase = last.phase;
     fused.rate = last.rate;
+    fused.part = last.part;
     fused.line = last.line;
     fused.name = last.name;
     fused.why = Cat("fusion of ", members.size(), " elementwise operators");

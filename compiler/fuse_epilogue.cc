@@ -73,7 +73,8 @@ class EpilogueFuser {
   }
   bool Together(int a, int b) const {
     const Node &x = graph_.node(a), &y = graph_.node(b);
-    return x.slice == y.slice && x.phase == y.phase && x.after.empty() && y.after.empty() && x.rate == y.rate;
+    return x.slice == y.slice && x.phase == y.phase && x.after.empty() && y.after.empty() &&
+           x.rate == y.rate && x.part == y.part;
   }
   bool Alike(int v, int w) const {
     return ValueOf(v).dtype == ValueOf(w).dtype && ValueOf(v).shape == ValueOf(w).shape;

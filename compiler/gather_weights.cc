@@ -67,7 +67,7 @@ class Gatherer {
     gathered_.assign(graph_.num_nodes(), false);
     for (int n : order_) {
       const Node& node = graph_.node(n);
-      of_variables_[n] = node.kind == NodeKind::kVariable;
+      of_variables_[n] = node.kind == NodeKind::kVariable && node.rate == Rate::kOnce;
       if (IsEnd(node) || node.in.empty() || node.phase == Phase::kUpdate) continue;
       of_variables_[n] = std::all_of(node.in.begin(), node.in.end(),
                                      [&](int v) { return of_variables_[graph_.value(v).producer]; });
@@ -111,8 +111,7 @@ class Gatherer {
   // Whether it does a micro-batch's work.
   bool Works(int n) const {
     const Node& node = graph_.node(n);
-    const OpDef* def = graph_.catalog().Find(node.op);
-    return !(def && def->view) && !IsEnd(node) && !of_variables_[n] && node.phase != Phase::kUpdate &&
+    return !graph_.IsView(n) && !IsEnd(node) && !of_variables_[n] && node.phase != Phase::kUpdate &&
            (graph_.times() == 1 || node.rate == Rate::kEachAct);
   }
 
@@ -123,25 +122,16 @@ class Gatherer {
     const int n = graph_.value(v).producer;
     Node copy = graph_.node(n);
     copy.phase = graph_.node(order_[position]).phase;
-    copy.name = graph_.UniqueName(copy.name + ".again");
-    copy.out.clear();
     bool first = true;
     for (int& in : copy.in)
       if (Gathered(in)) in = Copy(in, unit, position), first = false;
     const int before = unit.number - prefetch_ - 1;
     if (const int last = first && before >= 0 ? LastOf(unit.slice, before, position) : -1; last >= 0)
       copy.after.push_back(order_[last]);
-    std::vector<Graph::NewValue> outputs;
-    for (int out : graph_.node(n).out)
-      outputs.push_back({outputs.empty() ? copy.name : graph_.UniqueName(copy.name), graph_.value(out).dtype,
-                         graph_.value(out).shape});
-    const int again = graph_.AddRaw(std::move(copy), outputs);
-    graph_.node(again).rate = graph_.times() > 1 ? Rate::kRemade : Rate::kOnce;
-    for (size_t o = 0; o < outputs.size(); ++o) {
-      const int from = graph_.node(n).out[o], to = graph_.node(again).out[o];
-      graph_.value(to).sbp = graph_.value(from).sbp;
-      copies_[{from, unit}] = to;
-    }
+    const int again = graph_.AddCopy(n, std::move(copy), ".again");
+    if (graph_.times() > 1) graph_.node(again).rate = Rate::kRemade;
+    for (size_t o = 0; o < graph_.node(n).out.size(); ++o)
+      copies_[{graph_.node(n).out[o], unit}] = graph_.node(again).out[o];
     if (first) WaitForMicroBatchBefore(again, unit, position);
     return copies_[{v, unit}];
   }

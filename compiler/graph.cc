@@ -12,6 +12,8 @@ const char* Name(Phase phase) {
       return "forward";
     case Phase::kBackward:
       return "backward";
+    case Phase::kWeightGradient:
+      return "weight_gradient";
     case Phase::kUpdate:
       return "update";
   }
@@ -55,7 +57,8 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
   node.op = op;
   node.attrs = attrs;
   node.line = origin_ ? origin_->line : line;
-  node.phase = origin_ ? origin_->phase : def.inplace.empty() ? Phase::kForward : Phase::kUpdate;
+  const bool updates = !def.inplace.empty() && !attrs.Has("each_micro_batch");
+  node.phase = origin_ ? origin_->phase : updates ? Phase::kUpdate : Phase::kForward;
   OpCall call{op, who, {}, {}, &node.attrs};
   node.slice = WholeMesh(mesh_);
   std::string scope = origin_ ? origin_->scope : "";
@@ -121,14 +124,22 @@ int Graph::AddRaw(Node node, const std::vector<NewValue>& outputs) {
   return id;
 }
 
+bool Graph::WritesEach(int id) const {
+  const OpDef* def = catalog_->Find(nodes_[id].op);
+  return times_ > 1 && def && !def->inplace.empty() && nodes_[id].attrs.Has("each_micro_batch");
+}
+
 Rate Graph::RateOf(int id) const {
   if (times_ == 1) return Rate::kOnce;
+  const Node& node = nodes_[id];
   const auto cut = [](const NdSbp& sbp) { return !sbp.empty() && !sbp[0].is_broadcast(); };
-  for (const NdSbp& sbp : nodes_[id].want)
-    if (cut(sbp)) return Rate::kEachAct;
-  for (int v : nodes_[id].out)
-    if (cut(values_[v].sbp)) return Rate::kEachAct;
-  return Rate::kOnce;
+  const bool reads = std::any_of(node.want.begin(), node.want.end(), cut);
+  if (std::any_of(node.out.begin(), node.out.end(), [&](int v) { return cut(values_[v].sbp); }))
+    return Rate::kEachAct;
+  // Of what an operator reads in parts it gives a whole only for the micro-batch (OpDef::turns_of).
+  if (reads) return node.kind == NodeKind::kOperator ? Rate::kRemade : Rate::kEachAct;
+  if (std::none_of(node.in.begin(), node.in.end(), [&](int v) { return Remade(v); })) return Rate::kOnce;
+  return node.attrs.Has("last") ? Rate::kEachAct : Rate::kRemade;
 }
 
 int Graph::AddFetch(const std::string& name, int value) {
@@ -230,6 +241,44 @@ void Graph::Renumber(const std::vector<int>& order) {
     for (int& before : node.after) before = number[before];
   for (Value& value : values_) value.producer = number[value.producer];
   nodes_ = std::move(nodes);
+}
+
+int Graph::AddCopy(int of, Node copy, const std::string& suffix) {
+  const std::vector<int> from = nodes_[of].out;
+  copy.name = UniqueName(copy.name + suffix);
+  copy.out.clear();
+  std::vector<NewValue> outputs;
+  for (int v : from) {
+    const Value& value = values_[v];
+    outputs.push_back(
+        {outputs.empty() ? copy.name : UniqueName(value.name + suffix), value.dtype, value.shape});
+  }
+  const int id = AddRaw(std::move(copy), outputs);
+  for (size_t o = 0; o < from.size(); ++o) values_[nodes_[id].out[o]].sbp = values_[from[o]].sbp;
+  SettleRate(id);
+  return id;
+}
+
+int Graph::OperandBehind(int value) const {
+  const Node& node = producer(value);
+  if (node.in.size() != node.out.size() || (node.in.size() != 1 && !IsCollective(node))) return -1;
+  return node.in[values_[value].output];
+}
+
+bool Graph::IsView(int node) const {
+  const OpDef* def = catalog_->Find(nodes_[node].op);
+  return def && def->view;
+}
+
+bool Graph::IsHeavy(int node) const {
+  const OpDef* def = catalog_->Find(nodes_[node].op);
+  return def && (def->category == "matmul" || def->category == "attention" || def->category == "convolution");
+}
+
+std::string Graph::CategoryOf(const Node& node) const {
+  if (IsLocalBoxing(node) || IsCollective(node)) return "boxing";
+  const OpDef* def = catalog_->Find(node.op);
+  return def ? def->category : "";
 }
 
 std::string Graph::Describe(const Node& node) const {

@@ -24,8 +24,10 @@
 
 namespace oneflow_like {
 
-enum class Phase : uint8_t { kForward, kBackward, kUpdate };
-const char* Name(Phase phase);  // "forward", "backward", "update"
+// kWeightGradient: the part of the backward pass that only updates wait for, where a schedule wants it apart.
+enum class Phase : uint8_t { kForward, kBackward, kWeightGradient, kUpdate };
+const char* Name(Phase phase);  // "forward", "backward", "weight_gradient", "update"
+inline bool IsGradient(Phase phase) { return phase == Phase::kBackward || phase == Phase::kWeightGradient; }
 
 enum class NodeKind : uint8_t {
   kOperator,
@@ -44,7 +46,8 @@ enum class NodeKind : uint8_t {
 enum class Rate : uint8_t {
   kOnce,
   kEachAct,  // for each micro-batch: time cuts or sums one of its operands or results
-  kRemade,   // for each micro-batch, the same every time, so that none of it is kept in between
+  kRemade,   // for each micro-batch, although time is B, and none of it is kept in between: made alike every
+             // time (a weight gathered again), or of something that is written in each micro-batch
 };
 
 // Signatures a node is held to, per entry of an NdSbp; absent entries are free.
@@ -72,10 +75,12 @@ struct Node {
   Phase phase = Phase::kForward;
   Rate rate = Rate::kOnce;
   FixedSbp fixed;        // of output 0: the user's annotation
+  FixedSbp gradient;     // the same of what operand 0's gradient is, of an identity
   std::set<int> stored;  // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
   std::vector<NdSbp> want;  // per input, the signature its kernel reads; empty until chosen
   std::vector<int> after;   // nodes that must come before this one although no value says so
   std::string why;          // of an inserted node
+  int part = -1;            // nodes with a number are a segment apart from others (chunk_products.cc)
 };
 
 // A graph and the mesh it is for. Node and value ids stay valid; a removed node has an empty op.
@@ -135,12 +140,22 @@ class Graph : public GraphBuilder {
   void Remove(int id) { nodes_[id].op.clear(); }
 
   // After signatures are chosen, and by whoever adds a node later.
-  void SettleRate(int node) { nodes_[node].rate = RateOf(node); }
+  // (but that of a variable, which is given)
+  void SettleRate(int node) {
+    if (nodes_[node].kind != NodeKind::kVariable) nodes_[node].rate = RateOf(node);
+  }
   Rate RateOf(int node) const;
   // Acts of a node that runs for each micro-batch for which the value is one and the same.
   int PeriodOf(int value) const {
-    return values_[value].sbp[0].is_broadcast() && producer(value).rate != Rate::kRemade ? times_ : 1;
+    return values_[value].sbp[0].is_broadcast() && !Remade(value) ? times_ : 1;
   }
+  // Whether the value is B over time and yet one of its own for each act.
+  bool Remade(int value) const {
+    const NdSbp& sbp = values_[value].sbp;
+    return producer(value).rate == Rate::kRemade && !sbp.empty() && sbp[0].is_broadcast();
+  }
+  // Whether the node writes a variable in each micro-batch, as its assign asked.
+  bool WritesEach(int node) const;
 
   // Live nodes in topological order (values and `after`), stable: by id where both orders are possible.
   // Throws Error naming the nodes of a cycle.
@@ -152,6 +167,18 @@ class Graph : public GraphBuilder {
   // Numbers the live nodes in this order, all of them, so that Order() gives it where it may. Ids of nodes
   // change, of values not.
   void Renumber(const std::vector<int>& order);
+  // A live node like `of`, whose outputs have the same types, shapes and signatures, and names of their own
+  // that end in `suffix`; `copy` is `of` with what is to differ. Its rate is settled.
+  int AddCopy(int of, Node copy, const std::string& suffix);
+  // What a value is another form of: the operand of a node that has one, or of a collective that which
+  // becomes this value; -1: of none.
+  int OperandBehind(int value) const;
+  // Whether a node's result is its operand's bytes.
+  bool IsView(int node) const;
+  // Whether a node is a product, an attention or a convolution: what takes most of a step.
+  bool IsHeavy(int node) const;
+  // Where profiles count its time: "boxing", what the operator's entry says, or empty: other kernels.
+  std::string CategoryOf(const Node& node) const;
   // "matmul 'block0/up' at gpt.cc:31"
   std::string Describe(int node) const { return Describe(nodes_[node]); }
   std::string Describe(const Node& node) const;

@@ -7,6 +7,13 @@
 
 namespace oneflow_like {
 
+bool IsResult(const Graph& graph, int value) {
+  const Value& v = graph.value(value);
+  const OpDef* def = graph.catalog().Find(graph.node(v.producer).op);
+  return def && std::any_of(def->inplace.begin(), def->inplace.end(),
+                            [&](const auto& pair) { return pair.first == v.output; });
+}
+
 TokenGame GameOf(const Graph& graph, const LogicalPlan& plan) {
   TokenGame game;
   std::set<int> fixed;  // mesh axes

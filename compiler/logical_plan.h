@@ -29,6 +29,7 @@ struct Segment {
   int stream = 0;          // of the plan's; -1: in no stream (feeds and fetches)
   Phase phase = Phase::kForward;
   bool per_micro_batch = false;
+  int chunk = 0;       // how often the work on a micro-batch came back to this stage before
   int epoch = 0;       // how many values of the whole batch it comes after, at least
   double seconds = 0;  // estimate of one act
 };
@@ -38,11 +39,16 @@ struct LogicalBuffer {
   int value = -1;
   int writer = -1;           // segment; -1: a variable that no segment of this plan writes
   std::vector<int> readers;  // segments other than the writer, ascending
-  std::string variable;      // lives in the store under this name
-  int write_period = 1;      // acts of the writer that share a slot
+  // The same that read what an update leaves in the variable; `readers` read what it held before.
+  std::vector<int> result_readers;
+  std::string variable;  // lives in the store under this name
+  int write_period = 1;  // acts of the writer that share a slot
   int slots = 1;
   int full = 0;
 };
+
+// Whether an update leaves the value in its variable: who reads it wants what the variable holds afterwards.
+bool IsResult(const Graph& graph, int value);
 
 // Credits between two segments; `buffers` stand behind it, none for a control edge.
 struct LogicalEdge {
@@ -56,6 +62,7 @@ struct LogicalEdge {
 
 struct LogicalPlan {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  bool exact_groups = false;  // interleaved: ScheduleOf
   std::vector<LogicalStream> streams;
   std::vector<Segment> segments;
   std::vector<LogicalBuffer> buffers;

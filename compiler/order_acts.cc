@@ -4,8 +4,8 @@
 // of the writer's act to the end of its last reader's. A variable and a limit have their slots before, and
 // the play keeps to them. The priority of an act is its place in the schedule of its stage (schedule.h).
 #include <algorithm>
-#include <array>
 #include <map>
+#include <tuple>
 
 #include "compiler/passes.h"
 #include "core/random.h"
@@ -55,30 +55,29 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
 // first micro-batch of its phase; updates come last.
 class Priorities {
  public:
-  Priorities(const Graph& graph, const CompileOptions& options, const LogicalPlan& plan) {
-    std::map<Slice, int> stages = StagesOf(plan);
-    const int number = std::max<int>(1, static_cast<int>(stages.size()));
-    places_.resize(number);
-    for (int stage = 0; stage < number; ++stage) {
-      StageSchedule s = ScheduleOf(options.schedule, stage, number, graph.times());
-      for (std::vector<int>& of_part : places_[stage]) of_part.resize(graph.times());
-      for (size_t i = 0; i < s.units.size(); ++i)
-        places_[stage][static_cast<int>(s.units[i].part)][s.units[i].micro_batch] = static_cast<int>(i);
+  Priorities(const LogicalPlan& plan, int micro_batches) {
+    const PipelineShape shape = ShapeOf(plan, micro_batches);
+    const std::map<Slice, int> stages = StagesOf(plan);
+    for (int stage = 0; stage < shape.stages; ++stage) {
+      const StageSchedule s = ScheduleOf(plan.schedule, shape, stage, plan.exact_groups);
+      for (size_t i = 0; i < s.units.size(); ++i) {
+        std::vector<int>& acts = places_[{stage, s.units[i].part, s.units[i].chunk}];
+        acts.resize(micro_batches);
+        acts[s.units[i].micro_batch] = static_cast<int>(i);
+      }
     }
     for (const Segment& s : plan.segments) {
       auto stage = stages.find(s.slice);
-      of_segment_.push_back(
-          s.phase == Phase::kUpdate
-              ? nullptr
-              : &places_[stage == stages.end() ? 0 : stage->second][static_cast<int>(s.phase)]);
+      auto place = places_.find({stage == stages.end() ? 0 : stage->second, s.phase, s.chunk});
+      of_segment_.push_back(place == places_.end() ? nullptr : &place->second);
     }
   }
 
   double Of(int segment, int act) const { return of_segment_[segment] ? (*of_segment_[segment])[act] : 1e9; }
 
  private:
-  std::vector<std::array<std::vector<int>, 2>> places_;  // by stage, part, micro-batch
-  std::vector<const std::vector<int>*> of_segment_;      // null: an update
+  std::map<std::tuple<int, Phase, int>, std::vector<int>> places_;  // by stage, part, chunk: of micro-batches
+  std::vector<const std::vector<int>*> of_segment_;                 // null: an update
 };
 
 // Feeds fire as early as anything lets them, which says nothing: they are in no stream's list. In the order
@@ -108,16 +107,30 @@ std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vecto
   return order;
 }
 
+// A model may come back to its stages in another order than their lists suppose, and not be able to follow
+// them; the limits of chunks hold all the same.
+Play PlayKeepingStashes(TokenGame* game, std::vector<ActWait> waits, const Priority& priority) {
+  game->waits = std::move(waits);
+  if (!game->waits.empty()) {
+    try {
+      return PlayStep(*game, priority);
+    } catch (const Error&) {
+      game->waits.clear();
+    }
+  }
+  return PlayStep(*game, priority);
+}
+
 }  // namespace
 
-void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan) {
+void OrderActs(const Graph& graph, LogicalPlan* plan) {
   // A variable is in one place: who writes it waits, in the play too, for those who read what it held.
   for (LogicalEdge& e : plan->edges)
     if (e.full > 0 && e.slots == 0) e.slots = e.full;
   TokenGame game = GameOf(graph, *plan);
-  Priorities priorities(graph, options, *plan);
+  Priorities priorities(*plan, graph.times());
   Priority priority = [&](int t, int act) { return priorities.Of(t, act); };
-  Play play = PlayStep(game, priority);
+  Play play = PlayKeepingStashes(&game, WaitsOf(*plan, graph.times()), priority);
   plan->order = FeedsBeforeReaders(*plan, play.firings);
   plan->makespan = play.makespan;
 

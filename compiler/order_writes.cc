@@ -2,9 +2,11 @@
 // Needs: lowered boxing, fused operators: the readers named must be nodes that stay. Leaves: an update comes
 // after every other reader of the variables it replaces (Node::after). Between steps the loop-carried edges
 // of the plan do the same. What an update gives lies in its variable, so others read a copy, made right
-// behind the update. A reader of a variable's old value that needs what an update gives reads a copy as well:
-// the difference of new and old value would have to be both before and after the update. So do assigns that
-// would each have to come after the other, as two that swap variables.
+// behind the update; but what assign_slice gives, a large variable of which little has changed, operators on
+// its slice read where it lies, and the update of the next step waits for them. A reader of a variable's old
+// value that needs what an update gives reads a copy as well: the difference of new and old value would have
+// to be both before and after the update. So do assigns that would each have to come after the other, as two
+// that swap variables.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -40,14 +42,9 @@ class Orderer {
     const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
     return def ? def->inplace : std::vector<std::pair<int, int>>();
   }
-  bool IsView(int n) const {
-    const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
-    return def && def->view;
-  }
-
   // The value whose bytes `v` has.
   int Root(int v) const {
-    while (IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
+    while (graph_.IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
     return v;
   }
 
@@ -63,11 +60,12 @@ class Orderer {
     copy.line = reader.line;
     copy.slice = producer.slice;
     copy.placed = true;
-    copy.phase = Phase::kUpdate;
+    copy.phase = reader.phase;
     copy.why = why;
     const std::string name = copy.name;
     int id = graph_.AddRaw(std::move(copy), {{name, from.dtype, from.shape}});
     graph_.value(graph_.node(id).out[0]).sbp = from.sbp;
+    graph_.SettleRate(id);
     return id;
   }
 
@@ -105,7 +103,7 @@ class Orderer {
 
   // Copies of the old values that `n` cannot read where they are, but for those it replaces itself.
   void CopyVariables(int n, bool late) {
-    if (IsView(n)) return;
+    if (graph_.IsView(n)) return;
     std::set<size_t> own;
     for (auto [out, in] : InPlace(n)) own.insert(in);
     for (size_t i = 0; i < graph_.node(n).in.size(); ++i) {
@@ -122,10 +120,18 @@ class Orderer {
     }
   }
 
+  // Whether `reader` may read the variable itself after update `n`.
+  bool ReadsInPlace(int n, int reader) const {
+    const Node& node = graph_.node(reader);
+    return graph_.node(n).op == "assign_slice" && !graph_.WritesEach(n) && node.kind == NodeKind::kOperator &&
+           !graph_.IsView(reader) && InPlace(reader).empty() && node.slice == graph_.node(n).slice;
+  }
+
   void CopyResults(int n) {
     for (auto [out, in] : InPlace(n)) {
       int value = graph_.node(n).out[out], copy = -1;
       for (int r : readers_[value]) {
+        if (ReadsInPlace(n, r)) continue;
         for (size_t i = 0; i < graph_.node(r).in.size(); ++i) {
           if (graph_.node(r).in[i] != value) continue;
           if (copy < 0) {
@@ -146,7 +152,7 @@ class Orderer {
       for (int r : readers_[v]) {
         std::vector<int>& after = graph_.node(n).after;
         if (r != n && std::find(after.begin(), after.end(), r) == after.end()) after.push_back(r);
-        if (IsView(r)) look.push_back(graph_.node(r).out[0]);
+        if (graph_.IsView(r)) look.push_back(graph_.node(r).out[0]);
       }
     }
   }

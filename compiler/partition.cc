@@ -2,6 +2,8 @@
 // Needs: a logical plan with its order. Leaves: the actors, buffers, streams and collectives of one rank; its
 // cost does not grow with the number of ranks, but for the groups the rank belongs to. Memory is placed
 // afterwards.
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <set>
 
@@ -145,8 +147,7 @@ class Partitioner {
       }
     Set(attrs, k->mutable_attr());
     k->set_bytes(bytes);
-    if (IsLocalBoxing(node) || IsCollective(node)) k->set_category("boxing");
-    if (const OpDef* def = graph_.catalog().Find(node.op)) k->set_category(def->category);
+    k->set_category(graph_.CategoryOf(node));
     if (const OpDef* def = graph_.catalog().Find(node.op); def && def->scratch) {
       KernelSpec spec = SpecOf(*k, attrs);
       k->set_scratch_bytes(RoundUp(def->scratch(spec)));
@@ -189,28 +190,40 @@ class Partitioner {
   }
 
   void MakeCollective(const Node& node, plan::Actor* actor) {
-    const Value& in = graph_.value(node.in[0]);
     plan::Collective* c = actor->mutable_collective();
     c->set_id(actor->id());
     c->set_algorithm(node.op);
-    Layout from = graph_.LayoutOf(node.in[0]), to = graph_.LayoutOf(node.out[0]);
-    int times = from.sbp[0].is_split() ? graph_.times() : 1;
+    double sent = 0;
+    for (size_t i = 0; i < node.in.size(); ++i) sent += AddOperand(node, static_cast<int>(i), c);
+    actor->mutable_kernel(0)->set_link_bytes(sent);
+    for (int position : positions_[actor->id()]) c->add_position(position);
+  }
+
+  // Gives the bytes that this rank sends of it in an act.
+  double AddOperand(const Node& node, int operand, plan::Collective* c) const {
+    const Value& in = graph_.value(node.in[operand]);
+    const Layout from = graph_.LayoutOf(node.in[operand]), to = graph_.LayoutOf(node.out[operand]);
+    const int times = from.sbp[0].is_split() ? graph_.times() : 1;
     double sent = 0;
     for (int t = 0; t < times; ++t) {
       BoxingProgram program = RouteGroup(graph_.mesh(), graph_.times(), t, in.shape, from, to, coords_);
-      if (t == 0) {
+      const int members = static_cast<int>(program.members.size());
+      if (operand == 0 && t == 0) {
         for (int member : program.members) c->add_rank(graph_.mesh().IndexOf(member));
         c->set_reduce(Name(program.reduce));
         c->set_me(program.me);
-        c->mutable_piece()->Reserve(static_cast<int>(program.members.size()));
-        for (size_t m = 0; m < program.members.size(); ++m) c->add_piece();
+        c->mutable_piece()->Reserve(static_cast<int>(node.in.size()) * members);
       }
-      for (size_t m = 0; m < program.members.size(); ++m) {
-        if (program.has_in[m]) Set(program.in[m], c->mutable_piece(m)->add_in());
-        if (program.has_out[m]) Set(program.out[m], c->mutable_piece(m)->add_out());
+      CHECK_EQ(members, c->rank_size()) << node.name << ": operands of different groups";
+      for (int m = 0; t == 0 && m < members; ++m) c->add_piece();
+      for (int m = 0; m < members; ++m) {
+        plan::Piece* piece = c->mutable_piece(operand * members + m);
+        if (program.has_in[m]) Set(program.in[m], piece->add_in());
+        if (program.has_out[m]) Set(program.out[m], piece->add_out());
       }
-      plan::RegionList* work = c->add_work();
-      for (const Region& r : program.work[program.me]) {
+      plan::RegionList* work = operand == 0 ? c->add_work() : c->mutable_work(t);
+      for (Region& r : program.work[program.me]) {
+        r.operand = operand;
         Set(r, work->add_region());
         int remote = 0;
         for (int s : r.sources) remote += s != program.me && program.has_in[program.me];
@@ -219,8 +232,7 @@ class Partitioner {
       }
       sent += Given(program, from, to, t, in);
     }
-    actor->mutable_kernel(0)->set_link_bytes(sent / times);
-    for (int position : positions_[actor->id()]) c->add_position(position);
+    return sent / times;
   }
 
   void MakeActor(int s) {

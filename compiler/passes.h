@@ -10,6 +10,7 @@
 #include "compiler/cost.h"
 #include "compiler/graph.h"
 #include "compiler/logical_plan.h"
+#include "compiler/overlap.h"
 #include "compiler/schedule.h"
 #include "core/plan.pb.h"
 #include "ops/optimizer.h"
@@ -25,13 +26,22 @@ struct Training {
   Recompute recompute = Recompute::kNone;  // of regions that say nothing
   bool fed_rate = false;                   // the factor on learning rates is an input, "<name>:lr_factor"
 };
+// Mesh axes whose activations keep one form (Parallel in session.h); -1: none.
+struct Roles {
+  int batch = -1, tensor = -1, context = -1;
+};
+
 struct CompileOptions {
   std::string name = "train";
   int times = 1;
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  bool exact_groups = false;              // of an interleaved schedule: ScheduleOf
   int zero_axis = -1;                     // mesh axis that also cuts variables
   int zero_stage = 1, zero_prefetch = 1;  // of ModelOptions::zero
   int64_t zero_small = 4096;
+  Roles roles;
+  Overlap overlap;
+  int64_t bucket_bytes = 0;  // of collectives that travel as one; 0: each by itself
   uint64_t seed = 1;
   Machine machine;                   // what costs are estimated for
   std::optional<Training> training;  // of a graph with a train node
@@ -53,23 +63,48 @@ void MixedPrecision(Graph* graph, const CompileOptions& options);
 void PlaceStages(Graph* graph);
 void ShardVariables(Graph* graph, const CompileOptions& options);  // ZeRO
 void ChooseSignatures(Graph* graph, const CompileOptions& options);
+void ChunkProducts(Graph* graph, const CompileOptions& options);  // beside collectives
 void InsertBoxing(Graph* graph, const CompileOptions& options);
 void LowerBoxing(Graph* graph, const CompileOptions& options);
+void SplitGradients(Graph* graph, const CompileOptions& options);  // zero bubble
 void FuseEpilogue(Graph* graph);
 void Fuse(Graph* graph);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
+void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
 void OrderWrites(Graph* graph);
+
+// --- What differs between micro-batches though time does not cut it (micro_batches.cc) ---
+
+// Legal signatures of an operator along one entry: those of its rule, and along time also the cuts that leave
+// something of each micro-batch's own (OpDef::turns_of).
+std::vector<Signature> SignaturesAlong(const Graph& graph, const Node& node, const BoundRule& rule, int entry,
+                                       const std::vector<std::set<int64_t>>& grains);
+// Variables that are written in each micro-batch become kRemade: one value for each act.
+void MarkWrittenVariables(Graph* graph);
+// Throws Error for a variable that is written once a step with a value that differs between micro-batches.
+void RefuseWritesOfParts(const Graph& graph);
 
 // --- To the logical plan, and from it to one rank's ---
 
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
-void OrderActs(const Graph& graph, const CompileOptions& options, LogicalPlan* plan);
+void OrderActs(const Graph& graph, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
 // Gives every transient buffer and scratch its place; fills transient_bytes. Returns the lower bound: the
-// largest sum of bytes live at once. `at_peak`: those bytes by buffer, all scratch under kScratch.
+// largest sum of bytes live at once. `at_peak`: those bytes by buffer, all scratch under kScratch. `live`:
+// what is live when.
 constexpr int kScratch = -1;
-int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak = nullptr);
+struct LiveBytes {
+  // From `position` on the buffer (kScratch: all scratch) holds `bytes` more, or less. A position is that of
+  // a kernel in the compute stream's list of a step.
+  struct Change {
+    int position = 0, buffer = 0;
+    int64_t bytes = 0;
+  };
+  std::vector<Change> changes;  // by position; they begin with what is live all the time
+  int positions = 0;            // of a step
+};
+int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak = nullptr, LiveBytes* live = nullptr);
 
 // --- Invariants ---
 

@@ -7,8 +7,9 @@
 // stream: such an act starts after its operands were announced and after the acts before it in its own stream
 // started, and it has ended when an act of the compute stream that waits for its result starts; where neither
 // is known (feeds, fetches, sends to another stage) the buffer keeps its bytes to itself. Two blocks share
-// bytes only when none of their intervals meet. Blocks are placed by falling size, or by falling size times
-// lifetime where that is better, each at the lowest offset that is free.
+// bytes only when none of their intervals meet. A block is a buffer with all its slots, side by side; where
+// that leaves gaps, each message that a step writes to the buffer. Blocks are placed by falling size, or by
+// falling size times lifetime, each at the lowest offset that is free; what needs least memory is kept.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ namespace oneflow_like {
 namespace {
 
 constexpr int kNever = -1, kAlways = 1 << 30;
-constexpr double kClose = 1.02;  // to the lower bound: good enough
+constexpr double kClose = 1.02;         // to the lower bound: good enough
+constexpr size_t kManyBlocks = 20'000;  // placing takes their square, in part
 
 struct Span {
   int begin, end;  // inclusive
@@ -32,16 +34,11 @@ struct Span {
 struct Block {
   int64_t bytes = 0, unit = 0;  // unit: of one slot
   bool exclusive = false;
-  std::vector<Span> live;  // sorted, merged
+  std::vector<Span> messages;  // of a buffer, in their order: when each of a step's is alive
+  std::vector<Span> live;      // those, sorted and merged
   int64_t offset = -1;
   plan::Buffer* buffer = nullptr;
   plan::Kernel* kernel = nullptr;
-};
-
-// Of the bytes live of one buffer.
-struct Change {
-  int position, id;
-  int64_t bytes;
 };
 
 struct Use {
@@ -52,13 +49,18 @@ class Placer {
  public:
   explicit Placer(plan::Plan* plan) : plan_(*plan) {}
 
-  int64_t Run(std::map<int, int64_t>* at_peak) {
+  int64_t Run(std::map<int, int64_t>* at_peak, LiveBytes* live) {
     Positions();
     CollectUses();
     LinkBounds();
     MakeBlocks();
     int64_t bound = LowerBound(at_peak);
     Place(bound);
+    if (live != nullptr) {
+      for (auto [id, bytes] : always_) live->changes.push_back({0, id, bytes});
+      live->changes.insert(live->changes.end(), changes_.begin(), changes_.end());
+      live->positions = end_;
+    }
     return bound;
   }
 
@@ -163,7 +165,7 @@ class Placer {
     }
   }
 
-  // One interval for each slot the buffer takes in a step; false when one of them is not bounded.
+  // One interval for each message that a step writes to the buffer; false when one of them is not bounded.
   bool Intervals(int buffer, std::vector<Span>* live) {
     const std::vector<Use>& writers = writers_[buffer];
     const std::vector<Use>& readers = readers_[buffer];
@@ -171,9 +173,9 @@ class Placer {
     const Use& w = writers[0];
     if (!OnCompute(w.actor) && !OnLink(w.actor)) return false;
     int acts = static_cast<int>(OnCompute(w.actor) ? start_[w.actor].size() : lower_[w.actor].size());
-    for (int slot = 0; slot < acts / w.period; ++slot) {
+    for (int message = 0; message < acts / w.period; ++message) {
       Span i;
-      int first = slot * w.period, last = (slot + 1) * w.period - 1;
+      int first = message * w.period, last = (message + 1) * w.period - 1;
       if (OnCompute(w.actor)) {
         i.begin = start_[w.actor][first] + w.first;
         i.end = start_[w.actor][last] + w.last;
@@ -183,7 +185,7 @@ class Placer {
         if (i.begin == kNever) return false;
       }
       for (const Use& r : readers) {
-        int read = (slot + 1) * r.period - 1;
+        int read = (message + 1) * r.period - 1;
         if (OnCompute(r.actor) && read < static_cast<int>(start_[r.actor].size()))
           i.end = std::max(i.end, start_[r.actor][read] + r.last);
         else if (OnLink(r.actor) && read < static_cast<int>(upper_[r.actor].size()))
@@ -212,11 +214,13 @@ class Placer {
   void MakeBlocks() {
     for (plan::Buffer& b : *plan_.mutable_buffer()) {
       if (b.space() == plan::PERSISTENT) continue;
+      b.clear_offset();
       Block block;
       block.buffer = &b;
       block.unit = b.slot_bytes();
       block.bytes = b.slot_bytes() * b.slots();
-      block.exclusive = !Intervals(b.id(), &block.live);
+      block.exclusive = !Intervals(b.id(), &block.messages);
+      block.live = block.messages;
       Count(block);
       Merge(&block.live);
       blocks_.push_back(std::move(block));
@@ -257,6 +261,8 @@ class Placer {
     }
   }
 
+  static int Begin(const Block& b) { return b.live.empty() ? kNever : b.live[0].begin; }
+
   static bool Meet(const Block& a, const Block& b) {
     if (a.exclusive || b.exclusive) return true;
     if (a.live.empty() || b.live.empty()) return false;
@@ -272,8 +278,8 @@ class Placer {
     return false;
   }
 
-  // Falling size is best most of the time. Where it leaves gaps, falling size times lifetime is tried too, so
-  // that what lives long, and is in the way of much, goes to the bottom; the lower of the two is kept.
+  // Where rings by size leave gaps, messages apart are tried, and rings by size times lifetime, so that what
+  // lives long, and is in the way of much, goes to the bottom.
   void Place(int64_t bound) {
     auto size = [](const Block& b) { return static_cast<double>(b.bytes); };
     auto area = [](const Block& b) {
@@ -281,31 +287,51 @@ class Placer {
       for (const Span& s : b.live) positions += s.end - s.begin + 1;
       return positions * static_cast<double>(b.bytes);
     };
-    int64_t top = PlaceBy(size);
-    if (static_cast<double>(top) > kClose * static_cast<double>(bound)) {
-      std::vector<int64_t> offsets;
-      for (const Block& b : blocks_) offsets.push_back(b.offset);
-      int64_t other = PlaceBy(area);
-      for (size_t i = 0; other >= top && i < blocks_.size(); ++i) blocks_[i].offset = offsets[i];
-      top = std::min(top, other);
-    }
+    int64_t least = PlaceBy(size, &blocks_);
+    const auto attempt = [&](auto weight, std::vector<Block> blocks) {
+      if (static_cast<double>(least) <= kClose * static_cast<double>(bound) || blocks.empty()) return;
+      const int64_t top = PlaceBy(weight, &blocks);
+      if (top >= least) return;
+      least = top;
+      blocks_.swap(blocks);
+    };
+    const std::vector<Block> rings = blocks_;
+    attempt(size, MessagesApart());
+    attempt(area, rings);
     for (Block& b : blocks_) {
-      if (b.buffer)
-        b.buffer->set_offset(b.offset);
-      else
-        b.kernel->set_scratch_offset(b.offset);
+      if (b.kernel) b.kernel->set_scratch_offset(b.offset);
+      for (int64_t at = 0; b.buffer && at < b.bytes; at += b.unit) b.buffer->add_offset(b.offset + at);
     }
-    plan_.set_transient_bytes(top);
+    plan_.set_transient_bytes(least);
+  }
+
+  // Blocks with each message of a buffer for itself; none where there is nothing to part, or too much.
+  std::vector<Block> MessagesApart() const {
+    std::vector<Block> apart;
+    for (const Block& b : blocks_) {
+      if (b.exclusive || !b.buffer || b.messages.size() < 2) {
+        apart.push_back(b);
+        continue;
+      }
+      for (const Span& message : b.messages) {
+        apart.push_back(b);
+        apart.back().bytes = b.unit;
+        apart.back().live = {message};
+      }
+    }
+    if (apart.size() == blocks_.size() || apart.size() > kManyBlocks) apart.clear();
+    return apart;
   }
 
   // Each block at the lowest offset that is free, those of large weight first; returns the end of the last.
   template <typename Weight>
-  int64_t PlaceBy(Weight weight) {
+  static int64_t PlaceBy(Weight weight, std::vector<Block>* blocks) {
     std::vector<std::pair<double, Block*>> order;
-    for (Block& b : blocks_) order.push_back({weight(b), &b});
+    for (Block& b : *blocks) order.push_back({weight(b), &b});
     std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
       if (a.second->exclusive != b.second->exclusive) return a.second->exclusive;
-      return a.first > b.first;
+      if (a.first != b.first) return a.first > b.first;
+      return Begin(*a.second) < Begin(*b.second);
     });
     int64_t floor = 0, top = 0;
     std::vector<Block*> placed;  // not exclusive, by offset
@@ -333,7 +359,7 @@ class Placer {
   // The largest sum of bytes live at once; and, where asked for, whose they are.
   int64_t LowerBound(std::map<int, int64_t>* at_peak) {
     std::stable_sort(changes_.begin(), changes_.end(),
-                     [](const Change& a, const Change& b) { return a.position < b.position; });
+                     [](const auto& a, const auto& b) { return a.position < b.position; });
     int64_t now = 0;
     for (auto [id, bytes] : always_) now += bytes;
     int64_t most = now;
@@ -346,7 +372,7 @@ class Placer {
     }
     if (at_peak == nullptr) return most;
     for (auto [id, bytes] : always_) (*at_peak)[id] += bytes;
-    for (size_t i = 0; i < peak; ++i) (*at_peak)[changes_[i].id] += changes_[i].bytes;
+    for (size_t i = 0; i < peak; ++i) (*at_peak)[changes_[i].buffer] += changes_[i].bytes;
     return most;
   }
 
@@ -359,11 +385,13 @@ class Placer {
   std::vector<std::vector<int>> lower_, upper_;        // of link acts
   std::vector<Block> blocks_;
   std::vector<std::pair<int, int64_t>> always_;  // by buffer or kScratch
-  std::vector<Change> changes_;
+  std::vector<LiveBytes::Change> changes_;
 };
 
 }  // namespace
 
-int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak) { return Placer(plan).Run(at_peak); }
+int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak, LiveBytes* live) {
+  return Placer(plan).Run(at_peak, live);
+}
 
 }  // namespace oneflow_like

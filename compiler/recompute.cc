@@ -4,12 +4,14 @@
 // the gradient that enters it, which edges `after` say.
 //
 // Copied is only what a backward node reads and what leads to it within the region: a collective whose result
-// no gradient needs is not repeated. Weights, their casts and gathers, and values of the whole batch stay.
+// no gradient needs is not repeated, nor is what enters the next region. Weights, their casts and gathers,
+// and values of the whole batch stay.
 #include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "compiler/explain.h"
 #include "compiler/passes.h"
 
 namespace oneflow_like {
@@ -62,17 +64,7 @@ class Repeater {
     return any;
   }
 
-  bool IsView(const Node& node) const {
-    const OpDef* def = graph_.catalog().Find(node.op);
-    return def && def->view;
-  }
-
-  bool Costly(const Node& node) const {
-    if (IsCollective(node)) return true;
-    const OpDef* def = graph_.catalog().Find(node.op);
-    return def &&
-           (def->category == "matmul" || def->category == "attention" || def->category == "convolution");
-  }
+  bool Costly(int n) const { return IsCollective(graph_.node(n)) || graph_.IsHeavy(n); }
 
   // Of a rank's piece, about.
   double Bytes(int v) const {
@@ -100,19 +92,34 @@ class Repeater {
     return true;
   }
 
+  // What enters the next region is kept for that one's copies, so its gradients read it there: it is not made
+  // again, nor is the message that brought it.
+  void FindLeaving() {
+    leaves_.assign(graph_.num_nodes(), false);
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      const Node& node = graph_.node(*it);
+      if (node.phase != Phase::kForward) continue;
+      for (int v : node.in) {
+        const int p = graph_.value(v).producer;
+        leaves_[p] = leaves_[p] || region_[p] != region_[*it] || (graph_.IsView(*it) && leaves_[*it]);
+      }
+    }
+  }
+
   void FindRepeatable() {
     kept_.assign(graph_.num_values(), false);
     for (int n : order_)
       if (graph_.node(n).phase != Phase::kForward)
         for (int v : graph_.node(n).in) kept_[v] = true;
+    FindLeaving();
     repeatable_.assign(graph_.num_nodes(), false);
     of_batch_.assign(graph_.num_nodes(), false);
     for (int n : order_) {
       const Node& node = graph_.node(n);
       of_batch_[n] = DependsOnBatch(n);
       if (node.phase != Phase::kForward || IsEnd(node) || !of_batch_[n]) continue;
-      if (mode_[n] == Recompute::kFull) repeatable_[n] = true;
-      if (mode_[n] == Recompute::kSelective && !Costly(node)) repeatable_[n] = Pays(node);
+      if (mode_[n] == Recompute::kFull) repeatable_[n] = !leaves_[n];
+      if (mode_[n] == Recompute::kSelective && !Costly(n)) repeatable_[n] = Pays(node);
     }
   }
 
@@ -124,30 +131,19 @@ class Repeater {
     const std::vector<int>& waits = WaitsOf(region_[n], reader);
     Node copy = graph_.node(n);
     copy.phase = Phase::kBackward;
-    copy.name = graph_.UniqueName(copy.name + ".again");
-    copy.why = Cat("computed again for the gradients of ", region_[n]);
-    copy.out.clear();
+    copy.why = Cat(kComputedAgain, region_[n]);
     bool first = true;  // nothing before it is copied
     for (int& in : copy.in) {
       if (!Repeatable(in) || region_[graph_.value(in).producer] != region_[n]) continue;
       in = Copy(in, reader);
       // A view is no act, so who reads one waits itself.
-      first = first && IsView(graph_.producer(in)) && !graph_.producer(in).after.empty();
+      const int p = graph_.value(in).producer;
+      first = first && graph_.IsView(p) && !graph_.node(p).after.empty();
     }
     if (first) copy.after.insert(copy.after.end(), waits.begin(), waits.end());
-    std::vector<Graph::NewValue> outputs;
-    for (int out : graph_.node(n).out) {
-      const Value& value = graph_.value(out);
-      outputs.push_back(
-          {outputs.empty() ? copy.name : graph_.UniqueName(value.name + ".again"), value.dtype, value.shape});
-    }
-    const int again = graph_.AddRaw(std::move(copy), outputs);
-    for (size_t o = 0; o < outputs.size(); ++o) {
-      const int from = graph_.node(n).out[o], to = graph_.node(again).out[o];
-      graph_.value(to).sbp = graph_.value(from).sbp;
-      copies_[from] = to;
-    }
-    graph_.SettleRate(again);
+    const int again = graph_.AddCopy(n, std::move(copy), ".again");
+    for (size_t o = 0; o < graph_.node(n).out.size(); ++o)
+      copies_[graph_.node(n).out[o]] = graph_.node(again).out[o];
     return copies_[v];
   }
 
@@ -157,7 +153,7 @@ class Repeater {
     if (fresh)
       for (int v : graph_.node(reader).in) {
         int p = graph_.value(v).producer;
-        while (IsView(graph_.node(p))) p = graph_.value(graph_.node(p).in[0]).producer;
+        while (graph_.IsView(p)) p = graph_.value(graph_.node(p).in[0]).producer;
         if (graph_.node(p).phase == Phase::kBackward && p < static_cast<int>(region_.size()))
           it->second.push_back(p);
       }
@@ -170,8 +166,9 @@ class Repeater {
   std::vector<std::string> region_;          // by node
   std::vector<Recompute> mode_;              // by node
   std::vector<bool> of_batch_, repeatable_;  // by node
-  std::vector<bool> kept_;                   // values, from forward to backward; of repeatable nodes none are
-  std::map<int, int> copies_;                // of values
+  std::vector<bool> leaves_;   // by node: another region, or what is in none, reads what it makes
+  std::vector<bool> kept_;     // values, from forward to backward; of repeatable nodes none are
+  std::map<int, int> copies_;  // of values
   std::map<std::string, std::vector<int>> waits_;  // by region
 };
 

@@ -4,14 +4,9 @@
 
 namespace oneflow_like {
 
-namespace {
-
-// "block0" of "block0/mlp/gelu".
 bool Within(const std::string& path, const std::string& name) {
   return name.size() > path.size() && name[path.size()] == '/' && name.compare(0, path.size(), path) == 0;
 }
-
-}  // namespace
 
 const char* Name(Recompute recompute) {
   const char* names[] = {"none", "selective", "full"};

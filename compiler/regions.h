@@ -16,8 +16,11 @@ enum class Recompute : uint8_t {
 };
 const char* Name(Recompute recompute);  // "none", "selective", "full"
 
+// Whether a node of that name is below the path: "block0" of "block0/mlp/gelu".
+bool Within(const std::string& path, const std::string& name);
+
 // By the path of their scopes. A region may have an answer of its own; where it has none the session's
-// counts. What lies within two is of the outer one.
+// counts. A node within two is of the outer one.
 class Regions {
  public:
   // Throws Error where a region within another has an answer of its own.

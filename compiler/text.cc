@@ -1,5 +1,6 @@
 #include "compiler/text.h"
 
+#include <charconv>
 #include <sstream>
 
 namespace oneflow_like {
@@ -24,7 +25,15 @@ std::string SbpText(const Graph& graph, const Slice& slice, const NdSbp& sbp) {
 
 namespace {
 
-// "fixed {tp:S1} stored {dp:S0}"
+// " gradient {tp:P}"
+std::string GradientText(const Graph& graph, const Node& node) {
+  std::string text;
+  for (const auto& [entry, sbp] : node.gradient)
+    text += Cat(text.empty() ? " gradient {" : ",", AxisOf(graph, entry), ":", sbp.str());
+  return text.empty() ? text : text + "}";
+}
+
+// "fixed {tp:S1} stored {dp:S0} gradient {tp:P}"
 std::string FixedText(const Graph& graph, const Node& node) {
   std::string fixed, stored;
   for (const auto& [entry, sbp] : node.fixed) {
@@ -33,7 +42,7 @@ std::string FixedText(const Graph& graph, const Node& node) {
   }
   if (!fixed.empty()) fixed = "fixed {" + fixed + "}";
   if (!stored.empty()) stored = Cat(fixed.empty() ? "" : " ", "stored {", stored, "}");
-  return fixed + stored;
+  return fixed + stored + GradientText(graph, node);
 }
 
 // What `after=` calls a node by: the first word of its line.
@@ -64,13 +73,14 @@ std::string NodeText(const Graph& graph, int id) {
     text += Cat(i ? ", " : " : ", Name(v.dtype), v.shape.str());
     if (!v.sbp.empty())
       text += " " + SbpText(graph, n.slice, v.sbp);
-    else if (i == 0 && !n.fixed.empty())
+    else if (i == 0 && (!n.fixed.empty() || !n.gradient.empty()))
       text += " " + FixedText(graph, n);
   }
   std::string at = n.slice.str(graph.mesh());
   if (!at.empty()) text += " @" + at;
   if (n.phase != Phase::kForward) text += std::string(" !") + Name(n.phase);
   if (n.rate == Rate::kRemade) text += " !remade";
+  if (n.part >= 0) text += Cat(" !part=", n.part);
   if (!n.after.empty()) {
     text += " after=";
     for (size_t i = 0; i < n.after.size(); ++i)
@@ -112,6 +122,14 @@ struct Line {
     while (!word.empty() && word.back() == ' ') word.pop_back();
     return word;
   }
+  int64_t Number(const std::string& stops) {
+    const std::string word = Until(stops);
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+    if (word.empty() || error != std::errc() || end != word.data() + word.size())
+      Bad("'" + word + "' is no number");
+    return number;
+  }
   [[noreturn]] void Bad(const std::string& what) const {
     Fail("graph text line ", number, ": ", what, ": ", text);
   }
@@ -143,7 +161,7 @@ Dims ParseDims(Line* line) {
   if (!line->Take("[")) line->Bad("a shape is missing");
   Dims dims;
   while (!line->Take("]")) {
-    dims.push_back(std::stoll(line->Until(",]")));
+    dims.push_back(line->Number(",]"));
     line->Take(",");
     if (line->at >= line->text.size()) line->Bad("']' is missing");
   }
@@ -175,7 +193,7 @@ class Reader {
       if (line.Take("mesh ")) {
         mesh = Mesh::Parse(line.Until(" "));
       } else if (line.Take("times ")) {
-        times = std::stoi(line.Until(" "));
+        times = static_cast<int>(line.Number(" "));
       } else if (line.Take("region ")) {
         const std::string path = line.Until(" ");
         regions.Add(path, ParseRecompute(&line));
@@ -267,6 +285,7 @@ class Reader {
             r->node.fixed[entry] = sbp;
             r->node.stored.insert(entry);
           }
+        if (line->Take("gradient {")) r->node.gradient = ParseEntries(g, line);
         r->signatures.push_back(line->Take("{") ? ParseSignature(g, line) : NdSbp());
       } while (line->Take(","));
     }
@@ -283,7 +302,7 @@ class Reader {
         std::string axis = line->Until("=");
         line->Take("=");
         r->node.slice.fixed[g.mesh().AxisOrFail(axis, Cat("graph text line ", line->number))] =
-            std::stoi(line->Until(", "));
+            static_cast<int>(line->Number(", "));
       } while (line->Take(","));
       r->node.placed = true;
     }
@@ -291,7 +310,9 @@ class Reader {
       const std::string word = line->Until(" ");
       if (word == "update") r->node.phase = Phase::kUpdate;
       if (word == "backward") r->node.phase = Phase::kBackward;
+      if (word == "weight_gradient") r->node.phase = Phase::kWeightGradient;
       if (word == "remade") r->node.rate = Rate::kRemade;
+      if (word.rfind("part=", 0) == 0) r->node.part = std::stoi(word.substr(5));
     }
   }
 

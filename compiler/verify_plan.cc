@@ -142,18 +142,10 @@ class PlanVerifier {
       const std::vector<int>& nodes = plan_.segments[s].nodes;
       for (size_t i = 0; i < nodes.size(); ++i) {
         for (int v : graph_.node(nodes[i]).in)
-          (IsResult(v) ? results_ : reads_)[plan_.buffer_of[v]][s].push_back(static_cast<int>(i));
+          (IsResult(graph_, v) ? results_ : reads_)[plan_.buffer_of[v]][s].push_back(static_cast<int>(i));
         for (int v : graph_.node(nodes[i]).out) writes_[plan_.buffer_of[v]][s].push_back(static_cast<int>(i));
       }
     }
-  }
-
-  // Whether an update leaves the value in a variable: who reads it wants what the variable holds afterwards.
-  bool IsResult(int v) const {
-    const Value& value = graph_.value(v);
-    const OpDef* def = graph_.catalog().Find(graph_.node(value.producer).op);
-    return def && std::any_of(def->inplace.begin(), def->inplace.end(),
-                              [&](const auto& pair) { return pair.first == value.output; });
   }
 
   int Period(int segment, int buffer) const {
@@ -181,6 +173,15 @@ class PlanVerifier {
       });
     }
     if (readers != buffer.readers) Fail("verify: '", ValueOf(b), "' is read by others than its buffer names");
+    for (const auto& [r, nodes] : results_[b]) {
+      if (r == w) continue;
+      Require({w, r, write_period, Period(r, b), buffer.slots, 0}, [&, r = r](bool read) {
+        return read ? Cat("nothing makes ", NameOf(r), " wait for what ", NameOf(w), " leaves in variable '",
+                          ValueOf(b), "'")
+                    : Cat("nothing keeps ", NameOf(w), " from writing variable '", ValueOf(b), "' over what ",
+                          NameOf(r), " has not read");
+      });
+    }
   }
 
   static std::vector<int> InSegment(Uses& uses, int buffer, int segment) {
@@ -203,12 +204,7 @@ class PlanVerifier {
                old ? "after it was replaced by " : "before it was made by ", graph_.Describe(nodes[write]));
     };
     for (int read : InSegment(reads_, b, buffer.writer)) check(read, buffer.full > 0);
-    for (const auto& [segment, reads] : results_[b]) {
-      if (segment != buffer.writer)
-        Fail("verify: ", NameOf(segment), " reads what ", NameOf(buffer.writer), " leaves in variable '",
-             ValueOf(b), "', which the next step may replace");
-      for (int read : reads) check(read, false);
-    }
+    for (int read : InSegment(results_, b, buffer.writer)) check(read, false);
   }
 
   // Every reading comes after the writing of what it reads, and every writing after the reading of what was

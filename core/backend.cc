@@ -1,15 +1,13 @@
-// Opens backend libraries. OFL_CUDA_LIBRARY_DIR is where the build puts liboneflow_like_cuda.so; a build that
-// found no toolkit does not define it.
+// Opens backend libraries. A build that found no toolkit does not define OFL_CUDA_BUILT.
 #include "core/backend.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
-#include <climits>
 #include <map>
 #include <mutex>
 
 #include "core/error.h"
+#include "core/open_library.h"
 
 namespace oneflow_like {
 namespace {
@@ -24,39 +22,14 @@ Opened& GetOpened() {
   return *opened;
 }
 
-#ifdef OFL_CUDA_LIBRARY_DIR
+#ifdef OFL_CUDA_BUILT
 
 constexpr char kLibrary[] = "liboneflow_like_cuda.so";
 
-std::string FolderOfProgram() {
-  char path[PATH_MAX];
-  ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
-  if (length <= 0) return ".";
-  std::string text(path, static_cast<size_t>(length));
-  return text.substr(0, text.find_last_of('/'));
-}
-
-// Next to the program, where an installed or bundled one has its libraries, where it was built; then wherever
-// the system looks.
 Backend* OpenCuda() {
-  const std::string here = FolderOfProgram();
-  const std::string folders[] = {here, here + "/../lib", OFL_CUDA_LIBRARY_DIR};
-  void* library = nullptr;
-  std::string looked;
-  for (const std::string& folder : folders) {
-    std::string path = folder + "/" + kLibrary;
-    looked += Cat(looked.empty() ? "" : ", ", folder);
-    if (access(path.c_str(), F_OK) != 0) continue;
-    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) Fail("a cuda mesh needs ", kLibrary, ", which cannot be loaded: ", dlerror());
-    break;
-  }
-  if (library == nullptr) library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    Fail("a cuda mesh needs ", kLibrary, ", which is in none of ", looked, ", nor anywhere the system looks");
-  }
-  auto* entry = reinterpret_cast<Backend* (*)()>(dlsym(library, "OflBackend"));
-  if (entry == nullptr) Fail("a cuda mesh needs ", kLibrary, ", but the one found is not of this program");
+  const std::string who = "a cuda mesh";
+  void* library = OpenLibrary(who, kLibrary, RTLD_NOW | RTLD_LOCAL);
+  auto* entry = reinterpret_cast<Backend* (*)()>(FunctionOf(library, who, kLibrary, "OflBackend"));
   return entry();  // throws Error where there is no driver or device
 }
 

@@ -24,6 +24,7 @@ struct Piece {
 struct Region {
   Box box;
   std::vector<int> sources, dests;  // members of the group
+  int operand = 0;                  // of a collective that moves several tensors
 };
 
 // to[box] = from[box]; `box` lies inside both pieces. No allocation.

@@ -13,7 +13,8 @@ Box ToBox(const plan::Box& box) {
 Region ToRegion(const plan::Region& region) {
   return {ToBox(region.box()),
           {region.source().begin(), region.source().end()},
-          {region.dest().begin(), region.dest().end()}};
+          {region.dest().begin(), region.dest().end()},
+          region.operand()};
 }
 
 Attrs ToAttrs(const google::protobuf::RepeatedPtrField<plan::Attr>& attrs) {
@@ -55,6 +56,15 @@ void Set(const Region& region, plan::Region* message) {
   Set(region.box, message->mutable_box());
   for (int s : region.sources) message->add_source(s);
   for (int d : region.dests) message->add_dest(d);
+  message->set_operand(region.operand);
+}
+
+int OperandsOf(const plan::Collective& collective) {
+  return collective.rank_size() == 0 ? 0 : collective.piece_size() / collective.rank_size();
+}
+
+const plan::Piece& PieceOf(const plan::Collective& collective, int operand, int member) {
+  return collective.piece(operand * collective.rank_size() + member);
 }
 
 void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message) {

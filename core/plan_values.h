@@ -22,6 +22,9 @@ void Set(const Dims& dims, plan::Dims* message);
 void Set(const Box& box, plan::Box* message);
 void Set(const Region& region, plan::Region* message);
 void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message);
+// The tensors that a collective moves, and what a member has of one.
+int OperandsOf(const plan::Collective& collective);
+const plan::Piece& PieceOf(const plan::Collective& collective, int operand, int member);
 // For people to read: bytes in attributes become their number and hash.
 void ShortenForText(plan::Plan* plan);
 

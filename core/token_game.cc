@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <queue>
 #include <tuple>
 
@@ -38,6 +39,11 @@ class Board {
       int slots = place.slots > 0 ? place.slots : std::numeric_limits<int>::max() / 2;
       marking_.push_back({slots - place.full, place.full, place.full, place.full});
     }
+    for (size_t w = 0; w < game.waits.size(); ++w) {
+      const ActWait& wait = game.waits[w];
+      waits_[{wait.transition, wait.act}].push_back(static_cast<int>(w));
+      woken_[{wait.other, wait.other_act}].push_back(wait.transition);
+    }
   }
 
   const TokenGame& game() const { return game_; }
@@ -45,7 +51,8 @@ class Board {
   const Marking& marking(int place) const { return marking_[place]; }
   bool Finished(int t) const { return next_[t] >= game_.transitions[t].acts; }
 
-  // The place that the next act of `t` lacks a token of, or -1.
+  // What the next act of `t` lacks: a token of that place, or, counted from behind the places, the end of the
+  // act that it waits for; -1: nothing.
   int Starved(int t) const {
     int act = next_[t];
     for (int p : in_[t]) {
@@ -54,6 +61,10 @@ class Board {
     for (int p : out_[t]) {
       if (act % game_.places[p].write_period == 0 && marking_[p].empty == 0) return p;
     }
+    if (auto waits = waits_.find({t, act}); waits != waits_.end())
+      for (int w : waits->second)
+        if (next_[game_.waits[w].other] <= game_.waits[w].other_act)
+          return static_cast<int>(game_.places.size()) + w;
     return -1;
   }
 
@@ -85,6 +96,8 @@ class Board {
       ++marking_[p].full;
       if (place.reader != t) woken(place.reader);
     }
+    if (auto others = woken_.find({t, act}); others != woken_.end())
+      for (int other : others->second) woken(other);
     woken(t);
   }
 
@@ -96,6 +109,9 @@ class Board {
 
   // What the next act of `t` waits for; `t` is starved of `place`.
   std::string Wait(int t, int place) const {
+    if (const ActWait* wait = WaitAt(place))
+      return Cat(game_.transitions[t].name, " act ", next_[t], " waits for ",
+                 game_.transitions[wait->other].name, " act ", wait->other_act);
     const Place& p = game_.places[place];
     bool reads = p.reader == t && next_[t] % p.read_period == 0 && marking_[place].full == 0;
     const std::string& peer = game_.transitions[reads ? p.writer : p.reader].name;
@@ -105,6 +121,7 @@ class Board {
   }
 
   int Peer(int t, int place) const {
+    if (const ActWait* wait = WaitAt(place)) return wait->other;
     const Place& p = game_.places[place];
     bool reads = p.reader == t && next_[t] % p.read_period == 0 && marking_[place].full == 0;
     return reads ? p.writer : p.reader;
@@ -128,6 +145,11 @@ class Board {
   }
 
  private:
+  const ActWait* WaitAt(int starved) const {
+    const int w = starved - static_cast<int>(game_.places.size());
+    return w < 0 ? nullptr : &game_.waits[w];
+  }
+
   [[noreturn]] void ExplainWait(int t) const {
     std::vector<int> chain, place_of(game_.transitions.size(), -1);
     while (!Finished(t) && place_of[t] < 0) {
@@ -151,6 +173,7 @@ class Board {
   std::vector<std::vector<int>> in_, out_;  // places of each transition
   std::vector<int> next_;                   // next act of each transition
   std::vector<Marking> marking_;
+  std::map<std::pair<int, int>, std::vector<int>> waits_, woken_;  // by act: waits; who waits for it
 };
 
 // A ready act that wants its resources. It waits in the line of one busy resource; when that is free the

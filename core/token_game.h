@@ -33,9 +33,16 @@ struct Place {
   std::string name;            // for messages; empty: "writer -> reader"
 };
 
+// An act that may not start before another one of the same step has ended, though no place says so.
+struct ActWait {
+  int transition = 0, act = 0;
+  int other = 0, other_act = 0;
+};
+
 struct TokenGame {
   std::vector<Transition> transitions;
   std::vector<Place> places;
+  std::vector<ActWait> waits;
   int resources = 0;
 };
 

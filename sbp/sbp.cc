@@ -90,4 +90,21 @@ Sbp Canonical(const Sbp& sbp, const Dims& shape, int64_t parts) {
   return S(sbp.axis, std::min(sbp.grain, extent));
 }
 
+NdSbp Plain(const Dims& shape, NdSbp sbp, const std::vector<int>& sizes) {
+  CHECK_EQ(sbp.size(), sizes.size());
+  Dims left = shape;
+  std::vector<bool> even(shape.rank(), true);  // so far, from the outer entries in
+  for (size_t e = 0; e < sbp.size(); ++e) {
+    if (!sbp[e].is_split()) continue;
+    const int axis = sbp[e].axis;
+    const int64_t each = left[axis] / sizes[e];
+    const bool alike = left[axis] % sizes[e] == 0 && each % sbp[e].grain == 0;
+    even[axis] = even[axis] && (sizes[e] == 1 || alike);
+    if (!even[axis]) continue;
+    sbp[e].grain = 1;
+    left[axis] = each;
+  }
+  return sbp;
+}
+
 }  // namespace oneflow_like

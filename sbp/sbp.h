@@ -59,4 +59,8 @@ Box LocalBox(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes,
 // is the product of all mesh axes, time included.
 Sbp Canonical(const Sbp& sbp, const Dims& shape, int64_t parts);
 
+// The same over axes of just these sizes, which one knows once all entries are chosen: grains that change no
+// cut point are gone. Signatures with the same plain form place a tensor alike.
+NdSbp Plain(const Dims& shape, NdSbp sbp, const std::vector<int>& sizes);
+
 }  // namespace oneflow_like

@@ -15,9 +15,9 @@
 #include "compiler/passes.h"
 #include "core/random.h"
 #include "ops/functional.h"
+#include "ops/oracle/check.h"
 #include "ops/sparse.h"
 #include "ops/vision.h"
-#include "tests/ops/oracle.h"
 
 namespace oneflow_like {
 namespace {
@@ -217,6 +217,7 @@ std::vector<Kind> KindsOfFunctions() {
   };
 }
 
+// A table: an operator a line.
 std::vector<Kind> KindsOfNetworks() {
   return {
       Unary([](Tensor x) { return exp(scale(x, .3)); }),

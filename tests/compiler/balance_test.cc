@@ -89,17 +89,17 @@ struct Case {
 };
 
 TEST(Balance, LargestPieceIsCloseToTheLeastPossible) {
-  const Case cases[] = {{"cpu:tp=2", 8, 8},           {"cpu:dp=2,tp=2", 12, 4},    {"cpu:dp=3", 7, 1},
-                        {"cpu:tp=4", 8, 8},           {"cpu:dp=2", 8, 1},          {"cpu:dp=2", 8, 4},
-                        {"cpu:dp=2", 8, 8},           {"cpu:dp=2", 7, 1},          {"cpu:dp=2", 7, 3},
-                        {"cpu:dp=3", 8, 2},           {"cpu:dp=3", 9, 3},          {"cpu:dp=4", 8, 2},
-                        {"cpu:dp=4", 8, 8},           {"cpu:dp=4", 6, 1},          {"cpu:dp=8", 16, 2},
-                        {"cpu:tp=2", 8, 1},           {"cpu:tp=2", 7, 3},          {"cpu:tp=2", 1, 1},
-                        {"cpu:tp=4", 8, 1},           {"cpu:tp=4", 6, 4},          {"cpu:tp=4", 5, 5},
-                        {"cpu:dp=2,tp=2", 8, 2},      {"cpu:dp=2,tp=2", 8, 8},     {"cpu:dp=3,tp=2", 12, 4},
-                        {"cpu:dp=3,tp=2", 7, 2},      {"cpu:dp=2,tp=4", 6, 3},     {"cpu:tp=2,pp=2", 8, 8},
-                        {"cpu:dp=2,pp=2", 8, 4},      {"cpu:dp=2,pp=2", 12, 8},    {"cpu:tp=4,pp=2", 8, 8},
-                        {"cpu:dp=2,tp=2,pp=2", 8, 4}, {"cpu:dp=3,tp=2,pp=2", 9, 3}};
+  const Case cases[] = {{"cpu:tp=2", 8, 8},       {"cpu:dp=2,tp=2", 12, 4},     {"cpu:dp=3", 7, 1},
+                        {"cpu:tp=4", 8, 8},       {"cpu:dp=2", 8, 1},           {"cpu:dp=2", 8, 4},
+                        {"cpu:dp=2", 8, 8},       {"cpu:dp=2", 7, 1},           {"cpu:dp=2", 7, 3},
+                        {"cpu:dp=3", 8, 2},       {"cpu:dp=3", 9, 3},           {"cpu:dp=4", 8, 2},
+                        {"cpu:dp=4", 8, 8},       {"cpu:dp=4", 6, 1},           {"cpu:dp=8", 16, 2},
+                        {"cpu:dp=8", 8, 2},       {"cpu:tp=2", 8, 1},           {"cpu:tp=2", 7, 3},
+                        {"cpu:tp=2", 1, 1},       {"cpu:tp=4", 8, 1},           {"cpu:tp=4", 6, 4},
+                        {"cpu:tp=4", 5, 5},       {"cpu:dp=2,tp=2", 8, 2},      {"cpu:dp=2,tp=2", 8, 8},
+                        {"cpu:dp=3,tp=2", 12, 4}, {"cpu:dp=3,tp=2", 7, 2},      {"cpu:dp=2,tp=4", 6, 3},
+                        {"cpu:tp=2,pp=2", 8, 8},  {"cpu:dp=2,pp=2", 8, 4},      {"cpu:dp=2,pp=2", 12, 8},
+                        {"cpu:tp=4,pp=2", 8, 8},  {"cpu:dp=2,tp=2,pp=2", 8, 4}, {"cpu:dp=3,tp=2,pp=2", 9, 3}};
   EXPECT_GE(std::size(cases), 30u);
   for (const Case& c : cases) {
     // The GPT of the examples' defaults, shortened.

@@ -4,6 +4,7 @@
 //   optimizer=adamw clip=1      the update rule of a graph with a train node
 //   schedule=gpipe zero=dp      compile options; 1F1B and none unless given
 //   stage=3 small=4             of ZeRO; stage 1 unless given
+//   overlap=2 always=yes        products in chunks, whatever the estimate says; or with link=1e6 (bytes/s)
 //   dtype=bf16                  of mixed precision; f32 unless given
 //   rank=1                      whose plan partition and place_memory show
 //   from=autograd               the pass the graph is put through first; then all up to the one shown
@@ -103,13 +104,20 @@ inline std::string PlanCollectiveText(const plan::Collective& c) {
   for (int t = 0; t < c.work_size(); ++t) {
     text += t ? " | mine:" : ", mine:";
     for (const plan::Region& r : c.work(t).region()) {
-      text += " " + PlanBoxText(r.box()) + " ";
+      text += " " + (r.operand() > 0 ? Cat("operand ", r.operand(), " ") : "") + PlanBoxText(r.box()) + " ";
       for (int s : r.source()) text += Cat(s, s == r.source(r.source_size() - 1) ? "" : "+");
       text += ">";
       for (int d : r.dest()) text += Cat(d, d == r.dest(r.dest_size() - 1) ? "" : ",");
     }
   }
   return text + "\n";
+}
+
+// Whether the slots lie side by side.
+inline bool Ring(const plan::Buffer& b) {
+  for (int i = 1; i < b.offset_size(); ++i)
+    if (b.offset(i) != b.offset(i - 1) + b.slot_bytes()) return false;
+  return b.offset_size() == b.slots();
 }
 
 // What is worth reading of one rank's plan, one line each: variables, buffers, actors with their ports and
@@ -121,7 +129,8 @@ inline std::string PlanText(const plan::Plan& plan, bool placed) {
   for (const plan::Buffer& b : plan.buffer()) {
     if (b.space() == plan::PERSISTENT) continue;
     text += Cat("buffer ", b.name(), " ", b.slots(), " x ", b.slot_bytes(), " bytes");
-    if (placed) text += Cat(" at ", b.offset());
+    for (int i = 0; placed && i < b.offset_size(); ++i)
+      if (!Ring(b) || i == 0) text += Cat(i == 0 ? " at " : ", ", b.offset(i));
     text += "\n";
   }
   for (const plan::Actor& a : plan.actor()) {
@@ -149,8 +158,11 @@ inline std::string MemoryText(const plan::Plan& plan, int64_t lower_bound) {
   std::vector<std::pair<int64_t, std::string>> lines;
   for (const plan::Buffer& b : plan.buffer())
     if (b.space() == plan::TRANSIENT)
-      lines.push_back({b.offset(), Cat(b.name(), ": ", b.slots(), b.slots() == 1 ? " slot of " : " slots of ",
-                                       b.slot_bytes())});
+      for (int i = 0; i < (Ring(b) ? 1 : b.offset_size()); ++i)
+        lines.push_back({b.offset(i), Ring(b)
+                                          ? Cat(b.name(), ": ", b.slots(),
+                                                b.slots() == 1 ? " slot of " : " slots of ", b.slot_bytes())
+                                          : Cat(b.name(), ": message ", i, " of ", b.slot_bytes())});
   for (const plan::Actor& a : plan.actor())
     for (const plan::Kernel& k : a.kernel())
       if (k.scratch_bytes() > 0)
@@ -182,7 +194,7 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
     const std::vector<int>& alike = segments[slice(f.transition)][s.phase];
     size_t number = std::find(alike.begin(), alike.end(), f.transition) - alike.begin();
     streams[slice(f.transition)] +=
-        Cat(" ", std::string("FBU")[static_cast<int>(s.phase)],
+        Cat(" ", std::string("FBWU")[static_cast<int>(s.phase)],
             alike.size() > 1 ? std::string(1, static_cast<char>('a' + number)) : std::string(),
             s.per_micro_batch ? Cat(f.act) : std::string());
   }
@@ -220,12 +232,20 @@ class PassRun {
   explicit PassRun(const PassExample& example)
       : example_(example), graph_(ParseGraph(BuiltinCatalog(), example.graph)) {
     options_.times = graph_.times();
-    options_.schedule =
-        example.Option("schedule", "1f1b") == "gpipe" ? PipelineSchedule::kGPipe : PipelineSchedule::k1F1B;
+    for (PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::kZeroBubble})
+      if (example.Option("schedule", "1f1b") == Name(schedule)) options_.schedule = schedule;
     if (example.options.count("zero"))
       options_.zero_axis = graph_.mesh().AxisOrFail(example.Option("zero", ""), "zero");
     options_.zero_stage = std::stoi(example.Option("stage", "1"));
     options_.zero_small = std::stoi(example.Option("small", "4096"));
+    options_.overlap.chunks = std::stoi(example.Option("overlap", "1"));
+    options_.overlap.always = example.Option("always", "no") == "yes";
+    if (example.options.count("link"))
+      options_.machine.topology.links[0].bandwidth = std::stod(example.Option("link", ""));
+    options_.bucket_bytes = std::stoi(example.Option("bucket", "0"));
+    options_.roles = {graph_.mesh().FindAxis(example.Option("batch", "")),
+                      graph_.mesh().FindAxis(example.Option("tensor", "")),
+                      graph_.mesh().FindAxis(example.Option("context", ""))};
     if (!ParseDType(example.Option("dtype", "f32"), &options_.dtype))
       Fail("there is no type ", example.Option("dtype", ""));
     SetTraining();
@@ -238,7 +258,7 @@ class PassRun {
     if (last < on_plan) return ToText(graph_);
     LogicalPlan logical = FormSegments(graph_, options_);
     if (pass == "form_segments") return ToText(graph_, logical);
-    OrderActs(graph_, options_, &logical);
+    OrderActs(graph_, &logical);
     VerifyLogicalPlan(graph_, logical);
     if (pass == "order_acts")
       return example_.Option("show", "") == "streams" ? StreamsText(graph_, logical)

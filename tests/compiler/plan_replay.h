@@ -73,7 +73,7 @@ class Meaning {
   // Acts of the node in a step.
   int ActsOf(int n) const {
     const Node& node = graph_.node(n);
-    bool each = node.rate == Rate::kRemade;
+    bool each = node.rate == Rate::kRemade || node.attrs.Has("last");
     for (const NdSbp& want : node.want) each = each || (!want.empty() && !want[0].is_broadcast());
     for (int v : node.out) {
       const NdSbp& sbp = graph_.value(v).sbp;
@@ -94,6 +94,24 @@ class Meaning {
   std::set<int> updated_;                 // variables
   std::map<std::string, int> variables_;  // their values
 };
+
+// The two ends of each edge, of actors that are there.
+inline void AddPorts(const LogicalPlan& logical, plan::Plan* plan) {
+  for (size_t e = 0; e < logical.edges.size(); ++e) {
+    const LogicalEdge& edge = logical.edges[e];
+    auto port = [&](int segment, int peer, int credits, int period, bool out) {
+      plan::Actor* actor = plan->mutable_actor(segment);
+      plan::Port* p = out ? actor->add_out() : actor->add_in();
+      p->set_edge(static_cast<int>(e));
+      p->set_credits(credits);
+      p->set_period(period);
+      p->set_kernel(actor->kernel_size() - 1);
+      p->set_peer(peer);
+    };
+    port(edge.writer, edge.reader, edge.slots - edge.full, edge.write_period, true);
+    port(edge.reader, edge.writer, edge.full, edge.read_period, false);
+  }
+}
 
 // A logical plan as the plan of one rank: a buffer of 64 bytes for each slot, none shared; no streams.
 inline plan::Plan PlanOfSegments(const Meaning& meaning) {
@@ -118,8 +136,7 @@ inline plan::Plan PlanOfSegments(const Meaning& meaning) {
       variable->set_name(b.variable);
       variable->set_bytes(64);
     } else {
-      out->set_offset(offset);
-      offset += 64 * b.slots;
+      for (int slot = 0; slot < b.slots; ++slot, offset += 64) out->add_offset(offset);
     }
   }
   plan.set_transient_bytes(offset);
@@ -146,20 +163,7 @@ inline plan::Plan PlanOfSegments(const Meaning& meaning) {
       for (int v : graph.node(n).out) operand(v, k->add_out());
     }
   }
-  for (size_t e = 0; e < logical.edges.size(); ++e) {
-    const LogicalEdge& edge = logical.edges[e];
-    auto port = [&](int segment, int peer, int credits, int period, bool out) {
-      plan::Actor* actor = plan.mutable_actor(segment);
-      plan::Port* p = out ? actor->add_out() : actor->add_in();
-      p->set_edge(static_cast<int>(e));
-      p->set_credits(credits);
-      p->set_period(period);
-      p->set_kernel(actor->kernel_size() - 1);
-      p->set_peer(peer);
-    };
-    port(edge.writer, edge.reader, edge.slots - edge.full, edge.write_period, true);
-    port(edge.reader, edge.writer, edge.full, edge.read_period, false);
-  }
+  AddPorts(logical, &plan);
   return plan;
 }
 
@@ -288,10 +292,13 @@ class Replay {
     for (const plan::Buffer& b : plan.buffer()) {
       buffers[b.id()] = &b;
       if (b.space() == plan::PERSISTENT) continue;
-      if (b.offset() % kGranule != 0 || b.slot_bytes() % kGranule != 0 || b.offset() < 0 ||
-          b.offset() + b.slot_bytes() * b.slots() > plan.transient_bytes())
-        Wrong(Cat("buffer '", b.name(), "' of ", b.slots(), " slots of ", b.slot_bytes(), " bytes at ",
-                  b.offset(), " in an arena of ", plan.transient_bytes()));
+      if (b.offset_size() < b.slots() || b.slot_bytes() % kGranule != 0)
+        Wrong(Cat("buffer '", b.name(), "' of ", b.slots(), " slots of ", b.slot_bytes(), " bytes lies at ",
+                  b.offset_size(), " places"));
+      for (int64_t offset : b.offset())
+        if (offset % kGranule != 0 || offset < 0 || offset + b.slot_bytes() > plan.transient_bytes())
+          Wrong(Cat("buffer '", b.name(), "' with slots of ", b.slot_bytes(), " bytes has one at ", offset,
+                    " in an arena of ", plan.transient_bytes()));
     }
     std::map<int, int> index;
     for (const plan::Actor& actor : plan.actor()) {
@@ -384,42 +391,67 @@ class Replay {
     return ToBox(boxes[boxes.size() == 1 ? 0 : act]);
   }
 
+  // A member's piece of an operand.
+  static const plan::Piece& PieceOf(const plan::Collective& c, int operand, int member) {
+    return c.piece(operand * c.rank_size() + member);
+  }
+
+  // What members say of their pieces is what their operands hold.
+  void CheckPieces(const Act& m, int t) {
+    const plan::Collective& c = m.spec->collective();
+    const plan::Kernel& k = m.spec->kernel(0);
+    const int operands = std::max(k.in_size(), k.out_size());
+    if (c.piece_size() != operands * c.rank_size())
+      return Wrong(Cat(m.spec->name(), " has ", c.piece_size(), " pieces"));
+    for (int i = 0; i < operands; ++i) {
+      const plan::Piece& mine = PieceOf(c, i, c.me());
+      if (k.in_size() > 0 && !(At(k.in(i).box(), t) == At(mine.in(), t)))
+        return Wrong(Cat("rank ", m.rank, ", ", m.spec->name(), " gives another box than it holds"));
+      if (k.out_size() > 0 && !(At(k.out(i).box(), t) == At(mine.out(), t)))
+        return Wrong(Cat("rank ", m.rank, ", ", m.spec->name(), " is given another box than it wants"));
+    }
+  }
+
   // In each act of a collective the members together write every element that a member wants once, from
   // pieces that have it, and all say the same of the pieces as their operands do.
   void CheckWork(const std::vector<const Act*>& members) {
     for (int t = 0; t < members[0]->spec->acts(); ++t) {
-      std::map<int, std::vector<Box>> written;  // by member
+      std::map<std::pair<int, int>, std::vector<Box>> written;  // by operand, member
       for (const Act* m : members) {
         const plan::Collective& c = m->spec->collective();
         const std::string who = Cat("rank ", m->rank, ", ", m->spec->name(), " act ", t);
-        const plan::Kernel& k = m->spec->kernel(0);
-        if (k.in_size() > 0 && !(At(k.in(0).box(), t) == At(c.piece(c.me()).in(), t)))
-          return Wrong(who + " gives another box than it holds");
-        if (k.out_size() > 0 && !(At(k.out(0).box(), t) == At(c.piece(c.me()).out(), t)))
-          return Wrong(who + " is given another box than it wants");
+        CheckPieces(*m, t);
         for (const plan::Region& region : c.work(c.work_size() == 1 ? 0 : t).region()) {
+          const int o = region.operand();
           Box box = ToBox(region.box());
           for (int s : region.source())
-            if (c.piece(s).in_size() == 0 || !(At(c.piece(s).in(), t).Intersect(box) == box))
+            if (PieceOf(c, o, s).in_size() == 0 || !(At(PieceOf(c, o, s).in(), t).Intersect(box) == box))
               return Wrong(Cat(who, " takes ", box.str(), " of member ", s, ", which does not hold it"));
           for (int d : region.dest()) {
-            if (c.piece(d).out_size() == 0 || !(At(c.piece(d).out(), t).Intersect(box) == box))
+            if (PieceOf(c, o, d).out_size() == 0 || !(At(PieceOf(c, o, d).out(), t).Intersect(box) == box))
               return Wrong(Cat(who, " writes ", box.str(), " to member ", d, ", which does not want it"));
-            for (const Box& other : written[d])
+            for (const Box& other : written[{o, d}])
               if (!other.Intersect(box).empty()) return Wrong(Cat(who, " writes ", box.str(), " twice"));
-            written[d].push_back(box);
+            written[{o, d}].push_back(box);
           }
         }
       }
-      const plan::Collective& c = members[0]->spec->collective();
-      for (int d = 0; d < c.piece_size(); ++d) {
-        int64_t elements = 0;
-        for (const Box& box : written[d]) elements += box.elements();
-        if (c.piece(d).out_size() > 0 && elements != At(c.piece(d).out(), t).elements())
-          return Wrong(Cat(members[0]->spec->name(), " act ", t, " writes ", elements, " elements of the ",
-                           At(c.piece(d).out(), t).elements(), " that member ", d, " wants"));
-      }
+      CheckWhole(*members[0], t, written);
     }
+  }
+
+  void CheckWhole(const Act& first, int t, const std::map<std::pair<int, int>, std::vector<Box>>& written) {
+    const plan::Collective& c = first.spec->collective();
+    for (int o = 0; o < c.piece_size() / c.rank_size(); ++o)
+      for (int d = 0; d < c.rank_size(); ++d) {
+        int64_t elements = 0;
+        if (auto boxes = written.find({o, d}); boxes != written.end())
+          for (const Box& box : boxes->second) elements += box.elements();
+        const plan::Piece& piece = PieceOf(c, o, d);
+        if (piece.out_size() > 0 && elements != At(piece.out(), t).elements())
+          return Wrong(Cat(first.spec->name(), " act ", t, " writes ", elements, " elements of the ",
+                           At(piece.out(), t).elements(), " that member ", d, " wants"));
+      }
   }
 
   // --- Orders ---
@@ -556,8 +588,8 @@ class Replay {
                 p.buffer->slot_bytes()));
     int64_t granules = (bytes + kGranule - 1) / kGranule;
     if (p.base >= 0) return {p.base, p.base + granules};
-    int64_t slot = (a.k / std::max(1, p.operand->period()) + p.operand->skip()) % p.buffer->slots();
-    int64_t begin = (p.buffer->offset() + slot * p.buffer->slot_bytes()) / kGranule;
+    int64_t message = a.k / std::max(1, p.operand->period()) + p.operand->skip();
+    int64_t begin = p.buffer->offset(static_cast<int>(message % p.buffer->offset_size())) / kGranule;
     return {begin, begin + granules};
   }
 

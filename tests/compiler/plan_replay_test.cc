@@ -160,18 +160,23 @@ struct Setting {
     mesh = meshes[dice(10)];
     options.micro_batches = 1 + dice(5);
     options.steps_in_flight = 1 + dice(3);
-    if (dice(3) == 0) options.schedule = PipelineSchedule::kGPipe;
+    options.schedule = static_cast<PipelineSchedule>(dice(4));
+    options.exact_groups = dice(4) == 0;
     if (dice(3) == 0) zero = {.axis = "dp", .stage = 1 + dice(3), .prefetch = dice(3), .small = 0};
+    const int64_t buckets[] = {0, 64, 300, 2000, 25 << 20};
+    zero.bucket_bytes = buckets[dice(5)];
     options.recompute = static_cast<Recompute>(dice(3));
+    if (dice(2)) options.overlap = {.chunks = 2 + dice(3), .always = true};
     if (dice(3) == 0) options.clip_norm = 1;
     if (dice(3) == 0) options.dtype = dice(2) ? DType::kBFloat16 : DType::kFloat16;
     train = dice(5) != 0;
     adam = dice(2) == 0;
   }
   std::string str() const {
-    return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight,
-               options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "",
-               zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " recompute=", Name(options.recompute),
+    return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight, " ",
+               Name(options.schedule), options.exact_groups ? " exact groups" : "",
+               zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " bucket=", zero.bucket_bytes,
+               " recompute=", Name(options.recompute), " overlap=", options.overlap.chunks,
                options.clip_norm > 0 ? " clipped " : " ", Name(options.dtype),
                train ? adam ? " AdamW" : " momentum" : " evaluation");
   }
@@ -215,7 +220,7 @@ Compiled Shuffled(const Compiled& compiled, uint64_t seed) {
   other.graph.Renumber(order);
   VerifyGraph(other.graph, Level::kLowered);
   other.logical = FormSegments(other.graph, other.options);
-  OrderActs(other.graph, other.options, &other.logical);
+  OrderActs(other.graph, &other.logical);
   VerifyLogicalPlan(other.graph, other.logical);
   return other;
 }

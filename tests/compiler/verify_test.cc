@@ -217,7 +217,8 @@ std::string PlanObjection(const Graph& graph, const LogicalPlan& plan) {
 // Edges from forward to backward segments have exactly the slots that the order needs. (Within one phase a
 // buffer that is also kept for later has more than its early readers need.)
 TEST(Verify, OneSlotLessIsTooFew) {
-  for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe}) {
+  for (PipelineSchedule schedule :
+       {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe, PipelineSchedule::kZeroBubble}) {
     SmallGpt given = Everything();
     given.schedule = schedule;
     GptProgram program(given);
@@ -374,7 +375,8 @@ class SlowSegment {
     for (const LogicalBuffer& b : plan.buffers) {
       if (b.writer < 0) continue;
       for (int r : b.readers) {
-        const bool repeats = plan.segments[r].per_micro_batch && graph.value(b.value).sbp[0].is_broadcast();
+        const bool repeats = plan.segments[r].per_micro_batch && graph.value(b.value).sbp[0].is_broadcast() &&
+                             !graph.Remade(b.value);
         const int period = repeats ? graph.times() : 1;
         needs_[r].push_back({b.writer, period, b.write_period, -b.full, graph.value(b.value).name});
         needs_[b.writer].push_back({r, b.write_period, period, b.full - b.slots, graph.value(b.value).name});
@@ -479,49 +481,82 @@ TEST(Verify, AReaderOfAnUpdatesResult) {
   EXPECT_EQ(tried, 1);
 }
 
+struct EdgeCounts {
+  int objected = 0, implied = 0, limits = 0;
+};
+
 // Takes every edge away, and gives every edge a slot more. The verifier objects exactly where a play goes
 // wrong; elsewhere it shows what implies the edge.
+EdgeCounts TryEveryEdge(const Compiled& c, const std::string& name) {
+  EXPECT_EQ(SlowSegment(c.graph, c.logical).Run(0), "");
+  EdgeCounts counts;
+  for (size_t e = 0; e < c.logical.edges.size(); ++e)
+    for (bool take : {true, false}) {
+      LogicalPlan plan = c.logical;
+      const LogicalEdge edge = plan.edges[e];
+      if (take)
+        plan.edges.erase(plan.edges.begin() + e);
+      else
+        ++plan.edges[e].slots;
+      counts.limits += take && edge.buffers.empty();
+      std::vector<std::string> paths;
+      const std::string objection = ErrorOf([&] { VerifyLogicalPlan(c.graph, plan, &paths); });
+      SlowSegment play(c.graph, plan);
+      std::string wrong = play.Run(edge.writer);
+      if (wrong.empty()) wrong = play.Run(edge.reader);
+      const std::string what = Cat(take ? "without " : "a slot more on ", "the edge from ",
+                                   plan.segments[edge.writer].name, " to ", plan.segments[edge.reader].name);
+      EXPECT_EQ(objection.empty(), wrong.empty()) << what << ": '" << objection << "', '" << wrong << "'";
+      bool another = false;  // between the two, as tight
+      for (const LogicalEdge& other : plan.edges)
+        another = another || (other.writer == edge.writer && other.reader == edge.reader &&
+                              other.write_period == edge.write_period &&
+                              other.read_period == edge.read_period && other.slots <= edge.slots);
+      EXPECT_TRUE(!objection.empty() || !paths.empty() || another) << what << ": nothing is shown";
+      ++(objection.empty() ? counts.implied : counts.objected);
+    }
+  std::printf(
+      "%s: %zu edges (%d of the schedule) taken away or with a slot more: %d objected to, %d implied\n",
+      name.c_str(), c.logical.edges.size(), counts.limits, counts.objected, counts.implied);
+  return counts;
+}
+
 TEST(Verify, EveryEdgeAndCreditIsNeededOrImplied) {
-  for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe}) {
+  for (PipelineSchedule schedule :
+       {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe, PipelineSchedule::kZeroBubble}) {
     SmallGpt given = Everything();
     given.schedule = schedule;
     GptProgram program(given);
     Session session = program.MakeTrain();
+    const EdgeCounts counts = TryEveryEdge(session.impl()->compiled, given.str());
+    EXPECT_GE(counts.objected, 100);
+    EXPECT_GE(counts.implied, 50);
+    EXPECT_GE(counts.limits, 4);
+  }
+}
+
+// A variable that each micro-batch writes: read on its own stage and on another one, forward and back.
+TEST(Verify, EveryEdgeOfAVariableWrittenInEachMicroBatch) {
+  for (const char* mesh : {"cpu:dp=2", "cpu:dp=2,pp=2"}) {
+    Model model(FullMesh(mesh));
+    const int last = model.mesh().axis_size(2) - 1;
+    Scope first = model.scope().Stage("pp", 0), second = model.scope().Stage("pp", last);
+    Tensor x = model.Input("x", {12, 4}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor v = first.State("v", {4}, Full(1));
+    Tensor h = matmul(x, first.Weight("up", {4, 4}, Normal(0.5))) * v;
+    Tensor y = matmul(to_stage(h, "pp", last), second.Weight("down", {4, 4}, Normal(0.5))) * v;
+    TrainOptions options;
+    options.micro_batches = 3;
+    options.also = {assign(v, v + micro_batch_mean(h, {0}), {.each_micro_batch = true})};
+    Session session = Train(mean(square(y)), Sgd{}, options);
     const Compiled& c = session.impl()->compiled;
-    EXPECT_EQ(SlowSegment(c.graph, c.logical).Run(0), "");
-    int objected = 0, implied = 0, limits = 0;
-    for (size_t e = 0; e < c.logical.edges.size(); ++e)
-      for (bool take : {true, false}) {
-        LogicalPlan plan = c.logical;
-        const LogicalEdge edge = plan.edges[e];
-        if (take)
-          plan.edges.erase(plan.edges.begin() + e);
-        else
-          ++plan.edges[e].slots;
-        limits += take && edge.buffers.empty();
-        std::vector<std::string> paths;
-        const std::string objection = ErrorOf([&] { VerifyLogicalPlan(c.graph, plan, &paths); });
-        SlowSegment play(c.graph, plan);
-        std::string wrong = play.Run(edge.writer);
-        if (wrong.empty()) wrong = play.Run(edge.reader);
-        const std::string what =
-            Cat(take ? "without " : "a slot more on ", "the edge from ", plan.segments[edge.writer].name,
-                " to ", plan.segments[edge.reader].name);
-        EXPECT_EQ(objection.empty(), wrong.empty()) << what << ": '" << objection << "', '" << wrong << "'";
-        bool another = false;  // between the two, as tight
-        for (const LogicalEdge& other : plan.edges)
-          another = another || (other.writer == edge.writer && other.reader == edge.reader &&
-                                other.write_period == edge.write_period &&
-                                other.read_period == edge.read_period && other.slots <= edge.slots);
-        EXPECT_TRUE(!objection.empty() || !paths.empty() || another) << what << ": nothing is shown";
-        ++(objection.empty() ? implied : objected);
-      }
-    std::printf(
-        "%s: %zu edges (%d of the schedule) taken away or with a slot more: %d objected to, %d implied\n",
-        given.str().c_str(), c.logical.edges.size(), limits, objected, implied);
-    EXPECT_GE(objected, 100);
-    EXPECT_GE(implied, 50);
-    EXPECT_GE(limits, 4);
+    const EdgeCounts counts = TryEveryEdge(c, mesh);
+    EXPECT_GE(counts.objected, 8);
+    int written = 0;  // edges from the write to readers of the next micro-batch
+    for (const LogicalEdge& e : c.logical.edges)
+      for (int b : e.buffers)
+        written += c.logical.buffers[b].variable == "v" && e.full == 1 && e.slots == 1 && e.write_period == 1;
+    EXPECT_GE(written, 2);
   }
 }
 

@@ -25,6 +25,7 @@ struct Case {
 
 const std::map<std::string, Reduce> kFoldLeading = {{"..", Reduce::kSum}};
 
+// A table: an operator, and all signatures it may have.
 std::vector<Case> Cases() {
   const RuleNotes matmul{.folds = {{"k", Reduce::kSum}}, .linear = {{"a"}, {"b"}}};
   const RuleNotes linear_x{.linear = {{"x"}}};

@@ -165,6 +165,32 @@ TEST(CanonicalTest, DropsGrainsWithoutEffect) {
   EXPECT_EQ(Canonical(P(), {}, 3), P());
 }
 
+TEST(PlainTest, KeepsEveryPiece) {
+  int changed = 0;
+  for (int seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 draw(seed);
+    std::vector<int> sizes;
+    NdSbp written;
+    for (int i = 0; i < 3; ++i) {
+      sizes.push_back(1 + draw() % 4);
+      written.push_back(draw() % 4 == 0 ? B() : S(draw() % 2, 1 + draw() % 12));
+    }
+    const Dims shape = {static_cast<int64_t>(12 * (draw() % 5)), static_cast<int64_t>(draw() % 50)};
+    const NdSbp plain = Plain(shape, written, sizes);
+    EXPECT_EQ(Plain(shape, plain, sizes), plain);
+    changed += plain != written;
+    ForEachCoords(sizes, [&](const std::vector<int>& coords) {
+      ASSERT_EQ(LocalBox(shape, written, sizes, coords), LocalBox(shape, plain, sizes, coords));
+    });
+  }
+  EXPECT_GT(changed, 300);
+  EXPECT_EQ(Plain({512}, {S(0, 256)}, {2}), NdSbp{S(0)});
+  EXPECT_EQ(Plain({512}, {S(0, 128)}, {3}), NdSbp{S(0, 128)});
+  EXPECT_EQ(Plain({512}, {S(0, 64), S(0, 64)}, {4, 2}), (NdSbp{S(0), S(0)}));
+  EXPECT_EQ(Plain({96}, {S(0, 64), S(0, 2)}, {2, 2}), (NdSbp{S(0, 64), S(0, 2)}));
+}
+
 TEST(MeshTest, ParsesAndPrints) {
   for (const char* text : {"cpu", "cuda", "cpu:dp=2", "cpu:dp=2,tp=2", "cuda:pp=4,dp=2,tp=8", "cpu:a_1=1"}) {
     EXPECT_EQ(Mesh::Parse(text).str(), text);
