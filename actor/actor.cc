@@ -93,8 +93,9 @@ void Actor::Act() {
     KernelCall& call = kernels[0];
     Locate(call);
     if (ok && Cancelled()) ok = false;
-    member->Arrive(call.in().empty() ? nullptr : call.in()[0].data,
-                   call.out().empty() ? nullptr : call.out()[0].data, t_, ok);
+    for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = call.args[i].data;
+    const CollectiveMember::Pieces all(pieces);
+    member->Arrive(all.first(call.inputs), all.subspan(call.inputs), t_, ok);
     return;
   }
   if (synchronous) return Finish(RunKernels(ok));
@@ -121,7 +122,9 @@ bool Actor::LaunchKernels(bool ok) {
         runs.push_back({kernels[i].kernel.get(), ContextOf(kernels[i], step)});
       }
       int64_t start = Ticks();
+      shard->now.Begin(this, static_cast<int>(begin), start);
       Status status = device_stream->RunSegment(launch.segment.get(), runs);
+      shard->now.End();
       Count(static_cast<int>(begin), start, Ticks());
       if (!status.ok()) {
         FailDevice(status.message());
@@ -146,8 +149,7 @@ void Actor::LaunchMove(bool ok) {
   if (ok && !box.empty()) {
     size_t bytes = box.elements() * SizeOf(arg.dtype);
     if (kind == Kind::kFeed) {
-      const HostTensor& tensor = slot().feeds[host_tensor];
-      CopyBox(arg.dtype, box, {tensor.data.get(), Box::Whole(tensor.shape)}, {staging->data(), box});
+      CopyBox(arg.dtype, box, Fed(), {staging->data(), box});
       device_stream->CopyIn(arg.data, staging->data(), bytes);
     } else {
       device_stream->CopyOut(staging->data(), arg.data, bytes);
@@ -182,7 +184,9 @@ bool Actor::RunKernels(bool ok) {
     if (ok) {
       Locate(kernels[i]);
       int64_t start = Ticks();
+      shard->now.Begin(this, static_cast<int>(i), start);
       Status status = shard->run->check_finite ? RunChecked(kernels[i], step) : RunKernel(kernels[i], step);
+      shard->now.End();
       Count(static_cast<int>(i), start, Ticks());
       if (!status.ok()) {
         FailStep(&kernels[i], status.message());
@@ -244,12 +248,14 @@ Status Actor::MoveHostTensor(KernelCall& call) {
     Deliver(arg, arg.data);
     return Status();
   }
-  const HostTensor& tensor = slot().feeds[host_tensor];
   Box box{arg.begin, arg.extent};
-  if (!box.empty()) {
-    CopyBox(arg.dtype, box, {tensor.data.get(), Box::Whole(tensor.shape)}, {arg.data, box});
-  }
+  if (!box.empty()) CopyBox(arg.dtype, box, Fed(), {arg.data, box});
   return Status();
+}
+
+Piece Actor::Fed() {
+  const FeedPiece& piece = slot().feeds[host_tensor][fed[fed.size() > 1 ? t_ : 0]];
+  return {piece.values.data.get(), piece.box};
 }
 
 void Actor::Deliver(const TensorArg& arg, void* data) {
@@ -267,9 +273,9 @@ void Actor::Locate(KernelCall& call) {
   for (size_t i = 0; i < call.place.size(); ++i) {
     const OperandPlace& place = call.place[i];
     TensorArg& arg = call.args[i];
-    int64_t slot = 0;
-    if (place.slots > 1) slot = ((place.period == 1 ? k_ : k_ / place.period) + place.skip) % place.slots;
-    arg.data = *place.base + place.offset + slot * place.slot_bytes;
+    int64_t turn = 0, turns = static_cast<int64_t>(place.offset.size());
+    if (turns > 1) turn = ((place.period == 1 ? k_ : k_ / place.period) + place.skip) % turns;
+    arg.data = *place.base + place.offset[turn];
     if (place.boxes.size() > 1) {
       arg.begin = place.boxes[t_].begin;
       arg.extent = place.boxes[t_].extent;
@@ -383,6 +389,9 @@ std::string Actor::Describe() const {
   return Cat(text, " waits for its turn");
 }
 
+bool Actor::under_way() const { return shard->open(step_); }
+bool Stream::under_way() const { return shard->open(step_); }
+
 bool Stream::ready() const {
   if (order.empty() || !shard->open(step_)) return false;
   if (started_ != nullptr && started_->busy()) return false;
@@ -455,6 +464,7 @@ void Shard::Launch(int slot) {
 }
 
 void Shard::ActEnded(int slot) {
+  now.acts.store(now.acts.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (--acts_left_[slot] > 0) return;
   if (under_way_ > 0 && --under_way_ == 0) EndBusy();
   if (++ended_ == run->warm_up_steps) StartCounting();

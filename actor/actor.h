@@ -27,6 +27,7 @@ class Actor;
 class PeerSteps;
 class Stream;
 class Shard;
+struct WaitingAct;  // actor/who_waits.h
 
 // One end of an edge.
 struct Port {
@@ -49,9 +50,9 @@ struct Port {
 
 // Where the operand of act k lies and which box of its tensor it holds.
 struct OperandPlace {
-  char* const* base = nullptr;  // the transient arena may move between steps, a variable does not
-  int64_t offset = 0, slot_bytes = 0;
-  int slots = 1, period = 1, skip = 0;
+  char* const* base = nullptr;        // the transient arena may move between steps, a variable does not
+  std::vector<int64_t> offset = {0};  // of one message after another, in turn
+  int period = 1, skip = 0;
   std::vector<Box> boxes;  // one, or one for each act of a step
 };
 
@@ -92,7 +93,7 @@ struct Counted {
 // One of the steps that may be in flight; the user's thread fills it before it posts the launch.
 struct StepSlot {
   std::shared_ptr<StepHandle::State> state;
-  std::vector<HostTensor> feeds;  // by input
+  std::vector<std::vector<FeedPiece>> feeds;  // by input: the boxes that ranks here read
   std::shared_ptr<WriteWatch> watch;
   std::atomic<int> shards_left{0};  // shared
   // Shared: something has failed for a reason that is not known here yet: it is a peer's to tell, or comes
@@ -158,6 +159,9 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   void Wake();
   // What the actor waits for, in words.
   std::string Describe() const;
+  // The same in the user's words. `plan` is its rank's.
+  WaitingAct Waiting(const plan::Plan& plan) const;
+  bool under_way() const;  // its next act is of a step that was launched
 
   // Set while loading, fixed afterwards.
   const plan::Actor* spec = nullptr;
@@ -172,7 +176,10 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   std::vector<Port> ports;  // by kernel
   std::vector<KernelCall> kernels;
   std::unique_ptr<CollectiveMember> member;
-  int host_tensor = -1;  // index of the input or output that a feed or fetch moves
+  std::vector<void*> pieces;  // of the operands of a collective's act, those it brings before those it gets
+  int host_tensor = -1;       // index of the input or output that a feed or fetch moves
+  // Of a feed: which piece of its input each box of its operand lies in; -1: it is empty.
+  std::vector<int> fed;
   // Of asynchronous streams. A collective, feed or fetch has one launch, without a segment.
   std::vector<KernelLaunch> launches;
   std::unique_ptr<Memory> staging;  // of a feed or fetch
@@ -198,6 +205,8 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   void LaunchMove(bool ok);
   bool Cancelled();
   Status MoveHostTensor(KernelCall& call);
+  // Where the box of a feed's act lies. REQUIRES: it is not empty.
+  Piece Fed();
   // What a fetch has, from `data` in the host's memory.
   void Deliver(const TensorArg& arg, void* data);
   void Locate(KernelCall& call);
@@ -235,6 +244,7 @@ class Stream final : public Runnable {
   bool in_turn = false;
 
   Actor* head() const { return order.empty() ? nullptr : order[next_]; }
+  bool under_way() const;  // the head's next act is of a step that was launched
   bool ready() const;
   void RunOne() override;
   void Wake();
@@ -291,6 +301,22 @@ class Shard {
   // From the user's thread when no step is under way: time the worker was not idle during steps, since the
   // last call.
   int64_t TakeBusyTicks() { return std::exchange(busy_ticks_, 0); }
+  // The worker's thread: what all acts under way wait for. `plans` are the runtime's.
+  std::vector<WaitingAct> Waiting(const std::vector<plan::Plan>& plans) const;
+
+  // Shared: what the worker does just now, for who asks while it is in a kernel. Written by the worker alone.
+  struct Now {
+    std::atomic<const Actor*> actor{nullptr};  // nullptr: it is in no kernel
+    std::atomic<int> kernel{0};
+    std::atomic<int64_t> since{0};  // ticks
+    std::atomic<int64_t> acts{0};   // that have ended
+    void Begin(const Actor* now, int number, int64_t ticks) {
+      kernel.store(number, std::memory_order_relaxed);
+      since.store(ticks, std::memory_order_relaxed);
+      actor.store(now, std::memory_order_release);
+    }
+    void End() { actor.store(nullptr, std::memory_order_relaxed); }
+  } now;
 
   RunState* const run;
   Worker* const worker;

@@ -12,6 +12,7 @@
 
 #include "actor/clock.h"
 #include "actor/region_work.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 namespace {
@@ -49,7 +50,7 @@ class LocalMember final : public CollectiveMember {
  public:
   LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spec, const plan::Collective& collective);
   ~LocalMember() override;
-  void Arrive(void* in, void* out, int micro_batch, bool ok) override;
+  void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override;
 
  private:
   friend class Group;
@@ -74,7 +75,7 @@ class LocalMember final : public CollectiveMember {
   Go go_;
   Done done_;
   // Of the act under way: written by this member before it arrives, read by all after the last has arrived.
-  void *in_ = nullptr, *out_ = nullptr;
+  std::vector<void*> in_, out_;  // by operand
   int micro_batch_ = 0;
   bool ok_ = true;
 };
@@ -127,14 +128,16 @@ LocalMember::LocalMember(std::shared_ptr<Group> group, const CollectiveSpec& spe
                          const plan::Collective& collective)
     : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
   go_.member = done_.member = this;
+  in_.reserve(OperandsOf(collective));
+  out_.reserve(OperandsOf(collective));
   work_ = ReadyWork(spec, collective);
 }
 
 LocalMember::~LocalMember() { group_->members_[me_] = nullptr; }
 
-void LocalMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
-  in_ = in;
-  out_ = out;
+void LocalMember::Arrive(Pieces in, Pieces out, int micro_batch, bool ok) {
+  in_.assign(in.begin(), in.end());
+  out_.assign(out.begin(), out.end());
   micro_batch_ = micro_batch;
   ok_ = ok;
   group_->Arrived(micro_batch);
@@ -143,8 +146,9 @@ void LocalMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
 void LocalMember::Work() {
   int64_t start = Ticks();
   for (RegionWork& w : WorkOf(micro_batch_)) {
-    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.sources[i]]->in_;
-    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_;
+    for (size_t i = 0; i < w.from.size(); ++i)
+      w.from[i].data = group_->members_[w.sources[i]]->in_[w.operand];
+    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_[w.operand];
     if (w.from.size() == 1) {
       ForEachBlock(w.box, kBlockBytes / static_cast<int64_t>(SizeOf(spec_.dtype)), [&](const Box& block) {
         for (const Piece& to : w.to) CopyBox(spec_.dtype, block, w.from[0], to);
@@ -166,10 +170,7 @@ class LocalCollectives final : public Collectives {
                                          const plan::Collective& collective) override {
     std::vector<int> ranks(collective.rank().begin(), collective.rank().end());
     int me = collective.me();
-    if (me < 0 || me >= static_cast<int>(ranks.size()) || collective.piece_size() != collective.rank_size()) {
-      Fail("collective ", spec.actor, " has ", ranks.size(), " members and ", collective.piece_size(),
-           " pieces, and this rank is member ", me);
-    }
+    CheckMembers(spec, collective);
     std::shared_ptr<Group>& group = groups_[{spec.plan, collective.id(), ranks}];
     if (group == nullptr) {
       group = std::make_shared<Group>(static_cast<int>(ranks.size()));

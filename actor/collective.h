@@ -4,7 +4,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "actor/executor.h"
 #include "core/device.h"
@@ -30,10 +32,11 @@ class CollectiveListener {
 class CollectiveMember {
  public:
   virtual ~CollectiveMember() = default;
-  // The member's worker brings its pieces (nullptr where it has none) for an act of `micro_batch`, and goes
-  // on at once. REQUIRES: its last act is done. Both pieces are left alone by the caller until
-  // CollectiveDone.
-  virtual void Arrive(void* in, void* out, int micro_batch, bool ok) = 0;
+  // The member's worker brings its pieces, by operand, for an act of `micro_batch`, and goes on at once.
+  // Where it has no such end a list is empty. REQUIRES: its last act is done. The pieces are left alone by
+  // the caller until CollectiveDone, the lists are read before this returns.
+  using Pieces = std::span<void* const>;
+  virtual void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) = 0;
 };
 
 struct CollectiveSpec {

@@ -28,7 +28,7 @@ class EventMember final : public CollectiveMember {
   EventMember(std::shared_ptr<EventGroup> group, const CollectiveSpec& spec,
               const plan::Collective& collective);
   ~EventMember() override;
-  void Arrive(void* in, void* out, int micro_batch, bool ok) override;
+  void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override;
 
  private:
   friend class EventGroup;
@@ -48,7 +48,7 @@ class EventMember final : public CollectiveMember {
   std::unique_ptr<DeviceEvent> arrived_ = spec_.stream->MakeEvent(), moved_ = spec_.stream->MakeEvent();
   Done done_;
   // Of the act under way: written before this member arrives.
-  void *in_ = nullptr, *out_ = nullptr;
+  std::vector<void*> in_, out_;  // by operand
   int micro_batch_ = 0;
   bool ok_ = true;
 };
@@ -107,14 +107,16 @@ EventMember::EventMember(std::shared_ptr<EventGroup> group, const CollectiveSpec
                          const plan::Collective& collective)
     : group_(std::move(group)), spec_(spec), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
   done_.member = this;
+  in_.reserve(OperandsOf(collective));
+  out_.reserve(OperandsOf(collective));
   work_ = ReadyWork(spec, collective);
 }
 
 EventMember::~EventMember() { group_->members_[me_] = nullptr; }
 
-void EventMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
-  in_ = in;
-  out_ = out;
+void EventMember::Arrive(Pieces in, Pieces out, int micro_batch, bool ok) {
+  in_.assign(in.begin(), in.end());
+  out_.assign(out.begin(), out.end());
   micro_batch_ = micro_batch;
   ok_ = ok;
   spec_.stream->Record(arrived_.get());
@@ -123,8 +125,9 @@ void EventMember::Arrive(void* in, void* out, int micro_batch, bool ok) {
 
 Status EventMember::Move() {
   for (RegionWork& w : Work()) {
-    for (size_t i = 0; i < w.from.size(); ++i) w.from[i].data = group_->members_[w.sources[i]]->in_;
-    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_;
+    for (size_t i = 0; i < w.from.size(); ++i)
+      w.from[i].data = group_->members_[w.sources[i]]->in_[w.operand];
+    for (size_t i = 0; i < w.to.size(); ++i) w.to[i].data = group_->members_[w.dests[i]]->out_[w.operand];
     Reduce reduce = w.from.size() == 1         ? Reduce::kNone
                     : reduce_ == Reduce::kNone ? Reduce::kSum  // nothing comes here: the identity
                                                : reduce_;
@@ -157,13 +160,21 @@ class Outstanding {
   int count_ = 0;
 };
 
-// Of a member's pieces on one side: one, or one for each micro-batch; empty when it has no such end.
+// A member's pieces of one operand on one side.
+struct HostCopy {
+  std::vector<size_t> bytes;  // one, or one for each micro-batch
+  std::unique_ptr<Memory> memory;
+  void* piece = nullptr;  // on the device, of the act under way
+
+  size_t At(int micro_batch) const { return bytes[bytes.size() == 1 ? 0 : micro_batch]; }
+};
+
+// Empty when the member has no such end.
 std::vector<size_t> Bytes(const google::protobuf::RepeatedPtrField<plan::Box>& boxes, DType dtype) {
   std::vector<size_t> bytes;
   for (const plan::Box& box : boxes) bytes.push_back(ToBox(box).elements() * SizeOf(dtype));
   return bytes;
 }
-// The host's copy of a side.
 size_t Most(const std::vector<size_t>& bytes) {
   return bytes.empty() ? 0 : std::max<size_t>(1, *std::max_element(bytes.begin(), bytes.end()));
 }
@@ -173,12 +184,20 @@ class StagedMember final : public CollectiveMember, private CollectiveListener {
   StagedMember(const CollectiveSpec& spec, const plan::Collective& collective, Collectives* host,
                Outstanding* outstanding)
       : spec_(spec), outstanding_(outstanding) {
-    const plan::Piece& piece = collective.piece(collective.me());
-    in_bytes_ = Bytes(piece.in(), spec.dtype);
-    out_bytes_ = Bytes(piece.out(), spec.dtype);
-    std::string what = Cat("the host's copy of collective ", spec.actor);
-    if (!in_bytes_.empty()) in_host_ = spec.device->AllocateHost(Most(in_bytes_), what);
-    if (!out_bytes_.empty()) out_host_ = spec.device->AllocateHost(Most(out_bytes_), what);
+    const std::string what = Cat("the host's copy of collective ", spec.actor);
+    auto add = [&](std::vector<size_t> bytes, std::vector<HostCopy>* copies) {
+      if (bytes.empty()) return;
+      HostCopy copy{std::move(bytes), nullptr};
+      copy.memory = spec.device->AllocateHost(Most(copy.bytes), what);
+      copies->push_back(std::move(copy));
+    };
+    for (int i = 0; i < OperandsOf(collective); ++i) {
+      const plan::Piece& piece = PieceOf(collective, i, collective.me());
+      add(Bytes(piece.in(), spec.dtype), &in_);
+      add(Bytes(piece.out(), spec.dtype), &out_);
+    }
+    for (const HostCopy& copy : in_) in_host_.push_back(copy.memory->data());
+    for (const HostCopy& copy : out_) out_host_.push_back(copy.memory->data());
     CollectiveSpec on_host = spec;
     on_host.listener = this;
     on_host.stream = nullptr;
@@ -187,13 +206,14 @@ class StagedMember final : public CollectiveMember, private CollectiveListener {
     copied_.member = this;
   }
 
-  void Arrive(void* in, void* out, int micro_batch, bool ok) override {
-    out_ = out;
+  void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override {
+    for (size_t i = 0; i < out_.size(); ++i) out_[i].piece = i < out.size() ? out[i] : nullptr;
     micro_batch_ = micro_batch;
     if (!ok) return ArriveOnHost(false);
     // What comes is written to the host's copy once the last act's has been read, what goes is read once it
     // is there.
-    if (in != nullptr && in_host_ != nullptr) spec_.stream->CopyOut(in_host_->data(), in, At(in_bytes_));
+    for (size_t i = 0; i < std::min(in_.size(), in.size()); ++i)
+      spec_.stream->CopyOut(in_host_[i], in[i], in_[i].At(micro_batch));
     outstanding_->Begin();
     spec_.stream->NotifyWhenDone([this](Status status) {
       copied_.ok = status.ok();
@@ -209,27 +229,21 @@ class StagedMember final : public CollectiveMember, private CollectiveListener {
     void Receive() override { member->ArriveOnHost(ok); }
   };
 
-  size_t At(const std::vector<size_t>& bytes) const { return bytes[bytes.size() == 1 ? 0 : micro_batch_]; }
-
-  void ArriveOnHost(bool ok) {
-    member_->Arrive(in_host_ == nullptr ? nullptr : in_host_->data(),
-                    out_host_ == nullptr ? nullptr : out_host_->data(), micro_batch_, ok);
-  }
+  void ArriveOnHost(bool ok) { member_->Arrive(in_host_, out_host_, micro_batch_, ok); }
   void CollectiveWorked(int64_t start, int64_t end) override { spec_.listener->CollectiveWorked(start, end); }
   void CollectiveDone(bool ok) override {
-    if (ok && out_ != nullptr && out_host_ != nullptr) {
-      spec_.stream->CopyIn(out_, out_host_->data(), At(out_bytes_));
-    }
+    for (size_t i = 0; ok && i < out_.size(); ++i)
+      if (out_[i].piece != nullptr)
+        spec_.stream->CopyIn(out_[i].piece, out_host_[i], out_[i].At(micro_batch_));
     spec_.listener->CollectiveDone(ok);
   }
 
   const CollectiveSpec spec_;
   Outstanding* const outstanding_;
-  std::vector<size_t> in_bytes_, out_bytes_;  // one, or one for each micro-batch
-  std::unique_ptr<Memory> in_host_, out_host_;
+  std::vector<HostCopy> in_, out_;  // by operand; empty when there is no such end
+  std::vector<void*> in_host_, out_host_;
   std::unique_ptr<CollectiveMember> member_;
   Copied copied_;
-  void* out_ = nullptr;
   int micro_batch_ = 0;
 };
 
@@ -281,14 +295,10 @@ class DeviceCollectives final : public Collectives {
                                          const plan::Collective& collective) override {
     if (spec.stream->synchronous()) return options_.host->Join(spec, collective);
     std::vector<int> ranks(collective.rank().begin(), collective.rank().end());
-    if (collective.me() < 0 || collective.me() >= static_cast<int>(ranks.size()) ||
-        collective.piece_size() != collective.rank_size()) {
-      Fail("collective ", spec.actor, " has ", ranks.size(), " members and ", collective.piece_size(),
-           " pieces, and this rank is member ", collective.me());
-    }
-    LibraryWork work = ChooseLibraryWork(collective);
-    if (OwnDevices(ranks) && work.kind != LibraryWork::Kind::kNone) {
-      auto member = MakeLibraryMember(spec, collective, work, LibraryGroupOf(spec, collective, ranks));
+    CheckMembers(spec, collective);
+    const std::vector<LibraryWork> works = ChooseLibraryWork(collective);
+    if (OwnDevices(ranks) && !works.empty()) {
+      auto member = MakeLibraryMember(spec, collective, works, LibraryGroupOf(spec, collective, ranks));
       library_members_[ranks].push_back({collective.me(), member.get()});
       return member;
     }
@@ -491,8 +501,10 @@ GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, Grou
   if (way == GroupWay::kLibrary) {
     memory.device = PackedElements(collective, ChooseLibraryWork(collective)) * SizeOf(dtype);
   } else if (way == GroupWay::kStaged) {
-    const plan::Piece& piece = collective.piece(collective.me());
-    memory.host = static_cast<int64_t>(Most(Bytes(piece.in(), dtype)) + Most(Bytes(piece.out(), dtype)));
+    for (int i = 0; i < OperandsOf(collective); ++i) {
+      const plan::Piece& piece = PieceOf(collective, i, collective.me());
+      memory.host += static_cast<int64_t>(Most(Bytes(piece.in(), dtype)) + Most(Bytes(piece.out(), dtype)));
+    }
   }
   return memory;
 }

@@ -41,7 +41,7 @@ struct GroupMemory {
 };
 GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, GroupWay way);
 
-// How a group of the vendor's library does one collective.
+// How a group of the vendor's library does one operand of a collective.
 struct LibraryWork {
   enum class Kind { kNone, kAllReduce, kReduceScatter, kAllGather, kCopies } kind = Kind::kNone;
   int64_t count = 0;  // elements of the whole (all-reduce) or of each member's part
@@ -49,10 +49,10 @@ struct LibraryWork {
   // memory, but for kCopies, where they differ from member to member.
   int64_t packed_elements = 0;
 };
-// The same on all members. kNone: this collective is staged.
-LibraryWork ChooseLibraryWork(const plan::Collective& collective);
+// By operand, the same on all members. Empty: this collective is staged.
+std::vector<LibraryWork> ChooseLibraryWork(const plan::Collective& collective);
 // Elements of device memory that this member packs in.
-int64_t PackedElements(const plan::Collective& collective, const LibraryWork& work);
+int64_t PackedElements(const plan::Collective& collective, const std::vector<LibraryWork>& works);
 
 // The members of one collective that this process hosts. The last to arrive enqueues for all of them, on
 // their streams and in one launch of the backend's: a collective that has begun on one of the process's
@@ -82,13 +82,15 @@ class LibraryGroup {
 class LibraryMember : public CollectiveMember {
  public:
   virtual void SetGroup(GroupMember* group) = 0;
+  virtual int calls() const = 0;  // of the library in an act
   virtual Status Pack() = 0;
   virtual Status Call() = 0;
   virtual Status Unpack() = 0;
   virtual void PostDone(bool ok) = 0;
 };
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
-                                                 const plan::Collective& collective, const LibraryWork& work,
+                                                 const plan::Collective& collective,
+                                                 const std::vector<LibraryWork>& works,
                                                  std::shared_ptr<LibraryGroup> together);
 
 }  // namespace oneflow_like

@@ -36,14 +36,15 @@ struct Ends {
   std::vector<bool> has_in, has_out;
 };
 
-Ends EndsOf(const plan::Collective& collective, int act) {
+Ends EndsOf(const plan::Collective& collective, int operand, int act) {
   Ends ends;
   auto add = [&](const google::protobuf::RepeatedPtrField<plan::Box>& boxes, std::vector<Box>* to,
                  std::vector<bool>* has) {
     has->push_back(!boxes.empty());
     to->push_back(boxes.empty() ? Box() : ToBox(boxes[boxes.size() == 1 ? 0 : act]));
   };
-  for (const plan::Piece& piece : collective.piece()) {
+  for (int member = 0; member < collective.rank_size(); ++member) {
+    const plan::Piece& piece = PieceOf(collective, operand, member);
     add(piece.in(), &ends.in, &ends.has_in);
     add(piece.out(), &ends.out, &ends.has_out);
   }
@@ -109,39 +110,74 @@ Copies CopiesOf(const Ends& ends, int me) {
   return copies;
 }
 
-class Member final : public LibraryMember {
+LibraryWork WorkOfOperand(const plan::Collective& collective, int operand) {
+  LibraryWork chosen;
+  int acts = std::max(1, collective.work_size());
+  for (int act = 0; act < acts; ++act) {
+    Ends ends = EndsOf(collective, operand, act);
+    LibraryWork work;
+    bool whole = All(ends.has_in) && All(ends.has_out);
+    const std::string& algorithm = collective.algorithm();
+    if (algorithm == "all_reduce" && whole && AllEqual(ends.in) && ends.out == ends.in) {
+      work = {Kind::kAllReduce, ends.in[0].elements(), 0};
+    } else if (algorithm == "reduce_scatter" && whole && AllEqual(ends.in) && SameSizes(ends.out)) {
+      work = {Kind::kReduceScatter, ends.out[0].elements(),
+              RunsInOrder(ends.out, ends.in[0]) ? 0 : ends.in[0].elements()};
+    } else if (algorithm == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
+               Disjoint(ends)) {
+      work = {Kind::kAllGather, ends.in[0].elements(),
+              RunsInOrder(ends.in, ends.out[0]) ? 0 : ends.out[0].elements()};
+    } else if (collective.reduce().empty() && Disjoint(ends)) {
+      work = {Kind::kCopies, 0, 0};
+    }
+    if (work.kind == Kind::kNone) return work;
+    // Acts that time cuts unevenly differ in counts: as copies, or not at all.
+    if (act > 0 && (work.kind != chosen.kind || work.count != chosen.count ||
+                    work.packed_elements != chosen.packed_elements)) {
+      return LibraryWork();
+    }
+    chosen = work;
+  }
+  return chosen;
+}
+
+int64_t PackedElements(const plan::Collective& collective, int operand, const LibraryWork& work) {
+  int64_t most = work.packed_elements;
+  const int acts = work.kind == Kind::kCopies ? std::max(1, collective.work_size()) : 0;
+  for (int act = 0; act < acts; ++act) {
+    const Copies copies = CopiesOf(EndsOf(collective, operand, act), collective.me());
+    int64_t elements = 0;
+    for (const auto& part : copies.sends) elements += part.packed ? part.box.elements() : 0;
+    for (const auto& part : copies.receives) elements += part.packed ? part.box.elements() : 0;
+    most = std::max(most, elements);
+  }
+  return most;
+}
+
+// One operand of a member's collective.
+class Operand {
  public:
-  Member(const CollectiveSpec& spec, const plan::Collective& collective, const LibraryWork& work,
-         std::shared_ptr<LibraryGroup> together)
-      : spec_(spec),
-        work_(work),
-        me_(collective.me()),
-        reduce_(ParseReduce(collective.reduce())),
-        together_(std::move(together)) {
+  Operand(const CollectiveSpec& spec, const plan::Collective& collective, int operand,
+          const LibraryWork& work)
+      : spec_(spec), work_(work), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
     int acts = std::max(1, collective.work_size());
     for (int act = 0; act < acts; ++act) {
-      ends_.push_back(EndsOf(collective, act));
+      ends_.push_back(EndsOf(collective, operand, act));
       copies_.push_back(work.kind == Kind::kCopies ? CopiesOf(ends_.back(), me_) : Copies());
     }
-    if (const int64_t packed = PackedElements(collective, work); packed > 0) {
+    if (const int64_t packed = PackedElements(collective, operand, work); packed > 0) {
       packed_ = spec.device->Allocate(packed * SizeOf(spec.dtype), Cat("packing of collective ", spec.actor));
     }
-    done_.member = this;
-    together_->Add(this);
   }
-  ~Member() override { together_->Remove(this); }
 
-  void SetGroup(GroupMember* group) override { group_ = group; }
-
-  void Arrive(void* in, void* out, int micro_batch, bool ok) override {
+  // Of the next act.
+  void Bring(void* in, void* out, int micro_batch) {
     in_ = in;
     out_ = out;
     act_ = ends_.size() == 1 ? 0 : micro_batch;
-    ok_ = ok;
-    together_->Arrived();
   }
 
-  Status Pack() override {
+  Status Pack() {
     const Ends& ends = ends_[act_];
     if (work_.kind == Kind::kReduceScatter && packed_ != nullptr) {
       for (size_t m = 0; m < ends.out.size(); ++m) {
@@ -152,25 +188,25 @@ class Member final : public LibraryMember {
     return work_.kind == Kind::kCopies ? PackCopies(ends, copies_[act_]) : Status();
   }
 
-  Status Call() override {
+  Status Call(GroupMember* group) {
     void* packed = packed_ == nullptr ? nullptr : packed_->data();
     switch (work_.kind) {
       case Kind::kAllReduce:
-        return group_->AllReduce(spec_.stream, spec_.dtype, reduce_, in_, out_, work_.count);
+        return group->AllReduce(spec_.stream, spec_.dtype, reduce_, in_, out_, work_.count);
       case Kind::kReduceScatter:
-        return group_->ReduceScatter(spec_.stream, spec_.dtype, reduce_, packed ? packed : in_, out_,
-                                     work_.count);
+        return group->ReduceScatter(spec_.stream, spec_.dtype, reduce_, packed ? packed : in_, out_,
+                                    work_.count);
       case Kind::kAllGather:
-        return group_->AllGather(spec_.stream, spec_.dtype, in_, packed ? packed : out_, work_.count);
+        return group->AllGather(spec_.stream, spec_.dtype, in_, packed ? packed : out_, work_.count);
       case Kind::kCopies:
-        return group_->Exchange(spec_.stream, transfers_);
+        return group->Exchange(spec_.stream, transfers_);
       case Kind::kNone:
         break;
     }
     return Status("this collective is none of the library's");
   }
 
-  Status Unpack() override {
+  Status Unpack() {
     const Ends& ends = ends_[act_];
     if (work_.kind == Kind::kAllGather && packed_ != nullptr) {
       for (size_t m = 0; m < ends.in.size(); ++m) {
@@ -181,18 +217,7 @@ class Member final : public LibraryMember {
     return work_.kind == Kind::kCopies ? UnpackCopies(ends, copies_[act_]) : Status();
   }
 
-  void PostDone(bool ok) override {
-    done_.ok = ok_ && ok;
-    spec_.worker->Post(&done_);
-  }
-
  private:
-  struct Done : Message {
-    Member* member;
-    bool ok = true;
-    void Receive() override { member->spec_.listener->CollectiveDone(ok); }
-  };
-
   Status Copy(const Box& box, const Piece& from, const Piece& to) {
     return spec_.stream->Combine(spec_.dtype, Reduce::kNone, box, {&from, 1}, {&to, 1});
   }
@@ -243,13 +268,74 @@ class Member final : public LibraryMember {
   std::vector<Copies> copies_;
   std::unique_ptr<Memory> packed_;
   std::vector<GroupMember::Transfer> transfers_;
+  // Of the act under way.
+  void *in_ = nullptr, *out_ = nullptr;
+  size_t act_ = 0;
+};
+
+class Member final : public LibraryMember {
+ public:
+  Member(const CollectiveSpec& spec, const plan::Collective& collective,
+         const std::vector<LibraryWork>& works, std::shared_ptr<LibraryGroup> together)
+      : spec_(spec), together_(std::move(together)) {
+    for (size_t i = 0; i < works.size(); ++i)
+      operands_.emplace_back(spec, collective, static_cast<int>(i), works[i]);
+    done_.member = this;
+    together_->Add(this);
+  }
+  ~Member() override { together_->Remove(this); }
+
+  void SetGroup(GroupMember* group) override { group_ = group; }
+
+  void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override {
+    for (size_t i = 0; i < operands_.size(); ++i)
+      operands_[i].Bring(i < in.size() ? in[i] : nullptr, i < out.size() ? out[i] : nullptr, micro_batch);
+    ok_ = ok;
+    together_->Arrived();
+  }
+
+  int calls() const override { return static_cast<int>(operands_.size()); }
+  Status Pack() override {
+    return ForEach([](Operand& operand) { return operand.Pack(); });
+  }
+  // All, also when one fails: the others' calls are enqueued.
+  Status Call() override {
+    Status first;
+    for (Operand& operand : operands_) {
+      Status status = operand.Call(group_);
+      if (first.ok()) first = std::move(status);
+    }
+    return first;
+  }
+  Status Unpack() override {
+    return ForEach([](Operand& operand) { return operand.Unpack(); });
+  }
+
+  void PostDone(bool ok) override {
+    done_.ok = ok_ && ok;
+    spec_.worker->Post(&done_);
+  }
+
+ private:
+  struct Done : Message {
+    Member* member;
+    bool ok = true;
+    void Receive() override { member->spec_.listener->CollectiveDone(ok); }
+  };
+
+  template <typename Do>
+  Status ForEach(Do what) {
+    for (Operand& operand : operands_)
+      if (Status status = what(operand); !status.ok()) return status;
+    return Status();
+  }
+
+  const CollectiveSpec spec_;
+  std::vector<Operand> operands_;
   const std::shared_ptr<LibraryGroup> together_;
   GroupMember* group_ = nullptr;
   Done done_;
-  // Of the act under way: written before this member arrives.
-  void *in_ = nullptr, *out_ = nullptr;
-  size_t act_ = 0;
-  bool ok_ = true;
+  bool ok_ = true;  // of the act under way
 };
 
 }  // namespace
@@ -281,7 +367,8 @@ void LibraryGroup::Enqueue() {
       }
       return first;
     };
-    const Status called = members_here_ > 1 ? backend_->LaunchTogether(call) : call();
+    const bool several = members_here_ > 1 || members_[0]->calls() > 1;
+    const Status called = several ? backend_->LaunchTogether(call) : call();
     for (size_t m = 0; m < members_.size(); ++m) {
       if (statuses[m].ok()) statuses[m] = called;
       if (statuses[m].ok()) statuses[m] = members_[m]->Unpack();
@@ -291,54 +378,27 @@ void LibraryGroup::Enqueue() {
   for (size_t m = 0; m < members_.size(); ++m) members_[m]->PostDone(statuses[m].ok());
 }
 
-LibraryWork ChooseLibraryWork(const plan::Collective& collective) {
-  LibraryWork chosen;
-  int acts = std::max(1, collective.work_size());
-  for (int act = 0; act < acts; ++act) {
-    Ends ends = EndsOf(collective, act);
-    LibraryWork work;
-    bool whole = All(ends.has_in) && All(ends.has_out);
-    const std::string& algorithm = collective.algorithm();
-    if (algorithm == "all_reduce" && whole && AllEqual(ends.in) && ends.out == ends.in) {
-      work = {Kind::kAllReduce, ends.in[0].elements(), 0};
-    } else if (algorithm == "reduce_scatter" && whole && AllEqual(ends.in) && SameSizes(ends.out)) {
-      work = {Kind::kReduceScatter, ends.out[0].elements(),
-              RunsInOrder(ends.out, ends.in[0]) ? 0 : ends.in[0].elements()};
-    } else if (algorithm == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
-               Disjoint(ends)) {
-      work = {Kind::kAllGather, ends.in[0].elements(),
-              RunsInOrder(ends.in, ends.out[0]) ? 0 : ends.out[0].elements()};
-    } else if (collective.reduce().empty() && Disjoint(ends)) {
-      work = {Kind::kCopies, 0, 0};
-    }
-    if (work.kind == Kind::kNone) return work;
-    // Acts that time cuts unevenly differ in counts: as copies, or not at all.
-    if (act > 0 && (work.kind != chosen.kind || work.count != chosen.count ||
-                    work.packed_elements != chosen.packed_elements)) {
-      return LibraryWork();
-    }
-    chosen = work;
+std::vector<LibraryWork> ChooseLibraryWork(const plan::Collective& collective) {
+  std::vector<LibraryWork> works;
+  for (int i = 0; i < OperandsOf(collective); ++i) {
+    works.push_back(WorkOfOperand(collective, i));
+    if (works.back().kind == LibraryWork::Kind::kNone) return {};
   }
-  return chosen;
+  return works;
 }
 
-int64_t PackedElements(const plan::Collective& collective, const LibraryWork& work) {
-  int64_t most = work.packed_elements;
-  const int acts = work.kind == Kind::kCopies ? std::max(1, collective.work_size()) : 0;
-  for (int act = 0; act < acts; ++act) {
-    const Copies copies = CopiesOf(EndsOf(collective, act), collective.me());
-    int64_t elements = 0;
-    for (const auto& part : copies.sends) elements += part.packed ? part.box.elements() : 0;
-    for (const auto& part : copies.receives) elements += part.packed ? part.box.elements() : 0;
-    most = std::max(most, elements);
-  }
-  return most;
+int64_t PackedElements(const plan::Collective& collective, const std::vector<LibraryWork>& works) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < works.size(); ++i)
+    elements += PackedElements(collective, static_cast<int>(i), works[i]);
+  return elements;
 }
 
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
-                                                 const plan::Collective& collective, const LibraryWork& work,
+                                                 const plan::Collective& collective,
+                                                 const std::vector<LibraryWork>& works,
                                                  std::shared_ptr<LibraryGroup> together) {
-  return std::make_unique<Member>(spec, collective, work, std::move(together));
+  return std::make_unique<Member>(spec, collective, works, std::move(together));
 }
 
 }  // namespace oneflow_like

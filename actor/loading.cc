@@ -102,13 +102,13 @@ class Loader {
       place.base = &variable->second;
     } else {
       place.base = context_.transient;
-      place.offset = buffer.offset();
-      place.slot_bytes = buffer.slot_bytes();
-      place.slots = std::max(1, buffer.slots());
-      if (buffer.offset() < 0 ||
-          buffer.offset() + place.slots * buffer.slot_bytes() > plan_.transient_bytes()) {
-        Fail("buffer '", buffer.name(), "' ends at byte ",
-             buffer.offset() + place.slots * buffer.slot_bytes(), " of an arena of ",
+      place.offset.assign(buffer.offset().begin(), buffer.offset().end());
+      if (place.offset.size() < static_cast<size_t>(std::max(1, buffer.slots())))
+        Fail("buffer '", buffer.name(), "' of ", buffer.slots(), " slots lies at ", place.offset.size(),
+             " places");
+      for (int64_t offset : place.offset) {
+        if (offset >= 0 && offset + buffer.slot_bytes() <= plan_.transient_bytes()) continue;
+        Fail("buffer '", buffer.name(), "' ends at byte ", offset + buffer.slot_bytes(), " of an arena of ",
              plan_.transient_bytes());
       }
     }
@@ -140,16 +140,36 @@ class Loader {
       Fail("actor ", actor->spec->name(), " moves ", Name(arg.dtype), arg.global.str(), " but '", name,
            "' is ", Name(tensor.dtype), tensor.shape.str());
     }
+    if (feed) FindPieces(actor, (*context_.needs)[found->second]);
     if (!actor->synchronous) {
       actor->staging = device_->AllocateHost(std::max<size_t>(1, arg.elements() * SizeOf(arg.dtype)),
                                              Cat(feed ? "input '" : "output '", name, "'"));
     }
   }
 
+  // Every box that is read lies in one piece of what is needed.
+  void FindPieces(Actor* actor, const std::vector<Box>& needs) {
+    std::vector<Box> boxes = actor->kernels[0].place[0].boxes;
+    const TensorArg& arg = actor->kernels[0].args[0];
+    if (boxes.empty()) boxes.push_back({arg.begin, arg.extent});
+    for (const Box& box : boxes) {
+      auto holds = [&](const Box& need) { return box.Intersect(need) == box; };
+      const auto at = std::find_if(needs.begin(), needs.end(), holds);
+      actor->fed.push_back(box.empty() ? -1 : static_cast<int>(at - needs.begin()));
+    }
+  }
+
   void LoadCollective(Actor* actor) {
     const KernelCall& call = actor->kernels[0];
-    if (call.in().size() > 1 || call.out().size() > 1)
-      Fail("collective ", actor->spec->name(), " has too many operands");
+    const int operands = OperandsOf(actor->spec->collective());
+    for (size_t end : {call.in().size(), call.out().size()})
+      if (end != 0 && static_cast<int>(end) != operands)
+        Fail("collective ", actor->spec->name(), " has ", end, " operands but pieces of ", operands);
+    for (const TensorArg& arg : call.args)
+      if (arg.dtype != call.args[0].dtype)
+        Fail("collective ", actor->spec->name(), " moves ", Name(call.args[0].dtype), " and ",
+             Name(arg.dtype), " at a time");
+    actor->pieces.resize(call.args.size());
     CollectiveSpec spec;
     spec.plan = plan_.name();
     spec.actor = actor->spec->name();

@@ -18,6 +18,7 @@ struct LoadContext {
   const std::map<std::string, int>* outputs = nullptr;
   const std::vector<HostTensor>* input_tensors = nullptr;  // their types and shapes
   const std::vector<HostTensor>* output_tensors = nullptr;
+  const std::vector<std::vector<Box>>* needs = nullptr;  // of each input, what ranks here read; disjoint
   std::vector<std::unique_ptr<BufferCount>>* counts = nullptr;
   char* const* transient = nullptr;                   // where the rank's arena begins, now and after it grew
   std::map<std::string, char*>* variables = nullptr;  // by name; addresses stay

@@ -34,7 +34,10 @@ struct StepProfile {
   std::map<std::string, double> kernels;  // by the plan's categories; of collectives the own work alone
   double waiting = 0;                     // nothing was ready
   double runtime = 0;                     // between kernels: credits, messages, choosing what is next
-  std::vector<KernelProfile> hottest;     // all kernels that ran, the most seconds first
+  // That the program waited for data before these steps (Session::Run from a source), on average of the
+  // processes: no part of `wall`, but of the time between steps. Negative: no step was fed from a source.
+  double data = -1;
+  std::vector<KernelProfile> hottest;  // all kernels that ran, the most seconds first
   // Of the backend of asynchronous devices. What it enqueued and launched is of these steps, those that
   // warmed up among them; refusals, recordings and bytes are as they are now. Zero: there are no such
   // devices.

@@ -16,10 +16,11 @@ RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collecti
   RegionWork work{ToRegion(region), {}, {}};
   auto piece = [&](int member, bool source) {
     const char* end = source ? "source" : "destination";
-    const bool known = member >= 0 && member < collective.piece_size();
+    const bool known = member >= 0 && member < collective.rank_size() && work.operand >= 0 &&
+                       work.operand < OperandsOf(collective);
     const auto* boxes = !known   ? nullptr
-                        : source ? &collective.piece(member).in()
-                                 : &collective.piece(member).out();
+                        : source ? &PieceOf(collective, work.operand, member).in()
+                                 : &PieceOf(collective, work.operand, member).out();
     if (boxes == nullptr || boxes->empty())
       Fail("collective ", spec.actor, ": region ", work.box.str(), " names member ", member, " as a ", end,
            ", which has no piece there");
@@ -38,6 +39,13 @@ RegionWork MakeWork(const CollectiveSpec& spec, const plan::Collective& collecti
 }
 
 }  // namespace
+
+void CheckMembers(const CollectiveSpec& spec, const plan::Collective& collective) {
+  const int members = collective.rank_size(), pieces = collective.piece_size(), me = collective.me();
+  if (me < 0 || me >= members || pieces == 0 || pieces % members != 0)
+    Fail("collective ", spec.actor, " has ", members, " members and ", pieces,
+         " pieces, and this rank is member ", me);
+}
 
 std::vector<std::vector<RegionWork>> ReadyWork(const CollectiveSpec& spec,
                                                const plan::Collective& collective) {

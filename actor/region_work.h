@@ -12,6 +12,8 @@ struct RegionWork : Region {
   std::vector<Piece> from, to;  // of the sources and destinations, without data
 };
 
+// Throws Error where this rank is none of the members, or not all of them have pieces.
+void CheckMembers(const CollectiveSpec& spec, const plan::Collective& collective);
 // One list, or one for each micro-batch; only regions that hold something for somebody. Throws Error for a
 // region outside the pieces that it names.
 std::vector<std::vector<RegionWork>> ReadyWork(const CollectiveSpec& spec,

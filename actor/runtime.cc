@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <tuple>
 
 #include "actor/actor.h"
 #include "actor/device_collectives.h"
 #include "actor/loading.h"
 #include "actor/peer_steps.h"
 #include "actor/store.h"
+#include "actor/who_waits.h"
 #include "core/plan_values.h"
 
 namespace oneflow_like {
@@ -76,6 +79,7 @@ struct Runtime::Impl {
   std::vector<std::unique_ptr<BufferCount>> counts;
   std::map<std::string, int> inputs, outputs;
   std::vector<HostTensor> input_tensors, output_tensors;  // types and shapes, no data
+  std::vector<std::vector<Box>> needs;                    // by input: what ranks here read; disjoint
   int64_t launched = 0;
   int64_t own_steps = 0;
   int64_t* next_step = &own_steps;  // number of the next launch's step
@@ -93,12 +97,18 @@ struct Runtime::Impl {
   void Load(const KernelRegistry& registry, Peers* others, Backend* backend);
   void MakeCollectives(Peers* others, Backend* backend);
   int64_t ElementsOfPeers() const;
-  void CheckFeeds(const Feeds& feeds) const;
+  void FindNeeds();
+  void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
+  void CopyFeeds(const Feeds& feeds, const FeedPieces& pieces, StepSlot* slot) const;
   std::shared_ptr<StepHandle::State> TakeState(StepSlot* slot);
   std::string DescribeStall() const;
   std::string PlanName() const { return plans.empty() ? "" : plans[0].name(); }
   bool InFlight() const;
   void KeepMeasurements();
+
+  // A lock, since who asks is a thread of its own: held while it asks, so that shards stay.
+  mutable std::mutex asking;
+  std::vector<std::unique_ptr<Question>> questions;
 };
 
 void Runtime::Impl::AddHostTensors(const plan::Plan& plan) {
@@ -136,6 +146,17 @@ int64_t Runtime::Impl::ElementsOfPeers() const {
   return elements;
 }
 
+void Runtime::Impl::FindNeeds() {
+  needs.resize(input_tensors.size());
+  for (const plan::Plan& plan : plans)
+    for (const plan::Actor& actor : plan.actor()) {
+      auto input = inputs.find(actor.feed());
+      if (input == inputs.end() || actor.kernel_size() != 1 || actor.kernel(0).out_size() != 1) continue;
+      for (const plan::Box& box : actor.kernel(0).out(0).box()) needs[input->second].push_back(ToBox(box));
+    }
+  for (std::vector<Box>& boxes : needs) boxes = Disjoint(std::move(boxes));
+}
+
 void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
   if (others != nullptr) {
     peers = std::make_unique<PeerSteps>(&run);
@@ -169,6 +190,7 @@ void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
 
 void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend* backend) {
   for (const plan::Plan& plan : plans) AddHostTensors(plan);
+  FindNeeds();
   {
     std::lock_guard<std::mutex> lock(store->impl()->launch_mutex);
     if (store->impl()->last != nullptr) (void)store->impl()->last->Wait();
@@ -189,6 +211,7 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend*
     context.outputs = &outputs;
     context.input_tensors = &input_tensors;
     context.output_tensors = &output_tensors;
+    context.needs = &needs;
     context.counts = &counts;
     context.transient = &rank.transient;
     context.variables = &rank.addresses;
@@ -229,35 +252,47 @@ Runtime::Runtime(std::vector<plan::Plan> plans, const KernelRegistry& registry, 
     impl_->run.seed = impl_->plans[0].seed();
   }
   impl_->Load(registry, options.peers, options.backend);
+  for (const auto& shard : impl_->shards)
+    impl_->questions.push_back(std::make_unique<Question>(shard.get(), &impl_->plans));
   for (auto& shard : impl_->shards) shard->trace = TraceBuffer(options.trace_records);
   for (int i = 0; i < options.steps_in_flight; ++i) {
     auto slot = std::make_unique<StepSlot>();
-    for (const HostTensor& t : impl_->input_tensors)
-      slot->feeds.push_back(HostTensor::Make(t.dtype, t.shape));
+    slot->feeds.resize(impl_->needs.size());
+    for (size_t input = 0; input < impl_->needs.size(); ++input)
+      for (const Box& box : impl_->needs[input])
+        slot->feeds[input].push_back({box, HostTensor::Make(impl_->input_tensors[input].dtype, box.extent)});
     impl_->run.slots.push_back(std::move(slot));
   }
 }
 
 Runtime::~Runtime() { Close(); }
 
-void Runtime::Impl::CheckFeeds(const Feeds& feeds) const {
+void Runtime::Impl::CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) const {
   auto text = [](const HostTensor& t) { return Cat(Name(t.dtype), t.shape.str()); };
-  for (const auto& [name, tensor] : feeds) {
+  auto index_of = [&](const std::string& name) {
     auto found = inputs.find(name);
-    if (found == inputs.end()) {
-      std::string known;
-      for (const auto& [input, index] : inputs) known += Cat(known.empty() ? "'" : ", '", input, "'");
-      Fail("feed '", name, "' is no input of plan '", PlanName(), "'; its inputs are ",
-           known.empty() ? "none" : known);
-    }
-    const HostTensor& wanted = input_tensors[found->second];
+    if (found != inputs.end()) return found->second;
+    std::string known;
+    for (const auto& [input, index] : inputs) known += Cat(known.empty() ? "'" : ", '", input, "'");
+    Fail("feed '", name, "' is no input of plan '", PlanName(), "'; its inputs are ",
+         known.empty() ? "none" : known);
+  };
+  for (const auto& [name, some] : pieces) {
+    const int index = index_of(name);
+    if (feeds.count(name) != 0) Fail("input '", name, "' is fed twice: whole and in pieces");
+    const std::string wrong =
+        WrongPieces(input_tensors[index].dtype, input_tensors[index].shape, needs[index], some);
+    if (!wrong.empty()) Fail("input '", name, "': ", wrong);
+  }
+  for (const auto& [name, tensor] : feeds) {
+    const HostTensor& wanted = input_tensors[index_of(name)];
     if (tensor.dtype != wanted.dtype || tensor.shape != wanted.shape) {
       Fail("feed '", name, "' is ", text(tensor), " but the input is ", text(wanted));
     }
     if (tensor.data == nullptr && tensor.bytes() > 0) Fail("feed '", name, "' holds no data");
   }
   for (const auto& [name, index] : inputs) {
-    if (feeds.count(name) == 0) {
+    if (feeds.count(name) + pieces.count(name) == 0 && !needs[index].empty()) {
       Fail("input '", name, "' of plan '", PlanName(), "', ", text(input_tensors[index]),
            ", is missing in the feeds");
     }
@@ -291,10 +326,29 @@ std::shared_ptr<StepHandle::State> Runtime::Impl::TakeState(StepSlot* slot) {
   return state;
 }
 
-StepHandle Runtime::Launch(const Feeds& feeds) {
+void Runtime::Impl::CopyFeeds(const Feeds& feeds, const FeedPieces& pieces, StepSlot* slot) const {
+  auto copy = [&](const std::string& name, const Box& box, const HostTensor& values) {
+    for (const FeedPiece& held : slot->feeds[inputs.at(name)]) {
+      const Box both = held.box.Intersect(box);
+      if (!both.empty())
+        CopyBox(values.dtype, both, {values.data.get(), box}, {held.values.data.get(), held.box});
+    }
+  };
+  for (const auto& [name, tensor] : feeds) copy(name, Box::Whole(tensor.shape), tensor);
+  for (const auto& [name, some] : pieces)
+    for (const FeedPiece& piece : some) copy(name, piece.box, piece.values);
+}
+
+FeedNeeds Runtime::Needs() const {
+  FeedNeeds needs;
+  for (const auto& [name, index] : impl_->inputs) needs[name] = impl_->needs[index];
+  return needs;
+}
+
+StepHandle Runtime::Launch(const Feeds& feeds, const FeedPieces& pieces) {
   Impl& impl = *impl_;
   if (impl.closed) Fail("plan '", impl.PlanName(), "' cannot run: closed");
-  impl.CheckFeeds(feeds);
+  impl.CheckFeeds(feeds, pieces);
   Store::Impl& store = *impl.store->impl();
   std::lock_guard<std::mutex> lock(store.launch_mutex);
   if (store.owner != this && store.last != nullptr) (void)store.last->Wait();
@@ -309,10 +363,7 @@ StepHandle Runtime::Launch(const Feeds& feeds) {
 
   std::shared_ptr<StepHandle::State> state = impl.TakeState(&slot);
   state->Reset(*impl.next_step, impl.launched);
-  for (const auto& [name, tensor] : feeds) {
-    if (tensor.bytes() == 0) continue;
-    std::memcpy(slot.feeds[impl.inputs.at(name)].data.get(), tensor.data.get(), tensor.bytes());
-  }
+  impl.CopyFeeds(feeds, pieces, &slot);
   slot.state = state;
   slot.watch = store.watch;
   slot.launched_ticks = Ticks();
@@ -343,6 +394,11 @@ void Runtime::Close() {
     for (auto& shard : impl.shards) shard->PostAbandon(&left, &all);
     Status status = impl.executor->Await(&all);
     CHECK(status.ok()) << status.message();
+    std::vector<std::unique_ptr<Question>> questions;  // the fences see to those on their way
+    {
+      std::lock_guard<std::mutex> lock(impl.asking);
+      questions.swap(impl.questions);
+    }
     impl.collectives->Quiesce();
     impl.executor->Fence();
     impl.executor->Fence();
@@ -385,6 +441,19 @@ std::string Runtime::Impl::DescribeStall() const {
 bool Runtime::Impl::InFlight() const {
   return std::any_of(run.slots.begin(), run.slots.end(),
                      [](const auto& slot) { return slot->state != nullptr && !slot->state->done.Done(); });
+}
+
+std::vector<std::string> Runtime::WhoWaits(double patience) const {
+  std::lock_guard<std::mutex> lock(impl_->asking);
+  return AskWhoWaits(impl_->questions, patience, impl_->born);
+}
+
+int64_t Runtime::ActsEnded() const {
+  std::lock_guard<std::mutex> lock(impl_->asking);
+  int64_t acts = 0;
+  for (const auto& question : impl_->questions)
+    acts += question->shard()->now.acts.load(std::memory_order_relaxed);
+  return acts;
 }
 
 int64_t Runtime::next_step() const { return *impl_->next_step; }
@@ -437,6 +506,24 @@ StepProfile Runtime::Impl::Collect(const ClockPoint& until) {
 int64_t Runtime::WriteTrace(TraceFile* file) const {
   CHECK(impl_->closed);
   return file->Add(impl_->plans, impl_->traces, TickScale(impl_->born, impl_->closed_at));
+}
+
+std::vector<TracedAct> Runtime::TracedActs(int64_t* missing) const {
+  CHECK(impl_->closed);
+  const TickScale scale(impl_->born, impl_->closed_at);
+  std::vector<TracedAct> acts;
+  *missing = 0;
+  for (const TraceBuffer& buffer : impl_->traces) {
+    *missing += buffer.dropped();
+    for (const TraceRecord& r : buffer)
+      if (r.kernel < 0)
+        acts.push_back(
+            {r.rank, r.actor, r.act, r.step, scale.Nanoseconds(r.start), scale.Nanoseconds(r.end)});
+  }
+  std::stable_sort(acts.begin(), acts.end(), [](const TracedAct& a, const TracedAct& b) {
+    return std::tie(a.rank, a.start) < std::tie(b.rank, b.start);
+  });
+  return acts;
 }
 
 }  // namespace oneflow_like

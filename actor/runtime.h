@@ -14,6 +14,7 @@
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/feeds.h"
 #include "core/host_tensor.h"
 #include "core/kernel.h"
 #include "core/plan.pb.h"
@@ -126,6 +127,12 @@ struct ActRecord {
   double start = 0, end = 0;
 };
 
+// An act of a rank hosted here, as it was traced; times in nanoseconds of the steady clock.
+struct TracedAct {
+  int rank = 0, actor = 0, act = 0;
+  int64_t step = 0, start = 0, end = 0;
+};
+
 // Loads the plans (one for each rank of the store) and runs steps of them. All methods from one thread at a
 // time. Several runtimes may share a store and an executor; their steps do not overlap: Launch waits for the
 // others'.
@@ -140,13 +147,24 @@ class Runtime {
           const RuntimeOptions& options);
   ~Runtime();  // Close()
 
-  // Starts one step with a copy of its feeds; waits while steps_in_flight are under way. Throws Error for a
-  // feed that is missing, unknown, or of another shape or type, naming both; nothing has started then.
-  StepHandle Launch(const Feeds& feeds);
+  // Starts one step with a copy of its feeds; waits while steps_in_flight are under way. Each input is fed
+  // whole, or in pieces that hold what ranks here read of it. Throws Error for a feed that is missing,
+  // unknown, or of another shape or type, naming both, and for pieces that WrongPieces refuses; nothing has
+  // started then.
+  StepHandle Launch(const Feeds& feeds, const FeedPieces& pieces = {});
+  // The boxes of each input that ranks here read: this much of a step's feeds is held.
+  FeedNeeds Needs() const;
   // Ends what is in flight (kernels not yet started are skipped, handles say "closed") and gives back
   // everything. May be called at any moment, also after an error; idempotent. With peers, which need our part
   // of the steps they wait for, steps in flight first come to their end unless something has failed.
   void Close();
+
+  // Any thread, until the runtime is destroyed. For people: what the acts under way wait for, a line each, by
+  // rank, in the words of the user's operators and lines. Takes at most `patience` seconds, the more of it
+  // when a worker is in a kernel, which is then named. Empty when no step is under way.
+  std::vector<std::string> WhoWaits(double patience) const;
+  // The same threads: acts that have ended so far. While there are no more nothing moves.
+  int64_t ActsEnded() const;
 
   int64_t next_step() const;
   void SetNextStep(int64_t step);
@@ -160,6 +178,9 @@ class Runtime {
   StepProfile TakeProfile();
   // Adds what was kept to the file; returns how many slices were not kept for want of room. REQUIRES: closed.
   int64_t WriteTrace(TraceFile* file) const;
+  // The acts that were kept for WriteTrace, each rank's by their start; `*missing`: as WriteTrace returns.
+  // REQUIRES: closed.
+  std::vector<TracedAct> TracedActs(int64_t* missing) const;
 
   struct Impl;
 

@@ -69,8 +69,8 @@ Status ToNccl(Reduce reduce, ncclRedOp_t* operation) {
 
 class NcclMember;
 
-// Calls of several members by one thread: NCCL begins with them at the end of the group, and each member is
-// kept from being aborted until then.
+// Calls of one or several members by one thread: NCCL begins with them at the end of the group, and each
+// member is kept from being aborted until then.
 struct Batch {
   std::vector<NcclMember*> members;
   std::vector<std::unique_lock<std::mutex>> locks;
@@ -174,13 +174,18 @@ class NcclMember : public GroupMember {
   Status Enqueue(DeviceStream* device_stream, Call call) {
     auto* stream = static_cast<CudaStream*>(device_stream);
     stream->device().gpu().Use();
-    std::unique_lock<std::mutex> lock(mutex_);
+    const bool again = batch != nullptr && std::find(batch->members.begin(), batch->members.end(), this) !=
+                                               batch->members.end();  // locked by its first call
+    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    if (!again) lock.lock();
     if (comm_ == nullptr) return Aborted();
     failure_ = stream->failure();
     ncclResult_t result = call(stream->handle());
     if (batch != nullptr) {
-      batch->members.push_back(this);
-      batch->locks.push_back(std::move(lock));
+      if (!again) {
+        batch->members.push_back(this);
+        batch->locks.push_back(std::move(lock));
+      }
       if (result == ncclSuccess || result == ncclInProgress) return Status();
       return Status(Cat("group ", name_, ": ", nccl_.Say(result, comm_)));
     }

@@ -49,7 +49,7 @@ class HostSide final : public Collectives {
  private:
   struct Member final : CollectiveMember {
     HostSide* host;
-    void Arrive(void*, void*, int, bool) override { ++host->arrived; }
+    void Arrive(Pieces, Pieces, int, bool) override { ++host->arrived; }
   };
 };
 
@@ -98,7 +98,10 @@ class SumOfTwo {
       members.push_back(all->Join(spec, c));
     }
   }
-  void Arrive(int rank, bool ok) { members[rank]->Arrive(data_[rank], data_[rank], 0, ok); }
+  void Arrive(int rank, bool ok) {
+    void* piece = data_[rank];
+    members[rank]->Arrive({&piece, 1}, {&piece, 1}, 0, ok);
+  }
   const LateBackend::Asked& asked() const { return backend_.asked(); }
 
  private:

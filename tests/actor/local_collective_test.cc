@@ -11,7 +11,10 @@ namespace {
 
 // One member of a collective of the test's own.
 struct OneMember : CollectiveListener, Message {
-  void Receive() override { member->Arrive(in.data(), out.data(), 0, true); }
+  void Receive() override {
+    void *from = in.data(), *to = out.data();
+    member->Arrive({&from, 1}, {&to, 1}, 0, true);
+  }
   void CollectiveWorked(int64_t, int64_t) override {}
   void CollectiveDone(bool ok) override {
     EXPECT_TRUE(ok);

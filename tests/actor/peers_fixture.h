@@ -85,7 +85,7 @@ class Wire {
  private:
   struct Member final : CollectiveMember {
     Member(Wire* wire, std::unique_ptr<CollectiveMember> end) : wire(wire), end(std::move(end)) {}
-    void Arrive(void* in, void* out, int micro_batch, bool ok) override {
+    void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override {
       end->Arrive(in, out, micro_batch, ok);
       ++wire->arrived;
     }

@@ -33,8 +33,8 @@ class PlanBuilder {
     plan::Buffer* b = plan_.add_buffer();
     b->set_id(plan_.buffer_size() - 1);
     b->set_name(name);
-    b->set_offset(plan_.transient_bytes());
     b->set_slot_bytes((elements * 8 + 63) / 64 * 64);
+    for (int i = 0; i < slots; ++i) b->add_offset(plan_.transient_bytes() + i * b->slot_bytes());
     b->set_slots(slots);
     b->set_full(full);
     plan_.set_transient_bytes(plan_.transient_bytes() + b->slot_bytes() * slots);

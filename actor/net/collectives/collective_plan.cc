@@ -90,13 +90,12 @@ void Cut(const Box& box, int64_t limit_elements, std::vector<Box>* chunks) {
 
 class OpMaker {
  public:
-  OpMaker(const GroupShape& shape, int me) : shape_(shape), me_(me), my_node_(shape.node_of_process[me]) {}
-
-  std::vector<ChunkOp> ops;
+  OpMaker(const GroupShape& shape, int me, int* chunks, std::vector<ChunkOp>* ops)
+      : shape_(shape), me_(me), my_node_(shape.node_of_process[me]), chunks_(*chunks), ops_(*ops) {}
 
   // `owner`: the member on whose node the sum is made; `dests`: who of all gets it from there. `again`: other
   // nodes make the same sum for themselves.
-  void Add(const Box& box, const Members& sources, const Members& dests, int owner, bool again) {
+  void Add(int operand, const Box& box, const Members& sources, const Members& dests, int owner, bool again) {
     const int chunk = chunks_++;
     const int owner_node = shape_.node(owner);
     const bool reduces_elsewhere = NodesOf(sources).size() == 1 && shape_.node(sources[0]) != owner_node;
@@ -109,6 +108,7 @@ class OpMaker {
                                                 : shape_.process[owner];
     ChunkOp op;
     op.chunk = chunk;
+    op.operand = operand;
     op.box = box;
     if (me_ == sum_process) {
       for (int node : NodesOf(sources)) {
@@ -124,28 +124,30 @@ class OpMaker {
       for (int node : NodesOf(dests)) {
         if (node != my_node_) op.sends.push_back(OneOf(dests, node, chunk));
       }
-      ops.push_back(std::move(op));
+      ops_.push_back(std::move(op));
     } else if (my_node_ != sum_node && !On(sources, my_node_).empty() &&
                OneOf(sources, my_node_, chunk) == me_) {
       op.terms.push_back({-1, On(sources, my_node_)});
       op.sends.push_back(sum_process);
       // A node that gives and wants the same part gets it back in an op of the same chunk.
-      ops.push_back(std::move(op));
-      AddReceive(chunk, box, dests, sum_node, sum_process);
+      ops_.push_back(std::move(op));
+      AddReceive(chunk, operand, box, dests, sum_node, sum_process);
     } else {
-      AddReceive(chunk, box, dests, sum_node, sum_process);
+      AddReceive(chunk, operand, box, dests, sum_node, sum_process);
     }
   }
 
  private:
-  void AddReceive(int chunk, const Box& box, const Members& dests, int sum_node, int sum_process) {
+  void AddReceive(int chunk, int operand, const Box& box, const Members& dests, int sum_node,
+                  int sum_process) {
     if (my_node_ == sum_node || On(dests, my_node_).empty() || OneOf(dests, my_node_, chunk) != me_) return;
     ChunkOp op;
     op.chunk = chunk;
+    op.operand = operand;
     op.box = box;
     op.terms.push_back({sum_process, {}});
     op.outs = On(dests, my_node_);
-    ops.push_back(std::move(op));
+    ops_.push_back(std::move(op));
   }
 
   std::set<int> NodesOf(const Members& members) const {
@@ -169,14 +171,16 @@ class OpMaker {
 
   const GroupShape& shape_;
   const int me_, my_node_;
-  int chunks_ = 0;
+  int& chunks_;
+  std::vector<ChunkOp>& ops_;
 };
 
 }  // namespace
 
-std::vector<ChunkOp> MakeChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
-                                  int64_t element_bytes, const ChunkLimits& limits) {
-  OpMaker maker(shape, me);
+void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
+                 int64_t element_bytes, const ChunkLimits& limits, int* chunks_so_far,
+                 std::vector<ChunkOp>* ops) {
+  OpMaker maker(shape, me, chunks_so_far, ops);
   const std::vector<MemberRegion> merged = MergeDestinations(regions);
   int64_t bytes = 0;
   for (const MemberRegion& r : merged) bytes += r.box.elements() * element_bytes;
@@ -200,15 +204,14 @@ std::vector<ChunkOp> MakeChunkOps(const std::vector<MemberRegion>& regions, cons
         for (int m : r.dests) {
           if (shape.node(m) == node) dests.push_back(m);
         }
-        maker.Add(r.box, r.sources, dests, dests[0], source_nodes.size() > 1);
+        maker.Add(r.operand, r.box, r.sources, dests, dests[0], source_nodes.size() > 1);
       }
       continue;
     }
     std::vector<Box> chunks;
     Cut(r.box, large, &chunks);
-    for (const Box& chunk : chunks) maker.Add(chunk, r.sources, r.dests, r.owner, false);
+    for (const Box& chunk : chunks) maker.Add(r.operand, chunk, r.sources, r.dests, r.owner, false);
   }
-  return std::move(maker.ops);
 }
 
 }  // namespace oneflow_like

@@ -37,6 +37,7 @@ struct ChunkOp {
     bool apart = false;  // the sources are added up by themselves first, as this node's sum is elsewhere
   };
   int chunk = 0;  // its number in the act, the same for all processes
+  int operand = 0;
   Box box;
   std::vector<Term> terms;
   std::vector<int> outs;   // members of this node whose out pieces get it
@@ -50,8 +51,9 @@ struct ChunkLimits {
   int64_t short_act_bytes = 4 << 20;
 };
 
-// `regions` of all members, in the order of members. Gives the ops of process `me`, by chunk.
-std::vector<ChunkOp> MakeChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
-                                  int64_t element_bytes, const ChunkLimits& limits);
+// Adds the ops of process `me` for one operand's `regions` of all members, in the order of members; they are
+// the same whatever other operands there are. `chunks`: those of the act so far.
+void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
+                 int64_t element_bytes, const ChunkLimits& limits, int* chunks, std::vector<ChunkOp>* ops);
 
 }  // namespace oneflow_like

@@ -19,6 +19,7 @@
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/shared_memory/inbox.h"
 #include "actor/net/talk/job.h"
+#include "actor/region_work.h"
 #include "core/error.h"
 #include "core/plan_values.h"
 
@@ -31,9 +32,10 @@ using wire::PieceAddress;
 
 class Instance;
 
-int64_t LargestPiece(const plan::Collective& collective) {
+int64_t LargestPiece(const plan::Collective& collective, int operand) {
   int64_t largest = 0;
-  for (const plan::Piece& piece : collective.piece()) {
+  for (int member = 0; member < collective.rank_size(); ++member) {
+    const plan::Piece& piece = PieceOf(collective, operand, member);
     for (const plan::Box& box : piece.in()) largest = std::max(largest, ToBox(box).elements());
     for (const plan::Box& box : piece.out()) largest = std::max(largest, ToBox(box).elements());
   }
@@ -198,6 +200,8 @@ class Instance final : public Collectives {
   static void AddWork(const plan::Collective& collective, Wanted* wanted);
   std::string MyWork() const;
   int64_t ReadWork(const std::string& text);  // gives where that process has its inbox
+  GroupShape ShapeFor(GroupShape shape, const Wanted& wanted, int operand) const;
+  static std::vector<MemberRegion> RegionsOf(const Wanted& wanted, int operand, size_t act);
   std::shared_ptr<ProcessGroup> MakeGroup(int64_t id, const Wanted& wanted);
   void SortPositions();
   // The first act of the job's order that this process has not ended.
@@ -231,10 +235,7 @@ std::unique_ptr<CollectiveMember> Instance::Join(const CollectiveSpec& spec,
   }
   std::vector<int> ranks(collective.rank().begin(), collective.rank().end());
   const int me = collective.me();
-  if (me < 0 || me >= static_cast<int>(ranks.size()) || collective.piece_size() != collective.rank_size()) {
-    Fail("collective ", spec.actor, " has ", ranks.size(), " members and ", collective.piece_size(),
-         " pieces, and this rank is member ", me);
-  }
+  CheckMembers(spec, collective);
   Wanted& wanted = wanted_[{collective.id(), ranks}];
   wanted.spec = spec;
   workers_.insert(spec.worker);
@@ -242,12 +243,8 @@ std::unique_ptr<CollectiveMember> Instance::Join(const CollectiveSpec& spec,
   for (const auto& [index, member] : wanted.members) {
     if (index == me) Fail("collective ", spec.actor, ": rank ", ranks[me], " takes part twice");
   }
-  if (static_cast<int>(wanted.members.size()) == wire::kMostMembers) {
-    Fail("collective ", spec.actor, ": more than ", wire::kMostMembers,
-         " of its ranks are in one process; use more processes");
-  }
   AddWork(collective, &wanted);
-  auto member = std::make_unique<ProcessMember>(host_->network(), spec, me);
+  auto member = std::make_unique<ProcessMember>(host_->network(), spec, me, OperandsOf(collective));
   wanted.members.push_back({me, member.get()});
   return member;
 }
@@ -339,6 +336,25 @@ void Instance::CheckComplete() {
   });
 }
 
+// Where messages inside a node go through the network small data goes with them: one trip instead of two.
+GroupShape Instance::ShapeFor(GroupShape shape, const Wanted& wanted, int operand) const {
+  if (!host_->has_inboxes() &&
+      LargestPiece(wanted.collective, operand) * static_cast<int64_t>(SizeOf(wanted.spec.dtype)) <=
+          host_->options_.latency_bound_bytes)
+    std::iota(shape.node_of_process.begin(), shape.node_of_process.end(), 0);
+  return shape;
+}
+
+std::vector<MemberRegion> Instance::RegionsOf(const Wanted& wanted, int operand, size_t act) {
+  std::vector<MemberRegion> regions;
+  for (const auto& [member, work] : wanted.work) {
+    if (work.empty()) continue;
+    for (const MemberRegion& region : work[work.size() == 1 ? 0 : act])
+      if (region.operand == operand) regions.push_back(region);
+  }
+  return regions;
+}
+
 std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& wanted) {
   ProcessGroupSpec spec;
   spec.instance = number_;
@@ -349,27 +365,23 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
   spec.dtype = wanted.spec.dtype;
   spec.reduce = ParseReduce(wanted.collective.reduce());
   spec.shape.node_of_process = host_->node_of_process_;
-  // Where messages inside a node go through the network small data goes with them: one trip instead of two.
-  if (!host_->has_inboxes() &&
-      LargestPiece(wanted.collective) * static_cast<int64_t>(SizeOf(wanted.spec.dtype)) <=
-          host_->options_.latency_bound_bytes) {
-    std::iota(spec.shape.node_of_process.begin(), spec.shape.node_of_process.end(), 0);
-  }
   for (int rank : wanted.collective.rank()) spec.shape.process.push_back(ProcessOf(rank));
+  spec.operands = OperandsOf(wanted.collective);
   spec.pieces = {wanted.collective.piece().begin(), wanted.collective.piece().end()};
   size_t acts = 1;
   for (const auto& [member, work] : wanted.work) acts = std::max(acts, work.size());
-  ChunkLimits limits{host_->options_.chunk_bytes, host_->options_.latency_bound_bytes};
-  for (size_t act = 0; act < acts; ++act) {
-    std::vector<MemberRegion> regions;
-    for (const auto& [member, work] : wanted.work) {
-      if (work.empty()) continue;
-      const auto& list = work[work.size() == 1 ? 0 : act];
-      regions.insert(regions.end(), list.begin(), list.end());
-    }
-    spec.ops.push_back(MakeChunkOps(regions, spec.shape, host_->process(),
-                                    static_cast<int64_t>(SizeOf(spec.dtype)), limits));
+  spec.ops.resize(acts);
+  std::vector<int> chunks(acts, 0);
+  bool apart = true;  // nobody reads another process's pieces
+  for (int operand = 0; operand < spec.operands; ++operand) {
+    const GroupShape shape = ShapeFor(spec.shape, wanted, operand);
+    apart = apart && shape.node_of_process != spec.shape.node_of_process;
+    for (size_t act = 0; act < acts; ++act)
+      AddChunkOps(
+          RegionsOf(wanted, operand, act), shape, host_->process(), static_cast<int64_t>(SizeOf(spec.dtype)),
+          {host_->options_.chunk_bytes, host_->options_.latency_bound_bytes}, &chunks[act], &spec.ops[act]);
   }
+  if (apart) std::iota(spec.shape.node_of_process.begin(), spec.shape.node_of_process.end(), 0);
   spec.positions = {wanted.collective.position().begin(), wanted.collective.position().end()};
   spec.positions.resize(wanted.spec.acts, static_cast<int64_t>(groups_.size()));
   return std::make_shared<ProcessGroup>(host_, std::move(spec));
@@ -478,12 +490,12 @@ void ProcessCollectivesImpl::Deliver(int from, const void* header, size_t header
                                      std::unique_ptr<Incoming> data) {
   struct {
     GroupHeader header;
-    PieceAddress address[wire::kMostMembers];
+    PieceAddress address[wire::kMostPieces];
   } message;
   CHECK_LE(header_bytes, sizeof message);
   CHECK_GE(header_bytes, sizeof(GroupHeader));
   memcpy(&message, header, header_bytes);
-  CHECK_EQ(header_bytes, sizeof(GroupHeader) + message.header.members * sizeof(PieceAddress));
+  CHECK_EQ(header_bytes, sizeof(GroupHeader) + message.header.pieces * sizeof(PieceAddress));
   if (message.header.kind == GroupMessage::kRing) return;
   monitor_.Came(from, message.header.sent);
   auto at = instances_.find(message.header.instance);

@@ -28,8 +28,11 @@ ProcessGroup::ProcessGroup(GroupHost* host, ProcessGroupSpec spec) : host_(host)
   const GroupShape& shape = spec_.shape;
   const int me = host_->process(), my_node = shape.node_of_process[me];
   for (int process : shape.process) {
-    if (process != me && shape.node_of_process[process] == my_node) AddOnce(&node_peers_, process);
+    if (process == me || shape.node_of_process[process] != my_node) continue;
+    if (AddOnce(&node_peers_, process)) members_of_peer_.push_back(0);
+    ++members_of_peer_[std::find(node_peers_.begin(), node_peers_.end(), process) - node_peers_.begin()];
   }
+  addresses_.resize(node_peers_.size());
   ops_.resize(spec_.ops.size());
   for (size_t i = 0; i < spec_.ops.size(); ++i) {
     ops_[i].resize(spec_.ops[i].size());
@@ -50,8 +53,8 @@ ProcessGroup::ProcessGroup(GroupHost* host, ProcessGroupSpec spec) : host_(host)
     for (const plan::Box& box : piece.in()) in_box_.back().push_back(ToBox(box));
     for (const plan::Box& box : piece.out()) out_box_.back().push_back(ToBox(box));
   }
-  in_.resize(shape.process.size());
-  out_.resize(shape.process.size());
+  in_.resize(spec_.pieces.size());
+  out_.resize(spec_.pieces.size());
 }
 
 ProcessGroup::~ProcessGroup() = default;
@@ -60,12 +63,14 @@ void ProcessGroup::Arrive(ProcessMember* member) {
   if (failed_) return member->End(false);
   if (arrived_ == 0) Begin(member->micro_batch_);
   member->arrived_ = true;
-  in_[member->me_] = member->in_;
-  out_[member->me_] = member->out_;
+  for (int i = 0; i < spec_.operands; ++i) {
+    in_[PieceOf(i, member->me_)] = member->in(i);
+    out_[PieceOf(i, member->me_)] = member->out(i);
+  }
   ok_ = ok_ && member->ok_;
   if (++arrived_ < local_members()) return;
   host_->CollectiveBegins();
-  TellNode(GroupMessage::kArrived);
+  TellArrived();
   CheckReady();
 }
 
@@ -102,7 +107,7 @@ void ProcessGroup::Deliver(int from, const GroupHeader& header, const PieceAddre
     return;
   }
   Early early{from, header, {}, std::move(data)};
-  early.addresses.assign(addresses, addresses + header.members);
+  early.addresses.assign(addresses, addresses + header.pieces);
   early_.push_back(std::move(early));
 }
 
@@ -111,12 +116,14 @@ void ProcessGroup::Apply(int from, const GroupHeader& header, const PieceAddress
   switch (header.kind) {
     case GroupMessage::kArrived: {
       char* base = host_->region()->base(from);
-      for (int i = 0; i < header.members; ++i) {
-        in_[addresses[i].member] = addresses[i].in < 0 ? nullptr : base + addresses[i].in;
-        out_[addresses[i].member] = addresses[i].out < 0 ? nullptr : base + addresses[i].out;
+      for (int i = 0; i < header.pieces; ++i) {
+        in_[addresses[i].piece] = addresses[i].in < 0 ? nullptr : base + addresses[i].in;
+        out_[addresses[i].piece] = addresses[i].out < 0 ? nullptr : base + addresses[i].out;
       }
       ok_ = ok_ && header.ok;
-      AddOnce(&node_arrived_, from);
+      const auto peer = std::find(node_peers_.begin(), node_peers_.end(), from) - node_peers_.begin();
+      addresses_[peer] += header.pieces;
+      if (addresses_[peer] == members_of_peer_[peer] * spec_.operands) node_arrived_.push_back(from);
       CheckReady();
       break;
     }
@@ -158,25 +165,32 @@ ProcessGroup::Op* ProcessGroup::OpFor(int from, int chunk, size_t* term) {
   return nullptr;
 }
 
-void ProcessGroup::TellNode(GroupMessage kind) {
+void ProcessGroup::TellArrived() {
   if (node_peers_.empty()) return;
   struct {
     GroupHeader header;
-    PieceAddress address[wire::kMostMembers];
+    PieceAddress address[wire::kMostPieces];
   } message{};
-  message.header = {kind, ok_, spec_.instance, spec_.id, act_, ClockNow(), 0, 0};
-  size_t bytes = sizeof(GroupHeader);
-  if (kind == GroupMessage::kArrived) {
-    const char* base = host_->region()->base(host_->process());
-    auto offset = [&](const char* p) { return p == nullptr ? int64_t{-1} : static_cast<int64_t>(p - base); };
-    for (const auto& [index, member] : local_) {
-      message.address[message.header.members++] = {index, offset(member->in_), offset(member->out_)};
+  message.header = {GroupMessage::kArrived, ok_, spec_.instance, spec_.id, act_, ClockNow(), 0, 0};
+  int& pieces = message.header.pieces;
+  auto send = [&] {
+    for (int peer : node_peers_)
+      host_->SendInNode(peer, &message, sizeof(GroupHeader) + pieces * sizeof(PieceAddress));
+    pieces = 0;
+  };
+  const char* base = host_->region()->base(host_->process());
+  auto offset = [&](const char* p) { return p == nullptr ? int64_t{-1} : static_cast<int64_t>(p - base); };
+  for (const auto& [index, member] : local_)
+    for (int i = 0; i < spec_.operands; ++i) {
+      if (pieces == wire::kMostPieces) send();
+      message.address[pieces++] = {PieceOf(i, index), offset(member->in(i)), offset(member->out(i))};
     }
-    bytes += message.header.members * sizeof(PieceAddress);
-  }
-  for (int peer : node_peers_) {
-    host_->SendInNode(peer, &message, bytes);
-  }
+  send();
+}
+
+void ProcessGroup::TellWorked() {
+  const GroupHeader header{GroupMessage::kWorked, ok_, spec_.instance, spec_.id, act_, ClockNow(), 0, 0};
+  for (int peer : node_peers_) host_->SendInNode(peer, &header, sizeof header);
 }
 
 void ProcessGroup::CheckReady() {
@@ -233,12 +247,16 @@ void ProcessGroup::Advance(Op* op) {
   if (op->sends_left == 0) EndOp(op);
 }
 
-void ProcessGroup::AddSources(const ChunkOp::Term& term, std::vector<Piece>* terms) const {
-  for (int member : term.sources) terms->push_back({in_[member], BoxOf(in_box_[member], micro_batch_)});
+void ProcessGroup::AddSources(const Op* op, const ChunkOp::Term& term, std::vector<Piece>* terms) const {
+  for (int member : term.sources) {
+    const int piece = PieceOf(op->plan->operand, member);
+    terms->push_back({in_[piece], BoxOf(in_box_[piece], micro_batch_)});
+  }
 }
 
-Piece ProcessGroup::OutPiece(int member) const {
-  return {out_[member], BoxOf(out_box_[member], micro_batch_)};
+Piece ProcessGroup::OutPiece(const Op* op, int member) const {
+  const int piece = PieceOf(op->plan->operand, member);
+  return {out_[piece], BoxOf(out_box_[piece], micro_batch_)};
 }
 
 // Where the box lies in the piece, when it lies there without gaps.
@@ -298,12 +316,12 @@ bool ProcessGroup::BringSources(Op* op) {
     Piece sum{TakeRoom(op), op->plan->box};
     if (sum.data == nullptr) return false;
     from_.clear();
-    AddSources(term, &from_);
+    AddSources(op, term, &from_);
     CombineBox(spec_.dtype, spec_.reduce, op->plan->box, from_.data(), static_cast<int>(from_.size()), &sum,
                1);
     op->terms.push_back(sum);
   } else {
-    AddSources(term, &op->terms);
+    AddSources(op, term, &op->terms);
   }
   ++op->next;
   return true;
@@ -326,7 +344,7 @@ bool ProcessGroup::BringMessage(Op* op) {
   }
   char* to = nullptr;
   if (op->plan->terms.size() == 1 && !op->plan->outs.empty()) {
-    Piece out = OutPiece(op->plan->outs[0]);
+    Piece out = OutPiece(op, op->plan->outs[0]);
     to = static_cast<char*>(const_cast<void*>(Contiguous(out, op->plan->box)));
   }
   if (to == nullptr) to = TakeRoom(op);
@@ -363,7 +381,7 @@ bool ProcessGroup::Combine(Op* op) {
   std::vector<Piece>& to = to_;
   to.clear();
   if (op->ok) {
-    for (int member : plan.outs) to.push_back(OutPiece(member));
+    for (int member : plan.outs) to.push_back(OutPiece(op, member));
     if (!plan.sends.empty()) {
       if (op->terms.size() == 1) {
         // A single buffer of ours holds nothing but the box; a piece may hold more around it.
@@ -420,7 +438,7 @@ void ProcessGroup::EndOp(Op* op) {
 void ProcessGroup::CheckWorked() {
   if (!ready_ || worked_ || failed_ || advancing_ || ops_done_ < static_cast<int>(ops().size())) return;
   worked_ = true;
-  TellNode(GroupMessage::kWorked);
+  TellWorked();
   CheckEnded();
 }
 
@@ -431,6 +449,7 @@ void ProcessGroup::CheckEnded() {
   arrived_ = 0;
   node_arrived_.clear();
   node_worked_.clear();
+  std::fill(addresses_.begin(), addresses_.end(), 0);
   ++act_;
   host_->CollectiveEnds();
   for (const auto& [index, member] : local_) member->End(ok);

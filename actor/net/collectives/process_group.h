@@ -54,16 +54,16 @@ struct GroupHeader {
   int32_t ok;        // kArrived: of the members; kWorked, kData: nothing failed
   int64_t instance;  // the runtime
   int64_t group;
-  int64_t act;      // since the start
-  int64_t sent;     // when, by the sender's clock
-  int32_t chunk;    // kData
-  int32_t members;  // kArrived: so many PieceAddress follow
+  int64_t act;     // since the start
+  int64_t sent;    // when, by the sender's clock
+  int32_t chunk;   // kData
+  int32_t pieces;  // kArrived: so many PieceAddress follow
 };
 struct PieceAddress {
-  int64_t member;
+  int64_t piece;    // ProcessGroupSpec::pieces
   int64_t in, out;  // offsets in the sender's region; -1: none
 };
-constexpr int kMostMembers = 40;  // of one process in one group: what fits a header
+constexpr int kMostPieces = 40;  // what fits a header; one that has more arrives in several messages
 }  // namespace wire
 
 struct ProcessGroupSpec {
@@ -73,8 +73,9 @@ struct ProcessGroupSpec {
   Reduce reduce = Reduce::kNone;
   GroupShape shape;
   std::vector<std::vector<ChunkOp>> ops;  // one list, or one for each micro-batch
-  std::vector<plan::Piece> pieces;        // by member
-  std::vector<int64_t> positions;         // of the acts of a step in the order of the job
+  int operands = 1;
+  std::vector<plan::Piece> pieces;  // of the first operand by member, then of the next
+  std::vector<int64_t> positions;   // of the acts of a step in the order of the job
 };
 
 class ProcessGroup {
@@ -137,7 +138,11 @@ class ProcessGroup {
   void Begin(int micro_batch);
   void Apply(int from, const wire::GroupHeader& header, const wire::PieceAddress* addresses,
              std::unique_ptr<Incoming> data);
-  void TellNode(wire::GroupMessage kind);
+  int PieceOf(int operand, int member) const {
+    return operand * static_cast<int>(spec_.shape.process.size()) + member;
+  }
+  void TellArrived();
+  void TellWorked();
   void CheckReady();
   void Advance(Op* op);
   bool BringTerm(Op* op);
@@ -153,8 +158,8 @@ class ProcessGroup {
   void EndOp(Op* op);
   void CheckWorked();
   void CheckEnded();
-  void AddSources(const ChunkOp::Term& term, std::vector<Piece>* terms) const;
-  Piece OutPiece(int member) const;
+  void AddSources(const Op* op, const ChunkOp::Term& term, std::vector<Piece>* terms) const;
+  Piece OutPiece(const Op* op, int member) const;
   const void* Contiguous(const Piece& piece, const Box& box) const;
   bool IsOldest(const Op* op);
   char* TakeStaging(Op* op);
@@ -165,34 +170,38 @@ class ProcessGroup {
   const ProcessGroupSpec spec_;
   std::map<int, ProcessMember*> local_;
   std::vector<int> node_peers_;  // other processes of this node with members
+  std::vector<int> members_of_peer_;
   std::vector<std::vector<Op>> ops_;
-  std::vector<std::vector<Box>> in_box_, out_box_;  // by member, by act (one: all acts)
+  std::vector<std::vector<Box>> in_box_, out_box_;  // by piece, by act (one: all acts)
 
   // The act under way.
   int64_t act_ = 0;  // its number: acts ended so far
   int micro_batch_ = 0;
   int arrived_ = 0;                              // local members
   std::vector<int> node_arrived_, node_worked_;  // peers' processes whose word has come
+  std::vector<int> addresses_;                   // that have come, by peer of this node
   bool ready_ = false, ok_ = true, worked_ = false, failed_ = false;
   bool advancing_ = false;  // among the ops: the act does not end before all have been looked at
   int ops_done_ = 0;
   size_t first_open_ = 0;  // no op before it is left
   int staged_ = 0;         // ops that hold staging
   int transfers_ = 0;
-  std::vector<char*> in_, out_;  // by member of this node
+  std::vector<char*> in_, out_;  // by piece, of members of this node
   std::vector<Early> early_;
   std::vector<Piece> from_, to_;  // scratch
 };
 
 class ProcessMember final : public CollectiveMember {
  public:
-  ProcessMember(Network* network, const CollectiveSpec& spec, int me)
+  ProcessMember(Network* network, const CollectiveSpec& spec, int me, int operands)
       : network_(network), idle_work_(network->idle_work()), spec_(spec), me_(me) {
     arrive_.member = done_.member = this;
+    in_.reserve(operands);
+    out_.reserve(operands);
   }
-  void Arrive(void* in, void* out, int micro_batch, bool ok) override {
-    in_ = static_cast<char*>(in);
-    out_ = static_cast<char*>(out);
+  void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) override {
+    in_.assign(in.begin(), in.end());
+    out_.assign(out.begin(), out.end());
     micro_batch_ = micro_batch;
     ok_ = ok;
     if (idle_work_ != nullptr && spec_.worker->idle_work() == idle_work_.get()) {
@@ -227,7 +236,13 @@ class ProcessMember final : public CollectiveMember {
   std::shared_ptr<ProcessGroup> group_;
   Arrived arrive_;
   Done done_;
-  char *in_ = nullptr, *out_ = nullptr;
+  char* in(int operand) const {
+    return operand < int(in_.size()) ? static_cast<char*>(in_[operand]) : nullptr;
+  }
+  char* out(int operand) const {
+    return operand < int(out_.size()) ? static_cast<char*>(out_[operand]) : nullptr;
+  }
+  std::vector<void*> in_, out_;  // by operand; empty when it has no such end
   int micro_batch_ = 0;
   bool ok_ = true;
   bool arrived_ = false;  // the network's thread: and not told of the end yet

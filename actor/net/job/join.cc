@@ -20,6 +20,7 @@
 #include "actor/net/talk/gather.h"
 #include "actor/net/talk/runtime_links.h"
 #include "core/error.h"
+#include "core/exit_codes.h"
 #include "core/random.h"
 
 namespace oneflow_like {
@@ -104,16 +105,21 @@ class ProcessJob final : public Job {
     std::lock_guard lock(mutex_);
     return failure_;
   }
+  int exit_code() const override {
+    std::lock_guard lock(mutex_);
+    return exit_code_;
+  }
   void AddAwaited(const void* who, std::function<std::string()> awaited) override {
     awaited_.Add(who, std::move(awaited));
   }
   void RemoveAwaited(const void* who) override { awaited_.Remove(who); }
+  std::string AwaitedNow(double patience) override;
   void AddFailureListener(const void* who, std::function<void(const std::string&)> listener) override {
     failure_listeners_.Add(who, std::move(listener));
   }
   void RemoveFailureListener(const void* who) override { failure_listeners_.Remove(who); }
   void Finish(bool ok) override;
-  bool FinishWith(const std::string& error) override;
+  bool FinishWith(const std::string& error, int code) override;
   void SetDirectOutput(std::function<void(const std::string&)> write) override {
     std::lock_guard lock(mutex_);
     direct_output_ = std::move(write);
@@ -145,12 +151,14 @@ class ProcessJob final : public Job {
   void Gone(int process);
   void LookForTheEnded();
   std::string Awaited() const;
-  void FailTogether(const std::string& reason, int lost);
-  void Spread(const std::string& message, const std::string& reason, int lost);
+  void FailTogether(const std::string& reason, int lost, int code);
+  void Spread(const std::string& message, const std::string& reason, int lost, int code);
   void TellAll(ControlKind kind, int64_t number, const std::string& text, int but = -1);
 
+  // Any thread.
+  void FailWith(const std::string& message, int code);
   // Any thread; false when something has failed before.
-  bool Record(const std::string& message, const std::string& told_error = "");
+  bool Record(const std::string& message, int code, const std::string& told_error = "");
   // A thread of its own.
   void Watch();
   void EndProgram(std::unique_lock<std::mutex>* lock);
@@ -176,6 +184,7 @@ class ProcessJob final : public Job {
   std::condition_variable changed_;
   std::function<void(const std::string&)> direct_output_;
   std::string failure_;
+  int exit_code_ = kRunError;  // of what failed
   Clock::time_point failed_at_{};
   Program program_ = Program::kRuns;
   bool gathering_ = false, gathered_ = false;
@@ -258,7 +267,7 @@ void ProcessJob::MakeParts() {
     changed_.notify_all();
   };
   host.left_alone = [this](int process) {
-    FailTogether(Cat(Describe(process), " has ended its program"), -1);
+    FailTogether(Cat(Describe(process), " has ended its program"), -1, kRunError);
   };
   gather_ = std::make_unique<Gather>(control_.get(), identity_.process, n, std::move(host));
   RuntimeLinks::Host links{.network = network_, .me = identity_.process, .processes = n};
@@ -276,7 +285,7 @@ void ProcessJob::MakeParts() {
   network_->SetChannel(Network::kControl, control_.get());
   network_->SetChannel(Network::kOutput, links_.get());
   network_->SetFailureListener([this](const Network::Failure& failure) {
-    FailTogether(Cat(Describe(failure.peer), ": ", failure.reason), failure.peer);
+    FailTogether(Cat(Describe(failure.peer), ": ", failure.reason), failure.peer, kLostPeer);
     Gone(failure.peer);
   });
   collectives_ = ProcessCollectives::Make(this);
@@ -343,7 +352,7 @@ void ProcessJob::Received(int from, ControlKind kind, int64_t number, const std:
     case ControlKind::kGatherMismatch:
       return gather_->Received(from, kind, text);
     case ControlKind::kAbort:
-      return FailTogether(text, -1);
+      return FailTogether(text, -1, static_cast<int>(number));
     case ControlKind::kRuntimeFailure:
       return links_->RuntimeFailed(number, text);
     case ControlKind::kGoodbye:
@@ -353,13 +362,16 @@ void ProcessJob::Received(int from, ControlKind kind, int64_t number, const std:
 
 // Failing.
 
-void ProcessJob::Fail(const std::string& message) {
-  if (!Record(message) || !connected_) return;
-  RunOnNetwork([this, message] { Spread(message, Cat(Describe(process()), ": ", message), -1); });
+void ProcessJob::Fail(const std::string& message) { FailWith(message, kRunError); }
+
+void ProcessJob::FailWith(const std::string& message, int code) {
+  if (!Record(message, code) || !connected_) return;
+  RunOnNetwork(
+      [this, message, code] { Spread(message, Cat(Describe(process()), ": ", message), -1, code); });
 }
 
-// `reason` names who and why.
-void ProcessJob::FailTogether(const std::string& reason, int lost) {
+// `reason` names who and why; `lost` is the process that is lost as far as this one knows, or -1.
+void ProcessJob::FailTogether(const std::string& reason, int lost, int code) {
   if (!failure().empty()) return;
   std::string awaited = Awaited();
   std::string message =
@@ -367,21 +379,22 @@ void ProcessJob::FailTogether(const std::string& reason, int lost) {
   // "rank 3 (host b, pid 17): what it ends by": process 0 may end by the same.
   const size_t who = reason.find("): ");
   const bool told = lost < 0 && who != std::string::npos;
-  if (Record(message, told ? HashOf(reason.substr(who + 3)) : "")) Spread(message, reason, lost);
+  if (Record(message, code, told ? HashOf(reason.substr(who + 3)) : "")) Spread(message, reason, lost, code);
 }
 
-bool ProcessJob::Record(const std::string& message, const std::string& told_error) {
+bool ProcessJob::Record(const std::string& message, int code, const std::string& told_error) {
   std::lock_guard lock(mutex_);
   if (!failure_.empty()) return false;
   failure_ = message.empty() ? "the program has failed" : message;
   told_error_ = told_error;
+  exit_code_ = code;
   failed_at_ = Clock::now();
   changed_.notify_all();
   return true;
 }
 
-void ProcessJob::Spread(const std::string& message, const std::string& reason, int lost) {
-  TellAll(ControlKind::kAbort, 0, reason, lost);
+void ProcessJob::Spread(const std::string& message, const std::string& reason, int lost, int code) {
+  TellAll(ControlKind::kAbort, code, reason, lost);
   links_->JobFailed(message);
   failure_listeners_.ForEach([&](const auto& listener) { listener(message); });
 }
@@ -394,6 +407,27 @@ std::string ProcessJob::Awaited() const {
   });
   if (all.empty() && links_) all = links_->Awaited();
   return all.empty() && gather_ ? gather_->awaited() : all;
+}
+
+std::string ProcessJob::AwaitedNow(double patience) {
+  struct Asked {
+    std::mutex mutex;  // a lock, since who asks is any thread
+    std::condition_variable answered;
+    bool done = false;
+    std::string text;
+  };
+  if (!connected_) return "";
+  auto asked = std::make_shared<Asked>();  // who asks may have gone on when the answer comes
+  RunOnNetwork([this, asked] {
+    std::string text = Awaited();
+    std::lock_guard lock(asked->mutex);
+    asked->text = std::move(text);
+    asked->done = true;
+    asked->answered.notify_all();
+  });
+  std::unique_lock lock(asked->mutex);
+  const bool answered = asked->answered.wait_for(lock, Seconds(patience), [&] { return asked->done; });
+  return answered ? asked->text : "";
 }
 
 void ProcessJob::Watch() {
@@ -421,9 +455,10 @@ void ProcessJob::EndProgram(std::unique_lock<std::mutex>* lock) {
   program_ = Program::kEndedByUs;
   auto write = direct_output_;
   std::string line = "error: " + failure_;
+  const int code = exit_code_;
   lock->unlock();
   if (print) write(line);
-  _exit(1);
+  _exit(code);
 }
 
 // Parting.
@@ -440,7 +475,7 @@ void ProcessJob::Ended(int from, bool ok, const std::string& error) {
     changed_.notify_all();
   }
   if (all) network_->StopHeartbeats();
-  if (!ok) FailTogether(Cat(Describe(from), " has ended its program early"), -1);
+  if (!ok) FailTogether(Cat(Describe(from), " has ended its program early"), -1, kRunError);
   gather_->Ended(from);
   Gone(from);
 }
@@ -472,7 +507,7 @@ void ProcessJob::LookForTheEnded() {
       peer.awaited = of_it;
       peer.awaited_since = now;
     } else if (now - peer.awaited_since >= kAloneAfter) {
-      return FailTogether(Cat(Describe(p), " has ended its program"), -1);
+      return FailTogether(Cat(Describe(p), " has ended its program"), -1, kRunError);
     }
   }
 }
@@ -503,14 +538,14 @@ void ProcessJob::Finish(bool ok) {
   if (asked && ended_well_ < processes() - 1) throw Error(failure_);
 }
 
-bool ProcessJob::FinishWith(const std::string& error) {
+bool ProcessJob::FinishWith(const std::string& error, int code) {
   std::string mine;
   {
     std::lock_guard lock(mutex_);
     mine = error == failure_ ? told_error_ : HashOf(error);
     if (error != failure_) own_error_ = mine;
   }
-  Fail(error);
+  FailWith(error, code);
   Finish(false);
   std::unique_lock lock(mutex_);
   if (process() == 0 || mine.empty()) return true;

@@ -31,8 +31,10 @@ namespace {
 
 constexpr double kPatienceAfterTerm = 1;  // seconds between SIGTERM and SIGKILL
 // These ask a program to end; a second one does not ask.
-constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
-// All that others send to a program to tell it something, which the copies may have handlers for.
+constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP};
+// All that others send to a program to tell it something, which the copies may have handlers for. SIGQUIT has
+// them say who waits for what (oneflow_like/stalls.h), here it is passed on even where a shell has it
+// ignored.
 constexpr int kSignals[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
                             SIGALRM, SIGXCPU, SIGTSTP, SIGCONT, SIGCHLD};
 
@@ -51,7 +53,8 @@ class Signals {
       action.sa_sigaction = Note;
       action.sa_flags = SA_SIGINFO | SA_RESTART;
       sigaction(kSignals[i], nullptr, &before_[i]);
-      bool ignored = before_[i].sa_handler == SIG_IGN && kSignals[i] != SIGCHLD;  // nohup
+      bool ignored =
+          before_[i].sa_handler == SIG_IGN && kSignals[i] != SIGCHLD && kSignals[i] != SIGQUIT;  // nohup
       if (!ignored) sigaction(kSignals[i], &action, nullptr);
     }
   }
@@ -272,6 +275,7 @@ class Parent {
       sigaction(s, nullptr, &action);
       if (action.sa_handler != SIG_IGN) signal(s, SIG_DFL);
     }
+    signal(SIGQUIT, SIG_IGN);  // until it has its handler
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(128 + SIGKILL);

@@ -17,7 +17,7 @@ enum class ControlKind : int32_t {
   kGatherPart,      // to process 0: `what` and a text (actor/net/talk/gather.h)
   kGatherResult,    // from process 0: all texts
   kGatherMismatch,  // from process 0: the error
-  kAbort,           // the job has failed, and why
+  kAbort,           // the job has failed, and why; number: the exit code
   kRuntimeFailure,  // runtime `number` has failed there, and why
   kGoodbye,         // its program has ended; number 1: as it should
 };

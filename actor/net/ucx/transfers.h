@@ -28,9 +28,9 @@ struct Envelope {
 };
 
 // Things in a ring: taken out without a search.
-struct Link {
-  Link* previous = this;
-  Link* next = this;
+struct RingLink {
+  RingLink* previous = this;
+  RingLink* next = this;
   void Remove() {
     previous->next = next;
     next->previous = previous;
@@ -46,7 +46,7 @@ class Ring {
   Ring& operator=(const Ring&) = delete;
   bool empty() const { return head_.next == &head_; }
   T* front() { return static_cast<T*>(head_.next); }
-  void Add(Link* thing) {
+  void Add(RingLink* thing) {
     thing->previous = head_.previous;
     thing->next = &head_;
     thing->previous->next = head_.previous = thing;
@@ -54,17 +54,17 @@ class Ring {
   // `f` may remove what it is given.
   template <typename F>
   void ForEach(F f) {
-    for (Link *link = head_.next, *next; link != &head_; link = next) {
+    for (RingLink *link = head_.next, *next; link != &head_; link = next) {
       next = link->next;
       f(static_cast<T*>(link));
     }
   }
 
  private:
-  Link head_;
+  RingLink head_;
 };
 
-struct Operation : Link {
+struct Operation : RingLink {
   Peer* peer = nullptr;
   Transfer* done = nullptr;
   void* request = nullptr;  // UCX's, while it is under way
@@ -102,7 +102,7 @@ class IncomingHome {
   virtual void GoHome(UcxIncoming* incoming) = 0;
 };
 
-class UcxIncoming : public Incoming, public Link {
+class UcxIncoming : public Incoming, public RingLink {
  public:
   void Arrive(IncomingHome* home, Peer* peer, void* descriptor, size_t bytes, bool here) {
     home_ = home;

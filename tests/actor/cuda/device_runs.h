@@ -22,7 +22,9 @@ inline ModelOptions OnDevices(const std::vector<int>& devices) {
 }
 
 inline std::vector<float> Losses(SmallGpt given, const std::vector<int>& devices, int steps) {
+  const Pipeline pipeline = given.model_options.pipeline;
   given.model_options = OnDevices(devices);
+  given.model_options.pipeline = pipeline;
   GptProgram program(given);
   Session session = program.MakeTrain();
   std::vector<StepResult> results;

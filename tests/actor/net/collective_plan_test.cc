@@ -39,7 +39,8 @@ struct Case {
       for (const Region& r : program.work[m]) regions.push_back({r, static_cast<int>(m)});
     }
     for (int p = 0; p < processes(); ++p) {
-      ops.push_back(MakeChunkOps(regions, shape, p, element_bytes, limits));
+      int chunks = 0;
+      AddChunkOps(regions, shape, p, element_bytes, limits, &chunks, &ops.emplace_back());
     }
   }
 };

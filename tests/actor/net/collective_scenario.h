@@ -48,6 +48,7 @@ struct Case {
   int64_t id = 0;
   int runtime = 0;
   int acts = 1;
+  int operands = 1;  // tensors alike, with values of their own
   DType dtype = DType::kFloat32;
   std::string text;
   std::vector<BoxingProgram> programs;
@@ -63,16 +64,20 @@ struct Case {
     c.set_algorithm("routed");
     for (int rank : ranks()) c.add_rank(rank);
     c.set_me(me);
-    for (int m = 0; m < members(); ++m) c.add_piece();
+    for (int i = 0; i < operands * members(); ++i) c.add_piece();
     for (const BoxingProgram& p : programs) {
       c.set_reduce(Name(p.reduce));
-      for (int m = 0; m < members(); ++m) {
-        if (p.has_in[m]) SetBox(c.mutable_piece(m)->add_in(), p.in[m]);
-        if (p.has_out[m]) SetBox(c.mutable_piece(m)->add_out(), p.out[m]);
+      for (int i = 0; i < operands * members(); ++i) {
+        const int m = i % members();
+        if (p.has_in[m]) SetBox(c.mutable_piece(i)->add_in(), p.in[m]);
+        if (p.has_out[m]) SetBox(c.mutable_piece(i)->add_out(), p.out[m]);
       }
-      c.add_work();
+      plan::RegionList* work = c.add_work();
       for (const Region& r : p.work[me])
-        PlanBuilder::Region(&c, r.box, r.sources, r.dests, c.work_size() - 1);
+        for (int operand = 0; operand < operands; ++operand) {
+          PlanBuilder::Region(&c, r.box, r.sources, r.dests, c.work_size() - 1);
+          work->mutable_region(work->region_size() - 1)->set_operand(operand);
+        }
     }
     for (int position : positions) c.add_position(position);
     return c;
@@ -102,9 +107,9 @@ struct Scenario {
     const uint64_t x = Mix({seed, 77, static_cast<uint64_t>(c), static_cast<uint64_t>(act)});
     return static_cast<int>(x % 100) < fail_percent ? static_cast<int>(x / 128 % cases[c].members()) : -1;
   }
-  double Value(int c, int member, int64_t act, int64_t index) const {
+  double Value(int c, int operand, int member, int64_t act, int64_t index) const {
     const uint64_t x = Mix({seed, static_cast<uint64_t>(c), static_cast<uint64_t>(member),
-                            static_cast<uint64_t>(act), static_cast<uint64_t>(index)});
+                            static_cast<uint64_t>(act), static_cast<uint64_t>(index + operand * 1000003)});
     if (exact || cases[c].dtype == DType::kInt32) return static_cast<double>(x % 31) - 15;
     return std::ldexp(static_cast<double>(x % (1 << 20)) - (1 << 19), -static_cast<int>(x / (1 << 20) % 24));
   }
@@ -165,6 +170,7 @@ inline Scenario MakeScenario(unsigned seed) {
         })) {
       c.id = s.cases.back().id;
     }
+    c.operands = std::array{1, 1, 2, 3, 50}[Draw(random, 5)];
     c.text = boxing.str();
     for (int a = 0; a < c.acts; ++a) s.order.emplace_back(i, -1);
     s.cases.push_back(std::move(c));
@@ -183,7 +189,8 @@ inline std::string Describe(const Scenario& s) {
       Cat("seed ", s.seed, ": ", s.processes, " processes of ", s.ranks_each, " ranks, ", s.runtimes,
           " runtimes, ", s.shared_memory ? "hosts" : "alone", ", chunks of ", s.options.chunk_bytes,
           ", small up to ", s.options.latency_bound_bytes, ", staging ", s.options.staging_bytes);
-  for (const Case& c : s.cases) text += Cat("\n  ", c.id, " x", c.acts, " ", Name(c.dtype), " ", c.text);
+  for (const Case& c : s.cases)
+    text += Cat("\n  ", c.id, " x", c.acts, " of ", c.operands, " ", Name(c.dtype), " ", c.text);
   return text;
 }
 

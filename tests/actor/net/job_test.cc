@@ -245,20 +245,22 @@ TEST(JobTest, AnErrorThatAllMakeIsToBePrintedOnce) {
     if (me == 3) {
       const std::string told = ErrorOf([&] { job->AllGather("plans", ""); });
       const bool same = Has(told, ": no such file");  // else process 1 was the first to fail
-      REQUIRE(job->FinishWith(told) == !same, told);
+      REQUIRE(job->FinishWith(told, kRunError) == !same, told);
     } else {
-      REQUIRE(job->FinishWith(me == 1 ? "no such mesh" : "no such file") == (me != 2), Cat(me));
+      const std::string error = me == 1 ? "no such mesh" : "no such file";
+      REQUIRE(job->FinishWith(error, kUsageError) == (me != 2), Cat(me));
     }
   });
 }
 
-// Who hears of a failure that is not process 0's own prints it, process 0 or not.
+// Who hears of a failure that is not process 0's own prints it, process 0 or not, and ends with its code.
 TEST(JobTest, AFailureIsEverybodysToPrint) {
   Flags flags;
   InJob(3, [&](int me, std::unique_ptr<Job> job) {
     flags.Meet(0, 3);
-    if (me == 1) REQUIRE(job->FinishWith("the disk is full"));
-    if (me != 1) REQUIRE(job->FinishWith(ErrorOf([&] { job->AllGather("plans", ""); })));
+    if (me == 1) REQUIRE(job->FinishWith("the disk is full", kUsageError));
+    if (me != 1) REQUIRE(job->FinishWith(ErrorOf([&] { job->AllGather("plans", ""); }), kRunError));
+    REQUIRE(job->exit_code() == kUsageError, job->exit_code());
   });
 }
 
@@ -271,7 +273,8 @@ TEST(JobTest, ASilentEndOfProcessZeroIsEverybodysToPrint) {
       if (me == 0 && at_once) _exit(0);
       if (me == 0) return job.reset();
       const std::string error = ErrorOf([&] { job->AllGather("plans", ""); });
-      REQUIRE(job->FinishWith(error), error);
+      REQUIRE(job->FinishWith(error, kRunError), error);
+      REQUIRE(job->exit_code() == (at_once ? kLostPeer : kRunError), job->exit_code());
     });
   }
 }

@@ -46,14 +46,18 @@ class End final : public CollectiveListener {
 
   void Join(Collectives* collectives, Worker* worker, MemorySource* source) {
     const Case& c = the_case();
-    size_t in = 0, out = 0;
     for (const BoxingProgram& p : c.programs) {
-      in = std::max<size_t>(in, p.has_in[me_] ? p.in[me_].elements() * SizeOf(c.dtype) : 0);
-      out = std::max<size_t>(out, p.has_out[me_] ? p.out[me_].elements() * SizeOf(c.dtype) : 0);
+      in_bytes_ = std::max<size_t>(in_bytes_, p.has_in[me_] ? p.in[me_].elements() * SizeOf(c.dtype) : 0);
+      out_bytes_ = std::max<size_t>(out_bytes_, p.has_out[me_] ? p.out[me_].elements() * SizeOf(c.dtype) : 0);
     }
     std::unique_ptr<Device> device = MakeHostDevice(0, source);
-    if (c.programs[0].has_in[me_]) in_ = device->Allocate(std::max<size_t>(in, 1), "in");
-    if (c.programs[0].has_out[me_]) out_ = device->Allocate(std::max<size_t>(out, 1), "out");
+    if (c.programs[0].has_in[me_]) in_ = device->Allocate(std::max<size_t>(c.operands * in_bytes_, 1), "in");
+    if (c.programs[0].has_out[me_])
+      out_ = device->Allocate(std::max<size_t>(c.operands * out_bytes_, 1), "out");
+    for (int i = 0; i < c.operands; ++i) {
+      if (in_ != nullptr) in_pieces_.push_back(In(i));
+      if (out_ != nullptr) out_pieces_.push_back(Out(i));
+    }
     plan_ = c.PlanOf(me_);
     member_ = collectives->Join(
         {"plan", Cat("collective ", c_), c.dtype, c.acts, worker, nullptr, nullptr, this}, plan_);
@@ -64,8 +68,7 @@ class End final : public CollectiveListener {
     busy_ = true;
     const bool ok = shared_->scenario.FailsAt(c_, next_) != me_;
     if (!lost_) Fill();
-    member_->Arrive(in_ == nullptr ? nullptr : in_->data(), out_ == nullptr ? nullptr : out_->data(),
-                    static_cast<int>(next_ % the_case().acts), ok);
+    member_->Arrive(in_pieces_, out_pieces_, static_cast<int>(next_ % the_case().acts), ok);
   }
   void Leave() { member_.reset(); }
 
@@ -80,9 +83,9 @@ class End final : public CollectiveListener {
   void Fill() {
     const Case& c = the_case();
     const BoxingProgram& p = c.program(next_);
-    for (int64_t i = 0; in_ != nullptr && i < p.in[me_].elements(); ++i) {
-      Put(c.dtype, static_cast<char*>(in_->data()), i, shared_->scenario.Value(c_, me_, next_, i));
-    }
+    for (int operand = 0; in_ != nullptr && operand < c.operands; ++operand)
+      for (int64_t i = 0; i < p.in[me_].elements(); ++i)
+        Put(c.dtype, In(operand), i, shared_->scenario.Value(c_, operand, me_, next_, i));
     if (out_ != nullptr) memset(out_->data(), 0x7e, out_->bytes());
   }
   // Of what the failing member has a hand in.
@@ -98,12 +101,16 @@ class End final : public CollectiveListener {
     return false;
   }
   void Verify();
+  char* In(int operand) const { return static_cast<char*>(in_->data()) + operand * in_bytes_; }
+  char* Out(int operand) const { return static_cast<char*>(out_->data()) + operand * out_bytes_; }
 
   Shared* const shared_;
   RankDriver* const driver_;
   const int c_, me_;
   plan::Collective plan_;
-  std::unique_ptr<Memory> in_, out_;
+  std::unique_ptr<Memory> in_, out_;  // of all operands
+  size_t in_bytes_ = 0, out_bytes_ = 0;
+  std::vector<void*> in_pieces_, out_pieces_;
   std::unique_ptr<CollectiveMember> member_;
   bool busy_ = false;
   bool lost_ = false;  // its act was ended by a failure of the job: peers may still look at the pieces
@@ -219,12 +226,14 @@ void End::Verify() {
     for (const Region& r : work) {
       if (std::count(r.dests.begin(), r.dests.end(), me_) == 0) continue;
       ForEach(r.box, [&](const Dims& at) {
-        double sum = 0;
-        for (int m : r.sources) sum += s.Value(c_, m, next_, IndexIn(p.in[m], at));
-        const double value = Get(c.dtype, static_cast<const char*>(out_->data()), IndexIn(p.out[me_], at));
-        if (value != sum) {
-          shared_->Error(Cat("collective ", c_, " act ", next_, ": member ", me_, " has ", value, " at ",
-                             at.str(), " and not ", sum));
+        for (int operand = 0; operand < c.operands; ++operand) {
+          double sum = 0;
+          for (int m : r.sources) sum += s.Value(c_, operand, m, next_, IndexIn(p.in[m], at));
+          const double value = Get(c.dtype, Out(operand), IndexIn(p.out[me_], at));
+          if (value != sum) {
+            shared_->Error(Cat("collective ", c_, " act ", next_, ": member ", me_, " has ", value, " at ",
+                               at.str(), " of operand ", operand, " and not ", sum));
+          }
         }
       });
     }
@@ -467,7 +476,8 @@ TEST(ProcessCollectives, QuiesceDropsWhatNobodyAwaits) {
       EXPECT_THROW(collectives->Join(spec, plans[me]), Error);  // twice
       collectives->CheckComplete();
       if (me == 0) {
-        member->Arrive(piece.data(), nullptr, 0, true);
+        void* from = piece.data();
+        member->Arrive({&from, 1}, {}, 0, true);
         while (cluster.messages() == 0) std::this_thread::yield();
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         std::string awaited;
@@ -527,7 +537,8 @@ TEST(ProcessCollectives, StagingIsBackWhenRuntimesCloseInTheMiddle) {
         std::unique_ptr<CollectiveMember> member = collectives->Join(spec, plan);
         collectives->CheckComplete();
         EXPECT_GT(between->staging_bytes(), bytes);
-        member->Arrive(in.data(), out.data(), 0, true);
+        void *from = in.data(), *to = out.data();
+        member->Arrive({&from, 1}, {&to, 1}, 0, true);
         std::this_thread::sleep_for(std::chrono::microseconds(Draw(random, 600)));
         collectives->Quiesce();
         EXPECT_EQ(between->staging_taken(), 0) << "process " << me << " after round " << round;
@@ -574,7 +585,8 @@ TEST(ProcessCollectives, WhatComesForAClosedRuntimeIsDropped) {
         told.Gather(me, "closed", "");
       } else {
         told.Gather(me, "closed", "");
-        member->Arrive(piece.data(), nullptr, 0, true);
+        void* from = piece.data();
+        member->Arrive({&from, 1}, {}, 0, true);
         for (int i = 0; i < 10000 && counters[0].good + counters[0].bad == 0; ++i)
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         EXPECT_EQ(counters[0].good, 1) << "process 1 is still there, and holds what nobody there wants";
