@@ -27,7 +27,7 @@ Status CopyReference(const KernelContext& context) {
 Status AssignSliceReference(const KernelContext& context) {
   const TensorArg &variable = context.in[0], &value = context.in[1], &to = context.out[0];
   const int axis = static_cast<int>(context.spec.attrs.Int("axis"));
-  const int64_t begin = LoadInt(context.in[2], 0), places = to.global[axis] - value.global[axis] + 1;
+  const int64_t begin = LoadInt(context.in[2], 0), places = to.global[axis] - value.extent[axis] + 1;
   if (begin < 0 || begin >= places) return Status(Cat("index ", begin, " is outside [0, ", places, ")"));
   if (variable.data != to.data && to.elements() > 0) std::memcpy(to.data, variable.data, BytesOf(to));
   const int64_t inner = InnerOf(to.extent, axis) * static_cast<int64_t>(SizeOf(to.dtype));
@@ -105,6 +105,11 @@ void AddAssign(Catalog* catalog) {
       .doc = "The variable takes the value in a part of one axis.",
       .axes_of = SliceAxes,
       .whole = {"all", "part"},
+      .turns_of =
+          [](const OpCall& call) {
+            return call.attrs->Has("each_micro_batch") ? std::set<std::string>{"part"}
+                                                       : std::set<std::string>();
+          },
       .check = CheckAssignSlice,
       .flops = [](const BoundRule&) { return 0.0; },
       .reference = AssignSliceReference,

@@ -133,6 +133,7 @@ std::vector<DType> TwoSums(const OpCall&) { return {DType::kFloat32, DType::kFlo
 
 }  // namespace
 
+// Three entries of the table of operators.
 void AddBatchNorm(Catalog* catalog) {
   using enum DType;
   catalog->Add({

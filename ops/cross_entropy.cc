@@ -12,7 +12,7 @@
 namespace oneflow_like {
 namespace {
 
-Status OutOfRange(int64_t target, int64_t classes) {
+Status NoSuchClass(int64_t target, int64_t classes) {
   return Status(Cat("target ", target, " is outside the ", classes, " classes"));
 }
 
@@ -21,7 +21,7 @@ Status CrossEntropyReference(const KernelContext& context) {
   int64_t classes = logits.extent.back();
   for (int64_t row = 0; row < target.elements(); ++row) {
     int64_t wanted = LoadInt(target, row);
-    if (wanted >= classes) return OutOfRange(wanted, classes);
+    if (wanted >= classes) return NoSuchClass(wanted, classes);
     double greatest = -std::numeric_limits<double>::infinity(), total = 0;
     for (int64_t c = 0; c < classes; ++c) greatest = std::max(greatest, LoadFloat(logits, row * classes + c));
     for (int64_t c = 0; c < classes; ++c) total += std::exp(LoadFloat(logits, row * classes + c) - greatest);
@@ -39,7 +39,7 @@ Status CrossEntropyGradReference(const KernelContext& context) {
   int64_t width = logits.extent.back(), begin = logits.begin.back(), classes = logits.global.back();
   for (int64_t row = 0; row < target.elements(); ++row) {
     int64_t wanted = LoadInt(target, row);
-    if (wanted >= classes) return OutOfRange(wanted, classes);
+    if (wanted >= classes) return NoSuchClass(wanted, classes);
     for (int64_t c = 0; c < width; ++c) {
       double probability = std::exp(LoadFloat(logits, row * width + c) - LoadFloat(lse, row));
       double d = LoadFloat(dloss, row) * (probability - (begin + c == wanted ? 1 : 0));

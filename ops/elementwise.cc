@@ -183,29 +183,7 @@ void AddComparisons(Catalog* catalog) {
   catalog->Add(CompareOp("greater_equal", "a >= b.", Binary<[](auto a, auto b) { return a >= b; }, true>));
 }
 
-// Operators that carry partial sums, or pass the values of any type.
-void AddCarriers(Catalog* catalog) {
-  OpDef identity = UnaryOp("identity", "x itself.", Unary<[](auto x, const Attrs&) { return x; }>,
-                           [](Tensor dy, Tensor, Tensor) { return dy; });
-  identity.check = nullptr;
-  identity.linear = {{"x"}};
-  identity.view = true;
-  catalog->Add(std::move(identity));
-
-  OpDef stop = UnaryOp("stop_gradient", "x itself; no gradient flows.",
-                       Unary<[](auto x, const Attrs&) { return x; }>, nullptr);
-  stop.scalar.clear();
-  stop.check = nullptr;
-  stop.linear = {{"x"}};
-  stop.view = stop.stops_gradient = true;
-  catalog->Add(std::move(stop));
-
-  OpDef negative = UnaryOp("neg", "-x.", Unary<[](auto x, const Attrs&) { return -x; }>,
-                           [](Tensor dy, Tensor, Tensor) { return neg(dy); });
-  negative.check = RequireArithmetic;
-  negative.linear = {{"x"}};
-  catalog->Add(std::move(negative));
-
+void AddScaleAndShift(Catalog* catalog) {
   OpDef scaled = UnaryOp(
       "scale", "x * factor.",
       Unary<[](auto x, const Attrs& attrs) { return static_cast<decltype(x)>(x * attrs.Float("factor")); }>,
@@ -231,6 +209,31 @@ void AddCarriers(Catalog* catalog) {
   };
   for (Sample& s : shifted.samples) s.attrs.Set("offset", 0.3);
   catalog->Add(std::move(shifted));
+}
+
+// Operators that carry partial sums, or pass the values of any type.
+void AddCarriers(Catalog* catalog) {
+  OpDef identity = UnaryOp("identity", "x itself.", Unary<[](auto x, const Attrs&) { return x; }>,
+                           [](Tensor dy, Tensor, Tensor) { return dy; });
+  identity.check = nullptr;
+  identity.linear = {{"x"}};
+  identity.view = true;
+  catalog->Add(std::move(identity));
+
+  OpDef stop = UnaryOp("stop_gradient", "x itself; no gradient flows.",
+                       Unary<[](auto x, const Attrs&) { return x; }>, nullptr);
+  stop.scalar.clear();
+  stop.check = nullptr;
+  stop.linear = {{"x"}};
+  stop.view = stop.stops_gradient = true;
+  catalog->Add(std::move(stop));
+
+  OpDef negative = UnaryOp("neg", "-x.", Unary<[](auto x, const Attrs&) { return -x; }>,
+                           [](Tensor dy, Tensor, Tensor) { return neg(dy); });
+  negative.check = RequireArithmetic;
+  negative.linear = {{"x"}};
+  catalog->Add(std::move(negative));
+  AddScaleAndShift(catalog);
 
   OpDef sum;
   sum.name = sum.scalar = "add_n";

@@ -7,7 +7,7 @@
 namespace oneflow_like {
 namespace {
 
-Status OutOfRange(int64_t id, int64_t rows) {
+Status NoSuchRow(int64_t id, int64_t rows) {
   return Status(Cat("id ", id, " is outside the table of ", rows, " rows"));
 }
 
@@ -16,7 +16,7 @@ Status EmbeddingReference(const KernelContext& context) {
   int64_t width = table.extent[1];
   for (int64_t n = 0; n < ids.elements(); ++n) {
     int64_t id = LoadInt(ids, n), row = id - table.begin[0];
-    if (id < 0 || id >= table.global[0]) return OutOfRange(id, table.global[0]);
+    if (id < 0 || id >= table.global[0]) return NoSuchRow(id, table.global[0]);
     bool here = row >= 0 && row < table.extent[0];
     for (int64_t d = 0; d < width; ++d)
       StoreFloat(y, n * width + d, here ? LoadFloat(table, row * width + d) : 0);
@@ -29,7 +29,7 @@ Status EmbeddingGradReference(const KernelContext& context) {
   int64_t width = dtable.extent[1];
   for (int64_t n = 0; n < ids.elements(); ++n) {
     int64_t id = LoadInt(ids, n);
-    if (id < 0 || id >= dtable.global[0]) return OutOfRange(id, dtable.global[0]);
+    if (id < 0 || id >= dtable.global[0]) return NoSuchRow(id, dtable.global[0]);
   }
   for (int64_t row = 0; row < dtable.extent[0]; ++row) {
     for (int64_t d = 0; d < width; ++d) StoreFloat(dtable, row * width + d, 0);

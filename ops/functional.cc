@@ -386,10 +386,41 @@ Tensor dropout(Tensor x, double p, Here at) { return dropout(x, p, "", at); }
 
 // --- Variables -----------------------------------------------------------------------------------
 
-Tensor assign(Tensor variable, Tensor value, Here at) { return One("assign", {variable, value}, {}, at); }
+namespace {
+
+Attrs With(const AssignOptions& options, Attrs attrs) {
+  if (options.each_micro_batch) attrs.Set("each_micro_batch", int64_t{1});
+  return attrs;
+}
+
+}  // namespace
+
+Tensor assign(Tensor variable, Tensor value, Here at) { return assign(variable, value, {}, at); }
+Tensor assign(Tensor variable, Tensor value, const AssignOptions& options, Here at) {
+  return One("assign", {variable, value}, With(options, {}), at);
+}
 Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, Here at) {
+  return assign_slice(variable, axis, begin, value, {}, at);
+}
+Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, const AssignOptions& options,
+                    Here at) {
   return One("assign_slice", {variable, value, begin},
-             {{"axis", NormalAxis("assign_slice", axis, variable, at)}}, at);
+             With(options, {{"axis", NormalAxis("assign_slice", axis, variable, at)}}), at);
+}
+
+Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  return One("sum", {x},
+             {{"axes", NormalAxes("micro_batch_sum", std::move(axes), x, at)},
+              {"keep", int64_t{keep}},
+              {"micro_batch", int64_t{1}}},
+             at);
+}
+// How many elements there are differs between micro-batches of unequal size: ones are added up, which are
+// made of x, so that micro-batches cut them as they cut x. Where x is no number, nor is the mean.
+Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  NeedFloating("micro_batch_mean", "its operand", x, at);
+  Tensor ones = cast(equal(x, x, at), x.dtype(), at);
+  return div(micro_batch_sum(x, axes, keep, at), micro_batch_sum(ones, axes, keep, at), at);
 }
 
 }  // namespace oneflow_like

@@ -228,10 +228,26 @@ int64_t DrawKey(const std::string& name);
 // step's operators read what it held before. Returns what it will hold. It happens in sessions that compute
 // the result: as an output, as one of SessionOptions::also, or because an output depends on it. A value that
 // differs between micro-batches must be reduced over the batch first. Two assigns to a variable are an Error.
+//
+// With `each_micro_batch` the variable is written once for each micro-batch, in their order: operators that
+// read it see what the micro-batch before left, and what assign returns is what this one leaves. So a step of
+// m micro-batches does what m steps of one do. An output that is no part of the batch is then that of the
+// last micro-batch. What lies between reading the variable and writing it may not need the whole batch.
+struct AssignOptions {
+  bool each_micro_batch = false;
+};
 Tensor assign(Tensor variable, Tensor value, OFL_HERE);
+Tensor assign(Tensor variable, Tensor value, const AssignOptions& options, OFL_HERE);
 // The same of the part [begin, begin + extent of value) of one axis; begin[] is i32 or i64. What is outside
-// of it stays, and costs nothing. A begin for which the part is not inside the axis fails the step.
+// of it stays, and costs nothing. A begin for which the part is not inside the axis fails the step. With
+// `each_micro_batch` micro-batches may cut the value along that axis: each writes its own part at its begin.
 Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, OFL_HERE);
+Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, const AssignOptions& options,
+                    OFL_HERE);
+// The sum and the mean over some axes, as of sum() and mean() but over the elements of the micro-batch alone.
+// No gradient goes through them: a loss that depends on a weight through one is an Error.
+Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
+Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 
 // A node by name, for operators without a function of their own (gradients, operators of the user's).
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,

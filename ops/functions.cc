@@ -139,7 +139,7 @@ void AddBounds(Catalog* catalog) {
                           -kApart, kApart});
 }
 
-void AddActivations(Catalog* catalog) {
+void AddMoreActivations(Catalog* catalog) {
   AddWithNumber(catalog,
                 {"leaky_relu", "x where positive, else slope * x.", "slope", 0.1, false,
                  Unary<[](auto x, const Attrs& attrs) {
@@ -221,7 +221,7 @@ void AddFunctions(Catalog* catalog) {
   AddAngles(catalog);
   AddRounding(catalog);
   AddBounds(catalog);
-  AddActivations(catalog);
+  AddMoreActivations(catalog);
   AddPRelu(catalog);
 }
 

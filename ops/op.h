@@ -38,8 +38,8 @@ using GradFn = std::function<std::vector<Tensor>(const GradCall&)>;
 // An expansion: the same outputs from simpler operators, whose labels can be cut.
 using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
-// Of a gradient of a table [v d], from the operator's inputs: ids[n], in which a negative one names no row, and
-// values[n d] of which the table's gradient is the sum by id.
+// Of a gradient of a table [v d], from the operator's inputs: ids[n], in which a negative one names no row,
+// and values[n d] of which the table's gradient is the sum by id.
 using RowsFn = std::function<std::pair<Tensor, Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
 // What mixed precision makes of an operator (compiler/mixed_precision.cc).
@@ -72,6 +72,9 @@ struct OpDef {
   std::set<std::string> whole;
   std::function<std::set<std::string>(const OpCall&)> whole_of;
   std::set<std::string> expandable;
+  // Labels that the rule reduces or has whole, but that micro-batches may cut: what comes out is then of the
+  // micro-batch alone, another for each.
+  std::function<std::set<std::string>(const OpCall&)> turns_of;
   // Extents of labels only outputs have.
   std::function<std::map<std::string, int64_t>(const OpCall&)> extents;
   // Types of the outputs; default: all that of the first input.
@@ -119,6 +122,9 @@ class Catalog {
  private:
   std::map<std::string, OpDef> ops_;
 };
+
+// OpDef::flops of operators that only move numbers.
+inline double NoFlops(const BoundRule&) { return 0; }
 
 // All operators of this library: a manifest, one line each (ops/catalog.cc).
 const Catalog& BuiltinCatalog();

@@ -239,7 +239,16 @@ void SpreadSamples(OpDef* def) {
 
 void AddSums(Catalog* catalog) {
   OpDef sum = ReduceOp("sum", "The sum over some axes.", Reduce::kSum, Sum);
-  sum.linear = {{"x"}};
+  sum.linear_of = [](const OpCall& call) {
+    return call.attrs->Has("micro_batch") ? std::vector<std::set<std::string>>()
+                                          : std::vector<std::set<std::string>>{{"x"}};
+  };
+  sum.turns_of = [](const OpCall& call) {
+    std::set<std::string> turns;
+    if (!call.attrs->Has("micro_batch")) return turns;
+    for (int64_t axis : call.attrs->Ints("axes")) turns.insert(Letter(static_cast<int>(axis)));
+    return turns;
+  };
   sum.any_type = sum.typed = true;
   sum.grad = [](const GradCall& c) {
     Dims shape = c.in[0].shape();

@@ -141,7 +141,7 @@ Tensor PadApart(Tensor x, int64_t axis, int64_t before, int64_t after, int64_t s
   return Apply(x.graph(), "pad", {x}, attrs)[0];
 }
 
-void AddSliceAndPad(Catalog* catalog) {
+void AddSlice(Catalog* catalog) {
   OpDef cut = ResizeOp(
       "slice", "The part [begin, end) of one axis; with a step, every step-th index of it.",
       [](int64_t, const Attrs& attrs) {
@@ -175,7 +175,9 @@ void AddSliceAndPad(Catalog* catalog) {
     cut.samples.push_back(apart);
   }
   catalog->Add(std::move(cut));
+}
 
+void AddPad(Catalog* catalog) {
   OpDef zeros = ResizeOp(
       "pad", "Zeros before and after along one axis; with a step, step - 1 zeros between neighbours too.",
       [](int64_t x, const Attrs& attrs) {
@@ -356,7 +358,8 @@ void AddBroadcastTo(Catalog* catalog) {
 
 void AddShapeOps(Catalog* catalog) {
   AddTranspose(catalog);
-  AddSliceAndPad(catalog);
+  AddSlice(catalog);
+  AddPad(catalog);
   AddConcat(catalog);
   AddBroadcastTo(catalog);
 }

@@ -89,8 +89,6 @@ Status Arange(const KernelContext& context) {
 
 // --- Rules ---------------------------------------------------------------------------------------
 
-double NoFlops(const BoundRule&) { return 0; }
-
 void AddArgsort(Catalog* catalog) {
   OpDef def;
   def.name = "argsort";

@@ -87,7 +87,6 @@ void CheckExtent(const OpCall& call) {
     Fail(call.who, ": extent is ", call.attrs->Int("extent"), " but must not be negative");
 }
 
-double NoFlops(const BoundRule&) { return 0; }
 double OneForEach(const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); }
 
 Attrs At(int64_t axis) { return {{"axis", axis}}; }

@@ -2,6 +2,7 @@
 // maximum and sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022).
 // Operands of 16-bit types are widened tile by tile, but for bf16 where attention_narrow.h takes it. Tiles
 // that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
+#include "ops/cpu/attention_few.h"
 #include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/tile.h"
@@ -110,6 +111,7 @@ Status Attention(const KernelContext& context) {
 KernelPtr MakeAttention(const KernelSpec& spec) {
   if (!FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1]))
     return MakeReference(spec);
+  if (FewQueriesFit(spec)) return MakeFunctionKernel(FewQueriesAttention)(spec);
   if (NarrowFits(spec, 0)) return MakeFunctionKernel(NarrowAttention)(spec);
   return DispatchFloating(spec.in[0].dtype,
                           [&](auto t) { return MakeFunctionKernel(Attention<decltype(t)>)(spec); });

@@ -124,7 +124,8 @@ void NarrowSoftmaxTile(int64_t key_count, float* tile, NarrowRunning* run) {
 }
 
 void ForwardTile(const KernelContext& context, const AttentionCall& call, const int64_t (&place)[4],
-                 int64_t t, int64_t key_count, const BlockMask& mask, NarrowRunning* run, NarrowForward* scratch) {
+                 int64_t t, int64_t key_count, const BlockMask& mask, NarrowRunning* run,
+                 NarrowForward* scratch) {
   auto [b, h, s, count] = place;
   int64_t g = h / call.group, pitch = PitchOf(call.value_width);
   const BFloat16* k = context.in[1].as<BFloat16>() + call.InK(b, t, g);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ops/cpu/convert.h"
+#include "ops/cpu/few_rows.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/narrow_product.h"
 #include "ops/equation.h"
@@ -147,8 +148,14 @@ void Offsets(const GroupList& list, int64_t index, int64_t* a, int64_t* b, int64
   }
 }
 
+ProductLayout LayoutOf(const Group& m, const Group& n, const Group& k) {
+  return {m.extent, n.extent, k.extent, m.a, k.a, k.b, n.b, m.y, n.y};
+}
+
 void Product(const Group& m, const Group& n, const Group& k, const float* a, const float* b, float* y,
              bool add) {
+  if (const ProductLayout layout = LayoutOf(m, n, k); HasFewRows(layout, DType::kFloat32))
+    return RunFewRows(layout, DType::kFloat32, a, b, DType::kFloat32, y, add);
   Matrix ma = MatrixOf(m.extent, k.extent, m.a, k.a), mb = MatrixOf(k.extent, n.extent, k.b, n.b);
   bool by_rows = n.y == 1 || n.extent == 1;  // else y is stored transposed: y^T = b^T a^T
   float beta = add ? 1.0f : 0.0f;
@@ -188,7 +195,8 @@ class Contraction : public Kernel {
  public:
   Contraction(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
     strides_.resize(labels_.size());
-    widen_ = spec.in[0].dtype != DType::kFloat32;
+    dtype_ = spec.in[0].dtype;
+    widen_ = dtype_ != DType::kFloat32;
     Prepare(spec.in[0].extent, spec.in[1].extent);
     // A permutation pays when it makes products of a useful size from tiny ones.
     double whole = 1;
@@ -201,7 +209,8 @@ class Contraction : public Kernel {
     most_[0] = spec.in[0].elements();
     most_[1] = spec.in[1].elements();
     most_[2] = result_ == DType::kFloat32 ? 0 : spec.out[0].elements();
-    if (widen_ && !narrow_) MakeWide();
+    few_rows_ = FitsFew();
+    if (widen_ && !narrow_ && !few_rows_) MakeWide();
     if (permute_) {
       for (int i = 0; i < 2; ++i) packed_[i].resize(spec.in[i].elements());
       packed_[2].resize(spec.out[0].elements());
@@ -217,7 +226,12 @@ class Contraction : public Kernel {
       FillZero(y.data, y.elements() * static_cast<int64_t>(SizeOf(y.dtype)));
       return Status();
     }
+    if (few_rows_) {
+      RunFew(a, b, y);
+      return Status();
+    }
     if (narrow_ && RunNarrow(a, b, y)) return Status();
+    if (widen_ && wide_[0].empty()) MakeWide();  // an act of few rows, made for more
     const float* from[2] = {Widened(a, 0), Widened(b, 1)};
     float* to = wide_[2].empty() ? y.as<float>() : wide_[2].data();
     if (permute_) {
@@ -247,12 +261,27 @@ class Contraction : public Kernel {
     for (int i = 0; i < 3; ++i) wide_[i].resize(most_[i]);
   }
 
+  // Operands of 16-bit types as they are, and few rows: what is widened would be read twice.
+  bool FitsFew() const {
+    return widen_ && !permute_ && plan_.summed_count == 1 &&
+           HasFewRows(LayoutOf(plan_.m, plan_.n, plan_.k), dtype_);
+  }
+  void RunFew(const TensorArg& a, const TensorArg& b, const TensorArg& y) {
+    const int64_t size = static_cast<int64_t>(SizeOf(a.dtype)),
+                  size_y = static_cast<int64_t>(SizeOf(y.dtype));
+    for (int64_t i = 0; i < plan_.outer_count; ++i) {
+      int64_t oa = 0, ob = 0, oy = 0;
+      Offsets(plan_.outer, i, &oa, &ob, &oy);
+      RunFewRows(LayoutOf(plan_.m, plan_.n, plan_.k), a.dtype, a.as<char>() + oa * size,
+                 b.as<char>() + ob * size, y.dtype, y.as<char>() + oy * size_y, false);
+    }
+  }
+
   // False where there is no fast product; the operands are then widened.
   bool RunNarrow(const TensorArg& a, const TensorArg& b, const TensorArg& y) {
     if (!tried_) {
       const Group &m = plan_.m, &n = plan_.n, &k = plan_.k;
-      if (FitsNarrow())
-        product_ = NarrowProduct::Make({m.extent, n.extent, k.extent, m.a, k.a, k.b, n.b, m.y, n.y}, result_);
+      if (FitsNarrow()) product_ = NarrowProduct::Make(LayoutOf(m, n, k), result_);
       if (!product_) MakeWide();
       tried_ = true;
     }
@@ -306,6 +335,7 @@ class Contraction : public Kernel {
     plan_ = MakePlan(labels_, strides_);
     product_.reset();
     tried_ = false;
+    few_rows_ = FitsFew();
   }
 
   // Replaces the strides by those of [batch m k], [batch k n], [batch m n], and says how to copy there and
@@ -343,8 +373,9 @@ class Contraction : public Kernel {
   Plan plan_;
   Dims a_, b_;  // extents the plan is for
   bool empty_sum_ = false, widen_ = false, permute_ = false;
-  bool narrow_ = false;  // bf16 operands are multiplied as they are
-  DType result_ = DType::kFloat32;
+  bool narrow_ = false;    // bf16 operands are multiplied as they are
+  bool few_rows_ = false;  // 16-bit operands by RunFewRows
+  DType dtype_ = DType::kFloat32, result_ = DType::kFloat32;
   std::unique_ptr<NarrowProduct> product_;  // of the plan, made by the thread that runs it
   bool tried_ = false;                      // whether it was asked for
   int64_t most_[3] = {};                    // elements of the plan's operands, as far as they need buffers

@@ -51,11 +51,11 @@ struct BagOf {
 };
 
 // 16 columns; one where the table's width leaves no more.
-typedef float Lanes __attribute__((vector_size(64)));
+typedef float BagLanes __attribute__((vector_size(64)));
 
-inline void Read(const float* from, Lanes* to) { std::memcpy(to, from, sizeof(Lanes)); }
+inline void Read(const float* from, BagLanes* to) { std::memcpy(to, from, sizeof(BagLanes)); }
 template <typename T>
-void Read(const T* from, Lanes* to) {
+void Read(const T* from, BagLanes* to) {
   float wide[16];
   Widen(from, 16, wide);
   Read(wide, to);
@@ -64,9 +64,9 @@ template <typename T>
 void Read(const T* from, float* to) {
   *to = AsFloat(*from);
 }
-inline void Write(const Lanes& from, float* to) { std::memcpy(to, &from, sizeof(Lanes)); }
+inline void Write(const BagLanes& from, float* to) { std::memcpy(to, &from, sizeof(BagLanes)); }
 template <typename T>
-void Write(const Lanes& from, T* to) {
+void Write(const BagLanes& from, T* to) {
   float wide[16];
   Write(from, wide);
   Narrow(wide, 16, to);
@@ -111,9 +111,9 @@ void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
 template <bool kMax, typename T, typename I>
 void AddBag(const BagOf<T, I>& bag, T* y) {
   int64_t c = 0;
-  for (; c + 128 <= bag.width; c += 128) AddColumns<8, Lanes, kMax>(bag, c, y);
-  for (; c + 64 <= bag.width; c += 64) AddColumns<4, Lanes, kMax>(bag, c, y);
-  for (; c + 16 <= bag.width; c += 16) AddColumns<1, Lanes, kMax>(bag, c, y);
+  for (; c + 128 <= bag.width; c += 128) AddColumns<8, BagLanes, kMax>(bag, c, y);
+  for (; c + 64 <= bag.width; c += 64) AddColumns<4, BagLanes, kMax>(bag, c, y);
+  for (; c + 16 <= bag.width; c += 16) AddColumns<1, BagLanes, kMax>(bag, c, y);
   for (; c < bag.width; ++c) AddColumns<1, float, kMax>(bag, c, y);
 }
 

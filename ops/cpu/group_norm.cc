@@ -11,7 +11,7 @@
 namespace oneflow_like::cpu {
 namespace {
 
-constexpr int64_t kBands = 32;
+constexpr int64_t kNormBands = 32;
 
 struct Layout {
   int64_t batch, rows, channels, groups, width;  // rows: of one sample; width: channels of a group
@@ -24,7 +24,7 @@ struct Layout {
         width(groups > 0 ? channels / groups : 0),
         bands(0, 1) {
     for (int axis = 1; axis + 1 < x.extent.rank(); ++axis) rows *= x.extent[axis];
-    bands = Bands(rows, kBands);
+    bands = Bands(rows, kNormBands);
   }
   double count() const { return static_cast<double>(std::max<int64_t>(1, rows * width)); }
 };

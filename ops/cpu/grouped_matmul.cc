@@ -13,7 +13,7 @@
 namespace oneflow_like::cpu {
 namespace {
 
-struct Group {
+struct ExpertRows {
   int64_t expert, begin, end;  // rows
 };
 
@@ -67,16 +67,16 @@ class Grouped : public Kernel {
       for (int64_t i = low; i < high; ++i) body(groups_[i]);
     });
   }
-  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<ExpertRows>& groups() const { return groups_; }
 
  private:
-  std::vector<Group> groups_;
+  std::vector<ExpertRows> groups_;
   std::vector<float> wide_[3];
 };
 
-class Product : public Grouped {
+class RowsProduct : public Grouped {
  public:
-  explicit Product(const KernelSpec& spec)
+  explicit RowsProduct(const KernelSpec& spec)
       : Grouped(spec, spec.in[1].extent[0]), transposed_(spec.attrs.Int("transposed", 0) != 0) {}
 
   Status Run(const KernelContext& context) override {
@@ -86,7 +86,7 @@ class Product : public Grouped {
     if (!checked.ok() || y.elements() == 0) return checked;
     const float *a = Widened(x, 0), *b = Widened(w, 1);
     float* to = Result(y);
-    ForEach(counts, x, w, 2.0 * static_cast<double>(k) * static_cast<double>(m), [&](const Group& g) {
+    ForEach(counts, x, w, 2.0 * static_cast<double>(k) * static_cast<double>(m), [&](const ExpertRows& g) {
       const int64_t rows = g.end - g.begin;
       if (rows == 0) return;
       if (k == 0) {
@@ -120,7 +120,7 @@ class GradWeight : public Grouped {
     if (!checked.ok() || dw.elements() == 0) return checked;
     const float *a = Widened(x, 0), *b = Widened(dy, 1);
     float* to = Result(dw);
-    ForEach(counts, x, dw, 2.0 * static_cast<double>(k) * static_cast<double>(m), [&](const Group& g) {
+    ForEach(counts, x, dw, 2.0 * static_cast<double>(k) * static_cast<double>(m), [&](const ExpertRows& g) {
       const int64_t rows = g.end - g.begin;
       if (rows == 0) {
         std::memset(to + g.expert * k * m, 0, k * m * sizeof(float));
@@ -136,7 +136,7 @@ class GradWeight : public Grouped {
 
 }  // namespace
 
-KernelPtr MakeGroupedMatmul(const KernelSpec& spec) { return std::make_unique<Product>(spec); }
+KernelPtr MakeGroupedMatmul(const KernelSpec& spec) { return std::make_unique<RowsProduct>(spec); }
 KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec) { return std::make_unique<GradWeight>(spec); }
 
 }  // namespace oneflow_like::cpu

@@ -4,9 +4,15 @@
 #include "ops/cpu/kernels.h"
 #include "ops/op.h"
 
+#ifndef OFL_CPU_ENTRY  // a level of instructions has an entry of its own: levels.cc
+#define OFL_CPU_ENTRY AddCpuKernelsHere
+#endif
+
 namespace oneflow_like {
 
-void AddCpuKernels(KernelRegistry* registry) {
+// A list: a kernel a line.
+void OFL_CPU_ENTRY(KernelRegistry* registry);
+void OFL_CPU_ENTRY(KernelRegistry* registry) {
   using namespace cpu;
   auto add = [registry](const char* name, KernelFactory factory) {
     registry->Add(name, "cpu", std::move(factory));

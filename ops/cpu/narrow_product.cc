@@ -15,7 +15,7 @@ namespace {
 
 using dnnl::memory;
 
-const dnnl::engine& Engine() {
+const dnnl::engine& NarrowEngine() {
   static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return *engine;
 }
@@ -31,7 +31,7 @@ memory::desc Matrix(int64_t rows, int64_t columns, int64_t row, int64_t column, 
 }  // namespace
 
 struct NarrowProduct::Impl {
-  dnnl::stream stream{Engine()};
+  dnnl::stream stream{NarrowEngine()};
   dnnl::matmul product;
   memory a, b, y;
   bool swapped = false;  // y is stored transposed: y^T = b^T a^T
@@ -65,12 +65,12 @@ std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType
       b = Matrix(l.k, l.m, l.a_column, l.a_row, bf16);
       y = Matrix(l.n, l.m, l.y_column, l.y_row, type);
     }
-    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), Engine());
+    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), NarrowEngine());
     if (std::string(desc.impl_info_str()).find("ref") != std::string::npos) return nullptr;
     impl->product = dnnl::matmul(desc);
-    impl->a = memory(a, Engine(), nullptr);
-    impl->b = memory(b, Engine(), nullptr);
-    impl->y = memory(y, Engine(), nullptr);
+    impl->a = memory(a, NarrowEngine(), nullptr);
+    impl->b = memory(b, NarrowEngine(), nullptr);
+    impl->y = memory(y, NarrowEngine(), nullptr);
     return std::unique_ptr<NarrowProduct>(new NarrowProduct(std::move(impl)));
   } catch (const dnnl::error&) {  // not implemented for this layout
     return nullptr;

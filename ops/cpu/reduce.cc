@@ -36,15 +36,15 @@ struct MinOf {
 using Mask = std::array<bool, Dims::kMaxRank>;
 
 // x with neighbouring axes of one kind merged. The last group is kept (columns) or reduced (a run).
-struct Plan {
+struct ReducePlan {
   int rank = 0;
   int64_t extent[Dims::kMaxRank + 1], stride[Dims::kMaxRank + 1];
   bool reduced[Dims::kMaxRank + 1];
   int64_t kept_outer = 1, reduced_outer = 1;  // products over all groups but the last
 };
 
-Plan MakePlan(const Dims& x, const Mask& mask) {
-  Plan p;
+ReducePlan MakeReducePlan(const Dims& x, const Mask& mask) {
+  ReducePlan p;
   for (int axis = 0; axis < x.rank(); ++axis) {
     if (x[axis] == 1) continue;
     if (p.rank > 0 && p.reduced[p.rank - 1] == mask[axis]) {
@@ -69,7 +69,7 @@ Plan MakePlan(const Dims& x, const Mask& mask) {
 }
 
 // Offset of the index-th combination of the outer groups that are reduced, or that are kept.
-int64_t OuterOffset(const Plan& p, bool reduced, int64_t index) {
+int64_t OuterOffset(const ReducePlan& p, bool reduced, int64_t index) {
   int64_t offset = 0;
   for (int i = p.rank - 2; i >= 0; --i) {
     if (p.reduced[i] != reduced) continue;
@@ -97,7 +97,7 @@ float FoldRun(const T* x, int64_t n, F f) {
 
 // Kept columns [begin, end): adds up the rows in bands, so that long sums keep their digits.
 template <typename T, typename F>
-void FoldColumns(const Plan& p, const T* x, float* y, int64_t begin, int64_t end, F f) {
+void FoldColumns(const ReducePlan& p, const T* x, float* y, int64_t begin, int64_t end, F f) {
   constexpr int64_t kColumns = 256, kBand = 64;
   float band[kColumns], total[kColumns];
   for (int64_t c0 = begin; c0 < end; c0 += kColumns) {
@@ -122,7 +122,7 @@ void FoldAxes(const TensorArg& x, const TensorArg& y, const Mask& mask, F f) {
     std::fill_n(y.as<float>(), y.elements(), F::kIdentity);
     return;
   }
-  Plan p = MakePlan(x.extent, mask);
+  ReducePlan p = MakeReducePlan(x.extent, mask);
   const T* from = x.as<T>();
   float* to = y.as<float>();
   int64_t last = p.extent[p.rank - 1];

@@ -64,7 +64,7 @@ void ForRuns(int64_t outer, int64_t count, int64_t grain, F body) {
 
 // Indices are looked at in blocks first: where all of a block are held here, as they mostly are, none is
 // asked about on its own. The loops after that are scalar on purpose (gathers of vectors are slower).
-constexpr int64_t kBlock = 1024;
+constexpr int64_t kTakeBlock = 1024;
 template <typename I>
 bool AllHere(const I* ids, int64_t n, const Held& held) {
   bool here = true;
@@ -76,8 +76,8 @@ bool AllHere(const I* ids, int64_t n, const Held& held) {
 
 template <typename T, typename I>
 void TakeLine(const T* x, const I* ids, T* y, int64_t n, const Held& held) {
-  for (int64_t first = 0; first < n; first += kBlock, ids += kBlock, y += kBlock) {
-    const int64_t count = std::min(kBlock, n - first);
+  for (int64_t first = 0; first < n; first += kTakeBlock, ids += kTakeBlock, y += kTakeBlock) {
+    const int64_t count = std::min(kTakeBlock, n - first);
     if (AllHere(ids, count, held)) {
       for (int64_t i = 0; i < count; ++i) y[i] = x[ids[i] - held.begin];
       continue;
@@ -203,8 +203,8 @@ struct Sums {
 
   void AddLine(const T* source, const I* id, S* result) const {
     const Held here = held;
-    for (int64_t first = 0; first < count; first += kBlock, id += kBlock, source += kBlock) {
-      const int64_t n = std::min(kBlock, count - first);
+    for (int64_t first = 0; first < count; first += kTakeBlock, id += kTakeBlock, source += kTakeBlock) {
+      const int64_t n = std::min(kTakeBlock, count - first);
       if (AllHere(id, n, here)) {
         for (int64_t j = 0; j < n; ++j) result[id[j] - here.begin] += Value(source[j]);
         continue;

@@ -154,7 +154,8 @@ std::string ExplainCounts(const Fault& fault) {
 
 void AddGroupedMatmulKernels(KernelRegistry* registry) {
   registry->Add("grouped_matmul", "cuda", MakeIndexKernel(GroupedMatmul, ExplainCounts));
-  registry->Add("grouped_matmul_grad_weight", "cuda", MakeIndexKernel(GroupedMatmulGradWeight, ExplainCounts));
+  registry->Add("grouped_matmul_grad_weight", "cuda",
+                MakeIndexKernel(GroupedMatmulGradWeight, ExplainCounts));
 }
 
 }  // namespace oneflow_like::cuda

@@ -38,7 +38,7 @@ void SetPiece(plan::Plan* plan, plan::Kernel* kernel, bool out, const Dims& shap
   buffer->set_name(out ? "to" : "from");
   buffer->set_slots(1);
   buffer->set_slot_bytes((box.elements() * 4 + 63) / 64 * 64);
-  buffer->set_offset(plan->transient_bytes());
+  buffer->add_offset(plan->transient_bytes());
   plan->set_transient_bytes(plan->transient_bytes() + buffer->slot_bytes());
   plan::Operand operand = PlanBuilder::Operand(buffer->id(), shape, {box});
   operand.set_dtype(static_cast<int>(DType::kFloat32));

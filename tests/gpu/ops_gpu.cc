@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "ops/oracle/check.h"
 #include "tests/gpu/backend.h"
 #include "tests/gpu/device_kernels.h"
 #include "tests/ops/kernel_cases.h"
-#include "tests/ops/oracle.h"
 #include "tests/sbp/random_boxing.h"
 
 DEFINE_int32(device, 0, "number of the GPU");
@@ -412,27 +412,37 @@ std::vector<float> Floats(Device* device, Memory* memory, int64_t count) {
   return values;
 }
 
-void CheckCollectives(int ranks) {
-  constexpr int64_t kEach = 1000;
+constexpr int64_t kEach = 1000;
+
+// Devices with a stream each, memory to send from and to receive in. Element i of what rank r sends is
+// (r + 1) (i % 97).
+struct Ranks {
+  explicit Ranks(int ranks) {
+    for (int r = 0; r < ranks; ++r) {
+      group.ranks.push_back(r);
+      members.push_back(r);
+      owned.push_back(TestedBackend()->MakeDevice(r, r));
+      devices.push_back(owned.back().get());
+      streams.push_back(devices[r]->MakeStream("link"));
+      from.push_back(devices[r]->Allocate(ranks * kEach * 4, "a piece of a test"));
+      to.push_back(devices[r]->Allocate(ranks * kEach * 4, "a piece of a test"));
+      std::vector<float> values(ranks * kEach);
+      for (size_t i = 0; i < values.size(); ++i)
+        values[i] = static_cast<float>((r + 1) * static_cast<int>(i % 97));
+      devices[r]->CopyIn(from[r]->data(), values.data(), values.size() * 4);
+    }
+  }
   GroupSpec group{"all", {}};
   std::vector<int> members;
   std::vector<std::unique_ptr<Device>> owned;
   std::vector<Device*> devices;
   std::vector<std::unique_ptr<DeviceStream>> streams;
   std::vector<std::unique_ptr<Memory>> from, to;
-  for (int r = 0; r < ranks; ++r) {
-    group.ranks.push_back(r);
-    members.push_back(r);
-    owned.push_back(TestedBackend()->MakeDevice(r, r));
-    devices.push_back(owned.back().get());
-    streams.push_back(devices[r]->MakeStream("link"));
-    from.push_back(devices[r]->Allocate(ranks * kEach * 4, "a piece of a test"));
-    to.push_back(devices[r]->Allocate(ranks * kEach * 4, "a piece of a test"));
-    std::vector<float> values(ranks * kEach);
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>((r + 1) * static_cast<int>(i % 97));
-    devices[r]->CopyIn(from[r]->data(), values.data(), values.size() * 4);
-  }
+};
+
+void CheckCollectives(int ranks) {
+  Ranks all(ranks);
+  auto& [group, members, owned, devices, streams, from, to] = all;
   auto ends = TestedBackend()->Connect(TestedBackend()->MakeGroupId(), group, members, devices);
   ASSERT_EQ(static_cast<int>(ends.size()), ranks);
   const float sum = static_cast<float>(ranks * (ranks + 1) / 2);

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "ops/oracle/check.h"
 #include "tests/gpu/backend.h"
 #include "tests/gpu/device_kernels.h"
-#include "tests/ops/oracle.h"
 
 DECLARE_int32(device);
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ops/functional.h"
+#include "ops/oracle/gradient.h"
 #include "ops/rope.h"
 #include "tests/error_of.h"
-#include "tests/ops/oracle_gradient.h"
 
 namespace oneflow_like::oracle {
 namespace {

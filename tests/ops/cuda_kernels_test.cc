@@ -16,10 +16,10 @@
 
 #include "actor/cuda/backend.h"
 #include "ops/manifest.h"
+#include "ops/oracle/check.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/gpu/device_kernels.h"
 #include "tests/ops/kernel_cases.h"
-#include "tests/ops/oracle.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
 

@@ -417,6 +417,25 @@ TEST(CudaProduct, Epilogues) {
   }
 }
 
+// That one launch of the kernel enqueues. The bench ends here, so the next begins with an emulator that is
+// empty.
+int64_t OperationsOf(const std::string& op, const Attrs& attrs, Tensors& in, Tensors& out) {
+  Bench bench;
+  std::vector<TensorArg> args[2];
+  for (bool result : {false, true})
+    for (Tensor& x : result ? out : in) {
+      args[result].push_back(x.arg);
+      args[result].back().data = bench.Upload(x.memory.data(), x.memory.size());
+    }
+  KernelSpec spec = SpecOf(op, attrs, in, out);
+  std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
+  const int64_t before = cuda_emulator::GetCounts().operations;
+  EXPECT_TRUE(static_cast<CudaKernel*>(kernel.get())
+                  ->Launch({spec, args[0], args[1], nullptr, 0, 0, 1, 77}, bench.launch)
+                  .ok());
+  return cuda_emulator::GetCounts().operations - before;
+}
+
 // In one launch where the library takes the piece, else by steps; with the reference's results.
 TEST(CudaProduct, ProductsWithWhatFollows) {
   struct Case {
@@ -469,24 +488,8 @@ TEST(CudaProduct, ProductsWithWhatFollows) {
       std::string what = Cat(c.op, " ", attrs.str(), " ", Name(dtype), ", seed ", seed);
       CheckOp(what, c.op, attrs, in, out);
       if (HasFatalFailure()) return;
-      {  // the next bench begins with an emulator that is empty
-        Bench bench;
-        std::vector<TensorArg> args[2];
-        for (bool result : {false, true})
-          for (Tensor& x : result ? out : in) {
-            args[result].push_back(x.arg);
-            args[result].back().data = bench.Upload(x.memory.data(), x.memory.size());
-          }
-        KernelSpec spec = SpecOf(c.op, attrs, in, out);
-        std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
-        const int64_t before = cuda_emulator::GetCounts().operations;
-        ASSERT_TRUE(static_cast<CudaKernel*>(kernel.get())
-                        ->Launch({spec, args[0], args[1], nullptr, 0, 0, 1, 77}, bench.launch)
-                        .ok());
-        EXPECT_EQ(cuda_emulator::GetCounts().operations - before == 1,
-                  c.one_launch && (dtype != DType::kFloat32 || !gelu))
-            << what;
-      }
+      EXPECT_EQ(OperationsOf(c.op, attrs, in, out) == 1, c.one_launch && (dtype != DType::kFloat32 || !gelu))
+          << what;
       cuda_emulator::RefuseEpilogues(true);
       CheckOp(what + ", refused by the library", c.op, attrs, in, out);
       cuda_emulator::RefuseEpilogues(false);

@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "tests/ops/oracle_gradient.h"
+#include "ops/oracle/gradient.h"
 
 namespace oneflow_like::oracle {
 

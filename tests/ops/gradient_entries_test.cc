@@ -2,7 +2,7 @@
 // flows through (its outputs do not move with its inputs), and says `stops_gradient`, or Train refuses it.
 #include <gtest/gtest.h>
 
-#include "tests/ops/oracle_gradient.h"
+#include "ops/oracle/gradient.h"
 
 namespace oneflow_like::oracle {
 namespace {

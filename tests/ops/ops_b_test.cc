@@ -11,9 +11,9 @@
 
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/oracle/gradient.h"
 #include "ops/schedule.h"
 #include "tests/error_of.h"
-#include "tests/ops/oracle_gradient.h"
 
 namespace oneflow_like {
 namespace {
@@ -81,7 +81,7 @@ TEST(OpsB, GradientsAgreeWithFiniteDifferences) {
     oracle::Report report;
     for (const oracle::Trial& trial : Trials(op)) {
       for (size_t output = 0; output < trial.out.size(); ++output)
-        oracle::CheckGradient(trial, output, &report);
+        oracle::CheckGradient(trial, output, BuiltinCatalog(), &report);
     }
     EXPECT_GT(report.cases, 0) << op;
     EXPECT_EQ(report.failed, 0) << op << "\n" << report.str();

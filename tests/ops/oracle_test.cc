@@ -2,20 +2,18 @@
 // signature on meshes of 2, 3 and 2x2 and over time, reference and fast kernels; gradients against finite
 // differences; expansions against their operators; and mistakes planted in rules and kernels, which the same
 // checks must catch.
-#include "tests/ops/oracle.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdio>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/parallel_for.h"
 #include "ops/cpu/manifest.h"
-#include "tests/ops/oracle_gradient.h"
+#include "ops/oracle/check.h"
+#include "ops/oracle/gradient.h"
 
 namespace oneflow_like::oracle {
 namespace {
@@ -42,11 +40,6 @@ const testing::Environment* const kPrintTotals = testing::AddGlobalTestEnvironme
 void ExpectClean(const std::string& what, const Report& report) {
   Totals()[what].Merge(report);
   EXPECT_EQ(report.failed, 0) << report.str();
-}
-
-MakeKernel ReferenceOf(const OpDef& def) {
-  if (IsBareView(def)) return [](const KernelSpec&) { return nullptr; };
-  return MakeFunctionKernel(def.reference);
 }
 
 class OperatorOracle : public testing::TestWithParam<std::string> {
@@ -78,20 +71,6 @@ TEST_P(OperatorOracle, FastKernelUnderEverySignature) {
 
 // --- Gradients ---
 
-// Whether and why one sample of an operator has no finite differences to compare with.
-std::optional<std::string> NoDifferences(const Trial& trial) {
-  bool any = false;  // beside an output of numbers there may be one of places
-  for (DType dtype : trial.out_dtypes) {
-    any |= dtype == DType::kFloat32;
-    if (IsFloating(dtype) && dtype != DType::kFloat32) return "rounding to a narrower type is a staircase";
-  }
-  if (!any) return "rounding to an integer type is a staircase";
-  for (const Value& v : trial.in) {
-    if (IsFloating(v.dtype()) && v.dtype() != DType::kFloat32) return "16 bits are too few to difference";
-  }
-  return std::nullopt;
-}
-
 // Operators that pass gradients but are left out here.
 const std::map<std::string, std::string>& LeftOut() {
   static const std::map<std::string, std::string> table = {};
@@ -101,24 +80,7 @@ const std::map<std::string, std::string>& LeftOut() {
 TEST_P(OperatorOracle, GradientIsTheDerivative) {
   if (!def().grad || LeftOut().count(def().name)) return;
   Report report;
-  int compared = 0;
-  for (const Sample& sample : def().samples) {
-    for (const Sample& varied : Vary(def(), sample)) {
-      Trial trial = MakeTrial(def(), varied, ReferenceOf(def()), false);
-      if (!trial.status.ok() || NoDifferences(trial)) continue;
-      for (size_t output = 0; output < trial.out.size(); ++output) {
-        if (trial.out_dtypes[output] != DType::kFloat32) continue;
-        try {
-          CheckGradient(trial, output, &report);
-          ++compared;
-        } catch (const Error& error) {
-          // Saved statistics (log-sum-exp, mean) may say that they pass none.
-          bool says_so = std::string(error.what()).find("no gradient flows") != std::string::npos;
-          if (!says_so || output == 0) report.Fail(Cat("gradient: ", trial.text, " threw ", error.what()));
-        }
-      }
-    }
-  }
+  const int compared = CheckGradients(def(), BuiltinCatalog(), &report);
   EXPECT_GT(compared, 0) << def().name << " has a gradient, but no sample to compare it with differences";
   EXPECT_LE(4 * report.rough, report.cases)
       << "too few directions are smooth; the samples' ranges do not suit";
@@ -359,7 +321,7 @@ TEST(PlantedMistakes, AWrongGradient) {
     return std::vector<Tensor>{mul(call.dout[0], call.in[0]), mul(call.dout[0], call.in[1])};
   };
   Report report;
-  CheckGradient(MakeTrial(def, def.samples[0], ReferenceOf(def), false), 0, &report);
+  CheckGradient(MakeTrial(def, def.samples[0], ReferenceOf(def), false), 0, BuiltinCatalog(), &report);
   EXPECT_GT(report.failed, 0);
 }
 

@@ -170,6 +170,7 @@ TEST_F(Sparse, ShapeAndPosition) {
 
 // --- What wrong uses are told ---
 
+// A table: a mistake, and the words it gets.
 TEST_F(Sparse, WrongUsesAreNamed) {
   Tensor x = Counted({2, 3}), ids = Ids({2}, {0, 1}), table = Counted({4, 2}),
          bags = Ids({2, 3}, Numbers(6, 0));

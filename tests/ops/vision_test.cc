@@ -254,6 +254,7 @@ TEST(Norms, BatchStatisticsOfRowsUnlikeTheOthers) {
 
 // --- Wrong uses
 
+// A table: a mistake, and the words it gets.
 TEST(Vision, SaysWhatIsWrong) {
   Tape tape;
   Tensor x = Pattern(&tape, {2, 5, 6, 4}, 1), line = Pattern(&tape, {2, 5, 4}, 1),

@@ -15,6 +15,7 @@ struct Function {
   double low = -3, high = 3;
 };
 
+// A table: a function a line.
 ValueCases Functions() {
   const Function functions[] = {
       {"neg", [](Tensor x) { return neg(x); }},

@@ -5,6 +5,7 @@
 namespace oneflow_like::peers {
 namespace {
 
+// A table: a case after the other.
 void AddConvolutions(ValueCases* cases) {
   const ValueInput plane = F({2, 9, 11, 6}), line = F({3, 13, 6});
   const ValueCases more = {

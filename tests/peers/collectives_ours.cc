@@ -119,7 +119,10 @@ class End : public CollectiveListener {
     spec.listener = this;
     member_ = collectives->Join(spec, collective_);
   }
-  void Arrive() { member_->Arrive(in(), out(), 0, true); }
+  void Arrive() {
+    void *from = in(), *to = out();
+    member_->Arrive({&from, size_t(from != nullptr)}, {&to, size_t(to != nullptr)}, 0, true);
+  }
   void CollectiveWorked(int64_t, int64_t) override {}
   void CollectiveDone(bool ok) override {
     if (!ok) Die("a collective has failed");

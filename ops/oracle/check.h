@@ -18,9 +18,9 @@
 #include "core/kernel.h"
 #include "core/random.h"
 #include "ops/op.h"
+#include "ops/oracle/samples.h"
+#include "ops/oracle/value.h"
 #include "sbp/rule.h"
-#include "tests/ops/oracle_samples.h"
-#include "tests/ops/oracle_value.h"
 
 namespace oneflow_like::oracle {
 
@@ -78,6 +78,9 @@ struct CheckOptions {
   int most_pairs = 2000;       // of one sample on one 2-D mesh; beyond it as many are drawn
   int pairs_of_variant = 100;  // the same for a varied sample
 };
+// The entry's own kernel; none for a view that has none.
+inline MakeKernel ReferenceOf(const OpDef& def);
+
 // Everything above over all samples of one operator, with the kernel under test and the reference kernel.
 Report CheckOperator(const OpDef& def, const MakeKernel& reference, const MakeKernel& make,
                      const CheckOptions& options);
@@ -135,6 +138,11 @@ inline Status RunKernel(const OpDef& def, const KernelSpec& spec, Kernel* kernel
 }
 
 inline bool IsBareView(const OpDef& def) { return def.view && def.reference == nullptr; }
+
+inline MakeKernel ReferenceOf(const OpDef& def) {
+  if (IsBareView(def)) return [](const KernelSpec&) { return nullptr; };
+  return MakeFunctionKernel(def.reference);
+}
 
 inline KernelSpec SpecOf(const OpDef& def, const Attrs& attrs, std::vector<TensorArg> in,
                          std::vector<TensorArg> out) {

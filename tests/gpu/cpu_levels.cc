@@ -1,0 +1,75 @@
+// The CPU kernels of each level that this processor has, against the reference kernels; which level is
+// picked; that a level's code stays its own.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops/cpu/levels.h"
+#include "ops/cpu/manifest.h"
+#include "tests/ops/kernel_cases.h"
+#include "tests/ops/sparse_cases.h"
+#include "tests/ops/vision_cases.h"
+
+namespace oneflow_like {
+namespace {
+
+TEST(CpuLevels, EachOfThisProcessorIsRight) {
+  int levels = 0;
+  for (const CpuLevel& level : CpuLevels()) {
+    if (!level.supported) continue;
+    ++levels;
+    SCOPED_TRACE(level.name);
+    KernelRegistry registry;
+    AddReferenceKernels(BuiltinCatalog(), &registry);
+    level.add(&registry);
+    KernelCases cases({[&](const std::string& name) { return registry.Has(name, "cpu"); },
+                       [&](const KernelSpec& spec) { return registry.Make(spec, "cpu"); }});
+    cases.TableSamples();
+    cases.Products();
+    cases.ElementwiseShapes();
+    cases.ReductionsAndShapes();
+    cases.RowsOperators();
+    cases.Attention();
+    cases.MaskedAttention();
+    cases.UpdatesInPlaceAndApart();
+    SparseCases(&cases).Order();
+    VisionCases(&cases);
+  }
+  EXPECT_GE(levels, 1);
+}
+
+// Flags of /proc/cpuinfo, which the compiler's own functions do not read.
+TEST(CpuLevels, TheHighestThatTheProcessorHasIsPicked) {
+  if (CpuLevels().size() == 1) GTEST_SKIP() << "a build of one level";
+  std::ifstream file("/proc/cpuinfo");
+  std::set<std::string> flags;
+  for (std::string word; file >> word;) flags.insert(word);
+  std::string expected = "x86-64-v2";
+  if (flags.count("avx2") && flags.count("fma") && flags.count("bmi2")) expected = "x86-64-v3";
+  if (flags.count("avx512vl") && flags.count("avx512bw") && flags.count("avx512dq")) expected = "x86-64-v4";
+  if (expected == "x86-64-v4" && flags.count("avx512_bf16")) expected = "x86-64-v4 with bf16";
+  EXPECT_EQ(ChosenCpuLevel().name, expected);
+}
+
+// A level shows its entry and nothing else: whatever else it showed, the linker could take for everybody.
+TEST(CpuLevels, ALevelShowsItsEntryAlone) {
+  if (CpuLevels().size() == 1) GTEST_SKIP() << "a build of one level";
+  for (const char* level : {"V3", "V4", "V4Bf16"}) {
+    const std::string command =
+        std::string("nm --defined-only --extern-only " OFL_LEVELS_DIR "/ops_cpu_portable_") + level + ".o";
+    FILE* pipe = popen(command.c_str(), "r");
+    std::vector<std::string> names;
+    char line[4096];
+    while (fgets(line, sizeof line, pipe)) names.emplace_back(line);
+    EXPECT_EQ(pclose(pipe), 0) << command;
+    ASSERT_EQ(names.size(), 1u) << command;
+    EXPECT_NE(names[0].find(std::string("AddCpuKernels") + level), std::string::npos) << names[0];
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,110 @@
+// OracleTest on operators of users': a right one passes, and each mistake that one makes is told.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "ops/functional.h"
+#include "ops/oracle.h"
+#include "ops/reference.h"
+
+namespace oneflow_like {
+namespace {
+
+// y[n k] = the squared distance of x[n d] and c[k d].
+Status Distances(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &c = context.in[1], &y = context.out[0];
+  const int64_t rows = c.extent[0], width = c.extent[1];
+  for (int64_t i = 0; i < x.extent[0]; ++i)
+    for (int64_t j = 0; j < rows; ++j) {
+      float sum = 0;
+      for (int64_t d = 0; d < width; ++d) {
+        const float apart = x.as<float>()[i * width + d] - c.as<float>()[j * width + d];
+        sum += apart * apart;
+      }
+      y.as<float>()[i * rows + j] = sum;
+    }
+  return {};
+}
+
+OpDef Distance() {
+  OpDef def;
+  def.name = "distance";
+  def.axes = "x[n d], c[k d] -> y[n k]";
+  def.folds = {{"d", Reduce::kSum}};
+  def.reference = Distances;
+  def.check = [](const OpCall& call) {
+    for (DType dtype : call.dtypes)
+      if (dtype != DType::kFloat32) Fail(call.who, ": x and c must be f32");
+  };
+  def.grad = [](const GradCall& call) -> std::vector<Tensor> {
+    Tensor x = call.in[0], c = call.in[1], dy = call.dout[0], turned = transpose(dy, {1, 0});
+    return {2 * (x * sum(dy, {1}, true) - matmul(dy, c)),
+            2 * (c * sum(turned, {1}, true) - matmul(turned, x))};
+  };
+  def.samples = {{.in = {{4, 3}, {5, 3}}}};
+  return def;
+}
+
+TEST(OwnOperator, ARightOnePasses) { EXPECT_EQ(OracleTest(Distance()), ""); }
+
+TEST(OwnOperator, MistakesAreTold) {
+  const struct {
+    const char* words;
+    std::function<void(OpDef*)> make;
+  } mistakes[] = {
+      {"OpDef::samples", [](OpDef* d) { d->samples.clear(); }},
+      {"built-in", [](OpDef* d) { d->name = "matmul"; }},
+      {"no kernel", [](OpDef* d) { d->reference = nullptr; }},
+      // A cut of d gives sums over parts, which the entry takes for the largest.
+      {"distance",
+       [](OpDef* d) {
+         d->folds = {{"d", Reduce::kMax}};
+       }},
+      // The rows of c are no rows of x.
+      {"distance", [](OpDef* d) { d->axes = "x[n d], c[k d] -> y[k n]"; }},
+      {"bf16", [](OpDef* d) { d->check = nullptr; }},
+      {"gradient",
+       [](OpDef* d) {
+         d->grad = [](const GradCall& call) -> std::vector<Tensor> {
+           return {call.in[0] * sum(call.dout[0], {1}, true), Tensor()};
+         };
+       }},
+      {"gives 1 gradients for 2 inputs",
+       [](OpDef* d) { d->grad = [](const GradCall& call) -> std::vector<Tensor> { return {call.in[0]}; }; }},
+      {"element",
+       [](OpDef* d) {  // writes a row less
+         d->reference = [](const KernelContext& context) {
+           KernelContext less = context;
+           std::vector<TensorArg> in(context.in.begin(), context.in.end());
+           if (in[0].extent[0] > 1) --in[0].extent[0];
+           less.in = in;
+           return Distances(less);
+         };
+       }},
+  };
+  for (const auto& [words, make] : mistakes) {
+    OpDef def = Distance();
+    make(&def);
+    const std::string faults = OracleTest(def);
+    EXPECT_NE(faults.find(words), std::string::npos) << words << " not in:\n" << faults;
+  }
+}
+
+// A gradient may be made of another operator of the user's.
+TEST(OwnOperator, OthersMayBeNeeded) {
+  OpDef twice = Distance();
+  twice.name = "distance_twice";
+  twice.grad = [](const GradCall& call) -> std::vector<Tensor> {
+    Tensor x = call.in[0], c = call.in[1], dy = call.dout[0];
+    Tensor unused = Apply(x.graph(), "distance", {x, c}, {})[0];
+    Tensor turned = transpose(dy, {1, 0});
+    return {2 * (x * sum(dy, {1}, true) - matmul(dy, c)) + 0 * sum(unused),
+            2 * (c * sum(turned, {1}, true) - matmul(turned, x))};
+  };
+  EXPECT_EQ(OracleTest(twice, {Distance()}), "");
+  EXPECT_NE(OracleTest(twice).find("distance"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace oneflow_like
