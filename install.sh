@@ -2,11 +2,15 @@
 # the top folder; does nothing when everything is there.
 
 build_packages="cmake g++ ninja-build libprotobuf-dev protobuf-compiler libgoogle-glog-dev libgflags-dev \
-libdnnl-dev libucx-dev zlib1g-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev"
+libdnnl-dev libucx-dev libtbb-dev zlib1g-dev nlohmann-json3-dev libgtest-dev libbenchmark-dev"
 # Good to have: the build goes on without them. ccache makes the second build fast, bench sets libcaf-dev's messages
-# beside ours, libpmix-dev lets mpirun and srun --mpi=pmix start programs, python3-yaml and python3-jsonschema check
-# Kubernetes' manifest, iproute2 shows sockets and devices, the others are what the examples learn from.
-optional_packages="ccache jargon-text dataset-fashion-mnist libcaf-dev libpmix-dev python3-yaml python3-jsonschema iproute2"
+# beside ours, libpmix-dev lets mpirun and srun --mpi=pmix start programs, libjpeg-dev and libpng-dev decode pictures,
+# libpcre2-dev, libutf8proc-dev and libsentencepiece-dev read tokenizers,
+# python3-yaml and python3-jsonschema check Kubernetes' manifest, iproute2 shows sockets and devices, doxygen makes the
+# reference of the headers, the others are what the examples learn from.
+optional_packages="ccache jargon-text dataset-fashion-mnist libcaf-dev libpmix-dev libjpeg-dev libpng-dev \
+libpcre2-dev libutf8proc-dev libsentencepiece-dev \
+python3-yaml python3-jsonschema iproute2 doxygen"
 # Small installations leave out /usr/share/doc, which is where this text lives.
 text_file=/usr/share/doc/jargon-text/jargon.txt.gz
 

@@ -19,21 +19,6 @@
 namespace oneflow_like {
 namespace {
 
-struct Outcome {
-  int code = -1;
-  std::string output;  // standard output and error together
-};
-
-Outcome Shell(const std::string& command) {
-  Outcome outcome;
-  FILE* pipe = popen(("( " + command + " ) 2>&1 </dev/null").c_str(), "r");
-  char buffer[4096];
-  for (size_t got; (got = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, got);
-  const int status = pclose(pipe);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
-
 // What is there of a package.
 enum class State { kAbsent, kHeadersOnly, kLibraryOnly, kBrokenHeaders, kWrongLibrary, kWhole };
 const std::map<State, std::string> kStates = {
@@ -60,6 +45,15 @@ const std::vector<Package> kPackages = {
      "#include <memory>\nnamespace gloo { struct Context;\nstruct AllreduceOptions { explicit "
      "AllreduceOptions(std::shared_ptr<Context>); };\nvoid allreduce(AllreduceOptions&); }\n",
      "gloo_collectives"},
+    {"PCRE2", "pcre2.h",
+     "#ifndef PCRE2_CODE_UNIT_WIDTH\n#define PCRE2_CODE_UNIT_WIDTH 8\n#endif\n"
+     "extern \"C\" int pcre2_config_8(unsigned, void*);\n#define pcre2_config pcre2_config_8\n"
+     "#define PCRE2_CONFIG_UNICODE 9\n",
+     ""},
+    {"UTF8PROC", "utf8proc.h", "extern \"C\" const char* utf8proc_version(void);\n", ""},
+    {"SENTENCEPIECE", "sentencepiece_processor.h",
+     "namespace sentencepiece { struct SentencePieceProcessor { SentencePieceProcessor(); }; }\n",
+     "text/module/sentence_pieces.cc"},
     {"MPI", "mpi.h", "extern \"C\" int MPI_Init(int*, char***);\n", "mpi_collectives"},
 };
 
@@ -78,11 +72,14 @@ class ConfigureTest : public ::testing::Test {
                         "caf::actor_system_config::actor_system_config() {}\n"
                         "gloo::AllreduceOptions::AllreduceOptions(std::shared_ptr<Context>) {}\n"
                         "void gloo::allreduce(AllreduceOptions&) {}\n"
+                        "int pcre2_config_8(unsigned, void*) { return 0; }\n"
+                        "const char* utf8proc_version(void) { return \"\"; }\n"
+                        "sentencepiece::SentencePieceProcessor::SentencePieceProcessor() {}\n"
                         "int MPI_Init(int*, char***) { return 0; }\n");
     Put("wrong.cc", "int nothing;\n");
     for (const std::string name : {"whole", "wrong"}) {
-      const Outcome o = Shell(std::string(OFL_CXX) + " -shared -fPIC -o " + folder_ / ("lib" + name + ".so") +
-                              " " + folder_ / (name + ".cc"));
+      const ShellOutcome o = Shell(std::string(OFL_CXX) + " -shared -fPIC -o " +
+                                   folder_ / ("lib" + name + ".so") + " " + folder_ / (name + ".cc"));
       EXPECT_EQ(o.code, 0) << o.output;
     }
   }
@@ -93,7 +90,7 @@ class ConfigureTest : public ::testing::Test {
   }
 
   // Configures `source` in folder `build`, which may have been configured before: that takes a second then.
-  Outcome Configure(const std::string& source, const std::string& build, const std::string& options) {
+  ShellOutcome Configure(const std::string& source, const std::string& build, const std::string& options) {
     return Shell(std::string(OFL_CMAKE) + " -S " + source + " -B " + folder_ / build + " -G '" +
                  OFL_GENERATOR + "' " + options);
   }
@@ -123,7 +120,7 @@ class ConfigureTest : public ::testing::Test {
       what += kPackages[i].name + ": " + kStates.at(states[i]) + "; ";
     }
     SCOPED_TRACE(what);
-    const Outcome o = Configure(OFL_SOURCE_DIR, "build", options);
+    const ShellOutcome o = Configure(OFL_SOURCE_DIR, "build", options);
     ASSERT_EQ(o.code, 0) << o.output;
     const std::string programs = TextOf(folder_ / "build/compile_commands.json");
     EXPECT_NE(programs.find("gpt.cc"), std::string::npos);
@@ -156,14 +153,14 @@ TEST_F(ConfigureTest, ProgramsOfTheBuildThatAreMissingOrBrokenBreakNothing) {
   std::filesystem::permissions(folder_ / "broken_program", std::filesystem::perms::owner_all);
   const std::string broken = folder_ / "broken_program";
   for (const std::string& program : {std::string("OFF"), broken}) {
-    const Outcome o = Configure(OFL_SOURCE_DIR, "build",
-                                "-DOFL_CUDA=OFF -DOFL_CCACHE=" + program + " -DPYTHON3=" + program);
+    const ShellOutcome o = Configure(OFL_SOURCE_DIR, "build",
+                                     "-DOFL_CUDA=OFF -DOFL_CCACHE=" + program + " -DPYTHON3=" + program);
     EXPECT_EQ(o.code, 0) << o.output;
     EXPECT_EQ(TextOf(folder_ / "build/compile_commands.json").find(broken), std::string::npos)
         << "a ccache that does not run would compile";
   }
   for (const std::string& nvcc : {std::string("/nowhere/nvcc"), broken}) {
-    const Outcome o =
+    const ShellOutcome o =
         Shell("export CUDACXX=" + nvcc + "; rm -rf " + folder_ / "build" + "; " + OFL_CMAKE + " -S " +
               OFL_SOURCE_DIR + " -B " + folder_ / "build" + " -G '" + OFL_GENERATOR + "'");
     EXPECT_EQ(o.code, 0) << o.output;
@@ -175,20 +172,20 @@ TEST_F(ConfigureTest, ProgramsOfTheBuildThatAreMissingOrBrokenBreakNothing) {
 // there or half there.
 using LongConfigureTest = ConfigureTest;
 TEST_F(LongConfigureTest, PartsOfTheCudaToolkitInAnyStateBreakNothing) {
-  const Outcome first = Configure(OFL_SOURCE_DIR, "build", "");
+  const ShellOutcome first = Configure(OFL_SOURCE_DIR, "build", "");
   ASSERT_EQ(first.code, 0) << first.output;
   if (first.output.find("Optional: CUDNN") == std::string::npos) GTEST_SKIP() << "no CUDA toolkit here";
   const std::string wrong = folder_ / "libwrong.so";
   for (const std::string part : {"CUBLASLT", "NVRTC", "CUDNN", "NCCL"}) {
     for (const std::string& state :
          std::vector<std::string>{"_INCLUDE=OFF", "_LIBRARY=OFF", "_LIBRARY=" + wrong}) {
-      const Outcome o = Configure(OFL_SOURCE_DIR, "build", "-DOFL_" + part + state);
+      const ShellOutcome o = Configure(OFL_SOURCE_DIR, "build", "-DOFL_" + part + state);
       EXPECT_EQ(o.code, 0) << part << state << o.output;
       EXPECT_NE(o.output.find("Optional: " + part + " is not used, as it is not whole"), std::string::npos)
           << o.output;
       const bool needed = part == "CUBLASLT" || part == "NVRTC";
       EXPECT_EQ(o.output.find("CUDA toolkit without " + part) != std::string::npos, needed) << o.output;
-      const Outcome again = Configure(OFL_SOURCE_DIR, "build", "-UOFL_" + part + "_*");
+      const ShellOutcome again = Configure(OFL_SOURCE_DIR, "build", "-UOFL_" + part + "_*");
       EXPECT_EQ(again.output.find("is not used"), std::string::npos) << again.output;
     }
   }
@@ -216,16 +213,16 @@ class BuildIdTest : public ConfigureTest {
     for (const char* name : {"README.md", "core/README.md", "tests/a.cc", "ops/text.cmake"}) Put(name, "1\n");
   }
   std::string Make() {
-    const Outcome o = Shell(std::string(OFL_CMAKE) + " -DSOURCE_DIR=" + folder_ / "" +
-                            " -DOUTPUT=" + folder_ / "build_id.cc" +
-                            " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/build_id.cmake");
+    const ShellOutcome o = Shell(std::string(OFL_CMAKE) + " -DSOURCE_DIR=" + folder_ / "" +
+                                 " -DOUTPUT=" + folder_ / "build_id.cc" +
+                                 " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/build_id.cmake");
     EXPECT_EQ(o.code, 0) << o.output;
     return TextOf(folder_ / "build_id.cc");
   }
   void Commit() {
-    const Outcome o = Shell("cd " + folder_ / "" +
-                            " && git init -q . && git add -A && git -c user.name=a -c "
-                            "user.email=a@b.c commit -qm 1 --allow-empty");
+    const ShellOutcome o = Shell("cd " + folder_ / "" +
+                                 " && git init -q . && git add -A && git -c user.name=a -c "
+                                 "user.email=a@b.c commit -qm 1 --allow-empty");
     EXPECT_EQ(o.code, 0) << o.output;
   }
 };
@@ -263,9 +260,9 @@ TEST_F(BuildIdTest, NamesTheCommitOfItsOwnRepository) {
   EXPECT_NE(Make(), first);
   // The same sources, unpacked inside somebody's repository.
   Put("inside/core/a.cc", "1\n");
-  const Outcome o = Shell(std::string(OFL_CMAKE) + " -DSOURCE_DIR=" + folder_ / "inside" +
-                          " -DOUTPUT=" + folder_ / "inside.cc" +
-                          " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/build_id.cmake");
+  const ShellOutcome o = Shell(std::string(OFL_CMAKE) + " -DSOURCE_DIR=" + folder_ / "inside" +
+                               " -DOUTPUT=" + folder_ / "inside.cc" +
+                               " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/build_id.cmake");
   EXPECT_EQ(o.code, 0) << o.output;
   EXPECT_NE(TextOf(folder_ / "inside.cc").find("{\"1.2\", \"\", "), std::string::npos);
 }
@@ -291,7 +288,7 @@ class ConsumerTest : public ConfigureTest {
         "  float sum = s.Run({{\"x\", ToHost(std::vector<float>{1, 2, 3, 4}, {4})}}).Scalar(\"sum\");\n"
         "  return sum == 10 ? 0 : 1;\n}\n");
   }
-  Outcome ConfigureUser(const std::string& options) {
+  ShellOutcome ConfigureUser(const std::string& options) {
     return Configure(folder_ / "user", "user_build",
                      "-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON -DCMAKE_DISABLE_FIND_PACKAGE_benchmark=ON "
                      "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DOFL_CUDA=OFF " +
@@ -300,7 +297,7 @@ class ConsumerTest : public ConfigureTest {
 };
 
 TEST_F(ConsumerTest, AProjectMayHaveThisOneInside) {
-  const Outcome o = ConfigureUser("");
+  const ShellOutcome o = ConfigureUser("");
   ASSERT_EQ(o.code, 0) << o.output;
   const std::string commands = TextOf(folder_ / "user_build/compile_commands.json");
   EXPECT_NE(commands.find("user.cc"), std::string::npos);
@@ -309,12 +306,13 @@ TEST_F(ConsumerTest, AProjectMayHaveThisOneInside) {
     EXPECT_EQ(commands.find(ours), std::string::npos) << ours;
 }
 
-// Without optimization, which is most of what a build takes.
+// Without optimization and for one processor, which is most of what a build takes.
 using LongConsumerTest = ConsumerTest;
 TEST_F(LongConsumerTest, AProjectWithThisOneInsideIsBuiltAndRuns) {
-  const Outcome o = ConfigureUser("-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0");
+  const ShellOutcome o =
+      ConfigureUser("-DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DOFL_NATIVE=ON");
   ASSERT_EQ(o.code, 0) << o.output;
-  const Outcome built =
+  const ShellOutcome built =
       Shell(std::string(OFL_CMAKE) + " --build " + folder_ / "user_build" + " --target user --parallel 2");
   ASSERT_EQ(built.code, 0) << built.output;
   EXPECT_EQ(Shell(folder_ / "user_build/user").code, 0);
