@@ -1,64 +1,75 @@
-// Loaders of the examples: text and token files for gpt, gzipped IDX images for mlp, and batches drawn from
-// them. Every file that is missing, truncated, corrupt or absurd gives an Error of one sentence that names
-// it.
+// Texts, and rows of tokens, for the examples.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "oneflow_like/data/tokens.h"
 
 namespace oneflow_like {
 
-// The bytes of a file; gzip is recognised by content and unpacked, and a name ending in .gz must hold it.
-// Throws Error when the contents exceed `limit` bytes.
-std::string ReadFile(const std::string& path, int64_t limit = int64_t{4} << 30);
-
-struct TokenData {
-  std::vector<uint16_t> tokens;
-  int64_t vocabulary = 256;
-  bool bytes = true;  // tokens are the bytes of a text
-};
-// Any file as byte tokens; a name ending in .bin as a token file of llm.c: 256 int32 (magic 20240520, version
-// 1, number of tokens, zeros), then that many uint16, all little-endian. The vocabulary of a token file is
-// its largest token + 1, rounded up to a multiple of 128 (GPT-2's 50257 become 50304).
-TokenData LoadTokens(const std::string& path);
-
-using TokenSpan = std::span<const uint16_t>;
-
-// The text's last 5 % (at least one sequence) is held out; when too little would be left to train on, nothing
-// is. Throws Error when the text is shorter than one sequence, which takes context + 1 tokens.
+// A text to learn from, and its end, which is held out: 5 %, at least one sequence of context + 1 tokens.
+// When too little would be left to train on, nothing is held out.
 struct TextSplit {
-  TokenSpan train, held_out;
+  Tokens all, train, held_out;
+  int64_t vocabulary = 256;  // of a token file its largest token + 1, rounded up to a multiple of 128
 };
-TextSplit SplitText(TokenSpan tokens, int64_t context, const std::string& path);
+// Throws Error for a file that is missing, none of Tokens::Open's, or shorter than one sequence.
+TextSplit OpenText(const std::string& pattern, int64_t context);
 
-// [batch, context], row-major; targets are the tokens one further on, -1 where there is none.
-struct TokenBatch {
-  std::vector<int32_t> tokens, targets;
-  int64_t counted = 0;  // targets that are not -1
+// Synthetic rows that can be learnt: each token is 5 times the one before plus 3, modulo `tokens`, but for
+// one in eight, which is any. Fields as TokenRows has them; a row is a function of first + index and the
+// seed.
+class LearnableRows final : public SampleSource {
+ public:
+  LearnableRows(int64_t context, int64_t tokens, int64_t first, int64_t rows);
+  const std::vector<SampleField>& fields() const override { return fields_; }
+  int64_t samples() const override { return rows_; }
+  void Read(const SampleId& id, std::span<void* const> to) const override;
+
+ private:
+  const int64_t context_, tokens_, first_, rows_;
+  const std::vector<SampleField> fields_;
 };
-// Sequences from anywhere in the text: a pure function of seed and step. REQUIRES: text.size() > context.
-TokenBatch RandomBatch(TokenSpan text, int64_t batch, int64_t context, uint64_t seed, int64_t step);
-// The index-th batch of the text cut into consecutive sequences. Rows past the end count nothing.
-TokenBatch ConsecutiveBatch(TokenSpan text, int64_t batch, int64_t context, int64_t index);
 
-// An IDX file of bytes (LeCun's format of MNIST): magic 0 0 8 <axes>, big-endian extents, values.
-struct IdxData {
-  std::vector<int64_t> shape;
-  std::vector<uint8_t> values;
+// Rows of tokens of which some are to be guessed (Devlin et al. 2019): of every row's "tokens", which is the
+// first field of `rows`, 15 % are asked for; of these 80 % are replaced by the mask, 10 % by any token. Every
+// second row, by chance, is a text that ends early, at a quarter of the row or later; padding follows.
+// Fields: "tokens" i32[context]; "targets" i32[context], -1 where nothing is asked; "padding" i32[context], 1
+// behind the end, else 0. Drawn anew in each epoch.
+class MaskedRows final : public SampleSource {
+ public:
+  static constexpr int64_t kMoreTokens = 2;  // behind the rows' own: mask, padding
+  MaskedRows(std::shared_ptr<const SampleSource> rows, int64_t tokens);
+  const std::vector<SampleField>& fields() const override { return fields_; }
+  int64_t samples() const override { return rows_->samples(); }
+  void Read(const SampleId& id, std::span<void* const> to) const override;
+
+ private:
+  const std::shared_ptr<const SampleSource> rows_;
+  const int64_t tokens_;
+  const std::vector<SampleField> fields_;
 };
-IdxData LoadIdx(const std::string& path, int axes);
 
-struct ImageSet {
-  int64_t count = 0, pixels = 0;  // pixels of one image
-  std::vector<uint8_t> images;    // [count, pixels]
-  std::vector<uint8_t> labels;    // [count], below `classes`
+// `samples` of a source, from `first` on. REQUIRES: it has them.
+class SourcePart final : public SampleSource {
+ public:
+  SourcePart(std::shared_ptr<const SampleSource> source, int64_t first, int64_t samples)
+      : source_(std::move(source)), first_(first), samples_(samples) {}
+  const std::vector<SampleField>& fields() const override { return source_->fields(); }
+  int64_t samples() const override { return samples_; }
+  void Read(const SampleId& id, std::span<void* const> to) const override {
+    source_->Read({.seed = id.seed, .epoch = id.epoch, .index = first_ + id.index}, to);
+  }
+
+ private:
+  const std::shared_ptr<const SampleSource> source_;
+  const int64_t first_, samples_;
 };
-ImageSet LoadImages(const std::string& images_path, const std::string& labels_path, int classes);
-
-// 0 .. count-1 in an order that is a pure function of seed and epoch.
-std::vector<int32_t> Shuffled(int64_t count, uint64_t seed, int64_t epoch);
 
 // Text for a terminal: bytes that are neither printable ASCII nor newline nor tab become \xNN.
 std::string Escaped(const std::string& bytes);

@@ -1,11 +1,10 @@
 #include "examples/gpt_huggingface.h"
 
-#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "oneflow_like/checkpoint/json_text.h"
+#include "examples/huggingface_config.h"
 
 namespace oneflow_like {
 namespace {
@@ -13,43 +12,6 @@ namespace {
 using nlohmann::json;
 
 constexpr double kEpsilon = 1e-5;  // that layer_norm adds to the variance
-constexpr int64_t kMostText = 1 << 20;
-
-// config.json; every mistake in it is an Error that names it.
-class ConfigFile {
- public:
-  explicit ConfigFile(const std::string& folder)
-      : path_(folder + "/config.json"), all_(ParseJson(path_, ReadText(path_, kMostText))) {
-    if (!all_.is_object()) Fail(path_, ": it is no JSON object");
-  }
-  bool Has(const char* name) const { return all_.contains(name); }
-  int64_t Number(const char* name, int64_t most) const {
-    if (!Has(name)) Fail(path_, ": it lacks ", name);
-    const json& value = all_[name];
-    if (!value.is_number_integer() || value < 1 || value > most)
-      Fail(path_, ": ", name, " is ", Shown(value), ", but must be a whole number from 1 to ", most);
-    return value.get<int64_t>();
-  }
-  // An entry that is left out means the first.
-  void Require(const char* name, std::initializer_list<json> possible) const {
-    if (!Has(name)) return;
-    std::string wanted;
-    for (const json& value : possible) {
-      if (all_[name] == value) return;
-      wanted += Cat(wanted.empty() ? "" : " or ", value.dump());
-    }
-    Fail(path_, ": ", name, " is ", Shown(all_[name]), ", but the model of this program needs ", wanted);
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  static std::string Shown(const json& value) {
-    return value.dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 60);
-  }
-
-  const std::string path_;
-  const json all_;
-};
 
 }  // namespace
 
@@ -92,7 +54,7 @@ NameTable Gpt2Names(const GptConfig& c) {
 }
 
 GptConfig ReadGpt2Config(const std::string& folder) {
-  const ConfigFile file(folder);
+  const HuggingFaceConfig file(folder);
   if (!file.Has("model_type")) Fail(file.path(), ": it lacks model_type");
   file.Require("model_type", {"gpt2"});
   constexpr int64_t kMany = 1 << 20;
@@ -158,6 +120,8 @@ GptConfig GptConfigOf(const VariableSource& ours) {
   if (config.width % config.heads != 0)
     Fail(ours.where(), ": 'block0/attention/q' has ", config.heads,
          " heads, which do not divide the width of ", config.width);
+  if (ours.variables().count("block0/attention/q_lora_down"))
+    config.lora = shape("block0/attention/q_lora_down", 2)[1];
   config.layers = 1;
   while (ours.variables().count(Cat("block", config.layers, "/attention/q"))) ++config.layers;
   return config;

@@ -22,10 +22,14 @@ void CheckGpt(const GptConfig& c, const Mesh& mesh) {
   }
 }
 
-Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
+namespace {
+
+// With a cache, logits of the last token alone.
+Tensor GptForward(const Scope& scope, Tensor tokens, const GptConfig& c, const nn::Cache* cache,
+                  Tensor positions_of) {
   CheckGpt(c, scope.mesh());
   const int64_t length = tokens.shape().back();
-  if (length > c.context) Fail("gpt: sequences of ", length, " tokens, but context is ", c.context);
+  if (length > c.context && !cache) Fail("gpt: sequences of ", length, " tokens, but context is ", c.context);
 
   const Initializer init = Normal(0.02);
   // Radford et al. 2019: what is added to the residual stream starts smaller, the more is added to it.
@@ -37,16 +41,35 @@ Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& c) {
   block.attention.lora = c.lora;
   block.sequence = c.sequence;
   if (c.ulysses) block.attention.ulysses = c.sequence;
+  if (cache) block.attention.cache = *cache;
+  block.attention.masks.query_positions = block.attention.masks.key_positions = positions_of;
 
   Scope first = scope.Stage("pp", 0);
   Tensor table = first.Weight("embedding", {c.vocabulary, c.width}, init, {{"tp", S(0)}});
   Tensor positions = first.Weight("positions", {c.context, c.width}, init, {.decay = 1});
-  if (length < c.context) positions = slice(positions, 0, 0, length);
+  if (cache) {
+    positions = embedding(positions, cache->positions);
+  } else if (positions_of.defined()) {
+    positions = take(positions, 0, positions_of);
+  } else if (length < c.context) {
+    positions = slice(positions, 0, 0, length);
+  }
   Tensor x = dropout(embedding(table, tokens) + positions, c.dropout);
   x = nn::layers(scope, x, c.layers,
                  [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
+  if (cache && length > 1) x = slice(x, 1, length - 1, length);
   x = nn::LayerNorm(scope / "norm", x);
   return einsum("bsw,vw->bsv", x, to_stage_of(table, x));
+}
+
+}  // namespace
+
+Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& config, Tensor positions) {
+  return GptForward(scope, tokens, config, nullptr, positions);
+}
+
+Tensor GptNext(Scope scope, Tensor tokens, const GptConfig& config, const nn::Cache& cache) {
+  return GptForward(scope, tokens, config, &cache, {});
 }
 
 Tensor GptLoss(Scope scope, Tensor tokens, Tensor targets, const GptConfig& config) {

@@ -26,11 +26,17 @@ struct GptConfig {
 // mesh axis pp needs at least one layer.
 void CheckGpt(const GptConfig& config, const Mesh& mesh);
 
-// tokens i32[batch, s] with s <= context -> logits f32[batch, s, vocabulary]. The mesh has axes dp, tp and pp
+// tokens i32[batch, s] with s <= context -> logits f32[batch, s, vocabulary]. `positions` i32[s], where
+// given, are those of the tokens (nn::DealtSequence), else they lie in order. The mesh has axes dp, tp and pp
 // (of any extent): heads, the hidden layer of each MLP and the rows of the embedding table are cut over tp,
 // blocks are spread over pp. dp cuts whatever the caller's input says. Weights are the same variables
 // whenever the same scope and config are given, whatever the dropout.
-Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& config);
+Tensor GptLogits(Scope scope, Tensor tokens, const GptConfig& config, Tensor positions = {});
+
+// The logits after the last of these tokens alone, f32[batch, 1, vocabulary], for generation: tokens
+// i32[batch, s] are the next piece of sequences whose earlier tokens are in the cache. Sequences have at most
+// `context` tokens, and none is cut (GptConfig::sequence); positions outside the table fail the step.
+Tensor GptNext(Scope scope, Tensor tokens, const GptConfig& config, const nn::Cache& cache);
 
 // The mean of the cross entropy over all positions, one element; targets i32[batch, s], a negative one counts
 // as loss 0. The logits' class axis is cut over tp like the table.

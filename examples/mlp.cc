@@ -7,12 +7,13 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "examples/data.h"
 #include "examples/precision.h"
-#include "examples/step_log.h"
+#include "oneflow_like/data/idx.h"
+#include "oneflow_like/data/pipeline.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/oneflow_like.h"
 
@@ -23,7 +24,8 @@ DEFINE_double(lr, 1e-3, "learning rate of AdamW at its highest; a cosine falls t
 DEFINE_double(dropout, 0.1, "probability of dropping, after each hidden layer");
 DEFINE_string(dtype, "fp32", "of products and activations: fp32, bf16 or fp16");
 DEFINE_string(data_dir, "/usr/share/datasets/fashion-mnist", "folder of the four gzipped IDX files");
-DEFINE_string(log_json, "", "file that gets one JSON object per step: step, loss, images_per_s, step_ms");
+DEFINE_string(log_json, "", "file that gets one JSON object per step");
+DEFINE_string(tensorboard, "", "folder that gets TensorBoard's event files");
 
 namespace oneflow_like {
 namespace {
@@ -57,22 +59,6 @@ Tensor Logits(Scope s, Tensor x, double drop) {
   return annotate(logits, {{"tp", S(1)}});
 }
 
-// Images order[begin ..] of the set, scaled to [0, 1]; rows past the end are black and labelled -1, which no
-// loss counts.
-Feeds FeedsOf(const ImageSet& set, const std::vector<int32_t>& order, int64_t begin, bool labelled) {
-  std::vector<float> images(FLAGS_batch * set.pixels, 0.0f);
-  std::vector<int32_t> labels(FLAGS_batch, -1);
-  const int64_t rows = std::min<int64_t>(FLAGS_batch, static_cast<int64_t>(order.size()) - begin);
-  for (int64_t row = 0; row < rows; ++row) {
-    const uint8_t* from = &set.images[order[begin + row] * set.pixels];
-    for (int64_t i = 0; i < set.pixels; ++i) images[row * set.pixels + i] = from[i] * (1.0f / 255.0f);
-    labels[row] = set.labels[order[begin + row]];
-  }
-  Feeds feeds = {{"images", ToHost(images, {FLAGS_batch, set.pixels})}};
-  if (labelled) feeds["labels"] = ToHost(labels, {FLAGS_batch});
-  return feeds;
-}
-
 Session MakeTraining(Model& model, int64_t pixels, int64_t steps) {
   Tensor images = model.Input("images", {FLAGS_batch, pixels}, DType::kFloat32, {{"dp", S(0)}});
   Tensor labels = model.Input("labels", {FLAGS_batch}, DType::kInt32, {{"dp", S(0)}});
@@ -92,39 +78,55 @@ Session MakeEvaluation(Model& model, int64_t pixels) {
 }
 
 // In percent of all images.
-double Accuracy(Session& eval, const ImageSet& set) {
-  std::vector<int32_t> order(set.count);
-  for (int64_t i = 0; i < set.count; ++i) order[i] = static_cast<int32_t>(i);
+double Accuracy(const Launcher& launcher, Session& eval, std::shared_ptr<const IdxImages> set) {
+  DataPipeline data(set, {.batch = FLAGS_batch,
+                          .shuffle = false,
+                          .needs = eval.Needs(),
+                          .epochs = 1,
+                          .threads = launcher.data_threads()});
   int64_t right = 0;
-  for (int64_t begin = 0; begin < set.count; begin += FLAGS_batch) {
-    StepResult result = eval.Run(FeedsOf(set, order, begin, false));
+  while (data.More()) {
+    const int64_t begin = data.position();
+    StepResult result = eval.Run(data);
     const int64_t* guess = result.Get("class").as<int64_t>();
-    const int64_t rows = std::min(FLAGS_batch, set.count - begin);
-    for (int64_t row = 0; row < rows; ++row) right += guess[row] == set.labels[begin + row];
+    for (int64_t row = 0; row < data.rows(); ++row) right += guess[row] == set->label(begin + row);
   }
-  return 100.0 * right / set.count;
+  return 100.0 * right / set->samples();
 }
 
 class Trainer {
  public:
-  Trainer(const Launcher& launcher, Session session, const ImageSet& set, int64_t steps, uint64_t seed)
+  Trainer(const Launcher& launcher, Session session, std::shared_ptr<const IdxImages> set, int64_t steps,
+          uint64_t seed)
       : session_(std::move(session)),
+        launcher_(launcher),
         set_(set),
         steps_(steps),
         seed_(seed),
-        log_(launcher.main_process() ? FLAGS_log_json : ""),
+        metrics_(session_, {.json = FLAGS_log_json,
+                            .tensorboard = FLAGS_tensorboard,
+                            .unit = "images",
+                            .per_step = static_cast<double>(FLAGS_batch)}),
         progress_(launcher) {}
 
   void RunEpoch(int64_t epoch) {
-    const std::vector<int32_t> order = Shuffled(set_.count, seed_, epoch);
-    for (int64_t begin = 0; begin < set_.count; begin += FLAGS_batch) {
-      in_flight_.push_back(session_.Run(FeedsOf(set_, order, begin, true)));
+    // Rows behind the epoch's end are labelled -1, which no loss counts.
+    DataPipeline data(set_, {.batch = FLAGS_batch,
+                             .seed = seed_,
+                             .needs = session_.Needs(),
+                             .start = epoch * set_->samples(),
+                             .epochs = epoch + 1,
+                             .fill = {{"labels", -1}},
+                             .threads = launcher_.data_threads()});
+    while (data.More()) {
+      in_flight_.push_back(session_.Run(data));
       if (in_flight_.size() >= static_cast<size_t>(kStepsInFlight)) FinishOne(epoch);
     }
     while (!in_flight_.empty()) FinishOne(epoch);
     progress_.End();
   }
 
+  void Measured(double accuracy) { metrics_.Add(session_.next_step(), {{"test_accuracy", accuracy}}); }
   std::string ProfileText() { return session_.ProfileText(); }
   void Close() { session_.Close(); }
 
@@ -132,27 +134,24 @@ class Trainer {
   void FinishOne(int64_t epoch) {
     const float loss = in_flight_.front().Scalar("loss");  // throws, naming the step, when it is NaN
     const int64_t step = in_flight_.front().step();
+    metrics_.Step(in_flight_.front());
     in_flight_.pop_front();
-    const double now = watch_.Seconds(), seconds = now - last_end_;
-    last_end_ = now;
-    log_.Write(step, loss, "images_per_s", FLAGS_batch / seconds, 1e3 * seconds);
     char line[120];
     std::snprintf(line, sizeof line, "epoch %lld/%lld  step %lld/%lld  loss %.4f  %s left",
                   static_cast<long long>(epoch + 1), static_cast<long long>(FLAGS_epochs),
                   static_cast<long long>(step + 1), static_cast<long long>(steps_), static_cast<double>(loss),
-                  MinutesAndSeconds(now / (step + 1) * (steps_ - step - 1)).c_str());
+                  MinutesAndSeconds(metrics_.step_seconds() * (steps_ - step - 1)).c_str());
     progress_.Update(line);
   }
 
   Session session_;
-  const ImageSet& set_;
+  const Launcher& launcher_;
+  const std::shared_ptr<const IdxImages> set_;
   int64_t steps_;
   uint64_t seed_;
-  StepLog log_;
+  Metrics metrics_;
   ProgressLine progress_;
   std::deque<StepResult> in_flight_;
-  Stopwatch watch_;
-  double last_end_ = 0;
 };
 
 int Run(const Launcher& launcher) {
@@ -164,31 +163,34 @@ int Run(const Launcher& launcher) {
   auto labels = [](const std::string& which) {
     return FLAGS_data_dir + "/" + which + "-labels-idx1-ubyte.gz";
   };
-  auto load = [&](const std::string& which) { return LoadImages(images(which), labels(which), kClasses); };
+  auto load = [&](const std::string& which) {
+    return std::make_shared<IdxImages>(images(which), labels(which), kClasses);
+  };
   std::vector<Launcher::FlagFile> inputs;
   for (const char* which : {"train", "t10k"})
     for (const std::string& path : {images(which), labels(which)}) inputs.push_back({"data_dir", path});
   launcher.CheckFiles(inputs, {{"log_json", FLAGS_log_json}});
-  const ImageSet train_set = load("train"), test_set = load("t10k");
-  if (train_set.pixels != test_set.pixels) {
-    Fail(FLAGS_data_dir, ": training images have ", train_set.pixels, " pixels, test images ",
-         test_set.pixels);
+  const std::shared_ptr<const IdxImages> train_set = load("train"), test_set = load("t10k");
+  if (train_set->pixels() != test_set->pixels()) {
+    Fail(FLAGS_data_dir, ": training images have ", train_set->pixels(), " pixels, test images ",
+         test_set->pixels());
   }
   const ModelOptions options = launcher.model_options();
-  const int64_t steps = FLAGS_epochs * ((train_set.count + FLAGS_batch - 1) / FLAGS_batch);
+  const int64_t steps = FLAGS_epochs * ((train_set->samples() + FLAGS_batch - 1) / FLAGS_batch);
   Model model(mesh, options);
-  Session train = MakeTraining(model, train_set.pixels, steps);
+  Session train = MakeTraining(model, train_set->pixels(), steps);
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
   if (launcher.dry_run()) {
     launcher.Print("%s", train.SummaryText().c_str());
     return 0;
   }
   Trainer trainer(launcher, std::move(train), train_set, steps, options.seed);
-  Session eval = MakeEvaluation(model, train_set.pixels);
+  Session eval = MakeEvaluation(model, train_set->pixels());
   double accuracy = 0;
   for (int64_t epoch = 0; epoch < FLAGS_epochs; ++epoch) {
     trainer.RunEpoch(epoch);
-    accuracy = Accuracy(eval, test_set);
+    accuracy = Accuracy(launcher, eval, test_set);
+    trainer.Measured(accuracy);
     launcher.Print("epoch %lld: test accuracy %.2f %%\n", static_cast<long long>(epoch + 1), accuracy);
     std::fflush(stdout);
   }

@@ -1,10 +1,11 @@
-// The example programs met with wrong flags and broken files: one clear sentence, exit code 1, no crash. And
+// The example programs met with wrong flags and broken files: one clear sentence, exit code 64, no crash. And
 // the little they must do when all is well.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,7 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/data.h"
+#include "core/exit_codes.h"
+#include "oneflow_like/data/files.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {
@@ -67,9 +69,9 @@ class CliTest : public ::testing::Test {
     return Run("gpt", flags);
   }
 
-  // Exit code 1, and on stderr exactly one line, "error: ...", with all the words.
-  static void ExpectError(const Outcome& o, const std::vector<std::string>& words) {
-    EXPECT_EQ(o.code, 1) << o.err;
+  // The exit code, and on stderr exactly one line, "error: ...", with all the words.
+  static void ExpectError(const Outcome& o, const std::vector<std::string>& words, int code = kUsageError) {
+    EXPECT_EQ(o.code, code) << o.err;
     std::istringstream lines(o.err);
     std::string line, more;
     std::getline(lines, line);
@@ -77,6 +79,11 @@ class CliTest : public ::testing::Test {
     EXPECT_FALSE(std::getline(lines, more)) << o.err;
     for (const std::string& word : words)
       EXPECT_NE(line.find(word), std::string::npos) << word << " | " << line;
+  }
+
+  // What one process refuses ends the others by an error of another process; the first to end gives the code.
+  static bool Refused(int code, const std::string& processes) {
+    return code == kUsageError || (processes != "--processes=1" && code == kRunError);
   }
 
   std::string folder_, text_;
@@ -109,6 +116,8 @@ TEST_F(CliTest, WrongNumbers) {
   ExpectError(Gpt({"--lr=nan"}), {"lr", "NaN"});
   ExpectError(Gpt({"--clip=-1"}), {"clip", "-1"});
   ExpectError(Gpt({"--schedule=fastest"}), {"schedule", "fastest"});
+  for (const char* size : {"some", "-1", "25XB", "25MB more", "9999999TB", "99999999999999999999"})
+    ExpectError(Gpt({std::string("--bucket=") + size}), {"--bucket", size, "25MB"});
   ExpectError(Run("mlp", {"--epochs=0"}), {"epochs"});
   ExpectError(Run("mlp", {"--batch=0"}), {"batch"});
 }
@@ -116,7 +125,7 @@ TEST_F(CliTest, WrongNumbers) {
 TEST_F(CliTest, UnknownFlagsAndWrongTypes) {
   for (const char* flag : {"--layerz=2", "--layers=two", "--layers=1.5", "--steps="}) {
     const Outcome o = Gpt({flag});
-    EXPECT_EQ(o.code, 1) << flag;
+    EXPECT_EQ(o.code, kUsageError) << flag;
     EXPECT_NE(o.err.find(std::string(flag).substr(2, 5)), std::string::npos) << o.err;
   }
 }
@@ -158,7 +167,7 @@ TEST_F(CliTest, OutputsThatCannotBeWrittenAreRefusedAtTheStart) {
       SCOPED_TRACE(processes + " " + ::testing::PrintToString(flags));
       flags.insert(flags.end(), all.begin(), all.end());
       const Outcome o = Gpt(flags);
-      EXPECT_EQ(o.code, 1);
+      EXPECT_TRUE(Refused(o.code, processes)) << o.code;
       for (const std::string& word : words)
         EXPECT_NE(o.err.find(word), std::string::npos) << word << "\n" << o.err;
       EXPECT_EQ(ReadFile(kept), old);
@@ -166,7 +175,7 @@ TEST_F(CliTest, OutputsThatCannotBeWrittenAreRefusedAtTheStart) {
       for (const char* name : {"/nothing_yet", "/t.json", "/new", "/new.process0", "/new.process1"})
         EXPECT_FALSE(std::filesystem::exists(folder_ + name)) << name;
     };
-    for (const std::string output : {"--log_json=", "--trace="}) {
+    for (const std::string output : {"--log_json=", "--trace=", "--report="}) {
       refused({output + folder_ + "/none/t.json"}, {"none/t.json", "No such file"});
       refused({output + folder_}, {"folder"});
       refused({output + folder_ + "/kept/t.json"}, {"kept/t.json", "Not a directory"});
@@ -189,7 +198,7 @@ TEST_F(CliTest, OutputsThatCannotBeWrittenAreRefusedAtTheStart) {
   const std::string part = Write("t.json.process1", old), log = Write("process1.log", old);
   const Outcome parts =
       Gpt({"--processes=2", "--mesh=cpu:dp=2", "--text=" + part, "--trace=" + folder_ + "/t.json"});
-  EXPECT_EQ(parts.code, 1);
+  EXPECT_TRUE(Refused(parts.code, "--processes=2")) << parts.code;
   EXPECT_NE(parts.err.find("same file"), std::string::npos) << parts.err;
   EXPECT_EQ(ReadFile(part), old);
   ExpectError(Gpt({"--processes=2", "--mesh=cpu:dp=2", "--text=" + log, "--log_dir=" + folder_}),
@@ -213,7 +222,7 @@ TEST_F(CliTest, WhatIsRefusedOrOnlyCompiledLeavesOldFilesAsTheyWere) {
     const bool good = flags[0] == "--dry_run" || flags[0] == "--help" || flags[0] == "--version";
     flags.insert(flags.end(), outputs.begin(), outputs.end());
     const Outcome o = Gpt(flags);
-    EXPECT_EQ(o.code, good ? 0 : 1) << o.err;
+    EXPECT_EQ(o.code, good ? 0 : flags[0] == "--memory_budget=1" ? kRunError : kUsageError) << o.err;
     EXPECT_EQ(ReadFile(log), old);
     EXPECT_EQ(ReadFile(trace), old);
   }
@@ -253,8 +262,9 @@ TEST_F(CliTest, StandardOutputThatIsFullClosedOrAFileOfAFlag) {
     }
     SCOPED_TRACE(processes);
     const std::string both = Write("both", "");
-    for (const std::string output : {"--log_json=", "--trace="}) {
-      EXPECT_EQ(shell(gpt + processes + output + both + " >" + both), 1) << output;
+    for (const std::string output : {"--log_json=", "--trace=", "--report="}) {
+      const int code = shell(gpt + processes + output + both + " >" + both);
+      EXPECT_TRUE(Refused(code, processes.empty() ? "--processes=1" : "--processes=2")) << output << code;
       const std::string said = ReadFile(folder_ + "/err");
       EXPECT_NE(said.find("standard output are the same file"), std::string::npos) << said;
     }
@@ -266,7 +276,8 @@ TEST_F(CliTest, StandardOutputThatIsFullClosedOrAFileOfAFlag) {
 }
 
 TEST_F(CliTest, HelpIsOneScreenOfOurFlags) {
-  for (const std::string program : {"gpt", "mlp", "hello_sbp"}) {
+  for (const std::string program : {"gpt", "llama", "generate", "resnet", "vit", "dlrm", "moe", "bert",
+                                    "insightface", "unet", "mlp", "hello_sbp"}) {
     const Outcome o = Run(program, {"--help"});
     EXPECT_EQ(o.code, 0) << o.err;
     EXPECT_EQ(o.err, "");
@@ -305,7 +316,7 @@ TEST_F(CliTest, CheckpointsAreListedVerifiedComparedAndConverted) {
   EXPECT_EQ(Run("checkpoint", {"convert", run, hf, "--format=huggingface", "--model=gpt2"}).code, 0);
   EXPECT_EQ(Run("checkpoint", {"convert", hf, one, "--model=gpt2"}).code, 0);
   EXPECT_EQ(Run("checkpoint", {"diff", run, one, "--weights_only"}).code, 0);
-  ExpectError(Run("checkpoint", {"convert", run, one}), {"one.safetensors", "there already"});
+  ExpectError(Run("checkpoint", {"convert", run, one}), {"one.safetensors", "there already"}, kRunError);
   std::string file = run + "/step-00000002/model-00001-of-00001.safetensors", bytes = ReadFile(file);
   bytes.back() ^= 1;
   Write("run/step-00000002/model-00001-of-00001.safetensors", bytes);
@@ -316,19 +327,19 @@ TEST_F(CliTest, CheckpointsAreListedVerifiedComparedAndConverted) {
 
 TEST_F(CliTest, CheckpointSaysWhatIsWrongWithItsFlags) {
   const std::string none = folder_ + "/none", there = folder_ + "/text.txt", to = folder_ + "/to";
-  ExpectError(Run("checkpoint", {}), {"list, verify, diff or convert"});
-  ExpectError(Run("checkpoint", {"lst", none}), {"'lst' is no command"});
-  ExpectError(Run("checkpoint", {"list"}), {"list takes 1 path, but 0 are given"});
-  ExpectError(Run("checkpoint", {"verify", none, none}), {"verify takes 1 path, but 2 are given"});
-  ExpectError(Run("checkpoint", {"convert", none}), {"convert takes 2 paths, but 1 is given"});
-  ExpectError(Run("checkpoint", {"list", none}), {none, "no such file or folder"});
-  ExpectError(Run("checkpoint", {"list", folder_}), {folder_, "no complete checkpoint"});
-  ExpectError(Run("checkpoint", {"list", there}), {there, "no safetensors file"});
-  ExpectError(Run("checkpoint", {"list", none, "--dtype=bf16"}), {"--dtype is not for list"});
-  ExpectError(Run("checkpoint", {"convert", there, to, "--dtype=int4"}), {"--dtype=int4", "bf16"});
-  ExpectError(Run("checkpoint", {"convert", there, to, "--format=onnx"}), {"--format=onnx"});
-  ExpectError(Run("checkpoint", {"convert", there, to, "--format=huggingface"}), {"--model=gpt2"});
-  ExpectError(Run("checkpoint", {"convert", there, to, "--model=llama"}), {"--model=llama"});
+  ExpectError(Run("checkpoint", {}), {"list, verify, diff or convert"}, kRunError);
+  ExpectError(Run("checkpoint", {"lst", none}), {"'lst' is no command"}, kRunError);
+  ExpectError(Run("checkpoint", {"list"}), {"list takes 1 path, but 0 are given"}, kRunError);
+  ExpectError(Run("checkpoint", {"verify", none, none}), {"verify takes 1 path, but 2 are given"}, kRunError);
+  ExpectError(Run("checkpoint", {"convert", none}), {"convert takes 2 paths, but 1 is given"}, kRunError);
+  ExpectError(Run("checkpoint", {"list", none}), {none, "no such file or folder"}, kRunError);
+  ExpectError(Run("checkpoint", {"list", folder_}), {folder_, "no complete checkpoint"}, kRunError);
+  ExpectError(Run("checkpoint", {"list", there}), {there, "no safetensors file"}, kRunError);
+  ExpectError(Run("checkpoint", {"list", none, "--dtype=bf16"}), {"--dtype is not for list"}, kRunError);
+  ExpectError(Run("checkpoint", {"convert", there, to, "--dtype=int4"}), {"--dtype=int4", "bf16"}, kRunError);
+  ExpectError(Run("checkpoint", {"convert", there, to, "--format=onnx"}), {"--format=onnx"}, kRunError);
+  ExpectError(Run("checkpoint", {"convert", there, to, "--format=huggingface"}), {"--model=gpt2"}, kRunError);
+  ExpectError(Run("checkpoint", {"convert", there, to, "--model=llama"}), {"--model=llama"}, kRunError);
   EXPECT_FALSE(std::filesystem::exists(to));
   EXPECT_EQ(Run("checkpoint", {"list", none, "--dtypes=bf16"}).code, 1);
   const Outcome help = Run("checkpoint", {"--help"});
@@ -362,7 +373,7 @@ TEST_F(CliTest, VersionNamesTheBuildAndItsLibraries) {
 }
 
 TEST_F(CliTest, LossThatIsNoNumberIsReportedWithItsStep) {
-  ExpectError(Gpt({"--lr=1e30", "--warmup=0", "--clip=0", "--steps=20"}), {"loss", "step"});
+  ExpectError(Gpt({"--lr=1e30", "--warmup=0", "--clip=0", "--steps=20"}), {"loss", "step"}, kRunError);
 }
 
 TEST_F(CliTest, DryRunOfAMeshLargerThanTheMachine) {
@@ -384,7 +395,8 @@ TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {
 
 TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {
   const std::string log = folder_ + "/log.json";
-  const Outcome o = Gpt({"--log_json=" + log, "--steps=5", "--mesh=cpu:dp=2,tp=2,pp=2", "--micro_batches=2"});
+  const Outcome o = Gpt({"--log_json=" + log, "--steps=5", "--mesh=cpu:dp=2,tp=2,pp=2", "--micro_batches=2",
+                         "--peak_flops=1e9"});
   EXPECT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.out.find("held-out loss"), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("--- a sample ---"), std::string::npos) << o.out;
@@ -393,10 +405,31 @@ TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {
   for (int step = 0; step < 5; ++step) {
     ASSERT_TRUE(std::getline(lines, line)) << step;
     EXPECT_EQ(line.rfind("{\"step\":" + std::to_string(step) + ",\"loss\":", 0), 0u) << line;
-    for (const char* key : {"\"tokens_per_s\":", "\"step_ms\":"})
-      EXPECT_NE(line.find(key), std::string::npos);
+    for (const char* key :
+         {"\"lr\":", "\"grad_norm\":", "\"tokens_per_s\":", "\"tokens_per_s_per_device\":", "\"step_ms\":",
+          "\"data_ms\":", "\"mfu\":", "\"memory_bytes\":", "\"host_bytes\":"})
+      EXPECT_NE(line.find(key), std::string::npos) << key;
   }
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(line.rfind("{\"step\":5,\"held_out_loss\":", 0), 0u) << line;
   EXPECT_FALSE(std::getline(lines, line));
+}
+
+TEST_F(CliTest, TensorBoardsFilesAreOfTheMainProcessAlone) {
+  for (const char* processes : {"--processes=1", "--processes=2"}) {
+    const std::string board = folder_ + "/board" + processes, file = Write("file", "x");
+    const Outcome o = Gpt({"--mesh=cpu:dp=2", processes, "--tensorboard=" + board});
+    EXPECT_EQ(o.code, 0) << o.err;
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(board)) {
+      EXPECT_NE(ReadFile(entry.path()).find("held_out_loss"), std::string::npos);
+      ++files;
+    }
+    EXPECT_EQ(files, 1);
+    const Outcome refused = Gpt({"--mesh=cpu:dp=2", processes, "--tensorboard=" + file + "/board"});
+    EXPECT_TRUE(Refused(refused.code, processes)) << refused.code;
+    EXPECT_NE(refused.err.find("--tensorboard="), std::string::npos) << refused.err;
+  }
 }
 
 TEST_F(CliTest, ATraceIsWrittenAndTheRunEndsWithWhereTimeWent) {
@@ -426,10 +459,10 @@ class ProcessesCliTest : public CliTest {
     return LossesOf(log);
   }
 
-  // Two processes as torchrun starts them, each with a flag of its own. All must end with code 1; gives what
-  // process k wrote to standard error.
+  // Two processes as torchrun starts them, each with a flag of its own. All must end with `code`, or where it
+  // is 0 with kRunError or kUsageError; gives what process k wrote to standard error.
   std::vector<std::string> FailTogether(const std::string& name, const std::vector<std::string>& own,
-                                        const std::vector<std::string>& all = {}) {
+                                        const std::vector<std::string>& all = {}, int code = 0) {
     JobCommand command{.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
                        .flags = {"--text=" + text_, "--layers=2", "--width=16", "--heads=2", "--context=8",
                                  "--batch=4", "--steps=3", "--eval_batches=0", "--sample_tokens=0"},
@@ -443,7 +476,9 @@ class ProcessesCliTest : public CliTest {
     EXPECT_TRUE(job.WaitUntil(Seconds() + 60)) << name << " hangs\n" << job.Said();
     std::vector<std::string> said;
     for (int k = 0; k < job.count(); ++k) {
-      EXPECT_EQ(job[k].code(), 1) << job.Said();
+      const int ended = job[k].code();
+      EXPECT_TRUE(code != 0 ? ended == code : ended == kRunError || ended == kUsageError) << ended << "\n"
+                                                                                          << job.Said();
       said.push_back(job[k].err());
     }
     return said;
@@ -459,6 +494,67 @@ class ProcessesCliTest : public CliTest {
 
   Outcome last_;
 };
+
+// Token shards by a pattern; a run that ends early goes on at the same sample on another mesh, and each of
+// its processes reads the rows of its ranks alone.
+TEST_F(ProcessesCliTest, ShardsAreReadByPatternAndGoOnOnAnotherMesh) {
+  for (int shard = 0; shard < 3; ++shard) {
+    std::vector<int32_t> header(256, 0);
+    header[0] = 20240520, header[1] = 1, header[2] = 70;
+    std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
+    for (int i = 0; i < 70; ++i) bytes += {static_cast<char>((shard * 70 + i) * 37 % 120), 0};
+    Write("shard_" + std::to_string(shard) + ".bin", bytes);
+  }
+  const std::string text = "--text=" + folder_ + "/shard_*.bin", kept = folder_ + "/kept";
+  const std::vector<double> whole = Losses({text});
+  EXPECT_NE(last_.out.find("200 tokens to learn from, 10 held out, vocabulary 128"), std::string::npos)
+      << last_.out;
+  Losses({text, "--save=" + kept, "--save_every=3"});
+  std::filesystem::remove_all(kept + "/step-00000005");
+  const std::vector<double> rest =
+      Losses({text, "--resume=" + kept, "--processes=2", "--mesh=cpu:dp=2,tp=2", "--data_threads=2"});
+  ASSERT_EQ(rest.size(), whole.size()) << last_.out;
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(rest[i], whole[i], 2e-4) << i;
+  Write("shard_1.bin", "cut");
+  ExpectError(Gpt({text}), {"shard_1.bin is truncated at byte 3"});
+  ExpectError(Gpt({"--text=" + folder_ + "/none_*.bin"}), {"no file matches"});
+}
+
+// Llama without any data: one curve on every mesh, from checkpoints of another, and through Hugging Face's
+// folders; and on a text.
+TEST_F(ProcessesCliTest, LlamaLearnsOnAnyMeshAndGoesOnFromWhatItLeft) {
+  const std::string log = folder_ + "/log.json", kept = folder_ + "/kept", hf = folder_ + "/hf";
+  auto losses = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> flags = {"--log_json=" + log, "--steps=4", "--layers=2",      "--batch=4",
+                                      "--context=16",      "--tied",    "--eval_batches=1"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    last_ = Run("llama", flags);
+    EXPECT_EQ(last_.code, 0) << last_.out << last_.err;
+    return LossesOf(log);
+  };
+  const std::vector<double> one = losses({"--save=" + kept, "--save_every=2", "--save_hf=" + hf});
+  EXPECT_NEAR(one[0], std::log(256), 0.2);
+  EXPECT_NE(last_.out.find("held-out loss"), std::string::npos) << last_.out;
+  for (const std::vector<std::string>& run : std::vector<std::vector<std::string>>{
+           {"--mesh=cpu:dp=2,tp=2,pp=2", "--micro_batches=2", "--zero=2", "--recompute=full"},
+           {"--mesh=cpu:pp=2", "--micro_batches=4", "--schedule=zero_bubble", "--stages=1,1"},
+           {"--mesh=cpu:tp=2", "--sequence_parallel", "--processes=2"},
+           {"--mesh=cpu:dp=2,cp=2", "--context_parallel"},
+           {"--mesh=cpu:sp=2", "--ulysses"}})
+    EXPECT_LE(CurveDifference(losses(run), one), 1e-5) << run[0];
+  std::filesystem::remove_all(kept + "/step-00000004");
+  EXPECT_LE(CurveDifference(losses({"--resume=" + kept, "--mesh=cpu:tp=2"}), one), 1e-5);
+  EXPECT_LE(CurveDifference(losses({"--qkv_bias", "--text=" + text_}),
+                            losses({"--mesh=cpu:dp=2", "--qkv_bias", "--text=" + text_})),
+            1e-5);
+  const Outcome loaded = Run("llama", {"--load_hf=" + hf, "--steps=1", "--batch=4", "--log_json=" + log});
+  EXPECT_EQ(loaded.code, 0) << loaded.err;
+  EXPECT_LT(LossesOf(log)[0], one[0] - 0.05) << "it begins with what was learnt";
+  ExpectError(Run("llama", {"--load_hf=" + hf, "--size=8b"}), {"--size", "--load_hf=", "how large"});
+  ExpectError(Run("llama", {"--load_hf=" + hf, "--context=17"}), {"--context=17", "16 positions"});
+  ExpectError(Run("llama", {"--size=2b"}), {"--size=2b", "tiny, 160m, 1b or 8b"});
+  ExpectError(Run("llama", {"--mesh=cpu:pp=5"}), {"pp has 5 stages", "4 layers"});
+}
 
 TEST_F(ProcessesCliTest, ProcessesLearnWhatOneDoesOnTheSameMesh) {
   for (const std::string mesh : {"--mesh=cpu:dp=2", "--mesh=cpu:tp=2", "--mesh=cpu:pp=2"}) {
@@ -513,7 +609,7 @@ TEST_F(ProcessesCliTest, FlagsThatDifferAreNamed) {
 TEST_F(ProcessesCliTest, AnErrorThatAllMakeIsPrintedOnce) {
   for (const std::string mesh : {"cpu:zp=3", "cpu:dp=4"}) {
     const Outcome o = Gpt({"--processes=3", "--mesh=" + mesh});
-    EXPECT_EQ(o.code, 1);
+    EXPECT_EQ(o.code, kUsageError);
     const size_t at = o.err.find("error: mesh cpu:");
     EXPECT_NE(at, std::string::npos) << o.err;
     EXPECT_EQ(at, o.err.rfind("error: mesh cpu:")) << o.err;
@@ -537,6 +633,40 @@ TEST_F(ProcessesCliTest, WhatDiffersBetweenProcessesIsNamed) {
               {"lr=0.001", "lr=0.002", "process 0 has '", "process 1 has '"});
 }
 
+// Told apart by what whoever started it should do: mend the command, look into the run, or start it again.
+// interrupt_test has 75.
+TEST_F(ProcessesCliTest, ExitCodesTellWhatHappened) {
+  FailTogether("usage", {"", ""}, {"--mesh=cpu:dp=2", "--stages=one"}, kUsageError);
+  FailTogether("flags", {"--peer_timeout=20", "--peer_timeout=30"}, {"--mesh=cpu:dp=2"}, kUsageError);
+  const std::vector<std::string> diverges = {"--lr=1e30", "--warmup=0", "--clip=0", "--steps=20"};
+  std::vector<std::string> run = diverges;
+  run.push_back("--mesh=cpu:dp=3");
+  FailTogether("run", {"", "", ""}, run, kRunError);
+  for (const char* processes : {"--processes=1", "--processes=2"}) {
+    run = diverges;
+    run.insert(run.end(), {"--mesh=cpu:dp=2", processes});
+    EXPECT_EQ(Gpt(run).code, kRunError) << processes;
+    EXPECT_EQ(Gpt({"--mesh=cpu:dp=2", processes, "--heads=3"}).code, kUsageError) << processes;
+  }
+  // Alone of what it takes: it gives up.
+  JobCommand command{.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
+                     .flags = {"--text=" + text_, "--layers=2", "--width=16", "--heads=2", "--context=8",
+                               "--batch=6", "--steps=1000000", "--mesh=cpu:dp=3", "--peer_timeout=4"},
+                     .processes = 3,
+                     .output = folder_ + "/lost"};
+  const std::string log = folder_ + "/lost.json";
+  command.own_flags[0] = {"--log_json=" + log};
+  for (int victim = 0; victim < 3; ++victim) {
+    std::filesystem::remove(log);
+    ProcessJob job(command);
+    while (LossesOf(log).size() < 3 && !job[0].Ended()) Sleep(0.01);
+    job[victim].Signal(SIGKILL);
+    ASSERT_TRUE(job.WaitUntil(Seconds() + 120)) << job.Said();
+    for (int k = 0; k < 3; ++k)
+      EXPECT_EQ(job[k].code(), k == victim ? 128 + SIGKILL : kLostPeer) << victim << "\n" << job.Said();
+  }
+}
+
 TEST_F(ProcessesCliTest, AMeshThatProcessesCannotShareIsRefused) {
   for (const std::string& said : FailTogether("three", {"", ""}, {"--mesh=cpu:dp=3"})) {
     EXPECT_NE(said.find("has 3 devices, which 2 processes cannot share equally"), std::string::npos) << said;
@@ -550,7 +680,7 @@ TEST_F(ProcessesCliTest, AnErrorOfOneProcessEndsAllWithItsMessage) {
                            {"--mesh=cpu:dp=2", "--lr=1e30", "--warmup=0", "--clip=0", "--steps=20"}),
               {"loss is", "step "});
   const Outcome o = Gpt({"--processes=2", "--mesh=cpu:dp=2", "--log_json=" + folder_ + "/none/log.json"});
-  EXPECT_EQ(o.code, 1);
+  EXPECT_TRUE(Refused(o.code, "--processes=2")) << o.code;
   EXPECT_NE(o.err.find("error: --log_json="), std::string::npos) << o.err;
 }
 
@@ -593,6 +723,18 @@ TEST_F(ProcessesCliTest, TracesBecomeOne) {
   for (int rank = 0; rank < 4; ++rank)
     EXPECT_NEAR(first[rank], first[0], 1e6) << "microseconds, rank " << rank;
   for (int k = 0; k < 2; ++k) EXPECT_FALSE(std::filesystem::exists(trace + ".process" + std::to_string(k)));
+}
+
+TEST_F(ProcessesCliTest, AReportHasWhatAllProcessesMeasured) {
+  const std::string report = folder_ + "/report.html", dry = folder_ + "/dry.html";
+  const Outcome o = Gpt({"--processes=2", "--mesh=cpu:dp=2", "--steps=3", "--report=" + report});
+  EXPECT_EQ(o.code, 0) << o.err;
+  const std::string text = ReadFile(report);
+  for (const char* word : {"\"name\":\"train\"", "\"process\":0", "\"process\":1"})
+    EXPECT_NE(text.find(word), std::string::npos) << word;
+  EXPECT_FALSE(std::filesystem::exists(report + ".process1"));
+  EXPECT_EQ(Gpt({"--dry_run", "--mesh=cpu:dp=64,tp=2", "--batch=64", "--report=" + dry}).code, 0);
+  EXPECT_NE(ReadFile(dry).find("\"mesh\":\"cpu:dp=64,tp=2"), std::string::npos);
 }
 
 TEST_F(CliTest, HelloSbpShowsEverySignature) {

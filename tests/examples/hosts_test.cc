@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "core/exit_codes.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {
@@ -62,9 +63,9 @@ class HostsTest : public ::testing::Test {
     EXPECT_GT(hosts_->counts().forwarded, 100);
   }
 
-  // Exit code 1 and one line "error: ..." with all the words.
-  static void ExpectError(const Process& p, const std::vector<std::string>& words) {
-    EXPECT_EQ(p.code(), 1) << p.err();
+  // That exit code and one line "error: ..." with all the words.
+  static void ExpectError(const Process& p, const std::vector<std::string>& words, int code = kLostPeer) {
+    EXPECT_EQ(p.code(), code) << p.err();
     int errors = 0;
     for (const std::string& line : LinesOf(p.err())) {
       if (line.find("error: ") == std::string::npos) continue;
@@ -140,7 +141,7 @@ TEST_F(HostsTest, MissingTokenBeyondLoopbackIsRefused) {
   command.token.clear();
   ProcessJob job(command);
   ASSERT_TRUE(job.WaitUntil(Seconds() + kDeadline)) << job.Said();
-  for (int k = 0; k < 2; ++k) ExpectError(job[k], {"ONEFLOW_LIKE_TOKEN"});
+  for (int k = 0; k < 2; ++k) ExpectError(job[k], {"ONEFLOW_LIKE_TOKEN"}, kUsageError);
 }
 
 TEST_F(HostsTest, WrongTokenIsRefused) {

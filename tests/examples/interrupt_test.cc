@@ -3,12 +3,12 @@
 // otherwise.
 #include <gtest/gtest.h>
 
+#include "core/exit_codes.h"
 #include "tests/examples/saved_runs.h"
 
 namespace oneflow_like {
 namespace {
 
-constexpr int kInterrupted = 75;
 enum To { kLauncher, kOneCopy, kAll };
 
 class Interrupt : public SavedRuns {

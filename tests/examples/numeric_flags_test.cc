@@ -1,11 +1,12 @@
 // Every numeric flag of every program, at values that templates, typing errors and other programs give: it is
-// accepted with a sensible meaning, or refused in one sentence with exit code 1 before anything is started.
+// accepted with a sensible meaning, or refused in one sentence with exit code 64 before anything is started.
 #include <gtest/gtest.h>
 
 #include <cfloat>
 #include <climits>
 #include <cmath>
 
+#include "core/exit_codes.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {
@@ -28,7 +29,12 @@ const Flag kOfGpt[] = {
     {"context", true, 1, 1 << 20},   {"batch", true, 1, 1 << 20},      {"micro_batches", true, 1, 1 << 16},
     {"steps", true, 1, 1e9},         {"warmup", true, 0, 1e9, true},   {"eval_batches", true, 0, 1e9},
     {"sample_tokens", true, 0, 1e9}, {"dropout", false, 0, 0.9999},    {"lr", false, 1e-320, 1e30},
-    {"clip", false, 0, 1e30},        {"weight_decay", false, 0, 1e30}, {"temperature", false, 0, 1e30}};
+    {"clip", false, 0, 1e30},        {"weight_decay", false, 0, 1e30}, {"temperature", false, 0, 1e30},
+    {"overlap", true, 1, 64},        {"link", false, 0, 1e9}};
+const Flag kOfGenerate[] = {{"tokens", true, 1, 1 << 28},    {"context", true, 0, 4},
+                            {"chunk", true, 1, 1 << 20},     {"top_k", true, 0, INT32_MAX},
+                            {"temperature", false, 0, 1e30}, {"top_p", false, 1e-320, 1},
+                            {"min_p", false, 0, 1},          {"repetition_penalty", false, 1e-3, 1e3}};
 const Flag kOfMlp[] = {{"epochs", true, 1, 1e6},
                        {"batch", true, 1, 1 << 20},
                        {"hidden", true, 1, 1 << 20},
@@ -76,7 +82,8 @@ class NumericFlags : public ::testing::Test {
     const bool within = parsed && number >= flag.least && number <= flag.most;
     const bool fits = !flag.whole || value.find_first_not_of("0123456789-x") == std::string::npos;
     if (within && fits && process.code() == 0) return;
-    EXPECT_EQ(process.code(), 1) << err;
+    // What is about the plan, such as a budget, is refused once it is made.
+    EXPECT_TRUE(process.code() == kUsageError || process.code() == kRunError) << err;
     if (err.find("but the budget is") != std::string::npos) return;  // a table follows
     EXPECT_FALSE(within && fits && value.size() < 4) << "refused, but is within its range: " << err;
     const std::vector<std::string> lines = LinesOf(err);
@@ -127,8 +134,49 @@ TEST_F(NumericFlags, OfGptAreAcceptedOrRefused) {
   for (const Flag& flag : kOfGpt) TryAll("gpt", Gpt(), flag);
 }
 
+// Those of its own; the others are gpt's.
+TEST_F(NumericFlags, OfLlamaAreAcceptedOrRefused) {
+  TryAll("llama", {"--context=4", "--batch=2"}, {"layers", true, 0, 10'000});
+}
+
 TEST_F(NumericFlags, OfMlpAreAcceptedOrRefused) {
   for (const Flag& flag : kOfMlp) TryAll("mlp", {}, flag);
+}
+
+// Those of their own; the others are gpt's.
+TEST_F(NumericFlags, OfOtherProgramsAreAcceptedOrRefused) {
+  const std::tuple<const char*, std::vector<std::string>, std::vector<Flag>> programs[] = {
+      {"resnet", {}, {{"image_size", true, 0, 64}, {"momentum", false, 0, 0.9999}}},
+      {"vit",
+       {"--image_size=4"},
+       {{"layers", true, 0, 10'000}, {"patch", true, 0, 4}, {"dropout", false, 0, 0.9999}}},
+      {"dlrm", {"--tables=1"}, {{"rows", true, 1, 1 << 30}, {"width", true, 1, 1 << 16}}},
+      {"moe",
+       {"--layers=1", "--width=4", "--heads=1", "--context=4"},
+       {{"experts", true, 2, 1 << 16}, {"capacity", false, 1e-300, 1e6}}},
+      {"bert", {}, {{"context", true, 1, 1 << 20}, {"layers", true, 0, 10'000}}},
+      {"insightface",
+       {"--image_size=4"},
+       {{"identities", true, 2, 1 << 28}, {"sampled", true, 0, 64}, {"margin", false, 0, 1.5}}}};
+  for (const auto& [program, small, flags] : programs)
+    for (const Flag& flag : flags)
+      for (const char* value : {"0", "-1", "1", "9223372036854775807", "1e300", "nan", ""}) {
+        std::vector<std::string> all = small;
+        all.insert(all.end(), {"--batch=1", "--dry_run"});
+        Try(program, all, flag, value);
+      }
+}
+
+TEST_F(NumericFlags, OfGenerateAreAcceptedOrRefused) {
+  std::vector<std::string> flags = Gpt();
+  flags.push_back("--save=" + (folder_ / "saved"));
+  Process process({.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
+                   .flags = flags,
+                   .output = folder_ / "output"});
+  ASSERT_TRUE(process.WaitUntil(Seconds() + 60));
+  ASSERT_EQ(process.code(), 0) << process.err();
+  for (const Flag& flag : kOfGenerate)
+    TryAll("generate", {"--load=" + (folder_ / "saved"), "--prompt=a"}, flag);
 }
 
 // Each is within its range, together they are too many.
@@ -154,7 +202,7 @@ TEST_F(NumericFlags, ProcessesThatCannotShareTheMeshAreNotStarted) {
                        .flags = flags,
                        .output = folder_ / "output"});
       ASSERT_TRUE(process.WaitUntil(Seconds() + 60));
-      EXPECT_EQ(process.code(), 1);
+      EXPECT_EQ(process.code(), kUsageError);
       EXPECT_EQ(LinesOf(process.err()).size(), 1u) << process.err();
       EXPECT_NE(process.err().find("processes cannot share equally"), std::string::npos) << process.err();
       // A process that is started has a log.

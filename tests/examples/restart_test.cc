@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "core/exit_codes.h"
 #include "tests/examples/saved_runs.h"
 
 namespace oneflow_like {
@@ -58,10 +59,10 @@ class Restart : public SavedRuns {
 
   // Ends with one sentence that has these words, and is started once.
   void ExpectMistake(const Flags& flags, const std::string& words, const std::string& program = "gpt",
-                     const std::map<std::string, std::string>& variables = {}) {
+                     const std::map<std::string, std::string>& variables = {}, int code = kUsageError) {
     SCOPED_TRACE(words);
     auto run = Start("mistake", flags, program, variables);
-    EXPECT_EQ(End(*run, "mistake"), 1) << run->err();
+    EXPECT_EQ(End(*run, "mistake"), code) << run->err();
     EXPECT_NE(run->err().find(words), std::string::npos) << run->err();
     EXPECT_EQ(Count(run->err(), "restart 1 of"), 0) << run->err();
   }
@@ -77,7 +78,7 @@ TEST_F(Restart, AnyDeathIsALossAndLogsGoOn) {
   auto run = Start(name, Restarting(name, mesh, 2, 4, {"--log_dir=" + (folder_ / "logs")}));
   int deaths = 0;
   for (int signal : {SIGSEGV, SIGABRT, SIGBUS})
-    if (!run->Ended() && KillAfter(*run, name, 30 + 60 * deaths, kSteps, signal)) {
+    if (!run->Ended() && KillAfter(*run, name, 50 + 50 * deaths, kSteps, signal)) {
       ++deaths;
       const std::string line = " was killed by signal " + std::to_string(signal) + "; restart " +
                                std::to_string(deaths) + " of 4\n";
@@ -147,7 +148,8 @@ TEST_F(Restart, MistakesAreNotRepeated) {
   const std::string mesh = "cpu:dp=2";
   ExpectMistake(Restarting("a", mesh, 2, 3, {"--heads=3"}), "heads");
   ExpectMistake(Restarting("b", mesh, 2, 3, {"--text=" + (folder_ / "none")}), "No such file");
-  ExpectMistake(Restarting("c", mesh, 2, 3, {"--lr=1e30", "--clip=0"}), "lower the learning rate");
+  ExpectMistake(Restarting("c", mesh, 2, 3, {"--lr=1e30", "--clip=0"}), "lower the learning rate", "gpt", {},
+                kRunError);
   folder_.Write("file", "no folder");
   ExpectMistake(Restarting("d", mesh, 2, 3, {SaveFlag("file/x")}), "file/x");
 }

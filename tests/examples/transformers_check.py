@@ -1,20 +1,38 @@
-"""What Hugging Face's transformers says of a GPT-2, for transformers_test.
+"""What Hugging Face's transformers says of a GPT-2, a Llama and a Qwen 2, for transformers_test.
 
-  transformers_check.py make FOLDER     a tiny GPT-2 with random weights, and FOLDER/logits.txt
+  transformers_check.py make FOLDER     a tiny model with random weights, and FOLDER/logits.txt; of the kind that the
+                                        folder's name says: gpt2, llama, llama3 (stretched positions) or qwen2
   transformers_check.py equal A B       whether both folders have equal tensors, and which there are not
   transformers_check.py open FILE...    whether safetensors opens each file, with as many tensors as it says
 """
+import pathlib
 import sys
+
+
+def config_of(kind):
+    from transformers import GPT2Config, LlamaConfig, Qwen2Config
+
+    if kind == "gpt2":
+        return GPT2Config(vocab_size=96, n_positions=24, n_embd=32, n_layer=3, n_head=4, initializer_range=0.3)
+    sizes = dict(vocab_size=96, max_position_embeddings=24, hidden_size=32, num_hidden_layers=3, intermediate_size=56,
+                 num_attention_heads=4, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
+    if kind == "qwen2":
+        return Qwen2Config(**sizes, num_key_value_heads=1, tie_word_embeddings=True)
+    if kind == "llama":
+        return LlamaConfig(**sizes, num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-5)
+    scaling = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=2.0,
+                   original_max_position_embeddings=8)
+    config = LlamaConfig(**sizes, num_key_value_heads=4, rope_scaling=dict(scaling, rope_theta=500.0))
+    config.rope_theta = 500.0  # where versions before 5 have it
+    return config
 
 
 def make(folder):
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
-    config = GPT2Config(vocab_size=96, n_positions=24, n_embd=32, n_layer=3, n_head=4,
-                        initializer_range=0.3)
-    model = GPT2LMHeadModel(config).eval()
+    model = AutoModelForCausalLM.from_config(config_of(pathlib.Path(folder).name)).eval()
     for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder, safe_serialization=True)
@@ -27,11 +45,13 @@ def make(folder):
 
 def equal(a, b):
     import torch
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
-    first = GPT2LMHeadModel.from_pretrained(a).state_dict()
-    second = GPT2LMHeadModel.from_pretrained(b).state_dict()
-    different = sorted(set(first) ^ set(second))
+    first = AutoModelForCausalLM.from_pretrained(a)
+    second = AutoModelForCausalLM.from_pretrained(b)
+    different = [] if type(first) is type(second) else [f"{type(first)} and {type(second)}"]
+    first, second = first.state_dict(), second.state_dict()
+    different += sorted(set(first) ^ set(second))
     different += [name for name in first if name in second and not torch.equal(first[name], second[name])]
     if different:
         sys.exit("different: " + ", ".join(different))

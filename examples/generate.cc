@@ -1,0 +1,284 @@
+// Goes on with texts: a GPT, a Llama or a Qwen 2, of this library's checkpoints or Hugging Face's folders, on
+// any mesh of axes dp, tp and pp.
+//   build/examples/generate --load=run --prompt="The hacker" --tokens=300 --mesh=cpu:tp=2
+#include <gflags/gflags.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "examples/precision.h"
+#include "examples/saved_model.h"
+#include "oneflow_like/data/files.h"
+#include "oneflow_like/limits.h"
+#include "oneflow_like/text/tokenizers.h"
+#include "oneflow_like/text/utf8.h"
+
+DEFINE_string(load, "", "checkpoint of gpt or llama");
+DEFINE_string(load_hf, "", "folder of Hugging Face's");
+DEFINE_string(prompt, "", "a text's beginning; may be repeated");
+DEFINE_string(prompts, "", "file with a prompt on each line");
+DEFINE_int64(tokens, 100, "to write behind each prompt");
+DEFINE_string(tokenizer, "", "file or folder; bytes; numbers");
+DEFINE_double(temperature, 0, "of sampling; 0: the likeliest");
+DEFINE_int64(top_k, 0, "draw from so many; 0: from all");
+DEFINE_double(top_p, 1, "draw from the likeliest, together so likely");
+DEFINE_double(min_p, 0, "draw from what is so likely beside the likeliest");
+DEFINE_double(repetition_penalty, 1, "above 1: repeat less");
+DEFINE_string(stop, "", "tokens, by commas, that end a text; empty: as the model says; none");
+DEFINE_int64(context, 0, "tokens looked at; 0: all, or the model's");
+DEFINE_int64(chunk, 256, "tokens of a prompt read at a time");
+DEFINE_string(dtype, "fp32", "fp32, bf16 or fp16");
+DEFINE_bool(profile, false, "print where time went");
+
+namespace oneflow_like {
+namespace {
+
+const char* const kMesh = "cpu:dp=1,tp=1,pp=1";
+
+// Token numbers as text, for models whose tokenizer is not at hand: "17 4 99".
+class NumberTokenizer final : public Tokenizer {
+ public:
+  explicit NumberTokenizer(int64_t vocabulary) : vocabulary_(vocabulary) {}
+  int64_t vocabulary() const override { return vocabulary_; }
+  std::vector<int32_t> Encode(const std::string& text) const override {
+    std::vector<int32_t> tokens;
+    std::istringstream in(text);
+    for (std::string word; in >> word;) {
+      const int32_t token = Find(word);
+      if (token < 0) Fail("prompt '", text, "': '", word, "' is no token number below ", vocabulary_);
+      tokens.push_back(token);
+    }
+    return tokens;
+  }
+  std::string Decode(const std::vector<int32_t>& tokens) const override {
+    std::string text;
+    for (int32_t token : tokens) text += Cat(token, " ");
+    return text;
+  }
+  int32_t Find(const std::string& name) const override {
+    if (name.empty() || name.size() > 9 || name.find_first_not_of("0123456789") != std::string::npos)
+      return -1;
+    const int32_t token = std::stoi(name);
+    return token < vocabulary_ ? token : -1;
+  }
+
+ private:
+  const int64_t vocabulary_;
+};
+
+struct Prompts {
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> tokens;
+};
+
+std::shared_ptr<const Tokenizer> TokenizerFor(const SavedModel& model) {
+  constexpr int64_t kBytes = 256;
+  std::string which = FLAGS_tokenizer;
+  if (which.empty())
+    which = !FLAGS_load_hf.empty() && HasTokenizer(FLAGS_load_hf) ? FLAGS_load_hf
+            : model.vocabulary == kBytes                          ? "bytes"
+                                                                  : "numbers";
+  if (which == "bytes") return std::make_shared<ByteTokenizer>();
+  if (which == "numbers") return std::make_shared<NumberTokenizer>(model.vocabulary);
+  return OpenTokenizer(which);
+}
+
+std::vector<int32_t> StopsOf(const SavedModel& model, const Tokenizer& tokenizer) {
+  if (FLAGS_stop.empty()) return model.ends;
+  std::vector<int32_t> stops;
+  std::istringstream names(FLAGS_stop == "none" ? "" : FLAGS_stop);
+  for (std::string name; std::getline(names, name, ',');) {
+    int32_t token = tokenizer.Find(name);
+    if (token < 0) token = NumberTokenizer(model.vocabulary).Find(name);
+    if (token < 0)
+      Fail("--stop=", FLAGS_stop, ": '", name, "' is neither a token of the tokenizer nor a number below ",
+           model.vocabulary);
+    stops.push_back(token);
+  }
+  return stops;
+}
+
+Prompts PromptsOf(const std::vector<std::string>& given, const Tokenizer& tokenizer,
+                  const SavedModel& model) {
+  Prompts prompts{given};
+  if (!FLAGS_prompts.empty()) {
+    std::istringstream lines(ReadFile(FLAGS_prompts, 1 << 28));
+    for (std::string line; std::getline(lines, line);)
+      if (!line.empty()) prompts.texts.push_back(line);
+    if (prompts.texts.empty()) Fail("--prompts=", FLAGS_prompts, ": there is no line in it");
+  }
+  if (prompts.texts.empty()) Fail("give a text's beginning by --prompt, or a file of such by --prompts");
+  for (size_t i = 0; i < prompts.texts.size(); ++i) {
+    prompts.tokens.push_back(tokenizer.EncodeWhole(prompts.texts[i]));
+    const std::string who = Cat("prompt ", i + 1, " ('", ForTerminal(prompts.texts[i].substr(0, 40)), "')");
+    if (prompts.tokens[i].empty()) Fail(who, " has no tokens, but a text must begin with one");
+    for (int32_t token : prompts.tokens[i])
+      if (token >= model.vocabulary)
+        Fail(who, " has token ", token, " of the tokenizer, but the model knows ", model.vocabulary);
+  }
+  return prompts;
+}
+
+// How many tokens of a sequence the model is to look at.
+int64_t LengthFor(const Prompts& prompts, const SavedModel& model) {
+  CheckRange<int64_t>("--context", FLAGS_context, 0, model.context);
+  const int64_t most = FLAGS_context > 0 ? FLAGS_context : model.context;
+  int64_t longest = 0;
+  for (size_t i = 0; i < prompts.tokens.size(); ++i) {
+    const int64_t size = std::ssize(prompts.tokens[i]);
+    if (size > most)
+      Fail("prompt ", i + 1, " has ", size, " tokens, but the ",
+           FLAGS_context > 0 ? Cat("--context is ", most) : Cat("model looks at ", most));
+    longest = std::max(longest, size);
+  }
+  return std::min(most, longest + FLAGS_tokens);
+}
+
+SamplingOptions SamplingOfFlags(uint64_t seed, int64_t vocabulary) {
+  const SamplingOptions sampling = {.repetition_penalty = FLAGS_repetition_penalty,
+                                    .temperature = FLAGS_temperature,
+                                    .top_k = FLAGS_top_k,
+                                    .top_p = FLAGS_top_p,
+                                    .min_p = FLAGS_min_p,
+                                    .seed = seed,
+                                    .vocabulary = vocabulary};
+  const Sampler checked(sampling);
+  return sampling;
+}
+
+// Shows texts as they come: one text token by token, several each when it has ended.
+class Writing {
+ public:
+  Writing(const Launcher& launcher, const Tokenizer& tokenizer, const Prompts& prompts)
+      : launcher_(launcher), single_(prompts.texts.size() == 1) {
+    for (size_t i = 0; i < prompts.texts.size(); ++i) {
+      streams_.emplace_back(tokenizer, prompts.tokens[i]);
+      texts_.push_back(ForTerminal(prompts.texts[i]));
+      if (dynamic_cast<const NumberTokenizer*>(&tokenizer)) texts_[i] += " ";
+    }
+    if (single_) Show(texts_[0]);
+  }
+  void Add(int64_t i, int32_t token) { Append(i, streams_[i].Add(token)); }
+  void End(int64_t i) {
+    Append(i, streams_[i].End());
+    if (single_) {
+      Show("\n");
+    } else {
+      Show(Cat("--- ", i + 1, " ---\n", texts_[i], "\n"));
+    }
+  }
+
+ private:
+  void Append(int64_t i, const std::string& more) {
+    const std::string shown = ForTerminal(more);
+    single_ ? Show(shown) : void(texts_[i] += shown);
+  }
+  void Show(const std::string& text) {
+    launcher_.Print("%s", text.c_str());
+    if (launcher_.main_process()) std::fflush(stdout);
+  }
+
+  const Launcher& launcher_;
+  const bool single_;
+  std::vector<TokenStream> streams_;
+  std::vector<std::string> texts_;
+};
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void CheckGenerateFlags() {
+  if (FLAGS_load.empty() == FLAGS_load_hf.empty())
+    Fail(
+        "give the model by --load, a checkpoint of gpt or llama, or by --load_hf, a folder of Hugging "
+        "Face's, one of the two");
+  CheckRange<int64_t>("--tokens", FLAGS_tokens, 1, 1 << 28);
+  CheckRange<int64_t>("--chunk", FLAGS_chunk, 1, 1 << 20);
+  PrecisionOf(FLAGS_dtype);
+  SamplingOfFlags(0, 0);
+}
+
+int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given) {
+  CheckGenerateFlags();
+  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
+  const SavedModel saved =
+      FLAGS_load.empty() ? OpenHuggingFaceModel(FLAGS_load_hf) : OpenSavedModel(FLAGS_load);
+  saved.check(mesh);
+  const std::shared_ptr<const Tokenizer> tokenizer = TokenizerFor(saved);
+  const std::vector<int32_t> stops = StopsOf(saved, *tokenizer);
+  const Prompts prompts = PromptsOf(given, *tokenizer, saved);
+  const int64_t length = LengthFor(prompts, saved);
+
+  const DType dtype = PrecisionOf(FLAGS_dtype);
+  ModelOptions options = launcher.model_options();
+  // Nothing is trained, so weights may have the type that products read.
+  options.weights = {{"*", {.trainable = false, .dtype = dtype}}};
+  Model model(mesh, options);
+  if (!launcher.dry_run()) saved.load(model, dtype);
+  GeneratorOptions how = {.sequences = std::ssize(prompts.tokens),
+                          .length = length,
+                          .chunk = std::min(FLAGS_chunk, length),
+                          .session = {.parallel = {.batch = "dp", .tensor = "tp"}, .dtype = dtype},
+                          .cache_dtype = dtype};
+  Generator generator(model, saved.next, how);
+  if (launcher.explain())
+    launcher.Print("prefill:\n%sdecode:\n%s", generator.prefill().ExplainText().c_str(),
+                   generator.decode().ExplainText().c_str());
+  if (launcher.dry_run()) {
+    launcher.Print("prefill:\n%sdecode:\n%s", generator.prefill().SummaryText().c_str(),
+                   generator.decode().SummaryText().c_str());
+    return 0;
+  }
+  Writing writing(launcher, *tokenizer, prompts);
+  int64_t written = 0, in_first = 0;
+  const double start = Now();
+  double first = 0;
+  GenerateOptions generate = {
+      .tokens = FLAGS_tokens,
+      .sampling = SamplingOfFlags(options.seed, std::min(saved.vocabulary, tokenizer->vocabulary())),
+      .stop = {stops.begin(), stops.end()}};
+  generate.on_token = [&](int64_t i, int32_t token) {
+    if (written++ == 0) first = Now();
+    writing.Add(i, token);
+  };
+  generate.on_end = [&](int64_t i) { writing.End(i); };
+  Generate(generator, prompts.tokens, generate);
+  const double end = Now();
+  in_first = std::min<int64_t>(written, std::ssize(prompts.tokens));
+  launcher.Print("--- %s: prompts read in %.2f s, then %.1f tokens/s\n", saved.name.c_str(), first - start,
+                 written > in_first ? static_cast<double>(written - in_first) / (end - first) : 0.0);
+  if (FLAGS_profile)
+    launcher.Print("prefill: %sdecode: %s", generator.prefill().ProfileText().c_str(),
+                   generator.decode().ProfileText().c_str());
+  return 0;
+}
+
+// The values of all --prompt, of which gflags keeps the last alone.
+std::vector<std::string> AllPrompts(int argc, char** argv) {
+  std::vector<std::string> all;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    word.erase(0, std::min(word.find_first_not_of('-'), size_t{2}));
+    if (word.starts_with("prompt=")) all.push_back(word.substr(7));
+    if (word == "prompt" && i + 1 < argc) all.emplace_back(argv[++i]);
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace oneflow_like
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> prompts = oneflow_like::AllPrompts(argc, argv);
+  oneflow_like::Launcher launcher(
+      &argc, &argv, "Goes on with texts, by a GPT, a Llama or a Qwen 2, on any mesh of axes dp, tp and pp.",
+      oneflow_like::kMesh);
+  return launcher.Main([&] { return oneflow_like::RunGenerate(launcher, prompts); });
+}

@@ -1,0 +1,206 @@
+#include "examples/language_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "examples/data.h"
+#include "examples/language_flags.h"
+#include "examples/precision.h"
+#include "examples/program.h"
+#include "examples/saved_model.h"
+#include "oneflow_like/checkpoint/reader.h"
+#include "oneflow_like/data/files.h"
+
+namespace oneflow_like {
+namespace {
+
+// What is learnt and measured.
+struct LanguageData {
+  std::string name;                                     // for people
+  std::shared_ptr<const SampleSource> train, held_out;  // nullptr: nothing is held out
+  int64_t held_out_targets = 0;
+  int64_t tokens = 0;      // how many different ones there are; a model may have room for more
+  int64_t vocabulary = 0;  // that a model needs; 0: any
+  bool text = false;       // tokens are bytes
+  int32_t first = 0;       // a token to begin a sample with
+};
+
+// For a model that has room for so many different tokens.
+LanguageData SyntheticData(int64_t vocabulary) {
+  constexpr int64_t kMostTokens = 256, kRows = 1 << 20;
+  const int64_t tokens = std::min(kMostTokens, vocabulary);
+  LanguageData data{.name = "synthetic tokens, each but for noise a function of the one before"};
+  data.train = std::make_shared<LearnableRows>(FLAGS_context, tokens, 0, kRows);
+  data.held_out = std::make_shared<LearnableRows>(FLAGS_context, tokens, kRows, kRows);
+  data.held_out_targets = std::numeric_limits<int64_t>::max();
+  data.tokens = tokens;
+  return data;
+}
+
+LanguageData OpenData(int64_t vocabulary) {
+  if (FLAGS_text.empty()) return SyntheticData(vocabulary);
+  const TextSplit split = OpenText(FLAGS_text, FLAGS_context);
+  LanguageData data{.name = Cat(FLAGS_text, ": ", split.train.size(), " tokens to learn from, ",
+                                split.held_out.size(), " held out")};
+  data.train = std::make_shared<TokenRows>(split.train, TokenRowsOptions{.context = FLAGS_context});
+  if (split.held_out.size() > 0)
+    data.held_out =
+        std::make_shared<TokenRows>(split.held_out, TokenRowsOptions{.context = FLAGS_context, .tail = true});
+  data.held_out_targets = split.held_out.size() - 1;
+  data.tokens = data.vocabulary = split.vocabulary;
+  data.text = split.all.text();
+  split.all.Read(0, 1, &data.first);
+  return data;
+}
+
+Tensor Loss(Scope scope, Tensor tokens, Tensor targets, const LanguageModel& language, bool training) {
+  const nn::DealtSequence dealt(scope, FLAGS_context, DealtAxis(scope.mesh(), language.drops));
+  Tensor logits = language.logits(scope, dealt.Deal(tokens), dealt.positions(), training);
+  return mean(cross_entropy(logits, dealt.Deal(targets)));
+}
+
+Tensor TrainingLoss(Model& model, const LanguageModel& language) {
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  Tensor tokens = model.Input("tokens", shape, DType::kInt32, TokensCut());
+  Tensor targets = model.Input("targets", shape, DType::kInt32, TokensCut());
+  if (language.loss) return language.loss(model.scope(), tokens, targets);
+  return Loss(model.scope(), tokens, targets, language, true);
+}
+
+void LoadHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format) {
+  if (FLAGS_load_hf.empty()) return;
+  ConvertedSource weights(format.read(FLAGS_load_hf), {.dtype = DType::kFloat32});
+  LoadWeights(model, weights);
+  launcher.Print("weights of %s\n", FLAGS_load_hf.c_str());
+}
+
+void CheckHuggingFaceFolder(const Launcher& launcher) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (FLAGS_save_hf.empty()) return;
+  if (fs::path(FLAGS_save).lexically_normal() == fs::path(FLAGS_save_hf).lexically_normal())
+    Fail("--save and --save_hf are both ", FLAGS_save, ": give each a folder of its own");
+  if (!launcher.restarted() && fs::exists(fs::symlink_status(FLAGS_save_hf, error)))
+    Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
+  RequireFolder(launcher, "save_hf", FLAGS_save_hf, fs::absolute(FLAGS_save_hf).parent_path());
+}
+
+// The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
+void MeasureHeldOut(const Launcher& launcher, Model& model, const LanguageModel& language,
+                    const LanguageData& from, Metrics& metrics) {
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  ModelGraph graph = model.NewGraph("eval");
+  Tensor tokens = graph.Input("tokens", shape, DType::kInt32, TokensCut());
+  Tensor targets = graph.Input("targets", shape, DType::kInt32, TokensCut());
+  Session eval = Evaluate({{"loss", Loss(graph.scope(), tokens, targets, language, false)}},
+                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+  const int64_t positions = FLAGS_batch * FLAGS_context;  // of a batch
+  double total = 0;
+  int64_t batches = 0;
+  // The mean is over all positions, also over those past the end of the text, whose loss is 0.
+  ForEachHeldOut(launcher, eval, from.held_out, {{"targets", -1}}, [&](const StepResult& result, int64_t) {
+    total += static_cast<double>(result.Scalar("loss")) * positions;
+    ++batches;
+  });
+  const int64_t counted = std::min(from.held_out_targets, batches * positions);
+  eval.Close();
+  metrics.Add(model.next_step(), {{"held_out_loss", total / counted}});
+  launcher.Print("held-out loss %.4f over %lld tokens (perplexity %.2f)\n", total / counted,
+                 static_cast<long long>(counted), std::exp(total / counted));
+}
+
+void WriteSample(const Launcher& launcher, Model& model, const LanguageModel& language,
+                 const LanguageData& data, uint64_t seed) {
+  std::vector<int32_t> prompt;
+  if (data.text) prompt = ByteTokenizer().Encode(FLAGS_prompt);
+  if (prompt.empty()) prompt.push_back(data.first);
+  // Of a prompt that does not fit, the end.
+  const int64_t read = std::min<int64_t>(std::ssize(prompt), FLAGS_context);
+  Generator generator(model, language.next,
+                      {.length = FLAGS_context,
+                       .session = {.name = "sample",
+                                   .parallel = {.batch = "dp", .tensor = "tp"},
+                                   .dtype = PrecisionOf(FLAGS_dtype)}});
+  const std::vector<std::vector<int32_t>> more =
+      Generate(generator, {{prompt.end() - read, prompt.end()}},
+               {.tokens = FLAGS_sample_tokens,
+                .sampling = {.temperature = FLAGS_temperature, .seed = seed, .vocabulary = data.tokens}});
+  prompt.insert(prompt.end(), more[0].begin(), more[0].end());
+  std::string text;
+  if (data.text) text = ByteTokenizer().Decode(prompt);
+  for (size_t i = 0; !data.text && i < prompt.size(); ++i) text += Cat(prompt[i], " ");
+  launcher.Print("--- a sample%s ---\n%s\n", data.text ? "" : ", as token numbers", Escaped(text).c_str());
+}
+
+// As transformers reads it, from a checkpoint: the last one, or one that is made for this and goes again.
+void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path at = fs::absolute(FLAGS_save_hf);
+  const std::string beside = at.parent_path() / Cat(".", at.filename().string(), ".checkpoint");
+  const std::string folder = FLAGS_save.empty() ? beside : FLAGS_save;
+  if (launcher.main_process()) fs::remove_all(beside, error);
+  const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
+  if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
+    if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
+    fs::remove_all(beside, error);
+  }
+  launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());
+}
+
+// What follows a training that has made all its steps.
+void UseWhatWasLearnt(const Launcher& launcher, Model& model, const LanguageModel& language,
+                      const LanguageData& data, uint64_t seed, Metrics& metrics) {
+  if (!FLAGS_save_hf.empty()) SaveHuggingFace(launcher, model, language.huggingface);
+  if (FLAGS_eval_batches > 0 && !data.held_out) {
+    launcher.Print("the text is too short to hold any of it out\n");
+  } else if (FLAGS_eval_batches > 0) {
+    MeasureHeldOut(launcher, model, language, data, metrics);
+  }
+  if (FLAGS_sample_tokens > 0) WriteSample(launcher, model, language, data, seed);
+}
+
+}  // namespace
+
+int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
+                       const std::vector<std::string>& more_axes) {
+  CheckLanguageFlags();
+  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh, more_axes);
+  const int64_t vocabulary = make(0, mesh).vocabulary;  // refuses what it does before the text is read
+  std::vector<Launcher::FlagFile> texts;
+  if (!FLAGS_text.empty())
+    for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
+  launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
+  CheckHuggingFaceFolder(launcher);
+  RequireFolders(launcher);
+  const LanguageData data = OpenData(vocabulary);
+  const LanguageModel language = make(data.vocabulary, mesh);
+  if (!language.next && FLAGS_sample_tokens > 0)
+    Fail("--sample_tokens=", FLAGS_sample_tokens, ": this program writes no samples; leave it out");
+  ModelOptions options = ModelOptionsOfFlags(launcher);
+  options.weights = language.weights;
+  std::string config = language.config;
+  std::erase(config, '\n');
+  return TrainProgram(launcher, mesh,
+                      {.about = Cat(data.name, ", vocabulary ", language.vocabulary),
+                       .samples = data.train,
+                       .unit = "tokens",
+                       .per_sample = FLAGS_context,
+                       .loss = [&](Model& model) { return TrainingLoss(model, language); },
+                       .optimizer = LanguageOptimizer(),
+                       .model = options,
+                       .train = LanguageTrainOptions(),
+                       .state = config.empty() ? std::map<std::string, std::string>()
+                                               : std::map<std::string, std::string>{{kConfigState, config}},
+                       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
+                       .end =
+                           [&](Model& model, Metrics& metrics) {
+                             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
+                           }});
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,73 @@
+// Trains a Llama or a Qwen 2 on any mesh of axes dp, tp and pp, on synthetic tokens or any text.
+//   build/examples/llama --size=tiny --mesh=cpu:dp=2,tp=2,pp=2 --micro_batches=4
+#include <gflags/gflags.h>
+
+#include <string>
+#include <utility>
+
+#include "examples/language_flags.h"
+#include "examples/language_model.h"
+#include "examples/llama_huggingface.h"
+#include "examples/llama_model.h"
+#include "oneflow_like/limits.h"
+
+DEFINE_string(size, "tiny", "tiny, 160m, 1b or 8b");
+DEFINE_int64(layers, 0, "Transformer blocks; 0: as --size");
+DEFINE_bool(tied, false, "output reads the embedding's table");
+DEFINE_bool(qkv_bias, false, "as Qwen 2 has");
+
+namespace oneflow_like {
+namespace {
+
+// The model's size: by the flags, or what --load_hf says, which decides alone.
+LlamaFolder ConfigOfFlags(int64_t vocabulary) {
+  CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
+  LlamaFolder model;
+  LlamaConfig& config = model.config;
+  if (FLAGS_load_hf.empty()) {
+    config = LlamaOfSize(FLAGS_size);
+    model.context = FLAGS_context;
+    if (vocabulary > 0) config.vocabulary = vocabulary;
+    if (FLAGS_layers > 0) config.layers = FLAGS_layers;
+    if (IsGiven("tied")) config.tied = FLAGS_tied;
+    config.qkv_bias = FLAGS_qkv_bias;
+  } else {
+    for (const char* flag : {"size", "layers", "tied", "qkv_bias"})
+      if (IsGiven(flag)) Fail("--", flag, ": --load_hf=", FLAGS_load_hf, " says how large the model is");
+    model = ReadLlamaConfig(FLAGS_load_hf);
+    FitLoadedModel(model.context, config.vocabulary, vocabulary);
+  }
+  config.sequence = SequenceAxis();
+  config.ulysses = FLAGS_ulysses;
+  return model;
+}
+
+LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh) {
+  const auto [config, context] = ConfigOfFlags(vocabulary);
+  CheckLlama(config, mesh);
+  return {
+      .logits = [config = config](Scope scope, Tensor tokens, Tensor positions,
+                                  bool) { return LlamaLogits(std::move(scope), tokens, config, positions); },
+      .next =
+          [config = config](Scope scope, Tensor tokens, const nn::Cache& cache) {
+            LlamaConfig here = config;
+            here.sequence = "";
+            here.ulysses = false;
+            return LlamaNext(std::move(scope), tokens, here, cache);
+          },
+      .vocabulary = config.vocabulary,
+      .config = LlamaConfigText(config, context),
+      .huggingface = LlamaFormat(config, context)};
+}
+
+}  // namespace
+}  // namespace oneflow_like
+
+int main(int argc, char** argv) {
+  oneflow_like::SetDefault("sample_tokens", "0");
+  oneflow_like::Launcher launcher(&argc, &argv,
+                                  "Trains a Llama or Qwen 2 on text, on any mesh of axes dp, tp and pp.",
+                                  oneflow_like::kTrainingMesh);
+  return launcher.Main(
+      [&] { return oneflow_like::TrainLanguageModel(launcher, oneflow_like::LlamaOfFlags); });
+}

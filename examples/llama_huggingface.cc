@@ -1,0 +1,144 @@
+#include "examples/llama_huggingface.h"
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "examples/huggingface_config.h"
+
+namespace oneflow_like {
+namespace {
+
+using nlohmann::json;
+
+// Positions: older versions of transformers have them as rope_theta and rope_scaling, newer ones as
+// rope_parameters.
+RopeOptions ReadRope(const HuggingFaceConfig& file) {
+  const HuggingFaceConfig parameters = file.Part("rope_parameters"), old = file.Part("rope_scaling");
+  const HuggingFaceConfig& part = file.Has("rope_parameters") ? parameters : old;
+  RopeOptions rope;
+  rope.base = parameters.Real("rope_theta", file.Real("rope_theta", 10000.0));
+  const char* type = part.Has("rope_type") ? "rope_type" : "type";
+  part.Require(type, {"default", "linear", "llama3"});
+  if (part.Is(type, "linear")) rope.scale = part.Real("factor");
+  if (part.Is(type, "llama3")) {
+    rope.factor = part.Real("factor");
+    rope.low_turns = part.Real("low_freq_factor");
+    rope.high_turns = part.Real("high_freq_factor");
+    rope.trained_length = part.Number("original_max_position_embeddings", int64_t{1} << 40);
+  }
+  return rope;
+}
+
+json RopeScaling(const RopeOptions& rope) {
+  if (rope.trained_length > 0)
+    return {{"rope_type", "llama3"},
+            {"factor", rope.factor},
+            {"low_freq_factor", rope.low_turns},
+            {"high_freq_factor", rope.high_turns},
+            {"original_max_position_embeddings", rope.trained_length}};
+  if (rope.scale != 1) return {{"rope_type", "linear"}, {"factor", rope.scale}};
+  return nullptr;
+}
+
+}  // namespace
+
+NameTable LlamaNames(const LlamaConfig& c) {
+  const int64_t w = c.width, d = c.head_width;
+  NameTable table{.model = Cat("a Llama of ", c.layers, " layers, width ", w, ", ", c.heads, " heads over ",
+                               c.kv_heads, ", inner width ", c.inner, " and vocabulary ", c.vocabulary),
+                  .optional_prefix = "model.",
+                  .ignored = {"*.rotary_emb.inv_freq"}};
+  if (c.tied) table.ignored.push_back("lm_head.weight");
+  auto repeat = [&](const std::string& theirs, const std::string& ours, const Dims& shape,
+                    std::vector<int> axes = {}, bool transposed = false) {
+    table.Repeat(c.layers, {.theirs = "model.layers.{i}." + theirs,
+                            .ours = {{"block{i}/" + ours, shape}},
+                            .axes = std::move(axes),
+                            .transposed = transposed});
+  };
+  table.Add({.theirs = "model.embed_tokens.weight", .ours = {{"embedding", {c.vocabulary, w}}}});
+  repeat("input_layernorm.weight", "norm1/gamma", {w});
+  for (const auto& [name, heads] :
+       {std::pair<std::string, int64_t>{"q", c.heads}, {"k", c.kv_heads}, {"v", c.kv_heads}}) {
+    repeat("self_attn." + name + "_proj.weight", "attention/" + name, {w, heads, d}, {1, 2}, true);
+    if (c.qkv_bias)
+      repeat("self_attn." + name + "_proj.bias", "attention/" + name + "_bias", {heads, d}, {2});
+  }
+  repeat("self_attn.o_proj.weight", "attention/out", {c.heads, d, w}, {2, 1}, true);
+  repeat("post_attention_layernorm.weight", "norm2/gamma", {w});
+  repeat("mlp.gate_proj.weight", "mlp/gate", {w, c.inner}, {}, true);
+  repeat("mlp.up_proj.weight", "mlp/up", {w, c.inner}, {}, true);
+  repeat("mlp.down_proj.weight", "mlp/down", {c.inner, w}, {}, true);
+  table.Add({.theirs = "model.norm.weight", .ours = {{"norm/gamma", {w}}}});
+  if (!c.tied) table.Add({.theirs = "lm_head.weight", .ours = {{"output", {c.vocabulary, w}}}});
+  return table;
+}
+
+LlamaFolder ReadLlamaConfig(const std::string& folder) { return ReadLlamaConfig(HuggingFaceConfig(folder)); }
+
+LlamaFolder ReadLlamaConfig(const HuggingFaceConfig& file) {
+  if (!file.Has("model_type")) Fail(file.path(), ": it lacks model_type");
+  file.Require("model_type", {"llama", "qwen2"});
+  constexpr int64_t kMany = 1 << 20;
+  LlamaConfig c;
+  c.layers = file.Number("num_hidden_layers", 10'000);
+  c.width = file.Number("hidden_size", kMany);
+  c.heads = file.Number("num_attention_heads", kMany);
+  c.kv_heads = file.Number("num_key_value_heads", kMany, c.heads);
+  if (!file.Has("head_dim") && c.width % c.heads != 0)
+    Fail(file.path(), ": num_attention_heads is ", c.heads, " and hidden_size is ", c.width,
+         ", but the heads must divide it where head_dim is left out");
+  c.head_width = file.Number("head_dim", kMany, c.width / c.heads);
+  if (c.heads % c.kv_heads != 0)
+    Fail(file.path(), ": num_key_value_heads is ", c.kv_heads, ", but must divide num_attention_heads, ",
+         c.heads);
+  if (c.head_width % 2 != 0) Fail(file.path(), ": heads are ", c.head_width, " wide, but must be even");
+  c.inner = file.Number("intermediate_size", kMany);
+  c.vocabulary = file.Number("vocab_size", INT32_MAX);
+  c.norm_eps = file.Real("rms_norm_eps", 1e-6);
+  c.tied = file.Flag("tie_word_embeddings", false);
+  c.qkv_bias = file.Is("model_type", "qwen2");
+  c.rope = ReadRope(file);
+  file.Require("hidden_act", {"silu"});
+  file.Require("attention_bias", {false});
+  file.Require("mlp_bias", {false});
+  file.Require("use_sliding_window", {false});
+  return {c, file.Number("max_position_embeddings", int64_t{1} << 40, c.qkv_bias ? 32768 : 2048)};
+}
+
+std::string LlamaConfigText(const LlamaConfig& c, int64_t context) {
+  const json config = {{"architectures", json::array({c.qkv_bias ? "Qwen2ForCausalLM" : "LlamaForCausalLM"})},
+                       {"model_type", c.qkv_bias ? "qwen2" : "llama"},
+                       {"num_hidden_layers", c.layers},
+                       {"hidden_size", c.width},
+                       {"num_attention_heads", c.heads},
+                       {"num_key_value_heads", c.kv_heads},
+                       {"head_dim", c.head_width},
+                       {"intermediate_size", c.inner},
+                       {"vocab_size", c.vocabulary},
+                       {"max_position_embeddings", context},
+                       {"rms_norm_eps", c.norm_eps},
+                       {"rope_theta", c.rope.base},
+                       {"rope_scaling", RopeScaling(c.rope)},
+                       {"tie_word_embeddings", c.tied},
+                       {"hidden_act", "silu"},
+                       {"attention_bias", false},
+                       {"mlp_bias", false},
+                       {"attention_dropout", 0.0},
+                       {"bos_token_id", nullptr},
+                       {"eos_token_id", nullptr}};
+  return config.dump(2) + "\n";
+}
+
+ModelFormat LlamaFormat(const LlamaConfig& config, int64_t context) {
+  return {"llama",
+          [](const std::string& folder) {
+            return std::make_shared<HuggingFaceReader>(folder, LlamaNames(ReadLlamaConfig(folder).config));
+          },
+          [=](std::shared_ptr<VariableSource> ours, const std::string& folder) {
+            WriteHuggingFace(std::move(ours), LlamaNames(config), LlamaConfigText(config, context), folder);
+          }};
+}
+
+}  // namespace oneflow_like

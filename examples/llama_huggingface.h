@@ -1,0 +1,30 @@
+// The decoder of llama_model.h as Hugging Face's transformers knows it: Llama, and Qwen 2 where queries, keys
+// and values have biases.
+#pragma once
+
+#include <string>
+
+#include "examples/huggingface_config.h"
+#include "examples/llama_model.h"
+#include "oneflow_like/checkpoint/huggingface.h"
+
+namespace oneflow_like {
+
+// The tensors of a Llama of this size.
+NameTable LlamaNames(const LlamaConfig& config);
+
+// What the folder's config.json says, which is of a model_type llama or qwen2.
+struct LlamaFolder {
+  LlamaConfig config;
+  int64_t context = 0;  // the longest that the model is meant for
+};
+// Throws Error naming the file for what is missing, of another type, contradictory, or of a model that
+// llama_model.h does not compute.
+LlamaFolder ReadLlamaConfig(const std::string& folder);
+LlamaFolder ReadLlamaConfig(const HuggingFaceConfig& file);
+std::string LlamaConfigText(const LlamaConfig& config, int64_t context);
+
+// Reads any folder; writes weights of this model, whose positions their shapes do not tell.
+ModelFormat LlamaFormat(const LlamaConfig& config, int64_t context);
+
+}  // namespace oneflow_like

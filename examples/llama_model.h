@@ -1,0 +1,51 @@
+// A decoder as Llama 3 and Qwen 2 are built: rotary positions, RMS norms, grouped queries, SwiGLU. Written
+// once, as if for one device; examples/llama.cc trains it, and tests build the same model.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "oneflow_like/oneflow_like.h"
+
+namespace oneflow_like {
+
+struct LlamaConfig {
+  int64_t layers = 4;
+  int64_t width = 128;
+  int64_t heads = 4, kv_heads = 2;  // of queries; of keys and values, which divides it
+  int64_t head_width = 32;          // even
+  int64_t inner = 384;              // of SwiGLU
+  int64_t vocabulary = 256;
+  RopeOptions rope = {.base = 500000};
+  double norm_eps = 1e-5;
+  bool tied = false;      // the output reads the embedding's table
+  bool qkv_bias = false;  // of queries, keys and values: Qwen's
+  // Mesh axis that cuts the sequence, and whether attention exchanges it for heads: as GptConfig has them.
+  std::string sequence = "";
+  bool ulysses = false;
+};
+
+// tiny; 160m; 1b and 8b, which are Llama 3.2 1B and Llama 3 8B. Throws Error for other names.
+LlamaConfig LlamaOfSize(const std::string& size);
+
+int64_t LlamaWeights(const LlamaConfig& config);  // how many numbers
+
+// Throws Error when the numbers contradict each other or the mesh, which has axes dp, tp and pp: kv_heads
+// must divide heads, every stage of pp needs at least one layer.
+void CheckLlama(const LlamaConfig& config, const Mesh& mesh);
+
+// tokens i32[batch, s] -> logits f32[batch, s, vocabulary]. `positions` i32[s], where given, are those of the
+// tokens (nn::DealtSequence), else they lie in order. Heads, the inner axis and the rows of both tables
+// are cut over tp, blocks are spread over pp, dp cuts whatever the caller's input says. Weights are the same
+// variables whenever the same scope and config are given.
+Tensor LlamaLogits(Scope scope, Tensor tokens, const LlamaConfig& config, Tensor positions = {});
+
+// The logits after the last of these tokens alone, f32[batch, 1, vocabulary], for generation: tokens
+// i32[batch, s] are the next piece of sequences whose earlier tokens are in the cache, none of them cut.
+Tensor LlamaNext(Scope scope, Tensor tokens, const LlamaConfig& config, const nn::Cache& cache);
+
+// The mean of the cross entropy over all positions, one element; targets i32[batch, s], a negative one counts
+// as loss 0.
+Tensor LlamaLoss(Scope scope, Tensor tokens, Tensor targets, const LlamaConfig& config);
+
+}  // namespace oneflow_like

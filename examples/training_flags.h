@@ -1,0 +1,45 @@
+// Flags that all programs which train have (--help says what they mean), and what they ask for. A program
+// defines two of them itself, as it knows what its samples are: --batch and --eval_batches.
+#pragma once
+
+#include <gflags/gflags_declare.h>
+
+#include <cstdint>
+#include <string>
+
+#include "oneflow_like/oneflow_like.h"
+
+DECLARE_int64(batch);         // defined by the program
+DECLARE_int64(eval_batches);  // defined by the program
+DECLARE_int64(steps);
+DECLARE_double(lr);
+DECLARE_string(dtype);
+DECLARE_int64(micro_batches);
+DECLARE_string(log_json);
+DECLARE_string(tensorboard);
+DECLARE_double(peak_flops);
+DECLARE_string(save);
+DECLARE_int64(save_every);
+DECLARE_bool(local);
+DECLARE_int64(keep);
+DECLARE_string(resume);
+DECLARE_string(load);
+DECLARE_bool(load_partial);
+
+namespace oneflow_like {
+
+inline constexpr int kStepsInFlight = 2;
+inline const char* const kTrainingMesh = "cpu:dp=1,tp=1,pp=1";  // the default
+
+// Throws Error for what is out of range or contradicts itself; takes the slash off the end of folders.
+// `samples` is what a batch has: "sequences".
+void CheckTrainingFlags(const std::string& samples);
+bool IsGiven(const char* flag);  // and not left at its default
+// Another default, of a program; before its Launcher is made.
+void SetDefault(const char* flag, const char* value);
+// --virtual_stages, --stages, --zero, --zero_axis, --prefetch, --bucket, and the launcher's own.
+ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
+// Roles of mesh axes dp and tp among them.
+TrainOptions TrainOptionsOfFlags();
+
+}  // namespace oneflow_like

@@ -1,0 +1,214 @@
+// The Llama of the examples: one loss curve for each kind of it on every mesh, its size, its names elsewhere,
+// and what it refuses.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "examples/llama_huggingface.h"
+#include "oneflow_like/checkpoint/reader.h"
+#include "tests/examples/llama_small.h"
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/processes.h"
+
+namespace oneflow_like {
+namespace {
+
+using nlohmann::json;
+
+struct LlamaRun {
+  std::string mesh;
+  int micro_batches = 1;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  int zero = 0;
+  Recompute recompute = Recompute::kNone;
+  int virtual_stages = 1;
+  std::string sequence = "";
+  bool ulysses = false;
+};
+
+constexpr int kSteps = 20;
+
+std::vector<float> Losses(LlamaConfig config, const LlamaRun& run) {
+  ModelOptions options;
+  options.seed = 3;
+  options.pipeline.virtual_stages = run.virtual_stages;
+  if (run.zero > 0) options.zero = {.axis = "dp", .stage = run.zero, .small = 0};
+  Model model(run.mesh.find("pp=1") == std::string::npos ? FullMesh(run.mesh) : Mesh::Parse(run.mesh),
+              options);
+  config.sequence = run.sequence;
+  config.ulysses = run.ulysses;
+  TrainOptions train;
+  train.micro_batches = run.micro_batches;
+  train.schedule = run.schedule;
+  train.recompute = run.recompute;
+  train.clip_norm = 1;
+  train.lr_schedule = {.kind = Schedule::Kind::kLinearWarmup, .warmup = 5};
+  Session session = TrainLlama(model, config, train, AdamW{.lr = 2e-3});
+  std::vector<StepResult> results;
+  for (int step = 0; step < kSteps; ++step)
+    results.push_back(session.Run(LlamaFeeds(step, config.vocabulary)));
+  std::vector<float> losses;
+  for (const StepResult& r : results) losses.push_back(r.Scalar("loss"));
+  return losses;
+}
+
+TEST(Llama, HasOneLossCurveOnEveryMesh) {
+  using enum PipelineSchedule;
+  const std::vector<LlamaRun> runs = {
+      {"cpu:dp=1", 4},
+      {"cpu:dp=2"},
+      {"cpu:dp=3", 3},
+      {"cpu:tp=2"},
+      {"cpu:tp=3", 2},
+      {"cpu:pp=2", 8},
+      {"cpu:pp=4", 8, kGPipe},
+      {"cpu:pp=4", 8, kZeroBubble},
+      {"cpu:pp=2", 4, kInterleaved, 0, Recompute::kNone, 2},
+      {"cpu:dp=2,tp=2,pp=2", 4},
+      {"cpu:dp=4", 2, k1F1B, 3},
+      {"cpu:dp=2,tp=2,pp=2", 4, k1F1B, 2, Recompute::kFull},
+      {"cpu:dp=2,pp=2", 4, kZeroBubble, 1, Recompute::kSelective},
+      {"cpu:dp=2,tp=2,pp=2", 4, k1F1B, 3, Recompute::kSelective, 1, "tp"},
+      {"cpu:tp=2", 1, k1F1B, 0, Recompute::kNone, 1, "tp"},
+      {"cpu:dp=2,tp=1,pp=1,cp=2", 2, k1F1B, 0, Recompute::kNone, 1, "cp"},
+      {"cpu:dp=1,tp=1,pp=1,sp=3", 1, k1F1B, 0, Recompute::kNone, 1, "sp", true},
+  };
+  for (const SmallLlama& llama : SmallLlamas()) {
+    const std::vector<float> one = Losses(llama.config, {"cpu:dp=1"});
+    EXPECT_NEAR(one[0], std::log(llama.config.vocabulary), 0.2);
+    EXPECT_LT(one[kSteps - 1], one[0] - 0.2) << "it learns";
+    for (const LlamaRun& run : runs) {
+      const std::vector<float> other = Losses(llama.config, run);
+      double worst = 0;
+      for (int step = 0; step < kSteps; ++step)
+        worst = std::max<double>(worst, std::abs(other[step] - one[step]) / one[step]);
+      EXPECT_LE(worst, 1e-5) << llama.name << " " << run.mesh << " " << run.micro_batches << " "
+                             << Name(run.schedule) << " zero " << run.zero << " " << run.sequence;
+    }
+  }
+}
+
+TEST(Llama, HasAsManyWeightsAsItSays) {
+  for (const SmallLlama& llama : SmallLlamas()) {
+    Model model(FullMesh("cpu:dp=1"));
+    Session train = TrainLlama(model, llama.config, {}, AdamW{});
+    int64_t weights = 0;
+    for (const std::string& name : model.Variables())
+      if (name.find(':') == std::string::npos) weights += model.Read(name).elements();
+    EXPECT_EQ(weights, LlamaWeights(llama.config)) << llama.name;
+  }
+  EXPECT_NEAR(LlamaWeights(LlamaOfSize("160m")), 160.0e6, 0.1e6);
+  EXPECT_EQ(LlamaWeights(LlamaOfSize("1b")), 1235814400);
+  EXPECT_EQ(LlamaWeights(LlamaOfSize("8b")), 8030261248);
+}
+
+TEST(Llama, SaysWhatDoesNotFit) {
+  auto error = [](auto change, const char* mesh = "cpu:dp=1") {
+    LlamaConfig config;
+    change(&config);
+    return ErrorOf([&] { CheckLlama(config, FullMesh(mesh)); });
+  };
+  EXPECT_EQ(error([](LlamaConfig* c) { c->kv_heads = 3; }),
+            "llama: kv_heads is 3 and does not divide the 4 heads");
+  EXPECT_EQ(error([](LlamaConfig* c) { c->inner = 0; }), "llama: inner is 0 but must be at least 1");
+  EXPECT_NE(error([](LlamaConfig* c) { c->head_width = 7; }).find("head_width is 7"), std::string::npos);
+  EXPECT_NE(error([](LlamaConfig*) {}, "cpu:pp=5").find("pp has 5 stages but there are only 4 layers"),
+            std::string::npos);
+  EXPECT_EQ(ErrorOf([] { LlamaOfSize("2b"); }), "--size=2b: must be tiny, 160m, 1b or 8b");
+}
+
+// --- Names elsewhere ---
+
+TEST(Llama, GoesOutAndComesBackBitForBit) {
+  TestFolder folder("llama_test");
+  for (const SmallLlama& llama : SmallLlamas()) {
+    Model model(FullMesh("cpu:tp=2"));
+    Session train = TrainLlama(model, llama.config, {}, AdamW{.lr = 1e-2});
+    train.Run(LlamaFeeds(0, llama.config.vocabulary)).Wait();
+    const std::string saved = Save(model, folder / llama.name).Wait(), out = folder / Cat(llama.name, ".hf");
+    LlamaFormat(llama.config, 77).write(std::make_shared<CheckpointReader>(saved), out);
+
+    const LlamaFolder read = ReadLlamaConfig(out);
+    EXPECT_EQ(read.context, 77);
+    EXPECT_EQ(LlamaConfigText(read.config, 77), LlamaConfigText(llama.config, 77));
+    Model other(FullMesh("cpu:dp=2,pp=2"));
+    Session again = TrainLlama(other, read.config, {}, AdamW{});
+    ConvertedSource weights(LlamaFormat({}, 1).read(out), {.dtype = DType::kFloat32});
+    LoadWeights(other, weights);
+    for (const std::string& name : model.Variables())
+      if (name.find(':') == std::string::npos) {
+        EXPECT_TRUE(SameBytes(model.Read(name), other.Read(name))) << llama.name << " " << name;
+      }
+  }
+}
+
+TEST(Llama, ReadsPositionsAsOldAndNewVersionsWriteThem) {
+  TestFolder folder("llama_config_test");
+  const json plain = json::parse(LlamaConfigText({}, 8));
+  auto read = [&](const json& config) {
+    folder.Write("config.json", config.dump());
+    return ReadLlamaConfig(folder / "").config.rope;
+  };
+  json config = plain;
+  config.erase("rope_theta");
+  EXPECT_EQ(read(config).base, 10000);
+  config["rope_parameters"] = {{"rope_theta", 7e5}, {"rope_type", "default"}};
+  EXPECT_EQ(read(config).base, 7e5);
+  EXPECT_EQ(read(config).trained_length, 0);
+  const json stretched = {{"rope_type", "llama3"}, {"rope_theta", 7e5},
+                          {"factor", 32.0},        {"low_freq_factor", 1.5},
+                          {"high_freq_factor", 3}, {"original_max_position_embeddings", 8192}};
+  for (const char* place : {"rope_parameters", "rope_scaling"}) {
+    config = plain;
+    config[place] = stretched;
+    const RopeOptions rope = read(config);
+    EXPECT_EQ(rope.trained_length, 8192);
+    EXPECT_EQ(rope.factor, 32);
+    EXPECT_EQ(rope.low_turns, 1.5);
+    EXPECT_EQ(rope.high_turns, 3);
+  }
+  config = plain;
+  config["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+  EXPECT_EQ(read(config).scale, 2);
+}
+
+TEST(Llama, NamesEveryMistakeInAConfig) {
+  TestFolder folder("llama_config_test");
+  const json good = json::parse(LlamaConfigText({}, 8));
+  auto refuse = [&](const json& config, const std::string& wanted) {
+    folder.Write("config.json", config.dump());
+    const std::string error = ErrorOf([&] { ReadLlamaConfig(folder / ""); });
+    EXPECT_EQ(error.rfind(folder / "/config.json: ", 0), 0u) << error;
+    EXPECT_NE(error.find(wanted), std::string::npos) << wanted << "\n" << error;
+  };
+  for (const char* name : {"num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size",
+                           "vocab_size", "model_type"}) {
+    json bad = good;
+    bad.erase(name);
+    refuse(bad, Cat("it lacks ", name));
+  }
+  const std::pair<const char*, json> wrong[] = {
+      {"model_type", "gpt2"},       {"num_hidden_layers", 0},    {"hidden_size", "128"},
+      {"num_attention_heads", 1.5}, {"num_key_value_heads", 3},  {"rms_norm_eps", -1e-5},
+      {"rms_norm_eps", "small"},    {"rope_theta", 0},           {"rope_scaling", 3},
+      {"tie_word_embeddings", 1},   {"hidden_act", "gelu"},      {"attention_bias", true},
+      {"mlp_bias", true},           {"use_sliding_window", true}};
+  for (const auto& [name, value] : wrong) {
+    json bad = good;
+    bad[name] = value;
+    refuse(bad, Cat(name, " is ", value.dump()));
+  }
+  json bad = good;
+  bad["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  refuse(bad, "rope_scaling.rope_type is \"yarn\"");
+  bad["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 4.0}};
+  refuse(bad, "it lacks rope_scaling.low_freq_factor");
+  bad = good;
+  bad["head_dim"] = 31;
+  refuse(bad, "31 wide, but must be even");
+}
+
+}  // namespace
+}  // namespace oneflow_like

@@ -1,0 +1,136 @@
+// The example programs beside gpt, llama and mlp as one runs them: without data, on a mesh, saved and gone on
+// with on another one; with files; and what they refuse.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "core/exit_codes.h"
+#include "tests/processes.h"
+
+namespace oneflow_like {
+namespace {
+
+using Flags = std::vector<std::string>;
+
+struct SmallProgram {
+  std::string name;
+  Flags flags;                          // that make it small
+  std::string measured;                 // what it says of what is held out
+  std::vector<Flags> refused;           // the flags, and words of the sentence
+  std::string other = "cpu:tp=2,pp=2";  // a mesh to go on with
+};
+
+const std::vector<SmallProgram> kPrograms = {
+    {"resnet",
+     {"--image_size=8", "--norm_parts=4"},
+     "held-out accuracy",
+     {{"--size=19", "tiny, 18 or 50"},
+      {"--norm_parts=3", "multiple of --micro_batches=2"},
+      {"--momentum=1", "[0, 1)"},
+      {"--idx=a --image_size=0", "No such file"},
+      {"--images=a", "a/train"},
+      {"--idx=a --images=b", "one of the two"},
+      {"--image_size=-1", "at least 0"},
+      {"--mesh=cpu:pp=7", "7 stages", "6 layers"}}},
+    {"vit",
+     {"--image_size=8", "--layers=2"},
+     "held-out accuracy",
+     {{"--size=huge", "tiny, small or base"},
+      {"--patch=3", "3 pixels do not divide pictures of 8 x 8"},
+      {"--dropout=1", "[0, 1)"},
+      {"--mesh=cpu:pp=3", "3 stages", "2 layers"}}},
+    {"dlrm",
+     {"--tables=3", "--rows=40"},
+     "always guessing",
+     {{"--cut=half", "rows, columns or mixed"},
+      {"--optimizer=adam", "adagrad or sgd"},
+      {"--clicks=a", "a"},
+      {"--tables=0", "at least 1"},
+      {"--mesh=cpu:pp=5", "5 stages", "4 layers"}}},
+    {"moe",
+     {"--layers=2", "--width=16", "--heads=2", "--context=8", "--experts=3"},
+     "held-out loss",
+     {{"--top_k=4", "top_k is 4"},
+      {"--heads=3", "heads is 3"},
+      {"--capacity=0", "more than 0"},
+      {"--sequence_parallel", "sequences cannot be cut"},
+      {"--load_hf=a", "Hugging Face"},
+      {"--mesh=cpu:xp=2", "xp"}},
+     "cpu:ep=2,pp=2"},
+    {"bert",
+     {"--layers=2", "--context=8"},
+     "masked tokens guessed",
+     {{"--size=large", "tiny, mini, small or base"}, {"--text=a", "a"}, {"--mesh=cpu:pp=3", "2 layers"}}},
+    {"unet",
+     {"--image_size=8", "--width=4"},
+     "guessing no noise",
+     {{"--width=6", "multiple of 4"},
+      {"--image_size=10", "10 x 10 pixels"},
+      {"--draw_steps=0", "at least 1"},
+      {"--mesh=cpu:pp=3", "3 stages"}}},
+    {"insightface",
+     {"--image_size=8", "--identities=40", "--sampled=12"},
+     "of pairs told apart",
+     {{"--sampled=3", "3 identities are sampled"},
+      {"--margin=2", "at most 1.5"},
+      {"--identities=1", "at least 2"}}},
+};
+
+class ProgramRuns : public ::testing::TestWithParam<SmallProgram> {
+ protected:
+  // The exit code; what it says stays in out_ and err_.
+  int Run(const Flags& more) {
+    const SmallProgram& program = GetParam();
+    Flags flags = {"--batch=12", "--micro_batches=2", "--steps=4", "--eval_batches=1", "--kernel_threads=1"};
+    flags.insert(flags.end(), program.flags.begin(), program.flags.end());
+    flags.insert(flags.end(), more.begin(), more.end());
+    Process process({.program = std::string(OFL_BINARY_DIR) + "/examples/" + program.name,
+                     .flags = flags,
+                     .output = folder_ / "printed"});
+    EXPECT_TRUE(process.WaitUntil(Seconds() + 240)) << "it hangs";
+    out_ = process.out();
+    err_ = process.err();
+    return process.code();
+  }
+
+  TestFolder folder_{"program_runs_test"};
+  std::string out_, err_;
+};
+
+TEST_P(ProgramRuns, SaveAndGoOnOnAnotherMesh) {
+  const std::string log = folder_ / "log", saved = folder_ / "saved";
+  ASSERT_EQ(Run({"--mesh=cpu:dp=2", "--save=" + saved, "--save_every=2", "--log_json=" + log}), 0) << err_;
+  EXPECT_NE(out_.find(GetParam().measured), std::string::npos) << out_;
+  const std::vector<double> one = LossesOf(log);
+  ASSERT_EQ(one.size(), 4u);
+  ASSERT_EQ(Run({"--mesh=" + GetParam().other, "--resume=" + saved + "/step-00000002", "--log_json=" + log}),
+            0)
+      << err_;
+  EXPECT_NE(out_.find(GetParam().measured), std::string::npos) << out_;
+  const std::vector<double> other = LossesOf(log);
+  ASSERT_EQ(other.size(), 4u);
+  for (int step = 2; step < 4; ++step) EXPECT_NEAR(other[step], one[step], 1e-5 * one[step]) << step;
+  EXPECT_EQ(Run({"--load=" + saved, "--steps=1"}), 0) << err_;
+}
+
+TEST_P(ProgramRuns, RefuseInOneSentence) {
+  for (const Flags& flags : GetParam().refused) {
+    Flags given;
+    std::istringstream words(flags[0]);
+    for (std::string flag; words >> flag;) given.push_back(flag);
+    SCOPED_TRACE(flags[0]);
+    EXPECT_TRUE(Run(given) == kUsageError || Run(given) == kRunError);
+    EXPECT_EQ(err_.rfind("error: ", 0), 0u) << err_;
+    EXPECT_EQ(LinesOf(err_).size(), 1u) << err_;
+    for (size_t i = 1; i < flags.size(); ++i)
+      EXPECT_NE(err_.find(flags[i]), std::string::npos) << flags[i] << "\n" << err_;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, ProgramRuns, ::testing::ValuesIn(kPrograms),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace oneflow_like
