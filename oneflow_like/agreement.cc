@@ -60,12 +60,22 @@ std::string AgreementText(const Session::Impl& session) {
   option("--check_nan", model.check_nan ? "true" : "false");
   option("micro_batches", o.micro_batches);
   option("steps_in_flight", o.steps_in_flight);
-  option("schedule", o.schedule == PipelineSchedule::kGPipe ? "gpipe" : "1f1b");
+  option("schedule", Name(o.schedule));
+  option("exact_groups", o.exact_groups ? "true" : "false");
+  option("virtual_stages", model.pipeline.virtual_stages);
   option("dtype", Name(o.dtype));
+  option("overlap chunks", o.overlap.chunks);
+  option("overlap gain", o.overlap.gain);
+  option("overlap always", o.overlap.always ? "true" : "false");
+  option("link bandwidth", model.link.bandwidth);
+  option("parallel batch", o.parallel.batch);
+  option("parallel tensor", o.parallel.tensor);
+  option("parallel context", o.parallel.context);
   option("zero", model.zero.axis);
   option("zero stage", model.zero.stage);
   option("zero prefetch", model.zero.prefetch);
   option("zero small", model.zero.small);
+  option("zero bucket_bytes", model.zero.bucket_bytes);
   if (const auto& training = session.compiled.options.training)
     option("recompute", Name(training->recompute));
   text += session.input_graph;

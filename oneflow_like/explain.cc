@@ -1,6 +1,4 @@
 // The text of --explain: every boxing with its price and its reason, and each rank's work beside the mean.
-#include "compiler/explain.h"
-
 #include <algorithm>
 
 #include "oneflow_like/session_impl.h"
@@ -22,6 +20,18 @@ std::string BoxingLines(const Compiled& compiled) {
                 line.str().empty() ? "" : " at " + line.str(), ": ", p.from, " -> ", p.to, "\n      ", p.why,
                 p.gathered.empty() ? "" : "\n      " + p.gathered, "\n");
   }
+  return text;
+}
+
+std::string OverlapLines(const Compiled& compiled) {
+  if (compiled.options.overlap.chunks == 1) return "";
+  const Overlapped all = OverlappedIn(compiled);
+  std::string text = Cat("\n", OverlapText(compiled));
+  for (const auto* nodes : {&all.products, &all.behind})
+    for (int n : *nodes) {
+      const Node& node = compiled.graph.node(n);
+      text += Cat("  ", compiled.graph.Describe(n), ": ", node.why, "\n");
+    }
   return text;
 }
 
@@ -49,7 +59,7 @@ std::string Session::ExplainText() const {
   const Compiled& compiled = impl_->compiled;
   return Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", a step of ",
              SecondsText(compiled.logical.makespan), " by estimate\n", BoxingLines(compiled),
-             WorkLines(compiled, Summaries()));
+             OverlapLines(compiled), WorkLines(compiled, Summaries()));
 }
 
 }  // namespace oneflow_like

@@ -19,17 +19,20 @@ using Flags = std::vector<gflags::CommandLineFlagInfo>;
 
 constexpr size_t kColumns = 110, kTextColumn = 23, kShortColumns = 54, kShortTextColumn = 17;
 
-struct Group {
+struct FlagGroup {
   const char* title;
   std::vector<std::string> names;
 };
 // Flags of launcher.cc that no group names come behind the last.
-const Group kGroups[] = {
-    {"Mesh and devices", {"mesh", "devices", "threads", "kernel_threads", "memory_budget", "seed"}},
+const FlagGroup kGroups[] = {
+    {"Mesh and devices",
+     {"mesh", "devices", "threads", "kernel_threads", "data_threads", "memory_budget", "seed"}},
     {"Several processes",
      {"processes", "restarts", "elastic", "check_feeds", "start_timeout", "peer_timeout", "network",
       "shared_memory"}},
-    {"Looking inside", {"dry_run", "explain", "dump_dir", "trace", "log_dir", "check_nan", "check_replicas"}},
+    {"Looking inside",
+     {"dry_run", "explain", "report", "dump_dir", "trace", "stall_seconds", "log_dir", "check_nan",
+      "check_replicas", "config", "out"}},
 };
 
 // Of glog's flag: what it is here.
@@ -43,6 +46,11 @@ std::set<std::string> FilesWith(const Flags& flags, const std::set<std::string>&
   for (const auto& flag : flags)
     if (names.count(flag.name)) files.insert(flag.filename);
   return files;
+}
+
+std::set<std::string> FilesOfOthers(const Flags& flags) {
+  return FilesWith(flags,
+                   {"help", "flagfile", "tab_completion_word", "v", "logtostderr", "symbolize_stacktrace"});
 }
 
 // "  --name ", and blanks up to a column.
@@ -59,7 +67,7 @@ std::string MeaningOf(const gflags::CommandLineFlagInfo& flag) {
   return value.empty() ? what : Cat(what, " (", value, ")");
 }
 
-// Two on a line where there is room, for a program of many flags; the others are left in `flags`.
+// Two on a line where there is room; the others are left in `flags`.
 void AppendShort(Flags* flags, std::string* text) {
   std::vector<std::string> lines;
   auto entry = [](const auto& flag) { return NameOf(flag, kShortTextColumn) + MeaningOf(flag); };
@@ -101,9 +109,7 @@ std::string ShortNumber(double value) {
 std::string HelpText(const std::string& program, const std::string& usage, bool all) {
   Flags flags;
   gflags::GetAllFlags(&flags);
-  const std::set<std::string> launcher = FilesWith(flags, {"mesh"}),
-                              others = FilesWith(flags, {"help", "flagfile", "tab_completion_word", "v",
-                                                         "logtostderr", "symbolize_stacktrace"});
+  const std::set<std::string> launcher = FilesWith(flags, {"mesh"}), others = FilesOfOthers(flags);
   auto owner = [&](const gflags::CommandLineFlagInfo& flag) {
     if (others.count(flag.filename)) return Owner::kOthers;
     return launcher.count(flag.filename) ? Owner::kLauncher : Owner::kProgram;
@@ -124,21 +130,34 @@ std::string HelpText(const std::string& program, const std::string& usage, bool 
     AppendShort(&own, &text);
     for (const auto& flag : own) Append(flag, &text);
   }
-  for (const Group& group : kGroups) {
+  for (const FlagGroup& group : kGroups) {
     if (launcher.empty()) break;
     title(group.title);
+    Flags of_group;
     for (const std::string& wanted : group.names)
       for (const auto& flag : flags)
-        if (flag.name == wanted && printed.insert(wanted).second) Append(flag, &text);
+        if (flag.name == wanted && printed.insert(wanted).second) of_group.push_back(flag);
+    AppendShort(&of_group, &text);
+    for (const auto& flag : of_group) Append(flag, &text);
   }
   print(Owner::kLauncher);
   if (all) {
     title("Flags of glog and gflags");
     print(Owner::kOthers);
   } else {
-    text += "\n--helpfull: also the flags of glog and gflags. --version: what this build is.\n";
+    text += "--helpfull: also the flags of glog and gflags. --version: what this build is.\n";
   }
   return text;
+}
+
+std::vector<std::pair<std::string, std::string>> FlagValues() {
+  Flags flags;
+  gflags::GetAllFlags(&flags);
+  const std::set<std::string> others = FilesOfOthers(flags);
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const auto& flag : flags)
+    if (!others.count(flag.filename)) values.push_back({flag.name, flag.current_value});
+  return values;
 }
 
 }  // namespace oneflow_like

@@ -3,6 +3,8 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace oneflow_like {
 
@@ -13,5 +15,8 @@ std::string ShortNumber(double value);
 // library), then Launcher's if the program has one. With `all` also those of glog and gflags. Lines of at
 // most 110 columns.
 std::string HelpText(const std::string& program, const std::string& usage, bool all);
+
+// Name and value of each flag of the program and of Launcher.
+std::vector<std::pair<std::string, std::string>> FlagValues();
 
 }  // namespace oneflow_like

@@ -4,13 +4,12 @@
 
 #include <memory>
 
+#include "core/exit_codes.h"  // kInterrupted, what a program returns that was interrupted and has saved
+
 namespace oneflow_like {
 
 class Job;
 class Launcher;
-
-// What a program returns that was interrupted and has saved: start it again (EX_TEMPFAIL of sysexits.h).
-inline constexpr int kInterrupted = 75;
 
 // While it lives, SIGTERM and SIGUSR1 do not end the program but are noted. Handlers installed before run
 // too; one that is installed later replaces ours; a signal that is ignored stays so. A second SIGTERM ends

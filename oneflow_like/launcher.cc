@@ -15,50 +15,71 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <thread>
 
 #include "actor/net/job/join.h"
 #include "actor/net/launch/local_launcher.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
+#include "core/exit_codes.h"
 #include "core/file_check.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/build_id.h"
+#include "oneflow_like/data/pipeline.h"
 #include "oneflow_like/elastic.h"
 #include "oneflow_like/help.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
+#include "oneflow_like/placement.h"
+#include "oneflow_like/run_folder.h"
+#include "oneflow_like/stalls.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
 DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this host, e.g. 0,1; empty: all");
-DEFINE_uint64(seed, 1, "seed of weights, masks and batches");
+DEFINE_uint64(seed, 1, "of weights, masks and batches");
 DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per device");
 DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
-DEFINE_bool(dry_run, false, "compile without running and print what each rank would hold and send");
+DEFINE_int32(data_threads, 0, "threads that read data; 0: as many as kernels leave cores, at least 1");
+DEFINE_bool(dry_run, false, "prints the plan, runs nothing");
 DEFINE_bool(explain, false, "print why data is sent, dearest first, and each rank's work beside the mean");
-DEFINE_string(dump_dir, "", "folder to write the graph after every pass and the plans to");
+DEFINE_string(dump_dir, "", "folder for graphs and plans");
+DEFINE_string(config, "", "file of flags, --name=value a line");
+DEFINE_string(out, "", "folder for all that the run leaves");
 DEFINE_string(trace, "",
               "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
-DEFINE_int64(memory_budget, 0, "bytes a device may use; a plan above it is refused; 0: no limit");
+DEFINE_string(report, "", "HTML file that shows memory, communication, schedule, graph and times");
+DEFINE_int64(memory_budget, 0, "bytes of a device; 0: any");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
 DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
 DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. dp; empty: all start again");
 DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
 DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
 DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
-DEFINE_double(start_timeout, 60, "seconds for all processes to come");
+DEFINE_double(start_timeout, 60, "seconds for all to come");
 DEFINE_double(peer_timeout, 10, "seconds after which all processes have ended when one is lost");
+DEFINE_double(stall_seconds, 0, "seconds without progress before each process says who waits; 0: never");
 DEFINE_string(network, "", "UCX devices to other hosts, e.g. eth0 or mlx5_0:1; empty: UCX chooses");
-DEFINE_bool(shared_memory, true, "use shared memory between processes of one host");
+DEFINE_bool(shared_memory, true, "between processes of a host");
 DECLARE_string(log_dir);                  // of glog
+DECLARE_int32(v);                         // of glog
 DECLARE_bool(timestamp_in_logfile_name);  // of glog
 DECLARE_bool(help);                       // this and the following of gflags
 DECLARE_bool(helpshort);
 DECLARE_bool(helpfull);
 DECLARE_bool(version);
 
+namespace GFLAGS_NAMESPACE {
+extern GFLAGS_DLL_DECL void (*gflags_exitfunc)(int);  // no header of gflags has it
+}
+
 namespace oneflow_like {
 
 namespace {
+
+// The processes of the job have not come together.
+struct NotTogether : Error {
+  using Error::Error;
+};
 
 const char *const kTerminalVariable = "ONEFLOW_LIKE_TTY", *const kRestartVariable = "ONEFLOW_LIKE_RESTART";
 
@@ -87,6 +108,8 @@ void CheckFlags() {
   if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
     Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
   CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
+  if (FLAGS_stall_seconds != 0)
+    CheckRange("--stall_seconds", FLAGS_stall_seconds, kShortestTimeout, kLongestTimeout);
   CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
   ModelOptions options;
   options.threads = FLAGS_threads;
@@ -94,6 +117,7 @@ void CheckFlags() {
   options.memory_budget = FLAGS_memory_budget;
   options.check_replicas = FLAGS_check_replicas;
   CheckModelNumbers("--", options);
+  CheckRange("--data_threads", FLAGS_data_threads, 0, kMostDataThreads);
   try {
     CheckNetworkDevices(FLAGS_network);
   } catch (const Error& error) {
@@ -139,7 +163,7 @@ void PrintHelp(const std::string& program, const std::string& usage) {
     FlushOutput(errno);
   } catch (const Error& error) {
     PrintError(error);
-    code = 1;
+    code = kRunError;
   }
   exit(code);
 }
@@ -211,22 +235,32 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
   OccupyStandardDescriptors();
   const std::vector<std::string> given(*argv, *argv + *argc);
   gflags::SetUsageMessage(usage);
+  GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
   gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
   PrintHelp(given[0], usage);
   try {
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
+    if (!FLAGS_config.empty()) ReadConfig(FLAGS_config);
+    const std::string config = ConfigText();
+    if (!FLAGS_out.empty()) SendOutputsTo(FLAGS_out);
     CheckFlags();
     Join(given, FLAGS_mesh.empty() ? default_mesh : FLAGS_mesh);
     CheckFiles({}, {});
+    VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
+            << " of " << (job_ ? job_->processes() : 1);
+    if (!FLAGS_out.empty() && main_process()) WriteRunFolder(FLAGS_out, config, VersionText(ThisBuild()));
   } catch (const std::exception& e) {
-    EndWith(e);
+    const int code = EndWith(e, kUsageError);
+    if (stalls_) stalls_->Stop();
     job_.reset();
     label_.reset();  // relays the line
-    exit(1);
+    exit(code);
   }
 }
 
-Launcher::~Launcher() = default;
+Launcher::~Launcher() {
+  if (stalls_) stalls_->Stop();  // models may still have it
+}
 
 void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh) {
   const ProcessIdentity identity = ReadIdentity(Variable);
@@ -235,19 +269,28 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   one_output_ = ours;
   terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
   StartLog(argv[0], identity.process, identity.alone());
+  if (identity.process > 0 && !ours && !identity.alone())
+    label_ = std::make_unique<LabelledOutput>(identity.process);
+  stalls_ = std::make_shared<StallWatch>(FLAGS_stall_seconds, identity.alone() ? -1 : identity.process);
   if (identity.alone()) return;
-  if (identity.process > 0 && !ours) label_ = std::make_unique<LabelledOutput>(identity.process);
   JobOptions options;
   options.build = Comparable(ThisBuild());
   options.start_timeout = FLAGS_start_timeout;
   options.peer_timeout = FLAGS_peer_timeout;
   options.devices = FLAGS_network;
   options.shared_memory = FLAGS_shared_memory;
-  job_ = JoinJob(identity, options);
+  try {
+    const StallWatch::Doing doing(stalls_.get(), "the start, which waits for all processes to come");
+    job_ = JoinJob(identity, options);
+    stalls_->SetJob(job_.get());
+  } catch (const Error& error) {
+    throw NotTogether(error.what());
+  }
   if (label_)
     job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
   RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},
                                 {"trace", FLAGS_trace},
+                                {"report", FLAGS_report},
                                 {"memory_budget", Cat(FLAGS_memory_budget)},
                                 {"peer_timeout", Cat(FLAGS_peer_timeout)}});
 }
@@ -268,7 +311,9 @@ void Launcher::StartLog(const std::string& program, int process, bool alone) {
   log_file_ = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
                   alone ? "" : Cat(".process", process), ".log");
   FLAGS_timestamp_in_logfile_name = false;
-  FLAGS_alsologtostderr = true;
+  FLAGS_stderrthreshold = google::GLOG_WARNING;
+  if (gflags::GetCommandLineFlagInfoOrDie("v").is_default)
+    FLAGS_v = 1;  // the file has room for what happened
   google::SetLogDestination(google::GLOG_INFO, log_file_.c_str());
   for (int severity : {google::GLOG_WARNING, google::GLOG_ERROR, google::GLOG_FATAL})
     google::SetLogDestination(severity, "");  // they are in the file of all
@@ -286,6 +331,8 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
     ours = outputs;
     ours.push_back({"trace", FLAGS_trace});
   }
+  if (!FLAGS_report.empty())
+    ours.push_back({"report", Report::FileOf(FLAGS_report, job_ ? job_->process() : 0)});
   if (job_ && !FLAGS_trace.empty()) ours.push_back({"trace", TraceFileOf(FLAGS_trace, job_.get())});
   ours.push_back({"log_dir", log_file_});
   std::erase_if(ours, [](const FlagFile& file) { return file.second.empty(); });
@@ -346,12 +393,15 @@ std::vector<int> DeviceNumbers(const std::string& text) {
 }  // namespace
 
 ModelOptions Launcher::model_options() const {
+  begun_ = true;
   ModelOptions options;
   options.seed = FLAGS_seed;
   options.dump_dir = FLAGS_dump_dir;
   options.memory_budget = FLAGS_memory_budget;
   options.trace_file = FLAGS_dry_run ? "" : FLAGS_trace;
+  options.report_file = FLAGS_report;
   options.job = job_;
+  options.stalls = stalls_;
   options.check_feeds = FLAGS_check_feeds;
   options.check_replicas = FLAGS_check_replicas;
   options.check_nan = FLAGS_check_nan;
@@ -359,6 +409,14 @@ ModelOptions Launcher::model_options() const {
   options.threads = FLAGS_threads;
   options.kernel_threads = FLAGS_kernel_threads;
   return options;
+}
+
+int Launcher::data_threads() const {
+  if (FLAGS_data_threads > 0) return FLAGS_data_threads;
+  const int beside = ProcessesBeside(job_.get(), job_ ? job_->process() : 0).count;
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / beside);
+  const bool limited = FLAGS_threads > 0 && FLAGS_kernel_threads > 0;  // else kernels take all there are
+  return DataThreads(cores, limited ? FLAGS_threads * FLAGS_kernel_threads : cores);
 }
 
 bool Launcher::dry_run() const { return FLAGS_dry_run; }
@@ -380,22 +438,27 @@ int Launcher::Main(const std::function<int()>& body) const {
     int code = body();
     if (job_) {
       if (!FLAGS_trace.empty()) JoinTraces();
+      if (!FLAGS_report.empty()) JoinReports(FLAGS_report, job_.get());
       FlushOutput();
+      const StallWatch::Doing doing(stalls_.get(),
+                                    "the end, which waits for all processes to come to theirs");
       job_->Finish(true);
     }
     FlushOutput();
     return code;
   } catch (const std::exception& e) {
-    EndWith(e);
-    return 1;
+    return EndWith(e, begun_ ? kRunError : kUsageError);
   }
 }
 
-// An error that all processes make alike is printed by the main one alone where all is read together.
-void Launcher::EndWith(const std::exception& error) const {
+// An error that all processes make alike is printed by the main one alone where all is read together. Gives
+// the exit code: `code`, or that of the process that failed first, so that all end with one.
+int Launcher::EndWith(const std::exception& error, int code) const {
   const bool at_once = main_process() || !one_output_;
   if (at_once) PrintError(error);
-  if (job_ && job_->FinishWith(error.what()) && !at_once) PrintError(error);
+  if (!job_) return dynamic_cast<const NotTogether*>(&error) != nullptr ? kLostPeer : code;
+  if (job_->FinishWith(error.what(), code) && !at_once) PrintError(error);
+  return job_->exit_code();
 }
 
 // Every process reads its file a part at a time, so that nobody holds more than one part of each.

@@ -14,10 +14,14 @@
 namespace oneflow_like {
 
 class LabelledOutput;  // actor/net/launch/local_launcher.h
+class StallWatch;      // oneflow_like/stalls.h
 
-// Flags: --mesh --devices --seed --threads --kernel_threads --dry_run --explain --dump_dir --trace
-// --memory_budget; for several processes --processes --restarts --elastic --start_timeout --peer_timeout
-// --network --shared_memory (gflags; the program may define its own).
+// Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
+// --trace --report --memory_budget --config --out; for several processes --processes --restarts --elastic
+// --start_timeout
+// --peer_timeout --network --shared_memory (gflags; the program may define its own).
+//
+// SIGQUIT prints who waits for what, and so does --stall_seconds when nothing moves (oneflow_like/stalls.h).
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
 // --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say
@@ -25,9 +29,10 @@ class LabelledOutput;  // actor/net/launch/local_launcher.h
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
-  // with a message and exit code 1; --help, --helpfull (also glog's and gflags' flags) and --version end it
-  // with 0. With --processes or --restarts it starts the copies and ends with their exit code; in a
-  // copy it returns once all have found one another. --restarts is refused in a program that has no flag
+  // with a message and kUsageError (core/exit_codes.h); --help, --helpfull (also glog's and gflags' flags)
+  // and --version end it with 0. With --processes or --restarts it starts the copies and ends with their exit
+  // code; in a copy it returns once all have found one another. --restarts is refused in a program that has
+  // no flag
   // --save; --elastic overrides --mesh, --processes and, if the program has it, --micro_batches
   // (oneflow_like/elastic.h). A number of processes that cannot share --mesh (or
   // `default_mesh`, what the program gives mesh()) equally is refused before any is started.
@@ -41,11 +46,14 @@ class Launcher {
             const std::vector<std::string>& optional = {}) const;
   ModelOptions model_options() const;
   // Files that the program reads and writes by its flags (flag, path), to be checked before the first is
-  // opened for writing: an output that is the same file as an input, another output, --trace, or what
-  // standard output goes to, or that cannot be written, is an Error. Nothing is created or emptied. On
+  // opened for writing: an output that is the same file as an input, another output, --trace, --report, or
+  // what standard output goes to, or that cannot be written, is an Error. Nothing is created or emptied. On
   // processes other than the main one, `outputs` are ignored.
   using FlagFile = std::pair<std::string, std::string>;
   void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
+  // --data_threads: of a DataPipeline (oneflow_like/data/pipeline.h). By default what kernels leave of the
+  // cores, at least one.
+  int data_threads() const;
   bool dry_run() const;
   bool explain() const;
   // Whether this process is the one that talks to people and writes results: alone, or number 0.
@@ -59,22 +67,26 @@ class Launcher {
   bool copy() const { return one_output_; }
   // Whether what the main process prints is seen on a terminal, also through --processes.
   bool terminal() const { return terminal_; }
-  // Runs the program's body; an Error (or std::exception) is printed as "error: ..." and gives exit code 1,
-  // after the other processes have been told of it; so is standard output that could not be written. At the
-  // end the processes' traces become one.
+  // Runs the program's body and gives the exit code. An Error (or std::exception) is printed as "error: ..."
+  // after the other processes have been told of it, and so is standard output that could not be written. The
+  // code is then kUsageError where the body has not asked for model_options() yet, as what it checks before are
+  // flags and files, and else kRunError; all processes end with that of the first to fail, or with kLostPeer
+  // where one is lost. At the end the processes' traces become one.
   int Main(const std::function<int()>& body) const;
 
  private:
   void StartLog(const std::string& program, int process, bool alone);
   void Join(const std::vector<std::string>& argv, const std::string& mesh);
   void JoinTraces() const;
-  void EndWith(const std::exception& error) const;
+  int EndWith(const std::exception& error, int code) const;
 
   std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher labels nothing
   std::shared_ptr<Job> job_;
+  std::shared_ptr<StallWatch> stalls_;
   std::string log_file_;  // of glog, with --log_dir
   bool terminal_ = false;
-  bool one_output_ = false;  // what all processes print is read together
+  bool one_output_ = false;     // what all processes print is read together
+  mutable bool begun_ = false;  // the body has asked for model_options()
 };
 
 // host[i] as tensors: copies `values` (row-major).

@@ -14,11 +14,13 @@ inline constexpr int kMostProcessesHere = 256;  // that --processes starts
 inline constexpr int kMostRestarts = 1'000'000;
 inline constexpr int kMostStepsInFlight = 1024;
 inline constexpr int kMostMicroBatches = 1 << 16;
+inline constexpr int kMostChunks = 64;
 inline constexpr double kShortestTimeout = 0.1, kLongestTimeout = 1e6;  // seconds
 
 // Threads of a process, runtime threads times threads of a kernel: 1024, or four for each core if that is
 // more.
 int MostThreads();
+inline constexpr int kMostDataThreads = 1024;
 
 // Throws Error unless least <= value <= most; nan is never. `name` as the user knows it: "--layers".
 template <typename Number>

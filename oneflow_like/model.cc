@@ -23,6 +23,8 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1, 2 or 3");
   CheckRange("ModelOptions::zero: prefetch", options.zero.prefetch, 0, 1000);
   CheckRange<int64_t>("ModelOptions::zero: small", options.zero.small, 0, INT64_MAX);
+  CheckRange("ModelOptions::link: bandwidth", options.link.bandwidth, 0.0, 1e15);
+  CheckRange<int64_t>("ModelOptions::zero: bucket_bytes", options.zero.bucket_bytes, 0, INT64_MAX);
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
@@ -38,6 +40,9 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   RuntimeThreads(options, RanksHere(), 1);
   if (!options.trace_file.empty())
     trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
+  if (!options.report_file.empty())
+    report = std::make_unique<Report>(options.report_file, this->mesh.str(),
+                                      options.job ? options.job->process() : 0);
 }
 
 int ModelImpl::RanksHere() const { return mesh.size() / (options.job ? options.job->processes() : 1); }
@@ -48,7 +53,7 @@ void ModelImpl::JoinJob() {
     Fail("mesh ", mesh.str(), " has ", mesh.size(), " devices, which ", job->processes(),
          " processes cannot share equally");
   job->SetWorld(mesh.size());
-  if (options.trace_file.empty()) return;
+  if (options.trace_file.empty() && options.report_file.empty()) return;
   std::vector<std::string> clocks = job->AllGather("start of the trace", std::to_string(ClockNow()));
   trace_origin = std::stoll(clocks[0]);
 }
@@ -170,15 +175,22 @@ std::string ReserveName(Graph* graph, const std::string& name) {
 
 namespace {
 
+// What an operator's result may be held to.
+FixedSbp Holdable(const Mesh& mesh, const std::string& who, Tensor x, const Annotation& sbp,
+                  const Slice& slice) {
+  FixedSbp fixed = CheckAnnotation(mesh, who, x.shape(), sbp, slice.fixed);
+  for (const auto& [entry, s] : fixed)
+    if (s.is_partial() && s.fold != Reduce::kSum)
+      Fail(who, ": ", mesh.axis_name(entry - 1), ":", s.str(),
+           " cannot be held, only sums stay partial behind an operator; use B, S or P");
+  return fixed;
+}
+
 Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp, const Here& at) {
   Graph* graph = GraphOf(x, who);
   std::vector<Tensor> out = graph->AddNode("identity", {x}, {}, SourceLine(at));
   Node& node = graph->node(graph->value(out[0].id()).producer);
-  node.fixed = CheckAnnotation(graph->mesh(), who, x.shape(), sbp, node.slice.fixed);
-  for (const auto& [entry, fixed] : node.fixed)
-    if (fixed.is_partial() && fixed.fold != Reduce::kSum)
-      Fail(who, ": ", graph->mesh().axis_name(entry - 1), ":", fixed.str(),
-           " cannot be held, only sums stay partial behind an operator; use B, S or P");
+  node.fixed = Holdable(graph->mesh(), who, x, sbp, node.slice);
   return out[0];
 }
 
@@ -349,6 +361,17 @@ Tensor annotate(Tensor x, const Annotation& sbp, Here at) {
   return AnnotatedIdentity(x, Who("annotate", x.defined() ? x.name() : "", at), sbp, at);
 }
 
+Tensor annotate(Tensor x, const Annotation& sbp, const AnnotateOptions& options, Here at) {
+  Tensor y = annotate(x, sbp, at);
+  const std::string who = Who("annotate", x.name(), at);
+  Graph& graph = *GraphOf(x, who);
+  if (!options.gradient.empty() && !IsFloating(x.dtype()))
+    Fail(who, ": `gradient` is given, but a tensor of ", Name(x.dtype()), " has none");
+  Node& node = graph.node(graph.value(y.id()).producer);
+  node.gradient = Holdable(graph.mesh(), who + ": gradient", x, options.gradient, node.slice);
+  return y;
+}
+
 Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
   std::string who = Who("to_stage", x.defined() ? x.name() : "", at);
   Tensor y = AnnotatedIdentity(x, who, {}, at);
@@ -359,6 +382,7 @@ Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
     Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", graph.mesh().axis_size(a));
   node.slice.fixed[a] = index;
   node.placed = true;
+  GraphOf(x, who)->moves[graph.value(y.id()).producer] = -1;
   return y;
 }
 
@@ -368,8 +392,10 @@ Tensor to_stage_of(Tensor x, Tensor other, Here at) {
   if (GraphOf(other, who) != &graph) Fail(who, ": both tensors must be of one graph");
   const std::vector<int> wanted = graph.producer(other.id()).slice.fixed;
   for (int a = 0; a < graph.mesh().rank(); ++a)
-    if (wanted[a] != Slice::kFree && graph.producer(x.id()).slice.fixed[a] != wanted[a])
+    if (wanted[a] != Slice::kFree && graph.producer(x.id()).slice.fixed[a] != wanted[a]) {
       x = to_stage(x, graph.mesh().axis_name(a), wanted[a], at);
+      GraphOf(x, who)->moves[graph.value(x.id()).producer] = other.id();
+    }
   return x;
 }
 

@@ -20,7 +20,8 @@
 
 namespace oneflow_like {
 
-class Job;  // actor/net/talk/job.h
+class Job;         // actor/net/talk/job.h
+class StallWatch;  // oneflow_like/stalls.h
 struct GraphOfModel;
 struct ModelImpl;
 
@@ -74,16 +75,39 @@ class Scope {
 //   once stage 2   the gradients too: cut in each micro-batch, and only a rank's part is added up stage 3
 //   weights of more than `small` elements are gathered in each micro-batch before each layer
 //             (Scope::Region), forward and backward, at most `prefetch` layers ahead
+// Gathers of weights and sums of gradients travel in buckets: one message for several tensors of one type, up
+// to `bucket_bytes` of what a device holds of them; 0: each by itself. That holds without an axis too, and
+// changes no bit of a result on the CPU. In stages 2 and 3 a bucket is of one layer.
 struct Zero {
   std::string axis;
   int stage = 1;
   int prefetch = 1;
   int64_t small = 4096;
+  int64_t bucket_bytes = 25 << 20;
+};
+
+// How a model's blocks (nn::layers) are dealt over the stages of a pipeline; weights lie with their blocks.
+struct Pipeline {
+  // How often blocks go round the stages: with p stages, block group i of p * virtual_stages is on stage i %
+  // p.
+  int virtual_stages = 1;
+  // Blocks of each group. Empty: cut by estimated time, what stands before the blocks and behind them
+  // counted, when the model is first used.
+  std::vector<int64_t> layers = {};
+};
+
+// A line between hosts, as estimates see it; within a host they take what its kind of device has.
+// Where no job says which devices share a host, lines are between all devices of a cpu mesh, and between each
+// eight of a cuda mesh.
+struct Link {
+  double bandwidth = 0;  // bytes/s that one device sends; 0: 5e9 of a cpu mesh, 4e10 of a cuda mesh
 };
 
 struct ModelOptions {
   uint64_t seed = 1;
+  Pipeline pipeline;
   Zero zero;  // together with the annotations it decides where variables lie, in all sessions alike
+  Link link;
   std::vector<WeightPattern> weights;  // options of weights by their paths
   // Runtime threads, at most one for each device here; 0: as many as cores (of this process's share).
   int threads = 0;
@@ -94,11 +118,17 @@ struct ModelOptions {
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
   std::string
       trace_file;  // every session adds what its streams did when, once it closes (ui.perfetto.dev opens it)
+  // An HTML file that shows each session: memory over a step, communication, schedule, graph, estimated
+  // times, and once a session closes the measured ones (oneflow_like/report/report.h). The main process
+  // writes it.
+  std::string report_file;
   // This process is one of several that run the same program (Launcher makes it); nullptr: alone. Each hosts
   // an equal share of the mesh's ranks, and writes its part of the trace to <trace_file>.process<k>, which
   // Launcher::Main joins at the end. All must make the same models and sessions and call the same methods of
   // them in the same order; what a method gives is the same on all of them.
   std::shared_ptr<Job> job;
+  // Told what the sessions and the program do, so that it can say who waits for what (Launcher makes it).
+  std::shared_ptr<StallWatch> stalls;
   // With a job, compare what the processes feed in every step, not only in a session's first two. That waits
   // for all of them at each Run.
   bool check_feeds = false;
@@ -132,6 +162,8 @@ class ModelGraph {
   Tensor Find(const std::string& name, OFL_HERE) const;
   // For functions without a tensor to start from: uniform(graph.builder(), {4}, 0, 1).
   GraphBuilder* builder() const;
+  // The graph as text, an operator a line (compiler/text.h): to look at, to keep, and for Model::NewGraph.
+  std::string Text() const;
 
  private:
   friend class Model;
@@ -155,6 +187,14 @@ class Model {
   Tensor Find(const std::string& name, OFL_HERE) const;
   // An empty graph beside it, for evaluation, generation, another training. `name` is for messages.
   ModelGraph NewGraph(const std::string& name);
+  // The graph that Text() of this or another model gave: its inputs, weights and operators, which Find gives
+  // by name. A weight that the model has already must be the same. The mesh is this model's and needs the
+  // axes that the text names. Throws Error, with the text's line or the node, for a text that is none, an
+  // operator that the model has not, results that an operator does not give, and a new weight that began as a
+  // tensor's numbers, which a text does not hold. Not in a text: source lines, Scope::InTraining, and that
+  // nn::layers may cut its blocks again.
+  ModelGraph NewGraph(const std::string& name, const std::string& text, OFL_HERE);
+  std::string Text() const;  // of the model's own graph
 
   // The variables: every weight that was requested, and the state of every training made so far, named
   // "<training>:adam_m/<weight>". They may be read and written before any session has run. In a job of
@@ -180,12 +220,38 @@ class Model {
   std::shared_ptr<ModelImpl> impl_;  // shared with its sessions, which may outlive the Model
 };
 
+// Blocks of one kind, one behind another, over the stages of a mesh axis as ModelOptions::pipeline says: what
+// nn::layers is made of.
+class Blocks {
+ public:
+  // n blocks below scope `s`; `per_stage`, where not empty, is heard in place of Pipeline::layers. A mesh
+  // without axis `axis`, or an empty name, has them all in one place. Throws Error for numbers that
+  // contradict each other.
+  Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<int64_t>& per_stage, OFL_HERE);
+  // The scope of the next block, <path of s>/<name>, on its stage, to which x is brought.
+  Scope Next(const std::string& name, Tensor* x);
+  void End();  // of the last one
+
+ private:
+  Scope scope_;
+  std::string axis_;
+  std::source_location at_;
+  int stack_ = -1;  // of the graph; -1: on one stage
+  int64_t next_ = 0;
+};
+
 // d y / d x for each x, of its shape and type: operators like others, of which a loss may be made (gradient
 // penalties, saliency). y is one floating point number. Throws Error for an x that y does not depend on, and
 // for an operator on the way that has no gradient.
 std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, OFL_HERE);
-// x, held to the given signatures; boxing is inserted where they differ from what x has.
+// x, held to the given signatures; boxing is inserted where they differ from what x has. `gradient` holds the
+// gradient of x, as it comes back from the result's readers, likewise:
+//   annotate(x, {{"tp", B()}}, {.gradient = {{"tp", S(1)}}})
+struct AnnotateOptions {
+  Annotation gradient;
+};
 Tensor annotate(Tensor x, const Annotation& sbp, OFL_HERE);
+Tensor annotate(Tensor x, const Annotation& sbp, const AnnotateOptions& options, OFL_HERE);
 // x, on another pipeline stage: what is computed from the result lives there.
 Tensor to_stage(Tensor x, const std::string& axis, int index, OFL_HERE);
 // x, on the stage that `other` is on: for weights that are read in several places. x itself where both are on

@@ -15,8 +15,28 @@
 #include "compiler/graph.h"
 #include "core/backend.h"
 #include "oneflow_like/model.h"
+#include "oneflow_like/report/report.h"
 
 namespace oneflow_like {
+
+// Blocks of a graph, dealt over the stages of a mesh axis.
+struct BlockStack {
+  struct Block {
+    std::string path;
+    int64_t x = -1;          // the value that enters it, as the block before left it
+    int begin = 0, end = 0;  // its nodes
+    int move = -1;           // the node that brings x to its stage, where that is another one
+  };
+  std::string name;  // path of the first block: the same in all graphs
+  int axis = 0;      // of the mesh
+  int rounds = 1;    // over its stages
+  bool by_cost = false;
+  std::vector<int64_t> per_stage;  // blocks, as the graph stands
+  std::vector<int64_t> most = {};  // that each stage has memory for, where some had not; else empty
+  std::vector<Block> blocks;
+};
+
+struct ModelVariable;
 
 // A graph that knows its model, so that functions on Tensors find it.
 struct GraphOfModel : Graph {
@@ -29,12 +49,15 @@ struct GraphOfModel : Graph {
   Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
                   const Initializer& init, const WeightOptions& options, const std::vector<int>& stage,
                   const Here& at);
+  Tensor Request(const std::string& who, const ModelVariable& made);
 
   ModelImpl* const model;
   const std::string name;                        // for messages; empty: the model's own
   std::shared_ptr<ModelImpl> keep;               // the model, unless it is its own
   std::map<std::string, int> variables, inputs;  // by name, their node
   std::vector<Tensor> in_training;               // Scope::InTraining
+  std::vector<BlockStack> stacks;
+  std::map<int, int> moves;  // nodes of to_stage_of, and the value whose stage they are for; -1: to_stage's
 };
 
 // What the model knows of a variable, as its first request or its training made it.
@@ -88,14 +111,16 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own
   std::map<std::string, ModelVariable> variables;
-  std::set<size_t> matched_patterns;          // of options.weights
-  std::set<std::string> input_names;          // of all graphs there have been
-  std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
+  std::set<size_t> matched_patterns;                 // of options.weights
+  std::set<std::string> input_names;                 // of all graphs there have been
+  std::map<std::string, std::vector<int64_t>> cuts;  // of stacks that were cut by cost: blocks of each stage
+  std::map<std::string, SessionSteps> steps;         // by name of the sessions; entries stay where they are
   KernelRegistry registry;
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<TraceFile> trace;            // when asked for
+  std::unique_ptr<Report> report;              // likewise
   std::map<const void*, LastStep> last_steps;  // by session
 
  private:

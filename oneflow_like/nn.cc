@@ -1,6 +1,6 @@
 #include "oneflow_like/nn.h"
 
-#include <numeric>
+#include <algorithm>
 
 namespace oneflow_like::nn {
 
@@ -102,6 +102,31 @@ Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& o, Here at) {
   return now.y;
 }
 
+namespace {
+
+// Keys or values y[b s h d] go into the cache; gives all that it holds then, in the type of y.
+Tensor IntoCache(const Scope& s, Tensor y, const char* which, const Cache& cache, const std::string& tp,
+                 const Here& at) {
+  Annotation cut = CutBy(s, cache.batch, 0);
+  for (const auto& axis : CutBy(s, tp, 2)) cut.push_back(axis);
+  const Dims shape = {y.shape()[0], cache.slots, y.shape()[2], y.shape()[3]};
+  Tensor kept = s.State(cache.name + which, shape, Zeros(), {.sbp = cut, .dtype = cache.dtype}, at);
+  const DType dtype = y.dtype();
+  if (dtype != cache.dtype) y = cast(y, cache.dtype, at);
+  Tensor all = assign_slice(kept, 1, cache.begin, y, at);
+  return dtype == cache.dtype ? all : cast(all, dtype, at);
+}
+
+void CheckCache(const std::string& who, const Cache& cache, const AttentionOptions& o, bool memory) {
+  if (memory) Fail(who, ": a cache is of a sequence that attends to itself, but there is a memory");
+  if (!o.causal) Fail(who, ": a cache is for causal attention; later tokens are not in it");
+  if (!o.ulysses.empty()) Fail(who, ": a cache is cut by heads, not along the sequence; leave out ulysses");
+  if (!cache.begin.defined() || !cache.positions.defined() || !cache.slot_positions.defined())
+    Fail(who, ": its cache lacks begin, positions or slot_positions");
+}
+
+}  // namespace
+
 Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, Here at) {
   const int64_t width = Width("Attention", x, 3, at), kv_heads = o.kv_heads > 0 ? o.kv_heads : o.heads;
   const std::string who = Cat("nn::Attention '", s.path(), "' at ", SourceLine(at).str());
@@ -128,13 +153,22 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
   oneflow_like::AttentionOptions options = o.masks;
   options.causal = o.causal;
   options.dropout = o.dropout;
-  if (o.rope_base > 0) {
+  if (o.cache) {
+    CheckCache(who, *o.cache, o, memory.defined());
+    options.query_positions = options.key_positions = o.cache->positions;
+  }
+  if (o.rope) {
     auto positions = [&](Tensor given, Tensor of) {
       return given.defined() ? given
                              : arange(s.graph(), 0, static_cast<double>(of.shape()[1]), 1, DType::kInt32, at);
     };
-    q = rope(q, positions(options.query_positions, q), {.base = o.rope_base}, at);
-    k = rope(k, positions(options.key_positions, k), {.base = o.rope_base}, at);
+    q = rope(q, positions(options.query_positions, q), *o.rope, at);
+    k = rope(k, positions(options.key_positions, k), *o.rope, at);
+  }
+  if (o.cache) {
+    k = IntoCache(s, k, "_k", *o.cache, o.tp, at);
+    v = IntoCache(s, v, "_v", *o.cache, o.tp, at);
+    options.key_positions = o.cache->slot_positions;
   }
   auto cut_by = [&](int64_t axis, Tensor y) {
     return o.ulysses.empty() ? y : annotate(y, {{o.ulysses, S(static_cast<int>(axis))}}, at);
@@ -144,7 +178,7 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
   mixed = cut_by(1, mixed);
   Tensor out = s.Weight("out", {o.heads, depth, width}, o.out_init, CutBy(s, o.tp, 0), at);
   Tensor y = einsum("bshd,hdw->bsw", mixed, out, at);
-  return o.bias ? add(y, s.Weight("out_bias", {width}, Zeros(), {}, at), at) : y;
+  return o.bias && o.out_bias ? add(y, s.Weight("out_bias", {width}, Zeros(), {}, at), at) : y;
 }
 
 Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
@@ -168,7 +202,7 @@ Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
 
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at) {
   auto norm = [&](const char* name, Tensor y) {
-    return o.rms_norm ? RmsNorm(s / name, y, 1e-5, at) : LayerNorm(s / name, y, 1e-5, at);
+    return o.rms_norm ? RmsNorm(s / name, y, o.norm_eps, at) : LayerNorm(s / name, y, o.norm_eps, at);
   };
   if (!o.sequence.empty())
     s.mesh().AxisOrFail(o.sequence, Cat("nn::TransformerBlock '", s.path(), "': sequence"));
@@ -184,6 +218,59 @@ Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at)
   }
   x = held(add(x, dropout(attend(held(norm("norm1", x))), o.dropout, at), at));
   return held(add(x, dropout(feed(held(norm("norm2", x))), o.dropout, at), at));
+}
+
+std::vector<int32_t> DealtPositions(int64_t length, int64_t parts) {
+  std::vector<int32_t> positions(length);
+  int64_t front = 0, back = length;  // what is not dealt yet
+  for (int64_t part = 0; part < parts; ++part) {
+    const Interval places = Cut({0, length}, parts, part, 1);
+    const int64_t from_front = places.extent / 2, from_back = places.extent - from_front;
+    back -= from_back;
+    for (int64_t i = 0; i < places.extent; ++i)
+      positions[places.begin + i] = static_cast<int32_t>(i < from_front ? front + i : back + i - from_front);
+    front += from_front;
+  }
+  return positions;
+}
+
+namespace {
+
+HostTensor Ints(const std::vector<int32_t>& values) {
+  HostTensor host = HostTensor::Make(DType::kInt32, {static_cast<int64_t>(values.size())});
+  std::copy(values.begin(), values.end(), host.as<int32_t>());
+  return host;
+}
+
+}  // namespace
+
+DealtSequence::DealtSequence(Scope s, int64_t length, const std::string& axis, Here at)
+    : axis_(axis), length_(length) {
+  const int a = axis.empty() ? -1 : s.mesh().FindAxis(axis);
+  if (a < 0 || s.mesh().axis_size(a) == 1) return;
+  const std::vector<int32_t> order = DealtPositions(length, s.mesh().axis_size(a));
+  std::vector<int32_t> places(order.size());
+  for (size_t i = 0; i < order.size(); ++i) places[order[i]] = static_cast<int32_t>(i);
+  positions_ = constant(s.graph(), Ints(order), at);
+  places_ = constant(s.graph(), Ints(places), at);
+}
+
+void DealtSequence::CheckAxis(const char* what, Tensor x, int64_t dim, const Here& at) const {
+  const Dims& shape = x.shape();
+  if (dim < 0 || dim >= shape.rank() || shape[static_cast<int>(dim)] != length_)
+    Fail("nn::DealtSequence::", what, " at ", SourceLine(at).str(), ": axis ", dim, " of ", shape.str(),
+         " is not a sequence of ", length_);
+}
+
+Tensor DealtSequence::Deal(Tensor x, int64_t dim, Here at) const {
+  CheckAxis("Deal", x, dim, at);
+  if (!positions_.defined()) return x;
+  return annotate(take(x, dim, positions_, at), {{axis_, S(static_cast<int>(dim))}}, at);
+}
+
+Tensor DealtSequence::Restore(Tensor y, int64_t dim, Here at) const {
+  CheckAxis("Restore", y, dim, at);
+  return positions_.defined() ? take(y, dim, places_, at) : y;
 }
 
 Tensor Conv(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvLayerOptions& o, Here at) {
@@ -208,29 +295,12 @@ Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvB
 
 Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
               const LayersOptions& o, Here at) {
-  const std::string who = Cat("nn::layers '", s.path(), "' at ", SourceLine(at).str());
-  const int axis = o.pipeline.empty() ? -1 : s.mesh().FindAxis(o.pipeline);
-  const int stages = axis < 0 ? 1 : s.mesh().axis_size(axis);
-  if (n < stages)
-    Fail(who, ": mesh axis ", o.pipeline, " has ", stages, " stages but there are only ", n,
-         " layers; every stage needs at least one");
-  std::vector<int64_t> per_stage = o.per_stage;
-  auto before = [&](int64_t stage) { return (stage * n + stages - 1) / stages; };
-  if (per_stage.empty())
-    for (int stage = 0; stage < stages; ++stage) per_stage.push_back(before(stage + 1) - before(stage));
-  if (static_cast<int>(per_stage.size()) != stages)
-    Fail(who, ": per_stage has ", per_stage.size(), " numbers but mesh axis ", o.pipeline, " has ", stages,
-         " stages");
-  if (std::accumulate(per_stage.begin(), per_stage.end(), int64_t{0}) != n)
-    Fail(who, ": per_stage sums to ", std::accumulate(per_stage.begin(), per_stage.end(), int64_t{0}),
-         " but there are ", n, " layers");
-  int64_t layer = 0;
-  for (int stage = 0; stage < stages; ++stage) {
-    const Scope here = axis < 0 ? s : s.Stage(o.pipeline, stage, at);
-    if (stage > 0) x = to_stage(x, o.pipeline, stage, at);
-    for (int64_t i = 0; i < per_stage[stage]; ++i, ++layer)
-      x = block((here / (o.name + std::to_string(layer))).Region(o.recompute, at), x, layer);
+  Blocks blocks(s, o.pipeline, n, o.per_stage, at);
+  for (int64_t i = 0; i < n; ++i) {
+    const Scope here = blocks.Next(o.name + std::to_string(i), &x);
+    x = block(here.Region(o.recompute, at), x, i);
   }
+  blocks.End();
   return x;
 }
 

@@ -7,6 +7,7 @@
 // (Shoeybi et al. 2019). A mesh without that axis, or an empty name, cuts nothing.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -66,13 +67,30 @@ Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& options = {}, OFL_HE
 
 // --- Transformers --------------------------------------------------------------------------------
 
+// The keys and values that earlier steps have read, for steps that read a sequence piece by piece (oneflow_like/generation/):
+// each Attention keeps keys and values in its states "<name>_k" and "<name>_v", [b slots kv_heads
+// head_width], writes those of this step's tokens in place, and looks at all of them. Places in the cache are
+// slots; positions alone say what is seen, so sequences of different lengths fit side by side.
+struct Cache {
+  int64_t slots = 0;  // room of each sequence
+  Tensor begin;       // i32, one number: the slot of this step's first token; the others follow
+  Tensor positions;   // i32[b s], of this step's tokens; of one that is padding 0
+  // i32[b slots], after this step; of slots without a token kEmptySlot, which no query sees.
+  Tensor slot_positions;
+  std::string name = "cache";
+  std::string batch = "dp";       // mesh axis that cuts b, where there is one
+  DType dtype = DType::kFloat32;  // of what is kept
+};
+inline constexpr int32_t kEmptySlot = INT32_MAX;
+
 struct AttentionOptions {
   int64_t heads = 1;
   int64_t kv_heads = 0;    // heads of keys and values; 0: as many as heads
   int64_t head_width = 0;  // 0: width / heads
   bool causal = true, bias = true;
-  double dropout = 0;    // of probabilities
-  double rope_base = 0;  // 0: no rotary positions
+  bool out_bias = true;             // where there is bias; false: of q, k and v alone, as Qwen has
+  double dropout = 0;               // of probabilities
+  std::optional<RopeOptions> rope;  // rotary positions of queries and keys
   Initializer init = XavierUniform({.in = {0}, .out = {1, 2}});
   Initializer out_init = XavierUniform({.in = {0, 1}, .out = {2}});
   std::string tp = "tp";  // cuts the heads
@@ -84,6 +102,7 @@ struct AttentionOptions {
   std::string ulysses = "";
   // Masks, positions and windows, as the function attention() takes them.
   oneflow_like::AttentionOptions masks = {};
+  std::optional<Cache> cache;  // causal; gives masks their positions
 };
 // x[b s w] -> [b s w]: q[w heads d], k and v[w kv_heads d], out[heads d w] and their biases q_bias, ...
 // out_bias. `memory`[b t w], where given, has keys and values instead of x (cross-attention).
@@ -108,6 +127,7 @@ struct TransformerOptions {
   MlpOptions mlp;
   double dropout = 0;  // of what either adds to x
   bool rms_norm = false, swiglu = false;
+  double norm_eps = 1e-5;
   bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
   // Mesh axis over which x, norms and dropouts are held cut along the sequence, s. That of the heads: a
   // norm's result is gathered for products, and their sums are cut (Korthikanti et al. 2022). Another one:
@@ -117,6 +137,43 @@ struct TransformerOptions {
 };
 // x + attention(norm1(x)), and of that x + mlp(norm2(x)): scopes norm1, attention, norm2, mlp.
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& options, OFL_HERE);
+
+// How many earlier positions a causal query sees grows along the sequence, so where mesh axis `axis` cuts it
+// into P parts, the last has nearly twice the mean work. Dealt, each has a block from the front and its
+// mirror image from the back, of 2 P blocks (Dubey et al. 2024, section 3.3.2): tokens and targets are put in
+// that order once, where they enter, and positions() say where each belongs, for embeddings, rope and masks:
+//
+//   DealtSequence dealt(scope, tokens.shape()[1], "cp");
+//   Tensor logits = model(dealt.Deal(tokens), dealt.positions());  // TransformerOptions: with .sequence
+//   "cp", Tensor loss = mean(cross_entropy(logits, dealt.Deal(targets)));   //
+//   .attention.masks.query_positions and
+//                                                                     // .key_positions of positions()
+//
+// An operator that draws at random per position (dropout) draws by the place in the dealt order, which depends on P:
+// train with it, and the curve is not that of one device.
+class DealtSequence {
+ public:
+  // Where `axis` is empty, or the mesh has no such axis, or one of a single device, nothing moves.
+  DealtSequence(Scope s, int64_t length, const std::string& axis, OFL_HERE);
+
+  // i32[length]: the position of each place. Undefined where nothing moves.
+  const Tensor& positions() const { return positions_; }
+  // x, whose axis `dim` is the sequence in its own order, dealt and cut over the mesh axis.
+  Tensor Deal(Tensor x, int64_t dim = 1, OFL_HERE) const;
+  // A result of it, in the sequence's own order.
+  Tensor Restore(Tensor y, int64_t dim = 1, OFL_HERE) const;
+
+ private:
+  void CheckAxis(const char* what, Tensor x, int64_t dim, const Here& at) const;
+
+  std::string axis_;
+  int64_t length_ = 0;
+  Tensor positions_, places_;
+};
+// The position of each place: place i of part p is place i of what a mesh axis of so many devices gives to
+// device p of `length`. Each has half of its places from the front, in order, and half from the back, in the
+// opposite order of devices.
+std::vector<int32_t> DealtPositions(int64_t length, int64_t parts);
 
 // --- Convolutions --------------------------------------------------------------------------------
 
@@ -143,7 +200,7 @@ Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvB
 struct LayersOptions {
   std::string name = "block";   // the scopes are block0, block1, ...
   std::string pipeline = "pp";  // mesh axis that the blocks are dealt over, in order; where there is one
-  std::vector<int64_t> per_stage = {};      // blocks of each stage; empty: as even as they go
+  std::vector<int64_t> per_stage = {};      // blocks of each stage; empty: as Pipeline::layers says
   std::optional<Recompute> recompute = {};  // of these blocks; empty: as TrainOptions says
 };
 // x through n blocks, each a region (Scope::Region): block(scope of block i, x, i) -> x. Stages are said here

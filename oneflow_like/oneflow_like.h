@@ -4,6 +4,7 @@
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/interruptions.h"
 #include "oneflow_like/launcher.h"
+#include "oneflow_like/metrics.h"
 #include "oneflow_like/model.h"
 #include "oneflow_like/nn.h"
 #include "oneflow_like/session.h"

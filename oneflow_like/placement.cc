@@ -38,7 +38,7 @@ GroupWay WayOf(const ModelImpl& model, const plan::Collective& collective) {
   }
   if (hardware.count("") != 0) return GroupWay::kStaged;
   const bool own = static_cast<int>(hardware.size()) == collective.rank_size();
-  if (own && ChooseLibraryWork(collective).kind != LibraryWork::Kind::kNone) return GroupWay::kLibrary;
+  if (own && !ChooseLibraryWork(collective).empty()) return GroupWay::kLibrary;
   return processes.size() == 1 ? GroupWay::kEvents : GroupWay::kStaged;
 }
 

@@ -10,6 +10,7 @@
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/talk/job.h"
 #include "oneflow_like/model_impl.h"
+#include "oneflow_like/report/figures.h"
 #include "oneflow_like/session_impl.h"
 
 namespace oneflow_like {
@@ -101,6 +102,7 @@ std::string Packed(const StepProfile& profile) {
   packed.set_wall(profile.wall);
   packed.set_waiting(profile.waiting);
   packed.set_runtime(profile.runtime);
+  packed.set_data(profile.data);
   for (const KernelProfile& kernel : profile.hottest) {
     wire::KernelProfile* k = packed.add_kernel();
     k->set_label(kernel.label);
@@ -126,6 +128,7 @@ StepProfile Together(const std::vector<std::string>& profiles) {
     sum.threads += packed.threads();
     sum.wall += packed.wall() * packed.threads();
     sum.waiting += packed.waiting();
+    if (packed.data() >= 0) sum.data = std::max(sum.data, 0.0) + packed.data() / profiles.size();
     sum.runtime += packed.runtime();
     for (size_t i = 0; i < std::size(kCounts); ++i)
       sum.devices.*kCounts[i] += packed.device_count(static_cast<int>(i));
@@ -202,6 +205,11 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
                   rows[i].seconds * to_ms, shares[i] / 10, shares[i] % 10);
     text += line;
   }
+  if (profile.data >= 0) {
+    std::snprintf(line, sizeof line, "  the program waited %.3f ms for the data of a step\n",
+                  1e3 * profile.data / profile.steps);
+    text += line;
+  }
   text += DevicesText(profile);
   text += "  the hottest kernels\n";
   for (size_t i = 0; i < std::min(kHottest, profile.hottest.size()); ++i) {
@@ -217,6 +225,10 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
 StepProfile Session::TakeProfile() {
   if (!impl_ || !impl_->runtime) return {};
   StepProfile mine = impl_->runtime->TakeProfile();
+  if (impl_->data_steps > 0) mine.data = impl_->data_seconds;
+  if (impl_->model->report) AddProfile(mine, &impl_->reported);
+  impl_->data_seconds = 0;
+  impl_->data_steps = 0;
   Job* job = impl_->model->options.job.get();
   return job ? Together(job->AllGather(Cat("profile of session ", impl_->options.name), Packed(mine))) : mine;
 }

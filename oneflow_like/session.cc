@@ -4,20 +4,26 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <optional>
 
 #include "actor/net/talk/job.h"
 #include "core/plan_values.h"
 #include "oneflow_like/agreement.h"
+#include "oneflow_like/blocks.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/feeds_check.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/memory_check.h"
 #include "oneflow_like/replicas_check.h"
+#include "oneflow_like/report/figures.h"
 #include "oneflow_like/session_impl.h"
+#include "oneflow_like/stalls.h"
 #include "oneflow_like/variables.h"
 
 namespace oneflow_like {
@@ -32,13 +38,21 @@ constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB 
 
 struct StepResult::State {
   StepHandle handle;
+  std::shared_ptr<StallWatch> stalls;
+  std::string session;
   std::string finite;  // output that must be finite, empty for none
   bool checked = false;
+  double lr_factor = std::numeric_limits<double>::quiet_NaN(), data_seconds = -1;
 };
 
 void StepResult::Wait() const {
   if (!state_) Fail("this StepResult is the result of no step; Session::Run gives one");
+  std::optional<StallWatch::Doing> doing;
+  if (state_->stalls && !state_->handle.Done())
+    doing.emplace(state_->stalls.get(),
+                  Cat("StepResult::Wait or a read of step ", step(), " of session ", state_->session));
   Status status = state_->handle.Wait();
+  doing.reset();
   if (!status.ok()) throw Error(status.message());
   if (state_->finite.empty() || state_->checked) return;
   const HostTensor& loss = state_->handle.Get(state_->finite);
@@ -63,6 +77,12 @@ float StepResult::Scalar(const std::string& output) const {
 
 int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
 
+double StepResult::lr_factor() const {
+  return state_ ? state_->lr_factor : std::numeric_limits<double>::quiet_NaN();
+}
+
+double StepResult::data_seconds() const { return state_ ? state_->data_seconds : -1; }
+
 // --- Session ---
 
 Session::Impl::~Impl() {
@@ -78,10 +98,18 @@ void Session::Impl::Close() {
   if (closed) return;
   closed = true;
   if (!runtime) return;
+  const StallWatch::Doing doing(model->options.stalls.get(), "the end of session " + options.name);
   // Ended among its updates, a step would leave copies of a weight that differ.
   auto last = model->last_steps.find(this);
   if (trains && last != model->last_steps.end()) (void)last->second.handle.Wait();
   runtime->Close();
+  if (model->options.stalls) model->options.stalls->Remove(this);
+  if (model->report) {
+    StepProfile rest = runtime->TakeProfile();
+    if (data_steps > 0) rest.data = data_seconds;
+    AddProfile(rest, &reported);
+    model->report->AddMeasurements(options.name, ReportMeasurements(*this));
+  }
   if (!model->trace) return;
   if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
   int64_t missing = runtime->WriteTrace(model->trace.get());
@@ -91,6 +119,7 @@ void Session::Impl::Close() {
 
 void Session::Impl::Load() {
   if (runtime) return;
+  VLOG(1) << "session " << options.name << ": its plans and memory are made";
   Job* job = model->options.job.get();
   if (job) RequireAgreement(*this);
   model->Load();
@@ -105,10 +134,8 @@ void Session::Impl::Load() {
   RuntimeOptions o;
   o.steps_in_flight = options.steps_in_flight;
   o.next_step = &model->steps[options.name].next;
-  if (model->trace) {
-    model->trace->Start();
-    o.trace_records = kTraceRecords;
-  }
+  if (model->trace) model->trace->Start();
+  if (model->trace || model->report) o.trace_records = kTraceRecords;
   o.warm_up_steps = 1;
   o.backend = model->backend;
   o.check_finite = model->options.check_nan;
@@ -120,12 +147,19 @@ void Session::Impl::Load() {
   }
   runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(),
                                       model->executor.get(), o);
+  if (StallWatch* stalls = model->options.stalls.get())
+    stalls->Add(this, {options.name, [this] { return runtime->ActsEnded(); },
+                       [this](double patience) { return runtime->WhoWaits(patience); }});
+  int64_t arenas = 0;
+  for (int rank : model->store->ranks()) arenas += model->store->TransientBytes(rank);
+  VLOG(1) << "session " << options.name << " is ready: " << model->store->ranks().size() << " ranks here, "
+          << arenas << " bytes for what steps compute; next is step " << model->steps[options.name].next;
 }
 
-void Session::Impl::CheckFeeds(const Feeds& feeds) {
+void Session::Impl::CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) {
   Job* job = model->options.job.get();
   if (!job || (checked_feeds == kStepsWithCheckedFeeds && !model->options.check_feeds)) return;
-  RequireSameFeeds(job, options.name, runtime->next_step(), feeds);
+  RequireSameFeeds(job, options.name, runtime->next_step(), feeds, pieces);
   if (checked_feeds < kStepsWithCheckedFeeds) ++checked_feeds;
 }
 
@@ -155,9 +189,10 @@ Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
 
-void Session::Impl::FeedRate(Feeds* feeds) const {
-  if (!lr_function) return;
+double Session::Impl::FeedRate(Feeds* feeds) const {
   const int64_t step = runtime->next_step();
+  if (!trains) return std::numeric_limits<double>::quiet_NaN();
+  if (!lr_function) return FactorAt(lr_schedule, step);
   const double factor = lr_function(step);
   if (!(factor >= 0 && std::isfinite(factor)))
     Fail("session ", options.name, ": lr_function gives ", factor, " for step ", step,
@@ -165,15 +200,29 @@ void Session::Impl::FeedRate(Feeds* feeds) const {
   HostTensor value = HostTensor::Make(DType::kFloat32, {});
   value.as<float>()[0] = static_cast<float>(factor);
   (*feeds)[options.name + ":lr_factor"] = value;
+  return factor;
 }
 
-Feeds Session::Impl::OwnFeeds(const Feeds& feeds) const {
+FeedPieces Session::Impl::OwnPieces(const FeedPieces& pieces) const {
+  FeedPieces own;
+  for (const auto& [name, some] : pieces) {
+    if (inputs.count(name)) own[name] = some;
+    if (!inputs.count(name) && !model->input_names.count(name))
+      Fail("pieces of '", name, "' are fed, which is no input of session ", options.name,
+           ", nor of another graph of its model");
+  }
+  return own;
+}
+
+Feeds Session::Impl::OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const {
   Feeds own;
   std::string names;
   for (const auto& [name, value] : inputs) {
     names += Cat(names.empty() ? "'" : ", '", name, "'");
     if (lr_function && name == options.name + ":lr_factor") continue;  // FeedRate
     auto feed = feeds.find(name);
+    // What no rank here reads may be left out.
+    if (feed == feeds.end() && (pieces.count(name) || runtime->Needs()[name].empty())) continue;
     const Value& wanted = compiled.graph.value(value);
     if (feed == feeds.end())
       Fail("input '", name, "' of session ", options.name, ", ", Name(wanted.dtype), wanted.shape.str(),
@@ -187,20 +236,77 @@ Feeds Session::Impl::OwnFeeds(const Feeds& feeds) const {
   return own;
 }
 
-StepResult Session::Run(const Feeds& feeds) {
+FeedNeeds Session::Needs() const {
+  if (!impl_) Fail("this Session was moved elsewhere");
+  return impl_->NeedsHere();
+}
+
+std::vector<Box> Session::Needs(const std::string& input) const {
+  const FeedNeeds needs = Needs();
+  auto found = needs.find(input);
+  if (found == needs.end()) Fail("session ", impl_->options.name, " has no input '", input, "'");
+  return found->second;
+}
+
+// As the plans of these ranks have it (compiler/partition.cc), without making them.
+const FeedNeeds& Session::Impl::NeedsHere() {
+  if (!needs.empty()) return needs;
+  const Graph& graph = compiled.graph;
+  const Job* job = model->options.job.get();
+  const int hosted = graph.mesh().size() / (job ? job->processes() : 1),
+            first = job ? job->process() * hosted : 0;
+  for (const auto& [name, value] : inputs) {
+    const Value& v = graph.value(value);
+    std::vector<Box> boxes;
+    for (int rank = first; rank < first + hosted; ++rank) {
+      std::vector<int> coords = graph.mesh().Coords(rank);
+      if (!graph.producer(value).slice.Contains(coords)) continue;
+      coords.insert(coords.begin(), 0);
+      for (; coords[0] < (v.sbp[0].is_split() ? graph.times() : 1); ++coords[0])
+        boxes.push_back(LocalBox(v.shape, v.sbp, graph.Sizes(), coords));
+    }
+    needs[name] = Disjoint(std::move(boxes));
+  }
+  return needs;
+}
+
+StepResult Session::Run(FeedSource& source, const Feeds& also) {
+  if (!impl_) Fail("this Session was moved elsewhere and cannot run");
+  const bool first = impl_->runtime == nullptr;  // while the source, too, only begins
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<StallWatch::Doing> doing;
+  doing.emplace(impl_->model->options.stalls.get(), Cat("Session::Run of session ", impl_->options.name,
+                                                        ", which waits for data from its source"));
+  const FeedPieces pieces = source.Next();
+  doing.reset();
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  StepResult result = Run(also, pieces);
+  result.state_->data_seconds = waited.count();
+  if (!first) impl_->data_seconds += waited.count();
+  ++impl_->data_steps;
+  return result;
+}
+
+StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   if (!impl_) Fail("this Session was moved elsewhere and cannot run");
   if (impl_->closed) Fail("session ", impl_->options.name, " cannot run: closed");
+  const StallWatch::Doing doing(impl_->model->options.stalls.get(),
+                                "Session::Run of session " + impl_->options.name);
   impl_->Load();
-  Feeds own = impl_->OwnFeeds(feeds);
-  impl_->FeedRate(&own);
-  impl_->CheckFeeds(own);
+  Feeds own = impl_->OwnFeeds(feeds, pieces);
+  const FeedPieces own_pieces = impl_->OwnPieces(pieces);
+  const double lr_factor = impl_->FeedRate(&own);
+  impl_->CheckFeeds(own, own_pieces);
   impl_->CheckReplicas();
   // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
   if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitCopied();
   StepResult result;
   result.state_ = std::make_shared<StepResult::State>();
-  result.state_->handle = impl_->runtime->Launch(own);
+  result.state_->handle = impl_->runtime->Launch(own, own_pieces);
   result.state_->finite = impl_->finite;
+  result.state_->stalls = impl_->model->options.stalls;
+  result.state_->session = impl_->options.name;
+  result.state_->lr_factor = lr_factor;
   impl_->model->last_steps[impl_.get()] = {result.state_->handle, impl_->finite, impl_->trains};
   return result;
 }
@@ -230,14 +336,44 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
   };
 }
 
+void CheckRoles(const ModelImpl& model, const Graph& graph, const std::string& who, const Parallel& roles) {
+  std::map<std::string, std::string> role_of;  // by axis
+  auto check = [&](const std::string& role, const std::string& name) {
+    if (name.empty()) return;
+    const std::string what = Cat(who, ": parallel.", role);
+    const int axis = model.mesh.AxisOrFail(name, what);
+    if (auto [other, fresh] = role_of.emplace(name, role); !fresh)
+      Fail(what, " is mesh axis ", name, ", which parallel.", other->second, " is too; an axis has one role");
+    bool cut = false;
+    for (int n = 0; n < graph.num_nodes(); ++n) {
+      const Node& node = graph.node(n);
+      if (!graph.alive(n)) continue;
+      if (node.slice.fixed[axis] != Slice::kFree)
+        Fail(what, " is mesh axis ", name, ", along which ", graph.Describe(n), " is on one pipeline stage");
+      auto fixed = node.fixed.find(1 + axis);
+      cut = cut || (node.kind == NodeKind::kInput && fixed != node.fixed.end() && fixed->second.is_split());
+    }
+    if (role == "context" && !cut)
+      Fail(what, " is mesh axis ", name, ", but no input is cut along it; annotate the sequence axis of ",
+           "inputs, as {{\"", name, "\", S(1)}}");
+  };
+  check("batch", roles.batch);
+  check("tensor", roles.tensor);
+  check("context", roles.context);
+}
+
 void CheckOptions(const ModelImpl& model, const Graph& graph, const std::string& who,
                   const SessionOptions& options) {
   CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
   CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);
+  CheckRoles(model, graph, who, options.parallel);
   if (model.options.check_nan && options.dtype == DType::kFloat16)
     Fail(who,
          ": gradients in fp16 overflow by design and steps that do are skipped, so check_nan would stop "
          "at the first; use bf16 or fp32 to look for what is not finite");
+  CheckRange(Cat(who, ": overlap.chunks"), options.overlap.chunks, 1, kMostChunks);
+  if (!(options.overlap.gain >= 0 && options.overlap.gain < 1))
+    Fail(who, ": overlap.gain is ", options.overlap.gain, " but must lie in [0, 1)");
   if (!IsFloating(options.dtype)) Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
@@ -250,18 +386,40 @@ void CheckOptions(const ModelImpl& model, const Graph& graph, const std::string&
   }
 }
 
+// The outermost level of links as the user says; with a job it is between hosts.
+void SetLink(const ModelImpl& model, Topology* topology) {
+  const double bandwidth = model.options.link.bandwidth;
+  if (bandwidth <= 0) return;
+  if (const std::shared_ptr<Job>& job = model.options.job) {
+    const std::vector<PeerInfo>& peers = job->peers();
+    const auto here = std::count_if(peers.begin(), peers.end(),
+                                    [&](const PeerInfo& peer) { return peer.host_key == peers[0].host_key; });
+    if (here == std::ssize(peers)) return;  // one host has all
+    const int devices = model.mesh.size() / job->processes() * static_cast<int>(here);
+    if (topology->links.size() == 1) topology->links.push_back(topology->links[0]);
+    topology->links[0].devices = devices;
+  }
+  topology->links.back().bandwidth = bandwidth;
+}
+
 CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& options) {
   CompileOptions c;
   c.name = options.name;
   c.times = options.micro_batches;
   c.schedule = options.schedule;
+  c.exact_groups = options.exact_groups;
   c.seed = model.options.seed;
   c.dtype = options.dtype;
   c.machine = MachineOf(model.mesh);
+  SetLink(model, &c.machine.topology);
+  c.overlap = options.overlap;
+  c.roles = {model.mesh.FindAxis(options.parallel.batch), model.mesh.FindAxis(options.parallel.tensor),
+             model.mesh.FindAxis(options.parallel.context)};
   c.zero_axis = model.zero_axis;
   c.zero_stage = model.options.zero.stage;
   c.zero_prefetch = model.options.zero.prefetch;
   c.zero_small = model.options.zero.small;
+  c.bucket_bytes = model.options.zero.bucket_bytes;
   c.fuse = !model.options.check_nan;
   return c;
 }
@@ -276,6 +434,40 @@ void CheckStepsOf(const std::string& who, const ModelImpl& model, const std::str
   Fail(who, ": session ", session, " is ", training ? "a training" : "an evaluation",
        " but an earlier one of that ", "name is ", training ? "an evaluation" : "a training",
        ", and both would count its steps; give it another ", "name");
+}
+
+struct OverBudget : Error {
+  OverBudget(const std::string& message, std::vector<int> ranks) : Error(message), ranks(std::move(ranks)) {}
+  std::vector<int> ranks;
+};
+
+void CheckBudget(const std::string& who, const Session& session) {
+  const int64_t budget = session.impl()->model->options.memory_budget;
+  if (budget == 0) return;
+  std::vector<int> ranks;
+  std::string text;
+  for (const RankSummary& s : session.Summaries()) {
+    if (s.peak_bytes <= budget) continue;
+    if (ranks.empty())
+      text = Cat(who, ": session ", session.impl()->options.name, " needs ", s.peak_bytes, " bytes on rank ",
+                 s.rank, " but the budget is ", budget, "; what it holds:\n", RankText(*session.impl(), s));
+    ranks.push_back(s.rank);
+  }
+  if (!ranks.empty()) throw OverBudget(text, ranks);
+}
+
+// The session that `finish` gives. While it is over the budget, blocks move off stages that are; where none can, the
+// first refusal stands.
+Session FitBudget(GraphOfModel* source, const std::function<Session()>& finish) {
+  std::optional<OverBudget> first;
+  while (true) {
+    try {
+      return finish();
+    } catch (const OverBudget& over) {
+      if (!first) first = over;
+      if (!MoveBlocksOff(source, over.ranks)) throw *first;
+    }
+  }
 }
 
 // A session of the graph's nodes that the fetches and `roots` need. `who` is the user's Train or Evaluate:
@@ -319,12 +511,11 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
     if (node.kind == NodeKind::kFetch) impl->outputs.insert(node.name);
   }
   Session session(std::move(impl));
-  if (model->options.memory_budget > 0)
-    for (const RankSummary& s : session.Summaries())
-      if (s.peak_bytes > model->options.memory_budget)
-        Fail(who, ": session ", options.name, " needs ", s.peak_bytes, " bytes on rank ", s.rank,
-             " but the budget is ", model->options.memory_budget, "; what it holds:\n",
-             RankText(*session.impl(), s));
+  CheckBudget(who, session);
+  if (model->report && (!model->options.job || model->options.job->process() == 0))
+    model->report->AddSession(options.name, ReportFigures(*session.impl()));
+  VLOG(1) << "session " << options.name << " is compiled: " << session.impl()->compiled.graph.Order().size()
+          << " nodes on " << model->mesh.str();
   for (ModelVariable& variable : state) model->variables.emplace(variable.node.name, std::move(variable));
   model->steps[options.name].of = of;
   return session;
@@ -426,14 +617,18 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
     FailTaken(who, "grad_norm");  // add_updates gives it
   if (skips && fetched.count("skipped")) FailTaken(who, "skipped");
   for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
-  Graph graph = SessionGraph(source, Roots(fetched, options));
-  int train = graph.AddTrain(loss.id(), SourceLine(at));
-  bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
   Training training{optimizer,    options.lr_schedule, options.clip_norm,
                     options.skip, options.recompute,   static_cast<bool>(options.lr_function)};
-  Session session = Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
-                           options.check_finite && scalar ? "loss" : "");
+  Session session = FitBudget(source, [&] {
+    Graph graph = SessionGraph(source, Roots(fetched, options));
+    const int train = graph.AddTrain(loss.id(), SourceLine(at));
+    const bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
+    return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
+                  options.check_finite && scalar ? "loss" : "");
+  });
   session.impl()->lr_function = options.lr_function;
+  session.impl()->lr_schedule = options.lr_schedule;
+  if (optimizer.numbers.Has("lr")) session.impl()->lr = optimizer.numbers.Float("lr");
   return session;
 }
 
@@ -447,8 +642,10 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
                       : GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
   std::map<std::string, int> fetched;
   AddOutputs(source, who, options, outputs, &fetched);
-  return Finish(who, source->model, SessionGraph(source, Roots(fetched, options)), options, fetched, {}, {},
-                "");
+  return FitBudget(source, [&] {
+    return Finish(who, source->model, SessionGraph(source, Roots(fetched, options)), options, fetched, {}, {},
+                  "");
+  });
 }
 
 }  // namespace oneflow_like

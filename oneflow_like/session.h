@@ -9,12 +9,24 @@
 #include <vector>
 
 #include "actor/profile.h"
+#include "compiler/overlap.h"
 #include "compiler/pipeline_schedule.h"
+#include "core/feeds.h"
 #include "oneflow_like/model.h"
 #include "ops/optimizer.h"
 #include "ops/optimizers.h"
 
 namespace oneflow_like {
+
+// What mesh axes are for; empty: cost decides. Along an axis with a role activations keep one form, whatever
+// would be cheaper for a few tokens:
+//   batch     the batch axis of all inputs, and all that is computed from it, is cut
+//   tensor    what layers (Scope::Region) give to others is whole, unless it is annotated, as
+//             nn::TransformerOptions::sequence does; weights are used as they are annotated, as ever
+//   context   what is computed from inputs that are annotated along it is cut where they are
+struct Parallel {
+  std::string batch, tensor, context;
+};
 
 struct SessionOptions {
   // In dumps and messages; default "train" or "eval". Sessions of one name are one training (or evaluation):
@@ -23,6 +35,13 @@ struct SessionOptions {
   int micro_batches = 1;
   int steps_in_flight = 2;  // at most 1024
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  // Where a model comes back to its stages (virtual stages): micro-batches in groups of exactly as many as
+  // there are stages, which must divide them. Keeps less and idles more.
+  bool exact_groups = false;
+  Parallel parallel;
+  // Products in chunks beside the messages they wait for or cause, where the estimate gains by it, for which
+  // ModelOptions::link says how fast a line is.
+  Overlap overlap;
   // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients,
   // optimizer state, reductions and losses stay fp32. With fp16 the loss is scaled by variable
   // "<name>:loss_scale": steps whose gradients overflow change nothing but that.
@@ -53,6 +72,11 @@ class StepResult {
   const HostTensor& Get(const std::string& output) const;
   int64_t step() const;
   void Wait() const;
+  // What the learning rates were multiplied with in this step (lr_schedule, lr_function). NaN of an
+  // evaluation.
+  double lr_factor() const;
+  // How long Run waited for the step's data, where it took them from a source; else -1.
+  double data_seconds() const;
 
  private:
   friend class Session;
@@ -87,8 +111,17 @@ class Session {
   Session& operator=(Session&&) noexcept;
   ~Session();  // Close()
 
-  // Starts one step with a copy of the whole batch; waits while steps_in_flight are under way.
-  StepResult Run(const Feeds& feeds);
+  // Starts one step with a copy of its feeds; waits while steps_in_flight are under way. `feeds` are inputs
+  // whole: the batch of all processes. `pieces` are inputs of which this process gives only what its ranks
+  // read: disjoint boxes that hold all of Needs() and none that is needed by no rank here. Throws Error for
+  // what is missing, unknown, fed twice, or of another shape or type.
+  StepResult Run(const Feeds& feeds, const FeedPieces& pieces = {});
+  // With what the source gives next (oneflow_like/data/pipeline.h); the profile says how long it took. Inputs
+  // that the source does not give are fed by `also`.
+  StepResult Run(FeedSource& source, const Feeds& also = {});
+  // The boxes of each input that ranks of this process read, before any step too.
+  FeedNeeds Needs() const;
+  std::vector<Box> Needs(const std::string& input) const;
   // A smaller batch made up to the session's: each input of it behind its own rows filled with the number
   // given for it, or 0. Fill targets with what counts nothing: a negative class in cross_entropy, which
   // masked_mean(loss, greater_equal(targets, ...)) leaves out. Throws Error for inputs of different batches,

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "actor/net/job/join.h"
-#include "compiler/explain.h"
 #include "core/backend.h"
 #include "oneflow_like/placement.h"
 #include "oneflow_like/session_impl.h"
@@ -16,26 +15,26 @@ namespace {
 
 constexpr int kManyRanks = 64;
 
-// Bytes of a rank's peak by what they are for; they add up to variables and arena. What lies between buffers
-// counts as "other", like activations and scratch.
-std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled, const RankPlan& made) {
-  int64_t bytes[kPurposes] = {};
-  std::vector<Purpose> purposes = PurposesOf(compiled);
+}  // namespace
+
+std::map<std::string, Purpose> PurposesOfVariables(const Compiled& compiled,
+                                                   const std::vector<Purpose>& purposes) {
   std::map<std::string, Purpose> of_variable;
   for (size_t b = 0; b < purposes.size(); ++b)
     if (!compiled.logical.buffers[b].variable.empty())
       of_variable[compiled.logical.buffers[b].variable] = purposes[b];
-  for (const plan::Variable& v : made.plan.variable())
-    bytes[static_cast<int>(of_variable.at(v.name()))] += v.bytes();
-  for (auto [buffer, size] : made.at_peak)
-    bytes[static_cast<int>(buffer == kScratch ? Purpose::kOther : purposes[buffer])] += size;
-  bytes[static_cast<int>(Purpose::kOther)] += made.plan.transient_bytes() - made.lower_bound;
-  std::vector<std::pair<std::string, int64_t>> named;
-  for (int p = 0; p < kPurposes; ++p) named.push_back({Name(static_cast<Purpose>(p)), bytes[p]});
-  return named;
+  return of_variable;
 }
 
-// ", held until mean 'm' at model.cc:12 has the whole batch"
+std::vector<int64_t> VariablesByPurpose(const Compiled& compiled, const std::vector<Purpose>& purposes,
+                                        const plan::Plan& plan) {
+  std::vector<int64_t> bytes(kPurposes, 0);
+  const std::map<std::string, Purpose> of_variable = PurposesOfVariables(compiled, purposes);
+  for (const plan::Variable& v : plan.variable())
+    bytes[static_cast<int>(of_variable.at(v.name()))] += v.bytes();
+  return bytes;
+}
+
 std::string HeldText(const Compiled& compiled, int buffer) {
   const int whole = WholeValueBehind(compiled.logical, buffer);
   if (whole < 0) return "";
@@ -43,6 +42,21 @@ std::string HeldText(const Compiled& compiled, int buffer) {
   const int part = sum.in.empty() ? whole : sum.in[0];
   return Cat(", held until ", compiled.graph.Describe(compiled.graph.value(part).producer),
              " has the whole batch");
+}
+
+namespace {
+
+// Bytes of a rank's peak by what they are for; they add up to variables and arena. Gaps between buffers
+// counts as "other", like activations and scratch.
+std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled, const RankPlan& made) {
+  const std::vector<Purpose> purposes = PurposesOf(compiled);
+  std::vector<int64_t> bytes = VariablesByPurpose(compiled, purposes, made.plan);
+  for (auto [buffer, size] : made.at_peak)
+    bytes[static_cast<int>(buffer == kScratch ? Purpose::kOther : purposes[buffer])] += size;
+  bytes[static_cast<int>(Purpose::kOther)] += made.plan.transient_bytes() - made.lower_bound;
+  std::vector<std::pair<std::string, int64_t>> named;
+  for (int p = 0; p < kPurposes; ++p) named.push_back({Name(static_cast<Purpose>(p)), bytes[p]});
+  return named;
 }
 
 RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank) {
@@ -141,11 +155,13 @@ RankSummary SummaryOf(const Session::Impl& session, int rank) {
   return s;
 }
 
-std::vector<RankSummary> Session::Summaries() const {
-  const Compiled& compiled = impl_->compiled;
+std::vector<RankSummary> Session::Summaries() const { return SummariesOf(*impl_); }
+
+std::vector<RankSummary> SummariesOf(const Session::Impl& session) {
+  const Compiled& compiled = session.compiled;
   int world = compiled.graph.mesh().size();
   int64_t staging = 0;
-  if (impl_->model->options.job) {
+  if (session.model->options.job) {
     const StagingBytes bytes = StagingOfJob();
     staging = bytes.process + bytes.session;
   }
@@ -160,7 +176,7 @@ std::vector<RankSummary> Session::Summaries() const {
         continue;
       }
     }
-    RankSummary s = Summarise(*impl_->model, compiled, rank);
+    RankSummary s = Summarise(*session.model, compiled, rank);
     s.stage = stage;
     s.staging_bytes = staging;
     auto same =
@@ -208,6 +224,15 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
   return text;
 }
 
+std::string OverlapText(const Compiled& compiled) {
+  if (compiled.options.overlap.chunks == 1) return "";
+  const Overlapped all = OverlappedIn(compiled);
+  if (all.products.empty() && all.behind.empty())
+    return "no product is estimated to gain by chunks beside its messages\n";
+  return Cat(all.products.size(), " products in chunks beside their messages, ", all.behind.size(),
+             " gradients of weights beside sums of others\n");
+}
+
 std::string Session::SummaryText() const {
   const Compiled& compiled = impl_->compiled;
   std::string text =
@@ -225,6 +250,7 @@ std::string Session::SummaryText() const {
     text += Cat(stage.stage.empty() ? "  every rank" : "  stage " + stage.stage, " computes for ",
                 SecondsText(stage.seconds), line);
   }
+  text += OverlapText(compiled);
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
     text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
   for (const RankSummary& s : Summaries()) text += "\n" + RankText(*impl_, s);

@@ -1,8 +1,13 @@
 // Numbers as --dry_run and --explain print them.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "compiler/compile.h"
+#include "compiler/explain.h"
 
 namespace oneflow_like {
 
@@ -10,5 +15,16 @@ std::string BytesText(double bytes);      // "1.50 MB"
 std::string SecondsText(double seconds);  // "1.50 ms"
 std::string RangesText(
     const std::vector<int>& ranks);  // "0-3, 8"; of many the first few and how many there are
+// The work of --overlap, in one line; empty where it was not asked for.
+std::string OverlapText(const Compiled& compiled);
+
+// By name; `purposes` are PurposesOf(compiled).
+std::map<std::string, Purpose> PurposesOfVariables(const Compiled& compiled,
+                                                   const std::vector<Purpose>& purposes);
+// Bytes of the plan's variables, by Purpose.
+std::vector<int64_t> VariablesByPurpose(const Compiled& compiled, const std::vector<Purpose>& purposes,
+                                        const plan::Plan& plan);
+// ", held until mean 'm' at model.cc:12 has the whole batch"; empty for a buffer that is not.
+std::string HeldText(const Compiled& compiled, int buffer);
 
 }  // namespace oneflow_like

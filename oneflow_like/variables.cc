@@ -2,6 +2,7 @@
 
 #include "compiler/passes.h"
 #include "core/copy_box.h"
+#include "oneflow_like/blocks.h"
 #include "oneflow_like/pieces.h"
 
 namespace oneflow_like {
@@ -12,6 +13,7 @@ namespace {
 // along the axes that this graph has stages on; on the whole mesh where it has none.
 void SettleStages(GraphOfModel* source) {
   ModelImpl& model = *source->model;
+  CutBlocks(source);
   bool all = true;
   for (const auto& [name, node] : source->variables) all = all && model.variables.at(name).settled;
   if (all) return;
@@ -53,6 +55,14 @@ Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outpu
     const Node& settled = source->model->variables.at(name).node;
     graph.node(n).slice = settled.slice;
     graph.node(n).placed = settled.placed || stages;
+  }
+  // A node that writes a variable stands where the variable does, also where that was not known when the graph was built.
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    const OpDef* def = graph.alive(n) ? graph.catalog().Find(graph.node(n).op) : nullptr;
+    if (!def || def->inplace.empty()) continue;
+    const Node& variable = graph.producer(graph.node(n).in[def->inplace[0].second]);
+    graph.node(n).slice = variable.slice;
+    graph.node(n).placed = variable.placed;
   }
   std::vector<int> roots;
   for (const auto& [name, value] : outputs) roots.push_back(graph.value(value).producer);

@@ -278,6 +278,12 @@ Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, c
   if (options.decay) node.attrs.Set("decay", *options.decay);
   if (options.rate) node.attrs.Set("rate", *options.rate);
   made.settled = node.placed;
+  return Request(who, made);
+}
+
+Tensor GraphOfModel::Request(const std::string& who, const ModelVariable& made) {
+  const Node& node = made.node;
+  const std::string path = node.name;
   auto known = model->variables.find(path);
   if (known != model->variables.end()) CheckSameWeight(*model, who, known->second, made);
   auto here = variables.find(path);
@@ -287,7 +293,7 @@ Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, c
   Node of_graph = known->second.node;
   of_graph.line = node.line;
   of_graph.name = ReserveName(this, path);
-  int id = AddRaw(of_graph, {{path, dtype, shape}});
+  int id = AddRaw(of_graph, {{path, made.dtype, made.shape}});
   variables[path] = id;
   return Tensor(this, this->node(id).out[0]);
 }

@@ -65,6 +65,7 @@ Tensor I(Model& m, const Dims& shape) { return X(m, shape, DType::kInt32); }
 
 constexpr int64_t kHuge = 1'000'000'000'000'000'000;
 
+// A table: a mistake, and the words it gets.
 TEST(Errors, ShapesAndTypesOfOperators) {
   Check(
       "cpu:dp=2",
@@ -240,6 +241,7 @@ Session TrainStages(Model& m, bool both, OFL_HERE) {
   return Train(mean(square(h)), Adam{}, {}, at);
 }
 
+// A table: a mistake, and the words it gets.
 TEST(Errors, AnnotationsAndStages) {
   Check("cpu:dp=2,tp=2,pp=2", {
     MISTAKE("^input 'a' at .*mesh cpu:dp=2,tp=2,pp=2 has no axis mp, its axes are dp, tp, pp",
@@ -370,6 +372,7 @@ Session EvaluateIn(const std::map<std::string, Tensor>& outputs, int micro_batch
   return Evaluate(outputs, options);
 }
 
+// A table: a mistake, and the words it gets.
 TEST(Errors, TrainAndEvaluate) {
   using Kind = Schedule::Kind;
   Check("cpu:dp=2", {

@@ -81,6 +81,13 @@ TEST(Explain, WorkOfRanksIsThatOfTheirPlansAndAddsUp) {
     EXPECT_GE(heavy, (products + attention) * (1 - 1e-9)) << given.str();
     double even = given.mesh == "cpu:dp=3" ? 1.05 : 1 + 1e-9;
     EXPECT_LE(heavy, (products + attention) * even) << given.str() << ": a product is computed twice";
+    for (Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+      SmallGpt repeats = given;
+      repeats.recompute = recompute;
+      EXPECT_NEAR(ModelFlops(GptProgram(repeats).MakeTrain().impl()->compiled), products + attention,
+                  1e-9 * (products + attention))
+          << repeats.str();
+    }
   }
 }
 

@@ -299,9 +299,8 @@ TEST_F(HuggingFace, QueriesKeysAndValuesAreWhereGpt2HasThem) {
   for (int64_t i = 0; i < w * w; ++i) EXPECT_EQ(out[i], ours.at("block1/attention/out").as<float>()[i]);
 }
 
-// As the first GPT-2 is published: no prefix, masks; and cut into two files.
-TEST_F(HuggingFace, OldFilesAndShardsAreRead) {
-  const Tensors ours = RandomGpt(Small());
+// As the first GPT-2 is published: no prefix, masks; and cut into two files. Gives the index's weight_map.
+json PutOldShards(const Tensors& ours, const std::string& folder) {
   TheirNames theirs(std::make_shared<TensorSource>(ours), Gpt2Names(Small()));
   Tensors shards[2];
   json map;
@@ -318,8 +317,14 @@ TEST_F(HuggingFace, OldFilesAndShardsAreRead) {
   map["h.0.attn.masked_bias"] = map["lm_head.weight"] = "model-1.safetensors";
   for (int s = 0; s < 2; ++s) {
     TensorSource source(shards[s]);
-    WriteTensors(source, Cat(folder_, "/model-", s, ".safetensors"), {});
+    WriteTensors(source, Cat(folder, "/model-", s, ".safetensors"), {});
   }
+  return map;
+}
+
+TEST_F(HuggingFace, OldFilesAndShardsAreRead) {
+  const Tensors ours = RandomGpt(Small());
+  const json map = PutOldShards(ours, folder_);
   PutBytes(folder_ + "/config.json", Gpt2ConfigText(Small()));
   const std::string index = folder_ + "/model.safetensors.index.json";
   auto read = [&](const json& all) {

@@ -17,12 +17,13 @@ namespace oneflow_like {
 namespace {
 
 TEST(Launcher, EveryFlagReachesItsOption) {
-  const std::string trace = testing::TempDir() + "/launcher_test.trace", dump = testing::TempDir() + "/dump";
+  const std::string trace = testing::TempDir() + "/launcher_test.trace", dump = testing::TempDir() + "/dump",
+                    report = testing::TempDir() + "/launcher_test.html";
   std::vector<std::string> flags = {"launcher_test",      "--mesh=cpu:tp=2",       "--devices=2,5",
                                     "--seed=7",           "--threads=3",           "--kernel_threads=2",
                                     "--explain",          "--memory_budget=12345", "--check_feeds",
                                     "--check_replicas=9", "--check_nan",           "--dump_dir=" + dump,
-                                    "--trace=" + trace};
+                                    "--trace=" + trace,   "--report=" + report};
   std::vector<char*> pointers;
   for (std::string& flag : flags) pointers.push_back(flag.data());
   int argc = static_cast<int>(pointers.size());
@@ -33,6 +34,7 @@ TEST(Launcher, EveryFlagReachesItsOption) {
   EXPECT_EQ(options.dump_dir, dump);
   EXPECT_EQ(options.memory_budget, 12345);
   EXPECT_EQ(options.trace_file, trace);
+  EXPECT_EQ(options.report_file, report);
   EXPECT_TRUE(options.check_feeds);
   EXPECT_EQ(options.check_replicas, 9);
   EXPECT_TRUE(options.check_nan);

@@ -24,6 +24,8 @@ struct Training {
   int threads = 0;
   int steps_in_flight = 2;
   double dropout = 0.1;
+  int virtual_stages = 1;
+  bool sequence_parallel = false;
 };
 
 // Tokens that can be learnt: each is a function of the one before, with noise keyed by step and position.
@@ -50,6 +52,7 @@ std::vector<float> Losses(const Training& run) {
   ModelOptions options;
   options.seed = 3;
   options.threads = run.threads;
+  options.pipeline.virtual_stages = run.virtual_stages;
   options.zero = {.axis = run.zero_axis, .stage = run.zero_stage, .small = 0};
   Model model(Mesh("cpu", axes), options);
   GptConfig config;
@@ -59,6 +62,7 @@ std::vector<float> Losses(const Training& run) {
   config.context = kContext;
   config.vocabulary = 64;
   config.dropout = run.dropout;
+  if (run.sequence_parallel) config.sequence = "tp";
   Tensor tokens = model.Input("tokens", {kBatch, kContext}, DType::kInt32, {{"dp", S(0)}});
   Tensor targets = model.Input("targets", {kBatch, kContext}, DType::kInt32, {{"dp", S(0)}});
   TrainOptions train;
@@ -108,16 +112,46 @@ INSTANTIATE_TEST_SUITE_P(
                     Training{"cpu:dp=2,tp=2,pp=2", 4, PipelineSchedule::k1F1B, "dp", 2, Recompute::kFull},
                     Training{"cpu:dp=2,tp=2,pp=2", 4, PipelineSchedule::kGPipe, "dp", 3, Recompute::kFull},
                     Training{"cpu:dp=4", 2, PipelineSchedule::k1F1B, "dp", 3},
-                    Training{"cpu:dp=3", 3, PipelineSchedule::k1F1B, "dp", 2, Recompute::kSelective}),
+                    Training{"cpu:dp=3", 3, PipelineSchedule::k1F1B, "dp", 2, Recompute::kSelective},
+                    Training{"cpu:pp=4", 8, PipelineSchedule::kZeroBubble},
+                    Training{"cpu:dp=2,pp=2", 4, PipelineSchedule::kZeroBubble, "dp", 2}),
     [](const auto& info) {
       std::string name = info.param.mesh.substr(4) + "_m" + std::to_string(info.param.micro_batches);
-      if (info.param.schedule == PipelineSchedule::kGPipe) name += "_gpipe";
+      if (info.param.schedule != PipelineSchedule::k1F1B) name += Cat("_", Name(info.param.schedule));
       if (!info.param.zero_axis.empty()) name += Cat("_zero", info.param.zero_stage);
       if (info.param.recompute != Recompute::kNone) name += Cat("_", Name(info.param.recompute));
       for (char& c : name)
         if (!isalnum(c)) c = '_';
       return name;
     });
+
+// dp2 tp2 pp2 with every stage of ZeRO, schedule, recomputation and sequence parallelism: one in `each`.
+void ExpectFeaturesTogetherToFollow(int each) {
+  int number = 0;
+  for (int zero : {0, 1, 2, 3})
+    for (PipelineSchedule schedule : {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
+                                      PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble})
+      for (Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+        for (bool sequence_parallel : {false, true}) {
+          if (++number % each != 0) continue;
+          Training run{"cpu:dp=2,tp=2,pp=2", 4, schedule};
+          if (zero > 0) run.zero_axis = "dp", run.zero_stage = zero;
+          run.recompute = recompute;
+          run.virtual_stages = schedule == PipelineSchedule::kInterleaved || number % 2 == 0 ? 2 : 1;
+          run.sequence_parallel = sequence_parallel;
+          const std::vector<float> losses = Losses(run);
+          double worst = 0;
+          for (int step = 0; step < kSteps; ++step)
+            worst = std::max(worst, std::abs(double(losses[step]) - OneDevice()[step]) / OneDevice()[step]);
+          EXPECT_LE(worst, 1e-5) << "ZeRO " << zero << " " << Name(schedule) << " " << Name(recompute)
+                                 << " virtual stages " << run.virtual_stages
+                                 << (sequence_parallel ? " sequence parallel" : "");
+        }
+  EXPECT_EQ(number, 96);
+}
+
+TEST(LossCurve, FeaturesTogetherFollowOneDevice) { ExpectFeaturesTogetherToFollow(11); }
+TEST(LongLossCurve, AllFeaturesTogetherFollowOneDevice) { ExpectFeaturesTogetherToFollow(1); }
 
 TEST(LossCurve, FallsOnLearnableTokens) {
   EXPECT_NEAR(OneDevice()[0], std::log(64.0), 0.2);

@@ -53,7 +53,7 @@ TEST(Nn, TransformersOfAllKindsHaveOneCurve) {
     nn::TransformerOptions block;
     block.attention = {.heads = 4, .causal = kind != 1, .bias = kind < 2};
     if (kind == 2) block.attention.kv_heads = 2;
-    if (kind == 2) block.attention.rope_base = 10000;
+    if (kind == 2) block.attention.rope = RopeOptions{};
     if (kind == 4) block.attention.lora = 3;
     block.rms_norm = block.swiglu = kind >= 2;
     block.norm_first = kind != 1;
@@ -146,6 +146,8 @@ TEST(Nn, BatchNormHasOneCurveAndOneRunningAverage) {
     auto feeds = [](int step) { return Feeds{{"x", Floats(1, {12, 6, 6, 3})}, {"y", Ids(1, {12}, 5)}}; };
     std::vector<Setting> settings = {
         {"cpu:dp=1", 1}, {"cpu:dp=2", 1}, {"cpu:dp=1", 2}, {"cpu:dp=2", 2}, {"cpu:dp=4", 1}};
+    for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:dp=3"})
+      if (parts == 4) settings.push_back({mesh, 4});
     if (parts == 1) settings.push_back({"cpu:dp=1", 3});
     if (parts == 1) settings.push_back({"cpu:dp=3", 1});
     std::vector<float> first;
@@ -189,6 +191,29 @@ TEST(Nn, BatchNormEvaluatesByRunningAverages) {
     EXPECT_NEAR(got.as<float>()[c], (at.as<float>()[c] - mean[c]) / std::sqrt(variance[c] + 1e-5), 1e-5);
 }
 
+// The states of a norm that stands on no stage, behind blocks and before them, lie where they are read.
+TEST(Nn, BatchNormsBesideBlocksHaveOneCurve) {
+  auto loss = [](Model* model) {
+    Tensor x = model->Input("x", {12, 5}, DType::kFloat32, {{"dp", S(0)}});
+    Scope s = model->scope();
+    x = nn::layers(s, nn::BatchNorm(s / "before", x), 3,
+                   [](Scope here, Tensor y, int64_t) { return y + relu(nn::Linear(here, y, 5)); });
+    return mean(square(nn::BatchNorm(s / "behind", x) - 1));
+  };
+  auto look = [&](Model* model, const std::string& where) {
+    for (const char* name : {"before/mean", "behind/mean"}) {
+      const HostTensor mean = model->Read(name);
+      EXPECT_NE(mean.as<float>()[0], 0) << where << " " << name;
+    }
+  };
+  ExpectOneCurve(
+      {{"cpu:dp=1", 1}, {"cpu:pp=2", 1}, {"cpu:pp=3", 2}, {"cpu:dp=2,pp=2", 2}}, loss,
+      [](int step) {
+        return Feeds{{"x", Floats(step, {12, 5})}};
+      },
+      Sgd{.lr = .02}, 5e-5, look);
+}
+
 TEST(Nn, LayersAreDealtOverStagesAsAsked) {
   Model model(FullMesh("cpu:pp=3"));
   Tensor x = model.Input("x", {6, 4}, DType::kFloat32);
@@ -204,6 +229,115 @@ TEST(Nn, LayersAreDealtOverStagesAsAsked) {
   };
   EXPECT_EQ(stages("a"), "0001122");
   EXPECT_EQ(stages("b"), "0122222");
+}
+
+std::string StagesOfBlocks(const Model& model, int blocks) {
+  std::string text;
+  for (int i = 0; i < blocks; ++i)
+    text += std::to_string(model.impl()->variables.at(Cat("block", i, "/weight")).node.slice.fixed[2]);
+  return text;
+}
+
+// What stands behind the blocks weighs as much as four of them, so the last stage has fewer; all graphs of
+// the model agree, whichever is used first, and results are those of one device.
+TEST(Nn, LayersAreCutByCost) {
+  for (int order = 0; order < 3; ++order)
+    for (const char* mesh : {"cpu:dp=1", "cpu:pp=2", "cpu:pp=3"}) {
+      Model model(FullMesh(mesh));
+      auto loss = [](Scope s, Tensor x) {
+        x = nn::layers(s, x, 8, [](Scope b, Tensor y, int64_t) { return y + nn::Linear(b, y, 64); });
+        Tensor table = s.Stage("pp", 0).Weight("table", {64, 256}, Normal(.1));
+        return mean(square(matmul(x, to_stage_of(table, x))));
+      };
+      ModelGraph other = model.NewGraph("other");
+      Tensor mine = loss(model.scope(), model.Input("x", {128, 64}, DType::kFloat32));
+      Tensor also = loss(other.scope(), other.Input("x", {128, 64}, DType::kFloat32));
+      const std::map<std::string, HostTensor> feed = {{"x", Floats(3, {128, 64})}};
+      float first = 0;
+      auto train = [&] { return Train(mine, Sgd{.lr = .1}, {}).Run(feed).Scalar("loss"); };
+      auto evaluate = [&] { return Evaluate({{"loss", also}}).Run(feed).Scalar("loss"); };
+      if (order == 0) first = train();
+      if (order == 1) first = evaluate();
+      if (order == 2) model.Write("block7/weight", model.Read("block7/weight")), first = evaluate();
+      const float second = order == 0 ? evaluate() : train();
+      static std::map<int, std::pair<float, float>> alone;
+      if (mesh == std::string("cpu:dp=1")) alone[order] = {first, second};
+      EXPECT_NEAR(first, alone[order].first, 1e-6 * first) << mesh << " order " << order;
+      EXPECT_NEAR(second, alone[order].second, 1e-6 * first) << mesh << " order " << order;
+      const std::string stages = StagesOfBlocks(model, 8);
+      if (mesh == std::string("cpu:pp=2")) {
+        EXPECT_EQ(stages, "00000011");
+      }
+      if (mesh == std::string("cpu:pp=3")) {
+        EXPECT_EQ(stages.substr(5), "112");
+      }
+      EXPECT_EQ(model.Read("block7/weight").shape, Dims({64, 64}));
+    }
+}
+
+// Below what the cut by cost needs, blocks leave the stages that are too full, down to where no cut is left;
+// a cut by hand stays. A model that has another session already keeps its cut.
+TEST(Nn, LayersAreCutAgainWhereMemoryIsShort) {
+  struct Tried {
+    int64_t peak = 0;  // 0: refused
+    std::string stages, error;
+  };
+  auto attempt = [](int64_t budget, const Pipeline& pipeline, bool evaluated = false) {
+    Model model(FullMesh("cpu:pp=3"), {.pipeline = pipeline, .memory_budget = budget});
+    Tensor x = model.Input("x", {64, 32}, DType::kFloat32);
+    Tensor y = nn::layers(model.scope(), x, 9,
+                          [](Scope b, Tensor z, int64_t) { return z + nn::Linear(b, gelu(z), 32); });
+    Tensor loss = mean(square(y));
+    std::vector<Session> before;
+    Tried tried;
+    tried.error = ErrorOf([&] {
+      if (evaluated) before.push_back(Evaluate({{"x", scale(x, 2)}}));
+      TrainOptions options;
+      options.micro_batches = 4;
+      Session session = Train(loss, AdamW{.lr = .1}, options);
+      for (const RankSummary& s : session.Summaries()) tried.peak = std::max(tried.peak, s.peak_bytes);
+      EXPECT_GT(session.Run({{"x", Floats(3, {64, 32})}}).Scalar("loss"), 0);
+      tried.stages = StagesOfBlocks(model, 9);
+    });
+    return tried;
+  };
+  const Tried free = attempt(0, {});
+  ASSERT_GT(free.peak, 0);
+  int fitted = 0;
+  int64_t budget = free.peak - 1;
+  for (Tried tried = attempt(budget, {}); tried.peak > 0; tried = attempt(budget, {})) {
+    EXPECT_LE(tried.peak, budget);
+    EXPECT_NE(tried.stages, free.stages);
+    budget = tried.peak - 1;
+    ++fitted;
+  }
+  EXPECT_GE(fitted, 1);
+  EXPECT_NE(attempt(budget, {}).error.find(Cat("needs ", free.peak, " bytes")), std::string::npos);
+  EXPECT_EQ(attempt(free.peak - 1, {}, true).peak, 0);
+  std::vector<int64_t> by_hand(3, 0);
+  for (char stage : free.stages) ++by_hand[stage - '0'];
+  EXPECT_EQ(attempt(free.peak, {.layers = by_hand}).stages, free.stages);
+  EXPECT_EQ(attempt(free.peak - 1, {.layers = by_hand}).peak, 0);
+}
+
+TEST(Nn, LayersGoRoundVirtualStages) {
+  auto stages = [](const Pipeline& pipeline) {
+    Model model(FullMesh("cpu:pp=2"), {.pipeline = pipeline});
+    Tensor x = model.Input("x", {32, 16}, DType::kFloat32);
+    x = nn::layers(model.scope(), x, 7, [](Scope b, Tensor y, int64_t) { return y + nn::Linear(b, y, 16); });
+    Session session = Train(mean(square(x)), Sgd{.lr = .1}, {});
+    return StagesOfBlocks(model, 7);
+  };
+  EXPECT_EQ(stages({.virtual_stages = 2, .layers = {2, 1, 1, 3}}), "0010111");
+  EXPECT_EQ(stages({.virtual_stages = 3, .layers = {}}).size(), 7u);
+  EXPECT_NE(
+      ErrorOf([&] { stages({.virtual_stages = 4}); }).find("gone round 4 times but there are only 7 layers"),
+      std::string::npos);
+  EXPECT_NE(ErrorOf([&] {
+              stages({.layers = {3, 3}});
+            }).find("sums to 6 but there are 7"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf([&] { stages({.layers = {0, 7}}); }).find("0 layers for a stage"), std::string::npos);
 }
 
 TEST(Nn, WrongUsesGetOneSentence) {

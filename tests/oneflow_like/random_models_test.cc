@@ -95,14 +95,21 @@ struct Setting {
     mesh = meshes[draw(10)];
     options.micro_batches = 1 + draw(4);
     options.steps_in_flight = 1 + draw(3);
-    if (draw(3) == 0) options.schedule = PipelineSchedule::kGPipe;
+    options.schedule = static_cast<PipelineSchedule>(draw(4));
+    options.exact_groups = draw(4) == 0;
     if (draw(4) == 0) zero = {.axis = "dp", .stage = 1 + draw(3), .prefetch = draw(3), .small = 0};
     options.recompute = static_cast<Recompute>(draw(3));
+    if (draw(2)) options.overlap = {.chunks = 2 + draw(3), .always = true};
+    const int64_t buckets[] = {0, 64, 300, 2000, 25 << 20};
+    zero.bucket_bytes = buckets[draw(5)];
+    if (draw(3) == 0 && mesh.find("dp=") != std::string::npos) options.parallel.batch = "dp";
   }
   std::string str() const {
-    return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight,
-               options.schedule == PipelineSchedule::kGPipe ? " GPipe" : "",
-               zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " recompute=", Name(options.recompute));
+    return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight, " ",
+               Name(options.schedule), options.exact_groups ? " exact groups" : "",
+               zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " bucket=", zero.bucket_bytes,
+               options.parallel.batch.empty() ? "" : " batch role", " recompute=", Name(options.recompute),
+               " overlap=", options.overlap.chunks);
   }
 };
 
@@ -249,7 +256,7 @@ struct WholeBatchSetting : Setting {
     mesh = meshes[draw(10)];
     options.micro_batches = 1 + draw(5);
     options.steps_in_flight = 1 + draw(2);
-    if (draw(2) == 0) options.schedule = PipelineSchedule::kGPipe;
+    options.schedule = static_cast<PipelineSchedule>(draw(4));
     if (draw(5) == 0) zero = {"dp"};
     if (FullMesh(mesh).size() % 2 == 0) processes = 1 + draw(2);
   }

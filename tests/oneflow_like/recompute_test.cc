@@ -55,13 +55,6 @@ double Kept(const Session& session) {
   return bytes;
 }
 
-double Sent(const SmallGpt& given) {
-  double sent = 0;
-  for (const RankSummary& rank : GptProgram(given).MakeTrain().Summaries())
-    sent = std::max(sent, rank.bytes_sent);
-  return sent;
-}
-
 // --- Recomputation ---
 
 TEST(Recomputing, ChangesNoBit) {
@@ -74,6 +67,13 @@ TEST(Recomputing, ChangesNoBit) {
       {.mesh = "cpu:pp=4", .micro_batches = 5},
       {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4, .schedule = PipelineSchedule::kGPipe},
       {.mesh = "cpu:dp=2,pp=2", .micro_batches = 4, .zero_axis = "dp", .zero_stage = 2},
+      {.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = PipelineSchedule::kZeroBubble},
+      {.mesh = "cpu:dp=2,pp=2",
+       .micro_batches = 3,
+       .schedule = PipelineSchedule::kInterleaved,
+       .zero_axis = "dp",
+       .zero_stage = 3,
+       .model_options = {.pipeline = {.virtual_stages = 2}}},
       {.mesh = "cpu:dp=2,tp=2", .micro_batches = 3, .zero_axis = "dp", .zero_stage = 3},
   };
   for (SmallGpt given : settings) {
@@ -197,6 +197,27 @@ TEST(SequenceParallel, FollowsOneDevice) {
   }
 }
 
+// Held, not merely cheap: with so few tokens each device would rather have them all.
+TEST(SequenceParallel, HoldsWhatLiesBetweenProducts) {
+  for (const char* axis : {"tp", "cp", "sp"}) {
+    SmallGpt given{.mesh = Cat("cpu:", axis, "=2"), .batch = 2, .context = 4, .sequence = axis};
+    given.ulysses = axis == std::string("sp");
+    (given.ulysses || axis == std::string("cp") ? given.parallel.context : given.parallel.tensor) = axis;
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Graph& graph = session.impl()->compiled.graph;
+    const int entry = 1 + graph.mesh().AxisOrFail(axis, "test");
+    int norms = 0;
+    for (int n : graph.Order()) {
+      const Node& node = graph.node(n);
+      if (node.op != "layer_norm" || node.name.rfind("block", 0) != 0) continue;
+      EXPECT_EQ(graph.value(node.out[0]).sbp[entry], S(1)) << node.name << " along " << axis;
+      ++norms;
+    }
+    EXPECT_EQ(norms, 2 * given.layers);
+  }
+}
+
 // Jacobs et al. 2023: queries, keys, values and attention's result change places, each 1/P of the sequence's
 // values but what stays, forward and backward. Weights are summed once.
 TEST(SequenceParallel, UlyssesSendsWhatTheFormulaSays) {
@@ -206,7 +227,8 @@ TEST(SequenceParallel, UlyssesSendsWhatTheFormulaSays) {
     many.layers = 6;
     const double values = static_cast<double>(few.batch * few.context * few.width) / p * (p - 1) / p;
     const double weights = 2.0 * (12 * few.width * few.width + 13 * few.width) * (p - 1) / p;
-    const double each_layer = ((Sent(many) - Sent(few)) / 4 / 4 - weights) / values;  // fp32, layers
+    const double each_layer =
+        ((BytesSent(many) - BytesSent(few)) / 4 / 4 - weights) / values;  // fp32, layers
     std::printf("%s: %.2f for each value of a layer\n", few.str().c_str(), each_layer);
     EXPECT_NEAR(each_layer, 8, .1) << few.str();
   }
@@ -222,7 +244,7 @@ TEST(SequenceParallel, SendsWhatTheFormulaSays) {
       SmallGpt many = few;
       many.layers = 6;
       const double values = static_cast<double>(few.batch * few.context * few.width) * (t - 1) / t;
-      const double each_layer = (Sent(many) - Sent(few)) / 4 / 4 / values;  // fp32, layers
+      const double each_layer = (BytesSent(many) - BytesSent(few)) / 4 / 4 / values;  // fp32, layers
       std::printf("%s: %.2f for each value of a layer\n", few.str().c_str(), each_layer);
       EXPECT_LE(each_layer, 8.1) << few.str();
       EXPECT_GE(each_layer, 7.5) << few.str();
@@ -257,22 +279,15 @@ TEST(ZeroStages, SendWhatTheFormulasSay) {
   for (int n : {2, 4})
     for (int m : {1, 2, 4}) {
       SmallGpt given{.mesh = Cat("cpu:dp=", n), .micro_batches = m, .batch = 32, .context = 64};
-      GptProgram program(given);
-      Session train = program.MakeTrain();
-      double weights = 0;
-      for (const std::string& name : program.model().Variables())
-        if (name.find(':') == std::string::npos)
-          weights += 4.0 * static_cast<double>(program.model().Read(name).shape.elements());
-      const double share = weights * (n - 1) / n;
-      EXPECT_NEAR(Sent(given) / share, 2, .02) << given.str();
+      EXPECT_NEAR(SharesSent(given, n), 2, .02) << given.str();
       given.zero_axis = "dp";
-      EXPECT_NEAR(Sent(given) / share, 2, .02) << given.str();
+      EXPECT_NEAR(SharesSent(given, n), 2, .02) << given.str();
       given.zero_stage = 2;
-      EXPECT_LE(Sent(given) / share, m + 1.02) << given.str();
-      EXPECT_GE(Sent(given) / share, .97 * (m + 1)) << given.str();
+      EXPECT_LE(SharesSent(given, n), m + 1.02) << given.str();
+      EXPECT_GE(SharesSent(given, n), .97 * (m + 1)) << given.str();
       given.zero_stage = 3;
-      EXPECT_LE(Sent(given) / share, 3 * m + .02) << given.str();
-      EXPECT_GE(Sent(given) / share, 2.7 * m) << given.str();
+      EXPECT_LE(SharesSent(given, n), 3 * m + .02) << given.str();
+      EXPECT_GE(SharesSent(given, n), 2.7 * m) << given.str();
     }
 }
 
@@ -285,6 +300,39 @@ TEST(ZeroStages, TheSecondKeepsAPartOfTheGradients) {
   // A quarter, and the whole gradients of the layers under way.
   EXPECT_LT(second["gradients"], first["gradients"] * 6 / 10);
   EXPECT_EQ(second["optimizer state"], first["optimizer state"]);
+}
+
+// A weight read before and after a value of the whole batch, which all micro-batches pass first.
+TEST(ZeroStages, WeightsAreReadInEveryPassOverTheBatch) {
+  auto losses = [](const char* mesh, int micro_batches, const Zero& zero, bool region) {
+    Model model(FullMesh(mesh), {.zero = zero});
+    Tensor x = model.Input("x", {12, 6}, DType::kFloat32, {{"dp", S(0)}});
+    for (int layer = 0; layer < 3; ++layer) {
+      Scope s = model.scope() / Cat("layer", layer);
+      if (region) s.Region();
+      Tensor w = s.Weight("w", {6, 6}, Normal(.4));
+      Tensor h = matmul(x, w);
+      h = h - mean(h, {0}, true);
+      x = x + matmul(tanh(h), w);
+    }
+    TrainOptions options;
+    options.micro_batches = micro_batches;
+    Session train = Train(mean(square(x)), Sgd{.lr = .05, .momentum = .9}, options);
+    std::vector<float> found;
+    for (int step = 0; step < 3; ++step)
+      found.push_back(train.Run({{"x", Floats(step, {12, 6})}}).Scalar("loss"));
+    return found;
+  };
+  const std::vector<float> one = losses("cpu:dp=1", 1, {}, false);
+  for (int micro_batches : {1, 3})
+    for (int prefetch : {0, 1, 2})
+      for (bool region : {false, true}) {
+        const std::vector<float> other = losses(
+            "cpu:dp=2", micro_batches, {.axis = "dp", .stage = 3, .prefetch = prefetch, .small = 0}, region);
+        for (size_t step = 0; step < one.size(); ++step)
+          EXPECT_NEAR(other[step], one[step], 1e-5 * one[step])
+              << micro_batches << " micro-batches, prefetch " << prefetch << (region ? ", regions" : "");
+      }
 }
 
 // With prefetch k the weights of at most k + 1 layers are whole in the forward pass, and as many in the
@@ -315,6 +363,54 @@ TEST(ZeroStages, TheThirdHoldsFewWholeWeights) {
         EXPECT_LE(third["gathered"], 2 * (prefetch + 2) * layer) << given.str() << " prefetch " << prefetch;
       }
     }
+}
+
+// --- Buckets ---
+
+int Collectives(const SmallGpt& given) {
+  int most = 0;
+  for (const RankSummary& rank : GptProgram(given).MakeTrain().Summaries())
+    most = std::max(most, rank.collectives);
+  return most;
+}
+
+// Whatever their size, and no more is sent.
+TEST(Buckets, ChangeNoBit) {
+  const SmallGpt settings[] = {
+      {.mesh = "cpu:dp=2"},
+      {.mesh = "cpu:dp=3", .micro_batches = 2, .dtype = DType::kBFloat16},
+      {.mesh = "cpu:dp=4", .micro_batches = 2, .zero_axis = "dp"},
+      {.mesh = "cpu:dp=2,tp=2,pp=2", .micro_batches = 4, .zero_axis = "dp", .zero_stage = 2},
+      {.mesh = "cpu:dp=3", .zero_axis = "dp", .zero_stage = 3, .recompute = Recompute::kFull},
+      {.mesh = "cpu:dp=2,tp=2", .micro_batches = 3, .zero_axis = "dp", .zero_stage = 3, .prefetch = 2},
+  };
+  for (SmallGpt given : settings) {
+    given.bucket_bytes = 0;
+    const std::vector<float> apart = Losses(given);
+    const double sent = BytesSent(given);
+    const int collectives = Collectives(given);
+    int fewest = collectives;
+    for (int64_t bytes : {1, 5000, 100000, 25 << 20}) {
+      given.bucket_bytes = bytes;
+      EXPECT_EQ(Losses(given), apart) << given.str() << " bucket " << bytes;
+      EXPECT_NEAR(BytesSent(given), sent, 1e-6 * sent) << given.str() << " bucket " << bytes;
+      const int now = Collectives(given);
+      EXPECT_LE(now, fewest) << given.str() << " bucket " << bytes;
+      fewest = now;
+    }
+    std::printf("%s: %d collectives, in buckets %d\n", given.str().c_str(), collectives, fewest);
+    EXPECT_LT(fewest, collectives) << given.str();
+  }
+}
+
+// In the third stage a layer's weights come together, once forward and once backward, and its gradients leave
+// together.
+TEST(Buckets, OfTheThirdStageAreOfOneLayer) {
+  SmallGpt few{.mesh = "cpu:dp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3, .layers = 2};
+  few.parallel.batch = "dp";
+  SmallGpt many = few;
+  many.layers = 6;
+  EXPECT_LE(Collectives(many) - Collectives(few), 4 * 4);
 }
 
 TEST(ZeroStages, OthersAreRefused) {

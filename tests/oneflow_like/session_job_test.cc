@@ -158,6 +158,12 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
       {"micro_batches", "2", "4", [](Given* g) { g->session.micro_batches = 4; }},
       {"steps_in_flight", "2", "3", [](Given* g) { g->session.steps_in_flight = 3; }},
       {"schedule", "1f1b", "gpipe", [](Given* g) { g->session.schedule = PipelineSchedule::kGPipe; }},
+      {"exact_groups", "false", "true", [](Given* g) { g->session.exact_groups = true; }},
+      {"overlap chunks", "1", "4", [](Given* g) { g->session.overlap.chunks = 4; }},
+      {"overlap gain", "0.03", "0.5", [](Given* g) { g->session.overlap.gain = .5; }},
+      {"overlap always", "false", "true", [](Given* g) { g->session.overlap.always = true; }},
+      {"link bandwidth", "0", "1e+06", [](Given* g) { g->model.link.bandwidth = 1e6; }},
+      {"virtual_stages", "1", "2", [](Given* g) { g->model.pipeline.virtual_stages = 2; }},
       {"dtype", "f32", "bf16", [](Given* g) { g->session.dtype = DType::kBFloat16; }},
       {"zero", "none", "dp", [](Given* g) { g->model.zero.axis = "dp"; }}};
   for (const Change& change : changes) {

@@ -1,6 +1,7 @@
 // A small GPT and tokens for it: what tests of plans compile and run.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,9 +28,13 @@ struct SmallGpt {
   double dropout = 0.1;  // when training
   std::string sequence = "";
   bool ulysses = false;
+  int64_t bucket_bytes = 25 << 20;
+  Parallel parallel = {};
+  Overlap overlap = {};
   // Name of the run, for messages.
   std::string str() const {
-    return Cat(mesh, " m=", micro_batches, schedule == PipelineSchedule::kGPipe ? " gpipe" : "",
+    return Cat(mesh, " m=", micro_batches, " ", Name(schedule),
+               model_options.pipeline.virtual_stages > 1 ? " round and round" : "",
                zero_axis.empty() ? "" : Cat(" zero=", zero_axis, " stage ", zero_stage),
                recompute == Recompute::kNone ? "" : Cat(" recompute=", Name(recompute)));
   }
@@ -51,8 +56,11 @@ class GptProgram {
       cut.push_back({given.sequence, S(1)});
     }
     ModelOptions options = given.model_options;
-    options.zero = {
-        .axis = given.zero_axis, .stage = given.zero_stage, .prefetch = given.prefetch, .small = 0};
+    options.zero = {.axis = given.zero_axis,
+                    .stage = given.zero_stage,
+                    .prefetch = given.prefetch,
+                    .small = 0,
+                    .bucket_bytes = given.bucket_bytes};
     model_ = std::make_unique<Model>(Mesh(mesh.kind(), axes), options);
     tokens_ = model_->Input("tokens", {given.batch, given.context}, DType::kInt32, cut);
     targets_ = model_->Input("targets", {given.batch, given.context}, DType::kInt32, cut);
@@ -66,6 +74,8 @@ class GptProgram {
     options.schedule = given_.schedule;
     options.dtype = given_.dtype;
     options.recompute = given_.recompute;
+    options.parallel = given_.parallel;
+    options.overlap = given_.overlap;
     options.clip_norm = 1;
     return Train(GptLoss(model_->scope(), tokens_, targets_, Config(given_.dropout)), AdamW{.lr = 1e-3},
                  options);
@@ -105,5 +115,25 @@ class GptProgram {
   std::unique_ptr<Model> model_;
   Tensor tokens_, targets_;
 };
+
+// Of one step, by the rank that sends most.
+inline double BytesSent(const SmallGpt& given) {
+  double sent = 0;
+  for (const RankSummary& rank : GptProgram(given).MakeTrain().Summaries())
+    sent = std::max(sent, rank.bytes_sent);
+  return sent;
+}
+
+// The same in what one of n devices lacks of all weights, (n-1)/n of their bytes: the unit of ZeRO's formulas
+// (Rajbhandari et al. 2020).
+inline double SharesSent(const SmallGpt& given, int n) {
+  GptProgram program(given);
+  Session train = program.MakeTrain();
+  double weights = 0;
+  for (const std::string& name : program.model().Variables())
+    if (name.find(':') == std::string::npos)
+      weights += 4.0 * static_cast<double>(program.model().Read(name).shape.elements());
+  return BytesSent(given) / (weights * (n - 1) / n);
+}
 
 }  // namespace oneflow_like

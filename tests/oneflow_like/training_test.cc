@@ -3,8 +3,8 @@
 #include <regex>
 
 #include "oneflow_like/session_impl.h"
+#include "ops/oracle/samples.h"
 #include "tests/oneflow_like/session_fixture.h"
-#include "tests/ops/oracle_samples.h"
 
 namespace oneflow_like {
 namespace {
@@ -173,9 +173,9 @@ TEST(UsersElementwise, FusesLikeABuiltIn) {
   Model model(FullMesh("cpu:dp=1"), WithOperators({Mish("exp 0;sinh 1")}));
   Tensor x = model.Input("x", {3}, DType::kFloat32);
   std::string error = ErrorOf([&] { Evaluate({{"y", Apply(x.graph(), "users_mish", {x})[0]}}); });
-  EXPECT_TRUE(
-      std::regex_search(error, std::regex("^Evaluate at .*: users_mish 'users_mish' at training_test\\.cc:\\d+: step "
-                                          "\"sinh 1\" does not name an elementwise operator")))
+  EXPECT_TRUE(std::regex_search(
+      error, std::regex("^Evaluate at .*: users_mish 'users_mish' at training_test\\.cc:\\d+: step "
+                        "\"sinh 1\" does not name an elementwise operator")))
       << error;
 }
 

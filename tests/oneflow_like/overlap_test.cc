@@ -1,0 +1,186 @@
+// Products in chunks beside their collectives: no bit of a loss changes, no byte more is sent, and the
+// estimate decides where.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "compiler/explain.h"
+#include "ops/manifest.h"
+#include "tests/error_of.h"
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr Overlap kAlways{.chunks = 4, .always = true};
+
+// Reference kernels compute each row of a product as by itself; fast ones may sum in another order where few
+// rows are left.
+std::vector<float> Losses(const SmallGpt& given, bool reference) {
+  GptProgram program(given);
+  if (reference) {
+    ModelImpl& model = *program.model().impl();
+    model.registry = KernelRegistry();
+    AddReferenceKernels(model.catalog, &model.registry);
+    AddBoxingKernels(&model.registry);
+  }
+  Session train = program.MakeTrain();
+  std::vector<float> losses;
+  for (int step = 0; step < 3; ++step) losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
+  return losses;
+}
+
+Overlapped In(const SmallGpt& given) { return OverlappedIn(GptProgram(given).MakeTrain().impl()->compiled); }
+
+double Sent(const SmallGpt& given) {
+  double sent = 0;
+  for (const RankSummary& rank : GptProgram(given).MakeTrain().Summaries()) sent += rank.bytes_sent;
+  return sent;
+}
+
+// Meshes, sequences, schedules, stages of ZeRO, recomputation, micro-batches and types.
+std::vector<SmallGpt> Settings() {
+  const Parallel roles{.batch = "dp", .tensor = "tp"};
+  std::vector<SmallGpt> all = {
+      {.mesh = "cpu:tp=2", .parallel = roles},
+      {.mesh = "cpu:tp=2", .sequence = "tp", .parallel = roles},
+      {.mesh = "cpu:tp=4", .micro_batches = 2, .recompute = Recompute::kFull, .sequence = "tp"},
+      {.mesh = "cpu:tp=2",
+       .micro_batches = 3,
+       .dtype = DType::kBFloat16,
+       .sequence = "tp",
+       .parallel = roles},
+      {.mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3, .parallel = roles},
+      {.mesh = "cpu:dp=2,tp=2",
+       .micro_batches = 2,
+       .zero_axis = "dp",
+       .zero_stage = 2,
+       .recompute = Recompute::kSelective,
+       .sequence = "tp",
+       .parallel = roles},
+      {.mesh = "cpu:tp=2,pp=2",
+       .micro_batches = 4,
+       .schedule = PipelineSchedule::kZeroBubble,
+       .sequence = "tp",
+       .parallel = roles},
+      {.mesh = "cpu:tp=2,pp=2",
+       .micro_batches = 4,
+       .schedule = PipelineSchedule::kInterleaved,
+       .model_options = {.pipeline = {.virtual_stages = 2}},
+       .sequence = "tp",
+       .parallel = roles},
+  };
+  for (SmallGpt& given : all) {
+    given.layers = 2;
+    given.width = 32;
+    if (given.mesh.find("pp") != std::string::npos) given.layers = 4;
+  }
+  return all;
+}
+
+TEST(Overlapping, ChangesNoBitWithReferenceKernels) {
+  for (SmallGpt given : Settings()) {
+    SCOPED_TRACE(given.str());
+    const std::vector<float> plain = Losses(given, true);
+    for (int chunks : {2, 4}) {
+      given.overlap = {.chunks = chunks, .always = true};
+      EXPECT_FALSE(In(given).products.empty());
+      EXPECT_EQ(Losses(given, true), plain) << chunks << " chunks";
+    }
+  }
+}
+
+TEST(Overlapping, IsNearWithFastKernels) {
+  for (SmallGpt given : Settings()) {
+    const double within = given.dtype == DType::kFloat32 ? 1e-5 : 2e-2;
+    const std::vector<float> plain = Losses(given, false);
+    given.overlap = kAlways;
+    const std::vector<float> chunked = Losses(given, false);
+    for (size_t i = 0; i < plain.size(); ++i)
+      EXPECT_NEAR(chunked[i], plain[i], within * plain[i]) << given.str() << " step " << i;
+  }
+}
+
+TEST(Overlapping, SendsNoByteMore) {
+  for (SmallGpt given : Settings()) {
+    const double plain = Sent(given);
+    given.overlap = kAlways;
+    EXPECT_EQ(Sent(given), plain) << given.str();
+  }
+}
+
+// Two devices of a model of some size; bytes/s of the line between them.
+SmallGpt OverLine(double bandwidth, int chunks, const std::string& sequence = "tp") {
+  return {.mesh = "cpu:tp=2",
+          .batch = 8,
+          .context = 512,
+          .layers = 2,
+          .width = 1024,
+          .heads = 16,
+          .vocabulary = 1024,
+          .model_options = {.link = {bandwidth}},
+          .dropout = 0,
+          .sequence = sequence,
+          .parallel = {.tensor = "tp"},
+          .overlap = {.chunks = chunks}};
+}
+
+TEST(Overlapping, IsDeclinedInMemoryAndTakenOverALine) {
+  EXPECT_TRUE(In(OverLine(0, 4)).products.empty());
+  for (const char* sequence : {"tp", ""}) {
+    EXPECT_GE(In(OverLine(1e8, 4, sequence)).products.size(), 4u) << sequence;
+    // Gradients of weights, beside sums: four products of a layer have some.
+    EXPECT_GE(In(OverLine(1e8, 4, sequence)).behind.size(), 4u) << sequence;
+  }
+  EXPECT_TRUE(In(OverLine(1e8, 1)).products.empty());
+  EXPECT_TRUE(In(OverLine(1, 4)).products.empty());  // messages take all the time there is
+}
+
+// In the play of the whole step too, with all that runs beside.
+TEST(Overlapping, ShortensTheEstimatedStep) {
+  for (const char* sequence : {"tp", ""})
+    for (double bandwidth : {3e7, 1e8, 3e8, 1e9}) {
+      double step[2];
+      for (int i : {0, 1})
+        step[i] = GptProgram(OverLine(bandwidth, i ? 8 : 1, sequence))
+                      .MakeTrain()
+                      .impl()
+                      ->compiled.logical.makespan;
+      std::printf("%9.2g bytes/s, sequence '%s': a step of %.3f s for %.3f s by estimate\n", bandwidth,
+                  sequence, step[1], step[0]);
+      // The estimate is of a product and its message: with others beside it a fast line may lose a little.
+      EXPECT_LE(step[1], 1.002 * step[0]) << bandwidth << " " << sequence;
+      if (bandwidth == 1e8) {
+        EXPECT_LT(step[1], .92 * step[0]) << sequence;
+      }
+    }
+}
+
+TEST(Overlapping, IsExplained) {
+  Session train = GptProgram(OverLine(1e8, 4)).MakeTrain();
+  for (const char* words : {" products in chunks beside their messages", " gradients of weights beside sums"})
+    EXPECT_NE(train.SummaryText().find(words), std::string::npos) << words;
+  for (const char* words : {"chunk 1 of ", ", beside the gather of 'block0/norm1/",
+                            " over tp: ", "put behind ", " ms by estimate"})
+    EXPECT_NE(train.ExplainText().find(words), std::string::npos) << words;
+  EXPECT_NE(GptProgram(OverLine(0, 4)).MakeTrain().SummaryText().find("no product is estimated to gain"),
+            std::string::npos);
+}
+
+TEST(Overlapping, RefusesSenselessNumbers) {
+  for (auto [chunks, gain, words] :
+       {std::tuple(0, .03, "overlap.chunks is 0"), std::tuple(4, -.1, "overlap.gain is -0.1"),
+        std::tuple(4, 1.0, "overlap.gain is 1")}) {
+    SmallGpt given{.overlap = {.chunks = chunks, .gain = gain}};
+    const std::string error = ErrorOf([&] { GptProgram(given).MakeTrain(); });
+    EXPECT_NE(error.find(words), std::string::npos) << error;
+  }
+  EXPECT_NE(ErrorOf([] { Model(Mesh::Parse("cpu:dp=1"), {.link = {-1}}); }).find("link: bandwidth is -1"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace oneflow_like
