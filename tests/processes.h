@@ -72,6 +72,22 @@ class TestFolder {
   std::string path_;
 };
 
+// A command of the shell, run to its end.
+struct ShellOutcome {
+  int code = -1;
+  std::string output;  // standard output and error together
+};
+
+inline ShellOutcome Shell(const std::string& command) {
+  ShellOutcome outcome;
+  FILE* pipe = popen(("( " + command + " ) 2>&1 </dev/null").c_str(), "r");
+  char buffer[4096];
+  for (size_t got; (got = fread(buffer, 1, sizeof buffer, pipe)) > 0;) outcome.output.append(buffer, got);
+  const int status = pclose(pipe);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return outcome;
+}
+
 struct Command {
   std::string program;
   std::vector<std::string> flags;

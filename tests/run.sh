@@ -45,14 +45,14 @@ sanitize() {
   run_tests "$name" "build/$name" -L "^$name\$"
 }
 
-begin=$(date +%s)
+started=$(date +%s)
 cmake -S . -B build -G Ninja
 if [ $all = yes ]; then
   cmake --build build
 else
   cmake --build build --target test_programs
 fi
-echo "build: $(($(date +%s) - begin)) s" >> $results/summary
+echo "build: $(($(date +%s) - started)) s" >> $results/summary
 run_tests tests build -LE '^long$'
 if [ $all = yes ]; then
   run_tests long build -L '^long$'
@@ -69,4 +69,4 @@ if [ -n "$failed" ]; then
   echo "FAILED:$failed (build/test_results has what was printed)"
   exit 1
 fi
-echo "all passed in $(($(date +%s) - begin)) s"
+echo "all passed in $(($(date +%s) - started)) s"
