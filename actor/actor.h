@@ -50,7 +50,7 @@ struct Port {
 
 // Where the operand of act k lies and which box of its tensor it holds.
 struct OperandPlace {
-  char* const* base = nullptr;        // the transient arena may move between steps, a variable does not
+  char* const* base = nullptr;        // an arena may move between steps, a variable does not
   std::vector<int64_t> offset = {0};  // of one message after another, in turn
   int period = 1, skip = 0;
   std::vector<Box> boxes;  // one, or one for each act of a step

@@ -75,16 +75,23 @@ class Loader {
     for (const plan::Operand& operand : kernel.out()) {
       call->place.push_back(Place(operand, *actor->spec));
       const plan::Buffer& buffer = *buffers_.at(operand.buffer());
-      if (buffer.space() == plan::PERSISTENT) actor->variables.push_back(buffer.variable());
+      if (IsVariable(buffer)) actor->variables.push_back(buffer.variable());
     }
     call->args = call->spec.in;
     call->args.insert(call->args.end(), call->spec.out.begin(), call->spec.out.end());
     if (kernel.scratch_bytes() > 0) {
-      call->scratch_base = context_.transient;
+      call->scratch_base = Arena(0, kernel.node());
       call->scratch_offset = kernel.scratch_offset();
     }
     if (actor->kind == Actor::Kind::kKernels)
       call->kernel = context_.registry->Make(call->spec, plan_.device_kind());
+  }
+
+  // Where the arena of what `name` names begins.
+  char* const* Arena(int arena, const std::string& name) const {
+    if (arena < 0 || arena >= plan_.arena_size())
+      Fail("'", name, "' lies in arena ", arena, " of a plan with ", plan_.arena_size());
+    return &context_.arenas->at(plan_.arena(arena).memory()).base;
   }
 
   OperandPlace Place(const plan::Operand& operand, const plan::Actor& actor) {
@@ -93,7 +100,7 @@ class Loader {
       Fail("actor ", actor.name(), " names buffer ", operand.buffer(), ", which is not there");
     const plan::Buffer& buffer = *found->second;
     OperandPlace place;
-    if (buffer.space() == plan::PERSISTENT) {
+    if (IsVariable(buffer)) {
       auto variable = context_.variables->find(buffer.variable());
       if (variable == context_.variables->end()) {
         Fail("actor ", actor.name(), " uses variable '", buffer.variable(), "', which rank ", plan_.rank(),
@@ -101,15 +108,16 @@ class Loader {
       }
       place.base = &variable->second;
     } else {
-      place.base = context_.transient;
+      place.base = Arena(buffer.arena(), buffer.name());
       place.offset.assign(buffer.offset().begin(), buffer.offset().end());
       if (place.offset.size() < static_cast<size_t>(std::max(1, buffer.slots())))
         Fail("buffer '", buffer.name(), "' of ", buffer.slots(), " slots lies at ", place.offset.size(),
              " places");
       for (int64_t offset : place.offset) {
-        if (offset >= 0 && offset + buffer.slot_bytes() <= plan_.transient_bytes()) continue;
+        const int64_t room = plan_.arena(buffer.arena()).bytes();
+        if (offset >= 0 && offset + buffer.slot_bytes() <= room) continue;
         Fail("buffer '", buffer.name(), "' ends at byte ", offset + buffer.slot_bytes(), " of an arena of ",
-             plan_.transient_bytes());
+             room);
       }
     }
     place.period = std::max(1, operand.period());
@@ -226,7 +234,7 @@ class Loader {
       const auto& out = actor.spec->kernel(k).out();
       return !out.empty() && std::all_of(out.begin(), out.end(), [&](const plan::Operand& operand) {
         auto found = buffers_.find(operand.buffer());
-        return found != buffers_.end() && found->second->space() == plan::PERSISTENT;
+        return found != buffers_.end() && IsVariable(*found->second);
       });
     };
     while (kernel >= 0 && kernel + 1 < actor.spec->kernel_size() && updates(kernel) && updates(kernel + 1) &&
@@ -338,7 +346,7 @@ class Loader {
       made->peak = buffer.slots() <= 1 ? 1 : buffer.full();
       context_.counts->push_back(std::move(made));
     }
-    return buffer.space() == plan::PERSISTENT || buffer.slots() <= 1 ? nullptr : count;
+    return IsVariable(buffer) || buffer.slots() <= 1 ? nullptr : count;
   }
 
   void Count(Actor* actor) {

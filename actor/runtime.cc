@@ -213,7 +213,7 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend*
     context.output_tensors = &output_tensors;
     context.needs = &needs;
     context.counts = &counts;
-    context.transient = &rank.transient;
+    context.arenas = &rank.arenas;
     context.variables = &rank.addresses;
     LoadPlan(plan, context, shards[(at - ranks.begin()) % shards.size()].get());
   }

@@ -37,8 +37,8 @@ class WriteWatch {
   virtual void BeforeWrite(int rank, const std::string& variable) = 0;
 };
 
-// The memory of the ranks of one process: variables by name, and one transient arena per rank that all plans
-// of the store share, one after another.
+// The memory of the ranks of one process: variables by name, and arenas, which all plans of the store share,
+// one after another.
 class Store {
  public:
   // `ranks` are the ranks hosted here, on `devices` (same length; owned by the store).
@@ -47,8 +47,8 @@ class Store {
 
   const std::vector<int>& ranks() const;
   Device* device(int rank) const;  // REQUIRES: hosted here
-  // Makes the plan's variables that are not there yet (running their initialisers) and grows the transient
-  // arena to what the plan needs. Throws Error when memory is short, or a variable is there with another
+  // Makes the plan's variables that are not there yet (running their initialisers) and grows arenas to what
+  // the plan needs. Throws Error when memory is short, or a variable is there with another
   // type, shape or box. REQUIRES: no step in flight.
   void Prepare(const plan::Plan& plan, const KernelRegistry& registry);
   // Local piece of a variable, nullptr when this rank has none.
@@ -62,8 +62,8 @@ class Store {
   };
   std::vector<VariableInfo> Variables(int rank) const;
   const VariableInfo* Find(int rank, const std::string& name) const;  // nullptr when this rank has none
-  char* Transient(int rank) const;
-  int64_t TransientBytes(int rank) const;
+  char* Arena(int rank, const std::string& memory = "device") const;  // nullptr when there is none
+  int64_t ArenaBytes(int rank) const;                                 // of all
   int64_t PersistentBytes(int rank) const;
   // Steps launched from now on tell `watch` of their writes; those under way tell whom they told before.
   // nullptr: nobody.

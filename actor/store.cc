@@ -1,4 +1,4 @@
-// The memory of the ranks of one process: variables made once, and an arena that grows to the largest plan.
+// The memory of the ranks of one process: variables made once, and arenas that grow to the largest plan.
 #include "actor/store.h"
 
 #include <glog/logging.h>
@@ -68,21 +68,26 @@ Store::Impl::Variable MakeVariable(Device* device, const plan::Plan& plan, const
   return made;
 }
 
-void GrowArena(Rank* rank, const plan::Plan& plan) {
-  int64_t bytes = plan.transient_bytes();
-  if (bytes <= rank->transient_bytes) return;
-  auto set = [&](int64_t size, std::unique_ptr<Memory> arena) {
-    rank->arena = std::move(arena);
-    rank->transient = rank->arena == nullptr ? nullptr : static_cast<char*>(rank->arena->data());
-    rank->transient_bytes = size;
+void GrowArena(Device* device, const std::string& plan, const plan::Arena& wanted,
+               Store::Impl::Arena* arena) {
+  if (wanted.bytes() <= arena->bytes) return;
+  const auto allocate = [&](int64_t bytes, const std::string& what) {
+    if (wanted.memory() == "device") return device->Allocate(bytes, what);
+    if (wanted.memory() == "host") return device->AllocateHost(bytes, what);
+    Fail(what, " is of memory '", wanted.memory(), "', which there is not");
   };
-  // The old arena goes first, so that the peak is the larger of the two and not their sum.
-  int64_t before = rank->transient_bytes;
+  auto set = [&](int64_t size, std::unique_ptr<Memory> memory) {
+    arena->memory = std::move(memory);
+    arena->base = arena->memory == nullptr ? nullptr : static_cast<char*>(arena->memory->data());
+    arena->bytes = size;
+  };
+  // The old one goes first, so that the peak is the larger of the two and not their sum.
+  int64_t before = arena->bytes;
   set(0, nullptr);
   try {
-    set(bytes, rank->device->Allocate(bytes, Cat("the transient arena of plan '", plan.name(), "'")));
+    set(wanted.bytes(), allocate(wanted.bytes(), Cat("the arena of plan '", plan, "'")));
   } catch (const Error&) {
-    if (before > 0) set(before, rank->device->Allocate(before, "the transient arena"));
+    if (before > 0) set(before, allocate(before, "the arena"));
     throw;
   }
 }
@@ -127,7 +132,8 @@ void Store::Prepare(const plan::Plan& plan, const KernelRegistry& registry) {
     std::string name = info.name;
     made[name] = MakeVariable(rank.device.get(), plan, variable, std::move(info), registry);
   }
-  GrowArena(&rank, plan);
+  for (const plan::Arena& arena : plan.arena())
+    GrowArena(rank.device.get(), plan.name(), arena, &rank.arenas[arena.memory()]);
   // Nothing below throws for want of a device's memory: a failed Prepare leaves the variables as they were.
   for (auto& [name, variable] : made) {
     rank.persistent_bytes += variable.info.bytes;
@@ -154,8 +160,18 @@ std::vector<Store::VariableInfo> Store::Variables(int rank) const {
   return infos;
 }
 
-char* Store::Transient(int rank) const { return impl_->At(rank).transient; }
-int64_t Store::TransientBytes(int rank) const { return impl_->At(rank).transient_bytes; }
+char* Store::Arena(int rank, const std::string& memory) const {
+  const auto& arenas = impl_->At(rank).arenas;
+  auto found = arenas.find(memory);
+  return found == arenas.end() ? nullptr : found->second.base;
+}
+
+int64_t Store::ArenaBytes(int rank) const {
+  int64_t bytes = 0;
+  for (const auto& [memory, arena] : impl_->At(rank).arenas) bytes += arena.bytes;
+  return bytes;
+}
+
 int64_t Store::PersistentBytes(int rank) const { return impl_->At(rank).persistent_bytes; }
 
 void Store::SetWatch(std::shared_ptr<WriteWatch> watch) {

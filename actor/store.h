@@ -18,13 +18,16 @@ struct Store::Impl {
     std::unique_ptr<Memory> memory;
     char* data = nullptr;
   };
+  struct Arena {
+    std::unique_ptr<Memory> memory;
+    char* base = nullptr;  // moves when the arena grows
+    int64_t bytes = 0;
+  };
   struct Rank {
     std::unique_ptr<Device> device;
     std::map<std::string, Variable> variables;
     std::map<std::string, char*> addresses;  // of the variables; entries stay where they are
-    std::unique_ptr<Memory> arena;
-    char* transient = nullptr;
-    int64_t transient_bytes = 0;
+    std::map<std::string, Arena> arenas;     // by kind of memory; these stay, too
     int64_t persistent_bytes = 0;
   };
   std::vector<int> order;

@@ -2,11 +2,11 @@
 // Needs: lowered boxing, fused operators: the readers named must be nodes that stay. Leaves: an update comes
 // after every other reader of the variables it replaces (Node::after). Between steps the loop-carried edges
 // of the plan do the same. What an update gives lies in its variable, so others read a copy, made right
-// behind the update; but what assign_slice gives, a large variable of which little has changed, operators on
-// its slice read where it lies, and the update of the next step waits for them. A reader of a variable's old
-// value that needs what an update gives reads a copy as well: the difference of new and old value would have
-// to be both before and after the update. So do assigns that would each have to come after the other, as two
-// that swap variables.
+// behind the update; but what an update of a part gives, a large variable of which little has changed,
+// operators on its slice read where it lies, and the update of the next step waits for them. A reader of a
+// variable's old value that needs what an update gives reads a copy as well: the difference of new and old
+// value would have to be both before and after the update. So do assigns that would each have to come after
+// the other, as two that swap variables.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -123,7 +123,8 @@ class Orderer {
   // Whether `reader` may read the variable itself after update `n`.
   bool ReadsInPlace(int n, int reader) const {
     const Node& node = graph_.node(reader);
-    return graph_.node(n).op == "assign_slice" && !graph_.WritesEach(n) && node.kind == NodeKind::kOperator &&
+    const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
+    return def && def->writes_part && !graph_.WritesEach(n) && node.kind == NodeKind::kOperator &&
            !graph_.IsView(reader) && InPlace(reader).empty() && node.slice == graph_.node(n).slice;
   }
 

@@ -33,6 +33,7 @@ class Partitioner {
     plan_.set_times(graph.times());
     plan_.set_seed(options.seed);
     plan_.set_order_hash(logical.hash);
+    plan_.add_arena()->set_memory("device");
   }
 
   plan::Plan Run() {
@@ -81,10 +82,7 @@ class Partitioner {
       out->set_slot_bytes(SlotBytes(v));
       out->set_slots(b.slots);
       out->set_full(b.full);
-      if (!b.variable.empty()) {
-        out->set_space(plan::PERSISTENT);
-        out->set_variable(b.variable);
-      }
+      out->set_variable(b.variable);
     }
     return id;
   }

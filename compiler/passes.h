@@ -90,8 +90,8 @@ void RefuseWritesOfParts(const Graph& graph);
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
-// Gives every transient buffer and scratch its place; fills transient_bytes. Returns the lower bound: the
-// largest sum of bytes live at once. `at_peak`: those bytes by buffer, all scratch under kScratch. `live`:
+// Gives every buffer and scratch its place, and arenas their size. Returns the lower bound: the largest sum of
+// bytes live at once, of each arena. `at_peak`: those bytes by buffer, all scratch under kScratch. `live`:
 // what is live when.
 constexpr int kScratch = -1;
 struct LiveBytes {

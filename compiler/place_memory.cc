@@ -1,6 +1,6 @@
 // Memory.
-// Needs: one rank's plan. Leaves: an offset in the transient arena for every buffer and every kernel's
-// scratch.
+// Needs: one rank's plan. Leaves: an offset in its arena for every buffer and every kernel's scratch. Each
+// arena is placed by itself.
 //
 // Time is the position in the compute stream's list of kernels, which is the same in every step. A slot lives
 // from the first kernel that writes it to the last that reads it. Collectives and transfers run beside that
@@ -9,7 +9,9 @@
 // is known (feeds, fetches, sends to another stage) the buffer keeps its bytes to itself. Two blocks share
 // bytes only when none of their intervals meet. A block is a buffer with all its slots, side by side; where
 // that leaves gaps, each message that a step writes to the buffer. Blocks are placed by falling size, or by
-// falling size times lifetime, each at the lowest offset that is free; what needs least memory is kept.
+// falling size times lifetime, those alike by rising begin, each at the lowest offset that is free; what
+// needs least memory is kept. Blocks of one size placed by rising begin need no more than are alive at once,
+// as in the coloring of an interval graph.
 #include <glog/logging.h>
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include <tuple>
 
 #include "compiler/passes.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 
@@ -47,7 +50,7 @@ struct Use {
 
 class Placer {
  public:
-  explicit Placer(plan::Plan* plan) : plan_(*plan) {}
+  Placer(plan::Plan* plan, int arena) : plan_(*plan), arena_(arena) {}
 
   int64_t Run(std::map<int, int64_t>* at_peak, LiveBytes* live) {
     Positions();
@@ -91,7 +94,7 @@ class Placer {
       list.push_back({a, k, k, std::max(1, o.period())});
     };
     for (const plan::Buffer& b : plan_.buffer())
-      if (b.space() == plan::PERSISTENT) carried_.insert(b.id());
+      if (IsVariable(b)) carried_.insert(b.id());
     for (int a = 0; a < plan_.actor_size(); ++a)
       for (int k = 0; k < plan_.actor(a).kernel_size(); ++k) {
         for (const plan::Operand& o : plan_.actor(a).kernel(k).in()) add(&readers_, a, k, o);
@@ -213,7 +216,7 @@ class Placer {
 
   void MakeBlocks() {
     for (plan::Buffer& b : *plan_.mutable_buffer()) {
-      if (b.space() == plan::PERSISTENT) continue;
+      if (IsVariable(b) || b.arena() != arena_) continue;
       b.clear_offset();
       Block block;
       block.buffer = &b;
@@ -225,7 +228,7 @@ class Placer {
       Merge(&block.live);
       blocks_.push_back(std::move(block));
     }
-    for (int a = 0; a < plan_.actor_size(); ++a)
+    for (int a = 0; a < plan_.actor_size() && arena_ == 0; ++a)
       for (int k = 0; k < plan_.actor(a).kernel_size(); ++k) {
         plan::Kernel* kernel = plan_.mutable_actor(a)->mutable_kernel(k);
         if (kernel->scratch_bytes() == 0) continue;
@@ -302,7 +305,7 @@ class Placer {
       if (b.kernel) b.kernel->set_scratch_offset(b.offset);
       for (int64_t at = 0; b.buffer && at < b.bytes; at += b.unit) b.buffer->add_offset(b.offset + at);
     }
-    plan_.set_transient_bytes(least);
+    plan_.mutable_arena(arena_)->set_bytes(least);
   }
 
   // Blocks with each message of a buffer for itself; none where there is nothing to part, or too much.
@@ -377,6 +380,7 @@ class Placer {
   }
 
   plan::Plan& plan_;
+  const int arena_;
   std::map<int, int> index_;             // actor id -> index in the plan
   std::vector<std::vector<int>> start_;  // per actor and act: position of its first kernel
   int end_ = 0;
@@ -391,7 +395,12 @@ class Placer {
 }  // namespace
 
 int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak, LiveBytes* live) {
-  return Placer(plan).Run(at_peak, live);
+  int64_t bound = 0;
+  for (int arena = 0; arena < plan->arena_size(); ++arena) bound += Placer(plan, arena).Run(at_peak, live);
+  if (live != nullptr)
+    std::stable_sort(live->changes.begin(), live->changes.end(),
+                     [](const auto& a, const auto& b) { return a.position < b.position; });
+  return bound;
 }
 
 }  // namespace oneflow_like

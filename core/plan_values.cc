@@ -59,6 +59,12 @@ void Set(const Region& region, plan::Region* message) {
   message->set_operand(region.operand);
 }
 
+int64_t ArenaBytes(const plan::Plan& plan) {
+  int64_t bytes = 0;
+  for (const plan::Arena& arena : plan.arena()) bytes += arena.bytes();
+  return bytes;
+}
+
 int OperandsOf(const plan::Collective& collective) {
   return collective.rank_size() == 0 ? 0 : collective.piece_size() / collective.rank_size();
 }

@@ -22,6 +22,10 @@ void Set(const Dims& dims, plan::Dims* message);
 void Set(const Box& box, plan::Box* message);
 void Set(const Region& region, plan::Region* message);
 void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* message);
+// Whether a buffer stands for a variable.
+inline bool IsVariable(const plan::Buffer& buffer) { return !buffer.variable().empty(); }
+// Bytes of all arenas.
+int64_t ArenaBytes(const plan::Plan& plan);
 // The tensors that a collective moves, and what a member has of one.
 int OperandsOf(const plan::Collective& collective);
 const plan::Piece& PieceOf(const plan::Collective& collective, int operand, int member);

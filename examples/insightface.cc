@@ -24,17 +24,6 @@ DEFINE_double(margin, 0.3, "of the own identity's angle, radians");
 namespace oneflow_like {
 namespace {
 
-struct Outputs {
-  Tensor embeddings, labels;
-};
-template <typename Graph>
-Outputs Build(Graph& graph, const PictureData& data, const FaceConfig& config, bool training) {
-  Tensor images =
-      graph.Input("images", BatchOf(data.train->fields()[0].shape), DType::kFloat32, {{"dp", S(0)}});
-  Tensor labels = graph.Input("labels", {FLAGS_batch}, DType::kInt32, {{"dp", S(0)}});
-  return {FaceEmbedding(graph.scope(), ChannelsLast(images, data.shape), config, training), labels};
-}
-
 // The largest share, in percent, of pairs that one threshold on their cosine tells apart, where pairs of one
 // identity and pairs of two count as much as each other. `same` and `other` are not empty.
 double BestThreshold(std::vector<float> same, std::vector<float> other) {
@@ -55,8 +44,9 @@ void Verify(const Launcher& launcher, Model& model, const PictureData& data, con
             Metrics& metrics) {
   if (FLAGS_eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
-  const Outputs of = Build(graph, data, config, false);
-  Session eval = Evaluate({{"embeddings", of.embeddings}, {"labels", cast(of.labels, DType::kFloat32)}},
+  const PictureInputs in = InputsOf(graph, data);
+  Session eval = Evaluate({{"embeddings", FaceEmbedding(graph.scope(), in.images, config, false)},
+                           {"labels", cast(in.labels, DType::kFloat32)}},
                           {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
   std::vector<float> same, other;  // cosines of pairs within a batch
   ForEachHeldOut(launcher, eval, data.held_out, {}, [&](const StepResult& result, int64_t rows) {
@@ -111,8 +101,9 @@ int TrainFaces(const Launcher& launcher) {
        .unit = "pictures",
        .loss =
            [&](Model& model) {
-             const Outputs of = Build(model, data, config, true);
-             return FaceLoss(model.scope() / "identities", of.embeddings, of.labels, config);
+             const PictureInputs in = InputsOf(model, data);
+             Tensor embeddings = FaceEmbedding(model.scope(), in.images, config, true);
+             return FaceLoss(model.scope() / "identities", embeddings, in.labels, config);
            },
        .optimizer = FaceOptimizer(FLAGS_lr, FLAGS_weight_decay),
        .model = options,

@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "examples/program.h"
+#include "examples/training_flags.h"
 #include "examples/synthetic.h"
 #include "oneflow_like/oneflow_like.h"
 
@@ -32,11 +34,23 @@ struct PictureData {
 // cannot be written.
 void CheckPictureFlags(const Launcher& launcher);
 
-// The pictures that --idx or --images name, else these, of --image_size. Throws Error for files that are missing or
-// broken.
+// The pictures that --idx or --images name, else these, of --image_size. Throws Error for files that are
+// missing or broken.
 PictureData OpenPictures(SyntheticImages::Options train, SyntheticImages::Options held_out);
 
-// The input "images" [n height * width] or [n channels height width] -> [n height width channels].
+// [n height * width] or [n channels height width] -> [n height width channels].
 Tensor ChannelsLast(Tensor images, const PictureShape& shape);
+
+struct PictureInputs {
+  Tensor images, labels;  // [n height width channels], [n]
+};
+// Of a Model or ModelGraph; inputs "images" and "labels", cut over dp.
+template <typename Graph>
+PictureInputs InputsOf(Graph& graph, const PictureData& data) {
+  Tensor images =
+      graph.Input("images", BatchOf(data.train->fields()[0].shape), DType::kFloat32, {{"dp", S(0)}});
+  Tensor labels = graph.Input("labels", {FLAGS_batch}, DType::kInt32, {{"dp", S(0)}});
+  return {ChannelsLast(images, data.shape), labels};
+}
 
 }  // namespace oneflow_like

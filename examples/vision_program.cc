@@ -9,27 +9,16 @@
 namespace oneflow_like {
 namespace {
 
-// Inputs of a graph, and what the model makes of them.
-struct Outputs {
-  Tensor logits, labels;
-};
-template <typename Graph>
-Outputs Build(Graph& graph, const PictureData& data, const VisionModel& model, bool training) {
-  Tensor images =
-      graph.Input("images", BatchOf(data.train->fields()[0].shape), DType::kFloat32, {{"dp", S(0)}});
-  Tensor labels = graph.Input("labels", {FLAGS_batch}, DType::kInt32, {{"dp", S(0)}});
-  return {model.logits(graph.scope(), ChannelsLast(images, data.shape), training), labels};
-}
-
 void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& data,
                     const VisionModel& vision, Metrics& metrics) {
   if (FLAGS_eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
-  const Outputs of = Build(graph, data, vision, false);
+  const PictureInputs in = InputsOf(graph, data);
+  Tensor logits = vision.logits(graph.scope(), in.images, false);
   // Rows behind the last picture are labelled -1, which counts nowhere.
-  Tensor right = equal(argmax(of.logits), cast(of.labels, DType::kInt64));
+  Tensor right = equal(argmax(logits), cast(in.labels, DType::kInt64));
   Session eval = Evaluate(
-      {{"loss", sum(cross_entropy(of.logits, of.labels))}, {"right", sum(cast(right, DType::kFloat32))}},
+      {{"loss", sum(cross_entropy(logits, in.labels))}, {"right", sum(cast(right, DType::kFloat32))}},
       {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
   double loss = 0, correct = 0;
   int64_t pictures = 0;
@@ -66,8 +55,8 @@ int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
        .unit = "pictures",
        .loss =
            [&](Model& model) {
-             const Outputs of = Build(model, data, vision, true);
-             return mean(cross_entropy(of.logits, of.labels));
+             const PictureInputs in = InputsOf(model, data);
+             return mean(cross_entropy(vision.logits(model.scope(), in.images, true), in.labels));
            },
        .optimizer = vision.optimizer,
        .model = options,

@@ -97,7 +97,7 @@ HostTensor ToHost(const std::vector<T>& values, const Dims& shape);
 // the main process alone.
 class ProgressLine {
  public:
-  // The launcher stays.
+  // `launcher` must outlive this object.
   explicit ProgressLine(const Launcher& launcher) : launcher_(launcher) {}
   void Update(const std::string& text);
   void End();

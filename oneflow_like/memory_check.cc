@@ -18,7 +18,7 @@ int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan) {
   if (plan.device_kind() != "cpu") return 0;
   std::set<std::string> there;
   for (const Store::VariableInfo& variable : model.store->Variables(plan.rank())) there.insert(variable.name);
-  int64_t bytes = std::max<int64_t>(0, plan.transient_bytes() - model.store->TransientBytes(plan.rank()));
+  int64_t bytes = std::max<int64_t>(0, ArenaBytes(plan) - model.store->ArenaBytes(plan.rank()));
   for (const plan::Variable& variable : plan.variable())
     if (!there.count(variable.name())) bytes += variable.bytes();
   return bytes;

@@ -136,7 +136,7 @@ void Metrics::Step(const StepResult& result, const Scalars& own) {
   int64_t fullest = 0;
   const Store& store = *session.model->store;  // a step has run, so it is there
   for (int rank : store.ranks())
-    fullest = std::max(fullest, store.PersistentBytes(rank) + store.TransientBytes(rank));
+    fullest = std::max(fullest, store.PersistentBytes(rank) + store.ArenaBytes(rank));
   scalars.push_back({"memory_bytes", static_cast<double>(fullest)});
   scalars.push_back({"host_bytes", ResidentBytes()});
   scalars.insert(scalars.end(), own.begin(), own.end());

@@ -151,7 +151,7 @@ void Session::Impl::Load() {
     stalls->Add(this, {options.name, [this] { return runtime->ActsEnded(); },
                        [this](double patience) { return runtime->WhoWaits(patience); }});
   int64_t arenas = 0;
-  for (int rank : model->store->ranks()) arenas += model->store->TransientBytes(rank);
+  for (int rank : model->store->ranks()) arenas += model->store->ArenaBytes(rank);
   VLOG(1) << "session " << options.name << " is ready: " << model->store->ranks().size() << " ranks here, "
           << arenas << " bytes for what steps compute; next is step " << model->steps[options.name].next;
 }

@@ -47,13 +47,13 @@ std::string HeldText(const Compiled& compiled, int buffer) {
 namespace {
 
 // Bytes of a rank's peak by what they are for; they add up to variables and arena. Gaps between buffers
-// counts as "other", like activations and scratch.
+// count as "other", like activations and scratch.
 std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled, const RankPlan& made) {
   const std::vector<Purpose> purposes = PurposesOf(compiled);
   std::vector<int64_t> bytes = VariablesByPurpose(compiled, purposes, made.plan);
   for (auto [buffer, size] : made.at_peak)
     bytes[static_cast<int>(buffer == kScratch ? Purpose::kOther : purposes[buffer])] += size;
-  bytes[static_cast<int>(Purpose::kOther)] += made.plan.transient_bytes() - made.lower_bound;
+  bytes[static_cast<int>(Purpose::kOther)] += ArenaBytes(made.plan) - made.lower_bound;
   std::vector<std::pair<std::string, int64_t>> named;
   for (int p = 0; p < kPurposes; ++p) named.push_back({Name(static_cast<Purpose>(p)), bytes[p]});
   return named;
@@ -65,7 +65,7 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
   RankSummary s;
   s.rank = rank;
   s.ranks = {rank};
-  s.transient_bytes = plan.transient_bytes();
+  s.transient_bytes = ArenaBytes(plan);
   s.buffers = plan.buffer_size();
   s.actors = plan.actor_size();
   std::vector<std::pair<std::string, int64_t>> consumers;
@@ -85,7 +85,7 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank
     }
   }
   for (const plan::Buffer& b : plan.buffer())
-    if (b.space() == plan::TRANSIENT)
+    if (!IsVariable(b))
       consumers.push_back({Cat("buffer ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
                                source[b.id()], HeldText(compiled, b.id()), ")"),
                            b.slot_bytes() * b.slots()});

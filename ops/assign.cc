@@ -114,6 +114,7 @@ void AddAssign(Catalog* catalog) {
       .flops = [](const BoundRule&) { return 0.0; },
       .reference = AssignSliceReference,
       .inplace = {{0, 0}},
+      .writes_part = true,
       .samples = {{.in = {{5, 7}, {2, 7}, {}},
                    .attrs = {{"axis", int64_t{0}}},
                    .dtypes = {DType::kFloat32, DType::kFloat32, DType::kInt32}},

@@ -103,6 +103,7 @@ struct OpDef {
   bool view = false;    // the output has the input's bytes (reshape)
   bool random = false;  // draws by attribute "key" (DrawKey), the step and global positions
   std::vector<std::pair<int, int>> inplace;  // (output, input): an update; the output replaces the variable
+  bool writes_part = false;                  // an update of few of the elements: readers read the variable
 
   Precision precision = Precision::kWide;
   std::set<std::string> wide;  // operands that stay fp32 beside narrow ones (statistics, parameters of norms)

@@ -284,11 +284,11 @@ TEST(Runtime, TwoShareAStore) {
     auto store = MakeStore(2);
     auto executor = threads == 0 ? MakeSeededExecutor(3) : MakeThreadExecutor(threads, 1);
     Runtime a(TrainPlans(2, 2), registry, store.get(), executor.get(), {});
-    int64_t arena = store->TransientBytes(0);
+    int64_t arena = store->ArenaBytes(0);
     std::vector<plan::Plan> plans = TrainPlans(2, 4);
-    for (plan::Plan& plan : plans) plan.set_transient_bytes(plan.transient_bytes() + 4096);
+    for (plan::Plan& plan : plans) plan.mutable_arena(0)->set_bytes(plan.arena(0).bytes() + 4096);
     Runtime b(plans, registry, store.get(), executor.get(), {});
-    EXPECT_EQ(store->TransientBytes(0), arena + 4096);
+    EXPECT_EQ(store->ArenaBytes(0), arena + 4096);
     EXPECT_EQ(store->PersistentBytes(1), 64);
     TrainModel model_a(2, 2), model_b(2, 4);  // one w, moved between the models
     std::vector<StepHandle> handles;

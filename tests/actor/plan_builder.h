@@ -27,6 +27,7 @@ class PlanBuilder {
     plan_.set_device_kind("cpu");
     plan_.set_times(times);
     plan_.set_seed(7);
+    plan_.add_arena()->set_memory("device");
   }
 
   int Buffer(const std::string& name, int64_t elements, int slots, int full = 0) {
@@ -34,10 +35,10 @@ class PlanBuilder {
     b->set_id(plan_.buffer_size() - 1);
     b->set_name(name);
     b->set_slot_bytes((elements * 8 + 63) / 64 * 64);
-    for (int i = 0; i < slots; ++i) b->add_offset(plan_.transient_bytes() + i * b->slot_bytes());
+    for (int i = 0; i < slots; ++i) b->add_offset(plan_.arena(0).bytes() + i * b->slot_bytes());
     b->set_slots(slots);
     b->set_full(full);
-    plan_.set_transient_bytes(plan_.transient_bytes() + b->slot_bytes() * slots);
+    plan_.mutable_arena(0)->set_bytes(plan_.arena(0).bytes() + b->slot_bytes() * slots);
     return b->id();
   }
 
@@ -54,7 +55,6 @@ class PlanBuilder {
     plan::Buffer* b = plan_.add_buffer();
     b->set_id(plan_.buffer_size() - 1);
     b->set_name(name);
-    b->set_space(plan::PERSISTENT);
     b->set_slots(1);
     b->set_full(1);
     b->set_slot_bytes(v->bytes());

@@ -59,9 +59,9 @@ struct SmallStore {
   std::unique_ptr<Store> store;
 };
 
-plan::Plan PlanOfOne(int64_t transient_bytes, const std::string& rename = "w") {
+plan::Plan PlanOfOne(int64_t arena_bytes, const std::string& rename = "w") {
   plan::Plan plan = TrainPlans(1, 2)[0];
-  plan.set_transient_bytes(std::max(plan.transient_bytes(), transient_bytes));
+  plan.mutable_arena(0)->set_bytes(std::max(plan.arena(0).bytes(), arena_bytes));
   plan.mutable_variable(0)->set_name(rename);
   for (plan::Buffer& buffer : *plan.mutable_buffer())
     if (!buffer.variable().empty()) buffer.set_variable(rename);
@@ -85,13 +85,56 @@ TEST(RuntimeStore, AnArenaThatCannotGrowIsAsItWas) {
   for (int again = 0; again < 2; ++again) {
     const std::string error = ErrorOf(
         [&] { Runtime large({PlanOfOne(200'000)}, registry, small.store.get(), executor.get(), {}); });
-    EXPECT_NE(error.find("the transient arena of plan 'train' does not fit: 200000 bytes"), std::string::npos)
-        << error;
-    EXPECT_EQ(small.store->TransientBytes(0), 50'000);
+    EXPECT_NE(error.find("the arena of plan 'train' does not fit: 200000 bytes"), std::string::npos) << error;
+    EXPECT_EQ(small.store->ArenaBytes(0), 50'000);
     EXPECT_EQ(small.device->left(), left);
-    ASSERT_NE(small.store->Transient(0), nullptr);
+    ASSERT_NE(small.store->Arena(0), nullptr);
     step(1 + again);  // the runtime that was there goes on
   }
+}
+
+// Every second buffer lies in the host's memory; each arena grows by itself.
+TEST(RuntimeStore, BuffersLieInArenasOfTwoMemories) {
+  SmallStore small(100'000);
+  KernelRegistry registry = TestRegistry();
+  auto executor = MakeThreadExecutor(1, 1);
+  plan::Plan plan = PlanOfOne(0);
+  const int64_t bytes = plan.arena(0).bytes();
+  plan::Arena* host = plan.add_arena();
+  host->set_memory("host");
+  host->set_bytes(bytes);
+  for (plan::Buffer& buffer : *plan.mutable_buffer()) buffer.set_arena(buffer.id() % 2);
+  plan::Plan larger = plan;
+  larger.mutable_arena(1)->set_bytes(2 * bytes);
+  Runtime runtime({plan}, registry, small.store.get(), executor.get(), {});
+  EXPECT_EQ(small.store->ArenaBytes(0), 2 * bytes);
+  const char* device = small.store->Arena(0);
+  small.store->Prepare(larger, registry);
+  EXPECT_EQ(small.store->ArenaBytes(0), 3 * bytes);
+  EXPECT_EQ(small.store->Arena(0), device);
+  // What lies in one is not in the other: the kernels write to both.
+  std::memset(small.store->Arena(0), 0x5a, bytes);
+  std::memset(small.store->Arena(0, "host"), 0x5a, 2 * bytes);
+  TrainModel model(1, 2);
+  for (int64_t s = 0; s < 3; ++s) {
+    StepHandle handle = runtime.Launch(TrainFeeds(1, 2, s));
+    ASSERT_TRUE(handle.Wait().ok()) << handle.Wait().message();
+    model.Step(TrainFeeds(1, 2, s)["x"]);
+    EXPECT_EQ(Values(handle.Get("w")), model.w) << "step " << s;
+  }
+  for (const char* memory : {"device", "host"}) {
+    const char* arena = small.store->Arena(0, memory);
+    EXPECT_TRUE(std::any_of(arena, arena + bytes, [](char c) { return c != 0x5a; })) << memory;
+  }
+  plan.mutable_arena(1)->set_memory("tape");
+  EXPECT_NE(ErrorOf([&] { small.store->Prepare(plan, registry); }).find("is of memory 'tape'"),
+            std::string::npos);
+  plan.mutable_buffer(0)->set_arena(2);
+  plan.mutable_arena(1)->set_memory("host");
+  EXPECT_NE(ErrorOf([&] {
+              Runtime({plan}, registry, small.store.get(), executor.get(), {});
+            }).find("lies in arena 2 of a plan with 2"),
+            std::string::npos);
 }
 
 // The peak is the larger of the two arenas and not their sum.
@@ -100,7 +143,7 @@ TEST(RuntimeStore, AnArenaGrowsToAllThereIs) {
   KernelRegistry registry = TestRegistry();
   small.store->Prepare(PlanOfOne(60'000), registry);
   small.store->Prepare(PlanOfOne(99'000), registry);
-  EXPECT_EQ(small.store->TransientBytes(0), 99'000);
+  EXPECT_EQ(small.store->ArenaBytes(0), 99'000);
   EXPECT_LT(small.device->left(), 1'000);
 }
 
@@ -140,16 +183,16 @@ struct Gate {
 Gate* gate = nullptr;
 
 Status GateKernel(const KernelContext&) {
-  gate->bytes_before = gate->store->TransientBytes(0);
+  gate->bytes_before = gate->store->ArenaBytes(0);
   gate->reached = true;
   while (!gate->open) std::this_thread::yield();
-  gate->bytes_after = gate->store->TransientBytes(0);
+  gate->bytes_after = gate->store->ArenaBytes(0);
   return Status();
 }
 
-plan::Plan GatePlan(int64_t transient_bytes) {
+plan::Plan GatePlan(int64_t arena_bytes) {
   PlanBuilder b("gate", 0, 1, 1);
-  b.Buffer("room", transient_bytes / 8, 1);
+  b.Buffer("room", arena_bytes / 8, 1);
   b.Kernel(b.Actor(0, "gate", 1), "gate", {}, {});
   return b.plan();
 }
@@ -175,7 +218,7 @@ TEST(RuntimeStore, ALargerPlanIsLoadedWhenTheStepUnderWayHasEnded) {
   EXPECT_TRUE(step.Wait().ok());
   EXPECT_EQ(here.bytes_before, 4096);
   EXPECT_EQ(here.bytes_after, 4096);
-  EXPECT_EQ(store->TransientBytes(0), 1 << 20);
+  EXPECT_EQ(store->ArenaBytes(0), 1 << 20);
 }
 
 // --- Results ---

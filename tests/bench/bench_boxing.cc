@@ -38,8 +38,8 @@ void SetPiece(plan::Plan* plan, plan::Kernel* kernel, bool out, const Dims& shap
   buffer->set_name(out ? "to" : "from");
   buffer->set_slots(1);
   buffer->set_slot_bytes((box.elements() * 4 + 63) / 64 * 64);
-  buffer->add_offset(plan->transient_bytes());
-  plan->set_transient_bytes(plan->transient_bytes() + buffer->slot_bytes());
+  buffer->add_offset(plan->arena(0).bytes());
+  plan->mutable_arena(0)->set_bytes(plan->arena(0).bytes() + buffer->slot_bytes());
   plan::Operand operand = PlanBuilder::Operand(buffer->id(), shape, {box});
   operand.set_dtype(static_cast<int>(DType::kFloat32));
   *(out ? kernel->add_out() : kernel->add_in()) = operand;
@@ -86,7 +86,7 @@ void RunBoxing(benchmark::State& state, const std::string& primitive, int device
   KernelRegistry registry;
   Runtime runtime(std::move(plans), registry, store.get(), executor.get(), {});
   // Memory never written reads as one shared page of zeros, far faster than a tensor.
-  for (int r = 0; r < devices; ++r) std::memset(store->Transient(r), 0, store->TransientBytes(r));
+  for (int r = 0; r < devices; ++r) std::memset(store->Arena(r), 0, store->ArenaBytes(r));
   (void)runtime.Launch({}).Wait();
   for (auto _ : state) {
     Status status = runtime.Launch({}).Wait();

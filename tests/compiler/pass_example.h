@@ -127,7 +127,7 @@ inline std::string PlanText(const plan::Plan& plan, bool placed) {
   for (const plan::Variable& v : plan.variable())
     text += Cat("variable ", v.name(), " ", PlanBoxText(v.box()), " ", v.bytes(), " bytes\n");
   for (const plan::Buffer& b : plan.buffer()) {
-    if (b.space() == plan::PERSISTENT) continue;
+    if (IsVariable(b)) continue;
     text += Cat("buffer ", b.name(), " ", b.slots(), " x ", b.slot_bytes(), " bytes");
     for (int i = 0; placed && i < b.offset_size(); ++i)
       if (!Ring(b) || i == 0) text += Cat(i == 0 ? " at " : ", ", b.offset(i));
@@ -157,7 +157,7 @@ inline std::string PlanText(const plan::Plan& plan, bool placed) {
 inline std::string MemoryText(const plan::Plan& plan, int64_t lower_bound) {
   std::vector<std::pair<int64_t, std::string>> lines;
   for (const plan::Buffer& b : plan.buffer())
-    if (b.space() == plan::TRANSIENT)
+    if (!IsVariable(b))
       for (int i = 0; i < (Ring(b) ? 1 : b.offset_size()); ++i)
         lines.push_back({b.offset(i), Ring(b)
                                           ? Cat(b.name(), ": ", b.slots(),
@@ -169,7 +169,7 @@ inline std::string MemoryText(const plan::Plan& plan, int64_t lower_bound) {
         lines.push_back({k.scratch_offset(), Cat("scratch of ", k.node(), ": ", k.scratch_bytes())});
   std::sort(lines.begin(), lines.end());
   std::string text =
-      Cat("rank ", plan.rank(), ": ", plan.transient_bytes(), " bytes, lower bound ", lower_bound, "\n");
+      Cat("rank ", plan.rank(), ": ", ArenaBytes(plan), " bytes, lower bound ", lower_bound, "\n");
   for (const auto& [offset, line] : lines) text += Cat("at ", offset, " ", line, "\n");
   return text;
 }

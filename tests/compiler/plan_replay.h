@@ -130,7 +130,6 @@ inline plan::Plan PlanOfSegments(const Meaning& meaning) {
     out->set_slots(b.slots);
     out->set_full(b.full);
     if (!b.variable.empty()) {
-      out->set_space(plan::PERSISTENT);
       out->set_variable(b.variable);
       plan::Variable* variable = plan.add_variable();
       variable->set_name(b.variable);
@@ -139,7 +138,7 @@ inline plan::Plan PlanOfSegments(const Meaning& meaning) {
       for (int slot = 0; slot < b.slots; ++slot, offset += 64) out->add_offset(offset);
     }
   }
-  plan.set_transient_bytes(offset);
+  plan.add_arena()->set_bytes(offset);
   for (size_t s = 0; s < logical.segments.size(); ++s) {
     const Segment& segment = logical.segments[s];
     plan::Actor* actor = plan.add_actor();
@@ -278,8 +277,9 @@ class Replay {
     Rank& rank = ranks_.back();
     int number = static_cast<int>(ranks_.size()) - 1;
     rank.plan = &plan;
-    if (plan.transient_bytes() % kGranule != 0) Wrong(Cat("an arena of ", plan.transient_bytes(), " bytes"));
-    rank.arena = plan.transient_bytes() / kGranule;
+    const int64_t arena = ArenaBytes(plan);  // the only one
+    if (arena % kGranule != 0) Wrong(Cat("an arena of ", arena, " bytes"));
+    rank.arena = arena / kGranule;
     rank.memory.resize(rank.arena);
     std::map<std::string, int64_t> variables;
     for (const plan::Variable& v : plan.variable()) {
@@ -291,14 +291,14 @@ class Replay {
     std::map<int, const plan::Buffer*> buffers;
     for (const plan::Buffer& b : plan.buffer()) {
       buffers[b.id()] = &b;
-      if (b.space() == plan::PERSISTENT) continue;
+      if (IsVariable(b)) continue;
       if (b.offset_size() < b.slots() || b.slot_bytes() % kGranule != 0)
         Wrong(Cat("buffer '", b.name(), "' of ", b.slots(), " slots of ", b.slot_bytes(), " bytes lies at ",
                   b.offset_size(), " places"));
       for (int64_t offset : b.offset())
-        if (offset % kGranule != 0 || offset < 0 || offset + b.slot_bytes() > plan.transient_bytes())
+        if (offset % kGranule != 0 || offset < 0 || offset + b.slot_bytes() > arena)
           Wrong(Cat("buffer '", b.name(), "' with slots of ", b.slot_bytes(), " bytes has one at ", offset,
-                    " in an arena of ", plan.transient_bytes()));
+                    " in an arena of ", arena));
     }
     std::map<int, int> index;
     for (const plan::Actor& actor : plan.actor()) {
@@ -334,7 +334,7 @@ class Replay {
           return Wrong(Cat(kernel.node(), " has ", operands.size(), " operands of ", values.size()));
         for (int i = 0; i < operands.size(); ++i) {
           Place p{&operands[i], buffers.at(operands[i].buffer()), values[i], -1};
-          if (p.buffer->space() == plan::PERSISTENT) p.base = variables.at(p.buffer->variable());
+          if (IsVariable(*p.buffer)) p.base = variables.at(p.buffer->variable());
           places->push_back(p);
         }
       };

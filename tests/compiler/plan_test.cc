@@ -160,7 +160,7 @@ TEST_P(Plans, PredictedPeakIsWhatTheArenasTake) {
     int64_t all = 0;
     for (int rank : store.ranks()) {
       EXPECT_EQ(store.PersistentBytes(rank), said[rank].persistent) << GetParam().str() << " rank " << rank;
-      EXPECT_EQ(store.TransientBytes(rank), said[rank].transient) << GetParam().str() << " rank " << rank;
+      EXPECT_EQ(store.ArenaBytes(rank), said[rank].transient) << GetParam().str() << " rank " << rank;
       all += said[rank].persistent + said[rank].transient;
     }
     EXPECT_EQ(after.bytes - before.bytes, all) << GetParam().str();
@@ -181,8 +181,8 @@ TEST_P(Plans, SessionsOfOneStoreShareItsArena) {
   for (int rank : store.ranks()) {
     EXPECT_EQ(store.PersistentBytes(rank), trains[rank].persistent)
         << "evaluation has no variables of its own";
-    EXPECT_EQ(store.TransientBytes(rank), std::max(trains[rank].transient, evaluates[rank].transient));
-    all += store.PersistentBytes(rank) + store.TransientBytes(rank);
+    EXPECT_EQ(store.ArenaBytes(rank), std::max(trains[rank].transient, evaluates[rank].transient));
+    all += store.PersistentBytes(rank) + store.ArenaBytes(rank);
   }
   EXPECT_EQ(after.bytes - before.bytes, all);
 }
@@ -300,27 +300,37 @@ TEST(Placement, UnderEverySchedule) {
 }
 
 // One act that writes and reads buffers, whose numbers follow no order: the bound is the largest sum of bytes
-// that any kernel needs at once, counted here kernel by kernel.
+// that any kernel needs at once in each arena, counted here kernel by kernel.
 TEST(Placement, TheLowerBoundIsWhatSomeKernelNeeds) {
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
     const int kernels = 2 + static_cast<int>(random() % 8), buffers = 1 + static_cast<int>(random() % 8);
     PlanBuilder b("bound", 0, 1, 1);
+    const int arenas = 1 + static_cast<int>(random() % 3);
+    while (b.plan().arena_size() < arenas) b.plan().add_arena();
     plan::Actor* actor = b.Actor(0, "work", 1);
     for (int k = 0; k < kernels; ++k) PlanBuilder::Kernel(actor, "work", {}, {});
-    std::vector<int64_t> needed(kernels, 0);
+    std::vector<std::vector<int64_t>> needed(arenas, std::vector<int64_t>(kernels, 0));
     for (int i = 0; i < buffers; ++i) {
       const int64_t width = 8 * (1 + static_cast<int>(random() % 9));
       const int id = b.Buffer(Cat("b", i), width, 1);
       int first = static_cast<int>(random() % kernels), last = static_cast<int>(random() % kernels);
       if (first > last) std::swap(first, last);
+      const int arena = static_cast<int>(random() % arenas);
+      b.plan().mutable_buffer(id)->set_arena(arena);
       const plan::Operand operand = PlanBuilder::Operand(id, {width}, {Box::Whole(Dims{width})});
       *actor->mutable_kernel(first)->add_out() = operand;
       *actor->mutable_kernel(last)->add_in() = operand;
-      for (int k = first; k <= last; ++k) needed[k] += b.plan().buffer(id).slot_bytes();
+      for (int k = first; k <= last; ++k) needed[arena][k] += b.plan().buffer(id).slot_bytes();
     }
     b.Stream("compute", {0});
-    EXPECT_EQ(PlaceMemory(&b.plan()), *std::max_element(needed.begin(), needed.end())) << "round " << round;
+    int64_t bound = 0;
+    for (const auto& of : needed) bound += *std::max_element(of.begin(), of.end());
+    EXPECT_EQ(PlaceMemory(&b.plan()), bound) << "round " << round;
+    std::vector<int64_t> end(arenas, 0);
+    for (const plan::Buffer& buffer : b.plan().buffer())
+      end[buffer.arena()] = std::max(end[buffer.arena()], buffer.offset(0) + buffer.slot_bytes());
+    for (int a = 0; a < arenas; ++a) EXPECT_EQ(b.plan().arena(a).bytes(), end[a]) << "round " << round;
   }
 }
 

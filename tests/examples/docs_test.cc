@@ -1,5 +1,5 @@
 // README.md and docs/ say what is there: each command of a program runs, at a size that takes a moment; each
-// message that they explain is one of ours; each link leads somewhere.
+// message that they explain is one of ours; each link leads somewhere; each header is named by its folder.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,8 +47,8 @@ std::vector<std::string> CommandsOf(const std::string& page) {
   return commands;
 }
 
-// The command at a size that takes a moment. Commands for a GPU, or of a model of hundreds of millions of weights,
-// are compiled and not run.
+// The command at a size that takes a moment. Commands for a GPU, or of a model of hundreds of millions of
+// weights, are compiled and not run.
 std::string Small(const std::string& command) {
   const auto is = [&](const char* program) { return Has(command + " ", Cat("examples/", program, " ")); };
   const bool gpt = is("gpt"), llama = is("llama"), hf = Has(command, "--load_hf=");
@@ -199,6 +199,24 @@ TEST(Docs, LinksLeadSomewhere) {
     }
   }
   EXPECT_GT(links, 30);
+}
+
+// Of the libraries, by name or by its folder's name for all of a folder.
+TEST(Docs, FoldersNameTheirHeaders) {
+  int headers = 0;
+  for (const char* folder : {"core", "sbp", "ops", "compiler", "actor", "oneflow_like"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(Cat(OFL_SOURCE_DIR "/", folder))) {
+      if (entry.path().extension() != ".h") continue;
+      ++headers;
+      // The nearest folder that has notes speaks of it, or of the folder that it lies in below that one.
+      std::string name = entry.path().stem();
+      fs::path where = entry.path().parent_path();
+      for (; !fs::exists(where / "README.md"); where = where.parent_path()) name = where.filename();
+      const std::regex word("\\b" + name + "\\b");
+      EXPECT_TRUE(std::regex_search(TextOf(where / "README.md"), word)) << entry.path() << " in " << where;
+    }
+  }
+  EXPECT_GT(headers, 100);
 }
 
 }  // namespace

@@ -2,13 +2,13 @@
 // and what it refuses.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "examples/llama_huggingface.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "tests/examples/llama_small.h"
+#include "tests/examples/one_curve.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/processes.h"
 
@@ -17,13 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-struct LlamaRun {
-  std::string mesh;
-  int micro_batches = 1;
-  PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  int zero = 0;
-  Recompute recompute = Recompute::kNone;
-  int virtual_stages = 1;
+struct LlamaRun : CurveRun {
   std::string sequence = "";
   bool ulysses = false;
 };
@@ -31,27 +25,15 @@ struct LlamaRun {
 constexpr int kSteps = 20;
 
 std::vector<float> Losses(LlamaConfig config, const LlamaRun& run) {
-  ModelOptions options;
-  options.seed = 3;
-  options.pipeline.virtual_stages = run.virtual_stages;
-  if (run.zero > 0) options.zero = {.axis = "dp", .stage = run.zero, .small = 0};
   Model model(run.mesh.find("pp=1") == std::string::npos ? FullMesh(run.mesh) : Mesh::Parse(run.mesh),
-              options);
+              ModelOptionsOf(run));
   config.sequence = run.sequence;
   config.ulysses = run.ulysses;
-  TrainOptions train;
-  train.micro_batches = run.micro_batches;
-  train.schedule = run.schedule;
-  train.recompute = run.recompute;
+  TrainOptions train = TrainOptionsOf(run);
   train.clip_norm = 1;
   train.lr_schedule = {.kind = Schedule::Kind::kLinearWarmup, .warmup = 5};
   Session session = TrainLlama(model, config, train, AdamW{.lr = 2e-3});
-  std::vector<StepResult> results;
-  for (int step = 0; step < kSteps; ++step)
-    results.push_back(session.Run(LlamaFeeds(step, config.vocabulary)));
-  std::vector<float> losses;
-  for (const StepResult& r : results) losses.push_back(r.Scalar("loss"));
-  return losses;
+  return LossesOf(session, kSteps, [&](int64_t step) { return LlamaFeeds(step, config.vocabulary); });
 }
 
 TEST(Llama, HasOneLossCurveOnEveryMesh) {
@@ -70,22 +52,18 @@ TEST(Llama, HasOneLossCurveOnEveryMesh) {
       {"cpu:dp=4", 2, k1F1B, 3},
       {"cpu:dp=2,tp=2,pp=2", 4, k1F1B, 2, Recompute::kFull},
       {"cpu:dp=2,pp=2", 4, kZeroBubble, 1, Recompute::kSelective},
-      {"cpu:dp=2,tp=2,pp=2", 4, k1F1B, 3, Recompute::kSelective, 1, "tp"},
-      {"cpu:tp=2", 1, k1F1B, 0, Recompute::kNone, 1, "tp"},
-      {"cpu:dp=2,tp=1,pp=1,cp=2", 2, k1F1B, 0, Recompute::kNone, 1, "cp"},
-      {"cpu:dp=1,tp=1,pp=1,sp=3", 1, k1F1B, 0, Recompute::kNone, 1, "sp", true},
+      {{"cpu:dp=2,tp=2,pp=2", 4, k1F1B, 3, Recompute::kSelective}, "tp"},
+      {{"cpu:tp=2"}, "tp"},
+      {{"cpu:dp=2,tp=1,pp=1,cp=2", 2}, "cp"},
+      {{"cpu:dp=1,tp=1,pp=1,sp=3"}, "sp", true},
   };
   for (const SmallLlama& llama : SmallLlamas()) {
     const std::vector<float> one = Losses(llama.config, {"cpu:dp=1"});
     EXPECT_NEAR(one[0], std::log(llama.config.vocabulary), 0.2);
     EXPECT_LT(one[kSteps - 1], one[0] - 0.2) << "it learns";
     for (const LlamaRun& run : runs) {
-      const std::vector<float> other = Losses(llama.config, run);
-      double worst = 0;
-      for (int step = 0; step < kSteps; ++step)
-        worst = std::max<double>(worst, std::abs(other[step] - one[step]) / one[step]);
-      EXPECT_LE(worst, 1e-5) << llama.name << " " << run.mesh << " " << run.micro_batches << " "
-                             << Name(run.schedule) << " zero " << run.zero << " " << run.sequence;
+      EXPECT_LE(Apart(one, Losses(llama.config, run)), 1e-5)
+          << llama.name << " " << TextOf(run) << " " << run.sequence;
     }
   }
 }

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 
+#include "tests/examples/one_curve.h"
 #include "tests/examples/small_models.h"
 #include "tests/oneflow_like/session_fixture.h"
 
@@ -14,36 +14,16 @@ void PrintTo(const SmallModel& small, std::ostream* out) { *out << small.name; }
 
 namespace {
 
-struct ProgramRun {
-  std::string mesh;
-  int micro_batches = 1;
-  PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  int zero = 0;
-  Recompute recompute = Recompute::kNone;
-  int virtual_stages = 1;
-};
-
 constexpr int kSteps = 6;
 
-std::vector<float> Losses(const SmallModel& small, const ProgramRun& run) {
-  ModelOptions options;
-  options.seed = 3;
-  options.pipeline.virtual_stages = run.virtual_stages;
-  if (run.zero > 0) options.zero = {.axis = "dp", .stage = run.zero, .small = 0};
+std::vector<float> Losses(const SmallModel& small, const CurveRun& run) {
   Model model(run.mesh.find("ep=") == std::string::npos ? FullMesh(run.mesh) : Mesh::Parse(run.mesh),
-              options);
-  TrainOptions train;
-  train.micro_batches = run.micro_batches;
-  train.schedule = run.schedule;
-  train.recompute = run.recompute;
+              ModelOptionsOf(run));
+  TrainOptions train = TrainOptionsOf(run);
   train.parallel = {.batch = "dp", .tensor = "tp"};
   train.lr_schedule = {.kind = Schedule::Kind::kLinearWarmup, .warmup = 3};
   Session session = TrainSmall(model, small, train);
-  std::vector<StepResult> results;
-  for (int step = 0; step < kSteps; ++step) results.push_back(session.Run(SmallFeeds(small, step)));
-  std::vector<float> losses;
-  for (const StepResult& r : results) losses.push_back(r.Scalar("loss"));
-  return losses;
+  return LossesOf(session, kSteps, [&](int64_t step) { return SmallFeeds(small, step); });
 }
 
 class Programs : public ::testing::TestWithParam<SmallModel> {};
@@ -51,7 +31,7 @@ class Programs : public ::testing::TestWithParam<SmallModel> {};
 TEST_P(Programs, HaveOneLossCurveOnEveryMesh) {
   using enum PipelineSchedule;
   const SmallModel& small = GetParam();
-  std::vector<ProgramRun> runs = {
+  std::vector<CurveRun> runs = {
       {"cpu:dp=1", 4},
       {"cpu:dp=2"},
       {"cpu:dp=3", 2},
@@ -69,18 +49,16 @@ TEST_P(Programs, HaveOneLossCurveOnEveryMesh) {
   for (const std::string& mesh : small.meshes) runs.push_back({mesh, 2});
   const std::vector<float> one = Losses(small, {"cpu:dp=1"});
   EXPECT_LT(*std::min_element(one.begin(), one.end()), one[0]) << "it learns";
-  for (const ProgramRun& run : runs) {
+  for (const CurveRun& run : runs) {
     const Mesh mesh = Mesh::Parse(run.mesh);
     auto extent = [&](const char* axis) {
       return mesh.FindAxis(axis) < 0 ? 1 : mesh.axis_size(mesh.FindAxis(axis));
     };
     if (small.parts % run.micro_batches != 0 || extent("pp") > small.most_stages) continue;
-    SCOPED_TRACE(Cat(run.mesh, " in ", run.micro_batches, ", ", Name(run.schedule), ", zero ", run.zero));
     const std::vector<float> other = Losses(small, run);
-    double worst = 0;
-    for (int step = 0; step < kSteps; ++step)
-      worst = std::max<double>(worst, std::abs(other[step] - one[step]) / one[step]);
-    EXPECT_LE(worst, 1e-5) << ::testing::PrintToString(one) << "\n" << ::testing::PrintToString(other);
+    EXPECT_LE(Apart(one, other), 1e-5) << TextOf(run) << "\n"
+                                       << ::testing::PrintToString(one) << "\n"
+                                       << ::testing::PrintToString(other);
   }
 }
 

@@ -120,7 +120,7 @@ TEST(SessionWaits, ALargerSessionIsLoadedAfterTheStepsUnderWay) {
   Session small = Evaluate({{"y", gated.y}});
   small.Run(Gated::Fed(2)).Wait();
   const ModelImpl* model = gated.model.impl();
-  const int64_t before = model->store->TransientBytes(0);
+  const int64_t before = model->store->ArenaBytes(0);
   Tensor x = gated.model.Input("large", {512, 512}, DType::kFloat32);
   Session large = Evaluate({{"product", matmul(x, x)}});
   StepAtGate step(&small, Gated::Fed(3));
@@ -128,7 +128,7 @@ TEST(SessionWaits, ALargerSessionIsLoadedAfterTheStepsUnderWay) {
   std::fill_n(ones.as<float>(), ones.elements(), 1.0f);
   StepResult product = large.Run({{"large", ones}});
   EXPECT_TRUE(gate_open) << "it was loaded in the middle of a step";
-  EXPECT_GT(model->store->TransientBytes(0), before);
+  EXPECT_GT(model->store->ArenaBytes(0), before);
   EXPECT_EQ(product.Get("product").as<float>()[17], 512);
   EXPECT_EQ(step.result().Get("y").as<float>()[5], 3);
 }

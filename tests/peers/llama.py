@@ -10,10 +10,9 @@ import torch
 from torch import optim
 from torch.nn import functional as F
 
-import tensor_file
+import losses
 
 TOLERANCE = 1e-5
-STEPS = 20
 
 
 def norm(x, gamma, eps):
@@ -78,7 +77,7 @@ def losses_of(written, model):
               {"params": [t for name, t in w.items() if not decays(name)], "weight_decay": 0.0}]
     optimizer = optim.AdamW(groups, lr=2e-3)
     found = []
-    for step in range(STEPS):
+    for step in range(losses.STEPS):
         tokens, targets = (written[f"{model}:{kind}:{step}"].long() for kind in ("tokens", "targets"))
         optimizer.zero_grad()
         loss = loss_of(w, tokens, targets, n)
@@ -89,22 +88,5 @@ def losses_of(written, model):
     return found
 
 
-def main(path):
-    torch.set_num_threads(1)  # the tensors are small, and others use the cores
-    written = tensor_file.read(path)
-    failures = []
-    models = [name.split(":")[0] for name in written if name.endswith(":losses")]
-    for model in models:
-        ours, theirs = written[f"{model}:losses"].tolist(), losses_of(written, model)
-        apart = [abs(a - b) / b for a, b in zip(ours, theirs)]
-        worst = max(range(STEPS), key=apart.__getitem__)
-        print(f"{model}: loss {theirs[0]:.4f} to {theirs[-1]:.4f}, at most {apart[worst]:.1e} apart")
-        if not apart[worst] <= TOLERANCE:
-            failures.append(f"{model}: {ours[worst]:.7f} in step {worst}, PyTorch's {theirs[worst]:.7f}")
-    print(f"llama beside PyTorch {torch.__version__}, {len(failures)} failures")
-    print("".join(f"  {text}\n" for text in failures), end="")
-    return 1 if failures or not models else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(losses.compare("llama", sys.argv[1], TOLERANCE, losses_of))

@@ -9,10 +9,9 @@ import torch
 from torch import optim
 from torch.nn import functional as F
 
-import tensor_file
+import losses
 
 TOLERANCE = 1e-4
-STEPS = 20
 
 
 # --- Pictures ---
@@ -283,7 +282,7 @@ def losses_of(written, model):
     inputs = {key.split(":")[1] for key in written if key.startswith(model + ":") and key.endswith(":0")}
     optimizer = optimizer_of(w)
     found = []
-    for step in range(STEPS):
+    for step in range(losses.STEPS):
         batch = {name: written[f"{model}:{name}:{step}"] for name in inputs}
         batch = {name: t.double() if t.is_floating_point() else t for name, t in batch.items()}
         optimizer.zero_grad()
@@ -296,22 +295,5 @@ def losses_of(written, model):
     return found
 
 
-def main(path):
-    torch.set_num_threads(1)  # the tensors are small, and others use the cores
-    written = tensor_file.read(path)
-    failures = []
-    models = [name.split(":")[0] for name in written if name.endswith(":losses")]
-    for model in models:
-        ours, theirs = written[f"{model}:losses"].tolist(), losses_of(written, model)
-        apart = [abs(a - b) / b for a, b in zip(ours, theirs)]
-        worst = max(range(STEPS), key=apart.__getitem__)
-        print(f"{model}: loss {theirs[0]:.4f} to {theirs[-1]:.4f}, at most {apart[worst]:.1e} apart")
-        if not apart[worst] <= TOLERANCE:
-            failures.append(f"{model}: {ours[worst]:.7f} in step {worst}, PyTorch's {theirs[worst]:.7f}")
-    print(f"programs beside PyTorch {torch.__version__}, {len(failures)} failures")
-    print("".join(f"  {text}\n" for text in failures), end="")
-    return 1 if failures or not models else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(losses.compare("programs", sys.argv[1], TOLERANCE, losses_of))
