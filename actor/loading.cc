@@ -91,7 +91,7 @@ class Loader {
   char* const* Arena(int arena, const std::string& name) const {
     if (arena < 0 || arena >= plan_.arena_size())
       Fail("'", name, "' lies in arena ", arena, " of a plan with ", plan_.arena_size());
-    return &context_.arenas->at(plan_.arena(arena).memory()).base;
+    return context_.arenas[arena];
   }
 
   OperandPlace Place(const plan::Operand& operand, const plan::Actor& actor) {

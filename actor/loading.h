@@ -20,8 +20,8 @@ struct LoadContext {
   const std::vector<HostTensor>* output_tensors = nullptr;
   const std::vector<std::vector<Box>>* needs = nullptr;  // of each input, what ranks here read; disjoint
   std::vector<std::unique_ptr<BufferCount>>* counts = nullptr;
-  const std::map<std::string, Store::Impl::Arena>* arenas = nullptr;  // the rank's, by kind
-  std::map<std::string, char*>* variables = nullptr;                  // by name; addresses stay
+  std::vector<char* const*> arenas;  // where each of the plan's begins, now and after it grew
+  std::map<std::string, char*>* variables = nullptr;  // by name; addresses stay
 };
 
 // Adds the plan's actors and streams to `shard`. `plan` outlives it. Throws Error when a kernel is missing or

@@ -213,7 +213,7 @@ void Runtime::Impl::Load(const KernelRegistry& registry, Peers* others, Backend*
     context.output_tensors = &output_tensors;
     context.needs = &needs;
     context.counts = &counts;
-    context.arenas = &rank.arenas;
+    for (const plan::Arena& arena : plan.arena()) context.arenas.push_back(&rank.arenas[arena.memory()].base);
     context.variables = &rank.addresses;
     LoadPlan(plan, context, shards[(at - ranks.begin()) % shards.size()].get());
   }

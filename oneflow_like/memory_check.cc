@@ -8,6 +8,7 @@
 
 #include "actor/net/talk/job.h"
 #include "core/host_memory.h"
+#include "core/plan_values.h"
 
 namespace oneflow_like {
 

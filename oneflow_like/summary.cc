@@ -6,6 +6,7 @@
 
 #include "actor/net/job/join.h"
 #include "core/backend.h"
+#include "core/plan_values.h"
 #include "oneflow_like/placement.h"
 #include "oneflow_like/session_impl.h"
 

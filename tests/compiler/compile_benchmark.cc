@@ -2,6 +2,7 @@
 // rank's plan with its memory placed. Run: build/tests/compile_benchmark
 #include <benchmark/benchmark.h>
 
+#include "core/plan_values.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/session_impl.h"
 

@@ -22,6 +22,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/text.h"
+#include "core/plan_values.h"
 #include "ops/op.h"
 
 namespace oneflow_like {

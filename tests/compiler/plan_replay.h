@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
+#include "core/plan_values.h"
 #include "core/random.h"
 
 namespace oneflow_like {
