@@ -6,21 +6,26 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "examples/gpt_huggingface.h"
+#include "examples/huggingface_config.h"
+#include "examples/llama_huggingface.h"
 #include "examples/precision.h"
+#include "examples/vit_huggingface.h"
 #include "oneflow_like/build_id.h"
+#include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/tools.h"
 #include "oneflow_like/help.h"
 
 DEFINE_string(dtype, "", "of floating tensors that convert writes: fp32, bf16 or fp16; empty: as they are");
 DEFINE_bool(weights_only, false, "convert or diff without the state of trainings");
 DEFINE_string(format, "safetensors", "what convert makes: one safetensors file, or a folder of huggingface");
-DEFINE_string(model, "", "gpt2: give the tensors of a Hugging Face folder our names; empty: keep theirs");
+DEFINE_string(model, "", "gpt2, llama or vit: give tensors of Hugging Face's our names; empty: keep theirs");
 DECLARE_bool(help);  // of gflags
 DECLARE_bool(helpshort);
 DECLARE_bool(helpfull);
@@ -68,18 +73,43 @@ void Convert(const std::string& from, const std::string& to, const ModelFormat* 
   if (!FLAGS_dtype.empty()) conversion.dtype = PrecisionOf(FLAGS_dtype);
   if (FLAGS_format != "safetensors" && FLAGS_format != "huggingface")
     Fail("--format=", FLAGS_format, ": must be safetensors or huggingface");
-  if (FLAGS_format == "huggingface" && !model) Fail("--format=huggingface needs --model=gpt2");
+  if (FLAGS_format == "huggingface" && !model)
+    Fail("--format=huggingface needs --model=gpt2, --model=llama or --model=vit");
   auto source = std::make_shared<ConvertedSource>(OpenSource(from, model), conversion);
   FLAGS_format == "huggingface" ? model->write(source, to) : WriteOneFile(*source, to);
+}
+
+// The model that --model names. Shapes do not tell all of a Llama or a ViT, so a folder of Hugging Face's is
+// made of a checkpoint that keeps its config.json.
+std::optional<ModelFormat> FormatOf(const std::string& path) {
+  if (FLAGS_model.empty()) return std::nullopt;
+  if (FLAGS_model == "gpt2") return Gpt2Format();
+  if (FLAGS_model != "llama" && FLAGS_model != "vit")
+    Fail("--model=", FLAGS_model, ": must be gpt2, llama or vit");
+  const bool llama = FLAGS_model == "llama";
+  const std::shared_ptr<VariableSource> source = OpenSource(path, nullptr);
+  if (const auto* checkpoint = dynamic_cast<const CheckpointReader*>(source.get())) {
+    const auto& state = checkpoint->index().state;
+    if (const auto found = state.find(kConfigState); found != state.end()) {
+      const HuggingFaceConfig config(source->where() + ": " + kConfigState, found->second);
+      if (!llama) return VitFormat(ReadVitConfig(config));
+      const auto [sizes, context] = ReadLlamaConfig(config);
+      return LlamaFormat(sizes, context);
+    }
+  }
+  ModelFormat format = llama ? LlamaFormat({}, 1) : VitFormat({});
+  format.write = [where = source->where()](const auto&, const std::string&) {
+    Fail(where, ": --format=huggingface of a ", FLAGS_model, " needs a checkpoint that keeps its ",
+         kConfigState);
+  };
+  return format;
 }
 
 // The exit code.
 int Run(const std::vector<std::string>& words) {
   const std::string command = Parse(words).name;
-  const ModelFormat gpt2 = Gpt2Format();
-  if (!FLAGS_model.empty() && FLAGS_model != gpt2.name)
-    Fail("--model=", FLAGS_model, ": must be ", gpt2.name);
-  const ModelFormat* model = FLAGS_model.empty() ? nullptr : &gpt2;
+  const std::optional<ModelFormat> named = FormatOf(words[1]);
+  const ModelFormat* model = named ? &*named : nullptr;
   if (command == "verify") return VerifyFiles(words[1], std::cout) ? 0 : 1;
   if (command == "list") {
     ListVariables(words[1], model, std::cout);

@@ -9,6 +9,7 @@
 
 #include "examples/gpt_huggingface.h"
 #include "examples/gpt_model.h"
+#include "examples/huggingface_run.h"
 #include "examples/language_flags.h"
 #include "examples/language_model.h"
 #include "oneflow_like/limits.h"

@@ -77,6 +77,13 @@ bool HuggingFaceConfig::Flag(const std::string& name, bool otherwise) const {
   return value.get<bool>();
 }
 
+int64_t HuggingFaceConfig::Entries(const std::string& name, int64_t otherwise) const {
+  const json& value = At(name);
+  if (value.is_null()) return otherwise;
+  if (!value.is_object() || value.empty()) Refuse(name, "must be an object with an entry or more");
+  return static_cast<int64_t>(value.size());
+}
+
 void HuggingFaceConfig::Require(const std::string& name, std::initializer_list<json> possible) const {
   if (!Has(name)) return;
   std::string wanted;

@@ -10,6 +10,9 @@
 
 namespace oneflow_like {
 
+// The name under which checkpoints of programs keep their model's config.json, on one line.
+inline constexpr char kConfigState[] = "config.json";
+
 class HuggingFaceConfig {
  public:
   explicit HuggingFaceConfig(const std::string& folder);
@@ -22,6 +25,8 @@ class HuggingFaceConfig {
   // A number from 0 on, or a list of them; none where it is left out or null.
   std::vector<int32_t> Numbers(const std::string& name) const;
   bool Flag(const std::string& name, bool otherwise) const;
+  // How many entries the object of this name has, at least one; `otherwise` where it is left out or null.
+  int64_t Entries(const std::string& name, int64_t otherwise) const;
   bool Is(const std::string& name, const std::string& text) const { return At(name) == text; }
   // Throws Error unless the entry is one of these; one that is left out means the first.
   void Require(const std::string& name, std::initializer_list<nlohmann::json> possible) const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "examples/huggingface_run.h"
 #include "oneflow_like/limits.h"
 
 DEFINE_int64(context, 128, "tokens of one sequence");
@@ -13,8 +14,6 @@ DEFINE_bool(sequence_parallel, false, "sequences cut over tp");
 DEFINE_bool(context_parallel, false, "sequences cut over cp");
 DEFINE_bool(ulysses, false, "sequences cut over sp");
 DEFINE_string(text, "", "text, .bin, .idx, .npy; empty: synthetic");
-DEFINE_string(load_hf, "", "Hugging Face folder to begin with");
-DEFINE_string(save_hf, "", "gets the weights for transformers");
 DEFINE_int64(eval_batches, 16, "of held-out text; 0: none");
 DEFINE_int64(sample_tokens, 300, "to write at the end");
 DEFINE_double(temperature, 0.8, "of sampling; 0: the likeliest");
@@ -26,12 +25,7 @@ void CheckLanguageFlags() {
   constexpr int64_t kMany = 1'000'000'000;
   CheckRange<int64_t>("--context", FLAGS_context, 1, 1 << 20);
   CheckTrainingFlags("sequences");
-  for (std::string* path : {&FLAGS_load_hf, &FLAGS_save_hf})
-    while (path->size() > 1 && path->back() == '/') path->pop_back();
-  if (!FLAGS_load_hf.empty() && !FLAGS_load.empty())
-    Fail("--load and --load_hf both give the weights to begin with: give one of the two");
-  if (FLAGS_local && !FLAGS_save_hf.empty())
-    Fail("--save_hf needs a checkpoint that one process can read whole, which --local does not leave");
+  CheckHuggingFaceFlags();
   CheckRange<int64_t>("--sample_tokens", FLAGS_sample_tokens, 0, kMany);
   CheckRange("--weight_decay", FLAGS_weight_decay, 0.0, 1e30);
   CheckRange("--temperature", FLAGS_temperature, 0.0, 1e30);

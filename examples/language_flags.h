@@ -12,8 +12,6 @@
 
 DECLARE_int64(context);
 DECLARE_string(text);
-DECLARE_string(load_hf);
-DECLARE_string(save_hf);
 DECLARE_int64(sample_tokens);
 DECLARE_double(temperature);
 DECLARE_string(prompt);

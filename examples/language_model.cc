@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <memory>
 #include <utility>
 
 #include "examples/data.h"
+#include "examples/huggingface_config.h"
+#include "examples/huggingface_run.h"
 #include "examples/language_flags.h"
 #include "examples/precision.h"
 #include "examples/program.h"
-#include "examples/saved_model.h"
-#include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/data/files.h"
 
 namespace oneflow_like {
@@ -71,24 +70,6 @@ Tensor TrainingLoss(Model& model, const LanguageModel& language) {
   return Loss(model.scope(), tokens, targets, language, true);
 }
 
-void LoadHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format) {
-  if (FLAGS_load_hf.empty()) return;
-  ConvertedSource weights(format.read(FLAGS_load_hf), {.dtype = DType::kFloat32});
-  LoadWeights(model, weights);
-  launcher.Print("weights of %s\n", FLAGS_load_hf.c_str());
-}
-
-void CheckHuggingFaceFolder(const Launcher& launcher) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  if (FLAGS_save_hf.empty()) return;
-  if (fs::path(FLAGS_save).lexically_normal() == fs::path(FLAGS_save_hf).lexically_normal())
-    Fail("--save and --save_hf are both ", FLAGS_save, ": give each a folder of its own");
-  if (!launcher.restarted() && fs::exists(fs::symlink_status(FLAGS_save_hf, error)))
-    Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
-  RequireFolder(launcher, "save_hf", FLAGS_save_hf, fs::absolute(FLAGS_save_hf).parent_path());
-}
-
 // The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
 void MeasureHeldOut(const Launcher& launcher, Model& model, const LanguageModel& language,
                     const LanguageData& from, Metrics& metrics) {
@@ -136,26 +117,10 @@ void WriteSample(const Launcher& launcher, Model& model, const LanguageModel& la
   launcher.Print("--- a sample%s ---\n%s\n", data.text ? "" : ", as token numbers", Escaped(text).c_str());
 }
 
-// As transformers reads it, from a checkpoint: the last one, or one that is made for this and goes again.
-void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path at = fs::absolute(FLAGS_save_hf);
-  const std::string beside = at.parent_path() / Cat(".", at.filename().string(), ".checkpoint");
-  const std::string folder = FLAGS_save.empty() ? beside : FLAGS_save;
-  if (launcher.main_process()) fs::remove_all(beside, error);
-  const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
-  if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
-    if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
-    fs::remove_all(beside, error);
-  }
-  launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());
-}
-
 // What follows a training that has made all its steps.
 void UseWhatWasLearnt(const Launcher& launcher, Model& model, const LanguageModel& language,
                       const LanguageData& data, uint64_t seed, Metrics& metrics) {
-  if (!FLAGS_save_hf.empty()) SaveHuggingFace(launcher, model, language.huggingface);
+  SaveHuggingFace(launcher, model, language.huggingface);
   if (FLAGS_eval_batches > 0 && !data.held_out) {
     launcher.Print("the text is too short to hold any of it out\n");
   } else if (FLAGS_eval_batches > 0) {
@@ -175,7 +140,7 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
   if (!FLAGS_text.empty())
     for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
   launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
-  CheckHuggingFaceFolder(launcher);
+  RequireHuggingFaceFolder(launcher);
   RequireFolders(launcher);
   const LanguageData data = OpenData(vocabulary);
   const LanguageModel language = make(data.vocabulary, mesh);

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "examples/huggingface_run.h"
 #include "examples/language_flags.h"
 #include "examples/language_model.h"
 #include "examples/llama_huggingface.h"

@@ -51,25 +51,25 @@ NameTable LlamaNames(const LlamaConfig& c) {
                   .ignored = {"*.rotary_emb.inv_freq"}};
   if (c.tied) table.ignored.push_back("lm_head.weight");
   auto repeat = [&](const std::string& theirs, const std::string& ours, const Dims& shape,
-                    std::vector<int> axes = {}, bool transposed = false) {
+                    std::vector<int> axes = {}, std::vector<int> order = {}) {
     table.Repeat(c.layers, {.theirs = "model.layers.{i}." + theirs,
                             .ours = {{"block{i}/" + ours, shape}},
                             .axes = std::move(axes),
-                            .transposed = transposed});
+                            .order = std::move(order)});
   };
   table.Add({.theirs = "model.embed_tokens.weight", .ours = {{"embedding", {c.vocabulary, w}}}});
   repeat("input_layernorm.weight", "norm1/gamma", {w});
   for (const auto& [name, heads] :
        {std::pair<std::string, int64_t>{"q", c.heads}, {"k", c.kv_heads}, {"v", c.kv_heads}}) {
-    repeat("self_attn." + name + "_proj.weight", "attention/" + name, {w, heads, d}, {1, 2}, true);
+    repeat("self_attn." + name + "_proj.weight", "attention/" + name, {w, heads, d}, {1, 2}, {1, 0});
     if (c.qkv_bias)
       repeat("self_attn." + name + "_proj.bias", "attention/" + name + "_bias", {heads, d}, {2});
   }
-  repeat("self_attn.o_proj.weight", "attention/out", {c.heads, d, w}, {2, 1}, true);
+  repeat("self_attn.o_proj.weight", "attention/out", {c.heads, d, w}, {2, 1}, {1, 0});
   repeat("post_attention_layernorm.weight", "norm2/gamma", {w});
-  repeat("mlp.gate_proj.weight", "mlp/gate", {w, c.inner}, {}, true);
-  repeat("mlp.up_proj.weight", "mlp/up", {w, c.inner}, {}, true);
-  repeat("mlp.down_proj.weight", "mlp/down", {c.inner, w}, {}, true);
+  repeat("mlp.gate_proj.weight", "mlp/gate", {w, c.inner}, {}, {1, 0});
+  repeat("mlp.up_proj.weight", "mlp/up", {w, c.inner}, {}, {1, 0});
+  repeat("mlp.down_proj.weight", "mlp/down", {c.inner, w}, {}, {1, 0});
   table.Add({.theirs = "model.norm.weight", .ours = {{"norm/gamma", {w}}}});
   if (!c.tied) table.Add({.theirs = "lm_head.weight", .ours = {{"output", {c.vocabulary, w}}}});
   return table;

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "examples/huggingface_run.h"
 #include "examples/language_flags.h"
 #include "examples/language_model.h"
 #include "examples/moe_model.h"

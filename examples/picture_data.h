@@ -9,8 +9,8 @@
 #include <string>
 
 #include "examples/program.h"
-#include "examples/training_flags.h"
 #include "examples/synthetic.h"
+#include "examples/training_flags.h"
 #include "oneflow_like/oneflow_like.h"
 
 DECLARE_string(idx);

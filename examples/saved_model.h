@@ -26,13 +26,10 @@ struct SavedModel {
   std::function<void(const Mesh& mesh)> check;
 };
 
-// A model that `gpt` or `llama` saved: a checkpoint, or a folder of checkpoints, of which the newest is meant;
-// of `gpt` also one safetensors file. Throws Error for anything else.
+// A model that `gpt` or `llama` saved: a checkpoint, or a folder of checkpoints, of which the newest is
+// meant; of `gpt` also one safetensors file. Throws Error for anything else.
 SavedModel OpenSavedModel(const std::string& path);
 // A folder of Hugging Face's, of a GPT-2, a Llama or a Qwen 2.
 SavedModel OpenHuggingFaceModel(const std::string& folder);
-
-// The name under which checkpoints of language models keep their config.json, on one line.
-inline const char* const kConfigState = "config.json";
 
 }  // namespace oneflow_like

@@ -61,8 +61,13 @@ int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
        .optimizer = vision.optimizer,
        .model = options,
        .train = TrainOptionsOfFlags(),
-       .end = [&](Model& model,
-                  Metrics& metrics) { MeasureHeldOut(launcher, model, data, vision, metrics); }});
+       .state = vision.state,
+       .begin = vision.begin,
+       .end =
+           [&](Model& model, Metrics& metrics) {
+             if (vision.end) vision.end(model);
+             MeasureHeldOut(launcher, model, data, vision, metrics);
+           }});
 }
 
 }  // namespace oneflow_like

@@ -36,9 +36,10 @@ Tensor VitLogits(Scope scope, Tensor images, const VitConfig& c, bool training) 
   x = x + scope.Weight("positions", {patches + 1, c.width}, init);
   nn::TransformerOptions block;
   block.attention = {.heads = c.heads, .causal = false};
+  block.mlp.inner = c.inner;
   block.mlp.activation = [](Tensor y) { return gelu_erf(y); };
   block.dropout = training ? c.dropout : 0;
-  block.norm_eps = 1e-6;
+  block.norm_eps = c.norm_eps;
   x = nn::layers(scope, dropout(x, block.dropout), c.layers,
                  [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
   x = nn::LayerNorm(scope / "norm", squeeze(slice(x, 1, 0, 1), 1), block.norm_eps);

@@ -13,7 +13,9 @@ struct VitConfig {
   int64_t layers = 12, width = 192, heads = 3;
   int64_t patch = 16;  // pixels of a patch along a side
   int64_t classes = 10;
+  int64_t inner = 0;  // width of feed-forward layers; 0: four times the width
   double dropout = 0;
+  double norm_eps = 1e-6;
 };
 
 // tiny, small or base, for pictures of so many pixels along a side: patches are of 16 pixels, below 128

@@ -1,11 +1,13 @@
 // A variable of a row is seen in three ways: as we have it; flat, with those axes merged that are one of
-// theirs (the same bytes); and as a part of their tensor (transposed, and moved along the axis of joining).
+// theirs (the same bytes); and as a part of their tensor (in their order of axes, and moved along the axis of
+// joining).
 #include "oneflow_like/checkpoint/name_table.h"
 
 #include <fnmatch.h>
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <set>
 
 #include "core/copy_box.h"
@@ -84,10 +86,16 @@ Dims Group(const NameRow& row, const Dims& all, int axis) {
   return Dims(all.begin() + first, all.begin() + first + row.axes[axis]);
 }
 
-Dims Reversed(const Dims& dims, bool reverse = true) {
-  Dims back = dims;
-  if (reverse) std::reverse(back.begin(), back.end());
-  return back;
+// As theirs has the axes of a flat variable, and the other way round.
+Dims Ordered(const Dims& flat, const std::vector<int>& order) {
+  Dims theirs = flat;
+  for (size_t a = 0; a < order.size(); ++a) theirs[static_cast<int>(a)] = flat[order[a]];
+  return theirs;
+}
+Dims Restored(const Dims& theirs, const std::vector<int>& order) {
+  Dims flat = theirs;
+  for (size_t a = 0; a < order.size(); ++a) flat[order[a]] = theirs[static_cast<int>(a)];
+  return flat;
 }
 
 void ForEachPartOfOurs(const RowLayout& layout, size_t part, const Box& box, const UseBoth& use) {
@@ -109,25 +117,42 @@ void ForEachPartOfFlat(const RowLayout& layout, size_t part, const Box& flat, co
 }
 
 Box ToTheirs(const RowLayout& layout, size_t part, const Box& flat) {
-  const bool transposed = layout.row.transposed;
-  Box theirs = {Reversed(flat.begin, transposed), Reversed(flat.extent, transposed)};
+  Box theirs = {Ordered(flat.begin, layout.row.order), Ordered(flat.extent, layout.row.order)};
   for (int a = 0; a < theirs.begin.rank(); ++a) theirs.begin[a] += layout.parts[part].begin[a];
   return theirs;
 }
 
 Box ToFlat(const RowLayout& layout, size_t part, Box theirs) {
-  const bool transposed = layout.row.transposed;
   for (int a = 0; a < theirs.begin.rank(); ++a) theirs.begin[a] -= layout.parts[part].begin[a];
-  return {Reversed(theirs.begin, transposed), Reversed(theirs.extent, transposed)};
+  return {Restored(theirs.begin, layout.row.order), Restored(theirs.extent, layout.row.order)};
 }
 
-// `data` has rows of `columns` elements, and has columns of `rows` afterwards.
-void Transpose(int64_t rows, int64_t columns, size_t size, std::string* data) {
+// Elements of `size` bytes in rows of these extents, next to one another: axis i becomes what axis order[i]
+// was.
+void Permute(const Dims& extent, const std::vector<int>& order, size_t size, std::string* data) {
   const std::string from = *data;
+  const int rank = extent.rank();
+  std::vector<size_t> step(rank, size);  // of the old axes, in bytes
+  for (int a = rank - 2; a >= 0; --a) step[a] = step[a + 1] * static_cast<size_t>(extent[a + 1]);
   char* to = data->data();
-  for (int64_t c = 0; c < columns; ++c)
-    for (int64_t r = 0; r < rows; ++r, to += size)
-      std::memcpy(to, from.data() + (r * columns + c) * size, size);
+  const auto copy = [&](const auto& self, int axis, const char* at) -> void {
+    const int old = order[axis];
+    for (int64_t i = 0; i < extent[old]; ++i, at += step[old]) {
+      if (axis + 1 < rank) {
+        self(self, axis + 1, at);
+      } else {
+        std::memcpy(to, at, size);
+        to += size;
+      }
+    }
+  };
+  copy(copy, 0, from.data());
+}
+
+std::vector<int> Inverse(const std::vector<int>& order) {
+  std::vector<int> inverse(order.size());
+  for (size_t a = 0; a < order.size(); ++a) inverse[order[a]] = static_cast<int>(a);
+  return inverse;
 }
 
 std::string Misfit(const SourceVariable& is, const std::string& name, const Dims& shape) {
@@ -165,8 +190,11 @@ RowLayout::RowLayout(const NameRow& given) : row(given) {
     Dims flat;
     const int rank = row.axes.empty() ? variable.shape.rank() : static_cast<int>(row.axes.size());
     for (int a = 0; a < rank; ++a) flat.push_back(Group(row, variable.shape, a).elements());
-    if (row.transposed && rank != 2) fail(Cat("transposes ", rank, " axes, but two are possible"));
-    Box part = Box::Whole(Reversed(flat, row.transposed));
+    std::vector<int> all(rank), order = row.order;
+    std::iota(all.begin(), all.end(), 0);
+    std::sort(order.begin(), order.end());
+    if (!order.empty() && order != all) fail(Cat("does not order ", rank, " axes, each once"));
+    Box part = Box::Whole(Ordered(flat, row.order));
     if (parts.empty()) {
       shape = part.extent;
     } else {
@@ -225,7 +253,8 @@ void OurNames::Read(const std::string& variable, const Box& box, void* to) {
     ForEachPartOfOurs(layout, place.part, run, [&](const Box& ours, const Box& flat) {
       part_.resize(ours.elements() * SizeOf(dtype));
       theirs_->Read(place.theirs, ToTheirs(layout, place.part, flat), part_.data());
-      if (layout.row.transposed) Transpose(flat.extent[1], flat.extent[0], SizeOf(dtype), &part_);
+      const std::vector<int>& order = layout.row.order;
+      if (!order.empty()) Permute(Ordered(flat.extent, order), Inverse(order), SizeOf(dtype), &part_);
       CopyBox(dtype, ours, {part_.data(), ours}, {to, box});
     });
   });
@@ -272,7 +301,7 @@ void TheirNames::Read(const std::string& tensor, const Box& box, void* to) {
       ForEachPartOfFlat(layout, part, wanted, [&](const Box& ours, const Box& flat) {
         part_.resize(ours.elements() * SizeOf(dtype));
         ours_->Read(layout.row.ours[part].name, ours, part_.data());
-        if (layout.row.transposed) Transpose(flat.extent[0], flat.extent[1], SizeOf(dtype), &part_);
+        if (!layout.row.order.empty()) Permute(flat.extent, layout.row.order, SizeOf(dtype), &part_);
         const Box theirs = ToTheirs(layout, part, flat);
         CopyBox(dtype, theirs, {part_.data(), theirs}, {to, box});
       });

@@ -16,7 +16,7 @@ namespace oneflow_like {
 //    .ours = {{"block{i}/q", {w, heads, depth}}, {"block{i}/k", {w, heads, depth}}, {"block{i}/v", ...}},
 //    .axes = {1, 2}, .joined = 1}
 //   {.theirs = "layers.{i}.mlp.up_proj.weight",                   // [inner, w], a Linear of torch
-//    .ours = {{"block{i}/up", {w, inner}}}, .transposed = true}
+//    .ours = {{"block{i}/up", {w, inner}}}, .order = {1, 0}}
 struct NameRow {
   struct Variable {
     std::string name;
@@ -24,9 +24,9 @@ struct NameRow {
   };
   std::string theirs;
   std::vector<Variable> ours;
-  std::vector<int> axes;    // how many of our axes, in order, are seen as one of theirs; empty: each as one
-  int joined = 0;           // the axis of theirs along which ours follow one another
-  bool transposed = false;  // what `axes` gives are two axes, which theirs has the other way round
+  std::vector<int> axes;   // how many of our axes, in order, are seen as one of theirs; empty: each as one
+  int joined = 0;          // the axis of theirs along which ours follow one another
+  std::vector<int> order;  // axis i of theirs is axis order[i] of what `axes` gives; empty: axis i
 };
 
 struct NameTable {

@@ -1,7 +1,7 @@
-"""What Hugging Face's transformers says of a GPT-2, a Llama and a Qwen 2, for transformers_test.
+"""What Hugging Face's transformers says of a GPT-2, a Llama, a Qwen 2 and a ViT, for transformers_test.
 
   transformers_check.py make FOLDER     a tiny model with random weights, and FOLDER/logits.txt; of the kind that the
-                                        folder's name says: gpt2, llama, llama3 (stretched positions) or qwen2
+                                        folder's name says: gpt2, llama, llama3 (stretched positions), qwen2 or vit
   transformers_check.py equal A B       whether both folders have equal tensors, and which there are not
   transformers_check.py open FILE...    whether safetensors opens each file, with as many tensors as it says
 """
@@ -10,10 +10,13 @@ import sys
 
 
 def config_of(kind):
-    from transformers import GPT2Config, LlamaConfig, Qwen2Config
+    from transformers import GPT2Config, LlamaConfig, Qwen2Config, ViTConfig
 
     if kind == "gpt2":
         return GPT2Config(vocab_size=96, n_positions=24, n_embd=32, n_layer=3, n_head=4, initializer_range=0.3)
+    if kind == "vit":
+        return ViTConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=56,
+                         image_size=24, patch_size=6, num_channels=3, num_labels=5, initializer_range=0.3)
     sizes = dict(vocab_size=96, max_position_embeddings=24, hidden_size=32, num_hidden_layers=3, intermediate_size=56,
                  num_attention_heads=4, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
     if kind == "qwen2":
@@ -27,28 +30,35 @@ def config_of(kind):
     return config
 
 
+def kind_of_model(model_type):
+    from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+
+    return AutoModelForImageClassification if model_type == "vit" else AutoModelForCausalLM
+
+
 def make(folder):
     import torch
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config_of(pathlib.Path(folder).name)).eval()
+    config = config_of(pathlib.Path(folder).name)
+    model = kind_of_model(config.model_type).from_config(config).eval()
     for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder, safe_serialization=True)
-    tokens = torch.arange(2 * 17).reshape(2, 17) * 7 % 96
+    given = torch.arange(2 * 17).reshape(2, 17) * 7 % 96
+    if config.model_type == "vit":  # pictures of 24 x 24 pixels, the channels last
+        given = (torch.arange(2 * 24 * 24 * 3).reshape(2, 24, 24, 3) * 7 % 97 / 97 - 0.5).permute(0, 3, 1, 2)
     with torch.no_grad():
-        logits = model(tokens).logits
+        logits = model(given).logits
     with open(folder + "/logits.txt", "w") as out:
         out.write(" ".join(str(float(x)) for x in logits.reshape(-1)))
 
 
 def equal(a, b):
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    first = AutoModelForCausalLM.from_pretrained(a)
-    second = AutoModelForCausalLM.from_pretrained(b)
+    first, second = (kind_of_model(AutoConfig.from_pretrained(x).model_type).from_pretrained(x) for x in (a, b))
     different = [] if type(first) is type(second) else [f"{type(first)} and {type(second)}"]
     first, second = first.state_dict(), second.state_dict()
     different += sorted(set(first) ^ set(second))

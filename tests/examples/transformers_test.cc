@@ -1,6 +1,6 @@
-// Beside Hugging Face's own libraries: a GPT-2, a Llama and a Qwen 2 that transformers made give the same
-// logits here, what we save loads there with equal tensors, and safetensors opens every file. Skipped where
-// python3 (or what OFL_PYTHON names) lacks the packages transformers, torch and safetensors.
+// Beside Hugging Face's own libraries: a GPT-2, a Llama, a Qwen 2 and a ViT that transformers made give the
+// same logits here, what we save loads there with equal tensors, and safetensors opens every file. Skipped
+// where python3 (or what OFL_PYTHON names) lacks the packages transformers, torch and safetensors.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,6 +10,7 @@
 
 #include "examples/gpt_huggingface.h"
 #include "examples/llama_huggingface.h"
+#include "examples/vit_huggingface.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/processes.h"
@@ -41,27 +42,30 @@ class Transformers : public testing::Test {
 
 using MakeLogits = std::function<Tensor(Scope, Tensor)>;
 
-HostTensor Logits(Model& model, const MakeLogits& logits, const HostTensor& tokens) {
+HostTensor Logits(Model& model, const MakeLogits& logits, const HostTensor& given) {
   ModelGraph graph = model.NewGraph("eval");
-  Tensor in = graph.Input("tokens", tokens.shape, DType::kInt32, {{"dp", S(0)}});
+  Tensor in = graph.Input("given", given.shape, given.dtype, {{"dp", S(0)}});
   Session session = Evaluate({{"logits", logits(graph.scope(), in)}});
-  return session.Run({{"tokens", tokens}}).Get("logits");
+  return session.Run({{"given", given}}).Get("logits");
 }
 
-// What `theirs` has is read by the model, which gives its logits, and written again.
-void ExpectTheSame(const TestFolder& folder, const std::string& theirs, const MakeLogits& make,
-                   const ModelFormat& format) {
+HostTensor Tokens() {
   HostTensor tokens = HostTensor::Make(DType::kInt32, {2, 17});
   for (int i = 0; i < 34; ++i) tokens.as<int32_t>()[i] = i * 7 % 96;
+  return tokens;
+}
+
+// The model reads the weights in `theirs`, gives the logits there for `given`, and is written again.
+// Training is of inputs of `shape`.
+void ExpectTheSame(const TestFolder& folder, const std::string& theirs, const HostTensor& given,
+                   const Dims& shape, const MakeLogits& make, const ModelFormat& format) {
   for (const char* mesh : {"cpu:dp=1", "cpu:dp=2,tp=2", "cpu:pp=3"}) {
     Model model(FullMesh(mesh));
-    const Dims shape = {2, 24};
-    Tensor in = model.Input("tokens", shape, DType::kInt32, {{"dp", S(0)}}),
-           targets = model.Input("targets", shape, DType::kInt32, {{"dp", S(0)}});
-    Session train = Train(mean(cross_entropy(make(model.scope(), in), targets)), AdamW{});
+    Tensor in = model.Input("given", shape, given.dtype, {{"dp", S(0)}});
+    Session train = Train(mean(square(make(model.scope(), in))), AdamW{});
     ConvertedSource weights(format.read(theirs), {.dtype = DType::kFloat32});
     LoadWeights(model, weights);
-    const HostTensor logits = Logits(model, make, tokens);
+    const HostTensor logits = Logits(model, make, given);
     std::ifstream wanted(theirs + "/logits.txt");
     for (int64_t i = 0; i < logits.elements(); ++i) {
       double value = 0;
@@ -82,7 +86,7 @@ TEST_F(Transformers, GiveTheSameLogitsAndTakeWhatWeSave) {
   ASSERT_EQ(Check("make " + theirs), 0);
   const GptConfig config = ReadGpt2Config(theirs);
   auto logits = [&](Scope s, Tensor tokens) { return GptLogits(std::move(s), tokens, config); };
-  ExpectTheSame(folder_, theirs, logits, Gpt2Format());
+  ExpectTheSame(folder_, theirs, Tokens(), {2, 24}, logits, Gpt2Format());
 }
 
 TEST_F(Transformers, GiveTheSameLogitsOfLlamas) {
@@ -94,8 +98,19 @@ TEST_F(Transformers, GiveTheSameLogitsOfLlamas) {
     auto logits = [&config = config](Scope s, Tensor tokens) {
       return LlamaLogits(std::move(s), tokens, config);
     };
-    ExpectTheSame(folder_, theirs, logits, LlamaFormat(config, context));
+    ExpectTheSame(folder_, theirs, Tokens(), {2, 24}, logits, LlamaFormat(config, context));
   }
+}
+
+TEST_F(Transformers, GiveTheSameLogitsOfAVit) {
+  const std::string theirs = folder_ / "vit";
+  ASSERT_EQ(Check("make " + theirs), 0);
+  const VitFolder vit = ReadVitConfig(theirs);
+  HostTensor images = HostTensor::Make(DType::kFloat32, {2, 24, 24, 3});
+  for (int64_t i = 0; i < images.elements(); ++i)
+    images.as<float>()[i] = static_cast<float>(i * 7 % 97) / 97 - 0.5f;
+  auto logits = [&](Scope s, Tensor in) { return VitLogits(std::move(s), in, vit.config, false); };
+  ExpectTheSame(folder_, theirs, images, images.shape, logits, VitFormat(vit));
 }
 
 }  // namespace

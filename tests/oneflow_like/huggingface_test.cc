@@ -34,7 +34,9 @@ NameTable ManyKinds() {
   table.Add({.theirs = "same", .ours = {{"same", {3, 4, 5}}}});
   table.Add({.theirs = "merged", .ours = {{"merged", {2, 3, 4, 5}}}, .axes = {3, 1}});
   table.Add({.theirs = "one", .ours = {{"one", {3, 2, 4}}}, .axes = {3}});
-  table.Add({.theirs = "linear", .ours = {{"linear", {5, 7}}}, .transposed = true});
+  table.Add({.theirs = "linear", .ours = {{"linear", {5, 7}}}, .order = {1, 0}});
+  table.Add({.theirs = "filter", .ours = {{"filter", {6, 2, 3, 4}}}, .order = {0, 3, 1, 2}});
+  table.Add({.theirs = "turned", .ours = {{"turned", {2, 3, 4, 5}}}, .axes = {2, 1, 1}, .order = {1, 2, 0}});
   table.Add({.theirs = "qkv",
              .ours = {{"q", {5, 4, 3}}, {"k", {5, 2, 3}}, {"v", {5, 2, 3}}},
              .axes = {1, 2},
@@ -44,7 +46,7 @@ NameTable ManyKinds() {
              .ours = {{"lq", {5, 4, 3}}, {"lk", {5, 2, 3}}},
              .axes = {1, 2},
              .joined = 0,
-             .transposed = true});
+             .order = {1, 0}});
   table.Add({.theirs = "rows", .ours = {{"upper", {2, 6}}, {"lower", {3, 6}}}, .joined = 0});
   table.Repeat(2, {.theirs = "block.{i}.out", .ours = {{"block{i}/out", {4, 3, 5}}}, .axes = {2, 1}});
   return table;
@@ -66,11 +68,14 @@ int64_t IndexInTheirs(const NameRow& row, size_t part, int64_t index, const Dims
   };
   std::vector<int64_t> flat = flat_shape(row.ours[part].shape), at(flat.size());
   for (size_t a = flat.size(); a-- > 0; index /= flat[a]) at[a] = index % flat[a];
-  if (row.transposed) std::reverse(at.begin(), at.end());
+  const auto ordered = [&](const std::vector<int64_t>& flat) {
+    std::vector<int64_t> theirs = flat;
+    for (size_t a = 0; a < row.order.size(); ++a) theirs[a] = flat[row.order[a]];
+    return theirs;
+  };
+  at = ordered(at);
   for (size_t before = 0; before < part; ++before) {
-    std::vector<int64_t> extent = flat_shape(row.ours[before].shape);
-    if (row.transposed) std::reverse(extent.begin(), extent.end());
-    at[row.joined] += extent[row.joined];
+    at[row.joined] += ordered(flat_shape(row.ours[before].shape))[row.joined];
   }
   int64_t linear = 0;
   for (size_t a = 0; a < at.size(); ++a) linear = linear * theirs[static_cast<int>(a)] + at[a];
@@ -134,7 +139,7 @@ TEST_F(HuggingFace, LargeTensorsAreMovedInBlocks) {
              .ours = {{"q", {700, 8, 100}}, {"k", {700, 8, 100}}, {"v", {700, 8, 100}}},
              .axes = {1, 2},
              .joined = 1});
-  table.Add({.theirs = "linear", .ours = {{"linear", {900, 1300}}}, .transposed = true});
+  table.Add({.theirs = "linear", .ours = {{"linear", {900, 1300}}}, .order = {1, 0}});
   const BothSides sides = RandomSides(table, DType::kFloat32);
   const std::string path = folder_ + "/theirs.safetensors";
   TensorSource memory(sides.theirs);
@@ -156,7 +161,9 @@ TEST_F(HuggingFace, RowsThatContradictThemselvesAreRefused) {
   refuse("names no variable", {.theirs = "t"});
   refuse("is about 3 axes, but 'a' has shape [2,3]",
          {.theirs = "t", .ours = {{"a", {2, 3}}}, .axes = {1, 2}});
-  refuse("transposes 3 axes", {.theirs = "t", .ours = {{"a", {2, 3, 4}}}, .transposed = true});
+  refuse("does not order 3 axes", {.theirs = "t", .ours = {{"a", {2, 3, 4}}}, .order = {1, 0}});
+  refuse("does not order 2 axes", {.theirs = "t", .ours = {{"a", {2, 3}}}, .order = {1, 1}});
+  refuse("does not order 2 axes", {.theirs = "t", .ours = {{"a", {2, 3}}}, .order = {1, 2}});
   refuse("joins along axis 2 of 2", {.theirs = "t", .ours = {{"a", {2, 3}}, {"b", {2, 3}}}, .joined = 2});
   refuse("joins 'b', seen as [2,4], to [2,3]",
          {.theirs = "t", .ours = {{"a", {2, 3}}, {"b", {2, 4}}}, .joined = 0});

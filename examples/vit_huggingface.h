@@ -1,0 +1,30 @@
+// The classifier of vit_model.h as Hugging Face's transformers knows it: ViTForImageClassification.
+#pragma once
+
+#include <string>
+
+#include "examples/huggingface_config.h"
+#include "examples/vit_model.h"
+#include "oneflow_like/checkpoint/huggingface.h"
+
+namespace oneflow_like {
+
+// A model and the square pictures that it reads, whose size its positions depend on.
+struct VitFolder {
+  VitConfig config;
+  int64_t side = 224, channels = 3;
+};
+
+// The tensors of a ViT of this size; with 0 classes those without the output, which is ignored.
+NameTable VitNames(const VitFolder& vit);
+
+// The model that the folder's config.json describes. Throws Error naming the file for what is missing, of
+// another type, contradictory, or of a model that vit_model.h does not compute.
+VitFolder ReadVitConfig(const std::string& folder);
+VitFolder ReadVitConfig(const HuggingFaceConfig& file);
+std::string VitConfigText(const VitFolder& vit);
+
+// Reads any folder, with 0 classes without the output; writes weights of this model.
+ModelFormat VitFormat(const VitFolder& vit);
+
+}  // namespace oneflow_like
