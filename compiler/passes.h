@@ -72,6 +72,7 @@ void Fuse(Graph* graph);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
+void BoundGradients(Graph* graph);                                // whole ones, under way
 void OrderWrites(Graph* graph);
 
 // --- What differs between micro-batches though time does not cut it (micro_batches.cc) ---
@@ -90,8 +91,8 @@ void RefuseWritesOfParts(const Graph& graph);
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
-// Gives every buffer and scratch its place, and arenas their size. Returns the lower bound: the largest sum of
-// bytes live at once, of each arena. `at_peak`: those bytes by buffer, all scratch under kScratch. `live`:
+// Gives every buffer and scratch its place, and arenas their size. Returns the lower bound: the largest sum
+// of bytes live at once, of each arena. `at_peak`: those bytes by buffer, all scratch under kScratch. `live`:
 // what is live when.
 constexpr int kScratch = -1;
 struct LiveBytes {

@@ -126,6 +126,22 @@ class Placer {
     return position;
   }
 
+  // Where the compute stream stands, at most, before an edge from a link act has let it go on.
+  int AwaitedBy(int a, int act) const {
+    int position = kAlways;
+    for (const plan::Port& out : plan_.actor(a).out()) {
+      const int reader = index_.at(out.peer());
+      if (!OnCompute(reader)) continue;
+      for (const plan::Port& in : plan_.actor(reader).in()) {
+        if (in.edge() != out.edge()) continue;
+        const int first = (act / out.period() + in.credits()) * in.period();
+        if (first < static_cast<int>(start_[reader].size()))
+          position = std::min(position, start_[reader][first] - 1);
+      }
+    }
+    return position;
+  }
+
   // Earliest start and latest proven end of every act of the link streams, in compute positions.
   void LinkBounds() {
     lower_.resize(plan_.actor_size());
@@ -165,6 +181,7 @@ class Placer {
             bound = upper_[r.actor][reader_act];
           upper_[a][act] = std::min(upper_[a][act], bound);
         }
+      upper_[a][act] = std::min(upper_[a][act], AwaitedBy(a, act));
     }
   }
 

@@ -291,6 +291,34 @@ TEST(ZeroStages, SendWhatTheFormulasSay) {
     }
 }
 
+// Weights, state of Adam and gradients, 16 bytes for each of Psi weights: on one of N ranks 16 Psi, then
+// 8 Psi + 12 Psi / N, 4 Psi + 16 Psi / N and 16 Psi / N, and what is under way: a few layers' gradients
+// before their sum, and their weights. With several micro-batches the sums of the first two are made behind
+// the last, where all of the gradients are there before and after them.
+TEST(ZeroStages, HoldWhatTheFormulasSay) {
+  constexpr int64_t kLayers = 24, kWidth = 128;
+  // Embedding, positions, the last norm; of a layer four and eight products' widths, biases and two norms.
+  constexpr double kWeights = kWidth * (64 + 4 + 2) + kLayers * (12.0 * kWidth * kWidth + 13 * kWidth);
+  constexpr double kLayer = 4 * 12.0 * kWidth * kWidth;
+  for (int n : {2, 4})
+    for (int m : {1, 4})
+      for (int stage : {0, 1, 2, 3}) {
+        SmallGpt given{.mesh = Cat("cpu:dp=", n), .micro_batches = m, .batch = 16, .context = 4};
+        given.layers = kLayers;
+        given.width = kWidth;
+        given.recompute = Recompute::kFull;
+        given.bucket_bytes = 1 << 20;  // else a small model's gradients are all in one
+        if (stage > 0) given.zero_axis = "dp", given.zero_stage = stage;
+        std::map<std::string, int64_t> bytes = Bytes(given);
+        const double formulas[] = {16, 8 + 12.0 / n, 4 + 16.0 / n, 16.0 / n};
+        const double late[] = {4, 4.0 / n, 0, 0};  // gradients after their sum
+        const double state = static_cast<double>(bytes["weights"] + bytes["optimizer state"] +
+                                                 bytes["gradients"] + bytes["gathered"]);
+        EXPECT_LE(state, kWeights * (formulas[stage] + (m > 1 ? late[stage] : 0)) + 8 * kLayer)
+            << given.str() << ": " << state / kWeights << " bytes for each weight";
+      }
+}
+
 TEST(ZeroStages, TheSecondKeepsAPartOfTheGradients) {
   SmallGpt given{
       .mesh = "cpu:dp=4", .micro_batches = 4, .zero_axis = "dp", .batch = 32, .context = 64, .layers = 12};

@@ -1,0 +1,84 @@
+// Whole gradients of few layers at a time.
+// Needs: buckets. Leaves, where a step has one micro-batch, products of the backward pass that come after
+// sums of gradients (Node::after): a unit, the backward pass of a region, begins when the sums of the unit
+// before the last kUnits ones have ended. Otherwise nothing but the updates would wait for sums, and each
+// gradient would be held twice until then, before its sum and after it, whole or in parts. With more
+// micro-batches the sums that are made in each of them are waited for by adding up.
+//
+// The messages of a line that is slower than the computation follow each other as before, so nothing is lost
+// but the room that they would have had to fall behind.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compiler/passes.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr int kUnits = 2;  // under way, beside the one that is computed
+
+class GradientBounder {
+ public:
+  explicit GradientBounder(Graph* graph) : graph_(*graph), order_(graph->Order()) {}
+
+  void Run() {
+    FindChain();
+    std::map<Slice, std::vector<Unit>> units;
+    std::map<Slice, std::string> last;
+    std::vector<int> position(graph_.num_nodes(),
+                              0);  // in the order, of what a node, or a message, is made by
+    for (size_t i = 0; i < order_.size(); ++i) {
+      const int n = order_[i];
+      const Node& node = graph_.node(n);
+      position[n] = IsCollective(node) || graph_.IsView(n) ? 0 : static_cast<int>(i);
+      if (position[n] == 0)
+        for (int v : node.in) position[n] = std::max(position[n], position[graph_.value(v).producer]);
+      if (!chain_[n] || !graph_.IsHeavy(n) || !IsGradient(node.phase)) continue;
+      const std::string region = graph_.regions().Of(node.name);
+      const auto [at, fresh] = last.try_emplace(node.slice, region);
+      if (!fresh && at->second == region) continue;
+      at->second = region;
+      units[node.slice].push_back({n, static_cast<int>(i)});
+    }
+    for (int n : order_) {
+      const Node& node = graph_.node(n);
+      if (!IsCollective(node) || chain_[n] || !IsGradient(graph_.node(order_[position[n]]).phase)) continue;
+      const std::vector<Unit>& of = units[node.slice];
+      const auto next = std::upper_bound(of.begin(), of.end(), position[n],
+                                         [](int at, const Unit& unit) { return at < unit.position; });
+      if (of.end() - next > kUnits) graph_.node(next[kUnits].first).after.push_back(n);
+    }
+  }
+
+ private:
+  struct Unit {
+    int first = -1, position = 0;
+  };
+
+  // Marks nodes that products wait for.
+  void FindChain() {
+    chain_.assign(graph_.num_nodes(), false);
+    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+      const bool tell = chain_[*it] || graph_.IsHeavy(*it);
+      for (int v : graph_.node(*it).in) {
+        const int before = graph_.value(v).producer;
+        chain_[before] = chain_[before] || tell;
+      }
+    }
+  }
+
+  Graph& graph_;
+  const std::vector<int> order_;
+  std::vector<bool> chain_;
+};
+
+}  // namespace
+
+void BoundGradients(Graph* graph) {
+  if (graph->times() == 1) GradientBounder(graph).Run();
+}
+
+}  // namespace oneflow_like
