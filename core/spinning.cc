@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <omp.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +13,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -45,23 +46,31 @@ void BlockSignals() {  // handlers of the user's run elsewhere; threads made lat
 
 // GNU's library reads its settings before main() begins, and users of ours have no main() of ours. But while
 // it manages more threads than there are cores, it lets them spin a three-thousandth only. So while this
-// lives, a team of one thread more than there are cores sleeps.
+// lives, a team of one thread more than there are cores sleeps. It may begin in any step, so it allocates
+// nothing from the heap of C++ (std::thread would); without a thread it has no effect.
 class SpinBriefly {
  public:
-  SpinBriefly() : thread_([this] { Hold(); }) {
+  SpinBriefly() {
+    started_ = pthread_create(&thread_, nullptr, Start, this) == 0;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return there_; });
+    changed_.wait(lock, [this] { return there_ || !started_; });
   }
+  SpinBriefly(const SpinBriefly&) = delete;
   ~SpinBriefly() {
+    if (!started_) return;
     {
       std::lock_guard lock(mutex_);
       ended_ = true;
     }
     changed_.notify_all();
-    thread_.join();
+    pthread_join(thread_, nullptr);
   }
 
  private:
+  static void* Start(void* self) {
+    static_cast<SpinBriefly*>(self)->Hold();
+    return nullptr;
+  }
   void Hold() {
     BlockSignals();
     omp_set_dynamic(0);
@@ -75,8 +84,8 @@ class SpinBriefly {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool there_ = false, ended_ = false;
-  std::thread thread_;
+  bool started_ = false, there_ = false, ended_ = false;
+  pthread_t thread_{};
 };
 
 // The system's figures of a thread since it began.
@@ -153,7 +162,7 @@ class Sharing {
 [[noreturn]] void Watch(Sharing* watched) {
   BlockSignals();
   Sharing& sharing = *watched;
-  std::unique_ptr<SpinBriefly> briefly;
+  std::optional<SpinBriefly> briefly;
   Clock::duration calm = kCalm;
   Clock::time_point last_shared, spinning_since;
   int in_a_row = 0;
@@ -164,7 +173,7 @@ class Sharing {
     in_a_row = shared ? in_a_row + 1 : 0;
     if (!briefly && (in_a_row == kInARow || !sharing.known())) {
       calm = now - spinning_since < 2 * calm ? std::min<Clock::duration>(2 * calm, kLongestCalm) : kCalm;
-      briefly = std::make_unique<SpinBriefly>();
+      briefly.emplace();
     } else if (briefly && sharing.known() && now - last_shared > calm) {
       briefly.reset();
       spinning_since = now;
