@@ -44,9 +44,8 @@ using RowsFn = std::function<std::pair<Tensor, Tensor>(const Attrs& attrs, const
 
 // What mixed precision makes of an operator (compiler/mixed_precision.cc).
 //   kNarrow  worth its rounding: reads the narrow type
-//   kFollow  in the type of its floating operands: the narrow one where all of them have it (weights and
-//   constants are
-//            cast to it), fp32 otherwise
+//   kFollow  has the type of its floating operands: narrow if all of them are (weights and constants are
+//            cast to it), otherwise fp32
 //   kWide    needs fp32, and gives it
 enum class Precision : uint8_t { kNarrow, kFollow, kWide };
 
