@@ -139,8 +139,8 @@ class Graph : public GraphBuilder {
   bool alive(int id) const { return !nodes_[id].op.empty(); }
   void Remove(int id) { nodes_[id].op.clear(); }
 
-  // Called after signatures are chosen, and for each node that is added later. (but that of a variable, which
-  // is given)
+  // Sets the node's rate, except for a variable, whose rate is given. Called after signatures are chosen, and
+  // for each node that is added later.
   void SettleRate(int node) {
     if (nodes_[node].kind != NodeKind::kVariable) nodes_[node].rate = RateOf(node);
   }
