@@ -103,7 +103,7 @@ struct StepSlot {
   int64_t launched_ticks = 0;
 };
 
-// What all shards of a runtime share.
+// Shared by all shards of a runtime.
 struct RunState {
   int steps_in_flight = 1;
   int64_t warm_up_steps = 0;

@@ -48,7 +48,7 @@ class TickScale {
                                                           (to.ticks - from.ticks)
                                                     : 1) {}
   double Seconds(int64_t ticks) const { return 1e-9 * nanoseconds_per_tick_ * ticks; }
-  // Of the steady clock.
+  // On the steady clock.
   int64_t Nanoseconds(int64_t at) const {
     return from_.nanoseconds + static_cast<int64_t>(nanoseconds_per_tick_ * (at - from_.ticks));
   }

@@ -58,7 +58,7 @@ enum class Primitive : uint8_t {
 const char* Name(Primitive primitive);  // "accumulate", "time_slice", ...: the kernel, or the collective
 inline bool IsLocal(Primitive primitive) { return primitive <= Primitive::kLocalSlice; }
 
-// How one boxing between two layouts of one mesh is carried out.
+// One step of the boxing between two layouts of one mesh.
 struct BoxingStep {
   Primitive primitive;
   Layout to;

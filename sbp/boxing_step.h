@@ -28,7 +28,7 @@ struct StepShape {
   bool local = false;        // every destination member holds all that it needs
   bool mixed_folds = false;  // Partials of different folds change: one program cannot do that
   Primitive primitive = Primitive::kRouted;
-  // Of one group, per element of the group's part of the tensor.
+  // For one group, per element of the group's part of the tensor.
   double factor = 0;  // elements moved
   double receivers = 1, senders = 1;
   double rounds = 0;      // of messages: the logarithm of the members
