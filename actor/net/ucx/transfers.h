@@ -69,7 +69,7 @@ struct Operation : RingLink {
   Transfer* done = nullptr;
   void* request = nullptr;  // UCX's, while in flight
   bool greeting = false;    // opens a connection (Peer::Opening)
-                          // For a send.
+  // For a send.
   const void* data = nullptr;
   size_t bytes = 0, header_bytes = 0;
   alignas(16) char header[sizeof(Envelope) + kMaxHeader];  // UCX reads it until the send has ended
