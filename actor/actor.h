@@ -1,5 +1,5 @@
-// Actors, streams and shards: what acts. All of a shard belongs to one worker; nothing here is locked but
-// what is marked as shared.
+// Actors, streams and shards: they execute the acts of a plan. Everything in a shard belongs to one worker;
+// nothing here is locked except members marked "shared".
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ struct Port {
   int credits = 0;
   int period = 1;     // acts that share a slot
   int phase = 0;      // the act's place in its period
-  int kernel = 0;     // after which it announces or gives back
+  int kernel = 0;     // the kernel after which it announces or returns its slot
   bool ok = true;     // of the slot being read or filled
   int64_t taken = 0;  // credits taken so far
   std::vector<int64_t>
@@ -48,10 +48,10 @@ struct Port {
   bool starved() const { return phase == 0 && credits == 0; }
 };
 
-// Where the operand of act k lies and which box of its tensor it holds.
+// The place of an act's operand, and the box of its tensor that it holds.
 struct OperandPlace {
   char* const* base = nullptr;        // an arena may move between steps, a variable does not
-  std::vector<int64_t> offset = {0};  // of one message after another, in turn
+  std::vector<int64_t> offset = {0};  // of consecutive messages, in turn
   int period = 1, skip = 0;
   std::vector<Box> boxes;  // one, or one for each act of a step
 };
@@ -64,13 +64,14 @@ struct KernelCall {
   int inputs = 0;
   char* const* scratch_base = nullptr;
   int64_t scratch_offset = 0;
-  int64_t ticks = 0, runs = 0;  // spent so far; of a collective on its own work
+  int64_t ticks = 0, runs = 0;  // spent so far; for a collective only on its own work
 
   std::span<const TensorArg> in() const { return {args.data(), static_cast<size_t>(inputs)}; }
   std::span<const TensorArg> out() const { return {args.data() + inputs, args.size() - inputs}; }
 };
 
-// Kernels of an actor that an asynchronous stream is given together, up to `end`; then credits go.
+// Kernels of an actor, up to `end`, that are enqueued together on an asynchronous stream; then credits are
+// sent.
 struct KernelLaunch {
   size_t end = 0;
   std::unique_ptr<DeviceSegment> segment;
@@ -80,8 +81,8 @@ struct KernelLaunch {
 // How many slots of a buffer are taken, from the start of its writer's act to the end of its last reader's.
 struct BufferCount {
   int rank = 0, id = 0, full = 0;
-  int64_t written = 0;        // slots that writing has begun on
-  std::vector<int64_t> read;  // slots done with, by reader
+  int64_t written = 0;        // slots whose writing has begun
+  std::vector<int64_t> read;  // slots that are read, by reader
   std::atomic<int> peak{0};   // shared: the user's thread reads it
 };
 struct Counted {
@@ -96,13 +97,13 @@ struct StepSlot {
   std::vector<std::vector<FeedPiece>> feeds;  // by input: the boxes that ranks here read
   std::shared_ptr<WriteWatch> watch;
   std::atomic<int> shards_left{0};  // shared
-  // Shared: something has failed for a reason that is not known here yet: it is a peer's to tell, or comes
-  // with a device's last word of this step. Without either the runtime was closed.
+  // Shared: something has failed for a reason that is not known here yet: a peer will send it, or it comes
+  // with a device's final notification of this step. If neither arrives, the runtime was closed.
   std::atomic<bool> unexplained{false};
   int64_t launched_ticks = 0;
 };
 
-// What all shards of a runtime share.
+// Shared by all shards of a runtime.
 struct RunState {
   int steps_in_flight = 1;
   int64_t warm_up_steps = 0;
@@ -112,7 +113,7 @@ struct RunState {
   std::vector<std::unique_ptr<StepSlot>> slots;
   std::atomic<bool> cancelled{false};
   std::atomic<bool> recording{false};
-  PeerSteps* peers = nullptr;  // of a runtime that is one of several processes
+  PeerSteps* peers = nullptr;  // of a runtime in a job of several processes
   // Counted where a step ends: by its last shard, or under the lock of `peers`. Steps end in their order,
   // each before what its last shard does next, so nothing here is atomic; the user's thread reads them when
   // no step is under way.
@@ -125,11 +126,11 @@ struct RunState {
   double Now() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - born).count();
   }
-  // The step is done, whatever has become of it. Nothing of its slot is touched afterwards: the user's thread
-  // may use it again.
+  // The step is done, successfully or not. Its slot is not touched afterwards: the user's thread may reuse
+  // it.
   void EndStep(StepSlot* slot);
-  // The first error of the runtime; whether it was the first. A lock, since it is taken only when something
-  // has failed.
+  // Keeps the first error of the runtime; returns whether this is the first. A lock, because it is taken only
+  // when something has failed.
   bool SetError(const std::string& message);
   std::string error() const;
 
@@ -138,7 +139,7 @@ struct RunState {
   std::string error_;
 };
 
-// Adds up what was counted since the last call and starts anew. REQUIRES: no step is under way.
+// Sums the counts since the last call and resets them. REQUIRES: no step is under way.
 StepProfile CollectProfile(RunState* run, const std::vector<std::unique_ptr<Shard>>& shards,
                            const TickScale& scale);
 
@@ -148,14 +149,14 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
 
   bool ready() const { return !busy_ && waiting_ == 0; }
   bool busy() const { return busy_; }
-  // Does the next act, or starts it when it ends later. REQUIRES: ready().
+  // Runs the next act, or starts it if it ends later. REQUIRES: ready().
   void Act();
-  // A credit has come; marks the actor ready, never acts.
+  // Counts a credit; may mark the actor ready, but never acts.
   void Receive(int port, bool ok) override;
   void RunOne() override { Act(); }  // of an actor in no stream
   void CollectiveWorked(int64_t start, int64_t end) override { Count(0, start, end); }
   void CollectiveDone(bool ok) override { Finish(ok); }
-  // Queues the actor, or the stream it is head of, if it may act now.
+  // Queues the actor, or the stream whose head it is, if it may act now.
   void Wake();
   // What the actor waits for, in words.
   std::string Describe() const;
@@ -171,21 +172,21 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   Stream* stream = nullptr;  // nullptr: in no list
   DeviceStream* device_stream = nullptr;
   Device* device = nullptr;
-  bool synchronous = true;  // the stream
+  bool synchronous = true;  // whether its stream is
   int acts = 1;
   std::vector<Port> ports;  // by kernel
   std::vector<KernelCall> kernels;
   std::unique_ptr<CollectiveMember> member;
-  std::vector<void*> pieces;  // of the operands of a collective's act, those it brings before those it gets
+  std::vector<void*> pieces;  // of a collective's operands: first the in pieces, then the out pieces
   int host_tensor = -1;       // index of the input or output that a feed or fetch moves
-  // Of a feed: which piece of its input each box of its operand lies in; -1: it is empty.
+  // For a feed: the piece of its input that contains each box of its operand; -1: the box is empty.
   std::vector<int> fed;
-  // Of asynchronous streams. A collective, feed or fetch has one launch, without a segment.
+  // On asynchronous streams. A collective, feed or fetch has one launch, without a segment.
   std::vector<KernelLaunch> launches;
   std::unique_ptr<Memory> staging;  // of a feed or fetch
   std::vector<Counted> writes, reads;
-  std::vector<std::string> variables;  // that it writes
-  void Loaded();                       // after the last change
+  std::vector<std::string> variables;  // the ones that it writes
+  void Loaded();                       // call it after the last change
 
  private:
   struct DeviceDone : Message {
@@ -205,13 +206,13 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   void LaunchMove(bool ok);
   bool Cancelled();
   Status MoveHostTensor(KernelCall& call);
-  // Where the box of a feed's act lies. REQUIRES: it is not empty.
+  // The piece with the box of a feed's act. REQUIRES: it is not empty.
   Piece Fed();
-  // What a fetch has, from `data` in the host's memory.
+  // Delivers a fetch's data, from `data` in host memory.
   void Deliver(const TensorArg& arg, void* data);
   void Locate(KernelCall& call);
   void Announce(int kernel, bool ok);
-  // Time spent in a kernel of the act under way.
+  // Counts time spent in a kernel of the act under way.
   void Count(int kernel, int64_t start, int64_t end);
   void Finish(bool ok);
   void FailStep(const KernelCall* call, const std::string& message);
@@ -221,9 +222,9 @@ class Actor final : public Receiver, public Runnable, public CollectiveListener 
   void CountReads();
   void TellWatch();
 
-  int waiting_ = 0;  // starved ports; kept while the actor is not busy
+  int waiting_ = 0;  // number of starved ports; valid while the actor is not busy
   bool busy_ = false;
-  size_t announced_ = 0;  // ports done with in this act
+  size_t announced_ = 0;  // ports that have announced in this act
   int64_t k_ = 0;         // acts ended since the first step
   int t_ = 0;             // k_ % acts
   int64_t step_ = 0;      // k_ / acts
@@ -239,7 +240,7 @@ class Stream final : public Runnable {
   Shard* shard = nullptr;
   std::unique_ptr<DeviceStream> device;
   std::vector<Actor*> order;
-  // Of an asynchronous device: an act that does not end where it starts (a collective) holds up the next, so
+  // For an asynchronous device: an act that does not end where it starts (a collective) delays the next, so
   // that all ranks enqueue collectives in the order of the plan.
   bool in_turn = false;
 
@@ -248,13 +249,13 @@ class Stream final : public Runnable {
   bool ready() const;
   void RunOne() override;
   void Wake();
-  // After the last change.
+  // Call it after the last change.
   void Loaded();
-  // The device's word comes when all that was enqueued has been done.
+  // Asks the device for a notification when everything enqueued has been done.
   void AskWhenSettled();
 
  private:
-  // What an asynchronous device says: all of a step has been done, or (-1) of everything.
+  // Notification of an asynchronous device: all work of a step is done, or (-1) all work.
   struct Done : Message {
     Stream* stream = nullptr;
     int slot = -1;
@@ -268,7 +269,7 @@ class Stream final : public Runnable {
   int ending_ = -1;  // slot of the step whose last act has started
   size_t next_ = 0;
   int64_t step_ = 0;                // of the head
-  const Actor* started_ = nullptr;  // of a stream in turn, the last
+  const Actor* started_ = nullptr;  // the last one, if in_turn
   friend class Actor;
 };
 
@@ -286,7 +287,7 @@ class Shard {
     launch_[slot].slot = slot;
     worker->Post(&launch_[slot]);
   }
-  // Nothing acts any more once `*left` has been decremented; the last signals `all`.
+  // Once `*left` has been decremented, nothing in this shard acts any more; the last shard signals `all`.
   void PostAbandon(std::atomic<int>* left, Completion* all) {
     abandon_.left = left;
     abandon_.all = all;
@@ -298,18 +299,19 @@ class Shard {
   void DeviceStarted() { ++on_device_; }
   void DeviceEnded();
   void Record(const ActRecord& record);
-  // From the user's thread when no step is under way: time the worker was not idle during steps, since the
-  // last call.
+  // From the user's thread when no step is under way: the worker's busy time during steps since the last
+  // call.
   int64_t TakeBusyTicks() { return std::exchange(busy_ticks_, 0); }
   // The worker's thread: what all acts under way wait for. `plans` are the runtime's.
   std::vector<WaitingAct> Waiting(const std::vector<plan::Plan>& plans) const;
 
-  // Shared: what the worker does just now, for who asks while it is in a kernel. Written by the worker alone.
+  // Shared: the worker's current activity, for threads that ask while it is in a kernel. Only the worker
+  // writes it.
   struct Now {
-    std::atomic<const Actor*> actor{nullptr};  // nullptr: it is in no kernel
+    std::atomic<const Actor*> actor{nullptr};  // nullptr: not in a kernel
     std::atomic<int> kernel{0};
     std::atomic<int64_t> since{0};  // ticks
-    std::atomic<int64_t> acts{0};   // that have ended
+    std::atomic<int64_t> acts{0};   // number of ended acts
     void Begin(const Actor* now, int number, int64_t ticks) {
       kernel.store(number, std::memory_order_relaxed);
       since.store(ticks, std::memory_order_relaxed);
@@ -320,15 +322,16 @@ class Shard {
 
   RunState* const run;
   Worker* const worker;
-  // In this order: what actors have of a stream goes before it.
+  // In this order: actors' segments and events are destroyed before their streams.
   std::vector<std::unique_ptr<DeviceStream>> unordered_streams;
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<Actor>> actors;
   std::vector<KernelRun> kernel_runs;  // of the launch under way
-  int64_t acts_per_step = 0;  // and one for each asynchronous stream, whose end of the step is such an act
+  int64_t acts_per_step = 0;           // plus one for each asynchronous stream, for its end of the step
   TraceBuffer trace;
 
-  std::mutex records_mutex;  // a lock, since the user's thread takes the records; used only when recording
+  std::mutex records_mutex;  // a lock, because the user's thread takes the records; used only when
+                             // recording
   std::vector<ActRecord> records;
 
  private:
@@ -349,10 +352,11 @@ class Shard {
   void Launch(int slot);
   void Abandon();
   void AbandonIfIdle();
-  // Of the time while any step is under way here, what the worker was busy.
+  // Measures the worker's busy time while any step is under way here.
   void BeginBusy();
   void EndBusy();
-  // The warm-up steps have ended here. A later step may be under way, whose kernels have been counted.
+  // Called when the warm-up steps have ended here. The kernels of a later step under way may have been
+  // counted already.
   void StartCounting();
 
   int64_t launched_ = 0;            // steps launched so far
@@ -360,7 +364,7 @@ class Shard {
   std::vector<int64_t> acts_left_;  // by slot
   int under_way_ = 0;               // steps
   int64_t busy_since_ = 0, idle_before_ = 0, busy_ticks_ = 0;
-  int64_t on_device_ = 0;  // words of asynchronous devices that are still to come
+  int64_t on_device_ = 0;  // outstanding notifications of asynchronous devices
   bool abandoned_ = false;
   std::vector<Launched> launch_;
   Abandoned abandon_;

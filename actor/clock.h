@@ -1,5 +1,5 @@
-// The clock of profiles and traces: cheap enough to be read twice for every kernel. On x86 the processor's
-// counter where it runs at one rate for all cores, else the steady clock.
+// The clock of profiles and traces: cheap enough to be read twice for every kernel. On x86 it is the
+// processor's counter if that runs at one rate for all cores, else the steady clock.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ inline bool HasInvariantCounter() {
 inline const bool kInvariantCounter = HasInvariantCounter();
 #endif
 
-// Monotonous, also between threads. Its unit follows from two ClockPoints.
+// Monotonic, also between threads. Its unit follows from two ClockPoints.
 inline int64_t Ticks() {
 #if defined(__x86_64__)
   if (kInvariantCounter) return static_cast<int64_t>(__rdtsc());
@@ -39,7 +39,7 @@ struct ClockPoint {
   static ClockPoint Now() { return {Ticks(), SteadyNanoseconds()}; }
 };
 
-// What ticks between two moments mean, on average.
+// Converts ticks between two moments, using their average rate.
 class TickScale {
  public:
   TickScale(const ClockPoint& from, const ClockPoint& to)
@@ -48,7 +48,7 @@ class TickScale {
                                                           (to.ticks - from.ticks)
                                                     : 1) {}
   double Seconds(int64_t ticks) const { return 1e-9 * nanoseconds_per_tick_ * ticks; }
-  // Of the steady clock.
+  // On the steady clock.
   int64_t Nanoseconds(int64_t at) const {
     return from_.nanoseconds + static_cast<int64_t>(nanoseconds_per_tick_ * (at - from_.ticks));
   }

@@ -1,6 +1,6 @@
-// Collectives: acts that all ranks of a group take part in, the only place where data crosses ranks. Actors
-// know this interface alone; whether the members meet in one process, over a network or in a device's library
-// is the implementation's affair.
+// Collectives: acts in which all ranks of a group take part, the only place where data crosses ranks. Actors
+// know only this interface; implementations connect members in one process, over a network or in a device's
+// library.
 #pragma once
 
 #include <memory>
@@ -18,13 +18,13 @@ namespace oneflow_like {
 class CollectiveListener {
  public:
   virtual ~CollectiveListener() = default;
-  // Called on the member's worker before CollectiveDone when it has moved something for the group: from when
-  // to when, in Ticks(). What runs elsewhere than on the worker is not told.
+  // Called on the member's worker before CollectiveDone when it has moved data for the group: start and end
+  // in Ticks(). Work on other threads is not reported.
   virtual void CollectiveWorked(int64_t start, int64_t end) = 0;
   // Called on the member's worker when its act has ended: its in piece may be overwritten, its out piece is
   // whole (on an asynchronous device: for what its stream runs from here on). `ok` is false for every member
-  // that gets anything of one that arrived so (in one process: for every member), or when the movement
-  // failed; out pieces hold nothing then.
+  // that receives data of a member that arrived with `ok` false (in one process: for every member), or when
+  // the movement failed; out pieces are then invalid.
   virtual void CollectiveDone(bool ok) = 0;
 };
 
@@ -32,20 +32,20 @@ class CollectiveListener {
 class CollectiveMember {
  public:
   virtual ~CollectiveMember() = default;
-  // The member's worker brings its pieces, by operand, for an act of `micro_batch`, and goes on at once.
-  // Where it has no such end a list is empty. REQUIRES: its last act is done. The pieces are left alone by
-  // the caller until CollectiveDone, the lists are read before this returns.
+  // Called by the member's worker with its pieces, by operand, for an act of `micro_batch`; returns at once.
+  // A list is empty if the member has no such end. REQUIRES: its last act is done. The caller must not touch
+  // the pieces until CollectiveDone; the lists are read before this returns.
   using Pieces = std::span<void* const>;
   virtual void Arrive(Pieces in, Pieces out, int micro_batch, bool ok) = 0;
 };
 
 struct CollectiveSpec {
-  std::string plan;  // with the collective's id and its ranks: the name of the meeting point
+  std::string plan;  // names the meeting point, with the collective's id and its ranks
   std::string actor;
   DType dtype = DType::kFloat32;
   int acts = 1;  // per step
   Worker* worker = nullptr;
-  // Where the pieces lie, and the stream in whose order an asynchronous device moves them.
+  // The device of the pieces, and the stream in whose order an asynchronous device moves them.
   Device* device = nullptr;
   DeviceStream* stream = nullptr;
   CollectiveListener* listener = nullptr;
@@ -54,22 +54,22 @@ struct CollectiveSpec {
 class Collectives {
  public:
   virtual ~Collectives() = default;
-  // While plans are loaded. `collective` outlives the member. Throws Error when the work cannot be done as
-  // written.
+  // Called while plans are loaded. `collective` must outlive the member. Throws Error when the work is not
+  // possible as written.
   virtual std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
                                                  const plan::Collective& collective) = 0;
-  // After the last Join: throws Error naming a collective whose members have not all joined.
+  // Called after the last Join: throws Error naming a collective whose members have not all joined.
   virtual void CheckComplete() = 0;
-  // Any thread, after CheckComplete: some member will not arrive any more. Devices stop waiting for it; what
-  // was under way ends, and what arrives later fails.
+  // Any thread, after CheckComplete; called when some member will not arrive any more. Devices stop waiting
+  // for it; acts in flight end, and later arrivals fail.
   virtual void Cancel() {}
-  // Before the members go, when none of them arrives any more: returns once nothing will be posted to a
-  // worker beyond what its own messages still bring about.
+  // Called before members are destroyed, when none of them arrives any more: returns once nothing will be
+  // posted to a worker except as a result of its own messages.
   virtual void Quiesce() {}
 };
 
-// All members are ranks of this process. When all have arrived each member's worker moves its own regions for
-// everybody, reading the others' pieces directly; when the last has finished all are done.
+// For members that are all ranks of this process. When all have arrived, each member's worker moves its own
+// regions for all members, reading the others' pieces directly; when the last has finished, all are done.
 std::unique_ptr<Collectives> MakeLocalCollectives();
 
 }  // namespace oneflow_like

@@ -1,11 +1,11 @@
-// Collectives of ranks on asynchronous devices. One of three ways, by where a group's members are:
+// Collectives of ranks on asynchronous devices, in one of three ways, depending on the group's members:
 //   events   all in this process and in reach of one another (virtual devices, cards with peer access): each
 //            member's stream moves its own regions between the others' pieces; streams wait for each other's
 //            events
 //   library  each on a device of its own: the vendor's library (NCCL)
 //   staged   anything else (members on the host, several processes sharing a card): through memory of the
 //            host and the collectives of threads or processes
-// All members of a group come to the same answer, from what all processes say of their ranks.
+// All members of a group make the same choice, from what all processes report about their ranks.
 #pragma once
 
 #include <atomic>
@@ -26,38 +26,39 @@ struct DeviceCollectivesOptions {
   std::vector<int> ranks;        // hosted here
   std::vector<Device*> devices;  // of `ranks`
   Backend* backend = nullptr;    // of the devices that are asynchronous; nullptr: without the library
-  Collectives* host = nullptr;   // outlives these
-  // Between processes: each gives a text, all get all, by process. Empty: there are no others.
+  Collectives* host = nullptr;   // must outlive these
+  // All-gather between processes: each passes a text and gets those of all, by process. Empty: a single
+  // process.
   std::function<std::vector<std::string>(const std::string& what, const std::string& mine)> exchange;
 };
 std::unique_ptr<Collectives> MakeDeviceCollectives(DeviceCollectivesOptions options);
 
 enum class GroupWay { kEvents, kLibrary, kStaged };
 
-// What a member's end takes when a plan is loaded, beside the plan's arena: bytes of its device, and of the
-// host's memory that its device copies to and from.
+// Memory that a member's end allocates when a plan is loaded, beside the plan's arena: bytes of its device,
+// and of host memory that its device copies to and from.
 struct GroupMemory {
   int64_t device = 0, host = 0;
 };
 GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, GroupWay way);
 
-// How a group of the vendor's library does one operand of a collective.
+// How a group of the vendor's library executes one operand of a collective.
 struct LibraryWork {
   enum class Kind { kNone, kAllReduce, kReduceScatter, kAllGather, kCopies } kind = Kind::kNone;
   int64_t count = 0;  // elements of the whole (all-reduce) or of each member's part
-  // Parts that are no runs of a member's piece are packed before, or unpacked after: elements of device
-  // memory, but for kCopies, where they differ from member to member.
+  // Parts that are not contiguous in a member's piece are packed before, or unpacked after: elements of
+  // device memory. Not for kCopies, where they differ from member to member.
   int64_t packed_elements = 0;
 };
-// By operand, the same on all members. Empty: this collective is staged.
+// By operand; the same on all members. Empty: this collective is staged.
 std::vector<LibraryWork> ChooseLibraryWork(const plan::Collective& collective);
-// Elements of device memory that this member packs in.
+// Elements in this member's packing buffers, in device memory.
 int64_t PackedElements(const plan::Collective& collective, const std::vector<LibraryWork>& works);
 
 // The members of one collective that this process hosts. The last to arrive enqueues for all of them, on
 // their streams and in one launch of the backend's: a collective that has begun on one of the process's
-// devices never waits for a launch on another. `enqueuing` is one lock for all groups of the plan here: every
-// device gets its collectives in the same order, whatever streams they are on.
+// devices never waits for a launch on another. `enqueuing` is one lock for all groups of the plan in this
+// process: every device gets its collectives in the same order, whatever streams they are on.
 class GroupMember;
 class LibraryMember;
 class LibraryGroup {
@@ -65,7 +66,7 @@ class LibraryGroup {
   LibraryGroup(int members_here, Backend* backend, std::shared_ptr<std::mutex> enqueuing);
   void Add(LibraryMember* member);
   void Remove(LibraryMember* member);
-  void Arrived();  // a member, with its pieces
+  void Arrived();  // called by a member that has its pieces
 
  private:
   void Enqueue();
@@ -77,12 +78,12 @@ class LibraryGroup {
   std::atomic<int> arrived_{0};
 };
 
-// A member's end; `group` is given before the first arrival. An act is packed, called and unpacked in this
+// A member's end; SetGroup is called before the first arrival. An act calls Pack, Call and Unpack in this
 // order.
 class LibraryMember : public CollectiveMember {
  public:
   virtual void SetGroup(GroupMember* group) = 0;
-  virtual int calls() const = 0;  // of the library in an act
+  virtual int calls() const = 0;  // calls of the library in an act
   virtual Status Pack() = 0;
   virtual Status Call() = 0;
   virtual Status Unpack() = 0;

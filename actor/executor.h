@@ -1,5 +1,5 @@
-// Where actors run: an executor has workers; a worker receives messages and runs what is ready, one thing at
-// a time. The thread executor has one thread for each worker; the seeded executor has one worker and the
+// Runs actors: an executor has workers; a worker receives messages and runs what is ready, one thing at a
+// time. The thread executor has one thread for each worker; the seeded executor has one worker and the
 // caller's thread.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace oneflow_like {
 
-// Something that can do one act now: the head of a stream, or an actor in no stream. Once queued it stays
+// An object that can run one act now: the head of a stream, or an actor in no stream. Once queued it stays
 // ready until it runs.
 class Runnable {
  public:
@@ -25,7 +25,7 @@ class Runnable {
   bool queued_ = false;
 };
 
-// First in, first out, and intrusive. One thread.
+// An intrusive FIFO queue. Not thread-safe.
 class ReadyList {
  public:
   void Push(Runnable* r, bool first) {
@@ -68,14 +68,14 @@ class ReadyList {
   int size_ = 0;
 };
 
-// The end of an edge: takes credits. Receive never acts.
+// The end of an edge: receives credits. Receive never acts.
 class Receiver {
  public:
   virtual ~Receiver() = default;
   virtual void Receive(int port, bool ok) = 0;
 };
 
-// One thing that happens once. Thread safe.
+// An event that happens once. Thread-safe.
 class Completion {
  public:
   void Signal() {
@@ -98,23 +98,24 @@ class Completion {
   }
 
  private:
-  // A lock, since the waiter is the user's thread, which has no mailbox; taken a few times a step.
+  // A lock, because the waiter is the user's thread, which has no mailbox; taken a few times a step.
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;
 };
 
-// What a worker that would sleep can do instead, for others who have not asked it to.
+// Background work that an idle worker may run.
 class IdleWork {
  public:
   virtual ~IdleWork() = default;
-  // The worker's thread, when Take() of its `mail` has just returned nullptr: works, asleep when there is
-  // nothing to do, and returns when `mail` has a message or at the end of such work. False, at once, when
-  // somebody else does this work.
+  // Called on the worker's thread when Take() of its `mail` has just returned nullptr: works, sleeping when
+  // there is nothing to do, and returns when `mail` has a message or this work ends for good. Returns false
+  // at once when another thread does this work.
   virtual bool RunUntil(Mailbox* mail) = 0;
   // Any thread: ends a sleep inside RunUntil.
   virtual void Wake() = 0;
-  // The worker's thread, which has other things to do: what it has asked for is somebody else's from here on.
+  // Called on the worker's thread when it continues with other work: another thread must handle what it has
+  // posted to this work.
   virtual void GoesOn() = 0;
 };
 
@@ -123,17 +124,17 @@ class Worker {
   virtual ~Worker() = default;
   // From any thread.
   virtual void Post(Message* message) = 0;
-  // From any thread, once its work begins: what to do in place of sleeping.
+  // From any thread, once its work begins: sets the work to do instead of sleeping.
   virtual void WhenIdle(std::shared_ptr<IdleWork>) {}
-  // The rest from the worker's own thread only.
+  // The following are called from the worker's own thread only.
   virtual const IdleWork* idle_work() const { return nullptr; }
   // Gives a credit to a port of an actor on this worker.
   virtual void Tell(const Receiver* from, Receiver* to, int port, bool ok) = 0;
-  // Queues what is ready, if it is not queued yet. `first` for what others wait for and takes no time itself.
+  // Queues a ready object, if it is not queued yet. `first`: for acts that take no time and for which others
+  // wait.
   virtual void Ready(Runnable* runnable, bool first) = 0;
-  virtual void Forget(Runnable* runnable) = 0;  // takes it out of the queue
-  // Time spent so far with nothing to receive or run, in Ticks(). Not of a worker that is the caller's
-  // thread.
+  virtual void Forget(Runnable* runnable) = 0;  // removes it from the queue
+  // Time spent so far with nothing to receive or run, in Ticks(). 0 for a worker on the caller's thread.
   virtual int64_t idle_ticks() const { return 0; }
 };
 
@@ -142,8 +143,8 @@ class Executor {
   virtual ~Executor() = default;
   virtual int workers() const = 0;
   virtual Worker* worker(int index) = 0;
-  // Blocks the caller, not a worker, until `completion` is done. A failure says that no event is left that
-  // could bring it about; only an executor that sees all events can tell.
+  // Blocks the caller, not a worker, until `completion` is done. Fails if no event is left that could
+  // complete it, which only an executor that sees all events can detect.
   virtual Status Await(Completion* completion) = 0;
   // Returns once every message posted before the call has been received.
   virtual void Fence() = 0;

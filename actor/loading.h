@@ -18,14 +18,15 @@ struct LoadContext {
   const std::map<std::string, int>* outputs = nullptr;
   const std::vector<HostTensor>* input_tensors = nullptr;  // their types and shapes
   const std::vector<HostTensor>* output_tensors = nullptr;
-  const std::vector<std::vector<Box>>* needs = nullptr;  // of each input, what ranks here read; disjoint
+  const std::vector<std::vector<Box>>* needs = nullptr;  // by input, the boxes that ranks here read;
+                                                         // disjoint
   std::vector<std::unique_ptr<BufferCount>>* counts = nullptr;
   std::vector<char* const*> arenas;  // where each of the plan's begins, now and after it grew
   std::map<std::string, char*>* variables = nullptr;  // by name; addresses stay
 };
 
-// Adds the plan's actors and streams to `shard`. `plan` outlives it. Throws Error when a kernel is missing or
-// the plan contradicts itself.
+// Adds the plan's actors and streams to `shard`. `plan` must outlive it. Throws Error when a kernel is
+// missing or the plan contradicts itself.
 void LoadPlan(const plan::Plan& plan, const LoadContext& context, Shard* shard);
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// How threads talk: intrusive messages, and a mailbox that many threads post to and one thread empties.
-// Nothing is allocated; a message belongs to whoever made it and is in one mailbox at a time.
+// Communication between threads: intrusive messages, and a mailbox to which many threads post and which one
+// thread empties. Nothing is allocated; a message belongs to its creator and is in one mailbox at a time.
 #pragma once
 
 #include <atomic>
@@ -30,14 +30,14 @@ class Mailbox {
   void Post(Message* message) {
     if (Put(message)) EndWait();
   }
-  // Any thread, when Put says that the owner sleeps: ends its Wait.
+  // Any thread, when Put has returned true (the owner sleeps): ends its Wait.
   void EndWait() {
     wakes_.fetch_add(1, std::memory_order_release);
     wakes_.notify_one();
   }
 
-  // Post for owners that sleep in their own way, between FallAsleep and WakeUp: true tells the poster to wake
-  // the owner.
+  // Post for owners that sleep in their own way, between FallAsleep and WakeUp: if it returns true, the
+  // caller must wake the owner.
   bool Put(Message* message) {
     Message* head = head_.load(std::memory_order_relaxed);
     do {
@@ -47,8 +47,8 @@ class Mailbox {
     return head == asleep();
   }
 
-  // The owner's thread: from here on Put says that the owner sleeps. False: there is a message already.
-  // REQUIRES: Take() has just returned nullptr.
+  // The owner's thread: from here on Put returns true. Returns false if there is a message already. REQUIRES:
+  // Take() has just returned nullptr.
   bool FallAsleep() {
     // The head itself says that the owner sleeps, so a post to a waking owner costs one exchange and no
     // fence.
@@ -61,7 +61,7 @@ class Mailbox {
     head_.compare_exchange_strong(sleeping, nullptr, std::memory_order_acq_rel);
   }
 
-  // Any thread: something was posted that the owner has not begun to take.
+  // Any thread: whether something was posted that the owner has not begun to take.
   bool posted() const {
     const Message* head = head_.load(std::memory_order_acquire);
     return head != nullptr && head != asleep();

@@ -1,5 +1,5 @@
-// What a step waits for when its runtime is one of several processes, beside the acts here: the other
-// processes' pieces of its outputs, and the reason of a failure that came from there.
+// The ends of steps in a job of several processes. Beside the acts here, a step waits for the other
+// processes' pieces of its outputs, and for the reason of a failure elsewhere.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 
 namespace oneflow_like {
 
-// Made before the runtime connects to its peers, destroyed after its link.
+// Created before the runtime connects to its peers, destroyed after its link.
 class PeerSteps final : public PeerListener {
  public:
   explicit PeerSteps(RunState* run) : run_(run) {}
@@ -22,13 +22,14 @@ class PeerSteps final : public PeerListener {
   // While loading: `elements` of all outputs of a step come from other processes, each once.
   void SetLink(PeerLink* link) { link_ = link; }
   void Expect(int64_t elements) { elements_ = elements; }
-  // To be cancelled when another process has failed; their members here would wait for its.
+  // Cancelled when another process has failed, because members here would wait for its members.
   void SetCollectives(Collectives* collectives);
 
-  // The user's thread: the slot's step is about to be told to the shards. Pieces that came early are put in.
+  // The user's thread: the slot's step is about to be launched on the shards. Pieces that arrived early are
+  // stored in its results.
   void Launched(StepSlot* slot);
-  // The last shard's worker: all acts of the step here have ended. Ends the step now or when the rest is
-  // here.
+  // The last shard's worker: all acts of the step here have ended. Ends the step now or when the rest has
+  // arrived.
   void ActsEnded(StepSlot* slot);
   // A worker: a piece was fetched here, packed at `data`; a failure began here.
   void Send(int64_t launch, int output, const Box& box, const void* data, size_t bytes);
@@ -36,7 +37,7 @@ class PeerSteps final : public PeerListener {
 
   // The user's thread: returns once no step is under way, or something has failed.
   void Drain();
-  // Ends no step any more and forgets those under way.
+  // Stops ending steps and forgets those in flight.
   void Close();
 
   void OutputArrived(int64_t launch, int output, const Box& box, const void* data, size_t bytes) override;
@@ -46,7 +47,7 @@ class PeerSteps final : public PeerListener {
  private:
   struct Step {
     StepSlot* slot = nullptr;
-    int64_t left = 0;  // elements of other processes that are not here
+    int64_t left = 0;  // elements of other processes that have not arrived
     bool acts_ended = false;
   };
   struct Held {
@@ -62,9 +63,9 @@ class PeerSteps final : public PeerListener {
   PeerLink* link_ = nullptr;
   int64_t elements_ = 0;
   Collectives* collectives_ = nullptr;  // under the lock
-  // A lock, since pieces and failures come on the network's thread, which must not wait for the user's or a
-  // worker, and the results they go to change hands on the user's thread. Steps end under it, so that they
-  // end in their order whoever is the last.
+  // A lock, because pieces and failures arrive on the network's thread, which must not wait for the user's
+  // thread or a worker, and the results that they go to change owners on the user's thread. Steps end under
+  // it, so that they end in order, whichever thread is the last.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<int64_t, Step> steps_;              // under way, by launch

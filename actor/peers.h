@@ -1,6 +1,5 @@
-// What a runtime that is one of several processes tells the others and hears from them, beside its
-// collectives: outputs (every process gets every output whole) and failures. Implemented by net/; a runtime
-// alone has none.
+// Messages between the runtimes of a job of several processes, beside collectives: outputs (every process
+// gets every output whole) and failures. Implemented by net/; a single process has none.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +21,8 @@ class PeerListener {
   virtual void OutputArrived(int64_t launch, int output, const Box& box, const void* data, size_t bytes) = 0;
   // On a thread of the job. Another process has failed or is lost: no further step can complete.
   virtual void PeersFailed(const std::string& message) = 0;
-  // On a thread of the job. The first launch of whose outputs others have yet to send pieces (-1: none), and
-  // what to call them: "outputs of step 7".
+  // On a thread of the job. The first launch for whose outputs pieces of other processes are missing (-1:
+  // none), and a name for them: "outputs of step 7".
   struct Awaited {
     int64_t launch = -1;
     std::string what;
@@ -31,24 +30,25 @@ class PeerListener {
   virtual Awaited AwaitedOutputs() { return {}; }
 };
 
-// One runtime's line to the same runtime of the other processes. Made in the same order on all processes.
+// One runtime's connection to the same runtime in the other processes. Created in the same order on all
+// processes.
 class PeerLink {
  public:
-  virtual ~PeerLink() = default;  // nothing is told to the listener any more once it is destroyed
+  virtual ~PeerLink() = default;  // the listener is not called after the destructor
   virtual Collectives* collectives() = 0;
-  // While plans are loaded, by the thread that makes the runtime: each process gives a text, all get all, by
-  // process. Throws Error when another process has failed.
+  // Called while plans are loaded, by the thread that creates the runtime: each process passes a text and
+  // gets those of all, by process. Throws Error when another process has failed.
   virtual std::vector<std::string> Exchange(const std::string& what, const std::string& mine) = 0;
-  // Any thread. Sends a box of an output to all other processes; `data` is copied. Costs nothing to wait for.
+  // Any thread. Sends a box of an output to all other processes; `data` is copied. Does not block.
   virtual void SendOutput(int64_t launch, int output, const Box& box, const void* data, size_t bytes) = 0;
-  // Any thread. What failed here first; the others' PeersFailed gets it, with this process named.
+  // Any thread. Sends the first failure here to the others' PeersFailed, which names this process.
   virtual void SendFailure(const std::string& message) = 0;
 };
 
 class Peers {
  public:
   virtual ~Peers() = default;
-  // `plan` is the plan's name, for messages. The listener stays until the link is destroyed.
+  // `plan` is the plan's name, for messages. The listener must outlive the link.
   virtual std::unique_ptr<PeerLink> Connect(const std::string& plan, PeerListener* listener) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Where the time of the steps went, by the kinds of kernels that the plan names.
+// The time of steps by kinds of kernels, which the plan names.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,19 @@ struct KernelProfile {
 // All seconds but `wall` are summed over the threads: kernels, waiting and runtime together are wall *
 // threads.
 struct StepProfile {
-  int64_t steps = 0;                      // that ended and are counted
-  int64_t warm_up_steps = 0;              // that ended before these and are not
-  int threads = 0;                        // that the steps ran on
+  int64_t steps = 0;                      // counted steps
+  int64_t warm_up_steps = 0;              // earlier steps that are not counted
+  int threads = 0;                        // on which the steps ran
   double wall = 0;                        // while at least one step was under way
-  std::map<std::string, double> kernels;  // by the plan's categories; of collectives the own work alone
-  double waiting = 0;                     // nothing was ready
-  double runtime = 0;                     // between kernels: credits, messages, choosing what is next
-  // That the program waited for data before these steps (Session::Run from a source), on average of the
-  // processes: no part of `wall`, but of the time between steps. Negative: no step was fed from a source.
+  std::map<std::string, double> kernels;  // by the plan's categories; for collectives only the own work
+  double waiting = 0;                     // time with nothing ready
+  double runtime = 0;                     // between kernels: credits, messages, choosing the next act
+  // Seconds for which the program waited for data before these steps (Session::Run from a source), averaged
+  // over processes: part of the time between steps, not of `wall`. Negative: no step was fed from a source.
   double data = -1;
   std::vector<KernelProfile> hottest;  // all kernels that ran, the most seconds first
-  // Of the backend of asynchronous devices. What it enqueued and launched is of these steps, those that
-  // warmed up among them; refusals, recordings and bytes are as they are now. Zero: there are no such
+  // Counts of the backend of asynchronous devices. Enqueued and launched work is that of these steps,
+  // including warm-up steps; refusals, recordings and bytes are the current values. Zero without such
   // devices.
   BackendCounts devices;
 };

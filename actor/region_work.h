@@ -1,4 +1,4 @@
-// The work of a member of a collective, made ready at load: only the pointers change from act to act.
+// The work of a member of a collective, prepared at load: only the pointers change from act to act.
 #pragma once
 
 #include <vector>
@@ -12,10 +12,10 @@ struct RegionWork : Region {
   std::vector<Piece> from, to;  // of the sources and destinations, without data
 };
 
-// Throws Error where this rank is none of the members, or not all of them have pieces.
+// Throws Error if this rank is not a member, or not all members have pieces.
 void CheckMembers(const CollectiveSpec& spec, const plan::Collective& collective);
-// One list, or one for each micro-batch; only regions that hold something for somebody. Throws Error for a
-// region outside the pieces that it names.
+// One list, or one for each micro-batch; without empty regions. Throws Error for a region outside the pieces
+// that it names.
 std::vector<std::vector<RegionWork>> ReadyWork(const CollectiveSpec& spec,
                                                const plan::Collective& collective);
 

@@ -1,4 +1,4 @@
-// What a handle of one step holds: shared by the user's copies of it and the step's slot.
+// The state of one step: shared by the user's handles and the step's slot.
 #pragma once
 
 #include <functional>
@@ -12,15 +12,15 @@
 namespace oneflow_like {
 
 struct StepHandle::State {
-  int64_t step = 0;    // what kernels draw by and schedules follow
-  int64_t launch = 0;  // of its runtime, from 0: what processes know it by
+  int64_t step = 0;    // keys random draws and schedules
+  int64_t launch = 0;  // number in its runtime, from 0; identifies it between processes
   Completion done;
   std::map<std::string, int> names;  // of results
   std::vector<HostTensor> results;   // written by fetch actors before `done`
 
-  // Waits with the executor's help until done or stuck, and gives the first error.
+  // Waits with the executor's help until done or stuck, and returns the first error.
   Status Wait();
-  // Any worker; the first one stays.
+  // Any worker; the first error is kept.
   void SetError(const std::string& message);
   Status status() const;
   void Reset(int64_t next_step, int64_t next_launch);
@@ -30,7 +30,8 @@ struct StepHandle::State {
   std::function<std::string()> describe_stall;
 
  private:
-  mutable std::mutex mutex_;  // a lock, since workers of several ranks may fail at once; taken only then
+  mutable std::mutex mutex_;  // a lock, because workers of several ranks may fail at once; taken only on
+                              // failure
   std::string error_;
 };
 

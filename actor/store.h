@@ -1,4 +1,4 @@
-// The inside of a store: its memory, and who of the runtimes that share it runs.
+// The implementation of a store: its memory, and which of the runtimes that share it is running.
 #pragma once
 
 #include <map>
@@ -27,14 +27,14 @@ struct Store::Impl {
     std::unique_ptr<Device> device;
     std::map<std::string, Variable> variables;
     std::map<std::string, char*> addresses;  // of the variables; entries stay where they are
-    std::map<std::string, Arena> arenas;     // by kind of memory; these stay, too
+    std::map<std::string, Arena> arenas;     // by kind of memory; entries stay, too
     int64_t persistent_bytes = 0;
   };
   std::vector<int> order;
   std::map<int, Rank> ranks;
 
-  // Steps of two runtimes do not overlap: whoever launches waits for the last step of the one before. A lock,
-  // since the runtimes may be driven by different threads; held during a launch.
+  // Steps of two runtimes do not overlap: a launch waits for the last step of the other runtime. A lock,
+  // because the runtimes may be driven by different threads; held during a launch.
   std::mutex launch_mutex;
   const void* owner = nullptr;
   std::shared_ptr<StepHandle::State> last;

@@ -20,10 +20,10 @@ struct Compiled {
   std::vector<std::pair<std::string, double>> pass_seconds;
 };
 
-// Called after each pass with its number, name and the text of what it left.
+// Called after each pass with its number, its name and the text of the resulting graph.
 using DumpFn = std::function<void(int number, const std::string& pass, const std::string& text)>;
 
-// Called once, when the graph holds all that the step computes and nothing is decided yet.
+// Called once, when the graph contains everything that the step computes and nothing is decided yet.
 using WholeFn = std::function<void(const Graph& graph)>;
 
 // A pass on the logical graph, and the invariants that hold after it.
@@ -31,7 +31,7 @@ struct Pass {
   const char* name;
   Level leaves;
   void (*run)(Graph*, const CompileOptions&);
-  bool whole = false;  // from here on the graph holds all that the step computes
+  bool whole = false;  // from here on the graph contains everything that the step computes
 };
 std::span<const Pass> Passes();  // in the order they run
 
@@ -44,7 +44,7 @@ struct RankPlan {
   plan::Plan plan;
   int64_t lower_bound = 0;         // largest sum of transient bytes live at once
   std::map<int, int64_t> at_peak;  // those bytes by buffer, all scratch under kScratch
-  LiveBytes live;                  // and what is live before and after
+  LiveBytes live;                  // and the live bytes before and after
 };
 RankPlan PlanOf(const Compiled& compiled, int rank);
 

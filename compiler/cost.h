@@ -1,6 +1,6 @@
-// Cost: what a node computes and how long that takes, estimated from the plan's inputs alone and never from
-// measurement, so that all processes make one plan. The choice of signatures, segments and their order,
-// boxing and the dry run all ask here.
+// Cost: the work of a node and its time, estimated from the plan's inputs only and never measured, so that
+// all processes make the same plan. The choice of signatures, segments and their order, boxing and the dry
+// run all use it.
 //
 // Work is that of a local piece, and the piece comes from the cut points: where a micro-batch has one row
 // left, a second cut of the rows leaves that row to one rank and nothing to the others, so the busiest rank
@@ -18,34 +18,34 @@
 
 namespace oneflow_like {
 
-// What estimates are made for: devices of one kind, and the links between them.
+// The machine that estimates assume: devices of one kind, and the links between them.
 struct Machine {
   Topology topology;           // links between devices, and the memory of one
   double flops = 5e10;         // per second and device, of products in fp32
   double narrow_flops = 5e10;  // of products in bf16 or f16
-  double overhead = 1e-7;      // seconds that any kernel takes besides
+  double overhead = 1e-7;      // additional seconds of every kernel
 
   double FlopsOf(DType dtype) const;
 };
-// Of the mesh's kind of device; orders of magnitude decide.
+// The machine for the mesh's kind of device; only orders of magnitude matter.
 Machine MachineOf(const Mesh& mesh);
 
-// What one act computes and touches.
+// The work of one act: what it computes and touches.
 struct Work {
   double flops = 0, bytes = 0;
 };
 
-// The piece of an operator's work that one place has: its rule with every axis as long as it is there.
+// The piece of an operator's work at one place: its rule with the local extents of every axis.
 class LocalWork {
  public:
-  LocalWork() = default;  // of a node that computes nothing by itself
-  // The whole of node `n`, whose rule this is.
+  LocalWork() = default;  // for a node that computes nothing by itself
+  // The whole work of node `n` with this rule.
   LocalWork(const Graph& graph, int n, BoundRule rule);
 
-  // What is left at coordinate `index` of one more mesh axis of `parts`, of operands and results with these
-  // signatures along it. Cuts nest: outer axes come first.
+  // Reduces the work to coordinate `index` of one more mesh axis of `parts`, along which operands and results
+  // have these signatures. Cuts nest: outer axes come first.
   void Cut(const std::vector<Sbp>& in, const std::vector<Sbp>& out, int64_t parts, int64_t index);
-  // Takes back all cuts since the last Keep.
+  // Reverts all cuts since the last Keep.
   void Undo();
   void Keep() { changed_.clear(); }
 
@@ -59,18 +59,18 @@ class LocalWork {
   const OpDef* def_ = nullptr;
   BoundRule rule_;
   std::vector<int> element_bytes_;                     // inputs, then outputs
-  std::vector<std::pair<int64_t*, int64_t>> changed_;  // and what stood there
+  std::vector<std::pair<int64_t*, int64_t>> changed_;  // with the old values
 };
 
-// Estimated seconds of a piece: flops by the rate of its type, bytes by the memory's bandwidth.
+// Estimated seconds of a piece, from flops and the rate of its type, and bytes and the memory's bandwidth.
 double SecondsOf(const Machine& machine, const Work& work, DType dtype);
-// The type whose rate a node computes at: the narrowest floating one among its operands.
+// The type that determines a node's rate: the narrowest floating one among its operands.
 DType RateType(const Graph& graph, const Node& node);
 
-// How often a node acts in a step.
+// The number of a node's acts in a step.
 int ActsOf(const Graph& graph, const Node& node);
 
-// Bound rules of a graph's nodes; nodes that are alike, as in the layers of a model, share one.
+// Bound rules of a graph's nodes; identical nodes, as in the layers of a model, share one.
 class RuleCache {
  public:
   explicit RuleCache(const Graph& graph) : graph_(graph) {}
@@ -81,19 +81,20 @@ class RuleCache {
   std::unordered_map<std::string, BoundRule> rules_;  // by operator, attributes, types and shapes
 };
 
-// Answers for a graph whose signatures are chosen. `graph` and `machine` must outlive it.
+// The costs of a graph whose signatures are chosen. `graph` and `machine` must outlive it.
 class CostModel {
  public:
   CostModel(const Graph& graph, const Machine& machine)
       : graph_(graph), machine_(machine), sizes_(graph.Sizes()), rules_(graph) {}
 
-  // Of one act at these coordinates: time, then the mesh axes. Boxing touches bytes and computes nothing.
+  // The work of one act at these coordinates: time, then the mesh axes. Boxing touches bytes and computes
+  // nothing.
   Work WorkAt(int n, const std::vector<int>& coords);
-  // Of all acts of a step, at these coordinates of the mesh.
+  // The work of all acts of a step, at these coordinates of the mesh.
   Work WorkOfStep(int n, const std::vector<int>& mesh_coords);
   // Estimated seconds of one act on the busiest rank.
   double Seconds(int n);
-  // Of a step of boxing (IsCollective, IsLocalBoxing), over all acts of a step and the whole mesh.
+  // The cost of a step of boxing (IsCollective, IsLocalBoxing), over all acts of a step and the whole mesh.
   BoxingCost Boxing(int n) const;
 
  private:

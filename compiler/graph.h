@@ -1,13 +1,13 @@
-// The logical graph: what the user wrote, plus what passes add. One node per logical operation, in
+// The logical graph: the user's nodes, plus those that passes add. One node per logical operation, in
 // topological order. It is built through the GraphBuilder functions (ops/functional.h) and has a text form
 // (compiler/text.h).
 //
 // Besides the operators of the catalog a graph holds these nodes:
-//   input, variable, fetch       the ends: what a step is fed, what the store holds, what a step gives
+//   input, variable, fetch       the ends: feeds of a step, variables of the store, results of a step
 //   train                        the end that training begins with (compiler/training.h)
-//   updated                      what a variable holds after the step, until the updates are there
+//   updated                      a variable's value after the step, until add_updates replaces it
 //   boxing                       from its input's layout to its output's
-//   accumulate, all_reduce, ...  what a boxing is lowered to (Primitive in sbp/boxing.h)
+//   accumulate, all_reduce, ...  the primitives of a lowered boxing (Primitive in sbp/boxing.h)
 //   fused                        a chain of elementwise operators (ops/fused.h)
 #pragma once
 
@@ -24,7 +24,7 @@
 
 namespace oneflow_like {
 
-// kWeightGradient: the part of the backward pass that only updates wait for, where a schedule wants it apart.
+// kWeightGradient: the part of the backward pass that only updates wait for, if a schedule separates it.
 enum class Phase : uint8_t { kForward, kBackward, kWeightGradient, kUpdate };
 const char* Name(Phase phase);  // "forward", "backward", "weight_gradient", "update"
 inline bool IsGradient(Phase phase) { return phase == Phase::kBackward || phase == Phase::kWeightGradient; }
@@ -41,16 +41,16 @@ enum class NodeKind : uint8_t {
   kPrimitive
 };
 
-// How often a node runs in a step: its signatures say so (Graph::SettleRate), once they are chosen, but for
-// what is remade.
+// How often a node runs in a step: follows from its signatures once they are chosen (Graph::SettleRate),
+// except for kRemade.
 enum class Rate : uint8_t {
   kOnce,
   kEachAct,  // for each micro-batch: time cuts or sums one of its operands or results
-  kRemade,   // for each micro-batch, although time is B, and none of it is kept in between: made alike every
-             // time (a weight gathered again), or of something that is written in each micro-batch
+  kRemade,   // for each micro-batch, although time is B, and nothing is kept in between: the same every
+             // time (a weight gathered again), or computed from a variable that each micro-batch writes
 };
 
-// Signatures a node is held to, per entry of an NdSbp; absent entries are free.
+// Prescribed signatures of a node, per entry of an NdSbp; absent entries are free.
 using FixedSbp = std::map<int, Sbp>;
 
 struct Value {
@@ -74,16 +74,16 @@ struct Node {
   bool placed = false;  // whether the slice's stage is settled (inputs and constants follow their readers)
   Phase phase = Phase::kForward;
   Rate rate = Rate::kOnce;
-  FixedSbp fixed;        // of output 0: the user's annotation
-  FixedSbp gradient;     // the same of what operand 0's gradient is, of an identity
-  std::set<int> stored;  // entries of a variable's `fixed` that are not for those who compute with it (ZeRO)
+  FixedSbp fixed;           // of output 0: the user's annotation
+  FixedSbp gradient;        // for an identity: the annotation of operand 0's gradient
+  std::set<int> stored;     // entries of a variable's `fixed` for storage only, not for readers (ZeRO)
   std::vector<NdSbp> want;  // per input, the signature its kernel reads; empty until chosen
-  std::vector<int> after;   // nodes that must come before this one although no value says so
+  std::vector<int> after;   // nodes that must run before this one although no value connects them
   std::string why;          // of an inserted node
-  int part = -1;            // nodes with a number are a segment apart from others (chunk_products.cc)
+  int part = -1;            // nodes with a number form a separate segment (chunk_products.cc)
 };
 
-// A graph and the mesh it is for. Node and value ids stay valid; a removed node has an empty op.
+// A graph and its mesh. Node and value ids stay valid; a removed node has an empty op.
 class Graph : public GraphBuilder {
  public:
   Graph(const Catalog* catalog, Mesh mesh, int times = 1)
@@ -97,16 +97,15 @@ class Graph : public GraphBuilder {
   std::vector<int> Sizes() const;
   int64_t Parts() const;  // their product
 
-  // GraphBuilder. A node's slice is, per mesh axis, the highest coordinate its inputs are fixed to; its scope
-  // is that of the input named last.
+  // GraphBuilder. A node's slice is, per mesh axis, the highest coordinate to which its inputs are fixed; its
+  // scope is that of the last named input.
   std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                               const SourceLine& line) override;
   const Dims& ShapeOf(int id) const override { return values_[id].shape; }
   DType DTypeOf(int id) const override { return values_[id].dtype; }
   const std::string& NameOf(int id) const override { return values_[id].name; }
 
-  // While set, nodes added are of this phase, line and (where given) slice: gradients stand with their
-  // operator.
+  // While set, added nodes get this phase, line and (if given) slice: gradients get those of their operator.
   struct Origin {
     Phase phase = Phase::kForward;
     SourceLine line;
@@ -115,7 +114,8 @@ class Graph : public GraphBuilder {
   };
   void SetOrigin(const Origin* origin) { origin_ = origin; }
 
-  // Without inference: for ends, boxing, and what passes make. `outputs` are name, dtype and shape.
+  // Adds a node without inference: for ends, boxing, and nodes of passes. `outputs` are name, dtype and
+  // shape.
   struct NewValue {
     std::string name;
     DType dtype;
@@ -125,7 +125,7 @@ class Graph : public GraphBuilder {
   int AddValue(const NewValue& value, int producer, int output);
   Regions& regions() { return regions_; }
   const Regions& regions() const { return regions_; }
-  // Ends: what a step gives, and what is to be minimised (compiler/training.h).
+  // Add ends: a result of the step; the loss to minimise (compiler/training.h).
   int AddFetch(const std::string& name, int value);
   int AddTrain(int loss, const SourceLine& line);
 
@@ -139,22 +139,22 @@ class Graph : public GraphBuilder {
   bool alive(int id) const { return !nodes_[id].op.empty(); }
   void Remove(int id) { nodes_[id].op.clear(); }
 
-  // After signatures are chosen, and by whoever adds a node later.
-  // (but that of a variable, which is given)
+  // Sets the node's rate, except for a variable, whose rate is given. Called after signatures are chosen, and
+  // for each node that is added later.
   void SettleRate(int node) {
     if (nodes_[node].kind != NodeKind::kVariable) nodes_[node].rate = RateOf(node);
   }
   Rate RateOf(int node) const;
-  // Acts of a node that runs for each micro-batch for which the value is one and the same.
+  // The number of acts, of a node that runs for each micro-batch, that share one instance of the value.
   int PeriodOf(int value) const {
     return values_[value].sbp[0].is_broadcast() && !Remade(value) ? times_ : 1;
   }
-  // Whether the value is B over time and yet one of its own for each act.
+  // Whether the value is B over time but has an instance of its own for each act.
   bool Remade(int value) const {
     const NdSbp& sbp = values_[value].sbp;
     return producer(value).rate == Rate::kRemade && !sbp.empty() && sbp[0].is_broadcast();
   }
-  // Whether the node writes a variable in each micro-batch, as its assign asked.
+  // Whether the node writes a variable in each micro-batch, as its assign requested.
   bool WritesEach(int node) const;
 
   // Live nodes in topological order (values and `after`), stable: by id where both orders are possible.
@@ -164,25 +164,26 @@ class Graph : public GraphBuilder {
   std::vector<std::vector<int>> Readers() const;
   // Removes live nodes from which none of `roots` can be reached.
   void KeepOnly(const std::vector<int>& roots);
-  // Numbers the live nodes in this order, all of them, so that Order() gives it where it may. Ids of nodes
-  // change, of values not.
+  // Renumbers all live nodes in this order, so that Order() returns it where edges allow it. Ids of nodes
+  // change, those of values do not.
   void Renumber(const std::vector<int>& order);
-  // A live node like `of`, whose outputs have the same types, shapes and signatures, and names of their own
-  // that end in `suffix`; `copy` is `of` with what is to differ. Its rate is settled.
+  // Adds a copy of node `of`, whose outputs have the same types, shapes and signatures, and names of their
+  // own that end in `suffix`; `copy` is `of` with the intended changes. Its rate is settled.
   int AddCopy(int of, Node copy, const std::string& suffix);
-  // What a value is another form of: the operand of a node that has one, or of a collective that which
-  // becomes this value; -1: of none.
+  // The value of which this one is another form: the operand of a node with one operand, or the operand of a
+  // collective that becomes this value; -1: none.
   int OperandBehind(int value) const;
   // Whether a node's result is its operand's bytes.
   bool IsView(int node) const;
-  // Whether a node is a product, an attention or a convolution: what takes most of a step.
+  // Whether a node is a product, an attention or a convolution: these take most of a step's time.
   bool IsHeavy(int node) const;
-  // Where profiles count its time: "boxing", what the operator's entry says, or empty: other kernels.
+  // The line of profiles that counts its time: "boxing", the category of the operator's entry, or empty:
+  // other kernels.
   std::string CategoryOf(const Node& node) const;
   // "matmul 'block0/up' at gpt.cc:31"
   std::string Describe(int node) const { return Describe(nodes_[node]); }
   std::string Describe(const Node& node) const;
-  // The question that a catalog operator's rule and kernel answer for the node, which it must not outlive.
+  // The node as an OpCall, for the functions of its catalog entry; the node must outlive it.
   OpCall CallOf(const Node& node) const;
   std::string UniqueName(const std::string& wanted);
   Layout LayoutOf(int value) const { return {producer(value).slice, values_[value].sbp}; }
@@ -194,15 +195,15 @@ class Graph : public GraphBuilder {
   std::vector<Node> nodes_;
   std::vector<Value> values_;
   Regions regions_;
-  std::map<std::string, int> names_;  // how often a name was asked for
+  std::map<std::string, int> names_;  // how often a name was requested
   const Origin* origin_ = nullptr;
 };
 
-// By the name of its op; of a primitive also which.
+// The kind of the op with this name; for a primitive also which one.
 NodeKind KindOf(const std::string& op, Primitive* primitive = nullptr);
 // Whether a node computes nothing itself: the ends of the graph.
 bool IsEnd(const Node& node);
-// What a boxing is lowered to.
+// Primitives of a lowered boxing.
 bool IsLocalBoxing(const Node& node);  // on a rank alone
 bool IsCollective(const Node& node);   // data crosses ranks
 

@@ -20,7 +20,7 @@ struct LogicalStream {
   std::vector<int> axes;  // of a link: the mesh axes whose ranks it joins
 };
 
-// A straight line of nodes that becomes one actor on every rank of its slice.
+// A chain of nodes that becomes one actor on every rank of its slice.
 struct Segment {
   std::string name;
   std::vector<int> nodes;  // in order; views are not among them
@@ -29,17 +29,17 @@ struct Segment {
   int stream = 0;          // of the plan's; -1: in no stream (feeds and fetches)
   Phase phase = Phase::kForward;
   bool per_micro_batch = false;
-  int chunk = 0;       // how often the work on a micro-batch came back to this stage before
+  int chunk = 0;       // how often the work on a micro-batch returned to this stage before
   int epoch = 0;       // how many values of the whole batch it comes after, at least
   double seconds = 0;  // estimate of one act
 };
 
-// One value kept in a ring of slots. Views share the buffer of the value they look at.
+// One value kept in a ring of slots. Views share the buffer of their value.
 struct LogicalBuffer {
   int value = -1;
   int writer = -1;           // segment; -1: a variable that no segment of this plan writes
   std::vector<int> readers;  // segments other than the writer, ascending
-  // The same that read what an update leaves in the variable; `readers` read what it held before.
+  // Segments that read the variable after an update; `readers` read its old value.
   std::vector<int> result_readers;
   std::string variable;  // lives in the store under this name
   int write_period = 1;  // acts of the writer that share a slot
@@ -47,10 +47,11 @@ struct LogicalBuffer {
   int full = 0;
 };
 
-// Whether an update leaves the value in its variable: who reads it wants what the variable holds afterwards.
+// Whether the value is the result of an update in its variable, so that its readers need the variable's new
+// contents.
 bool IsResult(const Graph& graph, int value);
 
-// Credits between two segments; `buffers` stand behind it, none for a control edge.
+// Credits between two segments, for these `buffers`; a control edge has none.
 struct LogicalEdge {
   int writer = -1, reader = -1;
   int write_period = 1, read_period = 1;
@@ -81,8 +82,8 @@ struct LogicalPlan {
 // The token game of a plan: one transition for each segment, one place for each edge, one resource for each
 // stream of the ranks at one coordinate of the axes that slices fix.
 TokenGame GameOf(const Graph& graph, const LogicalPlan& plan);
-// The value of the whole batch for which `buffer` is held for all micro-batches, as it is read again after
-// it; -1 when it is held for none.
+// The value of the whole batch because of which `buffer` is kept for all micro-batches, since it is read
+// again after that value is complete; -1 when there is none.
 int WholeValueBehind(const LogicalPlan& plan, int buffer);
 std::string ToText(const Graph& graph, const LogicalPlan& plan);
 

@@ -1,5 +1,5 @@
-// The passes: each is one function in one file of its name, headed there by what it needs and leaves. The
-// list in compile.cc runs them; text files in tests/compiler/passes/ show each at work.
+// The passes: each is one function in one file of its name, whose first comment says what it needs and
+// leaves. The list in compile.cc runs them; text files in tests/compiler/passes/ have examples of each.
 #pragma once
 
 #include <map>
@@ -17,16 +17,16 @@
 
 namespace oneflow_like {
 
-// What the user asked for, as data.
+// The user's options of a training.
 struct Training {
   Optimizer optimizer;
   Schedule schedule;     // of the learning rate
   double clip_norm = 0;  // 0: none
   SkipSteps skip;
-  Recompute recompute = Recompute::kNone;  // of regions that say nothing
+  Recompute recompute = Recompute::kNone;  // of regions without a setting
   bool fed_rate = false;                   // the factor on learning rates is an input, "<name>:lr_factor"
 };
-// Mesh axes whose activations keep one form (Parallel in session.h); -1: none.
+// Mesh axes along which activations keep one signature (Parallel in session.h); -1: none.
 struct Roles {
   int batch = -1, tensor = -1, context = -1;
 };
@@ -41,20 +41,20 @@ struct CompileOptions {
   int64_t zero_small = 4096;
   Roles roles;
   Overlap overlap;
-  int64_t bucket_bytes = 0;  // of collectives that travel as one; 0: each by itself
+  int64_t bucket_bytes = 0;  // of collectives joined to one; 0: each by itself
   uint64_t seed = 1;
-  Machine machine;                   // what costs are estimated for
+  Machine machine;                   // the machine that estimates assume
   std::optional<Training> training;  // of a graph with a train node
   DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
-  bool fuse = true;                  // operators into one kernel; off, each keeps its own line
+  bool fuse = true;                  // operators into one kernel; false: each has its own
 };
 
 // --- Logical graph to logical graph ---
 
 void AddLossScale(Graph* graph, const CompileOptions& options);
 void Autograd(Graph* graph);
-// Gradients of `loss`, one element, with respect to values, as operators of the forward phase; undefined
-// where it does not depend on one. Throws Error as Autograd does.
+// Gradients of `loss`, one element, with respect to values, as operators of the forward phase; undefined for
+// values that it does not depend on. Throws Error as Autograd does.
 std::vector<Tensor> GradientsOf(Graph* graph, int loss, const std::vector<int>& values);
 void AddUpdates(Graph* graph, const CompileOptions& options);
 // Before all others: gives random operators their keys.
@@ -75,10 +75,10 @@ void FillBuckets(Graph* graph, const CompileOptions& options);    // of small co
 void BoundGradients(Graph* graph);                                // whole ones, under way
 void OrderWrites(Graph* graph);
 
-// --- What differs between micro-batches though time does not cut it (micro_batches.cc) ---
+// --- Values that differ between micro-batches although time does not cut them (micro_batches.cc) ---
 
-// Legal signatures of an operator along one entry: those of its rule, and along time also the cuts that leave
-// something of each micro-batch's own (OpDef::turns_of).
+// Legal signatures of an operator along one entry: those of its rule, and along time also the cuts that give
+// each micro-batch a result of its own (OpDef::turns_of).
 std::vector<Signature> SignaturesAlong(const Graph& graph, const Node& node, const BoundRule& rule, int entry,
                                        const std::vector<std::set<int64_t>>& grains);
 // Variables that are written in each micro-batch become kRemade: one value for each act.
@@ -91,9 +91,9 @@ void RefuseWritesOfParts(const Graph& graph);
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
-// Gives every buffer and scratch its place, and arenas their size. Returns the lower bound: the largest sum
-// of bytes live at once, of each arena. `at_peak`: those bytes by buffer, all scratch under kScratch. `live`:
-// what is live when.
+// Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound: the sum
+// over arenas of the most bytes that are live at once. `at_peak`: those bytes by buffer, all scratch under
+// kScratch. `live`: the live bytes over time.
 constexpr int kScratch = -1;
 struct LiveBytes {
   // From `position` on the buffer (kScratch: all scratch) holds `bytes` more, or less. A position is that of
@@ -102,21 +102,22 @@ struct LiveBytes {
     int position = 0, buffer = 0;
     int64_t bytes = 0;
   };
-  std::vector<Change> changes;  // by position; they begin with what is live all the time
+  std::vector<Change> changes;  // by position; the first are the bytes that are always live
   int positions = 0;            // of a step
 };
 int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak = nullptr, LiveBytes* live = nullptr);
 
 // --- Invariants ---
 
-// How far the passes have come.
+// The progress of the passes.
 enum class Level { kBuilt, kPlaced, kSigned, kBoxed, kLowered, kOrdered };
-// Throw Error naming what breaks an invariant: of that level, or of a plan with its order. Where nothing says
-// directly that one thing comes after another, but others together do, `implied` is given the path.
+// Throw Error naming the violation of an invariant: of that level, or of a plan with its order. If one node
+// must come after another and only a path of other edges ensures it, that path is added to `implied`.
 void VerifyGraph(const Graph& graph, Level level, std::vector<std::string>* implied = nullptr);
 void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan,
                        std::vector<std::string>* implied = nullptr);
-// Whether operands and results of the node, which need not be in the graph, have a signature of its operator.
+// Whether operands and results of the node, which need not be in the graph, have a legal signature of its
+// operator.
 bool LegalSignature(const Graph& graph, const Node& node);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// Regions: units of a model, such as a layer, that the compiler computes again, gathers and frees as one.
+// Regions: units of a model, such as a layer, that the compiler recomputes, gathers and frees as a whole.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace oneflow_like {
 
-// How much of a region's forward pass is computed again for its gradient in place of being kept until then.
+// The part of a region's forward pass that is recomputed for its gradient instead of being kept.
 enum class Recompute : uint8_t {
   kNone,
-  kSelective,  // what no product, attention, convolution or message makes, from what is kept anyway
+  kSelective,  // all but the results of products, attention, convolutions and messages
   kFull,       // everything: only what enters the region is kept
 };
 const char* Name(Recompute recompute);  // "none", "selective", "full"
@@ -19,13 +19,13 @@ const char* Name(Recompute recompute);  // "none", "selective", "full"
 // Whether a node of that name is below the path: "block0" of "block0/mlp/gelu".
 bool Within(const std::string& path, const std::string& name);
 
-// By the path of their scopes. A region may have an answer of its own; where it has none the session's
-// counts. A node within two is of the outer one.
+// The regions by the path of their scopes. A region may have a setting of its own; otherwise the session's
+// applies. A node within two regions belongs to the outer one.
 class Regions {
  public:
-  // Throws Error where a region within another has an answer of its own.
+  // Throws Error if a region within another has a setting of its own.
   void Add(const std::string& path, std::optional<Recompute> recompute);
-  // The region that a node of that name is in, empty for none.
+  // The region of a node with that name; empty for none.
   std::string Of(const std::string& node) const;
   const std::map<std::string, std::optional<Recompute>>& all() const { return all_; }
 

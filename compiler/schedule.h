@@ -1,4 +1,4 @@
-// Pipeline schedules, as data: what a stage does in which order, and how many micro-batches it keeps.
+// Pipeline schedules, as data: the order of a stage's work, and the number of micro-batches that it keeps.
 #pragma once
 
 #include <map>
@@ -9,8 +9,8 @@
 
 namespace oneflow_like {
 
-// One part of the work on one micro-batch in one chunk of a stage. A chunk is what a stage works on until
-// the micro-batch goes to another one.
+// One part of the work on one micro-batch in one chunk of a stage. A chunk is the work of a stage on a
+// micro-batch until it goes to another stage.
 struct Unit {
   Phase part = Phase::kForward;
   int chunk = 0;
@@ -18,11 +18,12 @@ struct Unit {
 };
 
 struct StageSchedule {
-  std::vector<Unit> units;  // in the order wanted; where one is not ready, a later one goes first
-  // The part at whose end a unit's stash is let go of: kBackward or kWeightGradient.
+  std::vector<Unit> units;  // in the preferred order; if one is not ready, a later one runs first
+  // The phase at whose end a unit's stash is freed: kBackward or kWeightGradient.
   Phase last = Phase::kBackward;
 
-  // Micro-batches between the start of their forward and the end of their last part: of a chunk, of all.
+  // The most micro-batches between the start of their forward and the end of their last part: in a chunk, in
+  // all chunks.
   int Stashes(int chunk) const;
   int Stashes() const { return Stashes(-1); }
 };
@@ -30,24 +31,24 @@ struct StageSchedule {
 struct PipelineShape {
   int stages = 1, chunks = 1, micro_batches = 1;
 };
-// Of stage `stage`. `exact`: interleaved groups of exactly as many micro-batches as stages where these divide
-// them, which keeps less and idles more.
+// The schedule of stage `stage`. `exact`: interleaved groups of exactly as many micro-batches as stages if
+// these divide their number, which keeps less and idles more.
 StageSchedule ScheduleOf(PipelineSchedule kind, const PipelineShape& shape, int stage, bool exact = false);
 
-// Acts of `from` that have begun are ahead of acts of `to` that have ended by at most so many.
+// The number of begun acts of `from` exceeds that of ended acts of `to` by at most `micro_batches`.
 struct StageLimit {
   int from = -1, to = -1;  // segments
   int micro_batches = 1;
   std::string why;
 };
-// What its schedule demands of a plan, within each epoch of a chunk.
+// The limits that its schedule sets a plan, within each epoch of a chunk.
 std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches);
 
-// What limits do not say: a forward, or gradients of weights, does not begin before the backward that stands
-// ahead of it in the list has ended, nor a forward before such gradients. A stage then keeps no more in all
-// of its chunks together than its list does, and does not hold up the backward of the stages before it. Empty
-// where a stage has one chunk and no such gradients: there limits are enough. A model that does not go round
-// its stages may not be able to follow.
+// Waits in addition to limits: a forward, or gradients of weights, must not begin before the backward that
+// precedes it in the list has ended, nor a forward before such gradients. A stage then keeps no more in all
+// of its chunks together than its list does, and does not delay the backward of the stages before it. Empty
+// if a stage has one chunk and no such gradients: limits are then enough. A model that does not go round its
+// stages may not be able to follow these waits.
 std::vector<ActWait> WaitsOf(const LogicalPlan& plan, int micro_batches);
 
 // The stages of a plan: slices that work on each micro-batch, in mesh order, with their numbers.

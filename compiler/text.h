@@ -1,4 +1,4 @@
-// The text form of a logical graph, readable back in. One node per line:
+// The text form of a logical graph, which can be read back. One node per line:
 //
 //   mesh cpu:dp=2,tp=2
 //   times 4
@@ -10,12 +10,12 @@
 //   w.b = all_gather(w) axes=[0] : f32[8,6] {..} !backward !remade
 //   fetch loss(m)
 //
-// Before signatures are chosen, `: f32[8,6] fixed {tp:S1}` says what the user holds the first output to. A
-// node without outputs has its name behind the operator; others are called by their first output's.
+// Before signatures are chosen, `: f32[8,6] fixed {tp:S1}` is the user's annotation of the first output. A
+// node without outputs has its name after the operator; others are named by their first output.
 //
-// A signature behind an operand says what the node wants where that differs from what the value has. Entries
-// of a signature stand in mesh order, time first when there are several micro-batches; axes that are fixed or
-// of extent 1 are left out. `#` starts a comment.
+// A signature after an operand is the one that the node needs, if the value has another. Entries of a
+// signature are in mesh order, time first when there are several micro-batches; axes that are fixed or of
+// extent 1 are left out. `#` starts a comment.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Shared by the passes of training. A graph that trains has one node `train`, an end without outputs, which
-// gathers their results:
+// collects their results:
 //
 //   train train(loss)                                as Train makes it
 //   train train(loss, scale, finite_steps) scaled=1  after loss_scale, in fp16
@@ -21,11 +21,12 @@ inline int TrainNode(const Graph& graph) {
   return -1;
 }
 
-// How many of its operands precede weights and gradients.
+// The number of its operands before weights and gradients.
 inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 3 : 1; }
 
-// A variable that training keeps: fp32, filled with `value` before the first step, on the slice and with the
-// line of `like`. `name` begins with the session's and a colon, which no name of the user's has.
+// Adds a variable that training keeps: fp32, filled with `value` before the first step, on the slice and with
+// the line of `like`. `name` begins with the session's name and a colon, which the user's names cannot
+// contain.
 Tensor AddState(Graph* graph, const std::string& name, const Dims& shape, double value, const Node& like);
 
 }  // namespace oneflow_like

@@ -13,8 +13,8 @@
 
 namespace oneflow_like {
 
-// Bytes that are too many to print: texts have their number and hash ("%96/7d0c1f3a52e68b94"). One that was
-// read back from a text has no bytes. Copies share them.
+// Bytes too many to print: texts show their number and hash ("%96/7d0c1f3a52e68b94"). A Blob that was read
+// from a text has no bytes. Copies share the bytes.
 class Blob {
  public:
   Blob() = default;
@@ -22,7 +22,7 @@ class Blob {
   static Blob Known(size_t size, uint64_t hash) { return Blob(size, hash); }  // without its bytes
   size_t size() const { return size_; }
   uint64_t hash() const { return hash_; }
-  const char* data() const { return bytes_.get(); }  // nullptr: they are not here
+  const char* data() const { return bytes_.get(); }  // nullptr: without its bytes
   bool operator==(const Blob& other) const { return size_ == other.size_ && hash_ == other.hash_; }
   std::string str() const;
 
@@ -42,8 +42,8 @@ class Attrs {
 
   bool Has(const std::string& name) const { return map_.count(name) != 0; }
   void Set(const std::string& name, Attr value) { map_[name] = std::move(value); }
-  // REQUIRES: the attribute is there and of that type (an int64 is also read as a double). The two-argument
-  // forms give `otherwise` when it is absent.
+  // REQUIRES: the attribute is present and has that type (an int64 is also read as a double). The
+  // two-argument forms return `otherwise` when it is absent.
   int64_t Int(const std::string& name) const;
   int64_t Int(const std::string& name, int64_t otherwise) const;
   double Float(const std::string& name) const;

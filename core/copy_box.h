@@ -19,8 +19,8 @@ struct Piece {
   Box box;
 };
 
-// A part of a tensor that a group of ranks moves: the fold of what the sources have, in this order, goes to
-// each destination. No source: the identity of the fold is written.
+// A part of a tensor that a group of ranks moves: the fold of the sources' values, in this order, is written
+// to each destination. Without sources, the identity of the fold is written.
 struct Region {
   Box box;
   std::vector<int> sources, dests;  // members of the group

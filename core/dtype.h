@@ -1,4 +1,4 @@
-// Element types of tensors, and how many bytes one element takes.
+// Element types of tensors and their sizes.
 #pragma once
 
 #include <cstddef>

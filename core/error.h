@@ -1,5 +1,5 @@
-// How things go wrong. Error: a mistake of the user's, thrown while a graph is built, compiled or run from
-// the user's thread; its text is one sentence that names what, which axis, the numbers and the user's line.
+// Errors. Error: a mistake of the user, thrown while a graph is built, compiled or run from the user's
+// thread; its text is one sentence that names the operator, the axis, the numbers and the user's line.
 // Status: a failure that travels through the actor runtime as a value.
 #pragma once
 
@@ -57,7 +57,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A line of the user's program: every call that builds the graph records its caller's.
+// A line of the user's program: every call that builds the graph records its caller's line.
 struct SourceLine {
   std::string file;  // base name
   int line = 0;

@@ -1,4 +1,4 @@
-// What one process feeds of a step's inputs: the boxes that its ranks read, instead of the whole batch.
+// The feeds of one process: the boxes of a step's inputs that its ranks read, instead of the whole batch.
 #pragma once
 
 #include <map>
@@ -17,27 +17,28 @@ struct FeedPiece {
 };
 using FeedPieces = std::map<std::string, std::vector<FeedPiece>>;  // by input
 
-// What a process must feed, by input: boxes that are disjoint, and that no pair of which makes up a box.
+// The boxes that a process must feed, by input: disjoint, and no two of them together form a box.
 using FeedNeeds = std::map<std::string, std::vector<Box>>;
 
-// Gives one step's feeds after the other. A Session that runs from one counts how long it waited for it.
+// Provides the feeds of one step after the other. A Session that runs from one measures how long it waits for
+// it.
 class FeedSource {
  public:
   virtual ~FeedSource() = default;
-  // Of the next step. Throws Error when there is none, or it cannot be read.
+  // The next step's feeds. Throws Error when there are none, or they cannot be read.
   virtual FeedPieces Next() = 0;
 };
 
-// Disjoint boxes that hold every element of `boxes`, in the order of their first elements: those that make up
-// a box together are one. Boxes that overlap in part become the smallest box around both.
+// Disjoint boxes that contain every element of `boxes`, in the order of their first elements: two that
+// together form a box are joined. Boxes that overlap in part become the smallest box around both.
 std::vector<Box> Disjoint(std::vector<Box> boxes);
 
-// Why `pieces` cannot be fed to an input of this type and shape of which the boxes `needs` are read; empty:
-// they can. "its piece [0:4,0:8] has 4 rows ..." names boxes, never the input.
+// The reason why `pieces` cannot be fed to an input of this type and shape of which the boxes `needs` are
+// read; empty if they can. "its piece [0:4,0:8] has 4 rows ..." names boxes, never the input.
 std::string WrongPieces(DType dtype, const Dims& shape, const std::vector<Box>& needs,
                         const std::vector<FeedPiece>& pieces);
 
-// Every element = value, as the tensor's type has it.
+// Sets every element to `value`, converted to the tensor's type.
 void FillWith(const HostTensor& tensor, double value);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// Questions about files that are asked before anything is written.
+// Checks on files before anything is written.
 #pragma once
 
 #include <string>
@@ -6,12 +6,13 @@
 
 namespace oneflow_like {
 
-// Why `path` cannot be written, in the system's words; empty when it can. Nothing is created or emptied by
-// asking.
+// The reason why `path` cannot be written, in the system's words; empty when it can. The check creates and
+// empties nothing.
 std::string WhyNotWritable(const std::string& path);
 
-// A name of the regular file at `path`, which need not exist yet: two paths to one file (another spelling, a
-// link) give the same. Empty for what has no contents to destroy: a terminal, a pipe, /dev/null, a folder.
+// An identity of the regular file at `path`, which need not exist yet: equal for two paths to one file
+// (another spelling, a link). Empty for a path without contents to destroy: a terminal, a pipe, /dev/null, a
+// folder.
 std::string FileIdentity(const std::string& path);
 
 struct NamedFile {

@@ -1,4 +1,4 @@
-// Numbers that are no numbers: looking for them in memory.
+// Finds non-finite numbers in memory.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace oneflow_like {
 
-// The first NaN or infinity; -1 when there is none, or when the type has none.
+// The index of the first NaN or infinity; -1 when there is none, or when the type has none.
 int64_t FirstNotFinite(DType dtype, const void* data, int64_t elements);
 
-// One element. REQUIRES: IsFloating(dtype).
+// One element as a float. REQUIRES: IsFloating(dtype).
 float FloatAt(DType dtype, const void* data, int64_t index);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// Patterns over paths: '*' stands for any characters, '/' among them, '?' for one.
+// Patterns over paths: '*' stands for any characters, including '/', '?' for one.
 #pragma once
 
 #include <string>

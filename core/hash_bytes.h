@@ -1,5 +1,4 @@
-// A hash of bytes, for telling equal from different; not for tables, nor against those who wish for equal
-// ones.
+// A hash for comparing bytes; not for hash tables, and not secure against deliberate collisions.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +6,7 @@
 
 namespace oneflow_like {
 
-// Data that differs in one place has another hash. `before`: the hash of what came before.
+// Data that differs in one place has another hash. `before`: the hash of the preceding bytes.
 uint64_t HashOfBytes(const void* data, size_t bytes, uint64_t before = 0);
 
 }  // namespace oneflow_like

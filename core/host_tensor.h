@@ -1,4 +1,4 @@
-// A whole tensor on the host: what a step takes and gives, and what variables are read and written as.
+// A whole tensor on the host: for feeds, results, and reading and writing variables.
 #pragma once
 
 #include <cstddef>

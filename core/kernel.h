@@ -1,5 +1,5 @@
-// What the runtime knows of a computation: a Kernel made once, when a plan is loaded, and run once per act on
-// contiguous row-major local pieces of tensors. The KernelRegistry maps (kernel name, device kind) to
+// The runtime's view of a computation: a Kernel is created once, when a plan is loaded, and run once per act
+// on contiguous row-major local pieces of tensors. The KernelRegistry maps (kernel name, device kind) to
 // factories.
 #pragma once
 
@@ -33,8 +33,8 @@ struct TensorArg {
   }
 };
 
-// What is fixed about one kernel of a plan before it runs. The args carry no data; when time cuts a tensor
-// unevenly, extents of later acts may be smaller than those given here, never larger.
+// The properties of one kernel of a plan that are fixed before it runs. The args carry no data; when time
+// cuts a tensor unevenly, extents of later acts may be smaller than those given here, never larger.
 struct KernelSpec {
   std::string name;  // kernel name; an operator's kernel has the operator's name
   Attrs attrs;
@@ -47,7 +47,7 @@ struct KernelContext {
   const KernelSpec& spec;         // names and attributes
   std::span<const TensorArg> in;  // of this act
   std::span<const TensorArg> out;
-  void* scratch = nullptr;  // as many bytes as the operator's table entry asked for, 64-byte aligned
+  void* scratch = nullptr;  // as many bytes as the operator's table entry requests, 64-byte aligned
   int64_t step = 0;         // optimizer step, 0 for the first; keys random draws and schedules
   int64_t time = 0;         // micro-batch of this act, in [0, times)
   int64_t times = 1;        // micro-batches of a step
@@ -74,7 +74,8 @@ class KernelRegistry {
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory);
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn);
   bool Has(const std::string& name, const std::string& device_kind) const;
-  // The kernel for that device kind; for "cpu" else the one for "reference". Throws Error when there is none.
+  // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
+  // none.
   std::unique_ptr<Kernel> Make(const KernelSpec& spec, const std::string& device_kind) const;
 
  private:

@@ -1,5 +1,5 @@
-// What bounds the memory of this process: the machine, the control groups it is in (cgroups of version 1 and
-// 2, with all that they are inside of) and the limits of a process (ulimit).
+// The limits on this process's memory: the machine, its control groups (cgroups of version 1 and 2, with all
+// enclosing groups) and the limits of a process (ulimit).
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct MemoryLimit {
   int64_t left = 0;   // of them now; of a shared one, memory counts from when it is first touched
 };
 
-// `root` stands before /proc and /sys: "" for this machine, for tests a folder with copies of what is read. A
-// file that is missing or has something unexpected in it is no limit. Any thread.
+// `root` is prepended to /proc and /sys: "" for this machine, for tests a folder with copies of these files.
+// A file that is missing or has unexpected contents sets no limit. Thread-safe.
 std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root = "");
 
 }  // namespace oneflow_like

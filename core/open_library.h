@@ -1,16 +1,16 @@
-// Shared libraries of this project that programs open when they need them: those which link what not every
-// machine has, or what cannot be linked beside the rest.
+// Opens shared libraries of this project when a program needs them: they depend on libraries that not every
+// machine has, or that cannot be linked together with the rest.
 #pragma once
 
 #include <string>
 
 namespace oneflow_like {
 
-// Looks next to the program, then where an installed or bundled one has its libraries (../lib), then wherever
-// the system looks, which a run path may have said. `flags`: of dlopen. Throws Error that begins with `who`,
-// "a cuda mesh", says that it needs the file, and where it was looked for.
+// Searches beside the program, then in the libraries' folder of an installed or bundled program (../lib),
+// then in the system's search path and run paths. `flags`: of dlopen. Throws Error that begins with `who`, "a
+// cuda mesh", and says that it needs the file, and where it was searched for.
 void* OpenLibrary(const std::string& who, const std::string& file, int flags);
-// The function of that name in it. Throws Error where there is none.
+// The library's function of that name. Throws Error when there is none.
 void* FunctionOf(void* library, const std::string& who, const std::string& file, const char* name);
 
 }  // namespace oneflow_like

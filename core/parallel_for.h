@@ -1,5 +1,5 @@
-// A parallel loop over [0, n) on the pool the matmul library uses (OpenMP). Each runtime thread owns its own
-// team.
+// A parallel loop over [0, n) on the thread pool of the matmul library (OpenMP). Each runtime thread has a
+// team of its own.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ void ParallelFor(int64_t n, int64_t grain, F&& f) {
 }
 
 int ParallelThreads();  // team size of the calling thread
-// For the calling thread; >= 1. The team has fewer where the environment allows no more (OMP_THREAD_LIMIT).
-// How long threads spin between loops is core/spinning.h's matter.
+// Sets the team size of the calling thread; >= 1. The environment may limit it further (OMP_THREAD_LIMIT).
+// core/spinning.h decides how long threads spin between loops.
 void SetParallelThreads(int threads);
 
 // Flushes denormals to zero on the calling thread and its team: a denormal costs a hundred times a normal

@@ -1,4 +1,4 @@
-// Between the plan's messages and the types that compiler and runtime work with.
+// Converts between the plan's messages and the types that compiler and runtime work with.
 #pragma once
 
 #include "core/attrs.h"
@@ -26,10 +26,10 @@ void Set(const Attrs& attrs, google::protobuf::RepeatedPtrField<plan::Attr>* mes
 inline bool IsVariable(const plan::Buffer& buffer) { return !buffer.variable().empty(); }
 // Bytes of all arenas.
 int64_t ArenaBytes(const plan::Plan& plan);
-// The tensors that a collective moves, and what a member has of one.
+// The number of tensors that a collective moves, and a member's piece of one.
 int OperandsOf(const plan::Collective& collective);
 const plan::Piece& PieceOf(const plan::Collective& collective, int operand, int member);
-// For people to read: bytes in attributes become their number and hash.
+// Shortens a plan for reading: replaces bytes in attributes by their number and hash.
 void ShortenForText(plan::Plan* plan);
 
 }  // namespace oneflow_like

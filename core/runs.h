@@ -1,4 +1,4 @@
-// Boxes cut into runs: parts without gaps in the piece of memory that holds them.
+// Cuts boxes into runs: parts that are contiguous in the piece of memory that holds them.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,8 @@
 
 namespace oneflow_like {
 
-// Calls `use` with boxes that cover `box`, each of at most `most` elements (or of one) and without gaps in
-// `piece`, which holds it; in the order of the piece. `axis`: those before
-// it have extent 1.
+// Calls `use` with boxes that cover `box`, each of at most `most` elements (or of one) and contiguous in
+// `piece`, which contains `box`; in the order of the piece. `axis`: the axes before it have extent 1.
 void ForEachRun(const Box& box, const Box& piece, int64_t most, const std::function<void(const Box&)>& use,
                 int axis = 0);
 

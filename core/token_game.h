@@ -1,6 +1,6 @@
-// The timed token game: transitions that take tokens from places, are busy for a while on their resources,
-// and give tokens. The compiler plays one step of it to find the order of acts and the number of slots; tests
-// play it against the runtime; with a clock it is the model of a schedule.
+// The timed token game: transitions take tokens from places, occupy their resources for a while, and put
+// tokens into places. The compiler plays one step of it to find the order of acts and the number of slots;
+// tests compare it with the runtime; with times it models a schedule.
 //
 // A place is an edge of the plan: a ring of `slots` slots between one writer and one reader. A writer takes
 // an empty slot at the start of the first act of its period and gives it full at the end of the last; a
@@ -26,14 +26,14 @@ struct Transition {
 
 struct Place {
   int writer = 0, reader = 0;  // transitions
-  int slots = 0;               // 0: unlimited, the play reports how many were taken
+  int slots = 0;               // 0: unlimited, the play reports how many were used
   int write_period = 1;        // acts of the writer that share a slot (accumulation)
   int read_period = 1;         // acts of the reader that share a slot (repetition)
   int full = 0;                // slots full at the start of a step (loop-carried values)
   std::string name;            // for messages; empty: "writer -> reader"
 };
 
-// An act that may not start before another one of the same step has ended, though no place says so.
+// An act that must not start before another one of the same step has ended, although no place implies it.
 struct ActWait {
   int transition = 0, act = 0;
   int other = 0, other_act = 0;

@@ -35,7 +35,9 @@ NameTable VitNames(const VitFolder& vit) {
     repeat(theirs + ".bias", ours + "/beta", {w});
   };
   table.Add({.theirs = "vit.embeddings.cls_token", .ours = {{"class_token", {1, 1, w}}}});
-  table.Add({.theirs = "vit.embeddings.position_embeddings", .ours = {{"positions", {1, patches + 1, w}}}});
+  table.Add({.theirs = "vit.embeddings.position_embeddings",
+             .ours = {{"positions", {patches + 1, w}}},
+             .axes = {0, 1, 1}});
   const std::string projection = "vit.embeddings.patch_embeddings.projection.";
   table.Add({.theirs = projection + "weight",
              .ours = {{"patches/weight", {w, c.patch, c.patch, vit.channels}}},

@@ -1,17 +1,17 @@
-// Where a model's blocks lie: stacks of blocks (Blocks in model.h) over the stages of a pipeline. A graph is
-// built with as many blocks on each stage as go; once all of it is known, and before anything lies anywhere,
-// they are cut by cost. The model remembers the cut, so all of its graphs have the same one.
+// Divides a model's blocks (Blocks in model.h) over the stages of a pipeline. A graph is first built with the
+// blocks spread evenly; once all of it is known, and before any variable is placed, they are divided by cost.
+// The model remembers the division, so all of its graphs have the same one.
 #pragma once
 
 #include "oneflow_like/model_impl.h"
 
 namespace oneflow_like {
 
-// Brings the stacks of a graph, and the variables of their blocks, to the stages where the model has them.
+// Moves the blocks of a graph, and their variables, to the stages that the model has chosen for them.
 void CutBlocks(GraphOfModel* graph);
 
-// Cuts them again with a block less on each stage that one of `ranks` stands on. False, and nothing is done,
-// where no other cut is left, or where blocks were dealt by hand, lie somewhere or are in another session.
+// Divides them again with one block less on each stage of `ranks`. Returns false and does nothing if no other
+// division is left, or if blocks were divided by hand, are placed already or are in another session.
 bool MoveBlocksOff(GraphOfModel* graph, const std::vector<int>& ranks);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// What this build is: what the processes of a job compare, and what --version prints.
+// Identity of this build: compared by the processes of a job, and printed by --version.
 #pragma once
 
 #include <string>
@@ -9,17 +9,17 @@ struct BuildId {
   std::string version;  // of the project
   std::string commit;   // empty: not built in a repository
   std::string sources;  // a hash of the libraries' sources, committed or not
-  // Of libraries that cannot be asked when the program runs. Empty: unknown, or (CUDA) built without.
+  // Versions of libraries that cannot be queried at run time. Empty: unknown, or (CUDA) built without.
   std::string glog, gflags, cuda;
 };
-// Brought up to date by every build (build_id.cmake).
+// Updated by every build (build_id.cmake).
 BuildId ThisBuild();
 
-// What is equal in builds that understand one another: "0.2.0 (sources ba9876543210)". The commit is not part
-// of it: one that only changes a README makes no other program.
+// Equal for compatible builds: "0.2.0 (sources ba9876543210)". The commit is not part of it, because a commit
+// that only changes a README does not change the program.
 std::string Comparable(const BuildId& build);
 
-// Version, commit, sources, and a line for each library that this program runs with.
+// Version, commit, sources, and a line for each library that this program uses.
 std::string VersionText(const BuildId& build);
 
 }  // namespace oneflow_like

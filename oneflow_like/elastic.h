@@ -1,5 +1,5 @@
-// --elastic: how a job goes on with fewer processes, along one mesh axis that shrinks. The global batch
-// stays: a device works on as much of it at a time as before, in more micro-batches.
+// --elastic: how a job continues with fewer processes, along one mesh axis that shrinks. The global batch
+// stays the same: a device works on as much of it at a time as before, in more micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct JobShape {
 // Throws Error when a job of this shape cannot shrink along `axis`.
 void CheckElastic(const JobShape& whole, const std::string& axis);
 
-// What becomes of the job of shape `whole` when at most `left` of its processes remain: the largest extent of
-// the axis that divides `batch` (0: not known) and that they can hold with no more devices each than before.
-// Throws Error when there is none. REQUIRES: CheckElastic(whole, axis).
+// The new shape of the job of shape `whole` when at most `left` of its processes remain: the largest extent
+// of the axis that divides `batch` (0: not known) and that they can hold with no more devices each than
+// before. Throws Error when there is none. REQUIRES: CheckElastic(whole, axis).
 JobShape Shrink(const JobShape& whole, const std::string& axis, int left, int64_t batch);
 
 }  // namespace oneflow_like

@@ -15,15 +15,15 @@ uint32_t Crc32c(std::string_view bytes);
 
 class EventFile {
  public:
-  // A new file in `folder`, which is made when it is missing. `first_step` is that of the first scalars: what
-  // earlier files of the folder say of it and of later steps counts no more. Throws Error when the folder or
-  // the file cannot be made.
+  // Creates a new file in `folder`, which is created if it is missing. `first_step` is the step of the first
+  // scalars: entries of this and later steps in earlier files of the folder become invalid. Throws Error when
+  // the folder or the file cannot be made.
   EventFile(const std::string& folder, int64_t first_step);
   ~EventFile();
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
 
-  // Tag and value; written through. Throws Error when the disk does not take it.
+  // Tag and value; flushed. Throws Error when writing fails.
   void Write(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
   const std::string& path() const { return path_; }
 

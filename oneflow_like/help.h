@@ -1,4 +1,4 @@
-// What --help prints: a program's flags and those of Launcher, grouped, each with its default.
+// The text of --help: a program's flags and those of Launcher, grouped, each with its default.
 #pragma once
 
 #include <string>

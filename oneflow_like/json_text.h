@@ -1,4 +1,4 @@
-// JSON of files that anyone may have written.
+// Parses JSON of untrusted files.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,8 +6,9 @@
 
 namespace oneflow_like {
 
-// The text of the file `path`; what is no JSON is is_discarded(). Throws Error for lists and objects nested
-// more than 64 deep: the library prints, copies and compares values by recursion, and a stack ends.
+// Parses the text of the file `path`; if it is not JSON, the result is_discarded(). Throws Error for lists
+// and objects nested more than 64 deep, because the JSON library prints, copies and compares values by
+// recursion.
 nlohmann::json ParseJson(const std::string& path, const std::string& text);
 
 }  // namespace oneflow_like

@@ -1,5 +1,6 @@
-// Launcher: what main() starts with. It owns the flags every program of this library has, finds the other
-// processes of the program when there are several, and turns mistakes into one sentence and a non-zero exit.
+// Launcher: main() begins by creating one. It owns the flags that every program of this library has, finds
+// the other processes of the program when there are several, and turns mistakes into one sentence and a
+// non-zero exit code.
 #pragma once
 
 #include <functional>
@@ -18,60 +19,58 @@ class StallWatch;      // oneflow_like/stalls.h
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
 // --trace --report --memory_budget --config --out; for several processes --processes --restarts --elastic
-// --start_timeout
-// --peer_timeout --network --shared_memory (gflags; the program may define its own).
+// --start_timeout --peer_timeout --network --shared_memory (gflags; the program may define its own).
 //
-// SIGQUIT prints who waits for what, and so does --stall_seconds when nothing moves (oneflow_like/stalls.h).
+// SIGQUIT prints which part waits for what, and so does --stall_seconds when nothing moves
+// (oneflow_like/stalls.h).
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
-// --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables say
-// who is who (actor/net/rendezvous/identity.h). Nothing else of the library reads the environment.
+// --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables
+// number the processes (actor/net/rendezvous/identity.h). Nothing else of the library reads the environment.
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
   // with a message and kUsageError (core/exit_codes.h); --help, --helpfull (also glog's and gflags' flags)
-  // and --version end it with 0. With --processes or --restarts it starts the copies and ends with their exit
-  // code; in a copy it returns once all have found one another. --restarts is refused in a program that has
-  // no flag
-  // --save; --elastic overrides --mesh, --processes and, if the program has it, --micro_batches
-  // (oneflow_like/elastic.h). A number of processes that cannot share --mesh (or
-  // `default_mesh`, what the program gives mesh()) equally is refused before any is started.
+  // and --version end it with 0. With --processes or --restarts the constructor starts the copies and ends
+  // with their exit code; in a copy it returns once all copies have found one another. --restarts is refused
+  // in a program without a flag --save; --elastic overrides --mesh, --processes and, if the program has it,
+  // --micro_batches (oneflow_like/elastic.h). A number of processes that cannot share --mesh equally is
+  // refused before any is started; `default_mesh` is the default that the program passes to mesh().
   Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "");
   ~Launcher();
   Launcher(const Launcher&) = delete;
-  // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes the flag leaves out
-  // have extent 1, others are an Error, but for `optional` ones, which stand behind them where the flag has
-  // them.
+  // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes that the flag leaves
+  // out have extent 1. `optional` axes follow if the flag has them; any other axis is an Error.
   Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise,
             const std::vector<std::string>& optional = {}) const;
   ModelOptions model_options() const;
-  // Files that the program reads and writes by its flags (flag, path), to be checked before the first is
-  // opened for writing: an output that is the same file as an input, another output, --trace, --report, or
-  // what standard output goes to, or that cannot be written, is an Error. Nothing is created or emptied. On
-  // processes other than the main one, `outputs` are ignored.
+  // Checks files that the program reads and writes by its flags (flag, path), before the first is opened for
+  // writing: an output that is the same file as an input, another output, --trace, --report, or the target of
+  // standard output, or that cannot be written, is an Error. Nothing is created or emptied. On processes
+  // other than the main one, `outputs` are ignored.
   using FlagFile = std::pair<std::string, std::string>;
   void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
-  // --data_threads: of a DataPipeline (oneflow_like/data/pipeline.h). By default what kernels leave of the
-  // cores, at least one.
+  // --data_threads: threads of a DataPipeline (oneflow_like/data/pipeline.h). Default: the cores that kernels
+  // leave, at least one.
   int data_threads() const;
   bool dry_run() const;
   bool explain() const;
-  // Whether this process is the one that talks to people and writes results: alone, or number 0.
+  // Whether this process prints and writes results: the only process, or number 0.
   bool main_process() const;
-  // To standard output, of the main process alone; as printf.
+  // printf on the main process only.
   void Print(const char* format, ...) const __attribute__((format(printf, 2, 3)));
-  // Whether --restarts has started this program again: it continues from what it has saved, if it has saved
-  // anything.
+  // Whether --restarts has started this program again: it continues from its newest checkpoint, if it has
+  // saved one.
   bool restarted() const;
   // Whether --processes or --restarts has started this process: another one is its parent and prints for it.
   bool copy() const { return one_output_; }
-  // Whether what the main process prints is seen on a terminal, also through --processes.
+  // Whether the main process prints to a terminal, also through --processes.
   bool terminal() const { return terminal_; }
-  // Runs the program's body and gives the exit code. An Error (or std::exception) is printed as "error: ..."
-  // after the other processes have been told of it, and so is standard output that could not be written. The
-  // code is then kUsageError where the body has not asked for model_options() yet, as what it checks before are
-  // flags and files, and else kRunError; all processes end with that of the first to fail, or with kLostPeer
-  // where one is lost. At the end the processes' traces become one.
+  // Runs the program's body and returns the exit code. An Error (or std::exception), or a failure to write
+  // standard output, is printed as "error: ..." after the other processes have been told of it. The code is
+  // then kUsageError if the body has not called model_options() yet, because up to there it checks flags and
+  // files, and else kRunError. All processes end with the code of the first to fail, or with kLostPeer if one
+  // is lost. At the end the processes' traces are joined.
   int Main(const std::function<int()>& body) const;
 
  private:
@@ -80,21 +79,21 @@ class Launcher {
   void JoinTraces() const;
   int EndWith(const std::exception& error, int code) const;
 
-  std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher labels nothing
+  std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher adds no labels
   std::shared_ptr<Job> job_;
   std::shared_ptr<StallWatch> stalls_;
   std::string log_file_;  // of glog, with --log_dir
   bool terminal_ = false;
-  bool one_output_ = false;     // what all processes print is read together
-  mutable bool begun_ = false;  // the body has asked for model_options()
+  bool one_output_ = false;     // the output of all processes is read together
+  mutable bool begun_ = false;  // the body has called model_options()
 };
 
 // host[i] as tensors: copies `values` (row-major).
 template <typename T>
 HostTensor ToHost(const std::vector<T>& values, const Dims& shape);
 
-// One line on the terminal that rewrites itself (a line now and then when standard output is no terminal). Of
-// the main process alone.
+// One line on the terminal that rewrites itself (occasional lines when standard output is not a terminal).
+// Prints on the main process only.
 class ProgressLine {
  public:
   // `launcher` must outlive this object.

@@ -1,4 +1,4 @@
-// What numbers may be, for flags and for users of the library alike: what is outside is refused in one
+// Allowed ranges of numbers, for flags and for users of the library: a number outside is refused in one
 // sentence before anything is started or allocated.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace oneflow_like {
 
-inline constexpr int kMostProcessesHere = 256;  // that --processes starts
+inline constexpr int kMostProcessesHere = 256;  // most that --processes starts
 inline constexpr int kMostRestarts = 1'000'000;
 inline constexpr int kMostStepsInFlight = 1024;
 inline constexpr int kMostMicroBatches = 1 << 16;
@@ -22,21 +22,21 @@ inline constexpr double kShortestTimeout = 0.1, kLongestTimeout = 1e6;  // secon
 int MostThreads();
 inline constexpr int kMostDataThreads = 1024;
 
-// Throws Error unless least <= value <= most; nan is never. `name` as the user knows it: "--layers".
+// Throws Error unless least <= value <= most; NaN is refused. `name` is the user's name for it: "--layers".
 template <typename Number>
 void CheckRange(const std::string& name, Number value, Number least, Number most) {
   if (value < least) Fail(name, " is ", value, ", must be at least ", least);
   if (!(value <= most)) Fail(name, " is ", value, ", must be at most ", most);
 }
 
-// Numbers of ModelOptions; `prefix` stands before their names: "--" or "ModelOptions::".
+// Checks the numbers of ModelOptions; messages put `prefix` before their names: "--" or "ModelOptions::".
 void CheckModelNumbers(const std::string& prefix, const ModelOptions& options);
-// The runtime threads of a process that hosts so many devices, as asked for (0: as many as `cores`): no more
-// than devices, as the others would have nothing to do. Throws Error when all its kernels' threads are more
+// The number of runtime threads of a process with `devices` devices, as requested (0: `cores`), but at most
+// one per device, because more would have nothing to do. Throws Error when all its kernels' threads are more
 // than MostThreads().
 int RuntimeThreads(const ModelOptions& options, int devices, int cores);
-// The mesh of a job, in whose text the program or the user named it; empty: not known yet. Throws Error when
-// the processes cannot share it equally.
+// Throws Error when the processes cannot share `mesh` equally. `mesh` is the text of the program or the user;
+// empty: not known yet.
 void CheckProcesses(int processes, const std::string& mesh);
 
 }  // namespace oneflow_like

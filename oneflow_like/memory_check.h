@@ -1,4 +1,4 @@
-// Whether the hosts can hold a session, asked before its first block is allocated.
+// Checks that the hosts have the memory for a session, before its first block is allocated.
 #pragma once
 
 #include <string>
@@ -10,19 +10,19 @@
 
 namespace oneflow_like {
 
-// `plans` of the ranks hosted here. Throws Error, the same on all processes of a job, when what the session
-// still needs is more than the tightest limit has left for all the processes that share it: it names the
-// limit, the processes, both numbers and the largest consumers. With a job all processes call it.
+// `plans` are those of the ranks hosted here. Throws Error, the same on all processes of a job, if the
+// session still needs more than the tightest limit leaves for all the processes that share it; the error
+// names the limit, the processes, both numbers and the largest consumers. Collective in a job.
 void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Plan>& plans);
 
-// The part that is arithmetic. What one process tells the others of itself.
+// The part that is arithmetic. Each process sends one of these to the others.
 struct MemoryOfProcess {
   std::string host;  // equal for processes of one host
   int64_t needed = 0, held = 0;
-  std::vector<std::pair<std::string, MemoryLimit>> limits;  // each with what is equal for all who share it
+  std::vector<std::pair<std::string, MemoryLimit>> limits;  // each with a key, equal for all sharers
 };
 struct ShortMemory {
-  std::vector<int> processes;  // that share the limit; empty: there is enough
+  std::vector<int> processes;  // sharing the limit; empty: there is enough
   MemoryLimit limit;
   int64_t needed = 0, left = 0;  // of all of them
 };

@@ -47,14 +47,13 @@ class Scope {
   // start as Full or FromTensor say.
   Tensor State(const std::string& name, const Dims& shape, const Initializer& init,
                const StateOptions& options = {}, OFL_HERE) const;
-  // Computed in every training of this graph that computes all that `assigned` needs, as
-  // SessionOptions::also would have it; in no evaluation. For layers that keep state: their users need not
-  // know of it.
+  // Adds `assigned` to SessionOptions::also of every training of this graph that computes all its operands,
+  // and of no evaluation. For layers that keep state: their users need not know of it.
   void InTraining(Tensor assigned, OFL_HERE) const;
-  // All that is computed below this scope is a region (compiler/regions.h): its forward pass may be computed
-  // again for its gradients, as `recompute` says, or the session where it says nothing. nn::layers makes each
-  // layer one. A region within another is part of that one, and an Error when it
-  // says something of its own.
+  // Everything computed below this scope is a region (compiler/regions.h): its forward pass may be recomputed
+  // for its gradients, as `recompute` says; without a value, as the session says. nn::layers makes each layer
+  // a region. A region within another is part of the outer one; giving it a `recompute` of its own is an
+  // Error.
   const Scope& Region(std::optional<Recompute> recompute = {}, OFL_HERE) const;
   const std::string& path() const { return path_; }
   GraphBuilder* graph() const;  // for functions without a tensor to start from
@@ -71,9 +70,9 @@ class Scope {
 
 // ZeRO (Rajbhandari et al. 2020): variables that their annotation does not cut along mesh axis `axis` are cut
 // there too, along their longest axis that is free; empty: none.
-//   stage 1   weights and optimizer state; weights are gathered once a step, gradients are summed and cut
-//   once stage 2   the gradients too: cut in each micro-batch, and only a rank's part is added up stage 3
-//   weights of more than `small` elements are gathered in each micro-batch before each layer
+//   stage 1   weights and optimizer state; once a step weights are gathered, gradients are summed and cut
+//   stage 2   the gradients too: cut in each micro-batch, and a rank sums only its part
+//   stage 3   weights of more than `small` elements are gathered in each micro-batch before each layer
 //             (Scope::Region), forward and backward, at most `prefetch` layers ahead
 // Gathers of weights and sums of gradients travel in buckets: one message for several tensors of one type, up
 // to `bucket_bytes` of what a device holds of them; 0: each by itself. That holds without an axis too, and
@@ -88,17 +87,17 @@ struct Zero {
 
 // How a model's blocks (nn::layers) are dealt over the stages of a pipeline; weights lie with their blocks.
 struct Pipeline {
-  // How often blocks go round the stages: with p stages, block group i of p * virtual_stages is on stage i %
-  // p.
+  // How many times the blocks go round the stages: with p stages, block group i of p * virtual_stages is on
+  // stage i % p.
   int virtual_stages = 1;
-  // Blocks of each group. Empty: cut by estimated time, what stands before the blocks and behind them
-  // counted, when the model is first used.
+  // Blocks of each group. Empty: divided by estimated time when the model is first used; operators before and
+  // after the blocks count, too.
   std::vector<int64_t> layers = {};
 };
 
-// A line between hosts, as estimates see it; within a host they take what its kind of device has.
-// Where no job says which devices share a host, lines are between all devices of a cpu mesh, and between each
-// eight of a cuda mesh.
+// The speed of a line between hosts, for estimates; within a host they assume a speed by kind of device.
+// Without a job, which would say which devices share a host, lines are assumed between all devices of a cpu
+// mesh, and between each eight of a cuda mesh.
 struct Link {
   double bandwidth = 0;  // bytes/s that one device sends; 0: 5e9 of a cpu mesh, 4e10 of a cuda mesh
 };
@@ -106,7 +105,7 @@ struct Link {
 struct ModelOptions {
   uint64_t seed = 1;
   Pipeline pipeline;
-  Zero zero;  // together with the annotations it decides where variables lie, in all sessions alike
+  Zero zero;  // with the annotations decides where variables lie, for all sessions
   Link link;
   std::vector<WeightPattern> weights;  // options of weights by their paths
   // Runtime threads, at most one for each device here; 0: as many as cores (of this process's share).
@@ -116,29 +115,29 @@ struct ModelOptions {
   std::vector<int> devices;
   int kernel_threads = 0;  // threads that one kernel may use; 0: an equal share of the cores
   std::string dump_dir;    // every session writes its graph after each pass, and its plans, below this folder
-  std::string
-      trace_file;  // every session adds what its streams did when, once it closes (ui.perfetto.dev opens it)
+  std::string trace_file;  // every session adds its streams' acts with times when it closes (open it in
+                           // ui.perfetto.dev)
   // An HTML file that shows each session: memory over a step, communication, schedule, graph, estimated
   // times, and once a session closes the measured ones (oneflow_like/report/report.h). The main process
   // writes it.
   std::string report_file;
   // This process is one of several that run the same program (Launcher makes it); nullptr: alone. Each hosts
   // an equal share of the mesh's ranks, and writes its part of the trace to <trace_file>.process<k>, which
-  // Launcher::Main joins at the end. All must make the same models and sessions and call the same methods of
-  // them in the same order; what a method gives is the same on all of them.
+  // Launcher::Main joins at the end. All must create the same models and sessions and call their methods in
+  // the same order; a method returns the same on all of them.
   std::shared_ptr<Job> job;
-  // Told what the sessions and the program do, so that it can say who waits for what (Launcher makes it).
+  // Receives what the sessions and the program do, to report which part waits for what (Launcher makes it).
   std::shared_ptr<StallWatch> stalls;
-  // With a job, compare what the processes feed in every step, not only in a session's first two. That waits
-  // for all of them at each Run.
+  // With a job, compare the feeds of the processes in every step, not only in a session's first two. Each Run
+  // then waits for all processes.
   bool check_feeds = false;
-  // Every so many steps of a training, and before a save: variables that several ranks hold alike are
-  // compared bit for bit; a difference ends the run with an Error. That waits for steps under way. 0: never.
+  // Every `check_replicas` steps of a training, and before a save, copies of variables on several ranks are
+  // compared bit for bit, which waits for steps in flight; a difference ends the run with an Error. 0: never.
   int64_t check_replicas = 0;
-  // After every kernel, look whether its results are finite; the first operator that gives a number that is
-  // not, of numbers that are, is an Error that names it, its line, rank, micro-batch and step. For CPU
-  // meshes, in fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results
-  // may differ by the rounding between them.
+  // After every kernel, check that its results are finite; the first operator that computes a non-finite
+  // number from finite ones is an Error with its name, line, rank, micro-batch and step. For CPU meshes, in
+  // fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results may differ
+  // by the rounding between them.
   bool check_nan = false;
   int64_t memory_budget = 0;  // bytes per device; a plan above it is refused; 0: none
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
@@ -153,8 +152,8 @@ struct ModelOptions {
 class ModelGraph {
  public:
   Scope scope() const;  // the root
-  // What a step is fed: the whole batch, all micro-batches of it. Micro-batches cut axis `batch_axis`; -1:
-  // every micro-batch sees all of it.
+  // An input of a step: fed with the whole batch, all micro-batches of it. Micro-batches cut axis
+  // `batch_axis`; -1: every micro-batch sees the whole input.
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp = {},
                int batch_axis = 0, OFL_HERE);
   // The tensor of that name in the graph, as dumps, errors and profiles have it ("block0/mlp/gelu"), to look
@@ -162,7 +161,7 @@ class ModelGraph {
   Tensor Find(const std::string& name, OFL_HERE) const;
   // For functions without a tensor to start from: uniform(graph.builder(), {4}, 0, 1).
   GraphBuilder* builder() const;
-  // The graph as text, an operator a line (compiler/text.h): to look at, to keep, and for Model::NewGraph.
+  // The graph as text, one operator a line (compiler/text.h): to read, to save, and for Model::NewGraph.
   std::string Text() const;
 
  private:
@@ -185,14 +184,14 @@ class Model {
                int batch_axis = 0, OFL_HERE);
   GraphBuilder* builder() const;
   Tensor Find(const std::string& name, OFL_HERE) const;
-  // An empty graph beside it, for evaluation, generation, another training. `name` is for messages.
+  // Another, empty graph, for evaluation, generation, another training. `name` is for messages.
   ModelGraph NewGraph(const std::string& name);
-  // The graph that Text() of this or another model gave: its inputs, weights and operators, which Find gives
-  // by name. A weight that the model has already must be the same. The mesh is this model's and needs the
-  // axes that the text names. Throws Error, with the text's line or the node, for a text that is none, an
-  // operator that the model has not, results that an operator does not give, and a new weight that began as a
-  // tensor's numbers, which a text does not hold. Not in a text: source lines, Scope::InTraining, and that
-  // nn::layers may cut its blocks again.
+  // Rebuilds the graph that Text() of this or another model returned: its inputs, weights and operators,
+  // which Find returns by name. A weight that the model has already must be the same. The mesh is this
+  // model's and must have the axes that the text names. Throws Error, with the text's line or the node, for
+  // an invalid text, an operator that the model lacks, results that an operator does not give, and a new
+  // weight that was initialised from a tensor, whose numbers a text does not contain. A text does not contain
+  // source lines, Scope::InTraining, and the permission for nn::layers to divide its blocks again.
   ModelGraph NewGraph(const std::string& name, const std::string& text, OFL_HERE);
   std::string Text() const;  // of the model's own graph
 
@@ -212,7 +211,8 @@ class Model {
   int64_t next_step(const std::string& session = "train") const;
   // For a training that is resumed. Throws Error below 0. In a job all processes set the same number.
   void SetNextStep(const std::string& session, int64_t step);
-  std::map<std::string, int64_t> NextSteps() const;  // by name; of names that have made a session or been set
+  std::map<std::string, int64_t> NextSteps() const;  // by name; for names of sessions created so far, or
+                                                     // set
 
   ModelImpl* impl() const { return impl_.get(); }
 
@@ -220,17 +220,17 @@ class Model {
   std::shared_ptr<ModelImpl> impl_;  // shared with its sessions, which may outlive the Model
 };
 
-// Blocks of one kind, one behind another, over the stages of a mesh axis as ModelOptions::pipeline says: what
-// nn::layers is made of.
+// A sequence of blocks of one kind over the stages of a mesh axis, as ModelOptions::pipeline says; nn::layers
+// is built on it.
 class Blocks {
  public:
-  // n blocks below scope `s`; `per_stage`, where not empty, is heard in place of Pipeline::layers. A mesh
-  // without axis `axis`, or an empty name, has them all in one place. Throws Error for numbers that
-  // contradict each other.
+  // n blocks below scope `s`; `per_stage`, if not empty, overrides Pipeline::layers. On a mesh without axis
+  // `axis`, or with an empty name, all blocks lie in one place. Throws Error for numbers that contradict each
+  // other.
   Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<int64_t>& per_stage, OFL_HERE);
-  // The scope of the next block, <path of s>/<name>, on its stage, to which x is brought.
+  // Returns the scope of the next block, <path of s>/<name>, on its stage, and moves x to that stage.
   Scope Next(const std::string& name, Tensor* x);
-  void End();  // of the last one
+  void End();  // call it after the last block
 
  private:
   Scope scope_;
@@ -240,22 +240,22 @@ class Blocks {
   int64_t next_ = 0;
 };
 
-// d y / d x for each x, of its shape and type: operators like others, of which a loss may be made (gradient
+// d y / d x for each x, with x's shape and type: tensors of the graph, which a loss may use (gradient
 // penalties, saliency). y is one floating point number. Throws Error for an x that y does not depend on, and
 // for an operator on the way that has no gradient.
 std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, OFL_HERE);
-// x, held to the given signatures; boxing is inserted where they differ from what x has. `gradient` holds the
-// gradient of x, as it comes back from the result's readers, likewise:
+// x with the given signatures; boxing is inserted where they differ from those of x. `gradient` fixes the
+// signatures of x's gradient, as it comes from the result's readers:
 //   annotate(x, {{"tp", B()}}, {.gradient = {{"tp", S(1)}}})
 struct AnnotateOptions {
   Annotation gradient;
 };
 Tensor annotate(Tensor x, const Annotation& sbp, OFL_HERE);
 Tensor annotate(Tensor x, const Annotation& sbp, const AnnotateOptions& options, OFL_HERE);
-// x, on another pipeline stage: what is computed from the result lives there.
+// x on another pipeline stage: values computed from the result are on that stage.
 Tensor to_stage(Tensor x, const std::string& axis, int index, OFL_HERE);
-// x, on the stage that `other` is on: for weights that are read in several places. x itself where both are on
-// one, or `other` is on none.
+// x on the stage of `other`: for weights that are read in several places. Returns x itself if both are on the
+// same stage, or `other` is on none.
 Tensor to_stage_of(Tensor x, Tensor other, OFL_HERE);
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// What a Model holds: its graphs' common knowledge of variables, and, once something has been loaded, the
-// memory and threads of the ranks hosted by this process.
+// The data of a Model: the variables that its graphs share, and, once something has been loaded, the memory
+// and threads of the ranks hosted by this process.
 #pragma once
 
 #include <map>
@@ -19,7 +19,7 @@
 
 namespace oneflow_like {
 
-// Blocks of a graph, dealt over the stages of a mesh axis.
+// Blocks of a graph, divided over the stages of a mesh axis.
 struct BlockStack {
   struct Block {
     std::string path;
@@ -32,7 +32,7 @@ struct BlockStack {
   int rounds = 1;    // over its stages
   bool by_cost = false;
   std::vector<int64_t> per_stage;  // blocks, as the graph stands
-  std::vector<int64_t> most = {};  // that each stage has memory for, where some had not; else empty
+  std::vector<int64_t> most = {};  // for which each stage has memory, if some had too little; else empty
   std::vector<Block> blocks;
 };
 
@@ -45,7 +45,7 @@ struct GraphOfModel : Graph {
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
                Here at);
   Tensor Find(const std::string& name, const Here& at);
-  // A weight or a state: made, or found and compared with its first request.
+  // Creates a weight or a state, or finds it and compares it with its first request.
   Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
                   const Initializer& init, const WeightOptions& options, const std::vector<int>& stage,
                   const Here& at);
@@ -60,22 +60,22 @@ struct GraphOfModel : Graph {
   std::map<int, int> moves;  // nodes of to_stage_of, and the value whose stage they are for; -1: to_stage's
 };
 
-// What the model knows of a variable, as its first request or its training made it.
+// A variable of the model, as its first request or its training created it.
 struct ModelVariable {
   Node node;  // name, attributes (initialiser), line, annotation, stage; without values
   DType dtype = DType::kFloat32;
   Dims shape;
-  HostTensor initial;  // what it starts as, where no initialiser draws it; else without data
-  // Whether `node` says which stage it lies on: from its request on, or since the first use of a weight that
-  // was requested outside any stage.
+  HostTensor initial;  // initial value, if no initialiser draws it; else without data
+  // Whether the stage of `node` is known: from its request on, or, for a weight requested outside any stage,
+  // since its first use.
   bool settled = false;
-  Layout layout;  // in the store; empty until it was asked for
+  Layout layout;  // in the store; empty until first requested
 };
 
 // Steps of all sessions of one name.
 struct SessionSteps {
   int64_t next = 0;
-  enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // that has made a session of that name
+  enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // kind of the sessions of that name
 };
 
 class FolderLock;  // oneflow_like/checkpoint/safetensors.h
@@ -91,18 +91,19 @@ struct LastStep {
 struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   ModelImpl(Mesh mesh, const ModelOptions& options);
 
-  // Of the ranks this process hosts: devices, store and threads, the first time.
+  // Creates devices, store and threads of the ranks that this process hosts, the first time.
   void Load();
-  // Steps of all sessions have ended when this returns.
+  // Waits until the steps of all sessions have ended.
   void WaitIdle() const;
-  // Makes room for the plan, and the variables of its rank that are not there yet.
+  // Allocates memory for the plan, and creates the variables of its rank that do not exist yet.
   void Prepare(const plan::Plan& plan);
-  // Loads, waits, and makes the variable where it is not there yet. Throws Error when there is none.
+  // Loads, waits for steps, and creates the variable if it does not exist yet. Throws Error for an unknown
+  // name.
   ModelVariable& Require(const std::string& variable);
-  // The same, without a wait for one that has been made. REQUIRES: there is one.
+  // The same, without waiting if it exists already. REQUIRES: the name is known.
   const ModelVariable& Placed(const std::string& variable);
 
-  // With a job, its moment on this process's steady clock that times in the traces count from.
+  // With a job, the origin of the times in its traces, on this process's steady clock.
   int64_t TraceOriginHere() const;
 
   ModelOptions options;
@@ -132,23 +133,24 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  public:
   std::shared_ptr<FolderLock> folder_lock;  // of the folder saved in last, on the process that leads
-  std::shared_ptr<Saving> saving;           // the last one, complete or under way; goes before what it reads
+  std::shared_ptr<Saving> saving;           // the last one, complete or under way; destroyed before what it
+                                            // reads
 };
 
 // The graph a tensor belongs to; throws Error when it is undefined or of no model.
 GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who);
-// Where this process writes its part of a trace.
+// The file of this process's part of a trace.
 std::string TraceFileOf(const std::string& file, const Job* job);
 // "Weight h0/up at gpt.cc:12"
 std::string Who(const std::string& what, const std::string& name, const Here& at);
 // Checks an annotation against the mesh and the shape; entry -> Sbp.
 FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
                          const Annotation& annotation, const std::vector<int>& stage);
-// Throws Error when an entry is Partial: what comes from outside is whole, it may be cut or copied.
+// Throws Error when an entry is Partial: values from outside the graph can be cut or copied only.
 void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed);
-// Throws Error for names that are no name of an input or a variable of the user's.
+// Throws Error for names that an input or a variable of the user cannot have.
 void CheckName(const std::string& who, const std::string& name);
-// Inputs and variables are known by the names their user gave them; an operator of that name takes another.
+// Inputs and variables keep the names that the user gave them; an operator with the same name gets another.
 std::string ReserveName(Graph* graph, const std::string& name);
 // Throws Error for a pattern of ModelOptions::weights that no weight requested so far matches.
 void RequirePatternsMatched(const std::string& who, const ModelImpl& model);

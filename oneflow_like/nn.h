@@ -1,10 +1,10 @@
-// Layers: functions that make their weights in a Scope and compute with them, written with the public
-// functions alone. A weight is named as the code here says, below the scope's path: nn::Linear(s / "head", x,
-// 10) makes head/weight and head/bias.
+// Layers: functions that request their weights from a Scope and compute with them, written with the public
+// functions only. Weights have the names given here, below the scope's path: nn::Linear(s / "head", x, 10)
+// makes head/weight and head/bias.
 //
-// Tensor parallelism is said once, by the mesh axis `tp` of the options: a column-parallel layer cuts what it
-// gives, a row-parallel one what it reads, and its partial sums are added where somebody needs them whole
-// (Shoeybi et al. 2019). A mesh without that axis, or an empty name, cuts nothing.
+// The mesh axis `tp` of the options sets tensor parallelism: a column-parallel layer cuts its output, a
+// row-parallel one its input, and its partial sums are added where an operator needs them whole (Shoeybi et
+// al. 2019). On a mesh without that axis, or with an empty name, nothing is cut.
 #pragma once
 
 #include <cstdint>
@@ -52,14 +52,15 @@ Tensor GroupNorm(Scope s, Tensor x, int64_t groups, double eps = 1e-5, OFL_HERE)
 
 struct BatchNormOptions {
   // In training the statistics are those of the batch, and training keeps their running averages in the
-  // states "mean" and "variance" (of n - 1, as PyTorch's); else these are used. A model has one graph for
-  // each.
+  // states "mean" and "variance" (of n - 1, as PyTorch's). Otherwise these averages are used. A model has one
+  // graph for each.
   bool training = true;
-  double momentum = 0.1;  // of the new in the running averages
+  double momentum = 0.1;  // weight of the new statistics in the running averages
   double eps = 1e-5;
-  // Statistics of each of so many equal parts of the batch, in its order (Hoffer et al. 2017); 1: of the
-  // whole batch, on every mesh and for every number of micro-batches, which then wait for one another. As
-  // many as micro-batches (or a multiple): they do not wait, and the result is still the same on every mesh.
+  // The batch is divided, in its order, into this many equal parts with statistics of their own (Hoffer et
+  // al. 2017); 1: statistics of the whole batch, on every mesh and for every number of micro-batches, which
+  // then wait for one another. With as many parts as micro-batches (or a multiple) they do not wait, and the
+  // result is still the same on every mesh.
   int64_t parts = 1;
 };
 // x[n .. c]: gamma, beta.
@@ -67,10 +68,10 @@ Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& options = {}, OFL_HE
 
 // --- Transformers --------------------------------------------------------------------------------
 
-// The keys and values that earlier steps have read, for steps that read a sequence piece by piece (oneflow_like/generation/):
-// each Attention keeps keys and values in its states "<name>_k" and "<name>_v", [b slots kv_heads
-// head_width], writes those of this step's tokens in place, and looks at all of them. Places in the cache are
-// slots; positions alone say what is seen, so sequences of different lengths fit side by side.
+// A cache of keys and values, for sessions that read a sequence piece by piece (oneflow_like/generation/):
+// each Attention keeps them in its states "<name>_k" and "<name>_v", [b slots kv_heads head_width], writes
+// those of this step's tokens in place, and attends to all of them. Places in the cache are slots; only
+// positions decide which keys a query sees, so sequences of different lengths can share a cache.
 struct Cache {
   int64_t slots = 0;  // room of each sequence
   Tensor begin;       // i32, one number: the slot of this step's first token; the others follow
@@ -79,7 +80,7 @@ struct Cache {
   Tensor slot_positions;
   std::string name = "cache";
   std::string batch = "dp";       // mesh axis that cuts b, where there is one
-  DType dtype = DType::kFloat32;  // of what is kept
+  DType dtype = DType::kFloat32;  // of keys and values in the cache
 };
 inline constexpr int32_t kEmptySlot = INT32_MAX;
 
@@ -88,7 +89,7 @@ struct AttentionOptions {
   int64_t kv_heads = 0;    // heads of keys and values; 0: as many as heads
   int64_t head_width = 0;  // 0: width / heads
   bool causal = true, bias = true;
-  bool out_bias = true;             // where there is bias; false: of q, k and v alone, as Qwen has
+  bool out_bias = true;             // if there is bias; false: only q, k and v have one, as in Qwen
   double dropout = 0;               // of probabilities
   std::optional<RopeOptions> rope;  // rotary positions of queries and keys
   Initializer init = XavierUniform({.in = {0}, .out = {1, 2}});
@@ -97,21 +98,21 @@ struct AttentionOptions {
   // Rank of adapters beside the projections of queries and values (Hu et al. 2021): q_lora_down[w rank],
   // q_lora_up[rank heads d], which starts at 0, and v's. Freeze the rest by ModelOptions::weights. 0: none.
   int64_t lora = 0;
-  // Mesh axis over which queries, keys and values are held cut by heads, though x is cut along the sequence
-  // (Ulysses, Jacobs et al. 2023): data changes places before and behind. Empty: none.
+  // Mesh axis over which queries, keys and values are cut by heads, although x is cut along the sequence
+  // (Ulysses, Jacobs et al. 2023), with an all-to-all before and after attention. Empty: none.
   std::string ulysses = "";
   // Masks, positions and windows, as the function attention() takes them.
   oneflow_like::AttentionOptions masks = {};
   std::optional<Cache> cache;  // causal; gives masks their positions
 };
 // x[b s w] -> [b s w]: q[w heads d], k and v[w kv_heads d], out[heads d w] and their biases q_bias, ...
-// out_bias. `memory`[b t w], where given, has keys and values instead of x (cross-attention).
+// out_bias. If `memory`[b t w] is given, keys and values are computed from it instead of x (cross-attention).
 Tensor Attention(Scope s, Tensor x, const AttentionOptions& options, Tensor memory = {}, OFL_HERE);
 
 using Activation = std::function<Tensor(Tensor)>;
 
 struct MlpOptions {
-  int64_t inner = 0;  // 0: four times the width; of SwiGlu eight thirds, rounded up to a multiple of 64
+  int64_t inner = 0;  // 0: four times the width; in SwiGlu eight thirds, rounded up to a multiple of 64
   bool bias = true;
   Activation activation = [](Tensor x) { return gelu(x); };
   Initializer init = XavierUniform(), out_init = XavierUniform();
@@ -125,42 +126,43 @@ Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& options = {}, OFL_HERE);
 struct TransformerOptions {
   nn::AttentionOptions attention;
   MlpOptions mlp;
-  double dropout = 0;  // of what either adds to x
+  double dropout = 0;  // of the terms added to x
   bool rms_norm = false, swiglu = false;
   double norm_eps = 1e-5;
   bool norm_first = true;  // false: x = norm(x + f(x)), as in the first Transformers
-  // Mesh axis over which x, norms and dropouts are held cut along the sequence, s. That of the heads: a
-  // norm's result is gathered for products, and their sums are cut (Korthikanti et al. 2022). Another one:
-  // products and attention's queries are cut as well, and keys and values gathered (context parallelism),
-  // unless attention.ulysses names it. Empty: as is cheapest.
+  // Mesh axis over which x, norms and dropouts are cut along the sequence, s. If it is the axis of the heads,
+  // a norm's result is gathered for products, and their sums are cut (Korthikanti et al. 2022). With another
+  // axis, products and attention's queries are cut as well, and keys and values are gathered (context
+  // parallelism), unless attention.ulysses names it. Empty: the cheapest.
   std::string sequence = "";
 };
-// x + attention(norm1(x)), and of that x + mlp(norm2(x)): scopes norm1, attention, norm2, mlp.
+// y = x + attention(norm1(x)), then y + mlp(norm2(y)): scopes norm1, attention, norm2, mlp.
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& options, OFL_HERE);
 
-// How many earlier positions a causal query sees grows along the sequence, so where mesh axis `axis` cuts it
-// into P parts, the last has nearly twice the mean work. Dealt, each has a block from the front and its
-// mirror image from the back, of 2 P blocks (Dubey et al. 2024, section 3.3.2): tokens and targets are put in
-// that order once, where they enter, and positions() say where each belongs, for embeddings, rope and masks:
+// A causal query sees more earlier positions the later it is, so if mesh axis `axis` cuts the sequence into P
+// parts, the last has nearly twice the mean work. This class divides it into 2 P blocks and gives each part a
+// block from the front and its mirror image from the back (Dubey et al. 2024, section 3.3.2). Tokens and
+// targets are reordered once, where they enter the model, and positions() has the position of each place, for
+// embeddings, rope and masks:
 //
 //   DealtSequence dealt(scope, tokens.shape()[1], "cp");
-//   Tensor logits = model(dealt.Deal(tokens), dealt.positions());  // TransformerOptions: with .sequence
-//   "cp", Tensor loss = mean(cross_entropy(logits, dealt.Deal(targets)));   //
-//   .attention.masks.query_positions and
-//                                                                     // .key_positions of positions()
+//   options.sequence = "cp";   // TransformerOptions
+//   options.attention.masks.query_positions = options.attention.masks.key_positions = dealt.positions();
+//   Tensor logits = model(dealt.Deal(tokens), dealt.positions());
+//   Tensor loss = mean(cross_entropy(logits, dealt.Deal(targets)));
 //
-// An operator that draws at random per position (dropout) draws by the place in the dealt order, which depends on P:
-// train with it, and the curve is not that of one device.
+// An operator that draws at random per position (dropout) draws by the place in the dealt order, which
+// depends on P: the loss curve then differs from that of one device.
 class DealtSequence {
  public:
-  // Where `axis` is empty, or the mesh has no such axis, or one of a single device, nothing moves.
+  // If `axis` is empty, or the mesh has no such axis or one device along it, the order stays unchanged.
   DealtSequence(Scope s, int64_t length, const std::string& axis, OFL_HERE);
 
-  // i32[length]: the position of each place. Undefined where nothing moves.
+  // i32[length]: the position of each place. Undefined if the order is unchanged.
   const Tensor& positions() const { return positions_; }
-  // x, whose axis `dim` is the sequence in its own order, dealt and cut over the mesh axis.
+  // Reorders axis `dim` of x, the sequence in its original order, and cuts it over the mesh axis.
   Tensor Deal(Tensor x, int64_t dim = 1, OFL_HERE) const;
-  // A result of it, in the sequence's own order.
+  // Puts a result back into the sequence's original order.
   Tensor Restore(Tensor y, int64_t dim = 1, OFL_HERE) const;
 
  private:
@@ -170,9 +172,9 @@ class DealtSequence {
   int64_t length_ = 0;
   Tensor positions_, places_;
 };
-// The position of each place: place i of part p is place i of what a mesh axis of so many devices gives to
-// device p of `length`. Each has half of its places from the front, in order, and half from the back, in the
-// opposite order of devices.
+// The position of each place in the dealt order of `length` places on a mesh axis of `parts` devices. Each
+// device has half of its places from the front, in order, and half from the back, in the opposite order of
+// devices.
 std::vector<int32_t> DealtPositions(int64_t length, int64_t parts);
 
 // --- Convolutions --------------------------------------------------------------------------------
@@ -203,9 +205,9 @@ struct LayersOptions {
   std::vector<int64_t> per_stage = {};      // blocks of each stage; empty: as Pipeline::layers says
   std::optional<Recompute> recompute = {};  // of these blocks; empty: as TrainOptions says
 };
-// x through n blocks, each a region (Scope::Region): block(scope of block i, x, i) -> x. Stages are said here
-// and nowhere else: what is requested before or behind lies with its first reader, and what reads x behind it
-// stands on the last stage.
+// Applies n blocks to x, each a region (Scope::Region): block(scope of block i, x, i) -> x. This function
+// alone assigns stages: weights requested before or after it are on the stage of their first reader, and
+// readers of the result are on the last stage.
 Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
               const LayersOptions& options = {}, OFL_HERE);
 

@@ -1,4 +1,4 @@
-// All of the public API: build a Model, Train or Evaluate it, run the Session.
+// The whole public API: build a Model, Train or Evaluate it, run the Session.
 #pragma once
 
 #include "oneflow_like/checkpoint.h"

@@ -1,5 +1,6 @@
-// The pieces of variables that this process's ranks hold, moved in boxes of at most kPieceBytes through
-// memory that devices copy to and from; and who gives which part where every element is wanted once.
+// Moves the pieces of variables that this process's ranks hold, in boxes of at most kPieceBytes, through
+// memory that devices copy to and from; and chooses the rank that provides each part if every element is
+// needed once.
 #pragma once
 
 #include <memory>
@@ -14,15 +15,15 @@ namespace oneflow_like {
 constexpr int64_t kPieceBytes = 1 << 20;
 inline int64_t MostElements(DType dtype) { return kPieceBytes / static_cast<int64_t>(SizeOf(dtype)); }
 
-// The piece of a variable that a rank hosted here has, and memory of the host to move it through.
+// The piece of a variable that a rank hosted here holds, and host memory to move it through.
 class LocalPiece {
  public:
   LocalPiece(const ModelImpl& model, int rank, const std::string& variable);
   const Box& box() const { return info_.box; }
   void* staging() const { return staging_->data(); }
-  // `run` is without gaps here. Valid until the next call.
+  // `run` must be contiguous in this piece. The result is valid until the next call.
   const void* Get(const Box& run);
-  void Put(const Box& run);  // what `staging` holds
+  void Put(const Box& run);  // the contents of `staging`
 
  private:
   size_t Bytes(const Box& run) const { return run.elements() * SizeOf(info_.dtype); }
@@ -33,16 +34,16 @@ class LocalPiece {
   std::unique_ptr<Memory> staging_;
 };
 
-// A part of a variable: who gives it, and whether processes lack it.
+// A part of a variable: the rank that provides it, and the ranks that hold it.
 struct Part {
   Box box;
   int giver = 0;             // rank
   Box piece;                 // the giver's
-  std::vector<int> holders;  // ranks that have it too, the giver among them
+  std::vector<int> holders;  // ranks that hold it, the giver included
   bool sent = false;
 };
 
-// Every element once. The same on all processes.
+// Parts that contain every element once. The same on all processes.
 std::vector<Part> PartsOf(const ModelImpl& model, const ModelVariable& variable);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// Which of its host's devices a rank has, and what it takes of memory beside its plan.
+// Assigns its host's devices to ranks, and computes the memory that a rank needs beside its plan.
 #pragma once
 
 #include <string>
@@ -9,21 +9,21 @@
 
 namespace oneflow_like {
 
-// The job's processes on the host of one of them, and which of them that one is.
+// The job's processes on the host of one process, and the place of that one among them.
 struct ProcessesOfHost {
   int count = 1, me = 0;
 };
 ProcessesOfHost ProcessesBeside(const Job* job, int process);
 
-// Which of `given` devices of its host a rank has: one of its own where there are enough, else several ranks
-// share one as virtual devices, neighbours together.
+// The device of a rank among the `given` devices of its host: one of its own if there are enough, else
+// several ranks share one as virtual devices, neighbours together.
 int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given);
 
-// Of a rank on a device that is not the host. Where devices have not been opened and are not named, as if
-// there were one for each rank.
+// For a rank on a device other than the host. If devices have not been opened and are not named, each rank is
+// assumed to have one of its own.
 struct MemoryBesides {
-  int64_t device = 0;  // what groups pack in
-  int64_t host = 0;    // what the device copies to and from: inputs, outputs, groups that meet on the host
+  int64_t device = 0;  // packing buffers of groups
+  int64_t host = 0;    // copied to and from by the device: inputs, outputs, groups that meet on the host
   std::vector<std::pair<std::string, int64_t>> consumers;  // of `device`
 };
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan);

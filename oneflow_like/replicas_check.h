@@ -1,5 +1,5 @@
-// Whether what several ranks hold alike is still alike, bit for bit: memory or a processor that changes a bit
-// says nothing, and training goes on with a mixture.
+// Checks that copies on several ranks are still equal, bit for bit: memory or a processor that flips a bit
+// reports nothing, and training would continue with different copies.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,22 @@
 
 namespace oneflow_like {
 
-// Of each variable, the ranks that hold the same piece, and a hash of what each has.
+// For each variable, the ranks that hold the same piece, and a hash of each one's bytes.
 struct Replicas {
   std::string variable;
   std::vector<int> ranks;
   std::vector<uint64_t> hashes;
 };
-// Which rank differs: the fewer; of two, either. Empty when all are equal.
+// Describes which ranks differ: the minority; of two, both. Empty when all are equal.
 std::string DifferenceOfReplicas(const Replicas& replicas);
 
-// All processes call it, between steps. Throws Error, the same on all of them, that names the step, the
+// Collective; called between steps. Throws Error, the same on all processes, that names the step, the
 // variable and the ranks with their hosts.
 void RequireEqualReplicas(ModelImpl* model, int64_t step);
 
-// What RequireEqualReplicas cannot compare, "" when that is nothing: "12 of 40 variables (3 of 9 MB) ...".
-// Throws Error where equal ranks may well differ in the last bit: processes that cut the mesh's rows
-// unevenly.
+// Describes the variables that RequireEqualReplicas cannot compare, "" if there are none: "12 of 40 variables
+// (3 of 9 MB) ...". Throws Error if copies may differ in the last bit without a fault: when processes cut the
+// mesh's rows unevenly.
 std::string WithoutReplicas(ModelImpl* model);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// --config and --out: flags read from a file, and a folder that holds what a run was and what it left.
+// --config and --out: flags read from a file, and a folder with the flags and the outputs of a run.
 #pragma once
 
 #include <string>
@@ -6,23 +6,23 @@
 namespace oneflow_like {
 
 // Sets the flags that `file` names and the command line does not. Lines are --name=value, empty, or begin
-// with #. Throws Error, which names the line, for anything else, for a flag that the program has not or that
-// stands twice, and for a value that the flag does not take.
+// with #. Throws Error, which names the line, for anything else, for a flag that the program lacks or that is
+// given twice, and for a value that the flag does not accept.
 void ReadConfig(const std::string& file);
 
-// All flags of the program and of Launcher with their values, but for --config and --out, as ReadConfig takes
-// them: defaults too, as another build may have others.
+// All flags of the program and of Launcher with their values, except --config and --out, in ReadConfig's
+// format: defaults, too, because another build may have others.
 std::string ConfigText();
 
-// Brings to `folder` what flags have not sent elsewhere: --log_dir=folder/log, and, of a program that has
+// Sets flags for outputs that the command line leaves unset: --log_dir=folder/log, and, in a program that has
 // them, --log_json=folder/metrics.jsonl, --tensorboard=folder/tensorboard and --save=folder/checkpoints.
-// Unless
-// --load or --load_hf says what to begin with, --resume is the same, so that the command given again goes on.
+// Unless --load or --load_hf says what to begin with, --resume is the same, so that the command given again
+// goes on.
 void SendOutputsTo(const std::string& folder);
 
-// Makes the folder and writes folder/config, with which --config repeats the run, and folder/build, what
-// --version prints. A folder that holds the config of another run is an Error that names the flags that
-// differ, and is left as it is.
+// Creates the folder and writes folder/config, with which --config repeats the run, and folder/build, the
+// output of --version. A folder with the config of another run is an Error that names the flags that differ;
+// it is left unchanged.
 void WriteRunFolder(const std::string& folder, const std::string& config, const std::string& build);
 
 }  // namespace oneflow_like

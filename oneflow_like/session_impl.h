@@ -1,4 +1,4 @@
-// What a Session holds: the compiled graph, and the runtime once a step has been asked for.
+// The data of a Session: the compiled graph, and the runtime once a step has been requested.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 namespace oneflow_like {
 
 struct Session::Impl {
-  std::shared_ptr<ModelImpl> model;  // first, so that it goes last
+  std::shared_ptr<ModelImpl> model;  // first, so that it is destroyed last
   Compiled compiled;
   SessionOptions options;
   std::set<std::string> outputs;
@@ -22,45 +22,45 @@ struct Session::Impl {
   std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
-  int64_t checked_feeds = 0;                   // how many steps of this session were compared
+  int64_t checked_feeds = 0;                   // steps of this session whose feeds were compared
   std::function<double(int64_t)> lr_function;  // of learning rates that are fed
   bool trains = false;                         // its steps update variables
-  bool told_replicas = false;                  // what has none
+  bool told_replicas = false;                  // has logged what has no replica
   FeedNeeds needs;                             // empty: not looked for yet
   double data_seconds = 0;                     // waited for sources since a profile was taken
   int64_t data_steps = 0;                      // that were fed from sources since then
   Schedule lr_schedule;
   double lr = 0;  // of the optimizer; 0: it names no single one
-  // With a report: what TakeProfile took from the runtime, all together.
+  // With a report: the sum of all that TakeProfile took from the runtime.
   StepProfile reported;
 
   ~Impl();  // Close(); an Error is logged
   // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
   void Close();
-  // Of the feeds, those of this session's inputs; others of the model are left out, so that one Feeds serves
-  // training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
+  // The feeds of this session's inputs; those of the model's other inputs are left out, so that one Feeds
+  // serves training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
   Feeds OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
   FeedPieces OwnPieces(const FeedPieces& pieces) const;
   const FeedNeeds& NeedsHere();
   // The factor on learning rates of the next step, which is fed where lr_function gives it. REQUIRES: loaded.
   double FeedRate(Feeds* feeds) const;
-  // Plans of the ranks hosted here, their memory, kernels and actors; the first time.
+  // Creates the plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
-  // Of the next step, with a job: all processes must feed the same.
+  // Checks the next step's feeds in a job: all processes must feed the same.
   void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces);
-  // Every ModelOptions::check_replicas steps.
+  // Checks replicas every ModelOptions::check_replicas steps.
   void CheckReplicas();
   void DumpPlan(const plan::Plan& plan) const;
 };
 
 // The same as Session::Summaries.
 std::vector<RankSummary> SummariesOf(const Session::Impl& session);
-// Of one rank, alone.
+// The same for a single rank.
 RankSummary SummaryOf(const Session::Impl& session, int rank);
-// Of a rank in SummaryText: its memory, its largest consumers and what it sends. The same in every process.
+// A rank's part of SummaryText: its memory, its largest consumers and its traffic. The same in every process.
 std::string RankText(const Session::Impl& session, const RankSummary& summary);
 
-// What ProfileText gives.
+// The text of ProfileText.
 std::string ToText(const StepProfile& profile, const std::string& session);
 
 }  // namespace oneflow_like

@@ -1,5 +1,6 @@
-// Waits, told when nothing moves any more (--stall_seconds) or SIGQUIT asks: acts and the values they
-// wait for, kernels that do not end, other processes, data, or the program itself. Nothing ends by it.
+// Reports what a program waits for when nothing moves any more (--stall_seconds) or on SIGQUIT: acts and the
+// values they wait for, kernels that do not end, other processes, data, or the program itself. A report ends
+// nothing.
 #pragma once
 
 #include <condition_variable>
@@ -16,9 +17,9 @@ namespace oneflow_like {
 
 class Job;
 
-// Of one process. While it lives, SIGQUIT prints a report and does nothing else, unless the program had a
-// handler of its own before or installs one later. One object at a time takes SIGQUIT. All methods from any
-// thread.
+// Watches one process. While this object lives, SIGQUIT prints a report and does nothing else, unless the
+// program had a handler of its own before or installs one later. One object at a time handles SIGQUIT.
+// Thread-safe.
 class StallWatch {
   struct Call {  // of a thread of the program
     std::thread::id thread;
@@ -27,15 +28,15 @@ class StallWatch {
   };
 
  public:
-  // A report is logged after `seconds` in which nothing has moved, and again after as many; 0: none but by
-  // SIGQUIT. `process`: its number; -1: there is one alone.
+  // Logs a report when nothing has moved for `seconds`, and again after each further `seconds`; 0: only on
+  // SIGQUIT. `process`: its number; -1: the only process.
   StallWatch(double seconds, int process);
   ~StallWatch();  // Stop()
   StallWatch(const StallWatch&) = delete;
-  // Waits for a report that is being made. From here on there is none.
+  // Waits for a report in progress. No report is made afterwards.
   void Stop();
 
-  // Other processes that are waited for; outlives this, or Stop() comes first.
+  // The job, for waits on other processes. It must outlive this object, unless Stop() is called first.
   void SetJob(Job* job);
 
   // A session with steps: Runtime::ActsEnded and Runtime::WhoWaits. Both are called until Remove returns.
@@ -47,10 +48,11 @@ class StallWatch {
   void Add(const void* who, Session session);
   void Remove(const void* who);
 
-  // The call that the program's thread is in while this lives: "Session::Run of session train, which waits for data".
+  // The call that the program's thread is in while this lives: "Session::Run of session train, which waits
+  // for data".
   class Doing {
    public:
-    Doing(StallWatch* watch, const std::string& what);  // nullptr: nobody is told
+    Doing(StallWatch* watch, const std::string& what);  // nullptr: no effect
     ~Doing();
     Doing(const Doing&) = delete;
 
@@ -59,7 +61,7 @@ class StallWatch {
     std::list<Call>::iterator call_;
   };
 
-  // As it is logged.
+  // The text of a report, as it is logged.
   std::string Report();
 
  private:
@@ -70,7 +72,7 @@ class StallWatch {
   const double seconds_;
   const int process_;
   int event_ = -1;  // descriptor: SIGQUIT has come, or the thread is to end
-  // A lock, since everybody may call, and who is asked must stay meanwhile.
+  // A lock, because any thread may call, and sessions must not be removed while they are asked.
   std::mutex mutex_;
   Job* job_ = nullptr;
   std::map<const void*, Session> sessions_;
@@ -78,7 +80,7 @@ class StallWatch {
   std::string last_call_;  // the last that ended
   double last_ended_ = 0;
   int64_t calls_begun_ = 0;
-  double moved_at_ = 0;  // when something last moved, as far as was looked
+  double moved_at_ = 0;  // when something last moved, as of the last check
   int64_t moves_ = -1;
   bool stop_ = false;
   std::thread thread_;  // last

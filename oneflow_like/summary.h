@@ -1,4 +1,4 @@
-// Numbers as --dry_run and --explain print them.
+// Formats numbers for --dry_run and --explain.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ std::string BytesText(double bytes);      // "1.50 MB"
 std::string SecondsText(double seconds);  // "1.50 ms"
 std::string RangesText(
     const std::vector<int>& ranks);  // "0-3, 8"; of many the first few and how many there are
-// The work of --overlap, in one line; empty where it was not asked for.
+// The effect of --overlap, in one line; empty if it was not requested.
 std::string OverlapText(const Compiled& compiled);
 
 // By name; `purposes` are PurposesOf(compiled).

@@ -1,4 +1,4 @@
-// How a variable of a model starts, how it is cut over the mesh, and what training makes of it.
+// Options of a model's variable: its initial value, its cut over the mesh, and its training.
 #pragma once
 
 #include <initializer_list>
@@ -29,8 +29,8 @@ struct Fans {
   std::vector<int> in, out;
 };
 
-// How a weight starts: an initialiser operator and its numbers. Without Fans, fan_in is all but the last axis
-// multiplied, and fan_out the last.
+// The initial value of a weight: an initialiser operator and its numbers. Without Fans, fan_in is the product
+// of all axes but the last, and fan_out is the last.
 struct Initializer {
   enum class Kind {
     kFull,
@@ -64,31 +64,32 @@ inline Initializer XavierNormal(Fans fans = {}) { return {Initializer::Kind::kXa
 // He et al. 2015: variance 2 / fan_in.
 inline Initializer KaimingUniform(Fans fans = {}) { return {Initializer::Kind::kKaimingUniform, 0, 0, fans}; }
 inline Initializer KaimingNormal(Fans fans = {}) { return {Initializer::Kind::kKaimingNormal, 0, 0, fans}; }
-// Saxe et al. 2014: rows (all axes but the last, merged) or columns that are orthogonal and of length `gain`,
-// whichever are fewer. Computed on the host when the weight is made.
+// Saxe et al. 2014: rows (all axes but the last, merged) or columns, whichever are fewer, are orthogonal and
+// of length `gain`. Computed on the host when the weight is created.
 inline Initializer Orthogonal(double gain = 1) { return {Initializer::Kind::kOrthogonal, gain, 0}; }
-// These very numbers, of the weight's shape and type. The model keeps them as long as it lives.
+// The given numbers, which must have the weight's shape and type. The model keeps them for its lifetime.
 inline Initializer FromTensor(HostTensor value) {
   return {Initializer::Kind::kTensor, 0, 0, {}, std::make_shared<const HostTensor>(std::move(value))};
 }
 
-// A weight beside its name, shape and initialiser. An option that is left out takes its default, or what a
-// pattern of ModelOptions::weights says.
+// Options of a weight besides its name, shape and initialiser. An option that is left out has its default, or
+// the value from a pattern of ModelOptions::weights.
 struct WeightOptions {
   Annotation sbp;     // cut as computed
-  Annotation stored;  // further cuts of what lies in memory (and of its optimizer state), gathered for use
-  // false: frozen. It has no gradient, no optimizer state, and no message of training. Default: true.
+  Annotation stored;  // further cuts of the stored weight (and of its optimizer state), which is gathered
+                      // for use
+  // false: frozen, without gradient, optimizer state, or messages in training. Default: true.
   std::optional<bool> trainable;
   // Factors on the optimizer's weight decay and learning rate. Default of `rate`: 1; of `decay`: 1 for
   // weights of two and more axes that an operator other than an elementwise one reads (products,
   // convolutions, tables), 0 for biases and the parameters of norms.
   std::optional<double> decay, rate;
-  // Type in memory of a frozen weight, f32, bf16 or f16; what Weight returns is f32 all the same. Default:
+  // Type in memory of a frozen weight, f32, bf16 or f16; Weight returns an f32 tensor in any case. Default:
   // f32.
   std::optional<DType> dtype;
 };
 
-// `{}` in the place of options.
+// `{}` in place of options.
 enum class NoOptions : uint8_t {};
 
 struct StateOptions {
@@ -96,9 +97,9 @@ struct StateOptions {
   DType dtype = DType::kFloat32;
 };
 
-// Options by path, for weights that code elsewhere requests: '*' stands for any characters, '?' for one.
-// Where an option is given by several, the last one that matches overrides the others, and all of them what
-// the request says. A pattern without a match is an Error when a session is made.
+// Options by path, for weights that are requested by code elsewhere: '*' stands for any characters, '?' for
+// one. If several matching patterns give an option, the last one counts, and it overrides the request. A
+// pattern without a match is an Error when a session is created.
 struct WeightPattern {
   std::string pattern;
   WeightOptions options;

@@ -21,7 +21,7 @@ inline int RequireAxis(const OpCall& call, size_t input = 0) {
   return static_cast<int>(axis);
 }
 
-// Numbers of any type; sums over ranks of flags make no sense.
+// Requires numbers of any type: flags cannot be summed over ranks.
 inline void RequireNumbers(const OpCall& call, size_t input) {
   if (call.dtypes[input] == DType::kBool)
     Fail(call.who, ": operand ", input + 1, " is bool but must be numbers; cast it");
@@ -50,7 +50,7 @@ struct AroundAxis {
       : outer(OuterOf(arg.extent, axis)), along(arg.extent[axis]), inner(InnerOf(arg.extent, axis)) {}
 };
 
-// The step's error for an index that names nothing.
+// The step's error for an index out of range.
 inline Status IndexOutside(int64_t id, int64_t limit) {
   return Status(Cat("index ", id, " is outside [0, ", limit, ")"));
 }

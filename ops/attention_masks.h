@@ -1,5 +1,5 @@
-// The optional operands of attention and its gradient: which of them a use has, how they lie, and which keys
-// a query sees. The table entry, the reference kernel and the kernels of all devices read them here.
+// The optional operands of attention and its gradient: which of them are present, their layout, and the keys
+// that a query sees. Shared by the table entry, the reference kernel and the kernels of all devices.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace oneflow_like {
 
-// Numbers of the optional operands, -1 where there is none. The attribute "masks" lists those there are, a
-// space between their names; they follow the other operands in this order.
+// Operand numbers of the optional operands, -1 for absent ones. The attribute "masks" lists the present ones,
+// separated by spaces; they follow the other operands in this order.
 struct AttentionMasks {
   int bias = -1;                                 // f32, broadcast to [b (h g) s t], added to the scores
   int query_positions = -1, key_positions = -1;  // of integers, [b s] or [s], [b t] or [t]
@@ -23,7 +23,7 @@ struct AttentionMasks {
 
   bool Positions() const { return query_positions >= 0 || key_positions >= 0; }
   bool Documents() const { return query_documents >= 0; }
-  // Whether a key is seen as the causal mask by places says, or always.
+  // Whether only the causal mask by places decides if a key is seen, or all keys are seen.
   bool Simple() const { return window == 0 && !Positions() && !Documents(); }
   bool Sees(int64_t query, int64_t key, int64_t query_document, int64_t key_document) const {
     return (!causal || key <= query) && (window == 0 || key > query - window) &&
@@ -34,7 +34,7 @@ struct AttentionMasks {
 inline constexpr const char* kAttentionMasks[] = {"bias", "query_positions", "key_positions",
                                                   "query_documents", "key_documents"};
 
-// `first`: the number of the first optional operand. Names that attention does not know are left out.
+// `first`: the number of the first optional operand. Unknown names are ignored.
 inline AttentionMasks MasksOf(const Attrs& attrs, int first) {
   AttentionMasks masks;
   masks.causal = attrs.Int("causal", 0) != 0;
@@ -49,8 +49,8 @@ inline AttentionMasks MasksOf(const Attrs& attrs, int first) {
   return masks;
 }
 
-// The position or document of query or key i of batch b, local numbers: an element of [b i] or [i]. Of an
-// operand that is absent: `first` + i, or always 0 for documents.
+// The position or document of query or key i of batch b, local numbers: an element of [b i] or [i]. If the
+// operand is absent: `first` + i, or always 0 for documents.
 struct MaskRow {
   const TensorArg* operand = nullptr;
   int64_t first = 0, step = 1;

@@ -1,5 +1,4 @@
-// Shared by embedding_bag's kernels on the host: which ids of a bag count, and what a step says of those
-// that make no sense.
+// Shared by embedding_bag's kernels on the host: the ids of a bag that count, and the error for invalid ones.
 #pragma once
 
 #include "core/kernel.h"
@@ -13,13 +12,13 @@ struct Bags {
 
   int64_t count() const { return ids.extent[0]; }
   int64_t room() const { return ids.extent[1]; }
-  // How many of the bag's ids that are held here count.
+  // The number of the bag's ids that are held here and count.
   int64_t Used(int64_t bag) const {
     int64_t used = LoadInt(lengths, bag) - ids.begin[1];
     return used < 0 ? 0 : used < room() ? used : room();
   }
 
-  // The first length outside [0, l] or id outside a table of `rows` rows.
+  // Fails with the first length outside [0, l] or id outside a table of `rows` rows.
   Status Check(int64_t rows) const {
     for (int64_t bag = 0; bag < count(); ++bag) {
       int64_t length = LoadInt(lengths, bag);

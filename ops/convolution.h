@@ -19,7 +19,8 @@ struct ConvolutionAxis {
   bool operator==(const ConvolutionAxis&) const = default;
 };
 
-// Of the pieces that a rank holds. An extent may be 0, and each kind sums over what its result lacks.
+// The shape of the pieces that a rank holds. An extent may be 0; each kind sums over the axes that its result
+// lacks.
 struct ConvolutionShape {
   int64_t batch = 0, groups = 0;
   int64_t in = 0, out = 0;  // channels of one group: c and k
@@ -27,7 +28,7 @@ struct ConvolutionShape {
   bool operator==(const ConvolutionShape&) const = default;
 };
 
-// The operands in the order of the relation, whichever of them is the result.
+// The operands in the order of the relation; any of them may be the result.
 struct ConvolutionArgs {
   const TensorArg *x, *filter, *y;
 };
@@ -40,8 +41,8 @@ ConvolutionArgs ConvolutionArgsOf(ConvolutionKind kind, const Args& a) {
 
 ConvolutionShape ShapeOfConvolution(const Attrs& attrs, const ConvolutionArgs& args);
 
-// Results of a window of `window` elements, `dilation` apart, along an axis of `in` padded on both sides.
-// Less than 1 where the window does not fit.
+// The number of results of a window of `window` elements, `dilation` apart, along an axis of extent `in`,
+// padded on both sides. Less than 1 if the window does not fit.
 inline int64_t ConvolutionExtent(int64_t in, int64_t window, int64_t stride, int64_t padding,
                                  int64_t dilation) {
   int64_t free = in + 2 * padding - dilation * (window - 1) - 1;

@@ -1,5 +1,5 @@
-// How table entries of elementwise operators are written: reference kernels from a function of numbers, and
-// entries of functions of one and two numbers, of their slopes.
+// Helpers for table entries of elementwise operators: reference kernels from a scalar function, and entries
+// of functions of one and two numbers and of their slopes.
 #pragma once
 
 #include <set>
@@ -39,7 +39,7 @@ Status Binary(const KernelContext& context) {
       const int64_t second = BroadcastOffset(b.extent, index);
       Store(y.as<Out>() + i++,
             kF(Load(a.as<T>() + BroadcastOffset(a.extent, index)),
-               // Of another type only inside a chain: a narrow operand beside fp32 numbers of its channels.
+               // The types differ only inside a chain: a narrow operand beside fp32 numbers of its channels.
                b.dtype == a.dtype ? Load(b.as<T>() + second) : static_cast<Wide<T>>(LoadFloat(b, second))));
     });
     return Status();
@@ -132,8 +132,8 @@ inline OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn re
   return def;
 }
 
-// Functions whose slope grows without bound: an error of their operand or result in a narrow type would grow
-// too.
+// For functions whose slope grows without bound: a rounding error of their operand or result in a narrow type
+// would grow, too.
 inline OpDef WidePrecision(OpDef def) {
   def.precision = Precision::kWide;
   return def;

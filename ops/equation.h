@@ -1,5 +1,5 @@
-// Equations of products of two tensors ("bsw,whd->bshd"): parsed, as lines of labelled axes, and what
-// reference kernels walk them with.
+// Equations of products of two tensors ("bsw,whd->bshd"): parsing, lines of labelled axes, and the loops of
+// reference kernels.
 #pragma once
 
 #include <string>
@@ -23,19 +23,19 @@ inline bool HasLabel(const std::string& labels, char label) {
   return labels.find(label) != std::string::npos;
 }
 
-// Throws Error, opening with `who`, for text that is no equation.
+// Throws Error, beginning with `who`, for an invalid equation.
 Equation ParseEquation(const std::string& who, const std::string& text);
-// Of the attribute "equation", which has to be there.
+// Parses the attribute "equation", which is required.
 Equation EquationOf(const OpCall& call);
 // A matmul of an operand of `rank` axes with a matrix: "abk,kn->abn". REQUIRES: 2 <= rank <= 10.
 Equation MatmulEquation(int rank);
 
-// Where a label's axis stands in each operand; -1: nowhere.
+// The axis of a label in each operand; -1: absent.
 struct LabelAxes {
   int a = -1, b = -1, y = -1;
 };
-// Of matmul, by the global extents of its operands (an axis of extent 1 that is broadcast is no axis of the
-// label); of an einsum by its equation, labels of y first.
+// For matmul, from the global extents of its operands (a broadcast axis of extent 1 does not have the label);
+// for an einsum, from its equation; labels of y come first.
 std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y);
 std::vector<LabelAxes> EinsumLabels(const std::string& equation);
 
@@ -47,7 +47,7 @@ std::string Spaced(const std::string& labels);
 // A sum for every label the equation loses.
 std::map<std::string, Reduce> SummedFolds(const Equation& e);
 
-// Walks an index over named axes: the offsets it has in both operands.
+// Offsets in both operands for an index over named axes.
 struct EquationWalk {
   Dims extent;
   Dims a_stride, b_stride;  // 0 where the operand has no such axis

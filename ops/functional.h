@@ -1,6 +1,6 @@
-// The operators as functions on Tensors: what users write models with, and gradients too. Shapes are global.
-// Every function throws Error, naming itself, the axis, both numbers and the caller's line, when operands do
-// not fit. Axes may be given negative, counting from the last.
+// The operators as functions on Tensors, for models and for gradients. Shapes are global. If operands do not
+// fit, a function throws Error, naming itself, the axis, both numbers and the caller's line. Negative axes
+// count from the last.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ using Here = std::source_location;
 Tensor matmul(Tensor a, Tensor b, OFL_HERE);
 // Two operands, single-letter labels, e.g. "bsw,whd->bshd". Labels absent from the output are summed.
 Tensor einsum(const std::string& equation, Tensor a, Tensor b, OFL_HERE);
-// The same of any number of operands ("bij,bjk,kl->bil"), of one too ("ij->ji", "ij->i"); the order of
-// products is the one of least work. `...` stands for leading axes that all operands broadcast, and that the
-// output keeps. A label that stands twice in one operand (a diagonal) is an Error.
+// The same for any number of operands ("bij,bjk,kl->bil"), also one ("ij->ji", "ij->i"); products are
+// computed in the order of least work. `...` stands for leading axes that all operands broadcast, and that
+// the output keeps. A repeated label in one operand (a diagonal) is an Error.
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands, OFL_HERE);
 
 // --- Elementwise, operands broadcast against each other from the last axis ---
@@ -40,29 +40,30 @@ Tensor add_n(const std::vector<Tensor>& terms, OFL_HERE);
 Tensor scale(Tensor x, double factor, OFL_HERE);  // x * factor; carries partial sums
 Tensor shift(Tensor x, double offset, OFL_HERE);  // x + offset
 Tensor neg(Tensor x, OFL_HERE);
-// Comparisons give bool; a gradient does not pass.
+// Comparisons give bool; no gradient passes.
 Tensor equal(Tensor a, Tensor b, OFL_HERE);
 Tensor not_equal(Tensor a, Tensor b, OFL_HERE);
 Tensor less(Tensor a, Tensor b, OFL_HERE);
 Tensor less_equal(Tensor a, Tensor b, OFL_HERE);
 Tensor greater(Tensor a, Tensor b, OFL_HERE);
 Tensor greater_equal(Tensor a, Tensor b, OFL_HERE);
-// a - b floor(a / b), of b's sign, of numbers of any type; of integers 0 where b is 0. fp32 is exact while
-// |a / b| < 2^23.
+// a - b floor(a / b), with b's sign, for numbers of any type; for integers 0 where b is 0. fp32 is exact
+// while |a / b| < 2^23.
 Tensor remainder(Tensor a, Tensor b, OFL_HERE);
-// Of bool operands.
+// For bool operands.
 Tensor logical_and(Tensor a, Tensor b, OFL_HERE);
 Tensor logical_or(Tensor a, Tensor b, OFL_HERE);
 Tensor logical_xor(Tensor a, Tensor b, OFL_HERE);
 Tensor logical_not(Tensor x, OFL_HERE);
-// Of integers of one type. A shift by less than 0 or more than 63 gives 0, to the right -1 for negative a.
+// For integers of one type. A shift by less than 0 or more than 63 gives 0; a right shift of a negative a
+// then gives -1.
 Tensor bitwise_and(Tensor a, Tensor b, OFL_HERE);
 Tensor bitwise_or(Tensor a, Tensor b, OFL_HERE);
 Tensor bitwise_xor(Tensor a, Tensor b, OFL_HERE);
 Tensor bitwise_not(Tensor x, OFL_HERE);
 Tensor left_shift(Tensor a, Tensor b, OFL_HERE);
 Tensor right_shift(Tensor a, Tensor b, OFL_HERE);  // rounds down
-// Whether x is neither infinite nor NaN, whether it is NaN: bool; a gradient does not pass.
+// Whether x is neither infinite nor NaN; whether it is NaN. Both give bool; no gradient passes.
 Tensor isfinite(Tensor x, OFL_HERE);
 Tensor isnan(Tensor x, OFL_HERE);
 // condition (bool) ? a : b, broadcasting all three.
@@ -77,16 +78,16 @@ Tensor sign(Tensor x, OFL_HERE);        // -1, 0 or 1; no gradient passes
 Tensor reciprocal(Tensor x, OFL_HERE);  // 1 / x
 Tensor log1p(Tensor x, OFL_HERE);       // log(1 + x)
 Tensor expm1(Tensor x, OFL_HERE);       // e^x - 1
-// Of radians: within 2 units in the last place (tan: 4) for |x| up to 10^6, within 2e-7 up to 10^9; NaN
-// beyond.
+// x is in radians. Accurate within 2 units in the last place (tan: 4) for |x| up to 10^6, within 2e-7 up to
+// 10^9; NaN beyond.
 Tensor sin(Tensor x, OFL_HERE);
 Tensor cos(Tensor x, OFL_HERE);
 Tensor tan(Tensor x, OFL_HERE);
-// Whole numbers beside x; no gradient passes.
+// Rounding to whole numbers; no gradient passes.
 Tensor floor(Tensor x, OFL_HERE);
 Tensor ceil(Tensor x, OFL_HERE);
 Tensor round(Tensor x, OFL_HERE);  // halves to the even one
-// x held inside [low, high], which may be infinite; the gradient passes inside, bounds included.
+// x limited to [low, high], which may be infinite; the gradient passes inside, bounds included.
 Tensor clamp(Tensor x, double low, double high, OFL_HERE);
 Tensor tanh(Tensor x, OFL_HERE);
 Tensor erf(Tensor x, OFL_HERE);
@@ -114,8 +115,8 @@ Tensor max(Tensor x, std::vector<int64_t> axes = {}, bool keep = false,
            OFL_HERE);  // gradient shared among ties
 Tensor min(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor prod(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
-// The mean of squared distances to the mean, with n - correction for n in its denominator: 1 estimates the
-// variance of what x was drawn from, 0 is that of x itself. Throws Error where n does not exceed the
+// The sum of squared distances to the mean, divided by n - correction: 1 estimates the variance of the
+// distribution that x was drawn from, 0 gives that of x itself. Throws Error if n does not exceed the
 // correction.
 Tensor var(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, int64_t correction = 1, OFL_HERE);
 Tensor stddev(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, int64_t correction = 1, OFL_HERE);
@@ -124,7 +125,7 @@ Tensor logsumexp(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OF
 // The sum of absolute values (p = 1), the root of the sum of squares (2; its gradient at zeros is 0) or the
 // greatest absolute value (infinity); another p is an Error.
 Tensor norm(Tensor x, double p = 2, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
-// Of bool: whether one is true, whether all are. Over nothing: false, true.
+// For bool x: whether any element is true; whether all are. Over nothing: false, true.
 Tensor any(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor all(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 // The mean over the elements of x where mask (bool, broadcast to x) is true; 0 where there are none.
@@ -150,7 +151,7 @@ std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, OFL_HERE);  // 
 Tensor pad(Tensor x, int64_t axis, int64_t before, int64_t after, OFL_HERE);
 // table[v ..], ids[any] -> [any ..]: rows of the first axis of table.
 Tensor gather(Tensor table, Tensor ids, OFL_HERE);
-// x[n.. c], ids[n..] -> [n..]: for each row the element ids says; the class axis may be cut.
+// x[n.. c], ids[n..] -> [n..]: the element of each row that ids names; the class axis may be cut.
 Tensor pick(Tensor x, Tensor ids, OFL_HERE);
 Tensor one_hot(Tensor ids, int64_t classes, OFL_HERE);  // f32, a new last axis
 
@@ -184,14 +185,14 @@ struct AttentionOptions {
   bool causal = true;
   double dropout = 0;  // probability of dropping a probability
   double scale = 0;    // 0: 1 / sqrt(d)
-  std::string draws;   // names what dropout draws, as that of dropout() below
+  std::string draws;   // names the random draws, as in dropout() below
   // A query sees keys at positions greater than its own minus this (Beltagy et al. 2020); 0: all. With causal
-  // these are `window` keys, its own among them.
+  // these are `window` keys, including the key at its own position.
   int64_t window = 0;
-  // Added to the scaled scores; f32, broadcast from the last axis to [b (h g) s t]. -infinity masks.
-  // Gradients reach it.
+  // Added to the scaled scores; f32, broadcast from the last axis to [b (h g) s t]. -infinity masks. It has a
+  // gradient.
   Tensor bias = {};
-  // i32 or i64, [b s] or [s], and [b t] or [t]; any numbers. For causal and window.
+  // Positions for causal and window: i32 or i64, [b s] or [s], and [b t] or [t]; any numbers.
   Tensor query_positions = {}, key_positions = {};
   // The same shapes; a query sees only keys of its own document. Both or none.
   Tensor query_documents = {}, key_documents = {};
@@ -203,7 +204,7 @@ struct RopeOptions {
   double base = 10000;
   bool interleaved =
       false;         // pairs are elements 2i, 2i + 1; else i, i + dims / 2, as of Llama in Hugging Face
-  int64_t dims = 0;  // how many elements are rotated, from the first on; the rest passes; 0: all
+  int64_t dims = 0;  // how many elements are rotated, from the first on; the rest is unchanged; 0: all
   double scale = 1;  // positions are divided by it (Chen et al. 2023)
   // Llama 3.1's stretching of contexts longer than `trained_length` tokens, 0: none. A pair that turns fewer
   // than `low_turns` times over that length turns `factor` times slower, one that turns more than
@@ -214,7 +215,7 @@ struct RopeOptions {
 Tensor rope(Tensor x, Tensor positions, const RopeOptions& options = {}, OFL_HERE);
 // Zeroes with probability p and divides the rest by 1 - p. The mask is a function of the seed, the operator,
 // the step and the global position: the same on every mesh and for every number of micro-batches. The
-// operator is known by its scope and by how many of its kind stand before it there, in what a session runs,
+// operator is identified by its scope and its ordinal there among operators of its kind that a session runs,
 // or by the name `draws`. p = 0 is the identity.
 Tensor dropout(Tensor x, double p, OFL_HERE);
 Tensor dropout(Tensor x, double p, const std::string& draws, OFL_HERE);
@@ -224,28 +225,30 @@ int64_t DrawKey(const std::string& name);
 
 // --- Variables ---
 
-// The variable (what Scope::Weight gives) holds `value`, of its shape and type, after the step; all of the
-// step's operators read what it held before. Returns what it will hold. It happens in sessions that compute
-// the result: as an output, as one of SessionOptions::also, or because an output depends on it. A value that
-// differs between micro-batches must be reduced over the batch first. Two assigns to a variable are an Error.
+// Gives the variable (a result of Scope::Weight or State) the `value`, of its shape and type, at the end of
+// the step; all of the step's operators read the old value. Returns the new value. The assignment runs in
+// sessions that compute this result: as an output, as one of SessionOptions::also, or because an output
+// depends on it. A value that differs between micro-batches must be reduced over the batch first. Two assigns
+// to a variable are an Error.
 //
 // With `each_micro_batch` the variable is written once for each micro-batch, in their order: operators that
-// read it see what the micro-batch before left, and what assign returns is what this one leaves. So a step of
-// m micro-batches does what m steps of one do. An output that is no part of the batch is then that of the
-// last micro-batch. What lies between reading the variable and writing it may not need the whole batch.
+// read it see the value from the previous micro-batch, and assign returns the value from this one. So a step
+// of m micro-batches equals m steps of one. An output that is not a part of the batch then has the last
+// micro-batch's value. Values computed between reading the variable and writing it must not need the whole
+// batch.
 struct AssignOptions {
   bool each_micro_batch = false;
 };
 Tensor assign(Tensor variable, Tensor value, OFL_HERE);
 Tensor assign(Tensor variable, Tensor value, const AssignOptions& options, OFL_HERE);
-// The same of the part [begin, begin + extent of value) of one axis; begin[] is i32 or i64. What is outside
-// of it stays, and costs nothing. A begin for which the part is not inside the axis fails the step. With
-// `each_micro_batch` micro-batches may cut the value along that axis: each writes its own part at its begin.
+// The same for the part [begin, begin + extent of value) of one axis; begin[] is i32 or i64. The rest is
+// unchanged, and costs nothing. If the part is not inside the axis, the step fails. With `each_micro_batch`
+// micro-batches may cut the value along that axis: each writes its own part at its begin.
 Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, OFL_HERE);
 Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, const AssignOptions& options,
                     OFL_HERE);
-// The sum and the mean over some axes, as of sum() and mean() but over the elements of the micro-batch alone.
-// No gradient goes through them: a loss that depends on a weight through one is an Error.
+// As sum() and mean(), but over the elements of the micro-batch only. No gradient flows through them: a loss
+// that depends on a weight through one is an Error.
 Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes = {}, bool keep = false, OFL_HERE);
 

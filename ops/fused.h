@@ -25,10 +25,10 @@ struct FusedStep {
 // (ops/scalar.h) or a program of such, add_n, cast or dropout, whose operands are all floating or bool.
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out);
 
-// Whether the operator is one of the user's that is a program of such steps (OpDef::scalar).
+// Whether the operator is a user's program of such steps (OpDef::scalar).
 bool IsProgram(const OpDef& def);
-// One use of a fusible operator as steps of a chain: one step, or those of its program, on values 0, 1, ...
-// for its operands. Throws Error, opening with `who`, when the program cannot be read.
+// The steps of one use of a fusible operator: one step, or those of its program, with values 0, 1, ... for
+// its operands. Throws Error, beginning with `who`, when the program cannot be parsed.
 std::vector<FusedStep> StepsOf(const OpDef& def, const Attrs& attrs, int operands, const std::string& who);
 
 // The text of a program, and back. Parsing throws Error for a step that names no fusible operator or a value

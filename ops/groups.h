@@ -1,4 +1,4 @@
-// Shared by kernels of grouped products on the host: which rows belong to which expert.
+// Shared by kernels of grouped products on the host: the rows of each expert.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ inline Status CheckCounts(const TensorArg& counts, int64_t rows) {
   return Status();
 }
 
-// Calls body(expert, begin, end) for the experts [first, first + experts): their rows among those of `x` that
-// are held here, counted from the first of these; begin <= end.
+// Calls body(expert, begin, end) for the experts [first, first + experts) with the expert's rows among the
+// rows of `x` held here, counted from the first of these; begin <= end.
 template <typename F>
 void ForGroups(const TensorArg& counts, const TensorArg& x, int64_t first, int64_t experts, F&& body) {
   int64_t at = 0;

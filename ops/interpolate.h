@@ -1,5 +1,5 @@
-// Where the rows (or columns) of a resized picture come from, for kernels of every device. Positions are
-// fractions of whole numbers, so every device finds the same ones.
+// The source rows (or columns) of a resized picture, for kernels of every device. Positions are computed as
+// quotients of integers, so every device finds the same ones.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct ResizeAxis {
     return {first, first + 1, weight};
   }
 
-  // Results that may come from row i; of those outside none does.
+  // A range that contains all results computed from row i.
   OFL_HOST_DEVICE ResizeRange Results(int64_t i) const {
     if (in == 1 || out == 1) return {0, out};
     // Positions grow with the results by in / out, or by (in - 1) / (out - 1).
@@ -48,7 +48,7 @@ struct ResizeAxis {
     return {begin < 0 ? 0 : begin, end > out ? out : end};
   }
 
-  // The part of row i in a result.
+  // The weight of row i in a result.
   OFL_HOST_DEVICE float Part(int64_t i, int64_t p) const {
     ResizeSource source = Source(p);
     return (source.first == i ? 1.0f - source.weight : 0.0f) + (source.second == i ? source.weight : 0.0f);
@@ -60,7 +60,7 @@ struct ResizeShape {
   ResizeAxis rows, columns;
 };
 
-// `x` and `y` are the operands of the forward operator, or what has their shapes.
+// `x` and `y` are the operands of the forward operator, or tensors of the same shapes.
 ResizeShape ShapeOfResize(const Attrs& attrs, const TensorArg& x, const TensorArg& y);
 
 }  // namespace oneflow_like

@@ -1,5 +1,6 @@
-// Losses. None is reduced: each gives a loss per element, or per row where it says so; take the mean() of it,
-// or the masked_mean() of what counts. `target` broadcasts to x as operands of elementwise operators do.
+// Losses. None is reduced: each returns a loss per element, or per row where it says so; take the mean(), or
+// the masked_mean() of the elements that count. `target` broadcasts to x as operands of elementwise operators
+// do.
 #pragma once
 
 #include <optional>
@@ -14,8 +15,8 @@ Tensor mse_loss(Tensor x, Tensor target, OFL_HERE);  // (x - target)^2
 Tensor l1_loss(Tensor x, Tensor target, OFL_HERE);   // |x - target|
 // d = x - target: d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964). delta is above 0.
 Tensor huber_loss(Tensor x, Tensor target, double delta = 1, OFL_HERE);
-// The same divided by its bend: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; beta 0 is l1 (Girshick
-// 2015).
+// huber_loss with delta = beta, divided by beta: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; beta 0
+// is l1 (Girshick 2015).
 Tensor smooth_l1_loss(Tensor x, Tensor target, double beta = 1, OFL_HERE);
 // max(0, 1 - x target), target -1 or 1.
 Tensor hinge_loss(Tensor x, Tensor target, OFL_HERE);
@@ -30,22 +31,21 @@ Tensor bce_with_logits_loss(Tensor x, Tensor target, Tensor pos_weight = {}, OFL
 
 // --- Of distributions ---
 
-// target (log target - x) of log-probabilities x; 0 where target is 0. log_target: target is given as
-// logarithms.
+// target (log target - x) for log-probabilities x; 0 where target is 0. log_target: target has logarithms.
 Tensor kl_div_loss(Tensor x, Tensor target, bool log_target = false, OFL_HERE);
 // -x[target] of log-probabilities x[.. c], target[..] (i32 or i64, negative: ignored, loss 0) -> [..]. The
 // class axis may be cut.
 Tensor nll_loss(Tensor x, Tensor target, OFL_HERE);
 
 struct CrossEntropyOptions {
-  // So much of each target is spread evenly over all classes (Szegedy et al. 2016): in [0, 1].
+  // The share of each target that is spread evenly over all classes (Szegedy et al. 2016): in [0, 1].
   double label_smoothing = 0;
-  // Adds z_loss log(sum(exp(logits)))^2, which holds the normaliser near 1 (Chowdhery et al. 2022).
+  // Adds z_loss log(sum(exp(logits)))^2, which keeps the normaliser near 1 (Chowdhery et al. 2022).
   double z_loss = 0;
-  // Targets of this class have loss 0, as negative ones have.
+  // Targets of this class have loss 0, like negative ones.
   std::optional<int64_t> ignore_index;
-  // [c]: multiplies the loss of each class; of smoothed targets, of every class its share. A mean by weights
-  // is the sum of losses divided by that of gather(class_weights, target).
+  // [c]: multiplies the loss of each class; with smoothed targets, each class's share of it. The weighted
+  // mean is the sum of losses divided by the sum of gather(class_weights, target).
   Tensor class_weights;
 };
 // logits[.. c], target[..] -> loss[..], fp32. The class axis may be cut.
@@ -53,8 +53,8 @@ Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& op
 
 // --- Of vectors ---
 
-// sum(a b) / (|a| |b|) along one axis, which leaves; lengths below eps are taken as eps. a and b have one
-// shape.
+// sum(a b) / (|a| |b|) along one axis, which is removed; lengths below eps count as eps. a and b have the
+// same shape.
 Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis = -1, double eps = 1e-8, OFL_HERE);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// The readable manifest of operators: one line for each file of the table, and the small checks they share.
+// The manifest of operators: one line for each file of the table, and the checks that they share.
 #pragma once
 
 #include <string>
@@ -49,7 +49,7 @@ void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
 void AddFused(Catalog* catalog);
 
-// ops/boxing_kernels.cc: what a rank does alone when a layout changes; no operators.
+// ops/boxing_kernels.cc: kernels for the local steps of boxing; no operators.
 void AddBoxingKernels(KernelRegistry* registry);
 
 // A label for axis i of an operand whose labels are computed: "a", "b", ... REQUIRES: 0 <= axis < 26.
@@ -57,14 +57,14 @@ std::string Letter(int axis);
 // "a b c": labels of the axes [begin, end).
 std::string Letters(int begin, int end);
 
-// What `check` and `axes_of` functions ask of a call; each throws Error in the user's words.
+// Requirements for `check` and `axes_of` functions; each throws Error in the user's words.
 void RequireInputs(const OpCall& call, size_t count);
 void RequireFloating(const OpCall& call);  // every input
 void RequireFloating(const OpCall& call, size_t input);
 void RequireInteger(const OpCall& call, size_t input);        // i32 or i64
 void RequireSameTypes(const OpCall& call, size_t first = 0);  // inputs from `first` on agree
-void RequireArithmetic(const OpCall& call);                   // all inputs of one type, and that is not bool
-// The attribute is there; for operators used by name.
+void RequireArithmetic(const OpCall& call);                   // all inputs of one type other than bool
+// Requires that the attribute is present; for operators used by name.
 void RequireAttr(const OpCall& call, const std::string& name);
 
 }  // namespace oneflow_like

@@ -1,4 +1,4 @@
-// An operator is one table entry: OpDef. Everything anyone needs to know of it stands there; shapes,
+// An operator is one table entry, an OpDef, which contains everything that is known about it; shapes,
 // signatures, costs and error texts are derived from its line of labelled axes (sbp/rule.h).
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace oneflow_like {
 
-// One use of an operator: what its table entry's functions are asked about.
+// One use of an operator: the argument of its table entry's functions.
 struct OpCall {
   std::string op;             // operator name
   std::string who;            // "matmul at gpt.cc:31", for messages
@@ -31,26 +31,25 @@ struct OpCall {
 struct GradCall {
   const Attrs& attrs;
   std::vector<Tensor> in, out, dout;
-  std::vector<bool> wanted;  // per input: whether its gradient is asked for
+  std::vector<bool> wanted;  // per input: whether its gradient is needed
 };
 using GradFn = std::function<std::vector<Tensor>(const GradCall&)>;
 
 // An expansion: the same outputs from simpler operators, whose labels can be cut.
 using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
-// Of a gradient of a table [v d], from the operator's inputs: ids[n], in which a negative one names no row,
-// and values[n d] of which the table's gradient is the sum by id.
+// The gradient of a table [v d] as rows, from the operator's inputs: ids[n] (a negative one names no row) and
+// values[n d]; the table's gradient is the sum of values by id.
 using RowsFn = std::function<std::pair<Tensor, Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
-// What mixed precision makes of an operator (compiler/mixed_precision.cc).
+// The treatment of an operator by mixed precision (compiler/mixed_precision.cc).
 //   kNarrow  worth its rounding: reads the narrow type
-//   kFollow  in the type of its floating operands: the narrow one where all of them have it (weights and
-//   constants are
-//            cast to it), fp32 otherwise
+//   kFollow  has the type of its floating operands: narrow if all of them are (weights and constants are
+//            cast to it), otherwise fp32
 //   kWide    needs fp32, and gives it
 enum class Precision : uint8_t { kNarrow, kFollow, kWide };
 
-// One choice of operand shapes the oracle tests run the operator with.
+// One choice of operand shapes with which the oracle tests run the operator.
 struct Sample {
   std::vector<Dims> in;
   Attrs attrs;
@@ -72,23 +71,24 @@ struct OpDef {
   std::set<std::string> whole;
   std::function<std::set<std::string>(const OpCall&)> whole_of;
   std::set<std::string> expandable;
-  // Labels that the rule reduces or has whole, but that micro-batches may cut: what comes out is then of the
-  // micro-batch alone, another for each.
+  // Labels that the rule reduces or has whole, but that micro-batches may cut: each micro-batch then has a
+  // result of its own.
   std::function<std::set<std::string>(const OpCall&)> turns_of;
-  // Extents of labels only outputs have.
+  // Extents of labels that only outputs have.
   std::function<std::map<std::string, int64_t>(const OpCall&)> extents;
   // Types of the outputs; default: all that of the first input.
   std::function<std::vector<DType>(const OpCall&)> dtypes;
   // Throws Error for attributes or types that make no sense; shapes are checked by the rule.
   std::function<void(const OpCall&)> check;
 
-  // How the gradient flows from outputs to inputs. An entry without `grad` through which a weight reaches the
-  // loss is an Error of Train, unless it says `stops_gradient`: none flows, by definition (sign, argmax).
+  // The gradient function. If a weight reaches the loss through an entry without `grad`, Train throws an
+  // Error, unless the entry sets `stops_gradient`: its gradient is zero by definition (sign, argmax).
   GradFn grad;
   bool stops_gradient = false;
   ExpandFn expand;
   RowsFn rows;  // lets an optimizer update the rows of a table that a batch touched, and no others
-  // Where profiles count its time: "matmul", "convolution", "attention", or a kind of the user's own.
+  // The line of profiles that counts its time: "matmul", "convolution", "attention", or one of the user's
+  // own.
   std::string category = "other";
   std::function<double(const BoundRule&)>
       flops;  // default: the volume of the iteration space; of a local rule
@@ -96,7 +96,7 @@ struct OpDef {
   KernelFn reference = nullptr;                       // slow and obvious: the definition
 
   // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast).
-  // The name of the scalar body in ops/scalar.h; or, of an operator of the user's, a program of operators
+  // `scalar` is the name of the scalar body in ops/scalar.h or, for a user's operator, a program of operators
   // that have one ("exp 0;shift 1 offset=1.0;log 2", ops/fused.h: values 0, 1, ... are the operands). Such
   // operators are fused with their neighbours, on every device. Empty when the operator is not elementwise.
   std::string scalar;
@@ -132,7 +132,7 @@ const Catalog& BuiltinCatalog();
 // Their reference kernels, under the device kind "reference".
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry);
 
-// What is derived: the bound rule (throws Error on shapes that do not fit), output shapes and types.
+// Derived from the entry: the bound rule (throws Error on shapes that do not fit), output shapes and types.
 BoundRule BindOp(const OpDef& def, const OpCall& call);
 struct Inferred {
   BoundRule rule;
@@ -140,8 +140,8 @@ struct Inferred {
 };
 Inferred Infer(const OpDef& def, const OpCall& call);
 
-// Throws Error, opening with `who`, for a shape with a negative extent, or of more elements than any machine
-// holds (2^48): sizes in bytes, and sums of them, then stay far from overflow.
+// Throws Error, beginning with `who`, for a shape with a negative extent or more than 2^48 elements, more
+// than any machine holds: sizes in bytes, and sums of them, then stay far from overflow.
 void RequireExtents(const std::string& who, const Dims& shape);
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// Optimizers made of assigns alone; those with kernels of their own are in ops/optimizer.h. Each is a value
-// that Train takes. Weight decay is that of WeightUpdate::Decay in all of them.
+// Optimizers written with assigns only; those with kernels of their own are in ops/optimizer.h. Each is a
+// value that Train takes. All of them scale weight decay by WeightUpdate::Decay.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ struct RmsProp {
 };
 
 // Duchi et al. 2011: s += g^2, w -= lr g / (sqrt(s) + eps); weight decay adds to g. `by_rows`: one number of
-// state for each row of a weight, to which the mean of g^2 over the row is added; for tables of embeddings, which
-// then cost what the batch touches.
+// state for each row of a weight, to which the mean of g^2 over the row is added; for tables of embeddings,
+// which then cost only the rows that the batch touches.
 struct Adagrad {
   double lr = 1e-2, eps = 1e-10, initial = 0, weight_decay = 0;
   bool by_rows = false;
@@ -40,8 +40,8 @@ struct Lion {
 
 // Jordan et al. 2024: momentum whose matrix is made nearly orthogonal by `iterations` of Newton-Schulz, times
 // sqrt(max(1, columns / rows)). A weight of more than two axes is the matrix that is nearest to square when
-// neighbouring axes are merged. `others` updates what is no matrix, or matches a pattern of `except` ('*' is
-// any characters): the authors advise embeddings and the last layer.
+// neighbouring axes are merged. `others` updates weights that are not matrices or match a pattern of `except`
+// ('*' is any characters): the authors advise embeddings and the last layer.
 struct Muon {
   double lr = 0.02, momentum = 0.95, weight_decay = 0.1;
   bool nesterov = true;

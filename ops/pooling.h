@@ -1,5 +1,5 @@
-// The windows of pooling, for kernels of every device: which elements of x[n h w c] a result y[n p q c] is
-// of, and of which results an element is.
+// The windows of pooling, for kernels of every device: from a result y[n p q c] to its elements of x[n h w
+// c], and from an element to its results.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ struct PoolAxis {
     return {begin < 0 ? 0 : begin, end > in ? in : end};
   }
 
-  // Results that element i is of: those whose windows have it.
+  // Results whose windows contain element i.
   OFL_HOST_DEVICE PoolRange Results(int64_t i) const {
     int64_t begin, end;
     if (adaptive) {
@@ -47,7 +47,7 @@ struct PoolAxis {
     return {begin, end > out ? out : end};
   }
 
-  // The divisor of a mean over the window, but for the other axis.
+  // This axis's factor of the divisor of a mean over the window.
   OFL_HOST_DEVICE int64_t Count(int64_t p, bool with_padding) const {
     if (with_padding && !adaptive) return kernel;
     PoolRange window = Window(p);
@@ -65,7 +65,7 @@ struct PoolShape {
   }
 };
 
-// `x` and `y` are the operands of the forward operator, or what has their shapes.
+// `x` and `y` are the operands of the forward operator, or tensors of the same shapes.
 PoolShape ShapeOfPool(const Attrs& attrs, const TensorArg& x, const TensorArg& y);
 
 }  // namespace oneflow_like

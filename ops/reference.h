@@ -1,6 +1,6 @@
-// What reference kernels are written with: typed access to the pieces of tensors, loops over index boxes,
-// broadcast. Nothing here is fast; a reference kernel is the definition its fast ones are tested against.
-// Nothing allocates.
+// Helpers for reference kernels: typed access to the pieces of tensors, loops over index boxes, broadcast.
+// They are not fast: a reference kernel is the definition against which fast ones are tested. Nothing
+// allocates.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ template <typename T>
 constexpr bool kIsFloating =
     std::is_same_v<T, float> || std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>;
 
-// What a reference kernel computes in: double for floating types, else int64_t.
+// The type in which a reference kernel computes: double for floating types, else int64_t.
 template <typename T>
 using Wide = std::conditional_t<kIsFloating<T>, double, int64_t>;
 
@@ -130,8 +130,7 @@ inline int64_t BroadcastOffset(const Dims& extent, const Dims& index) {
   return offset;
 }
 
-// Row-major number in the whole tensor of the element at local `index` of a piece: what random draws are
-// keyed by.
+// Row-major number in the whole tensor of the element at local `index` of a piece; keys random draws.
 inline int64_t GlobalIndex(const TensorArg& arg, const Dims& index) {
   int64_t offset = 0;
   for (int axis = 0; axis < arg.global.rank(); ++axis) {

@@ -1,4 +1,5 @@
-// How fast rotary position embedding turns each pair of elements: for the reference kernel and all devices.
+// The rotation speed of each pair of elements in rotary position embedding, for the reference kernel and all
+// devices.
 #pragma once
 
 #include <cmath>

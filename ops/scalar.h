@@ -2,7 +2,7 @@
 // without branches, so that a loop over it vectorises; the transcendental ones are polynomials good to a few
 // units in the last place (tests/ops/cpu_kernels_test.cc measures them against the C++ library).
 //
-// The lists at the end name every body by its operator; whoever builds tables of loops expands them.
+// The lists at the end name every body by its operator; code that builds tables of loops expands them.
 #pragma once
 
 #include <cmath>
@@ -130,7 +130,7 @@ OFL_HOST_DEVICE float ErfOf(float x) {
   return x != x ? x : y;
 }
 
-// log(1 + x): what 1 + x rounds away is given back (Kahan).
+// log(1 + x), corrected for the rounding error of 1 + x (Kahan).
 OFL_HOST_DEVICE float Log1pOf(float x) {
   float u = 1.0f + x, rounded = u - 1.0f;
   return rounded == 0.0f ? x : LogOf(u) * (x / rounded);
@@ -206,7 +206,7 @@ OFL_HOST_DEVICE float TanOf(float x) {
 }
 
 // a - b floor(a / b), of b's sign: in double the product is exact. The quotient may be rounded to its
-// neighbour, so the rest is looked at again.
+// neighbour, so the remainder is checked again.
 OFL_HOST_DEVICE float RemainderOf(float a, float b) {
   float quotient = FloorOf(a / b);
   double product = static_cast<double>(quotient) * static_cast<double>(b);

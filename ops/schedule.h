@@ -1,4 +1,4 @@
-// Learning-rate schedules: how the rate of an update follows the step, lr(step) = lr * factor(step).
+// Learning-rate schedules: lr(step) = lr * factor(step).
 #pragma once
 
 #include <cmath>
@@ -10,18 +10,19 @@
 
 namespace oneflow_like {
 
-// As the user gives it, as update operators hold it in their attributes, and as device code reads it.
+// Used in options, in the attributes of update operators, and in device code.
 struct Schedule {
   enum class Kind : int32_t {
     kConstant,
     kLinearWarmup,
     kCosine,
     kStep,
-    kLinear,             // in a line from 1 to `final`
+    kLinear,             // linear from 1 to `final`
     kPolynomial,         // final + (1 - final) (1 - done)^power
-    kInverseSqrt,        // sqrt(warmup / (step + 1)) behind a warmup of at least one step (Vaswani et al. 2017)
+    kInverseSqrt,        // sqrt(warmup / (step + 1)) after a warmup of at least one step (Vaswani et al.
+                         // 2017)
     kOneCycle,           // cosine up from 1 / 25 in warmup, cosine down to `final` at total (Smith 2018)
-    kWarmupStableDecay,  // 1 until the last `decay` steps before total, then in a line to `final`
+    kWarmupStableDecay,  // 1 until the last `decay` steps before total, then linear to `final`
   } kind = Kind::kConstant;
   // Steps of linear rise to the base rate: factor (step + 1) / warmup; any kind but constant.
   int64_t warmup = 0;
@@ -37,14 +38,14 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 };
 
-// In the attributes of an operator: schedule ("constant", also when absent, "linear_warmup", "cosine",
+// Writes the attributes of an operator: schedule ("constant", also when absent, "linear_warmup", "cosine",
 // "step", "linear", "polynomial", "inverse_sqrt", "one_cycle", "warmup_stable_decay"), warmup, total, final,
 // every, gamma, power, decay.
 void SetSchedule(const Schedule& schedule, Attrs* attrs);
 // REQUIRES: CheckSchedule passed.
 Schedule ReadSchedule(const Attrs& attrs);
 
-// Throws Error, opening with `who`, when the numbers make no schedule.
+// Throws Error, beginning with `who`, when the numbers are not a valid schedule.
 void CheckSchedule(const std::string& who, const Attrs& attrs);
 
 // From 1 to `final` as `done` goes from 0 to 1, along half a cosine.
@@ -77,7 +78,9 @@ OFL_HOST_DEVICE double FactorAt(const Schedule& schedule, int64_t step) {
       return ::sqrt(static_cast<double>(schedule.warmup) / static_cast<double>(step + 1));
     case Kind::kWarmupStableDecay: {
       const double left = static_cast<double>(schedule.total - step) / static_cast<double>(schedule.decay);
-      return left >= 1.0 ? 1.0 : left <= 0.0 ? schedule.final : schedule.final + (1.0 - schedule.final) * left;
+      return left >= 1.0   ? 1.0
+             : left <= 0.0 ? schedule.final
+                           : schedule.final + (1.0 - schedule.final) * left;
     }
     default:
       return 1.0;
@@ -85,7 +88,7 @@ OFL_HOST_DEVICE double FactorAt(const Schedule& schedule, int64_t step) {
 }
 double ScheduleFactor(const Attrs& attrs, int64_t step);
 
-// factor(step); throws Error when the numbers make no schedule.
+// factor(step); throws Error when the numbers are not a valid schedule.
 double LearningRateFactor(const Schedule& schedule, int64_t step);
 
 }  // namespace oneflow_like

@@ -17,10 +17,10 @@ namespace oneflow_like {
 struct Sorted {
   Tensor values, indices;  // indices: i64, along the axis
 };
-// x in rising (falling, if `descending`) order along one axis. The gradient of values returns to where they
-// came from.
+// Sorts x in ascending (or `descending`) order along one axis. The gradient of values flows back to the
+// elements they came from.
 Sorted sort(Tensor x, int64_t axis = -1, bool descending = false, OFL_HERE);
-// The indices alone: the result's element i is where the i-th of the order stands in x.
+// The indices only: the result's element i is the index in x of the i-th element in this order.
 Tensor argsort(Tensor x, int64_t axis = -1, bool descending = false, OFL_HERE);
 // The k greatest (or, if not `largest`, least), in order. 0 <= k <= the extent of the axis.
 Sorted top_k(Tensor x, int64_t k, int64_t axis = -1, bool largest = true, OFL_HERE);
@@ -37,44 +37,44 @@ Tensor cumsum(Tensor x, int64_t axis, const CumsumOptions& options = {}, OFL_HER
 // --- Elements by index. ids are i32 or i64 in [0, extent of the axis), else the step fails naming the id.
 // The axis that is indexed may be cut; the axes of ids too ---
 
-// x[.. v ..], ids[any] -> [.. any ..]: the parts of x along the axis that ids names, the axes of ids in place
-// of the axis (numpy.take).
+// x[.. v ..], ids[any] -> [.. any ..]: the parts of x along the axis that ids names; the axes of ids replace
+// the axis (numpy.take).
 Tensor take(Tensor x, int64_t axis, Tensor ids, OFL_HERE);
 // x[.. v ..], ids[.. n ..] -> [.. n ..]: element by element; all other extents agree (numpy.take_along_axis,
 // torch.gather).
 Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, OFL_HERE);
-// x plus zeros of its shape to which every element of src[.. n ..] is added at the place along the axis that
-// ids[.. n ..] names (torch.scatter_add). Elements of one place are added in their order: the same bits in
-// every run.
+// Adds every element of src[.. n ..] to x at the place along the axis that ids[.. n ..] names
+// (torch.scatter_add): the elements for one place are summed in their order, then added to x. The same bits
+// in every run.
 Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
-// The same for whole parts: src[.. n ..] along the axis, ids[n] (torch.index_add); ids of any rank take as
-// many axes of src.
+// The same for whole parts: src[.. n ..] along the axis, ids[n] (torch.index_add); ids with several axes
+// stand for as many axes of src.
 Tensor index_add(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
 
 // --- Embeddings ---
 
 enum class Bag { kSum, kMean, kMax };
-// table[v d], ids[b l], lengths[b] -> [b d]: of each bag the sum, mean or greatest of the rows that its first
+// table[v d], ids[b l], lengths[b] -> [b d]: for each bag the sum, mean or maximum of the rows that its first
 // lengths[b] ids name. The ids past the length are padding and may be anything; an empty bag gives 0. lengths
-// are i32 or i64 in [0, l], ids in [0, v), else the step fails naming both numbers. Bags that follow each
-// other in one list have to be padded to [b l]: so b is an ordinary axis, which data parallelism cuts. The
-// table may be cut by rows or columns. The gradient of kMax goes to the first of equals.
+// are i32 or i64 in [0, l], ids in [0, v), else the step fails naming both numbers. Bags that are
+// concatenated in one list must be padded to [b l], so that b is an ordinary axis, which data parallelism
+// cuts. The table may be cut by rows or columns. The gradient of kMax goes to the first of equals.
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Bag mode = Bag::kSum, OFL_HERE);
 // The sum of the rows times weights[b l].
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Tensor weights, OFL_HERE);
 
 // The gradient of a table by the rows that a batch touched.
 struct TouchedRows {
-  Tensor rows;    // [n], of the type of the ids: rising, then -1 for the places that are left
+  Tensor rows;    // [n], of the type of the ids: ascending, then -1 for unused places
   Tensor values;  // [n d] f32: the sums of their gradients, then 0
 };
-// ids[n], grad[n d] -> the rows that ids names, each once, with the sums of their gradients in the order of
-// ids. A negative id names no row. The list is whole on every rank; columns may be cut.
+// ids[n], grad[n d] -> the rows that ids names, each once, with the sums of their gradients, added in the
+// order of ids. A negative id names no row. The list is whole on every rank; columns may be cut.
 TouchedRows unique_rows(Tensor ids, Tensor grad, OFL_HERE);
-// Updates of variables by the rows that were touched; all other rows stay, and cost nothing. `touched` is
-// what unique_rows gives: rows that do not rise, or lie outside the table, fail the step. They happen when
-// `assign` would (ops/functional.h), and return what the variables will hold. The table may be cut by rows or
-// columns.
+// Updates of only the touched rows of variables; all other rows are unchanged, and cost nothing. `touched` is
+// a result of unique_rows: the step fails if its rows are not ascending or lie outside the table. The updates
+// run when `assign` would (ops/functional.h), and return the variables' new values. The table may be cut by
+// rows or columns.
 //
 // table[v d] -= lr (values + weight_decay table), for the touched rows.
 struct SgdRows {
@@ -97,9 +97,9 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 // --- Products by expert ---
 
 // x[n k], w[e k m], counts[e] -> [n m]: the first counts[0] rows of x times w[0], the next counts[1] rows
-// times w[1], and so on; rows past the sum of counts give 0. counts are i32 or i64; a negative one, or more
-// rows than n, fail the step naming both numbers. Every axis of x and w may be cut (e: expert parallelism,
-// each rank giving the rows of its experts), counts may not.
+// times w[1], and so on; rows past the sum of counts give 0. counts are i32 or i64; if one is negative, or
+// their sum exceeds n, the step fails naming both numbers. Every axis of x and w may be cut (e: expert
+// parallelism, each rank computes the rows of its experts), counts may not.
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, OFL_HERE);
 
 // --- Shape and position ---
@@ -111,14 +111,14 @@ Tensor triu(Tensor x, int64_t diagonal = 0, OFL_HERE);
 Tensor flip(Tensor x, std::vector<int64_t> axes, OFL_HERE);  // the axes in reverse order
 // Moves every element `by` places on along the axis, those past the end to the front.
 Tensor roll(Tensor x, int64_t by, int64_t axis, OFL_HERE);
-// The whole of x `times[i]` times along axis i (numpy.tile, torch.repeat); more times than axes add leading
-// axes.
+// Repeats the whole of x `times[i]` times along axis i (numpy.tile, torch.repeat); if there are more times
+// than axes, leading axes are added.
 Tensor repeat(Tensor x, std::vector<int64_t> times, OFL_HERE);
-// Each part of x along the axis `times` times in a row.
+// Repeats each part of x along the axis `times` times in a row.
 Tensor repeat_interleave(Tensor x, int64_t times, int64_t axis, OFL_HERE);
 Tensor stack(const std::vector<Tensor>& parts, int64_t axis = 0, OFL_HERE);  // along a new axis
 Tensor squeeze(Tensor x, int64_t axis, OFL_HERE);                            // without an axis of extent 1
-Tensor unsqueeze(Tensor x, int64_t axis, OFL_HERE);  // with a new axis of extent 1, standing at `axis`
+Tensor unsqueeze(Tensor x, int64_t axis, OFL_HERE);  // with a new axis of extent 1 at `axis`
 // begin, begin + step, ... up to but without `end`: ceil((end - begin) / step) numbers.
 Tensor arange(GraphBuilder* graph, double begin, double end, double step = 1, DType dtype = DType::kFloat32,
               OFL_HERE);

@@ -1,12 +1,12 @@
-// What gradients through statistics of rows (a mean, a log-sum-exp) are written with: they are fp32 and lack
-// the axis the statistic was taken over.
+// Helpers for gradients through statistics of rows (a mean, a log-sum-exp): statistics are fp32 and lack the
+// axis over which they were taken.
 #pragma once
 
 #include "ops/functional.h"
 
 namespace oneflow_like {
 
-// x[..] -> [.. 1], to stand beside the rows.
+// x[..] -> [.. 1], to broadcast against the rows.
 inline Tensor Column(Tensor x) {
   Dims shape = x.shape();
   shape.push_back(1);

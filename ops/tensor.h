@@ -1,5 +1,6 @@
-// Tensor: a handle to a value of a graph under construction; GraphBuilder: whoever holds that graph.
-// Operators' gradients and users' models are written with the same functions on Tensors (ops/functional.h).
+// Tensor: a handle to a value of a graph under construction; GraphBuilder: the interface of that graph's
+// owner. Operators' gradients and users' models are written with the same functions on Tensors
+// (ops/functional.h).
 #pragma once
 
 #include <source_location>
@@ -15,7 +16,7 @@ namespace oneflow_like {
 
 class GraphBuilder;
 
-// A place along an axis, and where it was written: x[-1].
+// A place along an axis, with its source line: x[-1].
 struct Index {
   int64_t value;
   std::source_location at;
@@ -24,7 +25,7 @@ struct Index {
       : value(i), at(here) {}
 };
 
-// Copyable and small; valid as long as its graph. Belongs to one thread.
+// Cheap to copy; valid as long as its graph. Not thread-safe.
 class Tensor {
  public:
   Tensor() = default;

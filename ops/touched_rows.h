@@ -10,7 +10,7 @@
 
 namespace oneflow_like {
 
-// Rising rows of a table of `limit` rows, then -1: so each stands there once.
+// Checks for ascending rows of a table of `limit` rows, followed by -1: then each occurs once.
 inline Status CheckTouched(const TensorArg& rows, int64_t limit) {
   for (int64_t i = 0; i < rows.elements(); ++i) {
     int64_t row = LoadInt(rows, i);

@@ -19,7 +19,7 @@ struct ConvOptions {
   std::vector<int64_t> stride = {1};
   std::vector<int64_t> padding = {0};  // zeros on both sides
   std::vector<int64_t> dilation = {1};
-  int64_t groups = 1;  // channels and filters in as many groups; every filter sees the channels of its own
+  int64_t groups = 1;  // channels and filters are in so many groups; a filter sees its group's channels
 };
 // x[n h w c], filter[k r s c/groups] -> [n p q k], p = (h + 2 padding - dilation (r - 1) - 1) / stride + 1,
 // rounded down. The filter is not turned round (a cross-correlation, as in all such libraries).
@@ -55,8 +55,8 @@ Tensor max_pool2d(Tensor x, const PoolOptions& options = {}, OFL_HERE);
 Tensor avg_pool2d(Tensor x, const PoolOptions& options = {}, OFL_HERE);
 Tensor max_pool1d(Tensor x, const PoolOptions& options = {}, OFL_HERE);  // x[n l c] -> [n p c]
 Tensor avg_pool1d(Tensor x, const PoolOptions& options = {}, OFL_HERE);
-// To `rows` x `columns` results, whose windows share x evenly: result i is of [i h / rows, (i + 1) h / rows),
-// the begin rounded down and the end up.
+// Gives `rows` x `columns` results, whose windows divide x evenly: result i covers [i h / rows, (i + 1) h /
+// rows), the begin rounded down and the end up.
 Tensor adaptive_max_pool2d(Tensor x, int64_t rows, int64_t columns, OFL_HERE);
 Tensor adaptive_avg_pool2d(Tensor x, int64_t rows, int64_t columns, OFL_HERE);
 Tensor adaptive_max_pool1d(Tensor x, int64_t length, OFL_HERE);
@@ -89,7 +89,7 @@ struct BatchNorm {
 // of micro-batches. Keep running statistics with assign(); PyTorch's running variance is variance * count /
 // (count - 1).
 BatchNorm batch_norm(Tensor x, Tensor gamma, Tensor beta, double eps = 1e-5, OFL_HERE);
-// By statistics that are given, as in evaluation: (x - mean) / sqrt(variance + eps) * gamma + beta.
+// With given statistics, as in evaluation: (x - mean) / sqrt(variance + eps) * gamma + beta.
 Tensor batch_norm_eval(Tensor x, Tensor gamma, Tensor beta, Tensor mean, Tensor variance, double eps = 1e-5,
                        OFL_HERE);
 

@@ -1,6 +1,6 @@
-// Boxing: changing a tensor from one layout to another. One engine answers for every pair of layouts on one
-// mesh or on two: which members take part, who moves which box of the index space to whom, what it costs, and
-// by which name a collective library would know it.
+// Boxing: changing a tensor from one layout to another. For every pair of layouts on one mesh or on two, it
+// computes the members that take part, which member moves which box of the index space to which, the cost,
+// and the name of the operation in a collective library.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace oneflow_like {
 
 // One end of a boxing: devices along axes, and the tensor's NdSbp over them (no time entry here: time is
-// equal at both ends, or is dealt with locally). `devices` in row-major order of `sizes`, none twice.
+// equal at both ends, or handled locally). `devices` in row-major order of `sizes`, none twice.
 struct BoxingEnd {
   std::vector<int> sizes;
   std::vector<int> devices;
@@ -41,24 +41,24 @@ BoxingEnd EndOf(const Mesh& mesh, const Layout& layout);
 // bits.
 BoxingProgram RouteAll(const Box& box, const BoxingEnd& from, const BoxingEnd& to);
 
-// What one step of a boxing does; the first four on a rank alone.
+// The operation of one step of a boxing; the first four are local to a rank.
 enum class Primitive : uint8_t {
   kAccumulate,  // P to B over time
   kTimeSlice,   // B to S over time
   kKeep,        // B to P over time
-  kLocalSlice,  // every device has what it needs: B to S, S to P
+  kLocalSlice,  // every device holds what it needs: B to S, S to P
   kAllReduce,
   kReduceScatter,
   kAllGather,
   kAllToAll,
   kBroadcast,
   kSend,    // one to one, between slices
-  kRouted,  // whatever else
+  kRouted,  // anything else
 };
 const char* Name(Primitive primitive);  // "accumulate", "time_slice", ...: the kernel, or the collective
 inline bool IsLocal(Primitive primitive) { return primitive <= Primitive::kLocalSlice; }
 
-// How one boxing between two layouts of one mesh is carried out.
+// One step of the boxing between two layouts of one mesh.
 struct BoxingStep {
   Primitive primitive;
   Layout to;
@@ -69,14 +69,14 @@ struct BoxingStep {
 // host, a switch) are neighbours.
 struct Topology {
   struct Link {
-    int devices = 0;         // of one unit that this level joins; 0: all there are
+    int devices = 0;         // in one unit that this level joins; 0: all
     double latency = 5e-6;   // of one message, in seconds
     double bandwidth = 5e9;  // of one device, in bytes/s
   };
   std::vector<Link> links = {Link()};  // inner levels first
   double memory_bandwidth = 10e9;      // bytes/s of local copies
 
-  // The level over which a group talks whose members lie within `span` devices.
+  // The level over which a group communicates whose members lie within `span` devices.
   const Link& Spanning(int64_t span) const;
 };
 
@@ -96,14 +96,14 @@ struct BoxingCost {
 };
 BoxingCost CostOfBoxing(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
                         const Layout& from, const Layout& to, const Topology& topology);
-// The same of one step of such a sequence.
+// The same for one step of such a sequence.
 BoxingCost CostOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
                             const Layout& from, const Layout& to, const Topology& topology);
 
 // The group that the member at mesh coordinates `coords` (of either end) belongs to: all members with their
-// pieces, and the work of this member alone, or of `everybody`: what partition() asks for each rank. A local
-// step has a group of one. The cost does not grow with the mesh, only with the group. `time` is the
-// micro-batch. One step of PlanBoxing at a time; the layouts' time entries must be equal.
+// pieces, and the work of this member alone, or of `everybody`; partition() calls it for each rank. A local
+// step has a group of one. The time that it takes does not grow with the mesh, only with the group. `time` is
+// the micro-batch. One step of PlanBoxing at a time; the layouts' time entries must be equal.
 BoxingProgram RouteGroup(const Mesh& mesh, int times, int time, const Dims& shape, const Layout& from,
                          const Layout& to, const std::vector<int>& coords, bool everybody = false);
 

@@ -1,6 +1,5 @@
-// What one step of boxing amounts to, seen from outside and without a loop over ranks: which mesh axes take
-// part, whether it is local, how many elements it moves. Shared by the router and the planner; private to
-// sbp/.
+// Properties of one step of boxing, computed without a loop over ranks: which mesh axes take part, whether it
+// is local, how many elements it moves. Shared by the router and the planner; private to sbp/.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +25,10 @@ uint32_t CloseOverCuts(uint32_t changed, int axes, const Sbp* from, const int* f
 
 struct StepShape {
   uint32_t affected = 0;     // mesh axes whose coordinates differ inside one group, a bit each
-  bool local = false;        // every destination member holds all it needs
-  bool mixed_folds = false;  // Partials of different folds change: no single program does that
+  bool local = false;        // every destination member holds all that it needs
+  bool mixed_folds = false;  // Partials of different folds change: one program cannot do that
   Primitive primitive = Primitive::kRouted;
-  // Of one group, per element of the group's part of the tensor.
+  // For one group, per element of the group's part of the tensor.
   double factor = 0;  // elements moved
   double receivers = 1, senders = 1;
   double rounds = 0;      // of messages: the logarithm of the members

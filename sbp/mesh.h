@@ -14,8 +14,8 @@ namespace oneflow_like {
 class Mesh {
  public:
   Mesh() = default;
-  // Throws Error: a device kind that does not exist, an axis named twice or "time", an extent below 1.
-  // Devices are 0 .. size()-1, the last axis running fastest, unless `devices` orders others.
+  // Throws Error for an unknown device kind, an axis named twice or "time", and an extent below 1. Devices
+  // are 0 .. size()-1, the last axis running fastest, unless `devices` lists others.
   Mesh(std::string kind, std::vector<std::pair<std::string, int>> axes, std::vector<int> devices = {});
   static Mesh Parse(const std::string& text);  // "cpu:dp=2,tp=2", "cpu" (one device); throws Error
 
@@ -57,7 +57,8 @@ struct Slice {
 };
 Slice WholeMesh(const Mesh& mesh);
 
-// Where a tensor lies and how: NdSbp entry 0 is time, entry 1 + a is mesh axis a (B on fixed axes).
+// The placement of a tensor: its slice and its NdSbp; entry 0 is time, entry 1 + a is mesh axis a (B on fixed
+// axes).
 struct Layout {
   Slice slice;
   NdSbp sbp;

@@ -5,10 +5,10 @@
 // Grammar. Operands are separated by commas, inputs left of "->". A bracket lists the labels of the operand's
 // axes in order. `..` stands for any number of leading axes, aligned at the right and broadcast: an operand
 // may have fewer of them, or extent 1 where the output has more. `(h d)` is one axis that merges labels, h
-// outermost. `1` is an axis of extent 1 that is no label (kept reduced axes). `*x[..]` in an input list
-// stands for any number of operands of that form, named x0, x1, ...; `*y[..]` likewise for outputs, as many
-// as given["*"] says, else as the starred inputs. What notes say of `x` holds for all of them. The axes of
-// `..` become labels ..0, ..1 and so on. A label may stand twice in one operand (then it is whole).
+// outermost. `1` is an axis of extent 1 without a label (kept reduced axes). `*x[..]` in an input list stands
+// for any number of operands of that form, named x0, x1, ...; `*y[..]` likewise for outputs, as many as
+// given["*"] says, else as the starred inputs. Notes about `x` hold for all of them. The axes of `..` become
+// labels ..0, ..1 and so on. A label may stand twice in one operand (then it is whole).
 //
 // Per mesh axis the legal signatures are exactly: nothing cut; each label that is not whole cut (S where an
 // operand has it at full extent, B where it has not, P(fold) where an output loses it; a label that an output
@@ -29,7 +29,7 @@ namespace oneflow_like {
 // One signature of a node along one mesh axis.
 struct Signature {
   std::vector<Sbp> in, out;
-  // The label that is cut, empty when nothing is or a linear set is Partial.
+  // The label that is cut; empty when nothing is cut or a linear set is Partial.
   std::string label;
   // Legal only when the operator is replaced by its expansion (cross_entropy with its classes cut).
   bool expanded = false;
@@ -42,7 +42,7 @@ struct Signature {
 // grains.
 bool Compatible(const Signature& a, const Signature& b);
 
-// What an operator's table entry says besides the line of labels.
+// The rest of an operator's rule, besides the line of labels.
 struct RuleNotes {
   std::map<std::string, Reduce> folds;        // label -> how shards recombine where an output loses it
   std::vector<std::set<std::string>> linear;  // operand names; outputs not named in a set are Partial when no
@@ -56,7 +56,7 @@ struct RuleNotes {
 // extent.
 struct BoundRule {
   struct Axis {
-    std::vector<std::string> labels;  // empty: an axis of extent 1 of no label
+    std::vector<std::string> labels;  // empty: an axis of extent 1 without a label
   };
   struct Operand {
     std::string name;

@@ -3,7 +3,7 @@
 //   S(i)  cut along its axis i, balanced in grains: cut points are multiples of the grain;
 //   B     the same copy everywhere;
 //   P     the same shape everywhere, the value is the sum, max or min of the copies.
-// An NdSbp says so for every axis of the mesh. Pure values; no I/O, no threads.
+// An NdSbp has one of these for every axis of the mesh. Pure values; no I/O, no threads.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,9 @@ Sbp ParseSbp(const std::string& text);  // throws Error
 // are B.
 using NdSbp = std::vector<Sbp>;
 
-// The part [begin, begin + extent) of [begin, begin + extent) that part `index` of `parts` holds: as even as
-// whole grains allow, the first parts larger, later parts possibly empty. The extent need not be a multiple
-// of the grain: the last grain is then short.
+// The part [begin, begin + extent) of an interval that part `index` of `parts` holds: as even as whole grains
+// allow, the first parts larger, later parts possibly empty. The extent need not be a multiple of the grain:
+// the last grain is then short.
 struct Interval {
   int64_t begin = 0, extent = 0;
 };
@@ -59,8 +59,8 @@ Box LocalBox(const Dims& shape, const NdSbp& sbp, const std::vector<int>& sizes,
 // is the product of all mesh axes, time included.
 Sbp Canonical(const Sbp& sbp, const Dims& shape, int64_t parts);
 
-// The same over axes of just these sizes, which one knows once all entries are chosen: grains that change no
-// cut point are gone. Signatures with the same plain form place a tensor alike.
+// The same over axes of exactly these sizes, which are known once all entries are chosen: removes grains that
+// change no cut point. Signatures with the same plain form place a tensor in the same way.
 NdSbp Plain(const Dims& shape, NdSbp sbp, const std::vector<int>& sizes);
 
 }  // namespace oneflow_like

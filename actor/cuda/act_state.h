@@ -1,5 +1,5 @@
-// Two kernels of one thread that a stream runs for itself: they keep what changes from act to act, and what
-// went wrong, in the stream's order.
+// Two kernels of one thread that a stream runs for itself: they write the values that change from act to act,
+// and read faults, in the stream's order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ namespace oneflow_like::cuda {
 
 // *act = {step, time}.
 void LaunchWriteAct(cudaStream_t stream, ActState* act, int64_t step, int64_t time);
-// *to = *fault, and *fault is none again: what later kernels write is not mixed up with it. `to` is host
+// *to = *fault, and clears *fault, so that it is not mixed up with faults of later kernels. `to` is host
 // memory as the device sees it.
 void LaunchTakeFault(cudaStream_t stream, Fault* fault, Fault* to);
 

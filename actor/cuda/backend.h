@@ -1,5 +1,5 @@
-// The backend for NVIDIA's GPUs. Programs reach it through OpenBackend("cuda") (core/backend.h), which opens
-// the library that this folder and ops/cuda become; tests on the emulator link it and make their own.
+// The backend for NVIDIA GPUs. Programs get it from OpenBackend("cuda") (core/backend.h), which opens the
+// library made of this folder and ops/cuda; tests on the emulator link it and create their own.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,12 @@
 
 namespace oneflow_like::cuda {
 
-// Throws Error in one sentence when the driver is missing or too old, or no device is there. Touches no
+// Throws Error in one sentence when the driver is missing or too old, or there is no device. Touches no
 // device.
 std::unique_ptr<Backend> MakeBackend();
 
 }  // namespace oneflow_like::cuda
 
-// The library's entry: the one backend of the process, made when first asked for and never destroyed. Throws
-// Error as MakeBackend does, each time until it succeeds. Thread safe.
+// The library's entry: the one backend of the process, created at the first call and never destroyed. Throws
+// Error as MakeBackend does, each time until it succeeds. Thread-safe.
 extern "C" __attribute__((visibility("default"))) oneflow_like::Backend* OflBackend();

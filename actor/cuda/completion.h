@@ -1,4 +1,4 @@
-// One thread for each GPU that asks its events whether they have come, and tells those who wait. Nobody else
+// One thread for each GPU that polls its events and calls back when they have completed. No other thread
 // waits for the device.
 #pragma once
 
@@ -17,24 +17,24 @@
 
 namespace oneflow_like::cuda {
 
-// What is known of a GPU that can no longer be used: after such an error every call of this process fails.
+// Whether a GPU is lost, and why: after such an error every call of this process fails.
 class Health {
  public:
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   Status status() const;              // OK unless lost
-  void Lose(const std::string& why);  // the first reason is kept
+  void Lose(const std::string& why);  // keeps the first reason
 
  private:
   std::atomic<bool> lost_{false};
-  mutable std::mutex mutex_;  // any stream and the completion thread may find the loss
+  mutable std::mutex mutex_;  // any stream and the completion thread may detect the loss
   std::string why_;
 };
 
-// One NotifyWhenDone. Belongs to its stream, which uses it again.
+// One NotifyWhenDone. Belongs to its stream, which reuses it.
 struct Notification {
   cudaEvent_t event = nullptr;
-  Fault own;                      // where no memory that the device sees is to be had
-  Fault* fault = &own;            // host memory: what had gone wrong until then
+  Fault own;                      // used if there is no memory that the device sees
+  Fault* fault = &own;            // host memory: the fault so far
   Fault* device_fault = nullptr;  // the same as the device sees it, if it does
   int last_kernel = 0;            // the last one enqueued before it, 0: none
   std::function<void(Status)> done;
@@ -46,7 +46,7 @@ class NotificationLine {
  public:
   virtual ~NotificationLine() = default;
   virtual Status StatusOf(const Notification& notification) = 0;
-  // What the device was doing when it was lost: "stream compute, after matmul 'fc1' at gpt.cc:31".
+  // The work of the device when it was lost: "stream compute, after matmul 'fc1' at gpt.cc:31".
   virtual std::string Where(const Notification& notification) = 0;
   virtual void Recycle(Notification* notification) = 0;
 
@@ -56,17 +56,17 @@ class NotificationLine {
   Notification* last_ = nullptr;
 };
 
-// Callbacks come in order within a line. When the device is lost everything pending is called back with the
-// reason: nothing waits for a device that is gone. Thread safe.
+// Callbacks run in order within a line. When the device is lost, all pending notifications are called back
+// with the reason, so that nothing waits for a lost device. Thread-safe.
 class Completion {
  public:
-  Completion(int ordinal, std::string gpu, Health* health);  // of GPU `ordinal`, which messages call `gpu`
+  Completion(int ordinal, std::string gpu, Health* health);  // for GPU `ordinal`, which messages call `gpu`
   ~Completion();                                             // REQUIRES: all lines removed
   void Add(NotificationLine* line);
   void Push(NotificationLine* line, Notification* notification);
   // Returns when everything pushed on the line has been called back. Not from a callback.
   void Remove(NotificationLine* line);
-  // Processor time this thread has used, and how often it asked an event.
+  // Processor time that this thread has used, and its number of event queries.
   double cpu_seconds();
   int64_t queries() const { return queries_.load(std::memory_order_relaxed); }
 
@@ -83,7 +83,7 @@ class Completion {
   std::mutex mutex_;  // streams push from their threads; held for an event's query, never for a callback
   std::condition_variable work_, quiet_;
   std::vector<NotificationLine*> lines_;
-  NotificationLine* calling_ = nullptr;  // whose callback runs now
+  NotificationLine* calling_ = nullptr;  // the line whose callback runs now
   int64_t pending_ = 0;
   bool stop_ = false;
   std::thread thread_;

@@ -1,4 +1,4 @@
-// The device of one rank: memory and streams on a GPU that other ranks may have too.
+// The device of one rank: memory and streams on a GPU that other ranks may share.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace oneflow_like::cuda {
 
-// What a stream needs of memory beside its operands. Made once and handed on: a store makes a stream for each
-// variable it initialises.
+// A stream's memory beside its operands. It is reused by later streams, because a store creates a stream for
+// each variable that it initialises.
 struct StreamMemory {
   std::unique_ptr<Memory> state;      // device: ActState, Fault
   std::unique_ptr<Memory> faults;     // host: of kFaults notifications
@@ -22,7 +22,7 @@ struct StreamMemory {
 
 class CudaDevice : public Device {
  public:
-  // `gpu` outlives the device, and so does `host_memory`, where memory of the host is taken from unless it is
+  // `gpu` and `host_memory` must outlive the device. Host memory is taken from `host_memory` unless it is
   // nullptr. Throws Error.
   CudaDevice(int rank, Gpu* gpu, MemorySource* host_memory = nullptr);
   ~CudaDevice() override;
@@ -32,25 +32,24 @@ class CudaDevice : public Device {
   // "device cuda:1 on GPU 0 (NVIDIA H100 80GB HBM3)"
   const std::string& name() const { return name_; }
 
-  // Compares with what is free first, so that the numbers are those of the moment, and never with what the
-  // plan would like: other processes have the GPU too. Memory is as it was left: nobody may read it before
-  // writing.
+  // First compares with the free memory of the moment, because other processes may use the GPU, too. Memory
+  // is not cleared: write it before reading.
   std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override;
   std::unique_ptr<Memory> AllocateHost(size_t bytes, const std::string& what) override;
-  // Wait for the copy, not for other streams. Throw Error when the device is lost.
+  // Waits for the copy, not for other streams. Throws Error when the device is lost.
   void CopyIn(void* device, const void* host, size_t bytes) override;
   void CopyOut(void* host, const void* device, size_t bytes) override;
-  // "link" (what ranks exchange) goes before others where both want the device. "compute" gets its work space
+  // "link" (exchange between ranks) has priority over others on the device. "compute" gets its work space
   // now, others when they first run a kernel.
   std::unique_ptr<DeviceStream> MakeStream(const std::string& name) override;
   std::string hardware() const override { return gpu_->uuid(); }
-  // Memory of other CUDA devices of this process, if the GPUs are joined so that kernels can use it.
+  // Whether kernels can use the memory of another CUDA device of this process: if the GPUs are connected.
   bool Reaches(const Device& other) const override;
 
-  // For streams. With a work space when `workspace`, else perhaps. Throws Error.
+  // For streams. Has a work space if `workspace` is true, and may have one otherwise. Throws Error.
   StreamMemory TakeStreamMemory(bool workspace);
   std::unique_ptr<Memory> AllocateWorkspace();
-  void GiveBack(StreamMemory memory);  // nothing enqueued uses it any more
+  void GiveBack(StreamMemory memory);  // REQUIRES: nothing enqueued uses it any more
 
  private:
   void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);

@@ -1,4 +1,4 @@
-// How failures of the CUDA runtime are said: its name for them, its sentence, and what we were doing.
+// Failures of the CUDA runtime as messages: its name for the failure, its sentence, and the failed operation.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@ inline std::string Say(cudaError_t error) {
   return Cat(cudaGetErrorName(error), " (", cudaGetErrorString(error), ")");
 }
 
-// Throws Error "<what>: <the failure>" unless the call succeeded. The runtime forgets the failure.
+// Throws Error "<what>: <the failure>" unless the call succeeded. Clears the runtime's last error.
 template <typename... What>
 void Require(cudaError_t error, const What&... what) {
   if (error == cudaSuccess) return;

@@ -1,5 +1,5 @@
-// NCCL as this process has it: opened when the first group is asked for, since loading its two hundred
-// megabytes would cost every program on one GPU its start, and so that a machine without it runs on one GPU.
+// NCCL, opened when the first group is created, because loading its two hundred megabytes would slow down the
+// start of every program on one GPU, and so that a machine without it runs on one GPU.
 #pragma once
 
 #include <nccl.h>
@@ -33,9 +33,9 @@ struct NcclLibrary {
   std::string Say(ncclResult_t result, ncclComm_t comm = nullptr) const;
 };
 
-// Never closed. Null, with the reason, where it is not there or too old. Thread safe.
+// Never closed. Null, with the reason, if it is missing or too old. Thread-safe.
 const NcclLibrary* FindNccl(std::string* why = nullptr);
-// Throws Error where there is none.
+// Throws Error if it is missing or too old.
 const NcclLibrary& OpenNccl();
 
 }  // namespace oneflow_like::cuda

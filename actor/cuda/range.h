@@ -1,5 +1,5 @@
-// A named range in the timeline of a profiler (NVTX), as long as the object lives. Without the toolkit's
-// headers there are none; with them and without a profiler one costs a test of a pointer.
+// A named range in the timeline of a profiler (NVTX), for the lifetime of the object. Without the toolkit's
+// headers it does nothing; with them and without a profiler it costs a test of a pointer.
 #pragma once
 
 #if __has_include(<nvtx3/nvToolsExt.h>)

@@ -16,12 +16,12 @@
 
 namespace oneflow_like::cuda {
 
-// A failure that a NotifyWhenDone will report: enqueueing something that returns no Status went wrong, or a
-// group member (nccl.h) was aborted. Held by the stream and by who may write it, on any thread.
+// A failure that a NotifyWhenDone will report: enqueueing by a call without a Status failed, or a group
+// member (nccl.h) was aborted. Shared by the stream and the threads that may write it.
 class FirstFailure {
  public:
-  void Set(Status status);  // nothing where one is already there
-  Status Take();            // and forget
+  void Set(Status status);  // keeps an earlier one
+  Status Take();            // and clears it
 
  private:
   std::mutex mutex_;
@@ -60,11 +60,11 @@ class CudaSegment : public DeviceSegment {
   std::vector<Part> parts;
 };
 
-// Kernels that have been run here outlive what was enqueued of them, as faults are explained by them.
+// Kernels that were run here must outlive their enqueued work, because they explain faults.
 class CudaStream : public DeviceStream, private NotificationLine {
  public:
   CudaStream(CudaDevice* device, const std::string& name);  // throws Error
-  // Waits for what was enqueued, and until every NotifyWhenDone has been called back.
+  // Waits for the enqueued work, and until every NotifyWhenDone has been called back.
   ~CudaStream() override;
 
   bool synchronous() const override { return false; }
@@ -85,29 +85,29 @@ class CudaStream : public DeviceStream, private NotificationLine {
   const std::shared_ptr<FirstFailure>& failure() const { return failure_; }
 
  private:
-  // What the stream remembers of a kernel, for messages.
+  // A kernel's description, for messages.
   struct Known {
     CudaKernel* kernel;
-    const KernelSpec* spec;  // only compared: another kernel may lie where one has been
+    const KernelSpec* spec;  // only compared: another kernel may later have this address
     std::string node;        // "fc1 at gpt.cc:31"
   };
 
-  // From 1, on this stream; 0: it is no kernel of ours.
+  // From 1, on this stream; 0: not a kernel of this library.
   int NumberOf(Kernel& kernel, const KernelSpec& spec);
   Status Prepare(CudaSegment* segment, std::span<const KernelRun> kernels);
   Status GetReady(const KernelContext& context);
   std::string NameOf(std::span<const int> numbers) const;  // "layer_norm .. matmul (12 kernels)"
-  // One kernel, or several that go together.
+  // Launches one kernel, or several together.
   Status LaunchTogether(std::span<const int> numbers, std::span<const KernelRun> runs);
   Status LaunchPart(const CudaSegment& segment, const CudaSegment::Part& part,
                     std::span<const KernelRun> kernels);
   bool RecordPart(const CudaSegment& segment, CudaSegment::Part* part, int slot,
                   std::span<const KernelRun> kernels);
   Status RunPart(const CudaSegment& segment, CudaSegment::Part* part, std::span<const KernelRun> kernels);
-  // OK, or why not: when the device is lost, that.
+  // OK, or the failure; if the device is lost, that failure.
   Status Check(cudaError_t error, const char* what);
-  Status CheckDevice(const char* what);            // whether it is lost. Not while the stream records
-  void Keep(cudaError_t error, const char* what);  // for the next notification
+  Status CheckDevice(const char* what);            // fails if it is lost; not while the stream records
+  void Keep(cudaError_t error, const char* what);  // keeps a failure for the next notification
   void MakeNotifications(Memory* faults);
   Notification* NewNotification();
 
@@ -120,18 +120,18 @@ class CudaStream : public DeviceStream, private NotificationLine {
   const std::string name_;
   cudaStream_t stream_ = nullptr;
   StreamMemory memory_;            // no work space until a kernel may need it
-  LaunchContext launch_;           // but for the number
-  int64_t step_ = -1, time_ = -1;  // what ActState holds
-  bool ran_ = false;               // kernels since the last NotifyWhenDone
+  LaunchContext launch_;           // all but the number
+  int64_t step_ = -1, time_ = -1;  // the contents of ActState
+  bool ran_ = false;               // whether kernels ran since the last NotifyWhenDone
   int last_ = 0;                   // number of the last kernel enqueued
   std::unordered_map<const Kernel*, int> numbers_;
   std::shared_ptr<FirstFailure> failure_ = std::make_shared<FirstFailure>();
 
-  std::mutex mutex_;  // known_ and free_: the completion thread explains faults and gives notifications back
+  std::mutex mutex_;  // known_ and free_: the completion thread explains faults and returns notifications
   std::deque<Known> known_;  // by number - 1
   std::vector<Notification*> free_;
   std::vector<std::unique_ptr<Notification>> notifications_;
-  std::vector<std::unique_ptr<Memory>> more_faults_;  // where memory_'s are too few
+  std::vector<std::unique_ptr<Memory>> more_faults_;  // if memory_'s are too few
 };
 
 }  // namespace oneflow_like::cuda

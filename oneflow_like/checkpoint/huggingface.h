@@ -1,6 +1,6 @@
 // Folders as Hugging Face's transformers reads and writes them: tensors in safetensors files, and
-// config.json. What a model's tensors are called is said by its NameTable, what its config.json says by its
-// program (examples/gpt_huggingface.h).
+// config.json. A model's NameTable has the names of its tensors; its program handles config.json
+// (examples/gpt_huggingface.h).
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace oneflow_like {
 
-// Our variables, in the types that the files have; ConvertedSource gives others.
+// The folder as variables of this library, in the types of the files; ConvertedSource converts them.
 class HuggingFaceReader : public OurNames {
  public:
   // Throws Error naming the file and tensor.
@@ -20,12 +20,12 @@ class HuggingFaceReader : public OurNames {
       : OurNames(std::make_shared<FileSource>(folder), table) {}
 };
 
-// Makes the folder, with model.safetensors and config.json; either is complete or nothing is there. Throws
-// Error when there is something of that name.
+// Creates the folder with model.safetensors and config.json; if it fails, no folder is left. Throws Error
+// when the name exists already.
 void WriteHuggingFace(std::shared_ptr<VariableSource> ours, const NameTable& table, const std::string& config,
                       const std::string& folder);
 
-// A kind of model, for tools that know none.
+// A kind of model, passed to tools that know no model.
 struct ModelFormat {
   std::string name;  // model_type in config.json: "gpt2"
   std::function<std::shared_ptr<VariableSource>(const std::string& folder)> read;

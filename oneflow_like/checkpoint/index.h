@@ -1,5 +1,5 @@
-// The index of a checkpoint, model.safetensors.index.json: what Hugging Face's tools read of such a file, and
-// what loading on another mesh needs besides.
+// The index of a checkpoint, model.safetensors.index.json: the entries that Hugging Face's tools read, and
+// those that loading on another mesh needs.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace oneflow_like {
 
-// Bytes of a piece that have one checksum (CRC-32).
+// Each checksum (CRC-32) covers so many bytes of a piece.
 constexpr int64_t kChecksumBytes = 4 << 20;
 
 // A box of a variable, in one file of the checkpoint's folder.
 struct StoredPiece {
   std::string file, key;
   Box box;
-  std::vector<uint32_t> checksums;  // of every kChecksumBytes, the last of what is left
+  std::vector<uint32_t> checksums;  // one for every kChecksumBytes, the last for the remainder
 };
 
 struct StoredVariable {
@@ -33,22 +33,22 @@ struct CheckpointIndex {
   static constexpr const char* kFile = "model.safetensors.index.json";
 
   std::string mesh;
-  bool local = false;  // of one host: what no rank there holds is in no piece
+  bool local = false;  // of one host: pieces cover only what its ranks hold
   uint64_t seed = 0;
   std::map<std::string, int64_t> steps;      // next, by training or evaluation
   std::map<std::string, std::string> state;  // the program's own values
   std::map<std::string, StoredVariable> variables;
 
   std::string ToJson() const;
-  // Throws Error naming the file, and the variable: no JSON, a newer version, a wrong checksum, pieces that
-  // leave the variable, overlap, or do not cover it, a file outside the folder.
+  // Throws Error naming the file and the variable: for invalid JSON, a newer version, a wrong checksum,
+  // pieces that exceed the variable, overlap, or do not cover it, and a file outside the folder.
   static CheckpointIndex Read(const std::string& folder);
-  // Whether the folder's index is, or was before it was damaged, one of this library: Hugging Face's has the
-  // same name. Throws Error when it cannot be read.
+  // Whether the folder's index, possibly damaged, was written by this library: Hugging Face's has the same
+  // name. Throws Error when it cannot be read.
   static bool IsOurs(const std::string& folder);
 };
 
-// What one process wrote, as text for the others, and back.
+// Converts the list of what one process wrote to text for the others, and back.
 std::string ToText(const std::map<std::string, StoredVariable>& written);
 std::map<std::string, StoredVariable> WrittenFromText(const std::string& text);
 

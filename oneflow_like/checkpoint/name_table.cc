@@ -32,6 +32,7 @@ struct Span {
 
 std::vector<Span> SpansOf(const Box& box, const Dims& shape) {
   std::vector<Span> spans;
+  if (shape.rank() == 0) return {{{}, 0, 1}};
   const Box whole = Box::Whole(shape);
   ForEachRun(box, whole, INT64_MAX, [&](const Box& run) {
     spans.push_back({run, OffsetIn(whole, run, DType::kUInt8), run.elements()});
@@ -41,6 +42,7 @@ std::vector<Span> SpansOf(const Box& box, const Dims& shape) {
 
 std::vector<Span> SpansOf(int64_t begin, int64_t end, const Dims& shape) {
   std::vector<Span> spans;
+  if (shape.rank() == 0) return {{{}, 0, 1}};
   for (int64_t extent = 0; begin < end; begin += extent) {
     int axis = shape.rank() - 1;
     int64_t row = 1;  // the longest that starts here and ends within

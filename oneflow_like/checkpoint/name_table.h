@@ -1,6 +1,7 @@
-// How another library names and stores the variables of a model: a table that is written once for each model
-// and serves both directions. OurNames shows its tensors as our variables, TheirNames our variables as its
-// tensors; both read only what is asked for.
+// Maps the variables of a model to another library's names and layouts: a table that is written once for each
+// model and serves both directions. "Ours" are this library's variables, "theirs" the other library's
+// tensors. OurNames shows their tensors as our variables, TheirNames our variables as their tensors; both
+// read only the requested boxes.
 #pragma once
 
 #include <memory>
@@ -11,7 +12,7 @@
 
 namespace oneflow_like {
 
-// One tensor of theirs: several of our variables, or one, joined along one of its axes.
+// One tensor of theirs: it consists of one of our variables, or of several, joined along one of its axes.
 //   {.theirs = "h.{i}.attn.c_attn.weight",                        // [w, 3 w]
 //    .ours = {{"block{i}/q", {w, heads, depth}}, {"block{i}/k", {w, heads, depth}}, {"block{i}/v", ...}},
 //    .axes = {1, 2}, .joined = 1}
@@ -24,23 +25,24 @@ struct NameRow {
   };
   std::string theirs;
   std::vector<Variable> ours;
-  std::vector<int> axes;   // how many of our axes, in order, are seen as one of theirs; empty: each as one
-  int joined = 0;          // the axis of theirs along which ours follow one another
+  std::vector<int>
+      axes;  // how many of our axes, in order, form each of theirs (0: one of extent 1); empty: one each
+  int joined = 0;          // the axis of theirs along which ours are joined
   std::vector<int> order;  // axis i of theirs is axis order[i] of what `axes` gives; empty: axis i
 };
 
 struct NameTable {
   std::string model;  // "GPT-2", for messages
   std::vector<NameRow> rows;
-  std::string optional_prefix;       // of their names, which files may lack: "transformer."
-  std::vector<std::string> ignored;  // tensors of theirs that hold nothing of ours; * stands for anything
+  std::string optional_prefix;       // a prefix of their names that files may lack: "transformer."
+  std::vector<std::string> ignored;  // tensors of theirs without variables of ours; * matches anything
 
   void Add(NameRow row) { rows.push_back(std::move(row)); }
-  // So many rows, with 0, 1, ... for every {i} in names.
+  // Adds `times` rows, with 0, 1, ... for every {i} in names.
   void Repeat(int64_t times, const NameRow& row);
 };
 
-// Where the variables of a row are in its tensor.
+// The places of a row's variables in its tensor.
 struct RowLayout {
   explicit RowLayout(const NameRow& row);  // throws Error for a row that contradicts itself
   NameRow row;
@@ -48,7 +50,7 @@ struct RowLayout {
   std::vector<Box> parts;  // of theirs, one for each of ours
 };
 
-// Variables by our names, of a source that has theirs.
+// Shows a source with their names under our names.
 class OurNames : public VariableSource {
  public:
   // Throws Error naming all tensors that are missing, unknown to the table, or of another shape.
@@ -59,7 +61,7 @@ class OurNames : public VariableSource {
  private:
   struct Place {
     size_t row = 0, part = 0;
-    std::string theirs;  // as the file has it
+    std::string theirs;  // its name in the file
   };
   const std::shared_ptr<VariableSource> theirs_;
   std::vector<RowLayout> rows_;
@@ -67,7 +69,7 @@ class OurNames : public VariableSource {
   std::string part_;
 };
 
-// Tensors by their names, of a source that has our variables. The state of trainings has no place there.
+// Shows a source with our variables under their names, without the state of trainings.
 class TheirNames : public VariableSource {
  public:
   // Throws Error naming all variables that are missing, unknown to the table, or of another shape.

@@ -1,4 +1,4 @@
-// Reads boxes of variables from a checkpoint, wherever its files have them, in bounded memory.
+// Reads boxes of variables from the files of a checkpoint, in bounded memory.
 #pragma once
 
 #include <map>
@@ -13,14 +13,14 @@ namespace oneflow_like {
 
 class CheckpointReader : public VariableSource {
  public:
-  // Reads the index; a file is opened when something of it is wanted. Throws Error naming the file.
+  // Reads the index; a file is opened when it is first needed. Throws Error naming the file.
   explicit CheckpointReader(std::string folder);
   const CheckpointIndex& index() const { return index_; }
   const std::string& where() const override { return folder_; }
 
-  // Every block of a file that is touched is held against its checksum.
+  // Checks the checksum of every block that it reads.
   void Read(const std::string& variable, const Box& box, void* to) override;
-  // The same for one block of kChecksumBytes, whose number counts from the piece's first.
+  // Checks block `number` (of kChecksumBytes) of the piece.
   void Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number);
 
  private:
@@ -39,8 +39,8 @@ class CheckpointReader : public VariableSource {
   const CheckpointIndex index_;
   std::map<std::string, std::unique_ptr<SafetensorsReader>> files_;
   std::vector<Block> blocks_;  // the last few
-  size_t next_ = 0;            // to be replaced
-  std::string run_;            // of a box that has gaps in what is asked for
+  size_t next_ = 0;            // block to replace next
+  std::string run_;            // for a box that is not contiguous in the requested one
 };
 
 }  // namespace oneflow_like

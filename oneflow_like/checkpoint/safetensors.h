@@ -20,7 +20,7 @@ struct StoredTensor {
   int64_t bytes() const { return shape.elements() * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
-// A file of the system's, closed when this goes. Every Error names the file.
+// An open file, closed by the destructor. Every Error names the file.
 class File {
  public:
   enum Mode { kRead, kCreate };
@@ -29,9 +29,10 @@ class File {
   File(const File&) = delete;
 
   int64_t size() const;
-  void ReadAt(int64_t offset, void* to, int64_t bytes) const;  // all of it; a shorter file is an Error
+  void ReadAt(int64_t offset, void* to, int64_t bytes) const;  // exactly `bytes`; a shorter file is an
+                                                               // Error
   void WriteAt(int64_t offset, const void* from, int64_t bytes);
-  void Reserve(int64_t bytes);  // space on the disk, so that writing later cannot run out of it
+  void Reserve(int64_t bytes);  // allocates space, so that later writes cannot run out of it
   void Sync();
   const std::string& path() const { return path_; }
 
@@ -40,13 +41,13 @@ class File {
   int fd_ = -1;
 };
 
-// All of a file; one of more than `most` bytes is an Error.
+// Reads a whole file; one of more than `most` bytes is an Error.
 std::string ReadText(const std::string& path, int64_t most);
 
 class SafetensorsReader {
  public:
-  // Reads the header. Throws Error for a file that is no such file: a header that is longer than the file or
-  // than 100 MB, no JSON, a type that is unknown here, a tensor outside the file, tensors that overlap.
+  // Reads the header. Throws Error for an invalid file: a header that is longer than the file or than 100 MB,
+  // invalid JSON, an unknown type, a tensor outside the file, tensors that overlap.
   explicit SafetensorsReader(const std::string& path);
 
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
@@ -60,9 +61,9 @@ class SafetensorsReader {
   std::map<std::string, std::string> metadata_;
 };
 
-// Creates a file of these tensors, whose space is taken at once; their bytes come in any order. In the file
-// the tensors with the largest elements come first, so that each begins at a multiple of its elements' size:
-// other readers look at the bytes in place.
+// Creates a file of these tensors and allocates its space at once; bytes may be written in any order. In the
+// file the tensors with the largest elements come first, so that each begins at a multiple of its elements'
+// size, because other readers access the bytes in place.
 class SafetensorsWriter {
  public:
   struct Entry {
@@ -86,7 +87,8 @@ class SafetensorsWriter {
 // "F32", "BF16", ...: the format's name of a type.
 const char* SafetensorsName(DType dtype);
 
-// Keeps others from saving in a folder, for as long as it lives. Throws Error when one does: `whoever`.
+// Prevents others from saving in a folder while it lives. Throws Error when one does, which the message calls
+// `whoever`.
 class FolderLock {
  public:
   FolderLock(std::string folder, const std::string& whoever);
@@ -99,10 +101,10 @@ class FolderLock {
   int fd_ = -1;
 };
 
-// Whether JSON can hold it.
+// Whether the text is valid UTF-8, so that JSON can hold it.
 bool IsUtf8(const std::string& text);
 
-// Makes a rename or a new file in the folder last.
+// Makes a rename or a new file in the folder durable.
 void SyncFolder(const std::string& folder);
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// A save under way in this process: a thread of its own that writes the process's file and, on the first of
-// its team, makes the checkpoint complete.
+// A save in progress in this process: its thread writes the process's file and, on the first process of its
+// team, completes the checkpoint.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,21 @@ namespace oneflow_like {
 
 class Saving {
  public:
-  // `partial` is there on all processes. Throws Error when the process's file cannot be made.
+  // The folder `partial` must exist on all processes. Throws Error when the process's file cannot be created.
   Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options);
-  ~Saving();  // ends, complete or not
+  ~Saving();  // stops, complete or not
 
   void Start();
   const std::string& path() const { return path_; }
   bool Done() const { return done_.Done(); }
-  // Until variables may be changed by others than steps.
+  // Waits until code other than steps may change variables.
   void WaitCopied() { copied_.Wait(); }
-  // The model goes, or its job has failed: what is not complete stays so.
+  // Called when the model is destroyed or its job has failed: an incomplete checkpoint stays incomplete.
   void Stop();
-  // Until this process has done its part; throws Error when that failed.
+  // Waits until this process has done its part; throws Error when that failed.
   void Wait();
-  // Of the folder's checkpoints, as SaveOptions::keep says. REQUIRES: this one is complete everywhere.
+  // Removes older checkpoints of the folder, as SaveOptions::keep says. REQUIRES: this one is complete
+  // everywhere.
   void RemoveOlder() const;
 
  private:

@@ -1,6 +1,6 @@
-// What variables are at one moment, written to a file while training goes on. A step that is about to change
-// a variable has what is still missing of it written first, by its own thread; so no copy of the variables is
-// made, and an update waits for its own variable alone.
+// Writes the values of variables at one moment to a file while training continues. Before a step changes a
+// variable, its thread writes the part that is not written yet; so variables are not copied, and an update
+// waits only for its own variable.
 #pragma once
 
 #include <condition_variable>
@@ -20,17 +20,17 @@ namespace oneflow_like {
 
 class Snapshot final : public WriteWatch {
  public:
-  // What this process gives to a checkpoint in `folder`, which `team` writes: its file is made, and its space
-  // taken. Throws Error.
+  // This process's part of a checkpoint in `folder`, which `team` writes: creates its file and allocates the
+  // space. Throws Error.
   Snapshot(ModelImpl* model, const std::string& folder, const Team& team);
 
-  // Writes what no step has written, and makes the file last. REQUIRES: steps that began before the watch was
-  // set have ended. Throws Error when any part could not be written, by whomever.
+  // Writes what no step has written, and syncs the file. REQUIRES: steps that began before the watch was set
+  // have ended. Throws Error when any part could not be written, also by a step.
   void WriteAll();
-  // No step is told to wait any more, and nothing more is read: for what has been found not worth saving.
+  // Stops: steps no longer wait, and nothing more is read. For a state that must not be saved.
   void Abandon();
   void BeforeWrite(int rank, const std::string& variable) override;
-  // What the index says of it. REQUIRES: WriteAll has returned.
+  // Its entries for the index. REQUIRES: WriteAll has returned.
   std::map<std::string, StoredVariable> Written() const;
 
  private:
@@ -39,13 +39,13 @@ class Snapshot final : public WriteWatch {
     DType dtype;
     Dims shape;
     int rank;
-    Box box, piece;  // what is written of what the rank has
+    Box box, piece;  // the box to write, of the piece that the rank has
     const char* data;
     Device* device;
     std::vector<uint32_t> checksums;
     int64_t bytes() const { return box.elements() * static_cast<int64_t>(SizeOf(dtype)); }
   };
-  // What one thread writes at a time.
+  // A unit of writing, done by one thread.
   struct Chunk {
     size_t given;
     int64_t offset, bytes;
@@ -63,10 +63,10 @@ class Snapshot final : public WriteWatch {
   std::map<int, int64_t> to_write_;  // bytes, by process
   std::vector<Given> given_;
   std::unique_ptr<SafetensorsWriter> writer_;
-  std::unique_ptr<Memory> staging_;  // of devices that are not the host; of WriteAll
+  std::unique_ptr<Memory> staging_;  // for devices other than the host; used by WriteAll
   // Chunks of a variable of a rank: from the first up to the second.
   std::map<std::pair<int, std::string>, std::pair<size_t, size_t>> of_variable_;
-  // A lock, since chunks are taken by the saving thread and by workers; not held while one is written.
+  // A lock, because the saving thread and workers take chunks; not held while one is written.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Chunk> chunks_;

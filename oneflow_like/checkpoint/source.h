@@ -1,5 +1,5 @@
-// Where variables are read from, box by box, whatever holds them: a checkpoint, a safetensors file, a folder
-// of Hugging Face's, another source under other names or types. And the two ways to write what a source has.
+// Sources from which variables are read, box by box: a checkpoint, a safetensors file, a Hugging Face folder,
+// or another source with other names or types. Also the two ways to write a source's variables.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace oneflow_like {
 
-// What moves through memory at a time.
+// Bytes moved through memory at a time.
 constexpr int64_t kBlockBytes = 4 << 20;
 inline int64_t ElementsOfBlock(DType dtype) { return kBlockBytes / static_cast<int64_t>(SizeOf(dtype)); }
 
@@ -23,14 +23,14 @@ struct SourceVariable {
   int64_t bytes() const { return shape.elements() * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
-// Used by one thread at a time.
+// Not thread-safe.
 class VariableSource {
  public:
   virtual ~VariableSource() = default;
   const std::map<std::string, SourceVariable>& variables() const { return variables_; }
-  // The box of a variable, row-major, in the variable's type. Only what is needed for it is read, in pieces
-  // of at most kBlockBytes. Throws Error naming the file. REQUIRES: the variable is one of variables(), the
-  // box lies inside it.
+  // Reads a box of a variable, row-major, in the variable's type. Reads only what it needs, in pieces of at
+  // most kBlockBytes. Throws Error naming the file. REQUIRES: the variable is one of variables(), the box
+  // lies inside it.
   virtual void Read(const std::string& variable, const Box& box, void* to) = 0;
   virtual const std::string& where() const = 0;  // the path, for messages
 
@@ -57,7 +57,7 @@ class FileSource : public VariableSource {
 };
 
 struct Conversion {
-  std::optional<DType> dtype;  // of floating variables; none: as they are
+  std::optional<DType> dtype;  // of floating variables; none: unchanged
   bool weights_only = false;   // without the state of trainings
 };
 
@@ -73,7 +73,7 @@ class ConvertedSource : public VariableSource {
   std::string run_;
 };
 
-// Boxes that cover a variable, each of at most kBlockBytes and without gaps in it, in its order.
+// Calls `use` for boxes that cover a variable, each contiguous and of at most kBlockBytes, in its order.
 void ForEachBlock(const SourceVariable& variable, const std::function<void(const Box&)>& use);
 
 // Element `index` of row-major data; exact.
@@ -83,8 +83,8 @@ long double NumberAt(DType dtype, const void* data, int64_t index);
 void WriteTensors(VariableSource& source, const std::string& path,
                   const std::map<std::string, std::string>& metadata);
 
-// Lets `write` make a file or a folder of another name beside `path`, and renames it when it is complete; if
-// `write` throws nothing is left. Throws Error when there is something at `path`.
+// Calls `write` to create a file or a folder of another name beside `path`, and renames it when it is
+// complete; if `write` throws, nothing is left. Throws Error when `path` exists already.
 void WriteBeside(const std::string& path, const std::function<void(const std::string& partial)>& write);
 
 // Names of the state of trainings have a ':', which names of weights cannot have.

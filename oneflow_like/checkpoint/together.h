@@ -1,4 +1,4 @@
-// What the processes of a job do at one time, with one outcome.
+// Collective work of the processes of a job, with one outcome.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@ namespace oneflow_like {
 
 constexpr const char* kStepPrefix = "step-";  // of the folders of checkpoints
 
-// Does `work` on every process, all of which call it, and throws on all what it throws on one. Gives what all
-// return, by process.
+// Collective: runs `work` on every process. If it throws on one, the error is thrown on all. Returns the
+// results of all, by process.
 std::vector<std::string> Together(const ModelImpl& model, const std::string& what,
                                   const std::function<std::string()>& work);
 

@@ -21,11 +21,11 @@ struct ClickLogOptions {
 // bytes for 64 lines is made when they are opened.
 class ClickLog final : public SampleSource {
  public:
-  // Files by a pattern, in the order of their names. Throws Error when they have no line.
+  // Reads the files that match a pattern, in the order of their names. Throws Error when they have no line.
   ClickLog(const std::string& pattern, const ClickLogOptions& options);
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override { return lines_; }
-  // A line with another number of columns, or with a number that is none, is a BrokenSample.
+  // A line with a wrong number of columns or an invalid number is a BrokenSample.
   void Read(const SampleId& id, std::span<void* const> to) const override;
 
  private:

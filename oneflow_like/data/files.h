@@ -9,8 +9,8 @@ struct gzFile_s;  // of zlib
 
 namespace oneflow_like {
 
-// A file's bytes, mapped read-only: they are read when they are looked at, and shared by all processes of a
-// host. The file must stay as long as it is mapped. What is no regular file (a pipe) is read into memory.
+// A file's bytes, mapped read-only: they are read on first access, and shared by all processes of a host. The
+// file must not be truncated while it is mapped. A file that is not regular (a pipe) is read into memory.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);  // throws Error
@@ -24,10 +24,10 @@ class MappedFile {
   const std::string path_;
   const uint8_t* data_ = nullptr;
   int64_t size_ = 0;
-  std::string read_;  // of what cannot be mapped
+  std::string read_;  // if it cannot be mapped
 };
 
-// A file from its begin to its end, unpacked on the way if it is gzip.
+// Reads a file from begin to end, decompressed if it is gzip.
 class GzipReader {
  public:
   explicit GzipReader(const std::string& path);  // throws Error; a name ending in .gz must hold gzip
@@ -41,15 +41,15 @@ class GzipReader {
   gzFile_s* file_ = nullptr;
 };
 
-// The bytes of a file; gzip is recognised by content and unpacked, and a name ending in .gz must hold it.
+// The bytes of a file; gzip is recognised by content and decompressed, and a file named *.gz must be gzip.
 // Throws Error when the contents exceed `limit` bytes.
 std::string ReadFile(const std::string& path, int64_t limit = int64_t{4} << 30);
 
-// The first bytes of a gzip file.
+// Whether `data` begins as a gzip file does.
 bool IsGzip(const uint8_t* data, int64_t size);
 
-// Files that match a pattern of the shell (*, ?, [a-z]), sorted by name; the path itself where it has none of
-// these. Throws Error when none matches.
+// The files that match a shell pattern (*, ?, [a-z]), sorted by name; the path itself if it has no wildcard.
+// Throws Error when none matches.
 std::vector<std::string> FilesOf(const std::string& pattern);
 
 // Unsigned numbers of 1 to 8 bytes; little-endian.

@@ -14,8 +14,8 @@ struct IdxData {
   std::vector<int64_t> shape;
   std::vector<uint8_t> values;
 };
-// Throws Error with file and offset for a file that is missing, truncated, corrupt or absurd, and for another
-// number of axes.
+// Throws Error with file and offset for a file that is missing, truncated, corrupt or implausible, and for
+// another number of axes.
 IdxData LoadIdx(const std::string& path, int axes);
 
 // Pictures with a label each. Fields: "images" f32[height * width], scaled to [0, 1], and "labels" i32[].

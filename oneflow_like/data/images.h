@@ -15,14 +15,14 @@ struct Picture {
   std::vector<uint8_t> rgb;  // [height, width, 3]
 };
 
-// A JPEG or a PNG, recognised by its first bytes; grey becomes RGB, transparency is dropped. Where the format
-// allows it, a picture is decoded smaller, by a half, a quarter or an eighth, but not below `least` pixels
-// along either side; 0: as it is. `name` stands before what is wrong, which names the format and, where it is
-// known, the byte. Throws BrokenSample for a picture that is cut short, corrupt, or of more than 2^26 pixels,
-// and Error for a format that this build was made without.
+// Decodes a JPEG or a PNG, recognised by its first bytes; grey becomes RGB, transparency is dropped. If the
+// format allows it, a picture is decoded at a half, a quarter or an eighth of its size, but not below `least`
+// pixels along either side; 0: full size. Messages begin with `name`, and give the format and, if known, the
+// byte. Throws BrokenSample for a picture that is truncated, corrupt, or of more than 2^26 pixels, and Error
+// for a format that this build does not support.
 Picture Decode(const uint8_t* data, int64_t size, const std::string& name, int least = 0);
 
-// A rectangle of a picture, and where it is seen as in a mirror.
+// A rectangle of a picture, and whether it is mirrored.
 struct Crop {
   double x = 0, y = 0, width = 0, height = 0;
   bool flip = false;
@@ -34,15 +34,16 @@ void Resize(const Picture& picture, const Crop& crop, int height, int width, con
 
 struct ImageFolderOptions {
   int height = 224, width = 224;
-  // Training: a part of the picture of so much of its area, at most 3:4 or 4:3 from its shape, drawn anew
-  // each epoch, and half of them flipped. Otherwise the largest part in the middle of that shape.
+  // For training: a random crop of at least `least_area` of the picture, its aspect at most 3:4 or
+  // 4:3 off, drawn anew each epoch, and half of them flipped. Otherwise the largest centred crop of that
+  // shape.
   bool augment = true;
   double least_area = 0.08;
   float mean[3] = {0.485f, 0.456f, 0.406f}, deviation[3] = {0.229f, 0.224f, 0.225f};
 };
 
 // Pictures in folders, one for each class, in the order of their names. Fields: "images" f32[3, height,
-// width] and "labels" i32[]. Files are read when their samples are.
+// width] and "labels" i32[]. A file is read when its sample is.
 class ImageFolder final : public SampleSource {
  public:
   // Throws Error for a folder without pictures (.jpg, .jpeg, .png, in any case).

@@ -1,5 +1,5 @@
-// SampleSource: where examples come from. A sample is a function of (seed, epoch, index) alone, so every
-// mesh, every number of processes and every resumed run sees the same ones in the same order.
+// SampleSource: the interface of training data. A sample is a function of (seed, epoch, index) alone, so
+// every mesh, every number of processes and every resumed run sees the same samples in the same order.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace oneflow_like {
 
-// What a sample has for one input of the session: its name, and type and shape without the batch axis.
+// A sample's data for one input of the session: the input's name, and type and shape without the batch axis.
 struct SampleField {
   std::string name;
   DType dtype = DType::kFloat32;
@@ -28,8 +28,8 @@ struct SampleId {
   int64_t index = 0;  // 0 .. samples() - 1
 };
 
-// A sample that cannot be read through a fault of its own, such as a picture cut short. The text names file
-// and offset. Pipelines may skip these (DataPipelineOptions::broken_share); any other Error ends the run.
+// A sample with a fault of its own, such as a truncated picture. The text names file and offset. Pipelines
+// may skip these (DataPipelineOptions::broken_share); any other Error ends the run.
 class BrokenSample : public Error {
  public:
   using Error::Error;
@@ -44,12 +44,12 @@ class SampleSource {
   virtual ~SampleSource() = default;
   virtual const std::vector<SampleField>& fields() const = 0;
   virtual int64_t samples() const = 0;  // of one epoch; at least 1
-  // Writes the sample: to[i] has room for fields()[i], row-major. Any number of threads call it at once.
-  // Throws BrokenSample or Error.
+  // Writes the sample: to[i] has room for fields()[i], row-major. Must be thread-safe. Throws BrokenSample or
+  // Error.
   virtual void Read(const SampleId& id, std::span<void* const> to) const = 0;
 };
 
-// Where `index` of an epoch stands after shuffling `count` samples: a permutation that is computed, not
+// The place of `index` in an epoch after shuffling `count` samples: a permutation that is computed, not
 // stored. It is a Feistel network over the index's bits (Luby and Rackoff, "How to construct pseudorandom
 // permutations from pseudorandom functions", 1988) that is walked until it lands below `count` (cycle
 // walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). REQUIRES: 0 <= index < count.

@@ -12,16 +12,16 @@ namespace oneflow_like {
 
 struct Tokens::Shard {
   std::shared_ptr<const MappedFile> file;    // of `numbers`, unless they are in memory
-  std::shared_ptr<const std::string> bytes;  // of text that was unpacked
+  std::shared_ptr<const std::string> bytes;  // of decompressed text
   std::shared_ptr<const std::vector<int32_t>> encoded;
   std::string path;
   const uint8_t* numbers = nullptr;
   int width = 1;  // bytes of a number
   bool is_signed = false;
-  int64_t count = 0, begin = 0;          // of all tokens before this file
+  int64_t count = 0, begin = 0;          // number of tokens in earlier files
   int64_t offset = 0;                    // of the first number in the file
-  std::vector<int64_t> documents = {0};  // where they begin in this file
-  // to[0 .. many) = numbers `first` on.
+  std::vector<int64_t> documents = {0};  // their beginnings in this file
+  // to[0 .. many) = numbers first .. first + many.
   void Read(int64_t first, int64_t many, int32_t* to) const;
 };
 

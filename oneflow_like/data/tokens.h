@@ -1,4 +1,5 @@
-// Texts as numbers: files of tokens, mapped and never loaded, and rows of them to train a language model on.
+// Texts as numbers: files of tokens, mapped and never loaded, and rows of tokens for training a language
+// model.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +11,19 @@
 
 namespace oneflow_like {
 
-// From text to tokens and back. Any thread.
+// Converts text to tokens and back. Thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual int64_t vocabulary() const = 0;  // tokens are 0 .. vocabulary - 1
   virtual std::vector<int32_t> Encode(const std::string& text) const = 0;
-  // With the special tokens that models expect around a text, where the tokenizer has such.
+  // Adds the special tokens that models expect around a text, if the tokenizer has any.
   virtual std::vector<int32_t> EncodeWhole(const std::string& text) const { return Encode(text); }
-  // Bytes, which may begin or end inside a UTF-8 character. Throws Error for a token that there is not.
+  // Returns bytes, which may begin or end inside a UTF-8 character. Throws Error for an unknown token.
   virtual std::string Decode(const std::vector<int32_t>& tokens) const = 0;
   // The token of this name ("</s>", "<|eot_id|>"); -1: none.
   virtual int32_t Find(const std::string& name) const { return -1; }
-  // Whether it stands for no text: the begin or end of one, say.
+  // Whether the token has no text: the begin or end of a text, for instance.
   virtual bool Special(int32_t token) const { return false; }
 };
 
@@ -34,11 +35,11 @@ class ByteTokenizer final : public Tokenizer {
   std::string Decode(const std::vector<int32_t>& tokens) const override;
 };
 
-// The tokens of several files, one after the other. A small value: parts and copies share the files.
+// The tokens of several files, concatenated. Cheap to copy: parts and copies share the files.
 class Tokens {
  public:
-  // Files by a pattern of the shell ("data/fineweb_train_*.bin"), in the order of their names. By the name's
-  // end:
+  // Opens the files that match a shell pattern ("data/fineweb_train_*.bin"), in the order of their names. The
+  // format follows from the name:
   //   .bin  of llm.c: 256 int32 (magic 20240520 and version 1: uint16 follow; 20240801 and 7: uint32; the
   //         number of tokens), or Megatron's, when a file of that name with .idx is beside it
   //   .idx  of Megatron, which stands for its .bin; its documents are known
@@ -48,16 +49,16 @@ class Tokens {
   static Tokens Open(const std::string& pattern, const Tokenizer* tokenizer = nullptr);
 
   int64_t size() const { return end_ - begin_; }
-  bool text() const { return text_; }  // they came through a tokenizer
-  // to[0 .. count) = tokens begin .. begin + count. Throws BrokenSample, with file and offset, for one that
-  // does not fit into an int32. REQUIRES: 0 <= begin <= begin + count <= size().
+  bool text() const { return text_; }  // made from text by a tokenizer
+  // to[0 .. count) = tokens begin .. begin + count. Throws BrokenSample, with file and offset, for a token
+  // that does not fit into an int32. REQUIRES: 0 <= begin <= begin + count <= size().
   void Read(int64_t begin, int64_t count, int32_t* to) const;
-  // The largest token + 1. Reads them all the first time; of text, the tokenizer's vocabulary.
+  // The largest token + 1, for which the first call reads all tokens; for text, the tokenizer's vocabulary.
   int64_t Vocabulary() const;
-  // Tokens begin .. end of these.
+  // The tokens begin .. end of these.
   Tokens Part(int64_t begin, int64_t end) const;
-  // Where documents begin, ascending, the first at 0: each file, each document of Megatron's, and what
-  // follows each end-of-document token once CutDocumentsAt has been told of it, which reads all tokens.
+  // Beginnings of documents, ascending, the first at 0: of each file, of each document in Megatron's index,
+  // and after each end-of-document token once CutDocumentsAt has been called, which reads all tokens.
   const std::vector<int64_t>& documents() const { return documents_; }
   void CutDocumentsAt(int32_t end_of_document);
 
@@ -73,18 +74,18 @@ class Tokens {
 
 struct TokenRowsOptions {
   int64_t context = 0;  // tokens of a row
-  // Documents lie in a row one behind the other, and know nothing of each other: also gives "positions"
+  // A row contains several documents that do not attend to each other: rows also have the fields "positions"
   // (within the document's part of the row) and "documents" (0, 1, ... in the row), operands of attention's
   // mask; the last token of a document has no target.
   bool documents = false;
-  bool tail = false;  // the last row, which is not full, too; else each epoch leaves out others of the tokens
+  bool tail = false;  // keep the last, partial row; else each epoch leaves out other tokens
 };
 
-// Rows of `context` tokens, cut from the text one behind the other. Fields: "tokens" and "targets", which are
-// the tokens one further on and -1 where there is none; i32[context] each.
+// Consecutive rows of `context` tokens. Fields: "tokens" and "targets", i32[context] each; a target is the
+// next token, or -1 where there is none.
 class TokenRows final : public SampleSource {
  public:
-  // Throws Error when there are fewer than context + 1 tokens; `name` stands for them in messages.
+  // Throws Error when there are fewer than context + 1 tokens; messages call them `name`.
   TokenRows(Tokens tokens, const TokenRowsOptions& options, const std::string& name = "the text");
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override;

@@ -7,15 +7,15 @@
 
 namespace oneflow_like {
 
-// Of a compiled session: memory of each rank over a step, communication, the schedule by estimated times, the
-// logical graph and estimated times of operators. Ranks that are alike appear once, and lists are cut off
-// where a page would become too long to read; what is left out is counted.
+// The figures of a compiled session: memory of each rank over a step, communication, the schedule by
+// estimated times, the logical graph and estimated times of operators. Identical ranks appear once; long
+// lists are truncated, with a count of the omitted entries.
 std::string ReportFigures(const Session::Impl& session);
 
 // Measurements of this process: the profile, and the acts of one step. REQUIRES: the runtime has been closed.
 std::string ReportMeasurements(const Session::Impl& session);
 
-// Adds a part of a session's steps to what was measured of others.
+// Adds the profile of a part of a session's steps to `sum`.
 void AddProfile(const StepProfile& part, StepProfile* sum);
 
 }  // namespace oneflow_like

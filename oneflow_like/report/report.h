@@ -1,5 +1,5 @@
-// A report to look at: one HTML file with all its scripts and figures inside, which opens in a browser
-// without a network. page.html draws it from the JSON that stands in it.
+// A report: one HTML file that contains its scripts and figures, so a browser shows it without a network.
+// page.html draws it from the JSON in the file.
 #pragma once
 
 #include <memory>
@@ -11,14 +11,14 @@ class Job;
 
 class Report {
  public:
-  // Of a model in process `process` of a job, or alone. Process 0 writes `path`, the others their
-  // measurements to <path>.process<k>. Throws Error when this process's file cannot be written; leaves it as
-  // it is.
+  // The report of a model in process `process` of a job, or in a single process (0). Process 0 writes `path`,
+  // the others their measurements to <path>.process<k>. Throws Error when this process's file cannot be
+  // written; does not change the file yet.
   Report(const std::string& path, const std::string& mesh, int process);
   ~Report();
-  // The figures of a session that was compiled, or of one of that name again; then what its steps took.
-  // Both JSON texts (figures.h). The file is whole after each. Throw Error when the disk is full. Of more
-  // than kMostSessions sessions the rest are counted and not shown.
+  // Add the figures of a compiled session (again for one of the same name), and later its measurements; both
+  // are JSON texts (figures.h). The file is complete after each call. Throw Error when the disk is full.
+  // Sessions beyond kMostSessions are counted but not shown.
   void AddSession(const std::string& name, const std::string& figures);
   void AddMeasurements(const std::string& name, const std::string& measured);
 
@@ -31,11 +31,11 @@ class Report {
   std::unique_ptr<Impl> impl_;
 };
 
-// Once all sessions are closed, with a job: what the other processes measured becomes part of the main
-// process's file, and their files go. All processes call it.
+// Called once all sessions of a job are closed: moves the other processes' measurements into the main
+// process's file and removes their files. Collective.
 void JoinReports(const std::string& path, Job* job);
 
-// The JSON of a written report; Throws Error when `path` is none.
+// The JSON of a written report. Throws Error when `path` is not one.
 std::string FiguresIn(const std::string& path);
 
 }  // namespace oneflow_like

@@ -8,16 +8,16 @@
 
 namespace oneflow_like {
 
-// Any thread.
+// Thread-safe.
 class Pattern {
  public:
-  // `regex` with Unicode's properties; `who` names the file in messages. Throws Error for one that PCRE2 does
-  // not take, and where this was built without PCRE2.
+  // Compiles `regex` with Unicode's properties; `who` names the file in messages. Throws Error if PCRE2
+  // refuses the expression, and in a build without PCRE2.
   Pattern(const std::string& who, const std::string& regex);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
-  // Calls use(part, whether it matched) for the text's parts in order: matches, and what lies between them;
-  // none is empty. Bytes that are no UTF-8 match nothing.
+  // Calls use(part, whether it matched) for the text's parts in order: matches, and the text between them; no
+  // part is empty. Invalid UTF-8 matches nothing.
   void Split(std::string_view text, const std::function<void(std::string_view, bool)>& use) const;
 
  private:
@@ -25,8 +25,8 @@ class Pattern {
   std::unique_ptr<Impl> impl_;
 };
 
-// A text's characters in a normal form of Unicode ("NFC", "NFD", "NFKC", "NFKD"), by utf8proc. Bytes that are no
-// UTF-8 stay. Throws Error where this was built without utf8proc (CanNormalize).
+// The text in a normal form of Unicode ("NFC", "NFD", "NFKC", "NFKD"), by utf8proc. Invalid UTF-8 is kept
+// unchanged. Throws Error in a build without utf8proc (CanNormalize).
 std::string Normalized(std::string_view text, const std::string& form);
 bool CanNormalize();
 

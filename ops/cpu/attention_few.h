@@ -1,12 +1,12 @@
-// attention of few queries over many keys, as of a token at a time with a cache: it takes as long as reading
-// keys and values does, once for all queries that share them.
+// Attention of few queries over many keys, for instance one token at a time with a cache: it takes as long as
+// reading keys and values once for all queries that share them.
 #pragma once
 
 #include "core/kernel.h"
 
 namespace oneflow_like::cpu {
 
-// Whether this kernel takes a use of attention: few queries for a head of keys, heads whose widths are
+// Whether this kernel supports a use of attention: few queries for a head of keys, heads whose widths are
 // multiples of 16, neither dropout nor a bias.
 bool FewQueriesFit(const KernelSpec& spec);
 // REQUIRES: FewQueriesFit.

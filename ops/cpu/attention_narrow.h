@@ -8,7 +8,7 @@
 namespace oneflow_like::cpu {
 
 // Whether these kernels take a use of attention (q is operand 0) or attention_grad (1): bf16, heads of an
-// even width, and a build that has them. What else attention asks of operands is asked elsewhere.
+// even width, and a build that has them. Other requirements of attention are checked elsewhere.
 bool NarrowFits(const KernelSpec& spec, int q);
 // REQUIRES: NarrowFits. The second leaves the gradient of a bias to others.
 Status NarrowAttention(const KernelContext& context);

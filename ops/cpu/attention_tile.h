@@ -1,6 +1,6 @@
-// What attention and its gradient share: the numbers of one call, and the tile they work on. A tile is 64
-// keys by 64 queries with the queries along the vector lanes: what softmax does along the keys is then done
-// lane by lane, and of all operands only the block of queries (and of output gradients) has to be transposed.
+// Shared by attention and its gradient: the numbers of one call, and the tile on which they work. A tile is
+// 64 keys by 64 queries with the queries along the vector lanes: softmax along the keys then works lane by
+// lane, and of all operands only the block of queries (and of output gradients) has to be transposed.
 #pragma once
 
 #include <algorithm>
@@ -76,13 +76,13 @@ struct AttentionCall {
   int64_t InV(int64_t b, int64_t t, int64_t g) const { return (b * keys + t) * v_row + g * value_width; }
   int64_t InLse(int64_t b, int64_t s, int64_t h) const { return (b * heads + h) * queries + s; }
 
-  // Keys that local query s may see are those before this local index; may be negative or past the end. Of
-  // masks that look at positions BlockMask knows more.
+  // Local query s may see only keys before this local index, which may be negative or past the end. BlockMask
+  // also handles masks by positions.
   int64_t Limit(int64_t s) const {
     if (!masks.causal || !masks.Simple()) return keys;
     return s + q.begin[1] + k.global[1] - q.global[1] - k.begin[1] + 1;
   }
-  // Keys any of the queries [s, s + count) sees.
+  // The number of keys that any of the queries [s, s + count) sees.
   int64_t Visible(int64_t s, int64_t count) const {
     return std::clamp<int64_t>(Limit(s + count - 1), 0, keys);
   }

@@ -1,4 +1,5 @@
-// Products with few rows, as of a token at a time: they take as long as reading the other operand does, once.
+// Products with few rows, for instance one token at a time: they take as long as reading the other operand
+// once.
 #pragma once
 
 #include <cstdint>

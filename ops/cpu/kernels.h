@@ -1,5 +1,4 @@
-// What the files of this folder share: the factories and functions they offer the manifest, and small
-// helpers.
+// Shared by the files of this folder: their factories and functions for the manifest, and small helpers.
 #pragma once
 
 #include <memory>
@@ -13,7 +12,7 @@ namespace oneflow_like::cpu {
 
 using KernelPtr = std::unique_ptr<Kernel>;
 
-// The operator's own reference kernel: what a factory gives for types or shapes it has nothing faster for.
+// The operator's own reference kernel, for types or shapes without a faster one.
 KernelPtr MakeReference(const KernelSpec& spec);
 
 // Whether every operand (every input, every output) is f32.

@@ -6,7 +6,7 @@
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512F__)
 #define OFL_NARROW_TILES 1
 
-// GCC 12 takes what its own header leaves undefined on purpose for a mistake.
+// GCC 12 warns about a value that its own header leaves undefined on purpose.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -1,9 +1,8 @@
-// What the attention kernels are made of (attention.cu). A block of 256 threads holds a tile of 32 rows
-// against tiles of 32 columns that go by: rows are queries and columns keys, or the other way round for the
-// gradients of keys and values. A warp has 4 rows, a lane one column while scores are made, and one in 32 of
-// a head's elements while results are added up. Heads go through shared memory in chunks of 64 elements, so
-// their width is not limited; a block gives at most 256 elements of a result, and wider heads take more
-// blocks.
+// The parts of the attention kernels (attention.cu). A block of 256 threads holds a tile of 32 rows against
+// tiles of 32 columns that go by: rows are queries and columns keys, or the other way round for the gradients
+// of keys and values. A warp has 4 rows, a lane one column while scores are made, and one in 32 of a head's
+// elements while results are added up. Heads go through shared memory in chunks of 64 elements, so their
+// width is not limited; a block gives at most 256 elements of a result, and wider heads take more blocks.
 #pragma once
 
 #include "core/random.h"

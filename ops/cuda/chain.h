@@ -1,4 +1,4 @@
-// What chain.cc shares with elementwise.cu and cast.cu.
+// Shared by chain.cc, elementwise.cu and cast.cu.
 #pragma once
 
 #include "ops/cuda/kernel.h"

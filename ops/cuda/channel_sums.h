@@ -1,5 +1,5 @@
-// Two sums for every channel over the rows of a tensor [rows channels], in an order that the shape alone
-// settles: what the statistics of batch and group norms, and their gradients, are made of.
+// Two sums for every channel over the rows of a tensor [rows channels], in an order that depends on the shape
+// only: for the statistics of batch and group norms, and their gradients.
 #pragma once
 
 #include <algorithm>

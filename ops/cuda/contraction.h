@@ -1,5 +1,5 @@
-// How a product of two labelled operands is done: which labels are rows, columns, summed and batches, which
-// of them run on in memory and so are one, and whether the library takes the operands as they lie. Host
+// Plans a product of two labelled operands: which labels are rows, columns, summed and batches, which of them
+// are contiguous in memory and so merge, and whether the library accepts the operands in their layout. Host
 // arithmetic only.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace oneflow_like::cuda {
 
-// What must be copied before or after: `walk.first` is the place in the packed operand.
+// A copy before or after the product: `walk.first` is the place in the packed operand.
 struct Packing {
   bool needed = false;
   StridedWalk walk;

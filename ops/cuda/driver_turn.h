@@ -1,12 +1,13 @@
-// Which calls into CUDA may meet. A kernel of a collective spins until its peers' kernels run. Calls that
-// allocate, free, load code or instantiate a graph may wait for such a kernel while they hold a lock of the
-// driver, and the launch of a peer on another card of the same process needs that lock: neither goes on.
-// NVIDIA's remedy (NCCL's documentation, "Concurrency between NCCL and CUDA calls") is a lock around both.
+// Decides which calls into CUDA may run at the same time. A kernel of a collective spins until its peers'
+// kernels run. Calls that allocate, free, load code or instantiate a graph may wait for such a kernel while
+// they hold a lock of the driver, and the launch of a peer on another card of the same process needs that
+// lock: neither continues. NVIDIA's remedy (NCCL's documentation, "Concurrency between NCCL and CUDA calls")
+// is a lock around both.
 //
-// So: whoever calls CUDA does it in a DriverCall, of which there may be any number at a time. The launches of
-// one collective on all cards of the process are made in a CollectiveLaunch, during which there is no
-// DriverCall. A collective under way then never needs a launch of its own process, and every call that waits
-// for it ends. What waits without a lock of the driver (cudaStreamSynchronize) is in neither.
+// So every call into CUDA is made in a DriverCall, of which there may be any number at a time. The launches
+// of one collective on all cards of the process are made in a CollectiveLaunch, during which there is no
+// DriverCall. A running collective then never needs a launch of its own process, and every call that waits
+// for it ends. Calls that wait without a lock of the driver (cudaStreamSynchronize) are in neither.
 #pragma once
 
 namespace oneflow_like::cuda {

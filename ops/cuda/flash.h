@@ -1,5 +1,5 @@
 // Attention in 16-bit types by a library's fused kernels (cuDNN: flash_cudnn.cc; flash_absent.cc where it is
-// missing at build time; loops in tests/cuda_emulator). Operands lie as the operator has them, q[b s h d], so
+// missing at build time; loops in tests/cuda_emulator). Operands have the operator's layout, q[b s h d], so
 // nothing is copied.
 #pragma once
 
@@ -39,10 +39,10 @@ class Flash {
                         const LaunchContext& launch) = 0;
 };
 
-// nullptr where there is no such library.
+// nullptr if there is no such library.
 std::unique_ptr<Flash> MakeFlash();
 
-// What any of these libraries could take, so that others need not be asked.
+// Whether any of these libraries could support the shape; if not, they need not be asked.
 inline bool MayFlash(const FlashShape& s) {
   bool narrow = s.dtype == DType::kBFloat16 || s.dtype == DType::kFloat16;
   bool full = !s.causal || s.shift == 0 || s.shift == s.keys - s.queries;

@@ -1,5 +1,5 @@
-// The matrix product as kernels of this folder ask for it. cuBLASLt does it (gemm_cublaslt.cc); the emulator
-// of tests/cuda_emulator has plain loops that read the same descriptor.
+// The interface to matrix products for kernels of this folder. cuBLASLt computes them (gemm_cublaslt.cc); the
+// emulator of tests/cuda_emulator has plain loops that read the same descriptor.
 //
 // A library wants matrices column-major. The derivation, once for all: a row-major y[m n] is, read
 // column-major, y^T[n m], and y^T = b^T a^T. So where n runs along y's memory the library's M is our n, its A
@@ -15,8 +15,7 @@
 
 namespace oneflow_like::cuda {
 
-// What happens to the product before it is stored. Vectors (bias, bias gradient) are along the descriptor's
-// M.
+// Operations on the product before it is stored. Vectors (bias, bias gradient) are along the descriptor's M.
 enum class Epilogue : int32_t {
   kNone,
   kBias,          // d = ab + bias
@@ -68,8 +67,8 @@ class Gemm {
  public:
   virtual ~Gemm() = default;
   virtual const GemmDescriptor& descriptor() const = 0;
-  // Whether the library does this on the current device, or why not. Asked before the first launch by who has
-  // another way.
+  // OK if the library supports this product on the current device, else the reason. Callers with an
+  // alternative check it before the first launch.
   virtual Status Check() = 0;
   // Enqueues. The same bits for the same operands, in every run on one kind of device.
   virtual Status Launch(const GemmOperands& operands, const LaunchContext& launch) = 0;
@@ -78,12 +77,12 @@ class Gemm {
 std::unique_ptr<Gemm> MakeGemm(const GemmDescriptor& descriptor);
 
 // Whether products of fp32 may round their operands to tf32 (10 bits of mantissa) and be several times
-// faster. Off unless set; kernels ask when they are made. Attribute "tf32" of a node goes before it.
+// faster. Off by default; kernels read it when they are created. A node's attribute "tf32" overrides it.
 void SetTf32(bool allowed);
 bool Tf32();
 
-// Says in the log, once for each `kind` of product, that the library does not do it, why, and what is done
-// instead: a right result that is slower must not go unnoticed.
+// Logs, once for each `kind` of product, that the library refuses it, why, and the alternative used: a
+// correct but slower computation must not go unnoticed.
 void SayRefused(const std::string& kind, const std::string& instead, const Status& why);
 
 // Whether the library multiplies these types into that one.

@@ -17,7 +17,7 @@ class Launchable {
  public:
   virtual ~Launchable() = default;
   virtual int architecture() const = 0;
-  // Waits until it is compiled; its error otherwise, with the compiler's log.
+  // Waits until it is compiled; returns the error otherwise, with the compiler's log.
   virtual const Status& Wait() = 0;
   // Enqueues it; `args` (a multiple of 8 bytes) is copied before this returns. Waits for the compiler the
   // first time.
@@ -25,7 +25,7 @@ class Launchable {
 };
 
 // Compiles `function` of `source` for an architecture (80, 90, ...), in the background; the same text is
-// compiled once per process. Never throws: what goes wrong is said by Wait and Launch.
+// compiled once per process. Never throws: Wait and Launch return errors.
 //
 // The text is self-contained (no #include) and defines an extern "C" function: on a device
 //   __global__ void function(Args args)

@@ -1,6 +1,6 @@
-// Compiled kernels on disk, from run to run. A file is written under another name and renamed, and says its
-// key and a checksum: what is cut short or damaged is as good as not there. Trouble with the folder costs
-// time, never a run.
+// A cache of compiled kernels on disk, across runs. A file is written under another name and renamed, and
+// contains its key and a checksum: a truncated or damaged file is ignored. Problems with the folder cost
+// time, but never fail a run.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@ class JitCache {
  public:
   // An empty folder name: no cache.
   explicit JitCache(std::string folder) : folder_(std::move(folder)) {}
-  // What was stored for this key (any text), if it is there whole. A damaged file is logged as a warning.
+  // The code stored for this key (any text), if it is complete. A damaged file is logged as a warning.
   std::optional<std::string> Load(const std::string& key) const;
   // Makes the folder if need be. A folder that cannot be written to is logged as a warning, once per process.
   void Store(const std::string& key, const std::string& code) const;

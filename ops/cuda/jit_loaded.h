@@ -1,4 +1,4 @@
-// The part of kernels compiled at run time that a real build and the emulator do differently.
+// The part of compiling kernels at run time that differs between a real build and the emulator.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace oneflow_like::cuda {
 
-// What NVRTC is told beside the architecture.
+// NVRTC's options beside the architecture.
 constexpr const char* kNvrtcOptions[] = {"--std=c++17", "--device-as-default-execution-space"};
 
 class LoadedKernel {

@@ -1,5 +1,5 @@
-// What CUDA kernels of operators are to the stream that runs them: they enqueue work, and what changes from
-// act to act they read in device memory, so that a recorded launch serves every step.
+// The interface of operators' CUDA kernels to the stream that runs them: they enqueue work, and read values
+// that change from act to act from device memory, so that a recorded launch serves every step.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -47,12 +47,11 @@ class CudaKernel : public Kernel {
   // Enqueues; never waits. Step and micro-batch are context.step and context.time only in the call that is
   // recorded: kernels read launch.act instead. Operands, their extents, seed and times are what they are.
   virtual Status Launch(const KernelContext& context, const LaunchContext& launch) = 0;
-  // How many of `runs`, kernels of a segment in their order of which this is the first, one launch of this
-  // kernel's does at once, with the bits that one after another would give. Asked whenever they are not
-  // replayed.
+  // How many of `runs`, consecutive kernels of a segment of which this is the first, can run in one launch of
+  // this kernel with the same bits as one after another. Called whenever they are not replayed.
   virtual size_t Together(std::span<const KernelRun> /*runs*/) const { return 1; }
-  // Enqueues them: as Launch does for each. REQUIRES: runs.size() is at most what Together says. A fault is
-  // told, and explained, as this kernel's.
+  // Enqueues all of them, as Launch does for each. REQUIRES: runs.size() is at most the result of Together. A
+  // fault is reported, and explained, as this kernel's.
   virtual Status LaunchTogether(std::span<const KernelRun> runs, const LaunchContext& launch) {
     return Launch(runs[0].context, launch);
   }
@@ -63,7 +62,8 @@ class CudaKernel : public Kernel {
   Status Run(const KernelContext&) final { return Status("a CUDA kernel needs a CUDA stream"); }
 };
 
-// Whether none of `runs` writes what another of them reads or writes: only such kernels go together.
+// Whether none of `runs` writes what another of them reads or writes: only such kernels are launched
+// together.
 bool Independent(std::span<const KernelRun> runs);
 
 using KernelPtr = std::unique_ptr<Kernel>;

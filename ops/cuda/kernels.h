@@ -1,4 +1,4 @@
-// What the files of this folder add to the registry, for the manifest.
+// Functions by which the files of this folder add their kernels to the registry, for the manifest.
 #pragma once
 
 #include "core/kernel.h"

@@ -1,5 +1,5 @@
-// What device code is written with, for nvcc and for the emulator of tests/cuda_emulator, which compiles the
-// same files as host C++: launches, shared memory, vectors of 16 bytes, element types.
+// Helpers for device code, for nvcc and for the emulator of tests/cuda_emulator, which compiles the same
+// files as host C++: launches, shared memory, vectors of 16 bytes, element types.
 //
 // Rules that keep both happy: kernels are launched with Launch (no <<<>>>); shared arrays are declared
 // OFL_SHARED or come from DynamicShared; every thread of a block reaches every __syncthreads(), every lane of

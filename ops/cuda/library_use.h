@@ -1,6 +1,5 @@
-// Counts of the calls that NVIDIA's libraries served for our kernels and of those they refused. A refusal
-// gives a right result that is slower, so it is shown wherever a step's time is (core/backend.h,
-// BackendCounts).
+// Counts of the calls that NVIDIA's libraries served and of those they refused. After a refusal the result is
+// correct but slower, so profiles show it (core/backend.h, BackendCounts).
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ struct ElementBits {
 };
 // `value` as an element of this type, rounded as the reference kernels do.
 ElementBits BitsOf(DType dtype, double value);
-// What a reduction starts from: CombineBox without a source.
+// The identity of a reduction: the result of CombineBox without a source.
 ElementBits IdentityOf(DType dtype, Reduce reduce);
 
 // to[box] = from[box]; `box` lies inside both pieces.

@@ -1,6 +1,6 @@
 // What kernels over rows share: a team of threads (a warp or a block) owns a row and walks it in packs of 16
 // bytes, whatever the row's alignment; rows that are read more than once wait in shared memory, where every
-// thread finds again what it put there itself, so that nobody waits for it.
+// thread reads only what it wrote there itself, so that no barrier is needed.
 #pragma once
 
 #include <algorithm>

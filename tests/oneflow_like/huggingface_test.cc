@@ -36,6 +36,7 @@ NameTable ManyKinds() {
   table.Add({.theirs = "one", .ours = {{"one", {3, 2, 4}}}, .axes = {3}});
   table.Add({.theirs = "linear", .ours = {{"linear", {5, 7}}}, .order = {1, 0}});
   table.Add({.theirs = "filter", .ours = {{"filter", {6, 2, 3, 4}}}, .order = {0, 3, 1, 2}});
+  table.Add({.theirs = "longer", .ours = {{"longer", {3, 4}}}, .axes = {0, 2, 0}});
   table.Add({.theirs = "turned", .ours = {{"turned", {2, 3, 4, 5}}}, .axes = {2, 1, 1}, .order = {1, 2, 0}});
   table.Add({.theirs = "qkv",
              .ours = {{"q", {5, 4, 3}}, {"k", {5, 2, 3}}, {"v", {5, 2, 3}}},

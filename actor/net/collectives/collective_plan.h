@@ -1,9 +1,9 @@
-// What each process does in one act of a collective that crosses processes: made from what the members' plans
-// say they move, by every process for itself and with the same outcome everywhere.
+// The work of each process in one act of a collective that crosses processes. Every process computes it by
+// itself from the members' plans, with the same outcome everywhere.
 //
 // A *node* is a set of processes that reach each other's pieces by address (one host with shared memory),
 // else one process. A part of the index space is summed on each node that holds sources, sent once to the
-// node that owns it, summed there in the order of nodes, and sent once to each node that wants it. Parts are
+// node that owns it, summed there in the order of nodes, and sent once to each node that needs it. Parts are
 // cut into chunks.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace oneflow_like {
 
-// Which process and node the members of a group are in.
+// The processes and nodes of a group's members.
 struct GroupShape {
   std::vector<int> process;          // by member
   std::vector<int> node_of_process;  // by process of the job
@@ -25,16 +25,16 @@ struct GroupShape {
 
 // A region of one member's work (plan.Collective.work).
 struct MemberRegion : Region {
-  int owner = 0;  // the member whose work it is
+  int owner = 0;  // the member that does this work
 };
 
-// One process's part in one chunk: it brings the terms together, in order, writes the sum to the pieces of
-// its node and sends it on.
+// One process's part in one chunk: it collects the terms, in order, writes the sum to the pieces of its node
+// and sends it on.
 struct ChunkOp {
   struct Term {
     int process = -1;          // the sum comes from this process; -1: the sources' pieces, on this node
     std::vector<int> sources;  // members, when process is -1
-    bool apart = false;  // the sources are added up by themselves first, as this node's sum is elsewhere
+    bool apart = false;  // the sources are summed separately first, as this node's sum is on other nodes
   };
   int chunk = 0;  // its number in the act, the same for all processes
   int operand = 0;
@@ -47,12 +47,12 @@ struct ChunkOp {
 struct ChunkLimits {
   int64_t chunk_bytes = 512 << 10;
   int64_t latency_bound_bytes = 4 << 10;
-  // Acts of at most so many bytes are cut into chunks that travel with their messages (network.h).
+  // Acts of at most this many bytes are cut into chunks that travel with their messages (network.h).
   int64_t short_act_bytes = 4 << 20;
 };
 
-// Adds the ops of process `me` for one operand's `regions` of all members, in the order of members; they are
-// the same whatever other operands there are. `chunks`: those of the act so far.
+// Adds the ops of process `me` for one operand's `regions` of all members, in the order of members; they do
+// not depend on other operands. `chunks`: the number of the act's chunks so far.
 void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
                  int64_t element_bytes, const ChunkLimits& limits, int* chunks, std::vector<ChunkOp>* ops);
 

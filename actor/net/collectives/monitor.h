@@ -1,6 +1,6 @@
-// Who keeps the others waiting: each process counts how long it was busy with itself, that is with its
-// kernels or not running at all while words of others lay there; how fast it gets data from each peer and how
-// long a message takes there and back. Process 0 compares and names the one behind.
+// Finds the process that keeps the others waiting: each process measures how long it was busy with its own
+// work, that is with its kernels, or not running at all while messages of others were unread; how fast it
+// gets data from each peer; and the round trip of a message. Process 0 compares, and logs the slowest.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,29 @@
 
 namespace oneflow_like {
 
-// What one process saw in one window.
+// The measurements of one process in one window.
 struct MonitorReport {
   int32_t process = 0;
   int64_t window = 0;  // number of the window since the start, by the clock of process 0
-  double busy = 0;     // share of the time in which no collective was under way here, or nobody looked
+  double busy = 0;     // share of the time without a collective under way here, or with messages unread
   struct Link {
-    int64_t round_trip_ns = 0;       // the shortest lately
-    int64_t bytes = 0, pull_ns = 0;  // large data got from that peer, and how long it took
+    int64_t round_trip_ns = 0;       // the shortest recent one
+    int64_t bytes = 0, pull_ns = 0;  // large data from that peer, and its time
   };
   std::vector<Link> links;  // by peer; of itself: empty
 };
 
 struct Verdict {
   enum class Kind { kNone, kCompute, kLink } kind = Kind::kNone;
-  int process = -1, other = -1;  // kLink between two: both; of one process with everybody: other is -1
+  int process = -1, other = -1;  // kLink between two: both; between one process and all: other is -1
   std::string why;               // "it is busy 91 % of the time, the others 35 %"
   bool operator==(const Verdict& v) const {
     return kind == v.kind && process == v.process && other == v.other;
   }
 };
 
-// `reports` of all processes, by process. A process that is busy much more than the others keeps them
-// waiting; else a link whose round trip or rate stands out does.
+// `reports` are by process. A process that is much busier than the others keeps them waiting; else a link
+// with an unusual round trip or rate does.
 Verdict Judge(const std::vector<MonitorReport>& reports);
 
 // On the network's thread.
@@ -47,7 +47,7 @@ class Monitor final : public Channel {
   void CollectiveBegins();
   void CollectiveEnds();
   void Pulled(int process, int64_t bytes, int64_t ns);
-  // A word that `process` sent at `sent`, by its clock, is looked at now.
+  // A message that `process` sent at `sent`, by its clock, is read now.
   void Came(int process, int64_t sent);
 
   void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) override;
@@ -63,7 +63,7 @@ class Monitor final : public Channel {
   const std::function<std::string(int)> describe_;
   int under_way_ = 0;
   int64_t since_ = 0, in_collectives_ = 0;  // of the window
-  int64_t looked_ = 0;                      // until then it is known what of `since_` was lost
+  int64_t looked_ = 0;                      // up to here the lost time since `since_` is known
   int64_t window_start_ = 0, window_ = -1;
   std::vector<MonitorReport::Link> links_;
   std::vector<MonitorReport> reports_;  // process 0: the last of each

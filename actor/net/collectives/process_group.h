@@ -1,5 +1,5 @@
 // One collective of one runtime, on this process: its acts one after another, each made of chunk ops. All on
-// the network's thread, but for making it.
+// the network's thread, except its creation.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace oneflow_like {
 class ProcessGroup;
 class ProcessMember;
 
-// What the groups of a process share.
+// Shared by the groups of a process.
 class GroupHost {
  public:
   virtual ~GroupHost() = default;
@@ -28,26 +28,25 @@ class GroupHost {
   // To a process of the same node.
   virtual void SendInNode(int peer, const void* message, size_t bytes) = 0;
   virtual int process() const = 0;
-  // Staging for an op of the group's act under way; nullptr: the group is told by Retry() when there may be
+  // Staging for an op of the group's act under way; nullptr: Retry() is called on the group when there may be
   // some.
   virtual char* TakeStaging(ProcessGroup* group, bool oldest_op) = 0;
-  // So many ops at a time may hold staging without one lacking what another of them keeps.
+  // The number of ops that may hold staging at a time such that none lacks what another one keeps.
   virtual int staged_ops() const = 0;
-  // The group is told by Retry() when some is given back or an op has ended.
+  // Requests a call of the group's Retry() when staging is returned or an op has ended.
   virtual void AwaitStaging(ProcessGroup* group) = 0;
   virtual void GiveStaging(ProcessGroup* group, char* buffer) = 0;
-  // An op or an act of the group has ended: another may be the oldest now, and find room.
+  // Called when an op or an act of the group has ended: another may be the oldest now, and find room.
   virtual void OldestEnded() = 0;
-  // For the monitor: all members here have arrived, and have been told of the end; large data has been got.
+  // For the monitor: all members here have arrived; they have been told of the end; large data has arrived.
   virtual void CollectiveBegins() = 0;
   virtual void CollectiveEnds() = 0;
   virtual void Pulled(int process, int64_t bytes, int64_t ns) = 0;
 };
 
 namespace wire {
-// Headers of messages on Network::kCollective. Both ends are one program (versions are compared at the
-// start).
-// kRing: there is something in the inbox (inbox.h).
+// Headers of messages on Network::kCollective. Both ends run the same build (compared at the start). kRing:
+// there is a message in the inbox (inbox.h).
 enum class GroupMessage : int32_t { kArrived, kWorked, kData, kRing };
 struct GroupHeader {
   GroupMessage kind;
@@ -57,13 +56,13 @@ struct GroupHeader {
   int64_t act;     // since the start
   int64_t sent;    // when, by the sender's clock
   int32_t chunk;   // kData
-  int32_t pieces;  // kArrived: so many PieceAddress follow
+  int32_t pieces;  // kArrived: number of PieceAddress that follow
 };
 struct PieceAddress {
   int64_t piece;    // ProcessGroupSpec::pieces
   int64_t in, out;  // offsets in the sender's region; -1: none
 };
-constexpr int kMostPieces = 40;  // what fits a header; one that has more arrives in several messages
+constexpr int kMostPieces = 40;  // that fit in a header; more are sent in several messages
 }  // namespace wire
 
 struct ProcessGroupSpec {
@@ -90,14 +89,15 @@ class ProcessGroup {
   void Arrive(ProcessMember* member);
   void Deliver(int from, const wire::GroupHeader& header, const wire::PieceAddress* addresses,
                std::unique_ptr<Incoming> data);
-  void Retry();  // there may be staging again
-  // No further act: what is under way ends with ok = false, except for transfers that the network still has.
+  void Retry();  // called when there may be staging again
+  // Allows no further act: the act under way ends with ok = false, except for transfers that the network
+  // still has.
   void Fail();
-  void Drop();  // forgets what came early
+  void Drop();  // forgets messages that arrived early
   int transfers() const { return transfers_; }
   int64_t acts_done() const { return act_; }
   bool under_way() const { return arrived_ > 0; }
-  // Whom the act under way waits for, as processes; empty when for none but this one.
+  // The processes for which the act under way waits; empty if it waits only for this one.
   std::vector<int> Awaited() const;
 
  private:
@@ -114,14 +114,14 @@ class ProcessGroup {
   };
   struct Op {
     const ChunkOp* plan = nullptr;
-    size_t next = 0;  // term to bring in
+    size_t next = 0;  // next term to collect
     bool receiving = false, combined = false, done = false, ok = true;
-    bool asking = false;  // inside Receive, which may end at once
+    bool asking = false;  // inside Receive, which may call back at once
     int sends_left = 0;
     std::vector<Piece> terms;
     std::vector<char*> staging;                   // held
     std::vector<std::unique_ptr<Incoming>> come;  // by term; kept while its data is read
-    std::vector<char> come_ok;  // by term: 0 not come, 1 come, 2 come without data: it failed
+    std::vector<char> come_ok;  // by term: 0 missing, 1 arrived, 2 arrived without data: it failed
     char* receive_to = nullptr;
     int64_t receive_since = 0;
     SendDone sent;
@@ -178,12 +178,12 @@ class ProcessGroup {
   int64_t act_ = 0;  // its number: acts ended so far
   int micro_batch_ = 0;
   int arrived_ = 0;                              // local members
-  std::vector<int> node_arrived_, node_worked_;  // peers' processes whose word has come
-  std::vector<int> addresses_;                   // that have come, by peer of this node
+  std::vector<int> node_arrived_, node_worked_;  // peers' processes whose message has arrived
+  std::vector<int> addresses_;                   // addresses received, by peer of this node
   bool ready_ = false, ok_ = true, worked_ = false, failed_ = false;
-  bool advancing_ = false;  // among the ops: the act does not end before all have been looked at
+  bool advancing_ = false;  // in the loop over ops: the act does not end before all have been checked
   int ops_done_ = 0;
-  size_t first_open_ = 0;  // no op before it is left
+  size_t first_open_ = 0;  // all ops before it are done
   int staged_ = 0;         // ops that hold staging
   int transfers_ = 0;
   std::vector<char*> in_, out_;  // by piece, of members of this node
@@ -245,7 +245,7 @@ class ProcessMember final : public CollectiveMember {
   std::vector<void*> in_, out_;  // by operand; empty when it has no such end
   int micro_batch_ = 0;
   bool ok_ = true;
-  bool arrived_ = false;  // the network's thread: and not told of the end yet
+  bool arrived_ = false;  // of the network's thread: arrived, and not told of the end yet
 };
 
 }  // namespace oneflow_like

@@ -1,7 +1,7 @@
-// Room for chunks on their way, where they cannot be sent from or received into a piece directly: a fixed
-// number of buffers, given to whoever asks first. Each runtime keeps a few more for the oldest of its chunks
-// that is not done: since all processes agree on what is oldest, that one always finds room everywhere, so no
-// set of processes can wait for each other's.
+// Buffers for chunks in flight that cannot be sent from or received into a piece directly: a fixed number,
+// given out in the order of requests. Each runtime keeps a few more for its oldest unfinished chunk: because
+// all processes agree on which one is the oldest, it always finds room everywhere, so no set of processes can
+// wait for each other's buffers.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace oneflow_like {
 
 class Staging {
  public:
-  static constexpr int kKept = 3;  // what one chunk needs at most: a sum, a term, and what is sent
+  static constexpr int kKept = 3;  // most buffers of one chunk: a sum, a term, and one being sent
 
   Staging(std::unique_ptr<Memory> memory, int64_t buffer_bytes) : memory_(std::move(memory)) {
     buffers_ = static_cast<int>(memory_->bytes() / buffer_bytes);

@@ -1,5 +1,6 @@
-// Frames of the rendezvous: four bytes of length, most significant first, and so many bytes. A connection's
-// first frame is the greeting: a fixed word and the job's token; the others are messages of wire.proto.
+// Frames of the rendezvous: four bytes of length, most significant first, followed by so many bytes. A
+// connection's first frame is the greeting: a fixed word and the job's token; the others are messages of
+// wire.proto.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,12 @@ constexpr size_t kLongestTable = 256 << 20;
 
 std::string Frame(const std::string& payload);
 
-// The fixed word alone for an empty token.
+// Only the fixed word if the token is empty.
 std::string Greeting(const std::string& token);
-// Takes as long wherever the two differ; lengths are no secret.
+// Takes the same time wherever the two differ; lengths are not secret.
 bool SameSecret(const std::string& a, const std::string& b);
 
-// Bytes as they come, frames as they are whole.
+// Takes bytes as they arrive, and returns complete frames.
 class FrameReader {
  public:
   void Add(const char* data, size_t bytes) { bytes_.append(data, bytes); }

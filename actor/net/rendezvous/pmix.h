@@ -1,5 +1,5 @@
-// PMIx, what mpirun and srun --mpi=pmix speak with the processes they start: tells who a process is, and
-// carries process 0's address to the others. The library is opened when needed, never linked.
+// PMIx, the protocol of mpirun and srun --mpi=pmix with the processes that they start: provides a process's
+// number, and carries process 0's address to the others. The library is opened when needed, never linked.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,9 @@ struct PmixJob {
   std::string published;  // by process 0
 };
 
-// `publish` is called on process 0 of several, and what it returns reaches all of them; it is told whether
-// all are on this host. Blocks until all processes have called this. Throws Error when the library or its
-// server is not there.
+// If there are several processes, `publish` is called on process 0, and its result is sent to all; its
+// argument says whether all are on this host. Blocks until all processes have called this. Throws Error when
+// the library or its server is missing.
 PmixJob AskPmix(const std::function<std::string(bool one_host)>& publish);
 
 }  // namespace oneflow_like

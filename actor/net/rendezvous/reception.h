@@ -1,6 +1,6 @@
-// Process 0's side of the rendezvous: takes connections on one socket until every process of the job has
-// shown the token and said who it is, gives all of them the table, and has them confirm it. One thread, one
-// poll loop; a connection that is slow or senseless costs its own place only.
+// Process 0's side of the rendezvous: accepts connections on one socket until every process of the job has
+// presented the token and its identity, sends all of them the table, and has them confirm it. One thread, one
+// poll loop; a slow or invalid connection delays only itself.
 #pragma once
 
 #include <list>
@@ -15,7 +15,7 @@ namespace oneflow_like {
 
 class Reception {
  public:
-  // `reach`: where the others come to, for messages.
+  // `reach`: the address to which the others connect, for messages.
   Reception(const ProcessIdentity& identity, const PeerInfo& mine, const RendezvousOptions& options,
             FileDescriptor listener, std::string reach);
   std::vector<PeerInfo> Run();  // see Rendezvous
@@ -24,19 +24,19 @@ class Reception {
   struct Connection {
     FileDescriptor fd;
     std::string from;
-    double deadline = 0;  // by then it has said who it is, or has gone
+    double deadline = 0;  // until then it must identify itself, or is dropped
     FrameReader in;
     std::string out;  // not yet written
     bool knows_token = false;
-    bool leaving = false;  // gets the rest of `out`, then goes
+    bool leaving = false;  // is closed after the rest of `out` is sent
     bool shut = false;     // nothing more will be written
-    bool gone = false;     // to be swept
-    int process = -1;      // once it has said who it is
+    bool gone = false;     // to be removed
+    int process = -1;      // once it has identified itself
     uint64_t visit = 0;
     bool confirmed = false;
   };
   struct Seat {
-    Connection* connection = nullptr;  // nullptr: not come (or process 0's own)
+    Connection* connection = nullptr;  // nullptr: not connected (or process 0's own)
     PeerInfo peer;
   };
 
@@ -69,9 +69,9 @@ class Reception {
   std::vector<Seat> seats_;            // by process
   std::string failure_;
   bool table_given_ = false;
-  double end_ = 0;        // of the time until all must have come
-  double no_accept_ = 0;  // until then the listener is left alone: no descriptors are left
-  int strangers_ = 0;     // connections that are no process of ours yet
+  double end_ = 0;        // until then all must have connected
+  double no_accept_ = 0;  // until then nothing is accepted: out of descriptors
+  int strangers_ = 0;     // connections that have not identified themselves yet
   int most_strangers_ = 0;
   int64_t dropped_ = 0, wrong_tokens_ = 0;
   std::string last_wrong_;  // where the last wrong token came from

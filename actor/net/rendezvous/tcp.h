@@ -1,5 +1,4 @@
-// TCP as far as processes need it to find one another: where to listen, how to reach. All sockets are
-// non-blocking and closed on exec.
+// TCP for the rendezvous: listening and connecting. All sockets are non-blocking and closed on exec.
 #pragma once
 
 #include <string>
@@ -13,19 +12,20 @@ namespace oneflow_like {
 bool IsLoopback(const std::string& host);
 
 // A listening socket. A loopback `host` is bound as such, and an address or name of this machine as that
-// address. Where the name means something else here (a service's name, an address that is translated, a name
-// that /etc/hosts maps to the loopback) and for "": all addresses. `port` 0: any. Throws Error.
+// address. If the name means something else here (a service's name, a translated address, a name that
+// /etc/hosts maps to the loopback), and for "", it listens on all addresses. `port` 0: any. Throws Error.
 FileDescriptor ListenAt(const std::string& host, int port);
 int PortOf(int fd);
 
-// "10.0.0.1", of the other end.
+// The other end's address: "10.0.0.1".
 std::string PeerOf(int fd);
 
-// The addresses of this machine that others may reach it by, likely ones first.
+// The addresses by which others may reach this machine, likely ones first.
 std::vector<std::string> OwnAddresses();
 
-// One attempt, each address that the names mean in turn, at most `seconds` for each. `hosts`: one, or several
-// separated by commas. A closed one when nothing answers, with the last reason in `why`.
+// Makes one attempt: tries each address of the names in turn, for at most `seconds` each. `hosts`: one, or
+// several separated by commas. Returns a closed descriptor when nothing answers, with the last reason in
+// `why`.
 FileDescriptor ConnectTo(const std::string& hosts, int port, double seconds, std::string* why);
 
 }  // namespace oneflow_like

@@ -1,6 +1,6 @@
-// Short messages between the processes of one host, through memory that they share: each process has an inbox
-// in its region, with a lane for each sender. The network's thread looks into it in every turn; while it
-// sleeps a sender rings it by a message through the network.
+// Short messages between the processes of one host, through shared memory: each process has an inbox in its
+// region, with a lane for each sender. The network's thread checks it in every turn; while it sleeps, a
+// sender wakes it by a message through the network.
 #pragma once
 
 #include <atomic>
@@ -19,20 +19,20 @@ class Inbox final : public Poller {
   static constexpr size_t kMaxBytes = 1020;  // of a message
   using Handler = std::function<void(int from, const void* message, size_t bytes)>;
 
-  // Memory for a job of so many processes, zeroed.
+  // Bytes of the memory, which must be zeroed, for a job of so many processes.
   static size_t BytesFor(int processes);
-  // `memory` is in this process's shared region. Then all on the network's thread.
+  // `memory` must be in this process's shared region. All other methods are for the network's thread.
   Inbox(int me, int processes, std::unique_ptr<Memory> memory);
   const void* address() const { return memory_->data(); }
 
-  // From here on messages of `peer` are looked for, and can be sent to it. `inbox`: its address() as it is
+  // From here on messages of `peer` are received, and can be sent to it. `inbox`: its address(), as mapped
   // here.
   void Connect(int peer, void* inbox);
   bool Connected(int peer) const { return peers_[peer] != nullptr; }
-  // nullptr: what comes is dropped.
+  // nullptr: messages are dropped.
   void SetHandler(Handler handler) { handler_ = std::move(handler); }
 
-  enum class Outcome { kSent, kRing, kFull };  // kRing: sent, and the receiver must be rung
+  enum class Outcome { kSent, kRing, kFull };  // kRing: sent, and the receiver must be woken
   Outcome Send(int peer, const void* message, size_t bytes);
 
   bool Poll() override;

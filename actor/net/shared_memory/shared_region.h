@@ -1,7 +1,6 @@
 // Memory that other processes of the same host can read and write: one memfd for each process, of a large
-// virtual size and as many pages as are used, mapped once by everybody at start-up. An address in it is an
-// offset that is the same for all, so the pieces of a collective of one host are moved by plain loads and
-// stores.
+// virtual size and as many pages as are used, mapped once by all processes at start-up. Addresses are
+// exchanged as offsets in it, so the pieces of a collective of one host are moved by plain loads and stores.
 #pragma once
 
 #include <memory>
@@ -15,18 +14,18 @@ namespace oneflow_like {
 
 class SharedRegion : public MemorySource {
  public:
-  // Throws Error when the system gives no memfd or address space.
+  // Throws Error when the system provides no memfd or address space.
   static std::unique_ptr<SharedRegion> Make();
   ~SharedRegion() override = default;
 
-  // Where peers ask for it: what goes into PeerInfo::region (an abstract socket's name; unguessable).
+  // The address at which peers request it, for PeerInfo::region (an abstract socket's name; unguessable).
   virtual std::string name() const = 0;
-  // Maps the regions of all peers with our host key, and hands them ours; blocks until both are done for all
-  // of them, at most `timeout` seconds (Error). Only processes of the same user are served.
+  // Maps the regions of all peers with the same host key, and sends them this one; blocks until both are done
+  // for all of them, at most `timeout` seconds (Error). Only processes of the same user are served.
   virtual void Exchange(int me, const std::vector<PeerInfo>& peers, double timeout) = 0;
 
-  // Where process `peer` of this host has its region in our address space; nullptr when it is on another
-  // host. Our own for ourselves.
+  // The address in this process of the region of process `peer`; nullptr when that is on another host. `peer`
+  // may be this process.
   virtual char* base(int peer) const = 0;
   virtual size_t capacity() const = 0;
   bool Holds(int me, const void* p) const { return p >= base(me) && p < base(me) + capacity(); }

@@ -1,5 +1,5 @@
-// Talk between the processes of a job: texts with a kind and a number, delivered whole and in the order their
-// sender sent them, however large they are. An abort does not wait for what was sent before it. All on the
+// Control messages between the processes of a job: texts with a kind and a number, of any size, delivered
+// whole and in the order their sender sent them. An abort does not wait for earlier texts. All on the
 // network's thread.
 #pragma once
 
@@ -19,14 +19,14 @@ enum class ControlKind : int32_t {
   kGatherMismatch,  // from process 0: the error
   kAbort,           // the job has failed, and why; number: the exit code
   kRuntimeFailure,  // runtime `number` has failed there, and why
-  kGoodbye,         // its program has ended; number 1: as it should
+  kGoodbye,         // its program has ended; number 1: successfully
 };
 
 class ControlChannel final : public Channel {
  public:
   using Receiver = std::function<void(int from, ControlKind kind, int64_t number, const std::string& text)>;
 
-  // `idle` is called whenever no send is under way any more. Destroyed after the network.
+  // `idle` is called whenever the last send in flight has ended. Must be destroyed after the network.
   ControlChannel(Network* network, int processes, Receiver receiver, std::function<void()> idle);
   ~ControlChannel() override;
 
@@ -45,7 +45,7 @@ class ControlChannel final : public Channel {
   const std::function<void()> idle_;
   int64_t sends_ = 0;
   std::vector<std::deque<std::unique_ptr<Arrival>>> arriving_;  // by sender, in its order
-  std::vector<bool> receiving_;                                 // by sender: Arrived is at work
+  std::vector<bool> receiving_;                                 // by sender: Arrived is running
 };
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// Job::AllGather on the network's thread: a star through process 0, which gets a text from everybody, checks
-// that all want the same, and sends all texts to everybody.
+// Job::AllGather on the network's thread: a star through process 0, which receives a text from every process,
+// checks that all call the same exchange, and sends all texts to every process.
 #pragma once
 
 #include <deque>
@@ -17,18 +17,18 @@ class Gather {
     std::function<std::string(int)> describe;  // a process
     // This process's exchange has ended: with all texts, or an error.
     std::function<void(const std::string& error, std::vector<std::string> texts)> done;
-    // This process waits for one that has ended its program.
+    // Called when this process waits for one that has ended its program.
     std::function<void(int process)> left_alone;
   };
 
   Gather(ControlChannel* control, int me, int processes, Host host);
 
-  // REQUIRES: this process's last one is done.
+  // REQUIRES: this process's last exchange is done.
   void Start(const std::string& what, const std::string& mine);
   void Received(int from, ControlKind kind, const std::string& text);
-  // Process `from` starts no exchange any more.
+  // Process `from` will start no further exchange.
   void Ended(int from);
-  // What this process waits for: "the exchange 'plans'", or empty.
+  // The exchange for which this process waits: "the exchange 'plans'", or empty.
   std::string awaited() const;
 
  private:

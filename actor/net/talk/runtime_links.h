@@ -1,5 +1,5 @@
-// The Peers of a job (actor/peers.h): runtimes find their like in the other processes by the order they were
-// made in, and exchange outputs and failures.
+// The Peers of a job (actor/peers.h): a runtime is matched with those of the other processes by the order of
+// creation; they exchange outputs and failures.
 #pragma once
 
 #include <functional>
@@ -34,11 +34,12 @@ class RuntimeLinks final : public Peers, public Channel {
   // Throws Error when the job has failed already.
   std::unique_ptr<PeerLink> Connect(const std::string& plan, PeerListener* listener) override;
 
-  // The network's thread. The job has failed: tells every listener. Runtime `instance` has failed elsewhere.
+  // The network's thread. JobFailed tells every listener that the job has failed; the other that runtime
+  // `instance` has failed elsewhere.
   void JobFailed(const std::string& message);
   void RuntimeFailed(int64_t instance, const std::string& message);
-  // The network's thread: outputs that are awaited here, and of whom, as Host::describe has it: "outputs of
-  // step 7 (train) of rank 3 (host b, pid 17)"; empty: none.
+  // The network's thread: outputs that are awaited here, and from which process, by Host::describe: "outputs
+  // of step 7 (train) of rank 3 (host b, pid 17)"; empty: none.
   std::string Awaited();
   void Deliver(int from, const void* header, size_t header_bytes, std::unique_ptr<Incoming> data) override;
 
@@ -61,17 +62,17 @@ class RuntimeLinks final : public Peers, public Channel {
   void TellFailure(RuntimeLink* link, const std::string& message);
 
   const Host host_;
-  // A lock, since runtimes come and go on the user's thread while the network's tells them things; held while
-  // a listener is told, so that a link that is gone has been told all.
+  // A lock, because runtimes are created and destroyed on the user's thread while the network's thread calls
+  // them; held during these calls, so that none happens after a link is destroyed.
   std::mutex links_mutex_;
   std::map<int64_t, RuntimeLink*> links_;
   int64_t next_instance_ = 0;
-  std::map<int64_t, std::vector<Held>> held_;  // told before the runtime was made here
-  // By instance and process: of which launch the newest piece of an output came. Those who never send are not
-  // there.
+  std::map<int64_t, std::vector<Held>> held_;  // arrived before the runtime was created here
+  // By instance and process: the launch of the newest piece of an output. Processes that never send have no
+  // entry.
   std::map<int64_t, std::map<int, int64_t>> newest_;
 
-  std::mutex sends_mutex_;  // buffers are taken by workers and come back on the network's thread
+  std::mutex sends_mutex_;  // workers take buffers, and the network's thread returns them
   std::vector<std::unique_ptr<OutputSend>> sends_;
   std::vector<OutputSend*> free_sends_;
 };

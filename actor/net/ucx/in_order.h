@@ -1,5 +1,5 @@
-// Puts numbered things back in order: messages of one sender may overtake one another on their way through
-// UCX, when small ones go out while a large one waits for room.
+// Restores the order of numbered messages: those of one sender may overtake one another in UCX, when small
+// ones are sent while a large one waits for room.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace oneflow_like {
 template <typename T>
 class InOrder {
  public:
-  // Is `number` the one that is due? The caller then handles it and calls Advance; else it is held.
+  // Whether `number` is the next one. If so, the caller handles it and calls Advance; otherwise it holds it.
   bool Due(uint32_t number) const { return number == next_; }
   void Advance() { ++next_; }
   void Hold(uint32_t number, T thing) { early_.emplace(number, std::move(thing)); }
 
-  // Takes what is due if it came early.
+  // Takes the next one if it has arrived early.
   bool Take(T* thing) {
     if (early_.empty()) return false;
     auto it = early_.find(next_);

@@ -1,6 +1,6 @@
-// What is on its way: one Operation for each send or receive that UCX has begun, one UcxIncoming for each
-// message that arrived and was not yet received or dropped. Both are used again and again, so that messages
-// cost no allocation. All on the network's thread.
+// Transfers in flight: one Operation for each send or receive that UCX has begun, one UcxIncoming for each
+// message that arrived and was not yet received or dropped. Both are reused, so that messages cost no
+// allocation. All on the network's thread.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -19,15 +19,15 @@ class UcxIncoming;
 
 constexpr size_t kMaxHeader = 1024;  // of a message, by the contract of Network::Send
 
-// What stands before the sender's own header.
+// Precedes the sender's own header.
 struct Envelope {
   uint32_t process = 0;   // the sender
-  uint32_t sequence = 0;  // of the messages to this receiver on this channel
+  uint32_t sequence = 0;  // number of the message, by receiver and channel
   uint32_t channel = 0;
-  uint32_t reserved = 0;  // keeps what follows aligned
+  uint32_t reserved = 0;  // keeps the following bytes aligned
 };
 
-// Things in a ring: taken out without a search.
+// Links objects in a ring, so that one can be removed without a search.
 struct RingLink {
   RingLink* previous = this;
   RingLink* next = this;
@@ -51,7 +51,7 @@ class Ring {
     thing->next = &head_;
     thing->previous->next = head_.previous = thing;
   }
-  // `f` may remove what it is given.
+  // `f` may remove its argument.
   template <typename F>
   void ForEach(F f) {
     for (RingLink *link = head_.next, *next; link != &head_; link = next) {
@@ -67,9 +67,9 @@ class Ring {
 struct Operation : RingLink {
   Peer* peer = nullptr;
   Transfer* done = nullptr;
-  void* request = nullptr;  // UCX's, while it is under way
-  bool greeting = false;    // which opens a connection (Peer::Opening)
-  // Of a send.
+  void* request = nullptr;  // UCX's, while in flight
+  bool greeting = false;    // opens a connection (Peer::Opening)
+  // For a send.
   const void* data = nullptr;
   size_t bytes = 0, header_bytes = 0;
   alignas(16) char header[sizeof(Envelope) + kMaxHeader];  // UCX reads it until the send has ended
@@ -93,7 +93,7 @@ class FreeList {
   std::vector<T*> free_;
 };
 
-// Where incoming messages come from and go back to.
+// The owner of incoming messages, to which they return.
 class IncomingHome {
  public:
   virtual ~IncomingHome() = default;
@@ -112,7 +112,8 @@ class UcxIncoming : public Incoming, public RingLink {
     here_ = here;
     delivering_ = true;
   }
-  // UCX's handler is about to return: is the descriptor still ours? UCX takes it back if not.
+  // Called when UCX's handler is about to return: whether the descriptor is kept. Otherwise UCX takes it
+  // back.
   bool Keep() {
     delivering_ = false;
     return descriptor_ != nullptr;
@@ -131,13 +132,13 @@ class UcxIncoming : public Incoming, public RingLink {
     done->TransferDone(true);
   }
 
-  // The network ends; whoever holds this may still destroy it.
+  // Called when the network ends; the holder of this object may still destroy it.
   void Leave() {
     Drop();
     home_ = nullptr;
   }
 
-  // Goes back to its home instead of being destroyed.
+  // Returns to its home instead of being destroyed.
   static void operator delete(UcxIncoming* self, std::destroying_delete_t) {
     self->Drop();
     if (self->home_ != nullptr) return self->home_->GoHome(self);
@@ -153,10 +154,10 @@ class UcxIncoming : public Incoming, public RingLink {
 
   IncomingHome* home_ = nullptr;
   Peer* peer_ = nullptr;
-  void* descriptor_ = nullptr;  // UCX's: the data, or what to pull it with
+  void* descriptor_ = nullptr;  // UCX's: the data, or a handle for pulling it
   size_t bytes_ = 0;
   bool here_ = false;
-  bool delivering_ = false;  // UCX's handler has not returned: what it is told then is what releases
+  bool delivering_ = false;  // UCX's handler has not returned yet; its return value releases the descriptor
 };
 
 }  // namespace oneflow_like

@@ -1,7 +1,8 @@
 // The network over UCX: its state, for network.cc (life, thread, heartbeats, losses) and ucx_messages.cc
-// (what is sent and received). One thread at a time makes all progress: it polls UCX and the mailbox in
-// turns, and sleeps on both when there is nothing. Each peer has two endpoints: heartbeats have one of their
-// own, so that they do not wait behind megabytes on a slow line and a busy peer is not taken for a dead one.
+// (sending and receiving). One thread at a time makes all progress: it polls UCX and the mailbox in turns,
+// and sleeps on both when there is nothing to do. Each peer has two endpoints: heartbeats have one of their
+// own, so that they do not wait behind megabytes on a slow line and a busy peer is not mistaken for a dead
+// one.
 #pragma once
 
 #include <array>
@@ -26,18 +27,18 @@ namespace oneflow_like {
 // By UCX's number.
 enum ActiveMessage : unsigned { kMessage = 0, kPing = 1, kPong = 2, kGreeting = 3 };
 
-// What UCX's word for a broken connection means.
+// UCX's status of a broken connection in words.
 std::string LossReason(ucs_status_t status);
 
 // A ping or pong.
 struct Beat {
   uint32_t process = 0;
   uint32_t reserved = 0;
-  int64_t asked = 0;   // when, by the clock of who asks
-  int64_t answer = 0;  // in a pong: the clock of who answers
+  int64_t asked = 0;   // time of the question, by the sender's clock
+  int64_t answer = 0;  // in a pong: time by the answering process's clock
 };
 
-// A message that came before its turn.
+// A message that arrived before its turn.
 struct Held {
   std::string header;
   std::unique_ptr<Incoming> data;
@@ -46,15 +47,15 @@ struct Held {
 struct Peer {
   enum State {
     kUp,
-    kFailing,  // noticed, the listener does not know
-    kGone      // the listener knows, or the peer has ended as expected
+    kFailing,  // detected, the listener has not been told
+    kGone      // the listener has been told, or the peer has ended as expected
   };
-  // How far the connection for data is made. UCX 1.13.1 aborts the process when a peer is lost while a word
-  // of UCX's own about the endpoint waits to be sent. It has one to send before the first message that cannot
-  // go at once, and one to answer it. So each end offers the other a greeting until it can go at once, which
-  // it does when the connection is made. When it is at both ends, each sends a second one, whose data is to
-  // be pulled, and with it that word; nothing else goes until both of these have gone and come. (Heartbeats
-  // only ever go at once.)
+  // The progress of the connection for data. UCX 1.13.1 aborts the process if a peer is lost while an
+  // internal message of UCX about the endpoint waits to be sent. UCX sends one before the first message that
+  // cannot be sent at once, and one to answer it. So each end offers the other a greeting until it can be
+  // sent at once, which is when the connection is made. When both ends have one, each sends a second
+  // greeting, whose data is pulled, and with it the internal message; nothing else is sent until both of
+  // these have been sent and received. (Heartbeats are only ever sent at once.)
   enum Opening { kGreeting, kAcquainting, kOpen };
   class UcxNetwork* network = nullptr;
   int process = 0;
@@ -70,8 +71,8 @@ struct Peer {
   std::array<uint32_t, Network::kChannels> sent{};  // messages
   std::array<InOrder<Held>, Network::kChannels> arriving;
   Ring<Operation> waiting;      // for the connection to open, in order
-  Ring<Operation> pending;      // UCX has them
-  Ring<Operation> failed;       // wait until the listener knows
+  Ring<Operation> pending;      // handed to UCX
+  Ring<Operation> failed;       // wait until the listener has been told
   int64_t heard = 0, gone = 0;  // when
   PeerClock clock;
 };
@@ -181,8 +182,8 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   std::array<Channel*, kChannels> channels_{};
   std::function<void(const Failure&)> listener_;
   int me_ = 0;
-  std::deque<Peer> peers_;            // by process; they stay where they are
-  const std::shared_ptr<Duty> duty_;  // what is below belongs to whoever has it
+  std::deque<Peer> peers_;            // by process; addresses are stable
+  const std::shared_ptr<Duty> duty_;  // the members below belong to its holder
   std::thread thread_;
 
   std::vector<std::shared_ptr<Poller>> pollers_;
@@ -198,7 +199,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   int64_t now_ = 0, next_beat_ = 0, last_pass_ = 0, busy_ = 0;
 
   std::atomic<int64_t> sent_messages_{0}, sent_bytes_{0};
-  mutable std::mutex offsets_mutex_;  // any thread asks; told twice a second
+  mutable std::mutex offsets_mutex_;  // any thread reads offsets; updated twice a second
   std::vector<ClockOffset> offsets_;
 };
 

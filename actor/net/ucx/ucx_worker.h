@@ -1,4 +1,4 @@
-// One UCX context and worker, configured for us: what network.cc sends and receives through.
+// One configured UCX context and worker, through which network.cc sends and receives.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -23,7 +23,7 @@ class UcxWorker {
   int event_fd() const { return event_fd_; }  // readable when armed and there is something to do
   const std::string& address() const { return address_; }
   size_t max_header() const { return max_header_; }  // of an active message
-  // No connection can be made to this worker any more.
+  // With true, no connection can be made to this worker any more.
   void ShutDoors(bool shut);
 
  private:
