@@ -25,8 +25,8 @@ struct NameRow {
   };
   std::string theirs;
   std::vector<Variable> ours;
-  std::vector<int>
-      axes;  // how many of our axes, in order, form each of theirs (0: one of extent 1); empty: one each
+  // How many of our axes, in order, form each of theirs; 0: an axis of extent 1. Empty: one each.
+  std::vector<int> axes;
   int joined = 0;          // the axis of theirs along which ours are joined
   std::vector<int> order;  // axis i of theirs is axis order[i] of what `axes` gives; empty: axis i
 };
