@@ -6,8 +6,9 @@
 namespace oneflow_like {
 
 // Sets the flags that `file` names and the command line does not. Lines are --name=value, empty, or begin
-// with #. Throws Error, which names the line, for anything else, for a flag that the program has not or that
-// stands twice, and for a value that the flag does not take.
+// with #. Throws Error, which names the line, for anything else, for a flag that the program has not, that
+// stands twice or takes flags from elsewhere (--flagfile, --fromenv), and for a value that the flag does not
+// take.
 void ReadConfig(const std::string& file);
 
 // All flags of the program and of Launcher with their values, but for --config and --out, as ReadConfig takes

@@ -97,6 +97,20 @@ std::vector<std::string> FilesOf(const std::string& pattern) {
   return files;
 }
 
+std::string Shown(std::string_view part) {
+  constexpr size_t kMost = 60;
+  std::string shown;
+  for (const char c : part.substr(0, kMost)) {
+    if (c >= ' ' && c <= '~') {
+      shown += c;
+      continue;
+    }
+    constexpr char kDigits[] = "0123456789abcdef";
+    shown += {'\\', 'x', kDigits[c >> 4 & 15], kDigits[c & 15]};
+  }
+  return part.size() > kMost ? shown + "..." : shown;
+}
+
 uint64_t LittleAt(const uint8_t* data, int bytes) {
   uint64_t value = 0;
   for (int i = bytes - 1; i >= 0; --i) value = value << 8 | data[i];

@@ -223,17 +223,18 @@ Shard OpenNpy(const std::string& path) {
                      (type[2] == 'u' || type[2] == 'i') &&
                      (type[3] == '1' || type[3] == '2' || type[3] == '4' || type[3] == '8');
   if (type.size() == 5 && type[1] == '>')
-    Fail(path, " at byte 10: its numbers are big-endian (", type, "); convert them to little-endian");
+    Fail(path, " at byte 10: its numbers are big-endian (", Shown(type), "); convert them to little-endian");
   if (!known)
-    Fail(path, " at byte 10: its numbers are of type ", type.empty() ? "none" : type, ", not integers");
-  if (order != "False") Fail(path, " at byte 10: fortran_order is '", order, "', must be False");
+    Fail(path, " at byte 10: its numbers are of type ", type.empty() ? "none" : Shown(type),
+         ", not integers");
+  if (order != "False") Fail(path, " at byte 10: fortran_order is '", Shown(order), "', must be False");
   shard.width = type[3] - '0';
   shard.is_signed = type[2] == 'i';
   const int64_t rest = file->size() - shard.offset;
   shard.count = shape.starts_with("(") ? ElementsOf(shape, std::numeric_limits<int64_t>::max() / 16) : -1;
   if (shard.count < 0 || shard.count * shard.width != rest)
-    Fail(path, " at byte 10: its header says shape '", shape, "' of ", shard.width, " bytes each, but ", rest,
-         " bytes follow it at byte ", shard.offset);
+    Fail(path, " at byte 10: its header says shape '", Shown(shape), "' of ", shard.width,
+         " bytes each, but ", rest, " bytes follow it at byte ", shard.offset);
   shard.numbers = file->data() + shard.offset;
   shard.file = std::move(file);
   return shard;
