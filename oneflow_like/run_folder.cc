@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "oneflow_like/data/files.h"
 #include "oneflow_like/help.h"
 
 namespace oneflow_like {
@@ -25,11 +26,12 @@ std::map<std::string, std::string> FlagsOf(const std::string& who, std::istream&
     while (!line.empty() && (line.back() == ' ' || line.back() == '\r')) line.pop_back();
     if (line.empty() || line[0] == '#') continue;
     const size_t equals = line.find('=');
-    if (line.rfind("--", 0) != 0 || equals == std::string::npos)
-      Fail(who, ": line ", number, ", \"", line, "\", is no flag; write --name=value");
+    // gflags reads names and values up to a zero.
+    if (line.rfind("--", 0) != 0 || equals == std::string::npos || line.find('\0') != std::string::npos)
+      Fail(who, ": line ", number, ", \"", Shown(line), "\", is no flag; write --name=value");
     const std::string name = line.substr(2, equals - 2);
     if (!flags.emplace(name, line.substr(equals + 1)).second)
-      Fail(who, ": line ", number, " gives --", name, " again");
+      Fail(who, ": line ", number, " gives --", Shown(name), " again");
   }
   return flags;
 }
@@ -52,12 +54,16 @@ void ReadConfig(const std::string& file) {
   for (const auto& [name, value] : FlagsOf(who, text)) {
     gflags::CommandLineFlagInfo flag;
     if (!gflags::GetCommandLineFlagInfo(name.c_str(), &flag))
-      Fail(who, ": this program has no flag --", name);
-    if (name == "config") Fail(who, " names --config itself");
+      Fail(who, ": this program has no flag --", Shown(name));
+    if (flag.name == "config") Fail(who, " names --config itself");
+    // gflags would end the program where these cannot be read.
+    for (const char* elsewhere : {"flagfile", "fromenv", "tryfromenv"})
+      if (flag.name == elsewhere)
+        Fail(who, ": --", name, " takes flags from elsewhere; write them into the file");
     if (!flag.is_default) continue;  // the command line counts
     if (value == flag.current_value) continue;
     if (gflags::SetCommandLineOption(name.c_str(), value.c_str()).empty())
-      Fail(who, ": --", name, "=", value, " is no ", flag.type);
+      Fail(who, ": --", name, "=", Shown(value), " is no ", flag.type);
   }
 }
 

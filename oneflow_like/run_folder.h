@@ -6,8 +6,9 @@
 namespace oneflow_like {
 
 // Sets the flags that `file` names and the command line does not. Lines are --name=value, empty, or begin
-// with #. Throws Error, which names the line, for anything else, for a flag that the program lacks or that is
-// given twice, and for a value that the flag does not accept.
+// with #. Throws Error, which names the line, for anything else, for a flag that the program lacks, that is
+// given twice or that takes flags from elsewhere (--flagfile, --fromenv), and for a value that the flag does
+// not accept.
 void ReadConfig(const std::string& file);
 
 // All flags of the program and of Launcher with their values, except --config and --out, in ReadConfig's

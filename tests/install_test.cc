@@ -76,6 +76,7 @@ TEST_F(InstallTest, HasTheHeadersThatItsHeadersIncludeAndNoOthers) {
                                     "oneflow_like/build_id.h",
                                     "ops/oracle.h",
                                     "ops/reference.h",
+                                    "ops/cuda/kernel.h",
                                     "core/parallel_for.h",
                                     "core/random.h",
                                     "oneflow_like/text/tokenizers.h",
@@ -101,7 +102,7 @@ TEST_F(InstallTest, AProjectOfSomebodyElsesTrains) {
   ASSERT_EQ(o.code, 0) << o.output;
   const ShellOutcome built = Shell(OFL_CMAKE " --build " + *folder_ / "consumer");
   ASSERT_EQ(built.code, 0) << built.output;
-  const ShellOutcome ran = Shell(*folder_ / "consumer/consumer");
+  const ShellOutcome ran = Shell(*folder_ / "consumer/consumer " + *folder_ / "rows.csv");
   EXPECT_EQ(ran.code, 0) << ran.output;
   EXPECT_NE(ran.output.find("axis d is 3 in x but 2 in c"), std::string::npos) << ran.output;
 }
@@ -207,16 +208,17 @@ TEST_F(InstallTest, ABuildWithoutTestsNeedsNoTestPackagesAndRunsOnOtherMachines)
   EXPECT_GE(packages, 6);
 }
 
-// README's operator is the one that was compiled here.
+// README's operator is the one that was compiled here, and so is its kernel for GPUs.
 TEST_F(InstallTest, ReadmeShowsTheConsumersOperator) {
-  const std::string source = TextOf(OFL_SOURCE_DIR "/tests/consumer/distance.cc");
-  const std::string mark = "// [operator]\n";
-  const size_t begin = source.find(mark), end = source.rfind(mark);
-  ASSERT_LT(begin, end);
-  const std::string shown = source.substr(begin + mark.size(), end - begin - mark.size());
-  EXPECT_NE(TextOf(OFL_SOURCE_DIR "/oneflow_like/README.md").find("```cpp\n" + shown + "```"),
-            std::string::npos)
-      << shown;
+  const std::string readme = TextOf(OFL_SOURCE_DIR "/oneflow_like/README.md");
+  for (const char* file : {"distance.cc", "distance.cu"}) {
+    const std::string source = TextOf(std::string(OFL_SOURCE_DIR "/tests/consumer/") + file);
+    const std::string mark = "// [operator]\n";
+    const size_t begin = source.find(mark), end = source.rfind(mark);
+    ASSERT_LT(begin, end) << file;
+    const std::string shown = source.substr(begin + mark.size(), end - begin - mark.size());
+    EXPECT_NE(readme.find("```cpp\n" + shown + "```"), std::string::npos) << shown;
+  }
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ void ClickLog::Read(const SampleId& id, std::span<void* const> to) const {
       if (!(word.empty() && c > 0) &&
           (error != std::errc() || rest != word.data() + word.size() || !std::isfinite(value)))
         FailSample(log.file->path(), " at byte ", begin + static_cast<int64_t>(at), ": column ", c + 1,
-                   " of line ", line + 1, " is '", std::string(word.substr(0, 40)), "', not a number");
+                   " of line ", line + 1, " is '", Shown(word), "', not a number");
       if (c == 0)
         *static_cast<float*>(to[0]) = value;
       else

@@ -1,8 +1,11 @@
 // JPEG by libjpeg, PNG by libpng. Both report errors by a callback that must not return: it jumps, so what is
 // destroyed by leaving a scope lives in the caller.
+#include <algorithm>
+#include <cmath>
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 
 #ifdef OFL_HAVE_JPEG
 #include <jpeglib.h>
@@ -28,8 +31,58 @@ void CheckSize(const std::string& name, int64_t width, int64_t height) {
     FailSample(name, ": the picture says it has ", width, " x ", height, " pixels, must have 1 to ",
                kMostPixels);
 }
+// `least`: bytes that so many pixels take however well they are compressed. No memory is taken by what a
+// header says before the file is as large as that.
+void CheckBytes(const std::string& name, int64_t width, int64_t height, int64_t least, int64_t size) {
+  if (least > size)
+    FailSample(name, " is truncated at byte ", size, ": the picture says it has ", width, " x ", height,
+               " pixels, which take at least ", least, " bytes");
+}
+
+// Pixels [x, x + width) of rows [y, y + height).
+struct Part {
+  int x = 0, y = 0, width = 0, height = 0;
+};
+
+// What is decoded of a picture: it, smaller by `eighths`, and of that a part.
+struct Wanted {
+  int eighths = 8;
+  Part part;
+};
+
+int Scaled(int extent, int eighths) { return (extent * eighths + 7) / 8; }
+
+// What Resize looks at: a triangle's half beside the crop, and a pixel for what is rounded.
+Part Around(const Crop& crop, int picture_width, int picture_height, int width, int height) {
+  const double across = std::max(1.0, crop.width / width) + 1, down = std::max(1.0, crop.height / height) + 1;
+  Part part;
+  part.x = std::clamp(static_cast<int>(std::floor(crop.x - across)), 0, picture_width - 1);
+  part.y = std::clamp(static_cast<int>(std::floor(crop.y - down)), 0, picture_height - 1);
+  part.width = std::clamp(static_cast<int>(std::ceil(crop.x + crop.width + across)) - part.x, 1,
+                          picture_width - part.x);
+  part.height = std::clamp(static_cast<int>(std::ceil(crop.y + crop.height + down)) - part.y, 1,
+                           picture_height - part.y);
+  return part;
+}
+
+// The crop where it lies in the part of the smaller picture.
+Crop InPart(Crop crop, double across, double down, const Part& part) {
+  crop.x = crop.x * across - part.x;
+  crop.y = crop.y * down - part.y;
+  crop.width *= across;
+  crop.height *= down;
+  return crop;
+}
+
+// Says, of a picture's size, what is wanted of it.
+using Choose = std::function<Wanted(int width, int height)>;
 
 #ifdef OFL_HAVE_JPEG
+
+// Where chroma is half as wide or high as luma, a pixel is made of its neighbours' too, and libjpeg-turbo has
+// none beside the columns and above the rows that it gives. With these it gives the pixels of the whole
+// picture.
+constexpr int kJpegMargin = 2;
 
 struct JpegErrors {
   jpeg_error_mgr base;
@@ -50,8 +103,8 @@ void JpegWarned(j_common_ptr info, int level) {
   if (level < 0) JpegFailed(info);
 }
 
-// The header, and which of its sizes is the smallest that will do. False: it failed.
-bool JpegBegin(jpeg_decompress_struct* info, JpegErrors* errors, Bytes from, int least) {
+// The header. False: it failed.
+bool JpegBegin(jpeg_decompress_struct* info, JpegErrors* errors, Bytes from) {
   if (setjmp(errors->jump) != 0) return false;
   jpeg_create_decompress(info);
   jpeg_mem_src(info, from.data, static_cast<unsigned long>(from.size));
@@ -59,34 +112,61 @@ bool JpegBegin(jpeg_decompress_struct* info, JpegErrors* errors, Bytes from, int
   info->out_color_space = JCS_RGB;
   if (info->jpeg_color_space == JCS_CMYK || info->jpeg_color_space == JCS_YCCK)
     info->out_color_space = JCS_CMYK;
-  info->scale_num = 8;
-  info->scale_denom = 8;
-  const JDIMENSION shorter = info->image_width < info->image_height ? info->image_width : info->image_height;
-  while (least > 0 && info->scale_num > 1 &&
-         shorter * (info->scale_num / 2) / 8 >= static_cast<JDIMENSION>(least))
-    info->scale_num /= 2;
-  jpeg_calc_output_dimensions(info);
   return true;
 }
 
-bool JpegRows(jpeg_decompress_struct* info, JpegErrors* errors, uint8_t* to) {
+// Narrows what comes to columns that have those wanted; sets `first` to the first of them.
+bool JpegStart(jpeg_decompress_struct* info, JpegErrors* errors, const Wanted& wanted, int* first) {
   if (setjmp(errors->jump) != 0) return false;
+  info->scale_num = static_cast<unsigned>(wanted.eighths);
+  info->scale_denom = 8;
   jpeg_start_decompress(info);
+  *first = 0;
+#ifdef LIBJPEG_TURBO_VERSION
+  JDIMENSION x = std::max(0, wanted.part.x - kJpegMargin), width = info->output_width - x;
+  width = std::min<JDIMENSION>(width, wanted.part.x + wanted.part.width + kJpegMargin - x);
+  // With chroma a quarter as wide, parts of scaled pictures have other columns than the whole.
+  if (width < info->output_width && info->max_h_samp_factor <= 2) {
+    jpeg_crop_scanline(info, &x, &width);
+    *first = static_cast<int>(x);
+  }
+#endif
+  return true;
+}
+
+// Rows from `first` on; `above` has room for one.
+bool JpegRows(jpeg_decompress_struct* info, JpegErrors* errors, int first, int rows, uint8_t* above,
+              uint8_t* to) {
+  if (setjmp(errors->jump) != 0) return false;
+#ifdef LIBJPEG_TURBO_VERSION
+  if (first > kJpegMargin) jpeg_skip_scanlines(info, static_cast<JDIMENSION>(first - kJpegMargin));
+#endif
   const size_t row = static_cast<size_t>(info->output_width) * info->output_components;
-  while (info->output_scanline < info->output_height) {
-    JSAMPROW at = to + row * info->output_scanline;
+  const auto begin = static_cast<JDIMENSION>(first), end = begin + static_cast<JDIMENSION>(rows);
+  while (info->output_scanline < end) {
+    JSAMPROW at = info->output_scanline < begin ? above : to + row * (info->output_scanline - begin);
     jpeg_read_scanlines(info, &at, 1);
   }
-  jpeg_finish_decompress(info);
+  if (end < info->output_height)
+    jpeg_abort_decompress(info);
+  else
+    jpeg_finish_decompress(info);
   return true;
 }
 
-// Adobe's CMYK is stored inverted.
-void FromCmyk(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>* rgb) {
-  rgb->resize(cmyk.size() / 4 * 3);
-  for (size_t i = 0; i < cmyk.size() / 4; ++i)
-    for (size_t c = 0; c < 3; ++c)
-      (*rgb)[3 * i + c] = static_cast<uint8_t>(cmyk[4 * i + c] * cmyk[4 * i + 3] / 255);
+// Columns [first, first + width) of rows of `stride` pixels. Adobe's CMYK is stored inverted.
+void FromCmyk(const std::vector<uint8_t>& rows, int64_t stride, int64_t first, Picture* picture) {
+  for (int y = 0; y < picture->height; ++y) {
+    const uint8_t* from = &rows[4 * (y * stride + first)];
+    uint8_t* to = &picture->rgb[size_t{3} * y * picture->width];
+    for (int x = 0; x < picture->width; ++x, from += 4, to += 3)
+      for (int c = 0; c < 3; ++c) to[c] = static_cast<uint8_t>(from[c] * from[3] / 255);
+  }
+}
+void FromRgb(const std::vector<uint8_t>& rows, int64_t stride, int64_t first, Picture* picture) {
+  const size_t bytes = size_t{3} * picture->width;
+  for (int y = 0; y < picture->height; ++y)
+    std::memcpy(&picture->rgb[y * bytes], &rows[3 * (y * stride + first)], bytes);
 }
 
 struct JpegDecompress {
@@ -94,7 +174,7 @@ struct JpegDecompress {
   ~JpegDecompress() { jpeg_destroy_decompress(&info); }
 };
 
-Picture DecodeJpeg(Bytes from, const std::string& name, int least) {
+Picture DecodeJpeg(Bytes from, const std::string& name, const Choose& choose) {
   JpegErrors errors = {};
   JpegDecompress jpeg;
   jpeg.info.err = jpeg_std_error(&errors.base);
@@ -107,24 +187,33 @@ Picture DecodeJpeg(Bytes from, const std::string& name, int least) {
     FailSample(name, ": a broken JPEG, near byte ", at < 0 || at > from.size ? from.size : at, ": ",
                errors.text);
   };
-  if (!JpegBegin(&jpeg.info, &errors, from, least)) fail();
-  CheckSize(name, jpeg.info.image_width, jpeg.info.image_height);
-  Picture picture;
-  picture.width = static_cast<int>(jpeg.info.output_width);
-  picture.height = static_cast<int>(jpeg.info.output_height);
+  if (!JpegBegin(&jpeg.info, &errors, from)) fail();
+  const int64_t width = jpeg.info.image_width, height = jpeg.info.image_height;
+  CheckSize(name, width, height);
+  // A Huffman code has at least a bit, and every 8 x 8 pixels have at least half a block, whatever the
+  // sampling.
+  if (!jpeg.info.arith_code)
+    CheckBytes(name, width, height, (width + 7) / 8 * ((height + 7) / 8) / 16, from.size);
+  const Wanted wanted = choose(static_cast<int>(width), static_cast<int>(height));
+  int first = 0;
+  if (!JpegStart(&jpeg.info, &errors, wanted, &first)) fail();
   const bool cmyk = jpeg.info.out_color_space == JCS_CMYK;
-  std::vector<uint8_t> rows(static_cast<size_t>(picture.width) * picture.height * (cmyk ? 4 : 3));
-  if (!JpegRows(&jpeg.info, &errors, rows.data())) fail();
-  if (cmyk)
-    FromCmyk(rows, &picture.rgb);
-  else
+  const int64_t stride = jpeg.info.output_width, pixel = cmyk ? 4 : 3;
+  Picture picture{wanted.part.width, wanted.part.height, {}};
+  std::vector<uint8_t> rows(stride * picture.height * pixel), above(stride * pixel);
+  if (!JpegRows(&jpeg.info, &errors, wanted.part.y, picture.height, above.data(), rows.data())) fail();
+  if (!cmyk && stride == picture.width) {
     picture.rgb = std::move(rows);
+    return picture;
+  }
+  picture.rgb.resize(size_t{3} * picture.width * picture.height);
+  (cmyk ? FromCmyk : FromRgb)(rows, stride, wanted.part.x - first, &picture);
   return picture;
 }
 
 #else
 
-Picture DecodeJpeg(Bytes, const std::string& name, int) {
+Picture DecodeJpeg(Bytes, const std::string& name, const Choose&) {
   Fail(name, " is a JPEG, but this build was made without libjpeg (libjpeg-dev)");
 }
 
@@ -141,7 +230,14 @@ Picture DecodePng(Bytes from, const std::string& name) {
   png.image.version = PNG_IMAGE_VERSION;
   if (!png_image_begin_read_from_memory(&png.image, from.data, static_cast<size_t>(from.size)))
     FailSample(name, ": a broken PNG of ", from.size, " bytes: ", png.image.message);
-  CheckSize(name, png.image.width, png.image.height);
+  const int64_t width = png.image.width, height = png.image.height;
+  CheckSize(name, width, height);
+  // Depth and kind of the pixels, as the header has them; deflate shortens to 1/1032 at most.
+  const int bits = from.data[24] * (from.data[25] == 2   ? 3
+                                    : from.data[25] == 4 ? 2
+                                    : from.data[25] == 6 ? 4
+                                                         : 1);
+  CheckBytes(name, width, height, (width * bits + 7) / 8 * height / 1032, from.size);
   png.image.format = PNG_FORMAT_RGB;
   Picture picture;
   picture.width = static_cast<int>(png.image.width);
@@ -161,13 +257,49 @@ Picture DecodePng(Bytes, const std::string& name) {
 
 #endif
 
+bool IsJpeg(Bytes from) { return from.size >= 3 && std::memcmp(from.data, "\xff\xd8\xff", 3) == 0; }
+
+// Of a PNG everything is decoded.
+Picture DecodeAny(Bytes from, const std::string& name, const Choose& choose) {
+  if (IsJpeg(from)) return DecodeJpeg(from, name, choose);
+  if (from.size < 8 || std::memcmp(from.data, "\x89PNG\r\n\x1a\n", 8) != 0)
+    FailSample(name, " of ", from.size,
+               " bytes is neither a JPEG nor a PNG: at byte 0 it begins with neither's signature");
+  Picture picture = DecodePng(from, name);
+  choose(picture.width, picture.height);
+  return picture;
+}
+
 }  // namespace
 
 Picture Decode(const uint8_t* data, int64_t size, const std::string& name, int least) {
-  if (size >= 3 && std::memcmp(data, "\xff\xd8\xff", 3) == 0) return DecodeJpeg({data, size}, name, least);
-  if (size >= 8 && std::memcmp(data, "\x89PNG\r\n\x1a\n", 8) == 0) return DecodePng({data, size}, name);
-  FailSample(name, " of ", size,
-             " bytes is neither a JPEG nor a PNG: at byte 0 it begins with neither's signature");
+  return DecodeAny({data, size}, name, [&](int width, int height) {
+    int eighths = 8;
+    while (least > 0 && eighths > 1 && std::min(width, height) * (eighths / 2) / 8 >= least) eighths /= 2;
+    return Wanted{eighths, {0, 0, Scaled(width, eighths), Scaled(height, eighths)}};
+  });
+}
+
+Picture DecodeCrop(const uint8_t* data, int64_t size, const std::string& name, int height, int width,
+                   const DrawCrop& draw, Crop* crop) {
+  const bool jpeg = IsJpeg({data, size});
+  Crop in_part;
+  Picture picture = DecodeAny({data, size}, name, [&](int picture_width, int picture_height) {
+    const Crop drawn = draw(picture_width, picture_height);
+    Wanted wanted;
+    while (jpeg && wanted.eighths > 1 && drawn.width * (wanted.eighths / 2) / 8 >= width &&
+           drawn.height * (wanted.eighths / 2) / 8 >= height)
+      wanted.eighths /= 2;
+    const int w = Scaled(picture_width, wanted.eighths), h = Scaled(picture_height, wanted.eighths);
+    const double across = static_cast<double>(w) / picture_width,
+                 down = static_cast<double>(h) / picture_height;
+    wanted.part = {0, 0, w, h};
+    if (jpeg) wanted.part = Around(InPart(drawn, across, down, {}), w, h, width, height);
+    in_part = InPart(drawn, across, down, wanted.part);
+    return wanted;
+  });
+  *crop = in_part;
+  return picture;
 }
 
 }  // namespace oneflow_like

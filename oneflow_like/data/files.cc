@@ -44,16 +44,19 @@ int64_t GzipReader::Read(char* to, int64_t bytes) {
 }
 
 std::string ReadFile(const std::string& path, int64_t limit) {
-  constexpr int64_t kChunk = int64_t{1} << 20;
+  constexpr int64_t kLeast = int64_t{1} << 12, kMost = int64_t{1} << 20;
   GzipReader reader(path);
+  std::error_code error;  // a pipe has no size
+  const auto size = static_cast<int64_t>(std::filesystem::file_size(path, error));
   std::string all;
-  while (true) {
+  // At first as much as the file has, and one more to see that it ends there.
+  for (int64_t chunk = error ? kMost : std::clamp(size + 1, kLeast, kMost);; chunk = kMost) {
     const int64_t old = all.size();
-    all.resize(old + kChunk);
-    const int64_t got = reader.Read(all.data() + old, kChunk);
+    all.resize(old + chunk);
+    const int64_t got = reader.Read(all.data() + old, chunk);
     all.resize(old + got);
     if (static_cast<int64_t>(all.size()) > limit) Fail(path, " holds more than ", limit, " bytes");
-    if (got < kChunk) return all;
+    if (got < chunk) return all;
   }
 }
 
@@ -92,6 +95,20 @@ std::vector<std::string> FilesOf(const std::string& pattern) {
   globfree(&found);
   if (files.empty()) Fail("no file matches ", pattern);
   return files;
+}
+
+std::string Shown(std::string_view part) {
+  constexpr size_t kMost = 60;
+  std::string shown;
+  for (const char c : part.substr(0, kMost)) {
+    if (c >= ' ' && c <= '~') {
+      shown += c;
+      continue;
+    }
+    constexpr char kDigits[] = "0123456789abcdef";
+    shown += {'\\', 'x', kDigits[c >> 4 & 15], kDigits[c & 15]};
+  }
+  return part.size() > kMost ? shown + "..." : shown;
 }
 
 uint64_t LittleAt(const uint8_t* data, int bytes) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 struct gzFile_s;  // of zlib
@@ -51,6 +52,9 @@ bool IsGzip(const uint8_t* data, int64_t size);
 // The files that match a shell pattern (*, ?, [a-z]), sorted by name; the path itself if it has no wildcard.
 // Throws Error when none matches.
 std::vector<std::string> FilesOf(const std::string& pattern);
+
+// A part of a file as a message shows it: its first 60 bytes, those that are no printable ASCII as \x1b.
+std::string Shown(std::string_view part);
 
 // Unsigned numbers of 1 to 8 bytes; little-endian.
 uint64_t LittleAt(const uint8_t* data, int bytes);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ struct Picture {
 // Decodes a JPEG or a PNG, recognised by its first bytes; grey becomes RGB, transparency is dropped. If the
 // format allows it, a picture is decoded at a half, a quarter or an eighth of its size, but not below `least`
 // pixels along either side; 0: full size. Messages begin with `name`, and give the format and, if known, the
-// byte. Throws BrokenSample for a picture that is truncated, corrupt, or of more than 2^26 pixels, and Error
-// for a format that this build does not support.
+// byte. Throws BrokenSample for a picture that is truncated, corrupt, or of more than 2^26 pixels
+// or than its file has room for, and Error for a format that this build does not support.
 Picture Decode(const uint8_t* data, int64_t size, const std::string& name, int least = 0);
 
 // A rectangle of a picture, and whether it is mirrored.
@@ -27,6 +28,16 @@ struct Crop {
   double x = 0, y = 0, width = 0, height = 0;
   bool flip = false;
 };
+// Says what is wanted of a picture of that size.
+using DrawCrop = std::function<Crop(int width, int height)>;
+
+// What Resize needs to make `height` x `width` pixels of the crop that is drawn, and *crop where it lies in
+// that: of a JPEG those rows and columns that the crop covers, exactly as the whole picture has them, or the
+// whole picture decoded smaller, as long as the crop keeps `height` x `width` pixels. Rows below them are not
+// looked at, so what is wrong there is not found. Errors are Decode's.
+Picture DecodeCrop(const uint8_t* data, int64_t size, const std::string& name, int height, int width,
+                   const DrawCrop& draw, Crop* crop);
+
 // to[3, height, width] = (the crop, scaled to [0, 1], - mean) / deviation, by channel. Each pixel is the mean
 // of what it covers, weighted by a triangle (bilinear with antialiasing).
 void Resize(const Picture& picture, const Crop& crop, int height, int width, const float mean[3],
@@ -54,7 +65,7 @@ class ImageFolder final : public SampleSource {
   const std::vector<std::string>& classes() const { return classes_; }
 
  private:
-  Crop Draw(const SampleId& id, const Picture& picture) const;
+  Crop Draw(const SampleId& id, int width, int height) const;
 
   const ImageFolderOptions options_;
   std::vector<SampleField> fields_;

@@ -108,6 +108,8 @@ MegatronIndex CheckIndex(const MappedFile& file, Shard* shard) {
   if (std::memcmp(file.data(), kMegatronMagic, sizeof kMegatronMagic) != 0)
     Fail(path, " is not a Megatron index: at byte 0 it does not begin with MMIDIDX and two zeros");
   MegatronIndex index{file, 0, 0};
+  if (index.Read(9, 8) == int64_t{1} << 56)
+    Fail(path, " at byte 9: its numbers are big-endian; Megatron's are little-endian");
   if (index.Read(9, 8) != 1)
     Fail(path, " at byte 9: index version ", index.Read(9, 8), ", but only version 1 is known");
   if (!SetMegatronType(file.data()[17], shard))
@@ -145,8 +147,8 @@ Shard OpenMegatron(const std::string& stem) {
   shard.count = begins.back();
   auto file = std::make_shared<MappedFile>(stem + ".bin");
   if (file->size() != shard.count * shard.width)
-    Fail(file->path(), " has ", file->size(), " bytes, but the sequences of ", index_file.path(), " take ",
-         shard.count * shard.width);
+    Fail(index_file.path(), " at byte ", kMegatronHeader, ": its sequences take ", shard.count * shard.width,
+         " bytes, but ", file->path(), " has ", file->size(), " bytes");
   for (int64_t d = 0, last = 0; d < index.documents; ++d) {
     const int64_t sequence = index.Read(index.DocumentAt(d), 8);
     if (sequence < last || sequence > index.sequences)
@@ -221,17 +223,18 @@ Shard OpenNpy(const std::string& path) {
                      (type[2] == 'u' || type[2] == 'i') &&
                      (type[3] == '1' || type[3] == '2' || type[3] == '4' || type[3] == '8');
   if (type.size() == 5 && type[1] == '>')
-    Fail(path, " at byte 10: its numbers are big-endian (", type, "); convert them to little-endian");
+    Fail(path, " at byte 10: its numbers are big-endian (", Shown(type), "); convert them to little-endian");
   if (!known)
-    Fail(path, " at byte 10: its numbers are of type ", type.empty() ? "none" : type, ", not integers");
-  if (order != "False") Fail(path, " at byte 10: fortran_order is '", order, "', must be False");
+    Fail(path, " at byte 10: its numbers are of type ", type.empty() ? "none" : Shown(type),
+         ", not integers");
+  if (order != "False") Fail(path, " at byte 10: fortran_order is '", Shown(order), "', must be False");
   shard.width = type[3] - '0';
   shard.is_signed = type[2] == 'i';
   const int64_t rest = file->size() - shard.offset;
   shard.count = shape.starts_with("(") ? ElementsOf(shape, std::numeric_limits<int64_t>::max() / 16) : -1;
   if (shard.count < 0 || shard.count * shard.width != rest)
-    Fail(path, " at byte 10: its header says shape '", shape, "' of ", shard.width, " bytes each, but ", rest,
-         " bytes follow it at byte ", shard.offset);
+    Fail(path, " at byte 10: its header says shape '", Shown(shape), "' of ", shard.width,
+         " bytes each, but ", rest, " bytes follow it at byte ", shard.offset);
   shard.numbers = file->data() + shard.offset;
   shard.file = std::move(file);
   return shard;

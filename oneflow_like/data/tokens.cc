@@ -32,6 +32,7 @@ std::string ByteTokenizer::Decode(const std::vector<int32_t>& tokens) const {
 
 Tokens Tokens::Open(const std::string& pattern, const Tokenizer* tokenizer) {
   Tokens all;
+  all.files_ = pattern;
   std::vector<std::string> files = FilesOf(pattern);
   // A pattern may name both halves of Megatron's files.
   std::erase_if(files, [&](const std::string& path) {
@@ -108,8 +109,9 @@ void Tokens::CutDocumentsAt(int32_t end_of_document) {
   documents_ = std::move(all);
 }
 
-TokenRows::TokenRows(Tokens tokens, const TokenRowsOptions& options, const std::string& name)
+TokenRows::TokenRows(Tokens tokens, const TokenRowsOptions& options, const std::string& given)
     : tokens_(std::move(tokens)), options_(options) {
+  const std::string& name = given.empty() ? tokens_.files() : given;
   if (options.context < 1)
     Fail(name, ": a row of tokens has context ", options.context, ", must be at least 1");
   if (tokens_.size() < options.context + 1 && !(options.tail && tokens_.size() > 1))

@@ -49,7 +49,8 @@ class Tokens {
   static Tokens Open(const std::string& pattern, const Tokenizer* tokenizer = nullptr);
 
   int64_t size() const { return end_ - begin_; }
-  bool text() const { return text_; }  // made from text by a tokenizer
+  const std::string& files() const { return files_; }  // the pattern that opened them
+  bool text() const { return text_; }                  // made from text by a tokenizer
   // to[0 .. count) = tokens begin .. begin + count. Throws BrokenSample, with file and offset, for a token
   // that does not fit into an int32. REQUIRES: 0 <= begin <= begin + count <= size().
   void Read(int64_t begin, int64_t count, int32_t* to) const;
@@ -66,6 +67,7 @@ class Tokens {
 
  private:
   std::shared_ptr<const std::vector<Shard>> shards_;
+  std::string files_;
   int64_t begin_ = 0, end_ = 0;
   bool text_ = false;
   int64_t text_vocabulary_ = 256;
@@ -85,8 +87,9 @@ struct TokenRowsOptions {
 // next token, or -1 where there is none.
 class TokenRows final : public SampleSource {
  public:
-  // Throws Error when there are fewer than context + 1 tokens; messages call them `name`.
-  TokenRows(Tokens tokens, const TokenRowsOptions& options, const std::string& name = "the text");
+  // Throws Error when there are fewer than context + 1 tokens; messages call them `name`, or by their files
+  // where it is empty.
+  TokenRows(Tokens tokens, const TokenRowsOptions& options, const std::string& name = "");
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override;
   void Read(const SampleId& id, std::span<void* const> to) const override;

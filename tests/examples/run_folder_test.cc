@@ -116,6 +116,9 @@ TEST_F(RunFolder, WrongConfigsAreNamed) {
   Refused(config("--lr=0.1\n--lr=0.2\n"), {"line 2 gives --lr again"});
   Refused(config("--warmup=many\n"), {"--warmup=many is no int64"});
   Refused(config("--config=" + file + "\n"), {"names --config itself"});
+  Refused(config("--flagfile=/none\n"), {"--flagfile takes flags from elsewhere"});
+  Refused(config("--fromenv=lr\n"), {"--fromenv takes flags from elsewhere"});
+  Refused(config("\x1b[31m--lr=1\n"), {"line 1, \"\\x1b[31m--lr=1\", is no flag"});
   Refused(config("--dtype=fp7\n"), {"fp7"});
   const ShellOutcome o =
       Run("gpt", kSmall + config("# windows\r\n--warmup=3 \r\n--peak_flops=1\r\n") + " --dry_run");

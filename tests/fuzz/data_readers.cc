@@ -1,37 +1,61 @@
-// The readers of data, driven by any bytes.
+// The readers of data, of tokenizers and of configs, driven by any bytes.
 #include "tests/fuzz/data_readers.h"
 
+#include <gflags/gflags.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "core/error.h"
 #include "oneflow_like/data/clicks.h"
 #include "oneflow_like/data/idx.h"
 #include "oneflow_like/data/images.h"
 #include "oneflow_like/data/tokens.h"
+#include "oneflow_like/run_folder.h"
+#include "oneflow_like/text/tokenizers.h"
+
+DEFINE_int32(fuzzed_whole, 1, "what a config may set");
+DEFINE_int64(fuzzed_long, 1, "what a config may set");
+DEFINE_double(fuzzed_real, 1, "what a config may set");
+DEFINE_bool(fuzzed_switch, false, "what a config may set");
+DEFINE_string(fuzzed_text, "", "what a config may set");
 
 namespace oneflow_like {
 namespace {
 
 constexpr int64_t kMostSamples = 64;
 
-// All of them, or the first and the last ones.
+// All of them, or the first and the last ones; each twice, into memory that holds something else, since it is
+// a function of its id. Throws the first BrokenSample at the end.
 void ReadSamples(const SampleSource& source) {
-  std::vector<std::string> values;
-  std::vector<void*> to;
-  for (const SampleField& field : source.fields()) values.emplace_back(field.bytes(), '\0');
-  for (std::string& value : values) to.push_back(value.data());
+  std::vector<std::string> values, again;
+  std::vector<void*> to, to_again;
+  for (const SampleField& field : source.fields()) {
+    values.emplace_back(field.bytes(), '\0');
+    again.emplace_back(field.bytes(), '\x5a');
+  }
+  for (size_t f = 0; f < values.size(); ++f) {
+    to.push_back(values[f].data());
+    to_again.push_back(again[f].data());
+  }
+  std::string broken;
   for (int64_t i = 0; i < source.samples(); ++i) {
     if (i == kMostSamples) i = std::max(i, source.samples() - kMostSamples);
     try {
       source.Read({1, 2, i}, to);
-    } catch (const BrokenSample&) {
+      source.Read({1, 2, i}, to_again);
+      if (values != again) throw std::logic_error("a sample is another when it is read again");
+    } catch (const BrokenSample& error) {
+      if (broken.empty()) broken = error.what();
     }
   }
+  if (!broken.empty()) throw BrokenSample(broken);
 }
 
 void ReadTokens(const std::string& path) {
@@ -41,11 +65,86 @@ void ReadTokens(const std::string& path) {
   if (tokens.size() > 1) ReadSamples(TokenRows(tokens, {.context = 5, .documents = true, .tail = true}));
 }
 
+void ReadIdx(const std::string& path) {
+  std::string errors;
+  for (int axes : {1, 2, 3}) {
+    try {
+      LoadIdx(path, axes);
+      return;
+    } catch (const Error& error) {
+      errors = error.what();
+    }
+  }
+  Fail(errors);
+}
+
+void ReadClicks(const std::string& path) {
+  ReadSamples(ClickLog(path, {.dense = 2, .categorical = 2, .buckets = 100}));
+}
+
+// The folder of the class, beside which no other may be.
+void ReadPictures(const std::string& path) {
+  const std::string set = std::filesystem::path(path).parent_path().parent_path();
+  ReadSamples(ImageFolder(set, {.height = 7, .width = 5}));
+  ReadSamples(ImageFolder(set, {.height = 5, .width = 8, .augment = false}));
+  ReadSamples(ImageFolder(set, {.height = 3, .width = 2, .least_area = 1}));
+}
+
+void ReadTokenizer(const std::string& path) {
+  const std::shared_ptr<const Tokenizer> tokenizer = OpenTokenizer(path);
+  for (const std::string& text : {std::string("ab a<s>b abab\n \xc3\xa9"), std::string("\xff \xe2\x82", 4)}) {
+    std::vector<int32_t> tokens;
+    try {
+      tokens = tokenizer->EncodeWhole(text);
+    } catch (const Error&) {  // a pattern that takes too long, a character without a token
+      continue;
+    }
+    for (int32_t token : tokens)
+      if (token < 0 || token >= tokenizer->vocabulary()) throw std::logic_error("a token that there is not");
+    tokenizer->Decode(tokens);
+    tokenizer->Encode(text);
+  }
+}
+
+void ReadFlags(const std::string& path) {
+  const gflags::FlagSaver saver;  // puts them back
+  ReadConfig(path);
+}
+
+struct Kind {
+  std::string name, file;
+  std::function<void(const std::string&)> read;
+};
+
+const std::vector<Kind>& AllKinds() {
+  static const std::vector<Kind> kinds = {{"llmc", "llmc.bin", ReadTokens},
+                                          {"megatron", "megatron.idx", ReadTokens},
+                                          {"npy", "numbers.npy", ReadTokens},
+                                          {"text", "text", ReadTokens},
+                                          {"idx", "idx", ReadIdx},
+                                          {"clicks", "clicks", ReadClicks},
+                                          {"jpeg", "jpegs/a/1.jpg", ReadPictures},
+                                          {"png", "pngs/a/1.png", ReadPictures},
+                                          {"tokenizer", "words.json", ReadTokenizer},
+                                          {"config", "config", ReadFlags}};
+  return kinds;
+}
+
 }  // namespace
+
+const std::vector<std::string>& FuzzedData::Kinds() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const Kind& kind : AllKinds()) all.push_back(kind.name);
+    return all;
+  }();
+  return names;
+}
 
 FuzzedData::FuzzedData(const std::string& parent)
     : folder_(parent + "/fuzzed_data." + std::to_string(getpid())) {
-  std::filesystem::create_directories(folder_);
+  for (const Kind& kind : AllKinds())
+    std::filesystem::create_directories(std::filesystem::path(folder_ + "/" + kind.file).parent_path());
   std::ofstream(folder_ + "/megatron.bin", std::ios::binary) << std::string(24, '\1');
 }
 
@@ -54,21 +153,17 @@ FuzzedData::~FuzzedData() {
   std::filesystem::remove_all(folder_, error);
 }
 
-std::string FuzzedData::Read(const std::string& bytes) {
-  static const char* const kNames[] = {"llmc.bin", "megatron.idx", "numbers.npy", "text",
-                                       "idx",      "clicks",       "picture"};
-  const size_t kind = bytes.empty() ? 0 : static_cast<unsigned char>(bytes[0]) % std::size(kNames);
-  const std::string path = folder_ + "/" + kNames[kind],
-                    rest = bytes.substr(std::min<size_t>(1, bytes.size()));
-  std::ofstream(path, std::ios::binary) << rest;
+std::string FuzzedData::Read(const std::string& name, const std::string& bytes) {
+  const Kind& kind =
+      *std::find_if(AllKinds().begin(), AllKinds().end(), [&](const Kind& one) { return one.name == name; });
+  const std::string path = folder_ + "/" + kind.file;
+  std::ofstream(path, std::ios::binary) << bytes;
   try {
-    if (kind < 4) ReadTokens(path);
-    if (kind == 4) LoadIdx(path, 1 + static_cast<int>(bytes.size() % 3));
-    if (kind == 5) ReadSamples(ClickLog(path, {.dense = 2, .categorical = 2, .buckets = 100}));
-    if (kind == 6) Decode(reinterpret_cast<const uint8_t*>(rest.data()), rest.size(), path, 8);
+    kind.read(path);
   } catch (const Error& error) {
     const std::string said = error.what();
-    if (said.find(folder_) == std::string::npos || said.find('\n') != std::string::npos)
+    const bool plain = std::all_of(said.begin(), said.end(), [](char c) { return c >= ' ' || c < 0; });
+    if (said.find(folder_) == std::string::npos || !plain)
       throw std::logic_error("an Error that is not a sentence with the file: " + said);
     return said;
   }

@@ -1,21 +1,27 @@
-// The readers of data, driven by any bytes: what fuzz_data.cc and the test of its corpus call.
+// The readers of data, of tokenizers and of configs, driven by any bytes: what fuzz_data.cc and the test of
+// its corpora call.
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace oneflow_like {
 
 class FuzzedData {
  public:
+  // llmc: a token file; megatron: an index beside 24 bytes of tokens; npy; text, plain or gzip; idx, plain or
+  // gzip; clicks: a log; jpeg and png: a picture in a folder of a class; tokenizer: a tokenizer.json, which
+  // must also encode and decode; config: flags of a run. Each has its corpus.
+  static const std::vector<std::string>& Kinds();
+
   explicit FuzzedData(const std::string& parent);  // where a folder for files is made
   ~FuzzedData();
   FuzzedData(const FuzzedData&) = delete;
 
-  // The first byte says what the others are: 0 a token file of llm.c, 1 a Megatron index beside 24 bytes of
-  // tokens, 2 .npy, 3 text, 4 IDX, 5 a click log, 6 a picture; modulo 7. Returns what the Error says, empty
-  // if there was none. Throws std::logic_error for one that does not name the file. Any other exception and
-  // every signal is a reader's mistake, too.
-  std::string Read(const std::string& bytes);
+  // Returns what the Error says, empty if there was none. Throws std::logic_error for one that does not name
+  // the file, and for a sample that is another when it is read again. Any other exception and every signal is
+  // a reader's mistake, too. REQUIRES: `kind` is one of Kinds().
+  std::string Read(const std::string& kind, const std::string& bytes);
 
  private:
   const std::string folder_;

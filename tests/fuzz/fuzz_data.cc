@@ -1,4 +1,4 @@
-// libFuzzer on the readers of data (run.sh).
+// libFuzzer on one of the readers of data, which -DOFL_FUZZED names (run.sh).
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -7,6 +7,6 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static oneflow_like::FuzzedData readers(std::filesystem::temp_directory_path());
-  readers.Read(std::string(reinterpret_cast<const char*>(data), size));
+  readers.Read(OFL_FUZZED, std::string(reinterpret_cast<const char*>(data), size));
   return 0;
 }

@@ -1,39 +1,47 @@
 #!/bin/sh
-# Fuzzes the readers of checkpoints and of data with libFuzzer, one after the other, with one job at low priority.
+# Fuzzes the readers of checkpoints, data, tokenizers and configs with libFuzzer, one after the other, with one job at
+# low priority.
 #   tests/fuzz/run.sh                       each for 600 seconds
-#   tests/fuzz/run.sh --seconds=60 index    one of safetensors, index, huggingface, data
+#   tests/fuzz/run.sh --seconds=60 index    one or some of those that `all` names below
 # Needs clang++ with its libFuzzer; $CLANG names another. What is found lies in build/fuzz/found/<name>: put it into
 # corpus/<name> with the mend. What was reached lies in build/fuzz/reached/<name>, from where the next run continues.
 set -eu
 cd "$(dirname "$0")/../.."
 seconds=600
+all="safetensors index huggingface llmc megatron npy text idx clicks jpeg png tokenizer config"
 names=
 for argument; do
   case $argument in
     --seconds=*) seconds=${argument#*=} ;;
-    safetensors | index | huggingface | data) names="$names $argument" ;;
     *)
-      echo "tests/fuzz/run.sh: '$argument' is not known" >&2
-      exit 2
+      case " $all " in
+        *" $argument "*) names="$names $argument" ;;
+        *)
+          echo "tests/fuzz/run.sh: '$argument' is none of: $all" >&2
+          exit 2
+          ;;
+      esac
       ;;
   esac
 done
 clang=${CLANG-$(command -v clang++ || command -v clang++-14)}
-flags="-std=c++20 -DOFL_HAVE_JPEG -DOFL_HAVE_PNG -g -O1 -fno-omit-frame-pointer -I. -include tests/fuzz/source_location.h"
+flags="-std=c++20 -DOFL_HAVE_JPEG -DOFL_HAVE_PNG -DOFL_HAVE_PCRE2 -DOFL_HAVE_UTF8PROC -g -O1 -fno-omit-frame-pointer -I. -include tests/fuzz/source_location.h"
 sanitizers="-fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 sources="core/error.cc core/dims.cc core/dtype.cc core/runs.cc core/copy_box.cc examples/gpt_huggingface.cc
   tests/fuzz/readers.cc oneflow_like/checkpoint/safetensors.cc oneflow_like/checkpoint/index.cc
   oneflow_like/checkpoint/reader.cc oneflow_like/checkpoint/source.cc oneflow_like/checkpoint/name_table.cc
-  oneflow_like/checkpoint/huggingface.cc oneflow_like/checkpoint/json_text.cc tests/fuzz/data_readers.cc
+  oneflow_like/checkpoint/huggingface.cc oneflow_like/json_text.cc tests/fuzz/data_readers.cc
   core/random.cc core/hash_bytes.cc oneflow_like/data/files.cc oneflow_like/data/tokens.cc
   oneflow_like/data/token_files.cc oneflow_like/data/idx.cc oneflow_like/data/clicks.cc oneflow_like/data/decode.cc
-  oneflow_like/data/images.cc oneflow_like/data/source.cc"
+  oneflow_like/data/images.cc oneflow_like/data/source.cc oneflow_like/run_folder.cc oneflow_like/help.cc
+  oneflow_like/text/byte_pairs.cc oneflow_like/text/split.cc oneflow_like/text/utf8.cc oneflow_like/text/tokenizers.cc
+  oneflow_like/text/sentence_pieces.cc core/open_library.cc"
 build=build/fuzz
 mkdir -p $build
 
 objects=
 for source in $sources; do
-  object=$build/$(basename "$source" .cc).o
+  object=$build/$(echo "${source%.cc}" | tr / _).o
   objects="$objects $object"
   # Again when it or any header has changed.
   if [ -n "$(find core oneflow_like examples tests/fuzz \( -name '*.h' -o -path "$source" \) -newer "$object" 2>&1)" ]; then
@@ -47,9 +55,14 @@ TMPDIR=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d)
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 failed=
-for name in ${names:-safetensors index huggingface data}; do
+for name in ${names:-$all}; do
+  case $name in
+    safetensors | index | huggingface) main=tests/fuzz/fuzz_$name.cc ;;
+    *) main="tests/fuzz/fuzz_data.cc -DOFL_FUZZED=\"$name\"" ;;
+  esac
   # shellcheck disable=SC2086
-  nice -n 15 "$clang" $flags $sanitizers "tests/fuzz/fuzz_$name.cc" $objects -lglog -lz -ljpeg -lpng -o "$build/fuzz_$name"
+  nice -n 15 "$clang" $flags $sanitizers $main $objects -lglog -lgflags -lz -ljpeg -lpng -lpcre2-8 -lutf8proc -ldl \
+    -o "$build/fuzz_$name"
   mkdir -p "$build/found/$name" "$build/reached/$name"
   nice -n 15 "$build/fuzz_$name" "$build/reached/$name" "tests/fuzz/corpus/$name" -dict=tests/fuzz/readers.dict \
     -max_total_time="$seconds" -max_len=4096 -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=300 \

@@ -30,6 +30,18 @@ TEST_F(DataFilesTest, PlainAndPackedAreReadAlike) {
   EXPECT_EQ(MappedFile(Write("empty", "")).size(), 0);
 }
 
+// What a file says goes to terminals and logs in messages: on one line, and without its control characters.
+TEST_F(DataFilesTest, MessagesShowPartsOfFilesAsPlainText) {
+  EXPECT_EQ(Shown("a b~"), "a b~");
+  EXPECT_EQ(Shown(std::string("\n\x1b[31m\0\xff", 8)), "\\x0a\\x1b[31m\\x00\\xff");
+  EXPECT_EQ(Shown(std::string(61, 'x')), std::string(60, 'x') + "...");
+  const ClickLog log(Write("c.tsv", "\x1b[31m\t1\n"), {.dense = 1, .categorical = 0});
+  float label, dense;
+  int32_t ids;
+  void* const to[] = {&label, &dense, &ids};
+  ExpectSays([&] { log.Read({1, 0, 0}, to); }, "c.tsv", "is '\\x1b[31m', not a number");
+}
+
 TEST_F(DataFilesTest, PatternsNameFilesInOrder) {
   for (const char* name : {"b_10.bin", "b_02.bin", "a.bin", "b_01.txt"}) Write(name, "");
   EXPECT_EQ(FilesOf(folder_ + "/b_*.bin"),

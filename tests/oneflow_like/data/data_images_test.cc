@@ -1,5 +1,9 @@
 // Pictures: decoded, resized and drawn from folders; what is said of broken ones.
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 
@@ -49,6 +53,72 @@ TEST_F(DataImagesTest, JpegIsNearItsPixelsAndIsDecodedSmaller) {
   EXPECT_EQ(DecodeText(bytes, 61).height, 120);
   EXPECT_EQ(DecodeText(bytes, 1).height, 30);
 }
+
+// A part has the pixels of the whole picture, bit by bit, whatever the sampling, at every scale: pictures,
+// kinds and crops by a seed.
+TEST_F(DataImagesTest, APartOfAJpegIsThatOfTheWhole) {
+  std::mt19937 random(9);
+  std::map<int, int> scales;
+  for (int round = 0; round < 600; ++round) {
+    const JpegKind kind{.quality = 60 + static_cast<int>(random() % 40),
+                        .components = std::array{3, 3, 3, 1, 4}[random() % 5],
+                        .across = std::array{1, 2, 4}[random() % 3],
+                        .down = 1 + static_cast<int>(random() % 2),
+                        .progressive = random() % 4 == 0};
+    const int w = 1 + random() % 200, h = 1 + random() % 200;
+    const std::string bytes = JpegOf(Noisy(w, h, round), kind);
+    const int height = 1 + random() % 40, width = 1 + random() % 40;
+    auto share = [&] { return random() % 1001 / 1000.0; };
+    Crop drawn{0, 0, std::max(1.0, w * share()), std::max(1.0, h * share()), random() % 2 == 0};
+    drawn.x = (w - drawn.width) * share();
+    drawn.y = (h - drawn.height) * share();
+    Crop crop;
+    const Picture part = DecodeCrop(
+        reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), "p", height, width,
+        [&](int there_w, int there_h) {
+          EXPECT_EQ(there_w, w);
+          EXPECT_EQ(there_h, h);
+          return drawn;
+        },
+        &crop);
+    int eighths = 8;
+    while (eighths > 1 && drawn.width * eighths >= 16 * width && drawn.height * eighths >= 16 * height)
+      eighths /= 2;
+    ++scales[eighths];
+    const int least = std::min(w, h) * eighths / 8;
+    if (least == 0) continue;  // Decode gives nothing as small
+    const Picture whole = DecodeText(bytes, least);
+    const Crop in_whole{drawn.x * whole.width / w, drawn.y * whole.height / h, drawn.width * whole.width / w,
+                        drawn.height * whole.height / h, drawn.flip};
+    const int left = static_cast<int>(std::lround(in_whole.x - crop.x)),
+              top = static_cast<int>(std::lround(in_whole.y - crop.y));
+    SCOPED_TRACE(testing::Message() << "round " << round << ": " << w << " x " << h << " at " << eighths
+                                    << "/8, sampling " << kind.across << " x " << kind.down << ", "
+                                    << kind.components << " components, part at " << left << ", " << top);
+    ASSERT_LE(left + part.width, whole.width);
+    ASSERT_LE(top + part.height, whole.height);
+    for (int y = 0; y < part.height; ++y)
+      ASSERT_EQ(std::memcmp(&part.rgb[size_t{3} * y * part.width],
+                            &whole.rgb[3 * (size_t{1} * (y + top) * whole.width + left)], 3 * part.width),
+                0)
+          << "row " << y;
+    const std::vector<float> expected = Resized(whole, in_whole, height, width),
+                             got = Resized(part, crop, height, width);
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5);
+  }
+  for (int eighths : {1, 2, 4, 8}) EXPECT_GT(scales[eighths], 10) << eighths;
+}
+
+// What a header says is compared with the file's size before memory is taken.
+TEST_F(DataImagesTest, HeadersThatPromiseMoreThanTheFileHasAreRefused) {
+  std::string jpeg = JpegOf(Smooth(40, 30));
+  const size_t frame = jpeg.find("\xff\xc0");
+  ASSERT_NE(frame, std::string::npos);
+  jpeg.replace(frame + 5, 4, "\x1f\xff\x1f\xff");
+  EXPECT_NE(ErrorOf([&] { DecodeText(jpeg); }).find("says it has 8191 x 8191 pixels, which take at least"),
+            std::string::npos)
+      << ErrorOf([&] { DecodeText(jpeg); });
+}
 #endif
 
 // What is cut short or changed is refused or read, never past its end; a PNG cut short is always refused.
@@ -76,6 +146,9 @@ TEST_F(DataImagesTest, BrokenPicturesAreNamed) {
   std::string huge = PngOf(Smooth(2, 2));
   huge.replace(8, 25, PngChunk("IHDR", BigEndian(900000) + BigEndian(900000) + std::string({8, 2, 0, 0, 0})));
   EXPECT_NE(ErrorOf([&] { DecodeText(huge); }), "");
+  huge.replace(8, 25, PngChunk("IHDR", BigEndian(8000) + BigEndian(8000) + std::string({8, 2, 0, 0, 0})));
+  EXPECT_NE(ErrorOf([&] { DecodeText(huge); }).find("says it has 8000 x 8000 pixels, which take at least"),
+            std::string::npos);
 }
 
 // Against the definition: every pixel a weighted mean over the whole picture.

@@ -111,6 +111,7 @@ TEST_F(DataTokensTest, MistakesNameFileAndOffset) {
            Case{"no.npy", std::string(100, 'x'), "not an .npy file"},
            Case{"big.npy", NpyFile(">u2", "(2,)", BytesOf(two)), "big-endian"},
            Case{"floats.npy", NpyFile("<f4", "(1,)", BytesOf(two)), "'<f4', not integers"},
+           Case{"type.npy", NpyFile("\n\x1b[3", "(2,)", BytesOf(two)), "'\\x0a\\x1b[3', not integers"},
            Case{"shape.npy", NpyFile("<u2", "(3,)", BytesOf(two)), "shape '(3,)'"},
            Case{"huge.npy", NpyFile("<u2", "(4611686018427387904, 4)", BytesOf(two)), "shape"},
            Case{"header.npy", npy.substr(0, 60), "truncated at byte 60"},

@@ -3,9 +3,12 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <random>
 #include <string>
+#include <vector>
 
 #ifdef OFL_HAVE_JPEG
 #include <jpeglib.h>
@@ -45,7 +48,14 @@ inline std::string PngOf(const Picture& picture) {
 }
 
 #ifdef OFL_HAVE_JPEG
-inline std::string JpegOf(const Picture& picture, int quality = 95) {
+struct JpegKind {
+  int quality = 95;
+  int components = 3;        // 1: the red alone, as grey; 4: with 255, as CMYK
+  int across = 2, down = 2;  // pixels of luma to one of chroma
+  bool progressive = false;
+};
+
+inline std::string JpegOf(const Picture& picture, const JpegKind& kind) {
   jpeg_compress_struct jpeg = {};
   jpeg_error_mgr errors;
   jpeg.err = jpeg_std_error(&errors);
@@ -55,13 +65,23 @@ inline std::string JpegOf(const Picture& picture, int quality = 95) {
   jpeg_mem_dest(&jpeg, &data, &size);
   jpeg.image_width = picture.width;
   jpeg.image_height = picture.height;
-  jpeg.input_components = 3;
-  jpeg.in_color_space = JCS_RGB;
+  jpeg.input_components = kind.components;
+  jpeg.in_color_space = kind.components == 1 ? JCS_GRAYSCALE : kind.components == 3 ? JCS_RGB : JCS_CMYK;
   jpeg_set_defaults(&jpeg);
-  jpeg_set_quality(&jpeg, quality, TRUE);
+  jpeg_set_quality(&jpeg, kind.quality, TRUE);
+  if (kind.components == 3) {
+    jpeg.comp_info[0].h_samp_factor = kind.across;
+    jpeg.comp_info[0].v_samp_factor = kind.down;
+  }
+  if (kind.progressive) jpeg_simple_progression(&jpeg);
   jpeg_start_compress(&jpeg, TRUE);
+  std::vector<uint8_t> pixels(size_t{1} * picture.width * kind.components, 255);
   while (jpeg.next_scanline < jpeg.image_height) {
-    auto* row = const_cast<uint8_t*>(&picture.rgb[size_t{3} * picture.width * jpeg.next_scanline]);
+    const uint8_t* from = &picture.rgb[size_t{3} * picture.width * jpeg.next_scanline];
+    for (int x = 0; x < picture.width; ++x)
+      for (int c = 0; c < std::min(3, kind.components); ++c)
+        pixels[x * kind.components + c] = from[3 * x + c];
+    uint8_t* row = pixels.data();
     jpeg_write_scanlines(&jpeg, &row, 1);
   }
   jpeg_finish_compress(&jpeg);
@@ -69,6 +89,9 @@ inline std::string JpegOf(const Picture& picture, int quality = 95) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
   std::free(data);
   return bytes;
+}
+inline std::string JpegOf(const Picture& picture, int quality = 95) {
+  return JpegOf(picture, JpegKind{.quality = quality});
 }
 #endif
 
@@ -82,6 +105,14 @@ inline Picture Smooth(int width, int height, int seed = 0) {
       pixel[1] = static_cast<uint8_t>(255 * y / height);
       pixel[2] = static_cast<uint8_t>((seed * 37 + 100 * (x + y) / (width + height)) % 256);
     }
+  return picture;
+}
+
+// Every pixel another: what reads a wrong one is seen.
+inline Picture Noisy(int width, int height, int seed = 0) {
+  Picture picture{width, height, std::vector<uint8_t>(size_t{3} * width * height)};
+  std::mt19937 random(seed);
+  for (uint8_t& c : picture.rgb) c = static_cast<uint8_t>(random());
   return picture;
 }
 
