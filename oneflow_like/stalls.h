@@ -47,7 +47,8 @@ class StallWatch {
   void Add(const void* who, Session session);
   void Remove(const void* who);
 
-  // The call that the program's thread is in while this lives: "Session::Run of session train, which waits for data".
+  // The call that the program's thread is in while this lives: "Session::Run of session train, which waits
+  // for data".
   class Doing {
    public:
     Doing(StallWatch* watch, const std::string& what);  // nullptr: nobody is told
@@ -80,7 +81,6 @@ class StallWatch {
   int64_t calls_begun_ = 0;
   double moved_at_ = 0;  // when something last moved, as far as was looked
   int64_t moves_ = -1;
-  bool stop_ = false;
   std::thread thread_;  // last
 };
 
