@@ -19,7 +19,8 @@ BuildId ThisBuild();
 // of it: one that only changes a README makes no other program.
 std::string Comparable(const BuildId& build);
 
-// Version, commit, sources, and a line for each library that this program runs with.
+// Version, commit, sources, a line for each library that this program runs with, and the level of its CPU
+// kernels.
 std::string VersionText(const BuildId& build);
 
 }  // namespace oneflow_like
