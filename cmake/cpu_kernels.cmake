@@ -34,6 +34,9 @@ function(add_cpu_kernels target)
     target_compile_options(${target} PRIVATE -march=native)
   elseif(levels)
     target_compile_options(${target} PRIVATE -march=x86-64-v2)
+    # What tells a processor below v2 so runs there.
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/ops/cpu/levels.cc PROPERTIES
+                                COMPILE_OPTIONS -march=x86-64 SKIP_UNITY_BUILD_INCLUSION ON)
     target_compile_definitions(${target} PRIVATE OFL_CPU_LEVELS)
     add_cpu_levels(${target} "${options}")
   else()

@@ -62,9 +62,29 @@ install(FILES ${PROJECT_BINARY_DIR}/cmake/oneflow_like-config.cmake
               ${PROJECT_BINARY_DIR}/cmake/oneflow_like-config-version.cmake cmake/dependencies.cmake
         DESTINATION ${package_dir} COMPONENT library)
 
-# Packages: `cpack` in the build folder makes a .deb and an archive that works wherever it is unpacked. Both have the
-# libraries' headers as dependencies, as programs are linked with static libraries of ours. protobuf's version is that of
-# the build: generated code fits no other.
+# What only the archive has: the shared libraries that programs need, so that they start where none is installed.
+set(OFL_CARRIED oneflow_like/carried)  # in the folder of libraries
+function(carry_libraries)
+  get_property(programs GLOBAL PROPERTY OFL_PROGRAMS)
+  set(modules)
+  foreach(module oneflow_like_sentencepiece oneflow_like_cuda)
+    if(TARGET ${module})
+      list(APPEND modules ${module})
+    endif()
+  endforeach()
+  list(TRANSFORM programs REPLACE "(.+)" "$<TARGET_FILE:\\1>")
+  list(TRANSFORM modules REPLACE "(.+)" "$<TARGET_FILE:\\1>")
+  install(CODE "
+    set(programs \"${programs}\")
+    set(modules \"${modules}\")
+    set(libraries \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/${OFL_CARRIED}\")
+    set(notices \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}/doc/oneflow_like/carried\")
+    include(\"${PROJECT_SOURCE_DIR}/cmake/carry.cmake\")" COMPONENT carried EXCLUDE_FROM_ALL)
+endfunction()
+
+# Packages: `cpack` in the build folder makes a .deb and an archive that works wherever it is unpacked. Programs of users
+# are linked with static libraries of ours, and so need the headers and libraries that these need. protobuf's version is
+# that of the build: generated code fits no other.
 string(REGEX MATCH "^(.*[.])([0-9]+)$" matched "${Protobuf_VERSION}")
 math(EXPR next "${CMAKE_MATCH_2} + 1")
 set(CPACK_DEBIAN_PACKAGE_DEPENDS "g++" "libprotobuf-dev (>= ${Protobuf_VERSION})" "libprotobuf-dev (<< ${CMAKE_MATCH_1}${next})"
@@ -75,6 +95,14 @@ foreach(pair ${OFL_OPTIONAL_DEPENDENCIES})
 endforeach()
 list(JOIN CPACK_DEBIAN_PACKAGE_DEPENDS ", " CPACK_DEBIAN_PACKAGE_DEPENDS)
 set(CPACK_DEBIAN_PACKAGE_RECOMMENDS cmake)
+# What programs and modules are linked with. NVIDIA's libraries may be where dpkg-shlibdeps does not look.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+foreach(library CUBLASLT CUDNN)
+  if(OFL_${library}_LIBRARY)
+    get_filename_component(folder ${OFL_${library}_LIBRARY} DIRECTORY)
+    list(APPEND CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${folder})
+  endif()
+endforeach()
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_PACKAGE_NAME oneflow-like)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
@@ -83,6 +111,8 @@ set(CPACK_PACKAGE_CONTACT "the authors of oneflow_like")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Trains deep networks on a mesh of devices: headers, libraries and example programs")
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+set(CPACK_PROJECT_CONFIG_FILE ${PROJECT_SOURCE_DIR}/cmake/archive.cmake)
 set(CPACK_STRIP_FILES OFF)  # of static libraries it would take what hides the levels of CPU kernels
 include(CPack)
 file(WRITE ${PROJECT_BINARY_DIR}/cmake/DEPENDENCIES

@@ -19,11 +19,7 @@ int64_t RoundUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 class Partitioner {
  public:
   Partitioner(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank)
-      : graph_(graph),
-        logical_(logical),
-        options_(options),
-        sizes_(graph.Sizes()),
-        cost_(graph, options.machine) {
+      : graph_(graph), logical_(logical), sizes_(graph.Sizes()), cost_(graph, options.machine) {
     coords_ = graph.mesh().Coords(rank);
     plan_.set_name(options.name);
     plan_.set_rank(rank);
@@ -358,7 +354,6 @@ class Partitioner {
 
   const Graph& graph_;
   const LogicalPlan& logical_;
-  const CompileOptions& options_;
   std::vector<int> sizes_;
   CostModel cost_;
   std::vector<int> coords_;

@@ -3,7 +3,7 @@
 
 namespace oneflow_like {
 
-SourceLine::SourceLine(const std::source_location& at) : line(static_cast<int>(at.line())) {
+SourceLine::SourceLine(const SourceLocation& at) : line(at.line()) {
   std::string path = at.file_name();
   size_t slash = path.find_last_of('/');
   file = slash == std::string::npos ? path : path.substr(slash + 1);

@@ -3,12 +3,13 @@
 // Status: a failure that travels through the actor runtime as a value.
 #pragma once
 
-#include <source_location>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
+
+#include "core/source_location.h"
 
 namespace oneflow_like {
 
@@ -64,7 +65,7 @@ struct SourceLine {
 
   SourceLine() = default;
   SourceLine(std::string file_name, int line_number) : file(std::move(file_name)), line(line_number) {}
-  explicit SourceLine(const std::source_location& at);
+  explicit SourceLine(const SourceLocation& at);
   std::string str() const;  // "gpt.cc:31", empty when unknown
 };
 

@@ -86,7 +86,8 @@ std::string Missing(const std::vector<Box>& needs, const std::vector<FeedPiece>&
 std::string WrongPieces(DType dtype, const Dims& shape, const std::vector<Box>& needs,
                         const std::vector<FeedPiece>& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const auto& [box, values] = pieces[i];
+    const Box& box = pieces[i].box;
+    const HostTensor& values = pieces[i].values;
     bool fits = box.begin.rank() == shape.rank() && box.extent.rank() == shape.rank();
     for (int a = 0; fits && a < shape.rank(); ++a)
       fits = box.begin[a] >= 0 && box.extent[a] >= 0 && box.begin[a] <= shape[a] - box.extent[a];

@@ -32,10 +32,10 @@ void* OpenLibrary(const std::string& who, const std::string& file, int flags) {
     return library;
   }
   void* library = dlopen(file.c_str(), flags);
-  if (library == nullptr)
-    Fail(who, " needs ", file, ", which is in none of ", looked,
-         ", nor anywhere the system looks: ", dlerror());
-  return library;
+  if (library != nullptr) return library;
+  const std::string why = dlerror();  // begins with the name of the file that was not found
+  if (why.rfind(file + ":", 0) != 0) Fail(who, " needs ", file, ", which cannot be loaded: ", why);
+  Fail(who, " needs ", file, ", which is in none of ", looked, ", nor anywhere the system looks: ", why);
 }
 
 void* FunctionOf(void* library, const std::string& who, const std::string& file, const char* name) {

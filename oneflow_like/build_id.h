@@ -19,7 +19,7 @@ BuildId ThisBuild();
 // that only changes a README does not change the program.
 std::string Comparable(const BuildId& build);
 
-// Version, commit, sources, and a line for each library that this program uses.
+// Version, commit, sources, a line for each library that this program uses, and the level of its CPU kernels.
 std::string VersionText(const BuildId& build);
 
 }  // namespace oneflow_like

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "oneflow_like/build_id.h"
+#include "ops/cpu/levels.h"
 
 namespace oneflow_like {
 namespace {
@@ -22,6 +23,14 @@ std::string UcxVersion() {
   return Cat(major, ".", minor, ".", release);
 }
 
+// That of the kernels which this processor runs.
+std::string KernelLevel() {
+  const std::vector<CpuLevel> levels = CpuLevels();
+  for (auto level = levels.rbegin(); level != levels.rend(); ++level)
+    if (level->supported) return level->name;
+  return Cat("none: this processor is below ", levels.front().name);
+}
+
 }  // namespace
 
 std::string Comparable(const BuildId& build) { return Cat(build.version, " (sources ", build.sources, ")"); }
@@ -32,7 +41,7 @@ std::string VersionText(const BuildId& build) {
              google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION), "\n", "  glog      ",
              OrUnknown(build.glog), "\n", "  gflags    ", OrUnknown(build.gflags), "\n", "  oneDNN    ",
              OneDnnVersion(), "\n", "  UCX       ", UcxVersion(), "\n", "  CUDA      ",
-             build.cuda.empty() ? "built without" : build.cuda, "\n");
+             build.cuda.empty() ? "built without" : build.cuda, "\n", "  kernels   ", KernelLevel(), "\n");
 }
 
 }  // namespace oneflow_like

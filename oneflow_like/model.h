@@ -235,7 +235,7 @@ class Blocks {
  private:
   Scope scope_;
   std::string axis_;
-  std::source_location at_;
+  SourceLocation at_;
   int stack_ = -1;  // of the graph; -1: on one stage
   int64_t next_ = 0;
 };

@@ -82,7 +82,6 @@ class StallWatch {
   int64_t calls_begun_ = 0;
   double moved_at_ = 0;  // when something last moved, as of the last check
   int64_t moves_ = -1;
-  bool stop_ = false;
   std::thread thread_;  // last
 };
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -12,7 +11,7 @@
 
 namespace oneflow_like {
 
-using Here = std::source_location;
+using Here = SourceLocation;
 #define OFL_HERE Here at = Here::current()
 
 // --- Products ---

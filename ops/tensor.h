@@ -3,7 +3,6 @@
 // (ops/functional.h).
 #pragma once
 
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "core/source_location.h"
 
 namespace oneflow_like {
 
@@ -19,9 +19,9 @@ class GraphBuilder;
 // A place along an axis, with its source line: x[-1].
 struct Index {
   int64_t value;
-  std::source_location at;
+  SourceLocation at;
   Index(int64_t i,
-        std::source_location here = std::source_location::current())  // NOLINT: implicit on purpose
+        SourceLocation here = SourceLocation::current())  // NOLINT: implicit on purpose
       : value(i), at(here) {}
 };
 

@@ -182,6 +182,60 @@ TEST_F(InstallTest, ABuildForThisProcessorIsNotInstalled) {
   EXPECT_FALSE(fs::exists(*folder_ / "refused"));
 }
 
+// Whatever program is added to examples/ is installed with the others.
+TEST_F(InstallTest, EveryProgramIsInstalled) {
+  const std::string rules = TextOf(OFL_BINARY_DIR "/examples/cmake_install.cmake");
+  int programs = 0;
+  for (const auto& entry : fs::directory_iterator(OFL_SOURCE_DIR "/examples")) {
+    if (entry.path().extension() != ".cc") continue;
+    if (TextOf(entry.path()).find("\nint main(") == std::string::npos) continue;
+    ++programs;
+    const std::string name = entry.path().stem();
+    EXPECT_NE(rules.find("/libexec/oneflow_like\" TYPE EXECUTABLE FILES \"" OFL_BINARY_DIR "/examples/" +
+                         name + "\")"),
+              std::string::npos)
+        << name;
+  }
+  EXPECT_GE(programs, 13);
+}
+
+ShellOutcome Carry(const std::string& programs, const std::string& folder) {
+  return Shell(OFL_CMAKE " -Dprograms='" + programs + "' -Dlibraries=" + folder + " -Dnotices=" + folder +
+               "/notices -P " OFL_SOURCE_DIR "/cmake/carry.cmake");
+}
+
+// Of this test, which is linked with all that programs are: each library, and each that those need.
+TEST_F(InstallTest, TheArchiveCarriesAllLibrariesButTheSystems) {
+  const std::string self = fs::read_symlink("/proc/self/exe"), folder = *folder_ / "carried";
+  const ShellOutcome o = Carry(self, folder);
+  ASSERT_EQ(o.code, 0) << o.output;
+  const ShellOutcome needed = Shell("LD_LIBRARY_PATH=" + folder + " ldd " + self);
+  ASSERT_EQ(needed.code, 0) << needed.output;
+  const std::regex line("(lib[^ ]+) => ([^ ]+)"), system("lib(c|m|dl|rt|pthread|gcc_s|stdc[+][+])[.]so.*");
+  int carried = 0;
+  for (std::sregex_iterator it(needed.output.begin(), needed.output.end(), line), end; it != end; ++it) {
+    const bool here = (*it)[2].str().rfind(folder + "/", 0) == 0;
+    EXPECT_NE(here, std::regex_match((*it)[1].str(), system)) << it->str();
+    carried += here;
+  }
+  EXPECT_GE(carried, 5) << needed.output;
+}
+
+TEST_F(InstallTest, TheArchiveIsNotMadeWithoutALibrary) {
+  folder_->Write("gone.cc", "int gone() { return 0; }\n");
+  folder_->Write("user.cc", "int gone();\nint main() { return gone(); }\n");
+  const std::string library = *folder_ / "libgone.so", program = *folder_ / "user";
+  const ShellOutcome built = Shell(OFL_CXX " -shared -fPIC -Wl,-soname,libgone.so -o " + library + " " +
+                                   *folder_ / "gone.cc" + " && " OFL_CXX " -o " + program + " " +
+                                   *folder_ / "user.cc" + " " + library + " && rm " + library);
+  ASSERT_EQ(built.code, 0) << built.output;
+  const ShellOutcome o = Carry(program, *folder_ / "without");
+  EXPECT_NE(o.code, 0) << o.output;
+  EXPECT_NE(Joined(o.output).find("cannot carry libraries that are not found here: "), std::string::npos)
+      << o.output;
+  EXPECT_NE(o.output.find("libgone.so"), std::string::npos) << o.output;
+}
+
 // What a package is built from needs no test packages and no native instructions.
 TEST_F(InstallTest, ABuildWithoutTestsNeedsNoTestPackagesAndRunsOnOtherMachines) {
   const ShellOutcome o = Configure(OFL_SOURCE_DIR, "package",

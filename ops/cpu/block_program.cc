@@ -8,6 +8,7 @@
 #include "core/random.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/reference.h"
 #include "ops/scalar.h"
 
@@ -18,14 +19,14 @@ template <typename F>
 void UnaryBlock(const BlockArgs& a) {
   const float* x = a.in[0];
   float* y = a.out;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(x[i]);
 }
 template <typename F>
 void BinaryBlock(const BlockArgs& a) {
   const float *p = a.in[0], *q = a.in[1];
   float* y = a.out;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i]);
 }
 template <typename F>
@@ -33,7 +34,7 @@ void ConstantBlock(const BlockArgs& a) {
   const float* x = a.in[0];
   float* y = a.out;
   float c = a.constant;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(x[i], c);
 }
 template <typename F>
@@ -41,14 +42,14 @@ void BinaryConstantBlock(const BlockArgs& a) {
   const float *p = a.in[0], *q = a.in[1];
   float* y = a.out;
   float c = a.constant;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i], c);
 }
 template <typename F>
 void TernaryBlock(const BlockArgs& a) {
   const float *p = a.in[0], *q = a.in[1], *r = a.in[2];
   float* y = a.out;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = F()(p[i], q[i], r[i]);
 }
 
@@ -56,20 +57,20 @@ void TernaryBlock(const BlockArgs& a) {
 void ProductSumBlock(const BlockArgs& a) {
   const float *p = a.in[0], *q = a.in[1], *r = a.in[2];
   float* y = a.out;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = p[i] * q[i] + r[i];
 }
 void AffineBlock(const BlockArgs& a) {
   const float *x = a.in[0], *centre = a.in[1], *factor = a.in[2], *offset = a.in[3];
   float* y = a.out;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = (x[i] - centre[i]) * factor[i] + offset[i];
 }
 void ProductAffineBlock(const BlockArgs& a) {
   const float *p = a.in[0], *q = a.in[1], *x = a.in[2], *centre = a.in[3], *factor = a.in[4],
               *offset = a.in[5];
   float* y = a.out;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = p[i] * q[i] + ((x[i] - centre[i]) * factor[i] + offset[i]);
 }
 
@@ -416,7 +417,7 @@ void DropoutBlock(const BlockArgs& a, const uint32_t* bits, uint32_t threshold) 
   const float* x = a.in[0];
   float* y = a.out;
   float keep = a.constant;
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < a.n; ++i) y[i] = (bits[i] >> 8) >= threshold ? x[i] * keep : 0.0f;
 }
 

@@ -10,6 +10,7 @@
 #endif
 
 #include "core/float16.h"
+#include "ops/cpu/loops.h"
 
 namespace oneflow_like::cpu {
 
@@ -17,7 +18,7 @@ inline void Widen(const float* from, int64_t n, float* to) { std::memcpy(to, fro
 inline void Narrow(const float* from, int64_t n, float* to) { std::memcpy(to, from, n * sizeof(float)); }
 
 inline void Widen(const BFloat16* from, int64_t n, float* to) {
-#pragma GCC ivdep
+  OFL_INDEPENDENT
   for (int64_t i = 0; i < n; ++i) to[i] = ToFloat(from[i]);
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -58,7 +59,7 @@ Status EmbeddingGrad(const KernelContext& context) {
       if (row < 0 || row >= rows) continue;
       const T* from = dy.as<T>() + n * width;
       float* to = dtable.as<float>() + row * width;
-#pragma GCC ivdep
+      OFL_INDEPENDENT
       for (int64_t c = begin; c < end; ++c) to[c] += AsFloat(from[c]);
     }
   });

@@ -10,6 +10,7 @@
 #include "ops/bags.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -85,14 +86,14 @@ void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
   V sum[N];
   const float* weights = bag.weights;
   const float start = kMax && bag.used > 0 ? -std::numeric_limits<float>::infinity() : 0.0f;
-#pragma GCC unroll 8
+  OFL_UNROLL(8)
   for (int n = 0; n < N; ++n) sum[n] = V{} + start;
   for (int64_t j = 0; j < bag.used; ++j) {
     bag.Ask(j + kAhead, first, N * kColumns);
     const T* row = bag.Row(j);
     if (row == nullptr) continue;
     const float factor = weights ? weights[j] : bag.factor;
-#pragma GCC unroll 8
+    OFL_UNROLL(8)
     for (int n = 0; n < N; ++n) {
       V value{};
       Read(row + first + n * kColumns, &value);
@@ -104,7 +105,7 @@ void AddColumns(const BagOf<T, I>& bag, int64_t first, T* y) {
       }
     }
   }
-#pragma GCC unroll 8
+  OFL_UNROLL(8)
   for (int n = 0; n < N; ++n) Write(sum[n], y + first + n * kColumns);
 }
 
@@ -205,7 +206,7 @@ Status BagGrad(const KernelContext& context) {
                            : 1.0f;
     const T* from = dy.as<T>() + b * width;
     float* to = dtable.as<float>() + row * width;
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = left; c < right; ++c) to[c] += factor * AsFloat(from[c]);
   });
   return Status();
@@ -233,7 +234,7 @@ Status BagMaxGrad(const KernelContext& context) {
           int64_t at = static_cast<int64_t>(ids[j]) * width + first;
           const float* row = tables + at;
           float* to = dtable.as<float>() + at;
-#pragma GCC ivdep
+          OFL_INDEPENDENT
           for (int64_t c = 0; c < columns; ++c) {
             bool hit = row[c] == top[c];
             to[c] += hit ? rest[c] : 0.0f;

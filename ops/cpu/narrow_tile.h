@@ -22,7 +22,7 @@
 
 namespace oneflow_like::cpu {
 
-using Pair = uint32_t __attribute__((may_alias, aligned(2)));  // two bf16; the first one is low
+typedef uint32_t Pair __attribute__((may_alias, aligned(2)));  // two bf16; the first one is low
 
 // Calls f(0), ..., f(N - 1) with constants: arrays that it indexes by them stay in registers.
 template <int N, typename F>

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/schedule.h"
 
 namespace oneflow_like::cpu {
@@ -55,7 +56,7 @@ Status RunAdam(const KernelContext& context) {
   float *new_w = context.out[0].as<float>(), *new_m = context.out[1].as<float>(),
         *new_v = context.out[2].as<float>();
   ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t i = begin; i < end; ++i) {
       float weight = w[i], gradient = factor * g[i];
       if (!kApart) gradient += decay * weight;
@@ -84,7 +85,7 @@ Status Sgd(const KernelContext& context) {
   const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>(), *v = context.in[2].as<float>();
   float *new_w = context.out[0].as<float>(), *new_v = context.out[1].as<float>();
   ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t i = begin; i < end; ++i) {
       float gradient = factor * g[i] + decay * w[i], velocity = momentum * v[i] + gradient;
       new_w[i] = w[i] - rate * (of_velocity * velocity + of_gradient * gradient);
@@ -102,7 +103,7 @@ Status SgdPlain(const KernelContext& context) {
   const float *w = context.in[0].as<float>(), *g = context.in[1].as<float>();
   float* new_w = context.out[0].as<float>();
   ParallelFor(context.in[0].elements(), kGrain, [&](int64_t begin, int64_t end) {
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t i = begin; i < end; ++i) new_w[i] = w[i] - rate * (factor * g[i] + decay * w[i]);
   });
   return Status();

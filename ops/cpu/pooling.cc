@@ -10,7 +10,7 @@
 namespace oneflow_like::cpu {
 namespace {
 
-using Places = int32_t __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Places __attribute__((vector_size(64), aligned(4), may_alias));
 
 template <typename Lanes>
 Places LoadPlaces(const int32_t* from, Lanes lanes) {

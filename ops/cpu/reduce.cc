@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -252,7 +253,7 @@ Status AddN(const KernelContext& context) {
       std::copy(context.in[0].as<float>() + b, context.in[0].as<float>() + e, y + b);
       for (size_t k = 1; k < context.in.size(); ++k) {
         const float* x = context.in[k].as<float>();
-#pragma GCC ivdep
+        OFL_INDEPENDENT
         for (int64_t i = b; i < e; ++i) y[i] += x[i];
       }
     }

@@ -6,6 +6,7 @@
 
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -79,7 +80,7 @@ class Rope : public Kernel {
     const double* frequency = frequencies_.data();
     float *cos = tables->cos.data(), *sin = tables->sin.data();
     int64_t n = static_cast<int64_t>(frequencies_.size());
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t i = 0; i < n; ++i) {
       double angle = position * frequency[i];
       double rounded = angle * kTwoOverPi + kRounder, quarters = rounded - kRounder;
@@ -109,7 +110,7 @@ class Rope : public Kernel {
     const float *cos = tables.cos.data(), *sin = tables.sin.data();
     int64_t pairs = static_cast<int64_t>(frequencies_.size());
     int64_t step = turns_.interleaved ? 2 : 1, apart = turns_.interleaved ? 1 : pairs;
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t i = 0; i < pairs; ++i) {
       float a = x[step * i], b = x[step * i + apart];
       y[step * i] = a * cos[i] - b * sin[i];

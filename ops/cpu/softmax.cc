@@ -5,6 +5,7 @@
 
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 #include "ops/reference.h"
 #include "ops/scalar.h"
 
@@ -16,7 +17,9 @@ using scalar::kInfinity;
 
 float MaxOfRow(const float* x, int64_t n) {
   float greatest = -kInfinity;
+#ifndef __clang__  // which takes no vectors for a maximum of numbers that may be NaN, and warns when told to
 #pragma omp simd reduction(max : greatest)
+#endif
   for (int64_t i = 0; i < n; ++i) greatest = x[i] > greatest ? x[i] : greatest;
   return greatest;
 }
@@ -116,7 +119,7 @@ void ScaledExp(const T* from, int64_t width, float lse, float factor, T* to) {
     const float* x = BlockOf(from + b, n, in);
     float* y = out;
     if constexpr (std::is_same_v<T, float>) y = to + b;
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = 0; c < n; ++c) y[c] = ExpOf(x[c] - lse) * factor;
     if constexpr (!std::is_same_v<T, float>) Narrow(y, n, to + b);
   }
@@ -181,7 +184,7 @@ Status LogSoftmax(const KernelContext& context) {
     float* y = context.out[0].as<float>() + row * width;
     RowSum sum = SumRow(x, width);
     float log = static_cast<float>(std::log(sum.total)), greatest = sum.greatest;
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = 0; c < width; ++c) y[c] = (x[c] - greatest) - log;
   });
   return Status();
@@ -194,7 +197,7 @@ Status SoftmaxGrad(const KernelContext& context) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < width; ++c) sum += dy[c] * y[c];
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = 0; c < width; ++c) dx[c] = (dy[c] - sum) * y[c];
   });
   return Status();
@@ -207,7 +210,7 @@ Status LogSoftmaxGrad(const KernelContext& context) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < width; ++c) sum += dy[c];
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = 0; c < width; ++c) dx[c] = dy[c] - ExpOf(y[c]) * sum;
   });
   return Status();

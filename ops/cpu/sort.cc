@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "ops/along_axis.h"
+#include "ops/cpu/loops.h"
 #include "ops/cpu/sort_keys.h"
 
 namespace oneflow_like::cpu {
@@ -112,7 +113,7 @@ void SumLines(const T* from, T* to, int64_t n, int64_t step, int64_t apart, int6
       sums[c] = with;
     };
     if constexpr (kMost <= 4) {
-#pragma GCC unroll 4
+      OFL_UNROLL(4)
       for (int64_t c = 0; c < kMost; ++c) add(c);
     } else {
       for (int64_t c = 0; c < columns; ++c) add(c);

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/cpu/loops.h"
 #include "ops/cpu/sort_keys.h"
 #include "ops/touched_rows.h"
 
@@ -42,7 +43,7 @@ class UniqueRows : public Kernel {
           if (i == starts_[r]) {
             for (int64_t c = 0; c < width; ++c) sum[c] = AsFloat(from[c]);
           } else {
-#pragma GCC ivdep
+            OFL_INDEPENDENT
             for (int64_t c = 0; c < width; ++c) sum[c] += AsFloat(from[c]);
           }
         }
@@ -104,7 +105,7 @@ Status SgdRows(const KernelContext& context) {
   ForRowsHere(rows, table, [&](int64_t i, int64_t row) {
     const float* from = context.in[2].as<float>() + i * width;
     float* to = table.as<float>() + row * width;
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = 0; c < width; ++c) to[c] -= rate * (factor * from[c] + decay * to[c]);
   });
   return Status();
@@ -139,7 +140,7 @@ Status AdagradRows(const KernelContext& context) {
     const float rate = static_cast<float>(update.lr) * factor / (root + eps);
     const float* from = context.in[2].as<float>() + i * width;
     float* to = table.as<float>() + row * width;
-#pragma GCC ivdep
+    OFL_INDEPENDENT
     for (int64_t c = 0; c < width; ++c) to[c] -= rate * from[c];
   });
   return Status();

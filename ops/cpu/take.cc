@@ -7,6 +7,7 @@
 
 #include "ops/along_axis.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/loops.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -195,7 +196,7 @@ struct Sums {
         int64_t row = held.Row(id[j]);
         if (row < low || row >= high) continue;
         S* sum = result + row * at.inner;
-#pragma GCC ivdep
+        OFL_INDEPENDENT
         for (int64_t c = left; c < right; ++c) sum[c] += Value(part[c]);
       }
     }

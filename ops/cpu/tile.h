@@ -5,7 +5,8 @@
 
 namespace oneflow_like::cpu {
 
-using Vector = float __attribute__((vector_size(64), aligned(4), may_alias));  // 16 floats, any alignment
+// 16 floats, any alignment. A typedef, as all such types here: clang leaves the alignment out of a `using`.
+typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
 
 // c[R x 16 W] (+)= a[R x depth] b[depth x 16 W]. a is read element by element, so both its strides are free.
 // Six rows by four vectors fill the registers of AVX-512.

@@ -15,7 +15,7 @@
 
 namespace oneflow_like::cpu {
 
-using Halves = uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
 using Words = uint32_t __attribute__((vector_size(64)));
 using FullVector = std::integral_constant<int64_t, 16>;
 

@@ -88,7 +88,7 @@ TEST(DimsTest, BoxesIntersect) {
 TEST(ErrorTest, SourceLineIsBaseNameAndLine) {
   EXPECT_EQ(SourceLine("gpt.cc", 31).str(), "gpt.cc:31");
   EXPECT_EQ(SourceLine().str(), "");
-  EXPECT_EQ(SourceLine(std::source_location::current()).file, "core_test.cc");
+  EXPECT_EQ(SourceLine(SourceLocation::current()).file, "core_test.cc");
 }
 
 TEST(AttrsTest, PrintsSortedAndParses) {

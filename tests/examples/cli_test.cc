@@ -370,6 +370,7 @@ TEST_F(CliTest, VersionNamesTheBuildAndItsLibraries) {
   for (const std::string library : {"protobuf", "glog", "gflags", "oneDNN", "UCX"})
     expect("  " + library + " +[0-9]+[.][0-9]+.*");
   expect("  CUDA +(built without|toolkit [0-9].*)");
+  expect("  kernels +(that of the build|x86-64-v[2-4].*)");
 }
 
 TEST_F(CliTest, LossThatIsNoNumberIsReportedWithItsStep) {

@@ -25,7 +25,7 @@ for argument; do
   esac
 done
 clang=${CLANG-$(command -v clang++ || command -v clang++-14)}
-flags="-std=c++20 -DOFL_HAVE_JPEG -DOFL_HAVE_PNG -DOFL_HAVE_PCRE2 -DOFL_HAVE_UTF8PROC -g -O1 -fno-omit-frame-pointer -I. -include tests/fuzz/source_location.h"
+flags="-std=c++20 -DOFL_HAVE_JPEG -DOFL_HAVE_PNG -DOFL_HAVE_PCRE2 -DOFL_HAVE_UTF8PROC -g -O1 -fno-omit-frame-pointer -I."
 sanitizers="-fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 sources="core/error.cc core/dims.cc core/dtype.cc core/runs.cc core/copy_box.cc examples/gpt_huggingface.cc
   tests/fuzz/readers.cc oneflow_like/checkpoint/safetensors.cc oneflow_like/checkpoint/index.cc
