@@ -41,7 +41,8 @@ LanguageData SyntheticData(int64_t vocabulary) {
 }
 
 LanguageData OpenData(int64_t vocabulary) {
-  if (FLAGS_text.empty()) return SyntheticData(vocabulary);
+  // What is simulated needs no text, and any byte may come.
+  if (FLAGS_text.empty() || (FLAGS_simulate && !IsGiven("text"))) return SyntheticData(vocabulary);
   const TextSplit split = OpenText(FLAGS_text, FLAGS_context);
   LanguageData data{.name = Cat(FLAGS_text, ": ", split.train.size(), " tokens to learn from, ",
                                 split.held_out.size(), " held out")};
@@ -137,7 +138,7 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh, more_axes);
   const int64_t vocabulary = make(0, mesh).vocabulary;  // refuses what it does before the text is read
   std::vector<Launcher::FlagFile> texts;
-  if (!FLAGS_text.empty())
+  if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
     for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
   launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
   RequireHuggingFaceFolder(launcher);

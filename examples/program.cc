@@ -122,7 +122,7 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
 
 void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
                    const std::string& folder) {
-  if (!launcher.main_process() || launcher.dry_run()) return;
+  if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) Fail("--", flag, "=", value, ": folder ", folder, " cannot be made: ", error.message());
@@ -142,6 +142,10 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh, const Program& prog
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
   if (launcher.dry_run()) {
     launcher.Print("%s", train.SummaryText().c_str());
+    return 0;
+  }
+  if (FLAGS_simulate) {
+    PrintSimulation(launcher, train, static_cast<double>(FLAGS_batch * program.per_sample), program.unit);
     return 0;
   }
   launcher.Print("%s, on %s\n", program.about.c_str(), mesh.str().c_str());

@@ -9,6 +9,7 @@
 
 #include "examples/precision.h"
 #include "oneflow_like/limits.h"
+#include "oneflow_like/simulate.h"
 
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
@@ -26,6 +27,8 @@ DEFINE_string(bucket, "25MB", "of small messages; 0: none");
 DEFINE_int32(overlap, 1, "product chunks beside messages");
 DEFINE_double(link, 0, "Mbit/s between hosts; 0: guessed");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
+DEFINE_bool(simulate, false, "steps on paper: times, memory");
+DEFINE_string(topology, "", "file: the machines to --simulate");
 DEFINE_string(log_json, "", "gets one JSON object per step");
 DEFINE_string(tensorboard, "", "folder for TensorBoard's files");
 DEFINE_double(peak_flops, 0, "a device's, for mfu; 0: unknown");
@@ -36,6 +39,10 @@ DEFINE_int64(keep, 3, "newest checkpoints kept; 0: all");
 DEFINE_string(resume, "", "goes on from checkpoints, if any");
 DEFINE_string(load, "", "checkpoint with first weights");
 DEFINE_bool(load_partial, false, "--load what both have");
+
+DECLARE_string(mesh);      // of the launcher
+DECLARE_string(trace);     // of the launcher
+DECLARE_int32(processes);  // of the launcher
 
 namespace oneflow_like {
 namespace {
@@ -88,7 +95,28 @@ int64_t BytesOfBucket() {
   return number * units.at(unit);
 }
 
+// What --simulate refuses, before anything has begun.
+void CheckTopology() {
+  if (FLAGS_simulate && FLAGS_topology.empty())
+    Fail("--simulate needs --topology, a file that describes the machines; examples/topologies has some");
+  if (!FLAGS_simulate && !FLAGS_topology.empty())
+    Fail("--topology says which machines to --simulate, which is not given");
+  if (!FLAGS_simulate) return;
+  if (FLAGS_processes > 1)
+    Fail("--processes=", FLAGS_processes,
+         ": --simulate plays all ranks in one process; leave --processes out");
+  RequireDevices(ReadTopology(FLAGS_topology),
+                 Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
+}
+
 }  // namespace
+
+void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,
+                     const std::string& unit) {
+  if (!launcher.main_process()) return;
+  const Simulated simulated = Simulate(session, ReadTopology(FLAGS_topology), {.trace_file = FLAGS_trace});
+  launcher.Print("%s", simulated.Text(per_step, unit).c_str());
+}
 
 void CheckTrainingFlags(const std::string& samples) {
   constexpr int64_t kMany = 1'000'000'000;
@@ -130,7 +158,9 @@ void SetDefault(const char* flag, const char* value) {
 }
 
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
+  CheckTopology();
   ModelOptions options = launcher.model_options();
+  if (FLAGS_simulate) options.trace_file.clear();  // it gets what is simulated
   options.pipeline = {.virtual_stages = FLAGS_virtual_stages, .layers = LayersOfStages()};
   if (FLAGS_zero > 0)
     options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero, .prefetch = FLAGS_prefetch};

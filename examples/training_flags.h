@@ -15,6 +15,7 @@ DECLARE_int64(steps);
 DECLARE_double(lr);
 DECLARE_string(dtype);
 DECLARE_int64(micro_batches);
+DECLARE_bool(simulate);
 DECLARE_string(log_json);
 DECLARE_string(tensorboard);
 DECLARE_double(peak_flops);
@@ -37,9 +38,14 @@ void CheckTrainingFlags(const std::string& samples);
 bool IsGiven(const char* flag);  // and not left at its default
 // Another default, of a program; before its Launcher is made.
 void SetDefault(const char* flag, const char* value);
-// --virtual_stages, --stages, --zero, --zero_axis, --prefetch, --bucket, and the launcher's own.
+// --virtual_stages, --stages, --zero, --zero_axis, --prefetch, --bucket, and the launcher's own. Throws Error
+// for a --topology that --simulate cannot use.
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
 // Roles of mesh axes dp and tp among them.
 TrainOptions TrainOptionsOfFlags();
+
+// What --simulate prints of a session, whose step makes `per_step` of `unit`; nothing is run.
+void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,
+                     const std::string& unit);
 
 }  // namespace oneflow_like

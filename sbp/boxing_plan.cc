@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "sbp/boxing_load.h"
 #include "sbp/boxing_step.h"
 
 namespace oneflow_like {
@@ -70,6 +71,8 @@ class Planner {
 
   const State& at() const { return at_; }
   const Cost& cost() const { return cost_; }
+  // Of one act of one step from here.
+  BoxingLoad LoadOfOne(const State& to, double element_bytes, const LinkLevels& levels) const;
 
   // Changes time, mesh axes and slice, in the order that is legal and cheapest.
   void Reach(const State& to);
@@ -83,6 +86,10 @@ class Planner {
   double Elements() const { return static_cast<double>(shape_.elements()); }
   bool CutsMesh(const State& state, int tensor_axis) const;
   double Largest(const State& state, double* pieces) const;
+  double Busiest(const State& from, const State& to, const StepShape& shape, double* moved) const;
+  double MembersWithin(const State& end, uint32_t axes, int64_t devices) const;
+  void LoadLinks(const State& from, const State& to, const StepShape& shape, double bytes,
+                 const LinkLevels& levels, std::vector<double>* links) const;
   Cost CostOfStep(const State& from, const State& to, const StepShape& shape) const;
   Cost CostOfLocal(const State& from, const State& to) const;
   void Take(const State& to, Primitive primitive, uint32_t axes, const Cost& cost);
@@ -130,27 +137,14 @@ double Planner::Largest(const State& state, double* pieces) const {
 }
 
 Cost Planner::CostOfStep(const State& from, const State& to, const StepShape& shape) const {
-  double copies = 1, groups = 1, in_pieces = 1, out_pieces = 1;
   int64_t span = 1, stride = 1;  // devices from a group's first to its last
-  for (int a = mesh_.rank() - 1; a >= 0; --a) {
-    const int n = mesh_.axis_size(a);
-    if (shape.affected >> a & 1) {
-      span += stride * (n - 1);
-    } else if (from.free(a)) {
-      groups *= n;
-      if (!from.at(a).is_split()) copies *= n;
-    }
-    stride *= n;
-  }
+  for (int a = mesh_.rank() - 1; a >= 0; stride *= mesh_.axis_size(a--))
+    if (shape.affected >> a & 1) span += stride * (mesh_.axis_size(a) - 1);
   Cost cost;
   const double acts = Acts(from.time(), times_);
+  double in_pieces, out_pieces;
   const double largest_in = Largest(from, &in_pieces), largest_out = Largest(to, &out_pieces);
-  cost.moved = Volume(from.time(), times_) * Elements() * copies * shape.factor;
-  // Whoever holds more than an even share sends or receives that much more.
-  const double elements = std::max(1.0, Elements());
-  const double uneven = std::max(largest_in * in_pieces, largest_out * out_pieces) / elements;
-  const double busiest =
-      cost.moved * std::max(1.0, uneven) / (groups * std::min(shape.receivers, shape.senders));
+  const double busiest = Busiest(from, to, shape, &cost.moved);
   // A local copy writes its destination; a message passes over both of its ends.
   const double passed = acts * (largest_out + (shape.local ? 0 : largest_in));
   const Topology::Link& link = topology_.Spanning(span);
@@ -158,6 +152,88 @@ Cost Planner::CostOfStep(const State& from, const State& to, const StepShape& sh
   if (!shape.local) cost.fixed = acts * link.latency * shape.rounds * (shape.combines ? 2 : 1);
   cost.steps = 1;
   return cost;
+}
+
+// Elements of a step that the device sends or receives which does most of either; `moved` over the whole
+// mesh.
+double Planner::Busiest(const State& from, const State& to, const StepShape& shape, double* moved) const {
+  double copies = 1, groups = 1, in_pieces = 1, out_pieces = 1;
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    if ((shape.affected >> a & 1) || !from.free(a)) continue;
+    groups *= mesh_.axis_size(a);
+    if (!from.at(a).is_split()) copies *= mesh_.axis_size(a);
+  }
+  *moved = Volume(from.time(), times_) * Elements() * copies * shape.factor;
+  const double in = Largest(from, &in_pieces), out = Largest(to, &out_pieces);
+  // Whoever holds more than an even share sends or receives that much more.
+  const double uneven = std::max(in * in_pieces, out * out_pieces) / std::max(1.0, Elements());
+  return *moved * std::max(1.0, uneven) / (groups * std::min(shape.receivers, shape.senders));
+}
+
+// Devices of one unit of so many that differ in the coordinates of these axes alone.
+double Planner::MembersWithin(const State& end, uint32_t axes, int64_t devices) const {
+  double members = 1;
+  int64_t stride = 1;
+  for (int a = mesh_.rank() - 1; a >= 0; stride *= mesh_.axis_size(a--))
+    if (end.free(a) && (axes >> a & 1))
+      members *= std::clamp<double>(static_cast<double>(devices) / stride, 1, mesh_.axis_size(a));
+  return members;
+}
+
+// The group at coordinate 0 of the axes outside of it. `bytes`: of its busiest device, in one act.
+void Planner::LoadLinks(const State& from, const State& to, const StepShape& shape, double bytes,
+                        const LinkLevels& levels, std::vector<double>* links) const {
+  int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
+  for (const State* end : {&from, &to}) {
+    int64_t low = 0, high = 0, stride = 1;
+    for (int a = mesh_.rank() - 1; a >= 0; stride *= mesh_.axis_size(a--)) {
+      const bool spread = end->free(a) && (shape.affected >> a & 1);
+      low += stride * (end->free(a) ? 0 : end->fixed[a]);
+      high += stride * (spread ? mesh_.axis_size(a) - 1 : end->free(a) ? 0 : end->fixed[a]);
+    }
+    first = std::min(first, low);
+    last = std::max(last, high);
+  }
+  // Of devices that go round, each unit's links carry what one device sends, whoever of them it is from.
+  const bool ring = shape.primitive == Primitive::kAllReduce ||
+                    shape.primitive == Primitive::kReduceScatter ||
+                    shape.primitive == Primitive::kAllGather || shape.primitive == Primitive::kBroadcast;
+  const int joins = levels.LevelJoining(first, last);
+  links->assign(joins + 1, 0);
+  int64_t unit = 1;  // devices of the level inside
+  for (int level = 0; level <= joins; ++level) {
+    const double members = MembersWithin(from, shape.affected, unit);
+    const double together = MembersWithin(from, ~0u, unit);  // of all groups
+    const Topology::Link& link = topology_.links[level];
+    const double carried =
+        levels.IsShared(level) ? (ring ? together / members : together) : (ring ? 1 / members : 1);
+    if (level == joins || (ring && MembersWithin(from, shape.affected, link.devices) > members))
+      (*links)[level] = bytes * carried / link.bandwidth;
+    unit = link.devices;
+  }
+}
+
+BoxingLoad Planner::LoadOfOne(const State& to, double element_bytes, const LinkLevels& levels) const {
+  BoxingLoad load;
+  if (at_.time() != to.time()) {
+    double pieces;
+    load.copies = Largest(to, &pieces) * element_bytes / topology_.memory_bandwidth;
+    return load;
+  }
+  const StepShape shape = AnalyseStep(mesh_, times_, shape_, at_.view(), to.view());
+  double pieces, moved;
+  load.copies = (Largest(to, &pieces) + (shape.local ? 0 : Largest(at_, &pieces))) * element_bytes /
+                topology_.memory_bandwidth;
+  if (shape.local) return load;
+  const double bytes = Busiest(at_, to, shape, &moved) / Acts(at_.time(), times_) * element_bytes;
+  LoadLinks(at_, to, shape, bytes, levels, &load.links);
+  double rounds = 0;
+  for (int a = 0; a < mesh_.rank(); ++a) {
+    if (!(shape.affected >> a & 1) || mesh_.axis_size(a) == 1) continue;
+    rounds += at_.free(a) || to.free(a) ? std::ceil(std::log2(mesh_.axis_size(a))) : 1;
+  }
+  load.latency = topology_.links[load.links.size() - 1].latency * rounds * (shape.combines ? 2 : 1);
+  return load;
 }
 
 // Of a change of time: every act's piece is passed over once.
@@ -383,6 +459,21 @@ const Topology::Link& Topology::Spanning(int64_t span) const {
   return links.back();
 }
 
+int LinkLevels::LevelJoining(int64_t device, int64_t other) const {
+  const std::vector<Topology::Link>& links = topology.links;
+  CHECK(!links.empty());
+  for (size_t level = 0; level + 1 < links.size(); ++level)
+    if (links[level].devices == 0 || device / links[level].devices == other / links[level].devices)
+      return static_cast<int>(level);
+  return static_cast<int>(links.size()) - 1;
+}
+
+double BoxingLoad::seconds() const {
+  double busy = 0;
+  for (double link : links) busy = std::max(busy, link);
+  return latency + copies + busy;
+}
+
 std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shape, const Layout& from,
                                    const Layout& to, const Topology& topology) {
   CheckAxes(mesh);
@@ -406,6 +497,13 @@ BoxingCost CostOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int6
   CheckAxes(mesh);
   const Cost cost = Planner(mesh, times, shape, from, topology, nullptr).CostOfOne(to);
   return {cost.seconds(static_cast<double>(element_bytes)), cost.moved};
+}
+
+BoxingLoad LoadOfBoxingStep(const Mesh& mesh, int times, const Dims& shape, int64_t element_bytes,
+                            const Layout& from, const Layout& to, const LinkLevels& levels) {
+  CheckAxes(mesh);
+  return Planner(mesh, times, shape, from, levels.topology, nullptr)
+      .LoadOfOne(to, static_cast<double>(element_bytes), levels);
 }
 
 }  // namespace oneflow_like

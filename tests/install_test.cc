@@ -74,6 +74,7 @@ TEST_F(InstallTest, HasTheHeadersThatItsHeadersIncludeAndNoOthers) {
   const fs::path include = prefix() + "/include/oneflow_like";
   std::set<std::string> included = {"oneflow_like/oneflow_like.h",
                                     "oneflow_like/build_id.h",
+                                    "oneflow_like/simulate.h",
                                     "ops/oracle.h",
                                     "ops/reference.h",
                                     "ops/cuda/kernel.h",

@@ -339,7 +339,8 @@ TEST_F(CliTest, CheckpointSaysWhatIsWrongWithItsFlags) {
   ExpectError(Run("checkpoint", {"convert", there, to, "--dtype=int4"}), {"--dtype=int4", "bf16"}, kRunError);
   ExpectError(Run("checkpoint", {"convert", there, to, "--format=onnx"}), {"--format=onnx"}, kRunError);
   ExpectError(Run("checkpoint", {"convert", there, to, "--format=huggingface"}), {"--model=gpt2"}, kRunError);
-  ExpectError(Run("checkpoint", {"convert", there, to, "--model=bart"}), {"--model=bart", "gpt2, llama or vit"}, kRunError);
+  ExpectError(Run("checkpoint", {"convert", there, to, "--model=bart"}),
+              {"--model=bart", "gpt2, llama or vit"}, kRunError);
   EXPECT_FALSE(std::filesystem::exists(to));
   EXPECT_EQ(Run("checkpoint", {"list", none, "--dtypes=bf16"}).code, 1);
   const Outcome help = Run("checkpoint", {"--help"});
@@ -392,6 +393,52 @@ TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {
   for (const char* word : {"all_reduce", "wanted by", "gpt_model.cc:", "rank", "of the mean"}) {
     EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
   }
+}
+
+// --- --simulate ---
+
+TEST_F(CliTest, SimulatesMachinesThatAreNotThere) {
+  const std::string topologies = OFL_SOURCE_DIR "/examples/topologies/";
+  for (const char* name : {"v100", "a100", "h100", "h200"}) {
+    const std::string trace = folder_ + "/trace.json";
+    const std::vector<std::string> flags = {"--simulate",
+                                            "--mesh=cuda:dp=4,tp=4,pp=2",
+                                            "--micro_batches=2",
+                                            "--batch=16",
+                                            "--dtype=bf16",
+                                            "--layers=2",
+                                            "--topology=" + topologies + name + ".txt",
+                                            "--trace=" + trace};
+    const Outcome o = Run("gpt", flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    for (const char* word : {"simulated: a step takes ", " tokens/s; MFU ", "computes", "messages", "bubble",
+                             "pp=0", "pp=1", "weights "})
+      EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
+    EXPECT_NE(ReadFile(trace).find("\"ph\":\"X\""), std::string::npos);
+    EXPECT_EQ(Run("gpt", flags).out, o.out);
+  }
+}
+
+TEST_F(CliTest, RefusesWhatItCannotSimulate) {
+  const std::string good =
+      "memory_bandwidth 1e12\nflops_fp32 1e13\nflops_16bit 1e14\nlevel node devices 4 latency 1e-6 "
+      "bandwidth ";
+  const std::string fits = "--topology=" + Write("fits", good + "1e11\n");
+  ExpectError(Gpt({"--simulate"}), {"--simulate", "--topology"});
+  ExpectError(Gpt({fits}), {"--topology", "--simulate"});
+  ExpectError(Gpt({"--simulate", "--topology=/nowhere"}), {"/nowhere", "cannot be read"});
+  ExpectError(Gpt({"--simulate", "--topology=" + folder_}), {folder_, "cannot be read"});
+  ExpectError(Gpt({"--simulate", "--topology=" + Write("unknown", good + "1e11\nspeed 3\n")}),
+              {"unknown:5", "'speed' is not known"});
+  ExpectError(Gpt({"--simulate", "--topology=" + Write("zero", good + "0\n")}),
+              {"zero:4", "bandwidth", "more than 0"});
+  ExpectError(Gpt({"--simulate", "--topology=" + Write("empty", "")}), {"empty", "memory_bandwidth"});
+  ExpectError(Gpt({"--simulate", fits, "--mesh=cpu:dp=2,tp=2,pp=2"}), {"4 devices", "mesh has 8"});
+  const Outcome two = Gpt({"--simulate", fits, "--processes=2", "--mesh=cpu:dp=2"});
+  EXPECT_EQ(two.code, kUsageError);
+  EXPECT_NE(two.err.find("error: --processes=2: --simulate plays all ranks in one process"),
+            std::string::npos)
+      << two.err;
 }
 
 TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {

@@ -74,6 +74,7 @@ std::string Small(const std::string& command) {
 TEST(Docs, CommandsRun) {
   const TestFolder folder("docs_test");
   fs::create_symlink(OFL_BINARY_DIR, folder / "build");
+  fs::create_symlink(OFL_SOURCE_DIR "/examples", folder / "examples");
   std::string text;
   for (int i = 0; i < 400; ++i) text += Cat("the quick brown fox ", i * 7919, "\n");
   folder.Write("book.txt", text);

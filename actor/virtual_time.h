@@ -1,0 +1,77 @@
+// A machine on paper: the real runtime loads real plans and its actors act, but kernels and messages only
+// take time, on a clock that jumps from one event to the next. What it predicts is therefore what is
+// executed: the orders, credits and waits are those of the plans, nobody models them a second time.
+//
+// Times are whole picoseconds, and of events at one moment the one first caused comes first, so every machine
+// and every repetition gives the same numbers. All of it runs on the caller's thread, inside
+// StepHandle::Wait().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "actor/collective.h"
+#include "actor/executor.h"
+#include "actor/peers.h"
+#include "actor/runtime.h"
+#include "actor/trace.h"
+#include "core/device.h"
+#include "core/plan.pb.h"
+
+namespace oneflow_like {
+
+inline constexpr double kPicosecondsPerSecond = 1e12;
+// Rounded; REQUIRES: seconds are finite and not negative.
+int64_t Picoseconds(double seconds);
+
+// What one act of a collective asks of the machine for one of its members.
+struct VirtualLoad {
+  int64_t latency = 0;  // before the first byte moves
+  struct Busy {
+    int link = 0;      // any number; a link is shared by all that name it
+    int64_t time = 0;  // that it would be busy if nobody else used it
+  };
+  std::vector<Busy> links;  // used together: the slowest decides
+};
+
+struct VirtualOptions {
+  // Of the host: kernels run on them, a rank's on one, and so do the members' parts of collectives that use
+  // no link. 0: each rank is an asynchronous device, whose streams work beside each other.
+  int threads = 0;
+  // What an act of collective `id` (plan::Collective) asks for at a rank.
+  std::function<VirtualLoad(int64_t id, int rank)> load;
+  // The hosted rank that stands for a rank: where ranks are alike, one of them acts for all. Empty: every
+  // rank for itself.
+  std::function<int(int rank)> stands_for;
+};
+
+class VirtualMachine {
+ public:
+  explicit VirtualMachine(VirtualOptions options);
+  ~VirtualMachine();
+
+  // The plan as this machine runs it: with its actors, streams and credits, and kernels that take the given
+  // time and touch nothing. It has neither inputs nor outputs.
+  plan::Plan OnPaper(const plan::Plan& plan,
+                     const std::function<double(const plan::Actor&, const plan::Kernel&)>& seconds) const;
+
+  // What a Store and a Runtime of such plans are made with. The machine must outlive them.
+  std::unique_ptr<Device> MakeDevice(int rank);
+  const KernelRegistry& registry() const;
+  Executor* executor();
+  Peers* peers();
+
+  int64_t now() const;
+  // All that has ended so far, in picoseconds: kernels, each of a collective from when all its members have
+  // come, and acts (kernel -1).
+  std::vector<TraceRecord> TakeRecords();
+
+  class Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,38 @@
+// A machine as a topology file describes it: what a simulator knows beyond what compilation assumes.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "compiler/cost.h"
+#include "sbp/boxing_load.h"
+
+namespace oneflow_like {
+
+namespace plan {  // core/plan.proto
+class Kernel;
+}  // namespace plan
+
+// How much of the peak is reached, by what an operator is and by its shape.
+struct Efficiency {
+  double product = 1;    // of large matrix products
+  double attention = 1;  // of attention
+  // A product or an attention whose smallest extent is this one reaches half of that: short extents leave
+  // parts of a device idle.
+  double half_extent = 0;
+};
+
+struct DescribedMachine : Machine {
+  std::string name;          // of the device, for people
+  std::vector<bool> shared;  // by level of its topology: LinkLevels
+  Efficiency efficiency;
+  double memory_bytes = 0;  // of one device; 0: unknown
+  int threads = 0;          // of a host that computes on its processor; 0: each device works by itself
+};
+
+// Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.
+double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel);
+// What one act of a collective asks of memory and links.
+BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node);
+
+}  // namespace oneflow_like

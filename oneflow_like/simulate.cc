@@ -1,0 +1,276 @@
+// Loads a session's plans into a machine on paper, runs steps of them, and adds up where the time went.
+#include "oneflow_like/simulate.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "actor/trace.h"
+#include "actor/virtual_time.h"
+#include "compiler/machine.h"
+#include "oneflow_like/session_impl.h"
+#include "oneflow_like/summary.h"
+
+namespace oneflow_like {
+namespace {
+
+// What acts of collectives ask of links. One of each segment is the same on all its ranks.
+class Loads {
+ public:
+  Loads(const Compiled& compiled, const DescribedMachine& machine) : compiled_(compiled), machine_(machine) {}
+
+  VirtualLoad Of(int64_t segment, int rank) {
+    auto [at, fresh] = loads_.try_emplace(segment);
+    if (fresh)
+      for (int n : compiled_.logical.segments[segment].nodes)
+        if (const Node& node = compiled_.graph.node(n); IsCollective(node))
+          at->second = LoadOf(machine_, compiled_.graph, node);
+    const BoxingLoad& load = at->second;
+    VirtualLoad of_rank;
+    of_rank.latency = Picoseconds(load.latency + load.copies);
+    // Inside one host without devices, threads move what there is.
+    if (machine_.threads > 0 && load.links.size() <= 1) {
+      of_rank.latency = Picoseconds(load.seconds());
+      return of_rank;
+    }
+    for (size_t level = 0; level < load.links.size(); ++level) {
+      const int inside = level == 0 ? 1 : machine_.topology.links[level - 1].devices;
+      const int end = LinkLevels{machine_.topology, machine_.shared}.IsShared(level) ? rank / inside : rank;
+      of_rank.links.push_back(
+          {static_cast<int>(level) * kLinksOfLevel + end, Picoseconds(load.links[level])});
+    }
+    return of_rank;
+  }
+
+ private:
+  static constexpr int kLinksOfLevel = 1 << 24;
+  const Compiled& compiled_;
+  const DescribedMachine& machine_;
+  std::map<int64_t, BoxingLoad> loads_;
+};
+
+struct Interval {
+  int64_t start = 0, end = 0;
+};
+
+// Without overlaps, ascending.
+std::vector<Interval> Union(std::vector<Interval> all) {
+  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.start < b.start; });
+  std::vector<Interval> joined;
+  for (const Interval& i : all) {
+    if (!joined.empty() && i.start <= joined.back().end)
+      joined.back().end = std::max(joined.back().end, i.end);
+    else if (i.end > i.start)
+      joined.push_back(i);
+  }
+  return joined;
+}
+
+int64_t Length(const std::vector<Interval>& joined) {
+  int64_t length = 0;
+  for (const Interval& i : joined) length += i.end - i.start;
+  return length;
+}
+
+// Ranks that are simulated, and who acts for whom.
+struct Cast {
+  std::vector<int> ranks;
+  std::vector<int> stands_for;  // by rank
+};
+
+Cast CastOf(const Compiled& compiled, int most) {
+  Cast cast;
+  const int world = compiled.graph.mesh().size();
+  std::map<std::string, int> first;
+  for (int rank = 0; rank < world; ++rank) {
+    const int acts = world <= most ? rank : first.try_emplace(StageOf(compiled, rank), rank).first->second;
+    cast.stands_for.push_back(acts);
+    if (acts == rank) cast.ranks.push_back(rank);
+  }
+  return cast;
+}
+
+struct Played {
+  std::vector<plan::Plan> plans;  // the real ones
+  std::vector<TraceRecord> records;
+  std::vector<int64_t> ends;  // of the steps
+};
+
+Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast, int threads,
+                 int steps, int in_flight) {
+  Played played;
+  Loads loads(compiled, machine);
+  VirtualMachine paper({.threads = threads,
+                        .load = [&](int64_t id, int rank) { return loads.Of(id, rank); },
+                        .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<plan::Plan> on_paper;
+  for (int rank : cast.ranks) {
+    devices.push_back(paper.MakeDevice(rank));
+    played.plans.push_back(PlanOf(compiled, rank).plan);
+    on_paper.push_back(paper.OnPaper(played.plans.back(), [&](const plan::Actor&, const plan::Kernel& k) {
+      return SecondsOf(machine, k);
+    }));
+  }
+  Store store(cast.ranks, std::move(devices));
+  RuntimeOptions options;
+  options.steps_in_flight = in_flight;
+  options.peers = paper.peers();
+  Runtime runtime(std::move(on_paper), paper.registry(), &store, paper.executor(), options);
+  std::vector<StepHandle> handles;
+  for (int step = 0; step < steps; ++step) {
+    while (std::ssize(handles) < std::min(steps, step + in_flight)) handles.push_back(runtime.Launch({}));
+    const Status status = handles[step].Wait();
+    if (!status.ok()) throw Error(status.message());
+    played.ends.push_back(paper.now());
+  }
+  runtime.Close();
+  played.records = paper.TakeRecords();
+  return played;
+}
+
+// An act lasts from its first kernel's start to its last one's end.
+void AddActs(std::vector<TraceRecord>* records) {
+  std::map<std::tuple<int, int, int64_t, int>, TraceRecord> acts;
+  std::set<std::tuple<int, int>> there;
+  for (const TraceRecord& r : *records)
+    if (r.kernel < 0) there.insert({r.rank, r.actor});
+  for (const TraceRecord& r : *records) {
+    if (there.count({r.rank, r.actor}) > 0) continue;
+    auto [at, fresh] = acts.try_emplace({r.rank, r.actor, r.step, r.act}, r);
+    at->second.kernel = -1;
+    at->second.start = std::min(at->second.start, r.start);
+    at->second.end = std::max(at->second.end, r.end);
+  }
+  for (const auto& [key, act] : acts) records->push_back(act);
+}
+
+void WriteTrace(const std::string& path, const Played& played) {
+  TraceFile file(path);
+  file.SetOrigin(0);
+  std::vector<TraceRecord> records = played.records;
+  AddActs(&records);
+  std::vector<TraceBuffer> buffers;
+  buffers.emplace_back(static_cast<int64_t>(records.size()));
+  for (const TraceRecord& r : records) buffers.back().Add(r);
+  constexpr int64_t kTicks = 1'000'000;  // picoseconds
+  file.Add(played.plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
+}
+
+// Where the time of a rank's last step went.
+void AddUp(const Played& played, const plan::Plan& plan, SimulatedStage* stage) {
+  const int64_t end = played.ends.back(), start = played.ends[played.ends.size() - 2];
+  std::map<int, const plan::Actor*> actors;
+  for (const plan::Actor& actor : plan.actor()) actors[actor.id()] = &actor;
+  std::vector<Interval> compute, messages;
+  for (const TraceRecord& r : played.records) {
+    if (r.rank != plan.rank() || r.kernel < 0) continue;
+    const Interval inside = {std::max(r.start, start), std::min(r.end, end)};
+    if (inside.end > inside.start)
+      (actors.at(r.actor)->has_collective() ? messages : compute).push_back(inside);
+  }
+  compute = Union(std::move(compute));
+  const int64_t computed = Length(compute);
+  messages.insert(messages.end(), compute.begin(), compute.end());
+  const int64_t busy = Length(Union(std::move(messages)));
+  stage->compute = computed / kPicosecondsPerSecond;
+  stage->communication = (busy - computed) / kPicosecondsPerSecond;
+  stage->bubble = (end - start - busy) / kPicosecondsPerSecond;
+}
+
+// Of a stage's ranks the one that holds most speaks for all.
+void AddStage(SimulatedStage stage, std::vector<SimulatedStage>* stages) {
+  const auto same = std::find_if(stages->begin(), stages->end(),
+                                 [&](const SimulatedStage& s) { return s.stage == stage.stage; });
+  if (same == stages->end()) return stages->push_back(std::move(stage));
+  std::vector<int> ranks = same->memory.ranks;
+  ranks.insert(ranks.end(), stage.memory.ranks.begin(), stage.memory.ranks.end());
+  std::sort(ranks.begin(), ranks.end());
+  if (stage.memory.peak_bytes > same->memory.peak_bytes) *same = std::move(stage);
+  same->memory.ranks = std::move(ranks);
+}
+
+std::string Percent(double part, double whole) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
+  return text;
+}
+
+}  // namespace
+
+void RequireDevices(const DescribedMachine& machine, int devices) {
+  const int joined = machine.topology.links.back().devices;
+  if (joined != 0 && joined < devices)
+    Fail("the topology joins ", joined, " devices but the mesh has ", devices,
+         "; take a smaller mesh, or a topology whose outermost level has more devices");
+}
+
+Simulated Simulate(const Session& session, const DescribedMachine& machine, const SimulateOptions& options) {
+  if (options.steps < 2) Fail("SimulateOptions::steps is ", options.steps, " but must be at least 2");
+  const Session::Impl& impl = *session.impl();
+  const Compiled& compiled = impl.compiled;
+  const int world = compiled.graph.mesh().size();
+  RequireDevices(machine, world);
+  const Cast cast = CastOf(compiled, options.most_ranks);
+  const int asked = impl.model->options.threads;
+  const int threads = std::min(machine.threads > 0 && asked > 0 ? asked : machine.threads, world);
+  const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
+  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight);
+  if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
+
+  Simulated result;
+  result.devices = world;
+  result.first_seconds = played.ends[0] / kPicosecondsPerSecond;
+  result.seconds = (played.ends.back() - played.ends[options.steps - 2]) / kPicosecondsPerSecond;
+  result.model_flops = ModelFlops(compiled);
+  for (RankSummary& summary : session.Summaries()) {
+    SimulatedStage stage;
+    stage.stage = summary.stage;
+    stage.rank = summary.rank;
+    result.flops += summary.flops * static_cast<double>(summary.ranks.size());
+    const auto plan = std::find_if(played.plans.begin(), played.plans.end(),
+                                   [&](const plan::Plan& p) { return p.rank() == summary.rank; });
+    if (plan != played.plans.end()) AddUp(played, *plan, &stage);
+    if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
+      result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
+                                    " but the device has ", BytesText(machine.memory_bytes)));
+    stage.memory = std::move(summary);
+    AddStage(std::move(stage), &result.stages);
+  }
+  const double peak = machine.FlopsOf(impl.options.dtype) * world;
+  result.mfu = result.seconds > 0 ? result.model_flops / result.seconds / peak : 0;
+  return result;
+}
+
+std::string Simulated::Text(double per_step, const std::string& unit) const {
+  char line[200];
+  std::string text = Cat("simulated: a step takes ", SecondsText(seconds));
+  if (per_step > 0) {
+    std::snprintf(line, sizeof line, ", %.0f %s/s", per_step / seconds, unit.c_str());
+    text += line;
+  }
+  std::snprintf(line, sizeof line,
+                "; MFU %.1f %%, %.1f TFLOP/s a device (%.1f with what is computed again)\n", 100 * mfu,
+                model_flops / seconds / devices / 1e12, flops / seconds / devices / 1e12);
+  text += line;
+  std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  %s\n", "ranks", "computes", "messages", "bubble",
+                "peak memory, by purpose");
+  text += line;
+  for (const SimulatedStage& s : stages) {
+    std::string purposes;
+    for (const auto& [purpose, bytes] : s.memory.purposes)
+      if (bytes > 0) purposes += Cat(purposes.empty() ? "" : ", ", purpose, " ", BytesText(bytes));
+    std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  ",
+                  s.stage.empty() ? RangesText(s.memory.ranks).c_str() : s.stage.c_str(),
+                  Percent(s.compute, seconds).c_str(), Percent(s.communication, seconds).c_str(),
+                  Percent(s.bubble, seconds).c_str());
+    text += Cat(line, BytesText(s.memory.peak_bytes), ": ", purposes, "\n");
+  }
+  for (const std::string& warning : warnings) text += Cat("  ", warning, "\n");
+  return text;
+}
+
+}  // namespace oneflow_like

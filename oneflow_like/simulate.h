@@ -1,0 +1,56 @@
+// Prediction: the plans of a session, run by the runtime on a machine that is only described. No device, no
+// data and no memory for tensors is needed, and what is predicted is what would be executed: acts, credits
+// and orders are those of the real plans, on a virtual clock (actor/virtual_time.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/machine.h"
+#include "oneflow_like/session.h"
+
+namespace oneflow_like {
+
+// Reads a topology file: what a device can do and which links join devices, a line each; examples/topologies
+// has some, and says what the words mean. Throws Error, naming the file and the line.
+DescribedMachine ReadTopology(const std::string& path);
+// Throws Error when it joins fewer.
+void RequireDevices(const DescribedMachine& machine, int devices);
+
+struct SimulateOptions {
+  int steps = 3;            // that are simulated; the last one is reported. At least 2
+  std::string trace_file;   // as ModelOptions::trace_file, of all these steps; empty: none
+  int steps_in_flight = 0;  // 0: the session's
+  // Of a mesh of more devices one rank of each pipeline stage acts for the others, which do the same: pieces
+  // are those of the first, the largest.
+  int most_ranks = 16;
+};
+
+// Of the ranks of a stage the one that holds most, in the last step: it computes, or only messages are under
+// way, or neither.
+struct SimulatedStage {
+  std::string stage;  // "pp=1", empty without stages
+  int rank = 0;
+  double compute = 0, communication = 0, bubble = 0;  // seconds; together the step
+  RankSummary memory;
+};
+
+struct Simulated {
+  double seconds = 0;        // of a step
+  double first_seconds = 0;  // of the first one
+  int devices = 0;
+  double model_flops = 0;  // of a step, each product counted once
+  double flops = 0;        // that all devices do, with what is computed again
+  double mfu = 0;          // model_flops of what the devices could do
+  std::vector<SimulatedStage> stages;
+  std::vector<std::string> warnings;  // a stage that does not fit the device's memory
+
+  // On one screen. `per_step`: what rates count, of a step, and its name: 2048 "tokens"; 0: none.
+  std::string Text(double per_step, const std::string& unit) const;
+};
+
+// Throws Error: a machine with fewer devices than the mesh, or a file that cannot be written.
+Simulated Simulate(const Session& session, const DescribedMachine& machine,
+                   const SimulateOptions& options = {});
+
+}  // namespace oneflow_like

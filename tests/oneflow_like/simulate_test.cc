@@ -1,0 +1,236 @@
+// Simulated sessions: the acts come in the order in which the runtime does them, every repetition gives the
+// same numbers, and topology files say what is wrong with them.
+#include "oneflow_like/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "tests/error_of.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+DescribedMachine Host(int threads) {
+  DescribedMachine machine;
+  machine.threads = threads;
+  return machine;
+}
+
+DescribedMachine Gpus(int per_node) {
+  DescribedMachine machine;
+  machine.topology.links = {{.devices = per_node, .latency = 5e-6, .bandwidth = 2e11},
+                            {.devices = 0, .latency = 2e-5, .bandwidth = 2e10}};
+  machine.topology.memory_bandwidth = 2e12;
+  machine.flops = 2e13;
+  machine.narrow_flops = 3e14;
+  machine.overhead = 4e-6;
+  return machine;
+}
+
+// A layout of a small GPT, any of many.
+SmallGpt Draw(std::mt19937* random) {
+  const auto pick = [&](std::vector<int> of) { return of[(*random)() % of.size()]; };
+  SmallGpt given;
+  const int dp = pick({1, 2}), tp = pick({1, 2}), pp = pick({1, 2, 3});
+  given.mesh = Cat("cpu:dp=", dp, ",tp=", tp, ",pp=", pp);
+  given.micro_batches = pick({1, 2, 4});
+  given.layers = 6;
+  given.width = 32;
+  given.context = 8;
+  given.schedule = std::vector<PipelineSchedule>{PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
+                                                 PipelineSchedule::kZeroBubble}[(*random)() % 3];
+  if (pp > 1 && pick({0, 1}) == 1) {
+    given.schedule = PipelineSchedule::kInterleaved;
+    given.model_options.pipeline.virtual_stages = 2;
+    given.micro_batches = std::max(given.micro_batches, pp);
+  }
+  if (dp > 1 && pick({0, 1}) == 1) {
+    given.zero_axis = "dp";
+    given.zero_stage = pick({1, 2, 3});
+  }
+  if (pick({0, 1}) == 1) given.recompute = Recompute::kFull;
+  return given;
+}
+
+// Kernels and work of collectives of a trace, in the order in which they were done: rank, operator,
+// micro-batch.
+std::vector<std::string> Order(const std::string& path) {
+  std::ifstream in(path);
+  const nlohmann::json events = nlohmann::json::parse(in);
+  std::set<std::pair<int, int>> outside;  // rows of feeds and fetches
+  for (const auto& e : events)
+    if (e["name"] == "thread_name" && e["args"]["name"].get<std::string>().starts_with("feeds"))
+      outside.insert({e["pid"].get<int>(), e["tid"].get<int>()});
+  std::vector<std::pair<double, std::string>> all;
+  for (const auto& e : events)
+    if (e["ph"] == "X" && e["args"].contains("flops") &&
+        outside.count({e["pid"].get<int>(), e["tid"].get<int>()}) == 0)
+      all.push_back({e["ts"].get<double>(),
+                     Cat("step ", e["args"]["step"].get<int>(), " rank ", e["pid"].get<int>(), " ",
+                         e["name"].get<std::string>(), " ", e["args"]["micro_batch"].get<int>())});
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> order;
+  for (const auto& [time, what] : all) order.push_back(what);
+  return order;
+}
+
+TEST(Simulate, ThePredictedOrderIsTheExecutedOne) {
+  constexpr int kSteps = 2;
+  for (int trial = 0; trial < 12; ++trial) {
+    std::mt19937 random(trial);
+    SmallGpt given = Draw(&random);
+    const std::string folder = testing::TempDir(), predicted = folder + "predicted.json",
+                      executed = folder + "executed.json";
+    given.model_options.threads = 1;  // of several, whoever is quicker goes first
+    given.model_options.kernel_threads = 1;
+    SCOPED_TRACE(Cat("seed ", trial, ": ", given.str()));
+    {
+      GptProgram program(given);
+      Simulate(program.MakeTrain(), Host(1),
+               {.steps = kSteps, .trace_file = predicted, .steps_in_flight = 1});
+    }
+    given.model_options.trace_file = executed;
+    {
+      GptProgram program(given);
+      Session train = program.MakeTrain();
+      for (int step = 0; step < kSteps; ++step) train.Run(program.MakeFeeds(step)).Wait();
+      train.Close();
+    }
+    const std::vector<std::string> a = Order(predicted), b = Order(executed);
+    ASSERT_FALSE(a.empty());
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i], b[i]) << "entry " << i << " of " << a.size();
+  }
+}
+
+TEST(Simulate, EveryRepetitionGivesTheSame) {
+  for (int trial = 0; trial < 4; ++trial) {
+    std::mt19937 random(100 + trial);
+    const SmallGpt given = Draw(&random);
+    for (const DescribedMachine& machine : {Host(2), Gpus(2), Gpus(8)}) {
+      std::set<std::string> texts;
+      std::set<double> seconds;
+      for (int repetition = 0; repetition < 3; ++repetition) {
+        GptProgram program(given);
+        const Simulated simulated = Simulate(program.MakeTrain(), machine);
+        texts.insert(simulated.Text(64, "tokens"));
+        seconds.insert(simulated.seconds);
+        EXPECT_GT(simulated.seconds, 0);
+        for (const SimulatedStage& s : simulated.stages)
+          EXPECT_NEAR(s.compute + s.communication + s.bubble, simulated.seconds, 1e-9 * simulated.seconds);
+      }
+      EXPECT_EQ(texts.size(), 1u) << given.str() << "\n" << *texts.begin() << *texts.rbegin();
+      EXPECT_EQ(seconds.size(), 1u);
+    }
+  }
+}
+
+// Where ranks of a stage do the same, one of them tells the time of all.
+TEST(Simulate, OneRankOfAStageActsForTheOthers) {
+  for (int trial = 0; trial < 12; ++trial) {
+    std::mt19937 random(200 + trial);
+    const SmallGpt given = Draw(&random);
+    const DescribedMachine machine = Gpus(1 << (trial % 4));
+    GptProgram all(given), one(given);
+    const double whole = Simulate(all.MakeTrain(), machine).seconds;
+    const double acted = Simulate(one.MakeTrain(), machine, {.most_ranks = 1}).seconds;
+    EXPECT_NEAR(acted, whole, 1e-6 * whole) << "seed " << 200 + trial << ": " << given.str();
+  }
+}
+
+// --- Topology files ---
+
+std::string WithTopology(const std::string& text) {
+  const std::string path = testing::TempDir() + "topology.txt";
+  std::ofstream(path) << text;
+  return path;
+}
+
+const char* const kGood =
+    "device X  # a comment\n"
+    "memory_bytes 8e9\n"
+    "\n"
+    "memory_bandwidth 1e12\n"
+    "flops_fp32 1e13\n"
+    "flops_16bit 1e14\n"
+    "level node devices 4 latency 1e-6 bandwidth 1e11\n"
+    "level rack devices 8 latency 1e-5 bandwidth 1e10 shared\n";
+
+TEST(Topology, IsRead) {
+  const DescribedMachine machine = ReadTopology(WithTopology(kGood));
+  EXPECT_EQ(machine.name, "X");
+  EXPECT_EQ(machine.memory_bytes, 8e9);
+  EXPECT_EQ(machine.narrow_flops, 1e14);
+  EXPECT_EQ(machine.overhead, 0);
+  ASSERT_EQ(machine.topology.links.size(), 2u);
+  EXPECT_EQ(machine.topology.links[1].devices, 8);
+  EXPECT_EQ(machine.topology.links[1].bandwidth, 1e10);
+  EXPECT_FALSE(machine.shared[0]);
+  EXPECT_TRUE(machine.shared[1]);
+}
+
+TEST(Topology, TheProjectsOwnAreRead) {
+  int files = 0;
+  for (const char* name : {"v100", "a100", "h100", "h200"}) {
+    const DescribedMachine machine = ReadTopology(Cat(OFL_SOURCE_DIR, "/examples/topologies/", name, ".txt"));
+    EXPECT_EQ(machine.topology.links[0].devices, 8) << name;
+    EXPECT_EQ(machine.topology.links.back().devices, 0) << name;
+    ++files;
+  }
+  EXPECT_EQ(files, 4);
+}
+
+TEST(Topology, SaysWhatIsWrong) {
+  const auto replaced = [](const std::string& what, const std::string& with) {
+    std::string text = kGood;
+    const size_t at = text.find(what);
+    EXPECT_NE(at, std::string::npos) << what;
+    return text.replace(at, what.size(), with);
+  };
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {replaced("memory_bytes", "memory_size"), ":2: 'memory_size' is not known here"},
+      {replaced("1e10 shared", "0 shared"), ":8: bandwidth of level rack is 0, must be more than 0"},
+      {replaced("memory_bandwidth 1e12", "memory_bandwidth 0"), ":4: memory_bandwidth is 0"},
+      {replaced("memory_bandwidth 1e12", "memory_bandwidth fast"), "is 'fast', which is no number"},
+      {replaced("memory_bandwidth 1e12", "memory_bandwidth"), ":4: memory_bandwidth has no number"},
+      {replaced("memory_bandwidth 1e12\n", ""), "does not say memory_bandwidth"},
+      {replaced("devices 8", "devices 6"),
+       ":8: level rack joins 6 devices, which must be several times the 4"},
+      {replaced("devices 4", "devices 0"), ":8: level rack stands outside of one that joins all devices"},
+      {replaced("devices 4", "devices 4.5"), "which is no whole number"},
+      {replaced("shared", "slow"), ":8: 'slow' is not known of a level"},
+      {replaced("latency 1e-6 ", ""), ":7: level node needs devices, latency and bandwidth"},
+      {replaced("latency 1e-6", "latency -1"), "latency of level node is -1, must be at least 0"},
+      {replaced("flops_fp32", "flops_16bit"), ":6: flops_16bit is given a second time"},
+      {replaced("8e9", "8e9 bytes"), ":2: 'bytes' stands behind memory_bytes"},
+      {"device X\nmemory_bandwidth 1\nflops_fp32 1\nflops_16bit 1\n", "has no level"},
+      {"", "does not say memory_bandwidth"}};
+  for (const auto& [text, expected] : cases) {
+    const std::string error = ErrorOf([&] { ReadTopology(WithTopology(text)); });
+    EXPECT_NE(error.find(expected), std::string::npos) << "'" << error << "' lacks '" << expected << "'";
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+  }
+  EXPECT_NE(ErrorOf([] { ReadTopology("/nowhere/topology.txt"); }).find("/nowhere/topology.txt"),
+            std::string::npos);
+}
+
+TEST(Simulate, RefusesAMeshWithMoreDevicesThanTheTopology) {
+  SmallGpt given;
+  given.mesh = "cpu:dp=4,tp=4";
+  GptProgram program(given);
+  const std::string error =
+      ErrorOf([&] { Simulate(program.MakeTrain(), ReadTopology(WithTopology(kGood))); });
+  EXPECT_NE(error.find("joins 8 devices but the mesh has 16"), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace oneflow_like
