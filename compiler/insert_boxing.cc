@@ -78,8 +78,8 @@ class Inserter {
     return part;
   }
 
-  // The signature that a value gets for a reader that wants `want`. Where grains change no cut point, as between
-  // the axis of a view and what it was merged of, it keeps its own.
+  // The signature that a value gets for a reader that wants `want`. Where grains change no cut point, as
+  // between the axis of a view and what it was merged of, it keeps its own.
   NdSbp Target(const Value& value, const NdSbp& want) const {
     const NdSbp have = Plain(value.shape, value.sbp, sizes_), plain = Plain(value.shape, want, sizes_);
     NdSbp target = plain;

@@ -456,8 +456,8 @@ void CheckBudget(const std::string& who, const Session& session) {
   if (!ranks.empty()) throw OverBudget(text, ranks);
 }
 
-// The session that `finish` gives. While it is over the budget, blocks move off stages that are; where none can, the
-// first refusal stands.
+// The session that `finish` gives. While it is over the budget, blocks move off stages that are; where none
+// can, the first refusal stands.
 Session FitBudget(GraphOfModel* source, const std::function<Session()>& finish) {
   std::optional<OverBudget> first;
   while (true) {

@@ -56,7 +56,8 @@ Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outpu
     graph.node(n).slice = settled.slice;
     graph.node(n).placed = settled.placed || stages;
   }
-  // A node that writes a variable stands where the variable does, also where that was not known when the graph was built.
+  // A node that writes a variable stands where the variable does, also where that was not known when the
+  // graph was built.
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const OpDef* def = graph.alive(n) ? graph.catalog().Find(graph.node(n).op) : nullptr;
     if (!def || def->inplace.empty()) continue;

@@ -366,8 +366,7 @@ void ProcessJob::Fail(const std::string& message) { FailWith(message, kRunError)
 
 void ProcessJob::FailWith(const std::string& message, int code) {
   if (!Record(message, code) || !connected_) return;
-  RunOnNetwork(
-      [this, message, code] { Spread(message, Cat(Describe(process()), ": ", message), -1, code); });
+  RunOnNetwork([this, message, code] { Spread(message, Cat(Describe(process()), ": ", message), -1, code); });
 }
 
 // `reason` names who and why; `lost` is the process that is lost as far as this one knows, or -1.
