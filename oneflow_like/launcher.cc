@@ -56,9 +56,9 @@ DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, 
 DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
 DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
 DEFINE_double(start_timeout, 60, "seconds for all to come");
-DEFINE_double(peer_timeout, 10, "seconds after which all processes have ended when one is lost");
+DEFINE_double(peer_timeout, 10, "seconds to end when one is lost");
 DEFINE_double(stall_seconds, 0, "seconds without progress before each process says who waits; 0: never");
-DEFINE_string(network, "", "UCX devices to other hosts, e.g. eth0 or mlx5_0:1; empty: UCX chooses");
+DEFINE_string(network, "", "UCX devices, e.g. eth0; empty: any");
 DEFINE_bool(shared_memory, true, "between processes of a host");
 DECLARE_string(log_dir);                  // of glog
 DECLARE_int32(v);                         // of glog
