@@ -53,7 +53,8 @@ bool IsGzip(const uint8_t* data, int64_t size);
 // Throws Error when none matches.
 std::vector<std::string> FilesOf(const std::string& pattern);
 
-// A part of a file as a message shows it: its first 60 bytes, those that are no printable ASCII as \x1b.
+// A part of a file as a message shows it: its first 60 bytes, those that are not printable ASCII as
+// hexadecimal escapes.
 std::string Shown(std::string_view part);
 
 // Unsigned numbers of 1 to 8 bytes; little-endian.
