@@ -9,6 +9,7 @@
 #include "ops/convolution.h"
 
 #include <algorithm>
+#include <cstring>
 #include <dnnl.hpp>
 #include <vector>
 
@@ -55,10 +56,28 @@ memory::desc FilterAsItLies(const ConvolutionShape& s, memory::data_type type) {
   return memory::desc(FilterExtents(s), type, strides);
 }
 
+// Whether the library is not to be asked for a shape's strides: its 1x1 convolutions with strides (of version
+// 2.7) read and write whole vectors of channels, behind the end of x where channels do not fill the last.
+bool StridesApart(const ConvolutionShape& s) {
+  constexpr int64_t kVector = 16;  // the widest
+  return s.rows.window == 1 && s.columns.window == 1 && (s.rows.stride > 1 || s.columns.stride > 1) &&
+         s.rows.padding == 0 && s.columns.padding == 0 && (s.in % kVector != 0 || s.out % kVector != 0);
+}
+// Of the rows and columns of x that count.
+ConvolutionShape WithoutStrides(ConvolutionShape s) {
+  s.rows.in = s.rows.out;
+  s.columns.in = s.columns.out;
+  s.rows.stride = s.columns.stride = 1;
+  return s;
+}
+
 // One convolution of one shape.
 class Primitive {
  public:
-  Primitive(Kind kind, const ConvolutionShape& s, const Types& types) : shape_(s), kind_(kind) {
+  Primitive(Kind kind, const ConvolutionShape& shape, const Types& types)
+      : shape_(shape), kind_(kind), element_(types.x == memory::data_type::bf16 ? 2 : 4) {
+    const ConvolutionShape s = StridesApart(shape) ? WithoutStrides(shape) : shape;
+    if (StridesApart(shape)) counts_.resize(s.batch * s.rows.in * s.columns.in * s.groups * s.in * element_);
     memory::desc x = Plane(s, s.in, s.rows.in, s.columns.in, types.x),
                  y = Plane(s, s.out, s.rows.out, s.columns.out, types.y),
                  filter(FilterExtents(s), types.filter, memory::format_tag::any);
@@ -100,6 +119,37 @@ class Primitive {
   const ConvolutionShape& shape() const { return shape_; }
 
   void Run(void* x, void* filter, void* y) {
+    if (counts_.empty()) return Execute(x, filter, y);
+    if (kind_ != Kind::kGradInput)
+      ForEachThatCounts([&](char* counts, int64_t at, int64_t bytes) {
+        std::memcpy(counts, static_cast<const char*>(x) + at, bytes);
+      });
+    Execute(counts_.data(), filter, y);
+    if (kind_ != Kind::kGradInput) return;
+    FillZero(x, shape_.batch * shape_.rows.in * shape_.columns.in * shape_.groups * shape_.in * element_);
+    ForEachThatCounts([&](const char* counts, int64_t at, int64_t bytes) {
+      std::memcpy(static_cast<char*>(x) + at, counts, bytes);
+    });
+  }
+
+ private:
+  // `use` is given a position's channels among those that count, and where they are in x, in bytes.
+  template <typename Use>
+  void ForEachThatCounts(const Use& use) {
+    const ConvolutionShape& s = shape_;
+    const int64_t bytes = s.groups * s.in * element_;
+    ParallelFor(s.batch * s.rows.out, 1, [&](int64_t row, int64_t end) {
+      for (; row < end; ++row)
+        for (int64_t column = 0; column < s.columns.out; ++column) {
+          const int64_t from =
+              (row / s.rows.out * s.rows.in + row % s.rows.out * s.rows.stride) * s.columns.in +
+              column * s.columns.stride;
+          use(counts_.data() + (row * s.columns.out + column) * bytes, from * bytes, bytes);
+        }
+    });
+  }
+
+  void Execute(void* x, void* filter, void* y) {
     x_.set_data_handle(x);
     filter_.set_data_handle(filter);
     y_.set_data_handle(y);
@@ -118,9 +168,10 @@ class Primitive {
     stream_.wait();
   }
 
- private:
   ConvolutionShape shape_;
   Kind kind_;
+  int64_t element_;           // bytes of one of x
+  std::vector<char> counts_;  // positions of x that count, where strides are ours
   dnnl::stream stream_{Engine()};
   dnnl::primitive primitive_;
   dnnl::reorder reorder_;
