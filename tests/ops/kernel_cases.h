@@ -33,8 +33,13 @@ struct Operand {
     arg.global = global;
     arg.begin = begin;
     arg.extent = extent;
-    memory.assign(extent.elements() * SizeOf(dtype) + 1, '\x5a');
+    memory.assign(extent.elements() * SizeOf(dtype) + kBehind, '\x5a');
   }
+  // Whether nobody has written behind its elements: libraries work with whole vectors.
+  bool WrittenBehind() const {
+    return std::any_of(memory.end() - kBehind, memory.end(), [](char c) { return c != '\x5a'; });
+  }
+  static constexpr int kBehind = 257;  // bytes
   TensorArg Arg() {
     arg.data = memory.data();
     return arg;
@@ -219,6 +224,8 @@ inline void KernelCases::Check(const std::string& what, const std::string& op, c
     ASSERT_EQ(reference.message(), fast.message()) << what;
   }
   if (!reference.ok()) return;
+  for (const Operands* operands : {&in, &got})
+    for (const Operand& o : *operands) ASSERT_FALSE(o.WrittenBehind()) << what;
   for (size_t i = 0; i < out.size(); ++i) ExpectClose(Cat(what, " output ", i), &got[i], &want[i], slack);
   Operands again = out;
   fast_.again(op, [&] { ASSERT_TRUE(RunFast(op, attrs, &in, &again).ok()) << what; });

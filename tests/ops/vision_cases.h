@@ -40,6 +40,9 @@ inline void ConvolutionCases(KernelCases* cases) {
   CheckConvolution(cases, {1, 13, 12, 3}, {17, 7, 7, 3}, {2, 2}, {3, 3}, {1, 1}, 1, &seed);
   CheckConvolution(cases, {2, 6, 7, 64}, {80, 1, 1, 64}, {1, 1}, {0, 0}, {1, 1}, 1, &seed);
   CheckConvolution(cases, {2, 9, 10, 16}, {32, 1, 1, 16}, {2, 2}, {0, 0}, {1, 1}, 1, &seed);
+  CheckConvolution(cases, {3, 12, 12, 6}, {8, 1, 1, 6}, {2, 2}, {0, 0}, {1, 1}, 1, &seed);
+  CheckConvolution(cases, {2, 9, 8, 17}, {21, 1, 1, 17}, {3, 1}, {0, 0}, {1, 1}, 1, &seed);
+  CheckConvolution(cases, {1, 7, 9, 10}, {6, 1, 1, 5}, {1, 2}, {0, 0}, {1, 1}, 2, &seed);
   CheckConvolution(cases, {2, 10, 12, 33}, {33, 3, 3, 1}, {1, 2}, {1, 1}, {1, 1}, 33, &seed);
   CheckConvolution(cases, {2, 7, 6, 32}, {64, 3, 3, 8}, {1, 1}, {1, 1}, {1, 1}, 4, &seed);
   CheckConvolution(cases, {1, 12, 13, 8}, {8, 3, 3, 8}, {1, 1}, {2, 4}, {2, 4}, 1, &seed);
