@@ -1,6 +1,6 @@
 // A machine on paper: the real runtime loads real plans and its actors act, but kernels and messages only
-// take time, on a clock that jumps from one event to the next. What it predicts is therefore what is
-// executed: the orders, credits and waits are those of the plans, nobody models them a second time.
+// take time, on a clock that jumps from one event to the next. Predictions are therefore of the plans that
+// are executed: their orders, credits and waits, which nothing models a second time.
 //
 // Times are whole picoseconds, and of events at one moment the one first caused comes first, so every machine
 // and every repetition gives the same numbers. All of it runs on the caller's thread, inside
@@ -26,7 +26,7 @@ inline constexpr double kPicosecondsPerSecond = 1e12;
 // Rounded; REQUIRES: seconds are finite and not negative.
 int64_t Picoseconds(double seconds);
 
-// What one act of a collective asks of the machine for one of its members.
+// The time and links that one act of a collective takes of the machine for one of its members.
 struct VirtualLoad {
   int64_t latency = 0;  // before the first byte moves
   struct Busy {
@@ -40,7 +40,7 @@ struct VirtualOptions {
   // Of the host: kernels run on them, a rank's on one, and so do the members' parts of collectives that use
   // no link. 0: each rank is an asynchronous device, whose streams work beside each other.
   int threads = 0;
-  // What an act of collective `id` (plan::Collective) asks for at a rank.
+  // The load of an act of collective `id` (plan::Collective) at a rank.
   std::function<VirtualLoad(int64_t id, int rank)> load;
   // The hosted rank that stands for a rank: where ranks are alike, one of them acts for all. Empty: every
   // rank for itself.
@@ -57,7 +57,8 @@ class VirtualMachine {
   plan::Plan OnPaper(const plan::Plan& plan,
                      const std::function<double(const plan::Actor&, const plan::Kernel&)>& seconds) const;
 
-  // What a Store and a Runtime of such plans are made with. The machine must outlive them.
+  // Devices, kernels, executor and peers for a Store and a Runtime of such plans, which the machine must
+  // outlive.
   std::unique_ptr<Device> MakeDevice(int rank);
   const KernelRegistry& registry() const;
   Executor* executor();
