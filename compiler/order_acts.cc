@@ -5,6 +5,7 @@
 // the play keeps to them. The priority of an act is its place in the schedule of its stage (schedule.h).
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "compiler/passes.h"
@@ -107,18 +108,28 @@ std::vector<Firing> FeedsBeforeReaders(const LogicalPlan& plan, const std::vecto
   return order;
 }
 
-// A model may come back to its stages in another order than their lists suppose, and not be able to follow
-// them; the limits of chunks hold all the same.
-Play PlayKeepingStashes(TokenGame* game, std::vector<ActWait> waits, const Priority& priority) {
+// Nothing if the waits make a circle.
+std::optional<Play> PlayWith(TokenGame* game, std::vector<ActWait> waits, const Priority& priority) {
   game->waits = std::move(waits);
-  if (!game->waits.empty()) {
-    try {
-      return PlayStep(*game, priority);
-    } catch (const Error&) {
-      game->waits.clear();
-    }
+  try {
+    return PlayStep(*game, priority);
+  } catch (const Error&) {
+    game->waits.clear();
+    return std::nullopt;
   }
-  return PlayStep(*game, priority);
+}
+
+// A model may come back to its stages in another order than their lists suppose, and not be able to follow
+// them; the limits of chunks hold all the same. Whether it is better to fill the time of messages with other
+// micro-batches, or to be done with each sooner, the play itself tells: a stage that fills it delays those
+// after it.
+Play PlayStages(const LogicalPlan& plan, int micro_batches, TokenGame* game, const Priority& priority) {
+  std::vector<ActWait> waits = WaitsOf(plan, micro_batches, false);
+  if (waits.empty()) return PlayStep(*game, priority);
+  std::optional<Play> filling = PlayWith(game, std::move(waits), priority);
+  std::optional<Play> whole = PlayWith(game, WaitsOf(plan, micro_batches, true), priority);
+  if (whole && (!filling || whole->makespan < 0.99 * filling->makespan)) return *std::move(whole);
+  return filling ? *std::move(filling) : PlayStep(*game, priority);
 }
 
 }  // namespace
@@ -130,7 +141,7 @@ void OrderActs(const Graph& graph, LogicalPlan* plan) {
   TokenGame game = GameOf(graph, *plan);
   Priorities priorities(*plan, graph.times());
   Priority priority = [&](int t, int act) { return priorities.Of(t, act); };
-  Play play = PlayKeepingStashes(&game, WaitsOf(*plan, graph.times()), priority);
+  Play play = PlayStages(*plan, graph.times(), &game, priority);
   plan->order = FeedsBeforeReaders(*plan, play.firings);
   plan->makespan = play.makespan;
 

@@ -168,7 +168,7 @@ std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches) {
   return limits;
 }
 
-std::vector<ActWait> WaitsOf(const LogicalPlan& plan, int micro_batches) {
+std::vector<ActWait> WaitsOf(const LogicalPlan& plan, int micro_batches, bool whole_units) {
   const PipelineShape shape = ShapeOf(plan, micro_batches);
   if (shape.chunks == 1 && plan.schedule != PipelineSchedule::kZeroBubble) return {};
   std::map<std::tuple<int, int, Phase>, Ends> ends;  // by stage, chunk, part
@@ -185,10 +185,12 @@ std::vector<ActWait> WaitsOf(const LogicalPlan& plan, int micro_batches) {
   };
   for (int stage = 0; stage < shape.stages; ++stage) {
     const StageSchedule schedule = ScheduleOf(plan.schedule, shape, stage, plan.exact_groups);
-    const Unit *backward = nullptr, *weights = nullptr;  // the last so far
+    const Unit *forward = nullptr, *backward = nullptr, *weights = nullptr;  // the last so far
     for (const Unit& u : schedule.units) {
+      if (whole_units && forward && u.part != Phase::kWeightGradient) wait(stage, u, *forward);
       if (u.part != Phase::kBackward && backward) wait(stage, u, *backward);
       if (u.part == Phase::kForward && weights) wait(stage, u, *weights);
+      if (u.part == Phase::kForward) forward = &u;
       if (u.part == Phase::kBackward) backward = &u;
       if (u.part == Phase::kWeightGradient) weights = &u;
     }
