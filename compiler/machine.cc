@@ -1,5 +1,7 @@
 #include "compiler/machine.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 
 #include "core/plan.pb.h"
@@ -22,7 +24,34 @@ double SmallestExtent(const plan::Kernel& kernel) {
   return kernel.flops() / 2 / largest;
 }
 
+// The measurement has the passage through memory in it. Links are busy in the proportion that was estimated.
+void TakeMeasured(const MeasuredCollective& measured, BoxingLoad* load) {
+  const double seconds = measured.SecondsOf(load->bytes);
+  load->copies = 0;
+  load->latency = std::min(seconds, measured.points[0].second);
+  double busiest = 0;
+  for (double link : load->links) busiest = std::max(busiest, link);
+  for (double& link : load->links) link *= busiest > 0 ? (seconds - load->latency) / busiest : 0;
+}
+
 }  // namespace
+
+double MeasuredCollective::SecondsOf(double bytes) const {
+  CHECK_GE(points.size(), 2u);
+  if (bytes <= points[0].first) return points[0].second;
+  size_t next = 1;
+  while (next + 1 < points.size() && points[next].first < bytes) ++next;
+  const auto& [low, before] = points[next - 1];
+  const auto& [high, after] = points[next];
+  return before + std::max(0.0, after - before) * (bytes - low) / (high - low);
+}
+
+Machine DescribedMachine::AsReached() const {
+  Machine reached = *this;
+  reached.flops *= efficiency.product;
+  reached.narrow_flops *= efficiency.product;
+  return reached;
+}
 
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel) {
   DType type = DType::kFloat32;
@@ -52,7 +81,14 @@ BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Nod
     all.copies += one.copies;
     all.links.resize(std::max(all.links.size(), one.links.size()));
     for (size_t l = 0; l < one.links.size(); ++l) all.links[l] += one.links[l];
+    all.primitive = one.primitive;
+    all.members = one.members;
+    all.per_unit = one.per_unit;
+    all.bytes += one.bytes;
   }
+  for (const MeasuredCollective& m : machine.collectives)
+    if (m.primitive == all.primitive && m.members == all.members && m.per_unit == all.per_unit)
+      TakeMeasured(m, &all);
   return all;
 }
 

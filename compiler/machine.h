@@ -3,6 +3,8 @@
 
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "compiler/cost.h"
 #include "sbp/boxing_load.h"
@@ -22,17 +24,34 @@ struct Efficiency {
   double half_extent = 0;
 };
 
+// What a collective took, by the bytes of the tensor that its group has together.
+struct MeasuredCollective {
+  Primitive primitive = Primitive::kAllReduce;
+  int members = 2;                                // of the group
+  int per_unit = 2;                               // of these, in one unit of the innermost level
+  std::vector<std::pair<double, double>> points;  // bytes, which rise, and seconds; at least two
+
+  // Linear between two points. Less than the first takes as long as it, more than the last goes on at the
+  // rate of the last two.
+  double SecondsOf(double bytes) const;
+};
+
 struct DescribedMachine : Machine {
   std::string name;          // of the device, for people
   std::vector<bool> shared;  // by level of its topology: LinkLevels
+  std::vector<MeasuredCollective> collectives;
   Efficiency efficiency;
   double memory_bytes = 0;  // of one device; 0: unknown
   int threads = 0;          // of a host that computes on its processor; 0: each device works by itself
+
+  // For estimates that know no shapes: the rate that large products reach is its peak.
+  Machine AsReached() const;
 };
 
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel);
-// What one act of a collective asks of memory and links.
+// What one act of a collective asks of memory and links: as measured, where such a group of its kind was,
+// else from latency and bandwidth of the links.
 BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node);
 
 }  // namespace oneflow_like

@@ -28,7 +28,7 @@ DEFINE_int32(overlap, 1, "product chunks beside messages");
 DEFINE_double(link, 0, "Mbit/s between hosts; 0: guessed");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_bool(simulate, false, "steps on paper: times, memory");
-DEFINE_string(topology, "", "file: the machines to --simulate");
+DEFINE_string(topology, "", "file: the machines to plan for");
 DEFINE_string(log_json, "", "gets one JSON object per step");
 DEFINE_string(tensorboard, "", "folder for TensorBoard's files");
 DEFINE_double(peak_flops, 0, "a device's, for mfu; 0: unknown");
@@ -95,16 +95,14 @@ int64_t BytesOfBucket() {
   return number * units.at(unit);
 }
 
-// What --simulate refuses, before anything has begun.
+// Machines that cannot be planned for or simulated are refused before anything has begun.
 void CheckTopology() {
   if (FLAGS_simulate && FLAGS_topology.empty())
     Fail("--simulate needs --topology, a file that describes the machines; examples/topologies has some");
-  if (!FLAGS_simulate && !FLAGS_topology.empty())
-    Fail("--topology says which machines to --simulate, which is not given");
-  if (!FLAGS_simulate) return;
-  if (FLAGS_processes > 1)
+  if (FLAGS_simulate && FLAGS_processes > 1)
     Fail("--processes=", FLAGS_processes,
          ": --simulate plays all ranks in one process; leave --processes out");
+  if (FLAGS_topology.empty()) return;
   RequireDevices(ReadTopology(FLAGS_topology),
                  Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
@@ -166,6 +164,7 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
     options.zero = {.axis = FLAGS_zero_axis, .stage = FLAGS_zero, .prefetch = FLAGS_prefetch};
   options.zero.bucket_bytes = BytesOfBucket();
   options.link.bandwidth = FLAGS_link * 1e6 / 8;
+  options.topology = FLAGS_topology;
   return options;
 }
 

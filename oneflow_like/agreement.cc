@@ -46,6 +46,15 @@ std::string GraphLines(const Graph& graph) {
   return text + regions;
 }
 
+// The machine that plans are made for, whatever its file is called here.
+std::string TextOf(const Machine& machine) {
+  std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
+                         machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead, " s");
+  for (const Topology::Link& link : machine.topology.links)
+    text += Cat(", ", link.devices, " devices by ", link.bandwidth, " bytes/s in ", link.latency, " s");
+  return text;
+}
+
 std::string AgreementText(const Session::Impl& session) {
   const ModelOptions& model = session.model->options;
   const SessionOptions& o = session.options;
@@ -68,6 +77,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("overlap gain", o.overlap.gain);
   option("overlap always", o.overlap.always ? "true" : "false");
   option("link bandwidth", model.link.bandwidth);
+  option("topology", TextOf(session.model->machine));
   option("parallel batch", o.parallel.batch);
   option("parallel tensor", o.parallel.tensor);
   option("parallel context", o.parallel.context);

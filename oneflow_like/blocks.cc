@@ -28,7 +28,7 @@ std::vector<int64_t> Even(int64_t blocks, int64_t stages) {
 
 std::vector<int64_t> ByCost(const GraphOfModel& graph, const BlockStack& stack,
                             const std::vector<int64_t>& most = {}) {
-  const Machine machine = MachineOf(graph.mesh());
+  const Machine& machine = graph.model->machine;
   RuleCache rules(graph);
   const int last = graph.mesh().axis_size(stack.axis) - 1;
   std::vector<double> seconds(stack.blocks.size(), 0);

@@ -11,6 +11,7 @@
 #include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
 #include "oneflow_like/placement.h"
+#include "oneflow_like/simulate.h"
 #include "ops/cpu/manifest.h"
 #include "ops/manifest.h"
 
@@ -25,6 +26,12 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   CheckRange<int64_t>("ModelOptions::zero: small", options.zero.small, 0, INT64_MAX);
   CheckRange("ModelOptions::link: bandwidth", options.link.bandwidth, 0.0, 1e15);
   CheckRange<int64_t>("ModelOptions::zero: bucket_bytes", options.zero.bucket_bytes, 0, INT64_MAX);
+  machine = MachineOf(this->mesh);
+  if (!options.topology.empty()) {
+    const DescribedMachine described = ReadTopology(options.topology);
+    RequireDevices(described, this->mesh.size());
+    machine = described.AsReached();
+  }
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))

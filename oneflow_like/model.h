@@ -107,6 +107,9 @@ struct ModelOptions {
   Pipeline pipeline;
   Zero zero;  // with the annotations decides where variables lie, for all sessions
   Link link;
+  // A topology file (examples/topologies/README.md) of the machines that plans are made for, which choices
+  // between plans and estimates then assume; empty: machines typical of the mesh's kind of device.
+  std::string topology;
   std::vector<WeightPattern> weights;  // options of weights by their paths
   // Runtime threads, at most one for each device here; 0: as many as cores (of this process's share).
   int threads = 0;

@@ -109,6 +109,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   ModelOptions options;
   const Mesh mesh;
   Catalog catalog;  // the built-in operators and the user's
+  Machine machine;  // that plans are made for
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own
   std::map<std::string, ModelVariable> variables;

@@ -410,7 +410,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.exact_groups = options.exact_groups;
   c.seed = model.options.seed;
   c.dtype = options.dtype;
-  c.machine = MachineOf(model.mesh);
+  c.machine = model.machine;
   SetLink(model, &c.machine.topology);
   c.overlap = options.overlap;
   c.roles = {model.mesh.FindAxis(options.parallel.batch), model.mesh.FindAxis(options.parallel.tensor),

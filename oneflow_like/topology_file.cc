@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "core/file_check.h"
 #include "oneflow_like/simulate.h"
@@ -39,6 +40,7 @@ class TopologyFile {
 
   void ReadFact(const std::string& key) {
     if (key == "level") return ReadLevel();
+    if (key == "collective") return ReadCollective();
     if (!known_.insert(key).second) Refuse(key, " is given a second time");
     Efficiency& e = machine_.efficiency;
     const std::map<std::string, double*> numbers = {
@@ -54,7 +56,7 @@ class TopologyFile {
       const bool part = key.ends_with("_efficiency"), may_be_zero = key == "overhead" || key == "half_extent";
       *number->second = Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
     } else {
-      std::string all = "device, threads, level";
+      std::string all = "device, threads, level, collective";
       for (const auto& [name, where] : numbers) all += ", " + name;
       Refuse("'", key, "' is not known here; facts are ", all);
     }
@@ -95,6 +97,50 @@ class TopologyFile {
              links.back().devices, " of the level inside");
     links.push_back(link);
     machine_.shared.push_back(shared);
+  }
+
+  // collective NAME members N per_unit K BYTES:SECONDS BYTES:SECONDS ...
+  void ReadCollective() {
+    std::string name, word;
+    words_ >> name;
+    MeasuredCollective measured;
+    std::string known;
+    for (Primitive p : {Primitive::kAllReduce, Primitive::kReduceScatter, Primitive::kAllGather,
+                        Primitive::kAllToAll, Primitive::kBroadcast, Primitive::kSend}) {
+      known += Cat(known.empty() ? "" : ", ", oneflow_like::Name(p));
+      if (name == oneflow_like::Name(p)) measured.primitive = p, word = name;
+    }
+    if (word.empty()) Refuse("collective '", name, "' is not known; there are ", known);
+    const auto count = [&](const char* what) {
+      if (!(words_ >> word) || word != what)
+        Refuse("collective ", name, " lacks ", what, "; write collective ", name,
+               " members N per_unit K BYTES:SECONDS BYTES:SECONDS ...");
+      return static_cast<int>(Number(Cat(what, " of collective ", name), 1, 1 << 24, true));
+    };
+    measured.members = count("members");
+    measured.per_unit = count("per_unit");
+    if (measured.members < 2 || measured.members % measured.per_unit != 0)
+      Refuse("collective ", name, " has ", measured.members,
+             " members, which must be at least 2 and several times ", "its per_unit ", measured.per_unit);
+    while (words_ >> word) {
+      const size_t colon = word.find(':');
+      if (colon == std::string::npos) Refuse("'", word, "' of collective ", name, " is not BYTES:SECONDS");
+      std::istringstream rest = std::exchange(words_, std::istringstream(word.replace(colon, 1, " ")));
+      const double bytes = Number("bytes of collective " + name, 0, kLargest);
+      const double seconds = Number("seconds of collective " + name, kSmallest, kLargest);
+      if (!measured.points.empty() && bytes <= measured.points.back().first)
+        Refuse("collective ", name, " has ", bytes, " bytes behind ", measured.points.back().first,
+               "; they must rise");
+      measured.points.push_back({bytes, seconds});
+      words_ = std::move(rest);
+    }
+    if (measured.points.size() < 2) Refuse("collective ", name, " needs at least two BYTES:SECONDS");
+    for (const MeasuredCollective& other : machine_.collectives)
+      if (other.primitive == measured.primitive && other.members == measured.members &&
+          other.per_unit == measured.per_unit)
+        Refuse("collective ", name, " of ", measured.members, " members, ", measured.per_unit,
+               " in a unit, is given a second time");
+    machine_.collectives.push_back(std::move(measured));
   }
 
   double Number(const std::string& what, double least, double most, bool whole = false) {

@@ -28,6 +28,11 @@ struct BoxingLoad {
   double copies = 0;          // of the pieces, at both ends
   std::vector<double> links;  // by level, the innermost first; empty for a local step
 
+  // By which a measurement of the same collective is found. Zero for a local step.
+  Primitive primitive = Primitive::kLocalSlice;
+  int members = 0, per_unit = 0;  // of a group; of those, in one unit of the innermost level
+  double bytes = 0;               // of the tensor that a group has together, each part counted once
+
   double seconds() const;  // alone
 };
 

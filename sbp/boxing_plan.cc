@@ -233,6 +233,17 @@ BoxingLoad Planner::LoadOfOne(const State& to, double element_bytes, const LinkL
     rounds += at_.free(a) || to.free(a) ? std::ceil(std::log2(mesh_.axis_size(a))) : 1;
   }
   load.latency = topology_.links[load.links.size() - 1].latency * rounds * (shape.combines ? 2 : 1);
+
+  const auto members = [&](int64_t devices) {
+    return static_cast<int>(
+        std::max(MembersWithin(at_, shape.affected, devices), MembersWithin(to, shape.affected, devices)));
+  };
+  load.primitive = shape.primitive;
+  load.members = shape.primitive == Primitive::kSend ? 2 : members(std::numeric_limits<int64_t>::max());
+  const int64_t unit = topology_.links[0].devices;
+  load.per_unit = load.links.size() == 1 || unit == 0 ? load.members : members(unit);
+  load.bytes = std::max(Largest(at_, &pieces), Largest(to, &pieces)) * element_bytes;
+  if (shape.primitive == Primitive::kAllToAll) load.bytes *= load.members;
   return load;
 }
 

@@ -35,6 +35,7 @@ double PaperFlops(const Row& r, double passes) {
 void Compare(const Row& row) {
   const auto start = std::chrono::steady_clock::now();
   ModelOptions options;
+  options.topology = Cat(OFL_SOURCE_DIR, "/examples/topologies/", row.topology, ".txt");
   options.pipeline.virtual_stages = row.virtual_stages;
   if (row.zero > 0) options.zero = {.axis = "dp", .stage = row.zero};
   Model model(Mesh("cuda", {{"pp", row.pp}, {"dp", row.dp}, {"tp", row.tp}}), options);
@@ -55,9 +56,7 @@ void Compare(const Row& row) {
   train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
   train.clip_norm = 1;
   Session session = Train(GptLoss(model.scope(), tokens, targets, config), AdamW{.lr = 1e-4}, train);
-  const Simulated simulated =
-      Simulate(session, ReadTopology(Cat(OFL_SOURCE_DIR, "/examples/topologies/", row.topology, ".txt")),
-               {.most_ranks = 1});
+  const Simulated simulated = Simulate(session, ReadTopology(options.topology), {.most_ranks = 1});
   const double gpus = row.tp * row.pp * row.dp;
   const double flops = PaperFlops(row, row.recompute == Recompute::kFull ? 4 : 3);
   const double measured = flops / (row.teraflops * 1e12 * gpus);

@@ -163,6 +163,12 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
       {"overlap gain", "0.03", "0.5", [](Given* g) { g->session.overlap.gain = .5; }},
       {"overlap always", "false", "true", [](Given* g) { g->session.overlap.always = true; }},
       {"link bandwidth", "0", "1e+06", [](Given* g) { g->model.link.bandwidth = 1e6; }},
+      {"topology",
+       "5e+10 and 5e+10 flops/s, memory 1e+10 bytes/s, overhead 1e-07 s, 0 devices by 5e+09 bytes/s in 5e-06 "
+       "s",
+       "5.025e+13 and 7.42125e+14 flops/s, memory 3.35e+12 bytes/s, overhead 4e-06 s, 8 devices by 3.6e+11 "
+       "bytes/s in 3e-06 s, 0 devices by 4.5e+10 bytes/s in 1.2e-05 s",
+       [](Given* g) { g->model.topology = OFL_SOURCE_DIR "/examples/topologies/h100.txt"; }},
       {"virtual_stages", "1", "2", [](Given* g) { g->model.pipeline.virtual_stages = 2; }},
       {"dtype", "f32", "bf16", [](Given* g) { g->session.dtype = DType::kBFloat16; }},
       {"zero", "none", "dp", [](Given* g) { g->model.zero.axis = "dp"; }}};

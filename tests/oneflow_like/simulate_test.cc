@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -180,13 +182,56 @@ TEST(Topology, IsRead) {
 
 TEST(Topology, TheProjectsOwnAreRead) {
   int files = 0;
-  for (const char* name : {"v100", "a100", "h100", "h200"}) {
-    const DescribedMachine machine = ReadTopology(Cat(OFL_SOURCE_DIR, "/examples/topologies/", name, ".txt"));
-    EXPECT_EQ(machine.topology.links[0].devices, 8) << name;
-    EXPECT_EQ(machine.topology.links.back().devices, 0) << name;
+  for (const auto& file : std::filesystem::directory_iterator(OFL_SOURCE_DIR "/examples/topologies")) {
+    if (file.path().extension() != ".txt") continue;
+    const DescribedMachine machine = ReadTopology(file.path());
+    EXPECT_EQ(machine.topology.links[0].devices, file.path().stem() == "v100_pcie" ? 4 : 8) << file.path();
+    EXPECT_EQ(machine.topology.links.back().devices, 0) << file.path();
+    for (const MeasuredCollective& c : machine.collectives) {
+      EXPECT_EQ(c.per_unit, std::min(c.per_unit, machine.topology.links[0].devices)) << file.path();
+      for (size_t i = 0; i < c.points.size(); ++i) EXPECT_GT(c.points[i].second, 1e-6) << file.path();
+    }
     ++files;
   }
-  EXPECT_EQ(files, 4);
+  EXPECT_EQ(files, 5);
+}
+
+// Given back where it was measured, between two measurements where it was not, at their rate beyond.
+TEST(Topology, CollectivesTakeWhatWasMeasured) {
+  const DescribedMachine machine = ReadTopology(
+      WithTopology(Cat(kGood, "collective all_reduce members 4 per_unit 2 8:3e-6 1e3:5e-6 3e3:9e-6\n")));
+  ASSERT_EQ(machine.collectives.size(), 1u);
+  const MeasuredCollective& c = machine.collectives[0];
+  EXPECT_EQ(c.primitive, Primitive::kAllReduce);
+  EXPECT_EQ(c.members, 4);
+  EXPECT_EQ(c.per_unit, 2);
+  EXPECT_DOUBLE_EQ(c.SecondsOf(0), 3e-6);
+  EXPECT_DOUBLE_EQ(c.SecondsOf(8), 3e-6);
+  EXPECT_DOUBLE_EQ(c.SecondsOf(1e3), 5e-6);
+  EXPECT_DOUBLE_EQ(c.SecondsOf(2e3), 7e-6);
+  EXPECT_DOUBLE_EQ(c.SecondsOf(3e3), 9e-6);
+  EXPECT_DOUBLE_EQ(c.SecondsOf(5e3), 13e-6);
+}
+
+// Where kernels take no time and each collective one that was measured, a step takes a whole number of these.
+TEST(Simulate, TakesTheTimeOfMeasuredCollectives) {
+  for (const char* mesh : {"cpu:tp=2", "cpu:dp=2", "cpu:tp=4", "cpu:dp=2,tp=2"}) {
+    SmallGpt given;
+    given.mesh = mesh;
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    std::vector<double> seconds;
+    for (double each : {1e3, 2e3}) {
+      DescribedMachine machine = Gpus(8);
+      for (Primitive p : {Primitive::kAllReduce, Primitive::kReduceScatter, Primitive::kAllGather})
+        for (int members : {2, 4})
+          machine.collectives.push_back({p, members, members, {{0, each}, {1, each}}});
+      seconds.push_back(Simulate(session, machine).seconds);
+      EXPECT_GT(seconds.back(), 0.9 * each) << mesh;
+      EXPECT_NEAR(seconds.back() / each, std::round(seconds.back() / each), 1e-3) << mesh;
+    }
+    EXPECT_NEAR(seconds[1], 2 * seconds[0], 1) << mesh;
+  }
 }
 
 TEST(Topology, SaysWhatIsWrong) {
@@ -196,6 +241,7 @@ TEST(Topology, SaysWhatIsWrong) {
     EXPECT_NE(at, std::string::npos) << what;
     return text.replace(at, what.size(), with);
   };
+  const auto with = [](const std::string& line) { return Cat(kGood, line, "\n"); };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {replaced("memory_bytes", "memory_size"), ":2: 'memory_size' is not known here"},
       {replaced("1e10 shared", "0 shared"), ":8: bandwidth of level rack is 0, must be more than 0"},
@@ -213,7 +259,22 @@ TEST(Topology, SaysWhatIsWrong) {
       {replaced("flops_fp32", "flops_16bit"), ":6: flops_16bit is given a second time"},
       {replaced("8e9", "8e9 bytes"), ":2: 'bytes' stands behind memory_bytes"},
       {"device X\nmemory_bandwidth 1\nflops_fp32 1\nflops_16bit 1\n", "has no level"},
-      {"", "does not say memory_bandwidth"}};
+      {"", "does not say memory_bandwidth"},
+      {with("collective gossip members 2 per_unit 2 1:1 2:2"),
+       ":9: collective 'gossip' is not known; there are"},
+      {with("collective"), ":9: collective '' is not known"},
+      {with("collective send per_unit 2"), ":9: collective send lacks members"},
+      {with("collective send members 2 1:1 2:2"), ":9: collective send lacks per_unit"},
+      {with("collective send members 3 per_unit 2 1:1 2:2"), "has 3 members, which must be at least 2 and"},
+      {with("collective send members 1 per_unit 1 1:1 2:2"), "has 1 members"},
+      {with("collective send members 2 per_unit 2 1:1"), "needs at least two BYTES:SECONDS"},
+      {with("collective send members 2 per_unit 2 1:1 1:2"), "has 1 bytes behind 1; they must rise"},
+      {with("collective send members 2 per_unit 2 1:1 2=2"), "'2=2' of collective send is not BYTES:SECONDS"},
+      {with("collective send members 2 per_unit 2 1:1 2:"), "seconds of collective send has no number"},
+      {with("collective send members 2 per_unit 2 1:1 2:0"), "seconds of collective send is 0, must be more"},
+      {with("collective send members 2 per_unit 2 1:1 -2:1"), "bytes of collective send is -2"},
+      {with("collective send members 2 per_unit 2 1:1 2:2\ncollective send members 2 per_unit 2 1:1 2:2"),
+       ":10: collective send of 2 members, 2 in a unit, is given a second time"}};
   for (const auto& [text, expected] : cases) {
     const std::string error = ErrorOf([&] { ReadTopology(WithTopology(text)); });
     EXPECT_NE(error.find(expected), std::string::npos) << "'" << error << "' lacks '" << expected << "'";
