@@ -1,6 +1,7 @@
 // Rows of b lie along n, or along k. Along n the sum over k is made in parts, which are added up at the end:
 // a part is one run of memory, however few columns there are. Eight rows at a time are added to sums that
-// stay in the first-level cache. Along k each row is multiplied with those of a.
+// stay in the first-level cache; the next eight are asked for meanwhile, because several rows of a page at
+// once are no run that the processor would recognise. Along k each row is multiplied with those of a.
 #include "ops/cpu/few_rows.h"
 
 #include <algorithm>
@@ -28,7 +29,9 @@ void AddLines(const float* a, int64_t a_row, const T* b, int64_t b_row, int64_t 
     Vector sum[M];
     for (int m = 0; m < M; ++m) sum[m] = LoadVector(sums + m * sums_row + c, lanes);
     for (int l = 0; l < L; ++l) {
-      const Vector line = LoadVector(b + l * b_row + c, lanes);
+      const T* at = b + l * b_row + c;
+      __builtin_prefetch(at + L * b_row);
+      const Vector line = LoadVector(at, lanes);
       for (int m = 0; m < M; ++m) sum[m] += a[m * a_row + l] * line;
     }
     for (int m = 0; m < M; ++m) StoreVector(sum[m], lanes, sums + m * sums_row + c);
