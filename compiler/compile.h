@@ -48,4 +48,8 @@ struct RankPlan {
 };
 RankPlan PlanOf(const Compiled& compiled, int rank);
 
+// The plans of several ranks, in the order of `ranks`, made side by side on that many threads; 0: one per
+// core. Throws what PlanOf throws for the first of the ranks that it refuses.
+std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads = 0);
+
 }  // namespace oneflow_like

@@ -112,15 +112,14 @@ int TrainDlrm(const Launcher& launcher) {
     for (const std::string& file : FilesOf(FLAGS_clicks)) logs.push_back({"clicks", file});
   launcher.CheckFiles(logs, {{"log_json", FLAGS_log_json}});
   RequireFolders(launcher);
-  const ModelOptions options = ModelOptionsOfFlags(launcher);
-  const ClickData data = OpenClicks(options.seed);
+  const ClickData data = OpenClicks(SeedOfFlags());
   return TrainProgram(
       launcher, mesh,
       {.about = Cat(data.name, ", ", FLAGS_tables, " tables of ", FLAGS_rows, " rows"),
        .samples = data.train,
        .loss = [&](Model& model) { return mean(Build(model, config).loss); },
        .optimizer = optimizer,
-       .model = options,
+       .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),
        .end = [&](Model& model,
                   Metrics& metrics) { MeasureHeldOut(launcher, model, config, data, metrics); }});

@@ -80,8 +80,7 @@ int TrainFaces(const Launcher& launcher) {
   CheckRange("--scale", FLAGS_scale, 0.0, 1e6);
   CheckRange("--margin", FLAGS_margin, 0.0, 1.5);
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
-  const ModelOptions options = ModelOptionsOfFlags(launcher);
-  SyntheticImages::Options seen = {.classes = FLAGS_identities, .samples = 1 << 24, .seed = options.seed},
+  SyntheticImages::Options seen = {.classes = FLAGS_identities, .samples = 1 << 24, .seed = SeedOfFlags()},
                            unseen = seen;
   unseen.classes = kUnseen;
   unseen.first_class = FLAGS_identities;
@@ -106,7 +105,7 @@ int TrainFaces(const Launcher& launcher) {
              return FaceLoss(model.scope() / "identities", embeddings, in.labels, config);
            },
        .optimizer = FaceOptimizer(FLAGS_lr, FLAGS_weight_decay),
-       .model = options,
+       .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),
        .end = [&](Model& model, Metrics& metrics) { Verify(launcher, model, data, config, metrics); }});
 }

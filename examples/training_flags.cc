@@ -3,6 +3,7 @@
 #include <gflags/gflags.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <sstream>
 #include <vector>
@@ -42,6 +43,7 @@ DEFINE_bool(load_partial, false, "--load what both have");
 
 DECLARE_string(mesh);      // of the launcher
 DECLARE_string(trace);     // of the launcher
+DECLARE_uint64(seed);      // of the launcher
 DECLARE_int32(processes);  // of the launcher
 
 namespace oneflow_like {
@@ -157,6 +159,8 @@ void SetDefault(const char* flag, const char* value) {
 
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   CheckTopology();
+  if (std::error_code error; !FLAGS_load.empty() && !std::filesystem::exists(FLAGS_load, error))
+    Fail("--load=", FLAGS_load, ": there is nothing of that name");
   ModelOptions options = launcher.model_options();
   if (FLAGS_simulate) options.trace_file.clear();  // it gets what is simulated
   options.pipeline = {.virtual_stages = FLAGS_virtual_stages, .layers = LayersOfStages()};
@@ -167,6 +171,8 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   options.topology = FLAGS_topology;
   return options;
 }
+
+uint64_t SeedOfFlags() { return FLAGS_seed; }
 
 TrainOptions TrainOptionsOfFlags() {
   TrainOptions options;

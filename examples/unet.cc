@@ -148,8 +148,7 @@ int TrainUnet(const Launcher& launcher) {
   launcher.CheckFiles({}, {{"samples", FLAGS_samples}, {"log_json", FLAGS_log_json}});
   const UnetConfig config = {.width = FLAGS_width};
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
-  const ModelOptions options = ModelOptionsOfFlags(launcher);
-  SyntheticImages::Options synthetic = {.seed = options.seed}, held_out = synthetic;
+  SyntheticImages::Options synthetic = {.seed = SeedOfFlags()}, held_out = synthetic;
   held_out.first = synthetic.samples;
   held_out.samples = 1024;
   PictureData data = OpenPictures(synthetic, held_out);
@@ -164,12 +163,12 @@ int TrainUnet(const Launcher& launcher) {
                        .unit = "pictures",
                        .loss = [&](Model& model) { return Loss(model, data, config); },
                        .optimizer = AdamW{.lr = FLAGS_lr, .weight_decay = FLAGS_weight_decay},
-                       .model = options,
+                       .model = ModelOptionsOfFlags(launcher),
                        .train = TrainOptionsOfFlags(),
                        .end =
                            [&](Model& model, Metrics& metrics) {
                              MeasureHeldOut(launcher, model, data, config, metrics);
-                             WriteSamples(launcher, model, data, config, options.seed);
+                             WriteSamples(launcher, model, data, config, SeedOfFlags());
                            }});
 }
 

@@ -40,8 +40,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& d
 int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
   CheckPictureFlags(launcher);
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
-  const ModelOptions options = ModelOptionsOfFlags(launcher);
-  SyntheticImages::Options synthetic = {.seed = options.seed}, held_out = synthetic;
+  SyntheticImages::Options synthetic = {.seed = SeedOfFlags()}, held_out = synthetic;
   held_out.first = synthetic.samples;
   held_out.samples = 1024;
   const PictureData data = OpenPictures(synthetic, held_out);
@@ -59,7 +58,7 @@ int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
              return mean(cross_entropy(vision.logits(model.scope(), in.images, true), in.labels));
            },
        .optimizer = vision.optimizer,
-       .model = options,
+       .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),
        .state = vision.state,
        .begin = vision.begin,

@@ -35,6 +35,9 @@ VitFolder VitOfFlags(const PictureShape& shape) {
     if (FLAGS_patch > 0) vit.config.patch = FLAGS_patch;
     vit.side = shape.height;
     vit.channels = shape.channels;
+    if (const int64_t patch = vit.config.patch; shape.height % patch != 0 || shape.width % patch != 0)
+      Fail("--patch=", patch, ": patches of ", patch, " pixels do not divide pictures of ", shape.height,
+           " x ", shape.width);
   } else {
     for (const char* flag : {"size", "layers", "patch"})
       if (IsGiven(flag)) Fail("--", flag, ": --load_hf=", FLAGS_load_hf, " says how large the model is");

@@ -125,7 +125,7 @@ void Session::Impl::Load() {
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
-  for (int rank : model->store->ranks()) plans.push_back(PlanOf(compiled, rank).plan);
+  for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
   RequireHostMemory(*this, plans);
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);

@@ -108,9 +108,9 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> on_paper;
-  for (int rank : cast.ranks) {
-    devices.push_back(paper.MakeDevice(rank));
-    played.plans.push_back(PlanOf(compiled, rank).plan);
+  for (RankPlan& made : PlansOf(compiled, cast.ranks)) {
+    devices.push_back(paper.MakeDevice(made.plan.rank()));
+    played.plans.push_back(std::move(made.plan));
     on_paper.push_back(paper.OnPaper(played.plans.back(), [&](const plan::Actor&, const plan::Kernel& k) {
       return SecondsOf(machine, k);
     }));

@@ -60,12 +60,11 @@ std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& comp
   return named;
 }
 
-RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, int rank) {
-  RankPlan made = PlanOf(compiled, rank);
+RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, const RankPlan& made) {
   const plan::Plan& plan = made.plan;
   RankSummary s;
-  s.rank = rank;
-  s.ranks = {rank};
+  s.rank = plan.rank();
+  s.ranks = {s.rank};
   s.transient_bytes = ArenaBytes(plan);
   s.buffers = plan.buffer_size();
   s.actors = plan.actor_size();
@@ -151,7 +150,7 @@ std::string RangesText(const std::vector<int>& ranks) {
 }
 
 RankSummary SummaryOf(const Session::Impl& session, int rank) {
-  RankSummary s = Summarise(*session.model, session.compiled, rank);
+  RankSummary s = Summarise(*session.model, session.compiled, PlanOf(session.compiled, rank));
   s.stage = StageOf(session.compiled, rank);
   return s;
 }
@@ -166,26 +165,27 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session) {
     const StagingBytes bytes = StagingOfJob();
     staging = bytes.process + bytes.session;
   }
+  const bool many = world > kManyRanks;
   std::vector<RankSummary> all;
-  std::map<std::string, size_t> by_stage;
+  // Of many ranks the first of each stage stands for the others.
+  std::map<std::string, std::vector<int>> of_stage;
+  std::vector<int> made;
   for (int rank = 0; rank < world; ++rank) {
-    std::string stage = StageOf(compiled, rank);
-    if (world > kManyRanks) {
-      auto [it, fresh] = by_stage.try_emplace(stage, all.size());
-      if (!fresh) {
-        all[it->second].ranks.push_back(rank);
-        continue;
-      }
-    }
-    RankSummary s = Summarise(*session.model, compiled, rank);
-    s.stage = stage;
+    std::vector<int>& ranks = of_stage[StageOf(compiled, rank)];
+    if (!many || ranks.empty()) made.push_back(rank);
+    ranks.push_back(rank);
+  }
+  for (const RankPlan& plan : PlansOf(compiled, made)) {
+    RankSummary s = Summarise(*session.model, compiled, plan);
+    s.stage = StageOf(compiled, s.rank);
     s.staging_bytes = staging;
+    if (many) s.ranks = of_stage.at(s.stage);
     auto same =
         std::find_if(all.begin(), all.end(), [&](const RankSummary& other) { return Alike(s, other); });
-    if (same == all.end() || world > kManyRanks)
+    if (many || same == all.end())
       all.push_back(std::move(s));
     else
-      same->ranks.push_back(rank);
+      same->ranks.push_back(s.rank);
   }
   return all;
 }

@@ -139,7 +139,7 @@ ModelVariable& ModelImpl::Require(const std::string& name) {
   compile.seed = options.seed;
   compile.zero_axis = zero_axis;
   const Compiled compiled = Compile(std::move(alone), compile);
-  for (int rank : store->ranks()) Prepare(PlanOf(compiled, rank).plan);
+  for (const RankPlan& made : PlansOf(compiled, store->ranks())) Prepare(made.plan);
   variable.layout = compiled.graph.LayoutOf(0);
   return variable;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <regex>
 #include <sstream>
 
@@ -79,8 +80,18 @@ void ReadHere(const ModelImpl& model, const std::string& name, const std::string
   }
 }
 
-// Returns what it has left alone.
-std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options) {
+template <typename F>
+auto OrElse(const std::string& instead, F&& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    Fail(error.what(), instead);
+  }
+}
+
+// Returns what it has left alone. An Error while it reads ends with `instead`.
+std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options,
+                                 const std::string& instead = "") {
   const Names names = Renamed(*source, options);
   const std::vector<std::string> wanted = ToRead(*model, *source, names, options);
   if (wanted.empty())
@@ -91,7 +102,7 @@ std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const
          }()));
   for (const std::string& name : wanted) {
     model->Require(name);
-    ReadHere(*model, name, names.at(name), source);
+    OrElse(instead, [&] { ReadHere(*model, name, names.at(name), source); });
   }
   std::vector<std::string> left;
   for (const auto& [name, variable] : model->variables)
@@ -119,6 +130,17 @@ std::string NewestOf(const ModelImpl& model, const std::string& path) {
   if (newest.empty())
     Fail(path, ": there is no complete checkpoint in it", lists.size() > 1 ? " that all processes see" : "");
   return newest == "." ? path : path + "/" + newest;
+}
+
+// The end of an Error about the newest checkpoint of the folder that a user named.
+std::string EarlierThan(const std::string& newest, const std::string& folder) {
+  if (newest == folder) return "";
+  std::string earlier;
+  for (const std::string& checkpoint : Checkpoints(folder)) {
+    if (fs::path(checkpoint).filename() == fs::path(newest).filename()) break;
+    earlier = checkpoint;
+  }
+  return earlier.empty() ? "" : Cat("; the one before it is ", earlier);
 }
 
 void BeginLoading(ModelImpl* model) {
@@ -150,12 +172,13 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   Loaded loaded;
   loaded.path = NewestOf(*impl, path);
   Together(*impl, "checkpoint is read", [&] {
-    CheckpointReader reader(loaded.path);
-    const CheckpointIndex& index = reader.index();
+    const std::string instead = EarlierThan(loaded.path, path);
+    const auto reader = OrElse(instead, [&] { return std::make_unique<CheckpointReader>(loaded.path); });
+    const CheckpointIndex& index = reader->index();
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
            impl->options.seed, ", with which it would not go on as it began");
-    loaded.left_alone = ReadAll(impl, &reader, options);
+    loaded.left_alone = ReadAll(impl, reader.get(), options, instead);
     loaded.steps = index.steps;
     loaded.state = index.state;
     return "";

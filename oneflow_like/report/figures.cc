@@ -165,14 +165,15 @@ Json MemoryFigures(const Compiled& compiled, const std::vector<RankSummary>& sum
                    [&](size_t a, size_t b) { return summaries[a].peak_bytes > summaries[b].peak_bytes; });
   if (chosen.size() > kMemoryCurves) chosen.resize(kMemoryCurves);
   const std::vector<Purpose> purposes = PurposesOf(compiled);
+  std::vector<int> ranks;
+  for (size_t i : chosen) ranks.push_back(summaries[i].rank);
   Json curves = Json::array();
-  for (size_t i : chosen) {
-    const RankPlan made = PlanOf(compiled, summaries[i].rank);
+  for (const RankPlan& made : PlansOf(compiled, ranks)) {
     LiveCurve curve(VariablesByPurpose(compiled, purposes, made.plan), made.live.positions);
     for (const LiveBytes::Change& c : made.live.changes)
       curve.Add(c.position, c.buffer == kScratch ? Purpose::kOther : purposes[c.buffer], c.bytes);
     Json points = curve.Points();
-    curves.push_back({{"rank", summaries[i].rank},
+    curves.push_back({{"rank", made.plan.rank()},
                       {"positions", std::max(1, made.live.positions)},
                       {"points", std::move(points)},
                       {"peak_position", curve.peak_position()},

@@ -447,8 +447,13 @@ class BytePairReader {
           const json& ids = At(At(At(step, "special_tokens"), name.c_str()), "ids");
           if (!ids.is_array())
             Fail(file_->path, ": ", where, ".special_tokens lacks the ids of '", ForTerminal(name), "'");
-          for (const json& id : ids)
-            (behind ? file_->last : file_->first).push_back(Id(id, where + ".special_tokens.ids"));
+          for (const json& id : ids) {
+            const int32_t token = Id(id, where + ".special_tokens.ids");
+            if (static_cast<size_t>(token) >= file_->known.size() || !file_->known[token])
+              Fail(file_->path, ": ", where, ".special_tokens puts token ", token,
+                   " around texts, which is neither in model.vocab nor in added_tokens");
+            (behind ? file_->last : file_->first).push_back(token);
+          }
         }
       }
       if (!behind) Refuse(where + ".single", single, "a text must stand there");

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/open_library.h"
 #include "oneflow_like/data/files.h"
+#include "oneflow_like/text/piece_model.h"
 #include "oneflow_like/text/tokenizers.h"
 
 namespace oneflow_like {
@@ -16,6 +17,7 @@ std::shared_ptr<const Tokenizer> OpenSentencePieces(const std::string& path) {
   constexpr int64_t kMostBytes = 1 << 28;
   const char* const file = "liboneflow_like_sentencepiece.so";
   const std::string model = ReadFile(path, kMostBytes);
+  CheckPieceModel(path, model);
   void* module = OpenLibrary(path, file, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);  // stays open
   auto* make = reinterpret_cast<Tokenizer* (*)(const char*, const char*, size_t)>(
       FunctionOf(module, path, file, "OflSentencePieces"));

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -65,6 +66,36 @@ void ReadTokens(const std::string& path) {
   if (tokens.size() > 1) ReadSamples(TokenRows(tokens, {.context = 5, .documents = true, .tail = true}));
 }
 
+// Bytes of tokens, of which the first chooses the type, beside an index that fits: documents of one token,
+// two, three and so on.
+void ReadMegatronTokens(const std::string& path) {
+  struct Type {
+    char code;
+    int64_t width;
+  };
+  constexpr Type kTypes[] = {{1, 1}, {2, 1}, {3, 2}, {4, 4}, {5, 8}, {8, 2}};
+  std::ifstream tokens(path, std::ios::binary);
+  const Type type = kTypes[static_cast<uint8_t>(tokens.get()) % std::size(kTypes)];
+  const int64_t count = static_cast<int64_t>(std::filesystem::file_size(path)) / type.width;
+  std::string lengths, pointers, documents, header("MMIDIDX\0\0", 9);
+  const auto put = [](std::string* to, int64_t number, int bytes) {
+    for (int i = 0; i < bytes; ++i) *to += static_cast<char>(number >> (8 * i));
+  };
+  int64_t sequences = 0;
+  for (int64_t begin = 0; begin < count; begin += sequences) {
+    put(&documents, sequences++, 8);
+    put(&pointers, begin * type.width, 8);
+    put(&lengths, std::min(sequences, count - begin), 4);
+  }
+  put(&header, 1, 8);
+  header += type.code;
+  put(&header, sequences, 8);
+  put(&header, sequences, 8);
+  const std::string index = path.substr(0, path.size() - 3) + "idx";
+  std::ofstream(index, std::ios::binary) << header << lengths << pointers << documents;
+  ReadTokens(path);
+}
+
 void ReadIdx(const std::string& path) {
   std::string errors;
   for (int axes : {1, 2, 3}) {
@@ -119,6 +150,7 @@ struct Kind {
 const std::vector<Kind>& AllKinds() {
   static const std::vector<Kind> kinds = {{"llmc", "llmc.bin", ReadTokens},
                                           {"megatron", "megatron.idx", ReadTokens},
+                                          {"megatron_tokens", "tokens.bin", ReadMegatronTokens},
                                           {"npy", "numbers.npy", ReadTokens},
                                           {"text", "text", ReadTokens},
                                           {"idx", "idx", ReadIdx},
@@ -126,6 +158,7 @@ const std::vector<Kind>& AllKinds() {
                                           {"jpeg", "jpegs/a/1.jpg", ReadPictures},
                                           {"png", "pngs/a/1.png", ReadPictures},
                                           {"tokenizer", "words.json", ReadTokenizer},
+                                          {"pieces", "pieces.model", ReadTokenizer},
                                           {"config", "config", ReadFlags}};
   return kinds;
 }

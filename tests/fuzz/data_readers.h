@@ -9,9 +9,10 @@ namespace oneflow_like {
 
 class FuzzedData {
  public:
-  // llmc: a token file; megatron: an index beside 24 bytes of tokens; npy; text, plain or gzip; idx, plain or
-  // gzip; clicks: a log; jpeg and png: a picture in a folder of a class; tokenizer: a tokenizer.json, which
-  // must also encode and decode; config: flags of a run. Each has its corpus.
+  // llmc: a token file; megatron: an index beside 24 bytes of tokens; megatron_tokens: tokens beside an index
+  // that fits; npy; text, plain or gzip; idx, plain or gzip; clicks: a log; jpeg and png: a picture in a
+  // folder of a class; tokenizer: a tokenizer.json, and pieces: a model of SentencePiece, which must also
+  // encode and decode; config: flags of a run. Each has its corpus.
   static const std::vector<std::string>& Kinds();
 
   explicit FuzzedData(const std::string& parent);  // where a folder for files is made

@@ -414,6 +414,39 @@ TEST_F(Checkpoint, DamageIsRefusedByName) {
   EXPECT_GT(refused, 500);
 }
 
+// Of a folder's checkpoints the newest is read; where it is damaged, the error also names the one before.
+TEST_F(Checkpoint, TheOneBeforeADamagedOneIsNamed) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  std::vector<std::string> saved;
+  for (int step = 0; step < 3; ++step) {
+    train.Run({{"x", Floats(step, {4, 3})}}).Wait();
+    saved.push_back(Save(model.model, folder_).Wait());
+  }
+  Two then;
+  Session again = Train(then.loss, Adam{});
+  for (const std::string name : {"model-00001-of-00001.safetensors", CheckpointIndex::kFile}) {
+    const std::string file = saved[2] + "/" + name;
+    std::ifstream in(file, std::ios::binary);
+    const std::string good(std::istreambuf_iterator<char>(in), {});
+    for (size_t cut = 2; cut < good.size(); cut *= 3) {  // behind the index is a line break
+      std::ofstream(file, std::ios::binary) << good.substr(0, good.size() - cut);
+      EXPECT_TRUE(
+          ErrorOf([&] { Load(then.model, folder_); }).ends_with("; the one before it is " + saved[1]));
+      // Asked for by name there is no other.
+      EXPECT_EQ(ErrorOf([&] { Load(then.model, saved[2]); }).find("before it"), std::string::npos);
+    }
+    std::ofstream(file, std::ios::binary) << good;
+  }
+  EXPECT_EQ(Load(then.model, folder_).path, saved[2]);
+  // One of another model is whole.
+  Model other(Mesh::Parse("cpu:dp=1"));
+  other.scope().Weight("w", {2}, Normal(1));
+  const std::string error = ErrorOf([&] { Load(other, folder_); });
+  EXPECT_NE(error, "");
+  EXPECT_EQ(error.find("before it"), std::string::npos) << error;
+}
+
 // A folder that is a file system of its own, of so many bytes.
 class SmallDisk {
  public:

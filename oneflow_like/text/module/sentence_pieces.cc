@@ -3,6 +3,8 @@
 // program opens it with RTLD_DEEPBIND, so that each finds its own. Nothing here but headers is ours.
 #include <sentencepiece_processor.h>
 
+#include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -79,8 +81,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 // The caller deletes it. nullptr: these bytes are no model.
 extern "C" __attribute__((visibility("default"))) oneflow_like::Tokenizer* OflSentencePieces(
     const char* path, const char* model, size_t bytes) {
-  auto* tokenizer = new oneflow_like::SentencePieceTokenizer(path);
-  if (bytes > 0 && tokenizer->Load(model, bytes)) return tokenizer;
-  delete tokenizer;
+  auto tokenizer = std::make_unique<oneflow_like::SentencePieceTokenizer>(path);
+  try {
+    if (bytes > 0 && tokenizer->Load(model, bytes)) return tokenizer.release();
+  } catch (const std::exception&) {  // of the library's tries
+  }
   return nullptr;
 }
