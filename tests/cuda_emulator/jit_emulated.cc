@@ -1,5 +1,7 @@
 // Generated kernels as host C++: the same text through the host's compiler into a shared object, and one call
-// per thread of the grid on the stream's thread.
+// per thread of the grid on the stream's thread. What was compiled is kept in $OFL_EMULATED_KERNELS, else in
+// the build's folder emulated_kernels, for the next program that generates the same text: a compilation takes
+// half a second, and most programs generate the kernels of the same small models.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -8,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <vector>
 
@@ -46,21 +49,55 @@ std::string ReadAll(const std::string& path) {
   return text.str();
 }
 
+// -O1: what takes time is compiling, not running. A pack at an address that is not aligned to it ends the
+// program (SIGILL), as it ends a kernel on a GPU.
+constexpr const char* kCompiler =
+    "g++ -std=c++20 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared";
+
+bool Compile(const std::string& base) {
+  const std::string command = Cat(kCompiler, " -o ", base, ".so ", base, ".cc > ", base, ".log 2>&1");
+  return std::system(command.c_str()) == 0;
+}
+
+// Where what is compiled of `source` is kept: .so and, written after it, .cc with the text that it is of.
+std::filesystem::path KeptAs(const std::string& source) {
+  const char* given = std::getenv("OFL_EMULATED_KERNELS");
+  const std::filesystem::path folder = given != nullptr ? given : OFL_BINARY_DIR "/emulated_kernels";
+  return folder / std::to_string(std::hash<std::string>()(source));
+}
+
+// As <base>.so; false: it is not there.
+bool TakeKept(const std::string& source, const std::string& base) {
+  const std::string kept = KeptAs(source).string();
+  std::error_code error;
+  return ReadAll(kept + ".cc") == source && std::filesystem::copy_file(kept + ".so", base + ".so", error);
+}
+
+// Others may do the same at this moment: each file is whole when it gets its name.
+void Keep(const std::string& source, const std::string& base) {
+  const std::filesystem::path kept = KeptAs(source);
+  std::error_code error;
+  std::filesystem::create_directories(kept.parent_path(), error);
+  for (const char* type : {".so", ".cc"}) {
+    const std::string partial =
+        Cat(kept.string(), type, ".", getpid(), ".", base.substr(base.rfind('/') - 6, 6));
+    if (!std::filesystem::copy_file(base + type, partial, error)) return;
+    std::filesystem::rename(partial, kept.string() + type, error);
+  }
+}
+
 }  // namespace
 
-Status CompileAndLoad(const std::string& source, const std::string& function, int architecture,
+Status CompileAndLoad(const std::string& text, const std::string& function, int architecture,
                       std::unique_ptr<LoadedKernel>* loaded) {
   std::string folder = (std::filesystem::temp_directory_path() / "oneflow_like_jit_XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr) return Status("no temporary folder for a generated kernel");
-  std::string base = folder + "/" + function;
+  const std::string base = folder + "/kernel";
+  const std::string source = Cat("// ", kCompiler, ", ", __VERSION__, "\n", text);
+  const bool kept = TakeKept(source, base);
   std::ofstream(base + ".cc") << source;
-  // -O1: what takes time is compiling, not running. A pack at an address that is not aligned to it ends the
-  // program (SIGILL), as it ends a kernel on a GPU.
-  std::string command =
-      Cat("g++ -std=c++20 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared -o ",
-          base, ".so ", base, ".cc > ", base, ".log 2>&1");
   Status status;
-  if (std::system(command.c_str()) != 0) {
+  if (!kept && !Compile(base)) {
     status = Status(Cat("the host's compiler could not compile ", function, ":\n", ReadAll(base + ".log")));
   } else if (void* library = dlopen((base + ".so").c_str(), RTLD_NOW | RTLD_LOCAL); library == nullptr) {
     status = Status(Cat("loading ", function, ": ", dlerror()));
@@ -69,6 +106,7 @@ Status CompileAndLoad(const std::string& source, const std::string& function, in
   } else {
     cuda_emulator::LoadCode(entry);
     *loaded = std::make_unique<Emulated>(reinterpret_cast<Entry>(entry));
+    if (!kept) Keep(source, base);
   }
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
