@@ -22,6 +22,7 @@
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
+#include "tests/sanitized.h"
 
 extern "C" oneflow_like::Backend* OflBackend();
 
@@ -33,11 +34,6 @@ using cuda_emulator::Order;
 // With ThreadSanitizer, which tells races between the threads of a block, and with AddressSanitizer, which
 // tells reads beside operands: a device so small that blocks come to a second row or tile, and no pieces,
 // since they take the same paths.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 gpu::DeviceKernels& Kernels() {
   static auto* kernels = [] {
