@@ -53,14 +53,15 @@ else
   cmake --build build --target test_programs
 fi
 echo "build: $(($(date +%s) - started)) s" >> $results/summary
-run_tests tests build -LE '^long$'
 if [ $all = yes ]; then
-  run_tests long build -L '^long$'
+  run_tests tests build  # with the long ones among them: they keep one core busy while the others take the second
   ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 sanitize asan address,undefined
   # OpenMP's runtime is not built for ThreadSanitizer, which would take its barriers for races: one thread in
   # kernels, whatever a test asks for.
   # And UCX's hooks of mmap run in threads that ThreadSanitizer has forgotten already.
   OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1 UCX_MEM_MMAP_HOOK_MODE=none TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 sanitize tsan thread
+else
+  run_tests tests build -LE '^long$'
 fi
 
 echo
