@@ -31,6 +31,15 @@ std::string OptionOf(const std::string& line) {
   return line.substr(kOption.size(), line.find('=') - kOption.size());
 }
 
+// The machine that plans are made for, whatever its file is called here.
+std::string TextOf(const Machine& machine) {
+  std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
+                         machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead, " s");
+  for (const Topology::Link& link : machine.topology.links)
+    text += Cat(", ", link.devices, " devices by ", link.bandwidth, " bytes/s in ", link.latency, " s");
+  return text;
+}
+
 }  // namespace
 
 std::string GraphLines(const Graph& graph) {
@@ -44,15 +53,6 @@ std::string GraphLines(const Graph& graph) {
         Cat(lines[i], at.empty() ? "" : " at ", at, '\n');
   }
   return text + regions;
-}
-
-// The machine that plans are made for, whatever its file is called here.
-std::string TextOf(const Machine& machine) {
-  std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
-                         machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead, " s");
-  for (const Topology::Link& link : machine.topology.links)
-    text += Cat(", ", link.devices, " devices by ", link.bandwidth, " bytes/s in ", link.latency, " s");
-  return text;
 }
 
 std::string AgreementText(const Session::Impl& session) {
