@@ -1,6 +1,9 @@
 // Compile time of a 96-layer GPT for one rank of 8, 256 and 4096: everything from building the graph to that
-// rank's plan with its memory placed. Run: build/tests/compile_benchmark
+// rank's plan with its memory placed. And the plans of 8 ranks of a 48-layer GPT, made by so many threads.
+// Run: build/tests/compile_benchmark
 #include <benchmark/benchmark.h>
+
+#include <numeric>
 
 #include "core/plan_values.h"
 #include "examples/gpt_model.h"
@@ -9,22 +12,26 @@
 namespace oneflow_like {
 namespace {
 
+Session TrainGpt(Model* model, int dp, int layers) {
+  GptConfig config;
+  config.layers = layers;
+  config.width = 12288;
+  config.heads = 96;
+  config.context = 2048;
+  config.vocabulary = 50304;
+  Dims batch{8 * dp, 2048};
+  Tensor tokens = model->Input("tokens", batch, DType::kInt32, {{"dp", S(0)}});
+  Tensor targets = model->Input("targets", batch, DType::kInt32, {{"dp", S(0)}});
+  TrainOptions options;
+  options.micro_batches = 8;
+  options.clip_norm = 1;
+  return Train(GptLoss(model->scope(), tokens, targets, config), AdamW{}, options);
+}
+
 void CompileGpt(benchmark::State& state, int dp, int tp, int pp) {
   for (auto _ : state) {
     Model model(Mesh("cpu", {{"dp", dp}, {"tp", tp}, {"pp", pp}}));
-    GptConfig config;
-    config.layers = 96;
-    config.width = 12288;
-    config.heads = 96;
-    config.context = 2048;
-    config.vocabulary = 50304;
-    Dims batch{8 * dp, 2048};
-    Tensor tokens = model.Input("tokens", batch, DType::kInt32, {{"dp", S(0)}});
-    Tensor targets = model.Input("targets", batch, DType::kInt32, {{"dp", S(0)}});
-    TrainOptions options;
-    options.micro_batches = 8;
-    options.clip_norm = 1;
-    Session session = Train(GptLoss(model.scope(), tokens, targets, config), AdamW{}, options);
+    Session session = TrainGpt(&model, dp, 96);
     RankPlan plan = PlanOf(session.impl()->compiled, 0);
     state.counters["actors"] = plan.plan.actor_size();
     state.counters["plan_MB"] = plan.plan.ByteSizeLong() / 1e6;
@@ -37,6 +44,23 @@ void CompileGpt(benchmark::State& state, int dp, int tp, int pp) {
 BENCHMARK_CAPTURE(CompileGpt, ranks_8, 1, 8, 1)->Unit(benchmark::kSecond)->Iterations(1);
 BENCHMARK_CAPTURE(CompileGpt, ranks_256, 4, 8, 8)->Unit(benchmark::kSecond)->Iterations(1);
 BENCHMARK_CAPTURE(CompileGpt, ranks_4096, 64, 8, 8)->Unit(benchmark::kSecond)->Iterations(1);
+
+void PlansOfEight(benchmark::State& state) {
+  Model model(Mesh("cpu", {{"dp", 2}, {"tp", 4}, {"pp", 1}}));
+  Session session = TrainGpt(&model, 2, 48);
+  std::vector<int> ranks(8);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (auto _ : state)
+    benchmark::DoNotOptimize(PlansOf(session.impl()->compiled, ranks, static_cast<int>(state.range(0))));
+}
+
+BENCHMARK(PlansOfEight)
+    ->ArgName("threads")
+    ->Arg(1)
+    ->Arg(2)
+    ->Arg(8)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace oneflow_like

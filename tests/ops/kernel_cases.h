@@ -417,7 +417,8 @@ inline void KernelCases::ReductionsAndShapes() {
     for (std::vector<int64_t> axes : {std::vector<int64_t>{0}, {1}, {2}, {0, 2}, {0, 1}, {1, 2}, {0, 1, 2}}) {
       for (Dims shape :
            {Dims{7, 5, 300}, Dims{130, 3, 1}, Dims{1, 200, 65}, Dims{3, 0, 4}, Dims{300, 7, 70}}) {
-        CheckCase({op, {shape}, {{"axes", axes}, {"keep", seed % 2 ? 1 : 0}}}, ++seed);
+        ++seed;
+        CheckCase({op, {shape}, {{"axes", axes}, {"keep", seed % 2 ? 1 : 0}}}, seed);
       }
     }
   }
