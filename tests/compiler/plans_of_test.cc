@@ -1,6 +1,5 @@
 // Plans of several ranks made side by side: those that are made one after another, byte for byte, in the
-// order asked for, and of several errors that of the first rank. Under ThreadSanitizer it shows that PlanOf
-// only reads what all ranks share.
+// order asked for, and of several errors that of the first rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
