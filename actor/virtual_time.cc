@@ -1,346 +1,18 @@
-// The clock of a machine on paper, its links, devices, workers and meetings.
+// The workers of a machine on paper, the meetings of its collectives, and plans as it runs them.
 #include "actor/virtual_time.h"
-
-#include <glog/logging.h>
 
 #include <algorithm>
 #include <cmath>
 #include <deque>
-#include <limits>
 #include <map>
-#include <queue>
 #include <set>
 #include <string>
 #include <utility>
 
+#include "actor/virtual_device.h"
+
 namespace oneflow_like {
 namespace {
-
-// Calls events in the order of their times; those of one moment in the order in which they were asked for.
-class VirtualClock {
- public:
-  int64_t now() const { return now_; }
-  void At(int64_t time, std::function<void()> event) { events_.push({time, next_++, std::move(event)}); }
-  // False: there are no more.
-  bool RunNext() {
-    if (events_.empty()) return false;
-    Event event = std::move(const_cast<Event&>(events_.top()));
-    events_.pop();
-    now_ = std::max(now_, event.time);
-    event.run();
-    return true;
-  }
-  // Of the next event; REQUIRES: there is one.
-  bool empty() const { return events_.empty(); }
-  int64_t next_time() const { return events_.top().time; }
-  // Work on a thread of the host: what it does next happens this much later.
-  void Spend(int64_t time) { now_ += time; }
-  void ReturnTo(int64_t time) { now_ = time; }
-
- private:
-  struct Event {
-    int64_t time;
-    uint64_t number;
-    std::function<void()> run;
-    bool operator<(const Event& o) const { return std::tie(o.time, o.number) < std::tie(time, number); }
-  };
-  std::priority_queue<Event> events_;
-  uint64_t next_ = 0;
-  int64_t now_ = 0;
-};
-
-// Links that flows share evenly: of n flows on one link each has the n-th part of it.
-class VirtualLinks {
- public:
-  explicit VirtualLinks(VirtualClock* clock) : clock_(clock) {}
-
-  void Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done) {
-    std::erase_if(links, [](const VirtualLoad::Busy& busy) { return busy.time <= 0; });
-    if (links.empty()) return done();
-    Progress();
-    for (const VirtualLoad::Busy& busy : links) ++users_[busy.link];
-    flows_.push_back({std::move(links), std::move(done)});
-    Reckon();
-  }
-
- private:
-  struct Flow {
-    std::vector<VirtualLoad::Busy> links;
-    std::function<void()> done;
-    double left = 1;   // of the whole
-    double needs = 0;  // picoseconds for the whole, as things are
-  };
-
-  // All flows to the present moment.
-  void Progress() {
-    const int64_t passed = clock_->now() - since_;
-    since_ = clock_->now();
-    if (passed == 0) return;
-    for (Flow& flow : flows_) flow.left -= static_cast<double>(passed) / flow.needs;
-  }
-
-  void Reckon() {
-    double next = std::numeric_limits<double>::infinity();
-    for (Flow& flow : flows_) {
-      flow.needs = 0;
-      for (const VirtualLoad::Busy& busy : flow.links)
-        flow.needs = std::max(flow.needs, static_cast<double>(busy.time) * users_[busy.link]);
-      next = std::min(next, std::max(0.0, flow.left) * flow.needs);
-    }
-    const uint64_t version = ++version_;
-    if (flows_.empty()) return;
-    clock_->At(clock_->now() + std::llround(next), [this, version] {
-      if (version == version_) End();
-    });
-  }
-
-  void End() {
-    Progress();
-    std::vector<std::function<void()>> ended;
-    for (size_t i = 0; i < flows_.size();) {
-      if (std::llround(flows_[i].left * flows_[i].needs) > 0) {
-        ++i;
-        continue;
-      }
-      for (const VirtualLoad::Busy& busy : flows_[i].links) --users_[busy.link];
-      ended.push_back(std::move(flows_[i].done));
-      flows_.erase(flows_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    Reckon();
-    for (const auto& done : ended) done();
-  }
-
-  VirtualClock* const clock_;
-  std::deque<Flow> flows_;  // in the order they began
-  std::map<int, int> users_;
-  int64_t since_ = 0;
-  uint64_t version_ = 0;
-};
-
-struct VirtualMemory final : Memory {
-  explicit VirtualMemory(size_t size) : size(size) {}
-  void* data() override { return reinterpret_cast<void*>(size_t{64}); }  // nobody looks
-  size_t bytes() const override { return size; }
-  size_t size;
-};
-
-struct VirtualHostMemory final : Memory {
-  explicit VirtualHostMemory(size_t size) : held(size) {}
-  void* data() override { return held.data(); }
-  size_t bytes() const override { return held.size(); }
-  std::vector<char> held;
-};
-
-// Where records go, and the clock that all parts share.
-struct Paper {
-  // Of an actor, an end of an edge to another one.
-  struct End {
-    int64_t credits = 0;  // at the start
-    int64_t period = 1, peer_period = 1;
-  };
-  // How many acts of `peer` must have ended before `act` (since the first step) may begin.
-  int64_t Needs(int rank, int actor, int64_t act, int peer) const {
-    int64_t needs = 0;
-    const auto ends = edges.find({rank, actor, peer});
-    if (ends == edges.end()) return 0;
-    for (const End& end : ends->second)
-      needs = std::max(needs, (act / end.period + 1 - end.credits) * end.peer_period);
-    return needs;
-  }
-
-  VirtualClock clock;
-  std::vector<TraceRecord> records;
-  std::map<std::tuple<int, int, int>, std::vector<End>> edges;  // by rank, actor, peer
-};
-
-const char *const kKernelName = "on_paper", *const kTime = "picoseconds", *const kRank = "rank",
-                  *const kActor = "actor", *const kIndex = "index", *const kActs = "acts";
-
-class VirtualKernel final : public Kernel {
- public:
-  VirtualKernel(const KernelSpec& spec, Paper* paper)
-      : time(spec.attrs.Int(kTime)),
-        rank(static_cast<int>(spec.attrs.Int(kRank))),
-        actor(static_cast<int>(spec.attrs.Int(kActor))),
-        index(static_cast<int>(spec.attrs.Int(kIndex))),
-        acts(spec.attrs.Int(kActs)),
-        paper_(paper) {}
-
-  // On a thread of the host.
-  Status Run(const KernelContext&) override {
-    const int64_t start = paper_->clock.now();
-    paper_->clock.Spend(time);
-    Ran(start);
-    return Status();
-  }
-  // It has just ended.
-  void Ran(int64_t start) {
-    if (actor >= 0)
-      paper_->records.push_back(
-          {start, paper_->clock.now(), runs_ / acts, rank, actor, static_cast<int32_t>(runs_ % acts), index});
-    ++runs_;
-  }
-
-  const int64_t time;
-  const int rank, actor, index;  // actor -1: of no actor
-  const int64_t acts;
-  int64_t enqueued = 0;  // runs
-
- private:
-  Paper* const paper_;
-  int64_t runs_ = 0;
-};
-
-class VirtualStream;
-
-// Recorded once in each act of its actor.
-struct VirtualEvent final : DeviceEvent {
-  int actor = -1;
-  int64_t happened = 0;  // so often
-  std::vector<VirtualStream*> waiting;
-};
-
-// Of an asynchronous device: what it was given, one thing after another.
-class VirtualStream final : public DeviceStream {
- public:
-  VirtualStream(Paper* paper, bool synchronous) : paper_(paper), synchronous_(synchronous) {}
-
-  bool synchronous() const override { return synchronous_; }
-  Status Run(Kernel& kernel, const KernelContext& context) override {
-    if (synchronous_) return kernel.Run(context);
-    auto* next = static_cast<VirtualKernel*>(&kernel);
-    if (next->index == 0) Begin(next->rank, next->actor, next->enqueued);
-    ++next->enqueued;
-    Enqueue({.kernel = next});
-    return Status();
-  }
-  void NotifyWhenDone(std::function<void(Status)> done) override {
-    if (synchronous_) return done(Status());
-    Enqueue({.call = [done = std::move(done)] { done(Status()); }});
-  }
-  std::unique_ptr<DeviceSegment> MakeSegment() override { return std::make_unique<DeviceSegment>(); }
-  Status RunSegment(DeviceSegment*, std::span<const KernelRun> kernels) override {
-    for (const KernelRun& run : kernels) {
-      Status status = Run(*run.kernel, run.context);
-      if (!status.ok()) return status;
-    }
-    return Status();
-  }
-  std::unique_ptr<DeviceEvent> MakeEvent() override { return std::make_unique<VirtualEvent>(); }
-  void Record(DeviceEvent* event) override {
-    auto* recorded = static_cast<VirtualEvent*>(event);
-    recorded->actor = actor_;
-    Enqueue({.call = [recorded] {
-      ++recorded->happened;
-      for (VirtualStream* stream : std::exchange(recorded->waiting, {})) stream->Pump();
-    }});
-  }
-  void WaitFor(const DeviceEvent& event) override {
-    // Waiting streams are noted in the event, which is this machine's own.
-    awaited_.push_back(const_cast<VirtualEvent*>(static_cast<const VirtualEvent*>(&event)));
-  }
-  void CopyIn(void*, const void*, size_t) override {}
-  void CopyOut(void*, const void*, size_t) override {}
-  Status Combine(DType, Reduce, const Box&, std::span<const Piece>, std::span<const Piece>) override {
-    return Status();
-  }
-
-  // `begin` is called when all before it has been done; what comes after it waits for Resume().
-  void Meet(int rank, int actor, int64_t act, std::function<void()> begin) {
-    Begin(rank, actor, act);
-    Enqueue({.meet = std::move(begin)});
-  }
-  void Resume() {
-    busy_ = false;
-    Pump();
-  }
-
- private:
-  struct Task {
-    VirtualKernel* kernel = nullptr;
-    std::function<void()> call, meet;
-    VirtualEvent* awaited = nullptr;
-    int64_t asked = 0;
-  };
-
-  // An act comes next, which waits for what its credits stand for: so many acts of others. An event that is
-  // recorded anew for each act, as CUDA's, may make it wait for later ones as well (actor/README.md).
-  void Begin(int rank, int actor, int64_t act) {
-    actor_ = actor;
-    for (VirtualEvent* event : std::exchange(awaited_, {}))
-      if (event->actor >= 0)
-        Enqueue({.awaited = event, .asked = paper_->Needs(rank, actor, act, event->actor)});
-  }
-
-  void Enqueue(Task task) {
-    tasks_.push_back(std::move(task));
-    Pump();
-  }
-
-  void Pump() {
-    if (pumping_) return;  // it goes on in the loop that has led here
-    pumping_ = true;
-    while (!busy_ && !tasks_.empty()) {
-      if (VirtualEvent* event = tasks_.front().awaited; event && event->happened < tasks_.front().asked) {
-        if (std::find(event->waiting.begin(), event->waiting.end(), this) == event->waiting.end())
-          event->waiting.push_back(this);
-        break;
-      }
-      Task task = std::move(tasks_.front());
-      tasks_.pop_front();
-      if (task.call) task.call();
-      if (task.meet) {
-        busy_ = true;
-        task.meet();
-      }
-      if (task.kernel) Start(task.kernel);
-    }
-    pumping_ = false;
-  }
-
-  void Start(VirtualKernel* kernel) {
-    const int64_t start = paper_->clock.now();
-    if (kernel->time == 0) return kernel->Ran(start);
-    busy_ = true;
-    paper_->clock.At(start + kernel->time, [this, kernel, start] {
-      kernel->Ran(start);
-      Resume();
-    });
-  }
-
-  Paper* const paper_;
-  const bool synchronous_;
-  int actor_ = -1;                      // whose act was enqueued last
-  std::vector<VirtualEvent*> awaited_;  // by the act that comes next
-  std::deque<Task> tasks_;
-  bool busy_ = false, pumping_ = false;
-};
-
-class VirtualDevice final : public Device {
- public:
-  VirtualDevice(int rank, bool synchronous, Paper* paper)
-      : rank_(rank), synchronous_(synchronous), paper_(paper) {}
-  const std::string& kind() const override { return kind_; }
-  int index() const override { return rank_; }
-  std::unique_ptr<Memory> Allocate(size_t bytes, const std::string&) override {
-    return std::make_unique<VirtualMemory>(bytes);
-  }
-  std::unique_ptr<Memory> AllocateHost(size_t bytes, const std::string&) override {
-    return std::make_unique<VirtualHostMemory>(bytes);
-  }
-  void CopyIn(void*, const void*, size_t) override {}
-  void CopyOut(void*, const void*, size_t) override {}
-  std::unique_ptr<DeviceStream> MakeStream(const std::string&) override {
-    return std::make_unique<VirtualStream>(paper_, synchronous_);
-  }
-  bool Reaches(const Device&) const override { return true; }
-
- private:
-  const std::string kind_ = "paper";
-  const int rank_;
-  const bool synchronous_;
-  Paper* const paper_;
-};
 
 // A thread of the host. Beside asynchronous devices what it does takes no time.
 class VirtualWorker final : public Worker {
@@ -640,7 +312,7 @@ class VirtualMachine::Impl {
         executor(&paper, std::max(1, options.threads)),
         collectives(&paper, &links, &options),
         peers(&collectives) {
-    registry.Add(kKernelName, "paper",
+    registry.Add(kPaperKernel, "paper",
                  [this](const KernelSpec& spec) { return std::make_unique<VirtualKernel>(spec, &paper); });
   }
 
@@ -682,14 +354,14 @@ plan::Plan VirtualMachine::OnPaper(
   paper.clear_input();
   paper.clear_output();
   auto become = [&](plan::Kernel* kernel, int64_t time, int actor, int index, int acts) {
-    kernel->set_name(kKernelName);
+    kernel->set_name(kPaperKernel);
     kernel->clear_attr();
     kernel->clear_scratch_bytes();
-    for (const auto& [name, value] : {std::pair<const char*, int64_t>{kTime, time},
-                                      {kRank, plan.rank()},
-                                      {kActor, actor},
-                                      {kIndex, index},
-                                      {kActs, acts}}) {
+    for (const auto& [name, value] : {std::pair<const char*, int64_t>{kPaperTime, time},
+                                      {kPaperRank, plan.rank()},
+                                      {kPaperActor, actor},
+                                      {kPaperIndex, index},
+                                      {kPaperActs, acts}}) {
       plan::Attr* attr = kernel->add_attr();
       attr->set_name(name);
       attr->set_i(value);

@@ -1,0 +1,119 @@
+#include "actor/virtual_device.h"
+
+#include <algorithm>
+
+namespace oneflow_like {
+
+int64_t Paper::Needs(int rank, int actor, int64_t act, int peer) const {
+  int64_t needs = 0;
+  const auto ends = edges.find({rank, actor, peer});
+  if (ends == edges.end()) return 0;
+  for (const End& end : ends->second)
+    needs = std::max(needs, (act / end.period + 1 - end.credits) * end.peer_period);
+  return needs;
+}
+
+Status VirtualKernel::Run(const KernelContext&) {
+  const int64_t start = paper_->clock.now();
+  paper_->clock.Spend(time);
+  Ran(start);
+  return Status();
+}
+
+void VirtualKernel::Ran(int64_t start) {
+  if (actor >= 0)
+    paper_->records.push_back(
+        {start, paper_->clock.now(), runs_ / acts, rank, actor, static_cast<int32_t>(runs_ % acts), index});
+  ++runs_;
+}
+
+Status VirtualStream::Run(Kernel& kernel, const KernelContext& context) {
+  if (synchronous_) return kernel.Run(context);
+  auto* next = static_cast<VirtualKernel*>(&kernel);
+  if (next->index == 0) Begin(next->rank, next->actor, next->enqueued);
+  ++next->enqueued;
+  Enqueue({.kernel = next});
+  return Status();
+}
+
+void VirtualStream::NotifyWhenDone(std::function<void(Status)> done) {
+  if (synchronous_) return done(Status());
+  Enqueue({.call = [done = std::move(done)] { done(Status()); }});
+}
+
+Status VirtualStream::RunSegment(DeviceSegment*, std::span<const KernelRun> kernels) {
+  for (const KernelRun& run : kernels) {
+    Status status = Run(*run.kernel, run.context);
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+void VirtualStream::Record(DeviceEvent* event) {
+  auto* recorded = static_cast<VirtualEvent*>(event);
+  recorded->actor = actor_;
+  Enqueue({.call = [recorded] {
+    ++recorded->happened;
+    for (VirtualStream* stream : std::exchange(recorded->waiting, {})) stream->Pump();
+  }});
+}
+
+void VirtualStream::WaitFor(const DeviceEvent& event) {
+  // Waiting streams are noted in the event, which is this machine's own.
+  awaited_.push_back(const_cast<VirtualEvent*>(static_cast<const VirtualEvent*>(&event)));
+}
+
+void VirtualStream::Meet(int rank, int actor, int64_t act, std::function<void()> begin) {
+  Begin(rank, actor, act);
+  Enqueue({.meet = std::move(begin)});
+}
+
+void VirtualStream::Resume() {
+  busy_ = false;
+  Pump();
+}
+
+void VirtualStream::Begin(int rank, int actor, int64_t act) {
+  actor_ = actor;
+  for (VirtualEvent* event : std::exchange(awaited_, {}))
+    if (event->actor >= 0)
+      Enqueue({.awaited = event, .asked = paper_->Needs(rank, actor, act, event->actor)});
+}
+
+void VirtualStream::Enqueue(Task task) {
+  tasks_.push_back(std::move(task));
+  Pump();
+}
+
+void VirtualStream::Pump() {
+  if (pumping_) return;  // it goes on in the loop that has led here
+  pumping_ = true;
+  while (!busy_ && !tasks_.empty()) {
+    if (VirtualEvent* event = tasks_.front().awaited; event && event->happened < tasks_.front().asked) {
+      if (std::find(event->waiting.begin(), event->waiting.end(), this) == event->waiting.end())
+        event->waiting.push_back(this);
+      break;
+    }
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    if (task.call) task.call();
+    if (task.meet) {
+      busy_ = true;
+      task.meet();
+    }
+    if (task.kernel) Start(task.kernel);
+  }
+  pumping_ = false;
+}
+
+void VirtualStream::Start(VirtualKernel* kernel) {
+  const int64_t start = paper_->clock.now();
+  if (kernel->time == 0) return kernel->Ran(start);
+  busy_ = true;
+  paper_->clock.At(start + kernel->time, [this, kernel, start] {
+    kernel->Ran(start);
+    Resume();
+  });
+}
+
+}  // namespace oneflow_like
