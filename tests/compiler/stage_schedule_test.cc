@@ -313,6 +313,54 @@ TEST(StageLimits, HoldInEveryOrder) {
   }
 }
 
+// Units of forward in whose midst a stage begins another forward or a backward, by what the order says.
+int TornForwards(const LogicalPlan& plan) {
+  using UnitOf = std::tuple<int, Phase, int, int>;  // stage, part, chunk, micro-batch
+  const std::map<Slice, int> stages = StagesOf(plan);
+  std::map<UnitOf, std::pair<double, double>> spans;
+  std::map<int, std::vector<std::pair<double, UnitOf>>> begun;  // by stage
+  for (const Firing& f : plan.order) {
+    const Segment& s = plan.segments[f.transition];
+    if (!plan.On(s, StreamKind::kCompute) || !s.per_micro_batch) continue;
+    if (s.phase != Phase::kForward && s.phase != Phase::kBackward) continue;
+    const int stage = stages.at(s.slice);
+    const UnitOf unit{stage, s.phase, s.chunk, f.act};
+    begun[stage].push_back({f.start, unit});
+    auto [it, fresh] = spans.try_emplace(unit, f.start, f.end);
+    it->second = {std::min(it->second.first, f.start), std::max(it->second.second, f.end)};
+  }
+  int torn = 0;
+  for (const auto& [unit, span] : spans) {
+    if (std::get<Phase>(unit) != Phase::kForward) continue;
+    const auto& others = begun.at(std::get<0>(unit));
+    torn += std::any_of(others.begin(), others.end(), [&, &unit = unit, &span = span](const auto& other) {
+      return other.second != unit && other.first > span.first && other.first < span.second;
+    });
+  }
+  return torn;
+}
+
+// Where messages of tensor parallelism are short beside products, filling their time with other micro-batches
+// delays the stages behind by more than it gains.
+TEST(OrderOfActs, UnitsAreDoneWholeWhereThatIsShorter) {
+  for (PipelineSchedule kind : {kInterleaved, kZeroBubble}) {
+    SmallGpt given;
+    given.mesh = "cuda:tp=2,pp=4";
+    given.layers = 8;
+    given.width = 1024;
+    given.heads = 8;
+    given.context = 1024;
+    given.batch = given.micro_batches = 16;
+    given.schedule = kind;
+    given.dropout = 0;
+    if (kind == kInterleaved) given.model_options.pipeline.virtual_stages = 2;
+    GptProgram program(given);
+    const Session session = program.MakeTrain();
+    const LogicalPlan& plan = session.impl()->compiled.logical;
+    EXPECT_EQ(TornForwards(plan), 0) << Name(kind) << ", makespan " << plan.makespan;
+  }
+}
+
 // A node on the whole mesh takes the stream of every stage's ranks.
 TEST(OrderOfActs, RanksRunOneActAtATime) {
   const Graph graph = ParseGraph(BuiltinCatalog(), R"(mesh cpu:pp=2

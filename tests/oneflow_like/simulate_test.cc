@@ -284,6 +284,26 @@ TEST(Topology, SaysWhatIsWrong) {
             std::string::npos);
 }
 
+// Without a simulation, too: what is estimated, and which machine is refused.
+TEST(Topology, PlansAreMadeForItsMachines) {
+  const auto estimated = [](const std::string& bandwidth) {
+    SmallGpt given;
+    given.mesh = "cpu:tp=2,dp=2";
+    std::string text = kGood;
+    text.replace(text.find("bandwidth 1e11"), 14, "bandwidth " + bandwidth);
+    given.model_options.topology = WithTopology(text);
+    GptProgram program(given);
+    const Session session = program.MakeTrain();
+    return session.impl()->compiled.logical.makespan;
+  };
+  EXPECT_GT(estimated("1e5"), 10 * estimated("1e11"));
+  ModelOptions options;
+  options.topology = WithTopology(kGood);
+  EXPECT_NE(
+      ErrorOf([&] { Model(Mesh::Parse("cpu:dp=16"), options); }).find("joins 8 devices but the mesh has 16"),
+      std::string::npos);
+}
+
 TEST(Simulate, RefusesAMeshWithMoreDevicesThanTheTopology) {
   SmallGpt given;
   given.mesh = "cpu:dp=4,tp=4";
