@@ -1,6 +1,5 @@
 #include "compiler/compile.h"
 
-#include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
@@ -8,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <optional>
 
 #include "compiler/text.h"
 
@@ -92,7 +90,6 @@ RankPlan PlanOf(const Compiled& compiled, int rank) {
 
 std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads) {
   namespace tbb = oneapi::tbb;
-  constexpr auto kMost = tbb::global_control::max_allowed_parallelism;
   const int count = static_cast<int>(ranks.size());
   std::vector<RankPlan> plans(ranks.size());
   std::vector<std::exception_ptr> errors(ranks.size());
@@ -111,8 +108,6 @@ std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& 
   if (threads <= 1) {
     for (int i = 0; i < count; ++i) make(i);
   } else {
-    std::optional<tbb::global_control> more;  // than cores
-    if (static_cast<size_t>(threads) > tbb::global_control::active_value(kMost)) more.emplace(kMost, threads);
     tbb::task_arena(threads).execute([&] { tbb::parallel_for(0, count, make, tbb::simple_partitioner()); });
   }
   for (const std::exception_ptr& error : errors)
