@@ -24,7 +24,7 @@ struct Efficiency {
   double half_extent = 0;
 };
 
-// What a collective took, by the bytes of the tensor that its group has together.
+// Measured times of a collective, by the bytes of the tensor that its group has together.
 struct MeasuredCollective {
   Primitive primitive = Primitive::kAllReduce;
   int members = 2;                                // of the group
@@ -50,8 +50,8 @@ struct DescribedMachine : Machine {
 
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel);
-// What one act of a collective asks of memory and links: as measured, where such a group of its kind was,
-// else from latency and bandwidth of the links.
+// The memory and links that one act of a collective asks for: as measured, where such a group of its kind
+// was, else from latency and bandwidth of the links.
 BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node);
 
 }  // namespace oneflow_like

@@ -49,9 +49,9 @@ std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches);
 // of its chunks together than its list does, and does not delay the backward of the stages before it. Empty
 // if a stage has one chunk and no such gradients: limits are then enough. A model that does not go round its
 // stages may not be able to follow these waits.
-// `whole_units`: nor must a unit begin before the forward that precedes it in the list has ended, unless it is
-// one of gradients of weights. Messages in the midst of a forward then have no other micro-batch beside them,
-// and the stages after it get its result sooner.
+// `whole_units`: nor must a unit begin before the forward that precedes it in the list has ended, unless it
+// is one of gradients of weights. Messages in the midst of a forward then have no other micro-batch beside
+// them, and the stages after it get its result sooner.
 std::vector<ActWait> WaitsOf(const LogicalPlan& plan, int micro_batches, bool whole_units);
 
 // The stages of a plan: slices that work on each micro-batch, in mesh order, with their numbers.

@@ -80,6 +80,7 @@ void ReadHere(const ModelImpl& model, const std::string& name, const std::string
   }
 }
 
+// Returns read(), whose Error gets the ending `instead`.
 template <typename F>
 auto OrElse(const std::string& instead, F&& read) {
   try {

@@ -1,5 +1,5 @@
-// What a SentencePiece model must fulfil before its library reads it: that library follows some numbers of
-// the file without a check, so that a damaged or hostile model makes it read memory that it does not have.
+// Checks a SentencePiece model before its library reads it: that library follows some numbers of the file
+// without a check, so that a damaged or hostile model makes it read memory that it does not have.
 #pragma once
 
 #include <string>

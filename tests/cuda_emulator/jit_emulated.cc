@@ -1,5 +1,5 @@
 // Generated kernels as host C++: the same text through the host's compiler into a shared object, and one call
-// per thread of the grid on the stream's thread. What was compiled is kept in $OFL_EMULATED_KERNELS, else in
+// per thread of the grid on the stream's thread. Shared objects are kept in $OFL_EMULATED_KERNELS, else in
 // the build's folder emulated_kernels, for the next program that generates the same text: a compilation takes
 // half a second, and most programs generate the kernels of the same small models.
 #include <cuda_runtime.h>

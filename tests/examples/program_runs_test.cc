@@ -116,7 +116,7 @@ TEST_P(ProgramRuns, SaveAndGoOnOnAnotherMesh) {
   EXPECT_EQ(Run({"--load=" + saved, "--steps=1"}), 0) << err_;
 }
 
-// What no mesh can make good is refused before a run begins.
+// Mistakes that no mesh can make good are refused before a run begins.
 TEST_P(ProgramRuns, RefuseInOneSentence) {
   static const std::regex kBefore("--(size|patch|optimizer|cut|text|clicks|idx|images|load)=.*");
   std::vector<Flags> refused = GetParam().refused;

@@ -4,8 +4,9 @@
 #   tests/fuzz/run.sh                       each for 600 seconds
 #   tests/fuzz/run.sh --seconds=60 index    one or some of those that `all` names below
 # Needs clang++ with its libFuzzer; $CLANG names another. $SENTENCEPIECE_SOURCE, the folder of SentencePiece's
-# sources, has that library compiled with the sanitizers, too; else the installed one is linked. What is found lies in build/fuzz/found/<name>: put it into
-# corpus/<name> with the mend. What was reached lies in build/fuzz/reached/<name>, from where the next run continues.
+# sources, has that library compiled with the sanitizers, too; else the installed one is linked. Findings lie in
+# build/fuzz/found/<name>: put them into corpus/<name> with the mend. Inputs that reached something new lie in
+# build/fuzz/reached/<name>, from where the next run continues.
 set -eu
 cd "$(dirname "$0")/../.."
 seconds=600

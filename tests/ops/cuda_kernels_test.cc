@@ -34,7 +34,6 @@ using cuda_emulator::Order;
 // With ThreadSanitizer, which tells races between the threads of a block, and with AddressSanitizer, which
 // tells reads beside operands: a device so small that blocks come to a second row or tile, and no pieces,
 // since they take the same paths.
-
 gpu::DeviceKernels& Kernels() {
   static auto* kernels = [] {
     cuda_emulator::Reset({.devices = 1, .multiprocessors = kSanitized ? 1 : 4, .order = Order::kForward});
