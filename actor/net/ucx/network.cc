@@ -197,15 +197,19 @@ void UcxNetwork::Greetings() {
   });
 }
 
-// When both connections to and from every peer have carried something: nobody of ours will make another.
-void UcxNetwork::CloseDoors() {
-  if (!doors_open_) return;
+// Both connections to and from every peer have carried something.
+bool UcxNetwork::AllConnected() {
   bool connected = true;
   ForPeers([&](Peer* peer) {
     const bool made = peer->opening == Peer::kOpen && peer->pings && peer->clock.count() > 0;
     connected = connected && (made || peer->state != Peer::kUp);
   });
-  if (!connected) return;
+  return connected;
+}
+
+// When all are connected nobody of ours will make another connection.
+void UcxNetwork::CloseDoors() {
+  if (!doors_open_ || !AllConnected()) return;
   doors_open_ = false;
   worker_->ShutDoors(true);
 }
@@ -421,7 +425,8 @@ void UcxNetwork::ShutDown() {
   auto pass_until = [&](int64_t deadline, auto done) {
     while (!done() && ClockNow() < deadline) Pass();
   };
-  pass_until(now_ + kFlushTime, [&] { return !AnythingPending(); });
+  // UCX aborts the process if its worker goes while it answers a peer that has just made contact.
+  pass_until(now_ + kFlushTime, [&] { return !AnythingPending() && AllConnected(); });
   ucp_request_param_t param = {};
   void* flush = ucp_worker_flush_nbx(worker_->get(), &param);
   if (UCS_PTR_IS_PTR(flush)) {

@@ -157,6 +157,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   void WakeUp();
   void DriveUntil(Mailbox* mail) override;
   void Greetings();
+  bool AllConnected();
   void CloseDoors();
   void Beats();
   bool SendBeat(Peer* peer, unsigned id, const Beat& beat);
