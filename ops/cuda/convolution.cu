@@ -22,10 +22,10 @@ using Kind = ConvolutionKind;
 constexpr int kSide = 64, kDepth = 16, kEach = 4;
 
 // The matrices of one group.
-struct Extents {
+struct MatrixExtents {
   int64_t m, k, j;
 };
-Extents ExtentsOf(Kind kind, const ConvolutionShape& s) {
+MatrixExtents MatrixExtentsOf(Kind kind, const ConvolutionShape& s) {
   int64_t window = s.rows.window * s.columns.window, results = s.batch * s.rows.out * s.columns.out;
   if (kind == Kind::kForward) return {results, window * s.in, s.out};
   if (kind == Kind::kGradInput) return {s.batch * s.rows.in * s.columns.in, window * s.out, s.in};
@@ -98,7 +98,7 @@ struct Matrices {
 };
 
 template <Kind kKind, typename T>
-OFL_KERNEL void ConvolutionTiles(ConvolutionShape shape, Extents extents, const T* first, const T* second,
+OFL_KERNEL void ConvolutionTiles(ConvolutionShape shape, MatrixExtents extents, const T* first, const T* second,
                                  FloatView result) {
   OFL_SHARED float a[kDepth][kSide + 4];
   OFL_SHARED float b[kDepth][kSide + 4];
@@ -140,7 +140,7 @@ template <Kind kKind>
 Status Convolve(const KernelContext& context, const LaunchContext& launch) {
   if (context.out[0].elements() == 0) return Status();
   ConvolutionShape shape = ShapeOfConvolution(context.spec.attrs, ConvolutionArgsOf(kKind, context));
-  Extents extents = ExtentsOf(kKind, shape);
+  MatrixExtents extents = MatrixExtentsOf(kKind, shape);
   int64_t tiles = shape.groups * ((extents.m + kSide - 1) / kSide) * ((extents.j + kSide - 1) / kSide);
   Grid grid{.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{1} << 30))};
   WithFloating(context.in[0].dtype, [&](auto t) {
