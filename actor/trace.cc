@@ -115,12 +115,14 @@ void TraceFile::Start() {
 }
 
 void TraceFile::Flush() {
-  errno = 0;
-  if (!out_.flush()) Fail("trace file '", path_, "' cannot be written: ", std::strerror(errno));
+  if (error_ == 0) errno = 0;
+  if (!out_.flush())
+    Fail("trace file '", path_, "' cannot be written: ", std::strerror(error_ != 0 ? error_ : errno));
 }
 
 void TraceFile::Event(const std::string& json) {
-  out_ << (empty_ ? "" : ",\n") << json;
+  errno = 0;
+  if (!(out_ << (empty_ ? "" : ",\n") << json) && error_ == 0) error_ = errno;
   empty_ = false;
 }
 

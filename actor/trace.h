@@ -84,6 +84,7 @@ class TraceFile {
   std::ofstream out_;
   int64_t origin_;  // nanoseconds of the steady clock
   bool started_ = false, empty_ = true;
+  int error_ = 0;  // the first of a write: the system's number
 };
 
 }  // namespace oneflow_like

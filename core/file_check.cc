@@ -47,7 +47,9 @@ std::string FileIdentity(const std::string& path) {
   if (stat(path.c_str(), &found) == 0)
     return S_ISREG(found.st_mode) ? Cat(found.st_dev, ":", found.st_ino) : "";
   std::error_code error;
-  const std::filesystem::path whole = std::filesystem::weakly_canonical(Followed(path), error);
+  // Absolute first: of a name without a folder that is not there weakly_canonical would keep the name alone.
+  const std::filesystem::path whole =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(Followed(path), error), error);
   if (error || stat(whole.parent_path().c_str(), &found) != 0) return "";
   return Cat(found.st_dev, ":", found.st_ino, "/", whole.filename().string());
 }

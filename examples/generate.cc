@@ -217,6 +217,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   const int64_t length = LengthFor(prompts, saved);
 
   const DType dtype = PrecisionOf(FLAGS_dtype);
+  launcher.RequireSameFlags();
   ModelOptions options = launcher.model_options();
   // Nothing is trained, so weights may have the type that products read.
   options.weights = {{"*", {.trainable = false, .dtype = dtype}}};

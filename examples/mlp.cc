@@ -175,6 +175,7 @@ int Run(const Launcher& launcher) {
     Fail(FLAGS_data_dir, ": training images have ", train_set->pixels(), " pixels, test images ",
          test_set->pixels());
   }
+  launcher.RequireSameFlags();
   const ModelOptions options = launcher.model_options();
   const int64_t steps = FLAGS_epochs * ((train_set->samples() + FLAGS_batch - 1) / FLAGS_batch);
   Model model(mesh, options);

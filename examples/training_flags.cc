@@ -161,6 +161,7 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   CheckTopology();
   if (std::error_code error; !FLAGS_load.empty() && !std::filesystem::exists(FLAGS_load, error))
     Fail("--load=", FLAGS_load, ": there is nothing of that name");
+  launcher.RequireSameFlags();
   ModelOptions options = launcher.model_options();
   if (FLAGS_simulate) options.trace_file.clear();  // it gets what is simulated
   options.pipeline = {.virtual_stages = FLAGS_virtual_stages, .layers = LayersOfStages()};

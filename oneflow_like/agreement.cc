@@ -124,7 +124,11 @@ std::string FirstDifference(const std::vector<std::string>& texts) {
 
 void RequireSameFlags(Job* job, const std::vector<std::pair<std::string, std::string>>& flags) {
   std::string text;
-  for (const auto& [name, value] : flags) text += Cat(kOption, "--", name, '=', value, '\n');
+  for (const auto& [name, value] : flags) {
+    std::string line = value;  // one, whatever is in it
+    for (size_t at = 0; (at = line.find('\n', at)) != std::string::npos;) line.replace(at, 1, "\\n");
+    text += Cat(kOption, "--", name, '=', line, '\n');
+  }
   const std::string difference = FirstDifference(job->AllGather("flags", text));
   if (!difference.empty()) Fail("the processes were given different flags: ", difference);
 }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <set>
 #include <thread>
 
 #include "actor/net/job/join.h"
@@ -96,6 +97,15 @@ std::string FlagOfProgram(const char* name) {
   gflags::GetCommandLineOption(name, &value);
   return value;
 }
+
+void MakeFolder(const std::string& what, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) Fail(what, " cannot be made: ", error.message());
+}
+
+// Whether the program compiles and runs nothing, so that no run is there to leave anything.
+bool OnlyPlans() { return FLAGS_dry_run || FlagOfProgram("simulate") == "true"; }
 
 void CheckFlags() {
   CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
@@ -242,13 +252,14 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
     if (!FLAGS_config.empty()) ReadConfig(FLAGS_config);
     const std::string config = ConfigText();
-    if (!FLAGS_out.empty()) SendOutputsTo(FLAGS_out);
+    const bool out = !FLAGS_out.empty() && !OnlyPlans();
+    if (out) SendOutputsTo(FLAGS_out);
     CheckFlags();
-    Join(given, FLAGS_mesh.empty() ? default_mesh : FLAGS_mesh);
+    Join(given, FLAGS_mesh.empty() ? default_mesh : FLAGS_mesh, out ? config : "");
     CheckFiles({}, {});
+    if (!FLAGS_dump_dir.empty()) MakeFolder("--dump_dir=" + FLAGS_dump_dir, FLAGS_dump_dir);
     VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
             << " of " << (job_ ? job_->processes() : 1);
-    if (!FLAGS_out.empty() && main_process()) WriteRunFolder(FLAGS_out, config, VersionText(ThisBuild()));
   } catch (const std::exception& e) {
     const int code = EndWith(e, kUsageError);
     if (stalls_) stalls_->Stop();
@@ -262,10 +273,21 @@ Launcher::~Launcher() {
   if (stalls_) stalls_->Stop();  // models may still have it
 }
 
-void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh) {
+void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh,
+                    const std::string& config) {
   const ProcessIdentity identity = ReadIdentity(Variable);
   const bool ours = identity.launcher == "--processes";
-  if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) exit(RunCopies(identity, argv, mesh));
+  const auto take_folder = [&] {
+    if (!config.empty() && !ours)
+      folder_ = std::make_unique<RunFolder>(FLAGS_out, config, VersionText(ThisBuild()));
+  };
+  // The parent of copies has the folder: restarts do not leave it to others, nor write other flags into it.
+  if (identity.alone()) take_folder();
+  if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) {
+    const int code = RunCopies(identity, argv, mesh);
+    if (folder_ && code == kUsageError) folder_->Withdraw();
+    exit(code);
+  }
   one_output_ = ours;
   terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
   StartLog(argv[0], identity.process, identity.alone());
@@ -288,11 +310,13 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   }
   if (label_)
     job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
-  RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},
-                                {"trace", FLAGS_trace},
-                                {"report", FLAGS_report},
-                                {"memory_budget", Cat(FLAGS_memory_budget)},
-                                {"peer_timeout", Cat(FLAGS_peer_timeout)}});
+  oneflow_like::RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},
+                                              {"out", FLAGS_out},
+                                              {"trace", FLAGS_trace},
+                                              {"report", FLAGS_report},
+                                              {"memory_budget", Cat(FLAGS_memory_budget)},
+                                              {"peer_timeout", Cat(FLAGS_peer_timeout)}});
+  if (main_process()) take_folder();
 }
 
 void Launcher::StartLog(const std::string& program, int process, bool alone) {
@@ -305,9 +329,7 @@ void Launcher::StartLog(const std::string& program, int process, bool alone) {
   started = true;
   FLAGS_logtostderr = FLAGS_log_dir.empty();
   if (FLAGS_log_dir.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(FLAGS_log_dir, error);
-  if (error) Fail("log folder ", FLAGS_log_dir, " cannot be made: ", error.message());
+  MakeFolder("log folder " + FLAGS_log_dir, FLAGS_log_dir);
   log_file_ = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
                   alone ? "" : Cat(".process", process), ".log");
   FLAGS_timestamp_in_logfile_name = false;
@@ -419,6 +441,18 @@ int Launcher::data_threads() const {
   return DataThreads(cores, limited ? FLAGS_threads * FLAGS_kernel_threads : cores);
 }
 
+void Launcher::RequireSameFlags(const std::vector<std::string>& own) const {
+  if (!job_) return;
+  // Of the machine that a process is on, and what process 0 alone writes.
+  std::set<std::string> differ = {"devices",   "threads",       "kernel_threads", "data_threads",
+                                  "processes", "start_timeout", "network",        "stall_seconds",
+                                  "log_json",  "tensorboard",   "config"};
+  differ.insert(own.begin(), own.end());
+  std::vector<std::pair<std::string, std::string>> flags = FlagValues();
+  std::erase_if(flags, [&](const auto& flag) { return differ.count(flag.first) > 0; });
+  oneflow_like::RequireSameFlags(job_.get(), flags);
+}
+
 bool Launcher::dry_run() const { return FLAGS_dry_run; }
 bool Launcher::explain() const { return FLAGS_explain; }
 bool Launcher::restarted() const { return copy() && Variable(kRestartVariable) != nullptr; }
@@ -454,6 +488,7 @@ int Launcher::Main(const std::function<int()>& body) const {
 // An error that all processes make alike is printed by the main one alone where all is read together. Gives
 // the exit code: `code`, or that of the process that failed first, so that all end with one.
 int Launcher::EndWith(const std::exception& error, int code) const {
+  if (folder_ && !begun_) folder_->Withdraw();
   const bool at_once = main_process() || !one_output_;
   if (at_once) PrintError(error);
   if (!job_) return dynamic_cast<const NotTogether*>(&error) != nullptr ? kLostPeer : code;

@@ -15,6 +15,7 @@
 namespace oneflow_like {
 
 class LabelledOutput;  // actor/net/launch/local_launcher.h
+class RunFolder;       // oneflow_like/run_folder.h
 class StallWatch;      // oneflow_like/stalls.h
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
@@ -50,6 +51,12 @@ class Launcher {
   // other than the main one, `outputs` are ignored.
   using FlagFile = std::pair<std::string, std::string>;
   void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
+  // Collective. Throws Error if processes were given different values of a flag, the program's or Launcher's;
+  // the message names the flag and both values. The exceptions are those in `own` and those that a process
+  // may have for itself: --devices, --threads, --kernel_threads, --data_threads, --processes,
+  // --start_timeout, --network,
+  // --stall_seconds, --config, --log_json, --tensorboard.
+  void RequireSameFlags(const std::vector<std::string>& own = {}) const;
   // --data_threads: threads of a DataPipeline (oneflow_like/data/pipeline.h). Default: the cores that kernels
   // leave, at least one.
   int data_threads() const;
@@ -75,10 +82,12 @@ class Launcher {
 
  private:
   void StartLog(const std::string& program, int process, bool alone);
-  void Join(const std::vector<std::string>& argv, const std::string& mesh);
+  // `config` is for --out; empty: there is none, or nothing is run.
+  void Join(const std::vector<std::string>& argv, const std::string& mesh, const std::string& config);
   void JoinTraces() const;
   int EndWith(const std::exception& error, int code) const;
 
+  std::unique_ptr<RunFolder> folder_;      // of --out, in one process of the job
   std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher adds no labels
   std::shared_ptr<Job> job_;
   std::shared_ptr<StallWatch> stalls_;

@@ -1,14 +1,18 @@
 // --config and --out: flags read from a file, and a folder with the flags and the outputs of a run.
 #pragma once
 
+#include <memory>
 #include <string>
+
+#include "oneflow_like/checkpoint/safetensors.h"
 
 namespace oneflow_like {
 
 // Sets the flags that `file` names and the command line does not. Lines are --name=value, empty, or begin
-// with #. Throws Error, which names the line, for anything else, for a flag that the program lacks, that is
-// given twice or that takes flags from elsewhere (--flagfile, --fromenv), and for a value that the flag does
-// not accept.
+// with #. A value in double quotes may hold anything: \n, \r, \t, \", \\ and \x with two digits stand for
+// characters. Throws Error, which names the line, for anything else, for a flag that the program lacks, that
+// is given twice or that takes flags from elsewhere (--flagfile, --fromenv), and for a value that the flag
+// does not accept.
 void ReadConfig(const std::string& file);
 
 // All flags of the program and of Launcher with their values, except --config and --out, in ReadConfig's
@@ -21,9 +25,21 @@ std::string ConfigText();
 // goes on.
 void SendOutputsTo(const std::string& folder);
 
-// Creates the folder and writes folder/config, with which --config repeats the run, and folder/build, the
-// output of --version. A folder with the config of another run is an Error that names the flags that differ;
-// it is left unchanged.
-void WriteRunFolder(const std::string& folder, const std::string& config, const std::string& build);
+// The folder of --out while a run uses it.
+class RunFolder {
+ public:
+  // Creates `folder` and writes folder/config, with which --config repeats the run, and folder/build, the
+  // output of --version. Throws Error, and leaves the folder unchanged, if a program that has not ended uses
+  // it, or if it has the config of another run; the message names the flags that differ.
+  RunFolder(const std::string& folder, const std::string& config, const std::string& build);
+  // For a run that was refused before it began: removes what the constructor wrote, so that the corrected
+  // command can use the folder. If the folder had the config already, nothing is removed.
+  void Withdraw();
+
+ private:
+  const std::string folder_;
+  std::unique_ptr<FolderLock> lock_;
+  bool created_ = false;
+};
 
 }  // namespace oneflow_like

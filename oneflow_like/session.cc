@@ -4,8 +4,10 @@
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -175,13 +177,24 @@ void Session::Impl::CheckReplicas() {
   RequireEqualReplicas(model.get(), step);
 }
 
+namespace {
+
+void WriteDump(const std::string& file, const std::string& text) {
+  errno = 0;
+  std::ofstream out(file);
+  out << text;
+  if (!out.flush()) Fail("dump file ", file, " cannot be written: ", std::strerror(errno != 0 ? errno : EIO));
+}
+
+}  // namespace
+
 void Session::Impl::DumpPlan(const plan::Plan& plan) const {
   if (model->options.dump_dir.empty()) return;
   plan::Plan shown = plan;
   ShortenForText(&shown);
   std::string text;
   google::protobuf::TextFormat::PrintToString(shown, &text);
-  std::ofstream(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), ".txt")) << text;
+  WriteDump(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), ".txt"), text);
 }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -330,9 +343,7 @@ DumpFn Dumper(const ModelImpl& model, const std::string& session) {
   if (model.options.job && model.options.job->process() != 0) return {};  // the same there
   return [folder](int number, const std::string& pass, const std::string& text) {
     std::string file = Cat(folder, "/", number < 10 ? "0" : "", number, "_", pass, ".txt");
-    std::ofstream out(file);
-    out << text;
-    if (!out.flush()) Fail("dump file ", file, " cannot be written");
+    WriteDump(file, text);
   };
 }
 

@@ -167,14 +167,15 @@ void File::Sync() {
 
 // --- FolderLock ---
 
-FolderLock::FolderLock(std::string folder, const std::string& whoever) : folder_(std::move(folder)) {
-  const std::string path = folder_ + "/.saving";
+FolderLock::FolderLock(std::string folder, const std::string& name, const std::string& otherwise)
+    : folder_(std::move(folder)) {
+  const std::string path = folder_ + "/" + name;
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) FailWith(path, Cat("it cannot be made: ", std::strerror(errno)));
   // Where the file system knows no locks, nothing keeps them apart.
   if (flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   close(fd_);
-  FailWith(folder_, Cat(whoever, " saves checkpoints in this folder; give each run one of its own"));
+  FailWith(folder_, otherwise);
 }
 
 FolderLock::~FolderLock() { close(fd_); }

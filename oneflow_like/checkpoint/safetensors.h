@@ -87,11 +87,11 @@ class SafetensorsWriter {
 // "F32", "BF16", ...: the format's name of a type.
 const char* SafetensorsName(DType dtype);
 
-// Prevents others from saving in a folder while it lives. Throws Error when one does, which the message calls
-// `whoever`.
+// Keeps a folder to one program while it lives, by a lock of the file `name` in it. When another program has
+// the lock, the constructor throws an Error that names the folder and continues with `otherwise`.
 class FolderLock {
  public:
-  FolderLock(std::string folder, const std::string& whoever);
+  FolderLock(std::string folder, const std::string& name, const std::string& otherwise);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   const std::string& folder() const { return folder_; }

@@ -256,9 +256,10 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
     if (error) Fail(folder, ": it cannot be made: ", error.message());
     if (!impl->folder_lock || impl->folder_lock->folder() != folder)
       impl->folder_lock = std::make_shared<FolderLock>(
-          folder, options.local
-                      ? "another program, or another host of this job, which then should leave out --local,"
-                      : "another program");
+          folder, ".saving",
+          Cat("another program",
+              options.local ? ", or another host of this job, which then should leave out --local," : "",
+              " saves checkpoints in this folder; give each run one of its own"));
     if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
     RemovePartial(folder);
     fs::create_directories(partial, error);

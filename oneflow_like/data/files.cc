@@ -16,8 +16,20 @@
 #include "core/error.h"
 
 namespace oneflow_like {
+namespace {
+
+// Of what has an end: a file or a pipe.
+void RequireReadable(const std::string& path) {
+  struct stat about = {};
+  if (stat(path.c_str(), &about) != 0) Fail("cannot open ", path, ": ", std::strerror(errno));
+  if (S_ISDIR(about.st_mode)) Fail("cannot read ", path, ": it is a folder");
+  if (S_ISCHR(about.st_mode) || S_ISBLK(about.st_mode)) Fail("cannot read ", path, ": it is a device");
+}
+
+}  // namespace
+
 GzipReader::GzipReader(const std::string& path) : path_(path) {
-  if (std::filesystem::is_directory(path)) Fail("cannot read ", path, ": it is a folder");
+  RequireReadable(path);
   errno = 0;
   file_ = gzopen(path.c_str(), "rb");
   if (file_ == nullptr) Fail("cannot open ", path, ": ", std::strerror(errno != 0 ? errno : ENOMEM));
@@ -63,6 +75,7 @@ std::string ReadFile(const std::string& path, int64_t limit) {
 bool IsGzip(const uint8_t* data, int64_t size) { return size >= 2 && data[0] == 0x1f && data[1] == 0x8b; }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
+  RequireReadable(path);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) Fail("cannot open ", path, ": ", std::strerror(errno));
   struct stat about = {};
@@ -88,7 +101,9 @@ MappedFile::~MappedFile() {
 }
 
 std::vector<std::string> FilesOf(const std::string& pattern) {
-  if (pattern.find_first_of("*?[") == std::string::npos || std::filesystem::exists(pattern)) return {pattern};
+  std::error_code error;  // a name that is too long, say, which reading will tell
+  if (pattern.find_first_of("*?[") == std::string::npos || std::filesystem::exists(pattern, error))
+    return {pattern};
   glob_t found = {};
   const int code = glob(pattern.c_str(), 0, nullptr, &found);  // sorted
   std::vector<std::string> files(found.gl_pathv, found.gl_pathv + (code == 0 ? found.gl_pathc : 0));

@@ -241,7 +241,6 @@ Shard OpenNpy(const std::string& path) {
 }
 
 Shard OpenText(const std::string& path, const Tokenizer* tokenizer) {
-  if (std::filesystem::is_directory(path)) Fail("cannot read ", path, ": it is a folder");
   auto file = std::make_shared<MappedFile>(path);
   Shard shard;
   const bool packed = path.ends_with(".gz") || IsGzip(file->data(), file->size());

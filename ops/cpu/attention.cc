@@ -5,6 +5,7 @@
 #include "ops/cpu/attention_few.h"
 #include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/attention_tile.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
 
@@ -54,7 +55,7 @@ void SoftmaxTile(int64_t key_count, float* tile, Running* run) {
 
 template <typename T>
 void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
-  static thread_local ForwardScratch scratch;
+  ForwardScratch& scratch = *OfThread<ForwardScratch>();
   const T *k = context.in[1].as<T>(), *v = context.in[2].as<T>();
   int64_t count = std::min(kLanes, call.queries - s), width = call.width, g = h / call.group;
   Tile q = TileOf(context.in[0].as<T>() + call.InQ(b, s, h), call.q_row, count, width, scratch.wide[0]);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ops/cpu/attention_tile.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/vectors.h"
 #include "ops/reference.h"
 
@@ -34,7 +35,7 @@ class FewQueries {
       : context_(context), call_(call), b_(b), g_(g), rows_(call.queries * call.group) {}
 
   void Run() {
-    static thread_local FewRowsState state;
+    FewRowsState& state = *OfThread<FewRowsState>();
     state_ = &state;
     for (int64_t s = 0; s < call_.queries; ++s) {
       position_[s] = call_.mask_rows.query_positions.At(b_, s);

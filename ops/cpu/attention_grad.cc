@@ -5,6 +5,7 @@
 // attention_narrow.h takes it.
 #include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/attention_tile.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
 
@@ -114,13 +115,9 @@ void BackwardBlock(const Head& at, const HeadGrad& to, const AttentionCall& call
   StoreLanes(scratch->dq, scratch->one, count, width, to.dq + s * to.dq_row, to.dq_row);
 }
 
-BackwardScratch* Scratch() {
-  static thread_local BackwardScratch scratch;
-  return &scratch;
-}
-
 void BackwardHead(const Head& head, const HeadGrad& to, const AttentionCall& call, int64_t b, int64_t h) {
-  for (int64_t s = 0; s < call.queries; s += kLanes) BackwardBlock(head, to, call, b, h, s, Scratch());
+  for (int64_t s = 0; s < call.queries; s += kLanes)
+    BackwardBlock(head, to, call, b, h, s, OfThread<BackwardScratch>());
 }
 
 // Operand i of attention_grad (dy, q, k, v, o) of a head of queries, in place or in the thread's buffer.
@@ -183,7 +180,7 @@ void RunGroup(const KernelContext& context, const AttentionCall& call, int64_t b
 
 // Adds the slopes of queries [s, s + count) of head h of batch b.
 void AddSlopes(const Head& at, const AttentionCall& call, int64_t b, int64_t h, int64_t s, float* dbias) {
-  BackwardScratch* scratch = Scratch();
+  BackwardScratch* scratch = OfThread<BackwardScratch>();
   int64_t count = std::min(kLanes, call.queries - s);
   LoadBlock(at, call, s, count, scratch);
   BlockMask mask(call, b, h, s, count);

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/narrow_tile.h"
+#include "ops/cpu/scratch.h"
 
 namespace oneflow_like::cpu {
 
@@ -147,7 +148,7 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, const 
 }
 
 void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
-  static thread_local NarrowForward scratch;
+  NarrowForward& scratch = *OfThread<NarrowForward>();
   int64_t count = std::min(kLanes, call.queries - s);
   PairLanes<kLanes>(context.in[0].as<BFloat16>() + call.InQ(b, s, h), call.q_row, count, call.width,
                     scratch.q);
@@ -285,7 +286,7 @@ void BackwardBlock(const KernelContext& context, const AttentionCall& call, int6
 
 // All heads of queries that share head `g` of keys.
 void BackwardGroup(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t g) {
-  static thread_local NarrowBackward scratch;
+  NarrowBackward& scratch = *OfThread<NarrowBackward>();
   int64_t keys = call.keys, pitch = PitchOf(call.width), value_pitch = PitchOf(call.value_width);
   const BFloat16* k = context.in[2].as<BFloat16>() + call.InK(b, 0, g);
   scratch.k_rows.resize((keys + 1) / 2 * pitch);

@@ -692,6 +692,25 @@ TEST(FileCheckTest, LinksLeadToFilesThatAreNotThereYet) {
   EXPECT_EQ(WhyNotWritable(link), std::strerror(ENOENT));
 }
 
+// Of a file that is not there yet, in every spelling, also of a name alone.
+TEST(FileCheckTest, SpellingsOfOneFileAreEqual) {
+  namespace fs = std::filesystem;
+  TestFolder folder("core_test");
+  fs::create_directories(folder / "a");
+  const fs::path before = fs::current_path();
+  fs::current_path(folder / ".");
+  for (const char* name : {"new", "a/new"}) {
+    SCOPED_TRACE(name);
+    const std::string identity = FileIdentity(folder / name);
+    EXPECT_NE(identity, "");
+    for (const std::string& spelling : {std::string(name), Cat("./", name), Cat("a/../", name)})
+      EXPECT_EQ(FileIdentity(spelling), identity) << spelling;
+  }
+  EXPECT_NE(FileIdentity("new"), FileIdentity("a/new"));
+  EXPECT_THROW(RequireDistinct({}, {{"--x=new", "new"}, {"--y=new", "new"}}), Error);
+  fs::current_path(before);
+}
+
 // As mkfifo makes it: who writes waits for who reads.
 TEST(FileCheckTest, APipeMayBeReadLater) {
   TestFolder folder("core_test");

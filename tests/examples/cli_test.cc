@@ -133,6 +133,8 @@ TEST_F(CliTest, UnknownFlagsAndWrongTypes) {
 TEST_F(CliTest, WrongTexts) {
   ExpectError(Gpt({"--text=" + folder_ + "/none.txt"}), {"none.txt", "No such file"});
   ExpectError(Gpt({"--text=" + folder_}), {"folder"});
+  ExpectError(Gpt({"--text=/dev/zero"}), {"/dev/zero", "a device"});
+  ExpectError(Gpt({"--text=" + std::string(300, 'x')}), {"cannot open xxx", "too long"});
   ExpectError(Gpt({"--text=" + Write("short.txt", "12345678")}), {"short.txt", "8 tokens", "9"});
   ExpectError(Gpt({"--text=" + Write("empty.txt", "")}), {"empty.txt", "0 tokens"});
   ExpectError(Gpt({"--text=" + Write("plain.gz", "not packed")}), {"plain.gz", "gzip"});
@@ -152,6 +154,28 @@ TEST_F(CliTest, LogThatCannotBeWritten) {
   ExpectError(Gpt({"--log_json=" + folder_ + "/none/log.json"}),
               {"--log_json=", "none/log.json", "No such file"});
   ExpectError(Gpt({"--log_json=" + folder_}), {folder_, "folder"});
+}
+
+// As on a disk that becomes full: the reason is the system's.
+TEST_F(CliTest, FilesThatCannotGrowAreNamedWithTheReason) {
+  const std::pair<const char*, const char*> outputs[] = {{"--log_json=", "log file"},
+                                                         {"--trace=", "trace file"},
+                                                         {"--report=", "report"},
+                                                         {"--dump_dir=", "dump file"}};
+  for (const auto& [flag, what] : outputs) {
+    SCOPED_TRACE(flag);
+    const ShellOutcome o =
+        Shell(Cat("trap '' XFSZ; ulimit -f 8; ", OFL_BINARY_DIR, "/examples/gpt --text=", text_,
+                  " --layers=4 --width=16 --heads=2 --context=8 --batch=4 --steps=100 --eval_batches=0 "
+                  "--sample_tokens=0 ",
+                  flag, folder_, "/grows"));
+    EXPECT_EQ(o.code, kRunError) << o.output;
+    const size_t error = o.output.find("error: ");
+    ASSERT_NE(error, std::string::npos) << o.output;
+    EXPECT_NE(o.output.find(what, error), std::string::npos) << o.output;
+    EXPECT_NE(o.output.find("File too large", error), std::string::npos) << o.output;
+    std::filesystem::remove_all(folder_ + "/grows");
+  }
 }
 
 // Every output with everything that can be wrong with it; nobody trains first, and nothing is touched.
@@ -663,21 +687,28 @@ TEST_F(ProcessesCliTest, AnErrorThatAllMakeIsPrintedOnce) {
   }
 }
 
-TEST_F(ProcessesCliTest, WhatDiffersBetweenProcessesIsNamed) {
-  ExpectWords(
-      FailTogether("seed", {"--seed=1", "--seed=7"}, {"--mesh=cpu:dp=2"}),
-      {"session train is not the same on all processes: option --seed: process 0 has 1, process 1 has 7"});
-  ExpectWords(FailTogether("mesh", {"--mesh=cpu:dp=2", "--mesh=cpu:tp=2"}),
-              {"option --mesh: process 0 has cpu:dp=2,tp=1,pp=1, process 1 has cpu:dp=1,tp=2,pp=1"});
-  ExpectWords(FailTogether("micro", {"", "", "", "--micro_batches=2"}, {"--mesh=cpu:dp=2,tp=2"}),
-              {"option micro_batches: process 0 has 1, process 3 has 2"});
-  ExpectWords(FailTogether("width", {"", "--width=32"}, {"--mesh=cpu:dp=2"}),
-              {"session train is not the same on all processes: process 0 has '", "', process 1 has '",
-               "embedding = ", "f32[256,16]", "f32[256,32]", "at gpt_model.cc:"});
-  ExpectWords(FailTogether("layers", {"", "--layers=3"}, {"--mesh=cpu:dp=2"}),
-              {"process 0 has 'block0/", "process 1 has 'block0/", "stddev=", "at gpt_model.cc:"});
-  ExpectWords(FailTogether("lr", {"--lr=0.001", "--lr=0.002"}, {"--mesh=cpu:dp=2"}),
-              {"lr=0.001", "lr=0.002", "process 0 has '", "process 1 has '"});
+// By name, before anything has begun: also what none of them would have missed, such as another text.
+TEST_F(ProcessesCliTest, FlagsOfTheProgramThatDifferAreNamed) {
+  const std::string other = Write("other.txt", std::string(9000, 'x'));
+  const std::tuple<std::string, std::string, std::string> cases[] = {
+      {"seed", "1", "7"},       {"width", "16", "32"},   {"layers", "2", "3"},
+      {"lr", "0.001", "0.002"}, {"steps", "3", "4"},     {"save", "", folder_ + "/saved"},
+      {"text", text_, other},   {"prompt", "a", "a\nb"}, {"micro_batches", "1", "2"}};
+  int number = 0;
+  for (const auto& [flag, first, second] : cases) {
+    SCOPED_TRACE(flag);
+    const std::string shown = second == "a\nb" ? "a\\nb" : second;
+    ExpectWords(
+        FailTogether(Cat("differ", number++), {Cat("--", flag, "=", first), Cat("--", flag, "=", second)},
+                     {"--mesh=cpu:dp=2"}, kUsageError),
+        {Cat("different flags: option --", flag, ": process 0 has ", first.empty() ? "none" : first,
+             ", process 1 has ", shown)});
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/saved"));
+  ExpectWords(FailTogether("mesh", {"--mesh=cpu:dp=2", "--mesh=cpu:tp=2"}, {}, kUsageError),
+              {"option --mesh: process 0 has cpu:dp=2, process 1 has cpu:tp=2"});
+  ExpectWords(FailTogether("out", {"--out=" + folder_ + "/a", ""}, {"--mesh=cpu:dp=2"}, kUsageError),
+              {"option --out: process 0 has " + folder_ + "/a, process 1 has none"});
 }
 
 // Told apart by what whoever started it should do: mend the command, look into the run, or start it again.

@@ -1,5 +1,5 @@
-// README.md and docs/ say what is there: each command of a program runs, at a size that takes a moment; each
-// message that they explain is one of ours; each link leads somewhere; each header is named by its folder.
+// README.md and docs/ say what is there: each message that they explain is one of ours; each link leads
+// somewhere; each header is named by its folder. Their commands: docs_commands_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,105 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::vector<std::string> Pages() {
-  std::vector<std::string> pages;
-  for (const auto& entry : fs::directory_iterator(OFL_SOURCE_DIR "/docs"))
-    if (entry.path().extension() == ".md") pages.push_back(entry.path());
-  std::sort(pages.begin(), pages.end());
-  pages.insert(pages.begin(), OFL_SOURCE_DIR "/README.md");
-  pages.push_back(OFL_SOURCE_DIR "/examples/README.md");
-  return pages;
-}
-
-// Lines of blocks of no language that begin with a program of examples/, without what is said of them.
-std::vector<std::string> CommandsOf(const std::string& page) {
-  std::vector<std::string> commands;
-  bool inside = false, plain = false;
-  for (std::string line : LinesOf(TextOf(page))) {
-    if (line.rfind("```", 0) == 0) {
-      inside = !inside;
-      plain = line == "```";
-    } else if (inside && plain && line.rfind("build/examples/", 0) == 0) {
-      if (const size_t said = line.find("  #"); said != std::string::npos) line.resize(said);
-      if (const size_t said = line.find(" # "); said != std::string::npos) line.resize(said);
-      commands.push_back(line);
-    }
-  }
-  return commands;
-}
-
-// The command at a size that takes a moment. Commands for a GPU, or of a model of hundreds of millions of
-// weights, are compiled and not run.
-std::string Small(const std::string& command) {
-  const auto is = [&](const char* program) { return Has(command + " ", Cat("examples/", program, " ")); };
-  const bool gpt = is("gpt"), llama = is("llama"), hf = Has(command, "--load_hf=");
-  std::string more;
-  if (Has(command, "=cuda:") || Has(command, "+cuda:") || Has(command, "--size=160m")) more += " --dry_run";
-  if (gpt && !Has(command, "--layers=")) more += " --layers=2 --width=16 --heads=4 --context=16 --batch=8";
-  if (llama && !Has(command, "--size=") && !hf) more += " --layers=2 --context=16 --batch=8";
-  if ((gpt || llama) && !Has(command, "--save=")) more += " --steps=2";
-  if (gpt || llama) more += " --eval_batches=1 --sample_tokens=0";
-  if (is("generate")) {
-    more += " --tokens=4";
-    // A token that the small model's tokenizer, bytes, has.
-    return std::regex_replace(command, std::regex("--stop='[^']*'"), "--stop=7") + more;
-  }
-  if (is("mlp")) more += " --epochs=1 --hidden=8";
-  for (const char* program : {"resnet", "vit", "dlrm", "moe", "bert", "insightface", "unet"})
-    if (is(program)) more += " --steps=1 --batch=8 --eval_batches=1";
-  if (is("dlrm")) more += " --rows=100";
-  if (is("insightface")) more += " --identities=64 --sampled=16";
-  return command + more;
-}
-
-TEST(Docs, CommandsRun) {
-  const TestFolder folder("docs_test");
-  fs::create_symlink(OFL_BINARY_DIR, folder / "build");
-  fs::create_symlink(OFL_SOURCE_DIR "/examples", folder / "examples");
-  std::string text;
-  for (int i = 0; i < 400; ++i) text += Cat("the quick brown fox ", i * 7919, "\n");
-  folder.Write("book.txt", text);
-  // Tokens as llm.c keeps them: 256 numbers before them, of which the first three count, then 16 bits each.
-  std::vector<int32_t> header(256, 0);
-  header[0] = 20240520, header[1] = 1, header[2] = 4000;
-  std::string tokens(reinterpret_cast<const char*>(header.data()), 1024);
-  for (int i = 0; i < 4000; ++i) tokens += {static_cast<char>(i * i % 251), '\0'};
-  folder.Write("book.bin", tokens);
-  folder.Write("questions.txt", "Who?\nWhy?\n");
-  std::string clicks;
-  for (int row = 0; row < 64; ++row) {
-    clicks += std::to_string(row % 3 == 0);
-    for (int i = 0; i < 39; ++i)
-      clicks += Cat("\t", i < 13 ? std::to_string(row * i) : Cat("w", row * i % 7));
-    clicks += "\n";
-  }
-  folder.Write("day_0", clicks);
-  fs::create_directory(folder / "shards");
-  fs::copy(folder / "book.bin", folder / "shards/train_0.bin");
-  const auto run = [&](const std::string& command) {
-    return Shell(Cat("cd ", folder / ".", " && ", command));
-  };
-  for (const char* folder_of : {"Llama-3.2-1B", "Qwen2-0.5B --qkv_bias"})
-    ASSERT_EQ(
-        run(Cat("build/examples/llama --layers=2 --steps=1 --context=16 --eval_batches=0 --sample_tokens=0 "
-                "--save_hf=",
-                folder_of))
-            .code,
-        0);
-  int commands = 0;
-  for (const std::string& page : Pages()) {
-    if (Has(page, "/docs/")) fs::remove_all(folder / "run");  // each of these begins anew
-    if (Has(page, "/examples/")) run(Small("build/examples/gpt --save=run --save_every=50"));
-    for (const std::string& command : CommandsOf(page)) {
-      const ShellOutcome o = run(Small(command));
-      const bool tells = Has(command, "checkpoint diff ");  // 1: there are differences
-      EXPECT_EQ(o.code, tells ? 1 : 0) << page << ":\n" << Small(command) << "\n" << o.output;
-      ++commands;
-    }
-  }
-  EXPECT_GT(commands, 30);
-}
 
 // All literals of the sources, adjacent ones joined as the compiler does.
 std::string Literals() {

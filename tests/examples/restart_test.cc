@@ -127,7 +127,7 @@ TEST_F(Restart, ElasticGoesOnWithFewerProcesses) {
   const Flags few = {"--steps=" + std::to_string(kFew), "--lr=1e-4"};
   const std::string name = "elastic", mesh = "cpu:dp=4";
   Flags more = few;
-  more.push_back("--elastic=dp");
+  more.insert(more.end(), {"--elastic=dp", "--out=" + (folder_ / "out")});
   auto run = Start(name, Restarting(name, mesh, 4, 5, more));
   int deaths = 0;
   // Of 4 processes 3 are left, then 2, then 1; the batch of 4 is not cut over 3.
@@ -142,6 +142,8 @@ TEST_F(Restart, ElasticGoesOnWithFewerProcesses) {
   EXPECT_EQ(End(*run, name), 0) << run->err();
   EXPECT_GT(deaths, 0);
   EXPECT_LE(CurveDifference(Losses(name), Undisturbed(mesh, 4, few).losses), 1e-5);
+  EXPECT_NE(TextOf(folder_ / "out/config").find("--mesh=" + mesh + "\n"), std::string::npos)
+      << "as it was begun";
 }
 
 TEST_F(Restart, MistakesAreNotRepeated) {

@@ -37,6 +37,11 @@ class RunFolder : public ::testing::Test {
     }
     return losses;
   }
+  // What gpt wrote at the end, with the prompt.
+  static std::string SampleOf(const std::string& output) {
+    const size_t begin = output.find("--- a sample ---\n");
+    return begin == std::string::npos ? "" : output.substr(begin, output.find("a step of train") - begin);
+  }
   const std::string kSmall =
       "--layers=2 --width=16 --heads=2 --context=16 --batch=8 --steps=6 --eval_batches=2 --sample_tokens=0 ";
   TestFolder folder_{"run_folder_test"};
@@ -46,7 +51,9 @@ class RunFolder : public ::testing::Test {
 TEST_F(RunFolder, ItsConfigRepeatsTheRun) {
   const std::string settings[] = {
       "", "--seed=5 --lr=0.003 --dtype=bf16 --mesh=cpu:dp=2,pp=2 --micro_batches=2",
-      "--mesh=cpu:dp=2 --processes=2 --zero=1 --nosequence_parallel", "--prompt=\"two words = three\""};
+      "--mesh=cpu:dp=2 --processes=2 --zero=1 --nosequence_parallel", "--prompt=\"two words = three\"",
+      // What is no line as it is: ends of lines, quotation marks, blanks at the end, tabs, other alphabets.
+      "--sample_tokens=4 --prompt='\"a\" \\n\n--lr=5\r\n\tb ü \x01  '"};
   int number = 0;
   for (const std::string& flags : settings) {
     SCOPED_TRACE(flags);
@@ -67,10 +74,12 @@ TEST_F(RunFolder, ItsConfigRepeatsTheRun) {
     const std::vector<std::string> losses = Losses(first + "/metrics.jsonl");
     ASSERT_GE(losses.size(), 6u);
     EXPECT_NE(losses[0].find("\"loss\""), std::string::npos);
+    const std::string sample = SampleOf(o.output);
     o = Run("gpt", Cat("--config=", first, "/config --out=", again));
     ASSERT_EQ(o.code, 0) << o.output;
     EXPECT_EQ(Losses(again + "/metrics.jsonl"), losses);
     EXPECT_EQ(TextOf(again + "/config"), TextOf(first + "/config"));
+    EXPECT_EQ(SampleOf(o.output), sample);
     o = Run("gpt", Cat("--config=", first, "/config --seed=77 --out=", again, "77"));
     ASSERT_EQ(o.code, 0) << o.output;
     EXPECT_NE(Losses(again + "77/metrics.jsonl"), losses);
@@ -97,6 +106,51 @@ TEST_F(RunFolder, HoldsOneRun) {
   Refused("--out=/proc/none", {"/proc/none", "cannot be made"});
 }
 
+// Whoever comes while a run is under way changes nothing.
+TEST_F(RunFolder, HasOneProgramAtATime) {
+  int number = 0;
+  for (const char* processes : {"--mesh=cpu:dp=1", "--mesh=cpu:dp=2 --processes=2"}) {
+    SCOPED_TRACE(processes);
+    const std::string out = folder_ / Cat("busy", number++), command = Cat(kSmall, processes, " --out=", out);
+    std::vector<std::string> flags;
+    std::istringstream words(command + " --steps=1000000");
+    for (std::string word; words >> word;) flags.push_back(word);
+    Process run({.program = OFL_BINARY_DIR "/examples/gpt", .flags = flags, .output = folder_ / "run"});
+    for (const double end = Seconds() + 60; TextOf(out + "/metrics.jsonl").empty() && Seconds() < end;)
+      Sleep(0.02);
+    run.Signal(SIGSTOP);
+    const std::string config = TextOf(out + "/config"), metrics = TextOf(out + "/metrics.jsonl");
+    ASSERT_NE(metrics, "");
+    const ShellOutcome o = Run("gpt", command + " --steps=1000000");
+    EXPECT_EQ(o.code, kUsageError) << o.output;
+    EXPECT_NE(o.output.find("another program that has not ended writes into this folder"), std::string::npos)
+        << o.output;
+    EXPECT_EQ(TextOf(out + "/metrics.jsonl"), metrics);
+    EXPECT_EQ(TextOf(out + "/config"), config);
+  }
+}
+
+// A command that is refused, or only planned, can be corrected.
+TEST_F(RunFolder, IsOfRunsThatBegan) {
+  const std::string out = folder_ / "out", wanted = Cat(kSmall, "--out=", out);
+  for (const char* flags : {"--text=/none", "--heads=5", "--processes=2 --mesh=cpu:dp=2 --text=/none",
+                            "--processes=3", "--dry_run"}) {
+    SCOPED_TRACE(flags);
+    const ShellOutcome o = Run("gpt", Cat(wanted, " ", flags));
+    EXPECT_EQ(o.code, std::string(flags) == "--dry_run" ? 0 : kUsageError) << o.output;
+    EXPECT_FALSE(std::filesystem::exists(out + "/config"));
+  }
+  const ShellOutcome o = Run("gpt", wanted);
+  EXPECT_EQ(o.code, 0) << o.output;
+  // Nor does a refusal take the config of a run that was there.
+  const std::string config = TextOf(out + "/config");
+  EXPECT_EQ(Run("gpt", wanted + " --processes=3").code, kUsageError);
+  std::filesystem::remove_all(out + "/checkpoints");
+  folder_.Write("out/checkpoints", "no folder");
+  EXPECT_EQ(Run("gpt", wanted).code, kUsageError);
+  EXPECT_EQ(TextOf(out + "/config"), config);
+}
+
 // Programs with fewer flags have less in their folders.
 TEST_F(RunFolder, OfAnyProgram) {
   const ShellOutcome o = Run("hello_sbp", Cat("--out=", folder_ / "hello"));
@@ -118,6 +172,10 @@ TEST_F(RunFolder, WrongConfigsAreNamed) {
   Refused(config("--config=" + file + "\n"), {"names --config itself"});
   Refused(config("--flagfile=/none\n"), {"--flagfile takes flags from elsewhere"});
   Refused(config("--fromenv=lr\n"), {"--fromenv takes flags from elsewhere"});
+  for (const char* value :
+       {"\"", "\"a", "\"a\"b\"", "\"a\\\"", "\"\\q\"", "\"\\x1\"", "\"\\x00\"", "\"\\x-1\""})
+    Refused(config(Cat("--prompt=", value, "\n")),
+            {"line 1: the value of --prompt begins with a quotation mark"});
   Refused(config("\x1b[31m--lr=1\n"), {"line 1, \"\\x1b[31m--lr=1\", is no flag"});
   Refused(config("--dtype=fp7\n"), {"fp7"});
   const ShellOutcome o =

@@ -1,6 +1,7 @@
 // Every fast CPU kernel against the reference kernel of its operator on the cases of kernel_cases.h; the
 // scalar bodies against the C++ library; programs of fused chains.
 #include <gtest/gtest.h>
+#include <link.h>
 
 #include <algorithm>
 #include <cmath>
@@ -375,6 +376,20 @@ TEST(Scalars, Edges) {
                     scalar::AtMost()(nan, 0), scalar::LeakyRelu()(nan, 0), scalar::Elu()(nan, 1)}) {
     EXPECT_TRUE(std::isnan(got));
   }
+}
+
+// Thread-local objects take room on the stack of every thread, and oneTBB gives its threads 4 MB; programs
+// for all processors have these kernels four times.
+TEST(CpuKernels, TakeLittleOfTheStacksOfOtherThreads) {
+  size_t bytes = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* sum) {
+        for (int i = 0; i < info->dlpi_phnum; ++i)
+          if (info->dlpi_phdr[i].p_type == PT_TLS) *static_cast<size_t*>(sum) += info->dlpi_phdr[i].p_memsz;
+        return 0;
+      },
+      &bytes);
+  EXPECT_LT(bytes, 64u << 10);
 }
 
 }  // namespace
