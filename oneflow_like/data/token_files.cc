@@ -312,6 +312,8 @@ Tokens::Shard OpenShard(const std::string& path, const Tokenizer* tokenizer) {
     shard = OpenLlmc(path);
   } else if (ending == ".npy") {
     shard = OpenNpy(path);
+  } else if (ending == ".npz") {  // whose bytes nobody wants to learn
+    Fail(path, " is an archive of arrays; unpack it and name the .npy files in it");
   } else {
     shard = OpenText(path, tokenizer);
   }

@@ -377,6 +377,31 @@ TEST_F(CliTest, CheckpointSaysWhatIsWrongWithItsFlags) {
   EXPECT_LE(LinesOf(help.out).size(), 30u) << help.out;
 }
 
+// Silent when all is well; the lines of a start by a flag, or in a file.
+TEST_F(CliTest, LogsAsMuchAsItIsTold) {
+  const std::string logs = folder_ + "/logs";
+  const std::vector<std::string> lines = {"process 0 of 1", "session train is compiled",
+                                          "session train is ready"};
+  struct Case {
+    std::vector<std::string> flags;
+    bool printed, kept;
+  };
+  for (const Case& c :
+       {Case{{}, false, false}, Case{{"--v=1"}, true, false},
+        Case{{"--v=1", "--minloglevel=1"}, false, false}, Case{{"--log_dir=" + logs}, false, true},
+        Case{{"--log_dir=" + logs, "--v=0"}, false, false}}) {
+    std::filesystem::remove_all(logs);
+    const Outcome o = Gpt(c.flags);
+    EXPECT_EQ(o.code, 0) << o.err;
+    const std::string kept = TextOf(logs + "/gpt.log");
+    for (const std::string& line : lines) {
+      SCOPED_TRACE(line + " | " + (c.flags.empty() ? "" : c.flags.back()));
+      EXPECT_EQ(o.err.find(line) != std::string::npos, c.printed) << o.err;
+      EXPECT_EQ(kept.find(line) != std::string::npos, c.kept) << kept;
+    }
+  }
+}
+
 TEST_F(CliTest, VersionNamesTheBuildAndItsLibraries) {
   const Outcome o = Run("gpt", {"--version"});
   EXPECT_EQ(o.code, 0) << o.err;

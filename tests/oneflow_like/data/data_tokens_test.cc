@@ -108,6 +108,7 @@ TEST_F(DataTokensTest, MistakesNameFileAndOffset) {
            Case{"negative.bin", LlmcFile<uint16_t>(20240520, 1, -1, {}), "-1 tokens"},
            Case{"absurd.bin", LlmcFile(20240801, 7, 2147483647, one), "2147483647 tokens"},
            Case{"odd.bin", LlmcFile(20240520, 1, 1, one) + "x", "1 tokens, but 3 bytes"},
+           Case{"several.npz", "PK", "unpack it and name the .npy files"},
            Case{"no.npy", std::string(100, 'x'), "not an .npy file"},
            Case{"big.npy", NpyFile(">u2", "(2,)", BytesOf(two)), "big-endian"},
            Case{"floats.npy", NpyFile("<f4", "(1,)", BytesOf(two)), "'<f4', not integers"},
