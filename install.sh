@@ -6,11 +6,11 @@ libdnnl-dev libucx-dev libtbb-dev zlib1g-dev nlohmann-json3-dev libgtest-dev lib
 # Good to have: the build goes on without them. ccache makes the second build fast, bench sets libcaf-dev's messages
 # beside ours, libpmix-dev lets mpirun and srun --mpi=pmix start programs, libjpeg-dev and libpng-dev decode pictures,
 # libpcre2-dev, libutf8proc-dev and libsentencepiece-dev read tokenizers,
-# python3-yaml and python3-jsonschema check Kubernetes' manifest, iproute2 shows sockets and devices, doxygen makes the
-# reference of the headers, the others are what the examples learn from.
+# python3-yaml and python3-jsonschema check Kubernetes' manifest, iproute2 shows sockets and devices, nftables tries the
+# rules of docs/many_processes.md, doxygen makes the reference of the headers, the others are what the examples learn from.
 optional_packages="ccache jargon-text dataset-fashion-mnist libcaf-dev libpmix-dev libjpeg-dev libpng-dev \
 libpcre2-dev libutf8proc-dev libsentencepiece-dev \
-python3-yaml python3-jsonschema iproute2 doxygen"
+python3-yaml python3-jsonschema iproute2 nftables doxygen"
 # Small installations leave out /usr/share/doc, which is where this text lives.
 text_file=/usr/share/doc/jargon-text/jargon.txt.gz
 

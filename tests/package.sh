@@ -104,7 +104,7 @@ cmp "$systems/deb/root/losses.one" "$systems/archive/root/losses.one" || fail ".
 inside deb "
   cmake -S /root/consumer -B /tmp/consumer -DCMAKE_BUILD_TYPE=Release
   cmake --build /tmp/consumer
-  /tmp/consumer/consumer
+  /tmp/consumer/consumer /root/rows.csv
   rm -rf /root/[a-np-z]* && dpkg --purge oneflow-like"
 files_of deb > "$systems/after"
 sed -i '\,^./root/,d' "$systems/without" "$systems/after"

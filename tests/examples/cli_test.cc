@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "core/exit_codes.h"
 #include "oneflow_like/data/files.h"
 #include "tests/processes.h"

@@ -164,7 +164,7 @@ std::string Check(const Placed& p, const Held& whole, const Pieces& pieces) {
     bool first = true;  // of the Partial copies
     for (size_t a = 0; a < coords.size(); ++a) first &= !p.sbp[a].is_partial() || coords[a] == 0;
     if (!first) continue;
-    ForEach(held->box, [&](const Dims& at) {
+    ForEach(held->box, [&, &coords = coords](const Dims& at) {  // clang 14 takes no binding along by itself
       const float value = read(coords, 0, at), wanted = whole.data[whole.Index(at)];
       if (!(value == wanted)) wrong = Cat("at ", at.str(), " there is ", value, " and not ", wanted);
     });
