@@ -27,6 +27,9 @@ class FeedSource {
   virtual ~FeedSource() = default;
   // The next step's feeds. Throws Error when there are none, or they cannot be read.
   virtual FeedPieces Next() = 0;
+  // Samples of a step, of all processes together, along the first axis of every input that it feeds; 0: not
+  // known.
+  virtual int64_t batch() const { return 0; }
 };
 
 // Disjoint boxes that contain every element of `boxes`, in the order of their first elements: two that

@@ -15,6 +15,7 @@
 
 #include "actor/net/talk/job.h"
 #include "compiler/explain.h"
+#include "oneflow_like/data/files.h"
 #include "oneflow_like/event_file.h"
 #include "oneflow_like/session_impl.h"
 
@@ -46,7 +47,7 @@ void CheckNames(const Scalars& scalars) {
   std::set<std::string> names = {"step"};
   for (const auto& [name, value] : scalars) {
     if (name.empty() || std::any_of(name.begin(), name.end(), [](char c) { return c < ' ' || c > '~'; }))
-      Fail("Metrics: '", name, "' is no name of a scalar, which is printable ASCII");
+      Fail("Metrics: '", Shown(name), "' is no name of a scalar, which is printable ASCII");
     if (!names.insert(name).second) Fail("Metrics: '", name, "' is given twice; name yours otherwise");
   }
 }

@@ -227,6 +227,19 @@ FeedPieces Session::Impl::OwnPieces(const FeedPieces& pieces) const {
   return own;
 }
 
+// Of a source, whose batches may be larger than the inputs: the boxes alone do not show it.
+void Session::Impl::CheckBatch(int64_t batch, const FeedPieces& pieces) const {
+  if (batch == 0) return;
+  for (const auto& [name, some] : pieces) {
+    const auto input = inputs.find(name);
+    if (input == inputs.end()) continue;
+    const Dims& shape = compiled.graph.value(input->second).shape;
+    if (shape.rank() == 0 || shape[0] != batch)
+      Fail("input '", name, "' of session ", options.name, " is ", shape.str(),
+           ", but its data comes in batches of ", batch, "; give the pipeline and the input one batch");
+  }
+}
+
 Feeds Session::Impl::OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const {
   Feeds own;
   std::string names;
@@ -292,6 +305,7 @@ StepResult Session::Run(FeedSource& source, const Feeds& also) {
                                                         ", which waits for data from its source"));
   const FeedPieces pieces = source.Next();
   doing.reset();
+  impl_->CheckBatch(source.batch(), pieces);
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   StepResult result = Run(also, pieces);
   result.state_->data_seconds = waited.count();

@@ -40,6 +40,7 @@ struct Session::Impl {
   // The feeds of this session's inputs; those of the model's other inputs are left out, so that one Feeds
   // serves training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
   Feeds OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
+  void CheckBatch(int64_t batch, const FeedPieces& pieces) const;
   FeedPieces OwnPieces(const FeedPieces& pieces) const;
   const FeedNeeds& NeedsHere();
   // The factor on learning rates of the next step, which is fed where lr_function gives it. REQUIRES: loaded.

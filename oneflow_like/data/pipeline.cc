@@ -33,6 +33,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 1 << 16;  // least bytes of samples that are worth a chunk
 constexpr int kMostSubstitutes = 100;
+constexpr int64_t kMostBatch = int64_t{1} << 48;  // elements of a tensor
 constexpr size_t kMostLogged = 20;
 
 // oneTBB sees to it that what a thread did is seen by the one that goes on with it. ThreadSanitizer does not
@@ -164,8 +165,11 @@ void DataPipeline::Impl::WantOf(size_t field) {
 }
 
 void DataPipeline::Impl::Prepare() {
+  CheckSource("the data of a pipeline", source.get());
   const auto& fields = source->fields();
   if (options.batch < 1) Fail("a pipeline has a batch of ", options.batch, ", must be at least 1");
+  if (options.batch > kMostBatch)
+    Fail("a pipeline has a batch of ", options.batch, ", must be at most ", kMostBatch);
   if (options.start < 0) Fail("a pipeline starts at sample ", options.start, ", must be 0 or more");
   if (options.epochs < 0) Fail("a pipeline has ", options.epochs, " epochs, must be 0 (no end) or more");
   if (options.ahead < 1) Fail("a pipeline reads ", options.ahead, " batches ahead, must be at least 1");
@@ -446,6 +450,7 @@ FeedPieces DataPipeline::Next() {
   return pieces;
 }
 
+int64_t DataPipeline::batch() const { return impl_->options.batch; }
 bool DataPipeline::More() const { return impl_->position < impl_->end; }
 int64_t DataPipeline::position() const { return impl_->position; }
 int64_t DataPipeline::rows() const { return impl_->rows; }

@@ -46,6 +46,7 @@ class DataPipeline final : public FeedSource {
   // this batch failed, throws the Error, with file and offset; earlier batches have been returned, and every
   // later call throws the same.
   FeedPieces Next() override;
+  int64_t batch() const override;  // DataPipelineOptions::batch
   // Whether there is another batch.
   bool More() const;
   // Number of the next batch's first sample, counted over epochs: with the seed, the pipeline's whole state.

@@ -38,10 +38,26 @@ int64_t ShuffledIndex(int64_t index, int64_t count, uint64_t seed, int64_t epoch
   return static_cast<int64_t>(at);
 }
 
+void CheckSource(const std::string& who, const SampleSource* source) {
+  if (source == nullptr) Fail(who, " is null");
+  if (source->samples() < 1) Fail(who, " has ", source->samples(), " samples, must have at least 1");
+  const auto& fields = source->fields();
+  for (size_t f = 0; f < fields.size(); ++f) {
+    if (fields[f].name.empty()) Fail(who, " has no name for field ", f);
+    for (size_t other = 0; other < f; ++other)
+      if (fields[other].name == fields[f].name) Fail(who, " has two fields '", fields[f].name, "'");
+    for (const int64_t extent : fields[f].shape)
+      if (extent < 0)
+        Fail(who, ": field '", fields[f].name, "' has extents ", fields[f].shape.str(),
+             ", must be 0 or more");
+  }
+}
+
 Mixture::Mixture(std::vector<Part> parts, int64_t samples) : parts_(std::move(parts)), samples_(samples) {
   if (parts_.empty()) Fail("a mixture of data needs at least one source");
   double sum = 0;
   for (const Part& part : parts_) {
+    CheckSource(Cat("source ", &part - parts_.data(), " of a mixture"), part.source.get());
     if (!(part.weight > 0) || !std::isfinite(part.weight))
       Fail("source ", &part - parts_.data(), " of a mixture has weight ", part.weight,
            ", must be a positive number");

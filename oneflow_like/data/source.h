@@ -49,6 +49,10 @@ class SampleSource {
   virtual void Read(const SampleId& id, std::span<void* const> to) const = 0;
 };
 
+// Throws Error, beginning with `who`, for a source that is none or breaks its contract: no samples, fields
+// without a name or with the name of another, negative extents.
+void CheckSource(const std::string& who, const SampleSource* source);
+
 // The place of `index` in an epoch after shuffling `count` samples: a permutation that is computed, not
 // stored. It is a Feistel network over the index's bits (Luby and Rackoff, "How to construct pseudorandom
 // permutations from pseudorandom functions", 1988) that is walked until it lands below `count` (cycle

@@ -234,6 +234,24 @@ std::vector<float> FromPipeline(const Setting& setting, const ModelOptions& opti
   return losses;
 }
 
+// Larger batches, of which the inputs would take the first rows and lose the others.
+TEST(LocalFeeds, BatchesOfAnotherSizeAreRefused) {
+  for (const int64_t batch : {9, 16, 1 << 20}) {
+    const Setting setting{"cpu:dp=2", 1, 1, 8};
+    Model2 m(setting, {});
+    Session train = Train(m.loss, Sgd{.lr = 0.0});
+    DataPipeline data(std::make_shared<Pairs>(), {.batch = batch, .needs = train.Needs()});
+    const std::string error = ErrorOf([&] { train.Run(data); });
+    EXPECT_NE(
+        error.find(Cat("input 'x' of session train is [8,6], but its data comes in batches of ", batch)),
+        std::string::npos)
+        << error;
+  }
+  EXPECT_NE(
+      ErrorOf([&] { DataPipeline(std::make_shared<Pairs>(), {.batch = INT64_MAX}); }).find("must be at most"),
+      std::string::npos);
+}
+
 TEST(LocalFeeds, APipelineFeedsEveryMeshAlike) {
   const std::vector<float> alone = FromPipeline({"cpu:dp=1", 1, 1, 8}, {}, 7);
   for (const Setting& setting : {Setting{"cpu:dp=2", 2, 1, 8}, Setting{"cpu:dp=4", 2, 2, 8},

@@ -292,6 +292,38 @@ TEST(DataPipeline, MistakesInOptionsAreNamed) {
             std::string::npos);
 }
 
+// Of a source of the user's, alone or in a mixture.
+TEST(DataPipeline, SourcesThatBreakTheirContractAreNamed) {
+  class Odd final : public SampleSource {
+   public:
+    Odd(int64_t samples, std::vector<SampleField> fields) : samples_(samples), fields_(std::move(fields)) {}
+    const std::vector<SampleField>& fields() const override { return fields_; }
+    int64_t samples() const override { return samples_; }
+    void Read(const SampleId&, std::span<void* const>) const override {}
+
+   private:
+    const int64_t samples_;
+    const std::vector<SampleField> fields_;
+  };
+  const SampleField x = {"x", DType::kFloat32, {2}};
+  const std::tuple<std::shared_ptr<const SampleSource>, const char*> cases[] = {
+      {nullptr, "is null"},
+      {std::make_shared<Odd>(0, std::vector{x}), "has 0 samples, must have at least 1"},
+      {std::make_shared<Odd>(-7, std::vector{x}), "has -7 samples"},
+      {std::make_shared<Odd>(3, std::vector{x, {"", DType::kFloat32, {}}}), "has no name for field 1"},
+      {std::make_shared<Odd>(3, std::vector{x, {"y", DType::kInt32, {}}, x}), "has two fields 'x'"},
+      {std::make_shared<Odd>(3, std::vector{x, {"y", DType::kInt32, {4, -5}}}),
+       "field 'y' has extents [4,-5]"}};
+  for (const auto& [source, words] : cases) {
+    const std::string alone = ErrorOf([&, &source = source] { DataPipeline(source, {.batch = 2}); });
+    EXPECT_NE(alone.find(words), std::string::npos) << alone;
+    const auto good = std::make_shared<Odd>(3, std::vector{x});
+    const std::string mixed = ErrorOf([&, &source = source] { Mixture({{good, 1}, {source, 1}}); });
+    EXPECT_EQ(mixed.rfind("source 1 of a mixture", 0), 0u) << mixed;
+    EXPECT_NE(mixed.find(words), std::string::npos) << mixed;
+  }
+}
+
 // Memory of batches is used again, but not while anybody holds it.
 TEST(DataPipeline, WhatIsHeldStaysAsItIs) {
   DataPipeline data(std::make_shared<Numbers>(1000), {.batch = 4, .shuffle = false, .threads = 2});
