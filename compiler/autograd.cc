@@ -172,14 +172,17 @@ class Differentiator {
     }
     if (!wanted) return true;
     if (!reached) return false;
-    if (!def.grad && !def.stops_gradient)
-      Fail(graph_.Describe(n), ": operator ", node.op, " has no gradient, so none reaches ",
-           WeightsAbove(graph_, n, weights_), " through it; give its OpDef a `grad`, or set ",
-           "`stops_gradient` if none is meant to flow");
+    const bool turns = def.turns_of && !def.turns_of(graph_.CallOf(node)).empty();
+    if (turns || (!def.grad && !def.stops_gradient)) {
+      const std::string above = WeightsAbove(graph_, n, weights_);
+      if (above.empty()) return true;  // none is lost: operators above it stop gradients by definition
+      if (!turns)
+        Fail(graph_.Describe(n), ": operator ", node.op, " has no gradient, so none reaches ", above,
+             " through it; give its OpDef a `grad`, or set `stops_gradient` if none is meant to flow");
+      Fail(graph_.Describe(n), ": it gives each micro-batch a value of its own, and no gradient of ", above,
+           " goes through that; keep the loss apart from it");
+    }
     if (!def.grad) return false;
-    if (def.turns_of && !def.turns_of(graph_.CallOf(node)).empty())
-      Fail(graph_.Describe(n), ": it gives each micro-batch a value of its own, and no gradient of ",
-           WeightsAbove(graph_, n, weights_), " goes through that; keep the loss apart from it");
     Enter(n);
     if (!node.gradient.empty()) {  // held where it comes in
       call.dout[0] = graph_.AddNode("identity", {call.dout[0]}, {}, node.line)[0];

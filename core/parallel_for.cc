@@ -55,8 +55,10 @@ void ParallelForRanges(int64_t n, int64_t grain, void (*body)(void* closure, int
     return;
   }
   int64_t ranges = (n + length - 1) / length;
-#pragma omp parallel for num_threads(static_cast <int>(ranges)) schedule(static, 1)
-  for (int64_t i = 0; i < ranges; ++i) body(closure, i * length, std::min(n, (i + 1) * length));
+  // Dealt by hand: for a loop of its own LLVM's OpenMP allocates memory each time.
+#pragma omp parallel num_threads(static_cast <int>(ranges))
+  for (int64_t i = omp_get_thread_num(), stride = omp_get_num_threads(); i < ranges; i += stride)
+    body(closure, i * length, std::min(n, (i + 1) * length));
 }
 
 void FlushDenormals() {

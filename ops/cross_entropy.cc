@@ -53,9 +53,12 @@ std::vector<Tensor> ExpandCrossEntropy(const Attrs&, const std::vector<Tensor>& 
   Tensor logits = InType(in[0], DType::kFloat32), target = in[1];
   Tensor greatest = max(logits, {-1}, true);
   Tensor total = sum(exp(sub(logits, greatest)), {-1});
-  Tensor lse = add(log(total), reshape(greatest, total.shape()));
+  // One operator a line where order matters: compilers evaluate arguments in different orders.
+  Tensor shift = reshape(greatest, total.shape());
+  Tensor lse = add(log(total), shift);
   Tensor ignored = less(target, full(target.graph(), {}, 0, target.dtype()));
-  Tensor loss = where(ignored, full(target.graph(), {}, 0), sub(lse, pick(logits, target)));
+  Tensor apart = sub(lse, pick(logits, target)), nothing = full(target.graph(), {}, 0);
+  Tensor loss = where(ignored, nothing, apart);
   return {loss, lse};
 }
 

@@ -419,8 +419,8 @@ Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) 
 // made of x, so that micro-batches cut them as they cut x. Where x is no number, nor is the mean.
 Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
   NeedFloating("micro_batch_mean", "its operand", x, at);
-  Tensor ones = cast(equal(x, x, at), x.dtype(), at);
-  return div(micro_batch_sum(x, axes, keep, at), micro_batch_sum(ones, axes, keep, at), at);
+  Tensor count = micro_batch_sum(cast(equal(x, x, at), x.dtype(), at), axes, keep, at);
+  return div(micro_batch_sum(x, axes, keep, at), count, at);
 }
 
 }  // namespace oneflow_like

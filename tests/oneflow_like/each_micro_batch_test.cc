@@ -368,6 +368,9 @@ TEST(EachMicroBatch, MistakesAreNamed) {
       "own, and no "
       "gradient of .*w.* goes through that",
       [&] { Train(mean(square(x - micro_batch_mean(x * w, {0}))), Sgd{}, train); });
+  // A count that depends on w and lets no gradient through is in nobody's way.
+  Tensor kept = cast(greater(x * w, 0), DType::kFloat32);
+  Train(mean(square(x * w)) + mean(micro_batch_sum(kept, {0})), Sgd{}, train);
   train.also = {assign(w, shift(w, 1), kEach)};
   refuse("^Train at .*variable 'w' is given a value by .* already",
          [&] { Train(mean(square(x * w)), Sgd{}, train); });

@@ -276,7 +276,7 @@ TEST(Topology, SaysWhatIsWrong) {
       {with("collective send members 2 per_unit 2 1:1 2:2\ncollective send members 2 per_unit 2 1:1 2:2"),
        ":10: collective send of 2 members, 2 in a unit, is given a second time"}};
   for (const auto& [text, expected] : cases) {
-    const std::string error = ErrorOf([&] { ReadTopology(WithTopology(text)); });
+    const std::string error = ErrorOf([&, &text = text] { ReadTopology(WithTopology(text)); });
     EXPECT_NE(error.find(expected), std::string::npos) << "'" << error << "' lacks '" << expected << "'";
     EXPECT_EQ(error.find('\n'), std::string::npos);
   }
