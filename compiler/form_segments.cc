@@ -154,8 +154,9 @@ class Former {
         after_[b].push_back({n, whole});
       };
       for (int v : graph_.node(n).in) {
-        const Value& root = graph_.value(plan_.root[v]);
-        depend(root.producer, root.sbp[0].is_broadcast());
+        while (graph_.IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
+        // What an update left in its variable is read after the update, not only after what was there.
+        depend(graph_.value(v).producer, graph_.value(v).sbp[0].is_broadcast());
       }
       for (int b : graph_.node(n).after) depend(b, once);
     }
