@@ -3,21 +3,23 @@
 // region with Recompute::kAuto. If none fits, the choice is the one that needs least, and the caller refuses.
 //
 // Nothing is predicted: a candidate is compiled from here on, one step of it is played (order_acts), and the
-// memory of a rank of each stage is placed. Which candidates there are depends on the graph alone and not on
-// the budget; of those that fit the fastest is taken. So a larger budget never gives a slower plan, nor a
-// smaller peak. The candidates come from two observations:
+// memory of a rank of each stage is placed. If all fits without recomputation, that is the choice. Else the
+// candidates depend on the graph alone and not on the budget, and the fastest that fits is taken: a larger
+// budget never gives a slower plan, nor a smaller peak. They come from two observations:
 //   * A budget is of each rank, so each stage takes its own fastest way to fit, whatever the others do. One
 //     candidate in which stage s has its j-th way tells the memory of all those ways, one for each stage.
 //   * The ways of a stage that are worth a look have the most bytes freed for their seconds. Of layers that
-//     are alike it recomputes the first: the last is the first to be needed.
-// With interleaved and zero-bubble schedules, time also depends on which chunk's turns become longer, so
-// around each candidate that may be taken, a few that differ in two regions are tried as well.
+//     are alike the first are recomputed: the last one's values are needed as soon as they are made.
+// But stages are not quite independent, and under interleaved and zero-bubble schedules time depends on which
+// chunk's turns become longer. So where the next smaller plan takes notably longer, others between the two
+// are tried.
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "compiler/compile.h"
@@ -130,9 +132,9 @@ class CandidatePool {
 
 // A region, and what each of kModes saves and costs there, about.
 struct Region {
-  int stage = 0, chunk = 0;
-  std::array<double, 3> freed = {};    // bytes, of all micro-batches that are under way at once
-  std::array<double, 3> seconds = {};  // more, of a micro-batch
+  int stage = 0;
+  std::array<int64_t, 3> freed = {};        // bytes, of all micro-batches that are under way at once
+  std::array<int64_t, 3> picoseconds = {};  // more, of a micro-batch
 };
 
 // What a region keeps for its gradients, and how long its repeated nodes take, if all regions have one mode.
@@ -166,46 +168,43 @@ Kept KeptWith(Graph graph, const CompileOptions& options) {
   return kept;
 }
 
-// So many of them, from the first to the last.
-template <typename T>
-std::vector<T> Thinned(std::vector<T> all, size_t most) {
-  if (all.size() <= most || most < 2) return all;
-  std::vector<T> few;
-  for (size_t i = 0; i < most; ++i) few.push_back(std::move(all[i * (all.size() - 1) / (most - 1)]));
-  return few;
+// `few` of the numbers below `all`, evenly, the first and the last among them; all of them if they are fewer.
+std::vector<size_t> Evenly(size_t all, size_t few) {
+  std::vector<size_t> numbers;
+  const size_t count = std::min(all, std::max<size_t>(few, 2));
+  for (size_t i = 0; i < count; ++i) numbers.push_back(count == 1 ? 0 : i * (all - 1) / (count - 1));
+  return numbers;
 }
 
 // One way to recompute the regions of a stage.
 struct Way {
   std::vector<Recompute> modes;  // of the stage's regions
-  double freed = 0, seconds = 0;
+  int64_t freed = 0, picoseconds = 0;
 };
 
-// The ways of a stage with the most bytes freed for their seconds, by seconds (Nemhauser and Ullmann 1969).
-// Of equal ones the one that recomputes earlier regions.
-std::vector<Way> WaysOf(const std::vector<const Region*>& regions, size_t most) {
+// The ways of a stage with the most bytes freed for their seconds, by seconds (Nemhauser and Ullmann 1969);
+// of very many some. Of equal ones the one that recomputes earlier regions.
+std::vector<Way> WaysOf(const std::vector<const Region*>& regions) {
+  constexpr size_t kMost = 1024;
   std::vector<Way> ways(1);
   for (const Region* region : regions) {
     std::vector<Way> longer;
-    for (const Way& way : ways)
+    for (size_t i : Evenly(ways.size(), kMost))
       for (size_t m = 0; m < kModes.size(); ++m) {
-        Way next = way;
+        Way next = ways[i];
         next.modes.push_back(kModes[m]);
         next.freed += region->freed[m];
-        next.seconds += region->seconds[m];
+        next.picoseconds += region->picoseconds[m];
         longer.push_back(std::move(next));
       }
     std::sort(longer.begin(), longer.end(), [](const Way& a, const Way& b) {
-      const double second = 1e-9 * std::max(a.seconds, b.seconds), byte = 1e-9 * std::max(a.freed, b.freed);
-      if (std::abs(a.seconds - b.seconds) > second) return a.seconds < b.seconds;
-      if (std::abs(a.freed - b.freed) > byte) return a.freed > b.freed;
-      return a.modes > b.modes;
+      return std::tie(a.picoseconds, b.freed, b.modes) < std::tie(b.picoseconds, a.freed, a.modes);
     });
     ways.clear();
     for (Way& way : longer)
-      if (ways.empty() || way.freed > ways.back().freed * (1 + 1e-9)) ways.push_back(std::move(way));
+      if (ways.empty() || way.freed > ways.back().freed) ways.push_back(std::move(way));
   }
-  return Thinned(std::move(ways), most);
+  return ways;
 }
 
 // How many candidates are compiled: a limit on work, and not on time, so that all processes choose the same.
@@ -225,6 +224,8 @@ class RecomputeSearch {
 
   Assignment Run() {
     Describe();
+    const Candidate& none = pool_.all()[0];
+    if (Fits(none)) return none.assignment;
     TryWays();
     TryThresholds();
     CloseGaps();
@@ -255,7 +256,6 @@ class RecomputeSearch {
       double stashes = 1;
       if (auto at = where.find(free_[r]); at != where.end()) {
         const Segment& segment = base.logical.segments[at->second];
-        region.chunk = segment.chunk;
         for (size_t s = 0; s < pool_.ranks().size(); ++s)
           if (segment.slice.Contains(graph_.mesh().Coords(pool_.ranks()[s])))
             region.stage = static_cast<int>(s);
@@ -264,41 +264,45 @@ class RecomputeSearch {
                         .Stashes(segment.chunk);
       }
       for (int m = 1; m < 3; ++m) {
-        region.freed[m] = stashes * (kept[0].bytes[free_[r]] - kept[m].bytes[free_[r]]);
-        region.seconds[m] = kept[m].seconds[free_[r]];
+        region.freed[m] = std::llround(stashes * (kept[0].bytes[free_[r]] - kept[m].bytes[free_[r]]));
+        region.picoseconds[m] = std::llround(1e12 * kept[m].seconds[free_[r]]);
       }
       by_stage_[region.stage].push_back(static_cast<int>(r));
     }
   }
 
   // Puts a way of a stage into an assignment.
-  void Set(int stage, const Way& way, Assignment* assignment) const {
+  void Set(size_t stage, const Way& way, Assignment* assignment) const {
     for (size_t i = 0; i < way.modes.size(); ++i) (*assignment)[by_stage_[stage][i]] = way.modes[i];
   }
 
+  // In the first candidates each stage takes its j-th way, which tells the bytes of all ways.
   void TryWays() {
     size_t longest = 1;
     for (const std::vector<int>& mine : by_stage_) {
       std::vector<const Region*> regions;
       for (int r : mine) regions.push_back(&regions_[r]);
-      ways_.push_back(WaysOf(regions, most_ / 3));
-      longest = std::max(longest, ways_.back().size());
+      ways_.push_back(WaysOf(regions));
+      tried_.push_back(Evenly(ways_.back().size(), most_ / 3));
+      longest = std::max(longest, tried_.back().size());
     }
     std::vector<Assignment> all;
     for (size_t j = 0; j < longest; ++j) {
       Assignment a(free_.size(), Recompute::kNone);
-      for (size_t s = 0; s < ways_.size(); ++s) Set(s, ways_[s][j * ways_[s].size() / longest], &a);
+      for (size_t s = 0; s < ways_.size(); ++s)
+        Set(s, ways_[s][tried_[s][j * tried_[s].size() / longest]], &a);
       all.push_back(a);
     }
     pool_.Add(all);
     bytes_.resize(ways_.size());
     for (size_t s = 0; s < ways_.size(); ++s) {
-      bytes_[s].resize(ways_[s].size());
+      bytes_[s].resize(tried_[s].size());
       for (size_t j = 0; j < longest; ++j)
-        bytes_[s][j * ways_[s].size() / longest] = pool_.Of(all[j]).bytes[s];
+        bytes_[s][j * tried_[s].size() / longest] = pool_.Of(all[j]).bytes[s];
     }
   }
 
+  // Then each stage takes its fastest way that needs no more than a number, of those that ways need.
   void TryThresholds() {
     std::set<int64_t> thresholds;
     for (const auto& of_stage : bytes_) thresholds.insert(of_stage.begin(), of_stage.end());
@@ -308,20 +312,24 @@ class RecomputeSearch {
       bool fits = true;
       for (size_t s = 0; s < ways_.size(); ++s) {
         size_t w = 0;
-        while (w < ways_[s].size() && bytes_[s][w] > bytes) ++w;
-        fits = fits && w < ways_[s].size();
-        if (fits) Set(s, ways_[s][w], &a);
+        while (w < tried_[s].size() && bytes_[s][w] > bytes) ++w;
+        fits = fits && w < tried_[s].size();
+        if (fits) Set(s, ways_[s][tried_[s][w]], &a);
       }
       if (fits) all.push_back(a);
     }
-    pool_.Add(Thinned(std::move(all), most_ / 3));
+    std::vector<Assignment> some;
+    if (!all.empty())
+      for (size_t i : Evenly(all.size(), most_ / 3)) some.push_back(all[i]);
+    pool_.Add(some);
   }
 
   // Of all candidates those that nothing beats in both seconds and bytes, by seconds.
   std::vector<const Candidate*> Front() const {
     std::vector<const Candidate*> front;
     for (const Candidate* c : Sorted())
-      if (front.empty() || c->peak < front.back()->peak) front.push_back(c);
+      if (c->seconds >= pool_.all()[0].seconds && (front.empty() || c->peak < front.back()->peak))
+        front.push_back(c);
     return front;
   }
 
@@ -331,12 +339,14 @@ class RecomputeSearch {
     constexpr double kNotable = 1.004;
     while (pool_.size() < most_) {
       const std::vector<const Candidate*> front = Front();
-      std::vector<std::pair<double, Assignment>> next;  // by the gap, negative
+      std::vector<std::pair<double, Assignment>> next;  // the first of large gaps first
       for (size_t i = 0; i + 1 < front.size(); ++i) {
         const double gap = front[i + 1]->seconds / front[i]->seconds;
         if (gap < kNotable) continue;
-        for (const Candidate* end : {front[i + 1], front[i]})
-          for (Assignment& a : Neighbours(end->assignment)) next.push_back({-gap, std::move(a)});
+        std::vector<Assignment> between = Between(front[i]->assignment, front[i + 1]->assignment);
+        std::erase_if(between, [&](const Assignment& a) { return pool_.Knows(a); });
+        for (size_t k = 0; k < between.size(); ++k)
+          next.push_back({(1 - gap) / static_cast<double>(k + 1), std::move(between[k])});
       }
       std::stable_sort(next.begin(), next.end(),
                        [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -344,35 +354,52 @@ class RecomputeSearch {
       std::set<Assignment> seen;
       const size_t most = std::max<size_t>(4, (most_ - pool_.size() + 1) / 2);
       for (auto& [gap, a] : next)
-        if (batch.size() < most && !pool_.Knows(a) && seen.insert(a).second) batch.push_back(std::move(a));
+        if (batch.size() < most && seen.insert(a).second) batch.push_back(std::move(a));
       if (batch.empty()) return;
       pool_.Add(batch);
     }
   }
 
-  // That differ in one stage, by one way, then those that differ in one region, by one mode.
-  std::vector<Assignment> Neighbours(const Assignment& from) const {
-    std::vector<Assignment> all;
+  // Half way between two in all stages, then in one; then neighbours of both, by one way of one stage or by
+  // one mode of one region.
+  std::vector<Assignment> Between(const Assignment& fast, const Assignment& small) const {
+    std::vector<Assignment> all(1, small);
+    const std::vector<int> a = WaysIn(fast), b = WaysIn(small);
+    auto add = [&](const Assignment& from, size_t stage, int way) {
+      if (way < 0 || way >= std::ssize(ways_[stage])) return;
+      all.push_back(from);
+      Set(stage, ways_[stage][way], &all.back());
+    };
+    for (size_t s = 0; s < ways_.size(); ++s) {
+      if (a[s] < 0 || b[s] < 0) continue;
+      const int middle = (a[s] + b[s]) / 2;
+      Set(s, ways_[s][middle], &all[0]);
+      if (middle != a[s]) add(small, s, middle);
+    }
+    for (const auto& [from, ways] : {std::pair(&small, &b), {&fast, &a}})
+      for (size_t s = 0; s < ways_.size(); ++s)
+        for (int step : {-1, 1})
+          if ((*ways)[s] >= 0) add(*from, s, (*ways)[s] + step);
+    for (const Assignment* from : {&small, &fast})
+      for (size_t r = 0; r < from->size(); ++r)
+        for (const Recompute mode : kModes) {
+          all.push_back(*from);
+          all.back()[r] = mode;
+        }
+    return all;
+  }
+
+  // The number of each stage's way; -1 where it is none of them.
+  std::vector<int> WaysIn(const Assignment& assignment) const {
+    std::vector<int> numbers;
     for (size_t s = 0; s < ways_.size(); ++s) {
       std::vector<Recompute> mine;
-      for (int r : by_stage_[s]) mine.push_back(from[r]);
+      for (int r : by_stage_[s]) mine.push_back(assignment[r]);
       const auto at =
           std::find_if(ways_[s].begin(), ways_[s].end(), [&](const Way& w) { return w.modes == mine; });
-      if (at == ways_[s].end()) continue;
-      for (const auto& other : {at - ways_[s].begin() - 1, at - ways_[s].begin() + 1})
-        if (other >= 0 && other < std::ssize(ways_[s])) {
-          all.push_back(from);
-          Set(static_cast<int>(s), ways_[s][other], &all.back());
-        }
+      numbers.push_back(at == ways_[s].end() ? -1 : static_cast<int>(at - ways_[s].begin()));
     }
-    for (size_t r = 0; r < from.size(); ++r)
-      for (const int step : {-1, 1}) {
-        const int mode = static_cast<int>(from[r]) + step;
-        if (mode < 0 || mode >= std::ssize(kModes)) continue;
-        all.push_back(from);
-        all.back()[r] = kModes[mode];
-      }
-    return all;
+    return numbers;
   }
 
   // By seconds, then bytes.
@@ -385,11 +412,16 @@ class RecomputeSearch {
     return sorted;
   }
 
+  bool Fits(const Candidate& c) const {
+    return c.peak <= options_.memory_budget && pool_.PeakOfAllRanks(c) <= options_.memory_budget;
+  }
+
+  // The fastest that fits, or the smallest if none does. One that is estimated to be faster than without any
+  // recomputation is left out, because with room for that nothing else is looked at.
   Assignment Pick() const {
     const std::vector<const Candidate*> sorted = Sorted();
     for (const Candidate* c : sorted)
-      if (c->peak <= options_.memory_budget && pool_.PeakOfAllRanks(*c) <= options_.memory_budget)
-        return c->assignment;
+      if (c->seconds >= pool_.all()[0].seconds && Fits(*c)) return c->assignment;
     return (*std::min_element(sorted.begin(), sorted.end(),
                               [](const Candidate* a, const Candidate* b) { return a->peak < b->peak; }))
         ->assignment;
@@ -403,7 +435,8 @@ class RecomputeSearch {
   std::vector<Region> regions_;              // as free_
   std::vector<std::vector<int>> by_stage_;   // regions
   std::vector<std::vector<Way>> ways_;       // by stage
-  std::vector<std::vector<int64_t>> bytes_;  // by stage, of its ways
+  std::vector<std::vector<size_t>> tried_;   // by stage, the ways that the first candidates have
+  std::vector<std::vector<int64_t>> bytes_;  // by stage, of these
 };
 
 }  // namespace
