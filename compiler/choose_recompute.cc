@@ -137,7 +137,7 @@ struct Region {
   std::array<int64_t, 3> picoseconds = {};  // more, of a micro-batch
 };
 
-// What a region keeps for its gradients, and how long its repeated nodes take, if all regions have one mode.
+// What is kept for the gradients of each region, and how long its repeated nodes take, if all have one mode.
 struct Kept {
   std::map<std::string, double> bytes, seconds;  // by region
 };
@@ -159,7 +159,7 @@ Kept KeptWith(Graph graph, const CompileOptions& options) {
       if (counted[v] || maker.phase != Phase::kForward || IsEnd(maker)) continue;
       counted[v] = true;
       const Value& value = graph.value(v);
-      kept.bytes[graph.regions().Of(maker.name)] +=
+      kept.bytes[graph.regions().Of(node.name)] +=
           static_cast<double>(
               LocalBox(value.shape, value.sbp, sizes, std::vector<int>(sizes.size(), 0)).elements()) *
           SizeOf(value.dtype);
