@@ -209,7 +209,7 @@ std::vector<Way> WaysOf(const std::vector<const Region*>& regions) {
 
 // How many candidates are compiled: a limit on work, and not on time, so that all processes choose the same.
 size_t MostCandidates(const Graph& graph) {
-  constexpr int64_t kNodes = 400'000;
+  constexpr int64_t kNodes = 200'000;
   return std::clamp<int64_t>(kNodes / std::max(1, graph.num_nodes()), 24, 300);
 }
 
@@ -226,6 +226,7 @@ class RecomputeSearch {
     Describe();
     const Candidate& none = pool_.all()[0];
     if (Fits(none)) return none.assignment;
+    pool_.Add({Assignment(free_.size(), Recompute::kFull), Assignment(free_.size(), Recompute::kSelective)});
     TryWays();
     TryThresholds();
     CloseGaps();
@@ -333,17 +334,19 @@ class RecomputeSearch {
     return front;
   }
 
-  // Where the next smaller plan takes notably longer, looks for one in between: like one of the two, but for
-  // one stage, or for one region.
+  // Where the next smaller plan takes notably longer, looks for others between the two; and for smaller ones
+  // than the smallest.
   void CloseGaps() {
-    constexpr double kNotable = 1.004;
+    constexpr double kNotable = 1.008, kEnd = 1.02;
     while (pool_.size() < most_) {
       const std::vector<const Candidate*> front = Front();
       std::vector<std::pair<double, Assignment>> next;  // the first of large gaps first
-      for (size_t i = 0; i + 1 < front.size(); ++i) {
-        const double gap = front[i + 1]->seconds / front[i]->seconds;
+      for (size_t i = 0; i < front.size(); ++i) {
+        const bool last = i + 1 == front.size();
+        const Candidate& smaller = *front[last ? i : i + 1];
+        const double gap = last ? kEnd : smaller.seconds / front[i]->seconds;
         if (gap < kNotable) continue;
-        std::vector<Assignment> between = Between(front[i]->assignment, front[i + 1]->assignment);
+        std::vector<Assignment> between = Between(front[i]->assignment, smaller.assignment);
         std::erase_if(between, [&](const Assignment& a) { return pool_.Knows(a); });
         for (size_t k = 0; k < between.size(); ++k)
           next.push_back({(1 - gap) / static_cast<double>(k + 1), std::move(between[k])});
