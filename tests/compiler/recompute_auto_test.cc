@@ -128,10 +128,13 @@ void ExpectNearTheBest(const SmallGpt& given, const LayerByLayer& layers,
                        const std::vector<std::vector<Recompute>>& choices, int budgets,
                        const std::string& seed = "") {
   const std::vector<LayerByLayer::Plan> plans = layers.PlansWith(choices);
-  const std::vector<LayerByLayer::Plan> ends =
-      layers.PlansWith({std::vector<Recompute>(layers.layers(), Recompute::kFull),
-                        std::vector<Recompute>(layers.layers(), Recompute::kNone)});
-  const int64_t least = ends[0].peak, most = ends[1].peak;
+  auto need = [&](Recompute recompute) {
+    SmallGpt all = given;
+    all.recompute = recompute;
+    GptProgram program(all);
+    return FullestRank(program.MakeTrain());
+  };
+  const int64_t least = need(Recompute::kFull), most = need(Recompute::kNone);
   double before = 1e300, worst = 0;
   int64_t peak_before = 0;
   for (int i = 0; i < budgets; ++i) {
