@@ -218,16 +218,16 @@ TEST(RecomputeAuto, IsNearDrawnChoicesOfManyLayers) {
 
 TEST(LongRecomputeAuto, IsNearBruteForce) {
   for (SmallGpt given : Pipelines()) {
-    given.layers = 7;
+    given.layers = 6;
     if (given.schedule == kInterleaved && given.mesh == "cpu:pp=4") continue;  // needs twelve
     const LayerByLayer layers(given);
-    ExpectNearTheBest(given, layers, AllChoices(layers.layers()), 12);
+    ExpectNearTheBest(given, layers, AllChoices(layers.layers()), 8);
   }
 }
 
 TEST(LongRecomputeAuto, IsNearDrawnChoices) {
-  ExpectNearDrawn(Pipelines(), 12, 400, 12, 1);
-  ExpectNearDrawn(Families(), 11, 400, 12, 2);
+  ExpectNearDrawn(Pipelines(), 12, 200, 6, 1);
+  ExpectNearDrawn(Families(), 11, 200, 6, 2);
 }
 
 // --- What is said ---
