@@ -1,5 +1,6 @@
 #include "compiler/compile.h"
 
+#include <glog/logging.h>
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
@@ -36,6 +37,7 @@ const Pass kPasses[] = {
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) Fuse(g);
      }},
+    {"choose_recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { ChooseRecompute(g, o); }},
     {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
     {"gather_weights", Level::kLowered, [](Graph* g, const CompileOptions& o) { GatherWeights(g, o); }},
     {"fill_buckets", Level::kLowered, [](Graph* g, const CompileOptions& o) { FillBuckets(g, o); }},
@@ -81,6 +83,17 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump,
   return c;
 }
 
+Compiled CompileAfter(const char* pass, Graph graph, const CompileOptions& options) {
+  Compiled c{std::move(graph), {}, options, {}};
+  const Pass* next = std::find_if(std::begin(kPasses), std::end(kPasses),
+                                  [&](const Pass& p) { return std::string(p.name) == pass; });
+  CHECK(next != std::end(kPasses)) << "there is no pass " << pass;
+  while (++next != std::end(kPasses)) next->run(&c.graph, options);
+  c.logical = FormSegments(c.graph, options);
+  OrderActs(c.graph, &c.logical);
+  return c;
+}
+
 RankPlan PlanOf(const Compiled& compiled, int rank) {
   RankPlan r;
   r.plan = Partition(compiled.graph, compiled.logical, compiled.options, rank);
@@ -89,13 +102,17 @@ RankPlan PlanOf(const Compiled& compiled, int rank) {
 }
 
 std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads) {
-  namespace tbb = oneapi::tbb;
-  const int count = static_cast<int>(ranks.size());
   std::vector<RankPlan> plans(ranks.size());
-  std::vector<std::exception_ptr> errors(ranks.size());
-  const auto make = [&](int i) {
+  SideBySide(static_cast<int>(ranks.size()), threads, [&](int i) { plans[i] = PlanOf(compiled, ranks[i]); });
+  return plans;
+}
+
+void SideBySide(int count, int threads, const std::function<void(int)>& work) {
+  namespace tbb = oneapi::tbb;
+  std::vector<std::exception_ptr> errors(count);
+  const auto one = [&](int i) {
     try {
-      plans[i] = PlanOf(compiled, ranks[i]);
+      work(i);
     } catch (...) {
       errors[i] = std::current_exception();
     }
@@ -106,13 +123,12 @@ std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& 
   if (threads == 0) threads = tbb::info::default_concurrency();
   threads = std::min(threads, count);
   if (threads <= 1) {
-    for (int i = 0; i < count; ++i) make(i);
+    for (int i = 0; i < count; ++i) one(i);
   } else {
-    tbb::task_arena(threads).execute([&] { tbb::parallel_for(0, count, make, tbb::simple_partitioner()); });
+    tbb::task_arena(threads).execute([&] { tbb::parallel_for(0, count, one, tbb::simple_partitioner()); });
   }
   for (const std::exception_ptr& error : errors)
     if (error) std::rethrow_exception(error);
-  return plans;
 }
 
 }  // namespace oneflow_like

@@ -39,6 +39,10 @@ std::span<const Pass> Passes();  // in the order they run
 Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump = {},
                  const WholeFn& whole = {});
 
+// What compilation makes of a graph that has come through all passes up to `pass`, itself included. Nothing
+// is verified: for plans that are compared with others and then thrown away.
+Compiled CompileAfter(const char* pass, Graph graph, const CompileOptions& options);
+
 // One rank's plan with its memory placed.
 struct RankPlan {
   plan::Plan plan;
@@ -51,5 +55,9 @@ RankPlan PlanOf(const Compiled& compiled, int rank);
 // The plans of several ranks, in the order of `ranks`, made side by side on that many threads; 0: one per
 // core. Throws what PlanOf throws for the first of the ranks that it refuses.
 std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads = 0);
+
+// Calls work(0) to work(count - 1) side by side on that many threads; 0: one per core. Throws what the first
+// of the calls, by number, has thrown.
+void SideBySide(int count, int threads, const std::function<void(int)>& work);
 
 }  // namespace oneflow_like

@@ -2,6 +2,7 @@
 // leaves. The list in compile.cc runs them; text files in tests/compiler/passes/ have examples of each.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -47,6 +48,9 @@ struct CompileOptions {
   std::optional<Training> training;  // of a graph with a train node
   DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
   bool fuse = true;                  // operators into one kernel; false: each has its own
+  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan.
+  int64_t memory_budget = 0;
+  std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
 };
 
 // --- Logical graph to logical graph ---
@@ -69,6 +73,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options);
 void SplitGradients(Graph* graph, const CompileOptions& options);  // zero bubble
 void FuseEpilogue(Graph* graph);
 void Fuse(Graph* graph);
+void ChooseRecompute(Graph* graph, const CompileOptions& options);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives

@@ -28,8 +28,7 @@ class Repeater {
     for (int n : order_) {
       region_[n] = graph_.regions().Of(graph_.node(n).name);
       if (region_[n].empty()) continue;
-      const std::optional<Recompute>& own = graph_.regions().all().at(region_[n]);
-      mode_[n] = own.value_or(otherwise);
+      mode_[n] = graph_.regions().SettingOf(region_[n], otherwise);
     }
   }
 
@@ -176,10 +175,12 @@ class Repeater {
 
 void RepeatForward(Graph* graph, const CompileOptions& options) {
   const Recompute otherwise = options.training ? options.training->recompute : Recompute::kNone;
-  const auto& regions = graph->regions().all();
-  if (std::any_of(regions.begin(), regions.end(),
-                  [&](const auto& region) { return region.second.value_or(otherwise) != Recompute::kNone; }))
-    Repeater(graph, otherwise).Run();
+  const Regions& regions = graph->regions();
+  const auto recomputed = [&](const auto& region) {
+    const Recompute setting = regions.SettingOf(region.first, otherwise);
+    return setting == Recompute::kSelective || setting == Recompute::kFull;
+  };
+  if (std::any_of(regions.all().begin(), regions.all().end(), recomputed)) Repeater(graph, otherwise).Run();
 }
 
 }  // namespace oneflow_like

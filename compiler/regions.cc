@@ -9,7 +9,7 @@ bool Within(const std::string& path, const std::string& name) {
 }
 
 const char* Name(Recompute recompute) {
-  const char* names[] = {"none", "selective", "full"};
+  const char* names[] = {"none", "selective", "full", "auto"};
   return names[static_cast<int>(recompute)];
 }
 
@@ -22,6 +22,11 @@ void Regions::Add(const std::string& path, std::optional<Recompute> recompute) {
            "', which is computed again as a whole or not at all; say it there");
   std::optional<Recompute>& mine = all_[path];
   if (recompute) mine = recompute;
+}
+
+Recompute Regions::SettingOf(const std::string& path, Recompute otherwise) const {
+  if (auto chosen = chosen_.find(path); chosen != chosen_.end()) return chosen->second;
+  return all_.at(path).value_or(otherwise);
 }
 
 std::string Regions::Of(const std::string& node) const {

@@ -13,8 +13,9 @@ enum class Recompute : uint8_t {
   kNone,
   kSelective,  // all but the results of products, attention, convolutions and messages
   kFull,       // everything: only what enters the region is kept
+  kAuto,  // one of these, which the compiler chooses so that the plan fits in memory (choose_recompute.cc)
 };
-const char* Name(Recompute recompute);  // "none", "selective", "full"
+const char* Name(Recompute recompute);  // "none", "selective", "full", "auto"
 
 // Whether a node of that name is below the path: "block0" of "block0/mlp/gelu".
 bool Within(const std::string& path, const std::string& name);
@@ -29,8 +30,15 @@ class Regions {
   std::string Of(const std::string& node) const;
   const std::map<std::string, std::optional<Recompute>>& all() const { return all_; }
 
+  // Makes a choice for a region that has kAuto. REQUIRES: a region of `all`.
+  void Choose(const std::string& path, Recompute recompute) { chosen_[path] = recompute; }
+  const std::map<std::string, Recompute>& chosen() const { return chosen_; }
+  // What holds for a region: the choice made for it, else its own setting, else `otherwise`, the session's.
+  Recompute SettingOf(const std::string& path, Recompute otherwise) const;
+
  private:
   std::map<std::string, std::optional<Recompute>> all_;
+  std::map<std::string, Recompute> chosen_;
 };
 
 }  // namespace oneflow_like

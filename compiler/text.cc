@@ -170,7 +170,7 @@ Dims ParseDims(Line* line) {
 
 // Nothing where a region leaves it to the session.
 std::optional<Recompute> ParseRecompute(Line* line) {
-  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull, Recompute::kAuto})
     if (line->Take(Name(r))) return r;
   return std::nullopt;
 }
@@ -197,6 +197,8 @@ class Reader {
       } else if (line.Take("region ")) {
         const std::string path = line.Until(" ");
         regions.Add(path, ParseRecompute(&line));
+        if (line.Take("chosen="))
+          if (const std::optional<Recompute> chosen = ParseRecompute(&line)) regions.Choose(path, *chosen);
       } else {
         todo_.push_back(line);
       }
@@ -352,8 +354,12 @@ class Reader {
 std::string ToText(const Graph& graph) {
   std::string text = "mesh " + graph.mesh().str() + "\n";
   if (graph.times() > 1) text += Cat("times ", graph.times(), "\n");
-  for (const auto& [path, recompute] : graph.regions().all())
-    text += Cat("region ", path, recompute ? Cat(" ", Name(*recompute)) : "", "\n");
+  const auto& chosen = graph.regions().chosen();
+  for (const auto& [path, recompute] : graph.regions().all()) {
+    const auto choice = chosen.find(path);
+    text += Cat("region ", path, recompute ? Cat(" ", Name(*recompute)) : "",
+                choice == chosen.end() ? "" : Cat(" chosen=", Name(choice->second)), "\n");
+  }
   for (int n : graph.Order()) text += NodeText(graph, n) + "\n";
   return text;
 }

@@ -21,7 +21,7 @@ DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b, gpipe, interleaved, zero_bubble");
 DEFINE_int32(virtual_stages, 1, "rounds over the stages");
 DEFINE_string(stages, "auto", "layers of each: 3,5 or auto");
-DEFINE_string(recompute, "none", "layers: none, selective, full");
+DEFINE_string(recompute, "none", "none, selective, full or auto");
 DEFINE_int32(zero, 0, "stage of ZeRO, 1 to 3; 0: none");
 DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
 DEFINE_string(bucket, "25MB", "of small messages; 0: none");
@@ -41,18 +41,19 @@ DEFINE_string(resume, "", "goes on from checkpoints, if any");
 DEFINE_string(load, "", "checkpoint with first weights");
 DEFINE_bool(load_partial, false, "--load what both have");
 
-DECLARE_string(mesh);      // of the launcher
-DECLARE_string(trace);     // of the launcher
-DECLARE_uint64(seed);      // of the launcher
-DECLARE_int32(processes);  // of the launcher
+DECLARE_int64(memory_budget);  // of the launcher
+DECLARE_string(mesh);          // of the launcher
+DECLARE_string(trace);         // of the launcher
+DECLARE_uint64(seed);          // of the launcher
+DECLARE_int32(processes);      // of the launcher
 
 namespace oneflow_like {
 namespace {
 
 Recompute RecomputeOf(const std::string& name) {
-  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+  for (Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull, Recompute::kAuto})
     if (name == Name(r)) return r;
-  Fail("--recompute=", name, ": must be none, selective or full");
+  Fail("--recompute=", name, ": must be none, selective, full or auto");
 }
 
 PipelineSchedule ScheduleNamed(const std::string& name) {
@@ -140,7 +141,11 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--clip", FLAGS_clip, 0.0, 1e30);
   CheckRange("--peak_flops", FLAGS_peak_flops, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
-  RecomputeOf(FLAGS_recompute);
+  if (RecomputeOf(FLAGS_recompute) == Recompute::kAuto && FLAGS_memory_budget == 0 && FLAGS_topology.empty())
+    Fail(
+        "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
+        "device, or ",
+        "--topology, a file that says them");
   BytesOfBucket();
   ScheduleNamed(FLAGS_schedule);
   LayersOfStages();

@@ -31,6 +31,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     const DescribedMachine described = ReadTopology(options.topology);
     RequireDevices(described, this->mesh.size());
     machine = described.AsReached();
+    device_bytes = static_cast<int64_t>(described.memory_bytes);
   }
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {

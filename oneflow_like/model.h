@@ -51,7 +51,8 @@ class Scope {
   // and of no evaluation. For layers that keep state: their users need not know of it.
   void InTraining(Tensor assigned, OFL_HERE) const;
   // Everything computed below this scope is a region (compiler/regions.h): its forward pass may be recomputed
-  // for its gradients, as `recompute` says; without a value, as the session says. nn::layers makes each layer
+  // for its gradients, as `recompute` says (kAuto: as the compiler chooses, within
+  // ModelOptions::memory_budget); without a value, as the session says. nn::layers makes each layer
   // a region. A region within another is part of the outer one; giving it a `recompute` of its own is an
   // Error.
   const Scope& Region(std::optional<Recompute> recompute = {}, OFL_HERE) const;
@@ -142,7 +143,9 @@ struct ModelOptions {
   // fp32 and bf16: gradients in fp16 overflow by design. Operators are not fused then, so results may differ
   // by the rounding between them.
   bool check_nan = false;
-  int64_t memory_budget = 0;  // bytes per device; a plan above it is refused; 0: none
+  // Bytes per device; a plan above it is refused, and with Recompute::kAuto what is computed again makes the
+  // plan fit; 0: none.
+  int64_t memory_budget = 0;
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
   // reference kernels run wherever `kernels` registers no faster one.
   std::vector<OpDef> operators;

@@ -18,6 +18,7 @@
 #include "core/plan_values.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/blocks.h"
+#include "oneflow_like/budget.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/feeds_check.h"
 #include "oneflow_like/limits.h"
@@ -461,36 +462,16 @@ void CheckStepsOf(const std::string& who, const ModelImpl& model, const std::str
        ", and both would count its steps; give it another ", "name");
 }
 
-struct OverBudget : Error {
-  OverBudget(const std::string& message, std::vector<int> ranks) : Error(message), ranks(std::move(ranks)) {}
-  std::vector<int> ranks;
-};
-
-void CheckBudget(const std::string& who, const Session& session) {
-  const int64_t budget = session.impl()->model->options.memory_budget;
-  if (budget == 0) return;
-  std::vector<int> ranks;
-  std::string text;
-  for (const RankSummary& s : session.Summaries()) {
-    if (s.peak_bytes <= budget) continue;
-    if (ranks.empty())
-      text = Cat(who, ": session ", session.impl()->options.name, " needs ", s.peak_bytes, " bytes on rank ",
-                 s.rank, " but the budget is ", budget, "; what it holds:\n", RankText(*session.impl(), s));
-    ranks.push_back(s.rank);
-  }
-  if (!ranks.empty()) throw OverBudget(text, ranks);
-}
-
 // The session that `finish` gives. While it is over the budget, blocks move off stages that are; where none
-// can, the first refusal stands.
+// can, the first refusal stands; but of those that name the least there can be, the one that names less.
 Session FitBudget(GraphOfModel* source, const std::function<Session()>& finish) {
-  std::optional<OverBudget> first;
+  std::optional<OverBudget> refusal;
   while (true) {
     try {
       return finish();
     } catch (const OverBudget& over) {
-      if (!first) first = over;
-      if (!MoveBlocksOff(source, over.ranks)) throw *first;
+      if (!refusal || (over.least && over.bytes < refusal->bytes)) refusal = over;
+      if (!MoveBlocksOff(source, over.ranks)) throw *refusal;
     }
   }
 }
@@ -513,10 +494,11 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
     state = NewState(Cat("session ", options.name), *model, g);
     if (model->options.job) input_graph = GraphLines(g);
   };
+  CompileOptions compile = ToCompileOptions(*model, options);
+  compile.training = training;
+  SetBudget(who, *model, graph, &compile);
   std::unique_ptr<Session::Impl> impl;
   try {
-    CompileOptions compile = ToCompileOptions(*model, options);
-    compile.training = training;
     Compiled compiled = Compile(std::move(graph), compile, Dumper(*model, options.name), whole);
     impl.reset(new Session::Impl{model->shared_from_this(),
                                  std::move(compiled),

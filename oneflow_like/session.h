@@ -52,7 +52,9 @@ struct SessionOptions {
 struct TrainOptions : SessionOptions {
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
   // Recomputation of regions without a setting of their own (Scope::Region; nn::layers makes each layer one).
-  // Changes memory and time, and no bit of any result.
+  // Changes memory and time, and no bit of any result. kAuto: chosen for each of them, so that no device
+  // needs more than ModelOptions::memory_budget, or else than the topology's memory_bytes, at the least
+  // estimated time. Throws Error, with the least number of bytes that would do, if no choice fits.
   Recompute recompute = Recompute::kNone;
   Schedule lr_schedule;
   // Replaces lr_schedule: returns the factor on the learning rate of each step, called at Run. It may read

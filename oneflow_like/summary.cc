@@ -234,6 +234,26 @@ std::string OverlapText(const Compiled& compiled) {
              " gradients of weights beside sums of others\n");
 }
 
+std::string RecomputeText(const Compiled& compiled) {
+  const Graph& graph = compiled.graph;
+  const std::map<std::string, Recompute>& chosen = graph.regions().chosen();
+  std::map<std::string, std::string> stage_of;  // of a region, where its first node is
+  for (int n : graph.Order()) {
+    const std::string region = graph.regions().Of(graph.node(n).name);
+    if (chosen.count(region)) stage_of.try_emplace(region, graph.node(n).slice.str(graph.mesh()));
+  }
+  std::map<std::string, std::map<Recompute, int>> layers;  // by stage
+  for (const auto& [region, stage] : stage_of) ++layers[stage][chosen.at(region)];
+  std::string text;
+  for (auto& [stage, count] : layers) {
+    const int full = count[Recompute::kFull], selective = count[Recompute::kSelective],
+              all = full + selective + count[Recompute::kNone];
+    text += Cat("recompute: ", stage.empty() ? "" : Cat("stage ", stage, ": "), full, " of ", all,
+                " layers full, ", selective, " selective\n");
+  }
+  return text;
+}
+
 std::string Session::SummaryText() const {
   const Compiled& compiled = impl_->compiled;
   std::string text =
@@ -251,6 +271,7 @@ std::string Session::SummaryText() const {
     text += Cat(stage.stage.empty() ? "  every rank" : "  stage " + stage.stage, " computes for ",
                 SecondsText(stage.seconds), line);
   }
+  text += RecomputeText(compiled);
   text += OverlapText(compiled);
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
     text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");

@@ -6,6 +6,7 @@
 //   stage=3 small=4             of ZeRO; stage 1 unless given
 //   overlap=2 always=yes        products in chunks, whatever the estimate says; or with link=1e6 (bytes/s)
 //   dtype=bf16                  of mixed precision; f32 unless given
+//   budget=4096                 bytes of a device, for regions whose recomputation is auto
 //   rank=1                      whose plan partition and place_memory show
 //   from=autograd               the pass the graph is put through first; then all up to the one shown
 //   show=streams                of order_acts: the compute streams and stashes alone
@@ -243,6 +244,7 @@ class PassRun {
     options_.overlap.always = example.Option("always", "no") == "yes";
     if (example.options.count("link"))
       options_.machine.topology.links[0].bandwidth = std::stod(example.Option("link", ""));
+    options_.memory_budget = std::stoll(example.Option("budget", "0"));
     options_.bucket_bytes = std::stoi(example.Option("bucket", "0"));
     options_.roles = {graph_.mesh().FindAxis(example.Option("batch", "")),
                       graph_.mesh().FindAxis(example.Option("tensor", "")),

@@ -117,10 +117,43 @@ TEST_F(CliTest, WrongNumbers) {
   ExpectError(Gpt({"--lr=nan"}), {"lr", "NaN"});
   ExpectError(Gpt({"--clip=-1"}), {"clip", "-1"});
   ExpectError(Gpt({"--schedule=fastest"}), {"schedule", "fastest"});
+  ExpectError(Gpt({"--recompute=some"}), {"--recompute=some", "none, selective, full or auto"});
+  ExpectError(Gpt({"--recompute=auto"}), {"--recompute=auto", "--memory_budget", "--topology"});
   for (const char* size : {"some", "-1", "25XB", "25MB more", "9999999TB", "99999999999999999999"})
     ExpectError(Gpt({std::string("--bucket=") + size}), {"--bucket", size, "25MB"});
   ExpectError(Run("mlp", {"--epochs=0"}), {"epochs"});
   ExpectError(Run("mlp", {"--batch=0"}), {"batch"});
+}
+
+// A budget below what the plan without recomputation needs; several processes choose the same.
+TEST_F(CliTest, RecomputesWhatMakesThePlanFit) {
+  auto peak = [](const std::string& text) {  // of the fullest rank, as an error names it
+    std::smatch found;
+    EXPECT_TRUE(std::regex_search(text, found, std::regex("needs (?:at least )?(\\d+) bytes"))) << text;
+    return found.empty() ? 0 : std::stoll(found[1]);
+  };
+  const std::vector<std::string> shape = {"--mesh=cpu:dp=2", "--layers=4", "--width=16", "--context=64",
+                                          "--batch=8"};
+  auto gpt = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), shape.begin(), shape.end());
+    return Gpt(flags);
+  };
+  const int64_t kept = peak(gpt({"--memory_budget=1"}).err),
+                least = peak(gpt({"--memory_budget=1", "--recompute=auto"}).err);
+  ASSERT_LT(least, kept);
+  const std::string budget = Cat("--memory_budget=", (least + kept) / 2);
+  EXPECT_EQ(gpt({budget}).code, kRunError);
+  const Outcome dry = gpt({budget, "--recompute=auto", "--dry_run"});
+  EXPECT_EQ(dry.code, 0) << dry.err;
+  EXPECT_NE(dry.out.find("recompute: "), std::string::npos) << dry.out;
+  EXPECT_NE(dry.out.find(" of 4 layers full, "), std::string::npos) << dry.out;
+  const std::string log = folder_ + "/recomputed", other = folder_ + "/kept";
+  EXPECT_EQ(gpt({"--log_json=" + other}).code, 0);
+  for (const char* processes : {"--processes=1", "--processes=2"}) {
+    const Outcome run = gpt({budget, "--recompute=auto", processes, "--log_json=" + log});
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(LossesOf(log), LossesOf(other)) << processes;
+  }
 }
 
 TEST_F(CliTest, UnknownFlagsAndWrongTypes) {

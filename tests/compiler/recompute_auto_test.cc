@@ -1,0 +1,412 @@
+// Recompute::kAuto: plans fit in their budget, are about as fast as the best there are, and no budget gives a
+// slower plan or a smaller peak than one below it; no bit of a result changes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/plan_values.h"
+#include "tests/error_of.h"
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+int64_t FullestRank(const Session& session) {
+  int64_t bytes = 0;
+  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
+  return bytes;
+}
+
+double SecondsOf(const Session& session) { return session.impl()->compiled.logical.makespan; }
+
+SmallGpt Automatic(SmallGpt given, int64_t budget) {
+  given.recompute = Recompute::kAuto;
+  given.model_options.memory_budget = budget;
+  return given;
+}
+
+// A training whose layers can be told one by one what to compute again.
+class LayerByLayer {
+ public:
+  explicit LayerByLayer(const SmallGpt& given) : program_(given), session_(program_.MakeTrain()) {
+    const Compiled& compiled = session_.impl()->compiled;
+    const Graph& source = program_.model().impl()->graph;
+    int loss = -1;
+    for (int n : compiled.graph.Order())
+      if (compiled.graph.node(n).kind == NodeKind::kFetch && compiled.graph.node(n).name == "loss")
+        loss = compiled.graph.node(n).in[0];
+    while (loss >= source.num_values()) loss = compiled.graph.OperandBehind(loss);
+    graph_.push_back(source);
+    const int train = graph_[0].AddTrain(loss, {}), fetch = graph_[0].AddFetch("loss", loss);
+    graph_[0].KeepOnly({train, fetch});
+    graph_[0].set_times(compiled.options.times);
+    for (const Pass& pass : Passes()) {
+      if (pass.name == std::string("choose_recompute")) break;
+      pass.run(&graph_[0], compiled.options);
+    }
+    for (const auto& [path, setting] : graph_[0].regions().all()) layers_.push_back(path);
+  }
+
+  struct Plan {
+    double seconds = 0;
+    int64_t peak = 0;
+  };
+
+  std::vector<Plan> PlansWith(const std::vector<std::vector<Recompute>>& choices) const {
+    std::vector<Plan> plans(choices.size());
+    SideBySide(static_cast<int>(choices.size()), 0, [&](int i) { plans[i] = PlanWith(choices[i]); });
+    return plans;
+  }
+
+  size_t layers() const { return layers_.size(); }
+
+ private:
+  Plan PlanWith(const std::vector<Recompute>& choice) const {
+    Graph graph = graph_[0];
+    for (size_t l = 0; l < layers_.size(); ++l) graph.regions().Choose(layers_[l], choice[l]);
+    const Compiled compiled =
+        CompileAfter("choose_recompute", std::move(graph), session_.impl()->compiled.options);
+    Plan plan{compiled.logical.makespan, 0};
+    for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+      const plan::Plan made = PlanOf(compiled, rank).plan;
+      int64_t bytes = ArenaBytes(made);
+      for (const plan::Variable& variable : made.variable()) bytes += variable.bytes();
+      plan.peak = std::max(plan.peak, bytes);
+    }
+    return plan;
+  }
+
+  GptProgram program_;
+  Session session_;
+  std::vector<Graph> graph_;  // one, before anything is chosen
+  std::vector<std::string> layers_;
+};
+
+constexpr Recompute kEach[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+
+std::vector<std::vector<Recompute>> AllChoices(size_t layers) {
+  std::vector<std::vector<Recompute>> all(1);
+  for (size_t l = 0; l < layers; ++l) {
+    std::vector<std::vector<Recompute>> longer;
+    for (const auto& choice : all)
+      for (Recompute r : kEach) {
+        longer.push_back(choice);
+        longer.back().push_back(r);
+      }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+// Half of them with any mode for each layer, half with layers of one mode in a row; and those of one mode.
+std::vector<std::vector<Recompute>> DrawnChoices(size_t layers, int count, uint64_t seed) {
+  std::vector<std::vector<Recompute>> all;
+  for (Recompute r : kEach) all.push_back(std::vector<Recompute>(layers, r));
+  std::mt19937_64 draw(seed);
+  for (int i = 0; i < count; ++i) {
+    std::vector<Recompute> choice;
+    size_t full = draw() % (layers + 1), selective = draw() % (layers + 1);
+    for (size_t l = 0; l < layers; ++l)
+      choice.push_back(i % 2 ? kEach[draw() % 3] : kEach[l < full ? 2 : l < full + selective ? 1 : 0]);
+    all.push_back(std::move(choice));
+  }
+  return all;
+}
+
+// Compiles `given` with a ladder of budgets, from what full recomputation needs to what none needs, and
+// compares it with the fastest of the plans that `choices` give and that fits.
+void ExpectNearTheBest(const SmallGpt& given, const LayerByLayer& layers,
+                       const std::vector<std::vector<Recompute>>& choices, int budgets,
+                       const std::string& seed = "") {
+  const std::vector<LayerByLayer::Plan> plans = layers.PlansWith(choices);
+  auto need = [&](Recompute recompute) {
+    SmallGpt all = given;
+    all.recompute = recompute;
+    GptProgram program(all);
+    return FullestRank(program.MakeTrain());
+  };
+  const int64_t least = need(Recompute::kFull), most = need(Recompute::kNone);
+  double before = 1e300, worst = 0;
+  int64_t peak_before = 0;
+  for (int i = 0; i < budgets; ++i) {
+    const int64_t budget = least + (most - least) * i / (budgets - 1);
+    double best = 1e300;
+    for (const auto& plan : plans)
+      if (plan.peak <= budget) best = std::min(best, plan.seconds);
+    GptProgram program(Automatic(given, budget));
+    const Session session = program.MakeTrain();
+    const std::string what = Cat(given.str(), " layers=", given.layers, " budget=", budget, seed);
+    const int64_t peak = FullestRank(session);
+    EXPECT_LE(peak, budget) << what;
+    EXPECT_LE(SecondsOf(session), 1.02 * best) << what;
+    EXPECT_LE(SecondsOf(session), before) << what << ": slower than with a smaller budget";
+    EXPECT_GE(peak, peak_before) << what;
+    worst = std::max(worst, SecondsOf(session) / best);
+    before = SecondsOf(session);
+    peak_before = peak;
+  }
+  std::printf("%s layers=%d: at most %.4f of the best of %zu\n", given.str().c_str(),
+              static_cast<int>(given.layers), worst, plans.size());
+}
+
+constexpr PipelineSchedule kInterleaved = PipelineSchedule::kInterleaved,
+                           kZeroBubble = PipelineSchedule::kZeroBubble, kGPipe = PipelineSchedule::kGPipe;
+
+std::vector<SmallGpt> Families() {
+  std::vector<SmallGpt> all = {
+      {.mesh = "cpu:dp=1"},
+      {.mesh = "cpu:dp=1", .micro_batches = 3, .dtype = DType::kBFloat16},
+      {.mesh = "cpu:tp=2", .micro_batches = 2},
+      {.mesh = "cpu:dp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3},
+      {.mesh = "cpu:dp=2,pp=2", .micro_batches = 4, .zero_axis = "dp", .zero_stage = 2},
+      {.mesh = "cpu:pp=2", .micro_batches = 4},
+      {.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kGPipe},
+      {.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kZeroBubble},
+      {.mesh = "cpu:pp=2",
+       .micro_batches = 5,
+       .schedule = kInterleaved,
+       .model_options = {.pipeline = {.virtual_stages = 2}}},
+      {.mesh = "cpu:tp=2,pp=3", .micro_batches = 6},
+  };
+  for (SmallGpt& given : all) given.batch = 30, given.context = 32;
+  return all;
+}
+
+TEST(RecomputeAuto, IsNearBruteForce) {
+  for (SmallGpt given : Families()) {
+    given.layers = given.schedule == kInterleaved ? 5 : 4;
+    const LayerByLayer layers(given);
+    ExpectNearTheBest(given, layers, AllChoices(layers.layers()), 4);
+  }
+}
+
+// With many layers, of drawn choices alone.
+void ExpectNearDrawn(std::vector<SmallGpt> all, int layers, int draws, int budgets, uint64_t seed) {
+  for (SmallGpt& given : all) {
+    given.layers = layers;
+    const LayerByLayer each(given);
+    ExpectNearTheBest(given, each, DrawnChoices(each.layers(), draws, seed), budgets, Cat(" seed=", seed));
+  }
+}
+
+std::vector<SmallGpt> Pipelines() {
+  std::vector<SmallGpt> all;
+  for (int stages : {2, 3, 4})
+    for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, kGPipe, kInterleaved, kZeroBubble}) {
+      SmallGpt given{.mesh = Cat("cpu:pp=", stages), .micro_batches = 2 * stages, .schedule = schedule};
+      if (schedule == kInterleaved) given.model_options.pipeline.virtual_stages = stages == 4 ? 3 : 2;
+      given.batch = 24;
+      given.context = 32;
+      all.push_back(given);
+    }
+  return all;
+}
+
+TEST(RecomputeAuto, IsNearDrawnChoicesOfManyLayers) {
+  const std::vector<SmallGpt> pipelines = Pipelines();
+  ExpectNearDrawn({pipelines[4], pipelines[10], pipelines[11]}, 12, 60, 4, 5);
+}
+
+TEST(LongRecomputeAuto, IsNearBruteForce) {
+  for (SmallGpt given : Pipelines()) {
+    given.layers = 6;
+    if (given.schedule == kInterleaved && given.mesh == "cpu:pp=4") continue;  // needs twelve
+    const LayerByLayer layers(given);
+    ExpectNearTheBest(given, layers, AllChoices(layers.layers()), 8);
+  }
+}
+
+TEST(LongRecomputeAuto, IsNearDrawnChoices) {
+  ExpectNearDrawn(Pipelines(), 12, 200, 6, 1);
+  ExpectNearDrawn(Families(), 11, 200, 6, 2);
+}
+
+// --- What is said ---
+
+TEST(RecomputeAuto, TheFirstStageComputesMoreAgain) {
+  SmallGpt given{.mesh = "cpu:pp=4", .micro_batches = 8, .batch = 16, .context = 64, .layers = 12};
+  GptProgram all(given), roomy(Automatic(given, int64_t{1} << 40));
+  const int64_t kept = FullestRank(all.MakeTrain());
+  const Session enough = roomy.MakeTrain();
+  for (int stage = 0; stage < 4; ++stage)
+    EXPECT_NE(
+        enough.SummaryText().find(Cat("recompute: stage pp=", stage, ": 0 of 3 layers full, 0 selective\n")),
+        std::string::npos)
+        << enough.SummaryText();
+  EXPECT_EQ(FullestRank(enough), kept);
+  GptProgram tight(Automatic(given, kept * 6 / 10));
+  const Session session = tight.MakeTrain();
+  const std::string text = session.SummaryText();
+  std::vector<int> again;
+  std::smatch found;
+  for (int stage = 0; stage < 4; ++stage) {
+    const std::regex line(Cat("recompute: stage pp=", stage, ": (\\d) of 3 layers full, (\\d) selective\n"));
+    ASSERT_TRUE(std::regex_search(text, found, line)) << text;
+    again.push_back(2 * std::stoi(found[1]) + std::stoi(found[2]));
+  }
+  EXPECT_GT(again[0], again[3]) << text;
+  EXPECT_NE(session.ExplainText().find("recompute: stage pp=0: "), std::string::npos);
+  // What is said is what was done: the nodes computed again are of the layers counted.
+  std::set<std::string> repeated;
+  const Graph& graph = session.impl()->compiled.graph;
+  for (int n : graph.Order())
+    if (graph.node(n).why.starts_with("computed again"))
+      repeated.insert(graph.regions().Of(graph.node(n).name));
+  int chosen = 0;
+  for (const auto& [layer, mode] : graph.regions().chosen()) chosen += mode != Recompute::kNone;
+  EXPECT_EQ(std::ssize(repeated), chosen);
+  EXPECT_GT(chosen, 0);
+}
+
+TEST(RecomputeAuto, BelowTheLeastIsRefusedWithTheTableAndTheNumber) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=3", "cpu:dp=2,tp=2,pp=2"}) {
+    const SmallGpt given{.mesh = mesh, .micro_batches = 2, .batch = 12, .context = 64, .layers = 4};
+    GptProgram none(Automatic(given, 1));
+    const std::string error = ErrorOf([&] { none.MakeTrain(); });
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(error, found,
+                                  std::regex("needs at least (\\d+) bytes on rank \\d+ but the budget is 1, "
+                                             "however much is computed again; what it holds:\n")))
+        << error;
+    for (const char* part : {"peak memory", "stash", "weights", "largest consumers", "buffer "})
+      EXPECT_NE(error.find(part), std::string::npos) << part << "\n" << error;
+    const int64_t least = std::stoll(found[1]);
+    GptProgram enough(Automatic(given, least)), little(Automatic(given, least - 1));
+    EXPECT_EQ(FullestRank(enough.MakeTrain()), least) << given.str();
+    EXPECT_NE(ErrorOf([&] { little.MakeTrain(); }).find(Cat("needs at least ", least, " bytes")),
+              std::string::npos);
+    SmallGpt full = given;
+    full.recompute = Recompute::kFull;
+    GptProgram all(full);
+    EXPECT_LE(least, FullestRank(all.MakeTrain())) << given.str();
+  }
+}
+
+TEST(RecomputeAuto, NeedsANumberOfBytes) {
+  GptProgram program(Automatic({}, 0));
+  const std::string error = ErrorOf([&] { program.MakeTrain(); });
+  EXPECT_NE(
+      error.find("recompute=auto recomputes what makes the plan fit, but nothing says in how many bytes"),
+      std::string::npos)
+      << error;
+  EXPECT_NE(error.find("--memory_budget"), std::string::npos) << error;
+  EXPECT_NO_THROW(program.MakeEvaluate());  // has no gradients
+}
+
+// That of a topology file's devices, unless a budget is given.
+TEST(RecomputeAuto, TakesTheMemoryOfATopologysDevices) {
+  SmallGpt given{.batch = 16, .context = 64, .layers = 6};
+  GptProgram kept(given);
+  const int64_t bytes = FullestRank(kept.MakeTrain()) * 7 / 10;
+  const std::string file = Cat(::testing::TempDir(), "/recompute_auto.topology");
+  auto write = [&](int64_t memory) {
+    std::ofstream(file) << "device small\n"
+                        << (memory > 0 ? Cat("memory_bytes ", memory, "\n") : "")
+                        << "memory_bandwidth 1e10\nflops_fp32 5e10\nflops_16bit 5e10\n"
+                           "level all devices 0 latency 1e-6 bandwidth 1e10\n";
+  };
+  given.recompute = Recompute::kAuto;
+  given.model_options.topology = file;
+  write(bytes);
+  {
+    GptProgram program(given);
+    const Session session = program.MakeTrain();
+    EXPECT_LE(FullestRank(session), bytes);
+    EXPECT_EQ(session.SummaryText().find(": 0 of 6 layers full, 0 selective"), std::string::npos);
+  }
+  given.model_options.memory_budget = 2 * bytes;
+  {
+    GptProgram program(given);
+    EXPECT_NE(program.MakeTrain().SummaryText().find(": 0 of 6 layers full, 0 selective"), std::string::npos);
+  }
+  given.model_options.memory_budget = 0;
+  write(1000);
+  {
+    GptProgram program(given);
+    EXPECT_NE(ErrorOf([&] { program.MakeTrain(); }).find("but the budget is 1000, however much"),
+              std::string::npos);
+  }
+  write(0);
+  GptProgram program(given);
+  EXPECT_NE(ErrorOf([&] { program.MakeTrain(); }).find("nothing says in how many bytes"), std::string::npos);
+  std::remove(file.c_str());
+}
+
+// --- What is computed ---
+
+TEST(RecomputeAuto, ChangesNoBit) {
+  for (SmallGpt given :
+       {SmallGpt{.mesh = "cpu:dp=1"},
+        SmallGpt{.mesh = "cpu:dp=2,tp=2", .micro_batches = 2, .dtype = DType::kBFloat16},
+        SmallGpt{.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kZeroBubble},
+        SmallGpt{.mesh = "cpu:dp=2,pp=2", .micro_batches = 2, .zero_axis = "dp", .zero_stage = 3}}) {
+    given.context = 32;
+    auto losses = [&](const SmallGpt& of) {
+      GptProgram program(of);
+      Session train = program.MakeTrain();
+      std::vector<float> all;
+      for (int step = 0; step < 3; ++step) all.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
+      return all;
+    };
+    SmallGpt full = given;
+    full.recompute = Recompute::kFull;
+    GptProgram kept(given), repeated(full);
+    const int64_t most = FullestRank(kept.MakeTrain()), least = FullestRank(repeated.MakeTrain());
+    const std::vector<float> expected = losses(given);
+    for (int64_t budget : {least, (least + most) / 2, most})
+      EXPECT_EQ(losses(Automatic(given, budget)), expected) << given.str() << " budget=" << budget;
+  }
+}
+
+// Compiled twice, and with the search on other threads, the plan is the same.
+TEST(RecomputeAuto, IsRepeatable) {
+  SmallGpt given{
+      .mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kInterleaved, .batch = 16, .context = 64};
+  given.model_options.pipeline.virtual_stages = 2;
+  given.layers = 6;
+  GptProgram kept(given);
+  given = Automatic(given, FullestRank(kept.MakeTrain()) * 3 / 4);
+  GptProgram a(given), b(given);
+  const Session first = a.MakeTrain(), second = b.MakeTrain();
+  EXPECT_EQ(first.impl()->compiled.logical.hash, second.impl()->compiled.logical.hash);
+  EXPECT_EQ(first.impl()->compiled.graph.regions().chosen(),
+            second.impl()->compiled.graph.regions().chosen());
+}
+
+// One region is left to the compiler, the others do as they or the session say.
+TEST(RecomputeAuto, ARegionMaySayIt) {
+  auto train = [](Model* model) {
+    Tensor x = model->Input("x", {64, 32}, DType::kFloat32);
+    for (auto [name, says] : {std::pair("a", std::optional(Recompute::kAuto)),
+                              {"b", std::optional<Recompute>()},
+                              {"c", std::optional(Recompute::kFull)}}) {
+      Scope s = model->scope() / name;
+      s.Region(says);
+      x = x + matmul(gelu(matmul(x, s.Weight("up", {32, 128}, Normal(.1)))),
+                     s.Weight("down", {128, 32}, Normal(.1)));
+    }
+    return Train(mean(square(x)), Sgd{.lr = .1}, {});
+  };
+  Model roomy(FullMesh("cpu:dp=1"), {.memory_budget = int64_t{1} << 40});
+  const Session kept = train(&roomy);
+  const std::map<std::string, Recompute> none = {{"a", Recompute::kNone}};
+  EXPECT_EQ(kept.impl()->compiled.graph.regions().chosen(), none);
+  Model tight(FullMesh("cpu:dp=1"), {.memory_budget = FullestRank(kept) - 1});
+  const Session less = train(&tight);
+  EXPECT_LT(FullestRank(less), FullestRank(kept));
+  EXPECT_NE(less.impl()->compiled.graph.regions().chosen(), none);
+  Model unsaid(FullMesh("cpu:dp=1"));
+  EXPECT_NE(ErrorOf([&] { train(&unsaid); }).find("nothing says in how many bytes"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace oneflow_like
