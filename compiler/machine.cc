@@ -124,9 +124,10 @@ double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel) {
 
 ThreadSeconds SecondsOnThreads(const DescribedMachine& machine, const plan::Kernel& kernel, int threads) {
   ThreadSeconds seconds;
-  if (!MeasuredSeconds(machine, kernel, threads, false, &seconds.alone))
-    seconds.alone = SecondsOf(machine, kernel);
-  if (!MeasuredSeconds(machine, kernel, threads, true, &seconds.crowded)) seconds.crowded = seconds.alone;
+  const bool alone = MeasuredSeconds(machine, kernel, threads, false, &seconds.alone);
+  const bool crowded = MeasuredSeconds(machine, kernel, threads, true, &seconds.crowded);
+  if (!alone) seconds.alone = crowded ? seconds.crowded : SecondsOf(machine, kernel);
+  if (!crowded) seconds.crowded = seconds.alone;
   return seconds;
 }
 
@@ -148,8 +149,9 @@ bool SecondsOfWork(const DescribedMachine& machine, const plan::Collective& coll
     const MeasuredKernel* k = FindMeasured(machine, kCollectiveWork, DType::kFloat32, 1, crowded);
     return k == nullptr ? -1 : k->call + k->byte * bytes;
   };
-  if (of(false) < 0) return false;
-  *seconds = {of(false), of(true) < 0 ? of(false) : of(true)};
+  const double alone = of(false), crowded = of(true);
+  if (alone < 0 && crowded < 0) return false;
+  *seconds = {alone < 0 ? crowded : alone, crowded < 0 ? alone : crowded};
   return true;
 }
 

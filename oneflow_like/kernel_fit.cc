@@ -27,7 +27,8 @@ MeasuredKernel Entry(const std::string& name, const FitGroup& group) {
 }
 
 // Of one operator: call, flop, byte.
-MeasuredKernel FitOne(const std::string& name, const FitGroup& group, const std::vector<KernelSample>& samples) {
+MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
+                      const std::vector<KernelSample>& samples) {
   std::vector<std::vector<double>> rows;
   std::vector<double> values, weights;
   for (const KernelSample& s : samples) {
@@ -111,7 +112,9 @@ std::vector<double> FitNonNegative(const std::vector<std::vector<double>>& rows,
     }
     if (moved <= 1e-12 * largest) break;
   }
-  for (size_t j = 0; j < n; ++j) x[j] *= scale[j];
+  const double largest = n == 0 ? 0 : *std::max_element(x.begin(), x.end());
+  for (size_t j = 0; j < n; ++j)
+    x[j] = x[j] < 1e-6 * largest ? 0 : x[j] * scale[j];  // what is left of the search
   return x;
 }
 
