@@ -75,13 +75,22 @@ bool MeasuredSeconds(const DescribedMachine& machine, const plan::Kernel& kernel
                      double* seconds) {
   const DType type = RateType(kernel);
   if (kernel.name() == "fused") return SecondsOfChain(machine, kernel, type, threads, crowded, seconds);
-  const MeasuredKernel* k = FindMeasured(machine, kernel.name(), type, threads, crowded);
+  const MeasuredKernel* k = FindMeasured(machine, MeasuredName(kernel), type, threads, crowded);
   if (k == nullptr) return false;
   *seconds = k->call + k->flop * kernel.flops() + k->byte * kernel.bytes();
   return true;
 }
 
 }  // namespace
+
+std::string MeasuredName(const plan::Kernel& kernel) {
+  bool causal = false, drops = false;
+  for (const plan::Attr& attr : kernel.attr()) {
+    causal |= attr.name() == "causal" && attr.i() != 0;
+    drops |= attr.name() == "dropout" && attr.f() > 0;
+  }
+  return Cat(kernel.name(), causal ? "+causal" : "", drops ? "+dropout" : "");
+}
 
 DType RateType(const plan::Kernel& kernel) {
   DType type = DType::kFloat32;

@@ -39,8 +39,8 @@ struct MeasuredCollective {
 
 // Measured: what kernels of one operator take, of one type, on so many threads.
 struct MeasuredKernel {
-  // The operator; a fused kernel takes the time of its steps in one pass over memory. kCollectiveWork: what
-  // a thread moves for its group in a collective.
+  // MeasuredName of the kernel; a fused one takes the time of its steps in one pass over memory.
+  // kCollectiveWork: what a thread moves for its group in a collective.
   std::string name;
   DType dtype = DType::kFloat32;  // the narrowest floating one among the operands
   int threads = 1;                // that the kernel may use
@@ -73,6 +73,9 @@ struct DescribedMachine : Machine {
   Machine AsReached() const;
 };
 
+// Under which name times of a kernel are measured: its operator, and of attention what changes its work
+// besides extents: "attention+causal+dropout".
+std::string MeasuredName(const plan::Kernel& kernel);
 // The narrowest floating type among a kernel's operands, which determines its rate.
 DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.

@@ -107,7 +107,7 @@ class Probe {
     block.attention.heads = shape.heads;
     block.rms_norm = block.swiglu = shape.llama;
     if (shape.llama) block.attention.rope = RopeOptions{};
-    block.dropout = shape.llama ? 0 : 0.1;
+    block.dropout = block.attention.dropout = shape.llama ? 0 : 0.1;
     Tensor table = nn::EmbeddingTable(scope / "table", kVocabulary, shape.width);
     Tensor x = embedding(table, tokens);
     if (!shape.llama)
@@ -127,7 +127,7 @@ class Probe {
         for (const plan::Kernel& kernel : actor.kernel()) {
           if (!actor.feed().empty() || !actor.fetch().empty()) continue;
           KernelSample sample;
-          sample.name = kernel.name();
+          sample.name = MeasuredName(kernel);
           sample.threads = setting_.kernel_threads;
           sample.crowded = crowded_;
           sample.flops = kernel.flops();

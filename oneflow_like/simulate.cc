@@ -175,10 +175,13 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     while (std::ssize(handles) < std::min(steps, step + in_flight)) handles.push_back(runtime.Launch({}));
     const Status status = handles[step].Wait();
     if (!status.ok()) throw Error(status.message());
-    played.ends.push_back(paper.now());
   }
   runtime.Close();
   played.records = paper.TakeRecords();
+  // Waiting for a step may take longer than it does, as threads end what they have begun of the next one.
+  played.ends.assign(static_cast<size_t>(steps), 0);
+  for (const TraceRecord& r : played.records)
+    if (r.step < steps) played.ends[r.step] = std::max(played.ends[r.step], r.end);
   return played;
 }
 

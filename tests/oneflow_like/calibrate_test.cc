@@ -378,8 +378,9 @@ TEST(Calibrate, WritesAFileThatSimulates) {
     names.insert(Cat(k.name, " ", Name(k.dtype)));
     EXPECT_GT(k.call + k.flop + k.byte, 0) << k.name;
   }
-  for (const char* name : {"einsum f32", "einsum bf16", "attention f32", "attention_grad bf16",
-                           "layer_norm f32", "gelu f32", "dropout f32", "sum_to f32", "adamw f32"})
+  for (const char* name :
+       {"einsum f32", "einsum bf16", "attention+causal+dropout f32", "attention_grad+causal+dropout bf16",
+        "layer_norm f32", "gelu f32", "dropout f32", "sum_to f32", "adamw f32"})
     EXPECT_EQ(names.count(name), 1u) << name;
   SmallGpt given;
   given.mesh = "cpu:dp=2,pp=2";
