@@ -68,6 +68,8 @@ struct DescribedMachine : Machine {
   // Of such a host: seconds until a thread learns what another one of its process, or of another process
   // there, tells it.
   double message = 0, process_message = 0;
+  double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
+  double process_work = 1;     // how much longer kernels take where several processes share a mesh
 
   // For estimates that know no shapes: the rate that large products reach is its peak.
   Machine AsReached() const;

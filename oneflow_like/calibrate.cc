@@ -55,10 +55,13 @@ struct Setting {
 
 class Probe {
  public:
-  Probe(const Shape& shape, const Setting& setting, DType dtype, bool crowded)
+  // With a job each of its processes has one of the workers.
+  Probe(const Shape& shape, const Setting& setting, DType dtype, bool crowded,
+        const std::shared_ptr<Job>& job = nullptr)
       : setting_(setting), crowded_(crowded) {
     ModelOptions options;
-    options.threads = setting.workers;
+    options.job = job;
+    options.threads = job ? 1 : setting.workers;
     options.kernel_threads = setting.kernel_threads;
     model_.emplace(Mesh("cpu", {{"dp", setting.workers}}), options);
     const Dims tokens = {shape.batch * setting.workers, shape.context};
@@ -85,6 +88,14 @@ class Probe {
     for (const KernelProfile& kernel : session_->TakeProfile().hottest)
       if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
         at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  }
+
+  // Of all kernels that compute, in a step.
+  double seconds() const {
+    double sum = 0;
+    for (const auto& [label, known] : kernels_)
+      if (known.sample.name != kCollectiveWork && !known.seconds.empty()) sum += Median(known.seconds);
+    return sum;
   }
 
   void AddSamples(std::vector<KernelSample>* samples) const {
@@ -160,15 +171,16 @@ class Probe {
 
 // --- Messages ---
 
-// A row of products whose sums need all ranks of tp=2, one after the other.
+// A row of products whose sums need all ranks of a mesh axis, one after the other.
 class Chain {
  public:
   static constexpr int kLinks = 32;
-  static constexpr int64_t kRows = 64, kWidth = 256;
+  static constexpr int64_t kRows = 512, kWidth = 256;
 
-  Chain(int ranks, const std::shared_ptr<Job>& job) {
+  // On so many threads, or one of each process of a job.
+  Chain(int ranks, int threads, const std::shared_ptr<Job>& job) {
     ModelOptions options;
-    options.threads = job ? 1 : ranks;
+    options.threads = job ? 1 : threads;
     options.kernel_threads = 1;
     options.job = job;
     model_.emplace(Mesh("cpu", {{"tp", ranks}}), options);
@@ -185,17 +197,21 @@ class Chain {
     const StepProfile profile = session_->TakeProfile();
     double work = 0;
     for (const auto& [kind, seconds] : profile.kernels) work += seconds;
-    if (profile.steps > 0) seconds_.push_back(profile.wall - work / profile.threads);
+    if (profile.steps == 0) return;
+    walls_.push_back(profile.wall);
+    idle_.push_back(profile.wall - work / profile.threads);
   }
-  // In which nobody computed or moved anything, by link. 0: nothing was measured.
-  double seconds() const { return seconds_.empty() ? 0 : std::max(0.0, Median(seconds_)) / kLinks; }
+  // By link: in all, and those in which nobody computed or moved anything.
+  double wall() const { return Median(walls_) / kLinks; }
+  double idle() const { return std::max(0.0, Median(idle_)) / kLinks; }
 
  private:
   std::optional<Model> model_;
   std::optional<Session> session_;
   Feeds feeds_;
-  std::vector<double> seconds_;
+  std::vector<double> walls_, idle_;
 };
+constexpr int kMessagesOfLink = 2;  // one after the other
 
 double MemoryBytes() {
   return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
@@ -231,12 +247,40 @@ void Tell(const CalibrateOptions& options, const std::string& what) {
   if (options.progress) options.progress(what);
 }
 
-// What a message takes that ends the wait of a thread for another one.
-double MessageSeconds(int ranks, const std::shared_ptr<Job>& job, int rounds) {
-  Chain chain(ranks, job);
-  for (int round = 0; round <= rounds; ++round) chain.Step();
-  constexpr int kMessages = 2;  // one after the other, of each link
-  return Rounded(chain.seconds() / kMessages);
+// Messages between threads: with a core for each, and between twice as many threads as cores, beside the same
+// ranks on as many threads as cores.
+void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachine* machine) {
+  Chain two(2, 2, nullptr), dealt(2 * cores, cores, nullptr), crowded(2 * cores, 2 * cores, nullptr);
+  for (int round = 0; round <= options.rounds; ++round)
+    for (Chain* chain : {&two, &dealt, &crowded}) chain->Step();
+  machine->message = machine->process_message = Rounded(two.idle() / kMessagesOfLink);
+  const double longer = std::max(0.0, crowded.wall() - dealt.wall());
+  machine->crowded_message = Rounded(machine->message + longer / kMessagesOfLink);
+}
+
+// The same between processes, and how much longer kernels take there. Process 0 measures threads, while the
+// others wait, asleep.
+void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
+  const int processes = options.job->processes();
+  const bool first = options.job->process() == 0;
+  const Setting setting = {processes, 1};
+  std::vector<std::unique_ptr<Probe>> threads, apart;
+  for (const Shape& shape : std::span(kShapes).first(std::min(options.models, 2))) {
+    if (first) threads.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true));
+    apart.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true, options.job));
+  }
+  Chain chain(processes, 1, options.job);
+  for (int round = 0; round <= options.rounds; ++round) {
+    for (const auto& probe : threads) probe->Step();
+    options.job->AllGather("calibration", "");
+    for (const auto& probe : apart) probe->Step();
+    chain.Step();
+  }
+  machine->process_message = Rounded(chain.idle() / kMessagesOfLink);
+  double here = 0, there = 0;
+  for (const auto& probe : threads) here += probe->seconds();
+  for (const auto& probe : apart) there += probe->seconds();
+  if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
 }
 
 std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
@@ -280,19 +324,13 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
     machine.narrow_flops = Rounded(PeakOf(samples, DType::kBFloat16));
     machine.topology.memory_bandwidth = Rounded(BandwidthOf(samples));
     Tell(options, "messages");
-    machine.message = MessageSeconds(2, nullptr, options.rounds);
+    MeasureMessages(options, cores, &machine);
   }
   machine.name = "processor";
   machine.threads = cores;
   machine.memory_bytes = MemoryBytes();
   machine.overhead = 0;
-  machine.process_message = machine.message;
-  // The others wait here, asleep, while the first one measures.
-  if (options.job) {
-    options.job->AllGather("calibration", "");
-    const double seconds = MessageSeconds(options.job->processes(), options.job, options.rounds);
-    machine.process_message = seconds;
-  }
+  if (options.job) MeasureProcesses(options, &machine);
   machine.topology.links = {
       {.devices = 0, .latency = 2 * machine.message, .bandwidth = LinkBandwidth(machine)}};
   machine.shared = {false};

@@ -62,10 +62,7 @@ class Loads {
       SecondsOfWork(machine_, collective, ElementBytes(segment), &work);
       of_rank.latency = Picoseconds(work.alone);
       of_rank.crowded = Picoseconds(work.crowded);
-      bool inside = true;
-      for (int other : collective.rank())
-        inside = inside && threads_.ProcessOf(other) == threads_.ProcessOf(rank);
-      of_rank.message = Picoseconds(inside ? machine_.message : machine_.process_message);
+      of_rank.message = Picoseconds(MessageSeconds(collective, rank));
       return of_rank;
     }
     for (size_t level = 0; level < load.links.size(); ++level) {
@@ -85,6 +82,15 @@ class Loads {
       if (const Node& node = compiled_.graph.node(n); IsCollective(node))
         return SizeOf(compiled_.graph.value(node.in[0]).dtype);
     return 0;
+  }
+
+  double MessageSeconds(const plan::Collective& collective, int rank) const {
+    bool inside = true;
+    for (int other : collective.rank())
+      inside = inside && threads_.ProcessOf(other) == threads_.ProcessOf(rank);
+    const double message = inside ? machine_.message : machine_.process_message;
+    const bool crowded = threads_.processes * threads_.each * threads_.of_a_kernel > machine_.threads;
+    return crowded ? std::max(message, machine_.crowded_message) : message;
   }
 
   const Compiled& compiled_;
@@ -162,7 +168,8 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     on_paper.push_back(paper.OnPaper(played.plans.back(), [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
       const ThreadSeconds seconds = SecondsOnThreads(machine, k, threads.of_a_kernel);
-      return ThreadTime(seconds.alone, seconds.crowded);
+      const double longer = threads.processes > 1 ? machine.process_work : 1;
+      return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
   }
   Store store(cast.ranks, std::move(devices));

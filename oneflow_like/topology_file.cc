@@ -45,12 +45,18 @@ class TopologyFile {
     if (key == "kernel") return ReadKernel();
     if (!known_.insert(key).second) Refuse(key, " is given a second time");
     Efficiency& e = machine_.efficiency;
-    const std::map<std::string, double*> numbers = {
-        {"memory_bytes", &machine_.memory_bytes}, {"memory_bandwidth", &machine_.topology.memory_bandwidth},
-        {"flops_fp32", &machine_.flops},          {"flops_16bit", &machine_.narrow_flops},
-        {"overhead", &machine_.overhead},         {"product_efficiency", &e.product},
-        {"attention_efficiency", &e.attention},   {"half_extent", &e.half_extent},
-        {"message", &machine_.message},           {"process_message", &machine_.process_message}};
+    const std::map<std::string, double*> numbers = {{"memory_bytes", &machine_.memory_bytes},
+                                                    {"memory_bandwidth", &machine_.topology.memory_bandwidth},
+                                                    {"flops_fp32", &machine_.flops},
+                                                    {"flops_16bit", &machine_.narrow_flops},
+                                                    {"overhead", &machine_.overhead},
+                                                    {"product_efficiency", &e.product},
+                                                    {"attention_efficiency", &e.attention},
+                                                    {"half_extent", &e.half_extent},
+                                                    {"message", &machine_.message},
+                                                    {"process_message", &machine_.process_message},
+                                                    {"crowded_message", &machine_.crowded_message},
+                                                    {"process_work", &machine_.process_work}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
@@ -238,6 +244,8 @@ std::string TopologyText(const DescribedMachine& machine) {
   if (machine.threads > 0) text << "threads " << machine.threads << "\n";
   fact("message", machine.message);
   fact("process_message", machine.process_message);
+  fact("crowded_message", machine.crowded_message);
+  fact("process_work", machine.process_work);
   for (size_t l = 0; l < machine.topology.links.size(); ++l) {
     const Topology::Link& link = machine.topology.links[l];
     text << "level " << (l == 0 ? "inside" : Cat("outside", l)) << " devices " << link.devices << " latency "

@@ -46,6 +46,8 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   m.threads = below(3);
   m.message = below(2) * Draw(random);
   m.process_message = Draw(random);
+  m.crowded_message = below(2) * Draw(random);
+  m.process_work = Draw(random);
   m.topology.links.clear();
   int devices = 1;
   for (int levels = 1 + below(3); levels > 0; --levels) {
@@ -85,6 +87,8 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     EXPECT_EQ(read.threads, m.threads);
     EXPECT_EQ(read.message, m.message);
     EXPECT_EQ(read.process_message, m.process_message);
+    EXPECT_EQ(read.crowded_message, m.crowded_message);
+    EXPECT_EQ(read.process_work, m.process_work);
     EXPECT_EQ(read.shared, m.shared);
     ASSERT_EQ(read.topology.links.size(), m.topology.links.size());
     for (size_t l = 0; l < m.topology.links.size(); ++l) {
