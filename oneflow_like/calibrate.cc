@@ -212,6 +212,7 @@ class Chain {
   std::vector<double> walls_, idle_;
 };
 constexpr int kMessagesOfLink = 2;  // one after the other
+constexpr int kMostChained = 16;    // cores whose threads can share the columns of a link
 
 double MemoryBytes() {
   return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
@@ -248,13 +249,21 @@ void Tell(const CalibrateOptions& options, const std::string& what) {
 }
 
 // Messages between threads: with a core for each, and between twice as many threads as cores, beside the same
-// ranks on as many threads as cores.
+// ranks on as many threads as cores. On many cores the second is left out.
 void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachine* machine) {
-  Chain two(2, 2, nullptr), dealt(2 * cores, cores, nullptr), crowded(2 * cores, 2 * cores, nullptr);
-  for (int round = 0; round <= options.rounds; ++round)
-    for (Chain* chain : {&two, &dealt, &crowded}) chain->Step();
+  Chain two(2, 2, nullptr);
+  std::optional<Chain> dealt, crowded;
+  if (cores <= kMostChained) {
+    dealt.emplace(2 * cores, cores, nullptr);
+    crowded.emplace(2 * cores, 2 * cores, nullptr);
+  }
+  for (int round = 0; round <= options.rounds; ++round) {
+    two.Step();
+    if (dealt) dealt->Step(), crowded->Step();
+  }
   machine->message = machine->process_message = Rounded(two.idle() / kMessagesOfLink);
-  const double longer = std::max(0.0, crowded.wall() - dealt.wall());
+  if (!dealt) return;
+  const double longer = std::max(0.0, crowded->wall() - dealt->wall());
   machine->crowded_message = Rounded(machine->message + longer / kMessagesOfLink);
 }
 
