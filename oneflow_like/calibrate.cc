@@ -1,8 +1,10 @@
 #include "oneflow_like/calibrate.h"
 
+#include <glog/logging.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -16,6 +18,7 @@
 #include "actor/profile.h"
 #include "core/backend.h"
 #include "core/random.h"
+#include "oneflow_like/busy_others.h"
 #include "oneflow_like/kernel_fit.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
@@ -45,6 +48,8 @@ constexpr Shape kShapes[] = {{8, 128, 192, 6, false}, {4, 64, 256, 4, false},  {
                              {16, 32, 96, 3, false},  {1, 256, 384, 6, false}, {4, 128, 128, 4, true},
                              {2, 64, 320, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
+// Others that use more of the cores than this make times longer than they are.
+constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
 
 // How its kernels run.
@@ -98,11 +103,15 @@ class Probe {
     return sum;
   }
 
-  void AddSamples(std::vector<KernelSample>* samples) const {
+  // Medians over these rounds, of which number 0 is the first that was noted.
+  void AddSamples(const std::vector<size_t>& rounds, std::vector<KernelSample>* samples) const {
     for (const auto& [label, known] : kernels_) {
-      if (known.seconds.empty()) continue;
+      std::vector<double> seconds;
+      for (size_t round : rounds)
+        if (round < known.seconds.size()) seconds.push_back(known.seconds[round]);
+      if (seconds.empty()) continue;
       samples->push_back(known.sample);
-      samples->back().seconds = Median(known.seconds);
+      samples->back().seconds = Median(std::move(seconds));
     }
   }
 
@@ -307,12 +316,22 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
     for (DType dtype : {DType::kFloat32, DType::kBFloat16})
       for (const Run& run : runs)
         probes.push_back(std::make_unique<Probe>(shape, run.setting, dtype, run.crowded));
-  for (int round = 0; round <= options.rounds; ++round) {  // of the first, libraries warm up in it
+  std::vector<std::pair<double, size_t>> disturbed;  // rounds, by how much of the cores others used
+  BusyOthers others;
+  for (int round = 0; round <= options.rounds; ++round) {  // in the first libraries warm up
     Tell(options, Cat("kernels: round ", round, " of ", options.rounds));
     for (const auto& probe : probes) probe->Step();
+    const double share = others.Take();
+    if (round > 0) disturbed.push_back({share, disturbed.size()});
   }
+  std::sort(disturbed.begin(), disturbed.end());
+  std::vector<size_t> quietest;
+  for (size_t i = 0; i < (disturbed.size() + 1) / 2; ++i) quietest.push_back(disturbed[i].second);
+  if (disturbed[quietest.size() - 1].first > kDisturbed)
+    LOG(WARNING) << "calibration: others used " << std::lround(100 * disturbed[quietest.size() - 1].first)
+                 << " % of the processor even in its quieter half; calibrate again when it is idle";
   std::vector<KernelSample> samples;
-  for (const auto& probe : probes) probe->AddSamples(&samples);
+  for (const auto& probe : probes) probe->AddSamples(quietest, &samples);
   return samples;
 }
 

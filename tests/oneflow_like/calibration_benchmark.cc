@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "oneflow_like/busy_others.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {
@@ -26,7 +27,7 @@ struct Layout {
   std::string name, flags;
   std::vector<double> measured;  // milliseconds of a step, by round: the median of a run
   double simulated = 0;
-  std::string planned, real;  // memory of the fullest rank
+  double disturbed = 0;  // most that others used of the processor in a run that counts
   double median() const {
     std::vector<double> sorted = measured;
     std::sort(sorted.begin(), sorted.end());
@@ -61,20 +62,40 @@ void SimulateLayout(const std::string& topology, Layout* layout) {
   if (std::getenv("OFL_SHOW_SIMULATED") != nullptr) std::printf("%s\n%s", layout->name.c_str(), out.c_str());
 }
 
-void MeasureLayout(const std::string& topology, const std::string& log, Layout* layout) {
+// Runs in which others used more of the processor than this are made again, while there are tries.
+constexpr double kDisturbed = 0.06;
+int tries = 60;
+
+struct Measured {
+  double ms = 0, disturbed = 1;
+};
+
+Measured MeasureOnce(const std::string& topology, const std::string& log, const Layout& layout) {
   std::filesystem::remove(log);
-  Run(Cat(" --topology=", topology, " --steps=", kSteps, " --log_json=", log, kModel, layout->flags));
+  BusyOthers others(true);
+  Run(Cat(" --topology=", topology, " --steps=", kSteps, " --log_json=", log, kModel, layout.flags));
+  Measured measured;
+  measured.disturbed = others.Take();
   std::vector<double> steps;
-  double bytes = 0;
   for (const std::string& line : LinesOf(TextOf(log))) {
     const nlohmann::json step = nlohmann::json::parse(line);
-    if (!step.contains("step_ms")) continue;
-    if (step["step"].get<int>() >= kWarmUp) steps.push_back(step["step_ms"].get<double>());
-    bytes = std::max(bytes, step["memory_bytes"].get<double>());
+    if (step.contains("step_ms") && step["step"].get<int>() >= kWarmUp)
+      steps.push_back(step["step_ms"].get<double>());
   }
   std::sort(steps.begin(), steps.end());
-  layout->measured.push_back(steps[steps.size() / 2]);
-  layout->real = Cat(static_cast<int64_t>(bytes));
+  measured.ms = steps.at(steps.size() / 2);
+  return measured;
+}
+
+void MeasureLayout(const std::string& topology, const std::string& log, Layout* layout) {
+  Measured best;
+  for (int here = 0; here < 4 && best.disturbed > kDisturbed; ++here) {
+    if (here > 0 && --tries < 0) break;
+    const Measured measured = MeasureOnce(topology, log, *layout);
+    if (measured.disturbed < best.disturbed) best = measured;
+  }
+  layout->measured.push_back(best.ms);
+  layout->disturbed = std::max(layout->disturbed, best.disturbed);
 }
 
 void PrintOrder(const std::vector<Layout>& layouts) {
@@ -121,13 +142,14 @@ int Compare(std::string topology, int rounds) {
       if (i % 6 == 0) MeasureLayout(topology, folder / "log.json", &reference);
       MeasureLayout(topology, folder / "log.json", &layouts[i]);
     }
-  std::printf("%-26s %10s %10s %8s  %s\n", "layout", "simulated", "measured", "off", "measured by round");
+  std::printf("%-26s %10s %10s %8s %7s  %s\n", "layout", "simulated", "measured", "off", "others",
+              "by round");
   int outside = 0;
   for (const Layout& layout : layouts) {
     const double off = layout.simulated / layout.median() - 1;
     outside += std::abs(off) > 0.1;
-    std::printf("%-26s %7.1f ms %7.1f ms %+6.1f %% ", layout.name.c_str(), layout.simulated, layout.median(),
-                100 * off);
+    std::printf("%-26s %7.1f ms %7.1f ms %+6.1f %% %5.0f %%  ", layout.name.c_str(), layout.simulated,
+                layout.median(), 100 * off, 100 * layout.disturbed);
     for (double ms : layout.measured) std::printf(" %.1f", ms);
     std::printf("\n");
   }
