@@ -53,7 +53,7 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   for (int levels = 1 + below(3); levels > 0; --levels) {
     devices *= 2 + below(3);
     m.topology.links.push_back({.devices = levels == 1 && below(2) == 0 ? 0 : devices,
-                                .latency = below(2) * Draw(random),
+                                .latency = below(2) * Draw(random) * 1e-4,
                                 .bandwidth = Draw(random)});
     m.shared.push_back(below(2) == 1);
   }
