@@ -31,6 +31,7 @@ namespace oneflow_like {
 namespace {
 
 double Median(std::vector<double> values) {
+  CHECK(!values.empty());
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
