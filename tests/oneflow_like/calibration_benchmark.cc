@@ -1,7 +1,8 @@
 // Simulated steps beside measured ones, on this machine: calibrates it, simulates layouts of a small GPT on
 // what that says, trains each of them in turn several times, and prints how far off each is, which pairs are
 // in the wrong order, and how the machine's speed changed meanwhile.
-//   build/tests/calibration_benchmark [FILE: a calibration that there is already] [rounds: 3]
+//   build/tests/calibration_benchmark [seconds: 600] [FILE: a calibration that there is already]
+// It begins no further round when these seconds are over.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -64,7 +65,7 @@ void SimulateLayout(const std::string& topology, Layout* layout) {
 
 // Runs in which others used more of the processor than this are made again, while there are tries.
 constexpr double kDisturbed = 0.06;
-int tries = 60;
+int tries = 20;
 
 struct Measured {
   double ms = 0, disturbed = 1;
@@ -111,7 +112,8 @@ void PrintOrder(const std::vector<Layout>& layouts) {
   std::printf("pairs whose medians differ by more than 10 %%: %d, in the wrong order: %d\n", pairs, wrong);
 }
 
-int Compare(std::string topology, int rounds) {
+int Compare(std::string topology, double seconds) {
+  const double begin = Seconds();
   const TestFolder folder("calibration_benchmark");
   if (topology.empty()) {
     topology = folder / "here.txt";
@@ -137,11 +139,17 @@ int Compare(std::string topology, int rounds) {
       {"dp 4, 4 processes", " --mesh=cpu:dp=4 --processes=4"}};
   for (Layout& layout : layouts) SimulateLayout(topology, &layout);
   Layout reference = layouts[0];
-  for (int round = 0; round < rounds; ++round)
+  double round_took = 0;
+  for (int round = 0; round == 0 || Seconds() + round_took < begin + seconds; ++round) {
+    const double round_began = Seconds();
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (i % 6 == 0) MeasureLayout(topology, folder / "log.json", &reference);
       MeasureLayout(topology, folder / "log.json", &layouts[i]);
+      std::fprintf(stderr, "%s: %.1f ms, simulated %.1f\n", layouts[i].name.c_str(),
+                   layouts[i].measured.back(), layouts[i].simulated);
     }
+    round_took = Seconds() - round_began;
+  }
   std::printf("%-26s %10s %10s %8s %7s  %s\n", "layout", "simulated", "measured", "off", "others",
               "by round");
   int outside = 0;
@@ -166,7 +174,7 @@ int Compare(std::string topology, int rounds) {
 
 int main(int argc, char** argv) {
   try {
-    return oneflow_like::Compare(argc > 1 ? argv[1] : "", argc > 2 ? std::atoi(argv[2]) : 3);
+    return oneflow_like::Compare(argc > 2 ? argv[2] : "", argc > 1 ? std::atof(argv[1]) : 600);
   } catch (const std::exception& e) {
     std::printf("%s\n", e.what());
     return 1;
