@@ -48,7 +48,7 @@ DEFINE_string(config, "", "file of flags, --name=value a line");
 DEFINE_string(out, "", "folder for all that the run leaves");
 DEFINE_string(trace, "",
               "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
-DEFINE_string(report, "", "HTML file that shows memory, communication, schedule, graph and times");
+DEFINE_string(report, "", "HTML page: memory, graph, times");
 DEFINE_int64(memory_budget, 0, "bytes of a device; 0: any");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
 DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
