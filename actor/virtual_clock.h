@@ -1,5 +1,5 @@
-// The clock of a machine on paper (virtual_time.h), and the links that its messages share. Private to
-// virtual_time.cc and virtual_device.cc.
+// The clock of a machine on paper (virtual_time.h), the links that its messages share, and the cores that its
+// threads share. Private to virtual_time.cc and virtual_device.cc.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,6 @@ class VirtualClock {
   // Of the next event; REQUIRES: there is one.
   bool empty() const { return events_.empty(); }
   int64_t next_time() const { return events_.top().time; }
-  // Work on a thread of the host: what it does next happens this much later.
-  void Spend(int64_t time) { now_ += time; }
-  void ReturnTo(int64_t time) { now_ = time; }
 
  private:
   struct Event {
@@ -48,30 +45,57 @@ class VirtualClock {
   int64_t now_ = 0;
 };
 
-// Links that flows share evenly: of n flows on one link each has the n-th part of it.
-class VirtualLinks {
+// What goes on at one time and shares something: each flow is slower for the others, and ends when all of it
+// has passed.
+class VirtualSharing {
  public:
-  explicit VirtualLinks(VirtualClock* clock) : clock_(clock) {}
-  // Calls `done` when all links have been busy for as long as they are needed.
-  void Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done);
+  explicit VirtualSharing(VirtualClock* clock) : clock_(clock) {}
+  struct Flow {
+    std::function<double()> needs;  // picoseconds for the whole, if things stayed as they are now
+    std::function<void()> leave;    // before the others' needs are asked again
+    std::function<void()> done;
+    double left = 1, time = 0;  // of the whole; that needs() gave
+  };
+  void Start(Flow flow);
 
  private:
-  struct Flow {
-    std::vector<VirtualLoad::Busy> links;
-    std::function<void()> done;
-    double left = 1;   // of the whole
-    double needs = 0;  // picoseconds for the whole, as things are
-  };
-
   void Progress();  // all flows to the present moment
   void Reckon();
   void End();
 
   VirtualClock* const clock_;
   std::deque<Flow> flows_;  // in the order they began
-  std::map<int, int> users_;
   int64_t since_ = 0;
   uint64_t version_ = 0;
+};
+
+// Links that flows share evenly: of n flows on one link each has the n-th part of it.
+class VirtualLinks {
+ public:
+  explicit VirtualLinks(VirtualClock* clock) : flows_(clock) {}
+  // Calls `done` when all links have been busy for as long as they are needed.
+  void Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done);
+
+ private:
+  VirtualSharing flows_;
+  std::map<int, int> users_;
+};
+
+// The cores of a host, on which threads work. Work is slower the more other cores are busy, as they share
+// memory and power; more work than there are cores takes turns.
+class VirtualCores {
+ public:
+  // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared.
+  VirtualCores(VirtualClock* clock, int cores, int each) : work_(clock), cores_(cores), each_(each) {}
+  // Calls `done` when it has been done: picoseconds with the other cores idle, and with all at work.
+  void Start(int64_t alone, int64_t crowded, std::function<void()> done);
+
+ private:
+  double Needs(int64_t alone, int64_t crowded) const;
+
+  VirtualSharing work_;
+  const int cores_, each_;
+  int running_ = 0;
 };
 
 }  // namespace oneflow_like

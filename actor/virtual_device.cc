@@ -14,9 +14,7 @@ int64_t Paper::Needs(int rank, int actor, int64_t act, int peer) const {
 }
 
 Status VirtualKernel::Run(const KernelContext&) {
-  const int64_t start = paper_->clock.now();
-  paper_->clock.Spend(time);
-  Ran(start);
+  paper_->Work(time, crowded, [this](int64_t start) { Ran(start); });
   return Status();
 }
 

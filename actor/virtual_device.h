@@ -31,6 +31,17 @@ struct VirtualHostMemory final : Memory {
   std::vector<char> held;
 };
 
+// A turn of a thread of the host. What it does is decided when the turn begins; it happens when the work
+// before it has been done, which takes the longer the more others work.
+class VirtualTurn {
+ public:
+  virtual void Work(int64_t alone, int64_t crowded, std::function<void(int64_t start)> done) = 0;
+  virtual void Then(std::function<void()> what) = 0;
+
+ protected:
+  ~VirtualTurn() = default;
+};
+
 // Where records go, and the clock that all parts share.
 struct Paper {
   // Of an actor, an end of an edge to another one.
@@ -41,19 +52,29 @@ struct Paper {
   // How many acts of `peer` must have ended before `act` (since the first step) may begin.
   int64_t Needs(int rank, int actor, int64_t act, int peer) const;
 
+  // Picoseconds of work, and what else happens, at their place in the turn under way. Outside of all turns
+  // work takes no time.
+  void Work(int64_t alone, int64_t crowded, std::function<void(int64_t start)> done) {
+    turn == nullptr ? done(clock.now()) : turn->Work(alone, crowded, std::move(done));
+  }
+  void Then(std::function<void()> what) { turn == nullptr ? what() : turn->Then(std::move(what)); }
+
   VirtualClock clock;
+  VirtualTurn* turn = nullptr;
   std::vector<TraceRecord> records;
   std::map<std::tuple<int, int, int>, std::vector<End>> edges;  // by rank, actor, peer
 };
 
 // Of the kernel that stands for every other one, and of its attributes.
-inline constexpr char kPaperKernel[] = "on_paper", kPaperTime[] = "picoseconds", kPaperRank[] = "rank",
-                      kPaperActor[] = "actor", kPaperIndex[] = "index", kPaperActs[] = "acts";
+inline constexpr char kPaperKernel[] = "on_paper", kPaperTime[] = "picoseconds", kPaperCrowded[] = "crowded",
+                      kPaperRank[] = "rank", kPaperActor[] = "actor", kPaperIndex[] = "index",
+                      kPaperActs[] = "acts";
 
 class VirtualKernel final : public Kernel {
  public:
   VirtualKernel(const KernelSpec& spec, Paper* paper)
       : time(spec.attrs.Int(kPaperTime)),
+        crowded(spec.attrs.Int(kPaperCrowded)),
         rank(static_cast<int>(spec.attrs.Int(kPaperRank))),
         actor(static_cast<int>(spec.attrs.Int(kPaperActor))),
         index(static_cast<int>(spec.attrs.Int(kPaperIndex))),
@@ -65,7 +86,7 @@ class VirtualKernel final : public Kernel {
   // It has just ended.
   void Ran(int64_t start);
 
-  const int64_t time;
+  const int64_t time, crowded;   // crowded: on a thread of the host, while all cores are busy
   const int rank, actor, index;  // actor -1: of no actor
   const int64_t acts;
   int64_t enqueued = 0;  // runs

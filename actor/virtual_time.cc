@@ -15,16 +15,12 @@ namespace oneflow_like {
 namespace {
 
 // A thread of the host. Beside asynchronous devices what it does takes no time.
-class VirtualWorker final : public Worker {
+class VirtualWorker final : public Worker, public VirtualTurn {
  public:
-  explicit VirtualWorker(Paper* paper) : paper_(paper) {}
+  VirtualWorker(Paper* paper, VirtualCores* cores) : paper_(paper), cores_(cores) {}
 
-  // What a worker posts to another one in the middle of its work arrives at that moment, which the other has
-  // yet to reach.
   void Post(Message* message) override {
-    if (running_now == nullptr || *running_now == nullptr || *running_now == this || !(*running_now)->spent())
-      return mail_.push_back(message);
-    paper_->clock.At(paper_->clock.now(), [this, message] { mail_.push_back(message); });
+    paper_->Then([this, message] { mail_.push_back(message); });
   }
   void Tell(const Receiver*, Receiver* to, int port, bool ok) override { to->Receive(port, ok); }
   void Ready(Runnable* runnable, bool first) override { ready_.Push(runnable, first); }
@@ -32,14 +28,12 @@ class VirtualWorker final : public Worker {
 
   // As a thread does: a message, or where there is none, what is ready. False: nothing can be done now.
   bool RunOnce() {
-    begun_ = paper_->clock.now();
-    if (free_at_ > begun_ || (mail_.empty() && ready_.size() == 0)) return false;
-    *running_now = this;
+    if (busy() || (mail_.empty() && ready_.size() == 0)) return false;
+    ++turns_;
+    paper_->turn = this;
     if (!ReceiveOne()) ready_.Pop()->RunOne();
-    *running_now = nullptr;
-    free_at_ = paper_->clock.now();
-    paper_->clock.ReturnTo(begun_);
-    if (free_at_ > begun_) paper_->clock.At(free_at_, [] {});
+    paper_->turn = nullptr;
+    Proceed();
     return true;
   }
   bool ReceiveOne() {
@@ -50,57 +44,89 @@ class VirtualWorker final : public Worker {
     return true;
   }
 
-  int64_t free_at() const { return free_at_; }
+  // Its last turn has not ended.
+  bool busy() const { return !left_.empty(); }
+  int64_t turns() const { return turns_; }  // begun so far
 
-  VirtualWorker** running_now = nullptr;  // of all workers
+  void Work(int64_t alone, int64_t crowded, std::function<void(int64_t start)> done) override {
+    if (alone == 0 && left_.empty()) return done(paper_->clock.now());
+    left_.push_back({alone, crowded, std::move(done)});
+  }
+  void Then(std::function<void()> what) override {
+    if (left_.empty()) return what();
+    left_.push_back({0, 0, [what = std::move(what)](int64_t) { what(); }});
+  }
 
  private:
-  bool spent() const { return paper_->clock.now() > begun_; }
+  struct Part {
+    int64_t alone, crowded;
+    std::function<void(int64_t start)> done;
+  };
+
+  void Proceed() {
+    while (!left_.empty() && left_.front().alone == 0) EndPart(paper_->clock.now());
+    if (left_.empty()) return;
+    cores_->Start(left_.front().alone, left_.front().crowded, [this, start = paper_->clock.now()] {
+      EndPart(start);
+      Proceed();
+    });
+  }
+  void EndPart(int64_t start) {
+    left_.front().done(start);
+    left_.pop_front();
+  }
 
   Paper* const paper_;
+  VirtualCores* const cores_;
   std::deque<Message*> mail_;
   ReadyList ready_;
-  int64_t begun_ = 0, free_at_ = 0;
+  std::deque<Part> left_;  // of the turn under way
+  int64_t turns_ = 0;
 };
 
 class VirtualExecutor final : public Executor {
  public:
-  VirtualExecutor(Paper* paper, int workers) : paper_(paper) {
-    for (int i = 0; i < workers; ++i) {
-      workers_.push_back(std::make_unique<VirtualWorker>(paper));
-      workers_.back()->running_now = &running_;
-    }
+  VirtualExecutor(Paper* paper, VirtualCores* cores, const VirtualOptions& options)
+      : paper_(paper), thread_of_(options.thread_of) {
+    for (int i = 0; i < std::max(1, options.threads); ++i)
+      threads_.push_back(std::make_unique<VirtualWorker>(paper, cores));
   }
-  int workers() const override { return static_cast<int>(workers_.size()); }
-  Worker* worker(int index) override { return workers_[index].get(); }
+  // As many as ranks where these say on which threads they are: number i of them is on worker i.
+  int workers() const override {
+    return static_cast<int>(thread_of_.empty() ? threads_.size() : thread_of_.size());
+  }
+  Worker* worker(int index) override {
+    return threads_[thread_of_.empty() ? index : thread_of_[index]].get();
+  }
   Status Await(Completion* completion) override {
     while (!completion->Done())
       if (!RunOne() && !paper_->clock.RunNext()) return Status("no event is left");
-    // Threads may be ahead of the clock with what has completed it: the caller goes on when that has ended.
-    int64_t end = paper_->clock.now();
-    for (const auto& worker : workers_) end = std::max(end, worker->free_at());
-    while (RunOne() ||
-           (!paper_->clock.empty() && paper_->clock.next_time() <= end && paper_->clock.RunNext())) {
-    }
-    paper_->clock.ReturnTo(std::max(end, paper_->clock.now()));
+    // Turns that had begun may have had a part in it: the caller goes on when they have ended.
+    std::vector<std::pair<const VirtualWorker*, int64_t>> begun;
+    for (const auto& thread : threads_) begun.push_back({thread.get(), thread->turns()});
+    const auto under_way = [](const auto& turn) {
+      return turn.first->busy() && turn.first->turns() == turn.second;
+    };
+    while (std::any_of(begun.begin(), begun.end(), under_way))
+      if (!RunOne() && !paper_->clock.RunNext()) return Status("no event is left");
     return Status();
   }
   void Fence() override {
     for (bool more = true; more;) {
       more = false;
-      for (auto& worker : workers_) more = worker->ReceiveOne() || more;
+      for (auto& thread : threads_) more = thread->ReceiveOne() || more;
     }
   }
 
  private:
   bool RunOne() {
-    return std::any_of(workers_.begin(), workers_.end(),
-                       [](const auto& worker) { return worker->RunOnce(); });
+    return std::any_of(threads_.begin(), threads_.end(),
+                       [](const auto& thread) { return thread->RunOnce(); });
   }
 
   Paper* const paper_;
-  std::vector<std::unique_ptr<VirtualWorker>> workers_;
-  VirtualWorker* running_ = nullptr;
+  const std::vector<int> thread_of_;
+  std::vector<std::unique_ptr<VirtualWorker>> threads_;
 };
 
 class VirtualMember;
@@ -167,8 +193,7 @@ class VirtualCollectives final : public Collectives {
   std::unique_ptr<CollectiveMember> Join(const CollectiveSpec& spec,
                                          const plan::Collective& collective) override {
     const int rank = collective.rank(collective.me());
-    auto member =
-        std::make_unique<VirtualMember>(this, spec, collective, options_->load(collective.id(), rank));
+    auto member = std::make_unique<VirtualMember>(this, spec, collective, options_->load(collective, rank));
     std::set<int> ranks;
     for (int other : collective.rank())
       ranks.insert(options_->stands_for ? options_->stands_for(other) : other);
@@ -206,6 +231,22 @@ class VirtualCollectives final : public Collectives {
   }
 
   void Arrived(VirtualMember* member) {
+    paper_->Then([this, member] { HasArrived(member); });
+  }
+
+  void Worked(VirtualMember* member) {
+    if (--member->meeting->working == 0) End(member);
+  }
+
+  Paper* paper() const { return paper_; }
+
+ private:
+  struct Joined {
+    std::vector<VirtualMember*> members;
+    std::vector<std::set<int>> ranks;  // of each member's group, those that are hosted
+  };
+
+  void HasArrived(VirtualMember* member) {
     Meeting* meeting = member->meeting;
     member->came = paper_->clock.now();
     if (++meeting->arrived < meeting->members.size()) return;
@@ -217,37 +258,32 @@ class VirtualCollectives final : public Collectives {
       latency = std::max(latency, each->load.latency);
       for (const VirtualLoad::Busy& on : each->load.links) busy[on.link] = std::max(busy[on.link], on.time);
     }
-    if (options_->threads > 0 && busy.empty()) return StartWork(meeting);
+    if (options_->threads > 0 && busy.empty()) return StartWork(member);
     std::vector<VirtualLoad::Busy> links;
     for (const auto& [link, time] : busy) links.push_back({link, time});
     auto move = [this, meeting, links = std::move(links)] {
-      links_->Start(links, [this, meeting] { End(meeting); });
+      links_->Start(links, [meeting] {
+        for (VirtualMember* each : meeting->members) each->Done();
+      });
     };
     paper_->clock.At(paper_->clock.now() + latency, std::move(move));
   }
 
-  void Worked(Meeting* meeting) {
-    if (--meeting->working == 0)
-      for (VirtualMember* member : meeting->members) member->Done();
-  }
-
-  Paper* paper() const { return paper_; }
-
- private:
-  struct Joined {
-    std::vector<VirtualMember*> members;
-    std::vector<std::set<int>> ranks;  // of each member's group, those that are hosted
-  };
-
-  // By the members' threads, as inside one process.
-  void StartWork(Meeting* meeting) {
+  // By the members' threads, as inside one host: the last to come tells the others to work.
+  void StartWork(VirtualMember* last) {
+    Meeting* meeting = last->meeting;
     for (const VirtualMember* member : meeting->members) meeting->working += member->works();
-    if (meeting->working == 0) return End(meeting);
+    if (meeting->working == 0) return End(last);
     for (VirtualMember* member : meeting->members)
-      if (member->works()) member->spec.worker->Post(&member->go_);
+      if (member->works()) Tell(last, member, [member] { member->spec.worker->Post(&member->go_); });
   }
-  void End(Meeting* meeting) {
-    for (VirtualMember* member : meeting->members) member->Done();
+  // The last that has worked tells them that all is done.
+  void End(VirtualMember* last) {
+    for (VirtualMember* member : last->meeting->members) Tell(last, member, [member] { member->Done(); });
+  }
+  void Tell(const VirtualMember* from, const VirtualMember* to, std::function<void()> message) {
+    if (from->spec.worker == to->spec.worker || to->load.message == 0) return message();
+    paper_->clock.At(paper_->clock.now() + to->load.message, std::move(message));
   }
 
   Paper* const paper_;
@@ -264,11 +300,12 @@ void VirtualMember::Arrive(Pieces, Pieces, int, bool) {
 }
 
 void VirtualMember::Work() {
-  const int64_t start = all_->paper()->clock.now();
-  all_->paper()->clock.Spend(load.latency);
-  all_->paper()->records.push_back({start, all_->paper()->clock.now(), acts / spec.acts, rank, actor,
-                                    static_cast<int32_t>(acts % spec.acts), 0});
-  all_->Worked(meeting);
+  Paper* paper = all_->paper();
+  paper->Work(load.latency, std::max(load.latency, load.crowded), [this, paper](int64_t start) {
+    paper->records.push_back({start, paper->clock.now(), acts / spec.acts, rank, actor,
+                              static_cast<int32_t>(acts % spec.acts), 0});
+    all_->Worked(this);
+  });
 }
 
 void VirtualMember::Done() {
@@ -309,7 +346,8 @@ class VirtualMachine::Impl {
   explicit Impl(VirtualOptions given)
       : options(std::move(given)),
         links(&paper.clock),
-        executor(&paper, std::max(1, options.threads)),
+        cores(&paper.clock, options.cores, options.kernel_cores),
+        executor(&paper, &cores, options),
         collectives(&paper, &links, &options),
         peers(&collectives) {
     registry.Add(kPaperKernel, "paper",
@@ -319,6 +357,7 @@ class VirtualMachine::Impl {
   const VirtualOptions options;
   Paper paper;
   VirtualLinks links;
+  VirtualCores cores;
   VirtualExecutor executor;
   VirtualCollectives collectives;
   VirtualPeers peers;
@@ -338,7 +377,7 @@ int64_t VirtualMachine::now() const { return impl_->paper.clock.now(); }
 
 plan::Plan VirtualMachine::OnPaper(
     const plan::Plan& plan,
-    const std::function<double(const plan::Actor&, const plan::Kernel&)>& seconds) const {
+    const std::function<ThreadTime(const plan::Actor&, const plan::Kernel&)>& time) const {
   plan::Plan paper = plan;
   std::map<std::pair<int, int>, int> periods;  // of each edge's end at an actor
   for (const plan::Actor& actor : plan.actor())
@@ -353,11 +392,12 @@ plan::Plan VirtualMachine::OnPaper(
   paper.clear_device_kinds();
   paper.clear_input();
   paper.clear_output();
-  auto become = [&](plan::Kernel* kernel, int64_t time, int actor, int index, int acts) {
+  auto become = [&](plan::Kernel* kernel, const ThreadTime& takes, int actor, int index, int acts) {
     kernel->set_name(kPaperKernel);
     kernel->clear_attr();
     kernel->clear_scratch_bytes();
-    for (const auto& [name, value] : {std::pair<const char*, int64_t>{kPaperTime, time},
+    for (const auto& [name, value] : {std::pair<const char*, int64_t>{kPaperTime, Picoseconds(takes.alone)},
+                                      {kPaperCrowded, Picoseconds(takes.crowded)},
                                       {kPaperRank, plan.rank()},
                                       {kPaperActor, actor},
                                       {kPaperIndex, index},
@@ -374,8 +414,7 @@ plan::Plan VirtualMachine::OnPaper(
     actor.clear_feed();
     actor.clear_fetch();
     for (int k = 0; k < actor.kernel_size(); ++k)
-      become(actor.mutable_kernel(k), moves ? 0 : Picoseconds(seconds(actor, actor.kernel(k))), actor.id(), k,
-             actor.acts());
+      become(actor.mutable_kernel(k), moves ? 0 : time(actor, actor.kernel(k)), actor.id(), k, actor.acts());
   }
   return paper;
 }

@@ -28,20 +28,36 @@ int64_t Picoseconds(double seconds);
 
 // The time and links that one act of a collective takes of the machine for one of its members.
 struct VirtualLoad {
-  int64_t latency = 0;  // before the first byte moves
+  int64_t latency = 0;  // before the first byte moves; without links, the member's own work on its thread
   struct Busy {
     int link = 0;      // any number; a link is shared by all that name it
     int64_t time = 0;  // that it would be busy if nobody else used it
   };
   std::vector<Busy> links;  // used together: the slowest decides
+  // Without links, beside `latency`: the own work while all cores are busy (below `latency`: as long as
+  // that), and what a message between threads takes, of which each act has two, one after the other.
+  int64_t crowded = 0, message = 0;
+};
+
+// Seconds that work takes of a thread of the host: while other cores are idle, and while all of them work.
+struct ThreadTime {
+  double alone = 0, crowded = 0;
+  ThreadTime(double both) : alone(both), crowded(both) {}  // NOLINT: a number is both
+  ThreadTime(double alone, double crowded) : alone(alone), crowded(crowded) {}
 };
 
 struct VirtualOptions {
   // Of the host: kernels run on them, a rank's on one, and so do the members' parts of collectives that use
   // no link. 0: each rank is an asynchronous device, whose streams work beside each other.
   int threads = 0;
-  // The load of an act of collective `id` (plan::Collective) at a rank.
-  std::function<VirtualLoad(int64_t id, int rank)> load;
+  // With threads: of each hosted rank, in their order, the number of its thread. Empty: number i of them is
+  // on thread i mod threads.
+  std::vector<int> thread_of = {};
+  // With threads: the cores that these share, and how many of them one kernel uses. 0: each thread has what
+  // it uses to itself.
+  int cores = 0, kernel_cores = 1;
+  // The load of an act of a collective at its member on `rank`.
+  std::function<VirtualLoad(const plan::Collective& collective, int rank)> load;
   // The hosted rank that stands for a rank: where ranks are alike, one of them acts for all. Empty: every
   // rank for itself.
   std::function<int(int rank)> stands_for;
@@ -55,7 +71,7 @@ class VirtualMachine {
   // The plan as this machine runs it: with its actors, streams and credits, and kernels that take the given
   // time and touch nothing. It has neither inputs nor outputs.
   plan::Plan OnPaper(const plan::Plan& plan,
-                     const std::function<double(const plan::Actor&, const plan::Kernel&)>& seconds) const;
+                     const std::function<ThreadTime(const plan::Actor&, const plan::Kernel&)>& time) const;
 
   // Devices, kernels, executor and peers for a Store and a Runtime of such plans, which the machine must
   // outlive.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/plan.pb.h"
+#include "ops/fused.h"
 
 namespace oneflow_like {
 namespace {
@@ -34,7 +35,70 @@ void TakeMeasured(const MeasuredCollective& measured, BoxingLoad* load) {
   for (double& link : load->links) link *= busiest > 0 ? (seconds - load->latency) / busiest : 0;
 }
 
+// Of the measurements of an operator those of its type, else of another one; of these those on the number of
+// threads that is nearest, fewer rather than more. nullptr: there is none.
+const MeasuredKernel* FindMeasured(const DescribedMachine& machine, const std::string& name, DType type,
+                                   int threads, bool crowded) {
+  const auto distance = [&](const MeasuredKernel& k) {
+    const int gap = k.threads <= threads ? threads - k.threads : 10'000 + k.threads;
+    return std::pair(k.dtype != type, gap);
+  };
+  const MeasuredKernel* best = nullptr;
+  for (const MeasuredKernel& k : machine.kernels)
+    if (k.name == name && k.crowded == crowded && (best == nullptr || distance(k) < distance(*best)))
+      best = &k;
+  return best;
+}
+
+// Of a chain of elementwise operators: one call and one pass over memory, as the slowest step makes it, and
+// the arithmetic of each. False: a step was not measured.
+bool SecondsOfChain(const DescribedMachine& machine, const plan::Kernel& kernel, DType type, int threads,
+                    bool crowded, double* seconds) {
+  const std::string* program = nullptr;
+  for (const plan::Attr& attr : kernel.attr())
+    if (attr.name() == "program") program = &attr.s();
+  if (program == nullptr) return false;
+  double call = 0, flops = 0, byte = 0;
+  const std::vector<FusedStep> steps = ParseFused(*program, kernel.in_size());
+  for (const FusedStep& step : steps) {
+    const MeasuredKernel* k = FindMeasured(machine, step.op, type, threads, crowded);
+    if (k == nullptr) return false;
+    call = std::max(call, k->call);
+    byte = std::max(byte, k->byte);
+    flops += k->flop * kernel.flops() / static_cast<double>(steps.size());
+  }
+  *seconds = call + flops + byte * kernel.bytes();
+  return true;
+}
+
+bool MeasuredSeconds(const DescribedMachine& machine, const plan::Kernel& kernel, int threads, bool crowded,
+                     double* seconds) {
+  const DType type = RateType(kernel);
+  if (kernel.name() == "fused") return SecondsOfChain(machine, kernel, type, threads, crowded, seconds);
+  const MeasuredKernel* k = FindMeasured(machine, MeasuredName(kernel), type, threads, crowded);
+  if (k == nullptr) return false;
+  *seconds = k->call + k->flop * kernel.flops() + k->byte * kernel.bytes();
+  return true;
+}
+
 }  // namespace
+
+std::string MeasuredName(const plan::Kernel& kernel) {
+  bool causal = false, drops = false;
+  for (const plan::Attr& attr : kernel.attr()) {
+    causal |= attr.name() == "causal" && attr.i() != 0;
+    drops |= attr.name() == "dropout" && attr.f() > 0;
+  }
+  return Cat(kernel.name(), causal ? "+causal" : "", drops ? "+dropout" : "");
+}
+
+DType RateType(const plan::Kernel& kernel) {
+  DType type = DType::kFloat32;
+  for (const plan::Operand& operand : kernel.in())
+    if (const auto of = static_cast<DType>(operand.dtype()); IsFloating(of) && SizeOf(of) < SizeOf(type))
+      type = of;
+  return type;
+}
 
 double MeasuredCollective::SecondsOf(double bytes) const {
   CHECK_GE(points.size(), 2u);
@@ -54,10 +118,7 @@ Machine DescribedMachine::AsReached() const {
 }
 
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel) {
-  DType type = DType::kFloat32;
-  for (const plan::Operand& operand : kernel.in())
-    if (const auto of = static_cast<DType>(operand.dtype()); IsFloating(of) && SizeOf(of) < SizeOf(type))
-      type = of;
+  const DType type = RateType(kernel);
   const Efficiency& e = machine.efficiency;
   double reached = 1;
   if (const std::string& what = kernel.category();
@@ -68,6 +129,39 @@ double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel) {
   }
   const Work work{kernel.flops() == 0 ? 0 : kernel.flops() / reached, kernel.bytes()};
   return SecondsOf(machine, work, type) + machine.overhead;
+}
+
+ThreadSeconds SecondsOnThreads(const DescribedMachine& machine, const plan::Kernel& kernel, int threads) {
+  ThreadSeconds seconds;
+  const bool alone = MeasuredSeconds(machine, kernel, threads, false, &seconds.alone);
+  const bool crowded = MeasuredSeconds(machine, kernel, threads, true, &seconds.crowded);
+  if (!alone) seconds.alone = crowded ? seconds.crowded : SecondsOf(machine, kernel);
+  if (!crowded) seconds.crowded = seconds.alone;
+  return seconds;
+}
+
+double BytesOfWork(const plan::Collective& collective, size_t element_bytes) {
+  double bytes = 0;
+  for (const plan::RegionList& list : collective.work())
+    for (const plan::Region& region : list.region()) {
+      double elements = 1;
+      for (int64_t extent : region.box().extent()) elements *= static_cast<double>(extent);
+      bytes += elements * (region.source_size() + region.dest_size()) * static_cast<double>(element_bytes);
+    }
+  return bytes / std::max(1, collective.work_size());
+}
+
+bool SecondsOfWork(const DescribedMachine& machine, const plan::Collective& collective, size_t element_bytes,
+                   ThreadSeconds* seconds) {
+  const double bytes = BytesOfWork(collective, element_bytes);
+  const auto of = [&](bool crowded) {
+    const MeasuredKernel* k = FindMeasured(machine, kCollectiveWork, DType::kFloat32, 1, crowded);
+    return k == nullptr ? -1 : k->call + k->byte * bytes;
+  };
+  const double alone = of(false), crowded = of(true);
+  if (alone < 0 && crowded < 0) return false;
+  *seconds = {alone < 0 ? crowded : alone, crowded < 0 ? alone : crowded};
+  return true;
 }
 
 BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node) {

@@ -12,6 +12,7 @@
 namespace oneflow_like {
 
 namespace plan {  // core/plan.proto
+class Collective;
 class Kernel;
 }  // namespace plan
 
@@ -36,6 +37,26 @@ struct MeasuredCollective {
   double SecondsOf(double bytes) const;
 };
 
+// Measured: what kernels of one operator take, of one type, on so many threads.
+struct MeasuredKernel {
+  // MeasuredName of the kernel; a fused one takes the time of its steps in one pass over memory.
+  // kCollectiveWork: what a thread moves for its group in a collective.
+  std::string name;
+  DType dtype = DType::kFloat32;  // the narrowest floating one among the operands
+  int threads = 1;                // that the kernel may use
+  bool crowded = false;           // while all other cores have work, too
+  // Seconds of each act, of each of its floating-point operations, and of each byte that it reads or writes.
+  double call = 0, flop = 0, byte = 0;
+
+  bool operator==(const MeasuredKernel&) const = default;
+};
+inline constexpr char kCollectiveWork[] = "collective";
+
+// Seconds of an act on a thread of a host: while its other cores are idle, and while they work.
+struct ThreadSeconds {
+  double alone = 0, crowded = 0;
+};
+
 struct DescribedMachine : Machine {
   std::string name;          // of the device, for people
   std::vector<bool> shared;  // by level of its topology: LinkLevels
@@ -43,13 +64,33 @@ struct DescribedMachine : Machine {
   Efficiency efficiency;
   double memory_bytes = 0;  // of one device; 0: unknown
   int threads = 0;          // of a host that computes on its processor; 0: each device works by itself
+  std::vector<MeasuredKernel> kernels;
+  // Of such a host: seconds until a thread learns what another one of its process, or of another process
+  // there, tells it.
+  double message = 0, process_message = 0;
+  double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
+  double process_work = 1;     // how much longer kernels take where several processes share a mesh
 
   // For estimates that know no shapes: the rate that large products reach is its peak.
   Machine AsReached() const;
 };
 
+// Under which name times of a kernel are measured: its operator, and of attention what changes its work
+// besides extents: "attention+causal+dropout".
+std::string MeasuredName(const plan::Kernel& kernel);
+// The narrowest floating type among a kernel's operands, which determines its rate.
+DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel);
+// The same of a kernel that may use `threads` threads of a host: as measured, where kernels of its operator
+// and type were.
+ThreadSeconds SecondsOnThreads(const DescribedMachine& machine, const plan::Kernel& kernel, int threads);
+// What one member moves itself in an act of a collective whose elements have so many bytes, on its thread.
+// False: nothing of the kind was measured.
+bool SecondsOfWork(const DescribedMachine& machine, const plan::Collective& collective, size_t element_bytes,
+                   ThreadSeconds* seconds);
+// Read and written by that member, on average over a step's acts.
+double BytesOfWork(const plan::Collective& collective, size_t element_bytes);
 // The memory and links that one act of a collective asks for: as measured, where such a group of its kind
 // was, else from latency and bandwidth of the links.
 BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node);

@@ -102,9 +102,6 @@ int64_t BytesOfBucket() {
 void CheckTopology() {
   if (FLAGS_simulate && FLAGS_topology.empty())
     Fail("--simulate needs --topology, a file that describes the machines; examples/topologies has some");
-  if (FLAGS_simulate && FLAGS_processes > 1)
-    Fail("--processes=", FLAGS_processes,
-         ": --simulate plays all ranks in one process; leave --processes out");
   if (FLAGS_topology.empty()) return;
   RequireDevices(ReadTopology(FLAGS_topology),
                  Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
@@ -115,7 +112,8 @@ void CheckTopology() {
 void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,
                      const std::string& unit) {
   if (!launcher.main_process()) return;
-  const Simulated simulated = Simulate(session, ReadTopology(FLAGS_topology), {.trace_file = FLAGS_trace});
+  const Simulated simulated = Simulate(session, ReadTopology(FLAGS_topology),
+                                       {.trace_file = FLAGS_trace, .processes = FLAGS_processes});
   launcher.Print("%s", simulated.Text(per_step, unit).c_str());
 }
 

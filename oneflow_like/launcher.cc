@@ -26,6 +26,7 @@
 #include "core/file_check.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/build_id.h"
+#include "oneflow_like/calibrate.h"
 #include "oneflow_like/data/pipeline.h"
 #include "oneflow_like/elastic.h"
 #include "oneflow_like/help.h"
@@ -48,11 +49,12 @@ DEFINE_string(config, "", "file of flags, --name=value a line");
 DEFINE_string(out, "", "folder for all that the run leaves");
 DEFINE_string(trace, "",
               "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
-DEFINE_string(report, "", "HTML file that shows memory, communication, schedule, graph and times");
+DEFINE_string(report, "", "HTML page: memory, graph, times");
 DEFINE_int64(memory_budget, 0, "bytes of a device; 0: any");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
 DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
 DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. dp; empty: all start again");
+DEFINE_string(calibrate, "", "gets this machine, for --topology");
 DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
 DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
 DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
@@ -239,6 +241,13 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
   return RunLocalJob(local);
 }
 
+// Messages between processes are measured, too, which takes two of them.
+int CalibrateByTwo(const ProcessIdentity& identity, std::vector<std::string> argv) {
+  FLAGS_processes = std::max(2, FLAGS_processes);
+  argv.push_back(Cat("--processes=", FLAGS_processes));
+  return RunCopies(identity, argv, "");
+}
+
 }  // namespace
 
 Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh) {
@@ -281,9 +290,16 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
     if (!config.empty() && !ours)
       folder_ = std::make_unique<RunFolder>(FLAGS_out, config, VersionText(ThisBuild()));
   };
+  if (!FLAGS_calibrate.empty()) {
+    CheckCalibration(mesh.empty() ? "cpu:dp=1" : mesh);
+    CheckFiles({}, {});
+    if (identity.launcher.empty()) exit(CalibrateByTwo(identity, argv));
+  }
   // The parent of copies has the folder: restarts do not leave it to others, nor write other flags into it.
   if (identity.alone()) take_folder();
-  if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) {
+  if (FlagOfProgram("simulate") == "true") {
+    CheckProcesses(FLAGS_processes, mesh);  // they are simulated, too
+  } else if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) {
     const int code = RunCopies(identity, argv, mesh);
     if (folder_ && code == kUsageError) folder_->Withdraw();
     exit(code);
@@ -352,6 +368,7 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
   if (main_process()) {
     ours = outputs;
     ours.push_back({"trace", FLAGS_trace});
+    ours.push_back({"calibrate", FLAGS_calibrate});
   }
   if (!FLAGS_report.empty())
     ours.push_back({"report", Report::FileOf(FLAGS_report, job_ ? job_->process() : 0)});
@@ -469,7 +486,7 @@ void Launcher::Print(const char* format, ...) const {
 
 int Launcher::Main(const std::function<int()>& body) const {
   try {
-    int code = body();
+    const int code = FLAGS_calibrate.empty() ? body() : CalibrateHere();
     if (job_) {
       if (!FLAGS_trace.empty()) JoinTraces();
       if (!FLAGS_report.empty()) JoinReports(FLAGS_report, job_.get());
@@ -483,6 +500,16 @@ int Launcher::Main(const std::function<int()>& body) const {
   } catch (const std::exception& e) {
     return EndWith(e, begun_ ? kRunError : kUsageError);
   }
+}
+
+int Launcher::CalibrateHere() const {
+  begun_ = true;
+  ProgressLine progress(*this);
+  CalibrateTo(FLAGS_calibrate,
+              {.job = job_, .progress = [&](const std::string& what) { progress.Update(what); }});
+  progress.End();
+  Print("%s describes this machine: --topology=%s\n", FLAGS_calibrate.c_str(), FLAGS_calibrate.c_str());
+  return 0;
 }
 
 // An error that all processes make alike is printed by the main one alone where all is read together. Gives

@@ -19,7 +19,8 @@ class RunFolder;       // oneflow_like/run_folder.h
 class StallWatch;      // oneflow_like/stalls.h
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
-// --trace --report --memory_budget --config --out; for several processes --processes --restarts --elastic
+// --trace --report --memory_budget --config --out --calibrate; for several processes --processes --restarts
+// --elastic
 // --start_timeout --peer_timeout --network --shared_memory (gflags; the program may define its own).
 //
 // SIGQUIT prints which part waits for what, and so does --stall_seconds when nothing moves
@@ -73,7 +74,8 @@ class Launcher {
   bool copy() const { return one_output_; }
   // Whether the main process prints to a terminal, also through --processes.
   bool terminal() const { return terminal_; }
-  // Runs the program's body and returns the exit code. An Error (or std::exception), or a failure to write
+  // Runs the program's body and returns the exit code; with --calibrate measures the machine (calibrate.h)
+  // instead. An Error (or std::exception), or a failure to write
   // standard output, is printed as "error: ..." after the other processes have been told of it. The code is
   // then kUsageError if the body has not called model_options() yet, because up to there it checks flags and
   // files, and else kRunError. All processes end with the code of the first to fail, or with kLostPeer if one
@@ -85,6 +87,7 @@ class Launcher {
   // `config` is for --out; empty: there is none, or nothing is run.
   void Join(const std::vector<std::string>& argv, const std::string& mesh, const std::string& config);
   void JoinTraces() const;
+  int CalibrateHere() const;
   int EndWith(const std::exception& error, int code) const;
 
   std::unique_ptr<RunFolder> folder_;      // of --out, in one process of the job

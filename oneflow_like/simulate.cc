@@ -11,18 +11,43 @@
 #include "actor/trace.h"
 #include "actor/virtual_time.h"
 #include "compiler/machine.h"
+#include "oneflow_like/limits.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/summary.h"
 
 namespace oneflow_like {
 namespace {
 
+// Who works on a host whose processor computes: threads of processes.
+struct Threads {
+  int processes = 1;
+  int each = 0;         // of a process; 0: devices work by themselves
+  int of_a_kernel = 1;  // that one kernel may use
+  int ranks = 1;        // of a process
+
+  int ProcessOf(int rank) const { return rank / ranks; }
+};
+
+// As ModelImpl::Load starts them.
+Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, int world, int processes) {
+  CheckRange("SimulateOptions::processes", processes, 1, kMostProcessesHere);
+  if (world % processes != 0)
+    Fail("SimulateOptions::processes is ", processes, ", which cannot share ", world, " devices equally");
+  if (machine.threads == 0) return {.processes = processes, .ranks = world / processes};
+  const int cores = std::max(1, machine.threads / processes), ranks = world / processes;
+  const int threads = RuntimeThreads(options, ranks, cores);
+  const int of_a_kernel = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
+  return {processes, threads, of_a_kernel, ranks};
+}
+
 // What acts of collectives ask of links. One of each segment is the same on all its ranks.
 class Loads {
  public:
-  Loads(const Compiled& compiled, const DescribedMachine& machine) : compiled_(compiled), machine_(machine) {}
+  Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads)
+      : compiled_(compiled), machine_(machine), threads_(threads) {}
 
-  VirtualLoad Of(int64_t segment, int rank) {
+  VirtualLoad Of(const plan::Collective& collective, int rank) {
+    const int64_t segment = collective.id();
     auto [at, fresh] = loads_.try_emplace(segment);
     if (fresh)
       for (int n : compiled_.logical.segments[segment].nodes)
@@ -33,7 +58,11 @@ class Loads {
     of_rank.latency = Picoseconds(load.latency + load.copies);
     // Inside one host without devices, threads move what there is.
     if (machine_.threads > 0 && load.links.size() <= 1) {
-      of_rank.latency = Picoseconds(load.seconds());
+      ThreadSeconds work = {load.seconds(), load.seconds()};
+      SecondsOfWork(machine_, collective, ElementBytes(segment), &work);
+      of_rank.latency = Picoseconds(work.alone);
+      of_rank.crowded = Picoseconds(work.crowded);
+      of_rank.message = Picoseconds(MessageSeconds(collective, rank));
       return of_rank;
     }
     for (size_t level = 0; level < load.links.size(); ++level) {
@@ -47,8 +76,26 @@ class Loads {
 
  private:
   static constexpr int kLinksOfLevel = 1 << 24;
+
+  size_t ElementBytes(int64_t segment) const {
+    for (int n : compiled_.logical.segments[segment].nodes)
+      if (const Node& node = compiled_.graph.node(n); IsCollective(node))
+        return SizeOf(compiled_.graph.value(node.in[0]).dtype);
+    return 0;
+  }
+
+  double MessageSeconds(const plan::Collective& collective, int rank) const {
+    bool inside = true;
+    for (int other : collective.rank())
+      inside = inside && threads_.ProcessOf(other) == threads_.ProcessOf(rank);
+    const double message = inside ? machine_.message : machine_.process_message;
+    const bool crowded = threads_.processes * threads_.each * threads_.of_a_kernel > machine_.threads;
+    return crowded ? std::max(message, machine_.crowded_message) : message;
+  }
+
   const Compiled& compiled_;
   const DescribedMachine& machine_;
+  const Threads& threads_;
   std::map<int64_t, BoxingLoad> loads_;
 };
 
@@ -99,12 +146,19 @@ struct Played {
   std::vector<int64_t> ends;  // of the steps
 };
 
-Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast, int threads,
-                 int steps, int in_flight) {
+Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
+                 const Threads& threads, int steps, int in_flight) {
   Played played;
-  Loads loads(compiled, machine);
-  VirtualMachine paper({.threads = threads,
-                        .load = [&](int64_t id, int rank) { return loads.Of(id, rank); },
+  Loads loads(compiled, machine, threads);
+  std::vector<int> thread_of;
+  for (int rank : cast.ranks)
+    if (threads.processes > 1 && threads.each > 0)
+      thread_of.push_back(threads.ProcessOf(rank) * threads.each + rank % threads.ranks % threads.each);
+  VirtualMachine paper({.threads = threads.processes * threads.each,
+                        .thread_of = std::move(thread_of),
+                        .cores = machine.threads,
+                        .kernel_cores = threads.of_a_kernel,
+                        .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> on_paper;
@@ -112,7 +166,10 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     played.plans.push_back(std::move(made.plan));
     on_paper.push_back(paper.OnPaper(played.plans.back(), [&](const plan::Actor&, const plan::Kernel& k) {
-      return SecondsOf(machine, k);
+      if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
+      const ThreadSeconds seconds = SecondsOnThreads(machine, k, threads.of_a_kernel);
+      const double longer = threads.processes > 1 ? machine.process_work : 1;
+      return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
   }
   Store store(cast.ranks, std::move(devices));
@@ -125,10 +182,13 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     while (std::ssize(handles) < std::min(steps, step + in_flight)) handles.push_back(runtime.Launch({}));
     const Status status = handles[step].Wait();
     if (!status.ok()) throw Error(status.message());
-    played.ends.push_back(paper.now());
   }
   runtime.Close();
   played.records = paper.TakeRecords();
+  // Waiting for a step may take longer than it does, as threads end what they have begun of the next one.
+  played.ends.assign(static_cast<size_t>(steps), 0);
+  for (const TraceRecord& r : played.records)
+    if (r.step < steps) played.ends[r.step] = std::max(played.ends[r.step], r.end);
   return played;
 }
 
@@ -215,8 +275,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const int world = compiled.graph.mesh().size();
   RequireDevices(machine, world);
   const Cast cast = CastOf(compiled, options.most_ranks);
-  const int asked = impl.model->options.threads;
-  const int threads = std::min(machine.threads > 0 && asked > 0 ? asked : machine.threads, world);
+  const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
   const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight);
   if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);

@@ -14,6 +14,9 @@ namespace oneflow_like {
 // Reads a topology file: what a device can do and which links join devices, a line each; examples/topologies
 // has some, and says what the words mean. Throws Error, naming the file and the line.
 DescribedMachine ReadTopology(const std::string& path);
+// Such a file, which ReadTopology reads back as the same machine, to the last bit; names of levels are not
+// kept.
+std::string TopologyText(const DescribedMachine& machine);
 // Throws Error when it joins fewer.
 void RequireDevices(const DescribedMachine& machine, int devices);
 
@@ -24,6 +27,9 @@ struct SimulateOptions {
   // Of a mesh of more devices one rank of each pipeline stage acts for the others, which do the same: pieces
   // are those of the first, the largest.
   int most_ranks = 16;
+  // On a machine with `threads`: processes that share the host and the mesh equally, each with threads of its
+  // own, as many as Session would start there.
+  int processes = 1;
 };
 
 // Of the ranks of a stage the one that holds most, in the last step: it computes, or only messages are under
@@ -49,7 +55,8 @@ struct Simulated {
   std::string Text(double per_step, const std::string& unit) const;
 };
 
-// Throws Error: a machine with fewer devices than the mesh, or a file that cannot be written.
+// Throws Error: a machine with fewer devices than the mesh, processes that cannot share it equally, or a file
+// that cannot be written.
 Simulated Simulate(const Session& session, const DescribedMachine& machine,
                    const SimulateOptions& options = {});
 

@@ -1,4 +1,5 @@
-// Reads topology files: words and numbers, a fact a line.
+// Reads and writes topology files: words and numbers, a fact a line.
+#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -41,22 +42,31 @@ class TopologyFile {
   void ReadFact(const std::string& key) {
     if (key == "level") return ReadLevel();
     if (key == "collective") return ReadCollective();
+    if (key == "kernel") return ReadKernel();
     if (!known_.insert(key).second) Refuse(key, " is given a second time");
     Efficiency& e = machine_.efficiency;
-    const std::map<std::string, double*> numbers = {
-        {"memory_bytes", &machine_.memory_bytes}, {"memory_bandwidth", &machine_.topology.memory_bandwidth},
-        {"flops_fp32", &machine_.flops},          {"flops_16bit", &machine_.narrow_flops},
-        {"overhead", &machine_.overhead},         {"product_efficiency", &e.product},
-        {"attention_efficiency", &e.attention},   {"half_extent", &e.half_extent}};
+    const std::map<std::string, double*> numbers = {{"memory_bytes", &machine_.memory_bytes},
+                                                    {"memory_bandwidth", &machine_.topology.memory_bandwidth},
+                                                    {"flops_fp32", &machine_.flops},
+                                                    {"flops_16bit", &machine_.narrow_flops},
+                                                    {"overhead", &machine_.overhead},
+                                                    {"product_efficiency", &e.product},
+                                                    {"attention_efficiency", &e.attention},
+                                                    {"half_extent", &e.half_extent},
+                                                    {"message", &machine_.message},
+                                                    {"process_message", &machine_.process_message},
+                                                    {"crowded_message", &machine_.crowded_message},
+                                                    {"process_work", &machine_.process_work}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
       machine_.threads = static_cast<int>(Number(key, 1, 4096, true));
     } else if (auto number = numbers.find(key); number != numbers.end()) {
-      const bool part = key.ends_with("_efficiency"), may_be_zero = key == "overhead" || key == "half_extent";
+      const bool part = key.ends_with("_efficiency"),
+                 may_be_zero = key == "overhead" || key == "half_extent" || key.ends_with("message");
       *number->second = Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
     } else {
-      std::string all = "device, threads, level, collective";
+      std::string all = "device, threads, level, collective, kernel";
       for (const auto& [name, where] : numbers) all += ", " + name;
       Refuse("'", key, "' is not known here; facts are ", all);
     }
@@ -143,6 +153,44 @@ class TopologyFile {
     machine_.collectives.push_back(std::move(measured));
   }
 
+  // kernel NAME TYPE threads N [crowded] call S flop S byte S
+  void ReadKernel() {
+    MeasuredKernel kernel;
+    std::string type, word;
+    if (!(words_ >> kernel.name >> type))
+      Refuse(
+          "kernel needs an operator and a type; write kernel NAME TYPE threads N call S flop S byte S, and "
+          "crowded behind N where all cores were busy");
+    const std::string who = Cat("kernel ", kernel.name);
+    if (!ParseDType(type, &kernel.dtype) || !IsFloating(kernel.dtype))
+      Refuse(who, " is of type '", type, "', which is none of f32, bf16, f16");
+    std::map<std::string, double> numbers = {{"call", -1}, {"flop", -1}, {"byte", -1}};
+    kernel.threads = 0;
+    while (words_ >> word) {
+      if (word == "crowded") {
+        kernel.crowded = true;
+      } else if (word == "threads") {
+        kernel.threads = static_cast<int>(Number("threads of " + who, 1, 4096, true));
+      } else if (const auto number = numbers.find(word); number != numbers.end()) {
+        number->second = Number(Cat(word, " of ", who), 0, 1e6);
+      } else {
+        Refuse("'", word, "' is not known of a kernel; there are threads, crowded, call, flop and byte");
+      }
+    }
+    if (kernel.threads == 0) Refuse(who, " lacks threads");
+    for (const auto& [what, number] : numbers)
+      if (number < 0) Refuse(who, " lacks ", what);
+    kernel.call = numbers["call"];
+    kernel.flop = numbers["flop"];
+    kernel.byte = numbers["byte"];
+    for (const MeasuredKernel& other : machine_.kernels)
+      if (other.name == kernel.name && other.dtype == kernel.dtype && other.threads == kernel.threads &&
+          other.crowded == kernel.crowded)
+        Refuse(who, " ", type, " of ", kernel.threads, " threads", kernel.crowded ? ", crowded," : "",
+               " is given a second time");
+    machine_.kernels.push_back(std::move(kernel));
+  }
+
   double Number(const std::string& what, double least, double most, bool whole = false) {
     std::string word;
     if (!(words_ >> word)) Refuse(what, " has no number");
@@ -176,5 +224,44 @@ class TopologyFile {
 }  // namespace
 
 DescribedMachine ReadTopology(const std::string& path) { return TopologyFile(path).Read(); }
+
+std::string TopologyText(const DescribedMachine& machine) {
+  std::ostringstream text;
+  const auto number = [](double value) {  // the fewest digits that are read back as the same number
+    char digits[32];
+    return std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+  };
+  const auto fact = [&](const char* key, double value) { text << key << " " << number(value) << "\n"; };
+  if (!machine.name.empty()) text << "device " << machine.name << "\n";
+  if (machine.memory_bytes > 0) fact("memory_bytes", machine.memory_bytes);
+  fact("memory_bandwidth", machine.topology.memory_bandwidth);
+  fact("flops_fp32", machine.flops);
+  fact("flops_16bit", machine.narrow_flops);
+  fact("overhead", machine.overhead);
+  fact("product_efficiency", machine.efficiency.product);
+  fact("attention_efficiency", machine.efficiency.attention);
+  fact("half_extent", machine.efficiency.half_extent);
+  if (machine.threads > 0) text << "threads " << machine.threads << "\n";
+  fact("message", machine.message);
+  fact("process_message", machine.process_message);
+  fact("crowded_message", machine.crowded_message);
+  fact("process_work", machine.process_work);
+  for (size_t l = 0; l < machine.topology.links.size(); ++l) {
+    const Topology::Link& link = machine.topology.links[l];
+    text << "level " << (l == 0 ? "inside" : Cat("outside", l)) << " devices " << link.devices << " latency "
+         << number(link.latency) << " bandwidth " << number(link.bandwidth)
+         << (l < machine.shared.size() && machine.shared[l] ? " shared" : "") << "\n";
+  }
+  for (const MeasuredCollective& c : machine.collectives) {
+    text << "collective " << Name(c.primitive) << " members " << c.members << " per_unit " << c.per_unit;
+    for (const auto& [bytes, seconds] : c.points) text << " " << number(bytes) << ":" << number(seconds);
+    text << "\n";
+  }
+  for (const MeasuredKernel& k : machine.kernels)
+    text << "kernel " << k.name << " " << Name(k.dtype) << " threads " << k.threads
+         << (k.crowded ? " crowded" : "") << " call " << number(k.call) << " flop " << number(k.flop)
+         << " byte " << number(k.byte) << "\n";
+  return text.str();
+}
 
 }  // namespace oneflow_like

@@ -139,7 +139,7 @@ TEST(VirtualTime, PipelinesIdleAsTheirFormulasSay) {
             const double each = 90;  // of a micro-batch on a stage, forward and backward
             VirtualOptions options;
             options.threads = host ? stages : 0;
-            options.load = [](int64_t, int) { return VirtualLoad(); };
+            options.load = [](const plan::Collective&, int) { return VirtualLoad(); };
             const Ran ran =
                 RunOnPaper(pipeline.builders(), options,
                            {{"F", forward / c.chunks}, {"B", (each - forward) / c.chunks}, {"send", 0}});
@@ -173,7 +173,9 @@ TEST(VirtualTime, ALoneMessageTakesItsLatencyAndTheSlowestOfItsLinks) {
     const int64_t latency = draw(100), a = draw(1000), b = draw(1000);
     std::vector<PlanBuilder> ranks = Pairs(1, false);
     VirtualOptions options;
-    options.load = [&](int64_t, int rank) { return VirtualLoad{latency, {{rank, a}, {10 + rank, b}}}; };
+    options.load = [&](const plan::Collective&, int rank) {
+      return VirtualLoad{latency, {{rank, a}, {10 + rank, b}}};
+    };
     EXPECT_EQ(RunOnPaper(ranks, options, {}).ends[0], latency + std::max(a, b)) << "trial " << trial;
   }
 }
@@ -192,8 +194,8 @@ TEST(VirtualTime, MessagesOnOneLinkTakeTheSum) {
     for (bool shared : {true, false}) {
       std::vector<PlanBuilder> ranks = Pairs(pairs, false);
       VirtualOptions options;
-      options.load = [&](int64_t id, int) {
-        return VirtualLoad{0, {{shared ? 0 : static_cast<int>(id), times[id]}}};
+      options.load = [&](const plan::Collective& c, int) {
+        return VirtualLoad{0, {{shared ? 0 : static_cast<int>(c.id()), times[c.id()]}}};
       };
       const Ran ran = RunOnPaper(ranks, options, {});
       EXPECT_NEAR(static_cast<double>(ran.ends[0]), static_cast<double>(shared ? sum : most), pairs)
@@ -213,13 +215,13 @@ TEST(VirtualTime, WorkAndMessagesGoOnBesideEachOther) {
     for (int64_t message : {1, 40, 50, 70}) {
       std::vector<PlanBuilder> ranks = Pairs(1, true);
       VirtualOptions options;
-      options.load = [&](int64_t, int) { return VirtualLoad{0, {{0, message * kMicro}}}; };
+      options.load = [&](const plan::Collective&, int) { return VirtualLoad{0, {{0, message * kMicro}}}; };
       EXPECT_EQ(RunOnPaper(ranks, options, {{"work", static_cast<double>(work)}}).ends[0],
                 std::max(work, message) * kMicro);
       // Threads of a host do one after the other where they move the data themselves.
       ranks = Pairs(1, true);
       options.threads = 2;
-      options.load = [&](int64_t, int) { return VirtualLoad{message * kMicro, {}}; };
+      options.load = [&](const plan::Collective&, int) { return VirtualLoad{message * kMicro, {}}; };
       EXPECT_EQ(RunOnPaper(ranks, options, {{"work", static_cast<double>(work)}}).ends[0],
                 (work + message) * kMicro);
     }
@@ -241,6 +243,129 @@ TEST(VirtualTime, AThreadDoesTheWorkOfItsRanksInTurn) {
     }
 }
 
+// --- Cores that threads share ---
+
+// Ranks with one piece of work each, all on threads of their own.
+std::vector<PlanBuilder> Workers(int ranks) {
+  std::vector<PlanBuilder> builders;
+  for (int r = 0; r < ranks; ++r) {
+    builders.emplace_back("plan", r, ranks, 1);
+    AddKernel(builders[r].Actor(0, Cat("work", r), 1));
+    builders[r].Stream("compute", {0});
+  }
+  return builders;
+}
+
+// The seconds of a kernel are those of VirtualOptions: drawn here, alone and crowded.
+Ran RunOnCores(const std::vector<ThreadTime>& works, int cores, int kernel_cores) {
+  std::vector<PlanBuilder> builders = Workers(static_cast<int>(works.size()));
+  VirtualMachine machine(
+      {.threads = static_cast<int>(works.size()), .cores = cores, .kernel_cores = kernel_cores});
+  std::vector<int> ranks;
+  std::vector<std::unique_ptr<Device>> devices;
+  std::vector<plan::Plan> plans;
+  for (PlanBuilder& builder : builders) {
+    const int rank = builder.plan().rank();
+    ranks.push_back(rank);
+    devices.push_back(machine.MakeDevice(rank));
+    plans.push_back(machine.OnPaper(builder.plan(),
+                                    [&](const plan::Actor&, const plan::Kernel&) { return works[rank]; }));
+  }
+  Store store(ranks, std::move(devices));
+  RuntimeOptions options;
+  options.peers = machine.peers();
+  Runtime runtime(std::move(plans), machine.registry(), &store, machine.executor(), options);
+  Ran ran;
+  const Status status = runtime.Launch({}).Wait();
+  EXPECT_TRUE(status.ok()) << status.message();
+  runtime.Close();
+  ran.records = machine.TakeRecords();
+  for (const TraceRecord& r : ran.records) ran.ends.push_back(r.end);
+  std::sort(ran.ends.begin(), ran.ends.end());
+  return ran;
+}
+
+// Threads that begin together, in the order in which they end: between two ends so many work, each at the
+// speed that these leave it.
+std::vector<double> EndsByHand(std::vector<ThreadTime> works, int cores, int kernel_cores) {
+  std::vector<double> left(works.size(), 1), ends;
+  double now = 0;
+  while (ends.size() < works.size()) {
+    const double n = static_cast<double>(works.size() - ends.size()), busy = n * kernel_cores;
+    const double beside = cores > kernel_cores ? std::min(1.0, (busy - kernel_cores) / (cores - kernel_cores))
+                                               : (n > 1 ? 1.0 : 0.0);
+    const double turns = std::max(1.0, busy / std::max(cores, kernel_cores));
+    std::vector<double> takes;
+    for (const ThreadTime& w : works) takes.push_back((w.alone + beside * (w.crowded - w.alone)) * turns);
+    size_t next = works.size();
+    for (size_t i = 0; i < works.size(); ++i)
+      if (left[i] > 0 && (next == works.size() || left[i] * takes[i] < left[next] * takes[next])) next = i;
+    const double passed = left[next] * takes[next];
+    now += passed;
+    for (size_t i = 0; i < works.size(); ++i)
+      if (left[i] > 0) left[i] = i == next ? 0 : std::max(1e-12, left[i] - passed / takes[i]);
+    ends.push_back(now);
+  }
+  return ends;
+}
+
+TEST(VirtualTime, ThreadsShareCores) {
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 100; ++trial) {
+    const int threads = 1 + static_cast<int>(random() % 6), cores = 1 + static_cast<int>(random() % 4),
+              kernel_cores = 1 + static_cast<int>(random() % 2);
+    std::vector<ThreadTime> works;
+    for (int t = 0; t < threads; ++t) {
+      const double alone = static_cast<double>(1 + random() % 1000) * 1e-6;
+      works.push_back({alone, alone * (1 + static_cast<double>(random() % 100) / 100)});
+    }
+    const std::vector<double> expected = EndsByHand(works, cores, kernel_cores);
+    const Ran ran = RunOnCores(works, cores, kernel_cores);
+    ASSERT_EQ(ran.ends.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_NEAR(static_cast<double>(ran.ends[i]), expected[i] * kPicosecondsPerSecond, 100)
+          << "trial " << trial << ", " << threads << " threads on " << cores << " cores of which each takes "
+          << kernel_cores;
+  }
+}
+
+// Processes have threads of their own: ranks are on the threads that they are given.
+TEST(VirtualTime, RanksWorkOnTheirThreads) {
+  std::mt19937 random(12);
+  for (int trial = 0; trial < 30; ++trial) {
+    const int ranks = 1 + static_cast<int>(random() % 8), threads = 1 + static_cast<int>(random() % 4);
+    std::vector<PlanBuilder> builders = Workers(ranks);
+    VirtualOptions options;
+    options.threads = threads;
+    std::map<std::string, double> times;
+    std::vector<int64_t> sums(threads, 0);
+    for (int r = 0; r < ranks; ++r) {
+      options.thread_of.push_back(static_cast<int>(random() % threads));
+      const int64_t micros = 1 + static_cast<int64_t>(random() % 100);
+      times[Cat("work", r)] = static_cast<double>(micros);
+      sums[options.thread_of.back()] += micros * kMicro;
+    }
+    EXPECT_EQ(RunOnPaper(builders, options, times).ends[0], *std::max_element(sums.begin(), sums.end()))
+        << "trial " << trial;
+  }
+}
+
+// Members on threads: the last to come wakes the others, and the last to have worked does.
+TEST(VirtualTime, MembersWaitForMessagesBetweenThreads) {
+  for (int64_t message : {0, 1, 20})
+    for (int64_t work : {0, 3, 50}) {
+      std::vector<PlanBuilder> ranks = Pairs(1, false);
+      VirtualOptions options;
+      options.threads = 2;
+      options.load = [&](const plan::Collective&, int) {
+        return VirtualLoad{.latency = work * kMicro, .message = message * kMicro};
+      };
+      // The first member alone works: it is told to by the second, and tells it when it has.
+      EXPECT_EQ(RunOnPaper(ranks, options, {}).ends[0], (2 * message + work) * kMicro)
+          << message << " " << work;
+    }
+}
+
 // --- Ranks that act for others ---
 
 TEST(VirtualTime, OneOfRanksThatAreAlikeActsForAll) {
@@ -257,8 +382,8 @@ TEST(VirtualTime, OneOfRanksThatAreAlikeActsForAll) {
       plan.Stream("link", {0, 1});
     }
     VirtualOptions options;
-    options.load = [](int64_t id, int rank) {
-      return VirtualLoad{(id == 0 ? 3 : 5) * kMicro, {{rank, rank < 4 ? 20 * kMicro : 40 * kMicro}}};
+    options.load = [](const plan::Collective& c, int rank) {
+      return VirtualLoad{(c.id() == 0 ? 3 : 5) * kMicro, {{rank, rank < 4 ? 20 * kMicro : 40 * kMicro}}};
     };
     options.stands_for = [&](int rank) { return all ? rank : rank / 4 * 4; };
     EXPECT_EQ(RunOnPaper(ranks, options, {}).ends[0], (3 + 40 + 5 + 40) * kMicro) << all;

@@ -516,11 +516,18 @@ TEST_F(CliTest, RefusesWhatItCannotSimulate) {
               {"zero:4", "bandwidth", "more than 0"});
   ExpectError(Gpt({"--simulate", "--topology=" + Write("empty", "")}), {"empty", "memory_bandwidth"});
   ExpectError(Gpt({"--simulate", fits, "--mesh=cpu:dp=2,tp=2,pp=2"}), {"4 devices", "mesh has 8"});
-  const Outcome two = Gpt({"--simulate", fits, "--processes=2", "--mesh=cpu:dp=2"});
-  EXPECT_EQ(two.code, kUsageError);
-  EXPECT_NE(two.err.find("error: --processes=2: --simulate plays all ranks in one process"),
-            std::string::npos)
-      << two.err;
+  ExpectError(Gpt({"--simulate", fits, "--processes=2", "--mesh=cpu:dp=3"}), {"3 devices", "2 processes"});
+}
+
+TEST_F(CliTest, RefusesToCalibrateWhatItCannotMeasure) {
+  const std::string file = folder_ + "/here.txt";
+  ExpectError(Gpt({"--calibrate=/nowhere/here.txt"}), {"--calibrate=/nowhere/here.txt", "cannot be written"});
+  ExpectError(Gpt({"--calibrate=" + folder_}), {"--calibrate=" + folder_, "cannot be written"});
+  ExpectError(Gpt({"--calibrate=" + file, "--mesh=tpu:dp=2"}), {"\"tpu\" does not exist", "cpu or cuda"});
+  const Outcome cuda = Gpt({"--calibrate=" + file, "--mesh=cuda:dp=1"});  // with GPUs and without
+  EXPECT_EQ(cuda.code, kUsageError);
+  EXPECT_NE(cuda.err.find("cuda"), std::string::npos) << cuda.err;
+  EXPECT_FALSE(std::filesystem::exists(file)) << "an error leaves no file";
 }
 
 TEST_F(CliTest, TrainsLogsMeasuresAndWrites) {

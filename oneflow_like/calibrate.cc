@@ -1,0 +1,396 @@
+#include "oneflow_like/calibrate.h"
+
+#include <glog/logging.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "actor/net/talk/job.h"
+#include "actor/profile.h"
+#include "core/backend.h"
+#include "core/random.h"
+#include "oneflow_like/busy_others.h"
+#include "oneflow_like/kernel_fit.h"
+#include "oneflow_like/limits.h"
+#include "oneflow_like/model_impl.h"
+#include "oneflow_like/nn.h"
+#include "oneflow_like/session_impl.h"
+#include "oneflow_like/simulate.h"
+#include "ops/fused.h"
+
+namespace oneflow_like {
+namespace {
+
+double Median(std::vector<double> values) {
+  CHECK(!values.empty());
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+// Of waits: what disturbs them only makes them longer, and one that is disturbed at all is many times as
+// long.
+double LowerQuartile(std::vector<double> values) {
+  CHECK(!values.empty());
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 4];
+}
+
+// --- Kernels ---
+
+// A model that is trained to be watched. Shapes differ in what bounds their kernels: few or many rows, narrow
+// or wide products, short or long sequences.
+struct Shape {
+  int64_t batch, context, width, heads;  // batch: of each rank
+  bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
+};
+constexpr Shape kShapes[] = {{8, 128, 192, 6, false}, {4, 64, 256, 4, false},  {2, 32, 512, 8, false},
+                             {16, 32, 96, 3, false},  {1, 256, 384, 6, false}, {4, 128, 128, 4, true},
+                             {2, 64, 320, 5, true}};
+static_assert(std::size(kShapes) == kMostModels);
+// Others that use more of the cores than this make times longer than they are.
+constexpr double kDisturbed = 0.1;
+constexpr int64_t kLayers = 2, kVocabulary = 512;
+
+// How its kernels run.
+struct Setting {
+  int workers = 1;         // ranks of data parallelism, each on its thread
+  int kernel_threads = 1;  // of each
+};
+
+class Probe {
+ public:
+  // With a job each of its processes has one of the workers.
+  Probe(const Shape& shape, const Setting& setting, DType dtype, bool crowded,
+        const std::shared_ptr<Job>& job = nullptr)
+      : setting_(setting), crowded_(crowded) {
+    ModelOptions options;
+    options.job = job;
+    options.threads = job ? 1 : setting.workers;
+    options.kernel_threads = setting.kernel_threads;
+    model_.emplace(Mesh("cpu", {{"dp", setting.workers}}), options);
+    const Dims tokens = {shape.batch * setting.workers, shape.context};
+    const Annotation cut = {{"dp", S(0)}};
+    Tensor in = model_->Input("tokens", tokens, DType::kInt32, cut);
+    Tensor targets = model_->Input("targets", tokens, DType::kInt32, cut);
+    TrainOptions train;
+    train.dtype = dtype;
+    train.clip_norm = 1;
+    train.check_finite = false;
+    train.parallel = {.batch = "dp", .tensor = "", .context = ""};
+    session_.emplace(Train(Loss(in, targets, shape), AdamW{.lr = 1e-3}, train));
+    std::vector<int32_t> ids(static_cast<size_t>(tokens.elements()));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(RandomBits(1, 0, i) % kVocabulary);
+    HostTensor batch = HostTensor::Make(DType::kInt32, tokens);
+    std::copy(ids.begin(), ids.end(), reinterpret_cast<int32_t*>(batch.data.get()));
+    feeds_ = {{"tokens", batch}, {"targets", batch}};
+    KnowKernels(dtype);
+  }
+
+  // One step, whose kernels are noted. The session's first one is not.
+  void Step() {
+    session_->Run(feeds_).Wait();
+    for (const KernelProfile& kernel : session_->TakeProfile().hottest)
+      if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
+        at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  }
+
+  // Of all kernels that compute, in a step.
+  double seconds() const {
+    double sum = 0;
+    for (const auto& [label, known] : kernels_)
+      if (known.sample.name != kCollectiveWork && !known.seconds.empty()) sum += Median(known.seconds);
+    return sum;
+  }
+
+  // Medians over these rounds, of which number 0 is the first that was noted.
+  void AddSamples(const std::vector<size_t>& rounds, std::vector<KernelSample>* samples) const {
+    for (const auto& [label, known] : kernels_) {
+      std::vector<double> seconds;
+      for (size_t round : rounds)
+        if (round < known.seconds.size()) seconds.push_back(known.seconds[round]);
+      if (seconds.empty()) continue;
+      samples->push_back(known.sample);
+      samples->back().seconds = Median(std::move(seconds));
+    }
+  }
+
+ private:
+  struct Known {
+    KernelSample sample;
+    std::vector<double> seconds;  // of an act, by step
+  };
+
+  Tensor Loss(Tensor tokens, Tensor targets, const Shape& shape) {
+    const Scope scope = model_->scope();
+    nn::TransformerOptions block;
+    block.attention.heads = shape.heads;
+    block.rms_norm = block.swiglu = shape.llama;
+    if (shape.llama) block.attention.rope = RopeOptions{};
+    block.dropout = block.attention.dropout = shape.llama ? 0 : 0.1;
+    Tensor table = nn::EmbeddingTable(scope / "table", kVocabulary, shape.width);
+    Tensor x = embedding(table, tokens);
+    if (!shape.llama)
+      x = dropout(x + scope.Weight("positions", {shape.context, shape.width}, Normal(0.02)), 0.1);
+    x = nn::layers(scope, x, kLayers,
+                   [&](Scope s, Tensor y, int64_t) { return nn::TransformerBlock(s, y, block); });
+    x = shape.llama ? nn::RmsNorm(scope / "norm", x) : nn::LayerNorm(scope / "norm", x);
+    return mean(cross_entropy(einsum("bsw,vw->bsv", x, table), targets));
+  }
+
+  // What each kernel of the plan computes and touches, by the label that profiles give it.
+  void KnowKernels(DType dtype) {
+    std::vector<int> ranks;
+    for (int r = 0; r < setting_.workers; ++r) ranks.push_back(r);
+    for (const RankPlan& made : PlansOf(session_->impl()->compiled, ranks, 1))
+      for (const plan::Actor& actor : made.plan.actor())
+        for (const plan::Kernel& kernel : actor.kernel()) {
+          if (!actor.feed().empty() || !actor.fetch().empty()) continue;
+          KernelSample sample;
+          sample.name = MeasuredName(kernel);
+          sample.threads = setting_.kernel_threads;
+          sample.crowded = crowded_;
+          sample.flops = kernel.flops();
+          sample.bytes = kernel.bytes();
+          sample.dtype = RateType(kernel);
+          for (const plan::Attr& attr : kernel.attr())
+            if (sample.name == "fused" && attr.name() == "program")
+              for (const FusedStep& step : ParseFused(attr.s(), kernel.in_size()))
+                sample.steps.push_back(step.op);
+          if (actor.has_collective()) {
+            if (dtype != DType::kFloat32 || kernel.in_size() + kernel.out_size() == 0) continue;
+            const plan::Operand& operand = kernel.in_size() > 0 ? kernel.in(0) : kernel.out(0);
+            sample.name = kCollectiveWork;
+            sample.dtype = DType::kFloat32;
+            sample.flops = 0;
+            sample.bytes = BytesOfWork(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())));
+            if (sample.bytes == 0) continue;
+          }
+          kernels_.try_emplace(KernelLabel(actor, kernel), Known{sample, {}});
+        }
+  }
+
+  const Setting setting_;
+  const bool crowded_;
+  std::optional<Model> model_;
+  std::optional<Session> session_;
+  Feeds feeds_;
+  std::map<std::string, Known> kernels_;
+};
+
+// --- Messages ---
+
+// A row of products whose sums need all ranks of a mesh axis, one after the other.
+class Chain {
+ public:
+  static constexpr int kLinks = 32;
+  static constexpr int64_t kRows = 512, kWidth = 256;
+
+  // On so many threads, or one of each process of a job.
+  Chain(int ranks, int threads, const std::shared_ptr<Job>& job) {
+    ModelOptions options;
+    options.threads = job ? 1 : threads;
+    options.kernel_threads = 1;
+    options.job = job;
+    model_.emplace(Mesh("cpu", {{"tp", ranks}}), options);
+    Tensor x = model_->Input("x", {kRows, kWidth}, DType::kFloat32, {{"tp", B()}});
+    Tensor weight = model_->scope().Weight("weight", {kWidth, kWidth}, Normal(0.01), {{"tp", S(0)}});
+    for (int i = 0; i < kLinks; ++i)
+      x = annotate(annotate(matmul(annotate(x, {{"tp", S(1)}}), weight), {{"tp", P()}}), {{"tp", B()}});
+    session_.emplace(Evaluate({{"y", mean(x)}}));
+    feeds_ = {{"x", HostTensor::Make(DType::kFloat32, {kRows, kWidth})}};
+  }
+
+  void Step() {
+    session_->Run(feeds_).Wait();
+    const StepProfile profile = session_->TakeProfile();
+    double work = 0;
+    for (const auto& [kind, seconds] : profile.kernels) work += seconds;
+    if (profile.steps == 0) return;
+    walls_.push_back(profile.wall);
+    idle_.push_back(profile.wall - work / profile.threads);
+  }
+  // By link: in all, and those in which nobody computed or moved anything.
+  double wall() const { return LowerQuartile(walls_) / kLinks; }
+  double idle() const { return std::max(0.0, LowerQuartile(idle_)) / kLinks; }
+
+ private:
+  std::optional<Model> model_;
+  std::optional<Session> session_;
+  Feeds feeds_;
+  std::vector<double> walls_, idle_;
+};
+constexpr int kMessagesOfLink = 2;  // one after the other
+constexpr int kMostChained = 16;    // cores whose threads can share the columns of a link
+
+double MemoryBytes() {
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+}
+
+// The highest rate that a product reached on one thread.
+double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
+  double fastest = 0;
+  for (const KernelSample& s : samples)
+    if ((s.name == "matmul" || s.name == "einsum") && s.dtype == dtype && s.threads == 1 && !s.crowded)
+      fastest = std::max(fastest, s.flops / s.seconds);
+  return fastest;
+}
+
+// What a kernel that reuses nothing reached on one thread, on average.
+double BandwidthOf(const std::vector<KernelSample>& samples) {
+  std::vector<double> rates;
+  for (const KernelSample& s : samples)
+    if ((s.name == "add_n" || s.name == "adamw") && s.bytes > 1e5 && s.threads == 1 && !s.crowded)
+      rates.push_back(s.bytes / s.seconds);
+  return Median(std::move(rates));
+}
+
+// What a device sends in a second where threads move what there is: of each byte of a sum of two that leaves
+// a device, its thread reads and writes two.
+double LinkBandwidth(const DescribedMachine& machine) {
+  for (const MeasuredKernel& k : machine.kernels)
+    if (k.name == kCollectiveWork && k.byte > 0) return Rounded(0.5 / k.byte);
+  return machine.topology.memory_bandwidth;
+}
+
+void Tell(const CalibrateOptions& options, const std::string& what) {
+  if (options.progress) options.progress(what);
+}
+
+// Messages between threads: with a core for each, and between twice as many threads as cores, beside the same
+// ranks on as many threads as cores. On many cores the second is left out.
+void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachine* machine) {
+  Chain two(2, 2, nullptr);
+  std::optional<Chain> dealt, crowded;
+  if (cores <= kMostChained) {
+    dealt.emplace(2 * cores, cores, nullptr);
+    crowded.emplace(2 * cores, 2 * cores, nullptr);
+  }
+  for (int round = 0; round <= options.rounds; ++round) {
+    two.Step();
+    if (dealt) dealt->Step(), crowded->Step();
+  }
+  machine->message = machine->process_message = Rounded(two.idle() / kMessagesOfLink);
+  if (!dealt) return;
+  const double longer = std::max(0.0, crowded->wall() - dealt->wall());
+  machine->crowded_message = Rounded(machine->message + longer / kMessagesOfLink);
+}
+
+// The same between processes, and how much longer kernels take there. Process 0 measures threads, while the
+// others wait, asleep.
+void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
+  const int processes = options.job->processes();
+  const bool first = options.job->process() == 0;
+  const Setting setting = {processes, 1};
+  std::vector<std::unique_ptr<Probe>> threads, apart;
+  for (const Shape& shape : std::span(kShapes).first(std::min(options.models, 2))) {
+    if (first) threads.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true));
+    apart.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true, options.job));
+  }
+  Chain chain(processes, 1, options.job);
+  for (int round = 0; round <= options.rounds; ++round) {
+    for (const auto& probe : threads) probe->Step();
+    options.job->AllGather("calibration", "");
+    for (const auto& probe : apart) probe->Step();
+    chain.Step();
+  }
+  machine->process_message = Rounded(chain.idle() / kMessagesOfLink);
+  double here = 0, there = 0;
+  for (const auto& probe : threads) here += probe->seconds();
+  for (const auto& probe : apart) there += probe->seconds();
+  if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
+}
+
+std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
+  struct Run {
+    Setting setting;
+    bool crowded;
+  };
+  std::vector<Run> runs = {{{1, 1}, false}};
+  if (cores > 1) runs.push_back({{cores, 1}, true});
+  for (int threads = 2; threads < cores; threads *= 2) runs.push_back({{1, threads}, false});
+  if (cores > 1) runs.push_back({{1, cores}, false});
+  Tell(options, "compiling the models that are watched");
+  std::vector<std::unique_ptr<Probe>> probes;
+  for (const Shape& shape : std::span(kShapes).first(options.models))
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+      for (const Run& run : runs)
+        probes.push_back(std::make_unique<Probe>(shape, run.setting, dtype, run.crowded));
+  std::vector<std::pair<double, size_t>> disturbed;  // rounds, by how much of the cores others used
+  BusyOthers others;
+  for (int round = 0; round <= options.rounds; ++round) {  // in the first libraries warm up
+    Tell(options, Cat("kernels: round ", round, " of ", options.rounds));
+    for (const auto& probe : probes) probe->Step();
+    const double share = others.Take();
+    if (round > 0) disturbed.push_back({share, disturbed.size()});
+  }
+  std::sort(disturbed.begin(), disturbed.end());
+  std::vector<size_t> quietest;
+  for (size_t i = 0; i < (disturbed.size() + 1) / 2; ++i) quietest.push_back(disturbed[i].second);
+  if (disturbed[quietest.size() - 1].first > kDisturbed)
+    LOG(WARNING) << "calibration: others used " << std::lround(100 * disturbed[quietest.size() - 1].first)
+                 << " % of the processor even in its quieter half; calibrate again when it is idle";
+  std::vector<KernelSample> samples;
+  for (const auto& probe : probes) probe->AddSamples(quietest, &samples);
+  return samples;
+}
+
+}  // namespace
+
+DescribedMachine Calibrate(const CalibrateOptions& options) {
+  CheckRange("CalibrateOptions::rounds", options.rounds, 3, 10'000);
+  const int here = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  CheckRange("CalibrateOptions::cores", options.cores, 0, here);
+  const int cores = options.cores > 0 ? options.cores : here;
+  CheckRange("CalibrateOptions::models", options.models, 1, kMostModels);
+  DescribedMachine machine;
+  const bool first = !options.job || options.job->process() == 0;
+  if (first) {
+    const std::vector<KernelSample> samples = MeasureKernels(options, cores);
+    machine.kernels = FitKernels(samples);
+    machine.flops = Rounded(PeakOf(samples, DType::kFloat32));
+    machine.narrow_flops = Rounded(PeakOf(samples, DType::kBFloat16));
+    machine.topology.memory_bandwidth = Rounded(BandwidthOf(samples));
+    Tell(options, "messages");
+    MeasureMessages(options, cores, &machine);
+  }
+  machine.name = "processor";
+  machine.threads = cores;
+  machine.memory_bytes = MemoryBytes();
+  machine.overhead = 0;
+  if (options.job) MeasureProcesses(options, &machine);
+  machine.topology.links = {
+      {.devices = 0, .latency = 2 * machine.message, .bandwidth = LinkBandwidth(machine)}};
+  machine.shared = {false};
+  return machine;
+}
+
+void CheckCalibration(const std::string& mesh) {
+  for (const std::string& kind : Mesh::Parse(mesh).kinds()) {
+    if (kind == "cpu") continue;
+    OpenBackend(kind);
+    Fail("--calibrate measures processors, and --mesh=", mesh, " is of kind ", kind,
+         "; examples/topologies describes some GPUs");
+  }
+}
+
+void CalibrateTo(const std::string& file, const CalibrateOptions& options) {
+  const DescribedMachine machine = Calibrate(options);
+  if (options.job && options.job->process() != 0) return;
+  std::ofstream out(file);
+  out << "# Measured by --calibrate on this machine; docs/simulation.md says how, "
+         "examples/topologies/README.md what the words are.\n"
+      << TopologyText(machine);
+  if (!out.flush()) Fail("--calibrate=", file, " cannot be written");
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,412 @@
+// Machines that were measured: their words in topology files, the fit of times to kernels, a small
+// calibration, and simulations on processors that threads of several processes share.
+#include "oneflow_like/calibrate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <random>
+#include <set>
+#include <sstream>
+
+#include "core/plan.pb.h"
+#include "oneflow_like/kernel_fit.h"
+#include "oneflow_like/simulate.h"
+#include "tests/error_of.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+namespace {
+
+std::string FileWith(const std::string& text) {
+  const std::string path = testing::TempDir() + "calibrated.txt";
+  std::ofstream(path) << text;
+  return path;
+}
+
+// Any number of twelve orders of magnitude.
+double Draw(std::mt19937* random) {
+  const double digits = 1 + static_cast<double>((*random)() % 9'000) / 1'000;
+  return digits * std::pow(10, static_cast<int>((*random)() % 12) - 6);
+}
+
+DescribedMachine DrawMachine(std::mt19937* random) {
+  DescribedMachine m;
+  const auto below = [&](int n) { return static_cast<int>((*random)() % n); };
+  m.name = Cat("machine", below(100));
+  m.memory_bytes = below(2) * Draw(random);
+  m.topology.memory_bandwidth = Draw(random);
+  m.flops = Draw(random);
+  m.narrow_flops = Draw(random);
+  m.overhead = below(2) * Draw(random);
+  m.efficiency = {
+      .product = (1 + below(99)) / 100.0, .attention = (1 + below(99)) / 100.0, .half_extent = Draw(random)};
+  m.threads = below(3);
+  m.message = below(2) * Draw(random);
+  m.process_message = Draw(random);
+  m.crowded_message = below(2) * Draw(random);
+  m.process_work = Draw(random);
+  m.topology.links.clear();
+  int devices = 1;
+  for (int levels = 1 + below(3); levels > 0; --levels) {
+    devices *= 2 + below(3);
+    m.topology.links.push_back({.devices = levels == 1 && below(2) == 0 ? 0 : devices,
+                                .latency = below(2) * Draw(random) * 1e-4,
+                                .bandwidth = Draw(random)});
+    m.shared.push_back(below(2) == 1);
+  }
+  for (Primitive p : {Primitive::kAllReduce, Primitive::kAllGather})
+    if (below(2) == 1)
+      m.collectives.push_back({p, 4, 2, {{8, Draw(random)}, {1e3 + below(9), Draw(random)}}});
+  for (const char* name : {"einsum", "adamw", kCollectiveWork})
+    for (DType type : {DType::kFloat32, DType::kBFloat16})
+      for (bool crowded : {false, true})
+        if (below(2) == 1)
+          m.kernels.push_back({name, type, 1 + below(64), crowded, below(2) * Draw(random),
+                               below(2) * Draw(random), Draw(random)});
+  return m;
+}
+
+TEST(CalibratedTopology, IsReadBackToTheLastBit) {
+  for (int trial = 0; trial < 200; ++trial) {
+    std::mt19937 random(trial);
+    const DescribedMachine m = DrawMachine(&random);
+    SCOPED_TRACE(Cat("seed ", trial));
+    const DescribedMachine read = ReadTopology(FileWith(TopologyText(m)));
+    EXPECT_EQ(read.name, m.name);
+    EXPECT_EQ(read.memory_bytes, m.memory_bytes);
+    EXPECT_EQ(read.topology.memory_bandwidth, m.topology.memory_bandwidth);
+    EXPECT_EQ(read.flops, m.flops);
+    EXPECT_EQ(read.narrow_flops, m.narrow_flops);
+    EXPECT_EQ(read.overhead, m.overhead);
+    EXPECT_EQ(read.efficiency.product, m.efficiency.product);
+    EXPECT_EQ(read.efficiency.attention, m.efficiency.attention);
+    EXPECT_EQ(read.efficiency.half_extent, m.efficiency.half_extent);
+    EXPECT_EQ(read.threads, m.threads);
+    EXPECT_EQ(read.message, m.message);
+    EXPECT_EQ(read.process_message, m.process_message);
+    EXPECT_EQ(read.crowded_message, m.crowded_message);
+    EXPECT_EQ(read.process_work, m.process_work);
+    EXPECT_EQ(read.shared, m.shared);
+    ASSERT_EQ(read.topology.links.size(), m.topology.links.size());
+    for (size_t l = 0; l < m.topology.links.size(); ++l) {
+      EXPECT_EQ(read.topology.links[l].devices, m.topology.links[l].devices);
+      EXPECT_EQ(read.topology.links[l].latency, m.topology.links[l].latency);
+      EXPECT_EQ(read.topology.links[l].bandwidth, m.topology.links[l].bandwidth);
+    }
+    ASSERT_EQ(read.collectives.size(), m.collectives.size());
+    for (size_t c = 0; c < m.collectives.size(); ++c)
+      EXPECT_EQ(read.collectives[c].points, m.collectives[c].points);
+    EXPECT_TRUE(read.kernels == m.kernels);
+    EXPECT_EQ(TopologyText(read), TopologyText(m));
+  }
+}
+
+const char* const kHost =
+    "memory_bandwidth 1e10\nflops_fp32 1e11\nflops_16bit 1e11\nthreads 2\n"
+    "level host devices 0 latency 1e-6 bandwidth 1e10\n";
+
+TEST(CalibratedTopology, SaysWhichLineIsWrong) {
+  const std::string good = "kernel einsum f32 threads 1 call 1e-6 flop 1e-12 byte 0";
+  ReadTopology(FileWith(Cat(kHost, good, "\n")));
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"kernel", ":6: kernel needs an operator and a type"},
+      {"kernel einsum", ":6: kernel needs an operator and a type"},
+      {"kernel einsum f33 threads 1 call 1 flop 1 byte 1",
+       "is of type 'f33', which is none of f32, bf16, f16"},
+      {"kernel einsum i32 threads 1 call 1 flop 1 byte 1", "is of type 'i32'"},
+      {"kernel einsum f32 call 1 flop 1 byte 1", ":6: kernel einsum lacks threads"},
+      {"kernel einsum f32 threads 1 call 1 flop 1", ":6: kernel einsum lacks byte"},
+      {"kernel einsum f32 threads 1 flop 1 byte 1", ":6: kernel einsum lacks call"},
+      {"kernel einsum f32 threads 0 call 1 flop 1 byte 1",
+       "threads of kernel einsum is 0, must be at least 1"},
+      {"kernel einsum f32 threads 1.5 call 1 flop 1 byte 1", "no whole number"},
+      {"kernel einsum f32 threads 1 call -1 flop 1 byte 1",
+       "call of kernel einsum is -1, must be at least 0"},
+      {"kernel einsum f32 threads 1 call fast flop 1 byte 1", "call of kernel einsum is 'fast'"},
+      {"kernel einsum f32 threads 1 call 1 flop 1 byte", "byte of kernel einsum has no number"},
+      {"kernel einsum f32 threads 1 lone call 1 flop 1 byte 1", ":6: 'lone' is not known of a kernel"},
+      {Cat(good, "\n", good), ":7: kernel einsum f32 of 1 threads is given a second time"},
+      {"message -1", ":6: message is -1, must be at least 0"},
+      {"process_message", ":6: process_message has no number"},
+      {"message 1\nmessage 1", ":7: message is given a second time"}};
+  for (const auto& [line, expected] : cases) {
+    const std::string error = ErrorOf([&] { ReadTopology(FileWith(Cat(kHost, line, "\n"))); });
+    EXPECT_NE(error.find(expected), std::string::npos) << "'" << error << "' lacks '" << expected << "'";
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+  }
+  // Crowded or not, of each type and number of threads there may be one.
+  std::string all = kHost;
+  for (const char* type : {"f32", "bf16"})
+    for (const char* threads : {"1", "2", "2 crowded"})
+      all += Cat("kernel einsum ", type, " threads ", threads, " call 1 flop 1 byte 1\n");
+  EXPECT_EQ(ReadTopology(FileWith(all)).kernels.size(), 6u);
+}
+
+// --- The fit ---
+
+TEST(KernelFit, FindsTheConstantsOfExactTimes) {
+  for (int trial = 0; trial < 50; ++trial) {
+    std::mt19937 random(trial);
+    std::map<std::string, std::vector<double>> truth;  // call, flop, byte
+    std::vector<KernelSample> samples;
+    for (const char* name : {"einsum", "attention", "adamw"})
+      for (bool crowded : {false, true}) {
+        const std::string key = Cat(name, crowded);
+        truth[key] = {static_cast<double>(random() % 3) * 1e-6, 1e-12 * static_cast<double>(1 + random() % 9),
+                      1e-11 * static_cast<double>(random() % 3)};
+        for (int i = 0; i < 12; ++i) {
+          KernelSample s;
+          s.name = name;
+          s.crowded = crowded;
+          s.bytes = std::pow(10, 4 + static_cast<double>(random() % 300) / 100);
+          s.flops = s.bytes * std::pow(10, static_cast<double>(random() % 250) / 100);
+          s.seconds = truth[key][0] + truth[key][1] * s.flops + truth[key][2] * s.bytes;
+          samples.push_back(s);
+        }
+      }
+    const std::vector<MeasuredKernel> fit = FitKernels(samples);
+    ASSERT_EQ(fit.size(), 6u);
+    for (const KernelSample& s : samples) {
+      const auto k = std::find_if(fit.begin(), fit.end(), [&](const MeasuredKernel& m) {
+        return m.name == s.name && m.crowded == s.crowded;
+      });
+      ASSERT_NE(k, fit.end());
+      EXPECT_NEAR(k->call + k->flop * s.flops + k->byte * s.bytes, s.seconds, 2e-3 * s.seconds)
+          << "seed " << trial << " " << s.name;
+    }
+  }
+}
+
+// Where an exact solution would need a negative constant, the best without one is found: no step to either
+// side of an unknown is better.
+TEST(KernelFit, NoNeighbourIsBetter) {
+  for (int trial = 0; trial < 100; ++trial) {
+    std::mt19937 random(trial);
+    const size_t n = 1 + random() % 5;
+    std::vector<std::vector<double>> rows;
+    std::vector<double> values, weights;
+    for (size_t i = 0; i < 3 * n; ++i) {
+      rows.emplace_back();
+      for (size_t j = 0; j < n; ++j) rows.back().push_back(static_cast<double>(random() % 100));
+      values.push_back(static_cast<double>(random() % 100) - 30);
+      weights.push_back(0.1 + static_cast<double>(random() % 10));
+    }
+    const std::vector<double> x = FitNonNegative(rows, values, weights);
+    const auto error = [&](const std::vector<double>& at) {
+      double sum = 0;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        double off = -values[i];
+        for (size_t j = 0; j < n; ++j) off += rows[i][j] * at[j];
+        sum += weights[i] * off * off;
+      }
+      return sum;
+    };
+    for (size_t j = 0; j < n; ++j) {
+      EXPECT_GE(x[j], 0);
+      for (double step : {-1e-3, 1e-3}) {
+        std::vector<double> beside = x;
+        beside[j] = std::max(0.0, beside[j] + step);
+        EXPECT_GE(error(beside), error(x) * (1 - 1e-9)) << "seed " << trial << " unknown " << j;
+      }
+    }
+  }
+}
+
+// A fused kernel takes one call and one pass over memory, and the arithmetic of each of its steps.
+TEST(KernelFit, TellsTheStepsOfFusedKernelsApart) {
+  std::mt19937 random(3);
+  const std::map<std::string, double> truth = {{"add", 1e-10}, {"gelu", 4e-10}, {"dropout", 9e-10}};
+  std::vector<KernelSample> samples;
+  for (const std::vector<std::string>& steps : std::vector<std::vector<std::string>>{
+           {"add", "gelu"}, {"add", "dropout"}, {"add", "dropout", "add"}, {}, {}}) {
+    for (double elements : {1e3, 1e4, 3e5}) {
+      KernelSample s;
+      s.name = steps.empty() ? "add" : "fused";
+      s.steps = steps;
+      const std::vector<std::string> does = steps.empty() ? std::vector<std::string>{"add"} : steps;
+      s.flops = elements * static_cast<double>(does.size());
+      s.bytes = elements * static_cast<double>(8 + 4 * (random() % 3));
+      s.seconds = 2e-6 + 1e-11 * s.bytes;
+      for (const std::string& step : does) s.seconds += truth.at(step) * elements;
+      samples.push_back(s);
+    }
+  }
+  DescribedMachine machine;
+  machine.kernels = FitKernels(samples);
+  ASSERT_EQ(machine.kernels.size(), 3u);
+  for (const MeasuredKernel& k : machine.kernels)
+    EXPECT_NEAR(k.flop, truth.at(k.name), 0.01 * truth.at(k.name));
+  // A chain that was never measured, of steps that were.
+  plan::Kernel kernel;
+  kernel.set_name("fused");
+  plan::Attr* program = kernel.add_attr();
+  program->set_name("program");
+  program->set_s("gelu 0;dropout 1 key=1 p=0.1");
+  kernel.add_in();
+  kernel.set_flops(2e4);
+  kernel.set_bytes(8e4);
+  const double expected = 2e-6 + 1e-11 * 8e4 + (4e-10 + 9e-10) * 1e4;
+  EXPECT_NEAR(SecondsOnThreads(machine, kernel, 1).alone, expected, 0.01 * expected);
+}
+
+// --- Times on threads ---
+
+TEST(SecondsOnThreads, TakesTheNearestMeasurement) {
+  DescribedMachine machine;
+  machine.kernels = {{"einsum", DType::kFloat32, 1, false, 0, 8e-12, 0},
+                     {"einsum", DType::kFloat32, 1, true, 0, 9e-12, 0},
+                     {"einsum", DType::kFloat32, 4, false, 0, 2e-12, 0},
+                     {"einsum", DType::kBFloat16, 1, false, 0, 3e-12, 0}};
+  plan::Kernel kernel;
+  kernel.set_name("einsum");
+  kernel.set_flops(1e9);
+  kernel.add_in()->set_dtype(static_cast<int>(DType::kFloat32));
+  const auto alone = [&](int threads) { return SecondsOnThreads(machine, kernel, threads).alone; };
+  EXPECT_DOUBLE_EQ(alone(1), 8e-3);
+  EXPECT_DOUBLE_EQ(alone(3), 8e-3);  // of fewer threads rather than of more
+  EXPECT_DOUBLE_EQ(alone(4), 2e-3);
+  EXPECT_DOUBLE_EQ(alone(64), 2e-3);
+  EXPECT_DOUBLE_EQ(SecondsOnThreads(machine, kernel, 1).crowded, 9e-3);
+  kernel.mutable_in(0)->set_dtype(static_cast<int>(DType::kBFloat16));
+  EXPECT_DOUBLE_EQ(alone(1), 3e-3);
+  kernel.mutable_in(0)->set_dtype(static_cast<int>(DType::kFloat16));
+  EXPECT_DOUBLE_EQ(alone(1), 8e-3);  // of another type, where there is none of its own
+  kernel.set_name("conv2d");         // not measured: by peak and bandwidth
+  EXPECT_DOUBLE_EQ(alone(1), SecondsOf(machine, kernel));
+}
+
+// --- Simulations ---
+
+// A host whose kernels take seconds for their flops alone, the same whether others work or not.
+DescribedMachine EvenHost(int cores) {
+  DescribedMachine machine = ReadTopology(FileWith(kHost));
+  machine.threads = cores;
+  machine.flops = machine.narrow_flops = 1e9;
+  machine.topology.memory_bandwidth = 1e15;
+  return machine;
+}
+
+Simulated SimulateGpt(SmallGpt given, const DescribedMachine& machine, int processes) {
+  GptProgram program(given);
+  return Simulate(program.MakeTrain(), machine, {.processes = processes});
+}
+
+// Data parallelism over more ranks than cores does not become faster, however ranks are dealt over processes:
+// the cores have to do the same work. With twice the cores it takes half of the time.
+TEST(SimulateProcesses, CoresAreShared) {
+  for (int dp : {2, 4, 8}) {
+    SmallGpt given;
+    given.mesh = Cat("cpu:dp=", dp);
+    given.batch = 16;
+    given.model_options.kernel_threads = 1;
+    const double one = SimulateGpt(given, EvenHost(1), 1).seconds;
+    for (int processes = 1; processes <= dp; processes *= 2)
+      for (int cores : {1, 2, 4}) {
+        const double seconds = SimulateGpt(given, EvenHost(cores), processes).seconds;
+        EXPECT_NEAR(seconds, one / std::min(cores, dp), 0.03 * one)
+            << dp << " ranks in " << processes << " processes on " << cores << " cores";
+      }
+  }
+}
+
+TEST(SimulateProcesses, MessagesBetweenProcessesTakeTheirTime) {
+  SmallGpt given;
+  given.mesh = "cpu:tp=2";
+  given.model_options.kernel_threads = 1;
+  std::vector<double> seconds;
+  for (double message : {0.0, 1e-3, 2e-3}) {
+    DescribedMachine machine = EvenHost(2);
+    machine.process_message = message;
+    seconds.push_back(SimulateGpt(given, machine, 2).seconds);
+    EXPECT_DOUBLE_EQ(SimulateGpt(given, machine, 1).seconds, seconds[0]) << "inside a process";
+  }
+  EXPECT_GT(seconds[1], seconds[0] + 8e-3);  // at least two sums of each of four layers
+  EXPECT_NEAR(seconds[2] - seconds[1], seconds[1] - seconds[0], 0.05 * (seconds[1] - seconds[0]));
+}
+
+TEST(SimulateProcesses, RefusesWhatProcessesCannotShare) {
+  SmallGpt given;
+  given.mesh = "cpu:dp=2";
+  EXPECT_NE(ErrorOf([&] {
+              SimulateGpt(given, EvenHost(2), 3);
+            }).find("processes is 3, which cannot share 2 devices"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf([&] { SimulateGpt(given, EvenHost(2), 0); }).find("SimulateOptions::processes"),
+            std::string::npos);
+}
+
+// What a simulation says of memory is what a run takes.
+TEST(Simulate, MemoryIsThatOfTheRun) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:pp=2", "cpu:dp=2,pp=2"})
+    for (int zero : {0, 3})
+      for (Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+        SmallGpt given;
+        given.mesh = mesh;
+        given.recompute = recompute;
+        given.micro_batches = 2;
+        if (zero > 0) given.zero_axis = "dp", given.zero_stage = zero;
+        GptProgram program(given);
+        Session train = program.MakeTrain();
+        const Simulated simulated = Simulate(train, EvenHost(2));
+        train.Run(program.MakeFeeds(0)).Wait();
+        const Store& store = *train.impl()->model->store;
+        for (const SimulatedStage& stage : simulated.stages) {
+          int64_t fullest = 0;
+          for (int rank : stage.memory.ranks)
+            fullest = std::max(fullest, store.PersistentBytes(rank) + store.ArenaBytes(rank));
+          EXPECT_EQ(stage.memory.peak_bytes, fullest) << given.str() << " " << stage.stage;
+        }
+      }
+}
+
+// --- Calibration ---
+
+TEST(Calibrate, WritesAFileThatSimulates) {
+  CalibrateOptions options;
+  options.rounds = 3;
+  options.models = 1;
+  int told = 0;
+  options.progress = [&](const std::string&) { ++told; };
+  const std::string file = testing::TempDir() + "here.txt";
+  CalibrateTo(file, options);
+  EXPECT_GT(told, 0);
+  const DescribedMachine machine = ReadTopology(file);
+  EXPECT_GE(machine.threads, 1);
+  EXPECT_GT(machine.memory_bytes, 1e8);
+  EXPECT_GT(machine.flops, 1e6);
+  std::set<std::string> names;
+  for (const MeasuredKernel& k : machine.kernels) {
+    names.insert(Cat(k.name, " ", Name(k.dtype)));
+    EXPECT_GT(k.call + k.flop + k.byte, 0) << k.name;
+  }
+  for (const char* name :
+       {"einsum f32", "einsum bf16", "attention+causal+dropout f32", "attention_grad+causal+dropout bf16",
+        "layer_norm f32", "gelu f32", "dropout f32", "sum_to f32", "adamw f32"})
+    EXPECT_EQ(names.count(name), 1u) << name;
+  SmallGpt given;
+  given.mesh = "cpu:dp=2,pp=2";
+  given.micro_batches = 2;
+  for (int processes : {1, 2, 4}) {
+    std::set<std::string> texts;
+    for (int repetition = 0; repetition < 3; ++repetition)
+      texts.insert(SimulateGpt(given, ReadTopology(file), processes).Text(64, "tokens"));
+    EXPECT_EQ(texts.size(), 1u);
+  }
+}
+
+TEST(Calibrate, RefusesNumbersOutOfRange) {
+  const auto error = [](const CalibrateOptions& options) { return ErrorOf([&] { Calibrate(options); }); };
+  EXPECT_NE(error({.rounds = 2}).find("CalibrateOptions::rounds is 2"), std::string::npos);
+  EXPECT_NE(error({.models = 0}).find("CalibrateOptions::models is 0"), std::string::npos);
+  EXPECT_NE(error({.models = kMostModels + 1}).find("CalibrateOptions::models"), std::string::npos);
+  EXPECT_NE(error({.cores = 1 << 20}).find("CalibrateOptions::cores"), std::string::npos);
+  EXPECT_NE(ErrorOf([] { CheckCalibration("tpu:dp=1"); }).find("\"tpu\" does not exist"), std::string::npos);
+  EXPECT_NE(ErrorOf([] { CheckCalibration("cuda:dp=1"); }).find("cuda"), std::string::npos);
+  CheckCalibration("cpu:dp=2");
+}
+
+}  // namespace
+}  // namespace oneflow_like
