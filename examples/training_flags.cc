@@ -12,6 +12,7 @@
 #include "oneflow_like/limits.h"
 #include "oneflow_like/simulate.h"
 
+DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(lr, 1e-3, "learning rate at its highest");
@@ -106,7 +107,8 @@ void CheckTopology() {
          ": --simulate plays all ranks in one process; leave --processes out");
   if (FLAGS_topology.empty()) return;
   RequireDevices(ReadTopology(FLAGS_topology),
-                 Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
+                 FLAGS_auto_mesh > 0 ? FLAGS_auto_mesh
+                                     : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
 
 }  // namespace
@@ -149,6 +151,7 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--link", FLAGS_link, 0.0, 1e9);
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
+  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 20);
 }
 
 bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }
