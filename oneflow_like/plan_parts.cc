@@ -1,4 +1,4 @@
-// Compiles a model of a few blocks for one micro-batch on enough dp ranks, and sorts kernels, variables and
+// Compiles a model of a few blocks, on dp ranks that have micro-batches of the size in question, and sorts kernels, variables and
 // buffers of its first rank by the part of the model that they belong to.
 #include "oneflow_like/plan_parts.h"
 
@@ -96,9 +96,8 @@ class PartsOfPlan {
         PartOfModel* part = PartOf(kernel.node());
         const auto at = by_name_.find(kernel.node());
         const Phase phase = at == by_name_.end() ? Phase::kForward : graph_.node(at->second).phase;
-        double* seconds = phase == Phase::kForward  ? &part->forward
-                          : phase == Phase::kUpdate ? &part->update
-                                                    : &part->backward;
+        const bool once = phase == Phase::kUpdate || (actor.acts() == 1 && graph_.times() > 1);
+        double* seconds = once ? &part->update : phase == Phase::kForward ? &part->forward : &part->backward;
         *seconds += SecondsOf(machine_, kernel);
       }
     }
@@ -153,7 +152,7 @@ class PartsOfPlan {
       if (!logical.variable.empty() || logical.writer < 0) continue;
       const std::vector<int>& nodes = compiled_.logical.segments[logical.writer].nodes;
       PartOfModel* part = nodes.empty() ? &parts_.after : part_[nodes.front()];
-      const double bytes = static_cast<double>(b.slot_bytes() * b.slots());
+      const double bytes = static_cast<double>(b.slot_bytes());
       if (purpose == Purpose::kStash) part->stash += bytes;
       if (purpose == Purpose::kNarrowCopies) part->narrow += bytes;
     }
@@ -247,9 +246,15 @@ double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& mess
 
 ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
                         PlanCandidate like, int64_t samples) {
+  // Several micro-batches tell what is done once a step from what each of them does.
+  constexpr int64_t kRanks = 32;
+  const int64_t all = space.batch / samples;
+  int64_t m = std::min<int64_t>(2, all);
+  while (all % m != 0 || (all / m > kRanks && m < all)) ++m;
   const int tp = like.extent("tp");
-  like.mesh = Mesh(space.kind, {{"dp", static_cast<int>(space.batch / samples)}, {"tp", tp}, {"pp", 1}});
-  like.micro_batches = like.virtual_stages = 1;
+  like.mesh = Mesh(space.kind, {{"dp", static_cast<int>(all / m)}, {"tp", tp}, {"pp", 1}});
+  like.micro_batches = static_cast<int>(m);
+  like.virtual_stages = 1;
   like.schedule = PipelineSchedule::k1F1B;
   like.zero = 0;
   like.most_blocks = kBlocksMeasured;
