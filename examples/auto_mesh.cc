@@ -45,7 +45,8 @@ PlanSpace SpaceOfFlags(const Program& program) {
     }
   if (FLAGS_stages != "auto")
     Fail("--stages=", FLAGS_stages, ": --auto_mesh divides layers by their time; leave --stages out");
-  if (FLAGS_zero_axis != "dp") Fail("--zero_axis=", FLAGS_zero_axis, ": --auto_mesh cuts weights over dp alone");
+  if (FLAGS_zero_axis != "dp")
+    Fail("--zero_axis=", FLAGS_zero_axis, ": --auto_mesh cuts weights over dp alone");
   space.devices = FLAGS_auto_mesh;
   space.batch = FLAGS_batch;
   if (IsGiven("micro_batches")) space.micro_batches = static_cast<int>(FLAGS_micro_batches);
@@ -81,7 +82,8 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
   if (FLAGS_auto_mesh == 0) return {};
   const PlanSpace space = SpaceOfFlags(program);
   ModelOptions quiet = program.model;  // leaves nothing behind
-  PlanSearchOptions search{.memory = std::exchange(quiet.memory_budget, 0), .job = std::exchange(quiet.job, {})};
+  PlanSearchOptions search{.memory = std::exchange(quiet.memory_budget, 0),
+                           .job = std::exchange(quiet.job, {})};
   quiet.stalls = nullptr;
   for (std::string* path : {&quiet.dump_dir, &quiet.trace_file, &quiet.report_file}) path->clear();
   const BuildPlan build = [&](const PlanCandidate& candidate) {
@@ -89,7 +91,8 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
     TrainOptions train = program.train;
     candidate.Set(&options, &train);
     Model model(candidate.mesh, options);
-    Tensor loss = program.cut_loss ? program.cut_loss(model, candidate.sequence_parallel) : program.loss(model);
+    Tensor loss =
+        program.cut_loss ? program.cut_loss(model, candidate.sequence_parallel) : program.loss(model);
     return Train(loss, program.optimizer, train);
   };
   const PlanSearchResult found = SearchPlans(space, MachineOfFlags(space.kind), build, search);

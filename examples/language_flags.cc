@@ -38,7 +38,7 @@ std::string SequenceAxis() {
 }
 
 void FitLoadedModel(int64_t positions, int64_t tokens, int64_t vocabulary) {
-  if (!IsGiven("context")) FLAGS_context = std::min(FLAGS_context, positions);
+  if (!IsGiven("context") && FLAGS_context > positions) FLAGS_context = positions;
   if (FLAGS_context > positions)
     Fail("--context=", FLAGS_context, ": the model of --load_hf=", FLAGS_load_hf, " has ", positions,
          " positions");

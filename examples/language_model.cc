@@ -137,7 +137,8 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
                        const std::vector<std::string>& more_axes) {
   CheckLanguageFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh, more_axes);
-  const int64_t vocabulary = make(0, mesh, SequenceAxis()).vocabulary;  // refuses what it does before the text is read
+  const int64_t vocabulary =
+      make(0, mesh, SequenceAxis()).vocabulary;  // refuses what it does before the text is read
   std::vector<Launcher::FlagFile> texts;
   if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
     for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
@@ -163,27 +164,25 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
       lock.unlock();
       return TrainingLoss(model, here);
     };
-  return TrainProgram(launcher, mesh,
-                      {.about = Cat(data.name, ", vocabulary ", language.vocabulary),
-                       .samples = data.train,
-                       .unit = "tokens",
-                       .per_sample = FLAGS_context,
-                       .loss = [&](Model& model) { return TrainingLoss(model, language); },
-                       .optimizer = LanguageOptimizer(),
-                       .model = options,
-                       .train = LanguageTrainOptions(),
-                       .state = config.empty() ? std::map<std::string, std::string>()
-                                               : std::map<std::string, std::string>{{kConfigState, config}},
-                       .cut_loss = cut_loss,
-                       .chosen =
-                           [&](const Mesh& chosen) {
-                             language = make(data.vocabulary, chosen, SequenceAxis());
-                           },
-                       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
-                       .end =
-                           [&](Model& model, Metrics& metrics) {
-                             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
-                           }});
+  return TrainProgram(
+      launcher, mesh,
+      {.about = Cat(data.name, ", vocabulary ", language.vocabulary),
+       .samples = data.train,
+       .unit = "tokens",
+       .per_sample = FLAGS_context,
+       .loss = [&](Model& model) { return TrainingLoss(model, language); },
+       .optimizer = LanguageOptimizer(),
+       .model = options,
+       .train = LanguageTrainOptions(),
+       .state = config.empty() ? std::map<std::string, std::string>()
+                               : std::map<std::string, std::string>{{kConfigState, config}},
+       .cut_loss = cut_loss,
+       .chosen = [&](const Mesh& chosen) { language = make(data.vocabulary, chosen, SequenceAxis()); },
+       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
+       .end =
+           [&](Model& model, Metrics& metrics) {
+             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
+           }});
 }
 
 }  // namespace oneflow_like

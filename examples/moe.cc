@@ -33,8 +33,7 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
   CheckRange("--balance", FLAGS_balance, 0.0, 1e30);
   if (!(FLAGS_capacity > 0 && FLAGS_capacity <= 1e6))
     Fail("--capacity is ", FLAGS_capacity, ", must be more than 0, at most 1e6");
-  if (!sequence.empty())
-    Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
+  if (!sequence.empty()) Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
   if (!FLAGS_load_hf.empty() || !FLAGS_save_hf.empty())
     Fail("moe: there is no folder of Hugging Face's for this model; leave --load_hf and --save_hf out");
   const MoeConfig config = {.layers = FLAGS_layers,

@@ -151,7 +151,7 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--link", FLAGS_link, 0.0, 1e9);
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
-  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 20);
+  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
 }
 
 bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }

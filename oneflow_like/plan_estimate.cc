@@ -2,9 +2,8 @@
 // ranks exchange that nothing hides; memory as what each stage keeps by its schedule.
 #include "oneflow_like/plan_estimate.h"
 
-#include <oneapi/tbb/parallel_for.h>
-
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "compiler/cut_layers.h"
@@ -24,7 +23,8 @@ int Stride(const Mesh& mesh, const std::string& axis) {
   return stride;
 }
 
-double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int which, int members, int stride) {
+double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int which, int members,
+                  int stride) {
   double seconds = 0;
   for (const auto& [message, count] : part.messages[which])
     seconds += count * SecondsOfMessage(machine, message, members, stride);
@@ -76,7 +76,8 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
   for (const PlanCandidate& c : candidates) {
     const Key key = KeyOf(c);
     if (measured_.count(key) || !seen.insert(key).second) continue;
-    for (int64_t samples : std::set<int64_t>{fewest_, most_}) tasks.push_back({key, &c, samples, nullptr, ""});
+    for (int64_t samples : std::set<int64_t>{fewest_, most_})
+      tasks.push_back({key, &c, samples, nullptr, ""});
   }
   SideBySide(static_cast<int>(tasks.size()), [&](int i) {
     Task& task = tasks[i];
@@ -96,6 +97,28 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
     if (!measured.few) measured.few = task.parts;
     measured.many = task.parts;
   }
+}
+
+bool PlanEstimator::Exhausted() const {
+  std::map<int, std::pair<double, double>> least;  // by tp: seconds, bytes
+  for (const auto& [key, measured] : measured_) {
+    double seconds = 0, bytes = 0;
+    const auto add = [&](const PartOfModel& part, double count) {
+      seconds += count * (part.forward + part.backward);
+      bytes += count * part.weights;
+    };
+    add(measured.many->before, 1);
+    add(measured.many->after, 1);
+    for (size_t k = 0; k < measured.many->block.size(); ++k)
+      add(measured.many->block[k], static_cast<double>(measured.many->blocks[k]));
+    auto [at, fresh] = least.try_emplace(std::get<0>(key), seconds, bytes);
+    at->second = {std::min(at->second.first, seconds), std::min(at->second.second, bytes)};
+  }
+  if (least.size() < 2) return false;
+  const auto last = std::prev(least.end()), before = std::prev(last);
+  constexpr double kAlike = 0.98;
+  return last->second.first > kAlike * before->second.first &&
+         last->second.second > kAlike * before->second.second;
 }
 
 // Of before, after and each stack: forward and backward, of `few` and then of `many`.
@@ -123,8 +146,9 @@ const std::vector<int64_t>& PlanEstimator::Division(const PlanCandidate& c, cons
   const PartOfModel& block = parts.block[stack];
   const bool alone = parts.block.size() == 1;
   const auto work = [](const PartOfModel& part) { return part.forward + part.backward; };
-  at->second = CutLayers(std::vector<double>(parts.blocks[stack], work(block)), alone ? work(parts.before) : 0,
-                         alone ? work(parts.after) : 0, pp * c.virtual_stages);
+  at->second =
+      CutLayers(std::vector<double>(parts.blocks[stack], work(block)), alone ? work(parts.before) : 0,
+                alone ? work(parts.after) : 0, pp * c.virtual_stages);
   return at->second;
 }
 
@@ -258,7 +282,9 @@ std::optional<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate)
   const auto at = measured_.find(KeyOf(candidate));
   if (at == measured_.end() || !at->second.few) return {};
   const int64_t samples = space_.batch / candidate.extent("dp") / candidate.micro_batches;
-  const ModelParts parts = PartsAt(*at->second.few, *at->second.many, samples);
+  auto [known, fresh] = parts_.try_emplace({at->first, samples});
+  if (fresh) known->second = PartsAt(*at->second.few, *at->second.many, samples);
+  const ModelParts& parts = known->second;
   std::optional<PlanTrial> best;
   std::set<std::string> seen;
   for (const auto& order : kOrders) {

@@ -23,6 +23,9 @@ class PlanEstimator {
   int64_t blocks() const;
   // Measures what estimates of these candidates need, side by side. Where no plan can be built, why is kept.
   void Prepare(const std::vector<PlanCandidate>& candidates);
+  // Whether the last tp that was prepared leaves a rank as much work and as many weights as the one before:
+  // larger ones then have nothing left to divide.
+  bool Exhausted() const;
   // A candidate with its estimated time, its shares and its memory, on the order of mesh axes that is
   // estimated fastest; nothing where it cannot be built. REQUIRES: prepared.
   std::optional<PlanTrial> Estimate(const PlanCandidate& candidate);
@@ -41,7 +44,8 @@ class PlanEstimator {
   };
   static Key KeyOf(const PlanCandidate& c);
   const std::vector<double>& MessagesAt(Measured* measured, int stride);
-  std::vector<Stage> StagesOf(const PlanCandidate& c, Measured* measured, const ModelParts& parts, int stride);
+  std::vector<Stage> StagesOf(const PlanCandidate& c, Measured* measured, const ModelParts& parts,
+                              int stride);
   const std::vector<int64_t>& Division(const PlanCandidate& c, const ModelParts& parts, size_t stack);
   PlanTrial EstimateOn(const PlanCandidate& c, Measured* measured, const ModelParts& parts);
   double Exchange(const PlanCandidate& c, const Stage& stage, int stride);
@@ -54,6 +58,7 @@ class PlanEstimator {
   const BuildPlan& build_;
   int64_t fewest_ = 1, most_ = 1;  // samples that are measured
   std::map<Key, Measured> measured_;
+  std::map<std::pair<Key, int64_t>, ModelParts> parts_;  // by samples
   std::map<std::tuple<Key, int, int, int64_t, size_t>, std::vector<int64_t>> divisions_;
   std::map<std::tuple<PipelineSchedule, int, int, int>, std::vector<double>> kept_;
   std::map<std::tuple<double, Sbp, Sbp, int, int>, double> seconds_;

@@ -1,5 +1,5 @@
-// Compiles a model of a few blocks, on dp ranks that have micro-batches of the size in question, and sorts kernels, variables and
-// buffers of its first rank by the part of the model that they belong to.
+// Compiles a model of a few blocks, on dp ranks that have micro-batches of the size in question, and sorts
+// kernels, variables and buffers of its first rank by the part of the model that they belong to.
 #include "oneflow_like/plan_parts.h"
 
 #include <algorithm>
@@ -118,7 +118,8 @@ class PartsOfPlan {
       NdSbp outside = from;
       outside[1 + tp_] = B();
       const Value& value = graph_.value(node.in[i]);
-      const PartMessage message = {Piece(value.shape, outside), static_cast<int>(SizeOf(value.dtype)), from[1 + tp_], to[1 + tp_]};
+      const PartMessage message = {Piece(value.shape, outside), static_cast<int>(SizeOf(value.dtype)),
+                                   from[1 + tp_], to[1 + tp_]};
       part_[at->second]->messages[IsGradient(node.phase) ? 1 : 0][message] += 1;
     }
   }
@@ -224,13 +225,15 @@ bool PartMessage::operator<(const PartMessage& other) const {
   return a < b;
 }
 
-double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members, int stride) {
+double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members,
+                        int stride) {
   if (members == 1) return 0;
   const Mesh group("cpu", {{"member", members}, {"other", stride}});
   const Slice whole = WholeMesh(group);
   const LinkLevels levels{machine.topology, machine.shared};
-  const BoxingLoad load = LoadOfBoxingStep(group, 1, message.shape, message.element_bytes,
-                                           {whole, {B(), message.from, B()}}, {whole, {B(), message.to, B()}}, levels);
+  const BoxingLoad load =
+      LoadOfBoxingStep(group, 1, message.shape, message.element_bytes, {whole, {B(), message.from, B()}},
+                       {whole, {B(), message.to, B()}}, levels);
   BoxingLoad all = load;
   // On a link that devices share the groups beside this one have their messages, too.
   for (size_t level = 1; level < all.links.size(); ++level) {

@@ -34,12 +34,12 @@ struct PartOfModel {
 
 struct ModelParts {
   PartOfModel before, after;
-  std::vector<PartOfModel> block;    // of each stack of blocks (nn::layers)
-  std::vector<int64_t> blocks;       // in each stack
-  double boundary = 0;               // bytes that one stage gives to the next, of one micro-batch
-  double working = 0, besides = 0;   // bytes at the peak that are none of the above; of libraries
-  int64_t samples = 1;               // of the micro-batch
-  int tp = 1;                        // ranks that share it
+  std::vector<PartOfModel> block;   // of each stack of blocks (nn::layers)
+  std::vector<int64_t> blocks;      // in each stack
+  double boundary = 0;              // bytes that one stage gives to the next, of one micro-batch
+  double working = 0, besides = 0;  // bytes at the peak that are none of the above; of libraries
+  int64_t samples = 1;              // of the micro-batch
+  int tp = 1;                       // ranks that share it
 };
 
 // The parts of a candidate of this tp, sequence_parallel and recompute for micro-batches of `samples` of the

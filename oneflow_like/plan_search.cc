@@ -5,6 +5,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -20,9 +21,9 @@
 namespace oneflow_like {
 namespace {
 
-constexpr int kWave = 4;          // candidates compiled at a time, on however many cores
-constexpr size_t kBest = 10;      // that are shown
-constexpr double kHopeless = 1.3;  // times the best: estimates are not off by more
+constexpr size_t kWave = 4;         // candidates compiled at a time, on however many cores
+constexpr size_t kBest = 10;        // that are shown
+constexpr double kHopeless = 1.3;   // times the best: estimates are not off by more
 constexpr double kTightest = 1.02;  // times the memory: estimates above are believed
 
 using Shape = std::tuple<int, int, int>;
@@ -36,7 +37,8 @@ struct Entry {
   bool tried = false;
 
   bool better(const Entry& other) const {
-    return std::make_tuple(trial.seconds, trial.bytes) < std::make_tuple(other.trial.seconds, other.trial.bytes);
+    return std::make_tuple(trial.seconds, trial.bytes) <
+           std::make_tuple(other.trial.seconds, other.trial.bytes);
   }
 };
 
@@ -45,16 +47,21 @@ int Likeness(const Entry& a, const Entry& b) {
   const PlanCandidate &x = a.trial.plan, &y = b.trial.plan;
   const auto [dp, tp, pp] = a.shape;
   const auto [dp2, tp2, pp2] = b.shape;
-  return 2 * (tp == tp2) + 2 * (pp == pp2) + (dp == dp2) + 2 * (x.zero == y.zero) + (x.schedule == y.schedule) +
-         (x.virtual_stages == y.virtual_stages) + 2 * (x.recompute == y.recompute) +
-         (x.sequence_parallel == y.sequence_parallel) + (x.micro_batches == y.micro_batches);
+  return 2 * (tp == tp2) + 2 * (pp == pp2) + (dp == dp2) + 2 * (x.zero == y.zero) +
+         (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
+         2 * (x.recompute == y.recompute) + (x.sequence_parallel == y.sequence_parallel) +
+         (x.micro_batches == y.micro_batches);
 }
 
 class Search {
  public:
   Search(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
          const PlanSearchOptions& options)
-      : space_(space), machine_(machine), build_(build), options_(options), estimator_(space, machine, build) {
+      : space_(space),
+        machine_(machine),
+        build_(build),
+        options_(options),
+        estimator_(space, machine, build) {
     result_.memory = options.memory > 0 ? options.memory : static_cast<int64_t>(machine.memory_bytes);
   }
 
@@ -65,7 +72,7 @@ class Search {
       if (wave.empty()) break;
       Try(wave);
     }
-    if (tried_.empty() || !AnyFits()) TrySmallest();
+    if (!AnyFits()) TrySmallest();
     if (!AnyFits()) Refuse();
     Collect();
     return std::move(result_);
@@ -83,23 +90,33 @@ class Search {
     if (!estimator_.why_not().empty()) Fail("no plan can be built: ", estimator_.why_not());
     std::vector<PlanCandidate> candidates = CandidatesOf(space_, estimator_.blocks());
     result_.candidates = std::ssize(candidates);
-    estimator_.Prepare(candidates);
-    for (const PlanCandidate& c : candidates) {
-      std::optional<PlanTrial> trial = estimator_.Estimate(c);
-      if (!trial) continue;
-      Entry entry;
-      entry.trial = std::move(*trial);
-      entry.shape = ShapeOf(c);
-      entry.estimated_seconds = entry.trial.seconds;
-      entry.estimated_bytes = static_cast<double>(entry.trial.bytes);
-      entries_.push_back(std::move(entry));
+    std::map<int, std::vector<PlanCandidate>> by_tp;
+    for (PlanCandidate& c : candidates) by_tp[c.extent("tp")].push_back(std::move(c));
+    for (const auto& [extent, some] : by_tp) {
+      if (estimator_.Exhausted()) break;
+      estimator_.Prepare(some);
+      for (const PlanCandidate& c : some) Estimate(c);
     }
     if (entries_.empty()) Fail("no plan can be built: ", estimator_.why_not());
-    std::stable_sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) { return a.better(b); });
+    std::stable_sort(entries_.begin(), entries_.end(),
+                     [](const Entry& a, const Entry& b) { return a.better(b); });
     VLOG(1) << "plans: " << entries_.size() << " candidates are estimated";
   }
 
-  bool Fits(double bytes) const { return result_.memory == 0 || bytes <= static_cast<double>(result_.memory); }
+  void Estimate(const PlanCandidate& c) {
+    std::optional<PlanTrial> trial = estimator_.Estimate(c);
+    if (!trial) return;
+    Entry entry;
+    entry.trial = std::move(*trial);
+    entry.shape = ShapeOf(c);
+    entry.estimated_seconds = entry.trial.seconds;
+    entry.estimated_bytes = static_cast<double>(entry.trial.bytes);
+    entries_.push_back(std::move(entry));
+  }
+
+  bool Fits(double bytes) const {
+    return result_.memory == 0 || bytes <= static_cast<double>(result_.memory);
+  }
 
   // The estimate times what the tried candidate that is most like it took of its own.
   void Correct(Entry* entry) const {
@@ -139,11 +156,13 @@ class Search {
     for (size_t i = 0; i < entries_.size(); ++i) {
       if (entries_[i].tried) continue;
       Correct(&entries_[i]);
-      if (Fits(static_cast<double>(entries_[i].trial.bytes) / kTightest)) order.push_back(static_cast<int>(i));
+      if (Fits(static_cast<double>(entries_[i].trial.bytes) / kTightest))
+        order.push_back(static_cast<int>(i));
     }
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return entries_[a].better(entries_[b]); });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return entries_[a].better(entries_[b]); });
     const double best = BestSeconds();
-    const size_t most = std::min<size_t>(kWave, options_.compiled - result_.compiled);
+    const size_t most = std::min<size_t>(kWave, static_cast<size_t>(options_.compiled - result_.compiled));
     std::vector<int> wave;
     std::set<Shape> shapes;
     for (int i : order) {
@@ -159,8 +178,9 @@ class Search {
     for (int i : wave) tried_.push_back(i);
     result_.compiled += static_cast<int>(wave.size());
     for (int i : wave)
-      VLOG(1) << "plans: " << entries_[i].trial.plan.str() << " takes " << SecondsText(entries_[i].trial.seconds)
-              << " (estimate " << SecondsText(entries_[i].estimated_seconds) << "), "
+      VLOG(1) << "plans: " << entries_[i].trial.plan.str() << " takes "
+              << SecondsText(entries_[i].trial.seconds) << " (estimate "
+              << SecondsText(entries_[i].estimated_seconds) << "), "
               << BytesText(static_cast<double>(entries_[i].trial.bytes)) << " (estimate "
               << BytesText(entries_[i].estimated_bytes) << ") " << entries_[i].trial.why;
   }
@@ -187,26 +207,40 @@ class Search {
     }
   }
 
-  // Where nothing has fitted, those that need least tell by how much.
+  // Where nothing has fitted, those that need least tell by how much, if they do not fit after all.
   void TrySmallest() {
-    std::vector<int> order;
-    for (size_t i = 0; i < entries_.size(); ++i)
-      if (!entries_[i].tried) order.push_back(static_cast<int>(i));
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-      return entries_[a].trial.bytes < entries_[b].trial.bytes;
-    });
-    if (order.size() > kWave) order.resize(kWave);
-    if (!order.empty()) Try(order);
+    while (result_.compiled < options_.compiled && !AnyFits()) {
+      std::vector<int> order;
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        if (entries_[i].tried) continue;
+        Correct(&entries_[i]);
+        order.push_back(static_cast<int>(i));
+      }
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int a, int b) { return entries_[a].trial.bytes < entries_[b].trial.bytes; });
+      const Entry* least = Smallest();
+      if (order.empty() || (least && static_cast<double>(entries_[order[0]].trial.bytes) >
+                                         kHopeless * static_cast<double>(least->trial.bytes)))
+        return;
+      order.resize(
+          std::min<size_t>({order.size(), kWave, static_cast<size_t>(options_.compiled - result_.compiled)}));
+      Try(order);
+    }
   }
 
-  [[noreturn]] void Refuse() const {
+  const Entry* Smallest() const {
     const Entry* least = nullptr;
     for (int t : tried_)
       if (const Entry& e = entries_[t]; e.trial.compiled && (!least || e.trial.bytes < least->trial.bytes))
         least = &e;
+    return least;
+  }
+
+  [[noreturn]] void Refuse() const {
+    const Entry* least = Smallest();
     if (!least) Fail("no plan can be built: ", entries_[tried_.front()].trial.why);
-    Fail("no plan of ", space_.devices, " devices fits: the smallest, ", least->trial.plan.str(), ", needs ",
-         BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
+    Fail("no plan of ", space_.devices, " devices fits: the smallest found, ", least->trial.plan.str(),
+         ", needs ", BytesText(static_cast<double>(least->trial.bytes)), " of a device, ",
          BytesText(static_cast<double>(least->trial.bytes - result_.memory)), " more than the ",
          BytesText(static_cast<double>(result_.memory)), " there are; take more devices or a smaller batch");
   }
@@ -243,7 +277,8 @@ class Search {
 
   // Whether `a` tells more of why its shape lost: the fastest that fits, or what needs least.
   bool Closer(const Entry& a, const Entry& b) const {
-    const bool fits = Fits(static_cast<double>(a.trial.bytes)), other = Fits(static_cast<double>(b.trial.bytes));
+    const bool fits = Fits(static_cast<double>(a.trial.bytes)),
+               other = Fits(static_cast<double>(b.trial.bytes));
     if (a.trial.why.empty() != b.trial.why.empty()) return a.trial.why.empty();
     if (fits != other) return fits;
     return fits ? a.trial.seconds < b.trial.seconds : a.trial.bytes < b.trial.bytes;

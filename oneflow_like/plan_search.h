@@ -41,7 +41,8 @@ struct PlanSpace {
   int64_t batch = 1;                   // samples of a step; each dp rank gets equally many in a micro-batch
   std::map<std::string, int> extents;  // of axes dp, tp, pp
   std::optional<int> micro_batches, virtual_stages, zero;
-  std::optional<PipelineSchedule> schedule;  // else all but gpipe, which keeps more than 1f1b and saves nothing
+  std::optional<PipelineSchedule>
+      schedule;  // else all but gpipe, which keeps more than 1f1b and saves nothing
   std::optional<Recompute> recompute;
   std::optional<bool> sequence_parallel;
 };
@@ -53,7 +54,7 @@ using BuildPlan = std::function<Session(const PlanCandidate& candidate)>;
 
 struct PlanSearchOptions {
   int64_t memory = 0;  // bytes of a device; 0: those of the machine, or any where it says none
-  int compiled = 32;   // the most candidates that are compiled and simulated
+  int compiled = 24;   // the most candidates that are compiled and simulated
   // Of several processes that run the same program, process 0 searches and the others get its result, without
   // `lost`. Collective.
   std::shared_ptr<Job> job;
@@ -70,8 +71,8 @@ struct PlanTrial {
 };
 
 struct PlanSearchResult {
-  std::vector<PlanTrial> best;  // at most ten, fastest first; all compiled, and all fit
-  std::vector<PlanTrial> lost;  // of each other shape of the mesh the plan that comes closest
+  std::vector<PlanTrial> best;            // at most ten, fastest first; all compiled, and all fit
+  std::vector<PlanTrial> lost;            // of each other shape of the mesh the plan that comes closest
   int64_t candidates = 0, too_large = 0;  // all there are; those estimated to need more than `memory`
   int compiled = 0;
   int64_t memory = 0;  // bytes of a device that a plan may use; 0: any

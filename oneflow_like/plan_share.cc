@@ -10,12 +10,13 @@ namespace oneflow_like {
 std::string ToText(const PlanSearchResult& result) {
   std::ostringstream text;
   text.precision(std::numeric_limits<double>::max_digits10);
-  text << result.candidates << ' ' << result.too_large << ' ' << result.compiled << ' ' << result.memory << '\n';
+  text << result.candidates << ' ' << result.too_large << ' ' << result.compiled << ' ' << result.memory
+       << '\n';
   for (const PlanTrial& t : result.best)
     text << t.plan.mesh.str() << ' ' << t.plan.micro_batches << ' ' << t.plan.virtual_stages << ' '
-         << static_cast<int>(t.plan.schedule) << ' ' << t.plan.zero << ' ' << static_cast<int>(t.plan.recompute)
-         << ' ' << t.plan.sequence_parallel << ' ' << t.seconds << ' ' << t.compute << ' ' << t.messages << ' '
-         << t.bubble << ' ' << t.bytes << '\n';
+         << static_cast<int>(t.plan.schedule) << ' ' << t.plan.zero << ' '
+         << static_cast<int>(t.plan.recompute) << ' ' << t.plan.sequence_parallel << ' ' << t.seconds << ' '
+         << t.compute << ' ' << t.messages << ' ' << t.bubble << ' ' << t.bytes << '\n';
   return text.str();
 }
 
@@ -26,8 +27,8 @@ PlanSearchResult PlanSearchResultFromText(const std::string& text) {
   std::string mesh;
   int schedule = 0, recompute = 0;
   for (PlanTrial t; in >> mesh >> t.plan.micro_batches >> t.plan.virtual_stages >> schedule >> t.plan.zero >>
-                    recompute >> t.plan.sequence_parallel >> t.seconds >> t.compute >> t.messages >> t.bubble >>
-                    t.bytes;) {
+                    recompute >> t.plan.sequence_parallel >> t.seconds >> t.compute >> t.messages >>
+                    t.bubble >> t.bytes;) {
     t.plan.mesh = Mesh::Parse(mesh);
     t.plan.schedule = static_cast<PipelineSchedule>(schedule);
     t.plan.recompute = static_cast<Recompute>(recompute);

@@ -30,8 +30,8 @@ std::string PlanSearchResult::Text() const {
     text += Cat(Thousands(too_large), " of them estimated above the ", BytesText(static_cast<double>(memory)),
                 " of a device, ");
   text += Cat(compiled, " compiled and simulated; the best of those that fit:\n");
-  std::snprintf(line, sizeof line, "  %10s %10s %9s %9s %9s  %s\n", "a step", "memory", "computes", "messages",
-                "bubble", "plan");
+  std::snprintf(line, sizeof line, "  %10s %10s %9s %9s %9s  %s\n", "a step", "memory", "computes",
+                "messages", "bubble", "plan");
   text += line;
   for (const PlanTrial& t : best) {
     std::snprintf(line, sizeof line, "  %10s %10s %9s %9s %9s  ", SecondsText(t.seconds).c_str(),

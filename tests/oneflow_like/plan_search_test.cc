@@ -28,7 +28,8 @@ DescribedMachine Machines(std::mt19937* random, int per_host, int per_rack = 0) 
   const double inside = between(2e9, 2e11);
   machine.topology.links = {{.devices = per_host, .latency = between(1e-6, 1e-5), .bandwidth = inside}};
   if (per_rack > 0)
-    machine.topology.links.push_back({.devices = per_rack, .latency = 2e-5, .bandwidth = inside / between(8, 20)});
+    machine.topology.links.push_back(
+        {.devices = per_rack, .latency = 2e-5, .bandwidth = inside / between(8, 20)});
   machine.topology.links.push_back(
       {.devices = 0, .latency = between(1e-5, 1e-4), .bandwidth = inside / between(30, 200)});
   machine.shared.assign(machine.topology.links.size(), false);
@@ -68,7 +69,8 @@ PlanSpace DrawSpace(std::mt19937* random, int devices, int64_t batch) {
   PlanSpace space;
   space.devices = devices;
   space.batch = batch;
-  space.recompute = std::vector<Recompute>{Recompute::kNone, Recompute::kSelective, Recompute::kFull}[(*random)() % 3];
+  space.recompute =
+      std::vector<Recompute>{Recompute::kNone, Recompute::kSelective, Recompute::kFull}[(*random)() % 3];
   space.zero = static_cast<int>((*random)() % 4);
   if (coin()) space.sequence_parallel = coin();
   if (coin()) space.virtual_stages = 1;
@@ -110,7 +112,8 @@ TEST(PlanSearch, CandidatesAreAllThereAre) {
     if (random() % 2) space.zero = static_cast<int>(random() % 4);
     if (random() % 2) space.recompute = Recompute::kSelective;
     if (random() % 3 == 0) space.extents["tp"] = 1 + static_cast<int>(random() % 2);
-    SCOPED_TRACE(Cat("seed ", trial, ": ", space.devices, " devices, batch ", space.batch, ", blocks ", blocks));
+    SCOPED_TRACE(
+        Cat("seed ", trial, ": ", space.devices, " devices, batch ", space.batch, ", blocks ", blocks));
     // By hand: each way to write the devices as a product, each way to divide the batch.
     std::set<std::string> meshes;
     for (int dp = 1; dp <= space.devices; ++dp)
@@ -135,7 +138,8 @@ TEST(PlanSearch, CandidatesAreAllThereAre) {
   }
 }
 
-// Two hosts with a slow line, and others: the choice beside every candidate on every order of axes, simulated.
+// Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
+// simulated.
 TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) {
   for (int trial = 0; trial < 8; ++trial) {
     std::mt19937 random(100 + trial);
@@ -241,12 +245,13 @@ TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
     const int64_t bytes = BytesOf(build(c));
     least = least == 0 ? bytes : std::min(least, bytes);
   }
-  const std::string error = ErrorOf([&] { SearchPlans(space, machine, build, {.memory = 1000}); });
+  const std::string error =
+      ErrorOf([&] { SearchPlans(space, machine, build, {.memory = 1000, .compiled = 1000}); });
   char kilobytes[64];
   std::snprintf(kilobytes, sizeof kilobytes, "needs %.2f KB of a device", static_cast<double>(least) / 1000);
   EXPECT_NE(error.find(kilobytes), std::string::npos) << error << "\n" << least;
   EXPECT_NE(error.find("more than the 1.00 KB there are"), std::string::npos) << error;
-  EXPECT_NO_THROW(SearchPlans(space, machine, build, {.memory = least}));
+  EXPECT_NO_THROW(SearchPlans(space, machine, build, {.memory = least, .compiled = 1000}));
   EXPECT_THROW(SearchPlans(space, machine, build, {.memory = least - 1}), Error);
 }
 
@@ -254,7 +259,9 @@ TEST(PlanSearch, WrongUsesAreRefusedInASentence) {
   std::mt19937 random(600);
   const DescribedMachine machine = Machines(&random, 2);
   const BuildPlan build = BuildGpt(Small(), 4);
-  const auto error = [&](const PlanSpace& space) { return ErrorOf([&] { SearchPlans(space, machine, build); }); };
+  const auto error = [&](const PlanSpace& space) {
+    return ErrorOf([&] { SearchPlans(space, machine, build); });
+  };
   EXPECT_EQ(error({.devices = 8, .batch = 4, .extents = {{"tp", 3}}}),
             "no mesh of 8 devices has tp=3, which are 3 devices");
   EXPECT_EQ(error({.devices = 8, .batch = 4, .extents = {{"dp", 2}, {"tp", 2}, {"pp", 1}}}),
@@ -262,7 +269,8 @@ TEST(PlanSearch, WrongUsesAreRefusedInASentence) {
   EXPECT_EQ(error({.devices = 8, .batch = 4, .extents = {{"pp", 8}}}),
             "no plan has pp=8: the model has 4 blocks to divide into stages");
   const std::string batch = error({.devices = 8, .batch = 4, .extents = {{"dp", 8}}});
-  EXPECT_NE(batch.find("no plan divides 8 devices with dp=8 over a batch of 4 and 4 blocks"), std::string::npos)
+  EXPECT_NE(batch.find("no plan divides 8 devices with dp=8 over a batch of 4 and 4 blocks"),
+            std::string::npos)
       << batch;
   PlanSpace few{.devices = 2, .batch = 4};
   few.micro_batches = 3;
@@ -318,9 +326,8 @@ TEST(LongPlanSearch, ALargeModelOnAThousandDevices) {
   machine.overhead = 4e-6;
   machine.efficiency = {.product = 0.75, .attention = 0.3, .half_extent = 128};
   machine.memory_bytes = 80e9;
-  const PlanSearchResult found =
-      SearchPlans({.kind = "cuda", .devices = 1024, .batch = 1024}, machine,
-                  BuildGpt(config, 1024, DType::kBFloat16), {.compiled = 16});
+  const PlanSearchResult found = SearchPlans({.kind = "cuda", .devices = 1024, .batch = 1024}, machine,
+                                             BuildGpt(config, 1024, DType::kBFloat16), {.compiled = 16});
   ASSERT_FALSE(found.best.empty());
   for (const PlanTrial& t : found.best) {
     EXPECT_LE(t.bytes, 80'000'000'000) << t.plan.str();
