@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kWave = 4;         // candidates compiled at a time, on however many cores
 constexpr size_t kBest = 10;        // that are shown
-constexpr double kHopeless = 1.3;   // times the best: estimates are not off by more
+constexpr double kHopeless = 1.2;   // times the best: estimates are not off by more
 constexpr double kTightest = 1.02;  // times the memory: estimates above are believed
 
 using Shape = std::tuple<int, int, int>;
@@ -190,7 +190,7 @@ class Search {
     PlanTrial& trial = entry->trial;
     try {
       const Session session = build_(trial.plan);
-      const Simulated simulated = Simulate(session, machine_, {.steps = 2, .most_ranks = 1});
+      const Simulated simulated = Simulate(session, machine_);
       trial.compiled = true;
       trial.seconds = simulated.seconds;
       trial.bytes = 0;

@@ -140,11 +140,11 @@ TEST(PlanSearch, CandidatesAreAllThereAre) {
 
 // Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
 // simulated.
-TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) {
-  for (int trial = 0; trial < 8; ++trial) {
+void CompareWithAll(int trials) {
+  for (int trial = 0; trial < trials; ++trial) {
     std::mt19937 random(100 + trial);
     const int devices = std::vector<int>{4, 6, 8}[random() % 3];
-    const PlanSpace space = DrawSpace(&random, devices, 2 * devices);
+    const PlanSpace space = DrawSpace(&random, devices, devices);
     const DescribedMachine machine = Machines(&random, devices / 2);
     const BuildPlan build = BuildGpt(Small(), space.batch);
     const PlanSearchResult found = SearchPlans(space, machine, build, {.compiled = 12});
@@ -152,7 +152,7 @@ TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) {
     std::string which;
     for (const PlanCandidate& candidate : CandidatesOf(space, 4))
       for (const PlanCandidate& c : InAllOrders(candidate)) {
-        const double seconds = Simulate(build(c), machine, {.steps = 2, .most_ranks = 1}).seconds;
+        const double seconds = Simulate(build(c), machine).seconds;
         if (best == 0 || seconds < best) best = seconds, which = c.str();
       }
     EXPECT_LE(found.best.front().seconds, 1.1 * best)
@@ -161,8 +161,11 @@ TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) {
   }
 }
 
+TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(4); }
+TEST(LongPlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(24); }
+
 TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) {
-  for (int trial = 0; trial < 4; ++trial) {
+  for (int trial = 0; trial < 3; ++trial) {
     std::mt19937 random(200 + trial);
     PlanSpace space = DrawSpace(&random, 8, 16);
     space.recompute.reset();
@@ -184,7 +187,7 @@ TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) {
       const Session session = build(t.plan);
       EXPECT_EQ(BytesOf(session), t.bytes) << t.plan.str();
       EXPECT_LE(t.bytes, memory) << t.plan.str();
-      EXPECT_NEAR(Simulate(session, machine).seconds, t.seconds, 1e-3 * t.seconds) << t.plan.str();
+      EXPECT_EQ(Simulate(session, machine).seconds, t.seconds) << t.plan.str();
       EXPECT_NEAR(t.compute + t.messages + t.bubble, t.seconds, 1e-6 * t.seconds);
       EXPECT_TRUE(t.why.empty());
       EXPECT_GE(t.seconds, before);
@@ -211,8 +214,8 @@ TEST(PlanSearch, EveryRepetitionFindsTheSame) {
 
 // Hosts, racks, and slow lines between those: ranks that share products are neighbours in a host.
 TEST(PlanSearch, TensorParallelismStaysInAHost) {
-  const GptConfig config = {.layers = 8, .width = 1024, .heads = 16, .context = 256, .vocabulary = 1024};
-  for (int trial = 0; trial < 3; ++trial) {
+  const GptConfig config = {.layers = 4, .width = 1024, .heads = 16, .context = 256, .vocabulary = 1024};
+  for (int trial = 0; trial < 2; ++trial) {
     std::mt19937 random(400 + trial);
     PlanSpace space{.devices = 64, .batch = 64};
     space.zero = 1;
@@ -224,7 +227,7 @@ TEST(PlanSearch, TensorParallelismStaysInAHost) {
     machine.topology.links[1].bandwidth = 1e10;
     machine.topology.links[2].bandwidth = 2e9;
     const PlanSearchResult found =
-        SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16), {.compiled = 12});
+        SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16), {.compiled = 8});
     for (const PlanTrial& t : found.best) {
       const Mesh& mesh = t.plan.mesh;
       int span = t.plan.extent("tp");  // devices from a group's first to behind its last, with what is inside
