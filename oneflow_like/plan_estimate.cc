@@ -214,6 +214,13 @@ double PlanEstimator::Exchange(const PlanCandidate& c, const Stage& stage, int s
   return c.micro_batches * std::max(0.1 * (scatter + 2 * gather), scatter + 2 * gather - work);
 }
 
+// The part of its gradients that a stage holds whole, as they are computed faster than they are summed and
+// cut.
+double PlanEstimator::Whole(const PlanCandidate& c, const Stage& stage) {
+  const double sums = Seconds(stage.gradients, P(), S(0), c.extent("dp"), Stride(c.mesh, "dp"));
+  return sums > stage.backward ? 1 - stage.backward / sums : 0;
+}
+
 // Micro-batches of which each stage keeps what its gradients need.
 const std::vector<double>& PlanEstimator::Kept(const PlanCandidate& c) {
   const int pp = c.extent("pp");
@@ -237,7 +244,7 @@ double PlanEstimator::Bytes(const PlanCandidate& c, const std::vector<Stage>& st
     const Stage& stage = stages[s];
     const double cut = c.zero > 0 ? dp : 1;
     double bytes = (stage.weights + stage.state) / cut + parts.besides + parts.working;
-    bytes += c.zero >= 2 ? stage.gradients / dp : stage.gradients;
+    bytes += c.zero >= 2 ? Whole(c, stage) * stage.gradients + stage.gradients / dp : stage.gradients;
     const double gathered = stage.narrow > 0 ? stage.narrow : c.zero > 0 ? stage.weights : 0;
     bytes += c.zero == 3 ? std::min(1.0, 3 / std::max(1.0, blocks)) * gathered : gathered;
     most = std::max(most, bytes + kept[s] * stage.stash);

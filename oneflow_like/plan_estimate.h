@@ -50,6 +50,7 @@ class PlanEstimator {
   PlanTrial EstimateOn(const PlanCandidate& c, Measured* measured, const ModelParts& parts);
   double Exchange(const PlanCandidate& c, const Stage& stage, int stride);
   double Bytes(const PlanCandidate& c, const std::vector<Stage>& stages, const ModelParts& parts);
+  double Whole(const PlanCandidate& c, const Stage& stage);
   const std::vector<double>& Kept(const PlanCandidate& c);
   double Seconds(double bytes, const Sbp& from, const Sbp& to, int members, int stride);
 

@@ -24,6 +24,7 @@ namespace {
 constexpr size_t kWave = 4;         // candidates compiled at a time, on however many cores
 constexpr size_t kBest = 10;        // that are shown
 constexpr double kHopeless = 1.2;   // times the best: estimates are not off by more
+constexpr double kTooFar = 2;       // times the best: nor are those of larger tp ever
 constexpr double kTightest = 1.02;  // times the memory: estimates above are believed
 
 using Shape = std::tuple<int, int, int>;
@@ -92,10 +93,19 @@ class Search {
     result_.candidates = std::ssize(candidates);
     std::map<int, std::vector<PlanCandidate>> by_tp;
     for (PlanCandidate& c : candidates) by_tp[c.extent("tp")].push_back(std::move(c));
+    double best = 0;  // of those that fit
     for (const auto& [extent, some] : by_tp) {
       if (estimator_.Exhausted()) break;
       estimator_.Prepare(some);
-      for (const PlanCandidate& c : some) Estimate(c);
+      double fastest = 0;
+      for (const PlanCandidate& c : some) {
+        const Entry* entry = Estimate(c);
+        if (!entry) continue;
+        const double seconds = entry->estimated_seconds;
+        fastest = fastest == 0 ? seconds : std::min(fastest, seconds);
+        if (Fits(entry->estimated_bytes)) best = best == 0 ? seconds : std::min(best, seconds);
+      }
+      if (best > 0 && fastest > kTooFar * best) break;  // and more so with a larger tp
     }
     if (entries_.empty()) Fail("no plan can be built: ", estimator_.why_not());
     std::stable_sort(entries_.begin(), entries_.end(),
@@ -103,15 +113,16 @@ class Search {
     VLOG(1) << "plans: " << entries_.size() << " candidates are estimated";
   }
 
-  void Estimate(const PlanCandidate& c) {
+  const Entry* Estimate(const PlanCandidate& c) {
     std::optional<PlanTrial> trial = estimator_.Estimate(c);
-    if (!trial) return;
+    if (!trial) return nullptr;
     Entry entry;
     entry.trial = std::move(*trial);
     entry.shape = ShapeOf(c);
     entry.estimated_seconds = entry.trial.seconds;
     entry.estimated_bytes = static_cast<double>(entry.trial.bytes);
     entries_.push_back(std::move(entry));
+    return &entries_.back();
   }
 
   bool Fits(double bytes) const {

@@ -94,7 +94,7 @@ Cast CastOf(const Compiled& compiled, int most) {
 }
 
 struct Played {
-  std::vector<plan::Plan> plans;  // the real ones
+  std::vector<RankPlan> plans;  // the real ones
   std::vector<TraceRecord> records;
   std::vector<int64_t> ends;  // of the steps
 };
@@ -110,10 +110,9 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
   std::vector<plan::Plan> on_paper;
   for (RankPlan& made : PlansOf(compiled, cast.ranks)) {
     devices.push_back(paper.MakeDevice(made.plan.rank()));
-    played.plans.push_back(std::move(made.plan));
-    on_paper.push_back(paper.OnPaper(played.plans.back(), [&](const plan::Actor&, const plan::Kernel& k) {
-      return SecondsOf(machine, k);
-    }));
+    on_paper.push_back(paper.OnPaper(
+        made.plan, [&](const plan::Actor&, const plan::Kernel& k) { return SecondsOf(machine, k); }));
+    played.plans.push_back(std::move(made));
   }
   Store store(cast.ranks, std::move(devices));
   RuntimeOptions options;
@@ -157,7 +156,9 @@ void WriteTrace(const std::string& path, const Played& played) {
   buffers.emplace_back(static_cast<int64_t>(records.size()));
   for (const TraceRecord& r : records) buffers.back().Add(r);
   constexpr int64_t kTicks = 1'000'000;  // picoseconds
-  file.Add(played.plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
+  std::vector<plan::Plan> plans;
+  for (const RankPlan& made : played.plans) plans.push_back(made.plan);
+  file.Add(plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
 }
 
 // Where the time of a rank's last step went.
@@ -226,14 +227,14 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   result.first_seconds = played.ends[0] / kPicosecondsPerSecond;
   result.seconds = (played.ends.back() - played.ends[options.steps - 2]) / kPicosecondsPerSecond;
   result.model_flops = ModelFlops(compiled);
-  for (RankSummary& summary : session.Summaries()) {
+  for (RankSummary& summary : SummariesOf(impl, played.plans)) {
     SimulatedStage stage;
     stage.stage = summary.stage;
     stage.rank = summary.rank;
     result.flops += summary.flops * static_cast<double>(summary.ranks.size());
     const auto plan = std::find_if(played.plans.begin(), played.plans.end(),
-                                   [&](const plan::Plan& p) { return p.rank() == summary.rank; });
-    if (plan != played.plans.end()) AddUp(played, *plan, &stage);
+                                   [&](const RankPlan& p) { return p.plan.rank() == summary.rank; });
+    if (plan != played.plans.end()) AddUp(played, plan->plan, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
                                     " but the device has ", BytesText(machine.memory_bytes)));
