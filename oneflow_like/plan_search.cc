@@ -43,13 +43,13 @@ struct Entry {
   }
 };
 
-// How many decisions two candidates share; the mesh counts most.
+// How many decisions two candidates share; those count most by which estimates are off alike.
 int Likeness(const Entry& a, const Entry& b) {
   const PlanCandidate &x = a.trial.plan, &y = b.trial.plan;
   const auto [dp, tp, pp] = a.shape;
   const auto [dp2, tp2, pp2] = b.shape;
   return 2 * (tp == tp2) + 2 * (pp == pp2) + (dp == dp2) + 2 * (x.zero == y.zero) +
-         (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
+         3 * (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
          2 * (x.recompute == y.recompute) + (x.sequence_parallel == y.sequence_parallel) +
          (x.micro_batches == y.micro_batches);
 }

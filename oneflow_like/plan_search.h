@@ -54,7 +54,7 @@ using BuildPlan = std::function<Session(const PlanCandidate& candidate)>;
 
 struct PlanSearchOptions {
   int64_t memory = 0;  // bytes of a device; 0: those of the machine, or any where it says none
-  int compiled = 20;   // the most candidates that are compiled and simulated
+  int compiled = 24;   // the most candidates that are compiled and simulated
   // Of several processes that run the same program, process 0 searches and the others get its result, without
   // `lost`. Collective.
   std::shared_ptr<Job> job;
