@@ -102,6 +102,16 @@ TEST_F(CliTest, WrongMeshes) {
   ExpectError(Run("hello_sbp", {"--mesh=cpu:tp=3"}), {"3"});
 }
 
+TEST_F(CliTest, DevicesAreInTheOrderOfAxes) {
+  for (const auto& [given, mesh] : {std::pair{"cpu:dp=2,pp=2", "mesh cpu:dp=2,tp=1,pp=2,"},
+                                    std::pair{"cpu:tp=2,dp=2", "mesh cpu:pp=1,tp=2,dp=2,"},
+                                    std::pair{"cpu:pp=2,dp=2,tp=2", "mesh cpu:pp=2,dp=2,tp=2,"}}) {
+    const Outcome o = Gpt({std::string("--mesh=") + given, "--dry_run"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.out.find(mesh), std::string::npos) << o.out;
+  }
+}
+
 // The program finds its plan and trains with it, in one process or several; the flags that it prints repeat
 // it.
 TEST_F(CliTest, FindsItsPlan) {

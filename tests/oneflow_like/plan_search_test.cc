@@ -316,6 +316,21 @@ TEST(PlanSearch, AResultGoesToOtherProcesses) {
   }
 }
 
+// What parts of a model are measured on.
+TEST(PlanSearch, AModelOfFewerBlocks) {
+  for (int64_t most : {0, 1, 3, 9}) {
+    ModelOptions options;
+    options.pipeline.most_blocks = most;
+    Model model(Mesh::Parse("cpu:dp=1,tp=1,pp=1"), options);
+    Tensor tokens = model.Input("tokens", {2, 16}, DType::kInt32);
+    GptLogits(model.scope(), tokens, Small(5));
+    std::set<std::string> blocks;
+    for (const std::string& name : model.Variables())
+      if (name.starts_with("block")) blocks.insert(name.substr(0, name.find('/')));
+    EXPECT_EQ(std::ssize(blocks), most == 0 ? 5 : std::min<int64_t>(most, 5));
+  }
+}
+
 // 175 billion weights on 1,024 devices in hosts of 8, pods of 128 and slow lines between those.
 TEST(LongPlanSearch, ALargeModelOnAThousandDevices) {
   const GptConfig config = {.layers = 96, .width = 12288, .heads = 96, .context = 2048, .vocabulary = 51200};
