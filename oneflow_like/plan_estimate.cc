@@ -16,6 +16,12 @@ namespace {
 const char* const kOrders[][3] = {{"dp", "tp", "pp"}, {"dp", "pp", "tp"}, {"pp", "dp", "tp"},
                                   {"pp", "tp", "dp"}, {"tp", "dp", "pp"}, {"tp", "pp", "dp"}};
 
+Mesh MeshInOrder(const PlanCandidate& c, const std::vector<std::string>& order) {
+  std::vector<std::pair<std::string, int>> axes;
+  for (const std::string& axis : order) axes.push_back({axis, c.extent(axis)});
+  return Mesh(c.mesh.kind(), axes);
+}
+
 // Devices between neighbours along an axis.
 int Stride(const Mesh& mesh, const std::string& axis) {
   int stride = 1;
@@ -32,12 +38,6 @@ double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int 
 }
 
 }  // namespace
-
-Mesh MeshInOrder(const PlanCandidate& c, const std::vector<std::string>& order) {
-  std::vector<std::pair<std::string, int>> axes;
-  for (const std::string& axis : order) axes.push_back({axis, c.extent(axis)});
-  return Mesh(c.mesh.kind(), axes);
-}
 
 PlanEstimator::PlanEstimator(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build)
     : space_(space), machine_(machine), build_(build) {
@@ -76,8 +76,7 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
   for (const PlanCandidate& c : candidates) {
     const Key key = KeyOf(c);
     if (measured_.count(key) || !seen.insert(key).second) continue;
-    for (int64_t samples : std::set<int64_t>{fewest_, most_})
-      tasks.push_back({key, &c, samples, nullptr, ""});
+    for (int64_t samples : std::set<int64_t>{1, most_}) tasks.push_back({key, &c, samples, nullptr, ""});
   }
   SideBySide(static_cast<int>(tasks.size()), [&](int i) {
     Task& task = tasks[i];

@@ -57,7 +57,7 @@ class PlanEstimator {
   const PlanSpace& space_;
   const DescribedMachine& machine_;
   const BuildPlan& build_;
-  int64_t fewest_ = 1, most_ = 1;  // samples that are measured
+  int64_t most_ = 1;  // samples of a micro-batch that are measured, beside 1
   std::map<Key, Measured> measured_;
   std::map<std::pair<Key, int64_t>, ModelParts> parts_;  // by samples
   std::map<std::tuple<Key, int, int, int64_t, size_t>, std::vector<int64_t>> divisions_;
@@ -65,8 +65,5 @@ class PlanEstimator {
   std::map<std::tuple<double, Sbp, Sbp, int, int>, double> seconds_;
   std::string why_not_;
 };
-
-// The mesh of `extents` with its axes in this order: "pp,dp,tp".
-Mesh MeshInOrder(const PlanCandidate& c, const std::vector<std::string>& order);
 
 }  // namespace oneflow_like
