@@ -35,7 +35,7 @@ void CheckFlags() {
 }
 
 // The model's size: by the flags, or what --load_hf says, which a flag may repeat.
-GptConfig ConfigOf(int64_t vocabulary) {
+GptConfig ConfigOf(int64_t vocabulary, const std::string& sequence) {
   if (!FLAGS_load_hf.empty()) {
     GptConfig config = ReadGpt2Config(FLAGS_load_hf);
     const std::tuple<const char*, int64_t, int64_t> sizes[] = {{"layers", FLAGS_layers, config.layers},
@@ -46,7 +46,7 @@ GptConfig ConfigOf(int64_t vocabulary) {
         Fail("--", flag, "=", asked, ": the model of --load_hf=", FLAGS_load_hf, " has ", has);
     FitLoadedModel(config.context, config.vocabulary, vocabulary);
     config.lora = FLAGS_lora;
-    config.sequence = SequenceAxis();
+    config.sequence = sequence;
     config.ulysses = FLAGS_ulysses;
     config.dropout = FLAGS_dropout;
     return config;
@@ -57,15 +57,15 @@ GptConfig ConfigOf(int64_t vocabulary) {
           .context = FLAGS_context,
           .vocabulary = vocabulary,
           .lora = FLAGS_lora,
-          .sequence = SequenceAxis(),
+          .sequence = sequence,
           .ulysses = FLAGS_ulysses,
           .dropout = FLAGS_dropout};
 }
 
-LanguageModel GptOfFlags(int64_t vocabulary, const Mesh& mesh) {
+LanguageModel GptOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence) {
   CheckFlags();
   constexpr int64_t kBytes = 256;
-  const GptConfig config = ConfigOf(vocabulary > 0 || !FLAGS_load_hf.empty() ? vocabulary : kBytes);
+  const GptConfig config = ConfigOf(vocabulary > 0 || !FLAGS_load_hf.empty() ? vocabulary : kBytes, sequence);
   CheckGpt(config, mesh);
   LanguageModel gpt;
   gpt.logits = [config](Scope scope, Tensor tokens, Tensor positions, bool training) {

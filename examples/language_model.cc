@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "examples/data.h"
@@ -136,7 +137,8 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
                        const std::vector<std::string>& more_axes) {
   CheckLanguageFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh, more_axes);
-  const int64_t vocabulary = make(0, mesh).vocabulary;  // refuses what it does before the text is read
+  const int64_t vocabulary =
+      make(0, mesh, SequenceAxis()).vocabulary;  // refuses what it does before the text is read
   std::vector<Launcher::FlagFile> texts;
   if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
     for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
@@ -144,29 +146,43 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
   RequireHuggingFaceFolder(launcher);
   RequireFolders(launcher);
   const LanguageData data = OpenData(vocabulary);
-  const LanguageModel language = make(data.vocabulary, mesh);
+  LanguageModel language = make(data.vocabulary, mesh, SequenceAxis());
   if (!language.next && FLAGS_sample_tokens > 0)
     Fail("--sample_tokens=", FLAGS_sample_tokens, ": this program writes no samples; leave it out");
   ModelOptions options = ModelOptionsOfFlags(launcher);
   options.weights = language.weights;
   std::string config = language.config;
   std::erase(config, '\n');
-  return TrainProgram(launcher, mesh,
-                      {.about = Cat(data.name, ", vocabulary ", language.vocabulary),
-                       .samples = data.train,
-                       .unit = "tokens",
-                       .per_sample = FLAGS_context,
-                       .loss = [&](Model& model) { return TrainingLoss(model, language); },
-                       .optimizer = LanguageOptimizer(),
-                       .model = options,
-                       .train = LanguageTrainOptions(),
-                       .state = config.empty() ? std::map<std::string, std::string>()
-                                               : std::map<std::string, std::string>{{kConfigState, config}},
-                       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
-                       .end =
-                           [&](Model& model, Metrics& metrics) {
-                             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
-                           }});
+  // Another axis that cuts sequences stays.
+  const bool may_cut = language.cuts_sequences && (SequenceAxis().empty() || SequenceAxis() == "tp");
+  std::mutex making;  // flags are read, and may be fitted to a model that is loaded
+  std::function<Tensor(Model&, bool)> cut_loss;
+  if (may_cut)
+    cut_loss = [&](Model& model, bool sequence_parallel) {
+      std::unique_lock lock(making);
+      const LanguageModel here = make(data.vocabulary, model.mesh(), sequence_parallel ? "tp" : "");
+      lock.unlock();
+      return TrainingLoss(model, here);
+    };
+  return TrainProgram(
+      launcher, mesh,
+      {.about = Cat(data.name, ", vocabulary ", language.vocabulary),
+       .samples = data.train,
+       .unit = "tokens",
+       .per_sample = FLAGS_context,
+       .loss = [&](Model& model) { return TrainingLoss(model, language); },
+       .optimizer = LanguageOptimizer(),
+       .model = options,
+       .train = LanguageTrainOptions(),
+       .state = config.empty() ? std::map<std::string, std::string>()
+                               : std::map<std::string, std::string>{{kConfigState, config}},
+       .cut_loss = cut_loss,
+       .chosen = [&](const Mesh& chosen) { language = make(data.vocabulary, chosen, SequenceAxis()); },
+       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
+       .end =
+           [&](Model& model, Metrics& metrics) {
+             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
+           }});
 }
 
 }  // namespace oneflow_like

@@ -18,8 +18,9 @@ struct LanguageModel {
   // i32[s] are those of the tokens, where these do not lie in order. Only where `training` may it drop
   // anything.
   std::function<Tensor(Scope scope, Tensor tokens, Tensor positions, bool training)> logits;
-  bool drops = false;  // whether it does, in training
-  NextLogits next;     // the same model, piece by piece; may be empty: then it writes no samples
+  bool drops = false;          // whether it does, in training
+  bool cuts_sequences = true;  // whether sequences may be cut over tp between products
+  NextLogits next;             // the same model, piece by piece; may be empty: then it writes no samples
   int64_t vocabulary = 0;
   // The loss of training, where that is more than the mean cross entropy of the logits; may be empty.
   std::function<Tensor(Scope scope, Tensor tokens, Tensor targets)> loss = {};
@@ -29,9 +30,11 @@ struct LanguageModel {
 };
 
 // The model that the program's flags ask for, for data of so many different tokens (0: of as few as it
-// likes), on a mesh of axes dp, tp and pp. Throws Error where they contradict each other. Called twice, the
-// first time before any data is opened, with 0.
-using MakeLanguageModel = std::function<LanguageModel(int64_t vocabulary, const Mesh& mesh)>;
+// likes), on a mesh of axes dp, tp and pp, with sequences cut over mesh axis `sequence` (SequenceAxis();
+// empty: whole). Throws Error where they contradict each other. The first call comes before any data is
+// opened, with 0 tokens.
+using MakeLanguageModel =
+    std::function<LanguageModel(int64_t vocabulary, const Mesh& mesh, const std::string& sequence)>;
 
 // The body of main(): returns the exit code. The mesh may have `more_axes` beside dp, tp and pp.
 int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,

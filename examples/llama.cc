@@ -21,7 +21,7 @@ namespace oneflow_like {
 namespace {
 
 // The model's size: by the flags, or what --load_hf says, which decides alone.
-LlamaFolder ConfigOfFlags(int64_t vocabulary) {
+LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence) {
   CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
   LlamaFolder model;
   LlamaConfig& config = model.config;
@@ -38,13 +38,13 @@ LlamaFolder ConfigOfFlags(int64_t vocabulary) {
     model = ReadLlamaConfig(FLAGS_load_hf);
     FitLoadedModel(model.context, config.vocabulary, vocabulary);
   }
-  config.sequence = SequenceAxis();
+  config.sequence = sequence;
   config.ulysses = FLAGS_ulysses;
   return model;
 }
 
-LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh) {
-  const auto [config, context] = ConfigOfFlags(vocabulary);
+LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence) {
+  const auto [config, context] = ConfigOfFlags(vocabulary, sequence);
   CheckLlama(config, mesh);
   return {
       .logits = [config = config](Scope scope, Tensor tokens, Tensor positions,

@@ -21,7 +21,7 @@ DEFINE_double(balance, 0.01, "loss that spreads tokens");
 namespace oneflow_like {
 namespace {
 
-LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh) {
+LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence) {
   constexpr int64_t kBytes = 256, kMost = 1 << 20;
   CheckRange<int64_t>("--layers", FLAGS_layers, 1, 10'000);
   CheckRange<int64_t>("--width", FLAGS_width, 1, kMost);
@@ -33,8 +33,7 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh) {
   CheckRange("--balance", FLAGS_balance, 0.0, 1e30);
   if (!(FLAGS_capacity > 0 && FLAGS_capacity <= 1e6))
     Fail("--capacity is ", FLAGS_capacity, ", must be more than 0, at most 1e6");
-  if (!SequenceAxis().empty())
-    Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
+  if (!sequence.empty()) Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
   if (!FLAGS_load_hf.empty() || !FLAGS_save_hf.empty())
     Fail("moe: there is no folder of Hugging Face's for this model; leave --load_hf and --save_hf out");
   const MoeConfig config = {.layers = FLAGS_layers,
@@ -50,6 +49,7 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh) {
   CheckMoe(config, mesh);
   return {.logits = [config](Scope scope, Tensor tokens, Tensor,
                              bool) { return MoeLogits(std::move(scope), tokens, config); },
+          .cuts_sequences = false,
           .vocabulary = config.vocabulary,
           .loss = [config](Scope scope, Tensor tokens,
                            Tensor targets) { return MoeLoss(std::move(scope), tokens, targets, config); }};

@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "examples/auto_mesh.h"
 #include "oneflow_like/checkpoint/source.h"
 
 namespace oneflow_like {
@@ -136,7 +137,14 @@ void RequireFolders(const Launcher& launcher) {
     RequireFolder(launcher, "tensorboard", FLAGS_tensorboard, FLAGS_tensorboard);
 }
 
-int TrainProgram(const Launcher& launcher, const Mesh& mesh, const Program& program) {
+int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_flags) {
+  Mesh mesh = given;
+  Program program = of_flags;
+  if (const std::optional<PlanCandidate> plan = PlanOfAutoMesh(launcher, program)) {
+    mesh = plan->mesh;
+    plan->Set(&program.model, &program.train);
+    if (program.chosen) program.chosen(mesh);
+  }
   Model model(mesh, program.model);
   Session train = Train(program.loss(model), program.optimizer, program.train);
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

@@ -24,6 +24,12 @@ struct Program {
   ModelOptions model;
   TrainOptions train;
   std::map<std::string, std::string> state = {};  // beside what the loop keeps in checkpoints
+  // The loss with sequences cut over tp between products, or not, whatever flags say; called by several
+  // threads at once. Empty: the program cannot cut them.
+  std::function<Tensor(Model& model, bool sequence_parallel)> cut_loss = {};
+  // Called when --auto_mesh has chosen a mesh and other flags: what was made of them is made again. May be
+  // empty.
+  std::function<void(const Mesh& mesh)> chosen = {};
   // Weights from elsewhere, where the run begins and does not go on; after --load. May be empty.
   std::function<void(Model& model)> begin = {};
   // Follows a training that has made all its steps; what is measured goes to `metrics`. May be empty.
@@ -38,6 +44,7 @@ void RequireFolder(const Launcher& launcher, const std::string& flag, const std:
 void RequireFolders(const Launcher& launcher);
 
 // From the compiled training to its end: returns the exit code. Flags, files and folders have been checked.
+// With --auto_mesh the mesh is another one, and so is what else of the program is the search's choice.
 int TrainProgram(const Launcher& launcher, const Mesh& mesh, const Program& program);
 
 // --batch before the extents of a sample's field.

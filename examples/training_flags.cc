@@ -12,6 +12,7 @@
 #include "oneflow_like/limits.h"
 #include "oneflow_like/simulate.h"
 
+DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(lr, 1e-3, "learning rate at its highest");
@@ -104,7 +105,8 @@ void CheckTopology() {
     Fail("--simulate needs --topology, a file that describes the machines; examples/topologies has some");
   if (FLAGS_topology.empty()) return;
   RequireDevices(ReadTopology(FLAGS_topology),
-                 Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
+                 FLAGS_auto_mesh > 0 ? FLAGS_auto_mesh
+                                     : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
 
 }  // namespace
@@ -152,6 +154,7 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--link", FLAGS_link, 0.0, 1e9);
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
+  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
 }
 
 bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }

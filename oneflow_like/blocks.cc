@@ -4,6 +4,7 @@
 #include <iterator>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "compiler/cut_layers.h"
 
@@ -134,17 +135,19 @@ bool Lies(const GraphOfModel& graph, const BlockStack& stack) {
 }  // namespace
 
 Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<int64_t>& per_stage, Here at)
-    : scope_(std::move(s)), axis_(axis), at_(at) {
+    : scope_(std::move(s)), axis_(axis), at_(at), size_(n) {
   const Mesh& mesh = scope_.mesh();
-  const int a = axis.empty() ? -1 : mesh.FindAxis(axis);
-  if (a < 0) return;
   GraphOfModel* graph = static_cast<GraphOfModel*>(scope_.graph());
   const Pipeline& pipeline = graph->model->options.pipeline;
+  if (pipeline.most_blocks > 0) size_ = std::min(n, pipeline.most_blocks);
+  const int a = axis.empty() ? -1 : mesh.FindAxis(axis);
+  if (a < 0) return;
   const std::string who = Cat("blocks", scope_.path().empty() ? "" : " of '" + scope_.path() + "'", " at ",
                               SourceLine(at_).str());
   BlockStack stack;
   stack.axis = a;
   stack.rounds = pipeline.virtual_stages;
+  stack.of = std::exchange(n, size_);
   if (stack.rounds < 1) Fail(who, ": virtual_stages is ", stack.rounds, " but must be at least 1");
   const int64_t groups = int64_t{mesh.axis_size(a)} * stack.rounds;
   const std::string there = Cat("mesh axis ", axis, " has ", mesh.axis_size(a), " stages",
@@ -152,7 +155,7 @@ Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<in
   if (n < groups)
     Fail(who, ": ", there, " but there are only ", n, " layers; every stage needs at least one",
          stack.rounds > 1 ? " each time" : "");
-  stack.per_stage = per_stage.empty() ? pipeline.layers : per_stage;
+  if (pipeline.most_blocks == 0) stack.per_stage = per_stage.empty() ? pipeline.layers : per_stage;
   stack.by_cost = stack.per_stage.empty();
   const char* what = per_stage.empty() ? "Pipeline::layers" : "per_stage";
   if (stack.by_cost) stack.per_stage = Even(n, groups);
@@ -183,8 +186,8 @@ Scope Blocks::Next(const std::string& name, Tensor* x) {
   block.path = below.path();
   block.x = x->id();
   block.begin = graph->num_nodes();
-  const int stage = stages.at(next_);
-  if (next_ > 0 && stage != stages[next_ - 1]) {
+  const int stage = stages.at(std::min<size_t>(next_, stages.size() - 1));  // whoever builds more than size()
+  if (next_ > 0 && next_ < std::ssize(stages) && stage != stages[next_ - 1]) {
     *x = to_stage(*x, axis_, stage, at_);
     block.move = graph->value(x->id()).producer;
   }

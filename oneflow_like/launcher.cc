@@ -119,6 +119,10 @@ void CheckFlags() {
     Fail("--restarts=", FLAGS_restarts, " needs --save, the folder that the program continues from");
   if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
     Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
+  if (const std::string devices = FlagOfProgram("auto_mesh");
+      !FLAGS_elastic.empty() && !devices.empty() && devices != "0")
+    Fail("--elastic=", FLAGS_elastic, " shrinks an axis that is given, and --auto_mesh=", devices,
+         " chooses them; leave one of the two out");
   CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
   if (FLAGS_stall_seconds != 0)
     CheckRange("--stall_seconds", FLAGS_stall_seconds, kShortestTimeout, kLongestTimeout);
@@ -206,6 +210,14 @@ std::vector<std::string> WithShape(std::vector<std::string> argv, const JobShape
   return argv;
 }
 
+// What is known of the mesh before the program makes it; with --auto_mesh that is its size.
+std::string MeshOfFlags(const std::string& otherwise) {
+  const std::string devices = FlagOfProgram("auto_mesh");
+  if (!devices.empty() && devices != "0")
+    return Cat(FLAGS_mesh.empty() ? "cpu" : Mesh::Parse(FLAGS_mesh).kind(), ":dp=", devices);
+  return FLAGS_mesh.empty() ? otherwise : FLAGS_mesh;
+}
+
 // Starts the copies. Returns their exit code.
 int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv,
               const std::string& mesh) {
@@ -264,7 +276,7 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
     const bool out = !FLAGS_out.empty() && !OnlyPlans();
     if (out) SendOutputsTo(FLAGS_out);
     CheckFlags();
-    Join(given, FLAGS_mesh.empty() ? default_mesh : FLAGS_mesh, out ? config : "");
+    Join(given, MeshOfFlags(default_mesh), out ? config : "");
     CheckFiles({}, {});
     if (!FLAGS_dump_dir.empty()) MakeFolder("--dump_dir=" + FLAGS_dump_dir, FLAGS_dump_dir);
     VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
@@ -397,6 +409,17 @@ Mesh Launcher::mesh(const std::vector<std::string>& required, const std::string&
     for (const std::string& a : *names) known += (known.empty() ? "" : ", ") + a;
   for (const std::string& a : optional)
     if (given.FindAxis(a) >= 0) axes.push_back(a);
+  // The order of the flag is that of the devices; axes that it leaves out are of one device.
+  std::vector<std::string> in_order;
+  for (int a = 0; a < given.rank(); ++a) in_order.push_back(given.axis_name(a));
+  const auto place = [&](const std::string& axis) {
+    return std::find(axes.begin(), axes.end(), axis) - axes.begin();
+  };
+  if (!std::is_sorted(in_order.begin(), in_order.end(),
+                      [&](const std::string& a, const std::string& b) { return place(a) < place(b); }))
+    std::stable_sort(axes.begin(), axes.end(), [&](const std::string& a, const std::string& b) {
+      return given.FindAxis(a) < given.FindAxis(b);
+    });
   std::vector<std::pair<std::string, int>> full;
   for (const std::string& a : axes) {
     int at = given.FindAxis(a);

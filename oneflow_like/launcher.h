@@ -41,8 +41,9 @@ class Launcher {
   Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "");
   ~Launcher();
   Launcher(const Launcher&) = delete;
-  // The mesh of --mesh (default: `otherwise`) with the given axes, in this order; axes that the flag leaves
-  // out have extent 1. `optional` axes follow if the flag has them; any other axis is an Error.
+  // The mesh of --mesh (default: `otherwise`) with the given axes, in this order unless the flag has another
+  // one: devices are numbered so that neighbours differ along the last axis. Axes that the flag leaves out
+  // have extent 1. `optional` axes follow if the flag has them; any other axis is an Error.
   Mesh mesh(const std::vector<std::string>& axes, const std::string& otherwise,
             const std::vector<std::string>& optional = {}) const;
   ModelOptions model_options() const;

@@ -94,6 +94,8 @@ struct Pipeline {
   // Blocks of each group. Empty: divided by estimated time when the model is first used; operators before and
   // after the blocks count, too.
   std::vector<int64_t> layers = {};
+  // At most so many blocks of each nn::layers are built; 0: all. For estimates of a model by one block.
+  int64_t most_blocks = 0;
 };
 
 // The speed of a line between hosts, for estimates; within a host they assume a speed by kind of device.
@@ -234,6 +236,8 @@ class Blocks {
   // `axis`, or with an empty name, all blocks lie in one place. Throws Error for numbers that contradict each
   // other.
   Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<int64_t>& per_stage, OFL_HERE);
+  // How many blocks to build: n, or fewer, as Pipeline::most_blocks says.
+  int64_t size() const { return size_; }
   // Returns the scope of the next block, <path of s>/<name>, on its stage, and moves x to that stage.
   Scope Next(const std::string& name, Tensor* x);
   void End();  // call it after the last block
@@ -243,7 +247,7 @@ class Blocks {
   std::string axis_;
   SourceLocation at_;
   int stack_ = -1;  // of the graph; -1: on one stage
-  int64_t next_ = 0;
+  int64_t size_ = 0, next_ = 0;
 };
 
 // d y / d x for each x, with x's shape and type: tensors of the graph, which a loss may use (gradient

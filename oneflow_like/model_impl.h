@@ -30,6 +30,7 @@ struct BlockStack {
   std::string name;  // path of the first block: the same in all graphs
   int axis = 0;      // of the mesh
   int rounds = 1;    // over its stages
+  int64_t of = 0;    // blocks of the whole model: more than there are here with Pipeline::most_blocks
   bool by_cost = false;
   std::vector<int64_t> per_stage;  // blocks, as the graph stands
   std::vector<int64_t> most = {};  // for which each stage has memory, if some had too little; else empty

@@ -296,7 +296,7 @@ Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvB
 Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
               const LayersOptions& o, Here at) {
   Blocks blocks(s, o.pipeline, n, o.per_stage, at);
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < blocks.size(); ++i) {
     const Scope here = blocks.Next(o.name + std::to_string(i), &x);
     x = block(here.Region(o.recompute, at), x, i);
   }

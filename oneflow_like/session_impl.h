@@ -54,8 +54,8 @@ struct Session::Impl {
   void DumpPlan(const plan::Plan& plan) const;
 };
 
-// The same as Session::Summaries.
-std::vector<RankSummary> SummariesOf(const Session::Impl& session);
+// The same as Session::Summaries. Plans that the caller has made already are not made again.
+std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::vector<RankPlan>& made = {});
 // The same for a single rank.
 RankSummary SummaryOf(const Session::Impl& session, int rank);
 // A rank's part of SummaryText: its memory, its largest consumers and its traffic. The same in every process.

@@ -141,7 +141,7 @@ Cast CastOf(const Compiled& compiled, int most) {
 }
 
 struct Played {
-  std::vector<plan::Plan> plans;  // the real ones
+  std::vector<RankPlan> plans;  // the real ones
   std::vector<TraceRecord> records;
   std::vector<int64_t> ends;  // of the steps
 };
@@ -164,13 +164,13 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
   std::vector<plan::Plan> on_paper;
   for (RankPlan& made : PlansOf(compiled, cast.ranks)) {
     devices.push_back(paper.MakeDevice(made.plan.rank()));
-    played.plans.push_back(std::move(made.plan));
-    on_paper.push_back(paper.OnPaper(played.plans.back(), [&](const plan::Actor&, const plan::Kernel& k) {
+    on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
       const ThreadSeconds seconds = SecondsOnThreads(machine, k, threads.of_a_kernel);
       const double longer = threads.processes > 1 ? machine.process_work : 1;
       return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
+    played.plans.push_back(std::move(made));
   }
   Store store(cast.ranks, std::move(devices));
   RuntimeOptions options;
@@ -217,7 +217,9 @@ void WriteTrace(const std::string& path, const Played& played) {
   buffers.emplace_back(static_cast<int64_t>(records.size()));
   for (const TraceRecord& r : records) buffers.back().Add(r);
   constexpr int64_t kTicks = 1'000'000;  // picoseconds
-  file.Add(played.plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
+  std::vector<plan::Plan> plans;
+  for (const RankPlan& made : played.plans) plans.push_back(made.plan);
+  file.Add(plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
 }
 
 // Where the time of a rank's last step went.
@@ -285,14 +287,14 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   result.first_seconds = played.ends[0] / kPicosecondsPerSecond;
   result.seconds = (played.ends.back() - played.ends[options.steps - 2]) / kPicosecondsPerSecond;
   result.model_flops = ModelFlops(compiled);
-  for (RankSummary& summary : session.Summaries()) {
+  for (RankSummary& summary : SummariesOf(impl, played.plans)) {
     SimulatedStage stage;
     stage.stage = summary.stage;
     stage.rank = summary.rank;
     result.flops += summary.flops * static_cast<double>(summary.ranks.size());
     const auto plan = std::find_if(played.plans.begin(), played.plans.end(),
-                                   [&](const plan::Plan& p) { return p.rank() == summary.rank; });
-    if (plan != played.plans.end()) AddUp(played, *plan, &stage);
+                                   [&](const RankPlan& p) { return p.plan.rank() == summary.rank; });
+    if (plan != played.plans.end()) AddUp(played, plan->plan, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
                                     " but the device has ", BytesText(machine.memory_bytes)));

@@ -157,7 +157,7 @@ RankSummary SummaryOf(const Session::Impl& session, int rank) {
 
 std::vector<RankSummary> Session::Summaries() const { return SummariesOf(*impl_); }
 
-std::vector<RankSummary> SummariesOf(const Session::Impl& session) {
+std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::vector<RankPlan>& known) {
   const Compiled& compiled = session.compiled;
   int world = compiled.graph.mesh().size();
   int64_t staging = 0;
@@ -169,14 +169,22 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session) {
   std::vector<RankSummary> all;
   // Of many ranks the first of each stage stands for the others.
   std::map<std::string, std::vector<int>> of_stage;
-  std::vector<int> made;
+  std::vector<int> shown, unknown;
+  const auto plan_of = [&](int rank, const std::vector<RankPlan>& plans) {
+    const auto plan =
+        std::find_if(plans.begin(), plans.end(), [&](const RankPlan& p) { return p.plan.rank() == rank; });
+    return plan == plans.end() ? nullptr : &*plan;
+  };
   for (int rank = 0; rank < world; ++rank) {
     std::vector<int>& ranks = of_stage[StageOf(compiled, rank)];
-    if (!many || ranks.empty()) made.push_back(rank);
+    if (!many || ranks.empty()) shown.push_back(rank);
+    if ((!many || ranks.empty()) && !plan_of(rank, known)) unknown.push_back(rank);
     ranks.push_back(rank);
   }
-  for (const RankPlan& plan : PlansOf(compiled, made)) {
-    RankSummary s = Summarise(*session.model, compiled, plan);
+  const std::vector<RankPlan> made = PlansOf(compiled, unknown);
+  for (int rank : shown) {
+    const RankPlan* plan = plan_of(rank, known);
+    RankSummary s = Summarise(*session.model, compiled, plan ? *plan : *plan_of(rank, made));
     s.stage = StageOf(compiled, s.rank);
     s.staging_bytes = staging;
     if (many) s.ranks = of_stage.at(s.stage);

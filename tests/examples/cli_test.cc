@@ -103,6 +103,61 @@ TEST_F(CliTest, WrongMeshes) {
   ExpectError(Run("hello_sbp", {"--mesh=cpu:tp=3"}), {"3"});
 }
 
+TEST_F(CliTest, DevicesAreInTheOrderOfAxes) {
+  for (const auto& [given, mesh] : {std::pair{"cpu:dp=2,pp=2", "mesh cpu:dp=2,tp=1,pp=2,"},
+                                    std::pair{"cpu:tp=2,dp=2", "mesh cpu:pp=1,tp=2,dp=2,"},
+                                    std::pair{"cpu:pp=2,dp=2,tp=2", "mesh cpu:pp=2,dp=2,tp=2,"}}) {
+    const Outcome o = Gpt({std::string("--mesh=") + given, "--dry_run"});
+    EXPECT_EQ(o.code, 0) << o.err;
+    EXPECT_NE(o.out.find(mesh), std::string::npos) << o.out;
+  }
+}
+
+// The program finds its plan and trains with it, in one process or several; the flags that it prints repeat
+// it.
+TEST_F(CliTest, FindsItsPlan) {
+  const auto line_with = [](const Outcome& o, const std::string& word) {
+    for (const std::string& line : LinesOf(o.out))
+      if (line.find(word) != std::string::npos) return line.substr(line.find(word) + word.size());
+    return std::string();
+  };
+  const Outcome one = Gpt({"--auto_mesh=4"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  const std::string chosen = line_with(one, "chosen: "), loss = line_with(one, "last loss ").substr(0, 6);
+  ASSERT_NE(chosen, "") << one.out;
+  const Outcome two = Gpt({"--auto_mesh=4", "--processes=2"});
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(line_with(two, "chosen: "), chosen);
+  EXPECT_EQ(line_with(two, "last loss ").substr(0, 6), loss);
+  std::vector<std::string> flags;
+  std::istringstream words(chosen);
+  for (std::string flag; words >> flag;) flags.push_back(flag);
+  const Outcome again = Gpt(flags);
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(line_with(again, "last loss ").substr(0, 6), loss);
+  const Outcome kept = Gpt({"--auto_mesh=4", "--mesh=cpu:tp=2", "--zero=0", "--recompute=full", "--dry_run"});
+  EXPECT_EQ(kept.code, 0) << kept.err;
+  const std::string plan = line_with(kept, "chosen: ");
+  EXPECT_NE(plan.find("tp=2"), std::string::npos) << plan;
+  EXPECT_NE(plan.find("--recompute=full"), std::string::npos) << plan;
+  EXPECT_EQ(plan.find("--zero"), std::string::npos) << plan;
+}
+
+TEST_F(CliTest, SaysWhyItFindsNoPlan) {
+  ExpectError(Gpt({"--auto_mesh=-1"}), {"--auto_mesh", "-1"});
+  ExpectError(Gpt({"--auto_mesh=70000"}), {"--auto_mesh", "70000"});
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:tp=3"}), {"4 devices", "tp=3"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:cp=2", "--context_parallel"}), {"cp"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
+              {"no plan of 4 devices fits", "more than", "1.00 KB"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=3", "--processes=2"}), {"3 devices", "2 processes"});
+  ExpectError(
+      Gpt({"--auto_mesh=4", "--elastic=dp", "--processes=2", "--restarts=1", "--save=" + folder_ + "/e"}),
+      {"--elastic=dp", "--auto_mesh=4"});
+}
+
 TEST_F(CliTest, WrongNumbers) {
   ExpectError(Gpt({"--heads=3"}), {"heads", "3", "16"});
   ExpectError(Gpt({"--heads=0"}), {"heads"});

@@ -116,6 +116,13 @@ TEST_P(ProgramRuns, SaveAndGoOnOnAnotherMesh) {
   EXPECT_EQ(Run({"--load=" + saved, "--steps=1"}), 0) << err_;
 }
 
+TEST_P(ProgramRuns, FindTheirPlans) {
+  ASSERT_EQ(Run({"--auto_mesh=2", "--recompute=none", "--zero=0", "--steps=1"}), 0) << err_;
+  EXPECT_NE(out_.find("chosen: --mesh=cpu:"), std::string::npos) << out_;
+  EXPECT_NE(out_.find(" --micro_batches=2\n"), std::string::npos) << out_;  // it was given
+  EXPECT_NE(out_.find(GetParam().measured), std::string::npos) << out_;
+}
+
 // Mistakes that no mesh can make good are refused before a run begins.
 TEST_P(ProgramRuns, RefuseInOneSentence) {
   static const std::regex kBefore("--(size|patch|optimizer|cut|text|clicks|idx|images|load)=.*");

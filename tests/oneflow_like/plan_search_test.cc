@@ -1,0 +1,360 @@
+// The search for a plan: candidates are all there are, what is found is near the best of all that could be
+// simulated, fits, is the same each time, and keeps what was given.
+#include "oneflow_like/plan_search.h"
+
+#include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+
+#include "examples/gpt_model.h"
+#include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/plan_share.h"
+#include "oneflow_like/simulate.h"
+#include "tests/error_of.h"
+
+namespace oneflow_like {
+namespace {
+
+// Hosts of some devices, and perhaps racks of some hosts, with links that become slower outwards.
+DescribedMachine Machines(std::mt19937* random, int per_host, int per_rack = 0) {
+  const auto between = [&](double low, double high) {
+    return low * std::pow(high / low, std::uniform_real_distribution<double>()(*random));
+  };
+  DescribedMachine machine;
+  const double inside = between(2e9, 2e11);
+  machine.topology.links = {{.devices = per_host, .latency = between(1e-6, 1e-5), .bandwidth = inside}};
+  if (per_rack > 0)
+    machine.topology.links.push_back(
+        {.devices = per_rack, .latency = 2e-5, .bandwidth = inside / between(8, 20)});
+  machine.topology.links.push_back(
+      {.devices = 0, .latency = between(1e-5, 1e-4), .bandwidth = inside / between(30, 200)});
+  machine.shared.assign(machine.topology.links.size(), false);
+  machine.shared.back() = (*random)() % 2 == 0;
+  machine.topology.memory_bandwidth = between(1e10, 1e12);
+  machine.flops = between(1e10, 1e13);
+  machine.narrow_flops = machine.flops * 4;
+  machine.overhead = between(1e-7, 4e-6);
+  return machine;
+}
+
+BuildPlan BuildGpt(GptConfig config, int64_t batch, DType dtype = DType::kFloat32) {
+  return [=](const PlanCandidate& candidate) {
+    ModelOptions options;
+    options.zero.small = 0;
+    TrainOptions train;
+    candidate.Set(&options, &train);
+    train.dtype = dtype;
+    train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    Model model(candidate.mesh, options);
+    GptConfig here = config;
+    here.sequence = candidate.sequence_parallel ? "tp" : "";
+    const Annotation cut = {{"dp", S(0)}};
+    Tensor tokens = model.Input("tokens", {batch, config.context}, DType::kInt32, cut);
+    Tensor targets = model.Input("targets", {batch, config.context}, DType::kInt32, cut);
+    return Train(GptLoss(model.scope(), tokens, targets, here), AdamW{.lr = 1e-3}, train);
+  };
+}
+
+GptConfig Small(int64_t layers = 4) {
+  return {.layers = layers, .width = 32, .heads = 4, .context = 16, .vocabulary = 64};
+}
+
+// Some of the decisions are given, so that trying all others takes little.
+PlanSpace DrawSpace(std::mt19937* random, int devices, int64_t batch) {
+  const auto coin = [&] { return (*random)() % 2 == 0; };
+  PlanSpace space;
+  space.devices = devices;
+  space.batch = batch;
+  space.recompute =
+      std::vector<Recompute>{Recompute::kNone, Recompute::kSelective, Recompute::kFull}[(*random)() % 3];
+  space.zero = static_cast<int>((*random)() % 4);
+  if (coin()) space.sequence_parallel = coin();
+  if (coin()) space.virtual_stages = 1;
+  return space;
+}
+
+int64_t BytesOf(const Session& session) {
+  int64_t bytes = 0;
+  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
+  return bytes;
+}
+
+// The candidate on each order of its axes of more than one device.
+std::vector<PlanCandidate> InAllOrders(const PlanCandidate& c) {
+  std::vector<std::string> axes = {"dp", "pp", "tp"};  // sorted
+  std::vector<PlanCandidate> all;
+  std::set<std::string> seen;
+  do {
+    std::vector<std::pair<std::string, int>> extents;
+    std::string shape;
+    for (const std::string& axis : axes) {
+      extents.push_back({axis, c.extent(axis)});
+      if (c.extent(axis) > 1) shape += axis;
+    }
+    all.push_back(c);
+    all.back().mesh = Mesh(c.mesh.kind(), extents);
+    if (!seen.insert(shape).second) all.pop_back();
+  } while (std::next_permutation(axes.begin(), axes.end()));
+  return all;
+}
+
+TEST(PlanSearch, CandidatesAreAllThereAre) {
+  for (int trial = 0; trial < 60; ++trial) {
+    std::mt19937 random(trial);
+    PlanSpace space;
+    space.devices = 1 + static_cast<int>(random() % 24);
+    space.batch = 1 + static_cast<int64_t>(random() % 24);
+    const int64_t blocks = 1 + static_cast<int64_t>(random() % 12);
+    if (random() % 2) space.zero = static_cast<int>(random() % 4);
+    if (random() % 2) space.recompute = Recompute::kSelective;
+    if (random() % 3 == 0) space.extents["tp"] = 1 + static_cast<int>(random() % 2);
+    SCOPED_TRACE(
+        Cat("seed ", trial, ": ", space.devices, " devices, batch ", space.batch, ", blocks ", blocks));
+    // By hand: each way to write the devices as a product, each way to divide the batch.
+    std::set<std::string> meshes;
+    for (int dp = 1; dp <= space.devices; ++dp)
+      for (int tp = 1; tp <= space.devices; ++tp)
+        for (int pp = 1; pp <= space.devices; ++pp)
+          for (int64_t m = 1; m <= space.batch; ++m)
+            if (dp * tp * pp == space.devices && pp <= blocks && space.batch % (dp * m) == 0 &&
+                (space.extents.empty() || space.extents["tp"] == tp))
+              meshes.insert(Cat("cpu:dp=", dp, ",tp=", tp, ",pp=", pp, " ", m));
+    std::vector<PlanCandidate> all;
+    const std::string error = ErrorOf([&] { all = CandidatesOf(space, blocks); });
+    EXPECT_EQ(error.empty(), !meshes.empty()) << error;
+    std::set<std::string> found, whole;
+    for (const PlanCandidate& c : all) {
+      found.insert(Cat(c.mesh.str(), " ", c.micro_batches));
+      EXPECT_TRUE(whole.insert(c.str()).second) << "twice: " << c.str();
+      EXPECT_LE(int64_t{c.extent("pp")} * c.virtual_stages, blocks);
+      EXPECT_EQ(c.zero, space.zero.value_or(c.zero));
+      EXPECT_EQ(c.recompute, space.recompute.value_or(c.recompute));
+    }
+    EXPECT_EQ(found, meshes);
+  }
+}
+
+// Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
+// simulated.
+void CompareWithAll(int trials) {
+  for (int trial = 0; trial < trials; ++trial) {
+    std::mt19937 random(100 + trial);
+    const int devices = std::vector<int>{4, 6, 8}[random() % 3];
+    const PlanSpace space = DrawSpace(&random, devices, devices);
+    const DescribedMachine machine = Machines(&random, devices / 2);
+    const BuildPlan build = BuildGpt(Small(), space.batch);
+    const PlanSearchResult found = SearchPlans(space, machine, build, {.compiled = 12});
+    double best = 0;
+    std::string which;
+    for (const PlanCandidate& candidate : CandidatesOf(space, 4))
+      for (const PlanCandidate& c : InAllOrders(candidate)) {
+        const double seconds = Simulate(build(c), machine).seconds;
+        if (best == 0 || seconds < best) best = seconds, which = c.str();
+      }
+    EXPECT_LE(found.best.front().seconds, 1.1 * best)
+        << "seed " << 100 + trial << ": " << found.Text() << "best of all: " << which << ", " << best << " s";
+    EXPECT_GE(found.best.front().seconds, best * (1 - 1e-9));
+  }
+}
+
+TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(2); }
+TEST(LongPlanSearch, TheChoiceIsNearTheBestOfAll) { CompareWithAll(24); }
+
+TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) {
+  for (int trial = 1; trial < 3; ++trial) {
+    std::mt19937 random(200 + trial);
+    PlanSpace space = DrawSpace(&random, 8, 16);
+    space.recompute.reset();
+    const DescribedMachine machine = Machines(&random, 4);
+    const BuildPlan build = BuildGpt(Small(), space.batch);
+    const PlanSearchResult any = SearchPlans(space, machine, build, {.compiled = 12});
+    // Room for half of those that were best.
+    std::vector<int64_t> bytes;
+    for (const PlanTrial& t : any.best) bytes.push_back(t.bytes);
+    std::sort(bytes.begin(), bytes.end());
+    const int64_t memory = bytes[bytes.size() / 2];
+    const PlanSearchResult found = SearchPlans(space, machine, build, {.memory = memory, .compiled = 16});
+    SCOPED_TRACE(Cat("seed ", 200 + trial, ", ", memory, " bytes\n", found.Text()));
+    EXPECT_EQ(found.memory, memory);
+    EXPECT_LE(found.best.size(), 10u);
+    EXPECT_GE(found.best.front().seconds, any.best.front().seconds * (1 - 1e-9));
+    double before = 0;
+    for (const PlanTrial& t : found.best) {
+      const Session session = build(t.plan);
+      EXPECT_EQ(BytesOf(session), t.bytes) << t.plan.str();
+      EXPECT_LE(t.bytes, memory) << t.plan.str();
+      EXPECT_EQ(Simulate(session, machine).seconds, t.seconds) << t.plan.str();
+      EXPECT_NEAR(t.compute + t.messages + t.bubble, t.seconds, 1e-6 * t.seconds);
+      EXPECT_TRUE(t.why.empty());
+      EXPECT_GE(t.seconds, before);
+      before = t.seconds;
+    }
+    for (const PlanTrial& t : found.lost) EXPECT_FALSE(t.why.empty()) << t.plan.str();
+  }
+}
+
+TEST(PlanSearch, EveryRepetitionFindsTheSame) {
+  for (int trial = 0; trial < 3; ++trial) {
+    std::mt19937 random(300 + trial);
+    const PlanSpace space = DrawSpace(&random, 8, 16);
+    const DescribedMachine machine = Machines(&random, 2, 4);
+    const BuildPlan build = BuildGpt(Small(), space.batch);
+    std::set<std::string> texts;
+    for (int threads : {1, 2, 4}) {
+      const oneapi::tbb::global_control limit(oneapi::tbb::global_control::max_allowed_parallelism, threads);
+      texts.insert(SearchPlans(space, machine, build, {.compiled = 8}).Text());
+    }
+    EXPECT_EQ(texts.size(), 1u) << *texts.begin() << *texts.rbegin();
+  }
+}
+
+// Hosts, racks, and slow lines between those: ranks that share products are neighbours in a host.
+TEST(PlanSearch, TensorParallelismStaysInAHost) {
+  const GptConfig config = {.layers = 4, .width = 1024, .heads = 16, .context = 256, .vocabulary = 1024};
+  for (int trial = 0; trial < 2; ++trial) {
+    std::mt19937 random(400 + trial);
+    PlanSpace space{.devices = 64, .batch = 64};
+    space.zero = 1;
+    DescribedMachine machine = Machines(&random, 8, 32);
+    machine.flops = 2e13;
+    machine.narrow_flops = 3e14;
+    machine.topology.memory_bandwidth = 2e12;
+    machine.topology.links[0].bandwidth = 2e11;
+    machine.topology.links[1].bandwidth = 1e10;
+    machine.topology.links[2].bandwidth = 2e9;
+    const PlanSearchResult found =
+        SearchPlans(space, machine, BuildGpt(config, space.batch, DType::kBFloat16), {.compiled = 8});
+    for (const PlanTrial& t : found.best) {
+      const Mesh& mesh = t.plan.mesh;
+      int span = t.plan.extent("tp");  // devices from a group's first to behind its last, with what is inside
+      for (int a = mesh.FindAxis("tp") + 1; a < mesh.rank() && t.plan.extent("tp") > 1; ++a)
+        span *= mesh.axis_size(a);
+      EXPECT_LE(span, 8) << "seed " << 400 + trial << ": " << found.Text();
+    }
+  }
+}
+
+TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
+  std::mt19937 random(500);
+  PlanSpace space = DrawSpace(&random, 4, 4);
+  const DescribedMachine machine = Machines(&random, 2);
+  const BuildPlan build = BuildGpt(Small(), space.batch);
+  int64_t least = 0;
+  for (const PlanCandidate& c : CandidatesOf(space, 4)) {
+    const int64_t bytes = BytesOf(build(c));
+    least = least == 0 ? bytes : std::min(least, bytes);
+  }
+  const std::string error =
+      ErrorOf([&] { SearchPlans(space, machine, build, {.memory = 1000, .compiled = 1000}); });
+  char kilobytes[64];
+  std::snprintf(kilobytes, sizeof kilobytes, "needs %.2f KB of a device", static_cast<double>(least) / 1000);
+  EXPECT_NE(error.find(kilobytes), std::string::npos) << error << "\n" << least;
+  EXPECT_NE(error.find("more than the 1.00 KB there are"), std::string::npos) << error;
+  EXPECT_NO_THROW(SearchPlans(space, machine, build, {.memory = least, .compiled = 1000}));
+  EXPECT_THROW(SearchPlans(space, machine, build, {.memory = least - 1}), Error);
+}
+
+TEST(PlanSearch, WrongUsesAreRefusedInASentence) {
+  std::mt19937 random(600);
+  const DescribedMachine machine = Machines(&random, 2);
+  const BuildPlan build = BuildGpt(Small(), 4);
+  const auto error = [&](const PlanSpace& space) {
+    return ErrorOf([&] { SearchPlans(space, machine, build); });
+  };
+  EXPECT_EQ(error({.devices = 8, .batch = 4, .extents = {{"tp", 3}}}),
+            "no mesh of 8 devices has tp=3, which are 3 devices");
+  EXPECT_EQ(error({.devices = 8, .batch = 4, .extents = {{"dp", 2}, {"tp", 2}, {"pp", 1}}}),
+            "no mesh of 8 devices has dp=2, pp=1, tp=2, which are 4 devices");
+  EXPECT_EQ(error({.devices = 8, .batch = 4, .extents = {{"pp", 8}}}),
+            "no plan has pp=8: the model has 4 blocks to divide into stages");
+  const std::string batch = error({.devices = 8, .batch = 4, .extents = {{"dp", 8}}});
+  EXPECT_NE(batch.find("no plan divides 8 devices with dp=8 over a batch of 4 and 4 blocks"),
+            std::string::npos)
+      << batch;
+  PlanSpace few{.devices = 2, .batch = 4};
+  few.micro_batches = 3;
+  EXPECT_NE(error(few).find("in 3 micro-batches"), std::string::npos) << error(few);
+  EXPECT_NE(error({.devices = 2, .batch = 4, .extents = {{"cp", 2}}}).find("'cp'"), std::string::npos);
+  EXPECT_NE(error({.devices = 0, .batch = 4}).find("must be at least 1"), std::string::npos);
+  DescribedMachine two = machine;
+  two.topology.links.back().devices = 4;
+  EXPECT_NE(ErrorOf([&] { SearchPlans({.devices = 8, .batch = 8}, two, build); }).find("joins 4 devices"),
+            std::string::npos);
+  const BuildPlan never = [](const PlanCandidate&) -> Session { Fail("the moon is full"); };
+  EXPECT_EQ(ErrorOf([&] { SearchPlans({.devices = 2, .batch = 4}, machine, never); }),
+            "no plan can be built: the moon is full");
+}
+
+// Candidates that the user's function refuses are passed over.
+TEST(PlanSearch, ARefusedCandidateIsNone) {
+  std::mt19937 random(700);
+  const PlanSpace space = DrawSpace(&random, 4, 8);
+  const BuildPlan all = BuildGpt(Small(), 8);
+  const BuildPlan some = [&](const PlanCandidate& c) {
+    if (c.extent("tp") > 1) Fail("no tp here");
+    return all(c);
+  };
+  const PlanSearchResult found = SearchPlans(space, Machines(&random, 2), some);
+  for (const PlanTrial& t : found.best) EXPECT_EQ(t.plan.extent("tp"), 1) << t.plan.str();
+}
+
+TEST(PlanSearch, AResultGoesToOtherProcesses) {
+  std::mt19937 random(800);
+  const PlanSpace space = DrawSpace(&random, 8, 16);
+  PlanSearchResult found = SearchPlans(space, Machines(&random, 2), BuildGpt(Small(), 16), {.compiled = 8});
+  found.lost.clear();
+  const PlanSearchResult there = PlanSearchResultFromText(ToText(found));
+  EXPECT_EQ(there.Text(), found.Text());
+  ASSERT_EQ(there.best.size(), found.best.size());
+  for (size_t i = 0; i < found.best.size(); ++i) {
+    EXPECT_EQ(there.best[i].plan, found.best[i].plan);
+    EXPECT_EQ(there.best[i].seconds, found.best[i].seconds);
+  }
+}
+
+// What parts of a model are measured on.
+TEST(PlanSearch, AModelOfFewerBlocks) {
+  for (int64_t most : {0, 1, 3, 9}) {
+    ModelOptions options;
+    options.pipeline.most_blocks = most;
+    Model model(Mesh::Parse("cpu:dp=1,tp=1,pp=1"), options);
+    Tensor tokens = model.Input("tokens", {2, 16}, DType::kInt32);
+    GptLogits(model.scope(), tokens, Small(5));
+    std::set<std::string> blocks;
+    for (const std::string& name : model.Variables())
+      if (name.starts_with("block")) blocks.insert(name.substr(0, name.find('/')));
+    EXPECT_EQ(std::ssize(blocks), most == 0 ? 5 : std::min<int64_t>(most, 5));
+  }
+}
+
+// 175 billion weights on 1,024 devices in hosts of 8, pods of 128 and slow lines between those.
+TEST(LongPlanSearch, ALargeModelOnAThousandDevices) {
+  const GptConfig config = {.layers = 96, .width = 12288, .heads = 96, .context = 2048, .vocabulary = 51200};
+  DescribedMachine machine;
+  machine.topology.links = {{.devices = 8, .latency = 3e-6, .bandwidth = 230e9},
+                            {.devices = 128, .latency = 8e-6, .bandwidth = 22e9},
+                            {.devices = 0, .latency = 2e-5, .bandwidth = 6e9}};
+  machine.topology.memory_bandwidth = 2e12;
+  machine.flops = 19.5e12;
+  machine.narrow_flops = 312e12;
+  machine.overhead = 4e-6;
+  machine.efficiency = {.product = 0.75, .attention = 0.3, .half_extent = 128};
+  machine.memory_bytes = 80e9;
+  const PlanSearchResult found = SearchPlans({.kind = "cuda", .devices = 1024, .batch = 1024}, machine,
+                                             BuildGpt(config, 1024, DType::kBFloat16), {.compiled = 16});
+  ASSERT_FALSE(found.best.empty());
+  for (const PlanTrial& t : found.best) {
+    EXPECT_LE(t.bytes, 80'000'000'000) << t.plan.str();
+    int span = t.plan.extent("tp");
+    for (int a = t.plan.mesh.FindAxis("tp") + 1; a < t.plan.mesh.rank() && t.plan.extent("tp") > 1; ++a)
+      span *= t.plan.mesh.axis_size(a);
+    EXPECT_LE(span, 8) << found.Text();
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like
