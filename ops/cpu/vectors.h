@@ -29,7 +29,8 @@ Vector LoadVector(const T* from, Lanes lanes, float rest = 0) {
     } else if constexpr (std::is_same_v<T, BFloat16>) {
 #if defined(__AVX512F__)  // in two halves if the compiler is left to choose
       const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-      return std::bit_cast<Vector>(_mm512_slli_epi32(_mm512_maskz_cvtepu16_epi32(0xFFFF, bits), 16));
+      return std::bit_cast<Vector>(
+          _mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, bits), 16));
 #else
       const Halves bits = *reinterpret_cast<const Halves*>(from);
       return std::bit_cast<Vector>(__builtin_convertvector(bits, Words) << 16);
