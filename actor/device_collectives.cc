@@ -440,7 +440,7 @@ class DeviceCollectives final : public Collectives {
     if (parent != nullptr && connected_.count(*parent) != 0) {
       std::map<int, GroupMember*> parents;
       for (auto& [me, member] : connected_[*parent]) parents[me] = member.get();
-      auto ends = options_.backend->Split({Name(*parent), *parent}, parents, {Name(ranks), ranks});
+      auto ends = options_.backend->Split({Name(*parent), *parent}, parents, SpecOf(ranks));
       if (ends.has_value()) return Keep(ranks, std::move(*ends));
     }
     std::vector<int> here;
@@ -452,7 +452,7 @@ class DeviceCollectives final : public Collectives {
       devices.push_back(device->second);
     }
     if (here.empty()) return;
-    auto ends = options_.backend->Connect(id, {Name(ranks), ranks}, here, devices);
+    auto ends = options_.backend->Connect(id, SpecOf(ranks), here, devices);
     std::map<int, std::unique_ptr<GroupMember>> made;
     for (size_t i = 0; i < here.size(); ++i) made[here[i]] = std::move(ends[i]);
     Keep(ranks, std::move(made));
@@ -473,6 +473,12 @@ class DeviceCollectives final : public Collectives {
     std::vector<int> ranks;
     for (int rank = 0; words >> rank;) ranks.push_back(rank);
     return ranks;
+  }
+
+  GroupSpec SpecOf(const std::vector<int>& ranks) const {
+    GroupSpec spec{Name(ranks), ranks};
+    spec.at_once = options_.link_streams;
+    return spec;
   }
 
   static std::string Name(const std::vector<int>& ranks) {

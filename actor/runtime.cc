@@ -178,6 +178,11 @@ void Runtime::Impl::MakeCollectives(Peers* others, Backend* backend) {
   for (int rank : options.ranks) options.devices.push_back(store->device(rank));
   options.backend = backend;
   options.host = collectives;
+  for (const plan::Plan& plan : plans) {
+    const auto links = std::count_if(plan.stream().begin(), plan.stream().end(),
+                                     [](const plan::Stream& s) { return s.kind() == plan::LINK; });
+    options.link_streams = std::max(options.link_streams, static_cast<int>(links));
+  }
   if (link != nullptr) {
     options.exchange = [this](const std::string& what, const std::string& mine) {
       return link->Exchange(what, mine);

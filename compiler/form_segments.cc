@@ -70,13 +70,40 @@ class Former {
   }
 
  private:
-  // Of the plan's streams.
-  static constexpr int kCompute = 0, kLink = 1;
+  static constexpr int kCompute = 0;    // of the plan's streams
+  static constexpr int kMostLinks = 4;  // a GPU has eight queues; feeds, fetches, copies and kernels need four
 
+  // A link stream for each set of mesh axes that communicates, so that messages along one axis do not wait
+  // for those along another. What is over the number of links shares the last.
   void MakeStreams() {
+    std::set<std::vector<int>> sets;
+    for (int n : order_)
+      if (IsCollective(graph_.node(n))) sets.insert(AxesOf(n));
+    std::vector<std::vector<int>> sorted(sets.begin(), sets.end());
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    plan_.streams = {{"compute", StreamKind::kCompute, {}}};
+    for (const std::vector<int>& axes : sorted) {
+      if (static_cast<int>(plan_.streams.size()) <= kMostLinks)
+        plan_.streams.push_back({"link", StreamKind::kLink, {}});
+      link_of_[axes] = static_cast<int>(plan_.streams.size()) - 1;
+      std::vector<int>& joined = plan_.streams.back().axes;
+      for (int a : axes)
+        if (std::find(joined.begin(), joined.end(), a) == joined.end()) joined.push_back(a);
+      std::sort(joined.begin(), joined.end());
+    }
+    for (LogicalStream& stream : plan_.streams)
+      for (size_t i = 0; i < stream.axes.size(); ++i)
+        stream.name += Cat(i == 0 ? " " : "+", graph_.mesh().axis_name(stream.axes[i]));
+  }
+
+  // The mesh axes along which the members of a collective differ.
+  std::vector<int> AxesOf(int n) const {
     std::vector<int> axes;
-    for (int a = 0; a < graph_.mesh().rank(); ++a) axes.push_back(a);
-    plan_.streams = {{"compute", StreamKind::kCompute, {}}, {"link", StreamKind::kLink, axes}};
+    if (!graph_.node(n).attrs.Has("axes")) return axes;
+    for (int64_t a : graph_.node(n).attrs.Ints("axes"))
+      if (graph_.mesh().axis_size(static_cast<int>(a)) > 1) axes.push_back(static_cast<int>(a));
+    return axes;
   }
 
   Class ClassOf(int n) const {
@@ -84,7 +111,7 @@ class Former {
     bool micro = node.rate != Rate::kOnce;
     if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
       return {node.slice, -1, Phase::kForward, micro, epoch_[n], chunk_[n], n, -1};
-    if (IsCollective(node)) return {node.slice, kLink, node.phase, micro, epoch_[n], chunk_[n], n, -1};
+    if (IsCollective(node)) return {node.slice, link_of_.at(AxesOf(n)), node.phase, micro, epoch_[n], chunk_[n], n, -1};
     return {node.slice, kCompute, node.phase, micro, epoch_[n], chunk_[n], RegionOf(n), node.part};
   }
 
@@ -127,8 +154,9 @@ class Former {
         after_[b].push_back({n, whole});
       };
       for (int v : graph_.node(n).in) {
-        const Value& root = graph_.value(plan_.root[v]);
-        depend(root.producer, root.sbp[0].is_broadcast());
+        while (graph_.IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
+        // What an update left in its variable is read after the update, not only after what was there.
+        depend(graph_.value(v).producer, graph_.value(v).sbp[0].is_broadcast());
       }
       for (int b : graph_.node(n).after) depend(b, once);
     }
@@ -491,6 +519,7 @@ class Former {
   std::vector<int> region_;                              // by node, -1 for none; empty where all are one
   CostModel cost_;
   std::vector<int> segment_of_;
+  std::map<std::vector<int>, int> link_of_;  // stream by mesh axes
   LogicalPlan plan_;
 };
 

@@ -22,6 +22,8 @@ struct GroupSpec {
   // How long members may wait for each other when the group is created: they compile and load at different
   // speeds.
   double connect_seconds = 300;
+  // How many groups may exchange data on a device at one time: each on a link stream of its own.
+  int at_once = 1;
 };
 
 class GroupMember {

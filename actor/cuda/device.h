@@ -39,7 +39,7 @@ class CudaDevice : public Device {
   // Waits for the copy, not for other streams. Throws Error when the device is lost.
   void CopyIn(void* device, const void* host, size_t bytes) override;
   void CopyOut(void* host, const void* device, size_t bytes) override;
-  // "link" (exchange between ranks) has priority over others on the device. "compute" gets its work space
+  // "link ..." (exchange between ranks) has priority over others on the device. "compute" gets its work space
   // now, others when they first run a kernel.
   std::unique_ptr<DeviceStream> MakeStream(const std::string& name) override;
   std::string hardware() const override { return gpu_->uuid(); }

@@ -81,8 +81,8 @@ thread_local Batch* batch = nullptr;
 // NCCL is called under a lock, which is let go between the looks at a call that is in progress.
 class NcclMember : public GroupMember {
  public:
-  NcclMember(const NcclLibrary& nccl, std::string name, ncclComm_t comm)
-      : nccl_(nccl), name_(std::move(name)), comm_(comm) {}
+  NcclMember(const NcclLibrary& nccl, std::string name, ncclComm_t comm, int multiprocessors)
+      : nccl_(nccl), name_(std::move(name)), multiprocessors_(multiprocessors), comm_(comm) {}
   ~NcclMember() override { Leave(); }
 
   Status AllReduce(DeviceStream* stream, DType dtype, Reduce reduce, const void* from, void* to,
@@ -156,6 +156,7 @@ class NcclMember : public GroupMember {
 
   // Null when aborted. For those who make groups, while nothing is called.
   ncclComm_t comm() const { return comm_; }
+  int multiprocessors() const { return multiprocessors_; }
 
   void Abort() override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -215,6 +216,7 @@ class NcclMember : public GroupMember {
 
   const NcclLibrary& nccl_;
   const std::string name_;
+  const int multiprocessors_;  // of its device
   std::mutex mutex_;      // Abort comes from the thread that notices a lost rank
   ncclComm_t comm_;       // null when aborted
   bool leaving_ = false;  // CommFinalize was called, and said:
@@ -270,9 +272,12 @@ std::string WaitFor(const NcclLibrary& nccl, const std::vector<ncclComm_t>& comm
   return "";
 }
 
-ncclConfig_t ConfigOf(const GroupSpec& group) {
+// Collectives that are under way at one time leave half of a GPU to the kernels beside them: otherwise one
+// might wait for multiprocessors that another holds while that waits for its peers.
+ncclConfig_t ConfigOf(const GroupSpec& group, int multiprocessors) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (group.at_once > 1) config.maxCTAs = std::clamp(multiprocessors / (2 * group.at_once), 1, 32);
   config.commName = KeptName(group.name);
   return config;
 }
@@ -319,7 +324,7 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
     static_cast<CudaDevice*>(devices[i])->gpu().Use();
     Gpu& gpu = static_cast<CudaDevice*>(devices[i])->gpu();
     CheckConnections(gpu, gpu.streams());
-    ncclConfig_t config = ConfigOf(group);
+    ncclConfig_t config = ConfigOf(group, gpu.multiprocessors());
     int ranks = static_cast<int>(group.ranks.size());
     result = nccl.CommInitRankConfig(&comms[i], ranks, unique, members[i], &config);
     if (result == ncclInProgress) result = ncclSuccess;
@@ -335,7 +340,10 @@ std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, co
     Fail("group ", group.name, " cannot be made by NCCL: ", failure);
   }
   std::vector<std::unique_ptr<GroupMember>> made;
-  for (ncclComm_t comm : comms) made.push_back(std::make_unique<NcclMember>(nccl, group.name, comm));
+  for (size_t i = 0; i < comms.size(); ++i) {
+    const int multiprocessors = static_cast<CudaDevice*>(devices[i])->gpu().multiprocessors();
+    made.push_back(std::make_unique<NcclMember>(nccl, group.name, comms[i], multiprocessors));
+  }
   return made;
 }
 
@@ -344,9 +352,10 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
   const NcclLibrary& nccl = OpenNccl();
   if (nccl.CommSplit == nullptr) return std::nullopt;
   std::vector<ncclComm_t> from, to(parents.size(), nullptr);
-  std::vector<int> keys;  // in the new group, or -1
+  std::vector<int> keys, multiprocessors;  // in the new group, or -1; of its device
   for (const auto& [index, member] : parents) {
     from.push_back(static_cast<NcclMember*>(member)->comm());
+    multiprocessors.push_back(static_cast<NcclMember*>(member)->multiprocessors());
     auto at = std::find(group.ranks.begin(), group.ranks.end(), parent.ranks[index]);
     keys.push_back(at == group.ranks.end() ? -1 : static_cast<int>(at - group.ranks.begin()));
     if (from.back() == nullptr)
@@ -354,8 +363,8 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
   }
   ncclResult_t result = nccl.GroupStart();
   for (size_t i = 0; i < from.size() && result == ncclSuccess; ++i) {
-    ncclConfig_t config = ConfigOf(group);
-    config.splitShare = 1;
+    ncclConfig_t config = ConfigOf(group, multiprocessors[i]);
+    config.splitShare = group.at_once > 1 ? 0 : 1;  // groups that share memory take turns
     result = nccl.CommSplit(from[i], keys[i] < 0 ? NCCL_SPLIT_NOCOLOR : 0, keys[i], &to[i], &config);
     if (result == ncclInProgress) result = ncclSuccess;
   }
@@ -366,7 +375,7 @@ std::optional<std::map<int, std::unique_ptr<GroupMember>>> SplitGroup(
   for (size_t i = 0; i < to.size() && failure.empty(); ++i) {
     if (keys[i] < 0) continue;
     new_ones.push_back(to[i]);
-    made[keys[i]] = std::make_unique<NcclMember>(nccl, group.name, to[i]);
+    made[keys[i]] = std::make_unique<NcclMember>(nccl, group.name, to[i], multiprocessors[i]);
   }
   if (failure.empty()) failure = WaitFor(nccl, new_ones, group);
   if (failure.empty()) return made;

@@ -126,6 +126,8 @@ TEST(Generate, GivesTheLogitsOfReadingTheWholeText) {
                                        {"cpu:pp=2"},
                                        {"cpu:pp=4"},
                                        {"cpu:dp=2,tp=2,pp=2"},
+                                       {"cpu:dp=2,cp=2"},  // cp: an axis without a role
+                                       {"cpu:cp=3", {2, 6, 3}},
                                        {"cpu:dp=2,tp=2", {4, 9, 1, 2}, 3}};
   for (const SmallLanguageModel& small : SmallModels()) {
     WholeTexts whole(small);
