@@ -11,7 +11,6 @@
 #include "actor/net/job/join.h"
 #include "actor/net/talk/control.h"
 #include "actor/net/talk/gather.h"
-#include "core/parallel_for.h"
 #include "tests/actor/net/job_processes.h"
 #include "tests/actor/net/stub_network.h"
 
@@ -104,7 +103,7 @@ TEST(JobTest, FinishWaitsForAllAndLeavesNothing) {
     Meeting meeting(3);
     Flags flags;
     Processes processes(3, [&](int me, Line*) {
-      std::thread(FlushDenormals).join();  // the first one brings those of a sanitizer and of LLVM's OpenMP
+      BringFirstThread();
       size_t files = EntriesOf("/proc/self/fd");
       size_t threads = EntriesOf("/proc/self/task");
       {

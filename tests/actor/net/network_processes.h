@@ -15,10 +15,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "actor/net/ucx/network.h"
 #include "core/error.h"
+#include "core/parallel_for.h"
 
 namespace oneflow_like {
 
@@ -38,6 +40,18 @@ inline void Sleep(double seconds) { usleep(static_cast<useconds_t>(seconds * 1e6
 template <typename F>
 void WaitUntil(F is_so) {
   while (!is_so()) usleep(200);
+}
+
+// Lets one thread come and go, so that what the first thread of a process brings is there when threads are
+// counted: a sanitizer's own, and those that LLVM's OpenMP keeps. Returns when it is listed no more, which may
+// be a little after it was joined.
+inline void BringFirstThread() {
+  pid_t id = 0;
+  std::thread([&] {
+    id = gettid();
+    FlushDenormals();
+  }).join();
+  WaitUntil([&] { return access(Cat("/proc/self/task/", id).c_str(), F_OK) != 0; });
 }
 
 // One end of a line between a child and its test: whole texts.

@@ -17,7 +17,6 @@
 
 #include "actor/net/ucx/in_order.h"
 #include "actor/net/ucx/peer_clock.h"
-#include "core/parallel_for.h"
 #include "tests/actor/net/network_processes.h"
 #include "tests/sanitized.h"
 
@@ -793,8 +792,7 @@ TEST(NetworkTest, OnlyTheLoopbackIsBound) {
 TEST(NetworkTest, NothingIsLeftBehind) {
   constexpr int kRounds = 3;
   Processes processes(2, [](int me, Line* line) {
-    // The first one makes a sanitizer start its own, and LLVM's OpenMP those that it keeps.
-    std::thread(FlushDenormals).join();
+    BringFirstThread();
     size_t fds = Entries("/proc/self/fd"), threads = Entries("/proc/self/task");
     for (int round = 0; round < kRounds; ++round) {
       {
