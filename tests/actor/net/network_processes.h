@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -42,16 +44,23 @@ void WaitUntil(F is_so) {
   while (!is_so()) usleep(200);
 }
 
-// Lets one thread come and go, so that what the first thread of a process brings is there when threads are
-// counted: a sanitizer's own, and those that LLVM's OpenMP keeps. Returns when it is listed no more, which may
-// be a little after it was joined.
-inline void BringFirstThread() {
-  pid_t id = 0;
-  std::thread([&] {
-    id = gettid();
-    FlushDenormals();
-  }).join();
-  WaitUntil([&] { return access(Cat("/proc/self/task/", id).c_str(), F_OK) != 0; });
+// This process's threads. A thread that has ended may be listed for a moment still.
+inline size_t CountThreads() {
+  size_t n = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) ++n;
+  return n;
+}
+
+// The threads that stay when a first one has come and gone: it brings a sanitizer's own, and those of OpenMP,
+// which LLVM's keeps and GNU's ends a little after the first one's end.
+inline size_t CountLastingThreads() {
+  std::thread(FlushDenormals).join();
+  size_t least = CountThreads();
+  for (int look = 0; look < 100; ++look) {
+    usleep(1000);
+    least = std::min(least, CountThreads());
+  }
+  return least;
 }
 
 // One end of a line between a child and its test: whole texts.
