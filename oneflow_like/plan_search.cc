@@ -21,6 +21,7 @@
 namespace oneflow_like {
 namespace {
 
+constexpr int kManyMembers = 128;   // of a collective
 constexpr size_t kWave = 4;         // candidates compiled at a time, on however many cores
 constexpr size_t kBest = 10;        // that are shown
 constexpr double kHopeless = 1.2;   // times the best: estimates are not off by more
@@ -185,7 +186,15 @@ class Search {
   }
 
   void Try(const std::vector<int>& wave) {
-    SideBySide(static_cast<int>(wave.size()), [&](int i) { TryOne(&entries_[wave[i]]); });
+    // A plan names all members of its collectives: with a thousand of them it takes gigabytes.
+    const auto large = [&](int i) {
+      const auto [dp, tp, pp] = entries_[i].shape;
+      return std::max(dp, tp) > kManyMembers;
+    };
+    if (std::any_of(wave.begin(), wave.end(), large))
+      for (int i : wave) TryOne(&entries_[i]);
+    else
+      SideBySide(static_cast<int>(wave.size()), [&](int i) { TryOne(&entries_[wave[i]]); });
     for (int i : wave) tried_.push_back(i);
     result_.compiled += static_cast<int>(wave.size());
     for (int i : wave)
@@ -201,6 +210,14 @@ class Search {
     PlanTrial& trial = entry->trial;
     try {
       const Session session = build_(trial.plan);
+      int64_t bytes = 0;
+      for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
+      if (!Fits(static_cast<double>(bytes))) {  // its time does not matter
+        trial.compiled = true;
+        trial.seconds = entry->estimated_seconds;
+        trial.bytes = bytes;
+        return;
+      }
       const Simulated simulated = Simulate(session, machine_);
       trial.compiled = true;
       trial.seconds = simulated.seconds;

@@ -332,11 +332,12 @@ TEST(PlanSearch, AModelOfFewerBlocks) {
 }
 
 // 175 billion weights on 1,024 devices in hosts of 8, pods of 128 and slow lines between those.
-TEST(LongPlanSearch, ALargeModelOnAThousandDevices) {
-  const GptConfig config = {.layers = 96, .width = 12288, .heads = 96, .context = 2048, .vocabulary = 51200};
+// A quarter of the layers of 175 B parameters, on a quarter of a thousand devices.
+TEST(LongPlanSearch, ALargeModelOnManyDevices) {
+  const GptConfig config = {.layers = 24, .width = 12288, .heads = 96, .context = 2048, .vocabulary = 51200};
   DescribedMachine machine;
   machine.topology.links = {{.devices = 8, .latency = 3e-6, .bandwidth = 230e9},
-                            {.devices = 128, .latency = 8e-6, .bandwidth = 22e9},
+                            {.devices = 64, .latency = 8e-6, .bandwidth = 22e9},
                             {.devices = 0, .latency = 2e-5, .bandwidth = 6e9}};
   machine.topology.memory_bandwidth = 2e12;
   machine.flops = 19.5e12;
@@ -344,8 +345,8 @@ TEST(LongPlanSearch, ALargeModelOnAThousandDevices) {
   machine.overhead = 4e-6;
   machine.efficiency = {.product = 0.75, .attention = 0.3, .half_extent = 128};
   machine.memory_bytes = 80e9;
-  const PlanSearchResult found = SearchPlans({.kind = "cuda", .devices = 1024, .batch = 1024}, machine,
-                                             BuildGpt(config, 1024, DType::kBFloat16), {.compiled = 16});
+  const PlanSearchResult found = SearchPlans({.kind = "cuda", .devices = 256, .batch = 256}, machine,
+                                             BuildGpt(config, 256, DType::kBFloat16), {.compiled = 12});
   ASSERT_FALSE(found.best.empty());
   for (const PlanTrial& t : found.best) {
     EXPECT_LE(t.bytes, 80'000'000'000) << t.plan.str();
