@@ -70,8 +70,9 @@ class Former {
   }
 
  private:
-  static constexpr int kCompute = 0;    // of the plan's streams
-  static constexpr int kMostLinks = 4;  // a GPU has eight queues; feeds, fetches, copies and kernels need four
+  static constexpr int kCompute = 0;  // of the plan's streams
+  static constexpr int kMostLinks =
+      4;  // a GPU has eight queues; feeds, fetches, copies and kernels need four
 
   // A link stream for each set of mesh axes that communicates, so that messages along one axis do not wait
   // for those along another. What is over the number of links shares the last.
@@ -111,7 +112,8 @@ class Former {
     bool micro = node.rate != Rate::kOnce;
     if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch)
       return {node.slice, -1, Phase::kForward, micro, epoch_[n], chunk_[n], n, -1};
-    if (IsCollective(node)) return {node.slice, link_of_.at(AxesOf(n)), node.phase, micro, epoch_[n], chunk_[n], n, -1};
+    if (IsCollective(node))
+      return {node.slice, link_of_.at(AxesOf(n)), node.phase, micro, epoch_[n], chunk_[n], n, -1};
     return {node.slice, kCompute, node.phase, micro, epoch_[n], chunk_[n], RegionOf(n), node.part};
   }
 

@@ -58,8 +58,8 @@ std::string WorkLines(const Compiled& compiled, const std::vector<RankSummary>& 
 std::string Session::ExplainText() const {
   const Compiled& compiled = impl_->compiled;
   return Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", a step of ",
-             SecondsText(compiled.logical.makespan), " by estimate\n", RecomputeText(compiled), BoxingLines(compiled),
-             OverlapLines(compiled), WorkLines(compiled, Summaries()));
+             SecondsText(compiled.logical.makespan), " by estimate\n", RecomputeText(compiled),
+             BoxingLines(compiled), OverlapLines(compiled), WorkLines(compiled, Summaries()));
 }
 
 }  // namespace oneflow_like

@@ -109,8 +109,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
   ModelOptions options;
   const Mesh mesh;
-  Catalog catalog;  // the built-in operators and the user's
-  Machine machine;  // that plans are made for
+  Catalog catalog;           // the built-in operators and the user's
+  Machine machine;           // that plans are made for
   int64_t device_bytes = 0;  // memory of one of its devices, where a topology file says it; 0: unknown
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own

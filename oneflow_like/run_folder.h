@@ -9,9 +9,10 @@
 namespace oneflow_like {
 
 // Sets the flags that `file` names and the command line does not. Lines are --name=value, empty, or begin
-// with #. A value in double quotes may hold anything: line breaks, tabs, quotes and backslashes stand there as
-// in C, other characters as a backslash, x and two hexadecimal digits. Throws Error, which names the line, for
-// anything else, for a flag that the program lacks, that is given twice or that takes flags from elsewhere
+// with #. A value in double quotes may hold anything: line breaks, tabs, quotes and backslashes stand there
+// as in C, other characters as a backslash, x and two hexadecimal digits. Throws Error, which names the line,
+// for anything else, for a flag that the program lacks, that is given twice or that takes flags from
+// elsewhere
 // (--flagfile, --fromenv), and for a value that the flag does not accept.
 void ReadConfig(const std::string& file);
 

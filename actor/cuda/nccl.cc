@@ -217,9 +217,9 @@ class NcclMember : public GroupMember {
   const NcclLibrary& nccl_;
   const std::string name_;
   const int multiprocessors_;  // of its device
-  std::mutex mutex_;      // Abort comes from the thread that notices a lost rank
-  ncclComm_t comm_;       // null when aborted
-  bool leaving_ = false;  // CommFinalize was called, and said:
+  std::mutex mutex_;           // Abort comes from the thread that notices a lost rank
+  ncclComm_t comm_;            // null when aborted
+  bool leaving_ = false;       // CommFinalize was called, and said:
   ncclResult_t left_ = ncclSuccess;
   std::shared_ptr<FirstFailure> failure_;  // of the stream used last
 };

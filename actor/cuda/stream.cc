@@ -47,7 +47,8 @@ CudaStream::CudaStream(CudaDevice* device, const std::string& name)
       memory_(device->TakeStreamMemory(name == "compute")) {
   DriverCall call;
   gpu_->Use();
-  Require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, name.starts_with("link") ? kHighPriority : 0),
+  Require(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                       name.starts_with("link") ? kHighPriority : 0),
           device->name(), " gives no stream");
   auto* act = static_cast<ActState*>(memory_.state->data());
   launch_.stream = stream_;

@@ -98,8 +98,8 @@ struct Matrices {
 };
 
 template <Kind kKind, typename T>
-OFL_KERNEL void ConvolutionTiles(ConvolutionShape shape, MatrixExtents extents, const T* first, const T* second,
-                                 FloatView result) {
+OFL_KERNEL void ConvolutionTiles(ConvolutionShape shape, MatrixExtents extents, const T* first,
+                                 const T* second, FloatView result) {
   OFL_SHARED float a[kDepth][kSide + 4];
   OFL_SHARED float b[kDepth][kSide + 4];
   int64_t across = (extents.j + kSide - 1) / kSide, down = (extents.m + kSide - 1) / kSide;

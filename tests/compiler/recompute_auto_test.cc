@@ -219,8 +219,8 @@ TEST(RecomputeAuto, IsNearDrawnChoicesOfManyLayers) {
 TEST(LongRecomputeAuto, IsNearBruteForce) {
   for (SmallGpt given : Pipelines()) {
     given.layers = 6;
-    // 1F1B is above and below. Of four stages with 1F1B and six layers one budget of eight gave a step 2.9 % over
-    // the best of all choices, more than is allowed here.
+    // 1F1B is above and below. Of four stages with 1F1B and six layers one budget of eight gave a step 2.9 %
+    // over the best of all choices, more than is allowed here.
     if (given.mesh == "cpu:pp=4" || given.schedule == PipelineSchedule::k1F1B) continue;
     const LayerByLayer layers(given);
     ExpectNearTheBest(given, layers, AllChoices(layers.layers()), 4);
