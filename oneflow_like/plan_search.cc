@@ -210,14 +210,6 @@ class Search {
     PlanTrial& trial = entry->trial;
     try {
       const Session session = build_(trial.plan);
-      int64_t bytes = 0;
-      for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
-      if (!Fits(static_cast<double>(bytes))) {  // its time does not matter
-        trial.compiled = true;
-        trial.seconds = entry->estimated_seconds;
-        trial.bytes = bytes;
-        return;
-      }
       const Simulated simulated = Simulate(session, machine_);
       trial.compiled = true;
       trial.seconds = simulated.seconds;
