@@ -45,8 +45,7 @@ class VirtualClock {
   int64_t now_ = 0;
 };
 
-// What goes on at one time and shares something: each flow is slower for the others, and ends when all of it
-// has passed.
+// Flows of one time that share something: each is slower for the others, and ends when all of it has passed.
 class VirtualSharing {
  public:
   explicit VirtualSharing(VirtualClock* clock) : clock_(clock) {}

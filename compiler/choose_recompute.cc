@@ -137,7 +137,7 @@ struct Region {
   std::array<int64_t, 3> picoseconds = {};  // more, of a micro-batch
 };
 
-// What is kept for the gradients of each region, and how long its repeated nodes take, if all have one mode.
+// The bytes kept for the gradients of each region, and the time of its repeated nodes, if all have one mode.
 struct Kept {
   std::map<std::string, double> bytes, seconds;  // by region
 };

@@ -75,7 +75,7 @@ class Former {
       4;  // a GPU has eight queues; feeds, fetches, copies and kernels need four
 
   // A link stream for each set of mesh axes that communicates, so that messages along one axis do not wait
-  // for those along another. What is over the number of links shares the last.
+  // for those along another. Sets beyond the number of links share the last.
   void MakeStreams() {
     std::set<std::vector<int>> sets;
     for (int n : order_)
@@ -157,7 +157,7 @@ class Former {
       };
       for (int v : graph_.node(n).in) {
         while (graph_.IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
-        // What an update left in its variable is read after the update, not only after what was there.
+        // A reader of what an update left in its variable waits for the update, not for the variable alone.
         depend(graph_.value(v).producer, graph_.value(v).sbp[0].is_broadcast());
       }
       for (int b : graph_.node(n).after) depend(b, once);

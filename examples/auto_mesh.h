@@ -1,4 +1,5 @@
-// --auto_mesh=N: a program that trains looks for its plan. What other flags say of the plan stays.
+// --auto_mesh=N: a program that trains looks for its plan. Other flags that say something of the plan are
+// kept.
 #pragma once
 
 #include <optional>
