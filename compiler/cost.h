@@ -21,6 +21,7 @@ namespace oneflow_like {
 // The machine that estimates assume: devices of one kind, and the links between them.
 struct Machine {
   Topology topology;           // links between devices, and the memory of one
+  std::vector<bool> shared;    // by level of its links: LinkLevels
   double flops = 5e10;         // per second and device, of products in fp32
   double narrow_flops = 5e10;  // of products in bf16 or f16
   double overhead = 1e-7;      // additional seconds of every kernel

@@ -78,6 +78,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("overlap gain", o.overlap.gain);
   option("overlap always", o.overlap.always ? "true" : "false");
   option("link bandwidth", model.link.bandwidth);
+  option("collectives", model.collectives);
   option("topology", TextOf(session.model->machine));
   option("parallel batch", o.parallel.batch);
   option("parallel tensor", o.parallel.tensor);

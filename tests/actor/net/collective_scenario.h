@@ -61,7 +61,7 @@ struct Case {
   plan::Collective PlanOf(int me) const {
     plan::Collective c;
     c.set_id(id);
-    c.set_algorithm("routed");
+    c.set_primitive("routed");
     for (int rank : ranks()) c.add_rank(rank);
     c.set_me(me);
     for (int i = 0; i < operands * members(); ++i) c.add_piece();
