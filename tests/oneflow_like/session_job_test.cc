@@ -163,6 +163,7 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
       {"overlap gain", "0.03", "0.5", [](Given* g) { g->session.overlap.gain = .5; }},
       {"overlap always", "false", "true", [](Given* g) { g->session.overlap.always = true; }},
       {"link bandwidth", "0", "1e+06", [](Given* g) { g->model.link.bandwidth = 1e6; }},
+      {"collectives", "none", "all_reduce:ring", [](Given* g) { g->model.collectives = "all_reduce:ring"; }},
       {"topology",
        "5e+10 and 5e+10 flops/s, memory 1e+10 bytes/s, overhead 1e-07 s, 0 devices by 5e+09 bytes/s in 5e-06 "
        "s",
