@@ -34,7 +34,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   if (!options.topology.empty()) {
     const DescribedMachine described = ReadTopology(options.topology);
     RequireDevices(described, this->mesh.size());
-    machine = described.AsReached();
+    machine = described;
     devices_of_node = described.threads > 0 ? described.topology.links[0].devices : 1;
     device_bytes = static_cast<int64_t>(described.memory_bytes);
   }
