@@ -52,7 +52,7 @@ TEST(CollectiveCost, IsThatOfTheFormulas) {
     EXPECT_NEAR(Seconds(reduce, A::kStar, S), rounds(2) + 2 * (n - 1) * each, 1e-12);
     EXPECT_NEAR(Seconds(reduce, A::kTwoTrips, S), rounds(2) + 2 * (n - 1) * each / n, 1e-12);
     EXPECT_NEAR(Seconds(reduce, A::kRing, S), rounds(2 * (n - 1)) + 2 * (n - 1) * each / n, 1e-12);
-    EXPECT_NEAR(Find(reduce, A::kTree)->latency, rounds(2 * levels), 1e-12);
+    EXPECT_NEAR(Seconds(reduce, A::kTree, S), rounds(2 * levels) + 2 * (n - 1) * each / n, 1e-12);
     EXPECT_EQ(Find(reduce, A::kTwoLevel), nullptr);
     for (Primitive half : {Primitive::kReduceScatter, Primitive::kAllGather}) {
       const std::vector<AlgorithmCost> costs = CostsOfCollective(half, Devices(n), OneLevel());
@@ -133,6 +133,15 @@ TEST(CollectiveCost, ManyBytesOverSlowLinksGoByTwoLevels) {
   EXPECT_EQ(best.unit, 16);
   EXPECT_NEAR(best.links[2], 1.0 / 1e9 * 2 / 2 * 1,
               1e-18);  // 2 (m - 1) / m for m = 2, once for all of a rack
+}
+
+// Where hosts and racks have one line each, alike in speed, only a ring crosses each of them once.
+TEST(CollectiveCost, ManyBytesOverLevelsOfSharedLinksGoRound) {
+  LinkLevels levels = ThreeLevels(4, 4, {false, true, true});
+  levels.topology.links[1].bandwidth = levels.topology.links[2].bandwidth;
+  const auto costs = CostsOfCollective(Primitive::kAllReduce, Devices(4 * 4 * 2), levels);
+  EXPECT_EQ(Choose(costs, 1e10).algorithm, A::kRing);
+  EXPECT_EQ(Choose(costs, 1e3).algorithm, A::kTwoLevel);
 }
 
 // On a link that the devices of a host share, all of them count, and the groups beside this one.
