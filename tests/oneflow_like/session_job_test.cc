@@ -2,7 +2,9 @@
 #include <atomic>
 #include <fstream>
 #include <regex>
+#include <set>
 
+#include "compiler/collective_costs.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/feeds_check.h"
 #include "tests/actor/net/stub_network.h"
