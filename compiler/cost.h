@@ -79,8 +79,8 @@ class LocalWork {
   std::vector<std::pair<int64_t*, int64_t>> changed_;  // with the old values
 };
 
-// Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and bytes
-// and the memory's bandwidth.
+// Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and
+// bytes and the memory's bandwidth.
 double SecondsOf(const Machine& machine, const Work& work, DType dtype);
 // The type that determines a node's rate: the narrowest floating one among its operands.
 DType RateType(const Graph& graph, const Node& node);
