@@ -117,13 +117,13 @@ LibraryWork WorkOfOperand(const plan::Collective& collective, int operand) {
     Ends ends = EndsOf(collective, operand, act);
     LibraryWork work;
     bool whole = All(ends.has_in) && All(ends.has_out);
-    const std::string& algorithm = collective.algorithm();
-    if (algorithm == "all_reduce" && whole && AllEqual(ends.in) && ends.out == ends.in) {
+    const std::string& primitive = collective.primitive();
+    if (primitive == "all_reduce" && whole && AllEqual(ends.in) && ends.out == ends.in) {
       work = {Kind::kAllReduce, ends.in[0].elements(), 0};
-    } else if (algorithm == "reduce_scatter" && whole && AllEqual(ends.in) && SameSizes(ends.out)) {
+    } else if (primitive == "reduce_scatter" && whole && AllEqual(ends.in) && SameSizes(ends.out)) {
       work = {Kind::kReduceScatter, ends.out[0].elements(),
               RunsInOrder(ends.out, ends.in[0]) ? 0 : ends.in[0].elements()};
-    } else if (algorithm == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
+    } else if (primitive == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
                Disjoint(ends)) {
       work = {Kind::kAllGather, ends.in[0].elements(),
               RunsInOrder(ends.in, ends.out[0]) ? 0 : ends.out[0].elements()};

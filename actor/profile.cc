@@ -11,7 +11,7 @@ std::string KernelLabel(const plan::Actor& actor, const plan::Kernel& kernel) {
   std::string line = SourceLine(kernel.file(), kernel.line()).str();
   if (!line.empty()) line = " " + line;
   const std::string& node = kernel.node().empty() ? actor.name() : kernel.node();
-  if (actor.has_collective()) return Cat(actor.collective().algorithm(), " ", node, line);
+  if (actor.has_collective()) return Cat(actor.collective().primitive(), " ", node, line);
   return Cat(node, ": ", kernel.name(), line);
 }
 

@@ -41,6 +41,7 @@ const Pass kPasses[] = {
     {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
     {"gather_weights", Level::kLowered, [](Graph* g, const CompileOptions& o) { GatherWeights(g, o); }},
     {"fill_buckets", Level::kLowered, [](Graph* g, const CompileOptions& o) { FillBuckets(g, o); }},
+    {"choose_algorithms", Level::kLowered, [](Graph* g, const CompileOptions& o) { ChooseAlgorithms(g, o); }},
     {"bound_gradients", Level::kLowered, [](Graph* g, const CompileOptions&) { BoundGradients(g); }},
     {"order_writes", Level::kOrdered, [](Graph* g, const CompileOptions&) { OrderWrites(g); }},
 };

@@ -30,6 +30,7 @@ struct Efficiency {
 // The machine that estimates assume: devices of one kind, and the links between them.
 struct Machine {
   Topology topology;           // links between devices, and the memory of one
+  std::vector<bool> shared;    // by level of its links: LinkLevels
   double flops = 5e10;         // per second and device, of products in fp32
   double narrow_flops = 5e10;  // of products in bf16 or f16
   double overhead = 1e-7;      // additional seconds of every kernel
@@ -78,8 +79,8 @@ class LocalWork {
   std::vector<std::pair<int64_t*, int64_t>> changed_;  // with the old values
 };
 
-// Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and bytes
-// and the memory's bandwidth.
+// Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and
+// bytes and the memory's bandwidth.
 double SecondsOf(const Machine& machine, const Work& work, DType dtype);
 // The type that determines a node's rate: the narrowest floating one among its operands.
 DType RateType(const Graph& graph, const Node& node);

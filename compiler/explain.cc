@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "compiler/collective_costs.h"
 #include "compiler/text.h"
 
 namespace oneflow_like {
@@ -90,7 +91,7 @@ std::vector<BoxingPrice> PricesOfBoxing(const Compiled& compiled, bool gathered_
     size_t reader = node.why.find("wanted by");
     const std::string what =
         node.in.size() == 1 ? in.name : Cat(in.name, " and ", node.in.size() - 1, " others");
-    prices.push_back({n, node.op, what, place(node.in[0]), place(node.out[0]),
+    prices.push_back({n, node.op, AlgorithmText(node), what, place(node.in[0]), place(node.out[0]),
                       reader == std::string::npos ? node.why : node.why.substr(reader), gathered,
                       MovedBy(graph, node, price, &moved) * SizeOf(out.dtype), price.seconds});
   }

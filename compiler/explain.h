@@ -14,6 +14,7 @@ namespace oneflow_like {
 struct BoxingPrice {
   int node = -1;
   std::string primitive;  // "all_reduce"
+  std::string algorithm;  // "ring", "two_level of 8"; empty: its ranks have no choice
   std::string value;      // the value that is changed: "h0/up"
   std::string from, to;   // "{dp:S0,tp:B}"
   std::string why;        // the reader that needs it

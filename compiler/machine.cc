@@ -143,7 +143,8 @@ bool SecondsOfWork(const DescribedMachine& machine, const plan::Collective& coll
   return true;
 }
 
-BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node) {
+BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, int n, CollectiveCosts* costs) {
+  const Node& node = graph.node(n);
   const LinkLevels levels{machine.topology, machine.shared};
   BoxingLoad all;
   for (size_t i = 0; i < node.in.size(); ++i) {
@@ -158,6 +159,12 @@ BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Nod
     all.members = one.members;
     all.per_unit = one.per_unit;
     all.bytes += one.bytes;
+  }
+  if (const AlgorithmCost* cost = costs->Named(n)) {
+    all.latency = cost->latency;
+    all.copies += cost->sums * all.bytes;
+    all.links = cost->links;
+    for (double& link : all.links) link *= all.bytes;
   }
   for (const MeasuredCollective& m : machine.collectives)
     if (m.primitive == all.primitive && m.members == all.members && m.per_unit == all.per_unit)

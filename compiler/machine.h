@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/collective_costs.h"
 #include "compiler/cost.h"
 #include "sbp/boxing_load.h"
 
@@ -49,8 +50,7 @@ struct ThreadSeconds {
 };
 
 struct DescribedMachine : Machine {
-  std::string name;          // of the device, for people
-  std::vector<bool> shared;  // by level of its topology: LinkLevels
+  std::string name;  // of the device, for people
   std::vector<MeasuredCollective> collectives;
   double memory_bytes = 0;  // of one device; 0: unknown
   int threads = 0;          // of a host that computes on its processor; 0: each device works by itself
@@ -78,8 +78,9 @@ bool SecondsOfWork(const DescribedMachine& machine, const plan::Collective& coll
                    ThreadSeconds* seconds);
 // Read and written by that member, on average over a step's acts.
 double BytesOfWork(const plan::Collective& collective, size_t element_bytes);
-// The memory and links that one act of a collective asks for: as measured, where such a group of its kind
-// was, else from latency and bandwidth of the links.
-BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, const Node& node);
+// The memory and links that one act of collective `n` asks for: as measured, where such a group of its kind
+// was, else from latency and bandwidth of the links, by the algorithm that it names. `costs`: of this graph,
+// on the links of the machine.
+BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, int n, CollectiveCosts* costs);
 
 }  // namespace oneflow_like

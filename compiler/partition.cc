@@ -5,8 +5,10 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
+#include "compiler/collective_costs.h"
 #include "compiler/passes.h"
 #include "core/plan_values.h"
 
@@ -186,7 +188,11 @@ class Partitioner {
   void MakeCollective(const Node& node, plan::Actor* actor) {
     plan::Collective* c = actor->mutable_collective();
     c->set_id(actor->id());
-    c->set_algorithm(node.op);
+    c->set_primitive(node.op);
+    if (const std::optional<NamedAlgorithm> named = AlgorithmOf(node)) {
+      c->set_algorithm(Name(named->algorithm));
+      c->set_unit(named->unit);
+    }
     double sent = 0;
     for (size_t i = 0; i < node.in.size(); ++i) sent += AddOperand(node, static_cast<int>(i), c);
     actor->mutable_kernel(0)->set_link_bytes(sent);

@@ -15,6 +15,7 @@
 #include "compiler/schedule.h"
 #include "core/plan.pb.h"
 #include "ops/optimizer.h"
+#include "sbp/collective_cost.h"
 
 namespace oneflow_like {
 
@@ -43,6 +44,10 @@ struct CompileOptions {
   Roles roles;
   Overlap overlap;
   int64_t bucket_bytes = 0;  // of collectives joined to one; 0: each by itself
+  // Of each rank the first of the ranks that reach its memory by address: collectives exchange messages
+  // between these sets. Empty: all reach each other's.
+  std::vector<int> nodes;
+  WantedAlgorithms algorithms;  // in place of the cheapest
   uint64_t seed = 1;
   Machine machine;                   // the machine that estimates assume
   std::optional<Training> training;  // of a graph with a train node
@@ -77,7 +82,8 @@ void ChooseRecompute(Graph* graph, const CompileOptions& options);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
-void BoundGradients(Graph* graph);                                // whole ones, under way
+void ChooseAlgorithms(Graph* graph, const CompileOptions& options);
+void BoundGradients(Graph* graph);  // whole ones, under way
 void OrderWrites(Graph* graph);
 
 // --- Values that differ between micro-batches although time does not cut them (micro_batches.cc) ---

@@ -11,6 +11,7 @@
 #include "examples/precision.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/simulate.h"
+#include "sbp/collective_cost.h"
 
 DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
@@ -28,6 +29,7 @@ DEFINE_int32(prefetch, 1, "layers ahead in stage 3");
 DEFINE_string(bucket, "25MB", "of small messages; 0: none");
 DEFINE_int32(overlap, 1, "product chunks beside messages");
 DEFINE_double(link, 0, "Mbit/s between hosts; 0: guessed");
+DEFINE_string(collective, "", "of messages: ring, tree; empty: auto");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_bool(simulate, false, "steps on paper: times, memory");
 DEFINE_string(topology, "", "file: the machines to plan for");
@@ -152,6 +154,10 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--virtual_stages", FLAGS_virtual_stages, 1, 1000);
   CheckRange("--overlap", FLAGS_overlap, 1, kMostChunks);
   CheckRange("--link", FLAGS_link, 0.0, 1e9);
+  ParseWantedAlgorithms(FLAGS_collective, Cat("--collective=", FLAGS_collective));
+  if (!FLAGS_collective.empty() && !FLAGS_mesh.empty() && Mesh::Parse(FLAGS_mesh).kind() != "cpu")
+    Fail("--collective=", FLAGS_collective, ": on --mesh=", FLAGS_mesh,
+         " NCCL chooses how messages are sent");
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
   CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
@@ -176,6 +182,7 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   options.zero.bucket_bytes = BytesOfBucket();
   options.link.bandwidth = FLAGS_link * 1e6 / 8;
   options.topology = FLAGS_topology;
+  options.collectives = FLAGS_collective;
   return options;
 }
 

@@ -35,8 +35,10 @@ std::string OptionOf(const std::string& line) {
 std::string TextOf(const Machine& machine) {
   std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
                          machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead, " s");
-  for (const Topology::Link& link : machine.topology.links)
-    text += Cat(", ", link.devices, " devices by ", link.bandwidth, " bytes/s in ", link.latency, " s");
+  const std::vector<Topology::Link>& links = machine.topology.links;
+  for (size_t l = 0; l < links.size(); ++l)
+    text += Cat(", ", links[l].devices, " devices by ", links[l].bandwidth, " bytes/s in ", links[l].latency,
+                " s", l < machine.shared.size() && machine.shared[l] ? ", shared" : "");
   return text;
 }
 
@@ -78,6 +80,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("overlap gain", o.overlap.gain);
   option("overlap always", o.overlap.always ? "true" : "false");
   option("link bandwidth", model.link.bandwidth);
+  option("collectives", model.collectives);
   option("topology", TextOf(session.model->machine));
   option("parallel batch", o.parallel.batch);
   option("parallel tensor", o.parallel.tensor);

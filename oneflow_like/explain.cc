@@ -16,7 +16,8 @@ std::string BoxingLines(const Compiled& compiled) {
                          " a step over the whole mesh; dearest first, by estimated time\n");
   for (const BoxingPrice& p : prices) {
     const SourceLine& line = compiled.graph.node(p.node).line;
-    text += Cat("  ", SecondsText(p.seconds), "  ", BytesText(p.bytes), "  ", p.primitive, " of ", p.value,
+    text += Cat("  ", SecondsText(p.seconds), "  ", BytesText(p.bytes), "  ", p.primitive,
+                p.algorithm.empty() ? "" : " by " + p.algorithm, " of ", p.value,
                 line.str().empty() ? "" : " at " + line.str(), ": ", p.from, " -> ", p.to, "\n      ", p.why,
                 p.gathered.empty() ? "" : "\n      " + p.gathered, "\n");
   }

@@ -27,10 +27,15 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   CheckRange("ModelOptions::link: bandwidth", options.link.bandwidth, 0.0, 1e15);
   CheckRange<int64_t>("ModelOptions::zero: bucket_bytes", options.zero.bucket_bytes, 0, INT64_MAX);
   machine = MachineOf(this->mesh);
+  algorithms = ParseWantedAlgorithms(options.collectives, "ModelOptions::collectives");
+  if (!algorithms.empty() && this->mesh.kind() != "cpu")
+    Fail("ModelOptions::collectives is ", options.collectives, ", but on mesh ", this->mesh.str(),
+         " NCCL chooses how collectives are done");
   if (!options.topology.empty()) {
     const DescribedMachine described = ReadTopology(options.topology);
     RequireDevices(described, this->mesh.size());
     machine = described;
+    devices_of_node = described.threads > 0 ? described.topology.links[0].devices : 1;
     device_bytes = static_cast<int64_t>(described.memory_bytes);
   }
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");

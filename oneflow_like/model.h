@@ -113,6 +113,10 @@ struct ModelOptions {
   // A topology file (examples/topologies/README.md) of the machines that plans are made for, which choices
   // between plans and estimates then assume; empty: machines typical of the mesh's kind of device.
   std::string topology;
+  // How collectives between hosts, or processes without shared memory, are done in place of the cheapest way:
+  // "ring", for all that can be, or "all_reduce:ring,all_gather:direct" (docs/simulation.md has the names).
+  // Empty: by estimate. Error on a mesh of GPUs, where NCCL chooses.
+  std::string collectives;
   std::vector<WeightPattern> weights;  // options of weights by their paths
   // Runtime threads, at most one for each device here; 0: as many as cores (of this process's share).
   int threads = 0;

@@ -109,8 +109,10 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
   ModelOptions options;
   const Mesh mesh;
-  Catalog catalog;           // the built-in operators and the user's
-  Machine machine;           // that plans are made for
+  Catalog catalog;          // the built-in operators and the user's
+  Machine machine;          // that plans are made for
+  int devices_of_node = 0;  // there, without a job: so many, neighbours, reach each other's memory; 0: all
+  WantedAlgorithms algorithms;
   int64_t device_bytes = 0;  // memory of one of its devices, where a topology file says it; 0: unknown
   int zero_axis = -1;
   GraphOfModel graph;  // the model's own

@@ -428,6 +428,21 @@ void SetLink(const ModelImpl& model, Topology* topology) {
   topology->links.back().bandwidth = bandwidth;
 }
 
+// CompileOptions::nodes: the processes of the job, or without one what the described devices are.
+std::vector<int> NodesOf(const ModelImpl& model) {
+  const int world = model.mesh.size();
+  std::vector<int> nodes(world, 0);
+  if (const std::shared_ptr<Job>& job = model.options.job) {
+    const std::vector<int> node_of_process = NodeOfProcess(job.get());
+    const int ranks = world / job->processes();
+    for (int rank = 0; rank < world; ++rank) nodes[rank] = node_of_process[rank / ranks] * ranks;
+  } else if (const int devices = model.devices_of_node; devices > 0) {
+    for (int rank = 0; rank < world; ++rank) nodes[rank] = rank / devices * devices;
+  }
+  const bool one = std::count(nodes.begin(), nodes.end(), nodes[0]) == world;
+  return one ? std::vector<int>() : nodes;
+}
+
 CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& options) {
   CompileOptions c;
   c.name = options.name;
@@ -438,6 +453,8 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.dtype = options.dtype;
   c.machine = model.machine;
   SetLink(model, &c.machine.topology);
+  c.nodes = NodesOf(model);
+  c.algorithms = model.algorithms;
   c.overlap = options.overlap;
   c.roles = {model.mesh.FindAxis(options.parallel.batch), model.mesh.FindAxis(options.parallel.tensor),
              model.mesh.FindAxis(options.parallel.context)};

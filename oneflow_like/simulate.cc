@@ -44,15 +44,17 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
 class Loads {
  public:
   Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads)
-      : compiled_(compiled), machine_(machine), threads_(threads) {}
+      : compiled_(compiled),
+        machine_(machine),
+        threads_(threads),
+        costs_(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared}) {}
 
   VirtualLoad Of(const plan::Collective& collective, int rank) {
     const int64_t segment = collective.id();
     auto [at, fresh] = loads_.try_emplace(segment);
     if (fresh)
       for (int n : compiled_.logical.segments[segment].nodes)
-        if (const Node& node = compiled_.graph.node(n); IsCollective(node))
-          at->second = LoadOf(machine_, compiled_.graph, node);
+        if (IsCollective(compiled_.graph.node(n))) at->second = LoadOf(machine_, compiled_.graph, n, &costs_);
     const BoxingLoad& load = at->second;
     VirtualLoad of_rank;
     of_rank.latency = Picoseconds(load.latency + load.copies);
@@ -96,6 +98,7 @@ class Loads {
   const Compiled& compiled_;
   const DescribedMachine& machine_;
   const Threads& threads_;
+  CollectiveCosts costs_;
   std::map<int64_t, BoxingLoad> loads_;
 };
 

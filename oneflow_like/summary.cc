@@ -5,6 +5,7 @@
 #include <map>
 
 #include "actor/net/job/join.h"
+#include "compiler/collective_costs.h"
 #include "core/backend.h"
 #include "core/plan_values.h"
 #include "oneflow_like/placement.h"
@@ -242,6 +243,17 @@ std::string OverlapText(const Compiled& compiled) {
              " gradients of weights beside sums of others\n");
 }
 
+std::string AlgorithmsText(const Compiled& compiled) {
+  std::map<std::string, int> number;
+  for (int n : compiled.graph.Order()) {
+    const Node& node = compiled.graph.node(n);
+    if (AlgorithmOf(node)) ++number[Cat(node.op, " by ", AlgorithmText(node))];
+  }
+  std::string text;
+  for (const auto& [what, times] : number) text += Cat(text.empty() ? "" : ", ", times, " ", what);
+  return text.empty() ? "" : Cat("collectives by messages: ", text, "\n");
+}
+
 std::string RecomputeText(const Compiled& compiled) {
   const Graph& graph = compiled.graph;
   const std::map<std::string, Recompute>& chosen = graph.regions().chosen();
@@ -281,6 +293,7 @@ std::string Session::SummaryText() const {
   }
   text += RecomputeText(compiled);
   text += OverlapText(compiled);
+  text += AlgorithmsText(compiled);
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
     text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
   for (const RankSummary& s : Summaries()) text += "\n" + RankText(*impl_, s);

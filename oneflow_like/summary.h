@@ -17,6 +17,8 @@ std::string RangesText(
     const std::vector<int>& ranks);  // "0-3, 8"; of many the first few and how many there are
 // The effect of --overlap, in one line; empty if it was not requested.
 std::string OverlapText(const Compiled& compiled);
+// By which algorithms the collectives are done whose ranks send each other messages; empty if none do.
+std::string AlgorithmsText(const Compiled& compiled);
 // What the compiler chose to recompute, a line for each stage; empty if that was not left to it.
 std::string RecomputeText(const Compiled& compiled);
 

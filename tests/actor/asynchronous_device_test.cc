@@ -233,10 +233,10 @@ TEST(LibraryCollectives, UnevenPartsAreNotTakenForEvenOnes) {
   for (int members = 2; members <= 5; ++members) {
     for (int64_t length = members; length <= 12; ++length) {
       for (bool rows : {true, false}) {
-        for (const char* algorithm : {"reduce_scatter", "all_gather"}) {
-          const bool scatter = algorithm == std::string("reduce_scatter"), even = length % members == 0;
+        for (const char* primitive : {"reduce_scatter", "all_gather"}) {
+          const bool scatter = primitive == std::string("reduce_scatter"), even = length % members == 0;
           plan::Collective collective;
-          collective.set_algorithm(algorithm);
+          collective.set_primitive(primitive);
           if (scatter) collective.set_reduce("sum");
           for (int m = 0; m < members; ++m) {
             const Interval cut = Cut({0, length}, members, m, 1);
@@ -254,9 +254,9 @@ TEST(LibraryCollectives, UnevenPartsAreNotTakenForEvenOnes) {
           const Kind one_call = scatter ? Kind::kReduceScatter : Kind::kAllGather;
           const Kind otherwise = scatter ? Kind::kNone : Kind::kCopies;
           EXPECT_EQ(work.kind, even ? one_call : otherwise)
-              << algorithm << " of " << length << " over " << members << " members, rows " << rows;
+              << primitive << " of " << length << " over " << members << " members, rows " << rows;
           if (even) {
-            EXPECT_EQ(work.count * members, 3 * length) << algorithm;
+            EXPECT_EQ(work.count * members, 3 * length) << primitive;
           }
         }
       }
@@ -271,7 +271,7 @@ TEST(LibraryCollectives, PackingHasRoomForEveryMicroBatch) {
   std::vector<int64_t> rows = {4, 6, 8};
   do {
     plan::Collective collective;
-    collective.set_algorithm("all_to_all");
+    collective.set_primitive("all_to_all");
     for (size_t act = 0; act < rows.size(); ++act) collective.add_work();
     for (int64_t m = 0; m < kMembers; ++m) {
       collective.add_rank(static_cast<int>(m));

@@ -70,7 +70,7 @@ class SumOfTwo {
     all = MakeDeviceCollectives(options);
     for (int rank = 0; rank < 2; ++rank) {
       plan::Collective& c = plans_[rank];
-      c.set_algorithm("all_reduce");
+      c.set_primitive("all_reduce");
       c.set_reduce("sum");
       c.set_me(rank);
       const Box whole = Box::Whole(Dims{kWidth});
@@ -183,7 +183,7 @@ TEST(DeviceCollectives, SeveralDevicesOfSeveralProcessesAreRefused) {
   };
   auto all = MakeDeviceCollectives(options);
   plan::Collective c;
-  c.set_algorithm("all_reduce");
+  c.set_primitive("all_reduce");
   c.set_reduce("sum");
   const Box whole = Box::Whole(Dims{kWidth});
   for (int member : {0, 2}) {

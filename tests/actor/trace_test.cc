@@ -239,7 +239,7 @@ std::map<Key, int> Expected(const Compiled& compiled, int world, int steps) {
                 works = works || (elements > 0 && r.dest_size() > 0);
               }
               if (!works) continue;
-              name = Cat(c.algorithm(), " ", k.node(), line);
+              name = Cat(c.primitive(), " ", k.node(), line);
             }
             ++count[{rank, name, step, act}];
           }

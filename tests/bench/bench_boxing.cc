@@ -66,7 +66,7 @@ plan::Plan RankPlanOf(const Case& c, int rank, const Dims& shape, int acts, doub
   }
   plan::Collective* collective =
       b.Collective(actor, 1, ranks, me, program.reduce == Reduce::kNone ? "" : "sum", in, out);
-  collective->set_algorithm(c.primitive);
+  collective->set_primitive(c.primitive);
   for (const Region& r : program.work[me]) b.Region(collective, r.box, r.sources, r.dests);
   b.Stream("link", std::vector<int>(acts, 0));
   return b.plan();

@@ -7,6 +7,11 @@
 //   overlap=2 always=yes        products in chunks, whatever the estimate says; or with link=1e6 (bytes/s)
 //   dtype=bf16                  of mixed precision; f32 unless given
 //   budget=4096                 bytes of a device, for regions whose recomputation is auto
+//   node=2 levels=4,0           so many ranks reach each other's memory; links by level, each of which joins
+//   so
+//                               many devices with ten times the latency and a tenth of the bandwidth of the
+//                               last
+//   collective=ring             of choose_algorithms, in place of the cheapest
 //   rank=1                      whose plan partition and place_memory show
 //   from=autograd               the pass the graph is put through first; then all up to the one shown
 //   show=streams                of order_acts: the compute streams and stashes alone
@@ -102,6 +107,7 @@ inline std::string PlanKernelText(const plan::Plan& plan, const plan::Kernel& k,
 inline std::string PlanCollectiveText(const plan::Collective& c) {
   std::string text = Cat("  among ranks");
   for (int r : c.rank()) text += Cat(" ", r);
+  if (!c.algorithm().empty()) text += Cat(", ", c.algorithm(), c.unit() > 0 ? Cat(" of ", c.unit()) : "");
   if (!c.reduce().empty() && c.reduce() != "none") text += " by " + c.reduce();
   for (int t = 0; t < c.work_size(); ++t) {
     text += t ? " | mine:" : ", mine:";
@@ -244,6 +250,8 @@ class PassRun {
     options_.overlap.always = example.Option("always", "no") == "yes";
     if (example.options.count("link"))
       options_.machine.topology.links[0].bandwidth = std::stod(example.Option("link", ""));
+    if (example.options.count("node")) SetLinks();
+    options_.algorithms = ParseWantedAlgorithms(example.Option("collective", ""), "collective");
     options_.memory_budget = std::stoll(example.Option("budget", "0"));
     options_.bucket_bytes = std::stoi(example.Option("bucket", "0"));
     options_.roles = {graph_.mesh().FindAxis(example.Option("batch", "")),
@@ -289,6 +297,20 @@ class PassRun {
       static const std::set<std::string> verified = {"choose_signatures", "insert_boxing", "lower_boxing",
                                                      "fuse_epilogue"};
       if (verified.count(name)) VerifyGraph(graph_, pass.leaves);
+    }
+  }
+
+  void SetLinks() {
+    const int node = std::stoi(example_.Option("node", ""));
+    for (int rank = 0; rank < graph_.mesh().size(); ++rank) options_.nodes.push_back(rank / node * node);
+    std::vector<Topology::Link>& links = options_.machine.topology.links;
+    Topology::Link link = links[0];
+    links.clear();
+    for (const std::string& devices : SplitAt(example_.Option("levels", "0"), ',')) {
+      link.devices = std::stoi(devices);
+      links.push_back(link);
+      link.latency *= 10;
+      link.bandwidth /= 10;
     }
   }
 

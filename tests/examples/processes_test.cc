@@ -73,6 +73,27 @@ TEST_F(ProcessesTest, WithoutSharedMemory) {
   ExpectSameCurve("four", {"--processes=4", "--mesh=cpu:dp=2,pp=2", "--shared_memory=false"});
 }
 
+// Four processes as four hosts of two racks would do it: one curve by every algorithm, and by one twice the
+// same bits.
+TEST_F(ProcessesTest, EveryAlgorithmOfCollectives) {
+  const std::string racks = folder_.Write("racks.txt",
+                                          "memory_bandwidth 1e10\nflops_fp32 5e10\nflops_16bit 5e10\n"
+                                          "level rack devices 2 latency 5e-6 bandwidth 5e9\n"
+                                          "level hall devices 0 latency 2e-5 bandwidth 1e9\n");
+  for (const std::string algorithm : {"direct", "two_trips", "ring", "tree", "two_level", "star"}) {
+    const std::vector<std::string> flags = {"--processes=4", "--mesh=cpu:dp=4", "--shared_memory=false",
+                                            "--topology=" + racks, "--collective=" + algorithm};
+    ExpectSameCurve(algorithm, flags);
+    if (algorithm == "ring") EXPECT_EQ(Losses("again", flags), Losses("twice", flags));
+    std::vector<std::string> explained = flags;
+    explained.insert(explained.end(), {"--dry_run", "--explain"});
+    Losses("explained", explained);
+    const std::string units = algorithm == "two_level" ? " of 2" : "";
+    EXPECT_NE(out_.find(" all_reduce by " + algorithm + units + " of "), std::string::npos)
+        << out_;
+  }
+}
+
 TEST_F(ProcessesTest, OtherProcessesAreLabelled) {
   Losses("labels", {"--processes=2", "--mesh=cpu:dp=2"});
   int own = 0;

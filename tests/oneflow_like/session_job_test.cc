@@ -2,7 +2,9 @@
 #include <atomic>
 #include <fstream>
 #include <regex>
+#include <set>
 
+#include "compiler/collective_costs.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/feeds_check.h"
 #include "tests/actor/net/stub_network.h"
@@ -137,6 +139,33 @@ TEST(SessionJobTest, DifferentModelsAreRefusedByTheFirstLineThatDiffers) {
   }
 }
 
+// Between processes that share no memory collectives have algorithms; inside one process there is no choice.
+TEST(SessionJobTest, CollectivesBetweenProcessesAreNamed) {
+  const auto named = [](const std::string& mesh, ModelOptions options) {
+    Model model(FullMesh(mesh), options);
+    Tensor x = model.Input("x", {6, 4}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor y = model.Input("y", {6, 2}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor guess = matmul(x, model.scope().Weight("w", {4, 2}, KaimingNormal()));
+    const Session train = Train(mean(square(guess - y)), AdamW{.lr = 1e-2});
+    const Compiled& compiled = train.impl()->compiled;
+    std::set<std::string> all;
+    for (int n : compiled.graph.Order())
+      if (IsCollective(compiled.graph.node(n))) all.insert(AlgorithmText(compiled.graph.node(n)));
+    return std::pair(compiled.options.nodes, all);
+  };
+  for (const std::string& error : RunProcesses(3, [&](std::shared_ptr<Job> job) {
+         const auto& [nodes, cheapest] = named("cpu:dp=6", {.job = job});
+         EXPECT_EQ(nodes, (std::vector<int>{0, 0, 2, 2, 4, 4}));
+         EXPECT_EQ(cheapest, std::set<std::string>{"direct"});  // a few bytes
+         EXPECT_EQ(named("cpu:dp=6", {.collectives = "tree", .job = job}).second,
+                   std::set<std::string>{"tree"});
+         EXPECT_EQ(named("cpu:dp=1,tp=6", {.job = job}).first.size(), 6u);
+       }))
+    EXPECT_EQ(error, "");
+  EXPECT_EQ(named("cpu:dp=6", {}).first, std::vector<int>());
+  EXPECT_EQ(named("cpu:dp=6", {.collectives = "tree"}).second, std::set<std::string>{""});
+}
+
 // Every option of which the processes must think alike, given another value by process 2.
 TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
   struct Given {
@@ -163,6 +192,7 @@ TEST(SessionJobTest, DifferentOptionsAreRefusedByName) {
       {"overlap gain", "0.03", "0.5", [](Given* g) { g->session.overlap.gain = .5; }},
       {"overlap always", "false", "true", [](Given* g) { g->session.overlap.always = true; }},
       {"link bandwidth", "0", "1e+06", [](Given* g) { g->model.link.bandwidth = 1e6; }},
+      {"collectives", "none", "all_reduce:ring", [](Given* g) { g->model.collectives = "all_reduce:ring"; }},
       {"topology",
        "5e+10 and 5e+10 flops/s, memory 1e+10 bytes/s, overhead 1e-07 s, 0 devices by 5e+09 bytes/s in 5e-06 "
        "s",

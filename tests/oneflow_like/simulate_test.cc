@@ -234,6 +234,67 @@ TEST(Simulate, TakesTheTimeOfMeasuredCollectives) {
   }
 }
 
+// Hosts of two devices, racks of two hosts, two racks; kernels and memory take next to nothing.
+const char* const kThreeLevels =
+    "memory_bandwidth 1e25\n"
+    "flops_fp32 1e28\n"
+    "flops_16bit 1e28\n"
+    "level host devices 2 latency 1e-8 bandwidth 1e11\n"
+    "level rack devices 4 latency 2e-8 bandwidth 1e10\n"
+    "level hall devices 0 latency 3e-8 bandwidth 2e8";
+
+// A step's collectives alone, on one stream: what each algorithm takes there is what its cost says, and what
+// the plan names is what costs say is cheapest.
+TEST(Simulate, CollectivesTakeWhatTheirAlgorithmCosts) {
+  for (const char* shared : {"\n", " shared\n"}) {
+    std::map<std::string, double> seconds;
+    for (const std::string wanted : {"", "direct", "two_trips", "ring", "tree", "two_level", "star"}) {
+      SmallGpt given;
+      given.mesh = "cpu:dp=8";
+      given.width = 128;
+      given.parallel.batch = "dp";
+      given.model_options.topology = WithTopology(Cat(kThreeLevels, shared));
+      given.model_options.collectives = wanted;
+      GptProgram program(given);
+      const Session session = program.MakeTrain();
+      const DescribedMachine machine = ReadTopology(given.model_options.topology);
+      const Compiled& compiled = session.impl()->compiled;
+      CollectiveCosts costs(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared});
+      double expected = 0;
+      int large = 0;
+      for (int n : compiled.graph.Order()) {
+        if (!IsCollective(compiled.graph.node(n))) continue;
+        const AlgorithmCost* named = costs.Named(n);
+        ASSERT_NE(named, nullptr) << compiled.graph.Describe(n);
+        const double bytes = costs.BytesOf(n);
+        expected += named->seconds(bytes);
+        if (wanted.empty()) {
+          for (const AlgorithmCost& other : costs.Of(n))
+            EXPECT_LE(named->seconds(bytes), other.seconds(bytes) * (1 + 1e-9));
+          if (bytes < 1e5 || compiled.graph.node(n).primitive != Primitive::kAllReduce) continue;
+          // Between racks, which are slowest, goes what is summed in a rack.
+          EXPECT_EQ(named->algorithm, CollectiveAlgorithm::kTwoLevel) << compiled.graph.Describe(n);
+          EXPECT_EQ(named->unit, 4);
+          ++large;
+        } else if (const auto at = compiled.options.algorithms.find(compiled.graph.node(n).primitive);
+                   at != compiled.options.algorithms.end()) {
+          EXPECT_EQ(Name(named->algorithm), wanted);
+        }
+      }
+      if (wanted.empty()) EXPECT_GT(large, 5);
+      seconds[wanted] = Simulate(session, machine).seconds;
+      EXPECT_NEAR(seconds[wanted], expected, 1e-3 * expected) << wanted << shared;
+      EXPECT_LE(seconds[""], seconds[wanted] * 1.001) << wanted << shared;
+    }
+    // n = 8 devices, m = 2 racks of k = 4: by two levels a rack sends 2 (m - 1) / m of the tensor, over the
+    // links of all its devices if each has one; in two trips each device sends half of it or, on one line,
+    // all of them do; round about 2 (n - 1) / n of it leave a rack, over one device's link.
+    const double devices = shared[0] == '\n' ? 4 : 1, rest = 0.02;
+    EXPECT_NEAR(seconds["two_trips"] / seconds["two_level"], 4, 4 * rest) << shared;
+    EXPECT_NEAR(seconds["ring"] / seconds["two_level"], 2 * 7.0 / 8 * devices, 2 * rest * devices) << shared;
+  }
+}
+
 TEST(Topology, SaysWhatIsWrong) {
   const auto replaced = [](const std::string& what, const std::string& with) {
     std::string text = kGood;
@@ -302,6 +363,12 @@ TEST(Topology, PlansAreMadeForItsMachines) {
   EXPECT_NE(
       ErrorOf([&] { Model(Mesh::Parse("cpu:dp=16"), options); }).find("joins 8 devices but the mesh has 16"),
       std::string::npos);
+  options.collectives = "all_gather:two_trips";
+  EXPECT_EQ(ErrorOf([&] { Model(Mesh::Parse("cpu:dp=8"), options); }),
+            "ModelOptions::collectives: all_gather cannot be done by two_trips");
+  options.collectives = "ring";
+  EXPECT_EQ(ErrorOf([&] { Model(Mesh::Parse("cuda:dp=8"), options); }),
+            "ModelOptions::collectives is ring, but on mesh cuda:dp=8 NCCL chooses how collectives are done");
 }
 
 TEST(Simulate, RefusesAMeshWithMoreDevicesThanTheTopology) {

@@ -59,11 +59,11 @@ void SetBox(const Box& box, plan::Box* to) {
 }
 
 // The plan of one rank's part, as partition() makes it.
-plan::Collective PlanOf(const Ends& ends, const std::string& algorithm, int64_t id, int rank) {
+plan::Collective PlanOf(const Ends& ends, const std::string& primitive, int64_t id, int rank) {
   BoxingProgram program = RouteGroup(ends.mesh, 1, 0, ends.shape, ends.from, ends.to, ends.mesh.Coords(rank));
   plan::Collective c;
   c.set_id(id);
-  c.set_algorithm(algorithm);
+  c.set_primitive(primitive);
   c.set_reduce(Name(program.reduce));
   c.set_me(program.me);
   for (size_t m = 0; m < program.members.size(); ++m) {
@@ -114,7 +114,7 @@ class End : public CollectiveListener {
     if (piece.out_size() > 0) out_ = here.Allocate(Bytes(piece.out(0)));
     CollectiveSpec spec;
     spec.plan = "collectives";
-    spec.actor = collective_.algorithm();
+    spec.actor = collective_.primitive();
     spec.worker = worker;
     spec.listener = this;
     member_ = collectives->Join(spec, collective_);

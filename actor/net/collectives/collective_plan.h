@@ -2,15 +2,18 @@
 // itself from the members' plans, with the same outcome everywhere.
 //
 // A *node* is a set of processes that reach each other's pieces by address (one host with shared memory),
-// else one process. A part of the index space is summed on each node that holds sources, sent once to the
-// node that owns it, summed there in the order of nodes, and sent once to each node that needs it. Parts are
-// cut into chunks.
+// else one process: the participants of core/collective_algorithm.h. A part of the index space is summed on
+// each node that holds sources and sent on its way to the part's root, the node that owns it unless the
+// algorithm says otherwise; each node on the way adds its own sum, in the order of nodes. From the root the
+// sum takes the way back to each node that needs it. Parts are cut into chunks.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/collective_algorithm.h"
 #include "core/copy_box.h"
 #include "core/plan.pb.h"
 
@@ -19,7 +22,8 @@ namespace oneflow_like {
 // The processes and nodes of a group's members.
 struct GroupShape {
   std::vector<int> process;          // by member
-  std::vector<int> node_of_process;  // by process of the job
+  std::vector<int> node_of_process;  // by process of the job: the node's first process
+  std::vector<int> unit_of_process;  // of nodes in one unit of links, for kTwoLevel; empty: one unit
   int node(int member) const { return node_of_process[process[member]]; }
 };
 
@@ -46,14 +50,17 @@ struct ChunkOp {
 
 struct ChunkLimits {
   int64_t chunk_bytes = 512 << 10;
+  // Up to so many bytes of an operand every node adds up for itself where no algorithm is named.
   int64_t latency_bound_bytes = 4 << 10;
   // Acts of at most this many bytes are cut into chunks that travel with their messages (network.h).
   int64_t short_act_bytes = 4 << 20;
 };
 
 // Adds the ops of process `me` for one operand's `regions` of all members, in the order of members; they do
-// not depend on other operands. `chunks`: the number of the act's chunks so far.
+// not depend on other operands. `chunks`: the number of the act's chunks so far. `algorithm`: without one,
+// kDirect for few bytes, else kTwoTrips.
 void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& shape, int me,
-                 int64_t element_bytes, const ChunkLimits& limits, int* chunks, std::vector<ChunkOp>* ops);
+                 int64_t element_bytes, const ChunkLimits& limits, int* chunks, std::vector<ChunkOp>* ops,
+                 std::optional<CollectiveAlgorithm> algorithm = {});
 
 }  // namespace oneflow_like

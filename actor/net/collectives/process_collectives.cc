@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -47,18 +48,9 @@ class ProcessCollectivesImpl final : public ProcessCollectives, public Channel, 
   ProcessCollectivesImpl(Job* job, const ProcessCollectivesOptions& options)
       : job_(job),
         options_(options),
-        node_of_process_(job->processes()),
+        node_of_process_(NodeOfProcess(job)),
         monitor_(job->network(), job->process(), job->processes(),
                  [job](int p) { return job->Describe(p); }) {
-    for (int p = 0; p < job->processes(); ++p) {
-      node_of_process_[p] = p;
-      for (int q = 0; job->region() != nullptr && q < p; ++q) {
-        if (job->peers()[q].host_key == job->peers()[p].host_key) {
-          node_of_process_[p] = node_of_process_[q];
-          break;
-        }
-      }
-    }
     MakeInbox();
     MakeStaging();
     retry_.host = this;
@@ -361,11 +353,17 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
   spec.id = id;
   spec.plan = wanted.spec.plan;
   spec.actor = wanted.spec.actor;
-  spec.algorithm = wanted.collective.algorithm();
+  spec.primitive = wanted.collective.primitive();
   spec.dtype = wanted.spec.dtype;
   spec.reduce = ParseReduce(wanted.collective.reduce());
   spec.shape.node_of_process = host_->node_of_process_;
   for (int rank : wanted.collective.rank()) spec.shape.process.push_back(ProcessOf(rank));
+  std::optional<CollectiveAlgorithm> algorithm;
+  if (CollectiveAlgorithm named; ParseCollectiveAlgorithm(wanted.collective.algorithm(), &named))
+    algorithm = named;
+  if (const int unit = wanted.collective.unit(); unit > 0)
+    for (int p = 0; p < host_->job_->processes(); ++p)
+      spec.shape.unit_of_process.push_back(p * host_->job_->ranks_per_process() / unit);
   spec.operands = OperandsOf(wanted.collective);
   spec.pieces = {wanted.collective.piece().begin(), wanted.collective.piece().end()};
   size_t acts = 1;
@@ -377,9 +375,10 @@ std::shared_ptr<ProcessGroup> Instance::MakeGroup(int64_t id, const Wanted& want
     const GroupShape shape = ShapeFor(spec.shape, wanted, operand);
     apart = apart && shape.node_of_process != spec.shape.node_of_process;
     for (size_t act = 0; act < acts; ++act)
-      AddChunkOps(
-          RegionsOf(wanted, operand, act), shape, host_->process(), static_cast<int64_t>(SizeOf(spec.dtype)),
-          {host_->options_.chunk_bytes, host_->options_.latency_bound_bytes}, &chunks[act], &spec.ops[act]);
+      AddChunkOps(RegionsOf(wanted, operand, act), shape, host_->process(),
+                  static_cast<int64_t>(SizeOf(spec.dtype)),
+                  {host_->options_.chunk_bytes, host_->options_.latency_bound_bytes}, &chunks[act],
+                  &spec.ops[act], algorithm);
   }
   if (apart) std::iota(spec.shape.node_of_process.begin(), spec.shape.node_of_process.end(), 0);
   spec.positions = {wanted.collective.position().begin(), wanted.collective.position().end()};
@@ -556,7 +555,7 @@ std::string ProcessCollectivesImpl::Awaited() const {
   const int64_t acts = static_cast<int64_t>(found->spec().positions.size());
   std::string from;
   for (int process : found->Awaited()) from += (from.empty() ? "" : ", ") + job_->Describe(process);
-  std::string what = found->spec().algorithm.empty() ? "collective" : found->spec().algorithm;
+  std::string what = found->spec().primitive.empty() ? "collective" : found->spec().primitive;
   return Cat(what, " '", found->spec().actor, "' of step ", found->acts_done() / acts, " (",
              found->spec().plan, ") with ", from);
 }

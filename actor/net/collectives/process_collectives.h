@@ -1,6 +1,6 @@
 // Collectives whose members are in several processes. The members of one host move their pieces through
-// shared memory, like those of one process; between hosts chunks are sent as active messages, once for each
-// host, and summed in the order of hosts. See README.md for the protocol.
+// shared memory, like those of one process; between hosts chunks are sent as active messages, by the
+// algorithm that the plan names, and summed in a fixed order. See README.md for the protocol.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,10 @@ namespace oneflow_like {
 class Job;
 
 struct ProcessCollectivesOptions {
-  int64_t chunk_bytes = 512 << 10;        // largest message
-  int64_t latency_bound_bytes = 4 << 10;  // up to this size every host combines for itself: one trip instead
-                                          // of two
+  int64_t chunk_bytes = 512 << 10;  // largest message
+  // Where the plan names no algorithm, up to this size every host combines for itself: one trip instead of
+  // two.
+  int64_t latency_bound_bytes = 4 << 10;
   int64_t staging_bytes = 16 << 20;  // of this process, for chunks in flight; a runtime adds three chunks
 };
 

@@ -67,7 +67,7 @@ constexpr int kMostPieces = 40;  // that fit in a header; more are sent in sever
 
 struct ProcessGroupSpec {
   int64_t instance = 0, id = 0;
-  std::string plan, actor, algorithm;
+  std::string plan, actor, primitive;
   DType dtype = DType::kFloat32;
   Reduce reduce = Reduce::kNone;
   GroupShape shape;

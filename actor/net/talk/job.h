@@ -82,4 +82,17 @@ class Job {
   virtual void SetDirectOutput(std::function<void(const std::string&)> write) = 0;
 };
 
+// Of each process the first of those that reach its memory by address: of its host where hosts have shared
+// memory, else itself.
+inline std::vector<int> NodeOfProcess(Job* job) {
+  const std::vector<PeerInfo>& peers = job->peers();
+  std::vector<int> nodes(peers.size());
+  for (size_t p = 0; p < peers.size(); ++p) {
+    size_t first = job->region() == nullptr ? p : 0;
+    while (first < p && peers[first].host_key != peers[p].host_key) ++first;
+    nodes[p] = static_cast<int>(first);
+  }
+  return nodes;
+}
+
 }  // namespace oneflow_like

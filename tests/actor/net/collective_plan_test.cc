@@ -26,6 +26,7 @@ struct Case {
   BoxingProgram program;
   GroupShape shape;
   ChunkLimits limits;
+  std::optional<CollectiveAlgorithm> algorithm;
   int64_t element_bytes = 4;
   std::vector<MemberRegion> regions;
   std::vector<std::vector<ChunkOp>> ops;  // by process
@@ -40,7 +41,7 @@ struct Case {
     }
     for (int p = 0; p < processes(); ++p) {
       int chunks = 0;
-      AddChunkOps(regions, shape, p, element_bytes, limits, &chunks, &ops.emplace_back());
+      AddChunkOps(regions, shape, p, element_bytes, limits, &chunks, &ops.emplace_back(), algorithm);
     }
   }
 };
@@ -63,6 +64,13 @@ Case MakeCase(Random& random, const RandomBoxing& boxing, int world) {
   c.element_bytes = 1 << Draw(random, 4);
   c.limits.chunk_bytes = c.element_bytes * (1 + Draw(random, 60));
   c.limits.latency_bound_bytes = Draw(random, 3) == 0 ? 0 : Draw(random, 400);
+  const int algorithms = static_cast<int>(std::size(kCollectiveAlgorithms));
+  if (const int drawn = Draw(random, algorithms + 1); drawn < algorithms)
+    c.algorithm = kCollectiveAlgorithms[drawn];
+  const int units = 1 + Draw(random, processes);
+  for (int p = 0; p < processes && Draw(random, 4) > 0; ++p)
+    c.shape.unit_of_process.push_back(in_order ? p * units / processes : Draw(random, units));
+  c.shape.unit_of_process.resize(c.shape.unit_of_process.empty() ? 0 : processes);
   c.Plan();
   return c;
 }
@@ -74,6 +82,7 @@ struct Result {
   std::vector<std::vector<int>> writes;
   int64_t crossings = 0;  // messages
   int64_t elements_crossed = 0;
+  std::map<std::pair<int, int>, int64_t> between;  // elements from node to node
 };
 
 template <typename T>
@@ -179,6 +188,7 @@ class Interpreter {
     if (!messages_.insert({{op.chunk, from, to}, sum}).second) Wrong("two messages of chunk ", op.chunk);
     ++result_.crossings;
     result_.elements_crossed += op.box.elements();
+    result_.between[{from_node, to_node}] += op.box.elements();
   }
 
   const Case& c_;
@@ -285,7 +295,8 @@ TEST(CollectivePlan, RandomPlansDoWhatRouteAllSays) {
     const int world = 2 + Draw(random, 7);
     const RandomBoxing boxing = MakeRandomBoxing(random, world);
     const Case c = MakeCase(random, boxing, world);
-    const std::string where = Cat("seed ", seed, ": ", boxing.str());
+    const std::string where =
+        Cat("seed ", seed, ": ", c.algorithm ? Name(*c.algorithm) : "", " ", boxing.str());
     ASSERT_EQ(CheckOps(c), "") << where;
     ASSERT_EQ(CheckExact(c, random), "") << where;
     ASSERT_EQ(CheckReplicas(c, random), "") << where;
@@ -304,8 +315,9 @@ TEST(CollectivePlan, RandomPlansDoWhatRouteAllSays) {
 }
 
 Case OverNodes(const NdSbp& from, const NdSbp& to, const Dims& shape, int nodes, int per_node, int ranks_each,
-               ChunkLimits limits) {
+               ChunkLimits limits, std::optional<CollectiveAlgorithm> algorithm = {}, int units = 0) {
   Case c;
+  c.algorithm = algorithm;
   const int world = nodes * per_node * ranks_each;
   BoxingEnd f, t;
   f.sizes = t.sizes = {world};
@@ -316,7 +328,10 @@ Case OverNodes(const NdSbp& from, const NdSbp& to, const Dims& shape, int nodes,
     t.devices.push_back(r);
     c.shape.process.push_back(r / ranks_each);
   }
-  for (int p = 0; p < nodes * per_node; ++p) c.shape.node_of_process.push_back(p / per_node * per_node);
+  for (int p = 0; p < nodes * per_node; ++p) {
+    c.shape.node_of_process.push_back(p / per_node * per_node);
+    if (units > 0) c.shape.unit_of_process.push_back(p / per_node * units / nodes);
+  }
   c.program = RouteAll(Box::Whole(shape), f, t);
   c.limits = limits;
   c.Plan();
@@ -349,6 +364,55 @@ TEST(CollectivePlan, WhatCrossesIsWhatMust) {
         const ChunkLimits between = {1 << 20, 4 * T - 1};
         EXPECT_EQ(crossed({P()}, {B()}, between).elements_crossed, 2 * (nodes - 1) * T);
       }
+    }
+  }
+}
+
+// Who sends how much to whom is what the algorithm's name says, in all-reduce, reduce-scatter and all-gather.
+TEST(CollectivePlan, EachAlgorithmSendsWhatItsNameSays) {
+  using A = CollectiveAlgorithm;
+  const Dims shape = {120, 6};
+  const int64_t T = shape.elements();
+  Random random(1);
+  for (int nodes = 2; nodes <= 9; ++nodes) {
+    for (int per_node : {1, 2}) {
+      const auto crossed = [&](A algorithm, const Sbp& from, const Sbp& to, int units = 0) {
+        const Case c = OverNodes({from}, {to}, shape, nodes, per_node, 1, {4 * T, 32}, algorithm, units);
+        EXPECT_EQ(CheckOps(c), "") << Name(algorithm) << nodes;
+        const Result<int64_t> result = Interpreter<int64_t>(c, Inputs<int64_t>(c, random)).Run();
+        EXPECT_EQ(result.wrong, "") << Name(algorithm) << nodes;
+        return result;
+      };
+      const auto neighbours = [&](int a, int b) {
+        const int gap = std::abs(a - b) / per_node;
+        return gap == 1 || gap == nodes - 1;
+      };
+      const int64_t once = (nodes - 1) * T;
+      const Result<int64_t> direct = crossed(A::kDirect, P(), B());
+      EXPECT_EQ(direct.crossings, nodes * (nodes - 1));
+      EXPECT_EQ(direct.elements_crossed, nodes * once);
+      for (const auto& [from, to, trips] : {std::tuple(P(), B(), 2), {P(), S(0), 1}, {S(0), B(), 1}}) {
+        for (A a : {A::kTwoTrips, A::kRing, A::kTree, A::kTwoLevel})
+          EXPECT_EQ(crossed(a, from, to, nodes / 2).elements_crossed, trips * once) << Name(a) << nodes;
+        for (const auto& [pair, elements] : crossed(A::kRing, from, to).between)
+          EXPECT_TRUE(neighbours(pair.first, pair.second)) << pair.first << " to " << pair.second;
+        for (const auto& [pair, elements] : crossed(A::kStar, from, to).between)
+          EXPECT_TRUE(pair.first == 0 || pair.second == 0) << pair.first << " to " << pair.second;
+      }
+      // A ring of many parts loads all links alike, both ways, and a star has all it sends at its middle.
+      if (per_node == 1 && shape[0] % nodes == 0) {
+        const Result<int64_t> ring = crossed(A::kRing, P(), B());
+        for (const auto& [pair, elements] : ring.between)
+          EXPECT_EQ(elements, (nodes == 2 ? 2 : 1) * once / nodes) << nodes;
+      }
+      EXPECT_EQ(crossed(A::kStar, P(), B()).elements_crossed, 2 * once);
+      // What leaves a unit leaves it once, however many are in it.
+      if (nodes % 2 != 0) continue;
+      int64_t between_units = 0;
+      for (const auto& [pair, elements] : crossed(A::kTwoLevel, P(), B(), 2).between)
+        if (pair.first / per_node * 2 / nodes != pair.second / per_node * 2 / nodes)
+          between_units += elements;
+      EXPECT_EQ(between_units, 2 * T) << nodes;
     }
   }
 }

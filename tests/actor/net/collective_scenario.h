@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "actor/net/collectives/process_collectives.h"
+#include "core/collective_algorithm.h"
 #include "core/copy_box.h"
 #include "core/float16.h"
 #include "tests/actor/plan_builder.h"
@@ -51,6 +52,8 @@ struct Case {
   int operands = 1;  // tensors alike, with values of their own
   DType dtype = DType::kFloat32;
   std::string text;
+  std::string algorithm;  // that the plan names; empty: none
+  int unit = 0;           // of it
   std::vector<BoxingProgram> programs;
   std::vector<int> positions;
 
@@ -61,7 +64,9 @@ struct Case {
   plan::Collective PlanOf(int me) const {
     plan::Collective c;
     c.set_id(id);
-    c.set_algorithm("routed");
+    c.set_primitive("routed");
+    c.set_algorithm(algorithm);
+    c.set_unit(unit);
     for (int rank : ranks()) c.add_rank(rank);
     c.set_me(me);
     for (int i = 0; i < operands * members(); ++i) c.add_piece();
@@ -171,6 +176,12 @@ inline Scenario MakeScenario(unsigned seed) {
       c.id = s.cases.back().id;
     }
     c.operands = std::array{1, 1, 2, 3, 50}[Draw(random, 5)];
+    const uint64_t named = Mix({seed, 5, static_cast<uint64_t>(i)});
+    if (const size_t drawn = named % (std::size(kCollectiveAlgorithms) + 1);
+        drawn < std::size(kCollectiveAlgorithms)) {
+      c.algorithm = Name(kCollectiveAlgorithms[drawn]);
+      c.unit = static_cast<int>(named / 8 % 4);
+    }
     c.text = boxing.str();
     for (int a = 0; a < c.acts; ++a) s.order.emplace_back(i, -1);
     s.cases.push_back(std::move(c));
@@ -190,7 +201,8 @@ inline std::string Describe(const Scenario& s) {
           " runtimes, ", s.shared_memory ? "hosts" : "alone", ", chunks of ", s.options.chunk_bytes,
           ", small up to ", s.options.latency_bound_bytes, ", staging ", s.options.staging_bytes);
   for (const Case& c : s.cases)
-    text += Cat("\n  ", c.id, " x", c.acts, " of ", c.operands, " ", Name(c.dtype), " ", c.text);
+    text += Cat("\n  ", c.id, " x", c.acts, " of ", c.operands, " ", Name(c.dtype), " ", c.algorithm, c.unit,
+                " ", c.text);
   return text;
 }
 
