@@ -33,6 +33,10 @@ struct NodesOfChoice {
   std::vector<std::vector<Choice>> settled;  // the cuts along axes already settled
 };
 
+// Settles time, entry 0: signatures of all values and operands, and in `nodes` what the cuts leave of nodes'
+// work.
+void ChooseOverTime(Graph* graph, const CompileOptions& options, NodesOfChoice* nodes);
+
 // Objects must not outlive what they are made of.
 class AxisChoices {
  public:

@@ -324,6 +324,10 @@ void Expand(Graph* graph, int id) {
 
 }  // namespace
 
+void ChooseOverTime(Graph* graph, const CompileOptions& options, NodesOfChoice* nodes) {
+  AxisChooser(graph, options, 0, nodes).Run();
+}
+
 void ChooseSignatures(Graph* graph, const CompileOptions& options) {
   MarkWrittenVariables(graph);
   for (;;) {

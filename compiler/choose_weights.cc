@@ -1,0 +1,97 @@
+#include "compiler/choose_weights.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace oneflow_like {
+namespace {
+
+// All variables of a block, as one of its numbers has them cut.
+using BlockCuts = std::map<std::string, VariableCut>;  // by name in the block
+
+// In each kind of block, the cuts that most of its numbers have, for all of them; the first of equals.
+VariableCuts AlikeInBlocks(const VariableCuts& cuts) {
+  std::map<std::string, std::map<int64_t, BlockCuts>> blocks;
+  for (const auto& [variable, cut] : cuts)
+    if (const NameInBlock at = InBlock(variable); !at.block.empty())
+      blocks[at.block][std::stoll(at.number)][at.name] = cut;
+  std::map<std::string, BlockCuts> chosen;
+  for (const auto& [block, numbers] : blocks) {
+    std::ptrdiff_t most = 0;
+    for (const auto& [number, mine] : numbers) {
+      const auto alike = std::count_if(numbers.begin(), numbers.end(),
+                                       [&](const auto& other) { return other.second == mine; });
+      if (alike > most) most = alike, chosen[block] = mine;
+    }
+  }
+  VariableCuts alike = cuts;
+  for (auto& [variable, cut] : alike) {
+    const NameInBlock at = InBlock(variable);
+    if (at.block.empty()) continue;
+    const BlockCuts& of_block = chosen.at(at.block);
+    if (const auto mine = of_block.find(at.name); mine != of_block.end()) cut = mine->second;
+  }
+  return alike;
+}
+
+void Apply(const VariableCuts& cuts, Graph* graph) {
+  for (int n = 0; n < graph->num_nodes(); ++n) {
+    Node& node = graph->node(n);
+    if (!graph->alive(n) || node.kind != NodeKind::kVariable) continue;
+    const auto cut = cuts.find(node.name);
+    if (cut == cuts.end()) continue;
+    node.fixed.insert(cut->second.fixed.begin(), cut->second.fixed.end());
+    node.stored.insert(cut->second.stored.begin(), cut->second.stored.end());
+  }
+}
+
+}  // namespace
+
+NameInBlock InBlock(const std::string& variable) {
+  constexpr size_t kMostDigits = 9;
+  size_t begin = variable.find(':');  // state is called "train:adam_m/<weight>"
+  begin = begin == std::string::npos ? 0 : variable.find('/', begin);
+  if (begin == std::string::npos) return {"", "", variable};
+  const auto digit = [&](size_t i) { return std::isdigit(static_cast<unsigned char>(variable[i])) != 0; };
+  const std::string before = variable.substr(0, begin);
+  for (size_t i = begin; i < variable.size(); ++i) {
+    if (!digit(i)) continue;
+    size_t end = i;
+    while (end < variable.size() && digit(end)) ++end;
+    const size_t slash = variable.find('/', end);
+    if (slash != end || end - i > kMostDigits) {  // only the end of a part of the path numbers blocks
+      i = end - 1;
+      continue;
+    }
+    const size_t from = begin == 0 ? 0 : begin + 1;
+    return {variable.substr(from, i - from) + "#", variable.substr(i, end - i),
+            before + variable.substr(end)};
+  }
+  return {"", "", variable};
+}
+
+WeightSearch::WeightSearch(Graph graph, const CompileOptions& options)
+    : options_(options), graph_(graph), problem_(std::move(graph), options_) {}
+
+double WeightSearch::Seconds(const VariableCuts& cuts) const {
+  Graph graph = graph_;
+  Apply(cuts, &graph);
+  ShardVariables(&graph, options_);
+  ChooseSignatures(&graph, options_);
+  return SecondsOfSignatures(graph, options_.machine);
+}
+
+VariableCuts WeightSearch::Cuts(double price) const {
+  // A byte is worth something in any case: of equals the smaller is the better.
+  constexpr double kLeastPrice = 1e-18;
+  price = std::max(price, kLeastPrice);
+  const auto worth = [&](const VariableCuts& cuts) { return Seconds(cuts) + price * BytesOf(cuts); };
+  const VariableCuts found = AlikeInBlocks(problem_.CutsOf(problem_.Solve(price)));
+  VariableCuts whole = found;
+  for (auto& [variable, cut] : whole) cut = {};
+  return worth(found) < worth(whole) ? found : whole;
+}
+
+double WeightSearch::HighestPrice() const { return 1e3 * (1e-9 + Seconds({})); }
+
+}  // namespace oneflow_like

@@ -1,0 +1,42 @@
+// The search for cuts of variables that nobody annotated: which of them are cut along which axes of the mesh,
+// such that the plan that choose_signatures then makes is fast, and small enough.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compiler/signature_problem.h"
+
+namespace oneflow_like {
+
+class WeightSearch {
+ public:
+  // `graph` is one after place_stages; annotations stay. Throws Error as ChooseSignatures does.
+  WeightSearch(Graph graph, const CompileOptions& options);
+
+  // The cuts of least estimated seconds if each byte of variables on a device costs `price` seconds.
+  // Variables of repeated blocks, whose names differ in one number alone, are cut alike.
+  VariableCuts Cuts(double price = 0) const;
+  // Estimated seconds of a step with these cuts, as choose_signatures makes the plan: work of the busiest
+  // rank and boxing, one after another.
+  double Seconds(const VariableCuts& cuts) const;
+  // Bytes of all variables on a device.
+  double BytesOf(const VariableCuts& cuts) const { return problem_.BytesOf(cuts); }
+  // A price at which bytes count for more than all else.
+  double HighestPrice() const;
+
+ private:
+  CompileOptions options_;
+  Graph graph_;
+  SignatureProblem problem_;
+};
+
+// The name of a variable with that of its block apart: "train:adam_m/layer12/mlp/up" is of block "layer#",
+// number "12", and called "train:adam_m//mlp/up" there. A name without a number has an empty block.
+struct NameInBlock {
+  std::string block, number, name;
+};
+NameInBlock InBlock(const std::string& variable);
+
+}  // namespace oneflow_like
