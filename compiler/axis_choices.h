@@ -12,7 +12,7 @@
 namespace oneflow_like {
 
 // The cost of what cannot be.
-constexpr double kImpossible = 1e30;
+constexpr double kImpossibleCost = 1e30;
 
 using Choice = Signature;
 

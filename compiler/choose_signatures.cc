@@ -139,7 +139,7 @@ class AxisChooser : AxisChoices {
     bool varies = node.kind == NodeKind::kVariable && node.rate == Rate::kRemade;
     for (size_t s = 0; s < choices_[n].size() && !varies; ++s) {
       const Choice& c = choices_[n][s];
-      if (least_[n][s] >= kImpossible || c.out.empty() || !c.out[0].is_broadcast()) continue;
+      if (least_[n][s] >= kImpossibleCost || c.out.empty() || !c.out[0].is_broadcast()) continue;
       varies = Cuts(c);
       for (size_t i = 0; i < node.in.size(); ++i)
         varies = varies || (c.in[i].is_broadcast() && varying_[node.in[i]]);
@@ -165,8 +165,8 @@ class AxisChooser : AxisChoices {
     double send = same_slice ? 0 : bytes / link.bandwidth + link.latency;
     double copy = bytes / topology.memory_bandwidth;
     if (from == to) return from.is_partial() ? send * parts_ : send;
-    if (varying_[v] && to.is_partial()) return kImpossible;
-    if (from.is_split() || (from.is_partial() && !to.is_broadcast())) return kImpossible;
+    if (varying_[v] && to.is_partial()) return kImpossibleCost;
+    if (from.is_split() || (from.is_partial() && !to.is_broadcast())) return kImpossibleCost;
     return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
   }
 
@@ -189,18 +189,19 @@ class AxisChooser : AxisChoices {
       double cost = own_[n][own];
       for (size_t i = 0; i < node.in.size(); ++i) {
         const Value& v = graph_.value(node.in[i]);
-        double least = kImpossible;
+        double least = kImpossibleCost;
         for (size_t s = 0; s < choices_[v.producer].size(); ++s) {
           double before = least_[v.producer][s];
-          if (before < kImpossible) before /= std::max<size_t>(1, readers_[node.in[i]].size());
+          if (before < kImpossibleCost) before /= std::max<size_t>(1, readers_[node.in[i]].size());
           least = std::min(
               least, before + Edge(node.in[i], choices_[v.producer][s].out[v.output], c.in[i], node.slice));
         }
         cost += least;
       }
-      least_[n].push_back(std::min(cost, kImpossible));  // what is impossible stays so, however many share it
+      least_[n].push_back(
+          std::min(cost, kImpossibleCost));  // what is impossible stays so, however many share it
     }
-    if (*std::min_element(least_[n].begin(), least_[n].end()) >= kImpossible) RefuseBatchCut(n);
+    if (*std::min_element(least_[n].begin(), least_[n].end()) >= kImpossibleCost) RefuseBatchCut(n);
   }
 
   // No signature of n can be had from what its operands may be over time.
@@ -209,7 +210,7 @@ class AxisChooser : AxisChoices {
       const Value& v = graph_.value(in);
       for (size_t s = 0; s < choices_[v.producer].size(); ++s) {
         const Sbp& have = choices_[v.producer][s].out[v.output];
-        if (least_[v.producer][s] < kImpossible && have.is_split()) RefuseBatchCut(n, v, have);
+        if (least_[v.producer][s] < kImpossibleCost && have.is_split()) RefuseBatchCut(n, v, have);
       }
     }
     Fail(graph_.Describe(n), ": it needs the whole batch, but ", parts_,
@@ -276,7 +277,8 @@ class AxisChooser : AxisChoices {
     for (size_t i = 0; i < node.in.size(); ++i) {
       const Value& v = graph_.value(node.in[i]);
       const Sbp& have = choices_[v.producer][picked_[v.producer]].out[v.output];
-      if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossible) RefuseBatchCut(n, v, have);
+      if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossibleCost)
+        RefuseBatchCut(n, v, have);
       node.want[i][entry_] = c.in[i];
     }
     for (size_t o = 0; o < node.out.size(); ++o) graph_.value(node.out[o]).sbp[entry_] = c.out[o];

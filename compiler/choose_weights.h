@@ -32,11 +32,4 @@ class WeightSearch {
   SignatureProblem problem_;
 };
 
-// The name of a variable with that of its block apart: "train:adam_m/layer12/mlp/up" is of block "layer#",
-// number "12", and called "train:adam_m//mlp/up" there. A name without a number has an empty block.
-struct NameInBlock {
-  std::string block, number, name;
-};
-NameInBlock InBlock(const std::string& variable);
-
 }  // namespace oneflow_like

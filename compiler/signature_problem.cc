@@ -177,6 +177,12 @@ bool SignatureProblem::Comes(int from, int to, int operand, const Joint& reader)
   });
 }
 
+double SignatureProblem::LeastWork(int node) const {
+  return std::min_element(choices_[node].begin(), choices_[node].end(),
+                          [](const Joint& a, const Joint& b) { return a.seconds < b.seconds; })
+      ->seconds;
+}
+
 double SignatureProblem::Adds(int n, const std::vector<int>& picks, double price) const {
   const Node& node = graph_.node(n);
   const Joint& mine = choices_[n][picks[n]];
@@ -185,7 +191,7 @@ double SignatureProblem::Adds(int n, const std::vector<int>& picks, double price
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value& v = graph_.value(node.in[i]);
     const int from = choices_[v.producer][picks[v.producer]].out[v.output], to = mine.in[i];
-    if (!Comes(from, to, static_cast<int>(i), mine)) return kImpossible;
+    if (!Comes(from, to, static_cast<int>(i), mine)) return kImpossibleCost;
     bool known = false;
     for (int r : nodes_.readers[node.in[i]]) {
       const Node& reader = graph_.node(r);
@@ -253,7 +259,7 @@ void SignatureProblem::AddDelivery(int v, const std::vector<Use>& uses, const st
     std::vector<double> lacks;
     for (uint64_t set : sets)
       for (const Joint& joint : choices_[use.reader])
-        lacks.push_back(set >> target_of(use, joint) & 1 ? 0 : kImpossible);
+        lacks.push_back(set >> target_of(use, joint) & 1 ? 0 : kImpossibleCost);
     network->AddPair(forms, members[use.reader], std::move(lacks));
   }
 }
@@ -276,7 +282,7 @@ void SignatureProblem::AddBoxing(int v, const std::vector<int>& members, double 
       for (const Joint& to : choices_[use.reader]) {
         const int is = from.out[value.output], wanted = to.in[use.operand];
         const bool comes = Comes(is, wanted, use.operand, to);
-        costs.push_back(!comes   ? kImpossible
+        costs.push_back(!comes   ? kImpossibleCost
                         : shared ? 0
                                  : Edge(v, is, wanted, graph_.node(use.reader).slice, price));
         any = any || costs.back() != 0;

@@ -13,17 +13,9 @@
 
 #include "compiler/axis_choices.h"
 #include "compiler/choice_network.h"
+#include "compiler/variable_cuts.h"
 
 namespace oneflow_like {
-
-// How a variable is cut: entries of Node::fixed and Node::stored.
-struct VariableCut {
-  FixedSbp fixed;
-  std::set<int> stored;
-  bool operator==(const VariableCut& o) const { return fixed == o.fixed && stored == o.stored; }
-  bool operator!=(const VariableCut& o) const { return !(*this == o); }
-};
-using VariableCuts = std::map<std::string, VariableCut>;  // by the variable's name
 
 class SignatureProblem {
  public:
@@ -36,12 +28,14 @@ class SignatureProblem {
   const Graph& graph() const { return graph_; }
   const std::vector<int>& order() const { return nodes_.order; }  // of its nodes; operands come first
   int choices(int node) const { return static_cast<int>(choices_[node].size()); }
+  // Seconds of the node's own work with the choice that has the least of it.
+  double LeastWork(int node) const;
 
   // Estimated seconds that a node adds to a step if it and the nodes before it in the order have `picks` (by
   // node): its work, and the boxing of its operands where no earlier reader wants the same. Every byte of a
   // variable costs `price` seconds in addition: as it is stored, and as it is gathered.
   double Adds(int node, const std::vector<int>& picks, double price = 0) const;
-  // The sum over all nodes; from kImpossible on, the picks contradict each other.
+  // The sum over all nodes; from kImpossibleCost on, the picks contradict each other.
   double Cost(const std::vector<int>& picks, double price = 0) const;
   // Picks of least cost; as good as ChoiceNetwork::Solve finds them.
   std::vector<int> Solve(double price = 0) const;

@@ -12,6 +12,7 @@
 #include "oneflow_like/limits.h"
 #include "oneflow_like/simulate.h"
 
+DEFINE_bool(auto, false, "choose what weights are cut along");
 DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
@@ -176,6 +177,7 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   options.zero.bucket_bytes = BytesOfBucket();
   options.link.bandwidth = FLAGS_link * 1e6 / 8;
   options.topology = FLAGS_topology;
+  if (FLAGS_auto) options.auto_cuts = AutoCuts::kAll;
   return options;
 }
 

@@ -317,6 +317,8 @@ ModelGraph Model::NewGraph(const std::string& name) {
   return graph;
 }
 
+const std::string& Model::CutsText() const { return impl_->cuts_text; }
+
 int64_t Model::next_step(const std::string& session) const {
   auto found = impl_->steps.find(session);
   return found == impl_->steps.end() ? 0 : found->second.next;

@@ -1,0 +1,275 @@
+#include "oneflow_like/auto_cuts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "actor/net/talk/job.h"
+#include "oneflow_like/budget.h"
+#include "oneflow_like/summary.h"
+
+namespace oneflow_like {
+namespace {
+
+// --- Cuts as text, which process 0 sends to the others ---
+
+// Lines of a variable's name and its cuts, "entry Sbp stored" each, with tabs between; then `report`.
+std::string ToText(const VariableCuts& cuts, const std::string& report) {
+  std::string text;
+  for (const auto& [variable, cut] : cuts) {
+    text += variable;
+    for (const auto& [entry, sbp] : cut.fixed)
+      text += Cat("\t", entry, " ", sbp.str(), " ", cut.stored.count(entry));
+    text += "\n";
+  }
+  return Cat(text, "\n", report);
+}
+
+VariableCuts CutsFromText(const std::string& text, std::string* report) {
+  VariableCuts cuts;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line) && !line.empty();) {
+    std::istringstream fields(line);
+    std::string field;
+    std::getline(fields, field, '\t');
+    VariableCut& cut = cuts[field];
+    while (std::getline(fields, field, '\t')) {
+      std::istringstream words(field);
+      int entry = 0;
+      std::string sbp;
+      bool stored = false;
+      words >> entry >> sbp >> stored;
+      cut.fixed[entry] = ParseSbp(sbp);
+      if (stored) cut.stored.insert(entry);
+    }
+  }
+  report->assign(std::istreambuf_iterator<char>(lines), {});
+  return cuts;
+}
+
+// --- The report ---
+
+std::string CutText(const Mesh& mesh, const VariableCut& cut) {
+  std::string text;
+  for (const auto& [entry, sbp] : cut.fixed)
+    text += Cat(text.empty() ? "" : " ", mesh.axis_name(entry - 1), ":", sbp.str(),
+                cut.stored.count(entry) ? " stored" : "");
+  return text;
+}
+
+// Weights of one pattern that are cut alike.
+struct CutLine {
+  VariableCut cut;
+  double bytes = 0;
+  int count = 0;
+};
+
+class CutsReport {
+ public:
+  CutsReport(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts)
+      : model_(model), search_(search), cuts_(cuts) {}
+
+  std::string Text() {
+    Collect();
+    size_t width = 0;
+    for (const auto& [pattern, line] : lines_)
+      if (!line.cut.fixed.empty()) width = std::max(width, pattern.size());
+    std::string text = Cat("weights as chosen for ", model_.mesh.str(), ", and bytes of them on a device:\n");
+    CutLine whole;
+    for (const auto& [pattern, line] : lines_) {
+      if (line.cut.fixed.empty()) {
+        whole.bytes += line.bytes;
+        whole.count += line.count;
+        continue;
+      }
+      const std::string cut = CutText(model_.mesh, line.cut);
+      text += Cat("  ", pattern, std::string(width + 2 - pattern.size(), ' '), cut,
+                  std::string(cut.size() < 20 ? 20 - cut.size() : 1, ' '), BytesText(line.bytes), "\n");
+    }
+    if (whole.count > 0) text += Cat("  whole: ", whole.count, " weights, ", BytesText(whole.bytes), "\n");
+    return Cat(text, Estimates());
+  }
+
+ private:
+  void Collect() {
+    std::map<std::string, std::set<std::string>> kinds;  // cuts of a pattern
+    const auto pattern_of = [](const std::string& weight) {
+      NameInBlock at = InBlock(weight);
+      if (!at.block.empty()) at.block.back() = '*';
+      return at.block + at.name;
+    };
+    for (const auto& [weight, cut] : cuts_)
+      if (model_.variables.count(weight)) kinds[pattern_of(weight)].insert(CutText(model_.mesh, cut));
+    for (const auto& [weight, cut] : cuts_) {
+      const auto known = model_.variables.find(weight);
+      if (known == model_.variables.end()) continue;
+      const std::string pattern = pattern_of(weight);
+      CutLine& line = lines_[kinds[pattern].size() == 1 ? pattern : weight];
+      line.cut = cut;
+      line.bytes += Bytes(known->second, cut);
+      ++line.count;
+    }
+  }
+
+  double Bytes(const ModelVariable& variable, const VariableCut& cut) const {
+    std::vector<int> sizes = model_.graph.Sizes();
+    NdSbp sbp(sizes.size(), B());
+    for (const FixedSbp* fixed : {&variable.node.fixed, &cut.fixed})
+      for (const auto& [entry, s] : *fixed) sbp[entry] = s;
+    return static_cast<double>(
+               LocalBox(variable.shape, sbp, sizes, std::vector<int>(sizes.size(), 0)).elements()) *
+           static_cast<double>(SizeOf(variable.dtype));
+  }
+
+  // Of work and boxing one after another: what the search compares.
+  std::string Estimates() const {
+    std::string text = Cat(
+        "work and messages of a step, one after another, by estimate: ", SecondsText(search_.Seconds(cuts_)),
+        "; with whole weights ", SecondsText(search_.Seconds({})));
+    VariableCuts annotated;
+    for (const auto& [name, variable] : model_.variables)
+      if (!variable.left_out.fixed.empty()) annotated[name] = variable.left_out;
+    if (!annotated.empty())
+      text += Cat("; as the code annotates them ", SecondsText(search_.Seconds(annotated)));
+    return text + "\n";
+  }
+
+  const ModelImpl& model_;
+  const WeightSearch& search_;
+  const VariableCuts& cuts_;
+  std::map<std::string, CutLine> lines_;  // by pattern
+};
+
+// --- The choice ---
+
+class CutChooser {
+ public:
+  CutChooser(ModelImpl* model, const CompileOptions& options, const std::function<Graph()>& begin)
+      : model_(*model) {
+    for (const auto& [name, variable] : model_.variables)
+      before_[name] = {variable.node.fixed, variable.node.stored};
+    if (!Leads()) {
+      (void)begin();  // which the others build, too
+      return;
+    }
+    Graph graph = begin();
+    CloseLoaded(&graph);
+    search_ = std::make_unique<WeightSearch>(std::move(graph), options);
+  }
+
+  // The model's weights as they are best at this price of a byte. Between 0 and 1: of the highest.
+  const VariableCuts& Choose(double price) {
+    std::string text;
+    if (Leads()) {
+      try {
+        const VariableCuts cuts = search_->Cuts(price * (price > 0 ? search_->HighestPrice() : 0));
+        text = ToText(cuts, CutsReport(model_, *search_, cuts).Text());
+      } catch (const Error& error) {
+        text = Cat(kFailed, error.what());
+      }
+    }
+    if (Job* job = model_.options.job.get()) text = job->AllGather("the choice of cuts of weights", text)[0];
+    if (text.rfind(kFailed, 0) == 0) throw Error(text.substr(std::string(kFailed).size()));
+    chosen_ = CutsFromText(text, &model_.cuts_text);
+    Set(chosen_);
+    return chosen_;
+  }
+
+  void Set(const VariableCuts& cuts) {
+    for (const auto& [name, fixed] : before_) {
+      Node& node = model_.variables.at(name).node;
+      node.fixed = fixed.fixed;
+      node.stored = fixed.stored;
+      const auto cut = cuts.find(name);
+      if (cut == cuts.end()) continue;
+      node.fixed.insert(cut->second.fixed.begin(), cut->second.fixed.end());
+      node.stored.insert(cut->second.stored.begin(), cut->second.stored.end());
+    }
+  }
+
+ private:
+  static constexpr char kFailed[] = "\nfailed: ";  // no name of a variable is empty
+
+  bool Leads() const { return !model_.options.job || model_.options.job->process() == 0; }
+
+  // What lies somewhere stays as it is.
+  void CloseLoaded(Graph* graph) const {
+    for (int n = 0; n < graph->num_nodes(); ++n) {
+      Node& node = graph->node(n);
+      if (!graph->alive(n) || node.kind != NodeKind::kVariable) continue;
+      const auto known = model_.variables.find(node.name);
+      if (known == model_.variables.end() || known->second.layout.sbp.empty()) continue;
+      for (int axis = 0; axis < graph->mesh().rank(); ++axis) node.fixed.emplace(1 + axis, B());
+    }
+  }
+
+  ModelImpl& model_;
+  std::map<std::string, VariableCut> before_;
+  std::unique_ptr<WeightSearch> search_;
+  VariableCuts chosen_;
+};
+
+// Whether a session can be made; it leaves nothing behind.
+std::optional<OverBudget> Refusal(ModelImpl* model, const std::function<Session()>& finish) {
+  const std::map<std::string, ModelVariable> variables = model->variables;
+  const std::map<std::string, SessionSteps> steps = model->steps;
+  std::unique_ptr<Report> report = std::move(model->report);
+  std::optional<OverBudget> refusal;
+  try {
+    finish();
+  } catch (const OverBudget& over) {
+    refusal = over;
+  } catch (...) {
+    model->report = std::move(report);
+    throw;
+  }
+  model->report = std::move(report);
+  model->variables = variables;
+  model->steps = steps;
+  return refusal;
+}
+
+}  // namespace
+
+Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const std::function<Graph()>& begin,
+                       const std::function<Session()>& finish) {
+  constexpr int kRounds = 10;
+  constexpr double kLowest = 1e-13;  // of prices but 0, in the highest
+  if (model->options.auto_cuts == AutoCuts::kNone || model->cuts_chosen) return finish();
+  CutChooser chooser(model, options, begin);
+  model->cuts_chosen = true;
+  VariableCuts cuts = chooser.Choose(0);
+  try {
+    return finish();
+  } catch (const OverBudget&) {
+  }
+  std::vector<std::pair<VariableCuts, bool>> tried{{cuts, false}};  // and whether they fit
+  const auto fits = [&](double price) {
+    const VariableCuts& now = chooser.Choose(price);
+    for (const auto& [other, fitted] : tried)
+      if (other == now) return fitted;
+    tried.push_back({now, !Refusal(model, finish)});
+    return tried.back().second;
+  };
+  double high = 1, low = kLowest;
+  if (!fits(high)) {
+    model->cuts_chosen = false;
+    try {
+      return finish();
+    } catch (const OverBudget& over) {
+      throw OverBudget(Cat(over.what(), "\nNo cut of its weights over ", model->mesh.str(), " makes it fit."),
+                       over.ranks, over.bytes, over.least);
+    }
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    const double middle = std::sqrt(low * high);
+    (fits(middle) ? high : low) = middle;
+  }
+  chooser.Choose(high);
+  return finish();
+}
+
+}  // namespace oneflow_like
