@@ -34,11 +34,21 @@ VariableCuts AlikeInBlocks(const VariableCuts& cuts) {
   return alike;
 }
 
+// As if the variables were annotated so. State of the optimizer that is not named lies as its weight does.
 void Apply(const VariableCuts& cuts, Graph* graph) {
+  std::map<std::string, Dims> shapes;
+  for (int n = 0; n < graph->num_nodes(); ++n)
+    if (graph->alive(n) && graph->node(n).kind == NodeKind::kVariable)
+      shapes[graph->node(n).name] = graph->value(graph->node(n).out[0]).shape;
   for (int n = 0; n < graph->num_nodes(); ++n) {
     Node& node = graph->node(n);
     if (!graph->alive(n) || node.kind != NodeKind::kVariable) continue;
-    const auto cut = cuts.find(node.name);
+    auto cut = cuts.find(node.name);
+    if (const size_t slash = node.name.find('/', std::min(node.name.find(':'), node.name.size()));
+        cut == cuts.end() && slash != std::string::npos) {
+      const auto weight = shapes.find(node.name.substr(slash + 1));
+      if (weight != shapes.end() && weight->second == shapes[node.name]) cut = cuts.find(weight->first);
+    }
     if (cut == cuts.end()) continue;
     node.fixed.insert(cut->second.fixed.begin(), cut->second.fixed.end());
     node.stored.insert(cut->second.stored.begin(), cut->second.stored.end());
@@ -74,11 +84,16 @@ WeightSearch::WeightSearch(Graph graph, const CompileOptions& options)
     : options_(options), graph_(graph), problem_(std::move(graph), options_) {}
 
 double WeightSearch::Seconds(const VariableCuts& cuts) const {
+  VariableCuts cut = cuts;
+  std::erase_if(cut, [](const auto& variable) { return variable.second.fixed.empty(); });
+  for (const auto& [known, seconds] : seconds_)
+    if (known == cut) return seconds;
   Graph graph = graph_;
-  Apply(cuts, &graph);
+  Apply(cut, &graph);
   ShardVariables(&graph, options_);
   ChooseSignatures(&graph, options_);
-  return SecondsOfSignatures(graph, options_.machine);
+  seconds_.emplace_back(std::move(cut), SecondsOfSignatures(graph, options_.machine));
+  return seconds_.back().second;
 }
 
 VariableCuts WeightSearch::Cuts(double price) const {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/signature_problem.h"
@@ -30,6 +31,7 @@ class WeightSearch {
   CompileOptions options_;
   Graph graph_;
   SignatureProblem problem_;
+  mutable std::vector<std::pair<VariableCuts, double>> seconds_;  // that are known
 };
 
 }  // namespace oneflow_like
