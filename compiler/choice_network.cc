@@ -11,12 +11,20 @@ namespace oneflow_like {
 class Elimination {
  public:
   explicit Elimination(const ChoiceNetwork& network)
-      : extents_(network.costs_.size()), of_(network.costs_.size()), key_(network.costs_.size()) {
+      : extents_(network.costs_.size()),
+        width_(network.costs_.size()),
+        of_(network.costs_.size()),
+        beside_(network.costs_.size()),
+        key_(network.costs_.size()) {
     for (size_t m = 0; m < network.costs_.size(); ++m) {
       extents_[m] = static_cast<int>(network.costs_[m].size());
+      key_[m] = width_[m] = WidthOf(extents_[m]);
       Add({{static_cast<int>(m)}, network.costs_[m]});
     }
-    for (const ChoiceNetwork::Pair& pair : network.pairs_) Add({{pair.a, pair.b}, pair.costs});
+    for (const ChoiceNetwork::Pair& pair : network.pairs_) {
+      Add({{pair.a, pair.b}, pair.costs});
+      Join(pair.a, pair.b);
+    }
   }
 
   // Replaces `picks` of all members but those that are held, which `held` counts. Returns how many are.
@@ -24,11 +32,11 @@ class Elimination {
     for (int m = 0; m < static_cast<int>(extents_.size()); ++m)
       if (extents_[m] == 1) Fix(m, (*picks)[m] = 0);
     for (int m = 0; m < static_cast<int>(extents_.size()); ++m)
-      if (extents_[m] > 1) queue_.insert({key_[m] = TableOf(m), m});
+      if (extents_[m] > 1) queue_.insert({key_[m], m});
     int count = 0;
     while (!queue_.empty()) {
-      const auto [entries, m] = *queue_.begin();
-      if (entries <= static_cast<double>(most_entries)) {
+      const auto [width, m] = *queue_.begin();
+      if (width <= WidthOf(most_entries)) {
         Eliminate(m);
         continue;
       }
@@ -63,7 +71,25 @@ class Elimination {
     factors_.push_back(std::move(factor));
   }
 
-  // The factors that a member is in, which leave the network.
+  // The size of a table in units that add up: all machines compare the same whole numbers.
+  static int64_t WidthOf(int64_t extent) {
+    return std::llround(65536 * std::log2(static_cast<double>(extent)));
+  }
+
+  void Join(int a, int b) {
+    if (!beside_[a].insert(b).second) return;
+    beside_[b].insert(a);
+    SetKey(a, key_[a] + width_[b]);
+    SetKey(b, key_[b] + width_[a]);
+  }
+
+  void SetKey(int member, int64_t key) {
+    const bool waits = queue_.erase({key_[member], member}) > 0;
+    key_[member] = key;
+    if (waits) queue_.insert({key, member});
+  }
+
+  // The factors that a member is in; it and they leave the network.
   std::vector<Factor> Take(int member) {
     std::vector<Factor> taken;
     for (int f : std::exchange(of_[member], {})) {
@@ -71,45 +97,26 @@ class Elimination {
         if (m != member) std::erase(of_[m], f);
       taken.push_back(std::move(factors_[f]));
     }
-    if (key_[member] > 0) queue_.erase({key_[member], member});
-    key_[member] = 0;
-    return taken;
-  }
-
-  std::vector<int> Neighbours(int member) const {
-    std::set<int> all;
-    for (int f : of_[member]) all.insert(factors_[f].scope.begin(), factors_[f].scope.end());
-    all.erase(member);
-    return {all.begin(), all.end()};
-  }
-
-  double TableOf(int member) const {
-    double entries = extents_[member];
-    for (int m : Neighbours(member)) entries *= extents_[m];
-    return entries;
-  }
-
-  void Update(const std::vector<int>& members) {
-    for (int m : members) {
-      if (key_[m] == 0) continue;  // not in the queue yet
-      queue_.erase({key_[m], m});
-      queue_.insert({key_[m] = TableOf(m), m});
+    queue_.erase({key_[member], member});
+    for (int m : std::exchange(beside_[member], {})) {
+      beside_[m].erase(member);
+      SetKey(m, key_[m] - width_[member]);
     }
+    return taken;
   }
 
   // The member with the most neighbours for how often it was held.
   int Widest(const std::vector<int>& held) const {
     int widest = -1;
     double most = -1;
-    for (const auto& [entries, m] : queue_) {
-      const double width = std::log(entries / extents_[m]) / (1 + held[m]);
-      if (width > most) most = width, widest = m;
+    for (const auto& [width, m] : queue_) {
+      const double each = static_cast<double>(width - width_[m]) / (1 + held[m]);
+      if (each > most) most = each, widest = m;
     }
     return widest;
   }
 
   void Fix(int member, int choice) {
-    const std::vector<int> neighbours = Neighbours(member);
     for (const Factor& factor : Take(member)) {
       if (factor.scope.size() == 1) continue;
       Factor rest;
@@ -127,7 +134,6 @@ class Elimination {
       }
       Add(std::move(rest));
     }
-    Update(neighbours);
   }
 
   // Where a factor's costs are as the neighbours' choices run.
@@ -154,7 +160,7 @@ class Elimination {
   }
 
   void Eliminate(int member) {
-    const std::vector<int> neighbours = Neighbours(member);
+    const std::vector<int> neighbours(beside_[member].begin(), beside_[member].end());
     const std::vector<Factor> factors = Take(member);
     std::vector<Cursor> cursors;
     for (const Factor& factor : factors) cursors.push_back(CursorOf(factor, member, neighbours));
@@ -180,14 +186,17 @@ class Elimination {
     }
     steps_.push_back(std::move(step));
     if (!neighbours.empty()) Add(std::move(rest));
-    Update(neighbours);
+    for (size_t a = 0; a < neighbours.size(); ++a)
+      for (size_t b = a + 1; b < neighbours.size(); ++b) Join(neighbours[a], neighbours[b]);
   }
 
   std::vector<int> extents_;
+  std::vector<int64_t> width_;  // WidthOf(extents_)
   std::vector<Factor> factors_;
-  std::vector<std::vector<int>> of_;  // factors by member
-  std::vector<double> key_;           // by member: its place in the queue; 0: it is not there
-  std::set<std::pair<double, int>> queue_;
+  std::vector<std::vector<int>> of_;   // factors by member
+  std::vector<std::set<int>> beside_;  // neighbours by member
+  std::vector<int64_t> key_;           // by member: the width of the table that eliminates it
+  std::set<std::pair<int64_t, int>> queue_;
   std::vector<Step> steps_;
 };
 

@@ -147,6 +147,11 @@ void CheckTrainingFlags(const std::string& samples) {
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",
         "--topology, a file that says them");
+  if (FLAGS_auto && FLAGS_auto_mesh > 0)
+    Fail(
+        "--auto cuts weights over the --mesh that is given and --auto_mesh looks for a mesh: give one of the "
+        "two, ",
+        "then --auto with what --auto_mesh has found");
   BytesOfBucket();
   ScheduleNamed(FLAGS_schedule);
   LayersOfStages();

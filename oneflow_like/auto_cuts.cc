@@ -52,12 +52,12 @@ VariableCuts CutsFromText(const std::string& text, std::string* report) {
 
 // --- The report ---
 
+// "tp:S0 stored dp:S1"
 std::string CutText(const Mesh& mesh, const VariableCut& cut) {
-  std::string text;
+  std::string used, stored;
   for (const auto& [entry, sbp] : cut.fixed)
-    text += Cat(text.empty() ? "" : " ", mesh.axis_name(entry - 1), ":", sbp.str(),
-                cut.stored.count(entry) ? " stored" : "");
-  return text;
+    (cut.stored.count(entry) ? stored : used) += Cat(" ", mesh.axis_name(entry - 1), ":", sbp.str());
+  return (used + (stored.empty() ? "" : " stored") + stored).substr(used.empty() && stored.empty() ? 0 : 1);
 }
 
 // Weights of one pattern that are cut alike.
