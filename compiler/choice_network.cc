@@ -243,7 +243,7 @@ std::vector<int> ChoiceNetwork::Improved(std::vector<int> picks) const {
 }
 
 std::vector<int> ChoiceNetwork::Solve(int64_t most_entries) const {
-  constexpr int kRounds = 24, kPatience = 6;
+  constexpr int kRounds = 24, kPatience = 3;
   std::vector<int> picks = Improved(std::vector<int>(costs_.size(), 0)), held(costs_.size(), 0);
   double least = CostOf(picks);
   for (int round = 0, since = 0; round < kRounds && since < kPatience; ++round, ++since) {

@@ -80,66 +80,76 @@ int SignatureProblem::NumberOf(const NdSbp& sbp) {
   return at->second;
 }
 
-std::vector<SignatureProblem::Joint> SignatureProblem::JointChoices(int n, const std::vector<Axis>& axes) {
-  // What is chosen so far, one axis after another.
-  struct Part {
-    std::vector<NdSbp> in, out;
-    Joint joint;
+// What is chosen of a node so far, one axis after another.
+struct SignatureProblem::Part {
+  std::vector<NdSbp> in, out;
+  std::vector<const Choice*> along;  // of each axis
+  std::vector<std::pair<int, int>> exact;
+};
+
+// The parts that continue these along one more axis.
+std::vector<SignatureProblem::Part> SignatureProblem::Along(int n, const Axis& axis,
+                                                            const std::vector<Part>& parts) const {
+  std::vector<Part> longer;
+  const int entry = axis.entry();
+  const bool variable = graph_.node(n).kind == NodeKind::kVariable;
+  const auto extend = [&](const Part& part, const Choice& c, int origin) {
+    for (const Choice* other : part.along)
+      if (Axis::Cuts(*other) && Axis::Cuts(c) && !Compatible(*other, c)) return;
+    Part next = part;
+    next.along.push_back(&c);
+    for (size_t i = 0; i < c.in.size(); ++i) next.in[i][entry] = c.in[i];
+    for (size_t o = 0; o < c.out.size(); ++o) next.out[o][entry] = c.out[o];
+    if (variable && CutTwice(next.out[0], entry)) return;
+    if (origin >= 0) next.exact.push_back({origin, entry});
+    longer.push_back(std::move(next));
   };
+  for (const Part& part : parts)
+    for (const Choice& c : axis.Of(n)) {
+      if (!axis.Follows(n) || (!HasCut(c.in) && !HasCut(c.out))) extend(part, c, -1);
+      if (!axis.Follows(n)) continue;
+      for (size_t i = 0; i < c.in.size(); ++i)
+        if (c.in[i].is_split()) extend(part, c, static_cast<int>(i));
+    }
+  if (!longer.empty()) return longer;
+  for (const Part& part : parts)  // it has none but cut ones
+    for (const Choice& c : axis.Of(n)) extend(part, c, -1);
+  return longer;
+}
+
+// Of the node's own work.
+double SignatureProblem::SecondsOfPart(int n, const Part& part, const std::vector<Axis>& axes) {
+  if (IsEnd(graph_.node(n))) return 0;
+  LocalWork& piece = nodes_.pieces[n];
+  const std::vector<int> sizes = graph_.Sizes();
+  for (size_t a = 0; a < axes.size(); ++a)
+    if (const Choice& c = *part.along[a]; Axis::Cuts(c)) piece.Cut(c.in, c.out, sizes[axes[a].entry()], 0);
+  const double acts = nodes_.acts[n];
+  double seconds = acts * SecondsOf(options_.machine, piece.work(), RateType(graph_, graph_.node(n)));
+  for (size_t a = 0; a < axes.size(); ++a)
+    if (part.along[a]->expanded) seconds += axes[a].ExpansionOf(piece, acts);
+  piece.Undo();
+  return seconds;
+}
+
+std::vector<SignatureProblem::Joint> SignatureProblem::JointChoices(int n, const std::vector<Axis>& axes) {
   const Node& node = graph_.node(n);
   const NdSbp whole(1 + graph_.mesh().rank(), B());
-  Part none{std::vector<NdSbp>(node.in.size(), whole), std::vector<NdSbp>(node.out.size(), whole), {}};
+  Part none{std::vector<NdSbp>(node.in.size(), whole), std::vector<NdSbp>(node.out.size(), whole), {}, {}};
   for (size_t i = 0; i < node.in.size(); ++i)
     if (IsUpdated(graph_, node, static_cast<int>(i)))
-      for (const Axis& axis : axes) none.joint.exact.push_back({static_cast<int>(i), axis.entry()});
+      for (const Axis& axis : axes) none.exact.push_back({static_cast<int>(i), axis.entry()});
   std::vector<Part> parts{none};
-  for (const Axis& axis : axes) {
-    std::vector<Part> longer;
-    const int entry = axis.entry();
-    const auto extend = [&](const Part& part, const Choice& c, int origin) {
-      for (const Choice* other : part.joint.along)
-        if (Axis::Cuts(*other) && Axis::Cuts(c) && !Compatible(*other, c)) return;
-      Part next = part;
-      next.joint.along.push_back(&c);
-      for (size_t i = 0; i < c.in.size(); ++i) next.in[i][entry] = c.in[i];
-      for (size_t o = 0; o < c.out.size(); ++o) next.out[o][entry] = c.out[o];
-      if (node.kind == NodeKind::kVariable && CutTwice(next.out[0], entry)) return;
-      if (origin >= 0) next.joint.exact.push_back({origin, entry});
-      longer.push_back(std::move(next));
-    };
-    const std::vector<Choice>& all = axis.Of(n);
-    for (const Part& part : parts)
-      for (const Choice& c : all) {
-        if (!axis.Follows(n) || (!HasCut(c.in) && !HasCut(c.out))) {
-          extend(part, c, -1);
-          continue;
-        }
-        for (size_t i = 0; i < c.in.size(); ++i)
-          if (c.in[i].is_split()) extend(part, c, static_cast<int>(i));
-      }
-    if (longer.empty())  // it has no other than cut ones
-      for (const Part& part : parts)
-        for (const Choice& c : all) extend(part, c, -1);
-    parts = std::move(longer);
-  }
+  for (const Axis& axis : axes) parts = Along(n, axis, parts);
   if (parts.empty()) Fail(graph_.Describe(n), ": it has no signature along all axes of the mesh together");
   std::vector<Joint> joints;
-  for (Part& part : parts) {
-    for (const NdSbp& sbp : part.in) part.joint.in.push_back(NumberOf(sbp));
-    for (const NdSbp& sbp : part.out) part.joint.out.push_back(NumberOf(sbp));
-    if (!IsEnd(node)) {
-      LocalWork& piece = nodes_.pieces[n];
-      for (size_t a = 0; a < axes.size(); ++a)
-        if (const Choice& c = *part.joint.along[a]; Axis::Cuts(c))
-          piece.Cut(c.in, c.out, graph_.Sizes()[axes[a].entry()], 0);
-      const double acts = nodes_.acts[n];
-      part.joint.seconds = acts * SecondsOf(options_.machine, piece.work(), RateType(graph_, node));
-      for (size_t a = 0; a < axes.size(); ++a)
-        if (part.joint.along[a]->expanded) part.joint.seconds += axes[a].ExpansionOf(piece, acts);
-      piece.Undo();
-    }
-    part.joint.along.clear();
-    joints.push_back(std::move(part.joint));
+  for (const Part& part : parts) {
+    Joint joint;
+    for (const NdSbp& sbp : part.in) joint.in.push_back(NumberOf(sbp));
+    for (const NdSbp& sbp : part.out) joint.out.push_back(NumberOf(sbp));
+    joint.exact = part.exact;
+    joint.seconds = SecondsOfPart(n, part, axes);
+    joints.push_back(std::move(joint));
   }
   return joints;
 }

@@ -51,13 +51,15 @@ class SignatureProblem {
     std::vector<int> in, out;
     double seconds = 0;
     std::vector<std::pair<int, int>> exact;  // operands, and entries along which they come as they are read
-    std::vector<const Choice*> along = {};   // each axis, while they are made
   };
   class Axis;
+  struct Part;
   struct Use {
     int reader, operand;
   };
 
+  std::vector<Part> Along(int n, const Axis& axis, const std::vector<Part>& parts) const;
+  double SecondsOfPart(int n, const Part& part, const std::vector<Axis>& axes);
   std::vector<Joint> JointChoices(int n, const std::vector<Axis>& axes);
   int NumberOf(const NdSbp& sbp);
   double Edge(int v, int from, int to, const Slice& slice, double price) const;

@@ -70,10 +70,11 @@ struct CutLine {
 class CutsReport {
  public:
   CutsReport(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts)
-      : model_(model), search_(search), cuts_(cuts) {}
-
-  std::string Text() {
+      : model_(model), search_(search), cuts_(cuts) {
     Collect();
+  }
+
+  std::string Text() const {
     size_t width = 0;
     for (const auto& [pattern, line] : lines_)
       if (!line.cut.fixed.empty()) width = std::max(width, pattern.size());
@@ -93,21 +94,42 @@ class CutsReport {
     return Cat(text, Estimates());
   }
 
+  // What a step would take with the weights of each line whole, the others as they are.
+  std::string Reasons() const {
+    const double seconds = search_.Seconds(cuts_);
+    std::string text = "of the weights that are cut, what a step would take longer if they were whole:\n";
+    for (const auto& [pattern, line] : lines_) {
+      if (line.cut.fixed.empty()) continue;
+      VariableCuts without = cuts_;
+      for (auto& [weight, cut] : without)
+        if (PatternOf(weight) == pattern) cut = {};
+      const double more = search_.Seconds(without) - seconds;
+      text += Cat("  ", pattern, " ", CutText(model_.mesh, line.cut), ": ", more < 0 ? "-" : "",
+                  SecondsText(std::abs(more)), "\n");
+    }
+    return text;
+  }
+
  private:
+  // "block*/mlp/up", or the weight's name if others of that pattern are cut in another way.
+  std::string PatternOf(const std::string& weight) const {
+    NameInBlock at = InBlock(weight);
+    if (at.block.empty()) return weight;
+    at.block.back() = '*';
+    const auto kinds = kinds_.find(at.block + at.name);
+    return kinds != kinds_.end() && kinds->second.size() == 1 ? kinds->first : weight;
+  }
+
   void Collect() {
-    std::map<std::string, std::set<std::string>> kinds;  // cuts of a pattern
-    const auto pattern_of = [](const std::string& weight) {
-      NameInBlock at = InBlock(weight);
-      if (!at.block.empty()) at.block.back() = '*';
-      return at.block + at.name;
-    };
     for (const auto& [weight, cut] : cuts_)
-      if (model_.variables.count(weight)) kinds[pattern_of(weight)].insert(CutText(model_.mesh, cut));
+      if (NameInBlock at = InBlock(weight); !at.block.empty() && model_.variables.count(weight)) {
+        at.block.back() = '*';
+        kinds_[at.block + at.name].insert(CutText(model_.mesh, cut));
+      }
     for (const auto& [weight, cut] : cuts_) {
       const auto known = model_.variables.find(weight);
       if (known == model_.variables.end()) continue;
-      const std::string pattern = pattern_of(weight);
-      CutLine& line = lines_[kinds[pattern].size() == 1 ? pattern : weight];
+      CutLine& line = lines_[PatternOf(weight)];
       line.cut = cut;
       line.bytes += Bytes(known->second, cut);
       ++line.count;
@@ -139,8 +161,9 @@ class CutsReport {
 
   const ModelImpl& model_;
   const WeightSearch& search_;
-  const VariableCuts& cuts_;
-  std::map<std::string, CutLine> lines_;  // by pattern
+  const VariableCuts cuts_;
+  std::map<std::string, std::set<std::string>> kinds_;  // cuts by pattern
+  std::map<std::string, CutLine> lines_;                // by pattern
 };
 
 // --- The choice ---
@@ -157,7 +180,7 @@ class CutChooser {
     }
     Graph graph = begin();
     CloseLoaded(&graph);
-    search_ = std::make_unique<WeightSearch>(std::move(graph), options);
+    search_ = std::make_shared<WeightSearch>(std::move(graph), options);
   }
 
   // The model's weights as they are best at this price of a byte. Between 0 and 1: of the highest.
@@ -174,6 +197,10 @@ class CutChooser {
     if (Job* job = model_.options.job.get()) text = job->AllGather("the choice of cuts of weights", text)[0];
     if (text.rfind(kFailed, 0) == 0) throw Error(text.substr(std::string(kFailed).size()));
     chosen_ = CutsFromText(text, &model_.cuts_text);
+    if (search_)
+      model_.cut_reasons = [&model = model_, search = search_, cuts = chosen_] {
+        return CutsReport(model, *search, cuts).Reasons();
+      };
     Set(chosen_);
     return chosen_;
   }
@@ -208,7 +235,7 @@ class CutChooser {
 
   ModelImpl& model_;
   std::map<std::string, VariableCut> before_;
-  std::unique_ptr<WeightSearch> search_;
+  std::shared_ptr<WeightSearch> search_;
   VariableCuts chosen_;
 };
 

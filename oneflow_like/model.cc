@@ -93,6 +93,7 @@ std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
 
 void ModelImpl::Load() {
   if (store) return;
+  cut_reasons = nullptr;
   for (const std::string& kind : mesh.kinds()) {
     if (kind == "cpu") continue;
     try {
@@ -318,6 +319,7 @@ ModelGraph Model::NewGraph(const std::string& name) {
 }
 
 const std::string& Model::CutsText() const { return impl_->cuts_text; }
+std::string Model::CutReasons() const { return impl_->cut_reasons ? impl_->cut_reasons() : ""; }
 
 int64_t Model::next_step(const std::string& session) const {
   auto found = impl_->steps.find(session);

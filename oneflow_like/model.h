@@ -217,6 +217,9 @@ class Model {
   // Annotation write them ("stored": gathered for use), bytes on a device, and estimated times. Empty until
   // then.
   const std::string& CutsText() const;
+  // The reasons: what a step would take longer, by estimate, with weights whole that are cut. Empty in other
+  // processes than the first, and once memory has been allocated.
+  std::string CutReasons() const;
 
   // The variables: every weight that was requested, and the state of every training made so far, named
   // "<training>:adam_m/<weight>". They may be read and written before any session has run. In a job of

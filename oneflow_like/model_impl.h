@@ -2,6 +2,7 @@
 // and threads of the ranks hosted by this process.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -122,7 +123,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::map<std::string, std::vector<int64_t>> cuts;  // of stacks that were cut by cost: blocks of each stage
   bool cuts_chosen = false;                          // with ModelOptions::auto_cuts
   std::string cuts_text;                             // Model::CutsText
-  std::map<std::string, SessionSteps> steps;         // by name of the sessions; entries stay where they are
+  std::function<std::string()> cut_reasons;   // Model::CutReasons; on process 0, until memory is allocated
+  std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;

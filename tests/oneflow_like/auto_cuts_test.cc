@@ -120,18 +120,20 @@ std::optional<int64_t> PeakWithin(SmallGpt gpt, int64_t budget) {
   }
 }
 
+// By lines so slow that whole weights are fastest: only the budget cuts them.
 TEST(AutoCuts, PlansFitTheirBudget) {
-  for (const char* mesh : {"cpu:dp=2", "cpu:dp=2,tp=2", "cpu:dp=4"}) {
+  for (const char* mesh : {"cpu:tp=2", "cpu:tp=4", "cpu:dp=2,tp=2"}) {
     SCOPED_TRACE(mesh);
     SmallGpt gpt = AutoGpt(mesh);
     gpt.layers = 2;
     gpt.vocabulary = 2048;
     gpt.context = 8;
     gpt.batch = 4;
+    gpt.model_options.link.bandwidth = 1e6;
     const int64_t most = FullestRank(GptProgram(gpt).MakeTrain());
     int64_t least = most;
     int fitted = 0;
-    for (int percent : {100, 85, 70, 50, 20}) {
+    for (int percent : {100, 90, 80, 70, 60, 10}) {
       const int64_t budget = most * percent / 100;
       const std::optional<int64_t> peak = PeakWithin(gpt, budget);
       if (!peak) continue;
@@ -141,8 +143,9 @@ TEST(AutoCuts, PlansFitTheirBudget) {
     }
     std::printf("%s: %lld bytes, at least %lld\n", mesh, static_cast<long long>(most),
                 static_cast<long long>(least));
-    EXPECT_GE(fitted, 1);
-    EXPECT_LT(fitted, 5) << "a fifth of the bytes is too little";
+    EXPECT_GE(fitted, 3);
+    EXPECT_LT(fitted, 6) << "a tenth of the bytes is too little";
+    EXPECT_LT(least, most * 3 / 4);
   }
 }
 
