@@ -6,40 +6,55 @@
 namespace oneflow_like {
 namespace {
 
-// All variables of a block, as one of its numbers has them cut.
-using BlockCuts = std::map<std::string, VariableCut>;  // by name in the block
+using Shapes = std::map<std::string, Dims>;  // of variables, by name
 
-// In each kind of block, the cuts that most of its numbers have, for all of them; the first of equals.
-VariableCuts AlikeInBlocks(const VariableCuts& cuts) {
-  std::map<std::string, std::map<int64_t, BlockCuts>> blocks;
-  for (const auto& [variable, cut] : cuts)
-    if (const NameInBlock at = InBlock(variable); !at.block.empty())
-      blocks[at.block][std::stoll(at.number)][at.name] = cut;
-  std::map<std::string, BlockCuts> chosen;
-  for (const auto& [block, numbers] : blocks) {
+Shapes ShapesOf(const Graph& graph) {
+  Shapes shapes;
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    if (graph.alive(n) && graph.node(n).kind == NodeKind::kVariable)
+      shapes[graph.node(n).name] = graph.value(graph.node(n).out[0]).shape;
+  return shapes;
+}
+
+// In each kind of block, the cuts that most of its numbers have, for all of them; the first of equals. Blocks
+// are of one kind if their names differ in the number alone and their variables have the same shapes.
+VariableCuts AlikeInBlocks(const VariableCuts& cuts, const Shapes& shapes) {
+  struct Block {
+    std::string kind;
+    std::map<std::string, VariableCut> cuts;  // by name in the block
+  };
+  std::map<std::pair<std::string, int64_t>, Block> blocks;
+  const auto block_of = [&](const NameInBlock& at) -> Block& {
+    return blocks[{at.block, std::stoll(at.number)}];
+  };
+  for (const auto& [variable, cut] : cuts) {
+    const NameInBlock at = InBlock(variable);
+    if (at.block.empty()) continue;
+    Block& block = block_of(at);
+    block.kind += Cat(block.kind.empty() ? at.block : "", " ", at.name, shapes.at(variable).str());
+    block.cuts[at.name] = cut;
+  }
+  std::map<std::string, std::vector<const Block*>> kinds;
+  for (const auto& [number, block] : blocks) kinds[block.kind].push_back(&block);
+  std::map<std::string, const Block*> chosen;
+  for (const auto& [kind, alike] : kinds) {
     std::ptrdiff_t most = 0;
-    for (const auto& [number, mine] : numbers) {
-      const auto alike = std::count_if(numbers.begin(), numbers.end(),
-                                       [&](const auto& other) { return other.second == mine; });
-      if (alike > most) most = alike, chosen[block] = mine;
+    for (const Block* block : alike) {
+      const auto same = std::count_if(alike.begin(), alike.end(),
+                                      [&](const Block* other) { return other->cuts == block->cuts; });
+      if (same > most) most = same, chosen[kind] = block;
     }
   }
   VariableCuts alike = cuts;
-  for (auto& [variable, cut] : alike) {
-    const NameInBlock at = InBlock(variable);
-    if (at.block.empty()) continue;
-    const BlockCuts& of_block = chosen.at(at.block);
-    if (const auto mine = of_block.find(at.name); mine != of_block.end()) cut = mine->second;
-  }
+  for (auto& [variable, cut] : alike)
+    if (const NameInBlock at = InBlock(variable); !at.block.empty())
+      cut = chosen.at(block_of(at).kind)->cuts.at(at.name);
   return alike;
 }
 
 // As if the variables were annotated so. State of the optimizer that is not named lies as its weight does.
 void Apply(const VariableCuts& cuts, Graph* graph) {
-  std::map<std::string, Dims> shapes;
-  for (int n = 0; n < graph->num_nodes(); ++n)
-    if (graph->alive(n) && graph->node(n).kind == NodeKind::kVariable)
-      shapes[graph->node(n).name] = graph->value(graph->node(n).out[0]).shape;
+  const Shapes shapes = ShapesOf(*graph);
   for (int n = 0; n < graph->num_nodes(); ++n) {
     Node& node = graph->node(n);
     if (!graph->alive(n) || node.kind != NodeKind::kVariable) continue;
@@ -47,7 +62,7 @@ void Apply(const VariableCuts& cuts, Graph* graph) {
     if (const size_t slash = node.name.find('/', std::min(node.name.find(':'), node.name.size()));
         cut == cuts.end() && slash != std::string::npos) {
       const auto weight = shapes.find(node.name.substr(slash + 1));
-      if (weight != shapes.end() && weight->second == shapes[node.name]) cut = cuts.find(weight->first);
+      if (weight != shapes.end() && weight->second == shapes.at(node.name)) cut = cuts.find(weight->first);
     }
     if (cut == cuts.end()) continue;
     node.fixed.insert(cut->second.fixed.begin(), cut->second.fixed.end());
@@ -101,7 +116,7 @@ VariableCuts WeightSearch::Cuts(double price) const {
   constexpr double kLeastPrice = 1e-18;
   price = std::max(price, kLeastPrice);
   const auto worth = [&](const VariableCuts& cuts) { return Seconds(cuts) + price * BytesOf(cuts); };
-  const VariableCuts found = AlikeInBlocks(problem_.CutsOf(problem_.Solve(price)));
+  const VariableCuts found = AlikeInBlocks(problem_.CutsOf(problem_.Solve(price)), ShapesOf(graph_));
   VariableCuts whole = found;
   for (auto& [variable, cut] : whole) cut = {};
   return worth(found) < worth(whole) ? found : whole;

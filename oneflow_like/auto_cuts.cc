@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -239,9 +240,10 @@ class CutChooser {
   VariableCuts chosen_;
 };
 
-// Whether a session can be made; it leaves nothing behind.
+// Why a session cannot be made, if it cannot; nothing of it stays but blocks that moved to other stages.
 std::optional<OverBudget> Refusal(ModelImpl* model, const std::function<Session()>& finish) {
-  const std::map<std::string, ModelVariable> variables = model->variables;
+  std::set<std::string> known;
+  for (const auto& [name, variable] : model->variables) known.insert(name);
   const std::map<std::string, SessionSteps> steps = model->steps;
   std::unique_ptr<Report> report = std::move(model->report);
   std::optional<OverBudget> refusal;
@@ -254,49 +256,77 @@ std::optional<OverBudget> Refusal(ModelImpl* model, const std::function<Session(
     throw;
   }
   model->report = std::move(report);
-  model->variables = variables;
+  std::erase_if(model->variables, [&](const auto& variable) { return known.count(variable.first) == 0; });
   model->steps = steps;
   return refusal;
 }
+
+// Prices of a byte, and which of the plans that they lead to fit.
+class PricedPlans {
+ public:
+  PricedPlans(ModelImpl* model, CutChooser* chooser, const std::function<Session()>& finish)
+      : model_(model), chooser_(chooser), finish_(finish) {}
+
+  void Add(const VariableCuts& cuts, std::optional<OverBudget> refusal) {
+    if (refusal && (!smallest_ || refusal->bytes < smallest_->bytes)) smallest_ = refusal;
+    tried_.push_back({cuts, !refusal});
+  }
+
+  bool Fits(double price) {
+    const VariableCuts& cuts = chooser_->Choose(price);
+    for (const auto& [other, fits] : tried_)
+      if (other == cuts) return fits;
+    Add(cuts, Refusal(model_, finish_));
+    return tried_.back().second;
+  }
+
+  [[noreturn]] void Refuse() const {
+    throw OverBudget(
+        Cat(smallest_->what(), "\nOf ", tried_.size(), " choices of what its weights are cut along over ",
+            model_->mesh.str(), " this is the smallest."),
+        smallest_->ranks, smallest_->bytes, smallest_->least);
+  }
+
+ private:
+  ModelImpl* model_;
+  CutChooser* chooser_;
+  const std::function<Session()>& finish_;
+  std::vector<std::pair<VariableCuts, bool>> tried_;  // and whether their plan fits
+  std::optional<OverBudget> smallest_;                // of those that do not
+};
 
 }  // namespace
 
 Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const std::function<Graph()>& begin,
                        const std::function<Session()>& finish) {
-  constexpr int kRounds = 10;
-  constexpr double kLowest = 1e-13;  // of prices but 0, in the highest
+  constexpr int kDigits = 12, kRounds = 4;
   if (model->options.auto_cuts == AutoCuts::kNone || model->cuts_chosen) return finish();
   CutChooser chooser(model, options, begin);
-  model->cuts_chosen = true;
-  VariableCuts cuts = chooser.Choose(0);
+  PricedPlans plans(model, &chooser, finish);
+  const VariableCuts fastest = chooser.Choose(0);
   try {
-    return finish();
-  } catch (const OverBudget&) {
+    Session session = finish();
+    model->cuts_chosen = true;
+    return session;
+  } catch (const OverBudget& over) {
+    plans.Add(fastest, over);
   }
-  std::vector<std::pair<VariableCuts, bool>> tried{{cuts, false}};  // and whether they fit
-  const auto fits = [&](double price) {
-    const VariableCuts& now = chooser.Choose(price);
-    for (const auto& [other, fitted] : tried)
-      if (other == now) return fitted;
-    tried.push_back({now, !Refusal(model, finish)});
-    return tried.back().second;
-  };
-  double high = 1, low = kLowest;
-  if (!fits(high)) {
-    model->cuts_chosen = false;
-    try {
-      return finish();
-    } catch (const OverBudget& over) {
-      throw OverBudget(Cat(over.what(), "\nNo cut of its weights over ", model->mesh.str(), " makes it fit."),
-                       over.ranks, over.bytes, over.least);
-    }
+  const auto price_of = [](int digits) { return std::pow(10.0, -digits); };  // in the highest
+  int digits = kDigits;
+  while (digits >= 0 && !plans.Fits(price_of(digits))) digits -= 2;
+  if (digits < 0) {
+    chooser.Set({});
+    plans.Refuse();
   }
+  double high = price_of(digits), low = price_of(digits + 2);
   for (int round = 0; round < kRounds; ++round) {
     const double middle = std::sqrt(low * high);
-    (fits(middle) ? high : low) = middle;
+    (plans.Fits(middle) ? high : low) = middle;
   }
   chooser.Choose(high);
-  return finish();
+  Session session = finish();
+  model->cuts_chosen = true;
+  return session;
 }
 
 }  // namespace oneflow_like

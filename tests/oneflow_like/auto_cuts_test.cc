@@ -114,7 +114,7 @@ std::optional<int64_t> PeakWithin(SmallGpt gpt, int64_t budget) {
     return FullestRank(train);
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("No cut of its weights"), std::string::npos) << text;
+    EXPECT_NE(text.find("choices of what its weights are cut along"), std::string::npos) << text;
     EXPECT_NE(text.find(std::to_string(budget)), std::string::npos) << text;
     return {};
   }
@@ -122,10 +122,10 @@ std::optional<int64_t> PeakWithin(SmallGpt gpt, int64_t budget) {
 
 // By lines so slow that whole weights are fastest: only the budget cuts them.
 TEST(AutoCuts, PlansFitTheirBudget) {
-  for (const char* mesh : {"cpu:tp=2", "cpu:tp=4", "cpu:dp=2,tp=2"}) {
+  for (const char* mesh : {"cpu:tp=2", "cpu:tp=4", "cpu:dp=2,tp=2", "cpu:tp=2,pp=2"}) {
     SCOPED_TRACE(mesh);
     SmallGpt gpt = AutoGpt(mesh);
-    gpt.layers = 2;
+    gpt.layers = 3;
     gpt.vocabulary = 2048;
     gpt.context = 8;
     gpt.batch = 4;
@@ -143,8 +143,9 @@ TEST(AutoCuts, PlansFitTheirBudget) {
     }
     std::printf("%s: %lld bytes, at least %lld\n", mesh, static_cast<long long>(most),
                 static_cast<long long>(least));
-    EXPECT_GE(fitted, 3);
     EXPECT_LT(fitted, 6) << "a tenth of the bytes is too little";
+    if (gpt.mesh.find("dp") != std::string::npos) continue;  // weights are stored in parts in any case
+    EXPECT_GE(fitted, 3);
     EXPECT_LT(least, most * 3 / 4);
   }
 }
