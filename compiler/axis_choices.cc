@@ -14,6 +14,12 @@ void KeepOnly(std::vector<Choice>* choices, Wanted wanted) {
     std::erase_if(*choices, [&](const Choice& c) { return !wanted(c); });
 }
 
+// A cut over tensor-parallel ranks does not go on through a sum over it: cost decides whether partial sums
+// are cheaper than the whole.
+bool Passes(const Choice& c) {
+  return std::any_of(c.out.begin(), c.out.end(), [](const Sbp& sbp) { return sbp.is_split(); });
+}
+
 }  // namespace
 
 Role RoleOf(const Roles& roles, int axis) {
@@ -211,7 +217,8 @@ int AxisChoices::KeepMost(int n) {
     for (size_t i = 0; i < node.in.size(); ++i) {
       const auto& [promise, weight] = promised_[node.in[i]];
       const Sbp& in = choices[s].in[i];
-      if (promise.is_split() && in.is_split() && in.axis == promise.axis)
+      if (promise.is_split() && in.is_split() && in.axis == promise.axis &&
+          (weight >= kOfWeight || role_ != Role::kTensor || Passes(choices[s])))
         kept[s] += in == promise ? 2 * weight : weight;
     }
     most = std::max(most, kept[s]);
