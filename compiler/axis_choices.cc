@@ -16,7 +16,7 @@ void KeepOnly(std::vector<Choice>* choices, Wanted wanted) {
 
 // A cut over tensor-parallel ranks does not go on through a sum over it: cost decides whether partial sums
 // are cheaper than the whole.
-bool Passes(const Choice& c) {
+bool PassesOn(const Choice& c) {
   return std::any_of(c.out.begin(), c.out.end(), [](const Sbp& sbp) { return sbp.is_split(); });
 }
 
@@ -218,7 +218,7 @@ int AxisChoices::KeepMost(int n) {
       const auto& [promise, weight] = promised_[node.in[i]];
       const Sbp& in = choices[s].in[i];
       if (promise.is_split() && in.is_split() && in.axis == promise.axis &&
-          (weight >= kOfWeight || role_ != Role::kTensor || Passes(choices[s])))
+          (weight >= kOfWeight || role_ != Role::kTensor || PassesOn(choices[s])))
         kept[s] += in == promise ? 2 * weight : weight;
     }
     most = std::max(most, kept[s]);
