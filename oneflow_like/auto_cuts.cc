@@ -98,7 +98,8 @@ class CutsReport {
   // What a step would take with the weights of each line whole, the others as they are.
   std::string Reasons() const {
     const double seconds = search_.Seconds(cuts_);
-    std::string text = "of the weights that are cut, what a step would take longer if they were whole:\n";
+    std::string text =
+        "of the weights that are cut, what a step would take longer (-: shorter) if they were whole:\n";
     for (const auto& [pattern, line] : lines_) {
       if (line.cut.fixed.empty()) continue;
       VariableCuts without = cuts_;
@@ -172,16 +173,10 @@ class CutsReport {
 class CutChooser {
  public:
   CutChooser(ModelImpl* model, const CompileOptions& options, const std::function<Graph()>& begin)
-      : model_(*model) {
+      : model_(*model), options_(options), graph_(begin()) {  // whose errors all processes have
     for (const auto& [name, variable] : model_.variables)
       before_[name] = {variable.node.fixed, variable.node.stored};
-    if (!Leads()) {
-      (void)begin();  // which the others build, too
-      return;
-    }
-    Graph graph = begin();
-    CloseLoaded(&graph);
-    search_ = std::make_shared<WeightSearch>(std::move(graph), options);
+    CloseLoaded(&graph_);
   }
 
   // The model's weights as they are best at this price of a byte. Between 0 and 1: of the highest.
@@ -189,6 +184,7 @@ class CutChooser {
     std::string text;
     if (Leads()) {
       try {
+        if (!search_) search_ = std::make_shared<WeightSearch>(std::move(graph_), options_);
         const VariableCuts cuts = search_->Cuts(price * (price > 0 ? search_->HighestPrice() : 0));
         text = ToText(cuts, CutsReport(model_, *search_, cuts).Text());
       } catch (const Error& error) {
@@ -235,6 +231,8 @@ class CutChooser {
   }
 
   ModelImpl& model_;
+  const CompileOptions& options_;
+  Graph graph_;  // until the search has it
   std::map<std::string, VariableCut> before_;
   std::shared_ptr<WeightSearch> search_;
   VariableCuts chosen_;
