@@ -52,18 +52,34 @@ VariableCuts AlikeInBlocks(const VariableCuts& cuts, const Shapes& shapes) {
   return alike;
 }
 
-// As if the variables were annotated so. State of the optimizer that is not named lies as its weight does.
+// An optimizer's state is called "train:adam_m/<weight>".
+bool IsState(const std::string& variable) { return variable.find(':') != std::string::npos; }
+
+// With the cuts of optimizers' state, which lies as its weight does along the axes that it has.
+VariableCuts WithState(const VariableCuts& cuts, const Shapes& shapes) {
+  VariableCuts all = cuts;
+  for (const auto& [variable, shape] : shapes) {
+    if (!IsState(variable) || cuts.count(variable) > 0) continue;
+    const size_t slash = variable.find('/', variable.find(':'));
+    if (slash == std::string::npos) continue;
+    const std::string weight = variable.substr(slash + 1);
+    const auto cut = cuts.find(weight);
+    if (cut == cuts.end()) continue;
+    for (const auto& [entry, sbp] : cut->second.fixed) {
+      if (sbp.axis >= shape.rank() || shape[sbp.axis] != shapes.at(weight)[sbp.axis]) continue;
+      all[variable].fixed[entry] = sbp;
+      if (cut->second.stored.count(entry)) all[variable].stored.insert(entry);
+    }
+  }
+  return all;
+}
+
+// As if the variables were annotated so.
 void Apply(const VariableCuts& cuts, Graph* graph) {
-  const Shapes shapes = ShapesOf(*graph);
   for (int n = 0; n < graph->num_nodes(); ++n) {
     Node& node = graph->node(n);
     if (!graph->alive(n) || node.kind != NodeKind::kVariable) continue;
-    auto cut = cuts.find(node.name);
-    if (const size_t slash = node.name.find('/', std::min(node.name.find(':'), node.name.size()));
-        cut == cuts.end() && slash != std::string::npos) {
-      const auto weight = shapes.find(node.name.substr(slash + 1));
-      if (weight != shapes.end() && weight->second == shapes.at(node.name)) cut = cuts.find(weight->first);
-    }
+    const auto cut = cuts.find(node.name);
     if (cut == cuts.end()) continue;
     node.fixed.insert(cut->second.fixed.begin(), cut->second.fixed.end());
     node.stored.insert(cut->second.stored.begin(), cut->second.stored.end());
@@ -74,12 +90,8 @@ void Apply(const VariableCuts& cuts, Graph* graph) {
 
 NameInBlock InBlock(const std::string& variable) {
   constexpr size_t kMostDigits = 9;
-  size_t begin = variable.find(':');  // state is called "train:adam_m/<weight>"
-  begin = begin == std::string::npos ? 0 : variable.find('/', begin);
-  if (begin == std::string::npos) return {"", "", variable};
   const auto digit = [&](size_t i) { return std::isdigit(static_cast<unsigned char>(variable[i])) != 0; };
-  const std::string before = variable.substr(0, begin);
-  for (size_t i = begin; i < variable.size(); ++i) {
+  for (size_t i = 0; i < variable.size(); ++i) {
     if (!digit(i)) continue;
     size_t end = i;
     while (end < variable.size() && digit(end)) ++end;
@@ -88,9 +100,7 @@ NameInBlock InBlock(const std::string& variable) {
       i = end - 1;
       continue;
     }
-    const size_t from = begin == 0 ? 0 : begin + 1;
-    return {variable.substr(from, i - from) + "#", variable.substr(i, end - i),
-            before + variable.substr(end)};
+    return {variable.substr(0, i) + "#", variable.substr(i, end - i), variable.substr(end)};
   }
   return {"", "", variable};
 }
@@ -104,7 +114,7 @@ double WeightSearch::Seconds(const VariableCuts& cuts) const {
   for (const auto& [known, seconds] : seconds_)
     if (known == cut) return seconds;
   Graph graph = graph_;
-  Apply(cut, &graph);
+  Apply(WithState(cut, ShapesOf(graph)), &graph);
   ShardVariables(&graph, options_);
   ChooseSignatures(&graph, options_);
   seconds_.emplace_back(std::move(cut), SecondsOfSignatures(graph, options_.machine));
@@ -116,10 +126,16 @@ VariableCuts WeightSearch::Cuts(double price) const {
   constexpr double kLeastPrice = 1e-18;
   price = std::max(price, kLeastPrice);
   const auto worth = [&](const VariableCuts& cuts) { return Seconds(cuts) + price * BytesOf(cuts); };
-  const VariableCuts found = AlikeInBlocks(problem_.CutsOf(problem_.Solve(price)), ShapesOf(graph_));
+  VariableCuts of_weights = problem_.CutsOf(problem_.Solve(price));
+  std::erase_if(of_weights, [](const auto& variable) { return IsState(variable.first); });
+  const VariableCuts found = AlikeInBlocks(of_weights, ShapesOf(graph_));
   VariableCuts whole = found;
   for (auto& [variable, cut] : whole) cut = {};
   return worth(found) < worth(whole) ? found : whole;
+}
+
+double WeightSearch::BytesOf(const VariableCuts& cuts) const {
+  return problem_.BytesOf(WithState(cuts, ShapesOf(graph_)));
 }
 
 double WeightSearch::HighestPrice() const { return 1e3 * (1e-9 + Seconds({})); }

@@ -18,8 +18,8 @@ struct VariableCut {
 };
 using VariableCuts = std::map<std::string, VariableCut>;  // by the variable's name
 
-// The name of a variable with that of its block apart: "train:adam_m/layer12/mlp/up" is of block "layer#",
-// number "12", and called "train:adam_m//mlp/up" there. A name without a number has an empty block.
+// The name of a variable with that of its block apart: "layer12/mlp/up" is of block "layer#", number "12",
+// and called "/mlp/up" there. A name without a number has an empty block.
 struct NameInBlock {
   std::string block, number, name;
 };

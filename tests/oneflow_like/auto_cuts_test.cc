@@ -259,6 +259,30 @@ TEST(AutoCuts, TheTextRepeatsTheChoice) {
   EXPECT_EQ(again.impl()->compiled.logical.hash, train.impl()->compiled.logical.hash);
 }
 
+// A line for each that is cut, until memory is allocated.
+TEST(AutoCuts, GivesReasons) {
+  GptProgram program(AutoGpt("cpu:dp=2,tp=2"));
+  Session train = program.MakeTrain();
+  const std::string reasons = program.model().CutReasons();
+  EXPECT_NE(reasons.find("block*/mlp/up tp:S1"), std::string::npos) << reasons;
+  train.Run(program.MakeFeeds(0)).Wait();
+  EXPECT_EQ(program.model().CutReasons(), "");
+}
+
+// Its optimizers keep state of other shapes than the weights'.
+TEST(AutoCuts, StateLiesWithItsWeight) {
+  for (const Optimizer& optimizer : {Optimizer(Adagrad{.lr = 0.1, .by_rows = true}),
+                                     Optimizer(Lamb{.lr = 0.1}), Optimizer(Muon{.lr = 0.1})}) {
+    Model model(Mesh::Parse("cpu:dp=2,tp=2"), {.auto_cuts = AutoCuts::kOpen});
+    Tensor ids = model.Input("ids", {64}, DType::kInt32, {{"dp", S(0)}});
+    Tensor rows = embedding(model.scope().Weight("table", {256, 64}, Normal(0.02)), ids);
+    Tensor y = matmul(rows, model.scope().Weight("w", {64, 512}, Normal(0.02)));
+    Session train = Train(mean(square(y)), optimizer);
+    train.Run({{"ids", ToHost(std::vector<int32_t>(64, 3), {64})}}).Wait();
+    EXPECT_NE(model.CutsText().find("w "), std::string::npos) << model.CutsText();
+  }
+}
+
 TEST(AutoCuts, TheSameChoiceEachTime) {
   std::string texts[2];
   for (std::string& text : texts) {
