@@ -147,6 +147,8 @@ int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_
   }
   Model model(mesh, program.model);
   Session train = Train(program.loss(model), program.optimizer, program.train);
+  launcher.Print("%s", model.CutsText().c_str());
+  if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
   if (launcher.dry_run()) {
     launcher.Print("%s", train.SummaryText().c_str());

@@ -13,6 +13,7 @@
 #include "oneflow_like/simulate.h"
 #include "sbp/collective_cost.h"
 
+DEFINE_bool(auto, false, "choose what weights are cut along");
 DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
@@ -148,6 +149,11 @@ void CheckTrainingFlags(const std::string& samples) {
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",
         "--topology, a file that says them");
+  if (FLAGS_auto && FLAGS_auto_mesh > 0)
+    Fail(
+        "--auto cuts weights over the --mesh that is given and --auto_mesh looks for a mesh: give one of the "
+        "two, ",
+        "then --auto with what --auto_mesh has found");
   BytesOfBucket();
   ScheduleNamed(FLAGS_schedule);
   LayersOfStages();
@@ -183,6 +189,7 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   options.link.bandwidth = FLAGS_link * 1e6 / 8;
   options.topology = FLAGS_topology;
   options.collectives = FLAGS_collective;
+  if (FLAGS_auto) options.auto_cuts = AutoCuts::kAll;
   return options;
 }
 

@@ -98,6 +98,7 @@ std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
 
 void ModelImpl::Load() {
   if (store) return;
+  cut_reasons = nullptr;
   for (const std::string& kind : mesh.kinds()) {
     if (kind == "cpu") continue;
     try {
@@ -321,6 +322,9 @@ ModelGraph Model::NewGraph(const std::string& name) {
   graph.impl_->keep = impl_;
   return graph;
 }
+
+const std::string& Model::CutsText() const { return impl_->cuts_text; }
+std::string Model::CutReasons() const { return impl_->cut_reasons ? impl_->cut_reasons() : ""; }
 
 int64_t Model::next_step(const std::string& session) const {
   auto found = impl_->steps.find(session);

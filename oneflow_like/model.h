@@ -105,8 +105,18 @@ struct Link {
   double bandwidth = 0;  // bytes/s that one device sends; 0: 5e9 of a cpu mesh, 4e10 of a cuda mesh
 };
 
+// Who cuts weights over the mesh.
+//   kNone   their annotations alone; what is not annotated is whole
+//   kOpen   annotations hold; along mesh axes that a weight's annotation does not name, the model's first
+//           session chooses, for the least estimated time of its step that fits in memory_budget
+//   kAll    the same, but annotations of weights in code do not hold, only those of ModelOptions::weights:
+//           for models whose layers annotate their weights, as those of nn do
+// Weights of repeated layers are cut alike. Weights first requested after that session are not chosen.
+enum class AutoCuts : uint8_t { kNone, kOpen, kAll };
+
 struct ModelOptions {
   uint64_t seed = 1;
+  AutoCuts auto_cuts = AutoCuts::kNone;
   Pipeline pipeline;
   Zero zero;  // with the annotations decides where variables lie, for all sessions
   Link link;
@@ -206,6 +216,14 @@ class Model {
   // source lines, Scope::InTraining, and the permission for nn::layers to divide its blocks again.
   ModelGraph NewGraph(const std::string& name, const std::string& text, OFL_HERE);
   std::string Text() const;  // of the model's own graph
+
+  // What ModelOptions::auto_cuts has chosen: for patterns of weights their cut, as WeightPattern and
+  // Annotation write them ("stored": gathered for use), bytes on a device, and estimated times. Empty until
+  // then.
+  const std::string& CutsText() const;
+  // The reasons: what a step would take longer, by estimate, with weights whole that are cut. Empty in other
+  // processes than the first, and once memory has been allocated.
+  std::string CutReasons() const;
 
   // The variables: every weight that was requested, and the state of every training made so far, named
   // "<training>:adam_m/<weight>". They may be read and written before any session has run. In a job of

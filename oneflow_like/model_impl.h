@@ -2,6 +2,7 @@
 // and threads of the ranks hosted by this process.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +14,7 @@
 #include "actor/trace.h"
 #include "compiler/compile.h"
 #include "compiler/graph.h"
+#include "compiler/variable_cuts.h"
 #include "core/backend.h"
 #include "oneflow_like/model.h"
 #include "oneflow_like/report/report.h"
@@ -70,7 +72,8 @@ struct ModelVariable {
   // Whether the stage of `node` is known: from its request on, or, for a weight requested outside any stage,
   // since its first use.
   bool settled = false;
-  Layout layout;  // in the store; empty until first requested
+  Layout layout;         // in the store; empty until first requested
+  VariableCut left_out;  // an annotation in code that AutoCuts::kAll does not follow
 };
 
 // Steps of all sessions of one name.
@@ -120,7 +123,10 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::set<size_t> matched_patterns;                 // of options.weights
   std::set<std::string> input_names;                 // of all graphs there have been
   std::map<std::string, std::vector<int64_t>> cuts;  // of stacks that were cut by cost: blocks of each stage
-  std::map<std::string, SessionSteps> steps;         // by name of the sessions; entries stay where they are
+  bool cuts_chosen = false;                          // with ModelOptions::auto_cuts
+  std::string cuts_text;                             // Model::CutsText
+  std::function<std::string()> cut_reasons;   // Model::CutReasons; on process 0, until memory is allocated
+  std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;

@@ -17,6 +17,7 @@
 #include "actor/net/talk/job.h"
 #include "core/plan_values.h"
 #include "oneflow_like/agreement.h"
+#include "oneflow_like/auto_cuts.h"
 #include "oneflow_like/blocks.h"
 #include "oneflow_like/budget.h"
 #include "oneflow_like/checkpoint/saving.h"
@@ -545,6 +546,27 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   return session;
 }
 
+// The graph of Finish as far as the compiler brings it before it chooses signatures.
+Graph PlacedGraph(const std::string& who, const ModelImpl& model, Graph graph, const SessionOptions& options,
+                  const std::map<std::string, int>& fetched, std::vector<int> roots,
+                  const CompileOptions& compile) {
+  RequirePatternsMatched(who, model);
+  for (const auto& [name, value] : fetched) roots.push_back(graph.AddFetch(name, value));
+  for (const Tensor& tensor : options.also) roots.push_back(graph.value(tensor.id()).producer);
+  graph.KeepOnly(roots);
+  CheckOptions(model, graph, who, options);
+  graph.set_times(options.micro_batches);
+  try {
+    for (const Pass& pass : Passes()) {
+      pass.run(&graph, compile);
+      if (pass.leaves == Level::kPlaced) break;
+    }
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
+  return graph;
+}
+
 [[noreturn]] void FailTaken(const std::string& who, const std::string& name) {
   Fail(who, ": the session gives an output '", name, "' of its own; name yours otherwise");
 }
@@ -643,13 +665,21 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
   Training training{optimizer,    options.lr_schedule, options.clip_norm,
                     options.skip, options.recompute,   static_cast<bool>(options.lr_function)};
-  Session session = FitBudget(source, [&] {
+  const auto finish = [&] {
     Graph graph = SessionGraph(source, Roots(fetched, options));
     const int train = graph.AddTrain(loss.id(), SourceLine(at));
     const bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
     return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
                   options.check_finite && scalar ? "loss" : "");
-  });
+  };
+  CompileOptions compile = ToCompileOptions(*source->model, options);
+  compile.training = training;
+  const auto placed = [&] {
+    Graph graph = SessionGraph(source, Roots(fetched, options));
+    const int train = graph.AddTrain(loss.id(), SourceLine(at));
+    return PlacedGraph(who, *source->model, std::move(graph), options, fetched, {train}, compile);
+  };
+  Session session = WithCutsChosen(source->model, compile, placed, [&] { return FitBudget(source, finish); });
   session.impl()->lr_function = options.lr_function;
   session.impl()->lr_schedule = options.lr_schedule;
   if (optimizer.numbers.Has("lr")) session.impl()->lr = optimizer.numbers.Float("lr");
@@ -666,10 +696,16 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
                       : GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
   std::map<std::string, int> fetched;
   AddOutputs(source, who, options, outputs, &fetched);
-  return FitBudget(source, [&] {
+  const auto finish = [&] {
     return Finish(who, source->model, SessionGraph(source, Roots(fetched, options)), options, fetched, {}, {},
                   "");
-  });
+  };
+  const CompileOptions compile = ToCompileOptions(*source->model, options);
+  const auto placed = [&] {
+    return PlacedGraph(who, *source->model, SessionGraph(source, Roots(fetched, options)), options, fetched,
+                       {}, compile);
+  };
+  return WithCutsChosen(source->model, compile, placed, [&] { return FitBudget(source, finish); });
 }
 
 }  // namespace oneflow_like

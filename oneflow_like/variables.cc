@@ -53,6 +53,8 @@ Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outpu
     stages = stages || graph.node(n).slice != WholeMesh(graph.mesh());
   for (const auto& [name, n] : source->variables) {
     const Node& settled = source->model->variables.at(name).node;
+    graph.node(n).fixed = settled.fixed;
+    graph.node(n).stored = settled.stored;
     graph.node(n).slice = settled.slice;
     graph.node(n).placed = settled.placed || stages;
   }

@@ -312,11 +312,22 @@ Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializ
                      const WeightOptions& wanted, Here at) const {
   const std::string full = Path(name), who = Who("weight", full, at);
   if (!graph_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
-  const WeightOptions options = WithPatterns(graph_->model, full, wanted);
+  WeightOptions held = wanted;
+  const bool left_out = graph_->model->options.auto_cuts == AutoCuts::kAll;
+  if (left_out) held.sbp = held.stored = {};
+  const WeightOptions options = WithPatterns(graph_->model, full, held);
   CheckOptions(who, options);
   const DType dtype = options.dtype.value_or(DType::kFloat32);
-  return cast(graph_->Variable(who, name.empty() ? name : full, shape, dtype, init, options, stage_, at),
-              DType::kFloat32, at);
+  Tensor weight = graph_->Variable(who, name.empty() ? name : full, shape, dtype, init, options, stage_, at);
+  if (left_out) {
+    VariableCut& cut = graph_->model->variables.at(full).left_out;
+    cut.fixed = CheckAnnotation(graph_->mesh(), who, shape, wanted.sbp, stage_);
+    for (const auto& [entry, sbp] : CheckAnnotation(graph_->mesh(), who, shape, wanted.stored, stage_)) {
+      cut.fixed[entry] = sbp;
+      cut.stored.insert(entry);
+    }
+  }
+  return cast(weight, DType::kFloat32, at);
 }
 
 Tensor Scope::State(const std::string& name, const Dims& shape, const Initializer& init,

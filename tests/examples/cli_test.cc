@@ -143,6 +143,32 @@ TEST_F(CliTest, FindsItsPlan) {
   EXPECT_EQ(plan.find("--zero"), std::string::npos) << plan;
 }
 
+// It chooses what weights are cut along, in one process or several, and trains as without.
+TEST_F(CliTest, ChoosesCutsOfWeights) {
+  const auto last_loss = [](const Outcome& o) {
+    const size_t at = o.out.find("last loss ");
+    return at == std::string::npos ? "" : o.out.substr(at, 16);
+  };
+  const auto cuts = [](const Outcome& o) {
+    const size_t begin = o.out.find("weights as chosen for cpu:dp=2,tp=2,pp=1");
+    return begin == std::string::npos ? "" : o.out.substr(begin, o.out.find("by estimate") - begin);
+  };
+  const Outcome plain = Gpt({"--mesh=cpu:dp=2,tp=2"}), one = Gpt({"--auto", "--mesh=cpu:dp=2,tp=2"}),
+                two = Gpt({"--auto", "--mesh=cpu:dp=2,tp=2", "--processes=2"});
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(cuts(plain), "");
+  EXPECT_NE(cuts(one), "") << one.out;
+  EXPECT_EQ(cuts(one), cuts(two));
+  EXPECT_NE(last_loss(one), "");
+  EXPECT_EQ(last_loss(one), last_loss(plain));
+  EXPECT_EQ(last_loss(one), last_loss(two));
+  const Outcome why = Gpt({"--auto", "--mesh=cpu:tp=2", "--dry_run", "--explain"});
+  EXPECT_EQ(why.code, 0) << why.err;
+  EXPECT_NE(why.out.find("take longer (-: shorter) if they were whole"), std::string::npos) << why.out;
+  ExpectError(Gpt({"--auto", "--auto_mesh=4"}), {"--auto", "--auto_mesh"});
+}
+
 TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=-1"}), {"--auto_mesh", "-1"});
   ExpectError(Gpt({"--auto_mesh=70000"}), {"--auto_mesh", "70000"});

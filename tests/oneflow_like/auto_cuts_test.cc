@@ -1,0 +1,298 @@
+// ModelOptions::auto_cuts: a transformer block becomes column-row, annotations hold, a plan fits its budget,
+// every mesh has the single device's loss curve, and processes have one choice.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "examples/llama_model.h"
+#include "oneflow_like/model_impl.h"
+#include "tests/error_of.h"
+#include "tests/oneflow_like/small_gpt.h"
+#include "tests/oneflow_like/thread_job.h"
+
+namespace oneflow_like {
+namespace {
+
+// Along tp, for use.
+std::string TensorCut(const Model& model, const std::string& weight) {
+  const Node& node = model.impl()->variables.at(weight).node;
+  const int entry = 1 + model.mesh().FindAxis("tp");
+  const auto cut = node.fixed.find(entry);
+  return cut == node.fixed.end() || node.stored.count(entry) ? "B" : cut->second.str();
+}
+
+SmallGpt AutoGpt(const std::string& mesh) {
+  SmallGpt gpt{.mesh = mesh, .parallel = {.batch = "dp", .tensor = "tp", .context = ""}};
+  gpt.model_options.seed = 3;
+  gpt.model_options.auto_cuts = AutoCuts::kAll;
+  return gpt;
+}
+
+const char* const kMeshes[] = {"cpu:tp=2", "cpu:tp=4", "cpu:dp=2,tp=2", "cpu:tp=2,pp=2"};
+
+TEST(AutoCuts, BlocksOfGptBecomeColumnRow) {
+  for (const char* mesh : kMeshes) {
+    SCOPED_TRACE(mesh);
+    GptProgram program(AutoGpt(mesh));
+    const Session train = program.MakeTrain();
+    SCOPED_TRACE(program.model().CutsText());
+    for (int block = 0; block < 4; ++block) {
+      const std::string of = Cat("block", block);
+      for (const char* columns : {"/attention/q", "/attention/k", "/attention/v", "/mlp/up"})
+        EXPECT_EQ(TensorCut(program.model(), of + columns), "S1") << of << columns;
+      for (const char* rows : {"/attention/out", "/mlp/down"})
+        EXPECT_EQ(TensorCut(program.model(), of + rows), "S0") << of << rows;
+    }
+  }
+}
+
+TEST(AutoCuts, BlocksOfLlamaBecomeColumnRow) {
+  for (const char* mesh : {"cpu:dp=1,tp=2,pp=1", "cpu:dp=1,tp=4,pp=1", "cpu:dp=2,tp=2,pp=1"}) {
+    SCOPED_TRACE(mesh);
+    Model model(Mesh::Parse(mesh), {.auto_cuts = AutoCuts::kAll});
+    const Annotation cut = {{"dp", S(0)}};
+    Tensor tokens = model.Input("tokens", {8, 32}, DType::kInt32, cut);
+    Tensor targets = model.Input("targets", {8, 32}, DType::kInt32, cut);
+    const LlamaConfig config{.layers = 3, .kv_heads = 4};
+    TrainOptions options;
+    options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    const Session train =
+        Train(LlamaLoss(model.scope(), tokens, targets, config), AdamW{.lr = 1e-3}, options);
+    SCOPED_TRACE(model.CutsText());
+    for (const char* columns : {"attention/q", "attention/k", "attention/v", "mlp/up", "mlp/gate"})
+      EXPECT_EQ(TensorCut(model, Cat("block1/", columns)), "S1") << columns;
+    for (const char* rows : {"attention/out", "mlp/down"})
+      EXPECT_EQ(TensorCut(model, Cat("block1/", rows)), "S0") << rows;
+  }
+}
+
+// A hidden layer whose weights are annotated as `up` and `down` say.
+struct Hidden {
+  Annotation up, down;
+  AutoCuts auto_cuts = AutoCuts::kOpen;
+  std::vector<WeightPattern> patterns = {};
+};
+std::pair<std::string, std::string> CutsOf(const Hidden& given) {
+  Model model(Mesh::Parse("cpu:dp=2,tp=2"), {.auto_cuts = given.auto_cuts, .weights = given.patterns});
+  Tensor x = model.Input("x", {64, 128}, DType::kFloat32, {{"dp", S(0)}});
+  const Scope s = model.scope() / "layer";
+  s.Region();
+  Tensor up = s.Weight("up", {128, 512}, Normal(0.02), given.up);
+  Tensor down = s.Weight("down", {512, 128}, Normal(0.02), given.down);
+  TrainOptions options;
+  options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+  const Session train = Train(mean(square(matmul(gelu(matmul(x, up)), down) - x)), Sgd{.lr = 0.1}, options);
+  return {TensorCut(model, "layer/up"), TensorCut(model, "layer/down")};
+}
+
+TEST(AutoCuts, AnnotationsHold) {
+  const Annotation whole = {{"dp", B()}, {"tp", B()}}, rows = {{"dp", B()}, {"tp", S(0)}};
+  using Cuts = std::pair<std::string, std::string>;
+  EXPECT_EQ(CutsOf({.up = whole, .down = whole}), Cuts("B", "B"));
+  EXPECT_EQ(CutsOf({.up = rows, .down = whole}), Cuts("S0", "B"));
+  // What is chosen goes with what is annotated.
+  EXPECT_EQ(CutsOf({.up = {}, .down = rows}), Cuts("S1", "S0"));
+  EXPECT_EQ(CutsOf({.up = {{"tp", S(1)}}, .down = {}}), Cuts("S1", "S0"));
+  // Annotations in code can be left out, patterns cannot.
+  EXPECT_EQ(CutsOf({.up = whole, .down = whole, .auto_cuts = AutoCuts::kAll}), Cuts("S1", "S0"));
+  EXPECT_EQ(CutsOf({.auto_cuts = AutoCuts::kAll, .patterns = {{"*up", {.sbp = whole}}}}).first, "B");
+  EXPECT_EQ(CutsOf({.auto_cuts = AutoCuts::kNone}), Cuts("B", "B"));
+}
+
+int64_t FullestRank(const Session& session) {
+  int64_t bytes = 0;
+  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
+  return bytes;
+}
+
+// The fullest rank with a budget, and no more than a sentence if none fits.
+std::optional<int64_t> PeakWithin(SmallGpt gpt, int64_t budget) {
+  gpt.model_options.memory_budget = budget;
+  GptProgram program(gpt);
+  try {
+    const Session train = program.MakeTrain();
+    return FullestRank(train);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("choices of what its weights are cut along"), std::string::npos) << text;
+    EXPECT_NE(text.find(std::to_string(budget)), std::string::npos) << text;
+    return {};
+  }
+}
+
+// By lines so slow that whole weights are fastest: only the budget cuts them.
+TEST(AutoCuts, PlansFitTheirBudget) {
+  for (const char* mesh : {"cpu:tp=2", "cpu:tp=4", "cpu:dp=2,tp=2", "cpu:tp=2,pp=2"}) {
+    SCOPED_TRACE(mesh);
+    SmallGpt gpt = AutoGpt(mesh);
+    gpt.layers = 3;
+    gpt.vocabulary = 2048;
+    gpt.context = 8;
+    gpt.batch = 4;
+    gpt.model_options.link.bandwidth = 1e6;
+    const int64_t most = FullestRank(GptProgram(gpt).MakeTrain());
+    int64_t least = most;
+    int fitted = 0;
+    for (int percent : {100, 90, 80, 70, 60, 10}) {
+      const int64_t budget = most * percent / 100;
+      const std::optional<int64_t> peak = PeakWithin(gpt, budget);
+      if (!peak) continue;
+      EXPECT_LE(*peak, budget);
+      least = std::min(least, *peak);
+      ++fitted;
+    }
+    std::printf("%s: %lld bytes, at least %lld\n", mesh, static_cast<long long>(most),
+                static_cast<long long>(least));
+    EXPECT_LT(fitted, 6) << "a tenth of the bytes is too little";
+    if (gpt.mesh.find("dp") != std::string::npos) continue;  // weights are stored in parts in any case
+    EXPECT_GE(fitted, 3);
+    EXPECT_LT(least, most * 3 / 4);
+  }
+}
+
+// Whole the weight does not fit, and gathered it would not either.
+TEST(AutoCuts, DoesNotGatherWhatDoesNotFit) {
+  const auto train_within = [](int64_t budget, AutoCuts cuts, std::string* cut) {
+    Model model(Mesh::Parse("cpu:tp=4"), {.auto_cuts = cuts, .memory_budget = budget});
+    Tensor x = model.Input("x", {4, 64}, DType::kFloat32);
+    Tensor w = model.scope().Weight("wide", {64, 4096}, Normal(0.02));
+    Session train = Train(mean(square(matmul(x, w))), Sgd{.lr = 0.1});
+    *cut = TensorCut(model, "wide");
+    const int64_t peak = FullestRank(train);
+    train.Run({{"x", ToHost(std::vector<float>(4 * 64, 1.0f), {4, 64})}}).Wait();
+    for (const RankSummary& rank : train.Summaries())
+      EXPECT_EQ(model.impl()->store->ArenaBytes(rank.rank) + rank.persistent_bytes, rank.peak_bytes);
+    return peak;
+  };
+  constexpr int64_t kWhole = 64 * 4096 * 4;
+  std::string cut;
+  EXPECT_NE(ErrorOf([&] { train_within(kWhole, AutoCuts::kNone, &cut); }), "");
+  EXPECT_LE(train_within(kWhole, AutoCuts::kOpen, &cut), kWhole);
+  EXPECT_EQ(cut, "S1");
+}
+
+std::vector<float> LossesOf(const SmallGpt& gpt, int steps) {
+  GptProgram program(gpt);
+  Session train = program.MakeTrain();
+  std::vector<float> losses;
+  for (int step = 0; step < steps; ++step)
+    losses.push_back(train.Run(program.MakeFeeds(step)).Scalar("loss"));
+  return losses;
+}
+
+TEST(AutoCuts, EveryMeshHasOneLossCurve) {
+  constexpr int kSteps = 12;
+  const std::vector<float> one = LossesOf(SmallGpt{.model_options = {.seed = 3}}, kSteps);
+  for (const char* mesh : {"cpu:dp=2", "cpu:tp=2", "cpu:tp=4", "cpu:dp=2,tp=2", "cpu:dp=2,tp=2,pp=2"}) {
+    for (int micro_batches : {1, 2}) {
+      SmallGpt gpt = AutoGpt(mesh);
+      gpt.micro_batches = micro_batches;
+      const std::vector<float> losses = LossesOf(gpt, kSteps);
+      for (int step = 0; step < kSteps; ++step)
+        EXPECT_NEAR(losses[step], one[step], 1e-5 * one[step]) << gpt.str() << ", step " << step;
+    }
+  }
+}
+
+// An evaluation, and weights read whole, see them where the training has put them.
+TEST(AutoCuts, OtherSessionsFollow) {
+  GptProgram alone(SmallGpt{.model_options = {.seed = 3}}), cut(AutoGpt("cpu:dp=2,tp=2"));
+  std::vector<float> losses[2];
+  HostTensor up[2];
+  int which = 0;
+  for (GptProgram* program : {&alone, &cut}) {
+    Session train = program->MakeTrain(), evaluate = program->MakeEvaluate();
+    for (int step = 0; step < 3; ++step) {
+      train.Run(program->MakeFeeds(step)).Wait();
+      losses[which].push_back(evaluate.Run(program->MakeFeeds(99)).Scalar("loss"));
+    }
+    up[which++] = program->model().Read("block1/mlp/up");
+  }
+  for (int step = 0; step < 3; ++step) EXPECT_NEAR(losses[1][step], losses[0][step], 1e-5 * losses[0][step]);
+  for (int64_t i = 0; i < up[0].elements(); ++i)
+    ASSERT_NEAR(up[0].as<float>()[i], up[1].as<float>()[i], 1e-4) << "element " << i;
+}
+
+TEST(AutoCuts, ProcessesHaveOneChoice) {
+  const std::vector<float> alone = LossesOf(AutoGpt("cpu:dp=2,tp=2"), 3);
+  GptProgram program(AutoGpt("cpu:dp=2,tp=2"));
+  const Session train = program.MakeTrain();
+  const std::vector<std::string> errors = RunProcesses(2, [&](std::shared_ptr<Job> job) {
+    SmallGpt gpt = AutoGpt("cpu:dp=2,tp=2");
+    gpt.model_options.job = job;
+    gpt.model_options.threads = 1;
+    GptProgram here(gpt);
+    Session session = here.MakeTrain();
+    EXPECT_EQ(here.model().CutsText(), program.model().CutsText());
+    for (size_t step = 0; step < alone.size(); ++step)
+      EXPECT_EQ(session.Run(here.MakeFeeds(static_cast<int64_t>(step))).Scalar("loss"), alone[step]);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// The text names patterns as ModelOptions::weights takes them: with them the plan is the same without a
+// search.
+TEST(AutoCuts, TheTextRepeatsTheChoice) {
+  SmallGpt gpt = AutoGpt("cpu:dp=2,tp=2");
+  GptProgram searched(gpt);
+  const Session train = searched.MakeTrain();
+  gpt.model_options.auto_cuts = AutoCuts::kNone;
+  gpt.model_options.weights = {{"*", {.sbp = {{"dp", B()}, {"tp", B()}}}}};
+  std::istringstream lines(searched.model().CutsText());
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line) && line.find("whole:") == std::string::npos) {
+    std::istringstream words(line);
+    WeightPattern pattern;
+    words >> pattern.pattern;
+    bool stored = false;
+    for (std::string word; words >> word && (word == "stored" || word.find(':') != std::string::npos);) {
+      stored = stored || word == "stored";
+      if (word == "stored") continue;
+      Annotation& to = stored ? pattern.options.stored : pattern.options.sbp;
+      for (const auto& axis : Annotation::Parse(word)) to.push_back(axis);
+    }
+    gpt.model_options.weights.push_back(pattern);
+  }
+  GptProgram repeated(gpt);
+  const Session again = repeated.MakeTrain();
+  EXPECT_EQ(again.impl()->compiled.logical.hash, train.impl()->compiled.logical.hash);
+}
+
+// A line for each that is cut, until memory is allocated.
+TEST(AutoCuts, GivesReasons) {
+  GptProgram program(AutoGpt("cpu:dp=2,tp=2"));
+  Session train = program.MakeTrain();
+  const std::string reasons = program.model().CutReasons();
+  EXPECT_NE(reasons.find("block*/mlp/up tp:S1"), std::string::npos) << reasons;
+  train.Run(program.MakeFeeds(0)).Wait();
+  EXPECT_EQ(program.model().CutReasons(), "");
+}
+
+// Its optimizers keep state of other shapes than the weights'.
+TEST(AutoCuts, StateLiesWithItsWeight) {
+  for (const Optimizer& optimizer : {Optimizer(Adagrad{.lr = 0.1, .by_rows = true}),
+                                     Optimizer(Lamb{.lr = 0.1}), Optimizer(Muon{.lr = 0.1})}) {
+    Model model(Mesh::Parse("cpu:dp=2,tp=2"), {.auto_cuts = AutoCuts::kOpen});
+    Tensor ids = model.Input("ids", {64}, DType::kInt32, {{"dp", S(0)}});
+    Tensor rows = embedding(model.scope().Weight("table", {256, 64}, Normal(0.02)), ids);
+    Tensor y = matmul(rows, model.scope().Weight("w", {64, 512}, Normal(0.02)));
+    Session train = Train(mean(square(y)), optimizer);
+    train.Run({{"ids", ToHost(std::vector<int32_t>(64, 3), {64})}}).Wait();
+    EXPECT_NE(model.CutsText().find("w "), std::string::npos) << model.CutsText();
+  }
+}
+
+TEST(AutoCuts, TheSameChoiceEachTime) {
+  std::string texts[2];
+  for (std::string& text : texts) {
+    GptProgram program(AutoGpt("cpu:dp=2,tp=4"));
+    const Session train = program.MakeTrain();
+    text = program.model().CutsText();
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_NE(texts[0].find("block*/mlp/up"), std::string::npos) << texts[0];
+}
+
+}  // namespace
+}  // namespace oneflow_like
