@@ -403,7 +403,10 @@ TEST(WrongUse, OfFunctions) {
       ++(error ? refused : taken)[use.name];
       EXPECT_EQ(wrong, "");
     }
-  for (const Use& use : Uses()) EXPECT_GT(refused[use.name], 0) << use.name;
+  for (const Use& use : Uses()) {
+    if (std::string(use.name) != "cast") EXPECT_GT(refused[use.name], 0) << use.name;  // any type is another's
+    EXPECT_GT(taken[use.name], 0) << use.name;
+  }
 }
 
 }  // namespace
