@@ -160,18 +160,21 @@ class Updater {
   }
 
   // Rows that the batch touched in place of the gradient of a table, where it is made of such rows and there
-  // are few of them. They are listed as a whole, so not where micro-batches bring them one after another.
+  // are few of them. Each micro-batch brings its own; the list is of all.
   void FindRows(int weight, int* gradient) {
     const Node node = graph_.producer(*gradient);
     const OpDef* def = graph_.catalog().Find(node.op);
-    if (!def || !def->rows || options_.times > 1 || training_.fed_rate ||
-        graph_.value(weight).shape.rank() != 2)
-      return;
+    if (!def || !def->rows || training_.fed_rate || graph_.value(weight).shape.rank() != 2) return;
     std::vector<Tensor> in;
     for (int v : node.in) in.emplace_back(&graph_, v);
     if (2 * in[0].shape().elements() > graph_.value(weight).shape[0]) return;
-    At(graph_.producer(weight));
+    At(node);
+    const Graph::Origin of_updates = origin_;
+    origin_.phase = node.phase;
+    origin_.scope = node.name.substr(0, node.name.rfind('/') + 1);
     const auto [ids, values] = def->rows(node.attrs, in);
+    origin_ = of_updates;
+    At(graph_.producer(weight));
     touched_[weight] = unique_rows(ids, values);
     *gradient = touched_[weight].values.id();
   }

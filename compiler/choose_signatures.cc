@@ -147,10 +147,21 @@ class AxisChooser : AxisChoices {
     for (int v : node.out) varying_[v] = varies;
   }
 
-  // Changing value v from one signature along this axis to what a node of `slice` wants.
-  double Edge(int v, const Sbp& from, const Sbp& to, const Slice& slice) {
-    const Slice& at = graph_.producer(v).slice;
+  // Whether operand i of a node has to be whole where micro-batches bring it in parts. It gets it whole if
+  // its operator needs all of that axis, and is of the update, which runs once they all have come.
+  bool NeedsWholeBatch(const Sbp& from, const Sbp& to, int n, size_t i) const {
+    if (entry_ > 0 || !from.is_split() || from == to) return false;
+    if (!to.is_broadcast() || graph_.node(n).phase != Phase::kUpdate || i >= rules_[n].in.size()) return true;
+    const std::vector<std::string>& labels = rules_[n].in[i].axes[from.axis].labels;
+    return std::none_of(labels.begin(), labels.end(),
+                        [&](const std::string& label) { return rules_[n].notes.whole.count(label) > 0; });
+  }
+
+  // Changing value v from one signature along this axis to what operand i of a node wants.
+  double Edge(int v, const Sbp& from, const Sbp& to, int n, size_t i) {
+    const Slice &at = graph_.producer(v).slice, &slice = graph_.node(n).slice;
     if (from == to && at == slice) return 0;
+    if (NeedsWholeBatch(from, to, n, i)) return kImpossibleCost;
     for (const Cached& c : cache_[v])
       if (c.from == from && c.to == to && *c.slice == slice) return c.cost;
     double cost = entry_ == 0 ? TimeEdge(v, from, to, at == slice) : MeshEdge(v, from, to, slice);
@@ -166,7 +177,7 @@ class AxisChooser : AxisChoices {
     double copy = bytes / topology.memory_bandwidth;
     if (from == to) return from.is_partial() ? send * parts_ : send;
     if (varying_[v] && to.is_partial()) return kImpossibleCost;
-    if (from.is_split() || (from.is_partial() && !to.is_broadcast())) return kImpossibleCost;
+    if (!from.is_broadcast() && !to.is_broadcast()) return kImpossibleCost;
     return send + copy * (from.is_partial() || to.is_partial() ? parts_ : 1);
   }
 
@@ -193,8 +204,8 @@ class AxisChooser : AxisChoices {
         for (size_t s = 0; s < choices_[v.producer].size(); ++s) {
           double before = least_[v.producer][s];
           if (before < kImpossibleCost) before /= std::max<size_t>(1, readers_[node.in[i]].size());
-          least = std::min(
-              least, before + Edge(node.in[i], choices_[v.producer][s].out[v.output], c.in[i], node.slice));
+          least = std::min(least,
+                           before + Edge(node.in[i], choices_[v.producer][s].out[v.output], c.in[i], n, i));
         }
         cost += least;
       }
@@ -233,9 +244,10 @@ class AxisChooser : AxisChoices {
         const Sbp& to = choices_[r][picked_[r]].in[i];
         bool known = false;
         for (auto [sbp, slice] : seen) known = known || (*sbp == to && *slice == reader.slice);
-        if (known) continue;
+        const double seconds = Edge(v, from, to, r, i);
+        if (known && seconds < kImpossibleCost) continue;
         seen.push_back({&to, &reader.slice});
-        cost += Edge(v, from, to, reader.slice);
+        cost += seconds;
       }
     }
     return cost;
@@ -277,7 +289,8 @@ class AxisChooser : AxisChoices {
     for (size_t i = 0; i < node.in.size(); ++i) {
       const Value& v = graph_.value(node.in[i]);
       const Sbp& have = choices_[v.producer][picked_[v.producer]].out[v.output];
-      if (entry_ == 0 && TimeEdge(node.in[i], have, c.in[i], true) >= kImpossibleCost)
+      if (entry_ == 0 && (NeedsWholeBatch(have, c.in[i], n, i) ||
+                          TimeEdge(node.in[i], have, c.in[i], true) >= kImpossibleCost))
         RefuseBatchCut(n, v, have);
       node.want[i][entry_] = c.in[i];
     }

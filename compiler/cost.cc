@@ -127,8 +127,10 @@ Work CostModel::BoxingAt(const Node& node, const std::vector<int>& coords) const
   for (const auto* values : {&node.in, &node.out})
     for (int v : *values) {
       const Value& value = graph_.value(v);
-      work.bytes += static_cast<double>(LocalBox(value.shape, value.sbp, sizes_, coords).elements()) *
-                    SizeOf(value.dtype);
+      // Of the whole that a time_gather makes, an act writes the part that it reads.
+      const NdSbp& sbp = node.primitive == Primitive::kTimeGather ? node.want[0] : value.sbp;
+      work.bytes +=
+          static_cast<double>(LocalBox(value.shape, sbp, sizes_, coords).elements()) * SizeOf(value.dtype);
     }
   return work;
 }

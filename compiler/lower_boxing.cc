@@ -1,14 +1,27 @@
 // Boxing to primitives.
 // Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones
 // are kernels of their rank, the others move data between ranks. Sequences that begin alike share their
-// beginning: a gradient is accumulated once, whatever its readers want then. Accumulation over micro-batches
-// goes to the phase of what it accumulates.
+// beginning: a gradient is accumulated once, whatever its readers want then. What is done for each
+// micro-batch up to an accumulation, or to a gathering of their parts, goes to the phase of the value.
 #include <map>
 #include <tuple>
 
 #include "compiler/passes.h"
 
 namespace oneflow_like {
+
+namespace {
+
+// How many of the steps make the whole of what comes in micro-batches.
+size_t StepsOfMicroBatches(const std::vector<BoxingStep>& steps) {
+  size_t count = steps.size();
+  while (count > 0 && steps[count - 1].primitive != Primitive::kAccumulate &&
+         steps[count - 1].primitive != Primitive::kTimeGather)
+    --count;
+  return count;
+}
+
+}  // namespace
 
 void LowerBoxing(Graph* graph, const CompileOptions& options) {
   std::vector<std::vector<int>> readers = graph->Readers();
@@ -26,6 +39,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
     } catch (const Error& e) {
       Fail(box.why, ": ", e.what());
     }
+    const size_t of_micro_batches = StepsOfMicroBatches(steps);
     for (size_t s = 0; s < steps.size(); ++s) {
       const BoxingStep& step = steps[s];
       auto [it, fresh] = known.try_emplace({v, step.to.slice, step.to.sbp}, -1);
@@ -40,7 +54,7 @@ void LowerBoxing(Graph* graph, const CompileOptions& options) {
       node.want = {graph->value(v).sbp};
       node.slice = step.to.slice;
       node.placed = true;
-      node.phase = step.primitive == Primitive::kAccumulate ? graph->producer(v).phase : box.phase;
+      node.phase = s < of_micro_batches ? graph->producer(v).phase : box.phase;
       node.line = box.line;
       node.why = box.why;
       if (!step.axes.empty()) {

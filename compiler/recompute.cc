@@ -55,7 +55,8 @@ class Repeater {
   // all micro-batches make together.
   bool DependsOnBatch(int n) const {
     const Node& node = graph_.node(n);
-    if (IsEnd(node) || node.primitive == Primitive::kAccumulate) return node.kind == NodeKind::kInput;
+    if (IsEnd(node) || node.primitive == Primitive::kAccumulate || node.primitive == Primitive::kTimeGather)
+      return node.kind == NodeKind::kInput;
     bool any = false;
     for (int v : node.in) any = any || of_batch_[graph_.value(v).producer];
     if (graph_.times() == 1) return any;

@@ -455,7 +455,6 @@ std::vector<int> DeviceNumbers(const std::string& text) {
 }  // namespace
 
 ModelOptions Launcher::model_options() const {
-  begun_ = true;
   ModelOptions options;
   options.seed = FLAGS_seed;
   options.dump_dir = FLAGS_dump_dir;
@@ -464,6 +463,7 @@ ModelOptions Launcher::model_options() const {
   options.report_file = FLAGS_report;
   options.job = job_;
   options.stalls = stalls_;
+  options.compiled = begun_;
   options.check_feeds = FLAGS_check_feeds;
   options.check_replicas = FLAGS_check_replicas;
   options.check_nan = FLAGS_check_nan;
@@ -521,12 +521,12 @@ int Launcher::Main(const std::function<int()>& body) const {
     FlushOutput();
     return code;
   } catch (const std::exception& e) {
-    return EndWith(e, begun_ ? kRunError : kUsageError);
+    return EndWith(e, *begun_ ? kRunError : kUsageError);
   }
 }
 
 int Launcher::CalibrateHere() const {
-  begun_ = true;
+  *begun_ = true;
   ProgressLine progress(*this);
   CalibrateTo(FLAGS_calibrate,
               {.job = job_, .progress = [&](const std::string& what) { progress.Update(what); }});
@@ -538,7 +538,7 @@ int Launcher::CalibrateHere() const {
 // An error that all processes make alike is printed by the main one alone where all is read together. Gives
 // the exit code: `code`, or that of the process that failed first, so that all end with one.
 int Launcher::EndWith(const std::exception& error, int code) const {
-  if (folder_ && !begun_) folder_->Withdraw();
+  if (folder_ && !*begun_) folder_->Withdraw();
   const bool at_once = main_process() || !one_output_;
   if (at_once) PrintError(error);
   if (!job_) return dynamic_cast<const NotTogether*>(&error) != nullptr ? kLostPeer : code;

@@ -3,6 +3,7 @@
 // non-zero exit code.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -78,9 +79,10 @@ class Launcher {
   // Runs the program's body and returns the exit code; with --calibrate measures the machine (calibrate.h)
   // instead. An Error (or std::exception), or a failure to write
   // standard output, is printed as "error: ..." after the other processes have been told of it. The code is
-  // then kUsageError if the body has not called model_options() yet, because up to there it checks flags and
-  // files, and else kRunError. All processes end with the code of the first to fail, or with kLostPeer if one
-  // is lost. At the end the processes' traces are joined.
+  // then kUsageError if no session of a model with model_options() has been compiled yet, because up to there
+  // the program checks flags and files and builds what they ask for, and else kRunError. All processes end
+  // with the code of the first to fail, or with kLostPeer if one is lost. At the end the processes' traces
+  // are joined.
   int Main(const std::function<int()>& body) const;
 
  private:
@@ -97,8 +99,8 @@ class Launcher {
   std::shared_ptr<StallWatch> stalls_;
   std::string log_file_;  // of glog, with --log_dir
   bool terminal_ = false;
-  bool one_output_ = false;     // the output of all processes is read together
-  mutable bool begun_ = false;  // the body has called model_options()
+  bool one_output_ = false;  // the output of all processes is read together
+  const std::shared_ptr<std::atomic<bool>> begun_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 // host[i] as tensors: copies `values` (row-major).

@@ -3,6 +3,7 @@
 // pipeline stage.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -146,6 +147,9 @@ struct ModelOptions {
   // Launcher::Main joins at the end. All must create the same models and sessions and call their methods in
   // the same order; a method returns the same on all of them.
   std::shared_ptr<Job> job;
+  // Becomes true when a session has been compiled (Launcher makes it): mistakes until then are those of the
+  // command that gave the model its form.
+  std::shared_ptr<std::atomic<bool>> compiled;
   // Receives what the sessions and the program do, to report which part waits for what (Launcher makes it).
   std::shared_ptr<StallWatch> stalls;
   // With a job, compare the feeds of the processes in every step, not only in a session's first two. Each Run

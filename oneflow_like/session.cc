@@ -536,6 +536,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
     if (node.kind == NodeKind::kFetch) impl->outputs.insert(node.name);
   }
   Session session(std::move(impl));
+  if (model->options.compiled) *model->options.compiled = true;
   CheckBudget(who, session);
   if (model->report && (!model->options.job || model->options.job->process() == 0))
     model->report->AddSession(options.name, ReportFigures(*session.impl()));

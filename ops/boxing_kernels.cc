@@ -22,6 +22,13 @@ Status Accumulate(const KernelContext& c) {
   return Status();
 }
 
+// S to B over time: the micro-batch's part in its place; the other acts write the rest.
+Status TimeGather(const KernelContext& c) {
+  const Piece from = PieceOf(c.in[0]), to = PieceOf(c.out[0]);
+  if (!from.box.empty()) CopyBox(c.in[0].dtype, from.box, from, to);
+  return Status();
+}
+
 // out = in where this rank has it and keeps it, the identity of the fold elsewhere.
 Status Reslice(const KernelContext& c, bool keep) {
   Piece from = PieceOf(c.in[0]), to = PieceOf(c.out[0]);
@@ -42,6 +49,7 @@ void AddBoxingKernels(KernelRegistry* registry) {
   registry->Add("accumulate", "reference", Accumulate);
   registry->Add("local_slice", "reference", LocalSlice);
   registry->Add("time_slice", "reference", LocalSlice);
+  registry->Add("time_gather", "reference", TimeGather);
   registry->Add("keep", "reference", Keep);
 }
 

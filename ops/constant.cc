@@ -1,9 +1,9 @@
 // Tensors from nothing: full, and the random initialisers. A random element is a function of the seed, the
 // node's key and the element's place in the whole tensor, so every mesh draws the same weights.
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
+#include "core/copy_box.h"
 #include "core/random.h"
 #include "ops/inverse_normal.h"
 #include "ops/manifest.h"
@@ -53,13 +53,17 @@ Status Full(const KernelContext& context) {
   return Status();
 }
 
-// The whole tensor: a literal is not cut.
+// The piece of the values that is wanted here.
 Status Literal(const KernelContext& context) {
   const TensorArg& y = context.out[0];
   const Blob& values = context.spec.attrs.Bytes("values");
   if (values.data() == nullptr)
     return Status("the values of this literal are not in the text it was read from");
-  if (values.size() > 0) std::memcpy(y.data, values.data(), values.size());
+  const Box box{y.begin, y.extent};
+  if (box.empty()) return Status();
+  // CopyBox does not write where it copies from.
+  const Piece whole{const_cast<void*>(static_cast<const void*>(values.data())), Box::Whole(y.global)};
+  CopyBox(y.dtype, box, whole, {y.data, box});
   return Status();
 }
 
@@ -115,11 +119,6 @@ void AddLiteral(Catalog* catalog) {
   OpDef def =
       SourceOp("constant", "A literal tensor: its values are an attribute.", Literal, {"values", "dtype"});
   def.dtypes = NamedType;
-  def.whole_of = [](const OpCall& call) {
-    std::set<std::string> whole;
-    for (int i = 0; i < call.attrs->GetDims("shape").rank(); ++i) whole.insert(Letter(i));
-    return whole;
-  };
   auto shaped = def.check;
   def.check = [shaped](const OpCall& call) {
     shaped(call);

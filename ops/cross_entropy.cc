@@ -76,6 +76,20 @@ std::vector<Tensor> CrossEntropyGrad(const GradCall& call) {
   return din;
 }
 
+// Of dlogits = dloss (exp(logits - lse) - [class is target]), which is 0 where the target is negative.
+std::vector<Tensor> CrossEntropyGradGrad(const GradCall& call) {
+  Tensor logits = call.in[0], target = call.in[1], lse = call.in[2], dloss = call.in[3];
+  Tensor g = InType(call.dout[0], DType::kFloat32);
+  Tensor shares = mul(g, exp(sub(InType(logits, DType::kFloat32), Column(InType(lse, DType::kFloat32)))));
+  shares = where(Column(less(target, 0)), 0, shares);
+  std::vector<Tensor> din(4);
+  Tensor moved = mul(shares, Column(InType(dloss, DType::kFloat32)));
+  if (call.wanted[0]) din[0] = InType(moved, logits.dtype());
+  if (call.wanted[2]) din[2] = InType(neg(sum(moved, {-1})), lse.dtype());
+  if (call.wanted[3]) din[3] = InType(sub(sum(shares, {-1}), pick(g, target)), dloss.dtype());
+  return din;
+}
+
 // Every operand but the logits has the logits' shape without its classes.
 void CheckShapes(const OpCall& call, size_t inputs, const char* const* names) {
   RequireInputs(call, inputs);
@@ -134,6 +148,7 @@ void AddCrossEntropy(Catalog* catalog) {
             static const char* const kNames[] = {"logits", "target", "lse", "dloss"};
             CheckShapes(call, 4, kNames);
           },
+      .grad = CrossEntropyGradGrad,
       .flops = [](const BoundRule& rule) { return 3 * rule.Volume(); },
       .reference = CrossEntropyGradReference,
       .precision = Precision::kFollow,

@@ -68,6 +68,28 @@ double SiluSlope(double x) {
   double s = Sigmoid(x);
   return s * (1 + x * (1 - s));
 }
+
+// --- Second derivatives, times g ------------------------------------------------------------------
+
+// With u = s (x + c x^3) and t = tanh u: (1 - t^2) (u' + x u'' / 2 - x t u'^2).
+Tensor GeluCurvature(Tensor g, Tensor x, const Attrs&) {
+  Tensor squares = square(x), t = tanh(scale(mul(x, shift(scale(squares, kGeluCubic), 1)), kGeluScale));
+  Tensor first = scale(shift(scale(squares, 3 * kGeluCubic), 1), kGeluScale);
+  Tensor half_second = scale(squares, 3 * kGeluScale * kGeluCubic);  // x u'' / 2
+  Tensor inner = sub(add(first, half_second), mul(mul(x, t), square(first)));
+  return mul(g, mul(inner, shift(neg(square(t)), 1)));
+}
+// phi(x) (2 - x^2) with the normal density phi.
+Tensor GeluErfCurvature(Tensor g, Tensor x, const Attrs&) {
+  Tensor density = scale(exp(scale(square(x), -0.5)), 1 / std::sqrt(2 * std::numbers::pi));
+  return mul(g, mul(density, shift(neg(square(x)), 2)));
+}
+// With s = sigmoid(x): s (1 - s) (2 + x (1 - 2 s)).
+Tensor SiluCurvature(Tensor g, Tensor x, const Attrs&) {
+  Tensor s = sigmoid(x), inner = shift(mul(x, shift(scale(s, -2), 1)), 2);
+  return mul(g, mul(sub(s, square(s)), inner));
+}
+
 template <typename V>
 V Power(V a, V b) {
   return static_cast<V>(std::pow(a, b));
@@ -371,14 +393,19 @@ void AddActivations(Catalog* catalog) {
       Unary<[](auto x, const Attrs&) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x))); }>,
       [](Tensor dy, Tensor x, Tensor) { return mul(dy, sigmoid(x)); }));
 
-  catalog->Add(SlopeOp("tanh_grad", "y", Binary<[](auto dy, auto y) { return dy * (1 - y * y); }, false>));
-  catalog->Add(SlopeOp("sigmoid_grad", "y", Binary<[](auto dy, auto y) { return dy * y * (1 - y); }, false>));
+  catalog->Add(SlopeOp("tanh_grad", "y", Binary<[](auto dy, auto y) { return dy * (1 - y * y); }, false>,
+                       [](Tensor g, Tensor y, const Attrs&) { return scale(mul(g, y), -2); }));
+  catalog->Add(SlopeOp("sigmoid_grad", "y", Binary<[](auto dy, auto y) { return dy * y * (1 - y); }, false>,
+                       [](Tensor g, Tensor y, const Attrs&) { return mul(g, shift(scale(y, -2), 1)); }));
   catalog->Add(
       SlopeOp("relu_grad", "x", Binary<[](auto dy, auto x) { return (x > 0) ? dy : 0 * dy; }, false>));
-  catalog->Add(SlopeOp("gelu_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluSlope(x); }, false>));
-  catalog->Add(
-      SlopeOp("gelu_erf_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluErfSlope(x); }, false>));
-  catalog->Add(SlopeOp("silu_grad", "x", Binary<[](auto dy, auto x) { return dy * SiluSlope(x); }, false>));
+  catalog->Add(SlopeOp("gelu_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluSlope(x); }, false>,
+                       GeluCurvature));
+  catalog->Add(SlopeOp("gelu_erf_grad", "x",
+                       Binary<[](auto dy, auto x) { return dy * GeluErfSlope(x); }, false>,
+                       GeluErfCurvature));
+  catalog->Add(SlopeOp("silu_grad", "x", Binary<[](auto dy, auto x) { return dy * SiluSlope(x); }, false>,
+                       SiluCurvature));
 }
 
 }  // namespace

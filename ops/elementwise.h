@@ -114,9 +114,14 @@ inline OpDef BinaryOp(const std::string& name, const std::string& doc, KernelFn 
   return def;
 }
 
+// What a slope operator's gradient with respect to `at` is: g * f''(at), where f' is written in `at`.
+using Curvature = Tensor (*)(Tensor g, Tensor at, const Attrs& attrs);
+
 // The gradient of a function of one number with its derivative fused in: dy * f'(at), linear in dy. `at` is
-// the operand or the result of the function, whichever the derivative is written in.
-inline OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn reference) {
+// the operand or the result of the function, whichever the derivative is written in. Without `curvature` f'
+// is constant in pieces, and nothing flows to `at`.
+inline OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn reference,
+                     Curvature curvature = nullptr) {
   OpDef def;
   def.name = def.scalar = name;
   def.doc = "dy times the derivative of " + name.substr(0, name.rfind("_grad")) + ", given " + at + ".";
@@ -125,6 +130,13 @@ inline OpDef SlopeOp(const std::string& name, const std::string& at, KernelFn re
   def.check = [](const OpCall& call) {
     RequireFloating(call);
     RequireSameTypes(call);
+  };
+  def.grad = [name, curvature](const GradCall& c) {
+    std::vector<Tensor> d(2);
+    if (c.wanted[0]) d[0] = Fit(Apply(c.in[0].graph(), name, {c.dout[0], c.in[1]}, c.attrs)[0], c.in[0]);
+    if (c.wanted[1] && curvature != nullptr)
+      d[1] = Fit(curvature(mul(c.dout[0], c.in[0]), c.in[1], c.attrs), c.in[1]);
+    return d;
   };
   def.precision = Precision::kFollow;
   def.reference = reference;

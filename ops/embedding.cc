@@ -97,6 +97,9 @@ void AddEmbedding(Catalog* catalog) {
           },
       .dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; },
       .check = CheckGrad,
+      .grad = [](const GradCall& call) -> std::vector<Tensor> {
+        return {Tensor(), embedding(call.dout[0], call.in[0])};
+      },
       .rows =
           [](const Attrs&, const std::vector<Tensor>& in) {
             const int64_t n = in[0].shape().elements(), width = in[1].shape().back();

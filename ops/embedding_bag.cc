@@ -158,6 +158,29 @@ std::vector<Tensor> BagGrad(const GradCall& c) {
   return din;
 }
 
+// By sum and mean: the gradient of a row's gradient is a bag of rows of it.
+std::vector<Tensor> BagGradGrad(const GradCall& c) {
+  GraphBuilder* graph = c.in[0].graph();
+  Tensor g = c.dout[0], ids = c.in[0], lengths = c.in[1], dy = c.in[2];
+  std::vector<Tensor> din(c.in.size()), in = {g, ids, lengths};
+  if (c.in.size() > 3) in.push_back(c.in[3]);
+  if (c.wanted[2]) din[2] = Apply(graph, "embedding_bag", in, {{"mode", c.attrs.Str("mode")}})[0];
+  if (c.in.size() > 3 && c.wanted[3])
+    din[3] = Apply(graph, "embedding_bag_weights_grad", {g, ids, lengths, dy})[0];
+  return din;
+}
+
+std::vector<Tensor> BagWeightsGradGrad(const GradCall& c) {
+  GraphBuilder* graph = c.in[0].graph();
+  Tensor g = c.dout[0], table = c.in[0], ids = c.in[1], lengths = c.in[2], dy = c.in[3];
+  std::vector<Tensor> din(4);
+  if (c.wanted[0])
+    din[0] = Apply(graph, "embedding_bag_grad", {ids, lengths, dy, g},
+                   {{"mode", "sum"}, {"rows", table.shape()[0]}})[0];
+  if (c.wanted[3]) din[3] = Apply(graph, "embedding_bag", {table, ids, lengths, g}, {{"mode", "sum"}})[0];
+  return din;
+}
+
 // Every place of a bag as a row of its own; those past its length name none.
 std::pair<Tensor, Tensor> RowsOfBags(const Attrs& attrs, const std::vector<Tensor>& in) {
   Tensor ids = in[0], lengths = in[1], dy = in[2];
@@ -240,6 +263,7 @@ void AddGrad(Catalog* catalog) {
   };
   grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[2]}; };
   grad.rows = RowsOfBags;
+  grad.grad = BagGradGrad;
   grad.flops = RowsFlops;
   grad.any_type = grad.typed = true;
   grad.reference = EmbeddingBagGrad;
@@ -291,6 +315,7 @@ void AddWeightsGrad(Catalog* catalog) {
   };
   weights.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
   weights.flops = RowsFlops;
+  weights.grad = BagWeightsGradGrad;
   weights.any_type = true;
   weights.reference = EmbeddingBagWeightsGrad;
   weights.samples = {{{{7, 3}, {5, 4}, {5}, {5, 3}}, {}, {f, i, l, f}, 4},

@@ -63,8 +63,9 @@ Tensor arange_like(Tensor x, int64_t axis = -1, OFL_HERE);
 Tensor full(Tensor x, const Dims& shape, double value, OFL_HERE);
 Tensor zeros(Tensor x, const Dims& shape, OFL_HERE);
 
-// A literal: a copy of the values is part of the graph and of its plans, whole on every rank. Texts of graphs
-// show its type, shape and hash. At most 2^26 bytes (64 MiB); use a variable or an input for more.
+// A literal: a copy of the values is part of the graph and of its plans; of the tensor a rank holds the piece
+// that its readers want. Texts of graphs show its type, shape and hash. At most 2^26 bytes (64 MiB); use a
+// variable or an input for more.
 Tensor constant(GraphBuilder* graph, const HostTensor& values, OFL_HERE);
 
 // --- Gradients ---

@@ -282,6 +282,9 @@ std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, Here at) {
     Fail(Who("split", at), ": axis ", axis, " is ", extent, " and does not divide into ", parts,
          " equal parts");
   }
+  constexpr int64_t kMostParts = 1 << 16;  // each is an operator of its own
+  if (parts > kMostParts)
+    Fail(Who("split", at), ": ", parts, " parts of axis ", axis, " are more than ", kMostParts);
   std::vector<Tensor> pieces;
   int64_t part = extent / parts;
   for (int64_t i = 0; i < parts; ++i) pieces.push_back(slice(x, axis, i * part, (i + 1) * part, at));

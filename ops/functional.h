@@ -145,7 +145,7 @@ constexpr int64_t kEnd = INT64_MAX;
 Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, OFL_HERE);
 Tensor slice(Tensor x, int64_t axis, int64_t begin, int64_t end, int64_t step, OFL_HERE);
 Tensor concat(const std::vector<Tensor>& parts, int64_t axis, OFL_HERE);
-std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, OFL_HERE);  // equal parts
+std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, OFL_HERE);  // equal, up to 2^16
 // Zeros before and after along one axis.
 Tensor pad(Tensor x, int64_t axis, int64_t before, int64_t after, OFL_HERE);
 // table[v ..], ids[any] -> [any ..]: rows of the first axis of table.

@@ -19,6 +19,13 @@ double MishSlope(double x) {
   return t + x * (1 - t * t) / (1 + std::exp(-x));
 }
 
+// With t = tanh(softplus(x)) and s = sigmoid(x): (1 - t^2) s (2 + x (1 - s) - 2 x t s).
+Tensor MishCurvature(Tensor g, Tensor x, const Attrs&) {
+  Tensor s = sigmoid(x), t = tanh(softplus(x));
+  Tensor inner = shift(mul(x, shift(neg(mul(s, shift(scale(t, 2), 1))), 1)), 2);
+  return mul(g, mul(mul(shift(neg(square(t)), 1), s), inner));
+}
+
 void AddAngles(Catalog* catalog) {
   catalog->Add(WidePrecision(UnaryOp(
       "sin", "The sine of x radians.", Unary<[](auto x, const Attrs&) { return std::sin(x); }>,
@@ -62,6 +69,7 @@ struct WithNumber {
   bool integers;  // whether it takes them; the number must be whole then
   KernelFn reference, slope;
   double low, high;
+  Curvature curvature = nullptr;  // of the slope
 };
 
 void CheckNumber(const OpCall& call, const std::string& attribute, bool integers) {
@@ -89,7 +97,7 @@ void AddWithNumber(Catalog* catalog, const WithNumber& f) {
   }
   catalog->Add(std::move(def));
 
-  OpDef grad = SlopeOp(slope, "x", f.slope);
+  OpDef grad = SlopeOp(slope, "x", f.slope, f.curvature);
   grad.check = [attribute](const OpCall& call) {
     RequireFloating(call);
     RequireSameTypes(call);
@@ -150,7 +158,10 @@ void AddMoreActivations(Catalog* catalog) {
       catalog,
       {"elu", "x where positive, else alpha (e^x - 1).", "alpha", 0.7, false,
        Unary<[](auto x, const Attrs& attrs) { return x < 0 ? attrs.Float("alpha") * std::expm1(x) : x; }>,
-       SlopeKernel<[](double x, double alpha) { return (x > 0) ? 1 : alpha * std::exp(x); }>, -2, 2});
+       SlopeKernel<[](double x, double alpha) { return (x > 0) ? 1 : alpha * std::exp(x); }>, -kApart, kApart,
+       [](Tensor g, Tensor x, const Attrs& attrs) {
+         return mul(g, where(greater(x, 0), 0, scale(exp(x), attrs.Float("alpha"))));
+       }});
   catalog->Add(UnaryOp(
       "hardsigmoid", "x / 6 + 1/2, held inside [0, 1].",
       Unary<[](auto x, const Attrs&) { return HardSigmoid(x); }>,
@@ -164,8 +175,11 @@ void AddMoreActivations(Catalog* catalog) {
   for (OpDef def :
        {SlopeOp("hardsigmoid_grad", "x",
                 SlopeKernel<[](double x, double) { return std::abs(x) < 3 ? 1.0 / 6 : 0.0; }>),
-        SlopeOp("hardswish_grad", "x", SlopeKernel<[](double x, double) { return HardSwishSlope(x); }>),
-        SlopeOp("mish_grad", "x", SlopeKernel<[](double x, double) { return MishSlope(x); }>)}) {
+        SlopeOp(
+            "hardswish_grad", "x", SlopeKernel<[](double x, double) { return HardSwishSlope(x); }>,
+            [](Tensor g, Tensor x, const Attrs&) { return where(less(square(x), 9), scale(g, 1.0 / 3), 0); }),
+        SlopeOp("mish_grad", "x", SlopeKernel<[](double x, double) { return MishSlope(x); }>,
+                MishCurvature)}) {
     for (Sample& s : def.samples) {
       s.low = -6;
       s.high = 6;
@@ -207,10 +221,22 @@ void AddPRelu(Catalog* catalog) {
   grad.doc = "The gradient of prelu with respect to what it is applied to: dy * (x > 0 ? 1 : slope).";
   grad.axes = "dy[..], x[..], slope[..] -> dx[..]";
   grad.samples = {{.in = {{6, 4}, {6, 4}, {4}}}, {.in = {{2, 3, 5}, {2, 3, 5}, {3, 1}}}};
+  grad.grad = [](const GradCall& c) {
+    std::vector<Tensor> d(3);
+    if (c.wanted[0])
+      d[0] = Fit(Apply(c.in[0].graph(), "prelu_grad", {c.dout[0], c.in[1], c.in[2]})[0], c.in[0]);
+    if (c.wanted[2]) d[2] = Fit(where(greater(c.in[1], 0), 0, mul(c.dout[0], c.in[0])), c.in[2]);
+    return d;
+  };
   catalog->Add(std::move(grad));
 
   OpDef slope =
-      SlopeOp("prelu_slope_grad", "x", SlopeKernel<[](double x, double) { return (x > 0) ? 0.0 : x; }>);
+      SlopeOp("prelu_slope_grad", "x", SlopeKernel<[](double x, double) { return (x > 0) ? 0.0 : x; }>,
+              [](Tensor g, Tensor x, const Attrs&) { return where(greater(x, 0), 0, g); });
+  for (Sample& s : slope.samples) {
+    s.low = -kApart;
+    s.high = kApart;
+  }
   slope.doc = "The gradient of prelu with respect to its slope, element by element: dy * min(x, 0).";
   catalog->Add(std::move(slope));
 }

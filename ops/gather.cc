@@ -159,6 +159,9 @@ void AddGatherPair(Catalog* catalog) {
   };
   grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   grad.flops = [](const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); };
+  grad.grad = [](const GradCall& c) {
+    return std::vector<Tensor>{Tensor(), oneflow_like::gather(c.dout[0], c.in[0])};
+  };
   grad.reference = GatherGrad;
   grad.samples = {
       {.in = {{5}, {5, 4}}, .attrs = {{"classes", int64_t{6}}}, .dtypes = {i, f}, .limit = 6},
@@ -211,6 +214,9 @@ void AddPickPair(Catalog* catalog) {
   };
   grad.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   grad.flops = NoFlops;
+  grad.grad = [](const GradCall& c) {
+    return std::vector<Tensor>{Tensor(), oneflow_like::pick(c.dout[0], c.in[0])};
+  };
   grad.reference = PickGrad;
   grad.samples = {{.in = {{6}, {6}}, .attrs = {{"classes", int64_t{5}}}, .dtypes = {i, f}, .limit = 5},
                   {.in = {{2, 6}, {2, 6}}, .attrs = {{"classes", int64_t{7}}}, .dtypes = {l, f}, .limit = 7}};

@@ -5,6 +5,7 @@
 #include "ops/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
+#include "ops/statistics.h"
 
 namespace oneflow_like {
 namespace {
@@ -145,11 +146,64 @@ void CheckGroupNormGrad(const OpCall& call) {
   CheckGroups(call, 5, 1, call.shapes[3][1]);
 }
 
+// A group's statistics, and its elements in the shape [n, inner, groups, width], to broadcast against them.
+struct GroupShapes {
+  Dims whole, channels, each;
+  GroupShapes(const Dims& x, int64_t groups) {
+    const int64_t width = x.back() / groups;
+    int64_t inner = 1;
+    for (int axis = 1; axis + 1 < x.rank(); ++axis) inner *= x[axis];
+    whole = {x[0], inner, groups, width};
+    channels = {groups, width};
+    each = {x[0], 1, groups, 1};
+  }
+};
+// t in fp32 and that shape; undefined: undefined.
+Tensor View(Tensor t, const Dims& shape) {
+  return t.defined() ? reshape(InType(t, DType::kFloat32), shape) : t;
+}
+
 std::vector<Tensor> GroupNormGrad(const GradCall& call) {
-  if (call.dout[1].defined() || call.dout[2].defined())
-    Fail("group_norm: no gradient flows through its statistics");
-  return Apply(call.in[0].graph(), "group_norm_grad",
-               {call.dout[0], call.in[0], call.in[1], call.out[1], call.out[2]});
+  Tensor x = call.in[0], mean = call.out[1], rstd = call.out[2];
+  std::vector<Tensor> din(3);
+  if (call.dout[0].defined())
+    din = Apply(x.graph(), "group_norm_grad", {call.dout[0], x, call.in[1], mean, rstd});
+  if (!call.wanted[0] || (!call.dout[1].defined() && !call.dout[2].defined())) return din;
+  // Through the statistics: dmean / count, and -rstd^3 (x - mean) drstd / count.
+  const Dims shape = x.shape();
+  const GroupShapes shapes(shape, mean.shape()[1]);
+  const double count = static_cast<double>(shapes.whole[1] * shapes.whole[3]),
+               part = count > 0 ? 1 / count : 0;
+  if (call.dout[1].defined()) {
+    Tensor each = broadcast_to(View(scale(call.dout[1], part), shapes.each), shapes.whole);
+    din[0] = Accumulate(din[0], reshape(each, shape), x);
+  }
+  if (call.dout[2].defined()) {
+    Tensor weight = scale(mul(call.dout[2], mul(square(rstd), rstd)), -part);
+    Tensor away = sub(View(x, shapes.whole), View(mean, shapes.each));
+    din[0] = Accumulate(din[0], reshape(mul(away, View(weight, shapes.each)), shape), x);
+  }
+  return din;
+}
+
+std::vector<Tensor> GroupNormGradGrad(const GradCall& call) {
+  const GroupShapes shapes(call.in[1].shape(), call.in[3].shape()[1]);
+  const auto& [whole, channels, each] = shapes;
+  const NormSecond second =
+      GradientOf({View(call.in[0], whole),
+                  View(call.in[1], whole),
+                  View(call.in[2], channels),
+                  View(call.in[3], each),
+                  View(call.in[4], each),
+                  {1, 3}},
+                 {View(call.dout[0], whole), View(call.dout[1], channels), View(call.dout[2], channels)});
+  std::vector<Tensor> din = {second.dy, second.x, second.gamma, second.mean, second.rstd};
+  for (size_t i = 0; i < din.size(); ++i) {
+    if (!din[i].defined()) continue;
+    if (i == 2) din[i] = sum_to(din[i], channels);
+    din[i] = call.wanted[i] ? InType(reshape(din[i], call.in[i].shape()), call.in[i].dtype()) : Tensor();
+  }
+  return din;
 }
 
 double NormFlops(const BoundRule& rule) { return 8.0 * static_cast<double>(rule.in[0].shape.elements()); }
@@ -203,6 +257,7 @@ void AddGroupNorm(Catalog* catalog) {
     return std::vector<DType>{call.dtypes[1], call.dtypes[2], call.dtypes[2]};
   };
   grad.check = CheckGroupNormGrad;
+  grad.grad = GroupNormGradGrad;
   grad.flops = NormFlops;
   grad.reference = GroupNormGradReference;
   grad.precision = Precision::kFollow;

@@ -76,6 +76,16 @@ std::vector<Tensor> GroupedMatmulGrad(const GradCall& c) {
   return din;
 }
 
+// dw is linear in x and in dy: their gradients are products with its own.
+std::vector<Tensor> GroupedMatmulGradWeightGrad(const GradCall& c) {
+  GraphBuilder* graph = c.in[0].graph();
+  Tensor x = c.in[0], dy = c.in[1], counts = c.in[2], dw = c.dout[0];
+  std::vector<Tensor> din(3);
+  if (c.wanted[0]) din[0] = Apply(graph, "grouped_matmul", {dy, dw, counts}, {{"transposed", int64_t{1}}})[0];
+  if (c.wanted[1]) din[1] = Apply(graph, "grouped_matmul", {x, dw, counts}, {{"transposed", int64_t{0}}})[0];
+  return din;
+}
+
 void AddProduct(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef def;
@@ -134,6 +144,7 @@ void AddGradWeight(Catalog* catalog) {
   };
   grad.category = "matmul";
   grad.flops = GroupedFlops;
+  grad.grad = GroupedMatmulGradWeightGrad;
   grad.reference = GroupedMatmulGradWeight;
   grad.precision = Precision::kNarrow;
   grad.typed = true;

@@ -114,6 +114,29 @@ std::vector<Tensor> RmsNormGrad(const GradCall& call) {
   return din;
 }
 
+// din of {dy, x, gamma[, mean], rstd[, residual]} from dout of {dx, dgamma[, dbeta]}.
+template <bool kCentred>
+std::vector<Tensor> NormGradGrad(const GradCall& call) {
+  auto wide = [](Tensor t) { return t.defined() ? InType(t, DType::kFloat32) : t; };
+  const size_t rstd = kCentred ? 4 : 3;
+  NormGradient norm{wide(call.in[0]), wide(call.in[1]), wide(call.in[2]), {}, {}, {-1}};
+  if (kCentred) norm.mean = Column(wide(call.in[3]));
+  norm.rstd = Column(wide(call.in[rstd]));
+  NormCotangents g{wide(call.dout[0]), wide(call.dout[1]), {}};
+  if (kCentred) g.dbeta = wide(call.dout[2]);
+  const NormSecond second = GradientOf(norm, g);
+  std::vector<Tensor> din = {second.dy, second.x, second.gamma};
+  if (kCentred) din.push_back(second.mean);
+  din.push_back(second.rstd);
+  if (HasResidual(call.attrs)) din.push_back(call.dout[0]);
+  for (size_t i = 0; i < din.size(); ++i) {
+    if (!din[i].defined()) continue;
+    if (i == 2) din[i] = sum_to(din[i], call.in[2].shape());
+    din[i] = call.wanted[i] ? InType(reshape(din[i], call.in[i].shape()), call.in[i].dtype()) : Tensor();
+  }
+  return din;
+}
+
 // `inputs` floating operands; eps is there and positive when `eps`.
 void CheckNorm(const OpCall& call, size_t inputs, bool eps) {
   RequireInputs(call, inputs);
@@ -196,6 +219,7 @@ void AddLayerNorm(Catalog* catalog) {
             return std::vector<DType>{call.dtypes[1], call.dtypes[2], call.dtypes[2]};
           },
       .check = [](const OpCall& call) { CheckNormGrad(call, 5); },
+      .grad = NormGradGrad<true>,
       .flops = NormFlops,
       .reference = NormGradReference<true>,
       .precision = Precision::kFollow,
@@ -241,6 +265,7 @@ void AddRmsNorm(Catalog* catalog) {
             return std::vector<DType>{call.dtypes[1], call.dtypes[2]};
           },
       .check = [](const OpCall& call) { CheckNormGrad(call, 4); },
+      .grad = NormGradGrad<false>,
       .flops = NormFlops,
       .reference = NormGradReference<false>,
       .precision = Precision::kFollow,
@@ -254,6 +279,42 @@ void AddRmsNorm(Catalog* catalog) {
 }
 
 }  // namespace
+
+// With P(z) = z - E[z] - n E[z n], which is symmetric: sum(g dx) = sum(d rstd P(g)), and n is reached by
+// -rstd (g E[d n] + d E[g n]) and by dy dgamma'.
+NormSecond GradientOf(const NormGradient& norm, const NormCotangents& g) {
+  const Tensor &dy = norm.dy, &rstd = norm.rstd;
+  const bool centred = norm.mean.defined();
+  Tensor away = centred ? sub(norm.x, norm.mean) : norm.x, n = mul(away, rstd), d = mul(dy, norm.gamma);
+  auto average = [&](Tensor t) { return mean(t, norm.axes, true); };
+  auto total = [&](Tensor t) { return sum(t, norm.axes, true); };
+  auto plus = [](Tensor a, Tensor b) { return a.defined() ? add(a, b) : b; };
+  NormSecond second;
+  Tensor to_n;
+  if (g.dx.defined()) {
+    Tensor of_d = average(mul(d, n)), of_g = average(mul(g.dx, n));
+    auto apart = [&](Tensor z, Tensor along) {
+      Tensor rest = sub(z, mul(n, along));
+      return centred ? sub(rest, average(z)) : rest;
+    };
+    Tensor back = mul(rstd, apart(g.dx, of_g));
+    second.dy = mul(back, norm.gamma);
+    second.gamma = mul(back, dy);
+    second.rstd = total(mul(g.dx, apart(d, of_d)));
+    to_n = neg(mul(rstd, add(mul(g.dx, of_d), mul(d, of_g))));
+  }
+  if (g.dgamma.defined()) {
+    second.dy = plus(second.dy, mul(n, g.dgamma));
+    to_n = plus(to_n, mul(dy, g.dgamma));
+  }
+  if (g.dbeta.defined())
+    second.dy = second.dy.defined() ? add(second.dy, g.dbeta) : broadcast_to(g.dbeta, dy.shape());
+  if (!to_n.defined()) return second;
+  second.x = mul(to_n, rstd);
+  if (centred) second.mean = neg(total(second.x));
+  second.rstd = plus(second.rstd, total(mul(to_n, away)));
+  return second;
+}
 
 void AddNorm(Catalog* catalog) {
   AddLayerNorm(catalog);

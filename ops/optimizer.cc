@@ -53,7 +53,8 @@ Status SgdReference(const KernelContext& context) {
     double weight = LoadFloat(w, i);
     double gradient = update.factor * LoadFloat(g, i) + update.decay * weight;
     double velocity = momentum * LoadFloat(v, i) + gradient;
-    StoreFloat(context.out[0], i, weight - update.lr * (nesterov ? gradient + momentum * velocity : velocity));
+    StoreFloat(context.out[0], i,
+               weight - update.lr * (nesterov ? gradient + momentum * velocity : velocity));
     StoreFloat(context.out[1], i, velocity);
   }
   return {};
@@ -293,7 +294,8 @@ Sgd::operator Optimizer() const {
   numbers.Set("momentum", momentum);
   if (nesterov) numbers.Set("nesterov", int64_t{1});
   Optimizer optimizer("sgd", [plain, numbers](WeightUpdate& u) {
-    if (u.Rows().rows.defined()) return u.FusedRows("sgd_rows", u.weight(), u.Rows().values, NumbersFor(u, plain));
+    if (u.Rows().rows.defined())
+      return u.FusedRows("sgd_rows", u.weight(), u.Rows().values, NumbersFor(u, plain));
     if (numbers.Float("momentum") == 0) return u.Fused("sgd_plain", {}, false, NumbersFor(u, plain));
     u.Fused("sgd", {u.State("sgd_v")}, false, NumbersFor(u, numbers));
   });
@@ -309,7 +311,8 @@ Adam::operator Optimizer() const {
 
 AdamW::operator Optimizer() const {
   return AdamLike(
-      "adamw", {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}});
+      "adamw",
+      {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}});
 }
 
 void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Schedule& schedule) {

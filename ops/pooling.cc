@@ -8,6 +8,7 @@
 #include "ops/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
+#include "ops/sparse.h"
 
 namespace oneflow_like {
 
@@ -243,6 +244,17 @@ std::vector<PoolSample> PoolSamples() {
           {{2, 3, 3, 0}, Adaptive({1, 1})}};
 }
 
+// Every window covers the whole plane, so that any place that is drawn is in it.
+std::vector<PoolSample> WideSamples() {
+  return {{{3, 2, 2, 4}, Windows({3, 3}, {1, 1}, {1, 1})},
+          {{2, 2, 3, 5}, Windows({3, 5}, {1, 1}, {1, 2})},
+          {{2, 3, 4, 3}, Windows({3, 4}, {3, 4}, {0, 0})},
+          {{2, 1, 1, 3}, Adaptive({4, 3})},
+          {{3, 5, 4, 2}, Adaptive({1, 1})},
+          {{0, 4, 4, 2}, Adaptive({1, 1})},
+          {{2, 3, 3, 0}, Adaptive({1, 1})}};
+}
+
 Attrs WithPlane(const Attrs& attrs, const Dims& x) {
   Attrs more = attrs;
   more.Set("plane", std::vector<int64_t>{x[1], x[2]});
@@ -294,8 +306,14 @@ void AddMaxPool(Catalog* catalog) {
   grad.linear = {{"dy"}};
   grad.extents = PoolGradExtents;
   grad.check = CheckPoolGrad<2>;
+  grad.grad = [](const GradCall& c) {  // where the greatest stood, which does not move
+    const Dims in = c.dout[0].shape(), out = c.in[0].shape();
+    Tensor planes = reshape(c.dout[0], {in[0], in[1] * in[2], in[3]});
+    Tensor places = reshape(c.in[1], {out[0], out[1] * out[2], out[3]});
+    return std::vector<Tensor>{reshape(take_along_axis(planes, places, 1), out), Tensor()};
+  };
   grad.reference = MaxPoolGrad;
-  for (const PoolSample& s : PoolSamples()) {
+  for (const PoolSample& s : WideSamples()) {
     grad.samples.push_back({.in = {ResultOf(s), ResultOf(s)},
                             .attrs = WithPlane(s.attrs, s.x),
                             .dtypes = {DType::kFloat32, DType::kInt32},

@@ -11,9 +11,9 @@ namespace oneflow_like {
 
 namespace {
 
-constexpr const char* kNames[] = {"constant",     "linear_warmup", "cosine",       "step",
-                                  "linear",       "polynomial",    "inverse_sqrt", "one_cycle",
-                                  "warmup_stable_decay"};
+constexpr const char* kNames[] = {"constant",     "linear_warmup", "cosine",
+                                  "step",         "linear",        "polynomial",
+                                  "inverse_sqrt", "one_cycle",     "warmup_stable_decay"};
 
 }  // namespace
 
@@ -74,8 +74,9 @@ void CheckSchedule(const std::string& who, const Attrs& attrs) {
   }
   const int64_t decay = attrs.Int("decay", 0);
   if (kind == "warmup_stable_decay" && (decay < 1 || decay > total - warmup))
-    Fail(who, ": the warmup_stable_decay schedule falls over ", decay, " steps, which must be at least 1 and at most ",
-         "the ", total - warmup, " between its warmup and step ", total);
+    Fail(who, ": the warmup_stable_decay schedule falls over ", decay,
+         " steps, which must be at least 1 and at most ", "the ", total - warmup,
+         " between its warmup and step ", total);
   if (kind == "step" && every <= 0) {
     Fail(who, ": the step schedule changes every ", every, " steps, which must be at least 1");
   }

@@ -72,6 +72,25 @@ std::vector<Tensor> ExpandLogSoftmaxGrad(const Attrs&, const std::vector<Tensor>
   return {sub(in[0], mul(exp(in[1]), sum(in[0], {-1}, true)))};
 }
 
+// Of dx = y (dy - sum(dy y)).
+std::vector<Tensor> SoftmaxGradGrad(const GradCall& call) {
+  Tensor dy = call.in[0], y = call.in[1], g = call.dout[0];
+  std::vector<Tensor> din(2);
+  if (call.wanted[0]) din[0] = Apply(y.graph(), "softmax_grad", {g, y})[0];
+  if (call.wanted[1])
+    din[1] = sub(mul(g, sub(dy, sum(mul(dy, y), {-1}, true))), mul(dy, sum(mul(g, y), {-1}, true)));
+  return din;
+}
+
+// Of dx = dy - exp(y) sum(dy).
+std::vector<Tensor> LogSoftmaxGradGrad(const GradCall& call) {
+  Tensor dy = call.in[0], g = call.dout[0], weighted = mul(g, exp(call.in[1]));
+  std::vector<Tensor> din(2);
+  if (call.wanted[0]) din[0] = sub(g, sum(weighted, {-1}, true));
+  if (call.wanted[1]) din[1] = neg(mul(weighted, sum(dy, {-1}, true)));
+  return din;
+}
+
 void CheckGrad(const OpCall& call) {
   RequireInputs(call, 2);
   RequireFloating(call);
@@ -83,7 +102,7 @@ void CheckGrad(const OpCall& call) {
 
 // The pair of an operator and its gradient, which reads (dy, y).
 void AddPair(Catalog* catalog, const std::string& name, const std::string& doc, KernelFn reference,
-             ExpandFn expand, KernelFn grad_reference, ExpandFn grad_expand) {
+             ExpandFn expand, KernelFn grad_reference, ExpandFn grad_expand, GradFn grad_grad) {
   std::string grad_name = name + "_grad";
   catalog->Add({
       .name = name,
@@ -112,6 +131,7 @@ void AddPair(Catalog* catalog, const std::string& name, const std::string& doc, 
       .whole = {"c"},
       .expandable = {"c"},
       .check = CheckGrad,
+      .grad = grad_grad,
       .expand = grad_expand,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
       .reference = grad_reference,
@@ -123,9 +143,9 @@ void AddPair(Catalog* catalog, const std::string& name, const std::string& doc, 
 
 void AddSoftmax(Catalog* catalog) {
   AddPair(catalog, "softmax", "exp(x) / sum(exp(x)) over the last axis.", SoftmaxReference<false>,
-          ExpandSoftmax, SoftmaxGradReference<false>, ExpandSoftmaxGrad);
+          ExpandSoftmax, SoftmaxGradReference<false>, ExpandSoftmaxGrad, SoftmaxGradGrad);
   AddPair(catalog, "log_softmax", "x - log(sum(exp(x))) over the last axis.", SoftmaxReference<true>,
-          ExpandLogSoftmax, SoftmaxGradReference<true>, ExpandLogSoftmaxGrad);
+          ExpandLogSoftmax, SoftmaxGradReference<true>, ExpandLogSoftmaxGrad, LogSoftmaxGradGrad);
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,5 @@
-// Helpers for gradients through statistics of rows (a mean, a log-sum-exp): statistics are fp32 and lack the
-// axis over which they were taken.
+// Helpers for gradients through statistics of rows (a mean, a log-sum-exp), which are fp32 and lack the axis
+// over which they were taken; and the gradient of a norm's gradient.
 #pragma once
 
 #include "ops/functional.h"
@@ -20,5 +20,23 @@ inline Tensor Accumulate(Tensor sum, Tensor term, Tensor like) {
   term = InType(term, like.dtype());
   return sum.defined() ? add(sum, term) : term;
 }
+
+// The gradient of a norm: with n = (x - mean) rstd and d = dy gamma it gives
+//   dx = rstd (d - E[d] - n E[d n]), dgamma = sum(dy n), dbeta = sum(dy),
+// where E is the mean over `axes`; all fp32, in the shape of x or broadcast against it, the statistics with
+// axes of extent 1. Without a mean (rms_norm) there is no E[d] and no dbeta.
+struct NormGradient {
+  Tensor dy, x, gamma, mean, rstd;
+  std::vector<int64_t> axes;
+};
+// What comes to dx, dgamma and dbeta; undefined: nothing.
+struct NormCotangents {
+  Tensor dx, dgamma, dbeta;
+};
+// d_gamma is still to be summed to gamma's shape. Undefined where nothing comes.
+struct NormSecond {
+  Tensor dy, x, gamma, mean, rstd;
+};
+NormSecond GradientOf(const NormGradient& norm, const NormCotangents& g);  // norm.cc
 
 }  // namespace oneflow_like

@@ -41,10 +41,11 @@ BoxingEnd EndOf(const Mesh& mesh, const Layout& layout);
 // bits.
 BoxingProgram RouteAll(const Box& box, const BoxingEnd& from, const BoxingEnd& to);
 
-// The operation of one step of a boxing; the first four are local to a rank.
+// The operation of one step of a boxing; those up to kLocalSlice are local to a rank.
 enum class Primitive : uint8_t {
   kAccumulate,  // P to B over time
   kTimeSlice,   // B to S over time
+  kTimeGather,  // S to B over time: each micro-batch's part is put in its place
   kKeep,        // B to P over time
   kLocalSlice,  // every device holds what it needs: B to S, S to P
   kAllReduce,
@@ -80,10 +81,10 @@ struct Topology {
   const Link& Spanning(int64_t span) const;
 };
 
-// The cheapest sequence from one layout to another, empty when they are equal. Over time, S to anything else
-// and P to S are refused by Error ("needs the whole batch"). `times` is the size of the time axis. Where
-// several mesh axes change, every way to change them one after another or together is compared. Partials of
-// different folds go through B; of one value's, the inner mesh axis is folded first, time last.
+// The cheapest sequence from one layout to another, empty when they are equal. Over time, S to P or to
+// another S, and P to S, are refused by Error ("needs the whole batch"). `times` is the size of the time
+// axis. Where several mesh axes change, every way to change them one after another or together is compared.
+// Partials of different folds go through B; of one value's, the inner mesh axis is folded first, time last.
 // Deterministic.
 std::vector<BoxingStep> PlanBoxing(const Mesh& mesh, int times, const Dims& shape, const Layout& from,
                                    const Layout& to, const Topology& topology);

@@ -86,6 +86,11 @@ class Planner {
   double Elements() const { return static_cast<double>(shape_.elements()); }
   bool CutsMesh(const State& state, int tensor_axis) const;
   double Largest(const State& state, double* pieces) const;
+  // Of a change of time, what an act passes over: of a whole and a micro-batch's part of it, the part.
+  double LargestOfAct(const State& from, const State& to) const {
+    double pieces;
+    return std::min(Largest(from, &pieces), Largest(to, &pieces));
+  }
   double Busiest(const State& from, const State& to, const StepShape& shape, double* moved) const;
   double MembersWithin(const State& end, uint32_t axes, int64_t devices) const;
   void LoadLinks(const State& from, const State& to, const StepShape& shape, double bytes,
@@ -95,7 +100,7 @@ class Planner {
   void Take(const State& to, Primitive primitive, uint32_t axes, const Cost& cost);
   void TakeRouted(const State& to);
   void ChangeTime(Primitive primitive, const Sbp& time);
-  void ReachSlicedTime(const State& to);
+  void ReachAcrossTime(const State& to);
   void ReachMesh(const State& to);
   void CombineBefore(const State& to);
   void Search(const State& to);
@@ -216,8 +221,7 @@ void Planner::LoadLinks(const State& from, const State& to, const StepShape& sha
 BoxingLoad Planner::LoadOfOne(const State& to, double element_bytes, const LinkLevels& levels) const {
   BoxingLoad load;
   if (at_.time() != to.time()) {
-    double pieces;
-    load.copies = Largest(to, &pieces) * element_bytes / topology_.memory_bandwidth;
+    load.copies = LargestOfAct(at_, to) * element_bytes / topology_.memory_bandwidth;
     return load;
   }
   const StepShape shape = AnalyseStep(mesh_, times_, shape_, at_.view(), to.view());
@@ -249,10 +253,9 @@ BoxingLoad Planner::LoadOfOne(const State& to, double element_bytes, const LinkL
 
 // Of a change of time: every act's piece is passed over once.
 Cost Planner::CostOfLocal(const State& from, const State& to) const {
-  double pieces;
   Cost cost;
   const double acts = std::max(Acts(from.time(), times_), Acts(to.time(), times_));
-  cost.per_byte = acts * Largest(to, &pieces) / topology_.memory_bandwidth;
+  cost.per_byte = acts * LargestOfAct(from, to) / topology_.memory_bandwidth;
   cost.steps = 1;
   return cost;
 }
@@ -386,12 +389,16 @@ void Planner::Search(const State& to) {
   while (length > 0) TakeRouted(state_of(path[--length]));
 }
 
-// B to S over time. The micro-batch is cut out locally, and so the mesh must not cut the same tensor axis at
-// that moment: then the pieces would not nest. What the mesh changes before and what after is chosen by cost.
-void Planner::ReachSlicedTime(const State& to) {
-  const int cut = to.time().axis, axes = mesh_.rank();
+// B to S over time, or S to B. The micro-batch is cut out, or put in its place, locally, and so the mesh must
+// not cut the same tensor axis at that moment: then the pieces would not nest. What the mesh changes before
+// and what after is chosen by cost.
+void Planner::ReachAcrossTime(const State& to) {
+  const bool slices = to.time().is_split();
+  const Primitive primitive = slices ? Primitive::kTimeSlice : Primitive::kTimeGather;
+  const int cut = slices ? to.time().axis : at_.time().axis, axes = mesh_.rank();
+  const Sbp before = at_.time();
   const auto without_cut = [&](State state, const State& other) {
-    state.sbp[0] = B();
+    state.sbp[0] = before;
     for (int a = 0; a < axes && times_ > 1; ++a) {
       const auto cuts = [&](const Sbp& sbp) { return sbp.is_split() && sbp.axis == cut; };
       if (state.free(a) && cuts(state.at(a)))
@@ -410,21 +417,22 @@ void Planner::ReachSlicedTime(const State& to) {
     if (times_ > 1 && CutsMesh(middle, cut)) continue;
     Planner trial(mesh_, times_, shape_, at_, topology_, nullptr);
     trial.ReachMesh(middle);
-    trial.ChangeTime(Primitive::kTimeSlice, to.time());
+    trial.ChangeTime(primitive, to.time());
     trial.ReachMesh(to);
     if (chosen != nullptr && !trial.cost().Beats(best)) continue;
     chosen = &middle;
     best = trial.cost();
   }
   ReachMesh(*chosen);
-  ChangeTime(Primitive::kTimeSlice, to.time());
+  ChangeTime(primitive, to.time());
   ReachMesh(to);
 }
 
 void Planner::Reach(const State& to) {
   const Sbp from_time = at_.time(), to_time = to.time();
   if (from_time == to_time) return ReachMesh(to);
-  const bool legal = from_time.is_broadcast() || (from_time.is_partial() && !to_time.is_split());
+  const bool legal = from_time.is_broadcast() || (from_time.is_partial() && !to_time.is_split()) ||
+                     (from_time.is_split() && to_time.is_broadcast());
   if (!legal && times_ > 1) {
     const int axes = mesh_.rank();
     Fail("boxing ", LayoutOf(at_, axes).str(mesh_, times_), " to ", LayoutOf(to, axes).str(mesh_, times_),
@@ -446,9 +454,10 @@ void Planner::Reach(const State& to) {
       TakeRouted(next);
     }
   }
+  if (from_time.is_split() && to_time.is_broadcast()) return ReachAcrossTime(to);
   // Accumulated before any communication, so that what is sent is sent once per step.
   if (!from_time.is_broadcast()) ChangeTime(Primitive::kAccumulate, B());
-  if (to_time.is_split()) return ReachSlicedTime(to);
+  if (to_time.is_split()) return ReachAcrossTime(to);
   State once = to;
   once.sbp[0] = B();
   ReachMesh(once);

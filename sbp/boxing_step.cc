@@ -164,6 +164,8 @@ const char* Name(Primitive primitive) {
       return "accumulate";
     case Primitive::kTimeSlice:
       return "time_slice";
+    case Primitive::kTimeGather:
+      return "time_gather";
     case Primitive::kKeep:
       return "keep";
     case Primitive::kLocalSlice:

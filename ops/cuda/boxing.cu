@@ -16,6 +16,13 @@ Status Accumulate(const KernelContext& c, const LaunchContext& launch) {
   return Status();
 }
 
+// S to B over time: the micro-batch's part in its place.
+Status TimeGather(const KernelContext& c, const LaunchContext& launch) {
+  const Piece from = PieceOf(c.in[0]), to = PieceOf(c.out[0]);
+  if (!from.box.empty()) LaunchCopyBox(c.in[0].dtype, from.box, from, to, When::kAlways, launch);
+  return Status();
+}
+
 // out = in where this rank has it and keeps it (`when`), the identity of the fold elsewhere.
 Status Reslice(const KernelContext& c, const LaunchContext& launch, When when) {
   Piece from = PieceOf(c.in[0]), to = PieceOf(c.out[0]);
@@ -43,6 +50,7 @@ void AddBoxingCudaKernels(KernelRegistry* registry) {
   add("accumulate", Accumulate);
   add("local_slice", LocalSlice);
   add("time_slice", LocalSlice);
+  add("time_gather", TimeGather);
   add("keep", Keep);
 }
 

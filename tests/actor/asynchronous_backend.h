@@ -41,7 +41,8 @@ class LateBackend final : public Backend {
   }
   void AddKernels(KernelRegistry* registry) const override {
     std::vector<std::string> names = BuiltinCatalog().names();
-    for (const char* boxing : {"accumulate", "local_slice", "time_slice", "keep"}) names.push_back(boxing);
+    for (const char* boxing : {"accumulate", "local_slice", "time_slice", "time_gather", "keep"})
+      names.push_back(boxing);
     for (const std::string& name : names) {
       registry->Add(name, kind_, [this](const KernelSpec& spec) { return cpu_.Make(spec, "cpu"); });
     }

@@ -187,7 +187,7 @@ TEST_F(NumericFlags, ThreadsOfAllKernelsAreBounded) {
                    .flags = flags,
                    .output = folder_ / "output"});
   ASSERT_TRUE(process.WaitUntil(Seconds() + 60));
-  EXPECT_EQ(process.code(), 1);
+  EXPECT_EQ(process.code(), kUsageError);
   EXPECT_NE(process.err().find("2 runtime threads with 1000 kernel threads each are 2000 threads"),
             std::string::npos)
       << process.err();

@@ -38,6 +38,38 @@ TEST(Literals, AreTheSameOnEveryMesh) {
   }
 }
 
+// A rank holds the piece that its readers want: of rows, of columns, of a micro-batch; uneven ones, too.
+TEST(Literals, AreCutAsTheirReadersWant) {
+  constexpr int64_t kRows = 9, kColumns = 1001;
+  const HostTensor values = Floats(3, {kRows, kColumns}), x = Floats(4, {kRows, kColumns});
+  HostTensor want = HostTensor::Make(DType::kFloat32, {kRows, kColumns});
+  for (int64_t i = 0; i < want.elements(); ++i)
+    want.as<float>()[i] = values.as<float>()[i] * x.as<float>()[i];
+  struct Case {
+    const char* mesh;
+    Annotation cut;
+    int micro_batches, parts;
+  };
+  for (const Case& c : {Case{"cpu:dp=2", "dp:S0", 1, 2}, Case{"cpu:tp=3", "tp:S1", 1, 3},
+                        Case{"cpu:dp=2,tp=2", {{"dp", S(0)}, {"tp", S(1)}}, 1, 4},
+                        Case{"cpu:dp=2", "dp:S0", 4, 8}, Case{"cpu:dp=1", {}, 5, 5}}) {
+    Model model(FullMesh(c.mesh));
+    Tensor in = model.Input("x", {kRows, kColumns}, DType::kFloat32, c.cut);
+    SessionOptions options;
+    options.micro_batches = c.micro_batches;
+    Session session = Evaluate({{"y", in * constant(model.builder(), values)}}, options);
+    EXPECT_LE(Difference(session.Run({{"x", x}}).Get("y"), want), 0) << c.mesh << " " << c.micro_batches;
+    const RankSummary rank = session.Summaries()[0];
+    bool found = false;
+    for (const auto& [what, bytes] : rank.consumers)
+      if (what.find("buffer constant") != std::string::npos) {
+        found = true;
+        EXPECT_LT(bytes, 2 * kRows * kColumns * 4 / c.parts + 128) << c.mesh << ": " << what;
+      }
+    EXPECT_TRUE(found) << c.mesh;
+  }
+}
+
 TEST(Literals, Of64MiBLeaveTextsShort) {
   TestFolder folder{"literal_test"};
   const HostTensor ones = HostTensor::Make(DType::kFloat32, {4096, 4096});

@@ -610,53 +610,6 @@ TEST(Find, GivesWhatAModelComputesInside) {
       std::string::npos);
 }
 
-// --- Tables ---------------------------------------------------------------------------------------
-
-// Rows that a batch touches: the curve of the whole gradient, on every mesh and cut, and no memory of its
-// size.
-TEST(Tables, UpdatedByRowsFollowTheWholeGradient) {
-  constexpr int64_t kRows = 500;
-  for (const Optimizer& optimizer : {Optimizer(Sgd{.lr = .5}), Optimizer(Adagrad{.lr = .1, .by_rows = true})})
-    for (double clip : {0., .2})
-      for (bool bags : {false, true}) {
-        std::vector<float> first, first_rows;
-        for (const auto& [mesh, cut] : std::map<std::string, Annotation>{{"cpu:dp=1", {}},
-                                                                         {"cpu:dp=2", {}},
-                                                                         {"cpu:tp=2", "tp:S0"},
-                                                                         {"cpu:dp=2,tp=2", "tp:S1"},
-                                                                         {"cpu:dp=3", "dp:S0"}})
-          for (bool by_rows : {true, false}) {
-            Model model(FullMesh(mesh));
-            Tensor ids = model.Input("ids", {6, 3}, DType::kInt32, {{"dp", S(0)}});
-            Tensor lengths = model.Input("lengths", {6}, DType::kInt32, {{"dp", S(0)}});
-            Tensor table = model.scope().Weight("table", {kRows, 4}, Normal(1), cut);
-            Tensor seen =
-                bags ? embedding_bag(table, ids, lengths, Bag::kMean) : mean(embedding(table, ids), {1});
-            Tensor loss = mean(square(seen - 1));
-            TrainOptions options;
-            options.clip_norm = clip;
-            Optimizer used = optimizer;
-            if (!by_rows) used.by_rows = false;
-            Session train = Train(loss, used, options);
-            if (mesh == "cpu:dp=1") {
-              EXPECT_EQ(train.Summaries()[0].transient_bytes < kRows * 4 * 4, by_rows) << used.name;
-            }
-            std::vector<float> losses;
-            for (int step = 0; step < 5; ++step)
-              losses.push_back(
-                  train.Run({{"ids", Ids(step, {6, 3}, 40)}, {"lengths", Ids(step, {6}, 4)}}).Scalar("loss"));
-            const HostTensor now = model.Read("table");
-            std::vector<float> rows(now.as<float>(), now.as<float>() + 50 * 4);
-            if (first.empty()) first = losses, first_rows = rows;
-            for (int step = 0; step < 5; ++step)
-              EXPECT_NEAR(losses[step] / first[step], 1, 2e-5)
-                  << used.name << " " << mesh << " by rows " << by_rows;
-            for (size_t i = 0; i < rows.size(); ++i)
-              ASSERT_NEAR(rows[i], first_rows[i], 2e-5) << used.name << " " << mesh;
-          }
-      }
-}
-
 // --- Wrong use -----------------------------------------------------------------------------------
 
 TEST(Wrong, UsesGetOneSentence) {

@@ -119,6 +119,32 @@ TEST(BoxingKernels, AccumulateIsTheFoldOfAllMicroBatchesAndOfNoStepBefore) {
   }
 }
 
+// Parts of one extent or none, in any order of acts: the whole, and nothing of it twice.
+TEST(BoxingKernels, GatheredPartsAreTheWhole) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Drawn drawn(3000 + seed);
+    const Dims shape = drawn.Shape();
+    const int times = 1 + drawn(6), axis = drawn(2), first = drawn(times);
+    Piece32 value(drawn.Part(Box::Whole(shape))), whole(value.box);
+    drawn.Fill(&value);
+    for (int act = 0; act < times; ++act) {
+      const int t = (first + act) % times;
+      Piece32 part(value.box);
+      const Interval cut = Cut({value.box.begin[axis], value.box.extent[axis]}, times, t, 1);
+      part.box.begin[axis] = cut.begin;
+      part.box.extent[axis] = cut.extent;
+      part = Piece32(part.box);
+      const int64_t width = value.box.extent[1];
+      for (int64_t r = 0, i = 0; r < part.box.extent[0]; ++r)
+        for (int64_t c = 0; c < part.box.extent[1]; ++c, ++i)
+          part.data[i] = value.data[(part.box.begin[0] - value.box.begin[0] + r) * width + part.box.begin[1] -
+                                    value.box.begin[1] + c];
+      RunBoxing("time_gather", "", true, shape, &part, &whole, t, times);
+    }
+    EXPECT_EQ(whole.data, value.data) << "seed " << seed << ", " << times << " micro-batches";
+  }
+}
+
 // Outside of what the rank has, and everywhere on a rank that does not keep it, the fold's identity.
 TEST(BoxingKernels, SlicesAreThePartsTheyName) {
   for (uint64_t seed = 0; seed < 300; ++seed) {

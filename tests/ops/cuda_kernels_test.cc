@@ -219,6 +219,8 @@ TEST(CudaBoxing, HasTheBitsOfTheHost) {
                            {{3, 0, 0}, {6, 9, 50}},
                            {{3, 2, 5}, {6, 4, 21}},
                            {{8, 0, 30}, {12, 9, 20}}};
+      for (const Box& part : boxes) cases.push_back({"time_gather", attrs, shape, part, boxes[0], time});
+      cases.push_back({"time_gather", attrs, shape, {{3, 0, 0}, {0, 9, 50}}, boxes[0], time});
       for (const Box& from : boxes) {
         for (const Box& to : boxes) {
           for (const char* name : {"local_slice", "time_slice", "keep"})
@@ -236,7 +238,7 @@ TEST(CudaBoxing, HasTheBitsOfTheHost) {
 }
 
 TEST(CudaBoxing, EveryKernelOfTheHostIsThere) {
-  for (const char* name : {"accumulate", "local_slice", "time_slice", "keep"})
+  for (const char* name : {"accumulate", "local_slice", "time_slice", "time_gather", "keep"})
     EXPECT_TRUE(Kernels().registry().Has(name, "cuda")) << name;
 }
 

@@ -451,6 +451,17 @@ Pieces RunTime(Primitive primitive, int times, const Placed& to, const Sbp& from
     const int device = to.devices[m], time = to.coords[m][0];
     Held held(LocalBox(shape, to.sbp, to.sizes, to.coords[m]));
     std::vector<Piece> sources;
+    if (primitive == Primitive::kTimeGather) {
+      for (int t = 0; t < times; ++t) {
+        const Piece part = in->at({device, t}).piece();
+        EXPECT_EQ(part.box, part.box.Intersect(held.box));
+        if (part.box.empty()) continue;
+        CopyBox(DType::kFloat32, part.box, part, held.piece());
+        ForEach(part.box, [&](const Dims& at) { ++held.writes[held.Index(at)]; });
+      }
+      out.emplace(std::pair(device, time), std::move(held));
+      continue;
+    }
     if (primitive == Primitive::kAccumulate) {
       for (int t = 0; t < times; ++t) sources.push_back(in->at({device, t}).piece());
     } else if (primitive == Primitive::kTimeSlice || time == 0) {
@@ -515,10 +526,11 @@ TEST(PlanBoxing, RandomLayoutsOfOneMesh) {
         to.sbp[1 + a] = RandomSbp(random, shape.rank(), folds);
       }
     }
-    const int time = Draw(random, 4);
+    const int time = Draw(random, 5);
     from.sbp[0] = time == 0 ? RandomSbp(random, shape.rank(), folds) : B();
     to.sbp[0] = time == 0 ? from.sbp[0] : time == 1 ? RandomSbp(random, shape.rank(), folds) : B();
     if (time == 2) from.sbp[0] = P();
+    if (time == 3 && shape.rank() > 0) from.sbp[0] = S(Draw(random, shape.rank()));
     double moved = 0;
     ASSERT_EQ(RunPlan(mesh, times, shape, from, to, random, &moved), "")
         << "seed " << seed << " " << mesh.str() << " " << shape.str() << " times " << times << " "
@@ -612,7 +624,12 @@ TEST(PlanBoxing, Time) {
   // A maximum inside of a sum is taken before it is accumulated.
   EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {P(), P(Reduce::kMax)}, {B(), B()}),
             "all_reduce dp, accumulate");
-  for (const auto& [from, to] : {std::pair(S(0), B()), {S(0), P()}, {P(), S(0)}, {S(0), S(1)}}) {
+  // What the mesh cuts inside of a micro-batch is whole before the micro-batches are put side by side.
+  EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {S(0), B()}, {B(), B()}), "time_gather");
+  EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {S(0), S(0)}, {B(), B()}), "all_gather dp, time_gather");
+  EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {S(0), S(1)}, {B(), S(1)}), "time_gather");
+  EXPECT_EQ(Primitives("cpu:dp=2", shape, 4, {S(0), P()}, {B(), B()}), "time_gather, all_reduce dp");
+  for (const auto& [from, to] : {std::pair(S(0), P()), {P(), S(0)}, {S(0), S(1)}}) {
     try {
       Primitives("cpu:dp=2", shape, 4, {from, B()}, {to, B()});
       ADD_FAILURE() << from.str() << " to " << to.str() << " over time was planned";

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "actor/net/launch/line_writer.h"
@@ -104,7 +105,9 @@ volatile sig_atomic_t Signals::to_ = -1;
 struct Stream {
   FileDescriptor from;
   std::unique_ptr<LineWriter> to;
+  std::string last = "\n";  // characters read, to find a line that begins with kErrorLine
 };
+constexpr std::string_view kErrorLine = "\nerror: ";
 
 struct Child {
   pid_t pid = -1;
@@ -112,6 +115,7 @@ struct Child {
   int code = 0;  // as a shell says it
   int signal = 0;
   bool hung = false;  // had to be ended after another's failure
+  bool told = false;  // has printed an error
   FileDescriptor log;
   Stream streams[2];
 };
@@ -337,6 +341,9 @@ class Parent {
       return false;
     }
     s->to->Add(buffer, got, SteadySeconds());
+    s->last.append(buffer, got);
+    c->told = c->told || s->last.find(kErrorLine) != std::string::npos;
+    s->last.erase(0, s->last.size() - std::min(s->last.size(), kErrorLine.size() - 1));
     if (c->log.open() && !WriteAll(c->log.get(), buffer, got)) {
       Say(Cat("warning: the log of a process cannot be written any more: ", std::strerror(errno)));
       c->log.Close();
@@ -388,13 +395,22 @@ class Parent {
     }
   }
 
+  // Whether a copy has printed what went wrong, so that it need not be said again.
+  bool Told() {
+    for (Child& c : children_)
+      for (Stream& s : c.streams)
+        while (s.from.open() && Relay(&c, &s)) {
+        }
+    return std::any_of(children_.begin(), children_.end(), [](const Child& c) { return c.told; });
+  }
+
   // Takes note of how a copy ended.
   void Ended(int k) {
     const Child& c = children_[k];
     const bool first = code_ == 0 || (code_ == EX_TEMPFAIL && c.code != EX_TEMPFAIL);
     if (c.code == 0 || !first) return;
     code_ = c.code;
-    if (job_.processes > 1 && !interrupted_ && code_ != EX_TEMPFAIL)
+    if (job_.processes > 1 && !interrupted_ && code_ != EX_TEMPFAIL && (c.signal != 0 || !Told()))
       Say(c.signal != 0 ? Cat("error: process ", k, " (pid ", c.pid, ") was ended by signal ", c.signal, " (",
                               strsignal(c.signal), ")")
                         : Cat("error: process ", k, " (pid ", c.pid, ") ended with exit code ", c.code));

@@ -513,8 +513,8 @@ class AloneBackend : public Backend {
   }
   void AddKernels(KernelRegistry* registry) const override {
     std::vector<std::string> names = BuiltinCatalog().names();
-    for (const char* name : {"fused", "accumulate", "local_slice", "time_slice", "keep", "full", "uniform",
-                             "normal", "truncated_normal"}) {
+    for (const char* name : {"fused", "accumulate", "local_slice", "time_slice", "time_gather", "keep",
+                             "full", "uniform", "normal", "truncated_normal"}) {
       names.push_back(name);
     }
     for (const std::string& name : names) {

@@ -215,6 +215,13 @@ TEST(LocalLauncherTest, TheFirstFailureIsTheExitCode) {
   EXPECT_EQ(Count(job.err(), "error:"), 1) << job.err();
 }
 
+TEST(LocalLauncherTest, AnErrorThatACopyPrintsIsNotRepeated) {
+  Program job(Job(3, {"fail_aloud"}));
+  EXPECT_EQ(job.Wait(), 3);
+  EXPECT_EQ(Count(job.err(), "error:"), 1) << job.err();
+  EXPECT_EQ(Count(job.err(), "error: out of cheese"), 1) << job.err();
+}
+
 TEST(LocalLauncherTest, AKilledProcessIsNamed) {
   Folder folder;
   Program job(Job(3, {"die", folder / "x", std::to_string(SIGSEGV)}, {"grace=0.2"}));
@@ -547,6 +554,15 @@ int FailOneByOne(const Strings& a) {
   return 9;
 }
 
+// One after the other, each with a line of its own, in pieces.
+int FailAloud(const Strings&) {
+  Sleep(0.2 * Me());
+  std::cerr << "fine so far\ner" << std::flush;
+  Sleep(0.02);
+  std::cerr << (Me() == 0 ? "ror: out of cheese\n" : "rata\n") << std::flush;
+  return Me() == 0 ? 3 : 0;
+}
+
 int Die(const Strings& a) {
   if (Me() == 1) {
     signal(std::stoi(a[2]), SIG_DFL);
@@ -718,6 +734,7 @@ const std::map<std::string, int (*)(const Strings&)> kPrograms = {
     {"die_twice", DieTwice},
     {"hang_once", HangOnce},
     {"fail_one_by_one", FailOneByOne},
+    {"fail_aloud", FailAloud},
     {"die", Die},
     {"end_well_after_failure", EndWellAfterFailure},
     {"fail_beside", FailBeside},

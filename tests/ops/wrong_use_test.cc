@@ -1,0 +1,413 @@
+// Wrong use of every operator: ranks, types, extents and attributes that are drawn at random. Each call is
+// either taken, and then its reference kernel runs or refuses its data, or it is an Error of one short
+// sentence that begins with the operator. Nothing else may happen: no crash, no other exception, no huge
+// allocation.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <deque>
+#include <functional>
+#include <limits>
+
+#include "ops/expressions.h"
+#include "ops/losses.h"
+#include "ops/oracle/gradient.h"
+#include "ops/sparse.h"
+#include "ops/vision.h"
+
+namespace oneflow_like::oracle {
+namespace {
+
+constexpr int64_t kMost = 20'000;  // elements of a tensor that is computed
+constexpr double kMostWork = 2e6;  // of a rule, counted in elements of its space
+constexpr int64_t kLong = std::numeric_limits<int64_t>::max();
+
+class Chance {
+ public:
+  explicit Chance(uint64_t seed) : seed_(seed) {}
+  int64_t Below(int64_t limit) { return static_cast<int64_t>(RandomBits(seed_, 77, count_++) % limit); }
+  bool One(int64_t in) { return Below(in) == 0; }
+  template <typename T>
+  T Of(const std::vector<T>& all) {
+    return all[Below(std::ssize(all))];
+  }
+  // Mostly small, sometimes absurd.
+  int64_t Number() {
+    static const std::vector<int64_t> absurd = {-kLong - 1,       -(int64_t{1} << 40), -100, int64_t{1} << 20,
+                                                int64_t{1} << 31, int64_t{1} << 40,    kLong};
+    return One(6) ? Of(absurd) : Below(9) - 3;
+  }
+  double Real() {
+    static const std::vector<double> odd = {NAN, INFINITY, -INFINITY, 0, -1, 1e300, 1e-300};
+    return One(3) ? Of(odd) : static_cast<double>(Below(5)) / 2;
+  }
+  std::vector<int64_t> Numbers() {
+    std::vector<int64_t> all(Below(4));
+    for (int64_t& n : all) n = Number();
+    return all;
+  }
+  int64_t Extent() { return One(40) ? Of<int64_t>({int64_t{1} << 33, int64_t{1} << 47}) : Below(5); }
+  Dims Shape() {
+    std::vector<int64_t> shape(Below(5));
+    for (int64_t& extent : shape) extent = Extent();
+    return Dims(shape.begin(), shape.end());
+  }
+  DType Type() {
+    return Of<DType>({DType::kFloat32, DType::kFloat32, DType::kFloat32, DType::kInt32, DType::kInt64,
+                      DType::kBool, DType::kBFloat16, DType::kFloat16, DType::kUInt8});
+  }
+
+ private:
+  uint64_t seed_, count_ = 0;
+};
+
+// What a call did, where that is not allowed; empty: it is. `who`: what its message begins with; empty: an
+// operator, which may be one that the function is made of, and the line here.
+std::string Wrong(const std::string& who, const std::function<void()>& call) {
+  try {
+    call();
+    return "";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    const size_t name = what.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_");
+    const bool begins =
+        who.empty() ? name > 0 && what.find(" at wrong_use_test.cc:") == name : what.rfind(who, 0) == 0;
+    if (!begins) return "begins otherwise: " + what;
+    if (what.find('\n') != std::string::npos) return "is of several lines: " + what;
+    if (what.size() > 400) return "is long: " + what;
+    if (what.size() < who.size() + 8) return "says nothing: " + what;
+    return "";
+  } catch (const std::exception& error) {
+    return Cat("is not an Error but ", error.what());
+  }
+}
+
+// Infers, and computes what is small, of zeros and ones.
+class Graph : public GraphBuilder {
+ public:
+  Tensor Input(const Dims& shape, DType dtype) {
+    values_.push_back({dtype, shape});
+    names_.push_back(Cat("input", values_.size()));
+    return Tensor(this, static_cast<int>(values_.size()) - 1);
+  }
+  std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& given,
+                              const SourceLine& line) override {
+    const OpDef& def = BuiltinCatalog().Get(op);
+    Attrs attrs = given;
+    if (def.random && !attrs.Has("key")) attrs.Set("key", int64_t{1});
+    const std::string at = line.str();
+    OpCall call{op, at.empty() ? op : Cat(op, " at ", at), {}, {}, &attrs};
+    Sample sample{.attrs = attrs};
+    for (const Tensor& t : in) {
+      if (!t.defined()) Fail(call.who, ": operand ", call.shapes.size(), " is undefined");
+      call.shapes.push_back(t.shape());
+      call.dtypes.push_back(t.dtype());
+    }
+    const Inferred inferred = Infer(def, call);
+    sample.in = call.shapes;
+    sample.dtypes = call.dtypes;
+    Run(def, sample, inferred);
+    std::vector<Tensor> out;
+    for (size_t o = 0; o < inferred.rule.out.size(); ++o)
+      out.push_back(Input(inferred.rule.out[o].shape, inferred.dtypes[o]));
+    return out;
+  }
+  // The reference kernel may refuse the data, but not crash on it.
+  static void Run(const OpDef& def, Sample sample, const Inferred& inferred) {
+    if (def.reference == nullptr || inferred.rule.Volume() > kMostWork) return;
+    for (const auto* operands : {&inferred.rule.in, &inferred.rule.out})
+      for (const BoundRule::Operand& operand : *operands)
+        if (operand.shape.elements() > kMost) return;
+    sample.limit = 3;
+    MakeTrial(def, sample, MakeFunctionKernel(def.reference), false);
+  }
+  const Dims& ShapeOf(int id) const override { return values_[id].second; }
+  DType DTypeOf(int id) const override { return values_[id].first; }
+  const std::string& NameOf(int id) const override { return names_[id]; }
+
+ private:
+  std::deque<std::pair<DType, Dims>> values_;
+  std::deque<std::string> names_;
+};
+
+// --- Entries of the catalog ------------------------------------------------------------------------
+
+// A sample with one to three things wrong with it.
+Sample Spoilt(Sample sample, Chance* chance) {
+  sample.dtypes = InputTypes(sample);
+  for (int64_t spoil = 1 + chance->Below(3); spoil > 0; --spoil) {
+    const int64_t inputs = std::ssize(sample.in);
+    const int64_t input = inputs > 0 ? chance->Below(inputs) : 0;
+    switch (chance->Below(inputs > 0 ? 8 : 2)) {
+      case 0: {  // a number of an attribute
+        if (sample.attrs.map().empty()) break;
+        auto attr = sample.attrs.map().begin();
+        std::advance(attr, chance->Below(std::ssize(sample.attrs.map())));
+        const std::string name = attr->first;
+        if (std::holds_alternative<int64_t>(attr->second))
+          sample.attrs.Set(name, chance->Number());
+        else if (std::holds_alternative<double>(attr->second))
+          sample.attrs.Set(name, chance->Real());
+        else if (std::holds_alternative<std::vector<int64_t>>(attr->second)) {
+          std::vector<int64_t> list = std::get<std::vector<int64_t>>(attr->second);
+          if (list.empty() || chance->One(3))
+            list = chance->Numbers();
+          else
+            list[chance->Below(std::ssize(list))] = chance->Number();
+          sample.attrs.Set(name, list);
+        } else if (std::holds_alternative<std::string>(attr->second)) {
+          sample.attrs.Set(name, std::string(chance->One(2) ? "" : "wrong"));
+        }
+        break;
+      }
+      case 1: {  // one input more
+        sample.in.push_back(chance->Shape());
+        sample.dtypes.push_back(chance->Type());
+        break;
+      }
+      case 2:
+        sample.in.erase(sample.in.begin() + input);
+        sample.dtypes.erase(sample.dtypes.begin() + input);
+        break;
+      case 3:
+        sample.dtypes[input] = chance->Type();
+        break;
+      case 4:
+        sample.in[input] = chance->Shape();
+        break;
+      case 5:
+        if (sample.in[input].rank() > 0)
+          sample.in[input][chance->Below(sample.in[input].rank())] = chance->Extent();
+        break;
+      case 6:
+        sample.in[input].push_back(chance->Extent());
+        break;
+      case 7:
+        if (sample.in[input].rank() > 0)
+          sample.in[input] = Dims(sample.in[input].begin(), sample.in[input].end() - 1);
+        break;
+    }
+  }
+  return sample;
+}
+
+TEST(WrongUse, OfEntriesOfTheCatalog) {
+  for (const std::string& name : BuiltinCatalog().names()) {
+    const OpDef& def = BuiltinCatalog().Get(name);
+    for (size_t s = 0; s < def.samples.size(); ++s)
+      for (uint64_t seed = 0; seed < 60; ++seed) {
+        Chance chance(HashName(name) + 1000 * s + seed);
+        const Sample sample = Spoilt(def.samples[s], &chance);
+        const std::string text = SampleText(def, sample);
+        SCOPED_TRACE(text);
+        Attrs attrs = sample.attrs;
+        if (def.random && !attrs.Has("key")) attrs.Set("key", int64_t{1});
+        const std::string wrong = Wrong(name, [&] {
+          Sample used = sample;
+          used.attrs = attrs;
+          const Inferred inferred = Infer(def, {name, name, used.in, used.dtypes, &attrs});
+          Graph::Run(def, used, inferred);
+        });
+        EXPECT_EQ(wrong, "") << text;
+      }
+  }
+}
+
+// --- Functions -------------------------------------------------------------------------------------
+
+// Draws arguments of functions.
+struct Any {
+  Graph* graph;
+  Chance* chance;
+  Tensor Of(const Dims& shape, DType dtype) { return graph->Input(shape, dtype); }
+  // Mostly floating and of that rank.
+  Tensor T(int rank) {
+    std::vector<int64_t> shape(rank);
+    for (int64_t& extent : shape) extent = 1 + chance->Below(4);
+    if (chance->One(8)) return Of(chance->Shape(), chance->Type());
+    if (rank > 0 && chance->One(6)) shape[chance->Below(rank)] = 0;
+    return Of(Dims(shape.begin(), shape.end()), chance->One(8) ? chance->Type() : DType::kFloat32);
+  }
+  Tensor I(int rank) {
+    Tensor t = T(rank);
+    return chance->One(8) ? t : Of(t.shape(), chance->One(2) ? DType::kInt32 : DType::kInt64);
+  }
+  int64_t N() { return chance->Number(); }
+  double R() { return chance->Real(); }
+  std::vector<int64_t> L() { return chance->Numbers(); }
+  Dims D() {
+    const std::vector<int64_t> list = L();
+    return Dims(list.begin(), list.end());
+  }
+  bool B() { return chance->One(2); }
+};
+
+struct Use {
+  const char* name;
+  std::function<void(Any&)> call;
+};
+
+const std::vector<Use>& Uses() {
+  static const auto* const uses = new std::vector<Use>{
+      {"sum", [](Any& a) { sum(a.T(2), a.L(), a.B()); }},
+      {"mean", [](Any& a) { mean(a.T(3), a.L(), a.B()); }},
+      {"max", [](Any& a) { max(a.T(2), a.L(), a.B()); }},
+      {"prod", [](Any& a) { prod(a.T(2), a.L(), a.B()); }},
+      {"var", [](Any& a) { var(a.T(2), a.L(), a.B(), a.N()); }},
+      {"logsumexp", [](Any& a) { logsumexp(a.T(2), a.L(), a.B()); }},
+      {"norm", [](Any& a) { norm(a.T(2), a.R(), a.L(), a.B()); }},
+      {"any", [](Any& a) { any(a.Of(a.chance->Shape(), DType::kBool), a.L(), a.B()); }},
+      {"argmax", [](Any& a) { argmax(a.T(2), a.N()); }},
+      {"sum_to", [](Any& a) { sum_to(a.T(2), a.D()); }},
+      {"broadcast_to", [](Any& a) { broadcast_to(a.T(2), a.D()); }},
+      {"reshape", [](Any& a) { reshape(a.T(2), a.D()); }},
+      {"transpose", [](Any& a) { transpose(a.T(2), a.L()); }},
+      {"slice", [](Any& a) { slice(a.T(2), a.N(), a.N(), a.N(), a.N()); }},
+      {"concat",
+       [](Any& a) {
+         concat({a.T(2), a.T(2), a.T(2)}, a.N());
+       }},
+      {"split", [](Any& a) { split(a.T(2), a.N(), a.N()); }},
+      {"pad", [](Any& a) { pad(a.T(2), a.N(), a.N(), a.N()); }},
+      {"gather", [](Any& a) { gather(a.T(2), a.I(1)); }},
+      {"pick", [](Any& a) { pick(a.T(2), a.I(1)); }},
+      {"one_hot", [](Any& a) { one_hot(a.I(1), a.N()); }},
+      {"full", [](Any& a) { full(a.graph, a.D(), a.R(), a.chance->Type()); }},
+      {"uniform", [](Any& a) { uniform(a.graph, a.D(), a.R(), a.R()); }},
+      {"normal", [](Any& a) { normal(a.graph, a.D(), a.R(), a.R()); }},
+      {"softmax", [](Any& a) { softmax(a.T(2)); }},
+      {"cross_entropy", [](Any& a) { cross_entropy(a.T(2), a.I(1)); }},
+      {"layer_norm", [](Any& a) { layer_norm(a.T(2), a.T(1), a.T(1), a.R()); }},
+      {"rms_norm", [](Any& a) { rms_norm(a.T(2), a.T(1), a.R()); }},
+      {"embedding", [](Any& a) { embedding(a.T(2), a.I(2)); }},
+      {"attention",
+       [](Any& a) {
+         AttentionOptions options{.causal = a.B(), .dropout = a.R(), .scale = a.R(), .window = a.N()};
+         if (a.B()) options.bias = a.T(4);
+         if (a.chance->One(3)) options.query_positions = a.I(2), options.key_positions = a.I(2);
+         if (a.chance->One(3)) options.query_documents = a.I(2);
+         if (a.chance->One(3)) options.key_documents = a.I(2);
+         attention(a.T(4), a.T(4), a.T(4), options);
+       }},
+      {"rope",
+       [](Any& a) {
+         rope(a.T(4), a.I(1),
+              {.base = a.R(),
+               .interleaved = a.B(),
+               .dims = a.N(),
+               .scale = a.R(),
+               .trained_length = a.N(),
+               .factor = a.R(),
+               .low_turns = a.R(),
+               .high_turns = a.R()});
+       }},
+      {"dropout", [](Any& a) { dropout(a.T(2), a.R()); }},
+      {"prelu", [](Any& a) { prelu(a.T(2), a.T(1), a.N()); }},
+      {"elu", [](Any& a) { elu(a.T(2), a.R()); }},
+      {"cast", [](Any& a) { cast(a.T(2), a.chance->Type()); }},
+      {"matmul", [](Any& a) { matmul(a.T(2), a.T(2)); }},
+      {"add", [](Any& a) { add(a.T(2), a.T(2)); }},
+      {"where", [](Any& a) { where(a.T(2), a.T(2), a.T(2)); }},
+      {"select", [](Any& a) { select(a.T(2), a.N(), a.N()); }},
+      {"sort", [](Any& a) { sort(a.T(2), a.N(), a.B()); }},
+      {"argsort", [](Any& a) { argsort(a.T(2), a.N(), a.B()); }},
+      {"top_k", [](Any& a) { top_k(a.T(2), a.N(), a.N(), a.B()); }},
+      {"cumsum",
+       [](Any& a) {
+         cumsum(a.T(2), a.N(), {a.B(), a.B()});
+       }},
+      {"take", [](Any& a) { take(a.T(2), a.N(), a.I(1)); }},
+      {"take_along_axis", [](Any& a) { take_along_axis(a.T(2), a.I(2), a.N()); }},
+      {"scatter_add", [](Any& a) { scatter_add(a.T(2), a.N(), a.I(2), a.T(2)); }},
+      {"index_add", [](Any& a) { index_add(a.T(2), a.N(), a.I(1), a.T(2)); }},
+      {"embedding_bag",
+       [](Any& a) { embedding_bag(a.T(2), a.I(2), a.I(1), a.B() ? Bag::kMax : Bag::kMean); }},
+      {"embedding_bag", [](Any& a) { embedding_bag(a.T(2), a.I(2), a.I(1), a.T(2)); }},
+      {"unique_rows", [](Any& a) { unique_rows(a.I(1), a.T(2)); }},
+      {"grouped_matmul", [](Any& a) { grouped_matmul(a.T(2), a.T(3), a.I(1)); }},
+      {"tril", [](Any& a) { tril(a.T(2), a.N()); }},
+      {"triu", [](Any& a) { triu(a.T(2), a.N()); }},
+      {"flip", [](Any& a) { flip(a.T(2), a.L()); }},
+      {"roll", [](Any& a) { roll(a.T(2), a.N(), a.N()); }},
+      {"repeat", [](Any& a) { repeat(a.T(2), a.L()); }},
+      {"repeat_interleave", [](Any& a) { repeat_interleave(a.T(2), a.N(), a.N()); }},
+      {"stack",
+       [](Any& a) {
+         stack({a.T(2), a.T(2)}, a.N());
+       }},
+      {"squeeze", [](Any& a) { squeeze(a.T(2), a.N()); }},
+      {"unsqueeze", [](Any& a) { unsqueeze(a.T(2), a.N()); }},
+      {"arange", [](Any& a) { arange(a.graph, a.R(), a.R(), a.R(), a.chance->Type()); }},
+      {"conv2d",
+       [](Any& a) {
+         conv2d(a.T(4), a.T(4), {a.L(), a.L(), a.L(), a.N()});
+       }},
+      {"conv2d",
+       [](Any& a) {
+         conv2d(a.T(4), a.T(4), {{1 + a.chance->Below(3)}, {a.N()}, {1 + a.chance->Below(2)}, a.N()});
+       }},
+      {"conv1d",
+       [](Any& a) {
+         conv1d(a.T(3), a.T(3), {{a.N()}, {a.N()}, {a.N()}, a.N()});
+       }},
+      {"conv2d_transpose",
+       [](Any& a) {
+         conv2d_transpose(a.T(4), a.T(4), {a.L(), {a.N()}, {a.N()}, {a.N()}, a.N()});
+       }},
+      {"conv1d_transpose",
+       [](Any& a) {
+         conv1d_transpose(a.T(3), a.T(3), {{a.N()}, {a.N()}, {a.N()}, {a.N()}, a.N()});
+       }},
+      {"max_pool2d",
+       [](Any& a) {
+         max_pool2d(a.T(4), {a.L(), a.L(), a.L(), a.B()});
+       }},
+      {"avg_pool2d",
+       [](Any& a) {
+         avg_pool2d(a.T(4), {{a.N()}, {a.N()}, {a.N()}, a.B()});
+       }},
+      {"max_pool1d",
+       [](Any& a) {
+         max_pool1d(a.T(3), {{a.N()}, {a.N()}, {a.N()}, a.B()});
+       }},
+      {"adaptive_max_pool2d", [](Any& a) { adaptive_max_pool2d(a.T(4), a.N(), a.N()); }},
+      {"adaptive_avg_pool1d", [](Any& a) { adaptive_avg_pool1d(a.T(3), a.N()); }},
+      {"interpolate",
+       [](Any& a) {
+         interpolate(a.T(4), a.N(), a.N(), {a.B() ? ResizeMode::kBilinear : ResizeMode::kNearest, a.B()});
+       }},
+      {"group_norm", [](Any& a) { group_norm(a.T(4), a.N(), a.T(1), a.T(1), a.R()); }},
+      {"batch_norm", [](Any& a) { batch_norm(a.T(4), a.T(1), a.T(1), a.R()); }},
+  };
+  return *uses;
+}
+
+TEST(WrongUse, OfFunctions) {
+  std::map<std::string, int> refused, taken;
+  for (size_t u = 0; u < Uses().size(); ++u)
+    for (uint64_t seed = 0; seed < 400; ++seed) {
+      const Use& use = Uses()[u];
+      SCOPED_TRACE(Cat(use.name, " ", u, ", seed ", seed));
+      Chance chance(HashName(use.name) + 10'000 * u + seed);
+      Graph graph;
+      Any any{&graph, &chance};
+      bool error = false;
+      const std::string wrong = Wrong("", [&] {
+        try {
+          use.call(any);
+        } catch (const Error&) {
+          error = true;
+          throw;
+        }
+      });
+      ++(error ? refused : taken)[use.name];
+      EXPECT_EQ(wrong, "");
+    }
+  for (const Use& use : Uses()) {
+    if (std::string(use.name) != "cast") EXPECT_GT(refused[use.name], 0) << use.name;  // any type is another's
+    EXPECT_GT(taken[use.name], 0) << use.name;
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like::oracle
