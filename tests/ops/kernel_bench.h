@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "core/parallel_for.h"
 #include "ops/cpu/manifest.h"
 #include "ops/op.h"
@@ -53,13 +55,8 @@ class KernelBench {
     AddCpuKernels(&registry_);
   }
 
-  // As a device's memory, aligned to 64 bytes.
-  struct FreeMemory {
-    void operator()(void* memory) const { std::free(memory); }
-  };
   struct Operand {
     TensorArg arg;
-    std::unique_ptr<void, FreeMemory> memory;
   };
 
   // Kernels that run one after the other, and what they read and write.
@@ -71,10 +68,8 @@ class KernelBench {
     // Numbers in [0, 1), integers below `limit`.
     const Operand* Add(DType dtype, const Dims& shape, int64_t limit = 1) {
       auto operand =
-          std::make_unique<Operand>(Operand{{nullptr, dtype, shape, Dims(shape.rank(), 0), shape}, {}});
-      const size_t bytes = static_cast<size_t>(shape.elements()) * SizeOf(dtype);
-      operand->memory.reset(std::aligned_alloc(64, (bytes + 64) / 64 * 64));
-      operand->arg.data = operand->memory.get();
+          std::make_unique<Operand>(Operand{{nullptr, dtype, shape, Dims(shape.rank(), 0), shape}});
+      operand->arg.data = Room((static_cast<size_t>(shape.elements()) * SizeOf(dtype) + 64) / 64 * 64);
       std::mt19937 random(static_cast<uint32_t>(operands.size()) + 1);
       for (int64_t i = 0; i < shape.elements(); ++i) {
         const double number = static_cast<double>(random()) / 4294967296.0;
@@ -84,6 +79,21 @@ class KernelBench {
       operands.push_back(std::move(operand));
       return operands.back().get();
     }
+
+   private:
+    // One behind the other in a device's memory, as a plan places them.
+    void* Room(size_t bytes) {
+      if (arenas_.empty() || used_ + bytes > arenas_.back()->bytes()) {
+        arenas_.push_back(device_->Allocate(std::max(bytes, size_t{256} << 20), "operands"));
+        used_ = 0;
+      }
+      used_ += bytes;
+      return static_cast<char*>(arenas_.back()->data()) + used_ - bytes;
+    }
+
+    std::unique_ptr<Device> device_ = MakeHostDevice(0);
+    std::vector<std::unique_ptr<Memory>> arenas_;
+    size_t used_ = 0;  // of the last
   };
 
   // One more kernel; its results.

@@ -47,8 +47,8 @@ def main():
     dy, begins = torch.rand(2048, 64), torch.arange(0, 2048 * 20, 20)
     for number, mode in ((0, "sum"), (1, "mean")):
         _, bag_of, sizes, greatest = torch.ops.aten._embedding_bag(table, ids.flatten(), begins, False, number)
-        row(f"embedding_bag dtable {mode}", lambda: torch.ops.aten._embedding_bag_dense_backward(
-            dy, ids.flatten(), bag_of, sizes, greatest, 200000, False, number, None))
+        row(f"embedding_bag dtable {mode}", lambda: torch.ops.aten._embedding_bag_backward(
+            dy, ids.flatten(), begins, bag_of, sizes, greatest, 200000, False, number, False, None))
 
 
 main()
