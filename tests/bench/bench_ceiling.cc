@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/device.h"
 #include "core/parallel_for.h"
 #include "tests/bench/bench.h"
 
@@ -83,6 +84,34 @@ double MeasureTriad() {
   });
   return 3.0 * sizeof(float) * kElements / seconds;
 }
+
+// Sums 512 MiB of a device's memory, which has large pages: what reading weights can come to, which decoding
+// a token does.
+void ReportReading(benchmark::State& state) {
+  constexpr int64_t kElements = int64_t{128} << 20, kLanes = 64;
+  const int before = ParallelThreads();
+  SetParallelThreads(static_cast<int>(state.range(0)));
+  const std::unique_ptr<Device> device = MakeHostDevice(0);
+  const std::unique_ptr<Memory> memory = device->Allocate(kElements * sizeof(float), "what is read");
+  float* x = static_cast<float*>(memory->data());
+  ParallelFor(kElements, 1, [&](int64_t i, int64_t end) { std::fill(x + i, x + end, 1.0f); });
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    const double start = Now();
+    ParallelFor(kElements / kLanes, 1, [&](int64_t row, int64_t end) {
+      float sums[kLanes] = {};
+      for (; row < end; ++row)
+        for (int64_t c = 0; c < kLanes; ++c) sums[c] += x[row * kLanes + c];
+      benchmark::DoNotOptimize(sums);
+    });
+    seconds.push_back(Now() - start);
+  }
+  SetParallelThreads(before);
+  constexpr double kBytes = static_cast<double>(kElements * sizeof(float));
+  state.counters["GB/s"] = kBytes / Median(seconds) / 1e9;
+  state.counters["best_GB/s"] = kBytes / *std::min_element(seconds.begin(), seconds.end()) / 1e9;
+}
+BENCHMARK(ReportReading)->Name("Reading")->ArgName("threads")->Arg(1)->Arg(2)->Iterations(20)->UseRealTime();
 
 void ReportCeiling(benchmark::State& state) {
   const Ceiling& ceiling = CeilingOf(static_cast<int>(state.range(0)));
