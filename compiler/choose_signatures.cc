@@ -302,6 +302,12 @@ class AxisChooser {
           promised_[node.out[o]] = {choices[0].out[o], 1};
   }
 
+  // A cut over tensor-parallel ranks does not go on through a sum over it: cost decides whether partial sums
+  // are cheaper than the whole.
+  static bool Passes(const Choice& c) {
+    return std::any_of(c.out.begin(), c.out.end(), [](const Sbp& sbp) { return sbp.is_split(); });
+  }
+
   // Of a node's choices those that keep most promises of its operands; gives how many they keep.
   int KeepMost(int n) {
     const Node& node = graph_.node(n);
@@ -312,7 +318,8 @@ class AxisChooser {
       for (size_t i = 0; i < node.in.size(); ++i) {
         const auto& [promise, weight] = promised_[node.in[i]];
         const Sbp& in = choices[s].in[i];
-        if (promise.is_split() && in.is_split() && in.axis == promise.axis)
+        if (promise.is_split() && in.is_split() && in.axis == promise.axis &&
+            (weight >= kOfWeight || role_ != Role::kTensor || Passes(choices[s])))
           kept[s] += in == promise ? 2 * weight : weight;
       }
       most = std::max(most, kept[s]);

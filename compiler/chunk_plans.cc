@@ -306,11 +306,16 @@ class ChunkFinder {
     const Node& node = graph_.node(n);
     Work work = cost_.WorkAt(n, std::vector<int>(sizes_.size(), 0));
     const double parts = static_cast<double>(chunks);
-    double bytes = Bytes(node.out[0], graph_.value(node.out[0]).sbp) / parts;
-    for (size_t i = 0; i < node.in.size(); ++i)
-      bytes += Bytes(node.in[i], node.want[i]) / (rows.in[i] < 0 ? 1 : parts);
     work.flops /= parts;
-    work.bytes = bytes;
+    work.bytes = work.largest = 0;
+    auto touch = [&](int v, const NdSbp& sbp, double of) {
+      const double bytes = Bytes(v, sbp) / of;
+      work.bytes += bytes;
+      work.largest = std::max(work.largest, bytes / static_cast<double>(SizeOf(graph_.value(v).dtype)));
+    };
+    touch(node.out[0], graph_.value(node.out[0]).sbp, parts);
+    for (size_t i = 0; i < node.in.size(); ++i)
+      touch(node.in[i], node.want[i], rows.in[i] < 0 ? 1 : parts);
     return SecondsOf(options_.machine, work, RateType(graph_, node)) + options_.machine.overhead;
   }
 

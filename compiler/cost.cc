@@ -19,8 +19,21 @@ Machine MachineOf(const Mesh& mesh) {
   return gpu;
 }
 
+Work::Unit UnitOf(const std::string& category) {
+  return category == "attention"                              ? Work::Unit::kAttention
+         : category == "matmul" || category == "convolution" ? Work::Unit::kProduct
+                                                              : Work::Unit::kOther;
+}
+
 double SecondsOf(const Machine& machine, const Work& work, DType dtype) {
-  return work.flops / machine.FlopsOf(dtype) + work.bytes / machine.topology.memory_bandwidth;
+  const Efficiency& e = machine.efficiency;
+  double flops = work.flops;
+  if (flops > 0 && work.unit != Work::Unit::kOther) {
+    // The smallest of the extents m, n and k of a product: all of them together over the largest operand.
+    const double extent = flops / 2 / std::max(1.0, work.largest);
+    flops *= (1 + e.half_extent / extent) / (work.unit == Work::Unit::kAttention ? e.attention : e.product);
+  }
+  return flops / machine.FlopsOf(dtype) + work.bytes / machine.topology.memory_bandwidth;
 }
 
 DType RateType(const Graph& graph, const Node& node) {
@@ -86,10 +99,14 @@ Work LocalWork::work() const {
   Work work;
   if (def_ == nullptr || def_->view) return work;
   work.flops = def_->flops ? def_->flops(rule_) : rule_.Volume();
+  work.unit = UnitOf(def_->category);
   size_t i = 0;
   for (const auto* operands : {&rule_.in, &rule_.out})
-    for (const BoundRule::Operand& operand : *operands)
-      work.bytes += static_cast<double>(operand.shape.elements()) * element_bytes_[i++];
+    for (const BoundRule::Operand& operand : *operands) {
+      const double elements = static_cast<double>(operand.shape.elements());
+      work.bytes += elements * element_bytes_[i++];
+      work.largest = std::max(work.largest, elements);
+    }
   return work;
 }
 

@@ -18,12 +18,22 @@
 
 namespace oneflow_like {
 
+// How much of the peak is reached, by what an operator is and by its shape.
+struct Efficiency {
+  double product = 1;    // of large matrix products
+  double attention = 1;  // of attention
+  // A product or an attention whose smallest extent is this one reaches half of that: short extents leave
+  // parts of a device idle.
+  double half_extent = 0;
+};
+
 // The machine that estimates assume: devices of one kind, and the links between them.
 struct Machine {
   Topology topology;           // links between devices, and the memory of one
   double flops = 5e10;         // per second and device, of products in fp32
   double narrow_flops = 5e10;  // of products in bf16 or f16
   double overhead = 1e-7;      // additional seconds of every kernel
+  Efficiency efficiency;
 
   double FlopsOf(DType dtype) const;
 };
@@ -32,8 +42,14 @@ Machine MachineOf(const Mesh& mesh);
 
 // The work of one act: what it computes and touches.
 struct Work {
+  enum class Unit { kOther, kProduct, kAttention };  // which efficiency it has
+
   double flops = 0, bytes = 0;
+  Unit unit = Unit::kOther;
+  double largest = 0;  // elements of the largest operand, unless kOther
 };
+// Of an operator's category (OpDef::category).
+Work::Unit UnitOf(const std::string& category);
 
 // The piece of an operator's work at one place: its rule with the local extents of every axis.
 class LocalWork {
@@ -62,7 +78,8 @@ class LocalWork {
   std::vector<std::pair<int64_t*, int64_t>> changed_;  // with the old values
 };
 
-// Estimated seconds of a piece, from flops and the rate of its type, and bytes and the memory's bandwidth.
+// Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and bytes
+// and the memory's bandwidth.
 double SecondsOf(const Machine& machine, const Work& work, DType dtype);
 // The type that determines a node's rate: the narrowest floating one among its operands.
 DType RateType(const Graph& graph, const Node& node);

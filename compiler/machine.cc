@@ -17,14 +17,6 @@ double Elements(const plan::Operand& operand) {
   return elements;
 }
 
-// The smallest of the extents m, n and k of a product: all of them together over the largest operand.
-double SmallestExtent(const plan::Kernel& kernel) {
-  double largest = 1;
-  for (const auto* operands : {&kernel.in(), &kernel.out()})
-    for (const plan::Operand& operand : *operands) largest = std::max(largest, Elements(operand));
-  return kernel.flops() / 2 / largest;
-}
-
 // The measurement has the passage through memory in it. Links are busy in the proportion that was estimated.
 void TakeMeasured(const MeasuredCollective& measured, BoxingLoad* load) {
   const double seconds = measured.SecondsOf(load->bytes);
@@ -110,25 +102,12 @@ double MeasuredCollective::SecondsOf(double bytes) const {
   return before + std::max(0.0, after - before) * (bytes - low) / (high - low);
 }
 
-Machine DescribedMachine::AsReached() const {
-  Machine reached = *this;
-  reached.flops *= efficiency.product;
-  reached.narrow_flops *= efficiency.product;
-  return reached;
-}
-
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel) {
-  const DType type = RateType(kernel);
-  const Efficiency& e = machine.efficiency;
-  double reached = 1;
-  if (const std::string& what = kernel.category();
-      what == "matmul" || what == "convolution" || what == "attention") {
-    const double extent = SmallestExtent(kernel);
-    reached = what == "attention" ? e.attention : e.product;
-    if (e.half_extent > 0) reached *= extent / (extent + e.half_extent);
-  }
-  const Work work{kernel.flops() == 0 ? 0 : kernel.flops() / reached, kernel.bytes()};
-  return SecondsOf(machine, work, type) + machine.overhead;
+  Work work{kernel.flops(), kernel.bytes(), UnitOf(kernel.category())};
+  if (work.unit != Work::Unit::kOther)
+    for (const auto* operands : {&kernel.in(), &kernel.out()})
+      for (const plan::Operand& operand : *operands) work.largest = std::max(work.largest, Elements(operand));
+  return SecondsOf(machine, work, RateType(kernel)) + machine.overhead;
 }
 
 ThreadSeconds SecondsOnThreads(const DescribedMachine& machine, const plan::Kernel& kernel, int threads) {

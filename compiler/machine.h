@@ -16,15 +16,6 @@ class Collective;
 class Kernel;
 }  // namespace plan
 
-// How much of the peak is reached, by what an operator is and by its shape.
-struct Efficiency {
-  double product = 1;    // of large matrix products
-  double attention = 1;  // of attention
-  // A product or an attention whose smallest extent is this one reaches half of that: short extents leave
-  // parts of a device idle.
-  double half_extent = 0;
-};
-
 // Measured times of a collective, by the bytes of the tensor that its group has together.
 struct MeasuredCollective {
   Primitive primitive = Primitive::kAllReduce;
@@ -61,7 +52,6 @@ struct DescribedMachine : Machine {
   std::string name;          // of the device, for people
   std::vector<bool> shared;  // by level of its topology: LinkLevels
   std::vector<MeasuredCollective> collectives;
-  Efficiency efficiency;
   double memory_bytes = 0;  // of one device; 0: unknown
   int threads = 0;          // of a host that computes on its processor; 0: each device works by itself
   std::vector<MeasuredKernel> kernels;
@@ -70,9 +60,6 @@ struct DescribedMachine : Machine {
   double message = 0, process_message = 0;
   double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
   double process_work = 1;     // how much longer kernels take where several processes share a mesh
-
-  // For estimates that know no shapes: the rate that large products reach is its peak.
-  Machine AsReached() const;
 };
 
 // Under which name times of a kernel are measured: its operator, and of attention what changes its work

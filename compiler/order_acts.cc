@@ -52,8 +52,29 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
   return peak;
 }
 
+// By segment, the number of the first one that waits for it and works on each micro-batch: for what runs once
+// a step, as gathers of weights do, by way of others of that kind. Without such a reader, and for all other
+// segments, its own number.
+std::vector<int> NeededBy(const LogicalPlan& plan) {
+  const int n = static_cast<int>(plan.segments.size());
+  std::vector<int> first(n, n);
+  std::vector<std::vector<int>> readers(n);
+  for (const LogicalEdge& e : plan.edges)
+    if (e.full == 0) readers[e.writer].push_back(e.reader);
+  for (int s = n - 1; s >= 0; --s) {  // edges point forward
+    if (plan.segments[s].per_micro_batch) {
+      first[s] = s;
+      continue;
+    }
+    for (int r : readers[s]) first[s] = std::min(first[s], first[r]);
+  }
+  for (int s = 0; s < n; ++s)
+    if (first[s] == n) first[s] = s;
+  return first;
+}
+
 // The place of an act in its stage's schedule. What runs once a step, and what is of no stage, goes with the
-// first micro-batch of its phase; updates come last.
+// first micro-batch of its phase; updates come last. At one place what is needed sooner comes first.
 class Priorities {
  public:
   Priorities(const LogicalPlan& plan, int micro_batches) {
@@ -72,13 +93,17 @@ class Priorities {
       auto place = places_.find({stage == stages.end() ? 0 : stage->second, s.phase, s.chunk});
       of_segment_.push_back(place == places_.end() ? nullptr : &place->second);
     }
+    for (int needed : NeededBy(plan)) within_.push_back(needed / (1.0 + plan.segments.size()));
   }
 
-  double Of(int segment, int act) const { return of_segment_[segment] ? (*of_segment_[segment])[act] : 1e9; }
+  double Of(int segment, int act) const {
+    return (of_segment_[segment] ? (*of_segment_[segment])[act] : 1e9) + within_[segment];
+  }
 
  private:
   std::map<std::tuple<int, Phase, int>, std::vector<int>> places_;  // by stage, part, chunk: of micro-batches
   std::vector<const std::vector<int>*> of_segment_;                 // null: an update
+  std::vector<double> within_;                                      // by segment, in [0, 1)
 };
 
 // Feeds fire as early as anything lets them, which says nothing: they are in no stream's list. In the order

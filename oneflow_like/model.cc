@@ -30,7 +30,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   if (!options.topology.empty()) {
     const DescribedMachine described = ReadTopology(options.topology);
     RequireDevices(described, this->mesh.size());
-    machine = described.AsReached();
+    machine = described;
     device_bytes = static_cast<int64_t>(described.memory_bytes);
   }
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");

@@ -1,6 +1,6 @@
 // Simulated steps beside published measurements: rows of Narayanan et al. 2021 (table 1, A100) and of
 // Megatron-Core's weak scaling (H100). Prints how far off each is; docs/simulation.md has the table.
-//   build/tests/published_benchmark [rows whose name has this]
+//   build/tests/published_benchmark [rows whose name has this [file for a trace]]
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -21,7 +21,7 @@ struct Row {
   int tp, pp, dp, virtual_stages;
   int64_t batch, micro_batch;
   Recompute recompute;
-  bool sequence_parallel;
+  bool sequence_parallel;  // and gradients of weights beside messages (Overlap)
   int zero;
   double teraflops;  // measured, of a device, as the paper counts
 };
@@ -32,7 +32,7 @@ double PaperFlops(const Row& r, double passes) {
   return 24 * b * s * l * h * h * (passes * (1 + s / (6 * h)) + 3 * v / (12 * l * h));
 }
 
-void Compare(const Row& row) {
+void Compare(const Row& row, const std::string& trace_file) {
   const auto start = std::chrono::steady_clock::now();
   ModelOptions options;
   options.topology = Cat(OFL_SOURCE_DIR, "/examples/topologies/", row.topology, ".txt");
@@ -54,9 +54,11 @@ void Compare(const Row& row) {
   train.dtype = DType::kBFloat16;
   train.recompute = row.recompute;
   train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+  if (row.sequence_parallel) train.overlap.chunks = 2;
   train.clip_norm = 1;
   Session session = Train(GptLoss(model.scope(), tokens, targets, config), AdamW{.lr = 1e-4}, train);
-  const Simulated simulated = Simulate(session, ReadTopology(options.topology), {.most_ranks = 1});
+  const Simulated simulated =
+      Simulate(session, ReadTopology(options.topology), {.trace_file = trace_file, .most_ranks = 1});
   const double gpus = row.tp * row.pp * row.dp;
   const double flops = PaperFlops(row, row.recompute == Recompute::kFull ? 4 : 3);
   const double measured = flops / (row.teraflops * 1e12 * gpus);
@@ -97,5 +99,5 @@ int main(int argc, char** argv) {
       {"mcore_177B", "h100", 96, 12288, 96, 4096, 131072, 8, 6, 48, 8, 1152, 1, kNone, true, 1, 432.8},
       {"mcore_462B", "h100", 112, 18432, 144, 4096, 131072, 8, 16, 48, 7, 3072, 1, kNone, true, 1, 459.9}};
   for (const Row& row : rows)
-    if (argc < 2 || row.name.find(argv[1]) != std::string::npos) Compare(row);
+    if (argc < 2 || row.name.find(argv[1]) != std::string::npos) Compare(row, argc > 2 ? argv[2] : "");
 }
