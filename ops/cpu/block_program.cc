@@ -9,6 +9,7 @@
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
+#include "ops/cpu/streaming.h"
 #include "ops/reference.h"
 #include "ops/scalar.h"
 
@@ -421,7 +422,7 @@ void DropoutBlock(const BlockArgs& a, const uint32_t* bits, uint32_t threshold) 
   for (int64_t i = 0; i < a.n; ++i) y[i] = (bits[i] >> 8) >= threshold ? x[i] * keep : 0.0f;
 }
 
-void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from) {
+void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from, bool stream) {
   if (out.dtype == DType::kBool) {
     uint8_t* to = out.as<uint8_t>() + at;
     for (int64_t i = 0; i < n; ++i) to[i] = from[i] != 0.0f;
@@ -429,7 +430,15 @@ void StoreOutput(const TensorArg& out, int64_t at, int64_t n, const float* from)
   }
   DispatchFloating(out.dtype, [&](auto t) {
     using T = decltype(t);
-    Narrow(from, n, out.as<T>() + at);
+    T* to = out.as<T>() + at;
+    if (!stream) return Narrow(from, n, to);
+    if constexpr (std::is_same_v<T, float>) {
+      StreamCopy(to, from, n * static_cast<int64_t>(sizeof(float)));
+    } else {
+      T narrow[512];
+      Narrow(from, n, narrow);
+      StreamCopy(to, narrow, n * static_cast<int64_t>(sizeof(T)));
+    }
   });
 }
 
@@ -456,9 +465,12 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
                             int64_t begin, int64_t end) const {
   alignas(64) float buffers[kBufferFloats];
   alignas(64) float kept[kMostKept][512];
+  alignas(64) float streamed[kMostStreamed][512];
   uint32_t bits[512];
   std::array<const float*, kMaxValues> value;
-  std::array<bool, kMaxInputs> repeats;
+  std::array<bool, kMaxInputs> repeats, streams = {};  // inputs, outputs
+  for (size_t i = 0; i < std::min<size_t>(outputs_.size(), kMostStreamed); ++i)
+    streams[i] = Streams(context.out[i], context.in);
   const int64_t block = BlockFor(views, &repeats);
   for (int64_t at = begin; at < end; at += block) {
     int64_t n = std::min(block, end - at);
@@ -471,8 +483,9 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
     }
     for (const Instruction& code : code_) {
       int direct = straight_[code.result];
-      float* result =
-          direct >= 0 ? context.out[direct].as<float>() + at : buffers + buffer_[code.result] * block_;
+      float* result = direct < 0        ? buffers + buffer_[code.result] * block_
+                      : streams[direct] ? streamed[direct]
+                                        : context.out[direct].as<float>() + at;
       BlockArgs args{{}, result, n, code.constant};
       for (int i = 0; i < code.operands; ++i) args.in[i] = value[code.in[i]];
       if (code.fn != nullptr) {
@@ -491,9 +504,11 @@ void BlockProgram::RunRange(const KernelContext& context, const View* views, con
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       int id = outputs_[i];
-      if (straight_[id] != static_cast<int>(i)) StoreOutput(context.out[i], at, n, value[id]);
+      if (straight_[id] != static_cast<int>(i) || streams[i])
+        StoreOutput(context.out[i], at, n, value[id], streams[i]);
     }
   }
+  EndStream();
 }
 
 Status BlockProgram::Run(const KernelContext& context) {

@@ -44,7 +44,8 @@ class BlockProgram : public Kernel {
   static constexpr int kMaxValues = 192;
   static constexpr int kMaxInputs = 64;
   static constexpr int64_t kBufferFloats = 16384;
-  static constexpr int kMostKept = 8;  // operands that are copied once for all blocks of a range
+  static constexpr int kMostKept = 8;      // operands that are copied once for all blocks of a range
+  static constexpr int kMostStreamed = 4;  // outputs that may go past the caches
 
   struct Instruction {
     BlockFn fn = nullptr;  // null: dropout

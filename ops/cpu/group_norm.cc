@@ -6,6 +6,7 @@
 
 #include "ops/cpu/channel_bands.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/streaming.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -69,11 +70,14 @@ class BandSums {
   std::vector<float> sums_;
 };
 
-// body(n, row) for every row of every sample.
-template <typename F>
-void ForRows(const Layout& l, F&& body) {
+// The first result's rows: f(n, row)(c, lanes) for every row of every sample.
+template <typename T, typename F>
+void WriteRows(const Layout& l, const KernelContext& context, F&& f) {
+  const bool stream = Streams(context.out[0], context.in);
   ParallelFor(l.batch * l.rows, RowGrain(l.channels), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) body(i / l.rows, i);
+    for (int64_t i = begin; i < end; ++i)
+      WriteRow(context.out[0].as<T>() + i * l.channels, l.channels, stream, f(i / l.rows, i));
+    if (stream) EndStream();
   });
 }
 
@@ -83,7 +87,7 @@ class GroupNorm : public Kernel {
   explicit GroupNorm(const KernelSpec& spec) : GroupNorm(Layout(spec.in[0], spec.out[1])) {}
 
   Status Run(const KernelContext& context) override {
-    const TensorArg &x = context.in[0], &y = context.out[0];
+    const TensorArg& x = context.in[0];
     const Layout l(x, context.out[1]);
     auto rows_of = [&](int64_t n, int64_t first) { return x.as<T>() + (n * l.rows + first) * l.channels; };
     ForGroups(l, [&](int64_t n, int64_t g) {
@@ -106,15 +110,14 @@ class GroupNorm : public Kernel {
       for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c)
         factor_.Of(n, l.channels)[c] = static_cast<float>(rstd * gamma[c]);
     });
-    ForRows(l, [&](int64_t n, int64_t row) {
+    WriteRows<T>(l, context, [&](int64_t n, int64_t row) {
       const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
                   *beta = context.in[2].as<float>();
       const T* from = x.as<T>() + row * l.channels;
-      T* to = y.as<T>() + row * l.channels;
-      ForVectors(l.channels, [&](int64_t c, auto lanes) {
+      return [=](int64_t c, auto lanes) {
         Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
-        StoreVector(away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes), lanes, to + c);
-      });
+        return away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes);
+      };
     });
     return Status();
   }
@@ -162,7 +165,7 @@ class GroupNormGrad : public Kernel {
   explicit GroupNormGrad(const KernelSpec& spec) : GroupNormGrad(Layout(spec.in[1], spec.in[3])) {}
 
   Status Run(const KernelContext& context) override {
-    const TensorArg &dy = context.in[0], &x = context.in[1], &dx = context.out[0];
+    const TensorArg &dy = context.in[0], &x = context.in[1];
     const Layout l(x, context.in[3]);
     const float* means = context.in[3].as<float>();
     for (int64_t i = 0; i < l.batch * l.groups; ++i)
@@ -178,16 +181,15 @@ class GroupNormGrad : public Kernel {
       for (int64_t i = begin; i < end; ++i) JoinGroup(context, l, i / l.groups, i % l.groups);
     });
     // dx = rstd gamma dy + slope (x - mean) + offset
-    ForRows(l, [&](int64_t n, int64_t row) {
+    WriteRows<T>(l, context, [&](int64_t n, int64_t row) {
       const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
                   *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
-      const int64_t at = row * l.channels;
-      ForVectors(l.channels, [&](int64_t c, auto lanes) {
-        Vector away = LoadVector(x.as<T>() + at + c, lanes) - LoadVector(centre + c, lanes);
-        Vector to = LoadVector(dy.as<T>() + at + c, lanes) * LoadVector(factor + c, lanes);
-        to += away * LoadVector(slope + c, lanes) + LoadVector(offset + c, lanes);
-        StoreVector(to, lanes, dx.as<T>() + at + c);
-      });
+      const T *by = dy.as<T>() + row * l.channels, *from = x.as<T>() + row * l.channels;
+      return [=](int64_t c, auto lanes) {
+        Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
+        Vector to = LoadVector(by + c, lanes) * LoadVector(factor + c, lanes);
+        return to + (away * LoadVector(slope + c, lanes) + LoadVector(offset + c, lanes));
+      };
     });
     return Status();
   }

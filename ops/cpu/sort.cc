@@ -34,11 +34,62 @@ void SortLine(const Line<T>& line, Entries<KeyOf<T>>* room) {
   SortEntries<KeyOf<T>>(room->data(), room->data() + line.n, line.n);
 }
 
-// The first k of the order to the front of `room`. REQUIRES: 0 < k < line.n.
+// body(first element, keys, count) for the keys of elements [begin, line.n), a block at a time, if the least
+// of a few in a row is below what threshold() is by then.
+template <typename T, typename Threshold, typename F>
+void ForKeysBelow(const Line<T>& line, int64_t begin, Threshold&& threshold, F&& body) {
+  using Key = KeyOf<T>;
+  constexpr int64_t kBlock = 64, kFew = 16;
+  Key keys[kBlock], least[kBlock / kFew];
+  for (; begin < line.n; begin += kBlock) {
+    const int64_t count = std::min(kBlock, line.n - begin);
+    if (line.step == 1 && count == kBlock) {
+      const T* from = line.from + begin;
+      for (int64_t i = 0; i < kBlock; ++i) keys[i] = KeyFor(from[i]) ^ line.flip;
+    } else {
+      for (int64_t i = 0; i < count; ++i) keys[i] = line.At(begin + i);
+      std::fill(keys + count, keys + kBlock, std::numeric_limits<Key>::max());
+    }
+    for (int64_t part = 0; part < kBlock / kFew; ++part) {
+      Key low = keys[part * kFew];
+      for (int64_t i = 1; i < kFew; ++i) low = std::min(low, keys[part * kFew + i]);
+      least[part] = low;
+    }
+    for (int64_t part = 0; part < kBlock / kFew; ++part)
+      if (least[part] < threshold()) body(begin + part * kFew, keys + part * kFew, kFew);
+  }
+}
+
+// The first k of the order to the front of `room`, k of a few: each is put where it belongs among those
+// before it. REQUIRES: 0 < k <= kInserted, k <= line.n.
+constexpr int64_t kInserted = 16;
+template <typename T>
+void InsertLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
+  using Key = KeyOf<T>;
+  room->resize(std::max<size_t>(room->size(), k));
+  auto* best = room->data();
+  auto insert = [&](EntryOf<Key> entry, int64_t held) {
+    int64_t at = held;
+    for (; at > 0 && best[at - 1] > entry; --at) best[at] = best[at - 1];
+    best[at] = entry;
+  };
+  for (int64_t i = 0; i < k; ++i) insert(line.Entry(line.At(i), i), i);
+  Key threshold = static_cast<Key>(best[k - 1] >> kPlaceBits<Key>);
+  ForKeysBelow(
+      line, k, [&] { return threshold; },
+      [&](int64_t first, const Key* keys, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          if (keys[i] >= threshold) continue;
+          insert(line.Entry(keys[i], first + i), k - 1);
+          threshold = static_cast<Key>(best[k - 1] >> kPlaceBits<Key>);
+        }
+      });
+}
+
+// The same of more. REQUIRES: 0 < k < line.n.
 template <typename T>
 void SelectLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
   using Key = KeyOf<T>;
-  constexpr int64_t kBlock = 64;
   const int64_t most = std::min(line.n, std::max<int64_t>(4 * k, 256));
   room->resize(most);
   auto* best = room->data();
@@ -51,24 +102,15 @@ void SelectLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
     threshold = static_cast<Key>(best[k - 1] >> kPlaceBits<Key>);
   };
   shrink();
-  Key keys[kBlock];
-  for (int64_t begin = most; begin < line.n; begin += kBlock) {
-    int64_t count = std::min(kBlock, line.n - begin);
-    Key least = std::numeric_limits<Key>::max();
-    if (line.step == 1) {
-      const T* from = line.from + begin;
-      for (int64_t i = 0; i < count; ++i) keys[i] = KeyFor(from[i]) ^ line.flip;
-    } else {
-      for (int64_t i = 0; i < count; ++i) keys[i] = line.At(begin + i);
-    }
-    for (int64_t i = 0; i < count; ++i) least = std::min(least, keys[i]);
-    if (least >= threshold) continue;
-    for (int64_t i = 0; i < count; ++i) {
-      if (keys[i] >= threshold) continue;
-      if (held == most) shrink();
-      if (keys[i] < threshold) best[held++] = line.Entry(keys[i], begin + i);
-    }
-  }
+  ForKeysBelow(
+      line, most, [&] { return threshold; },
+      [&](int64_t first, const Key* keys, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          if (keys[i] >= threshold) continue;
+          if (held == most) shrink();
+          if (keys[i] < threshold) best[held++] = line.Entry(keys[i], first + i);
+        }
+      });
   if (held > k) shrink();
   std::sort(best, best + k);
 }
@@ -87,7 +129,9 @@ Status Argsort(const KernelContext& context) {
     for (int64_t i = begin; i < end; ++i) {
       int64_t o = i / at.inner, c = i % at.inner;
       const Line<T> line{x.as<T>() + o * n * at.inner + c, n, at.inner, flip};
-      if (k > n / 4) {
+      if (k <= kInserted) {
+        InsertLine(line, k, &room);
+      } else if (k > n / 4) {
         SortLine(line, &room);
       } else {
         SelectLine(line, k, &room);

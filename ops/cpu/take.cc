@@ -64,15 +64,24 @@ void ForRuns(int64_t outer, int64_t count, int64_t grain, F body) {
 }
 
 // Indices are looked at in blocks first: where all of a block are held here, as they mostly are, none is
-// asked about on its own. The loops after that are scalar on purpose (gathers of vectors are slower).
+// asked about on its own. By signs, which any level of instructions joins in vectors: comparisons of 64 bits
+// took as long as what follows. The loops after that are scalar on purpose (gathers of vectors are slower).
 constexpr int64_t kTakeBlock = 1024;
 template <typename I>
 bool AllHere(const I* ids, int64_t n, const Held& held) {
-  bool here = true;
-  for (int64_t i = 0; i < n; ++i)
-    here &=
-        static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - held.begin) < static_cast<uint64_t>(held.extent);
-  return here;
+  const auto begin = static_cast<uint64_t>(held.begin), last = static_cast<uint64_t>(held.extent - 1);
+  uint64_t outside = 0;  // in its highest bit
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t row = static_cast<uint64_t>(static_cast<int64_t>(ids[i])) - begin;
+    outside |= row | (last - row);
+  }
+  return static_cast<int64_t>(outside) >= 0;
+}
+
+template <typename T, typename I>
+void TakeHere(const T* x, const I* ids, T* y, int64_t n, int64_t begin) {
+  OFL_UNROLL(8)
+  for (int64_t i = 0; i < n; ++i) y[i] = x[ids[i] - begin];
 }
 
 template <typename T, typename I>
@@ -80,7 +89,7 @@ void TakeLine(const T* x, const I* ids, T* y, int64_t n, const Held& held) {
   for (int64_t first = 0; first < n; first += kTakeBlock, ids += kTakeBlock, y += kTakeBlock) {
     const int64_t count = std::min(kTakeBlock, n - first);
     if (AllHere(ids, count, held)) {
-      for (int64_t i = 0; i < count; ++i) y[i] = x[ids[i] - held.begin];
+      TakeHere(x, ids, y, count, held.begin);
       continue;
     }
     for (int64_t i = 0; i < count; ++i) {
@@ -95,9 +104,12 @@ template <typename T, typename I>
 void TakeParts(const TakeArgs<T>& args, const I* ids) {
   const AroundAxis at = args.at;
   const int64_t bytes = at.inner * static_cast<int64_t>(sizeof(T));
+  // Lines that share their indices ask about them once.
+  const bool here = at.inner == 1 && at.outer > 1 && AllHere(ids, args.count, args.held);
   ForRuns(at.outer, args.count, RowGrain(at.inner), [&](int64_t o, int64_t begin, int64_t end) {
     const T* x = args.x + o * at.along * at.inner;
     T* y = args.y + o * args.count * at.inner;
+    if (here) return TakeHere(x, ids + begin, y + begin, end - begin, args.held.begin);
     if (at.inner == 1) return TakeLine(x, ids + begin, y + begin, end - begin, args.held);
     for (int64_t j = begin; j < end; ++j) {
       int64_t row = args.held.Row(ids[j]);
@@ -175,15 +187,13 @@ struct Sums {
     const T* source = from + o * count * at.inner;
     const I* id = ids + (kAlong ? o * count * at.inner : 0);
     S* result = to + o * at.along * at.inner;
-    if (right - left == at.inner) {
+    // Columns are cleared by whoever cut them: a row's part is too short a run of memory.
+    if (right - left == at.inner)
       std::memset(result + low * at.inner, 0, (high - low) * at.inner * sizeof(S));
-    } else {
-      for (int64_t row = low; row < high; ++row)
-        std::memset(result + row * at.inner + left, 0, (right - left) * sizeof(S));
-    }
     if (at.inner == 1 && low == 0 && high == at.along) {
       return AddLine(source, id, result);
     }
+    const bool whole = low == 0 && high == at.along;
     for (int64_t j = 0; j < count; ++j) {
       const T* part = source + j * at.inner;
       if constexpr (kAlong) {
@@ -193,6 +203,7 @@ struct Sums {
           if (row >= low && row < high) result[row * at.inner + c] += Value(part[c]);
         }
       } else {
+        if (whole && j + kAhead < count) Ask(source, result, id[j + kAhead], j + kAhead, left, right);
         int64_t row = held.Row(id[j]);
         if (row < low || row >= high) continue;
         S* sum = result + row * at.inner;
@@ -202,11 +213,26 @@ struct Sums {
     }
   }
 
+  // The processor foresees neither the rows that indices name nor parts of rows. What is not there costs
+  // nothing.
+  static constexpr int64_t kAhead = 8;
+  void Ask(const T* source, const S* result, I index, int64_t j, int64_t left, int64_t right) const {
+    const auto row = static_cast<uint64_t>(static_cast<int64_t>(index) - held.begin);
+    const auto to_row =
+        reinterpret_cast<uint64_t>(result) + row * static_cast<uint64_t>(at.inner) * sizeof(S);
+    for (int64_t c = left; c < right; c += 64 / static_cast<int64_t>(sizeof(S)))
+      __builtin_prefetch(reinterpret_cast<const void*>(to_row + static_cast<uint64_t>(c) * sizeof(S)), 1);
+    if (right - left == at.inner) return;
+    for (int64_t c = left; c < right; c += 64 / static_cast<int64_t>(sizeof(T)))
+      __builtin_prefetch(source + j * at.inner + c);
+  }
+
   void AddLine(const T* source, const I* id, S* result) const {
     const Held here = held;
     for (int64_t first = 0; first < count; first += kTakeBlock, id += kTakeBlock, source += kTakeBlock) {
       const int64_t n = std::min(kTakeBlock, count - first);
       if (AllHere(id, n, here)) {
+        OFL_UNROLL(8)
         for (int64_t j = 0; j < n; ++j) result[id[j] - here.begin] += Value(source[j]);
         continue;
       }
@@ -236,6 +262,7 @@ struct Sums {
       });
     } else if (inner >= 16 * threads) {
       int64_t grain = std::max<int64_t>(16, inner * kGrain / (at.outer * work));
+      FillZero(to, at.outer * at.along * inner * static_cast<int64_t>(sizeof(S)));
       ParallelFor(inner, grain, [&](int64_t b, int64_t e) {
         for (int64_t o = 0; o < at.outer; ++o) Run(o, 0, at.along, b, e);
       });

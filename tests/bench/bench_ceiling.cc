@@ -7,7 +7,9 @@
 #include <memory>
 #include <vector>
 
+#include "core/device.h"
 #include "core/parallel_for.h"
+#include "ops/cpu/loops.h"
 #include "tests/bench/bench.h"
 
 namespace oneflow_like::bench {
@@ -83,6 +85,40 @@ double MeasureTriad() {
   });
   return 3.0 * sizeof(float) * kElements / seconds;
 }
+
+// Sums 512 MiB of a device's memory, which has large pages: what reading weights can come to, which decoding
+// a token does.
+void ReportReading(benchmark::State& state) {
+  typedef float Four __attribute__((vector_size(16), may_alias));  // of any x86-64
+  constexpr int kSums = 8;
+  constexpr int64_t kElements = int64_t{128} << 20, kLanes = 4 * kSums;
+  const int before = ParallelThreads();
+  SetParallelThreads(static_cast<int>(state.range(0)));
+  const std::unique_ptr<Device> device = MakeHostDevice(0);
+  const std::unique_ptr<Memory> memory = device->Allocate(kElements * sizeof(float), "what is read");
+  float* x = static_cast<float*>(memory->data());
+  ParallelFor(kElements, 1, [&](int64_t i, int64_t end) { std::fill(x + i, x + end, 1.0f); });
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    const double start = Now();
+    ParallelFor(kElements / kLanes, 1, [&](int64_t row, int64_t end) {
+      Four sums[kSums] = {};
+      for (; row < end; ++row) {
+        OFL_UNROLL(8)
+        for (int i = 0; i < kSums; ++i) sums[i] += reinterpret_cast<const Four*>(x + row * kLanes)[i];
+      }
+      for (int i = 1; i < kSums; ++i) sums[0] += sums[i];
+      float sum = sums[0][0] + sums[0][1] + sums[0][2] + sums[0][3];
+      benchmark::DoNotOptimize(sum);
+    });
+    seconds.push_back(Now() - start);
+  }
+  SetParallelThreads(before);
+  constexpr double kBytes = static_cast<double>(kElements * sizeof(float));
+  state.counters["GB/s"] = kBytes / Median(seconds) / 1e9;
+  state.counters["best_GB/s"] = kBytes / *std::min_element(seconds.begin(), seconds.end()) / 1e9;
+}
+BENCHMARK(ReportReading)->Name("Reading")->ArgName("threads")->Arg(1)->Arg(2)->Iterations(20)->UseRealTime();
 
 void ReportCeiling(benchmark::State& state) {
   const Ceiling& ceiling = CeilingOf(static_cast<int>(state.range(0)));

@@ -210,6 +210,62 @@ TEST(CpuKernels, SumsOverEverythingHaveTheSameBitsOnAnyNumberOfThreads) {
   SetParallelThreads(threads_before);
 }
 
+// Results that are stored past the caches (ops/cpu/streaming.h) have the bits of smaller pieces, which are
+// not. Rows of odd width, so that pieces and blocks begin anywhere in a line.
+TEST(CpuKernels, LargeResultsHaveTheBitsOfTheirPieces) {
+  auto arg_of = [](std::vector<char>* memory, DType dtype, const Dims& shape, int64_t first = 0) {
+    return TensorArg{memory->data() + first * static_cast<int64_t>(SizeOf(dtype)), dtype, shape,
+                     Dims(shape.rank(), 0), shape};
+  };
+  auto run = [](const std::string& op, const Attrs& attrs, const std::vector<TensorArg>& in,
+                const std::vector<TensorArg>& out) {
+    KernelSpec spec;
+    spec.name = op;
+    spec.attrs = attrs;
+    spec.in = in;
+    spec.out = out;
+    ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out}).ok()) << op;
+  };
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const int64_t size = static_cast<int64_t>(SizeOf(dtype)), width = 3001, parts = 4,
+                  rows = parts * ((int64_t{33} << 20) / (parts * width * size) + 1);
+    std::vector<char> x(rows * width * size), factor(width * size), whole[2], piece[2];
+    const TensorArg all = arg_of(&x, dtype, {rows, width}), by = arg_of(&factor, dtype, {width});
+    for (int64_t i = 0; i < rows * width; ++i) StoreFloat(all, i, static_cast<double>(i % 8191) / 64 - 50);
+    for (int64_t i = 0; i < width; ++i) StoreFloat(by, i, static_cast<double>(i % 31) / 16 - 1);
+    const Attrs chain = {{"program", std::string("mul 0 1;add 2 1")},
+                         {"outputs", std::vector<int64_t>{2, 3}}};
+    for (std::vector<char>& to : whole) to.resize(x.size());
+    for (std::vector<char>& to : piece) to.resize(x.size());
+    run("fused", chain, {all, by},
+        {arg_of(&whole[0], dtype, {rows, width}), arg_of(&whole[1], dtype, {rows, width})});
+    for (int64_t part = 0; part < parts; ++part) {
+      const Dims shape = {rows / parts, width};
+      const int64_t first = part * shape.elements();
+      run("fused", chain, {arg_of(&x, dtype, shape, first), by},
+          {arg_of(&piece[0], dtype, shape, first), arg_of(&piece[1], dtype, shape, first)});
+    }
+    for (int o : {0, 1}) EXPECT_TRUE(whole[o] == piece[o]) << "output " << o << " in " << Name(dtype);
+  }
+  const int64_t samples = 2, sample = int64_t{67} * 67 * 1000;
+  std::vector<char> x(4 * samples * sample), whole(x.size()), piece(x.size()), ones(4000), means(80),
+      rstds(80);
+  const Dims plane = {samples, 67, 67, 1000}, one = {1, 67, 67, 1000}, c = {1000};
+  const TensorArg all = arg_of(&x, DType::kFloat32, plane), gamma = arg_of(&ones, DType::kFloat32, c);
+  for (int64_t i = 0; i < samples * sample; ++i) all.as<float>()[i] = static_cast<float>(i % 8191) / 64;
+  std::fill_n(gamma.as<float>(), 1000, 1.5f);
+  auto norm = [&](const Dims& shape, int64_t first, std::vector<char>* y) {
+    const Dims statistic = {shape[0], 10};
+    run("group_norm", {{"groups", int64_t{10}}, {"eps", 1e-5}},
+        {arg_of(&x, DType::kFloat32, shape, first), gamma, gamma},
+        {arg_of(y, DType::kFloat32, shape, first), arg_of(&means, DType::kFloat32, statistic),
+         arg_of(&rstds, DType::kFloat32, statistic)});
+  };
+  norm(plane, 0, &whole);
+  for (int64_t n = 0; n < samples; ++n) norm(one, n * sample, &piece);
+  EXPECT_TRUE(whole == piece) << "group_norm";
+}
+
 TEST(CpuKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 
 TEST(CpuKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }

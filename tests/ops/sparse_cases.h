@@ -23,7 +23,7 @@ class SparseCases {
     };
     using enum DType;
     for (int64_t descending : {0, 1}) {
-      for (int64_t k : {int64_t{0}, int64_t{1}, int64_t{10}, int64_t{700}, int64_t{2500}}) {
+      for (int64_t k : {0, 1, 10, 16, 17, 700, 2500}) {
         cases_.CheckCase({"argsort", {{2, 2500}}, sort(1, k, descending)}, ++seed);
         for (DType type : {kInt32, kInt64, kFloat16, kBFloat16})  // many ties
           cases_.CheckCase({"argsort", {{1, 2500}}, sort(1, k, descending), {type}, 30, -1, 1}, ++seed);
@@ -31,13 +31,15 @@ class SparseCases {
       cases_.CheckCase({"argsort", {{2, 513, 3}}, sort(1, 513, descending)}, ++seed);
       cases_.CheckCase({"argsort", {{1100, 4}}, sort(0, 9, descending)}, ++seed);
       cases_.CheckCase({"argsort", {{40, 1}}, sort(1, 1, descending)}, ++seed);
+      cases_.CheckCase({"argsort", {{130, 8}}, sort(1, 8, descending)}, ++seed);
+      cases_.CheckCase({"argsort", {{700, 5}}, sort(0, 9, descending)}, ++seed);
     }
     std::mt19937_64 random(8500);
     Operand odd(kFloat32, {700});
     odd.Draw(&random, -2, 2, 4);
     const float values[] = {NAN, -NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 3e38f};
     for (int64_t i = 0; i < 700; i += 5) odd.Arg().as<float>()[i] = values[i / 5 % 7];
-    for (int64_t k : {20, 150, 700}) {
+    for (int64_t k : {1, 7, 16, 20, 150, 700}) {
       for (int64_t descending : {0, 1})
         cases_.Check(Cat("argsort of NaNs and zeros, k ", k, ", seed 8500"), "argsort",
                      sort(0, k, descending), {odd}, {Operand(kInt64, {k})});

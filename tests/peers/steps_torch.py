@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times PyTorch's training steps of the models of examples/, eager, on the CPU.
 
-  steps_torch.py resnet|llama|dlrm [threads] [bf16] [steps] [compile]
+  steps_torch.py resnet|llama|dlrm [threads] [steps] [bf16] [compile] [profile]
 
 resnet: ResNet-50 at 224 x 224, batch 16, channels last, SGD with momentum. llama: 160m, batch 4 of 256 tokens, AdamW.
 dlrm: 26 tables of 10^6 rows x 64, batch 2048, sparse gradients, SGD. The same of ours:
@@ -9,6 +9,8 @@ dlrm: 26 tables of 10^6 rows x 64, batch 2048, sparse gradients, SGD. The same o
   resnet --size=50 --image_size=224 --batch=16 --steps=8 --eval_batches=0
   llama --size=160m --batch=4 --context=256 --steps=8 --eval_batches=0
   dlrm --rows=1000000 --width=64 --batch=2048 --optimizer=sgd --steps=20 --eval_batches=0
+
+steps.py runs both in turn.
 """
 import resource
 import sys
@@ -190,6 +192,9 @@ def main():
         with torch.profiler.profile() as profile:
             step()
         print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50))
+        ms = {row.key: row.self_cpu_time_total / 1e3 for row in profile.key_averages()}
+        convolutions = sum(own for key, own in ms.items() if "convolution" in key)
+        print(f"convolutions {convolutions:.1f} ms, all else {sum(ms.values()) - convolutions:.1f} ms")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"PyTorch {torch.__version__} {' '.join(sys.argv[1:])}: median step {sorted(times)[len(times) // 2] * 1e3:.1f} ms, "
           f"least {min(times) * 1e3:.1f}; {peak:.1f} GB", flush=True)

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Times PyTorch's CPU kernels, channels last, on the rows of tests/ops/vision_benchmark.cc.
 
-  vision_torch.py [threads] [batch] [bf16]
+  vision_torch.py [threads] [batch] [bf16] [only=REGEX]
 """
-import sys
-import time
-
 import torch
 import torch.nn.functional as F
+
+from timing import Rows
 
 LAYERS = [(224, 3, 64, 7, 2, 3), (56, 64, 64, 1, 1, 0), (56, 64, 64, 3, 1, 1), (56, 64, 256, 1, 1, 0),
           (56, 256, 64, 1, 1, 0), (56, 128, 128, 3, 2, 1), (56, 256, 512, 1, 2, 0), (28, 128, 128, 3, 1, 1),
@@ -15,28 +14,9 @@ LAYERS = [(224, 3, 64, 7, 2, 3), (56, 64, 64, 1, 1, 0), (56, 64, 64, 3, 1, 1), (
           (7, 2048, 512, 1, 1, 0)]
 
 
-def seconds(run):
-    """The median of at least 9 runs in a third of a second."""
-    run()
-    times, begin = [], time.perf_counter()
-    while len(times) < 9 or time.perf_counter() - begin < 0.3:
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
-
-
-def row(name, run, flops=0):
-    s = seconds(run)
-    print(f"{name:34} {s * 1e3:8.3f} ms" + (f" {flops / s / 1e9:6.0f} GFLOP/s" if flops else ""), flush=True)
-
-
 def main():
-    torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-    batch = int(sys.argv[2]) if len(sys.argv) > 2 else 8
-    dtype = torch.bfloat16 if len(sys.argv) > 3 else torch.float32
-    torch.set_flush_denormal(True)
-    torch.set_grad_enabled(False)
+    rows = Rows()
+    row, batch, dtype = rows.row, rows.batch, rows.dtype
     aten = torch.ops.aten
 
     def plane(channels, size):
@@ -66,11 +46,13 @@ def main():
         row(f"batch_norm dx {size} {channels}", lambda: aten.native_batch_norm_backward(
             d, x, g, None, None, mean, rstd, True, 1e-5, [True, True, True]))
     for size, channels, filters, k, s, p in LAYERS:
+        name = f"{size} {channels}>{filters} k{k} s{s}"
+        if not any(rows.wanted(kind + name) for kind in ("conv ", "conv dx ", "conv dw ")):
+            continue
         x = plane(channels, size)
         w = torch.rand(filters, channels, k, k).to(dtype).to(memory_format=torch.channels_last)
         y = F.conv2d(x, w, None, s, p)
         flops = 2 * y.numel() * channels * k * k
-        name = f"{size} {channels}>{filters} k{k} s{s}"
 
         def backward(mask):
             return aten.convolution_backward(y, x, w, None, [s, s], [p, p], [1, 1], False, [0, 0], 1, mask)
