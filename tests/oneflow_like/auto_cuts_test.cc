@@ -133,7 +133,7 @@ TEST(AutoCuts, PlansFitTheirBudget) {
     const int64_t most = FullestRank(GptProgram(gpt).MakeTrain());
     int64_t least = most;
     int fitted = 0;
-    for (int percent : {100, 90, 80, 70, 60, 10}) {
+    for (int percent : {100, 80, 60, 10}) {
       const int64_t budget = most * percent / 100;
       const std::optional<int64_t> peak = PeakWithin(gpt, budget);
       if (!peak) continue;
@@ -143,9 +143,9 @@ TEST(AutoCuts, PlansFitTheirBudget) {
     }
     std::printf("%s: %lld bytes, at least %lld\n", mesh, static_cast<long long>(most),
                 static_cast<long long>(least));
-    EXPECT_LT(fitted, 6) << "a tenth of the bytes is too little";
+    EXPECT_LT(fitted, 4) << "a tenth of the bytes is too little";
     if (gpt.mesh.find("dp") != std::string::npos) continue;  // weights are stored in parts in any case
-    EXPECT_GE(fitted, 3);
+    EXPECT_GE(fitted, 2);
     EXPECT_LT(least, most * 3 / 4);
   }
 }
