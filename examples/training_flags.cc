@@ -13,7 +13,7 @@
 #include "oneflow_like/simulate.h"
 #include "sbp/collective_cost.h"
 
-DEFINE_bool(auto, false, "choose what weights are cut along");
+DEFINE_bool(auto, false, "cut weights by estimate");
 DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
