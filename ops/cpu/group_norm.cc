@@ -70,7 +70,7 @@ class BandSums {
   std::vector<float> sums_;
 };
 
-// The first result's rows: f(n, row)(c, lanes) for every row of every sample.
+// The first result's rows: what f(n, row)(c, lanes, &vector) makes of every row of every sample.
 template <typename T, typename F>
 void WriteRows(const Layout& l, const KernelContext& context, F&& f) {
   const bool stream = Streams(context.out[0], context.in);
@@ -114,9 +114,9 @@ class GroupNorm : public Kernel {
       const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
                   *beta = context.in[2].as<float>();
       const T* from = x.as<T>() + row * l.channels;
-      return [=](int64_t c, auto lanes) {
+      return [=](int64_t c, auto lanes, Vector* to) {
         Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
-        return away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes);
+        *to = away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes);
       };
     });
     return Status();
@@ -185,10 +185,10 @@ class GroupNormGrad : public Kernel {
       const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
                   *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
       const T *by = dy.as<T>() + row * l.channels, *from = x.as<T>() + row * l.channels;
-      return [=](int64_t c, auto lanes) {
+      return [=](int64_t c, auto lanes, Vector* to) {
         Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
-        Vector to = LoadVector(by + c, lanes) * LoadVector(factor + c, lanes);
-        return to + (away * LoadVector(slope + c, lanes) + LoadVector(offset + c, lanes));
+        *to = LoadVector(by + c, lanes) * LoadVector(factor + c, lanes);
+        *to += away * LoadVector(slope + c, lanes) + LoadVector(offset + c, lanes);
       };
     });
     return Status();

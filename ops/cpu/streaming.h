@@ -54,16 +54,20 @@ inline void StreamCopy(void* to, const void* from, int64_t bytes) {
   std::memcpy(target + at, source + at, bytes - at);
 }
 
-// to[c] = f(c, lanes), of a row; EndStream must follow if `stream`.
+// A row of what f(c, lanes, &vector) makes of each vector's columns; EndStream must follow if `stream`.
 template <typename T, typename F>
 void WriteRow(T* to, int64_t width, bool stream, F&& f) {
-  if (!stream)
-    return ForVectors(width, [&](int64_t c, auto lanes) { StoreVector(f(c, lanes), lanes, to + c); });
+  auto write = [&f](int64_t c, auto lanes, T* at) {
+    Vector value;
+    f(c, lanes, &value);
+    StoreVector(value, lanes, at);
+  };
+  if (!stream) return ForVectors(width, [&](int64_t c, auto lanes) { write(c, lanes, to + c); });
   constexpr int64_t kPart = 512;
   alignas(64) T part[kPart];
   for (int64_t first = 0; first < width; first += kPart) {
     const int64_t n = std::min(kPart, width - first);
-    ForVectors(n, [&](int64_t c, auto lanes) { StoreVector(f(first + c, lanes), lanes, part + c); });
+    ForVectors(n, [&](int64_t c, auto lanes) { write(first + c, lanes, part + c); });
     StreamCopy(to + first, part, n * static_cast<int64_t>(sizeof(T)));
   }
 }
