@@ -131,6 +131,7 @@ Status Argmax(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   int axis = static_cast<int>(context.spec.attrs.Int("axis"));
   int64_t outer = OuterOf(x.extent, axis), n = x.extent[axis], inner = InnerOf(x.extent, axis);
+  if (inner == 0) return Status();  // however many there are of nothing
   DispatchType(x.dtype, [&](auto t) {
     const auto* from = x.as<decltype(t)>();
     for (int64_t o = 0; o < outer; ++o) {
