@@ -39,9 +39,9 @@
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
 DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this host, e.g. 0,1; empty: all");
 DEFINE_uint64(seed, 1, "of weights, masks and batches");
-DEFINE_int32(threads, 0, "runtime threads; 0: as many as cores, at most one per device");
+DEFINE_int32(threads, 0, "of runtime; 0: cores, or devices");
 DEFINE_int32(kernel_threads, 0, "threads that one kernel may use; 0: an equal share of the cores");
-DEFINE_int32(data_threads, 0, "threads that read data; 0: as many as kernels leave cores, at least 1");
+DEFINE_int32(data_threads, 0, "that read data; 0: free cores");
 DEFINE_bool(dry_run, false, "prints the plan, runs nothing");
 DEFINE_bool(explain, false, "print why data is sent, dearest first, and each rank's work beside the mean");
 DEFINE_string(dump_dir, "", "folder for graphs and plans");
