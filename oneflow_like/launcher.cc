@@ -41,7 +41,7 @@ DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this ho
 DEFINE_uint64(seed, 1, "of weights, masks and batches");
 DEFINE_int32(threads, 0, "of the runtime; 0: one a core");
 DEFINE_int32(kernel_threads, 0, "of one kernel; 0: its share");
-DEFINE_int32(data_threads, 0, "threads that read data; 0: as many as kernels leave cores, at least 1");
+DEFINE_int32(data_threads, 0, "that read data; 0: free cores");
 DEFINE_bool(dry_run, false, "prints the plan, runs nothing");
 DEFINE_bool(explain, false, "print why data is sent, dearest first, and each rank's work beside the mean");
 DEFINE_string(dump_dir, "", "folder for graphs and plans");
