@@ -117,7 +117,8 @@ void TraceFile::Start() {
 void TraceFile::Flush() {
   if (error_ == 0) errno = 0;
   if (!out_.flush())
-    Fail("trace file '", path_, "' cannot be written: ", std::strerror(error_ != 0 ? error_ : errno));
+    throw WriteError(
+        Cat("trace file '", path_, "' cannot be written: ", std::strerror(error_ != 0 ? error_ : errno)));
 }
 
 void TraceFile::Event(const std::string& json) {

@@ -18,6 +18,12 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A file that cannot be written to its end: no mistake of the user.
+class WriteError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Streams one argument. A number that is not finite reads NaN, +infinity or -infinity, whatever its sign bit.
 template <typename T>
 void StreamTo(std::ostream& out, const T& value) {

@@ -521,7 +521,8 @@ int Launcher::Main(const std::function<int()>& body) const {
     FlushOutput();
     return code;
   } catch (const std::exception& e) {
-    return EndWith(e, *begun_ ? kRunError : kUsageError);
+    const bool mistake = !*begun_ && dynamic_cast<const WriteError*>(&e) == nullptr;
+    return EndWith(e, mistake ? kUsageError : kRunError);
   }
 }
 

@@ -185,7 +185,9 @@ void WriteDump(const std::string& file, const std::string& text) {
   errno = 0;
   std::ofstream out(file);
   out << text;
-  if (!out.flush()) Fail("dump file ", file, " cannot be written: ", std::strerror(errno != 0 ? errno : EIO));
+  if (!out.flush())
+    throw WriteError(
+        Cat("dump file ", file, " cannot be written: ", std::strerror(errno != 0 ? errno : EIO)));
 }
 
 }  // namespace
