@@ -133,7 +133,7 @@ TEST(AutoCuts, PlansFitTheirBudget) {
     const int64_t most = FullestRank(GptProgram(gpt).MakeTrain());
     int64_t least = most;
     int fitted = 0;
-    for (int percent : {100, 80, 60, 10}) {
+    for (int percent : {100, 85, 70, 10}) {
       const int64_t budget = most * percent / 100;
       const std::optional<int64_t> peak = PeakWithin(gpt, budget);
       if (!peak) continue;
