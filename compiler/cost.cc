@@ -20,9 +20,9 @@ Machine MachineOf(const Mesh& mesh) {
 }
 
 Work::Unit UnitOf(const std::string& category) {
-  return category == "attention"                              ? Work::Unit::kAttention
+  return category == "attention"                             ? Work::Unit::kAttention
          : category == "matmul" || category == "convolution" ? Work::Unit::kProduct
-                                                              : Work::Unit::kOther;
+                                                             : Work::Unit::kOther;
 }
 
 double SecondsOf(const Machine& machine, const Work& work, DType dtype) {

@@ -89,8 +89,7 @@ TEST_F(ProcessesTest, EveryAlgorithmOfCollectives) {
     explained.insert(explained.end(), {"--dry_run", "--explain"});
     Losses("explained", explained);
     const std::string units = algorithm == "two_level" ? " of 2" : "";
-    EXPECT_NE(out_.find(" all_reduce by " + algorithm + units + " of "), std::string::npos)
-        << out_;
+    EXPECT_NE(out_.find(" all_reduce by " + algorithm + units + " of "), std::string::npos) << out_;
   }
 }
 
