@@ -33,8 +33,10 @@ std::string OptionOf(const std::string& line) {
 
 // The machine that plans are made for, whatever its file is called here.
 std::string TextOf(const Machine& machine) {
+  const Efficiency& e = machine.efficiency;
   std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
-                         machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead, " s");
+                         machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead,
+                         " s, efficiency ", e.product, " and ", e.attention, ", half at ", e.half_extent);
   const std::vector<Topology::Link>& links = machine.topology.links;
   for (size_t l = 0; l < links.size(); ++l)
     text += Cat(", ", links[l].devices, " devices by ", links[l].bandwidth, " bytes/s in ", links[l].latency,
