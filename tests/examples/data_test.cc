@@ -40,7 +40,9 @@ TEST_F(DataTest, LearnableRowsFollowTheirRuleButForNoise) {
     int odd = 0;
     for (int t = 0; t < 500; ++t) {
       ASSERT_TRUE(0 <= out[t] && out[t] < tokens) << out[t];
-      if (t > 0) ASSERT_EQ(in[t], out[t - 1]) << t;
+      if (t > 0) {
+        ASSERT_EQ(in[t], out[t - 1]) << t;
+      }
       odd += out[t] != (5 * in[t] + 3) % tokens;
     }
     EXPECT_NEAR(odd / 500.0, (1 - 1.0 / tokens) / 8, 0.05) << tokens;

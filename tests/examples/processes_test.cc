@@ -84,7 +84,9 @@ TEST_F(ProcessesTest, EveryAlgorithmOfCollectives) {
     const std::vector<std::string> flags = {"--processes=4", "--mesh=cpu:dp=4", "--shared_memory=false",
                                             "--topology=" + racks, "--collective=" + algorithm};
     ExpectSameCurve(algorithm, flags);
-    if (algorithm == "ring") EXPECT_EQ(Losses("again", flags), Losses("twice", flags));
+    if (algorithm == "ring") {
+      EXPECT_EQ(Losses("again", flags), Losses("twice", flags));
+    }
     std::vector<std::string> explained = flags;
     explained.insert(explained.end(), {"--dry_run", "--explain"});
     Losses("explained", explained);

@@ -281,7 +281,9 @@ TEST(Simulate, CollectivesTakeWhatTheirAlgorithmCosts) {
           EXPECT_EQ(Name(named->algorithm), wanted);
         }
       }
-      if (wanted.empty()) EXPECT_GT(large, 5);
+      if (wanted.empty()) {
+        EXPECT_GT(large, 5);
+      }
       seconds[wanted] = Simulate(session, machine).seconds;
       EXPECT_NEAR(seconds[wanted], expected, 1e-3 * expected) << wanted << shared;
       EXPECT_LE(seconds[""], seconds[wanted] * 1.001) << wanted << shared;

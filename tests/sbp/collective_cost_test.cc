@@ -159,8 +159,9 @@ TEST(CollectiveCost, SharedLinksCarryWhatAllTheirDevicesSend) {
       EXPECT_NEAR(crowded[i].links[1], 2 * together[i].links[1], 1e-20);
       EXPECT_EQ(alone[i].latency, together[i].latency);
       // All but the ring and the hub of a star send from every device.
-      if (alone[i].algorithm == A::kDirect || alone[i].algorithm == A::kTwoTrips)
+      if (alone[i].algorithm == A::kDirect || alone[i].algorithm == A::kTwoTrips) {
         EXPECT_NEAR(together[i].links[1], k * alone[i].links[1], 1e-20) << Name(alone[i].algorithm);
+      }
     }
   }
 }
