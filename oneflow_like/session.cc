@@ -528,6 +528,8 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
                                  finite,
                                  std::move(input_graph),
                                  nullptr});
+  } catch (const WriteError& error) {
+    throw WriteError(Cat(who, ": ", error.what()));
   } catch (const Error& error) {
     Fail(who, ": ", error.what());
   }

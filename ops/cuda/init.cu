@@ -70,12 +70,40 @@ Status TruncatedNormal(const KernelContext& context, const LaunchContext& launch
 }
 
 // The literal lies in the attributes, in host memory that lives as long as the plan.
+// The piece of the values that is wanted here. A row is the innermost axis that is cut and all behind it;
+// rows of axes that are whole follow one another and are one copy, and other axes are gone through.
 Status Literal(const KernelContext& context, const LaunchContext& launch) {
   const Blob& values = context.spec.attrs.Bytes("values");
   if (values.data() == nullptr)
     return Status("the values of this literal are not in the text it was read from");
-  if (values.size() > 0)
-    cudaMemcpyAsync(context.out[0].data, values.data(), values.size(), cudaMemcpyHostToDevice, launch.stream);
+  const TensorArg& y = context.out[0];
+  if (y.elements() == 0) return Status();
+  const auto whole = [&](int axis) { return y.extent[axis] == y.global[axis]; };
+  int axis = y.extent.rank();
+  size_t width = SizeOf(y.dtype), pitch = width;
+  for (bool cut = false; axis > 0 && !cut;) {
+    cut = !whole(--axis);
+    width = pitch * y.extent[axis];
+    pitch *= y.global[axis];
+  }
+  size_t rows = 1;
+  int outer = axis;
+  while (outer > 0 && (outer == axis || whole(outer))) rows *= y.extent[--outer];
+  int64_t copies = 1;
+  for (int a = 0; a < outer; ++a) copies *= y.extent[a];
+  for (int64_t copy = 0; copy < copies; ++copy) {
+    // The first element of the copy, in the whole tensor.
+    int64_t first = 0, stride = 1, rest = copy;
+    for (int a = y.extent.rank() - 1; a >= 0; --a) {
+      const int64_t index = a < outer ? rest % y.extent[a] : 0;
+      if (a < outer) rest /= y.extent[a];
+      first += (y.begin[a] + index) * stride;
+      stride *= y.global[a];
+    }
+    cudaMemcpy2DAsync(static_cast<char*>(y.data) + copy * rows * width, width,
+                      static_cast<const char*>(values.data()) + first * SizeOf(y.dtype), pitch, width, rows,
+                      cudaMemcpyHostToDevice, launch.stream);
+  }
   return Status();
 }
 
