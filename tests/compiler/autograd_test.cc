@@ -178,6 +178,78 @@ std::vector<Kind> KindsOfVision() {
   };
 }
 
+// What an elementwise operator passes back, or any that keeps the shape.
+Kind Back(Tensor (*f)(Tensor)) {
+  return {2, {}, [f](Tensors x, Tensors, const Inputs&) { return PassedBack(f(x[0]), tanh(x[1]))[0]; }};
+}
+
+std::vector<Kind> KindsOfSecondOrder() {
+  return {
+      Back([](Tensor x) { return tanh(x); }),
+      Back([](Tensor x) { return sigmoid(x); }),
+      Back([](Tensor x) { return relu(x); }),
+      Back([](Tensor x) { return gelu(x); }),
+      Back([](Tensor x) { return gelu_erf(x); }),
+      Back([](Tensor x) { return silu(x); }),
+      Back([](Tensor x) { return elu(x); }),
+      Back([](Tensor x) { return leaky_relu(x); }),
+      Back([](Tensor x) { return hardsigmoid(x); }),
+      Back([](Tensor x) { return hardswish(x); }),
+      Back([](Tensor x) { return mish(x); }),
+      Back([](Tensor x) {
+        return Apply(x.graph(), "at_least", {x}, {{"bound", -.45}})[0];
+      }),
+      Back([](Tensor x) {
+        return Apply(x.graph(), "at_most", {x}, {{"bound", .55}})[0];
+      }),
+      Back([](Tensor x) { return softmax(x); }),
+      Back([](Tensor x) { return log_softmax(x); }),
+      Binary([](Tensor x, Tensor y) { return Flat(PassedBack(max_pool2d(Image(x), kPool), Image(y))[0]); }),
+      Indexed([](Tensor x, const Inputs& in) { return PassedBack(gather(x, in.target), tanh(x))[0]; }),
+      Indexed([](Tensor x, const Inputs& in) {
+        return PassedBack(pick(x, in.target), reshape(slice(tanh(x), 1, 0, 1), {kRows}))[0];
+      }),
+      Indexed([](Tensor x, const Inputs& in) {
+        return PassedBack(cross_entropy(x, in.target), reshape(slice(tanh(x), 1, 0, 1), {kRows}))[0];
+      }),
+      Weighted({{kColumns}, {kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 return PassedBack(layer_norm(x, shift(w[0], 1), w[1]), tanh(x))[0];
+               }),
+      Weighted({{kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 return PassedBack(rms_norm(x, shift(w[0], 1)), tanh(x))[0];
+               }),
+      Weighted({{kColumns}, {kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 const Dims image{1, kRows, kColumns};
+                 Tensor y = group_norm(reshape(x, image), 2, shift(w[0], 1), w[1]);
+                 return reshape(PassedBack(y, reshape(tanh(x), image))[0], kShape);
+               }),
+      Weighted({{kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 const std::vector<Tensor> back = PassedBack(prelu(x, w[0]), tanh(x));
+                 return back[0] * tanh(back[1]);
+               }),
+      Weighted({{7, kColumns}},
+               [](Tensor x, Tensors w, const Inputs& in) {
+                 return x * sum(tanh(PassedBack(embedding(w[0], in.ids), tanh(x))[0]));
+               }),
+      Weighted({{7, kColumns}},
+               [](Tensor x, Tensors w, const Inputs& in) {
+                 Tensor bags = embedding_bag(w[0], reshape(in.ids, {kRows, 1}), Number(x, {kRows}, 1),
+                                             slice(x, 1, 0, 1));
+                 const std::vector<Tensor> back = PassedBack(bags, tanh(x));
+                 return x * back[3] * sum(tanh(back[0]));
+               }),
+      Weighted({{2, kColumns, kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 Tensor y = grouped_matmul(x, w[0], Number(x, {2}, 1));
+                 return x * sum(tanh(PassedBack(y, tanh(x))[1]));
+               }),
+  };
+}
+
 std::vector<Kind> KindsThatChoose() {
   return {
       Unary([](Tensor x) { return cumsum(x, 1); }),
@@ -285,7 +357,8 @@ std::vector<Kind> KindsOfNetworks() {
 const std::vector<Kind>& Kinds() {
   static const std::vector<Kind> kinds = [] {
     std::vector<Kind> all = KindsOfNetworks();
-    for (const std::vector<Kind>& more : {KindsOfVision(), KindsThatChoose(), KindsOfFunctions()})
+    for (const std::vector<Kind>& more :
+         {KindsOfVision(), KindsThatChoose(), KindsOfFunctions(), KindsOfSecondOrder()})
       all.insert(all.end(), more.begin(), more.end());
     return all;
   }();
