@@ -19,14 +19,15 @@ namespace {
 std::atomic<size_t> largest{0};  // of all requests for memory
 }
 
-[[gnu::noinline]] void* operator new(size_t bytes) {  // inlined, GCC takes it for malloc
+void* operator new(size_t bytes) {
   for (size_t old = largest; bytes > old && !largest.compare_exchange_weak(old, bytes);) {
   }
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+// Inlined, GCC would warn that they free what they did not allocate.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace oneflow_like {
 namespace {
