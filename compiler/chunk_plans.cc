@@ -314,8 +314,7 @@ class ChunkFinder {
       work.largest = std::max(work.largest, bytes / static_cast<double>(SizeOf(graph_.value(v).dtype)));
     };
     touch(node.out[0], graph_.value(node.out[0]).sbp, parts);
-    for (size_t i = 0; i < node.in.size(); ++i)
-      touch(node.in[i], node.want[i], rows.in[i] < 0 ? 1 : parts);
+    for (size_t i = 0; i < node.in.size(); ++i) touch(node.in[i], node.want[i], rows.in[i] < 0 ? 1 : parts);
     return SecondsOf(options_.machine, work, RateType(graph_, node)) + options_.machine.overhead;
   }
 

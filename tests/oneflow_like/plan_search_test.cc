@@ -338,8 +338,8 @@ TEST(PlanSearch, AModelOfFewerBlocks) {
   }
 }
 
-// A quarter of the layers of 175 B parameters, on 256 devices in hosts of 8, pods of 64 and slow lines between
-// those.
+// A quarter of the layers of 175 B parameters, on 256 devices in hosts of 8, pods of 64 and slow lines
+// between those.
 TEST(LongPlanSearch, ALargeModelOnManyDevices) {
   const GptConfig config = {.layers = 24, .width = 12288, .heads = 96, .context = 2048, .vocabulary = 51200};
   DescribedMachine machine;
