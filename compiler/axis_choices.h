@@ -20,7 +20,7 @@ enum class Role : uint8_t { kNone, kBatch, kTensor, kContext };
 // `axis`: of the mesh; below 0: time, which has none.
 Role RoleOf(const Roles& roles, int axis);
 
-// What the choice of signatures knows of each node of a graph, one axis after another.
+// All that the choice of signatures knows of each node of a graph, one axis after another.
 struct NodesOfChoice {
   // REQUIRES: a graph after place_stages. Empties `want` of its nodes and the signatures of its values.
   explicit NodesOfChoice(Graph* graph);
@@ -52,7 +52,7 @@ class AxisChoices {
   bool FreeAlong(const Node& node) const;
   // Estimated seconds of a step that the node itself takes on the busiest rank.
   double Own(int n, const Choice& c);
-  // What the expansion of an operator takes in addition, in all acts.
+  // Seconds that the expansion of an operator takes in addition, in all acts.
   double Expansion(const LocalWork& piece, double acts) const;
   static bool Cuts(const Choice& c) { return !c.label.empty(); }
   // Along time: whether the node then acts for every micro-batch.

@@ -188,7 +188,7 @@ class AxisChooser : AxisChoices {
     Layout a{graph_.producer(v).slice, value.sbp}, b{slice, value.sbp};
     a.sbp[entry_] = from;
     b.sbp[entry_] = to;
-    // What is Partial over time is accumulated before it moves, once per step.
+    // A value that is Partial over time is accumulated before it moves, once per step.
     if (value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = B();
     return CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b,
                         machine_.topology)

@@ -39,7 +39,7 @@ class CollectiveCosts {
   std::map<std::string, std::vector<AlgorithmCost>> known_;
 };
 
-// What a node names.
+// The algorithm that a node names.
 struct NamedAlgorithm {
   CollectiveAlgorithm algorithm;
   int unit = 0;  // AlgorithmCost

@@ -80,7 +80,7 @@ int SignatureProblem::NumberOf(const NdSbp& sbp) {
   return at->second;
 }
 
-// What is chosen of a node so far, one axis after another.
+// The choices of a node so far, one axis after another.
 struct SignatureProblem::Part {
   std::vector<NdSbp> in, out;
   std::vector<const Choice*> along;  // of each axis
@@ -172,7 +172,7 @@ double SignatureProblem::Edge(int v, int from, int to, const Slice& slice, doubl
   if (known != costs_.end()) return known->second + held;
   const Value& value = graph_.value(v);
   Layout a{at, sbps_[from]}, b{slice, sbps_[to]};
-  // What is Partial over time is accumulated before it moves, once per step.
+  // A value that is Partial over time is accumulated before it moves, once per step.
   if (!value.sbp[0].is_partial()) a.sbp[0] = b.sbp[0] = value.sbp[0];
   const double seconds = CostOfBoxing(graph_.mesh(), graph_.times(), value.shape, SizeOf(value.dtype), a, b,
                                       options_.machine.topology)

@@ -130,7 +130,7 @@ class OpMaker {
   }
 
  private:
-  // The node on which the sum is made. What lies on one node altogether is summed there.
+  // The node on which the sum is made. Sources that lie on one node altogether are summed there.
   int RootOf(const std::vector<int>& sources, const std::vector<int>& dests, int owner) const {
     if (sources.size() == 1) return sources[0];
     if (algorithm_ != CollectiveAlgorithm::kStar || sources.empty() || dests.size() < 2) return owner;
@@ -146,8 +146,8 @@ class OpMaker {
     return nodes;
   }
 
-  // What this node adds up, in the order of nodes: its own sources and what comes from those whose way leads
-  // here. Gives the node that the sum goes to; -1: it stays.
+  // The terms that this node adds up, in the order of nodes: its own sources, and sums of those whose way
+  // leads here. Gives the node that the sum goes to; -1: it stays.
   template <typename ProcessOf>
   int AddTerms(const std::vector<int>& source_nodes, const Members& sources, int root, bool again,
                const ProcessOf& process_of, ChunkOp* op) const {
@@ -230,7 +230,7 @@ void AddChunkOps(const std::vector<MemberRegion>& regions, const GroupShape& sha
   const int64_t most_for_itself = algorithm ? (*algorithm == CollectiveAlgorithm::kDirect ? large : 0)
                                   : bytes <= small_act ? small
                                                        : 0;
-  // Whoever has the whole sum from one other wants it in few messages.
+  // A node that has the whole sum from one other wants it in few messages.
   if (algorithm == CollectiveAlgorithm::kDirect || algorithm == CollectiveAlgorithm::kStar) small = large;
   OpMaker maker(shape, me, algorithm.value_or(CollectiveAlgorithm::kTwoTrips), chunks_so_far, ops);
   for (const MemberRegion& r : JoinSmall(merged, small)) {
