@@ -1,7 +1,7 @@
 // Boxing to primitives.
 // Needs: boxing nodes. Leaves: in their place the cheapest sequence of primitives (sbp/boxing.h): local ones
 // are kernels of their rank, the others move data between ranks. Sequences that begin alike share their
-// beginning: a gradient is accumulated once, whatever its readers want then. What is done for each
+// beginning: a gradient is accumulated once, whatever its readers want then. Work on each
 // micro-batch up to an accumulation, or to a gathering of their parts, goes to the phase of the value.
 #include <map>
 #include <tuple>

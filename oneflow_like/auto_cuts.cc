@@ -95,7 +95,7 @@ class CutsReport {
     return Cat(text, Estimates());
   }
 
-  // What a step would take with the weights of each line whole, the others as they are.
+  // The time that a step would take with the weights of each line whole, the others as they are.
   std::string Reasons() const {
     const double seconds = search_.Seconds(cuts_);
     std::string text =
@@ -219,7 +219,7 @@ class CutChooser {
 
   bool Leads() const { return !model_.options.job || model_.options.job->process() == 0; }
 
-  // What lies somewhere stays as it is.
+  // Variables that have a place already stay as they are.
   void CloseLoaded(Graph* graph) const {
     for (int n = 0; n < graph->num_nodes(); ++n) {
       Node& node = graph->node(n);

@@ -106,7 +106,7 @@ struct Link {
   double bandwidth = 0;  // bytes/s that one device sends; 0: 5e9 of a cpu mesh, 4e10 of a cuda mesh
 };
 
-// Who cuts weights over the mesh.
+// How it is decided what weights are cut along over the mesh.
 //   kNone   their annotations alone; what is not annotated is whole
 //   kOpen   annotations hold; along mesh axes that a weight's annotation does not name, the model's first
 //           session chooses, for the least estimated time of its step that fits in memory_budget

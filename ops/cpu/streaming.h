@@ -20,7 +20,7 @@ namespace oneflow_like::cpu {
 // shares on most processors; what the system reports is that of a whole package on some.
 constexpr int64_t kStreamFrom = int64_t{32} << 20;
 
-// Whether `out`, which is written once from beginning to end, should go past the caches. What is read at the
+// Whether `out`, which is written once from beginning to end, should go past the caches. An operand at the
 // same place is in them already.
 inline bool Streams(const TensorArg& out, std::span<const TensorArg> in) {
   return out.elements() * static_cast<int64_t>(SizeOf(out.dtype)) >= kStreamFrom &&

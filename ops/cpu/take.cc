@@ -213,8 +213,8 @@ struct Sums {
     }
   }
 
-  // The processor foresees neither the rows that indices name nor parts of rows. What is not there costs
-  // nothing.
+  // The processor foresees neither the rows that indices name nor parts of rows. A row that does not
+  // exist costs nothing.
   static constexpr int64_t kAhead = 8;
   void Ask(const T* source, const S* result, I index, int64_t j, int64_t left, int64_t right) const {
     const auto row = static_cast<uint64_t>(static_cast<int64_t>(index) - held.begin);
