@@ -154,10 +154,13 @@ class Differentiator {
 
   // Gives the operands of node `n` their parts. False: none is wanted that the operator could give.
   bool GoThrough(int n) {
-    const Node node = graph_.node(n);  // a copy, as the graph grows below
+    Node node = graph_.node(n);  // a copy, as the graph grows below
     // The new value of a variable is no function of its old one that this step could differentiate.
     if (node.kind == NodeKind::kUpdated) return false;
     const OpDef& def = graph_.catalog().Get(node.op);
+    // What it draws is not named yet (name_draws) where the user asks for gradients.
+    if (def.random && !node.attrs.Has("key") && !node.attrs.Has("draws_of"))
+      node.attrs.Set("draws_of", node.name);
     GradCall call{node.attrs, {}, {}, {}, {}};
     bool reached = false, wanted = false, given = false;
     for (int v : node.out) {

@@ -635,7 +635,7 @@ Tensor Updated(Tensor variable, Here at) {
   Graph& graph = *GraphOf(variable, who);
   const Node from = graph.producer(variable.id());
   if (from.kind != NodeKind::kVariable)
-    Fail(who, ": '", variable.name(), "' is not a variable, only what Scope::Weight gives is");
+    Fail(who, ": '", variable.name(), "' is not a variable, only what Scope::Weight and Scope::State give is one");
   Node node;
   node.op = "updated";
   node.name = graph.UniqueName("updated/" + from.name);

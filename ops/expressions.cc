@@ -27,12 +27,12 @@ Tensor AsTensor(const char* op, const Tensor& x, double number, const Here& at) 
 
 Tensor Shifted(const char* op, Tensor x, double number, const Here& at) {
   NeedWhole(op, x, number, at);
-  return number == 0 ? x : shift(x, number, at);
+  return number == 0 ? x : shift(x, number, at.In(op));
 }
 
 Tensor Scaled(const char* op, Tensor x, double number, const Here& at) {
   NeedWhole(op, x, number, at);
-  return number == 1 ? x : number == -1 ? neg(x, at) : scale(x, number, at);
+  return number == 1 ? x : number == -1 ? neg(x, at.In(op)) : scale(x, number, at.In(op));
 }
 
 }  // namespace
@@ -60,14 +60,17 @@ Tensor operator/(double number, Located x) {
 }
 
 Tensor maximum(Tensor x, double number, Here at) {
+  at = at.In("maximum");
   NeedWhole("maximum", x, number, at);
   return One("at_least", {x}, {{"bound", number}}, at);
 }
 Tensor minimum(Tensor x, double number, Here at) {
+  at = at.In("minimum");
   NeedWhole("minimum", x, number, at);
   return One("at_most", {x}, {{"bound", number}}, at);
 }
 Tensor clamp(Tensor x, double low, double high, Here at) {
+  at = at.In("clamp");
   NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at);
   NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at);
   if (!(low <= high)) Fail(Who("clamp", at), ": low is ", low, " but high is ", high);
@@ -89,9 +92,11 @@ Tensor pow(Tensor x, double number, Here at) {
   return pow(x, AsTensor("pow", x, number, at), at);
 }
 Tensor where(Tensor condition, Tensor a, double b, Here at) {
+  NeedGiven("where", "operand 2", a, at);
   return where(condition, a, AsTensor("where", a, b, at), at);
 }
 Tensor where(Tensor condition, double a, Tensor b, Here at) {
+  NeedGiven("where", "operand 3", b, at);
   return where(condition, AsTensor("where", b, a, at), b, at);
 }
 
@@ -113,6 +118,7 @@ Tensor greater_equal(Tensor x, double number, Here at) {
 // --- Parts ---------------------------------------------------------------------------------------
 
 Tensor select(Tensor x, int64_t axis, int64_t index, Here at) {
+  at = at.In("select");
   axis = NormalAxis("select", axis, x, at);
   const int64_t extent = x.shape()[static_cast<int>(axis)];
   if (index < -extent || index >= extent)
@@ -121,21 +127,25 @@ Tensor select(Tensor x, int64_t axis, int64_t index, Here at) {
   return Dropped(slice(x, axis, begin, begin + 1, at), {axis}, false, at);
 }
 
-Tensor Tensor::operator[](Index index) const { return select(*this, 0, index.value, index.at); }
+Tensor Tensor::operator[](Index index) const {
+  return select(*this, 0, index.value, index.at.In("operator[]"));
+}
 
 // --- Constants -----------------------------------------------------------------------------------
 
 Tensor full_like(Tensor x, double value, Here at) {
+  at = at.In("full_like");
   return full(GraphOf("full_like", x, at), Dims(x.shape()), value, x.dtype(), at);
 }
-Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at); }
-Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at); }
+Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at.In("zeros_like")); }
+Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at.In("ones_like")); }
 Tensor full(Tensor x, const Dims& shape, double value, Here at) {
   return full(GraphOf("full", x, at), shape, value, x.dtype(), at);
 }
-Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at); }
+Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at.In("zeros")); }
 
 Tensor arange_like(Tensor x, int64_t axis, Here at) {
+  at = at.In("arange_like");
   axis = NormalAxis("arange_like", axis, x, at);
   const Dims shape = x.shape();
   const int64_t extent = shape[static_cast<int>(axis)];

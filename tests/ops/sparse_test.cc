@@ -241,7 +241,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
          flip(x, {1, -1});
        },
        "axis 1 is named twice"},
-      {[&] { repeat(x, {-1}); }, "axis 1 is to stand -1 times"},
+      {[&] { repeat(x, {-1}); }, "times of axis 1 is -1 but must be 0 or more"},
       {[&] {
          stack({x, ids});
        },
@@ -252,7 +252,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
       {[&] {
          argmin(Counted({2, 0}));
        },
-       "axis -1 is 0 but must be at least 1 to have a least element"}};
+       "axis 1 is 0 but must be at least 1 to have a least element"}};
   for (const Use& use : uses) {
     std::string said = ErrorOf(use.run);
     EXPECT_NE(said.find(use.what), std::string::npos)
