@@ -336,8 +336,8 @@ std::map<int, int> NewValues(const Graph& graph) {
       int variable = graph.node(n).in[in];
       auto [first, fresh] = writers.try_emplace(variable, n);
       if (!fresh)
-        Fail(graph.Describe(n), ": variable '", graph.value(variable).name, "' is given a value by ",
-             graph.Describe(first->second), " already; a step can give it one");
+        Fail(graph.DescribeForUser(n), ": variable '", graph.value(variable).name, "' is given a value by ",
+             graph.DescribeForUser(first->second), " already; a step can give it one");
       values[variable] = graph.node(n).out[out];
     }
   }
@@ -370,10 +370,10 @@ bool ResolveUpdated(Graph* graph, const std::map<int, int>& values) {
     if (!graph->alive(n) || node.kind != NodeKind::kUpdated) continue;
     auto value = values.find(node.in[0]);
     if (value == values.end())
-      Fail(graph->Describe(n), ": nothing in this session gives '", graph->value(node.in[0]).name,
+      Fail(graph->DescribeForUser(n), ": nothing in this session gives '", graph->value(node.in[0]).name,
            "' a new value; it is neither trained nor assigned here");
     if (NeedsItself(*graph, values, n))
-      Fail(graph->Describe(n), ": the new value of '", graph->value(node.in[0]).name,
+      Fail(graph->DescribeForUser(n), ": the new value of '", graph->value(node.in[0]).name,
            "' is computed from itself");
     stands_for[node.out[0]] = value->second;
     graph->Remove(n);
@@ -407,7 +407,7 @@ void Tidy(Graph* graph) {
 void AddUpdates(Graph* graph, const CompileOptions& options) {
   const int train = TrainNode(*graph);
   if (train >= 0) {
-    if (!options.training) Fail(graph->Describe(train), ": the options say nothing of training");
+    if (!options.training) Fail(graph->DescribeForUser(train), ": the options say nothing of training");
     Updater(graph, options, train).Run();
   }
   const bool resolved = ResolveUpdated(graph, NewValues(*graph));

@@ -289,6 +289,12 @@ std::string Graph::Describe(const Node& node) const {
   return Cat(node.op, " '", node.name, "'", at.empty() ? "" : " at " + at);
 }
 
+std::string Graph::DescribeForUser(const Node& node) const {
+  SourceLine line = node.line;
+  if (line.function == node.op) line.function.clear();
+  return line.Of(Cat(node.op, " '", node.name, "'"));
+}
+
 OpCall Graph::CallOf(const Node& node) const {
   OpCall call{node.op, Describe(node), {}, {}, &node.attrs};
   for (int v : node.in) {

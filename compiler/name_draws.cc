@@ -1,9 +1,9 @@
 // What random operators draw.
 // Needs: a built forward graph of the nodes that will run, before autograd, which draws again what forward
-// drew; what gradients() added before says by attribute "draws_of" which node drew. Leaves: attribute "key" on
-// every random operator that has none: a hash of its scope, its name in the catalog and its ordinal among those
-// of that name in that scope. So neither what other sessions run nor other operators in between change a draw,
-// and clones keep it.
+// drew; what gradients() added before says by attribute "draws_of" which node drew. Leaves: attribute "key"
+// on every random operator that has none: a hash of its scope, its name in the catalog and its ordinal among
+// those of that name in that scope. So neither what other sessions run nor other operators in between change
+// a draw, and clones keep it.
 #include <map>
 
 #include "compiler/passes.h"
@@ -13,7 +13,7 @@ namespace oneflow_like {
 
 void NameDraws(Graph* graph) {
   std::map<std::string, int> ordinals;
-  std::map<std::string, int64_t> keys;  // by name of the node that draws
+  std::map<std::string, int64_t> keys;            // by name of the node that draws
   for (int n = 0; n < graph->num_nodes(); ++n) {  // in the order they were made
     if (!graph->alive(n)) continue;
     Node& node = graph->node(n);

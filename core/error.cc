@@ -17,4 +17,9 @@ std::string SourceLine::Who(const std::string& op) const {
   return at.empty() ? called : called + " at " + at;
 }
 
+std::string SourceLine::Of(const std::string& node) const {
+  const std::string part = function.empty() ? node : node + ", a part of " + function, at = str();
+  return at.empty() ? part : part + (function.empty() ? " at " : ", at ") + at;
+}
+
 }  // namespace oneflow_like

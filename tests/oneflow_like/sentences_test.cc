@@ -26,8 +26,8 @@ struct WrongUse {
 };
 
 // Names of operators that a user never called: what functions are made of.
-const char* const kParts[] = {"conv2d_grad_input", "scatter_sum",    "index_sum", "channel_moments",
-                              "channel_affine",    "at_least",       "at_most",   "add_squares_to_rows",
+const char* const kParts[] = {"conv2d_grad_input", "scatter_sum", "index_sum", "channel_moments",
+                              "channel_affine",    "at_least",    "at_most",   "add_squares_to_rows",
                               "attention_grad",    "gather_grad"};
 
 std::string Fault(const WrongUse& wrong, const std::string& sentence) {
@@ -85,7 +85,13 @@ TrainOptions With(const Schedule& schedule) {
   return options;
 }
 
-#define WRONG(caller, pieces, ...) WrongUse{__LINE__, caller, pieces, [](Model& m) { (void)m; __VA_ARGS__; }}
+#define WRONG(caller, pieces, ...)           \
+  WrongUse {                                 \
+    __LINE__, caller, pieces, [](Model& m) { \
+      (void)m;                               \
+      __VA_ARGS__;                           \
+    }                                        \
+  }
 
 // Each on one line, whose number is checked.
 // clang-format off
