@@ -22,8 +22,9 @@ int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at
 std::vector<int64_t> NormalAxes(const char* op, std::vector<int64_t> axes, const Tensor& x, const Here& at);
 // The graph of the named operand. Throws Error for an undefined Tensor.
 GraphBuilder* NeedGiven(const char* op, const char* operand, const Tensor& x, const Here& at);
-// Throws Error unless the named operand is of a floating type, of bool.
+// Throws Error unless the named operand is of a floating type, of i32 or i64, of bool.
 void NeedFloating(const char* op, const char* operand, const Tensor& x, const Here& at);
+void NeedInteger(const char* op, const char* operand, const Tensor& x, const Here& at);
 void NeedBool(const char* op, const char* operand, const Tensor& x, const Here& at);
 // The product of these axes' extents.
 int64_t Count(const Tensor& x, const std::vector<int64_t>& axes);

@@ -135,12 +135,14 @@ Tensor Tensor::operator[](Index index) const {
 
 Tensor full_like(Tensor x, double value, Here at) {
   at = at.In("full_like");
-  return full(GraphOf("full_like", x, at), Dims(x.shape()), value, x.dtype(), at);
+  GraphBuilder* const graph = GraphOf("full_like", x, at);  // first: x may be undefined
+  return full(graph, Dims(x.shape()), value, x.dtype(), at);
 }
 Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at.In("zeros_like")); }
 Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at.In("ones_like")); }
 Tensor full(Tensor x, const Dims& shape, double value, Here at) {
-  return full(GraphOf("full", x, at), shape, value, x.dtype(), at);
+  GraphBuilder* const graph = GraphOf("full", x, at);
+  return full(graph, shape, value, x.dtype(), at);
 }
 Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at.In("zeros")); }
 

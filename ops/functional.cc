@@ -60,6 +60,12 @@ void NeedFloating(const char* op, const char* operand, const Tensor& x, const He
     Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be of a floating type; cast it");
 }
 
+void NeedInteger(const char* op, const char* operand, const Tensor& x, const Here& at) {
+  NeedGiven(op, operand, x, at);
+  if (x.dtype() != DType::kInt32 && x.dtype() != DType::kInt64)
+    Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be i32 or i64");
+}
+
 void NeedBool(const char* op, const char* operand, const Tensor& x, const Here& at) {
   NeedGiven(op, operand, x, at);
   if (x.dtype() != DType::kBool)

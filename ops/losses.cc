@@ -107,7 +107,7 @@ Tensor kl_div_loss(Tensor x, Tensor target, bool log_target, Here at) {
 Tensor nll_loss(Tensor x, Tensor target, Here at) {
   at = at.In("nll_loss");
   NeedFloating("nll_loss", "x", x, at);
-  NeedGiven("nll_loss", "target", target, at);
+  NeedInteger("nll_loss", "target", target, at);
   if (x.shape().rank() == 0) Fail(Who("nll_loss", at), ": x has no axes but needs one of classes");
   const Dims rows(x.shape().begin(), x.shape().end() - 1);
   if (target.shape() != rows)
@@ -121,7 +121,7 @@ Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& op
   const double smooth = options.label_smoothing;
   const std::string who = Who("cross_entropy", at);
   NeedGiven("cross_entropy", "logits", logits, at);
-  NeedGiven("cross_entropy", "target", target, at);
+  NeedInteger("cross_entropy", "target", target, at);
   if (!(smooth >= 0 && smooth <= 1)) Fail(who, ": label_smoothing is ", smooth, " but must be in [0, 1]");
   if (!(options.z_loss >= 0)) Fail(who, ": z_loss is ", options.z_loss, " but must not be negative");
   if (options.ignore_index && *options.ignore_index >= 0)

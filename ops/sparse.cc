@@ -28,7 +28,7 @@ int64_t ExtentOf(const char* op, const Tensor& x, int64_t axis, const Here& at) 
 Tensor AddSums(const char* op, const char* sums, Tensor x, int64_t axis, Tensor ids, Tensor src,
                const Here& at) {
   axis = NormalAxis(op, axis, x, at);
-  NeedGiven(op, "ids", ids, at);
+  NeedInteger(op, "ids", ids, at);
   NeedGiven(op, "src", src, at);
   if (x.dtype() != src.dtype())
     Fail(Who(op, at), ": x is ", Name(x.dtype()), " but src is ", Name(src.dtype()), "; cast one of them");
