@@ -326,6 +326,14 @@ class Updater {
   std::map<std::pair<Slice, double>, Tensor> rates_;
 };
 
+// Of two writers of a variable that which the user wrote is blamed.
+[[noreturn]] void FailTwice(const Graph& graph, int variable, int first, int second) {
+  const auto trains = [&](int n) { return graph.node(n).name.starts_with("update/"); };
+  if (trains(second)) std::swap(first, second);
+  Fail(graph.DescribeForUser(second), ": variable '", graph.value(variable).name, "' is given a value by ",
+       trains(first) ? "its training" : graph.DescribeForUser(first), " already; a step can give it one");
+}
+
 // By variable, the value that it is given; throws Error for one that is given two.
 std::map<int, int> NewValues(const Graph& graph) {
   std::map<int, int> values, writers;
@@ -335,9 +343,7 @@ std::map<int, int> NewValues(const Graph& graph) {
     for (auto [out, in] : def->inplace) {
       int variable = graph.node(n).in[in];
       auto [first, fresh] = writers.try_emplace(variable, n);
-      if (!fresh)
-        Fail(graph.DescribeForUser(n), ": variable '", graph.value(variable).name, "' is given a value by ",
-             graph.DescribeForUser(first->second), " already; a step can give it one");
+      if (!fresh) FailTwice(graph, variable, first->second, n);
       values[variable] = graph.node(n).out[out];
     }
   }

@@ -14,7 +14,7 @@ void NeedWhole(const char* op, const Tensor& x, double number, const Here& at) {
   GraphOf(op, x, at);
   if (x.dtype() == DType::kBool)
     Fail(Who(op, at), ": its operand is bool but must be of a type of numbers; cast it");
-  if (!IsFloating(x.dtype()) && number != std::floor(number)) {
+  if (!IsFloating(x.dtype()) && !(std::isfinite(number) && number == std::floor(number))) {
     Fail(Who(op, at), ": ", number, " is not whole, but its operand is ", Name(x.dtype()),
          "; cast the operand to a floating type");
   }
@@ -44,7 +44,7 @@ Tensor operator+(double number, Located x) { return Shifted("add", x.tensor, num
 Tensor operator-(Located x, double number) { return Shifted("sub", x.tensor, -number, x.at); }
 Tensor operator-(double number, Located x) {
   NeedWhole("sub", x.tensor, number, x.at);
-  return Shifted("sub", neg(x.tensor, x.at), number, x.at);
+  return Shifted("sub", neg(x.tensor, x.at.In("sub")), number, x.at);
 }
 Tensor operator*(Located x, double number) { return Scaled("mul", x.tensor, number, x.at); }
 Tensor operator*(double number, Located x) { return Scaled("mul", x.tensor, number, x.at); }
@@ -55,7 +55,7 @@ Tensor operator/(Located x, double number) {
 }
 Tensor operator/(double number, Located x) {
   NeedWhole("div", x.tensor, number, x.at);
-  if (IsFloating(x.tensor.dtype())) return Scaled("div", reciprocal(x.tensor, x.at), number, x.at);
+  if (IsFloating(x.tensor.dtype())) return Scaled("div", reciprocal(x.tensor, x.at.In("div")), number, x.at);
   return div(AsTensor("div", x.tensor, number, x.at), x.tensor, x.at);
 }
 
@@ -151,6 +151,8 @@ Tensor arange_like(Tensor x, int64_t axis, Here at) {
   axis = NormalAxis("arange_like", axis, x, at);
   const Dims shape = x.shape();
   const int64_t extent = shape[static_cast<int>(axis)];
+  if (extent > int64_t{1} << 23)
+    Fail(Who("arange_like", at), ": axis ", axis, " is ", extent, " but may be 2^23 at most");
   HostTensor numbers = HostTensor::Make(DType::kInt64, {extent});
   for (int64_t i = 0; i < extent; ++i) numbers.as<int64_t>()[i] = i;
   Dims along(shape.rank() - static_cast<int>(axis), int64_t{1});

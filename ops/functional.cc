@@ -308,9 +308,16 @@ Tensor pad(Tensor x, int64_t axis, int64_t before, int64_t after, Here at) {
   return One("pad", {x}, {{"axis", axis}, {"before", before}, {"after", after}}, at);
 }
 
-Tensor gather(Tensor table, Tensor ids, Here at) { return One("gather", {table, ids}, {}, at); }
-Tensor pick(Tensor x, Tensor ids, Here at) { return One("pick", {x, ids}, {}, at); }
+Tensor gather(Tensor table, Tensor ids, Here at) {
+  NeedInteger("gather", "ids", ids, at);
+  return One("gather", {table, ids}, {}, at);
+}
+Tensor pick(Tensor x, Tensor ids, Here at) {
+  NeedInteger("pick", "ids", ids, at);
+  return One("pick", {x, ids}, {}, at);
+}
 Tensor one_hot(Tensor ids, int64_t classes, Here at) {
+  NeedInteger("one_hot", "ids", ids, at);
   return One("one_hot", {ids}, {{"classes", classes}}, at);
 }
 
@@ -344,6 +351,7 @@ Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, dou
 Tensor softmax(Tensor x, Here at) { return One("softmax", {x}, {}, at); }
 Tensor log_softmax(Tensor x, Here at) { return One("log_softmax", {x}, {}, at); }
 Tensor cross_entropy(Tensor logits, Tensor target, Here at) {
+  NeedInteger("cross_entropy", "target", target, at);
   return One("cross_entropy", {logits, target}, {}, at);
 }
 Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
@@ -352,7 +360,10 @@ Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
 Tensor rms_norm(Tensor x, Tensor gamma, double eps, Here at) {
   return One("rms_norm", {x, gamma}, {{"eps", eps}}, at);
 }
-Tensor embedding(Tensor table, Tensor ids, Here at) { return One("embedding", {table, ids}, {}, at); }
+Tensor embedding(Tensor table, Tensor ids, Here at) {
+  NeedInteger("embedding", "ids", ids, at);
+  return One("embedding", {table, ids}, {}, at);
+}
 
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
   GraphOf("attention", q, at);
@@ -378,6 +389,8 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
 }
 
 Tensor rope(Tensor x, Tensor positions, const RopeOptions& options, Here at) {
+  NeedFloating("rope", "x", x, at);
+  NeedInteger("rope", "positions", positions, at);
   Attrs attrs = {{"base", options.base}};
   if (options.interleaved) attrs.Set("interleaved", int64_t{1});
   if (options.dims != 0) attrs.Set("dims", options.dims);

@@ -80,10 +80,12 @@ Tensor cumsum(Tensor x, int64_t axis, const CumsumOptions& options, Here at) {
 // --- Elements by index ---------------------------------------------------------------------------
 
 Tensor take(Tensor x, int64_t axis, Tensor ids, Here at) {
+  NeedInteger("take", "ids", ids, at);
   return One("take", {x, ids}, {{"axis", NormalAxis("take", axis, x, at)}}, at);
 }
 
 Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, Here at) {
+  NeedInteger("take_along_axis", "ids", ids, at);
   return One("take_along_axis", {x, ids}, {{"axis", NormalAxis("take_along_axis", axis, x, at)}}, at);
 }
 
@@ -99,12 +101,23 @@ Tensor index_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
 
 // --- Embeddings ----------------------------------------------------------------------------------
 
+namespace {
+
+void NeedBags(const Tensor& ids, const Tensor& lengths, const Here& at) {
+  NeedInteger("embedding_bag", "ids", ids, at);
+  NeedInteger("embedding_bag", "lengths", lengths, at);
+}
+
+}  // namespace
+
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Bag mode, Here at) {
+  NeedBags(ids, lengths, at);
   const char* name = mode == Bag::kSum ? "sum" : mode == Bag::kMean ? "mean" : "max";
   return One("embedding_bag", {table, ids, lengths}, {{"mode", name}}, at);
 }
 
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Tensor weights, Here at) {
+  NeedBags(ids, lengths, at);
   return One("embedding_bag", {table, ids, lengths, weights}, {{"mode", "sum"}}, at);
 }
 
@@ -132,6 +145,7 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 // --- Products by expert --------------------------------------------------------------------------
 
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, Here at) {
+  NeedInteger("grouped_matmul", "counts", counts, at);
   return One("grouped_matmul", {x, w, counts}, {}, at);
 }
 

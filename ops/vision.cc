@@ -91,6 +91,11 @@ Tensor Convolve(const Call& call, Tensor x, Tensor filter, const ConvOptions& o)
                  {"padding", call.Both("padding", o.padding, 0)},
                  {"dilation", call.Both("dilation", o.dilation, 1)},
                  {"groups", o.groups}};
+  // conv2d checks this too, but does not know the filter's own shape.
+  const int64_t channels = x.shape().back();
+  if (call.axes == 1 && o.groups == 1 && channels != filter.shape().back())
+    Fail(call.who(), ": x has ", channels, " channels but the filter ", filter.shape().str(), " takes ",
+         filter.shape().back());
   x = call.AsPlane(x);
   return call.FromPlane(call.One(x, "conv2d", {x, call.AsPlane(filter)}, attrs));
 }

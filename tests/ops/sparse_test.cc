@@ -197,7 +197,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
       {[&] {
          take_along_axis(x, Ids({3, 1}, {0, 0, 0}), 1);
        },
-       "axis a is 2 in x but 3 in ids"},
+       "axis 0 of ids [3,1] is 3 but of x [2,3] is 2; only axis 1 may differ"},
       {[&] {
          scatter_add(x, 1, Ids({2, 1}, {0, 0}), Ids({2, 1}, {0, 0}));
        },
@@ -209,7 +209,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
       {[&] {
          index_add(x, 0, ids, Counted({3, 3}));
        },
-       "axis i is 2 in ids but 3 in dy"},
+       "ids is [2] but src [3,3] is [3] from axis 0 on"},
       {[&] { embedding_bag(table, ids, ids); },
        "ids [2] has 1 axis but needs 2: bags, padded to the longest"},
       {[&] {
