@@ -453,6 +453,35 @@ TEST(Sentences, OfLayers) {
 }
 // clang-format on
 
+// Data that a step fails on: the operator is named, and the function that the user called.
+TEST(Sentences, OfStepsThatFail) {
+  Model model(FullMesh("cpu:dp=2"));
+  Tensor ids = model.Input("ids", {4}, DType::kInt32), x = model.Input("x", {4, 2}, DType::kFloat32);
+  struct Use {
+    std::string name;
+    int line;
+    Tensor y;
+  };
+  const std::vector<Use> uses = {
+      {"index_sum, a part of index_add, at ", __LINE__, index_add(zeros(x, {3, 2}), 0, ids, x)},
+      {"e/embedding, a part of nn::Embedding 'e', at ", __LINE__,
+       nn::Embedding(model.scope() / "e", ids, 7, 2)},
+      {"take at ", __LINE__, take(x, 1, ids)},
+  };
+  for (const Use& use : uses) {
+    Session session = Evaluate({{"y", use.y}}, {.name = Cat("of line ", use.line)});
+    HostTensor wrong = ToHost<int32_t>({0, 1, 99, 1}, {4});
+    const std::string said = ErrorOf([&] {
+      session.Run({{"ids", wrong}, {"x", Floats(1, {4, 2})}}).Get("y");
+    });
+    const size_t begin = said.find(use.name + "sentences_test.cc:");
+    ASSERT_NE(begin, std::string::npos) << said;
+    const int line = std::stoi(said.substr(begin + use.name.size() + std::strlen("sentences_test.cc:")));
+    EXPECT_LE(std::abs(line - use.line), 1) << said;
+    EXPECT_NE(said.find("99 is outside"), std::string::npos) << said;
+  }
+}
+
 // A part of a function keeps the function's name beside its line; other calls on other lines do not.
 TEST(Sentences, NameTheOutermostFunction) {
   const Here here = Here::current(), inner = here.In("outer").In("inner");

@@ -188,7 +188,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
        },
        "its operands are bool but must be numbers"},
       {[&] { cumsum(x, -3); }, "axis -3 does not exist, its operand [2,3] has 2 axes"},
-      {[&] { take(x, 1, x); }, "operand 2 is f32 but must be i32 or i64"},
+      {[&] { take(x, 1, x); }, "ids is f32 but must be i32 or i64"},
       {[&] {
          take(Give(&tape_, {2}, {0, 1}, DType::kBool), 0, ids);
        },
