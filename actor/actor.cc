@@ -337,8 +337,7 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
   std::string text = message;
   if (call != nullptr) {
     const std::string& node = call->spec.node.empty() ? spec->name() : call->spec.node;
-    std::string line = call->spec.line.str();
-    text = line.empty() ? Cat(node, ": ", text) : Cat(node, " at ", line, ": ", text);
+    text = Cat(call->spec.line.Of(node), ": ", text);
     if (run->SetError(text) && run->peers != nullptr) run->peers->FailedHere(text);
   }
   if (text.empty()) text = run->error();

@@ -326,6 +326,14 @@ class Updater {
   std::map<std::pair<Slice, double>, Tensor> rates_;
 };
 
+// Of two writers of a variable that which the user wrote is blamed.
+[[noreturn]] void FailTwice(const Graph& graph, int variable, int first, int second) {
+  const auto trains = [&](int n) { return graph.node(n).name.starts_with("update/"); };
+  if (trains(second)) std::swap(first, second);
+  Fail(graph.DescribeForUser(second), ": variable '", graph.value(variable).name, "' is given a value by ",
+       trains(first) ? "its training" : graph.DescribeForUser(first), " already; a step can give it one");
+}
+
 // By variable, the value that it is given; throws Error for one that is given two.
 std::map<int, int> NewValues(const Graph& graph) {
   std::map<int, int> values, writers;
@@ -335,9 +343,7 @@ std::map<int, int> NewValues(const Graph& graph) {
     for (auto [out, in] : def->inplace) {
       int variable = graph.node(n).in[in];
       auto [first, fresh] = writers.try_emplace(variable, n);
-      if (!fresh)
-        Fail(graph.Describe(n), ": variable '", graph.value(variable).name, "' is given a value by ",
-             graph.Describe(first->second), " already; a step can give it one");
+      if (!fresh) FailTwice(graph, variable, first->second, n);
       values[variable] = graph.node(n).out[out];
     }
   }
@@ -370,10 +376,10 @@ bool ResolveUpdated(Graph* graph, const std::map<int, int>& values) {
     if (!graph->alive(n) || node.kind != NodeKind::kUpdated) continue;
     auto value = values.find(node.in[0]);
     if (value == values.end())
-      Fail(graph->Describe(n), ": nothing in this session gives '", graph->value(node.in[0]).name,
+      Fail(graph->DescribeForUser(n), ": nothing in this session gives '", graph->value(node.in[0]).name,
            "' a new value; it is neither trained nor assigned here");
     if (NeedsItself(*graph, values, n))
-      Fail(graph->Describe(n), ": the new value of '", graph->value(node.in[0]).name,
+      Fail(graph->DescribeForUser(n), ": the new value of '", graph->value(node.in[0]).name,
            "' is computed from itself");
     stands_for[node.out[0]] = value->second;
     graph->Remove(n);
@@ -407,7 +413,7 @@ void Tidy(Graph* graph) {
 void AddUpdates(Graph* graph, const CompileOptions& options) {
   const int train = TrainNode(*graph);
   if (train >= 0) {
-    if (!options.training) Fail(graph->Describe(train), ": the options say nothing of training");
+    if (!options.training) Fail(graph->DescribeForUser(train), ": the options say nothing of training");
     Updater(graph, options, train).Run();
   }
   const bool resolved = ResolveUpdated(graph, NewValues(*graph));

@@ -64,7 +64,7 @@ std::string WeightsAbove(const Graph& graph, int n, const std::vector<int>& weig
   const std::string what = Cat("the loss '", graph.value(loss).name, "'");
   if (frozen) Fail("nothing is left to train: all weights that ", what, " depends on are frozen");
   if (stopped_at < 0) Fail(what, " depends on no weight of the model");
-  Fail("no gradient of ", what, " reaches a weight: it stops at ", graph.Describe(stopped_at),
+  Fail("no gradient of ", what, " reaches a weight: it stops at ", graph.DescribeForUser(stopped_at),
        ", through which none flows; build the loss from operators that have a gradient");
 }
 
@@ -144,7 +144,7 @@ class Differentiator {
   void Begin() {
     const Value& loss = graph_.value(loss_);
     if (loss.shape.elements() != 1 || !IsFloating(loss.dtype))
-      Fail(graph_.Describe(loss.producer), ": the loss must be one floating point number, but it is ",
+      Fail(graph_.DescribeForUser(loss.producer), ": the loss must be one floating point number, but it is ",
            Name(loss.dtype), loss.shape.str());
     Enter(loss.producer);
     Tensor one = full(&graph_, loss.shape, 1.0, loss.dtype);
@@ -154,10 +154,13 @@ class Differentiator {
 
   // Gives the operands of node `n` their parts. False: none is wanted that the operator could give.
   bool GoThrough(int n) {
-    const Node node = graph_.node(n);  // a copy, as the graph grows below
+    Node node = graph_.node(n);  // a copy, as the graph grows below
     // The new value of a variable is no function of its old one that this step could differentiate.
     if (node.kind == NodeKind::kUpdated) return false;
     const OpDef& def = graph_.catalog().Get(node.op);
+    // What it draws is not named yet (name_draws) where the user asks for gradients.
+    if (def.random && !node.attrs.Has("key") && !node.attrs.Has("draws_of"))
+      node.attrs.Set("draws_of", node.name);
     GradCall call{node.attrs, {}, {}, {}, {}};
     bool reached = false, wanted = false, given = false;
     for (int v : node.out) {
@@ -177,10 +180,10 @@ class Differentiator {
       const std::string above = WeightsAbove(graph_, n, weights_);
       if (above.empty()) return true;  // none is lost: operators above it stop gradients by definition
       if (!turns)
-        Fail(graph_.Describe(n), ": operator ", node.op, " has no gradient, so none reaches ", above,
+        Fail(graph_.DescribeForUser(n), ": operator ", node.op, " has no gradient, so none reaches ", above,
              " through it; give its OpDef a `grad`, or set `stops_gradient` if none is meant to flow");
-      Fail(graph_.Describe(n), ": it gives each micro-batch a value of its own, and no gradient of ", above,
-           " goes through that; keep the loss apart from it");
+      Fail(graph_.DescribeForUser(n), ": it gives each micro-batch a value of its own, and no gradient of ",
+           above, " goes through that; keep the loss apart from it");
     }
     if (!def.grad) return false;
     Enter(n);
@@ -190,14 +193,14 @@ class Differentiator {
     }
     const std::vector<Tensor> grads = def.grad(call);
     if (grads.size() != node.in.size())
-      Fail(graph_.Describe(n), ": the gradient of operator ", node.op, " gives ", grads.size(),
+      Fail(graph_.DescribeForUser(n), ": the gradient of operator ", node.op, " gives ", grads.size(),
            " tensors for its ", node.in.size(), " operands; give an undefined Tensor where none flows");
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined() || !call.wanted[i]) continue;
       given = true;
       if (grads[i].shape() != graph_.value(node.in[i]).shape)
-        Fail(graph_.Describe(n), ": the gradient of operand ", i, " has shape ", grads[i].shape().str(),
-             " but the operand has ", graph_.value(node.in[i]).shape.str());
+        Fail(graph_.DescribeForUser(n), ": the gradient of operand ", i, " has shape ",
+             grads[i].shape().str(), " but the operand has ", graph_.value(node.in[i]).shape.str());
       parts_[node.in[i]].push_back(grads[i]);
     }
     return given;

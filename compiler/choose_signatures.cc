@@ -226,11 +226,11 @@ class AxisChooser : AxisChoices {
         if (least_[v.producer][s] < kImpossibleCost && have.is_split()) RefuseBatchCut(n, v, have);
       }
     }
-    Fail(graph_.Describe(n), ": it needs the whole batch, but ", parts_,
+    Fail(graph_.DescribeForUser(n), ": it needs the whole batch, but ", parts_,
          " micro-batches cut it; use 1 micro-batch, or an operator that works on parts");
   }
   [[noreturn]] void RefuseBatchCut(int n, const Value& v, const Sbp& have) const {
-    Fail(graph_.Describe(n), ": it needs the whole batch of '", v.name, "', but ", parts_,
+    Fail(graph_.DescribeForUser(n), ": it needs the whole batch of '", v.name, "', but ", parts_,
          " micro-batches cut it (", have.str(),
          " over time); use 1 micro-batch, or an operator that works on parts");
   }

@@ -218,12 +218,12 @@ class Former {
     for (int n : ahead)
       for (auto [b, whole] : before_[n])
         if (whole && behind.count(b))
-          Fail(graph_.Describe(writer), ": variable '", variable, "' is written in each of ", graph_.times(),
-               " micro-batches, but between a reader of it and this stands ",
-               graph_.Describe(graph_.value(graph_.node(b).in[0]).producer),
+          Fail(graph_.DescribeForUser(writer), ": variable '", variable, "' is written in each of ",
+               graph_.times(), " micro-batches, but between a reader of it and this stands ",
+               graph_.DescribeForUser(graph_.value(graph_.node(b).in[0]).producer),
                ", which is of the whole batch; use micro_batch_sum or micro_batch_mean there, or leave out "
                "each_micro_batch");
-    Fail(graph_.Describe(writer), ": variable '", variable,
+    Fail(graph_.DescribeForUser(writer), ": variable '", variable,
          "' is read within micro-batches and once for all of them; leave out each_micro_batch");
   }
 

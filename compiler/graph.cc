@@ -49,7 +49,10 @@ std::string ScopeOf(const std::string& name) {
 
 std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                                    const SourceLine& line) {
-  std::string at = (origin_ ? origin_->line : line).str(), who = at.empty() ? op : Cat(op, " at ", at);
+  // What passes add is called by its own name.
+  const std::string at = origin_ ? origin_->line.str() : "", who = !origin_     ? line.Who(op)
+                                                                   : at.empty() ? op
+                                                                                : Cat(op, " at ", at);
   if (!catalog_->Find(op))
     Fail(who, ": there is no operator named \"", op, "\"; ModelOptions::operators adds your own");
   const OpDef& def = catalog_->Get(op);
@@ -88,7 +91,7 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
     const Node& variable = producer(node.in[input]);
     if (variable.kind != NodeKind::kVariable)
       Fail(call.who, ": '", values_[node.in[input]].name,
-           "' is not a variable, only what Scope::Weight gives is");
+           "' is not a variable, only what Scope::Weight and Scope::State give is one");
     node.slice = variable.slice;
     node.placed = variable.placed;
   }
@@ -284,6 +287,12 @@ std::string Graph::CategoryOf(const Node& node) const {
 std::string Graph::Describe(const Node& node) const {
   std::string at = node.line.str();
   return Cat(node.op, " '", node.name, "'", at.empty() ? "" : " at " + at);
+}
+
+std::string Graph::DescribeForUser(const Node& node) const {
+  SourceLine line = node.line;
+  if (line.function == node.op) line.function.clear();
+  return line.Of(Cat(node.op, " '", node.name, "'"));
 }
 
 OpCall Graph::CallOf(const Node& node) const {

@@ -183,6 +183,10 @@ class Graph : public GraphBuilder {
   // "matmul 'block0/up' at gpt.cc:31"
   std::string Describe(int node) const { return Describe(nodes_[node]); }
   std::string Describe(const Node& node) const;
+  // The same for errors: "argsort 'argsort', a part of sort, at gpt.cc:31" if the user called another
+  // function.
+  std::string DescribeForUser(int node) const { return DescribeForUser(nodes_[node]); }
+  std::string DescribeForUser(const Node& node) const;
   // The node as an OpCall, for the functions of its catalog entry; the node must outlive it.
   OpCall CallOf(const Node& node) const;
   std::string UniqueName(const std::string& wanted);

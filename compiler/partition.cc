@@ -116,6 +116,7 @@ class Partitioner {
     k->set_node(node.name);
     k->set_file(node.line.file);
     k->set_line(node.line.line);
+    if (node.line.function != node.op) k->set_function(node.line.function);
     Attrs attrs = node.attrs;
     if (IsLocalBoxing(node)) {
       attrs.Set("fold", node.primitive == Primitive::kAccumulate ? FoldOf(graph_.value(node.in[0]).sbp)

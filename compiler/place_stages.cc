@@ -81,7 +81,7 @@ void PlaceStages(Graph* graph) {
       const Node& node = graph->node(n);
       if (IsEnd(node)) continue;
       if (node.slice.fixed[a] == Slice::kFree)
-        Fail(graph->Describe(n), ": it stands on no stage of mesh axis ", graph->mesh().axis_name(a),
+        Fail(graph->DescribeForUser(n), ": it stands on no stage of mesh axis ", graph->mesh().axis_name(a),
              ", but other nodes do; make its weights in a Scope::Stage");
       used.insert(node.slice.fixed[a]);
     }

@@ -68,11 +68,16 @@ class [[nodiscard]] Status {
 struct SourceLine {
   std::string file;  // base name
   int line = 0;
+  std::string function;  // called there, if operators are parts of it: "conv1d"; else empty
 
   SourceLine() = default;
   SourceLine(std::string file_name, int line_number) : file(std::move(file_name)), line(line_number) {}
   explicit SourceLine(const SourceLocation& at);
   std::string str() const;  // "gpt.cc:31", empty when unknown
+  // Begins messages: "matmul at gpt.cc:31", or, of a part of a function, "conv1d at gpt.cc:31".
+  std::string Who(const std::string& op) const;
+  // "h/scatter_sum at gpt.cc:31", or, of a part, "h/scatter_sum, a part of scatter_add, at gpt.cc:31".
+  std::string Of(const std::string& node) const;
 };
 
 }  // namespace oneflow_like

@@ -144,6 +144,7 @@ KernelSpec ToSpec(const plan::Kernel& kernel) {
   for (const plan::Operand& operand : kernel.out()) spec.out.push_back(ToArg(operand));
   spec.node = kernel.node();
   spec.line = SourceLine(kernel.file(), kernel.line());
+  spec.line.function = kernel.function();
   return spec;
 }
 

@@ -142,8 +142,8 @@ Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<in
   if (pipeline.most_blocks > 0) size_ = std::min(n, pipeline.most_blocks);
   const int a = axis.empty() ? -1 : mesh.FindAxis(axis);
   if (a < 0) return;
-  const std::string who = Cat("blocks", scope_.path().empty() ? "" : " of '" + scope_.path() + "'", " at ",
-                              SourceLine(at_).str());
+  const std::string who =
+      SourceLine(at_).Who(Cat("blocks", scope_.path().empty() ? "" : " of '" + scope_.path() + "'"));
   BlockStack stack;
   stack.axis = a;
   stack.rounds = pipeline.virtual_stages;

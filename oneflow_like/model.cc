@@ -143,7 +143,8 @@ GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who) {
 }
 
 std::string Who(const std::string& what, const std::string& name, const Here& at) {
-  return Cat(what, " '", name, "' at ", SourceLine(at).str());
+  const SourceLine line(at);
+  return Cat(what, " '", name, "'", line.function.empty() ? "" : " of " + line.function, " at ", line.str());
 }
 
 FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
@@ -182,8 +183,12 @@ void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& f
 
 std::string ReserveName(Graph* graph, const std::string& name) {
   if (graph->UniqueName(name) == name) return name;
-  for (int n = 0; n < graph->num_nodes(); ++n)
-    if (graph->node(n).name == name) graph->node(n).name = graph->UniqueName(name);
+  std::string other;
+  for (int n = 0; n < graph->num_nodes(); ++n) {
+    Node& node = graph->node(n);
+    if (node.name == name) node.name = other = graph->UniqueName(name);
+    if (node.attrs.Has("draws_of") && node.attrs.Str("draws_of") == name) node.attrs.Set("draws_of", other);
+  }
   return name;
 }
 

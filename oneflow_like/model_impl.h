@@ -152,7 +152,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who);
 // The file of this process's part of a trace.
 std::string TraceFileOf(const std::string& file, const Job* job);
-// "Weight h0/up at gpt.cc:12"
+// "weight 'h0/up' at gpt.cc:12", or "weight 'h0/weight' of nn::Linear 'h0' at gpt.cc:12"
 std::string Who(const std::string& what, const std::string& name, const Here& at);
 // Checks an annotation against the mesh and the shape; entry -> Sbp.
 FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,

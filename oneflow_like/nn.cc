@@ -12,19 +12,44 @@ Annotation CutBy(const Scope& s, const std::string& axis, int tensor_axis) {
   return {{axis, S(tensor_axis)}};
 }
 
-int64_t Width(const char* layer, Tensor x, int least_rank, const Here& at) {
-  if (!x.defined())
-    Fail("nn::", layer, " at ", SourceLine(at).str(), ": x is a Tensor that was never given a value");
-  if (x.shape().rank() < least_rank)
-    Fail("nn::", layer, " at ", SourceLine(at).str(), ": x is ", x.shape().str(), " but needs at least ",
-         least_rank, least_rank == 1 ? " axis" : " axes");
-  return x.shape().back();
-}
+// What a layer calls itself in messages, its own and those of its operators: "nn::Linear 'head'". Of layers
+// in layers the outermost counts, which the user called.
+struct Layer {
+  const std::string name;
+  const Here at;
+  const std::string who;
+
+  Layer(const char* layer, const Scope& s, const Here& from)
+      : name(Cat("nn::", layer, s.path().empty() ? "" : " '" + s.path() + "'")),
+        at(from.In(name.c_str())),
+        who(SourceLine(at).Who("")) {}
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  // The extent of the last axis of an operand with enough axes.
+  int64_t Width(const char* operand, Tensor x, int least_rank) const {
+    if (!x.defined()) Fail(who, ": ", operand, " is a Tensor that was never given a value");
+    if (!IsFloating(x.dtype()))
+      Fail(who, ": ", operand, " is ", Name(x.dtype()), " but must be of a floating type; cast it");
+    if (x.shape().rank() < least_rank)
+      Fail(who, ": ", operand, " is ", x.shape().str(), " but needs at least ", least_rank,
+           least_rank == 1 ? " axis" : " axes");
+    return x.shape().back();
+  }
+  int64_t Sequence(const char* operand, Tensor x) const {
+    const int64_t width = Width(operand, x, 3);
+    if (x.shape().rank() > 3)
+      Fail(who, ": ", operand, " is ", x.shape().str(), " but must have 3 axes, [b s w]");
+    return width;
+  }
+};
 
 }  // namespace
 
 Tensor Linear(Scope s, Tensor x, int64_t out, const LinearOptions& o, Here at) {
-  const int64_t in = Width("Linear", x, 1, at);
+  const Layer layer("Linear", s, at);
+  at = layer.at;
+  const int64_t in = layer.Width("x", x, 1);
   const bool columns = o.parallel == Parallel::kColumns, rows = o.parallel == Parallel::kRows;
   const Annotation of_weight = columns ? CutBy(s, o.tp, 1) : rows ? CutBy(s, o.tp, 0) : Annotation{};
   Tensor y = matmul(x, s.Weight("weight", {in, out}, o.init, of_weight, at), at);
@@ -33,25 +58,35 @@ Tensor Linear(Scope s, Tensor x, int64_t out, const LinearOptions& o, Here at) {
 }
 
 Tensor EmbeddingTable(Scope s, int64_t rows, int64_t width, const EmbeddingOptions& o, Here at) {
+  const Layer layer("EmbeddingTable", s, at);
+  at = layer.at;
   return s.Weight("table", {rows, width}, o.init, CutBy(s, o.tp, 0), at);
 }
 
 Tensor Embedding(Scope s, Tensor ids, int64_t rows, int64_t width, const EmbeddingOptions& o, Here at) {
+  const Layer layer("Embedding", s, at);
+  at = layer.at;
   return embedding(EmbeddingTable(s, rows, width, o, at), ids, at);
 }
 
 Tensor LayerNorm(Scope s, Tensor x, double eps, Here at) {
-  const int64_t width = Width("LayerNorm", x, 1, at);
+  const Layer layer("LayerNorm", s, at);
+  at = layer.at;
+  const int64_t width = layer.Width("x", x, 1);
   return layer_norm(x, s.Weight("gamma", {width}, Ones(), {}, at), s.Weight("beta", {width}, Zeros(), {}, at),
                     eps, at);
 }
 
 Tensor RmsNorm(Scope s, Tensor x, double eps, Here at) {
-  return rms_norm(x, s.Weight("gamma", {Width("RmsNorm", x, 1, at)}, Ones(), {}, at), eps, at);
+  const Layer layer("RmsNorm", s, at);
+  at = layer.at;
+  return rms_norm(x, s.Weight("gamma", {layer.Width("x", x, 1)}, Ones(), {}, at), eps, at);
 }
 
 Tensor GroupNorm(Scope s, Tensor x, int64_t groups, double eps, Here at) {
-  const int64_t width = Width("GroupNorm", x, 2, at);
+  const Layer layer("GroupNorm", s, at);
+  at = layer.at;
+  const int64_t width = layer.Width("x", x, 2);
   return group_norm(x, groups, s.Weight("gamma", {width}, Ones(), {}, at),
                     s.Weight("beta", {width}, Zeros(), {}, at), eps, at);
 }
@@ -78,10 +113,11 @@ oneflow_like::BatchNorm NormOfParts(Tensor x, Tensor gamma, Tensor beta, int64_t
 }  // namespace
 
 Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& o, Here at) {
-  const int64_t width = Width("BatchNorm", x, 2, at);
-  const std::string who = Cat("nn::BatchNorm '", s.path(), "' at ", SourceLine(at).str());
+  const Layer layer("BatchNorm", s, at);
+  at = layer.at;
+  const int64_t width = layer.Width("x", x, 2);
   if (o.parts < 1 || x.shape()[0] % o.parts != 0)
-    Fail(who, ": a batch of ", x.shape()[0], " does not divide into ", o.parts, " equal parts");
+    Fail(layer.who, ": a batch of ", x.shape()[0], " does not divide into ", o.parts, " equal parts");
   Tensor gamma = s.Weight("gamma", {width}, Ones(), {}, at),
          beta = s.Weight("beta", {width}, Zeros(), {}, at);
   Tensor mean = s.State("mean", {width}, Zeros(), {}, at),
@@ -128,8 +164,11 @@ void CheckCache(const std::string& who, const Cache& cache, const AttentionOptio
 }  // namespace
 
 Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, Here at) {
-  const int64_t width = Width("Attention", x, 3, at), kv_heads = o.kv_heads > 0 ? o.kv_heads : o.heads;
-  const std::string who = Cat("nn::Attention '", s.path(), "' at ", SourceLine(at).str());
+  const Layer layer("Attention", s, at);
+  at = layer.at;
+  const std::string& who = layer.who;
+  const int64_t width = layer.Sequence("x", x), kv_heads = o.kv_heads > 0 ? o.kv_heads : o.heads;
+  if (memory.defined()) layer.Sequence("memory", memory);
   if (o.heads < 1) Fail(who, ": heads is ", o.heads, " but must be at least 1");
   if (o.head_width == 0 && width % o.heads != 0)
     Fail(who, ": heads is ", o.heads, " and the width is ", width,
@@ -182,7 +221,9 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
 }
 
 Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
-  const int64_t width = Width("Mlp", x, 1, at), inner = o.inner > 0 ? o.inner : 4 * width;
+  const Layer layer("Mlp", s, at);
+  at = layer.at;
+  const int64_t width = layer.Width("x", x, 1), inner = o.inner > 0 ? o.inner : 4 * width;
   Tensor hidden = matmul(x, s.Weight("up", {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
   if (o.bias) hidden = add(hidden, s.Weight("up_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at);
   Tensor y =
@@ -191,7 +232,9 @@ Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
 }
 
 Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
-  const int64_t width = Width("SwiGlu", x, 1, at);
+  const Layer layer("SwiGlu", s, at);
+  at = layer.at;
+  const int64_t width = layer.Width("x", x, 1);
   const int64_t inner = o.inner > 0 ? o.inner : (width * 8 / 3 + 63) / 64 * 64;
   auto up = [&](const char* name) {
     return matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
@@ -201,11 +244,14 @@ Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
 }
 
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at) {
+  const Layer layer("TransformerBlock", s, at);
+  at = layer.at;
+  if (!(o.dropout >= 0 && o.dropout < 1))
+    Fail(layer.who, ": dropout is ", o.dropout, " but must be in [0, 1)");
   auto norm = [&](const char* name, Tensor y) {
     return o.rms_norm ? RmsNorm(s / name, y, o.norm_eps, at) : LayerNorm(s / name, y, o.norm_eps, at);
   };
-  if (!o.sequence.empty())
-    s.mesh().AxisOrFail(o.sequence, Cat("nn::TransformerBlock '", s.path(), "': sequence"));
+  if (!o.sequence.empty()) s.mesh().AxisOrFail(o.sequence, layer.who + ": sequence");
   auto held = [&](Tensor y) { return o.sequence.empty() ? y : annotate(y, {{o.sequence, S(1)}}, at); };
   x = held(x);
   auto attend = [&](Tensor y) { return Attention(s / "attention", y, o.attention, {}, at); };
@@ -246,6 +292,7 @@ HostTensor Ints(const std::vector<int32_t>& values) {
 
 DealtSequence::DealtSequence(Scope s, int64_t length, const std::string& axis, Here at)
     : axis_(axis), length_(length) {
+  at = at.In("nn::DealtSequence");
   const int a = axis.empty() ? -1 : s.mesh().FindAxis(axis);
   if (a < 0 || s.mesh().axis_size(a) == 1) return;
   const std::vector<int32_t> order = DealtPositions(length, s.mesh().axis_size(a));
@@ -255,29 +302,33 @@ DealtSequence::DealtSequence(Scope s, int64_t length, const std::string& axis, H
   places_ = constant(s.graph(), Ints(places), at);
 }
 
-void DealtSequence::CheckAxis(const char* what, Tensor x, int64_t dim, const Here& at) const {
+void DealtSequence::CheckAxis(const char* operand, Tensor x, int64_t dim, const Here& at) const {
+  const std::string who = SourceLine(at).Who("");
+  if (!x.defined()) Fail(who, ": ", operand, " is a Tensor that was never given a value");
   const Dims& shape = x.shape();
   if (dim < 0 || dim >= shape.rank() || shape[static_cast<int>(dim)] != length_)
-    Fail("nn::DealtSequence::", what, " at ", SourceLine(at).str(), ": axis ", dim, " of ", shape.str(),
-         " is not a sequence of ", length_);
+    Fail(who, ": axis ", dim, " of ", shape.str(), " is not a sequence of ", length_);
 }
 
 Tensor DealtSequence::Deal(Tensor x, int64_t dim, Here at) const {
-  CheckAxis("Deal", x, dim, at);
+  at = at.In("nn::DealtSequence::Deal");
+  CheckAxis("x", x, dim, at);
   if (!positions_.defined()) return x;
   return annotate(take(x, dim, positions_, at), {{axis_, S(static_cast<int>(dim))}}, at);
 }
 
 Tensor DealtSequence::Restore(Tensor y, int64_t dim, Here at) const {
-  CheckAxis("Restore", y, dim, at);
+  at = at.In("nn::DealtSequence::Restore");
+  CheckAxis("y", y, dim, at);
   return positions_.defined() ? take(y, dim, places_, at) : y;
 }
 
 Tensor Conv(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvLayerOptions& o, Here at) {
-  const int64_t channels = Width("Conv", x, 4, at);
+  const Layer layer("Conv", s, at);
+  at = layer.at;
+  const int64_t channels = layer.Width("x", x, 4);
   if (o.groups < 1 || channels % o.groups != 0)
-    Fail("nn::Conv '", s.path(), "' at ", SourceLine(at).str(), ": groups is ", o.groups,
-         " and does not divide the ", channels, " channels");
+    Fail(layer.who, ": groups is ", o.groups, " and does not divide the ", channels, " channels");
   const Initializer init = o.init.value_or(KaimingNormal({.in = {0, 1, 2}}));
   Tensor y =
       conv2d(x, s.Weight("weight", {filters, kernel, kernel, channels / o.groups}, init, {}, at), o, at);
@@ -285,6 +336,8 @@ Tensor Conv(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvLayerO
 }
 
 Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvBlockOptions& o, Here at) {
+  const Layer layer("ConvBlock", s, at);
+  at = layer.at;
   ConvLayerOptions conv;
   conv.stride = {o.stride};
   conv.groups = o.groups;
@@ -295,6 +348,9 @@ Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvB
 
 Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
               const LayersOptions& o, Here at) {
+  const Layer layer("layers", s, at);
+  at = layer.at;
+  if (n < 0) Fail(layer.who, ": n is ", n, " but must be 0 or more");
   Blocks blocks(s, o.pipeline, n, o.per_stage, at);
   for (int64_t i = 0; i < blocks.size(); ++i) {
     const Scope here = blocks.Next(o.name + std::to_string(i), &x);

@@ -166,7 +166,7 @@ class DealtSequence {
   Tensor Restore(Tensor y, int64_t dim = 1, OFL_HERE) const;
 
  private:
-  void CheckAxis(const char* what, Tensor x, int64_t dim, const Here& at) const;
+  void CheckAxis(const char* operand, Tensor x, int64_t dim, const Here& at) const;
 
   std::string axis_;
   int64_t length_ = 0;

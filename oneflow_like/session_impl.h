@@ -61,6 +61,9 @@ RankSummary SummaryOf(const Session::Impl& session, int rank);
 // A rank's part of SummaryText: its memory, its largest consumers and its traffic. The same in every process.
 std::string RankText(const Session::Impl& session, const RankSummary& summary);
 
+// A file of ModelOptions::dump_dir. Throws WriteError.
+void WriteDump(const std::string& file, const std::string& text);
+
 // The text of ProfileText.
 std::string ToText(const StepProfile& profile, const std::string& session);
 

@@ -49,7 +49,8 @@ void CheckAssign(const OpCall& call) {
 void CheckAssignSlice(const OpCall& call) {
   RequireInputs(call, 3);
   RequireAttr(call, "axis");
-  RequireInteger(call, 2);
+  if (call.dtypes[2] != DType::kInt32 && call.dtypes[2] != DType::kInt64)
+    Fail(call.who, ": begin is ", Name(call.dtypes[2]), " but must be i32 or i64");
   if (call.dtypes[0] != call.dtypes[1])
     Fail(call.who, ": the variable is ", Name(call.dtypes[0]), " but the value is ", Name(call.dtypes[1]),
          "; cast the value");

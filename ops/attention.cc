@@ -457,6 +457,7 @@ void AddAttention(Catalog* catalog) {
             return types;
           },
       .check = CheckBackward,
+      .grad = GradientOfAttentionGrad,
       .category = "attention",
       .flops = [](const BoundRule& rule) { return PairFlops(rule, 6, 4); },
       .reference = AttentionGradReference,

@@ -305,6 +305,7 @@ Tensor einsum(const std::string& equation, Tensor a, Tensor b, Here at) {
 }
 
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands, Here at) {
+  at = at.In("einsum");
   const Request r{Who("einsum", at), equation, at};
   if (operands.empty()) Fail(r.who, ": takes at least 1 operand but was given 0");
   for (size_t i = 0; i < operands.size(); ++i) {

@@ -8,6 +8,7 @@
 #include "ops/functional.h"
 #include "ops/manifest.h"
 #include "ops/sparse.h"
+#include "ops/statistics.h"
 
 namespace oneflow_like {
 namespace {
@@ -181,13 +182,40 @@ std::vector<Tensor> BagWeightsGradGrad(const GradCall& c) {
   return din;
 }
 
+// [b l]: which places count.
+Tensor PlacesOf(Tensor ids, Tensor lengths) {
+  const int64_t bags = ids.shape()[0], places = ids.shape()[1];
+  Tensor place = arange(ids.graph(), 0, static_cast<double>(places), 1, lengths.dtype());
+  return less(reshape(place, {1, places}), reshape(lengths, {bags, 1}));
+}
+
+// By max: what came to dy is taken back from the row that it was given to. A step past the place of the
+// greatest is the only way in which table and y matter.
+std::vector<Tensor> BagMaxGradGrad(const GradCall& c) {
+  Tensor table = c.in[0], ids = c.in[1], y = c.in[3];
+  std::vector<Tensor> din(5);
+  if (!c.wanted[4]) return din;
+  const int64_t bags = ids.shape()[0], places = ids.shape()[1], width = y.shape()[1];
+  if (places == 0 || table.shape()[0] == 0) {  // all bags are empty
+    din[4] = zeros_like(c.in[4]);
+    return din;
+  }
+  Tensor here = PlacesOf(ids, c.in[2]);
+  Tensor named = where(here, ids, full(ids.graph(), {}, 0, ids.dtype()));  // others may be any number
+  Tensor rows = InType(gather(table, named), DType::kFloat32);
+  Tensor greatest = equal(rows, reshape(InType(y, DType::kFloat32), {bags, 1, width}));
+  Tensor hit = cast(logical_and(greatest, reshape(here, {bags, places, 1})), DType::kFloat32);
+  Tensor row = take_along_axis(named, argmax(hit, 1), 1);  // [b d]
+  Tensor back = take_along_axis(c.dout[0], row, 0);
+  din[4] = InType(where(greater(max(hit, {1}), 0), back, 0), c.in[4].dtype());
+  return din;
+}
+
 // Every place of a bag as a row of its own; those past its length name none.
 std::pair<Tensor, Tensor> RowsOfBags(const Attrs& attrs, const std::vector<Tensor>& in) {
   Tensor ids = in[0], lengths = in[1], dy = in[2];
   const int64_t bags = ids.shape()[0], places = ids.shape()[1], width = dy.shape()[1];
-  Tensor place = arange(ids.graph(), 0, static_cast<double>(places), 1, lengths.dtype());
-  Tensor here = less(reshape(place, {1, places}), reshape(lengths, {bags, 1}));
-  Tensor named = where(here, ids, full(ids.graph(), {1, 1}, -1, ids.dtype()));
+  Tensor named = where(PlacesOf(ids, lengths), ids, full(ids.graph(), {1, 1}, -1, ids.dtype()));
   Tensor each = reshape(dy, {bags, 1, width});
   if (attrs.Str("mode") == "mean") {
     Tensor count = maximum(lengths, full(ids.graph(), {1}, 1, lengths.dtype()));
@@ -290,6 +318,7 @@ void AddMaxGrad(Catalog* catalog) {
     RequireInteger(call, 2);
   };
   of_max.flops = RowsFlops;
+  of_max.grad = BagMaxGradGrad;
   of_max.any_type = of_max.typed = true;
   of_max.reference = EmbeddingBagMaxGrad;
   // Where all are equal every id is the greatest.

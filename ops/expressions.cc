@@ -14,7 +14,7 @@ void NeedWhole(const char* op, const Tensor& x, double number, const Here& at) {
   GraphOf(op, x, at);
   if (x.dtype() == DType::kBool)
     Fail(Who(op, at), ": its operand is bool but must be of a type of numbers; cast it");
-  if (!IsFloating(x.dtype()) && number != std::floor(number)) {
+  if (!IsFloating(x.dtype()) && !(std::isfinite(number) && number == std::floor(number))) {
     Fail(Who(op, at), ": ", number, " is not whole, but its operand is ", Name(x.dtype()),
          "; cast the operand to a floating type");
   }
@@ -27,12 +27,12 @@ Tensor AsTensor(const char* op, const Tensor& x, double number, const Here& at) 
 
 Tensor Shifted(const char* op, Tensor x, double number, const Here& at) {
   NeedWhole(op, x, number, at);
-  return number == 0 ? x : shift(x, number, at);
+  return number == 0 ? x : shift(x, number, at.In(op));
 }
 
 Tensor Scaled(const char* op, Tensor x, double number, const Here& at) {
   NeedWhole(op, x, number, at);
-  return number == 1 ? x : number == -1 ? neg(x, at) : scale(x, number, at);
+  return number == 1 ? x : number == -1 ? neg(x, at.In(op)) : scale(x, number, at.In(op));
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ Tensor operator+(double number, Located x) { return Shifted("add", x.tensor, num
 Tensor operator-(Located x, double number) { return Shifted("sub", x.tensor, -number, x.at); }
 Tensor operator-(double number, Located x) {
   NeedWhole("sub", x.tensor, number, x.at);
-  return Shifted("sub", neg(x.tensor, x.at), number, x.at);
+  return Shifted("sub", neg(x.tensor, x.at.In("sub")), number, x.at);
 }
 Tensor operator*(Located x, double number) { return Scaled("mul", x.tensor, number, x.at); }
 Tensor operator*(double number, Located x) { return Scaled("mul", x.tensor, number, x.at); }
@@ -55,19 +55,22 @@ Tensor operator/(Located x, double number) {
 }
 Tensor operator/(double number, Located x) {
   NeedWhole("div", x.tensor, number, x.at);
-  if (IsFloating(x.tensor.dtype())) return Scaled("div", reciprocal(x.tensor, x.at), number, x.at);
+  if (IsFloating(x.tensor.dtype())) return Scaled("div", reciprocal(x.tensor, x.at.In("div")), number, x.at);
   return div(AsTensor("div", x.tensor, number, x.at), x.tensor, x.at);
 }
 
 Tensor maximum(Tensor x, double number, Here at) {
+  at = at.In("maximum");
   NeedWhole("maximum", x, number, at);
   return One("at_least", {x}, {{"bound", number}}, at);
 }
 Tensor minimum(Tensor x, double number, Here at) {
+  at = at.In("minimum");
   NeedWhole("minimum", x, number, at);
   return One("at_most", {x}, {{"bound", number}}, at);
 }
 Tensor clamp(Tensor x, double low, double high, Here at) {
+  at = at.In("clamp");
   NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at);
   NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at);
   if (!(low <= high)) Fail(Who("clamp", at), ": low is ", low, " but high is ", high);
@@ -89,9 +92,11 @@ Tensor pow(Tensor x, double number, Here at) {
   return pow(x, AsTensor("pow", x, number, at), at);
 }
 Tensor where(Tensor condition, Tensor a, double b, Here at) {
+  NeedGiven("where", "operand 2", a, at);
   return where(condition, a, AsTensor("where", a, b, at), at);
 }
 Tensor where(Tensor condition, double a, Tensor b, Here at) {
+  NeedGiven("where", "operand 3", b, at);
   return where(condition, AsTensor("where", b, a, at), b, at);
 }
 
@@ -113,6 +118,7 @@ Tensor greater_equal(Tensor x, double number, Here at) {
 // --- Parts ---------------------------------------------------------------------------------------
 
 Tensor select(Tensor x, int64_t axis, int64_t index, Here at) {
+  at = at.In("select");
   axis = NormalAxis("select", axis, x, at);
   const int64_t extent = x.shape()[static_cast<int>(axis)];
   if (index < -extent || index >= extent)
@@ -121,24 +127,32 @@ Tensor select(Tensor x, int64_t axis, int64_t index, Here at) {
   return Dropped(slice(x, axis, begin, begin + 1, at), {axis}, false, at);
 }
 
-Tensor Tensor::operator[](Index index) const { return select(*this, 0, index.value, index.at); }
+Tensor Tensor::operator[](Index index) const {
+  return select(*this, 0, index.value, index.at.In("operator[]"));
+}
 
 // --- Constants -----------------------------------------------------------------------------------
 
 Tensor full_like(Tensor x, double value, Here at) {
-  return full(GraphOf("full_like", x, at), Dims(x.shape()), value, x.dtype(), at);
+  at = at.In("full_like");
+  GraphBuilder* const graph = GraphOf("full_like", x, at);  // first: x may be undefined
+  return full(graph, Dims(x.shape()), value, x.dtype(), at);
 }
-Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at); }
-Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at); }
+Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at.In("zeros_like")); }
+Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at.In("ones_like")); }
 Tensor full(Tensor x, const Dims& shape, double value, Here at) {
-  return full(GraphOf("full", x, at), shape, value, x.dtype(), at);
+  GraphBuilder* const graph = GraphOf("full", x, at);
+  return full(graph, shape, value, x.dtype(), at);
 }
-Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at); }
+Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at.In("zeros")); }
 
 Tensor arange_like(Tensor x, int64_t axis, Here at) {
+  at = at.In("arange_like");
   axis = NormalAxis("arange_like", axis, x, at);
   const Dims shape = x.shape();
   const int64_t extent = shape[static_cast<int>(axis)];
+  if (extent > int64_t{1} << 23)
+    Fail(Who("arange_like", at), ": axis ", axis, " is ", extent, " but may be 2^23 at most");
   HostTensor numbers = HostTensor::Make(DType::kInt64, {extent});
   for (int64_t i = 0; i < extent; ++i) numbers.as<int64_t>()[i] = i;
   Dims along(shape.rank() - static_cast<int>(axis), int64_t{1});

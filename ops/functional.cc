@@ -13,15 +13,11 @@
 
 namespace oneflow_like {
 
-std::string Who(const char* op, const Here& at) {
-  std::string line = SourceLine(at).str();
-  return line.empty() ? std::string(op) : Cat(op, " at ", line);
-}
+std::string Who(const char* op, const Here& at) { return SourceLine(at).Who(op); }
 
 // The graph of an operand; every function with operands begins with it.
 GraphBuilder* GraphOf(const char* op, const Tensor& x, const Here& at) {
-  if (!x.defined()) Fail(Who(op, at), ": operand 1 is a Tensor that was never given a value");
-  return x.graph();
+  return NeedGiven(op, "operand 1", x, at);
 }
 
 Tensor One(const char* op, const std::vector<Tensor>& in, const Attrs& attrs, const Here& at) {
@@ -29,12 +25,12 @@ Tensor One(const char* op, const std::vector<Tensor>& in, const Attrs& attrs, co
   return Apply(GraphOf(op, in[0], at), op, in, attrs, at)[0];
 }
 
-int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at) {
+int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at, int64_t more) {
   GraphOf(op, x, at);
-  int64_t rank = x.shape().rank();
+  int64_t rank = x.shape().rank() + more;
   if (axis < -rank || axis >= rank) {
-    Fail(Who(op, at), ": axis ", axis, " does not exist, its operand ", x.shape().str(), " has ", rank,
-         rank == 1 ? " axis" : " axes");
+    Fail(Who(op, at), ": axis ", axis, " does not exist, its ", more ? "result of " : "operand ",
+         x.shape().str(), " has ", rank, rank == 1 ? " axis" : " axes");
   }
   return axis < 0 ? axis + rank : axis;
 }
@@ -53,14 +49,25 @@ std::vector<int64_t> NormalAxes(const char* op, std::vector<int64_t> axes, const
   return axes;
 }
 
+GraphBuilder* NeedGiven(const char* op, const char* operand, const Tensor& x, const Here& at) {
+  if (!x.defined()) Fail(Who(op, at), ": ", operand, " is a Tensor that was never given a value");
+  return x.graph();
+}
+
 void NeedFloating(const char* op, const char* operand, const Tensor& x, const Here& at) {
-  GraphOf(op, x, at);
+  NeedGiven(op, operand, x, at);
   if (!IsFloating(x.dtype()))
     Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be of a floating type; cast it");
 }
 
+void NeedInteger(const char* op, const char* operand, const Tensor& x, const Here& at) {
+  NeedGiven(op, operand, x, at);
+  if (x.dtype() != DType::kInt32 && x.dtype() != DType::kInt64)
+    Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be i32 or i64");
+}
+
 void NeedBool(const char* op, const char* operand, const Tensor& x, const Here& at) {
-  GraphOf(op, x, at);
+  NeedGiven(op, operand, x, at);
   if (x.dtype() != DType::kBool)
     Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()), " but must be bool; compare it with a number");
 }
@@ -90,6 +97,10 @@ Tensor ReduceBy(const char* op, Tensor x, std::vector<int64_t> axes, bool keep, 
 std::vector<int64_t> Wanted(const char* op, const Dims& shape, const Here& at) {
   RequireExtents(Who(op, at), shape);
   return std::vector<int64_t>(shape.begin(), shape.end());
+}
+
+void NeedDeviation(const char* op, double stddev, const Here& at) {
+  if (!(stddev >= 0)) Fail(Who(op, at), ": stddev is ", stddev, " but must be 0 or more");
 }
 
 Tensor Source(GraphBuilder* graph, const char* op, const Attrs& attrs, const Here& at) {
@@ -276,6 +287,7 @@ Tensor concat(const std::vector<Tensor>& parts, int64_t axis, Here at) {
 }
 
 std::vector<Tensor> split(Tensor x, int64_t axis, int64_t parts, Here at) {
+  at = at.In("split");
   axis = NormalAxis("split", axis, x, at);
   int64_t extent = x.shape()[static_cast<int>(axis)];
   if (parts < 1 || extent % parts != 0) {
@@ -296,28 +308,40 @@ Tensor pad(Tensor x, int64_t axis, int64_t before, int64_t after, Here at) {
   return One("pad", {x}, {{"axis", axis}, {"before", before}, {"after", after}}, at);
 }
 
-Tensor gather(Tensor table, Tensor ids, Here at) { return One("gather", {table, ids}, {}, at); }
-Tensor pick(Tensor x, Tensor ids, Here at) { return One("pick", {x, ids}, {}, at); }
+Tensor gather(Tensor table, Tensor ids, Here at) {
+  NeedInteger("gather", "ids", ids, at);
+  return One("gather", {table, ids}, {}, at);
+}
+Tensor pick(Tensor x, Tensor ids, Here at) {
+  NeedInteger("pick", "ids", ids, at);
+  return One("pick", {x, ids}, {}, at);
+}
 Tensor one_hot(Tensor ids, int64_t classes, Here at) {
+  NeedInteger("one_hot", "ids", ids, at);
   return One("one_hot", {ids}, {{"classes", classes}}, at);
 }
 
 // --- Constants and random tensors ----------------------------------------------------------------
 
 Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype, Here at) {
+  if (!IsFloating(dtype) && !(std::floor(value) == value && std::isfinite(value)))
+    Fail(Who("full", at), ": value is ", value, ", which is no number of type ", Name(dtype));
   return Source(graph, "full",
                 {{"shape", Wanted("full", shape, at)}, {"value", value}, {"dtype", std::string(Name(dtype))}},
                 at);
 }
 Tensor uniform(GraphBuilder* graph, const Dims& shape, double low, double high, Here at) {
+  if (!(low <= high)) Fail(Who("uniform", at), ": low is ", low, " but high is ", high);
   return Source(graph, "uniform", {{"shape", Wanted("uniform", shape, at)}, {"low", low}, {"high", high}},
                 at);
 }
 Tensor normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
+  NeedDeviation("normal", stddev, at);
   return Source(graph, "normal", {{"shape", Wanted("normal", shape, at)}, {"mean", mean}, {"stddev", stddev}},
                 at);
 }
 Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, double stddev, Here at) {
+  NeedDeviation("truncated_normal", stddev, at);
   return Source(graph, "truncated_normal",
                 {{"shape", Wanted("truncated_normal", shape, at)}, {"mean", mean}, {"stddev", stddev}}, at);
 }
@@ -327,6 +351,7 @@ Tensor truncated_normal(GraphBuilder* graph, const Dims& shape, double mean, dou
 Tensor softmax(Tensor x, Here at) { return One("softmax", {x}, {}, at); }
 Tensor log_softmax(Tensor x, Here at) { return One("log_softmax", {x}, {}, at); }
 Tensor cross_entropy(Tensor logits, Tensor target, Here at) {
+  NeedInteger("cross_entropy", "target", target, at);
   return One("cross_entropy", {logits, target}, {}, at);
 }
 Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
@@ -335,7 +360,10 @@ Tensor layer_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
 Tensor rms_norm(Tensor x, Tensor gamma, double eps, Here at) {
   return One("rms_norm", {x, gamma}, {{"eps", eps}}, at);
 }
-Tensor embedding(Tensor table, Tensor ids, Here at) { return One("embedding", {table, ids}, {}, at); }
+Tensor embedding(Tensor table, Tensor ids, Here at) {
+  NeedInteger("embedding", "ids", ids, at);
+  return One("embedding", {table, ids}, {}, at);
+}
 
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
   GraphOf("attention", q, at);
@@ -361,6 +389,8 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
 }
 
 Tensor rope(Tensor x, Tensor positions, const RopeOptions& options, Here at) {
+  NeedFloating("rope", "x", x, at);
+  NeedInteger("rope", "positions", positions, at);
   Attrs attrs = {{"base", options.base}};
   if (options.interleaved) attrs.Set("interleaved", int64_t{1});
   if (options.dims != 0) attrs.Set("dims", options.dims);
@@ -412,6 +442,7 @@ Tensor assign_slice(Tensor variable, int64_t axis, Tensor begin, Tensor value, c
 }
 
 Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("micro_batch_sum");
   return One("sum", {x},
              {{"axes", NormalAxes("micro_batch_sum", std::move(axes), x, at)},
               {"keep", int64_t{keep}},
@@ -421,6 +452,7 @@ Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) 
 // How many elements there are differs between micro-batches of unequal size: ones are added up, which are
 // made of x, so that micro-batches cut them as they cut x. Where x is no number, nor is the mean.
 Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("micro_batch_mean");
   NeedFloating("micro_batch_mean", "its operand", x, at);
   Tensor count = micro_batch_sum(cast(equal(x, x, at), x.dtype(), at), axes, keep, at);
   return div(micro_batch_sum(x, axes, keep, at), count, at);

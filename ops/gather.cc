@@ -184,6 +184,10 @@ void AddPickPair(Catalog* catalog) {
     RequireInputs(call, 2);
     RequireFloating(call, 0);
     RequireInteger(call, 1);
+    const Dims &x = call.shapes[0], &ids = call.shapes[1];
+    if (x.rank() == 0) Fail(call.who, ": x has no axes but needs one to pick from");
+    if (const Dims rows(x.begin(), x.end() - 1); ids != rows)
+      Fail(call.who, ": ids is ", ids.str(), " but x ", x.str(), " without its last axis is ", rows.str());
   };
   pick.flops = NoFlops;
   pick.grad = [](const GradCall& c) {

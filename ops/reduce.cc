@@ -357,8 +357,8 @@ void AddSumTo(Catalog* catalog) {
     if (lead < 0) Fail(call.who, ": ", x.str(), " has fewer axes than ", shape.str());
     for (int i = 0; i < shape.rank(); ++i) {
       if (shape[i] != 1 && shape[i] != x[lead + i]) {
-        Fail(call.who, ": axis ", lead + i, " is ", x[lead + i], " but must be ", shape[i], " to become ",
-             shape[i]);
+        Fail(call.who, ": axis ", lead + i, " is ", x[lead + i], " but must be ", shape[i],
+             "; it can be summed to 1 only");
       }
     }
   };

@@ -9,6 +9,7 @@
 namespace oneflow_like {
 
 Tensor prelu(Tensor x, Tensor slope, int64_t axis, Here at) {
+  at = at.In("prelu");
   axis = NormalAxis("prelu", axis, x, at);
   GraphOf("prelu", slope, at);
   const int64_t extent = x.shape()[static_cast<int>(axis)], elements = slope.shape().elements();
@@ -43,6 +44,7 @@ Tensor Gathered(Tensor x, const std::vector<int64_t>& axes, const Here& at) {
 
 // By halves, as additions in a tree: log2(n) products of tensors, whose gradients hold at zeros too.
 Tensor prod(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("prod");
   axes = NormalAxes("prod", std::move(axes), x, at);
   std::sort(axes.begin(), axes.end());
   Dims kept, ones = x.shape();
@@ -63,6 +65,7 @@ Tensor prod(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 }
 
 Tensor var(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction, Here at) {
+  at = at.In("var");
   NeedFloating("var", "its operand", x, at);
   axes = NormalAxes("var", std::move(axes), x, at);
   const int64_t count = Count(x, axes);
@@ -76,10 +79,12 @@ Tensor var(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction, H
 }
 
 Tensor stddev(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction, Here at) {
+  at = at.In("stddev");
   return sqrt(var(x, std::move(axes), keep, correction, at), at);
 }
 
 Tensor logsumexp(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("logsumexp");
   NeedFloating("logsumexp", "its operand", x, at);
   axes = NormalAxes("logsumexp", std::move(axes), x, at);
   // The shift may be any number: where the greatest is infinite, 0 keeps inf - inf out of it.
@@ -90,6 +95,7 @@ Tensor logsumexp(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 }
 
 Tensor norm(Tensor x, double p, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("norm");
   NeedFloating("norm", "its operand", x, at);
   axes = NormalAxes("norm", std::move(axes), x, at);
   if (p == 1) return sum(abs(x, at), axes, keep, at);
@@ -104,22 +110,31 @@ Tensor norm(Tensor x, double p, std::vector<int64_t> axes, bool keep, Here at) {
 }
 
 Tensor any(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("any");
   NeedBool("any", "its operand", x, at);
   axes = NormalAxes("any", std::move(axes), x, at);
   return greater(max(cast(x, DType::kFloat32, at), axes, keep, at), 0, at);
 }
 
 Tensor all(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("all");
   NeedBool("all", "its operand", x, at);
   axes = NormalAxes("all", std::move(axes), x, at);
   return greater(min(cast(x, DType::kFloat32, at), axes, keep, at), 0, at);
 }
 
 Tensor masked_mean(Tensor x, Tensor mask, std::vector<int64_t> axes, bool keep, Here at) {
+  at = at.In("masked_mean");
   NeedFloating("masked_mean", "x", x, at);
   NeedBool("masked_mean", "mask", mask, at);
   axes = NormalAxes("masked_mean", std::move(axes), x, at);
-  const Dims shape = x.shape();
+  const Dims shape = x.shape(), of_mask = mask.shape();
+  const int more = shape.rank() - of_mask.rank();
+  bool fits = more >= 0;
+  for (int i = 0; fits && i < of_mask.rank(); ++i) fits = of_mask[i] == 1 || of_mask[i] == shape[more + i];
+  if (!fits)
+    Fail(Who("masked_mean", at), ": mask is ", of_mask.str(), " but x is ", shape.str(),
+         ", to which the mask must broadcast");
   Tensor whole = mask.shape() == shape ? mask : broadcast_to(mask, shape, at);
   Tensor total = sum(where(whole, x, 0, at), axes, keep, at);
   Tensor count = sum(cast(whole, DType::kFloat32, at), axes, keep, at);

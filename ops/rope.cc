@@ -65,7 +65,7 @@ void CheckRope(const OpCall& call) {
     Fail(call.who, ": dims is ", dims, " but must be in [0, ", width, "], axis d of x");
   if (dims == 0) dims = width;
   if (dims % 2 != 0)
-    Fail(call.who, ": ", dims, " elements of axis d are rotated, but they must be an even number, pairs");
+    Fail(call.who, ": axis d is rotated in pairs, but ", dims, " is not an even number of elements");
 }
 
 }  // namespace

@@ -241,13 +241,17 @@ void AddConcat(Catalog* catalog) {
     return std::map<std::string, int64_t>{{"all", all}};
   };
   def.check = [](const OpCall& call) {
-    CheckedAxis(call);
+    const int along = CheckedAxis(call);
     RequireSameTypes(call);
+    const Dims& first = call.shapes[0];
     for (size_t i = 1; i < call.shapes.size(); ++i) {
-      if (call.shapes[i].rank() != call.shapes[0].rank()) {
-        Fail(call.who, ": operand 1 has ", call.shapes[0].rank(), " axes but operand ", i + 1, " has ",
-             call.shapes[i].rank());
-      }
+      const Dims& other = call.shapes[i];
+      if (other.rank() != first.rank())
+        Fail(call.who, ": operand 1 has ", first.rank(), " axes but operand ", i + 1, " has ", other.rank());
+      for (int axis = 0; axis < first.rank(); ++axis)
+        if (axis != along && other[axis] != first[axis])
+          Fail(call.who, ": axis ", axis, " is ", first[axis], " in operand 1 but ", other[axis],
+               " in operand ", i + 1, "; only axis ", along, " may differ");
     }
   };
   def.flops = [](const BoundRule&) { return 0.0; };

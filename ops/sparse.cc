@@ -4,36 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
-#include "ops/op.h"
+#include "ops/calls.h"
 
 namespace oneflow_like {
 namespace {
-
-std::string Who(const char* op, const Here& at) {
-  std::string line = SourceLine(at).str();
-  return line.empty() ? std::string(op) : Cat(op, " at ", line);
-}
-
-GraphBuilder* GraphOf(const char* op, const Tensor& x, const Here& at) {
-  if (!x.defined()) Fail(Who(op, at), ": operand 1 is a Tensor that was never given a value");
-  return x.graph();
-}
-
-// `more`: axes that the result has and x has not.
-int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at, int64_t more = 0) {
-  GraphOf(op, x, at);
-  int64_t rank = x.shape().rank() + more;
-  if (axis < -rank || axis >= rank) {
-    Fail(Who(op, at), ": axis ", axis, " does not exist, its ", more ? "result of " : "operand ",
-         x.shape().str(), " has ", rank, rank == 1 ? " axis" : " axes");
-  }
-  return axis < 0 ? axis + rank : axis;
-}
-
-Tensor One(const std::vector<Tensor>& in, const char* op, const Attrs& attrs, const Here& at) {
-  return Apply(GraphOf(op, in[0], at), op, in, attrs, at)[0];
-}
 
 Tensor Order(const char* op, Tensor x, int64_t axis, int64_t k, bool descending, const Here& at) {
   axis = NormalAxis(op, axis, x, at);
@@ -41,7 +17,7 @@ Tensor Order(const char* op, Tensor x, int64_t axis, int64_t k, bool descending,
   if (k < 0 || k > extent)
     Fail(Who(op, at), ": k is ", k, " but axis ", axis, " has ", extent, " elements; k must be in [0, ",
          extent, "]");
-  return One({x}, "argsort", {{"axis", axis}, {"k", k}, {"descending", int64_t{descending}}}, at);
+  return One("argsort", {x}, {{"axis", axis}, {"k", k}, {"descending", int64_t{descending}}}, at);
 }
 
 int64_t ExtentOf(const char* op, const Tensor& x, int64_t axis, const Here& at) {
@@ -52,12 +28,13 @@ int64_t ExtentOf(const char* op, const Tensor& x, int64_t axis, const Here& at) 
 Tensor AddSums(const char* op, const char* sums, Tensor x, int64_t axis, Tensor ids, Tensor src,
                const Here& at) {
   axis = NormalAxis(op, axis, x, at);
-  GraphOf(op, src, at);
+  NeedInteger(op, "ids", ids, at);
+  NeedGiven(op, "src", src, at);
   if (x.dtype() != src.dtype())
     Fail(Who(op, at), ": x is ", Name(x.dtype()), " but src is ", Name(src.dtype()), "; cast one of them");
   Attrs attrs = {{"axis", axis}, {"extent", x.shape()[static_cast<int>(axis)]}};
   Dims shape = x.shape();
-  Tensor sum = One({ids, src}, sums, attrs, at);
+  Tensor sum = One(sums, {ids, src}, attrs, at);
   if (sum.shape() != shape)
     Fail(Who(op, at), ": x is ", shape.str(), " but src ", src.shape().str(), " by ids ", ids.shape().str(),
          " adds to ", sum.shape().str());
@@ -73,16 +50,20 @@ Tensor argsort(Tensor x, int64_t axis, bool descending, Here at) {
 }
 
 Sorted sort(Tensor x, int64_t axis, bool descending, Here at) {
+  at = at.In("sort");
   Tensor indices = Order("sort", x, axis, ExtentOf("sort", x, axis, at), descending, at);
   return {take_along_axis(x, indices, axis, at), indices};
 }
 
 Sorted top_k(Tensor x, int64_t k, int64_t axis, bool largest, Here at) {
+  at = at.In("top_k");
   Tensor indices = Order("top_k", x, axis, k, largest, at);
   return {take_along_axis(x, indices, axis, at), indices};
 }
 
 Tensor argmin(Tensor x, int64_t axis, Here at) {
+  at = at.In("argmin");
+  axis = NormalAxis("argmin", axis, x, at);
   if (ExtentOf("argmin", x, axis, at) == 0)
     Fail(Who("argmin", at), ": axis ", axis, " is 0 but must be at least 1 to have a least element");
   Tensor first = Order("argmin", x, axis, 1, false, at);
@@ -93,36 +74,51 @@ Tensor cumsum(Tensor x, int64_t axis, const CumsumOptions& options, Here at) {
   Attrs attrs = {{"axis", NormalAxis("cumsum", axis, x, at)},
                  {"reverse", int64_t{options.reverse}},
                  {"exclusive", int64_t{options.exclusive}}};
-  return One({x}, "cumsum", attrs, at);
+  return One("cumsum", {x}, attrs, at);
 }
 
 // --- Elements by index ---------------------------------------------------------------------------
 
 Tensor take(Tensor x, int64_t axis, Tensor ids, Here at) {
-  return One({x, ids}, "take", {{"axis", NormalAxis("take", axis, x, at)}}, at);
+  NeedInteger("take", "ids", ids, at);
+  return One("take", {x, ids}, {{"axis", NormalAxis("take", axis, x, at)}}, at);
 }
 
 Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, Here at) {
-  return One({x, ids}, "take_along_axis", {{"axis", NormalAxis("take_along_axis", axis, x, at)}}, at);
+  NeedInteger("take_along_axis", "ids", ids, at);
+  return One("take_along_axis", {x, ids}, {{"axis", NormalAxis("take_along_axis", axis, x, at)}}, at);
 }
 
 Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
+  at = at.In("scatter_add");
   return AddSums("scatter_add", "scatter_sum", x, axis, ids, src, at);
 }
 
 Tensor index_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
+  at = at.In("index_add");
   return AddSums("index_add", "index_sum", x, axis, ids, src, at);
 }
 
 // --- Embeddings ----------------------------------------------------------------------------------
 
+namespace {
+
+void NeedBags(const Tensor& ids, const Tensor& lengths, const Here& at) {
+  NeedInteger("embedding_bag", "ids", ids, at);
+  NeedInteger("embedding_bag", "lengths", lengths, at);
+}
+
+}  // namespace
+
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Bag mode, Here at) {
+  NeedBags(ids, lengths, at);
   const char* name = mode == Bag::kSum ? "sum" : mode == Bag::kMean ? "mean" : "max";
-  return One({table, ids, lengths}, "embedding_bag", {{"mode", name}}, at);
+  return One("embedding_bag", {table, ids, lengths}, {{"mode", name}}, at);
 }
 
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Tensor weights, Here at) {
-  return One({table, ids, lengths, weights}, "embedding_bag", {{"mode", "sum"}}, at);
+  NeedBags(ids, lengths, at);
+  return One("embedding_bag", {table, ids, lengths, weights}, {{"mode", "sum"}}, at);
 }
 
 TouchedRows unique_rows(Tensor ids, Tensor grad, Here at) {
@@ -131,16 +127,17 @@ TouchedRows unique_rows(Tensor ids, Tensor grad, Here at) {
 }
 
 Tensor sgd_rows(Tensor table, const TouchedRows& touched, const SgdRows& options, Here at) {
-  return One({table, touched.rows, touched.values}, "sgd_rows",
+  return One("sgd_rows", {table, touched.rows, touched.values},
              {{"lr", options.lr}, {"weight_decay", options.weight_decay}}, at);
 }
 
 AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched, const AdagradRows& options,
                           Here at) {
+  at = at.In("adagrad_rows");
   GraphOf("adagrad_rows", table, at);
   Tensor squares = mean(square(touched.values, at), {-1}, false, at);
-  Tensor sums = One({state, touched.rows, squares}, "add_squares_to_rows", {{"lr", options.lr}}, at);
-  return {One({table, touched.rows, touched.values, sums}, "adagrad_rows",
+  Tensor sums = One("add_squares_to_rows", {state, touched.rows, squares}, {{"lr", options.lr}}, at);
+  return {One("adagrad_rows", {table, touched.rows, touched.values, sums},
               {{"lr", options.lr}, {"eps", options.eps}}, at),
           sums};
 }
@@ -148,7 +145,8 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 // --- Products by expert --------------------------------------------------------------------------
 
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, Here at) {
-  return One({x, w, counts}, "grouped_matmul", {}, at);
+  NeedInteger("grouped_matmul", "counts", counts, at);
+  return One("grouped_matmul", {x, w, counts}, {}, at);
 }
 
 // --- Shape and position --------------------------------------------------------------------------
@@ -178,7 +176,8 @@ Tensor Copies(const char* op, Tensor x, const std::vector<int64_t>& times, bool 
   Dims shape = x.shape(), result = shape;
   std::vector<int64_t> apart, wide;
   for (int axis = 0; axis < shape.rank(); ++axis) {
-    if (times[axis] < 0) Fail(Who(op, at), ": axis ", axis, " is to stand ", times[axis], " times");
+    if (times[axis] < 0)
+      Fail(Who(op, at), ": times of axis ", axis, " is ", times[axis], " but must be 0 or more");
     result[axis] = shape[axis] * times[axis];
     bool split = times[axis] != 1;
     if (split && !inside) apart.push_back(1), wide.push_back(times[axis]);
@@ -195,20 +194,26 @@ Tensor Copies(const char* op, Tensor x, const std::vector<int64_t>& times, bool 
 
 }  // namespace
 
-Tensor tril(Tensor x, int64_t diagonal, Here at) { return KeepTriangle("tril", x, diagonal, false, at); }
-Tensor triu(Tensor x, int64_t diagonal, Here at) { return KeepTriangle("triu", x, diagonal, true, at); }
+Tensor tril(Tensor x, int64_t diagonal, Here at) {
+  return KeepTriangle("tril", x, diagonal, false, at.In("tril"));
+}
+Tensor triu(Tensor x, int64_t diagonal, Here at) {
+  return KeepTriangle("triu", x, diagonal, true, at.In("triu"));
+}
 
 Tensor flip(Tensor x, std::vector<int64_t> axes, Here at) {
+  at = at.In("flip");
   for (int64_t& axis : axes) axis = NormalAxis("flip", axis, x, at);
   std::sort(axes.begin(), axes.end());
   for (size_t i = 0; i < axes.size(); ++i) {
     if (i > 0 && axes[i] == axes[i - 1]) Fail(Who("flip", at), ": axis ", axes[i], " is named twice");
-    x = One({x}, "flip", {{"axis", axes[i]}}, at);
+    x = One("flip", {x}, {{"axis", axes[i]}}, at);
   }
   return x;
 }
 
 Tensor roll(Tensor x, int64_t by, int64_t axis, Here at) {
+  at = at.In("roll");
   int64_t extent = ExtentOf("roll", x, axis, at);
   int64_t first = extent > 0 ? (extent - by % extent) % extent : 0;  // of x, that stands first in the result
   if (first == 0) return x;
@@ -216,6 +221,7 @@ Tensor roll(Tensor x, int64_t by, int64_t axis, Here at) {
 }
 
 Tensor repeat(Tensor x, std::vector<int64_t> times, Here at) {
+  at = at.In("repeat");
   GraphOf("repeat", x, at);
   Dims shape = x.shape();
   if (static_cast<int>(times.size()) > Dims::kMaxRank)
@@ -229,6 +235,7 @@ Tensor repeat(Tensor x, std::vector<int64_t> times, Here at) {
 }
 
 Tensor repeat_interleave(Tensor x, int64_t times, int64_t axis, Here at) {
+  at = at.In("repeat_interleave");
   axis = NormalAxis("repeat_interleave", axis, x, at);
   std::vector<int64_t> all(x.shape().rank(), 1);
   all[axis] = times;
@@ -236,12 +243,14 @@ Tensor repeat_interleave(Tensor x, int64_t times, int64_t axis, Here at) {
 }
 
 Tensor stack(const std::vector<Tensor>& parts, int64_t axis, Here at) {
+  at = at.In("stack");
   if (parts.empty()) Fail(Who("stack", at), ": takes at least 1 part but was given 0");
   axis = NormalAxis("stack", axis, parts[0], at, 1);
   Dims shape = parts[0].shape();
   std::vector<Tensor> apart;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].defined() && parts[i].shape() != shape)
+    NeedGiven("stack", Cat("part ", i + 1).c_str(), parts[i], at);
+    if (parts[i].shape() != shape)
       Fail(Who("stack", at), ": part 1 is ", shape.str(), " but part ", i + 1, " is ",
            parts[i].shape().str());
     apart.push_back(unsqueeze(parts[i], axis, at));
@@ -250,6 +259,7 @@ Tensor stack(const std::vector<Tensor>& parts, int64_t axis, Here at) {
 }
 
 Tensor squeeze(Tensor x, int64_t axis, Here at) {
+  at = at.In("squeeze");
   axis = NormalAxis("squeeze", axis, x, at);
   Dims shape;
   for (int i = 0; i < x.shape().rank(); ++i) {
@@ -261,6 +271,7 @@ Tensor squeeze(Tensor x, int64_t axis, Here at) {
 }
 
 Tensor unsqueeze(Tensor x, int64_t axis, Here at) {
+  at = at.In("unsqueeze");
   axis = NormalAxis("unsqueeze", axis, x, at, 1);
   if (x.shape().rank() == Dims::kMaxRank)
     Fail(Who("unsqueeze", at), ": its operand has ", Dims::kMaxRank, " axes, the most a tensor may have");
@@ -274,6 +285,9 @@ Tensor unsqueeze(Tensor x, int64_t axis, Here at) {
 
 Tensor arange(GraphBuilder* graph, double begin, double end, double step, DType dtype, Here at) {
   if (graph == nullptr) Fail(Who("arange", at), ": no graph was given to make the tensor in");
+  for (const auto& [name, number] : {std::pair{"begin", begin}, std::pair{"step", step}})
+    if (!IsFloating(dtype) && number != std::floor(number))
+      Fail(Who("arange", at), ": ", name, " is ", number, ", which is no number of type ", Name(dtype));
   double count = std::ceil((end - begin) / step);
   if (!(step != 0 && std::isfinite(count)))
     Fail(Who("arange", at), ": from ", begin, " to ", end, " by steps of ", step, " there is no end");

@@ -1,8 +1,11 @@
 // Helpers for gradients through statistics of rows (a mean, a log-sum-exp), which are fp32 and lack the axis
-// over which they were taken; and the gradient of a norm's gradient.
+// over which they were taken; and gradients of the gradients of norms and attention.
 #pragma once
 
+#include <vector>
+
 #include "ops/functional.h"
+#include "ops/op.h"
 
 namespace oneflow_like {
 
@@ -38,5 +41,8 @@ struct NormSecond {
   Tensor dy, x, gamma, mean, rstd;
 };
 NormSecond GradientOf(const NormGradient& norm, const NormCotangents& g);  // norm.cc
+
+// OpDef::grad of attention_grad. It stores the scores, [b h s t].
+std::vector<Tensor> GradientOfAttentionGrad(const GradCall& call);  // attention_second.cc
 
 }  // namespace oneflow_like

@@ -178,12 +178,12 @@ void AddIndexSum(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef sum;
   sum.name = "index_sum";
-  sum.doc = "Parts of dy added up along one axis: each to the part of the result that its index names.";
+  sum.doc = "Parts of src added up along one axis: each to the part of the result that its index names.";
   sum.axes_of = [](const OpCall& call) {
     int rank = call.shapes[1].rank() - call.shapes[0].rank() + 1,
         axis = static_cast<int>(call.attrs->Int("axis"));
     const std::string in =
-        "ids[" + IdLetters(call.shapes[0]) + "], dy[" + AxesWith(rank, axis, IdLetters(call.shapes[0])) + "]";
+        "ids[" + IdLetters(call.shapes[0]) + "], src[" + AxesWith(rank, axis, IdLetters(call.shapes[0])) + "]";
     return SumsLine(call, in, AxesWith(rank, axis, "v"));
   };
   sum.folds_of = [](const OpCall& call) {
@@ -191,7 +191,7 @@ void AddIndexSum(Catalog* catalog) {
     for (int a = 0; a < call.shapes[0].rank(); ++a) labels.push_back(Letter(kIds + a));
     return SumsFolds(call, labels);
   };
-  sum.linear_of = [](const OpCall& call) { return LinearSums(call, "dy"); };
+  sum.linear_of = [](const OpCall& call) { return LinearSums(call, "src"); };
   sum.extents = ExtentOfAxis;
   sum.check = [](const OpCall& call) {
     CheckSums(call);
@@ -202,6 +202,10 @@ void AddIndexSum(Catalog* catalog) {
     if (axis < 0 || axis >= rank)
       Fail(call.who, ": src ", call.shapes[1].str(), " has ", call.shapes[1].rank(),
            " axes but needs at least ", axis + ids, ", those of ids from axis ", axis, " on");
+    const auto first = call.shapes[1].begin() + axis;
+    if (const Dims part(first, first + ids); part != call.shapes[0])
+      Fail(call.who, ": ids is ", call.shapes[0].str(), " but src ", call.shapes[1].str(), " is ", part.str(),
+           " from axis ", axis, " on");
   };
   sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   sum.flops = OneForEach;
@@ -220,12 +224,16 @@ void AddIndexSum(Catalog* catalog) {
   catalog->Add(std::move(sum));
 }
 
-// x[a v c] and ids[a i c] of equal extents but on the axis.
-void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name) {
+// x[a v c] and ids[a i c] of equal extents but on the axis `free`; -1: on all.
+void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name, int free) {
   const Dims &a = call.shapes[ids], &b = call.shapes[other];
   if (a.rank() != b.rank())
     Fail(call.who, ": ids ", a.str(), " has ", a.rank(), a.rank() == 1 ? " axis" : " axes", " but ", name,
          " ", b.str(), " has ", b.rank());
+  for (int axis = 0; axis < a.rank(); ++axis)
+    if (axis != free && a[axis] != b[axis])
+      Fail(call.who, ": axis ", axis, " of ids ", a.str(), " is ", a[axis], " but of ", name, " ", b.str(),
+           " is ", b[axis], free < 0 ? std::string() : Cat("; only axis ", free, " may differ"));
 }
 
 void AddTakeAlongAxis(Catalog* catalog) {
@@ -245,7 +253,7 @@ void AddTakeAlongAxis(Catalog* catalog) {
     RequireAxis(call);
     RequireNumbers(call, 0);
     RequireInteger(call, 1);
-    CheckAlong(call, 1, 0, "x");
+    CheckAlong(call, 1, 0, "x", RequireAxis(call));
   };
   take.flops = NoFlops;
   take.grad = [](const GradCall& c) {
@@ -279,7 +287,7 @@ void AddScatterSum(Catalog* catalog) {
     CheckSums(call);
     RequireAxis(call);
     CheckExtent(call);
-    CheckAlong(call, 0, 1, "src");
+    CheckAlong(call, 0, 1, "src", -1);
   };
   sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   sum.flops = OneForEach;

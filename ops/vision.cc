@@ -2,6 +2,11 @@
 // is a picture of one row.
 #include "ops/vision.h"
 
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ops/calls.h"
 #include "ops/statistics.h"
 
 namespace oneflow_like {
@@ -15,13 +20,13 @@ struct Call {
   Here at;
   int axes;  // of its windows
 
-  std::string who() const {
-    std::string line = SourceLine(at).str();
-    return line.empty() ? std::string(name) : Cat(name, " at ", line);
-  }
+  Call(const char* function, const Here& here, int axes)
+      : name(function), at(here.In(function)), axes(axes) {}
+
+  std::string who() const { return Who(name, at); }
 
   void Require(Tensor x, int rank, const char* operand, const char* shape) const {
-    if (!x.defined()) Fail(who(), ": ", operand, " is a Tensor that was never given a value");
+    NeedGiven(name, operand, x, at);
     if (x.shape().rank() != rank)
       Fail(who(), ": ", operand, " has ", x.shape().rank(), x.shape().rank() == 1 ? " axis" : " axes",
            " but needs ", rank, " (", shape, ")");
@@ -35,16 +40,35 @@ struct Call {
                       : "filters, positions, channels of a group");
   }
 
-  // An option for rows and columns; `row` is what the one row of a picture of one axis has.
-  Pair Both(const char* option, const Pair& given, int64_t row) const {
+  // An option for rows and columns, each at least `least`; that is also what the one row of a picture of one
+  // axis has.
+  Pair Both(const char* option, const Pair& given, int64_t least) const {
     if (given.size() != 1 && static_cast<int>(given.size()) != axes)
       Fail(who(), ": ", option, " has ", given.size(), " numbers but must have 1", axes == 2 ? " or 2" : "");
-    if (axes == 1) return {row, given[0]};
+    for (size_t i = 0; i < given.size(); ++i)
+      if (given[i] < least)
+        Fail(who(), ": ", option,
+             given.size() == 1 ? ""
+             : i == 0          ? " of the rows"
+                               : " of the columns",
+             " is ", given[i], " but must be at least ", least);
+    if (axes == 1) return {least, given[0]};
     return {given[0], given.back()};
   }
 
+  // A node of a picture. One of one axis has positions in place of columns, also in messages.
   Tensor One(Tensor x, const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs) const {
-    return Apply(x.graph(), op, in, attrs, at)[0];
+    if (axes == 2) return Apply(x.graph(), op, in, attrs, at)[0];
+    try {
+      return Apply(x.graph(), op, in, attrs, at)[0];
+    } catch (const Error& error) {
+      std::string text = error.what();
+      for (const auto& [plane, line] :
+           {std::pair{" of the columns", ""}, std::pair{" columns", " positions"}})
+        for (size_t begin; (begin = text.find(plane)) != std::string::npos;)
+          text.replace(begin, std::strlen(plane), line);
+      throw Error(text);
+    }
   }
 
   // [n l c] as one row, and back.
@@ -67,6 +91,11 @@ Tensor Convolve(const Call& call, Tensor x, Tensor filter, const ConvOptions& o)
                  {"padding", call.Both("padding", o.padding, 0)},
                  {"dilation", call.Both("dilation", o.dilation, 1)},
                  {"groups", o.groups}};
+  // conv2d checks this too, but does not know the filter's own shape.
+  const int64_t channels = x.shape().back();
+  if (call.axes == 1 && o.groups == 1 && channels != filter.shape().back())
+    Fail(call.who(), ": x has ", channels, " channels but the filter ", filter.shape().str(), " takes ",
+         filter.shape().back());
   x = call.AsPlane(x);
   return call.FromPlane(call.One(x, "conv2d", {x, call.AsPlane(filter)}, attrs));
 }
@@ -77,6 +106,13 @@ Tensor ConvolveTransposed(const Call& call, Tensor x, Tensor filter, const ConvT
   const Pair stride = call.Both("stride", o.stride, 1), padding = call.Both("padding", o.padding, 0),
              dilation = call.Both("dilation", o.dilation, 1),
              more = call.Both("output_padding", o.output_padding, 0);
+  if (o.groups < 1) Fail(call.who(), ": groups is ", o.groups, " but must be at least 1");
+  if (x.shape().back() != filter.shape()[0])
+    Fail(call.who(), ": x has ", x.shape().back(), " channels but axis 0 of the filter ",
+         filter.shape().str(), " has ", filter.shape()[0]);
+  if (x.shape().back() % o.groups != 0)
+    Fail(call.who(), ": x has ", x.shape().back(), " channels, which do not divide into ", o.groups,
+         " groups");
   x = call.AsPlane(x);
   filter = call.AsPlane(filter);
   Pair size;
@@ -167,7 +203,7 @@ Tensor interpolate(Tensor x, int64_t rows, int64_t columns, const InterpolateOpt
 
 Tensor group_norm(Tensor x, int64_t groups, Tensor gamma, Tensor beta, double eps, Here at) {
   Call call{"group_norm", at, 2};
-  if (!x.defined()) Fail(call.who(), ": x is a Tensor that was never given a value");
+  NeedGiven(call.name, "x", x, call.at);
   return call.One(x, "group_norm", {x, gamma, beta}, {{"groups", groups}, {"eps", eps}});
 }
 
@@ -203,11 +239,12 @@ Tensor Normalise(const Call& call, Tensor x, Tensor gamma, Tensor beta, Tensor m
 
 void CheckBatchNorm(const Call& call, Tensor x, const std::vector<std::pair<const char*, Tensor>>& numbers,
                     double eps) {
-  if (!x.defined()) Fail(call.who(), ": x is a Tensor that was never given a value");
+  NeedFloating(call.name, "x", x, call.at);
   if (x.shape().rank() < 2)
     Fail(call.who(), ": x has ", x.shape().rank(), x.shape().rank() == 1 ? " axis" : " axes",
          " but needs at least 2 (batch, .., channels)");
   for (const auto& [name, tensor] : numbers) {
+    NeedFloating(call.name, name, tensor, call.at);
     call.Require(tensor, 1, name, "channels");
     if (tensor.shape()[0] != x.shape().back())
       Fail(call.who(), ": ", name, " is ", tensor.shape().str(), " but x has ", x.shape().back(),
@@ -224,6 +261,7 @@ BatchNorm batch_norm(Tensor x, Tensor gamma, Tensor beta, double eps, Here at) {
   const int64_t count = ElementsOfChannel(x);
   if (count == 0) Fail(call.who(), ": x is ", x.shape().str(), ", which has no element to take a mean of");
   const double share = 1.0 / static_cast<double>(count);
+  at = call.at;
   Tensor centre = Centre(x, at);
   std::vector<Tensor> about = Apply(x.graph(), "channel_moments", {x, centre}, {}, at);
   Tensor away = scale(about[0], share, at);

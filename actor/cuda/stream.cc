@@ -86,10 +86,9 @@ int CudaStream::NumberOf(Kernel& kernel, const KernelSpec& spec) {
   if (found != numbers_.end() && known_[found->second - 1].spec == &spec) return found->second;
   auto* cuda_kernel = dynamic_cast<CudaKernel*>(&kernel);
   if (cuda_kernel == nullptr) return 0;
-  std::string line = spec.line.str();
   const std::string& node = spec.node.empty() ? spec.name : spec.node;
   std::lock_guard<std::mutex> lock(mutex_);
-  known_.push_back({cuda_kernel, &spec, line.empty() ? node : Cat(node, " at ", line)});
+  known_.push_back({cuda_kernel, &spec, spec.line.Of(node)});
   return numbers_[&kernel] = static_cast<int>(known_.size());
 }
 

@@ -183,6 +183,37 @@ Kind Back(Tensor (*f)(Tensor)) {
   return {2, {}, [f](Tensors x, Tensors, const Inputs&) { return PassedBack(f(x[0]), tanh(x[1]))[0]; }};
 }
 
+// What attention passes back, of two heads of queries; keys and values have as many or one, in which case
+// they are halves of k.
+Tensor AttentionBack(Tensor q, Tensor k, Tensor v, const AttentionOptions& options) {
+  const Dims heads{1, kRows, 2, kColumns / 2};
+  Tensor y = v.defined() ? attention(reshape(q, heads), reshape(k, heads), reshape(v, heads), options)
+                         : attention(reshape(q, heads), reshape(slice(k, 1, 0, 2), {1, kRows, 1, 2}),
+                                     reshape(slice(k, 1, 2, 4), {1, kRows, 1, 2}), options);
+  std::vector<Tensor> back = PassedBack(y, reshape(tanh(q), heads));
+  if (!v.defined()) {
+    Tensor both = concat({reshape(back[1], {kRows, 2}), reshape(tanh(back[2]), {kRows, 2})}, 1);
+    return reshape(back[0], kShape) * tanh(both);
+  }
+  Tensor of_values = reshape(back[0], kShape) + reshape(tanh(back[1]), kShape) * reshape(back[2], kShape);
+  return options.bias.defined() ? of_values * sum(tanh(back[3])) : of_values;
+}
+
+std::vector<Kind> KindsOfSecondOrderOfAttention() {
+  return {
+      Ternary([](Tensor x, Tensor y, Tensor z) { return AttentionBack(x, y, z, {}); }),
+      Ternary([](Tensor x, Tensor y, Tensor z) {
+        return AttentionBack(x, y, z, {.causal = false, .scale = .8, .window = 2});
+      }),
+      Binary([](Tensor x, Tensor y) { return AttentionBack(x, y, {}, {}); }),
+      Weighted({{kRows, kRows}},
+               [](Tensor x, Tensors w, const Inputs& in) {
+                 return AttentionBack(x, tanh(x), x,
+                                      {.bias = w[0], .query_positions = in.ids, .key_positions = in.target});
+               }),
+  };
+}
+
 std::vector<Kind> KindsOfSecondOrder() {
   return {
       Back([](Tensor x) { return tanh(x); }),
@@ -241,6 +272,12 @@ std::vector<Kind> KindsOfSecondOrder() {
                                              slice(x, 1, 0, 1));
                  const std::vector<Tensor> back = PassedBack(bags, tanh(x));
                  return x * back[3] * sum(tanh(back[0]));
+               }),
+      Weighted({{7, kColumns}},
+               [](Tensor x, Tensors w, const Inputs& in) {
+                 Tensor ids = concat({reshape(in.ids, {kRows, 1}), reshape(in.target, {kRows, 1})}, 1);
+                 Tensor bags = embedding_bag(w[0], ids, in.target, Bag::kMax);
+                 return x * sum(tanh(PassedBack(bags, tanh(x))[0]));
                }),
       Weighted({{2, kColumns, kColumns}},
                [](Tensor x, Tensors w, const Inputs&) {
@@ -357,8 +394,8 @@ std::vector<Kind> KindsOfNetworks() {
 const std::vector<Kind>& Kinds() {
   static const std::vector<Kind> kinds = [] {
     std::vector<Kind> all = KindsOfNetworks();
-    for (const std::vector<Kind>& more :
-         {KindsOfVision(), KindsThatChoose(), KindsOfFunctions(), KindsOfSecondOrder()})
+    for (const std::vector<Kind>& more : {KindsOfVision(), KindsThatChoose(), KindsOfFunctions(),
+                                          KindsOfSecondOrder(), KindsOfSecondOrderOfAttention()})
       all.insert(all.end(), more.begin(), more.end());
     return all;
   }();

@@ -76,6 +76,32 @@ Outputs MasksOfTraining(const std::string& order, int relus = 0) {
   return given;
 }
 
+// gradients() draws again what the operator drew: also where a later dropout stands in the same scope, and an
+// input takes the operator's name.
+TEST(Draws, OfGradientsAreThoseOfTheOperator) {
+  Model model(FullMesh("cpu:dp=2"));
+  Tensor x = model.Input("x", {kBatch, 8}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor y = dropout(x, .5), slope = gradients(sum(y), {x})[0];
+  Tensor z = dropout(x, .5), other = gradients(sum(z), {x})[0];
+  Tensor q = reshape(x, {1, kBatch, 2, 4}), v = full(q, q.shape(), 1);
+  Tensor kept = attention(q, q, v, {.dropout = .5}), of_v = gradients(sum(kept), {v})[0];
+  model.Input("dropout", {1}, DType::kFloat32);  // renames the operator
+  Session all = Evaluate(
+      {{"y", y}, {"slope", slope}, {"z", z}, {"other", other}, {"kept", sum(kept)}, {"of_v", sum(of_v)}});
+  Session alone = Evaluate({{"slope", slope}}, {.name = "alone"});
+  HostTensor ones = Floats(1, {kBatch, 8});
+  for (int64_t i = 0; i < ones.elements(); ++i) ones.as<float>()[i] = 1;
+  for (int step = 0; step < 2; ++step) {
+    StepResult result = all.Run({{"x", ones}});
+    EXPECT_TRUE(SameBytes(result.Get("y"), result.Get("slope"))) << step;
+    EXPECT_TRUE(SameBytes(result.Get("z"), result.Get("other"))) << step;
+    EXPECT_FALSE(SameBytes(result.Get("y"), result.Get("z"))) << step;
+    // Values of 1: what is kept of the probabilities is what comes back to them.
+    EXPECT_NEAR(result.Scalar("kept"), result.Scalar("of_v"), 1e-4) << step;
+    EXPECT_TRUE(SameBytes(result.Get("slope"), alone.Run({{"x", ones}}).Get("slope"))) << step;
+  }
+}
+
 TEST(Draws, AreThoseOfTheGraphAlone) {
   const Outputs wanted = MasksOfTraining("gt");
   std::set<std::string> different;

@@ -46,6 +46,39 @@ Tensor Chosen(Scope s, Tensor x) {  // through a softmax and a choice of columns
   return Head(s, take(log_softmax(y), 1, constant(x.graph(), Ids(5, {5}, 8))));
 }
 
+// Four heads of queries to two of keys, causal within a window, and a bias that learns.
+Tensor Attended(Scope s, Tensor x) {
+  Tensor rows = reshape(x, {kBatch, kRows, kRows * kChannels});
+  auto project = [&](const char* name, int64_t heads) {
+    Tensor w = s.Weight(name, {kRows * kChannels, heads, 3}, Normal(.3), {{"tp", S(1)}});
+    return einsum("bsw,whd->bshd", rows, w);
+  };
+  AttentionOptions options{.window = 4};
+  options.bias = s.Weight("bias", {4, kRows, kRows}, Normal(.5), {{"tp", S(0)}});
+  Tensor y = attention(project("q", 4), project("k", 2), project("v", 2), options);
+  return Head(s, tanh(Flat(y)));
+}
+
+// Tokens of two documents, which do not see each other; half of the probabilities are dropped.
+Tensor Dropped(Scope s, Tensor x) {
+  Tensor rows = reshape(x, {kBatch, kRows, 4, kRows});
+  Tensor w = s.Weight("w", {kRows, kRows}, Normal(.4)), documents = constant(x.graph(), Ids(9, {kRows}, 2));
+  AttentionOptions options{.causal = false, .dropout = .5};
+  options.query_documents = options.key_documents = documents;
+  Tensor y = attention(matmul(rows, w), rows, tanh(rows), options);
+  return Head(s, dropout(tanh(Flat(y)), .25));
+}
+
+// The greatest of some rows of a table that the input scales.
+Tensor Bagged(Scope s, Tensor x) {
+  Tensor table = s.Weight("table", {9, 8}, Normal(1), {{"tp", S(1)}});
+  Tensor up = matmul(Flat(x), s.Weight("up", {kRows * kRows * kChannels, 8}, Normal(.1), {{"tp", S(1)}}));
+  Tensor scaled = table * sigmoid(sum(up, {0}, true));
+  Tensor bags = embedding_bag(scaled, constant(x.graph(), Ids(5, {kBatch, 3}, 9)),
+                              constant(x.graph(), Ids(6, {kBatch}, 4)), Bag::kMax);
+  return Head(s, tanh(bags * up));
+}
+
 struct Setting {
   const char* mesh;
   int micro_batches;
@@ -77,11 +110,16 @@ Curve CurveOf(Network network, const Setting& run, double lr) {
 }
 
 const std::map<std::string, Network> kNetworks = {
-    {"pooled", Pooled}, {"grouped", Grouped}, {"normed", Normed}, {"chosen", Chosen}};
+    {"pooled", Pooled}, {"grouped", Grouped},   {"normed", Normed},  {"chosen", Chosen},
+    {"bagged", Bagged}, {"attended", Attended}, {"dropped", Dropped}};
+
+// What it draws differs from step to step, and so does its loss.
+bool Draws(const std::string& name) { return name == "dropped"; }
 
 // A small step down the gradient lowers the loss by the step times the square of its norm.
 TEST(GradientPenalty, ASmallStepLowersTheLossAsItsGradientSays) {
   for (const auto& [name, network] : kNetworks) {
+    if (Draws(name)) continue;
     const Curve probe = CurveOf(network, {"cpu:dp=1", 1}, 0);
     EXPECT_EQ(probe.losses[0], probe.losses[3]) << name;
     const double step = 2e-3 * probe.losses[0] / (probe.norm * probe.norm);
@@ -96,7 +134,7 @@ TEST(GradientPenalty, TrainsAlikeOnEveryMesh) {
     const double norm = CurveOf(network, {"cpu:dp=1", 1}, 0).norm;
     const double lr = .02 / norm;
     const Curve wanted = CurveOf(network, {"cpu:dp=1", 1}, lr);
-    EXPECT_LT(wanted.losses[3], wanted.losses[0]) << name;
+    if (!Draws(name)) EXPECT_LT(wanted.losses[3], wanted.losses[0]) << name;
     for (const Setting& run : {Setting{"cpu:dp=2", 1}, Setting{"cpu:dp=1", 5}, Setting{"cpu:tp=2", 2},
                                Setting{"cpu:dp=3", 2}, Setting{"cpu:dp=2,tp=2", 3}, Setting{"cpu:tp=3", 4}}) {
       const Curve got = CurveOf(network, run, lr);

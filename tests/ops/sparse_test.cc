@@ -188,7 +188,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
        },
        "its operands are bool but must be numbers"},
       {[&] { cumsum(x, -3); }, "axis -3 does not exist, its operand [2,3] has 2 axes"},
-      {[&] { take(x, 1, x); }, "operand 2 is f32 but must be i32 or i64"},
+      {[&] { take(x, 1, x); }, "ids is f32 but must be i32 or i64"},
       {[&] {
          take(Give(&tape_, {2}, {0, 1}, DType::kBool), 0, ids);
        },
@@ -197,7 +197,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
       {[&] {
          take_along_axis(x, Ids({3, 1}, {0, 0, 0}), 1);
        },
-       "axis a is 2 in x but 3 in ids"},
+       "axis 0 of ids [3,1] is 3 but of x [2,3] is 2; only axis 1 may differ"},
       {[&] {
          scatter_add(x, 1, Ids({2, 1}, {0, 0}), Ids({2, 1}, {0, 0}));
        },
@@ -209,7 +209,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
       {[&] {
          index_add(x, 0, ids, Counted({3, 3}));
        },
-       "axis i is 2 in ids but 3 in dy"},
+       "ids is [2] but src [3,3] is [3] from axis 0 on"},
       {[&] { embedding_bag(table, ids, ids); },
        "ids [2] has 1 axis but needs 2: bags, padded to the longest"},
       {[&] {
@@ -241,7 +241,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
          flip(x, {1, -1});
        },
        "axis 1 is named twice"},
-      {[&] { repeat(x, {-1}); }, "axis 1 is to stand -1 times"},
+      {[&] { repeat(x, {-1}); }, "times of axis 1 is -1 but must be 0 or more"},
       {[&] {
          stack({x, ids});
        },
@@ -252,7 +252,7 @@ TEST_F(Sparse, WrongUsesAreNamed) {
       {[&] {
          argmin(Counted({2, 0}));
        },
-       "axis -1 is 0 but must be at least 1 to have a least element"}};
+       "axis 1 is 0 but must be at least 1 to have a least element"}};
   for (const Use& use : uses) {
     std::string said = ErrorOf(use.run);
     EXPECT_NE(said.find(use.what), std::string::npos)

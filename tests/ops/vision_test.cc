@@ -306,7 +306,7 @@ TEST(Vision, SaysWhatIsWrong) {
   EXPECT_EQ(said([&] {
               conv2d_transpose(x, filter({3, 2, 2, 4}));
             }),
-            "dy has 4 channels but the filter [3,2,2,4] gives 3");
+            "x has 4 channels but axis 0 of the filter [3,2,2,4] has 3");
   EXPECT_EQ(said([&] { max_pool2d(x, {.kernel = {2}, .padding = {2}}); }),
             "padding of the rows is 2 but may be at most half of the kernel, 2");
   EXPECT_EQ(said([&] {
