@@ -1,4 +1,4 @@
-// The workers of a machine on paper, the meetings of its collectives, and plans as it runs them.
+// The workers of a machine on paper, and the meetings of its collectives.
 #include "actor/virtual_time.h"
 
 #include <algorithm>
@@ -378,7 +378,6 @@ int64_t VirtualMachine::now() const { return impl_->paper.clock.now(); }
 plan::Plan VirtualMachine::OnPaper(
     const plan::Plan& plan,
     const std::function<ThreadTime(const plan::Actor&, const plan::Kernel&)>& time) const {
-  plan::Plan paper = plan;
   std::map<std::pair<int, int>, int> periods;  // of each edge's end at an actor
   for (const plan::Actor& actor : plan.actor())
     for (const auto* ports : {&actor.in(), &actor.out()})
@@ -388,35 +387,8 @@ plan::Plan VirtualMachine::OnPaper(
       for (const plan::Port& port : *ports)
         impl_->paper.edges[{plan.rank(), actor.id(), port.peer()}].push_back(
             {port.credits(), std::max(1, port.period()), periods[{port.peer(), port.edge()}]});
-  paper.set_device_kind("paper");
-  paper.clear_device_kinds();
-  paper.clear_input();
-  paper.clear_output();
-  auto become = [&](plan::Kernel* kernel, const ThreadTime& takes, int actor, int index, int acts) {
-    kernel->set_name(kPaperKernel);
-    kernel->clear_attr();
-    kernel->clear_scratch_bytes();
-    for (const auto& [name, value] : {std::pair<const char*, int64_t>{kPaperTime, Picoseconds(takes.alone)},
-                                      {kPaperCrowded, Picoseconds(takes.crowded)},
-                                      {kPaperRank, plan.rank()},
-                                      {kPaperActor, actor},
-                                      {kPaperIndex, index},
-                                      {kPaperActs, acts}}) {
-      plan::Attr* attr = kernel->add_attr();
-      attr->set_name(name);
-      attr->set_i(value);
-    }
-  };
-  for (plan::Variable& variable : *paper.mutable_variable()) become(variable.mutable_init(), 0, -1, 0, 1);
-  for (plan::Actor& actor : *paper.mutable_actor()) {
-    if (actor.has_collective()) continue;
-    const bool moves = !actor.feed().empty() || !actor.fetch().empty();
-    actor.clear_feed();
-    actor.clear_fetch();
-    for (int k = 0; k < actor.kernel_size(); ++k)
-      become(actor.mutable_kernel(k), moves ? 0 : time(actor, actor.kernel(k)), actor.id(), k, actor.acts());
-  }
-  return paper;
+  return PlanOnPaper(plan, time,
+                     {.asynchronous = impl_->options.threads == 0, .each_kernel = impl_->options.each_kernel});
 }
 
 std::vector<TraceRecord> VirtualMachine::TakeRecords() { return std::exchange(impl_->paper.records, {}); }

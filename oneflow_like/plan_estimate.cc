@@ -175,6 +175,7 @@ std::vector<PlanEstimator::Stage> PlanEstimator::StagesOf(const PlanCandidate& c
     s.narrow += count * part.narrow;
     s.gradients += count * part.gradients;
     s.stash += count * part.stash;
+    s.layers += part.weights > 0 ? count : 0;
   };
   add(0, parts.before, 0, 1);
   add(pp - 1, parts.after, 1, 1);
@@ -200,8 +201,10 @@ double PlanEstimator::Exchange(const PlanCandidate& c, const Stage& stage, int s
   const int dp = c.extent("dp");
   if (dp == 1) return 0;
   const double read = stage.narrow > 0 ? stage.narrow : stage.weights;
-  const auto sum = [&](const Sbp& to) { return Seconds(stage.gradients, P(), to, dp, stride); };
-  const double gather = c.zero > 0 ? Seconds(read, S(0), B(), dp, stride) : 0;
+  // From stage 2 on messages are of one layer.
+  const double parts = c.zero >= 2 ? std::max(1.0, stage.layers) : 1;
+  const auto sum = [&](const Sbp& to) { return parts * Seconds(stage.gradients / parts, P(), to, dp, stride); };
+  const double gather = c.zero > 0 ? parts * Seconds(read / parts, S(0), B(), dp, stride) : 0;
   const double work = stage.forward + stage.backward;
   constexpr double kHidden = 0.5;  // of a micro-batch's backward pass, behind which its sums can be
   if (c.zero < 2) {

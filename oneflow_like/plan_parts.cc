@@ -32,7 +32,7 @@ class PartsOfPlan {
       parts_.blocks.push_back(stack.of);
     }
     FindPositions();
-    made_ = PlanOf(compiled_, 0);
+    made_ = PlanOf(compiled_, 0, PlanDetail::kOutline);
     AddKernels();
     AddVariables();
     AddBuffers();

@@ -150,7 +150,7 @@ struct Played {
 };
 
 Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
-                 const Threads& threads, int steps, int in_flight) {
+                 const Threads& threads, int steps, int in_flight, bool each_kernel) {
   Played played;
   Loads loads(compiled, machine, threads);
   std::vector<int> thread_of;
@@ -161,11 +161,12 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .thread_of = std::move(thread_of),
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
+                        .each_kernel = each_kernel,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> on_paper;
-  for (RankPlan& made : PlansOf(compiled, cast.ranks)) {
+  for (RankPlan& made : PlansOf(compiled, cast.ranks, 0, PlanDetail::kOutline)) {
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
@@ -282,7 +283,8 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Cast cast = CastOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight);
+  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight,
+                                  /*each_kernel=*/!options.trace_file.empty());
   if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
 
   Simulated result;

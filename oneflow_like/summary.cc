@@ -151,7 +151,8 @@ std::string RangesText(const std::vector<int>& ranks) {
 }
 
 RankSummary SummaryOf(const Session::Impl& session, int rank) {
-  RankSummary s = Summarise(*session.model, session.compiled, PlanOf(session.compiled, rank));
+  RankSummary s = Summarise(*session.model, session.compiled,
+                            PlanOf(session.compiled, rank, PlanDetail::kOutline));
   s.stage = StageOf(session.compiled, rank);
   return s;
 }
@@ -182,7 +183,7 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
     if ((!many || ranks.empty()) && !plan_of(rank, known)) unknown.push_back(rank);
     ranks.push_back(rank);
   }
-  const std::vector<RankPlan> made = PlansOf(compiled, unknown);
+  const std::vector<RankPlan> made = PlansOf(compiled, unknown, 0, PlanDetail::kOutline);
   for (int rank : shown) {
     const RankPlan* plan = plan_of(rank, known);
     RankSummary s = Summarise(*session.model, compiled, plan ? *plan : *plan_of(rank, made));
@@ -217,7 +218,9 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
   }
   if (s.library_bytes > 0)
     text += Cat("  host memory   ",
-                BytesText(MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank).plan).host),
+                BytesText(MemoryBesidesPlan(*session.model,
+                                            PlanOf(compiled, s.rank, PlanDetail::kOutline).plan)
+                              .host),
                 " that its device copies to and from\n");
   if (s.staging_bytes > 0) {
     const int hosted = compiled.graph.mesh().size() / session.model->options.job->processes();

@@ -149,6 +149,24 @@ TEST(Simulate, OneRankOfAStageActsForTheOthers) {
   }
 }
 
+// A trace has every kernel; without one, kernels that nothing comes between are simulated as one.
+TEST(Simulate, ATraceChangesNoTime) {
+  const std::string file = testing::TempDir() + "kernels.json";
+  for (int trial = 0; trial < 12; ++trial) {
+    std::mt19937 random(300 + trial);
+    const SmallGpt given = Draw(&random);
+    for (const DescribedMachine& machine : {Host(2), Gpus(2)}) {
+      GptProgram traced(given), untraced(given);
+      const Simulated with = Simulate(traced.MakeTrain(), machine, {.trace_file = file});
+      const Simulated without = Simulate(untraced.MakeTrain(), machine);
+      SCOPED_TRACE(Cat("seed ", 300 + trial, ": ", given.str()));
+      EXPECT_EQ(with.seconds, without.seconds);
+      EXPECT_EQ(with.first_seconds, without.first_seconds);
+      EXPECT_EQ(with.Text(64, "tokens"), without.Text(64, "tokens"));
+    }
+  }
+}
+
 // --- Topology files ---
 
 std::string WithTopology(const std::string& text) {
