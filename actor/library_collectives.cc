@@ -124,7 +124,7 @@ LibraryWork WorkOfOperand(const plan::Collective& collective, int operand) {
       work = {Kind::kReduceScatter, ends.out[0].elements(),
               RunsInOrder(ends.out, ends.in[0]) ? 0 : ends.in[0].elements()};
     } else if (primitive == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
-               Disjoint(ends)) {
+               (RunsInOrder(ends.in, ends.out[0]) || Disjoint(ends))) {
       work = {Kind::kAllGather, ends.in[0].elements(),
               RunsInOrder(ends.in, ends.out[0]) ? 0 : ends.out[0].elements()};
     } else if (collective.reduce().empty() && Disjoint(ends)) {

@@ -136,6 +136,10 @@ struct Meeting {
   std::vector<VirtualMember*> members;
   size_t arrived = 0, working = 0;
   int64_t began = 0;
+  // The load of all members together.
+  int64_t latency = 0;
+  bool by_links = false;
+  std::vector<VirtualLoad::Busy> links;
 };
 
 class VirtualCollectives;
@@ -226,6 +230,7 @@ class VirtualCollectives final : public Collectives {
           joined.members.erase(joined.members.begin() + static_cast<std::ptrdiff_t>(i));
           joined.ranks.erase(joined.ranks.begin() + static_cast<std::ptrdiff_t>(i));
         }
+        AddLoads(meeting.get());
         meetings_.push_back(std::move(meeting));
       }
   }
@@ -252,21 +257,24 @@ class VirtualCollectives final : public Collectives {
     if (++meeting->arrived < meeting->members.size()) return;
     meeting->arrived = 0;
     meeting->began = paper_->clock.now();
-    int64_t latency = 0;
-    std::map<int, int64_t> busy;  // of members on one link, the slowest: others of them go over it as well
-    for (VirtualMember* each : meeting->members) {
-      latency = std::max(latency, each->load.latency);
-      for (const VirtualLoad::Busy& on : each->load.links) busy[on.link] = std::max(busy[on.link], on.time);
-    }
-    if (options_->threads > 0 && busy.empty()) return StartWork(member);
-    std::vector<VirtualLoad::Busy> links;
-    for (const auto& [link, time] : busy) links.push_back({link, time});
-    auto move = [this, meeting, links = std::move(links)] {
-      links_->Start(links, [meeting] {
+    if (options_->threads > 0 && !meeting->by_links) return StartWork(member);
+    paper_->clock.At(paper_->clock.now() + meeting->latency, [this, meeting] {
+      links_->Start(&meeting->links, [meeting] {
         for (VirtualMember* each : meeting->members) each->Done();
       });
-    };
-    paper_->clock.At(paper_->clock.now() + latency, std::move(move));
+    });
+  }
+
+  // Of members on one link the slowest counts: others of them go over it as well.
+  static void AddLoads(Meeting* meeting) {
+    std::map<int, int64_t> busy;
+    for (const VirtualMember* each : meeting->members) {
+      meeting->latency = std::max(meeting->latency, each->load.latency);
+      for (const VirtualLoad::Busy& on : each->load.links) busy[on.link] = std::max(busy[on.link], on.time);
+    }
+    meeting->by_links = !busy.empty();
+    for (const auto& [link, time] : busy)
+      if (time > 0) meeting->links.push_back({link, time});
   }
 
   // By the members' threads, as inside one host: the last to come tells the others to work.
@@ -387,8 +395,8 @@ plan::Plan VirtualMachine::OnPaper(
       for (const plan::Port& port : *ports)
         impl_->paper.edges[{plan.rank(), actor.id(), port.peer()}].push_back(
             {port.credits(), std::max(1, port.period()), periods[{port.peer(), port.edge()}]});
-  return PlanOnPaper(plan, time,
-                     {.asynchronous = impl_->options.threads == 0, .each_kernel = impl_->options.each_kernel});
+  return PlanOnPaper(
+      plan, time, {.asynchronous = impl_->options.threads == 0, .each_kernel = impl_->options.each_kernel});
 }
 
 std::vector<TraceRecord> VirtualMachine::TakeRecords() { return std::exchange(impl_->paper.records, {}); }

@@ -102,7 +102,8 @@ void RefuseWritesOfParts(const Graph& graph);
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
 // kOutline: for estimates and simulation, in a fraction of the time. Of a tensor's pieces, and of the regions
-// of a collective, those of the first micro-batch stand for those of the others where these only lie elsewhere.
+// of a collective, those of the first micro-batch stand for those of the others where these only lie
+// elsewhere.
 enum class PlanDetail : uint8_t { kWhole, kOutline };
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail = PlanDetail::kWhole);

@@ -42,8 +42,8 @@ void StreamTo(std::ostream& out, const T& value) {
   }
 }
 
-// Appends what StreamTo streams, without a stream where that is text or a whole number: most are, and a stream
-// costs several allocations.
+// Appends what StreamTo streams, without a stream where that is text or a whole number: most are, and a
+// stream costs several allocations.
 template <typename T>
 void AppendTo(std::string* out, const T& value) {
   if constexpr (std::is_convertible_v<const T&, std::string_view>) {

@@ -203,7 +203,9 @@ double PlanEstimator::Exchange(const PlanCandidate& c, const Stage& stage, int s
   const double read = stage.narrow > 0 ? stage.narrow : stage.weights;
   // From stage 2 on messages are of one layer.
   const double parts = c.zero >= 2 ? std::max(1.0, stage.layers) : 1;
-  const auto sum = [&](const Sbp& to) { return parts * Seconds(stage.gradients / parts, P(), to, dp, stride); };
+  const auto sum = [&](const Sbp& to) {
+    return parts * Seconds(stage.gradients / parts, P(), to, dp, stride);
+  };
   const double gather = c.zero > 0 ? parts * Seconds(read / parts, S(0), B(), dp, stride) : 0;
   const double work = stage.forward + stage.backward;
   constexpr double kHidden = 0.5;  // of a micro-batch's backward pass, behind which its sums can be

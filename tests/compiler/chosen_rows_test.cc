@@ -102,8 +102,9 @@ TEST(ChosenRows, CountAsManyAsThereAreIds) {
             const KernelSpec spec = ToSpec(kernel);
             const Dims& x = spec.in[0].extent;
             const int64_t parts = std::min(x[c.axis], c.parts(x, spec.in[1].extent));
-            double bytes = x[c.axis] == 0 ? 0 : BytesOf(spec.in[0]) / static_cast<double>(x[c.axis]) *
-                                                    static_cast<double>(parts);
+            double bytes = x[c.axis] == 0 ? 0
+                                          : BytesOf(spec.in[0]) / static_cast<double>(x[c.axis]) *
+                                                static_cast<double>(parts);
             for (size_t i = 1; i < spec.in.size(); ++i) bytes += BytesOf(spec.in[i]);
             EXPECT_NEAR(kernel.bytes(), bytes + BytesOf(spec.out[0]), 1e-6 * bytes);
           }

@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 
+#include "actor/net/talk/job.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/launcher.h"
 #include "oneflow_like/plan_share.h"
@@ -102,7 +103,8 @@ class Wait final : public Kernel {
 void LetKernelsWait(const DescribedMachine& machine, int process, Session::Impl* session) {
   std::vector<int> ranks;
   for (int r = 0; r < kDevices / kHosts; ++r) ranks.push_back(process * kDevices / kHosts + r);
-  auto seconds = std::make_shared<std::map<std::string, double>>();  // by node; of the rank that works longest
+  auto seconds =
+      std::make_shared<std::map<std::string, double>>();  // by node; of the rank that works longest
   std::set<std::string> names;
   for (const RankPlan& made : PlansOf(session->compiled, ranks)) {
     for (const plan::Actor& actor : made.plan.actor())
@@ -116,12 +118,12 @@ void LetKernelsWait(const DescribedMachine& machine, int process, Session::Impl*
   }
   auto real = std::make_shared<KernelRegistry>(std::exchange(session->model->registry, {}));
   for (const std::string& name : names)
-    session->model->registry.Add(
-        name, "cpu", [real, seconds](const KernelSpec& spec) -> std::unique_ptr<Kernel> {
-          const auto at = seconds->find(spec.node);
-          if (at == seconds->end()) return real->Make(spec, "cpu");
-          return std::make_unique<Wait>(at->second);
-        });
+    session->model->registry.Add(name, "cpu",
+                                 [real, seconds](const KernelSpec& spec) -> std::unique_ptr<Kernel> {
+                                   const auto at = seconds->find(spec.node);
+                                   if (at == seconds->end()) return real->Make(spec, "cpu");
+                                   return std::make_unique<Wait>(at->second);
+                                 });
 }
 
 // The median of steps behind the first.
@@ -200,14 +202,15 @@ std::vector<double> Execute(const Drawn& drawn, const TestFolder& folder, const 
   const std::string times = folder / "times";
   ProcessJob job({.program = std::string(OFL_BINARY_DIR) + "/tests/mesh_search_benchmark",
                   .flags = {"--plans=" + folder.Write("plans", ToText(plans)), "--machine=" + topology,
-                          "--times=" + times, "--start_timeout=60"},
+                            "--times=" + times, "--start_timeout=60"},
                   .processes = kHosts,
                   .output = folder / "out",
                   .hosts = &hosts});
   job.WaitUntil(Seconds() + 1200);
   std::vector<double> seconds;
   for (const std::string& line : LinesOf(TextOf(times))) seconds.push_back(std::stod(line));
-  if (seconds.size() != all.size()) Fail("only ", seconds.size(), " of ", all.size(), " plans ran\n", job.Said());
+  if (seconds.size() != all.size())
+    Fail("only ", seconds.size(), " of ", all.size(), " plans ran\n", job.Said());
   return seconds;
 }
 
@@ -224,7 +227,8 @@ void PrintOrder(const std::vector<PlanTrial>& all, const std::vector<double>& me
   }
   std::sort(off.begin(), off.end());
   std::printf(
-      "  simulated steps are off by %.1f %% in the median, %.1f %% at most; of %d pairs more than 10 %% apart "
+      "  simulated steps are off by %.1f %% in the median, %.1f %% at most; of %d pairs more than 10 %% "
+      "apart "
       "%d are in the wrong order\n",
       100 * off[off.size() / 2], 100 * off.back(), pairs, wrong);
 }
