@@ -94,8 +94,9 @@ TEST(ChosenRows, CountAsManyAsThereAreIds) {
       const Session session = Evaluate({{"y", y}});
       const Compiled& compiled = session.impl()->compiled;
       int seen = 0;
-      for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank)
-        for (const plan::Actor& actor : PlanOf(compiled, rank).plan.actor())
+      for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+        const plan::Plan plan = PlanOf(compiled, rank).plan;
+        for (const plan::Actor& actor : plan.actor())
           for (const plan::Kernel& kernel : actor.kernel()) {
             if (kernel.name() != c.op) continue;
             ++seen;
@@ -108,6 +109,7 @@ TEST(ChosenRows, CountAsManyAsThereAreIds) {
             for (size_t i = 1; i < spec.in.size(); ++i) bytes += BytesOf(spec.in[i]);
             EXPECT_NEAR(kernel.bytes(), bytes + BytesOf(spec.out[0]), 1e-6 * bytes);
           }
+      }
       EXPECT_GT(seen, 0);
     }
 }
@@ -127,7 +129,8 @@ TEST(ChosenRows, UpdatesDoNotGrowWithTheirTable) {
     options.also = {adagrad.table, adagrad.state, sgd_rows(other, touched)};
     const Session session = Evaluate({}, options);
     double sum = 0;
-    for (const plan::Actor& actor : PlanOf(session.impl()->compiled, 0).plan.actor())
+    const plan::Plan plan = PlanOf(session.impl()->compiled, 0).plan;
+    for (const plan::Actor& actor : plan.actor())
       for (const plan::Kernel& kernel : actor.kernel())
         if (kernel.name() == op) sum += kernel.bytes();
     EXPECT_GT(sum, 0) << op;
