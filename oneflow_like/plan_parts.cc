@@ -234,17 +234,11 @@ double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& mess
   const BoxingLoad load =
       LoadOfBoxingStep(group, 1, message.shape, message.element_bytes, {whole, {B(), message.from, B()}},
                        {whole, {B(), message.to, B()}}, levels);
-  BoxingLoad all = load;
-  // On a link that devices share the groups beside this one have their messages, too.
-  for (size_t level = 1; level < all.links.size(); ++level) {
-    const int inside = machine.topology.links[level - 1].devices;
-    if (levels.IsShared(level)) all.links[level] *= std::min(stride, inside);
-  }
   for (const MeasuredCollective& measured : machine.collectives)
     if (measured.primitive == load.primitive && measured.members == load.members &&
         measured.per_unit == load.per_unit)
       return measured.SecondsOf(load.bytes);
-  return all.seconds();
+  return load.seconds();
 }
 
 ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,

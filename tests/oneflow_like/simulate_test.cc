@@ -136,12 +136,13 @@ TEST(Simulate, EveryRepetitionGivesTheSame) {
   }
 }
 
-// Where ranks of a stage do the same, one of them tells the time of all.
+// Where ranks of a stage do the same, one of them tells the time of all; also where groups share a line.
 TEST(Simulate, OneRankOfAStageActsForTheOthers) {
-  for (int trial = 0; trial < 12; ++trial) {
+  for (int trial = 0; trial < 24; ++trial) {
     std::mt19937 random(200 + trial);
     const SmallGpt given = Draw(&random);
-    const DescribedMachine machine = Gpus(1 << (trial % 4));
+    DescribedMachine machine = Gpus(1 << (trial % 4));
+    if (trial >= 12) machine.shared = {false, true};
     GptProgram all(given), one(given);
     const double whole = Simulate(all.MakeTrain(), machine).seconds;
     const double acted = Simulate(one.MakeTrain(), machine, {.most_ranks = 1}).seconds;
