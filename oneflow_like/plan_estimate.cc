@@ -30,10 +30,10 @@ int Stride(const Mesh& mesh, const std::string& axis) {
 }
 
 double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int which, int members,
-                  int stride) {
+                  int stride, int node) {
   double seconds = 0;
   for (const auto& [message, count] : part.messages[which])
-    seconds += count * SecondsOfMessage(machine, message, members, stride);
+    seconds += count * SecondsOfMessage(machine, message, members, stride, node);
   return seconds;
 }
 
@@ -95,6 +95,7 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
     Measured& measured = measured_[task.key];
     if (!measured.few) measured.few = task.parts;
     measured.many = task.parts;
+    node_ = task.parts->node;
   }
 }
 
@@ -127,7 +128,8 @@ const std::vector<double>& PlanEstimator::MessagesAt(Measured* measured, int str
   for (const auto& parts : {measured->few, measured->many}) {
     const auto add = [&](const PartOfModel& part) {
       // The members are those of the key, as sizes of mesh axis tp.
-      for (int which : {0, 1}) at->second.push_back(MessagesOf(machine_, part, which, parts->tp, stride));
+      for (int which : {0, 1})
+        at->second.push_back(MessagesOf(machine_, part, which, parts->tp, stride, parts->node));
     };
     add(parts->before);
     add(parts->after);
@@ -191,7 +193,7 @@ double PlanEstimator::Seconds(double bytes, const Sbp& from, const Sbp& to, int 
   auto [at, fresh] = seconds_.try_emplace({bytes, from, to, members, stride});
   if (fresh) {
     const int64_t elements = std::max<int64_t>(members, static_cast<int64_t>(bytes / 4));
-    at->second = SecondsOfMessage(machine_, {{elements}, 4, from, to}, members, stride);
+    at->second = SecondsOfMessage(machine_, {{elements}, 4, from, to}, members, stride, node_);
   }
   return at->second;
 }

@@ -58,6 +58,7 @@ class PlanEstimator {
   const PlanSpace& space_;
   const DescribedMachine& machine_;
   const BuildPlan& build_;
+  int node_ = 0;      // of SecondsOfMessage
   int64_t most_ = 1;  // samples of a micro-batch that are measured, beside 1
   std::map<Key, Measured> measured_;
   std::map<std::pair<Key, int64_t>, ModelParts> parts_;  // by samples
