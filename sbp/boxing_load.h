@@ -26,7 +26,8 @@ struct LinkLevels {
 struct BoxingLoad {
   double latency = 0;         // rounds of messages
   double copies = 0;          // of the pieces, at both ends
-  std::vector<double> links;  // by level, the innermost first; empty for a local step
+  // By level, the innermost first; empty for a local step. Of a shared one, as all groups of a unit use it.
+  std::vector<double> links;
 
   // By which a measurement of the same collective is found. Zero for a local step.
   Primitive primitive = Primitive::kLocalSlice;
