@@ -1,5 +1,5 @@
 // Products take in what follows them, on devices whose library does it before the product is stored; and
-// gradients of norms, on any device, what is added to them.
+// gradients of norms and sums by index, on any device, what is added to them.
 // Needs: lowered boxing. Leaves: on cuda, in place of a product that only the next one reads, and of that,
 //   x w + b -> gelu                linear: gelu, and what it was taken of where that is read (backward)
 //   x w + b + c, or x w + b        linear: c has y's shape; b alone where no elementwise loop would add it
@@ -9,11 +9,13 @@
 // (ops/linear.cc), all in one type, but that gradients of both may be wider than what they are sums of; and
 // in place of a norm's gradient whose dx only a sum of two reads, which no loop would take, and of that sum,
 //   layer_norm_grad(...) + c       the same operator (ops/norm.cc) with c, of the branch beside the norm
+// and likewise of sums by index, which then begin at x and not at 0: one pass over the result less,
+//   index_sum(ids, src) + x        the same operator (ops/take.cc) with x; so index_add and scatter_add
 //
 // A node stands where what it begins with stood, so a gradient is not put off. What a signature does not
-// allow stays as it was: a bias is added once, so not to partial sums, and two sums are one node only when
-// both are partial alike. Where the library cannot after all (pieces of odd sizes) the kernel does the steps
-// one by one.
+// allow stays as it was: a bias and an x are added once, so not to partial sums, and two sums are one node
+// only when both are partial alike. Where the library cannot after all (pieces of odd sizes) the kernel does
+// the steps one by one.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -39,8 +41,11 @@ class EpilogueFuser {
       for (int n : Look())
         if (graph_.alive(n) && OnCuda(graph_.node(n).slice)) (this->*step)(n);
     std::vector<int> order = Look();
-    for (auto n = order.rbegin(); n != order.rend(); ++n)
-      if (graph_.alive(*n)) FuseNormGradient(*n);
+    for (auto n = order.rbegin(); n != order.rend(); ++n) {
+      if (!graph_.alive(*n)) continue;
+      FuseNormGradient(*n);
+      FuseIndexSum(*n);
+    }
   }
 
  private:
@@ -283,27 +288,49 @@ class EpilogueFuser {
     }
   }
 
-  // What is added must be there before n: then it does not depend on n either. From the last norm to the
-  // first: a sum that another sum reads, of the norm before it, is then not taken for the beginning of a
-  // loop.
+  // --- What is added to a node's first result
+
+  // The sum of it and of operand `other` that takes n's place; -1: none, or a loop adds it at no cost. What
+  // is added must be there before n: then it does not depend on n either.
+  int SumAfter(int n, size_t* other) const {
+    int first = graph_.node(n).out[0], sum = OnlyReader(first, n);
+    if (sum < 0) return -1;
+    const Node& add = graph_.node(sum);
+    if ((add.op != "add" && add.op != "add_n") || add.in.size() != 2) return -1;
+    *other = add.in[0] == first ? 1 : 0;
+    int added = add.in[*other];
+    if (!Alike(added, first) || !Alike(add.out[0], first)) return -1;
+    if (position_[ValueOf(added).producer] >= position_[n]) return -1;
+    for (int r : readers_[add.out[0]])
+      if (JoinsALoop(r, sum)) return -1;
+    return sum;
+  }
+
+  // From the last norm to the first: a sum that another sum reads, of the norm before it, is then not taken
+  // for the beginning of a loop.
   void FuseNormGradient(int n) {
     const Node& norm = graph_.node(n);
     if ((norm.op != "layer_norm_grad" && norm.op != "rms_norm_grad") || norm.attrs.Has("residual")) return;
-    int dx = norm.out[0], sum = OnlyReader(dx, n);
+    size_t other;
+    int sum = SumAfter(n, &other);
     if (sum < 0) return;
-    const Node& add = graph_.node(sum);
-    if ((add.op != "add" && add.op != "add_n") || add.in.size() != 2) return;
-    size_t other = add.in[0] == dx ? 1 : 0;
-    int residual = add.in[other];
-    if (!Alike(residual, dx) || !Alike(add.out[0], dx)) return;
-    if (position_[ValueOf(residual).producer] >= position_[n]) return;
-    for (int r : readers_[add.out[0]])
-      if (JoinsALoop(r, sum)) return;  // which adds it at no cost
     Node node = norm;
     AddInput(&node, sum, other);
     node.attrs.Set("residual", int64_t{1});
-    node.out[0] = add.out[0];
+    node.out[0] = graph_.node(sum).out[0];
     Replace(n, std::move(node), {sum}, "gradients of norm and residual");
+  }
+
+  void FuseIndexSum(int n) {
+    const Node& sums = graph_.node(n);
+    if ((sums.op != "index_sum" && sums.op != "scatter_sum") || sums.in.size() != 2) return;
+    size_t other;
+    int sum = SumAfter(n, &other);
+    if (sum < 0) return;
+    Node node = sums;
+    AddInput(&node, sum, other);
+    node.out[0] = graph_.node(sum).out[0];
+    Replace(n, std::move(node), {sum}, "sums by index added to x");
   }
 
   // Whether dw of x, dy -> dw ends with the last `rank` labels of dy, and sums over dy's others.

@@ -44,8 +44,8 @@ Tensor take(Tensor x, int64_t axis, Tensor ids, OFL_HERE);
 // torch.gather).
 Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, OFL_HERE);
 // Adds every element of src[.. n ..] to x at the place along the axis that ids[.. n ..] names
-// (torch.scatter_add): the elements for one place are summed in their order, then added to x. The same bits
-// in every run.
+// (torch.scatter_add), in an order that the graph, the mesh and the kind of device settle: the same bits in
+// every run.
 Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
 // The same for whole parts: src[.. n ..] along the axis, ids[n] (torch.index_add); ids with several axes
 // stand for as many axes of src.

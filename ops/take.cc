@@ -1,6 +1,7 @@
 // Elements by index along any axis: take and take_along_axis, and the sums that are their gradients. The axis
 // that is indexed may be cut: each rank serves the indices in its range, gives zero for the others, and keeps
-// the sums of its range.
+// the sums of its range. Sums may have a third operand, x of the result's shape and type, to which they are
+// added (compiler/fuse_epilogue.cc makes these).
 #include "ops/along_axis.h"
 #include "ops/sparse.h"
 
@@ -41,6 +42,7 @@ Status Take(const KernelContext& context) {
 template <bool kAlong>
 Status SumByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
+  const TensorArg* x = context.in.size() > 2 ? &context.in[2] : nullptr;
   int axis = AxisOf(context.spec);
   Status checked = CheckIndices(ids, y.global[axis]);
   if (!checked.ok()) return checked;
@@ -51,6 +53,8 @@ Status SumByIndex(const KernelContext& context) {
     for (int64_t i = 0; i < y.elements(); ++i) {
       int64_t c = i % at.inner, row = i / at.inner % at.along, o = i / at.inner / at.along;
       Wide<T> sum = 0;
+      if (x)
+        DispatchType(x->dtype, [&](auto of) { sum = static_cast<Wide<T>>(Load(x->as<decltype(of)>() + i)); });
       for (int64_t j = 0; j < count; ++j) {
         int64_t offset = (o * count + j) * at.inner + c;
         if (LoadInt(ids, kAlong ? offset : j) == y.begin[axis] + row) sum += Load(from.as<T>() + offset);
@@ -85,6 +89,47 @@ void CheckExtent(const OpCall& call) {
   RequireAttr(call, "extent");
   if (call.attrs->Int("extent") < 0)
     Fail(call.who, ": extent is ", call.attrs->Int("extent"), " but must not be negative");
+}
+
+bool AddsToX(const OpCall& call) { return call.shapes.size() == 3; }
+
+// ids, src and perhaps x.
+void CheckSums(const OpCall& call) {
+  if (!AddsToX(call)) RequireInputs(call, 2);
+  RequireInteger(call, 0);
+  RequireSummable(call, 1);
+  if (!AddsToX(call)) return;
+  DType result = call.dtypes[1];
+  if (call.attrs->Has("dtype")) ParseDType(call.attrs->Str("dtype"), &result);
+  if (call.dtypes[2] != result)
+    Fail(call.who, ": x is ", Name(call.dtypes[2]), " but the sums are ", Name(result), "; cast one of them");
+}
+
+// The line of sums of `in` that have the axes `y`.
+std::string SumsLine(const OpCall& call, const std::string& in, const std::string& y) {
+  return in + (AddsToX(call) ? ", x[" + y + "]" : "") + " -> y[" + y + "]";
+}
+
+// How sums over cut ids, which have these labels, recombine. With x they do not: it would be added more than
+// once.
+std::map<std::string, Reduce> SumsFolds(const OpCall& call, const std::vector<std::string>& labels) {
+  std::map<std::string, Reduce> folds;
+  if (AddsToX(call)) return folds;
+  for (const std::string& label : labels) folds[label] = Reduce::kSum;
+  return folds;
+}
+
+// Partial sums of src add up, to an x of partial sums where there is one.
+std::vector<std::set<std::string>> LinearSums(const OpCall& call, const std::string& src) {
+  if (AddsToX(call)) return {{src, "x"}};
+  return {{src}};
+}
+
+// The gradients of ids, src and x, given that of src.
+std::vector<Tensor> SumsGrad(const GradCall& c, Tensor dsrc) {
+  std::vector<Tensor> din = {Tensor(), dsrc};
+  if (c.in.size() == 3) din.push_back(c.dout[0]);
+  return din;
 }
 
 double OneForEach(const BoundRule& rule) { return static_cast<double>(rule.in[1].shape.elements()); }
@@ -138,20 +183,19 @@ void AddIndexSum(Catalog* catalog) {
   sum.axes_of = [](const OpCall& call) {
     int rank = call.shapes[1].rank() - call.shapes[0].rank() + 1,
         axis = static_cast<int>(call.attrs->Int("axis"));
-    return "ids[" + IdLetters(call.shapes[0]) + "], dy[" + AxesWith(rank, axis, IdLetters(call.shapes[0])) +
-           "] -> y[" + AxesWith(rank, axis, "v") + "]";
+    const std::string in =
+        "ids[" + IdLetters(call.shapes[0]) + "], dy[" + AxesWith(rank, axis, IdLetters(call.shapes[0])) + "]";
+    return SumsLine(call, in, AxesWith(rank, axis, "v"));
   };
   sum.folds_of = [](const OpCall& call) {
-    std::map<std::string, Reduce> folds;
-    for (int a = 0; a < call.shapes[0].rank(); ++a) folds[Letter(kIds + a)] = Reduce::kSum;
-    return folds;
+    std::vector<std::string> labels;
+    for (int a = 0; a < call.shapes[0].rank(); ++a) labels.push_back(Letter(kIds + a));
+    return SumsFolds(call, labels);
   };
-  sum.linear = {{"dy"}};
+  sum.linear_of = [](const OpCall& call) { return LinearSums(call, "dy"); };
   sum.extents = ExtentOfAxis;
   sum.check = [](const OpCall& call) {
-    RequireInputs(call, 2);
-    RequireInteger(call, 0);
-    RequireSummable(call, 1);
+    CheckSums(call);
     RequireAttr(call, "axis");
     CheckExtent(call);
     int64_t axis = call.attrs->Int("axis");
@@ -163,14 +207,17 @@ void AddIndexSum(Catalog* catalog) {
   sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   sum.flops = OneForEach;
   sum.grad = [](const GradCall& c) {
-    return std::vector<Tensor>{Tensor(), oneflow_like::take(c.dout[0], c.attrs.Int("axis"), c.in[0])};
+    return SumsGrad(c, oneflow_like::take(c.dout[0], c.attrs.Int("axis"), c.in[0]));
   };
   sum.any_type = sum.typed = true;
   sum.reference = SumByIndex<false>;
   sum.samples = {{.in = {{5}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
                  {.in = {{4}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
                  {.in = {{2, 3}, {4, 2, 3}}, .attrs = At(1, 7), .dtypes = {i, f}, .limit = 7},
-                 {.in = {{}, {5}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4}};
+                 {.in = {{}, {5}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4},
+                 {.in = {{5}, {5, 4}, {6, 4}}, .attrs = At(0, 6), .dtypes = {i, f, f}, .limit = 6},
+                 {.in = {{2, 3}, {4, 2, 3}, {4, 7}}, .attrs = At(1, 7), .dtypes = {i, f, f}, .limit = 7},
+                 {.in = {{4}, {4}, {3}}, .attrs = At(0, 3), .dtypes = {l, l, l}, .limit = 3}};
   catalog->Add(std::move(sum));
 }
 
@@ -225,15 +272,13 @@ void AddScatterSum(Catalog* catalog) {
   sum.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
     std::string ids = "[" + AxesWith(rank, axis, Letter(kIds)) + "]";
-    return "ids" + ids + ", src" + ids + " -> y[" + AxesWith(rank, axis, "v") + "]";
+    return SumsLine(call, "ids" + ids + ", src" + ids, AxesWith(rank, axis, "v"));
   };
-  sum.folds = {{"i", Reduce::kSum}};
-  sum.linear = {{"src"}};
+  sum.folds_of = [](const OpCall& call) { return SumsFolds(call, {Letter(kIds)}); };
+  sum.linear_of = [](const OpCall& call) { return LinearSums(call, "src"); };
   sum.extents = ExtentOfAxis;
   sum.check = [](const OpCall& call) {
-    RequireInputs(call, 2);
-    RequireInteger(call, 0);
-    RequireSummable(call, 1);
+    CheckSums(call);
     RequireAxis(call);
     CheckExtent(call);
     CheckAlong(call, 0, 1, "src");
@@ -241,13 +286,17 @@ void AddScatterSum(Catalog* catalog) {
   sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   sum.flops = OneForEach;
   sum.grad = [](const GradCall& c) {
-    return std::vector<Tensor>{Tensor(), take_along_axis(c.dout[0], c.in[0], c.attrs.Int("axis"))};
+    return SumsGrad(c, take_along_axis(c.dout[0], c.in[0], c.attrs.Int("axis")));
   };
   sum.any_type = sum.typed = true;
   sum.reference = SumByIndex<true>;
-  sum.samples = {{.in = {{5, 4}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
-                 {.in = {{3, 4, 2}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
-                 {.in = {{6}, {6}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4}};
+  sum.samples = {
+      {.in = {{5, 4}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
+      {.in = {{3, 4, 2}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
+      {.in = {{6}, {6}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4},
+      {.in = {{5, 4}, {5, 4}, {6, 4}}, .attrs = At(0, 6), .dtypes = {i, f, f}, .limit = 6},
+      {.in = {{3, 4, 2}, {3, 4, 2}, {3, 5, 2}}, .attrs = At(1, 5), .dtypes = {l, f, f}, .limit = 5},
+      {.in = {{6}, {6}, {4}}, .attrs = At(0, 4), .dtypes = {i, l, l}, .limit = 4}};
   catalog->Add(std::move(sum));
 }
 

@@ -1,6 +1,7 @@
 // group_norm and its gradient, channels along the vector lanes whatever the width of a group. Sums per
 // channel are taken in one pass, in at most 32 fixed bands of rows for each sample, and joined to groups in
 // double; the rows are then written with a centre, a factor and an offset for each channel of the sample.
+// Forward one sample follows the other, so that its rows are still in a cache when they are read again.
 #include <cmath>
 #include <vector>
 
@@ -40,6 +41,11 @@ class PerChannel {
   std::vector<float> values_;
 };
 
+// Samples [begin, end).
+struct Samples {
+  int64_t begin, end;
+};
+
 // Sums of every band of every sample, and their totals.
 class BandSums {
  public:
@@ -47,15 +53,20 @@ class BandSums {
 
   // f(n, first row, rows, sums) fills the two sums of a band.
   template <typename F>
-  void Fill(const Layout& l, F&& f) {
-    ParallelFor(l.batch * l.bands.count, RowGrain(l.bands.length * l.channels),
+  void Fill(const Layout& l, const Samples& samples, F&& f) {
+    ParallelFor((samples.end - samples.begin) * l.bands.count, RowGrain(l.bands.length * l.channels),
                 [&](int64_t begin, int64_t end) {
                   for (int64_t i = begin; i < end; ++i) {
-                    int64_t first = i % l.bands.count * l.bands.length;
-                    f(i / l.bands.count, first, std::min(l.bands.length, l.rows - first),
-                      sums_.data() + i * 2 * l.channels);
+                    int64_t n = samples.begin + i / l.bands.count, band = i % l.bands.count;
+                    int64_t first = band * l.bands.length;
+                    f(n, first, std::min(l.bands.length, l.rows - first), Of(l, n, band));
                   }
                 });
+  }
+
+  // Both sums of each channel of a sample: [2][channels].
+  void Totals(const Layout& l, int64_t n, double* totals) {
+    JoinBands(Of(l, n, 0), l.bands.count, 2 * l.channels, 2 * l.channels, totals);
   }
 
   // Sum `which` of a channel of a sample.
@@ -67,15 +78,20 @@ class BandSums {
   }
 
  private:
+  float* Of(const Layout& l, int64_t n, int64_t band) {
+    return sums_.data() + (n * l.bands.count + band) * 2 * l.channels;
+  }
+
   std::vector<float> sums_;
 };
 
-// The first result's rows: what f(n, row)(c, lanes, &vector) makes of every row of every sample.
+// The first result's rows of some samples: what f(n, row)(c, lanes, &vector) makes of every row.
 template <typename T, typename F>
-void WriteRows(const Layout& l, const KernelContext& context, F&& f) {
+void WriteRows(const Layout& l, const Samples& samples, const KernelContext& context, F&& f) {
   const bool stream = Streams(context.out[0], context.in);
-  ParallelFor(l.batch * l.rows, RowGrain(l.channels), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
+  const int64_t first = samples.begin * l.rows, count = (samples.end - samples.begin) * l.rows;
+  ParallelFor(count, RowGrain(l.channels), [&](int64_t begin, int64_t end) {
+    for (int64_t i = first + begin; i < first + end; ++i)
       WriteRow(context.out[0].as<T>() + i * l.channels, l.channels, stream, f(i / l.rows, i));
     if (stream) EndStream();
   });
@@ -87,54 +103,83 @@ class GroupNorm : public Kernel {
   explicit GroupNorm(const KernelSpec& spec) : GroupNorm(Layout(spec.in[0], spec.out[1])) {}
 
   Status Run(const KernelContext& context) override {
-    const TensorArg& x = context.in[0];
-    const Layout l(x, context.out[1]);
-    auto rows_of = [&](int64_t n, int64_t first) { return x.as<T>() + (n * l.rows + first) * l.channels; };
-    ForGroups(l, [&](int64_t n, int64_t g) {
-      std::fill_n(centre_.Of(n, l.channels) + g * l.width, l.width, Guess(l, rows_of(n, 0), g));
-    });
-    sums_.Fill(l, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
-      SumMoments(rows_of(n, first), centre_.Of(n, l.channels), rows, l.channels, sums);
-    });
-    const float* gamma = context.in[1].as<float>();
-    ForGroups(l, [&](int64_t n, int64_t g) {
-      if (l.width == 0) return Empty(context, n * l.groups + g);
-      float* centre = centre_.Of(n, l.channels) + g * l.width;
-      const double beside = TotalOf(l, n, g, 0) / l.count();  // the guess
-      const float mean = static_cast<float>(*centre + beside);
-      const double variance = std::max(0.0, TotalOf(l, n, g, 1) / l.count() - beside * beside);
-      context.out[1].as<float>()[n * l.groups + g] = mean;
-      std::fill_n(centre, l.width, mean);
-      double rstd = 1 / std::sqrt(variance + context.spec.attrs.Float("eps"));
-      context.out[2].as<float>()[n * l.groups + g] = static_cast<float>(rstd);
-      for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c)
-        factor_.Of(n, l.channels)[c] = static_cast<float>(rstd * gamma[c]);
-    });
-    WriteRows<T>(l, context, [&](int64_t n, int64_t row) {
-      const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
-                  *beta = context.in[2].as<float>();
-      const T* from = x.as<T>() + row * l.channels;
-      return [=](int64_t c, auto lanes, Vector* to) {
-        Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
-        *to = away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes);
-      };
+    const Layout l(context.in[0], context.out[1]);
+    // A thread for each sample, or all threads for one after the other.
+    const int64_t threads = ParallelThreads(), size = l.rows * l.channels;
+    const bool apart = l.batch % threads == 0 || l.batch >= 4 * threads || size < threads * kGrain;
+    ParallelFor(l.batch, apart ? RowGrain(size) : l.batch, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) Normalise(context, l, n);
     });
     return Status();
   }
 
  private:
   explicit GroupNorm(const Layout& l)
-      : sums_(l), centre_(l.batch * l.channels), factor_(l.batch * l.channels) {}
+      : sums_(l),
+        totals_(l.batch * 2 * l.channels),
+        centre_(l.batch * l.channels),
+        factor_(l.batch * l.channels) {}
 
-  // About the mean of a group, from up to eight rows of it: sums about it keep their digits in one pass.
-  static float Guess(const Layout& l, const T* rows, int64_t g) {
+  void Normalise(const KernelContext& context, const Layout& l, int64_t n) {
+    const T* x = context.in[0].as<T>();
+    float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels);
+    const Samples one{n, n + 1};
+    const bool one_by_one = OneByOne(l.channels, context.in[0].elements() * static_cast<int64_t>(sizeof(T)));
+    Guess(l, x + n * l.rows * l.channels, centre);
+    sums_.Fill(l, one, [&](int64_t, int64_t first, int64_t rows, float* sums) {
+      SumMoments(x + (n * l.rows + first) * l.channels, centre, rows, l.channels, one_by_one, sums);
+    });
+    double* totals = totals_.data() + n * 2 * l.channels;
+    sums_.Totals(l, n, totals);
+    for (int64_t g = 0; g < l.groups; ++g) JoinGroup(context, l, n, g, totals, centre, factor);
+    const float* beta = context.in[2].as<float>();
+    WriteRows<T>(l, one, context, [=, &l](int64_t, int64_t row) {
+      const T* from = x + row * l.channels;
+      return [=](int64_t c, auto lanes, Vector* to) {
+        Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
+        *to = away * LoadVector(factor + c, lanes) + LoadVector(beta + c, lanes);
+      };
+    });
+  }
+
+  // About the mean of each group, from up to eight rows of it, for each of its channels: sums about it keep
+  // their digits in one pass.
+  static void Guess(const Layout& l, const T* rows, float* centre) {
     const int64_t taken = std::min<int64_t>(8, l.rows);
-    double total = 0;
+    std::fill_n(centre, l.channels, 0.0f);
     for (int64_t i = 0; i < taken; ++i) {
-      const T* row = rows + i * l.rows / taken * l.channels + g * l.width;
-      for (int64_t c = 0; c < l.width; ++c) total += AsFloat(row[c]);
+      const T* row = rows + i * l.rows / taken * l.channels;
+      ForVectors(l.channels, [&](int64_t c, auto lanes) {
+        StoreVector(LoadVector(centre + c, lanes) + LoadVector(row + c, lanes), lanes, centre + c);
+      });
     }
-    return static_cast<float>(total / static_cast<double>(std::max<int64_t>(1, taken * l.width)));
+    const float share = 1 / static_cast<float>(std::max<int64_t>(1, taken * l.width));
+    for (int64_t g = 0; g < l.groups; ++g) {
+      float *group = centre + g * l.width, total = 0;
+      for (int64_t c = 0; c < l.width; ++c) total += group[c];
+      std::fill_n(group, l.width, total * share);
+    }
+  }
+
+  // Statistics of a group from the sums about the guess; centre and factor of its channels.
+  static void JoinGroup(const KernelContext& context, const Layout& l, int64_t n, int64_t g,
+                        const double* totals, float* centre, float* factor) {
+    if (l.width == 0) return Empty(context, n * l.groups + g);
+    const int64_t first = g * l.width, last = first + l.width;
+    double total = 0, squares = 0;
+    for (int64_t c = first; c < last; ++c) {
+      total += totals[c];
+      squares += totals[l.channels + c];
+    }
+    const double beside = total / l.count();  // the guess
+    const float mean = static_cast<float>(centre[first] + beside);
+    const double variance = std::max(0.0, squares / l.count() - beside * beside);
+    const double rstd = 1 / std::sqrt(variance + context.spec.attrs.Float("eps"));
+    context.out[1].as<float>()[n * l.groups + g] = mean;
+    context.out[2].as<float>()[n * l.groups + g] = static_cast<float>(rstd);
+    std::fill_n(centre + first, l.width, mean);
+    const float* gamma = context.in[1].as<float>();
+    for (int64_t c = first; c < last; ++c) factor[c] = static_cast<float>(rstd * gamma[c]);
   }
 
   // Statistics of a group without channels.
@@ -143,19 +188,8 @@ class GroupNorm : public Kernel {
     context.out[2].as<float>()[group] = static_cast<float>(1 / std::sqrt(context.spec.attrs.Float("eps")));
   }
 
-  template <typename F>
-  static void ForGroups(const Layout& l, F&& body) {
-    ParallelFor(l.batch * l.groups, RowGrain(l.bands.count * l.width), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) body(i / l.groups, i % l.groups);
-    });
-  }
-  double TotalOf(const Layout& l, int64_t n, int64_t g, int which) const {
-    double total = 0;
-    for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c) total += sums_.Total(l, n, c, which);
-    return total;
-  }
-
   BandSums sums_;
+  std::vector<double> totals_;  // [sample][two sums][channel]
   PerChannel centre_, factor_;
 };
 
@@ -170,9 +204,12 @@ class GroupNormGrad : public Kernel {
     const float* means = context.in[3].as<float>();
     for (int64_t i = 0; i < l.batch * l.groups; ++i)
       std::fill_n(centre_.Of(0, 0) + i * l.width, l.width, means[i]);
-    sums_.Fill(l, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
+    const Samples all{0, l.batch};
+    const bool one_by_one = OneByOne(l.channels, 2 * x.elements() * static_cast<int64_t>(sizeof(T)));
+    sums_.Fill(l, all, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
       int64_t at = (n * l.rows + first) * l.channels;
-      SumProducts(dy.as<T>() + at, x.as<T>() + at, centre_.Of(n, l.channels), rows, l.channels, sums);
+      SumProducts(dy.as<T>() + at, x.as<T>() + at, centre_.Of(n, l.channels), rows, l.channels, one_by_one,
+                  sums);
     });
     ParallelFor(l.channels, RowGrain(2 * l.batch * l.bands.count), [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c) JoinChannel(context, l, c);
@@ -181,7 +218,7 @@ class GroupNormGrad : public Kernel {
       for (int64_t i = begin; i < end; ++i) JoinGroup(context, l, i / l.groups, i % l.groups);
     });
     // dx = rstd gamma dy + slope (x - mean) + offset
-    WriteRows<T>(l, context, [&](int64_t n, int64_t row) {
+    WriteRows<T>(l, all, context, [&](int64_t n, int64_t row) {
       const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
                   *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
       const T *by = dy.as<T>() + row * l.channels, *from = x.as<T>() + row * l.channels;

@@ -1,10 +1,12 @@
 // interpolate and its gradient, a line at a time, channels along the vector lanes. Where rows and columns
-// come from is settled when the kernel is made: neither is ever cut.
+// come from is settled when the kernel is made: neither is ever cut. The gradient adds up the rows that read
+// a line, each a run of memory, and then the columns of their sum, which a cache holds.
 #include "ops/interpolate.h"
 
 #include <vector>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/scratch.h"
 #include "ops/cpu/vectors.h"
 #include "ops/reference.h"
 
@@ -84,6 +86,12 @@ struct Shares {
     }
     begin.push_back(static_cast<int64_t>(all.size()));
   }
+  const Share* Begin(int64_t i) const { return all.data() + begin[i]; }  // of row i; the end of row i - 1
+};
+
+// The rows of dy that read a line of dx, added up.
+struct SummedRows {
+  std::vector<float> line;
 };
 
 template <typename T>
@@ -96,28 +104,40 @@ class InterpolateGrad : public Kernel {
   Status Run(const KernelContext& context) override {
     const TensorArg &dy = context.in[0], &dx = context.out[0];
     const ResizeShape s = ShapeOfResize(context.spec.attrs, dx, dy);
-    const int64_t line = s.columns.in * s.channels;
+    const int64_t line = s.columns.in * s.channels, length = s.columns.out * s.channels;
     ParallelFor(s.batch * s.rows.in, RowGrain(4 * line), [&](int64_t begin, int64_t end) {
+      std::vector<float>& sum = OfThread<SummedRows>()->line;
+      if (static_cast<int64_t>(sum.size()) < length) sum.resize(length);
       for (int64_t i = begin; i < end; ++i) {
-        const T* plane = dy.as<T>() + i / s.rows.in * s.rows.out * s.columns.out * s.channels;
+        const T* plane = dy.as<T>() + i / s.rows.in * s.rows.out * length;
+        AddRows(plane, length, i % s.rows.in, sum.data());
         for (int64_t w = 0; w < s.columns.in; ++w)
-          Gather(plane, s, i % s.rows.in, w, dx.as<T>() + i * line + w * s.channels);
+          AddColumns(sum.data(), s.channels, w, dx.as<T>() + i * line + w * s.channels);
       }
     });
     return Status();
   }
 
  private:
-  void Gather(const T* plane, const ResizeShape& s, int64_t h, int64_t w, T* to) const {
-    ForVectorGroups(s.channels, [&](int64_t c, auto group, auto lanes) {
+  void AddRows(const T* plane, int64_t length, int64_t h, float* sum) const {
+    const Share *begin = rows_.Begin(h), *end = rows_.Begin(h + 1);
+    ForVectorGroups(length, [&](int64_t c, auto group, auto lanes) {
       Vector total[group.value] = {};
-      for (int64_t a = rows_.begin[h]; a < rows_.begin[h + 1]; ++a) {
-        const T* line = plane + rows_.all[a].result * s.columns.out * s.channels + c;
-        for (int64_t b = columns_.begin[w]; b < columns_.begin[w + 1]; ++b) {
-          const T* from = line + columns_.all[b].result * s.channels;
-          const float part = rows_.all[a].part * columns_.all[b].part;
-          for (int v = 0; v < group.value; ++v) total[v] += LoadVector(from + 16 * v, lanes) * part;
-        }
+      for (const Share* row = begin; row != end; ++row) {
+        const T* from = plane + row->result * length + c;
+        for (int v = 0; v < group.value; ++v) total[v] += LoadVector(from + 16 * v, lanes) * row->part;
+      }
+      for (int v = 0; v < group.value; ++v) StoreVector(total[v], lanes, sum + c + 16 * v);
+    });
+  }
+
+  void AddColumns(const float* sum, int64_t channels, int64_t w, T* to) const {
+    const Share *begin = columns_.Begin(w), *end = columns_.Begin(w + 1);
+    ForVectorGroups(channels, [&](int64_t c, auto group, auto lanes) {
+      Vector total[group.value] = {};
+      for (const Share* column = begin; column != end; ++column) {
+        const float* from = sum + column->result * channels + c;
+        for (int v = 0; v < group.value; ++v) total[v] += LoadVector(from + 16 * v, lanes) * column->part;
       }
       for (int v = 0; v < group.value; ++v) StoreVector(total[v], lanes, to + c + 16 * v);
     });

@@ -16,15 +16,22 @@
 
 namespace oneflow_like::cpu {
 
-// Bytes of a result from which it is stored past the caches. More than the third-level cache that a core
-// shares on most processors; what the system reports is that of a whole package on some.
-constexpr int64_t kStreamFrom = int64_t{32} << 20;
+// Bytes of a kernel's operands and results from which it stores past the caches. More than the third-level
+// cache that a core shares on most processors; what the system reports is that of a whole package on some.
+// A small result is worth its place even there.
+constexpr int64_t kStreamFrom = int64_t{32} << 20, kLeastStreamed = int64_t{8} << 20;
 
 // Whether `out`, which is written once from beginning to end, should go past the caches. An operand at the
 // same place is in them already.
 inline bool Streams(const TensorArg& out, std::span<const TensorArg> in) {
-  return out.elements() * static_cast<int64_t>(SizeOf(out.dtype)) >= kStreamFrom &&
-         std::none_of(in.begin(), in.end(), [&](const TensorArg& from) { return from.data == out.data; });
+  auto bytes = [](const TensorArg& arg) { return arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype)); };
+  int64_t all = bytes(out);
+  if (all < kLeastStreamed) return false;
+  for (const TensorArg& from : in) {
+    if (from.data == out.data) return false;
+    all += bytes(from);
+  }
+  return all >= kStreamFrom;
 }
 
 // Before others are told of what was streamed.

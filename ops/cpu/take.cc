@@ -173,23 +173,33 @@ Status TakeAny(const KernelContext& context) {
   });
 }
 
-// Sums into rows [low, high) and columns [left, right) of outer index o.
+// Sums into rows [low, high) and columns [left, right) of outer index o, which begin at x, or at 0 where it
+// is null.
 template <typename T, typename S, typename I, bool kAlong>
 struct Sums {
   const T* from;
   const I* ids;
+  const S* x;
   S* to;
   AroundAxis at;
   int64_t count;
   Held held;
 
+  // What `n` elements from `first` on begin at.
+  void Begin(int64_t first, int64_t n) const {
+    if (x != nullptr) {
+      std::memcpy(to + first, x + first, n * sizeof(S));
+    } else {
+      std::memset(to + first, 0, n * sizeof(S));
+    }
+  }
+
   void Run(int64_t o, int64_t low, int64_t high, int64_t left, int64_t right) const {
     const T* source = from + o * count * at.inner;
     const I* id = ids + (kAlong ? o * count * at.inner : 0);
     S* result = to + o * at.along * at.inner;
-    // Columns are cleared by whoever cut them: a row's part is too short a run of memory.
-    if (right - left == at.inner)
-      std::memset(result + low * at.inner, 0, (high - low) * at.inner * sizeof(S));
+    // Whoever cuts columns begins them: a row's part is too short a run of memory.
+    if (right - left == at.inner) Begin((o * at.along + low) * at.inner, (high - low) * at.inner);
     if (at.inner == 1 && low == 0 && high == at.along) {
       return AddLine(source, id, result);
     }
@@ -262,7 +272,7 @@ struct Sums {
       });
     } else if (inner >= 16 * threads) {
       int64_t grain = std::max<int64_t>(16, inner * kGrain / (at.outer * work));
-      FillZero(to, at.outer * at.along * inner * static_cast<int64_t>(sizeof(S)));
+      ParallelFor(at.outer * at.along * inner, kGrain, [&](int64_t b, int64_t e) { Begin(b, e - b); });
       ParallelFor(inner, grain, [&](int64_t b, int64_t e) {
         for (int64_t o = 0; o < at.outer; ++o) Run(o, 0, at.along, b, e);
       });
@@ -278,6 +288,7 @@ struct Sums {
 template <typename T, typename S, bool kAlong>
 Status SumByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
+  const S* x = context.in.size() > 2 ? context.in[2].as<S>() : nullptr;
   int axis = AxisOf(context.spec);
   return WithIds(ids, [&](const auto* id) {
     using I = std::remove_const_t<std::remove_pointer_t<decltype(id)>>;
@@ -285,7 +296,7 @@ Status SumByIndex(const KernelContext& context) {
     const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
     std::atomic<bool> bad = false;
     const Held held{y.begin[axis], y.extent[axis], y.global[axis], &bad};
-    Sums<T, S, I, kAlong>{from.as<T>(), id, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
+    Sums<T, S, I, kAlong>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
     return bad ? CheckIds(id, ids.elements(), y.global[axis]) : Status();
   });
 }
@@ -294,6 +305,7 @@ template <bool kAlong>
 KernelPtr MakeSums(const KernelSpec& spec) {
   using enum DType;
   DType from = spec.in[1].dtype, to = spec.out[0].dtype;
+  if (spec.in.size() > 2 && spec.in[2].dtype != to) return MakeReference(spec);
   if (from == kFloat32 && to == kFloat32) return MakeFunctionKernel(SumByIndex<float, float, kAlong>)(spec);
   if (from == kBFloat16 && to == kFloat32)
     return MakeFunctionKernel(SumByIndex<BFloat16, float, kAlong>)(spec);

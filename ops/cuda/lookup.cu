@@ -183,6 +183,13 @@ Status FillZeros(const TensorArg& to, const LaunchContext& launch) {
   return error == cudaSuccess ? Status() : Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
 }
 
+Status CopyTo(const TensorArg& from, const TensorArg& to, const LaunchContext& launch) {
+  size_t bytes = static_cast<size_t>(from.elements()) * SizeOf(from.dtype);
+  if (bytes == 0 || from.data == to.data) return Status();
+  cudaError_t error = cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDefault, launch.stream);
+  return error == cudaSuccess ? Status() : Status(Cat("cudaMemcpyAsync: ", cudaGetErrorString(error)));
+}
+
 void AddLookupKernels(KernelRegistry* registry) {
   registry->Add("embedding", "cuda", MakeIndexKernel(TakeRows, OutsideTable));
   registry->Add("embedding_grad", "cuda", MakeIndexKernel(SumRowsByIndex, OutsideTable));

@@ -3,8 +3,8 @@
 // add each run of equal rows; the parts of a run that crosses chunks wait in the workspace and are added in
 // the order of chunks, so that a row which thousands of positions name does not wait for one block.
 //
-// Floor, bytes: dy once, the table once (zeroes), used rows once more. The sort moves 8 bytes per position
-// and pass.
+// Floor, bytes: dy once, the table once (zeroes, or a copy of x), used rows once more. The sort moves 8 bytes
+// per position and pass.
 #include <algorithm>
 #include <bit>
 
@@ -129,7 +129,7 @@ struct Chunks {
   int64_t each;  // positions of a chunk
   int chunks;
   int width;     // of a row
-  bool add;      // to what the table has from earlier batches
+  bool add;      // to what the table has from x or earlier batches
   float* parts;  // [chunk][at its begin, at its end][width]
 
   OFL_DEVICE int64_t End(int64_t chunk) const {
@@ -143,11 +143,13 @@ struct Chunks {
 template <int N>
 OFL_DEVICE void PutRow(const FloatView& table, const Chunks& chunks, int row, int c, const float* sum) {
   int64_t at = int64_t{row} * chunks.width + c;
-  if (N > 1 && !chunks.add && table.dtype == DType::kFloat32) {
+  if (N > 1 && table.dtype == DType::kFloat32) {
+    float* to = static_cast<float*>(table.data) + at;
     for (int i = 0; i < N; i += 4) {
-      Pack<float, 4> four;
-      for (int k = 0; k < 4; ++k) four.at[k] = sum[(i + k) % N];
-      StorePack(static_cast<float*>(table.data) + at + i, four);
+      Pack<float, 4> four{};
+      if (chunks.add) four = LoadPack<4>(to + i);
+      for (int k = 0; k < 4; ++k) four.at[k] = chunks.add ? four.at[k] + sum[(i + k) % N] : sum[(i + k) % N];
+      StorePack(to + i, four);
     }
     return;
   }
@@ -332,13 +334,13 @@ const int* SortPositions(const Keys& keys, int count, Room* room, const LaunchCo
   return pass.from;
 }
 
-// Sorts the positions, and adds up what `source` has for them.
+// Sorts the positions, and adds up what `source` has for them, to x where it is not null.
 template <typename Source>
-Status SumSorted(const Source& source, const RowKeys& row_keys, int64_t width, const TensorArg& to,
-                 const LaunchContext& launch) {
+Status SumSorted(const Source& source, const RowKeys& row_keys, int64_t width, const TensorArg* x,
+                 const TensorArg& to, const LaunchContext& launch) {
   constexpr int N = Source::kColumns;
-  Status zeroed = FillZeros(to, launch);
-  if (!zeroed.ok()) return zeroed;
+  Status begun = x ? CopyTo(*x, to, launch) : FillZeros(to, launch);
+  if (!begun.ok()) return begun;
   const int64_t rows = width > 0 ? to.elements() / width : 0;
   if (rows > INT32_MAX)
     return Status(Cat("sums into ", rows, " places, but a GPU adds to at most ", INT32_MAX));
@@ -352,7 +354,7 @@ Status SumSorted(const Source& source, const RowKeys& row_keys, int64_t width, c
     if (to.elements() == 0) continue;
     chunks.count = count;
     chunks.width = static_cast<int>(width);
-    chunks.add = keys.base > 0;
+    chunks.add = x != nullptr || keys.base > 0;
     chunks.parts = reinterpret_cast<float*>(room.at);
     int64_t most = std::max<int64_t>(1, static_cast<int64_t>(room.left / (2 * sizeof(float) * width)));
     chunks.each = std::max<int64_t>(32, (count + most - 1) / most);
@@ -383,16 +385,16 @@ RowKeys PlainKeys(const TensorArg& ids, const TensorArg& table) {
   return keys;
 }
 
-Status SumRows(const RowKeys& keys, const TensorArg& from, int64_t width, const TensorArg& to,
-               const LaunchContext& launch) {
+Status SumRows(const RowKeys& keys, const TensorArg& from, int64_t width, const TensorArg* x,
+               const TensorArg& to, const LaunchContext& launch) {
   Status status;
   WithFloating(from.dtype, [&](auto t) {
     using T = decltype(t);
     if (Packed(from, width, to)) {
       const PlainSource<T, 16 / sizeof(T)> source{from.as<T>(), width};
-      status = SumSorted(source, keys, width, to, launch);
+      status = SumSorted(source, keys, width, x, to, launch);
     } else {
-      status = SumSorted(PlainSource<T, 1>{from.as<T>(), width}, keys, width, to, launch);
+      status = SumSorted(PlainSource<T, 1>{from.as<T>(), width}, keys, width, x, to, launch);
     }
   });
   return status;
@@ -402,7 +404,7 @@ Status SumBags(const RowKeys& keys, const TensorArg& from, const BagTerms& terms
                const TensorArg& to, const LaunchContext& launch) {
   if (terms.y.data != nullptr) {
     const GreatestSource source{FloatsOf(from), terms.table, terms.y, keys.ids, width, keys.room};
-    return SumSorted(source, keys, width, to, launch);
+    return SumSorted(source, keys, width, nullptr, to, launch);
   }
   Status status;
   WithFloating(from.dtype, [&](auto t) {
@@ -414,7 +416,7 @@ Status SumBags(const RowKeys& keys, const TensorArg& from, const BagTerms& terms
       source.lengths = keys.lengths;
       source.weights = terms.weights;
       source.mean = terms.mean;
-      status = SumSorted(source, keys, width, to, launch);
+      status = SumSorted(source, keys, width, nullptr, to, launch);
     };
     if (Packed(from, width, to)) {
       sum(BagSource<T, 16 / sizeof(T)>{});
@@ -429,7 +431,7 @@ Status SumRowsByIndex(const KernelContext& context, const LaunchContext& launch)
   const TensorArg &ids = context.in[0], &dtable = context.out[0];
   int64_t width = 1;
   for (int axis = 1; axis < dtable.extent.rank(); ++axis) width *= dtable.extent[axis];
-  return SumRows(PlainKeys(ids, dtable), context.in[1], width, dtable, launch);
+  return SumRows(PlainKeys(ids, dtable), context.in[1], width, nullptr, dtable, launch);
 }
 
 }  // namespace oneflow_like::cuda

@@ -45,10 +45,10 @@ struct BagTerms {
   FloatView table, y;
 };
 
-// to[rows, width]: every row the sum of from[position, width], in the order of the positions, in fp32. Faults
-// are of operand 0.
-Status SumRows(const RowKeys& keys, const TensorArg& from, int64_t width, const TensorArg& to,
-               const LaunchContext& launch);
+// to[rows, width]: every row the sum of from[position, width], in the order of the positions, in fp32, plus
+// the same row of `x`, of to's shape and type; it may be null. Faults are of operand 0.
+Status SumRows(const RowKeys& keys, const TensorArg& from, int64_t width, const TensorArg* x,
+               const TensorArg& to, const LaunchContext& launch);
 // The same for bags: from[bag, width].
 Status SumBags(const RowKeys& keys, const TensorArg& from, const BagTerms& terms, int64_t width,
                const TensorArg& to, const LaunchContext& launch);
@@ -57,5 +57,7 @@ Status SumBags(const RowKeys& keys, const TensorArg& from, const BagTerms& terms
 Status SumRowsByIndex(const KernelContext& context, const LaunchContext& launch);
 
 Status FillZeros(const TensorArg& to, const LaunchContext& launch);
+// `from`, of the same bytes, which may be `to`.
+Status CopyTo(const TensorArg& from, const TensorArg& to, const LaunchContext& launch);
 
 }  // namespace oneflow_like::cuda

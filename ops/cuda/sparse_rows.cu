@@ -5,7 +5,7 @@
 // Floor, bytes: unique_rows reads the gradients once and writes as many values; sgd_rows reads a row, its
 // values, and writes the row.
 #include "ops/cuda/kernels.h"
-#include "ops/cuda/operand.h"
+#include "ops/cuda/row_sums.h"
 #include "ops/cuda/sort.h"
 #include "ops/schedule.h"
 
@@ -193,12 +193,6 @@ OFL_KERNEL void AdaptRows(Touched list, Numbers numbers, const ActState* act, Fl
   }
 }
 
-void CopyTo(const TensorArg& from, const TensorArg& to, const LaunchContext& launch) {
-  const size_t bytes = static_cast<size_t>(from.elements()) * SizeOf(from.dtype);
-  if (bytes > 0 && from.data != to.data)
-    cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDefault, launch.stream);
-}
-
 void CheckRows(const Touched& list, const LaunchContext& launch) {
   Launch(CheckTouched, Grid{.x = BlocksFor(list.count, 256, launch.multiprocessors)}, launch.stream, list,
          FaultOf(launch, 0));
@@ -208,7 +202,8 @@ Status SgdRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
   const Touched list = ListOf(context.in[1], table, launch);
   CheckRows(list, launch);
-  CopyTo(context.in[0], table, launch);
+  Status copied = CopyTo(context.in[0], table, launch);
+  if (!copied.ok()) return copied;
   Launch(UpdateRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)},
          launch.stream, list, NumbersOf(context, 3), launch.act, FloatsOf(context.in[2]), FloatsOf(table));
   return Status();
@@ -218,7 +213,8 @@ Status AddSquaresToRows(const KernelContext& context, const LaunchContext& launc
   const TensorArg& state = context.out[0];
   const Touched list = ListOf(context.in[1], state, launch);
   CheckRows(list, launch);
-  CopyTo(context.in[0], state, launch);
+  Status copied = CopyTo(context.in[0], state, launch);
+  if (!copied.ok()) return copied;
   Launch(AddSquares, Grid{.x = BlocksFor(list.count, 256, launch.multiprocessors)}, launch.stream, list,
          NumbersOf(context, 3), FloatsOf(context.in[2]), FloatsOf(state));
   return Status();
@@ -228,7 +224,8 @@ Status AdagradRows(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg& table = context.out[0];
   const Touched list = ListOf(context.in[1], table, launch);
   CheckRows(list, launch);
-  CopyTo(context.in[0], table, launch);
+  Status copied = CopyTo(context.in[0], table, launch);
+  if (!copied.ok()) return copied;
   Launch(AdaptRows, Grid{.x = BlocksFor(list.count * list.width, 256, launch.multiprocessors)}, launch.stream,
          list, NumbersOf(context, 4), launch.act, FloatsOf(context.in[2]), FloatsOf(context.in[3]),
          FloatsOf(table));

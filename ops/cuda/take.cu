@@ -103,12 +103,13 @@ Status SumAny(const KernelContext& context, const LaunchContext& launch) {
            IndicesOf(ids), ids.elements(), at.global, FaultOf(launch, 0));
     return Status();
   }
+  const TensorArg* x = context.in.size() > 2 ? &context.in[2] : nullptr;
   if (from.dtype != DType::kInt32 && from.dtype != DType::kInt64)
-    return SumRows(keys, from, width, y, launch);
+    return SumRows(keys, from, width, x, y, launch);
   Launch(CheckIds, Grid{.x = BlocksFor(ids.elements(), 256, launch.multiprocessors)}, launch.stream,
          IndicesOf(ids), ids.elements(), at.global, FaultOf(launch, 0));
-  Status zeroed = FillZeros(y, launch);
-  if (!zeroed.ok()) return zeroed;
+  Status begun = x ? CopyTo(*x, y, launch) : FillZeros(y, launch);
+  if (!begun.ok()) return begun;
   const int rows = static_cast<int>(y.elements() / width);
   Grid grid{.x = BlocksFor(from.elements(), 256, launch.multiprocessors)};
   if (from.dtype == DType::kInt32) {

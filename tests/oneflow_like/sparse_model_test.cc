@@ -55,6 +55,45 @@ TEST(SparseModel, ExpertsLearnTheSameOnEveryMesh) {
   }
 }
 
+// Rows and single elements added to a weight, in one pass or after partial sums have been joined.
+std::vector<float> LossesOfSums(const char* mesh, const Annotation& cut) {
+  constexpr int64_t kRows = 7, kIds = 12, kWidth = 4;
+  Model model(FullMesh(mesh));
+  Scope s = model.scope();
+  const Annotation batch = {{"dp", S(0)}};
+  Tensor rows = model.Input("rows", {kIds}, DType::kInt32, batch);
+  Tensor places = model.Input("places", {kIds, kWidth}, DType::kInt32, batch);
+  Tensor values = model.Input("values", {kIds, kWidth}, DType::kFloat32, batch);
+  Tensor x = s.Weight("x", {kRows, kWidth}, Full(3), cut);
+  Tensor w = s.Weight("w", {kWidth, kWidth}, Normal(1));
+  Tensor src = matmul(values, w);
+  Tensor y = scatter_add(index_add(x, 0, rows, src), 0, places, tanh(src));
+  Session train = Train(mean(square(reshape(y, {kRows * kWidth}))), Sgd{.lr = 0.5});
+  std::vector<float> losses;
+  for (int step = 0; step < 4; ++step) {
+    HostTensor drawn = HostTensor::Make(DType::kFloat32, {kIds, kWidth});
+    for (int64_t i = 0; i < drawn.elements(); ++i)
+      drawn.as<float>()[i] = static_cast<float>((i * 5 + step) % 7) / 7 - 0.4f;
+    StepResult result = train.Run(
+        {{"rows", Ids(1, {kIds}, kRows)}, {"places", Ids(2, {kIds, kWidth}, kRows)}, {"values", drawn}});
+    losses.push_back(result.Scalar("loss"));
+  }
+  return losses;
+}
+
+TEST(SparseModel, SumsByIndexAddXOnceOnEveryMesh) {
+  const std::vector<float> want = LossesOfSums("cpu:dp=1", {});
+  EXPECT_LT(want.back(), want.front());
+  for (const char* mesh : {"cpu:dp=2", "cpu:tp=2", "cpu:dp=3", "cpu:dp=2,tp=2"}) {
+    for (const Annotation& cut : {Annotation{}, Annotation{{"tp", S(0)}}, Annotation{{"tp", S(1)}}}) {
+      const std::vector<float> got = LossesOfSums(mesh, cut);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < want.size(); ++i)
+        EXPECT_NEAR(got[i], want[i], 1e-5 * want[i]) << mesh << ", step " << i;
+    }
+  }
+}
+
 TEST(SparseModel, TouchedRowsAreUpdatedOnEveryMesh) {
   for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:dp=2,tp=2"}) {
     for (const Annotation& cut : {Annotation{}, Annotation{{"tp", S(0)}}, Annotation{{"tp", S(1)}}}) {

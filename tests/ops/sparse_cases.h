@@ -87,7 +87,15 @@ class SparseCases {
           if (SizeOf(type) == 2) attrs.Set("dtype", "f32");
           return attrs;
         };
+        const DType to = SizeOf(type) == 2 ? kFloat32 : type;  // of the sums, and of what they begin at
         cases_.CheckCase({"index_sum", {{700}, {700, 40}}, at(0), {kInt64, type}, limit}, ++seed);
+        cases_.CheckCase({"index_sum", {{700}, {700, 40}, {90, 40}}, at(0), {kInt64, type, to}, limit},
+                         ++seed);
+        cases_.CheckCase({"index_sum", {{300}, {3, 300, 5}, {3, 90, 5}}, at(1), {kInt32, type, to}, limit},
+                         ++seed);
+        cases_.CheckCase({"scatter_sum", {{3000}, {3000}, {90}}, at(0), {kInt64, type, to}, limit}, ++seed);
+        cases_.CheckCase({"scatter_sum", {{200, 40}, {200, 40}, {90, 40}}, at(0), {kInt32, type, to}, limit},
+                         ++seed);
         cases_.CheckCase({"index_sum", {{300}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);
         cases_.CheckCase({"index_sum", {{2, 300}, {3, 2, 300}}, at(1), {kInt32, type}, limit}, ++seed);
         cases_.CheckCase({"scatter_sum", {{3000}, {3000}}, at(0), {kInt64, type}, limit}, ++seed);
@@ -102,6 +110,8 @@ class SparseCases {
     cases_.Check("take from rows 20 to 35, seed 8790", "take", {{"axis", int64_t{1}}}, {x, ids}, {y});
     cases_.Check("index_sum to rows 20 to 35, seed 8790", "index_sum",
                  {{"axis", int64_t{1}}, {"extent", int64_t{60}}}, {ids, y}, {x});
+    cases_.Check("index_sum to rows 20 to 35 of x, seed 8790", "index_sum",
+                 {{"axis", int64_t{1}}, {"extent", int64_t{60}}}, {ids, y, x}, {x});
   }
 
   void Bags() {
