@@ -2,6 +2,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "actor/device_collectives.h"
@@ -61,7 +62,28 @@ bool SameSizes(const std::vector<Box>& boxes) {
   return std::all_of(boxes.begin(), boxes.end(),
                      [&](const Box& b) { return b.elements() == boxes[0].elements(); });
 }
+// Whether boxes that differ along one axis alone are disjoint; nothing where they differ along several.
+std::optional<bool> DisjointAlongAxis(std::vector<Box> boxes) {
+  int axis = -1;
+  for (const Box& box : boxes)
+    for (int a = 0; a < box.extent.rank(); ++a) {
+      if (box.begin[a] == boxes[0].begin[a] && box.extent[a] == boxes[0].extent[a]) continue;
+      if (axis >= 0 && a != axis) return std::nullopt;
+      axis = a;
+    }
+  if (axis < 0) return std::nullopt;
+  std::erase_if(boxes, [](const Box& box) { return box.empty(); });
+  std::sort(boxes.begin(), boxes.end(),
+            [axis](const Box& a, const Box& b) { return a.begin[axis] < b.begin[axis]; });
+  for (size_t i = 1; i < boxes.size(); ++i)
+    if (boxes[i].begin[axis] < boxes[i - 1].begin[axis] + boxes[i - 1].extent[axis]) return false;
+  return true;
+}
 bool Disjoint(const Ends& ends) {
+  std::vector<Box> boxes;
+  for (size_t m = 0; m < ends.in.size(); ++m)
+    if (ends.has_in[m]) boxes.push_back(ends.in[m]);
+  if (const std::optional<bool> known = DisjointAlongAxis(std::move(boxes))) return *known;
   for (size_t a = 0; a < ends.in.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
       if (ends.has_in[a] && ends.has_in[b] && !ends.in[a].Intersect(ends.in[b]).empty()) return false;
@@ -124,7 +146,7 @@ LibraryWork WorkOfOperand(const plan::Collective& collective, int operand) {
       work = {Kind::kReduceScatter, ends.out[0].elements(),
               RunsInOrder(ends.out, ends.in[0]) ? 0 : ends.in[0].elements()};
     } else if (primitive == "all_gather" && whole && AllEqual(ends.out) && SameSizes(ends.in) &&
-               Disjoint(ends)) {
+               (RunsInOrder(ends.in, ends.out[0]) || Disjoint(ends))) {
       work = {Kind::kAllGather, ends.in[0].elements(),
               RunsInOrder(ends.in, ends.out[0]) ? 0 : ends.out[0].elements()};
     } else if (collective.reduce().empty() && Disjoint(ends)) {

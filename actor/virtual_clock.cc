@@ -52,22 +52,57 @@ void VirtualSharing::End() {
 
 // --- VirtualLinks ---
 
-void VirtualLinks::Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done) {
-  std::erase_if(links, [](const VirtualLoad::Busy& busy) { return busy.time <= 0; });
-  if (links.empty()) return done();
-  for (const VirtualLoad::Busy& busy : links) ++users_[busy.link];
-  flows_.Start({.needs =
-                    [this, links] {
-                      double needs = 0;
-                      for (const VirtualLoad::Busy& busy : links)
-                        needs = std::max(needs, static_cast<double>(busy.time) * users_[busy.link]);
-                      return needs;
-                    },
-                .leave =
-                    [this, links] {
-                      for (const VirtualLoad::Busy& busy : links) --users_[busy.link];
-                    },
-                .done = std::move(done)});
+void VirtualLinks::Start(const Load* links, std::function<void()> done) {
+  if (links->empty()) return done();
+  if (unused_.empty()) {
+    unused_.push_back(static_cast<uint32_t>(flows_.size()));
+    flows_.emplace_back();
+  }
+  const uint32_t number = unused_.back();
+  unused_.pop_back();
+  Flow& flow = flows_[number];
+  flow.links = links;
+  flow.done = std::move(done);
+  flow.left = 1;
+  flow.since = clock_->now();
+  for (const VirtualLoad::Busy& busy : *links) users_[busy.link].push_back(number);
+  ReckonUsers(*links);
+}
+
+void VirtualLinks::ReckonUsers(const Load& links) {
+  std::vector<uint32_t> reckoned;
+  for (const VirtualLoad::Busy& busy : links)
+    for (uint32_t user : users_[busy.link])
+      if (std::find(reckoned.begin(), reckoned.end(), user) == reckoned.end()) {
+        reckoned.push_back(user);
+        Reckon(user);
+      }
+}
+
+void VirtualLinks::Reckon(uint32_t number) {
+  Flow& flow = flows_[number];
+  const int64_t passed = clock_->now() - flow.since;
+  if (passed > 0) flow.left -= static_cast<double>(passed) / flow.time;
+  flow.since = clock_->now();
+  flow.time = 0;
+  for (const VirtualLoad::Busy& busy : *flow.links)
+    flow.time =
+        std::max(flow.time, static_cast<double>(busy.time) * static_cast<double>(users_[busy.link].size()));
+  const uint32_t version = ++flow.version;
+  clock_->At(clock_->now() + std::llround(std::max(0.0, flow.left) * flow.time), [this, number, version] {
+    if (flows_[number].version == version) End(number);
+  });
+}
+
+void VirtualLinks::End(uint32_t number) {
+  Flow& flow = flows_[number];
+  const std::function<void()> done = std::move(flow.done);
+  const Load& links = *flow.links;
+  ++flow.version;
+  unused_.push_back(number);
+  for (const VirtualLoad::Busy& busy : links) std::erase(users_[busy.link], number);
+  ReckonUsers(links);
+  done();
 }
 
 // --- VirtualCores ---

@@ -8,6 +8,7 @@
 #include <map>
 #include <queue>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -68,16 +69,34 @@ class VirtualSharing {
   uint64_t version_ = 0;
 };
 
-// Links that flows share evenly: of n flows on one link each has the n-th part of it.
+// Links that flows share evenly: of n flows on one link each has the n-th part of it. A flow is reckoned anew
+// when others begin or end on its links, and only then: most groups have links of their own.
 class VirtualLinks {
  public:
-  explicit VirtualLinks(VirtualClock* clock) : flows_(clock) {}
-  // Calls `done` when all links have been busy for as long as they are needed.
-  void Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done);
+  using Load = std::vector<VirtualLoad::Busy>;
+
+  explicit VirtualLinks(VirtualClock* clock) : clock_(clock) {}
+  // Calls `done` when all links have been busy for as long as they are needed. `links` must outlive the flow;
+  // each has a time above 0, and none stands there twice.
+  void Start(const Load* links, std::function<void()> done);
 
  private:
-  VirtualSharing flows_;
-  std::map<int, int> users_;
+  struct Flow {
+    const Load* links = nullptr;
+    std::function<void()> done;
+    double left = 1, time = 0;  // of the whole, and picoseconds that it takes as things are
+    int64_t since = 0;
+    uint32_t version = 0;  // of the event that ends it
+  };
+  // Those that use one of the links.
+  void ReckonUsers(const Load& links);
+  void Reckon(uint32_t number);
+  void End(uint32_t number);
+
+  VirtualClock* const clock_;
+  std::deque<Flow> flows_;                                // by number
+  std::vector<uint32_t> unused_;                          // numbers
+  std::unordered_map<int, std::vector<uint32_t>> users_;  // by link, as they came
 };
 
 // The cores of a host, on which threads work. Work is slower the more other cores are busy, as they share

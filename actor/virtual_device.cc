@@ -105,11 +105,11 @@ void VirtualStream::Pump() {
 }
 
 void VirtualStream::Start(VirtualKernel* kernel) {
-  const int64_t start = paper_->clock.now();
-  if (kernel->time == 0) return kernel->Ran(start);
+  began_ = paper_->clock.now();
+  if (kernel->time == 0) return kernel->Ran(began_);
   busy_ = true;
-  paper_->clock.At(start + kernel->time, [this, kernel, start] {
-    kernel->Ran(start);
+  paper_->clock.At(began_ + kernel->time, [this, kernel] {
+    kernel->Ran(began_);
     Resume();
   });
 }

@@ -70,6 +70,14 @@ inline constexpr char kPaperKernel[] = "on_paper", kPaperTime[] = "picoseconds",
                       kPaperRank[] = "rank", kPaperActor[] = "actor", kPaperIndex[] = "index",
                       kPaperActs[] = "acts";
 
+// The plan as a machine on paper runs it (VirtualMachine::OnPaper). Kernels of an asynchronous device between
+// which no credit goes become one, unless `each_kernel`: one after another they take as long.
+using KernelTimes = std::function<ThreadTime(const plan::Actor&, const plan::Kernel&)>;
+struct PaperOptions {
+  bool asynchronous = false, each_kernel = true;
+};
+plan::Plan PlanOnPaper(const plan::Plan& plan, const KernelTimes& times, const PaperOptions& options);
+
 class VirtualKernel final : public Kernel {
  public:
   VirtualKernel(const KernelSpec& spec, Paper* paper)
@@ -150,6 +158,7 @@ class VirtualStream final : public DeviceStream {
   std::vector<VirtualEvent*> awaited_;  // by the act that comes next
   std::deque<Task> tasks_;
   bool busy_ = false, pumping_ = false;
+  int64_t began_ = 0;  // the kernel that runs
 };
 
 class VirtualDevice final : public Device {

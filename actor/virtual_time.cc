@@ -1,4 +1,4 @@
-// The workers of a machine on paper, the meetings of its collectives, and plans as it runs them.
+// The workers of a machine on paper, and the meetings of its collectives.
 #include "actor/virtual_time.h"
 
 #include <algorithm>
@@ -136,6 +136,10 @@ struct Meeting {
   std::vector<VirtualMember*> members;
   size_t arrived = 0, working = 0;
   int64_t began = 0;
+  // The load of all members together.
+  int64_t latency = 0;
+  bool by_links = false;
+  std::vector<VirtualLoad::Busy> links;
 };
 
 class VirtualCollectives;
@@ -226,6 +230,7 @@ class VirtualCollectives final : public Collectives {
           joined.members.erase(joined.members.begin() + static_cast<std::ptrdiff_t>(i));
           joined.ranks.erase(joined.ranks.begin() + static_cast<std::ptrdiff_t>(i));
         }
+        AddLoads(meeting.get());
         meetings_.push_back(std::move(meeting));
       }
   }
@@ -252,21 +257,24 @@ class VirtualCollectives final : public Collectives {
     if (++meeting->arrived < meeting->members.size()) return;
     meeting->arrived = 0;
     meeting->began = paper_->clock.now();
-    int64_t latency = 0;
-    std::map<int, int64_t> busy;  // of members on one link, the slowest: others of them go over it as well
-    for (VirtualMember* each : meeting->members) {
-      latency = std::max(latency, each->load.latency);
-      for (const VirtualLoad::Busy& on : each->load.links) busy[on.link] = std::max(busy[on.link], on.time);
-    }
-    if (options_->threads > 0 && busy.empty()) return StartWork(member);
-    std::vector<VirtualLoad::Busy> links;
-    for (const auto& [link, time] : busy) links.push_back({link, time});
-    auto move = [this, meeting, links = std::move(links)] {
-      links_->Start(links, [meeting] {
+    if (options_->threads > 0 && !meeting->by_links) return StartWork(member);
+    paper_->clock.At(paper_->clock.now() + meeting->latency, [this, meeting] {
+      links_->Start(&meeting->links, [meeting] {
         for (VirtualMember* each : meeting->members) each->Done();
       });
-    };
-    paper_->clock.At(paper_->clock.now() + latency, std::move(move));
+    });
+  }
+
+  // Of members on one link the slowest counts: others of them go over it as well.
+  static void AddLoads(Meeting* meeting) {
+    std::map<int, int64_t> busy;
+    for (const VirtualMember* each : meeting->members) {
+      meeting->latency = std::max(meeting->latency, each->load.latency);
+      for (const VirtualLoad::Busy& on : each->load.links) busy[on.link] = std::max(busy[on.link], on.time);
+    }
+    meeting->by_links = !busy.empty();
+    for (const auto& [link, time] : busy)
+      if (time > 0) meeting->links.push_back({link, time});
   }
 
   // By the members' threads, as inside one host: the last to come tells the others to work.
@@ -378,7 +386,6 @@ int64_t VirtualMachine::now() const { return impl_->paper.clock.now(); }
 plan::Plan VirtualMachine::OnPaper(
     const plan::Plan& plan,
     const std::function<ThreadTime(const plan::Actor&, const plan::Kernel&)>& time) const {
-  plan::Plan paper = plan;
   std::map<std::pair<int, int>, int> periods;  // of each edge's end at an actor
   for (const plan::Actor& actor : plan.actor())
     for (const auto* ports : {&actor.in(), &actor.out()})
@@ -388,35 +395,8 @@ plan::Plan VirtualMachine::OnPaper(
       for (const plan::Port& port : *ports)
         impl_->paper.edges[{plan.rank(), actor.id(), port.peer()}].push_back(
             {port.credits(), std::max(1, port.period()), periods[{port.peer(), port.edge()}]});
-  paper.set_device_kind("paper");
-  paper.clear_device_kinds();
-  paper.clear_input();
-  paper.clear_output();
-  auto become = [&](plan::Kernel* kernel, const ThreadTime& takes, int actor, int index, int acts) {
-    kernel->set_name(kPaperKernel);
-    kernel->clear_attr();
-    kernel->clear_scratch_bytes();
-    for (const auto& [name, value] : {std::pair<const char*, int64_t>{kPaperTime, Picoseconds(takes.alone)},
-                                      {kPaperCrowded, Picoseconds(takes.crowded)},
-                                      {kPaperRank, plan.rank()},
-                                      {kPaperActor, actor},
-                                      {kPaperIndex, index},
-                                      {kPaperActs, acts}}) {
-      plan::Attr* attr = kernel->add_attr();
-      attr->set_name(name);
-      attr->set_i(value);
-    }
-  };
-  for (plan::Variable& variable : *paper.mutable_variable()) become(variable.mutable_init(), 0, -1, 0, 1);
-  for (plan::Actor& actor : *paper.mutable_actor()) {
-    if (actor.has_collective()) continue;
-    const bool moves = !actor.feed().empty() || !actor.fetch().empty();
-    actor.clear_feed();
-    actor.clear_fetch();
-    for (int k = 0; k < actor.kernel_size(); ++k)
-      become(actor.mutable_kernel(k), moves ? 0 : time(actor, actor.kernel(k)), actor.id(), k, actor.acts());
-  }
-  return paper;
+  return PlanOnPaper(
+      plan, time, {.asynchronous = impl_->options.threads == 0, .each_kernel = impl_->options.each_kernel});
 }
 
 std::vector<TraceRecord> VirtualMachine::TakeRecords() { return std::exchange(impl_->paper.records, {}); }

@@ -56,6 +56,9 @@ struct VirtualOptions {
   // With threads: the cores that these share, and how many of them one kernel uses. 0: each thread has what
   // it uses to itself.
   int cores = 0, kernel_cores = 1;
+  // Whether each kernel is recorded; false: of an asynchronous device, those of an act between which no
+  // credit goes may be recorded as one, which takes as long and is simulated in less.
+  bool each_kernel = true;
   // The load of an act of a collective at its member on `rank`.
   std::function<VirtualLoad(const plan::Collective& collective, int rank)> load;
   // The hosted rank that stands for a rank: where ranks are alike, one of them acts for all. Empty: every

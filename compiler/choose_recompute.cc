@@ -105,7 +105,8 @@ class CandidatePool {
     if (world > kManyRanks || world == std::ssize(ranks_)) return candidate.peak;
     const Compiled compiled = CompileWith(candidate.assignment);
     std::vector<int64_t> bytes(world, 0);
-    SideBySide(world, 0, [&](int rank) { bytes[rank] = BytesOf(PlanOf(compiled, rank).plan); });
+    SideBySide(world, 0,
+               [&](int rank) { bytes[rank] = BytesOf(PlanOf(compiled, rank, PlanDetail::kOutline).plan); });
     return *std::max_element(bytes.begin(), bytes.end());
   }
 
@@ -118,7 +119,8 @@ class CandidatePool {
 
   void Judge(const Compiled& compiled, Candidate* candidate) const {
     candidate->seconds = compiled.logical.makespan;
-    for (int rank : ranks_) candidate->bytes.push_back(BytesOf(PlanOf(compiled, rank).plan));
+    for (int rank : ranks_)
+      candidate->bytes.push_back(BytesOf(PlanOf(compiled, rank, PlanDetail::kOutline).plan));
     candidate->peak = *std::max_element(candidate->bytes.begin(), candidate->bytes.end());
   }
 

@@ -95,16 +95,18 @@ Compiled CompileAfter(const char* pass, Graph graph, const CompileOptions& optio
   return c;
 }
 
-RankPlan PlanOf(const Compiled& compiled, int rank) {
+RankPlan PlanOf(const Compiled& compiled, int rank, PlanDetail detail) {
   RankPlan r;
-  r.plan = Partition(compiled.graph, compiled.logical, compiled.options, rank);
+  r.plan = Partition(compiled.graph, compiled.logical, compiled.options, rank, detail);
   r.lower_bound = PlaceMemory(&r.plan, &r.at_peak, &r.live);
   return r;
 }
 
-std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads) {
+std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads,
+                              PlanDetail detail) {
   std::vector<RankPlan> plans(ranks.size());
-  SideBySide(static_cast<int>(ranks.size()), threads, [&](int i) { plans[i] = PlanOf(compiled, ranks[i]); });
+  SideBySide(static_cast<int>(ranks.size()), threads,
+             [&](int i) { plans[i] = PlanOf(compiled, ranks[i], detail); });
   return plans;
 }
 

@@ -50,11 +50,12 @@ struct RankPlan {
   std::map<int, int64_t> at_peak;  // those bytes by buffer, all scratch under kScratch
   LiveBytes live;                  // and the live bytes before and after
 };
-RankPlan PlanOf(const Compiled& compiled, int rank);
+RankPlan PlanOf(const Compiled& compiled, int rank, PlanDetail detail = PlanDetail::kWhole);
 
 // The plans of several ranks, in the order of `ranks`, made side by side on that many threads; 0: one per
 // core. Throws what PlanOf throws for the first of the ranks that it refuses.
-std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads = 0);
+std::vector<RankPlan> PlansOf(const Compiled& compiled, const std::vector<int>& ranks, int threads = 0,
+                              PlanDetail detail = PlanDetail::kWhole);
 
 // Calls work(0) to work(count - 1) side by side on that many threads; 0: one per core. Throws what the first
 // of the calls, by number, has thrown.

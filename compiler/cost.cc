@@ -95,6 +95,29 @@ void LocalWork::Cut(const std::vector<Sbp>& in, const std::vector<Sbp>& out, int
   for (size_t i = 0; i < rule_.out.size(); ++i) CutOperand(&rule_.out[i], out[i], parts, index);
 }
 
+// Elements of an operand that are read or written: of OpDef::chosen no more parts than there are ids that an
+// element of the operand's other axes meets.
+double LocalWork::Touched(const BoundRule::Operand& operand) const {
+  const auto elements = static_cast<double>(operand.shape.elements());
+  const auto of = [](const BoundRule::Operand& o, const std::string& label) {
+    const auto has = [&](const BoundRule::Axis& axis) {
+      return std::find(axis.labels.begin(), axis.labels.end(), label) != axis.labels.end();
+    };
+    return std::find_if(o.axes.begin(), o.axes.end(), has) - o.axes.begin();
+  };
+  const auto cut = of(operand, def_->chosen.label);
+  if (cut == std::ssize(operand.axes) || elements == 0) return elements;
+  double ids = 1;
+  for (const BoundRule::Operand& by : rule_.in)
+    for (size_t a = 0; by.name == def_->chosen.by && a < by.axes.size(); ++a) {
+      const std::vector<std::string>& labels = by.axes[a].labels;
+      if (labels.empty() || of(operand, labels[0]) == std::ssize(operand.axes))
+        ids *= static_cast<double>(by.shape[static_cast<int>(a)]);
+    }
+  const auto parts = static_cast<double>(operand.shape[static_cast<int>(cut)]);
+  return elements / parts * std::min(parts, ids);
+}
+
 Work LocalWork::work() const {
   Work work;
   if (def_ == nullptr || def_->view) return work;
@@ -103,7 +126,8 @@ Work LocalWork::work() const {
   size_t i = 0;
   for (const auto* operands : {&rule_.in, &rule_.out})
     for (const BoundRule::Operand& operand : *operands) {
-      const double elements = static_cast<double>(operand.shape.elements());
+      const bool in_part = !def_->chosen.label.empty() && (operands == &rule_.in || !def_->inplace.empty());
+      const double elements = in_part ? Touched(operand) : static_cast<double>(operand.shape.elements());
       work.bytes += elements * element_bytes_[i++];
       work.largest = std::max(work.largest, elements);
     }

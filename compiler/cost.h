@@ -70,6 +70,7 @@ class LocalWork {
   const Dims& out(int i) const { return rule_.out[i].shape; }
 
  private:
+  double Touched(const BoundRule::Operand& operand) const;
   void CutOperand(BoundRule::Operand* operand, const Sbp& sbp, int64_t parts, int64_t index);
   void Change(int64_t* what, int64_t value);
 

@@ -16,15 +16,15 @@ namespace oneflow_like {
 namespace {
 
 // Most slots of a buffer taken at once in the play. What a feed holds is counted from its first reader on,
-// plus one slot to fill meanwhile: a feed has its data at any time and need not be early.
-int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
+// plus one slot to fill meanwhile: a feed has its data at any time and need not be early. `edges`: those of
+// the buffer's writer.
+int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b, const std::vector<const LogicalEdge*>& edges,
            const std::vector<std::vector<const Firing*>>& acts) {
   auto period = [&](int reader) {
-    for (const LogicalEdge& e : plan.edges)
-      if (e.writer == b.writer && e.reader == reader && e.full == b.full &&
-          e.write_period == b.write_period &&
-          std::binary_search(e.buffers.begin(), e.buffers.end(), plan.buffer_of[b.value]))
-        return e.read_period;
+    for (const LogicalEdge* e : edges)
+      if (e->reader == reader && e->full == b.full && e->write_period == b.write_period &&
+          std::binary_search(e->buffers.begin(), e->buffers.end(), plan.buffer_of[b.value]))
+        return e->read_period;
     return 1;
   };
   bool feed = plan.segments[b.writer].stream < 0;
@@ -172,15 +172,22 @@ void OrderActs(const Graph& graph, LogicalPlan* plan) {
 
   std::vector<std::vector<const Firing*>> acts(plan->segments.size());
   for (const Firing& f : plan->order) acts[f.transition].push_back(&f);
+  std::vector<std::vector<const LogicalEdge*>> edges(plan->segments.size());
+  for (const LogicalEdge& e : plan->edges) edges[e.writer].push_back(&e);
   for (LogicalBuffer& b : plan->buffers)
-    if (b.variable.empty() && !b.readers.empty()) b.slots = PeakOf(*plan, b, acts);
+    if (b.variable.empty() && !b.readers.empty()) b.slots = PeakOf(*plan, b, edges[b.writer], acts);
   for (LogicalEdge& e : plan->edges) {
     if (e.slots > 0) continue;
     e.slots = 1 << 30;
     for (int b : e.buffers) e.slots = std::min(e.slots, plan->buffers[b].slots);
   }
   std::string text;
-  for (const Firing& f : plan->order) text += Cat(plan->segments[f.transition].name, "/", f.act, ";");
+  for (const Firing& f : plan->order) {
+    text += plan->segments[f.transition].name;
+    text += '/';
+    text += std::to_string(f.act);
+    text += ';';
+  }
   plan->hash = HashName(text);
 }
 

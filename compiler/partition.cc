@@ -5,6 +5,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <deque>
 #include <optional>
 #include <set>
 
@@ -20,8 +21,13 @@ int64_t RoundUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class Partitioner {
  public:
-  Partitioner(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank)
-      : graph_(graph), logical_(logical), sizes_(graph.Sizes()), cost_(graph, options.machine) {
+  Partitioner(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
+              PlanDetail detail)
+      : graph_(graph),
+        logical_(logical),
+        detail_(detail),
+        sizes_(graph.Sizes()),
+        cost_(graph, options.machine) {
     coords_ = graph.mesh().Coords(rank);
     plan_.set_name(options.name);
     plan_.set_rank(rank);
@@ -50,12 +56,21 @@ class Partitioner {
  private:
   bool Here(const Slice& slice) const { return slice.Contains(coords_); }
 
-  // The pieces of a value this rank holds: one, or one for each micro-batch when time cuts it.
+  // How many micro-batches have pieces of such a tensor that the plan tells apart. An outline keeps the first
+  // of pieces that are alike but for their place.
+  int TimesOf(const Dims& shape, const Sbp& sbp) const {
+    if (!sbp.is_split()) return 1;
+    const int times = graph_.times();
+    const auto extent = [&](int t) { return Cut({0, shape[sbp.axis]}, times, t, sbp.grain).extent; };
+    return detail_ == PlanDetail::kOutline && extent(0) == extent(times - 1) ? 1 : times;
+  }
+
+  // The pieces of a value this rank holds.
   std::vector<Box> Boxes(const Value& v, const NdSbp& sbp) const {
     std::vector<int> coords(1 + coords_.size());
     std::copy(coords_.begin(), coords_.end(), coords.begin() + 1);
     std::vector<Box> boxes;
-    int times = sbp[0].is_split() ? graph_.times() : 1;
+    const int times = TimesOf(v.shape, sbp[0]);
     for (int t = 0; t < times; ++t) {
       coords[0] = t;
       boxes.push_back(LocalBox(v.shape, sbp, sizes_, coords));
@@ -143,13 +158,16 @@ class Partitioner {
         bytes += local(k->out(k->out_size() - 1));
       }
     Set(attrs, k->mutable_attr());
+    const OpDef* def = graph_.catalog().Find(node.op);
+    const Work work = cost_.WorkOfStep(n, coords_);
+    if (def && !def->chosen.label.empty()) bytes = work.bytes / ActsOf(graph_, node);
     k->set_bytes(bytes);
     k->set_category(graph_.CategoryOf(node));
-    if (const OpDef* def = graph_.catalog().Find(node.op); def && def->scratch) {
+    if (def && def->scratch) {
       KernelSpec spec = SpecOf(*k, attrs);
       k->set_scratch_bytes(RoundUp(def->scratch(spec)));
     }
-    k->set_flops(cost_.WorkOfStep(n, coords_).flops / ActsOf(graph_, node));
+    k->set_flops(work.flops / ActsOf(graph_, node));
   }
 
   static KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) {
@@ -200,14 +218,44 @@ class Partitioner {
     for (int position : positions_[actor->id()]) c->add_position(position);
   }
 
-  // Gives the bytes that this rank sends of it in an act.
-  double AddOperand(const Node& node, int operand, plan::Collective* c) const {
-    const Value& in = graph_.value(node.in[operand]);
-    const Layout from = graph_.LayoutOf(node.in[operand]), to = graph_.LayoutOf(node.out[operand]);
-    const int times = from.sbp[0].is_split() ? graph_.times() : 1;
-    double sent = 0;
+  // How a collective moves a tensor, by micro-batch. Blocks that are alike have the same ones.
+  struct Route {
+    Dims shape;
+    size_t element_bytes = 0;
+    Layout from, to;
+    std::vector<BoxingProgram> programs;
+    double sent = 0;  // bytes that this rank sends in an act
+  };
+  const Route& RouteOf(int from, int to) {
+    const Value& in = graph_.value(from);
+    Route route{in.shape, SizeOf(in.dtype), graph_.LayoutOf(from), graph_.LayoutOf(to), {}, 0};
+    for (const Route& known : routes_)
+      if (known.shape == route.shape && known.element_bytes == route.element_bytes &&
+          known.from == route.from && known.to == route.to)
+        return known;
+    const int times = TimesOf(in.shape, route.from.sbp[0]);
     for (int t = 0; t < times; ++t) {
-      BoxingProgram program = RouteGroup(graph_.mesh(), graph_.times(), t, in.shape, from, to, coords_);
+      BoxingProgram program =
+          RouteGroup(graph_.mesh(), graph_.times(), t, in.shape, route.from, route.to, coords_);
+      for (const Region& r : program.work[program.me]) {
+        int remote = 0;
+        for (int s : r.sources) remote += s != program.me && program.has_in[program.me];
+        for (int d : r.dests) remote += d != program.me;
+        route.sent += double(r.box.elements()) * remote * SizeOf(in.dtype);
+      }
+      route.sent += Given(program, route.from, route.to, t, in);
+      route.programs.push_back(std::move(program));
+    }
+    route.sent /= times;
+    routes_.push_back(std::move(route));
+    return routes_.back();
+  }
+
+  // Gives the bytes that this rank sends of it in an act.
+  double AddOperand(const Node& node, int operand, plan::Collective* c) {
+    const Route& route = RouteOf(node.in[operand], node.out[operand]);
+    for (size_t t = 0; t < route.programs.size(); ++t) {
+      const BoxingProgram& program = route.programs[t];
       const int members = static_cast<int>(program.members.size());
       if (operand == 0 && t == 0) {
         for (int member : program.members) c->add_rank(graph_.mesh().IndexOf(member));
@@ -222,18 +270,13 @@ class Partitioner {
         if (program.has_in[m]) Set(program.in[m], piece->add_in());
         if (program.has_out[m]) Set(program.out[m], piece->add_out());
       }
-      plan::RegionList* work = operand == 0 ? c->add_work() : c->mutable_work(t);
-      for (Region& r : program.work[program.me]) {
-        r.operand = operand;
+      plan::RegionList* work = operand == 0 ? c->add_work() : c->mutable_work(static_cast<int>(t));
+      for (const Region& r : program.work[program.me]) {
         Set(r, work->add_region());
-        int remote = 0;
-        for (int s : r.sources) remote += s != program.me && program.has_in[program.me];
-        for (int d : r.dests) remote += d != program.me;
-        sent += double(r.box.elements()) * remote * SizeOf(in.dtype);
+        work->mutable_region(work->region_size() - 1)->set_operand(operand);
       }
-      sent += Given(program, from, to, t, in);
     }
-    return sent / times;
+    return route.sent;
   }
 
   void MakeActor(int s) {
@@ -361,8 +404,10 @@ class Partitioner {
 
   const Graph& graph_;
   const LogicalPlan& logical_;
+  const PlanDetail detail_;
   std::vector<int> sizes_;
   CostModel cost_;
+  std::deque<Route> routes_;
   std::vector<int> coords_;
   std::vector<int> actor_of_;                // per segment the index of its actor in the plan, -1
   std::vector<std::vector<int>> positions_;  // per segment those of its acts in the order
@@ -372,9 +417,9 @@ class Partitioner {
 
 }  // namespace
 
-plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options,
-                     int rank) {
-  return Partitioner(graph, logical, options, rank).Run();
+plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
+                     PlanDetail detail) {
+  return Partitioner(graph, logical, options, rank, detail).Run();
 }
 
 }  // namespace oneflow_like

@@ -101,7 +101,12 @@ void RefuseWritesOfParts(const Graph& graph);
 
 LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
-plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank);
+// kOutline: for estimates and simulation, in a fraction of the time. Of a tensor's pieces, and of the regions
+// of a collective, those of the first micro-batch stand for those of the others where these only lie
+// elsewhere.
+enum class PlanDetail : uint8_t { kWhole, kOutline };
+plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
+                     PlanDetail detail = PlanDetail::kWhole);
 // Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound: the sum
 // over arenas of the most bytes that are live at once. `at_peak`: those bytes by buffer, all scratch under
 // kScratch. `live`: the live bytes over time.

@@ -58,6 +58,10 @@ class LegalNodes {
     const Node& node = graph_.node(n);
     size_t hash = std::hash<std::string>()(node.op);
     for (int v : node.in) hash = 31 * hash + static_cast<size_t>(graph_.value(v).shape.elements());
+    for (int fixed : node.slice.fixed) hash = 31 * hash + static_cast<size_t>(fixed);
+    for (const NdSbp& want : node.want)
+      for (const Sbp& sbp : want)
+        hash = 31 * hash + 8 * static_cast<size_t>(sbp.axis) + static_cast<size_t>(sbp.kind);
     std::vector<int>& alike = known_[hash];
     for (int other : alike)
       if (Alike(node, graph_.node(other))) return;

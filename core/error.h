@@ -3,9 +3,11 @@
 // Status: a failure that travels through the actor runtime as a value.
 #pragma once
 
+#include <charconv>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -40,12 +42,28 @@ void StreamTo(std::ostream& out, const T& value) {
   }
 }
 
+// Appends what StreamTo streams, without a stream where that is text or a whole number: most are, and a
+// stream costs several allocations.
+template <typename T>
+void AppendTo(std::string* out, const T& value) {
+  if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    out->append(std::string_view(value));
+  } else if constexpr (std::is_integral_v<T> && sizeof(T) > 1) {
+    char digits[24];
+    out->append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+  } else {
+    std::ostringstream stream;
+    StreamTo(stream, value);
+    out->append(stream.str());
+  }
+}
+
 // Streams its arguments into one string.
 template <typename... Args>
 std::string Cat(const Args&... args) {
-  std::ostringstream out;
-  (StreamTo(out, args), ...);
-  return out.str();
+  std::string out;
+  (AppendTo(&out, args), ...);
+  return out;
 }
 
 template <typename... Args>

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <queue>
 #include <tuple>
 
@@ -39,10 +38,20 @@ class Board {
       int slots = place.slots > 0 ? place.slots : std::numeric_limits<int>::max() / 2;
       marking_.push_back({slots - place.full, place.full, place.full, place.full});
     }
+    if (game.waits.empty()) return;
+    int acts = 0;
+    for (const Transition& t : game.transitions) {
+      first_act_.push_back(acts);
+      acts += t.acts;
+    }
+    waits_.resize(acts);
+    woken_.resize(acts);
     for (size_t w = 0; w < game.waits.size(); ++w) {
       const ActWait& wait = game.waits[w];
-      waits_[{wait.transition, wait.act}].push_back(static_cast<int>(w));
-      woken_[{wait.other, wait.other_act}].push_back(wait.transition);
+      CHECK(wait.act < game.transitions[wait.transition].acts &&
+            wait.other_act < game.transitions[wait.other].acts);
+      waits_[first_act_[wait.transition] + wait.act].push_back(static_cast<int>(w));
+      woken_[first_act_[wait.other] + wait.other_act].push_back(wait.transition);
     }
   }
 
@@ -61,10 +70,10 @@ class Board {
     for (int p : out_[t]) {
       if (act % game_.places[p].write_period == 0 && marking_[p].empty == 0) return p;
     }
-    if (auto waits = waits_.find({t, act}); waits != waits_.end())
-      for (int w : waits->second)
-        if (next_[game_.waits[w].other] <= game_.waits[w].other_act)
-          return static_cast<int>(game_.places.size()) + w;
+    if (waits_.empty()) return -1;
+    for (int w : waits_[first_act_[t] + act])
+      if (next_[game_.waits[w].other] <= game_.waits[w].other_act)
+        return static_cast<int>(game_.places.size()) + w;
     return -1;
   }
 
@@ -96,8 +105,8 @@ class Board {
       ++marking_[p].full;
       if (place.reader != t) woken(place.reader);
     }
-    if (auto others = woken_.find({t, act}); others != woken_.end())
-      for (int other : others->second) woken(other);
+    if (!woken_.empty())
+      for (int other : woken_[first_act_[t] + act]) woken(other);
     woken(t);
   }
 
@@ -173,7 +182,8 @@ class Board {
   std::vector<std::vector<int>> in_, out_;  // places of each transition
   std::vector<int> next_;                   // next act of each transition
   std::vector<Marking> marking_;
-  std::map<std::pair<int, int>, std::vector<int>> waits_, woken_;  // by act: waits; who waits for it
+  std::vector<int> first_act_;                   // of each transition, among those of all
+  std::vector<std::vector<int>> waits_, woken_;  // by act: waits; who waits for it. Empty: nobody waits
 };
 
 // A ready act that wants its resources. It waits in the line of one busy resource; when that is free the

@@ -30,10 +30,10 @@ int Stride(const Mesh& mesh, const std::string& axis) {
 }
 
 double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int which, int members,
-                  int stride) {
+                  int stride, int node) {
   double seconds = 0;
   for (const auto& [message, count] : part.messages[which])
-    seconds += count * SecondsOfMessage(machine, message, members, stride);
+    seconds += count * SecondsOfMessage(machine, message, members, stride, node);
   return seconds;
 }
 
@@ -95,6 +95,7 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
     Measured& measured = measured_[task.key];
     if (!measured.few) measured.few = task.parts;
     measured.many = task.parts;
+    node_ = task.parts->node;
   }
 }
 
@@ -127,7 +128,8 @@ const std::vector<double>& PlanEstimator::MessagesAt(Measured* measured, int str
   for (const auto& parts : {measured->few, measured->many}) {
     const auto add = [&](const PartOfModel& part) {
       // The members are those of the key, as sizes of mesh axis tp.
-      for (int which : {0, 1}) at->second.push_back(MessagesOf(machine_, part, which, parts->tp, stride));
+      for (int which : {0, 1})
+        at->second.push_back(MessagesOf(machine_, part, which, parts->tp, stride, parts->node));
     };
     add(parts->before);
     add(parts->after);
@@ -175,6 +177,7 @@ std::vector<PlanEstimator::Stage> PlanEstimator::StagesOf(const PlanCandidate& c
     s.narrow += count * part.narrow;
     s.gradients += count * part.gradients;
     s.stash += count * part.stash;
+    s.layers += part.weights > 0 ? count : 0;
   };
   add(0, parts.before, 0, 1);
   add(pp - 1, parts.after, 1, 1);
@@ -190,7 +193,7 @@ double PlanEstimator::Seconds(double bytes, const Sbp& from, const Sbp& to, int 
   auto [at, fresh] = seconds_.try_emplace({bytes, from, to, members, stride});
   if (fresh) {
     const int64_t elements = std::max<int64_t>(members, static_cast<int64_t>(bytes / 4));
-    at->second = SecondsOfMessage(machine_, {{elements}, 4, from, to}, members, stride);
+    at->second = SecondsOfMessage(machine_, {{elements}, 4, from, to}, members, stride, node_);
   }
   return at->second;
 }
@@ -200,8 +203,12 @@ double PlanEstimator::Exchange(const PlanCandidate& c, const Stage& stage, int s
   const int dp = c.extent("dp");
   if (dp == 1) return 0;
   const double read = stage.narrow > 0 ? stage.narrow : stage.weights;
-  const auto sum = [&](const Sbp& to) { return Seconds(stage.gradients, P(), to, dp, stride); };
-  const double gather = c.zero > 0 ? Seconds(read, S(0), B(), dp, stride) : 0;
+  // From stage 2 on messages are of one layer.
+  const double parts = c.zero >= 2 ? std::max(1.0, stage.layers) : 1;
+  const auto sum = [&](const Sbp& to) {
+    return parts * Seconds(stage.gradients / parts, P(), to, dp, stride);
+  };
+  const double gather = c.zero > 0 ? parts * Seconds(read / parts, S(0), B(), dp, stride) : 0;
   const double work = stage.forward + stage.backward;
   constexpr double kHidden = 0.5;  // of a micro-batch's backward pass, behind which its sums can be
   if (c.zero < 2) {

@@ -41,6 +41,7 @@ class PlanEstimator {
   struct Stage {
     double forward = 0, backward = 0, update = 0, messages = 0;  // messages are in forward and backward, too
     double weights = 0, state = 0, narrow = 0, gradients = 0, stash = 0;
+    double layers = 0;  // blocks, and what is before or after them and has weights
   };
   static Key KeyOf(const PlanCandidate& c);
   const std::vector<double>& MessagesAt(Measured* measured, int stride);
@@ -57,6 +58,7 @@ class PlanEstimator {
   const PlanSpace& space_;
   const DescribedMachine& machine_;
   const BuildPlan& build_;
+  int node_ = 0;      // of SecondsOfMessage
   int64_t most_ = 1;  // samples of a micro-batch that are measured, beside 1
   std::map<Key, Measured> measured_;
   std::map<std::pair<Key, int64_t>, ModelParts> parts_;  // by samples

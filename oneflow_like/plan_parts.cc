@@ -32,7 +32,7 @@ class PartsOfPlan {
       parts_.blocks.push_back(stack.of);
     }
     FindPositions();
-    made_ = PlanOf(compiled_, 0);
+    made_ = PlanOf(compiled_, 0, PlanDetail::kOutline);
     AddKernels();
     AddVariables();
     AddBuffers();
@@ -206,6 +206,27 @@ class PartsOfPlan {
   std::vector<std::vector<int>> readers_;
 };
 
+// Of a group of so many members, each `stride` devices from the next, and of the groups beside it.
+std::vector<AlgorithmCost> AlgorithmsOf(const LinkLevels& levels, Primitive primitive, int members,
+                                        int stride, int node) {
+  if (node == 0 || !HasAlgorithm(primitive, CollectiveAlgorithm::kRing)) return {};
+  std::map<int, Participant> by_node;
+  for (int m = 0; m < members; ++m)
+    ++by_node.try_emplace(m * stride / node, Participant{int64_t{m} * stride, 0}).first->second.members;
+  if (by_node.size() < 2) return {};
+  std::vector<Participant> group;
+  for (const auto& [number, participant] : by_node) group.push_back(participant);
+  std::vector<double> beside(levels.topology.links.size(), 1);
+  for (size_t level = 1; level < beside.size(); ++level) {
+    const int unit = levels.topology.links[level - 1].devices;
+    if (!levels.IsShared(level) || unit == 0) continue;
+    const double all = std::min(unit, members * stride),
+                 here = (std::min(unit, members * stride) - 1) / stride + 1;
+    beside[level] = std::max(1.0, all / here);
+  }
+  return CostsOfCollective(primitive, group, levels, beside);
+}
+
 PartOfModel Line(const PartOfModel& few, const PartOfModel& many, double at) {
   const auto line = [at](double a, double b) { return std::max(0.0, a + (b - a) * at); };
   PartOfModel part = many;
@@ -225,8 +246,8 @@ bool PartMessage::operator<(const PartMessage& other) const {
   return a < b;
 }
 
-double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members,
-                        int stride) {
+double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members, int stride,
+                        int node) {
   if (members == 1) return 0;
   const Mesh group("cpu", {{"member", members}, {"other", stride}});
   const Slice whole = WholeMesh(group);
@@ -234,17 +255,13 @@ double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& mess
   const BoxingLoad load =
       LoadOfBoxingStep(group, 1, message.shape, message.element_bytes, {whole, {B(), message.from, B()}},
                        {whole, {B(), message.to, B()}}, levels);
-  BoxingLoad all = load;
-  // On a link that devices share the groups beside this one have their messages, too.
-  for (size_t level = 1; level < all.links.size(); ++level) {
-    const int inside = machine.topology.links[level - 1].devices;
-    if (levels.IsShared(level)) all.links[level] *= std::min(stride, inside);
-  }
   for (const MeasuredCollective& measured : machine.collectives)
     if (measured.primitive == load.primitive && measured.members == load.members &&
         measured.per_unit == load.per_unit)
       return measured.SecondsOf(load.bytes);
-  return all.seconds();
+  const std::vector<AlgorithmCost> costs = AlgorithmsOf(levels, load.primitive, members, stride, node);
+  if (costs.empty()) return load.seconds();
+  return load.copies + Choose(costs, load.bytes).seconds(load.bytes);
 }
 
 ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
@@ -265,6 +282,7 @@ ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine,
   ModelParts parts = PartsOfPlan(*session.impl(), machine).Measure();
   parts.samples = samples;
   parts.tp = tp;
+  parts.node = space.kind == "cpu" ? session.impl()->model->devices_of_node : 0;
   return parts;
 }
 

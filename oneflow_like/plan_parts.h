@@ -20,7 +20,10 @@ struct PartMessage {
 };
 // Seconds that a message takes in a group of so many members, each `stride` devices from the next, while all
 // other groups of that kind exchange theirs.
-double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members, int stride);
+// Between sets of so many neighbours (`node`) it goes by the cheapest algorithm, as compilation would choose;
+// 0: none is named.
+double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members, int stride,
+                        int node);
 
 // One rank's share of a part of a model: a block, or what comes before or after all blocks. Times are of one
 // micro-batch, and of a step for updates; bytes that are kept for gradients are of one micro-batch.
@@ -40,6 +43,7 @@ struct ModelParts {
   double working = 0, besides = 0;  // bytes at the peak that are none of the above; of libraries
   int64_t samples = 1;              // of the micro-batch
   int tp = 1;                       // ranks that share it
+  int node = 0;                     // of SecondsOfMessage
 };
 
 // The parts of a candidate of this tp, sequence_parallel and recompute for micro-batches of `samples` of the

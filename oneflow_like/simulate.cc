@@ -40,13 +40,20 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
   return {processes, threads, of_a_kernel, ranks};
 }
 
+// Ranks that are simulated, and who acts for whom.
+struct Cast {
+  std::vector<int> ranks;
+  std::vector<int> stands_for;  // by rank
+};
+
 // What acts of collectives ask of links. One of each segment is the same on all its ranks.
 class Loads {
  public:
-  Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads)
+  Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads, const Cast& cast)
       : compiled_(compiled),
         machine_(machine),
         threads_(threads),
+        cast_(cast),
         costs_(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared}) {}
 
   VirtualLoad Of(const plan::Collective& collective, int rank) {
@@ -69,15 +76,30 @@ class Loads {
     }
     for (size_t level = 0; level < load.links.size(); ++level) {
       const int inside = level == 0 ? 1 : machine_.topology.links[level - 1].devices;
-      const int end = LinkLevels{machine_.topology, machine_.shared}.IsShared(level) ? rank / inside : rank;
-      of_rank.links.push_back(
-          {static_cast<int>(level) * kLinksOfLevel + end, Picoseconds(load.links[level])});
+      const bool shared = LinkLevels{machine_.topology, machine_.shared}.IsShared(level);
+      const double groups = shared ? GroupsBeside(collective, rank, inside) : 1;
+      of_rank.links.push_back({static_cast<int>(level) * kLinksOfLevel + (shared ? rank / inside : rank),
+                               Picoseconds(load.links[level] / groups)});
     }
     return of_rank;
   }
 
  private:
   static constexpr int kLinksOfLevel = 1 << 24;
+
+  // The load of a shared link is that of all groups of its unit, which do the same: so many of them act, and
+  // share it once more.
+  double GroupsBeside(const plan::Collective& collective, int rank, int inside) const {
+    const Segment& segment = compiled_.logical.segments[collective.id()];
+    double mine = 0, all = 0;
+    for (int other : cast_.ranks) {
+      if (other / inside != rank / inside) continue;
+      const std::vector<int> coords = compiled_.graph.mesh().Coords(other);
+      all += segment.slice.Contains(coords) || segment.from.Contains(coords);
+      mine += std::count(collective.rank().begin(), collective.rank().end(), other) > 0;
+    }
+    return std::max(1.0, all / std::max(1.0, mine));
+  }
 
   size_t ElementBytes(int64_t segment) const {
     for (int n : compiled_.logical.segments[segment].nodes)
@@ -98,6 +120,7 @@ class Loads {
   const Compiled& compiled_;
   const DescribedMachine& machine_;
   const Threads& threads_;
+  const Cast& cast_;
   CollectiveCosts costs_;
   std::map<int64_t, BoxingLoad> loads_;
 };
@@ -125,12 +148,6 @@ int64_t Length(const std::vector<Interval>& joined) {
   return length;
 }
 
-// Ranks that are simulated, and who acts for whom.
-struct Cast {
-  std::vector<int> ranks;
-  std::vector<int> stands_for;  // by rank
-};
-
 Cast CastOf(const Compiled& compiled, int most) {
   Cast cast;
   const int world = compiled.graph.mesh().size();
@@ -150,9 +167,9 @@ struct Played {
 };
 
 Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
-                 const Threads& threads, int steps, int in_flight) {
+                 const Threads& threads, int steps, int in_flight, bool each_kernel) {
   Played played;
-  Loads loads(compiled, machine, threads);
+  Loads loads(compiled, machine, threads, cast);
   std::vector<int> thread_of;
   for (int rank : cast.ranks)
     if (threads.processes > 1 && threads.each > 0)
@@ -161,11 +178,12 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .thread_of = std::move(thread_of),
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
+                        .each_kernel = each_kernel,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> on_paper;
-  for (RankPlan& made : PlansOf(compiled, cast.ranks)) {
+  for (RankPlan& made : PlansOf(compiled, cast.ranks, 0, PlanDetail::kOutline)) {
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
@@ -282,7 +300,8 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Cast cast = CastOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight);
+  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight,
+                                  /*each_kernel=*/!options.trace_file.empty());
   if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
 
   Simulated result;

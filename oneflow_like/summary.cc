@@ -69,35 +69,45 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, const Ra
   s.transient_bytes = ArenaBytes(plan);
   s.buffers = plan.buffer_size();
   s.actors = plan.actor_size();
-  std::vector<std::pair<std::string, int64_t>> consumers;
+  struct Consumer {
+    std::string what;
+    int64_t bytes;
+    const plan::Buffer* buffer = nullptr;
+  };
+  std::vector<Consumer> consumers;
   for (const plan::Variable& v : plan.variable()) {
     s.persistent_bytes += v.bytes();
     consumers.push_back({"variable " + v.name(), v.bytes()});
   }
-  std::map<int, std::string> source;  // buffer -> where it comes from
+  std::map<int, const plan::Kernel*> source;  // by buffer
   for (const plan::Actor& a : plan.actor()) {
     s.collectives += a.has_collective();
     for (const plan::Kernel& k : a.kernel()) {
       s.bytes_sent += k.link_bytes() * a.acts();
       s.flops += k.flops() * a.acts();
-      for (const plan::Operand& o : k.out())
-        source[o.buffer()] = Cat(k.name(), k.file().empty() ? "" : Cat(" at ", k.file(), ":", k.line()));
+      for (const plan::Operand& o : k.out()) source[o.buffer()] = &k;
       if (k.scratch_bytes() > 0) consumers.push_back({"scratch of " + k.node(), k.scratch_bytes()});
     }
   }
   for (const plan::Buffer& b : plan.buffer())
-    if (!IsVariable(b))
-      consumers.push_back({Cat("buffer ", b.name(), " (", b.slots(), b.slots() == 1 ? " slot, " : " slots, ",
-                               source[b.id()], HeldText(compiled, b.id()), ")"),
-                           b.slot_bytes() * b.slots()});
+    if (!IsVariable(b)) consumers.push_back({"", b.slot_bytes() * b.slots(), &b});
   if (plan.device_kind() == "cuda") {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;
-    consumers.insert(consumers.end(), besides.consumers.begin(), besides.consumers.end());
+    for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
   }
-  std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.second > b.second; });
+  std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
   if (consumers.size() > 10) consumers.resize(10);
-  s.consumers = std::move(consumers);
+  for (Consumer& c : consumers) {
+    if (c.buffer) {
+      const plan::Kernel* k = source[c.buffer->id()];
+      c.what = Cat("buffer ", c.buffer->name(), " (", c.buffer->slots(),
+                   c.buffer->slots() == 1 ? " slot, " : " slots, ", k ? k->name() : "",
+                   !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
+                   HeldText(compiled, c.buffer->id()), ")");
+    }
+    s.consumers.push_back({std::move(c.what), c.bytes});
+  }
   s.purposes = PurposesOfRank(compiled, made);
   if (s.library_bytes > 0) s.purposes.back().second += s.library_bytes;
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
@@ -151,7 +161,8 @@ std::string RangesText(const std::vector<int>& ranks) {
 }
 
 RankSummary SummaryOf(const Session::Impl& session, int rank) {
-  RankSummary s = Summarise(*session.model, session.compiled, PlanOf(session.compiled, rank));
+  RankSummary s =
+      Summarise(*session.model, session.compiled, PlanOf(session.compiled, rank, PlanDetail::kOutline));
   s.stage = StageOf(session.compiled, rank);
   return s;
 }
@@ -182,7 +193,7 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
     if ((!many || ranks.empty()) && !plan_of(rank, known)) unknown.push_back(rank);
     ranks.push_back(rank);
   }
-  const std::vector<RankPlan> made = PlansOf(compiled, unknown);
+  const std::vector<RankPlan> made = PlansOf(compiled, unknown, 0, PlanDetail::kOutline);
   for (int rank : shown) {
     const RankPlan* plan = plan_of(rank, known);
     RankSummary s = Summarise(*session.model, compiled, plan ? *plan : *plan_of(rank, made));
@@ -216,9 +227,11 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
     text += line;
   }
   if (s.library_bytes > 0)
-    text += Cat("  host memory   ",
-                BytesText(MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank).plan).host),
-                " that its device copies to and from\n");
+    text +=
+        Cat("  host memory   ",
+            BytesText(
+                MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank, PlanDetail::kOutline).plan).host),
+            " that its device copies to and from\n");
   if (s.staging_bytes > 0) {
     const int hosted = compiled.graph.mesh().size() / session.model->options.job->processes();
     text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",

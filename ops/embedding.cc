@@ -78,6 +78,7 @@ void AddEmbedding(Catalog* catalog) {
         return {Apply(call.in[0].graph(), "embedding_grad", {call.in[1], call.dout[0]}, rows)[0], Tensor()};
       },
       .flops = [](const BoundRule& rule) { return static_cast<double>(rule.out[0].shape.elements()); },
+      .chosen = {"v", "ids"},
       .reference = EmbeddingReference,
       .precision = Precision::kNarrow,
       .samples = {{.in = {{7, 3}, {5}}, .dtypes = {kFloat32, kInt64}, .limit = 7},

@@ -250,6 +250,7 @@ void AddForward(Catalog* catalog) {
   };
   def.check = CheckBag;
   def.flops = RowsFlops;
+  def.chosen = {"v", "ids"};
   def.grad = BagGrad;
   def.reference = EmbeddingBag;
   def.precision = Precision::kNarrow;
@@ -319,6 +320,7 @@ void AddMaxGrad(Catalog* catalog) {
   };
   of_max.flops = RowsFlops;
   of_max.grad = BagMaxGradGrad;
+  of_max.chosen = {"v", "ids"};
   of_max.any_type = of_max.typed = true;
   of_max.reference = EmbeddingBagMaxGrad;
   // Where all are equal every id is the greatest.
@@ -344,6 +346,7 @@ void AddWeightsGrad(Catalog* catalog) {
   };
   weights.dtypes = [](const OpCall&) { return std::vector<DType>{DType::kFloat32}; };
   weights.flops = RowsFlops;
+  weights.chosen = {"v", "ids"};
   weights.grad = BagWeightsGradGrad;
   weights.any_type = true;
   weights.reference = EmbeddingBagWeightsGrad;

@@ -126,6 +126,7 @@ void AddGatherPair(Catalog* catalog) {
     RequireInteger(call, 1);
   };
   gather.flops = NoFlops;
+  gather.chosen = {"v", "ids"};
   gather.grad = [](const GradCall& c) {
     Attrs attrs = {{"classes", c.in[0].shape()[0]}};
     Tensor dtable = Apply(c.in[0].graph(), "gather_grad", {c.in[1], c.dout[0]}, attrs)[0];
@@ -190,6 +191,7 @@ void AddPickPair(Catalog* catalog) {
       Fail(call.who, ": ids is ", ids.str(), " but x ", x.str(), " without its last axis is ", rows.str());
   };
   pick.flops = NoFlops;
+  pick.chosen = {"v", "ids"};
   pick.grad = [](const GradCall& c) {
     Attrs attrs = {{"classes", c.in[0].shape().back()}};
     Tensor dx = Apply(c.in[0].graph(), "pick_grad", {c.in[1], c.dout[0]}, attrs)[0];

@@ -92,6 +92,12 @@ struct OpDef {
   std::string category = "other";
   std::function<double(const BoundRule&)>
       flops;  // default: the volume of the iteration space; of a local rule
+  // A label of which only those parts are read, or updated in place, that the ids of operand `by` name: the
+  // rows of a table. Empty: operands are read whole.
+  struct Chosen {
+    std::string label, by;
+  };
+  Chosen chosen;
   std::function<int64_t(const KernelSpec&)> scratch;  // bytes of scratch its kernels need
   KernelFn reference = nullptr;                       // slow and obvious: the definition
 

@@ -178,6 +178,7 @@ void AddSparseRows(Catalog* catalog) {
   };
   sgd.check = [](const OpCall& call) { CheckRowsUpdate(call, 3); };
   sgd.flops = [](const BoundRule& rule) { return 4.0 * static_cast<double>(rule.in[2].shape.elements()); };
+  sgd.chosen = {"v", "rows"};
   sgd.reference = SgdRowsReference;
   sgd.inplace = {{0, 0}};
   AddRowsSamples(&sgd, {{5, 3}, {1}, {1, 3}}, {kFloat32, kInt64, kFloat32});
@@ -191,6 +192,7 @@ void AddSparseRows(Catalog* catalog) {
     return "state[v], rows[n], squares[n]" + Switches(call, 3) + " -> new_state[v]";
   };
   squares.check = [](const OpCall& call) { CheckRowsUpdate(call, 3); };
+  squares.chosen = {"v", "rows"};
   squares.reference = AddSquaresReference;
   squares.inplace = {{0, 0}};
   AddRowsSamples(&squares, {{5}, {1}, {1}}, {kFloat32, kInt64, kFloat32});
@@ -208,6 +210,7 @@ void AddSparseRows(Catalog* catalog) {
   adagrad.flops = [](const BoundRule& rule) {
     return 4.0 * static_cast<double>(rule.in[2].shape.elements());
   };
+  adagrad.chosen = {"v", "rows"};
   adagrad.reference = AdagradRowsReference;
   adagrad.inplace = {{0, 0}};
   AddRowsSamples(&adagrad, {{5, 3}, {1}, {1, 3}, {5}}, {kFloat32, kInt32, kFloat32, kFloat32});

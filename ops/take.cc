@@ -160,6 +160,7 @@ void AddTakeParts(Catalog* catalog) {
            rank, " axes, but a tensor has at most ", Dims::kMaxRank);
   };
   take.flops = NoFlops;
+  take.chosen = {"v", "ids"};
   take.grad = [](const GradCall& c) {
     int64_t axis = c.attrs.Int("axis");
     Attrs attrs = At(axis, c.in[0].shape()[static_cast<int>(axis)]);
@@ -256,6 +257,7 @@ void AddTakeAlongAxis(Catalog* catalog) {
     CheckAlong(call, 1, 0, "x", RequireAxis(call));
   };
   take.flops = NoFlops;
+  take.chosen = {"v", "ids"};
   take.grad = [](const GradCall& c) {
     int64_t axis = c.attrs.Int("axis");
     Attrs attrs = At(axis, c.in[0].shape()[static_cast<int>(axis)]);

@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "core/plan_values.h"
 #include "core/random.h"
 #include "ops/functional.h"
 #include "ops/op.h"
@@ -51,6 +52,55 @@ TEST(PlansOf, AreThoseMadeOneAfterAnother) {
     }
     EXPECT_TRUE(PlansOf(compiled, {}).empty());
   }
+}
+
+// All that memory, times and traffic are estimated from.
+std::string EstimatesOf(const RankPlan& made) {
+  RankPlan rest = made;
+  std::string text;
+  for (plan::Actor& actor : *rest.plan.mutable_actor()) {
+    for (plan::Kernel& kernel : *actor.mutable_kernel())
+      for (auto* operands : {kernel.mutable_in(), kernel.mutable_out()})
+        for (plan::Operand& operand : *operands) {
+          Dims most;  // over micro-batches
+          for (const plan::Box& box : operand.box()) {
+            const Dims extent = ToBox(box).extent;
+            if (most.rank() == 0) most = extent;
+            for (int a = 0; a < extent.rank(); ++a) most[a] = std::max(most[a], extent[a]);
+          }
+          text += most.str();
+          operand.clear_box();
+        }
+    if (actor.has_collective()) {
+      double regions = 0;
+      for (const plan::RegionList& list : actor.collective().work()) regions += list.region_size();
+      text += Cat(" ", regions / std::max(1, actor.collective().work_size()));
+      actor.mutable_collective()->clear_work();
+      actor.mutable_collective()->clear_piece();
+    }
+  }
+  return text + TextOf(rest);
+}
+
+// Micro-batches of one size, and of several.
+TEST(PlansOf, AnOutlineEstimatesTheSame) {
+  std::vector<SmallGpt> programs = Programs();
+  programs.push_back({.mesh = "cpu:dp=2,pp=2", .micro_batches = 3, .batch = 10});
+  programs.push_back({.mesh = "cpu:dp=2,tp=2", .micro_batches = 4, .zero_axis = "dp", .batch = 14});
+  int64_t whole_bytes = 0, outline_bytes = 0;
+  for (const SmallGpt& given : programs) {
+    SCOPED_TRACE(given.str());
+    GptProgram program(given);
+    const Session session = program.MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+      const RankPlan whole = PlanOf(compiled, rank), outline = PlanOf(compiled, rank, PlanDetail::kOutline);
+      EXPECT_TRUE(EstimatesOf(whole) == EstimatesOf(outline)) << "rank " << rank;
+      whole_bytes += static_cast<int64_t>(whole.plan.ByteSizeLong());
+      outline_bytes += static_cast<int64_t>(outline.plan.ByteSizeLong());
+    }
+  }
+  EXPECT_LT(outline_bytes, whole_bytes);
 }
 
 // y = x, by an operator whose scratch is refused on ranks 2, 3, 5 and 7, on earlier ranks later.

@@ -136,16 +136,35 @@ TEST(Simulate, EveryRepetitionGivesTheSame) {
   }
 }
 
-// Where ranks of a stage do the same, one of them tells the time of all.
+// Where ranks of a stage do the same, one of them tells the time of all; also where groups share a line.
 TEST(Simulate, OneRankOfAStageActsForTheOthers) {
-  for (int trial = 0; trial < 12; ++trial) {
+  for (int trial = 0; trial < 24; ++trial) {
     std::mt19937 random(200 + trial);
     const SmallGpt given = Draw(&random);
-    const DescribedMachine machine = Gpus(1 << (trial % 4));
+    DescribedMachine machine = Gpus(1 << (trial % 4));
+    if (trial >= 12) machine.shared = {false, true};
     GptProgram all(given), one(given);
     const double whole = Simulate(all.MakeTrain(), machine).seconds;
     const double acted = Simulate(one.MakeTrain(), machine, {.most_ranks = 1}).seconds;
     EXPECT_NEAR(acted, whole, 1e-6 * whole) << "seed " << 200 + trial << ": " << given.str();
+  }
+}
+
+// A trace has every kernel; without one, kernels that nothing comes between are simulated as one.
+TEST(Simulate, ATraceChangesNoTime) {
+  const std::string file = testing::TempDir() + "kernels.json";
+  for (int trial = 0; trial < 12; ++trial) {
+    std::mt19937 random(300 + trial);
+    const SmallGpt given = Draw(&random);
+    for (const DescribedMachine& machine : {Host(2), Gpus(2)}) {
+      GptProgram traced(given), untraced(given);
+      const Simulated with = Simulate(traced.MakeTrain(), machine, {.trace_file = file});
+      const Simulated without = Simulate(untraced.MakeTrain(), machine);
+      SCOPED_TRACE(Cat("seed ", 300 + trial, ": ", given.str()));
+      EXPECT_EQ(with.seconds, without.seconds);
+      EXPECT_EQ(with.first_seconds, without.first_seconds);
+      EXPECT_EQ(with.Text(64, "tokens"), without.Text(64, "tokens"));
+    }
   }
 }
 
