@@ -55,17 +55,24 @@ void VirtualSharing::End() {
 void VirtualLinks::Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done) {
   std::erase_if(links, [](const VirtualLoad::Busy& busy) { return busy.time <= 0; });
   if (links.empty()) return done();
-  for (const VirtualLoad::Busy& busy : links) ++users_[busy.link];
+  for (const VirtualLoad::Busy& busy : links) {
+    ++users_[busy.link].flows;
+    users_[busy.link].share += busy.share;
+  }
   flows_.Start({.needs =
                     [this, links] {
                       double needs = 0;
                       for (const VirtualLoad::Busy& busy : links)
-                        needs = std::max(needs, static_cast<double>(busy.time) * users_[busy.link]);
+                        needs = std::max(needs, static_cast<double>(busy.time) * users_[busy.link].share);
                       return needs;
                     },
                 .leave =
                     [this, links] {
-                      for (const VirtualLoad::Busy& busy : links) --users_[busy.link];
+                      for (const VirtualLoad::Busy& busy : links) {
+                        Users& users = users_[busy.link];
+                        users.share -= busy.share;
+                        if (--users.flows == 0) users.share = 0;  // whatever rounding has left
+                      }
                     },
                 .done = std::move(done)});
 }

@@ -68,7 +68,8 @@ class VirtualSharing {
   uint64_t version_ = 0;
 };
 
-// Links that flows share evenly: of n flows on one link each has the n-th part of it.
+// Links that flows share evenly: of n flows on one link each has the n-th part of it. Flows that stand for a
+// share of a user (VirtualLoad::Busy) count as that much.
 class VirtualLinks {
  public:
   explicit VirtualLinks(VirtualClock* clock) : flows_(clock) {}
@@ -76,8 +77,13 @@ class VirtualLinks {
   void Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done);
 
  private:
+  struct Users {
+    int flows = 0;
+    double share = 0;  // of all flows together
+  };
+
   VirtualSharing flows_;
-  std::map<int, int> users_;
+  std::map<int, Users> users_;
 };
 
 // The cores of a host, on which threads work. Work is slower the more other cores are busy, as they share

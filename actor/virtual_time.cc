@@ -253,14 +253,15 @@ class VirtualCollectives final : public Collectives {
     meeting->arrived = 0;
     meeting->began = paper_->clock.now();
     int64_t latency = 0;
-    std::map<int, int64_t> busy;  // of members on one link, the slowest: others of them go over it as well
+    std::map<int, VirtualLoad::Busy> busy;  // of members on one link, the slowest: others go over it as well
     for (VirtualMember* each : meeting->members) {
       latency = std::max(latency, each->load.latency);
-      for (const VirtualLoad::Busy& on : each->load.links) busy[on.link] = std::max(busy[on.link], on.time);
+      for (const VirtualLoad::Busy& on : each->load.links)
+        if (busy.try_emplace(on.link, on).first->second.time < on.time) busy[on.link] = on;
     }
     if (options_->threads > 0 && busy.empty()) return StartWork(member);
     std::vector<VirtualLoad::Busy> links;
-    for (const auto& [link, time] : busy) links.push_back({link, time});
+    for (const auto& [link, on] : busy) links.push_back(on);
     auto move = [this, meeting, links = std::move(links)] {
       links_->Start(links, [meeting] {
         for (VirtualMember* each : meeting->members) each->Done();

@@ -32,6 +32,9 @@ struct VirtualLoad {
   struct Busy {
     int link = 0;      // any number; a link is shared by all that name it
     int64_t time = 0;  // that it would be busy if nobody else used it
+    // Below 1 the time is that of several groups which do the same together: each of them is this share of a
+    // user of the link.
+    double share = 1;
   };
   std::vector<Busy> links;  // used together: the slowest decides
   // Without links, beside `latency`: the own work while all cores are busy (below `latency`: as long as

@@ -154,7 +154,11 @@ BoxingLoad LoadOf(const DescribedMachine& machine, const Graph& graph, int n, Co
     all.latency = std::max(all.latency, one.latency);
     all.copies += one.copies;
     all.links.resize(std::max(all.links.size(), one.links.size()));
-    for (size_t l = 0; l < one.links.size(); ++l) all.links[l] += one.links[l];
+    all.groups.resize(all.links.size(), 1);
+    for (size_t l = 0; l < one.links.size(); ++l) {
+      all.links[l] += one.links[l];
+      all.groups[l] = std::max(all.groups[l], one.groups[l]);
+    }
     all.primitive = one.primitive;
     all.members = one.members;
     all.per_unit = one.per_unit;

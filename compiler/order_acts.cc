@@ -3,6 +3,8 @@
 // schedule's priorities is the order; a buffer gets as many slots as were ever taken at once, from the start
 // of the writer's act to the end of its last reader's. A variable and a limit have their slots before, and
 // the play keeps to them. The priority of an act is its place in the schedule of its stage (schedule.h).
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -157,16 +159,47 @@ Play PlayStages(const LogicalPlan& plan, int micro_batches, TokenGame* game, con
   return filling ? *std::move(filling) : PlayStep(*game, priority);
 }
 
+// Whether a stage may have a second micro-batch in each part of its work. Schedules with waits of their own
+// have other chunks, or gradients of weights, to fill the time of messages.
+bool MayHaveSecond(const LogicalPlan& plan, int micro_batches) {
+  return plan.second && micro_batches > 1 && ShapeOf(plan, micro_batches).chunks == 1 &&
+         (plan.schedule == PipelineSchedule::k1F1B || plan.schedule == PipelineSchedule::kGPipe);
+}
+
+// The limits of micro-batches, which are a plan's last edges, for so many beside one another.
+void SetBeside(int beside, int micro_batches, LogicalPlan* plan) {
+  plan->beside = beside;
+  const std::vector<StageLimit> limits = LimitsOf(*plan, micro_batches);
+  const size_t first = plan->edges.size() - limits.size();
+  for (size_t i = 0; i < limits.size(); ++i) {
+    LogicalEdge& edge = plan->edges[first + i];
+    CHECK(edge.writer == limits[i].from && edge.reader == limits[i].to && edge.buffers.empty());
+    edge.slots = limits[i].micro_batches;
+  }
+}
+
+// One step, with a second micro-batch beside each where that is estimated to save enough.
+Play PlayBest(const Graph& graph, const Priority& priority, LogicalPlan* plan) {
+  TokenGame game = GameOf(graph, *plan);
+  Play one = PlayStages(*plan, graph.times(), &game, priority);
+  if (!MayHaveSecond(*plan, graph.times())) return one;
+  SetBeside(2, graph.times(), plan);
+  game = GameOf(graph, *plan);
+  Play two = PlayStages(*plan, graph.times(), &game, priority);
+  if (two.makespan <= one.makespan * (1 - *plan->second)) return two;
+  SetBeside(1, graph.times(), plan);
+  return one;
+}
+
 }  // namespace
 
 void OrderActs(const Graph& graph, LogicalPlan* plan) {
   // A variable is in one place: who writes it waits, in the play too, for those who read what it held.
   for (LogicalEdge& e : plan->edges)
     if (e.full > 0 && e.slots == 0) e.slots = e.full;
-  TokenGame game = GameOf(graph, *plan);
   Priorities priorities(*plan, graph.times());
   Priority priority = [&](int t, int act) { return priorities.Of(t, act); };
-  Play play = PlayStages(*plan, graph.times(), &game, priority);
+  Play play = PlayBest(graph, priority, plan);
   plan->order = FeedsBeforeReaders(*plan, play.firings);
   plan->makespan = play.makespan;
 

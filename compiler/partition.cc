@@ -141,6 +141,7 @@ class Partitioner {
         SetOperand(segment, v, k->add_out());
         bytes += local(k->out(k->out_size() - 1));
       }
+    if (SumsOverTime(node)) bytes += local(k->out(0));  // which is read as well
     Set(attrs, k->mutable_attr());
     k->set_bytes(bytes);
     k->set_category(graph_.CategoryOf(node));

@@ -43,8 +43,11 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
 // What acts of collectives ask of links. One of each segment is the same on all its ranks.
 class Loads {
  public:
-  Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads)
-      : compiled_(compiled),
+  // `all`: each rank is simulated, so that groups meet beside one another of which otherwise one is
+  // simulated.
+  Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads, bool all)
+      : all_(all),
+        compiled_(compiled),
         machine_(machine),
         threads_(threads),
         costs_(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared}) {}
@@ -70,8 +73,9 @@ class Loads {
     for (size_t level = 0; level < load.links.size(); ++level) {
       const int inside = level == 0 ? 1 : machine_.topology.links[level - 1].devices;
       const int end = LinkLevels{machine_.topology, machine_.shared}.IsShared(level) ? rank / inside : rank;
+      const double share = all_ && level < load.groups.size() ? 1 / load.groups[level] : 1;
       of_rank.links.push_back(
-          {static_cast<int>(level) * kLinksOfLevel + end, Picoseconds(load.links[level])});
+          {static_cast<int>(level) * kLinksOfLevel + end, Picoseconds(load.links[level]), share});
     }
     return of_rank;
   }
@@ -95,6 +99,7 @@ class Loads {
     return crowded ? std::max(message, machine_.crowded_message) : message;
   }
 
+  const bool all_;
   const Compiled& compiled_;
   const DescribedMachine& machine_;
   const Threads& threads_;
@@ -152,7 +157,7 @@ struct Played {
 Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
                  const Threads& threads, int steps, int in_flight) {
   Played played;
-  Loads loads(compiled, machine, threads);
+  Loads loads(compiled, machine, threads, std::ssize(cast.ranks) == std::ssize(cast.stands_for));
   std::vector<int> thread_of;
   for (int rank : cast.ranks)
     if (threads.processes > 1 && threads.each > 0)

@@ -27,6 +27,9 @@ struct BoxingLoad {
   double latency = 0;         // rounds of messages
   double copies = 0;          // of the pieces, at both ends
   std::vector<double> links;  // by level, the innermost first; empty for a local step
+  // By level: how many groups the seconds are of together, as they share the link; 1 on one that is not
+  // shared.
+  std::vector<double> groups;
 
   // By which a measurement of the same collective is found. Zero for a local step.
   Primitive primitive = Primitive::kLocalSlice;

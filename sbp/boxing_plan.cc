@@ -94,7 +94,7 @@ class Planner {
   double Busiest(const State& from, const State& to, const StepShape& shape, double* moved) const;
   double MembersWithin(const State& end, uint32_t axes, int64_t devices) const;
   void LoadLinks(const State& from, const State& to, const StepShape& shape, double bytes,
-                 const LinkLevels& levels, std::vector<double>* links) const;
+                 const LinkLevels& levels, BoxingLoad* load) const;
   Cost CostOfStep(const State& from, const State& to, const StepShape& shape) const;
   Cost CostOfLocal(const State& from, const State& to) const;
   void Take(const State& to, Primitive primitive, uint32_t axes, const Cost& cost);
@@ -187,7 +187,7 @@ double Planner::MembersWithin(const State& end, uint32_t axes, int64_t devices) 
 
 // The group at coordinate 0 of the axes outside of it. `bytes`: of its busiest device, in one act.
 void Planner::LoadLinks(const State& from, const State& to, const StepShape& shape, double bytes,
-                        const LinkLevels& levels, std::vector<double>* links) const {
+                        const LinkLevels& levels, BoxingLoad* load) const {
   int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
   for (const State* end : {&from, &to}) {
     int64_t low = 0, high = 0, stride = 1;
@@ -204,7 +204,8 @@ void Planner::LoadLinks(const State& from, const State& to, const StepShape& sha
                     shape.primitive == Primitive::kReduceScatter ||
                     shape.primitive == Primitive::kAllGather || shape.primitive == Primitive::kBroadcast;
   const int joins = levels.LevelJoining(first, last);
-  links->assign(joins + 1, 0);
+  load->links.assign(joins + 1, 0);
+  load->groups.assign(joins + 1, 1);
   int64_t unit = 1;  // devices of the level inside
   for (int level = 0; level <= joins; ++level) {
     const double members = MembersWithin(from, shape.affected, unit);
@@ -213,7 +214,8 @@ void Planner::LoadLinks(const State& from, const State& to, const StepShape& sha
     const double carried =
         levels.IsShared(level) ? (ring ? together / members : together) : (ring ? 1 / members : 1);
     if (level == joins || (ring && MembersWithin(from, shape.affected, link.devices) > members))
-      (*links)[level] = bytes * carried / link.bandwidth;
+      load->links[level] = bytes * carried / link.bandwidth;
+    if (levels.IsShared(level)) load->groups[level] = together / members;
     unit = link.devices;
   }
 }
@@ -230,7 +232,7 @@ BoxingLoad Planner::LoadOfOne(const State& to, double element_bytes, const LinkL
                 topology_.memory_bandwidth;
   if (shape.local) return load;
   const double bytes = Busiest(at_, to, shape, &moved) / Acts(at_.time(), times_) * element_bytes;
-  LoadLinks(at_, to, shape, bytes, levels, &load.links);
+  LoadLinks(at_, to, shape, bytes, levels, &load);
   double rounds = 0;
   for (int a = 0; a < mesh_.rank(); ++a) {
     if (!(shape.affected >> a & 1) || mesh_.axis_size(a) == 1) continue;
