@@ -52,27 +52,56 @@ void VirtualSharing::End() {
 
 // --- VirtualLinks ---
 
+// In rounds: all that have room on each of their links take an equal part of what is left of them, until none
+// has. Where flows hold each other up in circles parts only become smaller.
+void VirtualLinks::Fill() {
+  constexpr int kRounds = 20;
+  constexpr double kFull = 1e-9;  // left of a link
+  struct Room {
+    double left = 1, share = 0;
+  };
+  std::map<int, Room> rooms;
+  for (auto& [id, user] : users_) user.rate = 0, user.open = true;
+  for (int round = 0; round < kRounds; ++round) {
+    for (auto& [link, room] : rooms) room.share = 0;
+    for (const auto& [id, user] : users_)
+      for (const VirtualLoad::Busy& on : user.links) rooms[on.link].share += user.open ? on.share : 0;
+    std::map<int64_t, double> gains;
+    for (auto& [id, user] : users_) {
+      if (!user.open) continue;
+      double gain = std::numeric_limits<double>::infinity();
+      for (const VirtualLoad::Busy& on : user.links)
+        gain = std::min(gain, rooms[on.link].left / (rooms[on.link].share * static_cast<double>(on.time)));
+      user.rate += gains[id] = gain;
+    }
+    for (const auto& [id, gain] : gains)
+      for (const VirtualLoad::Busy& on : users_[id].links)
+        rooms[on.link].left -= gain * on.share * static_cast<double>(on.time);
+    bool any = false;
+    for (auto& [id, user] : users_) {
+      for (const VirtualLoad::Busy& on : user.links) user.open = user.open && rooms[on.link].left > kFull;
+      any = any || user.open;
+    }
+    if (!any) break;
+  }
+  changed_ = false;
+}
+
 void VirtualLinks::Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done) {
   std::erase_if(links, [](const VirtualLoad::Busy& busy) { return busy.time <= 0; });
   if (links.empty()) return done();
-  for (const VirtualLoad::Busy& busy : links) {
-    ++users_[busy.link].flows;
-    users_[busy.link].share += busy.share;
-  }
+  const int64_t id = next_++;
+  users_[id].links = std::move(links);
+  changed_ = true;
   flows_.Start({.needs =
-                    [this, links] {
-                      double needs = 0;
-                      for (const VirtualLoad::Busy& busy : links)
-                        needs = std::max(needs, static_cast<double>(busy.time) * users_[busy.link].share);
-                      return needs;
+                    [this, id] {
+                      if (changed_) Fill();
+                      return 1 / users_[id].rate;
                     },
                 .leave =
-                    [this, links] {
-                      for (const VirtualLoad::Busy& busy : links) {
-                        Users& users = users_[busy.link];
-                        users.share -= busy.share;
-                        if (--users.flows == 0) users.share = 0;  // whatever rounding has left
-                      }
+                    [this, id] {
+                      users_.erase(id);
+                      changed_ = true;
                     },
                 .done = std::move(done)});
 }

@@ -68,8 +68,9 @@ class VirtualSharing {
   uint64_t version_ = 0;
 };
 
-// Links that flows share evenly: of n flows on one link each has the n-th part of it. Flows that stand for a
-// share of a user (VirtualLoad::Busy) count as that much.
+// Links that flows share: of n flows on a link each has the n-th part of it; what one of them cannot use,
+// since another of its links holds it up, the others have in equal parts (max-min fairness). Flows that stand
+// for a share of a user (VirtualLoad::Busy) count as that much.
 class VirtualLinks {
  public:
   explicit VirtualLinks(VirtualClock* clock) : flows_(clock) {}
@@ -77,13 +78,17 @@ class VirtualLinks {
   void Start(std::vector<VirtualLoad::Busy> links, std::function<void()> done);
 
  private:
-  struct Users {
-    int flows = 0;
-    double share = 0;  // of all flows together
+  struct User {
+    std::vector<VirtualLoad::Busy> links;
+    double rate = 0;  // parts of the whole in a picosecond
+    bool open = true;
   };
+  void Fill();
 
   VirtualSharing flows_;
-  std::map<int, Users> users_;
+  std::map<int64_t, User> users_;  // in the order they began
+  int64_t next_ = 0;
+  bool changed_ = false;  // since rates were filled
 };
 
 // The cores of a host, on which threads work. Work is slower the more other cores are busy, as they share

@@ -210,6 +210,31 @@ TEST(VirtualTime, MessagesOnOneLinkTakeTheSum) {
   }
 }
 
+// What a message that another link holds up leaves of a link, those beside it have: of a fast link here, on
+// which every message is, and slow ones of their own for some.
+TEST(VirtualTime, MessagesHaveWhatOthersCannotUse) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 50; ++trial) {
+    const int held = 1 + static_cast<int>(random() % 3), free = 1 + static_cast<int>(random() % 3);
+    const int64_t fast = 100 * kMicro, slow = static_cast<int64_t>(1000 + random() % 5000) * kMicro;
+    std::vector<PlanBuilder> ranks = Pairs(held + free, false);
+    VirtualOptions options;
+    options.load = [&](const plan::Collective& c, int) {
+      VirtualLoad load{0, {{0, fast}}};
+      if (c.id() < held) load.links.push_back({static_cast<int>(1 + c.id()), slow});
+      return load;
+    };
+    const Ran ran = RunOnPaper(ranks, options, {});
+    EXPECT_NEAR(static_cast<double>(ran.ends[0]), static_cast<double>(slow), 10) << "trial " << trial;
+    int64_t first = ran.ends[0];
+    for (const TraceRecord& r : ran.records) first = std::min(first, r.end);
+    // Those that are held up have held * fast / slow of the link.
+    const double left = 1 - held * static_cast<double>(fast) / static_cast<double>(slow);
+    EXPECT_NEAR(static_cast<double>(first), static_cast<double>(free * fast) / left, kMicro)
+        << "trial " << trial << ": " << held << " held up, " << free << " free";
+  }
+}
+
 TEST(VirtualTime, WorkAndMessagesGoOnBesideEachOther) {
   for (int64_t work : {0, 10, 50, 90})
     for (int64_t message : {1, 40, 50, 70}) {
