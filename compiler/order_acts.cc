@@ -55,7 +55,7 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b,
 }
 
 // By segment, the number of the first one that waits for it and works on each micro-batch: for what runs once
-// a step, as gathers of weights do, by way of others of that kind. Without such a reader, and for all other
+// a step, as gathers of weights do, by way of others of that kind; -1 without such a reader. For all other
 // segments, its own number.
 std::vector<int> NeededBy(const LogicalPlan& plan) {
   const int n = static_cast<int>(plan.segments.size());
@@ -71,12 +71,14 @@ std::vector<int> NeededBy(const LogicalPlan& plan) {
     for (int r : readers[s]) first[s] = std::min(first[s], first[r]);
   }
   for (int s = 0; s < n; ++s)
-    if (first[s] == n) first[s] = s;
+    if (first[s] == n) first[s] = -1;
   return first;
 }
 
 // The place of an act in its stage's schedule. What runs once a step, and what is of no stage, goes with the
-// first micro-batch of its phase; updates come last. At one place what is needed sooner comes first.
+// first micro-batch of its phase; updates come last, and so do gradients of all micro-batches together: ahead
+// of others' sums they would keep the link waiting until the last micro-batch. At one place what is needed
+// sooner comes first.
 class Priorities {
  public:
   Priorities(const LogicalPlan& plan, int micro_batches) {
@@ -90,12 +92,16 @@ class Priorities {
         acts[s.units[i].micro_batch] = static_cast<int>(i);
       }
     }
-    for (const Segment& s : plan.segments) {
+    const std::vector<int> needed = NeededBy(plan);
+    for (size_t i = 0; i < plan.segments.size(); ++i) {
+      const Segment& s = plan.segments[i];
       auto stage = stages.find(s.slice);
       auto place = places_.find({stage == stages.end() ? 0 : stage->second, s.phase, s.chunk});
-      of_segment_.push_back(place == places_.end() ? nullptr : &place->second);
+      const bool last = place == places_.end() || (IsGradient(s.phase) && needed[i] < 0);
+      of_segment_.push_back(last ? nullptr : &place->second);
+      const double at = needed[i] < 0 ? static_cast<double>(i) : needed[i];
+      within_.push_back(at / (1.0 + static_cast<double>(plan.segments.size())));
     }
-    for (int needed : NeededBy(plan)) within_.push_back(needed / (1.0 + plan.segments.size()));
   }
 
   double Of(int segment, int act) const {
