@@ -5,6 +5,9 @@
 // gradient would be held twice until then, before its sum and after it, whole or in parts. With more
 // micro-batches the sums that are made in each of them are waited for by adding up.
 //
+// The gradient of a table of tokens comes behind the last unit and may be larger than all that is under way,
+// but takes next to no time, so that it hides none of their sums: it begins when these have ended.
+//
 // The messages of a line that is slower than the computation follow each other as before, so nothing is lost
 // but the room that they would have had to fall behind.
 #include <algorithm>
@@ -28,6 +31,7 @@ class GradientBounder {
     FindChain();
     std::map<Slice, std::vector<Unit>> units;
     std::map<Slice, std::string> last;
+    std::map<Slice, Unit> ends;  // behind the last unit
     std::vector<int> position(graph_.num_nodes(),
                               0);  // in the order, of what a node, or a message, is made by
     for (size_t i = 0; i < order_.size(); ++i) {
@@ -36,12 +40,17 @@ class GradientBounder {
       position[n] = IsCollective(node) || graph_.IsView(n) ? 0 : static_cast<int>(i);
       if (position[n] == 0)
         for (int v : node.in) position[n] = std::max(position[n], position[graph_.value(v).producer]);
-      if (!chain_[n] || !graph_.IsHeavy(n) || !IsGradient(node.phase)) continue;
+      if (!IsGradient(node.phase)) continue;
       const std::string region = graph_.regions().Of(node.name);
-      const auto [at, fresh] = last.try_emplace(node.slice, region);
-      if (!fresh && at->second == region) continue;
-      at->second = region;
-      units[node.slice].push_back({n, static_cast<int>(i)});
+      if (chain_[n] && graph_.IsHeavy(n)) {
+        const auto [at, fresh] = last.try_emplace(node.slice, region);
+        if (fresh || at->second != region) units[node.slice].push_back({n, static_cast<int>(i)});
+        at->second = region;
+        ends.erase(node.slice);
+      } else if (const auto at = last.find(node.slice);
+                 at != last.end() && at->second != region && IsLightSummand(n)) {
+        ends.try_emplace(node.slice, Unit{n, static_cast<int>(i)});
+      }
     }
     for (int n : order_) {
       const Node& node = graph_.node(n);
@@ -50,6 +59,9 @@ class GradientBounder {
       const auto next = std::upper_bound(of.begin(), of.end(), position[n],
                                          [](int at, const Unit& unit) { return at < unit.position; });
       if (of.end() - next > kUnits) graph_.node(next[kUnits].first).after.push_back(n);
+      const auto end = ends.find(node.slice);
+      if (end != ends.end() && position[n] < end->second.position)
+        graph_.node(end->second.first).after.push_back(n);
     }
   }
 
@@ -57,6 +69,15 @@ class GradientBounder {
   struct Unit {
     int first = -1, position = 0;
   };
+
+  // Whether n makes what is still to be summed over ranks, without a product, and no product waits for it.
+  bool IsLightSummand(int n) const {
+    const Node& node = graph_.node(n);
+    if (chain_[n] || graph_.IsHeavy(n) || graph_.IsView(n) || IsCollective(node) || node.out.empty())
+      return false;
+    const NdSbp& sbp = graph_.value(node.out[0]).sbp;
+    return std::any_of(sbp.begin(), sbp.end(), [](const Sbp& s) { return s.is_partial(); });
+  }
 
   // Marks nodes that products wait for.
   void FindChain() {
