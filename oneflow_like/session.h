@@ -39,8 +39,7 @@ struct SessionOptions {
   // their number. Keeps less and idles more.
   bool exact_groups = false;
   Parallel parallel;
-  // Products in chunks, overlapped with the messages that they wait for or cause, and a second micro-batch in a
-  // stage beside the first one's messages, where a gain is estimated;
+  // Products in chunks, overlapped with the messages that they wait for or cause, where a gain is estimated;
   // ModelOptions::link gives the estimate the speed of a line.
   Overlap overlap;
   // kBFloat16 or kFloat16: matrix products, attention and activations in that type; weights, their gradients,
