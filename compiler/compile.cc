@@ -33,6 +33,10 @@ const Pass kPasses[] = {
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) FuseEpilogue(g);
      }},
+    {"fuse_accumulate", Level::kLowered,
+     [](Graph* g, const CompileOptions& o) {
+       if (o.fuse) FuseAccumulate(g);
+     }},
     {"fuse", Level::kLowered,
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) Fuse(g);

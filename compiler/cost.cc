@@ -168,6 +168,8 @@ Work CostModel::PieceAt(const Node& node, LocalWork* whole, const std::vector<in
     whole->Cut(in, out, sizes_[e], coords[e]);
   }
   Work work = whole->work();
+  if (SumsOverTime(node))  // the sum so far is read as well
+    work.bytes += static_cast<double>(whole->out(0).elements() * SizeOf(graph_.value(node.out[0]).dtype));
   whole->Undo();
   return work;
 }

@@ -50,6 +50,7 @@ class Former {
       : graph_(graph), options_(options), order_(graph.Order()), cost_(graph, options.machine) {
     plan_.schedule = options.schedule;
     plan_.exact_groups = options.exact_groups;
+    if (options.overlap.chunks > 1) plan_.second = options.overlap.always ? kAnyGain : options.overlap.gain;
     plan_.root = Roots(graph, order_);
     plan_.buffer_of.assign(graph.num_values(), -1);
     segment_of_.assign(graph.num_nodes(), -1);
@@ -71,6 +72,7 @@ class Former {
 
  private:
   static constexpr int kCompute = 0;  // of the plan's streams
+  static constexpr double kAnyGain = -1e9;
   static constexpr int kMostLinks =
       4;  // a GPU has eight queues; feeds, fetches, copies and kernels need four
 

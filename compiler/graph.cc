@@ -4,6 +4,8 @@
 #include <queue>
 #include <unordered_map>
 
+#include "ops/equation.h"
+
 namespace oneflow_like {
 
 const char* Name(Phase phase) {
@@ -139,6 +141,7 @@ Rate Graph::RateOf(int id) const {
   const bool reads = std::any_of(node.want.begin(), node.want.end(), cut);
   if (std::any_of(node.out.begin(), node.out.end(), [&](int v) { return cut(values_[v].sbp); }))
     return Rate::kEachAct;
+  if (SumsOverTime(node)) return Rate::kEachAct;
   // Of what an operator reads in parts it gives a whole only for the micro-batch (OpDef::turns_of).
   if (reads) return node.kind == NodeKind::kOperator ? Rate::kRemade : Rate::kEachAct;
   if (std::none_of(node.in.begin(), node.in.end(), [&](int v) { return Remade(v); })) return Rate::kOnce;
@@ -330,5 +333,9 @@ bool IsEnd(const Node& node) {
 bool IsLocalBoxing(const Node& node) { return node.kind == NodeKind::kPrimitive && IsLocal(node.primitive); }
 
 bool IsCollective(const Node& node) { return node.kind == NodeKind::kPrimitive && !IsLocal(node.primitive); }
+
+bool SumsOverTime(const Node& node) {
+  return node.kind == NodeKind::kOperator && !node.out.empty() && Accumulates(node.attrs);
+}
 
 }  // namespace oneflow_like

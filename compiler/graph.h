@@ -210,5 +210,8 @@ bool IsEnd(const Node& node);
 // Primitives of a lowered boxing.
 bool IsLocalBoxing(const Node& node);  // on a rank alone
 bool IsCollective(const Node& node);   // data crosses ranks
+// Whether a product adds up its first result over the micro-batches (fuse_accumulate.cc): that is B over
+// time, although the product's rule makes it Partial.
+bool SumsOverTime(const Node& node);
 
 }  // namespace oneflow_like

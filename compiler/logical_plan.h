@@ -2,6 +2,7 @@
 // one rank's physical plan from it.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,10 @@ struct LogicalEdge {
 struct LogicalPlan {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   bool exact_groups = false;  // interleaved: ScheduleOf
+  // Micro-batches that each part of a stage works on beside one another: one's work fills the time of
+  // another's messages. A second one keeps a stash more than the schedule says.
+  int beside = 1;
+  std::optional<double> second;  // the least gain, as a part of a step, for which there is a second one
   std::vector<LogicalStream> streams;
   std::vector<Segment> segments;
   std::vector<LogicalBuffer> buffers;

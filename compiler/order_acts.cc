@@ -3,6 +3,8 @@
 // schedule's priorities is the order; a buffer gets as many slots as were ever taken at once, from the start
 // of the writer's act to the end of its last reader's. A variable and a limit have their slots before, and
 // the play keeps to them. The priority of an act is its place in the schedule of its stage (schedule.h).
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -53,7 +55,7 @@ int PeakOf(const LogicalPlan& plan, const LogicalBuffer& b, const std::vector<co
 }
 
 // By segment, the number of the first one that waits for it and works on each micro-batch: for what runs once
-// a step, as gathers of weights do, by way of others of that kind. Without such a reader, and for all other
+// a step, as gathers of weights do, by way of others of that kind; -1 without such a reader. For all other
 // segments, its own number.
 std::vector<int> NeededBy(const LogicalPlan& plan) {
   const int n = static_cast<int>(plan.segments.size());
@@ -69,12 +71,14 @@ std::vector<int> NeededBy(const LogicalPlan& plan) {
     for (int r : readers[s]) first[s] = std::min(first[s], first[r]);
   }
   for (int s = 0; s < n; ++s)
-    if (first[s] == n) first[s] = s;
+    if (first[s] == n) first[s] = -1;
   return first;
 }
 
 // The place of an act in its stage's schedule. What runs once a step, and what is of no stage, goes with the
-// first micro-batch of its phase; updates come last. At one place what is needed sooner comes first.
+// first micro-batch of its phase; updates come last, and so do gradients of all micro-batches together: ahead
+// of others' sums they would keep the link waiting until the last micro-batch. At one place what is needed
+// sooner comes first.
 class Priorities {
  public:
   Priorities(const LogicalPlan& plan, int micro_batches) {
@@ -88,12 +92,16 @@ class Priorities {
         acts[s.units[i].micro_batch] = static_cast<int>(i);
       }
     }
-    for (const Segment& s : plan.segments) {
+    const std::vector<int> needed = NeededBy(plan);
+    for (size_t i = 0; i < plan.segments.size(); ++i) {
+      const Segment& s = plan.segments[i];
       auto stage = stages.find(s.slice);
       auto place = places_.find({stage == stages.end() ? 0 : stage->second, s.phase, s.chunk});
-      of_segment_.push_back(place == places_.end() ? nullptr : &place->second);
+      const bool last = place == places_.end() || (IsGradient(s.phase) && needed[i] < 0);
+      of_segment_.push_back(last ? nullptr : &place->second);
+      const double at = needed[i] < 0 ? static_cast<double>(i) : needed[i];
+      within_.push_back(at / (1.0 + static_cast<double>(plan.segments.size())));
     }
-    for (int needed : NeededBy(plan)) within_.push_back(needed / (1.0 + plan.segments.size()));
   }
 
   double Of(int segment, int act) const {
@@ -157,16 +165,47 @@ Play PlayStages(const LogicalPlan& plan, int micro_batches, TokenGame* game, con
   return filling ? *std::move(filling) : PlayStep(*game, priority);
 }
 
+// Whether a stage may have a second micro-batch in each part of its work. Schedules with waits of their own
+// have other chunks, or gradients of weights, to fill the time of messages.
+bool MayHaveSecond(const LogicalPlan& plan, int micro_batches) {
+  return plan.second && micro_batches > 1 && ShapeOf(plan, micro_batches).chunks == 1 &&
+         (plan.schedule == PipelineSchedule::k1F1B || plan.schedule == PipelineSchedule::kGPipe);
+}
+
+// The limits of micro-batches, which are a plan's last edges, for so many beside one another.
+void SetBeside(int beside, int micro_batches, LogicalPlan* plan) {
+  plan->beside = beside;
+  const std::vector<StageLimit> limits = LimitsOf(*plan, micro_batches);
+  const size_t first = plan->edges.size() - limits.size();
+  for (size_t i = 0; i < limits.size(); ++i) {
+    LogicalEdge& edge = plan->edges[first + i];
+    CHECK(edge.writer == limits[i].from && edge.reader == limits[i].to && edge.buffers.empty());
+    edge.slots = limits[i].micro_batches;
+  }
+}
+
+// One step, with a second micro-batch beside each where that is estimated to save enough.
+Play PlayBest(const Graph& graph, const Priority& priority, LogicalPlan* plan) {
+  TokenGame game = GameOf(graph, *plan);
+  Play one = PlayStages(*plan, graph.times(), &game, priority);
+  if (!MayHaveSecond(*plan, graph.times())) return one;
+  SetBeside(2, graph.times(), plan);
+  game = GameOf(graph, *plan);
+  Play two = PlayStages(*plan, graph.times(), &game, priority);
+  if (two.makespan <= one.makespan * (1 - *plan->second)) return two;
+  SetBeside(1, graph.times(), plan);
+  return one;
+}
+
 }  // namespace
 
 void OrderActs(const Graph& graph, LogicalPlan* plan) {
   // A variable is in one place: who writes it waits, in the play too, for those who read what it held.
   for (LogicalEdge& e : plan->edges)
     if (e.full > 0 && e.slots == 0) e.slots = e.full;
-  TokenGame game = GameOf(graph, *plan);
   Priorities priorities(*plan, graph.times());
   Priority priority = [&](int t, int act) { return priorities.Of(t, act); };
-  Play play = PlayStages(*plan, graph.times(), &game, priority);
+  Play play = PlayBest(graph, priority, plan);
   plan->order = FeedsBeforeReaders(*plan, play.firings);
   plan->makespan = play.makespan;
 

@@ -157,6 +157,7 @@ class Partitioner {
         SetOperand(segment, v, k->add_out());
         bytes += local(k->out(k->out_size() - 1));
       }
+    if (SumsOverTime(node)) bytes += local(k->out(0));  // which is read as well
     Set(attrs, k->mutable_attr());
     const OpDef* def = graph_.catalog().Find(node.op);
     const Work work = cost_.WorkOfStep(n, coords_);

@@ -77,6 +77,7 @@ void InsertBoxing(Graph* graph, const CompileOptions& options);
 void LowerBoxing(Graph* graph, const CompileOptions& options);
 void SplitGradients(Graph* graph, const CompileOptions& options);  // zero bubble
 void FuseEpilogue(Graph* graph);
+void FuseAccumulate(Graph* graph);
 void Fuse(Graph* graph);
 void ChooseRecompute(Graph* graph, const CompileOptions& options);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation

@@ -142,11 +142,11 @@ PipelineShape ShapeOf(const LogicalPlan& plan, int micro_batches) {
   return shape;
 }
 
-// How many micro-batches a stage works on: one in the segments of each part of a chunk, and as many between
-// the start of the forward and the end of the last part as its schedule says. What comes in a later epoch
-// waits for all micro-batches of this one, so no limit spans epochs. Within an epoch no micro-batch waits for
-// another, so it can be gone through one micro-batch after another whatever the limits, and the plan
-// completes.
+// How many micro-batches a stage works on: one in the segments of each part of a chunk (or LogicalPlan::
+// beside), and as many between the start of the forward and the end of the last part as its schedule says.
+// What comes in a later epoch waits for all micro-batches of this one, so no limit spans epochs. Within an
+// epoch no micro-batch waits for another, so it can be gone through one micro-batch after another whatever
+// the limits, and the plan completes.
 std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches) {
   const PipelineShape shape = ShapeOf(plan, micro_batches);
   std::vector<StageLimit> limits;
@@ -159,10 +159,11 @@ std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches) {
     const StageSchedule schedule = ScheduleOf(plan.schedule, shape, where.stage, plan.exact_groups);
     if (auto forward = parts.find(Phase::kForward); forward != parts.end())
       limit(EndsOf(plan, forward->second), EndsOf(plan, LastOf(parts, schedule.last)),
-            schedule.Stashes(where.chunk), "micro-batches between forward and backward");
+            std::min(schedule.Stashes(where.chunk) + plan.beside - 1, micro_batches),
+            "micro-batches between forward and backward");
     for (const auto& [part, segments] : parts) {
       const Ends ends = EndsOf(plan, segments);
-      limit(ends, ends, 1, Cat("micro-batches in ", Name(part), " segments"));
+      limit(ends, ends, plan.beside, Cat("micro-batches in ", Name(part), " segments"));
     }
   }
   return limits;

@@ -41,7 +41,7 @@ struct StageLimit {
   int micro_batches = 1;
   std::string why;
 };
-// The limits that its schedule sets a plan, within each epoch of a chunk.
+// The limits that its schedule, and LogicalPlan::beside, set a plan, within each epoch of a chunk.
 std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches);
 
 // Waits in addition to limits: a forward, or gradients of weights, must not begin before the backward that

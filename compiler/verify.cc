@@ -19,7 +19,11 @@ bool LegalAlong(const Graph& graph, const Node& node, const BoundRule& rule, int
   for (Signature& s : SignaturesAlong(graph, node, rule, entry, grains)) {
     bool same = !s.expanded;
     for (size_t i = 0; i < s.in.size() && same; ++i) same = s.in[i] == node.want[i][entry];
-    for (size_t o = 0; o < s.out.size() && same; ++o) same = s.out[o] == graph.value(node.out[o]).sbp[entry];
+    for (size_t o = 0; o < s.out.size() && same; ++o) {
+      const Sbp& made = graph.value(node.out[o]).sbp[entry];
+      const bool summed = entry == 0 && o == 0 && SumsOverTime(node);
+      same = summed ? s.out[o] == P() && made.is_broadcast() : s.out[o] == made;
+    }
     if (!same) continue;
     *found = std::move(s);
     return true;

@@ -250,9 +250,11 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
 std::string OverlapText(const Compiled& compiled) {
   if (compiled.options.overlap.chunks == 1) return "";
   const Overlapped all = OverlappedIn(compiled);
+  const std::string second =
+      compiled.logical.beside > 1 ? "two micro-batches at a time, each beside the other's messages\n" : "";
   if (all.products.empty() && all.behind.empty())
-    return "no product is estimated to gain by chunks beside its messages\n";
-  return Cat(all.products.size(), " products in chunks beside their messages, ", all.behind.size(),
+    return second + "no product is estimated to gain by chunks beside its messages\n";
+  return Cat(second, all.products.size(), " products in chunks beside their messages, ", all.behind.size(),
              " gradients of weights beside sums of others\n");
 }
 

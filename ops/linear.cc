@@ -158,7 +158,10 @@ std::string BiasGradLabels(const OpCall& call, const Equation& e) {
 Status LinearGradWeightReference(const KernelContext& context) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &dw = context.out[0], &db = context.out[1];
   Equation e = ParseEquation("linear_grad_weight", context.spec.attrs.Str("equation"));
-  ForEachTotal(e, x, dy, [&](int64_t offset, double total) { StoreFloat(dw, offset, total); });
+  const bool adds = Accumulates(context.spec.attrs) && context.time > 0;
+  ForEachTotal(e, x, dy, [&](int64_t offset, double total) {
+    StoreFloat(dw, offset, adds ? LoadFloat(dw, offset) + total : total);
+  });
   std::string kept = e.y.substr(e.y.size() - static_cast<size_t>(db.extent.rank()));
   const EquationWalk to = MakeWalk(kept, e, x, dy), summed = MakeWalk(e.Summed(), e, x, dy);
   int64_t offset = 0;

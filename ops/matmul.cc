@@ -88,8 +88,10 @@ std::string EinsumAxes(const OpCall& call) {
 Status EinsumReference(const KernelContext& context) {
   const TensorArg& y = context.out[0];
   Equation e = ParseEquation("einsum", context.spec.attrs.Str("equation"));
-  ForEachTotal(e, context.in[0], context.in[1],
-               [&](int64_t offset, double total) { StoreFloat(y, offset, total); });
+  const bool adds = Accumulates(context.spec.attrs) && context.time > 0;
+  ForEachTotal(e, context.in[0], context.in[1], [&](int64_t offset, double total) {
+    StoreFloat(y, offset, adds ? LoadFloat(y, offset) + total : total);
+  });
   return {};
 }
 

@@ -169,7 +169,7 @@ void Product(const Group& m, const Group& n, const Group& k, const float* a, con
   }
 }
 
-void RunPlan(const Plan& plan, const float* a, const float* b, float* y) {
+void RunPlan(const Plan& plan, const float* a, const float* b, float* y, bool add) {
   auto run = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       int64_t oa = 0, ob = 0, oy = 0;
@@ -177,7 +177,7 @@ void RunPlan(const Plan& plan, const float* a, const float* b, float* y) {
       for (int64_t s = 0; s < plan.summed_count; ++s) {
         int64_t sa = oa, sb = ob, sy = oy;
         Offsets(plan.summed, s, &sa, &sb, &sy);
-        Product(plan.m, plan.n, plan.k, a + sa, b + sb, y + sy, s > 0);
+        Product(plan.m, plan.n, plan.k, a + sa, b + sb, y + sy, add || s > 0);
       }
     }
   };
@@ -205,6 +205,7 @@ class Contraction : public Kernel {
     }
     permute_ = plan_.volume < 4096 && whole >= 8 * plan_.volume;
     result_ = spec.out[0].dtype;
+    accumulates_ = Accumulates(spec.attrs);
     narrow_ = NarrowProduct::Worthwhile(spec.in[0].dtype) && FitsNarrow();
     most_[0] = spec.in[0].elements();
     most_[1] = spec.in[1].elements();
@@ -214,6 +215,7 @@ class Contraction : public Kernel {
     if (permute_) {
       for (int i = 0; i < 2; ++i) packed_[i].resize(spec.in[i].elements());
       packed_[2].resize(spec.out[0].elements());
+      if (accumulates_) fresh_.resize(spec.out[0].elements());
       Prepare(spec.in[0].extent, spec.in[1].extent);
     }
   }
@@ -222,25 +224,29 @@ class Contraction : public Kernel {
     const TensorArg &a = context.in[0], &b = context.in[1], &y = context.out[0];
     if (a.extent != a_ || b.extent != b_) Prepare(a.extent, b.extent);
     if (y.elements() == 0) return Status();
+    const bool add = accumulates_ && context.time > 0;
     if (empty_sum_) {
+      if (add) return Status();
       FillZero(y.data, y.elements() * static_cast<int64_t>(SizeOf(y.dtype)));
       return Status();
     }
     if (few_rows_) {
-      RunFew(a, b, y);
+      RunFew(a, b, y, add);
       return Status();
     }
-    if (narrow_ && RunNarrow(a, b, y)) return Status();
+    if (narrow_ && RunNarrow(a, b, y, add)) return Status();
     if (widen_ && wide_[0].empty()) MakeWide();  // an act of few rows, made for more
     const float* from[2] = {Widened(a, 0), Widened(b, 1)};
     float* to = wide_[2].empty() ? y.as<float>() : wide_[2].data();
     if (permute_) {
       for (int i = 0; i < 2; ++i)
         PermuteCopy(packed_[i].data(), from[i], pack_extent_[i], pack_stride_[i], 4);
-      RunPlan(plan_, packed_[0].data(), packed_[1].data(), packed_[2].data());
-      PermuteCopy(to, packed_[2].data(), pack_extent_[2], pack_stride_[2], 4);
+      RunPlan(plan_, packed_[0].data(), packed_[1].data(), packed_[2].data(), false);
+      float* const back = add ? fresh_.data() : to;
+      PermuteCopy(back, packed_[2].data(), pack_extent_[2], pack_stride_[2], 4);
+      if (add) Add(back, y.elements(), to);
     } else {
-      RunPlan(plan_, from[0], from[1], to);
+      RunPlan(plan_, from[0], from[1], to, add);
     }
     if (to != y.data) {
       DispatchFloating(y.dtype, [&](auto t) {
@@ -266,33 +272,40 @@ class Contraction : public Kernel {
     return widen_ && !permute_ && plan_.summed_count == 1 &&
            HasFewRows(LayoutOf(plan_.m, plan_.n, plan_.k), dtype_);
   }
-  void RunFew(const TensorArg& a, const TensorArg& b, const TensorArg& y) {
+  void RunFew(const TensorArg& a, const TensorArg& b, const TensorArg& y, bool add) {
     const int64_t size = static_cast<int64_t>(SizeOf(a.dtype)),
                   size_y = static_cast<int64_t>(SizeOf(y.dtype));
     for (int64_t i = 0; i < plan_.outer_count; ++i) {
       int64_t oa = 0, ob = 0, oy = 0;
       Offsets(plan_.outer, i, &oa, &ob, &oy);
       RunFewRows(LayoutOf(plan_.m, plan_.n, plan_.k), a.dtype, a.as<char>() + oa * size,
-                 b.as<char>() + ob * size, y.dtype, y.as<char>() + oy * size_y, false);
+                 b.as<char>() + ob * size, y.dtype, y.as<char>() + oy * size_y, add);
     }
   }
 
   // False where there is no fast product; the operands are then widened.
-  bool RunNarrow(const TensorArg& a, const TensorArg& b, const TensorArg& y) {
-    if (!tried_) {
+  bool RunNarrow(const TensorArg& a, const TensorArg& b, const TensorArg& y, bool add) {
+    Narrow16& narrow = narrow_products_[add];
+    if (!narrow.tried) {
       const Group &m = plan_.m, &n = plan_.n, &k = plan_.k;
-      if (FitsNarrow()) product_ = NarrowProduct::Make(LayoutOf(m, n, k), result_);
-      if (!product_) MakeWide();
-      tried_ = true;
+      if (FitsNarrow()) narrow.product = NarrowProduct::Make(LayoutOf(m, n, k), result_, add);
+      if (!narrow.product) MakeWide();
+      narrow.tried = true;
     }
-    if (!product_) return false;
+    if (!narrow.product) return false;
     int64_t size = static_cast<int64_t>(SizeOf(a.dtype)), size_y = static_cast<int64_t>(SizeOf(y.dtype));
     for (int64_t i = 0; i < plan_.outer_count; ++i) {
       int64_t oa = 0, ob = 0, oy = 0;
       Offsets(plan_.outer, i, &oa, &ob, &oy);
-      product_->Run(a.as<char>() + oa * size, b.as<char>() + ob * size, y.as<char>() + oy * size_y);
+      narrow.product->Run(a.as<char>() + oa * size, b.as<char>() + ob * size, y.as<char>() + oy * size_y);
     }
     return true;
+  }
+
+  static void Add(const float* from, int64_t elements, float* to) {
+    ParallelFor(elements, kGrain, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) to[i] += from[i];
+    });
   }
 
   const float* Widened(const TensorArg& x, int which) {
@@ -333,8 +346,7 @@ class Contraction : public Kernel {
     }
     if (permute_) Pack(y);
     plan_ = MakePlan(labels_, strides_);
-    product_.reset();
-    tried_ = false;
+    for (Narrow16& narrow : narrow_products_) narrow = Narrow16();
     few_rows_ = FitsFew();
   }
 
@@ -375,12 +387,17 @@ class Contraction : public Kernel {
   bool empty_sum_ = false, widen_ = false, permute_ = false;
   bool narrow_ = false;    // bf16 operands are multiplied as they are
   bool few_rows_ = false;  // 16-bit operands by RunFewRows
+  bool accumulates_ = false;
   DType dtype_ = DType::kFloat32, result_ = DType::kFloat32;
-  std::unique_ptr<NarrowProduct> product_;  // of the plan, made by the thread that runs it
-  bool tried_ = false;                      // whether it was asked for
-  int64_t most_[3] = {};                    // elements of the plan's operands, as far as they need buffers
+  struct Narrow16 {
+    std::unique_ptr<NarrowProduct> product;  // made by the thread that runs it
+    bool tried = false;                      // whether it was asked for
+  };
+  Narrow16 narrow_products_[2];  // of the plan; the second adds to its result
+  int64_t most_[3] = {};         // elements of the plan's operands, as far as they need buffers
   Dims pack_extent_[3], pack_stride_[3];
   std::vector<float> wide_[3], packed_[3];
+  std::vector<float> fresh_;  // a permuted product that is to be added
 };
 
 // Operands of one type, the result of that or fp32.
@@ -400,6 +417,7 @@ KernelPtr MakeMatmul(const KernelSpec& spec) {
 
 KernelPtr MakeEinsum(const KernelSpec& spec) {
   if (!SameFloating(spec)) return MakeReference(spec);
+  if (Accumulates(spec.attrs) && spec.out[0].dtype != DType::kFloat32) return MakeReference(spec);
   std::vector<LabelAxes> labels = EinsumLabels(spec.attrs.Str("equation"));
   for (const LabelAxes& l : labels) {
     // A label of one operand alone is a plain sum, not a product.

@@ -51,7 +51,7 @@ bool NarrowProduct::Worthwhile(DType dtype) {
   }
 }
 
-std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType result) {
+std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType result, bool add) {
   memory::data_type bf16 = memory::data_type::bf16,
                     type = result == DType::kFloat32 ? memory::data_type::f32 : bf16;
   try {
@@ -65,7 +65,11 @@ std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType
       b = Matrix(l.k, l.m, l.a_column, l.a_row, bf16);
       y = Matrix(l.n, l.m, l.y_column, l.y_row, type);
     }
-    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), NarrowEngine());
+    dnnl::primitive_attr attr;
+    dnnl::post_ops after;
+    if (add) after.append_sum();
+    attr.set_post_ops(after);
+    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), attr, NarrowEngine());
     if (std::string(desc.impl_info_str()).find("ref") != std::string::npos) return nullptr;
     impl->product = dnnl::matmul(desc);
     impl->a = memory(a, NarrowEngine(), nullptr);

@@ -21,8 +21,8 @@ class NarrowProduct {
   // Without, they are better widened.
   static bool Worthwhile(DType dtype);
   // Null where the library has no fast primitive for the layout. Made for the team size of the calling
-  // thread. `result` is kFloat32 or kBFloat16.
-  static std::unique_ptr<NarrowProduct> Make(const ProductLayout& layout, DType result);
+  // thread. `result` is kFloat32 or kBFloat16. `add`: Run adds to y.
+  static std::unique_ptr<NarrowProduct> Make(const ProductLayout& layout, DType result, bool add = false);
   ~NarrowProduct();
   // One thread at a time.
   void Run(const void* a, const void* b, void* y);

@@ -7,6 +7,7 @@
 #include "ops/cuda/contraction.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
+#include "ops/cuda/move.h"
 #include "ops/fused.h"
 
 namespace oneflow_like::cuda {
@@ -43,6 +44,7 @@ class LinearKernel : public CudaKernel {
       : spec_(spec),
         epilogue_(epilogue),
         roles_(roles),
+        accumulates_(Accumulates(spec.attrs)),
         labels_(EinsumLabels(spec.attrs.Str("equation"))),
         types_{spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0} {
     Prepare(spec.in, spec.out);
@@ -88,7 +90,7 @@ class LinearKernel : public CudaKernel {
     if (!one || spec_.attrs.Int("steps", 0) != 0) return;
     gemm.epilogue = epilogue_;
     gemm.ld_aux = roles_.aux >= 0 ? gemm.ldd : 0;
-    gemm.adds_c = roles_.residual >= 0;
+    gemm.adds_c = roles_.residual >= 0 || accumulates_;
     gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes);
     gemm.choice = spec_.attrs.Int("gemm_choice", 0);
     gemm_ = MakeGemm(gemm);
@@ -108,11 +110,12 @@ class LinearKernel : public CudaKernel {
     operands.a = context.in[0].data;
     operands.b = context.in[1].data;
     if (gemm_->descriptor().swapped) std::swap(operands.a, operands.b);
-    operands.c = data(roles_.residual);
+    operands.c = accumulates_ ? context.out[0].data : data(roles_.residual);
     operands.d = context.out[0].data;
     operands.bias = data(roles_.bias);
     operands.aux = data(roles_.aux);
     operands.workspace = launch.workspace;
+    if (accumulates_) LaunchZeroFirst(context.out[0], launch);
     Status status = gemm_->Launch(operands, launch);
     if (status.ok()) Count(LibraryUse::kProduct);
     return status;
@@ -143,6 +146,7 @@ class LinearKernel : public CudaKernel {
         const Dims& shape = spec_.out[1].global;
         std::vector<int64_t> extents;
         for (int axis = 0; axis < shape.rank(); ++axis) extents.push_back(shape[axis]);
+        product.Set(kAccumulates, static_cast<int64_t>(accumulates_));
         AddStep("einsum", product, {0, 1}, {kOutput});
         return AddStep("sum_to", {{"shape", extents}}, {1}, {kOutput + 1});
       }
@@ -193,6 +197,7 @@ class LinearKernel : public CudaKernel {
   const KernelSpec spec_;
   const Epilogue epilogue_;
   const Roles roles_;
+  const bool accumulates_;  // the first result: over micro-batches
   const std::vector<LabelAxes> labels_;
   const ContractionTypes types_;
   Dims a_, b_;                  // extents gemm_ is for

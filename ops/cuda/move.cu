@@ -397,6 +397,11 @@ void LaunchFillBox(DType dtype, const Box& box, ElementBits element, const Piece
   Run(c, launch);
 }
 
+void LaunchZeroFirst(const TensorArg& piece, const LaunchContext& launch) {
+  const Box box{piece.begin, piece.extent};
+  LaunchFillBox(piece.dtype, box, {}, {piece.data, box}, When::kFirst, launch);
+}
+
 void AddMoveKernels(KernelRegistry* registry) {
   auto add = [registry](const char* name, LaunchFn fn) { registry->Add(name, "cuda", MakeLaunchKernel(fn)); };
   add("identity", CopyAll);

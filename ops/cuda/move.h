@@ -25,5 +25,7 @@ void LaunchCopyBox(DType dtype, const Box& box, const Piece& from, const Piece& 
 // to[box] = element.
 void LaunchFillBox(DType dtype, const Box& box, ElementBits element, const Piece& to, When when,
                    const LaunchContext& launch);
+// The piece becomes zero in the first micro-batch of a step, and stays as it is in the others.
+void LaunchZeroFirst(const TensorArg& piece, const LaunchContext& launch);
 
 }  // namespace oneflow_like::cuda

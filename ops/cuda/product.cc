@@ -6,6 +6,7 @@
 #include "ops/cuda/contraction.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/library_use.h"
+#include "ops/cuda/move.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -18,6 +19,7 @@ class Product : public CudaKernel {
   Product(const KernelSpec& spec, std::vector<LabelAxes> labels) : labels_(std::move(labels)) {
     types_ = {spec.in[0].dtype, spec.out[0].dtype, spec.attrs.Int("tf32", Tf32() ? 1 : 0) != 0};
     choice_ = spec.attrs.Int("gemm_choice", 0);
+    accumulates_ = Accumulates(spec.attrs);
     Prepare(spec.in[0].extent, spec.in[1].extent);
   }
 
@@ -28,12 +30,17 @@ class Product : public CudaKernel {
     if (gemm_ && !asked_) AskLibrary(context);
     switch (plan_.kind) {
       case ContractionPlan::kZero: {
+        if (accumulates_) {
+          LaunchZeroFirst(y, launch);
+          return Status();
+        }
         size_t bytes = y.elements() * SizeOf(y.dtype);
         cudaError_t error = cudaMemsetAsync(y.data, 0, bytes, launch.stream);
         return error == cudaSuccess ? Status() : Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
       }
       case ContractionPlan::kGeneral:
-        LaunchStridedProduct(plan_.kept, plan_.summed, y.data, y.dtype, a.data, b.data, a.dtype, launch);
+        LaunchStridedProduct(plan_.kept, plan_.summed, y.data, y.dtype, a.data, b.data, a.dtype, accumulates_,
+                             launch);
         return Status();
       case ContractionPlan::kDirect:
       case ContractionPlan::kPacked:
@@ -57,6 +64,7 @@ class Product : public CudaKernel {
     bool packed = plan_.kind == ContractionPlan::kPacked;
     plan_.gemm.workspace_bytes = static_cast<int64_t>(kWorkspaceBytes) - (packed ? kPackedBytes : 0);
     plan_.gemm.choice = choice_;
+    plan_.gemm.adds_c = accumulates_ && !plan_.y.needed;
     gemm_ = MakeGemm(plan_.gemm);
   }
 
@@ -87,13 +95,14 @@ class Product : public CudaKernel {
     };
     if (plan_.a.needed) {
       base_a = take(plan_.a);
-      LaunchStridedCopy(plan_.a.walk, base_a, plan_.a.dtype, a.data, a.dtype, launch);
+      LaunchStridedCopy(plan_.a.walk, base_a, plan_.a.dtype, a.data, a.dtype, false, launch);
     }
     if (plan_.b.needed) {
       base_b = take(plan_.b);
-      LaunchStridedCopy(plan_.b.walk, base_b, plan_.b.dtype, b.data, b.dtype, launch);
+      LaunchStridedCopy(plan_.b.walk, base_b, plan_.b.dtype, b.data, b.dtype, false, launch);
     }
     if (plan_.y.needed) base_y = take(plan_.y);
+    if (plan_.gemm.adds_c) LaunchZeroFirst(y, launch);
     int64_t in = static_cast<int64_t>(SizeOf(types_.in));
     int64_t out = static_cast<int64_t>(SizeOf(static_cast<DType>(plan_.gemm.out)));
     for (const ContractionPlan::Place& place : plan_.outer) {
@@ -102,6 +111,7 @@ class Product : public CudaKernel {
       operands.b = base_b + place.b * in;
       if (plan_.gemm.swapped) std::swap(operands.a, operands.b);
       operands.d = base_y + place.y * out;
+      operands.c = plan_.gemm.adds_c ? operands.d : nullptr;
       operands.workspace = free;
       if (Status status = gemm_->Launch(operands, launch); !status.ok()) return status;
       Count(LibraryUse::kProduct);
@@ -109,7 +119,7 @@ class Product : public CudaKernel {
     if (plan_.y.needed) {
       StridedWalk back = plan_.y.walk;
       for (int i = 0; i < back.rank; ++i) std::swap(back.first[i], back.second[i]);
-      LaunchStridedCopy(back, y.data, y.dtype, base_y, plan_.y.dtype, launch);
+      LaunchStridedCopy(back, y.data, y.dtype, base_y, plan_.y.dtype, accumulates_, launch);
     }
     return Status();
   }
@@ -121,6 +131,7 @@ class Product : public CudaKernel {
   std::unique_ptr<Gemm> gemm_;
   bool asked_ = false;  // whether the library takes it
   int64_t choice_ = 0;
+  bool accumulates_ = false;
 };
 
 KernelPtr MakeMatmul(const KernelSpec& spec) {

@@ -31,18 +31,25 @@ OFL_DEVICE void Offsets(const StridedWalk& walk, int64_t index, int64_t* first, 
   }
 }
 
+// `act`: null, or that of a kernel that adds to what earlier micro-batches have left.
+OFL_DEVICE void StoreOrAdd(void* to, DType type, int64_t at, float value, const ActState* act) {
+  if (act != nullptr && act->time > 0) value += LoadAny(to, type, at);
+  StoreAny(to, type, at, value);
+}
+
 OFL_KERNEL void StridedCopyKernel(StridedWalk walk, int64_t count, void* to, DType to_type, const void* from,
-                                  DType from_type) {
+                                  DType from_type, const ActState* act) {
   int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
     int64_t t = 0, f = 0;
     Offsets(walk, i, &t, &f);
-    StoreAny(to, to_type, t, LoadAny(from, from_type, f));
+    StoreOrAdd(to, to_type, t, LoadAny(from, from_type, f), act);
   }
 }
 
 OFL_KERNEL void StridedProductKernel(StridedWalk kept, StridedWalk summed, int64_t count, int64_t terms,
-                                     void* y, DType y_type, const void* a, const void* b, DType type) {
+                                     void* y, DType y_type, const void* a, const void* b, DType type,
+                                     const ActState* act) {
   int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
     int64_t at_a = 0, at_b = 0;
@@ -53,26 +60,29 @@ OFL_KERNEL void StridedProductKernel(StridedWalk kept, StridedWalk summed, int64
       Offsets(summed, j, &in_a, &in_b);
       total += LoadAny(a, type, in_a) * LoadAny(b, type, in_b);
     }
-    StoreAny(y, y_type, i, total);
+    StoreOrAdd(y, y_type, i, total, act);
   }
 }
 
 }  // namespace
 
 void LaunchStridedCopy(const StridedWalk& walk, void* to, DType to_type, const void* from, DType from_type,
-                       const LaunchContext& launch) {
+                       bool accumulates, const LaunchContext& launch) {
   int64_t count = walk.elements();
   if (count == 0) return;
   Grid grid{BlocksFor(count, 256, launch.multiprocessors), 1, 256, 0};
-  Launch(StridedCopyKernel, grid, launch.stream, walk, count, to, to_type, from, from_type);
+  Launch(StridedCopyKernel, grid, launch.stream, walk, count, to, to_type, from, from_type,
+         accumulates ? launch.act : nullptr);
 }
 
 void LaunchStridedProduct(const StridedWalk& kept, const StridedWalk& summed, void* y, DType y_type,
-                          const void* a, const void* b, DType type, const LaunchContext& launch) {
+                          const void* a, const void* b, DType type, bool accumulates,
+                          const LaunchContext& launch) {
   int64_t count = kept.elements(), terms = summed.elements();
   if (count == 0) return;
   Grid grid{BlocksFor(count, 128, launch.multiprocessors), 1, 128, 0};
-  Launch(StridedProductKernel, grid, launch.stream, kept, summed, count, terms, y, y_type, a, b, type);
+  Launch(StridedProductKernel, grid, launch.stream, kept, summed, count, terms, y, y_type, a, b, type,
+         accumulates ? launch.act : nullptr);
 }
 
 }  // namespace oneflow_like::cuda

@@ -32,12 +32,14 @@ struct StridedWalk {
   }
 };
 
-// to[first strides] = from[second strides], converted. Both of floating types.
+// to[first strides] = from[second strides], converted. Both of floating types. `accumulates`: added to what
+// is there, but in the first micro-batch.
 void LaunchStridedCopy(const StridedWalk& walk, void* to, DType to_type, const void* from, DType from_type,
-                       const LaunchContext& launch);
+                       bool accumulates, const LaunchContext& launch);
 
-// y[kept] = sum over `summed` of a b. y is contiguous in the order of `kept`.
+// y[kept] = sum over `summed` of a b, or added to it likewise. y is contiguous in the order of `kept`.
 void LaunchStridedProduct(const StridedWalk& kept, const StridedWalk& summed, void* y, DType y_type,
-                          const void* a, const void* b, DType type, const LaunchContext& launch);
+                          const void* a, const void* b, DType type, bool accumulates,
+                          const LaunchContext& launch);
 
 }  // namespace oneflow_like::cuda

@@ -295,7 +295,7 @@ class PassRun {
       pass.run(&graph_, options_);
       // Examples of other passes need not be whole graphs.
       static const std::set<std::string> verified = {"choose_signatures", "insert_boxing", "lower_boxing",
-                                                     "fuse_epilogue"};
+                                                     "fuse_epilogue", "fuse_accumulate"};
       if (verified.count(name)) VerifyGraph(graph_, pass.leaves);
     }
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/explain.h"
+#include "compiler/schedule.h"
 #include "ops/manifest.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/session_fixture.h"
@@ -137,6 +138,57 @@ TEST(Overlapping, IsDeclinedInMemoryAndTakenOverALine) {
   }
   EXPECT_TRUE(In(OverLine(1e8, 1)).products.empty());
   EXPECT_TRUE(In(OverLine(1, 4)).products.empty());  // messages take all the time there is
+}
+
+// Where messages take time, a stage works on a second micro-batch meanwhile, at the price of its activations;
+// where they take none, or one micro-batch is all there is, it does not.
+TEST(Overlapping, FillsTheTimeOfMessagesWithASecondMicroBatch) {
+  for (const char* sequence : {"tp", ""})
+    for (int micro_batches : {1, 2, 4}) {
+      SmallGpt given = OverLine(1e8, 1, sequence);
+      given.micro_batches = micro_batches;
+      const auto plan_of = [&](const Overlap& overlap) {
+        given.overlap = overlap;
+        return GptProgram(given).MakeTrain().impl()->compiled.logical;
+      };
+      const LogicalPlan plain = plan_of({}), filled = plan_of({.chunks = 2}),
+                        chunked = plan_of({.chunks = 2, .gain = 0.5});
+      EXPECT_EQ(plain.beside, 1);
+      EXPECT_EQ(chunked.beside, 1);
+      EXPECT_EQ(filled.beside, micro_batches > 1 ? 2 : 1) << given.str();
+      if (micro_batches > 1) {
+        EXPECT_LT(filled.makespan, 0.97 * plain.makespan) << given.str();
+      }
+      given.model_options.link = {};
+      EXPECT_EQ(plan_of({.chunks = 2}).beside, 1) << given.str();
+    }
+}
+
+// Every schedule keeps to its limits: of those with waits of their own there is no second one.
+TEST(Overlapping, SchedulesAllowASecondMicroBatch) {
+  for (PipelineSchedule schedule : {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe,
+                                    PipelineSchedule::kZeroBubble, PipelineSchedule::kInterleaved})
+    for (int micro_batches : {1, 2, 5}) {
+      SmallGpt given = {.mesh = "cpu:tp=2,pp=2", .micro_batches = micro_batches, .schedule = schedule};
+      const bool interleaved = schedule == PipelineSchedule::kInterleaved;
+      given.batch = 10;
+      given.layers = 4;
+      if (interleaved && micro_batches < 2) continue;
+      if (interleaved) given.model_options.pipeline.virtual_stages = 2;
+      const Session plain = GptProgram(given).MakeTrain();
+      given.overlap = kAlways;
+      GptProgram program(given);
+      const Session train = program.MakeTrain();
+      const LogicalPlan &before = plain.impl()->compiled.logical, &plan = train.impl()->compiled.logical;
+      const bool fills = micro_batches > 1 && !interleaved && schedule != PipelineSchedule::kZeroBubble;
+      EXPECT_EQ(plan.beside, fills ? 2 : 1) << given.str();
+      int most = 0, most_before = 0;
+      for (const StageLimit& limit : LimitsOf(plan, micro_batches))
+        most = std::max(most, limit.micro_batches);
+      for (const StageLimit& limit : LimitsOf(before, micro_batches))
+        most_before = std::max(most_before, limit.micro_batches);
+      EXPECT_EQ(most, std::min(most_before + fills, micro_batches)) << given.str();
+    }
 }
 
 // In the play of the whole step too, with all that runs beside.

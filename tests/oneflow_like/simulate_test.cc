@@ -168,6 +168,35 @@ TEST(Simulate, ATraceChangesNoTime) {
   }
 }
 
+// The same where groups beside one another share a link: of a node, or of two. Ranks of one stage are then in
+// like company, which three stages in nodes of two are not.
+TEST(Simulate, OneRankActsForTheOthersOnSharedLinks) {
+  int shared = 0;
+  for (int trial = 0; trial < 36; ++trial) {
+    std::mt19937 random(300 + trial);
+    const SmallGpt given = Draw(&random);
+    if (given.mesh.find("pp=3") != std::string::npos) continue;
+    DescribedMachine machine = Gpus(1 << (trial % 3));
+    machine.topology.links.insert(machine.topology.links.begin(), machine.topology.links[0]);
+    machine.topology.links[1].devices *= 2;
+    for (size_t level : {1, 2}) machine.topology.links[level].bandwidth = 4e8 / static_cast<double>(level);
+    const auto whole = [&] {
+      GptProgram program(given);
+      return Simulate(program.MakeTrain(), machine).seconds;
+    };
+    const double apart = whole();
+    for (int level : {1, 2}) {
+      machine.shared = {false, level == 1, level == 2};
+      GptProgram one(given);
+      const double acted = Simulate(one.MakeTrain(), machine, {.most_ranks = 1}).seconds, all = whole();
+      EXPECT_NEAR(acted, all, 1e-6 * all)
+          << "seed " << 300 + trial << ", level " << level << ": " << given.str();
+      shared += all > 1.001 * apart;
+    }
+  }
+  EXPECT_GT(shared, 5);  // cases in which it matters
+}
+
 // --- Topology files ---
 
 std::string WithTopology(const std::string& text) {

@@ -19,6 +19,7 @@
 #include "ops/op.h"
 #include "ops/scalar.h"
 #include "tests/error_of.h"
+#include "tests/ops/accumulate_cases.h"
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
@@ -78,6 +79,13 @@ TEST(CpuKernels, EveryFastKernelBelongsToAnOperator) {
 }
 
 TEST(CpuKernels, Products) { Cases().Products(); }
+
+TEST(CpuKernels, ProductsAddUpOverMicroBatches) {
+  AccumulateCases([](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); }, false);
+}
+TEST(CpuKernels, ReferencesAddUpOverMicroBatches) {
+  AccumulateCases([](const KernelSpec& spec) { return Registry().Make(spec, "reference"); }, true);
+}
 
 TEST(CpuKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
 

@@ -19,6 +19,7 @@
 #include "ops/oracle/check.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/gpu/device_kernels.h"
+#include "tests/ops/accumulate_cases.h"
 #include "tests/ops/kernel_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
@@ -140,6 +141,16 @@ INSTANTIATE_TEST_SUITE_P(Catalog, CudaOperator, testing::ValuesIn(OperatorsWithK
 // --- Larger cases
 TEST(CudaKernels, TableSamples) { Cases().TableSamples(); }
 TEST(CudaKernels, Products) { Cases().Products(); }
+// By the library, and where it refuses to add, or to multiply at all.
+TEST(CudaKernels, ProductsAddUpOverMicroBatches) {
+  AccumulateCases(MakeOnDevice, true);
+  cuda_emulator::RefuseEpilogues(true);
+  AccumulateCases(MakeOnDevice, true);
+  cuda_emulator::RefuseEpilogues(false);
+  cuda_emulator::RefuseProducts(cuda_emulator::Refused::kAll);
+  AccumulateCases(MakeOnDevice, true);
+  cuda_emulator::RefuseProducts(cuda_emulator::Refused::kNone);
+}
 TEST(CudaKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
 TEST(CudaKernels, ElementwiseShapes) { Cases().ElementwiseShapes(); }
 TEST(CudaKernels, ElementwiseFunctions) { Cases().ElementwiseFunctions(); }
