@@ -134,7 +134,9 @@ TEST(GradientPenalty, TrainsAlikeOnEveryMesh) {
     const double norm = CurveOf(network, {"cpu:dp=1", 1}, 0).norm;
     const double lr = .02 / norm;
     const Curve wanted = CurveOf(network, {"cpu:dp=1", 1}, lr);
-    if (!Draws(name)) EXPECT_LT(wanted.losses[3], wanted.losses[0]) << name;
+    if (!Draws(name)) {
+      EXPECT_LT(wanted.losses[3], wanted.losses[0]) << name;
+    }
     for (const Setting& run : {Setting{"cpu:dp=2", 1}, Setting{"cpu:dp=1", 5}, Setting{"cpu:tp=2", 2},
                                Setting{"cpu:dp=3", 2}, Setting{"cpu:dp=2,tp=2", 3}, Setting{"cpu:tp=3", 4}}) {
       const Curve got = CurveOf(network, run, lr);
