@@ -326,7 +326,7 @@ class Updater {
   std::map<std::pair<Slice, double>, Tensor> rates_;
 };
 
-// Of two writers of a variable that which the user wrote is blamed.
+// Of two writers of a variable the error names the user's first, not the training's.
 [[noreturn]] void FailTwice(const Graph& graph, int variable, int first, int second) {
   const auto trains = [&](int n) { return graph.node(n).name.starts_with("update/"); };
   if (trains(second)) std::swap(first, second);

@@ -158,7 +158,7 @@ class Differentiator {
     // The new value of a variable is no function of its old one that this step could differentiate.
     if (node.kind == NodeKind::kUpdated) return false;
     const OpDef& def = graph_.catalog().Get(node.op);
-    // What it draws is not named yet (name_draws) where the user asks for gradients.
+    // Random operators have no key yet (name_draws) where the user asks for gradients.
     if (def.random && !node.attrs.Has("key") && !node.attrs.Has("draws_of"))
       node.attrs.Set("draws_of", node.name);
     GradCall call{node.attrs, {}, {}, {}, {}};

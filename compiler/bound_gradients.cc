@@ -31,7 +31,7 @@ class GradientBounder {
     FindChain();
     std::map<Slice, std::vector<Unit>> units;
     std::map<Slice, std::string> last;
-    std::map<Slice, Unit> ends;  // behind the last unit
+    std::map<Slice, std::vector<Unit>> ends;  // behind the last unit
     std::vector<int> position(graph_.num_nodes(),
                               0);  // in the order, of what a node, or a message, is made by
     for (size_t i = 0; i < order_.size(); ++i) {
@@ -49,7 +49,7 @@ class GradientBounder {
         ends.erase(node.slice);
       } else if (const auto at = last.find(node.slice);
                  at != last.end() && at->second != region && IsLightSummand(n)) {
-        ends.try_emplace(node.slice, Unit{n, static_cast<int>(i)});
+        ends[node.slice].push_back({n, static_cast<int>(i)});
       }
     }
     for (int n : order_) {
@@ -59,9 +59,8 @@ class GradientBounder {
       const auto next = std::upper_bound(of.begin(), of.end(), position[n],
                                          [](int at, const Unit& unit) { return at < unit.position; });
       if (of.end() - next > kUnits) graph_.node(next[kUnits].first).after.push_back(n);
-      const auto end = ends.find(node.slice);
-      if (end != ends.end() && position[n] < end->second.position)
-        graph_.node(end->second.first).after.push_back(n);
+      for (const Unit& end : ends[node.slice])
+        if (position[n] < end.position) graph_.node(end.first).after.push_back(n);
     }
   }
 

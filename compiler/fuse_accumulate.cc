@@ -1,8 +1,8 @@
 // Products that make a weight's gradient sum it over the micro-batches.
 // Needs: lowered boxing. Leaves: in place of a product in the backward pass and of the accumulate that alone
 // reads it, the product with attribute "accumulates" (ops/equation.h): each micro-batch's product is added
-// where those before are, so it is neither written by itself nor read again. Only sums in fp32, so that terms
-// are rounded as before.
+// where those before are, so it is neither written by itself nor read again. Only sums in fp32: no term is
+// rounded to 16 bits. The library may add in another order than before, so last bits differ.
 //
 // The product is still Partial over time by its rule, but what it leaves is the sum, B (SumsOverTime). Like
 // an accumulate it reads its result, which no operand says.

@@ -288,7 +288,7 @@ class EpilogueFuser {
     }
   }
 
-  // --- What is added to a node's first result
+  // --- A sum behind a node's first result
 
   // The sum of it and of operand `other` that takes n's place; -1: none, or a loop adds it at no cost. What
   // is added must be there before n: then it does not depend on n either.

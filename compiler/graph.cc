@@ -51,7 +51,7 @@ std::string ScopeOf(const std::string& name) {
 
 std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                                    const SourceLine& line) {
-  // What passes add is called by its own name.
+  // Nodes that passes add are called by their own names.
   const std::string at = origin_ ? origin_->line.str() : "", who = !origin_     ? line.Who(op)
                                                                    : at.empty() ? op
                                                                                 : Cat(op, " at ", at);

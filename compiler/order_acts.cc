@@ -76,9 +76,9 @@ std::vector<int> NeededBy(const LogicalPlan& plan) {
 }
 
 // The place of an act in its stage's schedule. What runs once a step, and what is of no stage, goes with the
-// first micro-batch of its phase; updates come last, and so do gradients of all micro-batches together: ahead
-// of others' sums they would keep the link waiting until the last micro-batch. At one place what is needed
-// sooner comes first.
+// first micro-batch of its phase; updates come last, and so do, of several micro-batches, gradients of all of
+// them together: ahead of others' sums they would keep the link waiting until the last micro-batch. At one
+// place what is needed sooner comes first.
 class Priorities {
  public:
   Priorities(const LogicalPlan& plan, int micro_batches) {
@@ -97,7 +97,7 @@ class Priorities {
       const Segment& s = plan.segments[i];
       auto stage = stages.find(s.slice);
       auto place = places_.find({stage == stages.end() ? 0 : stage->second, s.phase, s.chunk});
-      const bool last = place == places_.end() || (IsGradient(s.phase) && needed[i] < 0);
+      const bool last = place == places_.end() || (micro_batches > 1 && IsGradient(s.phase) && needed[i] < 0);
       of_segment_.push_back(last ? nullptr : &place->second);
       const double at = needed[i] < 0 ? static_cast<double>(i) : needed[i];
       within_.push_back(at / (1.0 + static_cast<double>(plan.segments.size())));

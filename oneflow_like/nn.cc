@@ -12,7 +12,7 @@ Annotation CutBy(const Scope& s, const std::string& axis, int tensor_axis) {
   return {{axis, S(tensor_axis)}};
 }
 
-// What a layer calls itself in messages, its own and those of its operators: "nn::Linear 'head'". Of layers
+// The name of a layer in messages, its own and those of its operators: "nn::Linear 'head'". Of layers
 // in layers the outermost counts, which the user called.
 struct Layer {
   const std::string name;

@@ -41,7 +41,7 @@ std::string HeldText(const Compiled& compiled, int buffer) {
   const int whole = WholeValueBehind(compiled.logical, buffer);
   if (whole < 0) return "";
   const Node& sum = compiled.graph.producer(whole);  // over the micro-batches, of what the user wrote
-  const int part = sum.in.empty() ? whole : sum.in[0];
+  const int part = sum.in.empty() || SumsOverTime(sum) ? whole : sum.in[0];
   return Cat(", held until ", compiled.graph.Describe(compiled.graph.value(part).producer),
              " has the whole batch");
 }

@@ -21,13 +21,13 @@ struct LinkLevels {
 };
 
 // Seconds of one act that pass before the first byte comes, and for which memory and links would be busy if
-// nobody else used them. A group whose members lie in several units goes over each level's links once; where
-// it has several members in a unit, their own links carry it together.
+// no other step used them; of a shared link, by all groups of its unit together. A group whose members lie in
+// several units goes over each level's links once; where it has several members in a unit, their own links
+// carry it together.
 struct BoxingLoad {
-  double latency = 0;  // rounds of messages
-  double copies = 0;   // of the pieces, at both ends
-  // By level, the innermost first; empty for a local step. Of a shared one, as all groups of a unit use it.
-  std::vector<double> links;
+  double latency = 0;         // rounds of messages
+  double copies = 0;          // of the pieces, at both ends
+  std::vector<double> links;  // by level, the innermost first; empty for a local step
 
   // By which a measurement of the same collective is found. Zero for a local step.
   Primitive primitive = Primitive::kLocalSlice;

@@ -185,7 +185,7 @@ struct Sums {
   int64_t count;
   Held held;
 
-  // What `n` elements from `first` on begin at.
+  // The beginning of `n` elements from `first` on: x, or 0.
   void Begin(int64_t first, int64_t n) const {
     if (x != nullptr) {
       std::memcpy(to + first, x + first, n * sizeof(S));
@@ -198,7 +198,7 @@ struct Sums {
     const T* source = from + o * count * at.inner;
     const I* id = ids + (kAlong ? o * count * at.inner : 0);
     S* result = to + o * at.along * at.inner;
-    // Whoever cuts columns begins them: a row's part is too short a run of memory.
+    // A caller that cuts columns begins them itself: a row's part is too short a run of memory.
     if (right - left == at.inner) Begin((o * at.along + low) * at.inner, (high - low) * at.inner);
     if (at.inner == 1 && low == 0 && high == at.along) {
       return AddLine(source, id, result);

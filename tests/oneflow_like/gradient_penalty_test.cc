@@ -113,7 +113,7 @@ const std::map<std::string, Network> kNetworks = {
     {"pooled", Pooled}, {"grouped", Grouped},   {"normed", Normed},  {"chosen", Chosen},
     {"bagged", Bagged}, {"attended", Attended}, {"dropped", Dropped}};
 
-// What it draws differs from step to step, and so does its loss.
+// Its draws differ from step to step, and so does its loss.
 bool Draws(const std::string& name) { return name == "dropped"; }
 
 // A small step down the gradient lowers the loss by the step times the square of its norm.

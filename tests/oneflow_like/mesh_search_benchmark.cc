@@ -3,7 +3,7 @@
 // micro-batches, and the plan that SearchPlans chooses without executing any is compared with the fastest.
 // Kernels are replaced by waits of table time, so that any machine is fast enough for eight devices; messages
 // are the real ones, over the hosts' line (tests/hosts.h, needs what that needs).
-//   build/tests/mesh_search_benchmark [--first=0] [--machines=3]
+//   build/tests/mesh_search_benchmark [--first=0] [--machines=2]
 #include <gflags/gflags.h>
 #include <sys/prctl.h>
 
@@ -23,7 +23,7 @@
 #include "tests/processes.h"
 
 DEFINE_int32(first, 0, "The first machine that is drawn");
-DEFINE_int32(machines, 3, "How many are drawn");
+DEFINE_int32(machines, 2, "How many are drawn");
 DEFINE_bool(all, false, "Print every plan");
 DEFINE_string(plans, "", "For the processes of a job: the file of plans");
 DEFINE_string(machine, "", "Likewise: the topology file");
@@ -81,7 +81,7 @@ Session Build(const PlanCandidate& candidate, ModelOptions options) {
 
 // --- The processes of a job ---
 
-// Takes its time and touches nothing. What a sleep takes too long, those after it take less.
+// Takes its time and touches nothing. A sleep that takes too long shortens those after it.
 class Wait final : public Kernel {
  public:
   explicit Wait(double seconds) : seconds_(seconds) {}

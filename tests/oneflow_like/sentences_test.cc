@@ -463,7 +463,7 @@ TEST(Sentences, OfStepsThatFail) {
     Tensor y;
   };
   const std::vector<Use> uses = {
-      {"index_sum, a part of index_add, at ", __LINE__, index_add(zeros(x, {3, 2}), 0, ids, x)},
+      {"add, a part of index_add, at ", __LINE__, index_add(zeros(x, {3, 2}), 0, ids, x)},
       {"e/embedding, a part of nn::Embedding 'e', at ", __LINE__,
        nn::Embedding(model.scope() / "e", ids, 7, 2)},
       {"take at ", __LINE__, take(x, 1, ids)},
