@@ -412,7 +412,10 @@ TEST_F(TraceTest, BytesOfAKernelAreReadAndWritten) {
         if (a.has_collective()) continue;
         for (const plan::Kernel& k : a.kernel()) {
           double bytes = 0;
-          for (const auto* operands : {&k.in(), &k.out()})
+          std::vector<const google::protobuf::RepeatedPtrField<plan::Operand>*> moved = {&k.in(), &k.out()};
+          for (const plan::Attr& attr : k.attr())
+            if (attr.name() == "accumulates") moved.push_back(&k.out());  // reads what it adds to
+          for (const auto* operands : moved)
             for (const plan::Operand& o : *operands) {
               int64_t elements = 1;
               for (int64_t e : o.box(0).extent()) elements *= e;
