@@ -1,6 +1,9 @@
 #include "oneflow_like/nn.h"
 
 #include <algorithm>
+#include <cstdint>
+
+#include "oneflow_like/limits.h"
 
 namespace oneflow_like::nn {
 
@@ -36,6 +39,11 @@ struct Layer {
            least_rank == 1 ? " axis" : " axes");
     return x.shape().back();
   }
+  // An option of which 0 stands for its default.
+  int64_t OrDefault(const char* option, int64_t given, int64_t otherwise) const {
+    if (given < 0) Fail(who, ": ", option, " is ", given, " but must be positive, or 0 for the default");
+    return given > 0 ? given : otherwise;
+  }
   int64_t Sequence(const char* operand, Tensor x) const {
     const int64_t width = Width(operand, x, 3);
     if (x.shape().rank() > 3)
@@ -49,7 +57,7 @@ struct Layer {
 Tensor Linear(Scope s, Tensor x, int64_t out, const LinearOptions& o, Here at) {
   const Layer layer("Linear", s, at);
   at = layer.at;
-  const int64_t in = layer.Width("x", x, 1);
+  const int64_t in = layer.Width("x", x, 2);
   const bool columns = o.parallel == Parallel::kColumns, rows = o.parallel == Parallel::kRows;
   const Annotation of_weight = columns ? CutBy(s, o.tp, 1) : rows ? CutBy(s, o.tp, 0) : Annotation{};
   Tensor y = matmul(x, s.Weight("weight", {in, out}, o.init, of_weight, at), at);
@@ -167,16 +175,16 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
   const Layer layer("Attention", s, at);
   at = layer.at;
   const std::string& who = layer.who;
-  const int64_t width = layer.Sequence("x", x), kv_heads = o.kv_heads > 0 ? o.kv_heads : o.heads;
+  const int64_t width = layer.Sequence("x", x), kv_heads = layer.OrDefault("kv_heads", o.kv_heads, o.heads);
   if (memory.defined()) layer.Sequence("memory", memory);
   if (o.heads < 1) Fail(who, ": heads is ", o.heads, " but must be at least 1");
   if (o.head_width == 0 && width % o.heads != 0)
     Fail(who, ": heads is ", o.heads, " and the width is ", width,
          ", but heads must divide it, or head_width be given");
+  const int64_t depth = layer.OrDefault("head_width", o.head_width, width / o.heads);
   if (o.lora < 0) Fail(who, ": lora is ", o.lora, " but must be a rank, or 0");
   if (o.heads % kv_heads != 0)
     Fail(who, ": kv_heads is ", kv_heads, " and does not divide the ", o.heads, " heads");
-  const int64_t depth = o.head_width > 0 ? o.head_width : width / o.heads;
   auto project = [&](Tensor from, const std::string& name, int64_t heads) {
     Tensor weight = s.Weight(name, {from.shape().back(), heads, depth}, o.init, CutBy(s, o.tp, 1), at);
     Tensor y = einsum("bsw,whd->bshd", from, weight, at);
@@ -223,7 +231,8 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& o, Tensor memory, He
 Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
   const Layer layer("Mlp", s, at);
   at = layer.at;
-  const int64_t width = layer.Width("x", x, 1), inner = o.inner > 0 ? o.inner : 4 * width;
+  const int64_t width = layer.Width("x", x, 2), inner = layer.OrDefault("inner", o.inner, 4 * width);
+  if (!o.activation) Fail(layer.who, ": activation is no function");
   Tensor hidden = matmul(x, s.Weight("up", {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
   if (o.bias) hidden = add(hidden, s.Weight("up_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at);
   Tensor y =
@@ -234,8 +243,8 @@ Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
 Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
   const Layer layer("SwiGlu", s, at);
   at = layer.at;
-  const int64_t width = layer.Width("x", x, 1);
-  const int64_t inner = o.inner > 0 ? o.inner : (width * 8 / 3 + 63) / 64 * 64;
+  const int64_t width = layer.Width("x", x, 2);
+  const int64_t inner = layer.OrDefault("inner", o.inner, (width * 8 / 3 + 63) / 64 * 64);
   auto up = [&](const char* name) {
     return matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
   };
@@ -267,6 +276,8 @@ Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at)
 }
 
 std::vector<int32_t> DealtPositions(int64_t length, int64_t parts) {
+  CheckRange<int64_t>("nn::DealtPositions: length", length, 0, INT32_MAX);
+  CheckRange<int64_t>("nn::DealtPositions: parts", parts, 1, INT32_MAX);
   std::vector<int32_t> positions(length);
   int64_t front = 0, back = length;  // what is not dealt yet
   for (int64_t part = 0; part < parts; ++part) {
@@ -351,10 +362,14 @@ Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Te
   const Layer layer("layers", s, at);
   at = layer.at;
   if (n < 0) Fail(layer.who, ": n is ", n, " but must be 0 or more");
+  if (!block) Fail(layer.who, ": block is no function");
+  if (!x.defined()) Fail(layer.who, ": x is a Tensor that was never given a value");
   Blocks blocks(s, o.pipeline, n, o.per_stage, at);
   for (int64_t i = 0; i < blocks.size(); ++i) {
     const Scope here = blocks.Next(o.name + std::to_string(i), &x);
     x = block(here.Region(o.recompute, at), x, i);
+    if (!x.defined())
+      Fail(layer.who, ": block returned a Tensor that was never given a value, for layer ", i);
   }
   blocks.End();
   return x;

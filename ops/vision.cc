@@ -3,6 +3,7 @@
 #include "ops/vision.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -45,13 +46,15 @@ struct Call {
   Pair Both(const char* option, const Pair& given, int64_t least) const {
     if (given.size() != 1 && static_cast<int>(given.size()) != axes)
       Fail(who(), ": ", option, " has ", given.size(), " numbers but must have 1", axes == 2 ? " or 2" : "");
+    constexpr int64_t kMost = INT32_MAX;  // so that extents do not overflow
     for (size_t i = 0; i < given.size(); ++i)
-      if (given[i] < least)
+      if (given[i] < least || given[i] > kMost)
         Fail(who(), ": ", option,
              given.size() == 1 ? ""
              : i == 0          ? " of the rows"
                                : " of the columns",
-             " is ", given[i], " but must be at least ", least);
+             " is ", given[i], " but must be at ", given[i] < least ? "least " : "most ",
+             given[i] < least ? least : kMost);
     if (axes == 1) return {least, given[0]};
     return {given[0], given.back()};
   }
