@@ -13,7 +13,7 @@ DEFINE_double(weight_decay, 0.1, "weight decay of AdamW");
 DEFINE_bool(sequence_parallel, false, "sequences cut over tp");
 DEFINE_bool(context_parallel, false, "sequences cut over cp");
 DEFINE_bool(ulysses, false, "sequences cut over sp");
-DEFINE_string(text, "", "text, .bin, .idx, .npy; empty: synthetic");
+DEFINE_string(text, "", "text, .bin .idx .npy; '': synthetic");
 DEFINE_int64(eval_batches, 16, "of held-out text; 0: none");
 DEFINE_int64(sample_tokens, 300, "to write at the end");
 DEFINE_double(temperature, 0.8, "of sampling; 0: the likeliest");

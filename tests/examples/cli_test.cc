@@ -192,7 +192,8 @@ TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:tp=3"}), {"4 devices", "tp=3"}, kRunError);
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:cp=2", "--context_parallel"}), {"cp"});
   ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"});
-  ExpectError(Gpt({"--auto_mesh=4", "--recompute=auto"}), {"--recompute=auto", "none, selective or full"});
+  ExpectError(Gpt({"--auto_mesh=4", "--recompute=auto", "--memory_budget=9000000"}),
+              {"--recompute=auto", "none, selective or full"});
   ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"}, kRunError);
   ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
               {"no plan of 4 devices fits", "more than", "1.00 KB"}, kRunError);
