@@ -144,7 +144,7 @@ PipelineShape ShapeOf(const LogicalPlan& plan, int micro_batches) {
 
 // How many micro-batches a stage works on: one in the segments of each part of a chunk (or LogicalPlan::
 // beside), and as many between the start of the forward and the end of the last part as its schedule says.
-// What comes in a later epoch waits for all micro-batches of this one, so no limit spans epochs. Within an
+// Acts of a later epoch wait for all micro-batches of this one, so no limit spans epochs. Within an
 // epoch no micro-batch waits for another, so it can be gone through one micro-batch after another whatever
 // the limits, and the plan completes.
 std::vector<StageLimit> LimitsOf(const LogicalPlan& plan, int micro_batches) {

@@ -183,8 +183,8 @@ void AddIndexSum(Catalog* catalog) {
   sum.axes_of = [](const OpCall& call) {
     int rank = call.shapes[1].rank() - call.shapes[0].rank() + 1,
         axis = static_cast<int>(call.attrs->Int("axis"));
-    const std::string in =
-        "ids[" + IdLetters(call.shapes[0]) + "], src[" + AxesWith(rank, axis, IdLetters(call.shapes[0])) + "]";
+    const std::string in = "ids[" + IdLetters(call.shapes[0]) + "], src[" +
+                           AxesWith(rank, axis, IdLetters(call.shapes[0])) + "]";
     return SumsLine(call, in, AxesWith(rank, axis, "v"));
   };
   sum.folds_of = [](const OpCall& call) {

@@ -183,8 +183,8 @@ Kind Back(Tensor (*f)(Tensor)) {
   return {2, {}, [f](Tensors x, Tensors, const Inputs&) { return PassedBack(f(x[0]), tanh(x[1]))[0]; }};
 }
 
-// The gradients that attention passes back, of two heads of queries; keys and values have as many or one, in which case
-// they are halves of k.
+// The gradients that attention passes back, of two heads of queries; keys and values have as many or one, in
+// which case they are halves of k.
 Tensor AttentionBack(Tensor q, Tensor k, Tensor v, const AttentionOptions& options) {
   const Dims heads{1, kRows, 2, kColumns / 2};
   Tensor y = v.defined() ? attention(reshape(q, heads), reshape(k, heads), reshape(v, heads), options)

@@ -1,5 +1,5 @@
 // Products that are added up over micro-batches (Accumulates, ops/equation.h), of any kind of device: beside
-// the sum of the reference kernel's products, which do not add. What is in the result before the first
+// the sum of the reference kernel's products, which do not add. The result's memory before the first
 // micro-batch, and behind it, is as if nobody had written there.
 #pragma once
 

@@ -61,7 +61,7 @@ class Chance {
   uint64_t seed_, count_ = 0;
 };
 
-// What a call did, where that is not allowed; empty: it is. `who`: what its message begins with.
+// The wrong that a call did; empty: none. `who`: what its message begins with.
 std::string Wrong(const std::string& who, const std::function<void()>& call) {
   try {
     call();
