@@ -57,8 +57,7 @@ PlanSpace SpaceOfFlags(const Program& program) {
     if (program.train.recompute == Recompute::kAuto)
       Fail(
           "--recompute=auto: --auto_mesh chooses none, selective or full for all layers; leave --recompute "
-          "out, and "
-          "give --recompute=auto with the mesh that is found");
+          "out, and give --recompute=auto with the mesh that is found");
     space.recompute = program.train.recompute;
   }
   if (!program.cut_loss)
