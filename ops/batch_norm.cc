@@ -220,7 +220,7 @@ void AddBatchNorm(Catalog* catalog) {
       .name = "channel_scale",
       .doc = "x times a factor for every channel; beside a narrow x the factor stays fp32.",
       .axes = "x[.. c], factor[c] -> y[.. c]",
-      .linear = {{"x"}, {"factor"}},
+      .linear = {{"x"}},
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"x", "factor"};
