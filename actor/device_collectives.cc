@@ -298,7 +298,11 @@ class DeviceCollectives final : public Collectives {
     CheckMembers(spec, collective);
     const std::vector<LibraryWork> works = ChooseLibraryWork(collective);
     if (OwnDevices(ranks) && !works.empty()) {
-      auto member = MakeLibraryMember(spec, collective, works, LibraryGroupOf(spec, collective, ranks));
+      auto& [device, packing] = packing_[spec.stream];
+      device = spec.device;
+      if (packing == nullptr) packing = std::make_shared<PackingMemory>();
+      auto member =
+          MakeLibraryMember(spec, collective, works, LibraryGroupOf(spec, collective, ranks), packing);
       library_members_[ranks].push_back({collective.me(), member.get()});
       return member;
     }
@@ -316,6 +320,7 @@ class DeviceCollectives final : public Collectives {
       }
     }
     options_.host->CheckComplete();
+    for (auto& [stream, packing] : packing_) packing.second->Allocate(packing.first);
     ConnectLibrary();
   }
 
@@ -494,6 +499,7 @@ class DeviceCollectives final : public Collectives {
   std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<EventGroup>> event_groups_;
   std::map<std::tuple<std::string, int64_t, std::vector<int>>, std::shared_ptr<LibraryGroup>> library_groups_;
   std::map<std::vector<int>, std::vector<std::pair<int, LibraryMember*>>> library_members_;
+  std::map<DeviceStream*, std::pair<Device*, std::shared_ptr<PackingMemory>>> packing_;
   std::mutex cancelling_;  // a peer may be lost while groups are made
   bool cancelled_ = false;
   std::map<std::vector<int>, std::map<int, std::unique_ptr<GroupMember>>> connected_;
@@ -505,7 +511,7 @@ class DeviceCollectives final : public Collectives {
 GroupMemory MemoryOfMember(const plan::Collective& collective, DType dtype, GroupWay way) {
   GroupMemory memory;
   if (way == GroupWay::kLibrary) {
-    memory.device = PackedElements(collective, ChooseLibraryWork(collective)) * SizeOf(dtype);
+    memory.device = PackedBytes(collective, ChooseLibraryWork(collective), dtype);
   } else if (way == GroupWay::kStaged) {
     for (int i = 0; i < OperandsOf(collective); ++i) {
       const plan::Piece& piece = PieceOf(collective, i, collective.me());

@@ -8,6 +8,7 @@
 // All members of a group make the same choice, from what all processes report about their ranks.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -36,8 +37,8 @@ std::unique_ptr<Collectives> MakeDeviceCollectives(DeviceCollectivesOptions opti
 
 enum class GroupWay { kEvents, kLibrary, kStaged };
 
-// Memory that a member's end allocates when a plan is loaded, beside the plan's arena: bytes of its device,
-// and of host memory that its device copies to and from.
+// Memory that a member's end needs, beside the plan's arena: bytes of its device, which all ends of a stream
+// share, as they run one after another; and of host memory that its device copies to and from, all its own.
 struct GroupMemory {
   int64_t device = 0, host = 0;
 };
@@ -53,8 +54,21 @@ struct LibraryWork {
 };
 // By operand; the same on all members. Empty: this collective is staged.
 std::vector<LibraryWork> ChooseLibraryWork(const plan::Collective& collective);
-// Elements in this member's packing buffers, in device memory.
-int64_t PackedElements(const plan::Collective& collective, const std::vector<LibraryWork>& works);
+// Bytes of device memory in which this member packs.
+int64_t PackedBytes(const plan::Collective& collective, const std::vector<LibraryWork>& works, DType dtype);
+
+// Where the members of one stream pack, one after another: of the size of the one that needs most.
+class PackingMemory {
+ public:
+  void Reserve(int64_t bytes) { bytes_ = std::max(bytes_, bytes); }
+  // After the last Reserve, before the first act.
+  void Allocate(Device* device);
+  char* data() const { return memory_ == nullptr ? nullptr : static_cast<char*>(memory_->data()); }
+
+ private:
+  int64_t bytes_ = 0;
+  std::unique_ptr<Memory> memory_;
+};
 
 // The members of one collective that this process hosts. The last to arrive enqueues for all of them, on
 // their streams and in one launch of the backend's: a collective that has begun on one of the process's
@@ -93,6 +107,7 @@ class LibraryMember : public CollectiveMember {
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
                                                  const plan::Collective& collective,
                                                  const std::vector<LibraryWork>& works,
-                                                 std::shared_ptr<LibraryGroup> together);
+                                                 std::shared_ptr<LibraryGroup> together,
+                                                 std::shared_ptr<PackingMemory> packing);
 
 }  // namespace oneflow_like

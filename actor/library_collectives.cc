@@ -163,7 +163,9 @@ LibraryWork WorkOfOperand(const plan::Collective& collective, int operand) {
   return chosen;
 }
 
-int64_t PackedElements(const plan::Collective& collective, int operand, const LibraryWork& work) {
+// In which an operand is packed: operands begin where a library may read them fast.
+int64_t PackedBytes(const plan::Collective& collective, int operand, const LibraryWork& work, DType dtype) {
+  constexpr int64_t kAlignment = 256;
   int64_t most = work.packed_elements;
   const int acts = work.kind == Kind::kCopies ? std::max(1, collective.work_size()) : 0;
   for (int act = 0; act < acts; ++act) {
@@ -173,24 +175,31 @@ int64_t PackedElements(const plan::Collective& collective, int operand, const Li
     for (const auto& part : copies.receives) elements += part.packed ? part.box.elements() : 0;
     most = std::max(most, elements);
   }
-  return most;
+  return (most * static_cast<int64_t>(SizeOf(dtype)) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 // One operand of a member's collective.
 class Operand {
  public:
+  // It packs from `begin` on.
   Operand(const CollectiveSpec& spec, const plan::Collective& collective, int operand,
-          const LibraryWork& work)
-      : spec_(spec), work_(work), me_(collective.me()), reduce_(ParseReduce(collective.reduce())) {
+          const LibraryWork& work, std::shared_ptr<PackingMemory> packing, int64_t begin)
+      : spec_(spec),
+        work_(work),
+        me_(collective.me()),
+        reduce_(ParseReduce(collective.reduce())),
+        packing_(std::move(packing)),
+        begin_(begin),
+        bytes_(PackedBytes(collective, operand, work, spec.dtype)) {
     int acts = std::max(1, collective.work_size());
     for (int act = 0; act < acts; ++act) {
       ends_.push_back(EndsOf(collective, operand, act));
       copies_.push_back(work.kind == Kind::kCopies ? CopiesOf(ends_.back(), me_) : Copies());
     }
-    if (const int64_t packed = PackedElements(collective, operand, work); packed > 0) {
-      packed_ = spec.device->Allocate(packed * SizeOf(spec.dtype), Cat("packing of collective ", spec.actor));
-    }
+    packing_->Reserve(begin_ + bytes_);
   }
+
+  int64_t end() const { return begin_ + bytes_; }  // of what it packs
 
   // Of the next act.
   void Bring(void* in, void* out, int micro_batch) {
@@ -201,9 +210,9 @@ class Operand {
 
   Status Pack() {
     const Ends& ends = ends_[act_];
-    if (work_.kind == Kind::kReduceScatter && packed_ != nullptr) {
+    if (work_.kind == Kind::kReduceScatter && bytes_ > 0) {
       for (size_t m = 0; m < ends.out.size(); ++m) {
-        Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.out[m]};
+        Piece part{At(packed_at(), static_cast<int64_t>(m) * work_.count), ends.out[m]};
         if (Status s = Copy(ends.out[m], {in_, ends.in[me_]}, part); !s.ok()) return s;
       }
     }
@@ -211,7 +220,7 @@ class Operand {
   }
 
   Status Call(GroupMember* group) {
-    void* packed = packed_ == nullptr ? nullptr : packed_->data();
+    void* packed = bytes_ == 0 ? nullptr : packed_at();
     switch (work_.kind) {
       case Kind::kAllReduce:
         return group->AllReduce(spec_.stream, spec_.dtype, reduce_, in_, out_, work_.count);
@@ -230,9 +239,9 @@ class Operand {
 
   Status Unpack() {
     const Ends& ends = ends_[act_];
-    if (work_.kind == Kind::kAllGather && packed_ != nullptr) {
+    if (work_.kind == Kind::kAllGather && bytes_ > 0) {
       for (size_t m = 0; m < ends.in.size(); ++m) {
-        Piece part{At(packed_->data(), static_cast<int64_t>(m) * work_.count), ends.in[m]};
+        Piece part{At(packed_at(), static_cast<int64_t>(m) * work_.count), ends.in[m]};
         if (Status s = Copy(ends.in[m], part, {out_, ends.out[me_]}); !s.ok()) return s;
       }
     }
@@ -243,6 +252,7 @@ class Operand {
   Status Copy(const Box& box, const Piece& from, const Piece& to) {
     return spec_.stream->Combine(spec_.dtype, Reduce::kNone, box, {&from, 1}, {&to, 1});
   }
+  void* packed_at() const { return packing_->data() + begin_; }
   char* At(void* data, int64_t elements) const {
     return static_cast<char*>(data) + elements * static_cast<int64_t>(SizeOf(spec_.dtype));
   }
@@ -252,7 +262,7 @@ class Operand {
     transfers_.clear();
     int64_t used = 0;
     auto room = [&](const Box& box) {
-      char* at = At(packed_->data(), used);
+      char* at = At(packed_at(), used);
       used += box.elements();
       return at;
     };
@@ -288,7 +298,8 @@ class Operand {
   const Reduce reduce_;
   std::vector<Ends> ends_;  // one, or one for each micro-batch
   std::vector<Copies> copies_;
-  std::unique_ptr<Memory> packed_;
+  const std::shared_ptr<PackingMemory> packing_;
+  const int64_t begin_, bytes_;  // in it
   std::vector<GroupMember::Transfer> transfers_;
   // Of the act under way.
   void *in_ = nullptr, *out_ = nullptr;
@@ -298,10 +309,12 @@ class Operand {
 class Member final : public LibraryMember {
  public:
   Member(const CollectiveSpec& spec, const plan::Collective& collective,
-         const std::vector<LibraryWork>& works, std::shared_ptr<LibraryGroup> together)
+         const std::vector<LibraryWork>& works, std::shared_ptr<LibraryGroup> together,
+         const std::shared_ptr<PackingMemory>& packing)
       : spec_(spec), together_(std::move(together)) {
     for (size_t i = 0; i < works.size(); ++i)
-      operands_.emplace_back(spec, collective, static_cast<int>(i), works[i]);
+      operands_.emplace_back(spec, collective, static_cast<int>(i), works[i], packing,
+                             operands_.empty() ? 0 : operands_.back().end());
     done_.member = this;
     together_->Add(this);
   }
@@ -409,18 +422,24 @@ std::vector<LibraryWork> ChooseLibraryWork(const plan::Collective& collective) {
   return works;
 }
 
-int64_t PackedElements(const plan::Collective& collective, const std::vector<LibraryWork>& works) {
-  int64_t elements = 0;
+int64_t PackedBytes(const plan::Collective& collective, const std::vector<LibraryWork>& works, DType dtype) {
+  int64_t bytes = 0;
   for (size_t i = 0; i < works.size(); ++i)
-    elements += PackedElements(collective, static_cast<int>(i), works[i]);
-  return elements;
+    bytes += PackedBytes(collective, static_cast<int>(i), works[i], dtype);
+  return bytes;
+}
+
+void PackingMemory::Allocate(Device* device) {
+  if (bytes_ > 0 && memory_ == nullptr)
+    memory_ = device->Allocate(bytes_, "the packing of a stream's collectives");
 }
 
 std::unique_ptr<LibraryMember> MakeLibraryMember(const CollectiveSpec& spec,
                                                  const plan::Collective& collective,
                                                  const std::vector<LibraryWork>& works,
-                                                 std::shared_ptr<LibraryGroup> together) {
-  return std::make_unique<Member>(spec, collective, works, std::move(together));
+                                                 std::shared_ptr<LibraryGroup> together,
+                                                 std::shared_ptr<PackingMemory> packing) {
+  return std::make_unique<Member>(spec, collective, works, std::move(together), packing);
 }
 
 }  // namespace oneflow_like

@@ -1,6 +1,7 @@
 #include "oneflow_like/placement.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "actor/device_collectives.h"
@@ -67,6 +68,7 @@ int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given) {
 
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) {
   MemoryBesides besides;
+  std::map<int, std::pair<int64_t, std::string>> packing;  // by stream, and of which collective
   for (const plan::Actor& actor : plan.actor()) {
     const bool moves = !actor.feed().empty() || !actor.fetch().empty();
     if ((!moves && !actor.has_collective()) || actor.kernel_size() != 1) continue;
@@ -80,9 +82,13 @@ MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) 
     const GroupMemory memory = MemoryOfMember(
         actor.collective(), args.empty() ? DType::kFloat32 : args[0].dtype, WayOf(model, actor.collective()));
     besides.host += memory.host;
-    besides.device += memory.device;
-    if (memory.device > 0)
-      besides.consumers.push_back({Cat("packing of collective ", actor.name()), memory.device});
+    auto& [most, of] = packing[actor.stream()];
+    if (memory.device > most) most = memory.device, of = actor.name();
+  }
+  for (const auto& [stream, of_stream] : packing) {
+    const auto& [bytes, of] = of_stream;
+    besides.device += bytes;
+    if (bytes > 0) besides.consumers.push_back({Cat("packing of collectives, most for ", of), bytes});
   }
   return besides;
 }

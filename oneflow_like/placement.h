@@ -22,7 +22,7 @@ int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given);
 // For a rank on a device other than the host. If devices have not been opened and are not named, each rank is
 // assumed to have one of its own.
 struct MemoryBesides {
-  int64_t device = 0;  // packing buffers of groups
+  int64_t device = 0;  // in which groups pack, as much for each stream as one of its groups needs at most
   int64_t host = 0;    // copied to and from by the device: inputs, outputs, groups that meet on the host
   std::vector<std::pair<std::string, int64_t>> consumers;  // of `device`
 };

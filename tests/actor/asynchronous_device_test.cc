@@ -267,7 +267,7 @@ TEST(LibraryCollectives, UnevenPartsAreNotTakenForEvenOnes) {
 // Rows of one member become columns of another: what goes out is no run of its piece, and is packed. Of
 // micro-batches that are cut unevenly any may be the largest.
 TEST(LibraryCollectives, PackingHasRoomForEveryMicroBatch) {
-  constexpr int64_t kMembers = 2, kColumns = 8;
+  constexpr int64_t kMembers = 2, kColumns = 128;
   std::vector<int64_t> rows = {4, 6, 8};
   do {
     plan::Collective collective;
@@ -287,7 +287,7 @@ TEST(LibraryCollectives, PackingHasRoomForEveryMicroBatch) {
     EXPECT_EQ(work[0].kind, LibraryWork::Kind::kCopies);
     for (int me = 0; me < kMembers; ++me) {
       collective.set_me(me);
-      EXPECT_EQ(PackedElements(collective, work), 8 / kMembers * kColumns / kMembers)
+      EXPECT_EQ(PackedBytes(collective, work, DType::kFloat32), 4 * (8 / kMembers * kColumns / kMembers))
           << "rows " << rows[0] << ", " << rows[1] << ", " << rows[2] << " on member " << me;
     }
   } while (std::next_permutation(rows.begin(), rows.end()));
