@@ -427,9 +427,21 @@ class RecomputeSearch {
     const std::vector<const Candidate*> sorted = Sorted();
     for (const Candidate* c : sorted)
       if (c->seconds >= pool_.all()[0].seconds && Fits(*c)) return c->assignment;
-    return (*std::min_element(sorted.begin(), sorted.end(),
-                              [](const Candidate* a, const Candidate* b) { return a->peak < b->peak; }))
-        ->assignment;
+    return Smallest(sorted)->assignment;
+  }
+
+  // On all ranks, none of which needs less than the first ones of stages say.
+  const Candidate* Smallest(std::vector<const Candidate*> by_peak) const {
+    std::stable_sort(by_peak.begin(), by_peak.end(),
+                     [](const Candidate* a, const Candidate* b) { return a->peak < b->peak; });
+    const Candidate* smallest = nullptr;
+    int64_t least = 0;
+    for (const Candidate* c : by_peak) {
+      if (smallest && c->peak >= least) break;
+      const int64_t bytes = pool_.PeakOfAllRanks(*c);
+      if (!smallest || bytes < least) smallest = c, least = bytes;
+    }
+    return smallest;
   }
 
   const Graph& graph_;

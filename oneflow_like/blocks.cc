@@ -132,6 +132,11 @@ bool Lies(const GraphOfModel& graph, const BlockStack& stack) {
   });
 }
 
+bool MayMove(const GraphOfModel& graph, const BlockStack& stack) {
+  return stack.by_cost && graph.mesh().axis_size(stack.axis) > 1 && graph.model->steps.empty() &&
+         !Lies(graph, stack);
+}
+
 }  // namespace
 
 Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<int64_t>& per_stage, Here at)
@@ -216,8 +221,11 @@ bool MoveBlocksOff(GraphOfModel* graph, const std::vector<int>& ranks) {
   bool moved = false;
   for (BlockStack& stack : graph->stacks) {
     const int stages = graph->mesh().axis_size(stack.axis);
-    if (!stack.by_cost || stages == 1 || !graph->model->steps.empty() || Lies(*graph, stack)) continue;
-    if (stack.most.empty()) stack.most.assign(stack.per_stage.size(), std::ssize(stack.blocks));
+    if (!MayMove(*graph, stack)) continue;
+    if (stack.most.empty()) {
+      stack.most.assign(stack.per_stage.size(), std::ssize(stack.blocks));
+      stack.first = stack.per_stage;
+    }
     std::set<int> full;
     for (int rank : ranks) full.insert(graph->mesh().Coords(rank)[stack.axis]);
     for (int stage : full) {
@@ -233,6 +241,16 @@ bool MoveBlocksOff(GraphOfModel* graph, const std::vector<int>& ranks) {
     moved = true;
   }
   return moved;
+}
+
+void MoveBlocksBack(GraphOfModel* graph) {
+  for (BlockStack& stack : graph->stacks) {
+    if (stack.most.empty() || !MayMove(*graph, stack)) continue;
+    stack.most.clear();
+    if (stack.per_stage == stack.first) continue;
+    graph->model->cuts[stack.name] = stack.first;
+    MoveBlocks(graph, &stack, stack.first);
+  }
 }
 
 }  // namespace oneflow_like

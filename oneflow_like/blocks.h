@@ -14,4 +14,7 @@ void CutBlocks(GraphOfModel* graph);
 // division is left, or if blocks were divided by hand, are placed already or are in another session.
 bool MoveBlocksOff(GraphOfModel* graph, const std::vector<int>& ranks);
 
+// Undoes all of MoveBlocksOff, but where blocks are placed already or are in another session.
+void MoveBlocksBack(GraphOfModel* graph);
+
 }  // namespace oneflow_like

@@ -18,7 +18,7 @@ void SetBudget(const std::string& who, const ModelImpl& model, const Graph& grap
 struct OverBudget : Error {
   OverBudget(const std::string& message, std::vector<int> ranks, int64_t bytes, bool least)
       : Error(message), ranks(std::move(ranks)), bytes(bytes), least(least) {}
-  std::vector<int> ranks;  // that take more than the budget
+  std::vector<int> ranks;  // that take more than the budget; where `least` is known, the fullest
   int64_t bytes;           // that one of them takes
   bool least;              // no choice of what is computed again takes less on the fullest of them
 };

@@ -34,8 +34,9 @@ struct BlockStack {
   int rounds = 1;    // over its stages
   int64_t of = 0;    // blocks of the whole model: more than there are here with Pipeline::most_blocks
   bool by_cost = false;
-  std::vector<int64_t> per_stage;  // blocks, as the graph stands
-  std::vector<int64_t> most = {};  // for which each stage has memory, if some had too little; else empty
+  std::vector<int64_t> per_stage;   // blocks, as the graph stands
+  std::vector<int64_t> most = {};   // for which each stage has memory, if some had too little; else empty
+  std::vector<int64_t> first = {};  // per_stage before `most` said anything
   std::vector<Block> blocks;
 };
 

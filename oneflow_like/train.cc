@@ -156,16 +156,21 @@ void CheckStepsOf(const std::string& who, const ModelImpl& model, const std::str
 }
 
 // The session that `finish` gives. While it is over the budget, blocks move off stages that are; where none
-// can, the first refusal stands; but of those that name the least there can be, the one that names less.
+// can, the first refusal stands, and the blocks where they were at first. Refusals that name the least there
+// can be do not depend on the budget, so the divisions that are tried do not, either: the one that names
+// least then stands, and a budget of so many bytes is enough.
 Session FitBudget(GraphOfModel* source, const std::function<Session()>& finish) {
   std::optional<OverBudget> refusal;
+  MoveBlocksBack(source);
   while (true) {
     try {
       return finish();
     } catch (const OverBudget& over) {
       if (!refusal || (over.least && over.bytes < refusal->bytes)) refusal = over;
-      if (!MoveBlocksOff(source, over.ranks)) throw *refusal;
+      if (MoveBlocksOff(source, over.ranks)) continue;
     }
+    MoveBlocksBack(source);
+    throw *refusal;
   }
 }
 

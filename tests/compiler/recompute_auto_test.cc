@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -293,6 +294,70 @@ TEST(RecomputeAuto, BelowTheLeastIsRefusedWithTheTableAndTheNumber) {
     EXPECT_LE(least, FullestRank(all.MakeTrain())) << given.str();
   }
 }
+
+// A pipeline of any schedule; blocks may move from stage to stage, so the least is that of many divisions.
+SmallGpt DrawPipeline(std::mt19937_64* draw) {
+  const auto from = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>((*draw)() % static_cast<uint64_t>(high - low + 1));
+  };
+  const int64_t stages = from(2, 4), micro_batches = from(1, 2 * stages), parts = from(1, 2);
+  SmallGpt given{.mesh = Cat("cpu:",
+                             parts == 1   ? ""
+                             : from(0, 1) ? "dp=2,"
+                                          : "tp=2,",
+                             "pp=", stages),
+                 .micro_batches = static_cast<int>(micro_batches)};
+  given.schedule = std::array{PipelineSchedule::k1F1B, kGPipe, kZeroBubble, kInterleaved}[from(0, 3)];
+  if (given.schedule == kInterleaved) {
+    given.micro_batches = std::max<int>(given.micro_batches, static_cast<int>(stages));
+    given.model_options.pipeline.virtual_stages = 2;
+  }
+  given.layers = stages * given.model_options.pipeline.virtual_stages + from(0, 2);
+  given.batch = 2 * given.micro_batches * from(1, 2);
+  given.context = 8 * from(1, 4);
+  given.width = 32 * from(1, 2);
+  given.vocabulary = 64 * from(1, 6);
+  if (given.mesh.find("dp") != std::string::npos && from(0, 1)) given.zero_axis = "dp", given.zero_stage = 2;
+  return given;
+}
+
+// The number of a refusal, which the budget that was asked for must not change.
+int64_t LeastSaid(const SmallGpt& given, int64_t budget) {
+  GptProgram program(Automatic(given, budget));
+  const std::string error = ErrorOf([&] { program.MakeTrain(); });
+  std::smatch found;
+  const std::regex least(Cat("needs at least (\\d+) bytes on rank \\d+ but the budget is ", budget, ","));
+  EXPECT_TRUE(std::regex_search(error, found, least)) << "budget " << budget << ": " << error;
+  return found.empty() ? 0 : std::stoll(found[1]);
+}
+
+// The least that is named is enough, a byte less is not, and the peak does not fall as the budget rises.
+void ExpectTheLeastIsExact(int trials, uint64_t first_seed) {
+  for (uint64_t seed = first_seed; seed < first_seed + trials; ++seed) {
+    std::mt19937_64 draw(seed);
+    const SmallGpt given = DrawPipeline(&draw);
+    SCOPED_TRACE(Cat("seed ", seed, ": ", given.str(), " layers=", given.layers, " width=", given.width,
+                     " vocabulary=", given.vocabulary, " batch=", given.batch));
+    const int64_t least = LeastSaid(given, 1);
+    ASSERT_GT(least, 0);
+    EXPECT_EQ(LeastSaid(given, least - 1), least);
+    EXPECT_EQ(LeastSaid(given, least - least / (8 + static_cast<int64_t>(draw() % 100))), least);
+    GptProgram kept(given);
+    const int64_t most = std::max(least, FullestRank(kept.MakeTrain()));
+    int64_t before = 0;
+    for (int64_t budget : {least, least + (most - least) / 8, least + (most - least) / 2, most}) {
+      GptProgram program(Automatic(given, budget));
+      int64_t peak = 0;
+      EXPECT_EQ(ErrorOf([&] { peak = FullestRank(program.MakeTrain()); }), "");
+      EXPECT_LE(peak, budget);
+      EXPECT_GE(peak, before) << "budget " << budget;
+      before = peak;
+    }
+  }
+}
+
+TEST(RecomputeAuto, TheLeastOfAPipelineIsExact) { ExpectTheLeastIsExact(3, 100); }
+TEST(LongRecomputeAuto, TheLeastOfAPipelineIsExact) { ExpectTheLeastIsExact(24, 200); }
 
 TEST(RecomputeAuto, NeedsANumberOfBytes) {
   GptProgram program(Automatic({}, 0));
