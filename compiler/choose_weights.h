@@ -16,9 +16,9 @@ class WeightSearch {
   // `graph` is one after place_stages; annotations stay. Throws Error as ChooseSignatures does.
   WeightSearch(Graph graph, const CompileOptions& options);
 
-  // The cuts of weights of least estimated seconds if each byte of variables on a device costs `price`
-  // seconds; an optimizer's state lies as its weight does. Weights of repeated blocks, whose names differ in
-  // one number alone, are cut alike.
+  // The cuts of weights of least estimated seconds if each byte that a device keeps (SignatureProblem::Adds)
+  // costs `price` seconds; an optimizer's state lies as its weight does. Weights of repeated blocks, whose
+  // names differ in one number alone, are cut alike.
   VariableCuts Cuts(double price = 0) const;
   // Estimated seconds of a step with these cuts, as choose_signatures makes the plan: work of the busiest
   // rank and boxing, one after another.

@@ -72,6 +72,31 @@ SignatureProblem::SignatureProblem(Graph graph, const CompileOptions& options)
                                       static_cast<int>(kinds.size()))
                          .first->second);
   }
+  FindKept();
+}
+
+// Whether a node of such a phase reads the value, or a view of it.
+bool SignatureProblem::ReadBy(int v, bool (*phase)(Phase)) const {
+  return std::any_of(nodes_.readers[v].begin(), nodes_.readers[v].end(), [&](int r) {
+    const Node& reader = graph_.node(r);
+    return phase(reader.phase) || (graph_.IsView(r) && ReadBy(reader.out[0], phase));
+  });
+}
+
+void SignatureProblem::FindKept() {
+  kept_.assign(graph_.num_values(), 0);
+  for (int n : nodes_.order) {
+    const Node& node = graph_.node(n);
+    const bool variable = node.kind == NodeKind::kVariable;
+    if (!variable && (IsEnd(node) || graph_.IsView(n))) continue;
+    for (int v : node.out) {
+      const bool kept =
+          variable || (IsGradient(node.phase) ? ReadBy(v, [](Phase p) { return p == Phase::kUpdate; })
+                                              : node.phase == Phase::kForward && ReadBy(v, IsGradient));
+      const bool parts = !variable && graph_.value(v).sbp[0].is_split();
+      if (kept) kept_[v] = parts ? 1.0 / graph_.times() : 1;
+    }
+  }
 }
 
 int SignatureProblem::NumberOf(const NdSbp& sbp) {
@@ -161,11 +186,14 @@ double SignatureProblem::Bytes(int v, const NdSbp& sbp) const {
          static_cast<double>(SizeOf(value.dtype));
 }
 
+double SignatureProblem::KeptBytes(int v, const NdSbp& sbp) const {
+  return kept_[v] > 0 ? kept_[v] * Bytes(v, sbp) : 0;
+}
+
 double SignatureProblem::Edge(int v, int from, int to, const Slice& slice, double price) const {
   const Slice& at = graph_.producer(v).slice;
   if (from == to && at == slice) return 0;
-  const double held =
-      price > 0 && graph_.producer(v).kind == NodeKind::kVariable ? price * Bytes(v, sbps_[to]) : 0;
+  const double held = price > 0 ? price * KeptBytes(v, sbps_[to]) : 0;
   std::string key = Cat(kinds_[v], " ", from, " ", to);
   if (at != slice) key += slice.str(graph_.mesh());
   const auto known = costs_.find(key);
@@ -197,7 +225,8 @@ double SignatureProblem::Adds(int n, const std::vector<int>& picks, double price
   const Node& node = graph_.node(n);
   const Joint& mine = choices_[n][picks[n]];
   double sum = mine.seconds;
-  if (node.kind == NodeKind::kVariable && price > 0) sum += price * Bytes(node.out[0], sbps_[mine.out[0]]);
+  for (size_t o = 0; o < node.out.size() && price > 0; ++o)
+    sum += price * KeptBytes(node.out[o], sbps_[mine.out[o]]);
   for (size_t i = 0; i < node.in.size(); ++i) {
     const Value& v = graph_.value(node.in[i]);
     const int from = choices_[v.producer][picks[v.producer]].out[v.output], to = mine.in[i];
@@ -308,8 +337,8 @@ std::vector<int> SignatureProblem::Solve(double price) const {
     std::vector<double> costs;
     for (const Joint& joint : choices_[n]) {
       costs.push_back(joint.seconds);
-      if (graph_.node(n).kind == NodeKind::kVariable)
-        costs.back() += price * Bytes(graph_.node(n).out[0], sbps_[joint.out[0]]);
+      for (size_t o = 0; o < joint.out.size() && price > 0; ++o)
+        costs.back() += price * KeptBytes(graph_.node(n).out[o], sbps_[joint.out[o]]);
     }
     members[n] = network.AddMember(std::move(costs));
   }

@@ -32,8 +32,9 @@ class SignatureProblem {
   double LeastWork(int node) const;
 
   // Estimated seconds that a node adds to a step if it and the nodes before it in the order have `picks` (by
-  // node): its work, and the boxing of its operands where no earlier reader wants the same. Every byte of a
-  // variable costs `price` seconds in addition: as it is stored, and as it is gathered.
+  // node): its work, and the boxing of its operands where no earlier reader wants the same. Every byte that a
+  // device keeps costs `price` seconds in addition: of variables, their gradients, and what gradients read of
+  // one micro-batch; as it is made, and as it is boxed.
   double Adds(int node, const std::vector<int>& picks, double price = 0) const;
   // The sum over all nodes; from kImpossibleCost on, the picks contradict each other.
   double Cost(const std::vector<int>& picks, double price = 0) const;
@@ -65,6 +66,9 @@ class SignatureProblem {
   double Edge(int v, int from, int to, const Slice& slice, double price) const;
   bool Comes(int from, int to, int operand, const Joint& reader) const;
   double Bytes(int v, const NdSbp& sbp) const;
+  double KeptBytes(int v, const NdSbp& sbp) const;
+  bool ReadBy(int v, bool (*phase)(Phase)) const;
+  void FindKept();
   std::vector<Use> UsesOf(int v) const;
   void AddBoxing(int v, const std::vector<int>& members, double price, ChoiceNetwork* network) const;
   void AddDelivery(int v, const std::vector<Use>& uses, const std::vector<int>& members, double price,
@@ -79,6 +83,7 @@ class SignatureProblem {
   std::vector<NdSbp> sbps_;  // by number; without time
   std::map<NdSbp, int> numbers_;
   std::vector<int> kinds_;             // of values: equal ones cost the same
+  std::vector<double> kept_;           // of values: the part of their bytes that is kept at once
   std::map<int, std::set<int>> open_;  // variables, and the entries along which they are
   mutable std::unordered_map<std::string, double> costs_;
 };

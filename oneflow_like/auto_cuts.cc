@@ -181,11 +181,16 @@ class CutChooser {
 
   // The model's weights as they are best at this price of a byte. Between 0 and 1: of the highest.
   const VariableCuts& Choose(double price) {
+    return Take([&] { return search_->Cuts(price * (price > 0 ? search_->HighestPrice() : 0)); });
+  }
+
+  // Those that `cuts_of` gives process 0.
+  const VariableCuts& Take(const std::function<VariableCuts()>& cuts_of) {
     std::string text;
     if (Leads()) {
       try {
         if (!search_) search_ = std::make_shared<WeightSearch>(std::move(graph_), options_);
-        const VariableCuts cuts = search_->Cuts(price * (price > 0 ? search_->HighestPrice() : 0));
+        const VariableCuts cuts = cuts_of();
         text = ToText(cuts, CutsReport(model_, *search_, cuts).Text());
       } catch (const Error& error) {
         text = Cat(kFailed, error.what());
@@ -200,6 +205,23 @@ class CutChooser {
       };
     Set(chosen_);
     return chosen_;
+  }
+
+  // These cuts, but for one kind of weights: cut in another way along one axis of the mesh.
+  std::vector<VariableCuts> Beside(const VariableCuts& cuts) const {
+    std::map<std::string, std::vector<std::string>> kinds;
+    for (const auto& [weight, cut] : cuts) {
+      const auto known = model_.variables.find(weight);
+      if (known == model_.variables.end() || !known->second.layout.sbp.empty()) continue;
+      const NameInBlock at = InBlock(weight);
+      kinds[Cat(at.block, at.name, " ", known->second.shape.str())].push_back(weight);
+    }
+    std::vector<VariableCuts> all;
+    for (const auto& [kind, weights] : kinds)
+      for (int axis = 0; axis < model_.mesh.rank(); ++axis)
+        if (model_.mesh.axis_size(axis) > 1 && axis != options_.zero_axis)
+          AddCutsOf(weights, axis, cuts, &all);
+    return all;
   }
 
   void Set(const VariableCuts& cuts) {
@@ -218,6 +240,31 @@ class CutChooser {
   static constexpr char kFailed[] = "\nfailed: ";  // no name of a variable is empty
 
   bool Leads() const { return !model_.options.job || model_.options.job->process() == 0; }
+
+  // The cuts with these weights, which are alike, cut in each other way along a mesh axis.
+  void AddCutsOf(const std::vector<std::string>& weights, int axis, const VariableCuts& cuts,
+                 std::vector<VariableCuts>* all) const {
+    const int entry = 1 + axis;
+    const Dims& shape = model_.variables.at(weights[0]).shape;
+    const FixedSbp& is = cuts.at(weights[0]).fixed;
+    const Role role = RoleOf(options_.roles, axis);
+    if (before_.at(weights[0]).fixed.count(entry) > 0) return;
+    for (int a = -1; a < shape.rank(); ++a) {  // -1: whole
+      const bool taken = std::any_of(is.begin(), is.end(), [&](const auto& other) {
+        return other.second.is_split() && other.second.axis == a;
+      });
+      if (a < 0 ? is.count(entry) == 0 : taken || shape[a] < model_.mesh.axis_size(axis)) continue;
+      all->push_back(cuts);
+      for (const std::string& weight : weights) {
+        VariableCut& cut = all->back()[weight];
+        cut.fixed.erase(entry);
+        cut.stored.erase(entry);
+        if (a < 0) continue;
+        cut.fixed[entry] = S(a);
+        if (role == Role::kBatch || role == Role::kContext) cut.stored.insert(entry);
+      }
+    }
+  }
 
   // Variables that have a place already stay as they are.
   void CloseLoaded(Graph* graph) const {
@@ -238,7 +285,8 @@ class CutChooser {
   VariableCuts chosen_;
 };
 
-// Why a session cannot be made, if it cannot; nothing of it stays but blocks that moved to other stages.
+// Why a session cannot be made, if it cannot; nothing of it stays but blocks that moved to other stages, and
+// these move back before another is made.
 std::optional<OverBudget> Refusal(ModelImpl* model, const std::function<Session()>& finish) {
   std::set<std::string> known;
   for (const auto& [name, variable] : model->variables) known.insert(name);
@@ -266,7 +314,8 @@ class PricedPlans {
       : model_(model), chooser_(chooser), finish_(finish) {}
 
   void Add(const VariableCuts& cuts, std::optional<OverBudget> refusal) {
-    if (refusal && (!smallest_ || refusal->bytes < smallest_->bytes)) smallest_ = refusal;
+    if (refusal && (!smallest_ || refusal->bytes < smallest_->bytes))
+      smallest_ = refusal, of_smallest_ = cuts;
     tried_.push_back({cuts, !refusal});
   }
 
@@ -278,19 +327,50 @@ class PricedPlans {
     return tried_.back().second;
   }
 
+  // Beside the smallest plan a smaller one, and so on, until one fits: the price is of all bytes, and the
+  // budget of those that are there at once. Where no change of one kind of weights helps, two may.
+  std::optional<VariableCuts> Descend() {
+    while (true) {
+      const int64_t before = smallest_->bytes;
+      const std::vector<VariableCuts> beside = chooser_->Beside(of_smallest_);
+      TryUntilSmaller(beside);
+      for (size_t i = 0; i < beside.size() && !fitting_ && smallest_->bytes == before; ++i)
+        TryUntilSmaller(chooser_->Beside(beside[i]));
+      if (fitting_ || smallest_->bytes == before) return fitting_;
+    }
+  }
+
   [[noreturn]] void Refuse() const {
     throw OverBudget(
-        Cat(smallest_->what(), "\nOf ", tried_.size(), " choices of what its weights are cut along over ",
-            model_->mesh.str(), " this is the smallest."),
+        Cat(smallest_->what(), "\nOf the ", tried_.size(), " choices of what its weights are cut along over ",
+            model_->mesh.str(), " that were tried this is the smallest."),
         smallest_->ranks, smallest_->bytes, smallest_->least);
   }
 
  private:
+  // Until one fits, or takes less than the smallest before.
+  void TryUntilSmaller(const std::vector<VariableCuts>& all) {
+    constexpr size_t kMost = 64;  // plans
+    const int64_t before = smallest_->bytes;
+    for (const VariableCuts& cuts : all) {
+      const bool known =
+          std::any_of(tried_.begin(), tried_.end(), [&](const auto& other) { return other.first == cuts; });
+      if (known) continue;
+      if (tried_.size() >= kMost) return;
+      chooser_->Set(cuts);
+      Add(cuts, Refusal(model_, finish_));
+      if (tried_.back().second) fitting_ = cuts;
+      if (fitting_ || smallest_->bytes < before) return;
+    }
+  }
+
   ModelImpl* model_;
   CutChooser* chooser_;
   const std::function<Session()>& finish_;
   std::vector<std::pair<VariableCuts, bool>> tried_;  // and whether their plan fits
   std::optional<OverBudget> smallest_;                // of those that do not
+  VariableCuts of_smallest_;
+  std::optional<VariableCuts> fitting_;  // that Descend has found
 };
 
 }  // namespace
@@ -313,8 +393,15 @@ Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const st
   int digits = kDigits;
   while (digits >= 0 && !plans.Fits(price_of(digits))) digits -= 2;
   if (digits < 0) {
-    chooser.Set({});
-    plans.Refuse();
+    const std::optional<VariableCuts> fitting = plans.Descend();
+    if (!fitting) {
+      chooser.Set({});
+      plans.Refuse();
+    }
+    chooser.Take([&] { return *fitting; });
+    Session session = finish();
+    model->cuts_chosen = true;
+    return session;
   }
   double high = price_of(digits), low = price_of(digits + 2);
   for (int round = 0; round < kRounds; ++round) {

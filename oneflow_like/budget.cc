@@ -39,10 +39,13 @@ void CheckBudget(const std::string& who, const Session& session) {
     if (ranks.empty() || (chosen && s.peak_bytes > shown.peak_bytes)) shown = s;
     ranks.push_back(s.rank);
   }
+  if (chosen && !ranks.empty()) ranks = {shown.rank};
   if (ranks.empty()) return;
+  // The least of these cuts of weights is not that of others.
+  const bool cuts_are_open = impl.model->options.auto_cuts != AutoCuts::kNone && !impl.model->cuts_chosen;
   throw OverBudget(
-      Cat(who, ": session ", impl.options.name, " needs ", chosen ? "at least " : "", shown.peak_bytes,
-          " bytes on rank ", shown.rank, " but the budget is ", budget,
+      Cat(who, ": session ", impl.options.name, " needs ", chosen && !cuts_are_open ? "at least " : "",
+          shown.peak_bytes, " bytes on rank ", shown.rank, " but the budget is ", budget,
           chosen ? ", however much is computed again" : "", "; what it holds:\n", RankText(impl, shown)),
       ranks, shown.peak_bytes, chosen);
 }

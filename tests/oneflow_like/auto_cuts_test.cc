@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 
 #include "examples/llama_model.h"
 #include "oneflow_like/model_impl.h"
@@ -169,6 +170,64 @@ TEST(AutoCuts, DoesNotGatherWhatDoesNotFit) {
   EXPECT_NE(ErrorOf([&] { train_within(kWhole, AutoCuts::kNone, &cut); }), "");
   EXPECT_LE(train_within(kWhole, AutoCuts::kOpen, &cut), kWhole);
   EXPECT_EQ(cut, "S1");
+}
+
+// Layers one after another, of drawn widths, for a drawn number of rows: weights, gradients or what is kept
+// for these may take most memory.
+struct Layers {
+  std::vector<int64_t> widths;
+  int64_t rows = 0;
+  std::string mesh;
+};
+
+Layers DrawLayers(uint64_t seed) {
+  std::mt19937_64 draw(seed);
+  Layers layers{.mesh = draw() % 2 ? "cpu:tp=4" : "cpu:tp=2"};
+  for (size_t i = 0; i < 3; ++i) layers.widths.push_back(int64_t{32} << draw() % 5);
+  layers.rows = int64_t{8} << draw() % 9;
+  return layers;
+}
+
+// Each weight cut as `cuts` says; where it says nothing they are chosen within the budget. The peak, or none
+// if no plan was found that fits.
+std::optional<int64_t> PeakOf(const Layers& layers, const std::vector<Sbp>& cuts, int64_t budget) {
+  ModelOptions options{.auto_cuts = cuts.empty() ? AutoCuts::kOpen : AutoCuts::kNone};
+  options.memory_budget = budget;
+  options.link.bandwidth = 1e6;  // whole weights would be fastest
+  Model model(Mesh::Parse(layers.mesh), options);
+  Tensor x = model.Input("x", {layers.rows, layers.widths[0]}, DType::kFloat32);
+  for (size_t i = 0; i + 1 < layers.widths.size(); ++i) {
+    const Annotation cut = cuts.empty() ? Annotation() : Annotation{{"tp", cuts[i]}};
+    Tensor w = model.scope().Weight(Cat("w", static_cast<char>('a' + i)),
+                                    {layers.widths[i], layers.widths[i + 1]}, Normal(0.02), cut);
+    x = gelu(matmul(x, w));
+  }
+  try {
+    return FullestRank(Train(mean(square(x)), Sgd{.lr = 0.1}));
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("that were tried this is the smallest"), std::string::npos)
+        << error.what();
+    return {};
+  }
+}
+
+// What fits with some cuts of the weights is found.
+TEST(AutoCuts, FindsWhatFits) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    const Layers layers = DrawLayers(seed);
+    int64_t least = 0;
+    std::string how;
+    for (const Sbp& first : {B(), S(0), S(1)})
+      for (const Sbp& second : {B(), S(0), S(1)}) {
+        const int64_t peak = *PeakOf(layers, {first, second}, 0);
+        if (least == 0 || peak < least) least = peak, how = Cat(first.str(), " ", second.str());
+      }
+    SCOPED_TRACE(Cat("seed ", seed, ", ", layers.mesh, ", rows ", layers.rows, ", widths ", layers.widths[0],
+                     " ", layers.widths[1], " ", layers.widths[2], "; ", how, " takes ", least, " bytes"));
+    const std::optional<int64_t> peak = PeakOf(layers, {}, least + least / 20);
+    EXPECT_TRUE(peak.has_value());
+    EXPECT_LE(peak.value_or(0), least + least / 20);
+  }
 }
 
 std::vector<float> LossesOf(const SmallGpt& gpt, int steps) {
