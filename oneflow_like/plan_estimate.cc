@@ -291,27 +291,37 @@ PlanTrial PlanEstimator::EstimateOn(const PlanCandidate& c, Measured* measured, 
   return trial;
 }
 
-std::optional<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate) {
+std::vector<PlanTrial> PlanEstimator::Estimate(const PlanCandidate& candidate) {
+  constexpr double kNotMuch = 1.1;  // times the fastest
   const auto at = measured_.find(KeyOf(candidate));
   if (at == measured_.end() || !at->second.few) return {};
   const int64_t samples = space_.batch / candidate.extent("dp") / candidate.micro_batches;
   auto [known, fresh] = parts_.try_emplace({at->first, samples});
   if (fresh) known->second = PartsAt(*at->second.few, *at->second.many, samples);
   const ModelParts& parts = known->second;
-  std::optional<PlanTrial> best;
+  std::vector<PlanTrial> trials;
+  size_t best = 0;
   std::set<std::string> seen;
   for (const auto& order : kOrders) {
-    if (best && machine_.topology.links.size() == 1) break;  // all devices are alike
+    if (!trials.empty() && machine_.topology.links.size() == 1) break;  // all devices are alike
     PlanCandidate c = candidate;
     c.mesh = MeshInOrder(candidate, {order[0], order[1], order[2]});
     std::string shape;  // axes of one device stand anywhere
     for (int a = 0; a < 3; ++a)
       if (c.mesh.axis_size(a) > 1) shape += c.mesh.axis_name(a);
     if (!seen.insert(shape).second) continue;
-    PlanTrial trial = EstimateOn(c, &at->second, parts);
-    if (!best || trial.seconds < best->seconds * (1 - 1e-6)) best = std::move(trial);
+    trials.push_back(EstimateOn(c, &at->second, parts));
+    if (trials.back().seconds < trials[best].seconds * (1 - 1e-6)) best = trials.size() - 1;
   }
-  return best;
+  std::rotate(trials.begin(), trials.begin() + static_cast<std::ptrdiff_t>(best),
+              trials.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+  // Estimates of what dp ranks and stages exchange are rough, as other work hides much of it; nothing hides
+  // what tp ranks exchange.
+  const double most = trials.front().seconds * kNotMuch;
+  const int nearest = Stride(trials.front().plan.mesh, "tp");
+  std::erase_if(trials,
+                [&](const PlanTrial& t) { return t.seconds > most || Stride(t.plan.mesh, "tp") > nearest; });
+  return trials;
 }
 
 }  // namespace oneflow_like

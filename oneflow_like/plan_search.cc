@@ -35,7 +35,9 @@ Shape ShapeOf(const PlanCandidate& c) { return {c.extent("dp"), c.extent("tp"), 
 struct Entry {
   PlanTrial trial;
   Shape shape;
+  std::string order;  // of axes of several devices
   double estimated_seconds = 0, estimated_bytes = 0;
+  bool first = false;  // of the orders of axes the one that is estimated fastest
   bool tried = false;
 
   bool better(const Entry& other) const {
@@ -52,7 +54,7 @@ int Likeness(const Entry& a, const Entry& b) {
   return 2 * (tp == tp2) + 2 * (pp == pp2) + (dp == dp2) + 2 * (x.zero == y.zero) +
          3 * (x.schedule == y.schedule) + (x.virtual_stages == y.virtual_stages) +
          2 * (x.recompute == y.recompute) + (x.sequence_parallel == y.sequence_parallel) +
-         (x.micro_batches == y.micro_batches);
+         (x.micro_batches == y.micro_batches) + 2 * (a.order == b.order);
 }
 
 class Search {
@@ -114,16 +116,21 @@ class Search {
     VLOG(1) << "plans: " << entries_.size() << " candidates are estimated";
   }
 
+  // Of its fastest order of axes; the others are entries, too.
   const Entry* Estimate(const PlanCandidate& c) {
-    std::optional<PlanTrial> trial = estimator_.Estimate(c);
-    if (!trial) return nullptr;
-    Entry entry;
-    entry.trial = std::move(*trial);
-    entry.shape = ShapeOf(c);
-    entry.estimated_seconds = entry.trial.seconds;
-    entry.estimated_bytes = static_cast<double>(entry.trial.bytes);
-    entries_.push_back(std::move(entry));
-    return &entries_.back();
+    const size_t first = entries_.size();
+    for (PlanTrial& trial : estimator_.Estimate(c)) {
+      Entry entry;
+      for (int a = 0; a < trial.plan.mesh.rank(); ++a)
+        if (trial.plan.mesh.axis_size(a) > 1) entry.order += trial.plan.mesh.axis_name(a);
+      entry.shape = ShapeOf(c);
+      entry.first = entries_.size() == first;
+      entry.estimated_seconds = trial.seconds;
+      entry.estimated_bytes = static_cast<double>(trial.bytes);
+      entry.trial = std::move(trial);
+      entries_.push_back(std::move(entry));
+    }
+    return entries_.size() == first ? nullptr : &entries_[first];
   }
 
   bool Fits(double bytes) const {
@@ -279,7 +286,7 @@ class Search {
     std::map<Shape, const Entry*> closest;
     for (Entry& e : entries_) {
       if (!e.tried) Correct(&e);
-      if (!Fits(static_cast<double>(e.trial.bytes))) ++result_.too_large;
+      if (e.first && !Fits(static_cast<double>(e.trial.bytes))) ++result_.too_large;
       if (shown.count(e.shape)) continue;
       const Entry*& before = closest[e.shape];
       if (!before || Closer(e, *before)) before = &e;

@@ -140,10 +140,10 @@ TEST(PlanSearch, CandidatesAreAllThereAre) {
 
 // Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
 // simulated. Returns how often the choice takes over 10 % more than the best of all; never over 20 %.
-int CompareWithAll(int trials, int compiled) {
+int CompareWithAll(int first, int trials, int compiled) {
   int over = 0;
-  for (int trial = 0; trial < trials; ++trial) {
-    std::mt19937 random(100 + trial);
+  for (int seed = first; seed < first + trials; ++seed) {
+    std::mt19937 random(seed);
     const int devices = std::vector<int>{4, 6, 8}[random() % 3];
     const PlanSpace space = DrawSpace(&random, devices, devices);
     const DescribedMachine machine = Machines(&random, devices / 2);
@@ -151,24 +151,26 @@ int CompareWithAll(int trials, int compiled) {
     const PlanSearchResult found = SearchPlans(space, machine, build, {.compiled = compiled});
     double best = 0;
     std::string which;
+    int all = 0;
     for (const PlanCandidate& candidate : CandidatesOf(space, 4))
       for (const PlanCandidate& c : InAllOrders(candidate)) {
         const double seconds = Simulate(build(c), machine).seconds;
+        ++all;
         if (best == 0 || seconds < best) best = seconds, which = c.str();
       }
+    std::printf("seed %d: %d of %d plans tried, %.4f of the best\n", seed, found.compiled, all,
+                found.best.front().seconds / best);
     over += found.best.front().seconds > 1.1 * best;
     EXPECT_LE(found.best.front().seconds, 1.2 * best)
-        << "seed " << 100 + trial << ": " << found.Text() << "best of all: " << which << ", " << best << " s";
+        << "seed " << seed << ": " << found.Text() << "best of all: " << which << ", " << best << " s";
     EXPECT_GE(found.best.front().seconds, best * (1 - 1e-9));
   }
   return over;
 }
 
-TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) { EXPECT_EQ(CompareWithAll(2, 12), 0); }
-// Seed 118 is 15.7 % off: the best, in steps of a millisecond, is a mesh that was compiled on other orders of
-// its axes alone.
+TEST(PlanSearch, TheChoiceIsNearTheBestOfAll) { EXPECT_EQ(CompareWithAll(100, 2, 12), 0); }
 TEST(LongPlanSearch, TheChoiceIsNearTheBestOfAll) {
-  EXPECT_LE(CompareWithAll(24, PlanSearchOptions().compiled), 1);
+  EXPECT_EQ(CompareWithAll(100, 24, PlanSearchOptions().compiled), 0);
 }
 
 TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) {
