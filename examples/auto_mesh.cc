@@ -53,13 +53,8 @@ PlanSpace SpaceOfFlags(const Program& program) {
   if (IsGiven("virtual_stages")) space.virtual_stages = FLAGS_virtual_stages;
   if (IsGiven("zero")) space.zero = FLAGS_zero;
   if (IsGiven("schedule")) space.schedule = program.train.schedule;
-  if (IsGiven("recompute")) {
-    if (program.train.recompute == Recompute::kAuto)
-      Fail(
-          "--recompute=auto: --auto_mesh chooses none, selective or full for all layers; leave --recompute "
-          "out, and give --recompute=auto with the mesh that is found");
+  if (IsGiven("recompute") && program.train.recompute != Recompute::kAuto)
     space.recompute = program.train.recompute;
-  }
   if (!program.cut_loss)
     space.sequence_parallel = false;
   else if (IsGiven(kSequenceParallel))

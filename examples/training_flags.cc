@@ -144,7 +144,8 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--clip", FLAGS_clip, 0.0, 1e30);
   CheckRange("--peak_flops", FLAGS_peak_flops, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
-  if (RecomputeOf(FLAGS_recompute) == Recompute::kAuto && FLAGS_memory_budget == 0 && FLAGS_topology.empty())
+  if (RecomputeOf(FLAGS_recompute) == Recompute::kAuto && FLAGS_memory_budget == 0 &&
+      FLAGS_topology.empty() && FLAGS_auto_mesh == 0)  // which chooses it, with or without a budget
     Fail(
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",

@@ -192,8 +192,6 @@ TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:tp=3"}), {"4 devices", "tp=3"}, kRunError);
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:cp=2", "--context_parallel"}), {"cp"});
   ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"});
-  ExpectError(Gpt({"--auto_mesh=4", "--recompute=auto", "--memory_budget=9000000"}),
-              {"--recompute=auto", "none, selective or full"});
   ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"}, kRunError);
   ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
               {"no plan of 4 devices fits", "more than", "1.00 KB"}, kRunError);
@@ -201,6 +199,29 @@ TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(
       Gpt({"--auto_mesh=4", "--elastic=dp", "--processes=2", "--restarts=1", "--save=" + folder_ + "/e"}),
       {"--elastic=dp", "--auto_mesh=4"});
+}
+
+// --auto_mesh chooses recomputation unless it is given; "auto" says just that.
+TEST_F(CliTest, AutoMeshChoosesRecomputation) {
+  auto plan = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--auto_mesh=2", "--dry_run", "--context=64", "--layers=4"});
+    const Outcome found = Gpt(flags);
+    EXPECT_EQ(found.code, 0) << found.err;
+    const size_t chosen = found.out.find("chosen: ");
+    EXPECT_NE(chosen, std::string::npos) << found.out;
+    if (chosen == std::string::npos) return std::pair(found.out, found.out);
+    const std::string all = found.out.substr(0, found.out.find('\n', chosen));
+    return std::pair(all, all.substr(chosen));
+  };
+  const std::string all = plan({}).first;
+  EXPECT_EQ(plan({"--recompute=auto"}).first, all);
+  EXPECT_NE(plan({"--recompute=full"}).first, all);
+  std::smatch most;  // with less than the first plan takes another is chosen
+  ASSERT_TRUE(std::regex_search(all, most, std::regex("([0-9.]+) (K|M)B  .*\n"))) << all;
+  const auto bytes = static_cast<int64_t>(std::stod(most[1]) * (most[2] == "K" ? 950 : 950'000));
+  const std::string budget = Cat("--memory_budget=", bytes);
+  EXPECT_EQ(plan({budget, "--recompute=auto"}).second, plan({budget}).second);
+  EXPECT_NE(plan({budget}).first, all);
 }
 
 TEST_F(CliTest, WrongNumbers) {
