@@ -72,7 +72,8 @@ TEST(Errors, ShapesAndTypesOfOperators) {
       {
           MISTAKE("^matmul at .*axis k is 4 in a but 5 in b", matmul(X(m, {3, 4}), X(m, {5, 6}))),
           MISTAKE("^matmul at .*a has 1 axis, but needs at least 2", matmul(X(m, {3}), X(m, {3, 6}))),
-          MISTAKE("^matmul at .*axis 0 of a .2,3,4. is 2 but axis 0 of b .3,4,5. is 3", matmul(X(m, {2, 3, 4}), X(m, {3, 4, 5}))),
+          MISTAKE("^matmul at .*axis 0 of a .2,3,4. is 2 but axis 0 of b .3,4,5. is 3",
+                  matmul(X(m, {2, 3, 4}), X(m, {3, 4, 5}))),
           MISTAKE("^matmul at .*b is i32.*floating", matmul(X(m, {3, 4}), I(m, {4, 5}))),
           MISTAKE("^einsum at .*axis d is 4.*5", einsum("bd,de->be", X(m, {3, 4}), X(m, {5, 6}))),
           MISTAKE("^einsum at .*\"bd,de\"", einsum("bd,de", X(m, {3, 4}), X(m, {4, 6}))),

@@ -280,8 +280,7 @@ TEST(BasicErrors, SayWhatIsWrongAndWhatToDo) {
     std::string text, sentence;
   };
   const Wrong wrong[] = {
-      {ErrorOf([&] { logical_and(x, flags); }),
-       "a is f32 but must be bool; compare it with a number"},
+      {ErrorOf([&] { logical_and(x, flags); }), "a is f32 but must be bool; compare it with a number"},
       {ErrorOf([&] { bitwise_and(ids, x); }), "b is f32 but must be i32, i64 or u8"},
       {ErrorOf([&] { sin(ids); }), "is i32 but must be of a floating type; cast it"},
       {ErrorOf([&] { clamp(x, 2, 1); }), "low is 2 but high is 1"},
