@@ -1,6 +1,6 @@
 // The parts of batch normalisation (Ioffe and Szegedy 2015): sums per channel over all other axes, which
 // fold over the mesh, and the elementwise use of per-channel numbers, which is fused with its neighbours. The
-// gradients of the three operators are made of the same three. A training step reads an activation once for
+// gradients of the four operators are made of the same four. A training step reads an activation once for
 // its statistics (and a part of it for a centre), once to normalise it and twice for its gradient, and no
 // broadcast number is ever stored.
 #include "ops/functional.h"
@@ -56,6 +56,14 @@ Status Affine(const KernelContext& context) {
   return {};
 }
 
+Status Scaled(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  int64_t channels = x.extent.back();
+  for (int64_t i = 0; i < y.elements(); ++i)
+    StoreFloat(y, i, LoadFloat(x, i) * LoadFloat(context.in[1], i % channels));
+  return {};
+}
+
 // --- Gradients -----------------------------------------------------------------------------------
 
 Tensor Zeros(Tensor like) { return full(like.graph(), like.shape(), 0); }
@@ -67,6 +75,10 @@ Tensor ApplyAffine(Tensor x, Tensor centre, Tensor factor, Tensor offset) {
 }
 
 Tensor Times(Tensor a, Tensor b) { return mul(InType(a, DType::kFloat32), InType(b, DType::kFloat32)); }
+
+Tensor ScaleChannels(Tensor x, Tensor factor) {
+  return Apply(x.graph(), "channel_scale", {x, InType(factor, DType::kFloat32)})[0];
+}
 
 // Both sums are fp32; so are what comes to them.
 std::vector<Tensor> MomentsGrad(const GradCall& call) {
@@ -96,7 +108,7 @@ std::vector<Tensor> ProductsGrad(const GradCall& call) {
     din[0] = InType(ApplyAffine(x, centre, factor, offset), dy.dtype());
   }
   if (!dproducts.defined()) return din;
-  if (call.wanted[1]) din[1] = InType(Times(dy, dproducts), x.dtype());
+  if (call.wanted[1]) din[1] = InType(ScaleChannels(dy, dproducts), x.dtype());
   if (call.wanted[2]) din[2] = InType(neg(mul(call.out[0], dproducts)), centre.dtype());
   return din;
 }
@@ -104,12 +116,21 @@ std::vector<Tensor> ProductsGrad(const GradCall& call) {
 std::vector<Tensor> AffineGrad(const GradCall& call) {
   Tensor x = call.in[0], centre = call.in[1], factor = call.in[2], offset = call.in[3], dy = call.dout[0];
   std::vector<Tensor> din(4);
-  if (call.wanted[0]) din[0] = InType(Times(dy, factor), x.dtype());
+  if (call.wanted[0]) din[0] = InType(ScaleChannels(dy, factor), x.dtype());
   if (!call.wanted[1] && !call.wanted[2] && !call.wanted[3]) return din;
   std::vector<Tensor> sums = Apply(x.graph(), "channel_products", {dy, x, centre});
   if (call.wanted[1]) din[1] = InType(neg(Times(factor, sums[0])), centre.dtype());
   if (call.wanted[2]) din[2] = InType(sums[1], factor.dtype());
   if (call.wanted[3]) din[3] = InType(sums[0], offset.dtype());
+  return din;
+}
+
+std::vector<Tensor> ScaleGrad(const GradCall& call) {
+  Tensor x = call.in[0], factor = call.in[1], dy = call.dout[0];
+  std::vector<Tensor> din(2);
+  if (call.wanted[0]) din[0] = InType(ScaleChannels(dy, factor), x.dtype());
+  if (call.wanted[1])
+    din[1] = InType(Apply(x.graph(), "channel_products", {dy, x, Zeros(factor)})[1], factor.dtype());
   return din;
 }
 
@@ -133,7 +154,7 @@ std::vector<DType> TwoSums(const OpCall&) { return {DType::kFloat32, DType::kFlo
 
 }  // namespace
 
-// Three entries of the table of operators.
+// Four entries of the table of operators.
 void AddBatchNorm(Catalog* catalog) {
   using enum DType;
   catalog->Add({
@@ -194,6 +215,26 @@ void AddBatchNorm(Catalog* catalog) {
                   {.in = {{3, 1, 2, 5}, {5}, {5}, {5}}},
                   {.in = {{0, 3}, {3}, {3}, {3}}},
                   {.in = {{5, 3}, {3}, {3}, {3}}, .dtypes = {kBFloat16, kFloat32, kFloat32, kFloat32}}},
+  });
+  catalog->Add({
+      .name = "channel_scale",
+      .doc = "x times a factor for every channel; beside a narrow x the factor stays fp32.",
+      .axes = "x[.. c], factor[c] -> y[.. c]",
+      .linear = {{"x"}},
+      .check =
+          [](const OpCall& call) {
+            static const char* const kNames[] = {"x", "factor"};
+            CheckChannels(call, 2, 1, kNames);
+          },
+      .grad = ScaleGrad,
+      .reference = Scaled,
+      .scalar = "mul 0 1",
+      .precision = Precision::kFollow,
+      .wide = {"factor"},
+      .samples = {{.in = {{5, 7}, {7}}},
+                  {.in = {{3, 1, 2, 5}, {5}}},
+                  {.in = {{0, 3}, {3}}},
+                  {.in = {{5, 3}, {3}}, .dtypes = {kBFloat16, kFloat32}}},
   });
 }
 

@@ -378,7 +378,7 @@ void AddActivations(Catalog* catalog) {
                        [](Tensor dy, Tensor, Tensor y) { return Slope("sigmoid_grad", dy, y); }));
   catalog->Add(UnaryOp("relu", "x where positive, else 0.",
                        Unary<[](auto x, const Attrs&) { return x < 0 ? 0 : x; }>,
-                       [](Tensor dy, Tensor x, Tensor) { return Slope("relu_grad", dy, x); }));
+                       [](Tensor dy, Tensor, Tensor y) { return Slope("relu_grad", dy, y); }));
   catalog->Add(UnaryOp("gelu", "x times the normal distribution function, in its tanh approximation.",
                        Unary<[](auto x, const Attrs&) { return Gelu(x); }>,
                        [](Tensor dy, Tensor x, Tensor) { return Slope("gelu_grad", dy, x); }));
@@ -398,7 +398,7 @@ void AddActivations(Catalog* catalog) {
   catalog->Add(SlopeOp("sigmoid_grad", "y", Binary<[](auto dy, auto y) { return dy * y * (1 - y); }, false>,
                        [](Tensor g, Tensor y, const Attrs&) { return mul(g, shift(scale(y, -2), 1)); }));
   catalog->Add(
-      SlopeOp("relu_grad", "x", Binary<[](auto dy, auto x) { return (x > 0) ? dy : 0 * dy; }, false>));
+      SlopeOp("relu_grad", "y", Binary<[](auto dy, auto y) { return (y > 0) ? dy : 0 * dy; }, false>));
   catalog->Add(SlopeOp("gelu_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluSlope(x); }, false>,
                        GeluCurvature));
   catalog->Add(SlopeOp("gelu_erf_grad", "x",

@@ -115,6 +115,7 @@ inline void ChannelNormCases(KernelCases* cases) {
       cases->CheckCase({"channel_products", {x, x, c}, {}, {t, t, kFloat32}}, ++seed);
       cases->CheckCase({"channel_products", {x, x, c}, {}, {kFloat32, t, kFloat32}}, ++seed);
       cases->CheckCase({"channel_affine", {x, c, c, c}, {}, {t, kFloat32, kFloat32, kFloat32}}, ++seed);
+      cases->CheckCase({"channel_scale", {x, c}, {}, {t, kFloat32}}, ++seed);
     }
   }
 }
