@@ -337,8 +337,8 @@ class Quietest {
 
 // One rank whose kernels use 2, 4, ... or all cores. These models run one after the other, as a training
 // does, and all are compiled before: while a process has more threads for kernels than cores, or found cores
-// busy lately, such threads sleep between kernels, and each kernel has to wake them (core/spinning.h). That is
-// not all of it: on two cores kernels of some 10 us still took 40 to 60 us here, which they do not in a
+// busy lately, such threads sleep between kernels, and each kernel has to wake them (core/spinning.h). That
+// is not all of it: on two cores kernels of some 10 us still took 40 to 60 us here, which they do not in a
 // training.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
