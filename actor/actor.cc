@@ -337,7 +337,9 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
   std::string text = message;
   if (call != nullptr) {
     const std::string& node = call->spec.node.empty() ? spec->name() : call->spec.node;
-    text = Cat(call->spec.line.Of(node), ": ", text);
+    const Attrs& attrs = call->spec.attrs;
+    const std::string along = attrs.Has("axis") ? Cat(", along axis ", attrs.Int("axis")) : "";
+    text = Cat(call->spec.line.Of(node), along, ": ", text);
     if (run->SetError(text) && run->peers != nullptr) run->peers->FailedHere(text);
   }
   if (text.empty()) text = run->error();

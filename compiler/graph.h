@@ -183,7 +183,7 @@ class Graph : public GraphBuilder {
   // "matmul 'block0/up' at gpt.cc:31"
   std::string Describe(int node) const { return Describe(nodes_[node]); }
   std::string Describe(const Node& node) const;
-  // The same for errors: "argsort 'argsort', a part of sort, at gpt.cc:31" if the user called another
+  // The same for errors: "sort at gpt.cc:31, in its argsort 'argsort'" if the user called another
   // function.
   std::string DescribeForUser(int node) const { return DescribeForUser(nodes_[node]); }
   std::string DescribeForUser(const Node& node) const;

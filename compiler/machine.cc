@@ -3,6 +3,7 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/plan.pb.h"
 #include "ops/fused.h"
@@ -25,6 +26,46 @@ void TakeMeasured(const MeasuredCollective& measured, BoxingLoad* load) {
   double busiest = 0;
   for (double link : load->links) busiest = std::max(busiest, link);
   for (double& link : load->links) link *= busiest > 0 ? (seconds - load->latency) / busiest : 0;
+}
+
+using Points = std::vector<std::pair<double, double>>;
+
+double LogSlope(const Points& points, size_t next) {  // of the chord that ends there
+  return std::log(points[next].second / points[next - 1].second) /
+         std::log(points[next].first / points[next - 1].first);
+}
+
+// Of a curve through point `i` and both of its neighbours, the slope there as a parabola has it, within what
+// keeps the curve monotone (Fritsch and Carlson): 0 at a peak, else at most three times that of the flatter
+// chord. At either end the curve does not bend.
+double LogSlopeAt(const Points& points, size_t i) {
+  const auto usable = [&](size_t at) { return points[at].first > 0 && points[at].second > 0; };
+  const bool left = i > 0 && usable(i - 1), right = i + 1 < points.size() && usable(i + 1);
+  const auto limited = [](double slope, double chord) {
+    return slope * chord <= 0 ? 0 : std::copysign(std::min(std::abs(slope), 3 * std::abs(chord)), chord);
+  };
+  if (left && right) {
+    const double from = LogSlope(points, i), to = LogSlope(points, i + 1);
+    if (from * to <= 0) return 0;
+    const double before = std::log(points[i].first / points[i - 1].first);
+    const double after = std::log(points[i + 1].first / points[i].first);
+    return limited(limited((from * after + to * before) / (before + after), from), to);
+  }
+  const double chord = LogSlope(points, left ? i : i + 1);
+  const size_t beside = left ? i - 1 : i + 1;
+  const bool bends = beside > 0 && beside + 1 < points.size() && usable(beside - 1) && usable(beside + 1);
+  return bends ? limited(1.5 * chord - 0.5 * LogSlopeAt(points, beside), chord) : chord;
+}
+
+// REQUIRES: `bytes` lies between the points `next` - 1 and `next`, all of which are above 0.
+double BetweenPoints(const Points& points, size_t next, double bytes) {
+  const double width = std::log(points[next].first / points[next - 1].first);
+  const double chord = LogSlope(points, next) * width;
+  const double from = LogSlopeAt(points, next - 1) * width, to = LogSlopeAt(points, next) * width;
+  const double t = std::log(bytes / points[next - 1].first) / width, u = 1 - t;
+  const double rise = chord * t * t * (3 - 2 * t) + from * t * u * u - to * t * t * u;
+  // Whole picoseconds: libraries differ in the last bits of logarithms.
+  return std::round(points[next - 1].second * std::exp(rise) * 1e12) / 1e12;
 }
 
 // Of the measurements of an operator those of its type, else of another one; of these those on the number of
@@ -69,8 +110,29 @@ bool MeasuredSeconds(const DescribedMachine& machine, const plan::Kernel& kernel
   if (kernel.name() == "fused") return SecondsOfChain(machine, kernel, type, threads, crowded, seconds);
   const MeasuredKernel* k = FindMeasured(machine, MeasuredName(kernel), type, threads, crowded);
   if (k == nullptr) return false;
-  *seconds = k->call + k->flop * kernel.flops() + k->byte * kernel.bytes();
+  const MeasuredWork work = WorkOf(kernel);
+  *seconds = k->call + k->flop * work.flops + k->byte * work.bytes;
   return true;
+}
+
+// Queries and keys [batch, sequence, heads, width] of one head: the pairs of them in the tiles that kernels
+// work on, and all pairs.
+struct Pairs {
+  double in_tiles = 0, all = 0;
+};
+Pairs PairsOf(const plan::Operand& q, const plan::Operand& k, bool causal) {
+  constexpr int64_t kTileQueries = 64;  // ops/cpu/attention_tile.h
+  const int64_t queries = q.box(0).extent(1), keys = k.box(0).extent(1);
+  // Before which key the first local query ends.
+  const int64_t ends = q.box(0).begin(1) - k.box(0).begin(1) + k.global().at(1) - q.global().at(1);
+  Pairs pairs;
+  pairs.all = static_cast<double>(queries) * static_cast<double>(keys);
+  for (int64_t s = 0; s < queries; s += kTileQueries) {
+    const int64_t last = std::min(s + kTileQueries, queries) - 1;
+    const int64_t seen = causal ? std::clamp<int64_t>(ends + last + 1, 0, keys) : keys;
+    pairs.in_tiles += static_cast<double>(kTileQueries) * static_cast<double>(seen);
+  }
+  return pairs;
 }
 
 }  // namespace
@@ -82,6 +144,23 @@ std::string MeasuredName(const plan::Kernel& kernel) {
     drops |= attr.name() == "dropout" && attr.f() > 0;
   }
   return Cat(kernel.name(), causal ? "+causal" : "", drops ? "+dropout" : "");
+}
+
+MeasuredWork WorkOf(const plan::Kernel& kernel) {
+  const int q = kernel.name() == "attention" ? 0 : kernel.name() == "attention_grad" ? 1 : -1;
+  MeasuredWork work = {kernel.flops(), kernel.bytes()};
+  if (q < 0 || kernel.in_size() < q + 2) return work;
+  bool causal = false;
+  for (const plan::Attr& attr : kernel.attr()) causal |= attr.name() == "causal" && attr.i() != 0;
+  const plan::Operand &queries = kernel.in(q), &keys = kernel.in(q + 1);
+  for (const plan::Operand* operand : {&queries, &keys})
+    if (operand->box_size() == 0 || operand->box(0).extent_size() != 4 || operand->global().at_size() != 4)
+      return work;
+  const Pairs pairs = PairsOf(queries, keys, causal);
+  if (pairs.all == 0) return work;
+  const double heads =
+      static_cast<double>(queries.box(0).extent(0)) * static_cast<double>(queries.box(0).extent(2));
+  return {kernel.flops() * pairs.in_tiles / pairs.all, 4 * heads * pairs.in_tiles};
 }
 
 DType RateType(const plan::Kernel& kernel) {
@@ -99,7 +178,10 @@ double MeasuredCollective::SecondsOf(double bytes) const {
   while (next + 1 < points.size() && points[next].first < bytes) ++next;
   const auto& [low, before] = points[next - 1];
   const auto& [high, after] = points[next];
-  return before + std::max(0.0, after - before) * (bytes - low) / (high - low);
+  if (bytes > high) return after + std::max(0.0, after - before) * (bytes - high) / (high - low);
+  if (bytes == high) return after;
+  if (low <= 0 || before <= 0 || after <= 0) return before + (after - before) * (bytes - low) / (high - low);
+  return BetweenPoints(points, next, bytes);
 }
 
 double SecondsOf(const DescribedMachine& machine, const plan::Kernel& kernel) {

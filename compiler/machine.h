@@ -24,8 +24,10 @@ struct MeasuredCollective {
   int per_unit = 2;                               // of these, in one unit of the innermost level
   std::vector<std::pair<double, double>> points;  // bytes, which rise, and seconds; at least two
 
-  // Linear between two points. Less than the first takes as long as it, more than the last goes on at the
-  // rate of the last two.
+  // As measured at the points. Between two, the logarithm of the time is a cubic polynomial of that of the
+  // bytes, which bends as the neighbouring points do and never leaves the range of the two (linear in bytes
+  // from a point at 0). Fewer bytes than at the first point take as long as there; more than at the last
+  // continue at the rate of the last two.
   double SecondsOf(double bytes) const;
 };
 
@@ -37,7 +39,7 @@ struct MeasuredKernel {
   DType dtype = DType::kFloat32;  // the narrowest floating one among the operands
   int threads = 1;                // that the kernel may use
   bool crowded = false;           // while all other cores have work, too
-  // Seconds of each act, of each of its floating-point operations, and of each byte that it reads or writes.
+  // Seconds of each act, and of each operation and byte of its MeasuredWork.
   double call = 0, flop = 0, byte = 0;
 
   bool operator==(const MeasuredKernel&) const = default;
@@ -65,6 +67,13 @@ struct DescribedMachine : Machine {
 // Under which name times of a kernel are measured: its operator, and of attention what changes its work
 // besides extents: "attention+causal+dropout".
 std::string MeasuredName(const plan::Kernel& kernel);
+// What measured times of a kernel on a host grow with: its floating-point operations, and the bytes that it
+// reads and writes. Attention works on whole tiles of queries up to the last key that one of them sees: its
+// operations are those of these tiles, and its bytes those of their scores, which dwarf its operands.
+struct MeasuredWork {
+  double flops = 0, bytes = 0;
+};
+MeasuredWork WorkOf(const plan::Kernel& kernel);
 // The narrowest floating type among a kernel's operands, which determines its rate.
 DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.

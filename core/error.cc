@@ -18,8 +18,7 @@ std::string SourceLine::Who(const std::string& op) const {
 }
 
 std::string SourceLine::Of(const std::string& node) const {
-  const std::string part = function.empty() ? node : node + ", a part of " + function, at = str();
-  return at.empty() ? part : part + (function.empty() ? " at " : ", at ") + at;
+  return function.empty() ? Who(node) : Who(node) + ", in its " + node;
 }
 
 }  // namespace oneflow_like

@@ -94,7 +94,7 @@ struct SourceLine {
   std::string str() const;  // "gpt.cc:31", empty when unknown
   // Begins messages: "matmul at gpt.cc:31", or, of a part of a function, "conv1d at gpt.cc:31".
   std::string Who(const std::string& op) const;
-  // "h/scatter_sum at gpt.cc:31", or, of a part, "h/scatter_sum, a part of scatter_add, at gpt.cc:31".
+  // "h/scatter_sum at gpt.cc:31", or, of a part, "scatter_add at gpt.cc:31, in its h/scatter_sum".
   std::string Of(const std::string& node) const;
 };
 

@@ -63,8 +63,9 @@ constexpr int64_t kLayers = 2, kVocabulary = 512;
 
 // How its kernels run.
 struct Setting {
-  int workers = 1;         // ranks of data parallelism, each on its thread
+  int workers = 1;         // ranks, each on its thread
   int kernel_threads = 1;  // of each
+  bool tensor = false;     // tensor parallelism in place of data parallelism
 };
 
 class Probe {
@@ -77,16 +78,17 @@ class Probe {
     options.job = job;
     options.threads = job ? 1 : setting.workers;
     options.kernel_threads = setting.kernel_threads;
-    model_.emplace(Mesh("cpu", {{"dp", setting.workers}}), options);
+    model_.emplace(Mesh("cpu", {{setting.tensor ? "tp" : "dp", setting.workers}}), options);
     const Dims tokens = {shape.batch * setting.workers, shape.context};
-    const Annotation cut = {{"dp", S(0)}};
+    const Annotation cut = setting.tensor ? Annotation{{"tp", B()}} : Annotation{{"dp", S(0)}};
     Tensor in = model_->Input("tokens", tokens, DType::kInt32, cut);
     Tensor targets = model_->Input("targets", tokens, DType::kInt32, cut);
     TrainOptions train;
     train.dtype = dtype;
     train.clip_norm = 1;
     train.check_finite = false;
-    train.parallel = {.batch = "dp", .tensor = "", .context = ""};
+    train.parallel = {
+        .batch = setting.tensor ? "" : "dp", .tensor = setting.tensor ? "tp" : "", .context = ""};
     session_.emplace(Train(Loss(in, targets, shape), AdamW{.lr = 1e-3}, train));
     std::vector<int32_t> ids(static_cast<size_t>(tokens.elements()));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(RandomBits(1, 0, i) % kVocabulary);
@@ -159,8 +161,9 @@ class Probe {
           sample.name = MeasuredName(kernel);
           sample.threads = setting_.kernel_threads;
           sample.crowded = crowded_;
-          sample.flops = kernel.flops();
-          sample.bytes = kernel.bytes();
+          const MeasuredWork work = WorkOf(kernel);
+          sample.flops = work.flops;
+          sample.bytes = work.bytes;
           sample.dtype = RateType(kernel);
           for (const plan::Attr& attr : kernel.attr())
             if (sample.name == "fused" && attr.name() == "program")
@@ -290,11 +293,14 @@ void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachin
 void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
-  const Setting setting = {processes, 1};
   std::vector<std::unique_ptr<Probe>> threads, apart;
   for (const Shape& shape : std::span(kShapes).first(std::min(options.models, 2))) {
-    if (first) threads.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true));
-    apart.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true, options.job));
+    for (const bool tensor : {false, true}) {
+      const Setting setting = {processes, 1, tensor};
+      if (tensor && shape.heads % processes != 0) continue;
+      if (first) threads.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true));
+      apart.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true, options.job));
+    }
   }
   Chain chain(processes, 1, options.job);
   for (int round = 0; round <= options.rounds; ++round) {
@@ -310,37 +316,81 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
   if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
 }
 
+// Times of steps or of rounds of them, by how much of the cores others used meanwhile.
+class Quietest {
+ public:
+  void Add(double share) { shares_.push_back({share, shares_.size()}); }
+  // The numbers of the quieter half.
+  std::vector<size_t> Half() {
+    std::sort(shares_.begin(), shares_.end());
+    std::vector<size_t> half;
+    for (size_t i = 0; i < (shares_.size() + 1) / 2; ++i) half.push_back(shares_[i].second);
+    if (const double share = shares_[half.size() - 1].first; share > kDisturbed)
+      LOG(WARNING) << "calibration: others used " << std::lround(100 * share)
+                   << " % of the processor even in its quieter half; calibrate again when it is idle";
+    return half;
+  }
+
+ private:
+  std::vector<std::pair<double, size_t>> shares_;
+};
+
+// One rank whose kernels use 2, 4, ... or all cores. These models run one after the other, as a training
+// does, and all are compiled before: while a process has more threads for kernels than cores, or found cores
+// busy lately, such threads sleep between kernels, and each kernel has to wake them (core/spinning.h). That
+// is not all of it: on two cores kernels of some 10 us still took 40 to 60 us here, which they do not in a
+// training.
+void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
+  std::vector<int> teams;
+  for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
+  if (cores > 1) teams.push_back(cores);
+  std::vector<std::unique_ptr<Probe>> probes;
+  for (int threads : teams)
+    for (const Shape& shape : std::span(kShapes).first(options.models))
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+        probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
+  constexpr int kParts = 4;  // of a model's steps, each long enough to say what others used
+  for (size_t i = 0; i < probes.size(); ++i) {
+    Tell(options, Cat("kernels on several threads: model ", i + 1, " of ", probes.size()));
+    std::unique_ptr<Probe> probe = std::move(probes[i]);
+    probe->Step();
+    Quietest quietest;
+    BusyOthers others;
+    const int steps = (options.rounds + kParts - 1) / kParts;
+    for (int part = 0; part < kParts; ++part) {
+      for (int step = 0; step < steps; ++step) probe->Step();
+      quietest.Add(others.Take());
+    }
+    std::vector<size_t> rounds;
+    for (size_t part : quietest.Half())
+      for (int step = 0; step < steps; ++step) rounds.push_back(part * steps + step);
+    probe->AddSamples(rounds, samples);
+  }
+}
+
 std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
-  struct Run {
-    Setting setting;
-    bool crowded;
-  };
-  std::vector<Run> runs = {{{1, 1}, false}};
-  if (cores > 1) runs.push_back({{cores, 1}, true});
-  for (int threads = 2; threads < cores; threads *= 2) runs.push_back({{1, threads}, false});
-  if (cores > 1) runs.push_back({{1, cores}, false});
+  std::vector<KernelSample> samples;
   Tell(options, "compiling the models that are watched");
+  MeasureTeams(options, cores, &samples);
   std::vector<std::unique_ptr<Probe>> probes;
   for (const Shape& shape : std::span(kShapes).first(options.models))
-    for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-      for (const Run& run : runs)
-        probes.push_back(std::make_unique<Probe>(shape, run.setting, dtype, run.crowded));
-  std::vector<std::pair<double, size_t>> disturbed;  // rounds, by how much of the cores others used
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      probes.push_back(std::make_unique<Probe>(shape, Setting{1, 1}, dtype, false));
+      if (cores == 1) continue;
+      probes.push_back(std::make_unique<Probe>(shape, Setting{cores, 1}, dtype, true));
+      if (shape.heads % cores == 0)
+        probes.push_back(std::make_unique<Probe>(shape, Setting{cores, 1, true}, dtype, true));
+    }
+  Quietest quietest;
   BusyOthers others;
   for (int round = 0; round <= options.rounds; ++round) {  // in the first libraries warm up
     Tell(options, Cat("kernels: round ", round, " of ", options.rounds));
     for (const auto& probe : probes) probe->Step();
     const double share = others.Take();
-    if (round > 0) disturbed.push_back({share, disturbed.size()});
+    if (round > 0) quietest.Add(share);
   }
-  std::sort(disturbed.begin(), disturbed.end());
-  std::vector<size_t> quietest;
-  for (size_t i = 0; i < (disturbed.size() + 1) / 2; ++i) quietest.push_back(disturbed[i].second);
-  if (disturbed[quietest.size() - 1].first > kDisturbed)
-    LOG(WARNING) << "calibration: others used " << std::lround(100 * disturbed[quietest.size() - 1].first)
-                 << " % of the processor even in its quieter half; calibrate again when it is idle";
-  std::vector<KernelSample> samples;
-  for (const auto& probe : probes) probe->AddSamples(quietest, &samples);
+  const std::vector<size_t> half = quietest.Half();
+  for (const auto& probe : probes) probe->AddSamples(half, &samples);
   return samples;
 }
 

@@ -160,4 +160,56 @@ std::vector<std::pair<std::string, std::string>> FlagValues() {
   return values;
 }
 
+namespace {
+
+// Letters to insert, delete, replace or exchange with their neighbour to make one word of the other.
+size_t Edits(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> least(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i)
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        least[i][j] = i + j;
+        continue;
+      }
+      least[i][j] = std::min(
+          {least[i - 1][j] + 1, least[i][j - 1] + 1, least[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        least[i][j] = std::min(least[i][j], least[i - 2][j - 2] + 1);
+    }
+  return least[a.size()][b.size()];
+}
+
+bool IsFlag(const std::string& name, bool* takes_value) {
+  gflags::CommandLineFlagInfo info;
+  if (gflags::GetCommandLineFlagInfo(name.c_str(), &info)) {
+    *takes_value = info.type != "bool";
+    return true;
+  }
+  *takes_value = false;
+  return name.starts_with("no") && gflags::GetCommandLineFlagInfo(name.c_str() + 2, &info) &&
+         info.type == "bool";
+}
+
+}  // namespace
+
+void RefuseMisspelt(const std::vector<std::string>& arguments) {
+  for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::string& argument = arguments[i];
+    if (argument.size() < 2 || argument[0] != '-') continue;
+    const size_t begin = argument[1] == '-' ? 2 : 1, equals = argument.find('=');
+    const std::string name = argument.substr(begin, equals == std::string::npos ? equals : equals - begin);
+    if (name == "undefok") return;  // gflags may skip some
+    bool takes_value = false;
+    if (IsFlag(name, &takes_value)) {
+      if (takes_value && equals == std::string::npos) ++i;  // the value follows
+      continue;
+    }
+    std::string close;
+    size_t least = name.size() < 4 ? 2 : 3;  // more edits are another word
+    for (const auto& [flag, value] : FlagValues())
+      if (const size_t edits = Edits(name, flag); edits < least) close = flag, least = edits;
+    if (!close.empty()) Fail("there is no flag --", name, "; did you mean --", close, "?");
+  }
+}
+
 }  // namespace oneflow_like

@@ -19,4 +19,8 @@ std::string HelpText(const std::string& program, const std::string& usage, bool 
 // Name and value of each flag of the program and of Launcher.
 std::vector<std::pair<std::string, std::string>> FlagValues();
 
+// Throws Error for the first argument, behind the program's name, that is no flag but is spelled nearly like
+// one of these, which it names. Other unknown flags are gflags' to refuse.
+void RefuseMisspelt(const std::vector<std::string>& arguments);
+
 }  // namespace oneflow_like

@@ -15,7 +15,24 @@ using FitGroup = std::tuple<int, int, bool>;  // type, threads, crowded
 
 constexpr double kShortest = 1e-9;  // seconds: what a clock can tell
 
-double WeightOf(const KernelSample& sample) { return 1 / std::max(sample.seconds, kShortest); }
+// Errors count in proportion to the root of the time that the fit itself gives, found in a few rounds: then
+// the fitted times of all samples together are as long as the measured ones. Weighed by measured times, of
+// samples that scatter about one time the short ones would decide.
+std::vector<double> FitTimes(const std::vector<std::vector<double>>& rows,
+                             const std::vector<double>& seconds) {
+  constexpr int kRounds = 8;
+  std::vector<double> weights, fit;
+  for (double s : seconds) weights.push_back(1 / std::max(s, kShortest));
+  for (int round = 0; round < kRounds; ++round) {
+    fit = FitNonNegative(rows, seconds, weights);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      double fitted = 0;
+      for (size_t j = 0; j < fit.size(); ++j) fitted += rows[i][j] * fit[j];
+      weights[i] = 1 / std::max(fitted, kShortest);
+    }
+  }
+  return fit;
+}
 
 MeasuredKernel Entry(const std::string& name, const FitGroup& group) {
   MeasuredKernel kernel;
@@ -30,13 +47,12 @@ MeasuredKernel Entry(const std::string& name, const FitGroup& group) {
 MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
                       const std::vector<KernelSample>& samples) {
   std::vector<std::vector<double>> rows;
-  std::vector<double> values, weights;
+  std::vector<double> values;
   for (const KernelSample& s : samples) {
     rows.push_back({1, s.flops, s.bytes});
     values.push_back(s.seconds);
-    weights.push_back(WeightOf(s));
   }
-  const std::vector<double> fit = FitNonNegative(rows, values, weights);
+  const std::vector<double> fit = FitTimes(rows, values);
   MeasuredKernel kernel = Entry(name, group);
   kernel.call = Rounded(fit[0]);
   kernel.flop = Rounded(fit[1]);
@@ -52,7 +68,7 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
   size_t next = 2;
   for (auto& [step, column] : columns) column = next++;
   std::vector<std::vector<double>> rows;
-  std::vector<double> values, weights;
+  std::vector<double> values;
   for (const KernelSample& s : samples) {
     std::vector<double>& row = rows.emplace_back(next, 0.0);
     row[0] = 1;
@@ -60,9 +76,8 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
     for (const std::string& step : s.steps)
       row[columns[step]] += s.flops / static_cast<double>(s.steps.size());
     values.push_back(s.seconds);
-    weights.push_back(WeightOf(s));
   }
-  const std::vector<double> fit = FitNonNegative(rows, values, weights);
+  const std::vector<double> fit = FitTimes(rows, values);
   std::vector<MeasuredKernel> kernels;
   for (const auto& [step, column] : columns) {
     kernels.push_back(Entry(step, group));

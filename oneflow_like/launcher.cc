@@ -267,6 +267,12 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
   const std::vector<std::string> given(*argv, *argv + *argc);
   gflags::SetUsageMessage(usage);
   GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
+  try {
+    RefuseMisspelt(given);
+  } catch (const Error& error) {
+    PrintError(error);
+    exit(kUsageError);
+  }
   gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
   PrintHelp(given[0], usage);
   try {

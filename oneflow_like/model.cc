@@ -14,6 +14,7 @@
 #include "oneflow_like/simulate.h"
 #include "ops/cpu/manifest.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 
@@ -268,6 +269,7 @@ Tensor GraphOfModel::Input(const std::string& name, const Dims& shape, DType dty
   std::string who = Who("input", name, at);
   CheckName(who, name);
   RequireExtents(who, shape);
+  NeedType(who, dtype);
   if (inputs.count(name)) Fail(who, ": the graph already has an input of that name");
   if (variables.count(name)) Fail(who, ": the graph already has a weight of that name");
   if (batch_axis < -1 || batch_axis >= shape.rank())

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "oneflow_like/limits.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like::nn {
 
@@ -25,7 +26,9 @@ struct Layer {
   Layer(const char* layer, const Scope& s, const Here& from)
       : name(Cat("nn::", layer, s.path().empty() ? "" : " '" + s.path() + "'")),
         at(from.In(name.c_str())),
-        who(SourceLine(at).Who("")) {}
+        who(SourceLine(at).Who("")) {
+    if (s.graph() == nullptr) Fail(who, ": the Scope was never given a value; start from Model::scope()");
+  }
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
@@ -58,6 +61,7 @@ Tensor Linear(Scope s, Tensor x, int64_t out, const LinearOptions& o, Here at) {
   const Layer layer("Linear", s, at);
   at = layer.at;
   const int64_t in = layer.Width("x", x, 2);
+  NeedEnum(layer.who, "parallel", o.parallel, Parallel::kRows, "nn::Parallel");
   const bool columns = o.parallel == Parallel::kColumns, rows = o.parallel == Parallel::kRows;
   const Annotation of_weight = columns ? CutBy(s, o.tp, 1) : rows ? CutBy(s, o.tp, 0) : Annotation{};
   Tensor y = matmul(x, s.Weight("weight", {in, out}, o.init, of_weight, at), at);
@@ -126,6 +130,8 @@ Tensor BatchNorm(Scope s, Tensor x, const BatchNormOptions& o, Here at) {
   const int64_t width = layer.Width("x", x, 2);
   if (o.parts < 1 || x.shape()[0] % o.parts != 0)
     Fail(layer.who, ": a batch of ", x.shape()[0], " does not divide into ", o.parts, " equal parts");
+  NeedNumber(layer.who, "momentum", o.momentum, Domain::kShare);
+  NeedNumber(layer.who, "eps", o.eps, Domain::kPositive);
   Tensor gamma = s.Weight("gamma", {width}, Ones(), {}, at),
          beta = s.Weight("beta", {width}, Zeros(), {}, at);
   Tensor mean = s.State("mean", {width}, Zeros(), {}, at),
@@ -255,8 +261,7 @@ Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at) {
   const Layer layer("TransformerBlock", s, at);
   at = layer.at;
-  if (!(o.dropout >= 0 && o.dropout < 1))
-    Fail(layer.who, ": dropout is ", o.dropout, " but must be in [0, 1)");
+  NeedNumber(layer.who, "dropout", o.dropout, Domain::kBelowOne);
   auto norm = [&](const char* name, Tensor y) {
     return o.rms_norm ? RmsNorm(s / name, y, o.norm_eps, at) : LayerNorm(s / name, y, o.norm_eps, at);
   };
@@ -303,7 +308,9 @@ HostTensor Ints(const std::vector<int32_t>& values) {
 
 DealtSequence::DealtSequence(Scope s, int64_t length, const std::string& axis, Here at)
     : axis_(axis), length_(length) {
-  at = at.In("nn::DealtSequence");
+  const Layer layer("DealtSequence", s, at);
+  at = layer.at;
+  CheckRange<int64_t>(layer.who + ": length", length, 0, INT32_MAX);
   const int a = axis.empty() ? -1 : s.mesh().FindAxis(axis);
   if (a < 0 || s.mesh().axis_size(a) == 1) return;
   const std::vector<int32_t> order = DealtPositions(length, s.mesh().axis_size(a));

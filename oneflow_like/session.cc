@@ -275,18 +275,20 @@ const FeedNeeds& Session::Impl::NeedsHere() {
   const Job* job = model->options.job.get();
   const int hosted = graph.mesh().size() / (job ? job->processes() : 1),
             first = job ? job->process() * hosted : 0;
-  for (const auto& [name, value] : inputs) {
-    const Value& v = graph.value(value);
-    std::vector<Box> boxes;
+  std::map<std::string, std::vector<Box>> boxes;
+  for (int n : graph.Order()) {  // an input that several stages read is a node on each
+    const Node& node = graph.node(n);
+    if (node.kind != NodeKind::kInput) continue;
+    const Value& v = graph.value(node.out[0]);
     for (int rank = first; rank < first + hosted; ++rank) {
       std::vector<int> coords = graph.mesh().Coords(rank);
-      if (!graph.producer(value).slice.Contains(coords)) continue;
+      if (!node.slice.Contains(coords)) continue;
       coords.insert(coords.begin(), 0);
       for (; coords[0] < (v.sbp[0].is_split() ? graph.times() : 1); ++coords[0])
-        boxes.push_back(LocalBox(v.shape, v.sbp, graph.Sizes(), coords));
+        boxes[node.name].push_back(LocalBox(v.shape, v.sbp, graph.Sizes(), coords));
     }
-    needs[name] = Disjoint(std::move(boxes));
   }
+  for (const auto& [name, value] : inputs) needs[name] = Disjoint(std::move(boxes[name]));
   return needs;
 }
 

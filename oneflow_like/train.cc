@@ -20,6 +20,7 @@
 #include "oneflow_like/report/figures.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/variables.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 
@@ -76,6 +77,8 @@ void CheckOptions(const ModelImpl& model, const Graph& graph, const std::string&
   CheckRange(Cat(who, ": overlap.chunks"), options.overlap.chunks, 1, kMostChunks);
   if (!(options.overlap.gain >= 0 && options.overlap.gain < 1))
     Fail(who, ": overlap.gain is ", options.overlap.gain, " but must lie in [0, 1)");
+  NeedType(who, options.dtype);
+  NeedEnum(who, "schedule", options.schedule, PipelineSchedule::kZeroBubble, "PipelineSchedule");
   if (!IsFloating(options.dtype)) Fail(who, ": dtype is ", Name(options.dtype), ", must be f32, bf16 or f16");
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
@@ -334,10 +337,10 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   std::string who = Cat("Train at ", SourceLine(at).str());
   GraphOfModel* source = GraphOf(loss, who);
   CheckOptimizer(who, optimizer, options.lr_schedule);
-  if (!(options.clip_norm >= 0))
-    Fail(who, ": clip_norm is ", options.clip_norm, ", must be 0 (no clipping) or more");
-  for (double bound : {options.skip.above, options.skip.times})
-    if (!(bound >= 0)) Fail(who, ": a bound of TrainOptions::skip is ", bound, ", must be 0 (none) or more");
+  NeedEnum(who, "recompute", options.recompute, Recompute::kAuto, "Recompute");
+  NeedNumber(who, "clip_norm", options.clip_norm, Domain::kDivisor);
+  NeedNumber(who, "skip.above", options.skip.above, Domain::kDivisor);
+  NeedNumber(who, "skip.times", options.skip.times, Domain::kDivisor);
   if (options.lr_function && options.lr_schedule != Schedule{})
     Fail(who, ": both lr_schedule and lr_function are given; leave one out");
   std::map<std::string, int> fetched{{"loss", loss.id()}};

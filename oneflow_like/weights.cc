@@ -10,6 +10,7 @@
 #include "core/random.h"
 #include "oneflow_like/model_impl.h"
 #include "ops/inverse_normal.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 
@@ -31,8 +32,17 @@ namespace {
 // The numbers are finite and make sense, axes of fans are there, and a given tensor is of the weight's shape.
 void CheckInit(const std::string& who, const Dims& shape, DType dtype, const Initializer& init) {
   using Kind = Initializer::Kind;
-  if (!std::isfinite(init.a) || !std::isfinite(init.b))
-    Fail(who, ": its initialiser has the numbers ", init.a, " and ", init.b, ", which must be finite");
+  NeedEnum(who, "kind of its initialiser", init.kind, Kind::kTensor, "Initializer::Kind");
+  const auto names = [&]() -> std::pair<const char*, const char*> {
+    if (init.kind == Kind::kUniform) return {"low", "high"};
+    if (init.kind == Kind::kFull) return {"value", ""};
+    if (init.kind == Kind::kOrthogonal) return {"gain", ""};
+    return {"mean", "standard deviation"};
+  }();
+  NeedNumber(who, Cat(names.first, " of its initialiser"), init.a, Domain::kFinite);
+  NeedNumber(who, Cat(names.second, " of its initialiser"), init.b, Domain::kFinite);
+  if (init.kind == Kind::kFull && !Holds(dtype, init.a))
+    Fail(who, ": value of its initialiser is ", init.a, ", which is no number of type ", Name(dtype));
   if (init.kind == Kind::kUniform && init.a > init.b)
     Fail(who, ": Uniform from ", init.a, " to ", init.b, " is empty; give the lower number first");
   if ((init.kind == Kind::kNormal || init.kind == Kind::kTruncatedNormal) && init.b < 0)
@@ -225,9 +235,9 @@ WeightOptions WithPatterns(ModelImpl* model, const std::string& path, WeightOpti
 
 void CheckOptions(const std::string& who, const WeightOptions& options) {
   for (const auto& [name, number] : {std::pair{"decay", options.decay}, std::pair{"rate", options.rate}})
-    if (number && !(*number >= 0 && std::isfinite(*number)))
-      Fail(who, ": ", name, " is ", *number, " but must be 0 or more, and finite");
+    if (number) NeedNumber(who, name, *number, Domain::kNotNegative);
   if (!options.dtype || *options.dtype == DType::kFloat32) return;
+  NeedType(who, *options.dtype);
   if (!IsFloating(*options.dtype))
     Fail(who, ": a weight's dtype is ", Name(*options.dtype), " but must be f32, bf16 or f16");
   if (options.trainable.value_or(true))
@@ -334,6 +344,7 @@ Tensor Scope::State(const std::string& name, const Dims& shape, const Initialize
                     const StateOptions& options, Here at) const {
   const std::string full = Path(name), who = Who("state", full, at);
   if (!graph_) Fail(who, ": the Scope was never given a value; start from Model::scope()");
+  NeedType(who, options.dtype);
   const bool number = IsFloating(options.dtype) || init.kind == Initializer::Kind::kFull ||
                       init.kind == Initializer::Kind::kTensor;
   if (!number)

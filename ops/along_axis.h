@@ -24,14 +24,14 @@ inline int RequireAxis(const OpCall& call, size_t input = 0) {
 // Requires numbers of any type: flags cannot be summed over ranks.
 inline void RequireNumbers(const OpCall& call, size_t input) {
   if (call.dtypes[input] == DType::kBool)
-    Fail(call.who, ": operand ", input + 1, " is bool but must be numbers; cast it");
+    Fail(call.who, ": ", OperandName(call.op, input), " is bool but must be numbers; cast it");
 }
 
 // Requires the types of sums by index: floating types, i32 and i64.
 inline void RequireSummable(const OpCall& call, size_t input) {
   DType dtype = call.dtypes[input];
   if (!IsFloating(dtype) && dtype != DType::kInt32 && dtype != DType::kInt64)
-    Fail(call.who, ": operand ", input + 1, " is ", Name(dtype),
+    Fail(call.who, ": ", OperandName(call.op, input), " is ", Name(dtype),
          " but must be of a floating type, i32 or i64; cast it");
 }
 

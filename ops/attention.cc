@@ -10,6 +10,7 @@
 #include "ops/attention_masks.h"
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"
 
@@ -274,8 +275,8 @@ void CheckMasks(const OpCall& call, const Operands& at) {
 void CheckCall(const OpCall& call, const Operands& at) {
   size_t q = at.q;
   double p = call.attrs->Float("dropout", 0), scale = call.attrs->Float("scale", 0);
-  if (!(p >= 0 && p < 1)) Fail(call.who, ": dropout is ", p, " but must be in [0, 1)");
-  if (!std::isfinite(scale)) Fail(call.who, ": scale is ", scale, " but must be finite");
+  NeedNumber(call.who, "dropout", p, Domain::kBelowOne);
+  NeedNumber(call.who, "scale", scale, Domain::kFinite);
   CheckMasks(call, at);
   if (!HaveAxes(call, q)) return;  // the rule will say so
   int64_t queries = call.shapes[q][1], keys = call.shapes[q + 1][1], heads = call.shapes[q][2],

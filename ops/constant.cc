@@ -7,6 +7,7 @@
 #include "core/random.h"
 #include "ops/inverse_normal.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {
@@ -151,6 +152,13 @@ void AddConstant(Catalog* catalog) {
   AddLiteral(catalog);
   OpDef full = SourceOp("full", "A tensor of one number.", Full, {"value", "dtype"});
   full.dtypes = NamedType;
+  full.any_number = true;
+  full.check = [shaped = full.check](const OpCall& call) {
+    shaped(call);
+    const DType dtype = NamedType(call)[0];
+    if (const double value = call.attrs->Float("value"); !Holds(dtype, value))
+      Fail(call.who, ": value is ", value, ", which is no number of type ", Name(dtype));
+  };
   for (const char* dtype : {"f32", "i64"}) {
     full.samples.push_back(
         {.attrs = {{"shape", std::vector<int64_t>{6, 4}}, {"value", 3.0}, {"dtype", std::string(dtype)}}});

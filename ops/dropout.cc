@@ -4,6 +4,7 @@
 #include "core/random.h"
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {
@@ -35,8 +36,7 @@ void AddDropout(Catalog* catalog) {
             RequireInputs(call, 1);
             RequireFloating(call);
             RequireAttr(call, "p");
-            double p = call.attrs->Float("p");
-            if (!(p >= 0 && p < 1)) Fail(call.who, ": p is ", p, " but must be in [0, 1)");
+            NeedNumber(call.who, "p", call.attrs->Float("p"), Domain::kBelowOne);
           },
       .grad = [](const GradCall& call) -> std::vector<Tensor> {
         return {Apply(call.in[0].graph(), "dropout", {call.dout[0]}, call.attrs)[0]};

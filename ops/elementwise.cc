@@ -7,6 +7,8 @@
 #include <limits>
 #include <numbers>
 
+#include "ops/numbers.h"
+
 namespace oneflow_like {
 namespace {
 
@@ -205,6 +207,14 @@ void AddComparisons(Catalog* catalog) {
   catalog->Add(CompareOp("greater_equal", "a >= b.", Binary<[](auto a, auto b) { return a >= b; }, true>));
 }
 
+// A number of the operand's type.
+void RequireNumber(const OpCall& call, const char* name) {
+  RequireAttr(call, name);
+  const double number = call.attrs->Float(name);
+  if (!IsFloating(call.dtypes[0]) && !Holds(call.dtypes[0], number))
+    Fail(call.who, ": ", name, " is ", number, ", which is no number of type ", Name(call.dtypes[0]));
+}
+
 void AddScaleAndShift(Catalog* catalog) {
   OpDef scaled = UnaryOp(
       "scale", "x * factor.",
@@ -213,7 +223,7 @@ void AddScaleAndShift(Catalog* catalog) {
   scaled.linear_of = LinearIfFloating("x");
   scaled.check = [](const OpCall& call) {
     RequireArithmetic(call);
-    RequireAttr(call, "factor");
+    RequireNumber(call, "factor");
   };
   scaled.grad = [](const GradCall& c) {
     return std::vector<Tensor>{scale(c.dout[0], c.attrs.Float("factor"))};
@@ -227,7 +237,7 @@ void AddScaleAndShift(Catalog* catalog) {
       [](Tensor dy, Tensor, Tensor) { return dy; });
   shifted.check = [](const OpCall& call) {
     RequireArithmetic(call);
-    RequireAttr(call, "offset");
+    RequireNumber(call, "offset");
   };
   for (Sample& s : shifted.samples) s.attrs.Set("offset", 0.3);
   catalog->Add(std::move(shifted));

@@ -1,27 +1,41 @@
 // Numbers beside tensors, parts, constants: each as one or two nodes of existing operators.
 #include "ops/expressions.h"
 
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
 #include "ops/calls.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 namespace {
 
-// The number as a tensor of one element that meets x, or an Error where x's type does not hold it.
-void NeedWhole(const char* op, const Tensor& x, double number, const Here& at) {
-  GraphOf(op, x, at);
+// Throws Error unless the number is one of x's type. A `value` that is compared or chosen, not computed with,
+// may be infinite or NaN where x is floating.
+void NeedWhole(const char* op, const Tensor& x, double number, const Here& at, bool value = false,
+               const char* name = "the number") {
+  NeedGiven(op, "the tensor", x, at);
   if (x.dtype() == DType::kBool)
     Fail(Who(op, at), ": its operand is bool but must be of a type of numbers; cast it");
-  if (!IsFloating(x.dtype()) && !(std::isfinite(number) && number == std::floor(number))) {
+  if (IsFloating(x.dtype())) {
+    if (value && !std::isfinite(number)) return;
+    NeedNumber(Who(op, at), name, number, Domain::kFinite);
+    if (!Holds(x.dtype(), number))
+      Fail(Who(op, at), ": ", name, " is ", number, ", more than the ", Name(x.dtype()),
+           " of its operand holds");
+  } else if (!(std::isfinite(number) && number == std::floor(number))) {
     Fail(Who(op, at), ": ", number, " is not whole, but its operand is ", Name(x.dtype()),
          "; cast the operand to a floating type");
+  } else if (!Holds(x.dtype(), number)) {
+    Fail(Who(op, at), ": ", name, " is ", number, ", more than the ", Name(x.dtype()),
+         " of its operand holds");
   }
 }
 
-Tensor AsTensor(const char* op, const Tensor& x, double number, const Here& at) {
-  NeedWhole(op, x, number, at);
+// The number as a tensor of one element that meets x.
+Tensor AsTensor(const char* op, const Tensor& x, double number, const Here& at, bool value = false) {
+  NeedWhole(op, x, number, at, value);
   return full(x.graph(), {}, number, x.dtype(), at);
 }
 
@@ -50,7 +64,11 @@ Tensor operator*(Located x, double number) { return Scaled("mul", x.tensor, numb
 Tensor operator*(double number, Located x) { return Scaled("mul", x.tensor, number, x.at); }
 Tensor operator/(Located x, double number) {
   NeedWhole("div", x.tensor, number, x.at);
-  if (IsFloating(x.tensor.dtype())) return Scaled("div", x.tensor, 1 / number, x.at);
+  if (IsFloating(x.tensor.dtype())) {
+    if (!Holds(DType::kFloat32, 1 / number) || number == 0)
+      Fail(Who("div", x.at), ": the number is ", number, ", whose inverse fp32 does not hold");
+    return Scaled("div", x.tensor, 1 / number, x.at);
+  }
   return div(x.tensor, AsTensor("div", x.tensor, number, x.at), x.at);
 }
 Tensor operator/(double number, Located x) {
@@ -71,14 +89,18 @@ Tensor minimum(Tensor x, double number, Here at) {
 }
 Tensor clamp(Tensor x, double low, double high, Here at) {
   at = at.In("clamp");
-  NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at);
-  NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at);
-  if (!(low <= high)) Fail(Who("clamp", at), ": low is ", low, " but high is ", high);
+  NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at, false, "low");
+  NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at, false, "high");
+  if (!(low <= high) || low == INFINITY || high == -INFINITY)
+    Fail(Who("clamp", at), ": low is ", low, " but high is ", high);
   Tensor y = std::isinf(low) ? x : One("at_least", {x}, {{"bound", low}}, at);
   return std::isinf(high) ? y : One("at_most", {y}, {{"bound", high}}, at);
 }
 Tensor remainder(Tensor x, double number, Here at) {
-  return remainder(x, AsTensor("remainder", x, number, at), at);
+  Tensor by = AsTensor("remainder", x, number, at);
+  if (IsFloating(x.dtype()) && std::fabs(number) < FLT_MIN)
+    Fail(Who("remainder", at), ": the number is ", number, ", by which fp32 cannot divide");
+  return remainder(x, by, at);
 }
 Tensor pow(Tensor x, double number, Here at) {
   NeedWhole("pow", x, number, at);
@@ -92,27 +114,29 @@ Tensor pow(Tensor x, double number, Here at) {
   return pow(x, AsTensor("pow", x, number, at), at);
 }
 Tensor where(Tensor condition, Tensor a, double b, Here at) {
-  NeedGiven("where", "operand 2", a, at);
-  return where(condition, a, AsTensor("where", a, b, at), at);
+  NeedGiven("where", "a", a, at);
+  return where(condition, a, AsTensor("where", a, b, at, true), at);
 }
 Tensor where(Tensor condition, double a, Tensor b, Here at) {
-  NeedGiven("where", "operand 3", b, at);
-  return where(condition, AsTensor("where", b, a, at), b, at);
+  NeedGiven("where", "b", b, at);
+  return where(condition, AsTensor("where", b, a, at, true), b, at);
 }
 
-Tensor equal(Tensor x, double number, Here at) { return equal(x, AsTensor("equal", x, number, at), at); }
-Tensor not_equal(Tensor x, double number, Here at) {
-  return not_equal(x, AsTensor("not_equal", x, number, at), at);
+Tensor equal(Tensor x, double number, Here at) {
+  return equal(x, AsTensor("equal", x, number, at, true), at);
 }
-Tensor less(Tensor x, double number, Here at) { return less(x, AsTensor("less", x, number, at), at); }
+Tensor not_equal(Tensor x, double number, Here at) {
+  return not_equal(x, AsTensor("not_equal", x, number, at, true), at);
+}
+Tensor less(Tensor x, double number, Here at) { return less(x, AsTensor("less", x, number, at, true), at); }
 Tensor less_equal(Tensor x, double number, Here at) {
-  return less_equal(x, AsTensor("less_equal", x, number, at), at);
+  return less_equal(x, AsTensor("less_equal", x, number, at, true), at);
 }
 Tensor greater(Tensor x, double number, Here at) {
-  return greater(x, AsTensor("greater", x, number, at), at);
+  return greater(x, AsTensor("greater", x, number, at, true), at);
 }
 Tensor greater_equal(Tensor x, double number, Here at) {
-  return greater_equal(x, AsTensor("greater_equal", x, number, at), at);
+  return greater_equal(x, AsTensor("greater_equal", x, number, at, true), at);
 }
 
 // --- Parts ---------------------------------------------------------------------------------------
@@ -135,13 +159,13 @@ Tensor Tensor::operator[](Index index) const {
 
 Tensor full_like(Tensor x, double value, Here at) {
   at = at.In("full_like");
-  GraphBuilder* const graph = GraphOf("full_like", x, at);  // first: x may be undefined
+  GraphBuilder* const graph = NeedGiven("full_like", "x", x, at);  // first: x may be undefined
   return full(graph, Dims(x.shape()), value, x.dtype(), at);
 }
 Tensor zeros_like(Tensor x, Here at) { return full_like(x, 0, at.In("zeros_like")); }
 Tensor ones_like(Tensor x, Here at) { return full_like(x, 1, at.In("ones_like")); }
 Tensor full(Tensor x, const Dims& shape, double value, Here at) {
-  GraphBuilder* const graph = GraphOf("full", x, at);
+  GraphBuilder* const graph = NeedGiven("full", "x", x, at);
   return full(graph, shape, value, x.dtype(), at);
 }
 Tensor zeros(Tensor x, const Dims& shape, Here at) { return full(x, shape, 0, at.In("zeros")); }

@@ -9,6 +9,7 @@
 #include "core/random.h"
 #include "ops/attention_masks.h"
 #include "ops/calls.h"
+#include "ops/numbers.h"
 #include "ops/op.h"
 
 namespace oneflow_like {
@@ -17,7 +18,8 @@ std::string Who(const char* op, const Here& at) { return SourceLine(at).Who(op);
 
 // The graph of an operand; every function with operands begins with it.
 GraphBuilder* GraphOf(const char* op, const Tensor& x, const Here& at) {
-  return NeedGiven(op, "operand 1", x, at);
+  const bool composed = BuiltinCatalog().Find(op) == nullptr;
+  return NeedGiven(op, x.defined() ? "" : composed ? "x" : OperandName(op, 0).c_str(), x, at);
 }
 
 Tensor One(const char* op, const std::vector<Tensor>& in, const Attrs& attrs, const Here& at) {
@@ -100,7 +102,7 @@ std::vector<int64_t> Wanted(const char* op, const Dims& shape, const Here& at) {
 }
 
 void NeedDeviation(const char* op, double stddev, const Here& at) {
-  if (!(stddev >= 0)) Fail(Who(op, at), ": stddev is ", stddev, " but must be 0 or more");
+  NeedNumber(Who(op, at), "stddev", stddev, Domain::kNotNegative);
 }
 
 Tensor Source(GraphBuilder* graph, const char* op, const Attrs& attrs, const Here& at) {
@@ -114,10 +116,10 @@ std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std:
                           const Attrs& attrs, Here at) {
   for (size_t i = 0; i < in.size(); ++i) {
     if (!in[i].defined()) {
-      Fail(Who(op.c_str(), at), ": operand ", i + 1, " is a Tensor that was never given a value");
+      Fail(Who(op.c_str(), at), ": ", OperandName(op, i), " is a Tensor that was never given a value");
     }
     if (in[i].graph() != graph)
-      Fail(Who(op.c_str(), at), ": operand ", i + 1,
+      Fail(Who(op.c_str(), at), ": ", OperandName(op, i),
            " belongs to another model, or to another graph of this one");
   }
   return graph->AddNode(op, in, attrs, SourceLine(at));
@@ -193,6 +195,7 @@ Tensor hardswish(Tensor x, Here at) { return One("hardswish", {x}, {}, at); }
 Tensor mish(Tensor x, Here at) { return One("mish", {x}, {}, at); }
 Tensor cast(Tensor x, DType dtype, Here at) {
   GraphOf("cast", x, at);
+  NeedType(Who("cast", at), dtype);
   if (x.dtype() == dtype) return x;
   return One("cast", {x}, {{"dtype", std::string(Name(dtype))}}, at);
 }
@@ -324,7 +327,8 @@ Tensor one_hot(Tensor ids, int64_t classes, Here at) {
 // --- Constants and random tensors ----------------------------------------------------------------
 
 Tensor full(GraphBuilder* graph, const Dims& shape, double value, DType dtype, Here at) {
-  if (!IsFloating(dtype) && !(std::floor(value) == value && std::isfinite(value)))
+  NeedType(Who("full", at), dtype);
+  if (!Holds(dtype, value))
     Fail(Who("full", at), ": value is ", value, ", which is no number of type ", Name(dtype));
   return Source(graph, "full",
                 {{"shape", Wanted("full", shape, at)}, {"value", value}, {"dtype", std::string(Name(dtype))}},
@@ -367,9 +371,6 @@ Tensor embedding(Tensor table, Tensor ids, Here at) {
 
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
   GraphOf("attention", q, at);
-  if (options.dropout < 0 || options.dropout >= 1) {
-    Fail(Who("attention", at), ": dropout is ", options.dropout, " but must be in [0, 1)");
-  }
   double factor = options.scale;
   if (factor == 0) factor = q.shape().rank() > 0 ? 1 / std::sqrt(static_cast<double>(q.shape().back())) : 1;
   Attrs attrs = {{"causal", int64_t{options.causal}}, {"dropout", options.dropout}, {"scale", factor}};
@@ -408,7 +409,7 @@ int64_t DrawKey(const std::string& name) { return static_cast<int64_t>(HashName(
 
 Tensor dropout(Tensor x, double p, const std::string& draws, Here at) {
   GraphOf("dropout", x, at);
-  if (p < 0 || p >= 1) Fail(Who("dropout", at), ": p is ", p, " but must be in [0, 1)");
+  NeedNumber(Who("dropout", at), "p", p, Domain::kBelowOne);
   if (p == 0) return x;
   Attrs attrs = {{"p", p}};
   if (!draws.empty()) attrs.Set("key", DrawKey(draws));
@@ -453,7 +454,7 @@ Tensor micro_batch_sum(Tensor x, std::vector<int64_t> axes, bool keep, Here at) 
 // made of x, so that micro-batches cut them as they cut x. Where x is no number, nor is the mean.
 Tensor micro_batch_mean(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
   at = at.In("micro_batch_mean");
-  NeedFloating("micro_batch_mean", "its operand", x, at);
+  NeedFloating("micro_batch_mean", "x", x, at);
   Tensor count = micro_batch_sum(cast(equal(x, x, at), x.dtype(), at), axes, keep, at);
   return div(micro_batch_sum(x, axes, keep, at), count, at);
 }

@@ -10,8 +10,8 @@
 namespace oneflow_like {
 namespace {
 
-Status NoSuchIndex(int64_t id, int64_t limit) {
-  return Status(Cat("index ", id, " is outside [0, ", limit, ")"));
+Status NoSuchIndex(int64_t id, int64_t limit, const char* axis) {
+  return Status(Cat("index ", id, " is outside [0, ", limit, ") of ", axis));
 }
 
 // --- Reference kernels ---------------------------------------------------------------------------
@@ -21,7 +21,7 @@ Status Gather(const KernelContext& context) {
   int64_t row = InnerOf(table.extent, 0) * static_cast<int64_t>(SizeOf(table.dtype));
   for (int64_t i = 0; i < ids.elements(); ++i) {
     int64_t id = LoadInt(ids, i), local = id - table.begin[0];
-    if (id < 0 || id >= table.global[0]) return NoSuchIndex(id, table.global[0]);
+    if (id < 0 || id >= table.global[0]) return NoSuchIndex(id, table.global[0], "axis 0");
     if (row == 0) continue;
     if (local >= 0 && local < table.extent[0]) {
       std::memcpy(y.as<char>() + i * row, table.as<char>() + local * row, row);
@@ -40,7 +40,7 @@ Status GatherGrad(const KernelContext& context) {
     for (int64_t i = 0; i < dtable.elements(); ++i) Store(dtable.as<T>() + i, 0.0);
     for (int64_t i = 0; i < ids.elements(); ++i) {
       int64_t id = LoadInt(ids, i), local = id - dtable.begin[0];
-      if (id < 0 || id >= dtable.global[0]) return NoSuchIndex(id, dtable.global[0]);
+      if (id < 0 || id >= dtable.global[0]) return NoSuchIndex(id, dtable.global[0], "axis 0");
       if (local < 0 || local >= dtable.extent[0]) continue;
       for (int64_t k = 0; k < row; ++k) {
         T* to = dtable.as<T>() + local * row + k;
@@ -56,7 +56,7 @@ Status Pick(const KernelContext& context) {
   int axis = x.extent.rank() - 1;
   for (int64_t i = 0; i < ids.elements(); ++i) {
     int64_t id = LoadInt(ids, i), local = id - x.begin[axis];
-    if (id >= x.global[axis]) return NoSuchIndex(id, x.global[axis]);
+    if (id >= x.global[axis]) return NoSuchIndex(id, x.global[axis], "the last axis");
     bool here = id >= 0 && local >= 0 && local < x.extent[axis];
     StoreFloat(y, i, here ? LoadFloat(x, i * x.extent[axis] + local) : 0);
   }
@@ -82,7 +82,7 @@ Status OneHot(const KernelContext& context) {
   int64_t classes = y.extent[axis];
   for (int64_t i = 0; i < ids.elements(); ++i) {
     int64_t id = LoadInt(ids, i);
-    if (id >= y.global[axis]) return NoSuchIndex(id, y.global[axis]);
+    if (id >= y.global[axis]) return NoSuchIndex(id, y.global[axis], "the last axis");
     for (int64_t k = 0; k < classes; ++k) y.as<float>()[i * classes + k] = k + y.begin[axis] == id ? 1 : 0;
   }
   return Status();

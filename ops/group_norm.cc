@@ -4,6 +4,7 @@
 
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"
 
@@ -133,8 +134,7 @@ void CheckGroupNorm(const OpCall& call) {
       Fail(call.who, ": ", kNames[i], " is ", call.shapes[i].str(), " but x has ", call.shapes[0].back(),
            " channels");
   }
-  if (!(call.attrs->Float("eps") > 0))
-    Fail(call.who, ": eps is ", call.attrs->Float("eps"), " but must be greater than 0");
+  NeedNumber(call.who, "eps", call.attrs->Float("eps"), Domain::kPositive);
 }
 
 void CheckGroupNormGrad(const OpCall& call) {

@@ -14,7 +14,7 @@ std::vector<DType> GivesBool(const OpCall&) { return {DType::kBool}; }
 void RequireBool(const OpCall& call) {
   for (size_t i = 0; i < call.dtypes.size(); ++i) {
     if (call.dtypes[i] != DType::kBool) {
-      Fail(call.who, ": operand ", i + 1, " is ", Name(call.dtypes[i]),
+      Fail(call.who, ": ", OperandName(call.op, i), " is ", Name(call.dtypes[i]),
            " but must be bool; compare it with a number");
     }
   }
@@ -72,7 +72,8 @@ void AddQuestions(Catalog* catalog) {
 void RequireIntegers(const OpCall& call) {
   for (size_t i = 0; i < call.dtypes.size(); ++i) {
     if (IsFloating(call.dtypes[i]) || call.dtypes[i] == DType::kBool) {
-      Fail(call.who, ": operand ", i + 1, " is ", Name(call.dtypes[i]), " but must be i32, i64 or u8");
+      Fail(call.who, ": ", OperandName(call.op, i), " is ", Name(call.dtypes[i]),
+           " but must be i32, i64 or u8");
     }
   }
   RequireSameTypes(call);

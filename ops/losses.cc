@@ -6,6 +6,7 @@
 
 #include "ops/calls.h"
 #include "ops/expressions.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 namespace {
@@ -59,13 +60,13 @@ Tensor l1_loss(Tensor x, Tensor target, Here at) {
 
 Tensor huber_loss(Tensor x, Tensor target, double delta, Here at) {
   at = at.In("huber_loss");
-  if (!(delta > 0)) Fail(Who("huber_loss", at), ": delta is ", delta, " but must be above 0");
+  NeedNumber(Who("huber_loss", at), "delta", delta, Domain::kPositive);
   return Bent(Apart("huber_loss", x, target, at), delta, at);
 }
 
 Tensor smooth_l1_loss(Tensor x, Tensor target, double beta, Here at) {
   at = at.In("smooth_l1_loss");
-  if (!(beta >= 0)) Fail(Who("smooth_l1_loss", at), ": beta is ", beta, " but must not be negative");
+  NeedNumber(Who("smooth_l1_loss", at), "beta", beta, Domain::kDivisor);
   Tensor d = Apart("smooth_l1_loss", x, target, at);
   return beta == 0 ? abs(d, at) : scale(Bent(d, beta, at), 1 / beta, at);
 }
@@ -122,8 +123,8 @@ Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& op
   const std::string who = Who("cross_entropy", at);
   NeedGiven("cross_entropy", "logits", logits, at);
   NeedInteger("cross_entropy", "target", target, at);
-  if (!(smooth >= 0 && smooth <= 1)) Fail(who, ": label_smoothing is ", smooth, " but must be in [0, 1]");
-  if (!(options.z_loss >= 0)) Fail(who, ": z_loss is ", options.z_loss, " but must not be negative");
+  NeedNumber(who, "label_smoothing", smooth, Domain::kShare);
+  NeedNumber(who, "z_loss", options.z_loss, Domain::kNotNegative);
   if (options.ignore_index && *options.ignore_index >= 0)
     target = where(equal(target, static_cast<double>(*options.ignore_index), at), -1, target, at);
   std::vector<Tensor> out = Apply(logits.graph(), "cross_entropy", {logits, target}, {}, at);
@@ -163,7 +164,7 @@ Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis, double eps, Here at) 
   NeedFloating("cosine_similarity", "b", b, at);
   if (a.shape() != b.shape())
     Fail(Who("cosine_similarity", at), ": a is ", a.shape().str(), " but b is ", b.shape().str());
-  if (!(eps >= 0)) Fail(Who("cosine_similarity", at), ": eps is ", eps, " but must be 0 or more");
+  NeedNumber(Who("cosine_similarity", at), "eps", eps, Domain::kDivisor);
   axis = NormalAxis("cosine_similarity", axis, a, at);
   Tensor along = sum(mul(a, b, at), {axis}, false, at);
   Tensor lengths = mul(maximum(norm(a, 2, {axis}, false, at), eps, at),

@@ -7,6 +7,7 @@
 
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"
 
@@ -143,9 +144,7 @@ void CheckNorm(const OpCall& call, size_t inputs, bool eps) {
   RequireFloating(call);
   if (!eps) return;
   RequireAttr(call, "eps");
-  if (!(call.attrs->Float("eps") > 0)) {
-    Fail(call.who, ": eps is ", call.attrs->Float("eps"), " but must be greater than 0");
-  }
+  NeedNumber(call.who, "eps", call.attrs->Float("eps"), Domain::kPositive);
 }
 
 // dy, x, gamma, one or two statistics, and perhaps a residual. dy, x and the residual have one shape, and a

@@ -5,8 +5,11 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <cctype>
+#include <variant>
 
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 
@@ -74,6 +77,10 @@ Inferred Infer(const OpDef& def, const OpCall& call) {
   CHECK(call.attrs != nullptr);
   if (!def.axes_of) CheckInputCount(def.axes, call);  // computed lines may need what `check` finds
   if (def.check) def.check(call);
+  if (!def.any_number)
+    for (const auto& [name, attr] : call.attrs->map())
+      if (const auto* number = std::get_if<double>(&attr))
+        NeedNumber(call.who, name, *number, Domain::kFinite);
   Inferred inferred;
   inferred.rule = BindOp(def, call);
   if (def.dtypes) {
@@ -117,11 +124,30 @@ std::string Letters(int begin, int end) {
   return text;
 }
 
+std::string OperandName(const std::string& op, size_t input) {
+  const std::string number = Cat("operand ", input + 1);
+  const OpDef* def = BuiltinCatalog().Find(op);
+  if (def == nullptr) return number;
+  std::string line = def->axes;
+  for (const Sample& sample : def->samples) {  // a computed line, of a use with enough inputs
+    if (!line.empty() || sample.in.size() <= input) continue;
+    std::vector<DType> dtypes = sample.dtypes;
+    dtypes.resize(sample.in.size(), DType::kFloat32);
+    line = def->axes_of({op, op, sample.in, dtypes, &sample.attrs});
+  }
+  line = line.substr(0, line.find("->"));
+  for (size_t i = 0, at = 0;; ++i) {
+    const size_t open = line.find('[', at);
+    if (open == std::string::npos || line.find('*') != std::string::npos) return number;
+    if (i == input)
+      return std::isdigit(line[open - 1]) ? number : line.substr(at, open - at);  // "x1": of many
+    at = std::min(line.size(), line.find_first_not_of(", ", line.find(']', open) + 1));
+  }
+}
+
 namespace {
 
-std::string Input(const OpCall& call, size_t input) {
-  return call.shapes.size() == 1 ? std::string("its operand") : Cat("operand ", input + 1);
-}
+std::string Input(const OpCall& call, size_t input) { return OperandName(call.op, input); }
 
 }  // namespace
 

@@ -114,6 +114,7 @@ struct OpDef {
   Precision precision = Precision::kWide;
   std::set<std::string> wide;  // operands that stay fp32 beside narrow ones (statistics, parameters of norms)
   bool any_type = false;       // kWide: reads narrow operands as they are, and widens them itself
+  bool any_number = false;     // numbers of its attributes may be infinite or NaN: they are values
   bool typed = false;  // attribute "dtype" names the type of the first output; default: that of its operands
 
   std::vector<Sample> samples;
@@ -129,6 +130,10 @@ class Catalog {
  private:
   std::map<std::string, OpDef> ops_;
 };
+
+// The name that the line of the operator's axes, and the function of ops/*.h, has for an input: "ids". Of one
+// that any number of inputs share, and of operators that are not built in, "operand 2".
+std::string OperandName(const std::string& op, size_t input);
 
 // OpDef::flops of operators that only move numbers.
 inline double NoFlops(const BoundRule&) { return 0; }

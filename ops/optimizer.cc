@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/schedule.h"
 
@@ -122,15 +123,15 @@ std::string UpdateAxes(const OpCall& call, const Reads& reads) {
 }
 
 void CheckNumbers(const std::string& who, const Attrs& attrs) {
-  for (const char* name : {"lr", "eps", "weight_decay"}) {
-    double number = attrs.Float(name, 0);
-    if (!(number >= 0 && std::isfinite(number)))
-      Fail(who, ": ", name, " is ", number, " but must be 0 or more, and finite");
-  }
-  for (const char* name : {"momentum", "alpha", "beta1", "beta2"}) {
-    double number = attrs.Float(name, 0);
-    if (!(number >= 0 && number < 1)) Fail(who, ": ", name, " is ", number, " but must be in [0, 1)");
-  }
+  for (const char* name : {"lr", "weight_decay", "initial"})
+    NeedNumber(who, name, attrs.Float(name, 0), Domain::kNotNegative);
+  NeedNumber(who, "eps", attrs.Float("eps", 0), Domain::kDivisor);
+  for (const char* name : {"momentum", "alpha", "beta1", "beta2"})
+    NeedNumber(who, name, attrs.Float(name, 0), Domain::kBelowOne);
+  constexpr int64_t kMostIterations = 1000;  // each is three products of the graph
+  const int64_t iterations = attrs.Int("iterations", 1);
+  if (iterations < 1 || iterations > kMostIterations)
+    Fail(who, ": iterations is ", iterations, " but must be in [1, ", kMostIterations, "]");
 }
 
 void CheckUpdate(const OpCall& call, const Reads& reads) {
@@ -206,8 +207,7 @@ Status RateReference(const KernelContext& context) {
 void CheckRate(const OpCall& call) {
   RequireInputs(call, 0);
   RequireAttr(call, "lr");
-  double lr = call.attrs->Float("lr");
-  if (!(lr >= 0 && std::isfinite(lr))) Fail(call.who, ": lr is ", lr, " but must be 0 or more, and finite");
+  NeedNumber(call.who, "lr", call.attrs->Float("lr"), Domain::kNotNegative);
   CheckSchedule(call.who, *call.attrs);
 }
 
@@ -322,6 +322,7 @@ void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Sc
   if (!optimizer.update)
     Fail(who, ": optimizer '", optimizer.name, "' has no function that updates a weight");
   if (!optimizer.numbers.map().empty()) CheckNumbers(who, attrs);
+  if (optimizer.others) CheckOptimizer(who + ": others", *optimizer.others, schedule);
 }
 
 }  // namespace oneflow_like

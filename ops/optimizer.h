@@ -16,6 +16,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,7 +73,8 @@ struct Optimizer {
   std::function<void(WeightUpdate&)> update;
   // For an optimizer that is one operator of that name: its attributes, checked before the graph is built.
   Attrs numbers;
-  bool by_rows = false;  // it calls WeightUpdate::Rows
+  bool by_rows = false;                               // it calls WeightUpdate::Rows
+  std::shared_ptr<const Optimizer> others = nullptr;  // that it calls for some weights; checked, too
 };
 // Skips steps whose gradient is an outlier: its norm, before clipping, is above `above`, or above `times` the
 // running average of the norms of earlier steps that counted (decay 0.98; from the 11th on). 0: no check. A

@@ -19,6 +19,7 @@ Tensor Average(Tensor old, Tensor now, double by) { return scale(old, by) + scal
 
 // 1 - beta^t, t the updates made when this one is: the correction of an average that began at 0.
 Tensor Correction(Tensor updates, double beta) {
+  if (beta == 0) return shift(scale(updates, 0), 1);
   return shift(neg(exp(scale(shift(updates, 1), std::log(beta)))), 1);
 }
 
@@ -106,7 +107,7 @@ Adagrad::operator Optimizer() const {
     u.Assign(s, total);
     u.Assign(w, w - g / by * u.Rate(rule.lr));
   });
-  optimizer.numbers = {{"lr", lr}, {"eps", eps}, {"weight_decay", weight_decay}};
+  optimizer.numbers = {{"lr", lr}, {"eps", eps}, {"initial", initial}, {"weight_decay", weight_decay}};
   optimizer.by_rows = by_rows && weight_decay == 0;
   return optimizer;
 }
@@ -163,7 +164,11 @@ Muon::operator Optimizer() const {
     u.Assign(m, average);
     u.Assign(w, w - step * u.Rate(rule.lr));
   });
-  optimizer.numbers = {{"lr", lr}, {"momentum", momentum}, {"weight_decay", weight_decay}};
+  optimizer.numbers = {{"lr", lr},
+                       {"momentum", momentum},
+                       {"weight_decay", weight_decay},
+                       {"iterations", int64_t{iterations}}};
+  optimizer.others = std::make_shared<const Optimizer>(others);
   return optimizer;
 }
 

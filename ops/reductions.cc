@@ -66,7 +66,7 @@ Tensor prod(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 
 Tensor var(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction, Here at) {
   at = at.In("var");
-  NeedFloating("var", "its operand", x, at);
+  NeedFloating("var", "x", x, at);
   axes = NormalAxes("var", std::move(axes), x, at);
   const int64_t count = Count(x, axes);
   if (count <= correction) {
@@ -85,7 +85,7 @@ Tensor stddev(Tensor x, std::vector<int64_t> axes, bool keep, int64_t correction
 
 Tensor logsumexp(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
   at = at.In("logsumexp");
-  NeedFloating("logsumexp", "its operand", x, at);
+  NeedFloating("logsumexp", "x", x, at);
   axes = NormalAxes("logsumexp", std::move(axes), x, at);
   // The shift may be any number: where the greatest is infinite, 0 keeps inf - inf out of it.
   Tensor greatest = stop_gradient(max(x, axes, true, at), at);
@@ -96,7 +96,7 @@ Tensor logsumexp(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
 
 Tensor norm(Tensor x, double p, std::vector<int64_t> axes, bool keep, Here at) {
   at = at.In("norm");
-  NeedFloating("norm", "its operand", x, at);
+  NeedFloating("norm", "x", x, at);
   axes = NormalAxes("norm", std::move(axes), x, at);
   if (p == 1) return sum(abs(x, at), axes, keep, at);
   if (p == 2) {
@@ -111,14 +111,14 @@ Tensor norm(Tensor x, double p, std::vector<int64_t> axes, bool keep, Here at) {
 
 Tensor any(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
   at = at.In("any");
-  NeedBool("any", "its operand", x, at);
+  NeedBool("any", "x", x, at);
   axes = NormalAxes("any", std::move(axes), x, at);
   return greater(max(cast(x, DType::kFloat32, at), axes, keep, at), 0, at);
 }
 
 Tensor all(Tensor x, std::vector<int64_t> axes, bool keep, Here at) {
   at = at.In("all");
-  NeedBool("all", "its operand", x, at);
+  NeedBool("all", "x", x, at);
   axes = NormalAxes("all", std::move(axes), x, at);
   return greater(min(cast(x, DType::kFloat32, at), axes, keep, at), 0, at);
 }

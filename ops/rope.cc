@@ -6,6 +6,7 @@
 
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {
@@ -35,8 +36,7 @@ void CheckNumbers(const OpCall& call) {
   const Attrs& attrs = *call.attrs;
   auto positive = [&](const char* name, double otherwise) {
     double value = attrs.Float(name, otherwise);
-    if (!(value > 0) || !std::isfinite(value))
-      Fail(call.who, ": ", name, " is ", value, " but must be greater than 0");
+    NeedNumber(call.who, name, value, Domain::kPositive);
     return value;
   };
   positive("base", 10000);

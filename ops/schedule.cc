@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "core/error.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 
@@ -18,7 +19,8 @@ constexpr const char* kNames[] = {"constant",     "linear_warmup", "cosine",
 }  // namespace
 
 void SetSchedule(const Schedule& schedule, Attrs* attrs) {
-  attrs->Set("schedule", std::string(kNames[static_cast<int>(schedule.kind)]));
+  const auto kind = static_cast<size_t>(schedule.kind);  // CheckSchedule refuses one that is none
+  attrs->Set("schedule", kind < std::size(kNames) ? std::string(kNames[kind]) : Cat("number ", kind));
   attrs->Set("warmup", schedule.warmup);
   attrs->Set("total", schedule.total);
   attrs->Set("final", schedule.final);
@@ -54,10 +56,8 @@ void CheckSchedule(const std::string& who, const Attrs& attrs) {
       names += Cat(k == 0 ? "" : k + 1 == std::size(kNames) ? " and " : ", ", kNames[k]);
     Fail(who, ": there is no schedule \"", kind, "\"; there are ", names);
   }
-  for (const char* name : {"final", "gamma", "power"}) {
-    double number = attrs.Float(name, 0);
-    if (!std::isfinite(number)) Fail(who, ": the schedule's ", name, " is ", number, " but must be finite");
-  }
+  for (const char* name : {"final", "gamma", "power"})
+    NeedNumber(who, Cat("the schedule's ", name), attrs.Float(name, 0), Domain::kNotNegative);
   if (warmup < 0) Fail(who, ": warmup is ", warmup, " steps but cannot be negative");
   if (kind == "linear_warmup" && warmup == 0) {
     Fail(who,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ops/calls.h"
+#include "ops/numbers.h"
 
 namespace oneflow_like {
 namespace {
@@ -112,6 +113,7 @@ void NeedBags(const Tensor& ids, const Tensor& lengths, const Here& at) {
 
 Tensor embedding_bag(Tensor table, Tensor ids, Tensor lengths, Bag mode, Here at) {
   NeedBags(ids, lengths, at);
+  NeedEnum(Who("embedding_bag", at), "mode", mode, Bag::kMax, "Bag");
   const char* name = mode == Bag::kSum ? "sum" : mode == Bag::kMean ? "mean" : "max";
   return One("embedding_bag", {table, ids, lengths}, {{"mode", name}}, at);
 }
@@ -285,6 +287,10 @@ Tensor unsqueeze(Tensor x, int64_t axis, Here at) {
 
 Tensor arange(GraphBuilder* graph, double begin, double end, double step, DType dtype, Here at) {
   if (graph == nullptr) Fail(Who("arange", at), ": no graph was given to make the tensor in");
+  NeedType(Who("arange", at), dtype);
+  for (const auto& [name, number] :
+       {std::pair{"begin", begin}, std::pair{"end", end}, std::pair{"step", step}})
+    NeedNumber(Who("arange", at), name, number, Domain::kFinite);
   for (const auto& [name, number] : {std::pair{"begin", begin}, std::pair{"step", step}})
     if (!IsFloating(dtype) && number != std::floor(number))
       Fail(Who("arange", at), ": ", name, " is ", number, ", which is no number of type ", Name(dtype));
@@ -292,7 +298,8 @@ Tensor arange(GraphBuilder* graph, double begin, double end, double step, DType 
   if (!(step != 0 && std::isfinite(count)))
     Fail(Who("arange", at), ": from ", begin, " to ", end, " by steps of ", step, " there is no end");
   if (count > 0x1p48)
-    Fail(Who("arange", at), ": ", count, " numbers are more than 2^48, the most a tensor may have");
+    Fail(Who("arange", at), ": ", count, " numbers, by steps of ", step,
+         ", are more than 2^48, the most a tensor may have");
   Attrs attrs = {{"begin", begin},
                  {"step", step},
                  {"count", static_cast<int64_t>(std::max(0.0, count))},

@@ -4,6 +4,7 @@
 
 #include "ops/functional.h"
 #include "ops/manifest.h"
+#include "ops/numbers.h"
 #include "ops/touched_rows.h"
 
 namespace oneflow_like {
@@ -109,12 +110,6 @@ std::string Switches(const OpCall& call, size_t least) {
   return text;
 }
 
-void CheckNumber(const OpCall& call, const char* name) {
-  double number = call.attrs->Float(name, 0);
-  if (!(number >= 0 && std::isfinite(number)))
-    Fail(call.who, ": ", name, " is ", number, " but must be 0 or more, and finite");
-}
-
 // Floating inputs but for the rows.
 void CheckRowsUpdate(const OpCall& call, size_t least) {
   size_t inputs = call.shapes.size();
@@ -127,7 +122,9 @@ void CheckRowsUpdate(const OpCall& call, size_t least) {
     Fail(call.who, ": finite is ", Name(call.dtypes.back()), " but must be bool");
   RequireAttr(call, "lr");
   CheckSchedule(call.who, *call.attrs);
-  for (const char* name : {"lr", "eps", "weight_decay"}) CheckNumber(call, name);
+  for (const char* name : {"lr", "weight_decay"})
+    NeedNumber(call.who, name, call.attrs->Float(name, 0), Domain::kNotNegative);
+  NeedNumber(call.who, "eps", call.attrs->Float("eps", 0), Domain::kDivisor);
 }
 
 // One row, which rises whatever is drawn; with the switches one, and with both.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/calls.h"
+#include "ops/numbers.h"
 #include "ops/statistics.h"
 
 namespace oneflow_like {
@@ -116,10 +117,21 @@ Tensor ConvolveTransposed(const Call& call, Tensor x, Tensor filter, const ConvT
   if (x.shape().back() % o.groups != 0)
     Fail(call.who(), ": x has ", x.shape().back(), " channels, which do not divide into ", o.groups,
          " groups");
+  NeedFloating(call.name, "x", x, call.at);
+  NeedFloating(call.name, "filter", filter, call.at);
+  if (x.dtype() != filter.dtype())
+    Fail(call.who(), ": x is ", Name(x.dtype()), " but filter is ", Name(filter.dtype()),
+         "; cast one of them");
   x = call.AsPlane(x);
   filter = call.AsPlane(filter);
   Pair size;
   for (int axis : {0, 1}) {
+    if (x.shape()[axis + 1] < 1 || filter.shape()[axis + 1] < 1)
+      Fail(call.who(), ": ", x.shape()[axis + 1] < 1 ? "x" : "filter", " has 0 ",
+           call.axes == 1 ? "positions"
+           : axis == 0    ? "rows"
+                          : "columns",
+           " but needs at least 1");
     if (more[axis] < 0 || more[axis] >= std::max<int64_t>(1, stride[axis]))
       Fail(call.who(), ": output_padding is ", more[axis],
            " but must be at least 0 and less than the stride, ", stride[axis]);
@@ -198,6 +210,7 @@ Tensor adaptive_avg_pool1d(Tensor x, int64_t length, Here at) {
 Tensor interpolate(Tensor x, int64_t rows, int64_t columns, const InterpolateOptions& options, Here at) {
   Call call{"interpolate", at, 2};
   call.RequirePlane(x);
+  NeedEnum(call.who(), "mode", options.mode, ResizeMode::kBilinear, "ResizeMode");
   std::string mode = options.mode == ResizeMode::kNearest ? "nearest" : "bilinear";
   return call.One(
       x, "interpolate", {x},
@@ -253,7 +266,7 @@ void CheckBatchNorm(const Call& call, Tensor x, const std::vector<std::pair<cons
       Fail(call.who(), ": ", name, " is ", tensor.shape().str(), " but x has ", x.shape().back(),
            " channels");
   }
-  if (!(eps > 0)) Fail(call.who(), ": eps is ", eps, " but must be greater than 0");
+  NeedNumber(call.who(), "eps", eps, Domain::kPositive);
 }
 
 }  // namespace

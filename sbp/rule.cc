@@ -275,12 +275,19 @@ class Binder {
           known->second = extent;
           from[label] = &operand;
         } else if (extent != 1 && extent != known->second) {
-          Fail(who_, ": leading axis ", label.substr(2), " is ", known->second, " in ", from[label]->name,
-               " but ", extent, " in ", operand.name, " (", from[label]->name, " is ",
-               from[label]->shape.str(), ", ", operand.name, " is ", operand.shape.str(), ")");
+          const BoundRule::Operand& other = *from[label];
+          Fail(who_, ": axis ", AxisOf(other, label), " of ", other.name, " ", other.shape.str(), " is ",
+               known->second, " but axis ", i, " of ", operand.name, " ", operand.shape.str(), " is ", extent,
+               "; they must be equal, or one of them 1");
         }
       }
     }
+  }
+
+  static size_t AxisOf(const BoundRule::Operand& operand, const std::string& label) {
+    size_t i = 0;
+    while (!IsLeading(operand.axes[i]) || operand.axes[i].labels[0] != label) ++i;
+    return i;
   }
 
   void TakeGiven() {

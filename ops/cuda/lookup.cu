@@ -167,6 +167,8 @@ std::string OutsideTable(const Fault& fault) {
 std::string Outside(const Fault& fault) {
   return Cat("index ", fault.value, " is outside [0, ", fault.limit, ")");
 }
+std::string OutsideFirst(const Fault& fault) { return Outside(fault) + " of axis 0"; }
+std::string OutsideLast(const Fault& fault) { return Outside(fault) + " of the last axis"; }
 
 }  // namespace
 
@@ -193,12 +195,12 @@ Status CopyTo(const TensorArg& from, const TensorArg& to, const LaunchContext& l
 void AddLookupKernels(KernelRegistry* registry) {
   registry->Add("embedding", "cuda", MakeIndexKernel(TakeRows, OutsideTable));
   registry->Add("embedding_grad", "cuda", MakeIndexKernel(SumRowsByIndex, OutsideTable));
-  registry->Add("gather", "cuda", MakeIndexKernel(TakeRows, Outside));
-  registry->Add("gather_grad", "cuda", MakeIndexKernel(SumRowsByIndex, Outside));
+  registry->Add("gather", "cuda", MakeIndexKernel(TakeRows, OutsideFirst));
+  registry->Add("gather_grad", "cuda", MakeIndexKernel(SumRowsByIndex, OutsideFirst));
   registry->Add("assign_slice", "cuda", MakeIndexKernel(AssignSlice, Outside));
-  registry->Add("pick", "cuda", MakeIndexKernel(Pick, Outside));
+  registry->Add("pick", "cuda", MakeIndexKernel(Pick, OutsideLast));
   registry->Add("pick_grad", "cuda", MakeLaunchKernel(PickGrad));
-  registry->Add("one_hot", "cuda", MakeIndexKernel(OneHot, Outside));
+  registry->Add("one_hot", "cuda", MakeIndexKernel(OneHot, OutsideLast));
 }
 
 }  // namespace oneflow_like::cuda

@@ -103,6 +103,26 @@ TEST_F(CliTest, WrongMeshes) {
   ExpectError(Run("hello_sbp", {"--mesh=cpu:tp=3"}), {"3"});
 }
 
+// A letter too few, too many, or two exchanged: the flag that was meant is named. What follows a flag as its
+// value is no flag.
+TEST_F(CliTest, MisspeltFlagsAreAnsweredWithTheNearest) {
+  for (const std::string flag : {"micro_batches", "sequence_parallel", "temperature", "save_every"})
+    for (size_t at : {size_t{1}, flag.size() / 2, flag.size() - 2}) {
+      std::string fewer = flag, more = flag, swapped = flag;
+      fewer.erase(at, 1);
+      more.insert(at, 1, 'q');
+      std::swap(swapped[at], swapped[at + 1]);
+      for (const std::string& wrong : {fewer, more, swapped})
+        ExpectError(Gpt({"--" + wrong + "=1"}), {"no flag --" + wrong + ";", "did you mean --" + flag + "?"});
+    }
+  ExpectError(Gpt({"--laod", "x"}), {"no flag --laod; did you mean --load?"});
+  ExpectError(Run("mlp", {"-epoch=3"}), {"no flag --epoch; did you mean --epochs?"});
+  EXPECT_EQ(Gpt({"--prompt", "--mehs", "--dry_run"}).code, 0);
+  const Outcome other = Gpt({"--wholly_unknown=1"});
+  EXPECT_EQ(other.code, kUsageError);
+  EXPECT_NE(other.err.find("wholly_unknown"), std::string::npos) << other.err;
+}
+
 TEST_F(CliTest, DevicesAreInTheOrderOfAxes) {
   for (const auto& [given, mesh] : {std::pair{"cpu:dp=2,pp=2", "mesh cpu:dp=2,tp=1,pp=2,"},
                                     std::pair{"cpu:tp=2,dp=2", "mesh cpu:pp=1,tp=2,dp=2,"},

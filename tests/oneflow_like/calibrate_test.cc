@@ -215,6 +215,29 @@ TEST(KernelFit, NoNeighbourIsBetter) {
   }
 }
 
+// Times that scatter, and sizes alone do not explain: what all samples take together is kept. (Fitted to
+// short ones first, such kernels would be estimated at a half.)
+TEST(KernelFit, KeepsTheSumOfTimes) {
+  for (int trial = 0; trial < 50; ++trial) {
+    std::mt19937 random(trial);
+    std::vector<KernelSample> samples;
+    double measured = 0;
+    for (int i = 0; i < 40; ++i) {
+      KernelSample s;
+      s.name = "collective";
+      s.bytes = std::pow(10, 3 + static_cast<double>(random() % 400) / 100);
+      s.seconds = 1e-6 + 1e-11 * s.bytes * (1 + static_cast<double>(random() % 20));
+      measured += s.seconds;
+      samples.push_back(s);
+    }
+    const std::vector<MeasuredKernel> fit = FitKernels(samples);
+    ASSERT_EQ(fit.size(), 1u);
+    double fitted = 0;
+    for (const KernelSample& s : samples) fitted += fit[0].call + fit[0].byte * s.bytes;
+    EXPECT_NEAR(fitted, measured, 0.01 * measured) << "seed " << trial;
+  }
+}
+
 // A fused kernel takes one call and one pass over memory, and the arithmetic of each of its steps.
 TEST(KernelFit, TellsTheStepsOfFusedKernelsApart) {
   std::mt19937 random(3);
@@ -276,6 +299,57 @@ TEST(SecondsOnThreads, TakesTheNearestMeasurement) {
   EXPECT_DOUBLE_EQ(alone(1), 8e-3);  // of another type, where there is none of its own
   kernel.set_name("conv2d");         // not measured: by peak and bandwidth
   EXPECT_DOUBLE_EQ(alone(1), SecondsOf(machine, kernel));
+}
+
+// Attention works on whole tiles of 64 queries, up to the last key that one of them sees, and takes time for
+// their scores; where a piece of the sequence lies decides how many that are.
+TEST(SecondsOnThreads, CountsTheTilesOfAttention) {
+  struct Case {
+    int64_t queries, first, keys, first_key, all;  // `all`: of the sequence
+    bool causal;
+    double pairs;  // of a head
+  };
+  const std::vector<Case> cases = {{96, 0, 96, 0, 96, true, 64 * 64 + 64 * 96},
+                                   {96, 0, 96, 0, 96, false, 2 * 64 * 96},
+                                   {64, 0, 64, 0, 64, true, 64 * 64},
+                                   {1, 0, 1, 0, 1, true, 64},
+                                   {130, 0, 130, 0, 130, true, 64 * (64 + 128 + 130)},
+                                   {64, 64, 128, 0, 128, true, 64 * 128},
+                                   {64, 0, 64, 64, 128, true, 0},
+                                   {64, 64, 64, 64, 128, true, 64 * 64}};
+  for (const char* name : {"attention", "attention_grad"})
+    for (const Case& c : cases) {
+      constexpr int64_t kBatch = 3, kHeads = 5, kWidth = 16;
+      plan::Kernel kernel;
+      kernel.set_name(name);
+      plan::Attr* causal = kernel.add_attr();
+      causal->set_name("causal");
+      causal->set_i(c.causal);
+      if (kernel.name() == "attention_grad") kernel.add_in();
+      const auto add = [&](int64_t length, int64_t first) {
+        plan::Operand* operand = kernel.add_in();
+        plan::Box* box = operand->add_box();
+        const int64_t begins[] = {0, first, 0, 0}, extents[] = {kBatch, length, kHeads, kWidth};
+        for (int axis = 0; axis < 4; ++axis) {
+          operand->mutable_global()->add_at(axis == 1 ? c.all : extents[axis]);
+          box->add_begin(begins[axis]);
+          box->add_extent(extents[axis]);
+        }
+      };
+      add(c.queries, c.first);
+      add(c.keys, c.first_key);
+      kernel.set_flops(static_cast<double>(4 * kWidth * kBatch * kHeads * c.queries * c.keys));
+      kernel.set_bytes(12345);
+      const MeasuredWork work = WorkOf(kernel);
+      EXPECT_DOUBLE_EQ(work.flops, 4 * kWidth * kBatch * kHeads * c.pairs) << name << " " << c.queries;
+      EXPECT_DOUBLE_EQ(work.bytes, 4 * kBatch * kHeads * c.pairs) << name << " " << c.queries;
+    }
+  plan::Kernel product;
+  product.set_name("matmul");
+  product.set_flops(7);
+  product.set_bytes(8);
+  EXPECT_EQ(WorkOf(product).flops, 7);
+  EXPECT_EQ(WorkOf(product).bytes, 8);
 }
 
 // --- Simulations ---

@@ -1,7 +1,8 @@
 // Simulated steps beside measured ones, on this machine: calibrates it, simulates layouts of a small GPT on
 // what that says, trains each of them in turn several times, and prints how far off each is, which pairs are
 // in the wrong order, and how the machine's speed changed meanwhile.
-//   build/tests/calibration_benchmark [seconds: 600] [FILE: a calibration that there is already]
+//   build/tests/calibration_benchmark [seconds: 600] [FILE: a calibration that there is already, or ""]
+//       [FLAGS: of gpt, for another model: "--layers=2 --width=384 --heads=6 --dtype=bf16"]
 // It begins no further round when these seconds are over.
 #include <algorithm>
 #include <cmath>
@@ -20,7 +21,7 @@
 namespace oneflow_like {
 namespace {
 
-const char* const kModel =
+std::string model =
     " --layers=4 --width=256 --heads=8 --context=96 --batch=24 --text= --eval_batches=0 --sample_tokens=0";
 constexpr int kSteps = 10, kWarmUp = 3;
 
@@ -54,7 +55,7 @@ std::string Behind(const std::string& text, const std::string& what) {
 }
 
 void SimulateLayout(const std::string& topology, Layout* layout) {
-  const std::string out = Run(Cat(" --simulate --topology=", topology, kModel, layout->flags));
+  const std::string out = Run(Cat(" --simulate --topology=", topology, model, layout->flags));
   char unit[8] = "";
   double value = 0;
   if (std::sscanf(Behind(out, "a step takes ").c_str(), "%lf %7[a-z]", &value, unit) != 2)
@@ -74,7 +75,7 @@ struct Measured {
 Measured MeasureOnce(const std::string& topology, const std::string& log, const Layout& layout) {
   std::filesystem::remove(log);
   BusyOthers others(true);
-  Run(Cat(" --topology=", topology, " --steps=", kSteps, " --log_json=", log, kModel, layout.flags));
+  Run(Cat(" --topology=", topology, " --steps=", kSteps, " --log_json=", log, model, layout.flags));
   Measured measured;
   measured.disturbed = others.Take();
   std::vector<double> steps;
@@ -174,6 +175,8 @@ int Compare(std::string topology, double seconds) {
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 3)
+      oneflow_like::model += oneflow_like::Cat(" ", argv[3]);  // of a flag's values the last counts
     return oneflow_like::Compare(argc > 2 ? argv[2] : "", argc > 1 ? std::atof(argv[1]) : 600);
   } catch (const std::exception& e) {
     std::printf("%s\n", e.what());

@@ -364,7 +364,7 @@ TEST(EachMicroBatch, MistakesAreNamed) {
   TrainOptions train;
   train.micro_batches = 2;
   refuse(
-      "^Train at .*sum '[^']*', a part of micro_batch_mean, at each_micro_batch_test.cc:\\d+: it gives each "
+      "^Train at .*micro_batch_mean at each_micro_batch_test.cc:\\d+, in its sum '[^']*': it gives each "
       "micro-batch a value of its "
       "own, and no "
       "gradient of .*w.* goes through that",

@@ -72,8 +72,9 @@ TEST(Errors, ShapesAndTypesOfOperators) {
       {
           MISTAKE("^matmul at .*axis k is 4 in a but 5 in b", matmul(X(m, {3, 4}), X(m, {5, 6}))),
           MISTAKE("^matmul at .*a has 1 axis, but needs at least 2", matmul(X(m, {3}), X(m, {3, 6}))),
-          MISTAKE("^matmul at .*leading axis .* 2 in a but 3 in b", matmul(X(m, {2, 3, 4}), X(m, {3, 4, 5}))),
-          MISTAKE("^matmul at .*operand 2 is i32.*floating", matmul(X(m, {3, 4}), I(m, {4, 5}))),
+          MISTAKE("^matmul at .*axis 0 of a .2,3,4. is 2 but axis 0 of b .3,4,5. is 3",
+                  matmul(X(m, {2, 3, 4}), X(m, {3, 4, 5}))),
+          MISTAKE("^matmul at .*b is i32.*floating", matmul(X(m, {3, 4}), I(m, {4, 5}))),
           MISTAKE("^einsum at .*axis d is 4.*5", einsum("bd,de->be", X(m, {3, 4}), X(m, {5, 6}))),
           MISTAKE("^einsum at .*\"bd,de\"", einsum("bd,de", X(m, {3, 4}), X(m, {4, 6}))),
           MISTAKE("^einsum at .*z", einsum("bd,de->bz", X(m, {3, 4}), X(m, {4, 6}))),
@@ -84,8 +85,8 @@ TEST(Errors, ShapesAndTypesOfOperators) {
           MISTAKE("^sub at .*f32.*i32.*cast", sub(X(m, {3}), I(m, {3}))),
           MISTAKE("^add_n at .*4.*5", add_n({X(m, {4}), X(m, {5})})),
           MISTAKE("^add_n at .*at least 1", add_n({})),
-          MISTAKE("^add at .*operand 1 is a Tensor that was never given a value", add(Tensor(), Tensor())),
-          MISTAKE("^add at .*operand 2 is a Tensor that was never given a value", add(X(m, {3}), Tensor())),
+          MISTAKE("^add at .*: a is a Tensor that was never given a value", add(Tensor(), Tensor())),
+          MISTAKE("^add at .*: b is a Tensor that was never given a value", add(X(m, {3}), Tensor())),
           MISTAKE("^less at .*4.*5", less(X(m, {4}), X(m, {5}))),
           MISTAKE("^where at .*f32.*bool", where(X(m, {4}), X(m, {4}), X(m, {4}))),
           MISTAKE("^exp at .*i32.*floating", exp(I(m, {4}))),
@@ -335,9 +336,9 @@ TEST(Errors, AnnotationsAndStages) {
         MISTAKE("^input 'a' at .*batch_axis is 1 but the shape is \\[4\\]",
                 m.Input("a", {4}, DType::kFloat32, {}, 1)),
         MISTAKE("^input 'a' at .*batch_axis is 0 but the shape is \\[\\]", m.Input("a", {}, DType::kFloat32)),
-        MISTAKE("^add at .*operand 2 belongs to another model", Model other(Mesh("cpu", {}));
+        MISTAKE("^add at .*: b belongs to another model", Model other(Mesh("cpu", {}));
                 add(X(m, {4}), X(other, {4}))),
-        MISTAKE("^add at .*operand 2 belongs to another model, or to another graph of this one",
+        MISTAKE("^add at .*: b belongs to another model, or to another graph of this one",
                 ModelGraph other = m.NewGraph("other");
                 add(X(m, {4}), other.Input("x", {4}, DType::kFloat32))),
   });

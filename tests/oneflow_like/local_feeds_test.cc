@@ -14,9 +14,10 @@ struct Setting {
   int processes = 1, micro_batches = 1;
   int64_t batch = 8;
   bool cut_columns = false;  // of x, over tp
+  bool both_stages = false;  // the last reads x, too
   std::string str() const {
     return Cat(mesh, " on ", processes, " processes, ", micro_batches, " micro-batches of a batch of ", batch,
-               cut_columns ? ", columns cut" : "");
+               cut_columns ? ", columns cut" : "", both_stages ? ", x read on both stages" : "");
   }
 };
 
@@ -30,7 +31,10 @@ struct Model2 {
     const int last = model.mesh().axis_size(2) - 1;
     Tensor up = s.Stage("pp", 0).Weight("up", {6, 12}, KaimingNormal());
     Tensor down = s.Stage("pp", last).Weight("down", {12, 3}, KaimingNormal());
-    loss = mean(square(matmul(relu(matmul(x, up)), down) - y));
+    Tensor out = matmul(relu(matmul(x, up)), down);
+    if (setting.both_stages)
+      out = out + matmul(x, s.Stage("pp", last).Weight("beside", {6, 3}, KaimingNormal()));
+    loss = mean(square(out - y));
   }
   Model model;
   Tensor loss;
@@ -80,10 +84,17 @@ std::vector<float> Losses(const Setting& setting, const ModelOptions& options, b
 }
 
 TEST(LocalFeeds, LossesAreBitEqualWithWholeFeeds) {
-  std::vector<Setting> settings = {{"cpu:dp=4", 4, 1, 8},       {"cpu:dp=4", 2, 2, 8},
-                                   {"cpu:dp=2,tp=2", 2, 3, 10}, {"cpu:dp=2,tp=2", 4, 1, 8, true},
-                                   {"cpu:dp=2,pp=2", 4, 2, 9},  {"cpu:tp=2,pp=2", 2, 1, 7, true},
-                                   {"cpu:dp=3", 3, 2, 11},      {"cpu:dp=3", 3, 1, 2}};
+  std::vector<Setting> settings = {{"cpu:dp=4", 4, 1, 8},
+                                   {"cpu:dp=4", 2, 2, 8},
+                                   {"cpu:dp=2,tp=2", 2, 3, 10},
+                                   {"cpu:dp=2,tp=2", 4, 1, 8, true},
+                                   {"cpu:dp=2,pp=2", 4, 2, 9},
+                                   {"cpu:tp=2,pp=2", 2, 1, 7, true},
+                                   {"cpu:dp=3", 3, 2, 11},
+                                   {"cpu:dp=3", 3, 1, 2},
+                                   {"cpu:dp=2,pp=2", 4, 2, 9, false, true},
+                                   {"cpu:tp=2,pp=2", 2, 3, 8, true, true},
+                                   {"cpu:pp=2", 2, 1, 7, false, true}};
   for (const Setting& setting : settings) {
     SCOPED_TRACE(setting.str());
     const std::vector<float> alone = Losses(setting, {}, false);

@@ -662,7 +662,7 @@ TEST(Wrong, UsesGetOneSentence) {
          [&] { Train(sum(w), Sgd{}, none); });
   TrainOptions skip;
   skip.skip.above = -2;
-  expect("a bound of TrainOptions::skip is -2", [&] { Train(sum(w), Sgd{}, skip); });
+  expect("skip.above is -2", [&] { Train(sum(w), Sgd{}, skip); });
 }
 
 }  // namespace

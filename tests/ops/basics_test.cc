@@ -280,9 +280,8 @@ TEST(BasicErrors, SayWhatIsWrongAndWhatToDo) {
     std::string text, sentence;
   };
   const Wrong wrong[] = {
-      {ErrorOf([&] { logical_and(x, flags); }),
-       "operand 1 is f32 but must be bool; compare it with a number"},
-      {ErrorOf([&] { bitwise_and(ids, x); }), "operand 2 is f32 but must be i32, i64 or u8"},
+      {ErrorOf([&] { logical_and(x, flags); }), "a is f32 but must be bool; compare it with a number"},
+      {ErrorOf([&] { bitwise_and(ids, x); }), "b is f32 but must be i32, i64 or u8"},
       {ErrorOf([&] { sin(ids); }), "is i32 but must be of a floating type; cast it"},
       {ErrorOf([&] { clamp(x, 2, 1); }), "low is 2 but high is 1"},
       {ErrorOf([&] { clamp(ids, 0.5, 1); }), "0.5 is not whole, but its operand is i32"},
@@ -314,7 +313,7 @@ TEST(BasicErrors, SayWhatIsWrongAndWhatToDo) {
          einsum("ab,bc,cd->ad", {x, x, x});
        }),
        "axis 0 (b) of operand 2 is 2 but 3 in another operand"},
-      {ErrorOf([&] { huber_loss(x, x, 0); }), "delta is 0 but must be above 0"},
+      {ErrorOf([&] { huber_loss(x, x, 0); }), "delta is 0 but must be greater than 0"},
       {ErrorOf([&] { mse_loss(x, ids); }), "target is i32 but must be of a floating type"},
       {ErrorOf([&] { cross_entropy(x, ids, {.label_smoothing = 2}); }),
        "label_smoothing is 2 but must be in [0, 1]"},

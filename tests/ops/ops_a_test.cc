@@ -380,8 +380,9 @@ TEST(Errors, NameOperatorAxisNumbersAndLine) {
   EXPECT_EQ(text,
             Cat("sum at ops_a_test.cc:", line, ": axis 2 does not exist, its operand [2,3] has 2 axes"));
   EXPECT_MENTIONS(ErrorOf([&] { sum(x, {0, -2}); }), "axis 0 is named twice");
-  EXPECT_MENTIONS(ErrorOf([&] { add(x, ids); }), "operand 1 is f32 but operand 2 is i32; cast one of them");
-  EXPECT_MENTIONS(ErrorOf([&] { add(x, slice(x, 1, 0, 2)); }), "3 in a but 2 in b");
+  EXPECT_MENTIONS(ErrorOf([&] { add(x, ids); }), "a is f32 but b is i32; cast one of them");
+  EXPECT_MENTIONS(ErrorOf([&] { add(x, slice(x, 1, 0, 2)); }),
+                  "axis 1 of a [2,3] is 3 but axis 1 of b [2,2] is 2");
   EXPECT_MENTIONS(ErrorOf([&] { exp(ids); }), "is i32 but must be of a floating type");
   EXPECT_MENTIONS(ErrorOf([&] { where(x, x, x); }), "condition is f32 but must be bool");
   EXPECT_MENTIONS(ErrorOf([&] { reshape(x, {4}); }), "[2,3] has 6 elements but [4] has 4");
@@ -410,10 +411,7 @@ TEST(Errors, NameOperatorAxisNumbersAndLine) {
   EXPECT_MENTIONS(ErrorOf([&] { Apply(&tape, "add", {x}); }), "takes 2 inputs but was given 1");
   EXPECT_MENTIONS(ErrorOf([&] { Apply(&tape, "no_such", {x}); }), "no operator named \"no_such\"");
   Tape other;
-  EXPECT_MENTIONS(ErrorOf([&] {
-                    add(x, Give(&other, {3}, {1, 2, 3}));
-                  }),
-                  "operand 2 belongs to another model");
+  EXPECT_MENTIONS(ErrorOf([&] { add(x, Give(&other, {3}, {1, 2, 3})); }), "b belongs to another model");
   EXPECT_EQ(dropout(x, 0).id(), x.id()) << "p = 0 is no node";
 }
 

@@ -331,7 +331,7 @@ TEST(Vision, SaysWhatIsWrong) {
   EXPECT_EQ(said([&] {
               conv2d(cast(x, DType::kBFloat16), filter({3, 2, 2, 4}));
             }),
-            "operand 1 is bf16 but operand 2 is f32; cast one of them");
+            "x is bf16 but filter is f32; cast one of them");
 }
 
 // --- Signatures

@@ -385,8 +385,9 @@ TEST(RuleTest, ErrorsNameOperatorAxisOperandsAndNumbers) {
   };
   const std::string who = "matmul at gpt.cc:31: ", matmul = "a[.. m k], b[.. k n] -> y[.. m n]";
   EXPECT_EQ(error(matmul, {{4, 768}, {1024, 5}}), who + "axis k is 768 in a but 1024 in b");
-  EXPECT_EQ(error(matmul, {{2, 4, 5}, {3, 5, 6}}),
-            who + "leading axis 0 is 2 in a but 3 in b (a is [2,4,5], b is [3,5,6])");
+  EXPECT_EQ(
+      error(matmul, {{2, 4, 5}, {3, 5, 6}}),
+      who + "axis 0 of a [2,4,5] is 2 but axis 0 of b [3,5,6] is 3; they must be equal, or one of them 1");
   EXPECT_EQ(error(matmul, {{5}, {5, 6}}), who + "a has 1 axis, but needs at least 2 (a[.. m k])");
   EXPECT_EQ(error(matmul, {{5, 6}}), who + "1 input given, but it takes 2 (a, b)");
   EXPECT_EQ(error(matmul, {{5, 6}, {6, 7}, {6, 7}}), who + "3 inputs given, but it takes 2 (a, b)");
@@ -421,8 +422,8 @@ TEST(RuleTest, OperandsThatDoNotBroadcastAreNamedWithTheirOwnExtents) {
     for (int64_t extent : extents) shapes.push_back({extent, 5});
     EXPECT_EQ(
         ErrorOf([&] { Bind("where", "a[..], b[..], c[..], d[..] -> y[..]", {}, shapes, {}); }),
-        Cat("where: leading axis 0 is ", extents[i], " in ", names[i], " but ", extents[j], " in ", names[j],
-            " (", names[i], " is ", shapes[i].str(), ", ", names[j], " is ", shapes[j].str(), ")"));
+        Cat("where: axis 0 of ", names[i], " ", shapes[i].str(), " is ", extents[i], " but axis 0 of ",
+            names[j], " ", shapes[j].str(), " is ", extents[j], "; they must be equal, or one of them 1"));
   } while (std::next_permutation(extents.begin(), extents.end()));
 }
 
