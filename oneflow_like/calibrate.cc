@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -60,6 +61,7 @@ static_assert(std::size(kShapes) == kMostModels);
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
+constexpr std::chrono::milliseconds kSettle{1500};  // after which threads spin again that found cores busy
 
 // How its kernels run.
 struct Setting {
@@ -104,6 +106,12 @@ class Probe {
     for (const KernelProfile& kernel : session_->TakeProfile().hottest)
       if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
         at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  }
+
+  // One that is not noted.
+  void WarmUp() {
+    session_->Run(feeds_).Wait();
+    session_->TakeProfile();
   }
 
   // Of all kernels that compute, in a step.
@@ -335,37 +343,34 @@ class Quietest {
   std::vector<std::pair<double, size_t>> shares_;
 };
 
-// One rank whose kernels use 2, 4, ... or all cores. These models run one after the other, as a training
-// does, and all are compiled before: while a process has more threads for kernels than cores, or found cores
-// busy lately, such threads sleep between kernels, and each kernel has to wake them (core/spinning.h). That
-// is not all of it: on two cores kernels of some 10 us still took 40 to 60 us here, which they do not in a
-// training.
+// One rank whose kernels use 2, 4, ... or all cores. One model at a time is there, as in a training: while a
+// process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
+// kernels, and each kernel has to wake them (core/spinning.h). So each model gets steps for as long as its
+// own compilation may count before its kernels are watched.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
   if (cores > 1) teams.push_back(cores);
-  std::vector<std::unique_ptr<Probe>> probes;
+  constexpr int kParts = 4;  // of a model's steps, each long enough to say what others used
+  const int steps = (options.rounds + kParts - 1) / kParts;
   for (int threads : teams)
     for (const Shape& shape : std::span(kShapes).first(options.models))
-      for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-        probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
-  constexpr int kParts = 4;  // of a model's steps, each long enough to say what others used
-  for (size_t i = 0; i < probes.size(); ++i) {
-    Tell(options, Cat("kernels on several threads: model ", i + 1, " of ", probes.size()));
-    std::unique_ptr<Probe> probe = std::move(probes[i]);
-    probe->Step();
-    Quietest quietest;
-    BusyOthers others;
-    const int steps = (options.rounds + kParts - 1) / kParts;
-    for (int part = 0; part < kParts; ++part) {
-      for (int step = 0; step < steps; ++step) probe->Step();
-      quietest.Add(others.Take());
-    }
-    std::vector<size_t> rounds;
-    for (size_t part : quietest.Half())
-      for (int step = 0; step < steps; ++step) rounds.push_back(part * steps + step);
-    probe->AddSamples(rounds, samples);
-  }
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        Tell(options, Cat("kernels on ", threads, " threads: width ", shape.width, ", ", Name(dtype)));
+        Probe probe(shape, Setting{1, threads}, dtype, false);
+        const auto settled = std::chrono::steady_clock::now() + kSettle;
+        while (std::chrono::steady_clock::now() < settled) probe.WarmUp();
+        Quietest quietest;
+        BusyOthers others;
+        for (int part = 0; part < kParts; ++part) {
+          for (int step = 0; step < steps; ++step) probe.Step();
+          quietest.Add(others.Take());
+        }
+        std::vector<size_t> rounds;
+        for (size_t part : quietest.Half())
+          for (int step = 0; step < steps; ++step) rounds.push_back(part * steps + step);
+        probe.AddSamples(rounds, samples);
+      }
 }
 
 std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
