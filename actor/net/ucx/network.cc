@@ -326,7 +326,8 @@ bool UcxNetwork::Pass() {
 
 void UcxNetwork::Run() {
   pthread_setname_np(pthread_self(), "network");
-  FlushDenormals();  // as workers do: a sum must not depend on who makes it
+  SetParallelThreads(1);  // a team here would be one too many for those of kernels to spin (core/spinning.h)
+  FlushDenormals();       // as workers do: a sum must not depend on who makes it
   duty_->Release();
   for (;;) {
     if (!duty_->Take()) {
