@@ -54,8 +54,8 @@ struct Shape {
   int64_t batch, context, width, heads;  // batch: of each rank
   bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
 };
-constexpr Shape kShapes[] = {{8, 128, 192, 6, false}, {4, 64, 256, 4, false},  {2, 32, 512, 8, false},
-                             {16, 32, 96, 3, false},  {1, 256, 384, 6, false}, {4, 128, 128, 4, true},
+constexpr Shape kShapes[] = {{16, 128, 256, 8, false}, {4, 64, 256, 4, false},  {2, 32, 512, 8, false},
+                             {16, 32, 96, 3, false},   {1, 256, 384, 6, false}, {4, 128, 128, 4, true},
                              {2, 64, 320, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
 // Others that use more of the cores than this make times longer than they are.
