@@ -337,8 +337,10 @@ void Actor::FailStep(const KernelCall* call, const std::string& message) {
   std::string text = message;
   if (call != nullptr) {
     const std::string& node = call->spec.node.empty() ? spec->name() : call->spec.node;
-    const Attrs& attrs = call->spec.attrs;
-    const std::string along = attrs.Has("axis") ? Cat(", along axis ", attrs.Int("axis")) : "";
+    const auto& attrs = call->spec.attrs.map();
+    const auto axis = attrs.find("axis");  // of an operator of the user's it may be of any type
+    const int64_t* number = axis == attrs.end() ? nullptr : std::get_if<int64_t>(&axis->second);
+    const std::string along = number == nullptr ? "" : Cat(", along axis ", *number);
     text = Cat(call->spec.line.Of(node), along, ": ", text);
     if (run->SetError(text) && run->peers != nullptr) run->peers->FailedHere(text);
   }

@@ -163,7 +163,7 @@ LibraryWork WorkOfOperand(const plan::Collective& collective, int operand) {
   return chosen;
 }
 
-// In which an operand is packed: operands begin where a library may read them fast.
+// Bytes in which an operand is packed, rounded up so that the next one is aligned.
 int64_t PackedBytes(const plan::Collective& collective, int operand, const LibraryWork& work, DType dtype) {
   constexpr int64_t kAlignment = 256;
   int64_t most = work.packed_elements;

@@ -124,6 +124,7 @@ double WeightSearch::Seconds(const VariableCuts& cuts) const {
 VariableCuts WeightSearch::Cuts(double price) const {
   // A byte is worth something in any case: of equals the smaller is the better.
   constexpr double kLeastPrice = 1e-18;
+  const bool scarce = price > kLeastPrice;
   price = std::max(price, kLeastPrice);
   const auto worth = [&](const VariableCuts& cuts) { return Seconds(cuts) + price * BytesOf(cuts); };
   VariableCuts of_weights = problem_.CutsOf(problem_.Solve(price));
@@ -131,7 +132,8 @@ VariableCuts WeightSearch::Cuts(double price) const {
   const VariableCuts found = AlikeInBlocks(of_weights, ShapesOf(graph_));
   VariableCuts whole = found;
   for (auto& [variable, cut] : whole) cut = {};
-  return worth(found) < worth(whole) ? found : whole;
+  // Where memory is scarce, what is kept beside variables counted for what was found, too.
+  return scarce || worth(found) < worth(whole) ? found : whole;
 }
 
 double WeightSearch::BytesOf(const VariableCuts& cuts) const {

@@ -116,21 +116,24 @@ bool MeasuredSeconds(const DescribedMachine& machine, const plan::Kernel& kernel
 }
 
 // Queries and keys [batch, sequence, heads, width] of one head: the pairs of them in the tiles that kernels
-// work on, and all pairs.
+// work on, those of them that have a score, and all pairs.
 struct Pairs {
-  double in_tiles = 0, all = 0;
+  double in_tiles = 0, scored = 0, all = 0;
 };
-Pairs PairsOf(const plan::Operand& q, const plan::Operand& k, bool causal) {
+Pairs PairsOf(const plan::Operand& q, const plan::Operand& k, bool causal, bool gradient) {
   constexpr int64_t kTileQueries = 64;  // ops/cpu/attention_tile.h
+  constexpr int64_t kFewQueries = 4;    // ops/cpu/attention_few.cc, without tiles
   const int64_t queries = q.box(0).extent(1), keys = k.box(0).extent(1);
   // Before which key the first local query ends.
   const int64_t ends = q.box(0).begin(1) - k.box(0).begin(1) + k.global().at(1) - q.global().at(1);
   Pairs pairs;
   pairs.all = static_cast<double>(queries) * static_cast<double>(keys);
   for (int64_t s = 0; s < queries; s += kTileQueries) {
-    const int64_t last = std::min(s + kTileQueries, queries) - 1;
-    const int64_t seen = causal ? std::clamp<int64_t>(ends + last + 1, 0, keys) : keys;
-    pairs.in_tiles += static_cast<double>(kTileQueries) * static_cast<double>(seen);
+    const int64_t end = std::min(s + kTileQueries, queries);
+    const int64_t seen = causal ? std::clamp<int64_t>(ends + end, 0, keys) : keys;
+    const int64_t rows = !gradient && queries <= kFewQueries ? queries : kTileQueries;
+    pairs.in_tiles += static_cast<double>(rows) * static_cast<double>(seen);
+    pairs.scored += static_cast<double>(end - s) * static_cast<double>(seen);
   }
   return pairs;
 }
@@ -156,11 +159,11 @@ MeasuredWork WorkOf(const plan::Kernel& kernel) {
   for (const plan::Operand* operand : {&queries, &keys})
     if (operand->box_size() == 0 || operand->box(0).extent_size() != 4 || operand->global().at_size() != 4)
       return work;
-  const Pairs pairs = PairsOf(queries, keys, causal);
+  const Pairs pairs = PairsOf(queries, keys, causal, q == 1);
   if (pairs.all == 0) return work;
   const double heads =
       static_cast<double>(queries.box(0).extent(0)) * static_cast<double>(queries.box(0).extent(2));
-  return {kernel.flops() * pairs.in_tiles / pairs.all, 4 * heads * pairs.in_tiles};
+  return {kernel.flops() * pairs.in_tiles / pairs.all, 4 * heads * pairs.scored};
 }
 
 DType RateType(const plan::Kernel& kernel) {

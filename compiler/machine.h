@@ -68,8 +68,9 @@ struct DescribedMachine : Machine {
 // besides extents: "attention+causal+dropout".
 std::string MeasuredName(const plan::Kernel& kernel);
 // What measured times of a kernel on a host grow with: its floating-point operations, and the bytes that it
-// reads and writes. Attention works on whole tiles of queries up to the last key that one of them sees: its
-// operations are those of these tiles, and its bytes those of their scores, which dwarf its operands.
+// reads and writes. Attention works on whole tiles of queries, unless there are few, up to the last key that
+// one of them sees: its operations are those of these tiles, and its bytes those of the scores in them, which
+// dwarf its operands.
 struct MeasuredWork {
   double flops = 0, bytes = 0;
 };

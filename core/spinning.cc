@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -159,6 +160,8 @@ class Sharing {
   bool known_ = true;
 };
 
+std::atomic<bool> spins_briefly{false};
+
 [[noreturn]] void Watch(Sharing* watched) {
   BlockSignals();
   Sharing& sharing = *watched;
@@ -174,14 +177,18 @@ class Sharing {
     if (!briefly && (in_a_row == kInARow || !sharing.known())) {
       calm = now - spinning_since < 2 * calm ? std::min<Clock::duration>(2 * calm, kLongestCalm) : kCalm;
       briefly.emplace();
+      spins_briefly = true;
     } else if (briefly && sharing.known() && now - last_shared > calm) {
       briefly.reset();
+      spins_briefly = false;
       spinning_since = now;
     }
   }
 }
 
 }  // namespace
+
+bool SpinsBriefly() { return spins_briefly; }
 
 void WatchSpinning() {
   static std::once_flag once;

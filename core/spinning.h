@@ -8,5 +8,7 @@ namespace oneflow_like {
 // and GOMP_SPINCOUNT override this. A call allocates nothing; a change of mode creates or ends a team.
 // Thread-safe.
 void WatchSpinning();
+// Whether teams spin only a moment at present. Thread-safe.
+bool SpinsBriefly();
 
 }  // namespace oneflow_like

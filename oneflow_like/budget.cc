@@ -39,8 +39,8 @@ void CheckBudget(const std::string& who, const Session& session) {
     if (ranks.empty() || (chosen && s.peak_bytes > shown.peak_bytes)) shown = s;
     ranks.push_back(s.rank);
   }
-  if (chosen && !ranks.empty()) ranks = {shown.rank};
   if (ranks.empty()) return;
+  if (chosen) ranks = {shown.rank};
   // The least of these cuts of weights is not that of others.
   const bool cuts_are_open = impl.model->options.auto_cuts != AutoCuts::kNone && !impl.model->cuts_chosen;
   throw OverBudget(

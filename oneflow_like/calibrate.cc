@@ -19,6 +19,7 @@
 #include "actor/profile.h"
 #include "core/backend.h"
 #include "core/random.h"
+#include "core/spinning.h"
 #include "oneflow_like/busy_others.h"
 #include "oneflow_like/kernel_fit.h"
 #include "oneflow_like/limits.h"
@@ -61,7 +62,9 @@ static_assert(std::size(kShapes) == kMostModels);
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
-constexpr std::chrono::milliseconds kSettle{1500};  // after which threads spin again that found cores busy
+// Two looks of core/spinning.h, which show whether a compilation made threads sleep between loops; and how
+// long it may take until they spin again.
+constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{10'000};
 
 // How its kernels run.
 struct Setting {
@@ -345,8 +348,8 @@ class Quietest {
 
 // One rank whose kernels use 2, 4, ... or all cores. One model at a time is there, as in a training: while a
 // process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
-// kernels, and each kernel has to wake them (core/spinning.h). So each model gets steps for as long as its
-// own compilation may count before its kernels are watched.
+// kernels, and each kernel has to wake them (core/spinning.h). Each model first runs until its own
+// compilation no longer counts as sharing.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
@@ -358,8 +361,10 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
       for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
         Tell(options, Cat("kernels on ", threads, " threads: width ", shape.width, ", ", Name(dtype)));
         Probe probe(shape, Setting{1, threads}, dtype, false);
-        const auto settled = std::chrono::steady_clock::now() + kSettle;
-        while (std::chrono::steady_clock::now() < settled) probe.WarmUp();
+        const auto begin = std::chrono::steady_clock::now();
+        for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
+             passed = std::chrono::steady_clock::now() - begin)
+          probe.WarmUp();
         Quietest quietest;
         BusyOthers others;
         for (int part = 0; part < kParts; ++part) {
@@ -375,8 +380,8 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
 
 std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
   std::vector<KernelSample> samples;
-  Tell(options, "compiling the models that are watched");
   MeasureTeams(options, cores, &samples);
+  Tell(options, "compiling the models that are watched");
   std::vector<std::unique_ptr<Probe>> probes;
   for (const Shape& shape : std::span(kShapes).first(options.models))
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -193,12 +193,13 @@ bool IsFlag(const std::string& name, bool* takes_value) {
 }  // namespace
 
 void RefuseMisspelt(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments)
+    if (argument.starts_with("--undefok") || argument.starts_with("-undefok")) return;  // gflags skips some
   for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
     const std::string& argument = arguments[i];
     if (argument.size() < 2 || argument[0] != '-') continue;
     const size_t begin = argument[1] == '-' ? 2 : 1, equals = argument.find('=');
     const std::string name = argument.substr(begin, equals == std::string::npos ? equals : equals - begin);
-    if (name == "undefok") return;  // gflags may skip some
     bool takes_value = false;
     if (IsFlag(name, &takes_value)) {
       if (takes_value && equals == std::string::npos) ++i;  // the value follows

@@ -27,8 +27,8 @@ class PlanEstimator {
   // larger ones then have nothing left to divide.
   bool Exhausted() const;
   // A candidate with its estimated time, its shares and its memory, on the order of mesh axes that is
-  // estimated fastest, and then on the others that are not much slower; nothing where it cannot be built.
-  // REQUIRES: prepared.
+  // estimated fastest, and then on others that are not much slower and keep tp as near; nothing where it
+  // cannot be built. REQUIRES: prepared.
   std::vector<PlanTrial> Estimate(const PlanCandidate& candidate);
   // Why the first candidate that cannot be built cannot; empty: all can.
   const std::string& why_not() const { return why_not_; }

@@ -3,6 +3,8 @@
 #include <glog/logging.h>
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -338,6 +340,8 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   GraphOfModel* source = GraphOf(loss, who);
   CheckOptimizer(who, optimizer, options.lr_schedule);
   NeedEnum(who, "recompute", options.recompute, Recompute::kAuto, "Recompute");
+  for (double* bound : {&options.clip_norm, &options.skip.above, &options.skip.times})
+    if (*bound == INFINITY) *bound = FLT_MAX;  // norms are fp32: what none exceeds
   NeedNumber(who, "clip_norm", options.clip_norm, Domain::kDivisor);
   NeedNumber(who, "skip.above", options.skip.above, Domain::kDivisor);
   NeedNumber(who, "skip.times", options.skip.times, Domain::kDivisor);

@@ -11,19 +11,14 @@
 namespace oneflow_like {
 namespace {
 
-// Throws Error unless the number is one of x's type. A `value` that is compared or chosen, not computed with,
-// may be infinite or NaN where x is floating.
-void NeedWhole(const char* op, const Tensor& x, double number, const Here& at, bool value = false,
+// Throws Error unless x can be computed with the number: one of its type, or of fp32 if it is floating.
+void NeedWhole(const char* op, const Tensor& x, double number, const Here& at,
                const char* name = "the number") {
-  NeedGiven(op, "the tensor", x, at);
+  NeedGiven(op, "x", x, at);
   if (x.dtype() == DType::kBool)
     Fail(Who(op, at), ": its operand is bool but must be of a type of numbers; cast it");
   if (IsFloating(x.dtype())) {
-    if (value && !std::isfinite(number)) return;
     NeedNumber(Who(op, at), name, number, Domain::kFinite);
-    if (!Holds(x.dtype(), number))
-      Fail(Who(op, at), ": ", name, " is ", number, ", more than the ", Name(x.dtype()),
-           " of its operand holds");
   } else if (!(std::isfinite(number) && number == std::floor(number))) {
     Fail(Who(op, at), ": ", number, " is not whole, but its operand is ", Name(x.dtype()),
          "; cast the operand to a floating type");
@@ -33,14 +28,24 @@ void NeedWhole(const char* op, const Tensor& x, double number, const Here& at, b
   }
 }
 
-// The number as a tensor of one element that meets x.
+// The same, where the number itself, not what is computed with it, must be one of x's type.
+void NeedHeld(const char* op, const Tensor& x, double number, const Here& at) {
+  NeedWhole(op, x, number, at);
+  if (!Holds(x.dtype(), number))
+    Fail(Who(op, at), ": the number is ", number, ", more than the ", Name(x.dtype()),
+         " of its operand holds");
+}
+
+// The number as a tensor of one element and of the type of x, which it meets. A `value` that is compared or
+// chosen, not computed with, may be infinite or NaN where x is floating.
 Tensor AsTensor(const char* op, const Tensor& x, double number, const Here& at, bool value = false) {
-  NeedWhole(op, x, number, at, value);
+  NeedGiven(op, "x", x, at);
+  if (!(value && IsFloating(x.dtype()) && !std::isfinite(number))) NeedHeld(op, x, number, at);
   return full(x.graph(), {}, number, x.dtype(), at);
 }
 
 Tensor Shifted(const char* op, Tensor x, double number, const Here& at) {
-  NeedWhole(op, x, number, at);
+  NeedHeld(op, x, number, at);
   return number == 0 ? x : shift(x, number, at.In(op));
 }
 
@@ -55,7 +60,13 @@ Tensor Scaled(const char* op, Tensor x, double number, const Here& at) {
 
 Tensor operator+(Located x, double number) { return Shifted("add", x.tensor, number, x.at); }
 Tensor operator+(double number, Located x) { return Shifted("add", x.tensor, number, x.at); }
-Tensor operator-(Located x, double number) { return Shifted("sub", x.tensor, -number, x.at); }
+Tensor operator-(Located x, double number) {
+  NeedHeld("sub", x.tensor, number, x.at);
+  // What the type holds of one sign only: 3 of u8.
+  if (!IsFloating(x.tensor.dtype()) && !Holds(x.tensor.dtype(), -number))
+    return sub(x.tensor, AsTensor("sub", x.tensor, number, x.at), x.at);
+  return Shifted("sub", x.tensor, -number, x.at);
+}
 Tensor operator-(double number, Located x) {
   NeedWhole("sub", x.tensor, number, x.at);
   return Shifted("sub", neg(x.tensor, x.at.In("sub")), number, x.at);
@@ -79,18 +90,20 @@ Tensor operator/(double number, Located x) {
 
 Tensor maximum(Tensor x, double number, Here at) {
   at = at.In("maximum");
-  NeedWhole("maximum", x, number, at);
+  NeedWhole("maximum", x, number == -INFINITY ? 0 : number, at);
+  if (number == -INFINITY) return x;
   return One("at_least", {x}, {{"bound", number}}, at);
 }
 Tensor minimum(Tensor x, double number, Here at) {
   at = at.In("minimum");
-  NeedWhole("minimum", x, number, at);
+  NeedWhole("minimum", x, number == INFINITY ? 0 : number, at);
+  if (number == INFINITY) return x;
   return One("at_most", {x}, {{"bound", number}}, at);
 }
 Tensor clamp(Tensor x, double low, double high, Here at) {
   at = at.In("clamp");
-  NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at, false, "low");
-  NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at, false, "high");
+  NeedWhole("clamp", x, std::isinf(low) ? 0 : low, at, "low");
+  NeedWhole("clamp", x, std::isinf(high) ? 0 : high, at, "high");
   if (!(low <= high) || low == INFINITY || high == -INFINITY)
     Fail(Who("clamp", at), ": low is ", low, " but high is ", high);
   Tensor y = std::isinf(low) ? x : One("at_least", {x}, {{"bound", low}}, at);
@@ -98,8 +111,10 @@ Tensor clamp(Tensor x, double low, double high, Here at) {
 }
 Tensor remainder(Tensor x, double number, Here at) {
   Tensor by = AsTensor("remainder", x, number, at);
-  if (IsFloating(x.dtype()) && std::fabs(number) < FLT_MIN)
-    Fail(Who("remainder", at), ": the number is ", number, ", by which fp32 cannot divide");
+  constexpr double kLeastNormalOfFloat16 = 0x1p-14;
+  const double least = x.dtype() == DType::kFloat16 ? kLeastNormalOfFloat16 : FLT_MIN;
+  if (IsFloating(x.dtype()) && std::fabs(number) < least)
+    Fail(Who("remainder", at), ": the number is ", number, ", by which ", Name(x.dtype()), " cannot divide");
   return remainder(x, by, at);
 }
 Tensor pow(Tensor x, double number, Here at) {

@@ -1,6 +1,7 @@
 // Every option that is a number, with numbers that make no sense, or that fp32 does not hold: each is refused
 // by a sentence of one line that begins with the function and the user's line and names the option, or gives
 // results that are finite. The same for numbers cast to an enum, and for numbers beside tensors of each type.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -272,20 +273,33 @@ TEST(OptionNumbers, BesideTensorsAreOfTheirTypes) {
         Model model(FullMesh("cpu:dp=1"));
         Tensor x = model.Input("x", {3}, dtype);
         const std::string made = ErrorOf([&] { full(model.builder(), {3}, number, dtype); }),
-                          added = ErrorOf([&] { x + number; }), compared = ErrorOf([&] { less(x, number); });
+                          added = ErrorOf([&] { x + number; }), subtracted = ErrorOf([&] { x - number; }),
+                          compared = ErrorOf([&] { less(x, number); });
         if (all == &taken) {
-          EXPECT_EQ(made + added + compared, "");
+          EXPECT_EQ(made + added + subtracted + compared, "");
           continue;
         }
         EXPECT_EQ(Fault("full", Name(dtype), made), "") << made;
         EXPECT_EQ(Fault("add", Cat(number), added), "") << added;
+        EXPECT_EQ(Fault("sub", Cat(number), subtracted), "") << subtracted;
         EXPECT_EQ(Fault("less", Cat(number), compared), "") << compared;
       }
   Model model(FullMesh("cpu:dp=1"));  // values, not numbers to compute with, may be infinite or no numbers
   Tensor x = model.Input("x", {3}, DType::kFloat32);
-  Session session = Evaluate({{"y", where(less(x, 0.0), -kInf, x)}, {"z", full(x, {2}, NAN)}});
-  StepResult result = session.Run({{"x", Floats(8, {3})}});
+  Tensor narrow = cast(x, DType::kFloat16) * 65536;  // computed in fp32, whatever the type of x
+  Session session = Evaluate({{"y", where(less(x, 0.0), -kInf, x)},
+                              {"z", full(x, {2}, NAN)},
+                              {"bounded", minimum(maximum(x, -kInf), kInf)},
+                              {"scaled", cast(narrow, DType::kFloat32)}});
+  HostTensor values = HostTensor::Make(DType::kFloat32, {3});
+  const float numbers[] = {-0.5f, 0.25f, 0};
+  std::copy_n(numbers, 3, reinterpret_cast<float*>(values.data.get()));
+  StepResult result = session.Run({{"x", values}});
   EXPECT_TRUE(std::isnan(result.Get("z").as<float>()[1]));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(result.Get("bounded").as<float>()[i], numbers[i]);
+    EXPECT_EQ(result.Get("scaled").as<float>()[i], 65536 * numbers[i]);
+  }
 }
 
 TEST(OptionNumbers, CastToEnumsAreRefused) {

@@ -249,7 +249,7 @@ TEST(Sentences, OfArithmetic) {
     WRONG("add", "bool|cast", Flags(m, {3}) + 1),
     WRONG("less", "+infinity is not whole|i32", less(I(m, {3}), INFINITY)),
     WRONG("sub", "bool", 1 - Flags(m, {3})),
-    WRONG("sub", "the tensor is a Tensor that was never given a value", 1 - Tensor()),
+    WRONG("sub", "x is a Tensor that was never given a value", 1 - Tensor()),
     WRONG("div", "2.5 is not whole|i32", I(m, {3}) / 2.5),
     WRONG("operator[]", "index 9 is outside axis 0, which is 3", X(m, {3, 4})[9]),
     WRONG("operator[]", "axis 0 does not exist|0 axes", X(m, {})[0]),
