@@ -80,11 +80,16 @@ Status NormGradReference(const KernelContext& context) {
   return {};
 }
 
+double ShareOf(Tensor rows) {  // of one element in the mean of its row
+  const int64_t width = rows.shape().back();
+  return width == 0 ? 0 : 1 / static_cast<double>(width);
+}
+
 // What reaches x through 1 / sqrt(variance + eps): -rstd^3 (x - mean) drstd / n. `centred` is x - mean in
 // fp32.
 Tensor ThroughRstd(Tensor centred, Tensor rstd, Tensor drstd) {
   Tensor weight = mul(drstd, mul(square(rstd), rstd));
-  return mul(centred, Column(scale(weight, -1.0 / static_cast<double>(centred.shape().back()))));
+  return mul(centred, Column(scale(weight, -ShareOf(centred))));
 }
 
 std::vector<Tensor> LayerNormGrad(const GradCall& call) {
@@ -95,7 +100,7 @@ std::vector<Tensor> LayerNormGrad(const GradCall& call) {
   }
   if (!call.wanted[0]) return din;
   if (dmean.defined()) {
-    Tensor each = scale(Column(dmean), 1.0 / static_cast<double>(x.shape().back()));
+    Tensor each = scale(Column(dmean), ShareOf(x));
     din[0] = Accumulate(din[0], broadcast_to(each, x.shape()), x);
   }
   if (drstd.defined()) {

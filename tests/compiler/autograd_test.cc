@@ -175,6 +175,10 @@ std::vector<Kind> KindsOfVision() {
                  std::vector<Tensor> sums = Apply(x.graph(), "channel_products", {tanh(x), x, w[0]});
                  return x * tanh(sums[0] + sums[1]);
                }),
+      Weighted({{kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 return Apply(x.graph(), "channel_scale", {tanh(x), shift(w[0], 1)})[0];
+               }),
   };
 }
 
