@@ -64,7 +64,7 @@ constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
 // Two looks of core/spinning.h, which show whether a compilation made threads sleep between loops; and how
 // long it may take until they spin again.
-constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{10'000};
+constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{4000};
 
 // How its kernels run.
 struct Setting {
