@@ -67,10 +67,10 @@ struct DescribedMachine : Machine {
 // Under which name times of a kernel are measured: its operator, and of attention what changes its work
 // besides extents: "attention+causal+dropout".
 std::string MeasuredName(const plan::Kernel& kernel);
-// What measured times of a kernel on a host grow with: its floating-point operations, and the bytes that it
-// reads and writes. Attention works on whole tiles of queries, unless there are few, up to the last key that
-// one of them sees: its operations are those of these tiles, and its bytes those of the scores in them, which
-// dwarf its operands.
+// Measured times of a kernel on a host grow with its work: its floating-point operations, and the bytes that
+// it reads and writes. Attention works on whole tiles of queries, unless there are few, up to the last key
+// that one of them sees: its operations are those of these tiles, and its bytes those of the scores in them,
+// which dwarf its operands.
 struct MeasuredWork {
   double flops = 0, bytes = 0;
 };

@@ -62,7 +62,7 @@ Tensor operator+(Located x, double number) { return Shifted("add", x.tensor, num
 Tensor operator+(double number, Located x) { return Shifted("add", x.tensor, number, x.at); }
 Tensor operator-(Located x, double number) {
   NeedHeld("sub", x.tensor, number, x.at);
-  // What the type holds of one sign only: 3 of u8.
+  // The type may hold one sign only: 3 of u8.
   if (!IsFloating(x.tensor.dtype()) && !Holds(x.tensor.dtype(), -number))
     return sub(x.tensor, AsTensor("sub", x.tensor, number, x.at), x.at);
   return Shifted("sub", x.tensor, -number, x.at);

@@ -1,4 +1,4 @@
-// What a number must be that a user gives as an option: of an operator, a loss, an optimizer, a layer.
+// Domains of numbers that a user gives as an option: of an operator, a loss, an optimizer, a layer.
 // Kernels compute with it in fp32, so a number that fp32 does not hold (1e39) is refused like one outside of
 // its domain.
 #pragma once

@@ -211,7 +211,7 @@ std::optional<int64_t> PeakOf(const Layers& layers, const std::vector<Sbp>& cuts
   }
 }
 
-// What fits with some cuts of the weights is found.
+// A plan that fits with some cuts of the weights is found.
 TEST(AutoCuts, FindsWhatFits) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     const Layers layers = DrawLayers(seed);

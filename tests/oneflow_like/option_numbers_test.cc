@@ -17,7 +17,7 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 const double kNumbers[] = {NAN, kInf, -kInf, -1, 0, 1e-300, 1e-39, 0.5, 1 - 1e-12, 1, 2, 1e39, -1e39, 1e300};
 
-// What a use is made of: x[4 6], of numbers in [-1, 1), and ids[4] in [0, 6).
+// Operands of a use: x[4 6], of numbers in [-1, 1), and ids[4] in [0, 6).
 struct Given {
   Model model{FullMesh("cpu:dp=2")};
   Scope s = model.scope();

@@ -266,7 +266,7 @@ TEST(Topology, CollectivesTakeWhatWasMeasured) {
                    3e-6);
 }
 
-// Whatever was measured: the points are met, between two of them time goes one way only, and curves of one
+// For any measurements the points are met, between two of them time goes one way only, and curves of one
 // power of the bytes are found exactly.
 TEST(Topology, CollectivesBendBetweenMeasurements) {
   for (int trial = 0; trial < 200; ++trial) {
