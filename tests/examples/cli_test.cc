@@ -103,8 +103,8 @@ TEST_F(CliTest, WrongMeshes) {
   ExpectError(Run("hello_sbp", {"--mesh=cpu:tp=3"}), {"3"});
 }
 
-// A misspelt flag, by a letter too few, too many, or two exchanged, is answered with the flag that was meant. Values
-// of flags are not looked at.
+// A misspelt flag, by a letter too few, too many, or two exchanged, is answered with the flag that was meant.
+// Values of flags are not looked at.
 TEST_F(CliTest, MisspeltFlagsAreAnsweredWithTheNearest) {
   for (const std::string flag : {"micro_batches", "sequence_parallel", "temperature", "save_every"})
     for (size_t at : {size_t{1}, flag.size() / 2, flag.size() - 2}) {
