@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -39,8 +40,7 @@ bool KeepBefore(const std::string& path, int64_t step) {
 std::string JsonNumber(double value) {
   if (!std::isfinite(value)) return "null";
   char text[32];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
+  return std::string(text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 9).ptr);
 }
 
 void CheckNames(const Scalars& scalars) {

@@ -66,7 +66,8 @@ class Search {
         build_(build),
         options_(options),
         estimator_(space, machine, build) {
-    result_.memory = options.memory > 0 ? options.memory : static_cast<int64_t>(machine.memory_bytes);
+    result_.memory =
+        options.memory > 0 ? options.memory : static_cast<int64_t>(std::min(machine.memory_bytes, 0x1p60));
   }
 
   PlanSearchResult Run() {

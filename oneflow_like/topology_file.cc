@@ -2,6 +2,7 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <locale>
 #include <map>
 #include <set>
 #include <sstream>
@@ -23,7 +24,7 @@ class TopologyFile {
     machine_.topology.links.clear();
     machine_.overhead = 0;
     for (std::string line; std::getline(in, line);) {
-      ++line_;
+      if (++line_ == 1 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // as some editors begin a text
       line = line.substr(0, line.find('#'));
       words_ = std::istringstream(line);
       if (std::string key; words_ >> key) ReadFact(key);
@@ -64,7 +65,8 @@ class TopologyFile {
     } else if (auto number = numbers.find(key); number != numbers.end()) {
       const bool part = key.ends_with("_efficiency"),
                  may_be_zero = key == "overhead" || key == "half_extent" || key.ends_with("message");
-      *number->second = Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
+      *number->second = key == "memory_bytes" ? Number(key, 1, 1e18)
+                                              : Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
     } else {
       std::string all = "device, threads, level, collective, kernel";
       for (const auto& [name, where] : numbers) all += ", " + name;
@@ -195,14 +197,14 @@ class TopologyFile {
     std::string word;
     if (!(words_ >> word)) Refuse(what, " has no number");
     std::istringstream text(word);
+    text.imbue(std::locale::classic());
     double number = 0;
     std::string rest;
     if (!(text >> number) || text >> rest || !std::isfinite(number) ||
         (whole && number != std::floor(number)))
       Refuse(what, " is '", word, "', which is no ", whole ? "whole " : "", "number");
     if (number < least || number > most)
-      Refuse(what, " is ", word, ", must be ", least == kSmallest ? "more than 0" : Cat("at least ", least),
-             " and at most ", most);
+      Refuse(what, " is ", word, ", must be at least ", least, " and at most ", most);
     return number;
   }
 
@@ -227,6 +229,7 @@ DescribedMachine ReadTopology(const std::string& path) { return TopologyFile(pat
 
 std::string TopologyText(const DescribedMachine& machine) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());
   const auto number = [](double value) {  // the fewest digits that are read back as the same number
     char digits[32];
     return std::string(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);

@@ -654,7 +654,7 @@ TEST_F(CliTest, RefusesWhatItCannotSimulate) {
   ExpectError(Gpt({"--simulate", "--topology=" + Write("unknown", good + "1e11\nspeed 3\n")}),
               {"unknown:5", "'speed' is not known"});
   ExpectError(Gpt({"--simulate", "--topology=" + Write("zero", good + "0\n")}),
-              {"zero:4", "bandwidth", "more than 0"});
+              {"zero:4", "bandwidth", "at least 1e-12"});
   ExpectError(Gpt({"--simulate", "--topology=" + Write("empty", "")}), {"empty", "memory_bandwidth"});
   ExpectError(Gpt({"--simulate", fits, "--mesh=cpu:dp=2,tp=2,pp=2"}), {"4 devices", "mesh has 8"});
   ExpectError(Gpt({"--simulate", fits, "--processes=2", "--mesh=cpu:dp=3"}), {"3 devices", "2 processes"});

@@ -2,6 +2,7 @@
 // where python3 (or what OFL_PYTHON names) has the package tensorboard, TensorBoard's read.
 #include "oneflow_like/metrics.h"
 
+#include <clocale>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -214,6 +215,27 @@ TEST_F(MetricsTest, EachStepHasItsNumbersOnEveryMesh) {
         EXPECT_GT(metrics.seconds(), metrics.step_seconds());
         EXPECT_NEAR(metrics.rate() * metrics.step_seconds(), 12, 1e-6);
       }
+}
+
+// Lines are JSON in a program whose locale writes decimal commas.
+TEST_F(MetricsTest, NumbersAreThoseOfJsonInAnyLocale) {
+  const std::string of_ours = folder_ / "";
+  const std::string made = Cat("localedef -i de_DE -f UTF-8 ", of_ours, "de_DE.UTF-8 >/dev/null 2>&1");
+  setenv("LOCPATH", of_ours.c_str(), 1);
+  if (std::system(made.c_str()) != 0 || setlocale(LC_NUMERIC, "de_DE.UTF-8") == nullptr)
+    GTEST_SKIP() << "SKIPPED, NOT TESTED: localedef makes no locale with decimal commas here";
+  {
+    Line line("cpu:dp=2");
+    Session train = Train(line.loss, AdamW{.lr = 0.25});
+    Metrics metrics(train, Files());
+    metrics.Step(train.Run(line.Batch(0)), {{"mine", 1234.5}, {"small", -1.25e-7}});
+  }
+  setlocale(LC_NUMERIC, "C");
+  const Table table = JsonTable();
+  EXPECT_EQ(table.at("mine").at(0), 1234.5);
+  EXPECT_EQ(table.at("small").at(0), -1.25e-7);
+  EXPECT_NEAR(table.at("lr").at(0), 0.25, 1e-9);
+  ExpectSame(table, EventTable());
 }
 
 TEST_F(MetricsTest, TimeWaitedForDataIsThatOfTheStep) {

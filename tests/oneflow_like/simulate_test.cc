@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <locale>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -229,6 +231,35 @@ TEST(Topology, IsRead) {
   EXPECT_TRUE(machine.shared[1]);
 }
 
+// A program may have a locale with decimal commas and grouped thousands.
+TEST(Topology, IsReadAndWrittenInAnyLocale) {
+  struct Commas : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const std::string text = Cat(kGood, "overhead 1.5e-6\nproduct_efficiency 0.75\nthreads 1024\n");
+  const DescribedMachine before = ReadTopology(WithTopology(text));
+  const std::locale usual = std::locale::global(std::locale(std::locale::classic(), new Commas));
+  std::string written;
+  const std::string error = ErrorOf([&] { written = TopologyText(ReadTopology(WithTopology(text))); });
+  std::locale::global(usual);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(written, TopologyText(before));
+  EXPECT_EQ(before.overhead, 1.5e-6);
+  EXPECT_EQ(before.threads, 1024);
+}
+
+// As other systems write a text: a mark at its beginning, other ends of lines, none behind the last.
+TEST(Topology, IsReadAsOtherSystemsWriteIt) {
+  std::string lines, given = kGood;
+  for (char c : given) lines += c == '\n' ? "\r\n" : std::string(1, c);
+  for (const std::string& text :
+       {"\xEF\xBB\xBF" + given, lines, "\xEF\xBB\xBF" + lines, given.substr(0, given.size() - 1)})
+    EXPECT_EQ(TopologyText(ReadTopology(WithTopology(text))),
+              TopologyText(ReadTopology(WithTopology(kGood))));
+}
+
 TEST(Topology, TheProjectsOwnAreRead) {
   int files = 0;
   for (const auto& file : std::filesystem::directory_iterator(OFL_SOURCE_DIR "/examples/topologies")) {
@@ -392,7 +423,7 @@ TEST(Topology, SaysWhatIsWrong) {
   const auto with = [](const std::string& line) { return Cat(kGood, line, "\n"); };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {replaced("memory_bytes", "memory_size"), ":2: 'memory_size' is not known here"},
-      {replaced("1e10 shared", "0 shared"), ":8: bandwidth of level rack is 0, must be more than 0"},
+      {replaced("1e10 shared", "0 shared"), ":8: bandwidth of level rack is 0, must be at least 1e-12"},
       {replaced("memory_bandwidth 1e12", "memory_bandwidth 0"), ":4: memory_bandwidth is 0"},
       {replaced("memory_bandwidth 1e12", "memory_bandwidth fast"), "is 'fast', which is no number"},
       {replaced("memory_bandwidth 1e12", "memory_bandwidth"), ":4: memory_bandwidth has no number"},
@@ -408,6 +439,10 @@ TEST(Topology, SaysWhatIsWrong) {
       {replaced("8e9", "8e9 bytes"), ":2: 'bytes' stands behind memory_bytes"},
       {"device X\nmemory_bandwidth 1\nflops_fp32 1\nflops_16bit 1\n", "has no level"},
       {"", "does not say memory_bandwidth"},
+      {replaced("8e9", "0.5"), ":2: memory_bytes is 0.5, must be at least 1 and at most 1e+18"},
+      {replaced("8e9", "1e19"), ":2: memory_bytes is 1e19, must be at least 1 and at most 1e+18"},
+      {replaced("flops_fp32 1", "flops_fp32 1e-30 # 1"),
+       "is 1e-30, must be at least 1e-12 and at most 1e+30"},
       {with("collective gossip members 2 per_unit 2 1:1 2:2"),
        ":9: collective 'gossip' is not known; there are"},
       {with("collective"), ":9: collective '' is not known"},
@@ -419,7 +454,8 @@ TEST(Topology, SaysWhatIsWrong) {
       {with("collective send members 2 per_unit 2 1:1 1:2"), "has 1 bytes behind 1; they must rise"},
       {with("collective send members 2 per_unit 2 1:1 2=2"), "'2=2' of collective send is not BYTES:SECONDS"},
       {with("collective send members 2 per_unit 2 1:1 2:"), "seconds of collective send has no number"},
-      {with("collective send members 2 per_unit 2 1:1 2:0"), "seconds of collective send is 0, must be more"},
+      {with("collective send members 2 per_unit 2 1:1 2:0"),
+       "seconds of collective send is 0, must be at least 1e-12"},
       {with("collective send members 2 per_unit 2 1:1 -2:1"), "bytes of collective send is -2"},
       {with("collective send members 2 per_unit 2 1:1 2:2\ncollective send members 2 per_unit 2 1:1 2:2"),
        ":10: collective send of 2 members, 2 in a unit, is given a second time"}};
