@@ -29,7 +29,7 @@ void VirtualSharing::Reckon() {
   }
   const uint64_t version = ++version_;
   if (flows_.empty()) return;
-  clock_->At(clock_->now() + std::llround(next), [this, version] {
+  clock_->After(next, [this, version] {
     if (version == version_) End();
   });
 }
@@ -38,7 +38,7 @@ void VirtualSharing::End() {
   Progress();
   std::vector<std::function<void()>> ended;
   for (size_t i = 0; i < flows_.size();) {
-    if (std::llround(flows_[i].left * flows_[i].time) > 0) {
+    if (!clock_->stopped() && flows_[i].left * flows_[i].time >= 0.5) {
       ++i;
       continue;
     }
@@ -89,7 +89,7 @@ void VirtualLinks::Reckon(uint32_t number) {
     flow.time =
         std::max(flow.time, static_cast<double>(busy.time) * static_cast<double>(users_[busy.link].size()));
   const uint32_t version = ++flow.version;
-  clock_->At(clock_->now() + std::llround(std::max(0.0, flow.left) * flow.time), [this, number, version] {
+  clock_->After(std::max(0.0, flow.left) * flow.time, [this, number, version] {
     if (flows_[number].version == version) End(number);
   });
 }

@@ -2,6 +2,8 @@
 // threads share. Private to virtual_time.cc and virtual_device.cc.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -16,11 +18,19 @@
 
 namespace oneflow_like {
 
-// Calls events in the order of their times; those of one moment in the order in which they were asked for.
+// Calls events in the order of their times; those of one moment in the order in which they were asked for. It
+// stops at kLastPicosecond.
 class VirtualClock {
  public:
   int64_t now() const { return now_; }
-  void At(int64_t time, std::function<void()> event) { events_.push({time, next_++, std::move(event)}); }
+  bool stopped() const { return now_ == kLastPicosecond; }
+  void At(int64_t time, std::function<void()> event) {
+    events_.push({std::min(time, kLastPicosecond), next_++, std::move(event)});
+  }
+  // So many picoseconds from now on.
+  void After(double time, std::function<void()> event) {
+    At(now_ + std::llround(std::min(time, static_cast<double>(kLastPicosecond))), std::move(event));
+  }
   // False: there are no more.
   bool RunNext() {
     if (events_.empty()) return false;

@@ -61,8 +61,8 @@ class PaperPlan {
     int64_t alone = 0, crowded = 0;
     for (int k = 0; k < actor.kernel_size(); ++k) {
       const ThreadTime takes = moves ? ThreadTime(0) : times_(actor, actor.kernel(k));
-      alone += Picoseconds(takes.alone);
-      crowded += Picoseconds(takes.crowded);
+      alone = std::min(kLastPicosecond, alone + Picoseconds(takes.alone));
+      crowded = std::min(kLastPicosecond, crowded + Picoseconds(takes.crowded));
       number[k] = out->kernel_size();
       if (ends.count(k) == 0) continue;
       plan::Kernel* kernel = out->add_kernel();

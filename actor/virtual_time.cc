@@ -347,7 +347,9 @@ class VirtualPeers final : public Peers, public PeerLink {
 
 }  // namespace
 
-int64_t Picoseconds(double seconds) { return std::llround(seconds * kPicosecondsPerSecond); }
+int64_t Picoseconds(double seconds) {
+  return std::llround(std::min(seconds * kPicosecondsPerSecond, static_cast<double>(kLastPicosecond)));
+}
 
 class VirtualMachine::Impl {
  public:

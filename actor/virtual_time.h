@@ -23,7 +23,10 @@
 namespace oneflow_like {
 
 inline constexpr double kPicosecondsPerSecond = 1e12;
-// Rounded; REQUIRES: seconds are finite and not negative.
+// Where the clock stops, after 26 days: whatever would be later happens at this moment. Two times that are at
+// most this can be added.
+inline constexpr int64_t kLastPicosecond = int64_t{1} << 61;
+// Rounded, and at most kLastPicosecond; REQUIRES: seconds are not negative.
 int64_t Picoseconds(double seconds);
 
 // The time and links that one act of a collective takes of the machine for one of its members.

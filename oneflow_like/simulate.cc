@@ -205,6 +205,12 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     if (!status.ok()) throw Error(status.message());
   }
   runtime.Close();
+  if (paper.now() == kLastPicosecond)
+    Fail(
+        "Simulate: ", steps, " steps take more than the ",
+        static_cast<int>(kLastPicosecond / kPicosecondsPerSecond / 86400),
+        " days that can be simulated; take more devices, a smaller batch or model, or correct the numbers of "
+        "the topology");
   played.records = paper.TakeRecords();
   // Waiting for a step may take longer than it does, as threads end what they have begun of the next one.
   played.ends.assign(static_cast<size_t>(steps), 0);

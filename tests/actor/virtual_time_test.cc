@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 
@@ -225,6 +226,36 @@ TEST(VirtualTime, WorkAndMessagesGoOnBesideEachOther) {
       EXPECT_EQ(RunOnPaper(ranks, options, {{"work", static_cast<double>(work)}}).ends[0],
                 (work + message) * kMicro);
     }
+}
+
+// Work and messages of any length, up to far more than the clock has: the steps end, in their order.
+TEST(VirtualTime, StopsWhereItsTimeEnds) {
+  int stopped = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    std::mt19937 random(trial);
+    const auto draw = [&] { return std::pow(10, static_cast<int>(random() % 20) - 10) * (1 + random() % 9); };
+    std::vector<PlanBuilder> ranks = Pairs(2, true);
+    VirtualOptions options;
+    options.threads = static_cast<int>(random() % 3);
+    options.cores = options.threads > 0 ? static_cast<int>(random() % 3) : 0;
+    const int64_t latency = Picoseconds(draw()), a = Picoseconds(draw()), b = Picoseconds(draw());
+    options.load = [&](const plan::Collective&, int rank) {
+      return VirtualLoad{latency, {{0, 1 + a}, {10 + rank, 1 + b}}};
+    };
+    const double work = draw();
+    const Ran ran = RunOnPaper(ranks, options, {{"work", work * 1e6}}, 3);
+    int64_t before = 0;
+    for (int64_t end : ran.ends) {
+      EXPECT_GE(end, before) << "trial " << trial;
+      EXPECT_LE(end, kLastPicosecond) << "trial " << trial;
+      before = end;
+    }
+    stopped += before == kLastPicosecond;
+    if (3 * work > 30 * 86400) EXPECT_EQ(before, kLastPicosecond) << "trial " << trial;
+    EXPECT_GE(before, std::min(kLastPicosecond, latency + std::max(a, b))) << "trial " << trial;
+  }
+  EXPECT_GT(stopped, 50);
+  EXPECT_LT(stopped, 190);
 }
 
 TEST(VirtualTime, AThreadDoesTheWorkOfItsRanksInTurn) {

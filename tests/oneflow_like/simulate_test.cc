@@ -218,6 +218,47 @@ const char* const kGood =
     "level node devices 4 latency 1e-6 bandwidth 1e11\n"
     "level rack devices 8 latency 1e-5 bandwidth 1e10 shared\n";
 
+// Each fact of a machine, a hundred thousand times worse again and again: a step takes longer, until it is
+// longer than what can be simulated.
+TEST(Simulate, ASlowerMachineTakesLongerOrIsRefused) {
+  for (int trial = 0; trial < 3; ++trial) {
+    std::mt19937 random(trial);
+    GptProgram program(Draw(&random));
+    const Session train = program.MakeTrain();
+    DescribedMachine machine = Gpus(1 + trial % 3);
+    machine.threads = trial % 2;
+    const std::vector<std::pair<std::string, std::function<void(DescribedMachine*, double)>>> facts = {
+        {"flops", [](DescribedMachine* m, double worse) { m->flops = m->narrow_flops = 1e12 / worse; }},
+        {"memory", [](DescribedMachine* m, double worse) { m->topology.memory_bandwidth = 1e11 / worse; }},
+        {"overhead", [](DescribedMachine* m, double worse) { m->overhead = 1e-6 * worse; }},
+        {"extent", [](DescribedMachine* m, double worse) { m->efficiency.half_extent = worse; }},
+        {"bandwidth",
+         [](DescribedMachine* m, double worse) {
+           for (Topology::Link& link : m->topology.links) link.bandwidth = 1e10 / worse;
+         }},
+        {"latency", [](DescribedMachine* m, double worse) {
+           for (Topology::Link& link : m->topology.links) link.latency = 1e-6 * worse;
+         }}};
+    for (const auto& [fact, make_worse] : facts) {
+      double before = 0;
+      bool refused = false;
+      for (int zeros = 0; zeros <= 30; zeros += 5) {
+        DescribedMachine worse = machine;
+        make_worse(&worse, std::pow(10, zeros));
+        double seconds = 0;
+        const std::string error = ErrorOf([&] { seconds = Simulate(train, worse).seconds; });
+        EXPECT_TRUE(error.empty() || error.find("more than the 26 days") != error.npos) << error;
+        EXPECT_FALSE(refused && error.empty()) << "seed " << trial << ", " << fact << " 1e" << zeros;
+        refused = !error.empty();
+        if (refused) continue;
+        EXPECT_GE(seconds, before * (1 - 1e-6)) << "seed " << trial << ", " << fact << " 1e" << zeros;
+        before = seconds;
+      }
+      EXPECT_TRUE(refused || fact == "bandwidth" || fact == "latency") << fact;  // of several devices alone
+    }
+  }
+}
+
 TEST(Topology, IsRead) {
   const DescribedMachine machine = ReadTopology(WithTopology(kGood));
   EXPECT_EQ(machine.name, "X");
