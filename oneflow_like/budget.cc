@@ -36,7 +36,7 @@ void CheckBudget(const std::string& who, const Session& session) {
   RankSummary shown;
   for (const RankSummary& s : session.Summaries()) {
     if (s.peak_bytes <= budget) continue;
-    if (ranks.empty() || (chosen && s.peak_bytes > shown.peak_bytes)) shown = s;
+    if (s.peak_bytes > shown.peak_bytes) shown = s;
     ranks.push_back(s.rank);
   }
   if (ranks.empty()) return;

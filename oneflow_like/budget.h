@@ -19,11 +19,11 @@ struct OverBudget : Error {
   OverBudget(const std::string& message, std::vector<int> ranks, int64_t bytes, bool least)
       : Error(message), ranks(std::move(ranks)), bytes(bytes), least(least) {}
   std::vector<int> ranks;  // that take more than the budget; where `least` is known, the fullest
-  int64_t bytes;           // that one of them takes
+  int64_t bytes;           // that the fullest takes
   bool least;              // no choice of what is computed again takes less on the fullest of them
 };
 
-// Throws OverBudget, beginning with `who`, with what a rank holds that takes more than the budget.
+// Throws OverBudget, beginning with `who`, with what the fullest rank holds if that is more than the budget.
 void CheckBudget(const std::string& who, const Session& session);
 
 }  // namespace oneflow_like

@@ -1,6 +1,7 @@
 // Every mistake a user can make gives one Error that names the operator, the axis, the numbers and the user's
 // line.
 #include <functional>
+#include <random>
 #include <regex>
 
 #include "core/backend.h"
@@ -486,6 +487,38 @@ TEST(Errors, MemoryBudgetOfEveryStage) {
     EXPECT_TRUE(std::regex_search(error, std::regex(Cat("session eval needs \\d{5} bytes on rank ", large,
                                                         " but the budget is 10000"))))
         << error;
+  }
+}
+
+// Where all ranks hold more than the budget, what the message names is enough for all, and no byte less is.
+TEST(Errors, MemoryBudgetThatIsNamedIsEnough) {
+  for (int seed = 0; seed < 24; ++seed) {
+    std::mt19937 random(seed);
+    const int stages = 2 + static_cast<int>(random() % 3), tp = 1 + static_cast<int>(random() % 3);
+    std::vector<int64_t> widths;
+    for (int stage = 0; stage < stages; ++stage) widths.push_back(1 + static_cast<int64_t>(random() % 200));
+    const auto error = [&](int64_t budget) {
+      ModelOptions options;
+      options.memory_budget = budget;
+      Model model(FullMesh(Cat("cpu:tp=", tp, ",pp=", stages)), options);
+      Tensor h = model.Input("x", {4, 10}, DType::kFloat32);
+      for (int stage = 0; stage < stages; ++stage) {
+        const Scope s = (model.scope() / Cat("stage", stage)).Stage("pp", stage);
+        const Tensor up = s.Weight("up", {10, widths[stage]}, Ones(), {{"tp", S(1)}});
+        h = matmul(matmul(to_stage(h, "pp", stage), up), s.Weight("down", {widths[stage], 10}, Ones()));
+      }
+      return ErrorOf([&] { Train(mean(square(h)), Adam{}); });
+    };
+    const std::regex named(
+        "session train needs (\\d+) bytes on rank \\d+ but the budget is (\\d+); what it holds");
+    const std::string least = error(1);
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(least, found, named)) << "seed " << seed << ": " << least;
+    const int64_t bytes = std::stoll(found[1]);
+    EXPECT_EQ(error(bytes), "") << "seed " << seed;
+    const std::string less = error(bytes - 1);
+    EXPECT_NE(less.find(Cat("needs ", bytes, " bytes on rank")), std::string::npos)
+        << "seed " << seed << ": " << less;
   }
 }
 
