@@ -86,6 +86,7 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
   PlanSearchOptions search{.memory = std::exchange(quiet.memory_budget, 0),
                            .job = std::exchange(quiet.job, {})};
   quiet.stalls = nullptr;
+  quiet.compiled = nullptr;  // what is searched for has not begun
   for (std::string* path : {&quiet.dump_dir, &quiet.trace_file, &quiet.report_file}) path->clear();
   const BuildPlan build = [&](const PlanCandidate& candidate) {
     ModelOptions options = quiet;

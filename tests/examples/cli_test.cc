@@ -209,12 +209,12 @@ TEST_F(CliTest, ModelsThatFlagsContradictAreRefused) {
 TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=-1"}), {"--auto_mesh", "-1"});
   ExpectError(Gpt({"--auto_mesh=70000"}), {"--auto_mesh", "70000"});
-  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:tp=3"}), {"4 devices", "tp=3"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:tp=3"}), {"4 devices", "tp=3"});
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:cp=2", "--context_parallel"}), {"cp"});
   ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"});
-  ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"}, kRunError);
+  ExpectError(Gpt({"--auto_mesh=3", "--mesh=cpu:dp=3"}), {"batch of 4", "dp=3"});
   ExpectError(Gpt({"--auto_mesh=4", "--memory_budget=1000"}),
-              {"no plan of 4 devices fits", "more than", "1.00 KB"}, kRunError);
+              {"no plan of 4 devices fits", "more than", "1.00 KB"});
   ExpectError(Gpt({"--auto_mesh=3", "--processes=2"}), {"3 devices", "2 processes"});
   ExpectError(
       Gpt({"--auto_mesh=4", "--elastic=dp", "--processes=2", "--restarts=1", "--save=" + folder_ + "/e"}),
