@@ -136,11 +136,15 @@ void Reception::Accept() {
     if (strangers_ >= most_strangers_) DropOldestStranger();
     FileDescriptor fd(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.open()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        DropOldestStranger();
+      const int why = errno;
+      if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
+        const bool dropped = DropOldestStranger();
         no_accept_ = SteadySeconds() + 0.05;
+        if (why == EMFILE && !dropped)  // nothing here will free one
+          return FailAll(Cat(Who(seats_[0].peer), " cannot take the connections of all ", identity_.processes,
+                             " processes: ", std::strerror(why), "; allow it more, with ulimit -n"));
       }
-      if (errno == ECONNABORTED || errno == EINTR) continue;
+      if (why == ECONNABORTED || why == EINTR) continue;
       return;
     }
     int on = 1;
@@ -155,8 +159,8 @@ void Reception::Accept() {
   }
 }
 
-// Those that know the token go only when there are no others.
-void Reception::DropOldestStranger() {
+// Those that know the token go only when there are no others. Returns whether there was one.
+bool Reception::DropOldestStranger() {
   Connection* oldest = nullptr;
   for (Connection& c : connections_) {
     if (c.gone || c.process >= 0) continue;
@@ -167,6 +171,7 @@ void Reception::DropOldestStranger() {
   }
   if (oldest != nullptr) Drop(oldest, "too many connections that do not say who they are");
   Sweep(SteadySeconds());
+  return oldest != nullptr;
 }
 
 // Once for each turn, so that others get theirs however fast this one writes.

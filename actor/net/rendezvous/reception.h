@@ -42,7 +42,7 @@ class Reception {
 
   void Turn(double until);
   void Accept();
-  void DropOldestStranger();
+  bool DropOldestStranger();
   void Read(Connection* c);
   void Hear(Connection* c, const std::string& frame);
   void Welcome(Connection* c, const std::string& frame);

@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "actor/net/ucx/network.h"
+#include "core/error.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -46,7 +48,8 @@ Duty::Duty(Work* work) : work_(work) {
   wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   call_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-  PCHECK(wake_fd_ >= 0 && call_fd_ >= 0 && timer_fd_ >= 0);
+  if (wake_fd_ < 0 || call_fd_ < 0 || timer_fd_ < 0)
+    Fail("no network: ", std::strerror(errno), "; allow this process more, with ulimit -n");
 }
 
 Duty::~Duty() {

@@ -625,6 +625,55 @@ TEST(BootstrapTest, DescriptorsDoNotRunOut) {
   EXPECT_EQ(status, 0);
 }
 
+// Fewer descriptors than processes: the start fails at once, and says of what there is too little.
+TEST(BootstrapTest, TooFewDescriptorsAreSaid) {
+  for (int spare : {0, 1, 2, 5}) {
+    FileDescriptor listener = ListenAt("127.0.0.1", 0);
+    ProcessIdentity id;
+    id.processes = 8;
+    id.master_port = PortOf(listener.get());
+    id.token = "secret";
+    const RendezvousOptions options = {.timeout = 200, .lost_timeout = 1};
+    FileDescriptor ends[2];
+    int both[2];
+    ASSERT_EQ(pipe(both), 0);
+    ends[0] = FileDescriptor(both[0]);
+    ends[1] = FileDescriptor(both[1]);
+    const pid_t first = fork();
+    if (first == 0) {
+      alarm(100);
+      id.listen_fd = listener.get();
+      rlim_t end = 0;  // below it so many descriptors are free
+      for (int free = 0; free < spare || fcntl(static_cast<int>(end), F_GETFD) >= 0; ++end)
+        free += fcntl(static_cast<int>(end), F_GETFD) < 0;
+      const rlimit few = {end, end};
+      setrlimit(RLIMIT_NOFILE, &few);
+      const std::string error = ErrorOf([&] { Rendezvous(id, Peer(0), options); });
+      _exit(write(both[1], error.data(), error.size()) == static_cast<ssize_t>(error.size()) ? 0 : 1);
+    }
+    listener.Close();
+    ends[1].Close();
+    std::vector<FileDescriptor> others;
+    for (int p = 1; p < id.processes; ++p) {
+      std::string why;
+      others.push_back(ConnectTo("127.0.0.1", id.master_port, 30, &why));
+      if (!others.back().open()) break;  // the start has failed
+      Say(others.back().get(), Frame(Greeting(id.token)) + Hello(id, p));
+      if (p > spare) continue;
+      FrameReader in;
+      EXPECT_GT(HearAnswer(others.back().get(), &in).wait_seconds(), 0) << "process " << p << " of " << spare;
+    }
+    char text[1000];
+    const ssize_t got = read(both[0], text, sizeof(text));
+    ExpectHas(
+        std::string(text, std::max<ssize_t>(got, 0)),
+        {"process 0", "cannot take the connections of all 8 processes", "Too many open files", "ulimit -n"});
+    int status = -1;
+    waitpid(first, &status, 0);
+    EXPECT_EQ(status, 0) << spare;
+  }
+}
+
 // 10,000 connections that make no sense, of every kind, while the processes of the job come.
 class Fuzz {
  public:
