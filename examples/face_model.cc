@@ -26,6 +26,9 @@ Tensor FaceEmbedding(Scope scope, Tensor images, const FaceConfig& c, bool train
 
 Tensor FaceLoss(Scope scope, Tensor embeddings, Tensor labels, const FaceConfig& c) {
   const int64_t batch = labels.shape()[0];
+  if (c.sampled > 0 && c.identities < batch)
+    Fail("insightface: sampling needs an identity for each of the ", batch, " faces of a batch, there are ",
+         c.identities, "; take smaller batches, or all identities (0 sampled)");
   if (c.sampled < 0 || c.sampled > c.identities || (c.sampled > 0 && c.sampled < batch))
     Fail("insightface: ", c.sampled, " identities are sampled, must be 0, or at least the ", batch,
          " that a batch may have and at most all ", c.identities);

@@ -75,6 +75,7 @@ const std::vector<SmallProgram> kPrograms = {
      {"--image_size=8", "--identities=40", "--sampled=12"},
      "of pairs told apart",
      {{"--sampled=3", "3 identities are sampled"},
+      {"--identities=3", "faces of a batch"},
       {"--margin=2", "at most 1.5"},
       {"--identities=1", "at least 2"}}},
 };
