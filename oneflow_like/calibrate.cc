@@ -65,7 +65,10 @@ constexpr Shape kShared = kShapes[1];  // trained by more threads than there are
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
-constexpr int kWarmUp = 2;  // steps of a model before those that are noted
+// Of a model in a round: one step that finds the caches as another model left them, and more, which are
+// noted. Small ones take up to a tenth longer where they have to share.
+constexpr int kNoted = 2;
+constexpr int kChained = 5;  // the same of a chain of messages
 // Two looks of core/spinning.h, which show whether a compilation made threads sleep between loops; and how
 // long it may take until they spin again.
 constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{4000};
@@ -77,6 +80,11 @@ struct Setting {
   bool tensor = false;     // tensor parallelism in place of data parallelism
   int threads = 0;         // of a process, which share its ranks; 0: one for each
 };
+
+// A rank for each core, or process: every other model by tensor parallelism, where its heads allow that.
+Setting CrowdedSetting(int model, int ranks) {
+  return {.workers = ranks, .tensor = model % 2 == 1 && kShapes[model].heads % ranks == 0};
+}
 
 class Probe {
  public:
@@ -109,17 +117,12 @@ class Probe {
     KnowKernels(dtype);
   }
 
-  // One step, whose kernels are noted. The session's first one is not.
-  void Step() {
-    session_->Run(feeds_).Wait();
-    const StepProfile profile = session_->TakeProfile();
-    walls_.push_back(profile.wall);
-    for (const KernelProfile& kernel : profile.hottest)
-      if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
-        at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  // One step that is not noted (a session's first one never is), and more whose kernels are.
+  void Round() {
+    WarmUp();
+    for (int step = 0; step < kNoted; ++step) Step();
   }
 
-  // One that is not noted.
   void WarmUp() {
     session_->Run(feeds_).Wait();
     session_->TakeProfile();
@@ -134,12 +137,14 @@ class Probe {
     return sum;
   }
 
-  // Medians over these rounds, of which number 0 is the first that was noted.
+  // Medians over these rounds.
   void AddSamples(const std::vector<size_t>& rounds, std::vector<KernelSample>* samples) const {
     for (const auto& [label, known] : kernels_) {
       std::vector<double> seconds;
       for (size_t round : rounds)
-        if (round < known.seconds.size()) seconds.push_back(known.seconds[round]);
+        for (size_t step = round * kNoted; step < std::min((round + 1) * kNoted, known.seconds.size());
+             ++step)
+          seconds.push_back(known.seconds[step]);
       if (seconds.empty()) continue;
       samples->push_back(known.sample);
       samples->back().seconds = Median(std::move(seconds));
@@ -147,6 +152,15 @@ class Probe {
   }
 
  private:
+  void Step() {
+    session_->Run(feeds_).Wait();
+    const StepProfile profile = session_->TakeProfile();
+    walls_.push_back(profile.wall);
+    for (const KernelProfile& kernel : profile.hottest)
+      if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
+        at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  }
+
   struct Known {
     KernelSample sample;
     std::vector<double> seconds;  // of an act, by step
@@ -233,6 +247,14 @@ class Chain {
     feeds_ = {{"x", HostTensor::Make(DType::kFloat32, {kRows, kWidth})}};
   }
 
+  void Round() {
+    for (int step = 0; step < kChained; ++step) Step();
+  }
+  // By link: in all, and those in which nobody computed or moved anything.
+  double wall() const { return LowerQuartile(walls_) / kLinks; }
+  double idle() const { return std::max(0.0, LowerQuartile(idle_)) / kLinks; }
+
+ private:
   void Step() {
     session_->Run(feeds_).Wait();
     const StepProfile profile = session_->TakeProfile();
@@ -242,11 +264,7 @@ class Chain {
     walls_.push_back(profile.wall);
     idle_.push_back(profile.wall - work / profile.threads);
   }
-  // By link: in all, and those in which nobody computed or moved anything.
-  double wall() const { return LowerQuartile(walls_) / kLinks; }
-  double idle() const { return std::max(0.0, LowerQuartile(idle_)) / kLinks; }
 
- private:
   std::optional<Model> model_;
   std::optional<Session> session_;
   Feeds feeds_;
@@ -298,9 +316,9 @@ void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachin
     dealt.emplace(2 * cores, cores, nullptr);
     crowded.emplace(2 * cores, 2 * cores, nullptr);
   }
-  for (int round = 0; round <= options.rounds; ++round) {
-    two.Step();
-    if (dealt) dealt->Step(), crowded->Step();
+  for (int round = 0; round < options.rounds; ++round) {
+    two.Round();
+    if (dealt) dealt->Round(), crowded->Round();
   }
   machine->message = machine->process_message = Rounded(two.idle() / kMessagesOfLink);
   if (!dealt) return;
@@ -315,13 +333,10 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
   std::vector<std::unique_ptr<Probe>> threads, apart;
-  for (const Shape& shape : std::span(kShapes).first(std::min(options.models, 2))) {
-    for (const bool tensor : {false, true}) {
-      const Setting setting = {processes, 1, tensor};
-      if (tensor && shape.heads % processes != 0) continue;
-      if (first) threads.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true));
-      apart.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true, options.job));
-    }
+  for (int model = 0; model < std::min(options.models, 2); ++model) {
+    const Setting setting = CrowdedSetting(model, processes);
+    if (first) threads.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true));
+    apart.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true, options.job));
   }
   Chain chain(processes, 1, options.job);
   std::optional<Probe> dealt, crowded;
@@ -331,12 +346,12 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
     crowded.emplace(kShared, Setting{.workers = setting.workers, .threads = 2 * cores}, DType::kFloat32, true,
                     options.job);
   }
-  for (int round = 0; round <= options.rounds; ++round) {
-    for (const auto& probe : threads) probe->Step();
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const auto& probe : threads) probe->Round();
     options.job->AllGather("calibration", "");
-    for (const auto& probe : apart) probe->Step();
-    chain.Step();
-    if (dealt) dealt->Step(), crowded->Step();
+    for (const auto& probe : apart) probe->Round();
+    chain.Round();
+    if (dealt) dealt->Round(), crowded->Round();
   }
   machine->process_message = Rounded(chain.idle() / kMessagesOfLink);
   double here = 0, there = 0;
@@ -380,8 +395,6 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
   if (cores > 1) teams.push_back(cores);
-  constexpr int kParts = 4;  // of a model's steps, each long enough to say what others used
-  const int steps = (options.rounds + kParts - 1) / kParts;
   for (int threads : teams) {
     std::deque<Probe> probes;
     for (const Shape& shape : std::span(kShapes).first(options.models))
@@ -391,17 +404,14 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
     for (; !probes.empty(); probes.pop_front()) {
       Tell(options, Cat("kernels on ", threads, " threads: ", probes.size(), " models left"));
       Probe& probe = probes.front();
-      for (int step = 0; step < kWarmUp; ++step) probe.WarmUp();
+      probe.WarmUp();
       Quietest quietest;
       BusyOthers others;
-      for (int part = 0; part < kParts; ++part) {
-        for (int step = 0; step < steps; ++step) probe.Step();
+      for (int round = 0; round < options.rounds; ++round) {
+        probe.Round();
         quietest.Add(others.Take());
       }
-      std::vector<size_t> rounds;
-      for (size_t part : quietest.Half())
-        for (int step = 0; step < steps; ++step) rounds.push_back(part * steps + step);
-      probe.AddSamples(rounds, samples);
+      probe.AddSamples(quietest.Half(), samples);
     }
   }
 }
@@ -411,21 +421,19 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
   MeasureTeams(options, cores, &samples);
   Tell(options, "compiling the models that are watched");
   std::vector<std::unique_ptr<Probe>> probes;
-  for (const Shape& shape : std::span(kShapes).first(options.models))
+  for (int model = 0; model < options.models; ++model)
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      probes.push_back(std::make_unique<Probe>(shape, Setting{1, 1}, dtype, false));
-      if (cores == 1) continue;
-      probes.push_back(std::make_unique<Probe>(shape, Setting{cores, 1}, dtype, true));
-      if (shape.heads % cores == 0)
-        probes.push_back(std::make_unique<Probe>(shape, Setting{cores, 1, true}, dtype, true));
+      probes.push_back(std::make_unique<Probe>(kShapes[model], Setting(), dtype, false));
+      if (cores > 1)
+        probes.push_back(std::make_unique<Probe>(kShapes[model], CrowdedSetting(model, cores), dtype, true));
     }
+  for (const auto& probe : probes) probe->WarmUp();
   Quietest quietest;
   BusyOthers others;
-  for (int round = 0; round <= options.rounds; ++round) {  // in the first libraries warm up
-    Tell(options, Cat("kernels: round ", round, " of ", options.rounds));
-    for (const auto& probe : probes) probe->Step();
-    const double share = others.Take();
-    if (round > 0) quietest.Add(share);
+  for (int round = 0; round < options.rounds; ++round) {
+    Tell(options, Cat("kernels: round ", round + 1, " of ", options.rounds));
+    for (const auto& probe : probes) probe->Round();
+    quietest.Add(others.Take());
   }
   const std::vector<size_t> half = quietest.Half();
   for (const auto& probe : probes) probe->AddSamples(half, &samples);
