@@ -112,7 +112,7 @@ double VirtualCores::Needs(int64_t alone, int64_t crowded) const {
   const double busy = running_ * each_, cores = std::max(cores_, each_);
   const double beside = cores > each_ ? std::min(1.0, (busy - each_) / (cores - each_)) : running_ > 1;
   const double time = static_cast<double>(alone) + beside * static_cast<double>(crowded - alone);
-  return time * std::max(1.0, busy / cores);
+  return busy > cores ? time * turns_ * busy / cores : time;
 }
 
 void VirtualCores::Start(int64_t alone, int64_t crowded, std::function<void()> done) {

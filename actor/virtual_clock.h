@@ -113,8 +113,10 @@ class VirtualLinks {
 // memory and power; more work than there are cores takes turns.
 class VirtualCores {
  public:
-  // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared.
-  VirtualCores(VirtualClock* clock, int cores, int each) : work_(clock), cores_(cores), each_(each) {}
+  // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared. While more
+  // is wanted than there are, work takes `turns` times as long, besides waiting for its turns.
+  VirtualCores(VirtualClock* clock, int cores, int each, double turns)
+      : work_(clock), cores_(cores), each_(each), turns_(turns) {}
   // Calls `done` when it has been done: picoseconds with the other cores idle, and with all at work.
   void Start(int64_t alone, int64_t crowded, std::function<void()> done);
 
@@ -123,6 +125,7 @@ class VirtualCores {
 
   VirtualSharing work_;
   const int cores_, each_;
+  const double turns_;
   int running_ = 0;
 };
 

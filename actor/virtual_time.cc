@@ -356,7 +356,7 @@ class VirtualMachine::Impl {
   explicit Impl(VirtualOptions given)
       : options(std::move(given)),
         links(&paper.clock),
-        cores(&paper.clock, options.cores, options.kernel_cores),
+        cores(&paper.clock, options.cores, options.kernel_cores, options.turns),
         executor(&paper, &cores, options),
         collectives(&paper, &links, &options),
         peers(&collectives) {

@@ -59,6 +59,9 @@ struct VirtualOptions {
   // With threads: the cores that these share, and how many of them one kernel uses. 0: each thread has what
   // it uses to itself.
   int cores = 0, kernel_cores = 1;
+  // How many times as long work takes while it needs more cores than there are, besides waiting for its
+  // turns.
+  double turns = 1;
   // Whether each kernel is recorded; false: of an asynchronous device, those of an act between which no
   // credit goes may be recorded as one, which takes as long and is simulated in less.
   bool each_kernel = true;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/plan.pb.h"
+#include "ops/equation.h"
 #include "ops/fused.h"
 
 namespace oneflow_like {
@@ -96,9 +97,9 @@ bool SecondsOfChain(const DescribedMachine& machine, const plan::Kernel& kernel,
   for (const FusedStep& step : steps) {
     const MeasuredKernel* k = FindMeasured(machine, step.op, type, threads, crowded);
     if (k == nullptr) return false;
-    call = std::max(call, k->call);
-    byte = std::max(byte, k->byte);
-    flops += k->flop * kernel.flops() / static_cast<double>(steps.size());
+    call = std::max(call, k->each.call);
+    byte = std::max(byte, k->each.byte);
+    flops += k->each.flop * kernel.flops() / static_cast<double>(steps.size());
   }
   *seconds = call + flops + byte * kernel.bytes();
   return true;
@@ -110,15 +111,14 @@ bool MeasuredSeconds(const DescribedMachine& machine, const plan::Kernel& kernel
   if (kernel.name() == "fused") return SecondsOfChain(machine, kernel, type, threads, crowded, seconds);
   const MeasuredKernel* k = FindMeasured(machine, MeasuredName(kernel), type, threads, crowded);
   if (k == nullptr) return false;
-  const MeasuredWork work = WorkOf(kernel);
-  *seconds = k->call + k->flop * work.flops + k->byte * work.bytes;
+  *seconds = k->SecondsOf(WorkOf(kernel));
   return true;
 }
 
 // Queries and keys [batch, sequence, heads, width] of one head: the pairs of them in the tiles that kernels
-// work on, those of them that have a score, and all pairs.
+// work on, and all pairs.
 struct Pairs {
-  double in_tiles = 0, scored = 0, all = 0;
+  double in_tiles = 0, all = 0;
 };
 Pairs PairsOf(const plan::Operand& q, const plan::Operand& k, bool causal, bool gradient) {
   constexpr int64_t kTileQueries = 64;  // ops/cpu/attention_tile.h
@@ -133,37 +133,99 @@ Pairs PairsOf(const plan::Operand& q, const plan::Operand& k, bool causal, bool 
     const int64_t seen = causal ? std::clamp<int64_t>(ends + end, 0, keys) : keys;
     const int64_t rows = !gradient && queries <= kFewQueries ? queries : kTileQueries;
     pairs.in_tiles += static_cast<double>(rows) * static_cast<double>(seen);
-    pairs.scored += static_cast<double>(end - s) * static_cast<double>(seen);
   }
   return pairs;
 }
 
-}  // namespace
-
-std::string MeasuredName(const plan::Kernel& kernel) {
+Amounts WorkOfAttention(const plan::Kernel& kernel) {
+  Amounts work = {.call = 1, .flop = kernel.flops(), .byte = kernel.bytes()};
+  const bool gradient = kernel.name() == "attention_grad";
+  const int q = gradient ? 1 : 0;
+  if (kernel.in_size() < q + 2) return work;
   bool causal = false, drops = false;
   for (const plan::Attr& attr : kernel.attr()) {
     causal |= attr.name() == "causal" && attr.i() != 0;
     drops |= attr.name() == "dropout" && attr.f() > 0;
   }
-  return Cat(kernel.name(), causal ? "+causal" : "", drops ? "+dropout" : "");
-}
-
-MeasuredWork WorkOf(const plan::Kernel& kernel) {
-  const int q = kernel.name() == "attention" ? 0 : kernel.name() == "attention_grad" ? 1 : -1;
-  MeasuredWork work = {kernel.flops(), kernel.bytes()};
-  if (q < 0 || kernel.in_size() < q + 2) return work;
-  bool causal = false;
-  for (const plan::Attr& attr : kernel.attr()) causal |= attr.name() == "causal" && attr.i() != 0;
   const plan::Operand &queries = kernel.in(q), &keys = kernel.in(q + 1);
   for (const plan::Operand* operand : {&queries, &keys})
     if (operand->box_size() == 0 || operand->box(0).extent_size() != 4 || operand->global().at_size() != 4)
       return work;
-  const Pairs pairs = PairsOf(queries, keys, causal, q == 1);
+  const Pairs pairs = PairsOf(queries, keys, causal, gradient);
   if (pairs.all == 0) return work;
   const double heads =
       static_cast<double>(queries.box(0).extent(0)) * static_cast<double>(queries.box(0).extent(2));
-  return {kernel.flops() * pairs.in_tiles / pairs.all, 4 * heads * pairs.scored};
+  work.flop *= pairs.in_tiles / pairs.all;
+  work.score = heads * pairs.in_tiles;
+  work.dropped = drops ? work.score : 0;
+  return work;
+}
+
+bool MultipliesMatrices(const plan::Kernel& kernel) {
+  return (kernel.name() == "matmul" || kernel.name() == "einsum") && kernel.in_size() >= 2 &&
+         kernel.out_size() > 0;
+}
+
+double Bytes(const plan::Operand& operand) {
+  return Elements(operand) * static_cast<double>(SizeOf(static_cast<DType>(operand.dtype())));
+}
+
+Dims GlobalOf(const plan::Operand& operand) {
+  Dims global;
+  for (int64_t extent : operand.global().at()) global.push_back(extent);
+  return global;
+}
+
+// A result whose last axis comes from the left operand is computed as its transpose, with the operands
+// exchanged.
+Amounts WorkOfProduct(const plan::Kernel& kernel) {
+  constexpr double kPage = 4096;
+  const plan::Operand *left = &kernel.in(0), *right = &kernel.in(1), &result = kernel.out(0);
+  Amounts work = {.call = 1, .flop = kernel.flops(), .result = Bytes(result)};
+  std::string equation;
+  for (const plan::Attr& attr : kernel.attr()) {
+    if (attr.name() == "equation") equation = attr.s();
+    if (attr.name() == kAccumulates && attr.i() != 0) work.sum = work.result;
+  }
+  std::vector<LabelAxes> labels = kernel.name() == "einsum"
+                                      ? EinsumLabels(equation)
+                                      : MatmulLabels(GlobalOf(*left), GlobalOf(*right), GlobalOf(result));
+  const int last = result.global().at_size() - 1;
+  if (std::any_of(labels.begin(), labels.end(), [&](const LabelAxes& l) { return l.y == last && l.b < 0; })) {
+    std::swap(left, right);
+    for (LabelAxes& l : labels) std::swap(l.a, l.b);
+  }
+  work.left = Bytes(*left);
+  work.right = Bytes(*right);
+  // Rows of the left operand, and columns of the right one, that lie beside each other in memory.
+  const bool left_turned = std::any_of(labels.begin(), labels.end(), [&](const LabelAxes& l) {
+    return l.y >= 0 && l.a == left->global().at_size() - 1;
+  });
+  const bool right_turned = std::any_of(labels.begin(), labels.end(), [&](const LabelAxes& l) {
+    return l.y < 0 && l.b == right->global().at_size() - 1;
+  });
+  double rows = static_cast<double>(SizeOf(static_cast<DType>(left->dtype())));
+  double columns = static_cast<double>(SizeOf(static_cast<DType>(right->dtype())));
+  for (const LabelAxes& l : labels) {
+    if (l.y < 0 || (l.a >= 0 && l.b >= 0) || result.box_size() == 0) continue;
+    (l.a >= 0 ? rows : columns) *= static_cast<double>(result.box(0).extent(l.y));
+  }
+  if (right_turned) work.turned = work.right;
+  if (left_turned && rows >= kPage) work.strided += work.left;
+  if (!right_turned && columns >= kPage) work.strided += work.right;
+  return work;
+}
+
+}  // namespace
+
+std::string MeasuredName(const plan::Kernel& kernel) {
+  return MultipliesMatrices(kernel) ? "product" : kernel.name();
+}
+
+Amounts WorkOf(const plan::Kernel& kernel) {
+  if (MultipliesMatrices(kernel)) return WorkOfProduct(kernel);
+  if (kernel.name() == "attention" || kernel.name() == "attention_grad") return WorkOfAttention(kernel);
+  return {.call = 1, .flop = kernel.flops(), .byte = kernel.bytes()};
 }
 
 DType RateType(const plan::Kernel& kernel) {
@@ -172,6 +234,12 @@ DType RateType(const plan::Kernel& kernel) {
     if (const auto of = static_cast<DType>(operand.dtype()); IsFloating(of) && SizeOf(of) < SizeOf(type))
       type = of;
   return type;
+}
+
+double MeasuredKernel::SecondsOf(const Amounts& work) const {
+  double seconds = 0;
+  for (const NamedAmount& amount : kAmounts) seconds += each.*amount.value * work.*amount.value;
+  return seconds;
 }
 
 double MeasuredCollective::SecondsOf(double bytes) const {
@@ -220,7 +288,7 @@ bool SecondsOfWork(const DescribedMachine& machine, const plan::Collective& coll
   const double bytes = BytesOfWork(collective, element_bytes);
   const auto of = [&](bool crowded) {
     const MeasuredKernel* k = FindMeasured(machine, kCollectiveWork, DType::kFloat32, 1, crowded);
-    return k == nullptr ? -1 : k->call + k->byte * bytes;
+    return k == nullptr ? -1 : k->SecondsOf({.call = 1, .byte = bytes});
   };
   const double alone = of(false), crowded = of(true);
   if (alone < 0 && crowded < 0) return false;

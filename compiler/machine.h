@@ -31,6 +31,29 @@ struct MeasuredCollective {
   double SecondsOf(double bytes) const;
 };
 
+// What a kernel's time on a host grows with.
+struct Amounts {
+  double call = 0, flop = 0, byte = 0;
+  // Of a product: bytes of its left and right operand; of a right one stored transposed; of those whose
+  // neighbours in a column, along which it is packed, are a page or more apart; of its result, and of a
+  // result that it adds to.
+  double left = 0, right = 0, turned = 0, strided = 0, result = 0, sum = 0;
+  // Of attention: scores in its tiles, and of these such that dropout is drawn for.
+  double score = 0, dropped = 0;
+
+  bool operator==(const Amounts&) const = default;
+};
+struct NamedAmount {
+  const char* name;
+  double Amounts::*value;
+  bool of_all = false;  // operators
+};
+inline constexpr NamedAmount kAmounts[] = {
+    {"call", &Amounts::call, true}, {"flop", &Amounts::flop, true}, {"byte", &Amounts::byte, true},
+    {"left", &Amounts::left},       {"right", &Amounts::right},     {"turned", &Amounts::turned},
+    {"strided", &Amounts::strided}, {"result", &Amounts::result},   {"sum", &Amounts::sum},
+    {"score", &Amounts::score},     {"dropped", &Amounts::dropped}};
+
 // Measured: what kernels of one operator take, of one type, on so many threads.
 struct MeasuredKernel {
   // MeasuredName of the kernel; a fused one takes the time of its steps in one pass over memory.
@@ -39,9 +62,10 @@ struct MeasuredKernel {
   DType dtype = DType::kFloat32;  // the narrowest floating one among the operands
   int threads = 1;                // that the kernel may use
   bool crowded = false;           // while all other cores have work, too
-  // Seconds of each act, and of each operation and byte of its MeasuredWork.
-  double call = 0, flop = 0, byte = 0;
+  Amounts each;                   // seconds of each unit of its work
 
+  // Of a kernel with so much work: what its parts take, added up.
+  double SecondsOf(const Amounts& work) const;
   bool operator==(const MeasuredKernel&) const = default;
 };
 inline constexpr char kCollectiveWork[] = "collective";
@@ -61,20 +85,18 @@ struct DescribedMachine : Machine {
   // there, tells it.
   double message = 0, process_message = 0;
   double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
-  double process_work = 1;     // how much longer kernels take where several processes share a mesh
+  double process_work = 1;     // how many times as long kernels take where several processes share a mesh
+  double crowded_work = 1;     // and while more threads than cores have work, besides their turns
 };
 
-// Under which name times of a kernel are measured: its operator, and of attention what changes its work
-// besides extents: "attention+causal+dropout".
+// Under which name times of a kernel are measured: its operator, or "product" of those that multiply
+// matrices.
 std::string MeasuredName(const plan::Kernel& kernel);
-// Measured times of a kernel on a host grow with its work: its floating-point operations, and the bytes that
-// it reads and writes. Attention works on whole tiles of queries, unless there are few, up to the last key
-// that one of them sees: its operations are those of these tiles, and its bytes those of the scores in them,
-// which dwarf its operands.
-struct MeasuredWork {
-  double flops = 0, bytes = 0;
-};
-MeasuredWork WorkOf(const plan::Kernel& kernel);
+// One call, its floating-point operations, and the bytes that it reads and writes. A product has those of
+// each matrix apart: how often one is read, packed or written depends on the extents of the others. Attention
+// works on whole tiles of queries, unless there are few, up to the last key that one of them sees: its
+// operations and scores are those of these tiles.
+Amounts WorkOf(const plan::Kernel& kernel);
 // The narrowest floating type among a kernel's operands, which determines its rate.
 DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.

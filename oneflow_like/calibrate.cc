@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -50,47 +51,60 @@ double LowerQuartile(std::vector<double> values) {
 // --- Kernels ---
 
 // A model that is trained to be watched. Shapes differ in what bounds their kernels: few or many rows, narrow
-// or wide products, short or long sequences.
+// or wide products, short or long sequences; gradients that are summed over micro-batches, or not.
 struct Shape {
-  int64_t batch, context, width, heads;  // batch: of each rank
+  int64_t batch, context, width, heads;  // batch: of each rank and micro-batch
   bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
+  int micro_batches = 1;
 };
-constexpr Shape kShapes[] = {{16, 128, 256, 8, false}, {4, 64, 256, 4, false},  {2, 32, 512, 8, false},
-                             {16, 32, 96, 3, false},   {1, 256, 384, 6, false}, {4, 128, 128, 4, true},
-                             {2, 64, 320, 5, true}};
+constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2}, {2, 32, 512, 8, false, 2},
+                             {16, 32, 96, 3, false},  {1, 256, 384, 6, false},   {4, 128, 128, 4, true},
+                             {2, 64, 320, 5, true, 2}};
 static_assert(std::size(kShapes) == kMostModels);
+constexpr Shape kShared = kShapes[1];  // trained by more threads than there are cores
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
+// Of a model in a round: one step that finds the caches as another model left them, and more, which are
+// noted. Small ones take up to a tenth longer where they have to share.
+constexpr int kNoted = 2;
+constexpr int kChained = 5;  // the same of a chain of messages
 // Two looks of core/spinning.h, which show whether a compilation made threads sleep between loops; and how
 // long it may take until they spin again.
 constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{4000};
 
 // How its kernels run.
 struct Setting {
-  int workers = 1;         // ranks, each on its thread
+  int workers = 1;         // ranks, of all processes together
   int kernel_threads = 1;  // of each
   bool tensor = false;     // tensor parallelism in place of data parallelism
+  int threads = 0;         // of a process, which share its ranks; 0: one for each
 };
+
+// A rank for each core, or process: every other model by tensor parallelism, where its heads allow that.
+Setting CrowdedSetting(int model, int ranks) {
+  return {.workers = ranks, .tensor = model % 2 == 1 && kShapes[model].heads % ranks == 0};
+}
 
 class Probe {
  public:
-  // With a job each of its processes has one of the workers.
+  // With a job its processes share the workers.
   Probe(const Shape& shape, const Setting& setting, DType dtype, bool crowded,
         const std::shared_ptr<Job>& job = nullptr)
       : setting_(setting), crowded_(crowded) {
     ModelOptions options;
     options.job = job;
-    options.threads = job ? 1 : setting.workers;
+    options.threads = setting.threads > 0 ? setting.threads : setting.workers / (job ? job->processes() : 1);
     options.kernel_threads = setting.kernel_threads;
     model_.emplace(Mesh("cpu", {{setting.tensor ? "tp" : "dp", setting.workers}}), options);
-    const Dims tokens = {shape.batch * setting.workers, shape.context};
+    const Dims tokens = {shape.batch * setting.workers * shape.micro_batches, shape.context};
     const Annotation cut = setting.tensor ? Annotation{{"tp", B()}} : Annotation{{"dp", S(0)}};
     Tensor in = model_->Input("tokens", tokens, DType::kInt32, cut);
     Tensor targets = model_->Input("targets", tokens, DType::kInt32, cut);
     TrainOptions train;
     train.dtype = dtype;
     train.clip_norm = 1;
+    train.micro_batches = shape.micro_batches;
     train.check_finite = false;
     train.parallel = {
         .batch = setting.tensor ? "" : "dp", .tensor = setting.tensor ? "tp" : "", .context = ""};
@@ -103,20 +117,18 @@ class Probe {
     KnowKernels(dtype);
   }
 
-  // One step, whose kernels are noted. The session's first one is not.
-  void Step() {
-    session_->Run(feeds_).Wait();
-    for (const KernelProfile& kernel : session_->TakeProfile().hottest)
-      if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
-        at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  // One step that is not noted (a session's first one never is), and more whose kernels are.
+  void Round() {
+    WarmUp();
+    for (int step = 0; step < kNoted; ++step) Step();
   }
 
-  // One that is not noted.
   void WarmUp() {
     session_->Run(feeds_).Wait();
     session_->TakeProfile();
   }
 
+  double wall() const { return Median(walls_); }  // of a step
   // Of all kernels that compute, in a step.
   double seconds() const {
     double sum = 0;
@@ -125,12 +137,14 @@ class Probe {
     return sum;
   }
 
-  // Medians over these rounds, of which number 0 is the first that was noted.
+  // Medians over these rounds.
   void AddSamples(const std::vector<size_t>& rounds, std::vector<KernelSample>* samples) const {
     for (const auto& [label, known] : kernels_) {
       std::vector<double> seconds;
       for (size_t round : rounds)
-        if (round < known.seconds.size()) seconds.push_back(known.seconds[round]);
+        for (size_t step = round * kNoted; step < std::min((round + 1) * kNoted, known.seconds.size());
+             ++step)
+          seconds.push_back(known.seconds[step]);
       if (seconds.empty()) continue;
       samples->push_back(known.sample);
       samples->back().seconds = Median(std::move(seconds));
@@ -138,6 +152,15 @@ class Probe {
   }
 
  private:
+  void Step() {
+    session_->Run(feeds_).Wait();
+    const StepProfile profile = session_->TakeProfile();
+    walls_.push_back(profile.wall);
+    for (const KernelProfile& kernel : profile.hottest)
+      if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
+        at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+  }
+
   struct Known {
     KernelSample sample;
     std::vector<double> seconds;  // of an act, by step
@@ -172,9 +195,7 @@ class Probe {
           sample.name = MeasuredName(kernel);
           sample.threads = setting_.kernel_threads;
           sample.crowded = crowded_;
-          const MeasuredWork work = WorkOf(kernel);
-          sample.flops = work.flops;
-          sample.bytes = work.bytes;
+          sample.work = WorkOf(kernel);
           sample.dtype = RateType(kernel);
           for (const plan::Attr& attr : kernel.attr())
             if (sample.name == "fused" && attr.name() == "program")
@@ -185,9 +206,10 @@ class Probe {
             const plan::Operand& operand = kernel.in_size() > 0 ? kernel.in(0) : kernel.out(0);
             sample.name = kCollectiveWork;
             sample.dtype = DType::kFloat32;
-            sample.flops = 0;
-            sample.bytes = BytesOfWork(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())));
-            if (sample.bytes == 0) continue;
+            sample.work = {
+                .call = 1,
+                .byte = BytesOfWork(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())))};
+            if (sample.work.byte == 0) continue;
           }
           kernels_.try_emplace(KernelLabel(actor, kernel), Known{sample, {}});
         }
@@ -199,6 +221,7 @@ class Probe {
   std::optional<Session> session_;
   Feeds feeds_;
   std::map<std::string, Known> kernels_;
+  std::vector<double> walls_;
 };
 
 // --- Messages ---
@@ -224,6 +247,14 @@ class Chain {
     feeds_ = {{"x", HostTensor::Make(DType::kFloat32, {kRows, kWidth})}};
   }
 
+  void Round() {
+    for (int step = 0; step < kChained; ++step) Step();
+  }
+  // By link: in all, and those in which nobody computed or moved anything.
+  double wall() const { return LowerQuartile(walls_) / kLinks; }
+  double idle() const { return std::max(0.0, LowerQuartile(idle_)) / kLinks; }
+
+ private:
   void Step() {
     session_->Run(feeds_).Wait();
     const StepProfile profile = session_->TakeProfile();
@@ -233,11 +264,7 @@ class Chain {
     walls_.push_back(profile.wall);
     idle_.push_back(profile.wall - work / profile.threads);
   }
-  // By link: in all, and those in which nobody computed or moved anything.
-  double wall() const { return LowerQuartile(walls_) / kLinks; }
-  double idle() const { return std::max(0.0, LowerQuartile(idle_)) / kLinks; }
 
- private:
   std::optional<Model> model_;
   std::optional<Session> session_;
   Feeds feeds_;
@@ -254,8 +281,8 @@ double MemoryBytes() {
 double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
   double fastest = 0;
   for (const KernelSample& s : samples)
-    if ((s.name == "matmul" || s.name == "einsum") && s.dtype == dtype && s.threads == 1 && !s.crowded)
-      fastest = std::max(fastest, s.flops / s.seconds);
+    if (s.name == "product" && s.dtype == dtype && s.threads == 1 && !s.crowded)
+      fastest = std::max(fastest, s.work.flop / s.seconds);
   return fastest;
 }
 
@@ -263,8 +290,8 @@ double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
 double BandwidthOf(const std::vector<KernelSample>& samples) {
   std::vector<double> rates;
   for (const KernelSample& s : samples)
-    if ((s.name == "add_n" || s.name == "adamw") && s.bytes > 1e5 && s.threads == 1 && !s.crowded)
-      rates.push_back(s.bytes / s.seconds);
+    if ((s.name == "add_n" || s.name == "adamw") && s.work.byte > 1e5 && s.threads == 1 && !s.crowded)
+      rates.push_back(s.work.byte / s.seconds);
   return Median(std::move(rates));
 }
 
@@ -272,7 +299,7 @@ double BandwidthOf(const std::vector<KernelSample>& samples) {
 // a device, its thread reads and writes two.
 double LinkBandwidth(const DescribedMachine& machine) {
   for (const MeasuredKernel& k : machine.kernels)
-    if (k.name == kCollectiveWork && k.byte > 0) return Rounded(0.5 / k.byte);
+    if (k.name == kCollectiveWork && k.each.byte > 0) return Rounded(0.5 / k.each.byte);
   return machine.topology.memory_bandwidth;
 }
 
@@ -289,9 +316,9 @@ void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachin
     dealt.emplace(2 * cores, cores, nullptr);
     crowded.emplace(2 * cores, 2 * cores, nullptr);
   }
-  for (int round = 0; round <= options.rounds; ++round) {
-    two.Step();
-    if (dealt) dealt->Step(), crowded->Step();
+  for (int round = 0; round < options.rounds; ++round) {
+    two.Round();
+    if (dealt) dealt->Round(), crowded->Round();
   }
   machine->message = machine->process_message = Rounded(two.idle() / kMessagesOfLink);
   if (!dealt) return;
@@ -299,32 +326,39 @@ void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachin
   machine->crowded_message = Rounded(machine->message + longer / kMessagesOfLink);
 }
 
-// The same between processes, and how much longer kernels take there. Process 0 measures threads, while the
-// others wait, asleep.
+// The same between processes; how much longer kernels take there; and what it costs that twice as many
+// threads as cores have work, beside the same ranks on as many threads as cores. Process 0 measures threads,
+// while the others wait, asleep.
 void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
   std::vector<std::unique_ptr<Probe>> threads, apart;
-  for (const Shape& shape : std::span(kShapes).first(std::min(options.models, 2))) {
-    for (const bool tensor : {false, true}) {
-      const Setting setting = {processes, 1, tensor};
-      if (tensor && shape.heads % processes != 0) continue;
-      if (first) threads.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true));
-      apart.push_back(std::make_unique<Probe>(shape, setting, DType::kFloat32, true, options.job));
-    }
+  for (int model = 0; model < std::min(options.models, 2); ++model) {
+    const Setting setting = CrowdedSetting(model, processes);
+    if (first) threads.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true));
+    apart.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true, options.job));
   }
   Chain chain(processes, 1, options.job);
-  for (int round = 0; round <= options.rounds; ++round) {
-    for (const auto& probe : threads) probe->Step();
+  std::optional<Probe> dealt, crowded;
+  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostChained) {
+    const Setting setting = {.workers = 2 * cores * processes, .threads = cores};
+    dealt.emplace(kShared, setting, DType::kFloat32, true, options.job);
+    crowded.emplace(kShared, Setting{.workers = setting.workers, .threads = 2 * cores}, DType::kFloat32, true,
+                    options.job);
+  }
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const auto& probe : threads) probe->Round();
     options.job->AllGather("calibration", "");
-    for (const auto& probe : apart) probe->Step();
-    chain.Step();
+    for (const auto& probe : apart) probe->Round();
+    chain.Round();
+    if (dealt) dealt->Round(), crowded->Round();
   }
   machine->process_message = Rounded(chain.idle() / kMessagesOfLink);
   double here = 0, there = 0;
   for (const auto& probe : threads) here += probe->seconds();
   for (const auto& probe : apart) there += probe->seconds();
   if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
+  if (dealt) machine->crowded_work = Rounded(std::max(1.0, crowded->wall() / dealt->wall()));
 }
 
 // Times of steps or of rounds of them, by how much of the cores others used meanwhile.
@@ -346,36 +380,40 @@ class Quietest {
   std::vector<std::pair<double, size_t>> shares_;
 };
 
-// One rank whose kernels use 2, 4, ... or all cores. One model at a time is there, as in a training: while a
+// Until threads spin between loops, as they do in a training.
+void Settle() {
+  const auto begin = std::chrono::steady_clock::now();
+  do std::this_thread::sleep_for(kSettle);
+  while (SpinsBriefly() && std::chrono::steady_clock::now() - begin < kLongestSettle);
+}
+
+// One rank whose kernels use 2, 4, ... or all cores. One model at a time is loaded, as in a training: while a
 // process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
-// kernels, and each kernel has to wake them (core/spinning.h). Each model first runs until its own
-// compilation no longer counts as sharing.
+// kernels, and each kernel has to wake them (core/spinning.h). All are compiled before, and the first begins
+// when compilation no longer counts as sharing.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
   if (cores > 1) teams.push_back(cores);
-  constexpr int kParts = 4;  // of a model's steps, each long enough to say what others used
-  const int steps = (options.rounds + kParts - 1) / kParts;
-  for (int threads : teams)
+  for (int threads : teams) {
+    std::deque<Probe> probes;
     for (const Shape& shape : std::span(kShapes).first(options.models))
-      for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-        Tell(options, Cat("kernels on ", threads, " threads: width ", shape.width, ", ", Name(dtype)));
-        Probe probe(shape, Setting{1, threads}, dtype, false);
-        const auto begin = std::chrono::steady_clock::now();
-        for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
-             passed = std::chrono::steady_clock::now() - begin)
-          probe.WarmUp();
-        Quietest quietest;
-        BusyOthers others;
-        for (int part = 0; part < kParts; ++part) {
-          for (int step = 0; step < steps; ++step) probe.Step();
-          quietest.Add(others.Take());
-        }
-        std::vector<size_t> rounds;
-        for (size_t part : quietest.Half())
-          for (int step = 0; step < steps; ++step) rounds.push_back(part * steps + step);
-        probe.AddSamples(rounds, samples);
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+        probes.emplace_back(shape, Setting{1, threads}, dtype, false);
+    Settle();
+    for (; !probes.empty(); probes.pop_front()) {
+      Tell(options, Cat("kernels on ", threads, " threads: ", probes.size(), " models left"));
+      Probe& probe = probes.front();
+      probe.WarmUp();
+      Quietest quietest;
+      BusyOthers others;
+      for (int round = 0; round < options.rounds; ++round) {
+        probe.Round();
+        quietest.Add(others.Take());
       }
+      probe.AddSamples(quietest.Half(), samples);
+    }
+  }
 }
 
 std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
@@ -383,21 +421,19 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
   MeasureTeams(options, cores, &samples);
   Tell(options, "compiling the models that are watched");
   std::vector<std::unique_ptr<Probe>> probes;
-  for (const Shape& shape : std::span(kShapes).first(options.models))
+  for (int model = 0; model < options.models; ++model)
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      probes.push_back(std::make_unique<Probe>(shape, Setting{1, 1}, dtype, false));
-      if (cores == 1) continue;
-      probes.push_back(std::make_unique<Probe>(shape, Setting{cores, 1}, dtype, true));
-      if (shape.heads % cores == 0)
-        probes.push_back(std::make_unique<Probe>(shape, Setting{cores, 1, true}, dtype, true));
+      probes.push_back(std::make_unique<Probe>(kShapes[model], Setting(), dtype, false));
+      if (cores > 1)
+        probes.push_back(std::make_unique<Probe>(kShapes[model], CrowdedSetting(model, cores), dtype, true));
     }
+  for (const auto& probe : probes) probe->WarmUp();
   Quietest quietest;
   BusyOthers others;
-  for (int round = 0; round <= options.rounds; ++round) {  // in the first libraries warm up
-    Tell(options, Cat("kernels: round ", round, " of ", options.rounds));
-    for (const auto& probe : probes) probe->Step();
-    const double share = others.Take();
-    if (round > 0) quietest.Add(share);
+  for (int round = 0; round < options.rounds; ++round) {
+    Tell(options, Cat("kernels: round ", round + 1, " of ", options.rounds));
+    for (const auto& probe : probes) probe->Round();
+    quietest.Add(others.Take());
   }
   const std::vector<size_t> half = quietest.Half();
   for (const auto& probe : probes) probe->AddSamples(half, &samples);

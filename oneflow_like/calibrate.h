@@ -17,8 +17,8 @@ inline constexpr int kMostModels = 7;
 struct CalibrateOptions {
   // Rounds over all that is measured, in which each takes its turn. The median over their quieter half
   // counts, in which other programs used least of the processor; of waits for messages the lower quartile. At
-  // least 3. With 24, two cores take about 80 seconds.
-  int rounds = 24;
+  // least 3.
+  int rounds = 4;
   int models = kMostModels;  // that are trained to watch their kernels: the first ones of those below
   int cores = 0;             // that the described machine has, at most those of this one; 0: all
   // Of processes that are all on this host: messages between them are measured, too. All of them call

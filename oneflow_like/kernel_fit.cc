@@ -43,20 +43,19 @@ MeasuredKernel Entry(const std::string& name, const FitGroup& group) {
   return kernel;
 }
 
-// Of one operator: call, flop, byte.
+// Of one operator.
 MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
                       const std::vector<KernelSample>& samples) {
   std::vector<std::vector<double>> rows;
   std::vector<double> values;
   for (const KernelSample& s : samples) {
-    rows.push_back({1, s.flops, s.bytes});
+    std::vector<double>& row = rows.emplace_back();
+    for (const NamedAmount& amount : kAmounts) row.push_back(s.work.*amount.value);
     values.push_back(s.seconds);
   }
   const std::vector<double> fit = FitTimes(rows, values);
   MeasuredKernel kernel = Entry(name, group);
-  kernel.call = Rounded(fit[0]);
-  kernel.flop = Rounded(fit[1]);
-  kernel.byte = Rounded(fit[2]);
+  for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kAmounts[i].value = Rounded(fit[i]);
   return kernel;
 }
 
@@ -72,18 +71,16 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
   for (const KernelSample& s : samples) {
     std::vector<double>& row = rows.emplace_back(next, 0.0);
     row[0] = 1;
-    row[1] = s.bytes;
+    row[1] = s.work.byte;
     for (const std::string& step : s.steps)
-      row[columns[step]] += s.flops / static_cast<double>(s.steps.size());
+      row[columns[step]] += s.work.flop / static_cast<double>(s.steps.size());
     values.push_back(s.seconds);
   }
   const std::vector<double> fit = FitTimes(rows, values);
   std::vector<MeasuredKernel> kernels;
   for (const auto& [step, column] : columns) {
     kernels.push_back(Entry(step, group));
-    kernels.back().call = Rounded(fit[0]);
-    kernels.back().flop = Rounded(fit[column]);
-    kernels.back().byte = Rounded(fit[1]);
+    kernels.back().each = {.call = Rounded(fit[0]), .flop = Rounded(fit[column]), .byte = Rounded(fit[1])};
   }
   return kernels;
 }

@@ -1,4 +1,4 @@
-// From times of kernels to what their operators take: seconds of a call, of an operation and of a byte.
+// From times of kernels to what their operators take: seconds of each unit of work (compiler/machine.h).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct KernelSample {
   DType dtype = DType::kFloat32;
   int threads = 1;
   bool crowded = false;
-  double flops = 0, bytes = 0;
+  Amounts work;
   double seconds = 0;
 };
 

@@ -178,6 +178,7 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .thread_of = std::move(thread_of),
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
+                        .turns = machine.crowded_work,
                         .each_kernel = each_kernel,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; }});

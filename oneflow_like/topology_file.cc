@@ -1,7 +1,9 @@
 // Reads and writes topology files: words and numbers, a fact a line.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <locale>
 #include <map>
 #include <set>
@@ -13,6 +15,12 @@
 
 namespace oneflow_like {
 namespace {
+
+std::string AmountNames() {
+  std::string names;
+  for (const NamedAmount& amount : kAmounts) names += Cat(", ", amount.name);
+  return names;
+}
 
 class TopologyFile {
  public:
@@ -57,7 +65,8 @@ class TopologyFile {
                                                     {"message", &machine_.message},
                                                     {"process_message", &machine_.process_message},
                                                     {"crowded_message", &machine_.crowded_message},
-                                                    {"process_work", &machine_.process_work}};
+                                                    {"process_work", &machine_.process_work},
+                                                    {"crowded_work", &machine_.crowded_work}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
@@ -155,7 +164,7 @@ class TopologyFile {
     machine_.collectives.push_back(std::move(measured));
   }
 
-  // kernel NAME TYPE threads N [crowded] call S flop S byte S
+  // kernel NAME TYPE threads N [crowded] call S flop S byte S [left S right S ...]
   void ReadKernel() {
     MeasuredKernel kernel;
     std::string type, word;
@@ -166,25 +175,25 @@ class TopologyFile {
     const std::string who = Cat("kernel ", kernel.name);
     if (!ParseDType(type, &kernel.dtype) || !IsFloating(kernel.dtype))
       Refuse(who, " is of type '", type, "', which is none of f32, bf16, f16");
-    std::map<std::string, double> numbers = {{"call", -1}, {"flop", -1}, {"byte", -1}};
+    std::set<std::string> given;
     kernel.threads = 0;
     while (words_ >> word) {
       if (word == "crowded") {
         kernel.crowded = true;
       } else if (word == "threads") {
         kernel.threads = static_cast<int>(Number("threads of " + who, 1, 4096, true));
-      } else if (const auto number = numbers.find(word); number != numbers.end()) {
-        number->second = Number(Cat(word, " of ", who), 0, 1e6);
       } else {
-        Refuse("'", word, "' is not known of a kernel; there are threads, crowded, call, flop and byte");
+        const auto amount = std::find_if(std::begin(kAmounts), std::end(kAmounts),
+                                         [&](const NamedAmount& known) { return word == known.name; });
+        if (amount == std::end(kAmounts))
+          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", AmountNames());
+        if (!given.insert(word).second) Refuse(who, " is given ", word, " a second time");
+        kernel.each.*amount->value = Number(Cat(word, " of ", who), 0, 1e6);
       }
     }
     if (kernel.threads == 0) Refuse(who, " lacks threads");
-    for (const auto& [what, number] : numbers)
-      if (number < 0) Refuse(who, " lacks ", what);
-    kernel.call = numbers["call"];
-    kernel.flop = numbers["flop"];
-    kernel.byte = numbers["byte"];
+    for (const NamedAmount& amount : kAmounts)
+      if (amount.of_all && given.count(amount.name) == 0) Refuse(who, " lacks ", amount.name);
     for (const MeasuredKernel& other : machine_.kernels)
       if (other.name == kernel.name && other.dtype == kernel.dtype && other.threads == kernel.threads &&
           other.crowded == kernel.crowded)
@@ -249,6 +258,7 @@ std::string TopologyText(const DescribedMachine& machine) {
   fact("process_message", machine.process_message);
   fact("crowded_message", machine.crowded_message);
   fact("process_work", machine.process_work);
+  fact("crowded_work", machine.crowded_work);
   for (size_t l = 0; l < machine.topology.links.size(); ++l) {
     const Topology::Link& link = machine.topology.links[l];
     text << "level " << (l == 0 ? "inside" : Cat("outside", l)) << " devices " << link.devices << " latency "
@@ -260,10 +270,14 @@ std::string TopologyText(const DescribedMachine& machine) {
     for (const auto& [bytes, seconds] : c.points) text << " " << number(bytes) << ":" << number(seconds);
     text << "\n";
   }
-  for (const MeasuredKernel& k : machine.kernels)
+  for (const MeasuredKernel& k : machine.kernels) {
     text << "kernel " << k.name << " " << Name(k.dtype) << " threads " << k.threads
-         << (k.crowded ? " crowded" : "") << " call " << number(k.call) << " flop " << number(k.flop)
-         << " byte " << number(k.byte) << "\n";
+         << (k.crowded ? " crowded" : "");
+    for (const NamedAmount& amount : kAmounts)
+      if (k.each.*amount.value != 0 || amount.of_all)
+        text << " " << amount.name << " " << number(k.each.*amount.value);
+    text << "\n";
+  }
   return text.str();
 }
 
