@@ -3,9 +3,9 @@
 // region with Recompute::kAuto. If none fits, the choice is the one that needs least, and the caller refuses.
 //
 // Nothing is predicted: a candidate is compiled from here on, one step of it is played (order_acts), and the
-// memory of a rank of each stage is placed. If all fits without recomputation, that is the choice. Else the
-// candidates depend on the graph alone and not on the budget, and the fastest that fits is taken: a larger
-// budget never gives a slower plan, nor a smaller peak. They come from two observations:
+// memory of a rank of each stage is placed. The candidates depend on the graph alone and not on the budget,
+// and the fastest that fits is taken: a larger budget never gives a slower plan, nor a smaller peak. They
+// come from two observations:
 //   * A budget is of each rank, so each stage takes its own fastest way to fit, whatever the others do. One
 //     candidate in which stage s has its j-th way tells the memory of all those ways, one for each stage.
 //   * The ways of a stage that are worth a look have the most bytes freed for their seconds. Of layers that
@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -184,10 +185,11 @@ struct Way {
   int64_t freed = 0, picoseconds = 0;
 };
 
-// The ways of a stage with the most bytes freed for their seconds, by seconds (Nemhauser and Ullmann 1969);
-// of very many some. Of equal ones the one that recomputes earlier regions.
+// The ways of a stage, by seconds: all, as estimates are rough, or of more than a few regions those with the
+// most bytes freed for their seconds (Nemhauser and Ullmann 1969); of very many some. Of equal ones the one
+// that recomputes earlier regions.
 std::vector<Way> WaysOf(const std::vector<const Region*>& regions) {
-  constexpr size_t kMost = 1024;
+  constexpr size_t kMost = 1024, kFew = 3;
   std::vector<Way> ways(1);
   for (const Region* region : regions) {
     std::vector<Way> longer;
@@ -204,7 +206,8 @@ std::vector<Way> WaysOf(const std::vector<const Region*>& regions) {
     });
     ways.clear();
     for (Way& way : longer)
-      if (ways.empty() || way.freed > ways.back().freed) ways.push_back(std::move(way));
+      if (regions.size() <= kFew || ways.empty() || way.freed > ways.back().freed)
+        ways.push_back(std::move(way));
   }
   return ways;
 }
@@ -226,9 +229,10 @@ class RecomputeSearch {
 
   Assignment Run() {
     Describe();
-    const Candidate& none = pool_.all()[0];
-    if (Fits(none)) return none.assignment;
-    pool_.Add({Assignment(free_.size(), Recompute::kFull), Assignment(free_.size(), Recompute::kSelective)});
+    // More work on a pipeline's stage may let a step end sooner, as it falls to stages in another order. A
+    // single stage has all its work one after another.
+    if (pool_.ranks().size() == 1 && Fits(pool_.all()[0])) return pool_.all()[0].assignment;
+    Try({Assignment(free_.size(), Recompute::kFull), Assignment(free_.size(), Recompute::kSelective)});
     TryWays();
     TryThresholds();
     CloseGaps();
@@ -274,6 +278,12 @@ class RecomputeSearch {
     }
   }
 
+  void Try(const std::vector<Assignment>& all) {
+    pool_.Add(all);
+    for (const Assignment& a : all)
+      for (size_t s = 0; s < by_stage_.size(); ++s) of_ways_[{s, ModesOf(a, s)}] = pool_.Of(a).bytes[s];
+  }
+
   // Puts a way of a stage into an assignment.
   void Set(size_t stage, const Way& way, Assignment* assignment) const {
     for (size_t i = 0; i < way.modes.size(); ++i) (*assignment)[by_stage_[stage][i]] = way.modes[i];
@@ -296,7 +306,7 @@ class RecomputeSearch {
         Set(s, ways_[s][tried_[s][j * tried_[s].size() / longest]], &a);
       all.push_back(a);
     }
-    pool_.Add(all);
+    Try(all);
     bytes_.resize(ways_.size());
     for (size_t s = 0; s < ways_.size(); ++s) {
       bytes_[s].resize(tried_[s].size());
@@ -319,55 +329,84 @@ class RecomputeSearch {
         fits = fits && w < tried_[s].size();
         if (fits) Set(s, ways_[s][tried_[s][w]], &a);
       }
-      if (fits) all.push_back(a);
+      if (fits && (all.empty() || all.back() != a)) all.push_back(a);
     }
     std::vector<Assignment> some;
     if (!all.empty())
       for (size_t i : Evenly(all.size(), most_ / 3)) some.push_back(all[i]);
-    pool_.Add(some);
+    Try(some);
   }
 
-  // Of all candidates those that nothing beats in both seconds and bytes, by seconds.
-  std::vector<const Candidate*> Front() const {
+  // Of all candidates that take so long or longer those that nothing beats in both seconds and bytes, by
+  // seconds.
+  std::vector<const Candidate*> Front(double least) const {
     std::vector<const Candidate*> front;
     for (const Candidate* c : Sorted())
-      if (c->seconds >= pool_.all()[0].seconds && (front.empty() || c->peak < front.back()->peak))
-        front.push_back(c);
+      if (c->seconds >= least && (front.empty() || c->peak < front.back()->peak)) front.push_back(c);
     return front;
   }
 
-  // Where the next smaller plan takes notably longer, looks for others between the two; and for smaller ones
-  // than the smallest.
-  void CloseGaps() {
-    constexpr double kNotable = 1.008, kEnd = 1.02;
-    while (pool_.size() < most_) {
-      const std::vector<const Candidate*> front = Front();
-      std::vector<std::pair<double, Assignment>> next;  // the first of large gaps first
-      for (size_t i = 0; i < front.size(); ++i) {
-        const bool last = i + 1 == front.size();
-        const Candidate& smaller = *front[last ? i : i + 1];
-        const double gap = last ? kEnd : smaller.seconds / front[i]->seconds;
-        if (gap < kNotable) continue;
-        std::vector<Assignment> between = Between(front[i]->assignment, smaller.assignment);
-        std::erase_if(between, [&](const Assignment& a) { return pool_.Knows(a); });
-        for (size_t k = 0; k < between.size(); ++k)
-          next.push_back({(1 - gap) / static_cast<double>(k + 1), std::move(between[k])});
-      }
-      std::stable_sort(next.begin(), next.end(),
-                       [](const auto& a, const auto& b) { return a.first < b.first; });
-      std::vector<Assignment> batch;
-      std::set<Assignment> seen;
-      const size_t most = std::max<size_t>(4, (most_ - pool_.size() + 1) / 2);
-      for (auto& [gap, a] : next)
-        if (batch.size() < most && seen.insert(a).second) batch.push_back(std::move(a));
-      if (batch.empty()) return;
-      pool_.Add(batch);
+  // Some candidates may be estimated to be faster than the one without recomputation. They are left out, so
+  // that nothing is computed again where there is room for all, unless others would then be notably slower
+  // at some budget. That depends on no budget, so that larger ones never give slower plans.
+  double LeastSeconds() const {
+    constexpr double kNotable = 1.01;
+    const double none = pool_.all()[0].seconds;
+    const std::vector<const Candidate*> all = Front(0), slower = Front(none);
+    if (slower.back()->peak > all.back()->peak) return 0;  // the smallest is among them
+    for (const Candidate* c : all) {
+      const auto instead = std::find_if(slower.begin(), slower.end(),
+                                        [&](const Candidate* other) { return other->peak <= c->peak; });
+      if ((*instead)->seconds > kNotable * c->seconds) return 0;
     }
+    return none;
+  }
+
+  // Where the next smaller plan takes notably longer, looks for others between the two; for faster ones than
+  // the fastest; and for smaller ones than the smallest.
+  void CloseGaps() {
+    while (pool_.size() < most_) {
+      std::vector<Assignment> batch = InGaps(&RecomputeSearch::Between);
+      if (batch.empty()) batch = InGaps(&RecomputeSearch::WithTwoChanges);
+      if (batch.empty()) return;
+      Try(batch);
+    }
+  }
+
+  // Candidates that are not known, each from a gap of the front; the first of large gaps first.
+  using Nearby = std::vector<Assignment> (RecomputeSearch::*)(const Candidate& fast,
+                                                              const Candidate& small) const;
+  std::vector<Assignment> InGaps(Nearby nearby) const {
+    constexpr double kNotable = 1.008, kEnd = 1.02;
+    const std::vector<const Candidate*> front = Front(LeastSeconds());
+    std::vector<std::pair<double, Assignment>> next;
+    const auto add = [&](const Candidate& fast, const Candidate& small, double gap) {
+      std::vector<Assignment> between = (this->*nearby)(fast, small);
+      std::erase_if(between, [&](const Assignment& a) { return pool_.Knows(a); });
+      for (size_t k = 0; k < between.size(); ++k)
+        next.push_back({(1 - gap) / static_cast<double>(k + 1), std::move(between[k])});
+    };
+    for (size_t i = 0; i + 1 < front.size(); ++i)
+      if (const double gap = front[i + 1]->seconds / front[i]->seconds; gap >= kNotable)
+        add(*front[i], *front[i + 1], gap);
+    Candidate any = *front.front();
+    any.peak = std::numeric_limits<int64_t>::max();
+    add(any, any, kEnd);
+    add(*front.back(), *front.back(), kEnd);
+    std::stable_sort(next.begin(), next.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Assignment> batch;
+    std::set<Assignment> seen;
+    const size_t most = std::max<size_t>(4, (most_ - pool_.size() + 1) / 2);
+    for (auto& [gap, a] : next)
+      if (batch.size() < most && seen.insert(a).second) batch.push_back(std::move(a));
+    return batch;
   }
 
   // Half way between two in all stages, then in one; then neighbours of both, by one way of one stage or by
   // one mode of one region.
-  std::vector<Assignment> Between(const Assignment& fast, const Assignment& small) const {
+  std::vector<Assignment> Between(const Candidate& faster, const Candidate& smaller) const {
+    const Assignment &fast = faster.assignment, &small = smaller.assignment;
     std::vector<Assignment> all(1, small);
     const std::vector<int> a = WaysIn(fast), b = WaysIn(small);
     auto add = [&](const Assignment& from, size_t stage, int way) {
@@ -394,12 +433,51 @@ class RecomputeSearch {
     return all;
   }
 
+  // Both with two regions changed, those that compute less again first; without those of which a stage is
+  // known to need as much as the faster one does.
+  std::vector<Assignment> WithTwoChanges(const Candidate& fast, const Candidate& small) const {
+    std::vector<std::pair<int64_t, Assignment>> all;
+    for (const Assignment* from : {&small.assignment, &fast.assignment})
+      for (size_t r = 0; r < from->size(); ++r)
+        for (size_t other = r + 1; other < from->size(); ++other)
+          for (const Recompute mode : kModes)
+            for (const Recompute mode2 : kModes) {
+              Assignment a = *from;
+              a[r] = mode, a[other] = mode2;
+              if (KnownBytes(a) < fast.peak) all.push_back({Picoseconds(a), std::move(a)});
+            }
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<Assignment> sorted;
+    for (auto& [picoseconds, a] : all) sorted.push_back(std::move(a));
+    return sorted;
+  }
+
+  int64_t Picoseconds(const Assignment& a) const {
+    int64_t sum = 0;
+    for (size_t r = 0; r < a.size(); ++r) sum += regions_[r].picoseconds[static_cast<size_t>(a[r])];
+    return sum;
+  }
+
+  // What the stages need that had the same ways in other candidates.
+  int64_t KnownBytes(const Assignment& a) const {
+    int64_t bytes = 0;
+    for (size_t s = 0; s < by_stage_.size(); ++s)
+      if (const auto known = of_ways_.find({s, ModesOf(a, s)}); known != of_ways_.end())
+        bytes = std::max(bytes, known->second);
+    return bytes;
+  }
+
+  std::vector<Recompute> ModesOf(const Assignment& a, size_t stage) const {
+    std::vector<Recompute> modes;
+    for (int r : by_stage_[stage]) modes.push_back(a[r]);
+    return modes;
+  }
+
   // The number of each stage's way; -1 where it is none of them.
   std::vector<int> WaysIn(const Assignment& assignment) const {
     std::vector<int> numbers;
     for (size_t s = 0; s < ways_.size(); ++s) {
-      std::vector<Recompute> mine;
-      for (int r : by_stage_[s]) mine.push_back(assignment[r]);
+      const std::vector<Recompute> mine = ModesOf(assignment, s);
       const auto at =
           std::find_if(ways_[s].begin(), ways_[s].end(), [&](const Way& w) { return w.modes == mine; });
       numbers.push_back(at == ways_[s].end() ? -1 : static_cast<int>(at - ways_[s].begin()));
@@ -421,12 +499,12 @@ class RecomputeSearch {
     return c.peak <= options_.memory_budget && pool_.PeakOfAllRanks(c) <= options_.memory_budget;
   }
 
-  // The fastest that fits, or the smallest if none does. One that is estimated to be faster than without any
-  // recomputation is left out, because with room for that nothing else is looked at.
+  // The fastest that fits, or the smallest if none does.
   Assignment Pick() const {
     const std::vector<const Candidate*> sorted = Sorted();
+    const double least = LeastSeconds();
     for (const Candidate* c : sorted)
-      if (c->seconds >= pool_.all()[0].seconds && Fits(*c)) return c->assignment;
+      if (c->seconds >= least && Fits(*c)) return c->assignment;
     return Smallest(sorted)->assignment;
   }
 
@@ -454,6 +532,7 @@ class RecomputeSearch {
   std::vector<std::vector<Way>> ways_;       // by stage
   std::vector<std::vector<size_t>> tried_;   // by stage, the ways that the first candidates have
   std::vector<std::vector<int64_t>> bytes_;  // by stage, of these
+  std::map<std::pair<size_t, std::vector<Recompute>>, int64_t> of_ways_;  // bytes, by stage and its modes
 };
 
 }  // namespace
