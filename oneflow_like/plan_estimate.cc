@@ -99,6 +99,22 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
   }
 }
 
+bool PlanEstimator::IsRepeated(const PlanCandidate& candidate) const {
+  const auto [tp, sequence, recompute] = KeyOf(candidate);
+  const auto alike = [&](const Measured& a, const Measured& b) {
+    return a.few->plan_hash == b.few->plan_hash && a.many->plan_hash == b.many->plan_hash;
+  };
+  const auto repeats = [&](const Key& key) {
+    const auto mine = measured_.find(key);
+    return mine != measured_.end() && std::any_of(measured_.begin(), mine, [&](const auto& before) {
+             return std::get<0>(before.first) == std::get<0>(key) && alike(before.second, mine->second);
+           });
+  };
+  if (measured_.empty()) return false;
+  const int first = std::get<0>(measured_.begin()->first);
+  return repeats({tp, sequence, recompute}) || repeats({first, false, recompute});
+}
+
 bool PlanEstimator::Exhausted() const {
   std::map<int, std::pair<double, double>> least;  // by tp: seconds, bytes
   for (const auto& [key, measured] : measured_) {

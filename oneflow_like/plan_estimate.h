@@ -23,6 +23,9 @@ class PlanEstimator {
   int64_t blocks() const;
   // Measures what estimates of these candidates need, side by side. Where no plan can be built, why is kept.
   void Prepare(const std::vector<PlanCandidate>& candidates);
+  // Whether recomputation, or a sequence that is cut, changes nothing: so a candidate with less of it is the
+  // same plan. Of a tp that was not prepared, recomputation is judged as on the first that was.
+  bool IsRepeated(const PlanCandidate& candidate) const;
   // Whether the last tp that was prepared leaves a rank as much work and as many weights as the one before:
   // larger ones then have nothing left to divide.
   bool Exhausted() const;

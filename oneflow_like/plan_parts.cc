@@ -9,6 +9,7 @@
 #include "compiler/explain.h"
 #include "core/plan_values.h"
 #include "oneflow_like/placement.h"
+#include "oneflow_like/plan_hash.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/summary.h"
 
@@ -39,6 +40,7 @@ class PartsOfPlan {
     FindBoundary();
     for (size_t k = 0; k < parts_.block.size(); ++k)
       Divide(&parts_.block[k], static_cast<double>(session_.model->graph.stacks[k].blocks.size()));
+    parts_.plan_hash = HashOf(made_.plan);
     if (made_.plan.device_kind() == "cuda")
       parts_.besides = static_cast<double>(SummaryOf(session_, 0).library_bytes);
     return std::move(parts_);

@@ -44,6 +44,7 @@ struct ModelParts {
   int64_t samples = 1;              // of the micro-batch
   int tp = 1;                       // ranks that share it
   int node = 0;                     // of SecondsOfMessage
+  uint64_t plan_hash = 0;           // of what was measured: flags that do not change it change nothing
 };
 
 // The parts of a candidate of this tp, sequence_parallel and recompute for micro-batches of `samples` of the

@@ -39,6 +39,8 @@ struct Entry {
   double estimated_seconds = 0, estimated_bytes = 0;
   bool first = false;  // of the orders of axes the one that is estimated fastest
   bool tried = false;
+  uint64_t plan_hash = 0;  // of what it was compiled to
+  bool twin = false;       // another that was tried has been compiled to the same plan and needs fewer flags
 
   bool better(const Entry& other) const {
     return std::make_tuple(trial.seconds, trial.bytes) <
@@ -94,13 +96,16 @@ class Search {
     estimator_.Prepare({any});
     if (!estimator_.why_not().empty()) Fail("no plan can be built: ", estimator_.why_not());
     std::vector<PlanCandidate> candidates = CandidatesOf(space_, estimator_.blocks());
-    result_.candidates = std::ssize(candidates);
     std::map<int, std::vector<PlanCandidate>> by_tp;
     for (PlanCandidate& c : candidates) by_tp[c.extent("tp")].push_back(std::move(c));
+    estimator_.Prepare(by_tp.begin()->second);
+    for (auto& [extent, some] : by_tp) result_.candidates += DropRepeated(&some);
     double best = 0;  // of those that fit
-    for (const auto& [extent, some] : by_tp) {
+    for (auto& [extent, some] : by_tp) {
       if (estimator_.Exhausted()) break;
       estimator_.Prepare(some);
+      result_.candidates -= std::ssize(some);
+      result_.candidates += DropRepeated(&some);
       double fastest = 0;
       for (const PlanCandidate& c : some) {
         const Entry* entry = Estimate(c);
@@ -115,6 +120,12 @@ class Search {
     std::stable_sort(entries_.begin(), entries_.end(),
                      [](const Entry& a, const Entry& b) { return a.better(b); });
     VLOG(1) << "plans: " << entries_.size() << " candidates are estimated";
+  }
+
+  // Drops candidates that are the same plan as others. Returns how many are left.
+  int64_t DropRepeated(std::vector<PlanCandidate>* some) const {
+    std::erase_if(*some, [&](const PlanCandidate& c) { return estimator_.IsRepeated(c); });
+    return std::ssize(*some);
   }
 
   // Of its fastest order of axes; the others are entries, too.
@@ -166,7 +177,8 @@ class Search {
 
   size_t Fitting() const {
     return std::count_if(tried_.begin(), tried_.end(), [&](int t) {
-      return entries_[t].trial.compiled && Fits(static_cast<double>(entries_[t].trial.bytes));
+      const Entry& e = entries_[t];
+      return e.trial.compiled && !e.twin && Fits(static_cast<double>(e.trial.bytes));
     });
   }
 
@@ -203,7 +215,10 @@ class Search {
       for (int i : wave) TryOne(&entries_[i]);
     else
       SideBySide(static_cast<int>(wave.size()), [&](int i) { TryOne(&entries_[wave[i]]); });
-    for (int i : wave) tried_.push_back(i);
+    for (int i : wave) {
+      tried_.push_back(i);
+      FindTwin(i);
+    }
     result_.compiled += static_cast<int>(wave.size());
     for (int i : wave)
       VLOG(1) << "plans: " << entries_[i].trial.plan.str() << " takes "
@@ -213,6 +228,19 @@ class Search {
               << BytesText(entries_[i].estimated_bytes) << ") " << entries_[i].trial.why;
   }
 
+  // Of entries that are one plan, the one with the shortest flags stands for all.
+  void FindTwin(int i) {
+    Entry& mine = entries_[i];
+    for (int t : tried_) {
+      Entry& other = entries_[t];
+      if (t == i || !mine.trial.compiled || !other.trial.compiled || other.plan_hash != mine.plan_hash)
+        continue;
+      if (other.twin) continue;
+      const bool shorter = mine.trial.plan.str().size() < other.trial.plan.str().size();
+      (shorter ? other : mine).twin = true;
+    }
+  }
+
   void TryOne(Entry* entry) const {
     entry->tried = true;
     PlanTrial& trial = entry->trial;
@@ -220,6 +248,7 @@ class Search {
       const Session session = build_(trial.plan);
       const Simulated simulated = Simulate(session, machine_);
       trial.compiled = true;
+      entry->plan_hash = simulated.plan_hash;
       trial.seconds = simulated.seconds;
       trial.bytes = 0;
       const SimulatedStage* busiest = &simulated.stages.front();
@@ -277,7 +306,9 @@ class Search {
     std::vector<int> fit;
     std::set<Shape> shown;
     for (int t : tried_)
-      if (entries_[t].trial.compiled && Fits(static_cast<double>(entries_[t].trial.bytes))) fit.push_back(t);
+      if (const Entry& e = entries_[t];
+          e.trial.compiled && !e.twin && Fits(static_cast<double>(e.trial.bytes)))
+        fit.push_back(t);
     std::stable_sort(fit.begin(), fit.end(), [&](int a, int b) { return entries_[a].better(entries_[b]); });
     for (int t : fit) {
       if (result_.best.size() == kBest) break;
@@ -288,7 +319,7 @@ class Search {
     for (Entry& e : entries_) {
       if (!e.tried) Correct(&e);
       if (e.first && !Fits(static_cast<double>(e.trial.bytes))) ++result_.too_large;
-      if (shown.count(e.shape)) continue;
+      if (shown.count(e.shape) || e.twin) continue;
       const Entry*& before = closest[e.shape];
       if (!before || Closer(e, *before)) before = &e;
     }

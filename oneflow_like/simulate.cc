@@ -12,6 +12,7 @@
 #include "actor/virtual_time.h"
 #include "compiler/machine.h"
 #include "oneflow_like/limits.h"
+#include "oneflow_like/plan_hash.h"
 #include "oneflow_like/session_impl.h"
 #include "oneflow_like/summary.h"
 
@@ -316,6 +317,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   result.first_seconds = played.ends[0] / kPicosecondsPerSecond;
   result.seconds = (played.ends.back() - played.ends[options.steps - 2]) / kPicosecondsPerSecond;
   result.model_flops = ModelFlops(compiled);
+  for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
   for (RankSummary& summary : SummariesOf(impl, played.plans)) {
     SimulatedStage stage;
     stage.stage = summary.stage;

@@ -3,6 +3,7 @@
 // and orders are those of the real plans, on a virtual clock (actor/virtual_time.h).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct Simulated {
   double model_flops = 0;  // of a step, each product counted once
   double flops = 0;        // that all devices do, with what is computed again
   double mfu = 0;          // model_flops of what the devices could do
+  uint64_t plan_hash = 0;  // of what simulated ranks execute: sessions of one hash are one plan
   std::vector<SimulatedStage> stages;
   std::vector<std::string> warnings;  // a stage that does not fit the device's memory
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <random>
 #include <set>
 
@@ -203,6 +204,49 @@ TEST(PlanSearch, TheBestFitAndTakeWhatIsSaid) {
       before = t.seconds;
     }
     for (const PlanTrial& t : found.lost) EXPECT_FALSE(t.why.empty()) << t.plan.str();
+  }
+}
+
+// Two products without blocks: there is nothing to compute again, and no stage to divide into.
+BuildPlan BuildProducts(int64_t batch) {
+  return [=](const PlanCandidate& candidate) {
+    ModelOptions options;
+    TrainOptions train;
+    candidate.Set(&options, &train);
+    train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    Model model(candidate.mesh, options);
+    Tensor x = model.Input("x", {batch, 64}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor up = model.scope().Weight("up", {64, 128}, Normal(0.1), {{"tp", S(1)}});
+    Tensor down = model.scope().Weight("down", {128, 64}, Normal(0.1), {{"tp", S(0)}});
+    return Train(mean(square(matmul(relu(matmul(x, up)), down))), Sgd{.lr = 0.1}, train);
+  };
+}
+
+// Flags that change nothing make no other plan: recomputation without blocks, ZeRO with one dp rank or of
+// variables too small to cut, schedules of one micro-batch.
+TEST(PlanSearch, OnePlanIsListedOnce) {
+  for (int trial = 0; trial < 6; ++trial) {
+    std::mt19937 random(900 + trial);
+    const bool has_blocks = trial % 2 == 1;
+    PlanSpace space;
+    space.devices = std::vector<int>{1, 2, 4}[random() % 3];
+    space.batch = 4;
+    if (trial == 2) space.zero = 2;
+    if (trial == 3) space.micro_batches = 1;
+    const DescribedMachine machine = Machines(&random, 2);
+    const BuildPlan build = has_blocks ? BuildGpt(Small(), space.batch) : BuildProducts(space.batch);
+    const PlanSearchResult found = SearchPlans(space, machine, build);
+    SCOPED_TRACE(Cat("seed ", 900 + trial, ":\n", found.Text()));
+    std::map<uint64_t, std::string> plans;
+    for (const PlanTrial& t : found.best) {
+      const uint64_t hash = Simulate(build(t.plan), machine).plan_hash;
+      const auto [at, fresh] = plans.try_emplace(hash, t.plan.str());
+      EXPECT_TRUE(fresh) << at->second << " is listed again as " << t.plan.str();
+      if (!has_blocks) EXPECT_EQ(t.plan.recompute, Recompute::kNone) << t.plan.str();
+    }
+    PlanSpace kept = space;
+    kept.recompute = Recompute::kNone;
+    if (!has_blocks) EXPECT_LE(found.candidates, std::ssize(CandidatesOf(kept, 1)));
   }
 }
 
