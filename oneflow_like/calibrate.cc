@@ -380,17 +380,10 @@ class Quietest {
   std::vector<std::pair<double, size_t>> shares_;
 };
 
-// Until threads spin between loops, as they do in a training.
-void Settle() {
-  const auto begin = std::chrono::steady_clock::now();
-  do std::this_thread::sleep_for(kSettle);
-  while (SpinsBriefly() && std::chrono::steady_clock::now() - begin < kLongestSettle);
-}
-
 // One rank whose kernels use 2, 4, ... or all cores. One model at a time is loaded, as in a training: while a
 // process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
-// kernels, and each kernel has to wake them (core/spinning.h). All are compiled before, and the first begins
-// when compilation no longer counts as sharing.
+// kernels, and each kernel has to wake them (core/spinning.h). All are compiled before, and each first runs
+// until what made it no longer counts as sharing.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
@@ -400,11 +393,13 @@ void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<Kernel
     for (const Shape& shape : std::span(kShapes).first(options.models))
       for (DType dtype : {DType::kFloat32, DType::kBFloat16})
         probes.emplace_back(shape, Setting{1, threads}, dtype, false);
-    Settle();
     for (; !probes.empty(); probes.pop_front()) {
       Tell(options, Cat("kernels on ", threads, " threads: ", probes.size(), " models left"));
       Probe& probe = probes.front();
-      probe.WarmUp();
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
+           passed = std::chrono::steady_clock::now() - begin)
+        probe.WarmUp();
       Quietest quietest;
       BusyOthers others;
       for (int round = 0; round < options.rounds; ++round) {
