@@ -4,6 +4,7 @@
 #pragma once
 
 #include <charconv>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -43,7 +44,7 @@ void StreamTo(std::ostream& out, const T& value) {
 }
 
 // Appends what StreamTo streams, without a stream where that is text or a whole number: most are, and a
-// stream costs several allocations.
+// stream costs several allocations. The same in every locale.
 template <typename T>
 void AppendTo(std::string* out, const T& value) {
   if constexpr (std::is_convertible_v<const T&, std::string_view>) {
@@ -53,6 +54,7 @@ void AppendTo(std::string* out, const T& value) {
     out->append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
   } else {
     std::ostringstream stream;
+    stream.imbue(std::locale::classic());
     StreamTo(stream, value);
     out->append(stream.str());
   }

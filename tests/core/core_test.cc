@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <locale>
 #include <new>
 #include <random>
 #include <thread>
@@ -83,6 +84,24 @@ TEST(DimsTest, BoxesIntersect) {
   EXPECT_EQ(a.Intersect(b).str(), "[3:4,2:3]");
   EXPECT_TRUE(a.Intersect(Box{{4, 2}, {1, 1}}).empty());
   EXPECT_TRUE(a.Intersect(Box{{9, 9}, {1, 1}}).empty());
+}
+
+// Messages, flags that repeat a plan and names of files are the same in a program with decimal commas.
+TEST(ErrorTest, CatWritesNumbersAlikeInAnyLocale) {
+  struct Commas : std::numpunct<char> {
+    char do_decimal_point() const override { return ','; }
+    char do_thousands_sep() const override { return '.'; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const auto text = [] {
+    return Cat(1.5, " ", 123456.0f, " ", 1234567, " ", -2.5e-9, " ", Dims{1024, 3}.str());
+  };
+  const std::string usual = text();
+  const std::locale before = std::locale::global(std::locale(std::locale::classic(), new Commas));
+  const std::string with_commas = text();
+  std::locale::global(before);
+  EXPECT_EQ(usual, "1.5 123456 1234567 -2.5e-09 [1024,3]");
+  EXPECT_EQ(with_commas, usual);
 }
 
 TEST(ErrorTest, SourceLineIsBaseNameAndLine) {
