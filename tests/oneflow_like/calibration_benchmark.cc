@@ -2,7 +2,8 @@
 // what that says, trains each of them in turn several times, and prints how far off each is, which pairs are
 // in the wrong order, and how the machine's speed changed meanwhile.
 //   build/tests/calibration_benchmark [seconds: 600] [FILE: a calibration that there is already, or ""]
-//       [FLAGS: of gpt, for another model: "--layers=2 --width=384 --heads=6 --dtype=bf16"]
+//       [FLAGS: for another model: "--layers=2 --width=384 --heads=6 --dtype=bf16" of gpt, or
+//        "llama --size=tiny --layers=5 --context=128 --batch=12"]
 // It begins no further round when these seconds are over.
 #include <algorithm>
 #include <cmath>
@@ -21,6 +22,7 @@
 namespace oneflow_like {
 namespace {
 
+std::string program = "gpt";
 std::string model =
     " --layers=4 --width=256 --heads=8 --context=96 --batch=24 --text= --eval_batches=0 --sample_tokens=0";
 constexpr int kSteps = 10, kWarmUp = 3;
@@ -38,7 +40,7 @@ struct Layout {
 };
 
 std::string Run(const std::string& flags) {
-  const std::string command = Cat(OFL_BINARY_DIR, "/examples/gpt", flags, " 2>&1");
+  const std::string command = Cat(OFL_BINARY_DIR, "/examples/", program, flags, " 2>&1");
   std::string out;
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) Fail("'", command, "' cannot be run");
@@ -170,13 +172,24 @@ int Compare(std::string topology, double seconds) {
   return 0;
 }
 
+// Flags of gpt come after those above, and of a flag's values the last counts.
+void TakeModel(const std::string& given) {
+  const size_t end = given.find(' ');
+  if (given.starts_with("-")) {
+    model += Cat(" ", given);
+  } else {
+    program = given.substr(0, end);
+    model =
+        Cat(end == std::string::npos ? "" : given.substr(end), " --text= --eval_batches=0 --sample_tokens=0");
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like
 
 int main(int argc, char** argv) {
   try {
-    if (argc > 3)
-      oneflow_like::model += oneflow_like::Cat(" ", argv[3]);  // of a flag's values the last counts
+    if (argc > 3) oneflow_like::TakeModel(argv[3]);
     return oneflow_like::Compare(argc > 2 ? argv[2] : "", argc > 1 ? std::atof(argv[1]) : 600);
   } catch (const std::exception& e) {
     std::printf("%s\n", e.what());
