@@ -57,8 +57,8 @@ struct Simulated {
   std::string Text(double per_step, const std::string& unit) const;
 };
 
-// Throws Error: a machine with fewer devices than the mesh, processes that cannot share it equally, steps that
-// together take longer than 26 days, or a file that cannot be written.
+// Throws Error: a machine with fewer devices than the mesh, processes that cannot share it equally, steps
+// that together take longer than 26 days, or a file that cannot be written.
 Simulated Simulate(const Session& session, const DescribedMachine& machine,
                    const SimulateOptions& options = {});
 
