@@ -229,9 +229,9 @@ class RecomputeSearch {
 
   Assignment Run() {
     Describe();
-    // More work on a pipeline's stage may let a step end sooner, as it falls to stages in another order. A
-    // single stage has all its work one after another.
-    if (pool_.ranks().size() == 1 && Fits(pool_.all()[0])) return pool_.all()[0].assignment;
+    // More work may let a step end sooner, as it falls to stages in another order, or messages are hidden by
+    // it. One device has all its work one after another.
+    if (graph_.mesh().size() == 1 && Fits(pool_.all()[0])) return pool_.all()[0].assignment;
     Try({Assignment(free_.size(), Recompute::kFull), Assignment(free_.size(), Recompute::kSelective)});
     TryWays();
     TryThresholds();

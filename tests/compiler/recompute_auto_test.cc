@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/plan_values.h"
+#include "oneflow_like/variables.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
@@ -41,13 +42,13 @@ class LayerByLayer {
  public:
   explicit LayerByLayer(const SmallGpt& given) : program_(given), session_(program_.MakeTrain()) {
     const Compiled& compiled = session_.impl()->compiled;
-    const Graph& source = program_.model().impl()->graph;
+    GraphOfModel& source = program_.model().impl()->graph;
     int loss = -1;
     for (int n : compiled.graph.Order())
       if (compiled.graph.node(n).kind == NodeKind::kFetch && compiled.graph.node(n).name == "loss")
         loss = compiled.graph.node(n).in[0];
     while (loss >= source.num_values()) loss = compiled.graph.OperandBehind(loss);
-    graph_.push_back(source);
+    graph_.push_back(SessionGraph(&source, {{"loss", loss}}));
     const int train = graph_[0].AddTrain(loss, {}), fetch = graph_[0].AddFetch("loss", loss);
     graph_[0].KeepOnly({train, fetch});
     graph_[0].set_times(compiled.options.times);
