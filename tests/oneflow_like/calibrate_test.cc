@@ -43,7 +43,7 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   DescribedMachine m;
   const auto below = [&](int n) { return static_cast<int>((*random)() % n); };
   m.name = Cat("machine", below(100));
-  m.memory_bytes = below(2) * Draw(random);
+  m.memory_bytes = below(2) * std::clamp(Draw(random), 1.0, 1e18);
   m.topology.memory_bandwidth = Draw(random);
   m.flops = Draw(random);
   m.narrow_flops = Draw(random);
