@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what is missing, builds the tests and runs them: at most 20 minutes on two quiet cores, from a fresh clone.
+# Installs what is missing, builds the tests and runs them: 20 to 30 minutes on two cores, from a fresh clone.
 #   tests/run.sh          the ordinary tests; builds what they need
 #   tests/run.sh --all    everything, at most 60 minutes: also builds the CUDA backend (where there is a toolkit), the
 #                         benchmarks and the programs for GPUs, runs the long tests, and runs those of runtime, processes,
