@@ -458,7 +458,7 @@ class RecomputeSearch {
     return sum;
   }
 
-  // What the stages need that had the same ways in other candidates.
+  // The most that stages need, of those that had the same ways in other candidates.
   int64_t KnownBytes(const Assignment& a) const {
     int64_t bytes = 0;
     for (size_t s = 0; s < by_stage_.size(); ++s)

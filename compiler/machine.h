@@ -31,7 +31,7 @@ struct MeasuredCollective {
   double SecondsOf(double bytes) const;
 };
 
-// What a kernel's time on a host grows with.
+// Amounts that a kernel's time on a host grows with.
 struct Amounts {
   double call = 0, flop = 0, byte = 0;
   // Of a product: bytes of its left and right operand; of a right one stored transposed; of those whose

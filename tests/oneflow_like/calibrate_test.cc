@@ -412,7 +412,7 @@ TEST(SecondsOnThreads, CountsTheTilesOfAttention) {
 }
 
 // A product's work has bytes of each matrix apart; one whose result is stored transposed has its operands
-// exchanged. What is packed along columns takes longer where their neighbours are a page apart.
+// exchanged. Operands packed along columns take longer where their neighbours are a page apart.
 TEST(SecondsOnThreads, CountsTheMatricesOfProducts) {
   struct Case {
     std::string equation;  // empty: a matmul
