@@ -235,6 +235,7 @@ class RecomputeSearch {
     Try({Assignment(free_.size(), Recompute::kFull), Assignment(free_.size(), Recompute::kSelective)});
     TryWays();
     TryThresholds();
+    Shrink();
     CloseGaps();
     return Pick();
   }
@@ -362,6 +363,28 @@ class RecomputeSearch {
     return none;
   }
 
+  using Nearby = std::vector<Assignment> (RecomputeSearch::*)(const Candidate& fast,
+                                                              const Candidate& small) const;
+
+  // From the smallest plan to smaller ones beside it, as far as a part of the candidates goes: what a stage
+  // needs depends a little on the others, too, and the least budget is named to users.
+  void Shrink() {
+    const size_t most = std::min(most_, pool_.size() + most_ / 3);
+    for (int64_t before = 0; before != Front(0).back()->peak && pool_.size() < most;) {
+      const Candidate smallest = *Front(0).back();
+      before = smallest.peak;
+      for (const Nearby nearby : {&RecomputeSearch::Between, &RecomputeSearch::WithTwoChanges}) {
+        std::vector<Assignment> beside;
+        std::set<Assignment> seen;
+        for (Assignment& a : (this->*nearby)(smallest, smallest))
+          if (pool_.size() + beside.size() < most && !pool_.Knows(a) && seen.insert(a).second)
+            beside.push_back(std::move(a));
+        Try(beside);
+        if (Front(0).back()->peak < before) break;
+      }
+    }
+  }
+
   // Where the next smaller plan takes notably longer, looks for others between the two; for faster ones than
   // the fastest; and for smaller ones than the smallest.
   void CloseGaps() {
@@ -374,8 +397,6 @@ class RecomputeSearch {
   }
 
   // Candidates that are not known, each from a gap of the front; the first of large gaps first.
-  using Nearby = std::vector<Assignment> (RecomputeSearch::*)(const Candidate& fast,
-                                                              const Candidate& small) const;
   std::vector<Assignment> InGaps(Nearby nearby) const {
     constexpr double kNotable = 1.008, kEnd = 1.02;
     const std::vector<const Candidate*> front = Front(LeastSeconds());
