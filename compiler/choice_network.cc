@@ -1,9 +1,13 @@
 #include "compiler/choice_network.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
+
+#include "core/hash_bytes.h"
 
 namespace oneflow_like {
 
@@ -45,11 +49,8 @@ class Elimination {
       ++count;
       Fix(hold, (*picks)[hold]);
     }
-    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
-      size_t at = 0;
-      for (int m : step->scope) at = at * extents_[m] + (*picks)[m];
-      (*picks)[step->member] = step->best[at];
-    }
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step)
+      (*picks)[step->member] = BestOf(*step, *picks);
     return count;
   }
 
@@ -59,11 +60,10 @@ class Elimination {
     std::vector<int> scope;
     std::vector<double> costs;
   };
-  // An eliminated member: its best choice by the choices of its neighbours.
+  // An eliminated member, and the factors that it was in.
   struct Step {
     int member;
-    std::vector<int> scope;
-    std::vector<uint16_t> best;
+    std::vector<Factor> factors;
   };
 
   void Add(Factor factor) {
@@ -136,58 +136,123 @@ class Elimination {
     }
   }
 
-  // Where a factor's costs are as the neighbours' choices run.
+  // Where a factor's costs are as choices of a scope run.
   struct Cursor {
-    const double* costs;
-    std::vector<size_t> strides;  // by neighbour
+    const double* at;
     size_t own = 0;               // the stride of the eliminated member
-    size_t at = 0;
+    std::vector<size_t> strides;  // by place in the scope
+    size_t end = 0;               // behind the last place that has one
   };
 
-  Cursor CursorOf(const Factor& factor, int member, const std::vector<int>& neighbours) const {
-    Cursor cursor{factor.costs.data(), std::vector<size_t>(neighbours.size(), 0)};
+  Cursor CursorOf(const Factor& factor, int member, const std::vector<int>& scope) const {
+    Cursor cursor{factor.costs.data(), 0, std::vector<size_t>(scope.size(), 0)};
     size_t stride = 1;
     for (auto m = factor.scope.rbegin(); m != factor.scope.rend(); ++m) {
       if (*m == member) {
         cursor.own = stride;
       } else {
-        const auto place = std::lower_bound(neighbours.begin(), neighbours.end(), *m);
-        cursor.strides[place - neighbours.begin()] = stride;
+        const size_t place = std::find(scope.begin(), scope.end(), *m) - scope.begin();
+        cursor.strides[place] = stride;
+        cursor.end = std::max(cursor.end, place + 1);
       }
       stride *= extents_[*m];
     }
     return cursor;
   }
 
-  void Eliminate(int member) {
-    const std::vector<int> neighbours(beside_[member].begin(), beside_[member].end());
-    const std::vector<Factor> factors = Take(member);
-    std::vector<Cursor> cursors;
-    for (const Factor& factor : factors) cursors.push_back(CursorOf(factor, member, neighbours));
-    size_t entries = 1;
-    for (int m : neighbours) entries *= extents_[m];
-    Step step{member, neighbours, std::vector<uint16_t>(entries)};
-    Factor rest{neighbours, std::vector<double>(entries)};
-    std::vector<int> choice(neighbours.size(), 0);
-    for (size_t entry = 0; entry < entries; ++entry) {
-      double least = 0;
-      for (int c = 0; c < extents_[member]; ++c) {
-        double sum = 0;
-        for (const Cursor& cursor : cursors) sum += cursor.costs[cursor.at + c * cursor.own];
-        if (c == 0 || sum < least) least = sum, step.best[entry] = static_cast<uint16_t>(c);
+  // Fills the table of a scope that is not empty: for its members' choices the least sum of all cursors that
+  // a choice of the eliminated member gives. What does not change with the scope's last members is summed
+  // before they run.
+  class Table {
+   public:
+    Table(std::vector<int> extents, std::vector<Cursor> cursors, int choices, double* to)
+        : extents_(std::move(extents)),
+          cursors_(std::move(cursors)),
+          sums_(extents_.size(), std::vector<double>(choices, 0)),
+          row_(extents_.back()),
+          to_(to) {
+      AddCursors(0, &sums_[0]);
+      Fill(0);
+    }
+
+   private:
+    // Those that end at the place.
+    void AddCursors(size_t end, std::vector<double>* sums) const {
+      for (const Cursor& cursor : cursors_)
+        for (size_t c = 0; cursor.end == end && c < sums->size(); ++c)
+          (*sums)[c] += cursor.at[c * cursor.own];
+    }
+
+    void Fill(size_t place) {
+      if (place + 1 == extents_.size()) return FillRow();
+      for (int choice = 0; choice < extents_[place]; ++choice) {
+        sums_[place + 1] = sums_[place];
+        AddCursors(place + 1, &sums_[place + 1]);
+        Fill(place + 1);
+        for (Cursor& cursor : cursors_) cursor.at += cursor.strides[place];
       }
-      rest.costs[entry] = least;
-      for (size_t i = neighbours.size(); i-- > 0;) {  // the next choices of the neighbours
-        for (Cursor& cursor : cursors) cursor.at += cursor.strides[i];
-        if (++choice[i] < extents_[neighbours[i]]) break;
-        for (Cursor& cursor : cursors) cursor.at -= cursor.strides[i] * choice[i];
-        choice[i] = 0;
+      for (Cursor& cursor : cursors_) cursor.at -= cursor.strides[place] * extents_[place];
+    }
+
+    void FillRow() {
+      const size_t width = row_.size();
+      double* const least = std::exchange(to_, to_ + width);
+      for (size_t c = 0; c < sums_.back().size(); ++c) {
+        std::fill(row_.begin(), row_.end(), sums_.back()[c]);
+        for (const Cursor& cursor : cursors_) {
+          if (cursor.end != extents_.size()) continue;
+          const double* const costs = cursor.at + c * cursor.own;
+          if (const size_t stride = cursor.strides.back(); stride == 1)
+            for (size_t i = 0; i < width; ++i) row_[i] += costs[i];
+          else
+            for (size_t i = 0; i < width; ++i) row_[i] += costs[i * stride];
+        }
+        for (size_t i = 0; i < width; ++i) least[i] = c == 0 ? row_[i] : std::min(least[i], row_[i]);
       }
     }
+
+    const std::vector<int> extents_;  // by place in the scope
+    std::vector<Cursor> cursors_;
+    std::vector<std::vector<double>> sums_;  // by place: of cursors that end there, by the member's choice
+    std::vector<double> row_;                // by the last one's choice
+    double* to_;
+  };
+
+  void Eliminate(int member) {
+    std::vector<int> scope(beside_[member].begin(), beside_[member].end());
+    const auto widest =
+        std::max_element(scope.begin(), scope.end(), [&](int a, int b) { return extents_[a] < extents_[b]; });
+    if (!scope.empty()) std::rotate(widest, widest + 1, scope.end());  // long rows
+    Step step{member, Take(member)};
+    if (!scope.empty()) {
+      std::vector<int> extents;
+      std::vector<Cursor> cursors;
+      size_t entries = 1;
+      for (int m : scope) extents.push_back(extents_[m]), entries *= extents_[m];
+      for (const Factor& factor : step.factors) cursors.push_back(CursorOf(factor, member, scope));
+      Factor rest{scope, std::vector<double>(entries)};
+      Table(std::move(extents), std::move(cursors), extents_[member], rest.costs.data());
+      Add(std::move(rest));
+    }
     steps_.push_back(std::move(step));
-    if (!neighbours.empty()) Add(std::move(rest));
-    for (size_t a = 0; a < neighbours.size(); ++a)
-      for (size_t b = a + 1; b < neighbours.size(); ++b) Join(neighbours[a], neighbours[b]);
+    for (size_t a = 0; a < scope.size(); ++a)
+      for (size_t b = a + 1; b < scope.size(); ++b) Join(scope[a], scope[b]);
+  }
+
+  // The member's best choice, those of its neighbours given.
+  int BestOf(const Step& step, const std::vector<int>& picks) const {
+    int best = 0;
+    double least = 0;
+    for (int c = 0; c < extents_[step.member]; ++c) {
+      double sum = 0;
+      for (const Factor& factor : step.factors) {
+        size_t at = 0;
+        for (int m : factor.scope) at = at * extents_[m] + (m == step.member ? c : picks[m]);
+        sum += factor.costs[at];
+      }
+      if (c == 0 || sum < least) least = sum, best = c;
+    }
+    return best;
   }
 
   std::vector<int> extents_;
@@ -242,9 +307,75 @@ std::vector<int> ChoiceNetwork::Improved(std::vector<int> picks) const {
   return picks;
 }
 
+// By member, the number of its kind. Members of a kind have the same costs, and the same beside them along so
+// many steps (colour refinement: Weisfeiler and Leman 1968).
+std::vector<int> ChoiceNetwork::Kinds(int steps) const {
+  const auto hash_of = [](const auto& numbers, uint64_t before) {
+    return HashOfBytes(numbers.data(), numbers.size() * sizeof(numbers[0]), before);
+  };
+  std::vector<uint64_t> hashes, tables;
+  for (const std::vector<double>& costs : costs_) hashes.push_back(hash_of(costs, costs.size()));
+  for (const Pair& pair : pairs_) tables.push_back(hash_of(pair.costs, pair.costs.size()));
+  for (int step = 0; step < steps; ++step) {
+    std::vector<std::vector<uint64_t>> beside(costs_.size());
+    for (size_t p = 0; p < pairs_.size(); ++p) {
+      const auto& [a, b, costs] = pairs_[p];
+      beside[a].push_back(hash_of(std::array{tables[p], hashes[b]}, /*before=*/1));
+      beside[b].push_back(hash_of(std::array{tables[p], hashes[a]}, /*before=*/2));
+    }
+    for (size_t m = 0; m < beside.size(); ++m) {
+      std::sort(beside[m].begin(), beside[m].end());
+      hashes[m] = hash_of(beside[m], hashes[m]);
+    }
+  }
+  std::vector<int> kinds;
+  std::map<uint64_t, int> numbers;
+  for (uint64_t hash : hashes)
+    kinds.push_back(numbers.try_emplace(hash, static_cast<int>(numbers.size())).first->second);
+  return kinds;
+}
+
+// The network in which the members of a kind take the same choice: a member for each kind.
+ChoiceNetwork ChoiceNetwork::OfKinds(const std::vector<int>& kinds) const {
+  ChoiceNetwork shared;
+  const auto add = [](const std::vector<double>& costs, std::vector<double>* sums) {
+    sums->resize(costs.size(), 0);
+    for (size_t i = 0; i < costs.size(); ++i) (*sums)[i] += costs[i];
+  };
+  for (int kind : kinds) shared.costs_.resize(std::max<size_t>(shared.costs_.size(), kind + 1));
+  for (int m = 0; m < members(); ++m) add(costs_[m], &shared.costs_[kinds[m]]);
+  std::map<std::pair<int, int>, size_t> known;
+  for (const Pair& pair : pairs_) {
+    const int a = kinds[pair.a], b = kinds[pair.b];
+    if (std::vector<double>& own = shared.costs_[a]; a == b) {
+      for (size_t c = 0; c < own.size(); ++c) own[c] += pair.costs[c * own.size() + c];
+      continue;
+    }
+    const auto [at, fresh] = known.try_emplace({a, b}, shared.pairs_.size());
+    if (fresh) shared.pairs_.push_back({a, b, {}});
+    add(pair.costs, &shared.pairs_[at->second].costs);
+  }
+  return shared;
+}
+
 std::vector<int> ChoiceNetwork::Solve(int64_t most_entries) const {
+  std::vector<int> picks(costs_.size(), 0);
+  for (int steps : {2, 4, 8}) {  // from few kinds to many
+    const std::vector<int> kinds = Kinds(steps);
+    const ChoiceNetwork shared = OfKinds(kinds);
+    if (shared.members() == members()) break;
+    std::vector<int> of_kinds(shared.members());
+    for (int m = 0; m < members(); ++m) of_kinds[kinds[m]] = picks[m];
+    of_kinds = shared.BestFrom(std::move(of_kinds), most_entries);
+    for (int m = 0; m < members(); ++m) picks[m] = of_kinds[kinds[m]];
+  }
+  return BestFrom(std::move(picks), most_entries);
+}
+
+std::vector<int> ChoiceNetwork::BestFrom(std::vector<int> picks, int64_t most_entries) const {
   constexpr int kRounds = 24, kPatience = 3;
-  std::vector<int> picks = Improved(std::vector<int>(costs_.size(), 0)), held(costs_.size(), 0);
+  picks = Improved(std::move(picks));
+  std::vector<int> held(costs_.size(), 0);
   double least = CostOf(picks);
   for (int round = 0, since = 0; round < kRounds && since < kPatience; ++round, ++since) {
     std::vector<int> now = picks;

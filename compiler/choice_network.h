@@ -20,7 +20,9 @@ class ChoiceNetwork {
   // A choice for each member. Members are eliminated one after another (Bertele and Brioschi 1972), which is
   // exact as long as no table needs more than `most_entries`. Where one would, some members are held to what
   // they have, the others are chosen exactly, and others are held in the next round; the rounds end when they
-  // gain nothing. The same on every machine: limits count entries and rounds.
+  // gain nothing. Members with the same surroundings, as those of repeated blocks, share one choice at first;
+  // what counts as surroundings grows, and in the end each takes its own. The same on every machine: limits
+  // count entries and rounds.
   std::vector<int> Solve(int64_t most_entries = 1 << 16) const;
 
  private:
@@ -30,7 +32,10 @@ class ChoiceNetwork {
   };
   friend class Elimination;
 
+  std::vector<int> Kinds(int steps) const;
+  ChoiceNetwork OfKinds(const std::vector<int>& kinds) const;
   std::vector<int> Improved(std::vector<int> picks) const;
+  std::vector<int> BestFrom(std::vector<int> picks, int64_t most_entries) const;
 
   std::vector<std::vector<double>> costs_;
   std::vector<Pair> pairs_;

@@ -263,7 +263,7 @@ std::vector<SignatureProblem::Use> SignatureProblem::UsesOf(int v) const {
 // them.
 void SignatureProblem::AddDelivery(int v, const std::vector<Use>& uses, const std::vector<int>& members,
                                    double price, ChoiceNetwork* network) const {
-  constexpr size_t kAll = 5;  // targets of which every set is a choice; of more, pairs, and all together
+  constexpr size_t kMostSets = 64;  // of more: pairs, and all together
   const Value& value = graph_.value(v);
   std::vector<std::pair<int, const Slice*>> targets;
   const auto target_of = [&](const Use& use, const Joint& joint) {
@@ -275,14 +275,19 @@ void SignatureProblem::AddDelivery(int v, const std::vector<Use>& uses, const st
   };
   for (const Use& use : uses)
     for (const Joint& joint : choices_[use.reader]) target_of(use, joint);
-  std::vector<uint64_t> sets;
-  const uint64_t full = (uint64_t{1} << targets.size()) - 1;
-  if (targets.size() <= kAll) {
-    for (uint64_t set = 1; set <= full; ++set) sets.push_back(set);
-  } else {
+  // One form for each reader makes a set; a set with more costs more.
+  std::set<uint64_t> sets = {0};
+  for (const Use& use : uses) {
+    if (sets.size() > kMostSets) break;
+    std::set<uint64_t> larger;
+    for (const Joint& joint : choices_[use.reader])
+      for (uint64_t set : sets) larger.insert(set | uint64_t{1} << target_of(use, joint));
+    sets = std::move(larger);
+  }
+  if (sets.size() > kMostSets) {
+    sets = {(uint64_t{1} << targets.size()) - 1};
     for (size_t a = 0; a < targets.size(); ++a)
-      for (size_t b = a; b < targets.size(); ++b) sets.push_back(uint64_t{1} << a | uint64_t{1} << b);
-    sets.push_back(full);
+      for (size_t b = a; b < targets.size(); ++b) sets.insert(uint64_t{1} << a | uint64_t{1} << b);
   }
   std::vector<double> costs;
   for (const Joint& from : choices_[value.producer])

@@ -217,14 +217,27 @@ void CheckSameWeight(const ModelImpl& model, const std::string& who, const Model
   }
 }
 
+// Leaves out of `cuts` the mesh axes that `others` name.
+void LeaveOut(const Annotation& others, Annotation* cuts) {
+  std::erase_if(*cuts, [&](const auto& cut) {
+    return std::any_of(others.begin(), others.end(), [&](const auto& o) { return o.first == cut.first; });
+  });
+}
+
 // The options of a request, and over them those of the patterns that match.
 WeightOptions WithPatterns(ModelImpl* model, const std::string& path, WeightOptions options) {
   for (size_t i = 0; i < model->options.weights.size(); ++i) {
     const auto& [pattern, says] = model->options.weights[i];
     if (!MatchesGlob(pattern, path)) continue;
     model->matched_patterns.insert(i);
-    if (!says.sbp.empty()) options.sbp = says.sbp;
-    if (!says.stored.empty()) options.stored = says.stored;
+    if (!says.sbp.empty()) {
+      options.sbp = says.sbp;
+      LeaveOut(says.sbp, &options.stored);
+    }
+    if (!says.stored.empty()) {
+      options.stored = says.stored;
+      if (says.sbp.empty()) LeaveOut(says.stored, &options.sbp);
+    }
     if (says.trainable) options.trainable = says.trainable;
     if (says.decay) options.decay = says.decay;
     if (says.rate) options.rate = says.rate;

@@ -5,10 +5,14 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "compiler/graph.h"
 #include "core/float16.h"
+#include "oneflow_like/model_impl.h"
 #include "oneflow_like/session.h"
 #include "tests/oneflow_like/session_fixture.h"
 
@@ -115,6 +119,30 @@ TEST(Patterns, OverrideWhatTheCodeSaysAndTheLastOneCounts) {
               Train(other.loss, AdamW{});
             }).find("pattern \"*/nowhere\" of ModelOptions::weights matches no weight requested so far"),
             std::string::npos);
+}
+
+// Of cuts along one mesh axis the last one said counts, whether as computed or as stored.
+TEST(Patterns, SayACutOfAnAxisOnce) {
+  const std::pair<WeightOptions, std::vector<WeightPattern>> cases[] = {
+      {{.sbp = "tp:S0"}, {{"w", {.stored = "tp:S0"}}}},
+      {{.stored = "tp:S0"}, {{"w", {.sbp = "tp:S0"}}}},
+      {{}, {{"*", {.sbp = "dp:B tp:B"}}, {"w", {.stored = "tp:S0"}}}},
+      {{.sbp = "tp:S1", .stored = "dp:S0"}, {{"w", {.sbp = "dp:S0"}}}},
+      {{.sbp = "tp:S1", .stored = "dp:S0"}, {{"w", {.sbp = "tp:S0", .stored = "dp:S1"}}}},
+  };
+  const std::pair<FixedSbp, std::set<int>> expected[] = {{{{2, S(0)}}, {2}},
+                                                         {{{2, S(0)}}, {}},
+                                                         {{{1, B()}, {2, S(0)}}, {2}},
+                                                         {{{1, S(0)}}, {}},
+                                                         {{{1, S(1)}, {2, S(0)}}, {1}}};
+  for (size_t i = 0; i < std::size(cases); ++i) {
+    SCOPED_TRACE(i);
+    Model model(FullMesh("cpu:dp=2,tp=2"), {.weights = cases[i].second});
+    model.scope().Weight("w", {8, 8}, Ones(), cases[i].first);
+    const Node& node = model.impl()->variables.at("w").node;
+    EXPECT_EQ(node.fixed, expected[i].first);
+    EXPECT_EQ(node.stored, expected[i].second);
+  }
 }
 
 // With a gradient of zero only decay moves a weight.
