@@ -37,13 +37,12 @@ NodesOfChoice::NodesOfChoice(Graph* graph)
       pieces(graph->num_nodes()),
       acts(graph->num_nodes(), 1),
       settled(graph->num_nodes()) {
-  RuleCache cache(*graph);
   const int entries = 1 + graph->mesh().rank();
   for (int n : order) {
     Node& node = graph->node(n);
     if (!IsEnd(node)) {
-      rules[n] = cache.Of(n);
-      pieces[n] = LocalWork(*graph, n, rules[n]);
+      rules[n] = &graph->RuleOf(n);
+      pieces[n] = LocalWork(*graph, n, *rules[n]);
     }
     node.want.assign(node.in.size(), NdSbp(entries, B()));
     for (int v : node.out) graph->value(v).sbp.assign(entries, B());
@@ -134,7 +133,7 @@ std::vector<Choice> AxisChoices::ChoicesOf(int n) {
     for (const Choice& c : choices_[v.producer])
       if (c.out[v.output].is_split()) grains[i].insert(c.out[v.output].grain);
   }
-  const std::vector<Choice> all = SignaturesAlong(graph_, node, nodes_.rules[n], entry_, grains);
+  const std::vector<Choice> all = SignaturesAlong(graph_, node, *nodes_.rules[n], entry_, grains);
   std::vector<Choice> legal;
   for (const Choice& c : all)
     if (!Illegal(n, c)) legal.push_back(c);

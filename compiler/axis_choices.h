@@ -27,7 +27,7 @@ struct NodesOfChoice {
 
   std::vector<int> order;
   std::vector<std::vector<int>> readers;
-  std::vector<BoundRule> rules;
+  std::vector<const BoundRule*> rules;  // of operators
   std::vector<LocalWork> pieces;  // what settled axes leave of a node's work to the busiest rank, in one act
   std::vector<int> acts;
   std::vector<std::vector<Choice>> settled;  // the cuts along axes already settled

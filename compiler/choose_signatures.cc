@@ -151,12 +151,13 @@ class AxisChooser : AxisChoices {
   // its operator needs all of that axis, and is of the update, which runs once they all have come.
   bool NeedsWholeBatch(const Sbp& from, const Sbp& to, int n, size_t i) const {
     if (entry_ > 0 || !from.is_split() || from == to) return false;
-    if (!to.is_broadcast() || graph_.node(n).phase != Phase::kUpdate || i >= nodes_.rules[n].in.size())
+    const BoundRule* const rule = nodes_.rules[n];
+    if (!to.is_broadcast() || graph_.node(n).phase != Phase::kUpdate || rule == nullptr ||
+        i >= rule->in.size())
       return true;
-    const std::vector<std::string>& labels = nodes_.rules[n].in[i].axes[from.axis].labels;
-    return std::none_of(labels.begin(), labels.end(), [&](const std::string& label) {
-      return nodes_.rules[n].notes.whole.count(label) > 0;
-    });
+    const std::vector<std::string>& labels = rule->in[i].axes[from.axis].labels;
+    return std::none_of(labels.begin(), labels.end(),
+                        [&](const std::string& label) { return rule->notes.whole.count(label) > 0; });
   }
 
   // Changing value v from one signature along this axis to what operand i of a node wants.

@@ -20,8 +20,7 @@ class ChunkFinder {
         options_(options),
         readers_(graph.Readers()),
         sizes_(graph.Sizes()),
-        cost_(graph, options.machine),
-        rules_(graph) {}
+        cost_(graph, options.machine) {}
 
   std::vector<ChunkPlan> Find() {
     const std::vector<int> order = graph_.Order();
@@ -94,7 +93,7 @@ class ChunkFinder {
 
   // The rows of product n that are axis `axis` of its operand `operand`, or of its result (-1).
   std::optional<ProductRows> RowsOf(int n, int operand, int axis) {
-    const BoundRule& rule = rules_.Of(n);
+    const BoundRule& rule = graph_.RuleOf(n);
     const BoundRule::Operand& of = operand < 0 ? rule.out[0] : rule.in[operand];
     const std::vector<std::string>& labels = of.axes[axis].labels;
     if (labels.size() != 1) return std::nullopt;
@@ -373,7 +372,6 @@ class ChunkFinder {
   const std::vector<std::vector<int>> readers_;  // by value
   const std::vector<int> sizes_;
   CostModel cost_;
-  RuleCache rules_;
   std::vector<bool> of_batch_;  // by node
   std::set<int> used_;          // nodes of a plan
   std::vector<ChunkPlan> plans_;

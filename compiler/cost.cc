@@ -136,16 +136,6 @@ Work LocalWork::work() const {
 
 // --- CostModel ---
 
-const BoundRule& RuleCache::Of(int n) {
-  const Node& node = graph_.node(n);
-  std::string key = Cat(node.op, " ", node.attrs.str());
-  for (int v : node.in) key += Name(graph_.value(v).dtype) + graph_.value(v).shape.str();
-  auto it = rules_.find(key);
-  if (it != rules_.end()) return it->second;
-  return rules_.emplace(std::move(key), BindOp(graph_.catalog().Get(node.op), graph_.CallOf(node)))
-      .first->second;
-}
-
 Work CostModel::BoxingAt(const Node& node, const std::vector<int>& coords) const {
   Work work;
   for (const auto* values : {&node.in, &node.out})
@@ -178,7 +168,7 @@ Work CostModel::WorkAt(int n, const std::vector<int>& coords) {
   const Node& node = graph_.node(n);
   if (IsEnd(node)) return {};
   if (graph_.catalog().Find(node.op) == nullptr) return BoxingAt(node, coords);
-  LocalWork whole(graph_, n, rules_.Of(n));
+  LocalWork whole(graph_, n, graph_.RuleOf(n));
   return PieceAt(node, &whole, coords);
 }
 
@@ -187,7 +177,7 @@ Work CostModel::WorkOfStep(int n, const std::vector<int>& mesh_coords) {
   if (IsEnd(node)) return {};
   const bool boxing = graph_.catalog().Find(node.op) == nullptr;
   LocalWork whole;
-  if (!boxing) whole = LocalWork(graph_, n, rules_.Of(n));
+  if (!boxing) whole = LocalWork(graph_, n, graph_.RuleOf(n));
   std::vector<int> coords(1, 0);
   coords.insert(coords.end(), mesh_coords.begin(), mesh_coords.end());
   auto act = [&](int t) {

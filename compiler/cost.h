@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -89,22 +88,11 @@ DType RateType(const Graph& graph, const Node& node);
 // The number of a node's acts in a step.
 int ActsOf(const Graph& graph, const Node& node);
 
-// Bound rules of a graph's nodes; identical nodes, as in the layers of a model, share one.
-class RuleCache {
- public:
-  explicit RuleCache(const Graph& graph) : graph_(graph) {}
-  const BoundRule& Of(int n);  // REQUIRES: an operator of the catalog
-
- private:
-  const Graph& graph_;
-  std::unordered_map<std::string, BoundRule> rules_;  // by operator, attributes, types and shapes
-};
-
 // The costs of a graph whose signatures are chosen. `graph` and `machine` must outlive it.
 class CostModel {
  public:
   CostModel(const Graph& graph, const Machine& machine)
-      : graph_(graph), machine_(machine), sizes_(graph.Sizes()), rules_(graph) {}
+      : graph_(graph), machine_(machine), sizes_(graph.Sizes()) {}
 
   // The work of one act at these coordinates: time, then the mesh axes. Boxing touches bytes and computes
   // nothing.
@@ -123,7 +111,6 @@ class CostModel {
   const Graph& graph_;
   const Machine& machine_;
   std::vector<int> sizes_;
-  RuleCache rules_;
 };
 
 }  // namespace oneflow_like

@@ -52,10 +52,10 @@ std::vector<int64_t> CutLayers(const std::vector<double>& seconds, double before
   return layers;
 }
 
-double SecondsWhole(const Graph& graph, int n, const Machine& machine, RuleCache* rules) {
+double SecondsWhole(const Graph& graph, int n, const Machine& machine) {
   const Node& node = graph.node(n);
   if (node.kind != NodeKind::kOperator) return 0;
-  return SecondsOf(machine, LocalWork(graph, n, rules->Of(n)).work(), RateType(graph, node)) +
+  return SecondsOf(machine, LocalWork(graph, n, graph.RuleOf(n)).work(), RateType(graph, node)) +
          machine.overhead;
 }
 

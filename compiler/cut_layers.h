@@ -18,6 +18,6 @@ std::vector<int64_t> CutLayers(const std::vector<double>& seconds, double before
 
 // Estimated seconds, on one device, of an operator of a graph before signatures are chosen; 0 for other
 // nodes.
-double SecondsWhole(const Graph& graph, int n, const Machine& machine, RuleCache* rules);
+double SecondsWhole(const Graph& graph, int n, const Machine& machine);
 
 }  // namespace oneflow_like

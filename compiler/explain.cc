@@ -158,11 +158,10 @@ RankWork WorkOfRank(const Compiled& compiled, int rank) {
 
 double ModelFlops(const Compiled& compiled) {
   const Graph& graph = compiled.graph;
-  RuleCache rules(graph);
   double flops = 0;
   for (int n : graph.Order())
     if (graph.IsHeavy(n) && !graph.node(n).why.starts_with(kComputedAgain))
-      flops += LocalWork(graph, n, rules.Of(n)).work().flops;
+      flops += LocalWork(graph, n, graph.RuleOf(n)).work().flops;
   return flops;
 }
 

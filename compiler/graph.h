@@ -12,11 +12,13 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "compiler/regions.h"
+#include "compiler/rule_cache.h"
 #include "ops/op.h"
 #include "ops/tensor.h"
 #include "sbp/boxing.h"
@@ -87,7 +89,7 @@ struct Node {
 class Graph : public GraphBuilder {
  public:
   Graph(const Catalog* catalog, Mesh mesh, int times = 1)
-      : catalog_(catalog), mesh_(std::move(mesh)), times_(times) {}
+      : catalog_(catalog), mesh_(std::move(mesh)), times_(times), rules_(std::make_shared<RuleCache>()) {}
 
   const Catalog& catalog() const { return *catalog_; }
   const Mesh& mesh() const { return mesh_; }
@@ -189,6 +191,9 @@ class Graph : public GraphBuilder {
   std::string DescribeForUser(const Node& node) const;
   // The node as an OpCall, for the functions of its catalog entry; the node must outlive it.
   OpCall CallOf(const Node& node) const;
+  // REQUIRES: an operator of the catalog.
+  const BoundRule& RuleOf(int node) const { return rules_->Of(*this, nodes_[node]); }
+  RuleCache& rules() const { return *rules_; }
   std::string UniqueName(const std::string& wanted);
   Layout LayoutOf(int value) const { return {producer(value).slice, values_[value].sbp}; }
 
@@ -201,6 +206,7 @@ class Graph : public GraphBuilder {
   Regions regions_;
   std::map<std::string, int> names_;  // how often a name was requested
   const Origin* origin_ = nullptr;
+  std::shared_ptr<RuleCache> rules_;  // also of copies
 };
 
 // The kind of the op with this name; for a primitive also which one.

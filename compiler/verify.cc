@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <unordered_map>
 
 #include "compiler/passes.h"
 #include "compiler/text.h"
@@ -35,7 +34,7 @@ bool LegalAlong(const Graph& graph, const Node& node, const BoundRule& rule, int
 std::string WrongWith(const Graph& graph, const Node& node) {
   const OpDef* def = graph.catalog().Find(node.op);
   if (!def || node.kind == NodeKind::kFused) return "";
-  BoundRule rule = BindOp(*def, graph.CallOf(node));
+  const BoundRule& rule = graph.rules().Of(graph, node);
   std::vector<int> sizes = graph.Sizes();
   std::vector<Signature> cuts;
   for (size_t e = 0; e < sizes.size(); ++e) {
@@ -51,49 +50,6 @@ std::string WrongWith(const Graph& graph, const Node& node) {
   }
   return "";
 }
-
-// Nodes whose signatures have been found legal. A model repeats its blocks: of 96 only the first is looked at
-// closely, which takes a fifth off the time to compile.
-class LegalNodes {
- public:
-  explicit LegalNodes(const Graph& graph) : graph_(graph) {}
-
-  void Check(int n) {
-    const Node& node = graph_.node(n);
-    size_t hash = std::hash<std::string>()(node.op);
-    for (int v : node.in) hash = 31 * hash + static_cast<size_t>(graph_.value(v).shape.elements());
-    for (int fixed : node.slice.fixed) hash = 31 * hash + static_cast<size_t>(fixed);
-    for (const NdSbp& want : node.want)
-      for (const Sbp& sbp : want)
-        hash = 31 * hash + 8 * static_cast<size_t>(sbp.axis) + static_cast<size_t>(sbp.kind);
-    std::vector<int>& alike = known_[hash];
-    for (int other : alike)
-      if (Alike(node, graph_.node(other))) return;
-    const std::string wrong = WrongWith(graph_, node);
-    if (!wrong.empty()) Fail("verify: ", graph_.Describe(n), ": ", wrong);
-    alike.push_back(n);
-  }
-
- private:
-  // In everything that WrongWith looks at.
-  bool Alike(const Node& a, const Node& b) const {
-    if (a.op != b.op || a.kind != b.kind || !(a.slice == b.slice) || a.want != b.want ||
-        !(a.attrs == b.attrs))
-      return false;
-    auto alike = [&](const std::vector<int>& x, const std::vector<int>& y, bool outputs) {
-      if (x.size() != y.size()) return false;
-      for (size_t i = 0; i < x.size(); ++i) {
-        const Value &v = graph_.value(x[i]), &w = graph_.value(y[i]);
-        if (v.dtype != w.dtype || !(v.shape == w.shape) || (outputs && v.sbp != w.sbp)) return false;
-      }
-      return true;
-    };
-    return alike(a.in, b.in, false) && alike(a.out, b.out, true);
-  }
-
-  const Graph& graph_;
-  std::unordered_map<size_t, std::vector<int>> known_;
-};
 
 void CheckEdges(const Graph& graph, int n) {
   const Node& node = graph.node(n);
@@ -177,7 +133,6 @@ void VerifyGraph(const Graph& graph, Level level, std::vector<std::string>* impl
   std::vector<int> order = graph.Order();
   std::vector<std::vector<int>> readers;
   if (level >= Level::kOrdered) readers = graph.Readers();
-  LegalNodes legal(graph);
   for (int n : order) {
     const Node& node = graph.node(n);
     for (int v : node.in)
@@ -188,7 +143,9 @@ void VerifyGraph(const Graph& graph, Level level, std::vector<std::string>* impl
       for (int v : node.out)
         if (graph.value(v).sbp.size() != size_t(1 + graph.mesh().rank()))
           Fail("verify: '", graph.value(v).name, "' has no signature");
-      legal.Check(n);
+      std::string wrong;
+      if (!graph.rules().Passes(graph, node, [&] { return (wrong = WrongWith(graph, node)).empty(); }))
+        Fail("verify: ", graph.Describe(n), ": ", wrong);
       const Rate rate = graph.RateOf(n);
       if (node.rate != rate && !(node.rate == Rate::kRemade && rate == Rate::kOnce))
         Fail("verify: ", graph.Describe(n), " runs ",

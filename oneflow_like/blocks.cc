@@ -30,12 +30,11 @@ std::vector<int64_t> Even(int64_t blocks, int64_t stages) {
 std::vector<int64_t> ByCost(const GraphOfModel& graph, const BlockStack& stack,
                             const std::vector<int64_t>& most = {}) {
   const Machine& machine = graph.model->machine;
-  RuleCache rules(graph);
   const int last = graph.mesh().axis_size(stack.axis) - 1;
   std::vector<double> seconds(stack.blocks.size(), 0);
   double before = 0, after = 0;
   for (int n : graph.Order()) {
-    const double mine = SecondsWhole(graph, n, machine, &rules);
+    const double mine = SecondsWhole(graph, n, machine);
     auto block = std::find_if(stack.blocks.begin(), stack.blocks.end(),
                               [&](const BlockStack::Block& b) { return b.begin <= n && n < b.end; });
     const int stage = graph.node(n).slice.fixed[stack.axis];

@@ -34,6 +34,7 @@ const OpDef* Catalog::Find(const std::string& name) const {
 std::vector<std::string> Catalog::names() const {
   std::vector<std::string> names;
   for (const auto& [name, def] : ops_) names.push_back(name);
+  std::sort(names.begin(), names.end());
   return names;
 }
 

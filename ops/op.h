@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/kernel.h"
@@ -128,7 +129,7 @@ class Catalog {
   std::vector<std::string> names() const;  // sorted
 
  private:
-  std::map<std::string, OpDef> ops_;
+  std::unordered_map<std::string, OpDef> ops_;
 };
 
 // The name that the line of the operator's axes, and the function of ops/*.h, has for an input: "ids". Of one

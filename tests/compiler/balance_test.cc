@@ -29,7 +29,7 @@ Sbp AnnotationOf(const Graph& graph, int value, int entry) {
 // those that read weights as annotated, with the time axis as it is.
 class Best {
  public:
-  Best(const Graph& graph, int n) : graph_(graph), node_(graph.node(n)), rule_(RuleCache(graph).Of(n)) {
+  Best(const Graph& graph, int n) : graph_(graph), node_(graph.node(n)), rule_(graph.RuleOf(n)) {
     LocalWork work(graph, n, rule_);
     std::vector<Sbp> in, out;
     for (const NdSbp& want : node_.want) in.push_back(want[0]);
