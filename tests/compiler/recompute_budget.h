@@ -1,0 +1,30 @@
+// What tests of Recompute::kAuto share: trainings with a budget, and what a session takes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "oneflow_like/variables.h"
+#include "tests/oneflow_like/session_fixture.h"
+#include "tests/oneflow_like/small_gpt.h"
+
+namespace oneflow_like {
+
+inline int64_t FullestRank(const Session& session) {
+  int64_t bytes = 0;
+  for (const RankSummary& rank : session.Summaries()) bytes = std::max(bytes, rank.peak_bytes);
+  return bytes;
+}
+
+inline double SecondsOf(const Session& session) { return session.impl()->compiled.logical.makespan; }
+
+inline SmallGpt Automatic(SmallGpt given, int64_t budget) {
+  given.recompute = Recompute::kAuto;
+  given.model_options.memory_budget = budget;
+  return given;
+}
+
+constexpr PipelineSchedule kInterleaved = PipelineSchedule::kInterleaved,
+                           kZeroBubble = PipelineSchedule::kZeroBubble, kGPipe = PipelineSchedule::kGPipe;
+
+}  // namespace oneflow_like
