@@ -92,16 +92,18 @@ bool SecondsOfChain(const DescribedMachine& machine, const plan::Kernel& kernel,
   for (const plan::Attr& attr : kernel.attr())
     if (attr.name() == "program") program = &attr.s();
   if (program == nullptr) return false;
-  double call = 0, flops = 0, byte = 0;
+  double call = 0, flops = 0, byte = 0, far = 0;
   const std::vector<FusedStep> steps = ParseFused(*program, kernel.in_size());
   for (const FusedStep& step : steps) {
     const MeasuredKernel* k = FindMeasured(machine, step.op, type, threads, crowded);
     if (k == nullptr) return false;
     call = std::max(call, k->each.call);
     byte = std::max(byte, k->each.byte);
+    far = std::max(far, k->each.far);
     flops += k->each.flop * kernel.flops() / static_cast<double>(steps.size());
   }
-  *seconds = call + flops + byte * kernel.bytes();
+  const Amounts work = WorkOf(kernel, machine.NearBytes(threads));
+  *seconds = call + flops + byte * work.byte + far * work.far;
   return true;
 }
 
@@ -111,7 +113,7 @@ bool MeasuredSeconds(const DescribedMachine& machine, const plan::Kernel& kernel
   if (kernel.name() == "fused") return SecondsOfChain(machine, kernel, type, threads, crowded, seconds);
   const MeasuredKernel* k = FindMeasured(machine, MeasuredName(kernel), type, threads, crowded);
   if (k == nullptr) return false;
-  *seconds = k->SecondsOf(WorkOf(kernel));
+  *seconds = k->SecondsOf(WorkOf(kernel, machine.NearBytes(threads)));
   return true;
 }
 
@@ -222,10 +224,13 @@ std::string MeasuredName(const plan::Kernel& kernel) {
   return MultipliesMatrices(kernel) ? "product" : kernel.name();
 }
 
-Amounts WorkOf(const plan::Kernel& kernel) {
+Amounts WorkOf(const plan::Kernel& kernel, double near_bytes) {
   if (MultipliesMatrices(kernel)) return WorkOfProduct(kernel);
   if (kernel.name() == "attention" || kernel.name() == "attention_grad") return WorkOfAttention(kernel);
-  return {.call = 1, .flop = kernel.flops(), .byte = kernel.bytes()};
+  return {.call = 1,
+          .flop = kernel.flops(),
+          .byte = kernel.bytes(),
+          .far = near_bytes > 0 ? std::max(0.0, kernel.bytes() - near_bytes) : 0};
 }
 
 DType RateType(const plan::Kernel& kernel) {

@@ -40,6 +40,8 @@ struct Amounts {
   double left = 0, right = 0, turned = 0, strided = 0, result = 0, sum = 0;
   // Of attention: scores in its tiles, and of these such that dropout is drawn for.
   double score = 0, dropped = 0;
+  // Of any other kernel: bytes in excess of those that it may find in its cores' own caches.
+  double far = 0;
 
   bool operator==(const Amounts&) const = default;
 };
@@ -52,7 +54,7 @@ inline constexpr NamedAmount kAmounts[] = {
     {"call", &Amounts::call, true}, {"flop", &Amounts::flop, true}, {"byte", &Amounts::byte, true},
     {"left", &Amounts::left},       {"right", &Amounts::right},     {"turned", &Amounts::turned},
     {"strided", &Amounts::strided}, {"result", &Amounts::result},   {"sum", &Amounts::sum},
-    {"score", &Amounts::score},     {"dropped", &Amounts::dropped}};
+    {"score", &Amounts::score},     {"dropped", &Amounts::dropped}, {"far", &Amounts::far}};
 
 // Measured: what kernels of one operator take, of one type, on so many threads.
 struct MeasuredKernel {
@@ -87,6 +89,11 @@ struct DescribedMachine : Machine {
   double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
   double process_work = 1;     // how many times as long kernels take where several processes share a mesh
   double crowded_work = 1;     // and while more threads than cores have work, besides their turns
+  double cache_bytes = 0;      // that a core of such a host has for itself; 0: unknown
+
+  // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. What it reads another
+  // kernel has just written: both pass through the cache, so half of the cache is left for either.
+  double NearBytes(int kernel_threads) const { return cache_bytes / 2 * kernel_threads; }
 };
 
 // Under which name times of a kernel are measured: its operator, or "product" of those that multiply
@@ -95,8 +102,8 @@ std::string MeasuredName(const plan::Kernel& kernel);
 // One call, its floating-point operations, and the bytes that it reads and writes. A product has those of
 // each matrix apart: how often one is read, packed or written depends on the extents of the others. Attention
 // works on whole tiles of queries, unless there are few, up to the last key that one of them sees: its
-// operations and scores are those of these tiles.
-Amounts WorkOf(const plan::Kernel& kernel);
+// operations and scores are those of these tiles. `near_bytes`: NearBytes of the machine.
+Amounts WorkOf(const plan::Kernel& kernel, double near_bytes = 0);
 // The narrowest floating type among a kernel's operands, which determines its rate.
 DType RateType(const plan::Kernel& kernel);
 // Estimated seconds of one act of a kernel that a plan holds. REQUIRES: no collective.

@@ -50,16 +50,20 @@ double LowerQuartile(std::vector<double> values) {
 
 // --- Kernels ---
 
+// Of the largest cache that no other core uses; 0 where the system does not tell.
+double CacheBytes() { return static_cast<double>(std::max(0L, sysconf(_SC_LEVEL2_CACHE_SIZE))); }
+
 // A model that is trained to be watched. Shapes differ in what bounds their kernels: few or many rows, narrow
-// or wide products, short or long sequences; gradients that are summed over micro-batches, or not.
+// or wide products, short or long sequences; gradients that are summed over micro-batches, or not; tensors
+// that a core's own cache holds beside others, and larger ones.
 struct Shape {
   int64_t batch, context, width, heads;  // batch: of each rank and micro-batch
   bool llama;                            // RMS norms, SwiGLU and rotary positions in place of a GPT's
   int micro_batches = 1;
 };
 constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2}, {2, 32, 512, 8, false, 2},
-                             {16, 32, 96, 3, false},  {1, 256, 384, 6, false},   {4, 128, 128, 4, true},
-                             {2, 64, 320, 5, true, 2}};
+                             {16, 32, 96, 3, false},  {3, 256, 384, 6, false},   {4, 128, 128, 4, true},
+                             {10, 96, 320, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
 constexpr Shape kShared = kShapes[1];  // trained by more threads than there are cores
 // Others that use more of the cores than this make times longer than they are.
@@ -185,6 +189,9 @@ class Probe {
 
   // What each kernel of the plan computes and touches, by the label that profiles give it.
   void KnowKernels(DType dtype) {
+    DescribedMachine here;
+    here.cache_bytes = CacheBytes();
+    const double near_bytes = here.NearBytes(setting_.kernel_threads);
     std::vector<int> ranks;
     for (int r = 0; r < setting_.workers; ++r) ranks.push_back(r);
     for (const RankPlan& made : PlansOf(session_->impl()->compiled, ranks, 1))
@@ -195,7 +202,7 @@ class Probe {
           sample.name = MeasuredName(kernel);
           sample.threads = setting_.kernel_threads;
           sample.crowded = crowded_;
-          sample.work = WorkOf(kernel);
+          sample.work = WorkOf(kernel, near_bytes);
           sample.dtype = RateType(kernel);
           for (const plan::Attr& attr : kernel.attr())
             if (sample.name == "fused" && attr.name() == "program")
@@ -457,6 +464,7 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
   machine.name = "processor";
   machine.threads = cores;
   machine.memory_bytes = MemoryBytes();
+  machine.cache_bytes = CacheBytes();
   machine.overhead = 0;
   if (options.job) MeasureProcesses(options, &machine);
   machine.topology.links = {

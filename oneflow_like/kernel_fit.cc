@@ -59,12 +59,12 @@ MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
   return kernel;
 }
 
-// Of operators that are fused: a call and a byte of all, and a flop of each.
+// Of operators that are fused: a call, a byte and a far byte of all, and a flop of each.
 std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<KernelSample>& samples) {
   std::map<std::string, size_t> columns;
   for (const KernelSample& s : samples)
     for (const std::string& step : s.steps) columns.try_emplace(step, 0);
-  size_t next = 2;
+  size_t next = 3;
   for (auto& [step, column] : columns) column = next++;
   std::vector<std::vector<double>> rows;
   std::vector<double> values;
@@ -72,6 +72,7 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
     std::vector<double>& row = rows.emplace_back(next, 0.0);
     row[0] = 1;
     row[1] = s.work.byte;
+    row[2] = s.work.far;
     for (const std::string& step : s.steps)
       row[columns[step]] += s.work.flop / static_cast<double>(s.steps.size());
     values.push_back(s.seconds);
@@ -80,7 +81,10 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
   std::vector<MeasuredKernel> kernels;
   for (const auto& [step, column] : columns) {
     kernels.push_back(Entry(step, group));
-    kernels.back().each = {.call = Rounded(fit[0]), .flop = Rounded(fit[column]), .byte = Rounded(fit[1])};
+    kernels.back().each = {.call = Rounded(fit[0]),
+                           .flop = Rounded(fit[column]),
+                           .byte = Rounded(fit[1]),
+                           .far = Rounded(fit[2])};
   }
   return kernels;
 }

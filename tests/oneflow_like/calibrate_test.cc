@@ -56,6 +56,7 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   m.crowded_message = below(2) * Draw(random);
   m.process_work = Draw(random);
   m.crowded_work = Draw(random);
+  m.cache_bytes = below(2) * std::clamp(Draw(random), 1.0, 1e18);
   m.topology.links.clear();
   int devices = 1;
   for (int levels = 1 + below(3); levels > 0; --levels) {
@@ -96,6 +97,7 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     EXPECT_EQ(read.crowded_message, m.crowded_message);
     EXPECT_EQ(read.process_work, m.process_work);
     EXPECT_EQ(read.crowded_work, m.crowded_work);
+    EXPECT_EQ(read.cache_bytes, m.cache_bytes);
     EXPECT_EQ(read.shared, m.shared);
     ASSERT_EQ(read.topology.links.size(), m.topology.links.size());
     for (size_t l = 0; l < m.topology.links.size(); ++l) {
@@ -329,6 +331,53 @@ TEST(KernelFit, TellsTheStepsOfFusedKernelsApart) {
   kernel.set_bytes(8e4);
   const double expected = 2e-6 + 1e-11 * 8e4 + (4e-10 + 9e-10) * 1e4;
   EXPECT_NEAR(SecondsOnThreads(machine, kernel, 1).alone, expected, 0.01 * expected);
+}
+
+// Bytes that caches do not hold take longer: of operators alone, and of chains, whose steps share one pass.
+// Without a number for them times of large kernels could not be told from those of small ones.
+TEST(KernelFit, TellsBytesInCachesFromOthers) {
+  DescribedMachine machine;
+  machine.cache_bytes = 2e6;
+  std::vector<KernelSample> samples;
+  const auto seconds = [](const std::string& name, double bytes, int threads) {
+    return (name == "rope" ? 1e-10 : 2e-10) * bytes / 4 + 1e-6 + 2e-11 * bytes +
+           3e-11 * std::max(0.0, bytes - 1e6 * threads);
+  };
+  plan::Kernel kernel;
+  kernel.add_in()->set_dtype(static_cast<int>(DType::kFloat32));
+  const auto resize = [&](double bytes) {
+    kernel.set_bytes(bytes);
+    kernel.set_flops(bytes / 4);
+  };
+  for (int threads : {1, 2})
+    for (const std::string name : {"rope", "silu"})
+      for (double bytes : {2e4, 3e5, 9e5, 2e6, 5e6}) {
+        KernelSample s;
+        s.name = name;
+        s.threads = threads;
+        if (name == "silu") s.steps = {"silu"};
+        kernel.set_name(name);
+        resize(bytes);
+        s.work = WorkOf(kernel, machine.NearBytes(threads));
+        s.seconds = seconds(name, bytes, threads);
+        samples.push_back(s);
+      }
+  machine.kernels = FitKernels(samples);
+  plan::Attr* program = kernel.add_attr();
+  program->set_name("program");
+  program->set_s("silu 0");
+  for (int threads : {1, 2})
+    for (double bytes : {1e5, 1.5e6, 4e7}) {
+      resize(bytes);
+      for (const char* name : {"rope", "silu", "fused"}) {
+        kernel.set_name(name);
+        const double expected = seconds(name, bytes, threads);
+        EXPECT_NEAR(SecondsOnThreads(machine, kernel, threads).alone, expected, 0.01 * expected)
+            << name << " of " << bytes << " bytes on " << threads;
+      }
+    }
+  machine.cache_bytes = 0;  // of a machine whose caches are not known nothing is far
+  EXPECT_EQ(WorkOf(kernel, machine.NearBytes(1)).far, 0);
 }
 
 // --- Times on threads ---

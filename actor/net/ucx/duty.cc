@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "actor/net/ucx/network.h"
 #include "core/error.h"
@@ -69,6 +70,12 @@ bool Duty::Take() {
   return true;
 }
 
+bool Duty::TakeAwakened() {
+  if (!Take()) return false;
+  if (std::exchange(signalled_, false)) Drain(wake_fd_);
+  return true;
+}
+
 void Duty::Leave() {
   left_.fetch_add(1);
   taken_.store(false);
@@ -91,6 +98,7 @@ void Duty::AwaitTurn(int event_fd, int64_t deadline) {
                     {event_fd < 0 ? -1 : wake_fd_, POLLIN, 0},
                     {event_fd, POLLIN, 0}};
     Poll(fds, 4, deadline);
+    signalled_ = fds[2].revents != 0;
     if (fds[0].revents != 0) {
       Drain(call_fd_);
       called_.store(false);

@@ -50,6 +50,10 @@ class Duty final : public IdleWork {
   // The network's thread, not holding the duty: sleeps until the duty may be free. `event_fd` as in Sleep if
   // UCX and the mailbox were asleep when the duty was released, else -1: another thread holds it.
   void AwaitTurn(int event_fd, int64_t deadline);
+  // The network's thread, after AwaitTurn: as Take, and takes the signal that ended AwaitTurn although its
+  // sender may not have come to say so. The descriptor would else stay readable until that thread has a core
+  // again, perhaps the one on which this thread looks at the descriptor over and over.
+  bool TakeAwakened();
 
   // Any thread: from here on no worker takes the duty, and the network's thread, which is woken, gets it.
   void End();
@@ -78,6 +82,7 @@ class Duty final : public IdleWork {
   std::atomic<bool> timer_set_{false}, called_{false}, ended_{false};
   std::atomic<uint64_t> left_{0};  // number of times a worker has left
   uint64_t left_seen_ = 0;         // the network's thread
+  bool signalled_ = false;         // the network's thread: wake_fd_ was readable when AwaitTurn ended
   int wake_fd_ = -1, call_fd_ = -1, timer_fd_ = -1;
 };
 

@@ -330,7 +330,7 @@ void UcxNetwork::Run() {
   FlushDenormals();       // as workers do: a sum must not depend on who makes it
   duty_->Release();
   for (;;) {
-    if (!duty_->Take()) {
+    if (!duty_->TakeAwakened()) {
       duty_->AwaitTurn(-1, kForever);
       continue;
     }

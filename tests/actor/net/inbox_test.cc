@@ -2,10 +2,13 @@
 #include "actor/net/shared_memory/inbox.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -119,7 +122,14 @@ class Driven : public Duty::Work {
     }
   }
   const std::shared_ptr<Duty> duty;
-  int driven = 0;  // as all else, whoever has the duty
+  int driven = 0;     // as all else, whoever has the duty
+  int64_t turns = 0;  // of the thread
+  void RunOn(int core) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    pthread_setaffinity_np(thread_.native_handle(), sizeof one, &one);
+  }
 
  private:
   bool Pass() {
@@ -131,15 +141,16 @@ class Driven : public Duty::Work {
   void Run() {
     duty->Release();
     for (;;) {
-      if (!duty->Take()) {
+      if (!duty->TakeAwakened()) {
         duty->AwaitTurn(-1, INT64_MAX);
         continue;
       }
+      ++turns;
       duty->mailbox()->WakeUp();
       if (duty->ended()) return;
       bool asleep = false;
       while (!asleep && !duty->ended()) asleep = !Pass() && duty->mailbox()->FallAsleep();
-      if (!asleep) continue;
+      if (!asleep) return;  // it has ended
       duty->Release();
       duty->AwaitTurn(no_event_, INT64_MAX);
     }
@@ -225,6 +236,47 @@ TEST(DutyTest, ItEndsWhileWorkersAskForIt) {
     for (int w = 0; w < executor->workers(); ++w) executor->worker(w)->WhenIdle(driven.duty);
     executor->Fence();
   }
+}
+
+// On one core the thread often runs before who woke it has returned from doing so.
+TEST(DutyTest, ASignalWakesTheThreadOnce) {
+  constexpr int kSignals = 300;
+  Driven driven(0);
+  struct Count : Message {
+    Completion done;
+    void Receive() override { done.Signal(); }
+  };
+  std::thread poster([&] {
+    const int core = sched_getcpu();
+    driven.RunOn(core);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+    Count count;
+    for (int k = 0; k < kSignals; ++k) {
+      for (const auto begin = std::chrono::steady_clock::now();
+           std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1);) {
+      }
+      driven.duty->Post(&count);
+      count.done.Wait();
+      count.done.Reset();
+    }
+  });
+  poster.join();
+  struct Read : Message {
+    Driven* driven;
+    int64_t turns = 0;
+    Completion done;
+    void Receive() override {
+      turns = driven->turns;
+      done.Signal();
+    }
+  } read;
+  read.driven = &driven;
+  driven.duty->Post(&read);
+  read.done.Wait();
+  EXPECT_LE(read.turns, 2 * (kSignals + 2));
 }
 
 TEST(DutyTest, AnIdleWorkerDrives) {
