@@ -333,6 +333,26 @@ TEST(KernelFit, TellsTheStepsOfFusedKernelsApart) {
   EXPECT_NEAR(SecondsOnThreads(machine, kernel, 1).alone, expected, 0.01 * expected);
 }
 
+// As it happens with few samples of a busy machine: an operator that takes nothing would make plans of it
+// free.
+TEST(KernelFit, LeavesOutWhatGetsNoTime) {
+  std::vector<KernelSample> samples;
+  for (double flops : {1e4, 1e5, 1e6})
+    for (const std::string name : {"add", "gelu"}) {
+      KernelSample s;
+      s.name = name;
+      s.threads = 1;
+      s.steps = {name};
+      s.work = {.call = 1, .flop = flops, .byte = 1};
+      s.seconds = name == "add" ? 1e-10 * flops : 0;
+      samples.push_back(s);
+    }
+  const std::vector<MeasuredKernel> kernels = FitKernels(samples);
+  ASSERT_EQ(kernels.size(), 1u);
+  EXPECT_EQ(kernels[0].name, "add");
+  EXPECT_NEAR(kernels[0].each.flop, 1e-10, 1e-12);
+}
+
 // Bytes that caches do not hold take longer: of operators alone, and of chains, whose steps share one pass.
 // Without a number for them times of large kernels could not be told from those of small ones.
 TEST(KernelFit, TellsBytesInCachesFromOthers) {
