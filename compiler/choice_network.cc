@@ -138,14 +138,15 @@ class Elimination {
 
   // Where a factor's costs are as choices of a scope run.
   struct Cursor {
-    const double* at;
-    size_t own = 0;               // the stride of the eliminated member
+    const double* costs;
     std::vector<size_t> strides;  // by place in the scope
-    size_t end = 0;               // behind the last place that has one
+    size_t own = 0;               // the stride of the eliminated member
+    size_t end = 0;               // behind the last place that has a stride
+    size_t at = 0;
   };
 
   Cursor CursorOf(const Factor& factor, int member, const std::vector<int>& scope) const {
-    Cursor cursor{factor.costs.data(), 0, std::vector<size_t>(scope.size(), 0)};
+    Cursor cursor{factor.costs.data(), std::vector<size_t>(scope.size(), 0)};
     size_t stride = 1;
     for (auto m = factor.scope.rbegin(); m != factor.scope.rend(); ++m) {
       if (*m == member) {
@@ -180,7 +181,7 @@ class Elimination {
     void AddCursors(size_t end, std::vector<double>* sums) const {
       for (const Cursor& cursor : cursors_)
         for (size_t c = 0; cursor.end == end && c < sums->size(); ++c)
-          (*sums)[c] += cursor.at[c * cursor.own];
+          (*sums)[c] += cursor.costs[cursor.at + c * cursor.own];
     }
 
     void Fill(size_t place) {
@@ -201,7 +202,7 @@ class Elimination {
         std::fill(row_.begin(), row_.end(), sums_.back()[c]);
         for (const Cursor& cursor : cursors_) {
           if (cursor.end != extents_.size()) continue;
-          const double* const costs = cursor.at + c * cursor.own;
+          const double* const costs = cursor.costs + cursor.at + c * cursor.own;
           if (const size_t stride = cursor.strides.back(); stride == 1)
             for (size_t i = 0; i < width; ++i) row_[i] += costs[i];
           else
