@@ -153,8 +153,7 @@ class PartsOfPlan {
       const LogicalBuffer& logical = compiled_.logical.buffers[b.id()];
       const Purpose purpose = purposes[b.id()];
       if (!logical.variable.empty() || logical.writer < 0) continue;
-      const std::vector<int>& nodes = compiled_.logical.segments[logical.writer].nodes;
-      PartOfModel* part = nodes.empty() ? &parts_.after : part_[nodes.front()];
+      PartOfModel* part = part_[graph_.value(logical.value).producer];
       const double bytes = static_cast<double>(b.slot_bytes());
       if (purpose == Purpose::kStash) part->stash += bytes;
       if (purpose == Purpose::kNarrowCopies) part->narrow += bytes;

@@ -16,6 +16,7 @@ namespace oneflow_like {
 namespace {
 
 constexpr int kManyRanks = 64;
+constexpr size_t kPlansAtOnce = 8;
 
 }  // namespace
 
@@ -182,21 +183,25 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
   // Of many ranks the first of each stage stands for the others.
   std::map<std::string, std::vector<int>> of_stage;
   std::vector<int> shown, unknown;
-  const auto plan_of = [&](int rank, const std::vector<RankPlan>& plans) {
-    const auto plan =
-        std::find_if(plans.begin(), plans.end(), [&](const RankPlan& p) { return p.plan.rank() == rank; });
-    return plan == plans.end() ? nullptr : &*plan;
-  };
+  std::map<int, RankSummary> summaries;
+  for (const RankPlan& made : known)
+    summaries.emplace(made.plan.rank(), Summarise(*session.model, compiled, made));
   for (int rank = 0; rank < world; ++rank) {
     std::vector<int>& ranks = of_stage[StageOf(compiled, rank)];
     if (!many || ranks.empty()) shown.push_back(rank);
-    if ((!many || ranks.empty()) && !plan_of(rank, known)) unknown.push_back(rank);
+    if ((!many || ranks.empty()) && summaries.count(rank) == 0) unknown.push_back(rank);
     ranks.push_back(rank);
   }
-  const std::vector<RankPlan> made = PlansOf(compiled, unknown, 0, PlanDetail::kOutline);
+  // A few at a time: the plans of all ranks of a large model may need more memory than there is.
+  for (size_t first = 0; first < unknown.size(); first += kPlansAtOnce) {
+    const auto begin = unknown.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto left = static_cast<size_t>(unknown.end() - begin);
+    const std::vector<int> next(begin, begin + static_cast<std::ptrdiff_t>(std::min(kPlansAtOnce, left)));
+    for (const RankPlan& made : PlansOf(compiled, next, 0, PlanDetail::kOutline))
+      summaries.emplace(made.plan.rank(), Summarise(*session.model, compiled, made));
+  }
   for (int rank : shown) {
-    const RankPlan* plan = plan_of(rank, known);
-    RankSummary s = Summarise(*session.model, compiled, plan ? *plan : *plan_of(rank, made));
+    RankSummary s = std::move(summaries.at(rank));
     s.stage = StageOf(compiled, s.rank);
     s.staging_bytes = staging;
     if (many) s.ranks = of_stage.at(s.stage);

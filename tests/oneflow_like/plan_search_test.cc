@@ -13,6 +13,7 @@
 
 #include "examples/gpt_model.h"
 #include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/plan_estimate.h"
 #include "oneflow_like/plan_share.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
@@ -266,6 +267,30 @@ TEST(PlanSearch, EveryRepetitionFindsTheSame) {
 }
 
 // Hosts, racks, and slow lines between those: ranks that share products are neighbours in a host.
+// Of plans with and without messages between the devices of a stage: those without have one segment for all
+// blocks. What is estimated of many layers comes from plans of few.
+TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
+  std::mt19937 random(17);
+  const DescribedMachine machine = Machines(&random, 8);
+  const GptConfig config = {.layers = 12, .width = 64, .heads = 4, .context = 64, .vocabulary = 128};
+  const int64_t batch = 64;
+  PlanSpace space{.devices = 8, .batch = batch};
+  const BuildPlan build = BuildGpt(config, batch);
+  for (const char* mesh :
+       {"cpu:dp=8,tp=1,pp=1", "cpu:dp=2,tp=1,pp=4", "cpu:dp=4,tp=2,pp=1", "cpu:dp=1,tp=2,pp=4"})
+    for (int micro_batches : {1, 4}) {
+      PlanCandidate candidate;
+      candidate.mesh = Mesh::Parse(mesh);
+      candidate.micro_batches = micro_batches;
+      PlanEstimator estimator(space, machine, build);
+      estimator.Prepare({candidate});
+      const std::vector<PlanTrial> trials = estimator.Estimate(candidate);
+      ASSERT_FALSE(trials.empty()) << estimator.why_not();
+      const auto taken = static_cast<double>(BytesOf(build(candidate)));
+      EXPECT_NEAR(static_cast<double>(trials[0].bytes), taken, 0.2 * taken) << candidate.str();
+    }
+}
+
 TEST(PlanSearch, TensorParallelismStaysInAHost) {
   const GptConfig config = {.layers = 4, .width = 1024, .heads = 16, .context = 256, .vocabulary = 1024};
   for (int trial = 0; trial < 2; ++trial) {
