@@ -54,7 +54,8 @@ struct Session::Impl {
   void DumpPlan(const plan::Plan& plan) const;
 };
 
-// The same as Session::Summaries. Plans that the caller has made already are not made again.
+// The same as Session::Summaries. Plans that the caller has made already are not made again; if these are of
+// the first rank of each stage alone, that rank stands for the stage.
 std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::vector<RankPlan>& made = {});
 // The same for a single rank.
 RankSummary SummaryOf(const Session::Impl& session, int rank);

@@ -178,7 +178,7 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
     const StagingBytes bytes = StagingOfJob();
     staging = bytes.process + bytes.session;
   }
-  const bool many = world > kManyRanks;
+  const bool many = world > kManyRanks || (!known.empty() && std::ssize(known) < world);
   std::vector<RankSummary> all;
   // Of many ranks the first of each stage stands for the others.
   std::map<std::string, std::vector<int>> of_stage;
