@@ -91,8 +91,8 @@ struct DescribedMachine : Machine {
   double crowded_work = 1;     // and while more threads than cores have work, besides their turns
   double cache_bytes = 0;      // that a core of such a host has for itself; 0: unknown
 
-  // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. What it reads another
-  // kernel has just written: both pass through the cache, so half of the cache is left for either.
+  // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. Another kernel has just
+  // written them: both pass through the cache, so half of the cache is left for either.
   double NearBytes(int kernel_threads) const { return cache_bytes / 2 * kernel_threads; }
 };
 

@@ -46,7 +46,7 @@ class Key {
   std::string bytes_;
 };
 
-// What a rule follows from.
+// The operator, its attributes, and types and shapes of its operands: a rule follows from these.
 void AddCall(const Graph& graph, const Node& node, Key* key) {
   key->Add(node.op);
   key->Add(node.attrs.map().size());

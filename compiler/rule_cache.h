@@ -1,5 +1,5 @@
-// What is known of operators by their content: identical nodes, as in the layers of a model and in a graph's
-// copies, share it.
+// Facts that follow from an operator's content: identical nodes, as in the layers of a model and in a graph's
+// copies, share them.
 #pragma once
 
 #include <functional>

@@ -98,9 +98,9 @@ struct StateOptions {
 };
 
 // Options by path, for weights that are requested by code elsewhere: '*' stands for any characters, '?' for
-// one. If several matching patterns give an option, the last one counts, and it overrides the request; `sbp` and
-// `stored` also where the other named their mesh axis before. A pattern without a match is an Error when a
-// session is created.
+// one. If several matching patterns give an option, the last one counts, and it overrides the request; `sbp`
+// and `stored` also where the other named their mesh axis before. A pattern without a match is an Error when
+// a session is created.
 struct WeightPattern {
   std::string pattern;
   WeightOptions options;

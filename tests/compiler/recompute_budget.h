@@ -1,4 +1,4 @@
-// What tests of Recompute::kAuto share: trainings with a budget, and what a session takes.
+// For tests of Recompute::kAuto: trainings with a budget, and what a session takes.
 #pragma once
 
 #include <algorithm>

@@ -268,7 +268,7 @@ TEST(PlanSearch, EveryRepetitionFindsTheSame) {
 
 // Hosts, racks, and slow lines between those: ranks that share products are neighbours in a host.
 // Of plans with and without messages between the devices of a stage: those without have one segment for all
-// blocks. What is estimated of many layers comes from plans of few.
+// blocks. Estimates of many layers come from plans of few.
 TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
   std::mt19937 random(17);
   const DescribedMachine machine = Machines(&random, 8);
