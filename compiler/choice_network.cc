@@ -162,8 +162,8 @@ class Elimination {
   }
 
   // Fills the table of a scope that is not empty: for its members' choices the least sum of all cursors that
-  // a choice of the eliminated member gives. What does not change with the scope's last members is summed
-  // before they run.
+  // a choice of the eliminated member gives. Costs that do not change with the scope's last members
+  // are summed before they run.
   class Table {
    public:
     Table(std::vector<int> extents, std::vector<Cursor> cursors, int choices, double* to)
