@@ -3,11 +3,23 @@
 #include <algorithm>
 
 namespace oneflow_like {
+namespace {
+
+uint64_t Both(int actor, int peer) {
+  return static_cast<uint64_t>(actor) << 32 | static_cast<uint32_t>(peer);
+}
+
+}  // namespace
+
+void Paper::AddEnd(int rank, int actor, int peer, const End& end) {
+  if (rank >= std::ssize(edges_)) edges_.resize(rank + 1);
+  edges_[rank][Both(actor, peer)].push_back(end);
+}
 
 int64_t Paper::Needs(int rank, int actor, int64_t act, int peer) const {
   int64_t needs = 0;
-  const auto ends = edges.find({rank, actor, peer});
-  if (ends == edges.end()) return 0;
+  const auto ends = edges_[rank].find(Both(actor, peer));
+  if (ends == edges_[rank].end()) return 0;
   for (const End& end : ends->second)
     needs = std::max(needs, (act / end.period + 1 - end.credits) * end.peer_period);
   return needs;
@@ -20,7 +32,7 @@ Status VirtualKernel::Run(const KernelContext&) {
 
 void VirtualKernel::Ran(int64_t start) {
   if (actor >= 0)
-    paper_->records.push_back(
+    paper_->Record(
         {start, paper_->clock.now(), runs_ / acts, rank, actor, static_cast<int32_t>(runs_ % acts), index});
   ++runs_;
 }

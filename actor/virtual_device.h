@@ -9,7 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -44,6 +44,8 @@ class VirtualTurn {
 
 // Where records go, and the clock that all parts share.
 struct Paper {
+  explicit Paper(std::function<void(const TraceRecord&)> record) : record(std::move(record)) {}
+
   // Of an actor, an end of an edge to another one.
   struct End {
     int64_t credits = 0;  // at the start
@@ -51,6 +53,7 @@ struct Paper {
   };
   // How many acts of `peer` must have ended before `act` (since the first step) may begin.
   int64_t Needs(int rank, int actor, int64_t act, int peer) const;
+  void AddEnd(int rank, int actor, int peer, const End& end);
 
   // Picoseconds of work, and what else happens, at their place in the turn under way. Outside of all turns
   // work takes no time.
@@ -59,10 +62,16 @@ struct Paper {
   }
   void Then(std::function<void()> what) { turn == nullptr ? what() : turn->Then(std::move(what)); }
 
+  void Record(const TraceRecord& ended) const {
+    if (record) record(ended);
+  }
+
+  const std::function<void(const TraceRecord&)> record;
   VirtualClock clock;
   VirtualTurn* turn = nullptr;
-  std::vector<TraceRecord> records;
-  std::map<std::tuple<int, int, int>, std::vector<End>> edges;  // by rank, actor, peer
+
+ private:
+  std::vector<std::unordered_map<uint64_t, std::vector<End>>> edges_;  // by rank; by actor and peer
 };
 
 // Of the kernel that stands for every other one, and of its attributes.

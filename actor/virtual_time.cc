@@ -310,8 +310,8 @@ void VirtualMember::Arrive(Pieces, Pieces, int, bool) {
 void VirtualMember::Work() {
   Paper* paper = all_->paper();
   paper->Work(load.latency, std::max(load.latency, load.crowded), [this, paper](int64_t start) {
-    paper->records.push_back({start, paper->clock.now(), acts / spec.acts, rank, actor,
-                              static_cast<int32_t>(acts % spec.acts), 0});
+    paper->Record({start, paper->clock.now(), acts / spec.acts, rank, actor,
+                   static_cast<int32_t>(acts % spec.acts), 0});
     all_->Worked(this);
   });
 }
@@ -320,12 +320,12 @@ void VirtualMember::Done() {
   Paper* paper = all_->paper();
   const int64_t now = paper->clock.now(), step = acts / spec.acts;
   const auto act = static_cast<int32_t>(acts++ % spec.acts);
-  paper->records.push_back({came, now, step, rank, actor, act, -1});
+  paper->Record({came, now, step, rank, actor, act, -1});
   if (spec.stream->synchronous()) {
-    if (!load.links.empty()) paper->records.push_back({meeting->began, now, step, rank, actor, act, 0});
+    if (!load.links.empty()) paper->Record({meeting->began, now, step, rank, actor, act, 0});
     return spec.worker->Post(&done_);
   }
-  paper->records.push_back({meeting->began, now, step, rank, actor, act, 0});
+  paper->Record({meeting->began, now, step, rank, actor, act, 0});
   static_cast<VirtualStream*>(spec.stream)->Resume();
 }
 
@@ -355,6 +355,7 @@ class VirtualMachine::Impl {
  public:
   explicit Impl(VirtualOptions given)
       : options(std::move(given)),
+        paper(options.record),
         links(&paper.clock),
         cores(&paper.clock, options.cores, options.kernel_cores, options.turns),
         executor(&paper, &cores, options),
@@ -395,12 +396,11 @@ plan::Plan VirtualMachine::OnPaper(
   for (const plan::Actor& actor : plan.actor())
     for (const auto* ports : {&actor.in(), &actor.out()})
       for (const plan::Port& port : *ports)
-        impl_->paper.edges[{plan.rank(), actor.id(), port.peer()}].push_back(
+        impl_->paper.AddEnd(
+            plan.rank(), actor.id(), port.peer(),
             {port.credits(), std::max(1, port.period()), periods[{port.peer(), port.edge()}]});
   return PlanOnPaper(
       plan, time, {.asynchronous = impl_->options.threads == 0, .each_kernel = impl_->options.each_kernel});
 }
-
-std::vector<TraceRecord> VirtualMachine::TakeRecords() { return std::exchange(impl_->paper.records, {}); }
 
 }  // namespace oneflow_like

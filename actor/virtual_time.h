@@ -70,6 +70,9 @@ struct VirtualOptions {
   // The hosted rank that stands for a rank: where ranks are alike, one of them acts for all. Empty: every
   // rank for itself.
   std::function<int(int rank)> stands_for;
+  // Called of all that ends, when it does, in picoseconds: kernels, each of a collective from when all its
+  // members have come, and acts of collectives (kernel -1). May be empty.
+  std::function<void(const TraceRecord&)> record;
 };
 
 class VirtualMachine {
@@ -90,9 +93,6 @@ class VirtualMachine {
   Peers* peers();
 
   int64_t now() const;
-  // All that has ended so far, in picoseconds: kernels, each of a collective from when all its members have
-  // come, and acts (kernel -1).
-  std::vector<TraceRecord> TakeRecords();
 
   class Impl;
 

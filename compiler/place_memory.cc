@@ -325,21 +325,23 @@ class Placer {
     plan_.mutable_arena(arena_)->set_bytes(least);
   }
 
+  static bool Parts(const Block& b) { return !b.exclusive && b.buffer && b.messages.size() >= 2; }
+
   // Blocks with each message of a buffer for itself; none where there is nothing to part, or too much.
   std::vector<Block> MessagesApart() const {
+    size_t parts = 0;
+    for (const Block& b : blocks_) parts += Parts(b) ? b.messages.size() : 1;
     std::vector<Block> apart;
+    if (parts == blocks_.size() || parts > kManyBlocks) return apart;
+    apart.reserve(parts);
     for (const Block& b : blocks_) {
-      if (b.exclusive || !b.buffer || b.messages.size() < 2) {
+      if (!Parts(b)) {
         apart.push_back(b);
         continue;
       }
-      for (const Span& message : b.messages) {
-        apart.push_back(b);
-        apart.back().bytes = b.unit;
-        apart.back().live = {message};
-      }
+      for (const Span& message : b.messages)
+        apart.push_back({.bytes = b.unit, .unit = b.unit, .live = {message}, .buffer = b.buffer});
     }
-    if (apart.size() == blocks_.size() || apart.size() > kManyBlocks) apart.clear();
     return apart;
   }
 

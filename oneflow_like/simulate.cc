@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <unordered_map>
 
 #include "actor/trace.h"
 #include "actor/virtual_time.h"
@@ -130,24 +131,63 @@ struct Interval {
   int64_t start = 0, end = 0;
 };
 
-// Without overlaps, ascending.
-std::vector<Interval> Union(std::vector<Interval> all) {
-  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.start < b.start; });
-  std::vector<Interval> joined;
-  for (const Interval& i : all) {
-    if (!joined.empty() && i.start <= joined.back().end)
-      joined.back().end = std::max(joined.back().end, i.end);
-    else if (i.end > i.start)
-      joined.push_back(i);
-  }
-  return joined;
+// Adds one that ends no earlier than any of `joined`, which are ascending and apart.
+void Join(Interval interval, std::vector<Interval>* joined) {
+  if (interval.start == interval.end) return;
+  for (; !joined->empty() && joined->back().end >= interval.start; joined->pop_back())
+    interval.start = std::min(interval.start, joined->back().start);
+  joined->push_back(interval);
 }
 
-int64_t Length(const std::vector<Interval>& joined) {
+int64_t LengthSince(int64_t start, const std::vector<Interval>& joined) {
   int64_t length = 0;
-  for (const Interval& i : joined) length += i.end - i.start;
+  for (const Interval& i : joined) length += std::max<int64_t>(0, i.end - std::max(i.start, start));
   return length;
 }
+
+// Hears of all that ends, as it ends: there may be too many records to keep.
+class Watch {
+ public:
+  // `keep`: all records.
+  Watch(int steps, bool keep) : ends_(static_cast<size_t>(steps)), keep_(keep) {}
+
+  void Expect(const plan::Plan& plan) {
+    for (const plan::Actor& actor : plan.actor())
+      if (actor.has_collective()) messages_.insert({plan.rank(), actor.id()});
+  }
+  void Hear(const TraceRecord& r) {
+    if (keep_) records_.push_back(r);
+    if (r.step >= std::ssize(ends_)) return;
+    ends_[r.step] = std::max(ends_[r.step], r.end);
+    if (r.kernel < 0 || r.step + 1 < std::ssize(ends_)) return;
+    Busy& busy = of_rank_[r.rank];
+    if (messages_.count({r.rank, r.actor}) == 0) Join({r.start, r.end}, &busy.compute);
+    Join({r.start, r.end}, &busy.all);
+  }
+
+  const std::vector<int64_t>& ends() const { return ends_; }  // of the steps
+  const std::vector<TraceRecord>& records() const { return records_; }
+  // Where the time of a rank's last step went: in it, and in no other, only what is of it is counted.
+  void AddUp(int rank, SimulatedStage* stage) const {
+    const int64_t start = ends_[ends_.size() - 2], length = ends_.back() - start;
+    const auto at = of_rank_.find(rank);
+    const Busy none, &busy = at == of_rank_.end() ? none : at->second;
+    const int64_t computed = LengthSince(start, busy.compute), all = LengthSince(start, busy.all);
+    stage->compute = computed / kPicosecondsPerSecond;
+    stage->communication = (all - computed) / kPicosecondsPerSecond;
+    stage->bubble = (length - all) / kPicosecondsPerSecond;
+  }
+
+ private:
+  struct Busy {
+    std::vector<Interval> compute, all;  // of the last step
+  };
+  std::vector<int64_t> ends_;
+  const bool keep_;
+  std::set<std::pair<int, int>> messages_;  // actors, by rank
+  std::unordered_map<int, Busy> of_rank_;
+  std::vector<TraceRecord> records_;
+};
 
 Cast CastOf(const Compiled& compiled, int most) {
   Cast cast;
@@ -163,13 +203,12 @@ Cast CastOf(const Compiled& compiled, int most) {
 
 struct Played {
   std::vector<RankPlan> plans;  // the real ones
-  std::vector<TraceRecord> records;
-  std::vector<int64_t> ends;  // of the steps
+  Watch watch;
 };
 
 Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
-                 const Threads& threads, int steps, int in_flight, bool each_kernel) {
-  Played played;
+                 const Threads& threads, int steps, int in_flight, bool trace) {
+  Played played = {.watch = Watch(steps, /*keep=*/trace)};
   Loads loads(compiled, machine, threads, cast);
   std::vector<int> thread_of;
   for (int rank : cast.ranks)
@@ -180,9 +219,10 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
                         .turns = machine.crowded_work,
-                        .each_kernel = each_kernel,
+                        .each_kernel = trace,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
-                        .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
+                        .stands_for = [&](int rank) { return cast.stands_for[rank]; },
+                        .record = [&](const TraceRecord& r) { played.watch.Hear(r); }});
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> on_paper;
   for (RankPlan& made : PlansOf(compiled, cast.ranks, 0, PlanDetail::kOutline)) {
@@ -193,6 +233,7 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
       const double longer = threads.processes > 1 ? machine.process_work : 1;
       return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
+    played.watch.Expect(made.plan);
     played.plans.push_back(std::move(made));
   }
   Store store(cast.ranks, std::move(devices));
@@ -213,11 +254,6 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
         static_cast<int>(kLastPicosecond / kPicosecondsPerSecond / 86400),
         " days that can be simulated; take more devices, a smaller batch or model, or correct the numbers of "
         "the topology");
-  played.records = paper.TakeRecords();
-  // Waiting for a step may take longer than it does, as threads end what they have begun of the next one.
-  played.ends.assign(static_cast<size_t>(steps), 0);
-  for (const TraceRecord& r : played.records)
-    if (r.step < steps) played.ends[r.step] = std::max(played.ends[r.step], r.end);
   return played;
 }
 
@@ -240,7 +276,7 @@ void AddActs(std::vector<TraceRecord>* records) {
 void WriteTrace(const std::string& path, const Played& played) {
   TraceFile file(path);
   file.SetOrigin(0);
-  std::vector<TraceRecord> records = played.records;
+  std::vector<TraceRecord> records = played.watch.records();
   AddActs(&records);
   std::vector<TraceBuffer> buffers;
   buffers.emplace_back(static_cast<int64_t>(records.size()));
@@ -249,27 +285,6 @@ void WriteTrace(const std::string& path, const Played& played) {
   std::vector<plan::Plan> plans;
   for (const RankPlan& made : played.plans) plans.push_back(made.plan);
   file.Add(plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
-}
-
-// Where the time of a rank's last step went.
-void AddUp(const Played& played, const plan::Plan& plan, SimulatedStage* stage) {
-  const int64_t end = played.ends.back(), start = played.ends[played.ends.size() - 2];
-  std::map<int, const plan::Actor*> actors;
-  for (const plan::Actor& actor : plan.actor()) actors[actor.id()] = &actor;
-  std::vector<Interval> compute, messages;
-  for (const TraceRecord& r : played.records) {
-    if (r.rank != plan.rank() || r.kernel < 0) continue;
-    const Interval inside = {std::max(r.start, start), std::min(r.end, end)};
-    if (inside.end > inside.start)
-      (actors.at(r.actor)->has_collective() ? messages : compute).push_back(inside);
-  }
-  compute = Union(std::move(compute));
-  const int64_t computed = Length(compute);
-  messages.insert(messages.end(), compute.begin(), compute.end());
-  const int64_t busy = Length(Union(std::move(messages)));
-  stage->compute = computed / kPicosecondsPerSecond;
-  stage->communication = (busy - computed) / kPicosecondsPerSecond;
-  stage->bubble = (end - start - busy) / kPicosecondsPerSecond;
 }
 
 // Of a stage's ranks the one that holds most speaks for all.
@@ -309,13 +324,14 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
   const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight,
-                                  /*each_kernel=*/!options.trace_file.empty());
+                                  /*trace=*/!options.trace_file.empty());
   if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
 
   Simulated result;
   result.devices = world;
-  result.first_seconds = played.ends[0] / kPicosecondsPerSecond;
-  result.seconds = (played.ends.back() - played.ends[options.steps - 2]) / kPicosecondsPerSecond;
+  const std::vector<int64_t>& ends = played.watch.ends();
+  result.first_seconds = ends[0] / kPicosecondsPerSecond;
+  result.seconds = (ends.back() - ends[options.steps - 2]) / kPicosecondsPerSecond;
   result.model_flops = ModelFlops(compiled);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
   for (RankSummary& summary : SummariesOf(impl, played.plans)) {
@@ -323,9 +339,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
     stage.stage = summary.stage;
     stage.rank = summary.rank;
     result.flops += summary.flops * static_cast<double>(summary.ranks.size());
-    const auto plan = std::find_if(played.plans.begin(), played.plans.end(),
-                                   [&](const RankPlan& p) { return p.plan.rank() == summary.rank; });
-    if (plan != played.plans.end()) AddUp(played, plan->plan, &stage);
+    played.watch.AddUp(summary.rank, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
                                     " but the device has ", BytesText(machine.memory_bytes)));

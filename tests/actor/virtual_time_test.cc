@@ -25,6 +25,8 @@ struct Ran {
 // Actor "name" takes as long as `times` says, in microseconds.
 Ran RunOnPaper(std::vector<PlanBuilder>& builders, VirtualOptions options,
                const std::map<std::string, double>& times, int steps = 1) {
+  Ran ran;
+  options.record = [&ran](const TraceRecord& r) { ran.records.push_back(r); };
   VirtualMachine machine(std::move(options));
   std::vector<int> ranks;
   std::vector<std::unique_ptr<Device>> devices;
@@ -40,14 +42,12 @@ Ran RunOnPaper(std::vector<PlanBuilder>& builders, VirtualOptions options,
   RuntimeOptions runtime_options;
   runtime_options.peers = machine.peers();
   Runtime runtime(std::move(plans), machine.registry(), &store, machine.executor(), runtime_options);
-  Ran ran;
   for (int step = 0; step < steps; ++step) {
     const Status status = runtime.Launch({}).Wait();
     EXPECT_TRUE(status.ok()) << status.message();
     ran.ends.push_back(machine.now());
   }
   runtime.Close();
-  ran.records = machine.TakeRecords();
   return ran;
 }
 
@@ -290,8 +290,11 @@ std::vector<PlanBuilder> Workers(int ranks) {
 // The seconds of a kernel are those of VirtualOptions: drawn here, alone and crowded.
 Ran RunOnCores(const std::vector<ThreadTime>& works, int cores, int kernel_cores) {
   std::vector<PlanBuilder> builders = Workers(static_cast<int>(works.size()));
-  VirtualMachine machine(
-      {.threads = static_cast<int>(works.size()), .cores = cores, .kernel_cores = kernel_cores});
+  Ran ran;
+  VirtualMachine machine({.threads = static_cast<int>(works.size()),
+                          .cores = cores,
+                          .kernel_cores = kernel_cores,
+                          .record = [&ran](const TraceRecord& r) { ran.ends.push_back(r.end); }});
   std::vector<int> ranks;
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> plans;
@@ -306,12 +309,9 @@ Ran RunOnCores(const std::vector<ThreadTime>& works, int cores, int kernel_cores
   RuntimeOptions options;
   options.peers = machine.peers();
   Runtime runtime(std::move(plans), machine.registry(), &store, machine.executor(), options);
-  Ran ran;
   const Status status = runtime.Launch({}).Wait();
   EXPECT_TRUE(status.ok()) << status.message();
   runtime.Close();
-  ran.records = machine.TakeRecords();
-  for (const TraceRecord& r : ran.records) ran.ends.push_back(r.end);
   std::sort(ran.ends.begin(), ran.ends.end());
   return ran;
 }
