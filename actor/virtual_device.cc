@@ -42,13 +42,14 @@ Status VirtualStream::Run(Kernel& kernel, const KernelContext& context) {
   auto* next = static_cast<VirtualKernel*>(&kernel);
   if (next->index == 0) Begin(next->rank, next->actor, next->enqueued);
   ++next->enqueued;
-  Enqueue({.kernel = next});
+  Enqueue(next);
   return Status();
 }
 
 void VirtualStream::NotifyWhenDone(std::function<void(Status)> done) {
   if (synchronous_) return done(Status());
-  Enqueue({.call = [done = std::move(done)] { done(Status()); }});
+  calls_.push_back([done = std::move(done)] { done(Status()); });
+  Enqueue(Calls());
 }
 
 Status VirtualStream::RunSegment(DeviceSegment*, std::span<const KernelRun> kernels) {
@@ -62,10 +63,7 @@ Status VirtualStream::RunSegment(DeviceSegment*, std::span<const KernelRun> kern
 void VirtualStream::Record(DeviceEvent* event) {
   auto* recorded = static_cast<VirtualEvent*>(event);
   recorded->actor = actor_;
-  Enqueue({.call = [recorded] {
-    ++recorded->happened;
-    for (VirtualStream* stream : std::exchange(recorded->waiting, {})) stream->Pump();
-  }});
+  Enqueue(Records{recorded});
 }
 
 void VirtualStream::WaitFor(const DeviceEvent& event) {
@@ -73,9 +71,9 @@ void VirtualStream::WaitFor(const DeviceEvent& event) {
   awaited_.push_back(const_cast<VirtualEvent*>(static_cast<const VirtualEvent*>(&event)));
 }
 
-void VirtualStream::Meet(int rank, int actor, int64_t act, std::function<void()> begin) {
+void VirtualStream::Meet(int rank, int actor, int64_t act, const std::function<void()>* begin) {
   Begin(rank, actor, act);
-  Enqueue({.meet = std::move(begin)});
+  Enqueue(Meets{begin});
 }
 
 void VirtualStream::Resume() {
@@ -86,12 +84,11 @@ void VirtualStream::Resume() {
 void VirtualStream::Begin(int rank, int actor, int64_t act) {
   actor_ = actor;
   for (VirtualEvent* event : std::exchange(awaited_, {}))
-    if (event->actor >= 0)
-      Enqueue({.awaited = event, .asked = paper_->Needs(rank, actor, act, event->actor)});
+    if (event->actor >= 0) Enqueue(Waits{event, paper_->Needs(rank, actor, act, event->actor)});
 }
 
 void VirtualStream::Enqueue(Task task) {
-  tasks_.push_back(std::move(task));
+  tasks_.push_back(task);
   Pump();
 }
 
@@ -99,21 +96,32 @@ void VirtualStream::Pump() {
   if (pumping_) return;  // it goes on in the loop that has led here
   pumping_ = true;
   while (!busy_ && !tasks_.empty()) {
-    if (VirtualEvent* event = tasks_.front().awaited; event && event->happened < tasks_.front().asked) {
-      if (std::find(event->waiting.begin(), event->waiting.end(), this) == event->waiting.end())
-        event->waiting.push_back(this);
+    const Task task = tasks_.front();
+    if (const auto* wait = std::get_if<Waits>(&task); wait && wait->event->happened < wait->asked) {
+      std::vector<VirtualStream*>& waiting = wait->event->waiting;
+      if (std::find(waiting.begin(), waiting.end(), this) == waiting.end()) waiting.push_back(this);
       break;
     }
-    Task task = std::move(tasks_.front());
     tasks_.pop_front();
-    if (task.call) task.call();
-    if (task.meet) {
+    if (std::holds_alternative<Calls>(task)) {
+      const std::function<void()> call = std::move(calls_.front());
+      calls_.pop_front();
+      call();
+    } else if (const auto* records = std::get_if<Records>(&task)) {
+      Happen(records->event);
+    } else if (const auto* meets = std::get_if<Meets>(&task)) {
       busy_ = true;
-      task.meet();
+      (*meets->begin)();
+    } else if (const auto* kernel = std::get_if<VirtualKernel*>(&task)) {
+      Start(*kernel);
     }
-    if (task.kernel) Start(task.kernel);
   }
   pumping_ = false;
+}
+
+void VirtualStream::Happen(VirtualEvent* event) {
+  ++event->happened;
+  for (VirtualStream* stream : std::exchange(event->waiting, {})) stream->Pump();
 }
 
 void VirtualStream::Start(VirtualKernel* kernel) {

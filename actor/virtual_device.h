@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "actor/virtual_clock.h"
@@ -141,17 +142,25 @@ class VirtualStream final : public DeviceStream {
     return Status();
   }
 
-  // `begin` is called when all before it has been done; what comes after it waits for Resume().
-  void Meet(int rank, int actor, int64_t act, std::function<void()> begin);
+  // `begin`, which must outlive the stream, is called when all before it has been done; what comes after it
+  // waits for Resume().
+  void Meet(int rank, int actor, int64_t act, const std::function<void()>* begin);
   void Resume();
 
  private:
-  struct Task {
-    VirtualKernel* kernel = nullptr;
-    std::function<void()> call, meet;
-    VirtualEvent* awaited = nullptr;
-    int64_t asked = 0;
+  struct Meets {
+    const std::function<void()>* begin;
   };
+  struct Records {
+    VirtualEvent* event;
+  };
+  struct Waits {
+    VirtualEvent* event;
+    int64_t asked;  // how often it must have happened
+  };
+  struct Calls {};  // the first of calls_
+  // Small: a thread may enqueue whole steps ahead.
+  using Task = std::variant<VirtualKernel*, Meets, Records, Waits, Calls>;
 
   // An act comes next, which waits for what its credits stand for: so many acts of others. An event that is
   // recorded anew for each act, as CUDA's, may make it wait for later ones as well (actor/README.md).
@@ -159,6 +168,7 @@ class VirtualStream final : public DeviceStream {
 
   void Enqueue(Task task);
   void Pump();
+  static void Happen(VirtualEvent* event);
   void Start(VirtualKernel* kernel);
 
   Paper* const paper_;
@@ -166,6 +176,7 @@ class VirtualStream final : public DeviceStream {
   int actor_ = -1;                      // whose act was enqueued last
   std::vector<VirtualEvent*> awaited_;  // by the act that comes next
   std::deque<Task> tasks_;
+  std::deque<std::function<void()>> calls_;
   bool busy_ = false, pumping_ = false;
   int64_t began_ = 0;  // the kernel that runs
 };

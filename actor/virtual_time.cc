@@ -152,7 +152,8 @@ class VirtualMember final : public CollectiveMember {
         rank(collective.rank(collective.me())),
         actor(static_cast<int>(collective.id())),
         load(std::move(load)),
-        all_(all) {
+        all_(all),
+        arrive_([this] { HasCome(); }) {
     go_.member = done_.member = this;
     for (const plan::RegionList& list : collective.work()) works_.push_back(list.region_size() > 0);
   }
@@ -182,8 +183,11 @@ class VirtualMember final : public CollectiveMember {
     void Receive() override { member->spec.listener->CollectiveDone(true); }
   };
   friend class VirtualCollectives;
+  void HasCome();
+
   VirtualCollectives* const all_;
   std::vector<bool> works_;  // whether it moves anything for the group: in all acts, or in each
+  const std::function<void()> arrive_;
   int64_t arrivals_ = 0;
   Go go_;
   Ended done_;
@@ -301,9 +305,11 @@ class VirtualCollectives final : public Collectives {
   std::vector<std::unique_ptr<Meeting>> meetings_;
 };
 
+void VirtualMember::HasCome() { all_->Arrived(this); }
+
 void VirtualMember::Arrive(Pieces, Pieces, int, bool) {
-  if (spec.stream->synchronous()) return all_->Arrived(this);
-  static_cast<VirtualStream*>(spec.stream)->Meet(rank, actor, arrivals_++, [this] { all_->Arrived(this); });
+  if (spec.stream->synchronous()) return HasCome();
+  static_cast<VirtualStream*>(spec.stream)->Meet(rank, actor, arrivals_++, &arrive_);
   spec.worker->Post(&done_);  // enqueued, which is all that an act of such a device is
 }
 

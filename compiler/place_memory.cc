@@ -267,14 +267,17 @@ class Placer {
       return;
     }
     // Bounds of collectives are loose, so more intervals may seem to meet than there are slots.
-    std::map<int, int> taken;
+    std::vector<std::pair<int, int>> taken;  // position, slots taken or given back
     for (const Span& i : block.live) {
-      ++taken[i.begin];
-      --taken[i.end + 1];
+      taken.push_back({i.begin, 1});
+      taken.push_back({i.end + 1, -1});
     }
+    std::sort(taken.begin(), taken.end());
     int64_t live = 0, counted = 0;
-    for (auto [position, change] : taken) {
-      live += change * block.unit;
+    for (size_t i = 0; i < taken.size(); ++i) {
+      const int position = taken[i].first;
+      live += taken[i].second * block.unit;
+      if (i + 1 < taken.size() && taken[i + 1].first == position) continue;
       int64_t now = std::min(live, block.bytes);
       if (now != counted) changes_.push_back({position, id, now - counted});
       counted = now;

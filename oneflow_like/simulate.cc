@@ -20,6 +20,8 @@
 namespace oneflow_like {
 namespace {
 
+constexpr size_t kManyActs = 1 << 18;  // of a step, of all stages
+
 // Who works on a host whose processor computes: threads of processes.
 struct Threads {
   int processes = 1;
@@ -257,6 +259,16 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
   return played;
 }
 
+// Steps of many acts take as long as the first one where the second does: more are not played then.
+Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
+                  const Threads& threads, int steps, int in_flight) {
+  if (steps > 2 && compiled.logical.order.size() > kManyActs) {
+    Played played = PlaySteps(compiled, machine, cast, threads, 2, in_flight, /*trace=*/false);
+    if (played.watch.ends()[1] == 2 * played.watch.ends()[0]) return played;
+  }
+  return PlaySteps(compiled, machine, cast, threads, steps, in_flight, /*trace=*/false);
+}
+
 // An act lasts from its first kernel's start to its last one's end.
 void AddActs(std::vector<TraceRecord>* records) {
   std::map<std::tuple<int, int, int64_t, int>, TraceRecord> acts;
@@ -323,15 +335,17 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Cast cast = CastOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight,
-                                  /*trace=*/!options.trace_file.empty());
+  const Played played =
+      options.trace_file.empty()
+          ? PlayEnough(compiled, machine, cast, threads, options.steps, in_flight)
+          : PlaySteps(compiled, machine, cast, threads, options.steps, in_flight, /*trace=*/true);
   if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
 
   Simulated result;
   result.devices = world;
   const std::vector<int64_t>& ends = played.watch.ends();
   result.first_seconds = ends[0] / kPicosecondsPerSecond;
-  result.seconds = (ends.back() - ends[options.steps - 2]) / kPicosecondsPerSecond;
+  result.seconds = (ends.back() - ends[ends.size() - 2]) / kPicosecondsPerSecond;
   result.model_flops = ModelFlops(compiled);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
   for (RankSummary& summary : SummariesOf(impl, played.plans)) {
