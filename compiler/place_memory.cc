@@ -27,8 +27,10 @@ namespace oneflow_like {
 namespace {
 
 constexpr int kNever = -1, kAlways = 1 << 30;
-constexpr double kClose = 1.02;         // to the lower bound: good enough
-constexpr size_t kManyBlocks = 20'000;  // placing takes their square, in part
+constexpr double kClose = 1.02;           // to the lower bound: good enough
+constexpr size_t kManyBlocks = 20'000;    // placing takes their square, in part
+constexpr size_t kManyTurns = 5'000;      // blocks of several messages
+constexpr int64_t kLargeBuffers = 1'000;  // there are fewer that hold more of all bytes
 
 struct Span {
   int begin, end;  // inclusive
@@ -328,22 +330,47 @@ class Placer {
     plan_.mutable_arena(arena_)->set_bytes(least);
   }
 
-  static bool Parts(const Block& b) { return !b.exclusive && b.buffer && b.messages.size() >= 2; }
+  // In how many blocks messages of a buffer lie apart, which they take in turns: at most `most`, but one for
+  // each slot at least. A divisor of their number, so that all steps are alike. Buffers of up to `small`
+  // bytes stay whole.
+  static size_t PartsOf(const Block& b, size_t most, int64_t small) {
+    const size_t messages = b.messages.size();
+    if (b.exclusive || !b.buffer || messages < 2 || b.bytes <= small) return 1;
+    const size_t slots = static_cast<size_t>(std::max(1, b.buffer->slots()));
+    for (size_t parts = std::min(most, messages); parts >= slots; --parts)
+      if (messages % parts == 0) return parts;
+    return 1;
+  }
 
-  // Blocks with each message of a buffer for itself; none where there is nothing to part, or too much.
+  // Blocks with each message of a buffer for itself. Where these are too many, messages of large buffers take
+  // turns in fewer.
   std::vector<Block> MessagesApart() const {
-    size_t parts = 0;
-    for (const Block& b : blocks_) parts += Parts(b) ? b.messages.size() : 1;
+    size_t most = 1;
+    int64_t bytes = 0;
+    for (const Block& b : blocks_) {
+      most = std::max(most, b.messages.size());
+      bytes += b.bytes;
+    }
+    const auto count = [&](int64_t small) {
+      size_t parts = 0;
+      for (const Block& b : blocks_) parts += PartsOf(b, most, small);
+      return parts;
+    };
+    const int64_t small = count(0) > kManyBlocks ? bytes / kLargeBuffers : 0;
+    while (small > 0 && most > 1 && count(small) > kManyTurns) most = most * 7 / 8;
     std::vector<Block> apart;
+    const size_t parts = count(small);
     if (parts == blocks_.size() || parts > kManyBlocks) return apart;
     apart.reserve(parts);
     for (const Block& b : blocks_) {
-      if (!Parts(b)) {
+      const size_t n = PartsOf(b, most, small), first = apart.size();
+      if (n == 1) {
         apart.push_back(b);
         continue;
       }
-      for (const Span& message : b.messages)
-        apart.push_back({.bytes = b.unit, .unit = b.unit, .live = {message}, .buffer = b.buffer});
+      for (size_t i = 0; i < n; ++i) apart.push_back({.bytes = b.unit, .unit = b.unit, .buffer = b.buffer});
+      for (size_t i = 0; i < b.messages.size(); ++i) apart[first + i % n].live.push_back(b.messages[i]);
+      for (size_t i = first; i < apart.size(); ++i) Merge(&apart[i].live);
     }
     return apart;
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compiler/passes.h"
+#include "compiler/training.h"
 
 namespace oneflow_like {
 
@@ -14,10 +15,13 @@ namespace {
 
 class Splitter {
  public:
-  explicit Splitter(Graph* graph) : graph_(*graph), order_(graph->Order()), readers_(graph->Readers()) {}
+  explicit Splitter(Graph* graph)
+      : graph_(*graph),
+        order_(graph->Order()),
+        readers_(graph->Readers()),
+        for_updates_(ForUpdates(*graph)) {}
 
   void Run() {
-    FindWaitedForByUpdates();
     std::vector<bool> kept(graph_.num_values(), false);
     for (int n : order_)
       if (for_updates_[n] && (graph_.IsHeavy(n) || FollowsOne(n)))
@@ -38,19 +42,6 @@ class Splitter {
 
  private:
   bool Apart(int n) const { return graph_.node(n).phase == Phase::kWeightGradient; }
-
-  // All lead to updates in the end, but other gradients by way of a product.
-  void FindWaitedForByUpdates() {
-    for_updates_.assign(graph_.num_nodes(), false);
-    for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
-      const Node& node = graph_.node(*it);
-      bool all = node.phase == Phase::kBackward && !IsEnd(node);
-      for (int v : node.out)
-        for (int r : readers_[v])
-          all = all && (graph_.node(r).phase == Phase::kUpdate || (for_updates_[r] && !graph_.IsHeavy(r)));
-      for_updates_[*it] = all;
-    }
-  }
 
   bool FollowsOne(int n) const {
     const std::vector<int>& in = graph_.node(n).in;
@@ -74,10 +65,26 @@ class Splitter {
   Graph& graph_;
   const std::vector<int> order_;
   const std::vector<std::vector<int>> readers_;  // by value
-  std::vector<bool> for_updates_;                // by node: nobody else waits for it
+  const std::vector<bool> for_updates_;          // by node: nobody else waits for it
 };
 
 }  // namespace
+
+// All lead to updates in the end, but other gradients by way of a product.
+std::vector<bool> ForUpdates(const Graph& graph) {
+  std::vector<bool> for_updates(graph.num_nodes(), false);
+  const std::vector<std::vector<int>> readers = graph.Readers();
+  const std::vector<int> order = graph.Order();
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    const Node& node = graph.node(*it);
+    bool all = node.phase == Phase::kBackward && !IsEnd(node);
+    for (int v : node.out)
+      for (int r : readers[v])
+        all = all && (graph.node(r).phase == Phase::kUpdate || (for_updates[r] && !graph.IsHeavy(r)));
+    for_updates[*it] = all;
+  }
+  return for_updates;
+}
 
 void SplitGradients(Graph* graph, const CompileOptions& options) {
   if (options.schedule == PipelineSchedule::kZeroBubble) Splitter(graph).Run();

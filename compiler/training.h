@@ -9,6 +9,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "compiler/graph.h"
 
@@ -28,5 +29,9 @@ inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 
 // the line of `like`. `name` begins with the session's name and a colon, which the user's names cannot
 // contain.
 Tensor AddState(Graph* graph, const std::string& name, const Dims& shape, double value, const Node& like);
+
+// By node: whether it is of the backward pass and leads to updates alone, or to what an update waits for, but
+// not by way of a heavy node.
+std::vector<bool> ForUpdates(const Graph& graph);
 
 }  // namespace oneflow_like

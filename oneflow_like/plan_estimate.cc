@@ -193,6 +193,7 @@ std::vector<PlanEstimator::Stage> PlanEstimator::StagesOf(const PlanCandidate& c
     s.narrow += count * part.narrow;
     s.gradients += count * part.gradients;
     s.stash += count * part.stash;
+    s.late += count * part.late;
     s.layers += part.weights > 0 ? count : 0;
   };
   add(0, parts.before, 0, 1);
@@ -269,7 +270,10 @@ double PlanEstimator::Bytes(const PlanCandidate& c, const std::vector<Stage>& st
     bytes += c.zero >= 2 ? Whole(c, stage) * stage.gradients + stage.gradients / dp : stage.gradients;
     const double gathered = stage.narrow > 0 ? stage.narrow : c.zero > 0 ? stage.weights : 0;
     bytes += c.zero == 3 ? std::min(1.0, 3 / std::max(1.0, blocks)) * gathered : gathered;
-    most = std::max(most, bytes + kept[s] * stage.stash);
+    bytes += kept[s] * stage.stash;
+    // Gradients of weights come as many micro-batches late as there are stages before (ScheduleOf).
+    if (c.schedule == PipelineSchedule::kZeroBubble) bytes += std::min(s, c.micro_batches - 1) * stage.late;
+    most = std::max(most, bytes);
   }
   return most;
 }

@@ -44,7 +44,7 @@ class PlanEstimator {
   };
   struct Stage {
     double forward = 0, backward = 0, update = 0, messages = 0;  // messages are in forward and backward, too
-    double weights = 0, state = 0, narrow = 0, gradients = 0, stash = 0;
+    double weights = 0, state = 0, narrow = 0, gradients = 0, stash = 0, late = 0;
     double layers = 0;  // blocks, and what is before or after them and has weights
   };
   static Key KeyOf(const PlanCandidate& c);

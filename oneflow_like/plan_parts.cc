@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "compiler/explain.h"
+#include "compiler/training.h"
 #include "core/plan_values.h"
 #include "oneflow_like/placement.h"
 #include "oneflow_like/plan_hash.h"
@@ -147,15 +148,29 @@ class PartsOfPlan {
     }
   }
 
+  // Buffers that products read which make gradients of weights.
+  std::set<int> ReadForWeights() const {
+    std::set<int> buffers;
+    const std::vector<bool> for_updates = ForUpdates(graph_);
+    for (int n : graph_.Order())
+      for (int v : graph_.node(n).in)
+        if (for_updates[n] && graph_.IsHeavy(n)) buffers.insert(compiled_.logical.buffer_of[v]);
+    return buffers;
+  }
+
   void AddBuffers() {
     const std::vector<Purpose> purposes = PurposesOf(compiled_);
+    const std::set<int> for_weights = ReadForWeights();
     for (const plan::Buffer& b : made_.plan.buffer()) {
       const LogicalBuffer& logical = compiled_.logical.buffers[b.id()];
       const Purpose purpose = purposes[b.id()];
       if (!logical.variable.empty() || logical.writer < 0) continue;
       PartOfModel* part = part_[graph_.value(logical.value).producer];
       const double bytes = static_cast<double>(b.slot_bytes());
+      const bool late = for_weights.count(b.id()) > 0;
       if (purpose == Purpose::kStash) part->stash += bytes;
+      if (purpose == Purpose::kStash && !late) part->late -= bytes;
+      if (purpose == Purpose::kOther && late) part->late += bytes;
       if (purpose == Purpose::kNarrowCopies) part->narrow += bytes;
     }
     for (auto [buffer, bytes] : made_.at_peak)
@@ -189,7 +204,7 @@ class PartsOfPlan {
 
   static void Divide(PartOfModel* part, double by) {
     for (double* number : {&part->forward, &part->backward, &part->update, &part->weights, &part->state,
-                           &part->narrow, &part->gradients, &part->stash})
+                           &part->narrow, &part->gradients, &part->stash, &part->late})
       *number /= by;
     for (auto& messages : part->messages)
       for (auto& [message, count] : messages) count /= by;
@@ -234,6 +249,7 @@ PartOfModel Line(const PartOfModel& few, const PartOfModel& many, double at) {
   part.forward = line(few.forward, many.forward);
   part.backward = line(few.backward, many.backward);
   part.stash = line(few.stash, many.stash);
+  part.late = few.late + (many.late - few.late) * at;
   return part;
 }
 

@@ -32,6 +32,9 @@ struct PartOfModel {
   double weights = 0, state = 0, narrow = 0;     // bytes: variables, optimizer state, casts of weights
   double gradients = 0;                          // bytes of the weights that are trained
   double stash = 0;
+  // More that a micro-batch keeps between its backward pass and its gradients of weights, where these come
+  // later (zero bubble).
+  double late = 0;
   std::map<PartMessage, double> messages[2];  // over tp, and how many: of forward, of backward
 };
 

@@ -21,12 +21,13 @@
 namespace oneflow_like {
 namespace {
 
-constexpr int kManyMembers = 128;   // of a collective
-constexpr size_t kWave = 4;         // candidates compiled at a time, on however many cores
-constexpr size_t kBest = 10;        // that are shown
-constexpr double kHopeless = 1.2;   // times the best: estimates are not off by more
-constexpr double kTooFar = 2;       // times the best: nor are those of larger tp ever
-constexpr double kTightest = 1.02;  // times the memory: estimates above are believed
+constexpr int kManyMembers = 128;          // of a collective
+constexpr size_t kWave = 4;                // candidates compiled at a time, on however many cores
+constexpr size_t kBest = 10;               // that are shown
+constexpr double kHopeless = 1.2;          // times the best: estimates are not off by more
+constexpr int64_t kManyActs = 12'000'000;  // in steps of plans that were tried: few more are, for their time
+constexpr double kTooFar = 2;              // times the best: nor are those of larger tp ever
+constexpr double kTightest = 1.02;         // times the memory: estimates above are believed
 
 using Shape = std::tuple<int, int, int>;
 Shape ShapeOf(const PlanCandidate& c) { return {c.extent("dp"), c.extent("tp"), c.extent("pp")}; }
@@ -40,6 +41,7 @@ struct Entry {
   bool first = false;  // of the orders of axes the one that is estimated fastest
   bool tried = false;
   uint64_t plan_hash = 0;  // of what it was compiled to
+  int64_t acts = 0;        // of a step of that
   bool twin = false;       // another that was tried has been compiled to the same plan and needs fewer flags
 
   bool better(const Entry& other) const {
@@ -194,12 +196,13 @@ class Search {
     std::stable_sort(order.begin(), order.end(),
                      [&](int a, int b) { return entries_[a].better(entries_[b]); });
     const double best = BestSeconds();
+    const double hopeless = (acts_ > kManyActs ? 1 : kHopeless) * best;
     const size_t most = std::min<size_t>(kWave, static_cast<size_t>(options_.compiled - result_.compiled));
     std::vector<int> wave;
     std::set<Shape> shapes;
     for (int i : order) {
       if (wave.size() == most) break;
-      if (best > 0 && Fitting() >= kBest && entries_[i].trial.seconds > kHopeless * best) break;
+      if (best > 0 && Fitting() >= kBest && entries_[i].trial.seconds > hopeless) break;
       if (shapes.insert(entries_[i].shape).second) wave.push_back(i);
     }
     return wave;
@@ -217,6 +220,7 @@ class Search {
       SideBySide(static_cast<int>(wave.size()), [&](int i) { TryOne(&entries_[wave[i]]); });
     for (int i : wave) {
       tried_.push_back(i);
+      acts_ += entries_[i].acts;
       FindTwin(i);
     }
     result_.compiled += static_cast<int>(wave.size());
@@ -225,7 +229,8 @@ class Search {
               << SecondsText(entries_[i].trial.seconds) << " (estimate "
               << SecondsText(entries_[i].estimated_seconds) << "), "
               << BytesText(static_cast<double>(entries_[i].trial.bytes)) << " (estimate "
-              << BytesText(entries_[i].estimated_bytes) << ") " << entries_[i].trial.why;
+              << BytesText(entries_[i].estimated_bytes) << "), " << entries_[i].acts << " acts "
+              << entries_[i].trial.why;
   }
 
   // Of entries that are one plan, the one with the shortest flags stands for all.
@@ -249,6 +254,7 @@ class Search {
       const Simulated simulated = Simulate(session, machine_);
       trial.compiled = true;
       entry->plan_hash = simulated.plan_hash;
+      entry->acts = simulated.acts;
       trial.seconds = simulated.seconds;
       trial.bytes = 0;
       const SimulatedStage* busiest = &simulated.stages.front();
@@ -363,6 +369,7 @@ class Search {
   PlanEstimator estimator_;
   std::vector<Entry> entries_;  // by estimate
   std::vector<int> tried_;      // in order
+  int64_t acts_ = 0;            // of a step of each of these
   PlanSearchResult result_;
 };
 

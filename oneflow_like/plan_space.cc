@@ -84,7 +84,11 @@ class Space {
   void AddRest(PlanCandidate c, int dp, int tp) {
     const std::vector<int> zeros = dp > 1 ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0};
     const std::vector<bool> cut = tp > 1 ? std::vector<bool>{false, true} : std::vector<bool>{false};
-    for (int zero : Given(space_.zero, zeros))
+    // The third stage gathers weights for one micro-batch after another, so that stages with several chunks
+    // of work wait for one another.
+    const bool both = space_.zero && space_.virtual_stages;
+    for (int zero : Given(space_.zero, zeros)) {
+      if (zero == 3 && c.virtual_stages > 1 && !both) continue;
       for (Recompute recompute :
            Given(space_.recompute, {Recompute::kNone, Recompute::kSelective, Recompute::kFull}))
         for (bool sequence : Given(space_.sequence_parallel, cut)) {
@@ -93,6 +97,7 @@ class Space {
           c.sequence_parallel = sequence;
           all_.push_back(c);
         }
+    }
   }
 
   [[noreturn]] void Refuse() const {

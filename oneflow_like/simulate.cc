@@ -347,6 +347,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   result.first_seconds = ends[0] / kPicosecondsPerSecond;
   result.seconds = (ends.back() - ends[ends.size() - 2]) / kPicosecondsPerSecond;
   result.model_flops = ModelFlops(compiled);
+  result.acts = std::ssize(compiled.logical.order);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
   for (RankSummary& summary : SummariesOf(impl, played.plans)) {
     SimulatedStage stage;

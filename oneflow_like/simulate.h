@@ -49,6 +49,7 @@ struct Simulated {
   double model_flops = 0;  // of a step, each product counted once
   double flops = 0;        // that all devices do, with what is computed again
   double mfu = 0;          // model_flops of what the devices could do
+  int64_t acts = 0;        // of a step, each once for all ranks that do the same part of it
   uint64_t plan_hash = 0;  // of what simulated ranks execute: sessions of one hash are one plan
   std::vector<SimulatedStage> stages;
   std::vector<std::string> warnings;  // a stage that does not fit the device's memory

@@ -318,5 +318,30 @@ TEST(AnyOrderOfActs, OfATransformerReadsWhatWasWrittenForIt) {
   }
 }
 
+// With many micro-batches those of a buffer take turns in fewer places (place_memory.cc).
+TEST(AnyOrderOfActs, ReadsMessagesThatTakeTurns) {
+  for (int micro_batches : {360, 509}) {
+    SmallGpt given = {.mesh = "cpu:pp=2", .micro_batches = micro_batches};
+    given.width = 16;
+    given.context = 4;
+    given.layers = 4;
+    given.batch = micro_batches;
+    given.model_options.pipeline.virtual_stages = 2;
+    given.schedule = PipelineSchedule::kInterleaved;
+    GptProgram program(given);
+    Session session = program.MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    int turns = 0;
+    for (int rank : {0, 1}) {
+      const RankPlan made = PlanOf(compiled, rank);
+      for (const plan::Buffer& b : made.plan.buffer())
+        turns += b.slots() < b.offset_size() && b.offset_size() < micro_batches;
+    }
+    // 509 has no divisor to take turns in.
+    EXPECT_EQ(turns > 0, micro_batches == 360) << turns;
+    EXPECT_EQ(PlayAll(compiled, 2, 5, 2), "") << given.str();
+  }
+}
+
 }  // namespace
 }  // namespace oneflow_like
