@@ -27,6 +27,10 @@ struct Threads {
   int ranks = 1;        // of a process
 
   int ProcessOf(int rank) const { return rank / ranks; }
+  // Whether all together may have more work than there are cores.
+  bool Crowd(const DescribedMachine& machine) const {
+    return machine.threads > 0 && processes * each * of_a_kernel > machine.threads;
+  }
 };
 
 // As ModelImpl::Load starts them.
@@ -40,6 +44,8 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
   const int of_a_kernel = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
   return {processes, threads, of_a_kernel, ranks};
 }
+
+constexpr int kUnlikeSteps = 12;  // where each step takes another time
 
 // Ranks that are simulated, and who acts for whom.
 struct Cast {
@@ -114,8 +120,7 @@ class Loads {
     for (int other : collective.rank())
       inside = inside && threads_.ProcessOf(other) == threads_.ProcessOf(rank);
     const double message = inside ? machine_.message : machine_.process_message;
-    const bool crowded = threads_.processes * threads_.each * threads_.of_a_kernel > machine_.threads;
-    return crowded ? std::max(message, machine_.crowded_message) : message;
+    return threads_.Crowd(machine_) ? std::max(message, machine_.crowded_message) : message;
   }
 
   const Compiled& compiled_;
@@ -180,6 +185,7 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
                         .turns = machine.crowded_work,
+                        .balance = Picoseconds(machine.core_turn),
                         .each_kernel = each_kernel,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; }});
@@ -251,9 +257,9 @@ void WriteTrace(const std::string& path, const Played& played) {
   file.Add(plans, buffers, TickScale({0, 0}, {kTicks, kTicks / 1000}));
 }
 
-// Where the time of a rank's last step went.
-void AddUp(const Played& played, const plan::Plan& plan, SimulatedStage* stage) {
-  const int64_t end = played.ends.back(), start = played.ends[played.ends.size() - 2];
+// Where the time of a rank's last steps went, on average over so many.
+void AddUp(const Played& played, const plan::Plan& plan, int steps, SimulatedStage* stage) {
+  const int64_t end = played.ends.back(), start = played.ends[played.ends.size() - 1 - steps];
   std::map<int, const plan::Actor*> actors;
   for (const plan::Actor& actor : plan.actor()) actors[actor.id()] = &actor;
   std::vector<Interval> compute, messages;
@@ -267,9 +273,10 @@ void AddUp(const Played& played, const plan::Plan& plan, SimulatedStage* stage) 
   const int64_t computed = Length(compute);
   messages.insert(messages.end(), compute.begin(), compute.end());
   const int64_t busy = Length(Union(std::move(messages)));
-  stage->compute = computed / kPicosecondsPerSecond;
-  stage->communication = (busy - computed) / kPicosecondsPerSecond;
-  stage->bubble = (end - start - busy) / kPicosecondsPerSecond;
+  const double seconds = steps * kPicosecondsPerSecond;
+  stage->compute = computed / seconds;
+  stage->communication = (busy - computed) / seconds;
+  stage->bubble = (end - start - busy) / seconds;
 }
 
 // Of a stage's ranks the one that holds most speaks for all.
@@ -308,14 +315,19 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Cast cast = CastOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  const Played played = PlaySteps(compiled, machine, cast, threads, options.steps, in_flight,
+  // Where threads share cores and keep them, steps are not alike, as the system looks at cores at moments of
+  // its own.
+  const bool alike = machine.core_turn == 0 || !threads.Crowd(machine);
+  const int steps = alike ? options.steps : std::max(options.steps, kUnlikeSteps),
+            counted = alike ? 1 : steps - 2;
+  const Played played = PlaySteps(compiled, machine, cast, threads, steps, in_flight,
                                   /*each_kernel=*/!options.trace_file.empty());
   if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
 
   Simulated result;
   result.devices = world;
   result.first_seconds = played.ends[0] / kPicosecondsPerSecond;
-  result.seconds = (played.ends.back() - played.ends[options.steps - 2]) / kPicosecondsPerSecond;
+  result.seconds = (played.ends.back() - played.ends[steps - 1 - counted]) / kPicosecondsPerSecond / counted;
   result.model_flops = ModelFlops(compiled);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
   for (RankSummary& summary : SummariesOf(impl, played.plans)) {
@@ -325,7 +337,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
     result.flops += summary.flops * static_cast<double>(summary.ranks.size());
     const auto plan = std::find_if(played.plans.begin(), played.plans.end(),
                                    [&](const RankPlan& p) { return p.plan.rank() == summary.rank; });
-    if (plan != played.plans.end()) AddUp(played, plan->plan, &stage);
+    if (plan != played.plans.end()) AddUp(played, plan->plan, counted, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
                                     " but the device has ", BytesText(machine.memory_bytes)));
