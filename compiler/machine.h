@@ -92,7 +92,7 @@ struct DescribedMachine : Machine {
   // For how long a thread runs before another one on its core does. So often an idle core takes over a thread
   // that shares another core; 0: cores share all work evenly.
   double core_turn = 0;
-  double cache_bytes = 0;      // that a core of such a host has for itself; 0: unknown
+  double cache_bytes = 0;  // that a core of such a host has for itself; 0: unknown
 
   // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. Another kernel has just
   // written them: both pass through the cache, so half of the cache is left for either.
