@@ -114,8 +114,8 @@ class IdleWork {
   virtual bool RunUntil(Mailbox* mail) = 0;
   // Any thread: ends a sleep inside RunUntil.
   virtual void Wake() = 0;
-  // Called on the worker's thread when it continues with other work: another thread must handle what it has
-  // posted to this work.
+  // Called on the worker's thread before each act: what it has posted to this work must be handled, here or
+  // by another thread, although the worker is not idle.
   virtual void GoesOn() = 0;
 };
 

@@ -115,12 +115,85 @@ double VirtualCores::Needs(int64_t alone, int64_t crowded) const {
   return busy > cores ? time * turns_ * busy / cores : time;
 }
 
-void VirtualCores::Start(int64_t alone, int64_t crowded, std::function<void()> done) {
+void VirtualCores::Start(int thread, int64_t alone, int64_t crowded, std::function<void()> done) {
   if (alone <= 0) return done();
+  if (cores_ > 0 && balance_ > 0) {
+    // Threads that go on at this moment keep their cores, so others must wait until these have said so.
+    if (wanted_.empty()) clock_->At(clock_->now(), [this] { Place(); });
+    return wanted_.push_back({thread, alone, crowded, std::move(done)});
+  }
   ++running_;
   work_.Start({.needs = [this, alone, crowded] { return Needs(alone, crowded); },
                .leave = [this] { --running_; },
                .done = std::move(done)});
+}
+
+double VirtualCores::NeedsOn(int core, int64_t alone, int64_t crowded) const {
+  const auto busy =
+      static_cast<double>(load_.size()) - static_cast<double>(std::count(load_.begin(), load_.end(), 0));
+  const double beside = cores_ > 1 ? (busy - 1) / (cores_ - 1) : load_[core] > 1;
+  const double time = static_cast<double>(alone) + beside * static_cast<double>(crowded - alone);
+  return load_[core] > 1 ? time * turns_ * load_[core] : time;
+}
+
+void VirtualCores::Place() {
+  std::vector<Wanted> wanted = std::exchange(wanted_, {});
+  const auto waiting = std::stable_partition(wanted.begin(), wanted.end(), [this](const Wanted& w) {
+    const auto thread = threads_.find(w.thread);
+    return thread != threads_.end() && thread->second.ended == clock_->now();
+  });
+  for (auto w = wanted.begin(); w != waiting; ++w) Run(std::move(*w));
+  for (auto w = waiting; w != wanted.end(); ++w) {
+    Thread& thread = threads_[w->thread];
+    thread.core = CoreFor(thread);
+    Run(std::move(*w));
+  }
+  AwaitBalance();
+}
+
+int VirtualCores::CoreFor(const Thread& thread) const {
+  if (thread.core >= 0 && load_[thread.core] == 0) return thread.core;
+  const auto least = std::min_element(load_.begin(), load_.end());
+  return *least == 0 || thread.core < 0 ? static_cast<int>(least - load_.begin()) : thread.core;
+}
+
+void VirtualCores::Run(Wanted wanted) {
+  Thread* thread = &threads_[wanted.thread];
+  ++load_[thread->core];
+  at_work_.push_back(wanted.thread);
+  work_.Start({.needs = [this, thread, alone = wanted.alone,
+                         crowded = wanted.crowded] { return NeedsOn(thread->core, alone, crowded); },
+               .leave =
+                   [this, thread, number = wanted.thread] {
+                     --load_[thread->core];
+                     thread->ended = clock_->now();
+                     std::erase(at_work_, number);
+                     AwaitBalance();
+                   },
+               .done = std::move(wanted.done)});
+}
+
+void VirtualCores::AwaitBalance() {
+  if (awaits_balance_ || *std::max_element(load_.begin(), load_.end()) < 2) return;
+  awaits_balance_ = true;
+  clock_->At((clock_->now() / balance_ + 1) * balance_, [this] { Balance(); });
+}
+
+void VirtualCores::Balance() {
+  awaits_balance_ = false;
+  const auto idle = std::find(load_.begin(), load_.end(), 0);
+  const auto shared = std::max_element(load_.begin(), load_.end());
+  if (idle != load_.end() && *shared > 1) {
+    // The last that came has waited longest for its turn.
+    const auto moved = std::find_if(at_work_.rbegin(), at_work_.rend(), [&](int thread) {
+      return threads_[thread].core == shared - load_.begin();
+    });
+    --*shared;
+    ++*idle;
+    threads_[*moved].core = static_cast<int>(idle - load_.begin());
+    work_.Update();
+  }
+  AwaitBalance();
 }
 
 }  // namespace oneflow_like

@@ -67,6 +67,11 @@ class VirtualSharing {
     double left = 1, time = 0;  // of the whole; that needs() gave
   };
   void Start(Flow flow);
+  // What flows need has changed.
+  void Update() {
+    Progress();
+    Reckon();
+  }
 
  private:
   void Progress();  // all flows to the present moment
@@ -114,19 +119,51 @@ class VirtualLinks {
 class VirtualCores {
  public:
   // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared. While more
-  // is wanted than there are, work takes `turns` times as long, besides waiting for its turns.
-  VirtualCores(VirtualClock* clock, int cores, int each, double turns)
-      : work_(clock), cores_(cores), each_(each), turns_(turns) {}
-  // Calls `done` when it has been done: picoseconds with the other cores idle, and with all at work.
-  void Start(int64_t alone, int64_t crowded, std::function<void()> done);
+  // is wanted than there are, work takes `turns` times as long, besides waiting for its turns. With `balance`
+  // 0 all cores share all work evenly. Else, where a work needs one core, it goes as the system's scheduler
+  // has it: a thread that wakes up gets an idle core, or else shares the one that it had last, until it waits
+  // for something; only every `balance` picoseconds an idle core takes a thread over that shares another one.
+  VirtualCores(VirtualClock* clock, int cores, int each, double turns, int64_t balance)
+      : clock_(clock),
+        work_(clock),
+        cores_(cores),
+        each_(each),
+        turns_(turns),
+        balance_(each == 1 ? balance : 0),
+        load_(static_cast<size_t>(std::max(cores, 0))) {}
+  // Calls `done` when it has been done: picoseconds with the other cores idle, and with all at work. `thread`
+  // has no other work meanwhile.
+  void Start(int thread, int64_t alone, int64_t crowded, std::function<void()> done);
 
  private:
+  struct Thread {
+    int core = -1;      // where it is, or was last
+    int64_t ended = 0;  // when its last work ended
+  };
+  struct Wanted {
+    int thread;
+    int64_t alone, crowded;
+    std::function<void()> done;
+  };
   double Needs(int64_t alone, int64_t crowded) const;
+  double NeedsOn(int core, int64_t alone, int64_t crowded) const;
+  void Place();
+  int CoreFor(const Thread& thread) const;
+  void Run(Wanted wanted);
+  void AwaitBalance();
+  void Balance();
 
+  VirtualClock* const clock_;
   VirtualSharing work_;
   const int cores_, each_;
   const double turns_;
+  const int64_t balance_;
   int running_ = 0;
+  std::vector<int> load_;          // works, by core
+  std::map<int, Thread> threads_;  // that have ever had work
+  std::vector<int> at_work_;       // threads, in the order in which they came to their cores
+  std::vector<Wanted> wanted_;     // at this moment
+  bool awaits_balance_ = false;
 };
 
 }  // namespace oneflow_like

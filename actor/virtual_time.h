@@ -62,6 +62,9 @@ struct VirtualOptions {
   // How many times as long work takes while it needs more cores than there are, besides waiting for its
   // turns.
   double turns = 1;
+  // Picoseconds after which an idle core takes over a thread that shares another core, where threads keep
+  // their cores (VirtualCores); 0: cores share all work evenly.
+  int64_t balance = 0;
   // Whether each kernel is recorded; false: of an asynchronous device, those of an act between which no
   // credit goes may be recorded as one, which takes as long and is simulated in less.
   bool each_kernel = true;

@@ -89,7 +89,10 @@ struct DescribedMachine : Machine {
   double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
   double process_work = 1;     // how many times as long kernels take where several processes share a mesh
   double crowded_work = 1;     // and while more threads than cores have work, besides their turns
-  double cache_bytes = 0;      // that a core of such a host has for itself; 0: unknown
+  // For how long a thread runs before another one on its core does. So often an idle core takes over a thread
+  // that shares another core; 0: cores share all work evenly.
+  double core_turn = 0;
+  double cache_bytes = 0;  // that a core of such a host has for itself; 0: unknown
 
   // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. Another kernel has just
   // written them: both pass through the cache, so half of the cache is left for either.

@@ -1,6 +1,7 @@
 #include "oneflow_like/calibrate.h"
 
 #include <glog/logging.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "core/random.h"
 #include "core/spinning.h"
 #include "oneflow_like/busy_others.h"
+#include "oneflow_like/core_turn.h"
 #include "oneflow_like/kernel_fit.h"
 #include "oneflow_like/limits.h"
 #include "oneflow_like/model_impl.h"
@@ -48,6 +50,13 @@ double LowerQuartile(std::vector<double> values) {
   return values[values.size() / 4];
 }
 
+// Of this process so far.
+double ProcessorSeconds() {
+  timespec used{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
 // --- Kernels ---
 
 // Of the largest cache that no other core uses; 0 where the system does not tell.
@@ -63,15 +72,17 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2}, {2, 32, 512, 8, false, 2},
                              {16, 32, 96, 3, false},  {3, 256, 384, 6, false},   {4, 128, 128, 4, true},
-                             {10, 96, 320, 5, true}};
+                             {10, 96, 320, 5, true},  {3, 64, 192, 4, true, 2},  {6, 64, 160, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
-constexpr Shape kShared = kShapes[1];  // trained by more threads than there are cores
+constexpr int kShared[] = {1, 7};  // models that are trained by more threads than there are cores
+constexpr int kSharedRounds = 2;   // in each round: of steps one number alone is taken
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
-// Of a model in a round: one step that finds the caches as another model left them, and more, which are
-// noted. Small ones take up to a tenth longer where they have to share.
-constexpr int kNoted = 2;
+// Of a model in a round: steps that find the caches more or less as another model left them, and more, which
+// are noted. Of small models the first step takes up to a tenth longer than the third, and the second up to a
+// twentieth.
+constexpr int kWarmUp = 2, kNoted = 2;
 constexpr int kChained = 5;  // the same of a chain of messages
 // Two looks of core/spinning.h, which show whether a compilation made threads sleep between loops; and how
 // long it may take until they spin again.
@@ -121,9 +132,9 @@ class Probe {
     KnowKernels(dtype);
   }
 
-  // One step that is not noted (a session's first one never is), and more whose kernels are.
+  // Steps that are not noted (a session's first one never is), and more whose kernels are.
   void Round() {
-    WarmUp();
+    for (int step = 0; step < kWarmUp; ++step) WarmUp();
     for (int step = 0; step < kNoted; ++step) Step();
   }
 
@@ -132,7 +143,7 @@ class Probe {
     session_->TakeProfile();
   }
 
-  double wall() const { return Median(walls_); }  // of a step
+  double processor() const { return Median(processor_); }  // that this process used in a step
   // Of all kernels that compute, in a step.
   double seconds() const {
     double sum = 0;
@@ -157,9 +168,10 @@ class Probe {
 
  private:
   void Step() {
+    const double before = ProcessorSeconds();
     session_->Run(feeds_).Wait();
+    processor_.push_back(ProcessorSeconds() - before);
     const StepProfile profile = session_->TakeProfile();
-    walls_.push_back(profile.wall);
     for (const KernelProfile& kernel : profile.hottest)
       if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
         at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
@@ -228,7 +240,7 @@ class Probe {
   std::optional<Session> session_;
   Feeds feeds_;
   std::map<std::string, Known> kernels_;
-  std::vector<double> walls_;
+  std::vector<double> processor_;
 };
 
 // --- Messages ---
@@ -333,9 +345,9 @@ void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachin
   machine->crowded_message = Rounded(machine->message + longer / kMessagesOfLink);
 }
 
-// The same between processes; how much longer kernels take there; and what it costs that twice as many
-// threads as cores have work, beside the same ranks on as many threads as cores. Process 0 measures threads,
-// while the others wait, asleep.
+// The same between processes; how much longer kernels take there; and how much more of the processor it takes
+// that twice as many threads as cores have work, beside the same ranks on as many threads as cores. Process 0
+// measures threads, while the others wait, asleep.
 void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
@@ -346,26 +358,31 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
     apart.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true, options.job));
   }
   Chain chain(processes, 1, options.job);
-  std::optional<Probe> dealt, crowded;
-  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostChained) {
-    const Setting setting = {.workers = 2 * cores * processes, .threads = cores};
-    dealt.emplace(kShared, setting, DType::kFloat32, true, options.job);
-    crowded.emplace(kShared, Setting{.workers = setting.workers, .threads = 2 * cores}, DType::kFloat32, true,
-                    options.job);
-  }
+  // By pairs: on as many threads as cores, and on twice as many.
+  std::vector<std::unique_ptr<Probe>> dealt, crowded;
+  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostChained)
+    for (int model : kShared)
+      for (auto [probes, each] : {std::pair{&dealt, cores}, {&crowded, 2 * cores}})
+        probes->push_back(std::make_unique<Probe>(kShapes[model],
+                                                  Setting{.workers = 2 * cores * processes, .threads = each},
+                                                  DType::kFloat32, true, options.job));
   for (int round = 0; round < options.rounds; ++round) {
     for (const auto& probe : threads) probe->Round();
     options.job->AllGather("calibration", "");
     for (const auto& probe : apart) probe->Round();
     chain.Round();
-    if (dealt) dealt->Round(), crowded->Round();
+    for (size_t i = 0; i < dealt.size(); ++i)
+      for (int k = 0; k < kSharedRounds; ++k) dealt[i]->Round(), crowded[i]->Round();
   }
   machine->process_message = Rounded(chain.idle() / kMessagesOfLink);
   double here = 0, there = 0;
   for (const auto& probe : threads) here += probe->seconds();
   for (const auto& probe : apart) there += probe->seconds();
   if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
-  if (dealt) machine->crowded_work = Rounded(std::max(1.0, crowded->wall() / dealt->wall()));
+  double longer = 0;
+  for (size_t i = 0; i < dealt.size(); ++i) longer += crowded[i]->processor() / dealt[i]->processor();
+  if (!dealt.empty())
+    machine->crowded_work = Rounded(std::max(1.0, longer / static_cast<double>(dealt.size())));
 }
 
 // Times of steps or of rounds of them, by how much of the cores others used meanwhile.
@@ -460,6 +477,7 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
     machine.topology.memory_bandwidth = Rounded(BandwidthOf(samples));
     Tell(options, "messages");
     MeasureMessages(options, cores, &machine);
+    machine.core_turn = Rounded(MeasureCoreTurn());
   }
   machine.name = "processor";
   machine.threads = cores;

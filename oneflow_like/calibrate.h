@@ -12,7 +12,7 @@ namespace oneflow_like {
 
 class Job;  // actor/net/talk/job.h
 
-inline constexpr int kMostModels = 7;
+inline constexpr int kMostModels = 9;
 
 struct CalibrateOptions {
   // Rounds over all that is measured, in which each takes its turn. The median over their quieter half

@@ -30,6 +30,10 @@ struct Threads {
   int ranks = 1;        // of a process
 
   int ProcessOf(int rank) const { return rank / ranks; }
+  // Whether all together may have more work than there are cores.
+  bool Crowd(const DescribedMachine& machine) const {
+    return machine.threads > 0 && processes * each * of_a_kernel > machine.threads;
+  }
 };
 
 // As ModelImpl::Load starts them.
@@ -43,6 +47,8 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
   const int of_a_kernel = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
   return {processes, threads, of_a_kernel, ranks};
 }
+
+constexpr int kUnlikeSteps = 12;  // where each step takes another time
 
 // Ranks that are simulated, and who acts for whom.
 struct Cast {
@@ -117,8 +123,7 @@ class Loads {
     for (int other : collective.rank())
       inside = inside && threads_.ProcessOf(other) == threads_.ProcessOf(rank);
     const double message = inside ? machine_.message : machine_.process_message;
-    const bool crowded = threads_.processes * threads_.each * threads_.of_a_kernel > machine_.threads;
-    return crowded ? std::max(message, machine_.crowded_message) : message;
+    return threads_.Crowd(machine_) ? std::max(message, machine_.crowded_message) : message;
   }
 
   const Compiled& compiled_;
@@ -150,8 +155,9 @@ int64_t LengthSince(int64_t start, const std::vector<Interval>& joined) {
 // Hears of all that ends, as it ends: there may be too many records to keep.
 class Watch {
  public:
-  // `keep`: all records.
-  Watch(int steps, bool keep) : ends_(static_cast<size_t>(steps)), keep_(keep) {}
+  // The last `counted` steps count. `keep`: all records.
+  Watch(int steps, int counted, bool keep)
+      : ends_(static_cast<size_t>(steps)), counted_(counted), keep_(keep) {}
 
   void Expect(const plan::Plan& plan) {
     for (const plan::Actor& actor : plan.actor())
@@ -161,30 +167,35 @@ class Watch {
     if (keep_) records_.push_back(r);
     if (r.step >= std::ssize(ends_)) return;
     ends_[r.step] = std::max(ends_[r.step], r.end);
-    if (r.kernel < 0 || r.step + 1 < std::ssize(ends_)) return;
+    if (r.kernel < 0 || r.step + counted_ < std::ssize(ends_)) return;
     Busy& busy = of_rank_[r.rank];
     if (messages_.count({r.rank, r.actor}) == 0) Join({r.start, r.end}, &busy.compute);
     Join({r.start, r.end}, &busy.all);
   }
 
-  const std::vector<int64_t>& ends() const { return ends_; }  // of the steps
   const std::vector<TraceRecord>& records() const { return records_; }
-  // Where the time of a rank's last step went: in it, and in no other, only what is of it is counted.
+  double first() const { return ends_[0] / kPicosecondsPerSecond; }
+  // Of one of the steps that count, on average.
+  double seconds() const { return PerStep(ends_.back() - start()); }
+  // Where the time of these went.
   void AddUp(int rank, SimulatedStage* stage) const {
-    const int64_t start = ends_[ends_.size() - 2], length = ends_.back() - start;
     const auto at = of_rank_.find(rank);
     const Busy none, &busy = at == of_rank_.end() ? none : at->second;
-    const int64_t computed = LengthSince(start, busy.compute), all = LengthSince(start, busy.all);
-    stage->compute = computed / kPicosecondsPerSecond;
-    stage->communication = (all - computed) / kPicosecondsPerSecond;
-    stage->bubble = (length - all) / kPicosecondsPerSecond;
+    const int64_t computed = LengthSince(start(), busy.compute), all = LengthSince(start(), busy.all);
+    stage->compute = PerStep(computed);
+    stage->communication = PerStep(all - computed);
+    stage->bubble = PerStep(ends_.back() - start() - all);
   }
 
  private:
   struct Busy {
-    std::vector<Interval> compute, all;  // of the last step
+    std::vector<Interval> compute, all;  // of the steps that count
   };
-  std::vector<int64_t> ends_;
+  int64_t start() const { return ends_[ends_.size() - 1 - static_cast<size_t>(counted_)]; }
+  double PerStep(int64_t time) const { return time / kPicosecondsPerSecond / counted_; }
+
+  std::vector<int64_t> ends_;  // of the steps
+  const int counted_;
   const bool keep_;
   std::set<std::pair<int, int>> messages_;  // actors, by rank
   std::unordered_map<int, Busy> of_rank_;
@@ -209,8 +220,8 @@ struct Played {
 };
 
 Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
-                 const Threads& threads, int steps, int in_flight, bool trace) {
-  Played played = {.watch = Watch(steps, /*keep=*/trace)};
+                 const Threads& threads, int steps, int counted, int in_flight, bool trace) {
+  Played played = {.watch = Watch(steps, counted, /*keep=*/trace)};
   Loads loads(compiled, machine, threads, cast);
   std::vector<int> thread_of;
   for (int rank : cast.ranks)
@@ -221,6 +232,7 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
                         .turns = machine.crowded_work,
+                        .balance = Picoseconds(machine.core_turn),
                         .each_kernel = trace,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return cast.stands_for[rank]; },
@@ -263,10 +275,10 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
 Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
                   const Threads& threads, int steps, int in_flight) {
   if (steps > 2 && compiled.logical.order.size() > kManyActs) {
-    Played played = PlaySteps(compiled, machine, cast, threads, 2, in_flight, /*trace=*/false);
-    if (played.watch.ends()[1] == 2 * played.watch.ends()[0]) return played;
+    Played played = PlaySteps(compiled, machine, cast, threads, 2, 1, in_flight, /*trace=*/false);
+    if (played.watch.seconds() == played.watch.first()) return played;
   }
-  return PlaySteps(compiled, machine, cast, threads, steps, in_flight, /*trace=*/false);
+  return PlaySteps(compiled, machine, cast, threads, steps, 1, in_flight, /*trace=*/false);
 }
 
 // An act lasts from its first kernel's start to its last one's end.
@@ -335,17 +347,21 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Cast cast = CastOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  const Played played =
-      options.trace_file.empty()
-          ? PlayEnough(compiled, machine, cast, threads, options.steps, in_flight)
-          : PlaySteps(compiled, machine, cast, threads, options.steps, in_flight, /*trace=*/true);
-  if (!options.trace_file.empty()) WriteTrace(options.trace_file, played);
+  // Where threads share cores and keep them, steps are not alike, as the system looks at cores at moments of
+  // its own.
+  const bool alike = machine.core_turn == 0 || !threads.Crowd(machine);
+  const int steps = alike ? options.steps : std::max(options.steps, kUnlikeSteps);
+  const int counted = alike ? 1 : steps - 2;
+  const bool trace = !options.trace_file.empty();
+  const Played played = trace || !alike
+                            ? PlaySteps(compiled, machine, cast, threads, steps, counted, in_flight, trace)
+                            : PlayEnough(compiled, machine, cast, threads, steps, in_flight);
+  if (trace) WriteTrace(options.trace_file, played);
 
   Simulated result;
   result.devices = world;
-  const std::vector<int64_t>& ends = played.watch.ends();
-  result.first_seconds = ends[0] / kPicosecondsPerSecond;
-  result.seconds = (ends.back() - ends[ends.size() - 2]) / kPicosecondsPerSecond;
+  result.first_seconds = played.watch.first();
+  result.seconds = played.watch.seconds();
   result.model_flops = ModelFlops(compiled);
   result.acts = std::ssize(compiled.logical.order);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);

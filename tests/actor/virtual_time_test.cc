@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 
+#include "actor/virtual_clock.h"
 #include "compiler/schedule.h"
 #include "tests/actor/plan_builder.h"
 
@@ -361,6 +362,59 @@ TEST(VirtualTime, ThreadsShareCores) {
 }
 
 // Processes have threads of their own: ranks are on the threads that they are given.
+// Two cores, on which threads keep their places until the next balance.
+struct KeptCores {
+  VirtualClock clock;
+  VirtualCores cores;
+  std::map<int, int64_t> ends;  // of each thread's last work
+  KeptCores(int64_t balance) : cores(&clock, 2, 1, 1, balance) {}
+  void Start(int thread, int64_t time, std::function<void()> done = {}) {
+    cores.Start(thread, time, time, [this, thread, done] {
+      ends[thread] = clock.now();
+      if (done) done();
+    });
+  }
+  void Run() {
+    while (clock.RunNext()) {
+    }
+  }
+};
+
+TEST(VirtualCores, AnIdleCoreTakesAThreadOverAtTheNextBalance) {
+  for (const auto& [balance, expected] :
+       std::map<int64_t, int64_t>{{0, 10'500}, {500, 10'500}, {4000, 12'000}, {30'000, 20'000}}) {
+    KeptCores host(balance);
+    host.Start(0, 10'000);
+    host.Start(1, 1000);
+    host.Start(2, 10'000);
+    host.Run();
+    EXPECT_NEAR(host.ends[0], expected, 2) << balance;
+    EXPECT_NEAR(host.ends[2], expected, 2) << balance;
+    EXPECT_EQ(host.ends[1], balance == 0 ? 1500 : 1000);
+  }
+}
+
+// One that goes on at once stays, whoever else wakes up at that moment; one that has waited takes an idle
+// core, or shares its last one.
+TEST(VirtualCores, AThreadKeepsItsCoreUntilItWaits) {
+  KeptCores host(1'000'000);
+  host.Start(0, 1000, [&] {
+    host.Start(2, 1000);
+    host.Start(0, 1000);
+  });
+  host.Start(1, 10'000);
+  host.Run();
+  EXPECT_EQ(host.ends[0], 3000);  // shares with 2
+  EXPECT_EQ(host.ends[2], 3000);
+  EXPECT_EQ(host.ends[1], 10'000);
+  const int64_t later = host.clock.now();
+  host.Start(2, 1000);
+  host.Start(0, 1000);
+  host.Run();
+  EXPECT_EQ(host.ends[0], later + 1000);
+  EXPECT_EQ(host.ends[2], later + 1000);
+}
+
 TEST(VirtualTime, RanksWorkOnTheirThreads) {
   std::mt19937 random(12);
   for (int trial = 0; trial < 30; ++trial) {

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "core/plan.pb.h"
+#include "oneflow_like/core_turn.h"
 #include "oneflow_like/kernel_fit.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
@@ -56,6 +57,7 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   m.crowded_message = below(2) * Draw(random);
   m.process_work = Draw(random);
   m.crowded_work = Draw(random);
+  m.core_turn = below(2) * std::clamp(Draw(random), 1e-5, 1e3);
   m.cache_bytes = below(2) * std::clamp(Draw(random), 1.0, 1e18);
   m.topology.links.clear();
   int devices = 1;
@@ -97,6 +99,7 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     EXPECT_EQ(read.crowded_message, m.crowded_message);
     EXPECT_EQ(read.process_work, m.process_work);
     EXPECT_EQ(read.crowded_work, m.crowded_work);
+    EXPECT_EQ(read.core_turn, m.core_turn);
     EXPECT_EQ(read.cache_bytes, m.cache_bytes);
     EXPECT_EQ(read.shared, m.shared);
     ASSERT_EQ(read.topology.links.size(), m.topology.links.size());
@@ -141,6 +144,7 @@ TEST(CalibratedTopology, SaysWhichLineIsWrong) {
       {Cat(good, "\n", good), ":7: kernel einsum f32 of 1 threads is given a second time"},
       {"message -1", ":6: message is -1, must be at least 0"},
       {"process_message", ":6: process_message has no number"},
+      {"core_turn 1e-6", ":6: core_turn is 1e-6, must be at least 1e-05"},
       {"message 1\nmessage 1", ":7: message is given a second time"}};
   for (const auto& [line, expected] : cases) {
     const std::string error = ErrorOf([&] { ReadTopology(FileWith(Cat(kHost, line, "\n"))); });
@@ -568,6 +572,26 @@ TEST(SimulateProcesses, CoresAreShared) {
             << dp << " ranks in " << processes << " processes on " << cores << " cores";
       }
   }
+}
+
+// Three processes on two cores: while threads keep their cores two of them share one, and the third waits for
+// them.
+TEST(SimulateProcesses, ThreadsKeepTheirCores) {
+  SmallGpt given;
+  given.mesh = "cpu:dp=3";
+  given.batch = 12;
+  given.model_options.kernel_threads = 1;
+  DescribedMachine machine = EvenHost(2);
+  const double even = SimulateGpt(given, machine, 3).seconds;
+  machine.core_turn = 1000;
+  EXPECT_NEAR(SimulateGpt(given, machine, 3).seconds, even * 4 / 3, 0.03 * even);
+  machine.core_turn = even / 200;
+  EXPECT_NEAR(SimulateGpt(given, machine, 3).seconds, even, 0.1 * even);
+}
+
+TEST(CoreTurn, ThreadsOfOneCoreTakeTurns) {
+  const double turn = MeasureCoreTurn();
+  EXPECT_GT(turn, 1e-4);
 }
 
 TEST(SimulateProcesses, MessagesBetweenProcessesTakeTheirTime) {

@@ -20,10 +20,14 @@ class Duty final : public IdleWork {
     // Called while holding the duty. Works, sleeping when there is nothing to do, until `mail` has a message
     // or `ended()`.
     virtual void DriveUntil(Mailbox* mail) = 0;
+    // Called while holding the duty: one turn, which does not sleep.
+    virtual void TakeTurn() = 0;
   };
 
-  // The duty is taken at first, until the network's thread releases it.
-  explicit Duty(Work* work);
+  // The duty is taken at first, until the network's thread releases it. `few_cores`: the network's thread
+  // would take a core from a worker. So a worker that continues takes turns itself, between two acts, and the
+  // thread waits longer for one to do so.
+  Duty(Work* work, bool few_cores);
   ~Duty() override;
   Duty(const Duty&) = delete;
   Duty& operator=(const Duty&) = delete;
@@ -66,6 +70,7 @@ class Duty final : public IdleWork {
 
  private:
   bool TakeInTurn(Mailbox* mail);  // by a worker, until it has mail
+  bool TakeTurn();                 // by a worker; false: another thread has the duty
   void SetTimer();
   void CallThread();  // ends AwaitTurn
   void Call() {
@@ -76,13 +81,15 @@ class Duty final : public IdleWork {
   }
 
   Work* const work_;
+  const bool few_cores_;
   Mailbox mailbox_;
   std::atomic<bool> taken_{true}, wanted_{false}, wake_owed_{false};
   std::atomic<bool> woken_{false};  // wake_fd_ may be readable
   std::atomic<bool> timer_set_{false}, called_{false}, ended_{false};
-  std::atomic<uint64_t> left_{0};  // number of times a worker has left
-  uint64_t left_seen_ = 0;         // the network's thread
-  bool signalled_ = false;         // the network's thread: wake_fd_ was readable when AwaitTurn ended
+  std::atomic<uint64_t> left_{0};    // number of times a worker has left
+  std::atomic<int64_t> left_at_{0};  // the last time
+  uint64_t left_seen_ = 0;           // the network's thread
+  bool signalled_ = false;           // the network's thread: wake_fd_ was readable when AwaitTurn ended
   int wake_fd_ = -1, call_fd_ = -1, timer_fd_ = -1;
 };
 

@@ -64,7 +64,7 @@ UcxNetwork::UcxNetwork(const NetworkOptions& options)
     : options_(options),
       interval_(static_cast<int64_t>(options.peer_timeout * kSecond / 20)),
       worker_(std::make_unique<UcxWorker>(options)),
-      duty_(std::make_shared<Duty>(this)) {
+      duty_(std::make_shared<Duty>(this, options.spin_us == 0)) {
   CHECK_GE(worker_->max_header(), sizeof(Envelope) + kMaxHeader);
   CHECK_GT(interval_, 0);
   SetHandler(kMessage, OnMessage);
@@ -385,6 +385,11 @@ void UcxNetwork::DriveUntil(Mailbox* mail) {
       busy_ = ClockNow();
     }
   }
+}
+
+void UcxNetwork::TakeTurn() {
+  WakeUp();
+  Pass();
 }
 
 // False: there is something to do.

@@ -63,7 +63,8 @@ struct NetworkOptions {
                               // after 0.6 of it
   double start_timeout = 60;  // seconds for a peer that has not sent anything yet: it may be connecting to
                               // many
-  int spin_us = 20;           // busy polling before the thread sleeps; 0 when threads outnumber cores
+  int spin_us = 20;           // busy polling before the thread sleeps; 0 when threads outnumber cores, which
+                              // also leaves more to idle and busy workers (duty.h)
 };
 
 class Network {

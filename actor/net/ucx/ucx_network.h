@@ -156,6 +156,7 @@ class UcxNetwork : public Network, private IncomingHome, public Duty::Work {
   bool FallAsleep();
   void WakeUp();
   void DriveUntil(Mailbox* mail) override;
+  void TakeTurn() override;
   void Greetings();
   bool AllConnected();
   void CloseDoors();

@@ -98,8 +98,8 @@ TEST(InboxTest, NoMessageIsSleptThrough) {
 // A network of nothing but its mailbox, driven as network.cc drives its own: by its thread and by workers.
 class Driven : public Duty::Work {
  public:
-  explicit Driven(int spins)
-      : duty(std::make_shared<Duty>(this)), spins_(spins), thread_([this] { Run(); }) {}
+  explicit Driven(int spins, bool few_cores = false)
+      : duty(std::make_shared<Duty>(this, few_cores)), spins_(spins), thread_([this] { Run(); }) {}
   ~Driven() override {
     duty->End();
     thread_.join();
@@ -121,8 +121,15 @@ class Driven : public Duty::Work {
       duty->mailbox()->WakeUp();
     }
   }
+  void TakeTurn() override {
+    duty->mailbox()->WakeUp();
+    ++between_acts;
+    while (Pass()) {
+    }
+  }
   const std::shared_ptr<Duty> duty;
-  int driven = 0;     // as all else, whoever has the duty
+  int driven = 0;  // as all else, whoever has the duty
+  int between_acts = 0;
   int64_t turns = 0;  // of the thread
   void RunOn(int core) {
     cpu_set_t one;
@@ -208,11 +215,11 @@ TEST(DutyTest, NothingIsLostAsItChangesHands) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   constexpr int kWorkers = 3, kTimes = 4000;
-  for (int spins : {0, 200}) {
+  for (const auto& [spins, few_cores] : {std::pair{0, false}, {200, false}, {0, true}, {200, true}}) {
     std::unique_ptr<Executor> executor = MakeThreadExecutor(kWorkers, 1);
     int64_t counted = 0;
     {
-      Driven driven(spins);
+      Driven driven(spins, few_cores);
       for (int w = 0; w < kWorkers; ++w) executor->worker(w)->WhenIdle(driven.duty);
       std::vector<std::unique_ptr<Asker>> askers;
       for (int w = 0; w < kWorkers; ++w) {
@@ -277,6 +284,64 @@ TEST(DutyTest, ASignalWakesTheThreadOnce) {
   driven.duty->Post(&read);
   read.done.Wait();
   EXPECT_LE(read.turns, 2 * (kSignals + 2));
+}
+
+// Acts of a worker that is never idle. Each waits until what the one before has posted to the network has
+// been received, then posts once more.
+struct Busy : Runnable {
+  static constexpr int kActs = 2000;
+  struct Count : Message {
+    Busy* busy = nullptr;
+    void Receive() override {
+      if (++busy->received == kActs) busy->done.Signal();
+    }
+  };
+  Busy(Driven* driven, Worker* worker) : driven(driven), worker(worker), counts(kActs) {
+    for (Count& count : counts) count.busy = this;
+  }
+  void RunOne() override {
+    while (received < acts) std::this_thread::yield();
+    driven->duty->PostSoon(&counts[acts++]);
+    if (acts < kActs) worker->Ready(this, false);
+  }
+  Driven* const driven;
+  Worker* const worker;
+  std::vector<Count> counts;
+  int acts = 0;
+  std::atomic<int> received{0};
+  Completion done;
+};
+
+// The thread would take the core from a worker for each of its messages.
+TEST(DutyTest, OnFewCoresABusyWorkerTakesTurnsItself) {
+  std::unique_ptr<Executor> executor = MakeThreadExecutor(1, 1);
+  Driven driven(0, /*few_cores=*/true);
+  Busy busy(&driven, executor->worker(0));
+  struct Start : Message {
+    Busy* busy;
+    void Receive() override { busy->worker->Ready(busy, false); }
+  } start;
+  start.busy = &busy;
+  executor->worker(0)->WhenIdle(driven.duty);
+  executor->worker(0)->Post(&start);
+  busy.done.Wait();
+  executor->Fence();
+  struct Read : Message {
+    Driven* driven;
+    int64_t turns = 0;
+    int between_acts = 0;
+    Completion done;
+    void Receive() override {
+      turns = driven->turns;
+      between_acts = driven->between_acts;
+      done.Signal();
+    }
+  } read;
+  read.driven = &driven;
+  driven.duty->Post(&read);
+  read.done.Wait();
+  EXPECT_LE(read.turns, Busy::kActs / 2);
+  EXPECT_GE(read.between_acts, Busy::kActs / 2);
 }
 
 TEST(DutyTest, AnIdleWorkerDrives) {
