@@ -8,10 +8,10 @@
 // started, and it has ended when an act of the compute stream that waits for its result starts; where neither
 // is known (feeds, fetches, sends to another stage) the buffer keeps its bytes to itself. Two blocks share
 // bytes only when none of their intervals meet. A block is a buffer with all its slots, side by side; where
-// that leaves gaps, each message that a step writes to the buffer. Blocks are placed by falling size, or by
-// falling size times lifetime, those alike by rising begin, each at the lowest offset that is free; what
-// needs least memory is kept. Blocks of one size placed by rising begin need no more than are alive at once,
-// as in the coloring of an interval graph.
+// that leaves gaps, each message that a step writes to the buffer, or, of very many, those that take turns in
+// one place. Blocks are placed by falling size, or by falling size times lifetime, those alike by rising
+// begin, each at the lowest offset that is free; what needs least memory is kept. Blocks of one size placed
+// by rising begin need no more than are alive at once, as in the coloring of an interval graph.
 #include <glog/logging.h>
 
 #include <algorithm>
