@@ -148,7 +148,11 @@ std::vector<MeasuredKernel> FitKernels(const std::vector<KernelSample>& samples)
   for (const auto& [key, of] : alone) kernels.push_back(FitOne(key.first, key.second, of));
   for (const auto& [group, of] : chains)
     for (MeasuredKernel& kernel : FitChains(group, of)) kernels.push_back(std::move(kernel));
-  std::erase_if(kernels, [](const MeasuredKernel& kernel) { return kernel.each == Amounts(); });
+  // On a busy machine an operator may get no time at all, or none but of far bytes.
+  std::erase_if(kernels, [](MeasuredKernel kernel) {
+    kernel.each.far = 0;
+    return kernel.each == Amounts();
+  });
   std::stable_sort(kernels.begin(), kernels.end(), [](const MeasuredKernel& a, const MeasuredKernel& b) {
     return std::tie(a.name, a.dtype, a.threads, a.crowded) < std::tie(b.name, b.dtype, b.threads, b.crowded);
   });

@@ -357,6 +357,23 @@ TEST(KernelFit, LeavesOutWhatGetsNoTime) {
   EXPECT_NEAR(kernels[0].each.flop, 1e-10, 1e-12);
 }
 
+// It would predict that smaller ones take none.
+TEST(KernelFit, LeavesOutWhatGetsTimeOfFarBytesAlone) {
+  std::vector<KernelSample> samples;
+  for (double far : {0.0, 1e6, 2e6}) {
+    KernelSample s;
+    s.name = "gelu";
+    s.threads = 1;
+    s.steps = {"gelu"};
+    s.work = {.call = 1, .flop = 1e5 + far, .byte = 1e5 + far, .far = far};
+    s.seconds = 1e-10 * far;
+    samples.push_back(s);
+  }
+  EXPECT_TRUE(FitKernels(samples).empty());
+  for (KernelSample& s : samples) s.seconds += 1e-6;
+  EXPECT_EQ(FitKernels(samples).size(), 1u);
+}
+
 // Bytes that caches do not hold take longer: of operators alone, and of chains, whose steps share one pass.
 // Without a number for them times of large kernels could not be told from those of small ones.
 TEST(KernelFit, TellsBytesInCachesFromOthers) {
