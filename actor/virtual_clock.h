@@ -67,7 +67,7 @@ class VirtualSharing {
     double left = 1, time = 0;  // of the whole; that needs() gave
   };
   void Start(Flow flow);
-  // What flows need has changed.
+  // The needs of flows have changed.
   void Update() {
     Progress();
     Reckon();
