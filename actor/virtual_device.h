@@ -142,7 +142,7 @@ class VirtualStream final : public DeviceStream {
     return Status();
   }
 
-  // `begin`, which must outlive the stream, is called when all before it has been done; what comes after it
+  // `begin`, which must live until then, is called when all before it has been done; what comes after it
   // waits for Resume().
   void Meet(int rank, int actor, int64_t act, const std::function<void()>* begin);
   void Resume();

@@ -20,8 +20,6 @@
 namespace oneflow_like {
 namespace {
 
-constexpr size_t kManyActs = 1 << 18;  // of a step, of all stages
-
 // Who works on a host whose processor computes: threads of processes.
 struct Threads {
   int processes = 1;
@@ -273,8 +271,8 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
 
 // Steps of many acts take as long as the first one where the second does: more are not played then.
 Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
-                  const Threads& threads, int steps, int in_flight) {
-  if (steps > 2 && compiled.logical.order.size() > kManyActs) {
+                  const Threads& threads, int steps, int64_t many_acts, int in_flight) {
+  if (steps > 2 && std::ssize(compiled.logical.order) > many_acts) {
     Played played = PlaySteps(compiled, machine, cast, threads, 2, 1, in_flight, /*trace=*/false);
     if (played.watch.seconds() == played.watch.first()) return played;
   }
@@ -353,9 +351,9 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const int steps = alike ? options.steps : std::max(options.steps, kUnlikeSteps);
   const int counted = alike ? 1 : steps - 2;
   const bool trace = !options.trace_file.empty();
-  const Played played = trace || !alike
-                            ? PlaySteps(compiled, machine, cast, threads, steps, counted, in_flight, trace)
-                            : PlayEnough(compiled, machine, cast, threads, steps, in_flight);
+  const Played played =
+      trace || !alike ? PlaySteps(compiled, machine, cast, threads, steps, counted, in_flight, trace)
+                      : PlayEnough(compiled, machine, cast, threads, steps, options.many_acts, in_flight);
   if (trace) WriteTrace(options.trace_file, played);
 
   Simulated result;

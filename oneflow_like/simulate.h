@@ -22,8 +22,11 @@ std::string TopologyText(const DescribedMachine& machine);
 void RequireDevices(const DescribedMachine& machine, int devices);
 
 struct SimulateOptions {
-  int steps = 3;  // that are simulated; the last one is reported. At least 2. Where more threads than
-                  // cores keep their cores, 12 or more are, and all but two reported, on average
+  // That are simulated; the last one is reported. At least 2. Where more threads than cores keep their cores,
+  // 12 or more are, and all but two reported, on average.
+  int steps = 3;
+  // Of steps of more acts, of all stages, two are simulated where the second takes as long as the first.
+  int64_t many_acts = 1 << 18;
   std::string trace_file;   // as ModelOptions::trace_file, of all these steps; empty: none
   int steps_in_flight = 0;  // 0: the session's
   // Of a mesh of more devices one rank of each pipeline stage acts for the others, which do the same: pieces

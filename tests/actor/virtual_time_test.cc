@@ -361,7 +361,6 @@ TEST(VirtualTime, ThreadsShareCores) {
   }
 }
 
-// Processes have threads of their own: ranks are on the threads that they are given.
 // Two cores, on which threads keep their places until the next balance.
 struct KeptCores {
   VirtualClock clock;
@@ -415,6 +414,7 @@ TEST(VirtualCores, AThreadKeepsItsCoreUntilItWaits) {
   EXPECT_EQ(host.ends[2], later + 1000);
 }
 
+// Processes have threads of their own: ranks are on the threads that they are given.
 TEST(VirtualTime, RanksWorkOnTheirThreads) {
   std::mt19937 random(12);
   for (int trial = 0; trial < 30; ++trial) {

@@ -135,9 +135,26 @@ TEST(PlanSearch, CandidatesAreAllThereAre) {
       EXPECT_LE(int64_t{c.extent("pp")} * c.virtual_stages, blocks);
       EXPECT_EQ(c.zero, space.zero.value_or(c.zero));
       EXPECT_EQ(c.recompute, space.recompute.value_or(c.recompute));
+      EXPECT_FALSE(c.zero == 3 && c.virtual_stages > 1) << c.str();
     }
     EXPECT_EQ(found, meshes);
   }
+}
+
+// Virtual stages with ZeRO's third stage are slow: tried only where both are asked for.
+TEST(PlanSearch, WhatIsGivenIsTried) {
+  const auto number = [](const PlanSpace& space) {
+    const std::vector<PlanCandidate> all = CandidatesOf(space, 8);
+    return std::count_if(all.begin(), all.end(),
+                         [](const PlanCandidate& c) { return c.zero == 3 && c.virtual_stages == 2; });
+  };
+  PlanSpace space{.devices = 4, .batch = 8};
+  space.zero = 3;
+  EXPECT_EQ(number(space), 0);
+  space.virtual_stages = 2;
+  EXPECT_GT(number(space), 0);
+  space.zero.reset();
+  EXPECT_EQ(number(space), 0);
 }
 
 // Two hosts with a slow line, and others: the choice beside every candidate on every order of axes,
@@ -266,7 +283,28 @@ TEST(PlanSearch, EveryRepetitionFindsTheSame) {
   }
 }
 
-// Hosts, racks, and slow lines between those: ranks that share products are neighbours in a host.
+// A stage keeps more of each micro-batch whose gradients of weights are still to come: the later the stage.
+TEST(PlanSearch, MemoryOfZeroBubbleIsEstimated) {
+  std::mt19937 random(18);
+  const DescribedMachine machine = Machines(&random, 8);
+  const GptConfig config = {.layers = 16, .width = 64, .heads = 4, .context = 64, .vocabulary = 128};
+  const int64_t batch = 64;
+  const BuildPlan build = BuildGpt(config, batch);
+  const PlanSpace space{.devices = 8, .batch = batch};
+  for (const char* mesh : {"cpu:dp=1,tp=1,pp=8", "cpu:dp=1,tp=2,pp=4"}) {
+    PlanCandidate candidate;
+    candidate.mesh = Mesh::Parse(mesh);
+    candidate.micro_batches = 32;
+    candidate.schedule = PipelineSchedule::kZeroBubble;
+    PlanEstimator estimator(space, machine, build);
+    estimator.Prepare({candidate});
+    const std::vector<PlanTrial> trials = estimator.Estimate(candidate);
+    ASSERT_FALSE(trials.empty()) << estimator.why_not();
+    const auto taken = static_cast<double>(BytesOf(build(candidate)));
+    EXPECT_NEAR(static_cast<double>(trials[0].bytes), taken, 0.1 * taken) << candidate.str();
+  }
+}
+
 // Of plans with and without messages between the devices of a stage: those without have one segment for all
 // blocks. Estimates of many layers come from plans of few.
 TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
@@ -291,6 +329,7 @@ TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
     }
 }
 
+// Hosts, racks, and slow lines between those: ranks that share products are neighbours in a host.
 TEST(PlanSearch, TensorParallelismStaysInAHost) {
   const GptConfig config = {.layers = 4, .width = 1024, .heads = 16, .context = 256, .vocabulary = 1024};
   for (int trial = 0; trial < 2; ++trial) {

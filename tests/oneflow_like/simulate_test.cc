@@ -170,6 +170,24 @@ TEST(Simulate, ATraceChangesNoTime) {
   }
 }
 
+// Where the second step takes as long as the first, so does the third, but for a few of many plans.
+TEST(Simulate, TwoStepsOfManyActsTellOfAll) {
+  int alike = 0;
+  for (int trial = 0; trial < 20; ++trial) {
+    std::mt19937 random(700 + trial);
+    const SmallGpt given = Draw(&random);
+    GptProgram two(given), three(given);
+    const Simulated few = Simulate(two.MakeTrain(), Gpus(2), {.many_acts = 0});
+    const Simulated all = Simulate(three.MakeTrain(), Gpus(2));
+    SCOPED_TRACE(Cat("seed ", 700 + trial, ": ", given.str()));
+    EXPECT_NEAR(few.seconds, all.seconds, 1e-3 * all.seconds);
+    alike += few.seconds == few.first_seconds;
+    for (const SimulatedStage& stage : few.stages)
+      EXPECT_NEAR(stage.compute + stage.communication + stage.bubble, few.seconds, 1e-9 * few.seconds);
+  }
+  EXPECT_GT(alike, 0);
+}
+
 // The same where groups beside one another share a link: of a node, or of two. Ranks of one stage are then in
 // like company, which three stages in nodes of two are not. Of two nodes the company comes and goes at other
 // moments: one rank alone is off by up to 0.8 %.

@@ -245,6 +245,28 @@ TEST(DutyTest, ItEndsWhileWorkersAskForIt) {
   }
 }
 
+struct Turns {
+  int64_t turns = 0;  // of the thread
+  int between_acts = 0;
+};
+
+// Read by whoever has the duty.
+Turns TurnsOf(Driven* driven) {
+  struct Read : Message {
+    Driven* driven;
+    Turns turns;
+    Completion done;
+    void Receive() override {
+      turns = {driven->turns, driven->between_acts};
+      done.Signal();
+    }
+  } read;
+  read.driven = driven;
+  driven->duty->Post(&read);
+  read.done.Wait();
+  return read.turns;
+}
+
 // On one core the thread often runs before who woke it has returned from doing so.
 TEST(DutyTest, ASignalWakesTheThreadOnce) {
   constexpr int kSignals = 300;
@@ -271,19 +293,7 @@ TEST(DutyTest, ASignalWakesTheThreadOnce) {
     }
   });
   poster.join();
-  struct Read : Message {
-    Driven* driven;
-    int64_t turns = 0;
-    Completion done;
-    void Receive() override {
-      turns = driven->turns;
-      done.Signal();
-    }
-  } read;
-  read.driven = &driven;
-  driven.duty->Post(&read);
-  read.done.Wait();
-  EXPECT_LE(read.turns, 2 * (kSignals + 2));
+  EXPECT_LE(TurnsOf(&driven).turns, 2 * (kSignals + 2));
 }
 
 // Acts of a worker that is never idle. Each waits until what the one before has posted to the network has
@@ -326,22 +336,9 @@ TEST(DutyTest, OnFewCoresABusyWorkerTakesTurnsItself) {
   executor->worker(0)->Post(&start);
   busy.done.Wait();
   executor->Fence();
-  struct Read : Message {
-    Driven* driven;
-    int64_t turns = 0;
-    int between_acts = 0;
-    Completion done;
-    void Receive() override {
-      turns = driven->turns;
-      between_acts = driven->between_acts;
-      done.Signal();
-    }
-  } read;
-  read.driven = &driven;
-  driven.duty->Post(&read);
-  read.done.Wait();
-  EXPECT_LE(read.turns, Busy::kActs / 2);
-  EXPECT_GE(read.between_acts, Busy::kActs / 2);
+  const Turns turns = TurnsOf(&driven);
+  EXPECT_LE(turns.turns, Busy::kActs / 2);
+  EXPECT_GE(turns.between_acts, Busy::kActs / 2);
 }
 
 TEST(DutyTest, AnIdleWorkerDrives) {
