@@ -19,13 +19,44 @@
 
 namespace oneflow_like {
 
-class LateStream;
+// How many of its tasks a stream has done. Events may be waited for after their stream has ended, as a GPU's.
+class LateProgress {
+ public:
+  void Await(int64_t tasks) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return done_ >= tasks; });
+  }
+  void DidOne() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++done_;
+    changed_.notify_all();
+  }
 
-// Everything a stream had been given at some moment: its thread's count of tasks done.
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t done_ = 0;
+};
+
+// Everything a stream had been given at some moment.
 class LateEvent final : public DeviceEvent {
  public:
-  std::atomic<LateStream*> stream{nullptr};
-  std::atomic<int64_t> tasks{0};
+  struct Moment {
+    std::shared_ptr<LateProgress> stream;
+    int64_t tasks = 0;
+  };
+  void Set(Moment moment) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    moment_ = std::move(moment);
+  }
+  Moment Get() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return moment_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Moment moment_;
 };
 
 class LateStream final : public DeviceStream {
@@ -73,15 +104,13 @@ class LateStream final : public DeviceStream {
   }
   std::unique_ptr<DeviceEvent> MakeEvent() override { return std::make_unique<LateEvent>(); }
   void Record(DeviceEvent* event) override {
-    auto* late = static_cast<LateEvent*>(event);
-    late->tasks = given_.load();
-    late->stream = this;
+    static_cast<LateEvent*>(event)->Set({progress_, given_.load()});
   }
   void WaitFor(const DeviceEvent& event) override {
-    const auto& late = static_cast<const LateEvent&>(event);
-    if (late.stream == nullptr || late.stream == this) return;
-    Enqueue([stream = late.stream.load(), tasks = late.tasks.load()] {
-      stream->Await(tasks);
+    LateEvent::Moment moment = static_cast<const LateEvent&>(event).Get();
+    if (moment.stream == nullptr || moment.stream == progress_) return;
+    Enqueue([moment] {
+      moment.stream->Await(moment.tasks);
       return Status();
     });
   }
@@ -116,10 +145,6 @@ class LateStream final : public DeviceStream {
       return Status();
     });
   }
-  void Await(int64_t tasks) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return done_ >= tasks; });
-  }
   void Work() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
@@ -132,10 +157,9 @@ class LateStream final : public DeviceStream {
       if (late) std::this_thread::sleep_for(std::chrono::microseconds(random_() % delay_us_));
       Status status = task();
       task = nullptr;
-      lock.lock();
       if (!status.ok() && failure_.ok()) failure_ = status;
-      ++done_;
-      changed_.notify_all();
+      progress_->DidOne();
+      lock.lock();
     }
   }
 
@@ -143,7 +167,7 @@ class LateStream final : public DeviceStream {
   std::condition_variable changed_;
   std::deque<std::function<Status()>> tasks_;
   std::atomic<int64_t> given_{0};
-  int64_t done_ = 0;
+  const std::shared_ptr<LateProgress> progress_ = std::make_shared<LateProgress>();
   bool stop_ = false;
   Status failure_;
   std::mt19937_64 random_;
