@@ -128,12 +128,15 @@ void VirtualCores::Start(int thread, int64_t alone, int64_t crowded, std::functi
                .done = std::move(done)});
 }
 
-double VirtualCores::NeedsOn(int core, int64_t alone, int64_t crowded) const {
-  const auto busy =
-      static_cast<double>(load_.size()) - static_cast<double>(std::count(load_.begin(), load_.end(), 0));
-  const double beside = cores_ > 1 ? (busy - 1) / (cores_ - 1) : load_[core] > 1;
+double VirtualCores::NeedsOn(int thread, int64_t alone, int64_t crowded) const {
+  const Core& core = on_[threads_.at(thread).core];
+  if (core.threads.front() != thread) return std::numeric_limits<double>::infinity();
+  const auto busy = static_cast<double>(
+      std::count_if(on_.begin(), on_.end(), [](const Core& c) { return !c.threads.empty(); }));
+  const bool shared = core.threads.size() > 1;
+  const double beside = cores_ > 1 ? (busy - 1) / (cores_ - 1) : shared;
   const double time = static_cast<double>(alone) + beside * static_cast<double>(crowded - alone);
-  return load_[core] > 1 ? time * turns_ * load_[core] : time;
+  return shared ? time * turns_ : time;
 }
 
 void VirtualCores::Place() {
@@ -142,55 +145,85 @@ void VirtualCores::Place() {
     const auto thread = threads_.find(w.thread);
     return thread != threads_.end() && thread->second.ended == clock_->now();
   });
-  for (auto w = wanted.begin(); w != waiting; ++w) Run(std::move(*w));
+  for (auto w = wanted.begin(); w != waiting; ++w) Run(std::move(*w), true);
   for (auto w = waiting; w != wanted.end(); ++w) {
     Thread& thread = threads_[w->thread];
     thread.core = CoreFor(thread);
-    Run(std::move(*w));
+    Run(std::move(*w), false);
   }
   AwaitBalance();
 }
 
+// A core whose thread has stopped at this moment was busy when that thread woke this one.
 int VirtualCores::CoreFor(const Thread& thread) const {
-  if (thread.core >= 0 && load_[thread.core] == 0) return thread.core;
-  const auto least = std::min_element(load_.begin(), load_.end());
-  return *least == 0 || thread.core < 0 ? static_cast<int>(least - load_.begin()) : thread.core;
+  if (thread.core >= 0 && on_[thread.core].threads.empty()) return thread.core;
+  const auto idle = std::find_if(on_.begin(), on_.end(), [this](const Core& core) {
+    return core.threads.empty() && core.since < clock_->now();
+  });
+  if (idle != on_.end()) return static_cast<int>(idle - on_.begin());
+  if (thread.core >= 0) return thread.core;
+  return static_cast<int>(std::min_element(on_.begin(), on_.end(), FewerThreads) - on_.begin());
 }
 
-void VirtualCores::Run(Wanted wanted) {
-  Thread* thread = &threads_[wanted.thread];
-  ++load_[thread->core];
-  at_work_.push_back(wanted.thread);
-  work_.Start({.needs = [this, thread, alone = wanted.alone,
-                         crowded = wanted.crowded] { return NeedsOn(thread->core, alone, crowded); },
-               .leave =
-                   [this, thread, number = wanted.thread] {
-                     --load_[thread->core];
-                     thread->ended = clock_->now();
-                     std::erase(at_work_, number);
-                     AwaitBalance();
-                   },
+void VirtualCores::Run(Wanted wanted, bool goes_on) {
+  const int number = wanted.thread;
+  Thread* thread = &threads_[number];
+  Core* core = &on_[thread->core];
+  if (goes_on) {
+    core->threads.push_front(number);
+    core->since = thread->since;
+  } else {
+    core->threads.push_back(number);
+    if (core->threads.size() == 1) core->since = clock_->now();
+  }
+  AwaitTurn(core);
+  work_.Start({.needs = [this, number, alone = wanted.alone,
+                         crowded = wanted.crowded] { return NeedsOn(number, alone, crowded); },
+               .leave = [this, thread, number] { Leave(number, thread); },
                .done = std::move(wanted.done)});
 }
 
+void VirtualCores::Leave(int number, Thread* thread) {
+  Core* core = &on_[thread->core];
+  thread->ended = clock_->now();
+  thread->since = core->since;
+  std::erase(core->threads, number);
+  core->since = clock_->now();
+  AwaitTurn(core);
+  AwaitBalance();
+}
+
+void VirtualCores::AwaitTurn(Core* core) {
+  const uint64_t version = ++core->version;
+  if (core->threads.size() < 2) return;
+  const int64_t turns = (clock_->now() - core->since) / balance_ + 1;
+  clock_->At(core->since + turns * balance_, [this, core, version] {
+    if (version != core->version) return;
+    core->threads.push_back(core->threads.front());
+    core->threads.pop_front();
+    core->since = clock_->now();
+    AwaitTurn(core);
+    work_.Update();
+  });
+}
+
 void VirtualCores::AwaitBalance() {
-  if (awaits_balance_ || *std::max_element(load_.begin(), load_.end()) < 2) return;
+  if (awaits_balance_ || std::max_element(on_.begin(), on_.end(), FewerThreads)->threads.size() < 2) return;
   awaits_balance_ = true;
   clock_->At((clock_->now() / balance_ + 1) * balance_, [this] { Balance(); });
 }
 
 void VirtualCores::Balance() {
   awaits_balance_ = false;
-  const auto idle = std::find(load_.begin(), load_.end(), 0);
-  const auto shared = std::max_element(load_.begin(), load_.end());
-  if (idle != load_.end() && *shared > 1) {
-    // The last that came has waited longest for its turn.
-    const auto moved = std::find_if(at_work_.rbegin(), at_work_.rend(), [&](int thread) {
-      return threads_[thread].core == shared - load_.begin();
-    });
-    --*shared;
-    ++*idle;
-    threads_[*moved].core = static_cast<int>(idle - load_.begin());
+  const auto idle = std::min_element(on_.begin(), on_.end(), FewerThreads);
+  const auto shared = std::max_element(on_.begin(), on_.end(), FewerThreads);
+  if (idle->threads.empty() && shared->threads.size() > 1) {
+    const int moved = shared->threads[1];  // waits for its turn
+    shared->threads.erase(shared->threads.begin() + 1);
+    AwaitTurn(&*shared);
+    idle->threads.push_back(moved);
+    idle->since = clock_->now();
+    threads_[moved].core = static_cast<int>(idle - on_.begin());
     work_.Update();
   }
   AwaitBalance();

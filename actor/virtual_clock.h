@@ -121,8 +121,9 @@ class VirtualCores {
   // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared. While more
   // is wanted than there are, work takes `turns` times as long, besides waiting for its turns. With `balance`
   // 0 all cores share all work evenly. Else, where a work needs one core, it goes as the system's scheduler
-  // has it: a thread that wakes up gets an idle core, or else shares the one that it had last, until it waits
-  // for something; only every `balance` picoseconds an idle core takes a thread over that shares another one.
+  // has it: a thread that wakes up gets an idle core, or else waits for its turn on the one that it had last,
+  // which comes when the one at work there waits for something, or has had it for `balance` picoseconds; and
+  // only every `balance` picoseconds an idle core takes a thread over that waits on another one.
   VirtualCores(VirtualClock* clock, int cores, int each, double turns, int64_t balance)
       : clock_(clock),
         work_(clock),
@@ -130,26 +131,34 @@ class VirtualCores {
         each_(each),
         turns_(turns),
         balance_(each == 1 ? balance : 0),
-        load_(static_cast<size_t>(std::max(cores, 0))) {}
+        on_(static_cast<size_t>(std::max(cores, 0))) {}
   // Calls `done` when it has been done: picoseconds with the other cores idle, and with all at work. `thread`
   // has no other work meanwhile.
   void Start(int thread, int64_t alone, int64_t crowded, std::function<void()> done);
 
  private:
   struct Thread {
-    int core = -1;      // where it is, or was last
-    int64_t ended = 0;  // when its last work ended
+    int core = -1;                 // where it is, or was last
+    int64_t ended = 0, since = 0;  // when its last work ended, and its last turn began
   };
+  struct Core {
+    std::deque<int> threads;  // the first is at work, the others wait for their turns
+    int64_t since = -1;       // when the turn of the first began, or there was none
+    uint64_t version = 0;     // of the event that ends the turn
+  };
+  static bool FewerThreads(const Core& a, const Core& b) { return a.threads.size() < b.threads.size(); }
   struct Wanted {
     int thread;
     int64_t alone, crowded;
     std::function<void()> done;
   };
   double Needs(int64_t alone, int64_t crowded) const;
-  double NeedsOn(int core, int64_t alone, int64_t crowded) const;
+  double NeedsOn(int thread, int64_t alone, int64_t crowded) const;
   void Place();
   int CoreFor(const Thread& thread) const;
-  void Run(Wanted wanted);
+  void Run(Wanted wanted, bool goes_on);
+  void Leave(int number, Thread* thread);
+  void AwaitTurn(Core* core);
   void AwaitBalance();
   void Balance();
 
@@ -159,9 +168,8 @@ class VirtualCores {
   const double turns_;
   const int64_t balance_;
   int running_ = 0;
-  std::vector<int> load_;          // works, by core
+  std::vector<Core> on_;
   std::map<int, Thread> threads_;  // that have ever had work
-  std::vector<int> at_work_;       // threads, in the order in which they came to their cores
   std::vector<Wanted> wanted_;     // at this moment
   bool awaits_balance_ = false;
 };

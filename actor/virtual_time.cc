@@ -47,6 +47,7 @@ class VirtualWorker final : public Worker, public VirtualTurn {
 
   // Its last turn has not ended.
   bool busy() const { return !left_.empty(); }
+  bool waits() const { return !busy() && mail_.empty() && ready_.size() == 0; }
   int64_t turns() const { return turns_; }  // begun so far
 
   void Work(int64_t alone, int64_t crowded, std::function<void(int64_t start)> done) override {
@@ -156,7 +157,7 @@ class VirtualMember final : public CollectiveMember {
         load(std::move(load)),
         all_(all),
         arrive_([this] { HasCome(); }) {
-    go_.member = done_.member = this;
+    go_.member = all_worked_.member = done_.member = this;
     for (const plan::RegionList& list : collective.work()) works_.push_back(list.region_size() > 0);
   }
   // In the act under way.
@@ -176,9 +177,20 @@ class VirtualMember final : public CollectiveMember {
   int64_t came = 0, acts = 0;  // acts that have ended
 
  private:
-  struct Go final : Message {
+  // Words of another member: to work, and that all have worked.
+  struct Word : Message {
     VirtualMember* member = nullptr;
-    void Receive() override { member->Work(); }
+    int64_t time = 0;  // that it takes its thread to hear it
+    void Hear();
+  };
+  struct Go final : Word {
+    void Receive() override {
+      Hear();
+      member->Work();
+    }
+  };
+  struct AllWorked final : Word {
+    void Receive() override;
   };
   struct Ended final : Message {
     VirtualMember* member = nullptr;
@@ -192,6 +204,7 @@ class VirtualMember final : public CollectiveMember {
   const std::function<void()> arrive_;
   int64_t arrivals_ = 0;
   Go go_;
+  AllWorked all_worked_;
   Ended done_;
 };
 
@@ -289,15 +302,17 @@ class VirtualCollectives final : public Collectives {
     for (const VirtualMember* member : meeting->members) meeting->working += member->works();
     if (meeting->working == 0) return End(last);
     for (VirtualMember* member : meeting->members)
-      if (member->works()) Tell(last, member, [member] { member->spec.worker->Post(&member->go_); });
+      if (member->works()) Tell(last, member, &member->go_);
   }
   // The last that has worked tells them that all is done.
   void End(VirtualMember* last) {
-    for (VirtualMember* member : last->meeting->members) Tell(last, member, [member] { member->Done(); });
+    for (VirtualMember* member : last->meeting->members) Tell(last, member, &member->all_worked_);
   }
-  void Tell(const VirtualMember* from, const VirtualMember* to, std::function<void()> message) {
-    if (from->spec.worker == to->spec.worker || to->load.message == 0) return message();
-    paper_->clock.At(paper_->clock.now() + to->load.message, std::move(message));
+  // A thread that waits must wake up for it; one at work finds it when it comes to that.
+  static void Tell(const VirtualMember* from, VirtualMember* to, VirtualMember::Word* word) {
+    const auto* worker = static_cast<const VirtualWorker*>(to->spec.worker);
+    word->time = worker != from->spec.worker && worker->waits() ? to->load.message : 0;
+    to->spec.worker->Post(word);
   }
 
   Paper* const paper_;
@@ -306,6 +321,15 @@ class VirtualCollectives final : public Collectives {
   std::map<std::pair<std::string, int64_t>, Joined> joined_;
   std::vector<std::unique_ptr<Meeting>> meetings_;
 };
+
+void VirtualMember::Word::Hear() {
+  member->all_->paper()->Work(time, time, [](int64_t) {});
+}
+
+void VirtualMember::AllWorked::Receive() {
+  Hear();
+  member->all_->paper()->Then([this] { member->Done(); });
+}
 
 void VirtualMember::HasCome() { all_->Arrived(this); }
 

@@ -38,7 +38,7 @@ struct VirtualLoad {
   };
   std::vector<Busy> links;  // used together: the slowest decides
   // Without links, beside `latency`: the own work while all cores are busy (below `latency`: as long as
-  // that), and what a message between threads takes, of which each act has two, one after the other.
+  // that), and what a message takes of a thread that waits for it. Each act has two, one after the other.
   int64_t crowded = 0, message = 0;
 };
 

@@ -379,22 +379,24 @@ struct KeptCores {
   }
 };
 
+// Threads of one core take turns, or the second waits for the first to end.
 TEST(VirtualCores, AnIdleCoreTakesAThreadOverAtTheNextBalance) {
-  for (const auto& [balance, expected] :
-       std::map<int64_t, int64_t>{{0, 10'500}, {500, 10'500}, {4000, 12'000}, {30'000, 20'000}}) {
+  const std::map<int64_t, std::pair<int64_t, int64_t>> ends = {
+      {0, {10'500, 10'500}}, {500, {10'500, 11'000}}, {4000, {10'000, 14'000}}, {30'000, {10'000, 20'000}}};
+  for (const auto& [balance, expected] : ends) {
     KeptCores host(balance);
     host.Start(0, 10'000);
     host.Start(1, 1000);
     host.Start(2, 10'000);
     host.Run();
-    EXPECT_NEAR(host.ends[0], expected, 2) << balance;
-    EXPECT_NEAR(host.ends[2], expected, 2) << balance;
+    EXPECT_NEAR(host.ends[0], expected.first, 2) << balance;
+    EXPECT_NEAR(host.ends[2], expected.second, 2) << balance;
     EXPECT_EQ(host.ends[1], balance == 0 ? 1500 : 1000);
   }
 }
 
 // One that goes on at once stays, whoever else wakes up at that moment; one that has waited takes an idle
-// core, or shares its last one.
+// core, or its turn on its last one.
 TEST(VirtualCores, AThreadKeepsItsCoreUntilItWaits) {
   KeptCores host(1'000'000);
   host.Start(0, 1000, [&] {
@@ -403,7 +405,7 @@ TEST(VirtualCores, AThreadKeepsItsCoreUntilItWaits) {
   });
   host.Start(1, 10'000);
   host.Run();
-  EXPECT_EQ(host.ends[0], 3000);  // shares with 2
+  EXPECT_EQ(host.ends[0], 2000);
   EXPECT_EQ(host.ends[2], 3000);
   EXPECT_EQ(host.ends[1], 10'000);
   const int64_t later = host.clock.now();
@@ -412,6 +414,36 @@ TEST(VirtualCores, AThreadKeepsItsCoreUntilItWaits) {
   host.Run();
   EXPECT_EQ(host.ends[0], later + 1000);
   EXPECT_EQ(host.ends[2], later + 1000);
+}
+
+// One that goes on and on gives its core away when its turn is over.
+TEST(VirtualCores, WorksOfOneThreadAreOneTurn) {
+  KeptCores host(2500);
+  std::function<void()> again = [&] {
+    if (host.clock.now() < 6000) host.Start(0, 1000, again);
+  };
+  host.Start(0, 1000, again);
+  host.Start(1, 100'000);
+  host.Start(2, 1000);
+  host.Run();
+  EXPECT_EQ(host.ends[2], 3500);
+  EXPECT_EQ(host.ends[0], 6000);
+}
+
+// Who wakes another one up and then waits itself still had its core when that one looked for one.
+TEST(VirtualCores, AThreadFindsNoCoreWhereTheOneWhoWakesItStopsAtThatMoment) {
+  for (const auto& [later, expected] : std::map<int64_t, int64_t>{{0, 5000}, {1, 2201}}) {
+    KeptCores host(4000);
+    host.Start(2, 100);
+    host.clock.At(200, [&, later = later] {
+      host.Start(0, 10'000);
+      host.Start(1, 1000,
+                 [&, later] { host.clock.At(host.clock.now() + later, [&] { host.Start(2, 1000); }); });
+    });
+    host.Run();
+    EXPECT_EQ(host.ends[2], expected) << later;
+    EXPECT_EQ(host.ends[0], 10'200) << later;
+  }
 }
 
 // Processes have threads of their own: ranks are on the threads that they are given.
