@@ -83,12 +83,11 @@ struct DescribedMachine : Machine {
   double memory_bytes = 0;  // of one device; 0: unknown
   int threads = 0;          // of a host that computes on its processor; 0: each device works by itself
   std::vector<MeasuredKernel> kernels;
-  // Of such a host: seconds until a thread learns what another one of its process, or of another process
-  // there, tells it.
+  // Of such a host: seconds until a thread that waits learns what another one of its process, or of another
+  // process there, tells it.
   double message = 0, process_message = 0;
-  double crowded_message = 0;  // where more threads than cores have work; 0: the same as else
-  double process_work = 1;     // how many times as long kernels take where several processes share a mesh
-  double crowded_work = 1;     // and while more threads than cores have work, besides their turns
+  double process_work = 1;  // how many times as long kernels take where several processes share a mesh
+  double crowded_work = 1;  // and while more threads than cores have work, besides their turns
   // For how long a thread runs before another one on its core does. So often an idle core takes over a thread
   // that shares another core; 0: cores share all work evenly.
   double core_turn = 0;

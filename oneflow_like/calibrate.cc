@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <deque>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <thread>
@@ -42,12 +43,20 @@ double Median(std::vector<double> values) {
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-// Of waits: what disturbs them only makes them longer, and one that is disturbed at all is many times as
-// long.
+// What disturbs only makes longer.
 double LowerQuartile(std::vector<double> values) {
   CHECK(!values.empty());
   std::sort(values.begin(), values.end());
   return values[values.size() / 4];
+}
+
+// Of waits, of which one that is disturbed is many times as long; and those that are not are of two kinds or
+// more, as a core that has been idle for a while sleeps more deeply.
+double MeanOfLowerThreeQuarters(std::vector<double> values) {
+  CHECK(!values.empty());
+  std::sort(values.begin(), values.end());
+  values.resize((3 * values.size() + 3) / 4);
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
 // Of this process so far.
@@ -83,7 +92,8 @@ constexpr int64_t kLayers = 2, kVocabulary = 512;
 // are noted. Of small models the first step takes up to a tenth longer than the third, and the second up to a
 // twentieth.
 constexpr int kWarmUp = 2, kNoted = 2;
-constexpr int kChained = 5;  // the same of a chain of messages
+constexpr int kChained = 5;      // the same of a chain of messages
+constexpr int kChainRounds = 3;  // of it in each round
 // Two looks of core/spinning.h, which show whether a compilation made threads sleep between loops; and how
 // long it may take until they spin again.
 constexpr std::chrono::milliseconds kSettle{500}, kLongestSettle{4000};
@@ -143,23 +153,38 @@ class Probe {
     session_->TakeProfile();
   }
 
+  // Ends its threads and keeps what was noted.
+  void Unload() {
+    session_.reset();
+    model_.reset();
+  }
+
+  double wall() const { return LowerQuartile(walls_); }    // of a step
   double processor() const { return Median(processor_); }  // that this process used in a step
   // Of all kernels that compute, in a step.
   double seconds() const {
     double sum = 0;
-    for (const auto& [label, known] : kernels_)
-      if (known.sample.name != kCollectiveWork && !known.seconds.empty()) sum += Median(known.seconds);
+    for (const auto& [label, known] : kernels_) {
+      if (known.sample.name == kCollectiveWork || known.seconds.empty()) continue;
+      std::vector<double> seconds;
+      for (const auto& [step, each] : known.seconds) seconds.push_back(each);
+      sum += Median(std::move(seconds));
+    }
     return sum;
   }
 
-  // Medians over these rounds.
-  void AddSamples(const std::vector<size_t>& rounds, std::vector<KernelSample>* samples) const {
+  // Medians over the faster half of the steps: the same work takes longer when others disturb it, on this
+  // host or beside it.
+  void AddSamples(std::vector<KernelSample>* samples) const {
+    std::vector<size_t> steps(walls_.size());
+    std::iota(steps.begin(), steps.end(), size_t{0});
+    std::sort(steps.begin(), steps.end(), [this](size_t a, size_t b) { return walls_[a] < walls_[b]; });
+    steps.resize((steps.size() + 1) / 2);
     for (const auto& [label, known] : kernels_) {
       std::vector<double> seconds;
-      for (size_t round : rounds)
-        for (size_t step = round * kNoted; step < std::min((round + 1) * kNoted, known.seconds.size());
-             ++step)
-          seconds.push_back(known.seconds[step]);
+      for (size_t step : steps)
+        if (const auto at = known.seconds.find(step); at != known.seconds.end())
+          seconds.push_back(at->second);
       if (seconds.empty()) continue;
       samples->push_back(known.sample);
       samples->back().seconds = Median(std::move(seconds));
@@ -174,12 +199,13 @@ class Probe {
     const StepProfile profile = session_->TakeProfile();
     for (const KernelProfile& kernel : profile.hottest)
       if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
-        at->second.seconds.push_back(kernel.seconds / static_cast<double>(kernel.runs));
+        at->second.seconds[walls_.size()] = kernel.seconds / static_cast<double>(kernel.runs);
+    walls_.push_back(profile.wall);
   }
 
   struct Known {
     KernelSample sample;
-    std::vector<double> seconds;  // of an act, by step
+    std::map<size_t, double> seconds;  // of an act, by noted step
   };
 
   Tensor Loss(Tensor tokens, Tensor targets, const Shape& shape) {
@@ -240,7 +266,7 @@ class Probe {
   std::optional<Session> session_;
   Feeds feeds_;
   std::map<std::string, Known> kernels_;
-  std::vector<double> processor_;
+  std::vector<double> walls_, processor_;  // by noted step
 };
 
 // --- Messages ---
@@ -248,7 +274,7 @@ class Probe {
 // A row of products whose sums need all ranks of a mesh axis, one after the other.
 class Chain {
  public:
-  static constexpr int kLinks = 32;
+  static constexpr int kLinks = 32, kMessagesOfLink = 2;  // one after the other
   static constexpr int64_t kRows = 512, kWidth = 256;
 
   // On so many threads, or one of each process of a job.
@@ -269,9 +295,10 @@ class Chain {
   void Round() {
     for (int step = 0; step < kChained; ++step) Step();
   }
-  // By link: in all, and those in which nobody computed or moved anything.
-  double wall() const { return LowerQuartile(walls_) / kLinks; }
-  double idle() const { return std::max(0.0, LowerQuartile(idle_)) / kLinks; }
+  // Seconds of a message: of a link's, the part in which nobody computed or moved anything.
+  double message() const {
+    return Rounded(std::max(0.0, MeanOfLowerThreeQuarters(idle_)) / kLinks / kMessagesOfLink);
+  }
 
  private:
   void Step() {
@@ -280,17 +307,15 @@ class Chain {
     double work = 0;
     for (const auto& [kind, seconds] : profile.kernels) work += seconds;
     if (profile.steps == 0) return;
-    walls_.push_back(profile.wall);
     idle_.push_back(profile.wall - work / profile.threads);
   }
 
   std::optional<Model> model_;
   std::optional<Session> session_;
   Feeds feeds_;
-  std::vector<double> walls_, idle_;
+  std::vector<double> idle_;
 };
-constexpr int kMessagesOfLink = 2;  // one after the other
-constexpr int kMostChained = 16;    // cores whose threads can share the columns of a link
+constexpr int kMostShared = 16;  // cores whose threads can share what a model of `kShared` has
 
 double MemoryBytes() {
   return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
@@ -326,26 +351,7 @@ void Tell(const CalibrateOptions& options, const std::string& what) {
   if (options.progress) options.progress(what);
 }
 
-// Messages between threads: with a core for each, and between twice as many threads as cores, beside the same
-// ranks on as many threads as cores. On many cores the second is left out.
-void MeasureMessages(const CalibrateOptions& options, int cores, DescribedMachine* machine) {
-  Chain two(2, 2, nullptr);
-  std::optional<Chain> dealt, crowded;
-  if (cores <= kMostChained) {
-    dealt.emplace(2 * cores, cores, nullptr);
-    crowded.emplace(2 * cores, 2 * cores, nullptr);
-  }
-  for (int round = 0; round < options.rounds; ++round) {
-    two.Round();
-    if (dealt) dealt->Round(), crowded->Round();
-  }
-  machine->message = machine->process_message = Rounded(two.idle() / kMessagesOfLink);
-  if (!dealt) return;
-  const double longer = std::max(0.0, crowded->wall() - dealt->wall());
-  machine->crowded_message = Rounded(machine->message + longer / kMessagesOfLink);
-}
-
-// The same between processes; how much longer kernels take there; and how much more of the processor it takes
+// Messages between processes; how much longer kernels take there; and how much more of the processor it takes
 // that twice as many threads as cores have work, beside the same ranks on as many threads as cores. Process 0
 // measures threads, while the others wait, asleep.
 void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
@@ -360,7 +366,7 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
   Chain chain(processes, 1, options.job);
   // By pairs: on as many threads as cores, and on twice as many.
   std::vector<std::unique_ptr<Probe>> dealt, crowded;
-  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostChained)
+  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostShared)
     for (int model : kShared)
       for (auto [probes, each] : {std::pair{&dealt, cores}, {&crowded, 2 * cores}})
         probes->push_back(std::make_unique<Probe>(kShapes[model],
@@ -370,11 +376,11 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
     for (const auto& probe : threads) probe->Round();
     options.job->AllGather("calibration", "");
     for (const auto& probe : apart) probe->Round();
-    chain.Round();
+    for (int k = 0; k < kChainRounds; ++k) chain.Round();
     for (size_t i = 0; i < dealt.size(); ++i)
       for (int k = 0; k < kSharedRounds; ++k) dealt[i]->Round(), crowded[i]->Round();
   }
-  machine->process_message = Rounded(chain.idle() / kMessagesOfLink);
+  machine->process_message = chain.message();
   double here = 0, there = 0;
   for (const auto& probe : threads) here += probe->seconds();
   for (const auto& probe : apart) there += probe->seconds();
@@ -385,57 +391,60 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
     machine->crowded_work = Rounded(std::max(1.0, longer / static_cast<double>(dealt.size())));
 }
 
-// Times of steps or of rounds of them, by how much of the cores others used meanwhile.
-class Quietest {
+// Warns if others used much of the cores even in the quieter half of the time.
+class Neighbours {
  public:
-  void Add(double share) { shares_.push_back({share, shares_.size()}); }
-  // The numbers of the quieter half.
-  std::vector<size_t> Half() {
+  void EndRound() { shares_.push_back(others_.Take()); }
+  ~Neighbours() {
+    if (shares_.empty()) return;
     std::sort(shares_.begin(), shares_.end());
-    std::vector<size_t> half;
-    for (size_t i = 0; i < (shares_.size() + 1) / 2; ++i) half.push_back(shares_[i].second);
-    if (const double share = shares_[half.size() - 1].first; share > kDisturbed)
+    if (const double share = shares_[(shares_.size() + 1) / 2 - 1]; share > kDisturbed)
       LOG(WARNING) << "calibration: others used " << std::lround(100 * share)
                    << " % of the processor even in its quieter half; calibrate again when it is idle";
-    return half;
   }
 
  private:
-  std::vector<std::pair<double, size_t>> shares_;
+  BusyOthers others_;
+  std::vector<double> shares_;
 };
 
 // One rank whose kernels use 2, 4, ... or all cores. One model at a time is loaded, as in a training: while a
 // process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
 // kernels, and each kernel has to wake them (core/spinning.h). All are compiled before, and each first runs
-// until what made it no longer counts as sharing.
+// until what made it no longer counts as sharing. Each is measured twice, and the faster time counts: what
+// disturbs for some seconds is not in both.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
   if (cores > 1) teams.push_back(cores);
+  Neighbours neighbours;
   for (int threads : teams) {
-    std::deque<Probe> probes;
-    for (const Shape& shape : std::span(kShapes).first(options.models))
-      for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-        probes.emplace_back(shape, Setting{1, threads}, dtype, false);
-    for (; !probes.empty(); probes.pop_front()) {
-      Tell(options, Cat("kernels on ", threads, " threads: ", probes.size(), " models left"));
-      Probe& probe = probes.front();
-      const auto begin = std::chrono::steady_clock::now();
-      for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
-           passed = std::chrono::steady_clock::now() - begin)
-        probe.WarmUp();
-      Quietest quietest;
-      BusyOthers others;
-      for (int round = 0; round < options.rounds; ++round) {
-        probe.Round();
-        quietest.Add(others.Take());
+    std::vector<std::unique_ptr<Probe>> fastest(2 * options.models);
+    for (int pass : {1, 2}) {
+      std::vector<std::unique_ptr<Probe>> probes;
+      for (const Shape& shape : std::span(kShapes).first(options.models))
+        for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+          probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
+      for (size_t i = 0; i < probes.size(); ++i) {
+        Tell(options, Cat("kernels on ", threads, " threads: pass ", pass, " of 2, model ", i + 1, " of ",
+                          probes.size()));
+        std::unique_ptr<Probe> probe = std::move(probes[i]);
+        const auto begin = std::chrono::steady_clock::now();
+        for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
+             passed = std::chrono::steady_clock::now() - begin)
+          probe->WarmUp();
+        for (int round = 0; round < (options.rounds + 1) / 2; ++round) probe->Round();
+        neighbours.EndRound();
+        probe->Unload();
+        if (fastest[i] == nullptr || probe->wall() < fastest[i]->wall()) fastest[i] = std::move(probe);
       }
-      probe.AddSamples(quietest.Half(), samples);
     }
+    for (const auto& probe : fastest) probe->AddSamples(samples);
   }
 }
 
-std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores) {
+// And messages between two threads.
+std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int cores, double* message) {
   std::vector<KernelSample> samples;
   MeasureTeams(options, cores, &samples);
   Tell(options, "compiling the models that are watched");
@@ -447,15 +456,16 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
         probes.push_back(std::make_unique<Probe>(kShapes[model], CrowdedSetting(model, cores), dtype, true));
     }
   for (const auto& probe : probes) probe->WarmUp();
-  Quietest quietest;
-  BusyOthers others;
+  Chain chain(2, 2, nullptr);
+  Neighbours neighbours;
   for (int round = 0; round < options.rounds; ++round) {
     Tell(options, Cat("kernels: round ", round + 1, " of ", options.rounds));
     for (const auto& probe : probes) probe->Round();
-    quietest.Add(others.Take());
+    for (int k = 0; k < kChainRounds; ++k) chain.Round();
+    neighbours.EndRound();
   }
-  const std::vector<size_t> half = quietest.Half();
-  for (const auto& probe : probes) probe->AddSamples(half, &samples);
+  for (const auto& probe : probes) probe->AddSamples(&samples);
+  *message = chain.message();
   return samples;
 }
 
@@ -470,13 +480,12 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
   DescribedMachine machine;
   const bool first = !options.job || options.job->process() == 0;
   if (first) {
-    const std::vector<KernelSample> samples = MeasureKernels(options, cores);
+    const std::vector<KernelSample> samples = MeasureKernels(options, cores, &machine.message);
+    machine.process_message = machine.message;
     machine.kernels = FitKernels(samples);
     machine.flops = Rounded(PeakOf(samples, DType::kFloat32));
     machine.narrow_flops = Rounded(PeakOf(samples, DType::kBFloat16));
     machine.topology.memory_bandwidth = Rounded(BandwidthOf(samples));
-    Tell(options, "messages");
-    MeasureMessages(options, cores, &machine);
     machine.core_turn = Rounded(MeasureCoreTurn());
   }
   machine.name = "processor";
@@ -484,7 +493,10 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
   machine.memory_bytes = MemoryBytes();
   machine.cache_bytes = CacheBytes();
   machine.overhead = 0;
-  if (options.job) MeasureProcesses(options, &machine);
+  if (options.job) {
+    Tell(options, "processes");
+    MeasureProcesses(options, &machine);
+  }
   machine.topology.links = {
       {.devices = 0, .latency = 2 * machine.message, .bandwidth = LinkBandwidth(machine)}};
   machine.shared = {false};

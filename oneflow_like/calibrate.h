@@ -15,10 +15,10 @@ class Job;  // actor/net/talk/job.h
 inline constexpr int kMostModels = 9;
 
 struct CalibrateOptions {
-  // Rounds over all that is measured, in which each takes its turn. The median over their quieter half
-  // counts, in which other programs used least of the processor; of waits for messages the lower quartile. At
-  // least 3.
-  int rounds = 4;
+  // Rounds over all that is measured, in which each takes its turn. The median over the faster half of a
+  // model's steps counts, which others disturbed least; of waits for messages the mean of the shorter
+  // three quarters. At least 3.
+  int rounds = 6;
   int models = kMostModels;  // that are trained to watch their kernels: the first ones of those below
   int cores = 0;             // that the described machine has, at most those of this one; 0: all
   // Of processes that are all on this host: messages between them are measured, too. All of them call

@@ -120,8 +120,7 @@ class Loads {
     bool inside = true;
     for (int other : collective.rank())
       inside = inside && threads_.ProcessOf(other) == threads_.ProcessOf(rank);
-    const double message = inside ? machine_.message : machine_.process_message;
-    return threads_.Crowd(machine_) ? std::max(message, machine_.crowded_message) : message;
+    return inside ? machine_.message : machine_.process_message;
   }
 
   const Compiled& compiled_;

@@ -54,21 +54,14 @@ class TopologyFile {
     if (key == "kernel") return ReadKernel();
     if (!known_.insert(key).second) Refuse(key, " is given a second time");
     Efficiency& e = machine_.efficiency;
-    const std::map<std::string, double*> numbers = {{"memory_bytes", &machine_.memory_bytes},
-                                                    {"memory_bandwidth", &machine_.topology.memory_bandwidth},
-                                                    {"flops_fp32", &machine_.flops},
-                                                    {"flops_16bit", &machine_.narrow_flops},
-                                                    {"overhead", &machine_.overhead},
-                                                    {"product_efficiency", &e.product},
-                                                    {"attention_efficiency", &e.attention},
-                                                    {"half_extent", &e.half_extent},
-                                                    {"message", &machine_.message},
-                                                    {"process_message", &machine_.process_message},
-                                                    {"crowded_message", &machine_.crowded_message},
-                                                    {"process_work", &machine_.process_work},
-                                                    {"crowded_work", &machine_.crowded_work},
-                                                    {"core_turn", &machine_.core_turn},
-                                                    {"cache_bytes", &machine_.cache_bytes}};
+    const std::map<std::string, double*> numbers = {
+        {"memory_bytes", &machine_.memory_bytes}, {"memory_bandwidth", &machine_.topology.memory_bandwidth},
+        {"flops_fp32", &machine_.flops},          {"flops_16bit", &machine_.narrow_flops},
+        {"overhead", &machine_.overhead},         {"product_efficiency", &e.product},
+        {"attention_efficiency", &e.attention},   {"half_extent", &e.half_extent},
+        {"message", &machine_.message},           {"process_message", &machine_.process_message},
+        {"process_work", &machine_.process_work}, {"crowded_work", &machine_.crowded_work},
+        {"core_turn", &machine_.core_turn},       {"cache_bytes", &machine_.cache_bytes}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
@@ -259,7 +252,6 @@ std::string TopologyText(const DescribedMachine& machine) {
   if (machine.threads > 0) text << "threads " << machine.threads << "\n";
   fact("message", machine.message);
   fact("process_message", machine.process_message);
-  fact("crowded_message", machine.crowded_message);
   fact("process_work", machine.process_work);
   fact("crowded_work", machine.crowded_work);
   if (machine.core_turn > 0) fact("core_turn", machine.core_turn);

@@ -54,7 +54,6 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   m.threads = below(3);
   m.message = below(2) * Draw(random);
   m.process_message = Draw(random);
-  m.crowded_message = below(2) * Draw(random);
   m.process_work = Draw(random);
   m.crowded_work = Draw(random);
   m.core_turn = below(2) * std::clamp(Draw(random), 1e-5, 1e3);
@@ -96,7 +95,6 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     EXPECT_EQ(read.threads, m.threads);
     EXPECT_EQ(read.message, m.message);
     EXPECT_EQ(read.process_message, m.process_message);
-    EXPECT_EQ(read.crowded_message, m.crowded_message);
     EXPECT_EQ(read.process_work, m.process_work);
     EXPECT_EQ(read.crowded_work, m.crowded_work);
     EXPECT_EQ(read.core_turn, m.core_turn);
