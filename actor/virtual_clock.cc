@@ -129,10 +129,10 @@ void VirtualCores::Start(int thread, int64_t alone, int64_t crowded, std::functi
 }
 
 double VirtualCores::NeedsOn(int thread, int64_t alone, int64_t crowded) const {
-  const Core& core = on_[threads_.at(thread).core];
+  const Queue& core = queues_[threads_.at(thread).core];
   if (core.threads.front() != thread) return std::numeric_limits<double>::infinity();
   const auto busy = static_cast<double>(
-      std::count_if(on_.begin(), on_.end(), [](const Core& c) { return !c.threads.empty(); }));
+      std::count_if(queues_.begin(), queues_.end(), [](const Queue& c) { return !c.threads.empty(); }));
   const bool shared = core.threads.size() > 1;
   const double beside = cores_ > 1 ? (busy - 1) / (cores_ - 1) : shared;
   const double time = static_cast<double>(alone) + beside * static_cast<double>(crowded - alone);
@@ -156,19 +156,19 @@ void VirtualCores::Place() {
 
 // A core whose thread has stopped at this moment was busy when that thread woke this one.
 int VirtualCores::CoreFor(const Thread& thread) const {
-  if (thread.core >= 0 && on_[thread.core].threads.empty()) return thread.core;
-  const auto idle = std::find_if(on_.begin(), on_.end(), [this](const Core& core) {
+  if (thread.core >= 0 && queues_[thread.core].threads.empty()) return thread.core;
+  const auto idle = std::find_if(queues_.begin(), queues_.end(), [this](const Queue& core) {
     return core.threads.empty() && core.since < clock_->now();
   });
-  if (idle != on_.end()) return static_cast<int>(idle - on_.begin());
+  if (idle != queues_.end()) return static_cast<int>(idle - queues_.begin());
   if (thread.core >= 0) return thread.core;
-  return static_cast<int>(std::min_element(on_.begin(), on_.end(), FewerThreads) - on_.begin());
+  return static_cast<int>(std::min_element(queues_.begin(), queues_.end(), FewerThreads) - queues_.begin());
 }
 
 void VirtualCores::Run(Wanted wanted, bool goes_on) {
   const int number = wanted.thread;
   Thread* thread = &threads_[number];
-  Core* core = &on_[thread->core];
+  Queue* core = &queues_[thread->core];
   if (goes_on) {
     core->threads.push_front(number);
     core->since = thread->since;
@@ -184,7 +184,7 @@ void VirtualCores::Run(Wanted wanted, bool goes_on) {
 }
 
 void VirtualCores::Leave(int number, Thread* thread) {
-  Core* core = &on_[thread->core];
+  Queue* core = &queues_[thread->core];
   thread->ended = clock_->now();
   thread->since = core->since;
   std::erase(core->threads, number);
@@ -193,7 +193,7 @@ void VirtualCores::Leave(int number, Thread* thread) {
   AwaitBalance();
 }
 
-void VirtualCores::AwaitTurn(Core* core) {
+void VirtualCores::AwaitTurn(Queue* core) {
   const uint64_t version = ++core->version;
   if (core->threads.size() < 2) return;
   const int64_t turns = (clock_->now() - core->since) / balance_ + 1;
@@ -208,22 +208,23 @@ void VirtualCores::AwaitTurn(Core* core) {
 }
 
 void VirtualCores::AwaitBalance() {
-  if (awaits_balance_ || std::max_element(on_.begin(), on_.end(), FewerThreads)->threads.size() < 2) return;
+  if (awaits_balance_ || std::max_element(queues_.begin(), queues_.end(), FewerThreads)->threads.size() < 2)
+    return;
   awaits_balance_ = true;
   clock_->At((clock_->now() / balance_ + 1) * balance_, [this] { Balance(); });
 }
 
 void VirtualCores::Balance() {
   awaits_balance_ = false;
-  const auto idle = std::min_element(on_.begin(), on_.end(), FewerThreads);
-  const auto shared = std::max_element(on_.begin(), on_.end(), FewerThreads);
+  const auto idle = std::min_element(queues_.begin(), queues_.end(), FewerThreads);
+  const auto shared = std::max_element(queues_.begin(), queues_.end(), FewerThreads);
   if (idle->threads.empty() && shared->threads.size() > 1) {
     const int moved = shared->threads[1];  // waits for its turn
     shared->threads.erase(shared->threads.begin() + 1);
     AwaitTurn(&*shared);
     idle->threads.push_back(moved);
     idle->since = clock_->now();
-    threads_[moved].core = static_cast<int>(idle - on_.begin());
+    threads_[moved].core = static_cast<int>(idle - queues_.begin());
     work_.Update();
   }
   AwaitBalance();

@@ -131,7 +131,7 @@ class VirtualCores {
         each_(each),
         turns_(turns),
         balance_(each == 1 ? balance : 0),
-        on_(static_cast<size_t>(std::max(cores, 0))) {}
+        queues_(static_cast<size_t>(std::max(cores, 0))) {}
   // Calls `done` when it has been done: picoseconds with the other cores idle, and with all at work. `thread`
   // has no other work meanwhile.
   void Start(int thread, int64_t alone, int64_t crowded, std::function<void()> done);
@@ -141,12 +141,12 @@ class VirtualCores {
     int core = -1;                 // where it is, or was last
     int64_t ended = 0, since = 0;  // when its last work ended, and its last turn began
   };
-  struct Core {
+  struct Queue {
     std::deque<int> threads;  // the first is at work, the others wait for their turns
     int64_t since = -1;       // when the turn of the first began, or there was none
     uint64_t version = 0;     // of the event that ends the turn
   };
-  static bool FewerThreads(const Core& a, const Core& b) { return a.threads.size() < b.threads.size(); }
+  static bool FewerThreads(const Queue& a, const Queue& b) { return a.threads.size() < b.threads.size(); }
   struct Wanted {
     int thread;
     int64_t alone, crowded;
@@ -158,7 +158,7 @@ class VirtualCores {
   int CoreFor(const Thread& thread) const;
   void Run(Wanted wanted, bool goes_on);
   void Leave(int number, Thread* thread);
-  void AwaitTurn(Core* core);
+  void AwaitTurn(Queue* core);
   void AwaitBalance();
   void Balance();
 
@@ -168,7 +168,7 @@ class VirtualCores {
   const double turns_;
   const int64_t balance_;
   int running_ = 0;
-  std::vector<Core> on_;
+  std::vector<Queue> queues_;
   std::map<int, Thread> threads_;  // that have ever had work
   std::vector<Wanted> wanted_;     // at this moment
   bool awaits_balance_ = false;

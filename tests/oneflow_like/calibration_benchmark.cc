@@ -36,7 +36,8 @@ struct Layout {
   double median() const {
     std::vector<double> sorted = measured;
     std::sort(sorted.begin(), sorted.end());
-    return sorted[sorted.size() / 2];
+    const size_t n = sorted.size();
+    return (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
   }
 };
 
