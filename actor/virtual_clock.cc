@@ -145,48 +145,59 @@ void VirtualCores::Place() {
     const auto thread = threads_.find(w.thread);
     return thread != threads_.end() && thread->second.ended == clock_->now();
   });
-  for (auto w = wanted.begin(); w != waiting; ++w) Run(std::move(*w), true);
-  for (auto w = waiting; w != wanted.end(); ++w) {
-    Thread& thread = threads_[w->thread];
-    thread.core = CoreFor(thread);
-    Run(std::move(*w), false);
-  }
+  for (auto w = wanted.begin(); w != waiting; ++w) Return(w->thread);
+  for (auto w = waiting; w != wanted.end(); ++w) Enter(w->thread);
+  for (Wanted& w : wanted) Run(std::move(w));
   AwaitBalance();
 }
 
-// A core whose thread has stopped at this moment was busy when that thread woke this one.
+// A core whose thread stops at this moment is not idle: it was busy when this thread was woken.
 int VirtualCores::CoreFor(const Thread& thread) const {
   if (thread.core >= 0 && queues_[thread.core].threads.empty()) return thread.core;
-  const auto idle = std::find_if(queues_.begin(), queues_.end(), [this](const Queue& core) {
-    return core.threads.empty() && core.since < clock_->now();
-  });
+  const auto idle =
+      std::find_if(queues_.begin(), queues_.end(), [this](const Queue& core) { return IsIdle(core); });
   if (idle != queues_.end()) return static_cast<int>(idle - queues_.begin());
   if (thread.core >= 0) return thread.core;
   return static_cast<int>(std::min_element(queues_.begin(), queues_.end(), FewerThreads) - queues_.begin());
 }
 
-void VirtualCores::Run(Wanted wanted, bool goes_on) {
-  const int number = wanted.thread;
-  Thread* thread = &threads_[number];
-  Queue* core = &queues_[thread->core];
-  if (goes_on) {
-    core->threads.push_front(number);
-    core->since = thread->since;
-  } else {
+// It goes on with other work, at the moment at which its last work has ended: in its turn, if that is not
+// over.
+void VirtualCores::Return(int number) {
+  const Thread& thread = threads_[number];
+  Queue* core = &queues_[thread.core];
+  const int64_t passed = clock_->now() - thread.since;
+  if (!core->threads.empty() && passed > 0 && passed % balance_ == 0) {
     core->threads.push_back(number);
-    if (core->threads.size() == 1) core->since = clock_->now();
+  } else {
+    core->threads.push_front(number);
+    core->since = thread.since;
   }
   AwaitTurn(core);
+}
+
+void VirtualCores::Enter(int number) {
+  Thread& thread = threads_[number];
+  thread.core = CoreFor(thread);
+  Queue* core = &queues_[thread.core];
+  core->threads.push_back(number);
+  if (core->threads.size() == 1) core->since = clock_->now();
+  AwaitTurn(core);
+}
+
+void VirtualCores::Run(Wanted wanted) {
+  const int number = wanted.thread;
   work_.Start({.needs = [this, number, alone = wanted.alone,
                          crowded = wanted.crowded] { return NeedsOn(number, alone, crowded); },
-               .leave = [this, thread, number] { Leave(number, thread); },
+               .leave = [this, number] { Leave(number); },
                .done = std::move(wanted.done)});
 }
 
-void VirtualCores::Leave(int number, Thread* thread) {
-  Queue* core = &queues_[thread->core];
-  thread->ended = clock_->now();
-  thread->since = core->since;
+void VirtualCores::Leave(int number) {
+  Thread& thread = threads_[number];
+  Queue* core = &queues_[thread.core];
+  thread.ended = clock_->now();
+  thread.since = core->since;
   std::erase(core->threads, number);
   core->since = clock_->now();
   AwaitTurn(core);
@@ -197,14 +208,17 @@ void VirtualCores::AwaitTurn(Queue* core) {
   const uint64_t version = ++core->version;
   if (core->threads.size() < 2) return;
   const int64_t turns = (clock_->now() - core->since) / balance_ + 1;
-  clock_->At(core->since + turns * balance_, [this, core, version] {
-    if (version != core->version) return;
-    core->threads.push_back(core->threads.front());
-    core->threads.pop_front();
-    core->since = clock_->now();
-    AwaitTurn(core);
-    work_.Update();
-  });
+  clock_->At(core->since + turns * balance_, [this, core, version] { EndTurn(core, version); });
+}
+
+void VirtualCores::EndTurn(Queue* core, uint64_t version) {
+  if (version == core->version) work_.EndDue();
+  if (version != core->version) return;
+  core->threads.push_back(core->threads.front());
+  core->threads.pop_front();
+  core->since = clock_->now();
+  AwaitTurn(core);
+  work_.Update();
 }
 
 void VirtualCores::AwaitBalance() {
@@ -216,9 +230,10 @@ void VirtualCores::AwaitBalance() {
 
 void VirtualCores::Balance() {
   awaits_balance_ = false;
-  const auto idle = std::min_element(queues_.begin(), queues_.end(), FewerThreads);
+  const auto idle =
+      std::find_if(queues_.begin(), queues_.end(), [this](const Queue& core) { return IsIdle(core); });
   const auto shared = std::max_element(queues_.begin(), queues_.end(), FewerThreads);
-  if (idle->threads.empty() && shared->threads.size() > 1) {
+  if (idle != queues_.end() && shared->threads.size() > 1) {
     const int moved = shared->threads[1];  // waits for its turn
     shared->threads.erase(shared->threads.begin() + 1);
     AwaitTurn(&*shared);

@@ -67,6 +67,8 @@ class VirtualSharing {
     double left = 1, time = 0;  // of the whole; that needs() gave
   };
   void Start(Flow flow);
+  // Those that end at this moment, before anything else changes.
+  void EndDue() { End(); }
   // The needs of flows have changed.
   void Update() {
     Progress();
@@ -118,12 +120,13 @@ class VirtualLinks {
 // memory and power; more work than there are cores takes turns.
 class VirtualCores {
  public:
-  // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared. While more
-  // is wanted than there are, work takes `turns` times as long, besides waiting for its turns. With `balance`
-  // 0 all cores share all work evenly. Else, where a work needs one core, it goes as the system's scheduler
-  // has it: a thread that wakes up gets an idle core, or else waits for its turn on the one that it had last,
-  // which comes when the one at work there waits for something, or has had it for `balance` picoseconds; and
-  // only every `balance` picoseconds an idle core takes a thread over that waits on another one.
+  // Each work keeps `each` of them busy; with `cores` 0 there are enough, and nothing is shared. With
+  // `balance` 0, or where a work needs several cores, all cores share all work evenly, and while more is
+  // wanted than there are, work takes `turns` times as long, besides waiting. Else it goes as the system's
+  // scheduler has it. A thread that wakes up gets an idle core, or else waits on the one that it had last:
+  // until the thread at work there waits for something, or ends a turn, which happens every `balance`
+  // picoseconds since it began. Only every `balance` picoseconds an idle core takes a thread over that waits
+  // on another one. A thread takes `turns` times as long while another one waits on its core.
   VirtualCores(VirtualClock* clock, int cores, int each, double turns, int64_t balance)
       : clock_(clock),
         work_(clock),
@@ -154,11 +157,16 @@ class VirtualCores {
   };
   double Needs(int64_t alone, int64_t crowded) const;
   double NeedsOn(int thread, int64_t alone, int64_t crowded) const;
+  // Nobody has been at work there at this moment.
+  bool IsIdle(const Queue& core) const { return core.threads.empty() && core.since < clock_->now(); }
   void Place();
   int CoreFor(const Thread& thread) const;
-  void Run(Wanted wanted, bool goes_on);
-  void Leave(int number, Thread* thread);
+  void Return(int number);
+  void Enter(int number);
+  void Run(Wanted wanted);
+  void Leave(int number);
   void AwaitTurn(Queue* core);
+  void EndTurn(Queue* core, uint64_t version);
   void AwaitBalance();
   void Balance();
 

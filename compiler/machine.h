@@ -89,7 +89,7 @@ struct DescribedMachine : Machine {
   double process_work = 1;  // how many times as long kernels take where several processes share a mesh
   double crowded_work = 1;  // and while more threads than cores have work, besides their turns
   // For how long a thread runs before another one on its core does. So often an idle core takes over a thread
-  // that shares another core; 0: cores share all work evenly.
+  // that waits on another core; 0: cores share all work evenly.
   double core_turn = 0;
   double cache_bytes = 0;  // that a core of such a host has for itself; 0: unknown
 

@@ -15,9 +15,9 @@ class Job;  // actor/net/talk/job.h
 inline constexpr int kMostModels = 9;
 
 struct CalibrateOptions {
-  // Rounds over all that is measured, in which each takes its turn. The median over the faster half of a
-  // model's steps counts, which others disturbed least; of waits for messages the mean of the shorter
-  // three quarters. At least 3.
+  // Rounds over all that is measured, in which each takes its turn. Of kernels the median over the faster
+  // half of their model's steps counts, which others disturbed least; of waits for messages the mean of the
+  // shorter three quarters. At least 3.
   int rounds = 6;
   int models = kMostModels;  // that are trained to watch their kernels: the first ones of those below
   int cores = 0;             // that the described machine has, at most those of this one; 0: all
