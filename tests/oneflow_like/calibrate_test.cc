@@ -589,8 +589,9 @@ TEST(SimulateProcesses, CoresAreShared) {
   }
 }
 
-// Three processes on two cores: while threads keep their cores two of them share one, and the third waits for
-// them.
+// Three processes on two cores: while threads keep their cores two of them have one, one after the other, and
+// the third waits for them. Were gradients summed at the end alone, a step took 4/3 of its time on cores that
+// all share; sums in between let the third begin with the rest of its step earlier.
 TEST(SimulateProcesses, ThreadsKeepTheirCores) {
   SmallGpt given;
   given.mesh = "cpu:dp=3";
@@ -599,7 +600,9 @@ TEST(SimulateProcesses, ThreadsKeepTheirCores) {
   DescribedMachine machine = EvenHost(2);
   const double even = SimulateGpt(given, machine, 3).seconds;
   machine.core_turn = 1000;
-  EXPECT_NEAR(SimulateGpt(given, machine, 3).seconds, even * 4 / 3, 0.03 * even);
+  const double kept = SimulateGpt(given, machine, 3).seconds;
+  EXPECT_GT(kept, 1.25 * even);
+  EXPECT_LT(kept, 1.01 * even * 4 / 3);
   machine.core_turn = even / 200;
   EXPECT_NEAR(SimulateGpt(given, machine, 3).seconds, even, 0.1 * even);
 }

@@ -427,6 +427,10 @@ class FakeJob final : public Job {
     return awaited_ == nullptr ? "" : awaited_();
   }
   int transfers() const { return network_->transfers(); }  // any thread
+  bool has_listener() {                                    // any thread
+    std::lock_guard<std::mutex> lock(mutex_);
+    return listener_ != nullptr;
+  }
   void Lost(int peer, bool told_first) {
     if (told_first) Tell();
     network_->Lose(peer);

@@ -334,6 +334,9 @@ Results RunOnce(const Scenario& s, unsigned chance, int64_t* messages = nullptr)
     if (s.kill >= 0) {
       Random random(chance);
       const int after = 1 + Draw(random, 20);
+      // A real job makes its collectives before it hears of any loss.
+      for (int p = 0; p < s.processes; ++p)
+        while (!cluster.job(p)->has_listener()) std::this_thread::sleep_for(std::chrono::microseconds(20));
       for (int i = 0; i < 2000 && shared.acts_done < after; ++i)
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       shared.killed = true;
