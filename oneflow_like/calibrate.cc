@@ -20,7 +20,6 @@
 
 #include "actor/net/talk/job.h"
 #include "actor/profile.h"
-#include "core/backend.h"
 #include "core/random.h"
 #include "core/spinning.h"
 #include "oneflow_like/busy_others.h"
@@ -506,7 +505,6 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
 void CheckCalibration(const std::string& mesh) {
   for (const std::string& kind : Mesh::Parse(mesh).kinds()) {
     if (kind == "cpu") continue;
-    OpenBackend(kind);
     Fail("--calibrate measures processors, and --mesh=", mesh, " is of kind ", kind,
          "; examples/topologies describes some GPUs");
   }

@@ -36,8 +36,7 @@ struct CalibrateOptions {
 // little.
 DescribedMachine Calibrate(const CalibrateOptions& options = {});
 
-// For --calibrate=FILE: throws Error when a mesh of this text asks for devices that cannot be measured, or
-// that are not there.
+// For --calibrate=FILE: throws Error when a mesh of this text asks for devices that cannot be measured.
 void CheckCalibration(const std::string& mesh);
 // Calibrates and writes the topology file (from process 0). Throws Error when it cannot be written.
 void CalibrateTo(const std::string& file, const CalibrateOptions& options);

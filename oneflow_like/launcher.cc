@@ -127,6 +127,9 @@ void CheckFlags() {
   if (FLAGS_stall_seconds != 0)
     CheckRange("--stall_seconds", FLAGS_stall_seconds, kShortestTimeout, kLongestTimeout);
   CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
+  if (!FLAGS_calibrate.empty() && OnlyPlans())
+    Fail("--calibrate=", FLAGS_calibrate, " measures this machine and does nothing else; leave out ",
+         FLAGS_dry_run ? "--dry_run" : "--simulate");
   ModelOptions options;
   options.threads = FLAGS_threads;
   options.kernel_threads = FLAGS_kernel_threads;
@@ -382,6 +385,8 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
   };
   std::vector<NamedFile> read;
   for (const FlagFile& file : inputs) read.push_back(named(file));
+  for (const FlagFile& file : {FlagFile{"config", FLAGS_config}, {"topology", FlagOfProgram("topology")}})
+    if (!file.second.empty()) read.push_back(named(file));
   std::vector<FlagFile> ours;
   if (main_process()) {
     ours = outputs;

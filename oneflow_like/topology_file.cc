@@ -218,6 +218,9 @@ class TopologyFile {
       if (known_.count(key) == 0) Fail("topology file '", path_, "' does not say ", key);
     if (machine_.topology.links.empty())
       Fail("topology file '", path_, "' has no level, which says what joins its devices");
+    if (!machine_.kernels.empty() && machine_.threads == 0)
+      Fail("topology file '", path_, "' has kernels of a host's cores (kernel ", machine_.kernels[0].name,
+           "), and does not say threads, how many cores there are");
   }
 
   static constexpr double kSmallest = 1e-12, kLargest = 1e30;

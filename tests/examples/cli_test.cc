@@ -383,6 +383,12 @@ TEST_F(CliTest, OutputsThatCannotBeWrittenAreRefusedAtTheStart) {
     }
     for (const std::string name : {"/kept", "/link", "/hard_link"})
       refused({"--log_json=" + kept, "--trace=" + folder_ + name}, {"--log_json=", "--trace=", "same file"});
+    refused({"--topology=" + kept, "--trace=" + folder_ + "/hard_link"},
+            {"--topology=" + kept, "--trace=", "same file"});
+    const std::string config = Write("config", "--seed=1\n");
+    refused({"--config=" + config, "--log_json=" + config},
+            {"--config=" + config, "--log_json=", "same file"});
+    EXPECT_EQ(ReadFile(config), "--seed=1\n");
     refused({"--log_json=" + folder_ + "/new", "--trace=" + folder_ + "/./new"}, {"same file"});
     refused({"--log_json=" + folder_ + "/early_link", "--trace=" + folder_ + "/nothing_yet"}, {"same file"});
   }
@@ -665,9 +671,9 @@ TEST_F(CliTest, RefusesToCalibrateWhatItCannotMeasure) {
   ExpectError(Gpt({"--calibrate=/nowhere/here.txt"}), {"--calibrate=/nowhere/here.txt", "cannot be written"});
   ExpectError(Gpt({"--calibrate=" + folder_}), {"--calibrate=" + folder_, "cannot be written"});
   ExpectError(Gpt({"--calibrate=" + file, "--mesh=tpu:dp=2"}), {"\"tpu\" does not exist", "cpu or cuda"});
-  const Outcome cuda = Gpt({"--calibrate=" + file, "--mesh=cuda:dp=1"});  // with GPUs and without
-  EXPECT_EQ(cuda.code, kUsageError);
-  EXPECT_NE(cuda.err.find("cuda"), std::string::npos) << cuda.err;
+  ExpectError(Gpt({"--calibrate=" + file, "--mesh=cuda:dp=1"}), {"--calibrate measures processors", "cuda"});
+  for (const std::string flag : {"--simulate", "--dry_run"})
+    ExpectError(Gpt({"--calibrate=" + file, flag}), {"--calibrate=" + file, "leave out " + flag});
   EXPECT_FALSE(std::filesystem::exists(file)) << "an error leaves no file";
 }
 

@@ -73,7 +73,8 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   for (const char* name : {"einsum", "adamw", kCollectiveWork})
     for (DType type : {DType::kFloat32, DType::kBFloat16})
       for (bool crowded : {false, true})
-        if (below(2) == 1) m.kernels.push_back({name, type, 1 + below(64), crowded, DrawAmounts(random)});
+        if (m.threads > 0 && below(2) == 1)
+          m.kernels.push_back({name, type, 1 + below(64), crowded, DrawAmounts(random)});
   return m;
 }
 
@@ -149,6 +150,12 @@ TEST(CalibratedTopology, SaysWhichLineIsWrong) {
     EXPECT_NE(error.find(expected), std::string::npos) << "'" << error << "' lacks '" << expected << "'";
     EXPECT_EQ(error.find('\n'), std::string::npos);
   }
+  std::string apart = Cat(kHost, good, "\n");
+  apart.erase(apart.find("threads 2\n"), 10);
+  EXPECT_NE(ErrorOf([&] {
+              ReadTopology(FileWith(apart));
+            }).find("has kernels of a host's cores (kernel einsum), and does not say threads"),
+            std::string::npos);
   // Crowded or not, of each type and number of threads there may be one.
   std::string all = kHost;
   for (const char* type : {"f32", "bf16"})
@@ -703,7 +710,7 @@ TEST(Calibrate, RefusesNumbersOutOfRange) {
   EXPECT_NE(error({.models = kMostModels + 1}).find("CalibrateOptions::models"), std::string::npos);
   EXPECT_NE(error({.cores = 1 << 20}).find("CalibrateOptions::cores"), std::string::npos);
   EXPECT_NE(ErrorOf([] { CheckCalibration("tpu:dp=1"); }).find("\"tpu\" does not exist"), std::string::npos);
-  EXPECT_NE(ErrorOf([] { CheckCalibration("cuda:dp=1"); }).find("cuda"), std::string::npos);
+  EXPECT_NE(ErrorOf([] { CheckCalibration("cuda:dp=1"); }).find("is of kind cuda"), std::string::npos);
   CheckCalibration("cpu:dp=2");
 }
 
