@@ -260,11 +260,15 @@ TEST(PlanSearch, OnePlanIsListedOnce) {
       const uint64_t hash = Simulate(build(t.plan), machine).plan_hash;
       const auto [at, fresh] = plans.try_emplace(hash, t.plan.str());
       EXPECT_TRUE(fresh) << at->second << " is listed again as " << t.plan.str();
-      if (!has_blocks) EXPECT_EQ(t.plan.recompute, Recompute::kNone) << t.plan.str();
+      if (!has_blocks) {
+        EXPECT_EQ(t.plan.recompute, Recompute::kNone) << t.plan.str();
+      }
     }
     PlanSpace kept = space;
     kept.recompute = Recompute::kNone;
-    if (!has_blocks) EXPECT_LE(found.candidates, std::ssize(CandidatesOf(kept, 1)));
+    if (!has_blocks) {
+      EXPECT_LE(found.candidates, std::ssize(CandidatesOf(kept, 1)));
+    }
   }
 }
 
