@@ -81,8 +81,9 @@ struct LateMeeting {
   std::vector<const void*> from;
   std::vector<std::vector<GroupMember::Transfer>> transfers;
 
-  // Everybody comes with theirs, `move` reads the others', and nobody goes on before all have read.
-  void Meet(int me, const void* mine, const std::vector<GroupMember::Transfer>& mine_too,
+  // Everybody comes with theirs, `move` reads the others', and nobody goes on before all have read. False: it
+  // was aborted, and others may still read.
+  bool Meet(int me, const void* mine, const std::vector<GroupMember::Transfer>& mine_too,
             const std::function<void()>& move) {
     std::unique_lock<std::mutex> lock(mutex);
     int64_t now = round;
@@ -94,7 +95,7 @@ struct LateMeeting {
       changed.notify_all();
     }
     changed.wait(lock, [&] { return round > now || aborted; });
-    if (aborted) return;
+    if (aborted) return false;
     lock.unlock();
     move();
     lock.lock();
@@ -105,6 +106,7 @@ struct LateMeeting {
       changed.notify_all();
     }
     changed.wait(lock, [&] { return round > now || aborted; });
+    return round > now;
   }
   void Abort() {
     std::lock_guard<std::mutex> lock(mutex);
@@ -181,8 +183,7 @@ class LateGroupMember final : public GroupMember {
                  std::function<void()> read, std::function<void()> write) {
     ++asked_->calls;
     static_cast<LateStream*>(stream)->Enqueue([=, this] {
-      meeting_->Meet(me_, from, transfers, read);
-      if (!results_.empty()) write();
+      if (meeting_->Meet(me_, from, transfers, read) && !results_.empty()) write();
       results_.clear();
       return Status();
     });
