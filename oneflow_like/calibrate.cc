@@ -42,7 +42,7 @@ double Median(std::vector<double> values) {
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-// What disturbs only makes longer.
+// Disturbances only make longer.
 double LowerQuartile(std::vector<double> values) {
   CHECK(!values.empty());
   std::sort(values.begin(), values.end());

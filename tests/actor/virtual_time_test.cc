@@ -487,7 +487,8 @@ TEST(VirtualCores, TurnsEndWhereTheClockStops) {
     }
 }
 
-// Who wakes another one up and then waits itself still had its core when that one looked for one.
+// A thread that wakes another one up and then waits itself still had its core when that one looked for its
+// own.
 TEST(VirtualCores, AThreadFindsNoCoreWhereTheOneWhoWakesItStopsAtThatMoment) {
   for (const auto& [later, expected] : std::map<int64_t, int64_t>{{0, 5000}, {1, 2201}}) {
     KeptCores host(4000);
