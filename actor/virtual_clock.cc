@@ -212,8 +212,9 @@ void VirtualCores::AwaitTurn(Queue* core) {
 }
 
 void VirtualCores::EndTurn(Queue* core, uint64_t version) {
-  if (version == core->version) work_.EndDue();
   if (version != core->version) return;
+  work_.EndDue();
+  if (version != core->version) return;  // its thread has ended
   core->threads.push_back(core->threads.front());
   core->threads.pop_front();
   core->since = clock_->now();

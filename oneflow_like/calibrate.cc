@@ -42,13 +42,6 @@ double Median(std::vector<double> values) {
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-// Disturbances only make longer.
-double LowerQuartile(std::vector<double> values) {
-  CHECK(!values.empty());
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 4];
-}
-
 // Of waits, of which one that is disturbed is many times as long; and those that are not are of two kinds or
 // more, as a core that has been idle for a while sleeps more deeply.
 double MeanOfLowerThreeQuarters(std::vector<double> values) {
@@ -83,6 +76,7 @@ constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2},
                              {10, 96, 320, 5, true},  {3, 64, 192, 4, true, 2},  {6, 64, 160, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
 constexpr int kShared[] = {1, 7};  // models that are trained by more threads than there are cores
+constexpr int kMostShared = 16;    // cores whose threads can share what such a model has
 constexpr int kSharedRounds = 2;   // in each round: of steps one number alone is taken
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
@@ -158,7 +152,7 @@ class Probe {
     model_.reset();
   }
 
-  double wall() const { return LowerQuartile(walls_); }    // of a step
+  double wall() const { return Median(walls_); }           // of a step
   double processor() const { return Median(processor_); }  // that this process used in a step
   // Of all kernels that compute, in a step.
   double seconds() const {
@@ -314,7 +308,6 @@ class Chain {
   Feeds feeds_;
   std::vector<double> idle_;
 };
-constexpr int kMostShared = 16;  // cores whose threads can share what a model of `kShared` has
 
 double MemoryBytes() {
   return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
