@@ -17,9 +17,9 @@
 #include "actor/profile.h"
 #include "actor/runtime.h"
 #include "actor/trace.h"
-#include "core/copy_box.h"
-#include "core/device.h"
-#include "core/kernel.h"
+#include "core/boxes/copy_box.h"
+#include "core/device/device.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like {
 

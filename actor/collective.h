@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "actor/executor.h"
-#include "core/device.h"
+#include "core/device/device.h"
 #include "core/dtype.h"
 #include "core/plan.pb.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "actor/region_work.h"
-#include "core/backend.h"
+#include "core/device/backend.h"
 #include "core/plan_values.h"
 
 namespace oneflow_like {

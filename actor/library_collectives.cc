@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "actor/device_collectives.h"
-#include "core/backend.h"
+#include "core/device/backend.h"
 #include "core/plan_values.h"
 
 namespace oneflow_like {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "actor/collective.h"
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 
 namespace oneflow_like {
 

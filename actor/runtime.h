@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "actor/profile.h"
-#include "core/device.h"
+#include "core/boxes/feeds.h"
+#include "core/device/device.h"
+#include "core/device/kernel.h"
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
-#include "core/feeds.h"
 #include "core/host_tensor.h"
-#include "core/kernel.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {
@@ -95,7 +95,7 @@ class StepHandle {
 };
 
 class Peers;    // actor/peers.h
-class Backend;  // core/backend.h
+class Backend;  // core/device/backend.h
 
 struct RuntimeOptions {
   int steps_in_flight = 2;

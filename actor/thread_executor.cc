@@ -9,7 +9,7 @@
 #include "actor/clock.h"
 #include "actor/executor.h"
 #include "actor/runtime.h"
-#include "core/parallel_for.h"
+#include "core/device/parallel_for.h"
 
 namespace oneflow_like {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "actor/profile.h"
 #include "core/error.h"
-#include "core/file_check.h"
+#include "core/system/file_check.h"
 
 namespace oneflow_like {
 namespace {

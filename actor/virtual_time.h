@@ -17,7 +17,7 @@
 #include "actor/peers.h"
 #include "actor/runtime.h"
 #include "actor/trace.h"
-#include "core/device.h"
+#include "core/device/device.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {

@@ -32,8 +32,9 @@ endfunction()
 set(headers)
 foreach(root oneflow_like/data/source.h oneflow_like/data/pipeline.h oneflow_like/data/tokens.h oneflow_like/data/images.h
              oneflow_like/data/idx.h oneflow_like/data/clicks.h oneflow_like/text/tokenizers.h oneflow_like/text/utf8.h
-             oneflow_like/generation/generator.h oneflow_like/oneflow_like.h oneflow_like/simulate.h oneflow_like/build_id.h
-             ops/oracle.h ops/reference.h ops/cuda/kernel.h core/parallel_for.h core/random.h)
+             oneflow_like/generation/generator.h oneflow_like/oneflow_like.h oneflow_like/simulate.h oneflow_like/plan_search.h
+             oneflow_like/calibrate.h oneflow_like/build_id.h
+             ops/oracle.h ops/reference.h ops/cuda/kernel.h core/device/parallel_for.h core/random.h)
   add_with_included(headers ${root})
 endforeach()
 foreach(header ${headers})

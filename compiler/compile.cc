@@ -9,7 +9,7 @@
 #include <chrono>
 #include <exception>
 
-#include "compiler/text.h"
+#include "compiler/graph/text.h"
 
 namespace oneflow_like {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/passes.h"
+#include "compiler/passes/passes.h"
 
 namespace oneflow_like {
 

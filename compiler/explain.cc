@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
-#include "compiler/collective_costs.h"
-#include "compiler/text.h"
+#include "compiler/cost/collective_costs.h"
+#include "compiler/graph/text.h"
 
 namespace oneflow_like {
 

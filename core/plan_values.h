@@ -2,9 +2,9 @@
 #pragma once
 
 #include "core/attrs.h"
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
+#include "core/device/kernel.h"
 #include "core/dims.h"
-#include "core/kernel.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {

@@ -6,11 +6,11 @@
 #include <memory>
 
 #include "examples/bert_model.h"
-#include "examples/data.h"
-#include "examples/precision.h"
-#include "examples/program.h"
 #include "oneflow_like/data/files.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/data.h"
+#include "oneflow_like/program/precision.h"
+#include "oneflow_like/program/program.h"
 
 DEFINE_int64(batch, 32, "sequences of one step");
 DEFINE_int64(eval_batches, 16, "of held-out text; 0: none");

@@ -13,14 +13,14 @@
 
 #include "core/error.h"
 #include "examples/gpt_huggingface.h"
-#include "examples/huggingface_config.h"
 #include "examples/llama_huggingface.h"
-#include "examples/precision.h"
 #include "examples/vit_huggingface.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/tools.h"
-#include "oneflow_like/help.h"
+#include "oneflow_like/launch/help.h"
+#include "oneflow_like/program/huggingface_config.h"
+#include "oneflow_like/program/precision.h"
 
 DEFINE_string(dtype, "", "of floating tensors that convert writes: fp32, bf16 or fp16; empty: as they are");
 DEFINE_bool(weights_only, false, "convert or diff without the state of trainings");

@@ -7,14 +7,14 @@
 #include <cmath>
 #include <memory>
 
-#include "examples/data.h"
 #include "examples/dlrm_model.h"
-#include "examples/precision.h"
-#include "examples/program.h"
-#include "examples/synthetic.h"
 #include "oneflow_like/data/clicks.h"
 #include "oneflow_like/data/files.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/data.h"
+#include "oneflow_like/program/precision.h"
+#include "oneflow_like/program/program.h"
+#include "oneflow_like/program/synthetic.h"
 
 DEFINE_int64(batch, 256, "samples of one step");
 DEFINE_int64(eval_batches, 64, "of held-out samples; 0: none");

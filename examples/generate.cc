@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "examples/precision.h"
 #include "examples/saved_model.h"
 #include "oneflow_like/data/files.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/precision.h"
 #include "oneflow_like/text/tokenizers.h"
 #include "oneflow_like/text/utf8.h"
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "examples/face_model.h"
-#include "examples/picture_data.h"
-#include "examples/precision.h"
-#include "examples/program.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/picture_data.h"
+#include "oneflow_like/program/precision.h"
+#include "oneflow_like/program/program.h"
 
 DEFINE_string(size, "tiny", "of the network: tiny, 18 or 50");
 DEFINE_int64(identities, 1000, "synthetic ones");

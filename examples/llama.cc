@@ -5,12 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "examples/huggingface_run.h"
-#include "examples/language_flags.h"
-#include "examples/language_model.h"
 #include "examples/llama_huggingface.h"
 #include "examples/llama_model.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/huggingface_run.h"
+#include "oneflow_like/program/language_flags.h"
+#include "oneflow_like/program/language_model.h"
 
 DEFINE_string(size, "tiny", "tiny, 160m, 1b or 8b");
 DEFINE_int64(layers, 0, "Transformer blocks; 0: as --size");

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "examples/huggingface_config.h"
+#include "oneflow_like/program/huggingface_config.h"
 
 namespace oneflow_like {
 namespace {

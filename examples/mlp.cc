@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "examples/precision.h"
 #include "oneflow_like/data/idx.h"
 #include "oneflow_like/data/pipeline.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
 #include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/program/precision.h"
 
 DEFINE_int64(epochs, 5, "passes over the training images");
 DEFINE_int64(batch, 100, "images of one step, over all devices");

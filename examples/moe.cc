@@ -4,11 +4,11 @@
 
 #include <utility>
 
-#include "examples/huggingface_run.h"
-#include "examples/language_flags.h"
-#include "examples/language_model.h"
 #include "examples/moe_model.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/huggingface_run.h"
+#include "oneflow_like/program/language_flags.h"
+#include "oneflow_like/program/language_model.h"
 
 DEFINE_int64(layers, 4, "blocks");
 DEFINE_int64(width, 128, "channels of the residual stream");

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "examples/resnet_model.h"
-#include "examples/training_flags.h"
-#include "examples/vision_program.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/training_flags.h"
+#include "oneflow_like/program/vision_program.h"
 
 DEFINE_string(size, "tiny", "tiny, 18 or 50");
 DEFINE_int64(norm_parts, 1, "of the batch, each with its norms");

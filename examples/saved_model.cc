@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "examples/gpt_huggingface.h"
-#include "examples/huggingface_config.h"
 #include "examples/llama_huggingface.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/tools.h"
+#include "oneflow_like/program/huggingface_config.h"
 
 namespace oneflow_like {
 namespace {

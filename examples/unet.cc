@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "core/random.h"
-#include "examples/picture_data.h"
-#include "examples/precision.h"
-#include "examples/program.h"
 #include "examples/unet_model.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/picture_data.h"
+#include "oneflow_like/program/precision.h"
+#include "oneflow_like/program/program.h"
 #ifdef OFL_HAVE_PNG
 #include <png.h>
 #endif

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <string>
 
-#include "examples/huggingface_run.h"
-#include "examples/training_flags.h"
-#include "examples/vision_program.h"
 #include "examples/vit_huggingface.h"
 #include "examples/vit_model.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/huggingface_run.h"
+#include "oneflow_like/program/training_flags.h"
+#include "oneflow_like/program/vision_program.h"
 
 DEFINE_string(size, "tiny", "tiny, small or base");
 DEFINE_int64(layers, 0, "blocks; 0: of the size");

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "examples/huggingface_config.h"
 #include "examples/vit_model.h"
 #include "oneflow_like/checkpoint/huggingface.h"
+#include "oneflow_like/program/huggingface_config.h"
 
 namespace oneflow_like {
 

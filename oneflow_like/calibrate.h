@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "compiler/machine.h"
+#include "compiler/cost/machine.h"
 
 namespace oneflow_like {
 

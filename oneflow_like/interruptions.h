@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "core/exit_codes.h"  // kInterrupted, what a program returns that was interrupted and has saved
+#include "core/system/exit_codes.h"  // kInterrupted, what a program returns that was interrupted and has saved
 
 namespace oneflow_like {
 

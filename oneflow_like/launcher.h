@@ -16,8 +16,8 @@
 namespace oneflow_like {
 
 class LabelledOutput;  // actor/net/launch/local_launcher.h
-class RunFolder;       // oneflow_like/run_folder.h
-class StallWatch;      // oneflow_like/stalls.h
+class RunFolder;       // oneflow_like/launch/run_folder.h
+class StallWatch;      // oneflow_like/job/stalls.h
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
 // --trace --report --memory_budget --config --out --calibrate; for several processes --processes --restarts
@@ -25,7 +25,7 @@ class StallWatch;      // oneflow_like/stalls.h
 // --start_timeout --peer_timeout --network --shared_memory (gflags; the program may define its own).
 //
 // SIGQUIT prints which part waits for what, and so does --stall_seconds when nothing moves
-// (oneflow_like/stalls.h).
+// (oneflow_like/job/stalls.h).
 //
 // A program runs unchanged as several processes, each with an equal share of the mesh: started by
 // --processes=N on this machine, or by mpirun, srun, torchrun or Kubernetes, whose environment variables
@@ -33,12 +33,13 @@ class StallWatch;      // oneflow_like/stalls.h
 class Launcher {
  public:
   // Parses all flags, also the program's own. An unknown flag, or one of the wrong type, ends the program
-  // with a message and kUsageError (core/exit_codes.h); --help, --helpfull (also glog's and gflags' flags)
-  // and --version end it with 0. With --processes or --restarts the constructor starts the copies and ends
-  // with their exit code; in a copy it returns once all copies have found one another. --restarts is refused
-  // in a program without a flag --save; --elastic overrides --mesh, --processes and, if the program has it,
-  // --micro_batches (oneflow_like/elastic.h). A number of processes that cannot share --mesh equally is
-  // refused before any is started; `default_mesh` is the default that the program passes to mesh().
+  // with a message and kUsageError (core/system/exit_codes.h); --help, --helpfull (also glog's and gflags'
+  // flags) and --version end it with 0. With --processes or --restarts the constructor starts the copies and
+  // ends with their exit code; in a copy it returns once all copies have found one another. --restarts is
+  // refused in a program without a flag --save; --elastic overrides --mesh, --processes and, if the program
+  // has it, --micro_batches (oneflow_like/job/elastic.h). A number of processes that cannot share --mesh
+  // equally is refused before any is started; `default_mesh` is the default that the program passes to
+  // mesh().
   Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "");
   ~Launcher();
   Launcher(const Launcher&) = delete;

@@ -12,17 +12,17 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/regions.h"
+#include "compiler/graph/regions.h"
 #include "core/host_tensor.h"
 #include "oneflow_like/weight.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/op.h"
 #include "sbp/mesh.h"
 
 namespace oneflow_like {
 
 class Job;         // actor/net/talk/job.h
-class StallWatch;  // oneflow_like/stalls.h
+class StallWatch;  // oneflow_like/job/stalls.h
 struct GraphOfModel;
 struct ModelImpl;
 
@@ -51,8 +51,8 @@ class Scope {
   // Adds `assigned` to SessionOptions::also of every training of this graph that computes all its operands,
   // and of no evaluation. For layers that keep state: their users need not know of it.
   void InTraining(Tensor assigned, OFL_HERE) const;
-  // Everything computed below this scope is a region (compiler/regions.h): its forward pass may be recomputed
-  // for its gradients, as `recompute` says (kAuto: as the compiler chooses, within
+  // Everything computed below this scope is a region (compiler/graph/regions.h): its forward pass may be
+  // recomputed for its gradients, as `recompute` says (kAuto: as the compiler chooses, within
   // ModelOptions::memory_budget); without a value, as the session says. nn::layers makes each layer
   // a region. A region within another is part of the outer one; giving it a `recompute` of its own is an
   // Error.
@@ -187,7 +187,8 @@ class ModelGraph {
   Tensor Find(const std::string& name, OFL_HERE) const;
   // For functions without a tensor to start from: uniform(graph.builder(), {4}, 0, 1).
   GraphBuilder* builder() const;
-  // The graph as text, one operator a line (compiler/text.h): to read, to save, and for Model::NewGraph.
+  // The graph as text, one operator a line (compiler/graph/text.h): to read, to save, and for
+  // Model::NewGraph.
   std::string Text() const;
 
  private:

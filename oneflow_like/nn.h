@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "oneflow_like/model.h"
-#include "ops/sparse.h"
-#include "ops/vision.h"
+#include "ops/language/sparse.h"
+#include "ops/language/vision.h"
 
 namespace oneflow_like::nn {
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "actor/profile.h"
-#include "compiler/overlap.h"
-#include "compiler/pipeline_schedule.h"
-#include "core/feeds.h"
+#include "compiler/graph/overlap.h"
+#include "compiler/graph/pipeline_schedule.h"
+#include "core/boxes/feeds.h"
 #include "oneflow_like/model.h"
-#include "ops/optimizer.h"
-#include "ops/optimizers.h"
+#include "ops/language/optimizer.h"
+#include "ops/language/optimizers.h"
 
 namespace oneflow_like {
 

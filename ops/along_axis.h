@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

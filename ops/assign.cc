@@ -1,7 +1,7 @@
 // Giving variables a value: assign, assign_slice in place, and copy.
 #include <cstring>
 
-#include "ops/calls.h"
+#include "ops/language/calls.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

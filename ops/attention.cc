@@ -8,9 +8,9 @@
 
 #include "core/random.h"
 #include "ops/attention_masks.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"
 

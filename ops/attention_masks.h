@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
+#include "core/device/kernel.h"
 #include "core/host_device.h"
-#include "core/kernel.h"
 
 namespace oneflow_like {
 

@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "ops/attention_masks.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/sparse.h"
 #include "ops/op.h"
-#include "ops/sparse.h"
 #include "ops/statistics.h"
 
 namespace oneflow_like {

@@ -1,7 +1,7 @@
 // Shared by embedding_bag's kernels on the host: the ids of a bag that count, and the error for invalid ones.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {

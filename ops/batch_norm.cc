@@ -3,7 +3,7 @@
 // gradients of the four operators are made of the same four. A training step reads an activation once for
 // its statistics (and a part of it for a centre), once to normalise it and twice for its gradient, and no
 // broadcast number is ever stored.
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"

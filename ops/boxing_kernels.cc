@@ -1,6 +1,6 @@
 // The kernels of local boxing: what a rank does alone when the layout of a value changes. They are the same
 // on every host; their names are those of the compiler's nodes.
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "ops/manifest.h"
 #include "ops/op.h"
 

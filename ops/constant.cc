@@ -3,11 +3,11 @@
 #include <cmath>
 #include <numbers>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "core/random.h"
 #include "ops/inverse_normal.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {

@@ -3,7 +3,7 @@
 // any order exist, and a transposed convolution is the gradient with respect to the input.
 #include "ops/convolution.h"
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

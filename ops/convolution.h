@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like {
 

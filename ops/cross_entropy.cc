@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"

@@ -2,9 +2,9 @@
 // mesh and every number of micro-batches draws the same one, and the gradient draws it again instead of
 // keeping it.
 #include "core/random.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {

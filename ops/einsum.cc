@@ -7,8 +7,8 @@
 #include <limits>
 #include <map>
 
-#include "ops/calls.h"
 #include "ops/equation.h"
+#include "ops/language/calls.h"
 
 namespace oneflow_like {
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numbers>
 
-#include "ops/numbers.h"
+#include "ops/language/numbers.h"
 
 namespace oneflow_like {
 namespace {

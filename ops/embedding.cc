@@ -1,6 +1,6 @@
 // embedding: rows of a table by number. The table may be cut by rows: each rank answers for the rows it holds
 // with the row and for all others with zeros, and the sum is whole.
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "ops/bags.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/sparse.h"
 #include "ops/manifest.h"
-#include "ops/sparse.h"
 #include "ops/statistics.h"
 
 namespace oneflow_like {

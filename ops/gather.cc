@@ -3,7 +3,7 @@
 // for the others.
 #include <cstring>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

@@ -2,9 +2,9 @@
 // all inner axes. Like layer_norm it also gives the statistics its gradient reads, in fp32.
 #include <cmath>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"
 

@@ -1,8 +1,8 @@
 // grouped_matmul: rows of x in runs, one for each expert, times that expert's matrix; and gradients. Rows
 // know from counts, which are whole, whose they are, so every other axis may be cut: a rank that holds some
 // experts gives their rows and zeros for the others.
-#include "ops/functional.h"
 #include "ops/groups.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 
 namespace oneflow_like {

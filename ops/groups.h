@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {

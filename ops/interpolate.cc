@@ -2,7 +2,7 @@
 // It is linear; its gradient's gradient is itself.
 #include "ops/interpolate.h"
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "core/device/kernel.h"
 #include "core/host_device.h"
-#include "core/kernel.h"
 
 namespace oneflow_like {
 

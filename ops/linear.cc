@@ -1,6 +1,6 @@
 // Products together with what follows them: a bias, what is added to it, gelu and its slope, the sum that is
-// the bias's gradient. compiler/fuse_epilogue.cc makes them where a library does both in one kernel; nobody
-// writes them, so they have no gradients.
+// the bias's gradient. compiler/passes/fuse_epilogue.cc makes them where a library does both in one kernel;
+// nobody writes them, so they have no gradients.
 #include "ops/equation.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"

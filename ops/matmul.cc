@@ -1,6 +1,6 @@
 // Products: matmul over the last two axes, and einsum of two operands, whose labels are its rule.
 #include "ops/equation.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

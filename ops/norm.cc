@@ -1,13 +1,13 @@
 // layer_norm (Ba et al. 2016) and rms_norm (Zhang and Sennrich 2019) over the last axis. They also give the
 // statistics their gradients read, in fp32 whatever the type of x. With attribute "residual" a gradient has
 // one more operand, of dx's shape and type, that is added to dx before it is rounded: the gradient of the
-// branch beside the norm (compiler/fuse_epilogue.cc makes these).
+// branch beside the norm (compiler/passes/fuse_epilogue.cc makes these).
 #include <algorithm>
 #include <cmath>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
 #include "ops/statistics.h"
 

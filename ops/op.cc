@@ -8,8 +8,8 @@
 #include <cctype>
 #include <variant>
 
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 
 namespace oneflow_like {
 

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/kernel.h"
-#include "ops/tensor.h"
+#include "core/device/kernel.h"
+#include "ops/language/tensor.h"
 #include "sbp/rule.h"
 
 namespace oneflow_like {
@@ -28,7 +28,7 @@ struct OpCall {
 
 // A gradient function: given the forward node's inputs, outputs and the gradients of its outputs (an
 // undefined Tensor where no gradient flows), returns the gradients of its inputs (undefined: none). It is
-// written with the functions users have (ops/functional.h) and may read only inputs and outputs.
+// written with the functions users have (ops/language/functional.h) and may read only inputs and outputs.
 struct GradCall {
   const Attrs& attrs;
   std::vector<Tensor> in, out, dout;
@@ -43,7 +43,7 @@ using ExpandFn = std::function<std::vector<Tensor>(const Attrs& attrs, const std
 // values[n d]; the table's gradient is the sum of values by id.
 using RowsFn = std::function<std::pair<Tensor, Tensor>(const Attrs& attrs, const std::vector<Tensor>& in)>;
 
-// The treatment of an operator by mixed precision (compiler/mixed_precision.cc).
+// The treatment of an operator by mixed precision (compiler/passes/mixed_precision.cc).
 //   kNarrow  worth its rounding: reads the narrow type
 //   kFollow  has the type of its floating operands: narrow if all of them are (weights and constants are
 //            cast to it), otherwise fp32

@@ -2,16 +2,16 @@
 // state (adam and adamw also the number of updates made before), and give the new weight and state, in place.
 // Optional inputs behind are a factor on the gradient (clip_factor's, for clipping by global norm), whether
 // to update at all (unscale's, for gradients that overflowed), and with attribute "rated" the learning rate.
-#include "ops/optimizer.h"
+#include "ops/language/optimizer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "ops/language/numbers.h"
+#include "ops/language/schedule.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
-#include "ops/schedule.h"
 
 namespace oneflow_like {
 namespace {

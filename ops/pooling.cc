@@ -5,10 +5,10 @@
 
 #include <limits>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/sparse.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
-#include "ops/sparse.h"
 
 namespace oneflow_like {
 

@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/device/kernel.h"
 #include "core/float16.h"
-#include "core/kernel.h"
 
 namespace oneflow_like {
 

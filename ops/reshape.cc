@@ -3,7 +3,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

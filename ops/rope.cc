@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/reference.h"
 
 namespace oneflow_like {

@@ -2,7 +2,7 @@
 // linear: they carry partial sums.
 #include <cstring>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

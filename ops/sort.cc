@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "ops/along_axis.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 
 namespace oneflow_like {
 namespace {

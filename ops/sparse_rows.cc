@@ -2,9 +2,9 @@
 // (sgd_rows, adagrad_rows), which in place cost what the batch touches, however large the table.
 #include <cmath>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/numbers.h"
 #include "ops/manifest.h"
-#include "ops/numbers.h"
 #include "ops/touched_rows.h"
 
 namespace oneflow_like {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/op.h"
 
 namespace oneflow_like {

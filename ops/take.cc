@@ -1,9 +1,9 @@
 // Elements by index along any axis: take and take_along_axis, and the sums that are their gradients. The axis
 // that is indexed may be cut: each rank serves the indices in its range, gives zero for the others, and keeps
 // the sums of its range. Sums may have a third operand, x of the result's shape and type, to which they are
-// added (compiler/fuse_epilogue.cc makes these).
+// added (compiler/passes/fuse_epilogue.cc makes these).
 #include "ops/along_axis.h"
-#include "ops/sparse.h"
+#include "ops/language/sparse.h"
 
 namespace oneflow_like {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
+#include "ops/language/schedule.h"
 #include "ops/reference.h"
-#include "ops/schedule.h"
 
 namespace oneflow_like {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "core/dims.h"
 
 namespace oneflow_like {

@@ -78,7 +78,7 @@ TEST_F(InstallTest, HasTheHeadersThatItsHeadersIncludeAndNoOthers) {
                                     "ops/oracle.h",
                                     "ops/reference.h",
                                     "ops/cuda/kernel.h",
-                                    "core/parallel_for.h",
+                                    "core/device/parallel_for.h",
                                     "core/random.h",
                                     "oneflow_like/text/tokenizers.h",
                                     "oneflow_like/text/utf8.h",

@@ -1,10 +1,10 @@
-// The backend for NVIDIA GPUs. Programs get it from OpenBackend("cuda") (core/backend.h), which opens the
-// library made of this folder and ops/cuda; tests on the emulator link it and create their own.
+// The backend for NVIDIA GPUs. Programs get it from OpenBackend("cuda") (core/device/backend.h), which opens
+// the library made of this folder and ops/cuda; tests on the emulator link it and create their own.
 #pragma once
 
 #include <memory>
 
-#include "core/backend.h"
+#include "core/device/backend.h"
 
 namespace oneflow_like::cuda {
 

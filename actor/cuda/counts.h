@@ -1,4 +1,5 @@
-// Counts of the work of this process's streams, for profiles (core/backend.h, BackendCounts). Thread-safe.
+// Counts of the work of this process's streams, for profiles (core/device/backend.h, BackendCounts).
+// Thread-safe.
 #pragma once
 
 #include <atomic>

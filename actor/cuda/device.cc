@@ -5,7 +5,7 @@
 
 #include "actor/cuda/error.h"
 #include "actor/cuda/stream.h"
-#include "core/host_memory.h"
+#include "core/system/host_memory.h"
 #include "ops/cuda/driver_turn.h"
 
 namespace oneflow_like::cuda {

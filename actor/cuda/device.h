@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "actor/cuda/gpu.h"
-#include "core/backend.h"
+#include "core/device/backend.h"
 
 namespace oneflow_like::cuda {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace oneflow_like::cuda {
 

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "actor/cuda/stream.h"
-#include "core/backend.h"
+#include "core/device/backend.h"
 
 namespace oneflow_like::cuda {
 
 // Whether the library is available, so that groups can be created.
 bool HasGroups();
-// As Backend's functions of these names (core/backend.h). Throw Error in one sentence. A member must be
-// destroyed after its enqueued work is done, and before its device.
+// As Backend's functions of these names (core/device/backend.h). Throw Error in one sentence. A member must
+// be destroyed after its enqueued work is done, and before its device.
 std::string MakeGroupId();
 std::vector<std::unique_ptr<GroupMember>> ConnectGroup(const std::string& id, const GroupSpec& group,
                                                        const std::vector<int>& members,

@@ -11,7 +11,7 @@
 #include "actor/cuda/completion.h"
 #include "actor/cuda/device.h"
 #include "actor/cuda/graph_policy.h"
-#include "core/device.h"
+#include "core/device/device.h"
 #include "ops/cuda/kernel.h"
 
 namespace oneflow_like::cuda {

@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "oneflow_like/checkpoint/safetensors.h"
-#include "oneflow_like/json_text.h"
+#include "oneflow_like/text/json_text.h"
 
 namespace oneflow_like {
 namespace {

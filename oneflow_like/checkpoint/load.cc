@@ -11,7 +11,7 @@
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/checkpoint/together.h"
-#include "oneflow_like/pieces.h"
+#include "oneflow_like/model/pieces.h"
 
 namespace oneflow_like {
 namespace {

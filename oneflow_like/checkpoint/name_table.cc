@@ -10,9 +10,9 @@
 #include <numeric>
 #include <set>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
+#include "core/boxes/runs.h"
 #include "core/error.h"
-#include "core/runs.h"
 
 namespace oneflow_like {
 namespace {

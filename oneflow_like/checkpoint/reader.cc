@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
+#include "core/boxes/runs.h"
 #include "core/error.h"
-#include "core/runs.h"
 
 namespace oneflow_like {
 namespace {

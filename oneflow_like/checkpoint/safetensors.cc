@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "oneflow_like/json_text.h"
+#include "oneflow_like/text/json_text.h"
 
 namespace oneflow_like {
 namespace {

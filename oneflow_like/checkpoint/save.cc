@@ -11,7 +11,7 @@
 #include "actor/net/talk/job.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/checkpoint/together.h"
-#include "oneflow_like/replicas_check.h"
+#include "oneflow_like/job/replicas_check.h"
 
 namespace oneflow_like {
 namespace {

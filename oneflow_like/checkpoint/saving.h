@@ -10,7 +10,7 @@
 
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/snapshot.h"
-#include "oneflow_like/model_impl.h"
+#include "oneflow_like/model/model_impl.h"
 
 namespace oneflow_like {
 

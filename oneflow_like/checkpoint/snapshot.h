@@ -14,7 +14,7 @@
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/checkpoint/safetensors.h"
 #include "oneflow_like/checkpoint/together.h"
-#include "oneflow_like/pieces.h"
+#include "oneflow_like/model/pieces.h"
 
 namespace oneflow_like {
 

@@ -8,11 +8,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/boxes/runs.h"
 #include "core/error.h"
 #include "core/float16.h"
-#include "core/runs.h"
 #include "oneflow_like/checkpoint/index.h"
-#include "oneflow_like/json_text.h"
+#include "oneflow_like/text/json_text.h"
 
 namespace oneflow_like {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "oneflow_like/model_impl.h"
+#include "oneflow_like/model/model_impl.h"
 
 namespace oneflow_like {
 

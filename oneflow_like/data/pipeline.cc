@@ -25,7 +25,7 @@
 #include <set>
 #include <thread>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "core/random.h"
 
 namespace oneflow_like {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/feeds.h"
+#include "core/boxes/feeds.h"
 #include "oneflow_like/data/source.h"
 
 namespace oneflow_like {

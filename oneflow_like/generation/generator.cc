@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
 
 namespace oneflow_like {
 

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "core/random.h"
-#include "oneflow_like/limits.h"
+#include "oneflow_like/model/limits.h"
 
 namespace oneflow_like {
 namespace {

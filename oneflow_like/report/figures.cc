@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "compiler/text.h"
-#include "oneflow_like/summary.h"
+#include "compiler/graph/text.h"
+#include "oneflow_like/session/summary.h"
 
 namespace oneflow_like {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
 

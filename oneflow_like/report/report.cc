@@ -11,7 +11,7 @@
 
 #include "actor/net/talk/job.h"
 #include "core/error.h"
-#include "core/file_check.h"
+#include "core/system/file_check.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/report/page.h"
 

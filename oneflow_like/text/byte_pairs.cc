@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 #include "oneflow_like/data/files.h"
-#include "oneflow_like/json_text.h"
+#include "oneflow_like/text/json_text.h"
 #include "oneflow_like/text/split.h"
 #include "oneflow_like/text/tokenizers.h"
 #include "oneflow_like/text/utf8.h"

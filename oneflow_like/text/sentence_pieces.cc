@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/open_library.h"
+#include "core/system/open_library.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/text/piece_model.h"
 #include "oneflow_like/text/tokenizers.h"

@@ -2,7 +2,7 @@
 // reading keys and values once for all queries that share them.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like::cpu {
 

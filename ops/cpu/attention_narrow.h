@@ -3,7 +3,7 @@
 // before they are multiplied, as attention on GPUs does.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like::cpu {
 

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "core/random.h"
 #include "ops/attention_masks.h"
 #include "ops/cpu/convert.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "ops/fused.h"
 
 namespace oneflow_like::cpu {

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/parallel_for.h"
+#include "core/device/parallel_for.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/vectors.h"
 #include "ops/reference.h"

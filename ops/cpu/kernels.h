@@ -4,9 +4,9 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/device/kernel.h"
+#include "core/device/parallel_for.h"
 #include "core/float16.h"
-#include "core/kernel.h"
-#include "core/parallel_for.h"
 
 namespace oneflow_like::cpu {
 

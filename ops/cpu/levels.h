@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like {
 

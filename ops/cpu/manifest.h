@@ -1,7 +1,7 @@
 // The fast CPU kernels: one call enters them all.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like {
 

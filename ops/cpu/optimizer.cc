@@ -4,7 +4,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
-#include "ops/schedule.h"
+#include "ops/language/schedule.h"
 
 namespace oneflow_like::cpu {
 namespace {

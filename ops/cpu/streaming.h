@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "ops/cpu/vectors.h"
 
 namespace oneflow_like::cpu {

@@ -1,12 +1,12 @@
-// CombineBox (core/copy_box.h) on a device: the receiving end of boxing between ranks that reach each other's
-// memory.
+// CombineBox (core/boxes/copy_box.h) on a device: the receiving end of boxing between ranks that reach each
+// other's memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <span>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "ops/cuda/kernel.h"
 
 namespace oneflow_like::cuda {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 #include "ops/cuda/grid.h"
 #include "ops/fused.h"
 

@@ -10,8 +10,8 @@
 #include <span>
 #include <string>
 
-#include "core/device.h"
-#include "core/kernel.h"
+#include "core/device/device.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like::cuda {
 

@@ -1,7 +1,7 @@
 // Functions by which the files of this folder add their kernels to the registry, for the manifest.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like::cuda {
 

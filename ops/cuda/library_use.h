@@ -1,5 +1,5 @@
 // Counts of the calls that NVIDIA's libraries served and of those they refused. After a refusal the result is
-// correct but slower, so profiles show it (core/backend.h, BackendCounts).
+// correct but slower, so profiles show it (core/device/backend.h, BackendCounts).
 #pragma once
 
 #include <cstdint>

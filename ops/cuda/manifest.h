@@ -1,7 +1,7 @@
 // The readable manifest of CUDA kernels (manifest.cc): every operator, local boxing and initialiser.
 #pragma once
 
-#include "core/kernel.h"
+#include "core/device/kernel.h"
 
 namespace oneflow_like {
 

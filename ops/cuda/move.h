@@ -1,7 +1,7 @@
 // Copies of boxes on the device, for the movers (move.cu) and local boxing (boxing.cu).
 #pragma once
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "ops/cuda/kernel.h"
 
 namespace oneflow_like::cuda {

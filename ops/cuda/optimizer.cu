@@ -15,7 +15,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/operand.h"
 #include "ops/cuda/together.h"
-#include "ops/schedule.h"
+#include "ops/language/schedule.h"
 
 namespace oneflow_like::cuda {
 namespace {

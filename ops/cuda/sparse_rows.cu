@@ -7,7 +7,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/row_sums.h"
 #include "ops/cuda/sort.h"
-#include "ops/schedule.h"
+#include "ops/language/schedule.h"
 
 namespace oneflow_like::cuda {
 namespace {

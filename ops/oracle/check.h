@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "core/copy_box.h"
-#include "core/kernel.h"
+#include "core/boxes/copy_box.h"
+#include "core/device/kernel.h"
 #include "core/random.h"
 #include "ops/op.h"
 #include "ops/oracle/samples.h"

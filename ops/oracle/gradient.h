@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/oracle/check.h"
 
 namespace oneflow_like::oracle {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/device/backend.h"
 #include "ops/cpu/manifest.h"
 #include "ops/manifest.h"
 #include "ops/op.h"

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace oneflow_like {
 

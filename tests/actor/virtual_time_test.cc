@@ -12,7 +12,7 @@
 #include <random>
 
 #include "actor/virtual_clock.h"
-#include "compiler/schedule.h"
+#include "compiler/plan/schedule.h"
 #include "tests/actor/plan_builder.h"
 
 namespace oneflow_like {

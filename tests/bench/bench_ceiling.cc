@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/device.h"
-#include "core/parallel_for.h"
+#include "core/device/device.h"
+#include "core/device/parallel_for.h"
 #include "ops/cpu/loops.h"
 #include "tests/bench/bench.h"
 

@@ -7,10 +7,10 @@
 #include <set>
 
 #include "compiler/compile.h"
+#include "core/device/parallel_for.h"
 #include "core/float16.h"
-#include "core/parallel_for.h"
 #include "core/plan_values.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/bench/bench.h"
 
 namespace oneflow_like::bench {

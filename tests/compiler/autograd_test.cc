@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "compiler/graph.h"
-#include "compiler/passes.h"
+#include "compiler/graph/graph.h"
+#include "compiler/passes/passes.h"
 #include "core/random.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/sparse.h"
+#include "ops/language/vision.h"
 #include "ops/oracle/check.h"
-#include "ops/sparse.h"
-#include "ops/vision.h"
 
 namespace oneflow_like {
 namespace {

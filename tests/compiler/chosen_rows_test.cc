@@ -8,8 +8,8 @@
 
 #include "core/plan_values.h"
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/session_impl.h"
-#include "ops/sparse.h"
+#include "oneflow_like/session/session_impl.h"
+#include "ops/language/sparse.h"
 
 namespace oneflow_like {
 namespace {

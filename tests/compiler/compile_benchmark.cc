@@ -7,7 +7,7 @@
 
 #include "core/plan_values.h"
 #include "examples/gpt_model.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
 namespace {

@@ -1,5 +1,5 @@
 // Stages cut by time are as good as the best of all cuts.
-#include "compiler/cut_layers.h"
+#include "compiler/search/cut_layers.h"
 
 #include <gtest/gtest.h>
 

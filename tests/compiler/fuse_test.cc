@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/plan_values.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "ops/cpu/block_program.h"
 #include "ops/cuda/generate.h"
 #include "ops/fused.h"

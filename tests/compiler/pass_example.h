@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
-#include "compiler/text.h"
+#include "compiler/graph/text.h"
 #include "core/plan_values.h"
 #include "ops/op.h"
 

@@ -15,8 +15,8 @@
 #include <set>
 #include <thread>
 
-#include "compiler/passes.h"
-#include "core/device.h"
+#include "compiler/passes/passes.h"
+#include "core/device/device.h"
 #include "tests/actor/plan_builder.h"
 #include "tests/oneflow_like/small_gpt.h"
 
@@ -141,8 +141,8 @@ std::map<int, Said> WhatPlansSay(const Session& session) {
   return said;
 }
 
-// On a busy machine the way in which teams spin changes now and then, which makes a team (core/spinning.h):
-// here it stays as it is.
+// On a busy machine the way in which teams spin changes now and then, which makes a team
+// (core/system/spinning.h): here it stays as it is.
 [[maybe_unused]] const int kSpinningStays = setenv("GOMP_SPINCOUNT", "1000", 0);
 
 class Plans : public testing::TestWithParam<SmallGpt> {};

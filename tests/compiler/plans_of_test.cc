@@ -9,7 +9,7 @@
 
 #include "core/plan_values.h"
 #include "core/random.h"
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/op.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"

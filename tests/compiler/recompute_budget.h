@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "oneflow_like/variables.h"
+#include "oneflow_like/model/variables.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 

@@ -7,10 +7,10 @@
 #include <optional>
 #include <random>
 
-#include "compiler/choice_network.h"
-#include "compiler/choose_weights.h"
 #include "compiler/compile.h"
-#include "oneflow_like/model_impl.h"
+#include "compiler/search/choice_network.h"
+#include "compiler/search/choose_weights.h"
+#include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/oneflow_like.h"
 
 namespace oneflow_like {

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "compiler/passes.h"
-#include "compiler/schedule.h"
-#include "compiler/text.h"
+#include "compiler/graph/text.h"
+#include "compiler/passes/passes.h"
+#include "compiler/plan/schedule.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "compiler/compile.h"
-#include "compiler/text.h"
+#include "compiler/graph/text.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "compiler/explain.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

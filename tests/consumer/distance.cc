@@ -1,6 +1,6 @@
 #include "distance.h"
 
-#include "core/parallel_for.h"
+#include "core/device/parallel_for.h"
 
 using namespace oneflow_like;
 

@@ -21,15 +21,15 @@
 #include <thread>
 
 #include "core/attrs.h"
-#include "core/copy_box.h"
-#include "core/device.h"
+#include "core/boxes/copy_box.h"
+#include "core/device/device.h"
+#include "core/device/kernel.h"
+#include "core/device/parallel_for.h"
 #include "core/dims.h"
 #include "core/dtype.h"
-#include "core/file_check.h"
 #include "core/float16.h"
-#include "core/kernel.h"
-#include "core/parallel_for.h"
 #include "core/random.h"
+#include "core/system/file_check.h"
 #include "tests/error_of.h"
 #include "tests/processes.h"
 

@@ -1,5 +1,5 @@
 // What bounds the memory of a process, read from trees as machines, containers and schedulers have them.
-#include "core/memory_limits.h"
+#include "core/system/memory_limits.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "core/host_memory.h"
+#include "core/system/host_memory.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {

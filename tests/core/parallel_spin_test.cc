@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "core/parallel_for.h"
+#include "core/device/parallel_for.h"
 
 namespace oneflow_like {
 namespace {

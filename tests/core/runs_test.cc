@@ -1,5 +1,5 @@
 // Boxes cut into runs: every element once, in the order of the piece, and no run with a gap in the piece.
-#include "core/runs.h"
+#include "core/boxes/runs.h"
 
 #include <gtest/gtest.h>
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 #include "oneflow_like/data/files.h"
 #include "tests/processes.h"
 

@@ -1,5 +1,5 @@
 // What the examples do with texts.
-#include "examples/data.h"
+#include "oneflow_like/program/data.h"
 
 #include "oneflow_like/data/files.h"
 #include "tests/oneflow_like/data/files_fixture.h"

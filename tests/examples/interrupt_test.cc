@@ -3,7 +3,7 @@
 // otherwise.
 #include <gtest/gtest.h>
 
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 #include "tests/examples/saved_runs.h"
 
 namespace oneflow_like {

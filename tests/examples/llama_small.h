@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "examples/data.h"
 #include "examples/llama_model.h"
 #include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/program/data.h"
 
 namespace oneflow_like {
 

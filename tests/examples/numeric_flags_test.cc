@@ -6,7 +6,7 @@
 #include <climits>
 #include <cmath>
 
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {

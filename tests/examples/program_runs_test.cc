@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {

@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 #include "tests/examples/saved_runs.h"
 
 namespace oneflow_like {

@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "examples/bert_model.h"
-#include "examples/data.h"
 #include "examples/dlrm_model.h"
 #include "examples/face_model.h"
 #include "examples/moe_model.h"
 #include "examples/resnet_model.h"
-#include "examples/synthetic.h"
 #include "examples/unet_model.h"
 #include "examples/vit_model.h"
 #include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/program/data.h"
+#include "oneflow_like/program/synthetic.h"
 
 namespace oneflow_like {
 

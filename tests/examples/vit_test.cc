@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 #include "examples/vit_huggingface.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "tests/oneflow_like/session_fixture.h"

@@ -18,7 +18,7 @@
 #include "oneflow_like/data/idx.h"
 #include "oneflow_like/data/images.h"
 #include "oneflow_like/data/tokens.h"
-#include "oneflow_like/run_folder.h"
+#include "oneflow_like/launch/run_folder.h"
 #include "oneflow_like/text/tokenizers.h"
 
 DEFINE_int32(fuzzed_whole, 1, "what a config may set");

@@ -12,7 +12,7 @@
 
 #include "examples/gpt_huggingface.h"
 #include "oneflow_like/checkpoint/reader.h"
-#include "oneflow_like/json_text.h"
+#include "oneflow_like/text/json_text.h"
 #include "tests/error_of.h"
 
 namespace oneflow_like {

@@ -29,13 +29,13 @@ done
 clang=${CLANG-$(command -v clang++ || command -v clang++-14)}
 flags="-std=c++20 -DOFL_HAVE_JPEG -DOFL_HAVE_PNG -DOFL_HAVE_PCRE2 -DOFL_HAVE_UTF8PROC -g -O1 -fno-omit-frame-pointer -I."
 sanitizers="-fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all"
-sources="core/error.cc core/dims.cc core/dtype.cc core/runs.cc core/copy_box.cc examples/gpt_huggingface.cc examples/huggingface_config.cc
+sources="core/error.cc core/dims.cc core/dtype.cc core/boxes/runs.cc core/boxes/copy_box.cc examples/gpt_huggingface.cc oneflow_like/program/huggingface_config.cc
   tests/fuzz/readers.cc oneflow_like/checkpoint/safetensors.cc oneflow_like/checkpoint/index.cc
   oneflow_like/checkpoint/reader.cc oneflow_like/checkpoint/source.cc oneflow_like/checkpoint/name_table.cc
-  oneflow_like/checkpoint/huggingface.cc oneflow_like/json_text.cc tests/fuzz/data_readers.cc
+  oneflow_like/checkpoint/huggingface.cc oneflow_like/text/json_text.cc tests/fuzz/data_readers.cc
   core/random.cc core/hash_bytes.cc oneflow_like/data/files.cc oneflow_like/data/tokens.cc
   oneflow_like/data/token_files.cc oneflow_like/data/idx.cc oneflow_like/data/clicks.cc oneflow_like/data/decode.cc
-  oneflow_like/data/images.cc oneflow_like/data/source.cc oneflow_like/run_folder.cc oneflow_like/help.cc
+  oneflow_like/data/images.cc oneflow_like/data/source.cc oneflow_like/launch/run_folder.cc oneflow_like/launch/help.cc
   oneflow_like/text/byte_pairs.cc oneflow_like/text/split.cc oneflow_like/text/utf8.cc oneflow_like/text/tokenizers.cc
   oneflow_like/text/piece_model.cc oneflow_like/text/module/sentence_pieces.cc tests/fuzz/linked_pieces.cc"
 build=build/fuzz

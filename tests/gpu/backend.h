@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "core/backend.h"
+#include "core/device/backend.h"
 
 namespace oneflow_like::gpu {
 

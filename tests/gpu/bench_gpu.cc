@@ -16,7 +16,7 @@
 #include "core/plan_values.h"
 #include "core/random.h"
 #include "examples/gpt_model.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/gpu/backend.h"
 #include "tests/gpu/measure.h"
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/backend.h"
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
+#include "core/device/backend.h"
 #include "ops/op.h"
 
 namespace oneflow_like::gpu {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/device/backend.h"
 
 namespace oneflow_like::gpu {
 

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "examples/llama_model.h"
-#include "oneflow_like/model_impl.h"
+#include "oneflow_like/model/model_impl.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"

@@ -12,9 +12,9 @@
 #include <sstream>
 
 #include "core/plan.pb.h"
-#include "oneflow_like/core_turn.h"
-#include "oneflow_like/kernel_fit.h"
 #include "oneflow_like/simulate.h"
+#include "oneflow_like/simulate/core_turn.h"
+#include "oneflow_like/simulate/kernel_fit.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "oneflow_like/busy_others.h"
+#include "oneflow_like/simulate/busy_others.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {

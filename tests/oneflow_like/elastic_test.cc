@@ -1,5 +1,5 @@
 // What --elastic makes of a job that has lost processes: mesh, processes and micro-batches.
-#include "oneflow_like/elastic.h"
+#include "oneflow_like/job/elastic.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <random>
 #include <regex>
 
-#include "core/backend.h"
+#include "core/device/backend.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

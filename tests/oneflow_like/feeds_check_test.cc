@@ -1,6 +1,6 @@
 // Processes that feed different data are told so: in the first steps of every session, and in all with
 // check_feeds.
-#include "oneflow_like/feeds_check.h"
+#include "oneflow_like/job/feeds_check.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "ops/losses.h"
+#include "ops/language/losses.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/processes.h"
 

@@ -1,5 +1,5 @@
 // Who shares a limit of memory, and whether all of them together find room in it.
-#include "oneflow_like/memory_check.h"
+#include "oneflow_like/job/memory_check.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -17,8 +17,8 @@
 #include "actor/net/talk/job.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/launcher.h"
-#include "oneflow_like/plan_share.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/planner/plan_share.h"
+#include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "tests/processes.h"
 

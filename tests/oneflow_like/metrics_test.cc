@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "oneflow_like/event.pb.h"
-#include "oneflow_like/event_file.h"
+#include "oneflow_like/launch/event.pb.h"
+#include "oneflow_like/launch/event_file.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/processes.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/text.h"
+#include "compiler/graph/text.h"
 #include "core/float16.h"
 #include "core/random.h"
 #include "ops/cpu/manifest.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "oneflow_like/model_impl.h"
+#include "oneflow_like/model/model_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

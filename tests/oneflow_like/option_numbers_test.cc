@@ -6,9 +6,9 @@
 #include <functional>
 #include <limits>
 
-#include "ops/losses.h"
-#include "ops/sparse.h"
-#include "ops/vision.h"
+#include "ops/language/losses.h"
+#include "ops/language/sparse.h"
+#include "ops/language/vision.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compiler/explain.h"
-#include "compiler/schedule.h"
+#include "compiler/plan/schedule.h"
 #include "ops/manifest.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/session_fixture.h"

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/error_of.h"
 
 namespace oneflow_like {

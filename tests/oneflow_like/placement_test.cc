@@ -1,5 +1,5 @@
 // Which device a rank has: its own where there are enough, else neighbours share one.
-#include "oneflow_like/placement.h"
+#include "oneflow_like/model/placement.h"
 
 #include <gtest/gtest.h>
 

@@ -13,8 +13,8 @@
 
 #include "examples/gpt_model.h"
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/plan_estimate.h"
-#include "oneflow_like/plan_share.h"
+#include "oneflow_like/planner/plan_estimate.h"
+#include "oneflow_like/planner/plan_share.h"
 #include "oneflow_like/simulate.h"
 #include "tests/error_of.h"
 

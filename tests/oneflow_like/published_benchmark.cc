@@ -13,7 +13,7 @@
 #include "examples/gpt_model.h"
 #include "examples/llama_model.h"
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 
 namespace oneflow_like {

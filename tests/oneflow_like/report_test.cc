@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "compiler/explain.h"
-#include "oneflow_like/summary.h"
+#include "oneflow_like/session/summary.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"

@@ -8,9 +8,9 @@
 #include <functional>
 #include <sstream>
 
-#include "ops/losses.h"
-#include "ops/sparse.h"
-#include "ops/vision.h"
+#include "ops/language/losses.h"
+#include "ops/language/sparse.h"
+#include "ops/language/vision.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 DEFINE_bool(print_sentences, false, "print the sentence that each wrong use gets");

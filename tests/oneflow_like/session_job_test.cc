@@ -4,9 +4,9 @@
 #include <regex>
 #include <set>
 
-#include "compiler/collective_costs.h"
-#include "oneflow_like/agreement.h"
-#include "oneflow_like/feeds_check.h"
+#include "compiler/cost/collective_costs.h"
+#include "oneflow_like/job/agreement.h"
+#include "oneflow_like/job/feeds_check.h"
 #include "tests/actor/net/stub_network.h"
 #include "tests/oneflow_like/thread_job.h"
 

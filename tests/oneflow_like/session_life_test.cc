@@ -4,7 +4,7 @@
 #include <regex>
 #include <thread>
 
-#include "oneflow_like/model_impl.h"
+#include "oneflow_like/model/model_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

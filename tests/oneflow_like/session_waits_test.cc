@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/actor/net/job_processes.h"
 #include "tests/oneflow_like/session_fixture.h"
 

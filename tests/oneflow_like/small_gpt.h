@@ -10,7 +10,7 @@
 #include "core/random.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <map>
 
-#include "ops/sparse.h"
+#include "ops/language/sparse.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

@@ -10,9 +10,9 @@
 #include <regex>
 #include <thread>
 
+#include "oneflow_like/job/stalls.h"
 #include "oneflow_like/launcher.h"
 #include "oneflow_like/oneflow_like.h"
-#include "oneflow_like/stalls.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/processes.h"
 

@@ -2,7 +2,7 @@
 // losses.
 #include <regex>
 
-#include "oneflow_like/session_impl.h"
+#include "oneflow_like/session/session_impl.h"
 #include "ops/oracle/samples.h"
 #include "tests/oneflow_like/session_fixture.h"
 

@@ -4,8 +4,8 @@
 
 #include <regex>
 
-#include "oneflow_like/model_impl.h"
-#include "oneflow_like/replicas_check.h"
+#include "oneflow_like/job/replicas_check.h"
+#include "oneflow_like/model/model_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"

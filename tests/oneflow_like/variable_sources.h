@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "core/host_tensor.h"
 #include "core/random.h"
 #include "oneflow_like/checkpoint/index.h"

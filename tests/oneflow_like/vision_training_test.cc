@@ -1,6 +1,6 @@
 // A small convolutional network trains to the same losses and running statistics on every mesh and for every
 // number of micro-batches: the statistics of its batch norms are of the whole batch.
-#include "ops/vision.h"
+#include "ops/language/vision.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {

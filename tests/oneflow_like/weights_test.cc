@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/graph.h"
+#include "compiler/graph/graph.h"
 #include "core/float16.h"
-#include "oneflow_like/model_impl.h"
+#include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/session.h"
 #include "tests/oneflow_like/session_fixture.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/oracle/gradient.h"
 #include "ops/rope.h"
 #include "tests/error_of.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/losses.h"
+#include "ops/language/losses.h"
 #include "tests/error_of.h"
 #include "tests/ops/eager.h"
 

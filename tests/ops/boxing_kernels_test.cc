@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "core/random.h"
 #include "ops/manifest.h"
 #include "ops/op.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/parallel_for.h"
+#include "core/device/parallel_for.h"
 #include "core/random.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/manifest.h"

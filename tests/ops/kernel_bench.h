@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
-#include "core/parallel_for.h"
+#include "core/device/device.h"
+#include "core/device/parallel_for.h"
 #include "ops/cpu/manifest.h"
 #include "ops/op.h"
 #include "ops/reference.h"

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
+#include "ops/language/schedule.h"
 #include "ops/manifest.h"
 #include "ops/oracle/gradient.h"
-#include "ops/schedule.h"
 #include "tests/error_of.h"
 
 namespace oneflow_like {
@@ -109,7 +109,7 @@ TEST(OpsB, ExpansionsGiveWhatTheirOperatorsGive) {
 
 // --- Products ---
 
-// What compiler/fuse_epilogue.cc makes of several nodes gives what those give.
+// What compiler/passes/fuse_epilogue.cc makes of several nodes gives what those give.
 TEST(OpsB, ProductsWithWhatFollowsGiveWhatThePartsGive) {
   int pre = 0;
   for (const oracle::Trial& trial : Trials("linear")) {

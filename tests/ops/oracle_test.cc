@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/parallel_for.h"
+#include "core/device/parallel_for.h"
 #include "ops/cpu/manifest.h"
 #include "ops/oracle/check.h"
 #include "ops/oracle/gradient.h"

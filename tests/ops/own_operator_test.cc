@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 #include "ops/oracle.h"
 #include "ops/reference.h"
 

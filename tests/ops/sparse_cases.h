@@ -1,6 +1,6 @@
-// Larger and odd cases of the operators of ops/sparse.h for the fast kernels of every kind of device: lines
-// longer than a tile, ties, NaNs, rows that very many indices name, pieces that begin inside the whole, and
-// data that make no sense.
+// Larger and odd cases of the operators of ops/language/sparse.h for the fast kernels of every kind of
+// device: lines longer than a tile, ties, NaNs, rows that very many indices name, pieces that begin inside
+// the whole, and data that make no sense.
 #pragma once
 
 #include <cmath>

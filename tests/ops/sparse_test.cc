@@ -1,6 +1,6 @@
-// The functions of ops/sparse.h: values worked out by hand, gradients of those that are made of others, an
-// expert layer and a sparse update against loops written here, and what wrong uses are told.
-#include "ops/sparse.h"
+// The functions of ops/language/sparse.h: values worked out by hand, gradients of those that are made of
+// others, an expert layer and a sparse update against loops written here, and what wrong uses are told.
+#include "ops/language/sparse.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
-// The functions of ops/vision.h against numbers of PyTorch 2.15 in double (channels moved last), what is said
-// of their wrong uses, and the signatures of their operators. The inputs are quarters of whole numbers, so
-// they are exact.
-#include "ops/vision.h"
+// The functions of ops/language/vision.h against numbers of PyTorch 2.15 in double (channels moved last),
+// what is said of their wrong uses, and the signatures of their operators. The inputs are quarters of whole
+// numbers, so they are exact.
+#include "ops/language/vision.h"
 
 #include <gtest/gtest.h>
 

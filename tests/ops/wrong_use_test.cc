@@ -9,11 +9,11 @@
 #include <functional>
 #include <limits>
 
-#include "ops/expressions.h"
-#include "ops/losses.h"
+#include "ops/language/expressions.h"
+#include "ops/language/losses.h"
+#include "ops/language/sparse.h"
+#include "ops/language/vision.h"
 #include "ops/oracle/gradient.h"
-#include "ops/sparse.h"
-#include "ops/vision.h"
 
 namespace oneflow_like::oracle {
 namespace {

@@ -1,5 +1,5 @@
 // Losses.
-#include "ops/losses.h"
+#include "ops/language/losses.h"
 #include "tests/peers/values.h"
 
 namespace oneflow_like::peers {

@@ -1,6 +1,6 @@
 // Order, elements by index, bags of embeddings, rows that a batch touched, products by expert, small changes
 // of shape.
-#include "ops/sparse.h"
+#include "ops/language/sparse.h"
 #include "tests/peers/values.h"
 
 namespace oneflow_like::peers {

@@ -1,5 +1,5 @@
 // Convolutions, pooling, resizing and norms of channels.
-#include "ops/vision.h"
+#include "ops/language/vision.h"
 #include "tests/peers/values.h"
 
 namespace oneflow_like::peers {

@@ -9,7 +9,7 @@
 
 #include "core/random.h"
 #include "oneflow_like/session.h"
-#include "ops/schedule.h"
+#include "ops/language/schedule.h"
 #include "tests/peers/tensor_file.h"
 
 namespace oneflow_like::peers {

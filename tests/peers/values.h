@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/functional.h"
+#include "ops/language/functional.h"
 
 namespace oneflow_like::peers {
 

@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as nn
 
-HEADERS = ["ops/functional.h", "ops/expressions.h"]
+HEADERS = ["ops/language/functional.h", "ops/language/expressions.h"]
 LEFT_OUT = {
     "dropout": "draws",
     "uniform": "draws",

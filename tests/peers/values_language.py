@@ -4,7 +4,7 @@ import math
 import torch
 import torch.nn.functional as nn
 
-HEADERS = []  # functions of ops/functional.h
+HEADERS = []  # functions of ops/language/functional.h
 LEFT_OUT = {}
 
 

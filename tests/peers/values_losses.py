@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as nn
 
-HEADERS = ["ops/losses.h"]
+HEADERS = ["ops/language/losses.h"]
 LEFT_OUT = {}
 
 

@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as nn
 
-HEADERS = ["ops/sparse.h"]
+HEADERS = ["ops/language/sparse.h"]
 LEFT_OUT = {}
 
 

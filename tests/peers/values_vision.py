@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as nn
 
-HEADERS = ["ops/vision.h"]
+HEADERS = ["ops/language/vision.h"]
 LEFT_OUT = {}
 
 

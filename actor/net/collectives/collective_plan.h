@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "core/boxes/copy_box.h"
 #include "core/collective_algorithm.h"
-#include "core/copy_box.h"
 #include "core/plan.pb.h"
 
 namespace oneflow_like {

@@ -12,7 +12,7 @@
 #include "actor/net/collectives/collective_plan.h"
 #include "actor/net/shared_memory/shared_region.h"
 #include "actor/net/ucx/network.h"
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 
 namespace oneflow_like {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace oneflow_like {
 

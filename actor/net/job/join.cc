@@ -20,8 +20,8 @@
 #include "actor/net/talk/gather.h"
 #include "actor/net/talk/runtime_links.h"
 #include "core/error.h"
-#include "core/exit_codes.h"
 #include "core/random.h"
+#include "core/system/exit_codes.h"
 
 namespace oneflow_like {
 namespace {

@@ -34,7 +34,7 @@ constexpr double kPatienceAfterTerm = 1;  // seconds between SIGTERM and SIGKILL
 // These ask a program to end; a second one does not ask.
 constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP};
 // All that others send to a program to tell it something, which the copies may have handlers for. SIGQUIT has
-// them say who waits for what (oneflow_like/stalls.h), here it is passed on even where a shell has it
+// them say who waits for what (oneflow_like/job/stalls.h), here it is passed on even where a shell has it
 // ignored.
 constexpr int kSignals[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
                             SIGALRM, SIGXCPU, SIGTSTP, SIGCONT, SIGCHLD};

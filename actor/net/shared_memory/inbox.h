@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "actor/net/ucx/network.h"
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace oneflow_like {
 

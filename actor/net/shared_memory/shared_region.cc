@@ -21,7 +21,7 @@
 
 #include "actor/net/rendezvous/file_descriptor.h"
 #include "core/error.h"
-#include "core/host_memory.h"
+#include "core/system/host_memory.h"
 
 namespace oneflow_like {
 namespace {

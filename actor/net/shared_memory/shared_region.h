@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "actor/net/rendezvous/bootstrap.h"
-#include "core/device.h"
+#include "core/device/device.h"
 
 namespace oneflow_like {
 

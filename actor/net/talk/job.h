@@ -11,7 +11,7 @@
 #include "actor/net/shared_memory/shared_region.h"
 #include "actor/net/ucx/network.h"
 #include "actor/peers.h"
-#include "core/exit_codes.h"
+#include "core/system/exit_codes.h"
 
 namespace oneflow_like {
 
@@ -47,7 +47,7 @@ class Job {
   // The failure's message; empty if there is none. Any thread.
   virtual std::string failure() const = 0;
   // The program's exit code for that failure, wherever it occurred: kLostPeer when a process was lost, else
-  // the code of the process that failed (core/exit_codes.h). Any thread.
+  // the code of the process that failed (core/system/exit_codes.h). Any thread.
   virtual int exit_code() const { return kRunError; }
   // Network thread: `awaited` is called on failure, before pending collectives are failed. It returns what is
   // awaited, for the message: "all_reduce 'h0/up.grad' of step 7 (train) with rank 3 (host b, pid 17)", or

@@ -12,8 +12,8 @@
 #include <cstdio>
 
 #include "actor/net/ucx/ucx_network.h"
+#include "core/device/parallel_for.h"
 #include "core/error.h"
-#include "core/parallel_for.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -326,8 +326,9 @@ bool UcxNetwork::Pass() {
 
 void UcxNetwork::Run() {
   pthread_setname_np(pthread_self(), "network");
-  SetParallelThreads(1);  // a team here would be one too many for those of kernels to spin (core/spinning.h)
-  FlushDenormals();       // as workers do: a sum must not depend on who makes it
+  // A team here would be one too many for those of kernels to spin (core/system/spinning.h).
+  SetParallelThreads(1);
+  FlushDenormals();  // as workers do: a sum must not depend on who makes it
   duty_->Release();
   for (;;) {
     if (!duty_->TakeAwakened()) {

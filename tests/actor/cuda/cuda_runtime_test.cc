@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "actor/cuda/backend.h"
-#include "core/backend.h"
-#include "oneflow_like/placement.h"
+#include "core/device/backend.h"
+#include "oneflow_like/model/placement.h"
 #include "ops/cuda/kernel.h"
 #include "tests/actor/cuda/device_runs.h"
 #include "tests/cuda_emulator/emulator.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "actor/net/collectives/process_collectives.h"
+#include "core/boxes/copy_box.h"
 #include "core/collective_algorithm.h"
-#include "core/copy_box.h"
 #include "core/float16.h"
 #include "tests/actor/plan_builder.h"
 #include "tests/sbp/random_boxing.h"

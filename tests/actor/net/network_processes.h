@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "actor/net/ucx/network.h"
+#include "core/device/parallel_for.h"
 #include "core/error.h"
-#include "core/parallel_for.h"
 
 namespace oneflow_like {
 

@@ -18,7 +18,7 @@
 #include <random>
 #include <thread>
 
-#include "core/device.h"
+#include "core/device/device.h"
 #include "core/error.h"
 #include "tests/error_of.h"
 

@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "core/random.h"
 #include "oneflow_like/data/pipeline.h"
 #include "tests/error_of.h"

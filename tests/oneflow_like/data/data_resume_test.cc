@@ -4,7 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "core/copy_box.h"
+#include "core/boxes/copy_box.h"
 #include "oneflow_like/data/clicks.h"
 #include "oneflow_like/data/idx.h"
 #include "oneflow_like/data/images.h"

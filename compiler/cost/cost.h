@@ -1,0 +1,116 @@
+// Cost: the work of a node and its time, estimated from the plan's inputs only and never measured, so that
+// all processes make the same plan. The choice of signatures, segments and their order, boxing and the dry
+// run all use it.
+//
+// Work is that of a local piece, and the piece comes from the cut points: where a micro-batch has one row
+// left, a second cut of the rows leaves that row to one rank and nothing to the others, so the busiest rank
+// gains nothing. Cuts give their first part the most, so coordinate 0 of every axis has the largest piece.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiler/graph/graph.h"
+#include "sbp/boxing.h"
+
+namespace oneflow_like {
+
+// How much of the peak is reached, by what an operator is and by its shape.
+struct Efficiency {
+  double product = 1;    // of large matrix products
+  double attention = 1;  // of attention
+  // A product or an attention whose smallest extent is this one reaches half of that: short extents leave
+  // parts of a device idle.
+  double half_extent = 0;
+};
+
+// The machine that estimates assume: devices of one kind, and the links between them.
+struct Machine {
+  Topology topology;           // links between devices, and the memory of one
+  std::vector<bool> shared;    // by level of its links: LinkLevels
+  double flops = 5e10;         // per second and device, of products in fp32
+  double narrow_flops = 5e10;  // of products in bf16 or f16
+  double overhead = 1e-7;      // additional seconds of every kernel
+  Efficiency efficiency;
+
+  double FlopsOf(DType dtype) const;
+};
+// The machine for the mesh's kind of device; only orders of magnitude matter.
+Machine MachineOf(const Mesh& mesh);
+
+// The work of one act: what it computes and touches.
+struct Work {
+  enum class Unit { kOther, kProduct, kAttention };  // which efficiency it has
+
+  double flops = 0, bytes = 0;
+  Unit unit = Unit::kOther;
+  double largest = 0;  // elements of the largest operand, unless kOther
+};
+// Of an operator's category (OpDef::category).
+Work::Unit UnitOf(const std::string& category);
+
+// The piece of an operator's work at one place: its rule with the local extents of every axis.
+class LocalWork {
+ public:
+  LocalWork() = default;  // for a node that computes nothing by itself
+  // The whole work of node `n` with this rule.
+  LocalWork(const Graph& graph, int n, BoundRule rule);
+
+  // Reduces the work to coordinate `index` of one more mesh axis of `parts`, along which operands and results
+  // have these signatures. Cuts nest: outer axes come first.
+  void Cut(const std::vector<Sbp>& in, const std::vector<Sbp>& out, int64_t parts, int64_t index);
+  // Reverts all cuts since the last Keep.
+  void Undo();
+  void Keep() { changed_.clear(); }
+
+  Work work() const;
+  const Dims& out(int i) const { return rule_.out[i].shape; }
+
+ private:
+  double Touched(const BoundRule::Operand& operand) const;
+  void CutOperand(BoundRule::Operand* operand, const Sbp& sbp, int64_t parts, int64_t index);
+  void Change(int64_t* what, int64_t value);
+
+  const OpDef* def_ = nullptr;
+  BoundRule rule_;
+  std::vector<int> element_bytes_;                     // inputs, then outputs
+  std::vector<std::pair<int64_t*, int64_t>> changed_;  // with the old values
+};
+
+// Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and
+// bytes and the memory's bandwidth.
+double SecondsOf(const Machine& machine, const Work& work, DType dtype);
+// The type that determines a node's rate: the narrowest floating one among its operands.
+DType RateType(const Graph& graph, const Node& node);
+
+// The number of a node's acts in a step.
+int ActsOf(const Graph& graph, const Node& node);
+
+// The costs of a graph whose signatures are chosen. `graph` and `machine` must outlive it.
+class CostModel {
+ public:
+  CostModel(const Graph& graph, const Machine& machine)
+      : graph_(graph), machine_(machine), sizes_(graph.Sizes()) {}
+
+  // The work of one act at these coordinates: time, then the mesh axes. Boxing touches bytes and computes
+  // nothing.
+  Work WorkAt(int n, const std::vector<int>& coords);
+  // The work of all acts of a step, at these coordinates of the mesh.
+  Work WorkOfStep(int n, const std::vector<int>& mesh_coords);
+  // Estimated seconds of one act on the busiest rank.
+  double Seconds(int n);
+  // The cost of a step of boxing (IsCollective, IsLocalBoxing), over all acts of a step and the whole mesh.
+  BoxingCost Boxing(int n) const;
+
+ private:
+  Work BoxingAt(const Node& node, const std::vector<int>& coords) const;
+  Work PieceAt(const Node& node, LocalWork* whole, const std::vector<int>& coords) const;  // undoes its cuts
+
+  const Graph& graph_;
+  const Machine& machine_;
+  std::vector<int> sizes_;
+};
+
+}  // namespace oneflow_like

@@ -1,0 +1,37 @@
+// Shared by the passes of training. A graph that trains has one node `train`, an end without outputs, which
+// collects their results:
+//
+//   train train(loss)                                as Train makes it
+//   train train(loss, scale, finite_steps) scaled=1  after loss_scale, in fp16
+//   train train(loss, ..., w, dw, b, db)             after autograd: weights and gradients
+//
+// add_updates replaces it with the updates.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compiler/graph/graph.h"
+
+namespace oneflow_like {
+
+// Its number, -1 in a graph that does not train.
+inline int TrainNode(const Graph& graph) {
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    if (graph.alive(n) && graph.node(n).kind == NodeKind::kTrain) return n;
+  return -1;
+}
+
+// The number of its operands before weights and gradients.
+inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 3 : 1; }
+
+// Adds a variable that training keeps: fp32, filled with `value` before the first step, on the slice and with
+// the line of `like`. `name` begins with the session's name and a colon, which the user's names cannot
+// contain.
+Tensor AddState(Graph* graph, const std::string& name, const Dims& shape, double value, const Node& like);
+
+// By node: whether it is of the backward pass and leads to updates alone, or to what an update waits for, but
+// not by way of a heavy node.
+std::vector<bool> ForUpdates(const Graph& graph);
+
+}  // namespace oneflow_like

@@ -1,0 +1,28 @@
+// The memory that the host has left, for code that allocates it: the system grants more than it has and kills
+// the process when pages run out, so allocations are compared with the limits here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/system/memory_limits.h"
+
+namespace oneflow_like {
+
+// Blocks of at least this size are compared with the free memory before they are allocated, and mapped
+// separately.
+inline constexpr size_t kComparedFrom = size_t{1} << 20;
+
+// What is left of a limit when `held` bytes in blocks of all processes that share it count, touched or not.
+int64_t LeftOf(const MemoryLimit& limit, int64_t held);
+// What the tightest limit leaves beside the blocks that host devices of this process hold.
+int64_t FreeHostBytes();
+
+// Throws Error: "device cpu:0 has no memory for the arena: 8 bytes are needed, 4 bytes are free".
+[[noreturn]] void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes,
+                                    int64_t free);
+// Throws that Error when `bytes` exceed FreeHostBytes(). Small blocks are not compared.
+void CheckHostHas(size_t bytes, const std::string& owner, const std::string& what);
+
+}  // namespace oneflow_like

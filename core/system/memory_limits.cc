@@ -1,0 +1,156 @@
+#include "core/system/memory_limits.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <tuple>
+
+namespace oneflow_like {
+namespace {
+
+// "max", what version 1 gives for no limit, and anything unexpected: none.
+std::optional<int64_t> Number(const std::string& text) {
+  int64_t number = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  constexpr int64_t kNoLimit = int64_t{1} << 62;
+  if (error != std::errc() || end == text.data() || number < 0 || number >= kNoLimit) return std::nullopt;
+  return number;
+}
+
+std::optional<int64_t> NumberIn(const std::string& path) {
+  std::string word;
+  std::ifstream(path) >> word;
+  return Number(word);
+}
+
+// Of lines "name: 12 kB" or "name 12": the number of a name, 0 if there is none.
+int64_t Entry(const std::string& path, const std::string& name) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string first, second;
+    words >> first >> second;
+    if (first == name) return Number(second).value_or(0);
+  }
+  return 0;
+}
+
+int64_t Kilobytes(const std::string& path, const std::string& name) {
+  const int64_t kilobytes = Entry(path, name);
+  return kilobytes < (int64_t{1} << 52) ? kilobytes * 1024 : 0;
+}
+
+// A hierarchy of control groups: where it is mounted, and the group that this process is in below that.
+struct Hierarchy {
+  bool version2 = false;
+  std::string mount, group;
+};
+
+// The part of `path` below `top`; a path outside it (as seen from a container) is taken as the top itself.
+std::string Below(const std::string& top, const std::string& path) {
+  if (top == "/" || top.empty()) return path.find("/..") == std::string::npos ? path : "/";
+  if (path == top) return "/";
+  return path.rfind(top + "/", 0) == 0 ? path.substr(top.size()) : "/";
+}
+
+std::vector<Hierarchy> MemoryHierarchies(const std::string& root) {
+  std::string path1, path2;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "4:cpu,memory:/a" and "0::/b"
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (controllers == ",,") path2 = line.substr(second + 1);
+    if (controllers.find(",memory,") != std::string::npos) path1 = line.substr(second + 1);
+  }
+  std::vector<Hierarchy> all;
+  std::ifstream mounts(root + "/proc/self/mountinfo");
+  for (std::string line;
+       std::getline(mounts, line);) {  // "35 31 0:32 /top /mount options - type source options"
+    std::istringstream words(line);
+    std::string skip, top, mount, type, options;
+    words >> skip >> skip >> skip >> top >> mount;
+    while (words >> skip && skip != "-") {
+    }
+    words >> type >> skip >> options;
+    const bool memory = ("," + options + ",").find(",memory,") != std::string::npos;
+    if (type == "cgroup2" && !path2.empty()) all.push_back({true, mount, Below(top, path2)});
+    if (type == "cgroup" && memory && !path1.empty()) all.push_back({false, mount, Below(top, path1)});
+  }
+  return all;
+}
+
+// Of one group. What it holds of files is given back when memory is short.
+void AddGroup(const std::string& root, const std::string& folder, bool version2,
+              std::vector<MemoryLimit>* limits) {
+  const std::vector<std::string> names = version2 ? std::vector<std::string>{"memory.max", "memory.high"}
+                                                  : std::vector<std::string>{"memory.limit_in_bytes"};
+  std::optional<int64_t> used;
+  for (const std::string& name : names) {
+    const std::optional<int64_t> bytes = NumberIn(root + folder + "/" + name);
+    if (!bytes) continue;
+    if (!used) {
+      used = NumberIn(root + folder + (version2 ? "/memory.current" : "/memory.usage_in_bytes")).value_or(0);
+      for (const char* files : {"inactive_file", "active_file"})
+        *used -= Entry(root + folder + "/memory.stat", version2 ? files : std::string("total_") + files);
+      used = std::max<int64_t>(0, *used);
+    }
+    limits->push_back(
+        {.source = folder + "/" + name, .bytes = *bytes, .left = std::max<int64_t>(0, *bytes - *used)});
+  }
+}
+
+void AddGroups(const std::string& root, std::vector<MemoryLimit>* limits) {
+  std::set<std::string> seen;
+  for (const Hierarchy& hierarchy : MemoryHierarchies(root)) {
+    // From the group itself up to where the hierarchy is mounted: each bounds all that is inside.
+    std::string group = hierarchy.group == "/" ? "" : hierarchy.group;
+    for (;; group.resize(group.rfind('/'))) {
+      if (seen.insert(hierarchy.mount + group).second)
+        AddGroup(root, hierarchy.mount + group, hierarchy.version2, limits);
+      if (group.empty() || group.rfind('/') == std::string::npos) break;
+    }
+  }
+}
+
+// Address space and data segments of this process: both count what is taken, touched or not.
+void AddProcessLimits(const std::string& root, std::vector<MemoryLimit>* limits) {
+  std::ifstream in(root + "/proc/self/limits");
+  for (std::string line; std::getline(in, line);) {
+    for (const auto& [name, source, used] :
+         {std::tuple<std::string, const char*, const char*>{"Max address space", "ulimit -v", "VmSize:"},
+          std::tuple<std::string, const char*, const char*>{"Max data size", "ulimit -d", "VmData:"}}) {
+      if (line.rfind(name, 0) != 0) continue;
+      std::istringstream words(line.substr(name.size()));
+      std::string soft;
+      words >> soft;
+      if (const std::optional<int64_t> bytes = Number(soft))
+        limits->push_back(
+            {.source = source,
+             .shared = false,
+             .bytes = *bytes,
+             .left = std::max<int64_t>(0, *bytes - Kilobytes(root + "/proc/self/status", used))});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root) {
+  std::vector<MemoryLimit> limits;
+  const std::string meminfo = root + "/proc/meminfo";
+  if (const int64_t total = Kilobytes(meminfo, "MemTotal:"); total > 0) {
+    const int64_t available = Kilobytes(meminfo, "MemAvailable:");
+    limits.push_back({.source = "the machine",
+                      .bytes = total,
+                      .left = available > 0 ? std::min(available, total) : total});
+  }
+  AddGroups(root, &limits);
+  AddProcessLimits(root, &limits);
+  return limits;
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,31 @@
+// Checks that copies on several ranks are still equal, bit for bit: memory or a processor that flips a bit
+// reports nothing, and training would continue with different copies.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oneflow_like/model/model_impl.h"
+
+namespace oneflow_like {
+
+// For each variable, the ranks that hold the same piece, and a hash of each one's bytes.
+struct Replicas {
+  std::string variable;
+  std::vector<int> ranks;
+  std::vector<uint64_t> hashes;
+};
+// Describes which ranks differ: the minority; of two, both. Empty when all are equal.
+std::string DifferenceOfReplicas(const Replicas& replicas);
+
+// Collective; called between steps. Throws Error, the same on all processes, that names the step, the
+// variable and the ranks with their hosts.
+void RequireEqualReplicas(ModelImpl* model, int64_t step);
+
+// Describes the variables that RequireEqualReplicas cannot compare, "" if there are none: "12 of 40 variables
+// (3 of 9 MB) ...". Throws Error if copies may differ in the last bit without a fault: when processes cut the
+// mesh's rows unevenly.
+std::string WithoutReplicas(ModelImpl* model);
+
+}  // namespace oneflow_like

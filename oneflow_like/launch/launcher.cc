@@ -1,0 +1,621 @@
+#include "oneflow_like/launcher.h"
+
+#include <fcntl.h>
+#include <gflags/gflags.h>
+#include <glog/logging.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <set>
+#include <thread>
+
+#include "actor/net/job/join.h"
+#include "actor/net/launch/local_launcher.h"
+#include "actor/net/rendezvous/interfaces.h"
+#include "actor/trace.h"
+#include "core/system/exit_codes.h"
+#include "core/system/file_check.h"
+#include "oneflow_like/build_id.h"
+#include "oneflow_like/calibrate.h"
+#include "oneflow_like/data/pipeline.h"
+#include "oneflow_like/job/agreement.h"
+#include "oneflow_like/job/elastic.h"
+#include "oneflow_like/job/stalls.h"
+#include "oneflow_like/launch/help.h"
+#include "oneflow_like/launch/run_folder.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/model/placement.h"
+
+DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
+DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this host, e.g. 0,1; empty: all");
+DEFINE_uint64(seed, 1, "of weights, masks and batches");
+DEFINE_int32(threads, 0, "of the runtime; 0: one a core");
+DEFINE_int32(kernel_threads, 0, "of one kernel; 0: its share");
+DEFINE_int32(data_threads, 0, "that read data; 0: free cores");
+DEFINE_bool(dry_run, false, "prints the plan, runs nothing");
+DEFINE_bool(explain, false, "print why data is sent, dearest first, and each rank's work beside the mean");
+DEFINE_string(dump_dir, "", "folder for graphs and plans");
+DEFINE_string(config, "", "file of flags, --name=value a line");
+DEFINE_string(out, "", "folder for all that the run leaves");
+DEFINE_string(trace, "",
+              "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
+DEFINE_string(report, "", "HTML page: memory, graph, times");
+DEFINE_int64(memory_budget, 0, "bytes of a device; 0: any");
+DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
+DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
+DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. dp; empty: all start again");
+DEFINE_string(calibrate, "", "gets this machine, for --topology");
+DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
+DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
+DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
+DEFINE_double(start_timeout, 60, "seconds for all to come");
+DEFINE_double(peer_timeout, 10, "seconds to end when one is lost");
+DEFINE_double(stall_seconds, 0, "seconds without progress before each process says who waits; 0: never");
+DEFINE_string(network, "", "UCX devices, e.g. eth0; empty: any");
+DEFINE_bool(shared_memory, true, "between processes of a host");
+DECLARE_string(log_dir);                  // of glog
+DECLARE_int32(v);                         // of glog
+DECLARE_bool(timestamp_in_logfile_name);  // of glog
+DECLARE_bool(help);                       // this and the following of gflags
+DECLARE_bool(helpshort);
+DECLARE_bool(helpfull);
+DECLARE_bool(version);
+
+namespace GFLAGS_NAMESPACE {
+extern GFLAGS_DLL_DECL void (*gflags_exitfunc)(int);  // no header of gflags has it
+}
+
+namespace oneflow_like {
+
+namespace {
+
+// The processes of the job have not come together.
+struct NotTogether : Error {
+  using Error::Error;
+};
+
+const char *const kTerminalVariable = "ONEFLOW_LIKE_TTY", *const kRestartVariable = "ONEFLOW_LIKE_RESTART";
+
+const char* Variable(const char* name) { return std::getenv(name); }
+
+void PrintError(const std::exception& error) {
+  std::cout << std::flush;
+  std::cerr << "error: " << error.what() << std::endl;
+}
+
+// The value of a flag that not every program has; empty when this one has not.
+std::string FlagOfProgram(const char* name) {
+  std::string value;
+  gflags::GetCommandLineOption(name, &value);
+  return value;
+}
+
+void MakeFolder(const std::string& what, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) Fail(what, " cannot be made: ", error.message());
+}
+
+// Whether the program compiles and runs nothing, so that no run is there to leave anything.
+bool OnlyPlans() { return FLAGS_dry_run || FlagOfProgram("simulate") == "true"; }
+
+void CheckFlags() {
+  CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
+  CheckRange("--restarts", FLAGS_restarts, 0, kMostRestarts);
+  gflags::CommandLineFlagInfo save;
+  if (FLAGS_restarts > 0 && !gflags::GetCommandLineFlagInfo("save", &save))
+    Fail("--restarts=", FLAGS_restarts, ": this program saves nothing that it could continue from");
+  if (FLAGS_restarts > 0 && save.current_value.empty())
+    Fail("--restarts=", FLAGS_restarts, " needs --save, the folder that the program continues from");
+  if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
+    Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
+  if (const std::string devices = FlagOfProgram("auto_mesh");
+      !FLAGS_elastic.empty() && !devices.empty() && devices != "0")
+    Fail("--elastic=", FLAGS_elastic, " shrinks an axis that is given, and --auto_mesh=", devices,
+         " chooses them; leave one of the two out");
+  CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
+  if (FLAGS_stall_seconds != 0)
+    CheckRange("--stall_seconds", FLAGS_stall_seconds, kShortestTimeout, kLongestTimeout);
+  CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
+  if (!FLAGS_calibrate.empty() && OnlyPlans())
+    Fail("--calibrate=", FLAGS_calibrate, " measures this machine and does nothing else; leave out ",
+         FLAGS_dry_run ? "--dry_run" : "--simulate");
+  ModelOptions options;
+  options.threads = FLAGS_threads;
+  options.kernel_threads = FLAGS_kernel_threads;
+  options.memory_budget = FLAGS_memory_budget;
+  options.check_replicas = FLAGS_check_replicas;
+  CheckModelNumbers("--", options);
+  CheckRange("--data_threads", FLAGS_data_threads, 0, kMostDataThreads);
+  try {
+    CheckNetworkDevices(FLAGS_network);
+  } catch (const Error& error) {
+    Fail("--network=", FLAGS_network, ": ", error.what());
+  }
+}
+
+}  // namespace
+
+namespace {
+
+// A descriptor 0, 1 or 2 that whoever started us has closed leads nowhere from here on. Left closed, the next
+// file that is opened would get its number, and with it what the program prints.
+void OccupyStandardDescriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+  if (fd >= 0) close(fd);
+}
+
+// Throws Error when something that was printed has not come out. `earlier`: why, where a write before this
+// one has failed; 0: nobody knows.
+void FlushOutput(int earlier = 0) {
+  errno = 0;
+  const bool out = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (out && std::cout.flush()) return;
+  const int why = errno != 0 ? errno : earlier;
+  Fail("not all that was printed could be written to standard output: ",
+       why != 0 ? std::strerror(why) : "an earlier write failed");
+}
+
+// --help and its kin, which end the program.
+void PrintHelp(const std::string& program, const std::string& usage) {
+  errno = 0;
+  if (FLAGS_version) {
+    std::cout << VersionText(ThisBuild());
+  } else if (FLAGS_help || FLAGS_helpshort || FLAGS_helpfull) {
+    std::cout << HelpText(program, usage, FLAGS_helpfull);
+  } else {
+    return gflags::HandleCommandLineHelpFlags();  // those for tools
+  }
+  int code = 0;
+  try {
+    FlushOutput(errno);
+  } catch (const Error& error) {
+    PrintError(error);
+    code = kRunError;
+  }
+  exit(code);
+}
+
+// What process k prints under --processes with --log_dir.
+std::string LogOfProcess(int k) { return Cat(FLAGS_log_dir, "/process", k, ".log"); }
+
+// The logs are emptied before any process can tell which files it reads: none may be the value of a flag.
+void CheckLogs() {
+  if (FLAGS_log_dir.empty()) return;
+  std::vector<gflags::CommandLineFlagInfo> flags;
+  gflags::GetAllFlags(&flags);
+  std::vector<NamedFile> named, logs;
+  for (const auto& flag : flags) {
+    if (flag.type == "string" && !flag.current_value.empty())
+      named.push_back({Cat("--", flag.name, "=", flag.current_value), flag.current_value});
+  }
+  for (int k = 0; k < FLAGS_processes; ++k)
+    logs.push_back({Cat("the log ", LogOfProcess(k)), LogOfProcess(k)});
+  RequireDistinct(named, logs);
+}
+
+// Appends to `argv`, where the last of equal flags counts, what `shape` says.
+std::vector<std::string> WithShape(std::vector<std::string> argv, const JobShape& shape) {
+  argv.push_back("--mesh=" + shape.mesh);
+  argv.push_back(Cat("--processes=", shape.processes));
+  if (shape.micro_batches > 0) argv.push_back(Cat("--micro_batches=", shape.micro_batches));
+  return argv;
+}
+
+// What is known of the mesh before the program makes it; with --auto_mesh that is its size.
+std::string MeshOfFlags(const std::string& otherwise) {
+  const std::string devices = FlagOfProgram("auto_mesh");
+  if (!devices.empty() && devices != "0")
+    return Cat(FLAGS_mesh.empty() ? "cpu" : Mesh::Parse(FLAGS_mesh).kind(), ":dp=", devices);
+  return FLAGS_mesh.empty() ? otherwise : FLAGS_mesh;
+}
+
+// Starts the copies. Returns their exit code.
+int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv,
+              const std::string& mesh) {
+  if (!identity.launcher.empty())
+    Fail(FLAGS_processes > 1 ? Cat("--processes=", FLAGS_processes) : Cat("--restarts=", FLAGS_restarts),
+         " starts processes, but ", identity.launcher, " has started this one as one of ", identity.processes,
+         "; use one of the two");
+  CheckProcesses(FLAGS_processes, mesh);
+  LocalJob local;
+  local.processes = FLAGS_processes;
+  local.argv = argv;  // a copy knows by its environment that it is one
+  local.grace = FLAGS_peer_timeout;
+  local.log_dir = FLAGS_log_dir;
+  local.restarts = FLAGS_restarts;
+  if (!FLAGS_elastic.empty()) {
+    auto number = [](const std::string& text) { return text.empty() ? 0 : std::atoll(text.c_str()); };
+    const JobShape whole = {mesh, FLAGS_processes, number(FlagOfProgram("micro_batches"))};
+    CheckElastic(whole, FLAGS_elastic);
+    if (FlagOfProgram("local") == "true")
+      Fail("--elastic=", FLAGS_elastic,
+           " needs checkpoints that all processes can read, and --local keeps parts "
+           "of them apart");
+    local.shrink = [=, left = FLAGS_processes, batch = number(FlagOfProgram("batch"))](
+                       int lost, LocalJob* job) mutable {
+      left -= lost;
+      const JobShape shape = Shrink(whole, FLAGS_elastic, left, batch);
+      job->processes = shape.processes;
+      job->argv = WithShape(argv, shape);
+      return Cat(" on ", shape.mesh, ", processes ", shape.processes);
+    };
+  }
+  CheckLogs();
+  return RunLocalJob(local);
+}
+
+// Messages between processes are measured, too, which takes two of them.
+int CalibrateByTwo(const ProcessIdentity& identity, std::vector<std::string> argv) {
+  FLAGS_processes = std::max(2, FLAGS_processes);
+  argv.push_back(Cat("--processes=", FLAGS_processes));
+  return RunCopies(identity, argv, "");
+}
+
+}  // namespace
+
+Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh) {
+  OccupyStandardDescriptors();
+  const std::vector<std::string> given(*argv, *argv + *argc);
+  gflags::SetUsageMessage(usage);
+  GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
+  try {
+    RefuseMisspelt(given);
+  } catch (const Error& error) {
+    PrintError(error);
+    exit(kUsageError);
+  }
+  gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
+  PrintHelp(given[0], usage);
+  try {
+    if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
+    if (!FLAGS_config.empty()) ReadConfig(FLAGS_config);
+    const std::string config = ConfigText();
+    const bool out = !FLAGS_out.empty() && !OnlyPlans();
+    if (out) SendOutputsTo(FLAGS_out);
+    CheckFlags();
+    Join(given, MeshOfFlags(default_mesh), out ? config : "");
+    CheckFiles({}, {});
+    if (!FLAGS_dump_dir.empty()) MakeFolder("--dump_dir=" + FLAGS_dump_dir, FLAGS_dump_dir);
+    VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
+            << " of " << (job_ ? job_->processes() : 1);
+  } catch (const std::exception& e) {
+    const int code = EndWith(e, kUsageError);
+    if (stalls_) stalls_->Stop();
+    job_.reset();
+    label_.reset();  // relays the line
+    exit(code);
+  }
+}
+
+Launcher::~Launcher() {
+  if (stalls_) stalls_->Stop();  // models may still have it
+}
+
+void Launcher::Join(const std::vector<std::string>& argv, const std::string& mesh,
+                    const std::string& config) {
+  const ProcessIdentity identity = ReadIdentity(Variable);
+  const bool ours = identity.launcher == "--processes";
+  const auto take_folder = [&] {
+    if (!config.empty() && !ours)
+      folder_ = std::make_unique<RunFolder>(FLAGS_out, config, VersionText(ThisBuild()));
+  };
+  if (!FLAGS_calibrate.empty()) {
+    CheckCalibration(mesh.empty() ? "cpu:dp=1" : mesh);
+    CheckFiles({}, {});
+    if (identity.launcher.empty()) exit(CalibrateByTwo(identity, argv));
+  }
+  // The parent of copies has the folder: restarts do not leave it to others, nor write other flags into it.
+  if (identity.alone()) take_folder();
+  if (FlagOfProgram("simulate") == "true") {
+    CheckProcesses(FLAGS_processes, mesh);  // they are simulated, too
+  } else if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) {
+    const int code = RunCopies(identity, argv, mesh);
+    if (folder_ && code == kUsageError) folder_->Withdraw();
+    exit(code);
+  }
+  one_output_ = ours;
+  terminal_ = ours ? Variable(kTerminalVariable) != nullptr : isatty(STDOUT_FILENO) != 0;
+  StartLog(argv[0], identity.process, identity.alone());
+  if (identity.process > 0 && !ours && !identity.alone())
+    label_ = std::make_unique<LabelledOutput>(identity.process);
+  stalls_ = std::make_shared<StallWatch>(FLAGS_stall_seconds, identity.alone() ? -1 : identity.process);
+  if (identity.alone()) return;
+  JobOptions options;
+  options.build = Comparable(ThisBuild());
+  options.start_timeout = FLAGS_start_timeout;
+  options.peer_timeout = FLAGS_peer_timeout;
+  options.devices = FLAGS_network;
+  options.shared_memory = FLAGS_shared_memory;
+  try {
+    const StallWatch::Doing doing(stalls_.get(), "the start, which waits for all processes to come");
+    job_ = JoinJob(identity, options);
+    stalls_->SetJob(job_.get());
+  } catch (const Error& error) {
+    throw NotTogether(error.what());
+  }
+  if (label_)
+    job_->SetDirectOutput([label = label_.get()](const std::string& line) { label->WriteDirectly(line); });
+  oneflow_like::RequireSameFlags(job_.get(), {{"dry_run", FLAGS_dry_run ? "true" : "false"},
+                                              {"out", FLAGS_out},
+                                              {"trace", FLAGS_trace},
+                                              {"report", FLAGS_report},
+                                              {"memory_budget", Cat(FLAGS_memory_budget)},
+                                              {"peer_timeout", Cat(FLAGS_peer_timeout)}});
+  if (main_process()) take_folder();
+}
+
+void Launcher::StartLog(const std::string& program, int process, bool alone) {
+  static bool started = false;
+  if (!started) {
+    static std::string name;
+    name = program;  // glog keeps the pointer
+    google::InitGoogleLogging(name.c_str());
+  }
+  started = true;
+  FLAGS_logtostderr = FLAGS_log_dir.empty();
+  if (FLAGS_log_dir.empty()) return;
+  MakeFolder("log folder " + FLAGS_log_dir, FLAGS_log_dir);
+  log_file_ = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
+                  alone ? "" : Cat(".process", process), ".log");
+  FLAGS_timestamp_in_logfile_name = false;
+  FLAGS_stderrthreshold = google::GLOG_WARNING;
+  if (gflags::GetCommandLineFlagInfoOrDie("v").is_default)
+    FLAGS_v = 1;  // the file has room for what happened
+  google::SetLogDestination(google::GLOG_INFO, log_file_.c_str());
+  for (int severity : {google::GLOG_WARNING, google::GLOG_ERROR, google::GLOG_FATAL})
+    google::SetLogDestination(severity, "");  // they are in the file of all
+}
+
+// Each process checks the files that it writes itself.
+void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const {
+  auto named = [](const FlagFile& file) {
+    return NamedFile{Cat("--", file.first, "=", file.second), file.second};
+  };
+  std::vector<NamedFile> read;
+  for (const FlagFile& file : inputs) read.push_back(named(file));
+  for (const FlagFile& file : {FlagFile{"config", FLAGS_config}, {"topology", FlagOfProgram("topology")}})
+    if (!file.second.empty()) read.push_back(named(file));
+  std::vector<FlagFile> ours;
+  if (main_process()) {
+    ours = outputs;
+    ours.push_back({"trace", FLAGS_trace});
+    ours.push_back({"calibrate", FLAGS_calibrate});
+  }
+  if (!FLAGS_report.empty())
+    ours.push_back({"report", Report::FileOf(FLAGS_report, job_ ? job_->process() : 0)});
+  if (job_ && !FLAGS_trace.empty()) ours.push_back({"trace", TraceFileOf(FLAGS_trace, job_.get())});
+  ours.push_back({"log_dir", log_file_});
+  std::erase_if(ours, [](const FlagFile& file) { return file.second.empty(); });
+  // Under --processes what goes through us goes to the parent's.
+  const std::string descriptors = one_output_ ? Cat("/proc/", getppid(), "/fd/") : "/proc/self/fd/";
+  for (const auto& [what, number] : {std::pair{"standard output", "1"}, std::pair{"standard error", "2"}}) {
+    std::vector<NamedFile> pair = {{what, descriptors + number}};  // the two may well be one file
+    for (const FlagFile& file : ours) pair.push_back(named(file));
+    RequireDistinct(read, pair);
+  }
+  for (const FlagFile& file : ours) {
+    const std::string why = WhyNotWritable(file.second);
+    if (!why.empty()) Fail("--", file.first, "=", file.second, " cannot be written: ", why);
+  }
+}
+
+Mesh Launcher::mesh(const std::vector<std::string>& required, const std::string& otherwise,
+                    const std::vector<std::string>& optional) const {
+  Mesh given = Mesh::Parse(FLAGS_mesh.empty() ? otherwise : FLAGS_mesh);
+  std::vector<std::string> axes = required;
+  std::string known;
+  for (const auto* names : {&required, &optional})
+    for (const std::string& a : *names) known += (known.empty() ? "" : ", ") + a;
+  for (const std::string& a : optional)
+    if (given.FindAxis(a) >= 0) axes.push_back(a);
+  // The order of the flag is that of the devices; axes that it leaves out are of one device.
+  std::vector<std::string> in_order;
+  for (int a = 0; a < given.rank(); ++a) in_order.push_back(given.axis_name(a));
+  const auto place = [&](const std::string& axis) {
+    return std::find(axes.begin(), axes.end(), axis) - axes.begin();
+  };
+  if (!std::is_sorted(in_order.begin(), in_order.end(),
+                      [&](const std::string& a, const std::string& b) { return place(a) < place(b); }))
+    std::stable_sort(axes.begin(), axes.end(), [&](const std::string& a, const std::string& b) {
+      return given.FindAxis(a) < given.FindAxis(b);
+    });
+  std::vector<std::pair<std::string, int>> full;
+  for (const std::string& a : axes) {
+    int at = given.FindAxis(a);
+    full.push_back({a, at < 0 ? 1 : given.axis_size(at)});
+  }
+  for (int a = 0; a < given.rank(); ++a)
+    if (std::find(axes.begin(), axes.end(), given.axis_name(a)) == axes.end())
+      Fail("mesh ", given.str(), ": this program has no mesh axis '", given.axis_name(a), "'; its axes are ",
+           known);
+  return Mesh(given.kind(), full);
+}
+
+namespace {
+
+std::vector<int> DeviceNumbers(const std::string& text) {
+  std::vector<int> numbers;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t comma = std::min(text.find(',', begin), text.size());
+    int number = 0;
+    auto [after, error] = std::from_chars(text.data() + begin, text.data() + comma, number);
+    if (begin == comma || error != std::errc() || after != text.data() + comma || number < 0)
+      Fail("--devices=", text, ": \"", text.substr(begin, comma - begin),
+           "\" is no number of a device; write numbers from 0 with commas between them");
+    if (std::find(numbers.begin(), numbers.end(), number) != numbers.end())
+      Fail("--devices=", text, ": device ", number, " is named twice");
+    numbers.push_back(number);
+    begin = comma + 1;
+    if (begin == text.size() && comma < text.size()) Fail("--devices=", text, " ends with a comma");
+  }
+  return numbers;
+}
+
+}  // namespace
+
+ModelOptions Launcher::model_options() const {
+  ModelOptions options;
+  options.seed = FLAGS_seed;
+  options.dump_dir = FLAGS_dump_dir;
+  options.memory_budget = FLAGS_memory_budget;
+  options.trace_file = FLAGS_dry_run ? "" : FLAGS_trace;
+  options.report_file = FLAGS_report;
+  options.job = job_;
+  options.stalls = stalls_;
+  options.compiled = begun_;
+  options.check_feeds = FLAGS_check_feeds;
+  options.check_replicas = FLAGS_check_replicas;
+  options.check_nan = FLAGS_check_nan;
+  options.devices = DeviceNumbers(FLAGS_devices);
+  options.threads = FLAGS_threads;
+  options.kernel_threads = FLAGS_kernel_threads;
+  return options;
+}
+
+int Launcher::data_threads() const {
+  if (FLAGS_data_threads > 0) return FLAGS_data_threads;
+  const int beside = ProcessesBeside(job_.get(), job_ ? job_->process() : 0).count;
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / beside);
+  const bool limited = FLAGS_threads > 0 && FLAGS_kernel_threads > 0;  // else kernels take all there are
+  return DataThreads(cores, limited ? FLAGS_threads * FLAGS_kernel_threads : cores);
+}
+
+void Launcher::RequireSameFlags(const std::vector<std::string>& own) const {
+  if (!job_) return;
+  // Of the machine that a process is on, and what process 0 alone writes.
+  std::set<std::string> differ = {"devices",   "threads",       "kernel_threads", "data_threads",
+                                  "processes", "start_timeout", "network",        "stall_seconds",
+                                  "log_json",  "tensorboard",   "config"};
+  differ.insert(own.begin(), own.end());
+  std::vector<std::pair<std::string, std::string>> flags = FlagValues();
+  std::erase_if(flags, [&](const auto& flag) { return differ.count(flag.first) > 0; });
+  oneflow_like::RequireSameFlags(job_.get(), flags);
+}
+
+bool Launcher::dry_run() const { return FLAGS_dry_run; }
+bool Launcher::explain() const { return FLAGS_explain; }
+bool Launcher::restarted() const { return copy() && Variable(kRestartVariable) != nullptr; }
+
+bool Launcher::main_process() const { return !job_ || job_->process() == 0; }
+
+void Launcher::Print(const char* format, ...) const {
+  if (!main_process()) return;
+  va_list args;
+  va_start(args, format);
+  std::vprintf(format, args);
+  va_end(args);
+}
+
+int Launcher::Main(const std::function<int()>& body) const {
+  try {
+    const int code = FLAGS_calibrate.empty() ? body() : CalibrateHere();
+    if (job_) {
+      if (!FLAGS_trace.empty()) JoinTraces();
+      if (!FLAGS_report.empty()) JoinReports(FLAGS_report, job_.get());
+      FlushOutput();
+      const StallWatch::Doing doing(stalls_.get(),
+                                    "the end, which waits for all processes to come to theirs");
+      job_->Finish(true);
+    }
+    FlushOutput();
+    return code;
+  } catch (const std::exception& e) {
+    const bool mistake = !*begun_ && dynamic_cast<const WriteError*>(&e) == nullptr;
+    return EndWith(e, mistake ? kUsageError : kRunError);
+  }
+}
+
+int Launcher::CalibrateHere() const {
+  *begun_ = true;
+  ProgressLine progress(*this);
+  CalibrateTo(FLAGS_calibrate,
+              {.job = job_, .progress = [&](const std::string& what) { progress.Update(what); }});
+  progress.End();
+  Print("%s describes this machine: --topology=%s\n", FLAGS_calibrate.c_str(), FLAGS_calibrate.c_str());
+  return 0;
+}
+
+// An error that all processes make alike is printed by the main one alone where all is read together. Gives
+// the exit code: `code`, or that of the process that failed first, so that all end with one.
+int Launcher::EndWith(const std::exception& error, int code) const {
+  if (folder_ && !*begun_) folder_->Withdraw();
+  const bool at_once = main_process() || !one_output_;
+  if (at_once) PrintError(error);
+  if (!job_) return dynamic_cast<const NotTogether*>(&error) != nullptr ? kLostPeer : code;
+  if (job_->FinishWith(error.what(), code) && !at_once) PrintError(error);
+  return job_->exit_code();
+}
+
+// Every process reads its file a part at a time, so that nobody holds more than one part of each.
+void Launcher::JoinTraces() const {
+  constexpr size_t kPart = 4 << 20;
+  const std::string mine = TraceFileOf(FLAGS_trace, job_.get());
+  if (!std::filesystem::exists(mine)) return;  // the program has made no model
+  std::unique_ptr<TraceFile> whole;
+  if (main_process()) {
+    whole = std::make_unique<TraceFile>(FLAGS_trace);
+    whole->Start();
+  }
+  TraceReader reader(mine);
+  for (bool more = true; more;) {
+    more = false;
+    for (const std::string& part : job_->AllGather("traces", reader.Next(kPart))) {
+      if (part.empty()) continue;
+      more = true;
+      if (whole) whole->AddEvents(part);
+    }
+  }
+  std::error_code ignored;
+  std::filesystem::remove(mine, ignored);
+}
+
+template <typename T>
+HostTensor ToHost(const std::vector<T>& values, const Dims& shape) {
+  if (static_cast<int64_t>(values.size()) != shape.elements())
+    Fail("ToHost: ", values.size(), " values do not fill shape ", shape.str());
+  HostTensor t = HostTensor::Make(DTypeOf<T>::value, shape);
+  if (!values.empty()) std::memcpy(t.data.get(), values.data(), t.bytes());
+  return t;
+}
+template HostTensor ToHost<float>(const std::vector<float>&, const Dims&);
+template HostTensor ToHost<int32_t>(const std::vector<int32_t>&, const Dims&);
+template HostTensor ToHost<int64_t>(const std::vector<int64_t>&, const Dims&);
+template HostTensor ToHost<uint8_t>(const std::vector<uint8_t>&, const Dims&);
+
+void ProgressLine::Update(const std::string& text) {
+  if (!launcher_.main_process()) return;
+  double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  bool terminal = launcher_.terminal();
+  if (now - last_ < (terminal ? 0.1 : 10.0)) return;
+  last_ = now;
+  if (terminal) {
+    std::string padded = text;
+    if (padded.size() < width_) padded.resize(width_, ' ');
+    width_ = text.size();
+    std::printf("\r%s", padded.c_str());
+  } else {
+    std::printf("%s\n", text.c_str());
+  }
+  std::fflush(stdout);
+}
+
+void ProgressLine::End() {
+  if (launcher_.terminal() && width_ > 0) std::printf("\n");
+  std::fflush(stdout);
+  width_ = 0;
+  last_ = 0;
+}
+
+}  // namespace oneflow_like

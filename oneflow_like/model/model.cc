@@ -1,0 +1,426 @@
+#include "oneflow_like/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <thread>
+
+#include "actor/net/talk/job.h"
+#include "compiler/passes/passes.h"
+#include "core/random.h"
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/model/placement.h"
+#include "oneflow_like/simulate.h"
+#include "ops/cpu/manifest.h"
+#include "ops/language/numbers.h"
+#include "ops/manifest.h"
+
+namespace oneflow_like {
+
+ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
+    : options(options), mesh(std::move(mesh)), catalog(BuiltinCatalog()), graph(this, "") {
+  CheckModelNumbers("ModelOptions::", options);
+  if (options.zero.stage < 1 || options.zero.stage > 3)
+    Fail("ModelOptions::zero: stage is ", options.zero.stage, ", must be 1, 2 or 3");
+  CheckRange("ModelOptions::zero: prefetch", options.zero.prefetch, 0, 1000);
+  CheckRange<int64_t>("ModelOptions::zero: small", options.zero.small, 0, INT64_MAX);
+  CheckRange("ModelOptions::link: bandwidth", options.link.bandwidth, 0.0, 1e15);
+  CheckRange<int64_t>("ModelOptions::zero: bucket_bytes", options.zero.bucket_bytes, 0, INT64_MAX);
+  machine = MachineOf(this->mesh);
+  algorithms = ParseWantedAlgorithms(options.collectives, "ModelOptions::collectives");
+  if (!algorithms.empty() && this->mesh.kind() != "cpu")
+    Fail("ModelOptions::collectives is ", options.collectives, ", but on mesh ", this->mesh.str(),
+         " NCCL chooses how collectives are done");
+  if (!options.topology.empty()) {
+    const DescribedMachine described = ReadTopology(options.topology);
+    RequireDevices(described, this->mesh.size());
+    machine = described;
+    devices_of_node = described.threads > 0 ? described.topology.links[0].devices : 1;
+    device_bytes = static_cast<int64_t>(described.memory_bytes);
+  }
+  if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
+  for (const OpDef& def : options.operators) {
+    if (catalog.Find(def.name))
+      Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
+    if (!def.reference) Fail("operator '", def.name, "' of ModelOptions::operators has no reference kernel");
+    catalog.Add(def);
+  }
+  AddReferenceKernels(catalog, &registry);
+  AddBoxingKernels(&registry);
+  AddCpuKernels(&registry);
+  if (options.kernels) options.kernels(&registry);
+  if (options.job) JoinJob();
+  RuntimeThreads(options, RanksHere(), 1);
+  if (!options.trace_file.empty())
+    trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
+  if (!options.report_file.empty())
+    report = std::make_unique<Report>(options.report_file, this->mesh.str(),
+                                      options.job ? options.job->process() : 0);
+}
+
+int ModelImpl::RanksHere() const { return mesh.size() / (options.job ? options.job->processes() : 1); }
+
+void ModelImpl::JoinJob() {
+  Job* job = options.job.get();
+  if (mesh.size() % job->processes() != 0)
+    Fail("mesh ", mesh.str(), " has ", mesh.size(), " devices, which ", job->processes(),
+         " processes cannot share equally");
+  job->SetWorld(mesh.size());
+  if (options.trace_file.empty() && options.report_file.empty()) return;
+  std::vector<std::string> clocks = job->AllGather("start of the trace", std::to_string(ClockNow()));
+  trace_origin = std::stoll(clocks[0]);
+}
+
+std::string TraceFileOf(const std::string& file, const Job* job) {
+  return job ? Cat(file, ".process", job->process()) : file;
+}
+
+int64_t ModelImpl::TraceOriginHere() const {
+  return trace_origin - options.job->network()->OffsetTo(0).offset_ns;
+}
+
+std::unique_ptr<Device> ModelImpl::MakeDevice(int rank) {
+  Job* job = options.job.get();
+  if (mesh.KindOf(rank) == "cpu") return MakeHostDevice(rank, job ? job->region() : nullptr);
+  std::vector<int> numbers = options.devices;
+  if (numbers.empty()) {
+    for (int d = 0; d < backend->device_count(); ++d) numbers.push_back(d);
+  }
+  for (int d : numbers) {
+    if (d < 0 || d >= backend->device_count()) {
+      Fail("mesh ", mesh.str(), ": device ", d, " of --devices does not exist, this host has ",
+           backend->device_count(), " ", backend->kind(), " devices, numbered from 0");
+    }
+  }
+  const int number = numbers[DeviceOf(*this, rank, static_cast<int64_t>(numbers.size()))];
+  return backend->MakeDevice(rank, number, job ? job->region() : nullptr);
+}
+
+void ModelImpl::Load() {
+  if (store) return;
+  cut_reasons = nullptr;
+  for (const std::string& kind : mesh.kinds()) {
+    if (kind == "cpu") continue;
+    try {
+      backend = OpenBackend(kind);
+    } catch (const Error& error) {
+      Fail("mesh ", mesh.str(), ": ", error.what());
+    }
+    backend->AddKernels(&registry);
+  }
+  Job* job = options.job.get();
+  std::vector<int> ranks;
+  std::vector<std::unique_ptr<Device>> devices;
+  int hosted = RanksHere(), first = job ? job->process() * hosted : 0;
+  std::set<std::string> hardware;
+  for (int r = first; r < first + hosted; ++r) {
+    ranks.push_back(r);
+    devices.push_back(MakeDevice(r));
+    hardware.insert(devices.back()->hardware());
+  }
+  hardware.erase("");
+  int cores = std::max(
+      1, int(std::thread::hardware_concurrency()) / ProcessesBeside(job, job ? job->process() : 0).count);
+  int threads = RuntimeThreads(options, hosted, cores);
+  // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
+  if (hardware.size() > 1) threads = hosted;
+  store = std::make_unique<Store>(ranks, std::move(devices));
+  int kernel_threads = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
+  executor = MakeThreadExecutor(threads, kernel_threads);
+}
+
+void ModelImpl::WaitIdle() const {
+  for (const auto& [session, step] : last_steps) (void)step.handle.Wait();
+}
+
+GraphOfModel::GraphOfModel(ModelImpl* model, std::string name)
+    : Graph(&model->catalog, model->mesh), model(model), name(std::move(name)) {}
+
+GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who) {
+  auto* graph = dynamic_cast<GraphOfModel*>(tensor.graph());
+  if (!graph) Fail(who, ": the tensor is undefined or belongs to no model");
+  return graph;
+}
+
+std::string Who(const std::string& what, const std::string& name, const Here& at) {
+  const SourceLine line(at);
+  return Cat(what, " '", name, "'", line.function.empty() ? "" : " of " + line.function, " at ", line.str());
+}
+
+FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
+                         const Annotation& annotation, const std::vector<int>& stage) {
+  FixedSbp fixed;
+  for (const auto& [name, sbp] : annotation) {
+    int axis = mesh.AxisOrFail(name, who);
+    if (fixed.count(1 + axis)) Fail(who, ": mesh axis ", name, " is annotated twice");
+    if (!stage.empty() && stage[axis] != Slice::kFree)
+      Fail(who, ": mesh axis ", name, " is the pipeline axis here and cannot also cut the tensor");
+    if (sbp.is_split() && sbp.grain < 1)
+      Fail(who, ": ", name, ":S", sbp.axis, " has the grain ", sbp.grain, ", must be at least 1");
+    if (sbp.is_split() && (sbp.axis < 0 || sbp.axis >= shape.rank()))
+      Fail(who, ": ", name, ":", sbp.str(), " cuts axis ", sbp.axis, " but the shape is ", shape.str());
+    for (const auto& [other, earlier] : fixed)
+      if (sbp.is_split() && earlier.is_split() && earlier.axis == sbp.axis)
+        Fail(who, ": tensor axis ", sbp.axis, " is cut twice, by mesh axes ", mesh.axis_name(other - 1),
+             " and ", name, "; cut another axis, or merge the mesh axes");
+    fixed[1 + axis] = sbp;
+  }
+  return fixed;
+}
+
+void CheckName(const std::string& who, const std::string& name) {
+  if (name.empty()) Fail(who, ": it needs a name");
+  if (name.find(':') != std::string::npos)
+    Fail(who, ": names with a ':' are those of optimizer state; leave it out");
+}
+
+void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed) {
+  for (const auto& [entry, sbp] : fixed)
+    if (sbp.is_partial())
+      Fail(who, ": ", mesh.axis_name(entry - 1), ":", sbp.str(),
+           " is a partial value, which only an operator can give; use B or S");
+}
+
+std::string ReserveName(Graph* graph, const std::string& name) {
+  if (graph->UniqueName(name) == name) return name;
+  std::string other;
+  for (int n = 0; n < graph->num_nodes(); ++n) {
+    Node& node = graph->node(n);
+    if (node.name == name) node.name = other = graph->UniqueName(name);
+    if (node.attrs.Has("draws_of") && node.attrs.Str("draws_of") == name) node.attrs.Set("draws_of", other);
+  }
+  return name;
+}
+
+namespace {
+
+// What an operator's result may be held to.
+FixedSbp Holdable(const Mesh& mesh, const std::string& who, Tensor x, const Annotation& sbp,
+                  const Slice& slice) {
+  FixedSbp fixed = CheckAnnotation(mesh, who, x.shape(), sbp, slice.fixed);
+  for (const auto& [entry, s] : fixed)
+    if (s.is_partial() && s.fold != Reduce::kSum)
+      Fail(who, ": ", mesh.axis_name(entry - 1), ":", s.str(),
+           " cannot be held, only sums stay partial behind an operator; use B, S or P");
+  return fixed;
+}
+
+Tensor AnnotatedIdentity(Tensor x, const std::string& who, const Annotation& sbp, const Here& at) {
+  Graph* graph = GraphOf(x, who);
+  std::vector<Tensor> out = graph->AddNode("identity", {x}, {}, SourceLine(at));
+  Node& node = graph->node(graph->value(out[0].id()).producer);
+  node.fixed = Holdable(graph->mesh(), who, x, sbp, node.slice);
+  return out[0];
+}
+
+}  // namespace
+
+Scope Scope::operator/(const std::string& name) const {
+  Scope s = *this;
+  s.path_ = path_.empty() ? name : path_ + "/" + name;
+  return s;
+}
+
+GraphBuilder* Scope::graph() const { return graph_; }
+
+void Scope::InTraining(Tensor assigned, Here at) const {
+  const std::string who = Cat("InTraining at ", SourceLine(at).str());
+  if (!graph_ || GraphOf(assigned, who) != graph_)
+    Fail(who, ": the tensor belongs to another graph than the Scope");
+  graph_->in_training.push_back(assigned);
+}
+
+const Mesh& Scope::mesh() const {
+  if (!graph_) Fail("a Scope that was never given a value has no mesh; start from Model::scope()");
+  return graph_->mesh();
+}
+
+Scope Scope::Stage(const std::string& axis, int index, Here at) const {
+  Scope s = *this;
+  std::string who = Who("stage", axis, at);
+  int a = mesh().AxisOrFail(axis, who);
+  if (index < 0 || index >= mesh().axis_size(a))
+    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", mesh().axis_size(a));
+  s.stage_[a] = index;
+  return s;
+}
+
+const Scope& Scope::Region(std::optional<Recompute> recompute, Here at) const {
+  const std::string who = Who("region", path_, at);
+  if (path_.empty()) Fail(who, ": the root scope is no region; name a scope below it");
+  try {
+    graph_->regions().Add(path_, recompute);
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
+  return *this;
+}
+
+Scope GraphOfModel::Root() {
+  Scope s;
+  s.graph_ = this;
+  s.stage_.assign(mesh().rank(), Slice::kFree);
+  return s;
+}
+
+Tensor GraphOfModel::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
+                           int batch_axis, Here at) {
+  std::string who = Who("input", name, at);
+  CheckName(who, name);
+  RequireExtents(who, shape);
+  NeedType(who, dtype);
+  if (inputs.count(name)) Fail(who, ": the graph already has an input of that name");
+  if (variables.count(name)) Fail(who, ": the graph already has a weight of that name");
+  if (batch_axis < -1 || batch_axis >= shape.rank())
+    Fail(who, ": batch_axis is ", batch_axis, " but the shape is ", shape.str());
+  Node node;
+  node.op = "input";
+  node.name = ReserveName(this, name);
+  node.line = SourceLine(at);
+  node.fixed = CheckAnnotation(mesh(), who, shape, sbp, {});
+  CheckNotPartial(mesh(), who, node.fixed);
+  if (batch_axis >= 0) node.fixed[0] = S(batch_axis);
+  int id = AddRaw(node, {{name, dtype, shape}});
+  inputs[name] = id;
+  model->input_names.insert(name);
+  return Tensor(this, this->node(id).out[0]);
+}
+
+Tensor GraphOfModel::Find(const std::string& wanted, const Here& at) {
+  std::string close;
+  size_t most = 0;
+  for (int v = 0; v < num_values(); ++v) {
+    const std::string& name = value(v).name;
+    if (name == wanted && alive(value(v).producer)) return Tensor(this, v);
+    const size_t alike =
+        std::mismatch(name.begin(), name.end(), wanted.begin(), wanted.end()).first - name.begin();
+    if (alike > most) close = name, most = alike;
+  }
+  Fail("Find at ", SourceLine(at).str(), ": the graph has no tensor '", wanted, "'",
+       close.empty() ? "" : Cat("; the closest is '", close, "'"));
+}
+
+Tensor ModelGraph::Find(const std::string& name, Here at) const { return impl_->Find(name, at); }
+Tensor Model::Find(const std::string& name, Here at) const { return impl_->graph.Find(name, at); }
+
+Scope ModelGraph::scope() const { return impl_->Root(); }
+GraphBuilder* ModelGraph::builder() const { return impl_.get(); }
+Tensor ModelGraph::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
+                         int batch_axis, Here at) {
+  return impl_->Input(name, shape, dtype, sbp, batch_axis, at);
+}
+
+Model::Model(Mesh mesh, const ModelOptions& options)
+    : impl_(std::make_shared<ModelImpl>(std::move(mesh), options)) {}
+Model::~Model() = default;
+
+const Mesh& Model::mesh() const { return impl_->mesh; }
+Scope Model::scope() const { return impl_->graph.Root(); }
+GraphBuilder* Model::builder() const { return &impl_->graph; }
+Tensor Model::Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp,
+                    int batch_axis, Here at) {
+  return impl_->graph.Input(name, shape, dtype, sbp, batch_axis, at);
+}
+
+ModelGraph Model::NewGraph(const std::string& name) {
+  ModelGraph graph;
+  graph.impl_ = std::make_shared<GraphOfModel>(impl_.get(), name);
+  graph.impl_->keep = impl_;
+  return graph;
+}
+
+const std::string& Model::CutsText() const { return impl_->cuts_text; }
+std::string Model::CutReasons() const { return impl_->cut_reasons ? impl_->cut_reasons() : ""; }
+
+int64_t Model::next_step(const std::string& session) const {
+  auto found = impl_->steps.find(session);
+  return found == impl_->steps.end() ? 0 : found->second.next;
+}
+
+void Model::SetNextStep(const std::string& session, int64_t step) {
+  if (step < 0)
+    Fail("SetNextStep: session ", session, " cannot continue with step ", step, ", the first is 0");
+  if (Job* job = impl_->options.job.get()) {
+    const std::vector<std::string> all =
+        job->AllGather("next step of session " + session, std::to_string(step));
+    for (size_t p = 0; p < all.size(); ++p)
+      if (all[p] != all[0])
+        Fail("SetNextStep: session ", session, " continues with step ", all[0],
+             " on process 0 but with step ", all[p], " on process ", p);
+  }
+  impl_->steps[session].next = step;
+}
+
+std::map<std::string, int64_t> Model::NextSteps() const {
+  std::map<std::string, int64_t> all;
+  for (const auto& [name, steps] : impl_->steps) all[name] = steps.next;
+  return all;
+}
+
+std::vector<Tensor> gradients(Tensor y, const std::vector<Tensor>& x, Here at) {
+  const std::string who = Cat("gradients at ", SourceLine(at).str());
+  Graph* graph = GraphOf(y, who);
+  std::vector<int> values;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (GraphOf(x[i], who) != graph) Fail(who, ": x ", i, " belongs to another graph than y");
+    if (!IsFloating(x[i].dtype()))
+      Fail(who, ": x ", i, ", '", x[i].name(), "', is ", Name(x[i].dtype()), ", which has no gradient");
+    values.push_back(x[i].id());
+  }
+  std::vector<Tensor> found;
+  try {
+    found = GradientsOf(graph, y.id(), values);
+  } catch (const Error& error) {
+    Fail(who, ": ", error.what());
+  }
+  for (size_t i = 0; i < found.size(); ++i)
+    if (!found[i].defined())
+      Fail(who, ": '", y.name(), "' does not depend on x ", i, ", '", x[i].name(),
+           "', through operators that have a gradient");
+  return found;
+}
+
+Tensor annotate(Tensor x, const Annotation& sbp, Here at) {
+  return AnnotatedIdentity(x, Who("annotate", x.defined() ? x.name() : "", at), sbp, at);
+}
+
+Tensor annotate(Tensor x, const Annotation& sbp, const AnnotateOptions& options, Here at) {
+  Tensor y = annotate(x, sbp, at);
+  const std::string who = Who("annotate", x.name(), at);
+  Graph& graph = *GraphOf(x, who);
+  if (!options.gradient.empty() && !IsFloating(x.dtype()))
+    Fail(who, ": `gradient` is given, but a tensor of ", Name(x.dtype()), " has none");
+  Node& node = graph.node(graph.value(y.id()).producer);
+  node.gradient = Holdable(graph.mesh(), who + ": gradient", x, options.gradient, node.slice);
+  return y;
+}
+
+Tensor to_stage(Tensor x, const std::string& axis, int index, Here at) {
+  std::string who = Who("to_stage", x.defined() ? x.name() : "", at);
+  Tensor y = AnnotatedIdentity(x, who, {}, at);
+  Graph& graph = *GraphOf(x, who);
+  Node& node = graph.node(graph.value(y.id()).producer);
+  int a = graph.mesh().AxisOrFail(axis, who);
+  if (index < 0 || index >= graph.mesh().axis_size(a))
+    Fail(who, ": stage ", index, " is outside axis ", axis, " of extent ", graph.mesh().axis_size(a));
+  node.slice.fixed[a] = index;
+  node.placed = true;
+  GraphOf(x, who)->moves[graph.value(y.id()).producer] = -1;
+  return y;
+}
+
+Tensor to_stage_of(Tensor x, Tensor other, Here at) {
+  const std::string who = Who("to_stage_of", x.defined() ? x.name() : "", at);
+  const Graph& graph = *GraphOf(x, who);
+  if (GraphOf(other, who) != &graph) Fail(who, ": both tensors must be of one graph");
+  const std::vector<int> wanted = graph.producer(other.id()).slice.fixed;
+  for (int a = 0; a < graph.mesh().rank(); ++a)
+    if (wanted[a] != Slice::kFree && graph.producer(x.id()).slice.fixed[a] != wanted[a]) {
+      x = to_stage(x, graph.mesh().axis_name(a), wanted[a], at);
+      GraphOf(x, who)->moves[graph.value(x.id()).producer] = other.id();
+    }
+  return x;
+}
+
+}  // namespace oneflow_like

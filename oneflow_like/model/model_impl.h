@@ -1,0 +1,170 @@
+// The data of a Model: the variables that its graphs share, and, once something has been loaded, the memory
+// and threads of the ranks hosted by this process.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "actor/executor.h"
+#include "actor/runtime.h"
+#include "actor/trace.h"
+#include "compiler/compile.h"
+#include "compiler/graph/graph.h"
+#include "compiler/graph/variable_cuts.h"
+#include "core/device/backend.h"
+#include "oneflow_like/model.h"
+#include "oneflow_like/report/report.h"
+
+namespace oneflow_like {
+
+// Blocks of a graph, divided over the stages of a mesh axis.
+struct BlockStack {
+  struct Block {
+    std::string path;
+    int64_t x = -1;          // the value that enters it, as the block before left it
+    int begin = 0, end = 0;  // its nodes
+    int move = -1;           // the node that brings x to its stage, where that is another one
+  };
+  std::string name;  // path of the first block: the same in all graphs
+  int axis = 0;      // of the mesh
+  int rounds = 1;    // over its stages
+  int64_t of = 0;    // blocks of the whole model: more than there are here with Pipeline::most_blocks
+  bool by_cost = false;
+  std::vector<int64_t> per_stage;   // blocks, as the graph stands
+  std::vector<int64_t> most = {};   // for which each stage has memory, if some had too little; else empty
+  std::vector<int64_t> first = {};  // per_stage before `most` said anything
+  std::vector<Block> blocks;
+};
+
+struct ModelVariable;
+
+// A graph that knows its model, so that functions on Tensors find it.
+struct GraphOfModel : Graph {
+  GraphOfModel(ModelImpl* model, std::string name);
+  Scope Root();
+  Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
+               Here at);
+  Tensor Find(const std::string& name, const Here& at);
+  // Creates a weight or a state, or finds it and compares it with its first request.
+  Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
+                  const Initializer& init, const WeightOptions& options, const std::vector<int>& stage,
+                  const Here& at);
+  Tensor Request(const std::string& who, const ModelVariable& made);
+
+  ModelImpl* const model;
+  const std::string name;                        // for messages; empty: the model's own
+  std::shared_ptr<ModelImpl> keep;               // the model, unless it is its own
+  std::map<std::string, int> variables, inputs;  // by name, their node
+  std::vector<Tensor> in_training;               // Scope::InTraining
+  std::vector<BlockStack> stacks;
+  std::map<int, int> moves;  // nodes of to_stage_of, and the value whose stage they are for; -1: to_stage's
+};
+
+// A variable of the model, as its first request or its training created it.
+struct ModelVariable {
+  Node node;  // name, attributes (initialiser), line, annotation, stage; without values
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  HostTensor initial;  // initial value, if no initialiser draws it; else without data
+  // Whether the stage of `node` is known: from its request on, or, for a weight requested outside any stage,
+  // since its first use.
+  bool settled = false;
+  Layout layout;         // in the store; empty until first requested
+  VariableCut left_out;  // an annotation in code that AutoCuts::kAll does not follow
+};
+
+// Steps of all sessions of one name.
+struct SessionSteps {
+  int64_t next = 0;
+  enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // kind of the sessions of that name
+};
+
+class FolderLock;  // oneflow_like/checkpoint/safetensors.h
+class Saving;      // oneflow_like/checkpoint/saving.h
+
+// The last step of a session.
+struct LastStep {
+  StepHandle handle;
+  std::string finite;   // output that must be finite, empty for none
+  bool trains = false;  // it updates variables
+};
+
+struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
+  ModelImpl(Mesh mesh, const ModelOptions& options);
+
+  // Creates devices, store and threads of the ranks that this process hosts, the first time.
+  void Load();
+  // Waits until the steps of all sessions have ended.
+  void WaitIdle() const;
+  // Allocates memory for the plan, and creates the variables of its rank that do not exist yet.
+  void Prepare(const plan::Plan& plan);
+  // Loads, waits for steps, and creates the variable if it does not exist yet. Throws Error for an unknown
+  // name.
+  ModelVariable& Require(const std::string& variable);
+  // The same, without waiting if it exists already. REQUIRES: the name is known.
+  const ModelVariable& Placed(const std::string& variable);
+
+  // With a job, the origin of the times in its traces, on this process's steady clock.
+  int64_t TraceOriginHere() const;
+
+  ModelOptions options;
+  const Mesh mesh;
+  Catalog catalog;          // the built-in operators and the user's
+  Machine machine;          // that plans are made for
+  int devices_of_node = 0;  // there, without a job: so many, neighbours, reach each other's memory; 0: all
+  WantedAlgorithms algorithms;
+  int64_t device_bytes = 0;  // memory of one of its devices, where a topology file says it; 0: unknown
+  int zero_axis = -1;
+  GraphOfModel graph;  // the model's own
+  std::map<std::string, ModelVariable> variables;
+  std::set<size_t> matched_patterns;                 // of options.weights
+  std::set<std::string> input_names;                 // of all graphs there have been
+  std::map<std::string, std::vector<int64_t>> cuts;  // of stacks that were cut by cost: blocks of each stage
+  bool cuts_chosen = false;                          // with ModelOptions::auto_cuts
+  std::string cuts_text;                             // Model::CutsText
+  std::function<std::string()> cut_reasons;   // Model::CutReasons; on process 0, until memory is allocated
+  std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
+  KernelRegistry registry;
+  Backend* backend = nullptr;  // of devices that are not the host's, once loaded
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<TraceFile> trace;            // when asked for
+  std::unique_ptr<Report> report;              // likewise
+  std::map<const void*, LastStep> last_steps;  // by session
+
+ private:
+  void JoinJob();
+  int RanksHere() const;
+  std::unique_ptr<Device> MakeDevice(int rank);
+
+  int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
+
+ public:
+  std::shared_ptr<FolderLock> folder_lock;  // of the folder saved in last, on the process that leads
+  std::shared_ptr<Saving> saving;           // the last one, complete or under way; destroyed before what it
+                                            // reads
+};
+
+// The graph a tensor belongs to; throws Error when it is undefined or of no model.
+GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who);
+// The file of this process's part of a trace.
+std::string TraceFileOf(const std::string& file, const Job* job);
+// "weight 'h0/up' at gpt.cc:12", or "weight 'h0/weight' of nn::Linear 'h0' at gpt.cc:12"
+std::string Who(const std::string& what, const std::string& name, const Here& at);
+// Checks an annotation against the mesh and the shape; entry -> Sbp.
+FixedSbp CheckAnnotation(const Mesh& mesh, const std::string& who, const Dims& shape,
+                         const Annotation& annotation, const std::vector<int>& stage);
+// Throws Error when an entry is Partial: values from outside the graph can be cut or copied only.
+void CheckNotPartial(const Mesh& mesh, const std::string& who, const FixedSbp& fixed);
+// Throws Error for names that an input or a variable of the user cannot have.
+void CheckName(const std::string& who, const std::string& name);
+// Inputs and variables keep the names that the user gave them; an operator with the same name gets another.
+std::string ReserveName(Graph* graph, const std::string& name);
+// Throws Error for a pattern of ModelOptions::weights that no weight requested so far matches.
+void RequirePatternsMatched(const std::string& who, const ModelImpl& model);
+
+}  // namespace oneflow_like

@@ -1,0 +1,31 @@
+// Assigns its host's devices to ranks, and computes the memory that a rank needs beside its plan.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "oneflow_like/model/model_impl.h"
+
+namespace oneflow_like {
+
+// The job's processes on the host of one process, and the place of that one among them.
+struct ProcessesOfHost {
+  int count = 1, me = 0;
+};
+ProcessesOfHost ProcessesBeside(const Job* job, int process);
+
+// The device of a rank among the `given` devices of its host: one of its own if there are enough, else
+// several ranks share one as virtual devices, neighbours together.
+int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given);
+
+// For a rank on a device other than the host. If devices have not been opened and are not named, each rank is
+// assumed to have one of its own.
+struct MemoryBesides {
+  int64_t device = 0;  // in which groups pack, as much for each stream as one of its groups needs at most
+  int64_t host = 0;    // copied to and from by the device: inputs, outputs, groups that meet on the host
+  std::vector<std::pair<std::string, int64_t>> consumers;  // of `device`
+};
+MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan);
+
+}  // namespace oneflow_like

@@ -1,0 +1,149 @@
+#include "oneflow_like/model/variables.h"
+
+#include "compiler/passes/passes.h"
+#include "core/boxes/copy_box.h"
+#include "oneflow_like/model/blocks.h"
+#include "oneflow_like/model/pieces.h"
+
+namespace oneflow_like {
+
+namespace {
+
+// Where a weight lies that was requested outside any stage: with the first of its readers that are on one,
+// along the axes that this graph has stages on; on the whole mesh where it has none.
+void SettleStages(GraphOfModel* source) {
+  ModelImpl& model = *source->model;
+  CutBlocks(source);
+  bool all = true;
+  for (const auto& [name, node] : source->variables) all = all && model.variables.at(name).settled;
+  if (all) return;
+  Graph graph = *source;
+  Slice used = WholeMesh(model.mesh);
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    for (int a = 0; a < model.mesh.rank(); ++a)
+      if (graph.node(n).slice.fixed[a] != Slice::kFree) used.fixed[a] = 0;
+  const std::vector<std::vector<int>> readers = graph.Readers();
+  const std::vector<int> order = graph.Order();
+  for (auto it = order.rbegin(); it != order.rend(); ++it) {
+    Node& node = graph.node(*it);
+    if (node.placed || node.kind == NodeKind::kInput) continue;
+    for (int v : node.out)
+      for (int r : readers[v])
+        if (graph.node(r).placed && (!node.placed || graph.node(r).slice < node.slice)) {
+          node.slice = graph.node(r).slice;
+          node.placed = true;
+        }
+  }
+  for (const auto& [name, n] : source->variables) {
+    ModelVariable& variable = model.variables.at(name);
+    if (variable.settled) continue;
+    variable.settled = true;
+    variable.node.slice = graph.node(n).placed ? graph.node(n).slice : used;
+    variable.node.placed = variable.node.slice != WholeMesh(model.mesh);
+  }
+}
+
+}  // namespace
+
+Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outputs) {
+  SettleStages(source);
+  Graph graph = *source;
+  bool stages = false;
+  for (int n = 0; n < graph.num_nodes(); ++n)
+    stages = stages || graph.node(n).slice != WholeMesh(graph.mesh());
+  for (const auto& [name, n] : source->variables) {
+    const Node& settled = source->model->variables.at(name).node;
+    graph.node(n).fixed = settled.fixed;
+    graph.node(n).stored = settled.stored;
+    graph.node(n).slice = settled.slice;
+    graph.node(n).placed = settled.placed || stages;
+  }
+  // A node that writes a variable stands where the variable does, also where that was not known when the
+  // graph was built.
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    const OpDef* def = graph.alive(n) ? graph.catalog().Find(graph.node(n).op) : nullptr;
+    if (!def || def->inplace.empty()) continue;
+    const Node& variable = graph.producer(graph.node(n).in[def->inplace[0].second]);
+    graph.node(n).slice = variable.slice;
+    graph.node(n).placed = variable.placed;
+  }
+  std::vector<int> roots;
+  for (const auto& [name, value] : outputs) roots.push_back(graph.value(value).producer);
+  graph.KeepOnly(roots);
+  return graph;
+}
+
+std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& model, const Graph& graph) {
+  std::vector<ModelVariable> made;
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    if (!graph.alive(n) || graph.node(n).kind != NodeKind::kVariable) continue;
+    ModelVariable variable;
+    variable.node = graph.node(n);
+    const Value& value = graph.value(variable.node.out[0]);
+    variable.node.out.clear();
+    variable.dtype = value.dtype;
+    variable.shape = value.shape;
+    variable.settled = true;
+    auto known = model.variables.find(variable.node.name);
+    if (known == model.variables.end()) {
+      made.push_back(std::move(variable));
+      continue;
+    }
+    const ModelVariable& there = known->second;
+    if (there.shape != variable.shape || there.node.slice != variable.node.slice ||
+        there.node.fixed != variable.node.fixed)
+      Fail(who, ": variable '", variable.node.name, "' is ", variable.shape.str(), " ",
+           variable.node.slice.str(model.mesh), " here but ", there.shape.str(), " ",
+           there.node.slice.str(model.mesh), " in a session made before; give this one another name");
+  }
+  return made;
+}
+
+void ModelImpl::Prepare(const plan::Plan& plan) {
+  std::vector<std::string> given;
+  for (const plan::Variable& variable : plan.variable()) {
+    auto known = variables.find(variable.name());
+    if (known != variables.end() && known->second.initial.data && !store->Find(plan.rank(), variable.name()))
+      given.push_back(variable.name());
+  }
+  store->Prepare(plan, registry);
+  for (const std::string& name : given) {
+    const HostTensor& whole = variables.at(name).initial;
+    LocalPiece piece(*this, plan.rank(), name);
+    ForEachRun(piece.box(), piece.box(), MostElements(whole.dtype), [&](const Box& run) {
+      CopyBox(whole.dtype, run, {whole.data.get(), Box::Whole(whole.shape)}, {piece.staging(), run});
+      piece.Put(run);
+    });
+  }
+}
+
+const ModelVariable& ModelImpl::Placed(const std::string& name) {
+  const ModelVariable& variable = variables.at(name);
+  return variable.layout.sbp.empty() ? Require(name) : variable;
+}
+
+ModelVariable& ModelImpl::Require(const std::string& name) {
+  auto found = variables.find(name);
+  if (found == variables.end())
+    Fail("variable '", name, "' is not there: neither a weight nor the state of a training has that name");
+  ModelVariable& variable = found->second;
+  Load();
+  WaitIdle();
+  if (!variable.layout.sbp.empty()) return variable;
+  if (graph.variables.count(name)) SettleStages(&graph);
+  variable.settled = true;
+  Graph alone(&catalog, mesh);
+  Node node = variable.node;
+  node.phase = Phase::kForward;  // of state it is the update's, and there is none here
+  alone.AddRaw(node, {{name, variable.dtype, variable.shape}});
+  CompileOptions compile;
+  compile.name = "variables";
+  compile.seed = options.seed;
+  compile.zero_axis = zero_axis;
+  const Compiled compiled = Compile(std::move(alone), compile);
+  for (const RankPlan& made : PlansOf(compiled, store->ranks())) Prepare(made.plan);
+  variable.layout = compiled.graph.LayoutOf(0);
+  return variable;
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,75 @@
+// Estimates of whole plans from the parts of a model (plan_parts.h): what the search orders candidates by
+// before any is compiled.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "oneflow_like/planner/plan_parts.h"
+
+namespace oneflow_like {
+
+class PlanEstimator {
+ public:
+  // All must outlive it. Measures the blocks of the model, so it throws what `build` throws.
+  PlanEstimator(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build);
+
+  // In stages; 1 for a model without nn::layers over pp.
+  int64_t blocks() const;
+  // Measures what estimates of these candidates need, side by side. Where no plan can be built, why is kept.
+  void Prepare(const std::vector<PlanCandidate>& candidates);
+  // Whether recomputation, or a sequence that is cut, changes nothing: so a candidate with less of it is the
+  // same plan. Of a tp that was not prepared, recomputation is judged as on the first that was.
+  bool IsRepeated(const PlanCandidate& candidate) const;
+  // Whether the last tp that was prepared leaves a rank as much work and as many weights as the one before:
+  // larger ones then have nothing left to divide.
+  bool Exhausted() const;
+  // A candidate with its estimated time, its shares and its memory, on the order of mesh axes that is
+  // estimated fastest, and then on others that are not much slower and keep tp as near; nothing where it
+  // cannot be built. REQUIRES: prepared.
+  std::vector<PlanTrial> Estimate(const PlanCandidate& candidate);
+  // Why the first candidate that cannot be built cannot; empty: all can.
+  const std::string& why_not() const { return why_not_; }
+
+ private:
+  using Key = std::tuple<int, bool, Recompute>;  // tp, sequence_parallel
+  struct Measured {
+    std::shared_ptr<const ModelParts> few, many;
+    std::map<int, std::vector<double>> messages;  // by the stride of tp; of `few`, then of `many`
+  };
+  struct Stage {
+    double forward = 0, backward = 0, update = 0, messages = 0;  // messages are in forward and backward, too
+    double weights = 0, state = 0, narrow = 0, gradients = 0, stash = 0, late = 0;
+    double layers = 0;  // blocks, and what is before or after them and has weights
+  };
+  static Key KeyOf(const PlanCandidate& c);
+  const std::vector<double>& MessagesAt(Measured* measured, int stride);
+  std::vector<Stage> StagesOf(const PlanCandidate& c, Measured* measured, const ModelParts& parts,
+                              int stride);
+  const std::vector<int64_t>& Division(const PlanCandidate& c, const ModelParts& parts, size_t stack);
+  PlanTrial EstimateOn(const PlanCandidate& c, Measured* measured, const ModelParts& parts);
+  double Exchange(const PlanCandidate& c, const Stage& stage, int stride);
+  double Bytes(const PlanCandidate& c, const std::vector<Stage>& stages, const ModelParts& parts);
+  double Whole(const PlanCandidate& c, const Stage& stage);
+  const std::vector<double>& Kept(const PlanCandidate& c);
+  double Seconds(double bytes, const Sbp& from, const Sbp& to, int members, int stride);
+
+  const PlanSpace& space_;
+  const DescribedMachine& machine_;
+  const BuildPlan& build_;
+  int node_ = 0;      // of SecondsOfMessage
+  int64_t most_ = 1;  // samples of a micro-batch that are measured, beside 1
+  std::map<Key, Measured> measured_;
+  std::map<std::pair<Key, int64_t>, ModelParts> parts_;  // by samples
+  std::map<std::tuple<Key, int, int, int64_t, size_t>, std::vector<int64_t>> divisions_;
+  std::map<std::tuple<PipelineSchedule, int, int, int>, std::vector<double>> kept_;
+  std::map<std::tuple<double, Sbp, Sbp, int, int>, double> seconds_;
+  std::string why_not_;
+};
+
+}  // namespace oneflow_like

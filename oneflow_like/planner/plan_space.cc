@@ -1,0 +1,160 @@
+// The candidates of a space.
+#include <algorithm>
+
+#include "oneflow_like/model/limits.h"
+#include "oneflow_like/plan_search.h"
+
+namespace oneflow_like {
+namespace {
+
+std::vector<int64_t> Divisors(int64_t of) {
+  std::vector<int64_t> small, large;
+  for (int64_t d = 1; d * d <= of; ++d) {
+    if (of % d != 0) continue;
+    small.push_back(d);
+    if (d * d != of) large.push_back(of / d);
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  return small;
+}
+
+template <typename T>
+std::vector<T> Given(const std::optional<T>& given, std::vector<T> otherwise) {
+  return given ? std::vector<T>{*given} : std::move(otherwise);
+}
+
+class Space {
+ public:
+  Space(const PlanSpace& space, int64_t blocks) : space_(space), blocks_(blocks) {}
+
+  std::vector<PlanCandidate> All() {
+    for (int64_t tp : Divisors(space_.devices))
+      for (int64_t pp : Divisors(space_.devices / tp)) {
+        const int64_t dp = space_.devices / tp / pp;
+        if (Fits("dp", dp) && Fits("tp", tp) && Fits("pp", pp) && pp <= blocks_)
+          OfMesh(static_cast<int>(dp), static_cast<int>(tp), static_cast<int>(pp));
+      }
+    if (all_.empty()) Refuse();
+    return std::move(all_);
+  }
+
+ private:
+  bool Fits(const std::string& axis, int64_t extent) const {
+    const auto given = space_.extents.find(axis);
+    return given == space_.extents.end() || given->second == extent;
+  }
+
+  void OfMesh(int dp, int tp, int pp) {
+    if (space_.batch % dp != 0) return;
+    PlanCandidate c;
+    c.mesh = Mesh(space_.kind, {{"dp", dp}, {"tp", tp}, {"pp", pp}});
+    for (int64_t m : Divisors(space_.batch / dp)) {
+      if (m > kMostMicroBatches || (space_.micro_batches && m != *space_.micro_batches)) continue;
+      c.micro_batches = static_cast<int>(m);
+      for (int v : Rounds(pp, m)) {
+        c.virtual_stages = v;
+        for (PipelineSchedule schedule : Schedules(pp, v)) {
+          c.schedule = schedule;
+          AddRest(c, dp, tp);
+        }
+      }
+    }
+  }
+
+  // Virtual stages: those that divide the blocks evenly, where there are such.
+  std::vector<int> Rounds(int pp, int64_t m) const {
+    if (space_.virtual_stages) {
+      const bool possible = int64_t{pp} * *space_.virtual_stages <= blocks_;
+      return possible ? std::vector<int>{*space_.virtual_stages} : std::vector<int>();
+    }
+    std::vector<int> rounds{1};
+    for (int v = 2; pp > 1 && m >= pp && int64_t{pp} * v <= blocks_; ++v)
+      if (blocks_ % (int64_t{pp} * v) == 0) rounds.push_back(v);
+    if (rounds.size() == 1 && pp > 1 && m >= pp && 2 * int64_t{pp} <= blocks_) rounds.push_back(2);
+    return rounds;
+  }
+
+  std::vector<PipelineSchedule> Schedules(int pp, int v) const {
+    if (space_.schedule) return {*space_.schedule};
+    if (pp == 1) return {PipelineSchedule::k1F1B};
+    if (v > 1) return {PipelineSchedule::kInterleaved};
+    return {PipelineSchedule::k1F1B, PipelineSchedule::kZeroBubble};
+  }
+
+  void AddRest(PlanCandidate c, int dp, int tp) {
+    const std::vector<int> zeros = dp > 1 ? std::vector<int>{0, 1, 2, 3} : std::vector<int>{0};
+    const std::vector<bool> cut = tp > 1 ? std::vector<bool>{false, true} : std::vector<bool>{false};
+    // The third stage gathers weights for one micro-batch after another, so that stages with several chunks
+    // of work wait for one another.
+    const bool both = space_.zero && space_.virtual_stages;
+    for (int zero : Given(space_.zero, zeros)) {
+      if (zero == 3 && c.virtual_stages > 1 && !both) continue;
+      for (Recompute recompute :
+           Given(space_.recompute, {Recompute::kNone, Recompute::kSelective, Recompute::kFull}))
+        for (bool sequence : Given(space_.sequence_parallel, cut)) {
+          c.zero = zero;
+          c.recompute = recompute;
+          c.sequence_parallel = sequence;
+          all_.push_back(c);
+        }
+    }
+  }
+
+  [[noreturn]] void Refuse() const {
+    std::string given;
+    int64_t product = 1;
+    for (const auto& [axis, extent] : space_.extents) {
+      given += Cat(given.empty() ? "" : ", ", axis, "=", extent);
+      product *= extent;
+    }
+    if (space_.devices % product != 0 || (space_.extents.size() == 3 && product != space_.devices))
+      Fail("no mesh of ", space_.devices, " devices has ", given, ", which are ", product, " devices");
+    if (const auto pp = space_.extents.find("pp"); pp != space_.extents.end() && pp->second > blocks_)
+      Fail("no plan has pp=", pp->second, ": the model has ", blocks_, " blocks to divide into stages");
+    Fail("no plan divides ", space_.devices, " devices", given.empty() ? "" : Cat(" with ", given),
+         " over a batch of ", space_.batch,
+         space_.micro_batches ? Cat(" in ", *space_.micro_batches, " micro-batches") : "", " and ", blocks_,
+         blocks_ == 1 ? " block" : " blocks",
+         "; dp times the micro-batches must divide the batch, and pp times the virtual stages be at most the "
+         "blocks");
+  }
+
+  const PlanSpace& space_;
+  const int64_t blocks_;
+  std::vector<PlanCandidate> all_;
+};
+
+}  // namespace
+
+void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
+  model->pipeline.virtual_stages = virtual_stages;
+  model->pipeline.most_blocks = most_blocks;
+  model->zero.axis = zero > 0 ? "dp" : "";
+  model->zero.stage = std::max(1, zero);
+  train->micro_batches = micro_batches;
+  train->schedule = schedule;
+  train->recompute = recompute;
+}
+
+std::string PlanCandidate::str() const {
+  std::string text = Cat("--mesh=", mesh.str(), " --micro_batches=", micro_batches);
+  if (schedule != PipelineSchedule::k1F1B) text += Cat(" --schedule=", Name(schedule));
+  if (virtual_stages > 1) text += Cat(" --virtual_stages=", virtual_stages);
+  if (zero > 0) text += Cat(" --zero=", zero);
+  if (recompute != Recompute::kNone) text += Cat(" --recompute=", Name(recompute));
+  if (sequence_parallel) text += " --sequence_parallel";
+  return text;
+}
+
+std::vector<PlanCandidate> CandidatesOf(const PlanSpace& space, int64_t blocks) {
+  CheckRange("PlanSpace::devices", space.devices, 1, 1 << 20);
+  CheckRange<int64_t>("PlanSpace::batch", space.batch, 1, int64_t{1} << 40);
+  for (const auto& [axis, extent] : space.extents) {
+    if (axis != "dp" && axis != "tp" && axis != "pp")
+      Fail("a plan has axes dp, tp and pp, but PlanSpace::extents has '", axis, "'");
+    CheckRange(Cat("the extent of ", axis), extent, 1, 1 << 20);
+  }
+  return Space(space, blocks).All();
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,106 @@
+#include "oneflow_like/program/auto_mesh.h"
+
+#include <gflags/gflags.h>
+
+#include "oneflow_like/simulate.h"
+
+DECLARE_int32(auto_mesh);
+DECLARE_int32(virtual_stages);
+DECLARE_int32(zero);
+DECLARE_string(stages);
+DECLARE_string(topology);
+DECLARE_string(zero_axis);
+DECLARE_string(mesh);  // of the launcher
+
+namespace oneflow_like {
+namespace {
+
+constexpr char kSequenceParallel[] = "sequence_parallel";  // which only programs of language models have
+
+bool FlagOf(const char* name) {
+  std::string value;
+  return gflags::GetCommandLineOption(name, &value) && value == "true";
+}
+
+// The machines of --topology, else those that estimates assume for this kind of device.
+DescribedMachine MachineOfFlags(const std::string& kind) {
+  if (!FLAGS_topology.empty()) return ReadTopology(FLAGS_topology);
+  DescribedMachine machine;
+  static_cast<Machine&>(machine) = MachineOf(Mesh(kind, {{"dp", 1}}));
+  return machine;
+}
+
+PlanSpace SpaceOfFlags(const Program& program) {
+  PlanSpace space;
+  const Mesh given = Mesh::Parse(FLAGS_mesh.empty() ? "cpu" : FLAGS_mesh);
+  space.kind = given.kind();
+  if (given.kinds().size() > 1)
+    Fail("--mesh=", FLAGS_mesh, ": --auto_mesh finds plans for devices of one kind");
+  if (FLAGS_mesh.find(':') != std::string::npos)
+    for (int a = 0; a < given.rank(); ++a) {
+      const std::string axis = given.axis_name(a);
+      if (axis != "dp" && axis != "tp" && axis != "pp")
+        Fail("--mesh=", FLAGS_mesh, ": --auto_mesh finds extents of dp, tp and pp; it knows no axis ", axis);
+      space.extents[axis] = given.axis_size(a);
+    }
+  if (FLAGS_stages != "auto")
+    Fail("--stages=", FLAGS_stages, ": --auto_mesh divides layers by their time; leave --stages out");
+  if (FLAGS_zero_axis != "dp")
+    Fail("--zero_axis=", FLAGS_zero_axis, ": --auto_mesh cuts weights over dp alone");
+  space.devices = FLAGS_auto_mesh;
+  space.batch = FLAGS_batch;
+  if (IsGiven("micro_batches")) space.micro_batches = static_cast<int>(FLAGS_micro_batches);
+  if (IsGiven("virtual_stages")) space.virtual_stages = FLAGS_virtual_stages;
+  if (IsGiven("zero")) space.zero = FLAGS_zero;
+  if (IsGiven("schedule")) space.schedule = program.train.schedule;
+  if (IsGiven("recompute") && program.train.recompute != Recompute::kAuto)
+    space.recompute = program.train.recompute;
+  if (!program.cut_loss)
+    space.sequence_parallel = false;
+  else if (IsGiven(kSequenceParallel))
+    space.sequence_parallel = FlagOf(kSequenceParallel);
+  return space;
+}
+
+void Choose(const char* flag, const std::string& value) {
+  if (gflags::SetCommandLineOption(flag, value.c_str()).empty())
+    Fail("--", flag, "=", value, ", which --auto_mesh has chosen, cannot be set");
+}
+
+void ChooseFlags(const PlanCandidate& plan, bool has_sequence_flag) {
+  Choose("mesh", plan.mesh.str());
+  Choose("micro_batches", std::to_string(plan.micro_batches));
+  Choose("schedule", Name(plan.schedule));
+  Choose("virtual_stages", std::to_string(plan.virtual_stages));
+  Choose("zero", std::to_string(plan.zero));
+  Choose("recompute", Name(plan.recompute));
+  if (has_sequence_flag) Choose(kSequenceParallel, plan.sequence_parallel ? "true" : "false");
+}
+
+}  // namespace
+
+std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Program& program) {
+  if (FLAGS_auto_mesh == 0) return {};
+  const PlanSpace space = SpaceOfFlags(program);
+  ModelOptions quiet = program.model;  // leaves nothing behind
+  PlanSearchOptions search{.memory = std::exchange(quiet.memory_budget, 0),
+                           .job = std::exchange(quiet.job, {})};
+  quiet.stalls = nullptr;
+  quiet.compiled = nullptr;  // what is searched for has not begun
+  for (std::string* path : {&quiet.dump_dir, &quiet.trace_file, &quiet.report_file}) path->clear();
+  const BuildPlan build = [&](const PlanCandidate& candidate) {
+    ModelOptions options = quiet;
+    TrainOptions train = program.train;
+    candidate.Set(&options, &train);
+    Model model(candidate.mesh, options);
+    Tensor loss =
+        program.cut_loss ? program.cut_loss(model, candidate.sequence_parallel) : program.loss(model);
+    return Train(loss, program.optimizer, train);
+  };
+  const PlanSearchResult found = SearchPlans(space, MachineOfFlags(space.kind), build, search);
+  launcher.Print("%s", found.Text().c_str());
+  ChooseFlags(found.chosen(), program.cut_loss != nullptr);
+  return found.chosen();
+}
+
+}  // namespace oneflow_like

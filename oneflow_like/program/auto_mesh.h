@@ -1,0 +1,17 @@
+// --auto_mesh=N: a program that trains looks for its plan. Other flags that say something of the plan are
+// kept.
+#pragma once
+
+#include <optional>
+
+#include "oneflow_like/plan_search.h"
+#include "oneflow_like/program/program.h"
+
+namespace oneflow_like {
+
+// Searches for a plan of --auto_mesh devices for the program on the machines of --topology, prints what was
+// found, and sets --mesh, --micro_batches and the other flags that it has chosen. Nothing without the flag.
+// Collective. Throws Error for flags that leave nothing to choose from, and as SearchPlans does.
+std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Program& program);
+
+}  // namespace oneflow_like

@@ -1,0 +1,97 @@
+#include "oneflow_like/program/huggingface_config.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "oneflow_like/checkpoint/safetensors.h"
+#include "oneflow_like/text/json_text.h"
+
+namespace oneflow_like {
+
+using nlohmann::json;
+
+constexpr int64_t kMostConfig = 1 << 20;  // bytes
+
+HuggingFaceConfig::HuggingFaceConfig(const std::string& folder)
+    : HuggingFaceConfig(folder + "/config.json", ReadText(folder + "/config.json", kMostConfig)) {}
+
+HuggingFaceConfig::HuggingFaceConfig(const std::string& where, const std::string& text) : path_(where) {
+  all_ = ParseJson(path_, text);
+  if (!all_.is_object()) Fail(path_, ": it is no JSON object");
+}
+
+HuggingFaceConfig::HuggingFaceConfig(const HuggingFaceConfig& whole, const std::string& name)
+    : path_(whole.path_), prefix_(whole.prefix_ + name + "."), all_(whole.At(name)) {
+  if (all_.is_null()) all_ = json::object();
+  if (!all_.is_object()) whole.Refuse(name, "must be an object");
+}
+
+HuggingFaceConfig HuggingFaceConfig::Part(const std::string& name) const { return {*this, name}; }
+
+const json& HuggingFaceConfig::At(const std::string& name) const {
+  static const json kNone;
+  const auto found = all_.find(name);
+  return found == all_.end() ? kNone : *found;
+}
+
+void HuggingFaceConfig::Refuse(const std::string& name, const std::string& wanted) const {
+  const std::string shown = At(name).dump(-1, ' ', true, json::error_handler_t::replace).substr(0, 60);
+  Fail(path_, ": ", prefix_, name, " is ", shown, ", but ", wanted);
+}
+
+int64_t HuggingFaceConfig::Number(const std::string& name, int64_t most,
+                                  std::optional<int64_t> otherwise) const {
+  const json& value = At(name);
+  if (value.is_null() && otherwise) return *otherwise;
+  if (!Has(name)) Fail(path_, ": it lacks ", prefix_, name);
+  if (!value.is_number_integer() || value < 1 || value > most)
+    Refuse(name, Cat("must be a whole number from 1 to ", most));
+  return value.get<int64_t>();
+}
+
+double HuggingFaceConfig::Real(const std::string& name, std::optional<double> otherwise) const {
+  const json& value = At(name);
+  if (value.is_null() && otherwise) return *otherwise;
+  if (!Has(name)) Fail(path_, ": it lacks ", prefix_, name);
+  if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
+    Refuse(name, "must be a number above 0");
+  return value.get<double>();
+}
+
+std::vector<int32_t> HuggingFaceConfig::Numbers(const std::string& name) const {
+  std::vector<int32_t> numbers;
+  const json& value = At(name);
+  const json list = value.is_array() ? value : value.is_null() ? json::array() : json::array({value});
+  for (const json& number : list) {
+    if (!number.is_number_integer() || number < 0 || number > INT32_MAX)
+      Refuse(name, "must be a token's number, or a list of such");
+    numbers.push_back(number.get<int32_t>());
+  }
+  return numbers;
+}
+
+bool HuggingFaceConfig::Flag(const std::string& name, bool otherwise) const {
+  const json& value = At(name);
+  if (value.is_null()) return otherwise;
+  if (!value.is_boolean()) Refuse(name, "must be true or false");
+  return value.get<bool>();
+}
+
+int64_t HuggingFaceConfig::Entries(const std::string& name, int64_t otherwise) const {
+  const json& value = At(name);
+  if (value.is_null()) return otherwise;
+  if (!value.is_object() || value.empty()) Refuse(name, "must be an object with an entry or more");
+  return static_cast<int64_t>(value.size());
+}
+
+void HuggingFaceConfig::Require(const std::string& name, std::initializer_list<json> possible) const {
+  if (!Has(name)) return;
+  std::string wanted;
+  for (const json& value : possible) {
+    if (At(name) == value) return;
+    wanted += Cat(wanted.empty() ? "" : " or ", value.dump());
+  }
+  Refuse(name, Cat("the model of this program needs ", wanted));
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,60 @@
+#include "oneflow_like/program/huggingface_run.h"
+
+#include <gflags/gflags.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "oneflow_like/checkpoint/reader.h"
+#include "oneflow_like/checkpoint/tools.h"
+#include "oneflow_like/program/program.h"
+
+DEFINE_string(load_hf, "", "Hugging Face folder to begin with");
+DEFINE_string(save_hf, "", "gets the weights for transformers");
+
+namespace oneflow_like {
+
+namespace fs = std::filesystem;
+
+void CheckHuggingFaceFlags() {
+  for (std::string* path : {&FLAGS_load_hf, &FLAGS_save_hf})
+    while (path->size() > 1 && path->back() == '/') path->pop_back();
+  if (!FLAGS_load_hf.empty() && !FLAGS_load.empty())
+    Fail("--load and --load_hf both give the weights to begin with: give one of the two");
+  if (FLAGS_local && !FLAGS_save_hf.empty())
+    Fail("--save_hf needs a checkpoint that one process can read whole, which --local does not leave");
+}
+
+void RequireHuggingFaceFolder(const Launcher& launcher) {
+  if (FLAGS_save_hf.empty()) return;
+  if (fs::path(FLAGS_save).lexically_normal() == fs::path(FLAGS_save_hf).lexically_normal())
+    Fail("--save and --save_hf are both ", FLAGS_save, ": give each a folder of its own");
+  std::error_code error;
+  if (!launcher.restarted() && fs::exists(fs::symlink_status(FLAGS_save_hf, error)))
+    Fail("--save_hf=", FLAGS_save_hf, ": there is something of that name already");
+  RequireFolder(launcher, "save_hf", FLAGS_save_hf, fs::absolute(FLAGS_save_hf).parent_path());
+}
+
+void LoadHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format, bool partial) {
+  if (FLAGS_load_hf.empty()) return;
+  ConvertedSource weights(format.read(FLAGS_load_hf), {.dtype = DType::kFloat32});
+  LoadWeights(model, weights, {.partial = partial});
+  launcher.Print("weights of %s\n", FLAGS_load_hf.c_str());
+}
+
+void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format) {
+  if (FLAGS_save_hf.empty()) return;
+  std::error_code error;
+  const fs::path at = fs::absolute(FLAGS_save_hf);
+  const std::string beside = at.parent_path() / Cat(".", at.filename().string(), ".checkpoint");
+  const std::string folder = FLAGS_save.empty() ? beside : FLAGS_save;
+  if (launcher.main_process()) fs::remove_all(beside, error);
+  const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
+  if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
+    if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
+    fs::remove_all(beside, error);
+  }
+  launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());
+}
+
+}  // namespace oneflow_like

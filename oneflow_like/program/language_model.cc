@@ -1,0 +1,188 @@
+#include "oneflow_like/program/language_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "oneflow_like/data/files.h"
+#include "oneflow_like/program/data.h"
+#include "oneflow_like/program/huggingface_config.h"
+#include "oneflow_like/program/huggingface_run.h"
+#include "oneflow_like/program/language_flags.h"
+#include "oneflow_like/program/precision.h"
+#include "oneflow_like/program/program.h"
+
+namespace oneflow_like {
+namespace {
+
+// What is learnt and measured.
+struct LanguageData {
+  std::string name;                                     // for people
+  std::shared_ptr<const SampleSource> train, held_out;  // nullptr: nothing is held out
+  int64_t held_out_targets = 0;
+  int64_t tokens = 0;      // how many different ones there are; a model may have room for more
+  int64_t vocabulary = 0;  // that a model needs; 0: any
+  bool text = false;       // tokens are bytes
+  int32_t first = 0;       // a token to begin a sample with
+};
+
+// For a model that has room for so many different tokens.
+LanguageData SyntheticData(int64_t vocabulary) {
+  constexpr int64_t kMostTokens = 256, kRows = 1 << 20;
+  const int64_t tokens = std::min(kMostTokens, vocabulary);
+  LanguageData data{.name = "synthetic tokens, each but for noise a function of the one before"};
+  data.train = std::make_shared<LearnableRows>(FLAGS_context, tokens, 0, kRows);
+  data.held_out = std::make_shared<LearnableRows>(FLAGS_context, tokens, kRows, kRows);
+  data.held_out_targets = std::numeric_limits<int64_t>::max();
+  data.tokens = tokens;
+  return data;
+}
+
+LanguageData OpenData(int64_t vocabulary) {
+  // What is simulated needs no text, and any byte may come.
+  if (FLAGS_text.empty() || (FLAGS_simulate && !IsGiven("text"))) return SyntheticData(vocabulary);
+  const TextSplit split = OpenText(FLAGS_text, FLAGS_context);
+  LanguageData data{.name = Cat(FLAGS_text, ": ", split.train.size(), " tokens to learn from, ",
+                                split.held_out.size(), " held out")};
+  data.train = std::make_shared<TokenRows>(split.train, TokenRowsOptions{.context = FLAGS_context});
+  if (split.held_out.size() > 0)
+    data.held_out =
+        std::make_shared<TokenRows>(split.held_out, TokenRowsOptions{.context = FLAGS_context, .tail = true});
+  data.held_out_targets = split.held_out.size() - 1;
+  data.tokens = data.vocabulary = split.vocabulary;
+  data.text = split.all.text();
+  split.all.Read(0, 1, &data.first);
+  return data;
+}
+
+Tensor Loss(Scope scope, Tensor tokens, Tensor targets, const LanguageModel& language, bool training) {
+  const nn::DealtSequence dealt(scope, FLAGS_context, DealtAxis(scope.mesh(), language.drops));
+  Tensor logits = language.logits(scope, dealt.Deal(tokens), dealt.positions(), training);
+  return mean(cross_entropy(logits, dealt.Deal(targets)));
+}
+
+Tensor TrainingLoss(Model& model, const LanguageModel& language) {
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  Tensor tokens = model.Input("tokens", shape, DType::kInt32, TokensCut());
+  Tensor targets = model.Input("targets", shape, DType::kInt32, TokensCut());
+  if (language.loss) return language.loss(model.scope(), tokens, targets);
+  return Loss(model.scope(), tokens, targets, language, true);
+}
+
+// The weights are those of training, by their names; only the graph is another: no dropout, no gradient.
+void MeasureHeldOut(const Launcher& launcher, Model& model, const LanguageModel& language,
+                    const LanguageData& from, Metrics& metrics) {
+  const Dims shape = {FLAGS_batch, FLAGS_context};
+  ModelGraph graph = model.NewGraph("eval");
+  Tensor tokens = graph.Input("tokens", shape, DType::kInt32, TokensCut());
+  Tensor targets = graph.Input("targets", shape, DType::kInt32, TokensCut());
+  Session eval = Evaluate({{"loss", Loss(graph.scope(), tokens, targets, language, false)}},
+                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+  const int64_t positions = FLAGS_batch * FLAGS_context;  // of a batch
+  double total = 0;
+  int64_t batches = 0;
+  // The mean is over all positions, also over those past the end of the text, whose loss is 0.
+  ForEachHeldOut(launcher, eval, from.held_out, {{"targets", -1}}, [&](const StepResult& result, int64_t) {
+    total += static_cast<double>(result.Scalar("loss")) * positions;
+    ++batches;
+  });
+  const int64_t counted = std::min(from.held_out_targets, batches * positions);
+  eval.Close();
+  metrics.Add(model.next_step(), {{"held_out_loss", total / counted}});
+  launcher.Print("held-out loss %.4f over %lld tokens (perplexity %.2f)\n", total / counted,
+                 static_cast<long long>(counted), std::exp(total / counted));
+}
+
+void WriteSample(const Launcher& launcher, Model& model, const LanguageModel& language,
+                 const LanguageData& data, uint64_t seed) {
+  std::vector<int32_t> prompt;
+  if (data.text) prompt = ByteTokenizer().Encode(FLAGS_prompt);
+  if (prompt.empty()) prompt.push_back(data.first);
+  // Of a prompt that does not fit, the end.
+  const int64_t read = std::min<int64_t>(std::ssize(prompt), FLAGS_context);
+  Generator generator(model, language.next,
+                      {.length = FLAGS_context,
+                       .session = {.name = "sample",
+                                   .parallel = {.batch = "dp", .tensor = "tp"},
+                                   .dtype = PrecisionOf(FLAGS_dtype)}});
+  const std::vector<std::vector<int32_t>> more =
+      Generate(generator, {{prompt.end() - read, prompt.end()}},
+               {.tokens = FLAGS_sample_tokens,
+                .sampling = {.temperature = FLAGS_temperature, .seed = seed, .vocabulary = data.tokens}});
+  prompt.insert(prompt.end(), more[0].begin(), more[0].end());
+  std::string text;
+  if (data.text) text = ByteTokenizer().Decode(prompt);
+  for (size_t i = 0; !data.text && i < prompt.size(); ++i) text += Cat(prompt[i], " ");
+  launcher.Print("--- a sample%s ---\n%s\n", data.text ? "" : ", as token numbers", Escaped(text).c_str());
+}
+
+// What follows a training that has made all its steps.
+void UseWhatWasLearnt(const Launcher& launcher, Model& model, const LanguageModel& language,
+                      const LanguageData& data, uint64_t seed, Metrics& metrics) {
+  SaveHuggingFace(launcher, model, language.huggingface);
+  if (FLAGS_eval_batches > 0 && !data.held_out) {
+    launcher.Print("the text is too short to hold any of it out\n");
+  } else if (FLAGS_eval_batches > 0) {
+    MeasureHeldOut(launcher, model, language, data, metrics);
+  }
+  if (FLAGS_sample_tokens > 0) WriteSample(launcher, model, language, data, seed);
+}
+
+}  // namespace
+
+int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
+                       const std::vector<std::string>& more_axes) {
+  CheckLanguageFlags();
+  const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh, more_axes);
+  const int64_t vocabulary =
+      make(0, mesh, SequenceAxis()).vocabulary;  // refuses what it does before the text is read
+  std::vector<Launcher::FlagFile> texts;
+  if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
+    for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
+  launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
+  RequireHuggingFaceFolder(launcher);
+  RequireFolders(launcher);
+  const LanguageData data = OpenData(vocabulary);
+  LanguageModel language = make(data.vocabulary, mesh, SequenceAxis());
+  if (!language.next && FLAGS_sample_tokens > 0)
+    Fail("--sample_tokens=", FLAGS_sample_tokens, ": this program writes no samples; leave it out");
+  ModelOptions options = ModelOptionsOfFlags(launcher);
+  options.weights = language.weights;
+  std::string config = language.config;
+  std::erase(config, '\n');
+  // Another axis that cuts sequences stays.
+  const bool may_cut = language.cuts_sequences && (SequenceAxis().empty() || SequenceAxis() == "tp");
+  std::mutex making;  // flags are read, and may be fitted to a model that is loaded
+  std::function<Tensor(Model&, bool)> cut_loss;
+  if (may_cut)
+    cut_loss = [&](Model& model, bool sequence_parallel) {
+      std::unique_lock lock(making);
+      const LanguageModel here = make(data.vocabulary, model.mesh(), sequence_parallel ? "tp" : "");
+      lock.unlock();
+      return TrainingLoss(model, here);
+    };
+  return TrainProgram(
+      launcher, mesh,
+      {.about = Cat(data.name, ", vocabulary ", language.vocabulary),
+       .samples = data.train,
+       .unit = "tokens",
+       .per_sample = FLAGS_context,
+       .loss = [&](Model& model) { return TrainingLoss(model, language); },
+       .optimizer = LanguageOptimizer(),
+       .model = options,
+       .train = LanguageTrainOptions(),
+       .state = config.empty() ? std::map<std::string, std::string>()
+                               : std::map<std::string, std::string>{{kConfigState, config}},
+       .cut_loss = cut_loss,
+       .chosen = [&](const Mesh& chosen) { language = make(data.vocabulary, chosen, SequenceAxis()); },
+       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
+       .end =
+           [&](Model& model, Metrics& metrics) {
+             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
+           }});
+}
+
+}  // namespace oneflow_like

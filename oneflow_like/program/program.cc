@@ -1,0 +1,215 @@
+#include "oneflow_like/program/program.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "oneflow_like/checkpoint/source.h"
+#include "oneflow_like/program/auto_mesh.h"
+
+namespace oneflow_like {
+namespace {
+
+const char* const kDataState = "data_position";  // in checkpoints
+
+int64_t PositionOf(const std::string& checkpoint, const std::string& text) {
+  int64_t position = -1;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, position);
+  if (error != std::errc() || rest != end || position < 0)
+    Fail(checkpoint, ": its state '", kDataState, "' is '", text, "', not a number of samples");
+  return position;
+}
+
+// Begins as --resume, --load and the program ask. With --restarts what is in --save already
+// overrides them. Returns the number of the first sample that has not been trained on.
+int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
+  const bool again = launcher.restarted() && !Checkpoints(FLAGS_save).empty();
+  const std::string resume = again ? FLAGS_save : FLAGS_resume;
+  const std::string newest = resume.empty() ? "" : NewestCheckpoint(resume);
+  if (!FLAGS_save.empty() && !Checkpoints(FLAGS_save).empty() &&
+      (newest.empty() ||
+       !std::filesystem::equivalent(std::filesystem::weakly_canonical(newest).parent_path(), FLAGS_save)))
+    Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
+         ", or save in another folder");
+  if (const std::vector<std::string> all = Checkpoints(FLAGS_save);
+      !all.empty() && !std::filesystem::equivalent(newest, all.back()))
+    Fail("--resume=", resume, ": --save=", FLAGS_save, " has later checkpoints, up to ", all.back(),
+         "; remove them, or save in another folder");
+  if (!newest.empty()) {
+    const Loaded loaded = Load(model, resume);
+    launcher.Print("going on from %s\n", loaded.path.c_str());
+    const auto data = loaded.state.find(kDataState);
+    return data == loaded.state.end() ? model.next_step() * FLAGS_batch
+                                      : PositionOf(loaded.path, data->second);
+  }
+  if (!resume.empty()) launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
+  if (FLAGS_load.ends_with(".safetensors")) {
+    ConvertedSource weights(std::make_shared<FileSource>(FLAGS_load), {DType::kFloat32, true});
+    LoadWeights(model, weights, {.partial = FLAGS_load_partial});
+    launcher.Print("weights of %s\n", FLAGS_load.c_str());
+  } else if (!FLAGS_load.empty()) {
+    const Loaded loaded = Load(model, FLAGS_load, {.weights_only = true, .partial = FLAGS_load_partial});
+    launcher.Print("weights of %s%s\n", loaded.path.c_str(),
+                   loaded.left_alone.empty()
+                       ? ""
+                       : Cat(", without ", loaded.left_alone.size(), " of the model's").c_str());
+  }
+  if (program.begin) program.begin(model);
+  return 0;
+}
+
+// Returns where the training was saved when it was interrupted; empty: it has made all its steps.
+std::string RunTraining(const Launcher& launcher, const Program& program, Model& model, Session& train,
+                        DataPipeline& data, Metrics& metrics, Interruptions* interruptions) {
+  ProgressLine progress(launcher);
+  std::deque<StepResult> in_flight;
+  std::optional<SaveHandle> saved;
+  float loss = 0;
+  const int64_t first = model.next_step();
+  auto finish_one = [&] {
+    loss = in_flight.front().Scalar("loss");  // throws, naming the step, when it is NaN
+    const int64_t step = in_flight.front().step();
+    metrics.Step(in_flight.front());
+    in_flight.pop_front();
+    char line[120];
+    std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  %.0f %s/s  %s left",
+                  static_cast<long long>(step + 1), static_cast<long long>(FLAGS_steps),
+                  static_cast<double>(loss), metrics.rate(), program.unit.c_str(),
+                  MinutesAndSeconds(metrics.step_seconds() * (FLAGS_steps - step - 1)).c_str());
+    progress.Update(line);
+  };
+  bool stop = false;
+  for (int64_t step = first; step < FLAGS_steps && !stop; ++step) {
+    in_flight.push_back(train.Run(data));
+    stop = interruptions && interruptions->Agreed();
+    const bool save = !FLAGS_save.empty() && (stop || step + 1 == FLAGS_steps ||
+                                              (FLAGS_save_every > 0 && (step + 1) % FLAGS_save_every == 0));
+    // Steps are in the log before they are saved, so that a kill leaves no gap.
+    while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight)))
+      finish_one();
+    std::map<std::string, std::string> state = program.state;
+    state[kDataState] = std::to_string(data.position());
+    if (save)
+      saved = Save(model, FLAGS_save,
+                   {.state = state, .keep = static_cast<int>(FLAGS_keep), .local = FLAGS_local});
+  }
+  while (!in_flight.empty()) finish_one();
+  if (saved) saved->Wait();
+  progress.End();
+  if (!stop && interruptions && first < FLAGS_steps)
+    stop = interruptions->Agreed();  // while the last was saved
+  if (stop) return saved->path();
+  const int64_t steps = std::max<int64_t>(0, FLAGS_steps - first);
+  if (steps == 0) {
+    launcher.Print("all of the %lld steps had been made before\n", static_cast<long long>(FLAGS_steps));
+    return "";
+  }
+  launcher.Print("%lld steps in %s, last loss %.4f, %.0f %s/s\n", static_cast<long long>(steps),
+                 MinutesAndSeconds(metrics.seconds()).c_str(), static_cast<double>(loss),
+                 static_cast<double>(steps * FLAGS_batch * program.per_sample) / metrics.seconds(),
+                 program.unit.c_str());
+  return "";
+}
+
+}  // namespace
+
+void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
+                   const std::string& folder) {
+  if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) Fail("--", flag, "=", value, ": folder ", folder, " cannot be made: ", error.message());
+  if (access(folder.c_str(), W_OK) != 0)
+    Fail("--", flag, "=", value, ": nothing can be written there: ", std::strerror(errno));
+}
+
+void RequireFolders(const Launcher& launcher) {
+  if (!FLAGS_save.empty()) RequireFolder(launcher, "save", FLAGS_save, FLAGS_save);
+  if (!FLAGS_tensorboard.empty())
+    RequireFolder(launcher, "tensorboard", FLAGS_tensorboard, FLAGS_tensorboard);
+}
+
+int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_flags) {
+  Mesh mesh = given;
+  Program program = of_flags;
+  if (const std::optional<PlanCandidate> plan = PlanOfAutoMesh(launcher, program)) {
+    mesh = plan->mesh;
+    plan->Set(&program.model, &program.train);
+    if (program.chosen) program.chosen(mesh);
+  }
+  Model model(mesh, program.model);
+  Session train = Train(program.loss(model), program.optimizer, program.train);
+  launcher.Print("%s", model.CutsText().c_str());
+  if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());
+  if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());
+  if (launcher.dry_run()) {
+    launcher.Print("%s", train.SummaryText().c_str());
+    return 0;
+  }
+  if (FLAGS_simulate) {
+    PrintSimulation(launcher, train, static_cast<double>(FLAGS_batch * program.per_sample), program.unit);
+    return 0;
+  }
+  launcher.Print("%s, on %s\n", program.about.c_str(), mesh.str().c_str());
+  std::optional<Interruptions> interruptions;
+  if (!FLAGS_save.empty()) interruptions.emplace(launcher);
+  const int64_t start = Begin(launcher, model, program);
+  std::string saved;
+  std::optional<Metrics> metrics;
+  {
+    DataPipeline rows(program.samples, {.batch = FLAGS_batch,
+                                        .seed = program.model.seed,
+                                        .needs = train.Needs(),
+                                        .start = start,
+                                        .threads = launcher.data_threads()});
+    metrics.emplace(train, MetricsOptions{.json = FLAGS_log_json,
+                                          .tensorboard = FLAGS_tensorboard,
+                                          .unit = program.unit,
+                                          .per_step = static_cast<double>(FLAGS_batch * program.per_sample),
+                                          .peak_flops = FLAGS_peak_flops});
+    saved = RunTraining(launcher, program, model, train, rows, *metrics,
+                        interruptions ? &*interruptions : nullptr);
+  }
+  if (!saved.empty()) {
+    launcher.Print("interrupted: the run is saved in %s, --resume=%s goes on from there; exit code %d\n",
+                   saved.c_str(), FLAGS_save.c_str(), kInterrupted);
+    train.Close();
+    return kInterrupted;
+  }
+  interruptions.reset();  // what follows can be done again
+  if (program.end) program.end(model, *metrics);
+  launcher.Print("%s", train.ProfileText().c_str());
+  train.Close();  // a trace that cannot be written is an error here
+  return 0;
+}
+
+Dims BatchOf(const Dims& field) {
+  Dims shape = {FLAGS_batch};
+  for (int64_t extent : field) shape.push_back(extent);
+  return shape;
+}
+
+void ForEachHeldOut(const Launcher& launcher, Session& session, std::shared_ptr<const SampleSource> source,
+                    const std::map<std::string, double>& fill,
+                    const std::function<void(const StepResult& result, int64_t rows)>& see) {
+  DataPipeline data(std::move(source), {.batch = FLAGS_batch,
+                                        .shuffle = false,
+                                        .needs = session.Needs(),
+                                        .epochs = 1,
+                                        .fill = fill,
+                                        .threads = launcher.data_threads()});
+  for (int64_t batch = 0; batch < FLAGS_eval_batches && data.More(); ++batch) {
+    const StepResult result = session.Run(data);
+    see(result, data.rows());
+  }
+}
+
+}  // namespace oneflow_like

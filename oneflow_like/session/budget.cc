@@ -1,0 +1,53 @@
+#include "oneflow_like/session/budget.h"
+
+#include <algorithm>
+
+#include "core/device/backend.h"
+#include "oneflow_like/model/placement.h"
+
+namespace oneflow_like {
+
+void SetBudget(const std::string& who, const ModelImpl& model, const Graph& graph, CompileOptions* options) {
+  if (!options->training) return;
+  const Recompute otherwise = options->training->recompute;
+  const auto& regions = graph.regions().all();
+  const bool chosen =
+      otherwise == Recompute::kAuto || std::any_of(regions.begin(), regions.end(), [&](const auto& region) {
+        return graph.regions().SettingOf(region.first, otherwise) == Recompute::kAuto;
+      });
+  if (!chosen) return;
+  options->memory_budget = model.options.memory_budget > 0 ? model.options.memory_budget : model.device_bytes;
+  if (options->memory_budget == 0)
+    Fail(who, ": recompute=auto recomputes what makes the plan fit, but nothing says in how many bytes; set ",
+         "ModelOptions::memory_budget (--memory_budget=BYTES of a device), or ModelOptions::topology "
+         "(--topology=FILE) to a file with memory_bytes");
+  options->bytes_beside_plan = [&model](const plan::Plan& plan) {
+    return plan.device_kind() == "cuda" ? kCudaBytesBesides + MemoryBesidesPlan(model, plan).device
+                                        : int64_t{0};
+  };
+}
+
+void CheckBudget(const std::string& who, const Session& session) {
+  const Session::Impl& impl = *session.impl();
+  const bool chosen = impl.compiled.options.memory_budget > 0;
+  const int64_t budget = chosen ? impl.compiled.options.memory_budget : impl.model->options.memory_budget;
+  if (budget == 0) return;
+  std::vector<int> ranks;
+  RankSummary shown;
+  for (const RankSummary& s : session.Summaries()) {
+    if (s.peak_bytes <= budget) continue;
+    if (s.peak_bytes > shown.peak_bytes) shown = s;
+    ranks.push_back(s.rank);
+  }
+  if (ranks.empty()) return;
+  if (chosen) ranks = {shown.rank};
+  // The least of these cuts of weights is not that of others.
+  const bool cuts_are_open = impl.model->options.auto_cuts != AutoCuts::kNone && !impl.model->cuts_chosen;
+  throw OverBudget(
+      Cat(who, ": session ", impl.options.name, " needs ", chosen && !cuts_are_open ? "at least " : "",
+          shown.peak_bytes, " bytes on rank ", shown.rank, " but the budget is ", budget,
+          chosen ? ", however much is computed again" : "", "; what it holds:\n", RankText(impl, shown)),
+      ranks, shown.peak_bytes, chosen);
+}
+
+}  // namespace oneflow_like

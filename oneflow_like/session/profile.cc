@@ -1,0 +1,238 @@
+// Where a session's time went, in all processes, on one screen.
+#include <glog/logging.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iterator>
+#include <numeric>
+
+#include "actor/net/collectives/work.pb.h"
+#include "actor/net/talk/job.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/report/figures.h"
+#include "oneflow_like/session/session_impl.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr size_t kHottest = 10;
+constexpr size_t kLabelWidth = 64;
+
+constexpr int64_t BackendCounts::*kCounts[] = {&BackendCounts::library_products,
+                                               &BackendCounts::library_attention,
+                                               &BackendCounts::refused_products,
+                                               &BackendCounts::refused_epilogues,
+                                               &BackendCounts::refused_attention,
+                                               &BackendCounts::failed_recordings,
+                                               &BackendCounts::parts,
+                                               &BackendCounts::unrecorded_parts,
+                                               &BackendCounts::graphs,
+                                               &BackendCounts::graph_launches,
+                                               &BackendCounts::lone_launches,
+                                               &BackendCounts::allocated_bytes,
+                                               &BackendCounts::other_bytes,
+                                               &BackendCounts::ranks};
+
+struct Row {
+  std::string what;
+  double seconds;  // of all threads
+};
+
+// The plan's kinds of kernels in a fixed order, those of the user's own operators behind the known ones.
+std::vector<Row> Rows(const StepProfile& profile) {
+  std::map<std::string, double> kinds = profile.kernels;
+  std::vector<Row> rows;
+  auto take = [&](const std::string& kind, const std::string& title) {
+    rows.push_back({title, kinds[kind]});
+    kinds.erase(kind);
+  };
+  take("matmul", "matmul");
+  take("attention", "attention");
+  double boxing = kinds["boxing"], other = kinds["other"];
+  kinds.erase("boxing");
+  kinds.erase("other");
+  for (const auto& [kind, seconds] : kinds) rows.push_back({kind, seconds});
+  rows.push_back({"other kernels", other});
+  rows.push_back({"boxing", boxing});
+  rows.push_back({"waiting", profile.waiting});
+  rows.push_back({"runtime", profile.runtime});
+  return rows;
+}
+
+// Shares in tenths of a percent that add up to 1000: what rounding down leaves goes to the largest
+// remainders.
+std::vector<int> Shares(const std::vector<Row>& rows) {
+  double total = 0;
+  for (const Row& row : rows) total += row.seconds;
+  std::vector<int> tenths(rows.size(), 0);
+  if (!(total > 0)) return tenths;
+  std::vector<double> rest(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    double exact = 1000 * rows[i].seconds / total;
+    tenths[i] = static_cast<int>(exact);
+    rest[i] = exact - tenths[i];
+  }
+  std::vector<size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rest[a] > rest[b]; });
+  int left = 1000 - std::accumulate(tenths.begin(), tenths.end(), 0);
+  for (int i = 0; i < left; ++i) ++tenths[order[i % order.size()]];
+  return tenths;
+}
+
+// What bounds it: arithmetic where each byte is used several times, else memory.
+std::string RateText(const KernelProfile& kernel) {
+  if (!(kernel.seconds > 0)) return "";
+  char text[40];
+  if (kernel.flops > 4 * kernel.bytes) {
+    std::snprintf(text, sizeof text, "%.1f GFLOP/s", kernel.flops / kernel.seconds / 1e9);
+  } else {
+    std::snprintf(text, sizeof text, "%.1f GB/s", kernel.bytes / kernel.seconds / 1e9);
+  }
+  return text;
+}
+
+std::string Packed(const StepProfile& profile) {
+  wire::StepProfile packed;
+  packed.set_steps(profile.steps);
+  packed.set_warm_up_steps(profile.warm_up_steps);
+  packed.set_threads(profile.threads);
+  packed.set_wall(profile.wall);
+  packed.set_waiting(profile.waiting);
+  packed.set_runtime(profile.runtime);
+  packed.set_data(profile.data);
+  for (const KernelProfile& kernel : profile.hottest) {
+    wire::KernelProfile* k = packed.add_kernel();
+    k->set_label(kernel.label);
+    k->set_category(kernel.category);
+    k->set_runs(kernel.runs);
+    k->set_seconds(kernel.seconds);
+    k->set_flops(kernel.flops);
+    k->set_bytes(kernel.bytes);
+  }
+  for (auto count : kCounts) packed.add_device_count(profile.devices.*count);
+  return packed.SerializeAsString();
+}
+
+// Of all processes, whose profiles are given packed.
+StepProfile Together(const std::vector<std::string>& profiles) {
+  StepProfile sum;
+  std::map<std::string, KernelProfile> kernels;
+  for (const std::string& text : profiles) {
+    wire::StepProfile packed;
+    CHECK(packed.ParseFromString(text));
+    sum.steps = std::max<int64_t>(sum.steps, packed.steps());
+    sum.warm_up_steps = std::max<int64_t>(sum.warm_up_steps, packed.warm_up_steps());
+    sum.threads += packed.threads();
+    sum.wall += packed.wall() * packed.threads();
+    sum.waiting += packed.waiting();
+    if (packed.data() >= 0) sum.data = std::max(sum.data, 0.0) + packed.data() / profiles.size();
+    sum.runtime += packed.runtime();
+    for (size_t i = 0; i < std::size(kCounts); ++i)
+      sum.devices.*kCounts[i] += packed.device_count(static_cast<int>(i));
+    for (const wire::KernelProfile& k : packed.kernel()) {
+      KernelProfile& kernel = kernels[k.label()];
+      kernel.label = k.label();
+      kernel.category = k.category();
+      kernel.runs += k.runs();
+      kernel.seconds += k.seconds();
+      kernel.flops += k.flops();
+      kernel.bytes += k.bytes();
+    }
+  }
+  if (sum.threads > 0) sum.wall /= sum.threads;
+  SetKernels(std::move(kernels), &sum);
+  return sum;
+}
+
+double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+// Launches of a step on the devices, and all that was done in a slower way than it could be.
+std::string DevicesText(const StepProfile& profile) {
+  const BackendCounts& d = profile.devices;
+  if (d.ranks == 0) return "";
+  char line[200];
+  const double steps = static_cast<double>(std::max<int64_t>(profile.steps + profile.warm_up_steps, 1));
+  std::snprintf(line, sizeof line, "  on the GPUs: %.1f graph launches a step, %.1f kernels launched alone\n",
+                static_cast<double>(d.graph_launches) / steps, static_cast<double>(d.lone_launches) / steps);
+  std::string text = line;
+  const std::pair<int64_t, const char*> slower[] = {
+      {d.refused_products, "matrix products that cuBLASLt refused"},
+      {d.refused_epilogues, "epilogues of products that cuBLASLt refused"},
+      {d.refused_attention, "attention graphs that cuDNN refused"},
+      {d.failed_recordings, "graph recordings that failed"},
+      {d.unrecorded_parts, "lines of kernels that were never recorded as a graph"}};
+  for (const auto& [count, what] : slower) {
+    if (count != 0) text += Cat("  SLOWER THAN IT COULD BE: ", count, " ", what, "\n");
+  }
+  if (d.other_bytes > d.ranks * kCudaBytesOfOthers) {
+    std::snprintf(
+        line, sizeof line,
+        "  libraries, communicators and graphs hold %.0f MiB of the GPUs, the memory table says %.0f\n",
+        MiB(d.other_bytes), MiB(d.ranks * kCudaBytesOfOthers));
+    text += line;
+  }
+  return text;
+}
+
+std::string Shortened(const std::string& text) {
+  return text.size() <= kLabelWidth ? text : "..." + text.substr(text.size() - (kLabelWidth - 3));
+}
+
+}  // namespace
+
+std::string ToText(const StepProfile& profile, const std::string& session) {
+  if (profile.threads == 0 || profile.steps == 0) {
+    if (profile.warm_up_steps == 0) return Cat("no step of session ", session, " has ended\n");
+    return Cat("of session ", session,
+               " only the first step has ended, which is not counted: libraries warm up in it\n");
+  }
+  const double to_ms = 1e3 / profile.steps / profile.threads;
+  std::vector<Row> rows = Rows(profile);
+  std::vector<int> shares = Shares(rows);
+  double total = 0;
+  for (const Row& row : rows) total += row.seconds;
+  char line[200];
+  std::snprintf(line, sizeof line, "a step of %s: %.3f ms, on average of %lld%s, over %d thread%s\n",
+                session.c_str(), 1e3 * profile.wall / profile.steps, static_cast<long long>(profile.steps),
+                profile.warm_up_steps > 0 ? " (without the first, in which libraries warm up)" : "",
+                profile.threads, profile.threads == 1 ? "" : "s");
+  std::string text = line;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::snprintf(line, sizeof line, "  %-*.*s %10.3f ms %5d.%d %%\n", 16, 16, rows[i].what.c_str(),
+                  rows[i].seconds * to_ms, shares[i] / 10, shares[i] % 10);
+    text += line;
+  }
+  if (profile.data >= 0) {
+    std::snprintf(line, sizeof line, "  the program waited %.3f ms for the data of a step\n",
+                  1e3 * profile.data / profile.steps);
+    text += line;
+  }
+  text += DevicesText(profile);
+  text += "  the hottest kernels\n";
+  for (size_t i = 0; i < std::min(kHottest, profile.hottest.size()); ++i) {
+    const KernelProfile& kernel = profile.hottest[i];
+    std::snprintf(line, sizeof line, "  %-*s %10.3f ms %7.1f %%  %s\n", static_cast<int>(kLabelWidth),
+                  Shortened(kernel.label).c_str(), kernel.seconds * to_ms, 100 * kernel.seconds / total,
+                  RateText(kernel).c_str());
+    text += line;
+  }
+  return text;
+}
+
+StepProfile Session::TakeProfile() {
+  if (!impl_ || !impl_->runtime) return {};
+  StepProfile mine = impl_->runtime->TakeProfile();
+  if (impl_->data_steps > 0) mine.data = impl_->data_seconds;
+  if (impl_->model->report) AddProfile(mine, &impl_->reported);
+  impl_->data_seconds = 0;
+  impl_->data_steps = 0;
+  Job* job = impl_->model->options.job.get();
+  return job ? Together(job->AllGather(Cat("profile of session ", impl_->options.name), Packed(mine))) : mine;
+}
+
+std::string Session::ProfileText() { return ToText(TakeProfile(), impl_ ? impl_->options.name : ""); }
+
+}  // namespace oneflow_like

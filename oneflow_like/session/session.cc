@@ -1,0 +1,343 @@
+#include "oneflow_like/session.h"
+
+#include <glog/logging.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "actor/net/talk/job.h"
+#include "core/plan_values.h"
+#include "oneflow_like/checkpoint/saving.h"
+#include "oneflow_like/job/agreement.h"
+#include "oneflow_like/job/feeds_check.h"
+#include "oneflow_like/job/memory_check.h"
+#include "oneflow_like/job/replicas_check.h"
+#include "oneflow_like/job/stalls.h"
+#include "oneflow_like/report/figures.h"
+#include "oneflow_like/session/session_impl.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
+
+}  // namespace
+
+// --- StepResult ---
+
+struct StepResult::State {
+  StepHandle handle;
+  std::shared_ptr<StallWatch> stalls;
+  std::string session;
+  std::string finite;  // output that must be finite, empty for none
+  bool checked = false;
+  double lr_factor = std::numeric_limits<double>::quiet_NaN(), data_seconds = -1;
+};
+
+void StepResult::Wait() const {
+  if (!state_) Fail("this StepResult is the result of no step; Session::Run gives one");
+  std::optional<StallWatch::Doing> doing;
+  if (state_->stalls && !state_->handle.Done())
+    doing.emplace(state_->stalls.get(),
+                  Cat("StepResult::Wait or a read of step ", step(), " of session ", state_->session));
+  Status status = state_->handle.Wait();
+  doing.reset();
+  if (!status.ok()) throw Error(status.message());
+  if (state_->finite.empty() || state_->checked) return;
+  const HostTensor& loss = state_->handle.Get(state_->finite);
+  float value = loss.as<float>()[0];
+  if (!std::isfinite(value))
+    Fail("step ", state_->handle.step(), ": ", state_->finite, " is ", value,
+         "; lower the learning rate, clip the gradient, or look at the data of this step");
+  state_->checked = true;
+}
+
+const HostTensor& StepResult::Get(const std::string& output) const {
+  Wait();
+  return state_->handle.Get(output);
+}
+
+float StepResult::Scalar(const std::string& output) const {
+  const HostTensor& t = Get(output);
+  if (t.elements() != 1 || t.dtype != DType::kFloat32)
+    Fail("output '", output, "' is ", Name(t.dtype), t.shape.str(), ", not one number");
+  return t.as<float>()[0];
+}
+
+int64_t StepResult::step() const { return state_ ? state_->handle.step() : -1; }
+
+double StepResult::lr_factor() const {
+  return state_ ? state_->lr_factor : std::numeric_limits<double>::quiet_NaN();
+}
+
+double StepResult::data_seconds() const { return state_ ? state_->data_seconds : -1; }
+
+// --- Session ---
+
+Session::Impl::~Impl() {
+  try {
+    Close();
+  } catch (const Error& error) {
+    LOG(ERROR) << error.what();
+  }
+  model->last_steps.erase(this);
+}
+
+void Session::Impl::Close() {
+  if (closed) return;
+  closed = true;
+  if (!runtime) return;
+  const StallWatch::Doing doing(model->options.stalls.get(), "the end of session " + options.name);
+  // Ended among its updates, a step would leave copies of a weight that differ.
+  auto last = model->last_steps.find(this);
+  if (trains && last != model->last_steps.end()) (void)last->second.handle.Wait();
+  runtime->Close();
+  if (model->options.stalls) model->options.stalls->Remove(this);
+  if (model->report) {
+    StepProfile rest = runtime->TakeProfile();
+    if (data_steps > 0) rest.data = data_seconds;
+    AddProfile(rest, &reported);
+    model->report->AddMeasurements(options.name, ReportMeasurements(*this));
+  }
+  if (!model->trace) return;
+  if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
+  int64_t missing = runtime->WriteTrace(model->trace.get());
+  LOG_IF(WARNING, missing > 0) << "trace file '" << model->trace->path() << "': " << missing
+                               << " slices of session " << options.name << " did not fit";
+}
+
+void Session::Impl::Load() {
+  if (runtime) return;
+  VLOG(1) << "session " << options.name << ": its plans and memory are made";
+  Job* job = model->options.job.get();
+  if (job) RequireAgreement(*this);
+  model->Load();
+  model->WaitIdle();
+  std::vector<plan::Plan> plans;
+  for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
+  RequireHostMemory(*this, plans);
+  for (const plan::Plan& plan : plans) {
+    model->Prepare(plan);
+    DumpPlan(plan);
+  }
+  RuntimeOptions o;
+  o.steps_in_flight = options.steps_in_flight;
+  o.next_step = &model->steps[options.name].next;
+  if (model->trace) model->trace->Start();
+  if (model->trace || model->report) o.trace_records = kTraceRecords;
+  o.warm_up_steps = 1;
+  o.backend = model->backend;
+  o.check_finite = model->options.check_nan;
+  if (o.check_finite && model->backend)
+    Fail("check_nan looks at numbers on the CPU; run the same program with a mesh of cpu devices");
+  if (job) {
+    job->SetWorld(compiled.graph.mesh().size());  // another model may have had another mesh
+    o.peers = job->peers_of_runtimes();
+  }
+  runtime = std::make_unique<Runtime>(std::move(plans), model->registry, model->store.get(),
+                                      model->executor.get(), o);
+  if (StallWatch* stalls = model->options.stalls.get())
+    stalls->Add(this, {options.name, [this] { return runtime->ActsEnded(); },
+                       [this](double patience) { return runtime->WhoWaits(patience); }});
+  int64_t arenas = 0;
+  for (int rank : model->store->ranks()) arenas += model->store->ArenaBytes(rank);
+  VLOG(1) << "session " << options.name << " is ready: " << model->store->ranks().size() << " ranks here, "
+          << arenas << " bytes for what steps compute; next is step " << model->steps[options.name].next;
+}
+
+void Session::Impl::CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) {
+  Job* job = model->options.job.get();
+  if (!job || (checked_feeds == kStepsWithCheckedFeeds && !model->options.check_feeds)) return;
+  RequireSameFeeds(job, options.name, runtime->next_step(), feeds, pieces);
+  if (checked_feeds < kStepsWithCheckedFeeds) ++checked_feeds;
+}
+
+void Session::Impl::CheckReplicas() {
+  const int64_t every = model->options.check_replicas, step = runtime->next_step();
+  if (every == 0 || !trains || step % every != 0) return;
+  if (!told_replicas) {
+    told_replicas = true;
+    const std::string text = WithoutReplicas(model.get());
+    const bool talks = !model->options.job || model->options.job->process() == 0;
+    LOG_IF(WARNING, talks && !text.empty()) << text;
+  }
+  RequireEqualReplicas(model.get(), step);
+}
+
+void WriteDump(const std::string& file, const std::string& text) {
+  errno = 0;
+  std::ofstream out(file);
+  out << text;
+  if (!out.flush())
+    throw WriteError(
+        Cat("dump file ", file, " cannot be written: ", std::strerror(errno != 0 ? errno : EIO)));
+}
+
+void Session::Impl::DumpPlan(const plan::Plan& plan) const {
+  if (model->options.dump_dir.empty()) return;
+  plan::Plan shown = plan;
+  ShortenForText(&shown);
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(shown, &text);
+  WriteDump(Cat(model->options.dump_dir, "/", options.name, "/plan_rank", plan.rank(), ".txt"), text);
+}
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::Session(Session&&) noexcept = default;
+Session& Session::operator=(Session&&) noexcept = default;
+Session::~Session() = default;
+
+double Session::Impl::FeedRate(Feeds* feeds) const {
+  const int64_t step = runtime->next_step();
+  if (!trains) return std::numeric_limits<double>::quiet_NaN();
+  if (!lr_function) return FactorAt(lr_schedule, step);
+  const double factor = lr_function(step);
+  if (!(factor >= 0 && std::isfinite(factor)))
+    Fail("session ", options.name, ": lr_function gives ", factor, " for step ", step,
+         " but must give 0 or more, and a finite number");
+  HostTensor value = HostTensor::Make(DType::kFloat32, {});
+  value.as<float>()[0] = static_cast<float>(factor);
+  (*feeds)[options.name + ":lr_factor"] = value;
+  return factor;
+}
+
+FeedPieces Session::Impl::OwnPieces(const FeedPieces& pieces) const {
+  FeedPieces own;
+  for (const auto& [name, some] : pieces) {
+    if (inputs.count(name)) own[name] = some;
+    if (!inputs.count(name) && !model->input_names.count(name))
+      Fail("pieces of '", name, "' are fed, which is no input of session ", options.name,
+           ", nor of another graph of its model");
+  }
+  return own;
+}
+
+// Of a source, whose batches may be larger than the inputs: the boxes alone do not show it.
+void Session::Impl::CheckBatch(int64_t batch, const FeedPieces& pieces) const {
+  if (batch == 0) return;
+  for (const auto& [name, some] : pieces) {
+    const auto input = inputs.find(name);
+    if (input == inputs.end()) continue;
+    const Dims& shape = compiled.graph.value(input->second).shape;
+    if (shape.rank() == 0 || shape[0] != batch)
+      Fail("input '", name, "' of session ", options.name, " is ", shape.str(),
+           ", but its data comes in batches of ", batch, "; give the pipeline and the input one batch");
+  }
+}
+
+Feeds Session::Impl::OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const {
+  Feeds own;
+  std::string names;
+  for (const auto& [name, value] : inputs) {
+    names += Cat(names.empty() ? "'" : ", '", name, "'");
+    if (lr_function && name == options.name + ":lr_factor") continue;  // FeedRate
+    auto feed = feeds.find(name);
+    // What no rank here reads may be left out.
+    if (feed == feeds.end() && (pieces.count(name) || runtime->Needs()[name].empty())) continue;
+    const Value& wanted = compiled.graph.value(value);
+    if (feed == feeds.end())
+      Fail("input '", name, "' of session ", options.name, ", ", Name(wanted.dtype), wanted.shape.str(),
+           ", is missing in the feeds");
+    own.insert(*feed);
+  }
+  for (const auto& [name, tensor] : feeds)
+    if (!inputs.count(name) && !model->input_names.count(name))
+      Fail("feed '", name, "' is no input of session ", options.name,
+           ", nor of another graph of its model; the session's inputs are ", names.empty() ? "none" : names);
+  return own;
+}
+
+FeedNeeds Session::Needs() const {
+  if (!impl_) Fail("this Session was moved elsewhere");
+  return impl_->NeedsHere();
+}
+
+std::vector<Box> Session::Needs(const std::string& input) const {
+  const FeedNeeds needs = Needs();
+  auto found = needs.find(input);
+  if (found == needs.end()) Fail("session ", impl_->options.name, " has no input '", input, "'");
+  return found->second;
+}
+
+// As the plans of these ranks have it (compiler/plan/partition.cc), without making them.
+const FeedNeeds& Session::Impl::NeedsHere() {
+  if (!needs.empty()) return needs;
+  const Graph& graph = compiled.graph;
+  const Job* job = model->options.job.get();
+  const int hosted = graph.mesh().size() / (job ? job->processes() : 1),
+            first = job ? job->process() * hosted : 0;
+  std::map<std::string, std::vector<Box>> boxes;
+  for (int n : graph.Order()) {  // an input that several stages read is a node on each
+    const Node& node = graph.node(n);
+    if (node.kind != NodeKind::kInput) continue;
+    const Value& v = graph.value(node.out[0]);
+    for (int rank = first; rank < first + hosted; ++rank) {
+      std::vector<int> coords = graph.mesh().Coords(rank);
+      if (!node.slice.Contains(coords)) continue;
+      coords.insert(coords.begin(), 0);
+      for (; coords[0] < (v.sbp[0].is_split() ? graph.times() : 1); ++coords[0])
+        boxes[node.name].push_back(LocalBox(v.shape, v.sbp, graph.Sizes(), coords));
+    }
+  }
+  for (const auto& [name, value] : inputs) needs[name] = Disjoint(std::move(boxes[name]));
+  return needs;
+}
+
+StepResult Session::Run(FeedSource& source, const Feeds& also) {
+  if (!impl_) Fail("this Session was moved elsewhere and cannot run");
+  const bool first = impl_->runtime == nullptr;  // while the source, too, only begins
+  const auto start = std::chrono::steady_clock::now();
+  std::optional<StallWatch::Doing> doing;
+  doing.emplace(impl_->model->options.stalls.get(), Cat("Session::Run of session ", impl_->options.name,
+                                                        ", which waits for data from its source"));
+  const FeedPieces pieces = source.Next();
+  doing.reset();
+  impl_->CheckBatch(source.batch(), pieces);
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  StepResult result = Run(also, pieces);
+  result.state_->data_seconds = waited.count();
+  if (!first) impl_->data_seconds += waited.count();
+  ++impl_->data_steps;
+  return result;
+}
+
+StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
+  if (!impl_) Fail("this Session was moved elsewhere and cannot run");
+  if (impl_->closed) Fail("session ", impl_->options.name, " cannot run: closed");
+  const StallWatch::Doing doing(impl_->model->options.stalls.get(),
+                                "Session::Run of session " + impl_->options.name);
+  impl_->Load();
+  Feeds own = impl_->OwnFeeds(feeds, pieces);
+  const FeedPieces own_pieces = impl_->OwnPieces(pieces);
+  const double lr_factor = impl_->FeedRate(&own);
+  impl_->CheckFeeds(own, own_pieces);
+  impl_->CheckReplicas();
+  // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
+  if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitCopied();
+  StepResult result;
+  result.state_ = std::make_shared<StepResult::State>();
+  result.state_->handle = impl_->runtime->Launch(own, own_pieces);
+  result.state_->finite = impl_->finite;
+  result.state_->stalls = impl_->model->options.stalls;
+  result.state_->session = impl_->options.name;
+  result.state_->lr_factor = lr_factor;
+  impl_->model->last_steps[impl_.get()] = {result.state_->handle, impl_->finite, impl_->trains};
+  return result;
+}
+
+void Session::Close() {
+  if (impl_) impl_->Close();
+}
+
+int64_t Session::next_step() const { return impl_ ? impl_->model->steps[impl_->options.name].next : 0; }
+
+}  // namespace oneflow_like

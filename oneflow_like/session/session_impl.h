@@ -1,0 +1,71 @@
+// The data of a Session: the compiled graph, and the runtime once a step has been requested.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "compiler/compile.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/session.h"
+
+namespace oneflow_like {
+
+struct Session::Impl {
+  std::shared_ptr<ModelImpl> model;  // first, so that it is destroyed last
+  Compiled compiled;
+  SessionOptions options;
+  std::set<std::string> outputs;
+  std::map<std::string, int> inputs;  // by name, their value in the compiled graph
+  std::string finite;                 // output that must be finite, empty for none
+  std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
+  std::unique_ptr<Runtime> runtime;
+  bool closed = false;
+  int64_t checked_feeds = 0;                   // steps of this session whose feeds were compared
+  std::function<double(int64_t)> lr_function;  // of learning rates that are fed
+  bool trains = false;                         // its steps update variables
+  bool told_replicas = false;                  // has logged what has no replica
+  FeedNeeds needs;                             // empty: not looked for yet
+  double data_seconds = 0;                     // waited for sources since a profile was taken
+  int64_t data_steps = 0;                      // that were fed from sources since then
+  Schedule lr_schedule;
+  double lr = 0;  // of the optimizer; 0: it names no single one
+  // With a report: the sum of all that TakeProfile took from the runtime.
+  StepProfile reported;
+
+  ~Impl();  // Close(); an Error is logged
+  // Ends steps in flight and writes the trace, the first time. Throws Error when that file cannot be written.
+  void Close();
+  // The feeds of this session's inputs; those of the model's other inputs are left out, so that one Feeds
+  // serves training and evaluation. Throws Error for an input without a feed and a feed that no graph has.
+  Feeds OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
+  void CheckBatch(int64_t batch, const FeedPieces& pieces) const;
+  FeedPieces OwnPieces(const FeedPieces& pieces) const;
+  const FeedNeeds& NeedsHere();
+  // The factor on learning rates of the next step, which is fed where lr_function gives it. REQUIRES: loaded.
+  double FeedRate(Feeds* feeds) const;
+  // Creates the plans of the ranks hosted here, their memory, kernels and actors; the first time.
+  void Load();
+  // Checks the next step's feeds in a job: all processes must feed the same.
+  void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces);
+  // Checks replicas every ModelOptions::check_replicas steps.
+  void CheckReplicas();
+  void DumpPlan(const plan::Plan& plan) const;
+};
+
+// The same as Session::Summaries. Plans that the caller has made already are not made again; if these are of
+// the first rank of each stage alone, that rank stands for the stage.
+std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::vector<RankPlan>& made = {});
+// The same for a single rank.
+RankSummary SummaryOf(const Session::Impl& session, int rank);
+// A rank's part of SummaryText: its memory, its largest consumers and its traffic. The same in every process.
+std::string RankText(const Session::Impl& session, const RankSummary& summary);
+
+// A file of ModelOptions::dump_dir. Throws WriteError.
+void WriteDump(const std::string& file, const std::string& text);
+
+// The text of ProfileText.
+std::string ToText(const StepProfile& profile, const std::string& session);
+
+}  // namespace oneflow_like

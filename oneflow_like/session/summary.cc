@@ -1,0 +1,323 @@
+// What a compiled session would take, hold and send, per rank: the text of --dry_run.
+#include "oneflow_like/session/summary.h"
+
+#include <algorithm>
+#include <map>
+
+#include "actor/net/job/join.h"
+#include "compiler/cost/collective_costs.h"
+#include "core/device/backend.h"
+#include "core/plan_values.h"
+#include "oneflow_like/model/placement.h"
+#include "oneflow_like/session/session_impl.h"
+
+namespace oneflow_like {
+
+namespace {
+
+constexpr int kManyRanks = 64;
+constexpr size_t kPlansAtOnce = 8;
+
+}  // namespace
+
+std::map<std::string, Purpose> PurposesOfVariables(const Compiled& compiled,
+                                                   const std::vector<Purpose>& purposes) {
+  std::map<std::string, Purpose> of_variable;
+  for (size_t b = 0; b < purposes.size(); ++b)
+    if (!compiled.logical.buffers[b].variable.empty())
+      of_variable[compiled.logical.buffers[b].variable] = purposes[b];
+  return of_variable;
+}
+
+std::vector<int64_t> VariablesByPurpose(const Compiled& compiled, const std::vector<Purpose>& purposes,
+                                        const plan::Plan& plan) {
+  std::vector<int64_t> bytes(kPurposes, 0);
+  const std::map<std::string, Purpose> of_variable = PurposesOfVariables(compiled, purposes);
+  for (const plan::Variable& v : plan.variable())
+    bytes[static_cast<int>(of_variable.at(v.name()))] += v.bytes();
+  return bytes;
+}
+
+std::string HeldText(const Compiled& compiled, int buffer) {
+  const int whole = WholeValueBehind(compiled.logical, buffer);
+  if (whole < 0) return "";
+  const Node& sum = compiled.graph.producer(whole);  // over the micro-batches, of what the user wrote
+  const int part = sum.in.empty() || SumsOverTime(sum) ? whole : sum.in[0];
+  return Cat(", held until ", compiled.graph.Describe(compiled.graph.value(part).producer),
+             " has the whole batch");
+}
+
+namespace {
+
+// Bytes of a rank's peak by what they are for; they add up to variables and arena. Gaps between buffers
+// count as "other", like activations and scratch.
+std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled, const RankPlan& made) {
+  const std::vector<Purpose> purposes = PurposesOf(compiled);
+  std::vector<int64_t> bytes = VariablesByPurpose(compiled, purposes, made.plan);
+  for (auto [buffer, size] : made.at_peak)
+    bytes[static_cast<int>(buffer == kScratch ? Purpose::kOther : purposes[buffer])] += size;
+  bytes[static_cast<int>(Purpose::kOther)] += ArenaBytes(made.plan) - made.lower_bound;
+  std::vector<std::pair<std::string, int64_t>> named;
+  for (int p = 0; p < kPurposes; ++p) named.push_back({Name(static_cast<Purpose>(p)), bytes[p]});
+  return named;
+}
+
+RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, const RankPlan& made) {
+  const plan::Plan& plan = made.plan;
+  RankSummary s;
+  s.rank = plan.rank();
+  s.ranks = {s.rank};
+  s.transient_bytes = ArenaBytes(plan);
+  s.buffers = plan.buffer_size();
+  s.actors = plan.actor_size();
+  struct Consumer {
+    std::string what;
+    int64_t bytes;
+    const plan::Buffer* buffer = nullptr;
+  };
+  std::vector<Consumer> consumers;
+  for (const plan::Variable& v : plan.variable()) {
+    s.persistent_bytes += v.bytes();
+    consumers.push_back({"variable " + v.name(), v.bytes()});
+  }
+  std::map<int, const plan::Kernel*> source;  // by buffer
+  for (const plan::Actor& a : plan.actor()) {
+    s.collectives += a.has_collective();
+    for (const plan::Kernel& k : a.kernel()) {
+      s.bytes_sent += k.link_bytes() * a.acts();
+      s.flops += k.flops() * a.acts();
+      for (const plan::Operand& o : k.out()) source[o.buffer()] = &k;
+      if (k.scratch_bytes() > 0) consumers.push_back({"scratch of " + k.node(), k.scratch_bytes()});
+    }
+  }
+  for (const plan::Buffer& b : plan.buffer())
+    if (!IsVariable(b)) consumers.push_back({"", b.slot_bytes() * b.slots(), &b});
+  if (plan.device_kind() == "cuda") {
+    const MemoryBesides besides = MemoryBesidesPlan(model, plan);
+    s.library_bytes = kCudaBytesBesides + besides.device;
+    for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
+  }
+  std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+  if (consumers.size() > 10) consumers.resize(10);
+  for (Consumer& c : consumers) {
+    if (c.buffer) {
+      const plan::Kernel* k = source[c.buffer->id()];
+      c.what = Cat("buffer ", c.buffer->name(), " (", c.buffer->slots(),
+                   c.buffer->slots() == 1 ? " slot, " : " slots, ", k ? k->name() : "",
+                   !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
+                   HeldText(compiled, c.buffer->id()), ")");
+    }
+    s.consumers.push_back({std::move(c.what), c.bytes});
+  }
+  s.purposes = PurposesOfRank(compiled, made);
+  if (s.library_bytes > 0) s.purposes.back().second += s.library_bytes;
+  s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
+  s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
+  return s;
+}
+
+bool Alike(const RankSummary& a, const RankSummary& b) {
+  return a.stage == b.stage && a.peak_bytes == b.peak_bytes && a.persistent_bytes == b.persistent_bytes &&
+         a.flops == b.flops && a.actors == b.actors && a.buffers == b.buffers &&
+         a.collectives == b.collectives && a.bytes_sent == b.bytes_sent && a.consumers == b.consumers;
+}
+
+}  // namespace
+
+std::string BytesText(double bytes) {
+  char text[32];
+  const char* units[] = {"B", "KB", "MB", "GB", "TB"};
+  int u = 0;
+  while (bytes >= 1000 && u < 4) {
+    bytes /= 1000;
+    ++u;
+  }
+  snprintf(text, sizeof(text), u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
+  return text;
+}
+
+std::string SecondsText(double seconds) {
+  char text[32];
+  const char* units[] = {"s", "ms", "us"};
+  int u = 0;
+  while (seconds > 0 && seconds < 1 && u < 2) {
+    seconds *= 1000;
+    ++u;
+  }
+  snprintf(text, sizeof(text), "%.2f %s", seconds, units[u]);
+  return text;
+}
+
+std::string RangesText(const std::vector<int>& ranks) {
+  std::string text;
+  int shown = 0;
+  for (size_t i = 0; i < ranks.size(); ++shown) {
+    if (shown == 4) return Cat(text, ", ... (", ranks.size(), " ranks)");
+    size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    text += Cat(text.empty() ? "" : ", ", ranks[i], j > i ? Cat("-", ranks[j]) : "");
+    i = j + 1;
+  }
+  return text;
+}
+
+RankSummary SummaryOf(const Session::Impl& session, int rank) {
+  RankSummary s =
+      Summarise(*session.model, session.compiled, PlanOf(session.compiled, rank, PlanDetail::kOutline));
+  s.stage = StageOf(session.compiled, rank);
+  return s;
+}
+
+std::vector<RankSummary> Session::Summaries() const { return SummariesOf(*impl_); }
+
+std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::vector<RankPlan>& known) {
+  const Compiled& compiled = session.compiled;
+  int world = compiled.graph.mesh().size();
+  int64_t staging = 0;
+  if (session.model->options.job) {
+    const StagingBytes bytes = StagingOfJob();
+    staging = bytes.process + bytes.session;
+  }
+  const bool many = world > kManyRanks || (!known.empty() && std::ssize(known) < world);
+  std::vector<RankSummary> all;
+  // Of many ranks the first of each stage stands for the others.
+  std::map<std::string, std::vector<int>> of_stage;
+  std::vector<int> shown, unknown;
+  std::map<int, RankSummary> summaries;
+  for (const RankPlan& made : known)
+    summaries.emplace(made.plan.rank(), Summarise(*session.model, compiled, made));
+  for (int rank = 0; rank < world; ++rank) {
+    std::vector<int>& ranks = of_stage[StageOf(compiled, rank)];
+    if (!many || ranks.empty()) shown.push_back(rank);
+    if ((!many || ranks.empty()) && summaries.count(rank) == 0) unknown.push_back(rank);
+    ranks.push_back(rank);
+  }
+  // A few at a time: the plans of all ranks of a large model may need more memory than there is.
+  for (size_t first = 0; first < unknown.size(); first += kPlansAtOnce) {
+    const auto begin = unknown.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto left = static_cast<size_t>(unknown.end() - begin);
+    const std::vector<int> next(begin, begin + static_cast<std::ptrdiff_t>(std::min(kPlansAtOnce, left)));
+    for (const RankPlan& made : PlansOf(compiled, next, 0, PlanDetail::kOutline))
+      summaries.emplace(made.plan.rank(), Summarise(*session.model, compiled, made));
+  }
+  for (int rank : shown) {
+    RankSummary s = std::move(summaries.at(rank));
+    s.stage = StageOf(compiled, s.rank);
+    s.staging_bytes = staging;
+    if (many) s.ranks = of_stage.at(s.stage);
+    auto same =
+        std::find_if(all.begin(), all.end(), [&](const RankSummary& other) { return Alike(s, other); });
+    if (many || same == all.end())
+      all.push_back(std::move(s));
+    else
+      same->ranks.push_back(s.rank);
+  }
+  return all;
+}
+
+// One entry of Summaries().
+std::string RankText(const Session::Impl& session, const RankSummary& s) {
+  const Compiled& compiled = session.compiled;
+  char line[96];
+  std::string text = Cat("rank", s.ranks.size() == 1 ? " " : "s ", RangesText(s.ranks),
+                         s.stage.empty() ? "" : " (" + s.stage + ")",
+                         s.ranks.size() == 1 ? "" : Cat(", shown for rank ", s.rank), "\n");
+  text += Cat("  peak memory   ", BytesText(s.peak_bytes), " = ", BytesText(s.persistent_bytes),
+              " variables + ", BytesText(s.transient_bytes), " buffers and scratch",
+              s.library_bytes > 0 ? " + " + BytesText(s.library_bytes) + " of libraries and packing" : "",
+              " (lower bound ", BytesText(s.lower_bound_bytes), ")\n");
+  for (const auto& [purpose, bytes] : s.purposes) {
+    if (bytes == 0) continue;
+    snprintf(line, sizeof(line), "    %-16s%12s\n", purpose.c_str(), BytesText(bytes).c_str());
+    text += line;
+  }
+  if (s.library_bytes > 0)
+    text +=
+        Cat("  host memory   ",
+            BytesText(
+                MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank, PlanDetail::kOutline).plan).host),
+            " that its device copies to and from\n");
+  if (s.staging_bytes > 0) {
+    const int hosted = compiled.graph.mesh().size() / session.model->options.job->processes();
+    text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",
+                hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
+  }
+  text += Cat("  actors ", s.actors, ", buffers ", s.buffers, ", collectives ", s.collectives, ", sent ",
+              BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
+  text += "  largest consumers\n";
+  for (const auto& [what, bytes] : s.consumers) {
+    snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
+    text += line + what + "\n";
+  }
+  return text;
+}
+
+std::string OverlapText(const Compiled& compiled) {
+  if (compiled.options.overlap.chunks == 1) return "";
+  const Overlapped all = OverlappedIn(compiled);
+  const std::string second =
+      compiled.logical.beside > 1 ? "two micro-batches at a time, each beside the other's messages\n" : "";
+  if (all.products.empty() && all.behind.empty())
+    return second + "no product is estimated to gain by chunks beside its messages\n";
+  return Cat(second, all.products.size(), " products in chunks beside their messages, ", all.behind.size(),
+             " gradients of weights beside sums of others\n");
+}
+
+std::string AlgorithmsText(const Compiled& compiled) {
+  std::map<std::string, int> number;
+  for (int n : compiled.graph.Order()) {
+    const Node& node = compiled.graph.node(n);
+    if (AlgorithmOf(node)) ++number[Cat(node.op, " by ", AlgorithmText(node))];
+  }
+  std::string text;
+  for (const auto& [what, times] : number) text += Cat(text.empty() ? "" : ", ", times, " ", what);
+  return text.empty() ? "" : Cat("collectives by messages: ", text, "\n");
+}
+
+std::string RecomputeText(const Compiled& compiled) {
+  const Graph& graph = compiled.graph;
+  const std::map<std::string, Recompute>& chosen = graph.regions().chosen();
+  std::map<std::string, std::string> stage_of;  // of a region, where its first node is
+  for (int n : graph.Order()) {
+    const std::string region = graph.regions().Of(graph.node(n).name);
+    if (chosen.count(region)) stage_of.try_emplace(region, graph.node(n).slice.str(graph.mesh()));
+  }
+  std::map<std::string, std::map<Recompute, int>> layers;  // by stage
+  for (const auto& [region, stage] : stage_of) ++layers[stage][chosen.at(region)];
+  std::string text;
+  for (auto& [stage, count] : layers) {
+    const int full = count[Recompute::kFull], selective = count[Recompute::kSelective],
+              all = full + selective + count[Recompute::kNone];
+    text += Cat("recompute: ", stage.empty() ? "" : Cat("stage ", stage, ": "), full, " of ", all,
+                " layers full, ", selective, " selective\n");
+  }
+  return text;
+}
+
+std::string Session::SummaryText() const {
+  const Compiled& compiled = impl_->compiled;
+  std::string text =
+      Cat("session ", impl_->options.name, ": mesh ", compiled.graph.mesh().str(), ", ",
+          compiled.graph.times(), " micro-batch", compiled.graph.times() == 1 ? "" : "es", " a step\n");
+  double seconds = 0;
+  for (const auto& [pass, s] : compiled.pass_seconds) seconds += s;
+  char line[96];
+  snprintf(line, sizeof(line), "compiled in %.2f s; order of acts %016llx\n", seconds,
+           static_cast<unsigned long long>(compiled.logical.hash));
+  text += line;
+  text += Cat("estimated time of a step ", SecondsText(compiled.logical.makespan), "\n");
+  for (const StageTime& stage : TimesOfStages(compiled)) {
+    snprintf(line, sizeof(line), ", bubble %.1f %% of the step\n", 100 * stage.bubble);
+    text += Cat(stage.stage.empty() ? "  every rank" : "  stage " + stage.stage, " computes for ",
+                SecondsText(stage.seconds), line);
+  }
+  text += RecomputeText(compiled);
+  text += OverlapText(compiled);
+  text += AlgorithmsText(compiled);
+  for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
+    text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
+  for (const RankSummary& s : Summaries()) text += "\n" + RankText(*impl_, s);
+  return text;
+}
+
+}  // namespace oneflow_like

@@ -1,0 +1,175 @@
+// Losses as compositions: chains of elementwise operators, which the compiler fuses, around a reduction.
+#include "ops/language/losses.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/language/calls.h"
+#include "ops/language/expressions.h"
+#include "ops/language/numbers.h"
+
+namespace oneflow_like {
+namespace {
+
+// Throws Error unless both are of one floating type and of shapes that broadcast.
+void NeedAlike(const char* op, const char* first, const Tensor& a, const char* second, const Tensor& b,
+               const Here& at) {
+  NeedFloating(op, first, a, at);
+  NeedFloating(op, second, b, at);
+  if (a.dtype() != b.dtype())
+    Fail(Who(op, at), ": ", first, " is ", Name(a.dtype()), " but ", second, " is ", Name(b.dtype()),
+         "; cast one of them");
+  const Dims &x = a.shape(), &y = b.shape();
+  for (int i = 1; i <= std::min(x.rank(), y.rank()); ++i) {
+    const int64_t m = x[x.rank() - i], n = y[y.rank() - i];
+    if (m != n && m != 1 && n != 1)
+      Fail(Who(op, at), ": axis ", x.rank() - i, " of ", first, " ", x.str(), " is ", m, " but axis ",
+           y.rank() - i, " of ", second, " ", y.str(), " is ", n);
+  }
+}
+
+// x - target, of floating numbers of one type.
+Tensor Apart(const char* op, Tensor x, Tensor target, const Here& at) {
+  NeedAlike(op, "x", x, "target", target, at);
+  return sub(x, target, at);
+}
+
+// d^2 / 2 inside [-bend, bend], and its tangents outside: with c = d held inside, c (d - c / 2).
+Tensor Bent(Tensor d, double bend, const Here& at) {
+  Tensor c = clamp(d, -bend, bend, at);
+  return mul(c, sub(d, scale(c, 0.5, at), at), at);
+}
+
+// log(p), -100 below the least normal number. There no gradient flows.
+Tensor HeldLog(Tensor p, const Here& at) {
+  constexpr double kLeast = 1.2e-38;
+  return where(greater(p, kLeast, at), log(maximum(p, kLeast, at), at), -100, at);
+}
+
+}  // namespace
+
+Tensor mse_loss(Tensor x, Tensor target, Here at) {
+  at = at.In("mse_loss");
+  return square(Apart("mse_loss", x, target, at), at);
+}
+
+Tensor l1_loss(Tensor x, Tensor target, Here at) {
+  at = at.In("l1_loss");
+  return abs(Apart("l1_loss", x, target, at), at);
+}
+
+Tensor huber_loss(Tensor x, Tensor target, double delta, Here at) {
+  at = at.In("huber_loss");
+  NeedNumber(Who("huber_loss", at), "delta", delta, Domain::kPositive);
+  return Bent(Apart("huber_loss", x, target, at), delta, at);
+}
+
+Tensor smooth_l1_loss(Tensor x, Tensor target, double beta, Here at) {
+  at = at.In("smooth_l1_loss");
+  NeedNumber(Who("smooth_l1_loss", at), "beta", beta, Domain::kDivisor);
+  Tensor d = Apart("smooth_l1_loss", x, target, at);
+  return beta == 0 ? abs(d, at) : scale(Bent(d, beta, at), 1 / beta, at);
+}
+
+Tensor hinge_loss(Tensor x, Tensor target, Here at) {
+  at = at.In("hinge_loss");
+  NeedAlike("hinge_loss", "x", x, "target", target, at);
+  return relu(shift(neg(mul(x, target, at), at), 1, at), at);
+}
+
+Tensor bce_loss(Tensor p, Tensor target, Here at) {
+  at = at.In("bce_loss");
+  NeedAlike("bce_loss", "p", p, "target", target, at);
+  Tensor other = shift(neg(p, at), 1, at), rest = shift(neg(target, at), 1, at);
+  return neg(add(mul(target, HeldLog(p, at), at), mul(rest, HeldLog(other, at), at), at), at);
+}
+
+// -log(sigmoid(x)) is softplus(-x), and -log(1 - sigmoid(x)) is softplus(-x) + x.
+Tensor bce_with_logits_loss(Tensor x, Tensor target, Tensor pos_weight, Here at) {
+  at = at.In("bce_with_logits_loss");
+  NeedAlike("bce_with_logits_loss", "x", x, "target", target, at);
+  if (pos_weight.defined()) NeedAlike("bce_with_logits_loss", "x", x, "pos_weight", pos_weight, at);
+  Tensor rest = shift(neg(target, at), 1, at), below = softplus(neg(x, at), at);
+  if (pos_weight.defined()) {
+    Tensor weight = add(mul(pos_weight, target, at), rest, at);
+    below = mul(weight, below, at);
+  }
+  return add(mul(rest, x, at), below, at);
+}
+
+Tensor kl_div_loss(Tensor x, Tensor target, bool log_target, Here at) {
+  at = at.In("kl_div_loss");
+  NeedAlike("kl_div_loss", "x", x, "target", target, at);
+  if (log_target) return mul(exp(target, at), sub(target, x, at), at);
+  Tensor some = greater(target, 0, at), logs = log(where(some, target, 1, at), at);
+  return where(some, mul(target, sub(logs, x, at), at), 0, at);
+}
+
+Tensor nll_loss(Tensor x, Tensor target, Here at) {
+  at = at.In("nll_loss");
+  NeedFloating("nll_loss", "x", x, at);
+  NeedInteger("nll_loss", "target", target, at);
+  if (x.shape().rank() == 0) Fail(Who("nll_loss", at), ": x has no axes but needs one of classes");
+  const Dims rows(x.shape().begin(), x.shape().end() - 1);
+  if (target.shape() != rows)
+    Fail(Who("nll_loss", at), ": target is ", target.shape().str(), " but x ", x.shape().str(),
+         " without its classes is ", rows.str());
+  return neg(pick(x, target, at), at);
+}
+
+Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& options, Here at) {
+  at = at.In("cross_entropy");
+  const double smooth = options.label_smoothing;
+  const std::string who = Who("cross_entropy", at);
+  NeedGiven("cross_entropy", "logits", logits, at);
+  NeedInteger("cross_entropy", "target", target, at);
+  NeedNumber(who, "label_smoothing", smooth, Domain::kShare);
+  NeedNumber(who, "z_loss", options.z_loss, Domain::kNotNegative);
+  if (options.ignore_index && *options.ignore_index >= 0)
+    target = where(equal(target, static_cast<double>(*options.ignore_index), at), -1, target, at);
+  std::vector<Tensor> out = Apply(logits.graph(), "cross_entropy", {logits, target}, {}, at);
+  Tensor loss = out[0], lse = out[1], weights = options.class_weights;
+  const int64_t classes = logits.shape().back();
+  if (weights.defined()) {
+    if (weights.shape() != Dims{classes} || weights.dtype() != DType::kFloat32) {
+      Fail(who, ": class_weights is ", Name(weights.dtype()), weights.shape().str(), " but must be f32[",
+           classes, "]");
+    }
+    loss = mul(loss, gather(weights, maximum(target, 0, at), at), at);
+  }
+  if (smooth == 0 && options.z_loss == 0) return loss;
+  Tensor more;  // beside the target's own loss, also of targets that are ignored
+  if (smooth > 0) {
+    Tensor wide = cast(logits, DType::kFloat32, at), even;
+    if (weights.defined()) {
+      Tensor total = sum(weights, {}, false, at);
+      even = sub(mul(lse, total, at), sum(mul(wide, weights, at), {-1}, false, at), at);
+      even = scale(even, 1.0 / static_cast<double>(classes), at);
+    } else {
+      even = sub(lse, mean(wide, {-1}, false, at), at);
+    }
+    loss = scale(loss, 1 - smooth, at);
+    more = scale(even, smooth, at);
+  }
+  if (options.z_loss > 0) {
+    Tensor z = scale(square(lse, at), options.z_loss, at);
+    more = more.defined() ? add(more, z, at) : z;
+  }
+  return add(loss, where(less(target, 0, at), 0, more, at), at);
+}
+
+Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis, double eps, Here at) {
+  at = at.In("cosine_similarity");
+  NeedFloating("cosine_similarity", "a", a, at);
+  NeedFloating("cosine_similarity", "b", b, at);
+  if (a.shape() != b.shape())
+    Fail(Who("cosine_similarity", at), ": a is ", a.shape().str(), " but b is ", b.shape().str());
+  NeedNumber(Who("cosine_similarity", at), "eps", eps, Domain::kDivisor);
+  axis = NormalAxis("cosine_similarity", axis, a, at);
+  Tensor along = sum(mul(a, b, at), {axis}, false, at);
+  Tensor lengths = mul(maximum(norm(a, 2, {axis}, false, at), eps, at),
+                       maximum(norm(b, 2, {axis}, false, at), eps, at), at);
+  return div(along, lengths, at);
+}
+
+}  // namespace oneflow_like

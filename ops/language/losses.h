@@ -1,0 +1,60 @@
+// Losses. None is reduced: each returns a loss per element, or per row where it says so; take the mean(), or
+// the masked_mean() of the elements that count. `target` broadcasts to x as operands of elementwise operators
+// do.
+#pragma once
+
+#include <optional>
+
+#include "ops/language/functional.h"
+
+namespace oneflow_like {
+
+// --- Of numbers ---
+
+Tensor mse_loss(Tensor x, Tensor target, OFL_HERE);  // (x - target)^2
+Tensor l1_loss(Tensor x, Tensor target, OFL_HERE);   // |x - target|
+// d = x - target: d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2) (Huber 1964). delta is above 0.
+Tensor huber_loss(Tensor x, Tensor target, double delta = 1, OFL_HERE);
+// huber_loss with delta = beta, divided by beta: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; beta 0
+// is l1 (Girshick 2015).
+Tensor smooth_l1_loss(Tensor x, Tensor target, double beta = 1, OFL_HERE);
+// max(0, 1 - x target), target -1 or 1.
+Tensor hinge_loss(Tensor x, Tensor target, OFL_HERE);
+
+// --- Of two classes: target is the probability of the first, in [0, 1] ---
+
+// -(t log p + (1 - t) log(1 - p)) of probabilities p in [0, 1]; logarithms of less than 10^-38 are -100.
+Tensor bce_loss(Tensor p, Tensor target, OFL_HERE);
+// The same with p = sigmoid(x), for any x without overflow. pos_weight (an optional Tensor that broadcasts to
+// x) multiplies the term of t.
+Tensor bce_with_logits_loss(Tensor x, Tensor target, Tensor pos_weight = {}, OFL_HERE);
+
+// --- Of distributions ---
+
+// target (log target - x) for log-probabilities x; 0 where target is 0. log_target: target has logarithms.
+Tensor kl_div_loss(Tensor x, Tensor target, bool log_target = false, OFL_HERE);
+// -x[target] of log-probabilities x[.. c], target[..] (i32 or i64, negative: ignored, loss 0) -> [..]. The
+// class axis may be cut.
+Tensor nll_loss(Tensor x, Tensor target, OFL_HERE);
+
+struct CrossEntropyOptions {
+  // The share of each target that is spread evenly over all classes (Szegedy et al. 2016): in [0, 1].
+  double label_smoothing = 0;
+  // Adds z_loss log(sum(exp(logits)))^2, which keeps the normaliser near 1 (Chowdhery et al. 2022).
+  double z_loss = 0;
+  // Targets of this class have loss 0, like negative ones.
+  std::optional<int64_t> ignore_index;
+  // [c]: multiplies the loss of each class; with smoothed targets, each class's share of it. The weighted
+  // mean is the sum of losses divided by the sum of gather(class_weights, target).
+  Tensor class_weights;
+};
+// logits[.. c], target[..] -> loss[..], fp32. The class axis may be cut.
+Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& options, OFL_HERE);
+
+// --- Of vectors ---
+
+// sum(a b) / (|a| |b|) along one axis, which is removed; lengths below eps count as eps. a and b have the
+// same shape.
+Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis = -1, double eps = 1e-8, OFL_HERE);
+
+}  // namespace oneflow_like
