@@ -12,7 +12,7 @@
 
 #include "actor/clock.h"
 #include "actor/region_work.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "actor/region_work.h"
 #include "core/device/backend.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

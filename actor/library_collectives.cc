@@ -7,7 +7,7 @@
 
 #include "actor/device_collectives.h"
 #include "core/device/backend.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

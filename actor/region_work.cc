@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

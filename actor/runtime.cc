@@ -14,7 +14,7 @@
 #include "actor/peer_steps.h"
 #include "actor/store.h"
 #include "actor/who_waits.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "actor/virtual_device.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compiler/passes/passes.h"
+#include "compiler/plan/make_plans.h"
 
 namespace oneflow_like {
 

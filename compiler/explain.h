@@ -44,12 +44,6 @@ RankWork WorkOfRank(const Compiled& compiled, int rank);
 // Flops of a step's products, attention and convolutions on the whole batch, each counted once: without
 // duplicates on other devices and without recomputation.
 double ModelFlops(const Compiled& compiled);
-// Node::why of a recomputed node begins with this.
-inline constexpr char kComputedAgain[] = "computed again for the gradients of ";
-// Node::why of a product in chunks beside a collective begins with kInChunks, that of a gradient that is
-// computed while sums of another product are sent with kPutBehind.
-inline constexpr char kInChunks[] = "chunk ", kPutBehind[] = "put behind ";
-
 // Products overlapped with their collectives (chunk_products.cc), counted by their first chunks, and
 // gradients of weights that are computed while other sums are sent.
 struct Overlapped {

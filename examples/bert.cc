@@ -137,6 +137,6 @@ int main(int argc, char** argv) {
   oneflow_like::SetDefault("steps", "1000");
   oneflow_like::Launcher launcher(&argc, &argv,
                                   "Trains BERT to guess masked tokens, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh);
+                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainBert(launcher); });
 }

@@ -134,6 +134,6 @@ int main(int argc, char** argv) {
   oneflow_like::SetDefault("steps", "1000");
   oneflow_like::Launcher launcher(&argc, &argv,
                                   "Trains a recommender on clicks, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh);
+                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainDlrm(launcher); });
 }

@@ -94,6 +94,6 @@ LanguageModel GptOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
 int main(int argc, char** argv) {
   oneflow_like::SetDefault("text", "/usr/share/doc/jargon-text/jargon.txt.gz");
   oneflow_like::Launcher launcher(&argc, &argv, "Trains a GPT on text, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh);
+                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainLanguageModel(launcher, oneflow_like::GptOfFlags); });
 }

@@ -119,6 +119,6 @@ int main(int argc, char** argv) {
   oneflow_like::SetDefault("steps", "500");
   oneflow_like::Launcher launcher(
       &argc, &argv, "Learns embeddings of faces by naming identities, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh);
+      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainFaces(launcher); });
 }

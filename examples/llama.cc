@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
   oneflow_like::SetDefault("sample_tokens", "0");
   oneflow_like::Launcher launcher(&argc, &argv,
                                   "Trains a Llama or Qwen 2 on text, on any mesh of axes dp, tp and pp.",
-                                  oneflow_like::kTrainingMesh);
+                                  oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main(
       [&] { return oneflow_like::TrainLanguageModel(launcher, oneflow_like::LlamaOfFlags); });
 }

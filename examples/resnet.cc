@@ -41,6 +41,6 @@ int main(int argc, char** argv) {
   oneflow_like::SetDefault("weight_decay", "0.0005");
   oneflow_like::Launcher launcher(
       &argc, &argv, "Trains a residual network to name pictures, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh);
+      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainVisionModel(launcher, oneflow_like::ResNetOfFlags); });
 }

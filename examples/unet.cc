@@ -181,6 +181,6 @@ int main(int argc, char** argv) {
   oneflow_like::SetDefault("steps", "2000");
   oneflow_like::Launcher launcher(
       &argc, &argv, "Trains a small diffusion model of pictures, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh);
+      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainUnet(launcher); });
 }

@@ -89,6 +89,6 @@ int TrainVit(const Launcher& launcher) {
 int main(int argc, char** argv) {
   oneflow_like::Launcher launcher(
       &argc, &argv, "Trains a Vision Transformer to name pictures, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kTrainingMesh);
+      oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
   return launcher.Main([&] { return oneflow_like::TrainVit(launcher); });
 }

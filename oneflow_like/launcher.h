@@ -19,6 +19,19 @@ class LabelledOutput;  // actor/net/launch/local_launcher.h
 class RunFolder;       // oneflow_like/launch/run_folder.h
 class StallWatch;      // oneflow_like/job/stalls.h
 
+// What a program tells its Launcher of the program's own flags, once they are parsed.
+struct ProgramFlags {
+  bool simulates = false;  // plans run on a virtual clock: no process is started
+  int64_t chosen_mesh_devices =
+      0;                      // the program chooses a mesh of that many; 0: it has the one that is given
+  bool saves = false;         // it can save checkpoints and continue from them
+  std::string save_folder;    // where to; empty: the user did not ask for it
+  bool local = false;         // a checkpoint's parts are on several hosts
+  int64_t batch = 0;          // global; 0: unknown
+  int64_t micro_batches = 0;  // 0: the program has no flag --micro_batches
+  std::vector<std::pair<std::string, std::string>> inputs;  // further files that are read: flag, path
+};
+
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
 // --trace --report --memory_budget --config --out --calibrate; for several processes --processes --restarts
 // --elastic
@@ -36,11 +49,13 @@ class Launcher {
   // with a message and kUsageError (core/system/exit_codes.h); --help, --helpfull (also glog's and gflags'
   // flags) and --version end it with 0. With --processes or --restarts the constructor starts the copies and
   // ends with their exit code; in a copy it returns once all copies have found one another. --restarts is
-  // refused in a program without a flag --save; --elastic overrides --mesh, --processes and, if the program
+  // refused in a program that saves nothing; --elastic overrides --mesh, --processes and, if the program
   // has it, --micro_batches (oneflow_like/job/elastic.h). A number of processes that cannot share --mesh
   // equally is refused before any is started; `default_mesh` is the default that the program passes to
   // mesh().
-  Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "");
+  // `flags` is called after parsing, and again after --out has set flags.
+  Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh = "",
+           const std::function<ProgramFlags()>& flags = {});
   ~Launcher();
   Launcher(const Launcher&) = delete;
   // The mesh of --mesh (default: `otherwise`) with the given axes, in this order unless the flag has another
@@ -94,6 +109,7 @@ class Launcher {
   int CalibrateHere() const;
   int EndWith(const std::exception& error, int code) const;
 
+  const std::function<ProgramFlags()> program_;
   std::unique_ptr<RunFolder> folder_;      // of --out, in one process of the job
   std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher adds no labels
   std::shared_ptr<Job> job_;

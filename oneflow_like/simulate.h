@@ -8,18 +8,10 @@
 #include <vector>
 
 #include "compiler/cost/machine.h"
+#include "oneflow_like/model/topology_file.h"
 #include "oneflow_like/session.h"
 
 namespace oneflow_like {
-
-// Reads a topology file: what a device can do and which links join devices, a line each; examples/topologies
-// has some, and says what the words mean. Throws Error, naming the file and the line.
-DescribedMachine ReadTopology(const std::string& path);
-// Such a file, which ReadTopology reads back as the same machine, to the last bit; names of levels are not
-// kept.
-std::string TopologyText(const DescribedMachine& machine);
-// Throws Error when it joins fewer.
-void RequireDevices(const DescribedMachine& machine, int devices);
 
 struct SimulateOptions {
   // That are simulated; the last one is reported. At least 2. Where more threads than cores keep their cores,

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/device/kernel.h"
+#include "ops/language/calls.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
 

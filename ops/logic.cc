@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ops/elementwise.h"
+#include "ops/language/calls.h"
 
 namespace oneflow_like {
 namespace {

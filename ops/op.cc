@@ -8,6 +8,7 @@
 #include <cctype>
 #include <variant>
 
+#include "ops/language/calls.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
 
@@ -123,6 +124,10 @@ std::string Letters(int begin, int end) {
   std::string text;
   for (int axis = begin; axis < end; ++axis) text += (text.empty() ? "" : " ") + Letter(axis);
   return text;
+}
+
+std::string FirstOperandName(const std::string& function) {
+  return BuiltinCatalog().Find(function) == nullptr ? "x" : OperandName(function, 0);
 }
 
 std::string OperandName(const std::string& op, size_t input) {

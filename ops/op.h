@@ -132,10 +132,6 @@ class Catalog {
   std::unordered_map<std::string, OpDef> ops_;
 };
 
-// The name that the line of the operator's axes, and the function of ops/*.h, has for an input: "ids". Of one
-// that any number of inputs share, and of operators that are not built in, "operand 2".
-std::string OperandName(const std::string& op, size_t input);
-
 // OpDef::flops of operators that only move numbers.
 inline double NoFlops(const BoundRule&) { return 0; }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/collective_algorithm.h"
+#include "core/plan/collective_algorithm.h"
 #include "sbp/boxing_load.h"
 
 namespace oneflow_like {

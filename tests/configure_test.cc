@@ -215,7 +215,7 @@ class BuildIdTest : public ConfigureTest {
   std::string Make() {
     const ShellOutcome o = Shell(std::string(OFL_CMAKE) + " -DSOURCE_DIR=" + folder_ / "" +
                                  " -DOUTPUT=" + folder_ / "build_id.cc" +
-                                 " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/build_id.cmake");
+                                 " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/job/build_id.cmake");
     EXPECT_EQ(o.code, 0) << o.output;
     return TextOf(folder_ / "build_id.cc");
   }
@@ -262,7 +262,7 @@ TEST_F(BuildIdTest, NamesTheCommitOfItsOwnRepository) {
   Put("inside/core/a.cc", "1\n");
   const ShellOutcome o = Shell(std::string(OFL_CMAKE) + " -DSOURCE_DIR=" + folder_ / "inside" +
                                " -DOUTPUT=" + folder_ / "inside.cc" +
-                               " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/build_id.cmake");
+                               " -DVERSION=1.2 -P " OFL_SOURCE_DIR "/oneflow_like/job/build_id.cmake");
   EXPECT_EQ(o.code, 0) << o.output;
   EXPECT_NE(TextOf(folder_ / "inside.cc").find("{\"1.2\", \"\", "), std::string::npos);
 }

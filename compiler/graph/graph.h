@@ -220,4 +220,10 @@ bool IsCollective(const Node& node);   // data crosses ranks
 // time, although the product's rule makes it Partial.
 bool SumsOverTime(const Node& node);
 
+// Node::why of a recomputed node begins with this.
+inline constexpr char kComputedAgain[] = "computed again for the gradients of ";
+// Node::why of a product in chunks beside a collective begins with kInChunks, that of a gradient that is
+// computed while sums of another product are sent with kPutBehind.
+inline constexpr char kInChunks[] = "chunk ", kPutBehind[] = "put behind ";
+
 }  // namespace oneflow_like

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "compiler/explain.h"
 #include "compiler/passes/passes.h"
 
 namespace oneflow_like {

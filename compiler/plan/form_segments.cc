@@ -15,7 +15,8 @@
 #include <set>
 #include <tuple>
 
-#include "compiler/passes/passes.h"
+#include "compiler/plan/make_plans.h"
+#include "compiler/plan/schedule.h"
 
 namespace oneflow_like {
 

@@ -8,7 +8,7 @@
 
 #include "compiler/graph/graph.h"
 #include "compiler/graph/pipeline_schedule.h"
-#include "core/token_game.h"
+#include "core/plan/token_game.h"
 
 namespace oneflow_like {
 

@@ -10,7 +10,8 @@
 #include <optional>
 #include <tuple>
 
-#include "compiler/passes/passes.h"
+#include "compiler/plan/make_plans.h"
+#include "compiler/plan/schedule.h"
 #include "core/random.h"
 
 namespace oneflow_like {

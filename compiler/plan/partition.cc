@@ -10,8 +10,8 @@
 #include <set>
 
 #include "compiler/cost/collective_costs.h"
-#include "compiler/passes/passes.h"
-#include "core/plan_values.h"
+#include "compiler/plan/make_plans.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 

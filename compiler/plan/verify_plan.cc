@@ -6,7 +6,8 @@
 #include <map>
 #include <memory>
 
-#include "compiler/passes/passes.h"
+#include "compiler/plan/make_plans.h"
+#include "compiler/plan/schedule.h"
 
 namespace oneflow_like {
 

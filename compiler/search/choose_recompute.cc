@@ -25,7 +25,8 @@
 
 #include "compiler/compile.h"
 #include "compiler/explain.h"
-#include "core/plan_values.h"
+#include "compiler/plan/schedule.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 

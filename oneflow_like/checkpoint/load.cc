@@ -10,7 +10,8 @@
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/saving.h"
-#include "oneflow_like/checkpoint/together.h"
+#include "oneflow_like/checkpoint/team.h"
+#include "oneflow_like/job/together.h"
 #include "oneflow_like/model/pieces.h"
 
 namespace oneflow_like {
@@ -114,7 +115,7 @@ std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const
 // A checkpoint, or the newest of a folder that is complete wherever a process looks.
 std::string NewestOf(const ModelImpl& model, const std::string& path) {
   std::error_code error;
-  const std::vector<std::string> lists = Together(model, "checkpoint is found", [&] {
+  const std::vector<std::string> lists = Together(model.options.job.get(), "checkpoint is found", [&] {
     std::string list = "\n";
     if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return list + ".\n";
     for (const std::string& checkpoint : Checkpoints(path))
@@ -172,7 +173,7 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   BeginLoading(impl);
   Loaded loaded;
   loaded.path = NewestOf(*impl, path);
-  Together(*impl, "checkpoint is read", [&] {
+  Together(impl->options.job.get(), "checkpoint is read", [&] {
     const std::string instead = EarlierThan(loaded.path, path);
     const auto reader = OrElse(instead, [&] { return std::make_unique<CheckpointReader>(loaded.path); });
     const CheckpointIndex& index = reader->index();
@@ -202,7 +203,7 @@ std::string NewestCheckpoint(const std::string& path) {
 void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {
   options.weights_only = true;
   BeginLoading(model.impl());
-  Together(*model.impl(), "weights are read", [&] {
+  Together(model.impl()->options.job.get(), "weights are read", [&] {
     ReadAll(model.impl(), &source, options);
     return "";
   });

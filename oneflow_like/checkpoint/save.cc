@@ -10,8 +10,9 @@
 
 #include "actor/net/talk/job.h"
 #include "oneflow_like/checkpoint/saving.h"
-#include "oneflow_like/checkpoint/together.h"
+#include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/replicas_check.h"
+#include "oneflow_like/job/together.h"
 
 namespace oneflow_like {
 namespace {
@@ -224,7 +225,7 @@ bool SaveHandle::Done() const { return saving_->Done(); }
 
 std::string SaveHandle::Wait() const {
   try {
-    Together(*model_, fs::path(path()).filename().string() + " is complete", [&] {
+    Together(model_->options.job.get(), fs::path(path()).filename().string() + " is complete", [&] {
       saving_->Wait();
       return "";
     });
@@ -241,7 +242,8 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   ModelImpl* impl = model.impl();
   if (folder.empty()) Fail("Save: the folder's name is empty");
   RequireText(options.state);
-  if (impl->saving) SaveHandle(impl->shared_from_this(), impl->saving).Wait();
+  if (impl->saving)
+    SaveHandle(impl->shared_from_this(), std::static_pointer_cast<Saving>(impl->saving)).Wait();
   char name[32];
   std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
                 static_cast<long long>(model.next_step(options.training)));
@@ -249,7 +251,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   const Team team(*impl, options.local);
   impl->Load();
   if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, model.next_step(options.training));
-  Together(*impl, "checkpoint begins", [&] {
+  Together(impl->options.job.get(), "checkpoint begins", [&] {
     if (!team.leads()) return "";
     std::error_code error;
     fs::create_directories(folder, error);
@@ -269,7 +271,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   });
   std::shared_ptr<Saving> saving;
   try {
-    Together(*impl, "checkpoint has room", [&] {
+    Together(impl->options.job.get(), "checkpoint has room", [&] {
       std::error_code error;
       if (!fs::is_directory(partial, error))
         Fail(partial, ": process ", team.processes[0], " made this folder, but process ", team.me,

@@ -14,17 +14,16 @@
 
 namespace oneflow_like {
 
-class Saving {
+class Saving : public SaveUnderWay {
  public:
   // The folder `partial` must exist on all processes. Throws Error when the process's file cannot be created.
   Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options);
-  ~Saving();  // stops, complete or not
+  ~Saving() override;
 
   void Start();
   const std::string& path() const { return path_; }
   bool Done() const { return done_.Done(); }
-  // Waits until code other than steps may change variables.
-  void WaitCopied() { copied_.Wait(); }
+  void WaitCopied() override { copied_.Wait(); }
   // Called when the model is destroyed or its job has failed: an incomplete checkpoint stays incomplete.
   void Stop();
   // Waits until this process has done its part; throws Error when that failed.

@@ -13,7 +13,7 @@
 #include "actor/runtime.h"
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/checkpoint/safetensors.h"
-#include "oneflow_like/checkpoint/together.h"
+#include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/model/pieces.h"
 
 namespace oneflow_like {

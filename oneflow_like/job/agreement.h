@@ -1,22 +1,22 @@
 // Checks that the processes of a job agree before a session runs: each was started by a command of its own,
-// so options and models may differ by mistake.
+// so options and models may differ by mistake. A text has a line for each thing that must be equal;
+// session/agreement_text.h makes that of a session.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "compiler/graph/graph.h"
-#include "oneflow_like/session/session_impl.h"
-
 namespace oneflow_like {
 
-// The nodes of a graph, one line each: "h0/up = ... f32[64,256] at gpt.cc:31".
-std::string GraphLines(const Graph& graph);
+class Job;
 
-// One line for each thing that must be equal: library, options, the graph before compilation, the result of
-// compiling it. REQUIRES: the session's model has a job.
-std::string AgreementText(const Session::Impl& session);
+// A text's lines, and 16 digits of a number: what such texts are made of.
+std::vector<std::string> Lines(const std::string& text);
+std::string Hexadecimal(uint64_t number);
+// The line of an option, "option --seed=1". `value` has no line break.
+std::string OptionLine(const std::string& name, const std::string& value);
 
 // Empty when all texts (by process) are equal, else the first line that differs, with the values of process 0
 // and of the first process that differs from it: "option --seed: process 0 has 1, process 2 has 7".
@@ -27,7 +27,8 @@ std::string FirstDifference(const std::vector<std::string>& texts);
 // differs, both values and both processes.
 void RequireSameFlags(Job* job, const std::vector<std::pair<std::string, std::string>>& flags);
 
-// Collective. Throws Error, on all processes, naming the session and the first difference.
-void RequireAgreement(const Session::Impl& session);
+// Collective. Throws Error, on all processes, naming `what` ("session train") and the first difference,
+// unless `text` is the same on all.
+void RequireAgreement(Job* job, const std::string& what, const std::string& text);
 
 }  // namespace oneflow_like

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "actor/net/talk/job.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "core/system/host_memory.h"
 
 namespace oneflow_like {
@@ -87,14 +87,14 @@ ShortMemory FindShortMemory(const std::vector<MemoryOfProcess>& processes) {
   return {};
 }
 
-void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Plan>& plans) {
-  const ModelImpl& model = *session.model;
+void RequireHostMemory(const ModelImpl& model, const std::string& session,
+                       const std::vector<plan::Plan>& plans,
+                       const std::function<std::string(int rank)>& consumers) {
   Job* job = model.options.job.get();
   const MemoryOfProcess mine = OfThisProcess(model, plans);
   std::vector<MemoryOfProcess> all;
   if (job) {
-    for (const std::string& text :
-         job->AllGather(Cat("memory for session ", session.options.name), ToText(mine)))
+    for (const std::string& text : job->AllGather(Cat("memory for session ", session), ToText(mine)))
       all.push_back(FromText(text));
   } else {
     all.push_back(mine);
@@ -107,11 +107,11 @@ void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Pla
     who = Cat(found.processes.size() == 1 ? " for process " : " for processes ", who, " on host ",
               job->peers()[found.processes[0]].host);
   }
-  const int hosted = session.compiled.graph.mesh().size() / static_cast<int>(all.size());
-  Fail("session ", session.options.name, " needs ", found.needed, " bytes of memory", who, ", but ",
-       found.left, " are free of the ", found.limit.bytes, " that ", found.limit.source,
+  const int hosted = model.mesh.size() / static_cast<int>(all.size());
+  Fail("session ", session, " needs ", found.needed, " bytes of memory", who, ", but ", found.left,
+       " are free of the ", found.limit.bytes, " that ", found.limit.source,
        " allows; use more hosts, cut more, or make the model smaller. What a rank holds:\n",
-       RankText(session, SummaryOf(session, found.processes[0] * hosted)));
+       consumers(found.processes[0] * hosted));
 }
 
 }  // namespace oneflow_like

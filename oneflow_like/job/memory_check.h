@@ -1,19 +1,23 @@
 // Checks that the hosts have the memory for a session, before its first block is allocated.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/system/memory_limits.h"
-#include "oneflow_like/session/session_impl.h"
+#include "oneflow_like/model/model_impl.h"
 
 namespace oneflow_like {
 
-// `plans` are those of the ranks hosted here. Throws Error, the same on all processes of a job, if the
-// session still needs more than the tightest limit leaves for all the processes that share it; the error
-// names the limit, the processes, both numbers and the largest consumers. Collective in a job.
-void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Plan>& plans);
+// `plans` are those of the ranks hosted here, for a session of this name. Throws Error, the same on all
+// processes of a job, if the session still needs more than the tightest limit leaves for all the processes
+// that share it; the error names the limit, the processes and both numbers, and ends with what `consumers`
+// says of the first rank of the first of these processes. Collective in a job.
+void RequireHostMemory(const ModelImpl& model, const std::string& session,
+                       const std::vector<plan::Plan>& plans,
+                       const std::function<std::string(int rank)>& consumers);
 
 // The part that is arithmetic. Each process sends one of these to the others.
 struct MemoryOfProcess {

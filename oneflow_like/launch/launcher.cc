@@ -35,6 +35,7 @@
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
+#include "oneflow_like/report/report.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
 DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this host, e.g. 0,1; empty: all");
@@ -93,13 +94,6 @@ void PrintError(const std::exception& error) {
   std::cerr << "error: " << error.what() << std::endl;
 }
 
-// The value of a flag that not every program has; empty when this one has not.
-std::string FlagOfProgram(const char* name) {
-  std::string value;
-  gflags::GetCommandLineOption(name, &value);
-  return value;
-}
-
 void MakeFolder(const std::string& what, const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -107,27 +101,26 @@ void MakeFolder(const std::string& what, const std::string& folder) {
 }
 
 // Whether the program compiles and runs nothing, so that no run is there to leave anything.
-bool OnlyPlans() { return FLAGS_dry_run || FlagOfProgram("simulate") == "true"; }
+bool OnlyPlans(const ProgramFlags& program) { return FLAGS_dry_run || program.simulates; }
 
-void CheckFlags() {
+void CheckFlags(const ProgramFlags& program) {
   CheckRange("--processes", FLAGS_processes, 1, kMostProcessesHere);
   CheckRange("--restarts", FLAGS_restarts, 0, kMostRestarts);
-  gflags::CommandLineFlagInfo save;
-  if (FLAGS_restarts > 0 && !gflags::GetCommandLineFlagInfo("save", &save))
+  if (FLAGS_restarts > 0 && !program.saves)
     Fail("--restarts=", FLAGS_restarts, ": this program saves nothing that it could continue from");
-  if (FLAGS_restarts > 0 && save.current_value.empty())
+  if (FLAGS_restarts > 0 && program.save_folder.empty())
     Fail("--restarts=", FLAGS_restarts, " needs --save, the folder that the program continues from");
   if (!FLAGS_elastic.empty() && FLAGS_restarts == 0)
     Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
-  if (const std::string devices = FlagOfProgram("auto_mesh");
-      !FLAGS_elastic.empty() && !devices.empty() && devices != "0")
-    Fail("--elastic=", FLAGS_elastic, " shrinks an axis that is given, and --auto_mesh=", devices,
+  if (!FLAGS_elastic.empty() && program.chosen_mesh_devices != 0)
+    Fail("--elastic=", FLAGS_elastic,
+         " shrinks an axis that is given, and --auto_mesh=", program.chosen_mesh_devices,
          " chooses them; leave one of the two out");
   CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
   if (FLAGS_stall_seconds != 0)
     CheckRange("--stall_seconds", FLAGS_stall_seconds, kShortestTimeout, kLongestTimeout);
   CheckRange("--peer_timeout", FLAGS_peer_timeout, kShortestTimeout, kLongestTimeout);
-  if (!FLAGS_calibrate.empty() && OnlyPlans())
+  if (!FLAGS_calibrate.empty() && OnlyPlans(program))
     Fail("--calibrate=", FLAGS_calibrate, " measures this machine and does nothing else; leave out ",
          FLAGS_dry_run ? "--dry_run" : "--simulate");
   ModelOptions options;
@@ -213,17 +206,17 @@ std::vector<std::string> WithShape(std::vector<std::string> argv, const JobShape
   return argv;
 }
 
-// What is known of the mesh before the program makes it; with --auto_mesh that is its size.
-std::string MeshOfFlags(const std::string& otherwise) {
-  const std::string devices = FlagOfProgram("auto_mesh");
-  if (!devices.empty() && devices != "0")
-    return Cat(FLAGS_mesh.empty() ? "cpu" : Mesh::Parse(FLAGS_mesh).kind(), ":dp=", devices);
+// What is known of the mesh before the program makes it; of one that it chooses, its size.
+std::string MeshOfFlags(const ProgramFlags& program, const std::string& otherwise) {
+  if (program.chosen_mesh_devices != 0)
+    return Cat(FLAGS_mesh.empty() ? "cpu" : Mesh::Parse(FLAGS_mesh).kind(),
+               ":dp=", program.chosen_mesh_devices);
   return FLAGS_mesh.empty() ? otherwise : FLAGS_mesh;
 }
 
 // Starts the copies. Returns their exit code.
-int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv,
-              const std::string& mesh) {
+int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& argv, const std::string& mesh,
+              const ProgramFlags& program) {
   if (!identity.launcher.empty())
     Fail(FLAGS_processes > 1 ? Cat("--processes=", FLAGS_processes) : Cat("--restarts=", FLAGS_restarts),
          " starts processes, but ", identity.launcher, " has started this one as one of ", identity.processes,
@@ -236,15 +229,13 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
   local.log_dir = FLAGS_log_dir;
   local.restarts = FLAGS_restarts;
   if (!FLAGS_elastic.empty()) {
-    auto number = [](const std::string& text) { return text.empty() ? 0 : std::atoll(text.c_str()); };
-    const JobShape whole = {mesh, FLAGS_processes, number(FlagOfProgram("micro_batches"))};
+    const JobShape whole = {mesh, FLAGS_processes, program.micro_batches};
     CheckElastic(whole, FLAGS_elastic);
-    if (FlagOfProgram("local") == "true")
+    if (program.local)
       Fail("--elastic=", FLAGS_elastic,
            " needs checkpoints that all processes can read, and --local keeps parts "
            "of them apart");
-    local.shrink = [=, left = FLAGS_processes, batch = number(FlagOfProgram("batch"))](
-                       int lost, LocalJob* job) mutable {
+    local.shrink = [=, left = FLAGS_processes, batch = program.batch](int lost, LocalJob* job) mutable {
       left -= lost;
       const JobShape shape = Shrink(whole, FLAGS_elastic, left, batch);
       job->processes = shape.processes;
@@ -260,12 +251,14 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
 int CalibrateByTwo(const ProcessIdentity& identity, std::vector<std::string> argv) {
   FLAGS_processes = std::max(2, FLAGS_processes);
   argv.push_back(Cat("--processes=", FLAGS_processes));
-  return RunCopies(identity, argv, "");
+  return RunCopies(identity, argv, "", {});
 }
 
 }  // namespace
 
-Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh) {
+Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh,
+                   const std::function<ProgramFlags()>& flags)
+    : program_(flags ? flags : [] { return ProgramFlags(); }) {
   OccupyStandardDescriptors();
   const std::vector<std::string> given(*argv, *argv + *argc);
   gflags::SetUsageMessage(usage);
@@ -282,10 +275,10 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
     if (!FLAGS_config.empty()) ReadConfig(FLAGS_config);
     const std::string config = ConfigText();
-    const bool out = !FLAGS_out.empty() && !OnlyPlans();
+    const bool out = !FLAGS_out.empty() && !OnlyPlans(program_());
     if (out) SendOutputsTo(FLAGS_out);
-    CheckFlags();
-    Join(given, MeshOfFlags(default_mesh), out ? config : "");
+    CheckFlags(program_());
+    Join(given, MeshOfFlags(program_(), default_mesh), out ? config : "");
     CheckFiles({}, {});
     if (!FLAGS_dump_dir.empty()) MakeFolder("--dump_dir=" + FLAGS_dump_dir, FLAGS_dump_dir);
     VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
@@ -318,10 +311,11 @@ void Launcher::Join(const std::vector<std::string>& argv, const std::string& mes
   }
   // The parent of copies has the folder: restarts do not leave it to others, nor write other flags into it.
   if (identity.alone()) take_folder();
-  if (FlagOfProgram("simulate") == "true") {
+  const ProgramFlags program = program_();
+  if (program.simulates) {
     CheckProcesses(FLAGS_processes, mesh);  // they are simulated, too
   } else if ((FLAGS_processes > 1 || FLAGS_restarts > 0) && !ours) {
-    const int code = RunCopies(identity, argv, mesh);
+    const int code = RunCopies(identity, argv, mesh, program);
     if (folder_ && code == kUsageError) folder_->Withdraw();
     exit(code);
   }
@@ -385,7 +379,9 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
   };
   std::vector<NamedFile> read;
   for (const FlagFile& file : inputs) read.push_back(named(file));
-  for (const FlagFile& file : {FlagFile{"config", FLAGS_config}, {"topology", FlagOfProgram("topology")}})
+  std::vector<FlagFile> always = program_().inputs;
+  always.push_back({"config", FLAGS_config});
+  for (const FlagFile& file : always)
     if (!file.second.empty()) read.push_back(named(file));
   std::vector<FlagFile> ours;
   if (main_process()) {

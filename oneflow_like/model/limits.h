@@ -6,7 +6,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "oneflow_like/session.h"
+#include "oneflow_like/model.h"
 
 namespace oneflow_like {
 

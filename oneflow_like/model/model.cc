@@ -11,7 +11,7 @@
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
-#include "oneflow_like/simulate.h"
+#include "oneflow_like/model/topology_file.h"
 #include "ops/cpu/manifest.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
@@ -55,8 +55,7 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   if (!options.trace_file.empty())
     trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
   if (!options.report_file.empty())
-    report = std::make_unique<Report>(options.report_file, this->mesh.str(),
-                                      options.job ? options.job->process() : 0);
+    report = OpenReport(options.report_file, this->mesh.str(), options.job ? options.job->process() : 0);
 }
 
 int ModelImpl::RanksHere() const { return mesh.size() / (options.job ? options.job->processes() : 1); }

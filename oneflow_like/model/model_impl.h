@@ -17,7 +17,6 @@
 #include "compiler/graph/variable_cuts.h"
 #include "core/device/backend.h"
 #include "oneflow_like/model.h"
-#include "oneflow_like/report/report.h"
 
 namespace oneflow_like {
 
@@ -83,8 +82,16 @@ struct SessionSteps {
   enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // kind of the sessions of that name
 };
 
-class FolderLock;  // oneflow_like/checkpoint/safetensors.h
-class Saving;      // oneflow_like/checkpoint/saving.h
+class FolderLock;       // oneflow_like/checkpoint/safetensors.h
+class SessionObserver;  // oneflow_like/session/observer.h
+
+// A save under way reads variables (checkpoint/saving.h).
+class SaveUnderWay {
+ public:
+  virtual ~SaveUnderWay() = default;  // stops, complete or not
+  // Waits until code other than steps may change variables.
+  virtual void WaitCopied() = 0;
+};
 
 // The last step of a session.
 struct LastStep {
@@ -133,7 +140,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<TraceFile> trace;            // when asked for
-  std::unique_ptr<Report> report;              // likewise
+  std::shared_ptr<SessionObserver> report;     // likewise
   std::map<const void*, LastStep> last_steps;  // by session
 
  private:
@@ -145,10 +152,14 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  public:
   std::shared_ptr<FolderLock> folder_lock;  // of the folder saved in last, on the process that leads
-  std::shared_ptr<Saving> saving;           // the last one, complete or under way; destroyed before what it
+  std::shared_ptr<SaveUnderWay> saving;     // the last one, complete or under way; destroyed before what it
                                             // reads
 };
 
+// The report of ModelOptions::report_file, of a model on `mesh`, in process `process` of a job or in a single
+// process (0). Throws Error when this process's file cannot be written; does not change the file yet.
+// report/report.cc has it.
+std::shared_ptr<SessionObserver> OpenReport(const std::string& file, const std::string& mesh, int process);
 // The graph a tensor belongs to; throws Error when it is undefined or of no model.
 GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who);
 // The file of this process's part of a trace.

@@ -10,7 +10,6 @@
 
 #include "actor/net/talk/job.h"
 #include "core/boxes/copy_box.h"
-#include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/pieces.h"
 

@@ -6,7 +6,7 @@
 
 #include "actor/device_collectives.h"
 #include "actor/net/talk/job.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 

@@ -1,4 +1,6 @@
 // Reads and writes topology files: words and numbers, a fact a line.
+#include "oneflow_like/model/topology_file.h"
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -11,7 +13,6 @@
 #include <utility>
 
 #include "core/system/file_check.h"
-#include "oneflow_like/simulate.h"
 
 namespace oneflow_like {
 namespace {
@@ -279,6 +280,13 @@ std::string TopologyText(const DescribedMachine& machine) {
     text << "\n";
   }
   return text.str();
+}
+
+void RequireDevices(const DescribedMachine& machine, int devices) {
+  const int joined = machine.topology.links.back().devices;
+  if (joined != 0 && joined < devices)
+    Fail("the topology joins ", joined, " devices but the mesh has ", devices,
+         "; take a smaller mesh, or a topology whose outermost level has more devices");
 }
 
 }  // namespace oneflow_like

@@ -6,9 +6,9 @@
 #include <iterator>
 #include <numeric>
 
+#include "compiler/compile.h"
 #include "compiler/plan/schedule.h"
 #include "compiler/search/cut_layers.h"
-#include "oneflow_like/planner/plan_tasks.h"
 
 namespace oneflow_like {
 namespace {
@@ -78,7 +78,7 @@ void PlanEstimator::Prepare(const std::vector<PlanCandidate>& candidates) {
     if (measured_.count(key) || !seen.insert(key).second) continue;
     for (int64_t samples : std::set<int64_t>{1, most_}) tasks.push_back({key, &c, samples, nullptr, ""});
   }
-  SideBySide(static_cast<int>(tasks.size()), [&](int i) {
+  SideBySide(static_cast<int>(tasks.size()), 0, [&](int i) {
     Task& task = tasks[i];
     try {
       task.parts =

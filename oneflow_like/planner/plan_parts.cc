@@ -8,7 +8,7 @@
 
 #include "compiler/explain.h"
 #include "compiler/graph/training.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"

@@ -11,10 +11,10 @@
 #include <tuple>
 
 #include "actor/net/talk/job.h"
+#include "compiler/compile.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/planner/plan_estimate.h"
 #include "oneflow_like/planner/plan_share.h"
-#include "oneflow_like/planner/plan_tasks.h"
 #include "oneflow_like/session/summary.h"
 #include "oneflow_like/simulate.h"
 
@@ -217,7 +217,7 @@ class Search {
     if (std::any_of(wave.begin(), wave.end(), large))
       for (int i : wave) TryOne(&entries_[i]);
     else
-      SideBySide(static_cast<int>(wave.size()), [&](int i) { TryOne(&entries_[wave[i]]); });
+      SideBySide(static_cast<int>(wave.size()), 0, [&](int i) { TryOne(&entries_[wave[i]]); });
     for (int i : wave) {
       tried_.push_back(i);
       acts_ += entries_[i].acts;
@@ -383,7 +383,7 @@ PlanSearchResult SearchPlans(const PlanSpace& space, const DescribedMachine& mac
     RequireDevices(machine, space.devices);
     return Search(space, machine, build, options).Run();
   };
-  return options.job ? FromProcessZero(options.job.get(), search) : search();
+  return options.job ? SearchForAll(options.job.get(), search) : search();
 }
 
 }  // namespace oneflow_like

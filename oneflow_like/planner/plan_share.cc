@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "actor/net/talk/job.h"
+#include "oneflow_like/job/together.h"
 
 namespace oneflow_like {
 
@@ -38,19 +39,12 @@ PlanSearchResult PlanSearchResultFromText(const std::string& text) {
   return result;
 }
 
-PlanSearchResult FromProcessZero(Job* job, const std::function<PlanSearchResult()>& search) {
-  std::string mine;
+PlanSearchResult SearchForAll(Job* job, const std::function<PlanSearchResult()>& search) {
   PlanSearchResult result;
-  if (job->process() == 0) {
-    try {
-      result = search();
-      mine = ToText(result);
-    } catch (const Error& error) {
-      mine = Cat("error ", error.what());
-    }
-  }
-  const std::string of_zero = job->AllGather("the search for a plan", mine)[0];
-  if (of_zero.starts_with("error ")) throw Error(of_zero.substr(6));
+  const std::string of_zero = FromProcessZero(job, "the search for a plan", [&] {
+    result = search();
+    return ToText(result);
+  });
   return job->process() == 0 ? result : PlanSearchResultFromText(of_zero);
 }
 

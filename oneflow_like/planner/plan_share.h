@@ -9,7 +9,7 @@ namespace oneflow_like {
 
 // Collective: what `search` gives in process 0, without PlanSearchResult::lost in the others; an Error there
 // is one everywhere.
-PlanSearchResult FromProcessZero(Job* job, const std::function<PlanSearchResult()>& search);
+PlanSearchResult SearchForAll(Job* job, const std::function<PlanSearchResult()>& search);
 
 // A result as text and back; Text() of both is the same but for what is lost.
 std::string ToText(const PlanSearchResult& result);

@@ -170,6 +170,17 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
 }
 
+ProgramFlags TrainingProgram() {
+  return {.simulates = FLAGS_simulate,
+          .chosen_mesh_devices = FLAGS_auto_mesh,
+          .saves = true,
+          .save_folder = FLAGS_save,
+          .local = FLAGS_local,
+          .batch = FLAGS_batch,
+          .micro_batches = FLAGS_micro_batches,
+          .inputs = {{"topology", FLAGS_topology}}};
+}
+
 bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }
 
 void SetDefault(const char* flag, const char* value) {

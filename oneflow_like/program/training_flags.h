@@ -32,6 +32,8 @@ namespace oneflow_like {
 inline constexpr int kStepsInFlight = 2;
 inline const char* const kTrainingMesh = "cpu:dp=1,tp=1,pp=1";  // the default
 
+// What these flags mean to the Launcher of a program: its last argument.
+ProgramFlags TrainingProgram();
 // Throws Error for what is out of range or contradicts itself; takes the slash off the end of folders.
 // `samples` is what a batch has: "sequences".
 void CheckTrainingFlags(const std::string& samples);

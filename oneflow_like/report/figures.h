@@ -15,7 +15,4 @@ std::string ReportFigures(const Session::Impl& session);
 // Measurements of this process: the profile, and the acts of one step. REQUIRES: the runtime has been closed.
 std::string ReportMeasurements(const Session::Impl& session);
 
-// Adds the profile of a part of a session's steps to `sum`.
-void AddProfile(const StepProfile& part, StepProfile* sum);
-
 }  // namespace oneflow_like

@@ -30,31 +30,6 @@ int64_t ChartedStep(const std::vector<TracedAct>& acts) {
 
 }  // namespace
 
-void AddProfile(const StepProfile& part, StepProfile* sum) {
-  std::map<std::string, KernelProfile> kernels;
-  for (const StepProfile* profile : {static_cast<const StepProfile*>(sum), &part})
-    for (const KernelProfile& k : profile->hottest) {
-      auto [kernel, fresh] = kernels.emplace(k.label, k);
-      if (fresh) continue;
-      kernel->second.runs += k.runs;
-      kernel->second.seconds += k.seconds;
-      kernel->second.flops += k.flops;
-      kernel->second.bytes += k.bytes;
-    }
-  StepProfile both = part;
-  both.steps += sum->steps;
-  both.warm_up_steps += sum->warm_up_steps;
-  both.threads = std::max(part.threads, sum->threads);
-  both.wall += sum->wall;
-  both.waiting += sum->waiting;
-  both.runtime += sum->runtime;
-  both.data = part.data < 0 ? sum->data : part.data + std::max(0.0, sum->data);
-  both.kernels.clear();
-  both.hottest.clear();
-  SetKernels(std::move(kernels), &both);
-  *sum = std::move(both);
-}
-
 std::string ReportMeasurements(const Session::Impl& session) {
   const StepProfile& profile = session.reported;
   const Job* job = session.model->options.job.get();

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/system/file_check.h"
 #include "oneflow_like/build_id.h"
+#include "oneflow_like/report/figures.h"
 #include "oneflow_like/report/page.h"
 
 namespace oneflow_like {
@@ -108,25 +109,30 @@ Report::Report(const std::string& path, const std::string& mesh, int process)
 
 Report::~Report() = default;
 
-void Report::AddSession(const std::string& name, const std::string& figures) {
+std::shared_ptr<SessionObserver> OpenReport(const std::string& file, const std::string& mesh, int process) {
+  return std::make_shared<Report>(file, mesh, process);
+}
+
+void Report::AddCompiled(const Session::Impl& session) {
   if (impl_->process > 0) return;
-  Json session = Json::parse(figures);
-  session["measured"] = Json::array();
-  if (Json* old = Find(&impl_->report, name)) {
-    *old = std::move(session);
+  Json figures = Json::parse(ReportFigures(session));
+  figures["measured"] = Json::array();
+  if (Json* old = Find(&impl_->report, session.options.name)) {
+    *old = std::move(figures);
   } else if (impl_->report["sessions"].size() < kMostSessions) {
-    impl_->report["sessions"].push_back(std::move(session));
+    impl_->report["sessions"].push_back(std::move(figures));
   } else {
     impl_->report["more_sessions"] = impl_->report["more_sessions"].get<int>() + 1;
   }
   impl_->Write();
 }
 
-void Report::AddMeasurements(const std::string& name, const std::string& measured) {
+void Report::AddClosed(const Session::Impl& session) {
+  Json measured = Json::parse(ReportMeasurements(session));
   if (impl_->process > 0) {
-    impl_->report[name] = Json::parse(measured);
-  } else if (Json* session = Find(&impl_->report, name)) {
-    (*session)["measured"] = Json::array({Json::parse(measured)});
+    impl_->report[session.options.name] = std::move(measured);
+  } else if (Json* shown = Find(&impl_->report, session.options.name)) {
+    (*shown)["measured"] = Json::array({std::move(measured)});
   }
   impl_->Write();
 }

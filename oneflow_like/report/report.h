@@ -5,22 +5,23 @@
 #include <memory>
 #include <string>
 
+#include "oneflow_like/session/observer.h"
+
 namespace oneflow_like {
 
 class Job;
 
-class Report {
+class Report : public SessionObserver {
  public:
   // The report of a model in process `process` of a job, or in a single process (0). Process 0 writes `path`,
   // the others their measurements to <path>.process<k>. Throws Error when this process's file cannot be
   // written; does not change the file yet.
   Report(const std::string& path, const std::string& mesh, int process);
-  ~Report();
-  // Add the figures of a compiled session (again for one of the same name), and later its measurements; both
-  // are JSON texts (figures.h). The file is complete after each call. Throw Error when the disk is full.
-  // Sessions beyond kMostSessions are counted but not shown.
-  void AddSession(const std::string& name, const std::string& figures);
-  void AddMeasurements(const std::string& name, const std::string& measured);
+  ~Report() override;
+  // Add the figures of a compiled session, and later its measurements (figures.h). The file is complete after
+  // each call. Throw Error when the disk is full. Sessions beyond kMostSessions are counted but not shown.
+  void AddCompiled(const Session::Impl& session) override;
+  void AddClosed(const Session::Impl& session) override;
 
   static constexpr size_t kMostSessions = 8;
   // Process k's file of a report.

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "actor/net/talk/job.h"
+#include "oneflow_like/job/together.h"
 #include "oneflow_like/session/budget.h"
 #include "oneflow_like/session/summary.h"
 
@@ -186,18 +186,11 @@ class CutChooser {
 
   // Those that `cuts_of` gives process 0.
   const VariableCuts& Take(const std::function<VariableCuts()>& cuts_of) {
-    std::string text;
-    if (Leads()) {
-      try {
-        if (!search_) search_ = std::make_shared<WeightSearch>(std::move(graph_), options_);
-        const VariableCuts cuts = cuts_of();
-        text = ToText(cuts, CutsReport(model_, *search_, cuts).Text());
-      } catch (const Error& error) {
-        text = Cat(kFailed, error.what());
-      }
-    }
-    if (Job* job = model_.options.job.get()) text = job->AllGather("the choice of cuts of weights", text)[0];
-    if (text.rfind(kFailed, 0) == 0) throw Error(text.substr(std::string(kFailed).size()));
+    const std::string text = FromProcessZero(model_.options.job.get(), "the choice of cuts of weights", [&] {
+      if (!search_) search_ = std::make_shared<WeightSearch>(std::move(graph_), options_);
+      const VariableCuts cuts = cuts_of();
+      return ToText(cuts, CutsReport(model_, *search_, cuts).Text());
+    });
     chosen_ = CutsFromText(text, &model_.cuts_text);
     if (search_)
       model_.cut_reasons = [&model = model_, search = search_, cuts = chosen_] {
@@ -237,10 +230,6 @@ class CutChooser {
   }
 
  private:
-  static constexpr char kFailed[] = "\nfailed: ";  // no name of a variable is empty
-
-  bool Leads() const { return !model_.options.job || model_.options.job->process() == 0; }
-
   // The cuts with these weights, which are alike, cut in each other way along a mesh axis.
   void AddCutsOf(const std::vector<std::string>& weights, int axis, const VariableCuts& cuts,
                  std::vector<VariableCuts>* all) const {
@@ -291,7 +280,7 @@ std::optional<OverBudget> Refusal(ModelImpl* model, const std::function<Session(
   std::set<std::string> known;
   for (const auto& [name, variable] : model->variables) known.insert(name);
   const std::map<std::string, SessionSteps> steps = model->steps;
-  std::unique_ptr<Report> report = std::move(model->report);
+  const std::shared_ptr<SessionObserver> report = std::move(model->report);
   std::optional<OverBudget> refusal;
   try {
     finish();

@@ -10,7 +10,6 @@
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/talk/job.h"
 #include "oneflow_like/model/model_impl.h"
-#include "oneflow_like/report/figures.h"
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
@@ -220,6 +219,31 @@ std::string ToText(const StepProfile& profile, const std::string& session) {
     text += line;
   }
   return text;
+}
+
+void AddProfile(const StepProfile& part, StepProfile* sum) {
+  std::map<std::string, KernelProfile> kernels;
+  for (const StepProfile* profile : {static_cast<const StepProfile*>(sum), &part})
+    for (const KernelProfile& k : profile->hottest) {
+      auto [kernel, fresh] = kernels.emplace(k.label, k);
+      if (fresh) continue;
+      kernel->second.runs += k.runs;
+      kernel->second.seconds += k.seconds;
+      kernel->second.flops += k.flops;
+      kernel->second.bytes += k.bytes;
+    }
+  StepProfile both = part;
+  both.steps += sum->steps;
+  both.warm_up_steps += sum->warm_up_steps;
+  both.threads = std::max(part.threads, sum->threads);
+  both.wall += sum->wall;
+  both.waiting += sum->waiting;
+  both.runtime += sum->runtime;
+  both.data = part.data < 0 ? sum->data : part.data + std::max(0.0, sum->data);
+  both.kernels.clear();
+  both.hottest.clear();
+  SetKernels(std::move(kernels), &both);
+  *sum = std::move(both);
 }
 
 StepProfile Session::TakeProfile() {

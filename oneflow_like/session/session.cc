@@ -14,14 +14,14 @@
 #include <optional>
 
 #include "actor/net/talk/job.h"
-#include "core/plan_values.h"
-#include "oneflow_like/checkpoint/saving.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/feeds_check.h"
 #include "oneflow_like/job/memory_check.h"
 #include "oneflow_like/job/replicas_check.h"
 #include "oneflow_like/job/stalls.h"
-#include "oneflow_like/report/figures.h"
+#include "oneflow_like/session/agreement_text.h"
+#include "oneflow_like/session/observer.h"
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
@@ -106,7 +106,7 @@ void Session::Impl::Close() {
     StepProfile rest = runtime->TakeProfile();
     if (data_steps > 0) rest.data = data_seconds;
     AddProfile(rest, &reported);
-    model->report->AddMeasurements(options.name, ReportMeasurements(*this));
+    model->report->AddClosed(*this);
   }
   if (!model->trace) return;
   if (model->options.job) model->trace->SetOrigin(model->TraceOriginHere());
@@ -119,12 +119,13 @@ void Session::Impl::Load() {
   if (runtime) return;
   VLOG(1) << "session " << options.name << ": its plans and memory are made";
   Job* job = model->options.job.get();
-  if (job) RequireAgreement(*this);
+  if (job) RequireAgreement(job, "session " + options.name, AgreementText(*this));
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
   for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
-  RequireHostMemory(*this, plans);
+  RequireHostMemory(*model, options.name, plans,
+                    [&](int rank) { return RankText(*this, SummaryOf(*this, rank)); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
     DumpPlan(plan);

@@ -65,6 +65,9 @@ std::string RankText(const Session::Impl& session, const RankSummary& summary);
 // A file of ModelOptions::dump_dir. Throws WriteError.
 void WriteDump(const std::string& file, const std::string& text);
 
+// Adds the profile of a part of a session's steps to `sum`.
+void AddProfile(const StepProfile& part, StepProfile* sum);
+
 // The text of ProfileText.
 std::string ToText(const StepProfile& profile, const std::string& session);
 

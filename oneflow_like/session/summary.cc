@@ -7,7 +7,7 @@
 #include "actor/net/job/join.h"
 #include "compiler/cost/collective_costs.h"
 #include "core/device/backend.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/session/session_impl.h"
 

@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "actor/net/talk/job.h"
-#include "oneflow_like/job/agreement.h"
 #include "oneflow_like/model/blocks.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/variables.h"
-#include "oneflow_like/report/figures.h"
+#include "oneflow_like/session/agreement_text.h"
 #include "oneflow_like/session/auto_cuts.h"
 #include "oneflow_like/session/budget.h"
+#include "oneflow_like/session/observer.h"
 #include "oneflow_like/session/session_impl.h"
 #include "ops/language/numbers.h"
 
@@ -226,7 +226,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   if (model->options.compiled) *model->options.compiled = true;
   CheckBudget(who, session);
   if (model->report && (!model->options.job || model->options.job->process() == 0))
-    model->report->AddSession(options.name, ReportFigures(*session.impl()));
+    model->report->AddCompiled(*session.impl());
   VLOG(1) << "session " << options.name << " is compiled: " << session.impl()->compiled.graph.Order().size()
           << " nodes on " << model->mesh.str();
   for (ModelVariable& variable : state) model->variables.emplace(variable.node.name, std::move(variable));

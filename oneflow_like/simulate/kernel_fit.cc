@@ -13,7 +13,7 @@ namespace {
 
 using FitGroup = std::tuple<int, int, bool>;  // type, threads, crowded
 
-constexpr double kShortest = 1e-9;  // seconds: what a clock can tell
+constexpr double kShortestKernel = 1e-9;  // seconds: what a clock can tell
 
 // Errors count in proportion to the root of the time that the fit itself gives, found in a few rounds: then
 // the fitted times of all samples together are as long as the measured ones. Weighed by measured times, of
@@ -22,13 +22,13 @@ std::vector<double> FitTimes(const std::vector<std::vector<double>>& rows,
                              const std::vector<double>& seconds) {
   constexpr int kRounds = 8;
   std::vector<double> weights, fit;
-  for (double s : seconds) weights.push_back(1 / std::max(s, kShortest));
+  for (double s : seconds) weights.push_back(1 / std::max(s, kShortestKernel));
   for (int round = 0; round < kRounds; ++round) {
     fit = FitNonNegative(rows, seconds, weights);
     for (size_t i = 0; i < rows.size(); ++i) {
       double fitted = 0;
       for (size_t j = 0; j < fit.size(); ++j) fitted += rows[i][j] * fit[j];
-      weights[i] = 1 / std::max(fitted, kShortest);
+      weights[i] = 1 / std::max(fitted, kShortestKernel);
     }
   }
   return fit;

@@ -328,13 +328,6 @@ std::string Percent(double part, double whole) {
 
 }  // namespace
 
-void RequireDevices(const DescribedMachine& machine, int devices) {
-  const int joined = machine.topology.links.back().devices;
-  if (joined != 0 && joined < devices)
-    Fail("the topology joins ", joined, " devices but the mesh has ", devices,
-         "; take a smaller mesh, or a topology whose outermost level has more devices");
-}
-
 Simulated Simulate(const Session& session, const DescribedMachine& machine, const SimulateOptions& options) {
   if (options.steps < 2) Fail("SimulateOptions::steps is ", options.steps, " but must be at least 2");
   const Session::Impl& impl = *session.impl();

@@ -20,6 +20,11 @@ Tensor One(const char* op, const std::vector<Tensor>& in, const Attrs& attrs, co
 int64_t NormalAxis(const char* op, int64_t axis, const Tensor& x, const Here& at, int64_t more = 0);
 // The same for a list; an empty list means all axes. Throws Error for an axis that is named twice.
 std::vector<int64_t> NormalAxes(const char* op, std::vector<int64_t> axes, const Tensor& x, const Here& at);
+// The name that the line of the operator's axes (ops/op.h), and the function, has for an input: "ids". Of one
+// that any number of inputs share, and of operators that are not built in, "operand 2".
+std::string OperandName(const std::string& op, size_t input);
+// The same of the first input; "x" for a function that is made of several operators.
+std::string FirstOperandName(const std::string& function);
 // The graph of the named operand. Throws Error for an undefined Tensor.
 GraphBuilder* NeedGiven(const char* op, const char* operand, const Tensor& x, const Here& at);
 // Throws Error unless the named operand is of a floating type, of i32 or i64, of bool.

@@ -7,10 +7,8 @@
 #include <iterator>
 
 #include "core/random.h"
-#include "ops/attention_masks.h"
 #include "ops/language/calls.h"
 #include "ops/language/numbers.h"
-#include "ops/op.h"
 
 namespace oneflow_like {
 
@@ -18,8 +16,7 @@ std::string Who(const char* op, const Here& at) { return SourceLine(at).Who(op);
 
 // The graph of an operand; every function with operands begins with it.
 GraphBuilder* GraphOf(const char* op, const Tensor& x, const Here& at) {
-  const bool composed = BuiltinCatalog().Find(op) == nullptr;
-  return NeedGiven(op, x.defined() ? "" : composed ? "x" : OperandName(op, 0).c_str(), x, at);
+  return NeedGiven(op, x.defined() ? "" : FirstOperandName(op).c_str(), x, at);
 }
 
 Tensor One(const char* op, const std::vector<Tensor>& in, const Attrs& attrs, const Here& at) {
@@ -378,12 +375,15 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
   if (options.window != 0) attrs.Set("window", options.window);
   std::vector<Tensor> in = {q, k, v};
   std::string masks;
-  const Tensor operands[] = {options.bias, options.query_positions, options.key_positions,
-                             options.query_documents, options.key_documents};
-  for (size_t i = 0; i < std::size(operands); ++i) {
-    if (!operands[i].defined()) continue;
-    in.push_back(operands[i]);
-    masks += (masks.empty() ? "" : " ") + std::string(kAttentionMasks[i]);
+  const std::pair<const char*, Tensor> operands[] = {{"bias", options.bias},
+                                                     {"query_positions", options.query_positions},
+                                                     {"key_positions", options.key_positions},
+                                                     {"query_documents", options.query_documents},
+                                                     {"key_documents", options.key_documents}};
+  for (const auto& [name, operand] : operands) {
+    if (!operand.defined()) continue;
+    in.push_back(operand);
+    masks += (masks.empty() ? "" : " ") + std::string(name);
   }
   if (!masks.empty()) attrs.Set("masks", masks);
   return One("attention", in, attrs, at);

@@ -9,7 +9,6 @@
 
 #include "ops/language/calls.h"
 #include "ops/language/numbers.h"
-#include "ops/statistics.h"
 
 namespace oneflow_like {
 namespace {

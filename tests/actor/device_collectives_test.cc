@@ -10,7 +10,7 @@
 
 #include "actor/peer_steps.h"
 #include "actor/step.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "tests/actor/asynchronous_backend.h"
 #include "tests/error_of.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "actor/runtime.h"
-#include "core/token_game.h"
+#include "core/plan/token_game.h"
 #include "tests/actor/actor_test_plans.h"
 
 namespace oneflow_like {

@@ -9,7 +9,7 @@
 #include "compiler/compile.h"
 #include "core/device/parallel_for.h"
 #include "core/float16.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/session/session_impl.h"
 #include "tests/bench/bench.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <random>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/session/session_impl.h"
 #include "ops/language/sparse.h"

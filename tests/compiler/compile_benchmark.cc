@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/session/session_impl.h"
 

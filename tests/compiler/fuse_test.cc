@@ -2,7 +2,7 @@
 // beyond it the CPU falls back to the reference kernel and a launch on a GPU is refused.
 #include <gtest/gtest.h>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/session/session_impl.h"
 #include "ops/cpu/block_program.h"
 #include "ops/cuda/generate.h"

@@ -28,7 +28,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/graph/text.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "ops/op.h"
 
 namespace oneflow_like {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "core/random.h"
 
 namespace oneflow_like {

@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "core/random.h"
 #include "ops/language/functional.h"
 #include "ops/op.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "tests/compiler/recompute_budget.h"
 
 namespace oneflow_like {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 #include "core/random.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/session/session_impl.h"

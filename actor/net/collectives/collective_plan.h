@@ -2,8 +2,8 @@
 // itself from the members' plans, with the same outcome everywhere.
 //
 // A *node* is a set of processes that reach each other's pieces by address (one host with shared memory),
-// else one process: the participants of core/collective_algorithm.h. A part of the index space is summed on
-// each node that holds sources and sent on its way to the part's root, the node that owns it unless the
+// else one process: the participants of core/plan/collective_algorithm.h. A part of the index space is summed
+// on each node that holds sources and sent on its way to the part's root, the node that owns it unless the
 // algorithm says otherwise; each node on the way adds its own sum, in the order of nodes. From the root the
 // sum takes the way back to each node that needs it. Parts are cut into chunks.
 #pragma once
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "core/boxes/copy_box.h"
-#include "core/collective_algorithm.h"
 #include "core/plan.pb.h"
+#include "core/plan/collective_algorithm.h"
 
 namespace oneflow_like {
 

@@ -22,7 +22,7 @@
 #include "actor/net/talk/job.h"
 #include "actor/region_work.h"
 #include "core/error.h"
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 namespace oneflow_like {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "actor/net/collectives/process_collectives.h"
 #include "core/boxes/copy_box.h"
-#include "core/collective_algorithm.h"
 #include "core/float16.h"
+#include "core/plan/collective_algorithm.h"
 #include "tests/actor/plan_builder.h"
 #include "tests/sbp/random_boxing.h"
 

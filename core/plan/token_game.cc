@@ -1,6 +1,6 @@
 // The token game: a board that holds the marking and knows the rules, a play driven by a queue of running
 // firings, and the search for the cycle when nothing can move.
-#include "core/token_game.h"
+#include "core/plan/token_game.h"
 
 #include <glog/logging.h>
 

@@ -1,4 +1,4 @@
-#include "core/plan_values.h"
+#include "core/plan/plan_values.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "core/collective_algorithm.h"
+#include "core/plan/collective_algorithm.h"
 
 #include <algorithm>
 #include <map>

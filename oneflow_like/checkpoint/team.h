@@ -1,8 +1,6 @@
-// Collective work of the processes of a job, with one outcome.
+// The processes that write one folder of checkpoints.
 #pragma once
 
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "oneflow_like/model/model_impl.h"
@@ -10,11 +8,6 @@
 namespace oneflow_like {
 
 constexpr const char* kStepPrefix = "step-";  // of the folders of checkpoints
-
-// Collective: runs `work` on every process. If it throws on one, the error is thrown on all. Returns the
-// results of all, by process.
-std::vector<std::string> Together(const ModelImpl& model, const std::string& what,
-                                  const std::function<std::string()>& work);
 
 // The processes that see one folder of checkpoints: all, or (SaveOptions::local) those of this host.
 struct Team {

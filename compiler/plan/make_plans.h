@@ -1,0 +1,45 @@
+// From a lowered graph to the logical plan, and from it to the plan of one rank.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compiler/graph/graph.h"
+#include "compiler/plan/logical_plan.h"
+#include "compiler/plan/options.h"
+#include "core/plan.pb.h"
+
+namespace oneflow_like {
+
+LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
+void OrderActs(const Graph& graph, LogicalPlan* plan);
+// kOutline: for estimates and simulation, in a fraction of the time. Of a tensor's pieces, and of the regions
+// of a collective, those of the first micro-batch stand for those of the others where these only lie
+// elsewhere.
+enum class PlanDetail : uint8_t { kWhole, kOutline };
+plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
+                     PlanDetail detail = PlanDetail::kWhole);
+// Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound: the sum
+// over arenas of the most bytes that are live at once. `at_peak`: those bytes by buffer, all scratch under
+// kScratch. `live`: the live bytes over time.
+constexpr int kScratch = -1;
+struct LiveBytes {
+  // From `position` on the buffer (kScratch: all scratch) holds `bytes` more, or less. A position is that of
+  // a kernel in the compute stream's list of a step.
+  struct Change {
+    int position = 0, buffer = 0;
+    int64_t bytes = 0;
+  };
+  std::vector<Change> changes;  // by position; the first are the bytes that are always live
+  int positions = 0;            // of a step
+};
+int64_t PlaceMemory(plan::Plan* plan, std::map<int, int64_t>* at_peak = nullptr, LiveBytes* live = nullptr);
+
+// Throws Error naming the violation of an invariant of a plan with its order. If one node must come after
+// another and only a path of other edges ensures it, that path is added to `implied`.
+void VerifyLogicalPlan(const Graph& graph, const LogicalPlan& plan,
+                       std::vector<std::string>* implied = nullptr);
+
+}  // namespace oneflow_like

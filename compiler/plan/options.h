@@ -1,0 +1,58 @@
+// CompileOptions: what a graph is compiled for.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/cost/cost.h"
+#include "compiler/graph/overlap.h"
+#include "compiler/graph/pipeline_schedule.h"
+#include "core/plan.pb.h"
+#include "ops/language/optimizer.h"
+#include "sbp/collective_cost.h"
+
+namespace oneflow_like {
+
+// The user's options of a training.
+struct Training {
+  Optimizer optimizer;
+  Schedule schedule;     // of the learning rate
+  double clip_norm = 0;  // 0: none
+  SkipSteps skip;
+  Recompute recompute = Recompute::kNone;  // of regions without a setting
+  bool fed_rate = false;                   // the factor on learning rates is an input, "<name>:lr_factor"
+};
+// Mesh axes along which activations keep one signature (Parallel in session.h); -1: none.
+struct Roles {
+  int batch = -1, tensor = -1, context = -1;
+};
+
+struct CompileOptions {
+  std::string name = "train";
+  int times = 1;
+  PipelineSchedule schedule = PipelineSchedule::k1F1B;
+  bool exact_groups = false;              // of an interleaved schedule: ScheduleOf
+  int zero_axis = -1;                     // mesh axis that also cuts variables
+  int zero_stage = 1, zero_prefetch = 1;  // of ModelOptions::zero
+  int64_t zero_small = 4096;
+  Roles roles;
+  Overlap overlap;
+  int64_t bucket_bytes = 0;  // of collectives joined to one; 0: each by itself
+  // Of each rank the first of the ranks that reach its memory by address: collectives exchange messages
+  // between these sets. Empty: all reach each other's.
+  std::vector<int> nodes;
+  WantedAlgorithms algorithms;  // in place of the cheapest
+  uint64_t seed = 1;
+  Machine machine;                   // the machine that estimates assume
+  std::optional<Training> training;  // of a graph with a train node
+  DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
+  bool fuse = true;                  // operators into one kernel; false: each has its own
+  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan.
+  int64_t memory_budget = 0;
+  std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
+};
+
+}  // namespace oneflow_like
