@@ -56,7 +56,7 @@ Status Affine(const KernelContext& context) {
   return {};
 }
 
-Status Scaled(const KernelContext& context) {
+Status ScaledChannels(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   int64_t channels = x.extent.back();
   for (int64_t i = 0; i < y.elements(); ++i)
@@ -137,7 +137,7 @@ std::vector<Tensor> ScaleGrad(const GradCall& call) {
 // --- Checks --------------------------------------------------------------------------------------
 
 // Operands from `first` on are numbers of the channels of the operand before.
-void CheckChannels(const OpCall& call, size_t inputs, size_t first, const char* const* names) {
+void CheckNormChannels(const OpCall& call, size_t inputs, size_t first, const char* const* names) {
   RequireInputs(call, inputs);
   RequireFloating(call);
   const Dims& x = call.shapes[first - 1];
@@ -166,7 +166,7 @@ void AddBatchNorm(Catalog* catalog) {
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"x", "centre"};
-            CheckChannels(call, 2, 1, kNames);
+            CheckNormChannels(call, 2, 1, kNames);
           },
       .grad = MomentsGrad,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
@@ -185,7 +185,7 @@ void AddBatchNorm(Catalog* catalog) {
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"dy", "x", "centre"};
-            CheckChannels(call, 3, 2, kNames);
+            CheckNormChannels(call, 3, 2, kNames);
           },
       .grad = ProductsGrad,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },
@@ -203,7 +203,7 @@ void AddBatchNorm(Catalog* catalog) {
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"x", "centre", "factor", "offset"};
-            CheckChannels(call, 4, 1, kNames);
+            CheckNormChannels(call, 4, 1, kNames);
           },
       .grad = AffineGrad,
       .flops = [](const BoundRule& rule) { return 3 * rule.Volume(); },
@@ -224,10 +224,10 @@ void AddBatchNorm(Catalog* catalog) {
       .check =
           [](const OpCall& call) {
             static const char* const kNames[] = {"x", "factor"};
-            CheckChannels(call, 2, 1, kNames);
+            CheckNormChannels(call, 2, 1, kNames);
           },
       .grad = ScaleGrad,
-      .reference = Scaled,
+      .reference = ScaledChannels,
       .scalar = "mul 0 1",
       .precision = Precision::kFollow,
       .wide = {"factor"},

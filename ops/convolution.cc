@@ -130,21 +130,6 @@ Status ConvolutionReference(const KernelContext& context) {
 
 // --- Checks --------------------------------------------------------------------------------------
 
-// "rows" and "columns" of a user; the axes h and w of the line.
-const char* const kAxisNames[] = {"rows", "columns"};
-
-void RequirePair(const OpCall& call, const std::string& name, int64_t least) {
-  RequireAttr(call, name);
-  const std::vector<int64_t>& pair = call.attrs->Ints(name);
-  if (pair.size() != 2)
-    Fail(call.who, ": ", name, " has ", pair.size(), " numbers but must have 2, for rows and columns");
-  for (int axis : {0, 1}) {
-    if (pair[axis] < least)
-      Fail(call.who, ": ", name, " of the ", kAxisNames[axis], " is ", pair[axis], " but must be at least ",
-           least);
-  }
-}
-
 void RequireFourAxes(const OpCall& call, const Dims& shape, const char* name, const char* axes) {
   if (shape.rank() != 4)
     Fail(call.who, ": ", name, " has ", shape.rank(), shape.rank() == 1 ? " axis" : " axes", " but needs 4 (",
@@ -169,15 +154,15 @@ void CheckChannels(const OpCall& call, int64_t groups, const Dims* x, const Dims
 }
 
 // Results along both axes, by the attributes; throws where a window does not fit.
-void ExtentsOf(const OpCall& call, const int64_t* in, const int64_t* window, int64_t* out) {
+void ResultExtents(const OpCall& call, const int64_t* in, const int64_t* window, int64_t* out) {
   for (int axis : {0, 1}) {
     int64_t stride = call.attrs->Ints("stride")[axis], padding = call.attrs->Ints("padding")[axis],
             dilation = call.attrs->Ints("dilation")[axis];
     if (window[axis] < 1)
-      Fail(call.who, ": the filter has ", window[axis], " ", kAxisNames[axis], " but must have at least 1");
+      Fail(call.who, ": the filter has ", window[axis], " ", kPlaneAxes[axis], " but must have at least 1");
     out[axis] = ConvolutionExtent(in[axis], window[axis], stride, padding, dilation);
     if (out[axis] < 1) {
-      Fail(call.who, ": a filter of ", window[axis], " ", kAxisNames[axis], " at dilation ", dilation,
+      Fail(call.who, ": a filter of ", window[axis], " ", kPlaneAxes[axis], " at dilation ", dilation,
            " spans ", dilation * (window[axis] - 1) + 1, " but x with its padding has ",
            in[axis] + 2 * padding);
     }
@@ -204,19 +189,19 @@ void CheckConvolution(const OpCall& call) {
   const Dims* y = nullptr;
   if (kKind == Kind::kForward) {
     CheckChannels(call, groups, &first, &second, nullptr);
-    ExtentsOf(call, first.begin() + 1, second.begin() + 1, out);
+    ResultExtents(call, first.begin() + 1, second.begin() + 1, out);
   } else if (kKind == Kind::kGradInput) {
     CheckChannels(call, groups, nullptr, &second, y = &first);
     RequirePair(call, "size", 0);
-    ExtentsOf(call, call.attrs->Ints("size").data(), second.begin() + 1, out);
+    ResultExtents(call, call.attrs->Ints("size").data(), second.begin() + 1, out);
   } else {
     CheckChannels(call, groups, &first, nullptr, y = &second);
     RequirePair(call, "window", 1);
-    ExtentsOf(call, first.begin() + 1, call.attrs->Ints("window").data(), out);
+    ResultExtents(call, first.begin() + 1, call.attrs->Ints("window").data(), out);
   }
   for (int axis : {0, 1}) {
     if (y && (*y)[axis + 1] != out[axis])
-      Fail(call.who, ": dy has ", (*y)[axis + 1], " ", kAxisNames[axis],
+      Fail(call.who, ": dy has ", (*y)[axis + 1], " ", kPlaneAxes[axis],
            " but a convolution of that size gives ", out[axis]);
   }
 }
@@ -240,7 +225,7 @@ std::map<std::string, int64_t> ConvolutionExtents(const OpCall& call) {
   int64_t groups = call.attrs->Int("groups"), out[2];
   if (groups > 1) extents["g"] = groups;
   if (kKind == Kind::kForward) {
-    ExtentsOf(call, call.shapes[0].begin() + 1, call.shapes[1].begin() + 1, out);
+    ResultExtents(call, call.shapes[0].begin() + 1, call.shapes[1].begin() + 1, out);
     extents["p"] = out[0];
     extents["q"] = out[1];
   } else if (kKind == Kind::kGradInput) {
@@ -267,7 +252,7 @@ double ConvolutionFlops(const BoundRule& rule) {
 
 std::vector<int64_t> Plane(const Dims& shape) { return {shape[1], shape[2]}; }
 
-Attrs With(const Attrs& attrs, const std::string& name, std::vector<int64_t> value) {
+Attrs WithExtents(const Attrs& attrs, const std::string& name, std::vector<int64_t> value) {
   Attrs more;
   for (const char* kept : {"stride", "padding", "dilation", "groups"}) more.Set(kept, attrs.map().at(kept));
   if (!name.empty()) more.Set(name, std::move(value));
@@ -275,13 +260,13 @@ Attrs With(const Attrs& attrs, const std::string& name, std::vector<int64_t> val
 }
 
 Tensor Forward(const Attrs& attrs, Tensor x, Tensor filter) {
-  return Apply(x.graph(), "conv2d", {x, filter}, With(attrs, "", {}))[0];
+  return Apply(x.graph(), "conv2d", {x, filter}, WithExtents(attrs, "", {}))[0];
 }
 Tensor GradInput(const Attrs& attrs, Tensor dy, Tensor filter, const Dims& x) {
-  return Apply(dy.graph(), "conv2d_grad_input", {dy, filter}, With(attrs, "size", Plane(x)))[0];
+  return Apply(dy.graph(), "conv2d_grad_input", {dy, filter}, WithExtents(attrs, "size", Plane(x)))[0];
 }
 Tensor GradFilter(const Attrs& attrs, Tensor x, Tensor dy, const Dims& filter) {
-  return Apply(x.graph(), "conv2d_grad_filter", {x, dy}, With(attrs, "window", Plane(filter)))[0];
+  return Apply(x.graph(), "conv2d_grad_filter", {x, dy}, WithExtents(attrs, "window", Plane(filter)))[0];
 }
 
 // The result's gradient takes the result's place in the relation.

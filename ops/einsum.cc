@@ -94,8 +94,8 @@ Term Spelled(const Request& r, Tensor x, const std::string& side, const std::str
 }
 
 // How many axes each operand's `...` covers; throws Error for an operand of too few axes.
-std::vector<size_t> Covered(const Request& r, const std::vector<std::string>& sides,
-                            const std::vector<Tensor>& operands) {
+std::vector<size_t> CoveredLabels(const Request& r, const std::vector<std::string>& sides,
+                                  const std::vector<Tensor>& operands) {
   std::vector<size_t> covered(operands.size(), 0);
   for (size_t i = 0; i < operands.size(); ++i) {
     const bool dots = sides[i].find("...") != std::string::npos;
@@ -137,7 +137,7 @@ void SettleExtents(const Request& r, const std::string& side, const std::string&
 Spelling Spell(const Request& r, const std::vector<Tensor>& operands) {
   std::vector<std::string> sides = Sides(r, operands.size());
   for (const std::string& side : sides) CheckLabels(r, side);
-  const std::vector<size_t> covered = Covered(r, sides, operands);
+  const std::vector<size_t> covered = CoveredLabels(r, sides, operands);
   const size_t most = *std::max_element(covered.begin(), covered.end());
   const std::string fresh = FreeLetters(r, most);
   Spelling s;

@@ -53,14 +53,6 @@ Status Cast(const KernelContext& context) {
 
 // --- Mathematics ---------------------------------------------------------------------------------
 
-constexpr double kGeluScale = 0.7978845608028654;  // sqrt(2 / pi)
-constexpr double kGeluCubic = 0.044715;
-
-double Gelu(double x) { return 0.5 * x * (1 + std::tanh(kGeluScale * (x + kGeluCubic * x * x * x))); }
-double GeluSlope(double x) {
-  double t = std::tanh(kGeluScale * (x + kGeluCubic * x * x * x));
-  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluScale * (1 + 3 * kGeluCubic * x * x);
-}
 double NormalBelow(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); }
 double GeluErfSlope(double x) {
   return NormalBelow(x) + x * std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi);
@@ -75,9 +67,10 @@ double SiluSlope(double x) {
 
 // With u = s (x + c x^3) and t = tanh u: (1 - t^2) (u' + x u'' / 2 - x t u'^2).
 Tensor GeluCurvature(Tensor g, Tensor x, const Attrs&) {
-  Tensor squares = square(x), t = tanh(scale(mul(x, shift(scale(squares, kGeluCubic), 1)), kGeluScale));
-  Tensor first = scale(shift(scale(squares, 3 * kGeluCubic), 1), kGeluScale);
-  Tensor half_second = scale(squares, 3 * kGeluScale * kGeluCubic);  // x u'' / 2
+  Tensor squares = square(x),
+         t = tanh(scale(mul(x, shift(scale(squares, kGeluTanhCubic), 1)), kGeluTanhScale));
+  Tensor first = scale(shift(scale(squares, 3 * kGeluTanhCubic), 1), kGeluTanhScale);
+  Tensor half_second = scale(squares, 3 * kGeluTanhScale * kGeluTanhCubic);  // x u'' / 2
   Tensor inner = sub(add(first, half_second), mul(mul(x, t), square(first)));
   return mul(g, mul(inner, shift(neg(square(t)), 1)));
 }
@@ -390,7 +383,7 @@ void AddActivations(Catalog* catalog) {
                        Unary<[](auto x, const Attrs&) { return x < 0 ? 0 : x; }>,
                        [](Tensor dy, Tensor, Tensor y) { return Slope("relu_grad", dy, y); }));
   catalog->Add(UnaryOp("gelu", "x times the normal distribution function, in its tanh approximation.",
-                       Unary<[](auto x, const Attrs&) { return Gelu(x); }>,
+                       Unary<[](auto x, const Attrs&) { return GeluOf(x); }>,
                        [](Tensor dy, Tensor x, Tensor) { return Slope("gelu_grad", dy, x); }));
   catalog->Add(UnaryOp("gelu_erf", "x times the normal distribution function.",
                        Unary<[](auto x, const Attrs&) { return x * NormalBelow(x); }>,
@@ -409,7 +402,7 @@ void AddActivations(Catalog* catalog) {
                        [](Tensor g, Tensor y, const Attrs&) { return mul(g, shift(scale(y, -2), 1)); }));
   catalog->Add(
       SlopeOp("relu_grad", "y", Binary<[](auto dy, auto y) { return (y > 0) ? dy : 0 * dy; }, false>));
-  catalog->Add(SlopeOp("gelu_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluSlope(x); }, false>,
+  catalog->Add(SlopeOp("gelu_grad", "x", Binary<[](auto dy, auto x) { return dy * GeluSlopeOf(x); }, false>,
                        GeluCurvature));
   catalog->Add(SlopeOp("gelu_erf_grad", "x",
                        Binary<[](auto dy, auto x) { return dy * GeluErfSlope(x); }, false>,

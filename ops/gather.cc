@@ -91,7 +91,7 @@ Status OneHot(const KernelContext& context) {
 // --- Rules: letters for the axes of ids, then "v" for the axis that is indexed -------------------
 
 std::string IdAxes(const Dims& ids) { return Letters(0, ids.rank()); }
-std::string With(const std::string& axes, const std::string& more) {
+std::string WithAxes(const std::string& axes, const std::string& more) {
   return axes.empty() || more.empty() ? axes + more : axes + " " + more;
 }
 std::map<std::string, Reduce> FoldIds(const Dims& ids) {
@@ -115,8 +115,8 @@ void AddGatherPair(Catalog* catalog) {
     if (call.shapes[0].rank() == 0) Fail(call.who, ": table has no axes but needs at least 1");
     int ids = call.shapes[1].rank();
     std::string row = Letters(ids, ids + call.shapes[0].rank() - 1);
-    return "table[" + With("v", row) + "], ids[" + IdAxes(call.shapes[1]) + "] -> y[" +
-           With(IdAxes(call.shapes[1]), row) + "]";
+    return "table[" + WithAxes("v", row) + "], ids[" + IdAxes(call.shapes[1]) + "] -> y[" +
+           WithAxes(IdAxes(call.shapes[1]), row) + "]";
   };
   gather.folds = {{"v", Reduce::kSum}};
   gather.linear = {{"table"}};
@@ -147,8 +147,8 @@ void AddGatherPair(Catalog* catalog) {
     RequireInputs(call, 2);
     int ids = call.shapes[0].rank();
     std::string row = Letters(ids, std::max(ids, call.shapes[1].rank()));
-    return "ids[" + IdAxes(call.shapes[0]) + "], dy[" + With(IdAxes(call.shapes[0]), row) + "] -> dtable[" +
-           With("v", row) + "]";
+    return "ids[" + IdAxes(call.shapes[0]) + "], dy[" + WithAxes(IdAxes(call.shapes[0]), row) +
+           "] -> dtable[" + WithAxes("v", row) + "]";
   };
   grad.folds_of = [](const OpCall& call) { return FoldIds(call.shapes[0]); };
   grad.linear = {{"dy"}};
@@ -177,7 +177,7 @@ void AddPickPair(Catalog* catalog) {
   pick.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     std::string ids = IdAxes(call.shapes[1]);
-    return "x[" + With(ids, "v") + "], ids[" + ids + "] -> y[" + ids + "]";
+    return "x[" + WithAxes(ids, "v") + "], ids[" + ids + "] -> y[" + ids + "]";
   };
   pick.folds = {{"v", Reduce::kSum}};
   pick.linear = {{"x"}};
@@ -209,7 +209,7 @@ void AddPickPair(Catalog* catalog) {
   grad.axes_of = [](const OpCall& call) {
     RequireInputs(call, 2);
     std::string ids = IdAxes(call.shapes[0]);
-    return "ids[" + ids + "], dy[" + ids + "] -> dx[" + With(ids, "v") + "]";
+    return "ids[" + ids + "], dy[" + ids + "] -> dx[" + WithAxes(ids, "v") + "]";
   };
   grad.linear = {{"dy"}};
   grad.extents = Classes;

@@ -28,7 +28,7 @@ Groups GroupsOf(const TensorArg& x, const TensorArg& statistic) {
 
 // Mean over a group of f(i, c).
 template <typename F>
-double MeanOf(const Groups& s, F&& f) {
+double GroupMean(const Groups& s, F&& f) {
   double total = 0;
   for (int64_t i = 0; i < s.inner; ++i) {
     for (int64_t c = 0; c < s.width; ++c) total += f(i, c);
@@ -43,9 +43,9 @@ Status GroupNormReference(const KernelContext& context) {
   for (int64_t n = 0; n < s.batch; ++n) {
     for (int64_t g = 0; g < s.groups; ++g) {
       auto at = [&](int64_t i, int64_t c) { return LoadFloat(x, s.At(n, i, g, c)); };
-      double mean = MeanOf(s, at);
+      double mean = GroupMean(s, at);
       double variance =
-          MeanOf(s, [&](int64_t i, int64_t c) { return (at(i, c) - mean) * (at(i, c) - mean); });
+          GroupMean(s, [&](int64_t i, int64_t c) { return (at(i, c) - mean) * (at(i, c) - mean); });
       double rstd = 1 / std::sqrt(variance + eps);
       for (int64_t i = 0; i < s.inner; ++i) {
         for (int64_t c = 0; c < s.width; ++c) {
@@ -73,8 +73,8 @@ Status GroupNormGradReference(const KernelContext& context) {
       auto d = [&](int64_t i, int64_t c) {
         return LoadFloat(dy, s.At(n, i, g, c)) * LoadFloat(gamma, g * s.width + c);
       };
-      double mean_d = MeanOf(s, d);
-      double mean_dm = MeanOf(s, [&](int64_t i, int64_t c) { return d(i, c) * normal(n, i, g, c); });
+      double mean_d = GroupMean(s, d);
+      double mean_dm = GroupMean(s, [&](int64_t i, int64_t c) { return d(i, c) * normal(n, i, g, c); });
       for (int64_t i = 0; i < s.inner; ++i) {
         for (int64_t c = 0; c < s.width; ++c)
           StoreFloat(
@@ -206,7 +206,9 @@ std::vector<Tensor> GroupNormGradGrad(const GradCall& call) {
   return din;
 }
 
-double NormFlops(const BoundRule& rule) { return 8.0 * static_cast<double>(rule.in[0].shape.elements()); }
+double GroupNormFlops(const BoundRule& rule) {
+  return 8.0 * static_cast<double>(rule.in[0].shape.elements());
+}
 
 Attrs GroupAttrs(int64_t groups) { return {{"groups", groups}, {"eps", 1e-5}}; }
 
@@ -230,7 +232,7 @@ void AddGroupNorm(Catalog* catalog) {
   norm.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[0], kFloat32, kFloat32}; };
   norm.check = CheckGroupNorm;
   norm.grad = GroupNormGrad;
-  norm.flops = NormFlops;
+  norm.flops = GroupNormFlops;
   norm.reference = GroupNormReference;
   norm.precision = Precision::kFollow;
   norm.wide = {"gamma", "beta"};
@@ -258,7 +260,7 @@ void AddGroupNorm(Catalog* catalog) {
   };
   grad.check = CheckGroupNormGrad;
   grad.grad = GroupNormGradGrad;
-  grad.flops = NormFlops;
+  grad.flops = GroupNormFlops;
   grad.reference = GroupNormGradReference;
   grad.precision = Precision::kFollow;
   grad.wide = {"gamma", "mean", "rstd"};

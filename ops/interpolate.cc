@@ -37,7 +37,7 @@ void ForSources(const ResizeAxis& axis, int64_t p, F&& f) {
   f(std::min(first + 1, axis.in - 1), weight);
 }
 
-int64_t OffsetIn(const TensorArg& plane, int64_t n, int64_t h, int64_t w, int64_t c) {
+int64_t OffsetOfPixel(const TensorArg& plane, int64_t n, int64_t h, int64_t w, int64_t c) {
   return ((n * plane.extent[1] + h) * plane.extent[2] + w) * plane.extent[3] + c;
 }
 
@@ -49,7 +49,7 @@ Status Interpolate(const KernelContext& context) {
     double total = 0;
     ForSources(shape.rows, i[1], [&](int64_t h, double of_row) {
       ForSources(shape.columns, i[2], [&](int64_t w, double of_column) {
-        total += of_row * of_column * LoadFloat(x, OffsetIn(x, i[0], h, w, i[3]));
+        total += of_row * of_column * LoadFloat(x, OffsetOfPixel(x, i[0], h, w, i[3]));
       });
     });
     StoreFloat(y, offset++, total);
@@ -69,7 +69,7 @@ Status InterpolateGrad(const KernelContext& context) {
       for (int64_t q = 0; of_row != 0 && q < dy.extent[2]; ++q) {
         double of_column = 0;
         ForSources(shape.columns, q, [&](int64_t w, double part) { of_column += w == i[2] ? part : 0; });
-        if (of_column != 0) total += of_row * of_column * LoadFloat(dy, OffsetIn(dy, i[0], p, q, i[3]));
+        if (of_column != 0) total += of_row * of_column * LoadFloat(dy, OffsetOfPixel(dy, i[0], p, q, i[3]));
       }
     }
     StoreFloat(dx, offset++, total);
@@ -109,7 +109,7 @@ void CheckResize(const OpCall& call) {
     Fail(call.who, ": ", name, " has ", x[1], " rows and ", x[2], " columns but needs at least 1 and 1");
 }
 
-OpDef ResizeOp(const std::string& name, const std::string& doc) {
+OpDef InterpolateOp(const std::string& name, const std::string& doc) {
   OpDef def;
   def.name = name;
   def.doc = doc;
@@ -129,7 +129,8 @@ Attrs TurnedRound(const GradCall& c, const char* name) {
 }  // namespace
 
 void AddInterpolate(Catalog* catalog) {
-  OpDef resize = ResizeOp("interpolate", "Rows and columns resized, by the nearest element or bilinearly.");
+  OpDef resize =
+      InterpolateOp("interpolate", "Rows and columns resized, by the nearest element or bilinearly.");
   resize.axes = "x[n h w c] -> y[n p q c]";
   resize.linear = {{"x"}};
   resize.extents = [](const OpCall& call) -> std::map<std::string, int64_t> {
@@ -142,7 +143,7 @@ void AddInterpolate(Catalog* catalog) {
   };
   resize.reference = Interpolate;
 
-  OpDef grad = ResizeOp("interpolate_grad", "The gradient of interpolate.");
+  OpDef grad = InterpolateOp("interpolate_grad", "The gradient of interpolate.");
   grad.axes = "dy[n p q c] -> dx[n h w c]";
   grad.linear = {{"dy"}};
   grad.extents = [](const OpCall& call) -> std::map<std::string, int64_t> {

@@ -14,15 +14,6 @@ void CheckOperands(const OpCall& call, size_t count) {
   RequireSameTypes(call);
 }
 
-// The gelu of elementwise.cc, and its slope.
-constexpr double kGeluScale = 0.7978845608028654;  // sqrt(2 / pi)
-constexpr double kGeluCubic = 0.044715;
-double Gelu(double x) { return 0.5 * x * (1 + std::tanh(kGeluScale * (x + kGeluCubic * x * x * x))); }
-double GeluSlope(double x) {
-  double t = std::tanh(kGeluScale * (x + kGeluCubic * x * x * x));
-  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluScale * (1 + 3 * kGeluCubic * x * x);
-}
-
 // --- linear: y = x w [+ b] [+ c], or gelu of that ---
 
 bool Flag(const Attrs& attrs, const char* name) { return attrs.Int(name, 0) != 0; }
@@ -62,7 +53,7 @@ Status LinearReference(const KernelContext& context) {
     if (bias) total += LoadFloat(*bias, offset % columns);
     if (residual) total += LoadFloat(*residual, offset);
     if (pre) StoreFloat(context.out[1], offset, total);
-    StoreFloat(y, offset, gelu ? Gelu(total) : total);
+    StoreFloat(y, offset, gelu ? GeluOf(total) : total);
   });
   return {};
 }
@@ -124,7 +115,7 @@ OpDef LinearGradGelu() {
   def.reference = [](const KernelContext& context) {
     Equation e = ParseEquation("linear_grad_gelu", context.spec.attrs.Str("equation"));
     ForEachTotal(e, context.in[0], context.in[1], [&](int64_t offset, double total) {
-      StoreFloat(context.out[0], offset, total * GeluSlope(LoadFloat(context.in[2], offset)));
+      StoreFloat(context.out[0], offset, total * GeluSlopeOf(LoadFloat(context.in[2], offset)));
     });
     return Status();
   };

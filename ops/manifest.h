@@ -1,6 +1,7 @@
 // The manifest of operators: one line for each file of the table, and the checks that they share.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "ops/op.h"
@@ -66,5 +67,9 @@ void RequireSameTypes(const OpCall& call, size_t first = 0);  // inputs from `fi
 void RequireArithmetic(const OpCall& call);                   // all inputs of one type other than bool
 // Requires that the attribute is present; for operators used by name.
 void RequireAttr(const OpCall& call, const std::string& name);
+// A user's words for the axes h and w of a picture.
+inline const char* const kPlaneAxes[] = {"rows", "columns"};
+// Requires an attribute of two numbers, for rows and columns, none below `least`.
+void RequirePair(const OpCall& call, const std::string& name, int64_t least);
 
 }  // namespace oneflow_like

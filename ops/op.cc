@@ -200,4 +200,16 @@ void RequireAttr(const OpCall& call, const std::string& name) {
   if (!call.attrs->Has(name)) Fail(call.who, ": attribute \"", name, "\" is missing");
 }
 
+void RequirePair(const OpCall& call, const std::string& name, int64_t least) {
+  RequireAttr(call, name);
+  const std::vector<int64_t>& pair = call.attrs->Ints(name);
+  if (pair.size() != 2)
+    Fail(call.who, ": ", name, " has ", pair.size(), " numbers but must have 2, for rows and columns");
+  for (int axis : {0, 1}) {
+    if (pair[axis] < least)
+      Fail(call.who, ": ", name, " of the ", kPlaneAxes[axis], " is ", pair[axis], " but must be at least ",
+           least);
+  }
+}
+
 }  // namespace oneflow_like

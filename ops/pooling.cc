@@ -45,7 +45,7 @@ void ForElements(const PoolShape& shape, int64_t p, int64_t q, F&& f) {
 
 // f(p, q) for every result that element (h, w) is of: all windows are asked.
 template <typename F>
-void ForResults(const PoolShape& shape, int64_t h, int64_t w, F&& f) {
+void ForWindows(const PoolShape& shape, int64_t h, int64_t w, F&& f) {
   auto has = [](PoolRange range, int64_t i) { return i >= range.begin && i < range.end; };
   for (int64_t p = 0; p < shape.rows.out; ++p) {
     for (int64_t q = 0; q < shape.columns.out; ++q) {
@@ -79,7 +79,7 @@ Status MaxPoolGrad(const KernelContext& context) {
   int64_t offset = 0;
   ForEachIndex(dx.extent, [&](const Dims& i) {
     double total = 0;
-    ForResults(shape, i[1], i[2], [&](int64_t p, int64_t q) {
+    ForWindows(shape, i[1], i[2], [&](int64_t p, int64_t q) {
       int64_t from = OffsetIn(dy, i[0], p, q, i[3]);
       if (at.as<int32_t>()[from] == i[1] * dx.extent[2] + i[2]) total += LoadFloat(dy, from);
     });
@@ -113,7 +113,7 @@ Status AvgPoolGrad(const KernelContext& context) {
   int64_t offset = 0;
   ForEachIndex(dx.extent, [&](const Dims& i) {
     double total = 0;
-    ForResults(shape, i[1], i[2], [&](int64_t p, int64_t q) {
+    ForWindows(shape, i[1], i[2], [&](int64_t p, int64_t q) {
       total += LoadFloat(dy, OffsetIn(dy, i[0], p, q, i[3])) / CountOf(shape, p, q);
     });
     StoreFloat(dx, offset++, total);
@@ -122,20 +122,6 @@ Status AvgPoolGrad(const KernelContext& context) {
 }
 
 // --- Checks and rules ----------------------------------------------------------------------------
-
-const char* const kAxisNames[] = {"rows", "columns"};
-
-void RequirePair(const OpCall& call, const std::string& name, int64_t least) {
-  RequireAttr(call, name);
-  const std::vector<int64_t>& pair = call.attrs->Ints(name);
-  if (pair.size() != 2)
-    Fail(call.who, ": ", name, " has ", pair.size(), " numbers but must have 2, for rows and columns");
-  for (int axis : {0, 1}) {
-    if (pair[axis] < least)
-      Fail(call.who, ": ", name, " of the ", kAxisNames[axis], " is ", pair[axis], " but must be at least ",
-           least);
-  }
-}
 
 // Results along both axes of x with these rows and columns.
 void ExtentsOf(const OpCall& call, const int64_t* in, int64_t* out) {
@@ -161,14 +147,14 @@ void CheckWindows(const OpCall& call, const int64_t* in) {
   }
   for (int axis : {0, 1}) {
     if (in[axis] < 1)
-      Fail(call.who, ": x has ", in[axis], " ", kAxisNames[axis], " but must have at least 1");
+      Fail(call.who, ": x has ", in[axis], " ", kPlaneAxes[axis], " but must have at least 1");
     if (attrs.Has("size")) continue;
     int64_t kernel = attrs.Ints("kernel")[axis], padding = attrs.Ints("padding")[axis];
     if (2 * padding > kernel)
-      Fail(call.who, ": padding of the ", kAxisNames[axis], " is ", padding,
+      Fail(call.who, ": padding of the ", kPlaneAxes[axis], " is ", padding,
            " but may be at most half of the kernel, ", kernel);
     if (in[axis] + 2 * padding < kernel)
-      Fail(call.who, ": the kernel has ", kernel, " ", kAxisNames[axis], " but x with its padding has ",
+      Fail(call.who, ": the kernel has ", kernel, " ", kPlaneAxes[axis], " but x with its padding has ",
            in[axis] + 2 * padding);
     if (in[0] * in[1] > std::numeric_limits<int32_t>::max())
       Fail(call.who, ": a plane of ", in[0], " rows and ", in[1], " columns has more than 2^31 - 1 elements");
@@ -198,7 +184,7 @@ void CheckPoolGrad(const OpCall& call) {
   ExtentsOf(call, call.attrs->Ints("plane").data(), out);
   for (int axis : {0, 1}) {
     if (call.shapes[0][axis + 1] != out[axis])
-      Fail(call.who, ": dy has ", call.shapes[0][axis + 1], " ", kAxisNames[axis], " but pooling gives ",
+      Fail(call.who, ": dy has ", call.shapes[0][axis + 1], " ", kPlaneAxes[axis], " but pooling gives ",
            out[axis]);
   }
   if (kInputs == 2 && call.dtypes[1] != DType::kInt32)

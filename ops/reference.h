@@ -159,4 +159,15 @@ inline int64_t InnerOf(const Dims& extent, int axis) {
 // of P. Acklam).
 double InverseNormal(double u);
 
+// gelu in its form with tanh (Hendrycks and Gimpel 2016), and its slope.
+inline constexpr double kGeluTanhScale = 0.7978845608028654;  // sqrt(2 / pi)
+inline constexpr double kGeluTanhCubic = 0.044715;
+inline double GeluOf(double x) {
+  return 0.5 * x * (1 + std::tanh(kGeluTanhScale * (x + kGeluTanhCubic * x * x * x)));
+}
+inline double GeluSlopeOf(double x) {
+  const double t = std::tanh(kGeluTanhScale * (x + kGeluTanhCubic * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * kGeluTanhScale * (1 + 3 * kGeluTanhCubic * x * x);
+}
+
 }  // namespace oneflow_like

@@ -32,7 +32,7 @@ Status RopeReference(const KernelContext& context) {
   return Status();
 }
 
-void CheckNumbers(const OpCall& call) {
+void CheckRopeNumbers(const OpCall& call) {
   const Attrs& attrs = *call.attrs;
   auto positive = [&](const char* name, double otherwise) {
     double value = attrs.Float(name, otherwise);
@@ -54,7 +54,7 @@ void CheckRope(const OpCall& call) {
   RequireInputs(call, 2);
   RequireFloating(call, 0);
   RequireInteger(call, 1);
-  CheckNumbers(call);
+  CheckRopeNumbers(call);
   int rank = call.shapes[1].rank();
   if (rank != 1 && rank != 2)
     Fail(call.who, ": positions have ", rank, rank == 1 ? " axis" : " axes",

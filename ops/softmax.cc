@@ -91,7 +91,7 @@ std::vector<Tensor> LogSoftmaxGradGrad(const GradCall& call) {
   return din;
 }
 
-void CheckGrad(const OpCall& call) {
+void CheckSoftmaxGrad(const OpCall& call) {
   RequireInputs(call, 2);
   RequireFloating(call);
   RequireSameTypes(call);
@@ -130,7 +130,7 @@ void AddPair(Catalog* catalog, const std::string& name, const std::string& doc, 
       .linear = {{"dy"}},
       .whole = {"c"},
       .expandable = {"c"},
-      .check = CheckGrad,
+      .check = CheckSoftmaxGrad,
       .grad = grad_grad,
       .expand = grad_expand,
       .flops = [](const BoundRule& rule) { return 4 * rule.Volume(); },

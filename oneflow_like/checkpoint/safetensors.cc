@@ -35,7 +35,7 @@ bool ParseName(const std::string& text, DType* dtype) {
 }
 
 // A whole number of a header that is at least 0.
-int64_t Whole(const json& value, const std::string& path, const std::string& tensor) {
+int64_t WholeNumber(const json& value, const std::string& path, const std::string& tensor) {
   if (!value.is_number_integer() || value < 0 || value > INT64_MAX)
     FailWith(path,
              Cat("tensor '", tensor, "' has ", value.dump().substr(0, 40), " where a whole number is meant"));
@@ -57,7 +57,7 @@ StoredTensor ToTensor(const json& entry, const std::string& path, const std::str
                        Dims::kMaxRank, " axes are possible"));
   int64_t elements = 1;
   for (const json& extent : shape) {
-    const int64_t e = Whole(extent, path, name);
+    const int64_t e = WholeNumber(extent, path, name);
     if (e != 0 && elements > size / e)
       FailWith(path, Cat("tensor '", name, "' has shape ", shape.dump().substr(0, 60),
                          ", more than the file holds"));
@@ -66,7 +66,7 @@ StoredTensor ToTensor(const json& entry, const std::string& path, const std::str
   }
   if (!offsets.is_array() || offsets.size() != 2)
     FailWith(path, Cat("tensor '", name, "' has data_offsets ", offsets.dump().substr(0, 60)));
-  const int64_t begin = Whole(offsets[0], path, name), end = Whole(offsets[1], path, name);
+  const int64_t begin = WholeNumber(offsets[0], path, name), end = WholeNumber(offsets[1], path, name);
   if (begin > end || end > size - data)
     FailWith(path, Cat("tensor '", name, "' claims bytes ", begin, " to ", end, " of ", size - data,
                        " in the file"));

@@ -243,7 +243,7 @@ std::vector<AlgorithmCost> AlgorithmsOf(const LinkLevels& levels, Primitive prim
   return CostsOfCollective(primitive, group, levels, beside);
 }
 
-PartOfModel Line(const PartOfModel& few, const PartOfModel& many, double at) {
+PartOfModel OnLine(const PartOfModel& few, const PartOfModel& many, double at) {
   const auto line = [at](double a, double b) { return std::max(0.0, a + (b - a) * at); };
   PartOfModel part = many;
   part.forward = line(few.forward, many.forward);
@@ -310,9 +310,9 @@ ModelParts PartsAt(const ModelParts& few, const ModelParts& many, int64_t sample
   const auto line = [at](double a, double b) { return std::max(0.0, a + (b - a) * at); };
   ModelParts parts = many;
   parts.samples = samples;
-  parts.before = Line(few.before, many.before, at);
-  parts.after = Line(few.after, many.after, at);
-  for (size_t k = 0; k < parts.block.size(); ++k) parts.block[k] = Line(few.block[k], many.block[k], at);
+  parts.before = OnLine(few.before, many.before, at);
+  parts.after = OnLine(few.after, many.after, at);
+  for (size_t k = 0; k < parts.block.size(); ++k) parts.block[k] = OnLine(few.block[k], many.block[k], at);
   parts.boundary = line(few.boundary, many.boundary);
   parts.working = line(few.working, many.working);
   return parts;

@@ -18,7 +18,7 @@ namespace {
 // --- Cuts as text, which process 0 sends to the others ---
 
 // Lines of a variable's name and its cuts, "entry Sbp stored" each, with tabs between; then `report`.
-std::string ToText(const VariableCuts& cuts, const std::string& report) {
+std::string CutsToText(const VariableCuts& cuts, const std::string& report) {
   std::string text;
   for (const auto& [variable, cut] : cuts) {
     text += variable;
@@ -189,7 +189,7 @@ class CutChooser {
     const std::string text = FromProcessZero(model_.options.job.get(), "the choice of cuts of weights", [&] {
       if (!search_) search_ = std::make_shared<WeightSearch>(std::move(graph_), options_);
       const VariableCuts cuts = cuts_of();
-      return ToText(cuts, CutsReport(model_, *search_, cuts).Text());
+      return CutsToText(cuts, CutsReport(model_, *search_, cuts).Text());
     });
     chosen_ = CutsFromText(text, &model_.cuts_text);
     if (search_)

@@ -67,8 +67,8 @@ void CheckRoles(const ModelImpl& model, const Graph& graph, const std::string& w
   check("context", roles.context);
 }
 
-void CheckOptions(const ModelImpl& model, const Graph& graph, const std::string& who,
-                  const SessionOptions& options) {
+void CheckSessionOptions(const ModelImpl& model, const Graph& graph, const std::string& who,
+                         const SessionOptions& options) {
   CheckRange(Cat(who, ": micro_batches"), options.micro_batches, 1, kMostMicroBatches);
   CheckRange(Cat(who, ": steps_in_flight"), options.steps_in_flight, 1, kMostStepsInFlight);
   CheckRoles(model, graph, who, options.parallel);
@@ -190,7 +190,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   for (const auto& [name, value] : fetched) roots.push_back(graph.AddFetch(name, value));
   for (const Tensor& tensor : options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);
-  CheckOptions(*model, graph, who, options);
+  CheckSessionOptions(*model, graph, who, options);
   std::string input_graph;
   std::vector<ModelVariable> state;
   WholeFn whole = [&](const Graph& g) {
@@ -242,7 +242,7 @@ Graph PlacedGraph(const std::string& who, const ModelImpl& model, Graph graph, c
   for (const auto& [name, value] : fetched) roots.push_back(graph.AddFetch(name, value));
   for (const Tensor& tensor : options.also) roots.push_back(graph.value(tensor.id()).producer);
   graph.KeepOnly(roots);
-  CheckOptions(model, graph, who, options);
+  CheckSessionOptions(model, graph, who, options);
   graph.set_times(options.micro_batches);
   try {
     for (const Pass& pass : Passes()) {

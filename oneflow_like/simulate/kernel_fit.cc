@@ -34,7 +34,7 @@ std::vector<double> FitTimes(const std::vector<std::vector<double>>& rows,
   return fit;
 }
 
-MeasuredKernel Entry(const std::string& name, const FitGroup& group) {
+MeasuredKernel KernelEntry(const std::string& name, const FitGroup& group) {
   MeasuredKernel kernel;
   kernel.name = name;
   kernel.dtype = static_cast<DType>(std::get<0>(group));
@@ -54,7 +54,7 @@ MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
     values.push_back(s.seconds);
   }
   const std::vector<double> fit = FitTimes(rows, values);
-  MeasuredKernel kernel = Entry(name, group);
+  MeasuredKernel kernel = KernelEntry(name, group);
   for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kAmounts[i].value = Rounded(fit[i]);
   return kernel;
 }
@@ -80,7 +80,7 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
   const std::vector<double> fit = FitTimes(rows, values);
   std::vector<MeasuredKernel> kernels;
   for (const auto& [step, column] : columns) {
-    kernels.push_back(Entry(step, group));
+    kernels.push_back(KernelEntry(step, group));
     kernels.back().each = {.call = Rounded(fit[0]),
                            .flop = Rounded(fit[column]),
                            .byte = Rounded(fit[1]),

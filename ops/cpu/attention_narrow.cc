@@ -147,7 +147,8 @@ void ForwardTile(const KernelContext& context, const AttentionCall& call, const 
   LaneProduct(call.value_width, key_count, first, scratch->v, pitch, scratch->p, scratch->o);
 }
 
-void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
+void NarrowForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h,
+                        int64_t s) {
   NarrowForward& scratch = *OfThread<NarrowForward>();
   int64_t count = std::min(kLanes, call.queries - s);
   PairLanes<kLanes>(context.in[0].as<BFloat16>() + call.InQ(b, s, h), call.q_row, count, call.width,
@@ -189,8 +190,8 @@ struct NarrowBackward {
   std::vector<float> dk, dv;
 };
 
-void LoadBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
-               int64_t count, NarrowBackward* scratch) {
+void LoadNarrowBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
+                     int64_t count, NarrowBackward* scratch) {
   const BFloat16* dy = context.in[0].as<BFloat16>() + call.InO(b, s, h);
   const BFloat16* q = context.in[1].as<BFloat16>() + call.InQ(b, s, h);
   const BFloat16* o = context.in[4].as<BFloat16>() + call.InO(b, s, h);
@@ -219,7 +220,7 @@ void LoadBlock(const KernelContext& context, const AttentionCall& call, int64_t 
 }
 
 // p = 2^(score - lse), and ds = p (keep dp - dot) scale; where masked 0.
-void SlopeTile(const AttentionCall& call, const BlockMask& mask, int64_t keys, NarrowBackward* s) {
+void NarrowSlopeTile(const AttentionCall& call, const BlockMask& mask, int64_t keys, NarrowBackward* s) {
   mask.AddBias(kLog2E, s->p);
   for (int64_t i = 0; i < kLanes; i += 16) {
     __m512 lse = _mm512_load_ps(s->lse + i);
@@ -257,7 +258,7 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
     std::fill_n(scratch->drop, kTileKeys * kLanes, 0.0f);
     call.DropFactors(b, h, s, count, t, keys, scratch->drop);
   }
-  SlopeTile(call, mask, keys, scratch);
+  NarrowSlopeTile(call, mask, keys, scratch);
   NarrowTileRows(scratch->p, keys, scratch->p_rows);
   NarrowTileRows(scratch->dp, keys, scratch->ds_rows);
   NarrowTilePairs(scratch->dp, keys, scratch->ds_pairs);
@@ -269,10 +270,10 @@ void BackwardTile(const KernelContext& context, const AttentionCall& call, const
               scratch->dq);
 }
 
-void BackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
-                   NarrowBackward* scratch) {
+void NarrowBackwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h,
+                         int64_t s, NarrowBackward* scratch) {
   int64_t count = std::min(kLanes, call.queries - s);
-  LoadBlock(context, call, b, h, s, count, scratch);
+  LoadNarrowBlock(context, call, b, h, s, count, scratch);
   std::fill_n(scratch->dq, call.width * kLanes, 0.0f);
   BlockMask mask(call, b, h, s, count);
   int64_t visible = call.Visible(s, count);
@@ -294,7 +295,7 @@ void BackwardGroup(const KernelContext& context, const AttentionCall& call, int6
   scratch.dk.assign(keys * pitch, 0.0f);
   scratch.dv.assign(keys * value_pitch, 0.0f);
   for (int64_t h = g * call.group; h < (g + 1) * call.group; ++h)
-    for (int64_t s = 0; s < call.queries; s += kLanes) BackwardBlock(context, call, b, h, s, &scratch);
+    for (int64_t s = 0; s < call.queries; s += kLanes) NarrowBackwardBlock(context, call, b, h, s, &scratch);
   StoreRows(scratch.dk.data(), pitch, keys, call.width, context.out[1].as<BFloat16>() + call.InK(b, 0, g),
             call.k_row);
   StoreRows(scratch.dv.data(), value_pitch, keys, call.value_width,
@@ -314,7 +315,7 @@ Status NarrowAttention(const KernelContext& context) {
   ParallelFor(call.batch * call.heads * blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       int64_t pair = i / blocks;
-      ForwardBlock(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes);
+      NarrowForwardBlock(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes);
     }
   });
   return Status();

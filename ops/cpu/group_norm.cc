@@ -275,7 +275,7 @@ class GroupNormGrad : public Kernel {
 };
 
 // x, and what has its type, in one floating type; all else fp32.
-bool Mixed(const KernelSpec& spec, size_t x, std::initializer_list<const TensorArg*> alike) {
+bool MixedGroups(const KernelSpec& spec, size_t x, std::initializer_list<const TensorArg*> alike) {
   DType dtype = spec.in[x].dtype;
   auto fits = [&](const TensorArg& arg) {
     bool same = &arg == &spec.in[x] || std::find(alike.begin(), alike.end(), &arg) != alike.end();
@@ -288,12 +288,12 @@ bool Mixed(const KernelSpec& spec, size_t x, std::initializer_list<const TensorA
 }  // namespace
 
 KernelPtr MakeGroupNorm(const KernelSpec& spec) {
-  if (!Mixed(spec, 0, {&spec.out[0]})) return MakeReference(spec);
+  if (!MixedGroups(spec, 0, {&spec.out[0]})) return MakeReference(spec);
   return DispatchFloating(
       spec.in[0].dtype, [&](auto t) -> KernelPtr { return std::make_unique<GroupNorm<decltype(t)>>(spec); });
 }
 KernelPtr MakeGroupNormGrad(const KernelSpec& spec) {
-  if (!Mixed(spec, 1, {&spec.in[0], &spec.out[0]})) return MakeReference(spec);
+  if (!MixedGroups(spec, 1, {&spec.in[0], &spec.out[0]})) return MakeReference(spec);
   return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
     return std::make_unique<GroupNormGrad<decltype(t)>>(spec);
   });

@@ -21,7 +21,8 @@ const dnnl::engine& NarrowEngine() {
 }
 
 // A matrix with one dense side, whatever the strides of extents of 1 are.
-memory::desc Matrix(int64_t rows, int64_t columns, int64_t row, int64_t column, memory::data_type type) {
+memory::desc NarrowMatrix(int64_t rows, int64_t columns, int64_t row, int64_t column,
+                          memory::data_type type) {
   bool by_rows = column == 1 || columns == 1;
   memory::dims strides = by_rows ? memory::dims{std::max(rows == 1 ? columns : row, columns), 1}
                                  : memory::dims{1, std::max(column, rows)};
@@ -57,13 +58,13 @@ std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType
   try {
     auto impl = std::make_unique<Impl>();
     impl->swapped = l.y_column != 1 && l.n != 1;
-    memory::desc a = Matrix(l.m, l.k, l.a_row, l.a_column, bf16),
-                 b = Matrix(l.k, l.n, l.b_row, l.b_column, bf16);
-    memory::desc y = Matrix(l.m, l.n, l.y_row, l.y_column, type);
+    memory::desc a = NarrowMatrix(l.m, l.k, l.a_row, l.a_column, bf16),
+                 b = NarrowMatrix(l.k, l.n, l.b_row, l.b_column, bf16);
+    memory::desc y = NarrowMatrix(l.m, l.n, l.y_row, l.y_column, type);
     if (impl->swapped) {
-      a = Matrix(l.n, l.k, l.b_column, l.b_row, bf16);
-      b = Matrix(l.k, l.m, l.a_column, l.a_row, bf16);
-      y = Matrix(l.n, l.m, l.y_column, l.y_row, type);
+      a = NarrowMatrix(l.n, l.k, l.b_column, l.b_row, bf16);
+      b = NarrowMatrix(l.k, l.m, l.a_column, l.a_row, bf16);
+      y = NarrowMatrix(l.n, l.m, l.y_column, l.y_row, type);
     }
     dnnl::primitive_attr attr;
     dnnl::post_ops after;

@@ -19,7 +19,7 @@ Status WithIds(const TensorArg& ids, F&& f) {
 }
 
 template <typename I>
-Status CheckIds(const I* ids, int64_t n, int64_t limit) {
+Status CheckIndices(const I* ids, int64_t n, int64_t limit) {
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= limit) return IndexOutside(ids[i], limit);
   }
@@ -148,7 +148,7 @@ Status TakeAny(const KernelContext& context) {
   const AroundAxis at(x, axis);
   const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
   return WithIds(ids, [&](const auto* id) {
-    if (y.elements() == 0) return CheckIds(id, ids.elements(), x.global[axis]);
+    if (y.elements() == 0) return CheckIndices(id, ids.elements(), x.global[axis]);
     std::atomic<bool> bad = false;
     const Held held{x.begin[axis], x.extent[axis], x.global[axis], &bad};
     auto run = [&](auto t) {
@@ -169,7 +169,7 @@ Status TakeAny(const KernelContext& context) {
       default:
         run(uint64_t{});
     }
-    return bad ? CheckIds(id, ids.elements(), x.global[axis]) : Status();
+    return bad ? CheckIndices(id, ids.elements(), x.global[axis]) : Status();
   });
 }
 
@@ -292,12 +292,12 @@ Status SumByIndex(const KernelContext& context) {
   int axis = AxisOf(context.spec);
   return WithIds(ids, [&](const auto* id) {
     using I = std::remove_const_t<std::remove_pointer_t<decltype(id)>>;
-    if (y.elements() == 0) return CheckIds(id, ids.elements(), y.global[axis]);
+    if (y.elements() == 0) return CheckIndices(id, ids.elements(), y.global[axis]);
     const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
     std::atomic<bool> bad = false;
     const Held held{y.begin[axis], y.extent[axis], y.global[axis], &bad};
     Sums<T, S, I, kAlong>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
-    return bad ? CheckIds(id, ids.elements(), y.global[axis]) : Status();
+    return bad ? CheckIndices(id, ids.elements(), y.global[axis]) : Status();
   });
 }
 

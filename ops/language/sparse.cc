@@ -26,8 +26,8 @@ int64_t ExtentOf(const char* op, const Tensor& x, int64_t axis, const Here& at) 
 }
 
 // x plus sums of src by index; both operands of one type.
-Tensor AddSums(const char* op, const char* sums, Tensor x, int64_t axis, Tensor ids, Tensor src,
-               const Here& at) {
+Tensor ScatterSums(const char* op, const char* sums, Tensor x, int64_t axis, Tensor ids, Tensor src,
+                   const Here& at) {
   axis = NormalAxis(op, axis, x, at);
   NeedInteger(op, "ids", ids, at);
   NeedGiven(op, "src", src, at);
@@ -92,12 +92,12 @@ Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, Here at) {
 
 Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
   at = at.In("scatter_add");
-  return AddSums("scatter_add", "scatter_sum", x, axis, ids, src, at);
+  return ScatterSums("scatter_add", "scatter_sum", x, axis, ids, src, at);
 }
 
 Tensor index_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
   at = at.In("index_add");
-  return AddSums("index_add", "index_sum", x, axis, ids, src, at);
+  return ScatterSums("index_add", "index_sum", x, axis, ids, src, at);
 }
 
 // --- Embeddings ----------------------------------------------------------------------------------

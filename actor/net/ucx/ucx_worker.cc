@@ -57,7 +57,7 @@ const Setting kTcpSettings[] = {
     {"RX_SEG_SIZE", "128k"},
 };
 
-const char* Environment(const std::string& name) { return std::getenv(("UCX_" + name).c_str()); }
+const char* UcxEnvironment(const std::string& name) { return std::getenv(("UCX_" + name).c_str()); }
 
 bool IsOfUcx(const struct sigaction& action) {
   Dl_info handler = {}, ucx = {};
@@ -71,15 +71,16 @@ bool IsOfUcx(const struct sigaction& action) {
 // Signals are the program's: what was before UCX is there again before main() begins, so that no handler of
 // the user's is lost. What the user asks UCX for in the environment stays.
 [[gnu::constructor]] void LeaveSignalsAlone() {
-  const bool crashes = Environment("HANDLE_ERRORS") == nullptr && Environment("ERROR_SIGNALS") == nullptr;
+  const bool crashes =
+      UcxEnvironment("HANDLE_ERRORS") == nullptr && UcxEnvironment("ERROR_SIGNALS") == nullptr;
   for (int number : {SIGHUP, SIGILL, SIGSEGV, SIGBUS, SIGFPE}) {
-    if (number == SIGHUP ? Environment("DEBUG_SIGNO") != nullptr : !crashes) continue;
+    if (number == SIGHUP ? UcxEnvironment("DEBUG_SIGNO") != nullptr : !crashes) continue;
     struct sigaction now = {};
     if (sigaction(number, nullptr, &now) == 0 && IsOfUcx(now)) ucs_debug_disable_signal(number);
   }
 }
 
-void Set(ucp_config_t* config, const std::string& name, const std::string& value) {
+void SetVariable(ucp_config_t* config, const std::string& name, const std::string& value) {
   ucs_status_t status = ucp_config_modify(config, name.c_str(), value.c_str());
   if (status != UCS_OK) {
     ucp_config_release(config);
@@ -92,18 +93,19 @@ ucp_config_t* Configure(const NetworkOptions& options) {
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) Fail("UCX cannot read its configuration: ", ucs_status_string(status));
   for (const Setting& setting : kSettings) {
-    if (Environment(setting.name) == nullptr) Set(config, setting.name, setting.value);
+    if (UcxEnvironment(setting.name) == nullptr) SetVariable(config, setting.name, setting.value);
   }
   // UCX complains of settings that nobody uses.
-  const char* tls = Environment("TLS");
+  const char* tls = UcxEnvironment("TLS");
   bool tcp = tls == nullptr || std::strstr(tls, "tcp") != nullptr || std::strstr(tls, "all") != nullptr;
   for (const Setting& setting : kTcpSettings) {
-    if (tcp && Environment(Cat("TCP_", setting.name)) == nullptr) Set(config, setting.name, setting.value);
+    if (tcp && UcxEnvironment(Cat("TCP_", setting.name)) == nullptr)
+      SetVariable(config, setting.name, setting.value);
   }
   if (options.loopback_only) {
-    Set(config, "NET_DEVICES", "lo");
+    SetVariable(config, "NET_DEVICES", "lo");
   } else if (!options.devices.empty()) {
-    Set(config, "NET_DEVICES", options.devices);
+    SetVariable(config, "NET_DEVICES", options.devices);
   }
   return config;
 }
@@ -122,7 +124,7 @@ ucs_log_func_rc_t Complaint(const char* file, unsigned line, const char*, ucs_lo
 std::string Asked(const NetworkOptions& options) {
   if (options.loopback_only) return "on the loopback device";
   if (!options.devices.empty()) return "on network device " + options.devices;
-  const char* tls = Environment("TLS");
+  const char* tls = UcxEnvironment("TLS");
   return tls != nullptr ? Cat("with UCX_TLS=", tls) : "on any network device";
 }
 
@@ -142,7 +144,7 @@ UcxWorker::~UcxWorker() { Close(); }
 
 void UcxWorker::Open(const NetworkOptions& options) {
   static std::once_flag once;
-  if (Environment("LOG_LEVEL") == nullptr) std::call_once(once, [] { ucs_log_push_handler(Complaint); });
+  if (UcxEnvironment("LOG_LEVEL") == nullptr) std::call_once(once, [] { ucs_log_push_handler(Complaint); });
   auto check = [&](ucs_status_t status, const char* what) {
     if (status != UCS_OK)
       Fail("no network: UCX cannot ", what, " ", Asked(options), " (", ucs_status_string(status), ")");
