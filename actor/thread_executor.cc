@@ -10,6 +10,7 @@
 #include "actor/executor.h"
 #include "actor/runtime.h"
 #include "core/device/parallel_for.h"
+#include "core/system/cores.h"
 
 namespace oneflow_like {
 namespace {
@@ -100,8 +101,7 @@ class ThreadExecutor final : public Executor {
  public:
   ThreadExecutor(int threads, int kernel_threads) {
     // A thread that spins while others wait for a core makes every hop slower.
-    int cores = static_cast<int>(std::thread::hardware_concurrency());
-    std::chrono::nanoseconds spin(threads > cores ? 0 : 5000);
+    std::chrono::nanoseconds spin(threads > UsableCores() ? 0 : 5000);
     for (int i = 0; i < threads; ++i)
       workers_.push_back(std::make_unique<ThreadWorker>(kernel_threads, spin));
   }

@@ -1,7 +1,6 @@
 #include "compiler/compile.h"
 
 #include <glog/logging.h>
-#include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
@@ -10,6 +9,7 @@
 #include <exception>
 
 #include "compiler/graph/text.h"
+#include "core/system/cores.h"
 
 namespace oneflow_like {
 
@@ -127,7 +127,7 @@ void SideBySide(int count, int threads, const std::function<void(int)>& work) {
 #if defined(__SANITIZE_THREAD__)  // which does not see how oneTBB's library orders its tasks
   threads = 1;
 #endif
-  if (threads == 0) threads = tbb::info::default_concurrency();
+  if (threads == 0) threads = UsableCores();
   threads = std::min(threads, count);
   if (threads <= 1) {
     for (int i = 0; i < count; ++i) one(i);

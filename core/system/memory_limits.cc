@@ -4,9 +4,10 @@
 #include <charconv>
 #include <fstream>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <tuple>
+
+#include "core/system/control_groups.h"
 
 namespace oneflow_like {
 namespace {
@@ -43,46 +44,6 @@ int64_t Kilobytes(const std::string& path, const std::string& name) {
   return kilobytes < (int64_t{1} << 52) ? kilobytes * 1024 : 0;
 }
 
-// A hierarchy of control groups: where it is mounted, and the group that this process is in below that.
-struct Hierarchy {
-  bool version2 = false;
-  std::string mount, group;
-};
-
-// The part of `path` below `top`; a path outside it (as seen from a container) is taken as the top itself.
-std::string Below(const std::string& top, const std::string& path) {
-  if (top == "/" || top.empty()) return path.find("/..") == std::string::npos ? path : "/";
-  if (path == top) return "/";
-  return path.rfind(top + "/", 0) == 0 ? path.substr(top.size()) : "/";
-}
-
-std::vector<Hierarchy> MemoryHierarchies(const std::string& root) {
-  std::string path1, path2;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "4:cpu,memory:/a" and "0::/b"
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers == ",,") path2 = line.substr(second + 1);
-    if (controllers.find(",memory,") != std::string::npos) path1 = line.substr(second + 1);
-  }
-  std::vector<Hierarchy> all;
-  std::ifstream mounts(root + "/proc/self/mountinfo");
-  for (std::string line;
-       std::getline(mounts, line);) {  // "35 31 0:32 /top /mount options - type source options"
-    std::istringstream words(line);
-    std::string skip, top, mount, type, options;
-    words >> skip >> skip >> skip >> top >> mount;
-    while (words >> skip && skip != "-") {
-    }
-    words >> type >> skip >> options;
-    const bool memory = ("," + options + ",").find(",memory,") != std::string::npos;
-    if (type == "cgroup2" && !path2.empty()) all.push_back({true, mount, Below(top, path2)});
-    if (type == "cgroup" && memory && !path1.empty()) all.push_back({false, mount, Below(top, path1)});
-  }
-  return all;
-}
-
 // Of one group. What it holds of files is given back when memory is short.
 void AddGroup(const std::string& root, const std::string& folder, bool version2,
               std::vector<MemoryLimit>* limits) {
@@ -100,19 +61,6 @@ void AddGroup(const std::string& root, const std::string& folder, bool version2,
     }
     limits->push_back(
         {.source = folder + "/" + name, .bytes = *bytes, .left = std::max<int64_t>(0, *bytes - *used)});
-  }
-}
-
-void AddGroups(const std::string& root, std::vector<MemoryLimit>* limits) {
-  std::set<std::string> seen;
-  for (const Hierarchy& hierarchy : MemoryHierarchies(root)) {
-    // From the group itself up to where the hierarchy is mounted: each bounds all that is inside.
-    std::string group = hierarchy.group == "/" ? "" : hierarchy.group;
-    for (;; group.resize(group.rfind('/'))) {
-      if (seen.insert(hierarchy.mount + group).second)
-        AddGroup(root, hierarchy.mount + group, hierarchy.version2, limits);
-      if (group.empty() || group.rfind('/') == std::string::npos) break;
-    }
   }
 }
 
@@ -148,7 +96,9 @@ std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root) {
                       .bytes = total,
                       .left = available > 0 ? std::min(available, total) : total});
   }
-  AddGroups(root, &limits);
+  // Each group bounds all that is inside it.
+  for (const ControlGroup& group : GroupsAround(root, "memory"))
+    AddGroup(root, group.folder, group.version2, &limits);
   AddProcessLimits(root, &limits);
   return limits;
 }

@@ -1,13 +1,12 @@
 #include "oneflow_like/job/memory_check.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <set>
 #include <sstream>
 
 #include "actor/net/talk/job.h"
 #include "core/plan/plan_values.h"
+#include "core/system/control_groups.h"
 #include "core/system/host_memory.h"
 
 namespace oneflow_like {
@@ -25,19 +24,12 @@ int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan) {
   return bytes;
 }
 
-// A group of control groups is the same wherever its file is the same.
-std::string KeyOf(const MemoryLimit& limit) {
-  struct stat file = {};
-  if (stat(limit.source.c_str(), &file) != 0) return limit.source;
-  return Cat(limit.source, ":", file.st_dev, ":", file.st_ino);
-}
-
 MemoryOfProcess OfThisProcess(const ModelImpl& model, const std::vector<plan::Plan>& plans) {
   const Job* job = model.options.job.get();
   MemoryOfProcess mine{.host = job ? job->peers()[job->process()].host_key : "here",
                        .held = GetHostMemoryStats().bytes};
   for (const plan::Plan& plan : plans) mine.needed += NewBytes(model, plan);
-  for (const MemoryLimit& limit : ReadMemoryLimits()) mine.limits.push_back({KeyOf(limit), limit});
+  for (const MemoryLimit& limit : ReadMemoryLimits()) mine.limits.push_back({KeyOfFile(limit.source), limit});
   return mine;
 }
 

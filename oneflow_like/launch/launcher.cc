@@ -16,7 +16,6 @@
 #include <filesystem>
 #include <iostream>
 #include <set>
-#include <thread>
 
 #include "actor/net/job/join.h"
 #include "actor/net/launch/local_launcher.h"
@@ -482,8 +481,7 @@ ModelOptions Launcher::model_options() const {
 
 int Launcher::data_threads() const {
   if (FLAGS_data_threads > 0) return FLAGS_data_threads;
-  const int beside = ProcessesBeside(job_.get(), job_ ? job_->process() : 0).count;
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / beside);
+  const int cores = CoresHere(job_.get());
   const bool limited = FLAGS_threads > 0 && FLAGS_kernel_threads > 0;  // else kernels take all there are
   return DataThreads(cores, limited ? FLAGS_threads * FLAGS_kernel_threads : cores);
 }

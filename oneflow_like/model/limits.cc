@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <thread>
+
+#include "core/system/cores.h"
 
 namespace oneflow_like {
 
-int MostThreads() { return std::max(1024, 4 * static_cast<int>(std::thread::hardware_concurrency())); }
+int MostThreads() { return std::max(1024, 4 * UsableCores()); }
 
 void CheckModelNumbers(const std::string& prefix, const ModelOptions& options) {
   CheckRange(prefix + "threads", options.threads, 0, MostThreads());

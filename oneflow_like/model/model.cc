@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <thread>
 
 #include "actor/net/talk/job.h"
 #include "compiler/passes/passes.h"
@@ -119,8 +118,7 @@ void ModelImpl::Load() {
     hardware.insert(devices.back()->hardware());
   }
   hardware.erase("");
-  int cores = std::max(
-      1, int(std::thread::hardware_concurrency()) / ProcessesBeside(job, job ? job->process() : 0).count);
+  const int cores = CoresHere(job);
   int threads = RuntimeThreads(options, hosted, cores);
   // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
   if (hardware.size() > 1) threads = hosted;

@@ -7,6 +7,7 @@
 #include "actor/device_collectives.h"
 #include "actor/net/talk/job.h"
 #include "core/plan/plan_values.h"
+#include "core/system/cores.h"
 
 namespace oneflow_like {
 
@@ -56,6 +57,16 @@ ProcessesOfHost ProcessesBeside(const Job* job, int process) {
     ++beside.count;
   }
   return beside;
+}
+
+int CoresHere(const Job* job) {
+  if (!job) return UsableCores();
+  const PeerInfo& here = job->peers()[job->process()];
+  std::vector<std::string> texts = {here.cores};
+  for (const PeerInfo& peer : job->peers())
+    if (peer.host_key == here.host_key && peer.process != here.process) texts.push_back(peer.cores);
+  const int share = ShareOfCores(texts, 0);  // none of a job that does not tell
+  return share > 0 ? share : std::max(1, UsableCores() / static_cast<int>(texts.size()));
 }
 
 int64_t DeviceOf(const ModelImpl& model, int rank, int64_t given) {

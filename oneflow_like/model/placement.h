@@ -14,6 +14,9 @@ struct ProcessesOfHost {
   int count = 1, me = 0;
 };
 ProcessesOfHost ProcessesBeside(const Job* job, int process);
+// Cores for the threads of this process: what machine, affinity and control groups allow, shared equally with
+// the job's processes that share each of them.
+int CoresHere(const Job* job);
 
 // The device of a rank among the `given` devices of its host: one of its own if there are enough, else
 // several ranks share one as virtual devices, neighbours together.

@@ -14,13 +14,13 @@
 #include <numeric>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "actor/net/talk/job.h"
 #include "actor/profile.h"
 #include "core/random.h"
+#include "core/system/cores.h"
 #include "core/system/spinning.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
@@ -465,7 +465,7 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
 
 DescribedMachine Calibrate(const CalibrateOptions& options) {
   CheckRange("CalibrateOptions::rounds", options.rounds, 3, 10'000);
-  const int here = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int here = UsableCores();
   CheckRange("CalibrateOptions::cores", options.cores, 0, here);
   const int cores = options.cores > 0 ? options.cores : here;
   CheckRange("CalibrateOptions::models", options.models, 1, kMostModels);

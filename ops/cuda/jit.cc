@@ -2,14 +2,13 @@
 // time as the host has processors.
 #include "ops/cuda/jit.h"
 
-#include <algorithm>
 #include <condition_variable>
 #include <future>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
+#include "core/system/cores.h"
 #include "ops/cuda/jit_loaded.h"
 
 namespace oneflow_like::cuda {
@@ -61,7 +60,7 @@ class CompiledKernel : public Launchable {
 struct Table {
   std::mutex mutex;
   std::map<std::pair<int, std::string>, std::shared_ptr<Launchable>> kernels;
-  Gate gate{static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))};
+  Gate gate{UsableCores()};
 };
 Table& TheTable() {
   static Table* const table = new Table;  // outlives threads that end with the process

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/system/cores.h"
 #include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
@@ -48,6 +49,24 @@ TEST(Placement, ProcessesOfAHostShareItsDevices) {
       ExpectDealtOut(Model(Mesh("cuda", {{"dp", 8}}), options), given);
     }
   }
+}
+
+// A process has the cores that machine and control groups leave it beside the others of its host.
+TEST(Placement, ProcessesOfAHostShareItsCores) {
+  Meeting meeting(4);
+  TestJob job(&meeting, 0, 4);
+  const int here = std::max(1, UsableCores() / 4);
+  EXPECT_EQ(CoresHere(&job), here) << "of processes that do not say";
+  auto limit = [&](int process, const std::string& key, double cores) {
+    job.SetCores(process, ToText(std::vector<CoreLimit>{{"", "machine", 64}, {"", key, cores}}));
+  };
+  for (int p = 0; p < 4; ++p) limit(p, Cat("container", p), 6.5);
+  EXPECT_EQ(CoresHere(&job), 6);
+  limit(1, "container0", 6.5);
+  EXPECT_EQ(CoresHere(&job), 3);
+  job.SetHost(1, "another");
+  EXPECT_EQ(CoresHere(&job), 6) << "there that group is another one";
+  EXPECT_EQ(CoresHere(nullptr), UsableCores());
 }
 
 }  // namespace

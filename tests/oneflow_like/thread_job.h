@@ -66,6 +66,7 @@ class TestJob final : public Job {
 
   Network* clock = nullptr;  // which knows process 0's
   void SetHost(int process, const std::string& key) { peers_[process].host_key = key; }
+  void SetCores(int process, const std::string& limits) { peers_[process].cores = limits; }
   // When set, what this process says in place of its own text, as one whose clock shows another time would.
   std::function<std::string(const std::string& what, const std::string& mine)> says;
 

@@ -21,6 +21,7 @@
 #include "actor/net/talk/runtime_links.h"
 #include "core/error.h"
 #include "core/random.h"
+#include "core/system/cores.h"
 #include "core/system/exit_codes.h"
 
 namespace oneflow_like {
@@ -211,7 +212,7 @@ void ProcessJob::Start() {
   network.peer_timeout = options_.peer_timeout;
   network.start_timeout = options_.start_timeout;
   // Workers compute on all cores but where processes share them with few.
-  if (identity_.locals * 2 > static_cast<int>(std::thread::hardware_concurrency())) network.spin_us = 0;
+  if (identity_.locals * 2 > UsableCores()) network.spin_us = 0;
   network_ = Network::Make(network).release();
   // Where all are on one host, that regions are exchanged tells everybody that the others' doors are open.
   const bool shut = network.loopback_only && region_ != nullptr;
@@ -221,6 +222,7 @@ void ProcessJob::Start() {
   mine.address = network_->address();
   if (region_) mine.region = region_->name();
   mine.version = options_.build;
+  mine.cores = ToText(ReadCoreLimits());
   peers_ =
       Rendezvous(identity_, mine, {.timeout = options_.start_timeout, .lost_timeout = options_.peer_timeout});
   CheckTable();

@@ -19,6 +19,7 @@ struct PeerInfo {
   std::string region;   // address for requesting its shared region
                         // (actor/net/shared_memory/shared_region.h)
   std::string version;  // of the build: the same on all
+  std::string cores;    // its limits, as text (core/system/cores.h)
 };
 
 struct RendezvousOptions {

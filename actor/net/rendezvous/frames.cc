@@ -39,11 +39,12 @@ wire::Peer ToWire(const PeerInfo& peer) {
   w.set_address(peer.address);
   w.set_region(peer.region);
   w.set_version(peer.version);
+  w.set_cores(peer.cores);
   return w;
 }
 
 PeerInfo FromWire(const wire::Peer& w) {
-  return {w.process(), w.host(), w.host_key(), w.pid(), w.address(), w.region(), w.version()};
+  return {w.process(), w.host(), w.host_key(), w.pid(), w.address(), w.region(), w.version(), w.cores()};
 }
 
 double SteadySeconds() {
