@@ -1,5 +1,6 @@
 #include "core/hash_bytes.h"
 
+#include <cstdio>
 #include <cstring>
 
 namespace oneflow_like {
@@ -32,6 +33,12 @@ uint64_t HashOfBytes(const void* data, size_t bytes, uint64_t before) {
   }
   for (int i = 1; i < 4; ++i) lane[0] = Mix(lane[0], lane[i]);
   return lane[0];
+}
+
+std::string Hexadecimal(uint64_t number) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
+  return text;
 }
 
 }  // namespace oneflow_like

@@ -35,6 +35,7 @@ class NoisyPictures final : public SampleSource {
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override { return pictures_->samples(); }
   void Read(const SampleId& id, std::span<void* const> to) const override;
+  std::vector<DataHash> Hashes() const override { return pictures_->Hashes(); }
 
  private:
   const std::shared_ptr<const SampleSource> pictures_;

@@ -19,7 +19,8 @@ struct SaveOptions {
   std::string training = "train";            // its next step names the checkpoint
   int keep = 0;                              // how many of the newest stay in the folder; 0: all
   // For hosts without a common file system: each saves what its ranks hold in its own folder of that path. To
-  // load such a checkpoint, each process must find what it needs on its own host.
+  // load such a checkpoint, each process must find what it needs on its own host. Which processes share a
+  // folder is found out by looking. A checkpoint that only some of the hosts have is replaced.
   bool local = false;
 };
 
@@ -67,12 +68,15 @@ struct Loaded {
       left_alone;  // variables of the model that LoadOptions::partial let the checkpoint lack
   std::map<std::string, int64_t> steps;
   std::map<std::string, std::string> state;
+  // In a job, later checkpoints of the folder, which not all processes have: each as a sentence.
+  std::vector<std::string> passed_over;
 };
 
 // Reads a checkpoint, or the newest complete one of a folder, into a model on any mesh with any number of
 // processes; each process reads what its ranks hold. To resume a training, create its session first, so that
 // the model knows its state. Throws Error naming all variables that are missing, unknown or of another shape
-// or type, and the file when it is damaged.
+// or type, and the file when it is damaged. Collective in a job, where the newest is that which all processes
+// have whole, of one save; Error when what they have under its name differs.
 Loaded Load(Model& model, const std::string& path, const LoadOptions& options = {});
 
 class VariableSource;  // oneflow_like/checkpoint/source.h
@@ -84,6 +88,10 @@ void LoadWeights(Model& model, VariableSource& source, LoadOptions options = {})
 // The checkpoint that Load would read: `path` itself, or the newest complete one in the folder `path`; ""
 // when there is none yet, or no such folder. Throws Error if `path` is neither.
 std::string NewestCheckpoint(const std::string& path);
+// The same in the job of `model`, where it is collective: the newest that all processes have; see
+// Loaded::passed_over. Throws Error where processes have checkpoints, but none in common.
+std::string NewestCheckpoint(const Model& model, const std::string& path,
+                             std::vector<std::string>* passed_over = nullptr);
 
 // Complete checkpoints in a folder, oldest first; none when it does not exist.
 std::vector<std::string> Checkpoints(const std::string& folder);

@@ -119,7 +119,8 @@ class Session {
   // an input that is missing, unknown, fed twice, or of another shape or type.
   StepResult Run(const Feeds& feeds, const FeedPieces& pieces = {});
   // Feeds the source's next batch (oneflow_like/data/pipeline.h); the profile has the time spent waiting for
-  // it. `also` feeds the inputs that the source lacks.
+  // it. `also` feeds the inputs that the source lacks. In a job the processes first compare a new source,
+  // once: throws Error if they read different data.
   StepResult Run(FeedSource& source, const Feeds& also = {});
   // The boxes of each input that ranks of this process read; known before the first step.
   FeedNeeds Needs() const;

@@ -20,6 +20,12 @@ using FeedPieces = std::map<std::string, std::vector<FeedPiece>>;  // by input
 // The boxes that a process must feed, by input: disjoint, and no two of them together form a box.
 using FeedNeeds = std::map<std::string, std::vector<Box>>;
 
+// Something that is to be equal in all processes which read from one source: {"samples", "4096"}. `where` is
+// for messages and may differ: the file that this process has.
+struct SourceFact {
+  std::string what, value, where = {};
+};
+
 // Provides the feeds of one step after the other. A Session that runs from one measures how long it waits for
 // it.
 class FeedSource {
@@ -30,6 +36,9 @@ class FeedSource {
   // Samples of a step, of all processes together, along the first axis of every input that it feeds; 0: not
   // known.
   virtual int64_t batch() const { return 0; }
+  // What the processes of a job compare once, before the first step from this source; empty: nothing.
+  virtual std::vector<SourceFact> Facts() const { return {}; }
+  bool compared = false;  // whether they have, set by Session::Run
 };
 
 // Disjoint boxes that contain every element of `boxes`, in the order of their first elements: two that

@@ -11,6 +11,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "core/system/cores.h"
 #include "core/system/spinning.h"
 
 namespace oneflow_like {
@@ -27,15 +28,22 @@ void FlushDenormalsOfThisThread() {
 #endif
 }
 
+// Whether SetParallelThreads has given this thread a team. OpenMP's library would use all cores of the
+// machine, whatever a container has of them.
+thread_local bool has_team = false;
+
 }  // namespace
 
-int ParallelThreads() { return omp_get_max_threads(); }
+int ParallelThreads() {
+  return has_team ? omp_get_max_threads() : std::min(omp_get_max_threads(), UsableCores());
+}
 
 void SetParallelThreads(int threads) {
   CHECK_GE(threads, 1);
   if (threads > 1) WatchSpinning();
   omp_set_dynamic(0);
   omp_set_num_threads(threads);
+  has_team = true;
   // The environment may allow fewer (OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS). The matmul library divides its
   // work by the number asked for and leaves the shares of threads that it did not get undone.
   int granted = 1;
@@ -48,7 +56,7 @@ void SetParallelThreads(int threads) {
 void ParallelForRanges(int64_t n, int64_t grain, void (*body)(void* closure, int64_t begin, int64_t end),
                        void* closure) {
   if (n <= 0) return;
-  int64_t team = omp_in_parallel() ? 1 : omp_get_max_threads();
+  int64_t team = omp_in_parallel() ? 1 : ParallelThreads();
   int64_t length = std::max({(n + team - 1) / team, grain, int64_t{1}});
   if (length >= n) {
     body(closure, 0, n);

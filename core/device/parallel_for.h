@@ -20,7 +20,7 @@ void ParallelFor(int64_t n, int64_t grain, F&& f) {
       &f);
 }
 
-int ParallelThreads();  // team size of the calling thread
+int ParallelThreads();  // team size of the calling thread; UsableCores() at most, until it is set
 // Sets the team size of the calling thread; >= 1. The environment may limit it further (OMP_THREAD_LIMIT).
 // core/system/spinning.h decides how long threads spin between loops.
 void SetParallelThreads(int threads);

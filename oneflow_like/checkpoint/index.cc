@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/hash_bytes.h"
 #include "oneflow_like/checkpoint/safetensors.h"
 #include "oneflow_like/text/json_text.h"
 
@@ -160,8 +161,17 @@ std::string CheckpointIndex::ToJson() const {
                 {"steps", steps},
                 {"state", state},
                 {"variables", oneflow_like::ToJson(variables)}};
+  if (!save.empty()) index["save"] = save;
   index["checksum"] = ChecksumOf(index.dump());
   return index.dump(1) + "\n";
+}
+
+std::string CheckpointIndex::Identity() const {
+  CheckpointIndex shared = *this;
+  if (local)
+    for (auto& [name, variable] : shared.variables) variable.pieces.clear();
+  const std::string text = shared.ToJson();
+  return Cat(text.size(), " bytes with hash ", Hexadecimal(HashOfBytes(text.data(), text.size())));
 }
 
 CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
@@ -178,6 +188,7 @@ CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
     if (checksum != ChecksumOf(all.dump())) Fail("its checksum does not fit what it holds: it is damaged");
     index.mesh = all.at("mesh").get<std::string>();
     index.local = all.value("local", false);
+    index.save = all.value("save", std::string());
     index.seed = Whole(all.at("seed"), UINT64_MAX);
     for (const auto& [name, step] : Object(all.at("steps")))
       index.steps[name] = static_cast<int64_t>(Whole(step, INT64_MAX));

@@ -34,12 +34,17 @@ struct CheckpointIndex {
 
   std::string mesh;
   bool local = false;  // of one host: pieces cover only what its ranks hold
+  // Of a local one: a number, as text, that the folders of all hosts have of one save. Without white space.
+  std::string save;
   uint64_t seed = 0;
   std::map<std::string, int64_t> steps;      // next, by training or evaluation
   std::map<std::string, std::string> state;  // the program's own values
   std::map<std::string, StoredVariable> variables;
 
   std::string ToJson() const;
+  // A text that tells this checkpoint from others: equal on all hosts, also where they have only their own
+  // part of it.
+  std::string Identity() const;
   // Throws Error naming the file and the variable: for invalid JSON, a newer version, a wrong checksum,
   // pieces that exceed the variable, overlap, or do not cover it, and a file outside the folder.
   static CheckpointIndex Read(const std::string& folder);

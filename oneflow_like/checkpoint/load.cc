@@ -5,12 +5,13 @@
 #include <filesystem>
 #include <memory>
 #include <regex>
-#include <sstream>
 
 #include "oneflow_like/checkpoint.h"
+#include "oneflow_like/checkpoint/folders.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/checkpoint/team.h"
+#include "oneflow_like/job/source_check.h"
 #include "oneflow_like/job/together.h"
 #include "oneflow_like/model/pieces.h"
 
@@ -105,6 +106,9 @@ std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const
   for (const std::string& name : wanted) {
     model->Require(name);
     OrElse(instead, [&] { ReadHere(*model, name, names.at(name), source); });
+    ModelVariable& read = model->variables.at(name);
+    read.origin = source->where();
+    read.compared = false;
   }
   std::vector<std::string> left;
   for (const auto& [name, variable] : model->variables)
@@ -112,26 +116,14 @@ std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const
   return left;
 }
 
-// A checkpoint, or the newest of a folder that is complete wherever a process looks.
-std::string NewestOf(const ModelImpl& model, const std::string& path) {
+// A checkpoint, or the newest of a folder that all processes have.
+CommonCheckpoint NewestOf(const ModelImpl& model, const std::string& path) {
+  CommonCheckpoint newest = NewestInCommon(model.options.job.get(), path);
   std::error_code error;
-  const std::vector<std::string> lists = Together(model.options.job.get(), "checkpoint is found", [&] {
-    std::string list = "\n";
-    if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return list + ".\n";
-    for (const std::string& checkpoint : Checkpoints(path))
-      list += fs::path(checkpoint).filename().string() + '\n';
-    return list;
-  });
-  std::istringstream names(lists[0]);
-  std::string newest;
-  for (std::string name; std::getline(names, name);)
-    if (std::all_of(lists.begin(), lists.end(),
-                    [&](const std::string& list) { return list.find('\n' + name + '\n') != list.npos; }))
-      newest = name;
-  if (newest.empty() && !fs::exists(path, error)) Fail(path, ": there is nothing of that name");
-  if (newest.empty())
-    Fail(path, ": there is no complete checkpoint in it", lists.size() > 1 ? " that all processes see" : "");
-  return newest == "." ? path : path + "/" + newest;
+  if (newest.path.empty() && !fs::exists(path, error)) Fail(path, ": there is nothing of that name");
+  if (newest.path.empty())
+    Fail(path, ": there is no complete checkpoint in it", model.options.job ? " that all processes see" : "");
+  return newest;
 }
 
 // The end of an Error about the newest checkpoint of the folder that a user named.
@@ -172,10 +164,18 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   ModelImpl* impl = model.impl();
   BeginLoading(impl);
   Loaded loaded;
-  loaded.path = NewestOf(*impl, path);
-  Together(impl->options.job.get(), "checkpoint is read", [&] {
-    const std::string instead = EarlierThan(loaded.path, path);
-    const auto reader = OrElse(instead, [&] { return std::make_unique<CheckpointReader>(loaded.path); });
+  CommonCheckpoint newest = NewestOf(*impl, path);
+  loaded.path = newest.path;
+  loaded.passed_over = std::move(newest.passed_over);
+  Job* job = impl->options.job.get();
+  const std::string instead = EarlierThan(loaded.path, path);
+  std::unique_ptr<CheckpointReader> reader;
+  Together(job, "checkpoint is opened", [&] {
+    reader = OrElse(instead, [&] { return std::make_unique<CheckpointReader>(loaded.path); });
+    return "";
+  });
+  if (job) RequireSameWeights(job, loaded.path, reader->Facts());
+  Together(job, "checkpoint is read", [&] {
     const CheckpointIndex& index = reader->index();
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
@@ -185,28 +185,32 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
     loaded.state = index.state;
     return "";
   });
+  ++impl->loads;
   if (!options.weights_only)
     for (const auto& [name, step] : loaded.steps) model.SetNextStep(name, step);
   VLOG(1) << "checkpoint " << loaded.path << " is read";
   return loaded;
 }
 
-std::string NewestCheckpoint(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(fs::path(path) / CheckpointIndex::kFile, error)) return path;
-  if (fs::exists(path, error) && !fs::is_directory(path, error))
-    Fail(path, ": it is neither a checkpoint nor a folder of them");
-  const std::vector<std::string> all = Checkpoints(path);
-  return all.empty() ? "" : all.back();
+std::string NewestCheckpoint(const std::string& path) { return NewestInCommon(nullptr, path).path; }
+
+std::string NewestCheckpoint(const Model& model, const std::string& path,
+                             std::vector<std::string>* passed_over) {
+  CommonCheckpoint newest = NewestInCommon(model.impl()->options.job.get(), path);
+  if (passed_over) *passed_over = std::move(newest.passed_over);
+  return newest.path;
 }
 
 void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {
   options.weights_only = true;
   BeginLoading(model.impl());
-  Together(model.impl()->options.job.get(), "weights are read", [&] {
+  Job* job = model.impl()->options.job.get();
+  if (job) RequireSameWeights(job, source.where(), source.Facts());
+  Together(job, "weights are read", [&] {
     ReadAll(model.impl(), &source, options);
     return "";
   });
+  ++model.impl()->loads;
 }
 
 }  // namespace oneflow_like

@@ -57,6 +57,7 @@ class OurNames : public VariableSource {
   OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& table);
   void Read(const std::string& variable, const Box& box, void* to) override;
   const std::string& where() const override { return theirs_->where(); }
+  std::vector<SourceFact> Facts() const override { return theirs_->Facts(); }
 
  private:
   struct Place {
@@ -76,6 +77,7 @@ class TheirNames : public VariableSource {
   TheirNames(std::shared_ptr<VariableSource> ours, const NameTable& table);
   void Read(const std::string& tensor, const Box& box, void* to) override;
   const std::string& where() const override { return ours_->where(); }
+  std::vector<SourceFact> Facts() const override { return ours_->Facts(); }
 
  private:
   const std::shared_ptr<VariableSource> ours_;

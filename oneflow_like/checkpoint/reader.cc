@@ -46,6 +46,15 @@ void CheckpointReader::Check(const StoredVariable& variable, const StoredPiece& 
   BlockOf(piece, FileOf(variable, piece), number);
 }
 
+void CheckpointReader::RequireFiles() {
+  for (const auto& [name, variable] : index_.variables)
+    for (const StoredPiece& piece : variable.pieces) FileOf(variable, piece);
+}
+
+std::vector<SourceFact> CheckpointReader::Facts() const {
+  return {{"the index", index_.Identity(), folder_}};
+}
+
 const SafetensorsReader& CheckpointReader::FileOf(const StoredVariable& variable, const StoredPiece& piece) {
   std::unique_ptr<SafetensorsReader>& file = files_[piece.file];
   if (!file) file = std::make_unique<SafetensorsReader>(folder_ + "/" + piece.file);

@@ -17,11 +17,14 @@ class CheckpointReader : public VariableSource {
   explicit CheckpointReader(std::string folder);
   const CheckpointIndex& index() const { return index_; }
   const std::string& where() const override { return folder_; }
+  std::vector<SourceFact> Facts() const override;
 
   // Checks the checksum of every block that it reads.
   void Read(const std::string& variable, const Box& box, void* to) override;
   // Checks block `number` (of kChecksumBytes) of the piece.
   void Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number);
+  // Throws Error when a file is missing, too short, or has other tensors than the index says.
+  void RequireFiles();
 
  private:
   struct Block {

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "actor/net/talk/job.h"
+#include "oneflow_like/checkpoint/folders.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/replicas_check.h"
@@ -40,13 +41,15 @@ std::string ReadText(const std::string& path) {
 }
 
 // What the index says beside the variables, as it is now.
-CheckpointIndex IndexOf(const ModelImpl& model, const SaveOptions& options) {
+CheckpointIndex IndexOf(const ModelImpl& model, const SaveOptions& options, const Team& team,
+                        const std::string& save) {
   CheckpointIndex index;
   index.mesh = model.mesh.str();
   index.seed = model.options.seed;
   for (const auto& [name, steps] : model.steps) index.steps[name] = steps.next;
   index.state = options.state;
-  index.local = options.local;
+  index.local = !team.everyone;
+  if (index.local) index.save = save;
   return index;
 }
 
@@ -54,17 +57,6 @@ std::vector<LastStep> LastSteps(const ModelImpl& model) {
   std::vector<LastStep> steps;
   for (const auto& [session, step] : model.last_steps) steps.push_back(step);
   return steps;
-}
-
-// Each host has made a folder of its own; one that they share would be written by several.
-void RequireOwnFolder(const std::string& partial, const Team& team) {
-  int leaders = 0;
-  for (const fs::directory_entry& entry : fs::directory_iterator(partial))
-    leaders += entry.path().filename().string().rfind("led-by-", 0) == 0;
-  if (leaders != 1 || !fs::exists(Cat(partial, "/led-by-", team.processes[0])))
-    Fail(partial,
-         ": several hosts see this folder; leave out --local (SaveOptions::local), which is for hosts "
-         "without a common file system");
 }
 
 // What JSON can hold.
@@ -84,30 +76,37 @@ void RemovePartial(const std::string& folder) {
   }
 }
 
-// The newest `keep` stay.
-void RemoveOld(const std::string& folder, int keep) {
-  std::error_code error;  // what cannot be removed stays
-  const std::vector<std::string> all = Checkpoints(folder);
-  for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) {
-    // Out of sight at once: half of one is none.
-    const fs::path old = all[i],
-                   hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
-    fs::rename(old, hidden, error);
-    if (!error) fs::remove_all(hidden, error);
-  }
+// Out of sight at once: half of one is none. What cannot be removed stays.
+void RemoveCheckpoint(const fs::path& old) {
+  std::error_code error;
+  const fs::path hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
+  fs::rename(old, hidden, error);
+  if (!error) fs::remove_all(hidden, error);
+}
+
+// Of those up to `newest` the last `keep` stay. Later ones are of a run that ended otherwise, and lie beside
+// it.
+void RemoveOld(const std::string& newest, int keep) {
+  std::vector<std::string> all = Checkpoints(fs::path(newest).parent_path().string());
+  const auto end = std::find_if(all.begin(), all.end(), [&](const std::string& path) {
+    return fs::path(path).filename() == fs::path(newest).filename();
+  });
+  if (end != all.end()) all.erase(end + 1, all.end());
+  for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) RemoveCheckpoint(all[i]);
 }
 
 }  // namespace
 
 // --- One process's part ---
 
-Saving::Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options)
+Saving::Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options,
+               const std::string& save)
     : model_(model),
-      team_(*model, options.local),
+      team_(model->save_folder->team),
       path_(std::move(path)),
       partial_(std::move(partial)),
       options_(std::move(options)),
-      index_(IndexOf(*model, options_)),
+      index_(IndexOf(*model, options_, team_, save)),
       before_(LastSteps(*model)),
       snapshot_(std::make_shared<Snapshot>(model, partial_, team_)) {}
 
@@ -149,8 +148,10 @@ void Saving::Run() {
       TellOthers("-" + failure_);
     } catch (const std::exception&) {  // the others hear of it when the job meets
     }
+    // Where the job has ended, others may have completed it: what is left here says that it was under way.
     std::error_code ignored;
-    if (team_.leads()) fs::remove_all(partial_, ignored);
+    const bool others_may = !team_.everyone && (stop_ || !model_->options.job->failure().empty());
+    if (team_.leads() && !others_may) fs::remove_all(partial_, ignored);
   }
   before_.clear();  // and what they gave
   done_.Signal();
@@ -205,16 +206,16 @@ void Saving::Complete() const {
     }
   WriteFile(Cat(partial_, "/", CheckpointIndex::kFile), index.ToJson());
   std::error_code ignored;
-  fs::remove(Cat(partial_, "/led-by-", team_.me), ignored);
   for (int p : team_.processes) fs::remove(FileOf(p), ignored);
   SyncFolder(partial_);
+  if (!team_.everyone && fs::exists(path_, ignored)) RemoveCheckpoint(path_);  // not all hosts have it
   Rename(partial_, path_);
   const std::string folder = fs::path(path_).parent_path().string();
   SyncFolder(folder);
 }
 
 void Saving::RemoveOlder() const {
-  if (team_.leads()) RemoveOld(fs::path(path_).parent_path().string(), options_.keep);
+  if (team_.leads()) RemoveOld(path_, options_.keep);
 }
 
 // --- Save ---
@@ -238,6 +239,44 @@ std::string SaveHandle::Wait() const {
   return path();
 }
 
+namespace {
+
+// Whether there is nothing in the folder but what saves write.
+bool HoldsACheckpoint(const std::string& path) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name != CheckpointIndex::kFile && !(name.rfind("model-", 0) == 0 && name.ends_with(".safetensors")))
+      return false;
+  }
+  return !error;
+}
+
+// Collective. One that not all hosts have, or not of one save, is none, and is replaced.
+void RequireNew(Job* job, const Team& team, const std::string& path) {
+  const std::vector<std::string> there = Together(job, "checkpoint is new", [&] {
+    std::error_code error;
+    if (!fs::exists(path, error)) return "no";
+    if (!HoldsACheckpoint(path))
+      Fail(path, ": there is something of that name, and more in it than a checkpoint");
+    return "yes";
+  });
+  if (std::find(there.begin(), there.end(), "yes") == there.end()) return;
+  if (!team.everyone && !WhyNotCommon(job, path).empty()) return;
+  Fail(path, ": there is such a checkpoint already; save in another folder");
+}
+
+void BeginPartial(const std::string& folder, const std::string& partial) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) Fail(folder, ": it cannot be made: ", error.message());
+  RemovePartial(folder);
+  fs::create_directories(partial, error);
+  if (error) Fail(partial, ": it cannot be made: ", error.message());
+}
+
+}  // namespace
+
 SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& options) {
   ModelImpl* impl = model.impl();
   if (folder.empty()) Fail("Save: the folder's name is empty");
@@ -248,37 +287,28 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
                 static_cast<long long>(model.next_step(options.training)));
   const std::string path = folder + "/" + name, partial = folder + "/." + name + ".partial";
-  const Team team(*impl, options.local);
+  Job* job = impl->options.job.get();
   impl->Load();
   if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, model.next_step(options.training));
-  Together(impl->options.job.get(), "checkpoint begins", [&] {
-    if (!team.leads()) return "";
-    std::error_code error;
-    fs::create_directories(folder, error);
-    if (error) Fail(folder, ": it cannot be made: ", error.message());
-    if (!impl->folder_lock || impl->folder_lock->folder() != folder)
-      impl->folder_lock = std::make_shared<FolderLock>(
-          folder, ".saving",
-          Cat("another program",
-              options.local ? ", or another host of this job, which then should leave out --local," : "",
-              " saves checkpoints in this folder; give each run one of its own"));
-    if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
-    RemovePartial(folder);
-    fs::create_directories(partial, error);
-    if (error) Fail(partial, ": it cannot be made: ", error.message());
-    if (options.local) WriteFile(Cat(partial, "/led-by-", team.me), "");
-    return "";
-  });
+  if (!impl->save_folder || impl->save_folder->folder != folder ||
+      impl->save_folder->local != options.local) {
+    impl->save_folder = nullptr;  // and its lock
+    impl->save_folder = std::make_shared<SaveFolder>(job, folder, options.local);
+  }
+  const Team& team = impl->save_folder->team;
+  RequireNew(job, team, path);
+  const std::string save = Together(job, "checkpoint begins", [&] {
+    if (team.leads()) BeginPartial(folder, partial);
+    return RandomToken();
+  })[0];
   std::shared_ptr<Saving> saving;
   try {
-    Together(impl->options.job.get(), "checkpoint has room", [&] {
+    Together(job, "checkpoint has room", [&] {
       std::error_code error;
       if (!fs::is_directory(partial, error))
         Fail(partial, ": process ", team.processes[0], " made this folder, but process ", team.me,
-             " does not see it: share the folder of checkpoints between all hosts, or let each keep its own "
-             "(SaveOptions::local, --local)");
-      if (options.local) RequireOwnFolder(partial, team);
-      saving = std::make_shared<Saving>(impl, path, partial, options);
+             " does not see it");
+      saving = std::make_shared<Saving>(impl, path, partial, options, save);
       return "";
     });
   } catch (const Error&) {

@@ -16,8 +16,11 @@ namespace oneflow_like {
 
 class Saving : public SaveUnderWay {
  public:
-  // The folder `partial` must exist on all processes. Throws Error when the process's file cannot be created.
-  Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options);
+  // The folder `partial` must exist on all processes, and ModelImpl::save_folder be that around it. Throws
+  // Error when the process's file cannot be created. `save`: CheckpointIndex::save, the same on all
+  // processes.
+  Saving(ModelImpl* model, std::string path, std::string partial, SaveOptions options,
+         const std::string& save);
   ~Saving() override;
 
   void Start();

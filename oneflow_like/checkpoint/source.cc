@@ -11,7 +11,9 @@
 #include "core/boxes/runs.h"
 #include "core/error.h"
 #include "core/float16.h"
+#include "core/hash_bytes.h"
 #include "oneflow_like/checkpoint/index.h"
+#include "oneflow_like/data/files.h"
 #include "oneflow_like/text/json_text.h"
 
 namespace oneflow_like {
@@ -70,6 +72,14 @@ std::string Quoted(const std::vector<std::string>& names) {
   return names.size() > kShown ? Cat(text, " and ", names.size() - kShown, " more") : text;
 }
 
+std::vector<SourceFact> VariableSource::Facts() const {
+  std::string text;
+  for (const auto& [name, variable] : variables_)
+    text += Cat(name, ' ', Name(variable.dtype), variable.shape.str(), '\n');
+  return {{"the number of tensors", Cat(variables_.size())},
+          {"the hash of their names, types and shapes", Hexadecimal(HashOfBytes(text.data(), text.size()))}};
+}
+
 // --- Files ---
 
 FileSource::FileSource(std::string path) : path_(std::move(path)) {
@@ -108,6 +118,23 @@ void FileSource::Add(const std::string& tensor, const SafetensorsReader* file) {
   const StoredTensor& stored = file->Find(tensor);
   variables_[tensor] = {stored.dtype, stored.shape};
   file_of_[tensor] = file;
+}
+
+std::vector<SourceFact> FileSource::Facts() const {
+  std::vector<SourceFact> facts = VariableSource::Facts();
+  std::string some;
+  for (const auto& [name, reader] : files_) {
+    const File& file = reader->file();
+    const uint64_t hash =
+        HashOfSome(file.size(), HashedBytes(files_.size()), [&](int64_t offset, int64_t bytes) {
+          some.resize(bytes);
+          file.ReadAt(offset, some.data(), bytes);
+          return some.data();
+        });
+    facts.push_back({name.empty() ? "the file" : "file " + name,
+                     Cat(file.size(), " bytes with hash ", Hexadecimal(hash)), file.path()});
+  }
+  return facts;
 }
 
 void FileSource::Read(const std::string& name, const Box& box, void* to) {

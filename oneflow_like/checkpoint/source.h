@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/boxes/feeds.h"
 #include "oneflow_like/checkpoint/safetensors.h"
 
 namespace oneflow_like {
@@ -33,6 +34,9 @@ class VariableSource {
   // lies inside it.
   virtual void Read(const std::string& variable, const Box& box, void* to) = 0;
   virtual const std::string& where() const = 0;  // the path, for messages
+  // What the processes of a job compare when they read from it, as hosts may have different files under one
+  // name: names, types and shapes of the variables.
+  virtual std::vector<SourceFact> Facts() const;
 
  protected:
   std::map<std::string, SourceVariable> variables_;
@@ -46,6 +50,7 @@ class FileSource : public VariableSource {
   explicit FileSource(std::string path);
   void Read(const std::string& variable, const Box& box, void* to) override;
   const std::string& where() const override { return path_; }
+  std::vector<SourceFact> Facts() const override;  // sizes and hashes of the files, too
 
  private:
   void AddShards(const std::string& index);
@@ -67,6 +72,7 @@ class ConvertedSource : public VariableSource {
   ConvertedSource(std::shared_ptr<VariableSource> from, const Conversion& conversion);
   void Read(const std::string& variable, const Box& box, void* to) override;
   const std::string& where() const override { return from_->where(); }
+  std::vector<SourceFact> Facts() const override { return from_->Facts(); }
 
  private:
   const std::shared_ptr<VariableSource> from_;

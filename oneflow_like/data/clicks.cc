@@ -45,6 +45,14 @@ ClickLog::ClickLog(const std::string& pattern, const ClickLogOptions& options) :
   if (lines_ == 0) Fail(pattern, " has no line");
 }
 
+std::vector<DataHash> ClickLog::Hashes() const {
+  std::vector<DataHash> hashes;
+  for (const Log& log : logs_)
+    hashes.push_back({log.file->path(), log.file->size(),
+                      HashOfSome(log.file->data(), log.file->size(), HashedBytes(logs_.size()))});
+  return hashes;
+}
+
 void ClickLog::Read(const SampleId& id, std::span<void* const> to) const {
   const Log& log = *(std::upper_bound(logs_.begin(), logs_.end(), id.index,
                                       [](int64_t line, const Log& l) { return line < l.first; }) -

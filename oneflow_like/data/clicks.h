@@ -27,6 +27,7 @@ class ClickLog final : public SampleSource {
   int64_t samples() const override { return lines_; }
   // A line with a wrong number of columns or an invalid number is a BrokenSample.
   void Read(const SampleId& id, std::span<void* const> to) const override;
+  std::vector<DataHash> Hashes() const override;
 
  private:
   struct Log {

@@ -14,6 +14,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/hash_bytes.h"
 
 namespace oneflow_like {
 namespace {
@@ -110,6 +111,31 @@ std::vector<std::string> FilesOf(const std::string& pattern) {
   globfree(&found);
   if (files.empty()) Fail("no file matches ", pattern);
   return files;
+}
+
+uint64_t HashOfSome(int64_t size, int64_t most,
+                    const std::function<const void*(int64_t offset, int64_t bytes)>& at) {
+  constexpr int64_t kParts = 16;
+  if (size <= std::max(most, kParts)) return HashOfBytes(size > 0 ? at(0, size) : nullptr, size);
+  const int64_t bytes = std::max<int64_t>(1, most / kParts);
+  uint64_t hash = static_cast<uint64_t>(size);
+  for (int64_t part = 0; part < kParts; ++part) {
+    // Without overflow: the places of sizes up to 2^63.
+    const int64_t room = size - bytes,
+                  offset = room / (kParts - 1) * part + room % (kParts - 1) * part / (kParts - 1);
+    hash = HashOfBytes(at(offset, bytes), bytes, hash);
+  }
+  return hash;
+}
+
+uint64_t HashOfSome(const void* data, int64_t size, int64_t most) {
+  return HashOfSome(size, most,
+                    [&](int64_t offset, int64_t) { return static_cast<const char*>(data) + offset; });
+}
+
+int64_t HashedBytes(size_t files) {
+  constexpr int64_t kOfOne = int64_t{1} << 20, kOfAll = int64_t{64} << 20;
+  return std::min(kOfOne, kOfAll / std::max<int64_t>(1, static_cast<int64_t>(files)));
 }
 
 std::string Shown(std::string_view part) {

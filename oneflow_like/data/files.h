@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,14 @@ bool IsGzip(const uint8_t* data, int64_t size);
 // The files that match a shell pattern (*, ?, [a-z]), sorted by name; the path itself if it has no wildcard.
 // Throws Error when none matches.
 std::vector<std::string> FilesOf(const std::string& pattern);
+
+// A hash of `size` bytes that `at` gives parts of (valid until its next call), looking at no more than `most`
+// of them: at all, or at 16 parts, evenly from the first byte to the last.
+uint64_t HashOfSome(int64_t size, int64_t most,
+                    const std::function<const void*(int64_t offset, int64_t bytes)>& at);
+uint64_t HashOfSome(const void* data, int64_t size, int64_t most);
+// Bytes of each of so many files that are looked at to compare them: 1 MiB, and 64 MiB of all together.
+int64_t HashedBytes(size_t files);
 
 // A part of a file as a message shows it: its first 60 bytes, those that are not printable ASCII as
 // hexadecimal escapes.

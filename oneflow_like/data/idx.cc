@@ -68,9 +68,20 @@ IdxImages::IdxImages(const std::string& images_path, const std::string& labels_p
     }
   }
   fields_ = {{"images", DType::kFloat32, {images.shape[1] * images.shape[2]}}, {"labels", DType::kInt32, {}}};
+  names_[0] = images_path;
+  names_[1] = labels_path;
   height_ = std::max<int64_t>(1, images.shape[1]);
   images_ = std::move(images.values);
   labels_ = std::move(labels.values);
+}
+
+std::vector<DataHash> IdxImages::Hashes() const {
+  std::vector<DataHash> hashes;
+  for (const auto* values : {&images_, &labels_}) {
+    const auto size = static_cast<int64_t>(values->size());
+    hashes.push_back({names_[hashes.size()], size, HashOfSome(values->data(), size, HashedBytes(2))});
+  }
+  return hashes;
 }
 
 void IdxImages::Read(const SampleId& id, std::span<void* const> to) const {

@@ -26,6 +26,7 @@ class IdxImages final : public SampleSource {
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override { return static_cast<int64_t>(labels_.size()); }
   void Read(const SampleId& id, std::span<void* const> to) const override;
+  std::vector<DataHash> Hashes() const override;
   int64_t pixels() const { return fields_[0].shape[0]; }  // of one picture
   int64_t height() const { return height_; }
   int64_t width() const { return pixels() / height_; }
@@ -33,6 +34,7 @@ class IdxImages final : public SampleSource {
 
  private:
   std::vector<SampleField> fields_;
+  std::string names_[2];
   int64_t height_ = 1;
   std::vector<uint8_t> images_, labels_;
 };

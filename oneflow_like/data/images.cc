@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/hash_bytes.h"
 #include "core/random.h"
 #include "oneflow_like/data/files.h"
 
@@ -104,7 +105,8 @@ void Resize(const Picture& picture, const Crop& crop, int height, int width, con
   }
 }
 
-ImageFolder::ImageFolder(const std::string& folder, const ImageFolderOptions& options) : options_(options) {
+ImageFolder::ImageFolder(const std::string& folder, const ImageFolderOptions& options)
+    : options_(options), folder_(folder) {
   namespace fs = std::filesystem;
   if (options.height < 1 || options.width < 1 || options.height > 1 << 14 || options.width > 1 << 14)
     Fail("pictures of ", folder, " are to be ", options.height, " x ", options.width,
@@ -130,6 +132,27 @@ ImageFolder::ImageFolder(const std::string& folder, const ImageFolderOptions& op
     for (std::string& file : files) files_.emplace_back(std::move(file), static_cast<int>(c));
   }
   if (files_.empty()) Fail(folder, " has no folders with pictures (.jpg, .jpeg, .png)");
+}
+
+std::vector<DataHash> ImageFolder::Hashes() const {
+  constexpr size_t kMostAsked = 20'000;
+  std::call_once(hashed_, [&] {
+    for (const std::string& name : classes_) hashes_.push_back({folder_ + "/" + name});
+    const size_t every = (files_.size() + kMostAsked - 1) / kMostAsked;
+    for (size_t i = 0; i < files_.size(); ++i) {
+      const auto& [path, label] = files_[i];
+      DataHash& all = hashes_[label];
+      const std::string name = path.substr(all.name.size());
+      all.hash = HashOfBytes(name.data(), name.size(), all.hash);
+      std::error_code error;
+      const auto size = i % every == 0 ? static_cast<int64_t>(std::filesystem::file_size(path, error)) : 0;
+      all.size += error ? 0 : size;
+      all.hash = HashOfBytes(&size, sizeof size, all.hash);
+    }
+    for (size_t c = 0; c < classes_.size(); ++c)
+      hashes_[c].hash = HashOfBytes(classes_[c].data(), classes_[c].size(), hashes_[c].hash);
+  });
+  return hashes_;
 }
 
 // As torchvision's RandomResizedCrop: area and shape are drawn until they fit, ten times at most; then what

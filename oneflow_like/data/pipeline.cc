@@ -450,6 +450,21 @@ FeedPieces DataPipeline::Next() {
   return pieces;
 }
 
+std::vector<SourceFact> DataPipeline::Facts() const {
+  const DataPipelineOptions& o = impl_->options;
+  const std::string prefix = "DataPipelineOptions::";
+  const SourceFact compare = {prefix + "compare", o.compare ? "true" : "false"};
+  if (!o.compare) return {compare};
+  std::vector<SourceFact> facts = FactsOf(*impl_->source);
+  facts.insert(facts.begin(), compare);
+  facts.push_back({prefix + "batch", Cat(o.batch)});
+  facts.push_back({prefix + "seed", Cat(o.seed)});
+  facts.push_back({prefix + "shuffle", o.shuffle ? "true" : "false"});
+  facts.push_back({prefix + "epochs", Cat(o.epochs)});
+  facts.push_back({prefix + "start", Cat(impl_->position)});
+  return facts;
+}
+
 int64_t DataPipeline::batch() const { return impl_->options.batch; }
 bool DataPipeline::More() const { return impl_->position < impl_->end; }
 int64_t DataPipeline::position() const { return impl_->position; }

@@ -32,6 +32,9 @@ struct DataPipelineOptions {
   // A broken sample (BrokenSample) is logged and replaced by another sample of the epoch, drawn by its index,
   // as long as this process has met at most this share of an epoch of them; 0: the first is an Error.
   double broken_share = 0;
+  // Whether the processes of a job compare their sources and these options, once, before the first step
+  // (SampleSource::Hashes). False, then on all of them: they hold different parts of the data on purpose.
+  bool compare = true;
 };
 
 // Not thread-safe. Destroying it, at any moment, waits only for the samples that are being read.
@@ -47,6 +50,7 @@ class DataPipeline final : public FeedSource {
   // later call throws the same.
   FeedPieces Next() override;
   int64_t batch() const override;  // DataPipelineOptions::batch
+  std::vector<SourceFact> Facts() const override;
   // Whether there is another batch.
   bool More() const;
   // Number of the next batch's first sample, counted over epochs: with the seed, the pipeline's whole state.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/hash_bytes.h"
 #include "core/random.h"
 
 namespace oneflow_like {
@@ -53,6 +54,20 @@ void CheckSource(const std::string& who, const SampleSource* source) {
   }
 }
 
+std::vector<SourceFact> FactsOf(const SampleSource& source) {
+  std::vector<SourceFact> facts;
+  const std::vector<DataHash> hashes = source.Hashes();
+  if (!hashes.empty()) facts.push_back({"the number of files", Cat(hashes.size())});
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    facts.push_back({Cat("file ", i + 1),
+                     Cat(hashes[i].size, " bytes with hash ", Hexadecimal(hashes[i].hash)), hashes[i].name});
+  }
+  for (const SampleField& field : source.fields())
+    facts.push_back({Cat("field '", field.name, "'"), Cat(Name(field.dtype), field.shape.str())});
+  facts.push_back({"the number of samples", Cat(source.samples())});
+  return facts;
+}
+
 Mixture::Mixture(std::vector<Part> parts, int64_t samples) : parts_(std::move(parts)), samples_(samples) {
   if (parts_.empty()) Fail("a mixture of data needs at least one source");
   double sum = 0;
@@ -88,6 +103,13 @@ Mixture::Mixture(std::vector<Part> parts, int64_t samples) : parts_(std::move(pa
   const int64_t left = kMixtureBlock - std::accumulate(shares_.begin(), shares_.end(), int64_t{0});
   for (int64_t i = 0; i < left; ++i) ++shares_[rest[i].second];
   if (samples_ < 1) Fail("a mixture of ", samples_, " samples must have at least 1");
+}
+
+std::vector<DataHash> Mixture::Hashes() const {
+  std::vector<DataHash> all;
+  for (const Part& part : parts_)
+    for (DataHash& hash : part.source->Hashes()) all.push_back(std::move(hash));
+  return all;
 }
 
 void Mixture::Read(const SampleId& id, std::span<void* const> to) const {

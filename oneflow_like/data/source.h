@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/boxes/feeds.h"
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
@@ -39,6 +40,13 @@ template <typename... Args>
   throw BrokenSample(Cat(args...));
 }
 
+// A part of a source's data, a file for instance, as the processes of a job compare it.
+struct DataHash {
+  std::string name;  // for messages: the path. Not compared
+  int64_t size = 0;
+  uint64_t hash = 0;  // HashOfSome (oneflow_like/data/files.h) hashes a file
+};
+
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
@@ -47,7 +55,14 @@ class SampleSource {
   // Writes the sample: to[i] has room for fields()[i], row-major. Must be thread-safe. Throws BrokenSample or
   // Error.
   virtual void Read(const SampleId& id, std::span<void* const> to) const = 0;
+  // What tells this data from other data of as many samples. The processes of a job compare it before the
+  // first step, as hosts may have different files under one name. Empty: it is not known, and only fields and
+  // the number of samples are compared.
+  virtual std::vector<DataHash> Hashes() const { return {}; }
 };
+
+// What processes that read from such a source must have alike: Hashes, fields, number of samples.
+std::vector<SourceFact> FactsOf(const SampleSource& source);
 
 // Throws Error, beginning with `who`, for a source that is none or breaks its contract: no samples, fields
 // without a name or with the name of another, negative extents.
@@ -74,6 +89,7 @@ class Mixture final : public SampleSource {
   const std::vector<SampleField>& fields() const override { return parts_[0].source->fields(); }
   int64_t samples() const override { return samples_; }
   void Read(const SampleId& id, std::span<void* const> to) const override;
+  std::vector<DataHash> Hashes() const override;  // of all parts
 
  private:
   std::vector<Part> parts_;

@@ -85,6 +85,19 @@ int64_t Tokens::Vocabulary() const {
   return int64_t{largest} + 1;
 }
 
+std::vector<DataHash> Tokens::Hashes() const {
+  std::vector<DataHash> hashes;
+  for (const Shard& shard : *shards_) {
+    const int64_t bytes = shard.count * shard.width,
+                  documents = static_cast<int64_t>(shard.documents.size() * sizeof(int64_t));
+    const uint64_t numbers = HashOfSome(shard.numbers, bytes, HashedBytes(shards_->size()));
+    hashes.push_back(
+        {shard.path, bytes,
+         RandomKey(numbers, HashOfSome(shard.documents.data(), documents, HashedBytes(shards_->size())))});
+  }
+  return hashes;
+}
+
 Tokens Tokens::Part(int64_t begin, int64_t end) const {
   Tokens part = *this;
   part.begin_ = begin_ + begin;

@@ -56,6 +56,8 @@ class Tokens {
   void Read(int64_t begin, int64_t count, int32_t* to) const;
   // The largest token + 1, for which the first call reads all tokens; for text, the tokenizer's vocabulary.
   int64_t Vocabulary() const;
+  // Of each file's numbers, whatever format and header they have, and of the beginnings of its documents.
+  std::vector<DataHash> Hashes() const;
   // The tokens begin .. end of these.
   Tokens Part(int64_t begin, int64_t end) const;
   // Beginnings of documents, ascending, the first at 0: of each file, of each document in Megatron's index,
@@ -93,6 +95,7 @@ class TokenRows final : public SampleSource {
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override;
   void Read(const SampleId& id, std::span<void* const> to) const override;
+  std::vector<DataHash> Hashes() const override { return tokens_.Hashes(); }
 
  private:
   void MarkDocuments(int64_t begin, int64_t count, std::span<void* const> to) const;

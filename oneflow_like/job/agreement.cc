@@ -1,6 +1,5 @@
 #include "oneflow_like/job/agreement.h"
 
-#include <cstdio>
 #include <sstream>
 
 #include "actor/net/talk/job.h"
@@ -26,12 +25,6 @@ std::vector<std::string> Lines(const std::string& text) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
-}
-
-std::string Hexadecimal(uint64_t number) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(number));
-  return text;
 }
 
 std::string OptionLine(const std::string& name, const std::string& value) {

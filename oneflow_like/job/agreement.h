@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/hash_bytes.h"
+
 namespace oneflow_like {
 
 class Job;
 
-// A text's lines, and 16 digits of a number: what such texts are made of.
 std::vector<std::string> Lines(const std::string& text);
-std::string Hexadecimal(uint64_t number);
 // The line of an option, "option --seed=1". `value` has no line break.
 std::string OptionLine(const std::string& name, const std::string& value);
 

@@ -1,5 +1,6 @@
-// Checks that all processes of a job feed the same data: inputs that each feeds whole, and boxes that several
-// of them feed, must be equal, or training would mix different data without an error.
+// Checks that all processes of a job feed the same data, where they can be compared: inputs that each feeds
+// whole, and boxes that several of them feed, must be equal, or training would mix different data without an
+// error. Boxes of one process alone are compared where they come from (source_check.h).
 #pragma once
 
 #include <cstdint>

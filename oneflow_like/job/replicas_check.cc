@@ -4,9 +4,11 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "actor/net/talk/job.h"
 #include "core/hash_bytes.h"
+#include "core/random.h"
 #include "oneflow_like/model/pieces.h"
 
 namespace oneflow_like {
@@ -81,7 +83,97 @@ bool CutEvenly(const Mesh& mesh, int hosted) {
   return true;
 }
 
+// A piece of a variable, by the variable's number and a hash of the box.
+using PieceKey = std::pair<uint64_t, uint64_t>;
+struct HeldPiece {
+  uint64_t variable = 0, box = 0;
+  int rank = 0;  // the first that holds it
+};
+
+std::vector<HeldPiece> PiecesHere(const ModelImpl& model, const std::vector<std::string>& names) {
+  std::vector<HeldPiece> pieces;
+  for (uint64_t v = 0; v < names.size(); ++v) {
+    std::set<uint64_t> boxes;
+    for (int rank : model.store->ranks()) {
+      const Store::VariableInfo* info = model.store->Find(rank, names[v]);
+      if (info == nullptr || info->box.empty()) continue;
+      const uint64_t box = HashName(info->box.str());
+      if (boxes.insert(box).second) pieces.push_back({v, box, rank});
+    }
+  }
+  return pieces;
+}
+
+std::string BytesOf(const std::vector<uint64_t>& numbers) {
+  return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(uint64_t)};
+}
+
+std::vector<uint64_t> NumbersOf(const std::string& bytes) {
+  std::vector<uint64_t> numbers(bytes.size() / sizeof(uint64_t));
+  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(uint64_t));
+  return numbers;
+}
+
+std::vector<PieceKey> KeysOf(const std::string& bytes) {
+  const std::vector<uint64_t> numbers = NumbersOf(bytes);
+  std::vector<PieceKey> keys;
+  for (size_t i = 0; i + 1 < numbers.size(); i += 2) keys.emplace_back(numbers[i], numbers[i + 1]);
+  return keys;
+}
+
 }  // namespace
+
+void RequireSameBeginnings(ModelImpl* model, const std::string& session, const std::set<std::string>& all) {
+  model->WaitIdle();
+  std::vector<std::string> names;
+  for (const std::string& name : all) {
+    auto found = model->variables.find(name);
+    if (found != model->variables.end() && !std::exchange(found->second.compared, true))
+      names.push_back(name);
+  }
+  if (names.empty()) return;
+  Job* job = model->options.job.get();
+  const std::string what = Cat("variables before the first step of session ", session);
+  const std::vector<HeldPiece> here = PiecesHere(*model, names);
+  std::vector<uint64_t> numbers;
+  for (const HeldPiece& piece : here) numbers.insert(numbers.end(), {piece.variable, piece.box});
+  const std::vector<std::string> held = job->AllGather(what, BytesOf(numbers));
+  std::map<PieceKey, int> holders;  // processes
+  for (const std::string& text : held)
+    for (const PieceKey& key : KeysOf(text)) ++holders[key];
+  if (std::none_of(holders.begin(), holders.end(), [](const auto& piece) { return piece.second > 1; }))
+    return;
+  numbers.clear();
+  for (const HeldPiece& piece : here)
+    if (holders.at({piece.variable, piece.box}) > 1)
+      numbers.push_back(HashOfPiece(*model, piece.rank, names[piece.variable]));
+  const std::vector<std::string> hashes = job->AllGather(what + ", their hashes", BytesOf(numbers));
+  std::map<PieceKey, std::pair<size_t, uint64_t>> first;  // process and hash
+  std::map<uint64_t, std::pair<size_t, size_t>> differ;   // by variable, two processes
+  for (size_t p = 0; p < held.size(); ++p) {
+    const std::vector<uint64_t> theirs = NumbersOf(hashes[p]);
+    size_t at = 0;
+    for (const PieceKey& key : KeysOf(held[p])) {
+      if (holders.at(key) < 2) continue;
+      const uint64_t hash = theirs.at(at++);
+      const auto [seen, fresh] = first.try_emplace(key, p, hash);
+      if (seen->second.second != hash) differ.try_emplace(key.first, p, seen->second.first);
+    }
+  }
+  if (differ.empty()) return;
+  const auto& [variable, processes] = *differ.begin();
+  const std::string& name = names[variable];
+  const std::string& origin = model->variables.at(name).origin;
+  const std::string others =
+      differ.size() == 1 ? "" : Cat(", and so do ", differ.size() - 1, " other variables");
+  if (!origin.empty())
+    Fail("session ", session, ": process ", processes.first, " read other weights from ", origin,
+         " than process ", processes.second, ": variable '", name, "' differs", others,
+         "; give all processes the same files");
+  Fail("session ", session, ": variable '", name, "' begins with other values in process ", processes.first,
+       " than in process ", processes.second, others,
+       "; what Model::Write writes must be the same on all processes");
+}
 
 std::string DifferenceOfReplicas(const Replicas& replicas) {
   std::map<uint64_t, std::vector<int>> by_hash;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,13 @@ std::string DifferenceOfReplicas(const Replicas& replicas);
 // Collective; called between steps. Throws Error, the same on all processes, that names the step, the
 // variable and the ranks with their hosts.
 void RequireEqualReplicas(ModelImpl* model, int64_t step);
+
+// Collective, with a job; called before a session's first step. Compares the copies that several processes
+// hold of these variables, those that have not been compared since they were made or loaded: each piece once
+// by each process. Throws Error, the same on all processes, that names the session, a variable, two processes
+// and the file from which they have read different values. Variables that the model does not have are
+// ignored.
+void RequireSameBeginnings(ModelImpl* model, const std::string& session, const std::set<std::string>& names);
 
 // Describes the variables that RequireEqualReplicas cannot compare, "" if there are none: "12 of 40 variables
 // (3 of 9 MB) ...". Throws Error if copies may differ in the last bit without a fault: when processes cut the

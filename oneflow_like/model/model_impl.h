@@ -72,8 +72,10 @@ struct ModelVariable {
   // Whether the stage of `node` is known: from its request on, or, for a weight requested outside any stage,
   // since its first use.
   bool settled = false;
-  Layout layout;         // in the store; empty until first requested
-  VariableCut left_out;  // an annotation in code that AutoCuts::kAll does not follow
+  Layout layout;          // in the store; empty until first requested
+  std::string origin;     // where its values were loaded from; empty: from nowhere
+  bool compared = false;  // before its first step, with its copies in other processes
+  VariableCut left_out;   // an annotation in code that AutoCuts::kAll does not follow
 };
 
 // Steps of all sessions of one name.
@@ -82,7 +84,7 @@ struct SessionSteps {
   enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // kind of the sessions of that name
 };
 
-class FolderLock;       // oneflow_like/checkpoint/safetensors.h
+struct SaveFolder;      // oneflow_like/checkpoint/team.h
 class SessionObserver;  // oneflow_like/session/observer.h
 
 // A save under way reads variables (checkpoint/saving.h).
@@ -142,6 +144,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::unique_ptr<TraceFile> trace;            // when asked for
   std::shared_ptr<SessionObserver> report;     // likewise
   std::map<const void*, LastStep> last_steps;  // by session
+  int64_t loads = 0;                           // how often variables were loaded from files
 
  private:
   void JoinJob();
@@ -151,7 +154,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   int64_t trace_origin = 0;  // by process 0's clock, the same on all processes
 
  public:
-  std::shared_ptr<FolderLock> folder_lock;  // of the folder saved in last, on the process that leads
+  std::shared_ptr<SaveFolder> save_folder;  // the folder saved in last
   std::shared_ptr<SaveUnderWay> saving;     // the last one, complete or under way; destroyed before what it
                                             // reads
 };

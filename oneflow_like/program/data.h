@@ -48,6 +48,7 @@ class MaskedRows final : public SampleSource {
   const std::vector<SampleField>& fields() const override { return fields_; }
   int64_t samples() const override { return rows_->samples(); }
   void Read(const SampleId& id, std::span<void* const> to) const override;
+  std::vector<DataHash> Hashes() const override { return rows_->Hashes(); }
 
  private:
   const std::shared_ptr<const SampleSource> rows_;
@@ -65,6 +66,7 @@ class SourcePart final : public SampleSource {
   void Read(const SampleId& id, std::span<void* const> to) const override {
     source_->Read({.seed = id.seed, .epoch = id.epoch, .index = first_ + id.index}, to);
   }
+  std::vector<DataHash> Hashes() const override { return source_->Hashes(); }
 
  private:
   const std::shared_ptr<const SampleSource> source_;

@@ -19,6 +19,7 @@
 #include "oneflow_like/job/feeds_check.h"
 #include "oneflow_like/job/memory_check.h"
 #include "oneflow_like/job/replicas_check.h"
+#include "oneflow_like/job/source_check.h"
 #include "oneflow_like/job/stalls.h"
 #include "oneflow_like/session/agreement_text.h"
 #include "oneflow_like/session/observer.h"
@@ -162,6 +163,25 @@ void Session::Impl::CheckFeeds(const Feeds& feeds, const FeedPieces& pieces) {
   if (checked_feeds < kStepsWithCheckedFeeds) ++checked_feeds;
 }
 
+void Session::Impl::CheckSource(FeedSource* source) {
+  Job* job = model->options.job.get();
+  if (!job || source->compared) return;
+  const StallWatch::Doing doing(model->options.stalls.get(),
+                                Cat("Session::Run of session ", options.name,
+                                    ", which compares its data with that of other processes"));
+  RequireSameData(job, "session " + options.name, source->Facts());
+  source->compared = true;
+}
+
+void Session::Impl::CheckVariables() {
+  if (!model->options.job || checked_loads == model->loads) return;
+  checked_loads = model->loads;
+  std::set<std::string> names;
+  for (int n : compiled.graph.Order())
+    if (compiled.graph.node(n).kind == NodeKind::kVariable) names.insert(compiled.graph.node(n).name);
+  RequireSameBeginnings(model.get(), options.name, names);
+}
+
 void Session::Impl::CheckReplicas() {
   const int64_t every = model->options.check_replicas, step = runtime->next_step();
   if (every == 0 || !trains || step % every != 0) return;
@@ -295,6 +315,7 @@ const FeedNeeds& Session::Impl::NeedsHere() {
 
 StepResult Session::Run(FeedSource& source, const Feeds& also) {
   if (!impl_) Fail("this Session was moved elsewhere and cannot run");
+  impl_->CheckSource(&source);
   const bool first = impl_->runtime == nullptr;  // while the source, too, only begins
   const auto start = std::chrono::steady_clock::now();
   std::optional<StallWatch::Doing> doing;
@@ -321,6 +342,7 @@ StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   const FeedPieces own_pieces = impl_->OwnPieces(pieces);
   const double lr_factor = impl_->FeedRate(&own);
   impl_->CheckFeeds(own, own_pieces);
+  impl_->CheckVariables();
   impl_->CheckReplicas();
   // Where a write is enqueued while others of the stream wait for their turn, nobody may wait in its place.
   if (impl_->model->saving && impl_->model->backend) impl_->model->saving->WaitCopied();

@@ -23,6 +23,7 @@ struct Session::Impl {
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
   int64_t checked_feeds = 0;                   // steps of this session whose feeds were compared
+  int64_t checked_loads = -1;                  // ModelImpl::loads when its variables were
   std::function<double(int64_t)> lr_function;  // of learning rates that are fed
   bool trains = false;                         // its steps update variables
   bool told_replicas = false;                  // has logged what has no replica
@@ -49,6 +50,11 @@ struct Session::Impl {
   void Load();
   // Checks the next step's feeds in a job: all processes must feed the same.
   void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces);
+  // Checks, once for each source, that other processes read the same.
+  void CheckSource(FeedSource* source);
+  // Checks, before the first step and the first after something was loaded, that copies of variables in
+  // several processes are equal.
+  void CheckVariables();
   // Checks replicas every ModelOptions::check_replicas steps.
   void CheckReplicas();
   void DumpPlan(const plan::Plan& plan) const;

@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
 
+#include "core/system/control_groups.h"
 #include "tests/processes.h"
 
 namespace oneflow_like {
@@ -166,6 +168,33 @@ TEST(Cores, AreDividedBetweenThoseThatShareThem) {
   EXPECT_EQ(ShareOfCores({TextWith({{"machine", 16}, {"a", 0.25}})}, 0), 1) << "at least one";
   EXPECT_EQ(ShareOfCores({std::vector<std::string>(40, two)}, 0), 1);
   EXPECT_EQ(ShareOfCores({"", two}, 0), 0) << "nothing is known";
+}
+
+// A group with a quota, as a container has it, where this machine lets us make one.
+TEST(Cores, OfARealGroupAreSeenInIt) {
+  const std::vector<ControlGroup> groups = GroupsAround("", "cpu");
+  if (groups.empty()) GTEST_SKIP() << "no control groups here";
+  const std::string folder = groups[0].folder + "/cores_test." + std::to_string(getpid());
+  auto put = [&](const std::string& file, const std::string& text) {
+    std::ofstream out(folder + "/" + file);
+    return static_cast<bool>(out << text << std::flush);
+  };
+  const bool made =
+      mkdir(folder.c_str(), 0700) == 0 &&
+      (groups[0].version2 ? put("cpu.max", "50000 100000")
+                          : put("cpu.cfs_period_us", "100000") && put("cpu.cfs_quota_us", "50000"));
+  int status = -1;
+  const pid_t child = made ? fork() : -1;
+  if (child == 0) {
+    double least = 1e9;
+    if (!put("cgroup.procs", std::to_string(getpid()))) _exit(100);
+    for (const CoreLimit& limit : ReadCoreLimits()) least = std::min(least, limit.cores);
+    _exit(least == 0.5 ? 0 : 1);
+  }
+  if (child > 0) waitpid(child, &status, 0);
+  for (int tries = 0; tries < 100 && rmdir(folder.c_str()) != 0 && errno == EBUSY; ++tries) Sleep(0.01);
+  if (!made || (WIFEXITED(status) && WEXITSTATUS(status) == 100)) GTEST_SKIP() << "no right to make a group";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Cores, OfThisMachineAreThere) {
