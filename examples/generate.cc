@@ -14,6 +14,7 @@
 
 #include "examples/saved_model.h"
 #include "oneflow_like/data/files.h"
+#include "oneflow_like/job/agreement.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/precision.h"
 #include "oneflow_like/text/tokenizers.h"
@@ -205,6 +206,20 @@ void CheckGenerateFlags() {
   SamplingOfFlags(0, 0);
 }
 
+// Hosts may have other files of prompts, and tokenizers, under one name.
+void RequireSamePrompts(Job* job, const Prompts& prompts, const std::vector<int32_t>& stops) {
+  if (!job) return;
+  std::string text;
+  auto add = [&](const std::string& what, const std::vector<int32_t>& tokens) {
+    text += what;
+    for (int32_t token : tokens) text += Cat(" ", token);
+    text += '\n';
+  };
+  for (size_t i = 0; i < prompts.tokens.size(); ++i) add(Cat("prompt ", i + 1, ":"), prompts.tokens[i]);
+  add("stop:", stops);
+  RequireAgreement(job, "what is read of prompts, as tokens,", text);
+}
+
 int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given) {
   CheckGenerateFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
@@ -219,6 +234,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   const DType dtype = PrecisionOf(FLAGS_dtype);
   launcher.RequireSameFlags();
   ModelOptions options = launcher.model_options();
+  RequireSamePrompts(options.job.get(), prompts, stops);
   // Nothing is trained, so weights may have the type that products read.
   options.weights = {{"*", {.trainable = false, .dtype = dtype}}};
   Model model(mesh, options);

@@ -97,6 +97,7 @@ int TrainFaces(const Launcher& launcher) {
       launcher, mesh,
       {.about = Cat(data.name, ", each an identity"),
        .samples = data.train,
+       .held_out = data.held_out,
        .unit = "pictures",
        .loss =
            [&](Model& model) {

@@ -160,6 +160,7 @@ int TrainUnet(const Launcher& launcher) {
   return TrainProgram(launcher, mesh,
                       {.about = data.name,
                        .samples = data.train,
+                       .held_out = data.held_out,
                        .unit = "pictures",
                        .loss = [&](Model& model) { return Loss(model, data, config); },
                        .optimizer = AdamW{.lr = FLAGS_lr, .weight_decay = FLAGS_weight_decay},

@@ -12,12 +12,17 @@
 #include <utility>
 
 #include "oneflow_like/checkpoint/source.h"
+#include "oneflow_like/job/source_check.h"
+#include "oneflow_like/job/together.h"
 #include "oneflow_like/program/auto_mesh.h"
+#include "oneflow_like/program/resumed.h"
 
 namespace oneflow_like {
 namespace {
 
-const char* const kDataState = "data_position";  // in checkpoints
+// In checkpoints.
+const char *const kDataState = "data_position", *const kContentsState = "data",
+                  *const kRateState = "learning_rate";
 
 int64_t PositionOf(const std::string& checkpoint, const std::string& text) {
   int64_t position = -1;
@@ -28,27 +33,64 @@ int64_t PositionOf(const std::string& checkpoint, const std::string& text) {
   return position;
 }
 
+RateSchedule RateOf(const Program& program) { return {FLAGS_lr, program.train.lr_schedule}; }
+
+// What is said of a run that goes on: what is another than in the run that was saved.
+std::vector<std::string> ChangesSince(const std::map<std::string, std::string>& state, const Program& program,
+                                      int64_t step, int64_t position) {
+  auto text = [&](const char* name) {
+    const auto found = state.find(name);
+    return found == state.end() ? std::string() : found->second;  // of an older build
+  };
+  std::vector<std::string> changes;
+  DataContents contents;
+  if (program.samples && Parse(text(kContentsState), &contents))
+    changes.push_back(ChangeOfData(contents, ContentsOf(*program.samples), position));
+  RateSchedule rate;
+  if (Parse(text(kRateState), &rate)) changes.push_back(ChangeOfRate(rate, RateOf(program), step));
+  std::erase(changes, "");
+  return changes;
+}
+
+// Throws Error, on all processes, where --save has checkpoints that are not those which the run goes on from,
+// or later ones. `newest`: where it begins; `saved`: the newest in --save.
+void CheckSaveFolder(Job* job, const std::string& resume, const std::string& newest,
+                     const std::string& saved) {
+  if (saved.empty()) return;
+  Together(job, "--save is free", [&] {
+    if (newest.empty() ||
+        !std::filesystem::equivalent(std::filesystem::weakly_canonical(newest).parent_path(), FLAGS_save))
+      Fail("--save=", FLAGS_save,
+           ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
+           ", or save in another folder");
+    if (!std::filesystem::equivalent(newest, saved))
+      Fail("--resume=", resume, ": --save=", FLAGS_save, " has later checkpoints, up to ", saved,
+           "; remove them, or save in another folder");
+    return "";
+  });
+}
+
 // Begins as --resume, --load and the program ask. With --restarts what is in --save already
 // overrides them. Returns the number of the first sample that has not been trained on.
 int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
-  const bool again = launcher.restarted() && !Checkpoints(FLAGS_save).empty();
+  std::vector<std::string> passed_over;
+  const std::string saved = FLAGS_save.empty() ? "" : NewestCheckpoint(model, FLAGS_save, &passed_over);
+  const bool again = launcher.restarted() && !saved.empty();
   const std::string resume = again ? FLAGS_save : FLAGS_resume;
-  const std::string newest = resume.empty() ? "" : NewestCheckpoint(resume);
-  if (!FLAGS_save.empty() && !Checkpoints(FLAGS_save).empty() &&
-      (newest.empty() ||
-       !std::filesystem::equivalent(std::filesystem::weakly_canonical(newest).parent_path(), FLAGS_save)))
-    Fail("--save=", FLAGS_save, ": there are checkpoints already; go on from them with --resume=", FLAGS_save,
-         ", or save in another folder");
-  if (const std::vector<std::string> all = Checkpoints(FLAGS_save);
-      !all.empty() && !std::filesystem::equivalent(newest, all.back()))
-    Fail("--resume=", resume, ": --save=", FLAGS_save, " has later checkpoints, up to ", all.back(),
-         "; remove them, or save in another folder");
+  const std::string newest = resume.empty()         ? ""
+                             : resume == FLAGS_save ? saved
+                                                    : NewestCheckpoint(model, resume, &passed_over);
+  for (const std::string& sentence : passed_over) launcher.Print("passed over: %s\n", sentence.c_str());
+  CheckSaveFolder(program.model.job.get(), resume, newest, saved);
   if (!newest.empty()) {
     const Loaded loaded = Load(model, resume);
     launcher.Print("going on from %s\n", loaded.path.c_str());
     const auto data = loaded.state.find(kDataState);
-    return data == loaded.state.end() ? model.next_step() * FLAGS_batch
-                                      : PositionOf(loaded.path, data->second);
+    const int64_t position =
+        data == loaded.state.end() ? model.next_step() * FLAGS_batch : PositionOf(loaded.path, data->second);
+    for (const std::string& change : ChangesSince(loaded.state, program, model.next_step(), position))
+      launcher.Print("%s\n", change.c_str());
+    return position;
   }
   if (!resume.empty()) launcher.Print("%s: no checkpoint yet, a fresh start\n", resume.c_str());
   if (FLAGS_load.ends_with(".safetensors")) {
@@ -66,6 +108,16 @@ int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
   return 0;
 }
 
+// What the loop keeps in checkpoints beside the program's own.
+std::map<std::string, std::string> StateOf(const Program& program, const DataPipeline& data,
+                                           const DataContents& contents) {
+  std::map<std::string, std::string> state = program.state;
+  state[kDataState] = std::to_string(data.position());
+  state[kContentsState] = ToText(contents);
+  state[kRateState] = ToText(RateOf(program));
+  return state;
+}
+
 // Returns where the training was saved when it was interrupted; empty: it has made all its steps.
 std::string RunTraining(const Launcher& launcher, const Program& program, Model& model, Session& train,
                         DataPipeline& data, Metrics& metrics, Interruptions* interruptions) {
@@ -74,6 +126,7 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
   std::optional<SaveHandle> saved;
   float loss = 0;
   const int64_t first = model.next_step();
+  const DataContents contents = FLAGS_save.empty() ? DataContents() : ContentsOf(*program.samples);
   auto finish_one = [&] {
     loss = in_flight.front().Scalar("loss");  // throws, naming the step, when it is NaN
     const int64_t step = in_flight.front().step();
@@ -95,11 +148,11 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
     // Steps are in the log before they are saved, so that a kill leaves no gap.
     while (!in_flight.empty() && (save || in_flight.size() >= static_cast<size_t>(kStepsInFlight)))
       finish_one();
-    std::map<std::string, std::string> state = program.state;
-    state[kDataState] = std::to_string(data.position());
     if (save)
       saved = Save(model, FLAGS_save,
-                   {.state = state, .keep = static_cast<int>(FLAGS_keep), .local = FLAGS_local});
+                   {.state = StateOf(program, data, contents),
+                    .keep = static_cast<int>(FLAGS_keep),
+                    .local = FLAGS_local});
   }
   while (!in_flight.empty()) finish_one();
   if (saved) saved->Wait();
@@ -121,9 +174,18 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
 
 }  // namespace
 
+// What the files of the processes must have alike.
+void RequireSameFiles(const Program& program) {
+  if (!FLAGS_compare_data) return;
+  Job* job = program.model.job.get();
+  if (job && program.samples) RequireSameData(job, "the data to learn from", FactsOf(*program.samples));
+  if (job && program.held_out) RequireSameData(job, "the data held out", FactsOf(*program.held_out));
+}
+
 void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
                    const std::string& folder) {
-  if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
+  const bool everywhere = FLAGS_local && flag == "save";  // each host has its own
+  if (!(launcher.main_process() || everywhere) || launcher.dry_run() || FLAGS_simulate) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) Fail("--", flag, "=", value, ": folder ", folder, " cannot be made: ", error.message());
@@ -138,6 +200,7 @@ void RequireFolders(const Launcher& launcher) {
 }
 
 int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_flags) {
+  RequireSameFiles(of_flags);
   Mesh mesh = given;
   Program program = of_flags;
   if (const std::optional<PlanCandidate> plan = PlanOfAutoMesh(launcher, program)) {
@@ -169,7 +232,8 @@ int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_
                                         .seed = program.model.seed,
                                         .needs = train.Needs(),
                                         .start = start,
-                                        .threads = launcher.data_threads()});
+                                        .threads = launcher.data_threads(),
+                                        .compare = FLAGS_compare_data});
     metrics.emplace(train, MetricsOptions{.json = FLAGS_log_json,
                                           .tensorboard = FLAGS_tensorboard,
                                           .unit = program.unit,
@@ -205,7 +269,8 @@ void ForEachHeldOut(const Launcher& launcher, Session& session, std::shared_ptr<
                                         .needs = session.Needs(),
                                         .epochs = 1,
                                         .fill = fill,
-                                        .threads = launcher.data_threads()});
+                                        .threads = launcher.data_threads(),
+                                        .compare = FLAGS_compare_data});
   for (int64_t batch = 0; batch < FLAGS_eval_batches && data.More(); ++batch) {
     const StepResult result = session.Run(data);
     see(result, data.rows());

@@ -17,7 +17,10 @@ namespace oneflow_like {
 struct Program {
   std::string about;                            // the data and the model, for people
   std::shared_ptr<const SampleSource> samples;  // to learn from, with a field for each input
-  std::string unit = "samples";                 // that rates count, and how many a sample has
+  // What is looked at in the end, where it comes from other files: processes compare it at the start, too.
+  // May be empty.
+  std::shared_ptr<const SampleSource> held_out = {};
+  std::string unit = "samples";  // that rates count, and how many a sample has
   int64_t per_sample = 1;
   std::function<Tensor(Model& model)> loss;  // builds the model's own graph; inputs are of --batch samples
   Optimizer optimizer;

@@ -19,6 +19,7 @@ DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(lr, 1e-3, "learning rate at its highest");
 DEFINE_int64(warmup, 20, "steps of rise; then a cosine");
+DEFINE_int64(schedule_steps, 0, "of the cosine; 0: --steps");
 DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
 DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b, gpipe, interleaved, zero_bubble");
@@ -34,6 +35,7 @@ DEFINE_string(collective, "", "of messages: ring, tree; empty: auto");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_bool(simulate, false, "steps on paper: times, memory");
 DEFINE_string(topology, "", "file: the machines to plan for");
+DEFINE_bool(compare_data, true, "between processes, at the start");
 DEFINE_string(log_json, "", "gets one JSON object per step");
 DEFINE_string(tensorboard, "", "folder for TensorBoard's files");
 DEFINE_double(peak_flops, 0, "a device's, for mfu; 0: unknown");
@@ -128,6 +130,7 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange<int64_t>("--micro_batches", FLAGS_micro_batches, 1, kMostMicroBatches);
   CheckRange<int64_t>("--steps", FLAGS_steps, 1, kMany);
   CheckRange<int64_t>("--warmup", FLAGS_warmup, 0, kMany);
+  CheckRange<int64_t>("--schedule_steps", FLAGS_schedule_steps, 0, kMany);
   CheckRange<int64_t>("--save_every", FLAGS_save_every, 0, kMany);
   CheckRange<int64_t>("--keep", FLAGS_keep, 0, kMany);
   CheckRange<int64_t>("--eval_batches", FLAGS_eval_batches, 0, kMany);
@@ -217,9 +220,10 @@ TrainOptions TrainOptionsOfFlags() {
   options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
   options.overlap.chunks = FLAGS_overlap;
   options.clip_norm = FLAGS_clip;
+  const int64_t total = FLAGS_schedule_steps > 0 ? FLAGS_schedule_steps : FLAGS_steps;
   options.lr_schedule = {.kind = Schedule::Kind::kCosine,
-                         .warmup = std::min(FLAGS_warmup, FLAGS_steps / 2),
-                         .total = FLAGS_steps,
+                         .warmup = std::min(FLAGS_warmup, total / 2),
+                         .total = total,
                          .final = 0.1};
   return options;
 }

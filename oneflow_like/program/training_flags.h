@@ -16,6 +16,7 @@ DECLARE_double(lr);
 DECLARE_string(dtype);
 DECLARE_int64(micro_batches);
 DECLARE_bool(simulate);
+DECLARE_bool(compare_data);
 DECLARE_string(log_json);
 DECLARE_string(tensorboard);
 DECLARE_double(peak_flops);

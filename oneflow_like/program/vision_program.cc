@@ -51,6 +51,7 @@ int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
       launcher, mesh,
       {.about = data.name,
        .samples = data.train,
+       .held_out = data.held_out,
        .unit = "pictures",
        .loss =
            [&](Model& model) {
