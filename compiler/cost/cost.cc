@@ -4,21 +4,6 @@
 
 namespace oneflow_like {
 
-double Machine::FlopsOf(DType dtype) const { return SizeOf(dtype) < 4 ? narrow_flops : flops; }
-
-Machine MachineOf(const Mesh& mesh) {
-  if (mesh.kind() != "cuda") return {};
-  // GPUs of the H100's kind, eight of a host joined by NVLink, hosts by a 400 Gb/s network card for each GPU.
-  Machine gpu;
-  gpu.topology.links = {{.devices = 8, .latency = 8e-6, .bandwidth = 2e11},
-                        {.devices = 0, .latency = 2e-5, .bandwidth = 4e10}};
-  gpu.topology.memory_bandwidth = 2e12;
-  gpu.flops = 5e13;
-  gpu.narrow_flops = 3e14;
-  gpu.overhead = 2e-6;
-  return gpu;
-}
-
 Work::Unit UnitOf(const std::string& category) {
   return category == "attention"                             ? Work::Unit::kAttention
          : category == "matmul" || category == "convolution" ? Work::Unit::kProduct

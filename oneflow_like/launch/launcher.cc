@@ -18,7 +18,7 @@
 #include <set>
 #include <thread>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/launch/local_launcher.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"

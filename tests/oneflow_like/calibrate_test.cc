@@ -33,9 +33,9 @@ double Draw(std::mt19937* random) {
   return digits * std::pow(10, static_cast<int>((*random)() % 12) - 6);
 }
 
-Amounts DrawAmounts(std::mt19937* random) {
-  Amounts amounts;
-  for (const NamedAmount& amount : kAmounts)
+KernelWork DrawAmounts(std::mt19937* random) {
+  KernelWork amounts;
+  for (const NamedKernelWork& amount : kKernelWork)
     amounts.*amount.value = static_cast<double>((*random)() % 2) * Draw(random);
   return amounts;
 }
@@ -492,7 +492,7 @@ TEST(SecondsOnThreads, CountsTheTilesOfAttention) {
       add(c.keys, c.first_key);
       kernel.set_flops(static_cast<double>(4 * kWidth * kBatch * kHeads * c.queries * c.keys));
       kernel.set_bytes(12345);
-      const Amounts work = WorkOf(kernel);
+      const KernelWork work = WorkOf(kernel);
       const bool whole = kernel.name() == "attention_grad" && c.queries < 5;  // its tiles are
       const double pairs = whole ? 64.0 * static_cast<double>(c.keys) : c.pairs;
       EXPECT_DOUBLE_EQ(work.flop, 4 * kWidth * kBatch * kHeads * pairs) << name << " " << c.queries;
@@ -512,7 +512,7 @@ TEST(SecondsOnThreads, CountsTheMatricesOfProducts) {
   struct Case {
     std::string equation;  // empty: a matmul
     std::vector<Dims> operands;
-    Amounts elements;
+    KernelWork elements;
   };
   const std::vector<Case> cases = {
       {"bsw,whd->bshd",
@@ -548,8 +548,8 @@ TEST(SecondsOnThreads, CountsTheMatricesOfProducts) {
       plan::Kernel kernel = ProductKernel(c.equation, type, c.operands);
       kernel.set_flops(7);
       kernel.set_bytes(8);
-      Amounts expected;
-      for (const NamedAmount& amount : kAmounts)
+      KernelWork expected;
+      for (const NamedKernelWork& amount : kKernelWork)
         expected.*amount.value = static_cast<double>(SizeOf(type)) * c.elements.*amount.value;
       expected.call = 1;
       expected.flop = 7;

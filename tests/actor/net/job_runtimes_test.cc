@@ -5,7 +5,7 @@
 #include <cstring>
 #include <random>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/talk/runtime_links.h"
 #include "tests/actor/net/job_processes.h"
 #include "tests/actor/net/stub_network.h"

@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/talk/control.h"
 #include "actor/net/talk/gather.h"
 #include "tests/actor/net/job_processes.h"
