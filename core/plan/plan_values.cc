@@ -1,6 +1,9 @@
 #include "core/plan/plan_values.h"
 
 #include <algorithm>
+#include <string>
+
+#include "core/random.h"
 
 namespace oneflow_like {
 
