@@ -1,4 +1,5 @@
 // What the examples do with texts.
+// ctest: asan=10
 #include "examples/data.h"
 
 #include "oneflow_like/data/files.h"
