@@ -1,5 +1,6 @@
 // Recompute::kAuto: plans are about as fast as the best there are that fit, and no budget gives a slower plan
 // or a smaller peak than one below it.
+// ctest: seconds=166 long=350
 #include <gtest/gtest.h>
 
 #include <algorithm>

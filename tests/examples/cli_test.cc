@@ -1,5 +1,6 @@
 // The example programs met with wrong flags and broken files: one clear sentence, exit code 64, no crash. And
 // the little they must do when all is well.
+// ctest: seconds=30 programs=examples
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

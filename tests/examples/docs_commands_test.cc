@@ -1,6 +1,7 @@
 // Every command in README.md, docs/ and the folders' READMEs runs, at a size that takes a moment; what a test
 // cannot run names the file that does. Blocks of code without a language are commands; other blocks say what
 // they are.
+// ctest: seconds=330 programs=examples
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -76,7 +77,7 @@ struct Elsewhere {
   const char *command, *file, *text;
 };
 const Elsewhere kElsewhere[] = {
-    {"./tests/run.sh", ".ci/run", "exec ./tests/run.sh --all"},
+    {"./tests/run.sh", ".ci/run", "exec ./tests/run.sh --ci"},
     {"cmake -S . -B build/release -G Ninja -DOFL_TESTS=OFF", "tests/package.sh", "-G Ninja -DOFL_TESTS=OFF"},
     {"cmake --build build/release", "tests/package.sh", "cmake --build \"$build\""},
     {"cmake --install build/release --prefix /opt/oneflow_like", "tests/install_test.cc",

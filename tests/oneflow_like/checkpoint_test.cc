@@ -1,6 +1,7 @@
 // Checkpoints: a run goes on from one as if it had not stopped, on the mesh it was saved on or another, with
 // any number of processes; what does not fit is named; what is damaged is refused, and what was complete
 // stays.
+// ctest: seconds=25 asan=170 tsan=170 tsan_filter=*OneMoment*:*BadSteps*:*HostsMay*:*AnyNumber*:*Disk*
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -20,8 +21,9 @@
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"
+#include "tests/sanitized.h"
 
-DEFINE_int32(pairs, 6, "Pairs of cuts of 8 devices, for each type; 400: all");
+DEFINE_int32(pairs, oneflow_like::kSanitized ? 1 : 6, "Pairs of cuts of 8 devices, for each type; 400: all");
 
 namespace oneflow_like {
 namespace {

@@ -1,5 +1,6 @@
 // The search for a plan: candidates are all there are, what is found is near the best of all that could be
 // simulated, fits, is the same each time, and keeps what was given.
+// ctest: long=271
 #include "oneflow_like/plan_search.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // Recomputation and the stages of ZeRO: no bit of a loss changes by the one, nothing but the order of sums by
 // the other, and memory and messages are those of the formulas.
+// ctest: seconds=45
 #include <gtest/gtest.h>
 
 #include <cmath>

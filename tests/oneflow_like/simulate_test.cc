@@ -1,5 +1,6 @@
 // Simulated sessions: the acts come in the order in which the runtime does them, every repetition gives the
 // same numbers, and topology files say what is wrong with them.
+// ctest: seconds=111
 #include "oneflow_like/simulate.h"
 
 #include <gtest/gtest.h>

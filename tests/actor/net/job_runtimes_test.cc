@@ -1,5 +1,6 @@
 // Runtimes of several processes find one another through the job: outputs arrive whole, failures reach their
 // like. Every process is a forked one.
+// ctest: asan=10 tsan=10 waits
 #include <gtest/gtest.h>
 
 #include <cstring>
