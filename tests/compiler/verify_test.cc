@@ -13,6 +13,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/graph/text.h"
+#include "compiler/plan/schedule.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 

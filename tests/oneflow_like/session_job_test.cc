@@ -8,6 +8,7 @@
 #include "compiler/cost/collective_costs.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/feeds_check.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/actor/net/stub_network.h"
 #include "tests/oneflow_like/thread_job.h"
 
