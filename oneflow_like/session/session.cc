@@ -240,7 +240,7 @@ Feeds Session::Impl::OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) cons
   std::string names;
   for (const auto& [name, value] : inputs) {
     names += Cat(names.empty() ? "'" : ", '", name, "'");
-    if (lr_function && name == options.name + ":lr_factor") continue;  // FeedRate
+    if (FedHere(name)) continue;
     auto feed = feeds.find(name);
     // What no rank here reads may be left out.
     if (feed == feeds.end() && (pieces.count(name) || runtime->Needs()[name].empty())) continue;
@@ -270,6 +270,10 @@ std::vector<Box> Session::Needs(const std::string& input) const {
 }
 
 // As the plans of these ranks have it (compiler/plan/partition.cc), without making them.
+bool Session::Impl::FedHere(const std::string& input) const {
+  return lr_function && input == options.name + ":lr_factor";
+}
+
 const FeedNeeds& Session::Impl::NeedsHere() {
   if (!needs.empty()) return needs;
   const Graph& graph = compiled.graph;
@@ -289,7 +293,8 @@ const FeedNeeds& Session::Impl::NeedsHere() {
         boxes[node.name].push_back(LocalBox(v.shape, v.sbp, graph.Sizes(), coords));
     }
   }
-  for (const auto& [name, value] : inputs) needs[name] = Disjoint(std::move(boxes[name]));
+  for (const auto& [name, value] : inputs)
+    if (!FedHere(name)) needs[name] = Disjoint(std::move(boxes[name]));
   return needs;
 }
 

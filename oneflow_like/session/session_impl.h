@@ -42,6 +42,8 @@ struct Session::Impl {
   Feeds OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
   void CheckBatch(int64_t batch, const FeedPieces& pieces) const;
   FeedPieces OwnPieces(const FeedPieces& pieces) const;
+  // Whether the session feeds this input itself (FeedRate): no data has it.
+  bool FedHere(const std::string& input) const;
   const FeedNeeds& NeedsHere();
   // The factor on learning rates of the next step, which is fed where lr_function gives it. REQUIRES: loaded.
   double FeedRate(Feeds* feeds) const;
