@@ -99,12 +99,12 @@ if [ -n "$times" ]; then
   for folder in $top $top/asan $top/tsan; do
     [ -e $folder/seconds ] || continue
     echo "Processor-seconds in $folder, and for tests seconds by the clock:"
-    awk '{ $1 == "test" ? test += $3 + $4 : compile += $3 + $4 }
-         $1 != "test" { target[$2] += $3 + $4 }
-         $1 == "test" { printf "test %s %.1f %.1f\n", $2, $3 + $4, $5 | "sort -k3 -rn" }
+    awk '$1 == "test" { tests += $3 + $4; printf "test %s %.1f %.1f\n", $2, $3 + $4, $5 | "sort -k3 -rn" }
+         $1 != "test" { targets += $3 + $4; target[$2] += $3 + $4 }
          END { close("sort -k3 -rn")
                for (name in target) printf "target %s %.1f\n", name, target[name] | "sort -k3 -rn"
-               close("sort -k3 -rn"); printf "all compiling and linking %.0f\nall tests %.0f\n", compile, test }' $folder/seconds
+               close("sort -k3 -rn")
+               printf "all targets %.0f\nall tests %.0f\n", targets, tests }' $folder/seconds
   done
   echo
 fi
