@@ -64,6 +64,13 @@ MemoryOfProcess FromText(const std::string& text) {
   return process;
 }
 
+[[noreturn]] void FailShort(const Session::Impl& session, int process, const std::string& what) {
+  const Job* job = session.model->options.job.get();
+  const int hosted = session.compiled.graph.mesh().size() / (job ? job->processes() : 1);
+  Fail(what, "; use more hosts, cut more, or make the model smaller. What a rank holds:\n",
+       RankText(session, SummaryOf(session, process * hosted)));
+}
+
 }  // namespace
 
 ShortMemory FindShortMemory(const std::vector<MemoryOfProcess>& processes) {
@@ -107,11 +114,14 @@ void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Pla
     who = Cat(found.processes.size() == 1 ? " for process " : " for processes ", who, " on host ",
               job->peers()[found.processes[0]].host);
   }
-  const int hosted = session.compiled.graph.mesh().size() / static_cast<int>(all.size());
-  Fail("session ", session.options.name, " needs ", found.needed, " bytes of memory", who, ", but ",
-       found.left, " are free of the ", found.limit.bytes, " that ", found.limit.source,
-       " allows; use more hosts, cut more, or make the model smaller. What a rank holds:\n",
-       RankText(session, SummaryOf(session, found.processes[0] * hosted)));
+  FailShort(session, found.processes[0],
+            Cat("session ", session.options.name, " needs ", found.needed, " bytes of memory", who, ", but ",
+                found.left, " are free of the ", found.limit.bytes, " that ", found.limit.source, " allows"));
+}
+
+void FailOutOfMemory(const Session::Impl& session, const std::string& reason) {
+  const Job* job = session.model->options.job.get();
+  FailShort(session, job ? job->process() : 0, Cat("session ", session.options.name, ": ", reason));
 }
 
 }  // namespace oneflow_like

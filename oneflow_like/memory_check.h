@@ -15,6 +15,10 @@ namespace oneflow_like {
 // names the limit, the processes, both numbers and the largest consumers. Collective in a job.
 void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Plan>& plans);
 
+// Throws Error in place of a failure while the session's plans were loaded: `reason`, what to do, and what
+// the ranks hosted here hold.
+[[noreturn]] void FailOutOfMemory(const Session::Impl& session, const std::string& reason);
+
 // The part that is arithmetic. Each process sends one of these to the others.
 struct MemoryOfProcess {
   std::string host;  // equal for processes of one host

@@ -11,9 +11,12 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <new>
 #include <optional>
+#include <system_error>
 
 #include "actor/net/talk/job.h"
+#include "core/host_memory.h"
 #include "core/plan_values.h"
 #include "oneflow_like/agreement.h"
 #include "oneflow_like/checkpoint/saving.h"
@@ -29,6 +32,7 @@ namespace oneflow_like {
 namespace {
 
 constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
+constexpr size_t kRoomForSteps = size_t{64} << 20;
 
 }  // namespace
 
@@ -118,8 +122,26 @@ void Session::Impl::Close() {
 void Session::Impl::Load() {
   if (runtime) return;
   VLOG(1) << "session " << options.name << ": its plans and memory are made";
+  if (model->options.job) RequireAgreement(*this);
+  std::string reason;
+  try {
+    LoadPlans();
+    // Steps allocate little, but libraries of theirs might fail in no orderly way.
+    CheckAddressesFor(kRoomForSteps, "what its steps take beside their plan");
+  } catch (const ShortOfMemory& error) {
+    reason = error.what();
+  } catch (const std::bad_alloc&) {
+    reason = OutOfMemoryText();
+  } catch (const std::system_error& error) {  // of a thread that the system does not start
+    reason = Cat(error.what(), ": ", OutOfMemoryText());
+  }
+  if (reason.empty()) return;
+  runtime.reset();
+  FailOutOfMemory(*this, reason);
+}
+
+void Session::Impl::LoadPlans() {
   Job* job = model->options.job.get();
-  if (job) RequireAgreement(*this);
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
