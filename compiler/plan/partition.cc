@@ -25,6 +25,7 @@ class Partitioner {
               PlanDetail detail)
       : graph_(graph),
         logical_(logical),
+        options_(options),
         detail_(detail),
         sizes_(graph.Sizes()),
         cost_(graph, options.machine) {
@@ -37,6 +38,7 @@ class Partitioner {
     plan_.set_times(graph.times());
     plan_.set_seed(options.seed);
     plan_.set_order_hash(logical.hash);
+    plan_.set_kernel_threads(options.kernel_threads);
     plan_.add_arena()->set_memory("device");
   }
 
@@ -164,23 +166,30 @@ class Partitioner {
     if (def && !def->chosen.label.empty()) bytes = work.bytes / ActsOf(graph_, node);
     k->set_bytes(bytes);
     k->set_category(graph_.CategoryOf(node));
-    if (def && def->scratch) {
-      KernelSpec spec = SpecOf(*k, attrs);
-      k->set_scratch_bytes(RoundUp(def->scratch(spec)));
-    }
+    k->set_scratch_bytes(RoundUp(ScratchOf(node, def, *k, attrs)));
     k->set_flops(work.flops / ActsOf(graph_, node));
   }
 
-  static KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) {
+  int64_t ScratchOf(const Node& node, const OpDef* def, const plan::Kernel& k, const Attrs& attrs) const {
+    if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch || IsCollective(node)) return 0;
+    if (options_.kernels != nullptr) return options_.kernels->Scratch(SpecOf(k, attrs), plan_.device_kind());
+    return def != nullptr && def->scratch ? def->scratch(SpecOf(k, attrs)) : 0;
+  }
+
+  KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) const {
     KernelSpec spec;
     spec.name = k.name();
     spec.attrs = attrs;
+    spec.threads = options_.kernel_threads;
     auto arg = [](const plan::Operand& o) {
       TensorArg a;
       a.dtype = static_cast<DType>(o.dtype());
       a.global = Dims(o.global().at().begin(), o.global().at().end());
       a.begin = Dims(o.box(0).begin().begin(), o.box(0).begin().end());
       a.extent = Dims(o.box(0).extent().begin(), o.box(0).extent().end());
+      for (const plan::Box& box : o.box())  // of any act
+        for (int axis = 0; axis < a.extent.rank(); ++axis)
+          a.extent[axis] = std::max(a.extent[axis], box.extent(axis));
       return a;
     };
     for (const plan::Operand& o : k.in()) spec.in.push_back(arg(o));
@@ -405,6 +414,7 @@ class Partitioner {
 
   const Graph& graph_;
   const LogicalPlan& logical_;
+  const CompileOptions& options_;
   const PlanDetail detail_;
   std::vector<int> sizes_;
   CostModel cost_;

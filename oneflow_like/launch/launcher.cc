@@ -24,6 +24,7 @@
 #include "actor/trace.h"
 #include "core/system/exit_codes.h"
 #include "core/system/file_check.h"
+#include "core/system/host_memory.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/calibrate.h"
 #include "oneflow_like/data/pipeline.h"
@@ -546,6 +547,7 @@ int Launcher::CalibrateHere() const {
 // An error that all processes make alike is printed by the main one alone where all is read together. Gives
 // the exit code: `code`, or that of the process that failed first, so that all end with one.
 int Launcher::EndWith(const std::exception& error, int code) const {
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return EndWith(Error(OutOfMemoryText()), kRunError);
   if (folder_ && !*begun_) folder_->Withdraw();
   const bool at_once = main_process() || !one_output_;
   if (at_once) PrintError(error);

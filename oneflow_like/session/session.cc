@@ -11,10 +11,13 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <new>
 #include <optional>
+#include <system_error>
 
 #include "actor/net/talk/job.h"
 #include "core/plan/plan_values.h"
+#include "core/system/host_memory.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/feeds_check.h"
 #include "oneflow_like/job/memory_check.h"
@@ -29,6 +32,7 @@ namespace oneflow_like {
 namespace {
 
 constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
+constexpr size_t kRoomForSteps = size_t{64} << 20;
 
 }  // namespace
 
@@ -118,14 +122,34 @@ void Session::Impl::Close() {
 void Session::Impl::Load() {
   if (runtime) return;
   VLOG(1) << "session " << options.name << ": its plans and memory are made";
+  if (Job* job = model->options.job.get())
+    RequireAgreement(job, "session " + options.name, AgreementText(*this));
+  std::string reason;
+  try {
+    LoadPlans();
+    // Steps allocate little, but libraries of theirs might fail in no orderly way.
+    CheckAddressesFor(kRoomForSteps, "what its steps take beside their plan");
+  } catch (const ShortOfMemory& error) {
+    reason = error.what();
+  } catch (const std::bad_alloc&) {
+    reason = OutOfMemoryText();
+  } catch (const std::system_error& error) {  // of a thread that the system does not start
+    reason = Cat(error.what(), ": ", OutOfMemoryText());
+  }
+  if (reason.empty()) return;
+  runtime.reset();
+  FailOutOfMemory(*model, options.name, reason, [this](int rank) { return ConsumersOf(rank); });
+}
+
+std::string Session::Impl::ConsumersOf(int rank) const { return RankText(*this, SummaryOf(*this, rank)); }
+
+void Session::Impl::LoadPlans() {
   Job* job = model->options.job.get();
-  if (job) RequireAgreement(job, "session " + options.name, AgreementText(*this));
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
   for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
-  RequireHostMemory(*model, options.name, plans,
-                    [&](int rank) { return RankText(*this, SummaryOf(*this, rank)); });
+  RequireHostMemory(*model, options.name, plans, [this](int rank) { return ConsumersOf(rank); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
     DumpPlan(plan);

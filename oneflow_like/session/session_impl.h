@@ -49,6 +49,9 @@ struct Session::Impl {
   double FeedRate(Feeds* feeds) const;
   // Creates the plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
+  void LoadPlans();
+  // What fills a rank's memory, for the sentence of a plan that does not fit.
+  std::string ConsumersOf(int rank) const;
   // Checks the next step's feeds in a job: all processes must feed the same.
   void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces);
   // Checks replicas every ModelOptions::check_replicas steps.

@@ -15,6 +15,7 @@
 #include "ops/cpu/manifest.h"
 #include "ops/oracle/check.h"
 #include "ops/oracle/gradient.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like::oracle {
 namespace {
@@ -66,7 +67,7 @@ TEST_P(OperatorOracle, FastKernelUnderEverySignature) {
     return all;
   }();
   if (!registry->Has(def().name, "cpu")) return;  // the reference kernel is the only one
-  MakeKernel fast = [](const KernelSpec& spec) { return registry->Make(spec, "cpu"); };
+  MakeKernel fast = [](const KernelSpec& spec) { return MakeWithScratch(*registry, spec); };
   ExpectClean("cpu", CheckOperator(def(), ReferenceOf(def()), fast, {}));
 }
 
