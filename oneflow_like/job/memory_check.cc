@@ -69,9 +69,7 @@ MemoryOfProcess FromText(const std::string& text) {
                             const std::function<std::string(int rank)>& consumers) {
   const Job* job = model.options.job.get();
   const int hosted = model.mesh.size() / (job ? job->processes() : 1);
-  Fail(what,
-       "; use more hosts, cut more, or make the model smaller. What a rank holds:
-       ",
+  Fail(what, "; use more hosts, cut more, or make the model smaller. What a rank holds:\n",
        consumers(process * hosted));
 }
 
