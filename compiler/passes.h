@@ -53,7 +53,8 @@ struct CompileOptions {
   std::optional<Training> training;  // of a graph with a train node
   DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
   bool fuse = true;                  // operators into one kernel; false: each has its own
-  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan.
+  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan if
+  // there can be any.
   int64_t memory_budget = 0;
   std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
 };
@@ -80,6 +81,11 @@ void FuseEpilogue(Graph* graph);
 void FuseAccumulate(Graph* graph);
 void Fuse(Graph* graph);
 void ChooseRecompute(Graph* graph, const CompileOptions& options);
+// What ChooseRecompute chooses within a number of bytes, by region that is left to the compiler.
+using RecomputeWithin = std::function<std::map<std::string, Recompute>(int64_t memory_budget)>;
+// For several budgets: the plans that are compared depend on none, and are compiled once. `graph` and
+// `options` must outlive the result.
+RecomputeWithin SearchRecompute(const Graph& graph, const CompileOptions& options);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives
@@ -104,8 +110,9 @@ LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
 // kOutline: for estimates and simulation, in a fraction of the time. Of a tensor's pieces, and of the regions
 // of a collective, those of the first micro-batch stand for those of the others where these only lie
-// elsewhere.
-enum class PlanDetail : uint8_t { kWhole, kOutline };
+// elsewhere. kMemory: in a fraction of that time, what memory follows from and no more: buffers and variables
+// with their bytes, and which kernels use them when.
+enum class PlanDetail : uint8_t { kWhole, kOutline, kMemory };
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail = PlanDetail::kWhole);
 // Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound: the sum
