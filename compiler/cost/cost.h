@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,8 @@ class LocalWork {
   LocalWork() = default;  // for a node that computes nothing by itself
   // The whole work of node `n` with this rule.
   LocalWork(const Graph& graph, int n, BoundRule rule);
+  // Makes it that of node `n`, which has the same rule.
+  void SetNode(const Graph& graph, int n);
 
   // Reduces the work to coordinate `index` of one more mesh axis of `parts`, along which operands and results
   // have these signatures. Cuts nest: outer axes come first.
@@ -84,10 +87,12 @@ class CostModel {
  private:
   Work BoxingAt(const Node& node, const std::vector<int>& coords) const;
   Work PieceAt(const Node& node, LocalWork* whole, const std::vector<int>& coords) const;  // undoes its cuts
+  LocalWork* WholeOf(int n);
 
   const Graph& graph_;
   const Machine& machine_;
   std::vector<int> sizes_;
+  std::unordered_map<const BoundRule*, LocalWork> whole_;  // by a rule of the graph: copying one takes long
 };
 
 }  // namespace oneflow_like

@@ -55,7 +55,8 @@ struct CompileOptions {
   // threads are those that any process of the job gives a kernel at most.
   const KernelRegistry* kernels = nullptr;
   int kernel_threads = 1;
-  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan.
+  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan if
+  // there can be any.
   int64_t memory_budget = 0;
   std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
 };

@@ -58,10 +58,19 @@ std::unique_ptr<Kernel> KernelRegistry::Make(const KernelSpec& spec, const std::
   return entry->make(spec);
 }
 
+const ScratchFn* KernelRegistry::FindScratch(const std::string& name, const std::string& device_kind) const {
+  const Entry* entry = Find(name, device_kind);
+  if (entry != nullptr && !entry->scratch) entry = Find(name, "reference");
+  return entry != nullptr && entry->scratch ? &entry->scratch : nullptr;
+}
+
+bool KernelRegistry::StatesScratch(const std::string& name, const std::string& device_kind) const {
+  return FindScratch(name, device_kind) != nullptr;
+}
+
 int64_t KernelRegistry::Scratch(const KernelSpec& spec, const std::string& device_kind) const {
-  const Entry* entry = Find(spec.name, device_kind);
-  if (entry != nullptr && !entry->scratch) entry = Find(spec.name, "reference");
-  return entry != nullptr && entry->scratch ? entry->scratch(spec) : 0;
+  const ScratchFn* scratch = FindScratch(spec.name, device_kind);
+  return scratch != nullptr ? (*scratch)(spec) : 0;
 }
 
 }  // namespace oneflow_like

@@ -88,6 +88,8 @@ class KernelRegistry {
   // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
   // none.
   std::unique_ptr<Kernel> Make(const KernelSpec& spec, const std::string& device_kind) const;
+  // Whether the kernel's scratch depends on its spec; else it needs none.
+  bool StatesScratch(const std::string& name, const std::string& device_kind) const;
   // The scratch that this kernel states; 0 where there is none.
   int64_t Scratch(const KernelSpec& spec, const std::string& device_kind) const;
 
@@ -97,6 +99,7 @@ class KernelRegistry {
     ScratchFn scratch;
   };
   const Entry* Find(const std::string& name, const std::string& device_kind) const;
+  const ScratchFn* FindScratch(const std::string& name, const std::string& device_kind) const;
   std::map<std::pair<std::string, std::string>, Entry> entries_;
 };
 

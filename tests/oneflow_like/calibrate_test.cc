@@ -671,10 +671,12 @@ TEST(Simulate, MemoryIsThatOfTheRun) {
 
 // --- Calibration ---
 
-TEST(Calibrate, WritesAFileThatSimulates) {
+// Of all cores if 0.
+void ExpectAFileThatSimulates(int cores) {
   CalibrateOptions options;
   options.rounds = 3;
   options.models = 1;
+  options.cores = cores;
   int told = 0;
   options.progress = [&](const std::string&) { ++told; };
   const std::string file = testing::TempDir() + "here.txt";
@@ -702,6 +704,9 @@ TEST(Calibrate, WritesAFileThatSimulates) {
     EXPECT_EQ(texts.size(), 1u);
   }
 }
+
+TEST(Calibrate, WritesAFileThatSimulates) { ExpectAFileThatSimulates(1); }
+TEST(LongCalibrate, WritesAFileThatSimulates) { ExpectAFileThatSimulates(0); }
 
 TEST(Calibrate, RefusesNumbersOutOfRange) {
   const auto error = [](const CalibrateOptions& options) { return ErrorOf([&] { Calibrate(options); }); };
