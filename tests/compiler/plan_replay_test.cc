@@ -1,6 +1,7 @@
 // Memory is never written while someone still needs what it holds: random models on random meshes, stages,
 // signatures, micro-batches, schedules and types, compiled, and their plans played in many orders
 // (tests/compiler/plan_replay.h), of the segments alone and of all ranks together.
+// ctest: long=10
 #include "tests/compiler/plan_replay.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Promise one, memory is known before the first step: plans say what their arenas take, to the byte, and
 // nothing is allocated once a step has run. Also: plans fit closely, are the same on every machine, agree
 // among ranks, and are refused above the budget.
-// ctest: seconds=25
+// ctest: seconds=25 long=15
 #include <gtest/gtest.h>
 #include <link.h>
 #include <sched.h>

@@ -1,6 +1,6 @@
 // The search for cuts of variables and signatures of nodes: as good as trying all there are, on random graphs
 // of products, sums and elementwise operators, with and without updates of weights, over one or two axes.
-// ctest: seconds=40
+// ctest: seconds=40 long=30
 #include <gtest/gtest.h>
 
 #include <algorithm>

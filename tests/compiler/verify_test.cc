@@ -1,6 +1,6 @@
 // The invariants object: every boxing of the compiled GPT is needed, and so is every signature, place and
 // slot. Also: the text of a graph reads back, and is all a compiler needs.
-// ctest: seconds=35
+// ctest: seconds=35 long=25
 #include <gtest/gtest.h>
 #include <unistd.h>
 

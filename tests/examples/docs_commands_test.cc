@@ -1,7 +1,7 @@
 // Every command in README.md, docs/ and the folders' READMEs runs, at a size that takes a moment; what a test
 // cannot run names the file that does. Blocks of code without a language are commands; other blocks say what
 // they are.
-// ctest: seconds=330 programs=examples
+// ctest: seconds=330 long=250 programs=examples
 #include <gtest/gtest.h>
 #include <unistd.h>
 

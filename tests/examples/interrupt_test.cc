@@ -1,7 +1,7 @@
 // SIGTERM and SIGUSR1 to a gpt with --save, as 1, 2 and 4 processes: all agree, save once and end with 75;
 // what goes on from there ends as if nothing had been, bit for bit. signals_test has what signals do
 // otherwise.
-// ctest: seconds=17 programs=gpt
+// ctest: seconds=17 long=12 programs=gpt
 #include <gtest/gtest.h>
 
 #include "core/system/exit_codes.h"

@@ -1,7 +1,7 @@
 // Killed at any moment of saving, a run has a complete checkpoint or none, and what goes on from it is what
 // an undisturbed run would have been: bit for bit on the same mesh, up to the rounding of other sums on
 // another.
-// ctest: seconds=33 waits programs=gpt,checkpoint
+// ctest: seconds=33 long=25 waits programs=gpt,checkpoint
 #include <gflags/gflags.h>
 
 #include "tests/examples/saved_runs.h"

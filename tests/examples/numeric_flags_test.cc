@@ -1,6 +1,6 @@
 // Every numeric flag of every program, at values that templates, typing errors and other programs give: it is
 // accepted with a sensible meaning, or refused in one sentence with exit code 64 before anything is started.
-// ctest: seconds=25 programs=examples
+// ctest: seconds=25 long=20 programs=examples
 #include <gtest/gtest.h>
 
 #include <cfloat>

@@ -1,5 +1,6 @@
 // The models of the example programs beside GPT and Llama: one loss curve for each on every mesh, in
 // micro-batches, with every schedule, ZeRO and recomputation.
+// ctest: long=30
 #include <gtest/gtest.h>
 
 #include <algorithm>

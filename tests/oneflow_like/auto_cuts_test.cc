@@ -1,6 +1,6 @@
 // ModelOptions::auto_cuts: a transformer block becomes column-row, annotations hold, a plan fits its budget,
 // every mesh has the single device's loss curve, and processes have one choice.
-// ctest: seconds=87
+// ctest: seconds=87 long=60
 #include <gtest/gtest.h>
 
 #include <cmath>

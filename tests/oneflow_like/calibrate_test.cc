@@ -1,5 +1,6 @@
 // Machines that were measured: their words in topology files, the fit of times to kernels, a small
 // calibration, and simulations on processors that threads of several processes share.
+// ctest: long=15
 #include "oneflow_like/calibrate.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Checkpoints: a run goes on from one as if it had not stopped, on the mesh it was saved on or another, with
 // any number of processes; what does not fit is named; what is damaged is refused, and what was complete
 // stays.
-// ctest: seconds=25 asan=170 tsan=170 tsan_filter=*OneMoment*:*BadSteps*:*HostsMay*:*AnyNumber*:*Disk*
+// ctest: seconds=25 long=20 asan=170 tsan=170 tsan_filter=*OneMoment*:*BadSteps*:*HostsMay*:*AnyNumber*:*Disk*
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>

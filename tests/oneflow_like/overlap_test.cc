@@ -1,5 +1,6 @@
 // Products in chunks beside their collectives: no bit of a loss changes, no byte more is sent, and the
 // estimate decides where.
+// ctest: long=15
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,7 @@
 // Models drawn at random, on meshes, stages, signatures, micro-batches, schedules and processes drawn at
 // random, train to what one device gives. `--cases` says how many models with whole-batch
 // values, `--first_case` says where to begin.
+// ctest: long=20
 #include <gflags/gflags.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Steps one can trust: copies that must be equal are compared bit for bit, and the first number that is not
 // finite is traced to its operator.
+// ctest: long=10
 #include <gtest/gtest.h>
 
 #include <regex>

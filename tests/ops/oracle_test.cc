@@ -2,7 +2,7 @@
 // signature on meshes of 2, 3 and 2x2 and over time, reference and fast kernels; gradients against finite
 // differences; expansions against their operators; and mistakes planted in rules and kernels, which the same
 // checks must catch.
-// ctest: seconds=30
+// ctest: seconds=30 long=25
 #include <gtest/gtest.h>
 
 #include <cmath>

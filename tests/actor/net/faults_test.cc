@@ -1,7 +1,7 @@
 // Processes of a job that are killed, stopped, cut off or end early, at random moments: everybody else ends
 // within --peer_timeout with one sentence that names who was lost, and nothing is left.
 //   faults_test --faults=100        the long run; --seed=S --only=I runs one fault again
-// ctest: seconds=36 waits serial programs=fault_program
+// ctest: seconds=36 long=30 waits serial programs=fault_program
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The network between real processes: order and contents under load, the loss of peers at any moment,
 // silence, clean ends, and what is left behind. Latency and bandwidth are printed.
-// ctest: seconds=60 asan=100 tsan=100
+// ctest: seconds=60 long=30 asan=100 tsan=100
 #include "actor/net/ucx/network.h"
 
 #include <dirent.h>

@@ -1,7 +1,7 @@
 // Collectives between processes over a network that does all it may (tests/actor/net/fake_job.h), with so
 // little staging that it is fought over: random plans must end, right and bit for bit the same, whoever comes
 // first.
-// ctest: seconds=185 asan=90 tsan=90
+// ctest: seconds=185 long=140 asan=90 tsan=90
 #include "actor/net/collectives/process_collectives.h"
 
 #include <glog/logging.h>
