@@ -134,6 +134,8 @@ class Worker {
   // wait.
   virtual void Ready(Runnable* runnable, bool first) = 0;
   virtual void Forget(Runnable* runnable) = 0;  // removes it from the queue
+  // Threads of the team that runs its kernels. From any thread.
+  virtual int kernel_threads() const { return 1; }
   // Time spent so far with nothing to receive or run, in Ticks(). 0 for a worker on the caller's thread.
   virtual int64_t idle_ticks() const { return 0; }
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/device/parallel_for.h"
 #include "core/plan/plan_values.h"
 
 namespace oneflow_like {
@@ -83,8 +84,11 @@ class Loader {
       call->scratch_base = Arena(0, kernel.node());
       call->scratch_offset = kernel.scratch_offset();
     }
-    if (actor->kind == Actor::Kind::kKernels)
-      call->kernel = context_.registry->Make(call->spec, plan_.device_kind());
+    if (actor->kind != Actor::Kind::kKernels) return;
+    // Objects of libraries are for a number of threads, that of the team which will run them.
+    call->spec.threads = std::clamp(shard_->worker->kernel_threads(), 1, std::max(1, plan_.kernel_threads()));
+    const TeamSize team(call->spec.threads);
+    call->kernel = context_.registry->Make(call->spec, plan_.device_kind());
   }
 
   // Where the arena of what `name` names begins.

@@ -38,6 +38,10 @@ class ThreadWorker final : public Worker {
   void Ready(Runnable* runnable, bool first) override { ready_.Push(runnable, first); }
   void Forget(Runnable* runnable) override { ready_.Remove(runnable); }
   const IdleWork* idle_work() const override { return idle_work_.get(); }
+  int kernel_threads() const override {
+    granted_.wait(0);
+    return granted_;
+  }
   int64_t idle_ticks() const override { return idle_ticks_; }
 
  private:
@@ -73,6 +77,8 @@ class ThreadWorker final : public Worker {
 
   void Loop() {
     SetParallelThreads(kernel_threads_);
+    granted_ = ParallelThreads();
+    granted_.notify_all();
     FlushDenormals();
     while (!stop_.received) {
       while (Message* message = mailbox_.Take()) message->Receive();
@@ -86,6 +92,7 @@ class ThreadWorker final : public Worker {
   }
 
   const int kernel_threads_;
+  std::atomic<int> granted_{0};  // of them, by the environment
   const std::chrono::nanoseconds spin_;
   Mailbox mailbox_;
   ReadyList ready_;

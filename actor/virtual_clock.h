@@ -40,9 +40,7 @@ class VirtualClock {
     event.run();
     return true;
   }
-  // Of the next event; REQUIRES: there is one.
   bool empty() const { return events_.empty(); }
-  int64_t next_time() const { return events_.top().time; }
 
  private:
   struct Event {

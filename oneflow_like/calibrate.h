@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "compiler/cost/machine.h"
+#include "compiler/cost/described_machine.h"
 
 namespace oneflow_like {
 

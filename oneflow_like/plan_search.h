@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/cost/machine.h"
+#include "compiler/cost/described_machine.h"
 #include "oneflow_like/session.h"
 
 namespace oneflow_like {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/cost/machine.h"
+#include "compiler/cost/described_machine.h"
 #include "oneflow_like/model/topology_file.h"
 #include "oneflow_like/session.h"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
+#include "core/device/scratch.h"
 #include "core/random.h"
 #include "ops/attention_masks.h"
 #include "ops/language/functional.h"
@@ -96,7 +96,7 @@ Status AttentionReference(const KernelContext& context) {
   const TensorArg &q = context.in[0], &k = context.in[1], &v = context.in[2], &o = context.out[0];
   Scores scores(context, 0, 3);
   int64_t keys = k.extent[1];
-  std::vector<double> row(keys);
+  double* const row = Scratch(context.scratch).Take<double>(keys);
   ForEachQuery(q, [&](int64_t b, int64_t s, int64_t h) {
     double greatest = -std::numeric_limits<double>::infinity(), total = 0;
     for (int64_t t = 0; t < keys; ++t) greatest = std::max(greatest, row[t] = scores.At(b, s, h, t));
@@ -121,8 +121,12 @@ Status AttentionGradReference(const KernelContext& context) {
   const TensorArg &dout = context.in[0], &q = context.in[1], &k = context.in[2], &v = context.in[3];
   const TensorArg &o = context.in[4], &lse = context.in[5];
   Scores scores(context, 1, 6);
-  std::vector<double> sums[4];
-  for (size_t i = 0; i < context.out.size(); ++i) sums[i].assign(context.out[i].elements(), 0);
+  Scratch scratch(context.scratch);
+  double* sums[4] = {};
+  for (size_t i = 0; i < context.out.size(); ++i) {
+    sums[i] = scratch.Take<double>(context.out[i].elements());
+    std::fill_n(sums[i], context.out[i].elements(), 0.0);
+  }
   ForEachQuery(q, [&](int64_t b, int64_t s, int64_t h) {
     int64_t at_q = Scores::RowOf(q, b, s, h), at_o = Scores::RowOf(o, b, s, h);
     double row = 0, its_lse = LoadFloat(lse, scores.InLse(b, s, h));
@@ -144,7 +148,7 @@ Status AttentionGradReference(const KernelContext& context) {
     }
   });
   for (size_t o = 0; o < context.out.size(); ++o) {
-    for (size_t i = 0; i < sums[o].size(); ++i) StoreFloat(context.out[o], i, sums[o][i]);
+    for (int64_t i = 0; i < context.out[o].elements(); ++i) StoreFloat(context.out[o], i, sums[o][i]);
   }
   return {};
 }
@@ -432,6 +436,7 @@ void AddAttention(Catalog* catalog) {
       .category = "attention",
       .flops = [](const BoundRule& rule) { return PairFlops(rule, 2, 2); },
       .reference = AttentionReference,
+      .scratch = [](const KernelSpec& spec) { return 8 * spec.in[1].extent[1]; },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"bias"},
@@ -462,6 +467,12 @@ void AddAttention(Catalog* catalog) {
       .category = "attention",
       .flops = [](const BoundRule& rule) { return PairFlops(rule, 6, 4); },
       .reference = AttentionGradReference,
+      .scratch =
+          [](const KernelSpec& spec) {
+            Scratch scratch;
+            for (const TensorArg& out : spec.out) scratch.Take<double>(out.elements());
+            return scratch.bytes();
+          },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"lse", "bias"},

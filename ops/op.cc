@@ -42,7 +42,7 @@ std::vector<std::string> Catalog::names() const {
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
   for (const std::string& name : catalog.names()) {
     const OpDef& def = catalog.Get(name);
-    if (def.reference != nullptr) registry->Add(name, "reference", def.reference);
+    if (def.reference != nullptr) registry->Add(name, "reference", def.reference, def.scratch);
   }
 }
 

@@ -99,8 +99,10 @@ struct OpDef {
     std::string label, by;
   };
   Chosen chosen;
-  std::function<int64_t(const KernelSpec&)> scratch;  // bytes of scratch its kernels need
-  KernelFn reference = nullptr;                       // slow and obvious: the definition
+  KernelFn reference = nullptr;  // slow and obvious: the definition
+  // Scratch of the reference kernel, and of the operator's other kernels that are registered without a
+  // statement of their own (KernelRegistry::Add).
+  ScratchFn scratch;
 
   // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast).
   // `scalar` is the name of the scalar body in ops/scalar.h or, for a user's operator, a program of operators

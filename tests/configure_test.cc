@@ -1,6 +1,7 @@
 // Configuring the project where an optional package is absent, half there or whole, and inside another
 // project (add_subdirectory). Packages are fakes of a header and a library each, given to CMake by the
 // variables that find_optional of CMakeLists.txt searches for.
+// ctest: seconds=30 long=420
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 

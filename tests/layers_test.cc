@@ -229,7 +229,8 @@ std::set<std::string> HiddenNames(const std::string& text) {
     static const std::regex kNoName("^(?:using|namespace|(?:struct|class) \\w+;).*");
     if (std::regex_match(line, kNoName)) continue;
     std::smatch match;
-    if (std::regex_match(line, match, kType) || std::regex_match(line, match, kOther)) names.insert(match[1]);
+    const bool found = std::regex_match(line, match, kType) || std::regex_match(line, match, kOther);
+    if (found && match.str(1).rfind("__", 0) != 0) names.insert(match[1]);
   }
   return names;
 }

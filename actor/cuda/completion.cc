@@ -71,14 +71,6 @@ void Completion::Remove(NotificationLine* line) {
   lines_.erase(std::find(lines_.begin(), lines_.end(), line));
 }
 
-double Completion::cpu_seconds() {
-  clockid_t clock;
-  timespec used{};
-  if (pthread_getcpuclockid(thread_.native_handle(), &clock) != 0) return 0;
-  clock_gettime(clock, &used);
-  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) * 1e-9;
-}
-
 void Completion::Run() {
   pthread_setname_np(pthread_self(), "cuda_done");
   cudaSetDevice(ordinal_);  // else the first query would open the first GPU as well

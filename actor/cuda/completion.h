@@ -66,8 +66,7 @@ class Completion {
   void Push(NotificationLine* line, Notification* notification);
   // Returns when everything pushed on the line has been called back. Not from a callback.
   void Remove(NotificationLine* line);
-  // Processor time that this thread has used, and its number of event queries.
-  double cpu_seconds();
+  // Number of event queries that its thread has made.
   int64_t queries() const { return queries_.load(std::memory_order_relaxed); }
 
  private:

@@ -4,21 +4,6 @@
 
 namespace oneflow_like {
 
-double Machine::FlopsOf(DType dtype) const { return SizeOf(dtype) < 4 ? narrow_flops : flops; }
-
-Machine MachineOf(const Mesh& mesh) {
-  if (mesh.kind() != "cuda") return {};
-  // GPUs of the H100's kind, eight of a host joined by NVLink, hosts by a 400 Gb/s network card for each GPU.
-  Machine gpu;
-  gpu.topology.links = {{.devices = 8, .latency = 8e-6, .bandwidth = 2e11},
-                        {.devices = 0, .latency = 2e-5, .bandwidth = 4e10}};
-  gpu.topology.memory_bandwidth = 2e12;
-  gpu.flops = 5e13;
-  gpu.narrow_flops = 3e14;
-  gpu.overhead = 2e-6;
-  return gpu;
-}
-
 Work::Unit UnitOf(const std::string& category) {
   return category == "attention"                             ? Work::Unit::kAttention
          : category == "matmul" || category == "convolution" ? Work::Unit::kProduct
@@ -56,9 +41,7 @@ int ActsOf(const Graph& graph, const Node& node) {
 
 LocalWork::LocalWork(const Graph& graph, int n, BoundRule rule)
     : def_(graph.catalog().Find(graph.node(n).op)), rule_(std::move(rule)) {
-  const Node& node = graph.node(n);
-  for (int v : node.in) element_bytes_.push_back(SizeOf(graph.value(v).dtype));
-  for (int v : node.out) element_bytes_.push_back(SizeOf(graph.value(v).dtype));
+  SetNode(graph, n);
   // Of a merged axis the outermost label longer than 1 is the one that can be cut: it comes first from here
   // on.
   for (auto* operands : {&rule_.in, &rule_.out})
@@ -66,6 +49,12 @@ LocalWork::LocalWork(const Graph& graph, int n, BoundRule rule)
       for (BoundRule::Axis& axis : operand.axes)
         while (axis.labels.size() > 1 && rule_.extents.at(axis.labels[0]) == 1)
           axis.labels.erase(axis.labels.begin());
+}
+
+void LocalWork::SetNode(const Graph& graph, int n) {
+  element_bytes_.clear();
+  for (const auto* values : {&graph.node(n).in, &graph.node(n).out})
+    for (int v : *values) element_bytes_.push_back(SizeOf(graph.value(v).dtype));
 }
 
 void LocalWork::Change(int64_t* what, int64_t value) {
@@ -164,25 +153,31 @@ Work CostModel::PieceAt(const Node& node, LocalWork* whole, const std::vector<in
   return work;
 }
 
+LocalWork* CostModel::WholeOf(int n) {
+  const BoundRule& rule = graph_.RuleOf(n);
+  const auto known = whole_.find(&rule);
+  if (known == whole_.end()) return &whole_.try_emplace(&rule, graph_, n, rule).first->second;
+  known->second.SetNode(graph_, n);
+  return &known->second;
+}
+
 Work CostModel::WorkAt(int n, const std::vector<int>& coords) {
   const Node& node = graph_.node(n);
   if (IsEnd(node)) return {};
   if (graph_.catalog().Find(node.op) == nullptr) return BoxingAt(node, coords);
-  LocalWork whole(graph_, n, graph_.RuleOf(n));
-  return PieceAt(node, &whole, coords);
+  return PieceAt(node, WholeOf(n), coords);
 }
 
 Work CostModel::WorkOfStep(int n, const std::vector<int>& mesh_coords) {
   const Node& node = graph_.node(n);
   if (IsEnd(node)) return {};
   const bool boxing = graph_.catalog().Find(node.op) == nullptr;
-  LocalWork whole;
-  if (!boxing) whole = LocalWork(graph_, n, graph_.RuleOf(n));
+  LocalWork* const whole = boxing ? nullptr : WholeOf(n);
   std::vector<int> coords(1, 0);
   coords.insert(coords.end(), mesh_coords.begin(), mesh_coords.end());
   auto act = [&](int t) {
     coords[0] = t;
-    return boxing ? BoxingAt(node, coords) : PieceAt(node, &whole, coords);
+    return boxing ? BoxingAt(node, coords) : PieceAt(node, whole, coords);
   };
   const int acts = ActsOf(graph_, node);
   Work first = act(0);

@@ -9,36 +9,14 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "compiler/cost/machine.h"
 #include "compiler/graph/graph.h"
-#include "sbp/boxing.h"
 
 namespace oneflow_like {
-
-// How much of the peak is reached, by what an operator is and by its shape.
-struct Efficiency {
-  double product = 1;    // of large matrix products
-  double attention = 1;  // of attention
-  // A product or an attention whose smallest extent is this one reaches half of that: short extents leave
-  // parts of a device idle.
-  double half_extent = 0;
-};
-
-// The machine that estimates assume: devices of one kind, and the links between them.
-struct Machine {
-  Topology topology;           // links between devices, and the memory of one
-  std::vector<bool> shared;    // by level of its links: LinkLevels
-  double flops = 5e10;         // per second and device, of products in fp32
-  double narrow_flops = 5e10;  // of products in bf16 or f16
-  double overhead = 1e-7;      // additional seconds of every kernel
-  Efficiency efficiency;
-
-  double FlopsOf(DType dtype) const;
-};
-// The machine for the mesh's kind of device; only orders of magnitude matter.
-Machine MachineOf(const Mesh& mesh);
 
 // The work of one act: what it computes and touches.
 struct Work {
@@ -57,6 +35,8 @@ class LocalWork {
   LocalWork() = default;  // for a node that computes nothing by itself
   // The whole work of node `n` with this rule.
   LocalWork(const Graph& graph, int n, BoundRule rule);
+  // Makes it that of node `n`, which has the same rule.
+  void SetNode(const Graph& graph, int n);
 
   // Reduces the work to coordinate `index` of one more mesh axis of `parts`, along which operands and results
   // have these signatures. Cuts nest: outer axes come first.
@@ -107,10 +87,12 @@ class CostModel {
  private:
   Work BoxingAt(const Node& node, const std::vector<int>& coords) const;
   Work PieceAt(const Node& node, LocalWork* whole, const std::vector<int>& coords) const;  // undoes its cuts
+  LocalWork* WholeOf(int n);
 
   const Graph& graph_;
   const Machine& machine_;
   std::vector<int> sizes_;
+  std::unordered_map<const BoundRule*, LocalWork> whole_;  // by a rule of the graph: copying one takes long
 };
 
 }  // namespace oneflow_like

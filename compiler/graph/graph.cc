@@ -1,6 +1,7 @@
 #include "compiler/graph/graph.h"
 
 #include <algorithm>
+#include <numeric>
 #include <queue>
 #include <unordered_map>
 
@@ -182,32 +183,42 @@ std::vector<std::vector<int>> Graph::Readers() const {
 }
 
 std::vector<int> Graph::Order() const {
-  std::vector<int> missing(nodes_.size(), 0);
-  std::vector<std::vector<int>> next(nodes_.size());
-  int live = 0;
+  const auto for_each_before = [this](int n, const auto& use) {
+    for (int v : nodes_[n].in)
+      if (const int p = values_[v].producer; p >= 0 && alive(p)) use(p);
+    for (int b : nodes_[n].after)
+      if (b >= 0 && alive(b)) use(b);
+  };
+  std::vector<int> live, missing(nodes_.size(), 0);
+  std::vector<int> end(nodes_.size() + 1, 0);  // of what comes after a node, in `next`
+  bool by_id = true;
   for (int n = 0; n < num_nodes(); ++n) {
     if (!alive(n)) continue;
-    ++live;
-    auto depend = [&](int before) {
-      if (before < 0 || !alive(before)) return;
-      next[before].push_back(n);
+    live.push_back(n);
+    for_each_before(n, [&](int before) {
       ++missing[n];
-    };
-    for (int v : nodes_[n].in) depend(values_[v].producer);
-    for (int b : nodes_[n].after) depend(b);
+      ++end[before + 1];
+      by_id = by_id && before < n;
+    });
   }
+  if (by_id) return live;
+  std::partial_sum(end.begin(), end.end(), end.begin());
+  std::vector<int> next(end.back());
+  end.pop_back();  // each is the begin until `next` is filled
+  for (int n : live) for_each_before(n, [&](int before) { next[end[before]++] = n; });
   std::priority_queue<int, std::vector<int>, std::greater<>> ready;
-  for (int n = 0; n < num_nodes(); ++n)
-    if (alive(n) && missing[n] == 0) ready.push(n);
+  for (int n : live)
+    if (missing[n] == 0) ready.push(n);
   std::vector<int> order;
+  order.reserve(live.size());
   while (!ready.empty()) {
     int n = ready.top();
     ready.pop();
     order.push_back(n);
-    for (int m : next[n])
-      if (--missing[m] == 0) ready.push(m);
+    for (int i = n == 0 ? 0 : end[n - 1]; i < end[n]; ++i)
+      if (--missing[next[i]] == 0) ready.push(next[i]);
   }
-  if (static_cast<int>(order.size()) != live) {
+  if (order.size() != live.size()) {
     std::string names;
     for (int n = 0, shown = 0; n < num_nodes() && shown < 8; ++n)
       if (alive(n) && missing[n] > 0) {

@@ -38,9 +38,10 @@ class Orderer {
   }
 
  private:
-  std::vector<std::pair<int, int>> InPlace(int n) const {
+  const std::vector<std::pair<int, int>>& InPlace(int n) const {
+    static const std::vector<std::pair<int, int>> none;
     const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
-    return def ? def->inplace : std::vector<std::pair<int, int>>();
+    return def ? def->inplace : none;
   }
   // The value whose bytes `v` has.
   int Root(int v) const {

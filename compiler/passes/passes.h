@@ -2,6 +2,8 @@
 // leaves. The list in compile.cc runs them; text files in tests/compiler/passes/ have examples of each.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -33,6 +35,11 @@ void FuseEpilogue(Graph* graph);
 void FuseAccumulate(Graph* graph);
 void Fuse(Graph* graph);
 void ChooseRecompute(Graph* graph, const CompileOptions& options);
+// What ChooseRecompute chooses within a number of bytes, by region that is left to the compiler.
+using RecomputeWithin = std::function<std::map<std::string, Recompute>(int64_t memory_budget)>;
+// For several budgets: the plans that are compared depend on none, and are compiled once. `graph` and
+// `options` must outlive the result.
+RecomputeWithin SearchRecompute(const Graph& graph, const CompileOptions& options);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives

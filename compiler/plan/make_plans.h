@@ -17,8 +17,9 @@ LogicalPlan FormSegments(const Graph& graph, const CompileOptions& options);
 void OrderActs(const Graph& graph, LogicalPlan* plan);
 // kOutline: for estimates and simulation, in a fraction of the time. Of a tensor's pieces, and of the regions
 // of a collective, those of the first micro-batch stand for those of the others where these only lie
-// elsewhere.
-enum class PlanDetail : uint8_t { kWhole, kOutline };
+// elsewhere. kMemory: in a fraction of that time, what memory follows from and no more: buffers and variables
+// with their bytes, and which kernels use them when.
+enum class PlanDetail : uint8_t { kWhole, kOutline, kMemory };
 plan::Plan Partition(const Graph& graph, const LogicalPlan& logical, const CompileOptions& options, int rank,
                      PlanDetail detail = PlanDetail::kWhole);
 // Assigns an offset to every buffer and scratch, and a size to every arena. Returns the lower bound: the sum

@@ -10,6 +10,7 @@
 #include "compiler/cost/cost.h"
 #include "compiler/graph/overlap.h"
 #include "compiler/graph/pipeline_schedule.h"
+#include "core/device/kernel.h"
 #include "core/plan.pb.h"
 #include "ops/language/optimizer.h"
 #include "sbp/collective_cost.h"
@@ -50,7 +51,12 @@ struct CompileOptions {
   std::optional<Training> training;  // of a graph with a train node
   DType dtype = DType::kFloat32;     // of matrix products and activations: mixed precision unless fp32
   bool fuse = true;                  // operators into one kernel; false: each has its own
-  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan.
+  // What states the scratch of kernels (KernelRegistry::Scratch); nullptr: OpDef::scratch alone does. The
+  // threads are those that any process of the job gives a kernel at most.
+  const KernelRegistry* kernels = nullptr;
+  int kernel_threads = 1;
+  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan if
+  // there can be any.
   int64_t memory_budget = 0;
   std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
 };

@@ -25,6 +25,7 @@ class Partitioner {
               PlanDetail detail)
       : graph_(graph),
         logical_(logical),
+        options_(options),
         detail_(detail),
         sizes_(graph.Sizes()),
         cost_(graph, options.machine) {
@@ -37,6 +38,7 @@ class Partitioner {
     plan_.set_times(graph.times());
     plan_.set_seed(options.seed);
     plan_.set_order_hash(logical.hash);
+    plan_.set_kernel_threads(options.kernel_threads);
     plan_.add_arena()->set_memory("device");
   }
 
@@ -55,6 +57,7 @@ class Partitioner {
 
  private:
   bool Here(const Slice& slice) const { return slice.Contains(coords_); }
+  bool Described() const { return detail_ != PlanDetail::kMemory; }
 
   // How many micro-batches have pieces of such a tensor that the plan tells apart. An outline keeps the first
   // of pieces that are alike but for their place.
@@ -62,7 +65,7 @@ class Partitioner {
     if (!sbp.is_split()) return 1;
     const int times = graph_.times();
     const auto extent = [&](int t) { return Cut({0, shape[sbp.axis]}, times, t, sbp.grain).extent; };
-    return detail_ == PlanDetail::kOutline && extent(0) == extent(times - 1) ? 1 : times;
+    return detail_ != PlanDetail::kWhole && extent(0) == extent(times - 1) ? 1 : times;
   }
 
   // The pieces of a value this rank holds.
@@ -91,7 +94,7 @@ class Partitioner {
       const Value& v = graph_.value(b.value);
       plan::Buffer* out = plan_.add_buffer();
       out->set_id(id);
-      out->set_name(v.name);
+      if (Described()) out->set_name(v.name);
       out->set_slot_bytes(SlotBytes(v));
       out->set_slots(b.slots);
       out->set_full(b.full);
@@ -100,13 +103,15 @@ class Partitioner {
     return id;
   }
 
-  void SetOperand(int segment, int value, plan::Operand* out) {
+  // Without its pieces if the plan is of memory alone and the kernel's scratch does not depend on them.
+  void SetOperand(int segment, int value, bool pieces, plan::Operand* out) {
     const Value& v = graph_.value(value);
     out->set_buffer(BufferId(value));
+    out->set_period(logical_.segments[segment].per_micro_batch ? graph_.PeriodOf(value) : 1);
+    if (!pieces) return;
     out->set_dtype(static_cast<int>(v.dtype));
     Set(v.shape, out->mutable_global());
     for (const Box& b : Boxes(v, v.sbp)) Set(b, out->add_box());
-    out->set_period(logical_.segments[segment].per_micro_batch ? graph_.PeriodOf(value) : 1);
   }
 
   // Whether this rank keeps the value when a B becomes a P, rather than the identity.
@@ -126,61 +131,82 @@ class Partitioner {
 
   void MakeKernel(int segment, int n, plan::Actor* actor) {
     const Node& node = graph_.node(n);
+    const OpDef* def = graph_.catalog().Find(node.op);
     plan::Kernel* k = actor->add_kernel();
     k->set_name(node.kind == NodeKind::kInput ? "feed" : node.op);
-    k->set_node(node.name);
-    k->set_file(node.line.file);
-    k->set_line(node.line.line);
-    if (node.line.function != node.op) k->set_function(node.line.function);
+    bool source = !IsCollective(node) || Here(logical_.segments[segment].from);
+    bool target = !IsCollective(node) || Here(logical_.segments[segment].slice);
+    const bool scratch = StatesScratch(node, def), pieces = Described() || scratch;
+    if (source)
+      for (int v : node.in) SetOperand(segment, v, pieces, k->add_in());
+    if (target)
+      for (int v : node.out) SetOperand(segment, v, pieces, k->add_out());
+    if (!pieces) return;
+    const Attrs attrs = AttrsOf(node);
+    if (scratch) k->set_scratch_bytes(RoundUp(ScratchOf(def, *k, attrs)));
+    if (Described()) Describe(n, def, attrs, k);
+  }
+
+  Attrs AttrsOf(const Node& node) const {
     Attrs attrs = node.attrs;
     if (IsLocalBoxing(node)) {
       attrs.Set("fold", node.primitive == Primitive::kAccumulate ? FoldOf(graph_.value(node.in[0]).sbp)
                                                                  : FoldOf(graph_.value(node.out[0]).sbp));
       attrs.Set("keep", static_cast<int64_t>(Keeps(node)));
     }
-    bool source = !IsCollective(node) || Here(logical_.segments[segment].from);
-    bool target = !IsCollective(node) || Here(logical_.segments[segment].slice);
-    double bytes = 0;
+    return attrs;
+  }
+
+  bool StatesScratch(const Node& node, const OpDef* def) const {
+    if (node.kind == NodeKind::kInput || node.kind == NodeKind::kFetch || IsCollective(node)) return false;
+    if (options_.kernels != nullptr) return options_.kernels->StatesScratch(node.op, plan_.device_kind());
+    return def != nullptr && def->scratch;
+  }
+
+  // Where a kernel comes from and what it costs, and its attributes.
+  void Describe(int n, const OpDef* def, const Attrs& attrs, plan::Kernel* k) {
+    const Node& node = graph_.node(n);
+    k->set_node(node.name);
+    k->set_file(node.line.file);
+    k->set_line(node.line.line);
+    if (node.line.function != node.op) k->set_function(node.line.function);
+    Set(attrs, k->mutable_attr());
     auto local = [&](const plan::Operand& o) {
       double n = 1;
       if (o.box_size())
         for (int64_t e : o.box(0).extent()) n *= e;
       return n * SizeOf(static_cast<DType>(o.dtype()));
     };
-    if (source)
-      for (int v : node.in) {
-        SetOperand(segment, v, k->add_in());
-        bytes += local(k->in(k->in_size() - 1));
-      }
-    if (target)
-      for (int v : node.out) {
-        SetOperand(segment, v, k->add_out());
-        bytes += local(k->out(k->out_size() - 1));
-      }
+    double bytes = 0;
+    for (const auto* operands : {&k->in(), &k->out()})
+      for (const plan::Operand& o : *operands) bytes += local(o);
     if (SumsOverTime(node)) bytes += local(k->out(0));  // which is read as well
-    Set(attrs, k->mutable_attr());
-    const OpDef* def = graph_.catalog().Find(node.op);
     const Work work = cost_.WorkOfStep(n, coords_);
     if (def && !def->chosen.label.empty()) bytes = work.bytes / ActsOf(graph_, node);
     k->set_bytes(bytes);
     k->set_category(graph_.CategoryOf(node));
-    if (def && def->scratch) {
-      KernelSpec spec = SpecOf(*k, attrs);
-      k->set_scratch_bytes(RoundUp(def->scratch(spec)));
-    }
     k->set_flops(work.flops / ActsOf(graph_, node));
   }
 
-  static KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) {
+  int64_t ScratchOf(const OpDef* def, const plan::Kernel& k, const Attrs& attrs) const {
+    if (options_.kernels != nullptr) return options_.kernels->Scratch(SpecOf(k, attrs), plan_.device_kind());
+    return def->scratch(SpecOf(k, attrs));
+  }
+
+  KernelSpec SpecOf(const plan::Kernel& k, const Attrs& attrs) const {
     KernelSpec spec;
     spec.name = k.name();
     spec.attrs = attrs;
+    spec.threads = options_.kernel_threads;
     auto arg = [](const plan::Operand& o) {
       TensorArg a;
       a.dtype = static_cast<DType>(o.dtype());
       a.global = Dims(o.global().at().begin(), o.global().at().end());
       a.begin = Dims(o.box(0).begin().begin(), o.box(0).begin().end());
       a.extent = Dims(o.box(0).extent().begin(), o.box(0).extent().end());
+      for (const plan::Box& box : o.box())  // of any act
+        for (int axis = 0; axis < a.extent.rank(); ++axis)
+          a.extent[axis] = std::max(a.extent[axis], box.extent(axis));
       return a;
     };
     for (const plan::Operand& o : k.in()) spec.in.push_back(arg(o));
@@ -207,6 +233,8 @@ class Partitioner {
 
   void MakeCollective(const Node& node, plan::Actor* actor) {
     plan::Collective* c = actor->mutable_collective();
+    for (int position : positions_[actor->id()]) c->add_position(position);
+    if (!Described()) return;
     c->set_id(actor->id());
     c->set_primitive(node.op);
     if (const std::optional<NamedAlgorithm> named = AlgorithmOf(node)) {
@@ -216,7 +244,6 @@ class Partitioner {
     double sent = 0;
     for (size_t i = 0; i < node.in.size(); ++i) sent += AddOperand(node, static_cast<int>(i), c);
     actor->mutable_kernel(0)->set_link_bytes(sent);
-    for (int position : positions_[actor->id()]) c->add_position(position);
   }
 
   // How a collective moves a tensor, by micro-batch. Blocks that are alike have the same ones.
@@ -285,7 +312,7 @@ class Partitioner {
     plan::Actor* actor = plan_.add_actor();
     actor_of_[s] = plan_.actor_size() - 1;
     actor->set_id(s);
-    actor->set_name(segment.name);
+    if (Described()) actor->set_name(segment.name);
     actor->set_stream(segment.stream);
     actor->set_acts(segment.per_micro_batch ? graph_.times() : 1);
     for (int n : segment.nodes) MakeKernel(s, n, actor);
@@ -293,7 +320,7 @@ class Partitioner {
     if (IsCollective(node)) MakeCollective(node, actor);
     if (node.kind == NodeKind::kInput) {
       actor->set_feed(node.name);
-      Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
+      if (Described()) Declare(node.name, graph_.value(node.out[0]), plan_.mutable_input());
     }
     if (node.kind == NodeKind::kFetch) {
       if (FetchesHere(node)) {
@@ -368,6 +395,7 @@ class Partitioner {
       int stream = logical_.segments[f.transition].stream;
       if (actor_of_[f.transition] >= 0 && stream >= 0) plan_.mutable_stream(stream)->add_actor(f.transition);
     }
+    if (!Described()) return;
     for (const Segment& s : logical_.segments) {
       const Node& node = graph_.node(s.nodes[0]);
       if (node.kind == NodeKind::kFetch) Declare(node.name, graph_.value(node.in[0]), plan_.mutable_output());
@@ -383,10 +411,11 @@ class Partitioner {
       const Value& v = graph_.value(b.value);
       plan::Variable* out = plan_.add_variable();
       out->set_name(b.variable);
+      out->set_bytes(SlotBytes(v));
+      if (!Described()) continue;
       out->set_dtype(static_cast<int>(v.dtype));
       Set(v.shape, out->mutable_global());
       Set(Boxes(v, v.sbp)[0], out->mutable_box());
-      out->set_bytes(SlotBytes(v));
       plan::Kernel* init = out->mutable_init();
       init->set_name(node.attrs.Str("init"));
       init->set_node(node.name);
@@ -405,6 +434,7 @@ class Partitioner {
 
   const Graph& graph_;
   const LogicalPlan& logical_;
+  const CompileOptions& options_;
   const PlanDetail detail_;
   std::vector<int> sizes_;
   CostModel cost_;

@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <tuple>
 
 #include "compiler/plan/make_plans.h"
@@ -71,6 +70,9 @@ class Placer {
 
  private:
   void Positions() {
+    int most = -1;
+    for (const plan::Actor& actor : plan_.actor()) most = std::max(most, actor.id());
+    index_.assign(most + 1, -1);
     for (int i = 0; i < plan_.actor_size(); ++i) index_[plan_.actor(i).id()] = i;
     start_.resize(plan_.actor_size());
     for (const plan::Stream& stream : plan_.stream()) {
@@ -86,7 +88,11 @@ class Placer {
   }
 
   void CollectUses() {
-    auto add = [](std::map<int, std::vector<Use>>* uses, int a, int k, const plan::Operand& o) {
+    int most = -1;
+    for (const plan::Buffer& b : plan_.buffer()) most = std::max(most, b.id());
+    for (auto* uses : {&readers_, &writers_}) uses->resize(most + 1);
+    carried_.resize(most + 1);
+    auto add = [](std::vector<std::vector<Use>>* uses, int a, int k, const plan::Operand& o) {
       std::vector<Use>& list = (*uses)[o.buffer()];
       for (Use& u : list)
         if (u.actor == a) {
@@ -95,8 +101,7 @@ class Placer {
         }
       list.push_back({a, k, k, std::max(1, o.period())});
     };
-    for (const plan::Buffer& b : plan_.buffer())
-      if (IsVariable(b)) carried_.insert(b.id());
+    for (const plan::Buffer& b : plan_.buffer()) carried_[b.id()] = IsVariable(b);
     for (int a = 0; a < plan_.actor_size(); ++a)
       for (int k = 0; k < plan_.actor(a).kernel_size(); ++k) {
         for (const plan::Operand& o : plan_.actor(a).kernel(k).in()) add(&readers_, a, k, o);
@@ -116,7 +121,7 @@ class Placer {
   int AnnouncedBefore(int a, int act) const {
     int position = kNever;
     for (const plan::Port& in : plan_.actor(a).in()) {
-      const int writer = index_.at(in.peer());
+      const int writer = index_[in.peer()];
       if (!OnCompute(writer)) continue;
       for (const plan::Port& out : plan_.actor(writer).out()) {
         if (out.edge() != in.edge()) continue;
@@ -132,7 +137,7 @@ class Placer {
   int AwaitedBy(int a, int act) const {
     int position = kAlways;
     for (const plan::Port& out : plan_.actor(a).out()) {
-      const int reader = index_.at(out.peer());
+      const int reader = index_[out.peer()];
       if (!OnCompute(reader)) continue;
       for (const plan::Port& in : plan_.actor(reader).in()) {
         if (in.edge() != out.edge()) continue;
@@ -158,7 +163,7 @@ class Placer {
     for (auto [position, a, act] : acts) {
       int& start = running[plan_.actor(a).stream()];
       for (const plan::Operand& o : plan_.actor(a).kernel(0).in()) {
-        if (carried_.count(o.buffer())) continue;  // a variable: it was written in the step before
+        if (carried_[o.buffer()]) continue;  // a variable: it was written in the step before
         for (const Use& w : writers_[o.buffer()]) {
           int writer_act = (act / std::max(1, o.period()) + 1) * w.period - 1;
           if (OnCompute(w.actor) && writer_act < static_cast<int>(start_[w.actor].size()))
@@ -313,16 +318,24 @@ class Placer {
       return positions * static_cast<double>(b.bytes);
     };
     int64_t least = PlaceBy(size, &blocks_);
-    const auto attempt = [&](auto weight, std::vector<Block> blocks) {
-      if (static_cast<double>(least) <= kClose * static_cast<double>(bound) || blocks.empty()) return;
-      const int64_t top = PlaceBy(weight, &blocks);
+    const auto good_enough = [&] {
+      return static_cast<double>(least) <= kClose * static_cast<double>(bound);
+    };
+    // Keeps those of the two that need less.
+    const auto attempt = [&](auto weight, std::vector<Block>* blocks) {
+      if (blocks->empty()) return;
+      const int64_t top = PlaceBy(weight, blocks);
       if (top >= least) return;
       least = top;
-      blocks_.swap(blocks);
+      blocks_.swap(*blocks);
     };
-    const std::vector<Block> rings = blocks_;
-    attempt(size, MessagesApart());
-    attempt(area, rings);
+    if (!good_enough()) {
+      const int64_t of_rings = least;
+      std::vector<Block> others = MessagesApart();
+      attempt(size, &others);
+      if (least == of_rings) others = blocks_;  // else they are the rings
+      if (!good_enough()) attempt(area, &others);
+    }
     for (Block& b : blocks_) {
       if (b.kernel) b.kernel->set_scratch_offset(b.offset);
       for (int64_t at = 0; b.buffer && at < b.bytes; at += b.unit) b.buffer->add_offset(b.offset + at);
@@ -430,12 +443,12 @@ class Placer {
 
   plan::Plan& plan_;
   const int arena_;
-  std::map<int, int> index_;             // actor id -> index in the plan
+  std::vector<int> index_;               // actor id -> index in the plan, -1
   std::vector<std::vector<int>> start_;  // per actor and act: position of its first kernel
   int end_ = 0;
-  std::map<int, std::vector<Use>> writers_, readers_;  // by buffer
-  std::set<int> carried_;                              // buffers that outlive the step
-  std::vector<std::vector<int>> lower_, upper_;        // of link acts
+  std::vector<std::vector<Use>> writers_, readers_;  // by buffer
+  std::vector<bool> carried_;                        // by buffer: whether it outlives the step
+  std::vector<std::vector<int>> lower_, upper_;      // of link acts
   std::vector<Block> blocks_;
   std::vector<std::pair<int, int64_t>> always_;  // by buffer or kScratch
   std::vector<LiveBytes::Change> changes_;

@@ -18,6 +18,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <tuple>
@@ -61,7 +62,10 @@ std::vector<std::string> FreeRegions(const Graph& graph, const CompileOptions& o
 class CandidatePool {
  public:
   CandidatePool(const Graph& graph, const CompileOptions& options, std::vector<std::string> regions)
-      : graph_(graph), options_(options), regions_(std::move(regions)) {}
+      : graph_(graph),
+        options_(options),
+        detail_(options.bytes_beside_plan ? PlanDetail::kOutline : PlanDetail::kMemory),
+        regions_(std::move(regions)) {}
 
   // Compiles those that are not known yet, side by side.
   void Add(const std::vector<Assignment>& assignments) {
@@ -107,8 +111,7 @@ class CandidatePool {
     if (world > kManyRanks || world == std::ssize(ranks_)) return candidate.peak;
     const Compiled compiled = CompileWith(candidate.assignment);
     std::vector<int64_t> bytes(world, 0);
-    SideBySide(world, 0,
-               [&](int rank) { bytes[rank] = BytesOf(PlanOf(compiled, rank, PlanDetail::kOutline).plan); });
+    SideBySide(world, 0, [&](int rank) { bytes[rank] = BytesOf(PlanOf(compiled, rank, detail_).plan); });
     return *std::max_element(bytes.begin(), bytes.end());
   }
 
@@ -121,13 +124,13 @@ class CandidatePool {
 
   void Judge(const Compiled& compiled, Candidate* candidate) const {
     candidate->seconds = compiled.logical.makespan;
-    for (int rank : ranks_)
-      candidate->bytes.push_back(BytesOf(PlanOf(compiled, rank, PlanDetail::kOutline).plan));
+    for (int rank : ranks_) candidate->bytes.push_back(BytesOf(PlanOf(compiled, rank, detail_).plan));
     candidate->peak = *std::max_element(candidate->bytes.begin(), candidate->bytes.end());
   }
 
   const Graph& graph_;
   const CompileOptions& options_;
+  const PlanDetail detail_;
   const std::vector<std::string> regions_;
   std::vector<int> ranks_;  // the first of each stage
   std::vector<Candidate> all_;
@@ -228,20 +231,24 @@ class RecomputeSearch {
         pool_(graph, options, free_),
         most_(MostCandidates(graph)) {}
 
-  Assignment Run() {
-    Describe();
+  Assignment Within(int64_t budget) {
+    if (pool_.size() == 0) Describe();
     // More work may let a step end sooner, as it falls to stages in another order, or messages are hidden by
     // it. One device has all its work one after another.
-    if (graph_.mesh().size() == 1 && Fits(pool_.all()[0])) return pool_.all()[0].assignment;
+    if (graph_.mesh().size() == 1 && Fits(pool_.all()[0], budget)) return pool_.all()[0].assignment;
+    if (ways_.empty()) Search();
+    return Pick(budget);
+  }
+
+ private:
+  void Search() {
     Try({Assignment(free_.size(), Recompute::kFull), Assignment(free_.size(), Recompute::kSelective)});
     TryWays();
     TryThresholds();
     Shrink();
     CloseGaps();
-    return Pick();
   }
 
- private:
   void Describe() {
     const Assignment none(free_.size(), Recompute::kNone);
     const Compiled base = pool_.AddFirst(none);
@@ -517,16 +524,16 @@ class RecomputeSearch {
     return sorted;
   }
 
-  bool Fits(const Candidate& c) const {
-    return c.peak <= options_.memory_budget && pool_.PeakOfAllRanks(c) <= options_.memory_budget;
+  bool Fits(const Candidate& c, int64_t budget) const {
+    return c.peak <= budget && pool_.PeakOfAllRanks(c) <= budget;
   }
 
   // The fastest that fits, or the smallest if none does.
-  Assignment Pick() const {
+  Assignment Pick(int64_t budget) const {
     const std::vector<const Candidate*> sorted = Sorted();
     const double least = LeastSeconds();
     for (const Candidate* c : sorted)
-      if (c->seconds >= least && Fits(*c)) return c->assignment;
+      if (c->seconds >= least && Fits(*c, budget)) return c->assignment;
     return Smallest(sorted)->assignment;
   }
 
@@ -559,11 +566,21 @@ class RecomputeSearch {
 
 }  // namespace
 
+RecomputeWithin SearchRecompute(const Graph& graph, const CompileOptions& options) {
+  std::vector<std::string> free = FreeRegions(graph, options);
+  if (free.empty()) return [](int64_t) { return std::map<std::string, Recompute>(); };
+  const auto search = std::make_shared<RecomputeSearch>(graph, options, free);
+  return [search, free = std::move(free)](int64_t memory_budget) {
+    const Assignment chosen = search->Within(memory_budget);
+    std::map<std::string, Recompute> choices;
+    for (size_t r = 0; r < free.size(); ++r) choices[free[r]] = chosen[r];
+    return choices;
+  };
+}
+
 void ChooseRecompute(Graph* graph, const CompileOptions& options) {
-  std::vector<std::string> free = FreeRegions(*graph, options);
-  if (free.empty()) return;
-  const Assignment chosen = RecomputeSearch(*graph, options, free).Run();
-  for (size_t r = 0; r < free.size(); ++r) graph->regions().Choose(free[r], chosen[r]);
+  for (const auto& [region, mode] : SearchRecompute(*graph, options)(options.memory_budget))
+    graph->regions().Choose(region, mode);
 }
 
 }  // namespace oneflow_like

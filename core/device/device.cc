@@ -2,6 +2,7 @@
 #include "core/device/device.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -197,13 +198,34 @@ int64_t FreeHostBytes() {
 }
 
 void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes, int64_t free) {
-  Fail(owner, " has no memory for ", what, ": ", bytes, " bytes are needed, ", free, " bytes are free");
+  throw ShortOfMemory(
+      Cat(owner, " has no memory for ", what, ": ", bytes, " bytes are needed, ", free, " bytes are free"));
 }
 
 void CheckHostHas(size_t bytes, const std::string& owner, const std::string& what) {
   if (bytes < kComparedFrom) return;
   int64_t free = FreeHostBytes();
   if (bytes > static_cast<size_t>(free)) FailShortOfMemory(owner, what, bytes, free);
+}
+
+void CheckAddressesFor(size_t bytes, const std::string& what) {
+  const auto unlimited = [](int resource) {
+    rlimit limit = {};
+    return getrlimit(resource, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
+  };
+  if (unlimited(RLIMIT_AS) && unlimited(RLIMIT_DATA)) return;
+  for (const MemoryLimit& limit : ReadMemoryLimits())
+    if (!limit.shared && limit.left < static_cast<int64_t>(bytes))
+      FailShortOfMemory("this process", Cat(what, " below ", limit.source), bytes, limit.left);
+}
+
+std::string OutOfMemoryText() {
+  MemoryLimit tightest{.left = std::numeric_limits<int64_t>::max()};
+  for (const MemoryLimit& limit : ReadMemoryLimits())
+    if (LeftOf(limit, held_bytes.load()) < LeftOf(tightest, 0)) tightest = limit;
+  if (tightest.source.empty()) return "this process has no memory left";
+  return Cat("this process has no memory left: ", LeftOf(tightest, held_bytes.load()),
+             " bytes are free of the ", tightest.bytes, " that ", tightest.source, " allows");
 }
 
 std::unique_ptr<Device> MakeHostDevice(int index, MemorySource* source) {

@@ -21,32 +21,56 @@ KernelFactory MakeFunctionKernel(KernelFn fn) {
   return [fn](const KernelSpec&) { return std::make_unique<FunctionKernel>(fn); };
 }
 
-void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFactory factory) {
-  bool added = factories_.emplace(std::make_pair(name, device_kind), std::move(factory)).second;
+void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
+                         ScratchFn scratch) {
+  bool added =
+      entries_.emplace(std::make_pair(name, device_kind), Entry{std::move(factory), std::move(scratch)})
+          .second;
   CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
 }
 
-void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFn fn) {
-  Add(name, device_kind, MakeFunctionKernel(fn));
+void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFn fn,
+                         ScratchFn scratch) {
+  Add(name, device_kind, MakeFunctionKernel(fn), std::move(scratch));
 }
 
 bool KernelRegistry::Has(const std::string& name, const std::string& device_kind) const {
-  return factories_.count({name, device_kind}) != 0;
+  return entries_.count({name, device_kind}) != 0;
+}
+
+// Reference kernels work on the host's memory.
+const KernelRegistry::Entry* KernelRegistry::Find(const std::string& name,
+                                                  const std::string& device_kind) const {
+  auto found = entries_.find({name, device_kind});
+  if (found == entries_.end() && device_kind == "cpu") found = entries_.find({name, "reference"});
+  return found == entries_.end() ? nullptr : &found->second;
 }
 
 std::unique_ptr<Kernel> KernelRegistry::Make(const KernelSpec& spec, const std::string& device_kind) const {
-  auto found = factories_.find({spec.name, device_kind});
-  // Reference kernels work on the host's memory.
-  bool host = device_kind == "cpu";
-  if (found == factories_.end() && host) found = factories_.find({spec.name, "reference"});
-  if (found == factories_.end()) {
+  const Entry* entry = Find(spec.name, device_kind);
+  if (entry == nullptr) {
     std::string where = spec.node.empty() ? "" : Cat(" (for ", spec.node, ")");
     std::string line = spec.line.str();
     if (!line.empty()) where += " at " + line;
     Fail("there is no kernel ", spec.name, where, " for device kind ", device_kind,
-         host ? ", nor a reference kernel" : "; add one with ModelOptions::kernels");
+         device_kind == "cpu" ? ", nor a reference kernel" : "; add one with ModelOptions::kernels");
   }
-  return found->second(spec);
+  return entry->make(spec);
+}
+
+const ScratchFn* KernelRegistry::FindScratch(const std::string& name, const std::string& device_kind) const {
+  const Entry* entry = Find(name, device_kind);
+  if (entry != nullptr && !entry->scratch) entry = Find(name, "reference");
+  return entry != nullptr && entry->scratch ? &entry->scratch : nullptr;
+}
+
+bool KernelRegistry::StatesScratch(const std::string& name, const std::string& device_kind) const {
+  return FindScratch(name, device_kind) != nullptr;
+}
+
+int64_t KernelRegistry::Scratch(const KernelSpec& spec, const std::string& device_kind) const {
+  const ScratchFn* scratch = FindScratch(spec.name, device_kind);
+  return scratch != nullptr ? (*scratch)(spec) : 0;
 }
 
 }  // namespace oneflow_like

@@ -41,13 +41,16 @@ struct KernelSpec {
   std::vector<TensorArg> in, out;
   std::string node;  // the logical node it comes from, for messages
   SourceLine line;
+  // The threads that its scratch is for: it uses no more of the team that runs it, and a library's objects
+  // are made for so many.
+  int threads = 1;
 };
 
 struct KernelContext {
   const KernelSpec& spec;         // names and attributes
   std::span<const TensorArg> in;  // of this act
   std::span<const TensorArg> out;
-  void* scratch = nullptr;  // as many bytes as the operator's table entry requests, 64-byte aligned
+  void* scratch = nullptr;  // as many bytes as the kernel has stated (ScratchFn), 64-byte aligned
   int64_t step = 0;         // optimizer step, 0 for the first; keys random draws and schedules
   int64_t time = 0;         // micro-batch of this act, in [0, times)
   int64_t times = 1;        // micro-batches of a step
@@ -58,28 +61,46 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   // Runs on one thread of the runtime and may use ParallelFor inside. Must write every element of every
-  // output (an empty piece has none). Allocates nothing. A failure that data can cause (an index out of
-  // range) is returned, not thrown; the runtime puts the node's name and line in front of the message.
+  // output (an empty piece has none). Allocates nothing: what it needs beside its operands is in its scratch.
+  // A failure that data can cause (an index out of range) is returned, not thrown; the runtime puts the
+  // node's name and line in front of the message.
   virtual Status Run(const KernelContext& context) = 0;
 };
 
 using KernelFn = Status (*)(const KernelContext&);
 using KernelFactory = std::function<std::unique_ptr<Kernel>(const KernelSpec&)>;
+// States the bytes of scratch that a kernel needs. The compiler of each process plans all ranks, whatever
+// their processors are: the number follows from the spec alone (types, extents, attributes, threads), is the
+// same at every level of instructions, and enough for acts with smaller extents.
+using ScratchFn = std::function<int64_t(const KernelSpec&)>;
 
 // A kernel without state.
 KernelFactory MakeFunctionKernel(KernelFn fn);
 
 class KernelRegistry {
  public:
-  void Add(const std::string& name, const std::string& device_kind, KernelFactory factory);
-  void Add(const std::string& name, const std::string& device_kind, KernelFn fn);
+  // Without `scratch` a kernel states what the reference kernel of its name does: for a user's operator,
+  // OpDef::scratch.
+  void Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
+           ScratchFn scratch = nullptr);
+  void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
   bool Has(const std::string& name, const std::string& device_kind) const;
   // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
   // none.
   std::unique_ptr<Kernel> Make(const KernelSpec& spec, const std::string& device_kind) const;
+  // Whether the kernel's scratch depends on its spec; else it needs none.
+  bool StatesScratch(const std::string& name, const std::string& device_kind) const;
+  // The scratch that this kernel states; 0 where there is none.
+  int64_t Scratch(const KernelSpec& spec, const std::string& device_kind) const;
 
  private:
-  std::map<std::pair<std::string, std::string>, KernelFactory> factories_;
+  struct Entry {
+    KernelFactory make;
+    ScratchFn scratch;
+  };
+  const Entry* Find(const std::string& name, const std::string& device_kind) const;
+  const ScratchFn* FindScratch(const std::string& name, const std::string& device_kind) const;
+  std::map<std::pair<std::string, std::string>, Entry> entries_;
 };
 
 }  // namespace oneflow_like

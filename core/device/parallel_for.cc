@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -53,20 +54,27 @@ void SetParallelThreads(int threads) {
   omp_set_num_threads(granted);
 }
 
-void ParallelForRanges(int64_t n, int64_t grain, void (*body)(void* closure, int64_t begin, int64_t end),
-                       void* closure) {
+TeamSize::TeamSize(int threads) : before_(omp_get_max_threads()), had_team_(std::exchange(has_team, true)) {
+  if (threads != before_) omp_set_num_threads(threads);
+}
+TeamSize::~TeamSize() {
+  if (omp_get_max_threads() != before_) omp_set_num_threads(before_);
+  has_team = had_team_;
+}
+
+void ParallelForRanges(int64_t n, int64_t grain, int most, RangeBody body, void* closure) {
   if (n <= 0) return;
-  int64_t team = omp_in_parallel() ? 1 : ParallelThreads();
+  int64_t team = omp_in_parallel() ? 1 : std::min(most, ParallelThreads());
   int64_t length = std::max({(n + team - 1) / team, grain, int64_t{1}});
   if (length >= n) {
-    body(closure, 0, n);
+    body(closure, 0, n, 0);
     return;
   }
   int64_t ranges = (n + length - 1) / length;
   // Dealt by hand: for a loop of its own LLVM's OpenMP allocates memory each time.
 #pragma omp parallel num_threads(static_cast <int>(ranges))
   for (int64_t i = omp_get_thread_num(), stride = omp_get_num_threads(); i < ranges; i += stride)
-    body(closure, i * length, std::min(n, (i + 1) * length));
+    body(closure, i * length, std::min(n, (i + 1) * length), static_cast<int>(i));
 }
 
 void FlushDenormals() {

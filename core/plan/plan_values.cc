@@ -1,6 +1,9 @@
 #include "core/plan/plan_values.h"
 
 #include <algorithm>
+#include <string>
+
+#include "core/random.h"
 
 namespace oneflow_like {
 
@@ -101,6 +104,10 @@ void Shorten(google::protobuf::RepeatedPtrField<plan::Attr>* attrs) {
 }
 
 }  // namespace
+
+uint64_t HashOf(const plan::Plan& plan, uint64_t before) {
+  return HashName(std::to_string(before) + plan.SerializeAsString());
+}
 
 void ShortenForText(plan::Plan* plan) {
   for (plan::Variable& variable : *plan->mutable_variable()) Shorten(variable.mutable_init()->mutable_attr());

@@ -1,6 +1,8 @@
 // Converts between the plan's messages and the types that compiler and runtime work with.
 #pragma once
 
+#include <cstdint>
+
 #include "core/attrs.h"
 #include "core/boxes/copy_box.h"
 #include "core/device/kernel.h"
@@ -29,6 +31,8 @@ int64_t ArenaBytes(const plan::Plan& plan);
 // The number of tensors that a collective moves, and a member's piece of one.
 int OperandsOf(const plan::Collective& collective);
 const plan::Piece& PieceOf(const plan::Collective& collective, int operand, int member);
+// A hash of all that a plan says; of several plans, `before` is the hash of those before it.
+uint64_t HashOf(const plan::Plan& plan, uint64_t before = 0);
 // Shortens a plan for reading: replaces bytes in attributes by their number and hash.
 void ShortenForText(plan::Plan* plan);
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/error.h"
 #include "core/system/memory_limits.h"
 
 namespace oneflow_like {
@@ -19,10 +20,21 @@ int64_t LeftOf(const MemoryLimit& limit, int64_t held);
 // What the tightest limit leaves beside the blocks that host devices of this process hold.
 int64_t FreeHostBytes();
 
-// Throws Error: "device cpu:0 has no memory for the arena: 8 bytes are needed, 4 bytes are free".
+class ShortOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+// Throws ShortOfMemory: "device cpu:0 has no memory for the arena: 8 bytes are needed, 4 bytes are free".
 [[noreturn]] void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes,
                                     int64_t free);
 // Throws that Error when `bytes` exceed FreeHostBytes(). Small blocks are not compared.
 void CheckHostHas(size_t bytes, const std::string& owner, const std::string& what);
+// The same for what takes addresses but little memory (threads' stacks, code that libraries make), and cannot
+// fail in an orderly way: only limits on the process's own addresses count (ulimit -v, -d).
+void CheckAddressesFor(size_t bytes, const std::string& what);
+// What to say where the system has refused memory: "this process has no memory left: 8 bytes are free of the
+// 16 that ulimit -v allows", of the tightest limit.
+std::string OutOfMemoryText();
 
 }  // namespace oneflow_like

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -126,7 +125,6 @@ struct DataPipeline::Impl {
   std::vector<std::string> broken_texts;
   // The user's thread alone.
   int64_t position = 0, rows = 0;
-  double waited = 0;
   size_t logged = 0;  // of broken_texts
   std::thread runner;
 
@@ -427,12 +425,10 @@ FeedPieces DataPipeline::Next() {
   Impl& impl = *impl_;
   if (!More())
     Fail("the data is at its end: ", impl.options.epochs, " epochs of ", impl.source->samples(), " samples");
-  const auto start = std::chrono::steady_clock::now();
   std::unique_ptr<Impl::Batch> batch;
   {
     std::unique_lock<std::mutex> lock(impl.mutex);
     impl.changed.wait(lock, [&] { return impl.ready > 0 || impl.failure; });
-    impl.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (impl.ready == 0) std::rethrow_exception(impl.failure);
     if (impl.live.front()->error) std::rethrow_exception(impl.live.front()->error);  // it stays
     batch = std::move(impl.live.front());
@@ -469,7 +465,6 @@ int64_t DataPipeline::batch() const { return impl_->options.batch; }
 bool DataPipeline::More() const { return impl_->position < impl_->end; }
 int64_t DataPipeline::position() const { return impl_->position; }
 int64_t DataPipeline::rows() const { return impl_->rows; }
-double DataPipeline::seconds_waited() const { return impl_->waited; }
 
 void DataPipeline::Impl::LogBroken() {
   std::lock_guard<std::mutex> lock(mutex);

@@ -60,7 +60,6 @@ class DataPipeline final : public FeedSource {
   int64_t rows() const;
   // Messages of the broken samples that this process has met so far, in that order.
   std::vector<std::string> broken() const;
-  double seconds_waited() const;  // in Next
 
  private:
   struct Impl;

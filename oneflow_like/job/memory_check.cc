@@ -56,6 +56,15 @@ MemoryOfProcess FromText(const std::string& text) {
   return process;
 }
 
+// `process`: whose first rank is described.
+[[noreturn]] void FailShort(const ModelImpl& model, int process, const std::string& what,
+                            const std::function<std::string(int rank)>& consumers) {
+  const Job* job = model.options.job.get();
+  const int hosted = model.mesh.size() / (job ? job->processes() : 1);
+  Fail(what, "; use more hosts, cut more, or make the model smaller. What a rank holds:\n",
+       consumers(process * hosted));
+}
+
 }  // namespace
 
 ShortMemory FindShortMemory(const std::vector<MemoryOfProcess>& processes) {
@@ -99,11 +108,16 @@ void RequireHostMemory(const ModelImpl& model, const std::string& session,
     who = Cat(found.processes.size() == 1 ? " for process " : " for processes ", who, " on host ",
               job->peers()[found.processes[0]].host);
   }
-  const int hosted = model.mesh.size() / static_cast<int>(all.size());
-  Fail("session ", session, " needs ", found.needed, " bytes of memory", who, ", but ", found.left,
-       " are free of the ", found.limit.bytes, " that ", found.limit.source,
-       " allows; use more hosts, cut more, or make the model smaller. What a rank holds:\n",
-       consumers(found.processes[0] * hosted));
+  FailShort(model, found.processes[0],
+            Cat("session ", session, " needs ", found.needed, " bytes of memory", who, ", but ", found.left,
+                " are free of the ", found.limit.bytes, " that ", found.limit.source, " allows"),
+            consumers);
+}
+
+void FailOutOfMemory(const ModelImpl& model, const std::string& session, const std::string& reason,
+                     const std::function<std::string(int rank)>& consumers) {
+  const Job* job = model.options.job.get();
+  FailShort(model, job ? job->process() : 0, Cat("session ", session, ": ", reason), consumers);
 }
 
 }  // namespace oneflow_like

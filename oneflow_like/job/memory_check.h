@@ -19,6 +19,12 @@ void RequireHostMemory(const ModelImpl& model, const std::string& session,
                        const std::vector<plan::Plan>& plans,
                        const std::function<std::string(int rank)>& consumers);
 
+// Throws Error in place of a failure while the session's plans were loaded: `reason`, what to do, and what
+// `consumers` says of the first rank hosted here.
+[[noreturn]] void FailOutOfMemory(const ModelImpl& model, const std::string& session,
+                                  const std::string& reason,
+                                  const std::function<std::string(int rank)>& consumers);
+
 // The part that is arithmetic. Each process sends one of these to the others.
 struct MemoryOfProcess {
   std::string host;  // equal for processes of one host

@@ -32,7 +32,7 @@ const FlagGroup kGroups[] = {
       "shared_memory"}},
     {"Looking inside",
      {"dry_run", "explain", "report", "dump_dir", "trace", "stall_seconds", "log_dir", "check_nan",
-      "check_replicas", "config", "out", "calibrate"}},
+      "check_replicas", "config", "out", "calibrate", "calibrate_models"}},
 };
 
 // Of glog's flag: what it is here.

@@ -17,12 +17,13 @@
 #include <iostream>
 #include <set>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/launch/local_launcher.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
 #include "core/system/exit_codes.h"
 #include "core/system/file_check.h"
+#include "core/system/host_memory.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/calibrate.h"
 #include "oneflow_like/data/pipeline.h"
@@ -47,14 +48,14 @@ DEFINE_bool(explain, false, "print why data is sent, dearest first, and each ran
 DEFINE_string(dump_dir, "", "folder for graphs and plans");
 DEFINE_string(config, "", "file of flags, --name=value a line");
 DEFINE_string(out, "", "folder for all that the run leaves");
-DEFINE_string(trace, "",
-              "file that gets what every stream did when, for ui.perfetto.dev or chrome://tracing");
+DEFINE_string(trace, "", "file: timeline for ui.perfetto.dev");
 DEFINE_string(report, "", "HTML page: memory, graph, times");
 DEFINE_int64(memory_budget, 0, "bytes of a device; 0: any");
 DEFINE_int32(processes, 1, "start so many copies of this program here, which share the mesh's devices");
 DEFINE_int32(restarts, 0, "how often all copies start again from --save when a process is lost");
 DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. dp; empty: all start again");
 DEFINE_string(calibrate, "", "gets this machine, for --topology");
+DEFINE_int32(calibrate_models, oneflow_like::kMostModels, "it trains; fewer: rougher");
 DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
 DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
 DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
@@ -122,6 +123,7 @@ void CheckFlags(const ProgramFlags& program) {
   if (!FLAGS_calibrate.empty() && OnlyPlans(program))
     Fail("--calibrate=", FLAGS_calibrate, " measures this machine and does nothing else; leave out ",
          FLAGS_dry_run ? "--dry_run" : "--simulate");
+  CheckRange("--calibrate_models", FLAGS_calibrate_models, 1, kMostModels);
   ModelOptions options;
   options.threads = FLAGS_threads;
   options.kernel_threads = FLAGS_kernel_threads;
@@ -534,8 +536,9 @@ int Launcher::Main(const std::function<int()>& body) const {
 int Launcher::CalibrateHere() const {
   *begun_ = true;
   ProgressLine progress(*this);
-  CalibrateTo(FLAGS_calibrate,
-              {.job = job_, .progress = [&](const std::string& what) { progress.Update(what); }});
+  CalibrateTo(FLAGS_calibrate, {.models = FLAGS_calibrate_models,
+                                .job = job_,
+                                .progress = [&](const std::string& what) { progress.Update(what); }});
   progress.End();
   Print("%s describes this machine: --topology=%s\n", FLAGS_calibrate.c_str(), FLAGS_calibrate.c_str());
   return 0;
@@ -544,6 +547,7 @@ int Launcher::CalibrateHere() const {
 // An error that all processes make alike is printed by the main one alone where all is read together. Gives
 // the exit code: `code`, or that of the process that failed first, so that all end with one.
 int Launcher::EndWith(const std::exception& error, int code) const {
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return EndWith(Error(OutOfMemoryText()), kRunError);
   if (folder_ && !*begun_) folder_->Withdraw();
   const bool at_once = main_process() || !one_output_;
   if (at_once) PrintError(error);

@@ -7,6 +7,7 @@
 #include "actor/net/talk/job.h"
 #include "compiler/passes/passes.h"
 #include "core/random.h"
+#include "core/system/host_memory.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
@@ -49,12 +50,19 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   AddBoxingKernels(&registry);
   AddCpuKernels(&registry);
   if (options.kernels) options.kernels(&registry);
-  if (options.job) JoinJob();
   RuntimeThreads(options, RanksHere(), 1);
+  kernel_threads = KernelThreadsHere(RuntimeThreads(options, RanksHere(), CoresHere()));
+  if (options.job) JoinJob();
   if (!options.trace_file.empty())
     trace = std::make_unique<TraceFile>(TraceFileOf(options.trace_file, options.job.get()));
   if (!options.report_file.empty())
     report = OpenReport(options.report_file, this->mesh.str(), options.job ? options.job->process() : 0);
+}
+
+int ModelImpl::CoresHere() const { return oneflow_like::CoresHere(options.job.get()); }
+
+int ModelImpl::KernelThreadsHere(int runtime_threads) const {
+  return options.kernel_threads > 0 ? options.kernel_threads : std::max(1, CoresHere() / runtime_threads);
 }
 
 int ModelImpl::RanksHere() const { return mesh.size() / (options.job ? options.job->processes() : 1); }
@@ -65,6 +73,8 @@ void ModelImpl::JoinJob() {
     Fail("mesh ", mesh.str(), " has ", mesh.size(), " devices, which ", job->processes(),
          " processes cannot share equally");
   job->SetWorld(mesh.size());
+  for (const std::string& threads : job->AllGather("threads of a kernel", std::to_string(kernel_threads)))
+    kernel_threads = std::max(kernel_threads, std::stoi(threads));
   if (options.trace_file.empty() && options.report_file.empty()) return;
   std::vector<std::string> clocks = job->AllGather("start of the trace", std::to_string(ClockNow()));
   trace_origin = std::stoll(clocks[0]);
@@ -118,13 +128,14 @@ void ModelImpl::Load() {
     hardware.insert(devices.back()->hardware());
   }
   hardware.erase("");
-  const int cores = CoresHere(job);
-  int threads = RuntimeThreads(options, hosted, cores);
+  int threads = RuntimeThreads(options, hosted, CoresHere());
   // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
   if (hardware.size() > 1) threads = hosted;
+  // OpenMP ends the process where it cannot start a thread.
+  constexpr size_t kStack = size_t{8} << 20;
+  CheckAddressesFor(kStack * threads * KernelThreadsHere(threads), "its threads");
   store = std::make_unique<Store>(ranks, std::move(devices));
-  int kernel_threads = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
-  executor = MakeThreadExecutor(threads, kernel_threads);
+  executor = MakeThreadExecutor(threads, KernelThreadsHere(threads));
 }
 
 void ModelImpl::WaitIdle() const {

@@ -138,6 +138,7 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::function<std::string()> cut_reasons;   // Model::CutReasons; on process 0, until memory is allocated
   std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are
   KernelRegistry registry;
+  int kernel_threads = 1;      // that any process of the job gives a kernel: plans have scratch for so many
   Backend* backend = nullptr;  // of devices that are not the host's, once loaded
   std::unique_ptr<Store> store;
   std::unique_ptr<Executor> executor;
@@ -148,6 +149,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
 
  private:
   void JoinJob();
+  int KernelThreadsHere(int runtime_threads) const;
+  int CoresHere() const;  // this process's share of its host's
   int RanksHere() const;
   std::unique_ptr<Device> MakeDevice(int rank);
 

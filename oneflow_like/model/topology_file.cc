@@ -17,9 +17,9 @@
 namespace oneflow_like {
 namespace {
 
-std::string AmountNames() {
+std::string KernelWorkNames() {
   std::string names;
-  for (const NamedAmount& amount : kAmounts) names += Cat(", ", amount.name);
+  for (const NamedKernelWork& amount : kKernelWork) names += Cat(", ", amount.name);
   return names;
 }
 
@@ -180,16 +180,16 @@ class TopologyFile {
       } else if (word == "threads") {
         kernel.threads = static_cast<int>(Number("threads of " + who, 1, 4096, true));
       } else {
-        const auto amount = std::find_if(std::begin(kAmounts), std::end(kAmounts),
-                                         [&](const NamedAmount& known) { return word == known.name; });
-        if (amount == std::end(kAmounts))
-          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", AmountNames());
+        const auto amount = std::find_if(std::begin(kKernelWork), std::end(kKernelWork),
+                                         [&](const NamedKernelWork& known) { return word == known.name; });
+        if (amount == std::end(kKernelWork))
+          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", KernelWorkNames());
         if (!given.insert(word).second) Refuse(who, " is given ", word, " a second time");
         kernel.each.*amount->value = Number(Cat(word, " of ", who), 0, 1e6);
       }
     }
     if (kernel.threads == 0) Refuse(who, " lacks threads");
-    for (const NamedAmount& amount : kAmounts)
+    for (const NamedKernelWork& amount : kKernelWork)
       if (amount.of_all && given.count(amount.name) == 0) Refuse(who, " lacks ", amount.name);
     for (const MeasuredKernel& other : machine_.kernels)
       if (other.name == kernel.name && other.dtype == kernel.dtype && other.threads == kernel.threads &&
@@ -274,7 +274,7 @@ std::string TopologyText(const DescribedMachine& machine) {
   for (const MeasuredKernel& k : machine.kernels) {
     text << "kernel " << k.name << " " << Name(k.dtype) << " threads " << k.threads
          << (k.crowded ? " crowded" : "");
-    for (const NamedAmount& amount : kAmounts)
+    for (const NamedKernelWork& amount : kKernelWork)
       if (k.each.*amount.value != 0 || amount.of_all)
         text << " " << amount.name << " " << number(k.each.*amount.value);
     text << "\n";

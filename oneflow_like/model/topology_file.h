@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "compiler/cost/machine.h"
+#include "compiler/cost/described_machine.h"
 
 namespace oneflow_like {
 

@@ -12,7 +12,6 @@
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
-#include "oneflow_like/simulate/plan_hash.h"
 
 namespace oneflow_like {
 namespace {

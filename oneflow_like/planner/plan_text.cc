@@ -8,12 +8,6 @@
 namespace oneflow_like {
 namespace {
 
-std::string Share(double part, double whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
-  return text;
-}
-
 std::string Thousands(int64_t number) {
   std::string text = std::to_string(number);
   for (int at = static_cast<int>(text.size()) - 3; at > 0; at -= 3) text.insert(at, ",");
@@ -35,8 +29,8 @@ std::string PlanSearchResult::Text() const {
   text += line;
   for (const PlanTrial& t : best) {
     std::snprintf(line, sizeof line, "  %10s %10s %9s %9s %9s  ", SecondsText(t.seconds).c_str(),
-                  BytesText(static_cast<double>(t.bytes)).c_str(), Share(t.compute, t.seconds).c_str(),
-                  Share(t.messages, t.seconds).c_str(), Share(t.bubble, t.seconds).c_str());
+                  BytesText(static_cast<double>(t.bytes)).c_str(), PercentText(t.compute, t.seconds).c_str(),
+                  PercentText(t.messages, t.seconds).c_str(), PercentText(t.bubble, t.seconds).c_str());
     text += line + t.plan.str() + "\n";
   }
   if (!lost.empty()) text += "other meshes, each by the plan that comes closest:\n";

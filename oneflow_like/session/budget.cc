@@ -21,6 +21,8 @@ void SetBudget(const std::string& who, const ModelImpl& model, const Graph& grap
     Fail(who, ": recompute=auto recomputes what makes the plan fit, but nothing says in how many bytes; set ",
          "ModelOptions::memory_budget (--memory_budget=BYTES of a device), or ModelOptions::topology "
          "(--topology=FILE) to a file with memory_bytes");
+  const std::vector<std::string> kinds = model.mesh.kinds();
+  if (std::find(kinds.begin(), kinds.end(), "cuda") == kinds.end()) return;
   options->bytes_beside_plan = [&model](const plan::Plan& plan) {
     return plan.device_kind() == "cuda" ? kCudaBytesBesides + MemoryBesidesPlan(model, plan).device
                                         : int64_t{0};

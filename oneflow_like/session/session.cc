@@ -11,10 +11,13 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <new>
 #include <optional>
+#include <system_error>
 
 #include "actor/net/talk/job.h"
 #include "core/plan/plan_values.h"
+#include "core/system/host_memory.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/feeds_check.h"
 #include "oneflow_like/job/memory_check.h"
@@ -30,6 +33,7 @@ namespace oneflow_like {
 namespace {
 
 constexpr int64_t kTraceRecords = 1 << 18;  // of each thread: 10 MB, and 60 MB of text
+constexpr size_t kRoomForSteps = size_t{64} << 20;
 
 }  // namespace
 
@@ -119,14 +123,34 @@ void Session::Impl::Close() {
 void Session::Impl::Load() {
   if (runtime) return;
   VLOG(1) << "session " << options.name << ": its plans and memory are made";
+  if (Job* job = model->options.job.get())
+    RequireAgreement(job, "session " + options.name, AgreementText(*this));
+  std::string reason;
+  try {
+    LoadPlans();
+    // Steps allocate little, but libraries of theirs might fail in no orderly way.
+    CheckAddressesFor(kRoomForSteps, "what its steps take beside their plan");
+  } catch (const ShortOfMemory& error) {
+    reason = error.what();
+  } catch (const std::bad_alloc&) {
+    reason = OutOfMemoryText();
+  } catch (const std::system_error& error) {  // of a thread that the system does not start
+    reason = Cat(error.what(), ": ", OutOfMemoryText());
+  }
+  if (reason.empty()) return;
+  runtime.reset();
+  FailOutOfMemory(*model, options.name, reason, [this](int rank) { return ConsumersOf(rank); });
+}
+
+std::string Session::Impl::ConsumersOf(int rank) const { return RankText(*this, SummaryOf(*this, rank)); }
+
+void Session::Impl::LoadPlans() {
   Job* job = model->options.job.get();
-  if (job) RequireAgreement(job, "session " + options.name, AgreementText(*this));
   model->Load();
   model->WaitIdle();
   std::vector<plan::Plan> plans;
   for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
-  RequireHostMemory(*model, options.name, plans,
-                    [&](int rank) { return RankText(*this, SummaryOf(*this, rank)); });
+  RequireHostMemory(*model, options.name, plans, [this](int rank) { return ConsumersOf(rank); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
     DumpPlan(plan);
@@ -260,7 +284,7 @@ Feeds Session::Impl::OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) cons
   std::string names;
   for (const auto& [name, value] : inputs) {
     names += Cat(names.empty() ? "'" : ", '", name, "'");
-    if (lr_function && name == options.name + ":lr_factor") continue;  // FeedRate
+    if (FedHere(name)) continue;
     auto feed = feeds.find(name);
     // What no rank here reads may be left out.
     if (feed == feeds.end() && (pieces.count(name) || runtime->Needs()[name].empty())) continue;
@@ -290,6 +314,10 @@ std::vector<Box> Session::Needs(const std::string& input) const {
 }
 
 // As the plans of these ranks have it (compiler/plan/partition.cc), without making them.
+bool Session::Impl::FedHere(const std::string& input) const {
+  return lr_function && input == options.name + ":lr_factor";
+}
+
 const FeedNeeds& Session::Impl::NeedsHere() {
   if (!needs.empty()) return needs;
   const Graph& graph = compiled.graph;
@@ -309,7 +337,8 @@ const FeedNeeds& Session::Impl::NeedsHere() {
         boxes[node.name].push_back(LocalBox(v.shape, v.sbp, graph.Sizes(), coords));
     }
   }
-  for (const auto& [name, value] : inputs) needs[name] = Disjoint(std::move(boxes[name]));
+  for (const auto& [name, value] : inputs)
+    if (!FedHere(name)) needs[name] = Disjoint(std::move(boxes[name]));
   return needs;
 }
 

@@ -43,11 +43,16 @@ struct Session::Impl {
   Feeds OwnFeeds(const Feeds& feeds, const FeedPieces& pieces) const;
   void CheckBatch(int64_t batch, const FeedPieces& pieces) const;
   FeedPieces OwnPieces(const FeedPieces& pieces) const;
+  // Whether the session feeds this input itself (FeedRate): no data has it.
+  bool FedHere(const std::string& input) const;
   const FeedNeeds& NeedsHere();
   // The factor on learning rates of the next step, which is fed where lr_function gives it. REQUIRES: loaded.
   double FeedRate(Feeds* feeds) const;
   // Creates the plans of the ranks hosted here, their memory, kernels and actors; the first time.
   void Load();
+  void LoadPlans();
+  // What fills a rank's memory, for the sentence of a plan that does not fit.
+  std::string ConsumersOf(int rank) const;
   // Checks the next step's feeds in a job: all processes must feed the same.
   void CheckFeeds(const Feeds& feeds, const FeedPieces& pieces);
   // Checks, once for each source, that other processes read the same.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "compiler/cost/collective_costs.h"
 #include "core/device/backend.h"
 #include "core/plan/plan_values.h"
@@ -133,6 +133,12 @@ std::string BytesText(double bytes) {
     ++u;
   }
   snprintf(text, sizeof(text), u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
+  return text;
+}
+
+std::string PercentText(double part, double whole) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
   return text;
 }
 

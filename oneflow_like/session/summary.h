@@ -11,8 +11,9 @@
 
 namespace oneflow_like {
 
-std::string BytesText(double bytes);      // "1.50 MB"
-std::string SecondsText(double seconds);  // "1.50 ms"
+std::string BytesText(double bytes);                 // "1.50 MB"
+std::string SecondsText(double seconds);             // "1.50 ms"
+std::string PercentText(double part, double whole);  // "1.5 %"; of nothing "0.0 %"
 std::string RangesText(
     const std::vector<int>& ranks);  // "0-3, 8"; of many the first few and how many there are
 // The effect of --overlap, in one line; empty if it was not requested.

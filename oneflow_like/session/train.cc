@@ -145,6 +145,8 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.zero_small = model.options.zero.small;
   c.bucket_bytes = model.options.zero.bucket_bytes;
   c.fuse = !model.options.check_nan;
+  c.kernels = &model.registry;
+  c.kernel_threads = model.kernel_threads;
   return c;
 }
 

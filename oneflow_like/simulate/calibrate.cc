@@ -359,7 +359,7 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
   // By pairs: on as many threads as cores, and on twice as many.
   std::vector<std::unique_ptr<Probe>> dealt, crowded;
   if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostShared)
-    for (int model : kShared)
+    for (int model : std::span(kShared).first(std::min(options.models, 2)))
       for (auto [probes, each] : {std::pair{&dealt, cores}, {&crowded, 2 * cores}})
         probes->push_back(std::make_unique<Probe>(kShapes[model],
                                                   Setting{.workers = 2 * cores * processes, .threads = each},

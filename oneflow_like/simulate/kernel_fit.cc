@@ -50,12 +50,12 @@ MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
   std::vector<double> values;
   for (const KernelSample& s : samples) {
     std::vector<double>& row = rows.emplace_back();
-    for (const NamedAmount& amount : kAmounts) row.push_back(s.work.*amount.value);
+    for (const NamedKernelWork& amount : kKernelWork) row.push_back(s.work.*amount.value);
     values.push_back(s.seconds);
   }
   const std::vector<double> fit = FitTimes(rows, values);
   MeasuredKernel kernel = KernelEntry(name, group);
-  for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kAmounts[i].value = Rounded(fit[i]);
+  for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kKernelWork[i].value = Rounded(fit[i]);
   return kernel;
 }
 
@@ -151,7 +151,7 @@ std::vector<MeasuredKernel> FitKernels(const std::vector<KernelSample>& samples)
   // On a busy machine an operator may get no time at all, or none but of far bytes.
   std::erase_if(kernels, [](MeasuredKernel kernel) {
     kernel.each.far = 0;
-    return kernel.each == Amounts();
+    return kernel.each == KernelWork();
   });
   std::stable_sort(kernels.begin(), kernels.end(), [](const MeasuredKernel& a, const MeasuredKernel& b) {
     return std::tie(a.name, a.dtype, a.threads, a.crowded) < std::tie(b.name, b.dtype, b.threads, b.crowded);

@@ -1,11 +1,12 @@
-// From times of kernels to what their operators take: seconds of each unit of work (compiler/cost/machine.h).
+// From times of kernels to what their operators take: seconds of each unit of work
+// (compiler/cost/described_machine.h).
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "compiler/cost/machine.h"
+#include "compiler/cost/described_machine.h"
 
 namespace oneflow_like {
 
@@ -16,7 +17,7 @@ struct KernelSample {
   DType dtype = DType::kFloat32;
   int threads = 1;
   bool crowded = false;
-  Amounts work;
+  KernelWork work;
   double seconds = 0;
 };
 

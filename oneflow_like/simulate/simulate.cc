@@ -11,11 +11,11 @@
 
 #include "actor/trace.h"
 #include "actor/virtual_time.h"
-#include "compiler/cost/machine.h"
+#include "compiler/cost/described_machine.h"
+#include "core/plan/plan_values.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
-#include "oneflow_like/simulate/plan_hash.h"
 
 namespace oneflow_like {
 namespace {
@@ -49,19 +49,20 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
 constexpr int kUnlikeSteps = 12;  // where each step takes another time
 
 // Ranks that are simulated, and who acts for whom.
-struct Cast {
+struct ActingRanks {
   std::vector<int> ranks;
   std::vector<int> stands_for;  // by rank
 };
 
 // What acts of collectives ask of links. One of each segment is the same on all its ranks.
-class Loads {
+class CollectiveLoads {
  public:
-  Loads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads, const Cast& cast)
+  CollectiveLoads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads,
+                  const ActingRanks& acting)
       : compiled_(compiled),
         machine_(machine),
         threads_(threads),
-        cast_(cast),
+        acting_(acting),
         costs_(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared}) {}
 
   VirtualLoad Of(const plan::Collective& collective, int rank) {
@@ -100,7 +101,7 @@ class Loads {
   double GroupsBeside(const plan::Collective& collective, int rank, int inside) const {
     const Segment& segment = compiled_.logical.segments[collective.id()];
     double mine = 0, all = 0;
-    for (int other : cast_.ranks) {
+    for (int other : acting_.ranks) {
       if (other / inside != rank / inside) continue;
       const std::vector<int> coords = compiled_.graph.mesh().Coords(other);
       all += segment.slice.Contains(coords) || segment.from.Contains(coords);
@@ -126,7 +127,7 @@ class Loads {
   const Compiled& compiled_;
   const DescribedMachine& machine_;
   const Threads& threads_;
-  const Cast& cast_;
+  const ActingRanks& acting_;
   CollectiveCosts costs_;
   std::map<int64_t, BoxingLoad> loads_;
 };
@@ -149,18 +150,18 @@ int64_t LengthSince(int64_t start, const std::vector<Interval>& joined) {
   return length;
 }
 
-// Hears of all that ends, as it ends: there may be too many records to keep.
-class Watch {
+// Adds up records as they end: there may be too many to keep.
+class StepRecorder {
  public:
   // The last `counted` steps count. `keep`: all records.
-  Watch(int steps, int counted, bool keep)
+  StepRecorder(int steps, int counted, bool keep)
       : ends_(static_cast<size_t>(steps)), counted_(counted), keep_(keep) {}
 
   void Expect(const plan::Plan& plan) {
     for (const plan::Actor& actor : plan.actor())
       if (actor.has_collective()) messages_.insert({plan.rank(), actor.id()});
   }
-  void Hear(const TraceRecord& r) {
+  void Add(const TraceRecord& r) {
     if (keep_) records_.push_back(r);
     if (r.step >= std::ssize(ends_)) return;
     ends_[r.step] = std::max(ends_[r.step], r.end);
@@ -199,29 +200,29 @@ class Watch {
   std::vector<TraceRecord> records_;
 };
 
-Cast CastOf(const Compiled& compiled, int most) {
-  Cast cast;
+ActingRanks ActingRanksOf(const Compiled& compiled, int most) {
+  ActingRanks acting;
   const int world = compiled.graph.mesh().size();
   std::map<std::string, int> first;
   for (int rank = 0; rank < world; ++rank) {
     const int acts = world <= most ? rank : first.try_emplace(StageOf(compiled, rank), rank).first->second;
-    cast.stands_for.push_back(acts);
-    if (acts == rank) cast.ranks.push_back(rank);
+    acting.stands_for.push_back(acts);
+    if (acts == rank) acting.ranks.push_back(rank);
   }
-  return cast;
+  return acting;
 }
 
 struct Played {
   std::vector<RankPlan> plans;  // the real ones
-  Watch watch;
+  StepRecorder recorder;
 };
 
-Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
+Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
                  const Threads& threads, int steps, int counted, int in_flight, bool trace) {
-  Played played = {.watch = Watch(steps, counted, /*keep=*/trace)};
-  Loads loads(compiled, machine, threads, cast);
+  Played played = {.recorder = StepRecorder(steps, counted, /*keep=*/trace)};
+  CollectiveLoads loads(compiled, machine, threads, acting);
   std::vector<int> thread_of;
-  for (int rank : cast.ranks)
+  for (int rank : acting.ranks)
     if (threads.processes > 1 && threads.each > 0)
       thread_of.push_back(threads.ProcessOf(rank) * threads.each + rank % threads.ranks % threads.each);
   VirtualMachine paper({.threads = threads.processes * threads.each,
@@ -232,11 +233,11 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .balance = Picoseconds(machine.core_turn),
                         .each_kernel = trace,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
-                        .stands_for = [&](int rank) { return cast.stands_for[rank]; },
-                        .record = [&](const TraceRecord& r) { played.watch.Hear(r); }});
+                        .stands_for = [&](int rank) { return acting.stands_for[rank]; },
+                        .record = [&](const TraceRecord& r) { played.recorder.Add(r); }});
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<plan::Plan> on_paper;
-  for (RankPlan& made : PlansOf(compiled, cast.ranks, 0, PlanDetail::kOutline)) {
+  for (RankPlan& made : PlansOf(compiled, acting.ranks, 0, PlanDetail::kOutline)) {
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
@@ -244,10 +245,10 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
       const double longer = threads.processes > 1 ? machine.process_work : 1;
       return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
-    played.watch.Expect(made.plan);
+    played.recorder.Expect(made.plan);
     played.plans.push_back(std::move(made));
   }
-  Store store(cast.ranks, std::move(devices));
+  Store store(acting.ranks, std::move(devices));
   RuntimeOptions options;
   options.steps_in_flight = in_flight;
   options.peers = paper.peers();
@@ -269,13 +270,13 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
 }
 
 // Steps of many acts take as long as the first one where the second does: more are not played then.
-Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const Cast& cast,
+Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
                   const Threads& threads, int steps, int64_t many_acts, int in_flight) {
   if (steps > 2 && std::ssize(compiled.logical.order) > many_acts) {
-    Played played = PlaySteps(compiled, machine, cast, threads, 2, 1, in_flight, /*trace=*/false);
-    if (played.watch.seconds() == played.watch.first()) return played;
+    Played played = PlaySteps(compiled, machine, acting, threads, 2, 1, in_flight, /*trace=*/false);
+    if (played.recorder.seconds() == played.recorder.first()) return played;
   }
-  return PlaySteps(compiled, machine, cast, threads, steps, 1, in_flight, /*trace=*/false);
+  return PlaySteps(compiled, machine, acting, threads, steps, 1, in_flight, /*trace=*/false);
 }
 
 // An act lasts from its first kernel's start to its last one's end.
@@ -297,7 +298,7 @@ void AddActs(std::vector<TraceRecord>* records) {
 void WriteTrace(const std::string& path, const Played& played) {
   TraceFile file(path);
   file.SetOrigin(0);
-  std::vector<TraceRecord> records = played.watch.records();
+  std::vector<TraceRecord> records = played.recorder.records();
   AddActs(&records);
   std::vector<TraceBuffer> buffers;
   buffers.emplace_back(static_cast<int64_t>(records.size()));
@@ -320,12 +321,6 @@ void AddStage(SimulatedStage stage, std::vector<SimulatedStage>* stages) {
   same->memory.ranks = std::move(ranks);
 }
 
-std::string Percent(double part, double whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
-  return text;
-}
-
 }  // namespace
 
 Simulated Simulate(const Session& session, const DescribedMachine& machine, const SimulateOptions& options) {
@@ -334,7 +329,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const Compiled& compiled = impl.compiled;
   const int world = compiled.graph.mesh().size();
   RequireDevices(machine, world);
-  const Cast cast = CastOf(compiled, options.most_ranks);
+  const ActingRanks acting = ActingRanksOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
   // Where threads share cores and keep them, steps are not alike, as the system looks at cores at moments of
@@ -344,14 +339,14 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const int counted = alike ? 1 : steps - 2;
   const bool trace = !options.trace_file.empty();
   const Played played =
-      trace || !alike ? PlaySteps(compiled, machine, cast, threads, steps, counted, in_flight, trace)
-                      : PlayEnough(compiled, machine, cast, threads, steps, options.many_acts, in_flight);
+      trace || !alike ? PlaySteps(compiled, machine, acting, threads, steps, counted, in_flight, trace)
+                      : PlayEnough(compiled, machine, acting, threads, steps, options.many_acts, in_flight);
   if (trace) WriteTrace(options.trace_file, played);
 
   Simulated result;
   result.devices = world;
-  result.first_seconds = played.watch.first();
-  result.seconds = played.watch.seconds();
+  result.first_seconds = played.recorder.first();
+  result.seconds = played.recorder.seconds();
   result.model_flops = ModelFlops(compiled);
   result.acts = std::ssize(compiled.logical.order);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
@@ -360,7 +355,7 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
     stage.stage = summary.stage;
     stage.rank = summary.rank;
     result.flops += summary.flops * static_cast<double>(summary.ranks.size());
-    played.watch.AddUp(summary.rank, &stage);
+    played.recorder.AddUp(summary.rank, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
                                     " but the device has ", BytesText(machine.memory_bytes)));
@@ -392,8 +387,8 @@ std::string Simulated::Text(double per_step, const std::string& unit) const {
       if (bytes > 0) purposes += Cat(purposes.empty() ? "" : ", ", purpose, " ", BytesText(bytes));
     std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  ",
                   s.stage.empty() ? RangesText(s.memory.ranks).c_str() : s.stage.c_str(),
-                  Percent(s.compute, seconds).c_str(), Percent(s.communication, seconds).c_str(),
-                  Percent(s.bubble, seconds).c_str());
+                  PercentText(s.compute, seconds).c_str(), PercentText(s.communication, seconds).c_str(),
+                  PercentText(s.bubble, seconds).c_str());
     text += Cat(line, BytesText(s.memory.peak_bytes), ": ", purposes, "\n");
   }
   for (const std::string& warning : warnings) text += Cat("  ", warning, "\n");

@@ -2,10 +2,10 @@
 // maximum and sum per query (the online softmax of Milakov and Gimelshein 2018; tiled as in Dao et al. 2022).
 // Operands of 16-bit types are widened tile by tile, but for bf16 where attention_narrow.h takes it. Tiles
 // that are masked throughout are skipped. Blocks of queries are independent and run in parallel.
+#include "core/device/scratch.h"
 #include "ops/cpu/attention_few.h"
 #include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/attention_tile.h"
-#include "ops/cpu/scratch.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
 
@@ -14,13 +14,21 @@ namespace {
 
 using scalar::kInfinity;
 
-// Of one thread, kept between acts: 300 KB.
+// Of one thread.
 struct ForwardScratch {
-  alignas(64) float q[kMaxWidth * kLanes];
-  alignas(64) float o[kMaxWidth * kLanes];
-  alignas(64) float tile[kTileKeys * kLanes];
-  alignas(64) float drop[kTileKeys * kLanes];
-  alignas(64) float wide[2][kTileKeys * kMaxWidth];  // k or q, and v, of 16-bit types
+  float *q, *o, *tile, *drop;
+  float* wide[2];  // k or q, and v, of 16-bit types
+  int64_t bytes;
+  explicit ForwardScratch(const AttentionExtents& e, void* memory = nullptr) {
+    Scratch scratch(memory);
+    q = scratch.Take<float>(e.width * kLanes);
+    o = scratch.Take<float>(e.value_width * kLanes);
+    tile = scratch.Take<float>(kTileKeys * kLanes);
+    drop = scratch.Take<float>(e.drops ? kTileKeys * kLanes : 0);
+    wide[0] = scratch.Take<float>(e.wide ? kTileKeys * e.width : 0);
+    wide[1] = scratch.Take<float>(e.wide ? kTileKeys * e.value_width : 0);
+    bytes = scratch.bytes();
+  }
 };
 
 struct Running {
@@ -54,8 +62,8 @@ void SoftmaxTile(int64_t key_count, float* tile, Running* run) {
 }
 
 template <typename T>
-void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s) {
-  ForwardScratch& scratch = *OfThread<ForwardScratch>();
+void ForwardBlock(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
+                  const ForwardScratch& scratch) {
   const T *k = context.in[1].as<T>(), *v = context.in[2].as<T>();
   int64_t count = std::min(kLanes, call.queries - s), width = call.width, g = h / call.group;
   Tile q = TileOf(context.in[0].as<T>() + call.InQ(b, s, h), call.q_row, count, width, scratch.wide[0]);
@@ -98,24 +106,38 @@ template <typename T>
 Status Attention(const KernelContext& context) {
   AttentionCall call(context, 0, 3);
   int64_t blocks = (call.queries + kLanes - 1) / kLanes;
-  ParallelFor(call.batch * call.heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      int64_t pair = i / blocks;
-      ForwardBlock<T>(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes);
-    }
-  });
+  const AttentionExtents extents(context, context.spec.attrs, 0);
+  const int64_t bytes = ForwardScratch(extents).bytes;
+  ParallelForParts(
+      call.batch * call.heads * blocks, 1, context.spec.threads, [&](int64_t begin, int64_t end, int part) {
+        const ForwardScratch scratch(extents, static_cast<char*>(context.scratch) + part * bytes);
+        for (int64_t i = begin; i < end; ++i) {
+          int64_t pair = i / blocks;
+          ForwardBlock<T>(context, call, pair / call.heads, pair % call.heads, i % blocks * kLanes, scratch);
+        }
+      });
   return Status();
+}
+
+bool FitsForward(const KernelSpec& spec) {
+  return FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1]);
 }
 
 }  // namespace
 
 KernelPtr MakeAttention(const KernelSpec& spec) {
-  if (!FitsAttention({&spec.in[0], &spec.in[1], &spec.in[2], &spec.out[0]}, spec.out[1]))
-    return MakeReference(spec);
+  if (!FitsForward(spec)) return MakeReference(spec);
   if (FewQueriesFit(spec)) return MakeFunctionKernel(FewQueriesAttention)(spec);
   if (NarrowFits(spec, 0)) return MakeFunctionKernel(NarrowAttention)(spec);
   return DispatchFloating(spec.in[0].dtype,
                           [&](auto t) { return MakeFunctionKernel(Attention<decltype(t)>)(spec); });
+}
+
+int64_t AttentionScratch(const KernelSpec& spec) {
+  if (!FitsForward(spec)) return ReferenceScratch(spec);
+  if (FewQueriesFit(spec)) return spec.threads * FewQueriesBytes(spec);
+  const AttentionExtents extents(spec, spec.attrs, 0);
+  return spec.threads * std::max(ForwardScratch(extents).bytes, NarrowAttentionBytes(spec));
 }
 
 }  // namespace oneflow_like::cpu

@@ -13,7 +13,6 @@
 #include <type_traits>
 
 #include "ops/cpu/attention_tile.h"
-#include "ops/cpu/scratch.h"
 #include "ops/cpu/vectors.h"
 #include "ops/reference.h"
 
@@ -24,6 +23,7 @@ constexpr int64_t kMostQueries = 4;  // of a sequence
 constexpr int64_t kMostRows = 32;    // of queries and the heads that share one of keys
 constexpr int64_t kKeyBlock = 64;
 
+// Of one thread.
 struct FewRowsState {
   alignas(64) float q[kMostRows][kMaxWidth];
   alignas(64) float o[kMostRows][kMaxWidth];
@@ -31,6 +31,7 @@ struct FewRowsState {
   alignas(64) Vector products[4][16];  // of the rows at hand and 16 keys, before their lanes are added up
   float greatest[kMostRows], total[kMostRows], rescale[kMostRows];
 };
+static_assert(sizeof(FewRowsState) % 64 == 0);
 
 // Calls body(first row, number of rows as a constant) for up to four rows at a time.
 template <typename F>
@@ -89,9 +90,9 @@ class FewQueries {
     return std::max<int64_t>(1, kMostRows / std::max<int64_t>(1, call.queries * call.group));
   }
 
-  void Run() {
-    FewRowsState& state = *OfThread<FewRowsState>();
-    state_ = &state;
+  void Run(FewRowsState* own) {
+    FewRowsState& state = *own;
+    state_ = own;
     for (int64_t s = 0; s < call_.queries; ++s) {
       position_[s] = call_.mask_rows.query_positions.At(b_, s);
       document_[s] = call_.mask_rows.query_documents.At(b_, s);
@@ -237,17 +238,21 @@ bool FewQueriesFit(const KernelSpec& spec) {
          spec.attrs.Float("dropout", 0) == 0 && MasksOf(spec.attrs, 3).bias < 0;
 }
 
+int64_t FewQueriesBytes(const KernelSpec&) { return sizeof(FewRowsState); }
+
 Status FewQueriesAttention(const KernelContext& context) {
   const AttentionCall call(context, 0, 3);
   DispatchFloating(context.in[0].dtype, [&](auto t) {
-    ParallelFor(call.batch * call.key_heads, 1, [&](int64_t begin, int64_t end) {
-      using Few = FewQueries<decltype(t)>;
-      for (int64_t i = begin, count; i < end; i += count) {
-        const int64_t b = i / call.key_heads, g = i % call.key_heads;
-        count = std::min({end - i, call.key_heads - g, Few::MostHeads(call)});
-        Few(context, call, b, g, count).Run();
-      }
-    });
+    ParallelForParts(call.batch * call.key_heads, 1, context.spec.threads,
+                     [&](int64_t begin, int64_t end, int part) {
+                       using Few = FewQueries<decltype(t)>;
+                       FewRowsState* const state = static_cast<FewRowsState*>(context.scratch) + part;
+                       for (int64_t i = begin, count; i < end; i += count) {
+                         const int64_t b = i / call.key_heads, g = i % call.key_heads;
+                         count = std::min({end - i, call.key_heads - g, Few::MostHeads(call)});
+                         Few(context, call, b, g, count).Run(state);
+                       }
+                     });
   });
   return {};
 }

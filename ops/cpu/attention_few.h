@@ -9,7 +9,8 @@ namespace oneflow_like::cpu {
 // Whether this kernel supports a use of attention: few queries for a head of keys, heads whose widths are
 // multiples of 16, neither dropout nor a bias.
 bool FewQueriesFit(const KernelSpec& spec);
-// REQUIRES: FewQueriesFit.
+// Bytes of scratch of each thread, and the kernel. REQUIRES: FewQueriesFit.
+int64_t FewQueriesBytes(const KernelSpec& spec);
 Status FewQueriesAttention(const KernelContext& context);
 
 }  // namespace oneflow_like::cpu

@@ -1,11 +1,11 @@
 // The gradient of attention: probabilities are computed again tile by tile from the log-sum-exp. For each
 // block of queries the tiles of keys go by; dq is summed in scratch, dk and dv in place. One thread has a
 // whole head of keys, and the heads of queries that share it, so the order of the sums is fixed. Of 16-bit
-// types a head is widened first, and its dk and dv are summed in fp32 and rounded once, but for bf16 where
-// attention_narrow.h takes it.
+// types a tile is widened when it is read, and a head's dk and dv are summed in scratch and rounded once, but
+// for bf16 where attention_narrow.h takes it.
+#include "core/device/scratch.h"
 #include "ops/cpu/attention_narrow.h"
 #include "ops/cpu/attention_tile.h"
-#include "ops/cpu/scratch.h"
 #include "ops/cpu/tile.h"
 #include "ops/reference.h"
 
@@ -14,164 +14,170 @@ namespace {
 
 using scalar::kInfinity;
 
-// Of one thread, kept between acts: 260 KB.
+// Of one thread.
 struct BackwardScratch {
-  alignas(64) float q[kMaxWidth * kLanes];   // scaled, transposed
-  alignas(64) float dy[kMaxWidth * kLanes];  // transposed
-  alignas(64) float dq[kMaxWidth * kLanes];  // transposed
-  alignas(64) float p[kTileKeys * kLanes];
-  alignas(64) float dp[kTileKeys * kLanes];
-  alignas(64) float drop[kTileKeys * kLanes];
-  alignas(64) float lse[kLanes], dot[kLanes], one[kLanes];
+  float *q, *dy, *dq;  // transposed; q scaled
+  float *p, *dp, *drop, *lse, *dot, *one;
+  float *wide_q, *wide_dy, *wide_o, *wide_k, *wide_v;  // a block's and a tile's rows, of 16-bit types
+  float *dk, *dv;                                      // of a head of keys
+  int64_t bytes;
+  explicit BackwardScratch(const AttentionExtents& e, void* memory = nullptr) {
+    Scratch scratch(memory);
+    q = scratch.Take<float>(e.width * kLanes);
+    dy = scratch.Take<float>(e.value_width * kLanes);
+    dq = scratch.Take<float>(e.width * kLanes);
+    p = scratch.Take<float>(kTileKeys * kLanes);
+    dp = scratch.Take<float>(kTileKeys * kLanes);
+    drop = scratch.Take<float>(e.drops ? kTileKeys * kLanes : 0);
+    lse = scratch.Take<float>(kLanes);
+    dot = scratch.Take<float>(kLanes);
+    one = scratch.Take<float>(kLanes);
+    const auto wide = [&](int64_t elements) { return scratch.Take<float>(e.wide ? elements : 0); };
+    wide_q = wide(kLanes * e.width);
+    wide_dy = wide(kLanes * e.value_width);
+    wide_o = wide(kLanes * e.value_width);
+    wide_k = wide(kTileKeys * e.width);
+    wide_v = wide(kTileKeys * e.value_width);
+    dk = wide(e.keys * e.width);
+    dv = wide(e.keys * e.value_width);
+    bytes = scratch.bytes();
+  }
 };
 
-// The operands of one head of queries in fp32, each with the distance between its rows.
+// The operands of one head of queries.
+template <typename T>
 struct Head {
-  Tile dy, q, k, v, o;
+  const T *dy, *q, *k, *v, *o;
   const float* lse;
+  Head(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t h)
+      : dy(context.in[0].as<T>() + call.InO(b, 0, h)),
+        q(context.in[1].as<T>() + call.InQ(b, 0, h)),
+        k(context.in[2].as<T>() + call.InK(b, 0, h / call.group)),
+        v(context.in[3].as<T>() + call.InV(b, 0, h / call.group)),
+        o(context.in[4].as<T>() + call.InO(b, 0, h)),
+        lse(context.in[5].as<float>() + call.InLse(b, 0, h)) {}
 };
 // Where its gradients go; those of keys and values are added up over the heads that share them.
+template <typename T>
 struct HeadGrad {
-  float *dq, *dk, *dv;
-  int64_t dq_row, dk_row, dv_row;
+  T* dq;
+  float *dk, *dv;
+  int64_t dk_row, dv_row;
 };
-
-// Of one thread, kept between acts: heads of a 16-bit type, widened.
-struct WideHead {
-  std::vector<float> in[5], out[3];
+// A block of queries.
+struct QueryBlock {
+  Tile dy, q;
 };
 
 // p = exp(score - lse) and ds = p (dp - dot) factor, with dropout's factors m: dv wants p m, ds wants p (m dp
 // - dot).
-void GradTile(float factor, int64_t key_count, bool dropped, BackwardScratch* s) {
+void GradTile(float factor, int64_t key_count, bool dropped, const BackwardScratch& s) {
   for (int64_t j = 0; j < key_count; ++j) {
-    float *p = s->p + j * kLanes, *dp = s->dp + j * kLanes;
-    const float* drop = s->drop + j * kLanes;
+    float *p = s.p + j * kLanes, *dp = s.dp + j * kLanes;
+    const float* drop = s.drop + j * kLanes;
     for (int64_t i = 0; i < kLanes; ++i) {
       float keep = dropped ? drop[i] : 1.0f;
-      dp[i] = p[i] * (keep * dp[i] - s->dot[i]) * factor;
+      dp[i] = p[i] * (keep * dp[i] - s.dot[i]) * factor;
       p[i] *= keep;
     }
   }
 }
 
 // Loads queries [s, s + count).
-void LoadBlock(const Head& at, const AttentionCall& call, int64_t s, int64_t count,
-               BackwardScratch* scratch) {
-  const float *dy = at.dy.data + s * at.dy.row, *o = at.o.data + s * at.o.row;
-  LoadLanes(at.q.data + s * at.q.row, at.q.row, count, call.width, call.scale, scratch->q);
-  LoadLanes(dy, at.dy.row, count, call.value_width, 1.0f, scratch->dy);
+template <typename T>
+QueryBlock LoadBlock(const Head<T>& at, const AttentionCall& call, int64_t s, int64_t count,
+                     const BackwardScratch& scratch) {
+  const int64_t value_width = call.value_width;
+  const Tile q = TileOf(at.q + s * call.q_row, call.q_row, count, call.width, scratch.wide_q),
+             dy = TileOf(at.dy + s * call.o_row, call.o_row, count, value_width, scratch.wide_dy),
+             o = TileOf(at.o + s * call.o_row, call.o_row, count, value_width, scratch.wide_o);
+  LoadLanes(q.data, q.row, count, call.width, call.scale, scratch.q);
+  LoadLanes(dy.data, dy.row, count, value_width, 1.0f, scratch.dy);
   for (int64_t i = 0; i < kLanes; ++i) {
     // Lanes past the end, and queries that saw no key: p = 0.
-    scratch->lse[i] = i < count && at.lse[s + i] != -kInfinity ? at.lse[s + i] : kInfinity;
+    scratch.lse[i] = i < count && at.lse[s + i] != -kInfinity ? at.lse[s + i] : kInfinity;
     float dot = 0;
-    for (int64_t d = 0; d < call.value_width && i < count; ++d)
-      dot += dy[i * at.dy.row + d] * o[i * at.o.row + d];
-    scratch->dot[i] = dot;
-    scratch->one[i] = 1;
+    for (int64_t d = 0; d < value_width && i < count; ++d)
+      dot += dy.data[i * dy.row + d] * o.data[i * o.row + d];
+    scratch.dot[i] = dot;
+    scratch.one[i] = 1;
   }
+  return {dy, q};
 }
 
-// The block's probabilities for keys [t, t + keys), and the slopes of the scores, times `factor`.
-void SlopeTile(const Head& at, const AttentionCall& call, const BlockMask& mask, const int64_t (&place)[4],
-               int64_t t, int64_t keys, float factor, BackwardScratch* scratch) {
+// The block's probabilities for keys [t, t + keys), and the slopes of the scores, times `factor`. Returns the
+// keys.
+template <typename T>
+Tile SlopeTile(const Head<T>& at, const AttentionCall& call, const BlockMask& mask, const int64_t (&place)[4],
+               int64_t t, int64_t keys, float factor, const BackwardScratch& scratch) {
   auto [b, h, s, count] = place;
-  const float *k = at.k.data + t * at.k.row, *v = at.v.data + t * at.v.row;
-  TileProduct(keys, kLanes, call.width, k, at.k.row, 1, scratch->q, kLanes, scratch->p, kLanes, false);
-  TileProduct(keys, kLanes, call.value_width, v, at.v.row, 1, scratch->dy, kLanes, scratch->dp, kLanes,
+  const Tile k = TileOf(at.k + t * call.k_row, call.k_row, keys, call.width, scratch.wide_k),
+             v = TileOf(at.v + t * call.v_row, call.v_row, keys, call.value_width, scratch.wide_v);
+  TileProduct(keys, kLanes, call.width, k.data, k.row, 1, scratch.q, kLanes, scratch.p, kLanes, false);
+  TileProduct(keys, kLanes, call.value_width, v.data, v.row, 1, scratch.dy, kLanes, scratch.dp, kLanes,
               false);
-  mask.AddBias(1.0f, scratch->p);
+  mask.AddBias(1.0f, scratch.p);
   for (int64_t j = 0; j < keys; ++j) {
-    float* p = scratch->p + j * kLanes;
-    for (int64_t i = 0; i < kLanes; ++i) p[i] = scalar::ExpOf(p[i] - scratch->lse[i]);
+    float* p = scratch.p + j * kLanes;
+    for (int64_t i = 0; i < kLanes; ++i) p[i] = scalar::ExpOf(p[i] - scratch.lse[i]);
   }
-  mask.Mask(0.0f, scratch->p);
+  mask.Mask(0.0f, scratch.p);
   if (call.drop > 0) {
-    std::fill_n(scratch->drop, kTileKeys * kLanes, 0.0f);
-    call.DropFactors(b, h, s, count, t, keys, scratch->drop);
+    std::fill_n(scratch.drop, kTileKeys * kLanes, 0.0f);
+    call.DropFactors(b, h, s, count, t, keys, scratch.drop);
   }
   GradTile(factor, keys, call.drop > 0, scratch);
+  return k;
 }
 
-void BackwardBlock(const Head& at, const HeadGrad& to, const AttentionCall& call, int64_t b, int64_t h,
-                   int64_t s, BackwardScratch* scratch) {
+template <typename T>
+void BackwardBlock(const Head<T>& at, const HeadGrad<T>& to, const AttentionCall& call, int64_t b, int64_t h,
+                   int64_t s, const BackwardScratch& scratch) {
   int64_t count = std::min(kLanes, call.queries - s), width = call.width;
-  const float *q = at.q.data + s * at.q.row, *dy = at.dy.data + s * at.dy.row;
-  LoadBlock(at, call, s, count, scratch);
-  std::fill_n(scratch->dq, width * kLanes, 0.0f);
+  const auto [dy, q] = LoadBlock(at, call, s, count, scratch);
+  std::fill_n(scratch.dq, width * kLanes, 0.0f);
   BlockMask mask(call, b, h, s, count);
   int64_t visible = call.Visible(s, count);
   for (int64_t t = 0; t < visible; t += kTileKeys) {
     int64_t keys = std::min(kTileKeys, visible - t);
     if (!mask.Sees(t, keys)) continue;
-    SlopeTile(at, call, mask, {b, h, s, count}, t, keys, call.scale, scratch);
-    TileProduct(keys, call.value_width, count, scratch->p, kLanes, 1, dy, at.dy.row, to.dv + t * to.dv_row,
+    const Tile k = SlopeTile(at, call, mask, {b, h, s, count}, t, keys, call.scale, scratch);
+    TileProduct(keys, call.value_width, count, scratch.p, kLanes, 1, dy.data, dy.row, to.dv + t * to.dv_row,
                 to.dv_row, true);
-    TileProduct(keys, width, count, scratch->dp, kLanes, 1, q, at.q.row, to.dk + t * to.dk_row, to.dk_row,
+    TileProduct(keys, width, count, scratch.dp, kLanes, 1, q.data, q.row, to.dk + t * to.dk_row, to.dk_row,
                 true);
-    TileProduct(width, kLanes, keys, at.k.data + t * at.k.row, 1, at.k.row, scratch->dp, kLanes, scratch->dq,
-                kLanes, true);
+    TileProduct(width, kLanes, keys, k.data, 1, k.row, scratch.dp, kLanes, scratch.dq, kLanes, true);
   }
-  StoreLanes(scratch->dq, scratch->one, count, width, to.dq + s * to.dq_row, to.dq_row);
-}
-
-void BackwardHead(const Head& head, const HeadGrad& to, const AttentionCall& call, int64_t b, int64_t h) {
-  for (int64_t s = 0; s < call.queries; s += kLanes)
-    BackwardBlock(head, to, call, b, h, s, OfThread<BackwardScratch>());
-}
-
-// Operand i of attention_grad (dy, q, k, v, o) of a head of queries, in place or in the thread's buffer.
-template <typename T>
-Tile HeadTile(const KernelContext& context, const AttentionCall& call, int i, int64_t b, int64_t h,
-              std::vector<float>* buffer) {
-  int64_t g = h / call.group;
-  bool of_keys = i == 2 || i == 3;
-  int64_t at[] = {call.InO(b, 0, h), call.InQ(b, 0, h), call.InK(b, 0, g), call.InV(b, 0, g),
-                  call.InO(b, 0, h)};
-  int64_t row[] = {call.o_row, call.q_row, call.k_row, call.v_row, call.o_row};
-  int64_t width = i == 1 || i == 2 ? call.width : call.value_width, rows = of_keys ? call.keys : call.queries;
-  if (!std::is_same_v<T, float>) buffer->resize(rows * width);
-  return TileOf(context.in[i].as<T>() + at[i], row[i], rows, width, buffer->data());
+  StoreLanes(scratch.dq, scratch.one, count, width, to.dq + s * call.q_row, call.q_row);
 }
 
 template <typename T>
-void StoreHead(const std::vector<float>& from, int64_t rows, int64_t width, T* to, int64_t row) {
-  for (int64_t i = 0; i < rows; ++i) Narrow(from.data() + i * width, width, to + i * row);
+void StoreHead(const float* from, int64_t rows, int64_t width, T* to, int64_t row) {
+  for (int64_t i = 0; i < rows; ++i) Narrow(from + i * width, width, to + i * row);
 }
 
 // All heads of queries that share head `g` of keys.
 template <typename T>
-void RunGroup(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t g) {
-  static thread_local WideHead wide;
-  int64_t width = call.width, value_width = call.value_width, in_k = call.InK(b, 0, g),
-          in_v = call.InV(b, 0, g);
-  HeadGrad to = {nullptr, nullptr, nullptr, call.q_row, call.k_row, call.v_row};
-  if constexpr (std::is_same_v<T, float>) {
-    to.dk = context.out[1].as<float>() + in_k;
-    to.dv = context.out[2].as<float>() + in_v;
-  } else {
-    wide.out[0].resize(call.queries * width);
-    wide.out[1].resize(call.keys * width);
-    wide.out[2].resize(call.keys * value_width);
-    to = {wide.out[0].data(), wide.out[1].data(), wide.out[2].data(), width, width, value_width};
-  }
+void RunGroup(const KernelContext& context, const AttentionCall& call, int64_t b, int64_t g,
+              const BackwardScratch& scratch) {
+  const int64_t width = call.width, value_width = call.value_width, in_k = call.InK(b, 0, g),
+                in_v = call.InV(b, 0, g);
+  HeadGrad<T> to = {nullptr, scratch.dk, scratch.dv, width, value_width};
+  if constexpr (std::is_same_v<T, float>)
+    to = {nullptr, context.out[1].as<float>() + in_k, context.out[2].as<float>() + in_v, call.k_row,
+          call.v_row};
   for (int64_t t = 0; t < call.keys; ++t) {
     std::fill_n(to.dk + t * to.dk_row, width, 0.0f);
     std::fill_n(to.dv + t * to.dv_row, value_width, 0.0f);
   }
   for (int64_t h = g * call.group; h < (g + 1) * call.group; ++h) {
-    auto tile = [&](int i) { return HeadTile<T>(context, call, i, b, h, &wide.in[i]); };
-    Head head = {tile(0), tile(1), tile(2),
-                 tile(3), tile(4), context.in[5].as<float>() + call.InLse(b, 0, h)};
-    int64_t in_q = call.InQ(b, 0, h);
-    if constexpr (std::is_same_v<T, float>) to.dq = context.out[0].as<float>() + in_q;
-    BackwardHead(head, to, call, b, h);
-    if constexpr (!std::is_same_v<T, float>)
-      StoreHead(wide.out[0], call.queries, width, context.out[0].as<T>() + in_q, call.q_row);
+    const Head<T> head(context, call, b, h);
+    to.dq = context.out[0].as<T>() + call.InQ(b, 0, h);
+    for (int64_t s = 0; s < call.queries; s += kLanes) BackwardBlock(head, to, call, b, h, s, scratch);
   }
   if constexpr (!std::is_same_v<T, float>) {
-    StoreHead(wide.out[1], call.keys, width, context.out[1].as<T>() + in_k, call.k_row);
-    StoreHead(wide.out[2], call.keys, value_width, context.out[2].as<T>() + in_v, call.v_row);
+    StoreHead(scratch.dk, call.keys, width, context.out[1].as<T>() + in_k, call.k_row);
+    StoreHead(scratch.dv, call.keys, value_width, context.out[2].as<T>() + in_v, call.v_row);
   }
 }
 
@@ -179,8 +185,9 @@ void RunGroup(const KernelContext& context, const AttentionCall& call, int64_t b
 // so that one thread adds up all that an element gets, in a fixed order.
 
 // Adds the slopes of queries [s, s + count) of head h of batch b.
-void AddSlopes(const Head& at, const AttentionCall& call, int64_t b, int64_t h, int64_t s, float* dbias) {
-  BackwardScratch* scratch = OfThread<BackwardScratch>();
+template <typename T>
+void AddSlopes(const Head<T>& at, const AttentionCall& call, int64_t b, int64_t h, int64_t s,
+               const BackwardScratch& scratch, float* dbias) {
   int64_t count = std::min(kLanes, call.queries - s);
   LoadBlock(at, call, s, count, scratch);
   BlockMask mask(call, b, h, s, count);
@@ -191,7 +198,7 @@ void AddSlopes(const Head& at, const AttentionCall& call, int64_t b, int64_t h, 
     SlopeTile(at, call, mask, {b, h, s, count}, t, keys, 1.0f, scratch);
     for (int64_t i = 0; i < count; ++i) {
       float* row = dbias + call.bias_strides.Offset(b, h, s + i, t);
-      for (int64_t j = 0; j < keys; ++j) row[j * call.bias_strides.at[3]] += scratch->dp[j * kLanes + i];
+      for (int64_t j = 0; j < keys; ++j) row[j * call.bias_strides.at[3]] += scratch.dp[j * kLanes + i];
     }
   }
 }
@@ -210,20 +217,21 @@ void BiasGrad(const KernelContext& context, const AttentionCall& call) {
   int64_t blocks = (call.queries + kLanes - 1) / kLanes;
   int64_t batches = stride.at[0] != 0 ? call.batch : 1, heads = stride.at[1] != 0 ? call.heads : 1,
           parts = stride.at[2] != 0 ? blocks : 1;
-  ParallelFor(batches * heads * parts, 1, [&](int64_t begin, int64_t end) {
-    static thread_local WideHead wide;
+  const AttentionExtents extents(context, context.spec.attrs, 1);
+  const int64_t bytes = BackwardScratch(extents).bytes;
+  const auto run = [&](int64_t begin, int64_t end, int part) {
+    const BackwardScratch scratch(extents, static_cast<char*>(context.scratch) + part * bytes);
     for (int64_t i = begin; i < end; ++i) {
       ForOneOrAll(stride.at[0], i / parts / heads, call.batch, [&](int64_t b) {
         ForOneOrAll(stride.at[1], i / parts % heads, call.heads, [&](int64_t h) {
-          auto tile = [&](int n) { return HeadTile<T>(context, call, n, b, h, &wide.in[n]); };
-          Head head = {tile(0), tile(1), tile(2),
-                       tile(3), tile(4), context.in[5].as<float>() + call.InLse(b, 0, h)};
+          const Head<T> head(context, call, b, h);
           ForOneOrAll(stride.at[2], i % parts, blocks,
-                      [&](int64_t block) { AddSlopes(head, call, b, h, block * kLanes, dbias); });
+                      [&](int64_t block) { AddSlopes(head, call, b, h, block * kLanes, scratch, dbias); });
         });
       });
     }
-  });
+  };
+  ParallelForParts(batches * heads * parts, 1, context.spec.threads, run);
 }
 
 template <typename T>
@@ -236,22 +244,34 @@ Status AttentionGrad(const KernelContext& context) {
       return status;
     }
   }
-  ParallelFor(call.batch * call.key_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t pair = begin; pair < end; ++pair)
-      RunGroup<T>(context, call, pair / call.key_heads, pair % call.key_heads);
-  });
+  const AttentionExtents extents(context, context.spec.attrs, 1);
+  const int64_t bytes = BackwardScratch(extents).bytes;
+  ParallelForParts(
+      call.batch * call.key_heads, 1, context.spec.threads, [&](int64_t begin, int64_t end, int part) {
+        const BackwardScratch scratch(extents, static_cast<char*>(context.scratch) + part * bytes);
+        for (int64_t pair = begin; pair < end; ++pair)
+          RunGroup<T>(context, call, pair / call.key_heads, pair % call.key_heads, scratch);
+      });
   if (context.out.size() > 3) BiasGrad<T>(context, call);
   return Status();
+}
+
+bool FitsGrad(const KernelSpec& spec) {
+  const std::vector<TensorArg>&in = spec.in, &out = spec.out;
+  return FitsAttention({&in[0], &in[1], &in[2], &in[3], &in[4], &out[0], &out[1], &out[2]}, in[5]);
 }
 
 }  // namespace
 
 KernelPtr MakeAttentionGrad(const KernelSpec& spec) {
-  const std::vector<TensorArg>&in = spec.in, &out = spec.out;
-  if (!FitsAttention({&in[0], &in[1], &in[2], &in[3], &in[4], &out[0], &out[1], &out[2]}, in[5]))
-    return MakeReference(spec);
-  return DispatchFloating(in[0].dtype,
+  if (!FitsGrad(spec)) return MakeReference(spec);
+  return DispatchFloating(spec.in[0].dtype,
                           [&](auto t) { return MakeFunctionKernel(AttentionGrad<decltype(t)>)(spec); });
+}
+int64_t AttentionGradScratch(const KernelSpec& spec) {
+  if (!FitsGrad(spec)) return ReferenceScratch(spec);
+  const AttentionExtents extents(spec, spec.attrs, 1);
+  return spec.threads * std::max(BackwardScratch(extents).bytes, NarrowAttentionGradBytes(spec));
 }
 
 }  // namespace oneflow_like::cpu

@@ -10,6 +10,10 @@ namespace oneflow_like::cpu {
 // Whether these kernels take a use of attention (q is operand 0) or attention_grad (1): bf16, heads of an
 // even width, and a build that has them. Other requirements of attention are checked elsewhere.
 bool NarrowFits(const KernelSpec& spec, int q);
+// Bytes of scratch of each thread where these kernels run, whether or not they do on this machine; 0 for
+// other types.
+int64_t NarrowAttentionBytes(const KernelSpec& spec);
+int64_t NarrowAttentionGradBytes(const KernelSpec& spec);
 // REQUIRES: NarrowFits. The second leaves the gradient of a bias to others.
 Status NarrowAttention(const KernelContext& context);
 Status NarrowAttentionGrad(const KernelContext& context);

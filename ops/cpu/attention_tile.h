@@ -23,6 +23,19 @@ constexpr int64_t kLanes = 64;      // queries of a tile
 constexpr int64_t kTileKeys = 64;   // keys of a tile
 constexpr int64_t kMaxWidth = 256;  // of a head
 
+// What scratch depends on, of a use whose query operand has the number `q`.
+struct AttentionExtents {
+  int64_t keys, width, value_width;
+  bool drops, wide;        // with dropout; operands of 16-bit types, which are widened tile by tile
+  template <typename Use>  // KernelSpec or KernelContext
+  AttentionExtents(const Use& use, const Attrs& attrs, int q)
+      : keys(use.in[q + 1].extent[1]),
+        width(use.in[q].extent[3]),
+        value_width(use.in[q + 2].extent[3]),
+        drops(attrs.Float("dropout", 0) > 0),
+        wide(use.in[q].dtype != DType::kFloat32) {}
+};
+
 struct AttentionCall {
   const TensorArg &q, &k;
   int64_t batch, queries, keys, heads, key_heads, group, width, value_width;
@@ -198,8 +211,7 @@ class BlockMask {
   Row query_positions_, query_documents_, key_positions_, key_documents_;
 };
 
-// Rows of one head as a product reads them: in place where they are fp32, else widened into the thread's
-// buffer.
+// Rows of one head as a product reads them: in place where they are fp32, else widened into `buffer`.
 struct Tile {
   const float* data;
   int64_t row;

@@ -17,6 +17,8 @@ struct Bands {
     length = std::max<int64_t>(64, (rows + most - 1) / most);
     count = (rows + length - 1) / length;
   }
+  // The most that there are of so many rows or fewer.
+  static int64_t Most(int64_t rows, int64_t most) { return std::min(most, (rows + 63) / 64); }
 };
 
 // total[i] = the sum over the bands of sums[band * stride + i], in double, for i in [0, width).

@@ -1,21 +1,25 @@
 // conv2d and its gradients as oneDNN primitives. Activations stay as they lie, channels last; the filter is
 // brought into the order that the primitive prefers in every act, which takes a few percent of the act where
 // there are few positions to a filter and nothing elsewhere. The gradient of a filter comes back the same
-// way. A primitive is made in the first act, for its number of threads, and again where an act brings other
-// extents.
+// way. A primitive is made with the kernel, for its number of threads, and again where an act brings other
+// extents. It works in the kernel's scratch: where the library wants more than was stated for it (which
+// follows from the shape alone, whatever the processor), the convolution goes by PatchProduct instead.
 //
 // bf16 operands are multiplied as they are where the machine does so faster than in fp32; other operands of
-// 16-bit types are widened into buffers of the kernel's own.
+// 16-bit types go by PatchProduct.
 #include "ops/convolution.h"
 
 #include <algorithm>
 #include <cstring>
 #include <dnnl.hpp>
+#include <optional>
 #include <vector>
 
-#include "ops/cpu/convert.h"
+#include "core/device/scratch.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/narrow_product.h"
+#include "ops/cpu/patch_product.h"
+#include "ops/cpu/primitives.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -23,11 +27,6 @@ namespace {
 
 using dnnl::memory;
 using Kind = ConvolutionKind;
-
-const dnnl::engine& Engine() {
-  static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return *engine;
-}
 
 memory::data_type TypeOf(DType dtype) {
   return dtype == DType::kBFloat16 ? memory::data_type::bf16 : memory::data_type::f32;
@@ -56,7 +55,7 @@ memory::desc FilterAsItLies(const ConvolutionShape& s, memory::data_type type) {
   return memory::desc(FilterExtents(s), type, strides);
 }
 
-// Whether the library is not to be asked for a shape's strides: its 1x1 convolutions with strides (of version
+// Whether the library is not to be asked for a shape: its 1x1 convolutions with strides (of version
 // 2.7) read and write whole vectors of channels, behind the end of x where channels do not fill the last. And
 // their gradients of filters in fp32 are slow: 56 256>512 k1 s2 of batch 16 takes 30 ms, 17 without strides.
 bool StridesApart(const ConvolutionShape& s, Kind kind, memory::data_type x) {
@@ -66,14 +65,6 @@ bool StridesApart(const ConvolutionShape& s, Kind kind, memory::data_type x) {
   return s.rows.window == 1 && s.columns.window == 1 && (s.rows.stride > 1 || s.columns.stride > 1) &&
          s.rows.padding == 0 && s.columns.padding == 0 && (partial || slow);
 }
-// Of the rows and columns of x that count.
-ConvolutionShape WithoutStrides(ConvolutionShape s) {
-  s.rows.in = s.rows.out;
-  s.columns.in = s.columns.out;
-  s.rows.stride = s.columns.stride = 1;
-  return s;
-}
-
 // Without strides a gradient of x is a convolution of y's gradient with the filters turned around and their
 // channels exchanged, whose primitives are faster. Milliseconds of one core of Zen 5, batch 16, in fp32 (bf16
 // was not measured): 56 64>64 k3 15.9 to 13.5, 56 64>256 k1 9.7 to 7.7, 56 256>64 k1 9.1 to 6.6, 28 128>128
@@ -100,20 +91,53 @@ memory::desc FilterTurned(const ConvolutionShape& s, memory::data_type type) {
   return memory::desc(FilterExtents(TurnedAround(s)), type, strides);
 }
 
+int64_t UpTo(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+int64_t WindowOf(const ConvolutionShape& s) { return s.rows.window * s.columns.window; }
+int64_t FilterElements(const ConvolutionShape& s) { return s.groups * s.out * s.in * WindowOf(s); }
+
+// What a primitive may take of its kernel's scratch, with a filter in the library's order, whose channels are
+// padded to whole vectors.
+struct LibraryRoom {
+  char *scratch, *packed, *turned;
+  int64_t scratch_bytes, packed_bytes, bytes;
+
+  LibraryRoom(Kind kind, const ConvolutionShape& s, DType dtype, int threads, void* memory = nullptr) {
+    constexpr int64_t kFixed = 64 << 10, kReduced = 1 << 20;
+    const bool depthwise = s.groups > 1 && s.in == 1 && s.out == 1;
+    const int64_t channels =
+        depthwise ? UpTo(s.groups, 16) : s.groups * (UpTo(s.out, 16) + 16) * UpTo(s.in, 16);
+    packed_bytes = channels * WindowOf(s) * static_cast<int64_t>(sizeof(float));
+    scratch_bytes = (threads + 1) * kFixed;
+    // Threads may have a gradient of the filter each, and images of 16-bit types in another order.
+    if (kind == Kind::kGradFilter)
+      scratch_bytes += std::min((threads - 1) * packed_bytes, threads * kReduced);
+    if (dtype != DType::kFloat32) {
+      const int64_t x = s.rows.in * s.columns.in * s.in, y = s.rows.out * s.columns.out * s.out;
+      scratch_bytes += threads * s.groups * (x + y) * static_cast<int64_t>(sizeof(float));
+    }
+    const bool turns = WindowOf(s) > 1 && IsConvolution(s, kind, memory::data_type::f32);
+    Scratch take(memory);
+    scratch = take.Take<char>(scratch_bytes);
+    packed = take.Take<char>(packed_bytes);
+    turned = take.Take<char>(turns ? FilterElements(s) * static_cast<int64_t>(sizeof(float)) : 0);
+    bytes = take.bytes();
+  }
+};
+
 // One convolution of one shape.
 class Primitive {
  public:
-  Primitive(Kind kind, const ConvolutionShape& shape, const Types& types)
-      : shape_(shape), kind_(kind), element_(types.x == memory::data_type::bf16 ? 2 : 4) {
-    const bool apart = StridesApart(shape, kind, types.x);
-    const ConvolutionShape s = apart ? WithoutStrides(shape) : shape;
-    if (apart) counts_.resize(s.batch * s.rows.in * s.columns.in * s.groups * s.in * element_);
+  // Throws dnnl::error where the library has none. Fits says whether it does with the room.
+  Primitive(Kind kind, const ConvolutionShape& s, const Types& types)
+      : kind_(kind), threads_(ParallelThreads()) {
     memory::desc x = Plane(s, s.in, s.rows.in, s.columns.in, types.x),
                  y = Plane(s, s.out, s.rows.out, s.columns.out, types.y),
                  filter(FilterExtents(s), types.filter, memory::format_tag::any);
     memory::dims stride = {s.rows.stride, s.columns.stride}, pad = {s.rows.padding, s.columns.padding},
                  dilation = {s.rows.dilation - 1, s.columns.dilation - 1};
     const auto direct = dnnl::algorithm::convolution_direct;
+    const dnnl::primitive_attr attr = OwnScratch();
     // A gradient in fp32 of bf16 operands is of a convolution in bf16; the library knows none of two types.
     const auto type = kind == Kind::kGradInput ? types.y : types.x;
     const memory::desc y_forward =
@@ -122,11 +146,11 @@ class Primitive {
         {dnnl::prop_kind::forward_training, direct, Plane(s, s.in, s.rows.in, s.columns.in, type),
          memory::desc(FilterExtents(s), type, memory::format_tag::any), y_forward, stride, dilation, pad,
          pad},
-        Engine());
-    memory::desc packed = forward.weights_desc(), lies = FilterAsItLies(s, types.filter);
+        attr, HostEngine());
     turned_ = IsConvolution(s, kind, types.filter);
+    memory::desc lies = FilterAsItLies(s, types.filter);
     if (kind == Kind::kForward) {
-      primitive_ = dnnl::convolution_forward(forward);
+      Make<dnnl::convolution_forward>(forward, forward.weights_desc(), lies);
     } else if (turned_) {
       const ConvolutionShape turned = TurnedAround(s);
       const memory::dims around = {turned.rows.padding, turned.columns.padding};
@@ -134,144 +158,143 @@ class Primitive {
           {dnnl::prop_kind::forward_training, direct, y,
            memory::desc(FilterExtents(turned), types.filter, memory::format_tag::any), x, stride, dilation,
            around, around},
-          Engine());
-      packed = desc.weights_desc();
-      lies = FilterTurned(s, types.filter);
-      primitive_ = dnnl::convolution_forward(desc);
-      if (s.rows.window * s.columns.window > 1)
-        windows_.resize(s.groups * s.out * s.rows.window * s.columns.window * s.in * sizeof(float));
+          attr, HostEngine());
+      Make<dnnl::convolution_forward>(desc, desc.weights_desc(), FilterTurned(s, types.filter));
+      filters_ = s.groups * s.out;
+      window_ = WindowOf(s);
+      in_ = s.in;
     } else if (kind == Kind::kGradInput) {
       dnnl::convolution_backward_data::primitive_desc desc({direct, x, filter, y, stride, dilation, pad, pad},
-                                                           Engine(), forward);
-      packed = desc.weights_desc();
-      primitive_ = dnnl::convolution_backward_data(desc);
+                                                           attr, HostEngine(), forward);
+      Make<dnnl::convolution_backward_data>(desc, desc.weights_desc(), lies);
     } else {
       dnnl::convolution_backward_weights::primitive_desc desc(
-          {direct, x, filter, y, stride, dilation, pad, pad}, Engine(), forward);
-      packed = desc.diff_weights_desc();
-      primitive_ = dnnl::convolution_backward_weights(desc);
+          {direct, x, filter, y, stride, dilation, pad, pad}, attr, HostEngine(), forward);
+      Make<dnnl::convolution_backward_weights>(desc, desc.diff_weights_desc(), lies);
     }
-    x_ = memory(x, Engine(), nullptr);
-    y_ = memory(y, Engine(), nullptr);
-    filter_ = memory(lies, Engine(), nullptr);
-    if (packed == lies) return;
-    packed_ = memory(packed, Engine());
-    reorder_ = kind == Kind::kGradFilter ? dnnl::reorder(packed_, filter_) : dnnl::reorder(filter_, packed_);
+    x_ = memory(x, HostEngine(), nullptr);
+    y_ = memory(y, HostEngine(), nullptr);
   }
 
-  const ConvolutionShape& shape() const { return shape_; }
-
-  void Run(void* x, void* filter, void* y) {
-    if (counts_.empty()) return Execute(x, filter, y);
-    if (kind_ != Kind::kGradInput)
-      ForEachThatCounts([&](char* counts, int64_t at, int64_t bytes) {
-        std::memcpy(counts, static_cast<const char*>(x) + at, bytes);
-      });
-    Execute(counts_.data(), filter, y);
-    if (kind_ != Kind::kGradInput) return;
-    FillZero(x, shape_.batch * shape_.rows.in * shape_.columns.in * shape_.groups * shape_.in * element_);
-    ForEachThatCounts([&](const char* counts, int64_t at, int64_t bytes) {
-      std::memcpy(static_cast<char*>(x) + at, counts, bytes);
-    });
+  bool Fits(const LibraryRoom& room) const {
+    return taken_ <= room.scratch_bytes && packed_bytes_ <= room.packed_bytes;
   }
 
- private:
-  // `use` is given a position's channels among those that count, and where they are in x, in bytes.
-  template <typename Use>
-  void ForEachThatCounts(const Use& use) {
-    const ConvolutionShape& s = shape_;
-    const int64_t bytes = s.groups * s.in * element_;
-    ParallelFor(s.batch * s.rows.out, 1, [&](int64_t row, int64_t end) {
-      for (; row < end; ++row)
-        for (int64_t column = 0; column < s.columns.out; ++column) {
-          const int64_t from =
-              (row / s.rows.out * s.rows.in + row % s.rows.out * s.rows.stride) * s.columns.in +
-              column * s.columns.stride;
-          use(counts_.data() + (row * s.columns.out + column) * bytes, from * bytes, bytes);
-        }
-    });
-  }
-
-  // Windows of the filters turned around.
-  void* TurnWindows(const void* filter) {
-    const int64_t window = shape_.rows.window * shape_.columns.window,
-                  bytes = static_cast<int64_t>(windows_.size()) / (shape_.groups * shape_.out * window);
-    ParallelFor(shape_.groups * shape_.out, RowGrain(window * shape_.in), [&](int64_t f, int64_t end) {
-      for (; f < end; ++f)
-        for (int64_t at = 0; at < window; ++at)
-          std::memcpy(windows_.data() + (f * window + window - 1 - at) * bytes,
-                      static_cast<const char*>(filter) + (f * window + at) * bytes, bytes);
-    });
-    return windows_.data();
-  }
-
-  void Execute(void* x, void* filter, void* y) {
-    if (!windows_.empty()) filter = TurnWindows(filter);
+  void Run(void* x, void* filter, void* y, const LibraryRoom& room) {
+    const TeamSize team(threads_);
+    if (turned_ && window_ > 1)
+      filter = TurnWindows(static_cast<const float*>(filter), reinterpret_cast<float*>(room.turned));
     x_.set_data_handle(x);
     filter_.set_data_handle(filter);
     y_.set_data_handle(y);
+    scratch_.set_data_handle(room.scratch);
+    if (packed_) packed_.set_data_handle(room.packed);
     memory& weights = packed_ ? packed_ : filter_;
-    if (kind_ != Kind::kGradFilter && packed_) reorder_.execute(stream_, filter_, packed_);
+    if (kind_ != Kind::kGradFilter && packed_) Reorder(filter_, packed_, room);
     if (kind_ == Kind::kForward) {
-      primitive_.execute(stream_, {{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, y_}});
+      Execute({{DNNL_ARG_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, y_}});
     } else if (turned_) {
-      primitive_.execute(stream_, {{DNNL_ARG_SRC, y_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, x_}});
+      Execute({{DNNL_ARG_SRC, y_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DST, x_}});
     } else if (kind_ == Kind::kGradInput) {
-      primitive_.execute(stream_,
-                         {{DNNL_ARG_DIFF_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
+      Execute({{DNNL_ARG_DIFF_SRC, x_}, {DNNL_ARG_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
     } else {
-      primitive_.execute(stream_,
-                         {{DNNL_ARG_SRC, x_}, {DNNL_ARG_DIFF_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
-      if (packed_) reorder_.execute(stream_, packed_, filter_);
+      Execute({{DNNL_ARG_SRC, x_}, {DNNL_ARG_DIFF_WEIGHTS, weights}, {DNNL_ARG_DIFF_DST, y_}});
+      if (packed_) Reorder(packed_, filter_, room);
     }
     stream_.wait();
   }
 
-  ConvolutionShape shape_;
+ private:
+  // `packed`: the filter as the primitive has it; `lies`: as it is in memory.
+  template <typename Convolution, typename Description>
+  void Make(const Description& desc, const memory::desc& packed, const memory::desc& lies) {
+    if (!IsOwn(desc)) throw dnnl::error(dnnl_unimplemented, "no convolution of its own");
+    primitive_ = Convolution(desc);
+    taken_ = ScratchOf(desc);
+    scratch_ = memory(desc.scratchpad_desc(), HostEngine(), nullptr);
+    filter_ = memory(lies, HostEngine(), nullptr);
+    if (packed == lies) return;
+    packed_ = memory(packed, HostEngine(), nullptr);
+    packed_bytes_ = static_cast<int64_t>(packed.get_size());
+    const bool back = kind_ == Kind::kGradFilter;
+    const dnnl::reorder::primitive_desc order(HostEngine(), back ? packed : lies, HostEngine(),
+                                              back ? lies : packed, OwnScratch());
+    taken_ = std::max(taken_, ScratchOf(order));
+    reorder_ = dnnl::reorder(order);
+    reorder_scratch_ = memory(order.scratchpad_desc(), HostEngine(), nullptr);
+  }
+
+  void Execute(std::unordered_map<int, memory> args) {
+    args.insert({DNNL_ARG_SCRATCHPAD, scratch_});
+    primitive_.execute(stream_, args);
+  }
+  void Reorder(const memory& from, const memory& to, const LibraryRoom& room) {
+    reorder_scratch_.set_data_handle(room.scratch);
+    reorder_.execute(stream_,
+                     {{DNNL_ARG_FROM, from}, {DNNL_ARG_TO, to}, {DNNL_ARG_SCRATCHPAD, reorder_scratch_}});
+  }
+
+  // Windows of the filters turned around.
+  void* TurnWindows(const float* filter, float* turned) const {
+    const int64_t bytes = in_ * static_cast<int64_t>(sizeof(float));
+    ParallelFor(filters_, RowGrain(window_ * in_), [&](int64_t f, int64_t end) {
+      for (; f < end; ++f)
+        for (int64_t at = 0; at < window_; ++at)
+          std::memcpy(turned + (f * window_ + window_ - 1 - at) * in_, filter + (f * window_ + at) * in_,
+                      bytes);
+    });
+    return turned;
+  }
+
   Kind kind_;
-  int64_t element_;           // bytes of one of x
-  std::vector<char> counts_;  // positions of x that count, where strides are ours
-  bool turned_ = false;       // a gradient of x by a convolution, with these filters
-  std::vector<char> windows_;
-  dnnl::stream stream_{Engine()};
+  int threads_;
+  bool turned_ = false;  // a gradient of x by a convolution, with filters turned around
+  int64_t filters_ = 0, window_ = 0, in_ = 0;
+  int64_t taken_ = 0, packed_bytes_ = 0;  // of scratch, for the filter
+  dnnl::stream stream_{HostEngine()};
   dnnl::primitive primitive_;
   dnnl::reorder reorder_;
-  memory x_, filter_, y_, packed_;
+  memory x_, filter_, y_, packed_, scratch_, reorder_scratch_;
 };
 
 class Convolution : public Kernel {
  public:
   Convolution(Kind kind, const KernelSpec& spec)
-      : kind_(kind), widen_(spec.in[0].dtype != DType::kFloat32), reference_(MakeReference(spec)) {
-    if (NarrowProduct::Worthwhile(spec.in[0].dtype)) widen_ = false;
-    const TensorArg* args[3] = {&spec.in[0], &spec.in[1], &spec.out[0]};
-    for (int i = 0; i < 3 && widen_; ++i) {
-      if (args[i]->dtype != DType::kFloat32) wide_[i].resize(args[i]->elements());
-    }
+      : kind_(kind),
+        threads_(spec.threads),
+        library_(spec.in[0].dtype == DType::kFloat32 || NarrowProduct::Worthwhile(spec.in[0].dtype)),
+        scratch_(StatedFor(kind, spec)) {
+    const ConvolutionArgs args = ConvolutionArgsOf(kind, spec);
+    const ConvolutionShape shape = ShapeOfConvolution(spec.attrs, args);
+    if (!HasNothing(spec.in, spec.out[0])) PrimitiveFor(shape, args);
+  }
+
+  // Of a primitive, or of products by patches where there is none.
+  static int64_t StatedFor(Kind kind, const KernelSpec& spec) {
+    const ConvolutionShape shape = ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kind, spec));
+    const PatchProduct patches{kind, shape, spec.in[0].dtype, spec.out[0].dtype};
+    int64_t bytes = spec.threads * patches.bytes();
+    if (MayUseLibrary(kind, shape, spec.in[0].dtype))
+      bytes = std::max(bytes, LibraryRoom(kind, shape, spec.in[0].dtype, spec.threads).bytes);
+    return bytes;
   }
 
   Status Run(const KernelContext& context) override {
     const TensorArg& out = context.out[0];
     if (out.elements() == 0) return Status();
-    if (context.in[0].elements() == 0 || context.in[1].elements() == 0) {
+    if (HasNothing(context.in, out)) {
       FillZero(out.data, out.elements() * static_cast<int64_t>(SizeOf(out.dtype)));
       return Status();
     }
-    ConvolutionArgs args = ConvolutionArgsOf(kind_, context);
-    Primitive* primitive = PrimitiveFor(ShapeOfConvolution(context.spec.attrs, args), args);
-    if (primitive == nullptr) return reference_->Run(context);
-    void* data[3] = {Input(context.in[0], 0), Input(context.in[1], 1),
-                     wide_[2].empty() ? out.data : wide_[2].data()};
-    // In the order of x, filter, y.
-    if (kind_ == Kind::kForward) primitive->Run(data[0], data[1], data[2]);
-    if (kind_ == Kind::kGradInput) primitive->Run(data[2], data[1], data[0]);
-    if (kind_ == Kind::kGradFilter) primitive->Run(data[0], data[2], data[1]);
-    if (!wide_[2].empty()) {
-      DispatchFloating(out.dtype, [&](auto t) {
-        using T = decltype(t);
-        ParallelFor(out.elements(), kGrain,
-                    [&](int64_t i, int64_t end) { Narrow(wide_[2].data() + i, end - i, out.as<T>() + i); });
-      });
+    const ConvolutionArgs args = ConvolutionArgsOf(kind_, context);
+    const ConvolutionShape shape = ShapeOfConvolution(context.spec.attrs, args);
+    if (Primitive* primitive = PrimitiveFor(shape, args)) {
+      const LibraryRoom room(kind_, shape, context.in[0].dtype, threads_, context.scratch);
+      primitive->Run(args.x->data, args.filter->data, args.y->data, room);
+    } else {
+      const PatchProduct patches{kind_, shape, context.in[0].dtype, out.dtype};
+      patches.Run(args.x->data, args.filter->data, args.y->data, threads_, context.scratch,
+                  scratch_ / threads_ / 64 * 64);
     }
     return Status();
   }
@@ -280,48 +303,57 @@ class Convolution : public Kernel {
   // Micro-batches of a step may be of two sizes.
   static constexpr size_t kKept = 2;
 
+  static bool HasNothing(std::span<const TensorArg> in, const TensorArg& out) {
+    return in[0].elements() == 0 || in[1].elements() == 0 || out.elements() == 0;
+  }
+  static bool MayUseLibrary(Kind kind, const ConvolutionShape& shape, DType dtype) {
+    return dtype != DType::kFloat16 && !StridesApart(shape, kind, TypeOf(dtype));
+  }
+
   // Null where the library has none for the shape.
   Primitive* PrimitiveFor(const ConvolutionShape& shape, const ConvolutionArgs& args) {
-    for (const auto& made : made_) {
-      if (made->shape() == shape) return made.get();
+    for (const Made& made : made_)
+      if (made.shape == shape) return made.primitive.get();
+    std::unique_ptr<Primitive> primitive;
+    const DType dtype = kind_ == Kind::kGradInput ? args.y->dtype : args.x->dtype;
+    if (library_ && MayUseLibrary(kind_, shape, dtype)) {
+      CheckRoomForCode("the code of a convolution");
+      try {
+        const TeamSize team(threads_);
+        primitive = std::make_unique<Primitive>(
+            kind_, shape, Types{TypeOf(args.x->dtype), TypeOf(args.filter->dtype), TypeOf(args.y->dtype)});
+        if (!primitive->Fits(LibraryRoom(kind_, shape, dtype, threads_))) primitive = nullptr;
+      } catch (const dnnl::error&) {
+      }
     }
-    if (refused_) return nullptr;
-    auto type = [&](const TensorArg& arg) { return widen_ ? memory::data_type::f32 : TypeOf(arg.dtype); };
-    try {
-      auto primitive =
-          std::make_unique<Primitive>(kind_, shape, Types{type(*args.x), type(*args.filter), type(*args.y)});
-      if (made_.size() == kKept) made_.erase(made_.begin());
-      made_.push_back(std::move(primitive));
-    } catch (const dnnl::error&) {
-      refused_ = true;
-      return nullptr;
-    }
-    return made_.back().get();
+    if (made_.size() == kKept) made_.erase(made_.begin());
+    made_.push_back({shape, std::move(primitive)});
+    return made_.back().primitive.get();
   }
 
-  void* Input(const TensorArg& x, int which) {
-    if (!widen_) return x.data;
-    float* to = wide_[which].data();
-    DispatchFloating(x.dtype, [&](auto t) {
-      using T = decltype(t);
-      ParallelFor(x.elements(), kGrain,
-                  [&](int64_t i, int64_t end) { Widen(x.as<T>() + i, end - i, to + i); });
-    });
-    return to;
-  }
+  struct Made {
+    ConvolutionShape shape;
+    std::unique_ptr<Primitive> primitive;  // null: by patches
+  };
 
-  Kind kind_;
-  bool widen_ = false, refused_ = false;
-  KernelPtr reference_;
-  std::vector<float> wide_[3];  // inputs and result in fp32; empty where they are
-  std::vector<std::unique_ptr<Primitive>> made_;
+  const Kind kind_;
+  const int threads_;
+  const bool library_;
+  const int64_t scratch_;
+  std::vector<Made> made_;
 };
 
+bool FitsConvolution(const KernelSpec& spec) {
+  const DType dtype = spec.in[0].dtype, result = spec.out[0].dtype;
+  return spec.in[1].dtype == dtype && (result == dtype || result == DType::kFloat32);
+}
+
 KernelPtr Make(Kind kind, const KernelSpec& spec) {
-  DType dtype = spec.in[0].dtype, result = spec.out[0].dtype;
-  bool fits = spec.in[1].dtype == dtype && (result == dtype || result == DType::kFloat32);
-  if (!fits) return MakeReference(spec);
+  if (!FitsConvolution(spec)) return MakeReference(spec);
   return std::make_unique<Convolution>(kind, spec);
+}
+int64_t ScratchOf(Kind kind, const KernelSpec& spec) {
+  return FitsConvolution(spec) ? Convolution::StatedFor(kind, spec) : ReferenceScratch(spec);
 }
 
 }  // namespace
@@ -329,5 +361,8 @@ KernelPtr Make(Kind kind, const KernelSpec& spec) {
 KernelPtr MakeConv2d(const KernelSpec& spec) { return Make(Kind::kForward, spec); }
 KernelPtr MakeConv2dGradInput(const KernelSpec& spec) { return Make(Kind::kGradInput, spec); }
 KernelPtr MakeConv2dGradFilter(const KernelSpec& spec) { return Make(Kind::kGradFilter, spec); }
+int64_t Conv2dScratch(const KernelSpec& spec) { return ScratchOf(Kind::kForward, spec); }
+int64_t Conv2dGradInputScratch(const KernelSpec& spec) { return ScratchOf(Kind::kGradInput, spec); }
+int64_t Conv2dGradFilterScratch(const KernelSpec& spec) { return ScratchOf(Kind::kGradFilter, spec); }
 
 }  // namespace oneflow_like::cpu

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #include "core/device/parallel_for.h"
+#include "core/device/scratch.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/vectors.h"
 #include "ops/reference.h"
@@ -142,6 +142,18 @@ void RunLayout(const ProductLayout& p, const float* a, const T* b, float* parts,
               [&](int64_t begin, int64_t end) { AlongDepth<M>(p, a, b, begin, end, y, add); });
 }
 
+// The rows of a in fp32, and the parts of the sums along columns.
+struct FewRowsRoom {
+  float *rows, *parts;
+  int64_t bytes;
+  FewRowsRoom(const ProductLayout& p, void* memory) {
+    Scratch scratch(memory);
+    rows = scratch.Take<float>(p.m * p.k);
+    parts = scratch.Take<float>(p.b_column == 1 ? kDepthParts * p.m * p.n : 0);
+    bytes = scratch.bytes();
+  }
+};
+
 }  // namespace
 
 bool HasFewRows(const ProductLayout& p, DType dtype) {
@@ -151,12 +163,12 @@ bool HasFewRows(const ProductLayout& p, DType dtype) {
          (p.b_column == 1 || p.b_row == 1);
 }
 
+int64_t FewRowsBytes(const ProductLayout& p) { return FewRowsRoom(p, nullptr).bytes; }
+
 void RunFewRows(const ProductLayout& p, DType dtype, const void* a, const void* b, DType result, void* y,
-                bool add) {
-  static thread_local std::vector<float> packed, sums;
-  packed.resize(std::max<size_t>(packed.size(), p.m * p.k));
-  if (p.b_column == 1) sums.resize(std::max<size_t>(sums.size(), kDepthParts * p.m * p.n));
-  float *const rows = packed.data(), *const parts = sums.data();
+                bool add, void* scratch) {
+  const FewRowsRoom room(p, scratch);
+  float *const rows = room.rows, *const parts = room.parts;
   DispatchFloating(dtype, [&](auto t) {
     using T = decltype(t);
     for (int64_t m = 0; m < p.m; ++m)

@@ -3,8 +3,8 @@
 // double; the rows are then written with a centre, a factor and an offset for each channel of the sample.
 // Forward one sample follows the other, so that its rows are still in a cache when they are read again.
 #include <cmath>
-#include <vector>
 
+#include "core/device/scratch.h"
 #include "ops/cpu/channel_bands.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/streaming.h"
@@ -31,29 +31,33 @@ struct Layout {
   double count() const { return static_cast<double>(std::max<int64_t>(1, rows * width)); }
 };
 
-// The numbers that a sample's channels are normalised with, one for each.
-class PerChannel {
- public:
-  explicit PerChannel(int64_t size) : values_(size) {}
-  float* Of(int64_t n, int64_t channels) { return values_.data() + n * channels; }
-
- private:
-  std::vector<float> values_;
-};
-
 // Samples [begin, end).
 struct Samples {
   int64_t begin, end;
 };
 
-// Sums of every band of every sample, and their totals.
-class BandSums {
- public:
-  explicit BandSums(const Layout& l) : sums_(l.batch * l.bands.count * 2 * l.channels) {}
+// Sums of every band of every sample, and the numbers that a sample's channels are normalised with.
+struct NormRoom {
+  float* sums;                              // [sample][band][two sums][channel]
+  double* totals;                           // [sample][two sums][channel]
+  float *centre, *factor, *slope, *offset;  // [sample][channel]
+  int64_t bytes;
+  NormRoom(const Layout& l, void* memory = nullptr) {
+    Scratch scratch(memory);
+    sums = scratch.Take<float>(l.batch * Bands::Most(l.rows, kNormBands) * 2 * l.channels);
+    totals = scratch.Take<double>(l.batch * 2 * l.channels);
+    for (float** numbers : {&centre, &factor, &slope, &offset})
+      *numbers = scratch.Take<float>(l.batch * l.channels);
+    bytes = scratch.bytes();
+  }
+
+  float* Of(const Layout& l, int64_t n, int64_t band) const {
+    return sums + (n * l.bands.count + band) * 2 * l.channels;
+  }
 
   // f(n, first row, rows, sums) fills the two sums of a band.
   template <typename F>
-  void Fill(const Layout& l, const Samples& samples, F&& f) {
+  void Fill(const Layout& l, const Samples& samples, F&& f) const {
     ParallelFor((samples.end - samples.begin) * l.bands.count, RowGrain(l.bands.length * l.channels),
                 [&](int64_t begin, int64_t end) {
                   for (int64_t i = begin; i < end; ++i) {
@@ -65,24 +69,19 @@ class BandSums {
   }
 
   // Both sums of each channel of a sample: [2][channels].
-  void Totals(const Layout& l, int64_t n, double* totals) {
-    JoinBands(Of(l, n, 0), l.bands.count, 2 * l.channels, 2 * l.channels, totals);
+  double* Totals(const Layout& l, int64_t n) const {
+    double* to = totals + n * 2 * l.channels;
+    JoinBands(Of(l, n, 0), l.bands.count, 2 * l.channels, 2 * l.channels, to);
+    return to;
   }
 
   // Sum `which` of a channel of a sample.
   double Total(const Layout& l, int64_t n, int64_t channel, int which) const {
     double total = 0;
     for (int64_t band = 0; band < l.bands.count; ++band)
-      total += sums_[((n * l.bands.count + band) * 2 + which) * l.channels + channel];
+      total += sums[((n * l.bands.count + band) * 2 + which) * l.channels + channel];
     return total;
   }
-
- private:
-  float* Of(const Layout& l, int64_t n, int64_t band) {
-    return sums_.data() + (n * l.bands.count + band) * 2 * l.channels;
-  }
-
-  std::vector<float> sums_;
 };
 
 // The first result's rows of some samples: what f(n, row)(c, lanes, &vector) makes of every row.
@@ -98,39 +97,30 @@ void WriteRows(const Layout& l, const Samples& samples, const KernelContext& con
 }
 
 template <typename T>
-class GroupNorm : public Kernel {
- public:
-  explicit GroupNorm(const KernelSpec& spec) : GroupNorm(Layout(spec.in[0], spec.out[1])) {}
-
-  Status Run(const KernelContext& context) override {
+struct GroupNorm {
+  static Status Run(const KernelContext& context) {
     const Layout l(context.in[0], context.out[1]);
+    const NormRoom room(l, context.scratch);
     // A thread for each sample, or all threads for one after the other.
     const int64_t threads = ParallelThreads(), size = l.rows * l.channels;
     const bool apart = l.batch % threads == 0 || l.batch >= 4 * threads || size < threads * kGrain;
     ParallelFor(l.batch, apart ? RowGrain(size) : l.batch, [&](int64_t begin, int64_t end) {
-      for (int64_t n = begin; n < end; ++n) Normalise(context, l, n);
+      for (int64_t n = begin; n < end; ++n) Normalise(context, l, room, n);
     });
     return Status();
   }
 
  private:
-  explicit GroupNorm(const Layout& l)
-      : sums_(l),
-        totals_(l.batch * 2 * l.channels),
-        centre_(l.batch * l.channels),
-        factor_(l.batch * l.channels) {}
-
-  void Normalise(const KernelContext& context, const Layout& l, int64_t n) {
+  static void Normalise(const KernelContext& context, const Layout& l, const NormRoom& room, int64_t n) {
     const T* x = context.in[0].as<T>();
-    float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels);
+    float *centre = room.centre + n * l.channels, *factor = room.factor + n * l.channels;
     const Samples one{n, n + 1};
     const bool one_by_one = OneByOne(l.channels, context.in[0].elements() * static_cast<int64_t>(sizeof(T)));
     Guess(l, x + n * l.rows * l.channels, centre);
-    sums_.Fill(l, one, [&](int64_t, int64_t first, int64_t rows, float* sums) {
+    room.Fill(l, one, [&](int64_t, int64_t first, int64_t rows, float* sums) {
       SumMoments(x + (n * l.rows + first) * l.channels, centre, rows, l.channels, one_by_one, sums);
     });
-    double* totals = totals_.data() + n * 2 * l.channels;
-    sums_.Totals(l, n, totals);
+    const double* totals = room.Totals(l, n);
     for (int64_t g = 0; g < l.groups; ++g) JoinGroup(context, l, n, g, totals, centre, factor);
     const float* beta = context.in[2].as<float>();
     WriteRows<T>(l, one, context, [=, &l](int64_t, int64_t row) {
@@ -187,40 +177,34 @@ class GroupNorm : public Kernel {
     context.out[1].as<float>()[group] = 0;
     context.out[2].as<float>()[group] = static_cast<float>(1 / std::sqrt(context.spec.attrs.Float("eps")));
   }
-
-  BandSums sums_;
-  std::vector<double> totals_;  // [sample][two sums][channel]
-  PerChannel centre_, factor_;
 };
 
 template <typename T>
-class GroupNormGrad : public Kernel {
- public:
-  explicit GroupNormGrad(const KernelSpec& spec) : GroupNormGrad(Layout(spec.in[1], spec.in[3])) {}
-
-  Status Run(const KernelContext& context) override {
+struct GroupNormGrad {
+  static Status Run(const KernelContext& context) {
     const TensorArg &dy = context.in[0], &x = context.in[1];
     const Layout l(x, context.in[3]);
+    const NormRoom room(l, context.scratch);
     const float* means = context.in[3].as<float>();
     for (int64_t i = 0; i < l.batch * l.groups; ++i)
-      std::fill_n(centre_.Of(0, 0) + i * l.width, l.width, means[i]);
+      std::fill_n(room.centre + i * l.width, l.width, means[i]);
     const Samples all{0, l.batch};
     const bool one_by_one = OneByOne(l.channels, 2 * x.elements() * static_cast<int64_t>(sizeof(T)));
-    sums_.Fill(l, all, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
+    room.Fill(l, all, [&](int64_t n, int64_t first, int64_t rows, float* sums) {
       int64_t at = (n * l.rows + first) * l.channels;
-      SumProducts(dy.as<T>() + at, x.as<T>() + at, centre_.Of(n, l.channels), rows, l.channels, one_by_one,
+      SumProducts(dy.as<T>() + at, x.as<T>() + at, room.centre + n * l.channels, rows, l.channels, one_by_one,
                   sums);
     });
     ParallelFor(l.channels, RowGrain(2 * l.batch * l.bands.count), [&](int64_t begin, int64_t end) {
-      for (int64_t c = begin; c < end; ++c) JoinChannel(context, l, c);
+      for (int64_t c = begin; c < end; ++c) JoinChannel(context, l, room, c);
     });
     ParallelFor(l.batch * l.groups, RowGrain(l.width), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) JoinGroup(context, l, i / l.groups, i % l.groups);
+      for (int64_t i = begin; i < end; ++i) JoinGroup(context, l, room, i / l.groups, i % l.groups);
     });
     // dx = rstd gamma dy + slope (x - mean) + offset
     WriteRows<T>(l, all, context, [&](int64_t n, int64_t row) {
-      const float *centre = centre_.Of(n, l.channels), *factor = factor_.Of(n, l.channels),
-                  *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
+      const float *centre = room.centre + n * l.channels, *factor = room.factor + n * l.channels,
+                  *slope = room.slope + n * l.channels, *offset = room.offset + n * l.channels;
       const T *by = dy.as<T>() + row * l.channels, *from = x.as<T>() + row * l.channels;
       return [=](int64_t c, auto lanes, Vector* to) {
         Vector away = LoadVector(from + c, lanes) - LoadVector(centre + c, lanes);
@@ -232,21 +216,14 @@ class GroupNormGrad : public Kernel {
   }
 
  private:
-  explicit GroupNormGrad(const Layout& l)
-      : sums_(l),
-        centre_(l.batch * l.channels),
-        factor_(l.batch * l.channels),
-        slope_(l.batch * l.channels),
-        offset_(l.batch * l.channels) {}
-
   // dgamma and dbeta of a channel. Leaves the sums of each sample for JoinGroup.
-  void JoinChannel(const KernelContext& context, const Layout& l, int64_t c) {
+  static void JoinChannel(const KernelContext& context, const Layout& l, const NormRoom& room, int64_t c) {
     const float* rstds = context.in[4].as<float>();
     double dgamma = 0, dbeta = 0;
     for (int64_t n = 0; n < l.batch; ++n) {
-      double total = sums_.Total(l, n, c, 0), products = sums_.Total(l, n, c, 1);
-      offset_.Of(n, l.channels)[c] = static_cast<float>(total);
-      slope_.Of(n, l.channels)[c] = static_cast<float>(products);
+      double total = room.Total(l, n, c, 0), products = room.Total(l, n, c, 1);
+      room.offset[n * l.channels + c] = static_cast<float>(total);
+      room.slope[n * l.channels + c] = static_cast<float>(products);
       dgamma += products * rstds[n * l.groups + c / l.width];
       dbeta += total;
     }
@@ -254,24 +231,22 @@ class GroupNormGrad : public Kernel {
     context.out[2].as<float>()[c] = static_cast<float>(dbeta);
   }
 
-  void JoinGroup(const KernelContext& context, const Layout& l, int64_t n, int64_t g) {
+  static void JoinGroup(const KernelContext& context, const Layout& l, const NormRoom& room, int64_t n,
+                        int64_t g) {
     const float* gamma = context.in[2].as<float>();
     const double rstd = context.in[4].as<float>()[n * l.groups + g];
-    float *slope = slope_.Of(n, l.channels), *offset = offset_.Of(n, l.channels);
+    float *slope = room.slope + n * l.channels, *offset = room.offset + n * l.channels;
     double total = 0, products = 0;
     for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c) {
       total += gamma[c] * static_cast<double>(offset[c]);
       products += gamma[c] * static_cast<double>(slope[c]);
     }
     for (int64_t c = g * l.width; c < (g + 1) * l.width; ++c) {
-      factor_.Of(n, l.channels)[c] = static_cast<float>(rstd * gamma[c]);
+      room.factor[n * l.channels + c] = static_cast<float>(rstd * gamma[c]);
       offset[c] = static_cast<float>(-rstd * total / l.count());
       slope[c] = static_cast<float>(-rstd * rstd * rstd * products / l.count());
     }
   }
-
-  BandSums sums_;
-  PerChannel centre_, factor_, slope_, offset_;
 };
 
 // x, and what has its type, in one floating type; all else fp32.
@@ -289,14 +264,17 @@ bool MixedGroups(const KernelSpec& spec, size_t x, std::initializer_list<const T
 
 KernelPtr MakeGroupNorm(const KernelSpec& spec) {
   if (!MixedGroups(spec, 0, {&spec.out[0]})) return MakeReference(spec);
-  return DispatchFloating(
-      spec.in[0].dtype, [&](auto t) -> KernelPtr { return std::make_unique<GroupNorm<decltype(t)>>(spec); });
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(GroupNorm<decltype(t)>::Run)(spec); });
 }
 KernelPtr MakeGroupNormGrad(const KernelSpec& spec) {
   if (!MixedGroups(spec, 1, {&spec.in[0], &spec.out[0]})) return MakeReference(spec);
-  return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
-    return std::make_unique<GroupNormGrad<decltype(t)>>(spec);
-  });
+  return DispatchFloating(spec.in[1].dtype,
+                          [&](auto t) { return MakeFunctionKernel(GroupNormGrad<decltype(t)>::Run)(spec); });
+}
+int64_t GroupNormScratch(const KernelSpec& spec) { return NormRoom(Layout(spec.in[0], spec.out[1])).bytes; }
+int64_t GroupNormGradScratch(const KernelSpec& spec) {
+  return NormRoom(Layout(spec.in[1], spec.in[3])).bytes;
 }
 
 }  // namespace oneflow_like::cpu

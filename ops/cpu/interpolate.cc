@@ -1,47 +1,52 @@
 // interpolate and its gradient, a line at a time, channels along the vector lanes. Where rows and columns
-// come from is settled when the kernel is made: neither is ever cut. The gradient adds up the rows that read
+// come from is settled first, in scratch: neither is ever cut. The gradient adds up the rows that read
 // a line, each a run of memory, and then the columns of their sum, which a cache holds.
 #include "ops/interpolate.h"
 
-#include <vector>
+#include <cstring>
 
+#include "core/device/scratch.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/scratch.h"
 #include "ops/cpu/vectors.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
 namespace {
 
-std::vector<ResizeSource> SourcesOf(const ResizeAxis& axis) {
-  std::vector<ResizeSource> sources;
-  for (int64_t p = 0; p < axis.out; ++p) sources.push_back(axis.Source(p));
+ResizeSource* TakeSources(const ResizeAxis& axis, Scratch* scratch) {
+  ResizeSource* sources = scratch->Take<ResizeSource>(axis.out);
+  for (int64_t p = 0; sources != nullptr && p < axis.out; ++p) sources[p] = axis.Source(p);
   return sources;
 }
 
-template <typename T>
-class Interpolate : public Kernel {
- public:
-  explicit Interpolate(const KernelSpec& spec) {
-    ResizeShape s = ShapeOfResize(spec.attrs, spec.in[0], spec.out[0]);
-    rows_ = SourcesOf(s.rows);
-    columns_ = SourcesOf(s.columns);
+struct ResizeRoom {
+  ResizeSource *rows, *columns;
+  int64_t bytes;
+  explicit ResizeRoom(const ResizeShape& s, void* memory = nullptr) {
+    Scratch scratch(memory);
+    rows = TakeSources(s.rows, &scratch);
+    columns = TakeSources(s.columns, &scratch);
+    bytes = scratch.bytes();
   }
+};
 
-  Status Run(const KernelContext& context) override {
+template <typename T>
+struct Interpolate {
+  static Status Run(const KernelContext& context) {
     const TensorArg &x = context.in[0], &y = context.out[0];
     const ResizeShape s = ShapeOfResize(context.spec.attrs, x, y);
+    const ResizeRoom room(s, context.scratch);
     const int64_t line = s.columns.out * s.channels;
     ParallelFor(s.batch * s.rows.out, RowGrain(4 * line), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const ResizeSource row = rows_[i % s.rows.out];
+        const ResizeSource row = room.rows[i % s.rows.out];
         const T* plane = x.as<T>() + i / s.rows.out * s.rows.in * s.columns.in * s.channels;
         const T* first = plane + row.first * s.columns.in * s.channels;
         const T* second = plane + row.second * s.columns.in * s.channels;
         T* to = y.as<T>() + i * line;
         for (int64_t q = 0; q < s.columns.out; ++q, to += s.channels)
-          s.rows.bilinear ? Mix(first, second, row.weight, columns_[q], s.channels, to)
-                          : Take(first, columns_[q].first, s.channels, to);
+          s.rows.bilinear ? Mix(first, second, row.weight, room.columns[q], s.channels, to)
+                          : Take(first, room.columns[q].first, s.channels, to);
       }
     });
     return Status();
@@ -62,8 +67,6 @@ class Interpolate : public Kernel {
       StoreVector(along(first) * (1 - weight) + along(second) * weight, lanes, to + c);
     });
   }
-
-  std::vector<ResizeSource> rows_, columns_;
 };
 
 // The results that read a row (or column) of x, and its weights in them.
@@ -72,55 +75,66 @@ struct Share {
   float part;
 };
 struct Shares {
-  std::vector<int64_t> begin;  // per row, and the end
-  std::vector<Share> all;
+  int64_t* begin;  // per row, and the end
+  Share* all;
 
-  explicit Shares(const ResizeAxis& axis) {
+  // Each result has two rows at most.
+  Shares(const ResizeAxis& axis, Scratch* scratch)
+      : begin(scratch->Take<int64_t>(axis.in + 1)), all(scratch->Take<Share>(2 * axis.out)) {
+    if (begin == nullptr) return;
+    int64_t count = 0;
     for (int64_t i = 0; i < axis.in; ++i) {
-      begin.push_back(static_cast<int64_t>(all.size()));
+      begin[i] = count;
       ResizeRange range = axis.Results(i);
       for (int64_t p = range.begin; p < range.end; ++p) {
         float part = axis.Part(i, p);
-        if (part != 0) all.push_back({p, part});
+        if (part != 0) all[count++] = {p, part};
       }
     }
-    begin.push_back(static_cast<int64_t>(all.size()));
+    begin[axis.in] = count;
   }
-  const Share* Begin(int64_t i) const { return all.data() + begin[i]; }  // of row i; the end of row i - 1
+  const Share* Begin(int64_t i) const { return all + begin[i]; }  // of row i; the end of row i - 1
 };
 
-// The rows of dy that read a line of dx, added up.
-struct SummedRows {
-  std::vector<float> line;
+// The shares, and for each thread the rows of dy that read a line of dx, added up.
+struct ResizeGradRoom {
+  Scratch scratch;
+  Shares rows, columns;
+  float* lines;
+  int64_t line;  // floats of one
+  ResizeGradRoom(const ResizeShape& s, int threads, void* memory = nullptr)
+      : scratch(memory),
+        rows(s.rows, &scratch),
+        columns(s.columns, &scratch),
+        line((s.columns.out * s.channels + 15) / 16 * 16) {
+    lines = scratch.Take<float>(threads * line);
+  }
 };
 
 template <typename T>
-class InterpolateGrad : public Kernel {
- public:
-  explicit InterpolateGrad(const KernelSpec& spec)
-      : rows_(ShapeOfResize(spec.attrs, spec.out[0], spec.in[0]).rows),
-        columns_(ShapeOfResize(spec.attrs, spec.out[0], spec.in[0]).columns) {}
-
-  Status Run(const KernelContext& context) override {
+struct InterpolateGrad {
+  static Status Run(const KernelContext& context) {
     const TensorArg &dy = context.in[0], &dx = context.out[0];
     const ResizeShape s = ShapeOfResize(context.spec.attrs, dx, dy);
+    const int threads = context.spec.threads;
+    const ResizeGradRoom room(s, threads, context.scratch);
     const int64_t line = s.columns.in * s.channels, length = s.columns.out * s.channels;
-    ParallelFor(s.batch * s.rows.in, RowGrain(4 * line), [&](int64_t begin, int64_t end) {
-      std::vector<float>& sum = OfThread<SummedRows>()->line;
-      if (static_cast<int64_t>(sum.size()) < length) sum.resize(length);
-      for (int64_t i = begin; i < end; ++i) {
-        const T* plane = dy.as<T>() + i / s.rows.in * s.rows.out * length;
-        AddRows(plane, length, i % s.rows.in, sum.data());
-        for (int64_t w = 0; w < s.columns.in; ++w)
-          AddColumns(sum.data(), s.channels, w, dx.as<T>() + i * line + w * s.channels);
-      }
-    });
+    ParallelForParts(
+        s.batch * s.rows.in, RowGrain(4 * line), threads, [&](int64_t begin, int64_t end, int part) {
+          float* const sum = room.lines + part * room.line;
+          for (int64_t i = begin; i < end; ++i) {
+            const T* plane = dy.as<T>() + i / s.rows.in * s.rows.out * length;
+            AddRows(room.rows, plane, length, i % s.rows.in, sum);
+            for (int64_t w = 0; w < s.columns.in; ++w)
+              AddColumns(room.columns, sum, s.channels, w, dx.as<T>() + i * line + w * s.channels);
+          }
+        });
     return Status();
   }
 
  private:
-  void AddRows(const T* plane, int64_t length, int64_t h, float* sum) const {
-    const Share *begin = rows_.Begin(h), *end = rows_.Begin(h + 1);
+  static void AddRows(const Shares& rows, const T* plane, int64_t length, int64_t h, float* sum) {
+    const Share *begin = rows.Begin(h), *end = rows.Begin(h + 1);
     ForVectorGroups(length, [&](int64_t c, auto group, auto lanes) {
       Vector total[group.value] = {};
       for (const Share* row = begin; row != end; ++row) {
@@ -131,8 +145,8 @@ class InterpolateGrad : public Kernel {
     });
   }
 
-  void AddColumns(const float* sum, int64_t channels, int64_t w, T* to) const {
-    const Share *begin = columns_.Begin(w), *end = columns_.Begin(w + 1);
+  static void AddColumns(const Shares& columns, const float* sum, int64_t channels, int64_t w, T* to) {
+    const Share *begin = columns.Begin(w), *end = columns.Begin(w + 1);
     ForVectorGroups(channels, [&](int64_t c, auto group, auto lanes) {
       Vector total[group.value] = {};
       for (const Share* column = begin; column != end; ++column) {
@@ -142,21 +156,23 @@ class InterpolateGrad : public Kernel {
       for (int v = 0; v < group.value; ++v) StoreVector(total[v], lanes, to + c + 16 * v);
     });
   }
-
-  Shares rows_, columns_;
 };
 
 }  // namespace
 
 KernelPtr MakeInterpolate(const KernelSpec& spec) {
-  return DispatchFloating(spec.in[0].dtype, [&](auto t) -> KernelPtr {
-    return std::make_unique<Interpolate<decltype(t)>>(spec);
-  });
+  return DispatchFloating(spec.in[0].dtype,
+                          [&](auto t) { return MakeFunctionKernel(Interpolate<decltype(t)>::Run)(spec); });
 }
 KernelPtr MakeInterpolateGrad(const KernelSpec& spec) {
-  return DispatchFloating(spec.in[0].dtype, [&](auto t) -> KernelPtr {
-    return std::make_unique<InterpolateGrad<decltype(t)>>(spec);
-  });
+  return DispatchFloating(
+      spec.in[0].dtype, [&](auto t) { return MakeFunctionKernel(InterpolateGrad<decltype(t)>::Run)(spec); });
+}
+int64_t InterpolateScratch(const KernelSpec& spec) {
+  return ResizeRoom(ShapeOfResize(spec.attrs, spec.in[0], spec.out[0])).bytes;
+}
+int64_t InterpolateGradScratch(const KernelSpec& spec) {
+  return ResizeGradRoom(ShapeOfResize(spec.attrs, spec.out[0], spec.in[0]), spec.threads).scratch.bytes();
 }
 
 }  // namespace oneflow_like::cpu

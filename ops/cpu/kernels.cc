@@ -14,6 +14,11 @@ KernelPtr MakeReference(const KernelSpec& spec) {
   return MakeFunctionKernel(BuiltinCatalog().Get(spec.name).reference)(spec);
 }
 
+int64_t ReferenceScratch(const KernelSpec& spec) {
+  const OpDef& def = BuiltinCatalog().Get(spec.name);
+  return def.scratch ? def.scratch(spec) : 0;
+}
+
 bool AllFloat(const KernelSpec& spec) {
   auto is_float = [](const TensorArg& arg) { return arg.dtype == DType::kFloat32; };
   return std::all_of(spec.in.begin(), spec.in.end(), is_float) &&

@@ -14,6 +14,7 @@ using KernelPtr = std::unique_ptr<Kernel>;
 
 // The operator's own reference kernel, for types or shapes without a faster one.
 KernelPtr MakeReference(const KernelSpec& spec);
+int64_t ReferenceScratch(const KernelSpec& spec);
 
 // Whether every operand (every input, every output) is f32.
 bool AllFloat(const KernelSpec& spec);
@@ -98,6 +99,8 @@ Status AddN(const KernelContext& context);
 // contraction.cc
 KernelPtr MakeMatmul(const KernelSpec& spec);
 KernelPtr MakeEinsum(const KernelSpec& spec);
+int64_t MatmulScratch(const KernelSpec& spec);
+int64_t EinsumScratch(const KernelSpec& spec);
 // softmax.cc
 Status Softmax(const KernelContext& context);
 Status LogSoftmax(const KernelContext& context);
@@ -110,11 +113,13 @@ KernelPtr MakeLayerNorm(const KernelSpec& spec);
 KernelPtr MakeRmsNorm(const KernelSpec& spec);
 KernelPtr MakeLayerNormGrad(const KernelSpec& spec);
 KernelPtr MakeRmsNormGrad(const KernelSpec& spec);
+int64_t NormGradScratch(const KernelSpec& spec);
 // embedding.cc
 KernelPtr MakeEmbedding(const KernelSpec& spec);
 KernelPtr MakeEmbeddingGrad(const KernelSpec& spec);
 // sort.cc
 KernelPtr MakeArgsort(const KernelSpec& spec);
+int64_t ArgsortScratch(const KernelSpec& spec);
 KernelPtr MakeCumsum(const KernelSpec& spec);
 Status Flip(const KernelContext& context);  // any type
 // take.cc
@@ -129,6 +134,7 @@ KernelPtr MakeEmbeddingBagMaxGrad(const KernelSpec& spec);
 KernelPtr MakeEmbeddingBagWeightsGrad(const KernelSpec& spec);
 // sparse_rows.cc
 KernelPtr MakeUniqueRows(const KernelSpec& spec);
+int64_t UniqueRowsScratch(const KernelSpec& spec);
 KernelFactory ForRowsUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
 Status SgdRows(const KernelContext& context);
 Status AddSquaresToRows(const KernelContext& context);
@@ -136,15 +142,23 @@ Status AdagradRows(const KernelContext& context);
 // grouped_matmul.cc
 KernelPtr MakeGroupedMatmul(const KernelSpec& spec);
 KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec);
+int64_t GroupedMatmulScratch(const KernelSpec& spec);
+int64_t GroupedMatmulGradWeightScratch(const KernelSpec& spec);
 // attention.cc, attention_grad.cc
 KernelPtr MakeAttention(const KernelSpec& spec);
 KernelPtr MakeAttentionGrad(const KernelSpec& spec);
+int64_t AttentionScratch(const KernelSpec& spec);
+int64_t AttentionGradScratch(const KernelSpec& spec);
 // rope.cc
 KernelPtr MakeRope(const KernelSpec& spec);
+int64_t RopeScratch(const KernelSpec& spec);
 // convolution.cc
 KernelPtr MakeConv2d(const KernelSpec& spec);
 KernelPtr MakeConv2dGradInput(const KernelSpec& spec);
 KernelPtr MakeConv2dGradFilter(const KernelSpec& spec);
+int64_t Conv2dScratch(const KernelSpec& spec);
+int64_t Conv2dGradInputScratch(const KernelSpec& spec);
+int64_t Conv2dGradFilterScratch(const KernelSpec& spec);
 // pooling.cc
 KernelPtr MakeMaxPool2d(const KernelSpec& spec);
 KernelPtr MakeMaxPool2dGrad(const KernelSpec& spec);
@@ -153,12 +167,18 @@ KernelPtr MakeAvgPool2dGrad(const KernelSpec& spec);
 // interpolate.cc
 KernelPtr MakeInterpolate(const KernelSpec& spec);
 KernelPtr MakeInterpolateGrad(const KernelSpec& spec);
+int64_t InterpolateScratch(const KernelSpec& spec);
+int64_t InterpolateGradScratch(const KernelSpec& spec);
 // group_norm.cc
 KernelPtr MakeGroupNorm(const KernelSpec& spec);
 KernelPtr MakeGroupNormGrad(const KernelSpec& spec);
+int64_t GroupNormScratch(const KernelSpec& spec);
+int64_t GroupNormGradScratch(const KernelSpec& spec);
 // channel_sums.cc
 KernelPtr MakeChannelMoments(const KernelSpec& spec);
 KernelPtr MakeChannelProducts(const KernelSpec& spec);
+int64_t ChannelMomentsScratch(const KernelSpec& spec);
+int64_t ChannelProductsScratch(const KernelSpec& spec);
 // optimizer.cc
 KernelFactory ForUpdate(KernelFn fn);  // a stateless kernel for fp32 operands, the reference for others
 Status SgdPlain(const KernelContext& context);

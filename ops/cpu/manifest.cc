@@ -14,12 +14,13 @@ namespace oneflow_like {
 void OFL_CPU_ENTRY(KernelRegistry* registry);
 void OFL_CPU_ENTRY(KernelRegistry* registry) {
   using namespace cpu;
-  auto add = [registry](const char* name, KernelFactory factory) {
-    registry->Add(name, "cpu", std::move(factory));
+  // A kernel that states no scratch takes none.
+  auto add = [registry](const char* name, KernelFactory factory, ScratchFn scratch = nullptr) {
+    registry->Add(name, "cpu", std::move(factory), std::move(scratch));
   };
 
-  add("matmul", MakeMatmul);
-  add("einsum", MakeEinsum);
+  add("matmul", MakeMatmul, MatmulScratch);
+  add("einsum", MakeEinsum, EinsumScratch);
 
   // Every operator with a scalar body, but for those with a kernel of their own below.
   for (const std::string& name : BuiltinCatalog().names())
@@ -53,12 +54,12 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("cross_entropy", MakeCrossEntropy);
   add("cross_entropy_grad", MakeCrossEntropyGrad);
   add("layer_norm", MakeLayerNorm);
-  add("layer_norm_grad", MakeLayerNormGrad);
+  add("layer_norm_grad", MakeLayerNormGrad, NormGradScratch);
   add("rms_norm", MakeRmsNorm);
-  add("rms_norm_grad", MakeRmsNormGrad);
+  add("rms_norm_grad", MakeRmsNormGrad, NormGradScratch);
   add("embedding", MakeEmbedding);
   add("embedding_grad", MakeEmbeddingGrad);
-  add("argsort", MakeArgsort);
+  add("argsort", MakeArgsort, ArgsortScratch);
   add("cumsum", MakeCumsum);
   add("flip", MakeFunctionKernel(Flip));
   add("take", MakeFunctionKernel(Take));
@@ -69,29 +70,29 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("embedding_bag_grad", MakeEmbeddingBagGrad);
   add("embedding_bag_max_grad", MakeEmbeddingBagMaxGrad);
   add("embedding_bag_weights_grad", MakeEmbeddingBagWeightsGrad);
-  add("unique_rows", MakeUniqueRows);
+  add("unique_rows", MakeUniqueRows, UniqueRowsScratch);
   add("sgd_rows", ForRowsUpdate(SgdRows));
   add("add_squares_to_rows", ForRowsUpdate(AddSquaresToRows));
   add("adagrad_rows", ForRowsUpdate(AdagradRows));
-  add("grouped_matmul", MakeGroupedMatmul);
-  add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight);
-  add("attention", MakeAttention);
-  add("attention_grad", MakeAttentionGrad);
-  add("rope", MakeRope);
+  add("grouped_matmul", MakeGroupedMatmul, GroupedMatmulScratch);
+  add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight, GroupedMatmulGradWeightScratch);
+  add("attention", MakeAttention, AttentionScratch);
+  add("attention_grad", MakeAttentionGrad, AttentionGradScratch);
+  add("rope", MakeRope, RopeScratch);
 
-  add("conv2d", MakeConv2d);
-  add("conv2d_grad_input", MakeConv2dGradInput);
-  add("conv2d_grad_filter", MakeConv2dGradFilter);
+  add("conv2d", MakeConv2d, Conv2dScratch);
+  add("conv2d_grad_input", MakeConv2dGradInput, Conv2dGradInputScratch);
+  add("conv2d_grad_filter", MakeConv2dGradFilter, Conv2dGradFilterScratch);
   add("max_pool2d", MakeMaxPool2d);
   add("max_pool2d_grad", MakeMaxPool2dGrad);
   add("avg_pool2d", MakeAvgPool2d);
   add("avg_pool2d_grad", MakeAvgPool2dGrad);
-  add("interpolate", MakeInterpolate);
-  add("interpolate_grad", MakeInterpolateGrad);
-  add("group_norm", MakeGroupNorm);
-  add("group_norm_grad", MakeGroupNormGrad);
-  add("channel_moments", MakeChannelMoments);
-  add("channel_products", MakeChannelProducts);
+  add("interpolate", MakeInterpolate, InterpolateScratch);
+  add("interpolate_grad", MakeInterpolateGrad, InterpolateGradScratch);
+  add("group_norm", MakeGroupNorm, GroupNormScratch);
+  add("group_norm_grad", MakeGroupNormGrad, GroupNormGradScratch);
+  add("channel_moments", MakeChannelMoments, ChannelMomentsScratch);
+  add("channel_products", MakeChannelProducts, ChannelProductsScratch);
 
   add("sgd_plain", ForUpdate(SgdPlain));
   add("sgd", ForUpdate(Sgd));

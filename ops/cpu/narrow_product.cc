@@ -8,17 +8,14 @@
 #include <dnnl.hpp>
 #include <string>
 
+#include "core/device/parallel_for.h"
 #include "core/error.h"
+#include "ops/cpu/primitives.h"
 
 namespace oneflow_like::cpu {
 namespace {
 
 using dnnl::memory;
-
-const dnnl::engine& NarrowEngine() {
-  static const dnnl::engine* const engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return *engine;
-}
 
 // A matrix with one dense side, whatever the strides of extents of 1 are.
 memory::desc NarrowMatrix(int64_t rows, int64_t columns, int64_t row, int64_t column,
@@ -32,9 +29,10 @@ memory::desc NarrowMatrix(int64_t rows, int64_t columns, int64_t row, int64_t co
 }  // namespace
 
 struct NarrowProduct::Impl {
-  dnnl::stream stream{NarrowEngine()};
+  dnnl::stream stream{HostEngine()};
   dnnl::matmul product;
-  memory a, b, y;
+  memory a, b, y, scratch;
+  int threads = 1;
   bool swapped = false;  // y is stored transposed: y^T = b^T a^T
 };
 
@@ -52,7 +50,15 @@ bool NarrowProduct::Worthwhile(DType dtype) {
   }
 }
 
-std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType result, bool add) {
+int64_t NarrowProduct::MostBytes(const ProductLayout& l, int threads) {
+  constexpr int64_t kMost = 2 << 20, kLeast = 64 << 10;
+  const int64_t all = 2 * (l.m * l.k + l.k * l.n) + 4 * l.m * l.n;  // the whole operands, and sums
+  return threads * (kLeast + std::min(kMost, all));
+}
+
+std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType result, bool add,
+                                                   int64_t most_bytes) {
+  CheckRoomForCode("the code of a bf16 product");
   memory::data_type bf16 = memory::data_type::bf16,
                     type = result == DType::kFloat32 ? memory::data_type::f32 : bf16;
   try {
@@ -66,29 +72,35 @@ std::unique_ptr<NarrowProduct> NarrowProduct::Make(const ProductLayout& l, DType
       b = NarrowMatrix(l.k, l.m, l.a_column, l.a_row, bf16);
       y = NarrowMatrix(l.n, l.m, l.y_column, l.y_row, type);
     }
-    dnnl::primitive_attr attr;
+    dnnl::primitive_attr attr = OwnScratch();
     dnnl::post_ops after;
     if (add) after.append_sum();
     attr.set_post_ops(after);
-    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), attr, NarrowEngine());
-    if (std::string(desc.impl_info_str()).find("ref") != std::string::npos) return nullptr;
+    dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, y), attr, HostEngine());
+    if (!IsOwn(desc) || ScratchOf(desc) > most_bytes) return nullptr;
     impl->product = dnnl::matmul(desc);
-    impl->a = memory(a, NarrowEngine(), nullptr);
-    impl->b = memory(b, NarrowEngine(), nullptr);
-    impl->y = memory(y, NarrowEngine(), nullptr);
+    impl->a = memory(a, HostEngine(), nullptr);
+    impl->b = memory(b, HostEngine(), nullptr);
+    impl->y = memory(y, HostEngine(), nullptr);
+    impl->scratch = memory(desc.scratchpad_desc(), HostEngine(), nullptr);
+    impl->threads = ParallelThreads();
     return std::unique_ptr<NarrowProduct>(new NarrowProduct(std::move(impl)));
   } catch (const dnnl::error&) {  // not implemented for this layout
     return nullptr;
   }
 }
 
-void NarrowProduct::Run(const void* a, const void* b, void* y) {
+void NarrowProduct::Run(const void* a, const void* b, void* y, void* scratch) {
+  const TeamSize team(impl_->threads);
   if (impl_->swapped) std::swap(a, b);
   impl_->a.set_data_handle(const_cast<void*>(a));
   impl_->b.set_data_handle(const_cast<void*>(b));
   impl_->y.set_data_handle(y);
-  impl_->product.execute(impl_->stream,
-                         {{DNNL_ARG_SRC, impl_->a}, {DNNL_ARG_WEIGHTS, impl_->b}, {DNNL_ARG_DST, impl_->y}});
+  impl_->scratch.set_data_handle(scratch);
+  impl_->product.execute(impl_->stream, {{DNNL_ARG_SRC, impl_->a},
+                                         {DNNL_ARG_WEIGHTS, impl_->b},
+                                         {DNNL_ARG_DST, impl_->y},
+                                         {DNNL_ARG_SCRATCHPAD, impl_->scratch}});
   impl_->stream.wait();
 }
 

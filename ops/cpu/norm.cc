@@ -74,27 +74,28 @@ Status Norm(const KernelContext& context) {
 
 // dy, x, gamma, mean, rstd[, residual] -> dx, dgamma, dbeta; kCentred false: without mean and dbeta. dy, x,
 // the residual and dx of type T, the rest fp32.
-template <bool kCentred, typename T>
-class NormGrad : public Kernel {
- public:
-  explicit NormGrad(const KernelSpec& spec) : sums_(kBands * 2 * RowsOf(spec.in[1]).width) {}
+constexpr int64_t kGradBands = 32;
+int64_t NormGradSums(const TensorArg& x) { return kGradBands * 2 * RowsOf(x).width; }  // floats
 
-  Status Run(const KernelContext& context) override {
+template <bool kCentred, typename T>
+struct NormGrad {
+  static Status Run(const KernelContext& context) {
     Rows r = RowsOf(context.in[1]);
-    int64_t length = std::max<int64_t>(16, (r.rows + kBands - 1) / kBands);
+    float* const sums = static_cast<float*>(context.scratch);  // [band][dgamma, dbeta][width]
+    int64_t length = std::max<int64_t>(16, (r.rows + kGradBands - 1) / kGradBands);
     int64_t bands = (r.rows + length - 1) / length;
     ParallelFor(bands, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, length * r.width)),
                 [&](int64_t begin, int64_t end) {
                   for (int64_t band = begin; band < end; ++band) {
                     RunBand(context, r.width, band * length, std::min(r.rows, (band + 1) * length),
-                            sums_.data() + band * 2 * r.width);
+                            sums + band * 2 * r.width);
                   }
                 });
     for (int output = 1; output <= (kCentred ? 2 : 1); ++output) {
       float* to = context.out[output].as<float>();
       std::fill_n(to, r.width, 0.0f);
       for (int64_t band = 0; band < bands; ++band) {
-        const float* from = sums_.data() + (band * 2 + output - 1) * r.width;
+        const float* from = sums + (band * 2 + output - 1) * r.width;
         for (int64_t c = 0; c < r.width; ++c) to[c] += from[c];
       }
     }
@@ -102,8 +103,6 @@ class NormGrad : public Kernel {
   }
 
  private:
-  static constexpr int64_t kBands = 32;
-
   static void RunBand(const KernelContext& context, int64_t width, int64_t begin, int64_t end, float* sums) {
     std::fill_n(sums, 2 * width, 0.0f);
     int64_t row = begin;
@@ -168,8 +167,6 @@ class NormGrad : public Kernel {
       write(std::false_type());
     }
   }
-
-  std::vector<float> sums_;  // [band][dgamma, dbeta][width]
 };
 
 // Whether x (operand `x`) and all of `alike` have one floating type, and all other operands are fp32.
@@ -197,8 +194,8 @@ KernelPtr MakeNormGrad(const KernelSpec& spec) {
   std::vector<const TensorArg*> alike = {&spec.in[0], &spec.out[0]};
   if (spec.in.size() > (kCentred ? 5 : 4)) alike.push_back(&spec.in.back());
   if (!Mixed(spec, 1, alike)) return MakeReference(spec);
-  return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
-    return std::make_unique<NormGrad<kCentred, decltype(t)>>(spec);
+  return DispatchFloating(spec.in[1].dtype, [&](auto t) {
+    return MakeFunctionKernel(NormGrad<kCentred, decltype(t)>::Run)(spec);
   });
 }
 
@@ -208,5 +205,8 @@ KernelPtr MakeLayerNorm(const KernelSpec& spec) { return MakeNorm<true>(spec); }
 KernelPtr MakeRmsNorm(const KernelSpec& spec) { return MakeNorm<false>(spec); }
 KernelPtr MakeLayerNormGrad(const KernelSpec& spec) { return MakeNormGrad<true>(spec); }
 KernelPtr MakeRmsNormGrad(const KernelSpec& spec) { return MakeNormGrad<false>(spec); }
+int64_t NormGradScratch(const KernelSpec& spec) {
+  return NormGradSums(spec.in[1]) * static_cast<int64_t>(sizeof(float));
+}
 
 }  // namespace oneflow_like::cpu

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/device/scratch.h"
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/loops.h"
@@ -34,9 +35,15 @@ inline double CosOf(double r) {
   return 1.0 - 0.5 * z + z * z * p;
 }
 
-// Of one thread, kept between acts.
+// Of one thread.
 struct Tables {
-  std::vector<float> cos, sin, in, out;
+  float *cos, *sin, *in, *out;
+  int64_t bytes;
+  explicit Tables(int64_t width, void* memory = nullptr) {
+    Scratch scratch(memory);
+    for (float** table : {&cos, &sin, &in, &out}) *table = scratch.Take<float>(width);
+    bytes = scratch.bytes();
+  }
 };
 
 class Rope : public Kernel {
@@ -58,27 +65,25 @@ class Rope : public Kernel {
     const TensorArg &x = context.in[0], &positions = context.in[1];
     int64_t batch = x.extent[0], length = x.extent[1], heads = x.extent[2], width = x.extent[3];
     bool of_batch = positions.extent.rank() == 2;
-    ParallelFor(batch * length, RowGrain(heads * width), [&](int64_t begin, int64_t end) {
-      static thread_local Tables tables;
-      tables.cos.resize(frequencies_.size());
-      tables.sin.resize(frequencies_.size());
-      tables.in.resize(width);
-      tables.out.resize(width);
+    const int64_t bytes = Tables(width).bytes;
+    const auto run = [&](int64_t begin, int64_t end, int part) {
+      const Tables tables(width, static_cast<char*>(context.scratch) + part * bytes);
       int64_t filled = -1;  // the element of positions whose angles the tables hold
       for (int64_t i = begin; i < end; ++i) {
         int64_t s = i / batch, b = i % batch, place = of_batch ? b * length + s : s;
-        if (place != filled) Fill(static_cast<double>(LoadInt(positions, place)), &tables);
+        if (place != filled) Fill(static_cast<double>(LoadInt(positions, place)), tables);
         filled = place;
         int64_t at = (b * length + s) * heads * width;
         for (int64_t h = 0; h < heads; ++h, at += width)
-          Turn(x.as<T>() + at, width, &tables, context.out[0].as<T>() + at);
+          Turn(x.as<T>() + at, width, tables, context.out[0].as<T>() + at);
       }
-    });
+    };
+    ParallelForParts(batch * length, RowGrain(heads * width), context.spec.threads, run);
   }
 
-  void Fill(double position, Tables* tables) const {
+  void Fill(double position, const Tables& tables) const {
     const double* frequency = frequencies_.data();
-    float *cos = tables->cos.data(), *sin = tables->sin.data();
+    float *cos = tables.cos, *sin = tables.sin;
     int64_t n = static_cast<int64_t>(frequencies_.size());
     OFL_INDEPENDENT
     for (int64_t i = 0; i < n; ++i) {
@@ -96,18 +101,18 @@ class Rope : public Kernel {
   }
 
   template <typename T>
-  void Turn(const T* x, int64_t width, Tables* tables, T* y) const {
+  void Turn(const T* x, int64_t width, const Tables& tables, T* y) const {
     if constexpr (std::is_same_v<T, float>) {
-      TurnFloats(x, width, *tables, y);
+      TurnFloats(x, width, tables, y);
     } else {
-      Widen(x, width, tables->in.data());
-      TurnFloats(tables->in.data(), width, *tables, tables->out.data());
-      Narrow(tables->out.data(), width, y);
+      Widen(x, width, tables.in);
+      TurnFloats(tables.in, width, tables, tables.out);
+      Narrow(tables.out, width, y);
     }
   }
 
   void TurnFloats(const float* x, int64_t width, const Tables& tables, float* y) const {
-    const float *cos = tables.cos.data(), *sin = tables.sin.data();
+    const float *cos = tables.cos, *sin = tables.sin;
     int64_t pairs = static_cast<int64_t>(frequencies_.size());
     int64_t step = turns_.interleaved ? 2 : 1, apart = turns_.interleaved ? 1 : pairs;
     OFL_INDEPENDENT
@@ -126,5 +131,6 @@ class Rope : public Kernel {
 }  // namespace
 
 KernelPtr MakeRope(const KernelSpec& spec) { return std::make_unique<Rope>(spec); }
+int64_t RopeScratch(const KernelSpec& spec) { return spec.threads * Tables(spec.in[0].extent[3]).bytes; }
 
 }  // namespace oneflow_like::cpu

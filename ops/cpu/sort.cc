@@ -24,14 +24,18 @@ struct Line {
   }
 };
 
-template <typename Key>
-using Entries = std::vector<EntryOf<Key>>;
+constexpr int64_t kInserted = 16;
 
+// Entries of room for the first k of a line of n, whichever of the functions below finds them.
+int64_t RoomFor(int64_t n, int64_t k) {
+  return k <= kInserted ? kInserted : std::min(2 * n, std::max<int64_t>(8 * k, 256));
+}
+
+// All of a line, where more than a quarter of it is wanted.
 template <typename T>
-void SortLine(const Line<T>& line, Entries<KeyOf<T>>* room) {
-  room->resize(2 * line.n);
-  for (int64_t i = 0; i < line.n; ++i) (*room)[i] = line.Entry(line.At(i), i);
-  SortEntries<KeyOf<T>>(room->data(), room->data() + line.n, line.n);
+void SortLine(const Line<T>& line, EntryOf<KeyOf<T>>* room) {
+  for (int64_t i = 0; i < line.n; ++i) room[i] = line.Entry(line.At(i), i);
+  SortEntries<KeyOf<T>>(room, room + line.n, line.n);
 }
 
 // body(first element, keys, count) for the keys of elements [begin, line.n), a block at a time, if the least
@@ -60,14 +64,11 @@ void ForKeysBelow(const Line<T>& line, int64_t begin, Threshold&& threshold, F&&
   }
 }
 
-// The first k of the order to the front of `room`, k of a few: each is put where it belongs among those
+// The first k of the order to `best`, k of a few: each is put where it belongs among those
 // before it. REQUIRES: 0 < k <= kInserted, k <= line.n.
-constexpr int64_t kInserted = 16;
 template <typename T>
-void InsertLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
+void InsertLine(const Line<T>& line, int64_t k, EntryOf<KeyOf<T>>* best) {
   using Key = KeyOf<T>;
-  room->resize(std::max<size_t>(room->size(), k));
-  auto* best = room->data();
   auto insert = [&](EntryOf<Key> entry, int64_t held) {
     int64_t at = held;
     for (; at > 0 && best[at - 1] > entry; --at) best[at] = best[at - 1];
@@ -88,11 +89,9 @@ void InsertLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
 
 // The same of more. REQUIRES: 0 < k < line.n.
 template <typename T>
-void SelectLine(const Line<T>& line, int64_t k, Entries<KeyOf<T>>* room) {
+void SelectLine(const Line<T>& line, int64_t k, EntryOf<KeyOf<T>>* best) {
   using Key = KeyOf<T>;
   const int64_t most = std::min(line.n, std::max<int64_t>(4 * k, 256));
-  room->resize(most);
-  auto* best = room->data();
   int64_t held = 0;
   for (; held < most; ++held) best[held] = line.Entry(line.At(held), held);
   Key threshold = 0;
@@ -124,23 +123,24 @@ Status Argsort(const KernelContext& context) {
   const int64_t k = y.extent[axis], n = at.along;
   const Key flip = context.spec.attrs.Int("descending", 0) ? ~Key{0} : Key{0};
   if (k == 0 || n == 0) return Status();
-  ParallelFor(at.outer * at.inner, RowGrain(4 * n), [&](int64_t begin, int64_t end) {
-    static thread_local Entries<Key> room;
+  const auto run = [&](int64_t begin, int64_t end, int part) {
+    EntryOf<Key>* const room = static_cast<EntryOf<Key>*>(context.scratch) + part * RoomFor(n, k);
     for (int64_t i = begin; i < end; ++i) {
       int64_t o = i / at.inner, c = i % at.inner;
       const Line<T> line{x.as<T>() + o * n * at.inner + c, n, at.inner, flip};
       if (k <= kInserted) {
-        InsertLine(line, k, &room);
+        InsertLine(line, k, room);
       } else if (k > n / 4) {
-        SortLine(line, &room);
+        SortLine(line, room);
       } else {
-        SelectLine(line, k, &room);
+        SelectLine(line, k, room);
       }
       int64_t* to = y.as<int64_t>() + o * k * at.inner + c;
       constexpr auto kPlace = (EntryOf<Key>{1} << kPlaceBits<Key>)-1;
       for (int64_t j = 0; j < k; ++j) to[j * at.inner] = static_cast<int64_t>(room[j] & kPlace);
     }
-  });
+  };
+  ParallelForParts(at.outer * at.inner, RowGrain(4 * n), context.spec.threads, run);
   return Status();
 }
 
@@ -212,6 +212,13 @@ KernelPtr MakeArgsort(const KernelSpec& spec) {
     default:
       return MakeReference(spec);
   }
+}
+
+int64_t ArgsortScratch(const KernelSpec& spec) {
+  const int axis = AxisOf(spec);
+  const int64_t entry =
+      spec.in[0].dtype == DType::kInt64 ? sizeof(EntryOf<uint64_t>) : sizeof(EntryOf<uint32_t>);
+  return spec.threads * RoomFor(spec.in[0].extent[axis], spec.out[0].extent[axis]) * entry;
 }
 
 KernelPtr MakeCumsum(const KernelSpec& spec) {

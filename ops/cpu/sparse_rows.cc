@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/device/scratch.h"
 #include "ops/cpu/loops.h"
 #include "ops/cpu/sort_keys.h"
 #include "ops/touched_rows.h"
@@ -11,36 +12,49 @@ namespace {
 
 // Ids with their places, sorted; then each row adds up the gradients of its run, in their order.
 template <typename I, typename T>
-class UniqueRows : public Kernel {
- public:
-  explicit UniqueRows(const KernelSpec& spec)
-      : entries_(2 * spec.in[0].elements()), starts_(spec.in[0].elements() + 1) {}
+struct UniqueRows {
+  using Key = std::make_unsigned_t<I>;
+  struct Room {
+    EntryOf<Key>* entries;  // sorted; and room
+    int64_t* starts;        // of the runs
+    int64_t bytes;
+    explicit Room(int64_t count, void* memory = nullptr) {
+      Scratch scratch(memory);
+      entries = scratch.Take<EntryOf<Key>>(2 * count);
+      starts = scratch.Take<int64_t>(count + 1);
+      bytes = scratch.bytes();
+    }
+  };
 
-  Status Run(const KernelContext& context) override {
+  static Status Run(const KernelContext& context) {
     const TensorArg &ids = context.in[0], &grad = context.in[1], &values = context.out[1];
     const int64_t count = ids.elements(), width = values.extent[1];
+    const Room room(count, context.scratch);
+    EntryOf<Key>* const entries = room.entries;
+    int64_t* const starts = room.starts;
+    const auto row_of = [entries](int64_t i) { return static_cast<int64_t>(entries[i] >> kPlaceBits<Key>); };
     int64_t n = 0;
     for (int64_t i = 0; i < count; ++i) {
       I id = ids.as<I>()[i];
-      if (id >= 0) entries_[n++] = (static_cast<EntryOf<Key>>(id) << kPlaceBits<Key>) | static_cast<Key>(i);
+      if (id >= 0) entries[n++] = (static_cast<EntryOf<Key>>(id) << kPlaceBits<Key>) | static_cast<Key>(i);
     }
-    SortEntries<Key>(entries_.data(), entries_.data() + count, n);
+    SortEntries<Key>(entries, entries + count, n);
     int64_t found = 0;
     for (int64_t i = 0; i < n; ++i) {
-      if (i == 0 || Row(i) != Row(i - 1)) starts_[found++] = i;
+      if (i == 0 || row_of(i) != row_of(i - 1)) starts[found++] = i;
     }
-    starts_[found] = n;
+    starts[found] = n;
     ParallelFor(count, RowGrain(width), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* sum = values.as<float>() + r * width;
-        context.out[0].as<I>()[r] = r < found ? static_cast<I>(Row(starts_[r])) : I{-1};
+        context.out[0].as<I>()[r] = r < found ? static_cast<I>(row_of(starts[r])) : I{-1};
         if (r >= found) {
           std::memset(sum, 0, width * sizeof(float));
           continue;
         }
-        for (int64_t i = starts_[r]; i < starts_[r + 1]; ++i) {
-          const T* from = grad.as<T>() + static_cast<int64_t>(static_cast<Key>(entries_[i])) * width;
-          if (i == starts_[r]) {
+        for (int64_t i = starts[r]; i < starts[r + 1]; ++i) {
+          const T* from = grad.as<T>() + static_cast<int64_t>(static_cast<Key>(entries[i])) * width;
+          if (i == starts[r]) {
             for (int64_t c = 0; c < width; ++c) sum[c] = AsFloat(from[c]);
           } else {
             OFL_INDEPENDENT
@@ -51,13 +65,6 @@ class UniqueRows : public Kernel {
     });
     return Status();
   }
-
- private:
-  using Key = std::make_unsigned_t<I>;
-  int64_t Row(int64_t i) const { return static_cast<int64_t>(entries_[i] >> kPlaceBits<Key>); }
-
-  std::vector<EntryOf<Key>> entries_;  // sorted; and room
-  std::vector<int64_t> starts_;        // of the runs
 };
 
 void CopyTo(const TensorArg& from, const TensorArg& to) {
@@ -80,9 +87,8 @@ void ForRowsHere(const TensorArg& rows, const TensorArg& table, F update) {
 
 template <typename I>
 KernelPtr MakeUniqueRowsOf(const KernelSpec& spec) {
-  return DispatchFloating(spec.in[1].dtype, [&](auto t) -> KernelPtr {
-    return std::make_unique<UniqueRows<I, decltype(t)>>(spec);
-  });
+  return DispatchFloating(spec.in[1].dtype,
+                          [&](auto t) { return MakeFunctionKernel(UniqueRows<I, decltype(t)>::Run)(spec); });
 }
 
 }  // namespace
@@ -90,6 +96,12 @@ KernelPtr MakeUniqueRowsOf(const KernelSpec& spec) {
 KernelPtr MakeUniqueRows(const KernelSpec& spec) {
   return spec.in[0].dtype == DType::kInt32 ? MakeUniqueRowsOf<int32_t>(spec)
                                            : MakeUniqueRowsOf<int64_t>(spec);
+}
+
+int64_t UniqueRowsScratch(const KernelSpec& spec) {
+  const int64_t count = spec.in[0].elements();
+  return spec.in[0].dtype == DType::kInt32 ? UniqueRows<int32_t, float>::Room(count).bytes
+                                           : UniqueRows<int64_t, float>::Room(count).bytes;
 }
 
 Status SgdRows(const KernelContext& context) {

@@ -2,6 +2,7 @@
 // written behind them, and a generator of random numbers that is equal on every machine.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -37,6 +38,7 @@ class Value {
   // Fills with a pattern no kernel writes: unwritten elements are seen afterwards.
   void Poison();
   bool Poisoned(int64_t index) const;
+  int64_t FirstPoisoned() const;  // elements() if there is none
   bool GuardIntact() const;
 
  private:
@@ -62,16 +64,15 @@ constexpr size_t kGuard = 64;
 constexpr char kGuardByte = 0x3C;
 
 inline Value::Value(DType dtype, Dims shape) : dtype_(dtype), shape_(shape) {
-  storage_ = std::make_unique<char[]>(bytes() + kGuard + 64);
+  const size_t size = bytes();
+  storage_ = std::make_unique_for_overwrite<char[]>(size + kGuard + 64);
   offset_ = (64 - reinterpret_cast<uintptr_t>(storage_.get()) % 64) % 64;
-  std::memset(data() + bytes(), kGuardByte, kGuard);
+  std::memset(data() + size, kGuardByte, kGuard);
 }
 
 inline bool Value::GuardIntact() const {
-  for (size_t i = 0; i < kGuard; ++i) {
-    if (data()[bytes() + i] != kGuardByte) return false;
-  }
-  return true;
+  const char* const guard = data() + bytes();
+  return std::all_of(guard, guard + kGuard, [](char byte) { return byte == kGuardByte; });
 }
 
 inline double Value::Get(int64_t i) const {
@@ -118,11 +119,18 @@ inline void Value::Set(int64_t i, double value) {
 inline int PoisonByte(DType dtype) { return IsFloating(dtype) ? 0xFF : 0xA5; }
 inline void Value::Poison() { std::memset(data(), PoisonByte(dtype_), bytes()); }
 inline bool Value::Poisoned(int64_t index) const {
-  size_t size = SizeOf(dtype_);
-  for (size_t i = 0; i < size; ++i) {
-    if (static_cast<unsigned char>(data()[index * size + i]) != PoisonByte(dtype_)) return false;
-  }
-  return true;
+  const size_t size = SizeOf(dtype_);
+  const char* const at = data() + index * size;
+  const char poison = static_cast<char>(PoisonByte(dtype_));
+  return std::all_of(at, at + size, [poison](char byte) { return byte == poison; });
+}
+inline int64_t Value::FirstPoisoned() const {
+  const int64_t count = elements();
+  const size_t size = SizeOf(dtype_);
+  const char poison = static_cast<char>(PoisonByte(dtype_));
+  for (int64_t i = 0; i < count; ++i)
+    if (data()[i * size] == poison && Poisoned(i)) return i;
+  return count;
 }
 
 inline uint64_t Draws::Bits() {  // splitmix64

@@ -1,6 +1,7 @@
 // What a failed act spoils, and nothing else: random plans in which acts fail, against a model of which
 // kernels may run; which error a step and a runtime keep; and that what is cancelled stops before its next
 // kernel.
+// ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
 #include <algorithm>

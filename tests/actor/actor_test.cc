@@ -1,5 +1,6 @@
 // The runtime on real threads: values of collectives and in-place updates, several steps in flight, errors
 // that travel, closing at any moment, no allocation after the first step, and runtimes that share a store.
+// ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
 #include <cstdlib>

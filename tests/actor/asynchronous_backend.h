@@ -44,7 +44,9 @@ class LateBackend final : public Backend {
     for (const char* boxing : {"accumulate", "local_slice", "time_slice", "time_gather", "keep"})
       names.push_back(boxing);
     for (const std::string& name : names) {
-      registry->Add(name, kind_, [this](const KernelSpec& spec) { return cpu_.Make(spec, "cpu"); });
+      registry->Add(
+          name, kind_, [this](const KernelSpec& spec) { return cpu_.Make(spec, "cpu"); },
+          [this](const KernelSpec& spec) { return cpu_.Scratch(spec, "cpu"); });
     }
   }
   bool HasGroups() const override { return groups_; }

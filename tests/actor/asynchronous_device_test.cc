@@ -1,6 +1,7 @@
 // Ranks on asynchronous devices: what orders acts there are events, since the host runs ahead. Here the
 // devices are threads with random delays (asynchronous_backend.h), so any wait that is missing shows as a
 // wrong loss.
+// ctest: seconds=25 asan=300 tsan=300
 #include <gtest/gtest.h>
 #include <unistd.h>
 

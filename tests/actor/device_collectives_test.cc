@@ -1,5 +1,6 @@
 // Collectives of devices, member by member: what is enqueued, who is told, and what closing waits for. The
 // devices are threads (asynchronous_backend.h).
+// ctest: asan=10 tsan=10
 #include "actor/device_collectives.h"
 
 #include <gtest/gtest.h>

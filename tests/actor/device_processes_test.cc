@@ -1,5 +1,6 @@
 // Ranks on asynchronous devices in several processes: what no library of theirs joins goes through memory of
 // the host and the collectives of processes.
+// ctest: asan=55 tsan=55
 #include <gtest/gtest.h>
 
 #include <cmath>

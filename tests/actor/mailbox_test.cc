@@ -1,5 +1,6 @@
 // The mailbox: every message of every poster arrives once, in the poster's order, also when the owner sleeps;
 // and the list of what is ready.
+// ctest: asan=10 tsan=10
 #include "actor/mailbox.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // A runtime that is one of several processes: here two of them in one process, joined by peers of the test's
 // own.
+// ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,5 +1,6 @@
 // What runtimes share and hand out: an arena that grows between their steps and comes back when it cannot,
 // variables of a plan that was refused, and results that stay as they were while the user holds them.
+// ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
 #include <thread>

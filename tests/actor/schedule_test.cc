@@ -1,5 +1,6 @@
 // 1F1B on real threads, one for each stage, with kernels that wait: the order of acts is the one on paper,
 // the stash of stage i of p holds min(p - i, m) micro-batches, and the time lost is (p - 1) / m.
+// ctest: waits serial
 #include <gtest/gtest.h>
 
 #include <algorithm>

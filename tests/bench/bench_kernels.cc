@@ -52,6 +52,7 @@ void RunKernel(benchmark::State& state, const HotKernel& hot, const KernelRegist
   SetParallelThreads(threads);
   FlushDenormals();
   const Ceiling& ceiling = CeilingOf(threads);
+  spec.threads = threads;
   std::unique_ptr<Kernel> kernel = registry->Make(spec, "cpu");
   double bytes = 0;
   for (std::vector<TensorArg>* args : {&spec.in, &spec.out}) {
@@ -64,7 +65,7 @@ void RunKernel(benchmark::State& state, const HotKernel& hot, const KernelRegist
   const OpDef* def = BuiltinCatalog().Find(spec.name);
   if (def != nullptr)
     for (auto [out, in] : def->inplace) spec.out[out].data = spec.in[in].data;
-  Block scratch(std::aligned_alloc(64, (hot.kernel.scratch_bytes() + 127) / 64 * 64));
+  Block scratch(std::aligned_alloc(64, (registry->Scratch(spec, "cpu") + 127) / 64 * 64));
   KernelContext context{spec, spec.in, spec.out, scratch.get(), 3, 0, 1, 7};
   std::vector<double> seconds;
   (void)kernel->Run(context);

@@ -103,6 +103,44 @@ TEST(PlansOf, AnOutlineEstimatesTheSame) {
   EXPECT_LT(outline_bytes, whole_bytes);
 }
 
+// All that PlaceMemory leaves: where each buffer and scratch lies, and what is alive when.
+std::string MemoryOf(const RankPlan& made) {
+  std::string text = Cat(made.lower_bound, ' ', made.live.positions);
+  for (const auto& [buffer, bytes] : made.at_peak) text += Cat('\n', buffer, ':', bytes);
+  for (const LiveBytes::Change& c : made.live.changes)
+    text += Cat('\n', c.position, ' ', c.buffer, ' ', c.bytes);
+  for (const plan::Arena& arena : made.plan.arena()) text += Cat("\narena ", arena.bytes());
+  for (const plan::Variable& v : made.plan.variable()) text += Cat('\n', v.name(), ' ', v.bytes());
+  for (const plan::Buffer& b : made.plan.buffer()) {
+    text += Cat("\nbuffer ", b.id(), ' ', b.slot_bytes(), ' ', b.slots(), " at");
+    for (int64_t at : b.offset()) text += Cat(' ', at);
+  }
+  for (const plan::Actor& actor : made.plan.actor())
+    for (const plan::Kernel& k : actor.kernel())
+      text += Cat("\nscratch ", actor.id(), ' ', k.scratch_bytes(), ' ', k.scratch_offset());
+  return text;
+}
+
+TEST(PlansOf, AMemoryPlanTakesTheSame) {
+  std::vector<SmallGpt> programs = Programs();
+  programs.push_back({.mesh = "cpu:dp=2,pp=2", .micro_batches = 3, .batch = 10});
+  programs.push_back({.mesh = "cpu:dp=2,tp=2", .micro_batches = 4, .zero_axis = "dp", .batch = 14});
+  int64_t scratch = 0;
+  for (const SmallGpt& given : programs) {
+    SCOPED_TRACE(given.str());
+    GptProgram program(given);
+    const Session session = program.MakeTrain();
+    const Compiled& compiled = session.impl()->compiled;
+    for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
+      const RankPlan whole = PlanOf(compiled, rank);
+      EXPECT_EQ(MemoryOf(whole), MemoryOf(PlanOf(compiled, rank, PlanDetail::kMemory))) << "rank " << rank;
+      for (const plan::Actor& actor : whole.plan.actor())
+        for (const plan::Kernel& k : actor.kernel()) scratch += k.scratch_bytes();
+    }
+  }
+  EXPECT_GT(scratch, 0);
+}
+
 // y = x, by an operator whose scratch is refused on ranks 2, 3, 5 and 7, on earlier ranks later.
 OpDef Refusing() {
   OpDef def;

@@ -1,5 +1,6 @@
 // Recompute::kAuto: plans are about as fast as the best there are that fit, and no budget gives a slower plan
 // or a smaller peak than one below it.
+// ctest: seconds=166 long=350
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,6 +37,8 @@ class LayerByLayer {
       pass.run(&graph_[0], compiled.options);
     }
     for (const auto& [path, setting] : graph_[0].regions().all()) layers_.push_back(path);
+    options_ = compiled.options;
+    options_.training->recompute = Recompute::kAuto;
   }
 
   struct Plan {
@@ -45,21 +48,30 @@ class LayerByLayer {
 
   std::vector<Plan> PlansWith(const std::vector<std::vector<Recompute>>& choices) const {
     std::vector<Plan> plans(choices.size());
-    SideBySide(static_cast<int>(choices.size()), 0, [&](int i) { plans[i] = PlanWith(choices[i]); });
+    SideBySide(static_cast<int>(choices.size()), 0, [&](int i) {
+      std::map<std::string, Recompute> choice;
+      for (size_t l = 0; l < layers_.size(); ++l) choice[layers_[l]] = choices[i][l];
+      plans[i] = PlanWith(choice);
+    });
     return plans;
+  }
+
+  // What the compiler chooses within a budget. It searches once for all budgets.
+  std::map<std::string, Recompute> ChoiceWithin(int64_t budget) {
+    if (!within_) within_ = SearchRecompute(graph_[0], options_);
+    return within_(budget);
   }
 
   size_t layers() const { return layers_.size(); }
 
- private:
-  Plan PlanWith(const std::vector<Recompute>& choice) const {
+  Plan PlanWith(const std::map<std::string, Recompute>& choice) const {
     Graph graph = graph_[0];
-    for (size_t l = 0; l < layers_.size(); ++l) graph.regions().Choose(layers_[l], choice[l]);
+    for (const auto& [layer, mode] : choice) graph.regions().Choose(layer, mode);
     const Compiled compiled =
         CompileAfter("choose_recompute", std::move(graph), session_.impl()->compiled.options);
     Plan plan{compiled.logical.makespan, 0};
     for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
-      const plan::Plan made = PlanOf(compiled, rank, PlanDetail::kOutline).plan;
+      const plan::Plan made = PlanOf(compiled, rank, PlanDetail::kMemory).plan;
       int64_t bytes = ArenaBytes(made);
       for (const plan::Variable& variable : made.variable()) bytes += variable.bytes();
       plan.peak = std::max(plan.peak, bytes);
@@ -67,10 +79,13 @@ class LayerByLayer {
     return plan;
   }
 
+ private:
   GptProgram program_;
   Session session_;
+  CompileOptions options_;    // that leave all layers to the compiler
   std::vector<Graph> graph_;  // one, before anything is chosen
   std::vector<std::string> layers_;
+  RecomputeWithin within_;
 };
 
 constexpr Recompute kEach[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
@@ -104,40 +119,57 @@ std::vector<std::vector<Recompute>> DrawnChoices(size_t layers, int count, uint6
   return all;
 }
 
-// Compiles `given` with a ladder of budgets, from what full recomputation needs to what none needs, and
-// compares it with the fastest of the plans that `choices` give and that fits.
-void ExpectNearTheBest(const SmallGpt& given, const LayerByLayer& layers,
-                       const std::vector<std::vector<Recompute>>& choices, int budgets,
-                       const std::string& seed = "") {
-  const std::vector<LayerByLayer::Plan> plans = layers.PlansWith(choices);
-  auto need = [&](Recompute recompute) {
-    SmallGpt all = given;
-    all.recompute = recompute;
-    GptProgram program(all);
-    return FullestRank(program.MakeTrain());
-  };
-  const int64_t least = need(Recompute::kFull), most = need(Recompute::kNone);
+// Of a ladder of budgets the plan that the compiler chooses beside the fastest of `plans` that fits.
+void ExpectNearTheBest(const SmallGpt& given, LayerByLayer* layers,
+                       const std::vector<LayerByLayer::Plan>& plans, const std::vector<int64_t>& budgets) {
   double before = 1e300, worst = 0;
   int64_t peak_before = 0;
-  for (int i = 0; i < budgets; ++i) {
-    const int64_t budget = least + (most - least) * i / (budgets - 1);
+  for (const int64_t budget : budgets) {
     double best = 1e300;
     for (const auto& plan : plans)
       if (plan.peak <= budget) best = std::min(best, plan.seconds);
-    GptProgram program(Automatic(given, budget));
-    const Session session = program.MakeTrain();
-    const std::string what = Cat(given.str(), " layers=", given.layers, " budget=", budget, seed);
-    const int64_t peak = FullestRank(session);
-    EXPECT_LE(peak, budget) << what;
-    EXPECT_LE(SecondsOf(session), 1.02 * best) << what;
-    EXPECT_LE(SecondsOf(session), before) << what << ": slower than with a smaller budget";
-    EXPECT_GE(peak, peak_before) << what;
-    worst = std::max(worst, SecondsOf(session) / best);
-    before = SecondsOf(session);
-    peak_before = peak;
+    const LayerByLayer::Plan chosen = layers->PlanWith(layers->ChoiceWithin(budget));
+    EXPECT_LE(chosen.peak, budget);
+    EXPECT_LE(chosen.seconds, 1.02 * best) << "budget " << budget;
+    EXPECT_LE(chosen.seconds, before) << "budget " << budget << ": slower than with a smaller one";
+    EXPECT_GE(chosen.peak, peak_before) << "budget " << budget;
+    worst = std::max(worst, chosen.seconds / best);
+    before = chosen.seconds;
+    peak_before = chosen.peak;
   }
   std::printf("%s layers=%d: at most %.4f of the best of %zu\n", given.str().c_str(),
               static_cast<int>(given.layers), worst, plans.size());
+}
+
+// With budgets from what full recomputation needs to what none needs.
+void ExpectNearTheBest(const SmallGpt& given, LayerByLayer* layers,
+                       const std::vector<std::vector<Recompute>>& choices, int budgets,
+                       const std::string& seed = "") {
+  SCOPED_TRACE(Cat(given.str(), " layers=", given.layers, seed));
+  const auto need = [&](Recompute recompute) {
+    return layers->PlansWith({std::vector<Recompute>(layers->layers(), recompute)})[0].peak;
+  };
+  const int64_t least = need(Recompute::kFull), most = need(Recompute::kNone);
+  std::vector<int64_t> ladder;
+  for (int i = 0; i < budgets; ++i) ladder.push_back(least + (most - least) * i / (budgets - 1));
+  ExpectNearTheBest(given, layers, layers->PlansWith(choices), ladder);
+}
+
+// A session with a budget between these has the plan that the choice for its budget leads to.
+TEST(RecomputeBest, ASessionMakesTheChoice) {
+  SmallGpt given{.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kZeroBubble, .batch = 24, .context = 32};
+  LayerByLayer layers(given);
+  const int64_t most = layers.PlanWith({}).peak;
+  for (const int64_t budget : {most * 3 / 4, most * 7 / 8}) {
+    GptProgram program(Automatic(given, budget));
+    const Session session = program.MakeTrain();
+    const std::map<std::string, Recompute> choice = layers.ChoiceWithin(budget);
+    EXPECT_EQ(session.impl()->compiled.graph.regions().chosen(), choice);
+    const LayerByLayer::Plan plan = layers.PlanWith(choice);
+    EXPECT_EQ(FullestRank(session), plan.peak);
+    EXPECT_LT(plan.peak, most);
+    EXPECT_EQ(SecondsOf(session), plan.seconds);
+  }
 }
 
 std::vector<SmallGpt> Families() {
@@ -163,8 +195,8 @@ std::vector<SmallGpt> Families() {
 TEST(RecomputeBest, IsNearBruteForce) {
   for (SmallGpt given : Families()) {
     given.layers = given.schedule == kInterleaved ? 5 : 4;
-    const LayerByLayer layers(given);
-    ExpectNearTheBest(given, layers, AllChoices(layers.layers()), 4);
+    LayerByLayer layers(given);
+    ExpectNearTheBest(given, &layers, AllChoices(layers.layers()), 4);
   }
 }
 
@@ -172,8 +204,8 @@ TEST(RecomputeBest, IsNearBruteForce) {
 void ExpectNearDrawn(std::vector<SmallGpt> all, int layers, int draws, int budgets, uint64_t seed) {
   for (SmallGpt& given : all) {
     given.layers = layers;
-    const LayerByLayer each(given);
-    ExpectNearTheBest(given, each, DrawnChoices(each.layers(), draws, seed), budgets, Cat(" seed=", seed));
+    LayerByLayer each(given);
+    ExpectNearTheBest(given, &each, DrawnChoices(each.layers(), draws, seed), budgets, Cat(" seed=", seed));
   }
 }
 
@@ -199,8 +231,8 @@ TEST(LongRecomputeBest, IsNearBruteForce) {
   for (SmallGpt given : Pipelines()) {
     given.layers = 6;
     if (given.mesh == "cpu:pp=4" && given.schedule == kInterleaved) continue;  // needs 12 layers
-    const LayerByLayer layers(given);
-    ExpectNearTheBest(given, layers, AllChoices(layers.layers()),
+    LayerByLayer layers(given);
+    ExpectNearTheBest(given, &layers, AllChoices(layers.layers()),
                       given.schedule == PipelineSchedule::k1F1B ? 8 : 4);
   }
 }
@@ -266,28 +298,11 @@ void ExpectDrawnNearTheBest(int trials, int64_t most_layers, int draws, size_t b
     const SmallGpt given = DrawTraining(&draw, most_layers);
     SCOPED_TRACE(Cat("seed ", seed, ": ", given.str(), " layers=", given.layers, " width=", given.width,
                      " vocabulary=", given.vocabulary, " context=", given.context, " batch=", given.batch));
-    const LayerByLayer layers(given);
+    LayerByLayer layers(given);
     const auto plans = layers.PlansWith(given.layers <= 6 ? AllChoices(layers.layers())
                                                           : DrawnChoices(layers.layers(), draws, seed));
-    double before = 1e300, worst = 0;
-    int64_t peak_before = 0;
-    for (const int64_t budget : BudgetsOf(plans, budgets)) {
-      double best = 1e300;
-      for (const auto& plan : plans)
-        if (plan.peak <= budget) best = std::min(best, plan.seconds);
-      GptProgram program(Automatic(given, budget));
-      const Session session = program.MakeTrain();
-      const int64_t peak = FullestRank(session);
-      EXPECT_LE(peak, budget);
-      EXPECT_LE(SecondsOf(session), 1.02 * best) << "budget " << budget;
-      EXPECT_LE(SecondsOf(session), before) << "budget " << budget << ": slower than with a smaller one";
-      EXPECT_GE(peak, peak_before) << "budget " << budget;
-      worst = std::max(worst, SecondsOf(session) / best);
-      before = SecondsOf(session);
-      peak_before = peak;
-    }
-    std::printf("seed %d: %s layers=%d: at most %.4f of the best of %zu\n", static_cast<int>(seed),
-                given.str().c_str(), static_cast<int>(given.layers), worst, plans.size());
+    std::printf("seed %d: ", static_cast<int>(seed));
+    ExpectNearTheBest(given, &layers, plans, BudgetsOf(plans, budgets));
   }
 }
 

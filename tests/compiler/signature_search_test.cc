@@ -1,5 +1,6 @@
 // The search for cuts of variables and signatures of nodes: as good as trying all there are, on random graphs
 // of products, sums and elementwise operators, with and without updates of weights, over one or two axes.
+// ctest: seconds=40 long=30
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -229,11 +230,10 @@ class AllPicks {
   int64_t tries_ = 0;
 };
 
-TEST(SignatureSearch, FindsTheBestOfAllOnRandomGraphs) {
-  constexpr int kGraphs = 200;
+void ExpectTheBestOfAll(int most_graphs) {
   int equal = 0, graphs = 0, skipped = 0;
   int two_axes = 0, trained = 0;
-  for (uint32_t seed = 1; graphs < kGraphs && seed < 1000; ++seed) {
+  for (uint32_t seed = 1; graphs < most_graphs && seed < 1000; ++seed) {
     RandomGraph drawn = GraphDrawer(seed).Draw();
     try {
       Graph whole = *drawn.graph;
@@ -256,13 +256,15 @@ TEST(SignatureSearch, FindsTheBestOfAllOnRandomGraphs) {
     EXPECT_LE(found, *least * 1.01) << "seed " << seed;
     equal += found <= *least * (1 + 1e-9) ? 1 : 0;
   }
-  EXPECT_EQ(graphs, kGraphs);
-  EXPECT_GE(equal, 190);
-  EXPECT_GE(two_axes, 20);
-  EXPECT_GE(trained, 20);
+  EXPECT_EQ(graphs, most_graphs);
+  EXPECT_GE(equal, most_graphs * 95 / 100);
+  EXPECT_GE(two_axes, most_graphs / 10);
+  EXPECT_GE(trained, most_graphs / 10);
   std::printf("%d graphs, %d equal, %d of two axes, %d with updates; %d drawn again\n", graphs, equal,
               two_axes, trained, skipped);
 }
+TEST(SignatureSearch, FindsTheBestOfAllOnRandomGraphs) { ExpectTheBestOfAll(60); }
+TEST(LongSignatureSearch, FindsTheBestOfAllOnRandomGraphs) { ExpectTheBestOfAll(200); }
 
 }  // namespace
 }  // namespace oneflow_like

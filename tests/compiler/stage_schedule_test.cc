@@ -1,5 +1,6 @@
 // Pipeline schedules are lists: complete, runnable to the letter, as short as their formulas, within their
 // limits. And an order of acts gives every stream of every rank one act at a time.
+// ctest: long=45
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // The token game against schedules known on paper: GPipe and 1F1B, their stashes and their makespan; and the
 // words it finds for plans that cannot complete.
+// ctest: asan=10
 #include "core/plan/token_game.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // The example programs met with wrong flags and broken files: one clear sentence, exit code 64, no crash. And
 // the little they must do when all is well.
+// ctest: seconds=30 programs=examples
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -672,6 +673,8 @@ TEST_F(CliTest, RefusesToCalibrateWhatItCannotMeasure) {
   ExpectError(Gpt({"--calibrate=" + folder_}), {"--calibrate=" + folder_, "cannot be written"});
   ExpectError(Gpt({"--calibrate=" + file, "--mesh=tpu:dp=2"}), {"\"tpu\" does not exist", "cpu or cuda"});
   ExpectError(Gpt({"--calibrate=" + file, "--mesh=cuda:dp=1"}), {"--calibrate measures processors", "cuda"});
+  ExpectError(Gpt({"--calibrate=" + file, "--calibrate_models=0"}),
+              {"--calibrate_models is 0", "at least 1"});
   for (const std::string flag : {"--simulate", "--dry_run"})
     ExpectError(Gpt({"--calibrate=" + file, flag}), {"--calibrate=" + file, "leave out " + flag});
   EXPECT_FALSE(std::filesystem::exists(file)) << "an error leaves no file";

@@ -1,4 +1,5 @@
 // What the examples do with texts.
+// ctest: asan=10
 #include "oneflow_like/program/data.h"
 
 #include "oneflow_like/data/files.h"

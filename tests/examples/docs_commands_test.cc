@@ -1,6 +1,7 @@
 // Every command in README.md, docs/ and the folders' READMEs runs, at a size that takes a moment; what a test
 // cannot run names the file that does. Blocks of code without a language are commands; other blocks say what
 // they are.
+// ctest: seconds=330 long=250 programs=examples
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -76,7 +77,7 @@ struct Elsewhere {
   const char *command, *file, *text;
 };
 const Elsewhere kElsewhere[] = {
-    {"./tests/run.sh", ".ci/run", "exec ./tests/run.sh --all"},
+    {"./tests/run.sh", ".ci/run", "exec ./tests/run.sh --ci"},
     {"cmake -S . -B build/release -G Ninja -DOFL_TESTS=OFF", "tests/package.sh", "-G Ninja -DOFL_TESTS=OFF"},
     {"cmake --build build/release", "tests/package.sh", "cmake --build \"$build\""},
     {"cmake --install build/release --prefix /opt/oneflow_like", "tests/install_test.cc",
@@ -102,6 +103,7 @@ std::string Small(const std::string& command) {
     // A token that the small model's tokenizer, bytes, has.
     return std::regex_replace(command, std::regex("--stop='[^']*'"), "--stop=7") + more;
   }
+  if (Has(command, "--calibrate=")) more += " --calibrate_models=1";
   if (is("mlp")) more += " --epochs=1 --hidden=8";
   for (const char* program : {"resnet", "vit", "dlrm", "moe", "bert", "insightface", "unet"})
     if (is(program)) more += " --steps=1 --batch=8 --eval_batches=1";
@@ -224,6 +226,22 @@ TEST_F(DocsCommands, OfProgramsRun) {
       }
   }
   EXPECT_GT(commands, 30);
+}
+
+class LongDocsCommands : public DocsCommands {};
+
+// Of all models, and what is simulated on the machine that was measured.
+TEST_F(LongDocsCommands, OfCalibrationRuns) {
+  int commands = 0;
+  for (const std::string& page : Pages())
+    for (const auto& block : BlocksOf(page, ""))
+      for (const std::string& command : CommandsOf(block)) {
+        if (!Has(command, "=here.txt")) continue;
+        const ShellOutcome o = Run(command);
+        EXPECT_EQ(o.code, 0) << page << ":\n" << command << "\n" << o.output;
+        ++commands;
+      }
+  EXPECT_GE(commands, 2);
 }
 
 // Of launchers and shells: with the same losses as one process, where they train.

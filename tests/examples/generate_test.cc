@@ -1,5 +1,6 @@
 // Generation: tokens and logits of a cache are those of reading the whole text, for GPTs and Llamas, prompts
 // of unequal lengths, on every mesh; and the program.
+// ctest: programs=generate,gpt,llama
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // gpt over several hosts: one loss curve on good lines and on bad ones; strangers and wrong tokens; who may
 // reach the processes of a job.
+// ctest: seconds=18 serial programs=gpt
 #include "tests/hosts.h"
 
 #include <gtest/gtest.h>

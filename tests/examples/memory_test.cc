@@ -1,5 +1,6 @@
 // A model that does not fit is refused before anything of it is allocated, whatever the limit is: the
 // machine's memory, a control group around, address space. It is told once, with what needs the memory.
+// ctest: programs=gpt
 #include <gtest/gtest.h>
 #include <unistd.h>
 

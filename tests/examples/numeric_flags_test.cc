@@ -1,5 +1,6 @@
 // Every numeric flag of every program, at values that templates, typing errors and other programs give: it is
 // accepted with a sensible meaning, or refused in one sentence with exit code 64 before anything is started.
+// ctest: seconds=25 long=20 programs=examples
 #include <gtest/gtest.h>
 
 #include <cfloat>
@@ -23,7 +24,7 @@ const Flag kOfLauncher[] = {
     {"threads", true, 0, 1024, true},         {"kernel_threads", true, 0, 1024, true},
     {"memory_budget", true, 0, 9.3e18, true}, {"processes", true, 1, 256, true},
     {"seed", true, 0, 1.9e19, true},          {"start_timeout", false, 0.1, 1e6, true},
-    {"peer_timeout", false, 0.1, 1e6, true}};
+    {"peer_timeout", false, 0.1, 1e6, true},  {"calibrate_models", true, 1, 9}};
 const Flag kOfGpt[] = {
     {"layers", true, 1, 10'000},     {"width", true, 1, 1 << 20},      {"heads", true, 1, 1 << 20},
     {"context", true, 1, 1 << 20},   {"batch", true, 1, 1 << 20},      {"micro_batches", true, 1, 1 << 16},
@@ -62,6 +63,10 @@ const std::vector<std::string> kValues = {"0",
                                           "1,5",
                                           ""};
 
+// One of each kind: a whole number or none, within any range or none, of either sign.
+const std::vector<std::string> kFewValues = {
+    "0", "-1", "1", "2147483647", "-9223372036854775808", "18446744073709551615", "1e300", "nan", "1,5"};
+
 class NumericFlags : public ::testing::Test {
  protected:
   NumericFlags() { text_ = folder_.Write("text", SomeText()); }
@@ -92,10 +97,12 @@ class NumericFlags : public ::testing::Test {
     EXPECT_TRUE(lines[0].rfind("error: ", 0) == 0 || lines[0].rfind("ERROR: ", 0) == 0) << err;
   }
 
+  virtual const std::vector<std::string>& values() const { return kFewValues; }
+
   void TryAll(const std::string& program, const std::vector<std::string>& flags, const Flag& flag) {
     std::vector<std::string> all = flags;
     if (!flag.run) all.push_back("--dry_run");
-    for (const std::string& value : kValues) Try(program, all, flag, value);
+    for (const std::string& value : values()) Try(program, all, flag, value);
   }
 
   std::vector<std::string> Gpt() const {
@@ -103,15 +110,28 @@ class NumericFlags : public ::testing::Test {
             "--batch=2",       "--steps=1",  "--eval_batches=0", "--sample_tokens=0"};
   }
 
+  void TryLauncher();
+  void TryRestarts();
+  void TryGpt();
+  void TryMlp();
+  void TryGenerate();
+
   TestFolder folder_{"numeric_flags_test"};
   std::string text_;
 };
 
-TEST_F(NumericFlags, OfLauncherAreAcceptedOrRefused) {
+class LongNumericFlags : public NumericFlags {
+ protected:
+  const std::vector<std::string>& values() const override { return kValues; }
+};
+
+void NumericFlags::TryLauncher() {
   for (const Flag& flag : kOfLauncher) TryAll("gpt", Gpt(), flag);
   for (const char* value : {"-1", "2147483647"}) Try("hello_sbp", {}, kOfLauncher[0], value);
   for (const char* value : {"nan", "inf", "1e300"}) Try("mlp", {}, kOfLauncher[6], value);
 }
+TEST_F(NumericFlags, OfLauncherAreAcceptedOrRefused) { TryLauncher(); }
+TEST_F(LongNumericFlags, OfLauncherAreAcceptedOrRefused) { TryLauncher(); }
 
 // Where they mean something: with processes to wait for.
 TEST_F(NumericFlags, OfProcessesAreAcceptedOrRefused) {
@@ -124,24 +144,30 @@ TEST_F(NumericFlags, OfProcessesAreAcceptedOrRefused) {
 }
 
 // Which means nothing without --save.
-TEST_F(NumericFlags, RestartsAreAcceptedOrRefused) {
+void NumericFlags::TryRestarts() {
   std::vector<std::string> flags = Gpt();
   flags.push_back("--save=" + (folder_ / "saved"));
   TryAll("gpt", flags, {"restarts", true, 0, 1e6});
 }
+TEST_F(NumericFlags, RestartsAreAcceptedOrRefused) { TryRestarts(); }
+TEST_F(LongNumericFlags, RestartsAreAcceptedOrRefused) { TryRestarts(); }
 
-TEST_F(NumericFlags, OfGptAreAcceptedOrRefused) {
+void NumericFlags::TryGpt() {
   for (const Flag& flag : kOfGpt) TryAll("gpt", Gpt(), flag);
 }
+TEST_F(NumericFlags, OfGptAreAcceptedOrRefused) { TryGpt(); }
+TEST_F(LongNumericFlags, OfGptAreAcceptedOrRefused) { TryGpt(); }
 
 // Those of its own; the others are gpt's.
 TEST_F(NumericFlags, OfLlamaAreAcceptedOrRefused) {
   TryAll("llama", {"--context=4", "--batch=2"}, {"layers", true, 0, 10'000});
 }
 
-TEST_F(NumericFlags, OfMlpAreAcceptedOrRefused) {
+void NumericFlags::TryMlp() {
   for (const Flag& flag : kOfMlp) TryAll("mlp", {}, flag);
 }
+TEST_F(NumericFlags, OfMlpAreAcceptedOrRefused) { TryMlp(); }
+TEST_F(LongNumericFlags, OfMlpAreAcceptedOrRefused) { TryMlp(); }
 
 // Those of their own; the others are gpt's.
 TEST_F(NumericFlags, OfOtherProgramsAreAcceptedOrRefused) {
@@ -167,7 +193,7 @@ TEST_F(NumericFlags, OfOtherProgramsAreAcceptedOrRefused) {
       }
 }
 
-TEST_F(NumericFlags, OfGenerateAreAcceptedOrRefused) {
+void NumericFlags::TryGenerate() {
   std::vector<std::string> flags = Gpt();
   flags.push_back("--save=" + (folder_ / "saved"));
   Process process({.program = std::string(OFL_BINARY_DIR) + "/examples/gpt",
@@ -178,6 +204,8 @@ TEST_F(NumericFlags, OfGenerateAreAcceptedOrRefused) {
   for (const Flag& flag : kOfGenerate)
     TryAll("generate", {"--load=" + (folder_ / "saved"), "--prompt=a"}, flag);
 }
+TEST_F(NumericFlags, OfGenerateAreAcceptedOrRefused) { TryGenerate(); }
+TEST_F(LongNumericFlags, OfGenerateAreAcceptedOrRefused) { TryGenerate(); }
 
 // Each is within its range, together they are too many.
 TEST_F(NumericFlags, ThreadsOfAllKernelsAreBounded) {

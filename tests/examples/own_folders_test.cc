@@ -1,6 +1,7 @@
 // Programs whose hosts have disks of their own: two processes, each in a folder where the same flags name
 // other files. What differs is said before the first step; what is alike is not noticed; checkpoints go on
 // from the newest that both have. And what a run that goes on says of its data and its learning rate.
+// ctest: seconds=6 programs=gpt,generate,checkpoint
 #include <gtest/gtest.h>
 
 #include <algorithm>

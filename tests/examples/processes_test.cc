@@ -1,5 +1,6 @@
 // gpt as several processes of this machine: the loss curve is that of one process, whatever the mesh, with
 // and without shared memory; outputs are labelled; nothing is left. Also run under sanitizers.
+// ctest: seconds=17 asan=80 tsan=80 programs=gpt
 #include "tests/processes.h"
 
 #include <gtest/gtest.h>

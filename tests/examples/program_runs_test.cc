@@ -1,5 +1,6 @@
 // The example programs beside gpt, llama and mlp as one runs them: without data, on a mesh, saved and gone on
 // with on another one; with files; and what they refuse.
+// ctest: programs=examples
 #include <gtest/gtest.h>
 
 #include <cmath>

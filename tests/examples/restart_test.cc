@@ -1,5 +1,6 @@
 // --restarts and --elastic: a gpt whose processes are killed ends as if nothing had been, what would fail
 // again is not started again, and who asks it to end is obeyed.
+// ctest: seconds=19 long=30 waits programs=gpt,mlp
 #include <gtest/gtest.h>
 
 #include <random>

@@ -1,5 +1,6 @@
 // --out and --config: a run's folder holds what it was and what it left, and its config repeats it bit for
 // bit.
+// ctest: programs=gpt,hello_sbp
 #include <gtest/gtest.h>
 
 #include <regex>

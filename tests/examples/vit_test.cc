@@ -1,5 +1,6 @@
 // The Vision Transformer of the examples under Hugging Face's names: there and back, what a config.json may
 // say, and the programs' flags for it.
+// ctest: programs=vit,checkpoint
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

@@ -1,6 +1,7 @@
 // What the fuzzers have reached and found, again: every file of corpus/ is read or refused by an Error that
 // names it, the files named valid_* are read, those named found_* refused. And what is too large to lie
 // there.
+// ctest: asan=10
 #include <gtest/gtest.h>
 
 #include <filesystem>

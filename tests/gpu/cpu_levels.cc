@@ -27,7 +27,7 @@ TEST(CpuLevels, EachOfThisProcessorIsRight) {
     AddReferenceKernels(BuiltinCatalog(), &registry);
     level.add(&registry);
     KernelCases cases({[&](const std::string& name) { return registry.Has(name, "cpu"); },
-                       [&](const KernelSpec& spec) { return registry.Make(spec, "cpu"); }});
+                       [&](const KernelSpec& spec) { return MakeWithScratch(registry, spec); }});
     cases.TableSamples();
     cases.Products();
     cases.ElementwiseShapes();

@@ -1,5 +1,6 @@
 // Machines that were measured: their words in topology files, the fit of times to kernels, a small
 // calibration, and simulations on processors that threads of several processes share.
+// ctest: long=15
 #include "oneflow_like/calibrate.h"
 
 #include <gtest/gtest.h>
@@ -33,9 +34,9 @@ double Draw(std::mt19937* random) {
   return digits * std::pow(10, static_cast<int>((*random)() % 12) - 6);
 }
 
-Amounts DrawAmounts(std::mt19937* random) {
-  Amounts amounts;
-  for (const NamedAmount& amount : kAmounts)
+KernelWork DrawAmounts(std::mt19937* random) {
+  KernelWork amounts;
+  for (const NamedKernelWork& amount : kKernelWork)
     amounts.*amount.value = static_cast<double>((*random)() % 2) * Draw(random);
   return amounts;
 }
@@ -492,7 +493,7 @@ TEST(SecondsOnThreads, CountsTheTilesOfAttention) {
       add(c.keys, c.first_key);
       kernel.set_flops(static_cast<double>(4 * kWidth * kBatch * kHeads * c.queries * c.keys));
       kernel.set_bytes(12345);
-      const Amounts work = WorkOf(kernel);
+      const KernelWork work = WorkOf(kernel);
       const bool whole = kernel.name() == "attention_grad" && c.queries < 5;  // its tiles are
       const double pairs = whole ? 64.0 * static_cast<double>(c.keys) : c.pairs;
       EXPECT_DOUBLE_EQ(work.flop, 4 * kWidth * kBatch * kHeads * pairs) << name << " " << c.queries;
@@ -512,7 +513,7 @@ TEST(SecondsOnThreads, CountsTheMatricesOfProducts) {
   struct Case {
     std::string equation;  // empty: a matmul
     std::vector<Dims> operands;
-    Amounts elements;
+    KernelWork elements;
   };
   const std::vector<Case> cases = {
       {"bsw,whd->bshd",
@@ -548,8 +549,8 @@ TEST(SecondsOnThreads, CountsTheMatricesOfProducts) {
       plan::Kernel kernel = ProductKernel(c.equation, type, c.operands);
       kernel.set_flops(7);
       kernel.set_bytes(8);
-      Amounts expected;
-      for (const NamedAmount& amount : kAmounts)
+      KernelWork expected;
+      for (const NamedKernelWork& amount : kKernelWork)
         expected.*amount.value = static_cast<double>(SizeOf(type)) * c.elements.*amount.value;
       expected.call = 1;
       expected.flop = 7;
@@ -671,10 +672,12 @@ TEST(Simulate, MemoryIsThatOfTheRun) {
 
 // --- Calibration ---
 
-TEST(Calibrate, WritesAFileThatSimulates) {
+// Of all cores if 0.
+void ExpectAFileThatSimulates(int cores) {
   CalibrateOptions options;
   options.rounds = 3;
   options.models = 1;
+  options.cores = cores;
   int told = 0;
   options.progress = [&](const std::string&) { ++told; };
   const std::string file = testing::TempDir() + "here.txt";
@@ -702,6 +705,9 @@ TEST(Calibrate, WritesAFileThatSimulates) {
     EXPECT_EQ(texts.size(), 1u);
   }
 }
+
+TEST(Calibrate, WritesAFileThatSimulates) { ExpectAFileThatSimulates(1); }
+TEST(LongCalibrate, WritesAFileThatSimulates) { ExpectAFileThatSimulates(0); }
 
 TEST(Calibrate, RefusesNumbersOutOfRange) {
   const auto error = [](const CalibrateOptions& options) { return ErrorOf([&] { Calibrate(options); }); };

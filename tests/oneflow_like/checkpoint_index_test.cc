@@ -1,5 +1,6 @@
 // The pieces of an index: any way of cutting a variable is taken, every overlap and gap is found, and of
 // thousands of pieces, too.
+// ctest: asan=25
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,11 +1,13 @@
 // Checkpoints: a run goes on from one as if it had not stopped, on the mesh it was saved on or another, with
 // any number of processes; what does not fit is named; what is damaged is refused, and what was complete
 // stays.
+// ctest: seconds=25 long=20 asan=170 tsan=170 tsan_filter=*OneMoment*:*BadSteps*:*HostsMay*:*AnyNumber*:*Disk*
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -20,8 +22,10 @@
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"
+#include "tests/sanitized.h"
 
-DEFINE_int32(pairs, 6, "Pairs of cuts of 8 devices, for each type; 400: all");
+DEFINE_int32(pairs, oneflow_like::kSanitized ? 1 : 3,
+             "Pairs of cuts of 8 devices, for each type; 400: all. The long test tries 12 at least");
 
 namespace oneflow_like {
 namespace {
@@ -72,15 +76,18 @@ std::vector<SmallGpt> CutsOf8() {
   return cuts;
 }
 
-// Saved on one and gone on from on another: bit for bit where they are the same, else up to rounding.
-TEST_F(Checkpoint, ARunGoesOnOnAnyMesh) {
+class LongCheckpoint : public Checkpoint {};
+
+// Saved on one and gone on from on another, in `folder`: bit for bit where they are the same, else up to
+// rounding.
+void ExpectRunsGoOn(const std::string& folder, int most) {
   constexpr int kSteps = 10;
   const std::vector<SmallGpt> cuts = CutsOf8();
   const size_t all = cuts.size() * cuts.size();
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     std::set<size_t> pairs;
-    if (FLAGS_pairs < static_cast<int>(all)) {
-      for (uint64_t k = 0; static_cast<int>(pairs.size()) < FLAGS_pairs; ++k)
+    if (most < static_cast<int>(all)) {
+      for (uint64_t k = 0; static_cast<int>(pairs.size()) < most; ++k)
         pairs.insert(RandomBits(11, static_cast<uint64_t>(dtype), k) % all);
     } else {
       for (size_t k = 0; k < all; ++k) pairs.insert(k);
@@ -92,15 +99,15 @@ TEST_F(Checkpoint, ARunGoesOnOnAnyMesh) {
       from.dtype = to.dtype = dtype;
       if (saved != pair / cuts.size()) {
         saved = pair / cuts.size();
-        fs::remove_all(folder_);
+        fs::remove_all(folder);
         GptProgram program(from);
         Session session = program.MakeTrain();
         Steps(program, session, 0, 2);
-        const std::string path = Save(program.model(), folder_, {.state = {{"epoch", "3"}}}).Wait();
-        EXPECT_EQ(path, folder_ + "/step-00000002");
+        const std::string path = Save(program.model(), folder, {.state = {{"epoch", "3"}}}).Wait();
+        EXPECT_EQ(path, folder + "/step-00000002");
         wanted = Steps(program, session, 2, kSteps);
       }
-      const std::vector<float> got = GoOn(to, folder_, kSteps);
+      const std::vector<float> got = GoOn(to, folder, kSteps);
       if (pair / cuts.size() == pair % cuts.size()) {
         EXPECT_EQ(got, wanted) << from.str();
       }
@@ -110,6 +117,9 @@ TEST_F(Checkpoint, ARunGoesOnOnAnyMesh) {
     }
   }
 }
+
+TEST_F(Checkpoint, ARunGoesOnOnAnyMesh) { ExpectRunsGoOn(folder_, FLAGS_pairs); }
+TEST_F(LongCheckpoint, ARunGoesOnOnAnyMesh) { ExpectRunsGoOn(folder_, std::max(FLAGS_pairs, 12)); }
 
 TEST_F(Checkpoint, ARunGoesOnBitForBit) {
   for (const char* mesh : {"cpu:dp=1", "cpu:dp=3", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2"})
@@ -204,28 +214,30 @@ struct Wide {
 
 // At random moments, with steps under way before and after: byte for byte what a save of a run that stands
 // still writes.
-TEST_F(Checkpoint, ASaveSeesOneMoment) {
+void ExpectOneMoment(const std::string& folder, uint64_t moments) {
   const std::pair<const char*, const char*> meshes[] = {
       {"cpu:dp=1", ""}, {"cpu:dp=2", "dp"}, {"cpu:tp=2", ""}, {"cpu:dp=2,tp=2", "dp"}};
   for (auto [mesh, zero] : meshes) {
     Wide still(mesh, zero), moving(mesh, zero);
     int64_t step = 0, moving_step = 0;
-    for (uint64_t moment = 0; moment < 13; ++moment) {
+    for (uint64_t moment = 0; moment < moments; ++moment) {
       const int64_t at = step + static_cast<int64_t>(RandomBits(7, 0, moment) % 3);
       for (; step < at; ++step) still.Run(step).Wait();
       for (; moving_step < at; ++moving_step) (void)moving.Run(moving_step);
-      const SaveHandle handle = Save(moving.model, folder_ + "/moving");
+      const SaveHandle handle = Save(moving.model, folder + "/moving");
       for (uint64_t after = RandomBits(7, 1, moment) % 3; after > 0 && moving_step < at + 2; --after)
         (void)moving.Run(moving_step++);
-      const std::string there = Save(still.model, folder_ + "/still").Wait();
+      const std::string there = Save(still.model, folder + "/still").Wait();
       EXPECT_TRUE(Files(handle.Wait()) == Files(there)) << mesh << " moment " << moment;
       for (; step < moving_step; ++step) still.Run(step).Wait();
       ++step, still.Run(step - 1).Wait();
       ++moving_step, (void)moving.Run(moving_step - 1);
-      fs::remove_all(folder_);
+      fs::remove_all(folder);
     }
   }
 }
+TEST_F(Checkpoint, ASaveSeesOneMoment) { ExpectOneMoment(folder_, 6); }
+TEST_F(LongCheckpoint, ASaveSeesOneMoment) { ExpectOneMoment(folder_, 25); }
 
 struct Two {
   explicit Two(int64_t width = 4, ModelOptions options = {}) : model(FullMesh("cpu:dp=2"), options) {

@@ -1,5 +1,6 @@
 // What the program `checkpoint` does: it lists, finds every damaged byte and every planted difference, and
 // converts without ever leaving a half file.
+// ctest: asan=10
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
 // Copies of a variable that begin with different values in several processes are found before the first step,
 // whichever way the values came.
+// ctest: asan=10
 #include <gtest/gtest.h>
 
 #include <filesystem>

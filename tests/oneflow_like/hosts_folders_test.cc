@@ -1,6 +1,7 @@
 // Checkpoints of hosts without a common disk: who shares a folder is found out by looking, and whatever
 // differs between the folders of hosts, a run goes on from the newest checkpoint that all have, or ends in a
 // sentence.
+// ctest: seconds=8 asan=30 waits
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,6 +1,7 @@
 // Names and layouts of another library: every box of every variable is where a direct computation says it is,
 // in both directions; GPT-2 goes out and comes back bit for bit; mistakes in folders and config.json are
 // named.
+// ctest: asan=10
 #include <gtest/gtest.h>
 #include <unistd.h>
 

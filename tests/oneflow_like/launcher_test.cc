@@ -1,4 +1,5 @@
 // The flags of every program reach the options that they stand for; and what a terminal shows.
+// ctest: waits
 #include "oneflow_like/launcher.h"
 
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 // A process feeds only the rows that its ranks hold: the same bits as with whole feeds, a share of the bytes,
 // and wrong boxes are refused by name.
+// ctest: tsan=10
 #include <random>
 
 #include "oneflow_like/data/pipeline.h"

@@ -1,4 +1,5 @@
 // One loss curve: the small GPT of the examples, trained on every kind of mesh, follows the single device.
+// ctest: long=70 asan=250
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,6 @@
 // Pipeline schedules through the whole path: stages whose forward and backward take equally long (an operator
 // of the test's own that waits), compiled, and run in real time with a thread for each stage.
+// ctest: seconds=12 waits serial
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,11 +1,14 @@
 // Models drawn at random, on meshes, stages, signatures, micro-batches, schedules and processes drawn at
 // random, train to what one device gives. `--cases` says how many models with whole-batch
 // values, `--first_case` says where to begin.
+// ctest: long=20
 #include <gflags/gflags.h>
+
+#include <algorithm>
 
 #include "tests/oneflow_like/thread_job.h"
 
-DEFINE_int32(cases, 300, "Models with whole-batch values");
+DEFINE_int32(cases, 100, "Models with whole-batch values; the long test has 300 at least");
 DEFINE_int32(first_case, 0, "The first of their seeds");
 
 namespace oneflow_like {
@@ -125,8 +128,8 @@ Outputs Training(uint64_t seed, const Setting& setting) {
   return values;
 }
 
-TEST(RandomModels, TrainLikeOneDevice) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
+void ExpectTrainingLikeOneDevice(uint64_t models) {
+  for (uint64_t seed = 0; seed < models; ++seed) {
     Setting setting(seed);
     std::string where = Cat("seed ", seed, ": ", setting.str());
     try {
@@ -136,6 +139,8 @@ TEST(RandomModels, TrainLikeOneDevice) {
     }
   }
 }
+TEST(RandomModels, TrainLikeOneDevice) { ExpectTrainingLikeOneDevice(100); }
+TEST(LongRandomModels, TrainLikeOneDevice) { ExpectTrainingLikeOneDevice(200); }
 
 // --- Whole-batch values ---
 //
@@ -283,8 +288,8 @@ Outputs TrainWholeBatch(uint64_t seed, const WholeBatchSetting& setting, std::sh
   return values;
 }
 
-TEST(RandomModels, WholeBatchValuesAreThoseOfOneMicroBatch) {
-  for (int seed = FLAGS_first_case; seed < FLAGS_first_case + FLAGS_cases; ++seed) {
+void ExpectValuesOfOneMicroBatch(int cases) {
+  for (int seed = FLAGS_first_case; seed < FLAGS_first_case + cases; ++seed) {
     const WholeBatchSetting setting(seed);
     const std::string where = Cat("seed ", seed, ": ", setting.str());
     Outputs alone;
@@ -301,6 +306,10 @@ TEST(RandomModels, WholeBatchValuesAreThoseOfOneMicroBatch) {
          }))
       EXPECT_EQ(error, "") << where;
   }
+}
+TEST(RandomModels, WholeBatchValuesAreThoseOfOneMicroBatch) { ExpectValuesOfOneMicroBatch(FLAGS_cases); }
+TEST(LongRandomModels, WholeBatchValuesAreThoseOfOneMicroBatch) {
+  ExpectValuesOfOneMicroBatch(std::max(FLAGS_cases, 300));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Files of tensors: what is written is read, also by a reader of the format's own definition; and whatever is
 // wrong with a file is said in one sentence that names it.
+// ctest: asan=10
 #include "oneflow_like/checkpoint/safetensors.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 // Models and sessions that are one of several processes.
+// ctest: asan=10
 #include <atomic>
 #include <fstream>
 #include <regex>

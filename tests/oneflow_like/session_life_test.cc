@@ -1,4 +1,5 @@
 // The life of sessions: closed at any moment, destroyed in any order, and failures that travel to the user.
+// ctest: asan=20
 #include <chrono>
 #include <optional>
 #include <regex>

@@ -1,5 +1,6 @@
 // Sessions through the public API: whatever the mesh, the micro-batches, the stages and the schedule, a
 // session gives what one device gives.
+// ctest: asan=135
 #include <functional>
 
 #include "tests/oneflow_like/session_fixture.h"

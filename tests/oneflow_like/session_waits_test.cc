@@ -1,6 +1,7 @@
 // What waits for the steps under way, and what does not: reading and writing variables, a larger session, the
 // step after the last that may be in flight; and results that stay while the user holds them. A gate in the
 // middle of a step holds it up until the test lets it on.
+// ctest: asan=10 waits
 #include <atomic>
 #include <chrono>
 #include <thread>

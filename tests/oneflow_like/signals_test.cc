@@ -2,6 +2,7 @@
 // processes: each does what it does to any program, to all processes, and handlers of the user's are called;
 // and what interrupts a program that asks for it (oneflow_like/interruptions.h). The test starts itself as a
 // program that waits to be signalled.
+// ctest: seconds=11
 #include <gtest/gtest.h>
 
 #include <atomic>

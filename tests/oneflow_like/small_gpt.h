@@ -117,23 +117,22 @@ class GptProgram {
 };
 
 // Of one step, by the rank that sends most.
-inline double BytesSent(const SmallGpt& given) {
+inline double BytesSent(const Session& session) {
   double sent = 0;
-  for (const RankSummary& rank : GptProgram(given).MakeTrain().Summaries())
-    sent = std::max(sent, rank.bytes_sent);
+  for (const RankSummary& rank : session.Summaries()) sent = std::max(sent, rank.bytes_sent);
   return sent;
 }
+inline double BytesSent(const SmallGpt& given) { return BytesSent(GptProgram(given).MakeTrain()); }
 
 // The same in what one of n devices lacks of all weights, (n-1)/n of their bytes: the unit of ZeRO's formulas
 // (Rajbhandari et al. 2020).
 inline double SharesSent(const SmallGpt& given, int n) {
   GptProgram program(given);
-  Session train = program.MakeTrain();
+  const Session train = program.MakeTrain();
   double weights = 0;
-  for (const std::string& name : program.model().Variables())
-    if (name.find(':') == std::string::npos)
-      weights += 4.0 * static_cast<double>(program.model().Read(name).shape.elements());
-  return BytesSent(given) / (weights * (n - 1) / n);
+  for (const auto& [name, variable] : program.model().impl()->variables)
+    if (name.find(':') == std::string::npos) weights += 4.0 * static_cast<double>(variable.shape.elements());
+  return BytesSent(train) / (weights * (n - 1) / n);
 }
 
 }  // namespace oneflow_like

@@ -1,5 +1,6 @@
 // Processes whose hosts have different data or weights under one name are told so before the first step,
 // whatever the mesh; equal files in different places are not noticed.
+// ctest: asan=10
 #include "oneflow_like/job/source_check.h"
 
 #include <algorithm>

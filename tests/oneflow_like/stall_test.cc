@@ -1,6 +1,7 @@
 // Waits are told when nothing moves or SIGQUIT asks: a kernel that does not end, a process that is
 // stopped, data that do not come and a program that does not call Run are named, and the run goes on. The
 // test starts itself as the program that waits.
+// ctest: tsan=20 waits
 #include <gtest/gtest.h>
 
 #include <atomic>

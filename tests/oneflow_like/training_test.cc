@@ -190,6 +190,9 @@ TEST(Messages, OpenWithTheOperatorAndTheLineOnce) {
     const OpDef& def = BuiltinCatalog().Get(name);
     int before = refused;
     for (const Sample& sample : def.samples) {
+      Model model(FullMesh("cpu:dp=1"));
+      Tensor any = model.Input("any", {1}, DType::kFloat32);
+      int inputs = 0;
       std::vector<Sample> wrong;
       auto change = [&](auto&& make) {
         Sample s = sample;
@@ -214,11 +217,9 @@ TEST(Messages, OpenWithTheOperatorAndTheLineOnce) {
         for (int a = 0; a < sample.in[i].rank(); ++a) change([i, a](Sample* s) { s->in[i][a] += 13; });
       }
       for (const Sample& s : wrong) {
-        Model model(FullMesh("cpu:dp=1"));
-        Tensor any = model.Input("any", {1}, DType::kFloat32);
         std::vector<Tensor> in;
         for (size_t i = 0; i < s.in.size(); ++i)
-          in.push_back(model.Input(Cat("x", i), s.in[i], s.dtypes[i], {}, -1));
+          in.push_back(model.Input(Cat("x", inputs++), s.in[i], s.dtypes[i], {}, -1));
         int line = __LINE__ + 1;
         std::string error = ErrorOf([&] { Apply(any.graph(), name, in, s.attrs); });
         if (error.empty()) continue;

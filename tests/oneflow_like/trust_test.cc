@@ -1,5 +1,6 @@
 // Steps one can trust: copies that must be equal are compared bit for bit, and the first number that is not
 // finite is traced to its operator.
+// ctest: long=10
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -48,11 +49,11 @@ std::vector<Copy> CopiesOf(const ModelImpl& model) {
 
 // A bit of one rank's copy is turned between two steps; within K steps the run ends, naming variable and
 // rank.
-TEST(Replicas, TurnedBitsAreFound) {
+void ExpectTurnedBitsFound(uint64_t flips) {
   const char* meshes[] = {"cpu:dp=2", "cpu:dp=3", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2"};
   const int64_t every = 3;
   int named = 0;
-  for (uint64_t flip = 0; flip < 100; ++flip) {
+  for (uint64_t flip = 0; flip < flips; ++flip) {
     GptProgram program(Checked(meshes[flip % 4], every));
     Session train = program.MakeTrain();
     const int64_t when = 1 + static_cast<int64_t>(RandomBits(flip, 0, 0) % 3);
@@ -77,8 +78,11 @@ TEST(Replicas, TurnedBitsAreFound) {
         << flip << ": " << piece;
     named += Cat(", ", found[1].str(), ",").find(Cat(", ", copy.rank, ",")) != std::string::npos;
   }
-  EXPECT_GE(named, 80);  // others have spread over half of the ranks until they were seen
+  // Others have spread over half of the ranks until they were seen.
+  EXPECT_GE(named, static_cast<int>(flips) * 8 / 10);
 }
+TEST(Replicas, TurnedBitsAreFound) { ExpectTurnedBitsFound(24); }
+TEST(LongReplicas, TurnedBitsAreFound) { ExpectTurnedBitsFound(100); }
 
 TEST(Replicas, HealthyRunsAreLeftAlone) {
   for (const char* mesh : {"cpu:dp=3", "cpu:dp=2,tp=2", "cpu:dp=2,pp=2", "cpu:tp=4"})

@@ -484,6 +484,9 @@ TEST(Rates, OfAFunctionAreThoseOfTheScheduleItDescribes) {
           options.lr_schedule = schedule;
         }
         Session train = Train(of.loss, optimizer, options);
+        const Feeds feeds = of.FeedsOf(0);
+        for (const auto& [input, boxes] : train.Needs())  // what a pipeline of data is asked for
+          EXPECT_EQ(feeds.count(input), 1u) << input;
         for (int step = 0; step < 8; ++step) train.Run(of.FeedsOf(step)).Wait();
         weights[function] = Numbers(of.model.Read("down"));
       }

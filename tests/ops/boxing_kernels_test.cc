@@ -1,5 +1,6 @@
 // What a rank does alone when a layout changes, by its promise: whatever the micro-batches and ranks of a
 // partial value hold, folded together, is the value; a slice is the part it names.
+// ctest: asan=10
 #include <gtest/gtest.h>
 
 #include <cmath>

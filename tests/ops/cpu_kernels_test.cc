@@ -41,7 +41,7 @@ const KernelRegistry& Registry() {
 KernelCases& Cases() {
   static auto* cases = new KernelCases({
       [](const std::string& name) { return Registry().Has(name, "cpu"); },
-      [](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); },
+      [](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec); },
       [](const std::string& op, const std::function<void()>& run) {
         int threads = ParallelThreads();
         bool product =
@@ -81,10 +81,11 @@ TEST(CpuKernels, EveryFastKernelBelongsToAnOperator) {
 TEST(CpuKernels, Products) { Cases().Products(); }
 
 TEST(CpuKernels, ProductsAddUpOverMicroBatches) {
-  AccumulateCases([](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); }, false);
+  AccumulateCases([](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec); }, false);
 }
 TEST(CpuKernels, ReferencesAddUpOverMicroBatches) {
-  AccumulateCases([](const KernelSpec& spec) { return Registry().Make(spec, "reference"); }, true);
+  AccumulateCases([](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec, "reference"); },
+                  true);
 }
 
 TEST(CpuKernels, LaterActsMayBeSmaller) { Cases().LaterActsMayBeSmaller(); }
@@ -135,7 +136,8 @@ TEST(CpuKernels, CausalAttentionAtTheEdgesOfTiles) {
       spec.attrs = attrs;
       spec.in = {q.Arg(), k.Arg(), v.Arg()};
       spec.out = {o.Arg(), lse.Arg()};
-      ASSERT_TRUE(BuiltinCatalog().Get("attention").reference({spec, spec.in, spec.out}).ok()) << what;
+      ASSERT_TRUE(MakeWithScratch(Registry(), spec, "reference")->Run({spec, spec.in, spec.out}).ok())
+          << what;
       Cases().Check("gradient of " + what, "attention_grad", attrs, {d, q, k, v, o, lse}, {q, k, k});
     }
 }
@@ -179,7 +181,7 @@ TEST(CpuKernels, SumsTakeEveryElementOnce) {
       spec.attrs = c.attrs;
       spec.in = {x.Arg()};
       spec.out = {out[0].Arg()};
-      ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out}).ok());
+      ASSERT_TRUE(MakeWithScratch(Registry(), spec)->Run({spec, spec.in, spec.out}).ok());
       for (size_t i = 0; i < wanted.size(); ++i)
         ASSERT_EQ(out[0].At(static_cast<int64_t>(i)), static_cast<float>(wanted[i]))
             << op << " of " << way.shape.str() << ", element " << i;
@@ -209,7 +211,7 @@ TEST(CpuKernels, SumsOverEverythingHaveTheSameBitsOnAnyNumberOfThreads) {
         spec.attrs = c.attrs;
         spec.in = {x.Arg()};
         spec.out = {out[0].Arg()};
-        ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out}).ok());
+        ASSERT_TRUE(MakeWithScratch(Registry(), spec)->Run({spec, spec.in, spec.out}).ok());
         if (threads == 1) wanted = out[0].memory;
         EXPECT_EQ(out[0].memory, wanted) << op << " of " << n << " on " << threads << " threads, seed 41";
       }
@@ -232,7 +234,7 @@ TEST(CpuKernels, LargeResultsHaveTheBitsOfTheirPieces) {
     spec.attrs = attrs;
     spec.in = in;
     spec.out = out;
-    ASSERT_TRUE(Registry().Make(spec, "cpu")->Run({spec, spec.in, spec.out}).ok()) << op;
+    ASSERT_TRUE(MakeWithScratch(Registry(), spec)->Run({spec, spec.in, spec.out}).ok()) << op;
   };
   for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const int64_t size = static_cast<int64_t>(SizeOf(dtype)), width = 3001, parts = 4,

@@ -1,6 +1,7 @@
 // Products and attention of the CUDA backend on the emulator: the layout arithmetic of matrix products by
 // itself, every kind of contraction plan, epilogues, and attention by the library's stand-in and by the own
 // kernels, all against plain loops or the reference kernels. Draws come from a seed that a failure prints.
+// ctest: asan=25
 #include <glog/logging.h>
 #include <gtest/gtest.h>
 

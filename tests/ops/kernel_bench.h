@@ -18,6 +18,7 @@
 #include "ops/cpu/manifest.h"
 #include "ops/op.h"
 #include "ops/reference.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like {
 
@@ -114,7 +115,7 @@ class KernelBench {
       spec.out.push_back(results.back()->arg);
     }
     acts->specs.push_back(spec);
-    acts->kernels.push_back(registry_.Make(spec, "cpu"));
+    acts->kernels.push_back(MakeWithScratch(registry_, spec));
     return results;
   }
 

@@ -19,6 +19,7 @@
 #include "ops/fused.h"
 #include "ops/op.h"
 #include "ops/reference.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like {
 
@@ -169,7 +170,7 @@ class KernelCases {
  private:
   void CheckMasked(const MaskedUse& c, uint64_t seed);
   Status RunReference(const std::string& op, const Attrs& attrs, Operands* in, Operands* out) {
-    return Run([&](const KernelSpec& spec) { return reference_.Make(spec, "cpu"); }, op, attrs, in, out);
+    return Run([&](const KernelSpec& spec) { return MakeWithScratch(reference_, spec); }, op, attrs, in, out);
   }
   Status RunFast(const std::string& op, const Attrs& attrs, Operands* in, Operands* out) {
     return Run(fast_.make, op, attrs, in, out);

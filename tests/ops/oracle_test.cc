@@ -2,6 +2,7 @@
 // signature on meshes of 2, 3 and 2x2 and over time, reference and fast kernels; gradients against finite
 // differences; expansions against their operators; and mistakes planted in rules and kernels, which the same
 // checks must catch.
+// ctest: seconds=30 long=25
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "ops/cpu/manifest.h"
 #include "ops/oracle/check.h"
 #include "ops/oracle/gradient.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like::oracle {
 namespace {
@@ -53,21 +55,32 @@ TEST_P(OperatorOracle, HasSamplesAndAKernel) {
   EXPECT_TRUE(def().reference != nullptr || def().view);
 }
 
-TEST_P(OperatorOracle, ReferenceKernelUnderEverySignature) {
-  ExpectClean("reference", CheckOperator(def(), ReferenceOf(def()), ReferenceOf(def()), {}));
+// Fewer of the pairs of signatures: all rules and kernels are seen under many of them.
+constexpr CheckOptions kOfRules{.most_pairs = 1000, .pairs_of_variant = 40},
+    kOfKernels{.most_pairs = 500, .pairs_of_variant = 20};
+
+void ExpectCleanReference(const OpDef& def, const CheckOptions& options) {
+  ExpectClean("reference", CheckOperator(def, ReferenceOf(def), ReferenceOf(def), options));
 }
 
-TEST_P(OperatorOracle, FastKernelUnderEverySignature) {
+void ExpectCleanKernel(const OpDef& def, const CheckOptions& options) {
   static const KernelRegistry* const registry = [] {
     auto* all = new KernelRegistry;
     AddReferenceKernels(BuiltinCatalog(), all);
     AddCpuKernels(all);
     return all;
   }();
-  if (!registry->Has(def().name, "cpu")) return;  // the reference kernel is the only one
-  MakeKernel fast = [](const KernelSpec& spec) { return registry->Make(spec, "cpu"); };
-  ExpectClean("cpu", CheckOperator(def(), ReferenceOf(def()), fast, {}));
+  if (!registry->Has(def.name, "cpu")) return;  // the reference kernel is the only one
+  MakeKernel fast = [](const KernelSpec& spec) { return MakeWithScratch(*registry, spec); };
+  ExpectClean("cpu", CheckOperator(def, ReferenceOf(def), fast, options));
 }
+
+TEST_P(OperatorOracle, ReferenceKernelUnderEverySignature) { ExpectCleanReference(def(), kOfRules); }
+TEST_P(OperatorOracle, FastKernelUnderEverySignature) { ExpectCleanKernel(def(), kOfKernels); }
+
+class LongOperatorOracle : public OperatorOracle {};
+TEST_P(LongOperatorOracle, ReferenceKernelUnderPairsOfSignatures) { ExpectCleanReference(def(), {}); }
+TEST_P(LongOperatorOracle, FastKernelUnderPairsOfSignatures) { ExpectCleanKernel(def(), {}); }
 
 // --- Gradients ---
 
@@ -179,6 +192,8 @@ TEST_P(OperatorOracle, ExpansionIsTheOperator) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalog, OperatorOracle, testing::ValuesIn(BuiltinCatalog().names()),
+                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Catalog, LongOperatorOracle, testing::ValuesIn(BuiltinCatalog().names()),
                          [](const auto& info) { return info.param; });
 
 // --- Planted mistakes ---

@@ -10,6 +10,7 @@
 #include "core/random.h"
 #include "ops/cpu/manifest.h"
 #include "ops/op.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like {
 namespace {
@@ -41,7 +42,7 @@ std::vector<float> Draw(const KernelRegistry& registry, const Use& use, int64_t 
     spec.out.push_back({out.back().data(), DType::kFloat32, shape, Dims(shape.rank(), 0), shape});
   }
   const Status status =
-      registry.Make(spec, "cpu")
+      MakeWithScratch(registry, spec)
           ->Run(
               {.spec = spec, .in = spec.in, .out = spec.out, .scratch = nullptr, .step = step, .seed = seed});
   EXPECT_TRUE(status.ok()) << status.message();

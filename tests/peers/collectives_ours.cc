@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "actor/net/collectives/process_collectives.h"
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/launch/local_launcher.h"
 #include "actor/runtime.h"
 #include "sbp/boxing.h"

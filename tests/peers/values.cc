@@ -11,6 +11,7 @@
 
 #include "ops/cpu/manifest.h"
 #include "tests/ops/eager.h"
+#include "tests/ops/with_scratch.h"
 #include "tests/peers/tensor_file.h"
 
 namespace oneflow_like::peers {
@@ -58,7 +59,7 @@ Tensor Weighted(const ValueCase& c, const std::vector<Tensor>& results, Tape* ta
 
 void RunCase(const ValueCase& c, TensorFile* file) {
   SCOPED_TRACE(c.name);
-  Tape tape([](const KernelSpec& spec) { return Registry().Make(spec, "cpu"); });
+  Tape tape([](const KernelSpec& spec) { return MakeWithScratch(Registry(), spec); });
   Draws draws(HashName(c.name));
   std::vector<Tensor> in;
   for (size_t i = 0; i < c.in.size(); ++i) {

@@ -1,5 +1,6 @@
 // Boxing is run over host arrays and its result is read back by the definition of SBP: whatever the pair of
 // layouts, the pieces at the destination must represent the same tensor, every element written exactly once.
+// ctest: asan=55
 #include "sbp/boxing.h"
 
 #include <gtest/gtest.h>

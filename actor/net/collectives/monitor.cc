@@ -19,7 +19,8 @@ constexpr int64_t kLeastRoundTrip = 2000000;  // below 2 ms a round trip is a ma
 constexpr int64_t kLeastLying = 2000000;      // ... and so is a word that lies there
 constexpr int64_t kLeastBytes = 64 << 10;     // less says nothing about a rate
 
-double Median(std::vector<double> values) {
+// The upper one of the middle two, so that of two processes neither is far from it.
+double UpperMedian(std::vector<double> values) {
   if (values.empty()) return 0;
   std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
   return values[values.size() / 2];
@@ -35,7 +36,7 @@ Verdict JudgeBusy(const std::vector<MonitorReport>& reports) {
     for (const MonitorReport& o : reports) {
       if (o.process != r.process) others.push_back(o.busy);
     }
-    const double median = Median(others);
+    const double median = UpperMedian(others);
     if (r.busy < kBusyFactor * median || r.busy < median + kBusyMargin || r.busy <= worst) continue;
     worst = r.busy;
     verdict.kind = Verdict::Kind::kCompute;

@@ -1,5 +1,5 @@
-// The job: this process and its peers, from the rendezvous (actor/net/job/join.h) until Finish. Owns the
-// network and the shared region, and handles the loss of a peer.
+// The job: this process and its peers, from the rendezvous (actor/net/job/process_job.h) until Finish. Owns
+// the network and the shared region, and handles the loss of a peer.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
 // The CUDA backend on the emulator: order, events, recordings, faults, failures, groups. Streams sleep at
 // random, so what the backend does not order comes in any order; every seed is printed where it matters.
+// ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,5 +1,6 @@
 // The emulator of CUDA (tests/cuda_emulator): that it runs right programs rightly, and that it catches wrong
 // ones.
+// ctest: asan=10 tsan=10
 #include <gtest/gtest.h>
 
 #include <algorithm>

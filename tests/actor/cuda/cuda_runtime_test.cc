@@ -1,6 +1,8 @@
 // The runtime on asynchronous devices, run on the emulator: loss curves and layout changes on virtual GPUs
 // and on several, whatever order unordered work takes; kernels that fail, memory that ends, devices that are
 // lost, sessions closed in the middle; nothing left behind, and no waiting of the host inside a step.
+// ctest: seconds=95 asan=400 asan_filter=-*CountsTheLaunches*:*ManyMicroBatchesReplay*
+// ctest: tsan=400 tsan_filter=*Close*:*Lost*:*AnId*
 #include <gtest/gtest.h>
 
 #include <map>

@@ -2,6 +2,7 @@
 // tensors have the bits that one after another have, whatever their types, sizes and addresses, run, recorded
 // and replayed; what must not go together does not; training is the same with it and without, in fewer
 // launches.
+// ctest: seconds=55
 #include <gtest/gtest.h>
 
 #include <cmath>

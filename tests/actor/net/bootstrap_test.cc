@@ -1,6 +1,7 @@
 // How processes find one another (actor/net/rendezvous/bootstrap.h): starts with late, missing, duplicate and
 // foreign processes, and among thousands of senseless connections. Processes are threads here, but for
 // mpirun's: as "bootstrap_test join" this program is one of those.
+// ctest: seconds=14 waits
 #include "actor/net/rendezvous/bootstrap.h"
 
 #include <arpa/inet.h>

@@ -1,6 +1,7 @@
 // Processes of a job that are killed, stopped, cut off or end early, at random moments: everybody else ends
 // within --peer_timeout with one sentence that names who was lost, and nothing is left.
 //   faults_test --faults=100        the long run; --seed=S --only=I runs one fault again
+// ctest: seconds=36 long=30 waits serial programs=fault_program
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@
 #include "tests/hosts.h"
 #include "tests/processes.h"
 
-DEFINE_int32(faults, 25, "How many to try");
+DEFINE_int32(faults, 14, "How many to try; the long test tries 28 at least");
 DEFINE_uint64(seed, 1, "Draws kind, moment, victim and mesh of every fault");
 DEFINE_int32(only, -1, "Runs this one fault alone, and shows what everybody said");
 DEFINE_string(kind, "", "Only faults of this kind: killed, stopped, cut off, throws, ...");
@@ -325,13 +326,13 @@ class Trial {
   std::string wrong_, said_;
 };
 
-TEST(FaultsTest, EverybodyElseEndsAndSaysWhy) {
+void TryFaults(int faults) {
   const std::string why_no_hosts = Hosts::Unavailable();
   if (!why_no_hosts.empty()) std::printf("no process is cut off: %s\n", why_no_hosts.c_str());
   TestFolder folder("faults_test");
   std::map<Kind, std::vector<double>> seconds;
   int right = 0, tried = 0, awaited = 0;
-  const int first = FLAGS_only >= 0 ? FLAGS_only : 0, end = FLAGS_only >= 0 ? FLAGS_only + 1 : FLAGS_faults;
+  const int first = FLAGS_only >= 0 ? FLAGS_only : 0, end = FLAGS_only >= 0 ? FLAGS_only + 1 : faults;
   for (int i = first; i < end; ++i) {
     const Fault fault = Draw(i, why_no_hosts.empty());
     if (!FLAGS_kind.empty() && FLAGS_kind != kKindNames[static_cast<int>(fault.kind)]) continue;
@@ -353,6 +354,9 @@ TEST(FaultsTest, EverybodyElseEndsAndSaysWhy) {
                 kKindNames[static_cast<int>(kind)], took.size(), took[took.size() / 2], took.back());
   }
 }
+
+TEST(FaultsTest, EverybodyElseEndsAndSaysWhy) { TryFaults(FLAGS_faults); }
+TEST(LongFaultsTest, EverybodyElseEndsAndSaysWhy) { TryFaults(std::max(FLAGS_faults, 28)); }
 
 // Nobody waits for the last stage but for what it puts out.
 TEST(FaultsTest, TheLastStageEndsEarly) {

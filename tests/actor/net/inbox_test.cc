@@ -1,4 +1,5 @@
 // Messages through shared memory and the duty of driving the network, with threads in the place of processes.
+// ctest: asan=10 tsan=10
 #include "actor/net/shared_memory/inbox.h"
 
 #include <gtest/gtest.h>

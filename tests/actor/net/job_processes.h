@@ -11,7 +11,7 @@
 #include <mutex>
 #include <new>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "tests/actor/net/network_processes.h"
 #include "tests/error_of.h"
 

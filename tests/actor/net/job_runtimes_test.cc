@@ -1,11 +1,12 @@
 // Runtimes of several processes find one another through the job: outputs arrive whole, failures reach their
 // like. Every process is a forked one.
+// ctest: asan=10 tsan=10 waits
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <random>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/talk/runtime_links.h"
 #include "tests/actor/net/job_processes.h"
 #include "tests/actor/net/stub_network.h"

@@ -1,5 +1,6 @@
 // The job of several processes: exchanges, what happens when a process is lost, fails, hangs or leaves early,
 // and parting in good order. Every process is a forked one.
+// ctest: seconds=15 asan=20 tsan=20 waits
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 #include "actor/net/talk/control.h"
 #include "actor/net/talk/gather.h"
 #include "tests/actor/net/job_processes.h"

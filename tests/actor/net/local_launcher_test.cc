@@ -1,6 +1,7 @@
 // --processes=N (actor/net/launch/local_launcher.h): what comes out and in which shape, exit codes, how the
 // others end when one fails, that nothing is left. The program starts itself: "parent" runs a job of copies
 // that do what their arguments say.
+// ctest: seconds=9 waits
 #include "actor/net/launch/local_launcher.h"
 
 #include <fcntl.h>

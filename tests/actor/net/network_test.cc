@@ -1,5 +1,6 @@
 // The network between real processes: order and contents under load, the loss of peers at any moment,
 // silence, clean ends, and what is left behind. Latency and bandwidth are printed.
+// ctest: seconds=60 long=30 asan=100 tsan=100
 #include "actor/net/ucx/network.h"
 
 #include <dirent.h>
@@ -911,8 +912,7 @@ TEST(InOrderTest, EarlyOnesWaitAndNumbersWrapAround) {
   }
 }
 
-// Figures, which say nothing under sanitizers: few messages there. Process 0 asks, process 1 answers from
-// Deliver, both on their network threads.
+// Figures. Process 0 asks, process 1 answers from Deliver, both on their network threads.
 struct Figures {
   Figures(int me, Line* line, int spin_us) : buffer(64 * kMiB) {
     NetworkOptions options;
@@ -973,21 +973,21 @@ struct Figures {
   std::unique_ptr<NetworkNode> node;
 };
 
-TEST(NetworkTest, Figures) {
-  constexpr int kTimes = kSanitized ? 500 : 20000, kMostTimes = kSanitized ? 50 : 4000;
+// Prints what messages of many sizes take: `most` of each, but at least two, and of large ones no more
+// than `all_bytes` together. A message of no bytes is answered so many `times`.
+void PrintFigures(int times, int most, size_t all_bytes) {
   for (int spin_us : {1000, 20, 0}) {
     Processes processes(2, [=](int me, Line* line) {
       Figures figures(me, line, spin_us);
       line->Say("");
       for (int k = 0; k < 2; ++k) line->Hear();
       if (me == 0) {
-        std::printf("spin %4d us: one way %.2f us", spin_us, figures.Seconds(0, kTimes) / kTimes / 2 * 1e6);
+        std::printf("spin %4d us: one way %.2f us", spin_us, figures.Seconds(0, times) / times / 2 * 1e6);
         if (spin_us == 20) {
           for (size_t bytes : {1 * kKiB, 4 * kKiB, 8 * kKiB, 12 * kKiB, 16 * kKiB, 32 * kKiB, 33 * kKiB,
                                64 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 8 * kMiB, 64 * kMiB}) {
-            int times =
-                static_cast<int>(std::clamp<size_t>((1024 * kMiB) / bytes, kSanitized ? 4 : 16, kMostTimes));
-            double seconds = figures.Seconds(bytes, times) / times;
+            const int each = static_cast<int>(std::clamp<size_t>(all_bytes / bytes, 2, most));
+            double seconds = figures.Seconds(bytes, each) / each;
             std::printf("\n  %8zu KiB and its answer: %9.1f us, %.2f GB/s", bytes / kKiB, seconds * 1e6,
                         bytes / seconds / 1e9);
           }
@@ -1003,6 +1003,9 @@ TEST(NetworkTest, Figures) {
     processes.ExpectAllWell();
   }
 }
+
+TEST(NetworkTest, MessagesOfEverySizeAreAnswered) { PrintFigures(500, 50, 32 * kMiB); }
+TEST(LongNetworkTest, Figures) { PrintFigures(20000, 4000, 1024 * kMiB); }
 
 }  // namespace
 }  // namespace oneflow_like

@@ -1,6 +1,7 @@
 // Collectives between processes over a network that does all it may (tests/actor/net/fake_job.h), with so
 // little staging that it is fought over: random plans must end, right and bit for bit the same, whoever comes
 // first.
+// ctest: seconds=185 long=140 asan=90 tsan=90
 #include "actor/net/collectives/process_collectives.h"
 
 #include <glog/logging.h>
@@ -15,11 +16,7 @@
 namespace oneflow_like {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr unsigned kPlans = 60;
-#else
-constexpr unsigned kPlans = 300;
-#endif
+constexpr unsigned kPlans = 60, kManyPlans = 300;
 
 // What one run of a scenario shares. Errors are kept and reported by the main thread.
 struct Shared {
@@ -359,14 +356,16 @@ Results RunOnce(const Scenario& s, unsigned chance, int64_t* messages = nullptr)
   return results;
 }
 
-TEST(ProcessCollectives, RandomPlansEndAndAreRight) {
-  for (unsigned seed = 1; seed <= kPlans && !::testing::Test::HasFailure(); ++seed) {
+void ExpectRight(unsigned plans) {
+  for (unsigned seed = 1; seed <= plans && !::testing::Test::HasFailure(); ++seed) {
     RunOnce(MakeScenario(seed), seed);
   }
 }
+TEST(ProcessCollectives, RandomPlansEndAndAreRight) { ExpectRight(kPlans); }
+TEST(LongProcessCollectives, RandomPlansEndAndAreRight) { ExpectRight(kManyPlans); }
 
-TEST(ProcessCollectives, RepeatedRunsAreTheSameBitForBit) {
-  for (unsigned seed = 1001; seed <= 1000 + kPlans / 3 && !::testing::Test::HasFailure(); ++seed) {
+void ExpectTheSameBits(unsigned plans) {
+  for (unsigned seed = 1001; seed <= 1000 + plans && !::testing::Test::HasFailure(); ++seed) {
     Scenario s = MakeScenario(seed);
     s.exact = false;
     const Results first = RunOnce(s, seed), second = RunOnce(s, seed + 5000);
@@ -390,8 +389,11 @@ TEST(ProcessCollectives, RepeatedRunsAreTheSameBitForBit) {
   }
 }
 
-TEST(ProcessCollectives, AFailedMemberFailsItsActAndNoOther) {
-  for (unsigned seed = 2001; seed <= 2000 + kPlans / 3 && !::testing::Test::HasFailure(); ++seed) {
+TEST(ProcessCollectives, RepeatedRunsAreTheSameBitForBit) { ExpectTheSameBits(kPlans / 3); }
+TEST(LongProcessCollectives, RepeatedRunsAreTheSameBitForBit) { ExpectTheSameBits(kManyPlans / 3); }
+
+void ExpectFailuresWhereTheyAre(unsigned plans) {
+  for (unsigned seed = 2001; seed <= 2000 + plans && !::testing::Test::HasFailure(); ++seed) {
     Scenario s = MakeScenario(seed);
     s.fail_percent = 30;
     s.steps = 4;
@@ -399,14 +401,22 @@ TEST(ProcessCollectives, AFailedMemberFailsItsActAndNoOther) {
   }
 }
 
-TEST(ProcessCollectives, ALostProcessEndsEveryAct) {
-  for (unsigned seed = 3001; seed <= 3000 + kPlans / 2 && !::testing::Test::HasFailure(); ++seed) {
+TEST(ProcessCollectives, AFailedMemberFailsItsActAndNoOther) { ExpectFailuresWhereTheyAre(kPlans / 3); }
+TEST(LongProcessCollectives, AFailedMemberFailsItsActAndNoOther) {
+  ExpectFailuresWhereTheyAre(kManyPlans / 3);
+}
+
+void ExpectEndsOfAllActs(unsigned plans) {
+  for (unsigned seed = 3001; seed <= 3000 + plans && !::testing::Test::HasFailure(); ++seed) {
     Scenario s = MakeScenario(seed);
     s.steps = 6;
     s.kill = static_cast<int>(seed) % s.processes;
     RunOnce(s, seed);
   }
 }
+
+TEST(ProcessCollectives, ALostProcessEndsEveryAct) { ExpectEndsOfAllActs(kPlans / 2); }
+TEST(LongProcessCollectives, ALostProcessEndsEveryAct) { ExpectEndsOfAllActs(kManyPlans / 2); }
 
 Case OneCase(const NdSbp& from, const std::vector<int>& from_ranks, const NdSbp& to,
              const std::vector<int>& to_ranks, const Dims& shape) {

@@ -1,4 +1,5 @@
 // Memory that processes of one host share: allocation in one process, exchange between forked ones.
+// ctest: seconds=8 asan=20 tsan=20 waits
 #include "actor/net/shared_memory/shared_region.h"
 
 #include <gtest/gtest.h>

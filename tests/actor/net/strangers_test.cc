@@ -1,5 +1,6 @@
 // Strangers at the ports of a job: nobody gets through before its processes connect, on one host, nor once
 // they are connected; and the job goes on.
+// ctest: programs=fault_program
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>

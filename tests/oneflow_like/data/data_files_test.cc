@@ -1,5 +1,6 @@
 // Plain and packed files, IDX files and click logs: what is read, and what is said of files that are missing,
 // truncated, corrupt or absurd.
+// ctest: asan=10
 #include <cmath>
 #include <random>
 

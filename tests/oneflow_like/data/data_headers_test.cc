@@ -1,5 +1,6 @@
 // Files whose headers lie, are empty, cut short or of another machine's byte order: every reader says so in a
 // sentence with file and byte, and takes no memory for what a file has no room for.
+// ctest: asan=10
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>

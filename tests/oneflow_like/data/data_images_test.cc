@@ -1,4 +1,5 @@
 // Pictures: decoded, resized and drawn from folders; what is said of broken ones.
+// ctest: asan=10
 #include <algorithm>
 #include <array>
 #include <cmath>

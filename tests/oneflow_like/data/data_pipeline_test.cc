@@ -1,5 +1,6 @@
 // The pipeline: order, bound, errors, broken samples, the end, resuming, and the boxes of processes. And the
 // order of samples: shuffling and mixtures.
+// ctest: asan=10 waits
 #include <gtest/gtest.h>
 
 #include <algorithm>

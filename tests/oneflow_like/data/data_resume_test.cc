@@ -1,4 +1,5 @@
 // Every reader gives the same samples in the same order after a kill, with other threads and on another mesh.
+// ctest: asan=10
 #include <cstring>
 #include <functional>
 #include <map>

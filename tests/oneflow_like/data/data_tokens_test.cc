@@ -1,5 +1,6 @@
 // Files of tokens: what is read of them, the rows that are cut from them, and what is said of those that are
 // cut short, lie, or are of another machine.
+// ctest: asan=10
 #include <algorithm>
 #include <map>
 #include <random>

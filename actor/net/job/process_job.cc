@@ -1,6 +1,6 @@
 // The job: joining, failing together, and parting. What must not depend on the user's thread happens on the
 // network's; a thread of its own watches the time.
-#include "actor/net/job/join.h"
+#include "actor/net/job/process_job.h"
 
 #include <glog/logging.h>
 #include <unistd.h>

@@ -1,0 +1,59 @@
+#include "ops/cpu/matrix_product.h"
+
+#include "ops/cpu/matrix_panels.h"
+#include "ops/reference.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+int64_t DepthOf(const MatrixProduct& p) {
+  int64_t depth = p.layout.k;
+  for (const SummedAxis& axis : p.summed) depth *= axis.extent;
+  return depth;
+}
+
+bool InPlace(const ProductLayout& l, DType result) {
+  return result == DType::kFloat32 && (l.y_column == 1 || l.n == 1);
+}
+
+// Stored by columns, the result is that of the transposed product.
+bool ByColumns(const ProductLayout& l) { return l.y_column != 1 && l.n > 1 && (l.y_row == 1 || l.m == 1); }
+
+MatrixProduct TurnedProduct(const MatrixProduct& p, SummedAxis* summed) {
+  MatrixProduct turned = p;
+  turned.layout = p.layout.Turned();
+  for (size_t i = 0; i < p.summed.size(); ++i) summed[i] = {p.summed[i].extent, p.summed[i].b, p.summed[i].a};
+  turned.summed = {summed, p.summed.size()};
+  return turned;
+}
+
+constexpr size_t kMostSummed = 3 * Dims::kMaxRank;  // labels of an equation
+
+}  // namespace
+
+int64_t MatrixProduct::bytes() const {
+  const ProductLayout l = ByColumns(layout) ? layout.Turned() : layout;
+  return (PanelBytes(l.m, l.n, DepthOf(*this), InPlace(l, result)) + 63) / 64 * 64;
+}
+
+void MatrixProduct::Run(const void* a, const void* b, void* y, int threads, void* scratch,
+                        int64_t room) const {
+  if (ByColumns(layout)) {
+    SummedAxis axes[kMostSummed];
+    return TurnedProduct(*this, axes).Run(b, a, y, threads, scratch, room);
+  }
+  DispatchFloating(dtype, [&](auto t) {
+    using T = decltype(t);
+    const MatrixLeft<T> left(*this, a);
+    const MatrixRight<T> right(*this, b);
+    const auto run = [&](const ProductResult& to) {
+      RunPanels(
+          {layout.m, layout.n, DepthOf(*this), layout.k, &left, &right, &to, InPlace(layout, result), add},
+          threads, scratch, room);
+    };
+    if (result == DType::kFloat32) return run(MatrixResult<float>(*this, y));
+    run(MatrixResult<T>(*this, y));
+  });
+}
+
+}  // namespace oneflow_like::cpu

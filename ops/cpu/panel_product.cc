@@ -1,0 +1,229 @@
+// A block of the right operand, up to 256 rows of 512 columns, lies in stripes in the second-level cache
+// while blocks of rows of the left one go by; the innermost product has six rows by four vectors of sums in
+// AVX-512's registers. Measured on a core of Zen 5 beside oneDNN's sgemm, medians of the ratio of both
+// speeds, own to its: 2048 512 512 1.14, 2048 2048 512 0.97, 2048 512 2048 (right transposed) 1.02, 512 2048
+// 2048 (left transposed) 1.09, 1024 8192 512 (right transposed) 1.03, 64 64 64 0.99.
+#include "ops/cpu/panel_product.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/device/parallel_for.h"
+#include "ops/cpu/loops.h"
+
+namespace oneflow_like::cpu {
+namespace {
+
+// Registers of sums: kTileRows rows of kTileVectors vectors of kWords floats each.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTileVectors = 4, kWords = 16;
+#elif defined(__AVX__)
+constexpr int kTileRows = 6, kTileVectors = 2, kWords = 8;
+#else
+constexpr int kTileRows = 2, kTileVectors = 4, kWords = 4;
+#endif
+typedef float Sums __attribute__((vector_size(kWords * 4), aligned(4), may_alias));
+
+constexpr int64_t kStripe = std::max(16, kTileVectors* kWords);  // columns
+constexpr int64_t kStep = std::min<int64_t>(16, kStripe);        // widths are multiples of it
+constexpr int64_t kDepth = 256, kLeftRows = 96, kRightColumns = 512, kSumRows = 512;
+constexpr double kWorthATeam = 5e5;  // multiplications
+
+int64_t UpTo16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// c[R][columns] (+)= a[R][depth] b[depth][V vectors].
+template <int R, int V>
+void PanelTile(int64_t depth, const PanelBlock& a, const float* b, int64_t b_row, float* c, int64_t c_row,
+               int64_t columns, bool add) {
+  Sums sum[R][V] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    Sums line[V];
+    for (int v = 0; v < V; ++v) line[v] = *reinterpret_cast<const Sums*>(b + k * b_row + kWords * v);
+    for (int r = 0; r < R; ++r) {
+      const float factor = a.data[r * a.row + k * a.column];
+      for (int v = 0; v < V; ++v) sum[r][v] += factor * line[v];
+    }
+  }
+  if (columns == V * kWords) {
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) {
+        Sums* to = reinterpret_cast<Sums*>(c + r * c_row + kWords * v);
+        *to = add ? *to + sum[r][v] : sum[r][v];
+      }
+    return;
+  }
+  for (int r = 0; r < R; ++r) {
+    const float* from = reinterpret_cast<const float*>(sum[r]);
+    float* to = c + r * c_row;
+    for (int64_t i = 0; i < columns; ++i) to[i] = add ? to[i] + from[i] : from[i];
+  }
+}
+
+using TileFn = void (*)(int64_t, const PanelBlock&, const float*, int64_t, float*, int64_t, int64_t, bool);
+// By rows, and by steps of kStep columns.
+template <int R, int... W>
+constexpr std::array<TileFn, sizeof...(W)> TilesOf(std::integer_sequence<int, W...>) {
+  return {PanelTile<R, (W + 1) * kStep / kWords>...};
+}
+template <int... R>
+constexpr std::array<std::array<TileFn, kStripe / kStep>, sizeof...(R)> AllTiles(
+    std::integer_sequence<int, R...>) {
+  return {TilesOf<R + 1>(std::make_integer_sequence<int, kStripe / kStep>())...};
+}
+constexpr auto kTiles = AllTiles(std::make_integer_sequence<int, kTileRows>());
+
+// Extents of blocks, and where they lie in a thread's scratch, in floats.
+struct PanelSizes {
+  int64_t depth, rows, columns, sum_rows;  // sum_rows: of sums in scratch, 0 in place
+  int64_t left() const { return UpTo16(rows * depth); }
+  int64_t right() const { return UpTo16(columns) * depth; }
+  int64_t floats() const { return left() + right() + sum_rows * UpTo16(columns); }
+};
+
+PanelSizes SizesFor(int64_t m, int64_t n, int64_t k, bool in_place) {
+  PanelSizes s = {std::min(k, kDepth), std::min(m, kLeftRows), std::min(n, kRightColumns), 0};
+  // Sums over one block of columns are stored as soon as they are made.
+  if (!in_place) s.sum_rows = std::min(m, k <= kDepth ? kLeftRows : kSumRows);
+  return s;
+}
+
+// Sizes that fit so many bytes.
+PanelSizes FitSizes(int64_t m, int64_t n, int64_t k, bool in_place, int64_t bytes) {
+  PanelSizes s = SizesFor(m, n, k, in_place);
+  const auto halve = [](int64_t* size, int64_t least) {
+    const int64_t half = std::max(least, *size / 2);
+    const bool less = half < *size;
+    *size = std::min(*size, half);
+    return less;
+  };
+  while (s.floats() * static_cast<int64_t>(sizeof(float)) > bytes) {
+    if (s.sum_rows > kLeftRows && halve(&s.sum_rows, kLeftRows)) continue;
+    if (halve(&s.columns, 64)) continue;
+    if (s.rows > 12) {
+      halve(&s.rows, 12);
+      s.sum_rows = std::min(s.sum_rows, s.rows);
+      continue;
+    }
+    if (!halve(&s.depth, 16)) break;
+  }
+  return s;
+}
+
+struct PanelRange {
+  int64_t begin, end;
+};
+
+// One thread's part of the result.
+class PanelPart {
+ public:
+  PanelPart(const PanelProduct& p, const PanelSizes& sizes, float* scratch)
+      : p_(p), sizes_(sizes), left_(scratch), right_(left_ + sizes.left()), sums_(right_ + sizes.right()) {}
+
+  void Run(PanelRange rows, PanelRange columns) {
+    const int64_t at_once = p_.in_place ? rows.end - rows.begin : sizes_.sum_rows;
+    for (int64_t n = columns.begin; n < columns.end; n += sizes_.columns)
+      for (int64_t m = rows.begin; m < rows.end; m += at_once)
+        SumUp({m, std::min(rows.end, m + at_once)}, n, std::min(sizes_.columns, columns.end - n));
+  }
+
+ private:
+  // All of k, for some rows and columns of the result.
+  void SumUp(PanelRange rows, int64_t n, int64_t columns) {
+    const int64_t run = p_.run > 0 ? p_.run : p_.k;
+    for (int64_t k = 0, depth = 0; k < p_.k; k += depth) {
+      depth = std::min({sizes_.depth, run - k % run, p_.k - k});
+      ReadRight(k, depth, n, columns);
+      for (int64_t m = rows.begin; m < rows.end; m += sizes_.rows)
+        Multiply(rows, m, std::min(sizes_.rows, rows.end - m), k, depth, n);
+    }
+    if (!p_.in_place) p_.result->Store(rows.begin, rows.end - rows.begin, n, columns, sums_, UpTo16(columns));
+  }
+
+  void ReadRight(int64_t k, int64_t depth, int64_t n, int64_t columns) {
+    stripes_ = 0;
+    for (int64_t c = 0; c < columns; c += kStripe) {
+      const int64_t width = std::min(kStripe, columns - c);
+      stripe_[stripes_++] = {p_.right->Read(k, depth, n + c, width, right_ + c * depth), width};
+    }
+    sum_row_ = p_.in_place ? p_.result->row() : UpTo16(columns);
+  }
+
+  void Multiply(PanelRange rows, int64_t m, int64_t count, int64_t k, int64_t depth, int64_t n) {
+    const PanelBlock a = p_.left->Read(m, count, k, depth, left_);
+    float* c = p_.in_place ? p_.result->Row(m) + n : sums_ + (m - rows.begin) * sum_row_;
+    const bool add = k > 0 || (p_.in_place && p_.add);
+    for (int64_t r = 0; r < count; r += kTileRows) {
+      const int64_t height = std::min<int64_t>(kTileRows, count - r);
+      const PanelBlock part = {a.data + r * a.row, a.row, a.column};
+      for (int s = 0; s < stripes_; ++s) {
+        const auto& [block, width] = stripe_[s];
+        kTiles[height - 1][(width - 1) / kStep](depth, part, block.data, block.row,
+                                                c + r * sum_row_ + s * kStripe, sum_row_, width, add);
+      }
+    }
+  }
+
+  struct Stripe {
+    PanelBlock block;
+    int64_t width;
+  };
+
+  const PanelProduct& p_;
+  const PanelSizes sizes_;
+  float* const left_;
+  float* const right_;
+  float* const sums_;
+  Stripe stripe_[kRightColumns / kStripe + 1];
+  int stripes_ = 0;
+  int64_t sum_row_ = 0;
+};
+
+// In how many parts rows and columns are cut for so many threads: what a thread multiplies, and reads for it.
+std::pair<int, int> GridOf(const PanelProduct& p, int threads) {
+  const double volume = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  std::pair<int, int> best = {1, 1};
+  if (threads <= 1 || volume < kWorthATeam) return best;
+  double least = 0;
+  for (int rows = threads; rows >= 1; --rows) {
+    const int columns = threads / rows;
+    const auto share = [](int64_t extent, int64_t unit, int parts) {
+      const int64_t units = (extent + unit - 1) / unit;
+      return static_cast<double>((units + parts - 1) / parts * unit);
+    };
+    const double height = share(p.m, kTileRows, rows), width = share(p.n, kStripe, columns);
+    const double cost = height * width + 16 * (height + width);
+    if (least > 0 && cost >= least) continue;
+    least = cost;
+    best = {rows, columns};
+  }
+  return best;
+}
+
+PanelRange PartOf(int64_t extent, int64_t unit, int parts, int64_t part) {
+  const int64_t units = (extent + unit - 1) / unit, each = (units + parts - 1) / parts * unit;
+  return {std::min(extent, part * each), std::min(extent, (part + 1) * each)};
+}
+
+}  // namespace
+
+int64_t PanelBytes(int64_t m, int64_t n, int64_t k, bool in_place) {
+  return SizesFor(std::max<int64_t>(1, m), std::max<int64_t>(1, n), std::max<int64_t>(1, k), in_place)
+             .floats() *
+         static_cast<int64_t>(sizeof(float));
+}
+
+void RunPanels(const PanelProduct& p, int threads, void* scratch, int64_t bytes) {
+  const PanelSizes sizes = FitSizes(p.m, p.n, p.k, p.in_place, bytes);
+  const auto [rows, columns] = GridOf(p, threads);
+  ParallelForParts(int64_t{rows} * columns, 1, threads,
+                   [&, rows = rows, columns = columns](int64_t begin, int64_t end, int part) {
+                     float* own = reinterpret_cast<float*>(static_cast<char*>(scratch) + part * bytes);
+                     for (int64_t i = begin; i < end; ++i)
+                       PanelPart(p, sizes, own)
+                           .Run(PartOf(p.m, kTileRows, rows, i / columns),
+                                PartOf(p.n, kStripe, columns, i % columns));
+                   });
+}
+
+}  // namespace oneflow_like::cpu
