@@ -61,6 +61,9 @@ std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& so
   }
   for (const auto& [name, stored] : names)
     if (!model.variables.count(name) && wants(name)) unknown.push_back(name);
+  for (const auto& [name, type] : source.others())
+    if (model.variables.count(name) || !options.partial)
+      different.push_back(Cat("'", name, "' is of type ", type, ", which is not known here"));
   std::string wrong;
   if (!missing.empty() && !options.partial) wrong += Cat("; it lacks ", Quoted(missing));
   if (!unknown.empty() && !options.partial) wrong += Cat("; the model has no ", Quoted(unknown));
@@ -198,6 +201,14 @@ std::string NewestCheckpoint(const std::string& path) {
     Fail(path, ": it is neither a checkpoint nor a folder of them");
   const std::vector<std::string> all = Checkpoints(path);
   return all.empty() ? "" : all.back();
+}
+
+void RequireCheckpoint(const std::string& path) {
+  const std::string newest = NewestCheckpoint(path);
+  std::error_code error;
+  if (newest.empty() && !fs::exists(path, error)) Fail(path, ": there is nothing of that name");
+  if (newest.empty()) Fail(path, ": there is no complete checkpoint in it");
+  OrElse(EarlierThan(newest, path), [&] { CheckpointReader(newest).OpenAll(); });
 }
 
 void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {

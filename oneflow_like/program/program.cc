@@ -28,11 +28,16 @@ int64_t PositionOf(const std::string& checkpoint, const std::string& text) {
   return position;
 }
 
-// Begins as --resume, --load and the program ask. With --restarts what is in --save already
-// overrides them. Returns the number of the first sample that has not been trained on.
-int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
+// With --restarts what is in --save already overrides --resume.
+std::string ResumeFrom(const Launcher& launcher) {
   const bool again = launcher.restarted() && !Checkpoints(FLAGS_save).empty();
-  const std::string resume = again ? FLAGS_save : FLAGS_resume;
+  return again ? FLAGS_save : FLAGS_resume;
+}
+
+// Begins as --resume, --load and the program ask. Returns the number of the first sample that has not been
+// trained on.
+int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
+  const std::string resume = ResumeFrom(launcher);
   const std::string newest = resume.empty() ? "" : NewestCheckpoint(resume);
   if (!FLAGS_save.empty() && !Checkpoints(FLAGS_save).empty() &&
       (newest.empty() ||
@@ -99,7 +104,10 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
     state[kDataState] = std::to_string(data.position());
     if (save)
       saved = Save(model, FLAGS_save,
-                   {.state = state, .keep = static_cast<int>(FLAGS_keep), .local = FLAGS_local});
+                   {.state = state,
+                    .files = program.files,
+                    .keep = static_cast<int>(FLAGS_keep),
+                    .local = FLAGS_local});
   }
   while (!in_flight.empty()) finish_one();
   if (saved) saved->Wait();
@@ -121,6 +129,26 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
 
 }  // namespace
 
+bool GoesOn(const Launcher& launcher) {
+  const std::string resume = ResumeFrom(launcher);
+  return !resume.empty() && !NewestCheckpoint(resume).empty();
+}
+
+std::string BeginningOf(const Launcher& launcher) {
+  return GoesOn(launcher) ? NewestCheckpoint(ResumeFrom(launcher)) : FLAGS_load;
+}
+
+void RequireBeginning(const Launcher& launcher) {
+  if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
+  if (FLAGS_local) return;  // loading finds the newest that all hosts have
+  if (GoesOn(launcher)) return RequireCheckpoint(ResumeFrom(launcher));
+  if (FLAGS_load.ends_with(".safetensors")) {
+    const FileSource weights(FLAGS_load);
+  } else if (!FLAGS_load.empty()) {
+    RequireCheckpoint(FLAGS_load);
+  }
+}
+
 void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
                    const std::string& folder) {
   if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
@@ -138,6 +166,7 @@ void RequireFolders(const Launcher& launcher) {
 }
 
 int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_flags) {
+  RequireBeginning(launcher);
   Mesh mesh = given;
   Program program = of_flags;
   if (const std::optional<PlanCandidate> plan = PlanOfAutoMesh(launcher, program)) {
