@@ -40,14 +40,14 @@ MaskedData OpenMasked() {
             kTokens + MaskedRows::kMoreTokens};
   }
   const TextSplit split = OpenText(FLAGS_text, FLAGS_context);
+  const int64_t vocabulary = RoundedVocabulary(split.vocabulary);
   auto rows = [&](const Tokens& part) {
-    return mask(std::make_shared<TokenRows>(part, TokenRowsOptions{.context = FLAGS_context}),
-                split.vocabulary);
+    return mask(std::make_shared<TokenRows>(part, TokenRowsOptions{.context = FLAGS_context}), vocabulary);
   };
   return {Cat(FLAGS_text, ": ", split.train.size(), " tokens to learn from, ", split.held_out.size(),
               " held out"),
           rows(split.train), split.held_out.size() > 0 ? rows(split.held_out) : nullptr,
-          split.vocabulary + MaskedRows::kMoreTokens};
+          vocabulary + MaskedRows::kMoreTokens};
 }
 
 struct Outputs {

@@ -76,11 +76,12 @@ void Convert(const std::string& from, const std::string& to, const ModelFormat* 
   if (FLAGS_format == "huggingface" && !model)
     Fail("--format=huggingface needs --model=gpt2, --model=llama or --model=vit");
   auto source = std::make_shared<ConvertedSource>(OpenSource(from, model), conversion);
-  FLAGS_format == "huggingface" ? model->write(source, to) : WriteOneFile(*source, to);
+  if (FLAGS_format == "safetensors") return WriteOneFile(*source, to);
+  model->write(source, FilesBeside(*OpenSource(from, nullptr)), to);
 }
 
 // The model that --model names. Shapes do not tell all of a Llama or a ViT, so a folder of Hugging Face's is
-// made of a checkpoint that keeps its config.json.
+// made of what has a config.json: a checkpoint that keeps it, or another such folder.
 std::optional<ModelFormat> FormatOf(const std::string& path) {
   if (FLAGS_model.empty()) return std::nullopt;
   if (FLAGS_model == "gpt2") return Gpt2Format();
@@ -88,19 +89,15 @@ std::optional<ModelFormat> FormatOf(const std::string& path) {
     Fail("--model=", FLAGS_model, ": must be gpt2, llama or vit");
   const bool llama = FLAGS_model == "llama";
   const std::shared_ptr<VariableSource> source = OpenSource(path, nullptr);
-  if (const auto* checkpoint = dynamic_cast<const CheckpointReader*>(source.get())) {
-    const auto& state = checkpoint->index().state;
-    if (const auto found = state.find(kConfigState); found != state.end()) {
-      const HuggingFaceConfig config(source->where() + ": " + kConfigState, found->second);
-      if (!llama) return VitFormat(ReadVitConfig(config));
-      const auto [sizes, context] = ReadLlamaConfig(config);
-      return LlamaFormat(sizes, context);
-    }
+  if (const auto config = ConfigIn(FilesBeside(*source), source->where())) {
+    if (!llama) return VitFormat(ReadVitConfig(*config));
+    const auto [sizes, context] = ReadLlamaConfig(*config);
+    return LlamaFormat(sizes, context);
   }
   ModelFormat format = llama ? LlamaFormat({}, 1) : VitFormat({});
-  format.write = [where = source->where()](const auto&, const std::string&) {
+  format.write = [where = source->where()](const auto&, const FolderFiles&, const std::string&) {
     Fail(where, ": --format=huggingface of a ", FLAGS_model, " needs a checkpoint that keeps its ",
-         kConfigState);
+         kConfigFile, ", or a folder with one");
   };
   return format;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/system/text_lines.h"
 #include "examples/saved_model.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/job/agreement.h"
@@ -78,16 +79,30 @@ struct Prompts {
   std::vector<std::vector<int32_t>> tokens;
 };
 
-std::shared_ptr<const Tokenizer> TokenizerFor(const SavedModel& model) {
+// Its path is empty where it is of no file.
+TokenizerFile TokenizerFor(const Launcher& launcher, const SavedModel& model) {
   constexpr int64_t kBytes = 256;
   std::string which = FLAGS_tokenizer;
   if (which.empty())
-    which = !FLAGS_load_hf.empty() && HasTokenizer(FLAGS_load_hf) ? FLAGS_load_hf
-            : model.vocabulary == kBytes                          ? "bytes"
-                                                                  : "numbers";
-  if (which == "bytes") return std::make_shared<ByteTokenizer>();
-  if (which == "numbers") return std::make_shared<NumberTokenizer>(model.vocabulary);
-  return OpenTokenizer(which);
+    which = !model.folder.empty() && HasTokenizer(model.folder) ? model.folder
+            : model.vocabulary == kBytes                        ? "bytes"
+                                                                : "numbers";
+  if (which == "bytes") return {std::make_shared<ByteTokenizer>(), "", ""};
+  if (which == "numbers") return {std::make_shared<NumberTokenizer>(model.vocabulary), "", ""};
+  TokenizerFile found = FindTokenizer(which);
+  if (!found.refused.empty() && launcher.main_process())
+    std::fprintf(stderr, "note: %s; %s is read instead\n", found.refused.c_str(), found.path.c_str());
+  return found;
+}
+
+// What may be drawn: numbers of the model that the tokenizer knows, and those that end a text.
+std::vector<bool> Known(const SavedModel& model, const Tokenizer& tokenizer,
+                        const std::vector<int32_t>& stops) {
+  std::vector<bool> known;
+  for (int64_t t = 0; t < model.vocabulary; ++t) known.push_back(tokenizer.Has(static_cast<int32_t>(t)));
+  for (int32_t stop : stops)
+    if (stop < model.vocabulary) known[stop] = true;
+  return known;
 }
 
 std::vector<int32_t> StopsOf(const SavedModel& model, const Tokenizer& tokenizer) {
@@ -109,8 +124,9 @@ Prompts PromptsOf(const std::vector<std::string>& given, const Tokenizer& tokeni
                   const SavedModel& model) {
   Prompts prompts{given};
   if (!FLAGS_prompts.empty()) {
-    std::istringstream lines(ReadFile(FLAGS_prompts, 1 << 28));
-    for (std::string line; std::getline(lines, line);)
+    std::istringstream text(ReadFile(FLAGS_prompts, 1 << 28));
+    TextLines lines(text, "--prompts=" + FLAGS_prompts);
+    for (std::string line; lines.Next(&line);)
       if (!line.empty()) prompts.texts.push_back(line);
     if (prompts.texts.empty()) Fail("--prompts=", FLAGS_prompts, ": there is no line in it");
   }
@@ -141,14 +157,14 @@ int64_t LengthFor(const Prompts& prompts, const SavedModel& model) {
   return std::min(most, longest + FLAGS_tokens);
 }
 
-SamplingOptions SamplingOfFlags(uint64_t seed, int64_t vocabulary) {
+SamplingOptions SamplingOfFlags(uint64_t seed, std::vector<bool> known) {
   const SamplingOptions sampling = {.repetition_penalty = FLAGS_repetition_penalty,
                                     .temperature = FLAGS_temperature,
                                     .top_k = FLAGS_top_k,
                                     .top_p = FLAGS_top_p,
                                     .min_p = FLAGS_min_p,
                                     .seed = seed,
-                                    .vocabulary = vocabulary};
+                                    .known = std::move(known)};
   const Sampler checked(sampling);
   return sampling;
 }
@@ -203,7 +219,7 @@ void CheckGenerateFlags() {
   CheckRange<int64_t>("--tokens", FLAGS_tokens, 1, 1 << 28);
   CheckRange<int64_t>("--chunk", FLAGS_chunk, 1, 1 << 20);
   PrecisionOf(FLAGS_dtype);
-  SamplingOfFlags(0, 0);
+  SamplingOfFlags(0, {});
 }
 
 // Hosts may have other files of prompts, and tokenizers, under one name.
@@ -226,7 +242,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   const SavedModel saved =
       FLAGS_load.empty() ? OpenHuggingFaceModel(FLAGS_load_hf) : OpenSavedModel(FLAGS_load);
   saved.check(mesh);
-  const std::shared_ptr<const Tokenizer> tokenizer = TokenizerFor(saved);
+  const auto [tokenizer, file, refused] = TokenizerFor(launcher, saved);
   const std::vector<int32_t> stops = StopsOf(saved, *tokenizer);
   const Prompts prompts = PromptsOf(given, *tokenizer, saved);
   const int64_t length = LengthFor(prompts, saved);
@@ -257,10 +273,9 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   int64_t written = 0, in_first = 0;
   const double start = Now();
   double first = 0;
-  GenerateOptions generate = {
-      .tokens = FLAGS_tokens,
-      .sampling = SamplingOfFlags(options.seed, std::min(saved.vocabulary, tokenizer->vocabulary())),
-      .stop = {stops.begin(), stops.end()}};
+  GenerateOptions generate = {.tokens = FLAGS_tokens,
+                              .sampling = SamplingOfFlags(options.seed, Known(saved, *tokenizer, stops)),
+                              .stop = {stops.begin(), stops.end()}};
   generate.on_token = [&](int64_t i, int32_t token) {
     if (written++ == 0) first = Now();
     writing.Add(i, token);
@@ -269,7 +284,8 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   Generate(generator, prompts.tokens, generate);
   const double end = Now();
   in_first = std::min<int64_t>(written, std::ssize(prompts.tokens));
-  launcher.Print("--- %s: prompts read in %.2f s, then %.1f tokens/s\n", saved.name.c_str(), first - start,
+  launcher.Print("--- %s%s: prompts read in %.2f s, then %.1f tokens/s\n", saved.name.c_str(),
+                 file.empty() ? "" : Cat(", ", file).c_str(), first - start,
                  written > in_first ? static_cast<double>(written - in_first) / (end - first) : 0.0);
   if (FLAGS_profile)
     launcher.Print("prefill: %sdecode: %s", generator.prefill().ProfileText().c_str(),

@@ -62,7 +62,8 @@ GptConfig ConfigOf(int64_t vocabulary, const std::string& sequence) {
           .dropout = FLAGS_dropout};
 }
 
-LanguageModel GptOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence) {
+LanguageModel GptOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence,
+                         const HuggingFaceConfig* theirs) {
   CheckFlags();
   constexpr int64_t kBytes = 256;
   const GptConfig config = ConfigOf(vocabulary > 0 || !FLAGS_load_hf.empty() ? vocabulary : kBytes, sequence);
@@ -82,7 +83,7 @@ LanguageModel GptOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
   };
   gpt.drops = FLAGS_dropout > 0;
   gpt.vocabulary = config.vocabulary;
-  gpt.config = Gpt2ConfigText(config);
+  gpt.config = Gpt2ConfigText(config, theirs);
   gpt.huggingface = Gpt2Format();
   if (FLAGS_lora > 0) gpt.weights = {{"*", {.trainable = false}}, {"*_lora_*", {.trainable = true}}};
   return gpt;

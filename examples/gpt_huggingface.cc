@@ -53,8 +53,9 @@ NameTable Gpt2Names(const GptConfig& c) {
   return table;
 }
 
-GptConfig ReadGpt2Config(const std::string& folder) {
-  const HuggingFaceConfig file(folder);
+GptConfig ReadGpt2Config(const std::string& folder) { return ReadGpt2Config(HuggingFaceConfig(folder)); }
+
+GptConfig ReadGpt2Config(const HuggingFaceConfig& file) {
   if (!file.Has("model_type")) Fail(file.path(), ": it lacks model_type");
   file.Require("model_type", {"gpt2"});
   constexpr int64_t kMany = 1 << 20;
@@ -75,12 +76,18 @@ GptConfig ReadGpt2Config(const std::string& folder) {
   file.Require("scale_attn_by_inverse_layer_idx", {false});
   file.Require("add_cross_attention", {false});
   file.Require("tie_word_embeddings", {true});
+  file.Require("quantization_config", {nullptr});
   return config;
 }
 
-std::string Gpt2ConfigText(const GptConfig& c) {
-  // GPT-2's end of a text, in vocabularies that have it.
-  const json end = c.vocabulary > 50256 ? json(50256) : json(nullptr);
+std::string Gpt2ConfigText(const GptConfig& c, const HuggingFaceConfig* theirs) {
+  if (theirs) {
+    GptConfig there = ReadGpt2Config(*theirs);
+    there.dropout = c.dropout;  // of a training, which says it again
+    return ChangedConfig(*theirs, Gpt2ConfigText(there), Gpt2ConfigText(c));
+  }
+  // GPT-2's end of a text, in vocabularies that are its own, or rounded.
+  const json end = c.vocabulary > 50256 && c.vocabulary <= 50304 ? json(50256) : json(nullptr);
   const json config = {{"architectures", json::array({"GPT2LMHeadModel"})},
                        {"model_type", "gpt2"},
                        {"n_layer", c.layers},
@@ -132,9 +139,11 @@ ModelFormat Gpt2Format() {
           [](const std::string& folder) {
             return std::make_shared<HuggingFaceReader>(folder, Gpt2Names(ReadGpt2Config(folder)));
           },
-          [](std::shared_ptr<VariableSource> ours, const std::string& folder) {
+          [](std::shared_ptr<VariableSource> ours, const FolderFiles& files, const std::string& folder) {
             const GptConfig config = GptConfigOf(*ours);
-            WriteHuggingFace(std::move(ours), Gpt2Names(config), Gpt2ConfigText(config), folder);
+            const auto theirs = ConfigIn(files, ours->where());
+            WriteHuggingFace(std::move(ours), Gpt2Names(config),
+                             Gpt2ConfigText(config, theirs ? &*theirs : nullptr), files, folder);
           }};
 }
 

@@ -9,13 +9,17 @@
 
 namespace oneflow_like {
 
+class HuggingFaceConfig;
+
 // The tensors of a GPT-2 of this size.
 NameTable Gpt2Names(const GptConfig& config);
 
 // The size that the folder's config.json gives; dropout is 0. Throws Error naming the file for what is
 // missing, of another type, contradictory, or of a model that gpt_model.h does not compute.
 GptConfig ReadGpt2Config(const std::string& folder);
-std::string Gpt2ConfigText(const GptConfig& config);
+GptConfig ReadGpt2Config(const HuggingFaceConfig& file);
+// With `theirs` that file, changed where it is of another model.
+std::string Gpt2ConfigText(const GptConfig& config, const HuggingFaceConfig* theirs = nullptr);
 
 // The size of the GPT whose variables these are, by their shapes. Throws Error when they are of no GPT.
 GptConfig GptConfigOf(const VariableSource& ours);

@@ -2,6 +2,7 @@
 //   build/examples/llama --size=tiny --mesh=cpu:dp=2,tp=2,pp=2 --micro_batches=4
 #include <gflags/gflags.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -20,8 +21,9 @@ DEFINE_bool(qkv_bias, false, "as Qwen 2 has");
 namespace oneflow_like {
 namespace {
 
-// The model's size: by the flags, or what --load_hf says, which decides alone.
-LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence) {
+// The model's size: by the flags, or what --load_hf says, which decides alone. What no flag says is that of
+// the model that the run begins with.
+LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence, const HuggingFaceConfig* theirs) {
   CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
   LlamaFolder model;
   LlamaConfig& config = model.config;
@@ -32,10 +34,16 @@ LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence) {
     if (FLAGS_layers > 0) config.layers = FLAGS_layers;
     if (IsGiven("tied")) config.tied = FLAGS_tied;
     config.qkv_bias = FLAGS_qkv_bias;
+    if (theirs) {
+      const LlamaFolder there = ReadLlamaConfig(*theirs);
+      config.rope = there.config.rope;
+      config.norm_eps = there.config.norm_eps;
+      model.context = std::max(model.context, there.context);
+    }
   } else {
     for (const char* flag : {"size", "layers", "tied", "qkv_bias"})
       if (IsGiven(flag)) Fail("--", flag, ": --load_hf=", FLAGS_load_hf, " says how large the model is");
-    model = ReadLlamaConfig(FLAGS_load_hf);
+    model = ReadLlamaConfig(*theirs);
     FitLoadedModel(model.context, config.vocabulary, vocabulary);
   }
   config.sequence = sequence;
@@ -43,8 +51,9 @@ LlamaFolder ConfigOfFlags(int64_t vocabulary, const std::string& sequence) {
   return model;
 }
 
-LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence) {
-  const auto [config, context] = ConfigOfFlags(vocabulary, sequence);
+LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence,
+                           const HuggingFaceConfig* theirs) {
+  const auto [config, context] = ConfigOfFlags(vocabulary, sequence, theirs);
   CheckLlama(config, mesh);
   return {
       .logits = [config = config](Scope scope, Tensor tokens, Tensor positions,
@@ -57,7 +66,7 @@ LanguageModel LlamaOfFlags(int64_t vocabulary, const Mesh& mesh, const std::stri
             return LlamaNext(std::move(scope), tokens, here, cache);
           },
       .vocabulary = config.vocabulary,
-      .config = LlamaConfigText(config, context),
+      .config = LlamaConfigText(config, context, theirs),
       .huggingface = LlamaFormat(config, context)};
 }
 

@@ -12,13 +12,15 @@ namespace {
 using nlohmann::json;
 
 // Positions: older versions of transformers have them as rope_theta and rope_scaling, newer ones as
-// rope_parameters.
+// rope_parameters. Where both scale, the newer ones, too, take rope_scaling.
 RopeOptions ReadRope(const HuggingFaceConfig& file) {
   const HuggingFaceConfig parameters = file.Part("rope_parameters"), old = file.Part("rope_scaling");
-  const HuggingFaceConfig& part = file.Has("rope_parameters") ? parameters : old;
+  const HuggingFaceConfig& part = file.Says("rope_scaling") ? old : parameters;
+  for (const HuggingFaceConfig* place : {&file, &parameters, &old})
+    place->Require("partial_rotary_factor", {1.0, nullptr});
   RopeOptions rope;
-  rope.base = parameters.Real("rope_theta", file.Real("rope_theta", 10000.0));
-  const char* type = part.Has("rope_type") ? "rope_type" : "type";
+  rope.base = part.Real("rope_theta", parameters.Real("rope_theta", file.Real("rope_theta", 10000.0)));
+  const char* type = part.Says("rope_type") ? "rope_type" : "type";
   part.Require(type, {"default", "linear", "llama3"});
   if (part.Is(type, "linear")) rope.scale = part.Real("factor");
   if (part.Is(type, "llama3")) {
@@ -103,11 +105,17 @@ LlamaFolder ReadLlamaConfig(const HuggingFaceConfig& file) {
   file.Require("hidden_act", {"silu"});
   file.Require("attention_bias", {false});
   file.Require("mlp_bias", {false});
-  file.Require("use_sliding_window", {false});
+  file.Require("use_sliding_window", {false, nullptr});
+  file.RequireEach("layer_types", "full_attention");
+  file.Require("quantization_config", {nullptr});
   return {c, file.Number("max_position_embeddings", int64_t{1} << 40, c.qkv_bias ? 32768 : 2048)};
 }
 
-std::string LlamaConfigText(const LlamaConfig& c, int64_t context) {
+std::string LlamaConfigText(const LlamaConfig& c, int64_t context, const HuggingFaceConfig* theirs) {
+  if (theirs) {
+    const LlamaFolder there = ReadLlamaConfig(*theirs);
+    return ChangedConfig(*theirs, LlamaConfigText(there.config, there.context), LlamaConfigText(c, context));
+  }
   const json config = {{"architectures", json::array({c.qkv_bias ? "Qwen2ForCausalLM" : "LlamaForCausalLM"})},
                        {"model_type", c.qkv_bias ? "qwen2" : "llama"},
                        {"num_hidden_layers", c.layers},
@@ -136,8 +144,10 @@ ModelFormat LlamaFormat(const LlamaConfig& config, int64_t context) {
           [](const std::string& folder) {
             return std::make_shared<HuggingFaceReader>(folder, LlamaNames(ReadLlamaConfig(folder).config));
           },
-          [=](std::shared_ptr<VariableSource> ours, const std::string& folder) {
-            WriteHuggingFace(std::move(ours), LlamaNames(config), LlamaConfigText(config, context), folder);
+          [=](std::shared_ptr<VariableSource> ours, const FolderFiles& files, const std::string& folder) {
+            const auto theirs = ConfigIn(files, ours->where());
+            WriteHuggingFace(std::move(ours), LlamaNames(config),
+                             LlamaConfigText(config, context, theirs ? &*theirs : nullptr), files, folder);
           }};
 }
 

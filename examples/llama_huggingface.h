@@ -22,7 +22,9 @@ struct LlamaFolder {
 // llama_model.h does not compute.
 LlamaFolder ReadLlamaConfig(const std::string& folder);
 LlamaFolder ReadLlamaConfig(const HuggingFaceConfig& file);
-std::string LlamaConfigText(const LlamaConfig& config, int64_t context);
+// With `theirs` that file, changed where it is of another model.
+std::string LlamaConfigText(const LlamaConfig& config, int64_t context,
+                            const HuggingFaceConfig* theirs = nullptr);
 
 // Reads any folder; writes weights of this model, whose positions their shapes do not tell.
 ModelFormat LlamaFormat(const LlamaConfig& config, int64_t context);

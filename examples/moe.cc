@@ -21,7 +21,8 @@ DEFINE_double(balance, 0.01, "loss that spreads tokens");
 namespace oneflow_like {
 namespace {
 
-LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence) {
+LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string& sequence,
+                         const HuggingFaceConfig*) {
   constexpr int64_t kBytes = 256, kMost = 1 << 20;
   CheckRange<int64_t>("--layers", FLAGS_layers, 1, 10'000);
   CheckRange<int64_t>("--width", FLAGS_width, 1, kMost);
@@ -34,8 +35,6 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
   if (!(FLAGS_capacity > 0 && FLAGS_capacity <= 1e6))
     Fail("--capacity is ", FLAGS_capacity, ", must be more than 0, at most 1e6");
   if (!sequence.empty()) Fail("moe: sequences cannot be cut, as the room of experts is of whole sequences");
-  if (!FLAGS_load_hf.empty() || !FLAGS_save_hf.empty())
-    Fail("moe: there is no folder of Hugging Face's for this model; leave --load_hf and --save_hf out");
   const MoeConfig config = {.layers = FLAGS_layers,
                             .width = FLAGS_width,
                             .heads = FLAGS_heads,
@@ -55,6 +54,12 @@ LanguageModel MoeOfFlags(int64_t vocabulary, const Mesh& mesh, const std::string
                            Tensor targets) { return MoeLoss(std::move(scope), tokens, targets, config); }};
 }
 
+int TrainMoe(const Launcher& launcher) {
+  if (!FLAGS_load_hf.empty() || !FLAGS_save_hf.empty())
+    Fail("moe: there is no folder of Hugging Face's for this model; leave --load_hf and --save_hf out");
+  return TrainLanguageModel(launcher, MoeOfFlags, {"ep"});
+}
+
 }  // namespace
 }  // namespace oneflow_like
 
@@ -63,6 +68,5 @@ int main(int argc, char** argv) {
   oneflow_like::Launcher launcher(&argc, &argv,
                                   "Trains a GPT of experts on text, on any mesh of axes dp, tp, pp and ep.",
                                   oneflow_like::kTrainingMesh, oneflow_like::TrainingProgram);
-  return launcher.Main(
-      [&] { return oneflow_like::TrainLanguageModel(launcher, oneflow_like::MoeOfFlags, {"ep"}); });
+  return launcher.Main([&] { return oneflow_like::TrainMoe(launcher); });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "examples/gpt_huggingface.h"
@@ -59,21 +60,25 @@ void SetLoad(const OpenWeights& open, SavedModel* saved) {
 SavedModel OpenSavedModel(const std::string& path) {
   auto open = [path] { return OpenSource(path, nullptr); };
   const std::shared_ptr<VariableSource> source = open();
+  const auto* checkpoint = dynamic_cast<const CheckpointReader*>(source.get());
+  std::optional<HuggingFaceConfig> config;
+  if (checkpoint)
+    if (const auto& state = checkpoint->index().state; state.count(kConfigFile))
+      config = ConfigIn({{kConfigFile, state.at(kConfigFile)}}, source->where());
   SavedModel saved;
   if (source->variables().count("positions")) {
     saved = OfGpt(GptConfigOf(*source));
   } else if (source->variables().count("block0/mlp/gate")) {
-    const auto* checkpoint = dynamic_cast<const CheckpointReader*>(source.get());
-    const auto* state = checkpoint ? &checkpoint->index().state : nullptr;
-    if (!state || !state->count(kConfigState))
-      Fail(source->where(), ": its weights are those of a Llama, but it lacks the ", kConfigState,
+    if (!config)
+      Fail(source->where(), ": its weights are those of a Llama, but it lacks the ", kConfigFile,
            " that llama saves, which says how positions turn");
-    saved = OfLlama(
-        ReadLlamaConfig(HuggingFaceConfig(source->where() + ": " + kConfigState, state->at(kConfigState))));
+    saved = OfLlama(ReadLlamaConfig(*config));
   } else {
     Fail(source->where(),
          ": it has neither a GPT's weights nor a Llama's; for a folder of Hugging Face's use --load_hf");
   }
+  if (checkpoint) saved.folder = source->where();
+  if (config) saved.ends = EndsOfText(*config, saved.folder);
   SetLoad(open, &saved);
   return saved;
 }
@@ -83,14 +88,15 @@ SavedModel OpenHuggingFaceModel(const std::string& folder) {
   SavedModel saved;
   OpenWeights open;
   if (config.Is("model_type", "gpt2")) {
-    saved = OfGpt(ReadGpt2Config(folder));
+    saved = OfGpt(ReadGpt2Config(config));
     open = [folder] { return Gpt2Format().read(folder); };
   } else {
-    const LlamaFolder llama = ReadLlamaConfig(folder);
+    const LlamaFolder llama = ReadLlamaConfig(config);
     saved = OfLlama(llama);
     open = [folder, llama] { return LlamaFormat(llama.config, llama.context).read(folder); };
   }
-  saved.ends = config.Numbers("eos_token_id");
+  saved.folder = folder;
+  saved.ends = EndsOfText(config, folder);
   SetLoad(open, &saved);
   return saved;
 }

@@ -15,7 +15,8 @@ struct SavedModel {
   std::string name;  // "a Llama of 12 layers, ..."
   int64_t vocabulary = 0;
   int64_t context = 0;        // positions that it knows
-  std::vector<int32_t> ends;  // tokens that end a text, where the folder says
+  std::vector<int32_t> ends;  // tokens that end a text, where its config.json or generation_config.json says
+  std::string folder;         // where the files of its tokenizer lie, if there are any; empty: nowhere
   NextLogits next;            // after a piece of sequences, by a cache
   std::function<Tensor(Scope scope, Tensor tokens)>
       logits;  // of whole sequences i32[b, s] -> f32[b, s, vocabulary]

@@ -3,7 +3,10 @@
 #include <gflags/gflags.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "examples/vit_huggingface.h"
 #include "examples/vit_model.h"
@@ -22,8 +25,9 @@ DECLARE_int64(image_size);
 namespace oneflow_like {
 namespace {
 
-// The model's size: by the flags, or what --load_hf says, which decides alone but for the classes.
-VitFolder VitOfFlags(const PictureShape& shape) {
+// The model's size: by the flags, or what --load_hf says, which decides alone but for the classes. What no
+// flag says is that of the model that the run begins with.
+VitFolder VitOfFlags(const PictureShape& shape, const HuggingFaceConfig* theirs) {
   CheckRange<int64_t>("--layers", FLAGS_layers, 0, 10'000);
   CheckRange<int64_t>("--patch", FLAGS_patch, 0, 1 << 14);
   if (!(FLAGS_dropout >= 0 && FLAGS_dropout < 1))
@@ -33,6 +37,7 @@ VitFolder VitOfFlags(const PictureShape& shape) {
     vit.config = VitOfSize(FLAGS_size, shape.height);
     if (FLAGS_layers > 0) vit.config.layers = FLAGS_layers;
     if (FLAGS_patch > 0) vit.config.patch = FLAGS_patch;
+    if (theirs) vit.config.norm_eps = ReadVitConfig(*theirs).config.norm_eps;
     vit.side = shape.height;
     vit.channels = shape.channels;
     if (const int64_t patch = vit.config.patch; shape.height % patch != 0 || shape.width % patch != 0)
@@ -41,7 +46,7 @@ VitFolder VitOfFlags(const PictureShape& shape) {
   } else {
     for (const char* flag : {"size", "layers", "patch"})
       if (IsGiven(flag)) Fail("--", flag, ": --load_hf=", FLAGS_load_hf, " says how large the model is");
-    vit = ReadVitConfig(FLAGS_load_hf);
+    vit = ReadVitConfig(*theirs);
     if (vit.side != shape.height || vit.side != shape.width || vit.channels != shape.channels)
       Fail("pictures are of ", shape.height, " x ", shape.width, " x ", shape.channels,
            ", but the model of --load_hf=", FLAGS_load_hf, " reads ", vit.side, " x ", vit.side, " x ",
@@ -52,35 +57,80 @@ VitFolder VitOfFlags(const PictureShape& shape) {
   return vit;
 }
 
-VisionModel ModelOfFlags(const Launcher& launcher, const PictureShape& shape) {
-  const VitFolder vit = VitOfFlags(shape);
-  std::string config = VitConfigText(vit);
-  std::erase(config, '\n');
+// What the model that the run begins with calls its classes, beside those of the data.
+struct Classes {
+  bool same = true;                 // row i of its output is what the data call i
+  std::string other;                // else: how they differ
+  std::vector<std::string> labels;  // to be written; empty: as it has them
+};
+Classes CompareClasses(const HuggingFaceConfig& theirs, const PictureShape& shape) {
+  const int64_t classes = ReadVitConfig(theirs).config.classes;
+  if (classes != shape.classes)
+    return {false, Cat("names ", classes, " classes, and begins anew for ", shape.classes), shape.names};
+  const std::vector<std::string> labels = VitLabels(theirs);
+  if (labels.empty()) return {.labels = shape.names};
+  // Names of another kind (WordNet's numbers, say) are taken to be in the model's order.
+  if (labels == shape.names ||
+      !std::is_permutation(labels.begin(), labels.end(), shape.names.begin(), shape.names.end()))
+    return {};
+  return {false, "names the classes in another order, and begins anew", shape.names};
+}
+
+VisionModel ModelOfFlags(const Launcher& launcher, const PictureShape& shape, const ModelFiles& files) {
+  const HuggingFaceConfig* theirs = files.config ? &*files.config : nullptr;
+  VitFolder vit = VitOfFlags(shape, theirs);
+  const Classes classes = theirs ? CompareClasses(*theirs, shape) : Classes{.labels = shape.names};
+  vit.labels = classes.labels;
+  const std::string config = VitConfigText(vit, theirs);
+  std::string line = config;
+  std::erase(line, '\n');
   VisionModel model{.logits = [vit](Scope scope, Tensor images,
                                     bool training) { return VitLogits(scope, images, vit.config, training); },
                     .optimizer = AdamW{.lr = FLAGS_lr, .weight_decay = FLAGS_weight_decay},
-                    .state = {{kConfigState, config}}};
-  model.begin = [&launcher, vit](Model& model) {
-    if (FLAGS_load_hf.empty()) return;
-    VitFolder there = vit;
-    const int64_t classes = ReadVitConfig(FLAGS_load_hf).config.classes;
-    const bool other = classes != vit.config.classes;  // pictures of other things: the output begins anew
-    if (other) there.config.classes = 0;
-    LoadHuggingFace(launcher, model, VitFormat(there), other);
-    if (other)
-      launcher.Print("its output names %lld classes, and begins anew for %lld\n",
-                     static_cast<long long>(classes), static_cast<long long>(vit.config.classes));
+                    .state = {{kConfigFile, line}},
+                    .files = files.others};
+  VitFolder there = vit;
+  if (!classes.same) there.config.classes = 0;  // pictures of other things: the output begins anew
+  const std::shared_ptr<VariableSource> weights = OpenHuggingFace(launcher, VitFormat(there));
+  model.begin = [&launcher, weights, classes](Model& model) {
+    LoadHuggingFace(launcher, model, weights, !classes.same);
+    if (weights && !classes.same) launcher.Print("its output %s\n", classes.other.c_str());
   };
-  model.end = [&launcher, vit](Model& model) { SaveHuggingFace(launcher, model, VitFormat(vit)); };
+  model.end = [&launcher, vit, config, others = files.others](Model& model) {
+    SaveHuggingFace(launcher, model, VitFormat(vit), config, others);
+  };
   return model;
+}
+
+// As the folder's reader of pictures scales them; where it has none, as this program does.
+PictureScale ScaleIn(const ModelFiles& files) {
+  PictureScale scale;
+  const char* const name = "preprocessor_config.json";
+  const auto found = files.others.find(name);
+  if (found == files.others.end()) return scale;
+  const HuggingFaceConfig reader(files.where + "/" + name, found->second);
+  const bool normalizes = reader.Flag("do_normalize", true);
+  const double one = reader.Flag("do_rescale", true) ? 255 * reader.Real("rescale_factor", 1.0 / 255) : 255;
+  const std::vector<double> mean = reader.Reals("image_mean", 3, 0.5),
+                            deviation = reader.Reals("image_std", 3, 0.5);
+  for (int c = 0; c < 3; ++c) {
+    if (normalizes && !(deviation[c] > 0))
+      Fail(reader.path(), ": image_std is ", deviation[c], ", must be more than 0");
+    scale.mean[c] = static_cast<float>(normalizes ? mean[c] / one : 0);
+    scale.deviation[c] = static_cast<float>(normalizes ? deviation[c] / one : 1 / one);
+  }
+  return scale;
 }
 
 int TrainVit(const Launcher& launcher) {
   CheckHuggingFaceFlags();
+  const ModelFiles files = FilesOfBeginning(launcher);
   if (!FLAGS_load_hf.empty() && !IsGiven("image_size") && FLAGS_idx.empty())
-    FLAGS_image_size = ReadVitConfig(FLAGS_load_hf).side;
+    FLAGS_image_size = ReadVitConfig(*files.config).side;
   RequireHuggingFaceFolder(launcher);
-  return TrainVisionModel(launcher, [&](const PictureShape& shape) { return ModelOfFlags(launcher, shape); });
+  return TrainVisionModel(
+      launcher, [&](const PictureShape& shape) { return ModelOfFlags(launcher, shape, files); },
+      ScaleIn(files));
 }
 
 }  // namespace

@@ -2,7 +2,10 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
+
+#include "oneflow_like/text/utf8.h"
 
 namespace oneflow_like {
 namespace {
@@ -83,21 +86,28 @@ VitFolder ReadVitConfig(const HuggingFaceConfig& file) {
   c.norm_eps = file.Real("layer_norm_eps", 1e-12);
   vit.side = file.Number("image_size", kMany, 224);
   vit.channels = file.Number("num_channels", kMany, 3);
-  c.classes = file.Entries("id2label", 2);
+  c.classes = file.Entries("id2label", file.Number("num_labels", kMany, 2));
   if (c.width % c.heads != 0)
     Fail(file.path(), ": num_attention_heads is ", c.heads, ", but must divide hidden_size, ", c.width);
   if (vit.side % c.patch != 0)
     Fail(file.path(), ": patch_size is ", c.patch, ", but must divide image_size, ", vit.side);
   file.Require("hidden_act", {"gelu"});
   file.Require("qkv_bias", {true});
+  file.Require("quantization_config", {nullptr});
   return vit;
 }
 
-std::string VitConfigText(const VitFolder& vit) {
+std::string VitConfigText(const VitFolder& vit, const HuggingFaceConfig* theirs) {
   const VitConfig& c = vit.config;
+  if (theirs) {
+    json now = json::parse(VitConfigText(vit));
+    const VitFolder there = ReadVitConfig(*theirs);
+    if (theirs->Says("num_labels") && there.config.classes != c.classes) now["num_labels"] = c.classes;
+    return ChangedConfig(*theirs, VitConfigText(there), now.dump());
+  }
   json names = json::object(), numbers = json::object();
   for (int64_t i = 0; i < c.classes; ++i) {
-    const std::string label = Cat("LABEL_", i);
+    const std::string label = vit.labels.empty() ? Cat("LABEL_", i) : ValidUtf8(vit.labels[i]);
     names[std::to_string(i)] = label;
     numbers[label] = i;
   }
@@ -120,6 +130,20 @@ std::string VitConfigText(const VitFolder& vit) {
   return config.dump(2) + "\n";
 }
 
+std::vector<std::string> VitLabels(const HuggingFaceConfig& file) {
+  const HuggingFaceConfig names = file.Part("id2label");
+  std::vector<std::string> labels;
+  bool named = false;
+  for (const int64_t classes = file.Entries("id2label", 0); std::ssize(labels) < classes;) {
+    const std::string number = std::to_string(labels.size());
+    const std::optional<std::string> label = names.Text(number);
+    if (!label) return {};
+    named = named || *label != "LABEL_" + number;
+    labels.push_back(*label);
+  }
+  return named ? labels : std::vector<std::string>();
+}
+
 ModelFormat VitFormat(const VitFolder& vit) {
   return {"vit",
           [bare = vit.config.classes == 0](const std::string& folder) {
@@ -127,8 +151,10 @@ ModelFormat VitFormat(const VitFolder& vit) {
             if (bare) there.config.classes = 0;
             return std::make_shared<HuggingFaceReader>(folder, VitNames(there));
           },
-          [=](std::shared_ptr<VariableSource> ours, const std::string& folder) {
-            WriteHuggingFace(std::move(ours), VitNames(vit), VitConfigText(vit), folder);
+          [=](std::shared_ptr<VariableSource> ours, const FolderFiles& files, const std::string& folder) {
+            const auto theirs = ConfigIn(files, ours->where());
+            WriteHuggingFace(std::move(ours), VitNames(vit), VitConfigText(vit, theirs ? &*theirs : nullptr),
+                             files, folder);
           }};
 }
 

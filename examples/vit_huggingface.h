@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "examples/vit_model.h"
 #include "oneflow_like/checkpoint/huggingface.h"
@@ -13,6 +14,7 @@ namespace oneflow_like {
 struct VitFolder {
   VitConfig config;
   int64_t side = 224, channels = 3;
+  std::vector<std::string> labels = {};  // names of the classes, to be written; empty: LABEL_0 and so on
 };
 
 // The tensors of a ViT of this size; with 0 classes those without the output, which is ignored.
@@ -22,7 +24,12 @@ NameTable VitNames(const VitFolder& vit);
 // another type, contradictory, or of a model that vit_model.h does not compute.
 VitFolder ReadVitConfig(const std::string& folder);
 VitFolder ReadVitConfig(const HuggingFaceConfig& file);
-std::string VitConfigText(const VitFolder& vit);
+// With `theirs` that file, changed where it is of another model, or of other classes.
+std::string VitConfigText(const VitFolder& vit, const HuggingFaceConfig* theirs = nullptr);
+
+// The names of the classes in the order of their numbers; empty where some are missing, or are LABEL_0 and so
+// on.
+std::vector<std::string> VitLabels(const HuggingFaceConfig& file);
 
 // Reads any folder, with 0 classes without the output; writes weights of this model.
 ModelFormat VitFormat(const VitFolder& vit);

@@ -16,8 +16,11 @@ namespace oneflow_like {
 
 struct SaveOptions {
   std::map<std::string, std::string> state;  // the program's own, in UTF-8: {"epoch", "3"}
-  std::string training = "train";            // its next step names the checkpoint
-  int keep = 0;                              // how many of the newest stay in the folder; 0: all
+  // Contents of small files for the checkpoint's folder, by name: a tokenizer's, for instance. A name may
+  // have one folder in front: "templates/chat.jinja".
+  std::map<std::string, std::string> files;
+  std::string training = "train";  // its next step names the checkpoint
+  int keep = 0;                    // how many of the newest stay in the folder; 0: all
   // For hosts without a common file system: each saves what its ranks hold in its own folder of that path. To
   // load such a checkpoint, each process must find what it needs on its own host. Which processes share a
   // folder is found out by looking. A checkpoint that only some of the hosts have is replaced.
@@ -92,6 +95,10 @@ std::string NewestCheckpoint(const std::string& path);
 // Loaded::passed_over. Throws Error where processes have checkpoints, but none in common.
 std::string NewestCheckpoint(const Model& model, const std::string& path,
                              std::vector<std::string>* passed_over = nullptr);
+
+// Opens what Load would read, without a model: throws its Error, naming the file, for what is missing or has
+// a broken index or header. Damaged numbers show when they are read.
+void RequireCheckpoint(const std::string& path);
 
 // Complete checkpoints in a folder, oldest first; none when it does not exist.
 std::vector<std::string> Checkpoints(const std::string& folder);

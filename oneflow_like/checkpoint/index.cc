@@ -136,6 +136,19 @@ std::string WrongWith(const StoredVariable& variable, bool local) {
 
 }  // namespace
 
+StoredFile StoredAs(const std::string& contents) {
+  return {static_cast<int64_t>(contents.size()), ChecksumOf(contents)};
+}
+
+bool IsNameInFolder(const std::string& name) {
+  const size_t slash = name.find('/');
+  const auto plain = [](const std::string& part) {
+    return !part.empty() && part[0] != '.' && part.find('/') == std::string::npos;
+  };
+  if (slash == std::string::npos) return plain(name);
+  return plain(name.substr(0, slash)) && plain(name.substr(slash + 1));
+}
+
 std::string ToText(const std::map<std::string, StoredVariable>& written) { return ToJson(written).dump(); }
 
 std::map<std::string, StoredVariable> WrittenFromText(const std::string& text) {
@@ -162,6 +175,8 @@ std::string CheckpointIndex::ToJson() const {
                 {"state", state},
                 {"variables", oneflow_like::ToJson(variables)}};
   if (!save.empty()) index["save"] = save;
+  for (const auto& [name, file] : files)
+    index["files"][name] = {{"bytes", file.bytes}, {"crc32", file.checksum}};
   index["checksum"] = ChecksumOf(index.dump());
   return index.dump(1) + "\n";
 }
@@ -193,6 +208,12 @@ CheckpointIndex CheckpointIndex::Read(const std::string& folder) {
     for (const auto& [name, step] : Object(all.at("steps")))
       index.steps[name] = static_cast<int64_t>(Whole(step, INT64_MAX));
     index.state = all.at("state").get<std::map<std::string, std::string>>();
+    if (all.contains("files"))
+      for (const auto& [name, entry] : Object(all["files"])) {
+        if (!IsNameInFolder(name)) Fail("it has a file '", name, "', which is none of this folder");
+        index.files[name] = {static_cast<int64_t>(Whole(entry.at("bytes"), INT64_MAX)),
+                             static_cast<uint32_t>(Whole(entry.at("crc32"), UINT32_MAX))};
+      }
     for (const auto& [name, entry] : Object(all.at("variables"))) {
       const StoredVariable& variable = index.variables[name] = ToVariable(entry);
       if (const std::string wrong = WrongWith(variable, index.local); !wrong.empty())

@@ -28,6 +28,15 @@ struct StoredVariable {
   std::vector<StoredPiece> pieces;  // every element is in one, unless the checkpoint is local
 };
 
+// A file of the program's own (SaveOptions::files).
+struct StoredFile {
+  int64_t bytes = 0;
+  uint32_t checksum = 0;
+};
+StoredFile StoredAs(const std::string& contents);
+// Whether the name is that of a file in a folder, or of one in a folder in it; none may be hidden.
+bool IsNameInFolder(const std::string& name);
+
 struct CheckpointIndex {
   static constexpr int kVersion = 1;
   static constexpr const char* kFile = "model.safetensors.index.json";
@@ -39,6 +48,7 @@ struct CheckpointIndex {
   uint64_t seed = 0;
   std::map<std::string, int64_t> steps;      // next, by training or evaluation
   std::map<std::string, std::string> state;  // the program's own values
+  std::map<std::string, StoredFile> files;
   std::map<std::string, StoredVariable> variables;
 
   std::string ToJson() const;

@@ -62,6 +62,9 @@ std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& so
   }
   for (const auto& [name, stored] : names)
     if (!model.variables.count(name) && wants(name)) unknown.push_back(name);
+  for (const auto& [name, type] : source.others())
+    if (model.variables.count(name) || !options.partial)
+      different.push_back(Cat("'", name, "' is of type ", type, ", which is not known here"));
   std::string wrong;
   if (!missing.empty() && !options.partial) wrong += Cat("; it lacks ", Quoted(missing));
   if (!unknown.empty() && !options.partial) wrong += Cat("; the model has no ", Quoted(unknown));
@@ -199,6 +202,14 @@ std::string NewestCheckpoint(const Model& model, const std::string& path,
   CommonCheckpoint newest = NewestInCommon(model.impl()->options.job.get(), path);
   if (passed_over) *passed_over = std::move(newest.passed_over);
   return newest.path;
+}
+
+void RequireCheckpoint(const std::string& path) {
+  const std::string newest = NewestCheckpoint(path);
+  std::error_code error;
+  if (newest.empty() && !fs::exists(path, error)) Fail(path, ": there is nothing of that name");
+  if (newest.empty()) Fail(path, ": there is no complete checkpoint in it");
+  OrElse(EarlierThan(newest, path), [&] { CheckpointReader(newest).OpenAll(); });
 }
 
 void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {

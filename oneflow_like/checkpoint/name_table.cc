@@ -217,13 +217,20 @@ RowLayout::RowLayout(const NameRow& given) : row(given) {
 OurNames::OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& table)
     : theirs_(std::move(theirs)) {
   const auto& all = theirs_->variables();
+  const auto& others = theirs_->others();
   std::vector<std::string> missing, unknown, different;
   std::set<std::string> used;
   const std::string& prefix = table.optional_prefix;
   for (const NameRow& row : table.rows) {
     std::string name = row.theirs;
-    if (!all.count(name) && !prefix.empty() && name.rfind(prefix, 0) == 0) name.erase(0, prefix.size());
+    if (!all.count(name) && !others.count(name) && !prefix.empty() && name.rfind(prefix, 0) == 0)
+      name.erase(0, prefix.size());
     auto found = all.find(name);
+    if (const auto other = others.find(name); other != others.end()) {
+      used.insert(name);
+      different.push_back(Cat("'", name, "' is of type ", other->second, ", which is not known here"));
+      continue;
+    }
     if (found == all.end()) {
       missing.push_back(row.theirs);
       continue;
@@ -237,13 +244,13 @@ OurNames::OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& tabl
       places_[row.ours[part].name] = {rows_.size() - 1, part, name};
     }
   }
-  for (const auto& [name, unused] : all) {
-    auto matches = [&, &name = name](const std::string& pattern) {
-      return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-    };
+  const auto look_at = [&](const std::string& name) {
+    auto matches = [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
     if (!used.count(name) && std::none_of(table.ignored.begin(), table.ignored.end(), matches))
       unknown.push_back(name);
-  }
+  };
+  for (const auto& [name, unused] : all) look_at(name);
+  for (const auto& [name, unused] : others) look_at(name);
   RequireFit(where(), table, missing, unknown, different);
 }
 

@@ -53,7 +53,8 @@ struct RowLayout {
 // Shows a source with their names under our names.
 class OurNames : public VariableSource {
  public:
-  // Throws Error naming all tensors that are missing, unknown to the table, or of another shape.
+  // Throws Error naming all tensors that are missing, unknown to the table, of another shape, or of a type
+  // that this library does not have. Those that the table ignores may be of any type.
   OurNames(std::shared_ptr<VariableSource> theirs, const NameTable& table);
   void Read(const std::string& variable, const Box& box, void* to) override;
   const std::string& where() const override { return theirs_->where(); }

@@ -42,6 +42,24 @@ void CheckpointReader::Read(const std::string& name, const Box& box, void* to) {
          "saved with, each on the host where it was");
 }
 
+std::string CheckpointReader::Contents(const std::string& file) const {
+  const StoredFile& stored = index_.files.at(file);
+  const std::string path = folder_ + "/" + file, contents = ReadText(path, stored.bytes);
+  if (const StoredFile is = StoredAs(contents); is.bytes != stored.bytes || is.checksum != stored.checksum)
+    Fail(path, ": it is damaged: the checksum of its ", stored.bytes, " bytes does not fit");
+  return contents;
+}
+
+void CheckpointReader::OpenAll() {
+  std::map<std::string, std::vector<std::pair<const StoredVariable*, const StoredPiece*>>> files;
+  for (const auto& [name, variable] : index_.variables)
+    for (const StoredPiece& piece : variable.pieces) files[piece.file].push_back({&variable, &piece});
+  for (const auto& [file, pieces] : files) {
+    for (const auto& [variable, piece] : pieces) FileOf(*variable, *piece);
+    files_.erase(file);  // there may be more than a process may have open
+  }
+}
+
 void CheckpointReader::Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number) {
   BlockOf(piece, FileOf(variable, piece), number);
 }

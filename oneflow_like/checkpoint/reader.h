@@ -21,6 +21,11 @@ class CheckpointReader : public VariableSource {
 
   // Checks the checksum of every block that it reads.
   void Read(const std::string& variable, const Box& box, void* to) override;
+  // The contents of one of the index's files, checked. Throws Error naming it.
+  std::string Contents(const std::string& file) const;
+  // Opens all files of tensors, one after the other. Throws Error naming the first that is missing or has a
+  // broken header.
+  void OpenAll();
   // Checks block `number` (of kChecksumBytes) of the piece.
   void Check(const StoredVariable& variable, const StoredPiece& piece, int64_t number);
   // Throws Error when a file is missing, too short, or has other tensors than the index says.

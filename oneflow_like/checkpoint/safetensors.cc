@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.h"
 #include "oneflow_like/text/json_text.h"
@@ -42,17 +43,35 @@ int64_t WholeNumber(const json& value, const std::string& path, const std::strin
   return value.get<int64_t>();
 }
 
-StoredTensor ToTensor(const json& entry, const std::string& path, const std::string& name, int64_t data,
+// Where a tensor's bytes lie in the file.
+struct ByteRange {
+  int64_t begin = 0, end = 0;
+};
+
+// What every entry has, whatever its type.
+ByteRange ByteRangeOf(const json& entry, const std::string& path, const std::string& name, int64_t data,
                       int64_t size) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
     FailWith(path, Cat("tensor '", name, "' lacks dtype, shape or data_offsets"));
-  StoredTensor tensor;
-  const json &dtype = entry["dtype"], &shape = entry["shape"], &offsets = entry["data_offsets"];
-  if (!dtype.is_string() || !ParseName(dtype.get<std::string>(), &tensor.dtype))
-    FailWith(path,
-             Cat("tensor '", name, "' is of type ", dtype.dump().substr(0, 40), ", which is not known here"));
-  if (!shape.is_array() || shape.size() > Dims::kMaxRank)
+  const json &dtype = entry["dtype"], &offsets = entry["data_offsets"];
+  if (!dtype.is_string() || dtype.get_ref<const std::string&>().empty())
+    FailWith(path, Cat("tensor '", name, "' is of type ", dtype.dump().substr(0, 40), ", which is no name"));
+  if (!entry["shape"].is_array())
+    FailWith(path, Cat("tensor '", name, "' has shape ", entry["shape"].dump().substr(0, 60)));
+  if (!offsets.is_array() || offsets.size() != 2)
+    FailWith(path, Cat("tensor '", name, "' has data_offsets ", offsets.dump().substr(0, 60)));
+  const int64_t begin = WholeNumber(offsets[0], path, name), end = WholeNumber(offsets[1], path, name);
+  if (begin > end || end > size - data)
+    FailWith(path, Cat("tensor '", name, "' claims bytes ", begin, " to ", end, " of ", size - data,
+                       " in the file"));
+  return {data + begin, data + end};
+}
+
+StoredTensor ToTensor(DType dtype, const json& shape, const ByteRange& at, const std::string& path,
+                      const std::string& name, int64_t size) {
+  StoredTensor tensor{dtype, {}, at.begin};
+  if (shape.size() > Dims::kMaxRank)
     FailWith(path, Cat("tensor '", name, "' has shape ", shape.dump().substr(0, 60), "; up to ",
                        Dims::kMaxRank, " axes are possible"));
   int64_t elements = 1;
@@ -64,29 +83,19 @@ StoredTensor ToTensor(const json& entry, const std::string& path, const std::str
     elements *= e;
     tensor.shape.push_back(e);
   }
-  if (!offsets.is_array() || offsets.size() != 2)
-    FailWith(path, Cat("tensor '", name, "' has data_offsets ", offsets.dump().substr(0, 60)));
-  const int64_t begin = WholeNumber(offsets[0], path, name), end = WholeNumber(offsets[1], path, name);
-  if (begin > end || end > size - data)
-    FailWith(path, Cat("tensor '", name, "' claims bytes ", begin, " to ", end, " of ", size - data,
-                       " in the file"));
-  if (end - begin != tensor.bytes())
+  if (at.end - at.begin != tensor.bytes())
     FailWith(path, Cat("tensor '", name, "' of shape ", tensor.shape.str(), " takes ", tensor.bytes(),
-                       " bytes but has ", end - begin));
-  tensor.offset = data + begin;
+                       " bytes but has ", at.end - at.begin));
   return tensor;
 }
 
-void CheckApart(const std::string& path, const std::map<std::string, StoredTensor>& tensors) {
-  std::vector<std::pair<int64_t, const std::string*>> starts;
-  for (const auto& [name, tensor] : tensors)
-    if (tensor.bytes() > 0) starts.push_back({tensor.offset, &name});
-  std::sort(starts.begin(), starts.end());
-  for (size_t i = 1; i < starts.size(); ++i) {
-    const std::string &before = *starts[i - 1].second, &here = *starts[i].second;
-    if (tensors.at(before).offset + tensors.at(before).bytes() > starts[i].first)
-      FailWith(path, Cat("tensors '", before, "' and '", here, "' overlap"));
-  }
+void CheckApart(const std::string& path, std::vector<std::pair<ByteRange, std::string>> tensors) {
+  std::erase_if(tensors, [](const auto& tensor) { return tensor.first.begin == tensor.first.end; });
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
+  for (size_t i = 1; i < tensors.size(); ++i)
+    if (tensors[i - 1].first.end > tensors[i].first.begin)
+      FailWith(path, Cat("tensors '", tensors[i - 1].second, "' and '", tensors[i].second, "' overlap"));
 }
 
 }  // namespace
@@ -222,9 +231,16 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path, File
   file_.ReadAt(kLengthBytes, text.data(), static_cast<int64_t>(length));
   const json header = ParseJson(path, text);
   if (!header.is_object()) FailWith(path, "its header is no JSON object");
+  std::vector<std::pair<ByteRange, std::string>> extents;
   for (const auto& [name, entry] : header.items()) {
     if (name != "__metadata__") {
-      tensors_[name] = ToTensor(entry, path, name, kLengthBytes + static_cast<int64_t>(length), size);
+      const ByteRange at = ByteRangeOf(entry, path, name, kLengthBytes + static_cast<int64_t>(length), size);
+      extents.push_back({at, name});
+      const std::string type = entry["dtype"];
+      if (DType dtype; ParseName(type, &dtype))
+        tensors_[name] = ToTensor(dtype, entry["shape"], at, path, name, size);
+      else
+        others_[name] = {type, at.begin, at.end - at.begin};
       continue;
     }
     if (!entry.is_object()) FailWith(path, "its __metadata__ is no JSON object");
@@ -233,10 +249,13 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : file_(path, File
       metadata_[key] = value.get<std::string>();
     }
   }
-  CheckApart(path, tensors_);
+  CheckApart(path, std::move(extents));
 }
 
 const StoredTensor& SafetensorsReader::Find(const std::string& name) const {
+  if (const auto other = others_.find(name); other != others_.end())
+    FailWith(file_.path(), Cat("tensor '", name, "' is of type ",
+                               json(other->second.type).dump().substr(0, 40), ", which is not known here"));
   auto found = tensors_.find(name);
   if (found == tensors_.end()) FailWith(file_.path(), Cat("there is no tensor '", name, "' in it"));
   return found->second;

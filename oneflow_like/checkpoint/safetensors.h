@@ -20,6 +20,12 @@ struct StoredTensor {
   int64_t bytes() const { return shape.elements() * static_cast<int64_t>(SizeOf(dtype)); }
 };
 
+// A tensor of a type that this library does not have (F64, I8, ...).
+struct OtherTensor {
+  std::string type;  // its name in the file
+  int64_t offset = 0, bytes = 0;
+};
+
 // An open file, closed by the destructor. Every Error names the file.
 class File {
  public:
@@ -47,17 +53,19 @@ std::string ReadText(const std::string& path, int64_t most);
 class SafetensorsReader {
  public:
   // Reads the header. Throws Error for an invalid file: a header that is longer than the file or than 100 MB,
-  // invalid JSON, an unknown type, a tensor outside the file, tensors that overlap.
+  // invalid JSON, a tensor outside the file, tensors that overlap.
   explicit SafetensorsReader(const std::string& path);
 
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  const StoredTensor& Find(const std::string& name) const;  // throws Error
+  const std::map<std::string, OtherTensor>& others() const { return others_; }
+  const StoredTensor& Find(const std::string& name) const;  // throws Error, also for one of the others
   const File& file() const { return file_; }
 
  private:
   File file_;
   std::map<std::string, StoredTensor> tensors_;
+  std::map<std::string, OtherTensor> others_;
   std::map<std::string, std::string> metadata_;
 };
 

@@ -48,6 +48,7 @@ CheckpointIndex IndexOf(const ModelImpl& model, const SaveOptions& options, cons
   index.seed = model.options.seed;
   for (const auto& [name, steps] : model.steps) index.steps[name] = steps.next;
   index.state = options.state;
+  for (const auto& [name, contents] : options.files) index.files[name] = StoredAs(contents);
   index.local = !team.everyone;
   if (index.local) index.save = save;
   return index;
@@ -64,6 +65,24 @@ void RequireText(const std::map<std::string, std::string>& state) {
   for (const auto& [key, value] : state)
     if (!IsUtf8(key) || !IsUtf8(value))
       Fail("SaveOptions::state: '", key, "' or its value is no text in UTF-8; encode what is not text");
+}
+
+// Whether checkpoints use the name themselves, be it for a while: "written-3", "written-3.new".
+bool IsOwnName(const std::string& name) {
+  if (name == CheckpointIndex::kFile || name.ends_with(".safetensors")) return true;
+  for (const std::string prefix : {"written-", "led-by-"}) {
+    if (name.rfind(prefix, 0) != 0) continue;
+    const std::string process = name.substr(prefix.size(), name.find('.') - prefix.size());
+    if (!process.empty() && process.find_first_not_of("0123456789") == std::string::npos) return true;
+  }
+  return false;
+}
+
+void RequireFreeNames(const std::map<std::string, std::string>& files) {
+  for (const auto& [name, contents] : files)
+    if (const bool own = IsOwnName(name); own || !IsNameInFolder(name) || !IsUtf8(name))
+      Fail("SaveOptions::files: '", name, "' is ",
+           own ? "a name that checkpoints use themselves; rename it" : "no name of a file in a folder");
 }
 
 // What saves have left that were cut off. One at a time is under way in a folder.
@@ -204,6 +223,13 @@ void Saving::Complete() const {
       all.shape = variable.shape;
       all.pieces.insert(all.pieces.end(), variable.pieces.begin(), variable.pieces.end());
     }
+  for (const auto& [name, contents] : options_.files) {
+    const fs::path path = fs::path(partial_) / name;
+    std::error_code ignored;
+    fs::create_directories(path.parent_path(), ignored);
+    WriteFile(path, contents);
+    if (path.parent_path() != fs::path(partial_)) SyncFolder(path.parent_path());
+  }
   WriteFile(Cat(partial_, "/", CheckpointIndex::kFile), index.ToJson());
   std::error_code ignored;
   for (int p : team_.processes) fs::remove(FileOf(p), ignored);
@@ -281,6 +307,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   ModelImpl* impl = model.impl();
   if (folder.empty()) Fail("Save: the folder's name is empty");
   RequireText(options.state);
+  RequireFreeNames(options.files);
   if (impl->saving)
     SaveHandle(impl->shared_from_this(), std::static_pointer_cast<Saving>(impl->saving)).Wait();
   char name[32];

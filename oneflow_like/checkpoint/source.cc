@@ -80,6 +80,13 @@ std::vector<SourceFact> VariableSource::Facts() const {
           {"the hash of their names, types and shapes", Hexadecimal(HashOfBytes(text.data(), text.size()))}};
 }
 
+void RequireAllReadable(const VariableSource& source) {
+  if (source.others().empty()) return;
+  const auto& [name, type] = *source.others().begin();
+  Fail(source.where(), ": '", name, "' is of type ", type, ", which is not known here",
+       source.others().size() == 1 ? "" : Cat(", as ", source.others().size() - 1, " more"));
+}
+
 // --- Files ---
 
 FileSource::FileSource(std::string path) : path_(std::move(path)) {
@@ -94,6 +101,7 @@ FileSource::FileSource(std::string path) : path_(std::move(path)) {
   std::unique_ptr<SafetensorsReader>& file = files_[""];
   file = std::make_unique<SafetensorsReader>(folder ? tensors : path_);
   for (const auto& [name, unused] : file->tensors()) Add(name, file.get());
+  for (const auto& [name, unused] : file->others()) Add(name, file.get());
 }
 
 void FileSource::AddShards(const std::string& index) {
@@ -115,6 +123,10 @@ void FileSource::AddShards(const std::string& index) {
 }
 
 void FileSource::Add(const std::string& tensor, const SafetensorsReader* file) {
+  if (const auto other = file->others().find(tensor); other != file->others().end()) {
+    others_[tensor] = json(other->second.type).dump().substr(0, 40);
+    return;
+  }
   const StoredTensor& stored = file->Find(tensor);
   variables_[tensor] = {stored.dtype, stored.shape};
   file_of_[tensor] = file;
@@ -153,6 +165,7 @@ void FileSource::Read(const std::string& name, const Box& box, void* to) {
 
 ConvertedSource::ConvertedSource(std::shared_ptr<VariableSource> from, const Conversion& conversion)
     : from_(std::move(from)) {
+  others_ = from_->others();
   for (const auto& [name, variable] : from_->variables()) {
     if (conversion.weights_only && IsTrainingState(name)) continue;
     variables_[name] = variable;
@@ -180,6 +193,7 @@ void ConvertedSource::Read(const std::string& name, const Box& box, void* to) {
 
 void WriteTensors(VariableSource& source, const std::string& path,
                   const std::map<std::string, std::string>& metadata) {
+  RequireAllReadable(source);
   std::vector<SafetensorsWriter::Entry> entries;
   for (const auto& [name, variable] : source.variables())
     entries.push_back({name, variable.dtype, variable.shape});

@@ -29,6 +29,9 @@ class VariableSource {
  public:
   virtual ~VariableSource() = default;
   const std::map<std::string, SourceVariable>& variables() const { return variables_; }
+  // What else there is: the names of tensors, and of their types, that this library does not have (F64, I8).
+  // They cannot be read.
+  const std::map<std::string, std::string>& others() const { return others_; }
   // Reads a box of a variable, row-major, in the variable's type. Reads only what it needs, in pieces of at
   // most kBlockBytes. Throws Error naming the file. REQUIRES: the variable is one of variables(), the box
   // lies inside it.
@@ -40,7 +43,11 @@ class VariableSource {
 
  protected:
   std::map<std::string, SourceVariable> variables_;
+  std::map<std::string, std::string> others_;
 };
+
+// Throws Error for a source with others, which would be lost where it is written or compared.
+void RequireAllReadable(const VariableSource& source);
 
 // Tensors by the names in the files: of one safetensors file, or of a folder with model.safetensors or with
 // the shards of a model.safetensors.index.json, as Hugging Face's library writes them.
@@ -66,7 +73,8 @@ struct Conversion {
   bool weights_only = false;   // without the state of trainings
 };
 
-// Another source, converted on the way. A finite number that the type cannot hold is an Error.
+// Another source, converted on the way, others and all. A finite number that the type cannot hold is an
+// Error.
 class ConvertedSource : public VariableSource {
  public:
   ConvertedSource(std::shared_ptr<VariableSource> from, const Conversion& conversion);
@@ -85,7 +93,7 @@ void ForEachBlock(const SourceVariable& variable, const std::function<void(const
 // Element `index` of row-major data; exact.
 long double NumberAt(DType dtype, const void* data, int64_t index);
 
-// Creates a safetensors file of all the source's variables, synced.
+// Creates a safetensors file of all the source's variables, synced. Throws Error where it has others.
 void WriteTensors(VariableSource& source, const std::string& path,
                   const std::map<std::string, std::string>& metadata);
 

@@ -136,11 +136,13 @@ void VerifyFile(const std::string& path, const std::set<std::string>* known, Fin
   findings->Try([&] {
     const SafetensorsReader reader(path);
     int64_t end = 0;
-    for (const auto& [name, tensor] : reader.tensors()) {
-      end = std::max(end, tensor.offset + tensor.bytes());
+    const auto look_at = [&](const std::string& name, int64_t its_end) {
+      end = std::max(end, its_end);
       if (known && !known->count(name))
         findings->Note(Cat(path, ": the index does not name tensor '", name, "'"));
-    }
+    };
+    for (const auto& [name, tensor] : reader.tensors()) look_at(name, tensor.offset + tensor.bytes());
+    for (const auto& [name, tensor] : reader.others()) look_at(name, tensor.offset + tensor.bytes);
     if (end > 0 && end < reader.file().size())
       findings->Wrong(Cat(path, ": it has ", reader.file().size() - end, " bytes behind its last tensor"));
   });
@@ -161,9 +163,14 @@ void VerifyCheckpoint(const std::string& folder, Findings* findings, std::ostrea
     }
   }
   for (const auto& [file, tensors] : files) VerifyFile(folder + "/" + file, &tensors, findings);
+  std::set<std::string> others;  // and the folders of some
+  for (const auto& [file, stored] : reader.index().files) {
+    findings->Try([&, &file = file] { reader.Contents(file); });
+    others.insert(file.substr(0, file.find('/')));
+  }
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     const std::string file = entry.path().filename().string();
-    if (file != CheckpointIndex::kFile && !files.count(file))
+    if (file != CheckpointIndex::kFile && !files.count(file) && !others.count(file))
       findings->Note(Cat(entry.path().string(), ": the index does not name this file"));
   }
   if (findings->well())
@@ -189,6 +196,8 @@ void VerifyPlain(const std::string& path, Findings* findings, std::ostream& out)
           source.Read(entry.first, box, block.data());
         });
       });
+    for (const auto& [name, type] : source.others())
+      findings->Note(Cat(path, ": tensor '", name, "' is of type ", type, ", which cannot be read here"));
     if (findings->well())
       out << path << ": " << source.variables().size()
           << " tensors can be read; they have no checksums that would tell wrong bytes\n";
@@ -205,6 +214,18 @@ std::shared_ptr<VariableSource> OpenSource(const std::string& path, const ModelF
   return std::make_shared<FileSource>(path);
 }
 
+FolderFiles FilesBeside(const VariableSource& source) {
+  std::error_code error;
+  const auto* checkpoint = dynamic_cast<const CheckpointReader*>(&source);
+  if (!checkpoint)
+    return fs::is_directory(source.where(), error) ? ReadFolderFiles(source.where()) : FolderFiles();
+  FolderFiles files;
+  for (const auto& [name, stored] : checkpoint->index().files) files[name] = checkpoint->Contents(name);
+  const auto& state = checkpoint->index().state;
+  if (const auto config = state.find(kConfigFile); config != state.end()) files[kConfigFile] = config->second;
+  return files;
+}
+
 void ListVariables(const std::string& path, const ModelFormat* model, std::ostream& out) {
   const std::shared_ptr<VariableSource> source = OpenSource(path, model);
   const auto* checkpoint = dynamic_cast<const CheckpointReader*>(source.get());
@@ -214,6 +235,9 @@ void ListVariables(const std::string& path, const ModelFormat* model, std::ostre
     out << "mesh       " << Printable(index.mesh) << "\nseed       " << index.seed << "\n";
     PrintPairs("next step  ", index.steps, " ", out);
     PrintPairs("state      ", index.state, "=", out);
+    std::map<std::string, std::string> files;
+    for (const auto& [name, file] : index.files) files[name] = Cat(file.bytes, " bytes");
+    PrintPairs("files      ", files, " ", out);
   }
   size_t name_width = 6, shape_width = 5;
   int64_t bytes = 0;
@@ -234,7 +258,10 @@ void ListVariables(const std::string& path, const ModelFormat* model, std::ostre
     row(Printable(name), Name(variable.dtype), variable.shape.str(),
         Cat(pieces, pieces == 1 ? " piece" : " pieces"), Cat(variable.bytes()));
   }
-  out << source->variables().size() << " tensors, " << bytes << " bytes (" << Mebibytes(bytes) << ")\n";
+  for (const auto& [name, type] : source->others())
+    row(Printable(name), Printable(type), "not read here", "", "");
+  out << source->variables().size() + source->others().size() << " tensors, " << bytes << " bytes ("
+      << Mebibytes(bytes) << ")\n";
 }
 
 bool VerifyFiles(const std::string& path, std::ostream& out) {
@@ -245,6 +272,8 @@ bool VerifyFiles(const std::string& path, std::ostream& out) {
 }
 
 bool DiffVariables(VariableSource& a, VariableSource& b, std::ostream& out) {
+  RequireAllReadable(a);
+  RequireAllReadable(b);
   int64_t equal = 0, differ = 0, only = 0;
   auto say_only = [&](const VariableSource& here, const VariableSource& there) {
     for (const auto& [name, unused] : here.variables())

@@ -15,6 +15,10 @@ namespace oneflow_like {
 // files. Throws Error.
 std::shared_ptr<VariableSource> OpenSource(const std::string& path, const ModelFormat* model);
 
+// The small files of the model at a path: those that a checkpoint keeps, with its config.json, or those of a
+// Hugging Face folder; none of a single file. Throws Error for one that is damaged.
+FolderFiles FilesBeside(const VariableSource& source);
+
 // Lists tensors with type, shape, pieces and bytes; for a checkpoint also mesh, seed, steps and the program's
 // state.
 void ListVariables(const std::string& path, const ModelFormat* model, std::ostream& out);

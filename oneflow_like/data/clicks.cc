@@ -36,7 +36,9 @@ ClickLog::ClickLog(const std::string& pattern, const ClickLogOptions& options) :
     Log log{std::make_shared<MappedFile>(path), lines_, {}};
     if (IsGzip(log.file->data(), log.file->size()))
       Fail(path, " at byte 0: a click log must be unpacked, and this is gzip");
-    for (int64_t at = 0; at < log.file->size(); at = EndOfLine(*log.file, at) + 1) {
+    const std::string_view bytes(reinterpret_cast<const char*>(log.file->data()), log.file->size());
+    for (int64_t at = bytes.starts_with("\xEF\xBB\xBF") ? 3 : 0; at < log.file->size();
+         at = EndOfLine(*log.file, at) + 1) {
       if ((lines_ - log.first) % kIndexed == 0) log.offsets.push_back(at);
       ++lines_;
     }

@@ -15,7 +15,8 @@ namespace oneflow_like {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  virtual int64_t vocabulary() const = 0;  // tokens are 0 .. vocabulary - 1
+  virtual int64_t vocabulary() const = 0;  // tokens are some of 0 .. vocabulary - 1
+  virtual bool Has(int32_t token) const { return token >= 0 && token < vocabulary(); }
   virtual std::vector<int32_t> Encode(const std::string& text) const = 0;
   // Adds the special tokens that models expect around a text, if the tokenizer has any.
   virtual std::vector<int32_t> EncodeWhole(const std::string& text) const { return Encode(text); }

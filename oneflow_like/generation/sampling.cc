@@ -62,20 +62,22 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options) {
   if (!(options.top_p > 0 && options.top_p <= 1))
     Fail("sampling: top_p is ", options.top_p, ", must be more than 0, at most 1");
   CheckRange("sampling: min_p", options.min_p, 0.0, 1.0);
-  CheckRange<int64_t>("sampling: vocabulary", options.vocabulary, 0, INT32_MAX);
 }
 
 // Logits of the tokens that may be drawn.
 std::vector<float> Sampler::Penalised(std::span<const float> logits, std::span<const int32_t> seen) const {
-  if (options_.vocabulary > 0) logits = logits.first(std::min<size_t>(logits.size(), options_.vocabulary));
+  const std::vector<bool>& known = options_.known;
+  if (!known.empty()) logits = logits.first(std::min(logits.size(), known.size()));
   std::vector<float> out(logits.begin(), logits.end());
   for (size_t t = 0; t < out.size(); ++t)
-    if (!(out[t] < std::numeric_limits<float>::infinity()))
+    if (!known.empty() && !known[t])
+      out[t] = kImpossible;
+    else if (!(out[t] < std::numeric_limits<float>::infinity()))
       Fail("sampling: the logit of token ", t, " is ", out[t], ", from which nothing can be drawn");
   if (options_.repetition_penalty != 1) {
     const auto penalty = static_cast<float>(options_.repetition_penalty);
     for (int32_t t : seen)
-      if (static_cast<size_t>(t) < out.size() && out[t] != 0) {
+      if (static_cast<size_t>(t) < out.size() && out[t] != 0 && out[t] != kImpossible) {
         const float was = logits[t];  // once, however often the token stands there
         out[t] = was > 0 ? was / penalty : was * penalty;
       }

@@ -20,10 +20,12 @@ struct SamplingOptions {
   double top_p = 1;
   double min_p = 0;  // draw only tokens at least this share as likely as the likeliest (Nguyen et al. 2024)
   uint64_t seed = 1;
-  int64_t vocabulary = 0;  // tokens from this number on are never drawn; 0: all may be
+  // Whether each token may be drawn, by number; those behind the last never are. Empty: all may be. A model
+  // can have rows for numbers that its tokenizer does not know, in gaps and behind its last.
+  std::vector<bool> known = {};
 };
 
-// Cheap to copy; thread-safe.
+// Thread-safe.
 class Sampler {
  public:
   explicit Sampler(const SamplingOptions& options);  // throws Error for options out of range

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/system/text_lines.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/launch/help.h"
 
@@ -77,8 +78,10 @@ std::optional<std::string> PlainValue(const std::string& text) {
 std::map<std::string, std::string> FlagsOf(const std::string& who, std::istream& text) {
   std::map<std::string, std::string> flags;
   std::string line;
-  for (int number = 1; std::getline(text, line); ++number) {
-    while (!line.empty() && (line.back() == ' ' || line.back() == '\r')) line.pop_back();
+  TextLines lines(text, who);
+  while (lines.Next(&line)) {
+    const int number = lines.number();
+    while (!line.empty() && line.back() == ' ') line.pop_back();
     if (line.empty() || line[0] == '#') continue;
     const size_t equals = line.find('=');
     // gflags reads names and values up to a zero.

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/system/file_check.h"
+#include "core/system/text_lines.h"
 
 namespace oneflow_like {
 namespace {
@@ -32,8 +33,9 @@ class TopologyFile {
     if (!in) Fail("topology file '", path_, "' cannot be read; examples/topologies has some");
     machine_.topology.links.clear();
     machine_.overhead = 0;
-    for (std::string line; std::getline(in, line);) {
-      if (++line_ == 1 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // as some editors begin a text
+    TextLines lines(in, path_);
+    for (std::string line; lines.Next(&line);) {
+      line_ = lines.number();
       line = line.substr(0, line.find('#'));
       words_ = std::istringstream(line);
       if (std::string key; words_ >> key) ReadFact(key);

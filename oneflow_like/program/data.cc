@@ -8,8 +8,12 @@
 
 namespace oneflow_like {
 
+int64_t RoundedVocabulary(int64_t vocabulary) {
+  constexpr int64_t kMultiple = 128;  // GPT-2's 50257 become 50304
+  return (vocabulary + kMultiple - 1) / kMultiple * kMultiple;
+}
+
 TextSplit OpenText(const std::string& pattern, int64_t context) {
-  constexpr int64_t kVocabularyMultiple = 128;  // GPT-2's 50257 become 50304
   TextSplit text;
   text.all = Tokens::Open(pattern);
   const int64_t size = text.all.size(), sequence = context + 1, held = std::max(size / 20, sequence);
@@ -19,8 +23,6 @@ TextSplit OpenText(const std::string& pattern, int64_t context) {
   text.train = text.all.Part(0, train);
   text.held_out = text.all.Part(train, size);
   text.vocabulary = text.all.Vocabulary();
-  if (!text.all.text())
-    text.vocabulary = (text.vocabulary - 1) / kVocabularyMultiple * kVocabularyMultiple + kVocabularyMultiple;
   return text;
 }
 

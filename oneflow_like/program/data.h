@@ -16,8 +16,10 @@ namespace oneflow_like {
 // When too little would be left to train on, nothing is held out.
 struct TextSplit {
   Tokens all, train, held_out;
-  int64_t vocabulary = 256;  // of a token file its largest token + 1, rounded up to a multiple of 128
+  int64_t vocabulary = 256;  // of a token file its largest token + 1
 };
+// A multiple of 128, at least `vocabulary`: the rows of a model's tables that mesh axes are to cut evenly.
+int64_t RoundedVocabulary(int64_t vocabulary);
 // Throws Error for a file that is missing, none of Tokens::Open's, or shorter than one sequence.
 TextSplit OpenText(const std::string& pattern, int64_t context);
 

@@ -1,6 +1,8 @@
 #include "oneflow_like/program/huggingface_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "core/error.h"
 #include "oneflow_like/checkpoint/safetensors.h"
@@ -10,18 +12,19 @@ namespace oneflow_like {
 
 using nlohmann::json;
 
-constexpr int64_t kMostConfig = 1 << 20;  // bytes
+constexpr int64_t kMostConfig = 1 << 24;  // bytes; 20,000 names of classes take 2 million
 
 HuggingFaceConfig::HuggingFaceConfig(const std::string& folder)
     : HuggingFaceConfig(folder + "/config.json", ReadText(folder + "/config.json", kMostConfig)) {}
 
-HuggingFaceConfig::HuggingFaceConfig(const std::string& where, const std::string& text) : path_(where) {
+HuggingFaceConfig::HuggingFaceConfig(const std::string& where, const std::string& text)
+    : path_(where), text_(text) {
   all_ = ParseJson(path_, text);
   if (!all_.is_object()) Fail(path_, ": it is no JSON object");
 }
 
 HuggingFaceConfig::HuggingFaceConfig(const HuggingFaceConfig& whole, const std::string& name)
-    : path_(whole.path_), prefix_(whole.prefix_ + name + "."), all_(whole.At(name)) {
+    : path_(whole.path_), text_(whole.text_), prefix_(whole.prefix_ + name + "."), all_(whole.At(name)) {
   if (all_.is_null()) all_ = json::object();
   if (!all_.is_object()) whole.Refuse(name, "must be an object");
 }
@@ -58,14 +61,29 @@ double HuggingFaceConfig::Real(const std::string& name, std::optional<double> ot
   return value.get<double>();
 }
 
+std::vector<double> HuggingFaceConfig::Reals(const std::string& name, size_t count, double otherwise) const {
+  const json& list = At(name);
+  if (list.is_null()) return std::vector<double>(count, otherwise);
+  if (!list.is_array() || list.size() != count || std::any_of(list.begin(), list.end(), [](const json& one) {
+        return !one.is_number() || !std::isfinite(one.get<double>());
+      }))
+    Refuse(name, Cat("must be a list of ", count, " numbers"));
+  return list.get<std::vector<double>>();
+}
+
+std::optional<std::string> HuggingFaceConfig::Text(const std::string& name) const {
+  const json& value = At(name);
+  return value.is_string() ? std::optional(value.get<std::string>()) : std::nullopt;
+}
+
 std::vector<int32_t> HuggingFaceConfig::Numbers(const std::string& name) const {
   std::vector<int32_t> numbers;
   const json& value = At(name);
   const json list = value.is_array() ? value : value.is_null() ? json::array() : json::array({value});
   for (const json& number : list) {
-    if (!number.is_number_integer() || number < 0 || number > INT32_MAX)
+    if (!number.is_number_integer() || number < INT32_MIN || number > INT32_MAX)
       Refuse(name, "must be a token's number, or a list of such");
-    numbers.push_back(number.get<int32_t>());
+    if (number >= 0) numbers.push_back(number.get<int32_t>());
   }
   return numbers;
 }
@@ -92,6 +110,37 @@ void HuggingFaceConfig::Require(const std::string& name, std::initializer_list<j
     wanted += Cat(wanted.empty() ? "" : " or ", value.dump());
   }
   Refuse(name, Cat("the model of this program needs ", wanted));
+}
+
+void HuggingFaceConfig::RequireEach(const std::string& name, const std::string& text) const {
+  const json& all = At(name);
+  if (all.is_array() && std::any_of(all.begin(), all.end(), [&](const json& one) { return one != text; }))
+    Refuse(name, Cat("the model of this program needs \"", text, "\" in each layer"));
+}
+
+std::optional<HuggingFaceConfig> ConfigIn(const FolderFiles& files, const std::string& where) {
+  const auto found = files.find(kConfigFile);
+  if (found == files.end()) return std::nullopt;
+  return HuggingFaceConfig(Cat(where, ": ", kConfigFile), found->second);
+}
+
+std::string ChangedConfig(const HuggingFaceConfig& theirs, const std::string& before,
+                          const std::string& now) {
+  using nlohmann::ordered_json;
+  ordered_json text = ordered_json::parse(theirs.text());
+  const ordered_json was = ordered_json::parse(before), is = ordered_json::parse(now);
+  for (const auto& [name, value] : is.items())
+    if (const auto old = was.find(name); old == was.end() || *old != value) text[name] = value;
+  return text.dump(2) + "\n";
+}
+
+std::vector<int32_t> EndsOfText(const HuggingFaceConfig& config, const std::string& folder) {
+  std::vector<int32_t> ends = config.Numbers("eos_token_id");
+  const std::string path = folder + "/" + kGenerationFile;
+  if (std::error_code error; !std::filesystem::exists(path, error)) return ends;
+  for (int32_t end : HuggingFaceConfig(path, ReadText(path, kMostConfig)).Numbers("eos_token_id"))
+    if (std::find(ends.begin(), ends.end(), end) == ends.end()) ends.push_back(end);
+  return ends;
 }
 
 }  // namespace oneflow_like

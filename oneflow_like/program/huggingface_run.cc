@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/tools.h"
@@ -35,14 +36,38 @@ void RequireHuggingFaceFolder(const Launcher& launcher) {
   RequireFolder(launcher, "save_hf", FLAGS_save_hf, fs::absolute(FLAGS_save_hf).parent_path());
 }
 
-void LoadHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format, bool partial) {
-  if (FLAGS_load_hf.empty()) return;
-  ConvertedSource weights(format.read(FLAGS_load_hf), {.dtype = DType::kFloat32});
-  LoadWeights(model, weights, {.partial = partial});
+ModelFiles FilesOfBeginning(const Launcher& launcher) {
+  ModelFiles files;
+  if (!FLAGS_load_hf.empty()) {
+    files.where = FLAGS_load_hf;
+    files.others = ReadFolderFiles(FLAGS_load_hf);
+    files.config.emplace(FLAGS_load_hf);
+  } else if (const std::string path = BeginningOf(launcher); !path.empty()) {
+    RequireBeginning(launcher);  // its message also names an earlier checkpoint
+    const std::shared_ptr<VariableSource> source = OpenSource(path, nullptr);
+    files.where = source->where();
+    files.others = FilesBeside(*source);
+    files.config = ConfigIn(files.others, files.where);
+  }
+  files.others.erase(kConfigFile);
+  return files;
+}
+
+std::shared_ptr<VariableSource> OpenHuggingFace(const Launcher& launcher, const ModelFormat& format) {
+  if (FLAGS_load_hf.empty() || launcher.dry_run() || FLAGS_simulate || GoesOn(launcher)) return nullptr;
+  return format.read(FLAGS_load_hf);
+}
+
+void LoadHuggingFace(const Launcher& launcher, Model& model, std::shared_ptr<VariableSource> weights,
+                     bool partial) {
+  if (!weights) return;
+  ConvertedSource floats(std::move(weights), {.dtype = DType::kFloat32});
+  LoadWeights(model, floats, {.partial = partial});
   launcher.Print("weights of %s\n", FLAGS_load_hf.c_str());
 }
 
-void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format) {
+void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& format,
+                     const std::string& config, const FolderFiles& others) {
   if (FLAGS_save_hf.empty()) return;
   std::error_code error;
   const fs::path at = fs::absolute(FLAGS_save_hf);
@@ -51,7 +76,9 @@ void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& 
   if (launcher.main_process()) fs::remove_all(beside, error);
   const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
   if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
-    if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), FLAGS_save_hf);
+    FolderFiles files = others;
+    files[kConfigFile] = config;
+    if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), files, FLAGS_save_hf);
     fs::remove_all(beside, error);
   }
   launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <utility>
 
+#include "oneflow_like/checkpoint/tools.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/program/data.h"
-#include "oneflow_like/program/huggingface_config.h"
 #include "oneflow_like/program/huggingface_run.h"
 #include "oneflow_like/program/language_flags.h"
 #include "oneflow_like/program/precision.h"
@@ -24,7 +24,7 @@ struct LanguageData {
   std::shared_ptr<const SampleSource> train, held_out;  // nullptr: nothing is held out
   int64_t held_out_targets = 0;
   int64_t tokens = 0;      // how many different ones there are; a model may have room for more
-  int64_t vocabulary = 0;  // that a model needs; 0: any
+  int64_t vocabulary = 0;  // that a model needs at least; 0: any
   bool text = false;       // tokens are bytes
   int32_t first = 0;       // a token to begin a sample with
 };
@@ -56,6 +56,20 @@ LanguageData OpenData(int64_t vocabulary) {
   data.text = split.all.text();
   split.all.Read(0, 1, &data.first);
   return data;
+}
+
+// The tokens of a model for these data: as many as there are where --load_hf says what it has, or as those
+// that the run begins with have rows. Bytes are no other tokenizer's numbers.
+int64_t VocabularyFor(const Launcher& launcher, const LanguageData& data) {
+  if (!FLAGS_load_hf.empty()) return data.vocabulary;
+  if (const std::string path = BeginningOf(launcher); !path.empty() && !data.text) {
+    const std::shared_ptr<VariableSource> begin = OpenSource(path, nullptr);
+    const auto table = begin->variables().find("embedding");
+    if (table != begin->variables().end() && table->second.shape.rank() == 2 &&
+        table->second.shape[0] >= data.vocabulary)
+      return table->second.shape[0];
+  }
+  return RoundedVocabulary(data.vocabulary);
 }
 
 Tensor Loss(Scope scope, Tensor tokens, Tensor targets, const LanguageModel& language, bool training) {
@@ -108,10 +122,11 @@ void WriteSample(const Launcher& launcher, Model& model, const LanguageModel& la
                        .session = {.name = "sample",
                                    .parallel = {.batch = "dp", .tensor = "tp"},
                                    .dtype = PrecisionOf(FLAGS_dtype)}});
-  const std::vector<std::vector<int32_t>> more =
-      Generate(generator, {{prompt.end() - read, prompt.end()}},
-               {.tokens = FLAGS_sample_tokens,
-                .sampling = {.temperature = FLAGS_temperature, .seed = seed, .vocabulary = data.tokens}});
+  const std::vector<std::vector<int32_t>> more = Generate(
+      generator, {{prompt.end() - read, prompt.end()}},
+      {.tokens = FLAGS_sample_tokens,
+       .sampling = {
+           .temperature = FLAGS_temperature, .seed = seed, .known = std::vector<bool>(data.tokens, true)}});
   prompt.insert(prompt.end(), more[0].begin(), more[0].end());
   std::string text;
   if (data.text) text = ByteTokenizer().Decode(prompt);
@@ -121,8 +136,8 @@ void WriteSample(const Launcher& launcher, Model& model, const LanguageModel& la
 
 // What follows a training that has made all its steps.
 void UseWhatWasLearnt(const Launcher& launcher, Model& model, const LanguageModel& language,
-                      const LanguageData& data, uint64_t seed, Metrics& metrics) {
-  SaveHuggingFace(launcher, model, language.huggingface);
+                      const LanguageData& data, const FolderFiles& files, uint64_t seed, Metrics& metrics) {
+  SaveHuggingFace(launcher, model, language.huggingface, language.config, files);
   if (FLAGS_eval_batches > 0 && !data.held_out) {
     launcher.Print("the text is too short to hold any of it out\n");
   } else if (FLAGS_eval_batches > 0) {
@@ -137,22 +152,26 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
                        const std::vector<std::string>& more_axes) {
   CheckLanguageFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh, more_axes);
-  const int64_t vocabulary =
-      make(0, mesh, SequenceAxis()).vocabulary;  // refuses what it does before the text is read
+  const ModelFiles files = FilesOfBeginning(launcher);
+  const HuggingFaceConfig* theirs = files.config ? &*files.config : nullptr;
+  // Refuses what it does before the text is read.
+  const int64_t least = make(0, mesh, SequenceAxis(), theirs).vocabulary;
   std::vector<Launcher::FlagFile> texts;
   if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
     for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
   launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
   RequireHuggingFaceFolder(launcher);
   RequireFolders(launcher);
-  const LanguageData data = OpenData(vocabulary);
-  LanguageModel language = make(data.vocabulary, mesh, SequenceAxis());
+  const LanguageData data = OpenData(least);
+  const int64_t vocabulary = VocabularyFor(launcher, data);
+  LanguageModel language = make(vocabulary, mesh, SequenceAxis(), theirs);
   if (!language.next && FLAGS_sample_tokens > 0)
     Fail("--sample_tokens=", FLAGS_sample_tokens, ": this program writes no samples; leave it out");
   ModelOptions options = ModelOptionsOfFlags(launcher);
   options.weights = language.weights;
   std::string config = language.config;
   std::erase(config, '\n');
+  std::shared_ptr<VariableSource> weights = OpenHuggingFace(launcher, language.huggingface);
   // Another axis that cuts sequences stays.
   const bool may_cut = language.cuts_sequences && (SequenceAxis().empty() || SequenceAxis() == "tp");
   std::mutex making;  // flags are read, and may be fitted to a model that is loaded
@@ -160,7 +179,7 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
   if (may_cut)
     cut_loss = [&](Model& model, bool sequence_parallel) {
       std::unique_lock lock(making);
-      const LanguageModel here = make(data.vocabulary, model.mesh(), sequence_parallel ? "tp" : "");
+      const LanguageModel here = make(vocabulary, model.mesh(), sequence_parallel ? "tp" : "", theirs);
       lock.unlock();
       return TrainingLoss(model, here);
     };
@@ -175,13 +194,14 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
        .model = options,
        .train = LanguageTrainOptions(),
        .state = config.empty() ? std::map<std::string, std::string>()
-                               : std::map<std::string, std::string>{{kConfigState, config}},
+                               : std::map<std::string, std::string>{{kConfigFile, config}},
+       .files = files.others,
        .cut_loss = cut_loss,
-       .chosen = [&](const Mesh& chosen) { language = make(data.vocabulary, chosen, SequenceAxis()); },
-       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, language.huggingface); },
+       .chosen = [&](const Mesh& chosen) { language = make(vocabulary, chosen, SequenceAxis(), theirs); },
+       .begin = [&](Model& model) { LoadHuggingFace(launcher, model, std::exchange(weights, nullptr)); },
        .end =
            [&](Model& model, Metrics& metrics) {
-             UseWhatWasLearnt(launcher, model, language, data, options.seed, metrics);
+             UseWhatWasLearnt(launcher, model, language, data, files.others, options.seed, metrics);
            }});
 }
 

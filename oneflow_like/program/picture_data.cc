@@ -2,6 +2,7 @@
 
 #include <gflags/gflags.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -38,12 +39,13 @@ PictureData OpenIdx() {
       {train->height(), train->width(), 1, kClasses}};
 }
 
-PictureData OpenFolder(int64_t side) {
+PictureData OpenFolder(int64_t side, const PictureScale& scale) {
   const int pixels = static_cast<int>(side);
   auto open = [&](const char* which, bool augment) {
-    return std::make_shared<ImageFolder>(
-        FLAGS_images + "/" + which,
-        ImageFolderOptions{.height = pixels, .width = pixels, .augment = augment});
+    ImageFolderOptions options{.height = pixels, .width = pixels, .augment = augment};
+    std::copy(std::begin(scale.mean), std::end(scale.mean), options.mean);
+    std::copy(std::begin(scale.deviation), std::end(scale.deviation), options.deviation);
+    return std::make_shared<ImageFolder>(FLAGS_images + "/" + which, options);
   };
   const auto train = open("train", true), held_out = open("val", false);
   const auto classes = static_cast<int64_t>(train->classes().size());
@@ -51,7 +53,7 @@ PictureData OpenFolder(int64_t side) {
               held_out->samples(), " held out"),
           train,
           held_out,
-          {side, side, 3, classes},
+          {side, side, 3, classes, train->classes()},
           train->classes() == held_out->classes()};
 }
 
@@ -74,10 +76,11 @@ void CheckPictureFlags(const Launcher& launcher) {
   RequireFolders(launcher);
 }
 
-PictureData OpenPictures(SyntheticImages::Options train, SyntheticImages::Options held_out) {
+PictureData OpenPictures(SyntheticImages::Options train, SyntheticImages::Options held_out,
+                         const PictureScale& scale) {
   if (!FLAGS_idx.empty()) return OpenIdx();
   const int64_t side = FLAGS_image_size > 0 ? FLAGS_image_size : FLAGS_images.empty() ? 32 : 224;
-  if (!FLAGS_images.empty()) return OpenFolder(side);
+  if (!FLAGS_images.empty()) return OpenFolder(side, scale);
   for (SyntheticImages::Options* options : {&train, &held_out}) options->height = options->width = side;
   return {Cat("synthetic pictures of ", train.classes, " classes"),
           std::make_shared<SyntheticImages>(train),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/program/program.h"
@@ -21,6 +22,12 @@ namespace oneflow_like {
 
 struct PictureShape {
   int64_t height = 0, width = 0, channels = 0, classes = 0;
+  std::vector<std::string> names = {};  // of the classes, where the data name them
+};
+
+// What a colour in [0, 1] becomes: (colour - mean) / deviation, by channel.
+struct PictureScale {
+  float mean[3] = {0.485f, 0.456f, 0.406f}, deviation[3] = {0.229f, 0.224f, 0.225f};
 };
 
 struct PictureData {
@@ -34,9 +41,10 @@ struct PictureData {
 // cannot be written.
 void CheckPictureFlags(const Launcher& launcher);
 
-// The pictures that --idx or --images name, else these, of --image_size. Throws Error for files that are
-// missing or broken.
-PictureData OpenPictures(SyntheticImages::Options train, SyntheticImages::Options held_out);
+// The pictures that --idx or --images, scaled so, name, else these, of --image_size. Throws Error for files
+// that are missing or broken.
+PictureData OpenPictures(SyntheticImages::Options train, SyntheticImages::Options held_out,
+                         const PictureScale& scale = {});
 
 // [n height * width] or [n channels height width] -> [n height width channels].
 Tensor ChannelsLast(Tensor images, const PictureShape& shape);

@@ -151,6 +151,7 @@ std::string RunTraining(const Launcher& launcher, const Program& program, Model&
     if (save)
       saved = Save(model, FLAGS_save,
                    {.state = StateOf(program, data, contents),
+                    .files = program.files,
                     .keep = static_cast<int>(FLAGS_keep),
                     .local = FLAGS_local});
   }
@@ -182,6 +183,32 @@ void RequireSameFiles(const Program& program) {
   if (job && program.held_out) RequireSameData(job, "the data held out", FactsOf(*program.held_out));
 }
 
+// With --restarts what is in --save already overrides --resume.
+std::string ResumeFrom(const Launcher& launcher) {
+  const bool again = launcher.restarted() && !Checkpoints(FLAGS_save).empty();
+  return again ? FLAGS_save : FLAGS_resume;
+}
+
+bool GoesOn(const Launcher& launcher) {
+  const std::string resume = ResumeFrom(launcher);
+  return !resume.empty() && !NewestCheckpoint(resume).empty();
+}
+
+std::string BeginningOf(const Launcher& launcher) {
+  return GoesOn(launcher) ? NewestCheckpoint(ResumeFrom(launcher)) : FLAGS_load;
+}
+
+void RequireBeginning(const Launcher& launcher) {
+  if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
+  if (FLAGS_local) return;  // loading finds the newest that all hosts have
+  if (GoesOn(launcher)) return RequireCheckpoint(ResumeFrom(launcher));
+  if (FLAGS_load.ends_with(".safetensors")) {
+    const FileSource weights(FLAGS_load);
+  } else if (!FLAGS_load.empty()) {
+    RequireCheckpoint(FLAGS_load);
+  }
+}
+
 void RequireFolder(const Launcher& launcher, const std::string& flag, const std::string& value,
                    const std::string& folder) {
   const bool everywhere = FLAGS_local && flag == "save";  // each host has its own
@@ -200,6 +227,7 @@ void RequireFolders(const Launcher& launcher) {
 }
 
 int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_flags) {
+  RequireBeginning(launcher);
   RequireSameFiles(of_flags);
   Mesh mesh = given;
   Program program = of_flags;

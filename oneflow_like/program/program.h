@@ -27,6 +27,7 @@ struct Program {
   ModelOptions model;
   TrainOptions train;
   std::map<std::string, std::string> state = {};  // beside what the loop keeps in checkpoints
+  std::map<std::string, std::string> files = {};  // SaveOptions::files
   // The loss with sequences cut over tp between products, or not, whatever flags say; called by several
   // threads at once. Empty: the program cannot cut them.
   std::function<Tensor(Model& model, bool sequence_parallel)> cut_loss = {};
@@ -45,6 +46,16 @@ void RequireFolder(const Launcher& launcher, const std::string& flag, const std:
                    const std::string& folder);
 // The same of those of --save and --tensorboard.
 void RequireFolders(const Launcher& launcher);
+
+// The checkpoint that the run goes on from (--resume, --restarts), else what it begins with (--load); empty:
+// neither. Throws Error for a --resume that cannot be one.
+std::string BeginningOf(const Launcher& launcher);
+// Whether it is a checkpoint to go on from.
+bool GoesOn(const Launcher& launcher);
+// Throws Error where it is missing or broken, which is a mistake of the command as long as no session is
+// made; TrainProgram calls it. One process looks, as thousands would be many for a file system that they
+// share.
+void RequireBeginning(const Launcher& launcher);
 
 // From the compiled training to its end: returns the exit code. Flags, files and folders have been checked.
 // With --auto_mesh the mesh is another one, and so is what else of the program is the search's choice.

@@ -37,13 +37,13 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& d
 
 }  // namespace
 
-int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
+int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make, const PictureScale& scale) {
   CheckPictureFlags(launcher);
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kTrainingMesh);
   SyntheticImages::Options synthetic = {.seed = SeedOfFlags()}, held_out = synthetic;
   held_out.first = synthetic.samples;
   held_out.samples = 1024;
-  const PictureData data = OpenPictures(synthetic, held_out);
+  const PictureData data = OpenPictures(synthetic, held_out, scale);
   if (!data.same_classes)
     Fail("--images=", FLAGS_images, ": train and val must have folders of the same names");
   const VisionModel vision = make(data.shape);
@@ -62,6 +62,7 @@ int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make) {
        .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),
        .state = vision.state,
+       .files = vision.files,
        .begin = vision.begin,
        .end =
            [&](Model& model, Metrics& metrics) {

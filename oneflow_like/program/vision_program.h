@@ -16,7 +16,7 @@ struct VisionModel {
   // images f32[n height width channels] -> logits f32[n classes]; the same variables in every graph.
   std::function<Tensor(Scope scope, Tensor images, bool training)> logits;
   Optimizer optimizer;
-  std::map<std::string, std::string> state = {};  // that checkpoints keep
+  std::map<std::string, std::string> state = {}, files = {};  // that checkpoints keep
   // Of weights from elsewhere, and for elsewhere (Program in program.h); may be empty.
   std::function<void(Model&model)> begin = {}, end = {};
 };
@@ -25,7 +25,7 @@ struct VisionModel {
 // other.
 using MakeVisionModel = std::function<VisionModel(const PictureShape& shape)>;
 
-// The body of main(): returns the exit code.
-int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make);
+// The body of main(): returns the exit code. Pictures of --images are scaled as `scale` says.
+int TrainVisionModel(const Launcher& launcher, const MakeVisionModel& make, const PictureScale& scale = {});
 
 }  // namespace oneflow_like

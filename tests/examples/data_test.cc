@@ -23,11 +23,12 @@ TEST_F(DataTest, SplitHoldsOutTheEnd) {
   ExpectSays([&] { split(1000); }, path, "1000 tokens, but one sequence takes context + 1 = 1001");
 }
 
-TEST_F(DataTest, VocabulariesOfTokenFilesAreRounded) {
-  for (auto [token, vocabulary] : {std::pair{50256, 50304}, {127, 128}, {128, 256}}) {
+TEST_F(DataTest, VocabulariesOfTokenFilesAreExactAndTablesRounded) {
+  for (auto [token, rows] : {std::pair{50256, 50304}, {127, 128}, {128, 256}}) {
     const std::string path =
         Write("t.bin", LlmcFile<uint16_t>(20240520, 1, 2, {1, static_cast<uint16_t>(token)}));
-    EXPECT_EQ(OpenText(path, 1).vocabulary, vocabulary);
+    EXPECT_EQ(OpenText(path, 1).vocabulary, token + 1);
+    EXPECT_EQ(RoundedVocabulary(token + 1), rows);
   }
   EXPECT_EQ(OpenText(Write("t.txt", "ab"), 1).vocabulary, 256);
 }

@@ -106,7 +106,7 @@ TEST(Llama, GoesOutAndComesBackBitForBit) {
     Session train = TrainLlama(model, llama.config, {}, AdamW{.lr = 1e-2});
     train.Run(LlamaFeeds(0, llama.config.vocabulary)).Wait();
     const std::string saved = Save(model, folder / llama.name).Wait(), out = folder / Cat(llama.name, ".hf");
-    LlamaFormat(llama.config, 77).write(std::make_shared<CheckpointReader>(saved), out);
+    LlamaFormat(llama.config, 77).write(std::make_shared<CheckpointReader>(saved), {}, out);
 
     const LlamaFolder read = ReadLlamaConfig(out);
     EXPECT_EQ(read.context, 77);
@@ -150,6 +150,43 @@ TEST(Llama, ReadsPositionsAsOldAndNewVersionsWriteThem) {
   config = plain;
   config["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
   EXPECT_EQ(read(config).scale, 2);
+  // Either may be null; where both scale, rope_scaling does.
+  config["rope_parameters"] = nullptr;
+  EXPECT_EQ(read(config).scale, 2);
+  config["rope_parameters"] = {{"rope_theta", 7e5}, {"rope_type", "linear"}, {"factor", 3.0}};
+  EXPECT_EQ(read(config).scale, 2);
+  EXPECT_EQ(read(config).base, 7e5);
+  config["rope_scaling"] = nullptr;
+  EXPECT_EQ(read(config).scale, 3);
+}
+
+// What is not understood, or says the same in other words, stays as it is written.
+TEST(Llama, ChangesOfAConfigWhatTheModelHasOtherwise) {
+  const json theirs = {{"model_type", "llama"},
+                       {"num_hidden_layers", 4},
+                       {"hidden_size", 128},
+                       {"num_attention_heads", 4},
+                       {"intermediate_size", 384},
+                       {"vocab_size", 256},
+                       {"max_position_embeddings", 64},
+                       {"num_key_value_heads", nullptr},
+                       {"rope_parameters", {{"rope_theta", 7e5}, {"rope_type", "linear"}, {"factor", 2}}},
+                       {"eos_token_id", {1, 2}},
+                       {"bos_token_id", nullptr},
+                       {"pad_token_id", -1},
+                       {"new", {{"entry", {1, "a"}}}}};
+  const HuggingFaceConfig file("a/config.json", theirs.dump());
+  auto [config, context] = ReadLlamaConfig(file);
+  EXPECT_EQ(json::parse(LlamaConfigText(config, context, &file)), theirs);
+  config.rope.scale = 4;
+  config.norm_eps = 1e-3;
+  json wanted = theirs;
+  wanted["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  wanted["rms_norm_eps"] = 1e-3;
+  wanted["max_position_embeddings"] = 128;
+  const std::string changed = LlamaConfigText(config, 128, &file);
+  EXPECT_EQ(json::parse(changed), wanted);
+  EXPECT_EQ(ReadLlamaConfig(HuggingFaceConfig("b/config.json", changed)).config.rope.scale, 4);
 }
 
 TEST(Llama, NamesEveryMistakeInAConfig) {
@@ -167,12 +204,21 @@ TEST(Llama, NamesEveryMistakeInAConfig) {
     bad.erase(name);
     refuse(bad, Cat("it lacks ", name));
   }
-  const std::pair<const char*, json> wrong[] = {
-      {"model_type", "gpt2"},       {"num_hidden_layers", 0},    {"hidden_size", "128"},
-      {"num_attention_heads", 1.5}, {"num_key_value_heads", 3},  {"rms_norm_eps", -1e-5},
-      {"rms_norm_eps", "small"},    {"rope_theta", 0},           {"rope_scaling", 3},
-      {"tie_word_embeddings", 1},   {"hidden_act", "gelu"},      {"attention_bias", true},
-      {"mlp_bias", true},           {"use_sliding_window", true}};
+  const std::pair<const char*, json> wrong[] = {{"model_type", "gpt2"},
+                                                {"num_hidden_layers", 0},
+                                                {"hidden_size", "128"},
+                                                {"num_attention_heads", 1.5},
+                                                {"num_key_value_heads", 3},
+                                                {"rms_norm_eps", -1e-5},
+                                                {"rms_norm_eps", "small"},
+                                                {"rope_theta", 0},
+                                                {"rope_scaling", 3},
+                                                {"tie_word_embeddings", 1},
+                                                {"hidden_act", "gelu"},
+                                                {"attention_bias", true},
+                                                {"mlp_bias", true},
+                                                {"use_sliding_window", true},
+                                                {"partial_rotary_factor", 0.5}};
   for (const auto& [name, value] : wrong) {
     json bad = good;
     bad[name] = value;
@@ -183,6 +229,12 @@ TEST(Llama, NamesEveryMistakeInAConfig) {
   refuse(bad, "rope_scaling.rope_type is \"yarn\"");
   bad["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 4.0}};
   refuse(bad, "it lacks rope_scaling.low_freq_factor");
+  bad = good;
+  bad["layer_types"] = {"full_attention", "sliding_attention"};
+  refuse(bad, "layer_types is [\"full_attention\",\"sliding_attention\"], but");
+  bad = good;
+  bad["quantization_config"] = {{"quant_method", "gptq"}};
+  refuse(bad, "quantization_config is {\"quant_method\":\"gptq\"}, but");
   bad = good;
   bad["head_dim"] = 31;
   refuse(bad, "31 wide, but must be even");

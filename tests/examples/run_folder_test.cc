@@ -178,9 +178,12 @@ TEST_F(RunFolder, WrongConfigsAreNamed) {
             {"line 1: the value of --prompt begins with a quotation mark"});
   Refused(config("\x1b[31m--lr=1\n"), {"line 1, \"\\x1b[31m--lr=1\", is no flag"});
   Refused(config("--dtype=fp7\n"), {"fp7"});
-  const ShellOutcome o =
-      Run("gpt", kSmall + config("# windows\r\n--warmup=3 \r\n--peak_flops=1\r\n") + " --dry_run");
-  EXPECT_EQ(o.code, 0) << o.output;
+  for (const char* begin : {"# windows\r\n", "\xEF\xBB\xBF", "\xEF\xBB\xBF# windows\r\n"}) {
+    const ShellOutcome o =
+        Run("gpt", kSmall + config(Cat(begin, "--warmup=3 \r\n--peak_flops=1\r\n")) + " --dry_run");
+    EXPECT_EQ(o.code, 0) << o.output;
+  }
+  Refused(config(std::string("\xFF\xFE-\0-\0", 6)), {file + ": it is in UTF-16; save it in UTF-8"});
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ void ExpectTheSame(const TestFolder& folder, const std::string& theirs, const Ho
       ASSERT_NEAR(logits.as<float>()[i], value, 1e-4) << mesh << " " << i;
     }
     const std::string saved = Save(model, folder / "saved").Wait(), ours = folder / "ours";
-    format.write(std::make_shared<CheckpointReader>(saved), ours);
+    format.write(std::make_shared<CheckpointReader>(saved), ReadFolderFiles(theirs), ours);
     EXPECT_EQ(Check(Cat("equal ", theirs, " ", ours)), 0) << mesh;
     EXPECT_EQ(Check(Cat("open ", saved, "/*.safetensors ", ours, "/*.safetensors")), 0) << mesh;
     fs::remove_all(folder / "saved");

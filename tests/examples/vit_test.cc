@@ -44,7 +44,7 @@ TEST(Vit, GoesOutAndComesBackBitForBit) {
       for (int64_t i = 0; i < images.elements(); ++i) images.as<float>()[i] = static_cast<float>(i % 7) - 3;
       train.Run({{"images", images}}).Wait();
       const std::string saved = Save(model, folder / Cat(made)).Wait();
-      VitFormat(vit).write(std::make_shared<CheckpointReader>(saved), out);
+      VitFormat(vit).write(std::make_shared<CheckpointReader>(saved), {}, out);
 
       const VitFolder read = ReadVitConfig(out);
       EXPECT_EQ(VitConfigText(read), VitConfigText(vit));
@@ -66,7 +66,7 @@ TEST(Vit, FiltersAreTurned) {
   Model model(FullMesh("cpu:dp=1"));
   Session session = Evaluate({{"logits", Logits(model, vit)}});
   const std::string saved = Save(model, folder / "saved").Wait(), out = folder / "hf";
-  VitFormat(vit).write(std::make_shared<CheckpointReader>(saved), out);
+  VitFormat(vit).write(std::make_shared<CheckpointReader>(saved), {}, out);
   FileSource file(out);
   const std::string name = "vit.embeddings.patch_embeddings.projection.weight";
   const Dims shape = file.variables().at(name).shape;
@@ -101,6 +101,19 @@ TEST(Vit, NamesEveryMistakeInAConfig) {
     bad[name] = value;
     refuse(bad, Cat(name, " is ", value.dump()));
   }
+  json counted = good;
+  counted.erase("id2label");
+  counted["num_labels"] = 7;
+  folder.Write("config.json", counted.dump());
+  EXPECT_EQ(ReadVitConfig(folder / "").config.classes, 7);
+  const HuggingFaceConfig file(folder / "");
+  VitFolder more = ReadVitConfig(file);
+  EXPECT_EQ(json::parse(VitConfigText(more, &file)), counted);
+  more.config.classes = 2;
+  more.labels = {"cat", "d\xff"};
+  const json written = json::parse(VitConfigText(more, &file));
+  EXPECT_EQ(written["num_labels"], 2);
+  EXPECT_EQ(written["id2label"], (json{{"0", "cat"}, {"1", "d\uFFFD"}}));
   json bad = good;
   bad.erase("model_type");
   refuse(bad, "it lacks model_type");
@@ -165,7 +178,7 @@ TEST_F(VitProgram, LearnsOtherClasses) {
   Model model(FullMesh("cpu:dp=1"));
   Session session = Evaluate({{"logits", Logits(model, vit)}});
   const std::string saved = Save(model, folder_ / "saved").Wait(), theirs = folder_ / "theirs";
-  VitFormat(vit).write(std::make_shared<CheckpointReader>(saved), theirs);
+  VitFormat(vit).write(std::make_shared<CheckpointReader>(saved), {}, theirs);
   const std::string more = folder_ / "more";
   EXPECT_EQ(Vit({"--load_hf=" + theirs, "--save_hf=" + more, "--lr=1e-30"}), 0) << err_;
   EXPECT_NE(out_.find("names 3 classes, and begins anew for 10"), std::string::npos) << out_;

@@ -123,7 +123,8 @@ void ReadPictures(const std::string& path) {
 
 void ReadTokenizer(const std::string& path) {
   const std::shared_ptr<const Tokenizer> tokenizer = OpenTokenizer(path);
-  for (const std::string& text : {std::string("ab a<s>b abab\n \xc3\xa9"), std::string("\xff \xe2\x82", 4)}) {
+  for (const std::string& text :
+       {std::string("ab a<s>b abab\n \xc3\xa9"), std::string("\xff \xe2\x82", 4), std::string()}) {
     std::vector<int32_t> tokens;
     try {
       tokens = tokenizer->EncodeWhole(text);
@@ -131,11 +132,15 @@ void ReadTokenizer(const std::string& path) {
       continue;
     }
     for (int32_t token : tokens)
-      if (token < 0 || token >= tokenizer->vocabulary()) throw std::logic_error("a token that there is not");
+      if (!tokenizer->Has(token) || token >= tokenizer->vocabulary())
+        throw std::logic_error("a token that there is not");
     tokenizer->Decode(tokens);
     tokenizer->Encode(text);
   }
 }
+
+// The tokenizer_config.json of a folder.
+void ReadAdded(const std::string& path) { ReadTokenizer(std::filesystem::path(path).parent_path()); }
 
 void ReadFlags(const std::string& path) {
   const gflags::FlagSaver saver;  // puts them back
@@ -159,6 +164,7 @@ const std::vector<Kind>& AllKinds() {
                                           {"png", "pngs/a/1.png", ReadPictures},
                                           {"tokenizer", "words.json", ReadTokenizer},
                                           {"pieces", "pieces.model", ReadTokenizer},
+                                          {"added_tokens", "added/tokenizer_config.json", ReadAdded},
                                           {"config", "config", ReadFlags}};
   return kinds;
 }
@@ -179,6 +185,9 @@ FuzzedData::FuzzedData(const std::string& parent)
   for (const Kind& kind : AllKinds())
     std::filesystem::create_directories(std::filesystem::path(folder_ + "/" + kind.file).parent_path());
   std::ofstream(folder_ + "/megatron.bin", std::ios::binary) << std::string(24, '\1');
+  std::ofstream(folder_ + "/added/tokenizer.json")
+      << R"({"model": {"vocab": {"a": 0, "b": 1, "ab": 2, "\u0120": 3}, "merges": ["a b"]},
+            "pre_tokenizer": {"type": "ByteLevel"}, "decoder": {"type": "ByteLevel"}})";
 }
 
 FuzzedData::~FuzzedData() {

@@ -46,6 +46,9 @@ void MakeCheckpointFiles(const std::string& folder) {
   WriteFile(
       folder + "/model-1.safetensors",
       {{"w@[2,0]", DType::kFloat32, {1, 3}}, {"scalar", DType::kFloat16, {}}, {"b", DType::kBool, {5}}});
+  fs::create_directories(folder + "/more");
+  Put(folder + "/words.txt", "ab");
+  Put(folder + "/more/words.txt", "");
 }
 
 void MakeGpt(const std::string& path) {
@@ -99,6 +102,7 @@ std::string FuzzedReaders::Safetensors(const std::string& bytes) {
   return Try([&] {
     const SafetensorsReader reader(path);
     FileSource source(path);
+    if (source.others().size() != reader.others().size()) throw std::logic_error("tensors are lost");
     std::string data;
     for (const auto& [name, tensor] : reader.tensors()) {
       data.resize(tensor.bytes());
@@ -117,6 +121,8 @@ std::string FuzzedReaders::Index(const std::string& bytes) {
     CheckpointIndex::IsOurs(folder);
     CheckpointReader reader(folder);
     reader.index().ToJson();
+    reader.OpenAll();
+    for (const auto& [file, stored] : reader.index().files) reader.Contents(file);
     ReadVariables(reader);
   });
 }

@@ -10,7 +10,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 seconds=600
-all="safetensors index huggingface llmc megatron megatron_tokens npy text idx clicks jpeg png tokenizer pieces config"
+all="safetensors index huggingface llmc megatron megatron_tokens npy text idx clicks jpeg png tokenizer pieces added_tokens config"
 names=
 for argument; do
   case $argument in
@@ -36,7 +36,7 @@ sources="core/error.cc core/dims.cc core/dtype.cc core/boxes/runs.cc core/boxes/
   core/random.cc core/hash_bytes.cc oneflow_like/data/files.cc oneflow_like/data/tokens.cc
   oneflow_like/data/token_files.cc oneflow_like/data/idx.cc oneflow_like/data/clicks.cc oneflow_like/data/decode.cc
   oneflow_like/data/images.cc oneflow_like/data/source.cc oneflow_like/launch/run_folder.cc oneflow_like/launch/help.cc
-  oneflow_like/text/byte_pairs.cc oneflow_like/text/split.cc oneflow_like/text/utf8.cc oneflow_like/text/tokenizers.cc
+  oneflow_like/text/byte_pairs.cc oneflow_like/text/byte_pair_file.cc oneflow_like/text/added_tokens.cc oneflow_like/text/split.cc oneflow_like/text/utf8.cc oneflow_like/text/tokenizers.cc
   oneflow_like/text/piece_model.cc oneflow_like/text/module/sentence_pieces.cc tests/fuzz/linked_pieces.cc"
 build=build/fuzz
 mkdir -p $build

@@ -1,7 +1,8 @@
 // Checkpoints: a run goes on from one as if it had not stopped, on the mesh it was saved on or another, with
 // any number of processes; what does not fit is named; what is damaged is refused, and what was complete
 // stays.
-// ctest: seconds=25 long=20 asan=170 tsan=170 tsan_filter=*OneMoment*:*BadSteps*:*HostsMay*:*AnyNumber*:*Disk*
+// ctest: seconds=25 long=20 asan=170 tsan=170
+// tsan_filter=*OneMoment*:*BadSteps*:*HostsMay*:*AnyNumber*:*Disk*
 #include <gflags/gflags.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -19,6 +20,7 @@
 #include <sstream>
 
 #include "oneflow_like/checkpoint/index.h"
+#include "oneflow_like/checkpoint/reader.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"
@@ -309,6 +311,34 @@ TEST_F(Checkpoint, StateAndStepsComeBack) {
   EXPECT_EQ(then.model.next_step("second"), 1);
   for (const std::string& name : first.model.Variables())
     EXPECT_TRUE(SameBytes(first.model.Read(name), then.model.Read(name))) << name;
+}
+
+// Small files go with the checkpoint, and are checked when they are read.
+TEST_F(Checkpoint, KeepsFilesOfTheProgram) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  const std::map<std::string, std::string> files = {{"tokenizer.json", "{\"a\": 1}\r\n"},
+                                                    {"tokenizer.model", std::string("\0\xff", 2)},
+                                                    {"more/b.txt", ""}};
+  const std::string path = Save(model.model, folder_, {.files = files}).Wait();
+  CheckpointReader reader(path);
+  ASSERT_EQ(reader.index().files.size(), 3u);
+  for (const auto& [name, contents] : files) {
+    EXPECT_EQ(reader.Contents(name), contents) << name;
+    std::ifstream in(path + "/" + name, std::ios::binary);
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), contents) << name;
+  }
+  for (const std::string wrong : {"{\"a\": 2}\r\n", "{\"a\": 1}\r", "{\"a\": 1}\r\n\n", ""}) {
+    std::ofstream(path + "/tokenizer.json", std::ios::binary) << wrong;
+    EXPECT_EQ(ErrorOf([&] { reader.Contents("tokenizer.json"); }).rfind(path + "/tokenizer.json: it ", 0),
+              0u);
+  }
+  for (const char* name :
+       {"", ".", "..", ".a", "a/", "/a", "../a", "a/b/c", "a/../b", "model.safetensors",
+        "model.safetensors.index.json", "written-0", "written-12.new", "led-by-0", "\xff"}) {
+    const std::string error = ErrorOf([&] { Save(model.model, folder_ + "/b", {.files = {{name, "x"}}}); });
+    EXPECT_EQ(error.rfind(Cat("SaveOptions::files: '", name, "' is "), 0), 0u) << error;
+  }
 }
 
 TEST_F(Checkpoint, WhatDoesNotFitIsNamed) {

@@ -268,7 +268,7 @@ TEST_F(CheckpointTools, ACheckpointOfAGptBecomesGpt2AndComesBack) {
   MakeCheckpoint(run_, all, 4, 3);
   const ModelFormat gpt2 = Gpt2Format();
   const std::string folder = folder_ + "/gpt2", file = folder_ + "/back.safetensors";
-  gpt2.write(OpenSource(run_, nullptr), folder);
+  gpt2.write(OpenSource(run_, nullptr), {}, folder);
   ExpectWord(Verify(folder, true), "28 tensors can be read");
   WriteOneFile(*OpenSource(folder, &gpt2), file);
   std::ostringstream out;

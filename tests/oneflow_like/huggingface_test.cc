@@ -206,6 +206,48 @@ TEST_F(HuggingFace, WhatDoesNotFitATableIsNamed) {
   EXPECT_EQ(ours(bad), "memory does not fit a model: 'b' is bf16, but what 'x' has before it is f32");
 }
 
+// Of types that are not ours, whoever needs them is told; the table's ignored ones may have any.
+TEST_F(HuggingFace, OtherTypesAreRefusedWhereTheyAreNeeded) {
+  NameTable table{.model = "a model", .ignored = {"*.mask"}};
+  table.Add({.theirs = "x", .ours = {{"a", {1}}}});
+  table.Add({.theirs = "y", .ours = {{"c", {1}}}});
+  const std::string path = folder_ + "/model.safetensors";
+  const auto put = [&](const std::map<std::string, std::string>& types) {
+    json header;
+    int at = 0;
+    for (const auto& [name, type] : types) {
+      header[name] = {{"dtype", type}, {"shape", {1}}, {"data_offsets", {4 * at, 4 * at + 4}}};
+      ++at;
+    }
+    const std::string text = header.dump();
+    std::string length(8, '\0');
+    length[0] = static_cast<char>(text.size()), length[1] = static_cast<char>(text.size() >> 8);
+    PutBytes(path, length + text + std::string(4 * at, '\0'));
+    return std::make_shared<FileSource>(folder_);
+  };
+  const auto error = [&](const std::map<std::string, std::string>& types) {
+    return ErrorOf([&] { OurNames names(put(types), table); });
+  };
+  for (const char* type : {"F64", "I8", "U16", "F8_E4M3", "NEW"})
+    EXPECT_EQ(error({{"x", "F32"}, {"y", "F32"}, {"0.mask", type}}), "");
+  EXPECT_EQ(error({{"x", "F32"}, {"y", "F64"}}),
+            folder_ + " does not fit a model: 'y' is of type \"F64\", which is not known here");
+  EXPECT_EQ(error({{"x", "F32"}, {"y", "F32"}, {"z", "I8"}}),
+            folder_ + " does not fit a model: it has 'z', which are unknown there");
+  // Where there is no table, nothing is lost without a word.
+  const std::string lost = folder_ + ": 'y' is of type \"I8\", which is not known here";
+  auto source = put({{"x", "F32"}, {"y", "I8"}});
+  EXPECT_EQ(ErrorOf([&] { WriteTensors(*source, folder_ + "/out", {}); }), lost);
+  ConvertedSource converted(source, {.dtype = DType::kBFloat16});
+  EXPECT_EQ(ErrorOf([&] { WriteTensors(converted, folder_ + "/out", {}); }), lost);
+  Model model(FullMesh("cpu:dp=1"));
+  model.scope().Weight("x", {1}, Normal(1));
+  EXPECT_NE(
+      ErrorOf([&] { LoadWeights(model, *source); }).find("'y' is of type \"I8\", which is not known here"),
+      std::string::npos);
+  EXPECT_EQ(ErrorOf([&] { LoadWeights(model, *source, {.partial = true}); }), "");
+}
+
 // --- Types ---
 
 TEST_F(HuggingFace, NarrowTypesAreReadAsFloatsAndBack) {
@@ -268,7 +310,7 @@ TEST_F(HuggingFace, Gpt2GoesOutAndComesBackBitForBit) {
     Tensors ours = RandomGpt(Small(), dtype), more = ours;
     more.emplace("train:updates", RandomTensor(1, DType::kInt64, {1}));
     const std::string folder = folder_ + "/" + Name(dtype) + "/";
-    format.write(std::make_shared<TensorSource>(more), folder);
+    format.write(std::make_shared<TensorSource>(more), {}, folder);
     EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);
     const SafetensorsReader file(folder + "/model.safetensors");
     EXPECT_EQ(file.metadata().at("format"), "pt");
@@ -278,7 +320,7 @@ TEST_F(HuggingFace, Gpt2GoesOutAndComesBackBitForBit) {
     ASSERT_EQ(read.size(), ours.size());
     for (const auto& [name, tensor] : ours) EXPECT_TRUE(SameBytes(read.at(name), tensor)) << name;
     EXPECT_NE(ErrorOf([&] {
-                format.write(std::make_shared<TensorSource>(ours), folder);
+                format.write(std::make_shared<TensorSource>(ours), {}, folder);
               }).find("it is there already"),
               std::string::npos);
   }
@@ -434,7 +476,7 @@ TEST_F(HuggingFace, EveryMistakeInAConfigIsNamed) {
   EXPECT_EQ(ReadGpt2Config(folder_).context, 10);
   PutBytes(path, "[]");
   refuse("it is no JSON object");
-  PutBytes(path, std::string(2 << 20, ' '));
+  PutBytes(path, std::string(17 << 20, ' '));
   refuse("bytes");
   fs::remove(path);
   refuse("it cannot be read");
@@ -456,7 +498,7 @@ TEST_F(HuggingFace, EveryBitOfAConfigMayBeWrong) {
 
 TEST_F(HuggingFace, AConfigThatContradictsTheTensorsIsRefused) {
   const std::string folder = folder_ + "/gpt2";
-  Gpt2Format().write(std::make_shared<TensorSource>(RandomGpt(Small())), folder);
+  Gpt2Format().write(std::make_shared<TensorSource>(RandomGpt(Small())), {}, folder);
   auto refuse = [&](const char* name, int64_t value, const std::string& wanted) {
     json bad = json::parse(Gpt2ConfigText(Small()));
     bad.erase("n_ctx");
@@ -473,7 +515,8 @@ TEST_F(HuggingFace, AConfigThatContradictsTheTensorsIsRefused) {
   refuse("n_positions", 9, "[10,12] where [9,12]");
   // What is no GPT at all.
   auto write = [&](const Tensors& tensors) {
-    return ErrorOf([&] { Gpt2Format().write(std::make_shared<TensorSource>(tensors), folder_ + "/other"); });
+    return ErrorOf(
+        [&] { Gpt2Format().write(std::make_shared<TensorSource>(tensors), {}, folder_ + "/other"); });
   };
   EXPECT_EQ(write({{"w", RandomTensor(1, DType::kFloat32, {2})}}),
             "memory: it is of no GPT, as it lacks 'embedding'");

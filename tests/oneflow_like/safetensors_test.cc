@@ -107,7 +107,10 @@ TEST_F(Safetensors, MistakesNameTheFile) {
   refuse("{", 0, "no JSON object");
   refuse("[]", 0, "no JSON object");
   refuse(R"({"w":3})", 0, "tensor 'w' lacks dtype");
-  refuse(R"({"w":{"dtype":"F8","shape":[],"data_offsets":[0,1]}})", 1, "type \"F8\", which is not known");
+  refuse(R"({"w":{"dtype":"","shape":[],"data_offsets":[0,1]}})", 1, "is of type \"\", which is no name");
+  refuse(R"({"w":{"dtype":8,"shape":[],"data_offsets":[0,1]}})", 1, "is of type 8, which is no name");
+  refuse(R"({"w":{"dtype":"F64","shape":3,"data_offsets":[0,1]}})", 1, "has shape 3");
+  refuse(R"({"w":{"dtype":"F64","shape":[],"data_offsets":[0,9]}})", 8, "claims bytes 0 to 9 of 8");
   refuse(R"({"w":{"dtype":"F32","shape":[2,-1],"data_offsets":[0,8]}})", 8, "-1 where a whole number");
   refuse(R"({"w":{"dtype":"F32","shape":[1152921504606846976],"data_offsets":[0,8]}})", 8,
          "more than the file");
@@ -118,6 +121,9 @@ TEST_F(Safetensors, MistakesNameTheFile) {
   refuse(R"({"w":{"dtype":"F32","shape":[3],"data_offsets":[12,0]}})", 12, "claims bytes 12 to 0");
   refuse(
       R"({"v":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
+      7, "'v' and 'w' overlap");
+  refuse(
+      R"({"v":{"dtype":"I8","shape":[4],"data_offsets":[0,4]},"w":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})",
       7, "'v' and 'w' overlap");
   refuse(R"({"__metadata__":{"a":1}})", 0, "__metadata__ 'a' is no text");
   const std::string path = PathOf("short");
@@ -136,6 +142,25 @@ TEST_F(Safetensors, MistakesNameTheFile) {
             PathOf("pipe") + ": it is no regular file");
   EXPECT_NE(ErrorOf([&] { SafetensorsReader(Make("{}", 0)).Find("w"); }).find("there is no tensor 'w'"),
             std::string::npos);
+}
+
+// Tensors of types that are not ours, also of some that do not exist yet, stay in the file and hinder nobody.
+TEST_F(Safetensors, OtherTypesAreNamedAndLeftAlone) {
+  const std::string path = Make(R"({"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},
+      "b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]},
+      "c":{"dtype":"F3_\n","shape":[1,2,3,4,5,6,7,8,9,10,11,12],"data_offsets":[16,17]},
+      "d":{"dtype":"I8","shape":[0],"data_offsets":[17,17]}})",
+                                17);
+  const SafetensorsReader reader(path);
+  EXPECT_EQ(reader.tensors().size(), 1u);
+  ASSERT_EQ(reader.others().size(), 3u);
+  EXPECT_EQ(reader.others().at("a").type, "F64");
+  EXPECT_EQ(reader.others().at("a").bytes, 8);
+  EXPECT_EQ(reader.Find("b").shape, (Dims{2}));
+  EXPECT_EQ(ErrorOf([&] { reader.Find("a"); }),
+            path + ": tensor 'a' is of type \"F64\", which is not known here");
+  EXPECT_EQ(ErrorOf([&] { reader.Find("c"); }),
+            path + ": tensor 'c' is of type \"F3_\\n\", which is not known here");
 }
 
 // Whatever a byte of the header becomes, the file is read or refused by name, and nothing outside it is read.

@@ -116,14 +116,40 @@ TEST(Sampling, RepetitionIsPenalisedOnce) {
   }
 }
 
+// Gaps, and what lies behind the last one: whatever their logits are, also such as nothing can be drawn from.
+TEST(Sampling, DrawsKnownTokensAlone) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    std::vector<float> logits = RandomLogits(seed, 40);
+    std::vector<bool> known, keep(40, false);
+    for (uint64_t t = 0; t < 1 + seed % 40; ++t) {
+      known.push_back(t == seed % 7 || RandomBits(seed, 3, t) % 3 != 0);
+      keep[t] = known[t];
+    }
+    if (std::none_of(known.begin(), known.end(), [](bool k) { return k; })) known[0] = keep[0] = true;
+    const std::vector<double> wanted = Kept(Softmax(logits, 0.5), keep);
+    for (size_t t = 0; t < 40; ++t)
+      if (!keep[t] && RandomBits(seed, 4, t) % 2) logits[t] = RandomBits(seed, 5, t) % 2 ? std::nanf("") : 50;
+    const std::string about = Cat("seed ", seed);
+    ExpectNearAll(Sampler({.temperature = 0.5, .known = known}).Probabilities(logits, kNothing), wanted,
+                  about);
+    for (const SamplingOptions& options : std::vector<SamplingOptions>{
+             {.known = known},
+             {.temperature = 0, .known = known},
+             {.repetition_penalty = 2, .temperature = 9, .top_k = 30, .known = known},
+             {.temperature = 9, .top_p = 0.9, .min_p = 0.01, .known = known}})
+      for (int64_t i = 0; i < 20; ++i)
+        EXPECT_TRUE(keep[Sampler(options).Draw(logits, std::vector<int32_t>{1, 5, 9, 39}, i)]) << about;
+  }
+}
+
 TEST(Sampling, FiltersWorkOneAfterTheOther) {
   // Of 8, 4, 2, 1 and 1 parts three stay by top_k; of 8, 4, 2 two are 12 / 14 by top_p; min_p takes the half.
   const std::vector<float> logits = {0, std::log(2.0f), std::log(4.0f), std::log(8.0f), 0};
   auto probabilities = [&](SamplingOptions o) { return Sampler(o).Probabilities(logits, kNothing); };
   ExpectNearAll(probabilities({.top_k = 3, .top_p = 0.7}), {0, 0, 1.0 / 3, 2.0 / 3, 0}, "k, p");
   ExpectNearAll(probabilities({.top_k = 3, .top_p = 0.7, .min_p = 0.6}), {0, 0, 0, 1, 0}, "k, p, min_p");
-  ExpectNearAll(probabilities({.vocabulary = 2}), {1.0 / 3, 2.0 / 3, 0, 0, 0}, "vocabulary");
-  EXPECT_EQ(Sampler({.temperature = 0, .vocabulary = 2}).Draw(logits, kNothing, 0), 1);
+  ExpectNearAll(probabilities({.known = {true, true}}), {1.0 / 3, 2.0 / 3, 0, 0, 0}, "known");
+  EXPECT_EQ(Sampler({.temperature = 0, .known = {true, true}}).Draw(logits, kNothing, 0), 1);
 }
 
 // Draws of 40,000 places (and as many sequences) fit the probabilities: Pearson's chi-square, whose value

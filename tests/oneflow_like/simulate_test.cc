@@ -329,6 +329,9 @@ TEST(Topology, IsReadAsOtherSystemsWriteIt) {
        {"\xEF\xBB\xBF" + given, lines, "\xEF\xBB\xBF" + lines, given.substr(0, given.size() - 1)})
     EXPECT_EQ(TopologyText(ReadTopology(WithTopology(text))),
               TopologyText(ReadTopology(WithTopology(kGood))));
+  EXPECT_NE(
+      ErrorOf([] { ReadTopology(WithTopology(std::string("\xFE\xFF\0d", 4))); }).find("it is in UTF-16"),
+      std::string::npos);
 }
 
 TEST(Topology, TheProjectsOwnAreRead) {

@@ -74,7 +74,7 @@ class TokenizerTest : public testing::Test {
 };
 
 TEST_F(TokenizerTest, EqualsHuggingFacesOnRandomStrings) {
-  constexpr int kStringsOfAKind = 2000;  // of five kinds
+  constexpr int kStringsOfAKind = 2000;  // of eleven kinds
   if (std::system((Python() + " -c 'import tokenizers' 2> /dev/null").c_str()) != 0)
     GTEST_SKIP() << Python() << " lacks the package tokenizers (OFL_PYTHON names another)";
   const uint64_t seed = std::random_device()();
@@ -82,7 +82,8 @@ TEST_F(TokenizerTest, EqualsHuggingFacesOnRandomStrings) {
                             folder_ / "", " ", kStringsOfAKind, " ", seed)
                             .c_str()),
             0);
-  for (const char* kind : {"gpt2", "llama3", "qwen2", "prefix", "digits"}) {
+  for (const char* kind : {"gpt2", "llama3", "qwen2", "prefix", "digits", "llama2", "llama2_new", "gemma",
+                           "words", "never", "replaced"}) {
     std::shared_ptr<const Tokenizer> tokenizer;
     try {
       tokenizer = OpenTokenizer(folder_ / Cat(kind, ".json"));
@@ -146,6 +147,158 @@ TEST_F(TokenizerTest, BytesComeBack) {
   EXPECT_NE(ErrorOf([&] { tokenizer->Decode({260}); }).find("it has no token 260"), std::string::npos);
 }
 
+// A file as Llama 2 has it: spaces as marks, bytes for characters that have no token.
+json CharacterFile() {
+  json vocab = {{"<unk>", 0}, {"<s>", 1}, {"</s>", 2}};
+  constexpr char kHex[] = "0123456789ABCDEF";
+  for (int b = 0; b < 256; ++b) vocab[{'<', '0', 'x', kHex[b >> 4], kHex[b & 15], '>'}] = 3 + b;
+  for (const char* name : {"\u2581", "t", "h", "e", "\u2581t", "\u2581th", "\u2581the", "he", "\u00e9"})
+    vocab[name] = vocab.size();
+  json file = SmallFile();
+  file["model"] = {
+      {"type", "BPE"},         {"vocab", vocab},   {"merges", {"\u2581 t", "\u2581t h", "\u2581th e", "h e"}},
+      {"byte_fallback", true}, {"fuse_unk", true}, {"unk_token", "<unk>"}};
+  file["added_tokens"] = json::array();
+  for (const auto& [id, name] : {std::pair{0, "<unk>"}, {1, "<s>"}, {2, "</s>"}})
+    file["added_tokens"].push_back({{"id", id}, {"content", name}, {"special", true}, {"normalized", false}});
+  const json to_mark = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  const json to_space = {{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}};
+  file["normalizer"] = {
+      {"type", "Sequence"},
+      {"normalizers", json::array({{{"type", "Prepend"}, {"prepend", "\u2581"}}, to_mark})}};
+  file["pre_tokenizer"] = nullptr;
+  file["decoder"] = {
+      {"type", "Sequence"},
+      {"decoders", json::array({to_space,
+                                {{"type", "ByteFallback"}},
+                                {{"type", "Fuse"}},
+                                {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}}})}};
+  file["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", json::array({{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}})},
+      {"special_tokens", {{"<s>", {{"ids", {1}}}}}}};
+  return file;
+}
+
+TEST_F(TokenizerTest, CharactersWithoutATokenAreTheirBytes) {
+  const json file = CharacterFile(), vocab = file["model"]["vocab"];
+  const auto tokenizer = Open(file);
+  const int32_t the = vocab["\u2581the"], mark = vocab["\u2581"], he = vocab["he"];
+  EXPECT_EQ(tokenizer->Encode("the the"), (std::vector<int32_t>{the, the}));
+  EXPECT_EQ(tokenizer->EncodeWhole("the"), (std::vector<int32_t>{1, the}));
+  EXPECT_EQ(tokenizer->Encode("  he"), (std::vector<int32_t>{mark, mark, mark, he}));
+  EXPECT_EQ(tokenizer->Encode("\u00e9\u20ac\n"),
+            (std::vector<int32_t>{mark, vocab["\u00e9"], 3 + 0xE2, 3 + 0x82, 3 + 0xAC, 3 + 10}));
+  EXPECT_EQ(tokenizer->Encode("the</s>the"), (std::vector<int32_t>{the, 2, the}));
+  EXPECT_EQ(tokenizer->Encode(""), std::vector<int32_t>());
+  EXPECT_EQ(tokenizer->Decode({1, the, the}), "<s> the the");
+  EXPECT_EQ(tokenizer->Decode({the, the}), "the the");
+  EXPECT_EQ(tokenizer->Decode({mark, mark, he}), " he");
+  for (uint64_t seed = 1; seed <= 500; ++seed) {  // any bytes come back
+    std::string text;
+    for (uint64_t i = 0; i < RandomBits(seed, 0, 0) % 30; ++i) {
+      const uint32_t bits = RandomBits(seed, 1, i);
+      text += bits % 3 ? "the \xE2\x82\xAC\xF0\x9F\x98\x80"[bits / 3 % 11] : static_cast<char>(bits / 3);
+    }
+    std::string shown = text;
+    for (size_t at; (at = shown.find("\xE2\x96\x81")) != std::string::npos;) shown.replace(at, 3, " ");
+    ASSERT_EQ(tokenizer->Decode(tokenizer->Encode(text)), shown) << "seed " << seed;
+  }
+}
+
+// Numbers that no token has are none, in gaps and behind the last.
+TEST_F(TokenizerTest, KnowsWhatItHas) {
+  json file = SmallFile();
+  file["added_tokens"][0]["id"] = 300;
+  const auto tokenizer = Open(file);
+  EXPECT_EQ(tokenizer->vocabulary(), 301);
+  for (int32_t t : {-1, 259, 299, 301}) EXPECT_FALSE(tokenizer->Has(t)) << t;
+  for (int32_t t : {0, 258, 300}) EXPECT_TRUE(tokenizer->Has(t)) << t;
+  EXPECT_NE(ErrorOf([&] { tokenizer->Decode({270}); }).find("it has no token 270"), std::string::npos);
+}
+
+// A folder's other files may have tokens behind those of the tokenizer's own.
+TEST_F(TokenizerTest, TakesTheFoldersTokensBehindTheFiles) {
+  const auto put = [&](const std::string& file, const json& names, const json& config) {
+    folder_.Write("tokenizer.json", file);
+    folder_.Write("added_tokens.json", names.dump());
+    folder_.Write("tokenizer_config.json", config.dump());
+    return OpenTokenizer(folder_ / "");
+  };
+  const auto about = [](const std::string& name, bool special) {
+    return json{{"content", name}, {"special", special}, {"lstrip", false}, {"rstrip", special}};
+  };
+  const json config = {
+      {"chat_template", "{{ x }}"},
+      {"added_tokens_decoder", {{"259", about("<|end|>", true)}, {"262", about("<tool>", true)}}}};
+  const auto tokenizer = put(SmallFile().dump(), {{"<pad>", 260}, {"<|end|>", 259}}, config);
+  EXPECT_EQ(tokenizer->vocabulary(), 263);
+  for (int32_t t : {261, 263, -1}) EXPECT_FALSE(tokenizer->Has(t)) << t;
+  for (int32_t t : {0, 259, 260, 262}) EXPECT_TRUE(tokenizer->Has(t)) << t;
+  EXPECT_EQ(tokenizer->Encode("the<pad><tool>  the<|end|>"), (std::vector<int32_t>{257, 260, 262, 257, 259}));
+  EXPECT_EQ(tokenizer->Decode({257, 260, 262, 258}), "the<pad><tool> t");
+  EXPECT_EQ(tokenizer->Find("<tool>"), 262);
+  EXPECT_EQ(tokenizer->Find("the"), 257);
+  EXPECT_TRUE(tokenizer->Special(262));
+  EXPECT_FALSE(tokenizer->Special(260));
+  TokenStream stream(*tokenizer);
+  std::string streamed;
+  for (int32_t t : {257, 262, 258, 260, 257, 258, 258, 262, 257, 258, 260, 257}) streamed += stream.Add(t);
+  EXPECT_EQ(streamed + stream.End(), "the<tool> t<pad>the t t<tool>the t<pad>the");
+  // What stands around a text stays around it.
+  EXPECT_EQ(put(CharacterFile().dump(), {{"<pad>", 400}}, json::object())->EncodeWhole("<pad>the"),
+            (std::vector<int32_t>{1, 400, CharacterFile()["model"]["vocab"]["\u2581the"]}));
+  const auto refuse = [&](const json& names, const json& about, const std::string& wanted) {
+    const std::string error = ErrorOf([&] { put(SmallFile().dump(), names, about); });
+    EXPECT_EQ(error.rfind(folder_ / "", 0), 0u) << error;
+    EXPECT_NE(error.find(wanted), std::string::npos) << wanted << "\n" << error;
+  };
+  refuse({{"<pad>", "260"}}, config, "added_tokens.json: '<pad>' is \"260\", but must be a token's number");
+  refuse({{"<pad>", 200'000'000}}, config, "'<pad>' has number 200000000, far beyond the 260 tokens");
+  refuse(json::array(), config, "added_tokens.json: it is no JSON object");
+  refuse({{"<pad>", 262}}, config, "token 262 is '<tool>', but '<pad>' in another file");
+  refuse(json::object(), {{"added_tokens_decoder", 3}}, "tokenizer_config.json: added_tokens_decoder is 3");
+  refuse(json::object(), {{"added_tokens_decoder", {{"x", about("a", true)}}}}, "is no number of a token");
+  refuse(json::object(), {{"added_tokens_decoder", {{"270", {{"special", true}}}}}}, ".content is null");
+}
+
+// The first file of a folder that can be read; the others are named.
+TEST_F(TokenizerTest, TakesTheFirstFileThatCanBeRead) {
+  const std::string pieces = TextOf(OFL_SOURCE_DIR "/tests/fuzz/corpus/pieces/valid_bpe");
+  const std::string json_file = folder_ / "tokenizer.json", model = folder_ / "tokenizer.model";
+  ASSERT_FALSE(pieces.empty());
+  json unigram = SmallFile();
+  unigram["model"]["type"] = "Unigram";
+  folder_.Write("tokenizer.json", unigram.dump());
+  folder_.Write("tokenizer.model", pieces);
+  if (const std::string error = ErrorOf([&] { OpenTokenizer(model); }); !error.empty()) {
+    ASSERT_NE(error.find("built without"), std::string::npos) << error;
+    GTEST_SKIP() << error;
+  }
+  TokenizerFile found = FindTokenizer(folder_ / "");
+  EXPECT_EQ(std::filesystem::path(found.path), model);
+  EXPECT_NE(found.refused.find("tokenizer.json: model.type is \"Unigram\""), std::string::npos)
+      << found.refused;
+  EXPECT_EQ(found.tokenizer->Encode("ab"), OpenTokenizer(model)->Encode("ab"));
+  folder_.Write("added_tokens.json", json({{"<pad>", found.tokenizer->vocabulary()}}).dump());
+  const auto more = OpenTokenizer(folder_ / "");
+  EXPECT_EQ(more->vocabulary(), found.tokenizer->vocabulary() + 1);
+  std::vector<int32_t> wanted = found.tokenizer->EncodeWhole("ab");
+  wanted.push_back(static_cast<int32_t>(found.tokenizer->vocabulary()));
+  EXPECT_EQ(more->EncodeWhole("ab<pad>"), wanted);
+  std::filesystem::remove(folder_ / "added_tokens.json");
+  folder_.Write("tokenizer.json", SmallFile().dump());
+  found = FindTokenizer(folder_ / "");
+  EXPECT_EQ(std::filesystem::path(found.path), json_file);
+  EXPECT_EQ(found.refused, "");
+  folder_.Write("tokenizer.json", "{");
+  folder_.Write("tokenizer.model", "no model");
+  const std::string both = ErrorOf([&] { OpenTokenizer(folder_ / ""); });
+  EXPECT_NE(both.find("tokenizer.json: it is no JSON object; "), std::string::npos) << both;
+  EXPECT_NE(both.find("tokenizer.model at byte 0: it is no model of SentencePiece"), std::string::npos)
+      << both;
+}
+
 // A word of a million characters, and one of a million spaces: neither recursion nor squares of its length.
 TEST_F(TokenizerTest, LongWordsAreWords) {
   const auto tokenizer = Open(SmallFile());
@@ -191,17 +344,41 @@ TEST_F(TokenizerTest, BrokenFilesAreRefusedByName) {
   change("/added_tokens/0/content", nullptr, "added_tokens[0].content is null");
   change("/added_tokens/0/single_word", true, "single_word");
   change("/normalizer", {{"type", "Lowercase"}}, "normalizer.type is \"Lowercase\"");
-  change("/pre_tokenizer", nullptr, "no step ByteLevel");
-  change("/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer.type is \"Metaspace\"");
+  change("/normalizer", {{"type", "Prepend"}}, "normalizer.prepend is null, but must be a text");
+  change("/normalizer", {{"type", "Replace"}, {"pattern", 3}}, "normalizer.pattern is 3");
+  change("/normalizer", {{"type", "Replace"}, {"pattern", {{"String", "a"}}}}, "normalizer.content is null");
+  change("/pre_tokenizer", nullptr, "its decoder has a step ByteLevel, but its pre_tokenizer has none");
+  change("/pre_tokenizer", {{"type", "Whitespace"}}, "pre_tokenizer.type is \"Whitespace\"");
+  change("/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer.replacement is null");
+  change("/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "ab"}}, "must be one character");
+  change("/pre_tokenizer", {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}},
+         "prepend_scheme is \"last\", but must be always, first or never");
   const json split = {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}};
   change("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {split}}},
          "its pattern (a is not understood");
   json merged = split;
-  merged["behavior"] = "MergedWithNext";
+  merged["behavior"] = "Merged";
+  merged["pattern"]["Regex"] = "a";
   change("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", {merged}}},
-         "pre_tokenizer.pretokenizers[0].behavior is \"MergedWithNext\"");
+         "pre_tokenizer.pretokenizers[0].behavior is \"Merged\"");
+  change("/model/byte_fallback", "yes", "model.byte_fallback is \"yes\"");
   change("/decoder", nullptr, "it has no decoder");
-  change("/decoder/type", "Metaspace", "decoder.type is \"Metaspace\"");
+  change("/decoder/type", "WordPiece", "decoder.type is \"WordPiece\"");
+  change("/decoder", {{"type", "Metaspace"}, {"replacement", "_"}},
+         "its pre_tokenizer has a step ByteLevel, but its decoder has none");
+  const auto decoders = [&](const json& steps, const std::string& wanted) {
+    change("/decoder", {{"type", "Sequence"}, {"decoders", steps}}, wanted);
+  };
+  const json bytes = {{"type", "ByteLevel"}}, fuse = {{"type", "Fuse"}};
+  const json strip = {{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}};
+  decoders({bytes, strip}, "decoder.decoders[1] is ");
+  decoders({bytes, fuse, strip, strip}, "Strip must stand behind Fuse, once");
+  decoders({fuse, bytes}, "decoder.decoders[1].type is \"ByteLevel\", but Strip alone may follow Fuse");
+  json wrong = strip;
+  wrong["stop"] = 1;
+  decoders({bytes, fuse, wrong}, "decoder.decoders[2].stop is 1, but must be 0");
+  wrong["stop"] = "0";
+  decoders({bytes, fuse, wrong}, "decoder.decoders[2].stop is \"0\", but must be a whole number");
   change("/post_processor", {{"type", "BertProcessing"}}, "post_processor.type is \"BertProcessing\"");
   change("/post_processor", {{"type", "TemplateProcessing"}, {"single", json::array()}},
          "a text must stand there");

@@ -77,6 +77,75 @@ KINDS = {
 }
 
 
+# Files of characters, as those of Llama 2 and its family: the model's tokens are learnt with a mark for spaces, then the
+# steps that such files have are written around them.
+MARK = "\u2581"
+SPACE_TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+BACK = [{"type": "Replace", "pattern": {"String": MARK}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+def sequence(kind, *steps):
+    return {"type": "Sequence", kind: list(steps)}
+
+
+def metaspace(scheme, cut=None, **more):
+    cut = {} if cut is None else {"split": cut}
+    return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": scheme, **cut, **more}
+
+
+CHARACTER_KINDS = {
+    "llama2": dict(normalizer=sequence("normalizers", {"type": "Prepend", "prepend": MARK}, SPACE_TO_MARK),
+                   decoder=sequence("decoders", *BACK, STRIP), normalized=True, bytes=range(256)),
+    "llama2_new": dict(pre_tokenizer=metaspace("first", False), decoder=sequence("decoders", *BACK, STRIP), bytes=range(256),
+                       ignore_merges=True),
+    "gemma": dict(normalizer=SPACE_TO_MARK, decoder=sequence("decoders", *BACK), bytes=range(256), pre_tokenizer={
+        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}),
+    "words": dict(pre_tokenizer=metaspace("always"), decoder=metaspace("always"), fuse_unk=True),
+    "never": dict(pre_tokenizer=sequence("pretokenizers", {
+        "type": "Split", "pattern": {"Regex": "[0-9a-f]"}, "behavior": "Contiguous", "invert": False}, {
+            "type": "Split", "pattern": {"Regex": r"\s"}, "behavior": "MergedWithNext", "invert": False}, metaspace("never", True)),
+                  decoder=sequence("decoders", metaspace("never")), bytes=range(0x20, 0xD0)),
+    "replaced": dict(normalizer=sequence("normalizers", {"type": "Replace", "pattern": {"Regex": "[aeiou]+"}, "content": "-"}, {
+        "type": "NFKC"}, {"type": "Prepend", "prepend": "e\u0301 "}), decoder=sequence("decoders", *BACK), normalized=True,
+                     pre_tokenizer={"type": "Split", "pattern": {"String": "th"}, "behavior": "MergedWithPrevious",
+                                    "invert": True}),
+}
+
+
+def make_characters(kind, folder, count, seed):
+    about = CHARACTER_KINDS[kind]
+    draw = random.Random(f"{kind} {seed}")
+    text = [" ".join(draw.choice(WORDS) for _ in range(20)) for _ in range(300)]
+    learner = Tokenizer(models.BPE(unk_token="<unk>"))
+    learner.pre_tokenizer = pre_tokenizers.Metaspace()
+    learner.train_from_iterator(text, trainers.BpeTrainer(vocab_size=420, show_progress=False,
+                                                          special_tokens=["<unk>", "<s>", "</s>"]))
+    learner.post_processor = around("<s>")(learner)
+    learner.add_tokens([AddedToken("<mask>", lstrip=True, special=True), AddedToken("tool", normalized=True),
+                        AddedToken("<pad>", rstrip=True)])
+    file = json.loads(learner.to_str())
+    vocab = file["model"]["vocab"]
+    for byte in about.get("bytes", []):
+        vocab[f"<0x{byte:02X}>"] = len(vocab)
+    for i, token in enumerate(file["added_tokens"]):
+        if i < 3:
+            token["normalized"] = about.get("normalized", False)
+        else:  # behind the model's, without a gap, which the library would close
+            token["id"] = len(vocab) + i - 3
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        file[part] = about.get(part)
+    file["model"].update(byte_fallback="bytes" in about, fuse_unk=about.get("fuse_unk", False),
+                         ignore_merges=about.get("ignore_merges", False))
+    tokenizer = Tokenizer.from_str(json.dumps(file))
+    with open(f"{folder}/{kind}.json", "w") as out:
+        json.dump(file, out)
+    # Recent versions show added tokens as they look for them in a text that is normalised; ours show their names.
+    for token in file["added_tokens"]:
+        token["normalized"] = False
+    write_strings(kind, tokenizer, folder, count, draw, Tokenizer.from_str(json.dumps(file)))
+
+
 def make(kind, folder, count, seed):
     about = KINDS[kind]
     tokenizer = Tokenizer(models.BPE(ignore_merges=about.get("ignore_merges", False)))
@@ -93,14 +162,21 @@ def make(kind, folder, count, seed):
     if "post" in about:
         tokenizer.post_processor = about["post"](tokenizer)
     tokenizer.save(f"{folder}/{kind}.json")
+    write_strings(kind, tokenizer, folder, count, draw)
+
+
+def write_strings(kind, tokenizer, folder, count, draw, decoder=None):
     with open(f"{folder}/{kind}.strings", "w") as out:
         for _ in range(count):
             text = random_string(draw)
             tokens = tokenizer.encode(text, add_special_tokens=False).ids
             whole = tokenizer.encode(text).ids
-            print(json.dumps([text, tokens, whole, tokenizer.decode(whole, skip_special_tokens=False)]), file=out)
+            back = (decoder or tokenizer).decode(whole, skip_special_tokens=False)
+            print(json.dumps([text, tokens, whole, back]), file=out)
 
 
 folder, count, seed = sys.argv[1:]
 for kind in KINDS:
     make(kind, folder, int(count), seed)
+for kind in CHARACTER_KINDS:
+    make_characters(kind, folder, int(count), seed)
