@@ -9,20 +9,23 @@
 #include "actor/net/talk/job.h"
 #include "core/host_memory.h"
 #include "core/plan_values.h"
+#include "oneflow_like/placement.h"
 
 namespace oneflow_like {
 
 namespace {
 
-// What Store::Prepare will allocate of the host for a plan.
-int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan) {
-  if (plan.device_kind() != "cpu") return 0;
+// What Store::Prepare will allocate of the host for a plan, and what its inputs will take.
+int64_t NewBytes(const Session::Impl& session, const plan::Plan& plan) {
+  const ModelImpl& model = *session.model;
+  const int64_t feeds = FeedBytes(plan, session.options.steps_in_flight);
+  if (plan.device_kind() != "cpu") return feeds;
   std::set<std::string> there;
   for (const Store::VariableInfo& variable : model.store->Variables(plan.rank())) there.insert(variable.name);
   int64_t bytes = std::max<int64_t>(0, ArenaBytes(plan) - model.store->ArenaBytes(plan.rank()));
   for (const plan::Variable& variable : plan.variable())
     if (!there.count(variable.name())) bytes += variable.bytes();
-  return bytes;
+  return bytes + feeds;
 }
 
 // A group of control groups is the same wherever its file is the same.
@@ -32,11 +35,12 @@ std::string KeyOf(const MemoryLimit& limit) {
   return Cat(limit.source, ":", file.st_dev, ":", file.st_ino);
 }
 
-MemoryOfProcess OfThisProcess(const ModelImpl& model, const std::vector<plan::Plan>& plans) {
+MemoryOfProcess OfThisProcess(const Session::Impl& session, const std::vector<plan::Plan>& plans) {
+  const ModelImpl& model = *session.model;
   const Job* job = model.options.job.get();
   MemoryOfProcess mine{.host = job ? job->peers()[job->process()].host_key : "here",
                        .held = GetHostMemoryStats().bytes};
-  for (const plan::Plan& plan : plans) mine.needed += NewBytes(model, plan);
+  for (const plan::Plan& plan : plans) mine.needed += NewBytes(session, plan);
   for (const MemoryLimit& limit : ReadMemoryLimits()) mine.limits.push_back({KeyOf(limit), limit});
   return mine;
 }
@@ -95,9 +99,8 @@ ShortMemory FindShortMemory(const std::vector<MemoryOfProcess>& processes) {
 }
 
 void RequireHostMemory(const Session::Impl& session, const std::vector<plan::Plan>& plans) {
-  const ModelImpl& model = *session.model;
-  Job* job = model.options.job.get();
-  const MemoryOfProcess mine = OfThisProcess(model, plans);
+  Job* job = session.model->options.job.get();
+  const MemoryOfProcess mine = OfThisProcess(session, plans);
   std::vector<MemoryOfProcess> all;
   if (job) {
     for (const std::string& text :
