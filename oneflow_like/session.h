@@ -97,6 +97,9 @@ struct RankSummary {
   // other processes: shared by all sessions, plus the share of each session with collectives between
   // processes.
   int64_t staging_bytes = 0;
+  // Host memory in addition to peak_bytes for the rank's inputs: copies for the steps in flight, and three
+  // batches that a pipeline reads ahead or hands over.
+  int64_t feed_bytes = 0;
   int64_t lower_bound_bytes = 0;  // largest sum of bytes live at once
   // peak_bytes by purpose: weights, optimizer state, gradients, narrow copies, gathered, stash (kept by
   // forward for backward), other.

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -142,7 +143,7 @@ class Process {
     if (!ended_) kill(pid_, signal);
   }
   bool Ended() {
-    if (!ended_ && waitpid(pid_, &status_, WNOHANG) == pid_) {
+    if (!ended_ && wait4(pid_, &status_, WNOHANG, &usage_) == pid_) {
       ended_ = true;
       ended_at_ = Seconds();
     }
@@ -162,6 +163,8 @@ class Process {
     if (!ended_) return -1;
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
   }
+  // The most memory that it has had, once it has ended.
+  int64_t peak_bytes() const { return int64_t{1024} * usage_.ru_maxrss; }
   std::string out() const { return TextOf(output_ + ".out"); }
   std::string err() const { return TextOf(output_ + ".err"); }
 
@@ -176,6 +179,7 @@ class Process {
   std::string output_;
   pid_t pid_ = -1;
   int status_ = 0;
+  rusage usage_ = {};
   bool ended_ = false;
   double started_ = 0, ended_at_ = 0;
 };

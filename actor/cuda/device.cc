@@ -142,7 +142,7 @@ std::unique_ptr<Memory> CudaDevice::AllocateHost(size_t bytes, const std::string
       cudaHostAlloc(&data, std::max<size_t>(bytes, 1), cudaHostAllocPortable | cudaHostAllocMapped);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    FailShortOfMemory(owner, what, bytes, FreeHostBytes());
+    FailShortOfHostMemory(owner, what, bytes);
   }
   Require(error, owner, " has no memory for ", what);
   return std::make_unique<PinnedMemory>(gpu_, data, bytes);

@@ -160,7 +160,7 @@ class HostDevice : public Device {
       data = std::aligned_alloc(kAlignment, reserved);
       if (data != nullptr) std::memset(data, 0, reserved);
     }
-    if (data == nullptr) FailShortOfMemory(name, what, bytes, FreeHostBytes());
+    if (data == nullptr) FailShortOfHostMemory(name, what, bytes);
     return std::make_unique<HostMemory>(data, bytes, reserved);
   }
 
@@ -191,21 +191,43 @@ int64_t LeftOf(const MemoryLimit& limit, int64_t held) {
   return std::min(limit.left, std::max<int64_t>(0, limit.bytes - held));
 }
 
-int64_t FreeHostBytes() {
-  int64_t free = std::numeric_limits<int64_t>::max();
-  for (const MemoryLimit& limit : ReadMemoryLimits()) free = std::min(free, LeftOf(limit, held_bytes.load()));
-  return free;
+namespace {
+
+// The one that leaves least.
+MemoryLimit TightestLimit() {
+  MemoryLimit tightest{.left = std::numeric_limits<int64_t>::max()};
+  for (MemoryLimit limit : ReadMemoryLimits()) {
+    limit.left = LeftOf(limit, held_bytes.load());
+    if (limit.left < tightest.left) tightest = limit;
+  }
+  return tightest;
 }
 
-void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes, int64_t free) {
+std::string FreeText(const MemoryLimit& limit) {
+  return Cat(limit.left, " bytes are free",
+             limit.source.empty() ? "" : Cat(" of the ", limit.bytes, " that ", limit.source, " allows"));
+}
+
+[[noreturn]] void FailShort(const std::string& owner, const std::string& what, size_t bytes,
+                            const MemoryLimit& limit) {
   throw ShortOfMemory(
-      Cat(owner, " has no memory for ", what, ": ", bytes, " bytes are needed, ", free, " bytes are free"));
+      Cat(owner, " has no memory for ", what, ": ", bytes, " bytes are needed, ", FreeText(limit)));
+}
+
+}  // namespace
+
+void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes, int64_t free) {
+  FailShort(owner, what, bytes, {.left = free});
+}
+
+void FailShortOfHostMemory(const std::string& owner, const std::string& what, size_t bytes) {
+  FailShort(owner, what, bytes, TightestLimit());
 }
 
 void CheckHostHas(size_t bytes, const std::string& owner, const std::string& what) {
   if (bytes < kComparedFrom) return;
-  int64_t free = FreeHostBytes();
-  if (bytes > static_cast<size_t>(free)) FailShortOfMemory(owner, what, bytes, free);
+  const MemoryLimit limit = TightestLimit();
+  if (bytes > static_cast<size_t>(limit.left)) FailShort(owner, what, bytes, limit);
 }
 
 void CheckAddressesFor(size_t bytes, const std::string& what) {
@@ -216,17 +238,10 @@ void CheckAddressesFor(size_t bytes, const std::string& what) {
   if (unlimited(RLIMIT_AS) && unlimited(RLIMIT_DATA)) return;
   for (const MemoryLimit& limit : ReadMemoryLimits())
     if (!limit.shared && limit.left < static_cast<int64_t>(bytes))
-      FailShortOfMemory("this process", Cat(what, " below ", limit.source), bytes, limit.left);
+      FailShort("this process", what, bytes, limit);
 }
 
-std::string OutOfMemoryText() {
-  MemoryLimit tightest{.left = std::numeric_limits<int64_t>::max()};
-  for (const MemoryLimit& limit : ReadMemoryLimits())
-    if (LeftOf(limit, held_bytes.load()) < LeftOf(tightest, 0)) tightest = limit;
-  if (tightest.source.empty()) return "this process has no memory left";
-  return Cat("this process has no memory left: ", LeftOf(tightest, held_bytes.load()),
-             " bytes are free of the ", tightest.bytes, " that ", tightest.source, " allows");
-}
+std::string OutOfMemoryText() { return Cat("this process has no memory left: ", FreeText(TightestLimit())); }
 
 std::unique_ptr<Device> MakeHostDevice(int index, MemorySource* source) {
   return std::make_unique<HostDevice>(index, source);

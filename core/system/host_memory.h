@@ -17,18 +17,19 @@ inline constexpr size_t kComparedFrom = size_t{1} << 20;
 
 // What is left of a limit when `held` bytes in blocks of all processes that share it count, touched or not.
 int64_t LeftOf(const MemoryLimit& limit, int64_t held);
-// What the tightest limit leaves beside the blocks that host devices of this process hold.
-int64_t FreeHostBytes();
 
 class ShortOfMemory : public Error {
  public:
   using Error::Error;
 };
 
-// Throws ShortOfMemory: "device cpu:0 has no memory for the arena: 8 bytes are needed, 4 bytes are free".
+// Throws ShortOfMemory: "device cpu:0 has no memory for the arena: 8 bytes are needed, 4 bytes are free of
+// the 16 that ulimit -v allows", of the tightest limit; the first only how many are free.
 [[noreturn]] void FailShortOfMemory(const std::string& owner, const std::string& what, size_t bytes,
                                     int64_t free);
-// Throws that Error when `bytes` exceed FreeHostBytes(). Small blocks are not compared.
+[[noreturn]] void FailShortOfHostMemory(const std::string& owner, const std::string& what, size_t bytes);
+// Throws that Error when `bytes` exceed what the tightest limit leaves beside the blocks that host devices of
+// this process hold. Small blocks are not compared.
 void CheckHostHas(size_t bytes, const std::string& owner, const std::string& what);
 // The same for what takes addresses but little memory (threads' stacks, code that libraries make), and cannot
 // fail in an orderly way: only limits on the process's own addresses count (ulimit -v, -d).

@@ -8,27 +8,30 @@
 #include "core/plan/plan_values.h"
 #include "core/system/control_groups.h"
 #include "core/system/host_memory.h"
+#include "oneflow_like/model/placement.h"
 
 namespace oneflow_like {
 
 namespace {
 
-// What Store::Prepare will allocate of the host for a plan.
-int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan) {
-  if (plan.device_kind() != "cpu") return 0;
+// What Store::Prepare will allocate of the host for a plan, and what its inputs will take.
+int64_t NewBytes(const ModelImpl& model, const plan::Plan& plan, int steps_in_flight) {
+  const int64_t feeds = FeedBytes(plan, steps_in_flight);
+  if (plan.device_kind() != "cpu") return feeds;
   std::set<std::string> there;
   for (const Store::VariableInfo& variable : model.store->Variables(plan.rank())) there.insert(variable.name);
   int64_t bytes = std::max<int64_t>(0, ArenaBytes(plan) - model.store->ArenaBytes(plan.rank()));
   for (const plan::Variable& variable : plan.variable())
     if (!there.count(variable.name())) bytes += variable.bytes();
-  return bytes;
+  return bytes + feeds;
 }
 
-MemoryOfProcess OfThisProcess(const ModelImpl& model, const std::vector<plan::Plan>& plans) {
+MemoryOfProcess OfThisProcess(const ModelImpl& model, const std::vector<plan::Plan>& plans,
+                              int steps_in_flight) {
   const Job* job = model.options.job.get();
   MemoryOfProcess mine{.host = job ? job->peers()[job->process()].host_key : "here",
                        .held = GetHostMemoryStats().bytes};
-  for (const plan::Plan& plan : plans) mine.needed += NewBytes(model, plan);
+  for (const plan::Plan& plan : plans) mine.needed += NewBytes(model, plan, steps_in_flight);
   for (const MemoryLimit& limit : ReadMemoryLimits()) mine.limits.push_back({KeyOfFile(limit.source), limit});
   return mine;
 }
@@ -89,10 +92,10 @@ ShortMemory FindShortMemory(const std::vector<MemoryOfProcess>& processes) {
 }
 
 void RequireHostMemory(const ModelImpl& model, const std::string& session,
-                       const std::vector<plan::Plan>& plans,
+                       const std::vector<plan::Plan>& plans, int steps_in_flight,
                        const std::function<std::string(int rank)>& consumers) {
   Job* job = model.options.job.get();
-  const MemoryOfProcess mine = OfThisProcess(model, plans);
+  const MemoryOfProcess mine = OfThisProcess(model, plans, steps_in_flight);
   std::vector<MemoryOfProcess> all;
   if (job) {
     for (const std::string& text : job->AllGather(Cat("memory for session ", session), ToText(mine)))

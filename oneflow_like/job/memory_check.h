@@ -16,7 +16,7 @@ namespace oneflow_like {
 // that share it; the error names the limit, the processes and both numbers, and ends with what `consumers`
 // says of the first rank of the first of these processes. Collective in a job.
 void RequireHostMemory(const ModelImpl& model, const std::string& session,
-                       const std::vector<plan::Plan>& plans,
+                       const std::vector<plan::Plan>& plans, int steps_in_flight,
                        const std::function<std::string(int rank)>& consumers);
 
 // Throws Error in place of a failure while the session's plans were loaded: `reason`, what to do, and what

@@ -104,4 +104,15 @@ MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan) 
   return besides;
 }
 
+int64_t FeedBytes(const plan::Plan& plan, int steps_in_flight) {
+  constexpr int kBatchesOfPipeline = 3;
+  int64_t bytes = 0;  // of a step
+  for (const plan::Actor& actor : plan.actor()) {
+    if (actor.feed().empty() || actor.kernel_size() != 1) continue;
+    for (const TensorArg& piece : ToSpec(actor.kernel(0)).out)
+      bytes += actor.acts() * piece.elements() * static_cast<int64_t>(SizeOf(piece.dtype));
+  }
+  return (steps_in_flight + kBatchesOfPipeline) * bytes;
+}
+
 }  // namespace oneflow_like

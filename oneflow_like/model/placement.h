@@ -31,4 +31,7 @@ struct MemoryBesides {
 };
 MemoryBesides MemoryBesidesPlan(const ModelImpl& model, const plan::Plan& plan);
 
+// RankSummary::feed_bytes, of any device.
+int64_t FeedBytes(const plan::Plan& plan, int steps_in_flight);
+
 }  // namespace oneflow_like

@@ -35,6 +35,7 @@ Json RankFigures(const RankSummary& s) {
           {"transient_bytes", s.transient_bytes},
           {"library_bytes", s.library_bytes},
           {"staging_bytes", s.staging_bytes},
+          {"feed_bytes", s.feed_bytes},
           {"lower_bound_bytes", s.lower_bound_bytes},
           {"bytes_sent", s.bytes_sent},
           {"flops", s.flops},

@@ -150,7 +150,8 @@ void Session::Impl::LoadPlans() {
   model->WaitIdle();
   std::vector<plan::Plan> plans;
   for (RankPlan& made : PlansOf(compiled, model->store->ranks())) plans.push_back(std::move(made.plan));
-  RequireHostMemory(*model, options.name, plans, [this](int rank) { return ConsumersOf(rank); });
+  RequireHostMemory(*model, options.name, plans, options.steps_in_flight,
+                    [this](int rank) { return ConsumersOf(rank); });
   for (const plan::Plan& plan : plans) {
     model->Prepare(plan);
     DumpPlan(plan);

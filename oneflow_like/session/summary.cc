@@ -62,7 +62,9 @@ std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& comp
   return named;
 }
 
-RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, const RankPlan& made) {
+RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
+  const ModelImpl& model = *session.model;
+  const Compiled& compiled = session.compiled;
   const plan::Plan& plan = made.plan;
   RankSummary s;
   s.rank = plan.rank();
@@ -112,6 +114,7 @@ RankSummary Summarise(const ModelImpl& model, const Compiled& compiled, const Ra
   s.purposes = PurposesOfRank(compiled, made);
   if (s.library_bytes > 0) s.purposes.back().second += s.library_bytes;
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
+  s.feed_bytes = FeedBytes(plan, session.options.steps_in_flight);
   s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
   return s;
 }
@@ -168,8 +171,7 @@ std::string RangesText(const std::vector<int>& ranks) {
 }
 
 RankSummary SummaryOf(const Session::Impl& session, int rank) {
-  RankSummary s =
-      Summarise(*session.model, session.compiled, PlanOf(session.compiled, rank, PlanDetail::kOutline));
+  RankSummary s = Summarise(session, PlanOf(session.compiled, rank, PlanDetail::kOutline));
   s.stage = StageOf(session.compiled, rank);
   return s;
 }
@@ -190,8 +192,7 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
   std::map<std::string, std::vector<int>> of_stage;
   std::vector<int> shown, unknown;
   std::map<int, RankSummary> summaries;
-  for (const RankPlan& made : known)
-    summaries.emplace(made.plan.rank(), Summarise(*session.model, compiled, made));
+  for (const RankPlan& made : known) summaries.emplace(made.plan.rank(), Summarise(session, made));
   for (int rank = 0; rank < world; ++rank) {
     std::vector<int>& ranks = of_stage[StageOf(compiled, rank)];
     if (!many || ranks.empty()) shown.push_back(rank);
@@ -204,7 +205,7 @@ std::vector<RankSummary> SummariesOf(const Session::Impl& session, const std::ve
     const auto left = static_cast<size_t>(unknown.end() - begin);
     const std::vector<int> next(begin, begin + static_cast<std::ptrdiff_t>(std::min(kPlansAtOnce, left)));
     for (const RankPlan& made : PlansOf(compiled, next, 0, PlanDetail::kOutline))
-      summaries.emplace(made.plan.rank(), Summarise(*session.model, compiled, made));
+      summaries.emplace(made.plan.rank(), Summarise(session, made));
   }
   for (int rank : shown) {
     RankSummary s = std::move(summaries.at(rank));
@@ -243,6 +244,9 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
             BytesText(
                 MemoryBesidesPlan(*session.model, PlanOf(compiled, s.rank, PlanDetail::kOutline).plan).host),
             " that its device copies to and from\n");
+  if (s.feed_bytes > 0)
+    text += Cat("  inputs        ", BytesText(s.feed_bytes),
+                " more of its process, for batches that are read ahead and of steps under way\n");
   if (s.staging_bytes > 0) {
     const int hosted = compiled.graph.mesh().size() / session.model->options.job->processes();
     text += Cat("  staging       ", BytesText(s.staging_bytes), " more of its process",

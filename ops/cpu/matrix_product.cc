@@ -1,6 +1,7 @@
 #include "ops/cpu/matrix_product.h"
 
 #include "ops/cpu/matrix_panels.h"
+#include "ops/cpu/pair_panels.h"
 #include "ops/reference.h"
 
 namespace oneflow_like::cpu {
@@ -29,6 +30,13 @@ MatrixProduct TurnedProduct(const MatrixProduct& p, SummedAxis* summed) {
 
 constexpr size_t kMostSummed = 3 * Dims::kMaxRank;  // labels of an equation
 
+// run(the result), of type T or fp32.
+template <typename T, typename F>
+void WithResult(const MatrixProduct& p, void* y, F&& run) {
+  if (p.result == DType::kFloat32) return run(MatrixResult<float>(p, y));
+  run(MatrixResult<T>(p, y));
+}
+
 }  // namespace
 
 int64_t MatrixProduct::bytes() const {
@@ -42,17 +50,26 @@ void MatrixProduct::Run(const void* a, const void* b, void* y, int threads, void
     SummedAxis axes[kMostSummed];
     return TurnedProduct(*this, axes).Run(b, a, y, threads, scratch, room);
   }
+#if defined(OFL_NARROW_TILES)
+  if (dtype == DType::kBFloat16 && WorthPairs(*this)) {
+    const PairLeft left(layout, a);
+    const PairRight right(layout, b);
+    return WithResult<BFloat16>(*this, y, [&](const ProductResult& to) {
+      RunPanels(
+          {layout.m, layout.n, (layout.k + 1) / 2, 0, &left, &right, &to, InPlace(layout, result), add, true},
+          threads, scratch, room);
+    });
+  }
+#endif
   DispatchFloating(dtype, [&](auto t) {
     using T = decltype(t);
     const MatrixLeft<T> left(*this, a);
     const MatrixRight<T> right(*this, b);
-    const auto run = [&](const ProductResult& to) {
+    WithResult<T>(*this, y, [&](const ProductResult& to) {
       RunPanels(
           {layout.m, layout.n, DepthOf(*this), layout.k, &left, &right, &to, InPlace(layout, result), add},
           threads, scratch, room);
-    };
-    if (result == DType::kFloat32) return run(MatrixResult<float>(*this, y));
-    run(MatrixResult<T>(*this, y));
+    });
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/device/parallel_for.h"
 #include "ops/cpu/loops.h"
+#include "ops/cpu/narrow_tile.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -31,6 +32,7 @@ constexpr int64_t kDepth = 256, kLeftRows = 96, kRightColumns = 512, kSumRows = 
 constexpr double kWorthATeam = 5e5;  // multiplications
 
 int64_t UpTo16(int64_t n) { return (n + 15) / 16 * 16; }
+int64_t UpTo32(int64_t n) { return (n + 31) / 32 * 32; }
 
 // c[R][columns] (+)= a[R][depth] b[depth][V vectors].
 template <int R, int V>
@@ -60,6 +62,22 @@ void PanelTile(int64_t depth, const PanelBlock& a, const float* b, int64_t b_row
   }
 }
 
+#if defined(OFL_NARROW_TILES)
+// The same of pairs.
+template <int R, int V>
+void PairTile(int64_t depth, const PanelBlock& a, const float* b, int64_t b_row, float* c, int64_t c_row,
+              int64_t columns, bool add) {
+  const Pair* left = reinterpret_cast<const Pair*>(a.data);
+  const uint32_t* right = reinterpret_cast<const uint32_t*>(b);
+  if (columns == 16 * V)
+    return PairKernel<R, V>(depth, left, a.row, a.column, right, b_row, c, c_row, 1, add);
+  alignas(64) float sums[R * 16 * V];
+  PairKernel<R, V>(depth, left, a.row, a.column, right, b_row, sums, 16 * V, 1, false);
+  for (int r = 0; r < R; ++r, c += c_row)
+    for (int64_t i = 0; i < columns; ++i) c[i] = add ? c[i] + sums[r * 16 * V + i] : sums[r * 16 * V + i];
+}
+#endif
+
 using TileFn = void (*)(int64_t, const PanelBlock&, const float*, int64_t, float*, int64_t, int64_t, bool);
 // By rows, and by steps of kStep columns.
 template <int R, int... W>
@@ -72,12 +90,26 @@ constexpr std::array<std::array<TileFn, kStripe / kStep>, sizeof...(R)> AllTiles
   return {TilesOf<R + 1>(std::make_integer_sequence<int, kStripe / kStep>())...};
 }
 constexpr auto kTiles = AllTiles(std::make_integer_sequence<int, kTileRows>());
+#if defined(OFL_NARROW_TILES)
+template <int R, int... W>
+constexpr std::array<TileFn, sizeof...(W)> PairTilesOf(std::integer_sequence<int, W...>) {
+  return {PairTile<R, W + 1>...};
+}
+template <int... R>
+constexpr std::array<std::array<TileFn, kStripe / kStep>, sizeof...(R)> AllPairTiles(
+    std::integer_sequence<int, R...>) {
+  return {PairTilesOf<R + 1>(std::make_integer_sequence<int, kStripe / kStep>())...};
+}
+constexpr auto kPairTiles = AllPairTiles(std::make_integer_sequence<int, kTileRows>());
+#else
+constexpr auto& kPairTiles = kTiles;  // never used
+#endif
 
 // Extents of blocks, and where they lie in a thread's scratch, in floats.
 struct PanelSizes {
   int64_t depth, rows, columns, sum_rows;  // sum_rows: of sums in scratch, 0 in place
-  int64_t left() const { return UpTo16(rows * depth); }
-  int64_t right() const { return UpTo16(columns) * depth; }
+  int64_t left() const { return UpTo32(rows) * depth; }
+  int64_t right() const { return UpTo32(columns) * depth; }
   int64_t floats() const { return left() + right() + sum_rows * UpTo16(columns); }
 };
 
@@ -153,13 +185,14 @@ class PanelPart {
     const PanelBlock a = p_.left->Read(m, count, k, depth, left_);
     float* c = p_.in_place ? p_.result->Row(m) + n : sums_ + (m - rows.begin) * sum_row_;
     const bool add = k > 0 || (p_.in_place && p_.add);
+    const auto& tiles = p_.pairs ? kPairTiles : kTiles;
     for (int64_t r = 0; r < count; r += kTileRows) {
       const int64_t height = std::min<int64_t>(kTileRows, count - r);
       const PanelBlock part = {a.data + r * a.row, a.row, a.column};
       for (int s = 0; s < stripes_; ++s) {
         const auto& [block, width] = stripe_[s];
-        kTiles[height - 1][(width - 1) / kStep](depth, part, block.data, block.row,
-                                                c + r * sum_row_ + s * kStripe, sum_row_, width, add);
+        tiles[height - 1][(width - 1) / kStep](depth, part, block.data, block.row,
+                                               c + r * sum_row_ + s * kStripe, sum_row_, width, add);
       }
     }
   }
@@ -181,7 +214,8 @@ class PanelPart {
 
 // In how many parts rows and columns are cut for so many threads: what a thread multiplies, and reads for it.
 std::pair<int, int> GridOf(const PanelProduct& p, int threads) {
-  const double volume = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  const double volume =
+      static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.pairs ? 2 * p.k : p.k);
   std::pair<int, int> best = {1, 1};
   if (threads <= 1 || volume < kWorthATeam) return best;
   double least = 0;

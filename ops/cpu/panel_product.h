@@ -3,6 +3,9 @@
 // in registers, so that a product of large fp32 matrices is as fast as the best libraries' (measured beside
 // oneDNN's sgemm, which takes 74 KB to 20 MB of its own for a product).
 //
+// Where the build has the instructions, matrices in bf16 are multiplied as pairs of neighbours along k: a
+// block's elements are then pairs, whose 32 bits take the place of a float.
+//
 // The order of additions follows from the extents alone: the same bits on any number of threads.
 #pragma once
 
@@ -20,7 +23,8 @@ struct PanelBlock {
 class LeftPanels {
  public:
   virtual ~LeftPanels() = default;
-  // Rows [m, m + rows) of columns [k, k + depth): where they lie, or in `room` of rows * depth floats.
+  // Rows [m, m + rows) of columns [k, k + depth): where they lie, or in `room` of rows * depth floats, where
+  // the number of rows may be taken up to a multiple of 32.
   virtual PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const = 0;
 };
 
@@ -29,7 +33,7 @@ class RightPanels {
  public:
   virtual ~RightPanels() = default;
   // Columns [n, n + columns) of rows [k, k + depth), each row dense and 0 from `columns` up to a multiple of
-  // 16: where they lie, if `columns` is one, or in `room` of depth rows of so many floats.
+  // 16: where they lie, if `columns` is one, or in `room` of depth rows of a multiple of 32 floats.
   virtual PanelBlock Read(int64_t k, int64_t depth, int64_t n, int64_t columns, float* room) const = 0;
 };
 
@@ -53,6 +57,7 @@ struct PanelProduct {
   const ProductResult* result = nullptr;
   bool in_place = false;  // the result has Row
   bool add = false;       // in place to what is there; Store does it otherwise
+  bool pairs = false;     // of bf16: k counts pairs
 };
 
 // Bytes of scratch for each thread with which RunPanels is fastest. It does with less: blocks are then

@@ -1,8 +1,11 @@
 // A model that does not fit is refused before anything of it is allocated, whatever the limit is: the
-// machine's memory, a control group around, address space. It is told once, with what needs the memory.
-// ctest: programs=gpt
+// machine's memory, a control group around, address space. It is told once, with what needs the memory. What
+// fits takes what its plan says.
+// ctest: programs=examples
 #include <gtest/gtest.h>
 #include <unistd.h>
+
+#include <sstream>
 
 #include "tests/processes.h"
 
@@ -78,6 +81,132 @@ TEST_F(MemoryTest, AGroupThatIsShortIsRefused) {
   EXPECT_EQ(Run(enter, two + "64 --processes=2"), 0) << err_;
   std::filesystem::remove(inner, error);
   std::filesystem::remove(outer, error);
+}
+
+// --- The plan names the memory that there is.
+
+struct PlannedProgram {
+  std::string name;
+  std::vector<std::string> flags;
+  int ranks = 1;
+};
+
+std::ostream& operator<<(std::ostream& out, const PlannedProgram& program) {
+  out << program.name;
+  for (const std::string& flag : program.flags) out << " " << flag;
+  return out;
+}
+
+class PlannedMemory : public ::testing::TestWithParam<PlannedProgram> {
+ protected:
+  // What it prints.
+  std::string Run(const std::string& more, int64_t* peak = nullptr) {
+    std::vector<std::string> flags = GetParam().flags;
+    for (const char* flag : {"--steps=2", "--eval_batches=0"}) flags.push_back(flag);
+    if (!more.empty()) flags.push_back(more);
+    Process process({.program = OFL_BINARY_DIR "/examples/" + GetParam().name,
+                     .flags = flags,
+                     .output = folder_ / "printed"});
+    EXPECT_TRUE(process.WaitUntil(Seconds() + 200)) << "it does not end";
+    EXPECT_EQ(process.code(), 0) << process.err();
+    if (peak != nullptr) *peak = process.peak_bytes();
+    return process.out();
+  }
+
+  // "  peak memory   152.39 MB = ...": what follows the word, of the first rank; 0 without it.
+  static double BytesAfter(const std::string& word, const std::string& text) {
+    const size_t at = text.find("  " + word + " ");
+    if (at == std::string::npos) return 0;
+    std::istringstream words(text.substr(at + 2 + word.size()));
+    double number = 0;
+    std::string unit;
+    words >> number >> unit;
+    return number * (unit == "GB" ? 1e9 : unit == "MB" ? 1e6 : 1e3);
+  }
+
+  TestFolder folder_{"memory_test"};
+};
+
+TEST_P(PlannedMemory, IsAllThatAProgramTakes) {
+  const std::string plan = Run("--dry_run");
+  const double planned = BytesAfter("peak memory", plan), inputs = BytesAfter("inputs", plan);
+  ASSERT_GT(planned, 40e6);
+  ASSERT_GT(inputs, 0);
+  int64_t peak = 0;
+  Run("", &peak);
+  constexpr double kProgram = 60e6;  // code, threads, data that is read
+  EXPECT_LE(static_cast<double>(peak), GetParam().ranks * (planned + inputs) + kProgram);
+}
+
+// As large as shows what a kernel takes beside its plan: 60 MB and more if it widens its operands.
+const std::vector<PlannedProgram> kPlanned = {
+    {"gpt",
+     {"--text=", "--sample_tokens=0", "--layers=3", "--width=256", "--heads=4", "--context=256", "--batch=16",
+      "--dtype=fp16"}},
+    {"gpt",
+     {"--text=", "--sample_tokens=0", "--layers=3", "--width=256", "--heads=4", "--context=256", "--batch=16",
+      "--dtype=fp16", "--recompute=full"}},
+    {"gpt",
+     {"--text=", "--sample_tokens=0", "--layers=2", "--width=256", "--heads=4", "--context=256", "--batch=8",
+      "--dtype=bf16"}},
+    {"gpt",
+     {"--text=", "--sample_tokens=0", "--layers=2", "--width=256", "--heads=4", "--context=256", "--batch=16",
+      "--mesh=cpu:dp=2"},
+     2},
+    {"llama", {"--sample_tokens=0", "--batch=16", "--dtype=fp16", "--text="}},
+    {"resnet", {"--size=18", "--batch=8", "--image_size=64"}},
+    {"resnet", {"--size=18", "--batch=24", "--image_size=160"}},  // large inputs
+    {"resnet", {"--size=18", "--batch=8", "--image_size=64", "--dtype=bf16"}},
+    {"resnet", {"--size=18", "--batch=8", "--image_size=64", "--dtype=fp16"}},
+    {"vit", {"--batch=48", "--layers=2", "--dtype=fp16"}},
+    {"dlrm", {"--batch=8192"}},
+    {"moe", {"--batch=8", "--dtype=fp16", "--text="}},
+    {"bert", {"--batch=32", "--layers=2", "--dtype=fp16", "--text="}},
+    {"insightface", {"--batch=64", "--dtype=fp16"}},
+    {"unet", {"--batch=32", "--dtype=fp16"}},
+};
+INSTANTIATE_TEST_SUITE_P(Programs, PlannedMemory, ::testing::ValuesIn(kPlanned));
+
+// As on a processor that multiplies no bf16.
+TEST(PlannedMemoryOfLevels, Bf16IsNotWidenedAsAWhole) {
+  TestFolder folder("memory_test");
+  const std::vector<std::string> flags = {"--layers=3", "--width=256",     "--heads=4", "--context=256",
+                                          "--batch=16", "--dtype=bf16",    "--text=",   "--sample_tokens=0",
+                                          "--steps=2",  "--eval_batches=0"};
+  int64_t peaks[2];
+  for (bool avx2 : {false, true}) {
+    Process process({.program = OFL_BINARY_DIR "/examples/gpt",
+                     .flags = flags,
+                     .variables = {{"DNNL_MAX_CPU_ISA", avx2 ? "AVX2" : "ALL"}},
+                     .output = folder / "printed"});
+    EXPECT_TRUE(process.WaitUntil(Seconds() + 200)) << "it does not end";
+    EXPECT_EQ(process.code(), 0) << process.err();
+    peaks[avx2] = process.peak_bytes();
+  }
+  EXPECT_LE(static_cast<double>(peaks[1]), static_cast<double>(peaks[0]) + 20e6);
+}
+
+// Whatever the limit is, a session runs or is refused in the sentence of a plan that does not fit.
+TEST(ShortAddresses, AreRefusedInOneSentence) {
+  TestFolder folder("memory_test");
+  int refused = 0, ran = 0;
+  for (int64_t kilobytes = 400'000; kilobytes <= 900'000; kilobytes += 50'000) {
+    const std::string command =
+        "ulimit -v " + std::to_string(kilobytes) + "; exec " + OFL_BINARY_DIR +
+        "/examples/resnet --size=18 --batch=8 --image_size=64 --eval_batches=0 --steps=1";
+    Process process({.program = "/bin/sh", .flags = {"-c", command}, .output = folder / "printed"});
+    EXPECT_TRUE(process.WaitUntil(Seconds() + 100)) << "it does not end below " << kilobytes;
+    const std::string err = process.err();
+    ran += process.code() == 0;
+    if (process.code() == 0) continue;
+    ++refused;
+    EXPECT_EQ(process.code(), 1) << kilobytes << ": " << err;
+    EXPECT_EQ(err.find("error: session train"), 0u) << kilobytes << ": " << err;
+    EXPECT_NE(err.find("largest consumers"), std::string::npos) << kilobytes << ": " << err;
+    EXPECT_NE(err.find("ulimit -v"), std::string::npos) << kilobytes << ": " << err;
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(ran, 0);
 }
 
 }  // namespace

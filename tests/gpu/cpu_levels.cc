@@ -11,6 +11,7 @@
 #include "ops/cpu/levels.h"
 #include "ops/cpu/manifest.h"
 #include "tests/ops/kernel_cases.h"
+#include "tests/ops/scratch_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
 
@@ -40,6 +41,24 @@ TEST(CpuLevels, EachOfThisProcessorIsRight) {
     VisionCases(&cases);
   }
   EXPECT_GE(levels, 1);
+}
+
+// What a kernel states must be the same for all: plans are made on any machine.
+TEST(CpuLevels, EachTakesTheScratchThatAllState) {
+  const int before = ParallelThreads();
+  SetParallelThreads(3);
+  StatedScratch stated;
+  for (const CpuLevel& level : CpuLevels()) {
+    if (!level.supported) continue;
+    SCOPED_TRACE(level.name);
+    KernelRegistry registry;
+    AddReferenceKernels(BuiltinCatalog(), &registry);
+    level.add(&registry);
+    const StatedScratch here = ScratchCases(registry).Run();
+    if (stated.empty()) stated = here;
+    EXPECT_EQ(here, stated);
+  }
+  SetParallelThreads(before);
 }
 
 // Flags of /proc/cpuinfo, which the compiler's own functions do not read.

@@ -195,7 +195,7 @@ TEST(Errors, WhatNoMachineHoldsIsRefusedWithTheTable) {
     Refuse(refused.c_str(), [&] { session.Run({}); });
     int64_t all = 0;  // that both ranks take
     for (const RankSummary& s : session.Summaries())
-      all += s.peak_bytes * static_cast<int64_t>(s.ranks.size());
+      all += (s.peak_bytes + s.feed_bytes) * static_cast<int64_t>(s.ranks.size());
     std::smatch needs;
     const std::string error = ErrorOf([&] { session.Run({}); });
     ASSERT_TRUE(std::regex_search(error, needs, std::regex("needs (\\d+) bytes")));

@@ -38,8 +38,7 @@ struct Allocations {
   }
 };
 
-// What Make of a kernel leaves allocated, and what a Run of it has at a time.
-constexpr bool kCountsAllocations = !kSanitized;
+constexpr bool kCountsAllocations = !kSanitized;  // sanitizers have functions of their own
 
 }  // namespace oneflow_like
 
@@ -51,23 +50,23 @@ void* __libc_realloc(void* block, size_t bytes);
 void* __libc_memalign(size_t alignment, size_t bytes);
 void __libc_free(void* block);
 
-void* malloc(size_t bytes) { return oneflow_like::Allocations::Taken(__libc_malloc(bytes)); }
-void* calloc(size_t number, size_t bytes) {
+void* malloc(size_t bytes) noexcept { return oneflow_like::Allocations::Taken(__libc_malloc(bytes)); }
+void* calloc(size_t number, size_t bytes) noexcept {
   return oneflow_like::Allocations::Taken(__libc_calloc(number, bytes));
 }
-void* realloc(void* block, size_t bytes) {
+void* realloc(void* block, size_t bytes) noexcept {
   oneflow_like::Allocations::Freed(block);
   return oneflow_like::Allocations::Taken(__libc_realloc(block, bytes));
 }
-void* memalign(size_t alignment, size_t bytes) {
+void* memalign(size_t alignment, size_t bytes) noexcept {
   return oneflow_like::Allocations::Taken(__libc_memalign(alignment, bytes));
 }
-void* aligned_alloc(size_t alignment, size_t bytes) { return memalign(alignment, bytes); }
-int posix_memalign(void** block, size_t alignment, size_t bytes) {
+void* aligned_alloc(size_t alignment, size_t bytes) noexcept { return memalign(alignment, bytes); }
+int posix_memalign(void** block, size_t alignment, size_t bytes) noexcept {
   *block = memalign(alignment, bytes);
   return *block == nullptr ? ENOMEM : 0;
 }
-void free(void* block) {
+void free(void* block) noexcept {
   oneflow_like::Allocations::Freed(block);
   __libc_free(block);
 }

@@ -36,13 +36,13 @@ class CountedKernel : public Kernel {
     // Its scratch is WithScratch's own.
     const int64_t kept = Allocations::bytes - kernel_->bytes();
     const int64_t most = UsesPrimitives(spec.name) ? kKeptOfPrimitive : kKeptOfKernel;
-    if (kCountsAllocations) EXPECT_LE(kept, most) << "allocated when a kernel of " << name_ << " is made";
+    EXPECT_LE(kept, most) << "allocated when a kernel of " << name_ << " is made";
   }
   Status Run(const KernelContext& context) override {
     Allocations::Begin();
     Status status = kernel_->Run(context);
     Allocations::End();
-    if (kCountsAllocations) EXPECT_LE(Allocations::most, kTakenInRun) << "allocated in a run of " << name_;
+    EXPECT_LE(Allocations::most, kTakenInRun) << "allocated in a run of " << name_;
     return status;
   }
   int64_t bytes() const { return kernel_->bytes(); }
@@ -52,17 +52,17 @@ class CountedKernel : public Kernel {
   std::unique_ptr<WithScratch> kernel_;
 };
 
-// The labels of one operand's axes, from the last to the first; "" for what is no label of its own.
+// The labels of one operand's axes, from the last to the first; "" for what is no label of its own. ".."
+// stands for the last of the axes that it means.
 inline std::vector<std::string> LabelsFromLast(const std::string& bracket) {
   std::vector<std::string> labels;
   std::istringstream words(bracket);
-  std::string label;
   int depth = 0;
   for (std::string word; words >> word;) {
+    const bool inside = depth > 0 || word.starts_with("(");
     depth += word.starts_with("(");
-    label = depth > 0 ? "" : word;
     depth -= word.ends_with(")");
-    if (depth == 0) labels.push_back(label == ".." || isdigit(label[0]) ? "" : label);
+    if (depth == 0) labels.push_back(inside || isdigit(word[0]) ? "" : word);
   }
   std::reverse(labels.begin(), labels.end());
   return labels;
@@ -82,7 +82,8 @@ using StatedScratch = std::map<std::string, int64_t>;
 
 class ScratchCases {
  public:
-  explicit ScratchCases(const KernelRegistry& registry) : registry_(registry) {}
+  explicit ScratchCases(const KernelRegistry& registry, bool larger = true)
+      : registry_(registry), larger_(larger) {}
 
   StatedScratch Run() {
     for (const std::string& name : BuiltinCatalog().names()) {
@@ -92,9 +93,11 @@ class ScratchCases {
       for (const Sample& sample : def.samples)
         for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
           longest = std::max(longest, RunSample(def, sample, dtype));
-      if (!def.samples.empty() && !def.samples[0].in.empty())
+      if (HasLongAxes(def)) {
         EXPECT_GE(longest, kLong) << "no axis of " << name << " was made long";
+      }
     }
+    if (larger_) RunLarger();
     return stated_;
   }
   int cases() const { return static_cast<int>(stated_.size()); }
@@ -102,13 +105,20 @@ class ScratchCases {
  private:
   static constexpr int64_t kLong = 3000;
 
+  // Others have no inputs, or numbers alone.
+  static bool HasLongAxes(const OpDef& def) {
+    for (const Sample& sample : def.samples)
+      for (const Dims& shape : sample.in)
+        if (shape.elements() > 1) return true;
+    return false;
+  }
+
   // The longest axis that a case had.
   int64_t RunSample(const OpDef& def, const Sample& sample, DType dtype) {
     std::vector<DType> types = sample.dtypes;
     if (types.empty()) types.assign(sample.in.size(), DType::kFloat32);
     for (DType& type : types)
       if (type == DType::kFloat32) type = dtype;
-    // Operands that stay fp32 beside narrow ones: both ways.
     int64_t longest = 0;
     std::set<std::string> labels = {""};
     const OpCall call{def.name, def.name, sample.in, types, &sample.attrs};
@@ -120,6 +130,7 @@ class ScratchCases {
       if (!label.empty()) Lengthen(of_inputs, label, &shapes);
       longest = std::max(longest, RunCase(def, sample, shapes, types));
       if (dtype == DType::kFloat32) continue;
+      // With the operands in fp32 that stay so beside narrow ones.
       std::vector<DType> mixed = types;
       for (size_t i = 0; i < of_inputs.size() && i < mixed.size(); ++i)
         if (def.wide.count(NameOfInput(axes, i)) && mixed[i] == dtype) mixed[i] = DType::kFloat32;
@@ -142,7 +153,8 @@ class ScratchCases {
       Dims& shape = (*shapes)[i];
       const auto& labels = of_inputs[std::min(i, of_inputs.size() - 1)];
       for (int axis = 0; axis < shape.rank() && axis < static_cast<int>(labels.size()); ++axis)
-        if (labels[axis] == label) shape[shape.rank() - 1 - axis] = kLong;
+        if (int64_t& extent = shape[shape.rank() - 1 - axis]; labels[axis] == label && extent > 1)
+          extent = kLong;
     }
   }
 
@@ -164,7 +176,7 @@ class ScratchCases {
       return 0;
     }
     for (const Operand& o : out) elements += o.arg.elements();
-    if (elements > 60 * kLong) return 0;  // two labels that go together
+    if (elements > 100 * kLong) return 0;  // two labels that go together
     std::mt19937_64 random(elements);
     KernelSpec spec;
     spec.name = def.name;
@@ -176,12 +188,62 @@ class ScratchCases {
     for (Operand& o : in) spec.in.push_back(o.Arg());
     for (Operand& o : out) spec.out.push_back(o.Arg());
     CountedKernel kernel(registry_, spec);
-    (void)kernel.Run({spec, spec.in, spec.out, nullptr, 3, 0, 1, 77});
+    for (int64_t step : {3, 4}) (void)kernel.Run({spec, spec.in, spec.out, nullptr, step, 0, 1, 77});
     stated_[what] = kernel.bytes();
     return longest;
   }
 
+  // Of sizes at which kernels take other ways: products that a library makes, tiles, many heads and images.
+  void RunLarger() {
+    const auto run = [&](const std::string& op, const std::vector<Dims>& shapes, const Attrs& attrs = {}) {
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+        const Sample sample{shapes, attrs};
+        EXPECT_GT(RunCase(BuiltinCatalog().Get(op), sample, shapes, std::vector<DType>(shapes.size(), dtype)),
+                  0);
+        std::vector<DType> mixed(shapes.size(), dtype);
+        if (op == "attention_grad") mixed[5] = DType::kFloat32;
+        if (mixed.back() == DType::kFloat32) RunCase(BuiltinCatalog().Get(op), sample, shapes, mixed);
+      }
+    };
+    run("matmul", {{300, 260}, {260, 130}});
+    run("matmul", {{3, 300}, {300, 130}});
+    run("matmul", {{6, 70, 90}, {6, 90, 80}});
+    for (const char* equation : {"mk,nk->mn", "km,kn->mn", "km,nk->nm"}) {
+      const bool turned_a = equation[0] == 'k', turned_b = equation[3] == 'n';
+      run("einsum", {turned_a ? Dims{200, 150} : Dims{150, 200}, turned_b ? Dims{170, 200} : Dims{200, 170}},
+          {{"equation", std::string(equation)}});
+    }
+    run("einsum", {{60, 16, 40}, {50, 16, 40}}, {{"equation", std::string("sdb,tdb->stb")}});
+    const Attrs attention = {{"causal", int64_t{1}}, {"dropout", 0.1}, {"scale", 0.0}, {"key", int64_t{5}}};
+    const Dims q = {2, 150, 4, 32}, lse = {2, 4, 150};
+    run("attention", {q, q, q}, attention);
+    run("attention_grad", {q, q, q, q, q, lse}, attention);
+    run("attention", {{1, 2, 4, 32}, {1, 300, 2, 32}, {1, 300, 2, 32}},
+        {{"causal", int64_t{0}}, {"dropout", 0.0}, {"scale", 0.0}, {"key", int64_t{5}}});
+    struct Convolved {
+      int64_t in, out, window, stride, groups;
+    };
+    for (const Convolved& c :
+         {Convolved{32, 48, 3, 1, 1}, Convolved{32, 48, 3, 2, 1}, Convolved{32, 64, 1, 2, 1},
+          Convolved{3, 40, 7, 2, 1}, Convolved{32, 32, 3, 1, 4}, Convolved{24, 24, 3, 1, 24},
+          Convolved{5, 7, 1, 3, 1}}) {
+      const int64_t pad = c.window / 2, size = 14, to = (size + 2 * pad - c.window) / c.stride + 1;
+      Attrs attrs = {{"stride", std::vector<int64_t>{c.stride, c.stride}},
+                     {"padding", std::vector<int64_t>{pad, pad}},
+                     {"dilation", std::vector<int64_t>{1, 1}},
+                     {"groups", c.groups}};
+      const Dims x = {4, size, size, c.in}, filter = {c.out, c.window, c.window, c.in / c.groups},
+                 y = {4, to, to, c.out};
+      run("conv2d", {x, filter}, attrs);
+      attrs.Set("size", std::vector<int64_t>{size, size});
+      run("conv2d_grad_input", {y, filter}, attrs);
+      attrs.Set("window", std::vector<int64_t>{c.window, c.window});
+      run("conv2d_grad_filter", {x, y}, attrs);
+    }
+  }
+
   const KernelRegistry& registry_;
+  const bool larger_;
   StatedScratch stated_;
 };
 

@@ -359,10 +359,10 @@ class MemfdRegion final : public SharedRegion {
   std::unique_ptr<Memory> Allocate(size_t bytes, const std::string& what) override {
     static const char kOwner[] = "the memory that processes of this host share";
     CheckHostHas(bytes, kOwner, what);
-    if (bytes > arena_->bytes()) FailShortOfMemory(kOwner, what, bytes, FreeHostBytes());
+    if (bytes > arena_->bytes()) FailShortOfHostMemory(kOwner, what, bytes);
     size_t reserved = RoundUp(std::max<size_t>(bytes, 1), kPage);
     size_t at = arena_->Take(reserved);
-    if (at == arena_->bytes()) FailShortOfMemory(kOwner, what, bytes, FreeHostBytes());
+    if (at == arena_->bytes()) FailShortOfHostMemory(kOwner, what, bytes);
     return std::make_unique<RegionMemory>(arena_, at, bytes, reserved);
   }
 

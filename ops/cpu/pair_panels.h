@@ -1,0 +1,117 @@
+// Matrices in bf16 as operands of a product by panels whose elements are pairs of neighbours along k
+// (narrow_tile.h). After an odd last element comes a zero.
+#pragma once
+
+#include "ops/cpu/narrow_tile.h"
+
+#if defined(OFL_NARROW_TILES)
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cpu/matrix_product.h"
+#include "ops/cpu/panel_product.h"
+
+namespace oneflow_like::cpu {
+
+// Whether products are large enough to be worth the pairing, as NarrowProduct's are.
+inline bool WorthPairs(const MatrixProduct& p) {
+  const ProductLayout& l = p.layout;
+  return p.summed.empty() && l.k > 1 && l.m * l.n * l.k >= 32768;
+}
+
+inline uint32_t PairOf(BFloat16 first, BFloat16 second) {
+  uint16_t low, high;
+  std::memcpy(&low, &first, sizeof low);
+  std::memcpy(&high, &second, sizeof high);
+  return low | static_cast<uint32_t>(high) << 16;
+}
+
+// A vector of k at a time: element j of it, or the zero behind the last.
+struct PairedDepth {
+  int64_t k, step;
+  uint32_t At(const BFloat16* from, int64_t pair) const {
+    const BFloat16* first = from + 2 * pair * step;
+    return PairOf(*first, 2 * pair + 1 < k ? first[step] : BFloat16{});
+  }
+  // Elements of `depth` pairs from `pair` on.
+  int64_t Elements(int64_t pair, int64_t depth) const { return std::min(2 * depth, k - 2 * pair); }
+};
+
+class PairLeft : public LeftPanels {
+ public:
+  PairLeft(const ProductLayout& l, const void* a)
+      : a_(static_cast<const BFloat16*>(a)), row_(l.a_row), depth_{l.k, l.a_column} {}
+
+  PanelBlock Read(int64_t m, int64_t rows, int64_t k, int64_t depth, float* room) const override {
+    const BFloat16* from = a_ + m * row_;
+    const int64_t elements = depth_.Elements(k, depth);
+    uint32_t* to = reinterpret_cast<uint32_t*>(room);
+    if (depth_.step == 1) {
+      const BFloat16* first = from + 2 * k;
+      if (row_ % 2 == 0 && elements == 2 * depth) return {reinterpret_cast<const float*>(first), row_ / 2, 1};
+      for (int64_t i = 0; i < rows; ++i, first += row_) {
+        to[(i + 1) * depth - 1] = 0;
+        std::memcpy(to + i * depth, first, elements * sizeof(BFloat16));
+      }
+      return {room, depth, 1};
+    }
+    if (row_ == 1) {
+      const int64_t pitch = (rows + 31) / 32 * 32;
+      PairRows(from + 2 * k * depth_.step, depth_.step, elements, rows, pitch, to);
+      return {room, 1, pitch};
+    }
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < depth; ++j) to[i * depth + j] = depth_.At(from + i * row_, k + j);
+    return {room, depth, 1};
+  }
+
+ private:
+  const BFloat16* a_;
+  int64_t row_;
+  PairedDepth depth_;
+};
+
+class PairRight : public RightPanels {
+ public:
+  PairRight(const ProductLayout& l, const void* b)
+      : b_(static_cast<const BFloat16*>(b)), column_(l.b_column), depth_{l.k, l.b_row} {}
+
+  PanelBlock Read(int64_t k, int64_t depth, int64_t n, int64_t columns, float* room) const override {
+    const BFloat16* from = b_ + n * column_;
+    const int64_t width = (columns + 31) / 32 * 32, elements = depth_.Elements(k, depth);
+    uint32_t* to = reinterpret_cast<uint32_t*>(room);
+    if (column_ == 1) {
+      PairRows(from + 2 * k * depth_.step, depth_.step, elements, columns, width, to);
+      return {room, width, 1};
+    }
+    int64_t j = 0;
+    if (depth_.step == 1) {
+      for (; j + 16 <= elements / 2; j += 16) TurnSixteen(from + 2 * (k + j), columns, width, to + j * width);
+    }
+    for (; j < depth; ++j)
+      for (int64_t c = 0; c < width; ++c)
+        to[j * width + c] = c < columns ? depth_.At(from + c * column_, k + j) : 0;
+    return {room, width, 1};
+  }
+
+ private:
+  // Sixteen pairs of each column become rows.
+  void TurnSixteen(const BFloat16* from, int64_t columns, int64_t width, uint32_t* to) const {
+    __m512i block[16];
+    for (int64_t c = 0; c < width; c += 16) {
+      for (int64_t i = 0; i < 16; ++i)
+        block[i] = c + i < columns ? _mm512_loadu_si512(from + (c + i) * column_) : _mm512_setzero_si512();
+      Transpose(block);
+      for (int64_t i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * width + c, block[i]);
+    }
+  }
+
+  const BFloat16* b_;
+  int64_t column_;
+  PairedDepth depth_;
+};
+
+}  // namespace oneflow_like::cpu
+
+#endif
