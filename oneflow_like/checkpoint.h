@@ -17,7 +17,9 @@ namespace oneflow_like {
 struct SaveOptions {
   std::map<std::string, std::string> state;  // the program's own, in UTF-8: {"epoch", "3"}
   std::string training = "train";            // its next step names the checkpoint
-  int keep = 0;                              // how many of the newest stay in the folder; 0: all
+  // How many of the newest checkpoints stay in the folder; 0: all. What no save named so is not counted and
+  // stays: copies under other names, links, and files that somebody put into a checkpoint.
+  int keep = 0;
   // For hosts without a common file system: each saves what its ranks hold in its own folder of that path. To
   // load such a checkpoint, each process must find what it needs on its own host.
   bool local = false;
@@ -85,7 +87,8 @@ void LoadWeights(Model& model, VariableSource& source, LoadOptions options = {})
 // when there is none yet, or no such folder. Throws Error if `path` is neither.
 std::string NewestCheckpoint(const std::string& path);
 
-// Complete checkpoints in a folder, oldest first; none when it does not exist.
+// Complete checkpoints in a folder under the names that Save gave them, oldest first; none when it does not
+// exist.
 std::vector<std::string> Checkpoints(const std::string& folder);
 
 }  // namespace oneflow_like

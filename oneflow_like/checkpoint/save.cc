@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "actor/net/talk/job.h"
+#include "oneflow_like/checkpoint/folder.h"
 #include "oneflow_like/checkpoint/saving.h"
 #include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/replicas_check.h"
@@ -74,27 +75,12 @@ void RequireText(const std::map<std::string, std::string>& state) {
       Fail("SaveOptions::state: '", key, "' or its value is no text in UTF-8; encode what is not text");
 }
 
-// What saves have left that were cut off. One at a time is under way in a folder.
-void RemovePartial(const std::string& folder) {
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(std::string(".") + kStepPrefix, 0) == 0 && entry.path().extension() == ".partial")
-      fs::remove_all(entry.path(), error);
-  }
-}
-
 // The newest `keep` stay.
 void RemoveOld(const std::string& folder, int keep) {
-  std::error_code error;  // what cannot be removed stays
-  const std::vector<std::string> all = Checkpoints(folder);
-  for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) {
-    // Out of sight at once: half of one is none.
-    const fs::path old = all[i],
-                   hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
-    fs::rename(old, hidden, error);
-    if (!error) fs::remove_all(hidden, error);
-  }
+  std::error_code error;
+  std::vector<std::string> ours = Checkpoints(folder);
+  std::erase_if(ours, [&](const std::string& path) { return fs::is_symlink(path, error); });
+  for (size_t i = 0; keep > 0 && i + keep < ours.size(); ++i) RemoveCheckpoint(ours[i]);
 }
 
 }  // namespace
@@ -149,8 +135,7 @@ void Saving::Run() {
       TellOthers("-" + failure_);
     } catch (const std::exception&) {  // the others hear of it when the job meets
     }
-    std::error_code ignored;
-    if (team_.leads()) fs::remove_all(partial_, ignored);
+    if (team_.leads()) RemoveSaved(partial_);
   }
   before_.clear();  // and what they gave
   done_.Signal();
@@ -244,10 +229,8 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   RequireText(options.state);
   if (impl->saving)
     SaveHandle(impl->shared_from_this(), std::static_pointer_cast<Saving>(impl->saving)).Wait();
-  char name[32];
-  std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
-                static_cast<long long>(model.next_step(options.training)));
-  const std::string path = folder + "/" + name, partial = folder + "/." + name + ".partial";
+  const int64_t step = model.next_step(options.training);
+  const std::string path = folder + "/" + StepFolder(step), partial = folder + "/" + PartialFolder(step);
   const Team team(*impl, options.local);
   impl->Load();
   if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, model.next_step(options.training));
@@ -263,7 +246,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
               options.local ? ", or another host of this job, which then should leave out --local," : "",
               " saves checkpoints in this folder; give each run one of its own"));
     if (fs::exists(path, error)) Fail(path, ": there is such a checkpoint already; save in another folder");
-    RemovePartial(folder);
+    RemoveUnfinished(folder);
     fs::create_directories(partial, error);
     if (error) Fail(partial, ": it cannot be made: ", error.message());
     if (options.local) WriteFile(Cat(partial, "/led-by-", team.me), "");
@@ -282,8 +265,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
       return "";
     });
   } catch (const Error&) {
-    std::error_code error;
-    if (team.leads()) fs::remove_all(partial, error);
+    if (team.leads()) RemoveSaved(partial);
     throw;
   }
   saving->Start();

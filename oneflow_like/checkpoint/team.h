@@ -7,8 +7,6 @@
 
 namespace oneflow_like {
 
-constexpr const char* kStepPrefix = "step-";  // of the folders of checkpoints
-
 // The processes that see one folder of checkpoints: all, or (SaveOptions::local) those of this host.
 struct Team {
   Team(const ModelImpl& model, bool local);

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "oneflow_like/data/files.h"
+#include "oneflow_like/data/token_files.h"
 #include "oneflow_like/program/data.h"
 #include "oneflow_like/program/huggingface_config.h"
 #include "oneflow_like/program/huggingface_run.h"
@@ -141,7 +141,7 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
       make(0, mesh, SequenceAxis()).vocabulary;  // refuses what it does before the text is read
   std::vector<Launcher::FlagFile> texts;
   if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
-    for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
+    for (const std::string& file : TokenFilesOf(FLAGS_text)) texts.push_back({"text", file});
   launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
   RequireHuggingFaceFolder(launcher);
   RequireFolders(launcher);
