@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "examples/bert_model.h"
-#include "oneflow_like/data/files.h"
+#include "oneflow_like/data/token_files.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/data.h"
 #include "oneflow_like/program/precision.h"
@@ -107,7 +107,7 @@ int TrainBert(const Launcher& launcher) {
   CheckBert(config, mesh);
   std::vector<Launcher::FlagFile> texts;
   if (!FLAGS_text.empty())
-    for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
+    for (const std::string& file : TokenFilesOf(FLAGS_text)) texts.push_back({"text", file});
   launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
   RequireFolders(launcher);
   const MaskedData data = OpenMasked();

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/one_line.h"
+#include "core/system/file_check.h"
 #include "examples/gpt_huggingface.h"
 #include "examples/llama_huggingface.h"
 #include "examples/vit_huggingface.h"
@@ -121,6 +123,7 @@ int Run(const std::vector<std::string>& words) {
 }
 
 int Main(int argc, char** argv) {
+  ReportFileSizeLimit();
   const std::string program = argv[0];
   gflags::SetUsageMessage(kUsage);
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, true);
@@ -138,7 +141,7 @@ int Main(int argc, char** argv) {
     if (!std::cout.flush()) Fail("not all that was printed could be written to standard output");
   } catch (const std::exception& error) {
     std::cout << std::flush;
-    std::cerr << "error: " << error.what() << std::endl;
+    std::cerr << "error: " << OnOneLine(error.what()) << std::endl;
     code = !words.empty() && words[0] == "diff" ? 2 : 1;
   }
   return code;

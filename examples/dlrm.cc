@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "examples/dlrm_model.h"
 #include "oneflow_like/data/clicks.h"
@@ -52,24 +53,36 @@ ClickData OpenClicks(uint64_t seed) {
           std::make_shared<SourcePart>(log, 0, learnt), std::make_shared<SourcePart>(log, learnt, held)};
 }
 
+// What is measured when all has been learnt is read once before that: a line that is wrong is no reason to
+// lose a training.
+void RequireHeldOut(const SampleSource& source) {
+  std::vector<std::vector<char>> values;
+  for (const SampleField& field : source.fields()) values.emplace_back(field.bytes());
+  std::vector<void*> to;
+  for (std::vector<char>& value : values) to.push_back(value.data());
+  const int64_t measured = std::min(source.samples(), FLAGS_eval_batches * FLAGS_batch);
+  for (int64_t i = 0; i < measured; ++i) source.Read({.index = i}, to);
+}
+
 struct Outputs {
   Tensor loss, labels;  // f32[batch]
 };
+// `filled`: rows behind the last sample are labelled -1.
 template <typename Graph>
-Outputs Build(Graph& graph, const DlrmConfig& config) {
+Outputs Build(Graph& graph, const DlrmConfig& config, bool filled) {
   const Annotation cut = {{"dp", S(0)}};
   Tensor labels = graph.Input("labels", {FLAGS_batch}, DType::kFloat32, cut);
   Tensor dense = graph.Input("dense", {FLAGS_batch, FLAGS_dense}, DType::kFloat32, cut);
   Tensor ids = graph.Input("ids", {FLAGS_batch, FLAGS_tables}, DType::kInt32, cut);
-  return {bce_with_logits_loss(DlrmLogits(graph.scope(), dense, ids, config), labels), labels};
+  Tensor targets = filled ? maximum(labels, 0) : labels;
+  return {bce_with_logits_loss(DlrmLogits(graph.scope(), dense, ids, config), targets), labels};
 }
 
 void MeasureHeldOut(const Launcher& launcher, Model& model, const DlrmConfig& config, const ClickData& data,
                     Metrics& metrics) {
   if (FLAGS_eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
-  const Outputs of = Build(graph, config);
-  // Rows behind the last sample are labelled -1.
+  const Outputs of = Build(graph, config, true);
   Tensor counts = greater_equal(of.labels, 0);
   Session eval = Evaluate({{"loss", sum(where(counts, of.loss, 0))}, {"clicks", sum(maximum(of.labels, 0))}},
                           {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
@@ -113,11 +126,12 @@ int TrainDlrm(const Launcher& launcher) {
   launcher.CheckFiles(logs, {{"log_json", FLAGS_log_json}});
   RequireFolders(launcher);
   const ClickData data = OpenClicks(SeedOfFlags());
+  if (!FLAGS_clicks.empty() && !FLAGS_simulate && !launcher.dry_run()) RequireHeldOut(*data.held_out);
   return TrainProgram(
       launcher, mesh,
       {.about = Cat(data.name, ", ", FLAGS_tables, " tables of ", FLAGS_rows, " rows"),
        .samples = data.train,
-       .loss = [&](Model& model) { return mean(Build(model, config).loss); },
+       .loss = [&](Model& model) { return mean(Build(model, config, false).loss); },
        .optimizer = optimizer,
        .model = ModelOptionsOfFlags(launcher),
        .train = TrainOptionsOfFlags(),

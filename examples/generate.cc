@@ -312,6 +312,11 @@ int main(int argc, char** argv) {
   const std::vector<std::string> prompts = oneflow_like::AllPrompts(argc, argv);
   oneflow_like::Launcher launcher(
       &argc, &argv, "Goes on with texts, by a GPT, a Llama or a Qwen 2, on any mesh of axes dp, tp and pp.",
-      oneflow_like::kMesh);
+      oneflow_like::kMesh, [] {
+        return oneflow_like::ProgramFlags{.inputs = {{"load", FLAGS_load},
+                                                     {"load_hf", FLAGS_load_hf},
+                                                     {"prompts", FLAGS_prompts},
+                                                     {"tokenizer", FLAGS_tokenizer}}};
+      });
   return launcher.Main([&] { return oneflow_like::RunGenerate(launcher, prompts); });
 }

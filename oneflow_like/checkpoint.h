@@ -20,7 +20,9 @@ struct SaveOptions {
   // have one folder in front: "templates/chat.jinja".
   std::map<std::string, std::string> files;
   std::string training = "train";  // its next step names the checkpoint
-  int keep = 0;                    // how many of the newest stay in the folder; 0: all
+  // How many of the newest checkpoints stay in the folder; 0: all. What no save named so is not counted and
+  // stays: copies under other names, links, and files that somebody put into a checkpoint.
+  int keep = 0;
   // For hosts without a common file system: each saves what its ranks hold in its own folder of that path. To
   // load such a checkpoint, each process must find what it needs on its own host. Which processes share a
   // folder is found out by looking. A checkpoint that only some of the hosts have is replaced.
@@ -100,7 +102,8 @@ std::string NewestCheckpoint(const Model& model, const std::string& path,
 // a broken index or header. Damaged numbers show when they are read.
 void RequireCheckpoint(const std::string& path);
 
-// Complete checkpoints in a folder, oldest first; none when it does not exist.
+// Complete checkpoints in a folder under the names that Save gave them, oldest first; none when it does not
+// exist.
 std::vector<std::string> Checkpoints(const std::string& folder);
 
 }  // namespace oneflow_like

@@ -29,7 +29,8 @@ struct ProgramFlags {
   bool local = false;         // a checkpoint's parts are on several hosts
   int64_t batch = 0;          // global; 0: unknown
   int64_t micro_batches = 0;  // 0: the program has no flag --micro_batches
-  std::vector<std::pair<std::string, std::string>> inputs;  // further files that are read: flag, path
+  // Further files that are read, and folders of models, checkpoints or pictures: flag, path.
+  std::vector<std::pair<std::string, std::string>> inputs;
 };
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir
@@ -65,9 +66,9 @@ class Launcher {
             const std::vector<std::string>& optional = {}) const;
   ModelOptions model_options() const;
   // Checks files that the program reads and writes by its flags (flag, path), before the first is opened for
-  // writing: an output that is the same file as an input, another output, --trace, --report, or the target of
-  // standard output, or that cannot be written, is an Error. Nothing is created or emptied. On processes
-  // other than the main one, `outputs` are ignored.
+  // writing: an output that is the same file as an input, one that is read from a folder among the inputs,
+  // another output, --trace, --report, or the target of standard output, or that cannot be written, is an
+  // Error. Nothing is created or emptied. On processes other than the main one, `outputs` are ignored.
   using FlagFile = std::pair<std::string, std::string>;
   void CheckFiles(const std::vector<FlagFile>& inputs, const std::vector<FlagFile>& outputs) const;
   // Collective. Throws Error if processes were given different values of a flag, the program's or Launcher's;
@@ -110,6 +111,7 @@ class Launcher {
   int EndWith(const std::exception& error, int code) const;
 
   const std::function<ProgramFlags()> program_;
+  const std::vector<std::string> given_;   // the command line
   std::unique_ptr<RunFolder> folder_;      // of --out, in one process of the job
   std::unique_ptr<LabelledOutput> label_;  // of a process > 0 whose launcher adds no labels
   std::shared_ptr<Job> job_;

@@ -36,6 +36,7 @@ const Catalog& BuiltinCatalog() {
     AddOptimizers(all);
     AddAssign(all);
     AddLossScaling(all);
+    AddWithin(all);
     AddFused(all);
     return all;
   }();

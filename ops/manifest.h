@@ -48,6 +48,7 @@ void AddBatchNorm(Catalog* catalog);
 void AddOptimizers(Catalog* catalog);
 void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
+void AddWithin(Catalog* catalog);
 void AddFused(Catalog* catalog);
 
 // ops/boxing_kernels.cc: kernels for the local steps of boxing; no operators.

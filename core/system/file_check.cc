@@ -4,21 +4,95 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 
 #include "core/error.h"
 
 namespace oneflow_like {
 namespace {
 
+namespace fs = std::filesystem;
+
 // Where writing to `path` would create a file: `path`, or what a link there points to that is not there.
-std::filesystem::path Followed(std::filesystem::path path) {
+fs::path Followed(fs::path path) {
   std::error_code error;
-  for (int links = 0; links < 40 && std::filesystem::is_symlink(path, error); ++links)
-    path = path.parent_path() / std::filesystem::read_symlink(path, error);
+  for (int links = 0; links < 40 && fs::is_symlink(path, error); ++links)
+    path = path.parent_path() / fs::read_symlink(path, error);
   return path;
+}
+
+bool IsOneOfNames(const std::string& name, std::initializer_list<const char*> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
+}
+bool EndsAsOneOf(const std::string& name, std::initializer_list<const char*> endings) {
+  return std::any_of(endings.begin(), endings.end(), [&](const char* e) { return name.ends_with(e); });
+}
+
+// Whether programs read a file of that name, so many folders below one that a flag names: of checkpoints and
+// models there or a folder below, pictures in the folder of their class.
+bool IsReadFromFolders(std::string name, int depth) {
+  if (IsOneOfNames(name,
+                   {"config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
+                    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                    "chat_template.json", "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt"}) ||
+      EndsAsOneOf(name, {".safetensors", ".safetensors.index.json", ".model"}))
+    return depth <= 2;
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return depth == 2 && EndsAsOneOf(name, {".jpg", ".jpeg", ".png"});
+}
+
+// How many folders below `folder` writing to `path` would write: 1 directly in it, 0 not below it.
+int DepthIn(const fs::path& path, const std::string& folder) {
+  std::error_code error;
+  int depth = 0;
+  for (fs::path at = fs::weakly_canonical(fs::absolute(Followed(path), error), error);
+       at.has_relative_path();) {
+    at = at.parent_path();
+    ++depth;
+    if (fs::equivalent(at, folder, error)) return depth;
+  }
+  return 0;
+}
+
+// Whether the file of that identity is one that is read from the folder, under its name there or by a link.
+bool IsOneOf(const std::string& folder, const std::string& identity) {
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error))
+    if (IsReadFromFolders(entry->path().filename().string(), 1) && FileIdentity(entry->path()) == identity)
+      return true;
+  return false;
+}
+
+std::string Reason(int error) { return std::strerror(error != 0 ? error : EIO); }
+
+// 0, or the system's number.
+int WriteAll(int fd, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    done += static_cast<size_t>(n);
+  }
+  return 0;
+}
+
+// A new file in the folder of `path`, under a name that nobody has. -1: none, errno says why.
+int CreateBeside(const fs::path& path, fs::path* beside) {
+  int fd = -1;
+  for (int i = 0; fd < 0 && i < 100; ++i) {
+    *beside = path.parent_path() / Cat(".", path.filename().string(), ".", getpid(), ".", i, ".new");
+    fd = open(beside->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 && errno != EEXIST) return -1;
+  }
+  return fd;
 }
 
 }  // namespace
@@ -48,10 +122,15 @@ std::string FileIdentity(const std::string& path) {
     return S_ISREG(found.st_mode) ? Cat(found.st_dev, ":", found.st_ino) : "";
   std::error_code error;
   // Absolute first: of a name without a folder that is not there weakly_canonical would keep the name alone.
-  const std::filesystem::path whole =
-      std::filesystem::weakly_canonical(std::filesystem::absolute(Followed(path), error), error);
+  const fs::path whole = fs::weakly_canonical(fs::absolute(Followed(path), error), error);
   if (error || stat(whole.parent_path().c_str(), &found) != 0) return "";
   return Cat(found.st_dev, ":", found.st_ino, "/", whole.filename().string());
+}
+
+void ReportFileSizeLimit() {
+  struct sigaction now = {};
+  if (sigaction(SIGXFSZ, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL)
+    std::signal(SIGXFSZ, SIG_IGN);
 }
 
 void RequireDistinct(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs) {
@@ -61,12 +140,40 @@ void RequireDistinct(const std::vector<NamedFile>& inputs, const std::vector<Nam
     for (const NamedFile& input : inputs) {
       if (FileIdentity(input.path) == identity)
         Fail(outputs[i].what, " would overwrite ", input.what, ": they are the same file; write to another");
+      std::error_code error;
+      if (!fs::is_directory(input.path, error)) continue;
+      const std::string name = Followed(outputs[i].path).filename().string();
+      const int depth = DepthIn(outputs[i].path, input.path);
+      if ((depth > 0 && IsReadFromFolders(name, depth)) || IsOneOf(input.path, identity))
+        Fail(outputs[i].what, " would overwrite what ", input.what, " reads; write elsewhere");
     }
     for (size_t k = 0; k < i; ++k) {
       if (FileIdentity(outputs[k].path) == identity)
         Fail(outputs[i].what, " and ", outputs[k].what, " are the same file; write to two");
     }
   }
+}
+
+void ReplaceFile(const std::string& path, const std::string& text, const std::string& what) {
+  const fs::path to = Followed(path);
+  const bool kept = !FileIdentity(path).empty();  // or there is nothing that could be lost
+  fs::path beside;
+  int fd = kept ? CreateBeside(to, &beside) : -1;
+  const bool denied = errno == EACCES || errno == EPERM || errno == EROFS;
+  if (kept && fd < 0 && !denied) throw WriteError(Cat(what, " cannot be written: ", Reason(errno)));
+  const bool direct = fd < 0;
+  if (direct) fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) throw WriteError(Cat(what, " cannot be written: ", Reason(errno)));
+  int error = WriteAll(fd, text);
+  if (!direct) {
+    struct stat former;
+    if (error == 0 && stat(to.c_str(), &former) == 0) (void)fchmod(fd, former.st_mode & 07777);
+    if (error == 0 && fsync(fd) != 0) error = errno;
+  }
+  if (close(fd) != 0 && error == 0) error = errno;
+  if (!direct && error == 0 && std::rename(beside.c_str(), to.c_str()) != 0) error = errno;
+  if (!direct && error != 0) unlink(beside.c_str());
+  if (error != 0) throw WriteError(Cat(what, " cannot be written: ", Reason(error)));
 }
 
 }  // namespace oneflow_like

@@ -69,7 +69,7 @@ void AddProcessLimits(const std::string& root, std::vector<MemoryLimit>* limits)
   std::ifstream in(root + "/proc/self/limits");
   for (std::string line; std::getline(in, line);) {
     for (const auto& [name, source, used] :
-         {std::tuple<std::string, const char*, const char*>{"Max address space", "ulimit -v", "VmSize:"},
+         {std::tuple<std::string, const char*, const char*>{"Max address space", kAddressSpace, "VmSize:"},
           std::tuple<std::string, const char*, const char*>{"Max data size", "ulimit -d", "VmData:"}}) {
       if (line.rfind(name, 0) != 0) continue;
       std::istringstream words(line.substr(name.size()));

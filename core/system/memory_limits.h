@@ -8,6 +8,9 @@
 
 namespace oneflow_like {
 
+// The source of the limit on a process's address space, which counts what is mapped, used or not.
+inline constexpr const char* kAddressSpace = "ulimit -v";
+
 struct MemoryLimit {
   std::string source;  // for people: "the machine", "/sys/fs/cgroup/job/memory.max", "ulimit -v"
   bool shared =

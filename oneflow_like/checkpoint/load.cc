@@ -1,15 +1,16 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <regex>
 
 #include "oneflow_like/checkpoint.h"
-#include "oneflow_like/checkpoint/folders.h"
+#include "oneflow_like/checkpoint/common_checkpoint.h"
 #include "oneflow_like/checkpoint/reader.h"
 #include "oneflow_like/checkpoint/saving.h"
+#include "oneflow_like/checkpoint/step_folders.h"
 #include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/source_check.h"
 #include "oneflow_like/job/together.h"
@@ -152,10 +153,9 @@ std::vector<std::string> Checkpoints(const std::string& folder) {
   std::vector<std::pair<int64_t, std::string>> found;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(kStepPrefix, 0) != 0 || !fs::exists(entry.path() / CheckpointIndex::kFile, error))
-      continue;
-    found.push_back({std::atoll(name.c_str() + std::strlen(kStepPrefix)), entry.path().string()});
+    const std::optional<int64_t> step = StepOfFolder(entry.path().filename().string());
+    if (step && fs::exists(entry.path() / CheckpointIndex::kFile, error))
+      found.push_back({*step, entry.path().string()});
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> paths;

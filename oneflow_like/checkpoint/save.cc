@@ -9,8 +9,9 @@
 #include <filesystem>
 
 #include "actor/net/talk/job.h"
-#include "oneflow_like/checkpoint/folders.h"
+#include "oneflow_like/checkpoint/common_checkpoint.h"
 #include "oneflow_like/checkpoint/saving.h"
+#include "oneflow_like/checkpoint/step_folders.h"
 #include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/replicas_check.h"
 #include "oneflow_like/job/together.h"
@@ -85,24 +86,6 @@ void RequireFreeNames(const std::map<std::string, std::string>& files) {
            own ? "a name that checkpoints use themselves; rename it" : "no name of a file in a folder");
 }
 
-// What saves have left that were cut off. One at a time is under way in a folder.
-void RemovePartial(const std::string& folder) {
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(std::string(".") + kStepPrefix, 0) == 0 && entry.path().extension() == ".partial")
-      fs::remove_all(entry.path(), error);
-  }
-}
-
-// Out of sight at once: half of one is none. What cannot be removed stays.
-void RemoveCheckpoint(const fs::path& old) {
-  std::error_code error;
-  const fs::path hidden = old.parent_path() / Cat(".", old.filename().string(), ".old.partial");
-  fs::rename(old, hidden, error);
-  if (!error) fs::remove_all(hidden, error);
-}
-
 // Of those up to `newest` the last `keep` stay. Later ones are of a run that ended otherwise, and lie beside
 // it.
 void RemoveOld(const std::string& newest, int keep) {
@@ -111,6 +94,8 @@ void RemoveOld(const std::string& newest, int keep) {
     return fs::path(path).filename() == fs::path(newest).filename();
   });
   if (end != all.end()) all.erase(end + 1, all.end());
+  std::error_code error;
+  std::erase_if(all, [&](const std::string& path) { return fs::is_symlink(path, error); });
   for (size_t i = 0; keep > 0 && i + keep < all.size(); ++i) RemoveCheckpoint(all[i]);
 }
 
@@ -296,7 +281,7 @@ void BeginPartial(const std::string& folder, const std::string& partial) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) Fail(folder, ": it cannot be made: ", error.message());
-  RemovePartial(folder);
+  RemoveUnfinished(folder);
   fs::create_directories(partial, error);
   if (error) Fail(partial, ": it cannot be made: ", error.message());
 }
@@ -310,13 +295,11 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   RequireFreeNames(options.files);
   if (impl->saving)
     SaveHandle(impl->shared_from_this(), std::static_pointer_cast<Saving>(impl->saving)).Wait();
-  char name[32];
-  std::snprintf(name, sizeof name, "%s%08lld", kStepPrefix,
-                static_cast<long long>(model.next_step(options.training)));
-  const std::string path = folder + "/" + name, partial = folder + "/." + name + ".partial";
+  const int64_t step = model.next_step(options.training);
+  const std::string path = folder + "/" + StepFolder(step), partial = folder + "/" + PartialFolder(step);
   Job* job = impl->options.job.get();
   impl->Load();
-  if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, model.next_step(options.training));
+  if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, step);
   if (!impl->save_folder || impl->save_folder->folder != folder ||
       impl->save_folder->local != options.local) {
     impl->save_folder = nullptr;  // and its lock
@@ -339,8 +322,8 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
       return "";
     });
   } catch (const Error&) {
-    std::error_code error;
-    if (team.leads()) fs::remove_all(partial, error);
+    std::error_code ignored;
+    if (team.leads()) fs::remove_all(partial, ignored);
     throw;
   }
   saving->Start();

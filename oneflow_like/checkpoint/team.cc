@@ -11,6 +11,7 @@
 
 #include "actor/net/talk/job.h"
 #include "oneflow_like/checkpoint/safetensors.h"
+#include "oneflow_like/checkpoint/step_folders.h"
 #include "oneflow_like/job/together.h"
 
 namespace oneflow_like {
@@ -20,9 +21,7 @@ namespace fs = std::filesystem;
 
 // A file by which processes find out who sees the same folder. One that is left is removed as what is left of
 // saves.
-std::string ProbeOf(int process) {
-  return Cat(".", kStepPrefix, "seen-by-", RandomToken(), "-", process, ".partial");
-}
+std::string ProbeOf(int process) { return ProbeFile(RandomToken(), process); }
 
 void MakeProbe(const std::string& path) {
   const int fd = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);

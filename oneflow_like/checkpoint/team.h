@@ -9,8 +9,6 @@
 
 namespace oneflow_like {
 
-constexpr const char* kStepPrefix = "step-";  // of the folders of checkpoints
-
 // The processes that see one folder of checkpoints, and write what is in it together.
 struct Team {
   int me = 0;

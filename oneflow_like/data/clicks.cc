@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include "core/hash_bytes.h"
@@ -21,6 +22,28 @@ int64_t EndOfLine(const MappedFile& file, int64_t begin) {
   return end == nullptr ? file.size() : static_cast<const uint8_t*>(end) - file.data();
 }
 
+// Behind the last line that has anything in it: blank ones at the end are none.
+int64_t EndOfLines(const MappedFile& file) {
+  int64_t end = file.size();
+  while (end > 0 && (file.data()[end - 1] == '\n' || file.data()[end - 1] == '\r')) --end;
+  return end;
+}
+
+// A finite number as people and programs write it; "+1" and what is too small for a float are some.
+bool IsNumber(std::string_view word, float* value) {
+  if (word.starts_with('+') && !word.starts_with("+-")) word.remove_prefix(1);
+  double wide = 0;
+  const char* end = word.data() + word.size();
+  if (const auto [rest, error] = std::from_chars(word.data(), end, *value);
+      error != std::errc::result_out_of_range)
+    return error == std::errc() && rest == end && std::isfinite(*value);
+  const auto [rest, error] = std::from_chars(word.data(), end, wide);
+  if (error != std::errc() || rest != end || std::fabs(wide) > std::numeric_limits<float>::max())
+    return false;
+  *value = static_cast<float>(wide);
+  return true;
+}
+
 }  // namespace
 
 ClickLog::ClickLog(const std::string& pattern, const ClickLogOptions& options) : options_(options) {
@@ -34,10 +57,13 @@ ClickLog::ClickLog(const std::string& pattern, const ClickLogOptions& options) :
              {"ids", DType::kInt32, {options.categorical}}};
   for (const std::string& path : FilesOf(pattern)) {
     Log log{std::make_shared<MappedFile>(path), lines_, {}};
-    if (IsGzip(log.file->data(), log.file->size()))
-      Fail(path, " at byte 0: a click log must be unpacked, and this is gzip");
+    const bool packed = IsGzip(log.file->data(), log.file->size());
+    const std::string format = packed ? "gzip" : ForeignFormat(log.file->data(), log.file->size());
+    if (!format.empty())
+      Fail(path, " at byte 0: a click log must be unpacked lines of text, and this is ", format);
     const std::string_view bytes(reinterpret_cast<const char*>(log.file->data()), log.file->size());
-    for (int64_t at = bytes.starts_with("\xEF\xBB\xBF") ? 3 : 0; at < log.file->size();
+    const int64_t end = EndOfLines(*log.file);
+    for (int64_t at = bytes.starts_with("\xEF\xBB\xBF") ? 3 : 0; at < end;
          at = EndOfLine(*log.file, at) + 1) {
       if ((lines_ - log.first) % kIndexed == 0) log.offsets.push_back(at);
       ++lines_;
@@ -76,11 +102,13 @@ void ClickLog::Read(const SampleId& id, std::span<void* const> to) const {
     const std::string_view word = text.substr(at, next - at);
     if (c <= options_.dense) {
       float value = 0;
-      const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-      if (!(word.empty() && c > 0) &&
-          (error != std::errc() || rest != word.data() + word.size() || !std::isfinite(value)))
+      auto fail = [&](const char* wrong) {
         FailSample(log.file->path(), " at byte ", begin + static_cast<int64_t>(at), ": column ", c + 1,
-                   " of line ", line + 1, " is '", Shown(word), "', not a number");
+                   " of line ", line + 1, " is '", Shown(word), "', ", wrong);
+      };
+      if (!(word.empty() && c > 0) && !IsNumber(word, &value)) fail("not a number");
+      if (c == 0 && !(value >= 0 && value <= 1))
+        fail("but a label must lie in [0, 1]: 1 for a click, 0 for none");
       if (c == 0)
         *static_cast<float*>(to[0]) = value;
       else

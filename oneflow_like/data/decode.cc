@@ -14,6 +14,7 @@
 #include <png.h>
 #endif
 
+#include "oneflow_like/data/files.h"
 #include "oneflow_like/data/images.h"
 
 namespace oneflow_like {
@@ -220,32 +221,80 @@ Picture DecodeJpeg(Bytes, const std::string& name, const Choose&) {
 #endif
 #ifdef OFL_HAVE_PNG
 
-struct PngImage {
-  png_image image = {};
-  ~PngImage() { png_image_free(&image); }
+// libpng's state; its callbacks find `text` here.
+struct PngRead {
+  png_structp png = nullptr;
+  png_infop info = nullptr;
+  Bytes from;
+  int64_t at = 0;  // of the next byte
+  char text[200] = {};
+
+  ~PngRead() { png_destroy_read_struct(&png, &info, nullptr); }
 };
 
+[[noreturn]] void PngFailed(png_structp png, png_const_charp text) {
+  auto* read = static_cast<PngRead*>(png_get_error_ptr(png));
+  if (read->text[0] == 0) std::snprintf(read->text, sizeof read->text, "%s", text);
+  png_longjmp(png, 1);
+}
+void PngWarned(png_structp, png_const_charp) {}  // of what is not needed, such as a profile of colours
+
+void PngBytes(png_structp png, png_bytep to, size_t count) {
+  auto* read = static_cast<PngRead*>(png_get_io_ptr(png));
+  if (static_cast<int64_t>(count) > read->from.size - read->at) png_error(png, "it ends too early");
+  std::memcpy(to, read->from.data + read->at, count);
+  read->at += static_cast<int64_t>(count);
+}
+
+// Makes bytes of RGB of any kind of pixels, as Pillow, torchvision and OpenCV do: the upper byte of 16 bits,
+// colours without their transparency, and no notice of gAMA or profiles. False: it failed.
+bool PngBegin(PngRead* read) {
+  if (setjmp(png_jmpbuf(read->png)) != 0) return false;
+  png_set_read_fn(read->png, read, PngBytes);
+  // Chunks that say nothing of the pixels are passed over, whatever is wrong with them.
+  png_set_keep_unknown_chunks(read->png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
+  png_read_info(read->png, read->info);
+  png_set_expand(read->png);  // palettes, and fewer than 8 bits
+  png_set_strip_16(read->png);
+  png_set_strip_alpha(read->png);
+  png_set_gray_to_rgb(read->png);
+  return true;
+}
+
+// Rows of `stride` bytes.
+bool PngRows(PngRead* read, int64_t stride, uint8_t* to) {
+  if (setjmp(png_jmpbuf(read->png)) != 0) return false;
+  const int passes = png_set_interlace_handling(read->png);
+  const int64_t height = png_get_image_height(read->png, read->info);
+  png_read_update_info(read->png, read->info);
+  for (int pass = 0; pass < passes; ++pass)
+    for (int64_t y = 0; y < height; ++y) png_read_row(read->png, to + y * stride, nullptr);
+  return true;
+}
+
 Picture DecodePng(Bytes from, const std::string& name) {
-  PngImage png;
-  png.image.version = PNG_IMAGE_VERSION;
-  if (!png_image_begin_read_from_memory(&png.image, from.data, static_cast<size_t>(from.size)))
-    FailSample(name, ": a broken PNG of ", from.size, " bytes: ", png.image.message);
-  const int64_t width = png.image.width, height = png.image.height;
+  PngRead read;
+  read.from = from;
+  const auto fail = [&] {
+    FailSample(name, ": a broken PNG of ", from.size, " bytes, near byte ", read.at, ": ", read.text);
+  };
+  read.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &read, PngFailed, PngWarned);
+  if (read.png != nullptr) read.info = png_create_info_struct(read.png);
+  if (read.info == nullptr)
+    Fail(name, ": libpng has no memory for it, or is of another version than its header");
+  if (!PngBegin(&read)) fail();
+  const int64_t width = png_get_image_width(read.png, read.info),
+                height = png_get_image_height(read.png, read.info);
   CheckSize(name, width, height);
-  // Depth and kind of the pixels, as the header has them; deflate shortens to 1/1032 at most.
-  const int bits = from.data[24] * (from.data[25] == 2   ? 3
-                                    : from.data[25] == 4 ? 2
-                                    : from.data[25] == 6 ? 4
-                                                         : 1);
+  // Deflate shortens to 1/1032 at most.
+  const int64_t bits =
+      int64_t{png_get_bit_depth(read.png, read.info)} * png_get_channels(read.png, read.info);
   CheckBytes(name, width, height, (width * bits + 7) / 8 * height / 1032, from.size);
-  png.image.format = PNG_FORMAT_RGB;
   Picture picture;
-  picture.width = static_cast<int>(png.image.width);
-  picture.height = static_cast<int>(png.image.height);
-  picture.rgb.resize(PNG_IMAGE_SIZE(png.image));
-  const png_color black = {0, 0, 0};
-  if (!png_image_finish_read(&png.image, &black, picture.rgb.data(), 0, nullptr))
-    FailSample(name, ": a broken PNG of ", from.size, " bytes: ", png.image.message);
+  picture.width = static_cast<int>(width);
+  picture.height = static_cast<int>(height);
+  picture.rgb.resize(static_cast<size_t>(3 * width * height));
+  if (!PngRows(&read, 3 * width, picture.rgb.data())) fail();
   return picture;
 }
 
@@ -262,9 +311,11 @@ bool IsJpeg(Bytes from) { return from.size >= 3 && std::memcmp(from.data, "\xff\
 // Of a PNG everything is decoded.
 Picture DecodeAny(Bytes from, const std::string& name, const Choose& choose) {
   if (IsJpeg(from)) return DecodeJpeg(from, name, choose);
-  if (from.size < 8 || std::memcmp(from.data, "\x89PNG\r\n\x1a\n", 8) != 0)
-    FailSample(name, " of ", from.size,
-               " bytes is neither a JPEG nor a PNG: at byte 0 it begins with neither's signature");
+  if (from.size < 8 || std::memcmp(from.data, "\x89PNG\r\n\x1a\n", 8) != 0) {
+    const std::string format = ForeignFormat(from.data, from.size);
+    FailSample(name, " of ", from.size, " bytes is neither a JPEG nor a PNG: at byte 0 it begins ",
+               format.empty() ? "with neither's signature" : Cat("as ", format));
+  }
   Picture picture = DecodePng(from, name);
   choose(picture.width, picture.height);
   return picture;

@@ -101,15 +101,93 @@ MappedFile::~MappedFile() {
   if (read_.empty() && data_ != nullptr && size_ > 0) munmap(const_cast<uint8_t*>(data_), size_);
 }
 
-std::vector<std::string> FilesOf(const std::string& pattern) {
-  std::error_code error;  // a name that is too long, say, which reading will tell
-  if (pattern.find_first_of("*?[") == std::string::npos || std::filesystem::exists(pattern, error))
-    return {pattern};
+std::string ForeignFormat(const uint8_t* data, int64_t size) {
+  struct Format {
+    const char* name;
+    std::string_view begin, later = {};
+    int64_t at = 0;  // of `later`; below 0: from the end
+  };
+  using namespace std::string_view_literals;
+  static constexpr Format kFormats[] = {
+      {"zstd", "\x28\xb5\x2f\xfd"sv},
+      {"xz", "\xfd\x37zXZ\0"sv},
+      {"bzip2", "BZh"sv, "1AY&SY"sv, 4},  // digits of pi
+      {"bzip2", "BZh"sv, "\x17\x72\x45\x38\x50\x90"sv, 4},
+      {"lzip", "LZIP\1"sv},
+      {"lz4", "\x04\x22\x4d\x18"sv},
+      {"compress", "\x1f\x9d"sv},
+      {"a zip archive", "PK\3\4"sv},
+      {"a zip archive", "PK\5\6"sv},
+      {"a 7z archive", "7z\xbc\xaf\x27\x1c"sv},
+      {"a RAR archive", "Rar!\x1a\x07"sv},
+      {"a tar archive", ""sv, "ustar\0"sv, 257},
+      {"a tar archive", ""sv, "ustar  \0"sv, 257},
+      {"Parquet", "PAR1"sv, "PAR1"sv, -4},
+      {"Arrow", "ARROW1\0\0"sv},
+      {"Feather", "FEA1"sv, "FEA1"sv, -4},
+      {"Avro", "Obj\1"sv},
+      {"HDF5", "\x89HDF\r\n\x1a\n"sv},
+      {"an SQLite database", "SQLite format 3\0"sv},
+      {"a NumPy array", "\x93NUMPY"sv},
+      {"a Megatron index", "MMIDIDX\0\0"sv},
+      {"a token file of llm.c", "\x88\xd8\x34\x01\1\0\0\0"sv},
+      {"a token file of llm.c", "\xa1\xd9\x34\x01\7\0\0\0"sv},
+      {"safetensors", ""sv, "\0\0\0\0{\""sv, 4},
+      {"GGUF", "GGUF"sv, "\0\0"sv, 6},
+      {"a pickle of Python", "\x80\4\x95"sv},
+      {"a pickle of Python", "\x80\5\x95"sv},
+      {"a JPEG", "\xff\xd8\xff"sv},
+      {"a PNG", "\x89PNG\r\n\x1a\n"sv},
+      {"a GIF", "GIF87a"sv},
+      {"a GIF", "GIF89a"sv},
+      {"a TIFF", "II*\0"sv},
+      {"a TIFF", "MM\0*"sv},
+      {"a WebP", "RIFF"sv, "WEBPVP8"sv, 8},
+      {"a HEIF or AVIF picture or a video", "\0\0\0"sv, "ftyp"sv, 4},
+      {"a PDF", "%PDF-"sv},
+      {"a program", "\177ELF"sv},
+  };
+  const std::string_view text(reinterpret_cast<const char*>(data), static_cast<size_t>(size));
+  for (const Format& format : kFormats) {
+    const int64_t at = format.at < 0 ? size + format.at : format.at;
+    if (text.starts_with(format.begin) && at >= 0 && at <= size &&
+        text.substr(static_cast<size_t>(at)).starts_with(format.later))
+      return format.name;
+  }
+  return "";
+}
+
+namespace {
+
+// `pattern` whose brackets are characters like others.
+std::string WithPlainBrackets(const std::string& pattern) {
+  std::string plain;
+  for (const char c : pattern) plain += c == '[' || c == ']' ? std::string({'\\', c}) : std::string(1, c);
+  return plain;
+}
+
+std::vector<std::string> Matching(const std::string& pattern) {
   glob_t found = {};
   const int code = glob(pattern.c_str(), 0, nullptr, &found);  // sorted
   std::vector<std::string> files(found.gl_pathv, found.gl_pathv + (code == 0 ? found.gl_pathc : 0));
   globfree(&found);
-  if (files.empty()) Fail("no file matches ", pattern);
+  return files;
+}
+
+}  // namespace
+
+std::vector<std::string> FilesOf(const std::string& pattern) {
+  std::error_code error;  // a name that is too long, say, which reading will tell
+  if (pattern.find_first_of("*?[") == std::string::npos || std::filesystem::exists(pattern, error))
+    return {pattern};
+  const bool brackets = pattern.find('[') != std::string::npos;
+  std::vector<std::string> files;
+  if (brackets) files = Matching(WithPlainBrackets(pattern));
+  if (files.empty()) files = Matching(pattern);
+  if (files.empty())
+    Fail("no file matches ", pattern,
+         brackets ? ", neither with its brackets as they are nor as a pattern, where [ab] stands for a or b"
+                  : "");
   return files;
 }
 

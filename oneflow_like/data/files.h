@@ -50,8 +50,15 @@ std::string ReadFile(const std::string& path, int64_t limit = int64_t{4} << 30);
 // Whether `data` begins as a gzip file does.
 bool IsGzip(const uint8_t* data, int64_t size);
 
-// The files that match a shell pattern (*, ?, [a-z]), sorted by name; the path itself if it has no wildcard.
-// Throws Error when none matches.
+// The format that `data` begins as, if it is one that programs pack, store or send data in and that is no
+// text
+// ("zstd", "a zip archive", "Parquet", "a JPEG", "a NumPy array"); empty: another one. gzip is not among
+// them, since it is unpacked.
+std::string ForeignFormat(const uint8_t* data, int64_t size);
+
+// The files that match a shell pattern (*, ?, [a-z]), sorted by name; the path itself if it has no wildcard
+// or if there is a file of that name. Brackets mean themselves where that finds a file, as in
+// "folder[1]/*.txt". Throws Error when none matches.
 std::vector<std::string> FilesOf(const std::string& pattern);
 
 // A hash of `size` bytes that `at` gives parts of (valid until its next call), looking at no more than `most`

@@ -17,7 +17,11 @@ constexpr int64_t kMostFileBytes = int64_t{1} << 30;
 constexpr int kCropTries = 10;
 constexpr double kMostRatio = 4.0 / 3;
 
+// What programs keep beside the files of people: ".ipynb_checkpoints", "._a.jpg".
+bool IsHidden(const std::filesystem::path& path) { return path.filename().string().starts_with('.'); }
+
 bool IsPicture(const std::filesystem::path& path) {
+  if (IsHidden(path)) return false;
   std::string ending = path.extension();
   for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
@@ -120,7 +124,7 @@ ImageFolder::ImageFolder(const std::string& folder, const ImageFolderOptions& op
   fields_ = {{"images", DType::kFloat32, {3, options.height, options.width}}, {"labels", DType::kInt32, {}}};
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error))
-    if (entry.is_directory()) classes_.push_back(entry.path().filename());
+    if (entry.is_directory() && !IsHidden(entry.path())) classes_.push_back(entry.path().filename());
   if (error) Fail("cannot read ", folder, ": ", error.message());
   std::sort(classes_.begin(), classes_.end());
   for (size_t c = 0; c < classes_.size(); ++c) {

@@ -17,11 +17,14 @@ struct Picture {
   std::vector<uint8_t> rgb;  // [height, width, 3]
 };
 
-// Decodes a JPEG or a PNG, recognised by its first bytes; grey becomes RGB, transparency is dropped. If the
-// format allows it, a picture is decoded at a half, a quarter or an eighth of its size, but not below `least`
-// pixels along either side; 0: full size. Messages begin with `name`, and give the format and, if known, the
-// byte. Throws BrokenSample for a picture that is truncated, corrupt, or of more than 2^26 pixels
-// or than its file has room for, and Error for a format that this build does not support.
+// Decodes a JPEG or a PNG, recognised by its first bytes, to the pixels that Pillow, torchvision and OpenCV
+// make of it: grey becomes RGB, transparency is dropped whatever it is, of 16 bits the upper 8 are taken, and
+// neither gAMA nor a profile changes a colour. The rotation that EXIF asks for is ignored, as torchvision's
+// decoders do by default. If the format allows it, a picture is decoded at a half, a quarter or an eighth of
+// its size, but not below `least` pixels along either side; 0: full size. Messages begin with `name`, and
+// give the format and, if known, the byte. Throws BrokenSample for a picture that is truncated, corrupt, or
+// of more than 2^26 pixels or than its file has room for, and Error for a format that this build does not
+// support.
 Picture Decode(const uint8_t* data, int64_t size, const std::string& name, int least = 0);
 
 // A rectangle of a picture, and whether it is mirrored.
@@ -54,8 +57,8 @@ struct ImageFolderOptions {
   float mean[3] = {0.485f, 0.456f, 0.406f}, deviation[3] = {0.229f, 0.224f, 0.225f};
 };
 
-// Pictures in folders, one for each class, in the order of their names. Fields: "images" f32[3, height,
-// width] and "labels" i32[]. A file is read when its sample is.
+// Pictures in folders, one for each class, in the order of their names; names that begin with a dot are
+// passed over. Fields: "images" f32[3, height, width] and "labels" i32[]. A file is read when its sample is.
 class ImageFolder final : public SampleSource {
  public:
   // Throws Error for a folder without pictures (.jpg, .jpeg, .png, in any case).

@@ -240,6 +240,18 @@ Shard OpenNpy(const std::string& path) {
   return shard;
 }
 
+// What is packed otherwise, or is tokens under another name, would be learnt as bytes.
+void RequirePlainText(const std::string& path, const Shard& shard, bool packed) {
+  std::string format = ForeignFormat(shard.numbers, shard.count);
+  if (packed && IsGzip(shard.numbers, shard.count)) format = "gzip";
+  if (format.empty()) return;
+  const char* name = format.ends_with("array") ? "*.npy" : format.ends_with("index") ? "*.idx" : nullptr;
+  if (format.ends_with("llm.c")) name = "*.bin";
+  Fail(path, " at byte 0: it is ", format, packed ? " inside gzip" : "", ", not a text; ",
+       packed || name == nullptr ? "unpack or convert it" : "", packed && name != nullptr ? ", and " : "",
+       name != nullptr ? Cat("name it ", name) : "");
+}
+
 Shard OpenText(const std::string& path, const Tokenizer* tokenizer) {
   auto file = std::make_shared<MappedFile>(path);
   Shard shard;
@@ -253,6 +265,7 @@ Shard OpenText(const std::string& path, const Tokenizer* tokenizer) {
     shard.count = file->size();
     shard.file = std::move(file);
   }
+  RequirePlainText(path, shard, packed);
   if (tokenizer == nullptr) return shard;
   const std::string text(reinterpret_cast<const char*>(shard.numbers), shard.count);
   shard.encoded = std::make_shared<std::vector<int32_t>>(tokenizer->Encode(text));
@@ -299,6 +312,20 @@ void Tokens::Shard::Read(int64_t first, int64_t many, int32_t* to) const {
     default:
       return CopyNumbers<int64_t>(*this, first, many, to);
   }
+}
+
+std::vector<std::string> TokenFilesOf(const std::string& pattern) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const std::string& file : FilesOf(pattern)) {
+    files.push_back(file);
+    for (const auto& [one, other] : {std::pair(".bin", ".idx"), std::pair(".idx", ".bin")}) {
+      if (!file.ends_with(one)) continue;
+      const std::string twin = file.substr(0, file.size() - 4) + other;
+      if (std::filesystem::exists(twin, error)) files.push_back(twin);
+    }
+  }
+  return files;
 }
 
 Tokens::Shard OpenShard(const std::string& path, const Tokenizer* tokenizer) {

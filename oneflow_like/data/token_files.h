@@ -25,6 +25,10 @@ struct Tokens::Shard {
   void Read(int64_t first, int64_t many, int32_t* to) const;
 };
 
+// The files that Tokens::Open reads for a pattern: those that match, and of Megatron's both. Throws Error
+// when none matches.
+std::vector<std::string> TokenFilesOf(const std::string& pattern);
+
 // Throws Error with file and offset.
 Tokens::Shard OpenShard(const std::string& path, const Tokenizer* tokenizer);
 

@@ -190,6 +190,17 @@ bool IsFlag(const std::string& name, bool* takes_value) {
          info.type == "bool";
 }
 
+bool HasControls(const std::string& text) {
+  return std::any_of(text.begin(), text.end(), [](char c) { return (c >= 0 && c < ' ') || c == 0x7f; });
+}
+
+// gflags would print what is wrong with it as it is.
+void RefuseControls(const std::string& name, const std::string& value) {
+  gflags::CommandLineFlagInfo info;
+  if (HasControls(value) && gflags::GetCommandLineFlagInfo(name.c_str(), &info) && info.type != "string")
+    Fail("--", name, "=", value, " is no ", info.type);
+}
+
 }  // namespace
 
 void RefuseMisspelt(const std::vector<std::string>& arguments) {
@@ -202,9 +213,12 @@ void RefuseMisspelt(const std::vector<std::string>& arguments) {
     const std::string name = argument.substr(begin, equals == std::string::npos ? equals : equals - begin);
     bool takes_value = false;
     if (IsFlag(name, &takes_value)) {
-      if (takes_value && equals == std::string::npos) ++i;  // the value follows
+      if (equals != std::string::npos) RefuseControls(name, argument.substr(equals + 1));
+      if (takes_value && equals == std::string::npos && ++i < arguments.size())  // the value follows
+        RefuseControls(name, arguments[i]);
       continue;
     }
+    if (HasControls(name)) Fail("there is no flag --", name);
     std::string close;
     size_t least = name.size() < 4 ? 2 : 3;  // more edits are another word
     for (const auto& [flag, value] : FlagValues())

@@ -16,16 +16,20 @@
 #include <filesystem>
 #include <iostream>
 #include <set>
+#include <sstream>
+#include <thread>
 
 #include "actor/net/job/process_job.h"
 #include "actor/net/launch/local_launcher.h"
 #include "actor/net/rendezvous/interfaces.h"
 #include "actor/trace.h"
+#include "core/one_line.h"
 #include "core/system/exit_codes.h"
 #include "core/system/file_check.h"
 #include "core/system/host_memory.h"
 #include "oneflow_like/build_id.h"
 #include "oneflow_like/calibrate.h"
+#include "oneflow_like/data/files.h"
 #include "oneflow_like/data/pipeline.h"
 #include "oneflow_like/job/agreement.h"
 #include "oneflow_like/job/elastic.h"
@@ -89,9 +93,43 @@ const char *const kTerminalVariable = "ONEFLOW_LIKE_TTY", *const kRestartVariabl
 
 const char* Variable(const char* name) { return std::getenv(name); }
 
-void PrintError(const std::exception& error) {
+// The values of flags and other words of the command line. Those of --prompt, which may well have several
+// lines, apart.
+struct UsersWords {
+  std::vector<std::string> words, texts;
+  explicit UsersWords(const std::vector<std::string>& given) {
+    bool text = false;  // the next word is one
+    for (const std::string& word : given) {
+      const std::string name = word.substr(0, word.find('='));
+      const bool prompt = name == "--prompt" || name == "-prompt";
+      if (prompt && name != word) texts.push_back(word.substr(name.size() + 1));
+      if (!prompt) (text ? texts : words).push_back(word);
+      text = prompt && name == word;
+    }
+    for (const auto& [name, value] : FlagValues()) (name == "prompt" ? texts : words).push_back(value);
+  }
+};
+
+// `message` as it may be printed: what it repeats of a user's word is on one line, and nothing commands a
+// terminal. The lines of a message of our own, such as a table of memory, stay.
+std::string Plain(std::string message, const std::vector<std::string>& given) {
+  const UsersWords user(given);
+  const auto broken = [](const std::string& word) { return word.find('\n') != std::string::npos; };
+  // A word may be repeated in part.
+  if (std::any_of(user.words.begin(), user.words.end(), broken)) return OnOneLine(message);
+  for (const std::string& text : user.texts)
+    for (size_t at = 0; broken(text) && (at = message.find(text, at)) != std::string::npos;)
+      message.replace(at, text.size(), OnOneLine(text));
+  std::string plain, line;
+  std::istringstream lines(message);
+  for (bool first = true; std::getline(lines, line); first = false)
+    plain += (first ? "" : "\n") + OnOneLine(line);
+  return plain;
+}
+
+void PrintError(const std::string& message) {
   std::cout << std::flush;
-  std::cerr << "error: " << error.what() << std::endl;
+  std::cerr << "error: " << message << std::endl;
 }
 
 void MakeFolder(const std::string& what, const std::string& folder) {
@@ -175,7 +213,7 @@ void PrintHelp(const std::string& program, const std::string& usage) {
   try {
     FlushOutput(errno);
   } catch (const Error& error) {
-    PrintError(error);
+    PrintError(error.what());
     code = kRunError;
   }
   exit(code);
@@ -184,19 +222,24 @@ void PrintHelp(const std::string& program, const std::string& usage) {
 // What process k prints under --processes with --log_dir.
 std::string LogOfProcess(int k) { return Cat(FLAGS_log_dir, "/process", k, ".log"); }
 
-// The logs are emptied before any process can tell which files it reads: none may be the value of a flag.
-void CheckLogs() {
-  if (FLAGS_log_dir.empty()) return;
+// Logs are opened before the program can tell which files it reads: none of them may be a value of a flag, or
+// match one.
+void CheckLogs(const std::vector<std::string>& logs) {
+  std::vector<NamedFile> named, written;
   std::vector<gflags::CommandLineFlagInfo> flags;
   gflags::GetAllFlags(&flags);
-  std::vector<NamedFile> named, logs;
   for (const auto& flag : flags) {
-    if (flag.type == "string" && !flag.current_value.empty())
-      named.push_back({Cat("--", flag.name, "=", flag.current_value), flag.current_value});
+    const std::string& value = flag.current_value;
+    if (flag.type != "string" || value.empty()) continue;
+    std::vector<std::string> files = {value};
+    try {
+      files = FilesOf(value);
+    } catch (const Error&) {  // no file
+    }
+    for (const std::string& file : files) named.push_back({Cat("--", flag.name, "=", value), file});
   }
-  for (int k = 0; k < FLAGS_processes; ++k)
-    logs.push_back({Cat("the log ", LogOfProcess(k)), LogOfProcess(k)});
-  RequireDistinct(named, logs);
+  for (const std::string& log : logs) written.push_back({Cat("the log ", log), log});
+  RequireDistinct(named, written);
 }
 
 // Appends to `argv`, where the last of equal flags counts, what `shape` says.
@@ -244,7 +287,9 @@ int RunCopies(const ProcessIdentity& identity, const std::vector<std::string>& a
       return Cat(" on ", shape.mesh, ", processes ", shape.processes);
     };
   }
-  CheckLogs();
+  std::vector<std::string> logs;
+  for (int k = 0; k < FLAGS_processes && !FLAGS_log_dir.empty(); ++k) logs.push_back(LogOfProcess(k));
+  CheckLogs(logs);
   return RunLocalJob(local);
 }
 
@@ -259,19 +304,19 @@ int CalibrateByTwo(const ProcessIdentity& identity, std::vector<std::string> arg
 
 Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std::string& default_mesh,
                    const std::function<ProgramFlags()>& flags)
-    : program_(flags ? flags : [] { return ProgramFlags(); }) {
+    : program_(flags ? flags : [] { return ProgramFlags(); }), given_(*argv, *argv + *argc) {
   OccupyStandardDescriptors();
-  const std::vector<std::string> given(*argv, *argv + *argc);
+  ReportFileSizeLimit();
   gflags::SetUsageMessage(usage);
   GFLAGS_NAMESPACE::gflags_exitfunc = [](int code) { exit(code == 0 ? 0 : kUsageError); };
   try {
-    RefuseMisspelt(given);
+    RefuseMisspelt(given_);
   } catch (const Error& error) {
-    PrintError(error);
+    PrintError(Plain(error.what(), given_));
     exit(kUsageError);
   }
   gflags::ParseCommandLineNonHelpFlags(argc, argv, true);
-  PrintHelp(given[0], usage);
+  PrintHelp(given_[0], usage);
   try {
     if (*argc > 1) Fail("'", (*argv)[1], "' is not a flag; flags start with --, see --help");
     if (!FLAGS_config.empty()) ReadConfig(FLAGS_config);
@@ -279,7 +324,7 @@ Launcher::Launcher(int* argc, char*** argv, const std::string& usage, const std:
     const bool out = !FLAGS_out.empty() && !OnlyPlans(program_());
     if (out) SendOutputsTo(FLAGS_out);
     CheckFlags(program_());
-    Join(given, MeshOfFlags(program_(), default_mesh), out ? config : "");
+    Join(given_, MeshOfFlags(program_(), default_mesh), out ? config : "");
     CheckFiles({}, {});
     if (!FLAGS_dump_dir.empty()) MakeFolder("--dump_dir=" + FLAGS_dump_dir, FLAGS_dump_dir);
     VLOG(1) << "oneflow_like " << Comparable(ThisBuild()) << ", process " << (job_ ? job_->process() : 0)
@@ -364,6 +409,7 @@ void Launcher::StartLog(const std::string& program, int process, bool alone) {
   MakeFolder("log folder " + FLAGS_log_dir, FLAGS_log_dir);
   log_file_ = Cat(FLAGS_log_dir, "/", std::filesystem::path(program).filename().string(),
                   alone ? "" : Cat(".process", process), ".log");
+  CheckLogs({log_file_});
   FLAGS_timestamp_in_logfile_name = false;
   FLAGS_stderrthreshold = google::GLOG_WARNING;
   if (gflags::GetCommandLineFlagInfoOrDie("v").is_default)
@@ -371,6 +417,8 @@ void Launcher::StartLog(const std::string& program, int process, bool alone) {
   google::SetLogDestination(google::GLOG_INFO, log_file_.c_str());
   for (int severity : {google::GLOG_WARNING, google::GLOG_ERROR, google::GLOG_FATAL})
     google::SetLogDestination(severity, "");  // they are in the file of all
+  // glog would replace a file of the program's name by a link to the log.
+  google::SetLogSymlink(google::GLOG_INFO, "");
 }
 
 // Each process checks the files that it writes itself.
@@ -550,9 +598,10 @@ int Launcher::EndWith(const std::exception& error, int code) const {
   if (dynamic_cast<const std::bad_alloc*>(&error)) return EndWith(Error(OutOfMemoryText()), kRunError);
   if (folder_ && !*begun_) folder_->Withdraw();
   const bool at_once = main_process() || !one_output_;
-  if (at_once) PrintError(error);
+  const std::string message = Plain(error.what(), given_);
+  if (at_once) PrintError(message);
   if (!job_) return dynamic_cast<const NotTogether*>(&error) != nullptr ? kLostPeer : code;
-  if (job_->FinishWith(error.what(), code) && !at_once) PrintError(error);
+  if (job_->FinishWith(message, code) && !at_once) PrintError(message);
   return job_->exit_code();
 }
 

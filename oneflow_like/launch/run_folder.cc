@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/system/file_check.h"
 #include "core/system/text_lines.h"
+#include "oneflow_like/checkpoint.h"
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/launch/help.h"
 
@@ -97,12 +99,8 @@ std::map<std::string, std::string> FlagsOf(const std::string& who, std::istream&
   return flags;
 }
 
-void WriteText(const std::string& path, const std::string& text) {
-  errno = 0;
-  std::ofstream out(path);
-  out << text;
-  if (!out.flush()) Fail("--out: ", path, " cannot be written: ", std::strerror(errno != 0 ? errno : EIO));
-}
+// Files that a run writes over, with what came before it. Without a config they are no run's of ours.
+constexpr const char* kWrittenOver[] = {"build", "metrics.jsonl"};
 
 }  // namespace
 
@@ -170,16 +168,28 @@ RunFolder::RunFolder(const std::string& folder, const std::string& config, const
       Fail("--out=", folder, " holds another run, whose flags differ in ", different,
            "; name another folder");
   } else {
+    for (const char* file : kWrittenOver)
+      if (std::filesystem::exists(std::filesystem::symlink_status(Cat(folder, "/", file), error)))
+        Fail("--out=", folder, " has '", file, "' but no config of a run that made it; name another folder");
+    if (const std::vector<std::string> all = Checkpoints(folder + "/checkpoints"); !all.empty())
+      Fail("--out=", folder, " has ", all.back(),
+           " but no config of the run that saved it; name another folder");
     created_ = true;
   }
-  WriteText(path, config);
-  WriteText(folder + "/build", build);
+  // The config first, and last when they are removed: what is found without it is somebody else's.
+  ReplaceFile(path, config, "--out: " + path);
+  try {
+    ReplaceFile(folder + "/build", build, Cat("--out: ", folder, "/build"));
+  } catch (const Error&) {
+    Withdraw();
+    throw;
+  }
 }
 
 void RunFolder::Withdraw() {
   if (!created_) return;
   std::error_code ignored;
-  for (const char* file : {"/config", "/build"}) std::filesystem::remove(folder_ + file, ignored);
+  for (const char* file : {"/build", "/config"}) std::filesystem::remove(folder_ + file, ignored);
 }
 
 }  // namespace oneflow_like

@@ -31,7 +31,9 @@ class RunFolder {
  public:
   // Creates `folder` and writes folder/config, with which --config repeats the run, and folder/build, the
   // output of --version. Throws Error, and leaves the folder unchanged, if a program that has not ended uses
-  // it, or if it has the config of another run; the message names the flags that differ.
+  // it, if it has the config of another run (the message names the flags that differ), or if it has no config
+  // but files or checkpoints of the names that a run writes over or goes on from: somebody else's. A write
+  // that fails leaves the former config, or none.
   RunFolder(const std::string& folder, const std::string& config, const std::string& build);
   // For a run that was refused before it began: removes what the constructor wrote, so that the corrected
   // command can use the folder. If the folder had the config already, nothing is removed.

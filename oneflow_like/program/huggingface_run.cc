@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "oneflow_like/checkpoint/reader.h"
+#include "oneflow_like/checkpoint/step_folders.h"
 #include "oneflow_like/checkpoint/tools.h"
 #include "oneflow_like/program/program.h"
 
@@ -70,16 +71,22 @@ void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& 
                      const std::string& config, const FolderFiles& others) {
   if (FLAGS_save_hf.empty()) return;
   std::error_code error;
+  const auto remove_beside = [&](const fs::path& folder) {
+    RemoveUnfinished(folder);
+    for (const std::string& checkpoint : Checkpoints(folder)) RemoveCheckpoint(checkpoint);
+    fs::remove(folder / ".saving", error);
+    fs::remove(folder, error);  // unless something else is in it
+  };
   const fs::path at = fs::absolute(FLAGS_save_hf);
   const std::string beside = at.parent_path() / Cat(".", at.filename().string(), ".checkpoint");
   const std::string folder = FLAGS_save.empty() ? beside : FLAGS_save;
-  if (launcher.main_process()) fs::remove_all(beside, error);
+  if (launcher.main_process()) remove_beside(beside);
   const std::string last = FLAGS_save.empty() ? Save(model, folder).Wait() : Checkpoints(folder).back();
   if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
     FolderFiles files = others;
     files[kConfigFile] = config;
     if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), files, FLAGS_save_hf);
-    fs::remove_all(beside, error);
+    if (FLAGS_save.empty()) remove_beside(beside);
   }
   launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());
 }

@@ -9,6 +9,7 @@
 
 #include "oneflow_like/checkpoint/tools.h"
 #include "oneflow_like/data/files.h"
+#include "oneflow_like/data/token_files.h"
 #include "oneflow_like/program/data.h"
 #include "oneflow_like/program/huggingface_run.h"
 #include "oneflow_like/program/language_flags.h"
@@ -158,7 +159,7 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
   const int64_t least = make(0, mesh, SequenceAxis(), theirs).vocabulary;
   std::vector<Launcher::FlagFile> texts;
   if (!FLAGS_text.empty() && !(FLAGS_simulate && !IsGiven("text")))
-    for (const std::string& file : FilesOf(FLAGS_text)) texts.push_back({"text", file});
+    for (const std::string& file : TokenFilesOf(FLAGS_text)) texts.push_back({"text", file});
   launcher.CheckFiles(texts, {{"log_json", FLAGS_log_json}});
   RequireHuggingFaceFolder(launcher);
   RequireFolders(launcher);

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "oneflow_like/model/limits.h"
@@ -114,6 +115,24 @@ void CheckTopology() {
                                      : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
 
+// A plan takes memory for each pair of a device and a member of its groups (0.6 GB for 16,384 devices along
+// one axis), and the estimates of messages between processors, which --topology asks for, time for each pair
+// of members.
+void CheckMeshSize() {
+  constexpr int kMost = 1 << 16, kMostAlongAxis = 1 << 14, kMostEstimated = 1 << 12;
+  const Mesh mesh = Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh);
+  const std::string who = "--mesh=" + FLAGS_mesh;
+  if (mesh.size() > kMost)
+    Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMost);
+  const bool estimated = !FLAGS_topology.empty() && mesh.kind() != "cuda";
+  const int most = estimated ? kMostEstimated : kMostAlongAxis;
+  for (int a = 0; a < mesh.rank(); ++a)
+    if (mesh.axis_size(a) > most)
+      Fail(who, ": ", mesh.axis_size(a), " devices along axis ", mesh.axis_name(a), ", but plans",
+           estimated ? " of processors with --topology" : "", " can be made for at most ", most,
+           " along one; cut along two axes");
+}
+
 }  // namespace
 
 void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,
@@ -126,6 +145,7 @@ void PrintSimulation(const Launcher& launcher, const Session& session, double pe
 
 void CheckTrainingFlags(const std::string& samples) {
   constexpr int64_t kMany = 1'000'000'000;
+  CheckMeshSize();
   CheckRange<int64_t>("--batch", FLAGS_batch, 1, 1 << 20);
   CheckRange<int64_t>("--micro_batches", FLAGS_micro_batches, 1, kMostMicroBatches);
   CheckRange<int64_t>("--steps", FLAGS_steps, 1, kMany);
@@ -173,6 +193,21 @@ void CheckTrainingFlags(const std::string& samples) {
   CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
 }
 
+namespace {
+
+// What flags of any program that trains name to be read, whole or in part.
+std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
+  std::vector<std::pair<std::string, std::string>> inputs;
+  gflags::CommandLineFlagInfo known;
+  for (const char* flag : {"topology", "load", "resume", "load_hf"})
+    if (gflags::GetCommandLineFlagInfo(flag, &known)) inputs.push_back({flag, known.current_value});
+  if (gflags::GetCommandLineFlagInfo("images", &known) && !known.current_value.empty())
+    for (const char* part : {"/train", "/val"}) inputs.push_back({"images", known.current_value + part});
+  return inputs;
+}
+
+}  // namespace
+
 ProgramFlags TrainingProgram() {
   return {.simulates = FLAGS_simulate,
           .chosen_mesh_devices = FLAGS_auto_mesh,
@@ -181,7 +216,7 @@ ProgramFlags TrainingProgram() {
           .local = FLAGS_local,
           .batch = FLAGS_batch,
           .micro_batches = FLAGS_micro_batches,
-          .inputs = {{"topology", FLAGS_topology}}};
+          .inputs = InputsOfFlags()};
 }
 
 bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }

@@ -2,7 +2,6 @@
 #include "oneflow_like/report/report.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -57,11 +56,9 @@ std::string Page(const Json& report) {
   return page;
 }
 
-void WriteWhole(const std::string& path, const std::string& text) {
-  errno = 0;
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (!out.write(text.data(), static_cast<std::streamsize>(text.size())) || !out.flush())
-    Fail("report '", path, "' cannot be written: ", std::strerror(errno));
+// Read again when reports are joined.
+void WritePage(const std::string& path, const std::string& text) {
+  ReplaceFile(path, text, Cat("report '", path, "'"));
 }
 
 std::string ReadWhole(const std::string& path) {
@@ -83,7 +80,7 @@ struct Report::Impl {
   int process = 0;
   Json report;  // of process 0 as the page has it, of others measurements by session
 
-  void Write() const { WriteWhole(path, process == 0 ? Page(report) : report.dump()); }
+  void Write() const { WritePage(path, process == 0 ? Page(report) : report.dump()); }
 };
 
 std::string Report::FileOf(const std::string& path, int process) {
@@ -163,7 +160,7 @@ void JoinReports(const std::string& path, Job* job) {
     for (const auto& [name, measured] : of_process.items())
       if (Json* session = Find(&report, name)) (*session)["measured"].push_back(measured);
   }
-  WriteWhole(path, Page(report));
+  WritePage(path, Page(report));
 }
 
 }  // namespace oneflow_like

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "actor/profile.h"
 #include "core/random.h"
 #include "core/system/cores.h"
+#include "core/system/file_check.h"
 #include "core/system/spinning.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/model_impl.h"
@@ -506,11 +506,11 @@ void CheckCalibration(const std::string& mesh) {
 void CalibrateTo(const std::string& file, const CalibrateOptions& options) {
   const DescribedMachine machine = Calibrate(options);
   if (options.job && options.job->process() != 0) return;
-  std::ofstream out(file);
-  out << "# Measured by --calibrate on this machine; docs/simulation.md says how, "
-         "examples/topologies/README.md what the words are.\n"
-      << TopologyText(machine);
-  if (!out.flush()) Fail("--calibrate=", file, " cannot be written");
+  ReplaceFile(file,
+              Cat("# Measured by --calibrate on this machine; docs/simulation.md says how, "
+                  "examples/topologies/README.md what the words are.\n",
+                  TopologyText(machine)),
+              Cat("--calibrate=", file));
 }
 
 }  // namespace oneflow_like

@@ -1,10 +1,12 @@
 // Kernels that move elements, of any type: copies, transposes, slices, concatenations, and casts.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/reference.h"
+#include "ops/within.h"
 
 namespace oneflow_like::cpu {
 namespace {
@@ -57,6 +59,31 @@ Status Copy(const KernelContext& context) {
   const TensorArg &x = context.in[0], &y = context.out[0];
   if (x.data != y.data) CopyRuns(y.data, 0, x.data, 0, 1, y.elements() * Bytes(y));
   return Status();
+}
+
+Status Within(const KernelContext& context) {
+  const TensorArg &x = context.in[0], &y = context.out[0];
+  const NumberRange range(context.spec.attrs);
+  const auto low = static_cast<float>(range.low), high = static_cast<float>(range.high);
+  return DispatchFloating(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    const T* from = x.as<T>();
+    const auto outside = [&](int64_t i) {
+      const float value = AsFloat(from[i]);
+      return !(value >= low && value <= high);
+    };
+    std::atomic<bool> all{true};
+    ParallelFor(x.elements(), kGrain, [&](int64_t begin, int64_t end) {
+      bool some = false;
+      for (int64_t i = begin; i < end; ++i) some |= outside(i);
+      if (some) all.store(false, std::memory_order_relaxed);
+      if (x.data != y.data)
+        std::memcpy(y.as<T>() + begin, from + begin, static_cast<size_t>(end - begin) * sizeof(T));
+    });
+    for (int64_t i = 0; !all && i < x.elements(); ++i)
+      if (outside(i)) return Status(range.Outside(AsFloat(from[i])));
+    return Status();
+  });
 }
 
 Status Transpose(const KernelContext& context) {

@@ -80,7 +80,8 @@ KernelPtr MakeFused(const KernelSpec& spec);
 KernelPtr MakeAddN(const KernelSpec& spec);
 // copy.cc
 KernelPtr MakeCast(const KernelSpec& spec);
-Status Copy(const KernelContext& context);         // identity, reshape: any type
+Status Copy(const KernelContext& context);  // identity, reshape: any type
+Status Within(const KernelContext& context);
 Status Transpose(const KernelContext& context);    // any type
 Status SliceAxis(const KernelContext& context);    // any type
 Status Concat(const KernelContext& context);       // any type

@@ -33,6 +33,7 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("identity", MakeFunctionKernel(Copy));
   add("stop_gradient", MakeFunctionKernel(Copy));
   add("copy", MakeFunctionKernel(Copy));
+  add("within", MakeFunctionKernel(Within));
   add("reshape", MakeFunctionKernel(Copy));
   add("transpose", MakeFunctionKernel(Transpose));
   add("broadcast_to", MakeFunctionKernel(BroadcastTo));

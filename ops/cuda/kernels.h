@@ -25,6 +25,7 @@ void AddEmbeddingBagKernels(KernelRegistry* registry);   // embedding_bag.cu
 void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu
 void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
 void AddRopeKernels(KernelRegistry* registry);           // rope.cu
+void AddWithinKernels(KernelRegistry* registry);         // within.cu
 
 void AddConvolutionKernels(KernelRegistry* registry);  // convolution.cu
 void AddPoolingKernels(KernelRegistry* registry);      // pooling.cu

@@ -27,6 +27,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddSparseRowsKernels(registry);
   AddGroupedMatmulKernels(registry);
   AddRopeKernels(registry);
+  AddWithinKernels(registry);
   AddConvolutionKernels(registry);
   AddPoolingKernels(registry);
   AddInterpolateKernels(registry);

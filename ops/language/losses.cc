@@ -40,6 +40,12 @@ Tensor Bent(Tensor d, double bend, const Here& at) {
   return mul(c, sub(d, scale(c, 0.5, at), at), at);
 }
 
+// Of two classes: a probability. Another number fails the step.
+Tensor Probability(const char* operand, Tensor p, const Here& at) {
+  return Apply(p.graph(), "within", {p}, {{"low", 0.0}, {"high", 1.0}, {"operand", std::string(operand)}},
+               at)[0];
+}
+
 // log(p), -100 below the least normal number. There no gradient flows.
 Tensor HeldLog(Tensor p, const Here& at) {
   constexpr double kLeast = 1.2e-38;
@@ -80,6 +86,8 @@ Tensor hinge_loss(Tensor x, Tensor target, Here at) {
 Tensor bce_loss(Tensor p, Tensor target, Here at) {
   at = at.In("bce_loss");
   NeedAlike("bce_loss", "p", p, "target", target, at);
+  p = Probability("p", p, at);
+  target = Probability("target", target, at);
   Tensor other = shift(neg(p, at), 1, at), rest = shift(neg(target, at), 1, at);
   return neg(add(mul(target, HeldLog(p, at), at), mul(rest, HeldLog(other, at), at), at), at);
 }
@@ -89,6 +97,7 @@ Tensor bce_with_logits_loss(Tensor x, Tensor target, Tensor pos_weight, Here at)
   at = at.In("bce_with_logits_loss");
   NeedAlike("bce_with_logits_loss", "x", x, "target", target, at);
   if (pos_weight.defined()) NeedAlike("bce_with_logits_loss", "x", x, "pos_weight", pos_weight, at);
+  target = Probability("target", target, at);
   Tensor rest = shift(neg(target, at), 1, at), below = softplus(neg(x, at), at);
   if (pos_weight.defined()) {
     Tensor weight = add(mul(pos_weight, target, at), rest, at);

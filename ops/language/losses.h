@@ -21,7 +21,8 @@ Tensor smooth_l1_loss(Tensor x, Tensor target, double beta = 1, OFL_HERE);
 // max(0, 1 - x target), target -1 or 1.
 Tensor hinge_loss(Tensor x, Tensor target, OFL_HERE);
 
-// --- Of two classes: target is the probability of the first, in [0, 1] ---
+// --- Of two classes: target is the probability of the first. One outside [0, 1], or NaN, fails the step, as
+// an index out of range does; so does a p outside [0, 1] ---
 
 // -(t log p + (1 - t) log(1 - p)) of probabilities p in [0, 1]; logarithms of less than 10^-38 are -100.
 Tensor bce_loss(Tensor p, Tensor target, OFL_HERE);

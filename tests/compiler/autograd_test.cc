@@ -342,7 +342,9 @@ std::vector<Kind> KindsOfNetworks() {
       Unary([](Tensor x) { return gelu_erf(x); }),
       Unary([](Tensor x) { return silu(x); }),
       Unary([](Tensor x) { return softplus(x); }),
-      Unary([](Tensor x) { return Apply(x.graph(), "copy", {x})[0]; }),
+      Unary([](Tensor x) {
+        return Apply(x.graph(), "within", Apply(x.graph(), "copy", {x}), {{"low", -1e30}, {"high", 1e30}})[0];
+      }),
       Unary([](Tensor x) { return sqrt(Positive(x)); }),
       Unary([](Tensor x) { return log(Positive(x)); }),
       Unary([](Tensor x) { return rsqrt(Positive(x)); }),

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +18,7 @@
 #include <fstream>
 #include <limits>
 #include <locale>
+#include <map>
 #include <new>
 #include <random>
 #include <thread>
@@ -28,6 +31,7 @@
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/float16.h"
+#include "core/one_line.h"
 #include "core/random.h"
 #include "core/system/file_check.h"
 #include "tests/error_of.h"
@@ -751,6 +755,102 @@ TEST(FileCheckTest, APipeMayBeReadLater) {
   EXPECT_EQ(WhyNotWritable(socket_file), "it is a socket");
   close(listener);
   EXPECT_EQ(FileIdentity(pipe), "");
+}
+
+// What programs read from a folder that a flag names is an input, by its name and by links to it; other files
+// in the folder are not.
+TEST(FileCheckTest, WhatIsReadFromAFolderIsNotWritten) {
+  namespace fs = std::filesystem;
+  TestFolder folder("core_test");
+  for (const char* sub : {"hf", "run/step-00000100", "set/train/cat", "set/val/cat", "blobs", "elsewhere"})
+    fs::create_directories(folder / sub);
+  folder.Write("blobs/abc", "x");
+  fs::create_symlink("../blobs/abc", folder / "hf/model-00001-of-00002.safetensors");
+  fs::create_symlink("hf", folder / "link");
+  fs::create_symlink("../hf/tokenizer.json", folder / "elsewhere/link.json");
+  const std::vector<NamedFile> inputs = {{"--load_hf=hf", folder / "hf"},
+                                         {"--resume=run", folder / "run"},
+                                         {"--images=set/train", folder / "set/train"},
+                                         {"--images=set/val", folder / "set/val"}};
+  const auto said = [&](const std::string& output) {
+    try {
+      RequireDistinct(inputs, {{"--trace=" + output, folder / output}});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const auto& [output, input] : std::map<std::string, std::string>{
+           {"hf/model.safetensors", "--load_hf=hf"},
+           {"hf/model.safetensors.index.json", "--load_hf=hf"},
+           {"hf/config.json", "--load_hf=hf"},
+           {"hf/generation_config.json", "--load_hf=hf"},
+           {"hf/../hf/./tokenizer.json", "--load_hf=hf"},
+           {"hf/tokenizer.model", "--load_hf=hf"},
+           {"hf/merges.txt", "--load_hf=hf"},
+           {"link/config.json", "--load_hf=hf"},
+           {"elsewhere/link.json", "--load_hf=hf"},
+           {"blobs/abc", "--load_hf=hf"},
+           {"run/step-00000100/model.safetensors.index.json", "--resume=run"},
+           {"run/step-00000100/model-00001-of-00001.safetensors", "--resume=run"},
+           {"set/train/cat/1.jpg", "--images=set/train"},
+           {"set/val/cat/1.PNG", "--images=set/val"}})
+    EXPECT_EQ(said(output),
+              Cat("--trace=", output, " would overwrite what ", input, " reads; write elsewhere"));
+  for (const char* output :
+       {"hf/trace.json", "hf/metrics.jsonl", "run/log", "run/metrics.jsonl", "set/train/trace.json",
+        "set/samples.png", "set/train/samples.png", "blobs/def", "config.json", "elsewhere/config.json"})
+    EXPECT_EQ(said(output), "") << output;
+}
+
+// The file is the one from before, or the new one, whatever fails; what it was besides its contents stays.
+TEST(FileCheckTest, AReplacedFileIsWholeOrTheFormerOne) {
+  namespace fs = std::filesystem;
+  TestFolder folder("core_test");
+  const std::string file = folder / "config", link = folder / "link";
+  const auto entries = [&] {
+    return std::distance(fs::directory_iterator(folder / "."), fs::directory_iterator());
+  };
+  ReplaceFile(file, "first", "--out");
+  EXPECT_EQ(TextOf(file), "first");
+  fs::permissions(file, fs::perms(0640));
+  fs::create_symlink("config", link);
+  ReplaceFile(link, "second", "--out");
+  EXPECT_EQ(TextOf(file), "second");
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(fs::status(file).permissions(), fs::perms(0640));
+  EXPECT_EQ(entries(), 2) << "nothing is left beside it";
+  const std::string large(100000, 'x');
+  const pid_t child = fork();
+  if (child == 0) {
+    ReportFileSizeLimit();
+    const rlimit limit = {5000, 5000};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
+    for (const std::string& path : {file, folder / "new"}) {
+      try {
+        ReplaceFile(path, large, "--out: " + path);
+        _exit(2);
+      } catch (const WriteError& error) {
+        if (error.what() != Cat("--out: ", path, " cannot be written: File too large")) _exit(3);
+      }
+    }
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "exit code " << WEXITSTATUS(status) << ", signal " << WTERMSIG(status);
+  EXPECT_EQ(TextOf(file), "second");
+  EXPECT_FALSE(fs::exists(folder / "new"));
+  EXPECT_EQ(entries(), 2);
+  EXPECT_THROW(ReplaceFile(folder / "none/file", "x", "--out"), WriteError);
+  EXPECT_THROW(ReplaceFile(folder / ".", "x", "--out"), WriteError);
+  ReplaceFile("/dev/null", "x", "--out");  // as it is
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+}
+
+TEST(OneLineTest, ControlCharactersAreEscaped) {
+  EXPECT_EQ(OnOneLine("a b~ \xc3\xbc\\"), "a b~ \xc3\xbc\\");
+  EXPECT_EQ(OnOneLine(std::string("a\nb\r\t\x1b[31m\0\x7f", 12)), "a\\nb\\r\\t\\x1b[31m\\x00\\x7f");
 }
 
 }  // namespace

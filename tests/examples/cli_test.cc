@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/one_line.h"
 #include "core/system/exit_codes.h"
 #include "oneflow_like/data/files.h"
 #include "tests/processes.h"
@@ -412,6 +413,161 @@ TEST_F(CliTest, OutputsThatCannotBeWrittenAreRefusedAtTheStart) {
   EXPECT_EQ(ReadFile(log), old);
 }
 
+// Inputs below folders and patterns are as safe as those that a flag names.
+TEST_F(CliTest, OutputsMayNotBeWhatFoldersAndPatternsHold) {
+  namespace fs = std::filesystem;
+  const std::string old = "precious\n";
+  for (const char* sub : {"their_hf", "pictures/train/cat", "pictures/val/cat", "texts"})
+    fs::create_directories(folder_ + "/" + sub);
+  ASSERT_EQ(Gpt({"--save=" + folder_ + "/run", "--save_hf=" + folder_ + "/hf"}).code, 0);
+  const std::string step = "run/step-00000002";
+  auto refused = [&](const std::string& program, const std::string& input, const std::string& file,
+                     const std::vector<std::string>& outputs) {
+    const std::string path = folder_ + "/" + file, before = fs::exists(path) ? TextOf(path) : "";
+    for (const std::string& output : outputs) {
+      SCOPED_TRACE(Cat(program, " ", input, " ", output, " ", file));
+      ExpectError(Run(program, {input, output + path}),
+                  {"would overwrite", input.substr(0, input.find('='))});
+      EXPECT_EQ(fs::exists(path) ? TextOf(path) : "", before);
+    }
+  };
+  const std::vector<std::string> all = {"--trace=", "--report=", "--log_json="},
+                                 of_any = {"--trace=", "--report="};
+  for (const char* file : {"hf/model.safetensors", "hf/config.json", "hf/tokenizer.json"})
+    refused("gpt", "--load_hf=" + folder_ + "/hf", file, all);
+  Write("their_hf/model.safetensors", old);
+  for (const char* file : {"their_hf/model.safetensors", "their_hf/config.json", "their_hf/tokenizer.json"})
+    for (const char* program : {"gpt", "llama", "vit", "generate"})
+      refused(program, "--load_hf=" + folder_ + "/their_hf", file, of_any);
+  for (const std::string& file :
+       {step + "/model.safetensors.index.json", step + "/model-00001-of-00001.safetensors"})
+    for (const char* input : {"--load=", "--resume="}) {
+      refused("gpt", input + folder_ + "/run", file, all);
+      refused("gpt", input + folder_ + "/" + step, file, all);
+      if (input == std::string("--load=")) refused("generate", input + folder_ + "/run", file, of_any);
+    }
+  refused("gpt", "--load=" + folder_ + "/hf/model.safetensors", "hf/model.safetensors", all);
+  Write("pictures/train/cat/1.png", old);
+  for (const char* program : {"resnet", "vit", "unet"})
+    for (const char* file : {"pictures/train/cat/1.png", "pictures/val/cat/2.jpg"})
+      refused(program, "--images=" + folder_ + "/pictures", file, all);
+  const std::string prompts = Write("prompts.txt", old), words = Write("words.model", old);
+  refused("generate", "--prompts=" + prompts, "prompts.txt", of_any);
+  refused("generate", "--tokenizer=" + words, "words.model", of_any);
+  // Patterns, Megatron's second file, and logs, which are opened early.
+  for (const char* name :
+       {"texts/1.txt", "texts/t.bin", "texts/t.idx", "texts/gpt.log", "texts/process0.log"})
+    Write(name, old);
+  for (const char* program : {"gpt", "bert"}) {
+    refused(program, "--text=" + folder_ + "/texts/*.txt", "texts/1.txt", all);
+    refused(program, "--text=" + folder_ + "/texts/t.bin", "texts/t.idx", all);
+  }
+  refused("dlrm", "--clicks=" + folder_ + "/texts/[0-9].txt", "texts/1.txt", all);
+  for (const std::string processes : {"--processes=1", "--processes=2"}) {
+    ExpectError(Gpt({processes, "--mesh=cpu:dp=2", "--text=" + folder_ + "/texts/*.log",
+                     "--log_dir=" + folder_ + "/texts"}),
+                {"the log ", ".log", "--text=", "same file"});
+    for (const char* name : {"texts/gpt.log", "texts/process0.log"})
+      EXPECT_EQ(TextOf(folder_ + "/" + name), old) << name;
+  }
+  // What lies beside them is nobody's input.
+  const Outcome o = Gpt({"--load=" + folder_ + "/run", "--trace=" + folder_ + "/run/trace.json",
+                         "--log_json=" + folder_ + "/run/metrics.jsonl"});
+  EXPECT_EQ(o.code, 0) << o.err;
+}
+
+// Every flag with every control character: what is printed of it is on one line and commands no terminal.
+TEST_F(CliTest, ValuesOfFlagsArePrintedOnOneLine) {
+  const Outcome config = Gpt({"--out=" + folder_ + "/out", "--steps=1"});
+  ASSERT_EQ(config.code, 0) << config.err;
+  const std::regex flag("--([a-z_]+)=(.*)");
+  int refused = 0;
+  for (const std::string& line : LinesOf(TextOf(folder_ + "/out/config"))) {
+    std::smatch parts;
+    ASSERT_TRUE(std::regex_match(line, parts, flag)) << line;
+    const std::string name = parts[1];
+    if (name == "prompt") continue;  // may have lines
+    for (const std::string& value :
+         {std::string("1\n2"), std::string("a,\nb=\x1b[31m"), folder_ + "/a\r\n/b"}) {
+      if (name == "out" || (name == "save" && value[0] != '/') || name == "dump_dir" || name == "tensorboard")
+        continue;
+      SCOPED_TRACE(Cat("--", name, "=", OnOneLine(value)));
+      const Outcome o = Gpt({Cat("--", name, "=", value), "--dry_run"});
+      if (o.code == 0) continue;
+      ++refused;
+      EXPECT_EQ(o.code, kUsageError);
+      ExpectError(o, {});
+      EXPECT_EQ(o.err.find('\x1b'), std::string::npos) << OnOneLine(o.err);
+      EXPECT_EQ(o.err.find('\r'), std::string::npos) << OnOneLine(o.err);
+    }
+  }
+  EXPECT_GT(refused, 100);
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--no\nsuch=1"},
+                                             {"--no\x1bsuch"},
+                                             {"wo\nrd"},
+                                             {"--steps", "1\n2"},
+                                             {"--text=a\nb", "--steps=x\ny"},
+                                             {"--dry_run=\n"},
+                                             {"--prompt=a\nb", "--mesh=cpu:\n=2"},
+                                             {"--text=" + folder_ + "/a\nb"}}) {
+    SCOPED_TRACE(::testing::PrintToString(words));
+    const Outcome o = Gpt(words);
+    ExpectError(o, {});
+    EXPECT_EQ(o.err.find('\x1b'), std::string::npos);
+  }
+  // Lines of our own stay, also beside a prompt of several.
+  const Outcome table = Gpt({"--prompt=a\nb", "--memory_budget=1000"});
+  EXPECT_EQ(table.code, kRunError);
+  EXPECT_GT(LinesOf(table.err).size(), 2u) << table.err;
+  ExpectError(Run("checkpoint", {"list", folder_ + "/a\nb"}), {"a\\nb"}, 1);
+  for (const std::string processes : {"--processes=2", "--restarts=1"})
+    ExpectError(Gpt({processes, "--save=" + folder_ + "/s", "--mesh=cpu:\ndp=2"}), {"\\ndp"});
+}
+
+// A limit on the size of files, as a shell or a batch system sets: a sentence, an exit code, and the
+// checkpoint from before is whole.
+TEST_F(CliTest, ASaveBeyondTheSizeOfFilesLeavesTheFormerOne) {
+  const std::string gpt =
+      Cat(OFL_BINARY_DIR, "/examples/gpt --text=", text_,
+          " --layers=2 --width=16 --heads=2 --context=8 --batch=4 --eval_batches=0 --sample_tokens=0 "
+          "--save_every=2 --mesh=cpu:dp=2 ");
+  for (const std::string processes : {"", "--processes=2 --shared_memory=false "})
+    for (int blocks : {1, 20}) {  // of 512 or 1024 bytes
+      SCOPED_TRACE(Cat(processes, blocks));
+      const std::string run = Cat(folder_, "/run", blocks, processes.empty() ? "" : "p");
+      ASSERT_EQ(Shell(Cat(gpt, processes, "--steps=2 --save=", run)).code, 0);
+      const ShellOutcome o =
+          Shell(Cat("ulimit -f ", blocks, "; ", gpt, processes, "--steps=4 --save=", run, " --resume=", run));
+      EXPECT_EQ(o.code, kRunError) << o.output;
+      EXPECT_NE(o.output.find("error: "), std::string::npos) << o.output;
+      EXPECT_NE(o.output.find("File too large"), std::string::npos) << o.output;
+      EXPECT_EQ(Shell(Cat(OFL_BINARY_DIR, "/examples/checkpoint verify ", run, "/step-00000002")).code, 0);
+      EXPECT_FALSE(std::filesystem::exists(run + "/step-00000004"));
+      EXPECT_EQ(Shell(Cat(gpt, processes, "--steps=4 --save=", run, " --resume=", run)).code, 0);
+    }
+  ShellOutcome o = Shell(Cat("ulimit -f 1; ", gpt, "--steps=2 --processes=2"));
+  EXPECT_EQ(o.code, kLostPeer) << o.output;
+  EXPECT_NE(o.output.find("(ulimit -f)"), std::string::npos) << o.output;
+  EXPECT_EQ(Shell(Cat("ulimit -f 100000; ", gpt, "--steps=2 --processes=2 --save=", folder_, "/shared")).code,
+            0);
+  const std::string big = folder_ + "/run20";
+  o = Shell(Cat("ulimit -f 1; ", OFL_BINARY_DIR, "/examples/checkpoint convert ", big, " ", folder_,
+                "/to.safetensors"));
+  EXPECT_EQ(o.code, 1) << o.output;
+  EXPECT_NE(o.output.find("File too large"), std::string::npos) << o.output;
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/to.safetensors"));
+}
+
+// Address space is bounded by shells and batch systems, too: shared memory takes a part of what there is.
+TEST_F(CliTest, ProcessesShareABoundedAddressSpace) {
+  const ShellOutcome o =
+      Shell(Cat("ulimit -v 8000000; ", OFL_BINARY_DIR, "/examples/gpt --text=", text_,
+                " --layers=2 --width=16 --heads=2 --context=8 --batch=4 --steps=2 --eval_batches=0 "
+                "--sample_tokens=0 --mesh=cpu:dp=2 --processes=2"));
+  EXPECT_EQ(o.code, 0) << o.output;
+}
+
 TEST_F(CliTest, WhatIsRefusedOrOnlyCompiledLeavesOldFilesAsTheyWere) {
   const std::string old = "of the last run\n", log = Write("log", old), trace = Write("trace", old);
   const std::vector<std::string> outputs = {"--log_json=" + log, "--trace=" + trace};
@@ -616,6 +772,23 @@ TEST_F(CliTest, DryRunOfAMeshLargerThanTheMachine) {
                            "stage pp=1 computes", "bubble", "weights", "optimizer state", "stash"}) {
     EXPECT_NE(o.out.find(word), std::string::npos) << word << "\n" << o.out;
   }
+}
+
+// What would take all of a machine's memory, or hours, is refused by a number that is said.
+TEST_F(CliTest, MeshesBeyondWhatCanBePlannedAreRefused) {
+  const std::string topology = std::string("--topology=") + OFL_SOURCE_DIR + "/examples/topologies/a100.txt";
+  ExpectError(Gpt({"--dry_run", "--mesh=cpu:dp=16385", "--batch=16385"}),
+              {"16385 devices along axis dp", "at most 16384"});
+  ExpectError(Gpt({"--dry_run", "--mesh=cpu:tp=65536", "--batch=65536"}),
+              {"65536 devices along axis tp", "at most 16384"});
+  ExpectError(Gpt({"--dry_run", "--mesh=cpu:dp=1048576", "--batch=1048576"}),
+              {"1048576 devices", "at most 65536"});
+  ExpectError(Gpt({"--dry_run", "--mesh=cpu:dp=512,tp=129", "--batch=512"}),
+              {"66048 devices", "at most 65536"});
+  ExpectError(Gpt({"--simulate", topology, "--mesh=cpu:dp=4097", "--batch=4097"}),
+              {"4097 devices along axis dp", "processors with --topology", "at most 4096"});
+  const Outcome o = Gpt({"--dry_run", "--mesh=cpu:dp=4097", "--batch=4097"});
+  EXPECT_EQ(o.code, 0) << o.err;
 }
 
 TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "core/system/exit_codes.h"
 #include "tests/processes.h"
 
@@ -142,6 +143,42 @@ TEST_P(ProgramRuns, RefuseInOneSentence) {
     for (size_t i = 1; i < flags.size(); ++i)
       EXPECT_NE(err_.find(flags[i]), std::string::npos) << flags[i] << "\n" << err_;
   }
+}
+
+// Labels that are none, wherever they are: what is held out is looked at before anything is learnt.
+TEST(Clicks, OfWrongLabelsAreRefusedWithTheirLine) {
+  TestFolder folder("program_runs_clicks");
+  const auto run = [&](const std::string& log, const std::string& flags) {
+    return Shell(Cat(OFL_BINARY_DIR,
+                     "/examples/dlrm --dense=1 --tables=1 --rows=10 --batch=8 --steps=10 --clicks=", log, " ",
+                     flags));
+  };
+  const auto lines = [](int wrong, const std::string& word, const std::string& end) {
+    std::string text;
+    for (int i = 0; i < 100; ++i)
+      text += Cat(i > 0 ? "\n" : "", i == wrong ? word : Cat(i % 3 == 0), "\t", i, "\tw", i % 7);
+    return text + end;
+  };
+  for (const char* end : {"", "\n", "\n\n", "\r\n\r\n"}) {
+    const ShellOutcome o = run(folder.Write("good", lines(97, "+1", end)), "");
+    EXPECT_EQ(o.code, 0) << o.output;
+    EXPECT_NE(o.output.find("over 5 samples"), std::string::npos) << o.output;
+  }
+  for (const int wrong : {3, 97})  // to learn from, held out
+    for (const char* word : {"-1", "2", "1.5", "x", ""}) {
+      const std::string log = folder.Write("wrong", lines(wrong, word, "\n"));
+      const ShellOutcome o = run(log, "");
+      SCOPED_TRACE(o.output);
+      EXPECT_EQ(o.code, wrong == 97 ? kUsageError : kRunError) << wrong << " " << word;
+      EXPECT_NE(o.output.find(Cat("error: ", log, " at byte ")), std::string::npos) << word;
+      EXPECT_NE(o.output.find(Cat("of line ", wrong + 1, " is '", word, "', ")), std::string::npos) << word;
+      EXPECT_EQ(o.output.find("held-out loss"), std::string::npos);
+      if (wrong == 97) {
+        EXPECT_EQ(o.output.find("step "), std::string::npos);
+      }
+    }
+  // Not measured, so not looked at.
+  EXPECT_EQ(run(folder.Write("wrong", lines(97, "2", "")), "--eval_batches=0").code, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, ProgramRuns, ::testing::ValuesIn(kPrograms),

@@ -107,6 +107,59 @@ TEST_F(RunFolder, HoldsOneRun) {
   Refused("--out=/proc/none", {"/proc/none", "cannot be made"});
 }
 
+// Files that no run left there, though of names that one writes over or goes on from, stay as they are.
+TEST_F(RunFolder, TakesNoFolderOfSomebodyElses) {
+  namespace fs = std::filesystem;
+  for (const char* name : {"build", "metrics.jsonl", "config"}) {
+    const std::string out = folder_ / Cat("of_", name);
+    fs::create_directories(out);
+    folder_.Write(Cat("of_", name, "/", name), "mine\n");
+    Refused("--out=" + out, {out, name});
+    EXPECT_EQ(TextOf(Cat(out, "/", name)), "mine\n");
+    EXPECT_FALSE(fs::exists(out + "/checkpoints"));
+  }
+  fs::create_directories(folder_ / "project/build");
+  Refused("--out=" + folder_ / "project", {"has 'build' but no config"});
+  ASSERT_EQ(Run("gpt", Cat(kSmall, "--save=", folder_ / "run/checkpoints")).code, 0);
+  Refused("--out=" + folder_ / "run",
+          {"run/checkpoints/step-00000006 but no config of the run that saved it"});
+  EXPECT_FALSE(fs::exists(folder_ / "run/config"));
+  // What has other names is in nobody's way, and stays.
+  const std::string shared = folder_ / "shared";
+  fs::create_directories(shared + "/log");
+  fs::create_directories(shared + "/tensorboard");
+  const std::vector<std::string> mine = {"notes.txt", "config.old", "log/gpt.INFO", "log/other.log",
+                                         "tensorboard/events.out.tfevents.1.host.1"};
+  for (const std::string& name : mine) folder_.Write("shared/" + name, "mine\n");
+  for (int time = 0; time < 2; ++time) {
+    const ShellOutcome o = Run("gpt", Cat(kSmall, "--out=", shared));
+    EXPECT_EQ(o.code, 0) << o.output;
+    for (const std::string& name : mine) EXPECT_EQ(TextOf(shared + "/" + name), "mine\n") << name;
+  }
+}
+
+// A disk that is full while the folder is made leaves one that the same command can use, and another, too.
+TEST_F(RunFolder, SurvivesAConfigThatCannotBeWritten) {
+  const std::string command = Cat(OFL_BINARY_DIR, "/examples/gpt ", kSmall);
+  for (const int blocks : {0, 1}) {  // of 512 bytes: fewer than config and build need
+    const std::string out = folder_ / Cat("full", blocks);
+    ShellOutcome o = Shell(Cat("ulimit -f ", blocks, "; ", command, "--out=", out));
+    EXPECT_EQ(o.code, kUsageError) << o.output;
+    EXPECT_NE(o.output.find(Cat("error: --out: ", out, "/config cannot be written: File too large")),
+              std::string::npos)
+        << o.output;
+    EXPECT_FALSE(std::filesystem::exists(out + "/config"));
+    o = Run("gpt", Cat(kSmall, "--lr=0.01 --out=", out));
+    EXPECT_EQ(o.code, 0) << o.output;
+    // Nor does one that fails later take the config away.
+    const std::string config = TextOf(out + "/config");
+    o = Shell(Cat("ulimit -f ", blocks, "; ", command, "--lr=0.01 --out=", out));
+    EXPECT_EQ(o.code, kUsageError) << o.output;
+    EXPECT_EQ(TextOf(out + "/config"), config);
+    EXPECT_EQ(Run("gpt", Cat(kSmall, "--lr=0.01 --out=", out)).code, 0);
+  }
+}
+
 // Whoever comes while a run is under way changes nothing.
 TEST_F(RunFolder, HasOneProgramAtATime) {
   int number = 0;

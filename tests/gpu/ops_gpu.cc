@@ -156,6 +156,7 @@ TEST(Larger, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
   Larger().CrossEntropyIgnoresNegativeTargetsAndCutClasses();
 }
 TEST(Larger, EmbeddingRowsAndColumns) { Larger().EmbeddingRowsAndColumns(); }
+TEST(Larger, Within) { Larger().Within(); }
 TEST(Larger, Attention) { Larger().Attention(); }
 TEST(Larger, UpdatesInPlaceAndApart) { Larger().UpdatesInPlaceAndApart(); }
 TEST(Larger, DropoutByGlobalPosition) { Larger().DropoutByGlobalPosition(); }

@@ -21,6 +21,7 @@
 
 #include "oneflow_like/checkpoint/index.h"
 #include "oneflow_like/checkpoint/reader.h"
+#include "oneflow_like/checkpoint/step_folders.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/oneflow_like/thread_job.h"
@@ -413,6 +414,96 @@ TEST_F(Checkpoint, OldOnesGoAndHalfOnesAreNotSeen) {
 }
 
 // One bit anywhere, or an end cut off: said with the file's name, and never loaded.
+// Names that no save gives: never the newest, never counted, never removed, and neither is what people put
+// into checkpoints.
+TEST_F(Checkpoint, OnlyWhatASaveNamedIsOurs) {
+  Two model;
+  Session train = Train(model.loss, Adam{});
+  const auto save = [&](int keep) {
+    train.Run({{"x", Floats(0, {4, 3})}}).Wait();
+    return Save(model.model, folder_, {.keep = keep}).Wait();
+  };
+  const std::string first = save(0), second = save(0);
+  std::vector<std::string> others;  // as people and other programs name them
+  for (const char* name : {"step-best",
+                           "step-00000001 (copy)",
+                           "step-00000100 (copy)",
+                           "step-00000100.bak",
+                           "step-1",
+                           "step-100",
+                           "step-000000100",
+                           "step-+0000100",
+                           "step-0000010x",
+                           "step--0000001",
+                           "step-",
+                           "Step-00000100",
+                           "step-99999999999999999999",
+                           " step-00000100",
+                           "best",
+                           "step_00000100",
+                           ".step-00000100",
+                           ".step-00000001",
+                           "step-00000100.partial",
+                           ".step-best.partial",
+                           ".step-1.partial",
+                           ".step-00000100 (copy).partial",
+                           ".step-00000100.partial.old",
+                           ".partial",
+                           "notes.partial"}) {
+    others.push_back(folder_ + "/" + name);
+    fs::copy(first, others.back(), fs::copy_options::recursive);
+    std::ofstream(others.back() + "/notes.txt") << "mine";
+  }
+  fs::create_directory_symlink("step-best", folder_ + "/step-00000050");  // somebody's, though of such a name
+  std::ofstream(folder_ + "/step-00000070") << "no folder";
+  std::ofstream(first + "/notes.txt") << "mine";
+  fs::create_directories(second + "/eval");
+  // What was cut off, and has something of somebody's in it.
+  for (const char* name : {".step-00000090.partial", ".step-00000091.old.partial"}) {
+    fs::copy(first, folder_ + "/" + name, fs::copy_options::recursive);
+    std::ofstream(folder_ + "/" + name + "/written-0") << "+";
+    std::ofstream(folder_ + "/" + name + "/written-0.new") << "+";
+  }
+  EXPECT_EQ(NewestCheckpoint(folder_), folder_ + "/step-00000050") << "a link may be gone on from";
+  fs::remove(folder_ + "/step-00000050");
+  EXPECT_EQ(NewestCheckpoint(folder_), second);
+  EXPECT_EQ(Load(model.model, folder_).path, second);
+  fs::create_directory_symlink("step-best", folder_ + "/step-00000000");
+  const std::string third = save(1);
+  EXPECT_EQ(Checkpoints(folder_), (std::vector<std::string>{folder_ + "/step-00000000", third}));
+  for (const std::string& other : others) {
+    for (const char* file : {"notes.txt", "model.safetensors.index.json", "model-00001-of-00001.safetensors"})
+      EXPECT_TRUE(fs::exists(other + "/" + file)) << other << " " << file;
+  }
+  EXPECT_TRUE(fs::is_symlink(folder_ + "/step-00000000"));
+  EXPECT_TRUE(fs::exists(folder_ + "/step-00000070"));
+  // Of checkpoints that went, what no save wrote is where it was.
+  const auto names = [](const std::string& folder) {
+    std::vector<std::string> all;
+    for (const auto& entry : fs::directory_iterator(folder)) all.push_back(entry.path().filename().string());
+    return all;
+  };
+  EXPECT_EQ(names(first), std::vector<std::string>{"notes.txt"});
+  EXPECT_EQ(names(second), std::vector<std::string>{"eval"});
+  EXPECT_EQ(names(folder_ + "/.step-00000090.partial"), std::vector<std::string>{"notes.txt"});
+  EXPECT_EQ(names(folder_ + "/step-00000091"), std::vector<std::string>{"notes.txt"});
+  EXPECT_FALSE(fs::exists(folder_ + "/.step-00000091.old.partial"));
+  const std::string fourth = save(1);
+  EXPECT_FALSE(fs::exists(third));
+  EXPECT_EQ(NewestCheckpoint(folder_), fourth);
+}
+
+TEST_F(Checkpoint, StepsOfAnyLengthAreNamedAndRead) {
+  for (int64_t step :
+       {int64_t{0}, int64_t{7}, int64_t{99999999}, int64_t{100000000}, int64_t{123456789012}, INT64_MAX}) {
+    const std::string name = StepFolder(step);
+    EXPECT_EQ(StepOfFolder(name), step);
+    for (const std::string& other :
+         {"x" + name, name + " ", "step-0" + name.substr(5), name.substr(1), name + ".0"})
+      EXPECT_EQ(StepOfFolder(other), std::nullopt) << other;
+  }
+}
+
 TEST_F(Checkpoint, DamageIsRefusedByName) {
   Two model;
   Session train = Train(model.loss, Adam{});

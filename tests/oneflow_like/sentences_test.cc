@@ -511,6 +511,61 @@ TEST(Sentences, OfStepsThatFail) {
   }
 }
 
+// Targets that are no probabilities fail the step that is given them, as indices do: the function, the line,
+// the number. All that lie in [0, 1] are taken, also where batches are cut, in every type.
+TEST(Sentences, OfLossesOfTwoClasses) {
+  const float kNaN = std::numeric_limits<float>::quiet_NaN(),
+              kInfinity = std::numeric_limits<float>::infinity();
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2", "cpu:tp=2", "cpu:dp=2,tp=3"})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      Model model(FullMesh(mesh));
+      Tensor targets = model.Input("targets", {4, 6}, DType::kFloat32, {{"dp", S(0)}, {"tp", S(1)}});
+      Tensor x = cast(model.Input("x", {4, 6}, DType::kFloat32), dtype), t = cast(targets, dtype);
+      struct Use {
+        std::string name;
+        int line;
+        std::string operand;
+        Tensor y;
+      };
+      // clang-format off
+      const std::vector<Use> uses = {
+          {"bce_with_logits_loss at ", __LINE__, "target", bce_with_logits_loss(x, t)},
+          {"bce_with_logits_loss at ", __LINE__, "target", bce_with_logits_loss(x, t, square(x))},
+          {"bce_loss at ", __LINE__, "target", bce_loss(sigmoid(x), t)},
+          {"bce_loss at ", __LINE__, "p", bce_loss(t, sigmoid(x))},
+      };
+      // clang-format on
+      for (const Use& use : uses) {
+        Session session = Evaluate({{"y", use.y}}, {.name = Cat("of line ", use.line)});
+        const auto said = [&](float target) {
+          std::vector<float> all = {0, 1, 0.5f, 0, 1, 0.25f, 0, 1, 0.5f, 0, 1, 0.25f,
+                                    0, 1, 0.5f, 0, 1, 0.25f, 0, 1, 0.5f, 0, 1, 0.25f};
+          all[16] = target;
+          return ErrorOf([&] {
+            const HostTensor y =
+                session.Run({{"targets", ToHost(all, {4, 6})}, {"x", Floats(1, {4, 6})}}).Get("y");
+            EXPECT_EQ(y.shape, (Dims{4, 6}));
+          });
+        };
+        for (float good : {0.0f, -0.0f, 1.0f, 0.75f}) EXPECT_EQ(said(good), "") << mesh << " " << good;
+        for (const auto& [wrong, text] :
+             std::vector<std::pair<float, std::string>>{{-1, "-1"},
+                                                        {2, "2"},
+                                                        {1.5f, "1.5"},
+                                                        {-0.5f, "-0.5"},
+                                                        {kNaN, "NaN"},
+                                                        {kInfinity, "+infinity"}}) {
+          const std::string at = Cat(use.name, "sentences_test.cc:", use.line),
+                            says = Cat(use.operand, " ", text, " is outside [0, 1]"), sentence = said(wrong);
+          EXPECT_NE(sentence.find(at), std::string::npos) << mesh << ": \"" << sentence << "\" lacks " << at;
+          EXPECT_NE(sentence.find(says), std::string::npos)
+              << mesh << ": \"" << sentence << "\" lacks " << says;
+          session = Evaluate({{"y", use.y}}, {.name = Cat("of line ", use.line)});
+        }
+      }
+    }
+}
+
 // A part of a function keeps the function's name beside its line; other calls on other lines do not.
 TEST(Sentences, NameTheOutermostFunction) {
   const Here here = Here::current(), inner = here.In("outer").In("inner");

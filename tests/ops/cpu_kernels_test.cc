@@ -103,6 +103,7 @@ TEST(CpuKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
 }
 
 TEST(CpuKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
+TEST(CpuKernels, Within) { Cases().Within(); }
 
 TEST(CpuKernels, Order) { SparseCases(&Cases()).Order(); }
 TEST(CpuKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }

@@ -161,6 +161,7 @@ TEST(CudaKernels, CrossEntropyIgnoresNegativeTargetsAndCutClasses) {
   Cases().CrossEntropyIgnoresNegativeTargetsAndCutClasses();
 }
 TEST(CudaKernels, EmbeddingRowsAndColumns) { Cases().EmbeddingRowsAndColumns(); }
+TEST(CudaKernels, Within) { Cases().Within(); }
 TEST(CudaKernels, Order) { SparseCases(&Cases()).Order(); }
 TEST(CudaKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
 TEST(CudaKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }

@@ -159,6 +159,7 @@ class KernelCases {
   void NarrowRows();  // RowsOperators does them, too
   void CrossEntropyIgnoresNegativeTargetsAndCutClasses();
   void EmbeddingRowsAndColumns();
+  void Within();
   void Attention();
   void MaskedAttention();  // groups of heads, values of another width, masks
   void Rope();
@@ -547,6 +548,28 @@ inline void KernelCases::EmbeddingRowsAndColumns() {
       y.Draw(&random, -1, 1, 4);
       Check("embedding_grad", "embedding_grad", {{"rows", int64_t{23}}}, {ids, y}, {table});
     }
+  }
+}
+
+// Elements at the ends of the interval, and outside it: both kernels name the first.
+inline void KernelCases::Within() {
+  using enum DType;
+  uint64_t seed = 0;
+  for (DType type : {kFloat32, kBFloat16, kFloat16})
+    for (const Dims& shape : {Dims{1}, Dims{70, 33}, Dims{40000}})
+      for (float low : {-1.0f, -0.5f, 0.0f}) {
+        std::mt19937_64 random(++seed);
+        Operand x(type, shape);
+        x.Draw(&random, -1, 1, 4);
+        const Attrs attrs = {{"low", low}, {"high", 1.0}, {"operand", std::string("target")}};
+        Check(Cat("within from ", low, ", seed ", seed), "within", attrs, {x}, {Operand(type, shape)});
+      }
+  for (float odd : {NAN, INFINITY, -INFINITY, 1.0000001f, 1.0f, -0.0f}) {
+    std::mt19937_64 random(++seed);
+    Operand x(kFloat32, {9000});
+    x.Draw(&random, 0, 1, 4);
+    reinterpret_cast<float*>(x.memory.data())[8500] = odd;
+    Check(Cat("within of ", odd), "within", {{"low", 0.0}, {"high", 1.0}}, {x}, {Operand(kFloat32, {9000})});
   }
 }
 

@@ -205,7 +205,7 @@ class ProcessJob final : public Job {
 // Joining.
 
 void ProcessJob::Start() {
-  if (options_.shared_memory) region_ = SharedRegion::Make();
+  if (options_.shared_memory) region_ = SharedRegion::Make(identity_.locals);
   NetworkOptions network;
   network.loopback_only = identity_.loopback();
   network.devices = options_.devices;

@@ -6,12 +6,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "actor/net/rendezvous/bootstrap.h"
 #include "actor/net/rendezvous/pmix.h"
 #include "actor/net/rendezvous/tcp.h"
 #include "core/error.h"
+#include "core/one_line.h"
 
 namespace oneflow_like {
 namespace {
@@ -34,13 +36,32 @@ class Environment {
     if (!Has(name)) Fail("the environment variable ", name, " is not set, but ", because);
     return Text(name);
   }
+  // A name or an address, or several with commas between them. What URLs write around an address of IPv6 is
+  // taken off; what cannot be one would only be found out when all have waited for --start_timeout.
+  std::string Host(const char* name, const std::string& otherwise = "") const {
+    std::string hosts;
+    std::istringstream list(Text(name));
+    for (std::string host; std::getline(list, host, ',');) {
+      const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+      if (bracketed) host = host.substr(1, host.size() - 2);
+      const size_t colon = host.find(':');
+      const bool one_colon = colon != std::string::npos && host.find(':', colon + 1) == std::string::npos;
+      if (host.empty() || host.find_first_of("[]/@ \t\r\n\"'") != std::string::npos || one_colon ||
+          (bracketed && colon == std::string::npos))
+        Fail("the environment variable ", name, " is '", OnOneLine(Text(name)),
+             "' but must be the host's name or address alone, such as node0, 10.0.0.1 or ::1; the port is "
+             "MASTER_PORT or ONEFLOW_LIKE_PORT");
+      hosts += (hosts.empty() ? "" : ",") + host;
+    }
+    return hosts.empty() ? otherwise : hosts;
+  }
   int Number(const char* name, int least, int most) const {
     std::string text = Needed(name, "a whole number is expected there");
     int value = 0;
     auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
-      Fail("the environment variable ", name, " is '", text, "' but must be a whole number from ", least,
-           " to ", most);
+      Fail("the environment variable ", name, " is '", OnOneLine(text), "' but must be a whole number from ",
+           least, " to ", most);
     return value;
   }
   int Number(const char* name, int least, int most, int otherwise) const {
@@ -110,9 +131,10 @@ ProcessIdentity FromRanks(const Environment& env) {
   if (id.alone()) return Alone();
   id.launcher = kubernetes ? "Kubernetes" : "torchrun";
   bool one_host = env.Number("LOCAL_WORLD_SIZE", 1, id.processes, 0) == id.processes;
-  if (!one_host)
-    id.master_host =
-        env.Needed("MASTER_ADDR", "RANK and WORLD_SIZE are; it is the host where process 0 runs");
+  if (!one_host) {
+    env.Needed("MASTER_ADDR", "RANK and WORLD_SIZE are; it is the host where process 0 runs");
+    id.master_host = env.Host("MASTER_ADDR");
+  }
   Locals(env, &id);
   if (env.Has("ONEFLOW_LIKE_PORT")) {
     id.master_port = env.Number("ONEFLOW_LIKE_PORT", 1, 65535);
@@ -136,7 +158,7 @@ ProcessIdentity FromPmix(const Environment& env) {
   ProcessIdentity id;
   FileDescriptor listener;
   PmixJob job = AskPmix([&](bool one_host) {
-    std::string host = env.Text("MASTER_ADDR");
+    std::string host = env.Host("MASTER_ADDR");
     if (one_host) host = "127.0.0.1";
     listener = ListenAt(host, env.Number("ONEFLOW_LIKE_PORT", 1, 65535, 0));
     if (host.empty())
@@ -202,9 +224,9 @@ ProcessIdentity FromSlurm(const Environment& env) {
   std::string hosts = env.Text(list_name);
   bool one_host = !hosts.empty() && hosts.find_first_of("[,") == std::string::npos;
   if (!one_host) {
-    id.master_host = env.Text("MASTER_ADDR", FirstHost(hosts));
+    id.master_host = env.Host("MASTER_ADDR", FirstHost(hosts));
     if (id.master_host.empty() && !hosts.empty())
-      Fail("the environment variable ", list_name, " is '", hosts, "', which is no list of hosts");
+      Fail("the environment variable ", list_name, " is '", OnOneLine(hosts), "', which is no list of hosts");
     if (id.master_host.empty())
       Fail(
           "neither of the environment variables SLURM_STEP_NODELIST and MASTER_ADDR is set, but SLURM_PROCID "

@@ -163,9 +163,11 @@ std::string Connect(int s, const Endpoint& to, double seconds) {
 }  // namespace
 
 bool IsLoopback(const std::string& host) {
-  if (host == "localhost" || host == "::1") return true;
+  if (host == "localhost") return true;
   in_addr v4;
-  return inet_pton(AF_INET, host.c_str(), &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6;  // "::1" in any spelling
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 FileDescriptor ListenAt(const std::string& host, int port) {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -22,6 +23,7 @@
 #include "actor/net/rendezvous/file_descriptor.h"
 #include "core/error.h"
 #include "core/system/host_memory.h"
+#include "core/system/memory_limits.h"
 
 namespace oneflow_like {
 namespace {
@@ -34,6 +36,27 @@ constexpr size_t kLargePage = size_t{2} << 20;
 constexpr size_t kTimesPhysical = 4;
 
 size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Of one region. Where the address space is bounded, the regions of all take half of what is left of it.
+size_t CapacityFor(int processes) {
+  const size_t physical =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  size_t capacity = RoundUp(physical * kTimesPhysical, kLargePage);
+  for (const MemoryLimit& limit : ReadMemoryLimits())
+    if (!limit.shared && limit.source == kAddressSpace)
+      capacity = std::min(capacity, static_cast<size_t>(limit.left) / 2 / std::max(1, processes));
+  // A memfd counts as a file.
+  rlimit files = {};
+  if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY) {
+    if (files.rlim_cur < kLargePage)
+      Fail("files may have ", files.rlim_cur,
+           " bytes here (ulimit -f), but the memory that processes of a host share is "
+           "one of at least ",
+           kLargePage, "; raise the limit, or leave it out with --shared_memory=false");
+    capacity = std::min<size_t>(capacity, files.rlim_cur);
+  }
+  return std::max(kLargePage, capacity / kLargePage * kLargePage);
+}
 
 // A memfd in our address space, at a multiple of the large page so that large pages can be mapped whole.
 class Mapping {
@@ -401,8 +424,7 @@ class MemfdRegion final : public SharedRegion {
 
 }  // namespace
 
-std::unique_ptr<SharedRegion> SharedRegion::Make() {
-  size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+std::unique_ptr<SharedRegion> SharedRegion::Make(int processes) {
   std::string name = "oneflow_like-" + RandomToken();
   FileDescriptor listener = MakeSocket();
   sockaddr_un address;
@@ -411,8 +433,7 @@ std::unique_ptr<SharedRegion> SharedRegion::Make() {
       listen(listener.get(), SOMAXCONN) != 0) {
     Fail("the system gives no Unix socket for shared memory: ", std::strerror(errno));
   }
-  return std::make_unique<MemfdRegion>(RoundUp(physical * kTimesPhysical, kLargePage), std::move(name),
-                                       std::move(listener));
+  return std::make_unique<MemfdRegion>(CapacityFor(processes), std::move(name), std::move(listener));
 }
 
 }  // namespace oneflow_like

@@ -1,6 +1,7 @@
 // Memory that other processes of the same host can read and write: one memfd for each process, of a large
-// virtual size and as many pages as are used, mapped once by all processes at start-up. Addresses are
-// exchanged as offsets in it, so the pieces of a collective of one host are moved by plain loads and stores.
+// virtual size (less where `ulimit -v` or `-f` bounds it) and as many pages as are used, mapped once by all
+// processes at start-up. Addresses are exchanged as offsets in it, so the pieces of a collective of one host
+// are moved by plain loads and stores.
 #pragma once
 
 #include <memory>
@@ -14,8 +15,9 @@ namespace oneflow_like {
 
 class SharedRegion : public MemorySource {
  public:
-  // Throws Error when the system provides no memfd or address space.
-  static std::unique_ptr<SharedRegion> Make();
+  // For so many processes of this host, each of which maps the regions of all. Throws Error when the system
+  // provides no memfd or address space.
+  static std::unique_ptr<SharedRegion> Make(int processes);
   ~SharedRegion() override = default;
 
   // The address at which peers request it, for PeerInfo::region (an abstract socket's name; unguessable).

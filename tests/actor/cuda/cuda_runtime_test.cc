@@ -328,6 +328,40 @@ TEST_F(CudaRuntime, AnIdOutsideTheTableIsReportedWithTheUsersLine) {
   }
 }
 
+// The device looks at targets; the host waits for nothing.
+TEST_F(CudaRuntime, ATargetThatIsNoProbabilityIsReportedWithTheUsersLine) {
+  for (const char* axes : {"dp=1", "dp=2"}) {
+    struct Clicks {
+      Model model;
+      int line = 0;
+      Tensor loss;
+      Clicks(const Mesh& mesh, const std::vector<int>& devices) : model(mesh, OnDevices(devices)) {
+        Tensor t = model.Input("t", {8}, DType::kFloat32), x = model.Input("x", {8}, DType::kFloat32);
+        Tensor logits = x * model.scope().Weight("w", {8}, Ones());
+        line = __LINE__ + 1;
+        Tensor each = bce_with_logits_loss(logits, t);
+        loss = mean(each);
+      }
+      static Feeds FeedsWith(float target) {
+        return {{"t", ToHost<float>({0, 1, 0.5f, 0, 1, target, 0, 1}, {8})},
+                {"x", ToHost<float>({-1, 2, 0.5f, 1, 1, -2, 0, 3}, {8})}};
+      }
+    };
+    Clicks clicks(Mesh::Parse(Cat("cuda:", axes)), {0}), wanted(Mesh::Parse(Cat("cpu:", axes)), {});
+    Session session = Train(clicks.loss, Sgd{}), on_cpu = Train(wanted.loss, Sgd{});
+    for (int step = 0; step < 3; ++step)
+      EXPECT_NEAR(session.Run(Clicks::FeedsWith(0.25f)).Scalar("loss"),
+                  on_cpu.Run(Clicks::FeedsWith(0.25f)).Scalar("loss"), 1e-5);
+    const cuda_emulator::Counts before = cuda_emulator::GetCounts();
+    for (int step = 0; step < 4; ++step) session.Run(Clicks::FeedsWith(1)).Wait();
+    EXPECT_EQ(cuda_emulator::GetCounts().host_synchronisations, before.host_synchronisations);
+    const std::string said = ErrorOf([&] { session.Run(Clicks::FeedsWith(2)).Wait(); });
+    for (const std::string& word : {Cat("bce_with_logits_loss at cuda_runtime_test.cc:", clicks.line),
+                                    std::string("target 2 is outside [0, 1]")})
+      EXPECT_NE(said.find(word), std::string::npos) << axes << ": " << said;
+  }
+}
+
 TEST_F(CudaRuntime, OutOfMemoryNamesWhatAndHowMuch) {
   cuda_emulator::Options options;
   options.memory = size_t{64} << 20;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/one_line.h"
 
 namespace oneflow_like {
 namespace {
@@ -146,6 +147,39 @@ TEST(IdentityTest, TorchrunOnOneHostNeedsNoToken) {
   EXPECT_EQ(by_hand.token, "");
   EXPECT_EQ(by_hand.local, 1);
   EXPECT_EQ(by_hand.locals, 2);
+}
+
+// The host as people write it: names, addresses of both kinds, in brackets too; what cannot be one is refused
+// at once.
+TEST(IdentityTest, AddressesOfProcessZero) {
+  const Variables kLaunchers[] = {kTorchrun, kSrun, With(kPod, {{"MASTER_ADDR", "x"}})};
+  for (const Variables& launcher : kLaunchers) {
+    for (const auto& [given, host] : Variables{{"10.0.0.1", "10.0.0.1"},
+                                               {"node0", "node0"},
+                                               {"node-0.rack_1.example.", "node-0.rack_1.example."},
+                                               {"::1", "::1"},
+                                               {"[::1]", "::1"},
+                                               {"[2001:db8::7]", "2001:db8::7"},
+                                               {"fe80::1%eth0", "fe80::1%eth0"},
+                                               {"[fe80::1%eth0]", "fe80::1%eth0"},
+                                               {"::ffff:10.0.0.1", "::ffff:10.0.0.1"},
+                                               {"10.0.0.1,[::1]", "10.0.0.1,::1"}})
+      EXPECT_EQ(Identity(With(launcher, {{"MASTER_ADDR", given}})).master_host, host) << given;
+    for (const char* wrong : {"node0:29500", "10.0.0.1:29500", "[::1]:29500", "tcp://node0", "http://[::1]/",
+                              "[node0]", "[", "]", "[]", "[::1", "::1]", " node0", "node0 ", "node 0",
+                              "node0\n", "user@node0", "\"node0\"", ",", "node0,,node1"})
+      ExpectError(With(launcher, {{"MASTER_ADDR", wrong}}),
+                  {Cat("MASTER_ADDR is '", OnOneLine(wrong), "'"), "name or address alone",
+                   "the port is MASTER_PORT"});
+  }
+  for (const auto& [host, loopback] : std::map<std::string, bool>{{"[::1]", true},
+                                                                  {"::1", true},
+                                                                  {"0:0:0:0:0:0:0:1", true},
+                                                                  {"localhost", true},
+                                                                  {"127.0.0.5", true},
+                                                                  {"[::2]", false},
+                                                                  {"10.0.0.1", false}})
+    EXPECT_EQ(Identity(With(kTorchrun, {{"MASTER_ADDR", host}})).loopback(), loopback) << host;
 }
 
 TEST(IdentityTest, TorchrunMistakes) {

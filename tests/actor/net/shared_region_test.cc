@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -52,7 +53,7 @@ size_t ResidentPages(void* data, size_t bytes) {
 }
 
 TEST(SharedRegionTest, BlocksAreAlignedZeroAndApart) {
-  std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+  std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
   uint64_t seed = 20240607;
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
@@ -85,7 +86,7 @@ TEST(SharedRegionTest, BlocksAreAlignedZeroAndApart) {
 }
 
 TEST(SharedRegionTest, FreedBlocksGiveTheirPagesBackAndAreUsedAgain) {
-  std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+  std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
   size_t bytes = size_t{64} << 20;
   std::unique_ptr<Memory> first = region->Allocate(bytes, "first");
   std::unique_ptr<Memory> second = region->Allocate(4096, "second");
@@ -101,7 +102,7 @@ TEST(SharedRegionTest, FreedBlocksGiveTheirPagesBackAndAreUsedAgain) {
 }
 
 TEST(SharedRegionTest, RefusesMoreThanTheHostHas) {
-  std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+  std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
   for (size_t bytes : {region->capacity() / 2, region->capacity() + 1, ~size_t{0}}) {
     std::string error = ErrorOf([&] { region->Allocate(bytes, "the arena of rank 3"); });
     EXPECT_TRUE(
@@ -111,8 +112,48 @@ TEST(SharedRegionTest, RefusesMoreThanTheHostHas) {
   }
 }
 
+// Where the address space is bounded, the regions of all processes of the host and what else they map fit.
+TEST(SharedRegionTest, FitsABoundedAddressSpace) {
+  for (int processes : {1, 2, 8}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      std::ifstream statm("/proc/self/statm");
+      rlim_t pages = 0;
+      statm >> pages;
+      const rlim_t left = rlim_t{4} << 30, all = pages * 4096 + left;
+      const rlimit limit = {all, all};
+      if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(1);
+      std::unique_ptr<SharedRegion> region = SharedRegion::Make(processes);
+      const size_t together = region->capacity() * static_cast<size_t>(processes);
+      _exit(together > left / 2   ? 2
+            : together < left / 4 ? 3
+                                  : region->Allocate(region->capacity() / 2, "x")->bytes() == 0);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << processes << " processes: exit code " << WEXITSTATUS(status);
+  }
+  // Files, of which a region is one.
+  for (const rlim_t bytes : {rlim_t{1} << 10, rlim_t{3} << 20, rlim_t{1} << 30}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      const rlimit limit = {bytes, bytes};
+      if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
+      size_t capacity = 0;
+      const std::string error = ErrorOf([&] { capacity = SharedRegion::Make(2)->capacity(); });
+      if (bytes < (2 << 20))
+        _exit(Has(error, "1024 bytes here (ulimit -f)") && Has(error, "--shared_memory=false") ? 0 : 2);
+      _exit(!error.empty() || capacity > bytes || capacity < bytes / 2 ? 3 : 0);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << bytes << " bytes of a file: exit code " << WEXITSTATUS(status);
+  }
+  EXPECT_GT(SharedRegion::Make(8)->capacity(), size_t{1} << 30) << "without a bound";
+}
+
 TEST(SharedRegionTest, IsAHostDevicesSource) {
-  std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+  std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
   PeerInfo mine{.host = "a", .host_key = "a", .pid = getpid(), .region = region->name()};
   region->Exchange(0, {mine}, 5);
   std::unique_ptr<Device> device = MakeHostDevice(0, region.get());
@@ -127,7 +168,7 @@ TEST(SharedRegionTest, IsAHostDevicesSource) {
 }
 
 TEST(SharedRegionTest, BlocksMayOutliveIt) {
-  std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+  std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
   std::unique_ptr<Memory> memory = region->Allocate(10000, "a block");
   region.reset();
   std::memset(memory->data(), 1, 10000);
@@ -136,7 +177,7 @@ TEST(SharedRegionTest, BlocksMayOutliveIt) {
 TEST(SharedRegionTest, LeavesNoFiles) {
   size_t before = OpenFiles();
   {
-    std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+    std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
     EXPECT_GT(OpenFiles(), before);
   }
   EXPECT_EQ(OpenFiles(), before);
@@ -160,7 +201,7 @@ std::vector<int> RunProcesses(
     alarm(60);
     int code = 99;
     try {
-      std::unique_ptr<SharedRegion> region = SharedRegion::Make();
+      std::unique_ptr<SharedRegion> region = SharedRegion::Make(2);
       char name[100] = {};
       std::strncpy(name, region->name().c_str(), sizeof(name) - 1);
       if (write(lines[p].to_parent[1], name, sizeof(name)) != sizeof(name)) _exit(98);
@@ -330,7 +371,7 @@ TEST(SharedRegionTest, NamesTheProcessThatDoesNotAnswer) {
 TEST(SharedRegionTest, NamesTheProcessThatNeverAsks) {
   auto body = [](int me, SharedRegion* region, std::vector<PeerInfo> peers) {
     if (me == 1) {  // answers process 0, but asks at a socket that never answers
-      std::unique_ptr<SharedRegion> silent = SharedRegion::Make();
+      std::unique_ptr<SharedRegion> silent = SharedRegion::Make(2);
       std::vector<PeerInfo> table = peers;
       table[0].region = silent->name();
       ErrorOf([&] { region->Exchange(1, table, 3); });

@@ -52,6 +52,29 @@ TEST_F(DataFilesTest, PatternsNameFilesInOrder) {
   ExpectSays([&] { FilesOf(folder_ + "/c*"); }, folder_ + "/c*", "no file matches");
 }
 
+// Names with characters of patterns: as they are, where that finds something, and else as patterns.
+TEST_F(DataFilesTest, BracketsMayBePartsOfNames) {
+  using Files = std::vector<std::string>;
+  const auto in = [&](const Files& names) {
+    Files paths;
+    for (const std::string& name : names) paths.push_back(folder_ + "/" + name);
+    return paths;
+  };
+  for (const char* name :
+       {"folder[1]/a.txt", "folder[1]/b.txt", "folder1/c.txt", "x]/[/d.txt", "e1.txt", "e2.txt"})
+    Write(name, "");
+  EXPECT_EQ(FilesOf(folder_ + "/folder[1]/*.txt"), in({"folder[1]/a.txt", "folder[1]/b.txt"}));
+  EXPECT_EQ(FilesOf(folder_ + "/folder[1]/?.txt"), in({"folder[1]/a.txt", "folder[1]/b.txt"}));
+  EXPECT_EQ(FilesOf(folder_ + "/folder[1]/c.*"), in({"folder1/c.txt"})) << "only the pattern finds it";
+  EXPECT_EQ(FilesOf(folder_ + "/x]/[/*"), in({"x]/[/d.txt"}));
+  EXPECT_EQ(FilesOf(folder_ + "/e[12].txt"), in({"e1.txt", "e2.txt"}));
+  EXPECT_EQ(FilesOf(folder_ + "/e[!1].txt"), in({"e2.txt"}));
+  for (const char* nothing : {"folder[1]/*.bin", "folder[2]/*.txt", "e[3].txt"})
+    ExpectSays([&] { FilesOf(folder_ + "/" + nothing); }, nothing,
+               "neither with its brackets as they are nor as a pattern");
+  EXPECT_EQ(ErrorOf([&] { FilesOf(folder_ + "/none*"); }).find("brackets"), std::string::npos);
+}
+
 TEST_F(DataFilesTest, MistakesOfPackedFiles) {
   const std::string missing = folder_ + "/none.txt", packed = Gzip(Noise(100000));
   std::string flipped = packed;
@@ -170,6 +193,50 @@ TEST_F(DataFilesTest, ClicksAreNumbersAndHashedWords) {
   }
 }
 
+// A number as people and programs write it; what is none, or no label, names file, byte and line.
+TEST_F(DataFilesTest, NumbersOfClicks) {
+  struct Case {
+    const char* word;
+    float is;  // NaN: no number
+  };
+  for (const Case& c :
+       {Case{"0", 0},        {"1", 1},         {"+1", 1},    {"-0", 0},        {"0.25", 0.25f}, {".5", 0.5f},
+        {"1.", 1},           {"1e0", 1},       {"1e-50", 0}, {"+1e-400", NAN}, {"", NAN},       {"+", NAN},
+        {"+-1", NAN},        {"++1", NAN},     {"1 ", NAN},  {" 1", NAN},      {"1e99", NAN},   {"nan", NAN},
+        {"inf", NAN},        {"-inf", NAN},    {"1,0", NAN}, {"0x1", NAN},     {"-1", -1},      {"2", 2},
+        {"1.0001", 1.0001f}, {"-1e-3", -1e-3f}}) {
+    SCOPED_TRACE(c.word);
+    const bool number = !std::isnan(c.is), label = number && c.is >= 0 && c.is <= 1;
+    const std::string path = Write("n.tsv", Cat("0\t1\ta\n", c.word, "\t", c.word, "\ta\n"));
+    const ClickLog log(path, {.dense = 1, .categorical = 1});
+    ASSERT_EQ(log.samples(), 2);
+    if (label) {
+      const Click click = ClickAt(log, 1);
+      EXPECT_EQ(click.label, c.is);
+      EXPECT_EQ(click.dense[0], std::log1p(c.is));
+    } else {
+      ExpectSays([&] { ClickAt(log, 1); }, path,
+                 Cat("at byte 6: column 1 of line 2 is '", c.word, "', ",
+                     number ? "but a label must lie in [0, 1]: 1 for a click, 0 for none" : "not a number"));
+    }
+    // Behind the label any number will do.
+    const ClickLog dense(Write("d.tsv", Cat("1\t", c.word, "\ta")), {.dense = 1, .categorical = 1});
+    EXPECT_EQ(ErrorOf([&] { ClickAt(dense, 0); }).empty(), number || *c.word == 0);
+  }
+}
+
+TEST_F(DataFilesTest, BlankLinesAtTheEndAreNone) {
+  for (const char* end : {"", "\n", "\r\n", "\n\n", "\n\r\n\n", "\r\n\r\n"}) {
+    Write("a/1.tsv", Cat("1\t2\ta\n0\t3\tb", end));
+    Write("a/2.tsv", Cat("0\t4\tc", end));
+    const ClickLog log(folder_ + "/a/*", {.dense = 1, .categorical = 1});
+    ASSERT_EQ(log.samples(), 3);
+    for (int64_t i = 0; i < 3; ++i)
+      EXPECT_EQ(ClickAt(log, i).dense[0], std::log1p(static_cast<float>(i + 2)));
+  }
+  ExpectSays([&] { ClickLog(Write("blank.tsv", "\n\r\n\n"), {}); }, "blank.tsv", "has no line");
+}
+
 TEST_F(DataFilesTest, BrokenClicksAreNamed) {
   const std::string path = Write("c.tsv", "1\t2\ta\n1\tzwei\ta\n1\t2\n\n\t2\ta\n1\t1e99\ta\n1\tnan\ta");
   const ClickLog log(path, {.dense = 1, .categorical = 1});
@@ -184,6 +251,7 @@ TEST_F(DataFilesTest, BrokenClicksAreNamed) {
   ExpectSays([&] { ClickLog(Write("e.tsv", ""), {}); }, "e.tsv", "has no line");
   ExpectSays([&] { ClickLog(Write("e.tsv", "\xEF\xBB\xBF"), {}); }, "e.tsv", "has no line");
   ExpectSays([&] { ClickLog(Write("z.tsv", Gzip("1")), {}); }, "z.tsv", "gzip");
+  ExpectSays([&] { ClickLog(Write("z.tsv", "\x28\xb5\x2f\xfd..."), {}); }, "z.tsv", "this is zstd");
 }
 
 }  // namespace

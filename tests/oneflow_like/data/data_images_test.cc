@@ -40,6 +40,65 @@ TEST_F(DataImagesTest, PngIsItsPixels) {
   }
 }
 
+// Every kind of PNG, with chunks that are about colours and without: what Pillow, torchvision and OpenCV make
+// of it. The upper byte of 16 bits, fewer bits spread over all, colours as they are however transparent.
+TEST_F(DataImagesTest, EveryKindOfPngIsItsColours) {
+  std::mt19937 random(5);
+  std::string palette;
+  for (int i = 0; i < 3 * 256; ++i) palette += static_cast<char>(random());
+  const auto bytes = [&](int n) {
+    std::string text;
+    for (int i = 0; i < n; ++i) text += static_cast<char>(random());
+    return text;
+  };
+  const std::string colours[] = {"",
+                                 PngChunk("gAMA", BigEndian(45455)),
+                                 PngChunk("gAMA", BigEndian(100000)),
+                                 PngChunk("sRGB", std::string(1, '\0')),
+                                 PngChunk("cHRM", bytes(32)) + PngChunk("gAMA", BigEndian(20000)),
+                                 PngChunk("sBIT", "\3\3\3") + PngChunk("tEXt", std::string("a\0b", 3)),
+                                 PngChunk("iCCP", std::string("x\0\0", 3) + "no profile")};
+  int kinds = 0;
+  for (const auto& [colour, depths] : std::map<int, std::vector<int>>{
+           {0, {1, 2, 4, 8, 16}}, {2, {8, 16}}, {3, {1, 2, 4, 8}}, {4, {8, 16}}, {6, {8, 16}}})
+    for (int depth : depths)
+      for (const std::string& about : colours)
+        for (bool transparent : {false, true})
+          for (bool interlaced : {false, true}) {
+            const int w = 1 + random() % 20, h = 1 + random() % 20;
+            PngKind kind{.depth = depth, .colour = colour, .chunks = about, .interlaced = interlaced};
+            SCOPED_TRACE(testing::Message()
+                         << "colour type " << colour << " of " << depth << " bits, " << w << " x " << h
+                         << ", chunks of " << about.size() << " bytes, transparent " << transparent
+                         << ", interlaced " << interlaced);
+            std::vector<uint16_t> samples(size_t{1} * w * h * kind.channels());
+            for (uint16_t& sample : samples) sample = static_cast<uint16_t>(random() & ((1 << depth) - 1));
+            if (colour == 3) kind.chunks += PngChunk("PLTE", palette.substr(0, 3 << depth));
+            if (transparent && colour < 4)  // of a palette each entry's, else of one colour
+              kind.chunks += PngChunk("tRNS", colour == 3   ? bytes(1 << depth)
+                                              : colour == 2 ? std::string({'\0', 1, '\0', 1, '\0', 1})
+                                                            : std::string({'\0', 1}));
+            const Picture read = DecodeText(PngOf(w, h, kind, samples));
+            ASSERT_EQ(read.width, w);
+            ASSERT_EQ(read.height, h);
+            for (int64_t pixel = 0; pixel < w * h; ++pixel)
+              for (int c = 0; c < 3; ++c) {
+                const uint16_t* at = &samples[pixel * kind.channels()];
+                const int value = colour == 2 || colour == 6 ? at[c] : at[0];
+                const int is = colour == 3   ? static_cast<uint8_t>(palette[3 * value + c])
+                               : depth == 16 ? value >> 8
+                                             : value * 255 / ((1 << depth) - 1);
+                ASSERT_EQ(read.rgb[3 * pixel + c], is) << "pixel " << pixel << " channel " << c;
+              }
+            ++kinds;
+          }
+  EXPECT_EQ(kinds, 15 * 7 * 4);
+  // White, half transparent, and a middle grey: 255 and 128, whatever gamma there is.
+  const std::vector<uint16_t> white = {0xffff, 0xffff, 0xffff, 0x8000}, grey = {0x8080, 0x8080, 0x8080};
+  EXPECT_EQ(DecodeText(PngOf(1, 1, {.depth = 16, .colour = 6}, white)).rgb, std::vector<uint8_t>(3, 255));
+  EXPECT_EQ(DecodeText(PngOf(1, 1, {.depth = 16, .colour = 2}, grey)).rgb, std::vector<uint8_t>(3, 128));
+}
+
 #ifdef OFL_HAVE_JPEG
 TEST_F(DataImagesTest, JpegIsNearItsPixelsAndIsDecodedSmaller) {
   const Picture picture = Smooth(320, 240);
@@ -143,7 +202,14 @@ TEST_F(DataImagesTest, BrokenPicturesAreNamed) {
       EXPECT_TRUE(error.empty() || error.rfind("p", 0) == 0) << error;
     }
   }
-  EXPECT_NE(ErrorOf([] { DecodeText("GIF89a"); }).find("neither a JPEG nor a PNG"), std::string::npos);
+  for (const auto& [first, format] :
+       std::map<std::string, std::string>{{"GIF89a", "as a GIF"},
+                                          {"RIFF\1\1\1\1WEBPVP8 ", "as a WebP"},
+                                          {"some text", "with neither's signature"}})
+    EXPECT_NE(
+        ErrorOf([&] { DecodeText(first); }).find("neither a JPEG nor a PNG: at byte 0 it begins " + format),
+        std::string::npos)
+        << ErrorOf([&] { DecodeText(first); });
   std::string huge = PngOf(Smooth(2, 2));
   huge.replace(8, 25, PngChunk("IHDR", BigEndian(900000) + BigEndian(900000) + std::string({8, 2, 0, 0, 0})));
   EXPECT_NE(ErrorOf([&] { DecodeText(huge); }), "");
@@ -189,6 +255,9 @@ TEST_F(DataImagesTest, FoldersAreClassesInOrder) {
   Write("set/cat/a.PNG", PngOf(Smooth(10, 20)));
   Write("set/ant/x.png", PngOf(Smooth(30, 30)));
   Write("set/ant/notes.txt", "no picture");
+  // What other programs leave there.
+  Write("set/.ipynb_checkpoints/c.png", PngOf(Smooth(9, 9)));
+  Write("set/cat/._a.PNG", "of a file system");
   const ImageFolder set(folder_ + "/set", {.height = 8, .width = 12});
   EXPECT_EQ(set.classes(), (std::vector<std::string>{"ant", "cat"}));
   ASSERT_EQ(set.samples(), 3);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "oneflow_like/data/files.h"
+#include "oneflow_like/data/token_files.h"
 #include "oneflow_like/data/tokens.h"
 #include "tests/oneflow_like/data/files_fixture.h"
 
@@ -124,6 +125,74 @@ TEST_F(DataTokensTest, MistakesNameFileAndOffset) {
   ExpectSays([&] { Tokens::Open(folder_); }, folder_, "folder");
   const Tokens far = Tokens::Open(Write("far.npy", NpyFile("<i4", "(2,)", BytesOf<int32_t>({1, -5}))));
   ExpectSays([&] { All(far); }, "far.npy", "at byte 132: token -5");
+}
+
+// What is packed or stored in another way is no text, whatever its name says, in gzip neither; texts that
+// begin nearly so are.
+TEST_F(DataTokensTest, OtherFormatsAreNotLearntAsText) {
+  using namespace std::string_literals;
+  const std::string zip = "PK\3\4\x14\0\0\0"s,
+                    tar = std::string(257, 'a') + "ustar\00000"s + std::string(300, '\0');
+  struct Case {
+    std::string bytes, is;
+  };
+  const std::vector<Case> cases = {
+      {"\x28\xb5\x2f\xfd\x24\0"s, "zstd"},
+      {"\xfd\x37zXZ\0\0\4"s, "xz"},
+      {"BZh91AY&SY\x12\x34"s, "bzip2"},
+      {"BZh1\x17\x72\x45\x38\x50\x90\0\0\0\0"s, "bzip2"},
+      {"\x04\x22\x4d\x18\x64\x40"s, "lz4"},
+      {zip + "words.txt", "a zip archive"},
+      {"PK\5\6"s + std::string(18, '\0'), "a zip archive"},
+      {tar, "a tar archive"},
+      {"PAR1\x15\4\x15 PAR1"s, "Parquet"},
+      {"ARROW1\0\0..."s, "Arrow"},
+      {"\x89HDF\r\n\x1a\n"s, "HDF5"},
+      {NpyFile("<u2", "(2,)", "abcd"), "a NumPy array"},
+      {MegatronIndex(8, 2, {2, 1}), "a Megatron index"},
+      {LlmcFile<uint16_t>(20240520, 1, 2, {1, 2}), "a token file of llm.c"},
+      {LlmcFile<uint32_t>(20240801, 7, 2, {1, 2}), "a token file of llm.c"},
+      {"\x40\0\0\0\0\0\0\0{\"a\":{}}"s, "safetensors"},
+      {"\x80\4\x95\7\0"s, "a pickle of Python"},
+      {"\x89PNG\r\n\x1a\n"s, "a PNG"},
+      {"%PDF-1.7\n"s, "a PDF"},
+  };
+  int number = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.is);
+    for (const char* ending : {".zst", ".txt", "", ".npy.zst", ".parquet"}) {
+      const std::string name = Cat("f", number++, ending);
+      ExpectSays([&] { Tokens::Open(Write(name, c.bytes)); }, name,
+                 Cat("at byte 0: it is ", c.is, ", not a text"));
+    }
+    for (const char* ending : {".gz", ".npy.gz", ".bin.gz", ""}) {
+      const std::string name = Cat("f", number++, ending);
+      ExpectSays([&] { Tokens::Open(Write(name, Gzip(c.bytes))); }, name,
+                 Cat("it is ", c.is, " inside gzip, not a text"));
+    }
+  }
+  ExpectSays([&] { Tokens::Open(Write("twice.gz", Gzip(Gzip("a text")))); }, "twice.gz",
+             "it is gzip inside gzip");
+  ExpectSays([&] { Tokens::Open(Write("tokens", NpyFile("<u2", "(1,)", "ab"))); }, "tokens", "name it *.npy");
+  for (const std::string& text :
+       {"PK is short for"s, "BZh is no word"s, "PAR1 is a hole"s, "GIF8 and PDF"s,
+        std::string(257, 'a') + "ustar is a format", "RIFF or WEBP"s, "xz"s, "(\xb5"s, ""s}) {
+    EXPECT_EQ(Tokens::Open(Write("t", text)).size(), std::ssize(text)) << text;
+    EXPECT_EQ(Tokens::Open(Write("t.gz", Gzip(text))).size(), std::ssize(text)) << text;
+  }
+}
+
+// What a run must not overwrite: Megatron's two files are read as one.
+TEST_F(DataTokensTest, TheFilesOfAPatternAreKnown) {
+  for (const char* name : {"m.bin", "m.idx", "n.idx", "n.bin", "o.bin", "p.txt"}) Write(name, "");
+  const auto in = [&](const std::vector<std::string>& names) {
+    std::vector<std::string> paths;
+    for (const std::string& name : names) paths.push_back(folder_ + "/" + name);
+    return paths;
+  };
+  EXPECT_EQ(TokenFilesOf(folder_ + "/m.bin"), in({"m.bin", "m.idx"}));
+  EXPECT_EQ(TokenFilesOf(folder_ + "/n.idx"), in({"n.idx", "n.bin"}));
+  EXPECT_EQ(TokenFilesOf(folder_ + "/[op].*"), in({"o.bin", "p.txt"}));
 }
 
 TEST_F(DataTokensTest, MegatronsMistakesNameFileAndOffset) {

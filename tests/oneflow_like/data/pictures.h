@@ -47,6 +47,50 @@ inline std::string PngOf(const Picture& picture) {
          PngChunk("IDAT", packed) + PngChunk("IEND", "");
 }
 
+// A PNG of any kind: `samples` of every pixel, from the top, as many as its colour type has.
+struct PngKind {
+  int depth = 8;
+  int colour = 2;           // 0: grey, 2: RGB, 3: palette, 4: grey and alpha, 6: RGB and alpha
+  std::string chunks = {};  // before the pixels
+  bool interlaced = false;  // Adam7
+
+  int channels() const { return colour == 2 ? 3 : colour == 4 ? 2 : colour == 6 ? 4 : 1; }
+};
+
+inline std::string PngOf(int width, int height, const PngKind& kind, const std::vector<uint16_t>& samples) {
+  std::string rows;
+  const auto append = [&](int x0, int dx, int y0, int dy) {
+    for (int y = y0; y < height && x0 < width; y += dy) {
+      rows += '\0';  // no filter
+      int bits = 0;
+      unsigned held = 0;
+      for (int x = x0; x < width; x += dx)
+        for (int c = 0; c < kind.channels(); ++c) {
+          const unsigned sample = samples[(size_t{1} * y * width + x) * kind.channels() + c];
+          held = held << kind.depth | sample;
+          for (bits += kind.depth; bits >= 8; bits -= 8) rows += static_cast<char>(held >> (bits - 8) & 255);
+        }
+      if (bits > 0) rows += static_cast<char>(held << (8 - bits) & 255);
+    }
+  };
+  if (kind.interlaced) {
+    const int passes[7][4] = {{0, 8, 0, 8}, {4, 8, 0, 8}, {0, 4, 4, 8}, {2, 4, 0, 4},
+                              {0, 2, 2, 4}, {1, 2, 0, 2}, {0, 1, 1, 2}};
+    for (const auto& pass : passes) append(pass[0], pass[1], pass[2], pass[3]);
+  } else {
+    append(0, 1, 0, 1);
+  }
+  std::string packed(compressBound(rows.size()), 0);
+  uLongf size = packed.size();
+  compress(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(rows.data()),
+           rows.size());
+  packed.resize(size);
+  const std::string head = {static_cast<char>(kind.depth), static_cast<char>(kind.colour), 0, 0,
+                            static_cast<char>(kind.interlaced)};
+  return "\x89PNG\r\n\x1a\n" + PngChunk("IHDR", BigEndian(width) + BigEndian(height) + head) + kind.chunks +
+         PngChunk("IDAT", packed) + PngChunk("IEND", "");
+}
+
 #ifdef OFL_HAVE_JPEG
 struct JpegKind {
   int quality = 95;

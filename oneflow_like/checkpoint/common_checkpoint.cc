@@ -1,7 +1,8 @@
-#include "oneflow_like/checkpoint/folders.h"
+#include "oneflow_like/checkpoint/common_checkpoint.h"
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -38,9 +39,8 @@ std::string LookAt(const std::string& path) {
   for (const std::string& checkpoint : Checkpoints(path))
     text += Cat("whole ", fs::path(checkpoint).filename().string(), '\n');
   for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
-    const fs::path name = entry.path().filename();
-    if (name.extension() == ".partial" && name.string().rfind(Cat(".", kStepPrefix), 0) == 0)
-      text += Cat("under_way ", name.stem().string().substr(1), '\n');
+    if (const std::optional<int64_t> step = StepOfPartial(entry.path().filename().string()))
+      text += Cat("under_way ", StepFolder(*step), '\n');
   }
   return text;
 }
@@ -64,9 +64,7 @@ std::string WithHost(const Job& job, int process) {
 
 // Names in any of the folders, newest first.
 std::vector<std::string> NewestFirst(const std::vector<SeenFolder>& all) {
-  auto number = [](const std::string& name) {
-    return std::atoll(name.c_str() + std::string(kStepPrefix).size());
-  };
+  auto number = [](const std::string& name) { return StepOfFolder(name).value_or(-1); };
   std::set<std::string> names;
   for (const SeenFolder& seen : all) names.insert(seen.whole.begin(), seen.whole.end());
   std::vector<std::string> sorted(names.begin(), names.end());
