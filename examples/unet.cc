@@ -104,7 +104,7 @@ void WriteSamples(const Launcher& launcher, Model& model, const PictureData& dat
   if (FLAGS_samples.empty()) return;
   const std::vector<float> x = Draw(launcher, model, data, config, seed);
   if (!launcher.main_process()) return;
-  const auto& [height, width, channels, classes] = data.shape;
+  const auto& [height, width, channels, classes, names] = data.shape;
   const bool last = data.train->fields()[0].shape.rank() == 1;
   std::vector<uint8_t> bytes(x.size());
   for (int64_t i = 0; i < kAcross * kAcross; ++i)

@@ -9,6 +9,7 @@
 #include "actor/net/talk/job.h"
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/reader.h"
+#include "oneflow_like/checkpoint/step_folders.h"
 #include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/together.h"
 
