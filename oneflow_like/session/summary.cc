@@ -82,16 +82,22 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     s.persistent_bytes += v.bytes();
     consumers.push_back({"variable " + v.name(), v.bytes()});
   }
-  std::map<int, const plan::Kernel*> source;  // by buffer
+  std::map<int, const plan::Kernel*> source;   // by buffer
+  const plan::Kernel* most_scratch = nullptr;  // kernels take turns in the memory of their scratch
+  int with_scratch = 0;
   for (const plan::Actor& a : plan.actor()) {
     s.collectives += a.has_collective();
     for (const plan::Kernel& k : a.kernel()) {
       s.bytes_sent += k.link_bytes() * a.acts();
       s.flops += k.flops() * a.acts();
       for (const plan::Operand& o : k.out()) source[o.buffer()] = &k;
-      if (k.scratch_bytes() > 0) consumers.push_back({"scratch of " + k.node(), k.scratch_bytes()});
+      with_scratch += k.scratch_bytes() > 0;
+      if (k.scratch_bytes() > (most_scratch ? most_scratch->scratch_bytes() : 0)) most_scratch = &k;
     }
   }
+  if (most_scratch)
+    consumers.push_back({Cat("scratch of ", most_scratch->node(), ", the most of ", with_scratch, " kernels"),
+                         most_scratch->scratch_bytes()});
   for (const plan::Buffer& b : plan.buffer())
     if (!IsVariable(b)) consumers.push_back({"", b.slot_bytes() * b.slots(), &b});
   if (plan.device_kind() == "cuda") {

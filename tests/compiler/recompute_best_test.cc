@@ -157,7 +157,7 @@ void ExpectNearTheBest(const SmallGpt& given, LayerByLayer* layers,
 
 // A session with a budget between these has the plan that the choice for its budget leads to.
 TEST(RecomputeBest, ASessionMakesTheChoice) {
-  SmallGpt given{.mesh = "cpu:pp=2", .micro_batches = 4, .schedule = kZeroBubble, .batch = 24, .context = 32};
+  SmallGpt given{.mesh = "cpu:pp=2", .micro_batches = 4, .batch = 24, .context = 32};
   LayerByLayer layers(given);
   const int64_t most = layers.PlanWith({}).peak;
   for (const int64_t budget : {most * 3 / 4, most * 7 / 8}) {
