@@ -153,9 +153,8 @@ void Saving::Run() {
     } catch (const std::exception&) {  // the others hear of it when the job meets
     }
     // Where the job has ended, others may have completed it: what is left here says that it was under way.
-    std::error_code ignored;
     const bool others_may = !team_.everyone && (stop_ || !model_->options.job->failure().empty());
-    if (team_.leads() && !others_may) fs::remove_all(partial_, ignored);
+    if (team_.leads() && !others_may) RemoveSaved(partial_);
   }
   before_.clear();  // and what they gave
   done_.Signal();
@@ -208,6 +207,8 @@ void Saving::Complete() const {
       all.shape = variable.shape;
       all.pieces.insert(all.pieces.end(), variable.pieces.begin(), variable.pieces.end());
     }
+  // First, so that RemoveSaved knows the files of a save that is cut off.
+  WriteFile(Cat(partial_, "/", CheckpointIndex::kFile), index.ToJson());
   for (const auto& [name, contents] : options_.files) {
     const fs::path path = fs::path(partial_) / name;
     std::error_code ignored;
@@ -215,7 +216,6 @@ void Saving::Complete() const {
     WriteFile(path, contents);
     if (path.parent_path() != fs::path(partial_)) SyncFolder(path.parent_path());
   }
-  WriteFile(Cat(partial_, "/", CheckpointIndex::kFile), index.ToJson());
   std::error_code ignored;
   for (int p : team_.processes) fs::remove(FileOf(p), ignored);
   SyncFolder(partial_);
@@ -322,8 +322,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
       return "";
     });
   } catch (const Error&) {
-    std::error_code ignored;
-    if (team.leads()) fs::remove_all(partial, ignored);
+    if (team.leads()) RemoveSaved(partial);
     throw;
   }
   saving->Start();

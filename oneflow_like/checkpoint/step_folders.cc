@@ -71,7 +71,7 @@ void RemoveUnfinished(const fs::path& folder) {
   for (const fs::path& entry : EntriesOf(folder)) {
     if (fs::is_symlink(entry, error)) continue;
     const std::string name = entry.filename().string();
-    if (StepOfPartial(name)) fs::remove_all(entry, error);
+    if (StepOfPartial(name)) RemoveSaved(entry);
     if (std::regex_match(name, probe)) fs::remove(entry, error);
     if (const std::optional<int64_t> step = StepOfHidden(name, kOld))
       RemoveHidden(entry, folder / StepFolder(*step));

@@ -29,8 +29,8 @@ void RemoveUnfinished(const std::filesystem::path& folder);
 // and a link in the place of a folder, stay where they are.
 void RemoveCheckpoint(const std::filesystem::path& folder);
 
-// Removes from the folder of a complete save what saves write into one (also SaveOptions::files, as its index
-// names them), and the folder if nothing is left in it.
+// Removes from the folder of a save, complete or not, what saves write into one (SaveOptions::files as its
+// index names them), and the folder if nothing is left in it.
 void RemoveSaved(const std::filesystem::path& folder);
 
 }  // namespace oneflow_like

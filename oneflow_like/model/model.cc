@@ -131,9 +131,9 @@ void ModelImpl::Load() {
   int threads = RuntimeThreads(options, hosted, CoresHere());
   // A call of the library of a group of devices may wait for the other members: each has a thread of its own.
   if (hardware.size() > 1) threads = hosted;
-  // OpenMP ends the process where it cannot start a thread.
-  constexpr size_t kStack = size_t{8} << 20;
-  CheckAddressesFor(kStack * threads * KernelThreadsHere(threads), "its threads");
+  // OpenMP ends the process where it cannot start a thread. Those that allocate reserve addresses for it.
+  constexpr size_t kStack = size_t{8} << 20, kHeap = size_t{64} << 20, kSpare = size_t{64} << 20;
+  CheckAddressesFor(kSpare + threads * (kHeap + kStack * KernelThreadsHere(threads)), "its threads");
   store = std::make_unique<Store>(ranks, std::move(devices));
   executor = MakeThreadExecutor(threads, KernelThreadsHere(threads));
 }

@@ -64,6 +64,7 @@ LanguageData OpenData(int64_t vocabulary) {
 int64_t VocabularyFor(const Launcher& launcher, const LanguageData& data) {
   if (!FLAGS_load_hf.empty()) return data.vocabulary;
   if (const std::string path = BeginningOf(launcher); !path.empty() && !data.text) {
+    RequireBeginning(launcher);
     const std::shared_ptr<VariableSource> begin = OpenSource(path, nullptr);
     const auto table = begin->variables().find("embedding");
     if (table != begin->variables().end() && table->second.shape.rank() == 2 &&

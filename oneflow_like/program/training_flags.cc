@@ -36,7 +36,7 @@ DEFINE_string(collective, "", "of messages: ring, tree; empty: auto");
 DEFINE_string(zero_axis, "dp", "mesh axis of --zero");
 DEFINE_bool(simulate, false, "steps on paper: times, memory");
 DEFINE_string(topology, "", "file: the machines to plan for");
-DEFINE_bool(compare_data, true, "between processes, at the start");
+DEFINE_bool(compare_data, true, "hosts must have equal data");
 DEFINE_string(log_json, "", "gets one JSON object per step");
 DEFINE_string(tensorboard, "", "folder for TensorBoard's files");
 DEFINE_double(peak_flops, 0, "a device's, for mfu; 0: unknown");

@@ -302,12 +302,17 @@ class Convolution : public Kernel {
  private:
   // Micro-batches of a step may be of two sizes.
   static constexpr size_t kKept = 2;
+  static constexpr int64_t kMostColumns = 512;
 
   static bool HasNothing(std::span<const TensorArg> in, const TensorArg& out) {
     return in[0].elements() == 0 || in[1].elements() == 0 || out.elements() == 0;
   }
   static bool MayUseLibrary(Kind kind, const ConvolutionShape& shape, DType dtype) {
-    return dtype != DType::kFloat16 && !StridesApart(shape, kind, TypeOf(dtype));
+    return dtype != DType::kFloat16 && !StridesApart(shape, kind, TypeOf(dtype)) && !TooWide(shape);
+  }
+  // The library keeps 1 to 4 KB for each column of the result.
+  static bool TooWide(const ConvolutionShape& shape) {
+    return shape.columns.window > 1 && std::max(shape.columns.in, shape.columns.out) > kMostColumns;
   }
 
   // Null where the library has none for the shape.

@@ -14,6 +14,7 @@
 #include "ops/cpu/manifest.h"
 #include "ops/op.h"
 #include "tests/oneflow_like/small_gpt.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like {
 namespace {
@@ -150,7 +151,7 @@ void Compare(const std::string& op, const Attrs& attrs, const std::vector<Dims>&
     for (size_t o = 0; o < inferred.dtypes.size(); ++o)
       results.back().emplace_back(inferred.dtypes[o], inferred.rule.out[o].shape, 5);
     for (Operand& y : results.back()) spec.out.push_back(y.Arg(false));
-    Status status = registry.Make(spec, "cpu")->Run({spec, spec.in, spec.out});
+    Status status = MakeWithScratch(registry, spec)->Run({spec, spec.in, spec.out});
     ASSERT_TRUE(status.ok()) << status.message();
   }
   for (size_t o = 0; o < results[0].size(); ++o) {

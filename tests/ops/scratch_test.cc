@@ -29,12 +29,6 @@ TEST(Scratch, NoKernelTakesMoreThanItStates) {
   SetParallelThreads(before);
 }
 
-TEST(Scratch, ReferenceKernelsTakeNoMoreEither) {
-  KernelRegistry registry;
-  AddReferenceKernels(BuiltinCatalog(), &registry);
-  EXPECT_GT(ScratchCases(registry, /*larger=*/false).Run().size(), 1500u);
-}
-
 // More threads than a plan was made for use no more scratch than it has.
 TEST(Scratch, AKernelUsesNoMoreThreadsThanItStates) {
   const int before = ParallelThreads();
