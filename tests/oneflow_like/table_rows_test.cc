@@ -7,7 +7,7 @@
 namespace oneflow_like {
 namespace {
 
-constexpr int64_t kRows = 600, kWidth = 4, kRoom = 3;
+constexpr int64_t kRows = 4800, kWidth = 4, kRoom = 3;
 
 enum class Lookup { kPlain, kMean, kWeighted };
 

@@ -20,6 +20,7 @@
 #include "ops/reference.h"
 #include "ops/scalar.h"
 #include "tests/cuda_emulator/emulator.h"
+#include "tests/ops/with_scratch.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -117,7 +118,8 @@ void RunReference(const std::string& op, const Attrs& attrs, Tensors* in, Tensor
   std::vector<TensorArg> ins, outs;
   for (Tensor& x : *in) ins.push_back(x.Arg());
   for (Tensor& x : *out) outs.push_back(x.Arg());
-  Status status = Registry().Make(spec, "reference")->Run({spec, ins, outs, nullptr, 3, 0, 1, 77});
+  Status status =
+      MakeWithScratch(Registry(), spec, "reference")->Run({spec, ins, outs, nullptr, 3, 0, 1, 77});
   ASSERT_TRUE(status.ok()) << status.message();
 }
 

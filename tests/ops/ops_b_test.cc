@@ -42,7 +42,9 @@ TensorArg Whole(const Value& v) { return oracle::WholeArg(v); }
 Status RunOp(const std::string& op, const Attrs& attrs, const std::vector<TensorArg>& in,
              const std::vector<TensorArg>& out, int64_t step = 0) {
   KernelSpec spec{op, attrs, in, out, op, {}};
-  return BuiltinCatalog().Get(op).reference({spec, in, out, nullptr, step, 0, 1, kSeed});
+  const OpDef& def = BuiltinCatalog().Get(op);
+  std::vector<double> scratch(def.scratch ? def.scratch(spec) / sizeof(double) + 1 : 0);
+  return def.reference({spec, in, out, scratch.data(), step, 0, 1, kSeed});
 }
 
 void ExpectNear(const Value& got, const Value& want, double tolerance, const std::string& what) {
