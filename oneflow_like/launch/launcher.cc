@@ -42,7 +42,7 @@
 #include "oneflow_like/report/report.h"
 
 DEFINE_string(mesh, "", "devices along named axes, e.g. cpu:dp=2,tp=2,pp=2; empty: the program's default");
-DEFINE_string(devices, "", "numbers of the GPUs that a cuda mesh uses on this host, e.g. 0,1; empty: all");
+DEFINE_string(devices, "", "GPUs of this host: 0,1; empty: all");
 DEFINE_uint64(seed, 1, "of weights, masks and batches");
 DEFINE_int32(threads, 0, "of the runtime; 0: one a core");
 DEFINE_int32(kernel_threads, 0, "of one kernel; 0: its share");

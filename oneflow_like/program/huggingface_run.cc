@@ -39,12 +39,12 @@ void RequireHuggingFaceFolder(const Launcher& launcher) {
 
 ModelFiles FilesOfBeginning(const Launcher& launcher) {
   ModelFiles files;
+  RequireBeginning(launcher);
   if (!FLAGS_load_hf.empty()) {
     files.where = FLAGS_load_hf;
     files.others = ReadFolderFiles(FLAGS_load_hf);
     files.config.emplace(FLAGS_load_hf);
   } else if (const std::string path = BeginningOf(launcher); !path.empty()) {
-    RequireBeginning(launcher);  // its message also names an earlier checkpoint
     const std::shared_ptr<VariableSource> source = OpenSource(path, nullptr);
     files.where = source->where();
     files.others = FilesBeside(*source);

@@ -199,12 +199,11 @@ std::string BeginningOf(const Launcher& launcher) {
 }
 
 void RequireBeginning(const Launcher& launcher) {
+  if (std::error_code error; !FLAGS_load.empty() && !std::filesystem::exists(FLAGS_load, error))
+    Fail("--load=", FLAGS_load, ": there is nothing of that name");
   if (!launcher.main_process() || launcher.dry_run() || FLAGS_simulate) return;
   if (FLAGS_local) return;  // loading finds the newest that all hosts have
   if (GoesOn(launcher)) return RequireCheckpoint(ResumeFrom(launcher));
-  std::error_code error;
-  if (!FLAGS_load.empty() && !std::filesystem::exists(FLAGS_load, error))
-    Fail("--load=", FLAGS_load, ": there is nothing of that name");
   if (FLAGS_load.ends_with(".safetensors")) {
     const FileSource weights(FLAGS_load);
   } else if (!FLAGS_load.empty()) {

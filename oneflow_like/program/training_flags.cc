@@ -3,7 +3,6 @@
 #include <gflags/gflags.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -227,8 +226,6 @@ void SetDefault(const char* flag, const char* value) {
 
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher) {
   CheckTopology();
-  if (std::error_code error; !FLAGS_load.empty() && !std::filesystem::exists(FLAGS_load, error))
-    Fail("--load=", FLAGS_load, ": there is nothing of that name");
   launcher.RequireSameFlags();
   ModelOptions options = launcher.model_options();
   if (FLAGS_simulate) options.trace_file.clear();  // it gets what is simulated

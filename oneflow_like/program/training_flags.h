@@ -43,8 +43,8 @@ bool IsGiven(const char* flag);  // and not left at its default
 void SetDefault(const char* flag, const char* value);
 // --auto, --virtual_stages, --stages, --zero, --zero_axis, --prefetch, --bucket, and the launcher's own. Call
 // it when all files that flags name are open, because later failures count as those of the run
-// (Launcher::Main). Collective. Throws Error for a --topology with too few devices, for a --load of which
-// there is nothing, and for flags that differ between processes.
+// (Launcher::Main). Collective. Throws Error for a --topology with too few devices, and for flags that differ
+// between processes.
 ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
 uint64_t SeedOfFlags();
 // Roles of mesh axes dp and tp among them.

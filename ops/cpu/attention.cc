@@ -135,9 +135,9 @@ KernelPtr MakeAttention(const KernelSpec& spec) {
 
 int64_t AttentionScratch(const KernelSpec& spec) {
   if (!FitsForward(spec)) return ReferenceScratch(spec);
-  if (FewQueriesFit(spec)) return spec.threads * FewQueriesBytes(spec);
+  if (FewQueriesFit(spec)) return PartsByHeads(spec, 0) * FewQueriesBytes(spec);
   const AttentionExtents extents(spec, spec.attrs, 0);
-  return spec.threads * std::max(ForwardScratch(extents).bytes, NarrowAttentionBytes(spec));
+  return PartsByQueries(spec, 0) * std::max(ForwardScratch(extents).bytes, NarrowAttentionBytes(spec));
 }
 
 }  // namespace oneflow_like::cpu

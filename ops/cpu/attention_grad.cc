@@ -271,7 +271,8 @@ KernelPtr MakeAttentionGrad(const KernelSpec& spec) {
 int64_t AttentionGradScratch(const KernelSpec& spec) {
   if (!FitsGrad(spec)) return ReferenceScratch(spec);
   const AttentionExtents extents(spec, spec.attrs, 1);
-  return spec.threads * std::max(BackwardScratch(extents).bytes, NarrowAttentionGradBytes(spec));
+  const int64_t parts = spec.out.size() > 3 ? PartsByQueries(spec, 1) : PartsByHeads(spec, 1);
+  return parts * std::max(BackwardScratch(extents).bytes, NarrowAttentionGradBytes(spec));
 }
 
 }  // namespace oneflow_like::cpu

@@ -36,6 +36,15 @@ struct AttentionExtents {
         wide(use.in[q].dtype != DType::kFloat32) {}
 };
 
+// In how many parts attention is cut, of so many threads: blocks of queries of a head, or heads of keys.
+inline int64_t PartsByQueries(const KernelSpec& spec, int q) {
+  const Dims& x = spec.in[q].extent;
+  return std::clamp<int64_t>(x[0] * x[2] * ((x[1] + kLanes - 1) / kLanes), 1, spec.threads);
+}
+inline int64_t PartsByHeads(const KernelSpec& spec, int q) {
+  return std::clamp<int64_t>(spec.in[q].extent[0] * spec.in[q + 1].extent[2], 1, spec.threads);
+}
+
 struct AttentionCall {
   const TensorArg &q, &k;
   int64_t batch, queries, keys, heads, key_heads, group, width, value_width;

@@ -153,8 +153,13 @@ class Contraction : public Kernel {
     Prepare(spec.in[0].extent, spec.in[1].extent);
     const int64_t slot = std::max(ProductOf(false).bytes(), kLeastPanelBytes),
                   few = FewRowsBytes(plan_.layout());
-    scratch_ = threads_ * slot;
-    if (HasFew()) scratch_ = std::max(scratch_, plan_.outer_count > 1 ? threads_ * few : few);
+    const ProductLayout l = plan_.layout();
+    slots_ = static_cast<int>(std::min<int64_t>(
+        threads_,
+        std::max<int64_t>(plan_.outer_count, PanelParts(l.m, l.n, ProductOf(false).depth(), threads_))));
+    slots_ = std::max(1, slots_);
+    scratch_ = slots_ * slot;
+    if (HasFew()) scratch_ = std::max(scratch_, few * std::min<int64_t>(threads_, plan_.outer_count));
     if (dtype_ == DType::kBFloat16 && FitsNarrow())
       scratch_ = std::max(scratch_, NarrowProduct::MostBytes(plan_.layout(), threads_));
     slot_ = slot;
@@ -212,7 +217,7 @@ class Contraction : public Kernel {
 
   bool HasFew() const { return plan_.summed_axes == 0 && HasFewRows(plan_.layout(), dtype_); }
   // How many of them run at a time.
-  int64_t FewSlots() const { return Spread() ? threads_ : 1; }
+  int64_t FewSlots() const { return Spread() ? std::min<int64_t>(threads_, plan_.outer_count) : 1; }
   void RunFew(const Pieces& pieces, bool add) const {
     const ProductLayout layout = plan_.layout();
     const int64_t bytes = FewRowsBytes(layout);
@@ -234,9 +239,9 @@ class Contraction : public Kernel {
     const bool spread = Spread();
     const int64_t grain =
         spread ? static_cast<int64_t>(std::max(1.0, 1e5 / std::max(1.0, plan_.volume))) : plan_.outer_count;
-    ParallelForParts(plan_.outer_count, grain, threads_, [&](int64_t begin, int64_t end, int part) {
+    ParallelForParts(plan_.outer_count, grain, slots_, [&](int64_t begin, int64_t end, int part) {
       ForOuter(begin, end, pieces, [&](const Pieces& at) {
-        product.Run(at.a, at.b, at.y, spread ? 1 : threads_, pieces.scratch + part * slot_, slot_);
+        product.Run(at.a, at.b, at.y, spread ? 1 : slots_, pieces.scratch + part * slot_, slot_);
       });
     });
   }
@@ -289,6 +294,7 @@ class Contraction : public Kernel {
   int threads_;
   DType dtype_, result_;
   int64_t scratch_ = 0, slot_ = 0;            // stated; of a thread, for products by panels
+  int slots_ = 1;                             // of these
   std::unique_ptr<NarrowProduct> narrow_[2];  // the second adds to its result
 };
 

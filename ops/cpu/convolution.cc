@@ -109,14 +109,16 @@ struct LibraryRoom {
         depthwise ? UpTo(s.groups, 16) : s.groups * (UpTo(s.out, 16) + 16) * UpTo(s.in, 16);
     packed_bytes = channels * WindowOf(s) * static_cast<int64_t>(sizeof(float));
     scratch_bytes = (threads + 1) * kFixed;
-    // Threads may have a gradient of the filter each, and images of 16-bit types in another order.
+    // Threads that share the batch may have a gradient of the filter each, and images of 16-bit types in
+    // another order.
+    const int64_t sharing = std::clamp<int64_t>(s.batch, 1, threads);
     if (kind == Kind::kGradFilter)
-      scratch_bytes += std::min((threads - 1) * packed_bytes, threads * kReduced);
+      scratch_bytes += std::min((sharing - 1) * packed_bytes, sharing * kReduced);
     if (dtype != DType::kFloat32) {
       const int64_t x = s.rows.in * s.columns.in * s.in, y = s.rows.out * s.columns.out * s.out;
-      scratch_bytes += threads * s.groups * (x + y) * static_cast<int64_t>(sizeof(float));
+      scratch_bytes += sharing * s.groups * (x + y) * static_cast<int64_t>(sizeof(float));
     }
-    const bool turns = WindowOf(s) > 1 && IsConvolution(s, kind, memory::data_type::f32);
+    const bool turns = WindowOf(s) > 1 && IsConvolution(s, kind, TypeOf(dtype));
     Scratch take(memory);
     scratch = take.Take<char>(scratch_bytes);
     packed = take.Take<char>(packed_bytes);
@@ -266,6 +268,7 @@ class Convolution : public Kernel {
         scratch_(StatedFor(kind, spec)) {
     const ConvolutionArgs args = ConvolutionArgsOf(kind, spec);
     const ConvolutionShape shape = ShapeOfConvolution(spec.attrs, args);
+    slots_ = PatchProduct{kind, shape, spec.in[0].dtype, spec.out[0].dtype}.slots(threads_);
     if (!HasNothing(spec.in, spec.out[0])) PrimitiveFor(shape, args);
   }
 
@@ -273,7 +276,7 @@ class Convolution : public Kernel {
   static int64_t StatedFor(Kind kind, const KernelSpec& spec) {
     const ConvolutionShape shape = ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kind, spec));
     const PatchProduct patches{kind, shape, spec.in[0].dtype, spec.out[0].dtype};
-    int64_t bytes = spec.threads * patches.bytes();
+    int64_t bytes = patches.slots(spec.threads) * patches.bytes();
     if (MayUseLibrary(kind, shape, spec.in[0].dtype))
       bytes = std::max(bytes, LibraryRoom(kind, shape, spec.in[0].dtype, spec.threads).bytes);
     return bytes;
@@ -293,8 +296,8 @@ class Convolution : public Kernel {
       primitive->Run(args.x->data, args.filter->data, args.y->data, room);
     } else {
       const PatchProduct patches{kind_, shape, context.in[0].dtype, out.dtype};
-      patches.Run(args.x->data, args.filter->data, args.y->data, threads_, context.scratch,
-                  scratch_ / threads_ / 64 * 64);
+      patches.Run(args.x->data, args.filter->data, args.y->data, slots_, context.scratch,
+                  scratch_ / slots_ / 64 * 64);
     }
     return Status();
   }
@@ -345,6 +348,7 @@ class Convolution : public Kernel {
   const int threads_;
   const bool library_;
   const int64_t scratch_;
+  int slots_ = 1;  // of it, for threads that gather patches
   std::vector<Made> made_;
 };
 

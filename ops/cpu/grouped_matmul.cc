@@ -21,11 +21,16 @@ struct GroupedRoom {
   ExpertRows* groups;
   char* products;
   int64_t bytes, each;
+  int slots;
   GroupedRoom(const KernelSpec& spec, const MatrixProduct& most, int64_t experts, void* memory) {
     Scratch scratch(memory);
     each = std::max(most.bytes(), kLeastPanelBytes);
     groups = scratch.Take<ExpertRows>(experts);
-    products = scratch.Take<char>(spec.threads * each);
+    const ProductLayout& l = most.layout;
+    slots = static_cast<int>(
+        std::min<int64_t>(spec.threads, std::max<int64_t>(experts, PanelParts(l.m, l.n, l.k, spec.threads))));
+    slots = std::max(1, slots);
+    products = scratch.Take<char>(slots * each);
     bytes = scratch.bytes();
   }
 };
@@ -34,7 +39,7 @@ struct GroupedRoom {
 template <typename F>
 void ForEachGroup(const KernelContext& context, const GroupedRoom& room, const TensorArg& w, double flops,
                   F&& body) {
-  const int threads = context.spec.threads;
+  const int threads = room.slots;
   int64_t n = 0;
   ForGroups(context.in[2], context.in[0], w.begin[0], w.extent[0],
             [&](int64_t e, int64_t begin, int64_t end) {

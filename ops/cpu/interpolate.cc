@@ -107,7 +107,7 @@ struct ResizeGradRoom {
         rows(s.rows, &scratch),
         columns(s.columns, &scratch),
         line((s.columns.out * s.channels + 15) / 16 * 16) {
-    lines = scratch.Take<float>(threads * line);
+    lines = scratch.Take<float>(std::clamp<int64_t>(s.batch * s.rows.in, 1, threads) * line);
   }
 };
 

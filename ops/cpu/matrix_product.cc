@@ -7,12 +7,6 @@
 namespace oneflow_like::cpu {
 namespace {
 
-int64_t DepthOf(const MatrixProduct& p) {
-  int64_t depth = p.layout.k;
-  for (const SummedAxis& axis : p.summed) depth *= axis.extent;
-  return depth;
-}
-
 bool InPlace(const ProductLayout& l, DType result) {
   return result == DType::kFloat32 && (l.y_column == 1 || l.n == 1);
 }
@@ -39,9 +33,15 @@ void WithResult(const MatrixProduct& p, void* y, F&& run) {
 
 }  // namespace
 
+int64_t MatrixProduct::depth() const {
+  int64_t depth = layout.k;
+  for (const SummedAxis& axis : summed) depth *= axis.extent;
+  return depth;
+}
+
 int64_t MatrixProduct::bytes() const {
   const ProductLayout l = ByColumns(layout) ? layout.Turned() : layout;
-  return (PanelBytes(l.m, l.n, DepthOf(*this), InPlace(l, result)) + 63) / 64 * 64;
+  return (PanelBytes(l.m, l.n, depth(), InPlace(l, result)) + 63) / 64 * 64;
 }
 
 void MatrixProduct::Run(const void* a, const void* b, void* y, int threads, void* scratch,
@@ -66,9 +66,8 @@ void MatrixProduct::Run(const void* a, const void* b, void* y, int threads, void
     const MatrixLeft<T> left(*this, a);
     const MatrixRight<T> right(*this, b);
     WithResult<T>(*this, y, [&](const ProductResult& to) {
-      RunPanels(
-          {layout.m, layout.n, DepthOf(*this), layout.k, &left, &right, &to, InPlace(layout, result), add},
-          threads, scratch, room);
+      RunPanels({layout.m, layout.n, depth(), layout.k, &left, &right, &to, InPlace(layout, result), add},
+                threads, scratch, room);
     });
   });
 }

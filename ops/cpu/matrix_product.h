@@ -21,6 +21,7 @@ struct MatrixProduct {
   DType result = DType::kFloat32;           // fp32, or that of a and b
   bool add = false;                         // to y, which is fp32
 
+  int64_t depth() const;  // of the whole sum
   // Bytes of scratch of each thread (PanelBytes).
   int64_t bytes() const;
   // On at most `threads` threads with `room` bytes of scratch each. REQUIRES: k > 0.

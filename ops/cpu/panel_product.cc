@@ -247,6 +247,12 @@ int64_t PanelBytes(int64_t m, int64_t n, int64_t k, bool in_place) {
          static_cast<int64_t>(sizeof(float));
 }
 
+int PanelParts(int64_t m, int64_t n, int64_t k, int threads) {
+  if (static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) < kWorthATeam) return 1;
+  const int64_t parts = (m + 1) / 2 * ((n + 15) / 16);  // of the smallest tiles that any level has
+  return static_cast<int>(std::min<int64_t>(threads, parts));
+}
+
 void RunPanels(const PanelProduct& p, int threads, void* scratch, int64_t bytes) {
   const PanelSizes sizes = FitSizes(p.m, p.n, p.k, p.in_place, bytes);
   const auto [rows, columns] = GridOf(p, threads);

@@ -64,6 +64,8 @@ struct PanelProduct {
 // smaller, down to kLeastPanelBytes.
 int64_t PanelBytes(int64_t m, int64_t n, int64_t k, bool in_place);
 inline constexpr int64_t kLeastPanelBytes = 16 << 10;
+// In how many parts at most, of so many threads, a product is worth being cut.
+int PanelParts(int64_t m, int64_t n, int64_t k, int threads);
 
 // On at most `threads` threads, each with `bytes` of the scratch, 64-byte aligned. REQUIRES: k > 0, bytes >=
 // min(PanelBytes, kLeastPanelBytes).

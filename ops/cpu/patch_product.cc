@@ -269,17 +269,27 @@ class PatchGroup {
 
 }  // namespace
 
-int64_t PatchProduct::bytes() const {
+// Of a group's product, or of the largest for one kind of windows.
+ProductLayout PatchProduct::layout() const {
   const ConvolutionShape& s = shape;
-  const int64_t positions = s.batch * s.rows.out * s.columns.out, window = s.rows.window * s.columns.window;
-  const bool in_place = result == DType::kFloat32;
-  int64_t bytes = 0;
-  if (kind == ConvolutionKind::kForward) bytes = PanelBytes(positions, s.out, window * s.in, in_place);
-  if (kind == ConvolutionKind::kGradFilter) bytes = PanelBytes(s.out, window * s.in, positions, in_place);
-  if (kind == ConvolutionKind::kGradInput)
-    bytes = PanelBytes(s.batch * s.rows.in * s.columns.in, s.in, window * s.out,
-                       in_place && s.rows.stride == 1 && s.columns.stride == 1);
+  const int64_t window = s.rows.window * s.columns.window;
+  if (kind == ConvolutionKind::kForward) return ForwardLayout(s);
+  if (kind == ConvolutionKind::kGradFilter) return GradFilterLayout(s);
+  return {s.batch * s.rows.in * s.columns.in, s.in, window * s.out};
+}
+
+int64_t PatchProduct::bytes() const {
+  const ProductLayout l = layout();
+  const bool apart =
+      kind == ConvolutionKind::kGradInput && (shape.rows.stride > 1 || shape.columns.stride > 1);
+  const int64_t bytes = PanelBytes(l.m, l.n, l.k, result == DType::kFloat32 && !apart);
   return (std::max(bytes, kLeastPanelBytes) + 63) / 64 * 64;
+}
+
+int PatchProduct::slots(int threads) const {
+  const ProductLayout l = layout();
+  return static_cast<int>(
+      std::min<int64_t>(threads, std::max<int64_t>({shape.groups, PanelParts(l.m, l.n, l.k, threads), 1})));
 }
 
 void PatchProduct::Run(void* x, void* filter, void* y, int threads, void* scratch, int64_t room) const {

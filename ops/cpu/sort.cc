@@ -216,9 +216,11 @@ KernelPtr MakeArgsort(const KernelSpec& spec) {
 
 int64_t ArgsortScratch(const KernelSpec& spec) {
   const int axis = AxisOf(spec);
+  const AroundAxis at(spec.in[0], axis);
   const int64_t entry =
       spec.in[0].dtype == DType::kInt64 ? sizeof(EntryOf<uint64_t>) : sizeof(EntryOf<uint32_t>);
-  return spec.threads * RoomFor(spec.in[0].extent[axis], spec.out[0].extent[axis]) * entry;
+  return std::clamp<int64_t>(at.outer * at.inner, 1, spec.threads) *
+         RoomFor(at.along, spec.out[0].extent[axis]) * entry;
 }
 
 KernelPtr MakeCumsum(const KernelSpec& spec) {

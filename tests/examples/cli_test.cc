@@ -478,6 +478,8 @@ TEST_F(CliTest, OutputsMayNotBeWhatFoldersAndPatternsHold) {
 
 // Every flag with every control character: what is printed of it is on one line and commands no terminal.
 TEST_F(CliTest, ValuesOfFlagsArePrintedOnOneLine) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_);  // which gets what is not refused
   const Outcome config = Gpt({"--out=" + folder_ + "/out", "--steps=1"});
   ASSERT_EQ(config.code, 0) << config.err;
   const std::regex flag("--([a-z_]+)=(.*)");
@@ -523,6 +525,7 @@ TEST_F(CliTest, ValuesOfFlagsArePrintedOnOneLine) {
   ExpectError(Run("checkpoint", {"list", folder_ + "/a\nb"}), {"a\\nb"}, 1);
   for (const std::string processes : {"--processes=2", "--restarts=1"})
     ExpectError(Gpt({processes, "--save=" + folder_ + "/s", "--mesh=cpu:\ndp=2"}), {"\\ndp"});
+  std::filesystem::current_path(before);
 }
 
 // A limit on the size of files, as a shell or a batch system sets: a sentence, an exit code, and the

@@ -201,12 +201,14 @@ class ScratchCases {
     const auto run = [&](const std::string& op, const std::vector<Dims>& shapes, const Attrs& attrs = {}) {
       for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         const Sample sample{shapes, attrs};
-        EXPECT_GT(RunCase(BuiltinCatalog().Get(op), sample, shapes, std::vector<DType>(shapes.size(), dtype)),
-                  0)
-            << op << " " << attrs.str();
-        std::vector<DType> mixed(shapes.size(), dtype);
-        if (op == "attention_grad") mixed[5] = DType::kFloat32;
-        if (mixed.back() == DType::kFloat32) RunCase(BuiltinCatalog().Get(op), sample, shapes, mixed);
+        const OpDef& def = BuiltinCatalog().Get(op);
+        std::vector<DType> types(shapes.size(), dtype);
+        int64_t ran = RunCase(def, sample, shapes, types);
+        if (op == "attention_grad" && dtype != DType::kFloat32) {  // its log-sum-exp may be wide alone
+          types[5] = DType::kFloat32;
+          ran = std::max(ran, RunCase(def, sample, shapes, types));
+        }
+        EXPECT_GT(ran, 0) << op << " " << attrs.str();
       }
     };
     run("reshape", {{60, 100}}, {{"shape", std::vector<int64_t>{6000}}});
@@ -221,7 +223,7 @@ class ScratchCases {
     }
     run("einsum", {{60, 16, 40}, {50, 16, 40}}, {{"equation", std::string("sdb,tdb->stb")}});
     const Attrs attention = {{"causal", int64_t{1}}, {"dropout", 0.1}, {"scale", 0.0}, {"key", int64_t{5}}};
-    const Dims q = {2, 150, 4, 32}, lse = {2, 4, 150};
+    const Dims q = {2, 100, 4, 32}, lse = {2, 4, 100};
     run("attention", {q, q, q}, attention);
     run("attention_grad", {q, q, q, q, q, lse}, attention);
     run("attention", {{1, 2, 4, 32}, {1, 300, 2, 32}, {1, 300, 2, 32}},
