@@ -40,15 +40,16 @@ TEST(Placement, RanksThatShareADeviceAreNeighbours) {
 }
 
 TEST(Placement, ProcessesOfAHostShareItsDevices) {
-  for (int processes : {2, 4}) {
-    Meeting meeting(processes);
-    ModelOptions options;
-    options.job = std::make_shared<TestJob>(&meeting, 0, processes);
-    for (int given = 1; given <= 9; ++given) {
-      SCOPED_TRACE(Cat("8 ranks of ", processes, " processes on ", given, " devices"));
-      ExpectDealtOut(Model(Mesh("cuda", {{"dp", 8}}), options), given);
-    }
-  }
+  for (int processes : {2, 4})
+    for (const std::string& error : RunProcesses(processes, [&](std::shared_ptr<Job> job) {
+           ModelOptions options;
+           options.job = job;
+           for (int given = 1; given <= 9; ++given) {
+             SCOPED_TRACE(Cat("8 ranks of ", processes, " processes on ", given, " devices"));
+             ExpectDealtOut(Model(Mesh("cuda", {{"dp", 8}}), options), given);
+           }
+         }))
+      EXPECT_EQ(error, "");
 }
 
 // A process has the cores that machine and control groups leave it beside the others of its host.
