@@ -31,10 +31,6 @@ fs::path Followed(fs::path path) {
 bool IsOneOfNames(const std::string& name, std::initializer_list<const char*> names) {
   return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
 }
-bool StartsAsOneOf(const std::string& name, std::initializer_list<const char*> beginnings) {
-  return std::any_of(beginnings.begin(), beginnings.end(),
-                     [&](const char* b) { return name.starts_with(b); });
-}
 bool EndsAsOneOf(const std::string& name, std::initializer_list<const char*> endings) {
   return std::any_of(endings.begin(), endings.end(), [&](const char* e) { return name.ends_with(e); });
 }
@@ -42,11 +38,11 @@ bool EndsAsOneOf(const std::string& name, std::initializer_list<const char*> end
 // Whether programs read a file of that name, so many folders below one that a flag names: of checkpoints and
 // models there or a folder below, pictures in the folder of their class.
 bool IsReadFromFolders(std::string name, int depth) {
-  if (IsOneOfNames(name, {"config.json", "generation_config.json", "special_tokens_map.json",
-                          "added_tokens.json", "merges.txt"}) ||
-      StartsAsOneOf(name, {"tokenizer", "vocab", "chat_template"}) ||
-      EndsAsOneOf(name, {".safetensors", ".safetensors.index.json", ".model", ".tiktoken", ".jinja",
-                         "processor_config.json"}))
+  if (IsOneOfNames(name,
+                   {"config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
+                    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                    "chat_template.json", "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt"}) ||
+      EndsAsOneOf(name, {".safetensors", ".safetensors.index.json", ".model"}))
     return depth <= 2;
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return depth == 2 && EndsAsOneOf(name, {".jpg", ".jpeg", ".png"});
