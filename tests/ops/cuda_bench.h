@@ -15,8 +15,7 @@ namespace oneflow_like::cuda {
 
 class CudaBench {
  public:
-  explicit CudaBench(cuda_emulator::Options options = {}) {
-    options.at_once = true;
+  explicit CudaBench(const cuda_emulator::Options& options = {}) {
     cuda_emulator::Reset(options);
     EXPECT_EQ(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), cudaSuccess);
     launch.workspace = Allocate(kWorkspaceBytes);
