@@ -1,5 +1,5 @@
-// Machine: what compilation assumes of the devices and their links. DescribedMachine (described_machine.h) adds what only
-// a simulation needs.
+// Machine: what compilation assumes of the devices and their links. DescribedMachine (described_machine.h)
+// adds what only a simulation needs.
 #pragma once
 
 #include <vector>
