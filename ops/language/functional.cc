@@ -9,6 +9,7 @@
 #include "core/random.h"
 #include "ops/language/calls.h"
 #include "ops/language/numbers.h"
+#include "ops/op.h"
 
 namespace oneflow_like {
 
