@@ -320,6 +320,11 @@ struct GeluErfGrad {
   OFL_HOST_DEVICE float operator()(float dy, float x) const {
     float below = 0.5f * (1.0f + ErfOf(x * 0.707106781f));
     return dy * (below + x * 0.398942280f * ExpOf(-0.5f * x * x));
+// floor(a / b): a quotient of two floats, rounded to double, is whole only if it is exactly that.
+OFL_HOST_DEVICE float FloorDivideOf(float a, float b) {
+  return static_cast<float>(::floor(static_cast<double>(a) / static_cast<double>(b)));
+}
+
   }
 };
 struct SiluGrad {
@@ -395,8 +400,9 @@ struct Where {
   X("relu_grad", ReluGrad) X("tanh_grad", TanhGrad) X("sigmoid_grad", SigmoidGrad) \
   X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad) X("silu_grad", SiluGrad) \
   X("hardsigmoid_grad", HardSigmoidGrad) X("hardswish_grad", HardSwishGrad) X("mish_grad", MishGrad) \
-  X("remainder", Remainder) X("logical_and", LogicalAnd) X("logical_or", LogicalOr) \
-  X("logical_xor", LogicalXor) X("prelu", PRelu) X("prelu_slope_grad", PReluSlopeGrad)
+  X("remainder", Remainder) X("floor_divide", FloorDivide) X("logical_and", LogicalAnd) \
+  X("logical_or", LogicalOr) X("logical_xor", LogicalXor) X("prelu", PRelu) \
+  X("prelu_slope_grad", PReluSlopeGrad)
 
 // X(operator, functor, attribute that holds the constant): of one operand, and of two.
 #define OFL_CONSTANT_SCALARS(X) \
@@ -410,3 +416,4 @@ struct Where {
 #define OFL_TERNARY_SCALARS(X) X("where", Where) X("prelu_grad", PReluGrad)
 
 }  // namespace oneflow_like::scalar
+OFL_BINARY(FloorDivide, FloorDivideOf(a, b));

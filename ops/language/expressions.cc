@@ -54,6 +54,16 @@ Tensor Scaled(const char* op, Tensor x, double number, const Here& at) {
   return number == 1 ? x : number == -1 ? neg(x, at.In(op)) : scale(x, number, at.In(op));
 }
 
+// The same for a number by which x is divided without being multiplied by its inverse.
+Tensor Divisor(const char* op, const Tensor& x, double number, const Here& at) {
+  Tensor by = AsTensor(op, x, number, at);
+  constexpr double kLeastNormalOfFloat16 = 0x1p-14;
+  const double least = x.dtype() == DType::kFloat16 ? kLeastNormalOfFloat16 : FLT_MIN;
+  if (IsFloating(x.dtype()) && std::fabs(number) < least)
+    Fail(Who(op, at), ": the number is ", number, ", by which ", Name(x.dtype()), " cannot divide");
+  return by;
+}
+
 }  // namespace
 
 // --- With numbers --------------------------------------------------------------------------------
@@ -110,12 +120,10 @@ Tensor clamp(Tensor x, double low, double high, Here at) {
   return std::isinf(high) ? y : One("at_most", {y}, {{"bound", high}}, at);
 }
 Tensor remainder(Tensor x, double number, Here at) {
-  Tensor by = AsTensor("remainder", x, number, at);
-  constexpr double kLeastNormalOfFloat16 = 0x1p-14;
-  const double least = x.dtype() == DType::kFloat16 ? kLeastNormalOfFloat16 : FLT_MIN;
-  if (IsFloating(x.dtype()) && std::fabs(number) < least)
-    Fail(Who("remainder", at), ": the number is ", number, ", by which ", Name(x.dtype()), " cannot divide");
-  return remainder(x, by, at);
+  return remainder(x, Divisor("remainder", x, number, at), at);
+}
+Tensor floor_divide(Tensor x, double number, Here at) {
+  return floor_divide(x, Divisor("floor_divide", x, number, at), at);
 }
 Tensor pow(Tensor x, double number, Here at) {
   NeedWhole("pow", x, number, at);

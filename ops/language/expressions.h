@@ -28,7 +28,7 @@ Tensor operator-(Located x, double number);
 Tensor operator-(double number, Located x);
 Tensor operator*(Located x, double number);
 Tensor operator*(double number, Located x);
-Tensor operator/(Located x, double number);  // floating: x * (1 / number)
+Tensor operator/(Located x, double number);  // floating: x * (1 / number); integers round down
 Tensor operator/(double number, Located x);
 
 Tensor maximum(Tensor x, double number, OFL_HERE);  // the gradient passes where x >= number
@@ -36,6 +36,7 @@ Tensor minimum(Tensor x, double number, OFL_HERE);
 Tensor remainder(Tensor x, double number, OFL_HERE);
 Tensor pow(Tensor x, double number, OFL_HERE);
 Tensor where(Tensor condition, Tensor a, double b, OFL_HERE);
+Tensor floor_divide(Tensor x, double number, OFL_HERE);
 Tensor where(Tensor condition, double a, Tensor b, OFL_HERE);
 // Comparisons have no operators: a == b might be mistaken for a test whether two handles are the same.
 Tensor equal(Tensor x, double number, OFL_HERE);

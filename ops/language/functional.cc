@@ -146,6 +146,7 @@ Tensor less_equal(Tensor a, Tensor b, Here at) { return One("less_equal", {a, b}
 Tensor greater(Tensor a, Tensor b, Here at) { return One("greater", {a, b}, {}, at); }
 Tensor greater_equal(Tensor a, Tensor b, Here at) { return One("greater_equal", {a, b}, {}, at); }
 Tensor remainder(Tensor a, Tensor b, Here at) { return One("remainder", {a, b}, {}, at); }
+Tensor floor_divide(Tensor a, Tensor b, Here at) { return One("floor_divide", {a, b}, {}, at); }
 Tensor logical_and(Tensor a, Tensor b, Here at) { return One("logical_and", {a, b}, {}, at); }
 Tensor logical_or(Tensor a, Tensor b, Here at) { return One("logical_or", {a, b}, {}, at); }
 Tensor logical_xor(Tensor a, Tensor b, Here at) { return One("logical_xor", {a, b}, {}, at); }

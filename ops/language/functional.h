@@ -30,7 +30,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands, 
 Tensor add(Tensor a, Tensor b, OFL_HERE);
 Tensor sub(Tensor a, Tensor b, OFL_HERE);
 Tensor mul(Tensor a, Tensor b, OFL_HERE);
-Tensor div(Tensor a, Tensor b, OFL_HERE);
+Tensor div(Tensor a, Tensor b, OFL_HERE);  // of integers floor_divide(a, b)
 Tensor maximum(Tensor a, Tensor b, OFL_HERE);
 Tensor minimum(Tensor a, Tensor b, OFL_HERE);
 Tensor pow(Tensor a, Tensor b, OFL_HERE);
@@ -49,6 +49,9 @@ Tensor greater_equal(Tensor a, Tensor b, OFL_HERE);
 // a - b floor(a / b), with b's sign, for numbers of any type; for integers 0 where b is 0. fp32 is exact
 // while |a / b| < 2^23.
 Tensor remainder(Tensor a, Tensor b, OFL_HERE);
+// The quotient that belongs to it: a / b rounded down, for numbers of any type; for integers 0 where b is 0.
+// No gradient passes.
+Tensor floor_divide(Tensor a, Tensor b, OFL_HERE);
 // For bool operands.
 Tensor logical_and(Tensor a, Tensor b, OFL_HERE);
 Tensor logical_or(Tensor a, Tensor b, OFL_HERE);

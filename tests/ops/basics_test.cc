@@ -44,6 +44,25 @@ TEST(Remainder, HasTheSignOfTheDivisor) {
   EXPECT_EQ(Read(remainder(i, 4)), (Numbers{3, 1, 3, 1, 1}));
 }
 
+// Of integers `/` is the same, and remainder what is left of it.
+TEST(FloorDivide, RoundsDown) {
+  Tape tape;
+  Tensor a = Give(&tape, {5}, {7, -7, 7, -7, 0.75}), b = Give(&tape, {5}, {3, 3, -3, -3, 0.25});
+  EXPECT_EQ(Read(floor_divide(a, b)), (Numbers{2, -3, -3, 2, 3}));
+  EXPECT_EQ(Read(floor_divide(a, 2)), (Numbers{3, -4, 3, -4, 0}));
+  // A third in fp32 is a little more than a third: it is in 1 only twice. So are tenths in fp32.
+  EXPECT_EQ(Read(floor_divide(Give(&tape, {2}, {1, 1}), Give(&tape, {2}, {1. / 3, 0.1}))), (Numbers{2, 9}));
+  for (DType dtype : {DType::kInt32, DType::kInt64}) {
+    Tensor i = Give(&tape, {6}, {7, -7, 7, -7, 5, -6}, dtype),
+           j = Give(&tape, {6}, {3, 3, -3, -3, 0, 3}, dtype);
+    EXPECT_EQ(Read(i / j), (Numbers{2, -3, -3, 2, 0, -2}));
+    EXPECT_EQ(Read(floor_divide(i, j)), Read(i / j));
+    EXPECT_EQ(Read((i / j) * j + remainder(i, j)), (Numbers{7, -7, 7, -7, 0, -6}));
+    EXPECT_EQ(Read(i / 4), (Numbers{1, -2, 1, -2, 1, -2}));
+    EXPECT_EQ(Read(20 / i), (Numbers{2, -3, 2, -3, 4, -4}));
+  }
+}
+
 TEST(Bits, OfIntegers) {
   Tape tape;
   Tensor a = Give(&tape, {3}, {12, -1, 5}, DType::kInt32), b = Give(&tape, {3}, {10, 6, 64}, DType::kInt32);
@@ -86,7 +105,7 @@ TEST(Numbers, BesideTensorsOnEitherSide) {
   EXPECT_EQ(Read(-x), (Numbers{-1, -2, -4}));
   EXPECT_EQ((x * 1).id(), x.id());
   Tensor i = Give(&tape, {3}, {1, 5, -5}, DType::kInt32);
-  EXPECT_EQ(Read(i / 2), (Numbers{0, 2, -2}));
+  EXPECT_EQ(Read(i / 2), (Numbers{0, 2, -3}));
   EXPECT_EQ(Read(10 / i), (Numbers{10, 2, -2}));
   EXPECT_EQ(Read(3 - i), (Numbers{2, -2, 8}));
   EXPECT_EQ(Read(less(i, 2)), (Numbers{1, 0, 1}));

@@ -411,6 +411,19 @@ inline void KernelCases::ElementwiseFunctions() {
     for (DType dtype : {kInt32, kInt64}) CheckCase({op, {{40, 33}, {33}}, {}, {dtype, dtype}, 70}, ++seed);
   }
   CheckCase({"bitwise_not", {{40, 33}}, {}, {kInt32}, 100}, ++seed);
+  CheckCase({"floor_divide", {{33, 700}, {700}}, {}, {}, 4, 1, 50}, ++seed);
+  CheckCase({"floor_divide", {{33, 700}, {700}}, {}, {}, 4, -50, -1}, ++seed);
+  // Both signs, and zero.
+  for (const char* op : {"div", "floor_divide", "remainder"}) {
+    for (DType dtype : {kInt32, kInt64}) {
+      Operands in = {Operand(dtype, {30, 33}), Operand(dtype, {33})};
+      for (Operand& operand : in)
+        for (int64_t i = 0; i < operand.arg.elements(); ++i)
+          StoreFloat(operand.Arg(), i, static_cast<double>((i * 7 + i / 33) % 21 - 10));
+      Check(Cat(op, " of signs ", Name(dtype)), op, {}, in,
+            OutputsOf({op, {{30, 33}, {33}}, {}, {dtype, dtype}}));
+    }
+  }
 }
 
 inline void KernelCases::ReductionsAndShapes() {

@@ -99,6 +99,16 @@ void AddPairs(ValueCases* cases) {
       {"remainder/integers",
        {I({60}, 20, -20), I({60}, 9, 1)},
        [](ValueIn x) { return remainder(x[0], x[1]); }},
+      {"floor_divide", {F({30, 4}, -9, 9), F({4}, 1, 3)}, [](ValueIn x) { return floor_divide(x[0], x[1]); }},
+      {"floor_divide/negative",
+       {F({30, 4}, -9, 9), F({4}, -3, -1)},
+       [](ValueIn x) { return floor_divide(x[0], x[1]); }},
+      {"floor_divide/tenths", {F({400}, 0, 9)}, [](ValueIn x) { return floor_divide(floor(x[0]), 0.1); }},
+      {"floor_divide/integers",
+       {I({60}, 20, -20), I({60}, 9, 1)},
+       [](ValueIn x) -> ValueResults {
+         return std::vector<Tensor>{floor_divide(x[0], x[1]), x[0] / neg(x[1])};
+       }},
       {"add_n",
        {F({3, 4}), F({3, 4}), F({3, 4})},
        [](ValueIn x) {

@@ -21,6 +21,11 @@ def along_axis_0(x):
     return torch.arange(x.shape[0], dtype=x.dtype)[:, None].expand_as(x)
 
 
+def floor_divide(a, b):
+    """PyTorch's has no derivative, not even 0."""
+    return torch.floor_divide(a.detach(), b.detach() if isinstance(b, torch.Tensor) else b)
+
+
 CASES = {
     "neg": torch.neg,
     "exp": torch.exp,
@@ -88,6 +93,10 @@ CASES = {
     "remainder": torch.remainder,
     "remainder/negative": torch.remainder,
     "remainder/integers": torch.remainder,
+    "floor_divide": floor_divide,
+    "floor_divide/negative": floor_divide,
+    "floor_divide/tenths": lambda x: floor_divide(torch.floor(x), 0.1),
+    "floor_divide/integers": lambda a, b: [a // b, a // -b],
     "add_n": lambda a, b, c: a + b + c,
     "equal": torch.eq,
     "not_equal": torch.ne,
@@ -111,7 +120,7 @@ CASES = {
     "prelu/channels": nn.prelu,
     "prelu/one": nn.prelu,
     "cast": lambda x: x.float(),
-    "numbers/integers": lambda x: 3 * x - 7 + torch.div(x, 2, rounding_mode="trunc"),
+    "numbers/integers": lambda x: 3 * x - 7 + torch.div(x, 2, rounding_mode="floor"),
     "matmul": torch.matmul,
     "einsum": lambda a, b: torch.einsum("bsw,whd->bshd", a, b),
     "einsum/dots": lambda a, b: torch.einsum("...ij,...jk->...ik", a, b),
