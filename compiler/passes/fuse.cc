@@ -45,7 +45,8 @@ class Fuser {
     std::vector<DType> in, out;
     for (int v : node.in) in.push_back(graph_.value(v).dtype);
     for (int v : node.out) out.push_back(graph_.value(v).dtype);
-    return graph_.value(node.out[0]).shape.rank() > 0 && Fusible(*def, in, out);
+    // A user's program has no kernel of its own on GPUs.
+    return (graph_.value(node.out[0]).shape.rank() > 0 || IsProgram(*def)) && Fusible(*def, in, out);
   }
 
   bool Alike(int a, int b) const {
