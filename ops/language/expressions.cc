@@ -145,6 +145,34 @@ Tensor where(Tensor condition, double a, Tensor b, Here at) {
   return where(condition, AsTensor("where", b, a, at, true), b, at);
 }
 
+Tensor where(Tensor condition, double a, double b, DType dtype, Here at) {
+  at = at.In("where");
+  GraphBuilder* const graph = NeedGiven("where", "condition", condition, at);
+  NeedType(Who("where", at), dtype);
+  const Tensor like = full(graph, {}, 0, dtype, at);  // not read
+  return where(condition, AsTensor("where", like, a, at, true), AsTensor("where", like, b, at, true), at);
+}
+
+Tensor nan_to_num(Tensor x, const NanToNum& numbers, Here at) {
+  at = at.In("nan_to_num");
+  NeedFloating("nan_to_num", "x", x, at);
+  constexpr double kMostOfBFloat16 = 0x1.FEp127, kMostOfFloat16 = 65504;
+  const double most = x.dtype() == DType::kFloat32    ? FLT_MAX
+                      : x.dtype() == DType::kBFloat16 ? kMostOfBFloat16
+                                                      : kMostOfFloat16;
+  const auto other = [&](const char* name, double number, double standard) {
+    if (number == standard) return standard > 0 ? most : -most;
+    NeedNumber(Who("nan_to_num", at), name, number, Domain::kFinite);
+    return number;
+  };
+  NeedNumber(Who("nan_to_num", at), "nan", numbers.nan, Domain::kFinite);
+  const double above = other("infinity", numbers.infinity, INFINITY),
+               below = other("minus_infinity", numbers.minus_infinity, -INFINITY);
+  Tensor y = where(isnan(x, at), numbers.nan, x, at);
+  y = where(equal(x, INFINITY, at), above, y, at);
+  return where(equal(x, -INFINITY, at), below, y, at);
+}
+
 Tensor equal(Tensor x, double number, Here at) {
   return equal(x, AsTensor("equal", x, number, at, true), at);
 }

@@ -396,6 +396,8 @@ const std::vector<Use>& Uses() {
       {"pow", [](Any& a) { pow(a.T(2), a.R()); }},
       {"less", [](Any& a) { less(a.T(2), a.R()); }},
       {"remainder", [](Any& a) { remainder(a.T(2), a.R()); }},
+      {"nan_to_num", [](Any& a) { nan_to_num(a.T(2), {.nan = a.R(), .infinity = a.R()}); }},
+      {"where", [](Any& a) { where(a.Of(a.chance->Shape(), DType::kBool), a.R(), a.R()); }},
       {"floor_divide", [](Any& a) { floor_divide(a.T(2), a.R()); }},
       {"operator[]", [](Any& a) { a.T(2)[a.N()]; }},
       {"arange_like", [](Any& a) { arange_like(a.T(2), a.N()); }},
