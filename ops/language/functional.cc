@@ -150,6 +150,7 @@ Tensor less_equal(Tensor a, Tensor b, Here at) { return One("less_equal", {a, b}
 Tensor greater(Tensor a, Tensor b, Here at) { return One("greater", {a, b}, {}, at); }
 Tensor greater_equal(Tensor a, Tensor b, Here at) { return One("greater_equal", {a, b}, {}, at); }
 Tensor remainder(Tensor a, Tensor b, Here at) { return One("remainder", {a, b}, {}, at); }
+Tensor floor_divide(Tensor a, Tensor b, Here at) { return One("floor_divide", {a, b}, {}, at); }
 Tensor logical_and(Tensor a, Tensor b, Here at) { return One("logical_and", {a, b}, {}, at); }
 Tensor logical_or(Tensor a, Tensor b, Here at) { return One("logical_or", {a, b}, {}, at); }
 Tensor logical_xor(Tensor a, Tensor b, Here at) { return One("logical_xor", {a, b}, {}, at); }
@@ -165,6 +166,12 @@ Tensor isnan(Tensor x, Here at) { return One("isnan", {x}, {}, at); }
 Tensor where(Tensor condition, Tensor a, Tensor b, Here at) {
   return One("where", {condition, a, b}, {}, at);
 }
+Tensor logaddexp(Tensor a, Tensor b, Here at) { return One("logaddexp", {a, b}, {}, at); }
+Tensor atan2(Tensor y, Tensor x, Here at) { return One("atan2", {y, x}, {}, at); }
+Tensor erfinv(Tensor x, Here at) { return One("erfinv", {x}, {}, at); }
+Tensor lgamma(Tensor x, Here at) { return One("lgamma", {x}, {}, at); }
+Tensor digamma(Tensor x, Here at) { return One("digamma", {x}, {}, at); }
+Tensor log2(Tensor x, Here at) { return One("log2", {x}, {}, at); }
 Tensor exp(Tensor x, Here at) { return One("exp", {x}, {}, at); }
 Tensor log(Tensor x, Here at) { return One("log", {x}, {}, at); }
 Tensor sqrt(Tensor x, Here at) { return One("sqrt", {x}, {}, at); }

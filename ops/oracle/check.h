@@ -32,6 +32,9 @@ struct Report {
   int64_t rough = 0;    // derivatives at a kink
   int64_t failed = 0;
   std::vector<std::string> failures;  // the first few
+  // Types that were tried in place of a sample's own and in which cases failed; how many failed in its own.
+  std::set<DType> failed_types;
+  int64_t failed_as_given = 0;
   void Fail(const std::string& text);
   void Merge(const Report& other);
   std::string str() const;
@@ -101,6 +104,8 @@ inline void Report::Merge(const Report& other) {
   refused += other.refused;
   rough += other.rough;
   failed += other.failed;
+  failed_types.insert(other.failed_types.begin(), other.failed_types.end());
+  failed_as_given += other.failed_as_given;
   for (const std::string& f : other.failures) {
     if (failures.size() < 4) failures.push_back(f);
   }
@@ -145,7 +150,7 @@ inline bool IsBareView(const OpDef& def) { return def.view && def.reference == n
 
 inline MakeKernel ReferenceOf(const OpDef& def) {
   if (IsBareView(def)) return [](const KernelSpec&) { return nullptr; };
-  return MakeFunctionKernel(def.reference);
+  return ReferenceKernel(def);
 }
 
 inline KernelSpec SpecOf(const OpDef& def, const Attrs& attrs, std::vector<TensorArg> in,
@@ -556,7 +561,14 @@ inline Report CheckOperator(const OpDef& def, const MakeKernel& reference, const
           if (v == 0) report.Fail(Cat("error: ", trial.text, ": ", trial.status.message()));
           continue;
         }
-        report.Merge(CheckTrial(trial, make, v == 0, options));
+        Report of_one = CheckTrial(trial, make, v == 0, options);
+        std::set<DType> given, tried;
+        for (DType type : InputTypes(sample)) given.insert(type);
+        for (DType type : InputTypes(samples[v]))
+          if (!given.count(type)) tried.insert(type);
+        if (tried.empty()) of_one.failed_as_given = of_one.failed;
+        if (of_one.failed > 0) of_one.failed_types = tried;
+        report.Merge(of_one);
       }
     } catch (const std::exception& error) {
       report.Fail(Cat("error: ", SampleText(def, sample), " threw ", error.what()));
