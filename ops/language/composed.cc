@@ -51,7 +51,7 @@ Tensor Running(Tensor x, int64_t axis, double identity, const Here& at, F&& comb
 }
 
 // The number that the type has nothing below (`least`) or above.
-double Bound(DType dtype, bool least) {
+double ExtremeOf(DType dtype, bool least) {
   switch (dtype) {
     case DType::kInt32:
       return least ? std::numeric_limits<int32_t>::min() : std::numeric_limits<int32_t>::max();
@@ -347,12 +347,12 @@ Tensor cumprod(Tensor x, int64_t axis, Here at) {
 Tensor cummax(Tensor x, int64_t axis, Here at) {
   at = at.In("cummax");
   axis = NormalAxis("cummax", axis, x, at);
-  return Running(x, axis, Bound(x.dtype(), true), at, [&](Tensor a, Tensor b) { return maximum(b, a, at); });
+  return Running(x, axis, ExtremeOf(x.dtype(), true), at, [&](Tensor a, Tensor b) { return maximum(b, a, at); });
 }
 Tensor cummin(Tensor x, int64_t axis, Here at) {
   at = at.In("cummin");
   axis = NormalAxis("cummin", axis, x, at);
-  return Running(x, axis, Bound(x.dtype(), false), at, [&](Tensor a, Tensor b) { return minimum(b, a, at); });
+  return Running(x, axis, ExtremeOf(x.dtype(), false), at, [&](Tensor a, Tensor b) { return minimum(b, a, at); });
 }
 // log(e^a + e^b) is a + softplus(b - a).
 Tensor logcumsumexp(Tensor x, int64_t axis, Here at) {

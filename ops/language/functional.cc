@@ -12,7 +12,6 @@
 #include "ops/language/expressions.h"
 #include "ops/language/numbers.h"
 #include "ops/language/sparse.h"
-#include "ops/op.h"
 
 namespace oneflow_like {
 
