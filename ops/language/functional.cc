@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "core/random.h"
 #include "ops/language/calls.h"
+#include "ops/language/expressions.h"
 #include "ops/language/numbers.h"
+#include "ops/language/sparse.h"
+#include "ops/op.h"
 
 namespace oneflow_like {
 
@@ -373,6 +377,35 @@ Tensor embedding(Tensor table, Tensor ids, Here at) {
   return One("embedding", {table, ids}, {}, at);
 }
 
+namespace {
+
+// The bias, with minus infinity where mask or lengths hide a key.
+Tensor BiasOf(const AttentionOptions& options, const Tensor& k, const Here& at) {
+  Tensor bias = options.bias;
+  const auto keep = [&](Tensor seen) {
+    Tensor none = full(seen.graph(), {}, 0, DType::kFloat32, at);
+    Tensor more = where(seen, none, -std::numeric_limits<double>::infinity(), at);
+    bias = bias.defined() ? add(bias, more, at) : more;
+  };
+  if (options.mask.defined()) {
+    NeedBool("attention", "mask", options.mask, at);
+    keep(options.mask);
+  }
+  if (options.key_lengths.defined()) {
+    NeedInteger("attention", "key_lengths", options.key_lengths, at);
+    GraphOf("attention", k, at);
+    const Dims lengths = options.key_lengths.shape(), keys = k.shape();
+    if (keys.rank() != 4 || lengths != Dims{keys[0]})
+      Fail(Who("attention", at), ": key_lengths is ", lengths.str(),
+           " but must have a number for each of the ", "sequences of k ", keys.str());
+    Tensor place = arange(k.graph(), 0, static_cast<double>(keys[1]), 1, options.key_lengths.dtype(), at);
+    keep(less(place, reshape(options.key_lengths, {keys[0], 1, 1, 1}, at), at));
+  }
+  return bias;
+}
+
+}  // namespace
+
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
   GraphOf("attention", q, at);
   double factor = options.scale;
@@ -382,7 +415,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
   if (options.window != 0) attrs.Set("window", options.window);
   std::vector<Tensor> in = {q, k, v};
   std::string masks;
-  const std::pair<const char*, Tensor> operands[] = {{"bias", options.bias},
+  const std::pair<const char*, Tensor> operands[] = {{"bias", BiasOf(options, k, at)},
                                                      {"query_positions", options.query_positions},
                                                      {"key_positions", options.key_positions},
                                                      {"query_documents", options.query_documents},

@@ -212,6 +212,10 @@ struct AttentionOptions {
   // Added to the scaled scores; f32, broadcast from the last axis to [b (h g) s t]. -infinity masks. It has a
   // gradient.
   Tensor bias = {};
+  // bool, broadcast as the bias is: a query sees the keys where it is true.
+  Tensor mask = {};
+  // i32 or i64 [b]: the keys of each sequence; those after them are masked.
+  Tensor key_lengths = {};
   // Positions for causal and window: i32 or i64, [b s] or [s], and [b t] or [t]; any numbers.
   Tensor query_positions = {}, key_positions = {};
   // The same shapes; a query sees only keys of its own document. Both or none.

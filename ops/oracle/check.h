@@ -78,8 +78,12 @@ bool Compare(const std::string& what, const Value& got, const Value& want, bool 
 
 struct CheckOptions {
   bool vary = true;            // Vary() each sample
+  bool every_type = true;      // Vary() also the types of all samples; else of the first one
   int most_pairs = 2000;       // of one sample on one 2-D mesh; beyond it as many are drawn
   int pairs_of_variant = 100;  // the same for a varied sample
+  // Signatures of a varied sample that are tried on each mesh of one axis; where there are more, as many are
+  // drawn.
+  int cuts_of_variant = 1 << 20;
 };
 // The entry's own kernel; none for a view that has none.
 inline MakeKernel ReferenceOf(const OpDef& def);
@@ -527,10 +531,13 @@ inline Report CheckTrial(const Trial& trial, const MakeKernel& make, bool base, 
       return report;
   }
   std::set<int64_t> grains = base ? std::set<int64_t>{1, 2, 3} : std::set<int64_t>{1, 2};
+  Draws draws(kSeed ^ HashName(trial.text));
   for (int size : {2, 3}) {
-    for (const Signature& s : PlainSignatures(trial.rule, grains, size)) {
-      RunCut(trial, whole, make, {{size}, false}, {s}, &report);
-    }
+    const std::vector<Signature> s = PlainSignatures(trial.rule, grains, size);
+    const int64_t all = static_cast<int64_t>(s.size()),
+                  tried = base ? all : std::min<int64_t>(all, options.cuts_of_variant);
+    for (int64_t k = 0; k < tried; ++k)
+      RunCut(trial, whole, make, {{size}, false}, {s[tried == all ? k : draws.Below(all)]}, &report);
   }
   int64_t most = base ? options.most_pairs : options.pairs_of_variant;
   RunPairs(trial, whole, make, {{2, 2}, false}, grains, most, &report);
@@ -545,6 +552,8 @@ inline Report CheckOperator(const OpDef& def, const MakeKernel& reference, const
     try {
       std::vector<Sample> samples = options.vary ? Vary(def, sample) : std::vector<Sample>{sample};
       for (size_t v = 0; v < samples.size(); ++v) {
+        if (!options.every_type && &sample != &def.samples[0] && InputTypes(samples[v]) != InputTypes(sample))
+          continue;
         // Every second one is drawn with ties.
         Trial trial = MakeTrial(def, samples[v], reference, v % 2 == 1);
         if (!trial.status.ok()) {

@@ -9,6 +9,8 @@ LEFT_OUT = {
     "normal": "draws",
     "truncated_normal": "draws",
     "operator": "the cases numbers/*",
+    "micro_batch_sum": "each_micro_batch_test",
+    "micro_batch_mean": "each_micro_batch_test",
 }
 
 
