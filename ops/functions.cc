@@ -102,6 +102,24 @@ void AddStatistics(Catalog* catalog) {
       "log2", "The logarithm to base 2, exact for powers of 2.",
       Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::log2(x)); }>,
       [](Tensor dy, Tensor x, Tensor) { return scale(div(dy, x), 1 / std::numbers::ln2); }, 0.5, 2)));
+  catalog->Add(WidePrecision(
+      UnaryOp("exp2", "2 to the power x, exact for whole numbers.",
+              Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::exp2(x)); }>,
+              [](Tensor dy, Tensor, Tensor y) { return scale(mul(dy, y), std::numbers::ln2); })));
+  catalog->Add(WidePrecision(
+      UnaryOp("erfc", "1 - erf(x), of full accuracy for large x.",
+              Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::erfc(x)); }>,
+              [](Tensor dy, Tensor x, Tensor) {
+                return scale(mul(dy, exp(neg(square(x)))), -2 / std::sqrt(std::numbers::pi));
+              })));
+  catalog->Add(WidePrecision(
+      UnaryOp("asinh", "The number whose hyperbolic sine is x.",
+              Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::asinh(x)); }>,
+              [](Tensor dy, Tensor x, Tensor) { return mul(dy, rsqrt(shift(square(x), 1))); })));
+  catalog->Add(WidePrecision(UnaryOp(
+      "acosh", "The number, 0 or more, whose hyperbolic cosine is x; NaN below 1.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::acosh(x)); }>,
+      [](Tensor dy, Tensor x, Tensor) { return mul(dy, rsqrt(mul(shift(x, -1), shift(x, 1)))); }, 1.5, 4)));
   catalog->Add(WidePrecision(UnaryOp(
       "erfinv", "The number whose erf is x; infinite at -1 and 1, NaN beyond.",
       Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(ErfInv(static_cast<double>(x))); }>,

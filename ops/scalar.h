@@ -92,6 +92,18 @@ OFL_HOST_DEVICE LogParts LogPartsOf(float x) {
   p = p * z + 0.6666666655f;
   return {static_cast<float>(e), f, s * (f - z * p)};
 }
+// 2^x = 2^n e^(log(2) (x - n)) with the nearest whole n; below -126 (a denormal) it is 0.
+OFL_HOST_DEVICE float Exp2Of(float x) {
+  float inside = x > 129.0f ? 129.0f : x;
+  inside = inside < -127.0f ? -127.0f : inside;
+  float shifted = inside + 12582912.0f;
+  int32_t n = static_cast<int32_t>(ToBits(shifted)) - 0x4B400000, half = n >> 1;
+  float y = SmallExpm1((inside - (shifted - 12582912.0f)) * 0.693147181f) + 1.0f;
+  y = y * PowerOf2(half) * PowerOf2(n - half);
+  y = x < -126.0f ? 0.0f : y;
+  return x != x ? x : y;
+}
+
 // y, the logarithm of x, where x is infinite, 0 (or a denormal), negative or NaN.
 OFL_HOST_DEVICE float LogAtEnds(float x, float y) {
   y = x == kInfinity ? x : y;
@@ -369,6 +381,10 @@ OFL_UNARY(Exp, ExpOf(x));
 OFL_UNARY(Log, LogOf(x));
 OFL_UNARY(Log2, Log2Of(x));
 OFL_UNARY(ErfInv, ErfInvOf(x));
+OFL_UNARY(Exp2, Exp2Of(x));
+OFL_UNARY(ErfC, ::erfcf(x));
+OFL_UNARY(Asinh, ::asinhf(x));
+OFL_UNARY(Acosh, ::acoshf(x));
 OFL_UNARY(LGamma, ::lgammaf(x));
 OFL_UNARY(Digamma, DigammaOf(x));
 OFL_UNARY(Trigamma, TrigammaOf(x));
@@ -505,7 +521,8 @@ struct Where {
   X("floor", Floor) X("ceil", Ceil) X("round", Round) X("reciprocal", Reciprocal) \
   X("hardsigmoid", HardSigmoid) X("hardswish", HardSwish) X("mish", Mish) X("isfinite", IsFinite) \
   X("isnan", IsNan) X("logical_not", LogicalNot) X("log2", Log2) X("erfinv", ErfInv) X("lgamma", LGamma) \
-  X("digamma", Digamma) X("trigamma", Trigamma)
+  X("digamma", Digamma) X("trigamma", Trigamma) X("exp2", Exp2) X("erfc", ErfC) X("asinh", Asinh) \
+  X("acosh", Acosh)
 
 #define OFL_BINARY_SCALARS(X) \
   X("add", Add) X("sub", Sub) X("mul", Mul) X("div", Div) X("maximum", Maximum) \

@@ -56,4 +56,22 @@ Tensor atanh(Tensor x, Here at) {
   return scale(sub(log1p(x, at), log1p(neg(x, at), at), at), 0.5, at);
 }
 
+Tensor logit(Tensor x, Here at) {
+  at = at.In("logit");
+  NeedFloating("logit", "x", x, at);
+  return sub(log(x, at), log1p(neg(x, at), at), at);
+}
+
+Tensor trunc(Tensor x, Here at) {
+  at = at.In("trunc");
+  NeedFloating("trunc", "x", x, at);
+  return where(less(x, 0, at), ceil(x, at), floor(x, at), at);
+}
+
+Tensor frac(Tensor x, Here at) {
+  at = at.In("frac");
+  NeedFloating("frac", "x", x, at);
+  return sub(x, trunc(x, at), at);
+}
+
 }  // namespace oneflow_like

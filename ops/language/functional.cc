@@ -167,6 +167,10 @@ Tensor where(Tensor condition, Tensor a, Tensor b, Here at) {
 }
 Tensor logaddexp(Tensor a, Tensor b, Here at) { return One("logaddexp", {a, b}, {}, at); }
 Tensor atan2(Tensor y, Tensor x, Here at) { return One("atan2", {y, x}, {}, at); }
+Tensor exp2(Tensor x, Here at) { return One("exp2", {x}, {}, at); }
+Tensor erfc(Tensor x, Here at) { return One("erfc", {x}, {}, at); }
+Tensor asinh(Tensor x, Here at) { return One("asinh", {x}, {}, at); }
+Tensor acosh(Tensor x, Here at) { return One("acosh", {x}, {}, at); }
 Tensor erfinv(Tensor x, Here at) { return One("erfinv", {x}, {}, at); }
 Tensor lgamma(Tensor x, Here at) { return One("lgamma", {x}, {}, at); }
 Tensor digamma(Tensor x, Here at) { return One("digamma", {x}, {}, at); }

@@ -75,9 +75,10 @@ Tensor atan2(Tensor y, Tensor x, OFL_HERE);
 // The inverse of erf: infinite at -1 and 1, NaN beyond. The logarithm of |gamma(x)|, and its derivative,
 // which has a derivative once more.
 Tensor erfinv(Tensor x, OFL_HERE);
+Tensor erfc(Tensor x, OFL_HERE);  // 1 - erf(x), of full accuracy for large x
 Tensor lgamma(Tensor x, OFL_HERE);
 Tensor digamma(Tensor x, OFL_HERE);
-// Composed of the others; angles are in radians.
+// Most are composed of the others; angles are in radians.
 Tensor log10(Tensor x, OFL_HERE);
 Tensor asin(Tensor x, OFL_HERE);
 Tensor acos(Tensor x, OFL_HERE);
@@ -85,6 +86,11 @@ Tensor atan(Tensor x, OFL_HERE);
 Tensor sinh(Tensor x, OFL_HERE);
 Tensor cosh(Tensor x, OFL_HERE);
 Tensor atanh(Tensor x, OFL_HERE);
+Tensor asinh(Tensor x, OFL_HERE);
+Tensor acosh(Tensor x, OFL_HERE);
+Tensor logit(Tensor x, OFL_HERE);  // log(x / (1 - x)), the inverse of sigmoid
+Tensor trunc(Tensor x, OFL_HERE);  // towards 0; no gradient passes
+Tensor frac(Tensor x, OFL_HERE);   // x - trunc(x)
 // condition (bool) ? a : b, broadcasting all three.
 Tensor where(Tensor condition, Tensor a, Tensor b, OFL_HERE);
 Tensor exp(Tensor x, OFL_HERE);
@@ -98,6 +104,7 @@ Tensor reciprocal(Tensor x, OFL_HERE);  // 1 / x
 Tensor log1p(Tensor x, OFL_HERE);       // log(1 + x)
 Tensor log2(Tensor x, OFL_HERE);        // exact for powers of 2
 Tensor expm1(Tensor x, OFL_HERE);       // e^x - 1
+Tensor exp2(Tensor x, OFL_HERE);        // 2^x, exact for whole numbers
 // x is in radians. Accurate within 2 units in the last place (tan: 4) for |x| up to 10^6, within 2e-7 up to
 // 10^9; NaN beyond.
 Tensor sin(Tensor x, OFL_HERE);

@@ -33,6 +33,8 @@ TEST(Rounding, HalvesGoToTheEvenNumber) {
   EXPECT_EQ(Read(round(x)), (Numbers{-2, -2, 0, 0, 2, 2, 0, 4}));
   EXPECT_EQ(Read(floor(x)), (Numbers{-3, -2, -1, 0, 1, 2, 0, 3}));
   EXPECT_EQ(Read(ceil(x)), (Numbers{-2, -1, 0, 1, 2, 3, 1, 4}));
+  EXPECT_EQ(Read(trunc(x)), (Numbers{-2, -1, 0, 0, 1, 2, 0, 3}));
+  EXPECT_EQ(Read(frac(shift(x, 0.75)))[0], -0.75);
 }
 
 TEST(Remainder, HasTheSignOfTheDivisor) {

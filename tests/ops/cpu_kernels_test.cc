@@ -372,6 +372,13 @@ TEST(Scalars, FunctionsOfStatisticsCloseToTheLibrary) {
   EXPECT_LE(UlpError(scalar::Log2(), log2, 0.01, 4), 4);
   EXPECT_LE(UlpError(scalar::Log2(), log2, 4, 1e30), 3);
   for (int n = -126; n < 128; ++n) EXPECT_EQ(scalar::Log2()(std::ldexp(1.0f, n)), n);
+  auto exp2 = [](double x) { return std::exp2(x); };
+  EXPECT_LE(UlpError(scalar::Exp2(), exp2, -125.9, 127.9), 3);
+  EXPECT_LE(UlpError(scalar::Exp2(), exp2, -1, 1), 3);
+  for (int n = -126; n < 128; ++n) EXPECT_EQ(scalar::Exp2()(static_cast<float>(n)), std::ldexp(1.0f, n));
+  EXPECT_EQ(scalar::Exp2()(128), INFINITY);
+  EXPECT_EQ(scalar::Exp2()(-INFINITY), 0);
+  EXPECT_TRUE(std::isnan(scalar::Exp2()(NAN)));
   EXPECT_LE(UlpError(scalar::ErfInv(), InverseErf, 0, 0.9), 6);
   EXPECT_LE(UlpError(scalar::ErfInv(), InverseErf, 0.9, 1 - 0x1p-24), 6);
   EXPECT_LE(UlpError(

@@ -414,6 +414,8 @@ inline void KernelCases::ElementwiseFunctions() {
   for (const char* op : {"log2", "lgamma", "digamma", "trigamma"})
     CheckCase({op, {{5, 4001}}, {}, {}, 4, 0.1, 20}, ++seed);
   CheckCase({"digamma", {{5, 401}}, {}, {}, 4, -1.9, -1.1}, ++seed);
+  for (const char* op : {"exp2", "erfc", "asinh"}) CheckCase({op, {{5, 4001}}, {}, {}, 4, -3, 3}, ++seed);
+  CheckCase({"acosh", {{5, 4001}}, {}, {}, 4, 1, 30}, ++seed);
   CheckCase({"erfinv", {{5, 4001}}, {}, {}, 4, -0.999, 0.999}, ++seed);
   for (const char* op : {"atan2", "logaddexp"}) {
     CheckCase({op, {{33, 700}, {700}}, {}, {}, 4, -5, 5}, ++seed);

@@ -59,6 +59,13 @@ ValueCases Functions() {
       {"sinh", [](Tensor x) { return sinh(x); }, -4, 4},
       {"cosh", [](Tensor x) { return cosh(x); }, -4, 4},
       {"atanh", [](Tensor x) { return atanh(x); }, -0.9, 0.9},
+      {"exp2", [](Tensor x) { return exp2(x); }, -9, 9},
+      {"erfc", [](Tensor x) { return erfc(x); }, -2, 6},
+      {"asinh", [](Tensor x) { return asinh(x); }, -9, 9},
+      {"acosh", [](Tensor x) { return acosh(x); }, 1.1, 9},
+      {"logit", [](Tensor x) { return logit(x); }, 0.01, 0.99},
+      {"trunc", [](Tensor x) { return trunc(x); }, -9, 9},
+      {"frac", [](Tensor x) { return frac(x); }, -9, 9},
       {"nan_to_num", [](Tensor x) { return nan_to_num(log(x)); }},
       {"nan_to_num/given",
        [](Tensor x) {
