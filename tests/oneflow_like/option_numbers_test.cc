@@ -129,9 +129,7 @@ const std::vector<Option>& Options() {
       {"nn::BatchNorm", "momentum",
        [](Given& g, double n) { return nn::BatchNorm(g.s, g.x, {.momentum = n}); }},
       {"nn::Attention", "dropout",
-       [](Given& g, double n) {
-         return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n});
-       }},
+       [](Given& g, double n) { return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "dropout",
        [](Given& g, double n) { return nn::TransformerBlock(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "eps",
