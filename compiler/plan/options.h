@@ -59,6 +59,7 @@ struct CompileOptions {
   // there can be any.
   int64_t memory_budget = 0;
   std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
+  bool recompute_all = false;  // these regions wholly, without a search: for a first look at many plans
 };
 
 }  // namespace oneflow_like

@@ -149,20 +149,6 @@ void BeginLoading(ModelImpl* model) {
 
 }  // namespace
 
-std::vector<std::string> Checkpoints(const std::string& folder) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::optional<int64_t> step = StepOfFolder(entry.path().filename().string());
-    if (step && fs::exists(entry.path() / CheckpointIndex::kFile, error))
-      found.push_back({*step, entry.path().string()});
-  }
-  std::sort(found.begin(), found.end());
-  std::vector<std::string> paths;
-  for (auto& [step, path] : found) paths.push_back(path);
-  return paths;
-}
-
 Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   ModelImpl* impl = model.impl();
   BeginLoading(impl);

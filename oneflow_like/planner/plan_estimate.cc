@@ -115,6 +115,18 @@ bool PlanEstimator::IsRepeated(const PlanCandidate& candidate) const {
   return repeats({tp, sequence, recompute}) || repeats({first, false, recompute});
 }
 
+// Of the smallest tp, with which the least is kept more than once.
+double PlanEstimator::LeastVariables() const {
+  if (measured_.empty()) return 0;
+  const auto& [key, measured] = *measured_.begin();
+  double bytes = measured.few->before.weights + measured.few->before.state + measured.few->after.weights +
+                 measured.few->after.state;
+  for (size_t k = 0; k < measured.few->block.size(); ++k)
+    bytes += static_cast<double>(measured.few->blocks[k]) *
+             (measured.few->block[k].weights + measured.few->block[k].state);
+  return bytes * std::get<0>(key) / space_.devices;
+}
+
 bool PlanEstimator::Exhausted() const {
   std::map<int, std::pair<double, double>> least;  // by tp: seconds, bytes
   for (const auto& [key, measured] : measured_) {

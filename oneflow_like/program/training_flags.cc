@@ -114,17 +114,13 @@ void CheckTopology() {
                                      : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
 
-// A plan takes memory for each pair of a device and a member of its groups (0.6 GB for 16,384 devices along
-// one axis), and the estimates of messages between processors, which --topology asks for, time for each pair
-// of members.
 void CheckMeshSize() {
-  constexpr int kMost = 1 << 16, kMostAlongAxis = 1 << 14, kMostEstimated = 1 << 12;
   const Mesh mesh = Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh);
   const std::string who = "--mesh=" + FLAGS_mesh;
-  if (mesh.size() > kMost)
-    Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMost);
+  if (mesh.size() > kMostDevices)
+    Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMostDevices);
   const bool estimated = !FLAGS_topology.empty() && mesh.kind() != "cuda";
-  const int most = estimated ? kMostEstimated : kMostAlongAxis;
+  const int most = estimated ? kMostEstimatedAlongAxis : kMostAlongAxis;
   for (int a = 0; a < mesh.rank(); ++a)
     if (mesh.axis_size(a) > most)
       Fail(who, ": ", mesh.axis_size(a), " devices along axis ", mesh.axis_name(a), ", but plans",
@@ -189,7 +185,7 @@ void CheckTrainingFlags(const std::string& samples) {
          " NCCL chooses how messages are sent");
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
-  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
+  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, kMostDevices);
 }
 
 namespace {

@@ -185,7 +185,8 @@ Session FitBudget(GraphOfModel* source, const std::function<Session()>& finish) 
 // what cannot be compiled is reported with both lines, the call's and the node's.
 Session Finish(const std::string& who, ModelImpl* model, Graph graph, const SessionOptions& options,
                const std::map<std::string, int>& fetched, std::vector<int> roots,
-               const std::optional<Training>& training, const std::string& finite) {
+               const std::optional<Training>& training, const std::string& finite,
+               bool recompute_all = false) {
   RequirePatternsMatched(who, *model);
   const SessionSteps::Of of = training ? SessionSteps::Of::kTraining : SessionSteps::Of::kEvaluation;
   CheckStepsOf(who, *model, options.name, of);
@@ -202,6 +203,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   CompileOptions compile = ToCompileOptions(*model, options);
   compile.training = training;
   SetBudget(who, *model, graph, &compile);
+  compile.recompute_all = recompute_all;
   std::unique_ptr<Session::Impl> impl;
   try {
     Compiled compiled = Compile(std::move(graph), compile, Dumper(*model, options.name), whole);
@@ -358,12 +360,13 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
   Training training{optimizer,    options.lr_schedule, options.clip_norm,
                     options.skip, options.recompute,   static_cast<bool>(options.lr_function)};
-  const auto finish = [&] {
+  bool large = false;  // so that searches begin with less
+  const auto finish = [&](SearchDepth depth) {
     Graph graph = SessionGraph(source, Roots(fetched, options));
     const int train = graph.AddTrain(loss.id(), SourceLine(at));
     const bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
     return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
-                  options.check_finite && scalar ? "loss" : "");
+                  options.check_finite && scalar ? "loss" : "", large && depth == SearchDepth::kFirstLook);
   };
   CompileOptions compile = ToCompileOptions(*source->model, options);
   compile.training = training;
@@ -372,7 +375,17 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
     const int train = graph.AddTrain(loss.id(), SourceLine(at));
     return PlacedGraph(who, *source->model, std::move(graph), options, fetched, {train}, compile);
   };
-  Session session = WithCutsChosen(source->model, compile, placed, [&] { return FitBudget(source, finish); });
+  CompileOptions within = compile;
+  SetBudget(who, *source->model, *source, &within);
+  if (within.memory_budget > 0 || source->model->options.memory_budget > 0) {
+    const Graph graph = placed();
+    large = IsLarge(graph);
+    if (large) CheckVariables(who, source->model, graph, within);
+  }
+  Session session = WithCutsChosen(source->model, compile, placed, [&](SearchDepth depth) {
+    if (large && depth == SearchDepth::kFirstLook) return finish(depth);  // blocks stay on their stages
+    return FitBudget(source, [&] { return finish(depth); });
+  });
   session.impl()->lr_function = options.lr_function;
   session.impl()->lr_schedule = options.lr_schedule;
   if (optimizer.numbers.Has("lr")) session.impl()->lr = optimizer.numbers.Float("lr");
@@ -398,7 +411,8 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
     return PlacedGraph(who, *source->model, SessionGraph(source, Roots(fetched, options)), options, fetched,
                        {}, compile);
   };
-  return WithCutsChosen(source->model, compile, placed, [&] { return FitBudget(source, finish); });
+  return WithCutsChosen(source->model, compile, placed,
+                        [&](SearchDepth) { return FitBudget(source, finish); });
 }
 
 }  // namespace oneflow_like

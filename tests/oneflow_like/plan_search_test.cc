@@ -7,9 +7,11 @@
 #include <oneapi/tbb/global_control.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <random>
+#include <regex>
 #include <set>
 
 #include "examples/gpt_model.h"
@@ -378,13 +380,46 @@ TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
     least = least == 0 ? bytes : std::min(least, bytes);
   }
   const std::string error =
-      ErrorOf([&] { SearchPlans(space, machine, build, {.memory = 1000, .compiled = 1000}); });
+      ErrorOf([&] { SearchPlans(space, machine, build, {.memory = least - 1000, .compiled = 1000}); });
   char kilobytes[64];
   std::snprintf(kilobytes, sizeof kilobytes, "needs %.2f KB of a device", static_cast<double>(least) / 1000);
   EXPECT_NE(error.find(kilobytes), std::string::npos) << error << "\n" << least;
-  EXPECT_NE(error.find("more than the 1.00 KB there are"), std::string::npos) << error;
+  EXPECT_NE(error.find("1.00 KB more than the "), std::string::npos) << error;
   EXPECT_NO_THROW(SearchPlans(space, machine, build, {.memory = least, .compiled = 1000}));
   EXPECT_THROW(SearchPlans(space, machine, build, {.memory = least - 1}), Error);
+}
+
+// What devices keep of weights and their state is a bound: below it nothing is tried. Every plan keeps as
+// much.
+TEST(PlanSearch, BelowTheVariablesNothingIsTried) {
+  for (int trial = 0; trial < 4; ++trial) {
+    std::mt19937 random(520 + trial);
+    PlanSpace space = DrawSpace(&random, 4, 4);
+    if (trial == 3) space.extents["tp"] = 2;
+    const DescribedMachine machine = Machines(&random, 2);
+    std::atomic<int> whole = 0;  // plans of all blocks
+    const BuildPlan build = [&, gpt = BuildGpt(Small(), space.batch)](const PlanCandidate& candidate) {
+      whole += candidate.most_blocks == 0;
+      return gpt(candidate);
+    };
+    const std::string error = ErrorOf([&] { SearchPlans(space, machine, build, {.memory = 1000}); });
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(
+        error, found,
+        std::regex(
+            "weights and optimizer state take ([0-9.]+) KB of a device on average, and the smallest plan")))
+        << error;
+    EXPECT_EQ(whole, 0);
+    const double bound = 1000 * std::stod(found[1]) - 5;  // as printed
+    for (const PlanCandidate& c : CandidatesOf(space, 4)) {
+      const Session session = build(c);
+      double kept = 0;
+      for (const RankSummary& rank : session.Summaries())
+        kept += static_cast<double>(rank.persistent_bytes) * static_cast<double>(rank.ranks.size()) /
+                c.mesh.size();
+      EXPECT_GE(kept, bound) << c.str();
+    }
+  }
 }
 
 TEST(PlanSearch, WrongUsesAreRefusedInASentence) {
