@@ -15,6 +15,7 @@ inline constexpr int kMostRestarts = 1'000'000;
 inline constexpr int kMostStepsInFlight = 1024;
 inline constexpr int kMostMicroBatches = 1 << 16;
 inline constexpr int kMostChunks = 64;
+inline constexpr int64_t kMostAveragedFrom = 1 << 24;  // averages count their updates in fp32
 inline constexpr double kShortestTimeout = 0.1, kLongestTimeout = 1e6;  // seconds
 
 // Threads of a process, runtime threads times threads of a kernel: 1024, or four for each core if that is
