@@ -13,6 +13,7 @@
 #include "oneflow_like/generation/generator.h"
 #include "tests/oneflow_like/host_net.h"
 #include "tests/oneflow_like/small_gpt.h"
+#include "tests/oneflow_like/thread_job.h"
 
 namespace oneflow_like {
 namespace {
@@ -22,14 +23,20 @@ const char* const kNames[] = {"up", "bias", "down"};
 
 // A training of the network, which keeps averages, and an evaluation of them.
 struct Averaged {
-  explicit Averaged(const Cutting& cut, const Average& average, const SessionOptions& how = {})
-      : model(FullMesh(cut.mesh), cut.options()) {
+  explicit Averaged(const Cutting& cut, const Average& average, const SessionOptions& how = {},
+                    std::shared_ptr<Job> job = nullptr)
+      : model(FullMesh(cut.mesh), In(std::move(job), cut.options())) {
     const int last = model.mesh().axis_size(2) - 1;
     Tensor x = model.Input("x", {kRows, kIn}, DType::kFloat32, {{"dp", S(0)}});
     y = MeshNet(model.scope() / "net", x, kHidden, kOut, 0, last);
     static_cast<SessionOptions&>(options) = how;
     options.micro_batches = cut.micro_batches;
     options.average = average;
+  }
+  static ModelOptions In(std::shared_ptr<Job> job, ModelOptions options) {
+    options.job = std::move(job);
+    if (options.job) options.threads = 1;
+    return options;
   }
   Session TrainIt() { return Train(mean(square(y - 0.5)), Sgd{.lr = 0.2, .momentum = 0.8}, options); }
   Feeds MakeFeeds(int step) const { return {{"x", Floats(100 + step, {kRows, kIn})}}; }
@@ -259,6 +266,36 @@ TEST_F(AverageFiles, AreReadAsWeights) {
               }).find("has no 'late:average/...'"),
               std::string::npos);
     std::filesystem::remove_all(folder_);
+  }
+}
+
+// Each of several processes holds a part: what they evaluate, before the first step and after, and what they
+// save is what one process does.
+TEST_F(AverageFiles, AreTheSameInSeveralProcesses) {
+  const Cutting cut = {"cpu:dp=2,pp=2", 2, 1};
+  auto play = [&](std::shared_ptr<Job> job, const std::string& folder) {
+    Averaged run(cut, {.decay = 0.75}, {}, job);
+    Session train = run.TrainIt(), look = Evaluate({{"y", run.y}}, {.weights = "average"});
+    Outputs seen;
+    for (int step = 0; step < 3; ++step) {
+      seen[Cat("y before ", step)] = look.Run(run.MakeFeeds(7)).Get("y");
+      if (step == 0) Save(run.model, folder).Wait();
+      train.Run(run.MakeFeeds(step)).Wait();
+    }
+    for (const char* name : kNames) seen[name] = run.model.Read(Cat("train:average/net/", name));
+    return seen;
+  };
+  const Outputs alone = play(nullptr, folder_ + "/alone");
+  for (int processes : {2, 4})
+    for (const std::string& error : RunProcesses(processes, [&](std::shared_ptr<Job> job) {
+           ExpectNear(play(job, Cat(folder_, "/", processes)), alone, 0, Cat(processes, " processes"));
+         }))
+      EXPECT_EQ(error, "");
+  for (const char* folder : {"/alone", "/2", "/4"}) {
+    Averaged other({}, {});
+    Load(other.model, folder_ + folder, {.weights = "average"});
+    const HostTensor y = Evaluate({{"y", other.y}}).Run(other.MakeFeeds(7)).Get("y");
+    EXPECT_LE(Difference(y, alone.at("y before 0")), 2e-6) << folder;
   }
 }
 
