@@ -168,7 +168,8 @@ struct ModelOptions {
   // plan fit; 0: none.
   int64_t memory_budget = 0;
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
-  // reference kernels run wherever `kernels` registers no faster one.
+  // reference kernels run wherever `kernels` registers no faster one; an entry that is a program of steps
+  // (OpDef::scalar) needs neither.
   std::vector<OpDef> operators;
   std::function<void(KernelRegistry*)> kernels;
 };

@@ -44,6 +44,7 @@ const std::vector<Option>& Options() {
       {"maximum", "number", [](Given& g, double n) { return maximum(g.x, n); }},
       {"minimum", "number", [](Given& g, double n) { return minimum(g.x, n); }},
       {"remainder", "number", [](Given& g, double n) { return remainder(g.x, n); }},
+      {"floor_divide", "number", [](Given& g, double n) { return floor_divide(g.x, n); }},
       {"pow", "number", [](Given& g, double n) { return pow(square(g.x) + 1.0, std::min(n, 2.0)); }},
       {"clamp", "low", [](Given& g, double n) { return clamp(g.x, n, 3); }},
       {"clamp", "high", [](Given& g, double n) { return clamp(g.x, -3, n); }},

@@ -105,6 +105,30 @@ TEST(DataOrder, AMixtureKeepsItsSharesAndRepeatsNothingEarly) {
   EXPECT_NE(ErrorOf([&] { Mixture({{a, 1e9}, {b, 1}}); }).find("1/1024"), std::string::npos);
 }
 
+// Each source continues where the epoch before has left it: all of its samples come before one comes again.
+TEST(DataOrder, EpochsOfAMixtureContinueItsSources) {
+  auto a = std::make_shared<Numbers>(700), b = std::make_shared<Numbers>(5000);
+  for (int64_t samples : {2048, 1000}) {
+    const Mixture mixture({{a, 3}, {b, 1}}, samples);
+    std::vector<int64_t> id(3);
+    std::vector<int32_t> wide(24);
+    void* const to[] = {id.data(), wide.data()};
+    std::map<int64_t, int> of_a, of_b;  // how often each sample came
+    for (int64_t epoch = 0; epoch < 4; ++epoch)
+      for (int64_t i = 0; i < samples; ++i) {
+        const int64_t before = a->reads;
+        mixture.Read({1, epoch, i}, to);
+        ++(a->reads == before ? of_b : of_a)[id[1]];
+      }
+    const auto [least, most] = std::minmax_element(
+        of_a.begin(), of_a.end(), [](const auto& x, const auto& y) { return x.second < y.second; });
+    EXPECT_EQ(of_a.size(), 700u);
+    // Blocks that the last epoch has begun may lack any samples.
+    EXPECT_LE(most->second - least->second, samples == 2048 ? 1 : 2) << samples;
+    for (const auto& [index, times] : of_b) EXPECT_EQ(times, 1) << samples << ", sample " << index;
+  }
+}
+
 // Whatever the threads, the delays and the number of batches ahead: one order, that of one thread without
 // delays.
 TEST(DataPipeline, OneOrderUnderRandomDelays) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/data/token_files.h"
@@ -325,6 +326,19 @@ TEST_F(DataTokensTest, RowsFollowEachOtherAndLeaveOutLessThanOne) {
         }
         EXPECT_GE(next + context, size - 1);
       }
+    }
+}
+
+// What is left out at both ends differs between epochs, so that all tokens come sooner or later.
+TEST_F(DataTokensTest, RowsBeginWhereverTheyCan) {
+  for (int size : {9, 10, 17, 21, 64})
+    for (int64_t context : {3, 8}) {
+      const TokenRows rows(Count(folder_ + "/n.bin", size), {.context = context});
+      std::set<int32_t> begins, expected;
+      for (int64_t epoch = 0; epoch < 300; ++epoch)
+        begins.insert(RowOf(rows, context, {7, epoch, 0}).tokens[0]);
+      for (int32_t begin = 0; begin + rows.samples() * context + 1 <= size; ++begin) expected.insert(begin);
+      EXPECT_EQ(begins, expected) << size << " tokens, context " << context;
     }
 }
 
