@@ -45,7 +45,8 @@ class Scope {
                 const WeightOptions& options, OFL_HERE) const;
   // A variable that no training changes but by assign: running statistics, averages of weights, caches,
   // counters. Names and repeated requests as for weights; the tensor is of the variable's type. Integers
-  // start as Full or FromTensor say.
+  // start as Full or FromTensor say. A Weight requested later under the path of a state is that state, as it
+  // starts and is cut: so the function of a network, called below the scope of averages, computes with them.
   Tensor State(const std::string& name, const Dims& shape, const Initializer& init,
                const StateOptions& options = {}, OFL_HERE) const;
   // Adds `assigned` to SessionOptions::also of every training of this graph that computes all its operands,

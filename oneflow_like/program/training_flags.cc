@@ -21,6 +21,7 @@ DEFINE_double(lr, 1e-3, "learning rate at its highest");
 DEFINE_int64(warmup, 20, "steps of rise; then a cosine");
 DEFINE_int64(schedule_steps, 0, "of the cosine; 0: --steps");
 DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
+DEFINE_double(average, 0, "decay of weights' averages; 0: none");
 DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b, gpipe, interleaved, zero_bubble");
 DEFINE_int32(virtual_stages, 1, "rounds over the stages");
@@ -160,6 +161,7 @@ void CheckTrainingFlags(const std::string& samples) {
     Fail("--micro_batches=", FLAGS_micro_batches, ": more than --batch=", FLAGS_batch, " ", samples);
   if (!(FLAGS_lr > 0 && FLAGS_lr <= 1e30)) Fail("--lr is ", FLAGS_lr, ", must be more than 0, at most 1e30");
   CheckRange("--clip", FLAGS_clip, 0.0, 1e30);
+  CheckRange("--average", FLAGS_average, 0.0, 0.999999);
   CheckRange("--peak_flops", FLAGS_peak_flops, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
   if (RecomputeOf(FLAGS_recompute) == Recompute::kAuto && FLAGS_memory_budget == 0 &&
@@ -248,6 +250,7 @@ TrainOptions TrainOptionsOfFlags() {
   options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
   options.overlap.chunks = FLAGS_overlap;
   options.clip_norm = FLAGS_clip;
+  options.average.decay = FLAGS_average;
   const int64_t total = FLAGS_schedule_steps > 0 ? FLAGS_schedule_steps : FLAGS_steps;
   options.lr_schedule = {.kind = Schedule::Kind::kCosine,
                          .warmup = std::min(FLAGS_warmup, total / 2),
@@ -255,5 +258,15 @@ TrainOptions TrainOptionsOfFlags() {
                          .final = 0.1};
   return options;
 }
+
+EvaluateOptions EvaluateOptionsOfFlags(const std::string& name) {
+  EvaluateOptions options;
+  options.name = name;
+  options.dtype = PrecisionOf(FLAGS_dtype);
+  options.weights = WeightsOfFlags();
+  return options;
+}
+
+std::string WeightsOfFlags() { return FLAGS_average > 0 ? "average" : ""; }
 
 }  // namespace oneflow_like

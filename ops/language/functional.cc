@@ -120,7 +120,8 @@ std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std:
     }
     if (in[i].graph() != graph)
       Fail(Who(op.c_str(), at), ": ", OperandName(op, i),
-           " belongs to another model, or to another graph of this one");
+           " belongs to another model, or to another graph of this one", graph->OfAnother(),
+           in[i].graph()->OfAnother());
   }
   return graph->AddNode(op, in, attrs, SourceLine(at));
 }

@@ -226,6 +226,10 @@ TEST(OptionNumbers, OfTrainingAreRefusedOrKeepWeightsFinite) {
          t->lr_schedule = {.kind = Kind::kPolynomial, .total = 9, .power = n};
        }},
       {"overlap.gain", [](double n, Optimizer*, TrainOptions* t) { t->overlap.gain = n; }},
+      {"average.decay", [](double n, Optimizer*, TrainOptions* t) { t->average.decay = n; }},
+      {"average.warmup",
+       [](double n, Optimizer*, TrainOptions* t) { t->average = {.decay = 0.9, .warmup = n}; }},
+      {"group \"*\"", [](double n, Optimizer* o, TrainOptions*) { *o = Groups({{"*", Sgd{.lr = n}}}); }},
   };
   for (const TrainingOption& option : options) {
     int refused = 0, taken = 0;
