@@ -129,9 +129,7 @@ const std::vector<Option>& Options() {
       {"nn::BatchNorm", "momentum",
        [](Given& g, double n) { return nn::BatchNorm(g.s, g.x, {.momentum = n}); }},
       {"nn::Attention", "dropout",
-       [](Given& g, double n) {
-         return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n});
-       }},
+       [](Given& g, double n) { return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "dropout",
        [](Given& g, double n) { return nn::TransformerBlock(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "eps",
@@ -231,7 +229,10 @@ TEST(OptionNumbers, OfTrainingAreRefusedOrKeepWeightsFinite) {
       {"average.decay", [](double n, Optimizer*, TrainOptions* t) { t->average.decay = n; }},
       {"average.warmup",
        [](double n, Optimizer*, TrainOptions* t) { t->average = {.decay = 0.9, .warmup = n}; }},
-      {"group \"*\"", [](double n, Optimizer* o, TrainOptions*) { *o = Groups({{"*", Sgd{.lr = n}}}); }},
+      {"group \"*\"",
+       [](double n, Optimizer* o, TrainOptions*) {
+         *o = Groups({{"*", Sgd{.lr = n}}});
+       }},
   };
   for (const TrainingOption& option : options) {
     int refused = 0, taken = 0;
