@@ -229,7 +229,10 @@ TEST(OptionNumbers, OfTrainingAreRefusedOrKeepWeightsFinite) {
       {"average.decay", [](double n, Optimizer*, TrainOptions* t) { t->average.decay = n; }},
       {"average.warmup",
        [](double n, Optimizer*, TrainOptions* t) { t->average = {.decay = 0.9, .warmup = n}; }},
-      {"group \"*\"", [](double n, Optimizer* o, TrainOptions*) { *o = Groups({{"*", Sgd{.lr = n}}}); }},
+      {"group \"*\"",
+       [](double n, Optimizer* o, TrainOptions*) {
+         *o = Groups({{"*", Sgd{.lr = n}}});
+       }},
   };
   for (const TrainingOption& option : options) {
     int refused = 0, taken = 0;

@@ -223,9 +223,9 @@ TEST(UsersOptimizer, MistakesSayWhatItMayRead) {
       "belongs to another model, or to another graph of this one; optimizer 'mine' computes with "
       "what WeightUpdate gives it: weight, gradient, states, Rate, Updates, and tensors of the "
       "graph by Read$";
-  refuse(Cat("^Train at .*: mul at assign_test.cc:\\d+: .*", may),
+  refuse(Cat("^Train at .*: mul at own_optimizers_test.cc:\\d+: .*", may),
          [&] { train([&](WeightUpdate& u) { u.Assign(u.weight(), u.gradient() * other); }); });
-  refuse(Cat("^Train at .*: mul at assign_test.cc:\\d+: .*", may),
+  refuse(Cat("^Train at .*: mul at own_optimizers_test.cc:\\d+: .*", may),
          [&] { train([&](WeightUpdate& u) { u.Assign(u.weight(), other * u.gradient()); }); });
   refuse(Cat("^Train at .*: assign .*: .*", may),
          [&] { train([&](WeightUpdate& u) { u.Assign(u.weight(), w); }); });
@@ -352,18 +352,20 @@ TEST(ByHand, MistakesAreNamed) {
   Tensor w = model.scope().Weight("w", {3}, Ones());
   ModelGraph graph = model.NewGraph("elsewhere");
   Tensor apart = full(graph.builder(), {3}, 1);
-  refuse("^clip_by_norm at assign_test.cc:\\d+: no gradients are given", [&] { clip_by_norm({}, 1); });
-  refuse("^clip_by_norm at assign_test.cc:\\d+: most is 0", [&] { clip_by_norm({w}, 0); });
-  refuse("^clip_by_norm at assign_test.cc:\\d+: '.*' belongs to another graph than the first", [&] {
+  refuse("^clip_by_norm at own_optimizers_test.cc:\\d+: no gradients are given",
+         [&] { clip_by_norm({}, 1); });
+  refuse("^clip_by_norm at own_optimizers_test.cc:\\d+: most is 0", [&] { clip_by_norm({w}, 0); });
+  refuse("^clip_by_norm at own_optimizers_test.cc:\\d+: '.*' belongs to another graph than the first", [&] {
     clip_by_norm({w, apart}, 1);
   });
-  refuse("^learning_rate at assign_test.cc:\\d+: lr is -1", [&] { learning_rate(model.builder(), -1); });
-  refuse("^learning_rate at assign_test.cc:\\d+: no graph", [&] { learning_rate(nullptr, 1); });
-  refuse("^LossScale::Choose at assign_test.cc:\\d+: call Unscale first",
+  refuse("^learning_rate at own_optimizers_test.cc:\\d+: lr is -1",
+         [&] { learning_rate(model.builder(), -1); });
+  refuse("^learning_rate at own_optimizers_test.cc:\\d+: no graph", [&] { learning_rate(nullptr, 1); });
+  refuse("^LossScale::Choose at own_optimizers_test.cc:\\d+: call Unscale first",
          [&] { LossScale(model.scope()).Choose(w, w); });
-  refuse("^LossScale::Update at assign_test.cc:\\d+: call Unscale first",
+  refuse("^LossScale::Update at own_optimizers_test.cc:\\d+: call Unscale first",
          [&] { LossScale(model.scope()).Update(); });
-  refuse("^LossScale::Unscale at assign_test.cc:\\d+: most is -1",
+  refuse("^LossScale::Unscale at own_optimizers_test.cc:\\d+: most is -1",
          [&] { LossScale(model.scope()).Unscale({w}, -1); });
 }
 
