@@ -320,6 +320,37 @@ TEST_F(DataImagesTest, FoldersAreClassesInOrder) {
              "no folders with pictures");
 }
 
+// Of a picture that grows redder to the right as it grows greener downwards: what is cropped has 3/4 to 4/3
+// of the result's shape, so that a pixel of the result is made of about as many columns as rows.
+TEST_F(DataImagesTest, CropsHaveTheShapeOfTheResult) {
+  Picture ramps{200, 200, std::vector<uint8_t>(size_t{3} * 200 * 200)};
+  for (int y = 0; y < 200; ++y)
+    for (int x = 0; x < 200; ++x) {
+      uint8_t* pixel = &ramps.rgb[size_t{3} * (200 * y + x)];
+      pixel[0] = static_cast<uint8_t>(x);
+      pixel[1] = static_cast<uint8_t>(y);
+    }
+  Write("set/a/ramps.png", PngOf(ramps));
+  for (auto [height, width] : {std::pair(8, 20), {20, 8}}) {
+    const ImageFolder set(folder_ + "/set", {.height = height, .width = width, .deviation = {1, 1, 1}});
+    std::vector<float> image(3 * height * width);
+    int32_t label = -1;
+    void* const to[] = {image.data(), &label};
+    double least = 10, most = 0;
+    for (int64_t epoch = 0; epoch < 200; ++epoch) {
+      set.Read({1, epoch, 0}, to);
+      const float *red = &image[width],
+                  *green = &image[height * width];  // from the second row, from the first
+      const double columns = std::abs(red[width - 2] - red[1]) / (width - 3),
+                   rows = (green[(height - 2) * width] - green[width]) / (height - 3);
+      least = std::min(least, columns / rows);
+      most = std::max(most, columns / rows);
+    }
+    EXPECT_NEAR(least, 0.75, 0.05) << height << " x " << width;
+    EXPECT_NEAR(most, 4.0 / 3, 0.07) << height << " x " << width;
+  }
+}
+
 TEST_F(DataImagesTest, BrokenFilesAreLeftOut) {
   for (int i = 0; i < 20; ++i) Write("set/a/" + std::to_string(10 + i) + ".png", PngOf(Smooth(9, 9, i)));
   Write("set/a/15.png", PngOf(Smooth(9, 9)).substr(0, 50));
