@@ -25,11 +25,12 @@ struct Net {
   }
 
   Tensor Block(Scope s, Tensor x, int64_t width) const {
-    s.Region();
-    Tensor y = Conv(s / "first", Norm(s / "norm1", x), width, 3, "tp:S0");
-    y = y + reshape(nn::Linear(s / "time", to_stage_of(time, y), width), {x.shape()[0], 1, 1, width});
-    y = Conv(s / "last", Norm(s / "norm2", y), width, 3, "tp:S3");
-    return y + (x.shape().back() == width ? x : Conv(s / "shortcut", x, width, 1));
+    return s.Region().Run([&] {
+      Tensor y = Conv(s / "first", Norm(s / "norm1", x), width, 3, "tp:S0");
+      y = y + reshape(nn::Linear(s / "time", to_stage_of(time, y), width), {x.shape()[0], 1, 1, width});
+      y = Conv(s / "last", Norm(s / "norm2", y), width, 3, "tp:S3");
+      return y + (x.shape().back() == width ? x : Conv(s / "shortcut", x, width, 1));
+    });
   }
 };
 

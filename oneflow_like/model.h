@@ -26,13 +26,44 @@ class StallWatch;  // oneflow_like/job/stalls.h
 struct GraphOfModel;
 struct ModelImpl;
 
+class Scope;
+
+// While it exists, operators that are made in the scope's graph belong to the scope, as Scope::Run says.
+// Those of one graph end in the opposite order. Not thread-safe, as its graph.
+class RunningScope {
+ public:
+  // kLayer: functions of nn. They may run within a block, and are then part of it even if they are given
+  // another scope; their end does not separate what comes after.
+  enum class Of { kBlock, kLayer };
+  explicit RunningScope(const Scope& scope, Of of = Of::kBlock);
+  ~RunningScope();
+  RunningScope(const RunningScope&) = delete;
+
+ private:
+  GraphOfModel* const graph_;
+};
+
 // A path in the model and a stage; a small value, passed down. Scope / "name" goes one level deeper.
+//
+// An operator has a place in the graph, too: the name it has in messages, dumps and as the source of random
+// draws, its region and its stage. While the function of a block runs (Run; nn::layers), what it makes
+// belongs to the block. Elsewhere an operator belongs with its operands, in whatever order these are given:
+// it is in the scope of the one that was made last (of a block that has ended: in the scope around that
+// block), and per mesh axis on the highest stage of any.
 class Scope {
  public:
   Scope operator/(const std::string& name) const;
   // Weights made here, and what is computed from them, live on coordinate `index` of mesh axis `axis`. Throws
   // Error for an unknown axis or an index outside it.
   Scope Stage(const std::string& axis, int index, OFL_HERE) const;
+  // Returns function(). All operators that it makes belong to this scope whatever they read: their names are
+  // below its path, so they are in its region, and they are on its stage, where it has one. Functions of nn
+  // run in the scope that they are given in the same way.
+  template <typename Function>
+  auto Run(const Function& function) const {
+    const RunningScope running(*this);
+    return function();
+  }
   // A trainable variable named <path>/<name>. Requested again under the same name, in this graph or another
   // of the model, it is the same variable. The later request repeats shape and initialiser, and may leave out
   // the annotation and the stage; one that contradicts the first request is an Error that names both lines.
@@ -52,7 +83,7 @@ class Scope {
   // Adds `assigned` to SessionOptions::also of every training of this graph that computes all its operands,
   // and of no evaluation. For layers that keep state: their users need not know of it.
   void InTraining(Tensor assigned, OFL_HERE) const;
-  // Everything computed below this scope is a region (compiler/graph/regions.h): its forward pass may be
+  // All operators in this scope are a region (compiler/graph/regions.h): its forward pass may be
   // recomputed for its gradients, as `recompute` says (kAuto: as the compiler chooses, within
   // ModelOptions::memory_budget); without a value, as the session says. nn::layers makes each layer
   // a region. A region within another is part of the outer one; giving it a `recompute` of its own is an
@@ -64,6 +95,7 @@ class Scope {
 
  private:
   friend struct GraphOfModel;
+  friend class RunningScope;
   std::string Path(const std::string& name) const { return path_.empty() ? name : path_ + "/" + name; }
 
   GraphOfModel* graph_ = nullptr;
@@ -93,8 +125,8 @@ struct Pipeline {
   // How many times the blocks go round the stages: with p stages, block group i of p * virtual_stages is on
   // stage i % p.
   int virtual_stages = 1;
-  // Blocks of each group. Empty: divided by estimated time when the model is first used; operators before and
-  // after the blocks count, too.
+  // Blocks of each group, at least one. Empty: divided by estimated time when the model is first used;
+  // operators before and after the blocks count, too.
   std::vector<int64_t> layers = {};
   // At most so many blocks of each nn::layers are built; 0: all. For estimates of a model by one block.
   int64_t most_blocks = 0;
@@ -261,13 +293,14 @@ class Model {
 // is built on it.
 class Blocks {
  public:
-  // n blocks below scope `s`; `per_stage`, if not empty, overrides Pipeline::layers. On a mesh without axis
-  // `axis`, or with an empty name, all blocks lie in one place. Throws Error for numbers that contradict each
-  // other.
+  // n blocks below scope `s`; `per_stage`, if not empty, overrides Pipeline::layers and may have 0. On a mesh
+  // without axis `axis`, or with an empty name, all blocks lie in one place. Throws Error for numbers that
+  // contradict each other.
   Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<int64_t>& per_stage, OFL_HERE);
   // How many blocks to build: n, or fewer, as Pipeline::most_blocks says.
   int64_t size() const { return size_; }
-  // Returns the scope of the next block, <path of s>/<name>, on its stage, and moves x to that stage.
+  // Returns the scope of the next block, <path of s>/<name>, on its stage, and moves x to that stage. The
+  // scope runs (Scope::Run) until the next call or End().
   Scope Next(const std::string& name, Tensor* x);
   void End();  // call it after the last block
 
@@ -277,6 +310,7 @@ class Blocks {
   SourceLocation at_;
   int stack_ = -1;  // of the graph; -1: on one stage
   int64_t size_ = 0, next_ = 0;
+  std::optional<RunningScope> running_;  // of the block under construction
 };
 
 // d y / d x for each x, with x's shape and type: tensors of the graph, which a loss may use (gradient
@@ -291,7 +325,8 @@ struct AnnotateOptions {
 };
 Tensor annotate(Tensor x, const Annotation& sbp, OFL_HERE);
 Tensor annotate(Tensor x, const Annotation& sbp, const AnnotateOptions& options, OFL_HERE);
-// x on another pipeline stage: values computed from the result are on that stage.
+// x on another pipeline stage: values computed from the result are on that stage, but for those of a block
+// that has a stage along this axis (Scope::Run).
 Tensor to_stage(Tensor x, const std::string& axis, int index, OFL_HERE);
 // x on the stage of `other`: for weights that are read in several places. Returns x itself if both are on the
 // same stage, or `other` is on none.

@@ -1,6 +1,6 @@
-// Layers: functions that request their weights from a Scope and compute with them, written with the public
-// functions only. Weights have the names given here, below the scope's path: nn::Linear(s / "head", x, 10)
-// makes head/weight and head/bias.
+// Layers: functions that request their weights from a Scope and compute with them there (Scope::Run), written
+// with the public functions only. Weights have the names given here, below the scope's path: nn::Linear(s /
+// "head", x, 10) makes head/weight and head/bias.
 //
 // The mesh axis `tp` of the options sets tensor parallelism: a column-parallel layer cuts its output, a
 // row-parallel one its input, and its partial sums are added where an operator needs them whole (Shoeybi et
@@ -202,12 +202,15 @@ Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvB
 struct LayersOptions {
   std::string name = "block";   // the scopes are block0, block1, ...
   std::string pipeline = "pp";  // mesh axis that the blocks are dealt over, in order; where there is one
-  std::vector<int64_t> per_stage = {};      // blocks of each stage; empty: as Pipeline::layers says
+  // Blocks of each stage, 0 for none: {n, 0} and {0, n} put an encoder on the first stage and a decoder on
+  // the second. Empty: as Pipeline::layers says.
+  std::vector<int64_t> per_stage = {};
   std::optional<Recompute> recompute = {};  // of these blocks; empty: as TrainOptions says
 };
-// Applies n blocks to x, each a region (Scope::Region): block(scope of block i, x, i) -> x. This function
-// alone assigns stages: weights requested before or after it are on the stage of their first reader, and
-// readers of the result are on the last stage.
+// Applies n blocks to x, each a region (Scope::Region): block(scope of block i, x, i) -> x. What `block`
+// makes belongs to block i, its region and its stage, whatever it reads (Scope::Run). This function alone
+// assigns stages: weights requested before or after it are on the stage of their first reader, and readers of
+// the result are on the last block's stage.
 Tensor layers(Scope s, Tensor x, int64_t n, const std::function<Tensor(Scope, Tensor, int64_t)>& block,
               const LayersOptions& options = {}, OFL_HERE);
 

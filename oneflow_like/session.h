@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,15 @@ namespace oneflow_like {
 
 // Roles of mesh axes; empty: cost decides. Along an axis with a role activations keep one signature, even if
 // another would be cheaper for few tokens:
-//   batch     the batch axis of all inputs, and all that is computed from it, is cut
+//   batch     the batch axis of all inputs, and all that is computed from it, is cut. Without a value: the
+//   axis
+//             along which annotations cut the batch of inputs, if that is one axis and it has no other role
 //   tensor    what layers (Scope::Region) give to others is whole, unless it is annotated, as
 //             nn::TransformerOptions::sequence does; weights are used as they are annotated, as ever
 //   context   what is computed from inputs that are annotated along it is cut where they are
 struct Parallel {
-  std::string batch, tensor, context;
+  std::optional<std::string> batch;
+  std::string tensor, context;
 };
 
 struct SessionOptions {
@@ -119,7 +123,11 @@ struct RankSummary {
   // peak_bytes by purpose: weights, optimizer state, gradients, narrow copies, gathered, stash (kept by
   // forward for backward), other.
   std::vector<std::pair<std::string, int64_t>> purposes;
-  std::vector<std::pair<std::string, int64_t>> consumers;  // ten largest, with where they come from
+  // The same by block (region) and by kind of operator; blocks that hold the same share an entry.
+  std::vector<std::pair<std::string, int64_t>> blocks;
+  // The ten largest, with where they come from. Those that differ in the numbers of their names alone, as in
+  // the layers of a model, share an entry.
+  std::vector<std::pair<std::string, int64_t>> consumers;
   int actors = 0, buffers = 0, collectives = 0;
   double bytes_sent = 0;  // per step
   double flops = 0;       // per step

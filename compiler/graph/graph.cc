@@ -40,15 +40,24 @@ std::string Graph::UniqueName(const std::string& wanted) {
   return name;
 }
 
-namespace {
-
-// "h0/attn/q" -> "h0/attn/".
 std::string ScopeOf(const std::string& name) {
-  size_t slash = name.rfind('/');
+  const size_t slash = name.rfind('/');
   return slash == std::string::npos ? "" : name.substr(0, slash + 1);
 }
 
-}  // namespace
+Graph::Place Graph::PlaceOf(const std::vector<Tensor>& in) {
+  Place place{"", WholeMesh(mesh_)};
+  int last = -1;
+  for (const Tensor& t : in) {
+    const Node& from = producer(t.id());
+    place.placed = place.placed || from.placed;
+    for (int a = 0; from.placed && a < mesh_.rank(); ++a)
+      place.slice.fixed[a] = std::max(place.slice.fixed[a], from.slice.fixed[a]);
+    if (t.id() <= last) continue;
+    if (std::string scope = ScopeOf(t.name()); !scope.empty()) place.scope = std::move(scope), last = t.id();
+  }
+  return place;
+}
 
 std::string Graph::OfAnother() const { return origin_ ? origin_->of_another : ""; }
 
@@ -68,8 +77,6 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
   const bool updates = !def.inplace.empty() && !attrs.Has("each_micro_batch");
   node.phase = origin_ ? origin_->phase : updates ? Phase::kUpdate : Phase::kForward;
   OpCall call{op, who, {}, {}, &node.attrs};
-  node.slice = WholeMesh(mesh_);
-  std::string scope = origin_ ? origin_->scope : "";
   for (const Tensor& t : in) {
     if (!t.defined()) Fail(call.who, ": operand ", call.shapes.size(), " is undefined");
     if (t.graph() != this)
@@ -81,18 +88,13 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
     const Node& from = producer(t.id());
     if (!origin_ && from.phase == Phase::kUpdate && from.kind != NodeKind::kVariable)
       node.phase = Phase::kUpdate;
-    if (from.placed) {
-      node.placed = true;
-      for (int a = 0; a < mesh_.rank(); ++a)
-        node.slice.fixed[a] = std::max(node.slice.fixed[a], from.slice.fixed[a]);
-    }
-    if (!origin_ && !ScopeOf(t.name()).empty()) scope = ScopeOf(t.name());
-  }
-  if (origin_ && origin_->slice) {
-    node.slice = *origin_->slice;
-    node.placed = true;
   }
   Inferred inferred = Infer(def, call);
+  const bool follows = !origin_ || !origin_->slice;  // its operands, or what runs
+  Place place = origin_ ? Graph::PlaceOf(in) : PlaceOf(in);
+  if (origin_) place.scope = origin_->scope;
+  node.slice = follows ? place.slice : *origin_->slice;
+  node.placed = place.placed || !follows;
   for (auto [out, input] : def.inplace) {  // an update stands where its variable does
     const Node& variable = producer(node.in[input]);
     if (variable.kind != NodeKind::kVariable)
@@ -101,7 +103,7 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
     node.slice = variable.slice;
     node.placed = variable.placed;
   }
-  node.name = UniqueName(scope + op);
+  node.name = UniqueName(place.scope + op);
   std::vector<NewValue> outputs;
   for (size_t i = 0; i < inferred.rule.out.size(); ++i)
     outputs.push_back({i == 0 ? node.name : Cat(node.name, ":", inferred.rule.out[i].name),

@@ -99,8 +99,7 @@ class Graph : public GraphBuilder {
   std::vector<int> Sizes() const;
   int64_t Parts() const;  // their product
 
-  // GraphBuilder. A node's slice is, per mesh axis, the highest coordinate to which its inputs are fixed; its
-  // scope is that of the last named input.
+  // GraphBuilder. PlaceOf says where the node belongs.
   std::vector<Tensor> AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                               const SourceLine& line) override;
   const Dims& ShapeOf(int id) const override { return values_[id].shape; }
@@ -199,6 +198,17 @@ class Graph : public GraphBuilder {
   std::string UniqueName(const std::string& wanted);
   Layout LayoutOf(int value) const { return {producer(value).slice, values_[value].sbp}; }
 
+ protected:
+  struct Place {
+    std::string scope;  // "h0/attention/", or empty
+    Slice slice;
+    bool placed = false;  // Node::placed
+  };
+  // Where the next node, one that reads `in`, belongs if no Origin says so. It does not depend on the order
+  // of the operands: the slice is, per mesh axis, the highest coordinate to which they are fixed; the scope
+  // is that of the operand that was made last among those that have one.
+  virtual Place PlaceOf(const std::vector<Tensor>& in);
+
  private:
   const Catalog* catalog_;
   Mesh mesh_;
@@ -211,6 +221,8 @@ class Graph : public GraphBuilder {
   std::shared_ptr<RuleCache> rules_;  // also of copies
 };
 
+// "h0/attention/q" -> "h0/attention/"; empty without a '/'.
+std::string ScopeOf(const std::string& name);
 // The kind of the op with this name; for a primitive also which one.
 NodeKind KindOf(const std::string& op, Primitive* primitive = nullptr);
 // Whether a node computes nothing itself: the ends of the graph.

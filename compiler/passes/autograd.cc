@@ -14,11 +14,6 @@ namespace oneflow_like {
 
 namespace {
 
-std::string Scope(const std::string& name) {
-  size_t slash = name.rfind('/');
-  return slash == std::string::npos ? "" : name.substr(0, slash + 1);
-}
-
 // Nodes on a path from one of `weights` to the loss.
 std::vector<bool> OnPath(const Graph& graph, int loss, const std::vector<int>& weights,
                          const std::vector<int>& order) {
@@ -125,7 +120,7 @@ class Differentiator {
   void Enter(int node) {
     const Node& n = graph_.node(node);
     origin_.line = n.line;
-    origin_.scope = Scope(n.name);
+    origin_.scope = ScopeOf(n.name);
     slice_ = n.slice;
     origin_.slice = n.placed ? &slice_ : nullptr;
     graph_.SetOrigin(&origin_);

@@ -56,7 +56,7 @@ void MoveInto(GraphOfModel* graph, const BlockStack& stack, BlockStack::Block* b
     move.line = graph->producer(static_cast<int>(block->x)).line;
     move.slice = graph->producer(static_cast<int>(block->x)).slice;
     move.placed = true;
-    move.name = graph->UniqueName(block->path + "/identity");
+    move.name = graph->UniqueName(ScopeOf(block->path) + "identity");
     const Graph::NewValue out{move.name, x.dtype, x.shape};
     block->move = graph->AddRaw(std::move(move), {out});
     graph->moves[block->move] = -1;
@@ -67,11 +67,18 @@ void MoveInto(GraphOfModel* graph, const BlockStack& stack, BlockStack::Block* b
   graph->node(block->move).slice.fixed[stack.axis] = stage;
 }
 
-// Where a node stands along the axis, if its operands say.
-int StageOfOperands(const GraphOfModel& graph, int n, int axis) {
+bool StandsInScope(const GraphOfModel& graph, int n, int axis) {
+  const auto standing = graph.standing.find(n);
+  return standing != graph.standing.end() && standing->second[axis] != Slice::kFree && !graph.moves.count(n);
+}
+
+// Where a node stands along the axis: with the variable that it writes, in the scope that ran when it was
+// made, or where its operands say.
+int StageOfNode(const GraphOfModel& graph, int n, int axis) {
   const Node& node = graph.node(n);
   if (const OpDef* def = graph.catalog().Find(node.op))
     for (auto [out, in] : def->inplace) return graph.producer(node.in[in]).slice.fixed[axis];
+  if (StandsInScope(graph, n, axis)) return node.slice.fixed[axis];
   int stage = Slice::kFree;
   for (int v : node.in)
     if (graph.producer(v).placed) stage = std::max(stage, graph.producer(v).slice.fixed[axis]);
@@ -83,9 +90,9 @@ bool FollowsOperands(const GraphOfModel& graph, int n) {
 }
 
 // Gradients that are part of a model stand with their operators and not with their operands.
-bool AllFollowOperands(const GraphOfModel& graph, int axis) {
+bool AllFollow(const GraphOfModel& graph, int axis) {
   for (int n : graph.Order())
-    if (FollowsOperands(graph, n) && graph.node(n).slice.fixed[axis] != StageOfOperands(graph, n, axis))
+    if (FollowsOperands(graph, n) && graph.node(n).slice.fixed[axis] != StageOfNode(graph, n, axis))
       return false;
   return true;
 }
@@ -97,7 +104,7 @@ void MoveTheRest(GraphOfModel* graph, int axis) {
     auto move = graph->moves.find(n);
     if (move != graph->moves.end() && move->second >= 0)
       stage = graph->producer(move->second).slice.fixed[axis];
-    if (FollowsOperands(*graph, n)) stage = StageOfOperands(*graph, n, axis);
+    if (FollowsOperands(*graph, n)) stage = StageOfNode(*graph, n, axis);
   }
 }
 
@@ -117,6 +124,8 @@ void MoveBlocks(GraphOfModel* graph, BlockStack* stack, const std::vector<int64_
       Node& known = graph->model->variables.at(name).node;
       if (known.slice != graph->node(n).slice) move(&known);
     }
+    for (int n = block.begin; n < block.end; ++n)
+      if (StandsInScope(*graph, n, stack->axis)) move(&graph->node(n));
   }
   stack->per_stage = per_stage;
   MoveTheRest(graph, stack->axis);
@@ -156,17 +165,22 @@ Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<in
   const int64_t groups = int64_t{mesh.axis_size(a)} * stack.rounds;
   const std::string there = Cat("mesh axis ", axis, " has ", mesh.axis_size(a), " stages",
                                 stack.rounds > 1 ? Cat(", gone round ", stack.rounds, " times") : "");
-  if (n < groups)
-    Fail(who, ": ", there, " but there are only ", n, " layers; every stage needs at least one",
-         stack.rounds > 1 ? " each time" : "");
   if (pipeline.most_blocks == 0) stack.per_stage = per_stage.empty() ? pipeline.layers : per_stage;
   stack.by_cost = stack.per_stage.empty();
+  if (per_stage.empty() && n < groups)
+    Fail(who, ": ", there, " but there are only ", n, " layers; every stage needs at least one",
+         stack.rounds > 1 ? " each time" : "");
   const char* what = per_stage.empty() ? "Pipeline::layers" : "per_stage";
   if (stack.by_cost) stack.per_stage = Even(n, groups);
   if (static_cast<int64_t>(stack.per_stage.size()) != groups)
     Fail(who, ": ", what, " has ", stack.per_stage.size(), " numbers but ", there, "; it needs ", groups);
-  for (int64_t layers : stack.per_stage)
-    if (layers < 1) Fail(who, ": ", what, " has ", layers, " layers for a stage, which needs at least one");
+  for (int64_t layers : stack.per_stage) {
+    if (layers < 0) Fail(who, ": ", what, " has ", layers, " layers for a stage, but 0 is the least");
+    // All stacks of a model follow it, so a stage would be without work.
+    if (layers == 0 && per_stage.empty())
+      Fail(who, ": ", what,
+           " has 0 layers for a stage, which needs at least one; per_stage of nn::layers may be 0");
+  }
   const int64_t sum = std::accumulate(stack.per_stage.begin(), stack.per_stage.end(), int64_t{0});
   if (sum != n) Fail(who, ": ", what, " sums to ", sum, " but there are ", n, " layers");
   stack_ = static_cast<int>(graph->stacks.size());
@@ -174,8 +188,12 @@ Blocks::Blocks(Scope s, const std::string& axis, int64_t n, const std::vector<in
 }
 
 Scope Blocks::Next(const std::string& name, Tensor* x) {
+  running_.reset();
   const Scope below = scope_ / name;
-  if (stack_ < 0) return below;
+  if (stack_ < 0) {
+    running_.emplace(below);
+    return below;
+  }
   GraphOfModel* graph = static_cast<GraphOfModel*>(scope_.graph());
   BlockStack& stack = graph->stacks[stack_];
   if (next_ == 0) {
@@ -191,16 +209,23 @@ Scope Blocks::Next(const std::string& name, Tensor* x) {
   block.x = x->id();
   block.begin = graph->num_nodes();
   const int stage = stages.at(std::min<size_t>(next_, stages.size() - 1));  // whoever builds more than size()
-  if (next_ > 0 && next_ < std::ssize(stages) && stage != stages[next_ - 1]) {
+  const Node& from = graph->producer(x->id());
+  const int was = from.placed ? from.slice.fixed[stack.axis] : Slice::kFree;
+  const bool elsewhere = next_ > 0 ? stage != stages[std::min<size_t>(next_, stages.size()) - 1]
+                                   : was != Slice::kFree && was != stage;
+  if (elsewhere) {
     *x = to_stage(*x, axis_, stage, at_);
     block.move = graph->value(x->id()).producer;
   }
   stack.blocks.push_back(block);
   ++next_;
-  return below.Stage(axis_, stage, at_);
+  const Scope here = below.Stage(axis_, stage, at_);
+  running_.emplace(here);
+  return here;
 }
 
 void Blocks::End() {
+  running_.reset();
   if (stack_ < 0 || next_ == 0) return;
   GraphOfModel* graph = static_cast<GraphOfModel*>(scope_.graph());
   graph->stacks[stack_].blocks.back().end = graph->num_nodes();
@@ -210,8 +235,7 @@ void CutBlocks(GraphOfModel* graph) {
   for (BlockStack& stack : graph->stacks) {
     if (!stack.by_cost || graph->mesh().axis_size(stack.axis) == 1) continue;
     auto [cut, fresh] = graph->model->cuts.try_emplace(stack.name, stack.per_stage);
-    if (fresh && !Lies(*graph, stack) && AllFollowOperands(*graph, stack.axis))
-      cut->second = ByCost(*graph, stack);
+    if (fresh && !Lies(*graph, stack) && AllFollow(*graph, stack.axis)) cut->second = ByCost(*graph, stack);
     if (cut->second != stack.per_stage) MoveBlocks(graph, &stack, cut->second);
   }
 }

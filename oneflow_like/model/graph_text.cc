@@ -50,7 +50,8 @@ class TextToModel {
     RequireExtents(Cat("weight '", node.name, "'"), v.shape);
     if (!node.attrs.Has("init") || !node.attrs.Has("key"))
       Fail("weight '", node.name, "' lacks the attributes init and key, which say how it starts");
-    ModelVariable made{.node = node, .dtype = v.dtype, .shape = v.shape, .settled = node.placed};
+    ModelVariable made{
+        .node = node, .dtype = v.dtype, .shape = v.shape, .settled = node.placed, .said = node.attrs};
     if (node.attrs.Has("literal") && !graph_.model->variables.count(node.name))
       Fail("weight '", node.name,
            "' starts as numbers that a text does not hold; request it before, so that ",

@@ -269,6 +269,64 @@ const Scope& Scope::Region(std::optional<Recompute> recompute, Here at) const {
   return *this;
 }
 
+RunningScope::RunningScope(const Scope& scope, Of of) : graph_(scope.graph_) {
+  if (!graph_) Fail("a Scope that was never given a value cannot run; start from Model::scope()");
+  graph_->Enter(scope, of);
+}
+
+RunningScope::~RunningScope() { graph_->Leave(); }
+
+void GraphOfModel::Enter(const Scope& scope, RunningScope::Of of) {
+  Running now{scope.path_, scope.stage_, of == RunningScope::Of::kBlock};
+  const auto block =
+      std::find_if(running_.rbegin(), running_.rend(), [](const Running& other) { return other.block; });
+  if (block != running_.rend()) {
+    const bool within = block->path.empty() || now.path == block->path || Within(block->path, now.path);
+    if (!within) now = {running_.back().path, running_.back().stage, false};
+    for (size_t a = 0; a < now.stage.size(); ++a)
+      if (now.stage[a] == Slice::kFree) now.stage[a] = block->stage[a];
+  }
+  if (now.block) ended_.erase(now.path);
+  running_.push_back(std::move(now));
+}
+
+void GraphOfModel::Leave() {
+  const Running& last = running_.back();
+  if (last.block && !last.path.empty()) ended_.insert(last.path);
+  running_.pop_back();
+}
+
+std::string GraphOfModel::ScopeOutsideEnded(const std::string& name) const {
+  if (!ended_.empty())
+    for (size_t slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1))
+      if (const std::string path = name.substr(0, slash); ended_.count(path)) return ScopeOf(path);
+  return ScopeOf(name);
+}
+
+// Within the scope that runs an operator has the scope of its last operand that is there: a projection's bias
+// is added in "block0/attention", not in "block0".
+Graph::Place GraphOfModel::PlaceOf(const std::vector<Tensor>& in) {
+  Place place = Graph::PlaceOf(in);
+  const Running* here = running_.empty() ? nullptr : &running_.back();
+  const std::string below = here && !here->path.empty() ? here->path + "/" : "";
+  place.scope = below;
+  int last = -1;
+  for (const Tensor& t : in) {
+    if (t.id() <= last) continue;
+    std::string scope = ScopeOutsideEnded(t.name());
+    if (!scope.empty() && scope.starts_with(below)) place.scope = std::move(scope), last = t.id();
+  }
+  standing.erase(num_nodes());
+  // What reads nothing is where it is read.
+  for (int a = 0; here && !in.empty() && a < mesh().rank(); ++a) {
+    if (here->stage[a] == Slice::kFree) continue;
+    place.slice.fixed[a] = here->stage[a];
+    place.placed = true;
+    standing[num_nodes()] = here->stage;
+  }
+  return place;
+}
+
 Scope GraphOfModel::Root() {
   Scope s;
   s.graph_ = this;

@@ -48,11 +48,15 @@ struct GraphOfModel : Graph {
   Tensor Input(const std::string& name, const Dims& shape, DType dtype, const Annotation& sbp, int batch_axis,
                Here at);
   Tensor Find(const std::string& name, const Here& at);
-  // Creates a weight or a state, or finds it and compares it with its first request.
+  // Creates a weight or a state, or finds it and compares it with its first request. `said`: the options
+  // before patterns overrode them.
   Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
-                  const Initializer& init, const WeightOptions& options, const std::vector<int>& stage,
-                  const Here& at, bool state = false);
+                  const Initializer& init, const WeightOptions& options, const WeightOptions& said,
+                  const std::vector<int>& stage, const Here& at, bool state = false);
   Tensor Request(const std::string& who, const ModelVariable& made);
+  // RunningScope.
+  void Enter(const Scope& scope, RunningScope::Of of);
+  void Leave();
 
   ModelImpl* const model;
   const std::string name;                        // for messages; empty: the model's own
@@ -61,6 +65,25 @@ struct GraphOfModel : Graph {
   std::vector<Tensor> in_training;               // Scope::InTraining
   std::vector<BlockStack> stacks;
   std::map<int, int> moves;  // nodes of to_stage_of, and the value whose stage they are for; -1: to_stage's
+  // Nodes made while a scope with a stage ran, and that scope's coordinates: they do not follow their
+  // operands along the axes where it has one. Updates of variables are among them, although they follow the
+  // variable.
+  std::map<int, std::vector<int>> standing;
+
+ protected:
+  Place PlaceOf(const std::vector<Tensor>& in) override;
+
+ private:
+  struct Running {
+    std::string path;
+    std::vector<int> stage;
+    bool block = false;
+  };
+  // ScopeOf(name), or around the outermost block that has ended and contains it.
+  std::string ScopeOutsideEnded(const std::string& name) const;
+
+  std::vector<Running> running_;  // outermost first
+  std::set<std::string> ended_;   // paths of blocks that no longer run
 };
 
 // A variable of the model, as its first request or its training created it.
@@ -76,6 +99,7 @@ struct ModelVariable {
   std::string origin;     // where its values were loaded from; empty: from nowhere
   bool compared = false;  // before its first step, with its copies in other processes
   bool state = false;     // of Scope::State
+  Attrs said;             // options of `node` as code said them, before patterns overrode them
   VariableCut left_out;   // an annotation in code that AutoCuts::kAll does not follow
 };
 

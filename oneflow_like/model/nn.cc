@@ -16,18 +16,20 @@ Annotation CutBy(const Scope& s, const std::string& axis, int tensor_axis) {
   return {{axis, S(tensor_axis)}};
 }
 
-// The name of a layer in messages, its own and those of its operators: "nn::Linear 'head'". Of layers
-// in layers the outermost counts, which the user called.
+// A layer while its function runs, in its scope. Its name in messages, its own and those of its operators:
+// "nn::Linear 'head'". Of layers in layers the outermost counts, which the user called.
 struct Layer {
   const std::string name;
   const Here at;
   const std::string who;
+  std::optional<RunningScope> running;
 
   Layer(const char* layer, const Scope& s, const Here& from)
       : name(Cat("nn::", layer, s.path().empty() ? "" : " '" + s.path() + "'")),
         at(from.In(name.c_str())),
         who(SourceLine(at).Who("")) {
     if (s.graph() == nullptr) Fail(who, ": the Scope was never given a value; start from Model::scope()");
+    running.emplace(s, RunningScope::Of::kLayer);
   }
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;

@@ -206,7 +206,27 @@ void CheckStateAsWeight(const ModelImpl& model, const std::string& who, const Mo
   CheckStage(model, who, there, state, now);
 }
 
-// A request must agree with the first of that name; options it leaves out are the first's.
+void SetOptions(const WeightOptions& options, Attrs* attrs) {
+  if (options.trainable) attrs->Set("frozen", int64_t{!*options.trainable});
+  if (options.decay) attrs->Set("decay", *options.decay);
+  if (options.rate) attrs->Set("rate", *options.rate);
+}
+
+// The pattern of ModelOptions::weights that decides about an option of a weight; nullptr: none does.
+const WeightPattern* PatternOf(const ModelImpl& model, const std::string& path, const std::string& option) {
+  const WeightPattern* found = nullptr;
+  for (const WeightPattern& pattern : model.options.weights) {
+    const WeightOptions& says = pattern.options;
+    const bool decides = option == "frozen"  ? says.trainable.has_value()
+                         : option == "decay" ? says.decay.has_value()
+                                             : says.rate.has_value();
+    if (decides && MatchesGlob(pattern.pattern, path)) found = &pattern;
+  }
+  return found;
+}
+
+// A request must agree with the first of that name; options it leaves out are the first's. Patterns override
+// the options that code says, but not what one request says and the first does not.
 void CheckSameWeight(const ModelImpl& model, const std::string& who, const ModelVariable& first,
                      const ModelVariable& now) {
   const std::string there = Cat("the weight of that name made at ", first.node.line.str());
@@ -218,12 +238,18 @@ void CheckSameWeight(const ModelImpl& model, const std::string& who, const Model
     Fail(who, ": it starts as ", InitText(now.node.attrs), " but ", there, " starts as ",
          InitText(first.node.attrs), "; give both the same initialiser");
   for (const char* option : {"frozen", "decay", "rate"}) {
-    if (!now.node.attrs.Has(option)) continue;
-    const double mine = now.node.attrs.Float(option), theirs = first.node.attrs.Float(option, 0);
-    if (!first.node.attrs.Has(option) || mine != theirs)
-      Fail(who, ": it says ", OptionText(option, mine), " but ", there, " says ",
-           first.node.attrs.Has(option) ? OptionText(option, theirs) : "nothing of that",
-           "; say it at the first request");
+    if (!now.said.Has(option)) continue;
+    const double mine = now.said.Float(option);
+    const auto agrees = [&](const Attrs& attrs) { return attrs.Has(option) && attrs.Float(option) == mine; };
+    if (agrees(first.said) || agrees(first.node.attrs)) continue;
+    if (const WeightPattern* pattern = PatternOf(model, first.node.name, option))
+      Fail(who, ": it says ", OptionText(option, mine), " but pattern \"", pattern->pattern,
+           "\" of ModelOptions::weights says ", OptionText(option, first.node.attrs.Float(option)),
+           ", which holds; change the pattern, or leave this out");
+    Fail(
+        who, ": it says ", OptionText(option, mine), " but ", there, " says ",
+        first.node.attrs.Has(option) ? OptionText(option, first.node.attrs.Float(option)) : "nothing of that",
+        "; say it at the first request");
   }
   for (const auto& [entry, sbp] : now.node.fixed) {
     auto said = first.node.fixed.find(entry);
@@ -289,7 +315,8 @@ void RequirePatternsMatched(const std::string& who, const ModelImpl& model) {
 
 Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
                               const Initializer& init, const WeightOptions& options,
-                              const std::vector<int>& stage, const Here& at, bool state) {
+                              const WeightOptions& said, const std::vector<int>& stage, const Here& at,
+                              bool state) {
   CheckName(who, path);
   RequireExtents(who, shape);
   CheckInit(who, shape, dtype, init);
@@ -317,9 +344,8 @@ Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, c
   } else {
     SetInit(shape, init, &node.attrs);
   }
-  if (options.trainable) node.attrs.Set("frozen", int64_t{!*options.trainable});
-  if (options.decay) node.attrs.Set("decay", *options.decay);
-  if (options.rate) node.attrs.Set("rate", *options.rate);
+  SetOptions(options, &node.attrs);
+  SetOptions(said, &made.said);
   made.settled = node.placed;
   made.state = state;
   return Request(who, made);
@@ -365,7 +391,8 @@ Tensor Scope::Weight(const std::string& name, const Dims& shape, const Initializ
   const WeightOptions options = WithPatterns(graph_->model, full, held);
   CheckOptions(who, options);
   const DType dtype = options.dtype.value_or(DType::kFloat32);
-  Tensor weight = graph_->Variable(who, name.empty() ? name : full, shape, dtype, init, options, stage_, at);
+  Tensor weight =
+      graph_->Variable(who, name.empty() ? name : full, shape, dtype, init, options, wanted, stage_, at);
   if (left_out) {
     VariableCut& cut = graph_->model->variables.at(full).left_out;
     cut.fixed = CheckAnnotation(graph_->mesh(), who, shape, wanted.sbp, stage_);
@@ -388,7 +415,8 @@ Tensor Scope::State(const std::string& name, const Dims& shape, const Initialize
     Fail(who, ": its type is ", Name(options.dtype), ", which random numbers do not fill; use Full or ",
          "FromTensor");
   const WeightOptions as{.sbp = options.sbp, .stored = options.stored, .trainable = false};
-  return graph_->Variable(who, name.empty() ? name : full, shape, options.dtype, init, as, stage_, at, true);
+  return graph_->Variable(who, name.empty() ? name : full, shape, options.dtype, init, as, as, stage_, at,
+                          true);
 }
 
 }  // namespace oneflow_like

@@ -59,7 +59,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("link bandwidth", model.link.bandwidth);
   option("collectives", model.collectives);
   option("topology", TextOf(session.model->machine));
-  option("parallel batch", o.parallel.batch);
+  option("parallel batch", o.parallel.batch.value_or("by default"));
   option("parallel tensor", o.parallel.tensor);
   option("parallel context", o.parallel.context);
   option("zero", model.zero.axis);

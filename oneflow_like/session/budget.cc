@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "core/device/backend.h"
 #include "oneflow_like/model/placement.h"
@@ -66,6 +67,28 @@ void CheckVariables(const std::string& who, ModelImpl* model, const Graph& place
       {}, each, false);
 }
 
+namespace {
+
+// What the compiler was free to compute again, behind "the budget is 100".
+std::string AgainText(const Graph& graph, Recompute otherwise) {
+  const auto& regions = graph.regions().all();
+  int64_t all = 0, open = 0;
+  std::set<std::string> there;  // in this session
+  for (int n : graph.Order()) there.insert(graph.regions().Of(graph.node(n).name));
+  for (const auto& [path, says] : regions) {
+    if (there.count(path) == 0) continue;
+    ++all;
+    open += says.value_or(otherwise) == Recompute::kAuto;
+  }
+  if (open == 0)
+    return ", and nothing can be computed again: no operator is in a block (nn::layers, Scope::Region)";
+  if (open == all) return ", however much is computed again";
+  return Cat(", however much is computed again of ", open, " of the ", all,
+             " blocks; the others say themselves what is");
+}
+
+}  // namespace
+
 void CheckBudget(const std::string& who, const Session& session) {
   const Session::Impl& impl = *session.impl();
   const bool chosen = impl.compiled.options.memory_budget > 0;
@@ -85,7 +108,8 @@ void CheckBudget(const std::string& who, const Session& session) {
   throw OverBudget(
       Cat(who, ": session ", impl.options.name, " needs ", chosen && !cuts_are_open ? "at least " : "",
           shown.peak_bytes, " bytes on rank ", shown.rank, " but the budget is ", budget,
-          chosen ? ", however much is computed again" : "", "; what it holds:\n", RankText(impl, shown)),
+          chosen ? AgainText(impl.compiled.graph, impl.compiled.options.training->recompute) : "",
+          "; what it holds:\n", RankText(impl, shown)),
       ranks, shown.peak_bytes, chosen);
 }
 

@@ -2,7 +2,10 @@
 #include "oneflow_like/session/summary.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
+#include <numeric>
+#include <tuple>
 
 #include "actor/net/job/process_job.h"
 #include "compiler/cost/collective_costs.h"
@@ -51,8 +54,9 @@ namespace {
 
 // Bytes of a rank's peak by what they are for; they add up to variables and arena. Gaps between buffers
 // count as "other", like activations and scratch.
-std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled, const RankPlan& made) {
-  const std::vector<Purpose> purposes = PurposesOf(compiled);
+std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& compiled,
+                                                            const std::vector<Purpose>& purposes,
+                                                            const RankPlan& made) {
   std::vector<int64_t> bytes = VariablesByPurpose(compiled, purposes, made.plan);
   for (auto [buffer, size] : made.at_peak)
     bytes[static_cast<int>(buffer == kScratch ? Purpose::kOther : purposes[buffer])] += size;
@@ -60,6 +64,91 @@ std::vector<std::pair<std::string, int64_t>> PurposesOfRank(const Compiled& comp
   std::vector<std::pair<std::string, int64_t>> named;
   for (int p = 0; p < kPurposes; ++p) named.push_back({Name(static_cast<Purpose>(p)), bytes[p]});
   return named;
+}
+
+using BytesOfKinds = std::map<std::string, int64_t>;
+
+int64_t SumOf(const BytesOfKinds& kinds) {
+  return std::accumulate(kinds.begin(), kinds.end(), int64_t{0},
+                         [](int64_t sum, const auto& kind) { return sum + kind.second; });
+}
+
+// "attention 1.05 MB, einsum 786.43 KB"
+std::string KindsText(const BytesOfKinds& kinds) {
+  constexpr size_t kShown = 6;
+  std::vector<std::pair<std::string, int64_t>> sorted(kinds.begin(), kinds.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](auto& a, auto& b) { return a.second > b.second; });
+  std::string text;
+  int64_t left = SumOf(kinds);
+  for (size_t i = 0; i < std::min(kShown, sorted.size()); ++i) {
+    text += Cat(i == 0 ? "" : ", ", sorted[i].first, " ", BytesText(static_cast<double>(sorted[i].second)));
+    left -= sorted[i].second;
+  }
+  return left > 0 ? Cat(text, ", other kinds ", BytesText(static_cast<double>(left))) : text;
+}
+
+// Bytes of a rank's peak by the block and the kind of operator that they are of; they add up to variables and
+// arena.
+std::vector<std::pair<std::string, int64_t>> BlocksOfRank(const Compiled& compiled,
+                                                          const std::vector<Purpose>& purposes,
+                                                          const RankPlan& made) {
+  constexpr size_t kShown = 10;
+  const Graph& graph = compiled.graph;
+  const std::map<std::string, Purpose> of_variable = PurposesOfVariables(compiled, purposes);
+  std::map<std::string, BytesOfKinds> of_block;  // by region, "" for none
+  for (const plan::Variable& v : made.plan.variable()) {
+    const std::string& name = v.name();  // "block0/up", or "train:adam_m/block0/up"
+    const size_t colon = name.find(':'), slash = name.find('/');
+    const bool of_training = colon != std::string::npos && slash != std::string::npos && colon < slash;
+    const std::string block = graph.regions().Of(of_training ? name.substr(slash + 1) : name);
+    of_block[block][Name(of_variable.at(name))] += v.bytes();
+  }
+  for (auto [buffer, size] : made.at_peak) {
+    if (buffer == kScratch) {
+      of_block[""]["scratch"] += size;
+      continue;
+    }
+    const Node& node = graph.producer(compiled.logical.buffers[buffer].value);
+    of_block[graph.regions().Of(node.name)][node.op] += size;
+  }
+  if (const int64_t gaps = ArenaBytes(made.plan) - made.lower_bound; gaps > 0) of_block[""]["gaps"] += gaps;
+  std::map<BytesOfKinds, std::vector<std::string>> alike;
+  std::vector<std::pair<std::string, int64_t>> lines;
+  for (const auto& [block, kinds] : of_block) {
+    if (block.empty())
+      lines.push_back({Cat("beside blocks: ", KindsText(kinds)), SumOf(kinds)});
+    else
+      alike[kinds].push_back(block);
+  }
+  for (auto& [kinds, blocks] : alike) {
+    std::sort(blocks.begin(), blocks.end(), [](const std::string& a, const std::string& b) {
+      return std::tuple(a.size(), a) < std::tuple(b.size(), b);
+    });
+    const int64_t each = SumOf(kinds), count = std::ssize(blocks);
+    const std::string which = count == 1 ? blocks[0]
+                                         : Cat(count, " blocks of ", BytesText(static_cast<double>(each)),
+                                               ", ", blocks[0], count == 2 ? " and " : " to ", blocks.back());
+    lines.push_back({Cat(which, ": ", KindsText(kinds)), each * count});
+  }
+  std::stable_sort(lines.begin(), lines.end(), [](auto& a, auto& b) { return a.second > b.second; });
+  if (lines.size() > kShown) {
+    int64_t rest = 0;
+    for (size_t i = kShown - 1; i < lines.size(); ++i) rest += lines[i].second;
+    lines.resize(kShown - 1);
+    lines.push_back({"other blocks", rest});
+  }
+  return lines;
+}
+
+// "block*/mlp/up" of "block11/mlp/up"
+std::string WithoutNumbers(const std::string& name) {
+  std::string text;
+  for (const char c : name)
+    if (std::isdigit(static_cast<unsigned char>(c)) == 0)
+      text += c;
+    else if (text.empty() || text.back() != '*')
+      text += '*';
+  return text;
 }
 
 RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
@@ -74,8 +163,9 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
   s.actors = plan.actor_size();
   struct Consumer {
     std::string what;
-    int64_t bytes;
+    int64_t bytes;  // of each
     const plan::Buffer* buffer = nullptr;
+    int64_t count = 1;
   };
   std::vector<Consumer> consumers;
   for (const plan::Variable& v : plan.variable()) {
@@ -105,20 +195,42 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     s.library_bytes = kCudaBytesBesides + besides.device;
     for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
   }
-  std::stable_sort(consumers.begin(), consumers.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
-  if (consumers.size() > 10) consumers.resize(10);
-  for (Consumer& c : consumers) {
+  std::map<std::tuple<std::string, int64_t, int64_t, std::string>, size_t> known;
+  std::vector<Consumer> kinds;
+  for (const Consumer& c : consumers) {
+    const plan::Kernel* k = c.buffer ? source[c.buffer->id()] : nullptr;
+    const auto [kind, fresh] = known.try_emplace(
+        {WithoutNumbers(c.buffer ? c.buffer->name() : c.what), c.bytes, c.buffer ? c.buffer->slots() : 0,
+         k ? Cat(k->name(), " ", k->file(), ":", k->line()) : ""},
+        kinds.size());
+    if (fresh)
+      kinds.push_back(c);
+    else
+      ++kinds[kind->second].count;
+  }
+  std::stable_sort(kinds.begin(), kinds.end(),
+                   [](auto& a, auto& b) { return a.bytes * a.count > b.bytes * b.count; });
+  if (kinds.size() > 10) kinds.resize(10);
+  for (const Consumer& c : kinds) {
+    const std::string name = c.buffer ? "buffer " + c.buffer->name() : c.what;
+    std::string text = c.count == 1 ? name
+                                    : Cat(WithoutNumbers(name), ", ", c.count, " of ",
+                                          BytesText(static_cast<double>(c.bytes)));
     if (c.buffer) {
       const plan::Kernel* k = source[c.buffer->id()];
-      c.what = Cat("buffer ", c.buffer->name(), " (", c.buffer->slots(),
-                   c.buffer->slots() == 1 ? " slot, " : " slots, ", k ? k->name() : "",
-                   !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
-                   HeldText(compiled, c.buffer->id()), ")");
+      text += Cat(" (", c.buffer->slots(), c.buffer->slots() == 1 ? " slot, " : " slots, ",
+                  k ? k->name() : "", !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
+                  HeldText(compiled, c.buffer->id()), ")");
     }
-    s.consumers.push_back({std::move(c.what), c.bytes});
+    s.consumers.push_back({std::move(text), c.bytes * c.count});
   }
-  s.purposes = PurposesOfRank(compiled, made);
-  if (s.library_bytes > 0) s.purposes.back().second += s.library_bytes;
+  const std::vector<Purpose> purposes = PurposesOf(compiled);
+  s.purposes = PurposesOfRank(compiled, purposes, made);
+  s.blocks = BlocksOfRank(compiled, purposes, made);
+  if (s.library_bytes > 0) {
+    s.purposes.back().second += s.library_bytes;
+    s.blocks.push_back({"libraries and packing", s.library_bytes});
+  }
   s.peak_bytes = s.persistent_bytes + s.transient_bytes + s.library_bytes;
   s.feed_bytes = FeedBytes(plan, session.options.steps_in_flight);
   s.lower_bound_bytes = s.persistent_bytes + made.lower_bound;
@@ -260,10 +372,13 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
   }
   text += Cat("  actors ", s.actors, ", buffers ", s.buffers, ", collectives ", s.collectives, ", sent ",
               BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
-  text += "  largest consumers\n";
-  for (const auto& [what, bytes] : s.consumers) {
-    snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
-    text += line + what + "\n";
+  for (const auto& [title, table] : {std::pair{"by block and kind of operator", &s.blocks},
+                                     std::pair{"largest consumers", &s.consumers}}) {
+    text += Cat("  ", title, "\n");
+    for (const auto& [what, bytes] : *table) {
+      snprintf(line, sizeof(line), "    %12s  ", BytesText(bytes).c_str());
+      text += line + what + "\n";
+    }
   }
   return text;
 }

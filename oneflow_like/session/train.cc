@@ -64,7 +64,7 @@ void CheckRoles(const ModelImpl& model, const Graph& graph, const std::string& w
       Fail(what, " is mesh axis ", name, ", but no input is cut along it; annotate the sequence axis of ",
            "inputs, as {{\"", name, "\", S(1)}}");
   };
-  check("batch", roles.batch);
+  check("batch", roles.batch.value_or(""));
   check("tensor", roles.tensor);
   check("context", roles.context);
 }
@@ -126,7 +126,28 @@ std::vector<int> NodesOf(const ModelImpl& model) {
   return one ? std::vector<int>() : nodes;
 }
 
-CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& options) {
+// Parallel::batch of a session of this graph, as a mesh axis; -1: none.
+int BatchAxis(const Graph& graph, const Parallel& roles) {
+  const Mesh& mesh = graph.mesh();
+  if (roles.batch) return mesh.FindAxis(*roles.batch);
+  std::set<int> cut, staged = {mesh.FindAxis(roles.tensor), mesh.FindAxis(roles.context)};
+  for (int n = 0; n < graph.num_nodes(); ++n) {
+    const Node& node = graph.node(n);
+    if (!graph.alive(n)) continue;
+    const auto batch = node.fixed.find(0);
+    for (int a = 0; a < mesh.rank(); ++a) {
+      if (node.slice.fixed[a] != Slice::kFree) staged.insert(a);
+      const auto said = node.fixed.find(1 + a);
+      if (node.kind == NodeKind::kInput && batch != node.fixed.end() && said != node.fixed.end() &&
+          said->second.is_split() && said->second.axis == batch->second.axis && mesh.axis_size(a) > 1)
+        cut.insert(a);
+    }
+  }
+  for (int a : staged) cut.erase(a);
+  return cut.size() == 1 ? *cut.begin() : -1;
+}
+
+CompileOptions ToCompileOptions(const ModelImpl& model, const Graph& graph, const SessionOptions& options) {
   CompileOptions c;
   c.name = options.name;
   c.times = options.micro_batches;
@@ -139,7 +160,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const SessionOptions& op
   c.nodes = NodesOf(model);
   c.algorithms = model.algorithms;
   c.overlap = options.overlap;
-  c.roles = {model.mesh.FindAxis(options.parallel.batch), model.mesh.FindAxis(options.parallel.tensor),
+  c.roles = {BatchAxis(graph, options.parallel), model.mesh.FindAxis(options.parallel.tensor),
              model.mesh.FindAxis(options.parallel.context)};
   c.zero_axis = model.zero_axis;
   c.zero_stage = model.options.zero.stage;
@@ -202,7 +223,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
     state = NewState(Cat("session ", options.name), *model, g);
     if (model->options.job) input_graph = GraphLines(g);
   };
-  CompileOptions compile = ToCompileOptions(*model, options);
+  CompileOptions compile = ToCompileOptions(*model, graph, options);
   compile.training = training;
   SetBudget(who, *model, graph, &compile);
   compile.recompute_all = recompute_all;
@@ -293,6 +314,14 @@ void AddReads(const GraphOfModel* graph, const std::string& who, const Optimizer
 std::map<std::string, int> Roots(std::map<std::string, int> fetched, const SessionOptions& options) {
   for (size_t i = 0; i < options.also.size(); ++i) fetched[Cat("also ", i)] = options.also[i].id();
   return fetched;
+}
+
+// The part of a graph that values are computed from.
+Graph Needed(Graph graph, const std::map<std::string, int>& values) {
+  std::vector<int> roots;
+  for (const auto& [name, value] : values) roots.push_back(graph.value(value).producer);
+  graph.KeepOnly(roots);
+  return graph;
 }
 
 // Nodes that a value is computed from, its own among them.
@@ -497,7 +526,8 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
     return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
                   options.check_finite && scalar ? "loss" : "", large && depth == SearchDepth::kFirstLook);
   };
-  CompileOptions compile = ToCompileOptions(*source->model, options);
+  CompileOptions compile =
+      ToCompileOptions(*source->model, Needed(*source, Roots(fetched, options)), options);
   compile.training = training;
   const auto placed = [&] {
     Graph graph = begin(&*compile.training);
@@ -546,7 +576,8 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const EvaluateOpt
     return graph;
   };
   const auto finish = [&] { return Finish(who, source->model, begin(), options, fetched, {}, {}, ""); };
-  const CompileOptions compile = ToCompileOptions(*source->model, options);
+  const CompileOptions compile =
+      ToCompileOptions(*source->model, Needed(*source, Roots(fetched, options)), options);
   const auto placed = [&] {
     return PlacedGraph(who, *source->model, begin(), options, fetched, {}, compile);
   };

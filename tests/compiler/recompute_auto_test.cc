@@ -8,9 +8,11 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <random>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -106,6 +108,48 @@ TEST(RecomputeAuto, BelowTheVariablesOfALargeGraphNothingIsTried) {
       EXPECT_LE(std::stoll(found[1]), kept / ranks + 1) << given.str();
       EXPECT_GE(std::stoll(found[1]), kept / ranks * 9 / 10) << given.str();
     }
+}
+
+// What is said of recomputation is what was free: all blocks, some, or nothing. The table shows blocks that
+// hold the same in one line, and their buffers in one.
+TEST(RecomputeAuto, ARefusalSaysWhatWasFreeAndWhichBlocksHoldWhat) {
+  auto refusal = [](int64_t layers, int64_t fixed) {
+    Model model(Mesh::Parse("cpu:dp=1"), {.memory_budget = 1});
+    Tensor x = model.Input("x", {8, 32}, DType::kFloat32);
+    for (int64_t i = 0; i < layers; ++i) {
+      const Scope s = model.scope() / Cat("layer", i);
+      s.Region(i < fixed ? std::optional(Recompute::kNone) : std::nullopt);
+      x = s.Run([&] { return nn::Linear(s, tanh(nn::Linear(s / "up", x, 64)), 32); });
+    }
+    TrainOptions options;
+    options.recompute = Recompute::kAuto;
+    options.micro_batches = 2;
+    if (layers == 0) x = nn::Linear(model.scope() / "head", x, 32);
+    return ErrorOf([&] { Train(mean(square(x)), AdamW{}, options); });
+  };
+  const std::string none = refusal(0, 0), all = refusal(12, 0), some = refusal(12, 8);
+  EXPECT_NE(none.find("the budget is 1, and nothing can be computed again: no operator is in a block"),
+            std::string::npos)
+      << none;
+  EXPECT_EQ(none.find("however much"), std::string::npos) << none;
+  EXPECT_NE(all.find("the budget is 1, however much is computed again; what it holds"), std::string::npos)
+      << all;
+  EXPECT_NE(some.find("however much is computed again of 4 of the 12 blocks"), std::string::npos) << some;
+  const size_t blocks = all.find("  by block and kind of operator\n"),
+               largest = all.find("  largest consumers\n");
+  ASSERT_TRUE(blocks < largest && largest != std::string::npos) << all;
+  const std::string by_block = all.substr(blocks, largest - blocks), consumers = all.substr(largest);
+  EXPECT_TRUE(
+      std::regex_search(by_block, std::regex("\\d+ blocks of [0-9.]+ KB, layer\\d+ (and|to) layer\\d+: .*"
+                                             "optimizer state [0-9.]+ KB.*weights [0-9.]+ KB")))
+      << all;
+  EXPECT_NE(consumers.find("variable train:adam_m/layer*/up/weight, 12 of 8.19 KB\n"), std::string::npos)
+      << all;
+  std::set<std::string> lines;
+  std::istringstream text(consumers);
+  for (std::string line; std::getline(text, line);)
+    EXPECT_TRUE(lines.insert(std::regex_replace(line, std::regex("[0-9]+"), "#")).second) << line << "\n"
+                                                                                          << all;
 }
 
 // A pipeline of any schedule; blocks may move from stage to stage, so the least is that of many divisions.

@@ -105,14 +105,16 @@ struct Setting {
     if (draw(2)) options.overlap = {.chunks = 2 + draw(3), .always = true};
     const int64_t buckets[] = {0, 64, 300, 2000, 25 << 20};
     zero.bucket_bytes = buckets[draw(5)];
-    if (draw(3) == 0 && mesh.find("dp=") != std::string::npos) options.parallel.batch = "dp";
+    const int role = draw(3);
+    if (role == 0 && mesh.find("dp=") != std::string::npos) options.parallel.batch = "dp";
+    if (role == 1) options.parallel.batch = "";  // cost decides
   }
   std::string str() const {
     return Cat(mesh, " micro_batches=", options.micro_batches, " in flight ", options.steps_in_flight, " ",
                Name(options.schedule), options.exact_groups ? " exact groups" : "",
                zero.axis.empty() ? "" : Cat(" ZeRO ", zero.stage), " bucket=", zero.bucket_bytes,
-               options.parallel.batch.empty() ? "" : " batch role", " recompute=", Name(options.recompute),
-               " overlap=", options.overlap.chunks);
+               options.parallel.batch ? Cat(" batch role '", *options.parallel.batch, "'") : "",
+               " recompute=", Name(options.recompute), " overlap=", options.overlap.chunks);
   }
 };
 

@@ -63,6 +63,38 @@ TEST(Roles, ZeroSendsWhatTheFormulasSayForFewTokens) {
     }
 }
 
+// The axis that cuts the batch of inputs is the batch's by default: an empty name leaves it to cost.
+// Recompute then keeps what it should for few tokens, too.
+TEST(Roles, TheAxisOfInputsIsTheBatchs) {
+  for (int m : {1, 2}) {
+    SmallGpt given{.mesh = "cpu:dp=2", .micro_batches = m, .batch = 2 * m, .context = 2};
+    const double by_default = SharesSent(given, 2);
+    EXPECT_NEAR(by_default, 2, .02) << given.str();
+    given.parallel.batch = "dp";
+    EXPECT_EQ(SharesSent(given, 2), by_default) << given.str();
+    given.parallel.batch = "";
+    EXPECT_GT(SharesSent(given, 2), 0) << given.str();
+  }
+  // Of two axes that cut batches, and of one that has another role, none is taken.
+  auto cut = [](const Annotation& of_x, const Annotation& of_y, const Parallel& roles) {
+    Model model(Mesh::Parse("cpu:dp=2,ep=2"));
+    Tensor x = model.Input("x", {8, 4}, DType::kFloat32, of_x),
+           y = model.Input("y", {8, 4}, DType::kFloat32, of_y);
+    TrainOptions options;
+    options.parallel = roles;
+    Tensor h = matmul(x + y, model.scope().Weight("w", {4, 4}, Normal(.1)));
+    return Train(mean(h), Sgd{.lr = .1}, options).impl()->compiled.options.roles.batch;
+  };
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {}), 0);
+  EXPECT_EQ(cut({}, {{"ep", S(0)}}, {}), 1);
+  EXPECT_EQ(cut({{"dp", S(0)}}, {{"ep", S(0)}}, {}), -1);
+  EXPECT_EQ(cut({{"dp", S(1)}}, {}, {}), -1);
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.context = "dp"}), -1);
+  EXPECT_EQ(cut({{"dp", S(0)}}, {{"ep", S(0)}}, {.tensor = "dp"}), 1);
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.batch = ""}), -1);
+  EXPECT_EQ(cut({{"dp", S(0)}}, {}, {.batch = "ep"}), 1);
+}
+
 // For each layer and micro-batch 8 (t-1)/t elements for each of [batch, context, width]; with full recompute
 // 10, since the sum behind attention is made again; as many with sequence parallelism as without recompute.
 TEST(Roles, TensorParallelismSendsWhatTheFormulasSay) {

@@ -378,6 +378,7 @@ TEST(Sentences, OfWeights) {
     WRONG("weight 'w'", "f32[4]|f32[3]", m.scope().Weight("w", {4}, FromTensor(Floats(1, {3})))),
     WRONG("weight 'w'", "shape is [5]|[4]|sentences_test.cc", W(m, {4}); m.scope().Weight("w", {5}, Ones())),
     WRONG("weight 'w'", "starts as|made at sentences_test.cc", W(m, {4}); m.scope().Weight("w", {4}, Zeros())),
+    WRONG("weight 'w'", "trainable=true|pattern \"w*\" of ModelOptions::weights says trainable=false|change the pattern", ModelOptions o; o.weights = {{"w*", {.trainable = false}}}; Model model(m.mesh(), o); W(model, {4}); model.scope().Weight("w", {4}, Ones(), {.trainable = true})),
     WRONG("weight ''", "needs a name", m.scope().Weight("", {4}, Ones())),
     WRONG("weight 'a:b'", "':'", m.scope().Weight("a:b", {4}, Ones())),
     WRONG("Train", "pattern \"*nothing*\"|matches no weight", ModelOptions o; o.weights = {{"*nothing*", {.decay = 0}}}; Model model(m.mesh(), o); Train(Loss(model), Sgd{})),
@@ -469,6 +470,7 @@ TEST(Sentences, OfLayers) {
   });
   Check("cpu:pp=3", {
     WRONG("nn::layers", "3 stages|2 layers", nn::layers(m.scope(), X(m, {2, 5}), 2, [](Scope, Tensor x, int64_t) { return x; })),
+    WRONG("nn::layers", "per_stage has -1 layers|0 is the least", nn::layers(m.scope(), X(m, {2, 5}), 4, [](Scope, Tensor x, int64_t) { return x; }, {.per_stage = {4, -1, 1}})),
     WRONG("nn::layers", "per_stage sums to 5|4 layers", nn::layers(m.scope(), X(m, {2, 5}), 4, [](Scope, Tensor x, int64_t) { return x; }, {.per_stage = {2, 2, 1}})),
   });
 }

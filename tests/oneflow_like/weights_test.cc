@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -119,6 +120,38 @@ TEST(Patterns, OverrideWhatTheCodeSaysAndTheLastOneCounts) {
               Train(other.loss, AdamW{});
             }).find("pattern \"*/nowhere\" of ModelOptions::weights matches no weight requested so far"),
             std::string::npos);
+}
+
+// What code says at the first request gives way to a pattern, also each further time. A request that says
+// something else than both is refused, with and without a pattern.
+TEST(Patterns, LaterRequestsThatContradictThemAreRefused) {
+  const std::optional<bool> none, yes = true, no = false;
+  struct Case {
+    std::optional<bool> pattern, first, later;
+    bool refused;
+  };
+  for (const Case& c :
+       {Case{no, none, yes, true}, Case{no, yes, yes, false}, Case{no, no, yes, true},
+        Case{no, none, none, false}, Case{no, none, no, false}, Case{no, yes, no, false},
+        Case{yes, none, no, true}, Case{yes, no, no, false}, Case{yes, none, yes, false},
+        Case{none, no, yes, true}, Case{none, none, yes, true}, Case{none, yes, none, false}}) {
+    for (bool other_graph : {false, true}) {
+      ModelOptions options;
+      if (c.pattern) options.weights = {{"w", {.rate = .5}}, {"?", {.trainable = c.pattern}}};
+      Model model(FullMesh("cpu:dp=1"), options);
+      ModelGraph graph = model.NewGraph("later");
+      model.scope().Weight("w", {4}, Ones(), {.trainable = c.first});
+      const Scope s = other_graph ? graph.scope() : model.scope();
+      const std::string error = ErrorOf([&] { s.Weight("w", {4}, Ones(), {.trainable = c.later}); });
+      EXPECT_EQ(!error.empty(), c.refused) << error;
+      if (!c.refused) continue;
+      EXPECT_NE(error.find(Cat("it says trainable=", *c.later ? "true" : "false")), std::string::npos)
+          << error;
+      EXPECT_EQ(error.find("pattern \"?\" of ModelOptions::weights says trainable=") != std::string::npos,
+                c.pattern.has_value())
+          << error;
+    }
+  }
 }
 
 // Of cuts along one mesh axis the last one said counts, whether as computed or as stored.
