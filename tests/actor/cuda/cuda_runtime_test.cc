@@ -286,6 +286,7 @@ TEST_F(CudaRuntime, MemoryIsKnownBeforeTheFirstStep) {
     Start(options);
     SmallGpt small = Small(given.mesh, given.micro_batches);
     small.model_options = OnDevices(given.devices);
+    small.parallel.batch = "";  // so that layouts change, which packs
     GptProgram program(small);
     const Mesh& mesh = program.model().mesh();
     Session session = program.MakeTrain();
