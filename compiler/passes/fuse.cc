@@ -2,13 +2,17 @@
 // Needs: lowered boxing. Leaves: connected elementwise nodes of one slice, phase, rate, shape and signature
 // replaced by one node "fused" (ops/fused.h); values that only they read are never stored.
 //
-// A node joins the group of one of its producers unless one of its other operands depends on that group: the
+// A node joins the group of one of its producers, of those in its region first and of these the one made last
+// (in whatever order they are its operands), unless one of its other operands depends on that group: the
 // group runs as a whole, so nothing it waits for may wait for it. Then what one other group alone reads goes
 // there, if less is stored for it.
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "compiler/passes/passes.h"
 #include "ops/fused.h"
@@ -100,9 +104,19 @@ class Fuser {
     return operands <= kMostOperands && steps <= kMostSteps;
   }
 
+  // The operands of n in the order in which it tries to join them.
+  std::vector<int> Candidates(int n) const {
+    std::vector<int> values = graph_.node(n).in;
+    std::sort(values.begin(), values.end(), std::greater<>());
+    const std::string region = graph_.regions().Of(graph_.node(n).name);
+    std::stable_partition(values.begin(), values.end(),
+                          [&](int v) { return graph_.regions().Of(graph_.producer(v).name) == region; });
+    return values;
+  }
+
   void Join(int n) {
     if (!CanFuse(n)) return;
-    for (int v : graph_.node(n).in) {
+    for (int v : Candidates(n)) {
       int p = graph_.value(v).producer, g = group_[p];
       if (g < 0 || !Alike(p, n) || !HasRoom(g, n)) continue;
       bool depends = false;
