@@ -22,8 +22,8 @@ namespace oneflow_like {
 // Roles of mesh axes; empty: cost decides. Along an axis with a role activations keep one signature, even if
 // another would be cheaper for few tokens:
 //   batch     the batch axis of all inputs, and all that is computed from it, is cut. Without a value: the
-//   axis
-//             along which annotations cut the batch of inputs, if that is one axis and it has no other role
+//             axis along which annotations cut the batch of inputs into equal shares, if that is one axis
+//             and it has no other role
 //   tensor    what layers (Scope::Region) give to others is whole, unless it is annotated, as
 //             nn::TransformerOptions::sequence does; weights are used as they are annotated, as ever
 //   context   what is computed from inputs that are annotated along it is cut where they are

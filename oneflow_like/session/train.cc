@@ -127,23 +127,28 @@ std::vector<int> NodesOf(const ModelImpl& model) {
 }
 
 // Parallel::batch of a session of this graph, as a mesh axis; -1: none.
-int BatchAxis(const Graph& graph, const Parallel& roles) {
+int BatchAxis(const Graph& graph, const SessionOptions& options) {
   const Mesh& mesh = graph.mesh();
+  const Parallel& roles = options.parallel;
   if (roles.batch) return mesh.FindAxis(*roles.batch);
-  std::set<int> cut, staged = {mesh.FindAxis(roles.tensor), mesh.FindAxis(roles.context)};
+  std::set<int> cut, others = {mesh.FindAxis(roles.tensor), mesh.FindAxis(roles.context)};
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
     if (!graph.alive(n)) continue;
     const auto batch = node.fixed.find(0);
     for (int a = 0; a < mesh.rank(); ++a) {
-      if (node.slice.fixed[a] != Slice::kFree) staged.insert(a);
+      if (node.slice.fixed[a] != Slice::kFree) others.insert(a);
       const auto said = node.fixed.find(1 + a);
       if (node.kind == NodeKind::kInput && batch != node.fixed.end() && said != node.fixed.end() &&
-          said->second.is_split() && said->second.axis == batch->second.axis && mesh.axis_size(a) > 1)
-        cut.insert(a);
+          said->second.is_split() && said->second.axis == batch->second.axis && mesh.axis_size(a) > 1) {
+        // Where the shares are not equal, work that is cut otherwise may be.
+        const int64_t samples = graph.value(node.out[0]).shape[batch->second.axis];
+        const int64_t shares = int64_t{options.micro_batches} * mesh.axis_size(a);
+        (samples % shares == 0 ? cut : others).insert(a);
+      }
     }
   }
-  for (int a : staged) cut.erase(a);
+  for (int a : others) cut.erase(a);
   return cut.size() == 1 ? *cut.begin() : -1;
 }
 
@@ -160,7 +165,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const Graph& graph, cons
   c.nodes = NodesOf(model);
   c.algorithms = model.algorithms;
   c.overlap = options.overlap;
-  c.roles = {BatchAxis(graph, options.parallel), model.mesh.FindAxis(options.parallel.tensor),
+  c.roles = {BatchAxis(graph, options), model.mesh.FindAxis(options.parallel.tensor),
              model.mesh.FindAxis(options.parallel.context)};
   c.zero_axis = model.zero_axis;
   c.zero_stage = model.options.zero.stage;

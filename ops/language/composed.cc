@@ -347,24 +347,26 @@ Tensor cumprod(Tensor x, int64_t axis, Here at) {
 Tensor cummax(Tensor x, int64_t axis, Here at) {
   at = at.In("cummax");
   axis = NormalAxis("cummax", axis, x, at);
-  return Running(x, axis, ExtremeOf(x.dtype(), true), at, [&](Tensor a, Tensor b) { return maximum(b, a, at); });
+  return Running(x, axis, ExtremeOf(x.dtype(), true), at,
+                 [&](Tensor a, Tensor b) { return maximum(b, a, at); });
 }
 Tensor cummin(Tensor x, int64_t axis, Here at) {
   at = at.In("cummin");
   axis = NormalAxis("cummin", axis, x, at);
-  return Running(x, axis, ExtremeOf(x.dtype(), false), at, [&](Tensor a, Tensor b) { return minimum(b, a, at); });
+  return Running(x, axis, ExtremeOf(x.dtype(), false), at,
+                 [&](Tensor a, Tensor b) { return minimum(b, a, at); });
 }
-// log(e^a + e^b) is a + softplus(b - a).
+// Finite, so that gradients are; where there is nothing above the least number, the greatest element is the
+// sum.
 Tensor logcumsumexp(Tensor x, int64_t axis, Here at) {
   at = at.In("logcumsumexp");
   NeedFloating("logcumsumexp", "x", x, at);
   axis = NormalAxis("logcumsumexp", axis, x, at);
-  constexpr double kLeast = -1e30;  // e^kLeast is 0, and differences are finite
+  constexpr double kLeast = -1e30;
   return InFloat32(x, at, [&](Tensor y) {
-    return Running(y, axis, kLeast, at, [&](Tensor a, Tensor b) {
-      Tensor top = maximum(a, b, at);
-      return add(top, softplus(neg(abs(sub(a, b, at), at), at), at), at);
-    });
+    Tensor sums = Running(maximum(y, kLeast, at), axis, kLeast, at,
+                          [&](Tensor a, Tensor b) { return logaddexp(a, b, at); });
+    return where(greater(sums, kLeast / 2, at), sums, cummax(y, axis, at), at);
   });
 }
 
@@ -447,6 +449,8 @@ namespace {
 void NeedPictures(const char* op, const Tensor& x, int64_t r, const Here& at) {
   GraphOf(op, x, at);
   NeedSize(op, "r", r, 1, at);
+  constexpr int64_t kMost = 1 << 15;  // whose square is a number
+  if (r > kMost) Fail(Who(op, at), ": r is ", r, " but may be 2^15 at most");
   if (x.shape().rank() != 4)
     Fail(Who(op, at), ": x is ", x.shape().str(), " but must have the axes [n h w c]");
 }

@@ -104,6 +104,12 @@ TEST_F(Composed, RunningResults) {
   EXPECT_EQ(Gradient(cumprod(few, 0), few), (Numbers{4, 2, 6}));
   ExpectNear(Read(logcumsumexp(Floats({3}, {0, 0, std::log(2.0)}), 0)), {0, std::log(2.0), std::log(4.0)});
   ExpectNear(Read(logcumsumexp(Floats({2}, {-500, -500}), 0)), {-500, -500 + std::log(2.0)}, 1e-4);
+  const double none = -std::numeric_limits<double>::infinity();
+  Tensor masked = Floats({6}, {none, 0, none, 0, none, none});
+  const Numbers sums = Read(logcumsumexp(masked, 0));
+  EXPECT_EQ(sums[0], none);
+  ExpectNear(Numbers(sums.begin() + 1, sums.end()), {0, 0, std::log(2.0), std::log(2.0), std::log(2.0)});
+  ExpectNear(Gradient(slice(logcumsumexp(masked, 0), 0, 1, 6), masked), {0, 3.5, 0, 1.5, 0, 0});
 }
 
 TEST_F(Composed, Borders) {
@@ -218,6 +224,7 @@ TEST_F(Composed, WrongUsesAreTold) {
   TOLD("elements are given for 1 axes, but x [2,4] has 2", pad(x, {{1, 1}}));
   TOLD("size is 5 but axis 1 of x has 4", unfold(x, 1, 5));
   TOLD("axis 3 of x is 8 but must be a multiple of r * r, 9", pixel_shuffle(Counted({1, 1, 1, 8}), 3));
+  TOLD("r is 4294967296 but may be 2^15 at most", pixel_shuffle(Counted({1, 1, 1, 4}), int64_t{1} << 32));
   TOLD("g is [4] but must be [2]", weight_norm(x, Counted({4})));
   TOLD("max_distance is 2 but must be at least 5",
        relative_buckets(&tape_, 2, 2, {.buckets = 16, .max_distance = 2}));

@@ -128,6 +128,15 @@ TEST_F(DataTokensTest, MistakesNameFileAndOffset) {
   ExpectSays([&] { All(far); }, "far.npy", "at byte 132: token -5");
 }
 
+// Of a text in UTF-8 the mark is left out, as in prompts; one in UTF-16 is refused.
+TEST_F(DataTokensTest, AMarkOfByteOrderIsNoPartOfAText) {
+  using namespace std::string_literals;
+  EXPECT_EQ(All(Tokens::Open(Write("marked.txt", "\xef\xbb\xbfhi"))), (std::vector<int32_t>{'h', 'i'}));
+  EXPECT_EQ(All(Tokens::Open(Write("plain.txt", "\xef\xbbhi"))).size(), 4u);
+  for (const std::string& text : {"\xff\xfeh\0i\0"s, "\xfe\xff\0h\0i"s})
+    ExpectSays([&] { Tokens::Open(Write("wide.txt", text)); }, folder_ + "/wide.txt", "save it in UTF-8");
+}
+
 // What is packed or stored in another way is no text, whatever its name says, in gzip neither; texts that
 // begin nearly so are.
 TEST_F(DataTokensTest, OtherFormatsAreNotLearntAsText) {
