@@ -543,7 +543,9 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   SetBudget(who, *source->model, *source, &within);
   if (within.memory_budget > 0 || source->model->options.memory_budget > 0) {
     const Graph graph = placed();
-    large = IsLarge(graph);
+    const bool both = options.recompute == Recompute::kAuto &&
+                      source->model->options.auto_cuts != AutoCuts::kNone && !source->model->cuts_chosen;
+    large = both || IsLarge(graph);
     if (large) CheckVariables(who, source->model, graph, within);
   }
   Session session = WithCutsChosen(source->model, compile, placed, [&](SearchDepth depth) {
