@@ -19,6 +19,7 @@
 #include "ops/cuda/kernels.h"
 #include "tests/ops/cuda_bench.h"
 #include "tests/ops/kernel_cases.h"
+#include "tests/processes.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -491,6 +492,8 @@ TEST(Compiling, OnceForEachTextAndArchitecture) {
 // Its node and line are the stream's to name, once for every kernel.
 TEST(Compiling, FailuresNameTheChain) {
   CudaBench bench({.devices = 1});
+  const TestFolder empty("cuda_generate_test");  // where nothing is kept of earlier runs
+  setenv("OFL_EMULATED_KERNELS", (empty / "").c_str(), 1);
   const std::string path = std::getenv("PATH");
   setenv("PATH", "/nowhere", 1);
   Operands in = {Operand(kFloat32, {4})}, out = {Operand(kFloat32, {4})};
@@ -503,6 +506,7 @@ TEST(Compiling, FailuresNameTheChain) {
   std::unique_ptr<Kernel> kernel = Registry().Make(spec, "cuda");
   Status status = bench.Run(dynamic_cast<CudaKernel*>(kernel.get()), {spec, spec.in, spec.out});
   setenv("PATH", path.c_str(), 1);
+  unsetenv("OFL_EMULATED_KERNELS");
   ASSERT_FALSE(status.ok());
   EXPECT_NE(status.message().find("could not compile ofl_rsqrt_rsqrt_sign_rsqrt"), std::string::npos)
       << status.message();
