@@ -48,4 +48,21 @@ std::string Box::str() const {
   return text + "]";
 }
 
+void RequireExtents(const std::string& who, const Dims& shape) {
+  constexpr int64_t kMost = int64_t{1} << 48;
+  int64_t elements = 1;
+  bool large = false;
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    int64_t extent = shape[axis];
+    if (extent < 0)
+      Fail(who, ": axis ", axis, " has extent ", extent, " in ", shape.str(), ", must be 0 or more");
+    large = large || extent > kMost;
+    if (extent > 1 && !large) {
+      large = elements > kMost / extent;
+      elements *= large ? 1 : extent;
+    }
+  }
+  if (large) Fail(who, ": ", shape.str(), " has more than 2^48 elements, the most a tensor may have");
+}
+
 }  // namespace oneflow_like

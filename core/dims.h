@@ -64,4 +64,8 @@ struct Box {
   std::string str() const;                // "[0:4,2:6]"
 };
 
+// Throws Error, beginning with `who`, for a shape with a negative extent or more than 2^48 elements, more
+// than any machine holds: sizes in bytes, and sums of them, then stay far from overflow.
+void RequireExtents(const std::string& who, const Dims& shape);
+
 }  // namespace oneflow_like

@@ -9,7 +9,6 @@
 #include "oneflow_like/data/token_files.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/data.h"
-#include "oneflow_like/program/precision.h"
 #include "oneflow_like/program/program.h"
 
 DEFINE_int64(batch, 32, "sequences of one step");
@@ -77,7 +76,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const BertConfig& co
   Session eval = Evaluate({{"loss", sum(cross_entropy(of.logits, of.targets))},
                            {"right", sum(cast(right, DType::kFloat32))},
                            {"asked", sum(cast(asked, DType::kFloat32))}},
-                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+                          EvaluateOptionsOfFlags("eval"));
   double loss = 0, correct = 0, count = 0;
   ForEachHeldOut(launcher, eval, data.held_out, {{"targets", -1}}, [&](const StepResult& result, int64_t) {
     loss += static_cast<double>(result.Scalar("loss"));

@@ -26,6 +26,8 @@
 
 DEFINE_string(dtype, "", "of floating tensors that convert writes: fp32, bf16 or fp16; empty: as they are");
 DEFINE_bool(weights_only, false, "convert or diff without the state of trainings");
+DEFINE_string(weights, "",
+              "average: convert averages of weights in their place; 'train:average': of that training");
 DEFINE_string(format, "safetensors", "what convert makes: one safetensors file, or a folder of huggingface");
 DEFINE_string(model, "", "gpt2, llama or vit: give tensors of Hugging Face's our names; empty: keep theirs");
 DECLARE_bool(help);  // of gflags
@@ -53,7 +55,7 @@ struct Command {
 const Command kCommands[] = {{"list", 1, {"model"}},
                              {"verify", 1, {}},
                              {"diff", 2, {"model", "weights_only"}},
-                             {"convert", 2, {"model", "weights_only", "dtype", "format"}}};
+                             {"convert", 2, {"model", "weights_only", "weights", "dtype", "format"}}};
 
 const Command& Parse(const std::vector<std::string>& words) {
   const char* const kAll = "list, verify, diff or convert";
@@ -64,14 +66,14 @@ const Command& Parse(const std::vector<std::string>& words) {
   if (words.size() - 1 != command->paths)
     Fail(command->name, " takes ", command->paths, command->paths == 1 ? " path" : " paths", ", but ",
          words.size() - 1, words.size() == 2 ? " is given" : " are given");
-  for (const char* flag : {"dtype", "weights_only", "format", "model"})
+  for (const char* flag : {"dtype", "weights_only", "weights", "format", "model"})
     if (!gflags::GetCommandLineFlagInfoOrDie(flag).is_default && !command->flags.count(flag))
       Fail("--", flag, " is not for ", command->name);
   return *command;
 }
 
 void Convert(const std::string& from, const std::string& to, const ModelFormat* model) {
-  Conversion conversion{.weights_only = FLAGS_weights_only};
+  Conversion conversion{.weights_only = FLAGS_weights_only, .weights = FLAGS_weights};
   if (!FLAGS_dtype.empty()) conversion.dtype = PrecisionOf(FLAGS_dtype);
   if (FLAGS_format != "safetensors" && FLAGS_format != "huggingface")
     Fail("--format=", FLAGS_format, ": must be safetensors or huggingface");

@@ -13,7 +13,6 @@
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/data.h"
-#include "oneflow_like/program/precision.h"
 #include "oneflow_like/program/program.h"
 #include "oneflow_like/program/synthetic.h"
 
@@ -85,7 +84,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const DlrmConfig& co
   const Outputs of = Build(graph, config, true);
   Tensor counts = greater_equal(of.labels, 0);
   Session eval = Evaluate({{"loss", sum(where(counts, of.loss, 0))}, {"clicks", sum(maximum(of.labels, 0))}},
-                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+                          EvaluateOptionsOfFlags("eval"));
   double loss = 0, clicks = 0, samples = 0;
   ForEachHeldOut(launcher, eval, data.held_out, {{"labels", -1}},
                  [&](const StepResult& result, int64_t rows) {

@@ -23,6 +23,7 @@
 
 DEFINE_string(load, "", "checkpoint of gpt or llama");
 DEFINE_string(load_hf, "", "folder of Hugging Face's");
+DEFINE_string(weights, "", "average: those that --load's training kept");
 DEFINE_string(prompt, "", "a text's beginning; may be repeated");
 DEFINE_string(prompts, "", "file with a prompt on each line");
 DEFINE_int64(tokens, 100, "to write behind each prompt");
@@ -216,6 +217,8 @@ void CheckGenerateFlags() {
     Fail(
         "give the model by --load, a checkpoint of gpt or llama, or by --load_hf, a folder of Hugging "
         "Face's, one of the two");
+  if (!FLAGS_weights.empty() && FLAGS_load.empty())
+    Fail("--weights=", FLAGS_weights, " says what to --load of a checkpoint, which is not given");
   CheckRange<int64_t>("--tokens", FLAGS_tokens, 1, 1 << 28);
   CheckRange<int64_t>("--chunk", FLAGS_chunk, 1, 1 << 20);
   PrecisionOf(FLAGS_dtype);
@@ -240,7 +243,7 @@ int RunGenerate(const Launcher& launcher, const std::vector<std::string>& given)
   CheckGenerateFlags();
   const Mesh mesh = launcher.mesh({"dp", "tp", "pp"}, kMesh);
   const SavedModel saved =
-      FLAGS_load.empty() ? OpenHuggingFaceModel(FLAGS_load_hf) : OpenSavedModel(FLAGS_load);
+      FLAGS_load.empty() ? OpenHuggingFaceModel(FLAGS_load_hf) : OpenSavedModel(FLAGS_load, FLAGS_weights);
   saved.check(mesh);
   const auto [tokenizer, file, refused] = TokenizerFor(launcher, saved);
   const std::vector<int32_t> stops = StopsOf(saved, *tokenizer);

@@ -11,7 +11,6 @@
 #include "examples/face_model.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/picture_data.h"
-#include "oneflow_like/program/precision.h"
 #include "oneflow_like/program/program.h"
 
 DEFINE_string(size, "tiny", "of the network: tiny, 18 or 50");
@@ -47,7 +46,7 @@ void Verify(const Launcher& launcher, Model& model, const PictureData& data, con
   const PictureInputs in = InputsOf(graph, data);
   Session eval = Evaluate({{"embeddings", FaceEmbedding(graph.scope(), in.images, config, false)},
                            {"labels", cast(in.labels, DType::kFloat32)}},
-                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+                          EvaluateOptionsOfFlags("eval"));
   std::vector<float> same, other;  // cosines of pairs within a batch
   ForEachHeldOut(launcher, eval, data.held_out, {}, [&](const StepResult& result, int64_t rows) {
     const float *vectors = result.Get("embeddings").as<float>(), *labels = result.Get("labels").as<float>();

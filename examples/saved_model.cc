@@ -46,20 +46,21 @@ SavedModel OfLlama(const LlamaFolder& folder) {
 
 using OpenWeights = std::function<std::shared_ptr<VariableSource>()>;
 
-void SetLoad(const OpenWeights& open, SavedModel* saved) {
-  saved->load = [open, logits = saved->logits](Model& model, DType dtype) {
+void SetLoad(const OpenWeights& open, const std::string& averages, SavedModel* saved) {
+  saved->load = [open, averages, logits = saved->logits](Model& model, DType dtype) {
     // The graph tells the model its weights; no session is made of it.
     logits(model.scope(), model.Input("tokens", {1, 1}, DType::kInt32));
-    ConvertedSource weights(open(), {.dtype = dtype, .weights_only = true});
+    ConvertedSource weights(open(), {.dtype = dtype, .weights_only = true, .weights = averages});
     LoadWeights(model, weights);
   };
 }
 
 }  // namespace
 
-SavedModel OpenSavedModel(const std::string& path) {
+SavedModel OpenSavedModel(const std::string& path, const std::string& weights) {
   auto open = [path] { return OpenSource(path, nullptr); };
   const std::shared_ptr<VariableSource> source = open();
+  (void)AveragesIn("--weights", *source, weights);  // refused before anything is loaded
   const auto* checkpoint = dynamic_cast<const CheckpointReader*>(source.get());
   std::optional<HuggingFaceConfig> config;
   if (checkpoint)
@@ -79,7 +80,7 @@ SavedModel OpenSavedModel(const std::string& path) {
   }
   if (checkpoint) saved.folder = source->where();
   if (config) saved.ends = EndsOfText(*config, saved.folder);
-  SetLoad(open, &saved);
+  SetLoad(open, weights, &saved);
   return saved;
 }
 
@@ -97,7 +98,7 @@ SavedModel OpenHuggingFaceModel(const std::string& folder) {
   }
   saved.folder = folder;
   saved.ends = EndsOfText(config, folder);
-  SetLoad(open, &saved);
+  SetLoad(open, "", &saved);
   return saved;
 }
 

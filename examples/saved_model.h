@@ -28,8 +28,9 @@ struct SavedModel {
 };
 
 // A model that `gpt` or `llama` saved: a checkpoint, or a folder of checkpoints, of which the newest is
-// meant; of `gpt` also one safetensors file. Throws Error for anything else.
-SavedModel OpenSavedModel(const std::string& path);
+// meant; of `gpt` also one safetensors file. `weights`: as of Conversion, "average" for the averages that its
+// training kept. Throws Error for anything else.
+SavedModel OpenSavedModel(const std::string& path, const std::string& weights = "");
 // A folder of Hugging Face's, of a GPT-2, a Llama or a Qwen 2.
 SavedModel OpenHuggingFaceModel(const std::string& folder);
 

@@ -13,7 +13,6 @@
 #include "examples/unet_model.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/program/picture_data.h"
-#include "oneflow_like/program/precision.h"
 #include "oneflow_like/program/program.h"
 #ifdef OFL_HAVE_PNG
 #include <png.h>
@@ -66,8 +65,8 @@ std::vector<float> Draw(const Launcher& launcher, Model& model, const PictureDat
                         const UnetConfig& config, uint64_t seed) {
   constexpr int64_t kSamples = kAcross * kAcross;
   ModelGraph graph = model.NewGraph("draw");
-  Session session = Evaluate({{"noise", Guess(graph, data, config, kSamples)}},
-                             {.name = "draw", .dtype = PrecisionOf(FLAGS_dtype)});
+  Session session =
+      Evaluate({{"noise", Guess(graph, data, config, kSamples)}}, EvaluateOptionsOfFlags("draw"));
   const Dims field = data.train->fields()[0].shape;
   const int64_t pixels = field.elements();
   Dims shape = {kSamples};
@@ -124,8 +123,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& d
                     Metrics& metrics) {
   if (FLAGS_eval_batches == 0) return;
   ModelGraph graph = model.NewGraph("eval");
-  Session eval =
-      Evaluate({{"loss", Loss(graph, data, config)}}, {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+  Session eval = Evaluate({{"loss", Loss(graph, data, config)}}, EvaluateOptionsOfFlags("eval"));
   double loss = 0;
   int64_t batches = 0;
   ForEachHeldOut(launcher, eval, data.held_out, {}, [&](const StepResult& result, int64_t rows) {

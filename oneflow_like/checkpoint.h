@@ -59,6 +59,9 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
 
 struct LoadOptions {
   bool weights_only = false;  // without state of trainings and numbers of steps
+  // "average": weights only, and in place of each the average that the checkpoint's training kept of it
+  // (TrainOptions::average), where it has one; of several trainings "<training>:average" says which.
+  std::string weights = {};
   // Ignores variables that only one side has; otherwise they are an Error that names them.
   bool partial = false;
   // Regular expressions (ECMAScript) and their replacements, applied one after the other to each name of the

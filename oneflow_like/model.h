@@ -76,7 +76,8 @@ class Scope {
                 const WeightOptions& options, OFL_HERE) const;
   // A variable that no training changes but by assign: running statistics, averages of weights, caches,
   // counters. Names and repeated requests as for weights; the tensor is of the variable's type. Integers
-  // start as Full or FromTensor say.
+  // start as Full or FromTensor say. A Weight requested later under the path of a state is that state, as it
+  // starts and is cut: so the function of a network, called below the scope of averages, computes with them.
   Tensor State(const std::string& name, const Dims& shape, const Initializer& init,
                const StateOptions& options = {}, OFL_HERE) const;
   // Adds `assigned` to SessionOptions::also of every training of this graph that computes all its operands,
@@ -199,7 +200,8 @@ struct ModelOptions {
   // plan fit; 0: none.
   int64_t memory_budget = 0;
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
-  // reference kernels run wherever `kernels` registers no faster one.
+  // reference kernels run wherever `kernels` registers no faster one; an entry that is a program of steps
+  // (OpDef::scalar) needs neither.
   std::vector<OpDef> operators;
   std::function<void(KernelRegistry*)> kernels;
 };

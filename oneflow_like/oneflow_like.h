@@ -8,6 +8,8 @@
 #include "oneflow_like/model.h"
 #include "oneflow_like/nn.h"
 #include "oneflow_like/session.h"
+#include "oneflow_like/updates.h"
+#include "ops/language/composed.h"
 #include "ops/language/functional.h"
 #include "ops/language/losses.h"
 #include "ops/language/sparse.h"

@@ -22,8 +22,8 @@ namespace oneflow_like {
 // Roles of mesh axes; empty: cost decides. Along an axis with a role activations keep one signature, even if
 // another would be cheaper for few tokens:
 //   batch     the batch axis of all inputs, and all that is computed from it, is cut. Without a value: the
-//   axis
-//             along which annotations cut the batch of inputs, if that is one axis and it has no other role
+//             axis along which annotations cut the batch of inputs into equal shares, if that is one axis
+//             and it has no other role
 //   tensor    what layers (Scope::Region) give to others is whole, unless it is annotated, as
 //             nn::TransformerOptions::sequence does; weights are used as they are annotated, as ever
 //   context   what is computed from inputs that are annotated along it is cut where they are
@@ -53,7 +53,22 @@ struct SessionOptions {
   // Computed in every step in addition to the outputs: results of assign, for instance.
   std::vector<Tensor> also;
 };
+struct EvaluateOptions : SessionOptions {
+  // "average": in place of each weight the average that a training keeps of it (TrainOptions::average); of
+  // several trainings that average the same weight, "<training>:average" says which. Until a training has
+  // updated its weights the averages are the weights. What has no average is read as it is: frozen weights,
+  // variables of Scope::State (running statistics of batch norms). Empty: the weights.
+  std::string weights;
+};
 struct TrainOptions : SessionOptions {
+  // The weights that are trained: patterns of their paths ('*': any characters, '?': one). The others are
+  // frozen in this training: without gradient, optimizer state, or messages. Empty: all that are not frozen.
+  // Trainings of different weights need names of their own. Throws Error for a pattern that matches no weight
+  // the loss depends on, or frozen ones alone.
+  std::vector<std::string> weights;
+  // Running averages of the trained weights, variables "<name>:average/<weight>", cut as optimizer state is;
+  // EvaluateOptions::weights reads them.
+  Average average;
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
   // Recomputation of regions without a setting of their own (Scope::Region; nn::layers makes each layer one).
   // Changes memory and time, and no bit of any result. kAuto: chosen for each of them, so that no device
@@ -168,12 +183,13 @@ class Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// Compiles training of all weights that `loss` (one element) depends on. Memory and threads are allocated at
+// Compiles training of the weights that `loss` (one element) depends on. Memory and threads are allocated at
 // the first Run, so a session of a mesh larger than the machine can be compiled and summarised. Throws Error.
 Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& options = {}, OFL_HERE);
 // The value of the variable (a weight that the session trains, or one that it assigns) after the step, for
 // instance for averages of weights: assign(mean, scale(mean, 0.99) + scale(Updated(w), 0.01)).
 Tensor Updated(Tensor variable, OFL_HERE);
-Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options = {}, OFL_HERE);
+Session Evaluate(const std::map<std::string, Tensor>& outputs, const EvaluateOptions& options = {}, OFL_HERE);
+Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options, OFL_HERE);
 
 }  // namespace oneflow_like

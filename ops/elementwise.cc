@@ -89,9 +89,21 @@ template <typename V>
 V Power(V a, V b) {
   return static_cast<V>(std::pow(a, b));
 }
+// a / b rounded down; of integers 0 where b is 0. The quotient of two floats rounded to double is not whole
+// unless it is exactly that.
+template <typename V>
+V FloorDivide(V a, V b) {
+  if constexpr (std::is_integral_v<V>) {
+    if (b == 0) return 0;
+    if (b == -1) return static_cast<V>(uint64_t{0} - static_cast<uint64_t>(a));
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+  } else {
+    return std::floor(a / b);
+  }
+}
 template <typename V>
 V Divide(V a, V b) {
-  if constexpr (std::is_integral_v<V>) return b == 0 ? 0 : a / b;  // an integer division by zero gives 0
+  if constexpr (std::is_integral_v<V>) return FloorDivide(a, b);
   return a / b;
 }
 
@@ -154,7 +166,7 @@ void AddArithmetic(Catalog* catalog) {
                         },
                         {{"a"}, {"b"}}));
   OpDef quotient = BinaryOp(
-      "div", "a / b; integers round towards zero, and a division by zero gives 0.",
+      "div", "a / b; integers round down, and their division by zero gives 0.",
       Binary<[](auto a, auto b) { return Divide(a, b); }, false>,
       [](const GradCall& c, Tensor dy) {
         Tensor da = div(dy, c.in[1]);
@@ -163,6 +175,16 @@ void AddArithmetic(Catalog* catalog) {
       {}, 0.5, 2);
   quotient.linear_of = LinearIfFloating("a");
   catalog->Add(std::move(quotient));
+  OpDef whole = BinaryOp("floor_divide", "a / b rounded down, of integers 0 where b is 0; no gradient flows.",
+                         Binary<[](auto a, auto b) { return FloorDivide(a, b); }, false>, nullptr, {}, 1, 20);
+  whole.stops_gradient = true;
+  for (int i = 0, floating = static_cast<int>(whole.samples.size()); i < floating; ++i) {
+    Sample integers = whole.samples[i];
+    integers.dtypes = {DType::kInt32, DType::kInt32};
+    integers.limit = 50;
+    whole.samples.push_back(integers);
+  }
+  catalog->Add(WidePrecision(std::move(whole)));
   AddExtreme(catalog, "maximum", "The greater of a and b; a NaN wins.",
              Binary<[](auto a, auto b) { return (a > b) || a != a ? a : b; }, false>,
              [](const GradCall& c, Tensor dy) {

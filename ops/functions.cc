@@ -1,9 +1,12 @@
 // More elementwise functions of one number: angles, logarithms near 1, rounding, bounds and activations;
-// prelu, whose slope is a tensor.
+// prelu, whose slope is a tensor. Also atan2, logaddexp, and functions of statistics: erfinv, lgamma.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numbers>
 
 #include "ops/elementwise.h"
+#include "ops/inverse_normal.h"
 
 namespace oneflow_like {
 namespace {
@@ -46,6 +49,115 @@ void AddAngles(Catalog* catalog) {
   catalog->Add(WidePrecision(UnaryOp(
       "reciprocal", "1 / x.", Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(1.0 / x); }>,
       [](Tensor dy, Tensor, Tensor y) { return neg(mul(dy, square(y))); }, 0.5, 2)));
+}
+
+// The inverse normal distribution function, corrected by a step of Newton's.
+double ErfInv(double x) {
+  if (std::abs(x) == 1) return x * std::numeric_limits<double>::infinity();
+  if (!(std::abs(x) < 1)) return NAN;
+  if (std::abs(x) < 1e-8) return x * std::sqrt(std::numbers::pi) / 2;
+  const double y = InverseNormal((1 + x) / 2) / std::numbers::sqrt2;
+  return y - (std::erf(y) - x) * std::exp(y * y) * std::sqrt(std::numbers::pi) / 2;
+}
+
+constexpr double kPi = std::numbers::pi;
+
+// Derivatives of log(gamma(x)) for x > 0 by recurrence and an asymptotic series, for others by reflection.
+double Digamma(double x) {
+  if (x == 0) return std::copysign(std::numeric_limits<double>::infinity(), -x);
+  if (x < 0 && x == std::floor(x)) return NAN;
+  if (x < 0.5) return Digamma(1 - x) - kPi / std::tan(kPi * (x - std::floor(x)));
+  double y = 0;
+  for (; x < 12; ++x) y -= 1 / x;
+  const double z = 1 / (x * x);
+  return y + std::log(x) - 0.5 / x - z * (1. / 12 - z * (1. / 120 - z * (1. / 252 - z / 240)));
+}
+double Trigamma(double x) {
+  if (x < 0.5) {
+    const double sine = std::sin(kPi * (x - std::round(x)));
+    return kPi * kPi / (sine * sine) - Trigamma(1 - x);
+  }
+  double y = 0;
+  for (; x < 12; ++x) y += 1 / (x * x);
+  const double z = 1 / (x * x);
+  return y + 1 / x + z / 2 + z / x * (1. / 6 - z * (1. / 30 - z * (1. / 42 - z / 30)));
+}
+
+double LogAddExp(double a, double b) {
+  if (a == b) return a + std::numbers::ln2;
+  return (a > b || a != a ? a : b) + std::log1p(std::exp(-std::abs(a - b)));
+}
+
+// Functions of two floating numbers.
+OpDef OfFloats(OpDef def) {
+  def.check = [](const OpCall& call) {
+    RequireFloating(call);
+    RequireSameTypes(call);
+  };
+  return WidePrecision(std::move(def));
+}
+
+void AddStatistics(Catalog* catalog) {
+  catalog->Add(WidePrecision(UnaryOp(
+      "log2", "The logarithm to base 2, exact for powers of 2.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::log2(x)); }>,
+      [](Tensor dy, Tensor x, Tensor) { return scale(div(dy, x), 1 / std::numbers::ln2); }, 0.5, 2)));
+  catalog->Add(WidePrecision(
+      UnaryOp("exp2", "2 to the power x, exact for whole numbers.",
+              Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::exp2(x)); }>,
+              [](Tensor dy, Tensor, Tensor y) { return scale(mul(dy, y), std::numbers::ln2); })));
+  catalog->Add(WidePrecision(
+      UnaryOp("erfc", "1 - erf(x), of full accuracy for large x.",
+              Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::erfc(x)); }>,
+              [](Tensor dy, Tensor x, Tensor) {
+                return scale(mul(dy, exp(neg(square(x)))), -2 / std::sqrt(std::numbers::pi));
+              })));
+  catalog->Add(WidePrecision(
+      UnaryOp("asinh", "The number whose hyperbolic sine is x.",
+              Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::asinh(x)); }>,
+              [](Tensor dy, Tensor x, Tensor) { return mul(dy, rsqrt(shift(square(x), 1))); })));
+  catalog->Add(WidePrecision(UnaryOp(
+      "acosh", "The number, 0 or more, whose hyperbolic cosine is x; NaN below 1.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::acosh(x)); }>,
+      [](Tensor dy, Tensor x, Tensor) { return mul(dy, rsqrt(mul(shift(x, -1), shift(x, 1)))); }, 1.5, 4)));
+  catalog->Add(WidePrecision(UnaryOp(
+      "erfinv", "The number whose erf is x; infinite at -1 and 1, NaN beyond.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(ErfInv(static_cast<double>(x))); }>,
+      [](Tensor dy, Tensor, Tensor y) {
+        return scale(mul(dy, exp(square(y))), std::sqrt(std::numbers::pi) / 2);
+      },
+      -0.8, 0.8)));
+  catalog->Add(WidePrecision(UnaryOp(
+      "lgamma", "The logarithm of |gamma(x)|.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(std::lgamma(x)); }>,
+      [](Tensor dy, Tensor x, Tensor) { return mul(dy, digamma(x)); }, 0.5, 4)));
+  catalog->Add(WidePrecision(UnaryOp(
+      "digamma", "The derivative of lgamma.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(Digamma(static_cast<double>(x))); }>,
+      [](Tensor dy, Tensor x, Tensor) { return mul(dy, Apply(x.graph(), "trigamma", {x})[0]); }, 0.5, 4)));
+  catalog->Add(WidePrecision(UnaryOp(
+      "trigamma", "The second derivative of lgamma.",
+      Unary<[](auto x, const Attrs&) { return static_cast<decltype(x)>(Trigamma(static_cast<double>(x))); }>,
+      nullptr, 0.5, 4)));
+  catalog->Add(OfFloats(BinaryOp(
+      "atan2", "The angle of the point (b, a), in (-pi, pi].",
+      Binary<[](auto a, auto b) { return static_cast<decltype(a)>(std::atan2(a, b)); }, false>,
+      [](const GradCall& c, Tensor dy) {
+        Tensor each = div(dy, add(square(c.in[0]), square(c.in[1])));
+        return std::vector<Tensor>{mul(each, c.in[1]), c.wanted[1] ? neg(mul(each, c.in[0])) : Tensor()};
+      },
+      {}, 0.5, 2)));
+  catalog->Add(OfFloats(BinaryOp("logaddexp", "log(e^a + e^b), without their overflow.",
+                                 Binary<[](auto a, auto b) {
+                                   return static_cast<decltype(a)>(
+                                       LogAddExp(static_cast<double>(a), static_cast<double>(b)));
+                                 },
+                                        false>,
+                                 [](const GradCall& c, Tensor dy) {
+                                   Tensor share = sigmoid(sub(c.in[0], c.in[1]));
+                                   Tensor first = mul(dy, share);
+                                   return std::vector<Tensor>{first, sub(dy, first)};
+                                 })));
 }
 
 void AddRounding(Catalog* catalog) {
@@ -245,6 +357,7 @@ void AddPRelu(Catalog* catalog) {
 
 void AddFunctions(Catalog* catalog) {
   AddAngles(catalog);
+  AddStatistics(catalog);
   AddRounding(catalog);
   AddBounds(catalog);
   AddMoreActivations(catalog);

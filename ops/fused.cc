@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <sstream>
 
 #include "ops/manifest.h"
@@ -58,61 +60,81 @@ struct Element {
   alignas(8) std::array<unsigned char, 8> bytes{};
 };
 
-// The steps as specs of reference kernels on single elements.
-std::vector<KernelSpec> StepSpecs(const KernelContext& context, const std::vector<FusedStep>& steps,
-                                  const std::vector<DType>& types, std::vector<Element>* values) {
-  int inputs = static_cast<int>(context.in.size());
-  const Dims& global = context.out[0].global;
-  auto arg = [&](int value) {
-    return TensorArg{(*values)[value].bytes.data(), types[value], global, Dims(global.rank(), 0),
-                     Dims(global.rank(), 1)};
-  };
-  std::vector<KernelSpec> specs;
-  for (size_t j = 0; j < steps.size(); ++j) {
-    KernelSpec spec;
-    spec.name = steps[j].op;
-    spec.attrs = steps[j].attrs;
-    for (int value : steps[j].args) spec.in.push_back(arg(value));
-    spec.out.push_back(arg(inputs + static_cast<int>(j)));
-    specs.push_back(std::move(spec));
+// Runs the steps' reference kernels on single elements. Acts allocate nothing.
+class ElementProgram : public Kernel {
+ public:
+  // `result`: the first output.
+  ElementProgram(const std::vector<FusedStep>& steps, const std::vector<DType>& inputs,
+                 std::vector<int64_t> outputs, const TensorArg& result)
+      : inputs_(inputs.size()),
+        outputs_(std::move(outputs)),
+        types_(FusedTypes(steps, inputs)),
+        values_(types_.size()) {
+    const int rank = result.global.rank();
+    auto arg = [&](int value) {
+      return TensorArg{values_[value].bytes.data(), types_[value], result.global, Dims(rank, 0),
+                       Dims(rank, 1)};
+    };
+    for (size_t j = 0; j < steps.size(); ++j) {
+      KernelSpec spec;
+      spec.name = steps[j].op;
+      spec.attrs = steps[j].attrs;
+      for (int value : steps[j].args) spec.in.push_back(arg(value));
+      spec.out.push_back(arg(static_cast<int>(inputs_ + j)));
+      specs_.push_back(std::move(spec));
+      kernels_.push_back(BuiltinCatalog().Get(steps[j].op).reference);
+    }
   }
-  return specs;
+
+  Status Run(const KernelContext& context) override {
+    const TensorArg& shape = context.out[0];
+    Status status;
+    int64_t at = 0;
+    ForEachIndex(shape.extent, [&](const Dims& index) {
+      for (size_t i = 0; i < inputs_; ++i) {
+        size_t size = SizeOf(types_[i]);
+        int64_t offset = BroadcastOffset(context.in[i].extent, index);
+        std::memcpy(values_[i].bytes.data(), context.in[i].as<char>() + offset * size, size);
+      }
+      for (size_t j = 0; j < specs_.size(); ++j) {
+        KernelSpec& spec = specs_[j];
+        for (TensorArg& arg : spec.in) {
+          for (int axis = 0; axis < index.rank(); ++axis) arg.begin[axis] = shape.begin[axis] + index[axis];
+        }
+        spec.out[0].begin = spec.in[0].begin;
+        Status done = kernels_[j](
+            {spec, spec.in, spec.out, nullptr, context.step, context.time, context.times, context.seed});
+        if (!done.ok()) status = done;
+      }
+      for (size_t i = 0; i < context.out.size(); ++i) {
+        size_t size = SizeOf(context.out[i].dtype);
+        std::memcpy(context.out[i].as<char>() + at * size, values_[outputs_[i]].bytes.data(), size);
+      }
+      ++at;
+    });
+    return status;
+  }
+
+ private:
+  const size_t inputs_;
+  const std::vector<int64_t> outputs_;
+  const std::vector<DType> types_;  // of all values
+  std::vector<Element> values_;
+  std::vector<KernelSpec> specs_;  // of the steps, on elements of values_
+  std::vector<KernelFn> kernels_;
+};
+
+std::vector<DType> TypesOf(std::span<const TensorArg> args) {
+  std::vector<DType> types;
+  for (const TensorArg& arg : args) types.push_back(arg.dtype);
+  return types;
 }
 
 Status Fused(const KernelContext& context) {
-  std::vector<DType> types;
-  for (const TensorArg& in : context.in) types.push_back(in.dtype);
-  std::vector<FusedStep> steps =
-      ParseFused(context.spec.attrs.Str("program"), static_cast<int>(types.size()));
-  types = FusedTypes(steps, types);
-  const std::vector<int64_t>& outputs = context.spec.attrs.Ints("outputs");
-  std::vector<Element> values(types.size());
-  std::vector<KernelSpec> specs = StepSpecs(context, steps, types, &values);
-  const TensorArg& shape = context.out[0];
-  Status status;
-  int64_t at = 0;
-  ForEachIndex(shape.extent, [&](const Dims& index) {
-    for (size_t i = 0; i < context.in.size(); ++i) {
-      size_t size = SizeOf(types[i]);
-      int64_t offset = BroadcastOffset(context.in[i].extent, index);
-      std::memcpy(values[i].bytes.data(), context.in[i].as<char>() + offset * size, size);
-    }
-    for (KernelSpec& spec : specs) {
-      for (TensorArg& arg : spec.in) {
-        for (int axis = 0; axis < index.rank(); ++axis) arg.begin[axis] = shape.begin[axis] + index[axis];
-      }
-      spec.out[0].begin = spec.in[0].begin;
-      Status done = BuiltinCatalog().Get(spec.name).reference(
-          {spec, spec.in, spec.out, nullptr, context.step, context.time, context.times, context.seed});
-      if (!done.ok()) status = done;
-    }
-    for (size_t i = 0; i < context.out.size(); ++i) {
-      size_t size = SizeOf(context.out[i].dtype);
-      std::memcpy(context.out[i].as<char>() + at * size, values[outputs[i]].bytes.data(), size);
-    }
-    ++at;
-  });
-  return status;
+  const std::vector<FusedStep> steps =
+      ParseFused(context.spec.attrs.Str("program"), static_cast<int>(context.in.size()));
+  return ElementProgram(steps, TypesOf(context.in), context.spec.attrs.Ints("outputs"), context.out[0])
+      .Run(context);
 }
 
 std::vector<FusedStep> ProgramOf(const OpCall& call) {
@@ -145,6 +167,15 @@ std::vector<FusedStep> StepsOf(const OpDef& def, const Attrs& attrs, int operand
   FusedStep step{def.name, {}, attrs};
   for (int i = 0; i < operands; ++i) step.args.push_back(i);
   return {step};
+}
+
+KernelFactory ProgramKernel(const OpDef& def) {
+  return [program = def.scalar](const KernelSpec& spec) {
+    const int operands = static_cast<int>(spec.in.size());
+    const std::vector<FusedStep> steps = ParseFused(program, operands, spec.name);
+    const int64_t last = operands + static_cast<int64_t>(steps.size()) - 1;
+    return std::make_unique<ElementProgram>(steps, TypesOf(spec.in), std::vector<int64_t>{last}, spec.out[0]);
+  };
 }
 
 bool Fusible(const OpDef& def, const std::vector<DType>& in, const std::vector<DType>& out) {

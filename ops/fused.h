@@ -37,6 +37,10 @@ std::string FusedProgram(const std::vector<FusedStep>& steps);
 std::vector<FusedStep> ParseFused(const std::string& program, int num_inputs,
                                   const std::string& who = "fused");
 
+// The kernel of an operator that is a program (IsProgram): the steps' own reference kernels, element by
+// element.
+KernelFactory ProgramKernel(const OpDef& def);
+
 // Types of all values: the inputs', then one for each step.
 std::vector<DType> FusedTypes(const std::vector<FusedStep>& steps, const std::vector<DType>& inputs);
 

@@ -141,7 +141,7 @@ void AddRemainder(Catalog* catalog) {
       "remainder", "a - b floor(a / b), of b's sign; of integers 0 where b is 0.",
       Binary<[](auto a, auto b) { return FloorMod(a, b); }, false>,
       [](const GradCall& c, Tensor dy) {
-        Tensor db = c.wanted[1] ? neg(mul(dy, floor(div(c.in[0], c.in[1])))) : Tensor();
+        Tensor db = c.wanted[1] ? neg(mul(dy, floor_divide(c.in[0], c.in[1]))) : Tensor();
         return std::vector<Tensor>{dy, db};
       },
       {}, 1, 20);

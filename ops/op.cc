@@ -8,6 +8,7 @@
 #include <cctype>
 #include <variant>
 
+#include "ops/fused.h"
 #include "ops/language/calls.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
@@ -39,10 +40,15 @@ std::vector<std::string> Catalog::names() const {
   return names;
 }
 
+KernelFactory ReferenceKernel(const OpDef& def) {
+  if (def.reference != nullptr) return MakeFunctionKernel(def.reference);
+  return IsProgram(def) ? ProgramKernel(def) : nullptr;
+}
+
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
   for (const std::string& name : catalog.names()) {
     const OpDef& def = catalog.Get(name);
-    if (def.reference != nullptr) registry->Add(name, "reference", def.reference, def.scratch);
+    if (KernelFactory kernel = ReferenceKernel(def)) registry->Add(name, "reference", kernel, def.scratch);
   }
 }
 
@@ -87,6 +93,10 @@ Inferred Infer(const OpDef& def, const OpCall& call) {
   inferred.rule = BindOp(def, call);
   if (def.dtypes) {
     inferred.dtypes = def.dtypes(call);
+  } else if (IsProgram(def)) {
+    const std::vector<FusedStep> steps =
+        StepsOf(def, *call.attrs, static_cast<int>(call.dtypes.size()), call.who);
+    inferred.dtypes = {FusedTypes(steps, call.dtypes).back()};
   } else {
     DType first = call.dtypes.empty() ? DType::kFloat32 : call.dtypes[0];
     inferred.dtypes.assign(inferred.rule.out.size(), first);
@@ -96,23 +106,6 @@ Inferred Infer(const OpDef& def, const OpCall& call) {
     Fail(call.who, ": there is no type named \"", call.attrs->Str("dtype"), "\"");
   for (const BoundRule::Operand& out : inferred.rule.out) RequireExtents(call.who, out.shape);
   return inferred;
-}
-
-void RequireExtents(const std::string& who, const Dims& shape) {
-  constexpr int64_t kMost = int64_t{1} << 48;
-  int64_t elements = 1;
-  bool large = false;
-  for (int axis = 0; axis < shape.rank(); ++axis) {
-    int64_t extent = shape[axis];
-    if (extent < 0)
-      Fail(who, ": axis ", axis, " has extent ", extent, " in ", shape.str(), ", must be 0 or more");
-    large = large || extent > kMost;
-    if (extent > 1 && !large) {
-      large = elements > kMost / extent;
-      elements *= large ? 1 : extent;
-    }
-  }
-  if (large) Fail(who, ": ", shape.str(), " has more than 2^48 elements, the most a tensor may have");
 }
 
 std::string Letter(int axis) {

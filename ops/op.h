@@ -99,7 +99,8 @@ struct OpDef {
     std::string label, by;
   };
   Chosen chosen;
-  KernelFn reference = nullptr;  // slow and obvious: the definition
+  // Slow and obvious: the definition. An entry whose `scalar` is a program needs none.
+  KernelFn reference = nullptr;
   // Scratch of the reference kernel, and of the operator's other kernels that are registered without a
   // statement of their own (KernelRegistry::Add).
   ScratchFn scratch;
@@ -108,6 +109,7 @@ struct OpDef {
   // `scalar` is the name of the scalar body in ops/scalar.h or, for a user's operator, a program of operators
   // that have one ("exp 0;shift 1 offset=1.0;log 2", ops/fused.h: values 0, 1, ... are the operands). Such
   // operators are fused with their neighbours, on every device. Empty when the operator is not elementwise.
+  // Without `dtypes` the result of a program has the type of its last step.
   std::string scalar;
   bool view = false;    // the output has the input's bytes (reshape)
   bool random = false;  // draws by attribute "key" (DrawKey), the step and global positions
@@ -139,7 +141,9 @@ inline double NoFlops(const BoundRule&) { return 0; }
 
 // All operators of this library: a manifest, one line each (ops/catalog.cc).
 const Catalog& BuiltinCatalog();
-// Their reference kernels, under the device kind "reference".
+// The entry's reference kernel: `reference`, or one made of its program. Empty: it has neither.
+KernelFactory ReferenceKernel(const OpDef& def);
+// The reference kernels of all entries, under the device kind "reference".
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry);
 
 // Derived from the entry: the bound rule (throws Error on shapes that do not fit), output shapes and types.
@@ -149,9 +153,5 @@ struct Inferred {
   std::vector<DType> dtypes;  // of the outputs; shapes are in rule.out
 };
 Inferred Infer(const OpDef& def, const OpCall& call);
-
-// Throws Error, beginning with `who`, for a shape with a negative extent or more than 2^48 elements, more
-// than any machine holds: sizes in bytes, and sums of them, then stay far from overflow.
-void RequireExtents(const std::string& who, const Dims& shape);
 
 }  // namespace oneflow_like

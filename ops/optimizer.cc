@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/glob.h"
 #include "ops/language/numbers.h"
 #include "ops/language/schedule.h"
 #include "ops/manifest.h"
@@ -315,6 +316,20 @@ AdamW::operator Optimizer() const {
       {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"eps", eps}, {"weight_decay", weight_decay}});
 }
 
+Optimizer Groups(const std::vector<std::pair<std::string, Optimizer>>& groups) {
+  if (groups.empty()) Fail("Groups: no group is given; the last one may be {\"*\", AdamW{}}");
+  Optimizer all("groups", [groups](WeightUpdate& u) {
+    for (const auto& [pattern, optimizer] : groups)
+      if (MatchesGlob(pattern, u.path())) return optimizer.update(u);
+    Fail("no pattern of Groups matches weight '", u.path(), "'; the last group may be {\"*\", AdamW{}}");
+  });
+  for (const auto& [pattern, optimizer] : groups) {
+    all.patterns.push_back(pattern);
+    all.others.push_back(optimizer);
+  }
+  return all;
+}
+
 void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Schedule& schedule) {
   Attrs attrs = optimizer.numbers;
   SetSchedule(schedule, &attrs);
@@ -322,7 +337,10 @@ void CheckOptimizer(const std::string& who, const Optimizer& optimizer, const Sc
   if (!optimizer.update)
     Fail(who, ": optimizer '", optimizer.name, "' has no function that updates a weight");
   if (!optimizer.numbers.map().empty()) CheckNumbers(who, attrs);
-  if (optimizer.others) CheckOptimizer(who + ": others", *optimizer.others, schedule);
+  for (size_t i = 0; i < optimizer.others.size(); ++i)
+    CheckOptimizer(
+        Cat(who, ": ", optimizer.patterns.empty() ? "others" : Cat("group \"", optimizer.patterns[i], "\"")),
+        optimizer.others[i], schedule);
 }
 
 }  // namespace oneflow_like

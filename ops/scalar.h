@@ -77,8 +77,11 @@ OFL_HOST_DEVICE float ExpOf(float x) {
   return x < -87.33654f ? 0.0f : y;
 }
 
-// log(x): x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); s = f / (2 + f), log(1 + f) = 2 atanh(s).
-OFL_HOST_DEVICE float LogOf(float x) {
+// x = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); s = f / (2 + f), log(1 + f) = 2 atanh(s) = f - rest.
+struct LogParts {
+  float n, f, rest;
+};
+OFL_HOST_DEVICE LogParts LogPartsOf(float x) {
   uint32_t bits = ToBits(x);
   int32_t e = static_cast<int32_t>(bits - 0x3F3504F3u) >> 23;
   float f = FromBits(bits - (static_cast<uint32_t>(e) << 23)) - 1.0f;
@@ -87,11 +90,35 @@ OFL_HOST_DEVICE float LogOf(float x) {
   p = p * z + 0.2855082082f;
   p = p * z + 0.4000012184f;
   p = p * z + 0.6666666655f;
-  float n = static_cast<float>(e);
-  float y = n * 0.693359375f + (f - (s * (f - z * p) + n * 2.12194440e-4f));
+  return {static_cast<float>(e), f, s * (f - z * p)};
+}
+// 2^x = 2^n e^(log(2) (x - n)) with the nearest whole n; below -126 (a denormal) it is 0.
+OFL_HOST_DEVICE float Exp2Of(float x) {
+  float inside = x > 129.0f ? 129.0f : x;
+  inside = inside < -127.0f ? -127.0f : inside;
+  float shifted = inside + 12582912.0f;
+  int32_t n = static_cast<int32_t>(ToBits(shifted)) - 0x4B400000, half = n >> 1;
+  float y = SmallExpm1((inside - (shifted - 12582912.0f)) * 0.693147181f) + 1.0f;
+  y = y * PowerOf2(half) * PowerOf2(n - half);
+  y = x < -126.0f ? 0.0f : y;
+  return x != x ? x : y;
+}
+
+// y, the logarithm of x, where x is infinite, 0 (or a denormal), negative or NaN.
+OFL_HOST_DEVICE float LogAtEnds(float x, float y) {
   y = x == kInfinity ? x : y;
   y = x < 1.17549435e-38f ? -kInfinity : y;
   return x < 0.0f || x != x ? FromBits(0x7FC00000u) : y;
+}
+OFL_HOST_DEVICE float LogOf(float x) {
+  LogParts parts = LogPartsOf(x);
+  float y = parts.n * 0.693359375f + (parts.f - (parts.rest + parts.n * 2.12194440e-4f));
+  return LogAtEnds(x, y);
+}
+// Exact for powers of 2.
+OFL_HOST_DEVICE float Log2Of(float x) {
+  LogParts parts = LogPartsOf(x);
+  return LogAtEnds(x, parts.n + (parts.f - parts.rest) * 1.44269504f);
 }
 
 // tanh(|x|) = -t / (2 + t) with t = e^(-2|x|) - 1: no digits cancel near 0.
@@ -205,6 +232,96 @@ OFL_HOST_DEVICE float TanOf(float x) {
   return SignedTurn(x, y, 0u);
 }
 
+// The angle of (x, y): the arctangent of the smaller of |x| and |y| divided by the larger, a polynomial up to
+// tan(pi / 8), beyond it pi / 4 more than that of (a - 1) / (a + 1).
+OFL_HOST_DEVICE float Atan2Of(float y, float x) {
+  float ax = __builtin_fabsf(x), ay = __builtin_fabsf(y);
+  float large = ax > ay ? ax : ay, small = ax > ay ? ay : ax;
+  bool equal = small == large, steep = equal ? large > 0.0f : small > large * 0.414213562f;
+  float above = steep ? small - large : small, below = steep ? small + large : large;
+  float t = equal ? 0.0f : above / below, z = t * t;
+  float p = -6.459376186e-2f;
+  p = p * z + 0.107462984f;
+  p = p * z - 0.1426423255f;
+  p = p * z + 0.1999955008f;
+  p = p * z - 0.3333333181f;
+  float angle = t + t * z * p;
+  angle = steep ? angle + 0.785398163f : angle;
+  angle = ay > ax ? 1.57079633f - angle : angle;
+  angle = (ToBits(x) >> 31) != 0 ? 3.14159265f - angle : angle;
+  return x != x || y != y ? x + y : __builtin_copysignf(angle, y);
+}
+
+// The inverse of erf (the form and coefficients of M. Giles, 2010): polynomials in -log(1 - x^2) where that
+// is below 5, in its root beyond.
+OFL_HOST_DEVICE float ErfInvOf(float x) {
+  float w = -LogOf((1.0f - x) * (1.0f + x)), c = w - 2.5f;
+  float p = 2.81022636e-8f;
+  p = p * c + 3.43273939e-7f;
+  p = p * c - 3.5233877e-6f;
+  p = p * c - 4.39150654e-6f;
+  p = p * c + 2.1858087e-4f;
+  p = p * c - 1.25372503e-3f;
+  p = p * c - 4.17768164e-3f;
+  p = p * c + 0.246640727f;
+  p = p * c + 1.50140941f;
+  float t = __builtin_sqrtf(w < 5.0f ? 5.0f : w) - 3.0f;
+  float q = -2.00214257e-4f;
+  q = q * t + 1.00950558e-4f;
+  q = q * t + 1.34934322e-3f;
+  q = q * t - 3.67342844e-3f;
+  q = q * t + 5.73950773e-3f;
+  q = q * t - 7.6224613e-3f;
+  q = q * t + 9.43887047e-3f;
+  q = q * t + 1.00167406f;
+  q = q * t + 2.83297682f;
+  float y = x * (w < 5.0f ? p : q);
+  return __builtin_fabsf(x) == 1.0f ? x * kInfinity : y;
+}
+
+// The first and the second derivative of log(gamma(x)): by recurrence to above 6, where an asymptotic series
+// holds, and for x < 1/2 from 1 - x.
+OFL_HOST_DEVICE float DigammaOf(float x) {
+  bool mirrored = x < 0.5f;
+  float at = mirrored ? 1.0f - x : x, y = 0.0f;
+  for (int i = 0; i < 6; ++i) {
+    bool low = at < 6.0f;
+    y = low ? y - 1.0f / at : y;
+    at = low ? at + 1.0f : at;
+  }
+  float inverse = 1.0f / at, z = inverse * inverse;
+  float p = -3.96825397e-3f;
+  p = p * z + 8.33333333e-3f;
+  p = p * z - 8.33333333e-2f;
+  y += LogOf(at) - 0.5f * inverse + p * z;
+  float part = x - RoundOf(x);
+  y = mirrored ? y - 3.14159265f / TanOf(3.14159265f * part) : y;
+  return mirrored && part == 0.0f ? (x == 0.0f ? __builtin_copysignf(kInfinity, -x) : FromBits(0x7FC00000u))
+                                  : y;
+}
+OFL_HOST_DEVICE float TrigammaOf(float x) {
+  bool mirrored = x < 0.5f;
+  float at = mirrored ? 1.0f - x : x, y = 0.0f;
+  for (int i = 0; i < 6; ++i) {
+    bool low = at < 6.0f;
+    y = low ? y + 1.0f / (at * at) : y;
+    at = low ? at + 1.0f : at;
+  }
+  float inverse = 1.0f / at, z = inverse * inverse;
+  float p = 2.38095238e-2f;
+  p = p * z - 3.33333333e-2f;
+  p = p * z + 0.166666667f;
+  y += inverse + 0.5f * z + p * z * inverse;
+  float sine = SinOf(3.14159265f * (x - RoundOf(x)));
+  return mirrored ? 9.86960440f / (sine * sine) - y : y;
+}
+
+// log(e^a + e^b).
+OFL_HOST_DEVICE float LogAddExpOf(float a, float b) {
+  float most = a > b || a != a ? a : b, apart = a == b ? 0.0f : -__builtin_fabsf(a - b);
+  return most + Log1pOf(ExpOf(apart));
+}
+
 // a - b floor(a / b), of b's sign: in double the product is exact. The quotient may be rounded to its
 // neighbour, so the remainder is checked again.
 OFL_HOST_DEVICE float RemainderOf(float a, float b) {
@@ -213,6 +330,11 @@ OFL_HOST_DEVICE float RemainderOf(float a, float b) {
   float rest = quotient == 0.0f ? a : static_cast<float>(static_cast<double>(a) - product);
   rest = __builtin_fabsf(rest) >= __builtin_fabsf(b) && (rest < 0.0f) == (b < 0.0f) ? rest - b : rest;
   return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
+}
+
+// floor(a / b): a quotient of two floats, rounded to double, is whole only if it is exactly that.
+OFL_HOST_DEVICE float FloorDivideOf(float a, float b) {
+  return static_cast<float>(::floor(static_cast<double>(a) / static_cast<double>(b)));
 }
 
 OFL_HOST_DEVICE float SigmoidOf(float x) { return 1.0f / (1.0f + ExpOf(-x)); }
@@ -257,6 +379,15 @@ OFL_UNARY(Identity, x);
 OFL_UNARY(Neg, -x);
 OFL_UNARY(Exp, ExpOf(x));
 OFL_UNARY(Log, LogOf(x));
+OFL_UNARY(Log2, Log2Of(x));
+OFL_UNARY(ErfInv, ErfInvOf(x));
+OFL_UNARY(Exp2, Exp2Of(x));
+OFL_UNARY(ErfC, ::erfcf(x));
+OFL_UNARY(Asinh, ::asinhf(x));
+OFL_UNARY(Acosh, ::acoshf(x));
+OFL_UNARY(LGamma, ::lgammaf(x));
+OFL_UNARY(Digamma, DigammaOf(x));
+OFL_UNARY(Trigamma, TrigammaOf(x));
 OFL_UNARY(Sqrt, __builtin_sqrtf(x));
 OFL_UNARY(Rsqrt, 1.0f / __builtin_sqrtf(x));
 OFL_UNARY(Square, x* x);
@@ -300,6 +431,8 @@ OFL_BINARY(Div, a / b);
 OFL_BINARY(Maximum, a > b || a != a ? a : b);
 OFL_BINARY(Minimum, a < b || a != a ? a : b);
 OFL_BINARY(Pow, ::powf(a, b));
+OFL_BINARY(Atan2, Atan2Of(a, b));
+OFL_BINARY(LogAddExp, LogAddExpOf(a, b));
 OFL_BINARY(Equal, a == b ? 1.0f : 0.0f);
 OFL_BINARY(NotEqual, a != b ? 1.0f : 0.0f);
 OFL_BINARY(Less, a < b ? 1.0f : 0.0f);
@@ -346,6 +479,7 @@ struct MishGrad {
   }
 };
 OFL_BINARY(Remainder, RemainderOf(a, b));
+OFL_BINARY(FloorDivide, FloorDivideOf(a, b));
 OFL_BINARY(LogicalAnd, a* b != 0.0f ? 1.0f : 0.0f);
 OFL_BINARY(LogicalOr, a + b != 0.0f ? 1.0f : 0.0f);
 OFL_BINARY(LogicalXor, a != b ? 1.0f : 0.0f);
@@ -386,7 +520,9 @@ struct Where {
   X("softplus", Softplus) X("sin", Sin) X("cos", Cos) X("tan", Tan) X("log1p", Log1p) X("expm1", Expm1) \
   X("floor", Floor) X("ceil", Ceil) X("round", Round) X("reciprocal", Reciprocal) \
   X("hardsigmoid", HardSigmoid) X("hardswish", HardSwish) X("mish", Mish) X("isfinite", IsFinite) \
-  X("isnan", IsNan) X("logical_not", LogicalNot)
+  X("isnan", IsNan) X("logical_not", LogicalNot) X("log2", Log2) X("erfinv", ErfInv) X("lgamma", LGamma) \
+  X("digamma", Digamma) X("trigamma", Trigamma) X("exp2", Exp2) X("erfc", ErfC) X("asinh", Asinh) \
+  X("acosh", Acosh)
 
 #define OFL_BINARY_SCALARS(X) \
   X("add", Add) X("sub", Sub) X("mul", Mul) X("div", Div) X("maximum", Maximum) \
@@ -395,8 +531,9 @@ struct Where {
   X("relu_grad", ReluGrad) X("tanh_grad", TanhGrad) X("sigmoid_grad", SigmoidGrad) \
   X("gelu_grad", GeluGrad) X("gelu_erf_grad", GeluErfGrad) X("silu_grad", SiluGrad) \
   X("hardsigmoid_grad", HardSigmoidGrad) X("hardswish_grad", HardSwishGrad) X("mish_grad", MishGrad) \
-  X("remainder", Remainder) X("logical_and", LogicalAnd) X("logical_or", LogicalOr) \
-  X("logical_xor", LogicalXor) X("prelu", PRelu) X("prelu_slope_grad", PReluSlopeGrad)
+  X("remainder", Remainder) X("floor_divide", FloorDivide) X("logical_and", LogicalAnd) \
+  X("logical_or", LogicalOr) X("logical_xor", LogicalXor) X("prelu", PRelu) \
+  X("prelu_slope_grad", PReluSlopeGrad) X("atan2", Atan2) X("logaddexp", LogAddExp)
 
 // X(operator, functor, attribute that holds the constant): of one operand, and of two.
 #define OFL_CONSTANT_SCALARS(X) \

@@ -1,10 +1,11 @@
 // What cmake --install leaves: a project of somebody else's (tests/consumer) is built against it and trains,
 // wherever it was moved to; what is missing there is named. Of the build that this test is part of, without
 // the CUDA backend.
-// ctest: seconds=20 programs=gpt,oneflow_like
+// ctest: seconds=20 long=60 programs=gpt,oneflow_like
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -264,6 +265,60 @@ TEST_F(InstallTest, ABuildWithoutTestsNeedsNoTestPackagesAndRunsOnOtherMachines)
     ++packages;
   }
   EXPECT_GE(packages, 6);
+}
+
+// The models of examples/ need no header that is not installed; one trains on two meshes with one loss curve.
+using LongInstallTest = InstallTest;
+TEST_F(LongInstallTest, ModelsOfTheExamplesAreBuiltAgainstIt) {
+  const fs::path project = *folder_ / "models";
+  fs::create_directories(project / "examples");
+  int models = 0;
+  for (const auto& entry : fs::directory_iterator(OFL_SOURCE_DIR "/examples")) {
+    const std::string name = entry.path().filename();
+    // saved_model is about files of the programs, not a model.
+    if (name.find("_model.") == std::string::npos || name.starts_with("saved_")) continue;
+    fs::copy(entry.path(), project / "examples");
+    models += entry.path().extension() == ".cc";
+  }
+  EXPECT_GE(models, 8);
+  folder_->Write("models/CMakeLists.txt", R"(
+cmake_minimum_required(VERSION 3.22)
+project(models CXX)
+find_package(oneflow_like REQUIRED)
+file(GLOB sources examples/*.cc)
+add_executable(models main.cc ${sources})
+target_include_directories(models PRIVATE .)
+target_link_libraries(models PRIVATE oneflow_like::oneflow_like)
+)");
+  folder_->Write("models/main.cc", R"(
+#include <cstdio>
+#include <vector>
+
+#include "examples/gpt_model.h"
+
+using namespace oneflow_like;
+
+int main(int, char** argv) {
+  Model model(Mesh::Parse(argv[1]));
+  const GptConfig config = {.layers = 2, .width = 32, .heads = 4, .context = 8, .vocabulary = 16};
+  Tensor tokens = model.Input("tokens", {4, 8}, DType::kInt32, {{"dp", S(0)}});
+  Tensor targets = model.Input("targets", {4, 8}, DType::kInt32, {{"dp", S(0)}});
+  Session train = Train(GptLoss(model.scope(), tokens, targets, config), AdamW(1e-2));
+  std::vector<int32_t> ids(32), next(32);
+  for (int i = 0; i < 32; ++i) ids[i] = i * 5 % 16, next[i] = (i + 1) * 5 % 16;
+  for (int step = 0; step < 5; ++step)
+    std::printf("%.4f\n", train.Run({{"tokens", ToHost(ids, {4, 8})}, {"targets", ToHost(next, {4, 8})}}).Scalar("loss"));
+}
+)");
+  const ShellOutcome o = Configure(project, "models/build", "-DCMAKE_BUILD_TYPE=Debug");
+  ASSERT_EQ(o.code, 0) << o.output;
+  const ShellOutcome built = Shell(OFL_CMAKE " --build " + *folder_ / "models/build" + " --parallel 2");
+  ASSERT_EQ(built.code, 0) << built.output;
+  const ShellOutcome one = Shell(*folder_ / "models/build/models cpu:1"),
+                     four = Shell(*folder_ / "models/build/models cpu:dp=2,tp=2");
+  ASSERT_EQ(one.code, 0) << one.output;
+  EXPECT_EQ(std::count(one.output.begin(), one.output.end(), '\n'), 5) << one.output;
+  EXPECT_EQ(one.output, four.output);
 }
 
 // README's operator is the one that was compiled here, and so is its kernel for GPUs.

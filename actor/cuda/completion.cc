@@ -17,7 +17,11 @@ namespace oneflow_like::cuda {
 namespace {
 
 // Short against the steps that wait for it (milliseconds), long against a query.
+#if defined(OFL_CUDA_EMULATED)  // of a device that takes a hundred times as long
+constexpr std::chrono::microseconds kFirstSleep(100), kLongestSleep(1000);
+#else
 constexpr std::chrono::microseconds kFirstSleep(10), kLongestSleep(100);
+#endif
 
 }  // namespace
 

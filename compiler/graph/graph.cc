@@ -67,6 +67,8 @@ std::pair<bool, int> Graph::ClaimOf(int value) const {
   return {(form ? producer(node.in[0]) : node).kind == NodeKind::kVariable, value};
 }
 
+std::string Graph::OfAnother() const { return origin_ ? origin_->of_another : ""; }
+
 std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tensor>& in, const Attrs& attrs,
                                    const SourceLine& line) {
   // Nodes that passes add are called by their own names.
@@ -86,7 +88,8 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
   for (const Tensor& t : in) {
     if (!t.defined()) Fail(call.who, ": operand ", call.shapes.size(), " is undefined");
     if (t.graph() != this)
-      Fail(call.who, ": operand ", t.name(), " belongs to another model, or to another graph of this one");
+      Fail(call.who, ": operand ", t.name(), " belongs to another model, or to another graph of this one",
+           OfAnother());
     node.in.push_back(t.id());
     call.shapes.push_back(t.shape());
     call.dtypes.push_back(t.dtype());

@@ -106,6 +106,7 @@ class Graph : public GraphBuilder {
   const Dims& ShapeOf(int id) const override { return values_[id].shape; }
   DType DTypeOf(int id) const override { return values_[id].dtype; }
   const std::string& NameOf(int id) const override { return values_[id].name; }
+  std::string OfAnother() const override;
 
   // While set, added nodes get this phase, line and (if given) slice: gradients get those of their operator.
   struct Origin {
@@ -113,6 +114,7 @@ class Graph : public GraphBuilder {
     SourceLine line;
     const Slice* slice = nullptr;
     std::string scope;
+    std::string of_another = {};  // OfAnother
   };
   void SetOrigin(const Origin* origin) { origin_ = origin; }
 

@@ -25,6 +25,10 @@ inline int TrainNode(const Graph& graph) {
 // The number of its operands before weights and gradients.
 inline size_t TrainHead(const Node& train) { return train.attrs.Has("scaled") ? 3 : 1; }
 
+// The names of what averages of weights (Training::average) are: "<training>:average/<weight>", and the
+// number of their updates, "<training>:averages".
+inline constexpr char kAverage[] = "average", kAverages[] = ":averages";
+
 // Adds a variable that training keeps: fp32, filled with `value` before the first step, on the slice and with
 // the line of `like`. `name` begins with the session's name and a colon, which the user's names cannot
 // contain.

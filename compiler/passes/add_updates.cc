@@ -4,14 +4,17 @@
 // optimizer makes of it, on the weight's slice; what Updated gave replaced by the new values; fetches last.
 // With clipping there is one norm for all: per slice the squares are summed, the slices' sums are added in
 // slice order, and the factor goes to every update. With a loss scale the factor divides by it, and no update
-// is made when the norm is not finite. A table that is only looked up in gets the rows that the batch touched
+// is made when the norm is not finite. With averages each weight has one, which is assigned after it, and the
+// training a count of them. A table that is only looked up in gets the rows that the batch touched
 // in place of its gradient, where the optimizer can use them. Nodes that nothing of this needs are removed.
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
+#include "core/glob.h"
 #include "ops/language/functional.h"
 
 namespace oneflow_like {
@@ -53,9 +56,11 @@ class Updater {
       weights_.push_back(train_.in[i]);
       gradients_.push_back(train_.in[i + 1]);
       decays_[train_.in[i]] = Decays(train_.in[i]) ? 1 : 0;
-      if (training_.optimizer.by_rows) FindRows(train_.in[i], &gradients_.back());
+      if (OptimizerOf(train_.in[i]).by_rows) FindRows(train_.in[i], &gradients_.back());
     }
+    RequireUsed(training_.optimizer);
     if (training_.clip_norm > 0 || scaled_ || Skips()) MeasureNorm();
+    if (training_.average.decay > 0) CountAverages();
     for (size_t i = 0; i < weights_.size(); ++i) Update(i);
     if (updates_.defined()) {
       At(graph_.producer(updates_.id()));
@@ -79,11 +84,27 @@ class Updater {
       return gradient_;
     }
     Tensor State(const std::string& name, double first) override {
-      return StateOf(name, weight_.shape(), first, weight_.shape().rank());
+      std::vector<int> axes(weight_.shape().rank());
+      std::iota(axes.begin(), axes.end(), 0);
+      return ShapedState(name, weight_.shape(), axes, first);
     }
-    Tensor RowState(const std::string& name, double first) override {
-      return StateOf(name, Dims{weight_.shape()[0]}, first, 1);
+    Tensor ShapedState(const std::string& name, const Dims& shape, const std::vector<int>& axes,
+                       double first) override {
+      Tensor& state = states_[name];
+      if (state.defined() && state.shape() == shape) return state;
+      const Node like = of_.graph_.producer(weight_.id());
+      CheckState(name, shape, axes, state);
+      state = AddState(&of_.graph_, Cat(of_.options_.name, ":", name, "/", like.name), shape, first, like);
+      Node& node = of_.graph_.node(of_.graph_.value(state.id()).producer);
+      for (const auto& [entry, sbp] : like.fixed) {
+        const auto with = sbp.is_split() ? std::find(axes.begin(), axes.end(), sbp.axis) : axes.end();
+        if (sbp.is_split() && with == axes.end()) continue;
+        node.fixed[entry] = sbp.is_split() ? S(static_cast<int>(with - axes.begin())) : sbp;
+        if (like.stored.count(entry)) node.stored.insert(entry);
+      }
+      return state;
     }
+    Tensor Read(Tensor of_graph) override { return of_.Read(Who(), of_graph); }
     const std::string& path() override { return of_.graph_.producer(weight_.id()).name; }
     double Decay() override {
       const Node& node = of_.graph_.producer(weight_.id());
@@ -92,8 +113,10 @@ class Updater {
     Tensor Rate(double lr) override { return of_.Rate(lr * RateFactor()); }
     Tensor Updates() override { return of_.Updates(); }
     void Assign(Tensor variable, Tensor value) override {
-      of_.Assign(variable, value);
-      assigned_ = assigned_ || variable.id() == weight_.id();
+      if (variable.graph() != &of_.graph_)
+        Fail(Who(), ": it assigns to a variable of the graph; Assign takes the weight and its states");
+      const Tensor after = of_.Assign(variable, value);
+      if (variable.id() == weight_.id()) after_ = after;
     }
     TouchedRows Rows() override {
       auto found = of_.touched_.find(weight_.id());
@@ -104,8 +127,8 @@ class Updater {
       std::vector<Tensor> in = {variable, Rows().rows, values};
       if (of_.finite_.defined()) in.insert(in.end(), {full(&of_.graph_, Dims{}, 1), of_.finite_});
       Finish(&numbers);
-      Apply(&of_.graph_, op, in, numbers);
-      assigned_ = assigned_ || variable.id() == weight_.id();
+      const Tensor after = Apply(&of_.graph_, op, in, numbers)[0];
+      if (variable.id() == weight_.id()) after_ = after;
     }
     void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) override {
       std::vector<Tensor> in = {weight_, raw_};
@@ -118,10 +141,10 @@ class Updater {
         in.push_back(of_.Rate(numbers.Float("lr")));
         numbers.Set("rated", int64_t{1});
       }
-      Apply(&of_.graph_, op, in, numbers);
-      assigned_ = true;
+      after_ = Apply(&of_.graph_, op, in, numbers)[0];
     }
-    bool assigned() const { return assigned_; }
+    // The weight after the step; undefined: the optimizer gave it no value.
+    Tensor after() const { return after_; }
 
    private:
     // Makes the numbers this weight's and this training's.
@@ -131,26 +154,61 @@ class Updater {
       if (schedule.kind != Schedule::Kind::kConstant) SetSchedule(schedule, numbers);
     }
     double RateFactor() const { return of_.graph_.producer(weight_.id()).attrs.Float("rate", 1); }
-    // With the weight's first `axes` axes, cut as it is along them.
-    Tensor StateOf(const std::string& name, const Dims& shape, double first, int axes) {
-      Tensor& state = states_[name];
-      if (state.defined()) return state;
-      const Node like = of_.graph_.producer(weight_.id());
-      state = AddState(&of_.graph_, Cat(of_.options_.name, ":", name, "/", like.name), shape, first, like);
-      Node& node = of_.graph_.node(of_.graph_.value(state.id()).producer);
-      for (const auto& [entry, sbp] : like.fixed) {
-        if (sbp.is_split() && sbp.axis >= axes) continue;
-        node.fixed[entry] = sbp;
-        if (like.stored.count(entry)) node.stored.insert(entry);
+    std::string Who() { return Cat("optimizer '", of_.training_.optimizer.name, "', weight '", path(), "'"); }
+    void CheckState(const std::string& name, const Dims& shape, const std::vector<int>& axes, Tensor there) {
+      const std::string who = Cat(Who(), ": state '", name, "' ", shape.str());
+      const Dims& weight = weight_.shape();
+      if (there.defined()) Fail(who, " was ", there.shape().str(), " before; give it another name");
+      if (!axes.empty() && std::ssize(axes) != shape.rank())
+        Fail(who, " has ", shape.rank(), " axes but `axes` names ", axes.size());
+      for (size_t i = 0; i < axes.size(); ++i) {
+        if (axes[i] == -1) continue;
+        if (axes[i] < 0 || axes[i] >= weight.rank())
+          Fail(who, ": its axis ", i, " goes with axis ", axes[i], " of the weight, which is ", weight.str());
+        if (std::count(axes.begin(), axes.end(), axes[i]) > 1)
+          Fail(who, ": two of its axes go with axis ", axes[i], " of the weight; give -1 for one of them");
+        if (shape[i] != weight[axes[i]])
+          Fail(who, ": its axis ", i, " has extent ", shape[i], " but axis ", axes[i], " of the weight has ",
+               weight[axes[i]]);
       }
-      return state;
     }
 
     Updater& of_;
-    Tensor weight_, raw_, gradient_;
+    Tensor weight_, raw_, gradient_, after_;
     std::map<std::string, Tensor> states_;
-    bool assigned_ = false;
   };
+
+  // The optimizer that updates a weight: of Groups that of the first pattern that matches.
+  const Optimizer& OptimizerOf(int weight) const {
+    const Optimizer* of = &training_.optimizer;
+    while (const Optimizer* group = GroupOf(*of, weight)) of = group;
+    return *of;
+  }
+  const Optimizer* GroupOf(const Optimizer& groups, int weight) const {
+    for (size_t i = 0; i < groups.patterns.size(); ++i)
+      if (MatchesGlob(groups.patterns[i], graph_.producer(weight).name)) return &groups.others[i];
+    return nullptr;
+  }
+  void RequireUsed(const Optimizer& groups) const {
+    for (size_t i = 0; i < groups.patterns.size(); ++i)
+      if (std::none_of(weights_.begin(), weights_.end(),
+                       [&](int w) { return GroupOf(groups, w) == &groups.others[i]; }))
+        Fail("pattern \"", groups.patterns[i], "\" of Groups is left no weight to update: none that is ",
+             "trained matches it, or a pattern before it takes all that do");
+  }
+
+  // A value of the user's graph, which has the same number here as long as something needs it.
+  Tensor Read(const std::string& who, Tensor tensor) {
+    if (tensor.graph() == &graph_) return tensor;
+    if (!tensor.defined()) Fail(who, ": Read was given a Tensor that was never given a value");
+    if (tensor.graph() != training_.source)
+      Fail(who, ": '", tensor.name(),
+           "' belongs to another graph than the loss; Read takes tensors of its graph");
+    if (tensor.id() >= training_.source_values || !graph_.alive(graph_.value(tensor.id()).producer))
+      Fail(who, ": it reads '", tensor.name(), "', which this session does not compute; list it in ",
+           "Optimizer::reads or in TrainOptions::also");
+    return {&graph_, tensor.id()};
+  }
 
   // Nodes added from here on stand with that node.
   void At(const Node& like) {
@@ -217,9 +275,33 @@ class Updater {
     const Node weight = graph_.producer(weights_[i]);
     At(weight);
     OfWeight update(this, weights_[i], gradients_[i]);
+    origin_.of_another =
+        Cat("; optimizer '", training_.optimizer.name, "' computes with what WeightUpdate ",
+            "gives it: weight, gradient, states, Rate, Updates, and tensors of the graph by ", "Read");
     training_.optimizer.update(update);
-    if (!update.assigned())
+    origin_.of_another.clear();
+    if (!update.after().defined())
       Fail("optimizer '", training_.optimizer.name, "' assigns nothing to weight '", weight.name, "'");
+    if (!keep_.defined()) return;
+    Tensor average = update.State(kAverage, 0);
+    Assign(average, average * keep_ + update.after() * add_);
+  }
+
+  // How much of their value averages keep in this step (Average), and how much of the weights they take.
+  void CountAverages() {
+    const Average& average = training_.average;
+    Tensor count = AddState(&graph_, options_.name + kAverages, Dims{}, 0, FirstWeight());
+    At(graph_.producer(count.id()));
+    auto number = [&](double value) { return full(&graph_, Dims{}, value); };
+    const auto from = static_cast<double>(average.from);
+    Tensor keep = number(average.decay);
+    if (average.warmup > 0) {
+      Tensor t = maximum(shift(count, 1 - from), number(1));
+      keep = minimum(keep, shift(neg(exp(scale(log(t), -average.warmup))), 1));
+    }
+    keep_ = where(less_equal(count, number(from)), number(0), keep);
+    add_ = shift(neg(keep_), 1);
+    Assign(count, shift(count, 1));
   }
 
   // The operands that all updates share: the factor on gradients, and with a loss scale whether they are
@@ -295,18 +377,22 @@ class Updater {
     return rate;
   }
 
-  // One number for the whole training, on the first stage that has a weight.
-  Tensor Updates() {
-    if (updates_.defined()) return updates_;
-    int first = *std::min_element(weights_.begin(), weights_.end(), [&](int a, int b) {
+  // On the first stage that has one: what the whole training has one number of is there.
+  Node FirstWeight() const {
+    return graph_.producer(*std::min_element(weights_.begin(), weights_.end(), [&](int a, int b) {
       return graph_.producer(a).slice < graph_.producer(b).slice;
-    });
-    updates_ = AddState(&graph_, options_.name + ":updates", Dims{}, 0, graph_.producer(first));
+    }));
+  }
+
+  // One number for the whole training.
+  Tensor Updates() {
+    if (!updates_.defined())
+      updates_ = AddState(&graph_, options_.name + ":updates", Dims{}, 0, FirstWeight());
     return updates_;
   }
 
-  void Assign(Tensor variable, Tensor value) {
-    assign(variable, finite_.defined() ? where(finite_, value, variable) : value);
+  Tensor Assign(Tensor variable, Tensor value) {
+    return assign(variable, finite_.defined() ? where(finite_, value, variable) : value);
   }
 
   Graph& graph_;
@@ -320,7 +406,7 @@ class Updater {
   std::vector<int> weights_, gradients_;
   std::map<int, TouchedRows> touched_;  // by weight, of tables; their gradient is that of the values
   std::map<int, double> decays_;        // by weight, WeightUpdate::Decay where no option says it
-  Tensor factor_, updates_, fed_;
+  Tensor factor_, updates_, fed_, keep_, add_;
   Tensor finite_, fits_fp16_;          // whether updates are made; whether no gradient overflowed
   std::pair<Tensor, Tensor> counted_;  // a state of the training, and what it is where the step counts
   std::map<std::pair<Slice, double>, Tensor> rates_;

@@ -2,11 +2,12 @@
 // Needs: a train node of the loss, one element (and of the scale of its gradient). Leaves: the train node
 // with the weights that the loss depends on, and their gradients; gradient nodes (phase backward), each on
 // the slice and with the source line of the operator it belongs to; a value read several times has its
-// gradients summed on its own slice by one add_n.
+// gradients summed on its own slice: those of slices by one concat, all others by one add_n (sum_parts.h).
 #include <algorithm>
 
 #include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/sum_parts.h"
 #include "ops/language/functional.h"
 
 namespace oneflow_like {
@@ -131,7 +132,7 @@ class Differentiator {
     if (p.empty()) return Tensor();
     if (p.size() > 1) {
       Enter(graph_.value(value).producer);
-      p = {add_n(p)};
+      p = {SumOfParts(&graph_, p)};
     }
     return p[0];
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,6 +25,10 @@ class Fuser {
  public:
   explicit Fuser(Graph* graph) : graph_(*graph), order_(graph->Order()), group_(graph->num_nodes(), -1) {
     seen_.assign(graph->num_nodes(), 0);
+    place_.assign(graph->num_nodes(), -1);
+    for (size_t i = 0; i < order_.size(); ++i) place_[order_[i]] = static_cast<int>(i);
+    spanned_.resize(order_.size());
+    std::iota(spanned_.begin(), spanned_.end(), 0);
   }
 
   void Run() {
@@ -44,7 +49,8 @@ class Fuser {
     std::vector<DType> in, out;
     for (int v : node.in) in.push_back(graph_.value(v).dtype);
     for (int v : node.out) out.push_back(graph_.value(v).dtype);
-    return graph_.value(node.out[0]).shape.rank() > 0 && Fusible(*def, in, out);
+    // A user's program has no kernel of its own on GPUs.
+    return (graph_.value(node.out[0]).shape.rank() > 0 || IsProgram(*def)) && Fusible(*def, in, out);
   }
 
   bool Alike(int a, int b) const {
@@ -54,16 +60,24 @@ class Fuser {
            x.rate == y.rate && x.part == y.part;
   }
 
-  // Whether node n, or a group it belongs to, depends on `group`.
-  bool DependsOn(int n, int group) {
+  // Nodes before this place depend on no member of the group: no group has members on both sides of it.
+  // Without it each search would go back to the beginning of the graph.
+  int Floor(int group) const {
+    int place = place_[members_.at(group).front()];
+    while (spanned_[place] < place) place = spanned_[place];
+    return place;
+  }
+
+  // Whether node n, or a group it belongs to, depends on `group`, whose floor is given.
+  bool DependsOn(int n, int group, int floor) {
     if (group_[n] == group) return true;
-    if (seen_[n] == visit_) return false;
+    if (seen_[n] == visit_ || place_[n] < floor) return false;
     seen_[n] = visit_;
     auto inputs = [&](int m) {
       for (int v : graph_.node(m).in)
-        if (DependsOn(graph_.value(v).producer, group)) return true;
+        if (DependsOn(graph_.value(v).producer, group, floor)) return true;
       for (int b : graph_.node(m).after)
-        if (DependsOn(b, group)) return true;
+        if (DependsOn(b, group, floor)) return true;
       return false;
     };
     if (group_[n] < 0) return inputs(n);
@@ -106,12 +120,16 @@ class Fuser {
       int p = graph_.value(v).producer, g = group_[p];
       if (g < 0 || !Alike(p, n) || !HasRoom(g, n)) continue;
       bool depends = false;
+      const int floor = Floor(g);
       ++visit_;
       for (int other : graph_.node(n).in) {
         int q = graph_.value(other).producer;
-        if (group_[q] != g) depends = depends || DependsOn(q, g);
+        if (group_[q] != g) depends = depends || DependsOn(q, g, floor);
       }
       if (depends) continue;
+      const int first = place_[members_[g].front()];
+      for (int place = place_[members_[g].back()] + 1; place <= place_[n]; ++place)
+        spanned_[place] = std::min(spanned_[place], first);
       group_[n] = g;
       members_[g].push_back(n);
       return;
@@ -213,6 +231,10 @@ class Fuser {
   Graph& graph_;
   std::vector<int> order_, group_, seen_;
   std::map<int, std::vector<int>> members_;
+  std::vector<int> place_;  // of a node in order_
+  // By place, that of the first member of groups with members before it and at or after it; else the place
+  // itself.
+  std::vector<int> spanned_;
   int visit_ = 0;  // number of the search that last saw a node
 };
 

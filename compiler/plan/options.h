@@ -25,6 +25,10 @@ struct Training {
   SkipSteps skip;
   Recompute recompute = Recompute::kNone;  // of regions without a setting
   bool fed_rate = false;                   // the factor on learning rates is an input, "<name>:lr_factor"
+  Average average = {};                    // of the weights
+  // The user's graph, of which the compiled one is a part: values have the same ids. Only compared.
+  const GraphBuilder* source = nullptr;
+  int source_values = 0;  // that it had
 };
 // Mesh axes along which activations keep one signature (Parallel in session.h); -1: none.
 struct Roles {
@@ -59,6 +63,7 @@ struct CompileOptions {
   // there can be any.
   int64_t memory_budget = 0;
   std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
+  bool recompute_all = false;  // these regions wholly, without a search: for a first look at many plans
 };
 
 }  // namespace oneflow_like

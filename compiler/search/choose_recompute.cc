@@ -579,6 +579,11 @@ RecomputeWithin SearchRecompute(const Graph& graph, const CompileOptions& option
 }
 
 void ChooseRecompute(Graph* graph, const CompileOptions& options) {
+  if (options.recompute_all) {
+    for (const std::string& region : FreeRegions(*graph, options))
+      graph->regions().Choose(region, Recompute::kFull);
+    return;
+  }
   for (const auto& [region, mode] : SearchRecompute(*graph, options)(options.memory_budget))
     graph->regions().Choose(region, mode);
 }

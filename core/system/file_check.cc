@@ -12,6 +12,8 @@
 #include <cstring>
 #include <filesystem>
 #include <initializer_list>
+#include <map>
+#include <set>
 
 #include "core/error.h"
 
@@ -31,25 +33,31 @@ fs::path Followed(fs::path path) {
 bool IsOneOfNames(const std::string& name, std::initializer_list<const char*> names) {
   return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
 }
+bool StartsAsOneOf(const std::string& name, std::initializer_list<const char*> beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(),
+                     [&](const char* b) { return name.starts_with(b); });
+}
 bool EndsAsOneOf(const std::string& name, std::initializer_list<const char*> endings) {
   return std::any_of(endings.begin(), endings.end(), [&](const char* e) { return name.ends_with(e); });
 }
 
+constexpr int kDeepest = 2;
+
 // Whether programs read a file of that name, so many folders below one that a flag names: of checkpoints and
 // models there or a folder below, pictures in the folder of their class.
 bool IsReadFromFolders(std::string name, int depth) {
-  if (IsOneOfNames(name,
-                   {"config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
-                    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                    "chat_template.json", "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt"}) ||
-      EndsAsOneOf(name, {".safetensors", ".safetensors.index.json", ".model"}))
-    return depth <= 2;
+  if (IsOneOfNames(name, {"config.json", "generation_config.json", "special_tokens_map.json",
+                          "added_tokens.json", "merges.txt"}) ||
+      StartsAsOneOf(name, {"tokenizer", "vocab", "chat_template"}) ||
+      EndsAsOneOf(name, {".safetensors", ".safetensors.index.json", ".model", ".tiktoken", ".jinja",
+                         "processor_config.json"}))
+    return depth <= kDeepest;
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return depth == 2 && EndsAsOneOf(name, {".jpg", ".jpeg", ".png"});
+  return depth == kDeepest && EndsAsOneOf(name, {".jpg", ".jpeg", ".png"});
 }
 
 // How many folders below `folder` writing to `path` would write: 1 directly in it, 0 not below it.
-int DepthIn(const fs::path& path, const std::string& folder) {
+int DepthIn(const fs::path& path, const fs::path& folder) {
   std::error_code error;
   int depth = 0;
   for (fs::path at = fs::weakly_canonical(fs::absolute(Followed(path), error), error);
@@ -61,14 +69,43 @@ int DepthIn(const fs::path& path, const std::string& folder) {
   return 0;
 }
 
-// Whether the file of that identity is one that is read from the folder, under its name there or by a link.
-bool IsOneOf(const std::string& folder, const std::string& identity) {
-  std::error_code error;
+// What is read from a folder although it lies elsewhere.
+struct Linked {
+  std::vector<fs::path> folders;  // to which links directly in the folder point
+  std::set<std::string> files;    // identities
+};
+
+// Adds what is `depth` folders below the one that a flag names. Pictures can be many, so that only links are
+// looked up, or with `hard_links` every file.
+void AddLinked(const fs::path& folder, int depth, bool hard_links, Linked* linked) {
+  std::error_code error, none;
   for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
-       entry.increment(error))
-    if (IsReadFromFolders(entry->path().filename().string(), 1) && FileIdentity(entry->path()) == identity)
-      return true;
-  return false;
+       entry.increment(error)) {
+    const bool link = entry->is_symlink(none);
+    if (depth < kDeepest && entry->is_directory(none)) {
+      if (link) linked->folders.push_back(entry->path());
+      AddLinked(entry->path(), depth + 1, hard_links, linked);
+    } else if ((link || hard_links) && IsReadFromFolders(entry->path().filename().string(), depth)) {
+      linked->files.insert(FileIdentity(entry->path()));
+    }
+  }
+}
+
+bool HasHardLinks(const NamedFile& file) {
+  struct stat found;
+  return stat(file.path.c_str(), &found) == 0 && S_ISREG(found.st_mode) && found.st_nlink > 1;
+}
+
+// Whether writing `output` would write what is read from the folder, which may be there or not.
+bool WritesInto(const NamedFile& output, const std::string& folder, const Linked& linked) {
+  const std::string name = Followed(output.path).filename().string();
+  const auto is_read = [&](const fs::path& at, int above) {
+    const int depth = DepthIn(output.path, at);
+    return depth > 0 && IsReadFromFolders(name, above + depth);
+  };
+  return is_read(folder, 0) || linked.files.contains(FileIdentity(output.path)) ||
+         std::any_of(linked.folders.begin(), linked.folders.end(),
+                     [&](const fs::path& at) { return is_read(at, 1); });
 }
 
 std::string Reason(int error) { return std::strerror(error != 0 ? error : EIO); }
@@ -134,17 +171,21 @@ void ReportFileSizeLimit() {
 }
 
 void RequireDistinct(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs) {
+  std::map<std::string, Linked> folders;  // by the inputs that are some
+  const bool hard_links = std::any_of(outputs.begin(), outputs.end(), HasHardLinks);
+  for (const NamedFile& input : inputs) {
+    std::error_code error;
+    if (fs::is_directory(input.path, error) && folders.try_emplace(input.path).second)
+      AddLinked(input.path, 1, hard_links, &folders[input.path]);
+  }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const std::string identity = FileIdentity(outputs[i].path);
     if (identity.empty()) continue;
     for (const NamedFile& input : inputs) {
       if (FileIdentity(input.path) == identity)
         Fail(outputs[i].what, " would overwrite ", input.what, ": they are the same file; write to another");
-      std::error_code error;
-      if (!fs::is_directory(input.path, error)) continue;
-      const std::string name = Followed(outputs[i].path).filename().string();
-      const int depth = DepthIn(outputs[i].path, input.path);
-      if ((depth > 0 && IsReadFromFolders(name, depth)) || IsOneOf(input.path, identity))
+      const auto folder = folders.find(input.path);
+      if (folder != folders.end() && WritesInto(outputs[i], input.path, folder->second))
         Fail(outputs[i].what, " would overwrite what ", input.what, " reads; write elsewhere");
     }
     for (size_t k = 0; k < i; ++k) {

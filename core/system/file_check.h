@@ -26,7 +26,8 @@ struct NamedFile {
 
 // Throws Error when an output is the same file as an input or another output; it names both. An input may be
 // a folder: an output may then not be one of the files that programs read from folders, by its name (tensors,
-// configs and words of models, pictures), whether it is there yet or not.
+// configs and words of models, pictures), whether it is there yet or not, nor what links in the folder and in
+// those directly below it point to.
 void RequireDistinct(const std::vector<NamedFile>& inputs, const std::vector<NamedFile>& outputs);
 
 // Makes `text` the contents of `path`: writes it beside, syncs it and renames it, so that a full disk, a

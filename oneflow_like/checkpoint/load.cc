@@ -141,6 +141,13 @@ std::string EarlierThan(const std::string& newest, const std::string& folder) {
   return earlier.empty() ? "" : Cat("; the one before it is ", earlier);
 }
 
+// The source, with averages in the place of weights where LoadOptions::weights asks for them.
+std::shared_ptr<VariableSource> Chosen(const std::shared_ptr<VariableSource>& source,
+                                       const LoadOptions& options) {
+  if (options.weights.empty()) return source;
+  return std::make_shared<ConvertedSource>(source, Conversion{.weights = options.weights});
+}
+
 void BeginLoading(ModelImpl* model) {
   model->Load();
   model->WaitIdle();
@@ -149,21 +156,9 @@ void BeginLoading(ModelImpl* model) {
 
 }  // namespace
 
-std::vector<std::string> Checkpoints(const std::string& folder) {
-  std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
-    const std::optional<int64_t> step = StepOfFolder(entry.path().filename().string());
-    if (step && fs::exists(entry.path() / CheckpointIndex::kFile, error))
-      found.push_back({*step, entry.path().string()});
-  }
-  std::sort(found.begin(), found.end());
-  std::vector<std::string> paths;
-  for (auto& [step, path] : found) paths.push_back(path);
-  return paths;
-}
-
-Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
+Loaded Load(Model& model, const std::string& path, const LoadOptions& user_options) {
+  LoadOptions options = user_options;
+  options.weights_only = options.weights_only || !options.weights.empty();
   ModelImpl* impl = model.impl();
   BeginLoading(impl);
   Loaded loaded;
@@ -172,9 +167,9 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
   loaded.passed_over = std::move(newest.passed_over);
   Job* job = impl->options.job.get();
   const std::string instead = EarlierThan(loaded.path, path);
-  std::unique_ptr<CheckpointReader> reader;
+  std::shared_ptr<CheckpointReader> reader;
   Together(job, "checkpoint is opened", [&] {
-    reader = OrElse(instead, [&] { return std::make_unique<CheckpointReader>(loaded.path); });
+    reader = OrElse(instead, [&] { return std::make_shared<CheckpointReader>(loaded.path); });
     return "";
   });
   if (job) RequireSameWeights(job, loaded.path, reader->Facts());
@@ -183,7 +178,7 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& options) {
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
            impl->options.seed, ", with which it would not go on as it began");
-    loaded.left_alone = ReadAll(impl, reader.get(), options, instead);
+    loaded.left_alone = ReadAll(impl, Chosen(reader, options).get(), options, instead);
     loaded.steps = index.steps;
     loaded.state = index.state;
     return "";
@@ -218,7 +213,8 @@ void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {
   Job* job = model.impl()->options.job.get();
   if (job) RequireSameWeights(job, source.where(), source.Facts());
   Together(job, "weights are read", [&] {
-    ReadAll(model.impl(), &source, options);
+    const std::shared_ptr<VariableSource> borrowed(&source, [](VariableSource*) {});
+    ReadAll(model.impl(), Chosen(borrowed, options).get(), options);
     return "";
   });
   ++model.impl()->loads;

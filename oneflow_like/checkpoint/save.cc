@@ -15,6 +15,7 @@
 #include "oneflow_like/checkpoint/team.h"
 #include "oneflow_like/job/replicas_check.h"
 #include "oneflow_like/job/together.h"
+#include "oneflow_like/model/variables.h"
 
 namespace oneflow_like {
 namespace {
@@ -299,6 +300,7 @@ SaveHandle Save(Model& model, const std::string& folder, const SaveOptions& opti
   const std::string path = folder + "/" + StepFolder(step), partial = folder + "/" + PartialFolder(step);
   Job* job = impl->options.job.get();
   impl->Load();
+  BeginAverages(impl);
   if (impl->options.check_replicas > 0) RequireEqualReplicas(impl, step);
   if (!impl->save_folder || impl->save_folder->folder != folder ||
       impl->save_folder->local != options.local) {

@@ -163,18 +163,44 @@ void FileSource::Read(const std::string& name, const Box& box, void* to) {
 
 // --- Conversion ---
 
+std::map<std::string, std::string> AveragesIn(const std::string& who, const VariableSource& source,
+                                              const std::string& weights) {
+  std::map<std::string, std::string> averages;
+  if (weights.empty()) return averages;
+  const std::string ending = "average";
+  if (weights != ending && !weights.ends_with(":" + ending))
+    Fail(who, " is \"", weights, "\" but must be empty, \"average\" or \"<training>:average\"");
+  for (const auto& [name, variable] : source.variables()) {
+    const size_t colon = name.find(':'), slash = name.find('/', colon);
+    if (colon == std::string::npos || slash == std::string::npos) continue;
+    const std::string state = name.substr(0, slash), weight = name.substr(slash + 1);
+    if (weights == ending ? !state.ends_with(":" + ending) : state != weights) continue;
+    const auto [other, added] = averages.emplace(weight, name);
+    if (!added)
+      Fail(who, " is \"", weights, "\", but ", source.where(), " has both '", other->second, "' and '", name,
+           "'; say \"", state, "\", for instance");
+  }
+  if (averages.empty())
+    Fail(who, " is \"", weights, "\", but ", source.where(), " has no ",
+         weights == ending ? "averages" : Cat("'", weights, "/...'"),
+         "; a training keeps them with TrainOptions::average");
+  return averages;
+}
+
 ConvertedSource::ConvertedSource(std::shared_ptr<VariableSource> from, const Conversion& conversion)
-    : from_(std::move(from)) {
+    : from_(std::move(from)), averages_(AveragesIn("weights", *from_, conversion.weights)) {
   others_ = from_->others();
   for (const auto& [name, variable] : from_->variables()) {
-    if (conversion.weights_only && IsTrainingState(name)) continue;
+    if ((conversion.weights_only || !conversion.weights.empty()) && IsTrainingState(name)) continue;
     variables_[name] = variable;
     if (conversion.dtype && IsFloating(variable.dtype)) variables_[name].dtype = *conversion.dtype;
   }
 }
 
-void ConvertedSource::Read(const std::string& name, const Box& box, void* to) {
-  const DType is = from_->variables().at(name).dtype, becomes = variables_.at(name).dtype;
+void ConvertedSource::Read(const std::string& variable, const Box& box, void* to) {
+  const auto average = averages_.find(variable);
+  const std::string& name = average == averages_.end() ? variable : average->second;
+  const DType is = from_->variables().at(name).dtype, becomes = variables_.at(variable).dtype;
   if (is == becomes) return from_->Read(name, box, to);
   int64_t at = 0;
   ForEachRun(box, box, ElementsOfBlock(is), [&](const Box& run) {

@@ -71,7 +71,17 @@ class FileSource : public VariableSource {
 struct Conversion {
   std::optional<DType> dtype;  // of floating variables; none: unchanged
   bool weights_only = false;   // without the state of trainings
+  // "average": without the state of trainings, and in place of each weight the average that a training kept
+  // of it (TrainOptions::average), where there is one; of several trainings "<training>:average" says which.
+  // Empty: the weights.
+  std::string weights = {};
 };
+
+// By weight, the variable of the source that is its average, as Conversion::weights says. Throws Error,
+// beginning with `who`, where the text has no meaning, the source has no such averages, or of several
+// trainings. Throws nothing and is empty for empty `weights`.
+std::map<std::string, std::string> AveragesIn(const std::string& who, const VariableSource& source,
+                                              const std::string& weights);
 
 // Another source, converted on the way, others and all. A finite number that the type cannot hold is an
 // Error.
@@ -84,6 +94,7 @@ class ConvertedSource : public VariableSource {
 
  private:
   const std::shared_ptr<VariableSource> from_;
+  const std::map<std::string, std::string> averages_;  // in place of weights
   std::string run_;
 };
 

@@ -1,12 +1,15 @@
 #include "oneflow_like/checkpoint/step_folders.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <map>
 #include <regex>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/index.h"
 
 namespace oneflow_like {
@@ -60,6 +63,20 @@ std::optional<int64_t> StepOfFolder(const std::string& name) {
 }
 
 std::optional<int64_t> StepOfPartial(const std::string& name) { return StepOfHidden(name, kPartial); }
+
+std::vector<std::string> Checkpoints(const std::string& folder) {
+  std::vector<std::pair<int64_t, std::string>> found;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    const std::optional<int64_t> step = StepOfFolder(entry.path().filename().string());
+    if (step && fs::exists(entry.path() / CheckpointIndex::kFile, error))
+      found.push_back({*step, entry.path().string()});
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (auto& [step, path] : found) paths.push_back(path);
+  return paths;
+}
 
 std::string ProbeFile(const std::string& token, int process) {
   return Cat(".step-seen-by-", token, "-", process, kPartial);

@@ -9,6 +9,8 @@
 
 namespace oneflow_like {
 
+class FolderLock;  // oneflow_like/checkpoint/safetensors.h
+
 // The processes that see one folder of checkpoints, and write what is in it together.
 struct Team {
   int me = 0;

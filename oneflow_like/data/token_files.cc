@@ -242,6 +242,9 @@ Shard OpenNpy(const std::string& path) {
 
 // What is packed otherwise, or is tokens under another name, would be learnt as bytes.
 void RequirePlainText(const std::string& path, const Shard& shard, bool packed) {
+  const std::string_view begin(reinterpret_cast<const char*>(shard.numbers),
+                               static_cast<size_t>(std::min<int64_t>(shard.count, 2)));
+  if (begin == "\xff\xfe" || begin == "\xfe\xff") Fail(path, ": it is in UTF-16; save it in UTF-8");
   std::string format = ForeignFormat(shard.numbers, shard.count);
   if (packed && IsGzip(shard.numbers, shard.count)) format = "gzip";
   if (format.empty()) return;
@@ -266,6 +269,11 @@ Shard OpenText(const std::string& path, const Tokenizer* tokenizer) {
     shard.file = std::move(file);
   }
   RequirePlainText(path, shard, packed);
+  constexpr std::string_view kMark = "\xef\xbb\xbf";  // of a text's byte order, which is no part of it
+  if (shard.count >= 3 && std::memcmp(shard.numbers, kMark.data(), kMark.size()) == 0) {
+    shard.numbers += kMark.size();
+    shard.count -= static_cast<int64_t>(kMark.size());
+  }
   if (tokenizer == nullptr) return shard;
   const std::string text(reinterpret_cast<const char*>(shard.numbers), shard.count);
   shard.encoded = std::make_shared<std::vector<int32_t>>(tokenizer->Encode(text));

@@ -43,8 +43,10 @@ Session MakeStep(Model& model, const NextLogits& logits, const GeneratorOptions&
   cache.name = o.session.name;
   cache.batch = o.batch;
   cache.dtype = o.cache_dtype;
-  SessionOptions options = o.session;
+  EvaluateOptions options;
+  static_cast<SessionOptions&>(options) = o.session;
   options.name = name;
+  options.weights = o.weights;
   Tensor next = logits(graph.scope(), input("tokens", {o.sequences, piece}), cache);
   return Evaluate({{"logits", next}}, options);
 }

@@ -27,6 +27,7 @@ struct GeneratorOptions {
   std::string batch = "dp";
   // Options of both sessions; `name` is the prefix of their names and of the graphs'. Default "generate".
   SessionOptions session = {};
+  std::string weights = {};  // EvaluateOptions::weights: "average" generates with averages of weights
   // Type of the caches; bf16 halves them.
   DType cache_dtype = DType::kFloat32;
 };

@@ -61,11 +61,11 @@ DEFINE_string(elastic, "", "mesh axis that shrinks when a process is lost, e.g. 
 DEFINE_string(calibrate, "", "gets this machine, for --topology");
 DEFINE_int32(calibrate_models, oneflow_like::kMostModels, "it trains; fewer: rougher");
 DEFINE_bool(check_feeds, false, "compare in every step what the processes feed, not only in the first two");
-DEFINE_int64(check_replicas, 0, "steps between comparisons of what several ranks hold alike; 0: none");
+DEFINE_int64(check_replicas, 0, "compare copies every N steps");
 DEFINE_bool(check_nan, false, "look after every kernel for the first result that is not finite (CPU)");
 DEFINE_double(start_timeout, 60, "seconds for all to come");
 DEFINE_double(peer_timeout, 10, "seconds to end when one is lost");
-DEFINE_double(stall_seconds, 0, "seconds without progress before each process says who waits; 0: never");
+DEFINE_double(stall_seconds, 0, "until a stall is reported; 0: no");
 DEFINE_string(network, "", "UCX devices, e.g. eth0; empty: any");
 DEFINE_bool(shared_memory, true, "between processes of a host");
 DECLARE_string(log_dir);                  // of glog

@@ -15,6 +15,11 @@ inline constexpr int kMostRestarts = 1'000'000;
 inline constexpr int kMostStepsInFlight = 1024;
 inline constexpr int kMostMicroBatches = 1 << 16;
 inline constexpr int kMostChunks = 64;
+inline constexpr int64_t kMostAveragedFrom = 1 << 24;  // averages count their updates in fp32
+// Devices that plans are made for: a plan takes memory for each pair of a device and a member of its groups
+// (0.6 GB for 16,384 along one axis), and estimates of messages between processors, which a topology file
+// asks for, take time for each pair of members.
+inline constexpr int kMostDevices = 1 << 16, kMostAlongAxis = 1 << 14, kMostEstimatedAlongAxis = 1 << 12;
 inline constexpr double kShortestTimeout = 0.1, kLongestTimeout = 1e6;  // seconds
 
 // Threads of a process, runtime threads times threads of a kernel: 1024, or four for each core if that is

@@ -43,7 +43,11 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
   for (const OpDef& def : options.operators) {
     if (catalog.Find(def.name))
       Fail("operator '", def.name, "' of ModelOptions::operators: there is one of that name");
-    if (!def.reference) Fail("operator '", def.name, "' of ModelOptions::operators has no reference kernel");
+    if (!ReferenceKernel(def))
+      Fail("operator '", def.name,
+           "' of ModelOptions::operators has no reference kernel, and no program of steps (OpDef::scalar) to "
+           "make "
+           "one of");
     catalog.Add(def);
   }
   AddReferenceKernels(catalog, &registry);

@@ -52,7 +52,7 @@ struct GraphOfModel : Graph {
   // before patterns overrode them.
   Tensor Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
                   const Initializer& init, const WeightOptions& options, const WeightOptions& said,
-                  const std::vector<int>& stage, const Here& at);
+                  const std::vector<int>& stage, const Here& at, bool state = false);
   Tensor Request(const std::string& who, const ModelVariable& made);
   // RunningScope.
   void Enter(const Scope& scope, RunningScope::Of of);
@@ -98,6 +98,7 @@ struct ModelVariable {
   Layout layout;          // in the store; empty until first requested
   std::string origin;     // where its values were loaded from; empty: from nowhere
   bool compared = false;  // before its first step, with its copies in other processes
+  bool state = false;     // of Scope::State
   Attrs said;             // options of `node` as code said them, before patterns overrode them
   VariableCut left_out;   // an annotation in code that AutoCuts::kAll does not follow
 };
@@ -106,6 +107,9 @@ struct ModelVariable {
 struct SessionSteps {
   int64_t next = 0;
   enum class Of { kNone, kTraining, kEvaluation } of = Of::kNone;  // kind of the sessions of that name
+  std::vector<std::string> weights = {};                           // TrainOptions::weights of a training
+  bool averages = false;                                           // whether it keeps averages of them
+  bool averaged = false;                                           // whether they have been updated
 };
 
 struct SaveFolder;      // oneflow_like/checkpoint/team.h

@@ -2,6 +2,8 @@
 // this process and in the others of its job. Who gives which part is one routing (sbp/boxing.h) from the
 // variable's layout to one place; it moves in boxes of at most kBytes, through memory that devices copy to
 // and from.
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <functional>
@@ -9,9 +11,11 @@
 #include <set>
 
 #include "actor/net/talk/job.h"
+#include "compiler/graph/training.h"
 #include "core/boxes/copy_box.h"
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/pieces.h"
+#include "oneflow_like/model/variables.h"
 
 namespace oneflow_like {
 
@@ -107,17 +111,50 @@ void Exchange(const ModelImpl& model, const std::string& name, const std::vector
   arrivals.WaitFor(to_come);
 }
 
+// A variable that is cut as the other is, from rank to rank.
+void CopyVariable(ModelImpl* model, const std::string& from, const std::string& to) {
+  const DType dtype = model->Require(from).dtype;
+  model->Require(to);
+  for (int rank : model->store->ranks()) {
+    if (model->store->Find(rank, to) == nullptr) continue;
+    LocalPiece source(*model, rank, from), target(*model, rank, to);
+    CHECK(source.box() == target.box()) << to << " is cut otherwise than " << from;
+    ForEachRun(target.box(), target.box(), MostElements(dtype), [&](const Box& run) {
+      CopyBox(dtype, run, {const_cast<void*>(source.Get(run)), run}, {target.staging(), run});
+      target.Put(run);
+    });
+  }
+}
+
 }  // namespace
 
-HostTensor Model::Read(const std::string& name) const {
-  const ModelVariable& variable = impl_->Require(name);
+HostTensor ReadVariable(ModelImpl* model, const std::string& name) {
+  const ModelVariable& variable = model->Require(name);
   const HostTensor whole = HostTensor::Make(variable.dtype, variable.shape);
-  const std::vector<Part> parts = PartsOf(*impl_, variable);
-  CopyLocal(*impl_, name, parts, whole);
+  const std::vector<Part> parts = PartsOf(*model, variable);
+  CopyLocal(*model, name, parts, whole);
   if (std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.sent; }))
-    Exchange(*impl_, name, parts, whole);
+    Exchange(*model, name, parts, whole);
   return whole;
 }
+
+std::string AverageOf(const std::string& training, const std::string& weight) {
+  return Cat(training, ":", kAverage, "/", weight);
+}
+
+void BeginAverages(ModelImpl* model) {
+  for (auto& [training, steps] : model->steps) {
+    if (!steps.averages || steps.averaged) continue;
+    steps.averaged = ReadVariable(model, training + kAverages).as<float>()[0] > 0;
+    if (steps.averaged) continue;
+    if (model->saving) model->saving->WaitCopied();
+    for (const auto& [weight, variable] : model->variables)
+      if (const std::string average = AverageOf(training, weight); model->variables.count(average))
+        CopyVariable(model, weight, average);
+  }
+}
+
+HostTensor Model::Read(const std::string& name) const { return ReadVariable(impl_.get(), name); }
 
 void Model::Write(const std::string& name, const HostTensor& value) {
   const ModelVariable& variable = impl_->Require(name);

@@ -18,4 +18,14 @@ Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outpu
 // for one that is placed differently from the model's variable of that name.
 std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& model, const Graph& graph);
 
+// Model::Read.
+HostTensor ReadVariable(ModelImpl* model, const std::string& variable);
+
+// The name of the average that a training keeps of a weight.
+std::string AverageOf(const std::string& training, const std::string& weight);
+
+// Gives the averages of trainings that have not updated their weights yet the values of these. Waits for
+// steps in flight as long as there are such trainings. Collective in a job.
+void BeginAverages(ModelImpl* model);
+
 }  // namespace oneflow_like

@@ -180,6 +180,32 @@ std::string OptionText(const std::string& option, double value) {
   return option == "frozen" ? Cat("trainable=", value == 0 ? "true" : "false") : Cat(option, "=", value);
 }
 
+// `there` is what a message calls the first.
+void CheckStage(const ModelImpl& model, const std::string& who, const std::string& there,
+                const ModelVariable& first, const ModelVariable& now) {
+  for (int a = 0; now.node.placed && a < model.mesh.rank(); ++a) {
+    const int stage = now.node.slice.fixed[a],
+              said = first.node.placed ? first.node.slice.fixed[a] : Slice::kFree;
+    if (stage != Slice::kFree && stage != said)
+      Fail(who, ": it is ", StageText(model.mesh, a, stage), " but ", there, " is ",
+           StageText(model.mesh, a, said), "; move its value there with to_stage");
+  }
+}
+
+// A weight requested by the name of a state is that state, whatever the request says of its first value and
+// its cuts.
+void CheckStateAsWeight(const ModelImpl& model, const std::string& who, const ModelVariable& state,
+                        const ModelVariable& now) {
+  const std::string there = Cat("the state of that name made at ", state.node.line.str());
+  if (now.shape != state.shape)
+    Fail(who, ": its shape is ", now.shape.str(), " but ", there, " has ", state.shape.str());
+  if (!IsFloating(state.dtype))
+    Fail(who, ": a weight is of floating point numbers, but ", there, " is ", Name(state.dtype));
+  if (now.node.attrs.Int("frozen", 1) == 0)
+    Fail(who, ": it says trainable=true but ", there, " is changed by no training; rename one of them");
+  CheckStage(model, who, there, state, now);
+}
+
 void SetOptions(const WeightOptions& options, Attrs* attrs) {
   if (options.trainable) attrs->Set("frozen", int64_t{!*options.trainable});
   if (options.decay) attrs->Set("decay", *options.decay);
@@ -234,13 +260,7 @@ void CheckSameWeight(const ModelImpl& model, const std::string& who, const Model
                                         : EntryText(model.mesh, entry, said->second),
          "; annotate the first, and leave the annotation out here or repeat it");
   }
-  for (int a = 0; now.node.placed && a < model.mesh.rank(); ++a) {
-    const int stage = now.node.slice.fixed[a],
-              said = first.node.placed ? first.node.slice.fixed[a] : Slice::kFree;
-    if (stage != Slice::kFree && stage != said)
-      Fail(who, ": it is ", StageText(model.mesh, a, stage), " but ", there, " is ",
-           StageText(model.mesh, a, said), "; move its value there with to_stage");
-  }
+  CheckStage(model, who, there, first, now);
 }
 
 // Leaves out of `cuts` the mesh axes that `others` name.
@@ -295,7 +315,8 @@ void RequirePatternsMatched(const std::string& who, const ModelImpl& model) {
 
 Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, const Dims& shape, DType dtype,
                               const Initializer& init, const WeightOptions& options,
-                              const WeightOptions& said, const std::vector<int>& stage, const Here& at) {
+                              const WeightOptions& said, const std::vector<int>& stage, const Here& at,
+                              bool state) {
   CheckName(who, path);
   RequireExtents(who, shape);
   CheckInit(who, shape, dtype, init);
@@ -326,6 +347,7 @@ Tensor GraphOfModel::Variable(const std::string& who, const std::string& path, c
   SetOptions(options, &node.attrs);
   SetOptions(said, &made.said);
   made.settled = node.placed;
+  made.state = state;
   return Request(who, made);
 }
 
@@ -333,7 +355,10 @@ Tensor GraphOfModel::Request(const std::string& who, const ModelVariable& made) 
   const Node& node = made.node;
   const std::string path = node.name;
   auto known = model->variables.find(path);
-  if (known != model->variables.end()) CheckSameWeight(*model, who, known->second, made);
+  if (known != model->variables.end()) {
+    const bool as_weight = known->second.state && !made.state;
+    (as_weight ? CheckStateAsWeight : CheckSameWeight)(*model, who, known->second, made);
+  }
   auto here = variables.find(path);
   if (here != variables.end()) return Tensor(this, this->node(here->second).out[0]);
   if (inputs.count(path)) Fail(who, ": the graph already has an input of that name");
@@ -341,7 +366,7 @@ Tensor GraphOfModel::Request(const std::string& who, const ModelVariable& made) 
   Node of_graph = known->second.node;
   of_graph.line = node.line;
   of_graph.name = ReserveName(this, path);
-  int id = AddRaw(of_graph, {{path, made.dtype, made.shape}});
+  int id = AddRaw(of_graph, {{path, known->second.dtype, made.shape}});
   variables[path] = id;
   return Tensor(this, this->node(id).out[0]);
 }
@@ -390,7 +415,8 @@ Tensor Scope::State(const std::string& name, const Dims& shape, const Initialize
     Fail(who, ": its type is ", Name(options.dtype), ", which random numbers do not fill; use Full or ",
          "FromTensor");
   const WeightOptions as{.sbp = options.sbp, .stored = options.stored, .trainable = false};
-  return graph_->Variable(who, name.empty() ? name : full, shape, options.dtype, init, as, as, stage_, at);
+  return graph_->Variable(who, name.empty() ? name : full, shape, options.dtype, init, as, as, stage_, at,
+                          true);
 }
 
 }  // namespace oneflow_like

@@ -115,6 +115,18 @@ bool PlanEstimator::IsRepeated(const PlanCandidate& candidate) const {
   return repeats({tp, sequence, recompute}) || repeats({first, false, recompute});
 }
 
+// Of the smallest tp, with which the least is kept more than once.
+double PlanEstimator::LeastVariables() const {
+  if (measured_.empty()) return 0;
+  const auto& [key, measured] = *measured_.begin();
+  double bytes = measured.few->before.weights + measured.few->before.state + measured.few->after.weights +
+                 measured.few->after.state;
+  for (size_t k = 0; k < measured.few->block.size(); ++k)
+    bytes += static_cast<double>(measured.few->blocks[k]) *
+             (measured.few->block[k].weights + measured.few->block[k].state);
+  return bytes * std::get<0>(key) / space_.devices;
+}
+
 bool PlanEstimator::Exhausted() const {
   std::map<int, std::pair<double, double>> least;  // by tp: seconds, bytes
   for (const auto& [key, measured] : measured_) {
@@ -266,14 +278,15 @@ double PlanEstimator::Bytes(const PlanCandidate& c, const std::vector<Stage>& st
   for (int s = 0; s < pp; ++s) {
     const Stage& stage = stages[s];
     const double cut = c.zero > 0 ? dp : 1;
-    double bytes = (stage.weights + stage.state) / cut + parts.besides + parts.working;
+    double bytes = (stage.weights + stage.state) / cut + parts.besides, in_arenas = parts.working;
     bytes += c.zero >= 2 ? Whole(c, stage) * stage.gradients + stage.gradients / dp : stage.gradients;
     const double gathered = stage.narrow > 0 ? stage.narrow : c.zero > 0 ? stage.weights : 0;
     bytes += c.zero == 3 ? std::min(1.0, 3 / std::max(1.0, blocks)) * gathered : gathered;
-    bytes += kept[s] * stage.stash;
+    in_arenas += kept[s] * stage.stash;
     // Gradients of weights come as many micro-batches late as there are stages before (ScheduleOf).
-    if (c.schedule == PipelineSchedule::kZeroBubble) bytes += std::min(s, c.micro_batches - 1) * stage.late;
-    most = std::max(most, bytes);
+    if (c.schedule == PipelineSchedule::kZeroBubble)
+      in_arenas += std::min(s, c.micro_batches - 1) * stage.late;
+    most = std::max(most, bytes + in_arenas * parts.gaps);
   }
   return most;
 }

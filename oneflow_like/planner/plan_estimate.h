@@ -26,6 +26,8 @@ class PlanEstimator {
   // Whether recomputation, or a sequence that is cut, changes nothing: so a candidate with less of it is the
   // same plan. Of a tp that was not prepared, recomputation is judged as on the first that was.
   bool IsRepeated(const PlanCandidate& candidate) const;
+  // Bytes of weights and their state that devices keep on average at least, whatever the plan.
+  double LeastVariables() const;
   // Whether the last tp that was prepared leaves a rank as much work and as many weights as the one before:
   // larger ones then have nothing left to divide.
   bool Exhausted() const;

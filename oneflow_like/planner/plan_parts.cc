@@ -175,6 +175,10 @@ class PartsOfPlan {
     for (auto [buffer, bytes] : made_.at_peak)
       if (buffer == kScratch || purposes[buffer] == Purpose::kOther)
         parts_.working += static_cast<double>(bytes);
+    double held = 0, arenas = 0;
+    for (auto [_, bytes] : made_.at_peak) held += static_cast<double>(bytes);
+    for (const plan::Arena& arena : made_.plan.arena()) arenas += static_cast<double>(arena.bytes());
+    if (held > 0) parts_.gaps = std::max(1.0, arenas / held);
   }
 
   // What a block gives to the next one.
@@ -314,6 +318,7 @@ ModelParts PartsAt(const ModelParts& few, const ModelParts& many, int64_t sample
   for (size_t k = 0; k < parts.block.size(); ++k) parts.block[k] = OnLine(few.block[k], many.block[k], at);
   parts.boundary = line(few.boundary, many.boundary);
   parts.working = line(few.working, many.working);
+  parts.gaps = std::max(few.gaps, many.gaps);
   return parts;
 }
 

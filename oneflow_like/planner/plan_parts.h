@@ -44,6 +44,7 @@ struct ModelParts {
   std::vector<int64_t> blocks;      // in each stack
   double boundary = 0;              // bytes that one stage gives to the next, of one micro-batch
   double working = 0, besides = 0;  // bytes at the peak that are none of the above; of libraries
+  double gaps = 1;                  // bytes of arenas over what lies in them at the peak
   int64_t samples = 1;              // of the micro-batch
   int tp = 1;                       // ranks that share it
   int node = 0;                     // of SecondsOfMessage

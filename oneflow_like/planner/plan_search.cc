@@ -76,6 +76,7 @@ class Search {
 
   PlanSearchResult Run() {
     EstimateAll();
+    if (const double least = estimator_.LeastVariables(); !Fits(least)) RefuseAll(least);
     while (result_.compiled < options_.compiled) {
       const std::vector<int> wave = NextWave();
       if (wave.empty()) break;
@@ -297,6 +298,17 @@ class Search {
       if (const Entry& e = entries_[t]; e.trial.compiled && (!least || e.trial.bytes < least->trial.bytes))
         least = &e;
     return least;
+  }
+
+  // Before anything is tried: entries are in the order of their seconds.
+  [[noreturn]] void RefuseAll(double variables) const {
+    const auto smallest = std::min_element(
+        entries_.begin(), entries_.end(),
+        [](const Entry& a, const Entry& b) { return a.estimated_bytes < b.estimated_bytes; });
+    Fail("no plan of ", space_.devices, " devices fits: weights and optimizer state take ",
+         BytesText(variables), " of a device on average, and the smallest plan, ", smallest->trial.plan.str(),
+         ", about ", BytesText(smallest->estimated_bytes), ", more than the ",
+         BytesText(static_cast<double>(result_.memory)), " there are; take more devices or a smaller model");
   }
 
   [[noreturn]] void Refuse() const {

@@ -40,6 +40,7 @@ class Space {
 
  private:
   bool Fits(const std::string& axis, int64_t extent) const {
+    if (extent > (space_.kind == "cpu" ? kMostEstimatedAlongAxis : kMostAlongAxis)) return false;
     const auto given = space_.extents.find(axis);
     return given == space_.extents.end() || given->second == extent;
   }
@@ -147,12 +148,13 @@ std::string PlanCandidate::str() const {
 }
 
 std::vector<PlanCandidate> CandidatesOf(const PlanSpace& space, int64_t blocks) {
-  CheckRange("PlanSpace::devices", space.devices, 1, 1 << 20);
+  CheckRange("PlanSpace::devices", space.devices, 1, kMostDevices);
   CheckRange<int64_t>("PlanSpace::batch", space.batch, 1, int64_t{1} << 40);
   for (const auto& [axis, extent] : space.extents) {
     if (axis != "dp" && axis != "tp" && axis != "pp")
       Fail("a plan has axes dp, tp and pp, but PlanSpace::extents has '", axis, "'");
-    CheckRange(Cat("the extent of ", axis), extent, 1, 1 << 20);
+    CheckRange(Cat("the extent of ", axis), extent, 1,
+               space.kind == "cpu" ? kMostEstimatedAlongAxis : kMostAlongAxis);
   }
   return Space(space, blocks).All();
 }

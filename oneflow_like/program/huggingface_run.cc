@@ -85,7 +85,9 @@ void SaveHuggingFace(const Launcher& launcher, Model& model, const ModelFormat& 
   if (launcher.main_process()) {  // unless an earlier attempt of --restarts has
     FolderFiles files = others;
     files[kConfigFile] = config;
-    if (!fs::exists(at, error)) format.write(std::make_shared<CheckpointReader>(last), files, FLAGS_save_hf);
+    const auto weights = std::make_shared<ConvertedSource>(std::make_shared<CheckpointReader>(last),
+                                                           Conversion{.weights = WeightsOfFlags()});
+    if (!fs::exists(at, error)) format.write(weights, files, FLAGS_save_hf);
     if (FLAGS_save.empty()) remove_beside(beside);
   }
   launcher.Print("weights for transformers in %s\n", FLAGS_save_hf.c_str());

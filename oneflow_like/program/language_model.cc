@@ -96,7 +96,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const LanguageModel&
   Tensor tokens = graph.Input("tokens", shape, DType::kInt32, TokensCut());
   Tensor targets = graph.Input("targets", shape, DType::kInt32, TokensCut());
   Session eval = Evaluate({{"loss", Loss(graph.scope(), tokens, targets, language, false)}},
-                          {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+                          EvaluateOptionsOfFlags("eval"));
   const int64_t positions = FLAGS_batch * FLAGS_context;  // of a batch
   double total = 0;
   int64_t batches = 0;
@@ -123,7 +123,8 @@ void WriteSample(const Launcher& launcher, Model& model, const LanguageModel& la
                       {.length = FLAGS_context,
                        .session = {.name = "sample",
                                    .parallel = {.batch = "dp", .tensor = "tp"},
-                                   .dtype = PrecisionOf(FLAGS_dtype)}});
+                                   .dtype = PrecisionOf(FLAGS_dtype)},
+                       .weights = WeightsOfFlags()});
   const std::vector<std::vector<int32_t>> more = Generate(
       generator, {{prompt.end() - read, prompt.end()}},
       {.tokens = FLAGS_sample_tokens,

@@ -21,6 +21,7 @@ DEFINE_double(lr, 1e-3, "learning rate at its highest");
 DEFINE_int64(warmup, 20, "steps of rise; then a cosine");
 DEFINE_int64(schedule_steps, 0, "of the cosine; 0: --steps");
 DEFINE_double(clip, 1.0, "largest gradient norm; 0: any");
+DEFINE_double(average, 0, "decay of weights' averages; 0: none");
 DEFINE_string(dtype, "fp32", "fp32, bf16, or fp16");
 DEFINE_string(schedule, "1f1b", "of the pipeline: 1f1b, gpipe, interleaved, zero_bubble");
 DEFINE_int32(virtual_stages, 1, "rounds over the stages");
@@ -114,17 +115,13 @@ void CheckTopology() {
                                      : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
 
-// A plan takes memory for each pair of a device and a member of its groups (0.6 GB for 16,384 devices along
-// one axis), and the estimates of messages between processors, which --topology asks for, time for each pair
-// of members.
 void CheckMeshSize() {
-  constexpr int kMost = 1 << 16, kMostAlongAxis = 1 << 14, kMostEstimated = 1 << 12;
   const Mesh mesh = Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh);
   const std::string who = "--mesh=" + FLAGS_mesh;
-  if (mesh.size() > kMost)
-    Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMost);
+  if (mesh.size() > kMostDevices)
+    Fail(who, ": ", mesh.size(), " devices, but plans can be made for at most ", kMostDevices);
   const bool estimated = !FLAGS_topology.empty() && mesh.kind() != "cuda";
-  const int most = estimated ? kMostEstimated : kMostAlongAxis;
+  const int most = estimated ? kMostEstimatedAlongAxis : kMostAlongAxis;
   for (int a = 0; a < mesh.rank(); ++a)
     if (mesh.axis_size(a) > most)
       Fail(who, ": ", mesh.axis_size(a), " devices along axis ", mesh.axis_name(a), ", but plans",
@@ -164,6 +161,7 @@ void CheckTrainingFlags(const std::string& samples) {
     Fail("--micro_batches=", FLAGS_micro_batches, ": more than --batch=", FLAGS_batch, " ", samples);
   if (!(FLAGS_lr > 0 && FLAGS_lr <= 1e30)) Fail("--lr is ", FLAGS_lr, ", must be more than 0, at most 1e30");
   CheckRange("--clip", FLAGS_clip, 0.0, 1e30);
+  CheckRange("--average", FLAGS_average, 0.0, 0.999999);
   CheckRange("--peak_flops", FLAGS_peak_flops, 0.0, 1e30);
   PrecisionOf(FLAGS_dtype);
   if (RecomputeOf(FLAGS_recompute) == Recompute::kAuto && FLAGS_memory_budget == 0 &&
@@ -189,7 +187,7 @@ void CheckTrainingFlags(const std::string& samples) {
          " NCCL chooses how messages are sent");
   CheckRange("--zero", FLAGS_zero, 0, 3);
   CheckRange("--prefetch", FLAGS_prefetch, 0, 1000);
-  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, 1 << 16);
+  CheckRange("--auto_mesh", FLAGS_auto_mesh, 0, kMostDevices);
 }
 
 namespace {
@@ -252,6 +250,7 @@ TrainOptions TrainOptionsOfFlags() {
   options.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
   options.overlap.chunks = FLAGS_overlap;
   options.clip_norm = FLAGS_clip;
+  options.average.decay = FLAGS_average;
   const int64_t total = FLAGS_schedule_steps > 0 ? FLAGS_schedule_steps : FLAGS_steps;
   options.lr_schedule = {.kind = Schedule::Kind::kCosine,
                          .warmup = std::min(FLAGS_warmup, total / 2),
@@ -259,5 +258,15 @@ TrainOptions TrainOptionsOfFlags() {
                          .final = 0.1};
   return options;
 }
+
+EvaluateOptions EvaluateOptionsOfFlags(const std::string& name) {
+  EvaluateOptions options;
+  options.name = name;
+  options.dtype = PrecisionOf(FLAGS_dtype);
+  options.weights = WeightsOfFlags();
+  return options;
+}
+
+std::string WeightsOfFlags() { return FLAGS_average > 0 ? "average" : ""; }
 
 }  // namespace oneflow_like

@@ -49,6 +49,11 @@ ModelOptions ModelOptionsOfFlags(const Launcher& launcher);
 uint64_t SeedOfFlags();
 // Roles of mesh axes dp and tp among them.
 TrainOptions TrainOptionsOfFlags();
+// Options of what computes with the weights after the training, in --dtype: with --average with their
+// averages.
+EvaluateOptions EvaluateOptionsOfFlags(const std::string& name);
+// What files and evaluations take as weights, as Conversion::weights and EvaluateOptions::weights write it.
+std::string WeightsOfFlags();
 
 // What --simulate prints of a session, whose step makes `per_step` of `unit`; nothing is run.
 void PrintSimulation(const Launcher& launcher, const Session& session, double per_step,

@@ -3,7 +3,6 @@
 #include <utility>
 #include <vector>
 
-#include "oneflow_like/program/precision.h"
 #include "oneflow_like/program/program.h"
 
 namespace oneflow_like {
@@ -19,7 +18,7 @@ void MeasureHeldOut(const Launcher& launcher, Model& model, const PictureData& d
   Tensor right = equal(argmax(logits), cast(in.labels, DType::kInt64));
   Session eval = Evaluate(
       {{"loss", sum(cross_entropy(logits, in.labels))}, {"right", sum(cast(right, DType::kFloat32))}},
-      {.name = "eval", .dtype = PrecisionOf(FLAGS_dtype)});
+      EvaluateOptionsOfFlags("eval"));
   double loss = 0, correct = 0;
   int64_t pictures = 0;
   ForEachHeldOut(launcher, eval, data.held_out, {{"labels", -1}},

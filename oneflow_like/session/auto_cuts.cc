@@ -329,11 +329,13 @@ class PricedPlans {
     }
   }
 
-  [[noreturn]] void Refuse() const {
-    throw OverBudget(
-        Cat(smallest_->what(), "\nOf the ", tried_.size(), " choices of what its weights are cut along over ",
-            model_->mesh.str(), " that were tried this is the smallest."),
-        smallest_->ranks, smallest_->bytes, smallest_->least);
+  const VariableCuts& smallest() const { return of_smallest_; }
+
+  [[noreturn]] void Refuse(const OverBudget& of_smallest) const {
+    throw OverBudget(Cat(of_smallest.what(), "\nOf the ", tried_.size(),
+                         " choices of what its weights are cut along over ", model_->mesh.str(),
+                         " that were tried this is the smallest."),
+                     of_smallest.ranks, of_smallest.bytes, of_smallest.least);
   }
 
  private:
@@ -365,11 +367,21 @@ class PricedPlans {
 }  // namespace
 
 Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const std::function<Graph()>& begin,
-                       const std::function<Session()>& finish) {
+                       const std::function<Session(SearchDepth)>& finish_as) {
+  const auto finish = [&] { return finish_as(SearchDepth::kWhole); };
+  const std::function<Session()> look = [&] { return finish_as(SearchDepth::kFirstLook); };
+  // Of cuts that fit at the first look: the whole search may divide blocks otherwise, and so miss what fits.
+  const auto within = [&] {
+    try {
+      return finish();
+    } catch (const OverBudget&) {
+      return look();
+    }
+  };
   constexpr int kDigits = 12, kRounds = 4;
   if (model->options.auto_cuts == AutoCuts::kNone || model->cuts_chosen) return finish();
   CutChooser chooser(model, options, begin);
-  PricedPlans plans(model, &chooser, finish);
+  PricedPlans plans(model, &chooser, look);
   const VariableCuts fastest = chooser.Choose(0);
   try {
     Session session = finish();
@@ -383,14 +395,15 @@ Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const st
   while (digits >= 0 && !plans.Fits(price_of(digits))) digits -= 2;
   if (digits < 0) {
     const std::optional<VariableCuts> fitting = plans.Descend();
-    if (!fitting) {
+    chooser.Take([&] { return fitting ? *fitting : plans.smallest(); });
+    try {
+      Session session = fitting ? within() : finish();
+      model->cuts_chosen = true;
+      return session;
+    } catch (const OverBudget& over) {
       chooser.Set({});
-      plans.Refuse();
+      plans.Refuse(over);
     }
-    chooser.Take([&] { return *fitting; });
-    Session session = finish();
-    model->cuts_chosen = true;
-    return session;
   }
   double high = price_of(digits), low = price_of(digits + 2);
   for (int round = 0; round < kRounds; ++round) {
@@ -398,7 +411,7 @@ Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const st
     (plans.Fits(middle) ? high : low) = middle;
   }
   chooser.Choose(high);
-  Session session = finish();
+  Session session = within();
   model->cuts_chosen = true;
   return session;
 }

@@ -1,6 +1,7 @@
 #include "oneflow_like/session/budget.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "core/device/backend.h"
@@ -28,6 +29,42 @@ void SetBudget(const std::string& who, const ModelImpl& model, const Graph& grap
     return plan.device_kind() == "cuda" ? kCudaBytesBesides + MemoryBesidesPlan(model, plan).device
                                         : int64_t{0};
   };
+}
+
+bool IsLarge(const Graph& graph) {
+  constexpr int kNodes = 2500;  // a GPT of about 18 layers; 200 of its plans take some ten seconds
+  return graph.num_nodes() > kNodes;
+}
+
+void CheckVariables(const std::string& who, ModelImpl* model, const Graph& placed,
+                    const CompileOptions& options) {
+  const int64_t budget = options.memory_budget > 0 ? options.memory_budget : model->options.memory_budget;
+  const bool cuts_are_open = model->options.auto_cuts != AutoCuts::kNone && !model->cuts_chosen;
+  if (budget == 0 || (options.memory_budget == 0 && !cuts_are_open)) return;
+  const Mesh& mesh = placed.mesh();
+  double all = 0;  // bytes, of all devices
+  for (int n = 0; n < placed.num_nodes(); ++n) {
+    const Node& node = placed.node(n);
+    if (!placed.alive(n) || node.kind != NodeKind::kVariable) continue;
+    const Value& value = placed.value(node.out[0]);
+    double copies = 1;
+    // Where nothing is said the compiler may cut it, but along the batch's axis.
+    for (int a = 0; a < mesh.rank() && !cuts_are_open; ++a) {
+      const auto fixed = node.fixed.find(1 + a);
+      const bool whole = fixed != node.fixed.end() ? !fixed->second.is_split() : a == options.roles.batch;
+      if (whole && a != options.zero_axis && node.slice.fixed[a] == Slice::kFree) copies *= mesh.axis_size(a);
+    }
+    all += copies * static_cast<double>(value.shape.elements()) * static_cast<double>(SizeOf(value.dtype));
+  }
+  const auto each = static_cast<int64_t>(std::ceil(all / mesh.size()));
+  if (each <= budget) return;
+  if (model->options.compiled) *model->options.compiled = true;  // as where a plan does not fit
+  throw OverBudget(
+      Cat(who, ": no plan fits in the budget of ", budget, " bytes: weights and optimizer state take ", each,
+          " of a device on average over ", mesh.str(),
+          cuts_are_open ? ", whatever they are cut along" : ", however much is computed again",
+          "; give each device more, or take more devices or a smaller model"),
+      {}, each, false);
 }
 
 namespace {

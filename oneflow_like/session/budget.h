@@ -23,6 +23,14 @@ struct OverBudget : Error {
   bool least;              // no choice of what is computed again takes less on the fullest of them
 };
 
+// Throws OverBudget, beginning with `who`, if a search for what fits (recomputation, cuts of weights) would
+// be in vain: what devices keep of variables is on average more than the budget. `placed` has come through
+// place_stages. For large graphs: a search through smaller ones tells the least there is.
+void CheckVariables(const std::string& who, ModelImpl* model, const Graph& placed,
+                    const CompileOptions& options);
+// Whether searches that compile many plans of such a graph are long.
+bool IsLarge(const Graph& placed);
+
 // Throws OverBudget, beginning with `who`, with what the fullest rank holds if that is more than the budget.
 void CheckBudget(const std::string& who, const Session& session);
 

@@ -24,6 +24,7 @@
 #include "oneflow_like/job/replicas_check.h"
 #include "oneflow_like/job/source_check.h"
 #include "oneflow_like/job/stalls.h"
+#include "oneflow_like/model/variables.h"
 #include "oneflow_like/session/agreement_text.h"
 #include "oneflow_like/session/observer.h"
 #include "oneflow_like/session/session_impl.h"
@@ -368,6 +369,7 @@ StepResult Session::Run(const Feeds& feeds, const FeedPieces& pieces) {
   const StallWatch::Doing doing(impl_->model->options.stalls.get(),
                                 "Session::Run of session " + impl_->options.name);
   impl_->Load();
+  if (impl_->reads_averages) BeginAverages(impl_->model.get());
   Feeds own = impl_->OwnFeeds(feeds, pieces);
   const FeedPieces own_pieces = impl_->OwnPieces(pieces);
   const double lr_factor = impl_->FeedRate(&own);

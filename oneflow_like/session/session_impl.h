@@ -31,7 +31,8 @@ struct Session::Impl {
   double data_seconds = 0;                     // waited for sources since a profile was taken
   int64_t data_steps = 0;                      // that were fed from sources since then
   Schedule lr_schedule;
-  double lr = 0;  // of the optimizer; 0: it names no single one
+  double lr = 0;                // of the optimizer; 0: it names no single one
+  bool reads_averages = false;  // in place of weights
   // With a report: the sum of all that TakeProfile took from the runtime.
   StepProfile reported;
 

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "actor/net/talk/job.h"
+#include "compiler/graph/training.h"
+#include "core/glob.h"
 #include "oneflow_like/model/blocks.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/model/variables.h"
@@ -125,23 +127,28 @@ std::vector<int> NodesOf(const ModelImpl& model) {
 }
 
 // Parallel::batch of a session of this graph, as a mesh axis; -1: none.
-int BatchAxis(const Graph& graph, const Parallel& roles) {
+int BatchAxis(const Graph& graph, const SessionOptions& options) {
   const Mesh& mesh = graph.mesh();
+  const Parallel& roles = options.parallel;
   if (roles.batch) return mesh.FindAxis(*roles.batch);
-  std::set<int> cut, staged = {mesh.FindAxis(roles.tensor), mesh.FindAxis(roles.context)};
+  std::set<int> cut, others = {mesh.FindAxis(roles.tensor), mesh.FindAxis(roles.context)};
   for (int n = 0; n < graph.num_nodes(); ++n) {
     const Node& node = graph.node(n);
     if (!graph.alive(n)) continue;
     const auto batch = node.fixed.find(0);
     for (int a = 0; a < mesh.rank(); ++a) {
-      if (node.slice.fixed[a] != Slice::kFree) staged.insert(a);
+      if (node.slice.fixed[a] != Slice::kFree) others.insert(a);
       const auto said = node.fixed.find(1 + a);
       if (node.kind == NodeKind::kInput && batch != node.fixed.end() && said != node.fixed.end() &&
-          said->second.is_split() && said->second.axis == batch->second.axis && mesh.axis_size(a) > 1)
-        cut.insert(a);
+          said->second.is_split() && said->second.axis == batch->second.axis && mesh.axis_size(a) > 1) {
+        // Where the shares are not equal, work that is cut otherwise may be.
+        const int64_t samples = graph.value(node.out[0]).shape[batch->second.axis];
+        const int64_t shares = int64_t{options.micro_batches} * mesh.axis_size(a);
+        (samples % shares == 0 ? cut : others).insert(a);
+      }
     }
   }
-  for (int a : staged) cut.erase(a);
+  for (int a : others) cut.erase(a);
   return cut.size() == 1 ? *cut.begin() : -1;
 }
 
@@ -158,7 +165,7 @@ CompileOptions ToCompileOptions(const ModelImpl& model, const Graph& graph, cons
   c.nodes = NodesOf(model);
   c.algorithms = model.algorithms;
   c.overlap = options.overlap;
-  c.roles = {BatchAxis(graph, options.parallel), model.mesh.FindAxis(options.parallel.tensor),
+  c.roles = {BatchAxis(graph, options), model.mesh.FindAxis(options.parallel.tensor),
              model.mesh.FindAxis(options.parallel.context)};
   c.zero_axis = model.zero_axis;
   c.zero_stage = model.options.zero.stage;
@@ -206,7 +213,8 @@ Session FitBudget(GraphOfModel* source, const std::function<Session()>& finish) 
 // what cannot be compiled is reported with both lines, the call's and the node's.
 Session Finish(const std::string& who, ModelImpl* model, Graph graph, const SessionOptions& options,
                const std::map<std::string, int>& fetched, std::vector<int> roots,
-               const std::optional<Training>& training, const std::string& finite) {
+               const std::optional<Training>& training, const std::string& finite,
+               bool recompute_all = false) {
   RequirePatternsMatched(who, *model);
   const SessionSteps::Of of = training ? SessionSteps::Of::kTraining : SessionSteps::Of::kEvaluation;
   CheckStepsOf(who, *model, options.name, of);
@@ -223,6 +231,7 @@ Session Finish(const std::string& who, ModelImpl* model, Graph graph, const Sess
   CompileOptions compile = ToCompileOptions(*model, graph, options);
   compile.training = training;
   SetBudget(who, *model, graph, &compile);
+  compile.recompute_all = recompute_all;
   std::unique_ptr<Session::Impl> impl;
   try {
     Compiled compiled = Compile(std::move(graph), compile, Dumper(*model, options.name), whole);
@@ -295,6 +304,17 @@ void AddOutputs(const GraphOfModel* graph, const std::string& who, const Session
       Fail(who, ": '", tensor.name(), "' of SessionOptions::also belongs to another graph");
 }
 
+// Adds what an optimizer reads to what the session computes.
+void AddReads(const GraphOfModel* graph, const std::string& who, const Optimizer& optimizer,
+              SessionOptions* options) {
+  for (const Tensor& tensor : optimizer.reads) {
+    if (GraphOf(tensor, Cat(who, ": Optimizer::reads")) != graph)
+      Fail(who, ": '", tensor.name(), "' of Optimizer::reads belongs to another graph");
+    options->also.push_back(tensor);
+  }
+  for (const Optimizer& other : optimizer.others) AddReads(graph, who, other, options);
+}
+
 // The values that a session computes: its outputs and SessionOptions::also.
 std::map<std::string, int> Roots(std::map<std::string, int> fetched, const SessionOptions& options) {
   for (size_t i = 0; i < options.also.size(); ++i) fetched[Cat("also ", i)] = options.also[i].id();
@@ -321,6 +341,111 @@ std::set<int> Ancestors(const Graph& graph, const std::vector<int>& values) {
     for (int v : graph.node(n).in) todo.push_back(graph.value(v).producer);
   }
   return seen;
+}
+
+// Freezes, in a session's graph, what TrainOptions::weights leaves out.
+void TrainOnly(const std::string& who, const std::vector<std::string>& patterns, int loss, Graph* graph) {
+  if (patterns.empty()) return;
+  std::vector<std::string> trainable;
+  std::vector<bool> used(patterns.size(), false);
+  std::vector<std::string> frozen(patterns.size());  // one that matches, if any
+  for (int n : Ancestors(*graph, {loss})) {
+    Node& node = graph->node(n);
+    if (node.kind != NodeKind::kVariable) continue;
+    const bool may = node.attrs.Int("frozen", 0) == 0;
+    bool wanted = false;
+    for (size_t i = 0; i < patterns.size(); ++i) {
+      if (!MatchesGlob(patterns[i], node.name)) continue;
+      wanted = true;
+      used[i] = used[i] || may;
+      if (!may) frozen[i] = node.name;
+    }
+    if (may) trainable.push_back(node.name);
+    if (!wanted) node.attrs.Set("frozen", int64_t{1});
+  }
+  std::sort(trainable.begin(), trainable.end());
+  constexpr size_t kShown = 6;
+  std::string names;
+  for (size_t i = 0; i < std::min(trainable.size(), kShown); ++i)
+    names += Cat(i == 0 ? "'" : ", '", trainable[i], "'");
+  if (trainable.size() > kShown) names += Cat(" and ", trainable.size() - kShown, " more");
+  for (size_t i = 0; i < patterns.size(); ++i)
+    if (!used[i])
+      Fail(who, ": pattern \"", patterns[i], "\" of TrainOptions::weights matches no weight ",
+           "that could be trained for the loss '", graph->value(loss).name, "'",
+           frozen[i].empty() ? "" : Cat(", only frozen ones, '", frozen[i], "' among them"),
+           names.empty() ? "; all that it depends on are frozen" : Cat("; it depends on ", names));
+}
+
+// Sessions of one training update the same weights, and keep averages of them or do not.
+void CheckSameTraining(const std::string& who, const ModelImpl& model, const TrainOptions& options) {
+  auto steps = model.steps.find(options.name);
+  if (steps == model.steps.end() || steps->second.of != SessionSteps::Of::kTraining) return;
+  const char* other = steps->second.weights != options.weights
+                          ? "trains other weights (TrainOptions::weights)"
+                      : steps->second.averages == (options.average.decay > 0) ? nullptr
+                      : steps->second.averages ? "keeps averages of weights (TrainOptions::average)"
+                                               : "keeps no averages of weights (TrainOptions::average)";
+  if (other)
+    Fail(who, ": an earlier session of training ", options.name, " ", other,
+         "; both would count its steps; give this one another name");
+}
+
+void CheckAverage(const std::string& who, const Average& average) {
+  NeedNumber(who, "average.decay", average.decay, Domain::kShare);
+  NeedNumber(who, "average.warmup", average.warmup, Domain::kNotNegative);
+  CheckRange<int64_t>(Cat(who, ": average.from"), average.from, 0, kMostAveragedFrom);
+  if (average.decay == 0 && (average.warmup > 0 || average.from > 0))
+    Fail(who, ": average.", average.warmup > 0 ? "warmup" : "from", " is given without average.decay");
+  if (static_cast<float>(average.decay) == 1 && average.warmup == 0)
+    Fail(who, ": average.decay is 1, with which an average never changes; give a smaller one, or a warmup");
+}
+
+// Whether node `n` gives the variable a new value.
+bool Writes(const Graph& graph, int n, int variable) {
+  const OpDef* def = graph.catalog().Find(graph.node(n).op);
+  return def && std::any_of(def->inplace.begin(), def->inplace.end(),
+                            [&](const auto& pair) { return graph.node(n).in[pair.second] == variable; });
+}
+
+// Puts averages in the place of weights, as EvaluateOptions::weights says.
+void ReadAverages(const std::string& who, const ModelImpl& model, const std::string& weights, Graph* graph) {
+  if (weights.empty()) return;
+  const size_t colon = weights.rfind(':');
+  const std::string wanted = colon == std::string::npos ? "" : weights.substr(0, colon);
+  if (weights.substr(colon == std::string::npos ? 0 : colon + 1) != kAverage)
+    Fail(who, ": weights is \"", weights, "\" but must be empty, \"average\" or \"<training>:average\"");
+  const std::vector<std::vector<int>> readers = graph->Readers();
+  bool any = false;
+  for (int n = 0; n < graph->num_nodes(); ++n) {
+    Node& node = graph->node(n);
+    if (!graph->alive(n) || node.kind != NodeKind::kVariable) continue;
+    std::string found;  // the training
+    for (const auto& [training, steps] : model.steps) {
+      if (!steps.averages || (!wanted.empty() && training != wanted)) continue;
+      if (!model.variables.count(AverageOf(training, node.name))) continue;
+      if (!found.empty())
+        Fail(who, ": both training ", found, " and training ", training, " average weight '", node.name,
+             "'; say \"", found, ":average\" or \"", training, ":average\"");
+      found = training;
+    }
+    if (found.empty()) continue;
+    for (int r : readers[node.out[0]])
+      if (Writes(*graph, r, node.out[0]))
+        Fail(who, ": ", graph->DescribeForUser(r), " gives weight '", node.name,
+             "' a new value, but the session reads its average in its place");
+    const Node& average = model.variables.at(AverageOf(found, node.name)).node;
+    node.name = average.name;
+    node.attrs = average.attrs;
+    node.fixed = average.fixed;
+    node.stored = average.stored;
+    node.slice = average.slice;
+    node.placed = average.placed;
+    any = true;
+  }
+  if (!any)
+    Fail(who, ": weights is \"", weights, "\" but no training made so far averages a weight that is read ",
+         "here; make it before, with TrainOptions::average");
 }
 
 // Of what layers keep, that which belongs to a training of these values: it shares an operator with them and
@@ -376,6 +501,8 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   NeedNumber(who, "clip_norm", options.clip_norm, Domain::kDivisor);
   NeedNumber(who, "skip.above", options.skip.above, Domain::kDivisor);
   NeedNumber(who, "skip.times", options.skip.times, Domain::kDivisor);
+  CheckAverage(who, options.average);
+  CheckSameTraining(who, *source->model, options);
   if (options.lr_function && options.lr_schedule != Schedule{})
     Fail(who, ": both lr_schedule and lr_function are given; leave one out");
   std::map<std::string, int> fetched{{"loss", loss.id()}};
@@ -384,33 +511,64 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   if (options.clip_norm > 0 && fetched.count("grad_norm"))
     FailTaken(who, "grad_norm");  // add_updates gives it
   if (skips && fetched.count("skipped")) FailTaken(who, "skipped");
+  AddReads(source, who, optimizer, &options);
   for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
-  Training training{optimizer,    options.lr_schedule, options.clip_norm,
-                    options.skip, options.recompute,   static_cast<bool>(options.lr_function)};
-  const auto finish = [&] {
+  Training training{optimizer,         options.lr_schedule,
+                    options.clip_norm, options.skip,
+                    options.recompute, static_cast<bool>(options.lr_function),
+                    options.average,   source};
+  bool large = false;  // so that searches begin with less
+  const auto begin = [&](Training* of) {
     Graph graph = SessionGraph(source, Roots(fetched, options));
+    of->source_values = graph.num_values();
+    TrainOnly(who, options.weights, loss.id(), &graph);
+    return graph;
+  };
+  const auto finish = [&](SearchDepth depth) {
+    Graph graph = begin(&training);
     const int train = graph.AddTrain(loss.id(), SourceLine(at));
     const bool scalar = graph.value(loss.id()).dtype == DType::kFloat32;
     return Finish(who, source->model, std::move(graph), options, fetched, {train}, training,
-                  options.check_finite && scalar ? "loss" : "");
+                  options.check_finite && scalar ? "loss" : "", large && depth == SearchDepth::kFirstLook);
   };
   CompileOptions compile =
       ToCompileOptions(*source->model, Needed(*source, Roots(fetched, options)), options);
   compile.training = training;
   const auto placed = [&] {
-    Graph graph = SessionGraph(source, Roots(fetched, options));
+    Graph graph = begin(&*compile.training);
     const int train = graph.AddTrain(loss.id(), SourceLine(at));
     return PlacedGraph(who, *source->model, std::move(graph), options, fetched, {train}, compile);
   };
-  Session session = WithCutsChosen(source->model, compile, placed, [&] { return FitBudget(source, finish); });
+  CompileOptions within = compile;
+  SetBudget(who, *source->model, *source, &within);
+  if (within.memory_budget > 0 || source->model->options.memory_budget > 0) {
+    const Graph graph = placed();
+    const bool both = options.recompute == Recompute::kAuto &&
+                      source->model->options.auto_cuts != AutoCuts::kNone && !source->model->cuts_chosen;
+    large = both || IsLarge(graph);
+    if (large) CheckVariables(who, source->model, graph, within);
+  }
+  Session session = WithCutsChosen(source->model, compile, placed, [&](SearchDepth depth) {
+    if (large && depth == SearchDepth::kFirstLook) return finish(depth);  // blocks stay on their stages
+    return FitBudget(source, [&] { return finish(depth); });
+  });
   session.impl()->lr_function = options.lr_function;
   session.impl()->lr_schedule = options.lr_schedule;
+  SessionSteps& steps = source->model->steps.at(options.name);
+  steps.weights = options.weights;
+  steps.averages = options.average.decay > 0;
   if (optimizer.numbers.Has("lr")) session.impl()->lr = optimizer.numbers.Float("lr");
   return session;
 }
 
-Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& user_options, Here at) {
-  SessionOptions options = user_options;
+Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOptions& options, Here at) {
+  EvaluateOptions all;
+  static_cast<SessionOptions&>(all) = options;
+  return Evaluate(outputs, all, at);
+}
+
+Session Evaluate(const std::map<std::string, Tensor>& outputs, const EvaluateOptions& user_options, Here at) {
+  EvaluateOptions options = user_options;
   if (options.name.empty()) options.name = "eval";
   std::string who = Cat("Evaluate at ", SourceLine(at).str());
   if (outputs.empty() && options.also.empty()) Fail(who, ": no outputs are asked for");
@@ -419,17 +577,21 @@ Session Evaluate(const std::map<std::string, Tensor>& outputs, const SessionOpti
                       : GraphOf(outputs.begin()->second, Cat(who, ": output '", outputs.begin()->first, "'"));
   std::map<std::string, int> fetched;
   AddOutputs(source, who, options, outputs, &fetched);
-  const auto finish = [&] {
-    return Finish(who, source->model, SessionGraph(source, Roots(fetched, options)), options, fetched, {}, {},
-                  "");
+  const auto begin = [&] {
+    Graph graph = SessionGraph(source, Roots(fetched, options));
+    ReadAverages(who, *source->model, options.weights, &graph);
+    return graph;
   };
+  const auto finish = [&] { return Finish(who, source->model, begin(), options, fetched, {}, {}, ""); };
   const CompileOptions compile =
       ToCompileOptions(*source->model, Needed(*source, Roots(fetched, options)), options);
   const auto placed = [&] {
-    return PlacedGraph(who, *source->model, SessionGraph(source, Roots(fetched, options)), options, fetched,
-                       {}, compile);
+    return PlacedGraph(who, *source->model, begin(), options, fetched, {}, compile);
   };
-  return WithCutsChosen(source->model, compile, placed, [&] { return FitBudget(source, finish); });
+  Session session =
+      WithCutsChosen(source->model, compile, placed, [&](SearchDepth) { return FitBudget(source, finish); });
+  session.impl()->reads_averages = !options.weights.empty();
+  return session;
 }
 
 }  // namespace oneflow_like

@@ -23,10 +23,10 @@ struct ForwardScratch {
     Scratch scratch(memory);
     q = scratch.Take<float>(e.width * kLanes);
     o = scratch.Take<float>(e.value_width * kLanes);
-    tile = scratch.Take<float>(kTileKeys * kLanes);
-    drop = scratch.Take<float>(e.drops ? kTileKeys * kLanes : 0);
-    wide[0] = scratch.Take<float>(e.wide ? kTileKeys * e.width : 0);
-    wide[1] = scratch.Take<float>(e.wide ? kTileKeys * e.value_width : 0);
+    tile = scratch.Take<float>(e.tile_keys * kLanes);
+    drop = scratch.Take<float>(e.drops ? e.tile_keys * kLanes : 0);
+    wide[0] = scratch.Take<float>(e.wide ? kLanes * e.width : 0);
+    wide[1] = scratch.Take<float>(e.wide ? e.tile_keys * e.value_width : 0);
     bytes = scratch.bytes();
   }
 };

@@ -26,9 +26,9 @@ struct BackwardScratch {
     q = scratch.Take<float>(e.width * kLanes);
     dy = scratch.Take<float>(e.value_width * kLanes);
     dq = scratch.Take<float>(e.width * kLanes);
-    p = scratch.Take<float>(kTileKeys * kLanes);
-    dp = scratch.Take<float>(kTileKeys * kLanes);
-    drop = scratch.Take<float>(e.drops ? kTileKeys * kLanes : 0);
+    p = scratch.Take<float>(e.tile_keys * kLanes);
+    dp = scratch.Take<float>(e.tile_keys * kLanes);
+    drop = scratch.Take<float>(e.drops ? e.tile_keys * kLanes : 0);
     lse = scratch.Take<float>(kLanes);
     dot = scratch.Take<float>(kLanes);
     one = scratch.Take<float>(kLanes);
@@ -36,8 +36,8 @@ struct BackwardScratch {
     wide_q = wide(kLanes * e.width);
     wide_dy = wide(kLanes * e.value_width);
     wide_o = wide(kLanes * e.value_width);
-    wide_k = wide(kTileKeys * e.width);
-    wide_v = wide(kTileKeys * e.value_width);
+    wide_k = wide(e.tile_keys * e.width);
+    wide_v = wide(e.tile_keys * e.value_width);
     dk = wide(e.keys * e.width);
     dv = wide(e.keys * e.value_width);
     bytes = scratch.bytes();
@@ -123,7 +123,7 @@ Tile SlopeTile(const Head<T>& at, const AttentionCall& call, const BlockMask& ma
   }
   mask.Mask(0.0f, scratch.p);
   if (call.drop > 0) {
-    std::fill_n(scratch.drop, kTileKeys * kLanes, 0.0f);
+    std::fill_n(scratch.drop, keys * kLanes, 0.0f);
     call.DropFactors(b, h, s, count, t, keys, scratch.drop);
   }
   GradTile(factor, keys, call.drop > 0, scratch);

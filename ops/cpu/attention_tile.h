@@ -26,12 +26,14 @@ constexpr int64_t kMaxWidth = 256;  // of a head
 // What scratch depends on, of a use whose query operand has the number `q`.
 struct AttentionExtents {
   int64_t keys, width, value_width;
+  int64_t tile_keys;       // at most, of a tile
   bool drops, wide;        // with dropout; operands of 16-bit types, which are widened tile by tile
   template <typename Use>  // KernelSpec or KernelContext
   AttentionExtents(const Use& use, const Attrs& attrs, int q)
       : keys(use.in[q + 1].extent[1]),
         width(use.in[q].extent[3]),
         value_width(use.in[q + 2].extent[3]),
+        tile_keys(std::min(keys, kTileKeys)),
         drops(attrs.Float("dropout", 0) > 0),
         wide(use.in[q].dtype != DType::kFloat32) {}
 };

@@ -6,7 +6,8 @@
 // follows from the shape alone, whatever the processor), the convolution goes by PatchProduct instead.
 //
 // bf16 operands are multiplied as they are where the machine does so faster than in fp32; other operands of
-// 16-bit types go by PatchProduct.
+// 16-bit types go by PatchProduct, and those with few channels (a picture's colours, depthwise convolutions),
+// whose products would be narrow, by the library in fp32, widened an image or some of its groups at a time.
 #include "ops/convolution.h"
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "core/device/scratch.h"
+#include "ops/cpu/convert.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/narrow_product.h"
 #include "ops/cpu/patch_product.h"
@@ -115,6 +117,7 @@ struct LibraryRoom {
     if (kind == Kind::kGradFilter)
       scratch_bytes += std::min((sharing - 1) * packed_bytes, sharing * kReduced);
     if (dtype != DType::kFloat32) {
+      if (kind == Kind::kGradFilter) scratch_bytes += packed_bytes;  // it is summed in fp32
       const int64_t x = s.rows.in * s.columns.in * s.in, y = s.rows.out * s.columns.out * s.out;
       scratch_bytes += sharing * s.groups * (x + y) * static_cast<int64_t>(sizeof(float));
     }
@@ -259,6 +262,50 @@ class Primitive {
   memory x_, filter_, y_, packed_, scratch_, reorder_scratch_;
 };
 
+// Of operands of 16-bit types what is widened at a time: some groups of an image, of about a megabyte.
+ConvolutionShape WidenedPart(const ConvolutionShape& s) {
+  constexpr int64_t kBytes = 1 << 20, kVector = 16;
+  ConvolutionShape part = s;
+  part.batch = 1;
+  const int64_t group = (s.rows.in * s.columns.in * s.in + s.rows.out * s.columns.out * s.out) *
+                        static_cast<int64_t>(sizeof(float));
+  part.groups =
+      std::min(s.groups, std::max(kVector, kBytes / std::max<int64_t>(1, group) / kVector * kVector));
+  return part;
+}
+
+// A kernel's scratch for a part: its operands in fp32, and what the library takes.
+struct PartRoom {
+  Scratch take;
+  float *x, *filter, *y, *sum;
+  LibraryRoom library;
+  int64_t bytes;
+
+  PartRoom(Kind kind, const ConvolutionShape& s, int threads, void* memory = nullptr)
+      : take(memory),
+        x(take.Take<float>(s.groups * s.rows.in * s.columns.in * s.in)),
+        filter(take.Take<float>(FilterElements(s))),
+        y(take.Take<float>(s.groups * s.rows.out * s.columns.out * s.out)),
+        sum(take.Take<float>(kind == Kind::kGradFilter ? FilterElements(s) : 0)),
+        library(kind, s, DType::kFloat32, threads,
+                memory == nullptr ? nullptr : static_cast<char*>(memory) + take.bytes()),
+        bytes(take.bytes() + library.bytes) {}
+};
+
+// Rows of `width` numbers, `pitch` apart in the operand and side by side in fp32.
+template <typename T>
+void WidenRows(const T* from, int64_t rows, int64_t pitch, int64_t width, float* to) {
+  ParallelFor(rows, RowGrain(width), [&](int64_t row, int64_t end) {
+    for (; row < end; ++row) Widen(from + row * pitch, width, to + row * width);
+  });
+}
+template <typename T>
+void NarrowRows(const float* from, int64_t rows, int64_t pitch, int64_t width, T* to) {
+  ParallelFor(rows, RowGrain(width), [&](int64_t row, int64_t end) {
+    for (; row < end; ++row) Narrow(from + row * width, width, to + row * pitch);
+  });
+}
+
 class Convolution : public Kernel {
  public:
   Convolution(Kind kind, const KernelSpec& spec)
@@ -269,7 +316,7 @@ class Convolution : public Kernel {
     const ConvolutionArgs args = ConvolutionArgsOf(kind, spec);
     const ConvolutionShape shape = ShapeOfConvolution(spec.attrs, args);
     slots_ = PatchProduct{kind, shape, spec.in[0].dtype, spec.out[0].dtype}.slots(threads_);
-    if (!HasNothing(spec.in, spec.out[0])) PrimitiveFor(shape, args);
+    if (!HasNothing(spec.in, spec.out[0]) && !PrimitiveFor(shape, args)) IsInParts(shape, spec.in[0].dtype);
   }
 
   // Of a primitive, or of products by patches where there is none.
@@ -279,6 +326,8 @@ class Convolution : public Kernel {
     int64_t bytes = patches.slots(spec.threads) * patches.bytes();
     if (MayUseLibrary(kind, shape, spec.in[0].dtype))
       bytes = std::max(bytes, LibraryRoom(kind, shape, spec.in[0].dtype, spec.threads).bytes);
+    if (MayBeInParts(kind, shape, spec.in[0].dtype))
+      bytes = std::max(bytes, PartRoom(kind, WidenedPart(shape), spec.threads).bytes);
     return bytes;
   }
 
@@ -294,6 +343,12 @@ class Convolution : public Kernel {
     if (Primitive* primitive = PrimitiveFor(shape, args)) {
       const LibraryRoom room(kind_, shape, context.in[0].dtype, threads_, context.scratch);
       primitive->Run(args.x->data, args.filter->data, args.y->data, room);
+    } else if (IsInParts(shape, context.in[0].dtype)) {
+      DispatchFloating(context.in[0].dtype, [&](auto t) {
+        using T = decltype(t);
+        if (out.dtype == DType::kFloat32) return RunInParts<T, float>(shape, args, context.scratch);
+        RunInParts<T, T>(shape, args, context.scratch);
+      });
     } else {
       const PatchProduct patches{kind_, shape, context.in[0].dtype, out.dtype};
       patches.Run(args.x->data, args.filter->data, args.y->data, slots_, context.scratch,
@@ -318,25 +373,10 @@ class Convolution : public Kernel {
     return shape.columns.window > 1 && std::max(shape.columns.in, shape.columns.out) > kMostColumns;
   }
 
-  // Null where the library has none for the shape.
-  Primitive* PrimitiveFor(const ConvolutionShape& shape, const ConvolutionArgs& args) {
-    for (const Made& made : made_)
-      if (made.shape == shape) return made.primitive.get();
-    std::unique_ptr<Primitive> primitive;
-    const DType dtype = kind_ == Kind::kGradInput ? args.y->dtype : args.x->dtype;
-    if (library_ && MayUseLibrary(kind_, shape, dtype)) {
-      CheckRoomForCode("the code of a convolution");
-      try {
-        const TeamSize team(threads_);
-        primitive = std::make_unique<Primitive>(
-            kind_, shape, Types{TypeOf(args.x->dtype), TypeOf(args.filter->dtype), TypeOf(args.y->dtype)});
-        if (!primitive->Fits(LibraryRoom(kind_, shape, dtype, threads_))) primitive = nullptr;
-      } catch (const dnnl::error&) {
-      }
-    }
-    if (made_.size() == kKept) made_.erase(made_.begin());
-    made_.push_back({shape, std::move(primitive)});
-    return made_.back().primitive.get();
+  static bool MayBeInParts(Kind kind, const ConvolutionShape& shape, DType dtype) {
+    constexpr int64_t kFew = 32;  // channels of a group; from here on products by patches are faster
+    return dtype != DType::kFloat32 && std::min(shape.in, shape.out) < kFew &&
+           MayUseLibrary(kind, WidenedPart(shape), DType::kFloat32);
   }
 
   struct Made {
@@ -344,12 +384,94 @@ class Convolution : public Kernel {
     std::unique_ptr<Primitive> primitive;  // null: by patches
   };
 
+  // Null where the library has none for the shape.
+  Primitive* PrimitiveFor(const ConvolutionShape& shape, const ConvolutionArgs& args) {
+    const DType dtype = kind_ == Kind::kGradInput ? args.y->dtype : args.x->dtype;
+    return Find(shape, Types{TypeOf(args.x->dtype), TypeOf(args.filter->dtype), TypeOf(args.y->dtype)}, dtype,
+                library_ && MayUseLibrary(kind_, shape, dtype), &made_);
+  }
+  Primitive* PartPrimitive(const ConvolutionShape& part) {
+    const auto wide = memory::data_type::f32;
+    return Find(part, Types{wide, wide, wide}, DType::kFloat32, true, &parts_);
+  }
+
+  Primitive* Find(const ConvolutionShape& shape, const Types& types, DType dtype, bool may,
+                  std::vector<Made>* kept) const {
+    for (const Made& made : *kept)
+      if (made.shape == shape) return made.primitive.get();
+    std::unique_ptr<Primitive> primitive;
+    if (may) {
+      CheckRoomForCode("the code of a convolution");
+      try {
+        const TeamSize team(threads_);
+        primitive = std::make_unique<Primitive>(kind_, shape, types);
+        if (!primitive->Fits(LibraryRoom(kind_, shape, dtype, threads_))) primitive = nullptr;
+      } catch (const dnnl::error&) {
+      }
+    }
+    if (kept->size() == kKept) kept->erase(kept->begin());
+    kept->push_back({shape, std::move(primitive)});
+    return kept->back().primitive.get();
+  }
+
+  // Whether the library does it in parts: those that have all groups that fit, and the last one.
+  bool IsInParts(const ConvolutionShape& shape, DType dtype) {
+    if (!MayBeInParts(kind_, shape, dtype)) return false;
+    ConvolutionShape part = WidenedPart(shape);
+    if (!PartPrimitive(part)) return false;
+    if (shape.groups % part.groups == 0) return true;
+    part.groups = shape.groups % part.groups;
+    return PartPrimitive(part) != nullptr;
+  }
+
+  template <typename T, typename Y>
+  void RunInParts(const ConvolutionShape& shape, const ConvolutionArgs& args, void* scratch) {
+    const TeamSize team(threads_);
+    ConvolutionShape part = WidenedPart(shape);
+    const int64_t most = part.groups;
+    for (int64_t first = 0; first < shape.groups; first += most) {
+      part.groups = std::min(most, shape.groups - first);
+      RunPart<T, Y>(shape, part, first, args, PartRoom(kind_, part, threads_, scratch));
+    }
+  }
+
+  // Groups from `first` on, of all images.
+  template <typename T, typename Y>
+  void RunPart(const ConvolutionShape& whole, const ConvolutionShape& part, int64_t first,
+               const ConvolutionArgs& args, const PartRoom& room) {
+    Primitive* primitive = PartPrimitive(part);
+    const int64_t filters = FilterElements(part), filter_at = first * (filters / part.groups);
+    const int64_t x_pixels = part.rows.in * part.columns.in, x_pitch = whole.groups * whole.in;
+    const int64_t y_pixels = part.rows.out * part.columns.out, y_pitch = whole.groups * whole.out;
+    const int64_t x_width = part.groups * part.in, y_width = part.groups * part.out;
+    const bool to_filter = kind_ == Kind::kGradFilter;
+    if (to_filter)
+      std::fill_n(room.sum, filters, 0.0f);
+    else
+      WidenRows(static_cast<const T*>(args.filter->data) + filter_at, 1, filters, filters, room.filter);
+    for (int64_t image = 0; image < whole.batch; ++image) {
+      const int64_t x_at = image * x_pixels * x_pitch + first * whole.in,
+                    y_at = image * y_pixels * y_pitch + first * whole.out;
+      if (kind_ != Kind::kGradInput)
+        WidenRows(static_cast<const T*>(args.x->data) + x_at, x_pixels, x_pitch, x_width, room.x);
+      if (kind_ != Kind::kForward)
+        WidenRows(static_cast<const T*>(args.y->data) + y_at, y_pixels, y_pitch, y_width, room.y);
+      primitive->Run(room.x, room.filter, room.y, room.library);
+      if (kind_ == Kind::kForward)
+        NarrowRows(room.y, y_pixels, y_pitch, y_width, static_cast<Y*>(args.y->data) + y_at);
+      if (kind_ == Kind::kGradInput)
+        NarrowRows(room.x, x_pixels, x_pitch, x_width, static_cast<Y*>(args.x->data) + x_at);
+      for (int64_t i = 0; to_filter && i < filters; ++i) room.sum[i] += room.filter[i];
+    }
+    if (to_filter) NarrowRows(room.sum, 1, filters, filters, static_cast<Y*>(args.filter->data) + filter_at);
+  }
+
   const Kind kind_;
   const int threads_;
   const bool library_;
   const int64_t scratch_;
   int slots_ = 1;  // of it, for threads that gather patches
-  std::vector<Made> made_;
+  std::vector<Made> made_, parts_;
 };
 
 bool FitsConvolution(const KernelSpec& spec) {

@@ -31,6 +31,7 @@ enum class Op : int32_t {
   kAtLeast,
   kAtMost,
   kRemainder,
+  kFloorDivide,
   kBitwiseAnd,
   kBitwiseOr,
   kBitwiseXor,
@@ -64,6 +65,7 @@ constexpr NamedOp kOps[] = {{"add", Op::kAdd},
                             {"at_least", Op::kAtLeast},
                             {"at_most", Op::kAtMost},
                             {"remainder", Op::kRemainder},
+                            {"floor_divide", Op::kFloorDivide},
                             {"bitwise_and", Op::kBitwiseAnd},
                             {"bitwise_or", Op::kBitwiseOr},
                             {"bitwise_xor", Op::kBitwiseXor},
@@ -105,6 +107,13 @@ OFL_DEVICE int64_t FloorMod(int64_t a, int64_t b) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+// a / b rounded down; 0 where b is 0.
+OFL_DEVICE int64_t FloorDivide(int64_t a, int64_t b) {
+  if (b == 0) return 0;
+  if (b == -1) return static_cast<int64_t>(uint64_t{0} - static_cast<uint64_t>(a));
+  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+}
+
 // Operators on bits, on a number and a bound, and remainder.
 OFL_DEVICE int64_t BitsAndBounds(const Params& p, int64_t a, int64_t b) {
   bool past = b < 0 || b > 63;
@@ -141,7 +150,8 @@ OFL_DEVICE int64_t Integers(const Params& p, int64_t a, int64_t b) {
     case Op::kMul:
       return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
     case Op::kDiv:
-      return b == 0 ? 0 : b == -1 ? static_cast<int64_t>(uint64_t{0} - static_cast<uint64_t>(a)) : a / b;
+    case Op::kFloorDivide:
+      return FloorDivide(a, b);
     case Op::kMaximum:
       return a > b ? a : b;
     case Op::kMinimum:

@@ -26,6 +26,11 @@ constexpr char kPrelude[] = R"ofl(
 #define __builtin_sqrtf sqrtf
 #else
 extern "C" float powf(float, float) noexcept;
+extern "C" float lgammaf(float) noexcept;
+extern "C" float erfcf(float) noexcept;
+extern "C" float asinhf(float) noexcept;
+extern "C" float acoshf(float) noexcept;
+extern "C" double floor(double) noexcept;
 #endif
 namespace std {
 class string;

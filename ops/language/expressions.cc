@@ -54,6 +54,16 @@ Tensor Scaled(const char* op, Tensor x, double number, const Here& at) {
   return number == 1 ? x : number == -1 ? neg(x, at.In(op)) : scale(x, number, at.In(op));
 }
 
+// The same for a number by which x is divided without being multiplied by its inverse.
+Tensor Divisor(const char* op, const Tensor& x, double number, const Here& at) {
+  Tensor by = AsTensor(op, x, number, at);
+  constexpr double kLeastNormalOfFloat16 = 0x1p-14;
+  const double least = x.dtype() == DType::kFloat16 ? kLeastNormalOfFloat16 : FLT_MIN;
+  if (IsFloating(x.dtype()) && std::fabs(number) < least)
+    Fail(Who(op, at), ": the number is ", number, ", by which ", Name(x.dtype()), " cannot divide");
+  return by;
+}
+
 }  // namespace
 
 // --- With numbers --------------------------------------------------------------------------------
@@ -110,12 +120,10 @@ Tensor clamp(Tensor x, double low, double high, Here at) {
   return std::isinf(high) ? y : One("at_most", {y}, {{"bound", high}}, at);
 }
 Tensor remainder(Tensor x, double number, Here at) {
-  Tensor by = AsTensor("remainder", x, number, at);
-  constexpr double kLeastNormalOfFloat16 = 0x1p-14;
-  const double least = x.dtype() == DType::kFloat16 ? kLeastNormalOfFloat16 : FLT_MIN;
-  if (IsFloating(x.dtype()) && std::fabs(number) < least)
-    Fail(Who("remainder", at), ": the number is ", number, ", by which ", Name(x.dtype()), " cannot divide");
-  return remainder(x, by, at);
+  return remainder(x, Divisor("remainder", x, number, at), at);
+}
+Tensor floor_divide(Tensor x, double number, Here at) {
+  return floor_divide(x, Divisor("floor_divide", x, number, at), at);
 }
 Tensor pow(Tensor x, double number, Here at) {
   NeedWhole("pow", x, number, at);
@@ -135,6 +143,34 @@ Tensor where(Tensor condition, Tensor a, double b, Here at) {
 Tensor where(Tensor condition, double a, Tensor b, Here at) {
   NeedGiven("where", "b", b, at);
   return where(condition, AsTensor("where", b, a, at, true), b, at);
+}
+
+Tensor where(Tensor condition, double a, double b, DType dtype, Here at) {
+  at = at.In("where");
+  GraphBuilder* const graph = NeedGiven("where", "condition", condition, at);
+  NeedType(Who("where", at), dtype);
+  const Tensor like = full(graph, {}, 0, dtype, at);  // not read
+  return where(condition, AsTensor("where", like, a, at, true), AsTensor("where", like, b, at, true), at);
+}
+
+Tensor nan_to_num(Tensor x, const NanToNum& numbers, Here at) {
+  at = at.In("nan_to_num");
+  NeedFloating("nan_to_num", "x", x, at);
+  constexpr double kMostOfBFloat16 = 0x1.FEp127, kMostOfFloat16 = 65504;
+  const double most = x.dtype() == DType::kFloat32    ? FLT_MAX
+                      : x.dtype() == DType::kBFloat16 ? kMostOfBFloat16
+                                                      : kMostOfFloat16;
+  const auto other = [&](const char* name, double number, double standard) {
+    if (number == standard) return standard > 0 ? most : -most;
+    NeedNumber(Who("nan_to_num", at), name, number, Domain::kFinite);
+    return number;
+  };
+  NeedNumber(Who("nan_to_num", at), "nan", numbers.nan, Domain::kFinite);
+  const double above = other("infinity", numbers.infinity, INFINITY),
+               below = other("minus_infinity", numbers.minus_infinity, -INFINITY);
+  Tensor y = where(isnan(x, at), numbers.nan, x, at);
+  y = where(equal(x, INFINITY, at), above, y, at);
+  return where(equal(x, -INFINITY, at), below, y, at);
 }
 
 Tensor equal(Tensor x, double number, Here at) {

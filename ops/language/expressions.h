@@ -2,6 +2,8 @@
 // and type of a tensor, literals, and stop_gradient. Part of ops/language/functional.h.
 #pragma once
 
+#include <cmath>
+
 #include "core/host_tensor.h"
 #include "ops/language/functional.h"
 
@@ -28,15 +30,24 @@ Tensor operator-(Located x, double number);
 Tensor operator-(double number, Located x);
 Tensor operator*(Located x, double number);
 Tensor operator*(double number, Located x);
-Tensor operator/(Located x, double number);  // floating: x * (1 / number)
+Tensor operator/(Located x, double number);  // floating: x * (1 / number); integers round down
 Tensor operator/(double number, Located x);
 
 Tensor maximum(Tensor x, double number, OFL_HERE);  // the gradient passes where x >= number
 Tensor minimum(Tensor x, double number, OFL_HERE);
 Tensor remainder(Tensor x, double number, OFL_HERE);
+Tensor floor_divide(Tensor x, double number, OFL_HERE);
 Tensor pow(Tensor x, double number, OFL_HERE);
 Tensor where(Tensor condition, Tensor a, double b, OFL_HERE);
 Tensor where(Tensor condition, double a, Tensor b, OFL_HERE);
+// Of this type, which must hold both numbers.
+Tensor where(Tensor condition, double a, double b, DType dtype = DType::kFloat32, OFL_HERE);
+// x with other numbers in place of NaN and of both infinities: by default 0, and the largest and the least
+// finite numbers of its type. Elements that were replaced get no gradient.
+struct NanToNum {
+  double nan = 0, infinity = INFINITY, minus_infinity = -INFINITY;
+};
+Tensor nan_to_num(Tensor x, const NanToNum& numbers = {}, OFL_HERE);
 // Comparisons have no operators: a == b might be mistaken for a test whether two handles are the same.
 Tensor equal(Tensor x, double number, OFL_HERE);
 Tensor not_equal(Tensor x, double number, OFL_HERE);

@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "core/random.h"
 #include "ops/language/calls.h"
+#include "ops/language/expressions.h"
 #include "ops/language/numbers.h"
+#include "ops/language/sparse.h"
 
 namespace oneflow_like {
 
@@ -117,7 +120,8 @@ std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std:
     }
     if (in[i].graph() != graph)
       Fail(Who(op.c_str(), at), ": ", OperandName(op, i),
-           " belongs to another model, or to another graph of this one");
+           " belongs to another model, or to another graph of this one", graph->OfAnother(),
+           in[i].graph()->OfAnother());
   }
   return graph->AddNode(op, in, attrs, SourceLine(at));
 }
@@ -146,6 +150,7 @@ Tensor less_equal(Tensor a, Tensor b, Here at) { return One("less_equal", {a, b}
 Tensor greater(Tensor a, Tensor b, Here at) { return One("greater", {a, b}, {}, at); }
 Tensor greater_equal(Tensor a, Tensor b, Here at) { return One("greater_equal", {a, b}, {}, at); }
 Tensor remainder(Tensor a, Tensor b, Here at) { return One("remainder", {a, b}, {}, at); }
+Tensor floor_divide(Tensor a, Tensor b, Here at) { return One("floor_divide", {a, b}, {}, at); }
 Tensor logical_and(Tensor a, Tensor b, Here at) { return One("logical_and", {a, b}, {}, at); }
 Tensor logical_or(Tensor a, Tensor b, Here at) { return One("logical_or", {a, b}, {}, at); }
 Tensor logical_xor(Tensor a, Tensor b, Here at) { return One("logical_xor", {a, b}, {}, at); }
@@ -161,6 +166,16 @@ Tensor isnan(Tensor x, Here at) { return One("isnan", {x}, {}, at); }
 Tensor where(Tensor condition, Tensor a, Tensor b, Here at) {
   return One("where", {condition, a, b}, {}, at);
 }
+Tensor logaddexp(Tensor a, Tensor b, Here at) { return One("logaddexp", {a, b}, {}, at); }
+Tensor atan2(Tensor y, Tensor x, Here at) { return One("atan2", {y, x}, {}, at); }
+Tensor exp2(Tensor x, Here at) { return One("exp2", {x}, {}, at); }
+Tensor erfc(Tensor x, Here at) { return One("erfc", {x}, {}, at); }
+Tensor asinh(Tensor x, Here at) { return One("asinh", {x}, {}, at); }
+Tensor acosh(Tensor x, Here at) { return One("acosh", {x}, {}, at); }
+Tensor erfinv(Tensor x, Here at) { return One("erfinv", {x}, {}, at); }
+Tensor lgamma(Tensor x, Here at) { return One("lgamma", {x}, {}, at); }
+Tensor digamma(Tensor x, Here at) { return One("digamma", {x}, {}, at); }
+Tensor log2(Tensor x, Here at) { return One("log2", {x}, {}, at); }
 Tensor exp(Tensor x, Here at) { return One("exp", {x}, {}, at); }
 Tensor log(Tensor x, Here at) { return One("log", {x}, {}, at); }
 Tensor sqrt(Tensor x, Here at) { return One("sqrt", {x}, {}, at); }
@@ -366,6 +381,35 @@ Tensor embedding(Tensor table, Tensor ids, Here at) {
   return One("embedding", {table, ids}, {}, at);
 }
 
+namespace {
+
+// The bias, with minus infinity where mask or lengths hide a key.
+Tensor BiasOf(const AttentionOptions& options, const Tensor& k, const Here& at) {
+  Tensor bias = options.bias;
+  const auto keep = [&](Tensor seen) {
+    Tensor none = full(seen.graph(), {}, 0, DType::kFloat32, at);
+    Tensor more = where(seen, none, -std::numeric_limits<double>::infinity(), at);
+    bias = bias.defined() ? add(bias, more, at) : more;
+  };
+  if (options.mask.defined()) {
+    NeedBool("attention", "mask", options.mask, at);
+    keep(options.mask);
+  }
+  if (options.key_lengths.defined()) {
+    NeedInteger("attention", "key_lengths", options.key_lengths, at);
+    GraphOf("attention", k, at);
+    const Dims lengths = options.key_lengths.shape(), keys = k.shape();
+    if (keys.rank() != 4 || lengths != Dims{keys[0]})
+      Fail(Who("attention", at), ": key_lengths is ", lengths.str(),
+           " but must have a number for each of the ", "sequences of k ", keys.str());
+    Tensor place = arange(k.graph(), 0, static_cast<double>(keys[1]), 1, options.key_lengths.dtype(), at);
+    keep(less(place, reshape(options.key_lengths, {keys[0], 1, 1, 1}, at), at));
+  }
+  return bias;
+}
+
+}  // namespace
+
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
   GraphOf("attention", q, at);
   double factor = options.scale;
@@ -375,7 +419,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, 
   if (options.window != 0) attrs.Set("window", options.window);
   std::vector<Tensor> in = {q, k, v};
   std::string masks;
-  const std::pair<const char*, Tensor> operands[] = {{"bias", options.bias},
+  const std::pair<const char*, Tensor> operands[] = {{"bias", BiasOf(options, k, at)},
                                                      {"query_positions", options.query_positions},
                                                      {"key_positions", options.key_positions},
                                                      {"query_documents", options.query_documents},

@@ -30,7 +30,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands, 
 Tensor add(Tensor a, Tensor b, OFL_HERE);
 Tensor sub(Tensor a, Tensor b, OFL_HERE);
 Tensor mul(Tensor a, Tensor b, OFL_HERE);
-Tensor div(Tensor a, Tensor b, OFL_HERE);
+Tensor div(Tensor a, Tensor b, OFL_HERE);  // of integers floor_divide(a, b)
 Tensor maximum(Tensor a, Tensor b, OFL_HERE);
 Tensor minimum(Tensor a, Tensor b, OFL_HERE);
 Tensor pow(Tensor a, Tensor b, OFL_HERE);
@@ -49,6 +49,9 @@ Tensor greater_equal(Tensor a, Tensor b, OFL_HERE);
 // a - b floor(a / b), with b's sign, for numbers of any type; for integers 0 where b is 0. fp32 is exact
 // while |a / b| < 2^23.
 Tensor remainder(Tensor a, Tensor b, OFL_HERE);
+// The quotient that belongs to it: a / b rounded down, for numbers of any type; for integers 0 where b is 0.
+// No gradient passes.
+Tensor floor_divide(Tensor a, Tensor b, OFL_HERE);
 // For bool operands.
 Tensor logical_and(Tensor a, Tensor b, OFL_HERE);
 Tensor logical_or(Tensor a, Tensor b, OFL_HERE);
@@ -65,6 +68,29 @@ Tensor right_shift(Tensor a, Tensor b, OFL_HERE);  // rounds down
 // Whether x is neither infinite nor NaN; whether it is NaN. Both give bool; no gradient passes.
 Tensor isfinite(Tensor x, OFL_HERE);
 Tensor isnan(Tensor x, OFL_HERE);
+// log(e^a + e^b), without their overflow.
+Tensor logaddexp(Tensor a, Tensor b, OFL_HERE);
+// The angle of the point (x, y), in (-pi, pi] radians.
+Tensor atan2(Tensor y, Tensor x, OFL_HERE);
+// The inverse of erf: infinite at -1 and 1, NaN beyond. The logarithm of |gamma(x)|, and its derivative,
+// which has a derivative once more.
+Tensor erfinv(Tensor x, OFL_HERE);
+Tensor erfc(Tensor x, OFL_HERE);  // 1 - erf(x), of full accuracy for large x
+Tensor lgamma(Tensor x, OFL_HERE);
+Tensor digamma(Tensor x, OFL_HERE);
+// Most are composed of the others; angles are in radians.
+Tensor log10(Tensor x, OFL_HERE);
+Tensor asin(Tensor x, OFL_HERE);
+Tensor acos(Tensor x, OFL_HERE);
+Tensor atan(Tensor x, OFL_HERE);
+Tensor sinh(Tensor x, OFL_HERE);
+Tensor cosh(Tensor x, OFL_HERE);
+Tensor atanh(Tensor x, OFL_HERE);
+Tensor asinh(Tensor x, OFL_HERE);
+Tensor acosh(Tensor x, OFL_HERE);
+Tensor logit(Tensor x, OFL_HERE);  // log(x / (1 - x)), the inverse of sigmoid
+Tensor trunc(Tensor x, OFL_HERE);  // towards 0; no gradient passes
+Tensor frac(Tensor x, OFL_HERE);   // x - trunc(x)
 // condition (bool) ? a : b, broadcasting all three.
 Tensor where(Tensor condition, Tensor a, Tensor b, OFL_HERE);
 Tensor exp(Tensor x, OFL_HERE);
@@ -76,7 +102,9 @@ Tensor abs(Tensor x, OFL_HERE);
 Tensor sign(Tensor x, OFL_HERE);        // -1, 0 or 1; no gradient passes
 Tensor reciprocal(Tensor x, OFL_HERE);  // 1 / x
 Tensor log1p(Tensor x, OFL_HERE);       // log(1 + x)
+Tensor log2(Tensor x, OFL_HERE);        // exact for powers of 2
 Tensor expm1(Tensor x, OFL_HERE);       // e^x - 1
+Tensor exp2(Tensor x, OFL_HERE);        // 2^x, exact for whole numbers
 // x is in radians. Accurate within 2 units in the last place (tan: 4) for |x| up to 10^6, within 2e-7 up to
 // 10^9; NaN beyond.
 Tensor sin(Tensor x, OFL_HERE);
@@ -191,6 +219,10 @@ struct AttentionOptions {
   // Added to the scaled scores; f32, broadcast from the last axis to [b (h g) s t]. -infinity masks. It has a
   // gradient.
   Tensor bias = {};
+  // bool, broadcast as the bias is: a query sees the keys where it is true.
+  Tensor mask = {};
+  // i32 or i64 [b]: the keys of each sequence; those after them are masked.
+  Tensor key_lengths = {};
   // Positions for causal and window: i32 or i64, [b s] or [s], and [b t] or [t]; any numbers.
   Tensor query_positions = {}, key_positions = {};
   // The same shapes; a query sees only keys of its own document. Both or none.

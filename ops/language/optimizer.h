@@ -12,6 +12,9 @@
 //       u.Assign(m, scale(m, beta2) + scale(g, 1 - beta2));
 //     });
 //   }
+//
+// An optimizer computes with what WeightUpdate gives it. Tensors of the graph that it is used in, such as a
+// second loss or its gradients, it reads by WeightUpdate::Read.
 #pragma once
 
 #include <functional>
@@ -38,9 +41,20 @@ class WeightUpdate {
   // A variable with the weight's shape, cut and stage. `first` fills it before the first step. Its name in
   // the model is <training>:<name>/<weight>.
   virtual Tensor State(const std::string& name, double first = 0) = 0;
-  // [rows] : one number for each index of the weight's first axis, cut like that axis. REQUIRES: the weight
-  // has an axis.
-  virtual Tensor RowState(const std::string& name, double first = 0) = 0;
+  // A variable of any shape. axes[i] is the axis of the weight that axis i of the state goes with: it has
+  // that extent, and is cut as the weight is there; -1: none. Without `axes` no axis goes with one of the
+  // weight's. One number for each column: ShapedState("s", {w.shape()[1]}, {1}). Throws Error where they do
+  // not fit.
+  virtual Tensor ShapedState(const std::string& name, const Dims& shape, const std::vector<int>& axes = {},
+                             double first = 0) = 0;
+  // [rows] : one number for each index of the weight's first axis. REQUIRES: the weight has an axis.
+  Tensor RowState(const std::string& name, double first = 0) {
+    return ShapedState(name, {weight().shape()[0]}, {0}, first);
+  }
+  // A tensor of the graph that the loss belongs to, for this update: its value in this step, before updates,
+  // of the whole batch. The session must compute it: for its loss and outputs, as one of
+  // SessionOptions::also, or as one of Optimizer::reads. Throws Error otherwise.
+  virtual Tensor Read(Tensor of_graph) = 0;
   // The weight's path in the model.
   virtual const std::string& path() = 0;
   // The factor on the optimizer's weight decay for this weight: WeightOptions::decay; without it, 0 for
@@ -73,14 +87,34 @@ struct Optimizer {
   std::function<void(WeightUpdate&)> update;
   // For an optimizer that is one operator of that name: its attributes, checked before the graph is built.
   Attrs numbers;
-  bool by_rows = false;                               // it calls WeightUpdate::Rows
-  std::shared_ptr<const Optimizer> others = nullptr;  // that it calls for some weights; checked, too
+  bool by_rows = false;       // it calls WeightUpdate::Rows
+  std::vector<Tensor> reads;  // of the graph, for WeightUpdate::Read: sessions that train by it compute them
+  std::vector<Optimizer> others;      // that update some weights; checked, too, and their `reads` computed
+  std::vector<std::string> patterns;  // of Groups: weights that match patterns[i] are updated by others[i]
 };
+// Groups of weights with numbers or optimizers of their own, as PyTorch's parameter groups: a weight is
+// updated by the optimizer of the first pattern that matches its path ('*': any characters, '?': one).
+//   Groups({{"*embedding*", Adagrad{}}, {"head/*", AdamW{.beta2 = 0.95}}, {"*", AdamW{}}})
+// Train throws Error for a weight that no pattern matches, and for a pattern that no weight is left for.
+Optimizer Groups(const std::vector<std::pair<std::string, Optimizer>>& groups);
+
 // Skips steps whose gradient is an outlier: its norm, before clipping, is above `above`, or above `times` the
 // running average of the norms of earlier steps that counted (decay 0.98; from the 11th on). 0: no check. A
 // step whose norm is not a number is skipped, too.
 struct SkipSteps {
   double above = 0, times = 0;
+};
+
+// A running average of each trained weight, in fp32, updated after each step that updates the weights:
+// average = d average + (1 - d) weight, with d = 0 in the first, which copies the weight.
+struct Average {
+  // d; 0: no averages. 1, with a warm-up: without an upper bound.
+  double decay = 0;
+  // 0: none. Else d is at most 1 - (1 + t)^-warmup, t the number of averaged updates before this one: early
+  // weights then count little however large `decay` is. 2/3 is the warm-up of timm and of diffusers; 1 with
+  // decay = 1 is the plain mean of all weights (Izmailov et al. 2018).
+  double warmup = 0;
+  int64_t from = 0;  // so many updates at first only copy the weights
 };
 
 // Throws Error, beginning with `who`, when the numbers of the optimizer or the schedule are invalid.

@@ -15,7 +15,7 @@ Tensor WithDecay(WeightUpdate& u, double weight_decay) {
 }
 
 // by old + (1 - by) now
-Tensor Average(Tensor old, Tensor now, double by) { return scale(old, by) + scale(now, 1 - by); }
+Tensor Mixed(Tensor old, Tensor now, double by) { return scale(old, by) + scale(now, 1 - by); }
 
 // 1 - beta^t, t the updates made when this one is: the correction of an average that began at 0.
 Tensor Correction(Tensor updates, double beta) {
@@ -65,7 +65,7 @@ bool MatchesAny(const std::vector<std::string>& patterns, const std::string& pat
 RmsProp::operator Optimizer() const {
   Optimizer optimizer("rmsprop", [rule = *this](WeightUpdate& u) {
     Tensor w = u.weight(), g = WithDecay(u, rule.weight_decay), s = u.State("rmsprop_s");
-    Tensor squares = Average(s, square(g), rule.alpha);
+    Tensor squares = Mixed(s, square(g), rule.alpha);
     Tensor step = g / shift(sqrt(squares), rule.eps);
     if (rule.momentum > 0) {
       Tensor v = u.State("rmsprop_v");
@@ -115,7 +115,7 @@ Adagrad::operator Optimizer() const {
 Lamb::operator Optimizer() const {
   Optimizer optimizer("lamb", [rule = *this](WeightUpdate& u) {
     Tensor w = u.weight(), g = u.gradient(), m = u.State("lamb_m"), v = u.State("lamb_v");
-    Tensor mean_g = Average(m, g, rule.beta1), squares = Average(v, square(g), rule.beta2);
+    Tensor mean_g = Mixed(m, g, rule.beta1), squares = Mixed(v, square(g), rule.beta2);
     Tensor root = sqrt(squares / Correction(u.Updates(), rule.beta2));
     Tensor step = mean_g / Correction(u.Updates(), rule.beta1) / shift(root, rule.eps);
     const double decay = rule.weight_decay * u.Decay();
@@ -135,10 +135,10 @@ Lamb::operator Optimizer() const {
 Lion::operator Optimizer() const {
   Optimizer optimizer("lion", [rule = *this](WeightUpdate& u) {
     Tensor w = u.weight(), g = u.gradient(), m = u.State("lion_m");
-    Tensor direction = sign(Average(m, g, rule.beta1));
+    Tensor direction = sign(Mixed(m, g, rule.beta1));
     const double decay = rule.weight_decay * u.Decay();
     if (decay > 0) direction = direction + scale(w, decay);
-    u.Assign(m, Average(m, g, rule.beta2));
+    u.Assign(m, Mixed(m, g, rule.beta2));
     u.Assign(w, w - direction * u.Rate(rule.lr));
   });
   optimizer.numbers = {{"lr", lr}, {"beta1", beta1}, {"beta2", beta2}, {"weight_decay", weight_decay}};
@@ -153,8 +153,8 @@ Muon::operator Optimizer() const {
     int64_t rows = 1, columns = 1;
     for (int i = 0; i < w.shape().rank(); ++i) (i < axes ? rows : columns) *= w.shape()[i];
     Tensor g = u.gradient(), m = u.State("muon_m");
-    Tensor average = Average(m, g, rule.momentum);
-    Tensor matrix = rule.nesterov ? Average(average, g, rule.momentum) : average;
+    Tensor average = Mixed(m, g, rule.momentum);
+    Tensor matrix = rule.nesterov ? Mixed(average, g, rule.momentum) : average;
     if (w.shape().rank() > 2) matrix = reshape(matrix, {rows, columns});
     Tensor step = NewtonSchulz(matrix, rule.iterations);
     if (w.shape().rank() > 2) step = reshape(step, w.shape());
@@ -168,7 +168,7 @@ Muon::operator Optimizer() const {
                        {"momentum", momentum},
                        {"weight_decay", weight_decay},
                        {"iterations", int64_t{iterations}}};
-  optimizer.others = std::make_shared<const Optimizer>(others);
+  optimizer.others = {others};
   return optimizer;
 }
 

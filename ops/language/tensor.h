@@ -55,6 +55,8 @@ class GraphBuilder {
   virtual const Dims& ShapeOf(int id) const = 0;
   virtual DType DTypeOf(int id) const = 0;
   virtual const std::string& NameOf(int id) const = 0;
+  // The end of an error about an operand that belongs to another graph: what to do about it.
+  virtual std::string OfAnother() const { return ""; }
 };
 
 }  // namespace oneflow_like

@@ -32,6 +32,9 @@ struct Report {
   int64_t rough = 0;    // derivatives at a kink
   int64_t failed = 0;
   std::vector<std::string> failures;  // the first few
+  // Types that were tried in place of a sample's own and in which cases failed; how many failed in its own.
+  std::set<DType> failed_types;
+  int64_t failed_as_given = 0;
   void Fail(const std::string& text);
   void Merge(const Report& other);
   std::string str() const;
@@ -75,8 +78,12 @@ bool Compare(const std::string& what, const Value& got, const Value& want, bool 
 
 struct CheckOptions {
   bool vary = true;            // Vary() each sample
+  bool every_type = true;      // Vary() also the types of all samples; else of the first one
   int most_pairs = 2000;       // of one sample on one 2-D mesh; beyond it as many are drawn
   int pairs_of_variant = 100;  // the same for a varied sample
+  // Signatures of a varied sample that are tried on each mesh of one axis; where there are more, as many are
+  // drawn.
+  int cuts_of_variant = 1 << 20;
 };
 // The entry's own kernel; none for a view that has none.
 inline MakeKernel ReferenceOf(const OpDef& def);
@@ -97,6 +104,8 @@ inline void Report::Merge(const Report& other) {
   refused += other.refused;
   rough += other.rough;
   failed += other.failed;
+  failed_types.insert(other.failed_types.begin(), other.failed_types.end());
+  failed_as_given += other.failed_as_given;
   for (const std::string& f : other.failures) {
     if (failures.size() < 4) failures.push_back(f);
   }
@@ -141,7 +150,7 @@ inline bool IsBareView(const OpDef& def) { return def.view && def.reference == n
 
 inline MakeKernel ReferenceOf(const OpDef& def) {
   if (IsBareView(def)) return [](const KernelSpec&) { return nullptr; };
-  return MakeFunctionKernel(def.reference);
+  return ReferenceKernel(def);
 }
 
 inline KernelSpec SpecOf(const OpDef& def, const Attrs& attrs, std::vector<TensorArg> in,
@@ -522,10 +531,13 @@ inline Report CheckTrial(const Trial& trial, const MakeKernel& make, bool base, 
       return report;
   }
   std::set<int64_t> grains = base ? std::set<int64_t>{1, 2, 3} : std::set<int64_t>{1, 2};
+  Draws draws(kSeed ^ HashName(trial.text));
   for (int size : {2, 3}) {
-    for (const Signature& s : PlainSignatures(trial.rule, grains, size)) {
-      RunCut(trial, whole, make, {{size}, false}, {s}, &report);
-    }
+    const std::vector<Signature> s = PlainSignatures(trial.rule, grains, size);
+    const int64_t all = static_cast<int64_t>(s.size()),
+                  tried = base ? all : std::min<int64_t>(all, options.cuts_of_variant);
+    for (int64_t k = 0; k < tried; ++k)
+      RunCut(trial, whole, make, {{size}, false}, {s[tried == all ? k : draws.Below(all)]}, &report);
   }
   int64_t most = base ? options.most_pairs : options.pairs_of_variant;
   RunPairs(trial, whole, make, {{2, 2}, false}, grains, most, &report);
@@ -540,6 +552,8 @@ inline Report CheckOperator(const OpDef& def, const MakeKernel& reference, const
     try {
       std::vector<Sample> samples = options.vary ? Vary(def, sample) : std::vector<Sample>{sample};
       for (size_t v = 0; v < samples.size(); ++v) {
+        if (!options.every_type && &sample != &def.samples[0] && InputTypes(samples[v]) != InputTypes(sample))
+          continue;
         // Every second one is drawn with ties.
         Trial trial = MakeTrial(def, samples[v], reference, v % 2 == 1);
         if (!trial.status.ok()) {
@@ -547,7 +561,14 @@ inline Report CheckOperator(const OpDef& def, const MakeKernel& reference, const
           if (v == 0) report.Fail(Cat("error: ", trial.text, ": ", trial.status.message()));
           continue;
         }
-        report.Merge(CheckTrial(trial, make, v == 0, options));
+        Report of_one = CheckTrial(trial, make, v == 0, options);
+        std::set<DType> given, tried;
+        for (DType type : InputTypes(sample)) given.insert(type);
+        for (DType type : InputTypes(samples[v]))
+          if (!given.count(type)) tried.insert(type);
+        if (tried.empty()) of_one.failed_as_given = of_one.failed;
+        if (of_one.failed > 0) of_one.failed_types = tried;
+        report.Merge(of_one);
       }
     } catch (const std::exception& error) {
       report.Fail(Cat("error: ", SampleText(def, sample), " threw ", error.what()));

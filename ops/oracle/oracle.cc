@@ -11,12 +11,22 @@ std::string OracleTest(const OpDef& given, const std::vector<OpDef>& others) {
   catalog.Add(given);
   const OpDef& def = catalog.Get(given.name);
   if (def.samples.empty()) return Cat(def.name, ": OpDef::samples has no shapes to try\n");
-  if (!def.reference && !def.view) return Cat(def.name, ": OpDef::reference has no kernel\n");
+  if (!ReferenceKernel(def) && !def.view)
+    return Cat(def.name, ": OpDef::reference has no kernel, and OpDef::scalar no program to make one of\n");
   std::string faults;
   const auto tell = [&](const oracle::Report& report) {
     if (report.failed > 0) faults += report.str() + "\n";
   };
-  tell(oracle::CheckOperator(def, oracle::ReferenceOf(def), oracle::ReferenceOf(def), {}));
+  const oracle::Report values =
+      oracle::CheckOperator(def, oracle::ReferenceOf(def), oracle::ReferenceOf(def), {});
+  tell(values);
+  if (!values.failed_types.empty() && values.failed_as_given == 0) {
+    std::string types;
+    for (DType type : values.failed_types) types += Cat(types.empty() ? "" : ", ", Name(type));
+    faults += Cat(def.name, ": its kernel is right in the types of its samples, but not in ", types,
+                  ", which the entry accepts; add an OpDef::check that refuses them, or handle them: "
+                  "TensorArg::dtype is the type of an operand\n");
+  }
   if (!def.grad) return faults;
   oracle::Report gradients;
   const int compared = oracle::CheckGradients(def, catalog, &gradients);

@@ -1,7 +1,7 @@
 // Ranks on asynchronous devices: what orders acts there are events, since the host runs ahead. Here the
 // devices are threads with random delays (asynchronous_backend.h), so any wait that is missing shows as a
 // wrong loss.
-// ctest: seconds=25 asan=300 tsan=300
+// ctest: seconds=12 asan=300 tsan=300
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ std::vector<uint64_t> Seeds(uint64_t first) {
   return kSanitized ? std::vector<uint64_t>{first} : std::vector<uint64_t>{first, first + 1};
 }
 
-std::vector<float> Losses(const SmallGpt& given, int steps = 8) {
+std::vector<float> Losses(const SmallGpt& given, int steps = 5) {
   GptProgram program(given);
   Session session = program.MakeTrain();
   std::vector<StepResult> results;

@@ -1,5 +1,6 @@
 // Compile time of a 96-layer GPT for one rank of 8, 256 and 4096: everything from building the graph to that
-// rank's plan with its memory placed. And the plans of 8 ranks of a 48-layer GPT, made by so many threads.
+// rank's plan with its memory placed. And the plans of 8 ranks of a 48-layer GPT, made by so many threads;
+// and an LSTM of so many steps, one after another, whose time and memory should grow with them alone.
 // Run: build/tests/compile_benchmark
 #include <benchmark/benchmark.h>
 
@@ -61,6 +62,33 @@ BENCHMARK(PlansOfEight)
     ->Arg(8)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
+
+void CompileLstm(benchmark::State& state) {
+  constexpr int64_t kWidth = 128, kBatch = 32;
+  for (auto _ : state) {
+    Model model(Mesh::Parse("cpu:dp=1"));
+    Scope s = model.scope();
+    Tensor x = model.Input("x", {kBatch, state.range(0), kWidth}, DType::kFloat32);
+    Tensor all = matmul(x, s.Weight("in", {kWidth, 4 * kWidth}, Normal(.1)));
+    Tensor own = s.Weight("own", {kWidth, 4 * kWidth}, Normal(.1)), h, c;
+    std::vector<Tensor> outputs;
+    for (int64_t t = 0; t < state.range(0); ++t) {
+      Tensor gates = select(all, 1, t);
+      if (h.defined()) gates = gates + matmul(h, own);
+      const std::vector<Tensor> g = split(gates, 1, 4);
+      Tensor in = sigmoid(g[0]) * tanh(g[1]);
+      c = c.defined() ? sigmoid(g[2]) * c + in : in;
+      h = sigmoid(g[3]) * tanh(c);
+      outputs.push_back(h);
+    }
+    Session session = Train(mean(square(stack(outputs, 1))), Sgd{.lr = .1});
+    RankPlan plan = PlanOf(session.impl()->compiled, 0);
+    state.counters["peak_MB"] = static_cast<double>(ArenaBytes(plan.plan)) / 1e6;
+    for (const auto& [pass, seconds] : session.impl()->compiled.pass_seconds) state.counters[pass] = seconds;
+  }
+}
+
+BENCHMARK(CompileLstm)->ArgName("steps")->Arg(64)->Arg(256)->Unit(benchmark::kSecond)->Iterations(1);
 
 }  // namespace
 }  // namespace oneflow_like

@@ -83,6 +83,33 @@ TEST(RecomputeAuto, BelowTheLeastIsRefusedWithTheTableAndTheNumber) {
   }
 }
 
+// Of a large graph nothing is searched for below what its devices keep of variables, which is no more than a
+// plan takes.
+TEST(RecomputeAuto, BelowTheVariablesOfALargeGraphNothingIsTried) {
+  for (const char* mesh : {"cpu:dp=1", "cpu:dp=2,tp=2,pp=2"})
+    for (const bool zero : {false, true}) {
+      SmallGpt given{.mesh = mesh, .micro_batches = 2, .batch = 4, .context = 8, .layers = 24};
+      given.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+      if (zero && given.mesh != "cpu:dp=1") given.zero_axis = "dp", given.zero_stage = 1;
+      GptProgram none(Automatic(given, 1000));
+      const std::string error = ErrorOf([&] { none.MakeTrain(); });
+      std::smatch found;
+      ASSERT_TRUE(
+          std::regex_search(error, found,
+                            std::regex("no plan fits in the budget of 1000 bytes: weights and optimizer "
+                                       "state take (\\d+) of a device on average")))
+          << error;
+      given.recompute = Recompute::kFull;
+      GptProgram full(given);
+      const Session session = full.MakeTrain();
+      int64_t kept = 0, ranks = 0;
+      for (const RankSummary& rank : session.Summaries())
+        kept += rank.persistent_bytes * std::ssize(rank.ranks), ranks += std::ssize(rank.ranks);
+      EXPECT_LE(std::stoll(found[1]), kept / ranks + 1) << given.str();
+      EXPECT_GE(std::stoll(found[1]), kept / ranks * 9 / 10) << given.str();
+    }
+}
+
 // What is said of recomputation is what was free: all blocks, some, or nothing. The table shows blocks that
 // hold the same in one line, and their buffers in one.
 TEST(RecomputeAuto, ARefusalSaysWhatWasFreeAndWhichBlocksHoldWhat) {

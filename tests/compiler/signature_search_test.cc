@@ -266,5 +266,26 @@ void ExpectTheBestOfAll(int most_graphs) {
 TEST(SignatureSearch, FindsTheBestOfAllOnRandomGraphs) { ExpectTheBestOfAll(60); }
 TEST(LongSignatureSearch, FindsTheBestOfAllOnRandomGraphs) { ExpectTheBestOfAll(200); }
 
+// The cost of picks rises linearly with the price of a byte, whatever prices were asked for before.
+TEST(SignatureSearch, BytesCostTheirPrice) {
+  int priced = 0;
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    RandomGraph drawn = GraphDrawer(seed).Draw();
+    drawn.graph->set_times(drawn.options.times = 1);
+    const SignatureProblem problem(*drawn.graph, drawn.options), other(*drawn.graph, drawn.options);
+    const std::vector<int> picks = problem.Solve();
+    const double seconds = problem.Cost(picks);
+    for (double share : {0.5, 2.0, 8.0}) {
+      const double price = share * seconds / 1e4;  // of a few thousand bytes
+      const double asked_first = other.Cost(picks, price), more = problem.Cost(picks, price) - seconds;
+      EXPECT_NEAR(asked_first, seconds + more, 1e-9 * asked_first) << "seed " << seed;
+      EXPECT_NEAR(other.Cost(picks), seconds, 1e-9 * seconds) << "seed " << seed;
+      EXPECT_NEAR(problem.Cost(picks, 2 * price) - seconds, 2 * more, 1e-6 * more) << "seed " << seed;
+      priced += more > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GE(priced, 100);
+}
+
 }  // namespace
 }  // namespace oneflow_like

@@ -75,6 +75,27 @@ TEST(Verify, EveryBoxingIsNeeded) {
   EXPECT_GE(kinds.size(), 4u);
 }
 
+// What stands on no stage is made on the first of those that read it, in whatever order they do.
+TEST(PlaceStages, FollowsTheFirstReader) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    std::string text = "mesh cpu:pp=4\nc = full shape=[4] value=2 dtype=f32 : f32[4]\nd = exp(c) : f32[4]\n";
+    int first = 3;
+    for (int reader = 0; reader < 3; ++reader) {
+      const int stage = static_cast<int>(RandomBits(seed, 4, reader) % 4);
+      text += Cat("r", reader, " = exp(d) : f32[4] @pp=", stage, "\n");
+      first = std::min(first, stage);
+    }
+    Graph graph = ParseGraph(BuiltinCatalog(), text);
+    PlaceStages(&graph);
+    for (int n : graph.Order()) {
+      const Node& node = graph.node(n);
+      if (node.name == "c" || node.name == "d") {
+        EXPECT_EQ(node.slice.fixed[0], first) << text << node.name;
+      }
+    }
+  }
+}
+
 // Whatever the readers of one value want, along time and along the mesh, in any order: each gets it, and
 // those that want the same share it.
 TEST(InsertBoxing, EveryReaderGetsWhatItWants) {
@@ -531,6 +552,7 @@ void ExpectEdgesNeededOrImplied(size_t stride) {
        {PipelineSchedule::k1F1B, PipelineSchedule::kGPipe, PipelineSchedule::kZeroBubble}) {
     SmallGpt given = Everything();
     given.schedule = schedule;
+    given.parallel.batch = "";  // more layouts, more edges
     GptProgram program(given);
     Session session = program.MakeTrain();
     const EdgeCounts counts = TryEdges(session.impl()->compiled, given.str(), first++ % stride, stride);

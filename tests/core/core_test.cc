@@ -762,12 +762,19 @@ TEST(FileCheckTest, APipeMayBeReadLater) {
 TEST(FileCheckTest, WhatIsReadFromAFolderIsNotWritten) {
   namespace fs = std::filesystem;
   TestFolder folder("core_test");
-  for (const char* sub : {"hf", "run/step-00000100", "set/train/cat", "set/val/cat", "blobs", "elsewhere"})
+  for (const char* sub : {"hf/additional_chat_templates", "run/step-00000100", "set/train/cat", "set/val/cat",
+                          "blobs", "elsewhere", "pets/dog"})
     fs::create_directories(folder / sub);
   folder.Write("blobs/abc", "x");
   fs::create_symlink("../blobs/abc", folder / "hf/model-00001-of-00002.safetensors");
   fs::create_symlink("hf", folder / "link");
   fs::create_symlink("../hf/tokenizer.json", folder / "elsewhere/link.json");
+  for (const char* picture : {"pets/1.jpg", "pets/2.png", "pets/dog/3.jpg", "set/val/cat/4.jpg"})
+    folder.Write(picture, "x");
+  fs::create_symlink("../../../pets/1.jpg", folder / "set/train/cat/linked.jpg");
+  fs::create_hard_link(folder / "set/val/cat/4.jpg", folder / "elsewhere/4");
+  fs::create_symlink("../../pets/dog", folder / "set/train/dog");
+  fs::create_symlink("../blobs", folder / "run/step-00000200");
   const std::vector<NamedFile> inputs = {{"--load_hf=hf", folder / "hf"},
                                          {"--resume=run", folder / "run"},
                                          {"--images=set/train", folder / "set/train"},
@@ -788,18 +795,29 @@ TEST(FileCheckTest, WhatIsReadFromAFolderIsNotWritten) {
            {"hf/../hf/./tokenizer.json", "--load_hf=hf"},
            {"hf/tokenizer.model", "--load_hf=hf"},
            {"hf/merges.txt", "--load_hf=hf"},
+           {"hf/tokenizer_config.json", "--load_hf=hf"},
+           {"hf/vocab.json", "--load_hf=hf"},
+           {"hf/chat_template.jinja", "--load_hf=hf"},
+           {"hf/additional_chat_templates/tools.jinja", "--load_hf=hf"},
+           {"hf/qwen.tiktoken", "--load_hf=hf"},
+           {"hf/preprocessor_config.json", "--load_hf=hf"},
            {"link/config.json", "--load_hf=hf"},
            {"elsewhere/link.json", "--load_hf=hf"},
            {"blobs/abc", "--load_hf=hf"},
            {"run/step-00000100/model.safetensors.index.json", "--resume=run"},
            {"run/step-00000100/model-00001-of-00001.safetensors", "--resume=run"},
            {"set/train/cat/1.jpg", "--images=set/train"},
-           {"set/val/cat/1.PNG", "--images=set/val"}})
+           {"set/val/cat/1.PNG", "--images=set/val"},
+           {"pets/1.jpg", "--images=set/train"},
+           {"pets/dog/3.jpg", "--images=set/train"},
+           {"pets/dog/new.jpg", "--images=set/train"},
+           {"elsewhere/4", "--images=set/val"},
+           {"blobs/model-00001-of-00001.safetensors", "--resume=run"}})
     EXPECT_EQ(said(output),
               Cat("--trace=", output, " would overwrite what ", input, " reads; write elsewhere"));
-  for (const char* output :
-       {"hf/trace.json", "hf/metrics.jsonl", "run/log", "run/metrics.jsonl", "set/train/trace.json",
-        "set/samples.png", "set/train/samples.png", "blobs/def", "config.json", "elsewhere/config.json"})
+  for (const char* output : {"hf/trace.json", "hf/metrics.jsonl", "run/log", "run/metrics.jsonl",
+                             "set/train/trace.json", "set/samples.png", "set/train/samples.png", "blobs/def",
+                             "pets/2.png", "pets/dog/notes.txt", "config.json", "elsewhere/config.json"})
     EXPECT_EQ(said(output), "") << output;
 }
 

@@ -28,6 +28,10 @@ struct Options {
   // not ordered by events comes in any order. 0: never.
   int longest_delay_us = 0;
   uint64_t seed = 1;
+  // Operations run when they are enqueued, on the caller's thread: for tests of kernels, most of whose time
+  // would go by in threads that wake each other. Streams then cannot wait for what comes later: no
+  // collectives.
+  bool at_once = false;
   // A call that may wait for a device (allocating, freeing, loading a kernel's code when it is first
   // launched, instantiating a graph) waits while a collective has been launched on some of its devices and
   // not on all, and holds the driver's lock, which launches of collectives need. After so long it is told as

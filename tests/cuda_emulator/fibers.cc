@@ -18,6 +18,8 @@
 #if defined(__x86_64__)
 asm(R"(
 .text
+.globl ofl_emulator_switch
+.hidden ofl_emulator_switch
 .type ofl_emulator_switch, @function
 ofl_emulator_switch:
   pushq %rbp
@@ -41,6 +43,8 @@ constexpr int kReturnWord = 6;  // after the six registers
 #elif defined(__aarch64__)
 asm(R"(
 .text
+.globl ofl_emulator_switch
+.hidden ofl_emulator_switch
 .type ofl_emulator_switch, %function
 ofl_emulator_switch:
   sub sp, sp, #160
@@ -75,18 +79,24 @@ constexpr int kReturnWord = 11, kFrameWords = 20;
 #else
 #error "The emulator of CUDA switches stacks on x86-64 and aarch64 only"
 #endif
-extern "C" void ofl_emulator_switch(void** from, void* to);
 
 namespace cuda_emulator {
+#if defined(__SANITIZE_ADDRESS__) || defined(OFL_EMULATED_RACES)
+extern "C" void ofl_emulator_switch(void** from, void* to);
+#endif
 namespace {
 #if defined(__SANITIZE_ADDRESS__)
 // Of the thread's own stack, as the sanitizer tells it when a fiber is entered.
 thread_local const void* host_stack;
 thread_local size_t host_stack_bytes;
 #endif
+
+// Stacks that all begin at the same offset of a page share a few sets of the first cache, which holds twelve
+// of a warp's 32. An odd number of lines apart, a warp's use all of them.
+constexpr size_t kLine = 64, kLinesApart = 11, kLinesOfPage = 64;
 }  // namespace
 
-void Prepare(Context* context, void (*entry)()) {
+void Prepare(Context* context, unsigned number, void (*entry)()) {
   if (context->stack == nullptr) {
     // The lowest page stays closed: a stack that is too small ends the program there.
     void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
@@ -101,7 +111,8 @@ void Prepare(Context* context, void (*entry)()) {
   // What was given up on it had marked its variables' surroundings.
   __asan_unpoison_memory_region(context->stack, kStackBytes);
 #endif
-  uintptr_t top = reinterpret_cast<uintptr_t>(context->stack) + kStackBytes - 64;
+  uintptr_t top = reinterpret_cast<uintptr_t>(context->stack) + kStackBytes - kLine -
+                  number * kLinesApart % kLinesOfPage * kLine;
 #if defined(__x86_64__)
   top = (top & ~uintptr_t{15}) - 8;  // a function is entered with the stack 8 below a multiple of 16
   void** frame = reinterpret_cast<void**>(top) - (kReturnWord + 1);
@@ -132,6 +143,7 @@ void Release(Context* context) {
   *context = {};
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(OFL_EMULATED_RACES)
 void Switch(Context* from, Context* to) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&from->tool, to->stack != nullptr ? to->stack : host_stack,
@@ -145,13 +157,11 @@ void Switch(Context* from, Context* to) {
   __sanitizer_finish_switch_fiber(from->tool, nullptr, nullptr);
 #endif
 }
+#endif
 
 #if defined(OFL_EMULATED_RACES)
 void OrderBefore(void* at) { __tsan_release(at); }
 void OrderAfter(void* at) { __tsan_acquire(at); }
-#else
-void OrderBefore(void*) {}
-void OrderAfter(void*) {}
 #endif
 
 void Entered() {

@@ -2,6 +2,7 @@
 // its documentation defines it.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -49,19 +50,40 @@ float Finish(const GemmDescriptor& g, const GemmOperands& p, int64_t i, int64_t 
   return sum;
 }
 
+// Matrix `batch` of an operand: rows of `columns` neighbours.
+std::vector<float> Rows(const void* from, DType type, int64_t at, int64_t rows, int64_t columns,
+                        int64_t to_next_row, int64_t to_next_column) {
+  std::vector<float> matrix(rows * columns);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j)
+      matrix[i * columns + j] = Read(from, type, at + i * to_next_row + j * to_next_column);
+  return matrix;
+}
+
+// N neighbours of a column of a product: terms are added one by one, from the first. a: rows of `m`.
+template <int N>
+[[gnu::no_sanitize("alignment")]] void Sum(const float* a, int64_t m, const float* b, int64_t k, float* to) {
+  float sum[N] = {};
+  for (int64_t l = 0; l < k; ++l)
+    for (int i = 0; i < N; ++i) sum[i] += a[l * m + i] * b[l];
+  std::copy_n(sum, N, to);
+}
+
 void Multiply(const GemmDescriptor& g, const GemmOperands& p) {
   DType in = static_cast<DType>(g.in), out = static_cast<DType>(g.out);
-  std::vector<float> total(g.epilogue == Epilogue::kGeluGradBias ? g.m : 0);
+  std::vector<float> total(g.epilogue == Epilogue::kGeluGradBias ? g.m : 0), column(g.m);
   for (int64_t batch = 0; batch < g.batch; ++batch) {
-    int64_t at_a = batch * g.stride_a, at_b = batch * g.stride_b, at_d = batch * g.stride_d;
-    for (int64_t i = 0; i < g.m; ++i) {
-      for (int64_t j = 0; j < g.n; ++j) {
-        float sum = 0;
-        for (int64_t l = 0; l < g.k; ++l) {
-          float x = Read(p.a, in, at_a + (g.transposed_a ? l + i * g.lda : i + l * g.lda));
-          float y = Read(p.b, in, at_b + (g.transposed_b ? j + l * g.ldb : l + j * g.ldb));
-          sum += x * y;
-        }
+    int64_t at_d = batch * g.stride_d;
+    const std::vector<float> a = Rows(p.a, in, batch * g.stride_a, g.k, g.m, g.transposed_a ? 1 : g.lda,
+                                      g.transposed_a ? g.lda : 1),
+                             b = Rows(p.b, in, batch * g.stride_b, g.n, g.k, g.transposed_b ? 1 : g.ldb,
+                                      g.transposed_b ? g.ldb : 1);
+    for (int64_t j = 0; j < g.n; ++j) {
+      int64_t done = 0;
+      for (; done + 16 <= g.m; done += 16) Sum<16>(&a[done], g.m, &b[j * g.k], g.k, &column[done]);
+      for (; done < g.m; ++done) Sum<1>(&a[done], g.m, &b[j * g.k], g.k, &column[done]);
+      for (int64_t i = 0; i < g.m; ++i) {
+        float sum = column[i];
         if (g.adds_c) sum += Read(p.c, out, at_d + i + j * g.ldd);
         float value = Finish(g, p, i, i + j * g.ld_aux, sum);
         if (!total.empty()) total[i] += value;

@@ -24,14 +24,22 @@ constexpr unsigned kMostThreads = 1024, kWarp = 32;
 constexpr size_t kMostShared = size_t{227} << 10;
 std::atomic<int64_t> most_dynamic_shared{48 << 10};  // what a launch gets without asking for more
 
+// What a lane wants of the others, as one word: all of `mask` must want the same.
+using Call = uint64_t;
+Call CallOf(WarpOperation operation, unsigned mask) {
+  return uint64_t{mask} << 32 | static_cast<unsigned>(operation);
+}
+unsigned MaskOf(Call call) { return static_cast<unsigned>(call >> 32); }
+
 struct Warp {
   unsigned present = 0, ready = 0, done = 0,
            barrier = 0;  // bits of lanes; none of the last three: in an exchange
   unsigned waiting = 0;
+  Call first = 0;      // of those that wait, when the first of them came
+  bool alike = true;   // all of them want that
   unsigned syncs = 0;  // of __syncwarp, done
   char order[2];       // what they order, in turn
-  WarpOperation operation[kWarp];
-  unsigned mask[kWarp];
+  Call call[kWarp];
   int source[kWarp];
   uint64_t value[kWarp], result[kWarp];
 };
@@ -90,14 +98,18 @@ class Block {
   char* shared_;
 };
 
-Block& ThisBlock() {
+Block& BlockOfThread() {
   static thread_local Block block;
   return block;
 }
+// Of the thread, once it has run a grid: the check whether it was made is left out of what every barrier
+// does.
+__thread Block* this_block = nullptr;
+Block& ThisBlock() { return *this_block; }
 
 int First(unsigned bits, bool reverse) { return reverse ? 31 - __builtin_clz(bits) : __builtin_ctz(bits); }
 
-void SetThread(unsigned thread) { threadIdx = {thread, 0, 0}; }
+void SetThread(unsigned thread) { threadIdx.x = thread; }
 
 // The next thread that can go on: of the current warp while it has one, else of the next warp in order.
 int Block::Next() {
@@ -138,7 +150,7 @@ Fiber* Block::FiberFor(int thread) {
 void Block::MakeFibers(size_t count) {
   while (fibers_.size() < count) {
     fibers_.push_back(std::make_unique<Fiber>());
-    Prepare(&fibers_.back()->context, &Block::Entry);
+    Prepare(&fibers_.back()->context, static_cast<unsigned>(fibers_.size()), &Block::Entry);
     free_.push_back(fibers_.back().get());
   }
 }
@@ -207,9 +219,9 @@ bool Block::Run(unsigned threads, size_t shared, bool reverse, const std::functi
   if (!why.empty()) TellFault(why + PlaceOfBlock());
   if (failed_ || !why.empty()) {  // what the fibers were doing is given up
     free_.clear();
-    for (auto& fiber : fibers_) {
-      Prepare(&fiber->context, &Block::Entry);
-      free_.push_back(fiber.get());
+    for (size_t i = 0; i < fibers_.size(); ++i) {
+      Prepare(&fibers_[i]->context, static_cast<unsigned>(i + 1), &Block::Entry);
+      free_.push_back(fibers_[i].get());
     }
     return false;
   }
@@ -221,7 +233,7 @@ std::string Block::Stuck() const {
     const Warp& warp = warps_[w];
     if (warp.waiting == 0) continue;
     unsigned lane = __builtin_ctz(warp.waiting);
-    unsigned missing = warp.mask[lane] & ~warp.waiting;
+    unsigned missing = MaskOf(warp.call[lane]) & ~warp.waiting;
     std::string text = "thread " + std::to_string(w * kWarp + lane) + " waits in a shuffle or __syncwarp ";
     if (missing == 0) return text + "with another mask or operation than the other lanes";
     unsigned other = __builtin_ctz(missing);
@@ -280,8 +292,10 @@ uint64_t Block::Exchange(WarpOperation operation, unsigned mask, uint64_t value,
     Fail("a shuffle or __syncwarp wants lanes that the block does not have: blockDim.x is no multiple of 32");
   if (operation == WarpOperation::kShuffle && (mask >> (source & 31) & 1) == 0)
     Fail("a shuffle reads a lane that its mask is without");
-  warp.operation[lane] = operation;
-  warp.mask[lane] = mask;
+  const Call call = CallOf(operation, mask);
+  if (warp.waiting == 0) warp.first = call, warp.alike = true;
+  warp.alike = warp.alike && call == warp.first;
+  warp.call[lane] = call;
   warp.source[lane] = source & 31;
   warp.value[lane] = value;
   warp.waiting |= bit;
@@ -289,18 +303,18 @@ uint64_t Block::Exchange(WarpOperation operation, unsigned mask, uint64_t value,
   char* order = operation == WarpOperation::kSync ? &warp.order[warp.syncs % 2] : nullptr;
   if (order != nullptr) OrderBefore(order);
   bool complete = (warp.waiting & mask) == mask;
-  for (unsigned rest = mask; complete && rest != 0; rest &= rest - 1) {
-    unsigned other = __builtin_ctz(rest);
-    complete = warp.mask[other] == mask && warp.operation[other] == operation;
-  }
+  for (unsigned rest = mask; complete && !warp.alike && rest != 0; rest &= rest - 1)
+    complete = warp.call[__builtin_ctz(rest)] == call;
   if (complete) {
-    uint64_t ballot = 0;
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
-      unsigned other = __builtin_ctz(rest);
-      warp.result[other] = warp.value[warp.source[other]];
-      if (warp.value[other] != 0) ballot |= uint64_t{1} << other;
-    }
-    if (operation == WarpOperation::kBallot) {
+    if (operation == WarpOperation::kShuffle) {
+      for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+        const int other = __builtin_ctz(rest);
+        warp.result[other] = warp.value[warp.source[other]];
+      }
+    } else if (operation == WarpOperation::kBallot) {
+      uint64_t ballot = 0;
+      for (unsigned rest = mask; rest != 0; rest &= rest - 1)
+        ballot |= uint64_t{warp.value[__builtin_ctz(rest)] != 0} << __builtin_ctz(rest);
       for (unsigned rest = mask; rest != 0; rest &= rest - 1) warp.result[__builtin_ctz(rest)] = ballot;
     }
     warp.waiting &= ~mask;
@@ -328,6 +342,8 @@ std::string PlaceOfBlock() {
 }
 
 void RunGrid(unsigned x, unsigned y, unsigned threads, size_t shared, const std::function<void()>& body) {
+  this_block = &BlockOfThread();
+  threadIdx = {0, 0, 0};
   blockDim = {threads, 1, 1};
   gridDim = {x, y, 1};
   blockIdx = {0, 0, 0};

@@ -52,7 +52,7 @@ std::string ReadAll(const std::string& path) {
 // -O1: what takes time is compiling, not running. A pack at an address that is not aligned to it ends the
 // program (SIGILL), as it ends a kernel on a GPU.
 constexpr const char* kCompiler =
-    "g++ -std=c++20 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared";
+    "g++ -std=c++20 -O1 -w -fsanitize=alignment -fsanitize-undefined-trap-on-error -fPIC -shared -nostdlib";
 
 bool Compile(const std::string& base) {
   const std::string command = Cat(kCompiler, " -o ", base, ".so ", base, ".cc > ", base, ".log 2>&1");

@@ -1,6 +1,8 @@
 // Memory of emulated devices. Every block begins as 0xFF (a NaN, an index far out of range), has guarded
 // bytes around it and a closed page behind; with protection keys only threads of streams can touch it, those
-// of other devices after cudaDeviceEnablePeerAccess.
+// of other devices after cudaDeviceEnablePeerAccess. Freed blocks are closed. Small ones are kept and used
+// again instead, since tests of kernels make one for each operand, and system calls would cost more than the
+// kernels: they are 0xFF meanwhile, and what is written there is told.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,12 +22,15 @@ namespace cuda_emulator {
 namespace {
 
 constexpr size_t kPage = 4096, kAlign = 256, kChunk = size_t{4} << 20;
+constexpr size_t kSmall = 16 * kPage, kMostKept = 256;  // of one device and size
 constexpr char kGuard = '\xA7';
 constexpr int kMostKeys = 8;  // devices that have one of their own
 
 struct Blocks {
   std::mutex mutex;
   std::map<uintptr_t, BlockOfMemory> by_address;
+  std::map<std::pair<int, size_t>, std::vector<BlockOfMemory>>
+      freed;  // by device and pages, to be used again
 };
 Blocks& AllBlocks() {
   static auto* blocks = new Blocks;
@@ -89,38 +94,40 @@ int PatternFile() {
   return file;
 }
 
-// With AddressSanitizer reads beside a block are told, too, which no guard can see.
-void Fence(const BlockOfMemory& block, bool closed) {
+// With AddressSanitizer reads beside a block, or of one that was freed, are told, too, which no guard can
+// see.
+enum class Fence { kOpen, kAround, kClosed };
+void Set(Fence fence, const BlockOfMemory& block) {
 #if defined(__SANITIZE_ADDRESS__)
-  char *behind = block.data + block.bytes, *end = block.mapping + block.mapped;
-  if (closed) {
-    ASAN_POISON_MEMORY_REGION(block.mapping, block.data - block.mapping);
-    ASAN_POISON_MEMORY_REGION(behind, end - behind);
-  } else {
-    ASAN_UNPOISON_MEMORY_REGION(block.mapping, block.mapped);
-  }
+  ASAN_UNPOISON_MEMORY_REGION(block.mapping, block.mapped);
+  if (fence == Fence::kOpen) return;
+  char* end = block.mapping + block.mapped;
+  char *data = fence == Fence::kClosed ? end : block.data, *behind = data + (data == end ? 0 : block.bytes);
+  ASAN_POISON_MEMORY_REGION(block.mapping, data - block.mapping);
+  ASAN_POISON_MEMORY_REGION(behind, end - behind);
 #else
-  (void)block, (void)closed;
+  (void)fence, (void)block;
 #endif
 }
 
-BlockOfMemory Map(size_t bytes) {
+// Bytes of the pages that hold a block, between a page of guards and a closed one.
+size_t PagesFor(size_t bytes) { return std::max<size_t>(1, (bytes + kPage - 1) / kPage) * kPage; }
+size_t PagesOf(const BlockOfMemory& block) { return block.mapped - 2 * kPage; }
+
+// Without data or guards as yet, but 0xFF.
+BlockOfMemory Map(int device, size_t pages) {
   BlockOfMemory block;
-  block.bytes = bytes;
-  size_t used = std::max<size_t>(1, (bytes + kPage - 1) / kPage) * kPage;
-  block.mapped = used + 2 * kPage;  // a page of guards before, a closed one behind
+  block.device = device;
+  block.mapped = pages + 2 * kPage;
   void* mapping =
       mmap(nullptr, block.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) return {};
   block.mapping = static_cast<char*>(mapping);
   char* first = block.mapping + kPage;
-  // As far to the end of the page as its alignment lets it be.
-  block.data = first + (used - (bytes + kAlign - 1) / kAlign * kAlign);
-  mprotect(first + used, kPage, PROT_NONE);
   std::memset(block.mapping, kGuard, kPage);
-  if (used >= kChunk && PatternFile() >= 0) {
-    for (size_t at = 0; at < used; at += kChunk) {
-      size_t part = std::min(kChunk, used - at);
+  if (pages >= kChunk && PatternFile() >= 0) {
+    for (size_t at = 0; at < pages; at += kChunk) {
+      size_t part = std::min(kChunk, pages - at);
       if (mmap(first + at, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
                PatternFile(), 0) == MAP_FAILED) {
         munmap(mapping, block.mapped);
@@ -128,34 +135,97 @@ BlockOfMemory Map(size_t bytes) {
       }
     }
   } else {
-    std::memset(block.data, 0xFF, bytes);
+    std::memset(first, 0xFF, pages);
   }
-  std::fill(first, block.data, kGuard);
-  std::fill(block.data + bytes, first + used, kGuard);
+  mprotect(first + pages, kPage, PROT_NONE);
+  if (device >= 0) Protect(block.mapping, block.mapped - kPage, device);
   return block;
 }
 
-void* Keep(const BlockOfMemory& block) {
-  if (block.data == nullptr) return nullptr;
-  Blocks& all = AllBlocks();
-  std::lock_guard lock(all.mutex);
-  all.by_address[reinterpret_cast<uintptr_t>(block.data)] = block;
-  Fence(block, true);
-  return block.data;
+bool AllAre(char value, const char* from, size_t bytes) {
+  return bytes == 0 || (*from == value && std::memcmp(from, from + 1, bytes - 1) == 0);
 }
 
+std::string Text(const BlockOfMemory& block) {
+  return "a block of " + std::to_string(block.bytes) + " bytes of device " + std::to_string(block.device);
+}
+
+// What was written beside the block, which is open.
 std::string Damage(const BlockOfMemory& block) {
+  char *first = block.mapping, *behind = block.data + block.bytes,
+       *end = block.mapping + kPage + PagesOf(block);
+  if (AllAre(kGuard, first, block.data - first) && AllAre(kGuard, behind, end - behind)) return "";
+  const char* at = block.data;
+  while (at > first && at[-1] == kGuard) --at;
+  if (at > first)
+    return "byte " + std::to_string(block.data - at + 1) + " before " + Text(block) + " was written";
+  at = std::find_if(behind, end, [](char c) { return c != kGuard; });
+  return "byte " + std::to_string(at - behind + 1) + " behind " + Text(block) + " was written";
+}
+
+// The same of a block that was freed; what was written is 0xFF again.
+std::string DamageOfFreed(const BlockOfMemory& block) {
+  Set(Fence::kOpen, block);
   char* first = block.mapping + kPage;
-  char* end = block.mapping + block.mapped - kPage;
-  for (char* p = first - kAlign; p < end; ++p) {
-    if (p == block.data && block.bytes > 0) p += block.bytes;
-    if (p >= end) break;
-    if (*p == kGuard) continue;
-    auto offset = p < block.data ? block.data - p : p - (block.data + block.bytes) + 1;
-    return "byte " + std::to_string(offset) + (p < block.data ? " before" : " behind") + " a block of " +
-           std::to_string(block.bytes) + " bytes of device " + std::to_string(block.device) + " was written";
+  if (AllAre('\xFF', first, PagesOf(block))) return "";
+  std::memset(first, 0xFF, PagesOf(block));
+  return Text(block) + " was written after it had been freed";
+}
+
+// One of these pages that was freed, else a new one; without a mapping: there is no memory.
+BlockOfMemory Take(int device, size_t pages) {
+  Blocks& all = AllBlocks();
+  BlockOfMemory block;
+  {
+    std::lock_guard lock(all.mutex);
+    std::vector<BlockOfMemory>& freed = all.freed[{device, pages}];
+    if (freed.empty()) return Map(device, pages);
+    block = freed.back();
+    freed.pop_back();
   }
-  return "";
+  std::string damage = DamageOfFreed(block);
+  if (!damage.empty()) TellFault(damage);
+  return block;
+}
+
+// To the system, or for Take. Returns what was written beside the block.
+std::string GiveBack(const BlockOfMemory& block) {
+  Blocks& all = AllBlocks();
+  Set(Fence::kOpen, block);
+  std::string damage = Damage(block);
+  const size_t pages = PagesOf(block);
+  if (pages <= kSmall) {
+    if (!damage.empty()) std::memset(block.mapping, kGuard, kPage);
+    std::memset(block.mapping + kPage, 0xFF, pages);
+    std::lock_guard lock(all.mutex);
+    std::vector<BlockOfMemory>& freed = all.freed[{block.device, pages}];
+    if (freed.size() < kMostKept) {
+      freed.push_back(block);
+      Set(Fence::kClosed, block);
+      return damage;
+    }
+  }
+  munmap(block.mapping, block.mapped);
+  return damage;
+}
+
+// As far to the end of its pages as its alignment lets it be.
+void* MakeBlock(int device, size_t bytes) {
+  const unsigned before = OpenAllDevices();
+  BlockOfMemory block = Take(device, PagesFor(bytes));
+  if (block.mapping != nullptr) {
+    char *first = block.mapping + kPage, *end = first + PagesOf(block);
+    block.bytes = bytes;
+    block.data = end - (bytes + kAlign - 1) / kAlign * kAlign;
+    std::fill(first, block.data, kGuard);
+    std::fill(block.data + bytes, end, kGuard);
+    Set(Fence::kAround, block);
+    Blocks& all = AllBlocks();
+    std::lock_guard lock(all.mutex);
+    all.by_address[reinterpret_cast<uintptr_t>(block.data)] = block;
+  }
+  OpenDevices(before);
+  return block.data;
 }
 
 }  // namespace
@@ -179,14 +249,8 @@ unsigned OpenAllDevices() {
   return before;
 }
 
-void* AllocateDevice(int device, size_t bytes) {
-  BlockOfMemory block = Map(bytes);
-  block.device = device;
-  if (block.data != nullptr) Protect(block.mapping, block.mapped - kPage, device);
-  return Keep(block);
-}
-
-void* AllocatePinned(size_t bytes) { return Keep(Map(bytes)); }
+void* AllocateDevice(int device, size_t bytes) { return MakeBlock(device, bytes); }
+void* AllocatePinned(size_t bytes) { return MakeBlock(-1, bytes); }
 
 BlockOfMemory FindMemory(const void* data) {
   Blocks& all = AllBlocks();
@@ -209,10 +273,8 @@ void FreeDevice(void* data) {
     all.by_address.erase(it);
   }
   unsigned before = OpenAllDevices();
-  Fence(block, false);
-  std::string damage = Damage(block);
+  const std::string damage = GiveBack(block);
   OpenDevices(before);
-  munmap(block.mapping, block.mapped);
   if (!damage.empty()) TellFault(damage + ", which was seen when it was freed");
 }
 
@@ -223,24 +285,33 @@ void CheckGuards() {
     std::lock_guard lock(all.mutex);
     unsigned before = OpenAllDevices();
     for (const auto& [address, block] : all.by_address) {
-      Fence(block, false);
-      std::string damage = Damage(block);
-      Fence(block, true);
-      if (!damage.empty()) found.push_back(damage);
+      Set(Fence::kOpen, block);
+      found.push_back(Damage(block));
+      Set(Fence::kAround, block);
+    }
+    for (const auto& [size, freed] : all.freed) {
+      for (const BlockOfMemory& block : freed) {
+        found.push_back(DamageOfFreed(block));
+        Set(Fence::kClosed, block);
+      }
     }
     OpenDevices(before);
   }
-  for (const std::string& damage : found) TellFault(damage);
+  for (const std::string& damage : found) {
+    if (!damage.empty()) TellFault(damage);
+  }
 }
 
 void FreeAllMemory() {
   Blocks& all = AllBlocks();
-  std::lock_guard lock(all.mutex);
-  for (const auto& [address, block] : all.by_address) {
-    Fence(block, false);
-    munmap(block.mapping, block.mapped);
+  std::map<uintptr_t, BlockOfMemory> blocks;
+  {
+    std::lock_guard lock(all.mutex);
+    blocks.swap(all.by_address);
   }
-  all.by_address.clear();
+  unsigned before = OpenAllDevices();
+  for (const auto& [address, block] : blocks) GiveBack(block);
+  OpenDevices(before);
 }
 
 }  // namespace cuda_emulator

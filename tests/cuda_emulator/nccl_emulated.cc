@@ -200,6 +200,7 @@ class EmulatedMember : public GroupMember {
     cuda_emulator::Enqueue(stream->handle(), [group = group_, member = member_, number, operation] {
       group->Perform(member, number, operation);
     });
+    cuda_emulator::Wake(stream->handle());  // the others wait for it
     return Status();
   }
 

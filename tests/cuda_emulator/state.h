@@ -100,7 +100,9 @@ struct CUstream_st {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<cuda_emulator::Work> queue;
+  bool awake = false;  // the thread works until the queue is empty
   int64_t enqueued = 0, done = 0;
+  int waiting = 0;       // threads that wait for it
   int64_t fail_at = -1;  // number of the operation that loses the device
   cudaError_t fail_with = cudaErrorLaunchFailure;
   bool closing = false;
@@ -175,7 +177,10 @@ bool Exists(int device);
 cudaStream_t StreamOf(cudaStream_t stream);  // 0: the device's legacy stream
 void StartStream(cudaStream_t stream);
 void StopStream(cudaStream_t stream);  // after what it has still to do
+// Nobody may wait for what is pushed until the stream is woken: a kernel takes less than waking a thread
+// does.
 void Push(cudaStream_t stream, Work work);
+void Wake(cudaStream_t stream);
 // Enqueues, or records when the stream is capturing.
 void Submit(cudaStream_t stream, Work work);
 void WaitForStream(cudaStream_t stream);

@@ -24,25 +24,27 @@ bool Moment::Done() {
 
 namespace {
 
-void RunOne(cudaStream_t stream, const Work& work, std::mt19937_64* random) {
-  World& world = TheWorld();
-  {
-    std::unique_lock lock(world.mutex);
-    world.resumed.wait(lock, [&] { return world.pauses == 0; });
-  }
-  if (int longest = world.longest_delay_us; longest > 0) {
-    int delay =
-        static_cast<int>((*random)() % (2 * static_cast<uint64_t>(longest)));  // half of them do not wait
-    if (delay < longest) std::this_thread::sleep_for(std::chrono::microseconds(delay));
-  }
+constexpr size_t kMostAsleep = 64;  // operations in the queue of a stream that was not woken
+
+void RunOne(cudaStream_t stream, const Work& work) {
   unsigned open = 1u << stream->device;
   DeviceState& device = DeviceOf(stream->device);
   {
-    std::lock_guard lock(world.mutex);
+    World& world = TheWorld();
+    std::unique_lock lock(world.mutex);
+    world.resumed.wait(lock, [&] { return world.pauses == 0; });
     for (int peer : device.peers) open |= 1u << peer;
   }
   OpenDevices(open);
   work();
+}
+
+// Half of the operations do not wait.
+void Delay(std::mt19937_64* random) {
+  const int longest = TheWorld().longest_delay_us;
+  if (longest <= 0) return;
+  const int delay = static_cast<int>((*random)() % (2 * static_cast<uint64_t>(longest)));
+  if (delay < longest) std::this_thread::sleep_for(std::chrono::microseconds(delay));
 }
 
 void RunStream(cudaStream_t stream) {
@@ -51,7 +53,7 @@ void RunStream(cudaStream_t stream) {
   std::mt19937_64 random(TheWorld().seed * 1000003 + static_cast<uint64_t>(stream->number));
   std::unique_lock lock(stream->mutex);
   while (true) {
-    stream->changed.wait(lock, [&] { return stream->closing || !stream->queue.empty(); });
+    stream->changed.wait(lock, [&] { return stream->closing || (stream->awake && !stream->queue.empty()); });
     if (stream->queue.empty()) return;
     Work work = std::move(stream->queue.front());
     stream->queue.pop_front();
@@ -59,18 +61,43 @@ void RunStream(cudaStream_t stream) {
     cudaError_t error = stream->fail_with;
     lock.unlock();
     if (lose) LoseDevice(stream->device, error);
-    RunOne(stream, work, &random);
+    Delay(&random);
+    RunOne(stream, work);
     work = nullptr;
     lock.lock();
     ++stream->done;
+    if (!stream->queue.empty() && stream->waiting == 0) continue;
+    stream->awake = !stream->queue.empty();
     stream->changed.notify_all();
   }
+}
+
+// Options::at_once.
+void RunAtOnce(cudaStream_t stream, const Work& work) {
+  if (stream->fail_at == stream->done) LoseDevice(stream->device, stream->fail_with);
+  const ThreadState before = ThisThread();
+  const unsigned open = OpenAllDevices();
+  ThisThread().running = stream;
+  ThisThread().device = stream->device;
+  RunOne(stream, work);
+  OpenDevices(open);
+  ThisThread() = before;
+  ++stream->enqueued;
+  ++stream->done;
+}
+
+// Its mutex is locked.
+void WakeLocked(cudaStream_t stream) {
+  if (stream->awake || stream->queue.empty()) return;
+  stream->awake = true;
+  stream->changed.notify_all();
 }
 
 // What `stream` has been given so far, as a moment.
 std::shared_ptr<Moment> EndOf(cudaStream_t stream) {
   auto moment = std::make_shared<Moment>();
   Push(stream, [moment] { moment->Finish(); });
+  Wake(stream);
   return moment;
 }
 
@@ -98,29 +125,40 @@ void OrderWithLegacy(cudaStream_t stream) {
 }  // namespace
 
 void StartStream(cudaStream_t stream) {
+  if (TheWorld().options.at_once) return;
   stream->thread = std::thread([stream] { RunStream(stream); });
 }
 
 void StopStream(cudaStream_t stream) {
   {
     std::lock_guard lock(stream->mutex);
-    stream->closing = true;
+    stream->closing = stream->awake = true;
     stream->changed.notify_all();
   }
   if (stream->thread.joinable()) stream->thread.join();
 }
 
 void Push(cudaStream_t stream, Work work) {
+  if (TheWorld().options.at_once) return RunAtOnce(stream, work);
   std::lock_guard lock(stream->mutex);
   stream->queue.push_back(InTurn(stream, std::move(work)));
   ++stream->enqueued;
-  stream->changed.notify_all();
+  // In a hardware queue other streams wait for this one.
+  if (stream->queue.size() >= kMostAsleep || TheWorld().options.hardware_queues != 0) WakeLocked(stream);
+}
+
+void Wake(cudaStream_t stream) {
+  std::lock_guard lock(stream->mutex);
+  WakeLocked(stream);
 }
 
 void WaitForStream(cudaStream_t stream) {
   std::unique_lock lock(stream->mutex);
-  int64_t until = stream->enqueued;
+  const int64_t until = stream->enqueued;
+  WakeLocked(stream);
+  ++stream->waiting;
   stream->changed.wait(lock, [&] { return stream->done >= until; });
+  --stream->waiting;
 }
 
 void Submit(cudaStream_t stream, Work work) {
@@ -219,6 +257,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   }
   if (cudaError_t error = EnterUnsafe(); error != cudaSuccess) return error;
   if (cudaError_t lost = DeviceOf(stream->device).sticky; lost != cudaSuccess) return Tell(lost);
+  Wake(stream);
   std::lock_guard lock(stream->mutex);
   return Tell(stream->done == stream->enqueued ? cudaSuccess : cudaErrorNotReady);
 }
@@ -258,12 +297,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   if (cudaError_t error = Enter(); error != cudaSuccess) return error;
-  Submit(StreamOf(stream), [=] {
+  stream = StreamOf(stream);
+  Submit(stream, [=] {
     OpenDevices(0);
     ThisThread().host_function = true;
     function(data);
     ThisThread().host_function = false;
   });
+  Wake(stream);
   return cudaSuccess;
 }
 
@@ -294,6 +335,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->moment = std::make_shared<Moment>();
   OrderWithLegacy(stream);
   Push(stream, [moment = event->moment] { moment->Finish(); });
+  Wake(stream);
   return cudaSuccess;
 }
 

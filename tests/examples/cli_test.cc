@@ -211,6 +211,8 @@ TEST_F(CliTest, ModelsThatFlagsContradictAreRefused) {
 TEST_F(CliTest, SaysWhyItFindsNoPlan) {
   ExpectError(Gpt({"--auto_mesh=-1"}), {"--auto_mesh", "-1"});
   ExpectError(Gpt({"--auto_mesh=70000"}), {"--auto_mesh", "70000"});
+  ExpectError(Gpt({"--auto_mesh=8192", "--batch=8192", "--mesh=cpu:dp=8192"}),
+              {"the extent of dp is 8192", "at most 4096"});
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:tp=3"}), {"4 devices", "tp=3"});
   ExpectError(Gpt({"--auto_mesh=4", "--mesh=cpu:cp=2", "--context_parallel"}), {"cp"});
   ExpectError(Gpt({"--auto_mesh=4", "--stages=1,1"}), {"--stages"});
@@ -792,6 +794,35 @@ TEST_F(CliTest, MeshesBeyondWhatCanBePlannedAreRefused) {
               {"4097 devices along axis dp", "processors with --topology", "at most 4096"});
   const Outcome o = Gpt({"--dry_run", "--mesh=cpu:dp=4097", "--batch=4097"});
   EXPECT_EQ(o.code, 0) << o.err;
+}
+
+// A search through the plans of a large model takes minutes; what no plan can do without is known at once.
+TEST_F(CliTest, BudgetsBelowTheVariablesAreRefusedAtOnce) {
+  const std::vector<std::string> large = {"--dry_run", "--layers=24", "--width=32",
+                                          "--heads=2", "--batch=16",  "--micro_batches=8"};
+  const auto gpt = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), large.begin(), large.end());
+    return Gpt(flags);
+  };
+  for (const std::string mesh : {"--mesh=cpu:dp=2,tp=2,pp=4", "--mesh=cpu:dp=2,tp=2,pp=4 --zero=1"}) {
+    std::vector<std::string> flags = {mesh.substr(0, mesh.find(' ')), "--memory_budget=1000"};
+    if (mesh.find(' ') != std::string::npos) flags.push_back(mesh.substr(mesh.find(' ') + 1));
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), flags.begin(), flags.end());
+      return gpt(more);
+    };
+    for (const bool cuts : {false, true}) {
+      SCOPED_TRACE(Cat(mesh, cuts ? " --auto" : ""));
+      const Outcome o = with(cuts ? std::vector<std::string>{"--recompute=auto", "--auto"}
+                                  : std::vector<std::string>{"--recompute=auto"});
+      ExpectError(o,
+                  {"no plan fits in the budget of 1000 bytes", "weights and optimizer state take",
+                   cuts ? "whatever they are cut along" : "however much is computed again"},
+                  kRunError);
+    }
+  }
+  ExpectError(Gpt({"--dry_run", "--auto_mesh=16", "--batch=16", "--memory_budget=1000"}),
+              {"no plan of 16 devices fits", "weights and optimizer state take", "about", "1.00 KB"});
 }
 
 TEST_F(CliTest, ExplainSaysWhatIsSentAndWhy) {

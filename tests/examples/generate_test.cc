@@ -320,7 +320,7 @@ class GenerateProgram : public testing::Test {
     EXPECT_NE(o.err.find(words), std::string::npos) << words << "\n" << o.err;
   }
   // A trained model of the program, saved in the folder of its name.
-  std::string Trained(const std::string& program) {
+  std::string Trained(const std::string& program, const std::vector<std::string>& more = {}) {
     const std::string save = folder_ / program, text = folder_.Write("text.txt", SomeText());
     std::vector<std::string> flags = {"--text=" + text,    "--steps=60",
                                       "--context=48",      "--batch=4",
@@ -328,6 +328,7 @@ class GenerateProgram : public testing::Test {
                                       "--save=" + save,    "--eval_batches=0",
                                       "--sample_tokens=0", "--save_hf=" + save + ".hf"};
     if (program == "gpt") flags.insert(flags.end(), {"--width=32", "--heads=2"});
+    flags.insert(flags.end(), more.begin(), more.end());
     const Outcome o = Run(program, flags);
     EXPECT_EQ(o.code, 0) << o.out << o.err;
     return save;
@@ -361,6 +362,20 @@ TEST_F(GenerateProgram, WritesTheSameInEveryWay) {
     const std::string file = folder_.Write("prompts.txt", "the quick\na\n\nbrown fox is\n");
     EXPECT_EQ(Texts({"--load=" + save, "--prompts=" + file, "--tokens=60"}), wanted);
   }
+}
+
+// Those that a training kept: of its checkpoint, and of the folder that it leaves.
+TEST_F(GenerateProgram, ReadsAveragesOfWeights) {
+  const std::string save = Trained("gpt", {"--average=0.98"}), load = "--load=" + save;
+  const std::string how = "--prompt=the quick", long_enough = "--tokens=60";
+  const std::string wanted = Texts({load, "--weights=average", how, long_enough});
+  EXPECT_EQ(Texts({"--load_hf=" + save + ".hf", how, long_enough}), wanted);
+  EXPECT_NE(Texts({load, how, long_enough}), wanted);
+  ExpectRefused({load, "--weights=mean", how}, "--weights is \"mean\" but must be");
+  ExpectRefused({"--load_hf=" + save + ".hf", "--weights=average", how},
+                "--weights=average says what to --load");
+  const std::string plain = Trained("llama");
+  ExpectRefused({"--load=" + plain, "--weights=average", how}, "has no averages");
 }
 
 TEST_F(GenerateProgram, StopsAtTokensAndTakesNumbers) {

@@ -36,6 +36,14 @@ class HostsTest : public ::testing::Test {
             .hosts = hosts_.get()};
   }
 
+  // On a busy machine the monitor may well report a rank that is kept from running (monitor_test).
+  static std::string WithoutWarnings(const std::string& err) {
+    std::string rest;
+    for (const std::string& line : LinesOf(err))
+      if (line.find(" is behind: ") == std::string::npos) rest += line + "\n";
+    return rest;
+  }
+
   std::vector<double> Losses(const std::string& name, JobCommand command) {
     for (int k = 0; k < command.processes; ++k)
       command.own_flags[k].push_back("--log_json=" + LogOf(name, k));
@@ -43,7 +51,7 @@ class HostsTest : public ::testing::Test {
     EXPECT_TRUE(job.WaitUntil(Seconds() + kDeadline)) << name << " hangs\n" << job.Said();
     for (int k = 0; k < job.count(); ++k) {
       EXPECT_EQ(job[k].code(), 0) << name << " process " << k << "\n" << job[k].err();
-      EXPECT_EQ(job[k].err(), "") << name << " process " << k;
+      EXPECT_EQ(WithoutWarnings(job[k].err()), "") << name << " process " << k;
       // Who writes a log writes the same.
       const std::vector<double> own = LossesOf(LogOf(name, k));
       EXPECT_TRUE(own.empty() || own == LossesOf(LogOf(name, 0))) << name << " process " << k;

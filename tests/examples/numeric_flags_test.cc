@@ -31,7 +31,7 @@ const Flag kOfGpt[] = {
     {"steps", true, 1, 1e9},         {"warmup", true, 0, 1e9, true},   {"eval_batches", true, 0, 1e9},
     {"sample_tokens", true, 0, 1e9}, {"dropout", false, 0, 0.9999},    {"lr", false, 1e-320, 1e30},
     {"clip", false, 0, 1e30},        {"weight_decay", false, 0, 1e30}, {"temperature", false, 0, 1e30},
-    {"overlap", true, 1, 64},        {"link", false, 0, 1e9}};
+    {"overlap", true, 1, 64},        {"link", false, 0, 1e9},          {"average", false, 0, 0.999999}};
 const Flag kOfGenerate[] = {{"tokens", true, 1, 1 << 28},    {"context", true, 0, 4},
                             {"chunk", true, 1, 1 << 20},     {"top_k", true, 0, INT32_MAX},
                             {"temperature", false, 0, 1e30}, {"top_p", false, 1e-320, 1},

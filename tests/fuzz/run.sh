@@ -29,9 +29,9 @@ done
 clang=${CLANG-$(command -v clang++ || command -v clang++-14)}
 flags="-std=c++20 -DOFL_HAVE_JPEG -DOFL_HAVE_PNG -DOFL_HAVE_PCRE2 -DOFL_HAVE_UTF8PROC -g -O1 -fno-omit-frame-pointer -I."
 sanitizers="-fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all"
-sources="core/error.cc core/dims.cc core/dtype.cc core/boxes/runs.cc core/boxes/copy_box.cc examples/gpt_huggingface.cc oneflow_like/program/huggingface_config.cc
+sources="core/error.cc core/dims.cc core/dtype.cc core/boxes/runs.cc core/boxes/copy_box.cc core/system/file_check.cc examples/gpt_huggingface.cc oneflow_like/program/huggingface_config.cc
   tests/fuzz/readers.cc oneflow_like/checkpoint/safetensors.cc oneflow_like/checkpoint/index.cc
-  oneflow_like/checkpoint/reader.cc oneflow_like/checkpoint/source.cc oneflow_like/checkpoint/name_table.cc
+  oneflow_like/checkpoint/reader.cc oneflow_like/checkpoint/step_folders.cc oneflow_like/checkpoint/source.cc oneflow_like/checkpoint/name_table.cc
   oneflow_like/checkpoint/huggingface.cc oneflow_like/text/json_text.cc tests/fuzz/data_readers.cc
   core/random.cc core/hash_bytes.cc oneflow_like/data/files.cc oneflow_like/data/tokens.cc
   oneflow_like/data/token_files.cc oneflow_like/data/idx.cc oneflow_like/data/clicks.cc oneflow_like/data/decode.cc

@@ -2,7 +2,10 @@
 #include <cmath>
 #include <functional>
 #include <regex>
+#include <set>
 
+#include "compiler/compile.h"
+#include "oneflow_like/session/session_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
@@ -140,6 +143,21 @@ TEST(Assign, VariablesTakeOneAnothersOldValues) {
       for (size_t i = 0; i < from.size(); ++i)
         options.also.push_back(assign(variables[i], variables[from[i]]));
       Session session = Evaluate({}, options);
+      // A ring needs one copy of an old value, what hangs on it none.
+      std::set<int> in_rings;
+      for (size_t i = 0; i < from.size(); ++i) {
+        int at = static_cast<int>(i);
+        for (size_t k = 0; k < from.size(); ++k) at = from[at];
+        in_rings.insert(at);
+      }
+      int rings = 0, copies = 0;
+      while (!in_rings.empty()) {
+        ++rings;
+        for (int at = *in_rings.begin(); in_rings.erase(at) > 0;) at = from[at];
+      }
+      const Graph& graph = session.impl()->compiled.graph;
+      for (int n : graph.Order()) copies += graph.node(n).why.find("the old value") == 0;
+      EXPECT_EQ(copies, rings);
       for (int step = 0; step < 3; ++step) {
         session.Run({}).Wait();
         const std::vector<float> old = values;

@@ -183,6 +183,26 @@ TEST_F(Checkpoint, AnyNumberOfProcessesReadsAndWrites) {
   }
 }
 
+// Each process writes its share of the variables that all processes have.
+TEST_F(Checkpoint, WhatAllHaveIsSharedOut) {
+  for (int processes : {2, 4}) {
+    const std::string folder = folder_ + "/" + std::to_string(processes);
+    const std::vector<std::string> errors = RunProcesses(processes, [&](std::shared_ptr<Job> job) {
+      Model model(FullMesh("cpu:dp=4"), {.job = job});
+      Tensor y = model.Input("x", {4, 64}, DType::kFloat32, {{"dp", S(0)}});
+      for (int i = 0; i < 12; ++i) y = matmul(y, model.scope().Weight(Cat("w", i), {64, 64}, Normal(.1)));
+      Session train = Train(mean(square(y)), Sgd{.lr = 1e-3});
+      Save(model, folder).Wait();
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    for (const auto& entry : fs::directory_iterator(folder + "/step-00000000")) {
+      if (entry.path().extension() != ".safetensors") continue;
+      EXPECT_NEAR(static_cast<double>(entry.file_size()), 12. / processes * 64 * 64 * 4, 64 * 64 * 4)
+          << entry.path();
+    }
+  }
+}
+
 // --- While training goes on ---
 
 std::string Bytes(const std::string& path) {
@@ -263,6 +283,23 @@ TEST_F(Checkpoint, BadStepsAreNotSaved) {
   EXPECT_NE(ErrorOf([&] { handle.Wait(); }).find("is not written: step 0 has loss NaN"), std::string::npos)
       << ErrorOf([&] { handle.Wait(); });
   for (const auto& entry : fs::directory_iterator(folder_)) EXPECT_EQ(entry.path().filename(), ".saving");
+}
+
+// A failed evaluation has changed no variable and prevents no save; a failed training step does.
+TEST_F(Checkpoint, AFailedEvaluationPreventsNoSave) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor ids = model.Input("ids", {4}, DType::kInt32);
+  Tensor seen = embedding(model.scope().Weight("table", {5, 3}, Normal(1)), ids);
+  Session train = Train(mean(square(seen)), Sgd{.lr = 1e-2}), evaluate = Evaluate({{"seen", seen}});
+  HostTensor outside = Ids(0, {4}, 5);
+  outside.as<int32_t>()[2] = 5;
+  train.Run({{"ids", Ids(0, {4}, 5)}}).Wait();
+  (void)evaluate.Run({{"ids", outside}});
+  EXPECT_EQ(ErrorOf([&] { Save(model, folder_).Wait(); }), "");
+  (void)train.Run({{"ids", outside}});
+  const std::string error = ErrorOf([&] { Save(model, folder_).Wait(); });
+  EXPECT_NE(error.find("is not written: step 1 failed"), std::string::npos) << error;
+  EXPECT_EQ(Checkpoints(folder_).size(), 1u);
 }
 
 // A failed save is told once; the next one begins anew.

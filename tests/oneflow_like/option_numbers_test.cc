@@ -44,6 +44,7 @@ const std::vector<Option>& Options() {
       {"maximum", "number", [](Given& g, double n) { return maximum(g.x, n); }},
       {"minimum", "number", [](Given& g, double n) { return minimum(g.x, n); }},
       {"remainder", "number", [](Given& g, double n) { return remainder(g.x, n); }},
+      {"floor_divide", "number", [](Given& g, double n) { return floor_divide(g.x, n); }},
       {"pow", "number", [](Given& g, double n) { return pow(square(g.x) + 1.0, std::min(n, 2.0)); }},
       {"clamp", "low", [](Given& g, double n) { return clamp(g.x, n, 3); }},
       {"clamp", "high", [](Given& g, double n) { return clamp(g.x, -3, n); }},
@@ -128,9 +129,7 @@ const std::vector<Option>& Options() {
       {"nn::BatchNorm", "momentum",
        [](Given& g, double n) { return nn::BatchNorm(g.s, g.x, {.momentum = n}); }},
       {"nn::Attention", "dropout",
-       [](Given& g, double n) {
-         return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n});
-       }},
+       [](Given& g, double n) { return nn::Attention(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "dropout",
        [](Given& g, double n) { return nn::TransformerBlock(g.s, reshape(g.x, {4, 3, 2}), {.dropout = n}); }},
       {"nn::TransformerBlock", "eps",
@@ -227,6 +226,13 @@ TEST(OptionNumbers, OfTrainingAreRefusedOrKeepWeightsFinite) {
          t->lr_schedule = {.kind = Kind::kPolynomial, .total = 9, .power = n};
        }},
       {"overlap.gain", [](double n, Optimizer*, TrainOptions* t) { t->overlap.gain = n; }},
+      {"average.decay", [](double n, Optimizer*, TrainOptions* t) { t->average.decay = n; }},
+      {"average.warmup",
+       [](double n, Optimizer*, TrainOptions* t) { t->average = {.decay = 0.9, .warmup = n}; }},
+      {"group \"*\"",
+       [](double n, Optimizer* o, TrainOptions*) {
+         *o = Groups({{"*", Sgd{.lr = n}}});
+       }},
   };
   for (const TrainingOption& option : options) {
     int refused = 0, taken = 0;

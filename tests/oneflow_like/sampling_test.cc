@@ -87,6 +87,17 @@ TEST(Sampling, TopPKeepsTheFewestThatAreEnough) {
     }
 }
 
+// Tokens whose probabilities add up to top_p exactly are enough.
+TEST(Sampling, TopPKeepsNoMoreThanMakeUpThat) {
+  for (int64_t tokens : {1, 2, 4, 8, 32})
+    for (int64_t kept = 1; kept <= tokens; ++kept) {
+      const std::vector<float> equal(tokens, 0.5f);
+      const SamplingOptions options{.top_p = static_cast<double>(kept) / static_cast<double>(tokens)};
+      const std::vector<double> p = Sampler(options).Probabilities(equal, kNothing);
+      EXPECT_EQ(std::count_if(p.begin(), p.end(), [](double x) { return x > 0; }), kept) << "of " << tokens;
+    }
+}
+
 TEST(Sampling, MinPIsAShareOfTheLikeliest) {
   for (uint64_t seed = 1; seed <= 20; ++seed)
     for (double p : {0.01, 0.3, 1.0}) {

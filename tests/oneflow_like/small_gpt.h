@@ -31,6 +31,7 @@ struct SmallGpt {
   int64_t bucket_bytes = 25 << 20;
   Parallel parallel = {};
   Overlap overlap = {};
+  double average = 0;  // decay of averages of weights
   // Name of the run, for messages.
   std::string str() const {
     return Cat(mesh, " m=", micro_batches, " ", Name(schedule),
@@ -77,6 +78,7 @@ class GptProgram {
     options.parallel = given_.parallel;
     options.overlap = given_.overlap;
     options.clip_norm = 1;
+    options.average.decay = given_.average;
     return Train(GptLoss(model_->scope(), tokens_, targets_, Config(given_.dropout)), AdamW{.lr = 1e-3},
                  options);
   }

@@ -2,12 +2,14 @@
 // SentencePiece's library; streams of tokens in whole characters; files that are broken.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -112,6 +114,48 @@ TEST_F(TokenizerTest, EqualsHuggingFacesOnRandomStrings) {
       ASSERT_EQ(streamed + stream.End(), row[3].get<std::string>()) << kind << ": " << line;
     }
     EXPECT_EQ(strings, kStringsOfAKind);
+  }
+}
+
+// Words of two letters with many merges, which overlap. Byte-level BPE by its definition: of all neighbours
+// that a merge joins the first pair of the earliest merge, again and again.
+TEST_F(TokenizerTest, OfOverlappingMergesTheEarliestJoinsTheFirstPair) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    std::mt19937 random(static_cast<uint32_t>(seed));
+    json file = SmallFile();
+    std::vector<std::string> names = {"a", "b"};
+    std::vector<std::pair<std::string, std::string>> merges;
+    json listed = json::array();
+    while (merges.size() < 8) {
+      const std::string left = names[random() % names.size()], right = names[random() % names.size()];
+      if (std::find(names.begin(), names.end(), left + right) != names.end()) continue;
+      names.push_back(left + right);
+      merges.push_back({left, right});
+      listed.push_back({left, right});
+      file["model"]["vocab"][left + right] = 300 + merges.size();
+    }
+    file["model"]["merges"] = listed;
+    const auto tokenizer = Open(file);
+    for (int word = 0; word < 50; ++word) {
+      std::string text;
+      for (uint32_t i = random() % 30 + 1; i > 0; --i) text += random() % 4 ? 'a' : 'b';
+      std::vector<std::string> parts;
+      for (char c : text) parts.emplace_back(1, c);
+      for (size_t m = 0; m < merges.size();) {
+        size_t at = 0;
+        while (at + 1 < parts.size() && std::pair(parts[at], parts[at + 1]) != merges[m]) ++at;
+        if (at + 1 >= parts.size()) {
+          ++m;
+          continue;
+        }
+        parts[at] += parts[at + 1];
+        parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+        m = 0;
+      }
+      std::vector<int32_t> expected;
+      for (const std::string& part : parts) expected.push_back(tokenizer->Find(part));
+      ASSERT_EQ(tokenizer->Encode(text), expected) << "seed " << seed << ": " << text << "\n" << listed;
+    }
   }
 }
 

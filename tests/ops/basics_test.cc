@@ -2,6 +2,7 @@
 // words of errors. (Values and gradients beside PyTorch's: values_test; signatures: oracle_test.)
 #include <gtest/gtest.h>
 
+#include <cfloat>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -32,6 +33,8 @@ TEST(Rounding, HalvesGoToTheEvenNumber) {
   EXPECT_EQ(Read(round(x)), (Numbers{-2, -2, 0, 0, 2, 2, 0, 4}));
   EXPECT_EQ(Read(floor(x)), (Numbers{-3, -2, -1, 0, 1, 2, 0, 3}));
   EXPECT_EQ(Read(ceil(x)), (Numbers{-2, -1, 0, 1, 2, 3, 1, 4}));
+  EXPECT_EQ(Read(trunc(x)), (Numbers{-2, -1, 0, 0, 1, 2, 0, 3}));
+  EXPECT_EQ(Read(frac(shift(x, 0.75)))[0], -0.75);
 }
 
 TEST(Remainder, HasTheSignOfTheDivisor) {
@@ -42,6 +45,67 @@ TEST(Remainder, HasTheSignOfTheDivisor) {
          j = Give(&tape, {5}, {3, 3, -3, -3, 0}, DType::kInt32);
   EXPECT_EQ(Read(remainder(i, j)), (Numbers{1, 2, -2, -1, 0}));
   EXPECT_EQ(Read(remainder(i, 4)), (Numbers{3, 1, 3, 1, 1}));
+}
+
+TEST(Replace, NumbersThatAreNone) {
+  Tape tape;
+  Tensor x = Give(&tape, {4}, {NAN, kInf, -kInf, 2});
+  EXPECT_EQ(Read(nan_to_num(x)), (Numbers{0, FLT_MAX, -FLT_MAX, 2}));
+  EXPECT_EQ(Read(nan_to_num(x, {.nan = 1, .infinity = 5})), (Numbers{1, 5, -FLT_MAX, 2}));
+  EXPECT_EQ(Read(nan_to_num(Give(&tape, {2}, {kInf, -kInf}, DType::kFloat16))), (Numbers{65504, -65504}));
+  EXPECT_MENTIONS(ErrorOf([&] { nan_to_num(x, {.nan = NAN}); }), "nan is NaN but must be finite");
+  EXPECT_MENTIONS(ErrorOf([&] { nan_to_num(less(x, 1)); }), "x is bool but must be of a floating type");
+  Tensor mask = less(Give(&tape, {3}, {1, 2, 3}), 2.5);
+  EXPECT_EQ(Read(where(mask, 7, -kInf)), (Numbers{7, 7, -kInf}));
+  EXPECT_EQ(where(mask, 1, 0, DType::kInt64).dtype(), DType::kInt64);
+  EXPECT_MENTIONS(ErrorOf([&] { where(mask, 0.5, 0, DType::kInt32); }), "0.5 is not whole");
+}
+
+TEST(Composed, FunctionsAreTheLibrarys) {
+  const Numbers inside = {-0.999, -0.5, -1e-4, 0, 1e-6, 0.3, 0.9999};
+  struct {
+    const char* name;
+    Tensor (*ours)(Tensor);
+    double (*library)(double);
+    double factor;
+  } functions[] = {
+      {"asin", [](Tensor x) { return asin(x); }, std::asin, 1},
+      {"acos", [](Tensor x) { return acos(x); }, std::acos, 1},
+      {"atan", [](Tensor x) { return atan(x); }, std::atan, 30},
+      {"sinh", [](Tensor x) { return sinh(x); }, std::sinh, 5},
+      {"cosh", [](Tensor x) { return cosh(x); }, std::cosh, 5},
+      {"atanh", [](Tensor x) { return atanh(x); }, std::atanh, 1},
+      {"log10", [](Tensor x) { return log10(shift(x, 1)); }, [](double x) { return std::log10(x + 1); }, 1}};
+  for (const auto& f : functions) {
+    Tape tape;
+    Numbers given;
+    for (double x : inside) given.push_back(f.factor * x);
+    Tensor x = Give(&tape, {7}, given);
+    const Numbers got = Read(f.ours(x)), rounded = Read(x);
+    for (size_t i = 0; i < given.size(); ++i) {
+      const double want = f.library(rounded[i]);
+      EXPECT_NEAR(got[i], want, 1e-6 * std::abs(want) + 1e-7) << f.name << " of " << rounded[i];
+    }
+  }
+}
+
+// Of integers `/` is the same, and remainder what is left of it.
+TEST(FloorDivide, RoundsDown) {
+  Tape tape;
+  Tensor a = Give(&tape, {5}, {7, -7, 7, -7, 0.75}), b = Give(&tape, {5}, {3, 3, -3, -3, 0.25});
+  EXPECT_EQ(Read(floor_divide(a, b)), (Numbers{2, -3, -3, 2, 3}));
+  EXPECT_EQ(Read(floor_divide(a, 2)), (Numbers{3, -4, 3, -4, 0}));
+  // A third in fp32 is a little more than a third: it is in 1 only twice. So are tenths in fp32.
+  EXPECT_EQ(Read(floor_divide(Give(&tape, {2}, {1, 1}), Give(&tape, {2}, {1. / 3, 0.1}))), (Numbers{2, 9}));
+  for (DType dtype : {DType::kInt32, DType::kInt64}) {
+    Tensor i = Give(&tape, {6}, {7, -7, 7, -7, 5, -6}, dtype),
+           j = Give(&tape, {6}, {3, 3, -3, -3, 0, 3}, dtype);
+    EXPECT_EQ(Read(i / j), (Numbers{2, -3, -3, 2, 0, -2}));
+    EXPECT_EQ(Read(floor_divide(i, j)), Read(i / j));
+    EXPECT_EQ(Read((i / j) * j + remainder(i, j)), (Numbers{7, -7, 7, -7, 0, -6}));
+    EXPECT_EQ(Read(i / 4), (Numbers{1, -2, 1, -2, 1, -2}));
+    EXPECT_EQ(Read(20 / i), (Numbers{2, -3, 2, -3, 4, -4}));
+  }
 }
 
 TEST(Bits, OfIntegers) {
@@ -86,7 +150,7 @@ TEST(Numbers, BesideTensorsOnEitherSide) {
   EXPECT_EQ(Read(-x), (Numbers{-1, -2, -4}));
   EXPECT_EQ((x * 1).id(), x.id());
   Tensor i = Give(&tape, {3}, {1, 5, -5}, DType::kInt32);
-  EXPECT_EQ(Read(i / 2), (Numbers{0, 2, -2}));
+  EXPECT_EQ(Read(i / 2), (Numbers{0, 2, -3}));
   EXPECT_EQ(Read(10 / i), (Numbers{10, 2, -2}));
   EXPECT_EQ(Read(3 - i), (Numbers{2, -2, 8}));
   EXPECT_EQ(Read(less(i, 2)), (Numbers{1, 0, 1}));

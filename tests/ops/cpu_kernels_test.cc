@@ -357,6 +357,77 @@ TEST(Scalars, CloseToTheLibrary) {
   EXPECT_LE(UlpError(scalar::Expm1(), expm1, -1e-5, 1e-5), 4);
 }
 
+double InverseErf(double x) {
+  double y = x;
+  for (int i = 0; i < 60; ++i) {
+    const double step = x > 0.5 ? (std::erfc(y) - (1 - x)) : -(std::erf(y) - x);
+    y += std::clamp(step * std::exp(y * y) * 0.886226925452758, -0.5, 0.5);
+  }
+  return y;
+}
+
+TEST(Scalars, FunctionsOfStatisticsCloseToTheLibrary) {
+  auto log2 = [](double x) { return std::log2(x); };
+  EXPECT_LE(UlpError(scalar::Log2(), log2, 1e-30, 1e-3), 3);
+  EXPECT_LE(UlpError(scalar::Log2(), log2, 0.01, 4), 4);
+  EXPECT_LE(UlpError(scalar::Log2(), log2, 4, 1e30), 3);
+  for (int n = -126; n < 128; ++n) EXPECT_EQ(scalar::Log2()(std::ldexp(1.0f, n)), n);
+  auto exp2 = [](double x) { return std::exp2(x); };
+  EXPECT_LE(UlpError(scalar::Exp2(), exp2, -125.9, 127.9), 3);
+  EXPECT_LE(UlpError(scalar::Exp2(), exp2, -1, 1), 3);
+  for (int n = -126; n < 128; ++n) EXPECT_EQ(scalar::Exp2()(static_cast<float>(n)), std::ldexp(1.0f, n));
+  EXPECT_EQ(scalar::Exp2()(128), INFINITY);
+  EXPECT_EQ(scalar::Exp2()(-INFINITY), 0);
+  EXPECT_TRUE(std::isnan(scalar::Exp2()(NAN)));
+  EXPECT_LE(UlpError(scalar::ErfInv(), InverseErf, 0, 0.9), 6);
+  EXPECT_LE(UlpError(scalar::ErfInv(), InverseErf, 0.9, 1 - 0x1p-24), 6);
+  EXPECT_LE(UlpError(
+                scalar::ErfInv(), [](double x) { return 0.886226925452758 * x; }, -1e-5, 1e-5),
+            6);
+  EXPECT_EQ(scalar::ErfInv()(1), INFINITY);
+  EXPECT_EQ(scalar::ErfInv()(-1), -INFINITY);
+  EXPECT_TRUE(std::isnan(scalar::ErfInv()(1.5f)));
+  // psi(1) is minus Euler's number, psi(1/2) is 2 log 2 less, psi'(1) is pi^2 / 6; psi(x + 1) = psi(x) + 1 /
+  // x.
+  EXPECT_NEAR(scalar::Digamma()(1), -0.5772156649, 3e-7);
+  EXPECT_NEAR(scalar::Digamma()(0.5f), -0.5772156649 - 2 * std::log(2.0), 6e-7);
+  EXPECT_NEAR(scalar::Trigamma()(1), 1.6449340668, 6e-7);
+  for (float x : {-7.3f, -1.75f, -0.4f, 0.1f, 0.45f, 0.7f, 2.5f, 5.9f, 30.0f}) {
+    EXPECT_NEAR(scalar::Digamma()(x + 1), scalar::Digamma()(x) + 1 / x, 4e-6 * (1 + std::abs(1 / x))) << x;
+    EXPECT_NEAR(scalar::Trigamma()(x + 1), scalar::Trigamma()(x) - 1 / (x * x), 1e-5 * (1 + 1 / (x * x)))
+        << x;
+  }
+  EXPECT_EQ(scalar::Digamma()(0.0f), -INFINITY);
+  EXPECT_TRUE(std::isnan(scalar::Digamma()(-3)));
+}
+
+TEST(Scalars, AnglesOfPoints) {
+  for (int i = 0; i < 720; ++i)
+    for (double length : {1e-30, 1e-3, 1.0, 1e30}) {
+      const float x = static_cast<float>(length * std::cos(i * 0.0087266462599716)),
+                  y = static_cast<float>(length * std::sin(i * 0.0087266462599716));
+      const double want = std::atan2(static_cast<double>(y), static_cast<double>(x));
+      EXPECT_NEAR(scalar::Atan2()(y, x), want, 3e-7 * std::abs(want)) << y << " " << x;
+    }
+  const float inf = INFINITY;
+  for (float y : {0.0f, -0.0f, 1.0f, -1.0f, inf, -inf})
+    for (float x : {0.0f, -0.0f, 1.0f, -1.0f, inf, -inf})
+      EXPECT_FLOAT_EQ(scalar::Atan2()(y, x), std::atan2(y, x)) << y << " " << x;
+  EXPECT_TRUE(std::isnan(scalar::Atan2()(NAN, 1)));
+  EXPECT_TRUE(std::isnan(scalar::Atan2()(1, NAN)));
+}
+
+TEST(Scalars, SumsOfExponentials) {
+  const float inf = INFINITY;
+  EXPECT_FLOAT_EQ(scalar::LogAddExp()(0, 0), std::log(2.0f));
+  EXPECT_FLOAT_EQ(scalar::LogAddExp()(1000, 999), 1000 + std::log1p(std::exp(-1.0f)));
+  EXPECT_EQ(scalar::LogAddExp()(-inf, -inf), -inf);
+  EXPECT_EQ(scalar::LogAddExp()(inf, inf), inf);
+  EXPECT_EQ(scalar::LogAddExp()(-inf, 3), 3);
+  EXPECT_TRUE(std::isnan(scalar::LogAddExp()(NAN, 0)));
+  EXPECT_TRUE(std::isnan(scalar::LogAddExp()(0, NAN)));
+}
+
 // Near their zeros, too, where the reduction by pi / 2 must not lose digits.
 TEST(Scalars, AnglesCloseToTheLibrary) {
   auto sin = [](double x) { return std::sin(x); };

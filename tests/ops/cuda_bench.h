@@ -15,7 +15,8 @@ namespace oneflow_like::cuda {
 
 class CudaBench {
  public:
-  explicit CudaBench(const cuda_emulator::Options& options = {}) {
+  explicit CudaBench(cuda_emulator::Options options = {}) {
+    options.at_once = true;
     cuda_emulator::Reset(options);
     EXPECT_EQ(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), cudaSuccess);
     launch.workspace = Allocate(kWorkspaceBytes);

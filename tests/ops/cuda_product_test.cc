@@ -29,7 +29,7 @@ namespace {
 class Bench {
  public:
   Bench() {
-    cuda_emulator::Reset();
+    cuda_emulator::Reset({.at_once = true});
     EXPECT_EQ(cudaStreamCreateWithFlags(&launch.stream, cudaStreamNonBlocking), cudaSuccess);
     launch.workspace = Device(kWorkspaceBytes);
     launch.workspace_bytes = kWorkspaceBytes;

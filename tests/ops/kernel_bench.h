@@ -22,7 +22,7 @@
 
 namespace oneflow_like {
 
-// PROGRAM [threads] [batch] [bf16] [only=REGEX]: what is not given stays as it is here.
+// PROGRAM [threads] [batch] [bf16|fp16] [only=REGEX]: what is not given stays as it is here.
 struct KernelBenchOptions {
   int threads = 1;
   int64_t batch = 8;
@@ -34,8 +34,8 @@ struct KernelBenchOptions {
     int seen = 0;
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
-      if (word == "bf16") {
-        dtype = DType::kBFloat16;
+      if (word == "bf16" || word == "fp16") {
+        dtype = word == "bf16" ? DType::kBFloat16 : DType::kFloat16;
       } else if (word.starts_with("only=")) {
         only = word.substr(5);
       } else if (seen < 2) {

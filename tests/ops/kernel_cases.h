@@ -411,6 +411,29 @@ inline void KernelCases::ElementwiseFunctions() {
     for (DType dtype : {kInt32, kInt64}) CheckCase({op, {{40, 33}, {33}}, {}, {dtype, dtype}, 70}, ++seed);
   }
   CheckCase({"bitwise_not", {{40, 33}}, {}, {kInt32}, 100}, ++seed);
+  for (const char* op : {"log2", "lgamma", "digamma", "trigamma"})
+    CheckCase({op, {{5, 4001}}, {}, {}, 4, 0.1, 20}, ++seed);
+  CheckCase({"digamma", {{5, 401}}, {}, {}, 4, -1.9, -1.1}, ++seed);
+  for (const char* op : {"exp2", "erfc", "asinh"}) CheckCase({op, {{5, 4001}}, {}, {}, 4, -3, 3}, ++seed);
+  CheckCase({"acosh", {{5, 4001}}, {}, {}, 4, 1, 30}, ++seed);
+  CheckCase({"erfinv", {{5, 4001}}, {}, {}, 4, -0.999, 0.999}, ++seed);
+  for (const char* op : {"atan2", "logaddexp"}) {
+    CheckCase({op, {{33, 700}, {700}}, {}, {}, 4, -5, 5}, ++seed);
+    CheckCase({op, {{9, 70}, {9, 1}}, {}, {DType::kBFloat16, DType::kBFloat16}, 4, -5, 5}, ++seed);
+  }
+  CheckCase({"floor_divide", {{33, 700}, {700}}, {}, {}, 4, 1, 50}, ++seed);
+  CheckCase({"floor_divide", {{33, 700}, {700}}, {}, {}, 4, -50, -1}, ++seed);
+  // Both signs, and zero.
+  for (const char* op : {"div", "floor_divide", "remainder"}) {
+    for (DType dtype : {kInt32, kInt64}) {
+      Operands in = {Operand(dtype, {30, 33}), Operand(dtype, {33})};
+      for (Operand& operand : in)
+        for (int64_t i = 0; i < operand.arg.elements(); ++i)
+          StoreFloat(operand.Arg(), i, static_cast<double>((i * 7 + i / 33) % 21 - 10));
+      Check(Cat(op, " of signs ", Name(dtype)), op, {}, in,
+            OutputsOf({op, {{30, 33}, {33}}, {}, {dtype, dtype}}));
+    }
+  }
 }
 
 inline void KernelCases::ReductionsAndShapes() {

@@ -299,8 +299,10 @@ TEST(Gradient, IsThereUnlessItCannotBe) {
   AddGather(&mine);
   AddConstant(&mine);
   const std::set<std::string> none = {
-      "sign",    "equal", "not_equal", "less",   "less_equal",       "greater",  "greater_equal", "argmax",
-      "one_hot", "full",  "uniform",   "normal", "truncated_normal", "constant", "stop_gradient"};
+      "sign",        "equal",         "not_equal",        "less",     "less_equal",
+      "greater",     "greater_equal", "argmax",           "one_hot",  "full",
+      "uniform",     "normal",        "truncated_normal", "constant", "stop_gradient",
+      "floor_divide"};
   for (const std::string& name : mine.names())
     EXPECT_EQ(static_cast<bool>(mine.Get(name).grad), none.count(name) == 0) << name;
 }

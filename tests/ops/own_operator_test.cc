@@ -48,6 +48,44 @@ OpDef Distance() {
 
 TEST(OwnOperator, ARightOnePasses) { EXPECT_EQ(OracleTest(Distance()), ""); }
 
+// A program of steps needs no kernel: y = x^2 scaled, and zero at once where b says so.
+OpDef Program() {
+  OpDef def;
+  def.name = "gated_square";
+  def.axes = "x[..], gate[..] -> y[..]";
+  def.scalar = "square 0;scale 2 factor=0.5;mul 3 1";
+  def.check = [](const OpCall& call) {
+    for (DType dtype : call.dtypes)
+      if (!IsFloating(dtype)) Fail(call.who, ": x and gate must be of a floating type");
+    if (call.dtypes[0] != call.dtypes[1]) Fail(call.who, ": x and gate must be of one type");
+  };
+  def.grad = [](const GradCall& call) -> std::vector<Tensor> {
+    Tensor x = call.in[0], gate = call.in[1], dy = call.dout[0];
+    const Dims of_x = x.shape(), of_gate = gate.shape();
+    return {sum_to(dy * x * gate, of_x), sum_to(0.5 * dy * square(x), of_gate)};
+  };
+  def.samples = {{.in = {{4, 3}, {4, 3}}}, {.in = {{2, 4, 3}, {4, 1}}}, {.in = {{}, {}}}};
+  return def;
+}
+
+TEST(OwnOperator, AProgramNeedsNoKernel) {
+  EXPECT_EQ(OracleTest(Program()), "");
+  OpDef question = Program();  // the type of its result is that of its last step
+  question.scalar += ";greater 4 1";
+  question.grad = nullptr;
+  EXPECT_EQ(OracleTest(question), "");
+  OpDef wrong = Program();
+  wrong.grad = [](const GradCall& call) -> std::vector<Tensor> {
+    const Dims of_x = call.in[0].shape();
+    return {sum_to(call.dout[0] * call.in[1], of_x), Tensor()};
+  };
+  EXPECT_NE(OracleTest(wrong).find("gradient"), std::string::npos);
+  wrong = Program();
+  wrong.scalar = "square 0;matmul 2 1";
+  EXPECT_NE(OracleTest(wrong).find("\"matmul 2 1\" does not name an elementwise operator"),
+            std::string::npos);
+}
+
 TEST(OwnOperator, MistakesAreTold) {
   const struct {
     const char* words;
@@ -55,7 +93,7 @@ TEST(OwnOperator, MistakesAreTold) {
   } mistakes[] = {
       {"OpDef::samples", [](OpDef* d) { d->samples.clear(); }},
       {"built-in", [](OpDef* d) { d->name = "matmul"; }},
-      {"no kernel", [](OpDef* d) { d->reference = nullptr; }},
+      {"no kernel, and OpDef::scalar no program", [](OpDef* d) { d->reference = nullptr; }},
       // A cut of d gives sums over parts, which the entry takes for the largest.
       {"distance",
        [](OpDef* d) {
@@ -63,7 +101,9 @@ TEST(OwnOperator, MistakesAreTold) {
        }},
       // The rows of c are no rows of x.
       {"distance", [](OpDef* d) { d->axes = "x[n d], c[k d] -> y[k n]"; }},
-      {"bf16", [](OpDef* d) { d->check = nullptr; }},
+      // A kernel that takes all that it reads for floats.
+      {"add an OpDef::check that refuses them, or handle them", [](OpDef* d) { d->check = nullptr; }},
+      {"right in the types of its samples, but not in bf16", [](OpDef* d) { d->check = nullptr; }},
       {"gradient",
        [](OpDef* d) {
          d->grad = [](const GradCall& call) -> std::vector<Tensor> {

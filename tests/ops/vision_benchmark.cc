@@ -1,6 +1,9 @@
-// Kernels of vision on the CPU, a row each: the convolutions of ResNet-50 forward and backward, its pooling,
-// and what its batch norms are made of. tests/peers/vision_torch.py prints the same rows of PyTorch.
-//   build/tests/vision_benchmark [threads] [batch] [bf16] [only=REGEX]
+// Kernels of vision on the CPU, a row each: the convolutions of ResNet-50 and the depthwise ones of
+// MobileNet-v2, forward and backward, pooling, and what batch norms are made of. tests/peers/vision_torch.py
+// prints the same rows of PyTorch.
+//   build/tests/vision_benchmark [threads] [batch] [bf16|fp16] [only=REGEX]
+#include <array>
+
 #include "ops/convolution.h"
 #include "tests/ops/kernel_bench.h"
 
@@ -42,6 +45,27 @@ void Convolutions(const KernelBench& bench, int64_t batch, DType t) {
     window.Set("window", Pair{l.window, l.window});
     bench.Row("conv dx " + name, "conv2d_grad_input", {y, filter}, size, {t, t}, flops);
     bench.Row("conv dw " + name, "conv2d_grad_filter", {x, y}, window, {t, t}, flops);
+  }
+}
+
+void Depthwise(const KernelBench& bench, int64_t batch, DType t) {
+  for (const auto& [size, channels, stride] : std::vector<std::array<int64_t, 3>>{
+           {112, 32, 1}, {56, 144, 2}, {28, 192, 1}, {14, 576, 1}, {7, 960, 1}}) {
+    const int64_t result = ConvolutionExtent(size, 3, stride, 1, 1);
+    const Dims x = {batch, size, size, channels}, filter = {channels, 3, 3, 1},
+               y = {batch, result, result, channels};
+    const Attrs attrs = {{"stride", Pair{stride, stride}},
+                         {"padding", Pair{1, 1}},
+                         {"dilation", Pair{1, 1}},
+                         {"groups", channels}};
+    const double flops = 18.0 * static_cast<double>(y.elements());
+    const std::string name = Cat(size, " ", channels, " s", stride);
+    bench.Row("depthwise " + name, "conv2d", {x, filter}, attrs, {t, t}, flops);
+    Attrs plane = attrs, window = attrs;
+    plane.Set("size", Pair{size, size});
+    window.Set("window", Pair{3, 3});
+    bench.Row("depthwise dx " + name, "conv2d_grad_input", {y, filter}, plane, {t, t}, flops);
+    bench.Row("depthwise dw " + name, "conv2d_grad_filter", {x, y}, window, {t, t}, flops);
   }
 }
 
@@ -107,4 +131,5 @@ int main(int argc, char** argv) {
   Others(bench, options.batch, options.dtype);
   BatchNorms(bench, options.batch, options.dtype);
   Convolutions(bench, options.batch, options.dtype);
+  Depthwise(bench, options.batch, options.dtype);
 }

@@ -45,6 +45,7 @@ inline void ConvolutionCases(KernelCases* cases) {
   CheckConvolution(cases, {1, 7, 9, 10}, {6, 1, 1, 5}, {1, 2}, {0, 0}, {1, 1}, 2, &seed);
   CheckConvolution(cases, {2, 10, 12, 33}, {33, 3, 3, 1}, {1, 2}, {1, 1}, {1, 1}, 33, &seed);
   CheckConvolution(cases, {2, 7, 6, 32}, {64, 3, 3, 8}, {1, 1}, {1, 1}, {1, 1}, 4, &seed);
+  CheckConvolution(cases, {2, 40, 50, 150}, {150, 3, 3, 1}, {1, 1}, {1, 1}, {1, 1}, 150, &seed);  // in parts
   CheckConvolution(cases, {1, 12, 13, 8}, {8, 3, 3, 8}, {1, 1}, {2, 4}, {2, 4}, 1, &seed);
   CheckConvolution(cases, {2, 7, 9, 5}, {7, 2, 3, 5}, {3, 2}, {0, 1}, {1, 1}, 1, &seed);
   CheckConvolution(cases, {2, 1, 50, 6}, {10, 1, 5, 3}, {1, 2}, {0, 2}, {1, 1}, 2, &seed);

@@ -47,6 +47,7 @@ ValueCases ReductionCases();  // cases_reductions.cc
 ValueCases LossCases();       // cases_losses.cc
 ValueCases VisionCases();     // cases_vision.cc
 ValueCases SparseCases();     // cases_sparse.cc
+ValueCases ComposedCases();   // cases_composed.cc
 ValueCases LanguageCases();   // cases_language.cc
 
 }  // namespace oneflow_like::peers

@@ -9,6 +9,8 @@ LEFT_OUT = {
     "normal": "draws",
     "truncated_normal": "draws",
     "operator": "the cases numbers/*",
+    "micro_batch_sum": "each_micro_batch_test",
+    "micro_batch_mean": "each_micro_batch_test",
 }
 
 
@@ -19,6 +21,11 @@ def attention(q, k, v, causal=True, scale=None):
 
 def along_axis_0(x):
     return torch.arange(x.shape[0], dtype=x.dtype)[:, None].expand_as(x)
+
+
+def floor_divide(a, b):
+    """PyTorch's has no derivative, not even 0."""
+    return torch.floor_divide(a.detach(), b.detach() if isinstance(b, torch.Tensor) else b)
 
 
 CASES = {
@@ -52,6 +59,27 @@ CASES = {
     "ceil": torch.ceil,
     "round": torch.round,
     "round/halves": lambda x: torch.round(torch.floor(x) * 0.5),
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "erfinv": torch.erfinv,
+    "lgamma": torch.lgamma,
+    "digamma": torch.digamma,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "atanh": torch.atanh,
+    "exp2": torch.exp2,
+    "erfc": torch.erfc,
+    "asinh": torch.asinh,
+    "acosh": torch.acosh,
+    "logit": torch.logit,
+    "trunc": torch.trunc,
+    "frac": torch.frac,
+    "nan_to_num": lambda x: torch.nan_to_num(torch.log(x)),
+    "nan_to_num/given": lambda x: torch.nan_to_num(0.5 * torch.reciprocal(torch.floor(x)), 3.0, 4.0, 5.0),
+    "where/numbers": lambda x: x * torch.where(x < 0.5, 2.0, -1.0),
     "clamp": lambda x: torch.clamp(x, -0.7, 1.2),
     "clamp/above": lambda x: torch.clamp(x, min=-0.7),
     "leaky_relu": lambda x: nn.leaky_relu(x, 0.2),
@@ -88,6 +116,12 @@ CASES = {
     "remainder": torch.remainder,
     "remainder/negative": torch.remainder,
     "remainder/integers": torch.remainder,
+    "atan2": torch.atan2,
+    "logaddexp": torch.logaddexp,
+    "floor_divide": floor_divide,
+    "floor_divide/negative": floor_divide,
+    "floor_divide/tenths": lambda x: floor_divide(torch.floor(x), 0.1),
+    "floor_divide/integers": lambda a, b: [a // b, a // -b],
     "add_n": lambda a, b, c: a + b + c,
     "equal": torch.eq,
     "not_equal": torch.ne,
@@ -111,7 +145,7 @@ CASES = {
     "prelu/channels": nn.prelu,
     "prelu/one": nn.prelu,
     "cast": lambda x: x.float(),
-    "numbers/integers": lambda x: 3 * x - 7 + torch.div(x, 2, rounding_mode="trunc"),
+    "numbers/integers": lambda x: 3 * x - 7 + torch.div(x, 2, rounding_mode="floor"),
     "matmul": torch.matmul,
     "einsum": lambda a, b: torch.einsum("bsw,whd->bshd", a, b),
     "einsum/dots": lambda a, b: torch.einsum("...ij,...jk->...ik", a, b),

@@ -325,6 +325,8 @@ TEST_F(CudaEmulator, ReadsAndWritesBesideMemoryAreTold) {
     EXPECT_DEATH(run(ReadKernel, one, stream, to, data, at), "use-after-poison");
     EXPECT_DEATH(run(WriteKernel, one, stream, data, at), "use-after-poison");
   }
+  ASSERT_EQ(cudaFree(data), cudaSuccess);
+  EXPECT_DEATH(run(ReadKernel, one, stream, to, data, 5), "use-after-poison");
 }
 #else
 TEST_F(CudaEmulator, GuardsSeeWhatIsWrittenBeside) {
@@ -345,14 +347,35 @@ TEST_F(CudaEmulator, GuardsSeeWhatIsWrittenBeside) {
     }
   }
 }
+
+// Small blocks are used again: what was written between is told then, or when guards are looked at.
+TEST_F(CudaEmulator, WritingFreedMemoryIsTold) {
+  for (bool used_again : {true, false}) {
+    CatchFaults faults;
+    char* data = Make<char>(100);
+    ASSERT_EQ(cudaFree(data), cudaSuccess);
+    Launch(WriteKernel, Grid{1, 1, 1, 0}, stream, data, 5);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_TRUE(faults.faults().empty());
+    if (used_again) {
+      for (char value : Read(Make<char>(90), 90)) EXPECT_EQ(value, '\xFF');
+    } else {
+      cuda_emulator::CheckGuards();
+    }
+    ASSERT_EQ(faults.faults().size(), 1u);
+    EXPECT_EQ(faults.faults()[0], "a block of 100 bytes of device 0 was written after it had been freed");
+  }
+}
 #endif
 
 TEST_F(CudaEmulator, FreshMemoryIsNotANumber) {
-  for (size_t count : {size_t{5}, size_t{3} << 20}) {  // the larger one is made of pages of a file
+  // The largest one is made of pages of a file, the others may have been used before.
+  for (size_t count : {size_t{5}, size_t{5}, size_t{3000}, size_t{2900}, size_t{3} << 20}) {
     float* data = Make<float>(count);
     std::vector<float> values = Read(data, count);
     EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float x) { return std::isnan(x); })) << count;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 256, 0u);
+    ASSERT_EQ(cudaMemset(data, 0, count * sizeof(float)), cudaSuccess);
     ASSERT_EQ(cudaFree(data), cudaSuccess);
   }
 }
@@ -446,6 +469,50 @@ TEST_F(CudaEmulator, TheHostDoesNotWaitUnlessItAsksTo) {
   EXPECT_EQ(cudaEventQuery(event), cudaSuccess);
   EXPECT_EQ(GetCounts().host_synchronisations, before.host_synchronisations + 1);
   ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
+// Nothing is asked but whether it has ended.
+TEST_F(CudaEmulator, WhatIsEnqueuedEndsThoughNobodyWaits) {
+  int* to = Make(std::vector<int>{0});
+  cudaEvent_t event;
+  ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+  Launch(AddKernel, Grid{1, 1, 1, 0}, stream, to, 7);
+  while (cudaStreamQuery(stream) == cudaErrorNotReady) std::this_thread::yield();
+  Launch(AddKernel, Grid{1, 1, 1, 0}, stream, to, 7);
+  ASSERT_EQ(cudaEventRecord(event, stream), cudaSuccess);
+  while (cudaEventQuery(event) == cudaErrorNotReady) std::this_thread::yield();
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotReady);
+  for (int i = 0; i < 200; ++i) Launch(AddKernel, Grid{1, 1, 1, 0}, stream, to, 7);  // a queue has an end
+  while (GetCounts().kernels < 100) std::this_thread::yield();
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(GetCounts().kernels, 202);
+}
+
+TEST_F(CudaEmulator, AtOnceOperationsRunOnTheCallersThread) {
+  cuda_emulator::Reset({.at_once = true});
+  CatchFaults faults;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  int* to = Make(std::vector<int>{0});
+  Launch(AddKernel, Grid{1, 1, 1, 0}, stream, to, 7);
+  EXPECT_EQ(GetCounts().kernels, 1);
+  EXPECT_EQ(cudaStreamQuery(stream), cudaSuccess);
+  std::thread::id thread;
+  ASSERT_EQ(cudaLaunchHostFunc(
+                stream, [](void* data) { *static_cast<std::thread::id*>(data) = std::this_thread::get_id(); },
+                &thread),
+            cudaSuccess);
+  EXPECT_EQ(thread, std::this_thread::get_id());
+  EXPECT_EQ(Read(to, 1)[0], 7);
+  cuda_emulator::FailOperation(stream, 1, cudaErrorIllegalAddress);
+  Launch(AddKernel, Grid{1, 1, 1, 0}, stream, to, 1);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  Launch(AddKernel, Grid{1, 1, 1, 0}, stream, to, 1);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorIllegalAddress);
+  cuda_emulator::Reset({.at_once = true});
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  Launch(SomeWaitKernel, Grid{1, 1, 64, 0}, stream);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
+  EXPECT_EQ(faults.faults().size(), 1u);
 }
 
 TEST_F(CudaEmulator, TheLegacyStreamWaitsForBlockingStreams) {

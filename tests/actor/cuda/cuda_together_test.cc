@@ -2,7 +2,7 @@
 // tensors have the bits that one after another have, whatever their types, sizes and addresses, run, recorded
 // and replayed; what must not go together does not; training is the same with it and without, in fewer
 // launches.
-// ctest: seconds=55
+// ctest: seconds=12
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -77,7 +77,7 @@ struct Update {
 class CudaTogether : public testing::Test {
  protected:
   CudaTogether() {
-    cuda_emulator::Reset({});
+    cuda_emulator::Reset({.at_once = true});
     backend_ = MakeBackend();
     backend_->AddKernels(&registry_);
     device_ = backend_->MakeDevice(0, 0);
@@ -561,7 +561,7 @@ Trained Train(const SmallGpt& given, Backend* backend, int steps) {
 // a piece cut for another rank between sums of squares. Over dp each rank's sums of squares come in two
 // launches, as gradients of the last layers arrive while the others are computed.
 TEST(CudaTogetherTraining, TheSameLossesInFewerLaunches) {
-  constexpr int kSteps = 5;
+  constexpr int kSteps = 4;  // each of them run, then recorded, then replayed
   struct {
     const char* mesh;
     int launches, narrow_launches;  // of a step's updates, sums of squares and casts, on all ranks, at most
@@ -574,7 +574,9 @@ TEST(CudaTogetherTraining, TheSameLossesInFewerLaunches) {
       given.micro_batches = 2;
       given.layers = 2;
       given.width = 32;
+      given.heads = 2;
       given.dtype = dtype;
+      if (dtype == DType::kFloat16 && given.mesh != "cuda:dp=1") continue;  // as with bf16
       cuda_emulator::Reset({});
       auto alone = std::make_unique<AloneBackend>();
       const Trained apart = Train(given, alone.get(), kSteps);
@@ -597,6 +599,7 @@ TEST(CudaTogetherTraining, ZeroHasTheSameLosses) {
   given.zero_axis = "dp";
   given.layers = 2;
   given.width = 32;
+  given.heads = 2;
   cuda_emulator::Reset({});
   auto alone = std::make_unique<AloneBackend>();
   const Trained apart = Train(given, alone.get(), 4);

@@ -57,6 +57,7 @@ int RunJob(const Launcher& launcher) {
   small.mesh = launcher.mesh({"dp", "tp", "pp"}, "cpu:dp=1").str();
   small.micro_batches = 2;
   small.width = 32;
+  small.parallel.batch = "";  // layouts by cost, which sends more
   small.model_options = launcher.model_options();
   GptProgram program(small);
   Session train = program.MakeTrain();

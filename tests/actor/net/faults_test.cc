@@ -108,11 +108,15 @@ bool SomebodyListens(int port) {
   return false;
 }
 
+// Of those who could be a job's: its own, and its libraries'. Other programs come and go there, too.
 std::set<std::string> SharedMemoryFiles() {
   std::set<std::string> names;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error))
-    names.insert(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+    const std::string name = entry.path().filename().string();
+    for (const char* prefix : {"oneflow_like", "ucx", "nccl", "sem."})
+      if (name.starts_with(prefix)) names.insert(name);
+  }
   return names;
 }
 

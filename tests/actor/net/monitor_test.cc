@@ -1,6 +1,6 @@
 // Who is behind is named: the judge on numbers, and jobs on four hosts where one process is slowed, or the
 // line of one host is late or narrow. `--cases=N` runs more of them.
-// ctest: seconds=19
+// ctest: serial seconds=19
 #include "actor/net/collectives/monitor.h"
 
 #include <gflags/gflags.h>

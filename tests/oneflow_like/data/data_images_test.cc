@@ -1,8 +1,11 @@
 // Pictures: decoded, resized and drawn from folders; what is said of broken ones.
 // ctest: asan=10
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -40,9 +43,15 @@ TEST_F(DataImagesTest, PngIsItsPixels) {
   }
 }
 
+struct KnownPng {
+  std::string kind, bytes;
+  int width = 0, height = 0;
+  std::vector<uint8_t> rgb;
+};
+
 // Every kind of PNG, with chunks that are about colours and without: what Pillow, torchvision and OpenCV make
 // of it. The upper byte of 16 bits, fewer bits spread over all, colours as they are however transparent.
-TEST_F(DataImagesTest, EveryKindOfPngIsItsColours) {
+std::vector<KnownPng> EveryKindOfPng() {
   std::mt19937 random(5);
   std::string palette;
   for (int i = 0; i < 3 * 256; ++i) palette += static_cast<char>(random());
@@ -58,19 +67,16 @@ TEST_F(DataImagesTest, EveryKindOfPngIsItsColours) {
                                  PngChunk("cHRM", bytes(32)) + PngChunk("gAMA", BigEndian(20000)),
                                  PngChunk("sBIT", "\3\3\3") + PngChunk("tEXt", std::string("a\0b", 3)),
                                  PngChunk("iCCP", std::string("x\0\0", 3) + "no profile")};
-  int kinds = 0;
+  std::vector<KnownPng> all;
   for (const auto& [colour, depths] : std::map<int, std::vector<int>>{
            {0, {1, 2, 4, 8, 16}}, {2, {8, 16}}, {3, {1, 2, 4, 8}}, {4, {8, 16}}, {6, {8, 16}}})
     for (int depth : depths)
-      for (const std::string& about : colours)
+      for (size_t about = 0; about < std::size(colours); ++about)
         for (bool transparent : {false, true})
           for (bool interlaced : {false, true}) {
             const int w = 1 + random() % 20, h = 1 + random() % 20;
-            PngKind kind{.depth = depth, .colour = colour, .chunks = about, .interlaced = interlaced};
-            SCOPED_TRACE(testing::Message()
-                         << "colour type " << colour << " of " << depth << " bits, " << w << " x " << h
-                         << ", chunks of " << about.size() << " bytes, transparent " << transparent
-                         << ", interlaced " << interlaced);
+            PngKind kind{
+                .depth = depth, .colour = colour, .chunks = colours[about], .interlaced = interlaced};
             std::vector<uint16_t> samples(size_t{1} * w * h * kind.channels());
             for (uint16_t& sample : samples) sample = static_cast<uint16_t>(random() & ((1 << depth) - 1));
             if (colour == 3) kind.chunks += PngChunk("PLTE", palette.substr(0, 3 << depth));
@@ -78,25 +84,52 @@ TEST_F(DataImagesTest, EveryKindOfPngIsItsColours) {
               kind.chunks += PngChunk("tRNS", colour == 3   ? bytes(1 << depth)
                                               : colour == 2 ? std::string({'\0', 1, '\0', 1, '\0', 1})
                                                             : std::string({'\0', 1}));
-            const Picture read = DecodeText(PngOf(w, h, kind, samples));
-            ASSERT_EQ(read.width, w);
-            ASSERT_EQ(read.height, h);
+            KnownPng png{Cat("colour", colour, "_bits", depth, "_chunks", about,
+                             transparent ? "_transparent" : "", interlaced ? "_interlaced" : ""),
+                         PngOf(w, h, kind, samples), w, h};
             for (int64_t pixel = 0; pixel < w * h; ++pixel)
               for (int c = 0; c < 3; ++c) {
                 const uint16_t* at = &samples[pixel * kind.channels()];
                 const int value = colour == 2 || colour == 6 ? at[c] : at[0];
-                const int is = colour == 3   ? static_cast<uint8_t>(palette[3 * value + c])
-                               : depth == 16 ? value >> 8
-                                             : value * 255 / ((1 << depth) - 1);
-                ASSERT_EQ(read.rgb[3 * pixel + c], is) << "pixel " << pixel << " channel " << c;
+                png.rgb.push_back(static_cast<uint8_t>(colour == 3   ? palette[3 * value + c]
+                                                       : depth == 16 ? value >> 8
+                                                                     : value * 255 / ((1 << depth) - 1)));
               }
-            ++kinds;
+            all.push_back(std::move(png));
           }
-  EXPECT_EQ(kinds, 15 * 7 * 4);
+  return all;
+}
+
+TEST_F(DataImagesTest, EveryKindOfPngIsItsColours) {
+  const std::vector<KnownPng> all = EveryKindOfPng();
+  EXPECT_EQ(all.size(), 15u * 7 * 4);
+  for (const KnownPng& png : all) {
+    SCOPED_TRACE(Cat(png.kind, ", ", png.width, " x ", png.height));
+    const Picture read = DecodeText(png.bytes);
+    EXPECT_EQ(read.width, png.width);
+    EXPECT_EQ(read.height, png.height);
+    EXPECT_EQ(read.rgb, png.rgb);
+  }
   // White, half transparent, and a middle grey: 255 and 128, whatever gamma there is.
   const std::vector<uint16_t> white = {0xffff, 0xffff, 0xffff, 0x8000}, grey = {0x8080, 0x8080, 0x8080};
   EXPECT_EQ(DecodeText(PngOf(1, 1, {.depth = 16, .colour = 6}, white)).rgb, std::vector<uint8_t>(3, 255));
   EXPECT_EQ(DecodeText(PngOf(1, 1, {.depth = 16, .colour = 2}, grey)).rgb, std::vector<uint8_t>(3, 128));
+}
+
+TEST_F(DataImagesTest, PngsAreAsPillowAndOpenCvReadThem) {
+  for (const KnownPng& png : EveryKindOfPng()) {
+    const Picture read = DecodeText(png.bytes);
+    Write(png.kind + ".png", png.bytes);
+    Write(png.kind + ".rgb", std::string(read.rgb.begin(), read.rgb.end()));
+  }
+  const char* given = std::getenv("OFL_PYTHON");
+  const std::string python = given != nullptr ? given : "python3";
+  const int status = std::system(
+      Cat(python, " ", OFL_SOURCE_DIR, "/tests/oneflow_like/data/png_check.py ", folder_).c_str());
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << python
+                 << " lacks the packages pillow and opencv-python-headless (OFL_PYTHON names another)";
+  EXPECT_EQ(status, 0);
 }
 
 #ifdef OFL_HAVE_JPEG
@@ -285,6 +318,37 @@ TEST_F(DataImagesTest, FoldersAreClassesInOrder) {
   ExpectSays([&] { ImageFolder(folder_ + "/none", {}); }, folder_ + "/none", "No such file");
   ExpectSays([&] { ImageFolder(folder_ + "/set/cat", {}); }, folder_ + "/set/cat",
              "no folders with pictures");
+}
+
+// Of a picture that grows redder to the right as it grows greener downwards: what is cropped has 3/4 to 4/3
+// of the result's shape, so that a pixel of the result is made of about as many columns as rows.
+TEST_F(DataImagesTest, CropsHaveTheShapeOfTheResult) {
+  Picture ramps{200, 200, std::vector<uint8_t>(size_t{3} * 200 * 200)};
+  for (int y = 0; y < 200; ++y)
+    for (int x = 0; x < 200; ++x) {
+      uint8_t* pixel = &ramps.rgb[size_t{3} * (200 * y + x)];
+      pixel[0] = static_cast<uint8_t>(x);
+      pixel[1] = static_cast<uint8_t>(y);
+    }
+  Write("set/a/ramps.png", PngOf(ramps));
+  for (auto [height, width] : {std::pair(8, 20), {20, 8}}) {
+    const ImageFolder set(folder_ + "/set", {.height = height, .width = width, .deviation = {1, 1, 1}});
+    std::vector<float> image(3 * height * width);
+    int32_t label = -1;
+    void* const to[] = {image.data(), &label};
+    double least = 10, most = 0;
+    for (int64_t epoch = 0; epoch < 200; ++epoch) {
+      set.Read({1, epoch, 0}, to);
+      const float *red = &image[width],
+                  *green = &image[height * width];  // from the second row, from the first
+      const double columns = std::abs(red[width - 2] - red[1]) / (width - 3),
+                   rows = (green[(height - 2) * width] - green[width]) / (height - 3);
+      least = std::min(least, columns / rows);
+      most = std::max(most, columns / rows);
+    }
+    EXPECT_NEAR(least, 0.75, 0.05) << height << " x " << width;
+    EXPECT_NEAR(most, 4.0 / 3, 0.07) << height << " x " << width;
+  }
 }
 
 TEST_F(DataImagesTest, BrokenFilesAreLeftOut) {

@@ -105,6 +105,50 @@ TEST(DataOrder, AMixtureKeepsItsSharesAndRepeatsNothingEarly) {
   EXPECT_NE(ErrorOf([&] { Mixture({{a, 1e9}, {b, 1}}); }).find("1/1024"), std::string::npos);
 }
 
+// Shares of a block are rounded so that they add up: those that would lose most get one more.
+TEST(DataOrder, SharesOfAMixtureAreRoundedByLargestRemainders) {
+  std::vector<std::shared_ptr<Numbers>> sources;
+  for (int i = 0; i < 3; ++i) sources.push_back(std::make_shared<Numbers>(100));
+  // Of 1,024 samples 279.27, 465.45 and 279.27; 64, 479.7 and 480.3.
+  using Shares = std::vector<int64_t>;
+  for (const auto& [weights, shares] :
+       {std::pair(Shares{3, 5, 3}, Shares{279, 466, 279}), {{640, 4797, 4803}, {64, 480, 480}}}) {
+    std::vector<Mixture::Part> parts;
+    for (int i = 0; i < 3; ++i) parts.push_back({sources[i], static_cast<double>(weights[i])});
+    const Mixture mixture(parts, 1024);
+    std::vector<int64_t> id(3);
+    std::vector<int32_t> wide(24);
+    void* const to[] = {id.data(), wide.data()};
+    for (const auto& source : sources) source->reads = 0;
+    for (int64_t i = 0; i < 1024; ++i) mixture.Read({1, 0, i}, to);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(sources[i]->reads, shares[i]) << "source " << i;
+  }
+}
+
+// Each source continues where the epoch before has left it: all of its samples come before one comes again.
+TEST(DataOrder, EpochsOfAMixtureContinueItsSources) {
+  auto a = std::make_shared<Numbers>(700), b = std::make_shared<Numbers>(5000);
+  for (int64_t samples : {2048, 1000}) {
+    const Mixture mixture({{a, 3}, {b, 1}}, samples);
+    std::vector<int64_t> id(3);
+    std::vector<int32_t> wide(24);
+    void* const to[] = {id.data(), wide.data()};
+    std::map<int64_t, int> of_a, of_b;  // how often each sample came
+    for (int64_t epoch = 0; epoch < 4; ++epoch)
+      for (int64_t i = 0; i < samples; ++i) {
+        const int64_t before = a->reads;
+        mixture.Read({1, epoch, i}, to);
+        ++(a->reads == before ? of_b : of_a)[id[1]];
+      }
+    const auto [least, most] = std::minmax_element(
+        of_a.begin(), of_a.end(), [](const auto& x, const auto& y) { return x.second < y.second; });
+    EXPECT_EQ(of_a.size(), 700u);
+    // Blocks that the last epoch has begun may lack any samples.
+    EXPECT_LE(most->second - least->second, samples == 2048 ? 1 : 2) << samples;
+    for (const auto& [index, times] : of_b) EXPECT_EQ(times, 1) << samples << ", sample " << index;
+  }
+}
+
 // Whatever the threads, the delays and the number of batches ahead: one order, that of one thread without
 // delays.
 TEST(DataPipeline, OneOrderUnderRandomDelays) {

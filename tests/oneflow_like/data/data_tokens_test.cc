@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 
 #include "oneflow_like/data/files.h"
 #include "oneflow_like/data/token_files.h"
@@ -125,6 +126,15 @@ TEST_F(DataTokensTest, MistakesNameFileAndOffset) {
   ExpectSays([&] { Tokens::Open(folder_); }, folder_, "folder");
   const Tokens far = Tokens::Open(Write("far.npy", NpyFile("<i4", "(2,)", BytesOf<int32_t>({1, -5}))));
   ExpectSays([&] { All(far); }, "far.npy", "at byte 132: token -5");
+}
+
+// Of a text in UTF-8 the mark is left out, as in prompts; one in UTF-16 is refused.
+TEST_F(DataTokensTest, AMarkOfByteOrderIsNoPartOfAText) {
+  using namespace std::string_literals;
+  EXPECT_EQ(All(Tokens::Open(Write("marked.txt", "\xef\xbb\xbfhi"))), (std::vector<int32_t>{'h', 'i'}));
+  EXPECT_EQ(All(Tokens::Open(Write("plain.txt", "\xef\xbbhi"))).size(), 4u);
+  for (const std::string& text : {"\xff\xfeh\0i\0"s, "\xfe\xff\0h\0i"s})
+    ExpectSays([&] { Tokens::Open(Write("wide.txt", text)); }, folder_ + "/wide.txt", "save it in UTF-8");
 }
 
 // What is packed or stored in another way is no text, whatever its name says, in gzip neither; texts that
@@ -325,6 +335,19 @@ TEST_F(DataTokensTest, RowsFollowEachOtherAndLeaveOutLessThanOne) {
         }
         EXPECT_GE(next + context, size - 1);
       }
+    }
+}
+
+// What is left out at both ends differs between epochs, so that all tokens come sooner or later.
+TEST_F(DataTokensTest, RowsBeginWhereverTheyCan) {
+  for (int size : {9, 10, 17, 21, 64})
+    for (int64_t context : {3, 8}) {
+      const TokenRows rows(Count(folder_ + "/n.bin", size), {.context = context});
+      std::set<int32_t> begins, expected;
+      for (int64_t epoch = 0; epoch < 300; ++epoch)
+        begins.insert(RowOf(rows, context, {7, epoch, 0}).tokens[0]);
+      for (int32_t begin = 0; begin + rows.samples() * context + 1 <= size; ++begin) expected.insert(begin);
+      EXPECT_EQ(begins, expected) << size << " tokens, context " << context;
     }
 }
 

@@ -1,0 +1,137 @@
+// The functions of ops/language/composed.h in models: the same outputs and losses on every mesh and for every
+// number of micro-batches, draws included.
+// ctest: seconds=6
+#include <cmath>
+
+#include "ops/language/composed.h"
+#include "tests/oneflow_like/session_fixture.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr int64_t kBatch = 12, kWidth = 8;
+
+// Two layers, and whatever the function makes of what is between them, [batch width] of x and of a weight.
+using Between = Tensor (*)(Tensor x, Tensor w);
+
+std::vector<float> Losses(const std::string& mesh, int micro_batches, Between between) {
+  Model model(FullMesh(mesh));
+  Scope s = model.scope();
+  Tensor x = model.Input("x", {kBatch, kWidth}, DType::kFloat32, {{"dp", S(0)}});
+  Tensor hidden = tanh(matmul(x, s.Weight("in", {kWidth, kWidth}, Normal(0.5), {{"tp", S(1)}})));
+  Tensor y = between(hidden, s.Weight("w", {kWidth, kWidth}, Normal(0.5), {{"tp", S(0)}}));
+  Dims rows = {kBatch, y.shape().elements() / kBatch};
+  Tensor out = matmul(reshape(y, rows), s.Weight("out", {rows[1], 3}, Normal(0.3)));
+  TrainOptions options;
+  options.micro_batches = micro_batches;
+  Session train = Train(mean(square(out - 0.5)), Sgd{.lr = 0.05}, options);
+  std::vector<float> losses;
+  for (uint64_t step = 0; step < 3; ++step)
+    losses.push_back(train.Run({{"x", Floats(step, {kBatch, kWidth})}}).Scalar("loss"));
+  return losses;
+}
+
+const std::vector<std::pair<const char*, Between>> kFunctions = {
+    {"softmax", [](Tensor x, Tensor w) { return softmax(matmul(x, w), 1) + softmax(x, -1); }},
+    {"layer_norm", [](Tensor x, Tensor w) { return layer_norm_over(matmul(x, w), {-1}); }},
+    {"norms over two axes",
+     [](Tensor x, Tensor w) {
+       Tensor y = reshape(matmul(x, w), {kBatch, 2, 4});
+       return layer_norm_over(y, {1, 2}) + rms_norm_over(y, {1});
+     }},
+    {"weight_norm", [](Tensor x, Tensor w) { return matmul(x, weight_norm(w, sum(abs(w), {0}), 1)); }},
+    {"bernoulli", [](Tensor x, Tensor w) { return where(bernoulli(sigmoid(x)), matmul(x, w), 0); }},
+    {"gumbel",
+     [](Tensor x, Tensor w) {
+       return matmul(x, w) + gumbel(x.graph(), {kBatch, kWidth});
+     }},
+    {"categorical",
+     [](Tensor x, Tensor w) { return matmul(x, w) * unsqueeze(cast(categorical(x), DType::kFloat32), 1); }},
+    {"randint",
+     [](Tensor x, Tensor w) {
+       return matmul(x, w) * cast(randint(x.graph(), {kBatch, 1}, -3, 4), DType::kFloat32);
+     }},
+    {"randperm", [](Tensor x, Tensor w) { return take(matmul(x, w), 1, randperm(x.graph(), kWidth)); }},
+    {"drop_path", [](Tensor x, Tensor w) { return x + drop_path(matmul(x, w), 0.4); }},
+    {"take",
+     [](Tensor x, Tensor w) {
+       return take(matmul(x, w), 1, {5, 5, 0, -1});
+     }},
+    {"max_with_indices",
+     [](Tensor x, Tensor w) {
+       Extremes most = max_with_indices(matmul(x, w)), least = min_with_indices(x);
+       return (most.values + least.values) * cast(most.indices - least.indices, DType::kFloat32);
+     }},
+    {"dynamic_slice",
+     [](Tensor x, Tensor w) { return dynamic_slice(matmul(x, w), 1, randint(x.graph(), {}, 0, 5), 4); }},
+    {"slice_scatter",
+     [](Tensor x, Tensor w) { return slice_scatter(matmul(x, w), 1, 3, slice(x, 1, 0, 4)); }},
+    {"scatter",
+     [](Tensor x, Tensor w) {
+       return scatter(matmul(x, w), 1, slice(argsort(x), 1, 0, 3), slice(x, 1, 0, 3));
+     }},
+    {"bincount of the batch",
+     [](Tensor x, Tensor w) {
+       Tensor counts = cast(bincount(argmax(x), kWidth), DType::kFloat32);
+       return matmul(x, w) * stop_gradient(counts);
+     }},
+    {"nonzero and unique of rows",
+     [](Tensor x, Tensor w) {
+       Found found = nonzero(greater(sum(w, {1}), 0), 5);
+       Distinct distinct = unique(round(w * 2), 6);
+       return matmul(x, w) *
+              (cast(found.count, DType::kFloat32) + sum(distinct.values) +
+               sum(cast(distinct.counts, DType::kFloat32))) *
+              0.02;
+     }},
+    {"searchsorted",
+     [](Tensor x, Tensor w) {
+       return matmul(x, w) * cast(searchsorted(sort(sum(w, {0})).values, x), DType::kFloat32);
+     }},
+    {"quantile", [](Tensor x, Tensor w) { return matmul(x, w) - quantile(x, 0.4, 1, true); }},
+    {"running results",
+     [](Tensor x, Tensor w) {
+       Tensor y = matmul(x, w);
+       return cumprod(y, 1) + cummax(y, 1) + cummin(x, -1) + logcumsumexp(y, 1);
+     }},
+    {"pad",
+     [](Tensor x, Tensor w) {
+       Tensor y = pad(matmul(x, w), {{0, 0}, {2, 3}}, {.mode = PadMode::kReflect});
+       y = pad(y, {{0, 0}, {1, 0}}, {.mode = PadMode::kCircular});
+       y = pad(y, {{0, 0}, {0, 2}}, {.mode = PadMode::kReplicate});
+       return pad(y, {{0, 0}, {0, 1}}, {.value = 2});
+     }},
+    {"unfold", [](Tensor x, Tensor w) { return unfold(matmul(x, w), 1, 3, 2); }},
+    {"pixel_shuffle",
+     [](Tensor x, Tensor w) {
+       return pixel_unshuffle(relu(pixel_shuffle(reshape(matmul(x, w), {kBatch, 1, 1, 8}), 2)), 2);
+     }},
+    {"attention with lengths",
+     [](Tensor x, Tensor w) {
+       Tensor y = reshape(matmul(x, w), {kBatch, 4, 2, 1});
+       Tensor lengths = 1 + argmax(slice(x, 1, 0, 4));
+       return attention(y, y, y,
+                        {.causal = false, .bias = alibi(x.graph(), 2, 4, 4), .key_lengths = lengths});
+     }},
+};
+
+TEST(ComposedModel, IsTheSameOnEveryMesh) {
+  for (const auto& [name, between] : kFunctions) {
+    SCOPED_TRACE(name);
+    const std::vector<float> wanted = Losses("cpu:dp=1", 1, between);
+    for (float loss : wanted) ASSERT_TRUE(std::isfinite(loss)) << name;
+    for (auto [mesh, micro_batches] : {std::pair{"cpu:dp=2", 1},
+                                       {"cpu:dp=3", 2},
+                                       {"cpu:tp=2", 3},
+                                       {"cpu:dp=2,tp=2", 1},
+                                       {"cpu:dp=1", 4}}) {
+      const std::vector<float> got = Losses(mesh, micro_batches, between);
+      for (size_t i = 0; i < wanted.size(); ++i)
+        EXPECT_NEAR(got[i], wanted[i], 1e-5 * (1 + std::abs(wanted[i])))
+            << name << " on " << mesh << " in " << micro_batches << " micro-batches, step " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like
