@@ -48,8 +48,8 @@ class RunningScope {
 // An operator has a place in the graph, too: the name it has in messages, dumps and as the source of random
 // draws, its region and its stage. While the function of a block runs (Run; nn::layers), what it makes
 // belongs to the block. Elsewhere an operator belongs with its operands, in whatever order these are given:
-// it is in the scope of the one that was made last (of a block that has ended: in the scope around that
-// block), and per mesh axis on the highest stage of any.
+// it is in the scope of a weight among them, else of the one that was made last (of a block that has ended:
+// in the scope around that block), and per mesh axis on the highest stage of any.
 class Scope {
  public:
   Scope operator/(const std::string& name) const;

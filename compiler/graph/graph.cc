@@ -47,16 +47,24 @@ std::string ScopeOf(const std::string& name) {
 
 Graph::Place Graph::PlaceOf(const std::vector<Tensor>& in) {
   Place place{"", WholeMesh(mesh_)};
-  int last = -1;
+  std::pair<bool, int> best{false, -1};
   for (const Tensor& t : in) {
     const Node& from = producer(t.id());
     place.placed = place.placed || from.placed;
     for (int a = 0; from.placed && a < mesh_.rank(); ++a)
       place.slice.fixed[a] = std::max(place.slice.fixed[a], from.slice.fixed[a]);
-    if (t.id() <= last) continue;
-    if (std::string scope = ScopeOf(t.name()); !scope.empty()) place.scope = std::move(scope), last = t.id();
+    if (ClaimOf(t.id()) <= best) continue;
+    if (std::string scope = ScopeOf(t.name()); !scope.empty())
+      place.scope = std::move(scope), best = ClaimOf(t.id());
   }
   return place;
+}
+
+std::pair<bool, int> Graph::ClaimOf(int value) const {
+  const Node& node = producer(value);
+  // A cast, for a weight that is stored in 16 bits, or a move to another stage.
+  const bool form = node.op == "cast" || node.op == "identity";
+  return {(form ? producer(node.in[0]) : node).kind == NodeKind::kVariable, value};
 }
 
 std::string Graph::OfAnother() const { return origin_ ? origin_->of_another : ""; }

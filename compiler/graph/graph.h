@@ -15,6 +15,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/graph/regions.h"
@@ -206,8 +207,12 @@ class Graph : public GraphBuilder {
   };
   // Where the next node, one that reads `in`, belongs if no Origin says so. It does not depend on the order
   // of the operands: the slice is, per mesh axis, the highest coordinate to which they are fixed; the scope
-  // is that of the operand that was made last among those that have one.
+  // is, among the operands that have one, that of the largest ClaimOf: of a weight, else of what was made
+  // last.
   virtual Place PlaceOf(const std::vector<Tensor>& in);
+  // A weight counts for more than other operands, whenever it was requested: in matmul(relu(h), w) the order
+  // in which C++ evaluates the two does not matter.
+  std::pair<bool, int> ClaimOf(int value) const;
 
  private:
   const Catalog* catalog_;

@@ -303,18 +303,18 @@ std::string GraphOfModel::ScopeOutsideEnded(const std::string& name) const {
   return ScopeOf(name);
 }
 
-// Within the scope that runs an operator has the scope of its last operand that is there: a projection's bias
+// Within the scope that runs an operator has the scope of an operand that is there: a projection's bias
 // is added in "block0/attention", not in "block0".
 Graph::Place GraphOfModel::PlaceOf(const std::vector<Tensor>& in) {
   Place place = Graph::PlaceOf(in);
   const Running* here = running_.empty() ? nullptr : &running_.back();
   const std::string below = here && !here->path.empty() ? here->path + "/" : "";
   place.scope = below;
-  int last = -1;
+  std::pair<bool, int> best{false, -1};
   for (const Tensor& t : in) {
-    if (t.id() <= last) continue;
+    if (ClaimOf(t.id()) <= best) continue;
     std::string scope = ScopeOutsideEnded(t.name());
-    if (!scope.empty() && scope.starts_with(below)) place.scope = std::move(scope), last = t.id();
+    if (!scope.empty() && scope.starts_with(below)) place.scope = std::move(scope), best = ClaimOf(t.id());
   }
   standing.erase(num_nodes());
   // What reads nothing is where it is read.

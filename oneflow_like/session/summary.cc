@@ -166,6 +166,7 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     int64_t bytes;  // of each
     const plan::Buffer* buffer = nullptr;
     int64_t count = 1;
+    const plan::Buffer* last = nullptr;  // of those that share the entry
   };
   std::vector<Consumer> consumers;
   for (const plan::Variable& v : plan.variable()) {
@@ -206,7 +207,7 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
     if (fresh)
       kinds.push_back(c);
     else
-      ++kinds[kind->second].count;
+      ++kinds[kind->second].count, kinds[kind->second].last = c.buffer;
   }
   std::stable_sort(kinds.begin(), kinds.end(),
                    [](auto& a, auto& b) { return a.bytes * a.count > b.bytes * b.count; });
@@ -220,7 +221,10 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
       const plan::Kernel* k = source[c.buffer->id()];
       text += Cat(" (", c.buffer->slots(), c.buffer->slots() == 1 ? " slot, " : " slots, ",
                   k ? k->name() : "", !k || k->file().empty() ? "" : Cat(" at ", k->file(), ":", k->line()),
-                  HeldText(compiled, c.buffer->id()), ")");
+                  HeldText(compiled, c.buffer->id()));
+      if (c.last && HeldText(compiled, c.last->id()) != HeldText(compiled, c.buffer->id()))
+        text += Cat("; the last", HeldText(compiled, c.last->id()));
+      text += ")";
     }
     s.consumers.push_back({std::move(text), c.bytes * c.count});
   }

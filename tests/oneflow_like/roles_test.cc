@@ -73,7 +73,7 @@ TEST(Roles, TheAxisOfInputsIsTheBatchs) {
     given.parallel.batch = "dp";
     EXPECT_EQ(SharesSent(given, 2), by_default) << given.str();
     given.parallel.batch = "";
-    EXPECT_GT(SharesSent(given, 2), 0) << given.str();
+    EXPECT_LT(SharesSent(given, 2), 1) << given.str();  // sends activations in place of gradients
   }
   // Of two axes that cut batches, and of one that has another role, none is taken.
   auto cut = [](const Annotation& of_x, const Annotation& of_y, const Parallel& roles) {

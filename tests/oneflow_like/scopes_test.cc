@@ -269,6 +269,13 @@ TEST(Scopes, OutsideOfBlocksOperandsSayWhereAndTheirOrderDoesNot) {
     EXPECT_EQ(NameOf(swapped ? c * h : h * c), "second/mul.1");  // c was made last
     EXPECT_EQ(NameOf(dropout(swapped ? x + h : h + x, .5)), "first/dropout");
     EXPECT_EQ(NameOf(swapped ? x * x + x : x + x * x), "add");
+    // A weight counts for more than what was made after it: C++ says of no operand that it is evaluated
+    // first.
+    Tensor early = (s / "third").Weight("w", {3}, Ones()), late = relu(c);
+    EXPECT_EQ(NameOf(swapped ? early * late : late * early), "third/mul");
+    Tensor narrow = (s / "narrow").Weight("w", {3}, Ones(), {.trainable = false, .dtype = DType::kBFloat16});
+    late = relu(c);
+    EXPECT_EQ(NameOf(swapped ? narrow * late : late * narrow), "narrow/mul");
   }
 }
 
@@ -387,7 +394,9 @@ TEST(Scopes, BlocksDividedByCostTakeWhatTheyShareAlong) {
   memory = nn::layers(s / "encoder", x, 5, block);
   Tensor y = nn::layers(s / "decoder", condition, 5, block);
   Session train = Train(mean(square(y)), Sgd{.lr = .1}, {{.micro_batches = 2}});
-  for (const auto& [path, stages] : StagesOf(train)) {
+  const std::map<std::string, std::set<int>> stages_of = StagesOf(train);
+  EXPECT_EQ(stages_of.size(), 10u);
+  for (const auto& [path, stages] : stages_of) {
     const int wanted = model.impl()->variables.at(path + "/up/weight").node.slice.fixed[2];
     EXPECT_EQ(stages, std::set<int>{wanted}) << path;
   }

@@ -1,8 +1,6 @@
 // Values of the whole batch that are read within micro-batches: they are whole when they are read, whatever
 // the number of micro-batches, and the memory for that is predicted. Random models of this kind are in
 // random_models_test.cc.
-#include <regex>
-
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
@@ -136,9 +134,7 @@ TEST(WholeBatch, TheSummaryNamesWhatIsWaitedFor) {
       continue;
     }
     EXPECT_NE(said.find("(8 slots, "), std::string::npos) << said;
-    // Buffers that differ by the number of a layer alone are in one line, with what the first is held for.
-    EXPECT_TRUE(
-        std::regex_search(said, std::regex(", held until mean 'layer\\d/mean' at whole_batch_test.cc:")))
+    EXPECT_NE(said.find(", held until mean 'layer5/mean' at whole_batch_test.cc:"), std::string::npos)
         << said;
   }
 }
