@@ -54,10 +54,10 @@ struct SessionOptions {
   std::vector<Tensor> also;
 };
 struct EvaluateOptions : SessionOptions {
-  // "average": in place of each weight the average that a training keeps of it (TrainOptions::average); of
-  // several trainings that average the same weight, "<training>:average" says which. Until a training has
-  // updated its weights the averages are the weights. What has no average is read as it is: frozen weights,
-  // variables of Scope::State (running statistics of batch norms). Empty: the weights.
+  // Weights to compute with. Empty: the current ones. "average": the average that a training keeps of each
+  // weight (TrainOptions::average); if several trainings average one weight, "<training>:average" selects
+  // one. Before the first update an average equals its weight. Variables without an average (frozen weights,
+  // those of Scope::State) have their current values.
   std::string weights;
 };
 struct TrainOptions : SessionOptions {

@@ -12,7 +12,7 @@ namespace oneflow_like {
 
 namespace {
 
-// What one slice's reader gave: rows [begin, end) of an axis.
+// The gradient of one slice: rows [begin, end) of an axis.
 struct Rows {
   int64_t begin, end;
   Tensor tensor;

@@ -69,7 +69,7 @@ int DepthIn(const fs::path& path, const fs::path& folder) {
   return 0;
 }
 
-// What is read from a folder although it lies elsewhere.
+// Files and folders that are read through links in a folder.
 struct Linked {
   std::vector<fs::path> folders;  // to which links directly in the folder point
   std::set<std::string> files;    // identities

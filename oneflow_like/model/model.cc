@@ -317,7 +317,7 @@ Graph::Place GraphOfModel::PlaceOf(const std::vector<Tensor>& in) {
     if (!scope.empty() && scope.starts_with(below)) place.scope = std::move(scope), best = ClaimOf(t.id());
   }
   standing.erase(num_nodes());
-  // What reads nothing is where it is read.
+  // An operator without operands has the stage of its readers.
   for (int a = 0; here && !in.empty() && a < mesh().rank(); ++a) {
     if (here->stage[a] == Slice::kFree) continue;
     place.slice.fixed[a] = here->stage[a];

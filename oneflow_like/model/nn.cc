@@ -16,8 +16,9 @@ Annotation CutBy(const Scope& s, const std::string& axis, int tensor_axis) {
   return {{axis, S(tensor_axis)}};
 }
 
-// A layer while its function runs, in its scope. Its name in messages, its own and those of its operators:
-// "nn::Linear 'head'". Of layers in layers the outermost counts, which the user called.
+// A layer while its function runs, in its scope. Messages of the layer and of its operators begin with its
+// name, "nn::Linear 'head'"; in a layer that calls others, with the name of the outermost, which the user
+// called.
 struct Layer {
   const std::string name;
   const Here at;

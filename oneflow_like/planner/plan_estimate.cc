@@ -115,7 +115,7 @@ bool PlanEstimator::IsRepeated(const PlanCandidate& candidate) const {
   return repeats({tp, sequence, recompute}) || repeats({first, false, recompute});
 }
 
-// Of the smallest tp, with which the least is kept more than once.
+// From the parts of the smallest tp, where weights that tp does not cut have the fewest copies.
 double PlanEstimator::LeastVariables() const {
   if (measured_.empty()) return 0;
   const auto& [key, measured] = *measured_.begin();

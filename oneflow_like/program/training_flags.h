@@ -52,7 +52,7 @@ TrainOptions TrainOptionsOfFlags();
 // Options of what computes with the weights after the training, in --dtype: with --average with their
 // averages.
 EvaluateOptions EvaluateOptionsOfFlags(const std::string& name);
-// What files and evaluations take as weights, as Conversion::weights and EvaluateOptions::weights write it.
+// The value for EvaluateOptions::weights and Conversion::weights: "average" with --average, else empty.
 std::string WeightsOfFlags();
 
 // What --simulate prints of a session, whose step makes `per_step` of `unit`; nothing is run.

@@ -370,7 +370,8 @@ Session WithCutsChosen(ModelImpl* model, const CompileOptions& options, const st
                        const std::function<Session(SearchDepth)>& finish_as) {
   const auto finish = [&] { return finish_as(SearchDepth::kWhole); };
   const std::function<Session()> look = [&] { return finish_as(SearchDepth::kFirstLook); };
-  // Of cuts that fit at the first look: the whole search may divide blocks otherwise, and so miss what fits.
+  // For cuts that fit at the first look. The whole search may divide blocks differently and exceed the
+  // budget; the plan of the first look stands then.
   const auto within = [&] {
     try {
       return finish();

@@ -14,16 +14,12 @@
 #include "oneflow_like/checkpoint/reader.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/processes.h"
+#include "tests/python.h"
 
 namespace oneflow_like {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string Python() {
-  const char* given = std::getenv("OFL_PYTHON");
-  return given != nullptr ? given : "python3";
-}
 
 int Check(const std::string& arguments) {
   return std::system(
@@ -33,9 +29,8 @@ int Check(const std::string& arguments) {
 class Transformers : public testing::Test {
  protected:
   void SetUp() override {
-    const std::string packages = "import torch, transformers, safetensors";
-    if (std::system(Cat(Python(), " -c '", packages, "' 2> /dev/null").c_str()) != 0)
-      GTEST_SKIP() << Python() << " lacks one of: " << packages;
+    const std::string packages = "torch, transformers, safetensors";
+    if (!PythonHas(packages)) GTEST_SKIP() << Python() << " lacks one of: " << packages;
   }
   TestFolder folder_{"transformers_test"};
 };

@@ -14,6 +14,7 @@
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/oneflow_like/small_gpt.h"
 #include "tests/processes.h"
+#include "tests/python.h"
 
 namespace oneflow_like {
 namespace {
@@ -322,10 +323,8 @@ TEST_F(MetricsTest, MistakesAndFullDisksAreErrors) {
 }
 
 TEST_F(MetricsTest, TensorBoardReadsTheSame) {
-  const char* given = std::getenv("OFL_PYTHON");
-  const std::string python = given != nullptr ? given : "python3", package = "import tensorboard";
-  if (std::system(Cat(python, " -c '", package, "' 2> /dev/null").c_str()) != 0)
-    GTEST_SKIP() << "SKIPPED, NOT TESTED: " << python
+  if (!PythonHas("tensorboard"))
+    GTEST_SKIP() << "SKIPPED, NOT TESTED: " << Python()
                  << " lacks tensorboard (pip install tensorboard, OFL_PYTHON)";
   for (int64_t first : {0, 3}) {  // the second run does some steps again
     Line line("cpu:dp=2,tp=2");
@@ -337,7 +336,7 @@ TEST_F(MetricsTest, TensorBoardReadsTheSame) {
     metrics.Add(first + 5, {{"held_out_loss", 2.5}});
   }
   const std::string said = folder_ / "said";
-  ASSERT_EQ(std::system(Cat(python, " ", OFL_SOURCE_DIR, "/tests/peers/tensorboard_read.py ",
+  ASSERT_EQ(std::system(Cat(Python(), " ", OFL_SOURCE_DIR, "/tests/peers/tensorboard_read.py ",
                             folder_ / "board", " > ", said, " 2> /dev/null")
                             .c_str()),
             0);

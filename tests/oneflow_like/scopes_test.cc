@@ -269,7 +269,7 @@ TEST(Scopes, OutsideOfBlocksOperandsSayWhereAndTheirOrderDoesNot) {
     EXPECT_EQ(NameOf(swapped ? c * h : h * c), "second/mul.1");  // c was made last
     EXPECT_EQ(NameOf(dropout(swapped ? x + h : h + x, .5)), "first/dropout");
     EXPECT_EQ(NameOf(swapped ? x * x + x : x + x * x), "add");
-    // A weight counts for more than what was made after it: C++ says of no operand that it is evaluated
+    // A weight takes precedence over values made after it, since C++ does not fix which operand is evaluated
     // first.
     Tensor early = (s / "third").Weight("w", {3}, Ones()), late = relu(c);
     EXPECT_EQ(NameOf(swapped ? early * late : late * early), "third/mul");

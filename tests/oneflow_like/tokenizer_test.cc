@@ -18,16 +18,12 @@
 #include "oneflow_like/text/utf8.h"
 #include "tests/error_of.h"
 #include "tests/processes.h"
+#include "tests/python.h"
 
 namespace oneflow_like {
 namespace {
 
 using nlohmann::json;
-
-std::string Python() {
-  const char* given = std::getenv("OFL_PYTHON");
-  return given != nullptr ? given : "python3";
-}
 
 // Whether this program was built with PCRE2; utf8proc is looked for by the tests that need it.
 bool HasPattern(const std::string& path) {
@@ -77,7 +73,7 @@ class TokenizerTest : public testing::Test {
 
 TEST_F(TokenizerTest, EqualsHuggingFacesOnRandomStrings) {
   constexpr int kStringsOfAKind = 2000;  // of eleven kinds
-  if (std::system((Python() + " -c 'import tokenizers' 2> /dev/null").c_str()) != 0)
+  if (!PythonHas("tokenizers"))
     GTEST_SKIP() << Python() << " lacks the package tokenizers (OFL_PYTHON names another)";
   const uint64_t seed = std::random_device()();
   ASSERT_EQ(std::system(Cat(Python(), " ", OFL_SOURCE_DIR, "/tests/oneflow_like/tokenizers_check.py ",
@@ -483,7 +479,7 @@ TEST(SentencePieces, EqualTheLibrarys) {
   EXPECT_EQ(error, folder / "tokenizer.model at byte 0: it is no model of SentencePiece");
   const std::string train = Cat(Python(), " ", OFL_SOURCE_DIR,
                                 "/tests/oneflow_like/sentence_pieces_check.py ", folder / "", " 2000");
-  if (std::system((Python() + " -c 'import sentencepiece' 2> /dev/null").c_str()) != 0)
+  if (!PythonHas("sentencepiece"))
     GTEST_SKIP() << Python() << " lacks the package sentencepiece (OFL_PYTHON names another)";
   ASSERT_EQ(std::system(train.c_str()), 0);
   for (const char* kind : {"bpe", "unigram"}) {

@@ -10,6 +10,7 @@
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "tests/python.h"
 
 namespace oneflow_like::peers {
 
@@ -60,14 +61,9 @@ class TensorFile {
   std::string header_, bytes_;
 };
 
-// The program that OFL_PYTHON names, or python3; empty where it lacks torch. Asked once: importing takes
-// seconds.
+// Python(); empty where it lacks torch. Asked once: importing takes seconds.
 inline const std::string& PythonWithTorch() {
-  static const std::string python = [] {
-    const char* given = std::getenv("OFL_PYTHON");
-    const std::string name = given != nullptr ? given : "python3";
-    return std::system(Cat(name, " -c 'import torch' 2> /dev/null").c_str()) == 0 ? name : std::string();
-  }();
+  static const std::string python = PythonHas("torch") ? Python() : std::string();
   return python;
 }
 

@@ -15,6 +15,7 @@
 #include "oneflow_like/data/pipeline.h"
 #include "tests/oneflow_like/data/files_fixture.h"
 #include "tests/oneflow_like/data/pictures.h"
+#include "tests/python.h"
 
 namespace oneflow_like {
 namespace {
@@ -117,19 +118,15 @@ TEST_F(DataImagesTest, EveryKindOfPngIsItsColours) {
 }
 
 TEST_F(DataImagesTest, PngsAreAsPillowAndOpenCvReadThem) {
+  if (!PythonHas("PIL, cv2"))
+    GTEST_SKIP() << Python() << " lacks pillow or opencv-python-headless (OFL_PYTHON names another)";
   for (const KnownPng& png : EveryKindOfPng()) {
     const Picture read = DecodeText(png.bytes);
     Write(png.kind + ".png", png.bytes);
     Write(png.kind + ".rgb", std::string(read.rgb.begin(), read.rgb.end()));
   }
-  const char* given = std::getenv("OFL_PYTHON");
-  const std::string python = given != nullptr ? given : "python3";
-  const int status = std::system(
-      Cat(python, " ", OFL_SOURCE_DIR, "/tests/oneflow_like/data/png_check.py ", folder_).c_str());
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-    GTEST_SKIP() << python
-                 << " lacks the packages pillow and opencv-python-headless (OFL_PYTHON names another)";
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(std::system(Cat(Python(), " ", OFL_SOURCE_DIR, "/tests/peers/png_check.py ", folder_).c_str()),
+            0);
 }
 
 #ifdef OFL_HAVE_JPEG

@@ -1,34 +1,28 @@
 #!/usr/bin/env python3
 """Compares pictures of a folder with what Pillow and OpenCV read: each *.png with the bytes of RGB beside it (*.rgb).
 
-Exits with 77 where both packages are missing. Pillow cuts grey of 16 bits off at 255 where it converts it to RGB; OpenCV
-takes the upper byte, as we do.
+Pillow cuts grey of 16 bits off at 255 where it converts it to RGB, so that is left to OpenCV, which takes the upper byte, as
+we do.
 """
 
 import pathlib
 import sys
 
+import cv2
+from PIL import Image
+
+
+def pillow(path):
+    with Image.open(path) as picture:
+        return None if picture.mode.startswith("I") else picture.convert("RGB").tobytes()
+
+
+def opencv(path):
+    return cv2.imread(str(path), cv2.IMREAD_COLOR)[:, :, ::-1].tobytes()
+
 
 def main():
-    readers = {}
-    try:
-        from PIL import Image
-
-        def pillow(path):
-            with Image.open(path) as picture:
-                return None if picture.mode.startswith("I") else picture.convert("RGB").tobytes()
-
-        readers["Pillow"] = pillow
-    except ImportError:
-        pass
-    try:
-        import cv2
-
-        readers["OpenCV"] = lambda path: cv2.imread(str(path), cv2.IMREAD_COLOR)[:, :, ::-1].tobytes()
-    except ImportError:
-        pass
-    if not readers:
-        return 77
+    readers = {"Pillow": pillow, "OpenCV": opencv}
     compared, wrong = 0, []
     for path in sorted(pathlib.Path(sys.argv[1]).glob("*.png")):
         ours = path.with_suffix(".rgb").read_bytes()

@@ -1,4 +1,5 @@
-// Elementwise functions composed of other operators, which the compiler fuses into one loop.
+// Elementwise functions of functional.h that are composed of other operators, which the compiler fuses into
+// one loop.
 #include <numbers>
 
 #include "ops/language/calls.h"
