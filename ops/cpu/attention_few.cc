@@ -52,10 +52,9 @@ Vector AddHalves(Vector x, Vector y) {
     low[i] = i / (2 * W) * (2 * W) + i % W + (i / W % 2 ? 16 : 0);
     high[i] = low[i] + W;
   }
-  return std::bit_cast<Vector>(_mm512_permutex2var_ps(std::bit_cast<__m512>(x), std::bit_cast<__m512i>(low),
-                                                      std::bit_cast<__m512>(y))) +
-         std::bit_cast<Vector>(_mm512_permutex2var_ps(std::bit_cast<__m512>(x), std::bit_cast<__m512i>(high),
-                                                      std::bit_cast<__m512>(y)));
+  // Casts of vectors keep the bits. std::bit_cast would take a Vector for one that is aligned to 64 bytes.
+  return (Vector)_mm512_permutex2var_ps((__m512)x, (__m512i)low, (__m512)y) +
+         (Vector)_mm512_permutex2var_ps((__m512)x, (__m512i)high, (__m512)y);
 }
 // Lane j is the sum of x[j]'s lanes, in the order of SumOfHalves.
 inline Vector SumsOf16(const Vector* x) {

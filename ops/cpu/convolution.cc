@@ -106,9 +106,11 @@ struct LibraryRoom {
 
   LibraryRoom(Kind kind, const ConvolutionShape& s, DType dtype, int threads, void* memory = nullptr) {
     constexpr int64_t kFixed = 64 << 10, kReduced = 1 << 20;
+    // A single group is not padded as groups of one channel each are; an act may have one of several.
+    constexpr int64_t kOneGroup = (16 + 16) * 16;
     const bool depthwise = s.groups > 1 && s.in == 1 && s.out == 1;
-    const int64_t channels =
-        depthwise ? UpTo(s.groups, 16) : s.groups * (UpTo(s.out, 16) + 16) * UpTo(s.in, 16);
+    const int64_t channels = depthwise ? std::max(UpTo(s.groups, 16), kOneGroup)
+                                       : s.groups * (UpTo(s.out, 16) + 16) * UpTo(s.in, 16);
     packed_bytes = channels * WindowOf(s) * static_cast<int64_t>(sizeof(float));
     scratch_bytes = (threads + 1) * kFixed;
     // Threads that share the batch may have a gradient of the filter each, and images of 16-bit types in
@@ -387,8 +389,11 @@ class Convolution : public Kernel {
   // Null where the library has none for the shape.
   Primitive* PrimitiveFor(const ConvolutionShape& shape, const ConvolutionArgs& args) {
     const DType dtype = kind_ == Kind::kGradInput ? args.y->dtype : args.x->dtype;
+    // What an act of smaller extents needs was perhaps not stated.
+    const bool may = library_ && MayUseLibrary(kind_, shape, dtype) &&
+                     LibraryRoom(kind_, shape, dtype, threads_).bytes <= scratch_;
     return Find(shape, Types{TypeOf(args.x->dtype), TypeOf(args.filter->dtype), TypeOf(args.y->dtype)}, dtype,
-                library_ && MayUseLibrary(kind_, shape, dtype), &made_);
+                may, &made_);
   }
   Primitive* PartPrimitive(const ConvolutionShape& part) {
     const auto wide = memory::data_type::f32;
@@ -417,11 +422,14 @@ class Convolution : public Kernel {
   // Whether the library does it in parts: those that have all groups that fit, and the last one.
   bool IsInParts(const ConvolutionShape& shape, DType dtype) {
     if (!MayBeInParts(kind_, shape, dtype)) return false;
+    const auto has = [&](const ConvolutionShape& part) {
+      return PartRoom(kind_, part, threads_).bytes <= scratch_ && PartPrimitive(part) != nullptr;
+    };
     ConvolutionShape part = WidenedPart(shape);
-    if (!PartPrimitive(part)) return false;
+    if (!has(part)) return false;
     if (shape.groups % part.groups == 0) return true;
     part.groups = shape.groups % part.groups;
-    return PartPrimitive(part) != nullptr;
+    return has(part);
   }
 
   template <typename T, typename Y>

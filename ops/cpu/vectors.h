@@ -85,15 +85,10 @@ inline float SumOfLanes(Vector v) {
 inline float SumOfHalves(Vector v) {
   using Eight = float __attribute__((vector_size(32)));
   using Four = float __attribute__((vector_size(16)));
-  struct Eights {
-    Eight low, high;
-  };
-  struct Fours {
-    Four low, high;
-  };
-  const Eights eights = std::bit_cast<Eights>(v);
-  const Fours fours = std::bit_cast<Fours>(eights.low + eights.high);
-  const Four four = fours.low + fours.high;
+  const Eight eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                      __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Four four =
+      __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 

@@ -124,7 +124,13 @@ void Prepare(Context* context, unsigned number, void (*entry)()) {
   frame[kReturnWord] = reinterpret_cast<void*>(entry);
   context->stack_pointer = frame;
 #if defined(OFL_EMULATED_RACES)
-  if (context->tool != nullptr) __tsan_destroy_fiber(context->tool);  // with the calls that were given up
+  if (context->tool != nullptr) {
+    // What it did, and gave up, comes before what its caller does from here on.
+    void* caller = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(context->tool, __tsan_switch_to_fiber_no_sync);
+    __tsan_switch_to_fiber(caller, 0);
+    __tsan_destroy_fiber(context->tool);
+  }
   context->tool = __tsan_create_fiber(0);
 #else
   context->tool = nullptr;

@@ -35,7 +35,7 @@ class WithScratch : public Kernel {
   int64_t bytes() const { return bytes_; }
 
  private:
-  static constexpr int64_t kBehind = 257;
+  static constexpr int64_t kBehind = (16 << 10) + 1;
   static constexpr char kFilling = '\x5a';
 
   const KernelSpec spec_;
