@@ -7,6 +7,7 @@
 
 #include "core/device/scratch.h"
 #include "core/random.h"
+#include "ops/attention_library.h"
 #include "ops/attention_masks.h"
 #include "ops/language/functional.h"
 #include "ops/language/numbers.h"
@@ -415,6 +416,19 @@ std::vector<Sample> Samples(bool grad) {
 
 }  // namespace
 
+int64_t ScratchOfCudaAttentionGrad(const KernelSpec& spec) {
+  const TensorArg &q = spec.in[1], &k = spec.in[2], &v = spec.in[3];
+  const AttentionMasks masks = MasksOf(spec.attrs, 6);
+  const int64_t width = q.extent[3];
+  const bool by_places = masks.bias < 0 && !masks.Positions() && !masks.Documents();
+  if (q.dtype == DType::kFloat32 || spec.attrs.Float("dropout", 0) != 0 || !by_places ||
+      width != v.extent[3] || width % 8 != 0)
+    return 0;
+  const int64_t bytes =
+      LibraryAttentionGradScratch(q.extent[0], q.extent[2], k.extent[2], q.extent[1], k.extent[1], width);
+  return bytes > kStreamWorkspaceBytes ? bytes : 0;
+}
+
 void AddAttention(Catalog* catalog) {
   catalog->Add({
       .name = "attention",
@@ -437,6 +451,7 @@ void AddAttention(Catalog* catalog) {
       .flops = [](const BoundRule& rule) { return PairFlops(rule, 2, 2); },
       .reference = AttentionReference,
       .scratch = [](const KernelSpec& spec) { return 8 * spec.in[1].extent[1]; },
+      .cuda_scratch = [](const KernelSpec&) { return int64_t{0}; },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"bias"},
@@ -473,6 +488,7 @@ void AddAttention(Catalog* catalog) {
             for (const TensorArg& out : spec.out) scratch.Take<double>(out.elements());
             return scratch.bytes();
           },
+      .cuda_scratch = ScratchOfCudaAttentionGrad,
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"lse", "bias"},

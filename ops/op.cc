@@ -49,6 +49,7 @@ void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
   for (const std::string& name : catalog.names()) {
     const OpDef& def = catalog.Get(name);
     if (KernelFactory kernel = ReferenceKernel(def)) registry->Add(name, "reference", kernel, def.scratch);
+    if (def.cuda_scratch) registry->State(name, "cuda", def.cuda_scratch);
   }
 }
 

@@ -34,6 +34,11 @@ void KernelRegistry::Add(const std::string& name, const std::string& device_kind
   Add(name, device_kind, MakeFunctionKernel(fn), std::move(scratch));
 }
 
+void KernelRegistry::State(const std::string& name, const std::string& device_kind, ScratchFn scratch) {
+  const bool stated = stated_.emplace(std::make_pair(name, device_kind), std::move(scratch)).second;
+  CHECK(stated) << "scratch of kernel " << name << " is stated twice for device kind " << device_kind;
+}
+
 bool KernelRegistry::Has(const std::string& name, const std::string& device_kind) const {
   return entries_.count({name, device_kind}) != 0;
 }
@@ -59,6 +64,8 @@ std::unique_ptr<Kernel> KernelRegistry::Make(const KernelSpec& spec, const std::
 }
 
 const ScratchFn* KernelRegistry::FindScratch(const std::string& name, const std::string& device_kind) const {
+  const auto stated = stated_.find({name, device_kind});
+  if (stated != stated_.end()) return &stated->second;
   const Entry* entry = Find(name, device_kind);
   if (entry != nullptr && !entry->scratch) entry = Find(name, "reference");
   return entry != nullptr && entry->scratch ? &entry->scratch : nullptr;

@@ -84,6 +84,8 @@ class KernelRegistry {
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
            ScratchFn scratch = nullptr);
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
+  // What the kernel of that device kind states, also in a build that lacks it: such a build plans for others.
+  void State(const std::string& name, const std::string& device_kind, ScratchFn scratch);
   bool Has(const std::string& name, const std::string& device_kind) const;
   // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
   // none.
@@ -101,6 +103,7 @@ class KernelRegistry {
   const Entry* Find(const std::string& name, const std::string& device_kind) const;
   const ScratchFn* FindScratch(const std::string& name, const std::string& device_kind) const;
   std::map<std::pair<std::string, std::string>, Entry> entries_;
+  std::map<std::pair<std::string, std::string>, ScratchFn> stated_;
 };
 
 }  // namespace oneflow_like

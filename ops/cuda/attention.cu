@@ -12,6 +12,7 @@
 #include <cmath>
 #include <span>
 
+#include "ops/attention_library.h"
 #include "ops/attention_masks.h"
 #include "ops/cuda/attention_tile.h"
 #include "ops/cuda/flash.h"
@@ -38,7 +39,9 @@ struct AttentionShape {
   int64_t batch, heads, key_heads, group, queries, keys;
   int width, value_width;
   bool causal, packed;
-  bool simple;  // no masks but causal, where query s sees keys up to s + shift, local numbers both
+  bool by_places;  // no operand says what a query sees: of local numbers, s sees keys up to s + shift if
+                   // causal
+  bool simple;     // and there is no window
   int64_t shift, window;
   float scale, drop, keep;  // keep: 1 / (1 - drop)
   uint64_t random_key;
@@ -377,6 +380,7 @@ void SetMasks(const KernelContext& context, const TensorArg& q, const TensorArg&
   MaskRows rows = MaskRowsOf(masks, context.in, q, k);
   s->causal = masks.causal;
   s->window = masks.window;
+  s->by_places = !masks.Positions() && !masks.Documents();
   s->simple = masks.Simple();
   s->query_positions = ViewOf(rows.query_positions);
   s->key_positions = ViewOf(rows.key_positions);
@@ -420,8 +424,19 @@ AttentionShape ShapeOf(const KernelContext& context, int first, int first_mask) 
 }
 
 FlashShape FlashShapeOf(const AttentionShape& s, DType dtype, bool backward) {
-  FlashShape f = {s.batch, s.heads, s.queries, s.keys, s.width, dtype, backward, s.causal, s.shift, s.scale};
-  if (!f.causal || f.shift >= f.keys - 1) {  // every query sees every key
+  FlashShape f = {.batch = s.batch,
+                  .heads = s.heads,
+                  .queries = s.queries,
+                  .keys = s.keys,
+                  .width = s.width,
+                  .key_heads = s.key_heads,
+                  .dtype = dtype,
+                  .backward = backward,
+                  .causal = s.causal,
+                  .shift = s.shift,
+                  .window = s.window < s.queries + s.shift ? s.window : 0,
+                  .scale = s.scale};
+  if (f.window == 0 && (!f.causal || f.shift >= f.keys - 1)) {  // every query sees every key
     f.causal = false;
     f.shift = 0;
   }
@@ -517,6 +532,7 @@ class AttentionKernels : public CudaKernel {
       Fail(spec.name, " at ", spec.line.str(), ": operands are ", Name(in[0].dtype), " and ",
            Name(in[i].dtype), " but on cuda must be of one type");
     }
+    if (backward) scratch_bytes_ = ScratchOfCudaAttentionGrad(spec);
     bool drops = spec.attrs.Float("dropout", 0) != 0;
     if (!drops && in[0].dtype != DType::kFloat32 && FlashAllowed()) flash_ = MakeFlash();
   }
@@ -531,11 +547,16 @@ class AttentionKernels : public CudaKernel {
     }
     if (s.pairs == 0) return Status();
     FlashShape shape = FlashShapeOf(s, context.in[0].dtype, backward_);
-    bool plain = s.simple && s.bias == nullptr && s.group == 1 && s.value_width == s.width;
+    bool plain = s.by_places && s.bias == nullptr && s.value_width == s.width;
+    LaunchContext roomy = launch;
+    if (scratch_bytes_ > 0) {
+      roomy.workspace = context.scratch;
+      roomy.workspace_bytes = static_cast<size_t>(scratch_bytes_);
+    }
     if (flash_ && plain && MayFlash(shape) && Packed(context.in, s) && Packed(context.out, s) &&
-        flash_->Takes(shape, launch)) {
+        flash_->Takes(shape, roomy)) {
       Count(LibraryUse::kAttention);
-      return flash_->Launch(shape, OperandsOf(context), launch);
+      return flash_->Launch(shape, OperandsOf(context), roomy);
     }
     s.packed = Packed(context.in, s);
     if (backward_) return LaunchBackward(s, context, launch);
@@ -567,6 +588,7 @@ class AttentionKernels : public CudaKernel {
   }
 
   bool backward_;
+  int64_t scratch_bytes_ = 0;  // of the plan, where the stream's work space is too small for the library
   std::unique_ptr<Flash> flash_;
 };
 
@@ -579,10 +601,8 @@ bool FlashAllowed() { return flash_allowed; }
 
 void AddAttentionKernels(KernelRegistry* registry) {
   const auto add = [registry](const char* name, bool gradient) {
-    registry->Add(
-        name, "cuda",
-        [=](const KernelSpec& spec) { return std::make_unique<AttentionKernels>(spec, gradient); },
-        [](const KernelSpec&) -> int64_t { return 0; });  // not what the reference kernel needs
+    registry->Add(name, "cuda",
+                  [=](const KernelSpec& spec) { return std::make_unique<AttentionKernels>(spec, gradient); });
   };
   add("attention", false);
   add("attention_grad", true);

@@ -33,8 +33,12 @@ void Write(void* to, bool half, const std::vector<float>& from) {
 
 struct Loops {
   const FlashShape& s;
-  int64_t At(int64_t b, int64_t length, int64_t i, int64_t h) const {
-    return ((b * length + i) * s.heads + h) * s.width;
+  int64_t At(int64_t b, int64_t i, int64_t h) const { return ((b * s.queries + i) * s.heads + h) * s.width; }
+  int64_t KeyAt(int64_t b, int64_t t, int64_t h) const {
+    return ((b * s.keys + t) * s.key_heads + h / s.group()) * s.width;
+  }
+  int64_t First(int64_t i) const {
+    return s.window == 0 ? 0 : std::max<int64_t>(0, i + s.shift + 1 - s.window);
   }
   int64_t Visible(int64_t i) const { return s.causal ? std::min(s.keys, i + s.shift + 1) : s.keys; }
   float Dot(const Reader& x, int64_t at_x, const Reader& y, int64_t at_y) const {
@@ -56,15 +60,15 @@ void Forward(const FlashShape& s, const FlashOperands& p) {
   Reader q{p.q, half}, k{p.k, half}, v{p.v, half};
   std::vector<float> o(s.batch * s.queries * s.heads * s.width), row(s.keys);
   loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
-    int64_t visible = loops.Visible(i), at = loops.At(b, s.queries, i, h);
+    int64_t first = loops.First(i), visible = loops.Visible(i), at = loops.At(b, i, h);
     float greatest = -INFINITY, total = 0;
-    for (int64_t t = 0; t < visible; ++t) {
-      row[t] = loops.Dot(q, at, k, loops.At(b, s.keys, t, h)) * s.scale;
+    for (int64_t t = first; t < visible; ++t) {
+      row[t] = loops.Dot(q, at, k, loops.KeyAt(b, t, h)) * s.scale;
       greatest = std::max(greatest, row[t]);
     }
-    for (int64_t t = 0; t < visible; ++t) total += row[t] = std::exp(row[t] - greatest);
-    for (int64_t t = 0; t < visible; ++t)
-      for (int64_t d = 0; d < s.width; ++d) o[at + d] += row[t] / total * v[loops.At(b, s.keys, t, h) + d];
+    for (int64_t t = first; t < visible; ++t) total += row[t] = std::exp(row[t] - greatest);
+    for (int64_t t = first; t < visible; ++t)
+      for (int64_t d = 0; d < s.width; ++d) o[at + d] += row[t] / total * v[loops.KeyAt(b, t, h) + d];
     p.lse[at_lse] = greatest + std::log(total);
   });
   Write(p.o, half, o);
@@ -74,13 +78,13 @@ void Backward(const FlashShape& s, const FlashOperands& p) {
   bool half = s.dtype == DType::kFloat16;
   Loops loops{s};
   Reader q{p.q, half}, k{p.k, half}, v{p.v, half}, o{p.o, half}, dout{p.dout, half};
-  std::vector<float> dq(s.batch * s.queries * s.heads * s.width), dk(s.batch * s.keys * s.heads * s.width),
-      dv(dk.size());
+  std::vector<float> dq(s.batch * s.queries * s.heads * s.width),
+      dk(s.batch * s.keys * s.key_heads * s.width), dv(dk.size());
   loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
-    int64_t at = loops.At(b, s.queries, i, h);
+    int64_t at = loops.At(b, i, h);
     float delta = loops.Dot(dout, at, o, at);
-    for (int64_t t = 0; t < loops.Visible(i); ++t) {
-      int64_t at_k = loops.At(b, s.keys, t, h);
+    for (int64_t t = loops.First(i); t < loops.Visible(i); ++t) {
+      int64_t at_k = loops.KeyAt(b, t, h);
       float weight = std::exp(loops.Dot(q, at, k, at_k) * s.scale - p.lse[at_lse]);
       float ds = weight * (loops.Dot(dout, at, v, at_k) - delta) * s.scale;
       for (int64_t d = 0; d < s.width; ++d) {

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "actor/cuda/backend.h"
+#include "ops/cuda/convolution_library.h"
+#include "ops/cuda/library_use.h"
 #include "ops/manifest.h"
 #include "ops/oracle/check.h"
 #include "tests/cuda_emulator/emulator.h"
@@ -186,7 +188,18 @@ TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
 TEST(CudaKernels, MaskedAttention) { Cases().MaskedAttention(); }
 TEST(CudaKernels, Rope) { Cases().Rope(); }
-TEST(CudaKernels, Vision) { VisionCases(&Cases()); }
+TEST(CudaKernels, Vision) {
+  const int64_t before = cuda::Counted(cuda::LibraryUse::kConvolution);
+  VisionCases(&Cases());
+  EXPECT_GT(cuda::Counted(cuda::LibraryUse::kConvolution), before);
+}
+TEST(CudaKernels, ConvolutionsByOurOwnKernel) {
+  cuda::SetConvolutionLibrary(false);
+  const int64_t before = cuda::Counted(cuda::LibraryUse::kConvolution);
+  ConvolutionCases(&Cases());
+  EXPECT_EQ(cuda::Counted(cuda::LibraryUse::kConvolution), before);
+  cuda::SetConvolutionLibrary(true);
+}
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 TEST(CudaKernels, FusedChains) { Cases().FusedChains(); }
