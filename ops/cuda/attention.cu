@@ -142,6 +142,7 @@ OFL_KERNEL void AttentionKernel(AttentionShape shape, const T* q, const T* k, co
   for (int64_t first = 0; first < visible; first += kTile) {
     float score[kRowsOfWarp] = {};
     Dots(rows, keys.Rows(k, first), room, score);
+    __syncwarp();  // lanes have read the last tile's weights; of width 0 Dots has no barrier
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       int64_t s = at.first + warp * kRowsOfWarp + r, t = first + lane;
