@@ -431,12 +431,15 @@ FlashShape FlashShapeOf(const AttentionShape& s, DType dtype, bool backward) {
                   .keys = s.keys,
                   .width = s.width,
                   .key_heads = s.key_heads,
+                  .all_keys = s.keys,
                   .dtype = dtype,
                   .backward = backward,
                   .causal = s.causal,
                   .shift = s.shift,
                   .window = s.window < s.queries + s.shift ? s.window : 0,
                   .scale = s.scale};
+  // Pieces of a sequence: later keys are left out.
+  if (f.causal && f.shift >= 0) f.keys = std::min(f.keys, f.queries + f.shift);
   if (f.window == 0 && (!f.causal || f.shift >= f.keys - 1)) {  // every query sees every key
     f.causal = false;
     f.shift = 0;
@@ -557,6 +560,8 @@ class AttentionKernels : public CudaKernel {
     if (flash_ && plain && MayFlash(shape) && Packed(context.in, s) && Packed(context.out, s) &&
         flash_->Takes(shape, roomy)) {
       Count(LibraryUse::kAttention);
+      if (backward_)
+        if (Status status = ZeroUnseen(shape, context, launch); !status.ok()) return status;
       return flash_->Launch(shape, OperandsOf(context), roomy);
     }
     s.packed = Packed(context.in, s);
@@ -566,6 +571,22 @@ class AttentionKernels : public CudaKernel {
   }
 
  private:
+  // Gradients of keys and values that no query sees.
+  static Status ZeroUnseen(const FlashShape& shape, const KernelContext& context,
+                           const LaunchContext& launch) {
+    const size_t row = static_cast<size_t>(shape.key_heads * shape.width) * SizeOf(shape.dtype),
+                 unseen = static_cast<size_t>(shape.all_keys - shape.keys) * row;
+    for (int64_t b = 0; unseen > 0 && b < shape.batch; ++b) {
+      for (int i : {1, 2}) {
+        char* const from =
+            context.out[i].as<char>() + static_cast<size_t>(b * shape.all_keys + shape.keys) * row;
+        const cudaError_t error = cudaMemsetAsync(from, 0, unseen, launch.stream);
+        if (error != cudaSuccess) return Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
+      }
+    }
+    return Status();
+  }
+
   FlashOperands OperandsOf(const KernelContext& c) const {
     FlashOperands p;
     if (!backward_) {

@@ -12,6 +12,7 @@ namespace oneflow_like::cuda {
 struct FlashShape {
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;
   int64_t key_heads = 0;  // each is shared by heads / key_heads of the queries' heads, one after another
+  int64_t all_keys = 0;   // of a sequence in memory: `keys`, and then those that no query sees
   DType dtype = DType::kBFloat16;
   bool backward = false;
   bool causal = false;

@@ -95,7 +95,7 @@ class CudnnFlash : public Flash {
     const int64_t b = part.batch, h = part.head;
     const int64_t row_q = shape.heads * shape.width, row_k = shape.key_heads * shape.width;
     const int64_t at_q = (b * shape.queries * row_q + h * shape.width) * 2,
-                  at_k = (b * shape.keys * row_k + h / shape.group() * shape.width) * 2;
+                  at_k = (b * shape.all_keys * row_k + h / shape.group() * shape.width) * 2;
     auto at = [](const void* base, int64_t bytes) {
       return const_cast<char*>(static_cast<const char*>(base)) + bytes;
     };

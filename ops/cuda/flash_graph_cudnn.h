@@ -43,7 +43,7 @@ struct FlashPart {
   Extents Score() const { return {shape.batch, shape.heads, shape.queries, shape.keys}; }
   Extents Row() const { return {shape.batch, shape.heads, shape.queries, 1}; }
   Extents QueryStrides() const { return Strides(all_heads, shape.queries); }
-  Extents KeyStrides() const { return Strides(all_key_heads, shape.keys); }
+  Extents KeyStrides() const { return Strides(all_key_heads, shape.all_keys); }
   // Row sums of dO * O, at the beginning of the work space.
   int64_t DeltaBytes() const {
     if (!shape.backward) return 0;

@@ -21,8 +21,8 @@ struct Reader {
   }
 };
 
-void Write(void* to, bool half, const std::vector<float>& from) {
-  for (size_t i = 0; i < from.size(); ++i) {
+void Write(void* to, bool half, const std::vector<float>& from, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
     if (half) {
       static_cast<Float16*>(to)[i] = ToFloat16(from[i]);
     } else {
@@ -35,7 +35,7 @@ struct Loops {
   const FlashShape& s;
   int64_t At(int64_t b, int64_t i, int64_t h) const { return ((b * s.queries + i) * s.heads + h) * s.width; }
   int64_t KeyAt(int64_t b, int64_t t, int64_t h) const {
-    return ((b * s.keys + t) * s.key_heads + h / s.group()) * s.width;
+    return ((b * s.all_keys + t) * s.key_heads + h / s.group()) * s.width;
   }
   int64_t First(int64_t i) const {
     return s.window == 0 ? 0 : std::max<int64_t>(0, i + s.shift + 1 - s.window);
@@ -71,7 +71,7 @@ void Forward(const FlashShape& s, const FlashOperands& p) {
       for (int64_t d = 0; d < s.width; ++d) o[at + d] += row[t] / total * v[loops.KeyAt(b, t, h) + d];
     p.lse[at_lse] = greatest + std::log(total);
   });
-  Write(p.o, half, o);
+  Write(p.o, half, o, 0, o.size());
 }
 
 void Backward(const FlashShape& s, const FlashOperands& p) {
@@ -79,7 +79,7 @@ void Backward(const FlashShape& s, const FlashOperands& p) {
   Loops loops{s};
   Reader q{p.q, half}, k{p.k, half}, v{p.v, half}, o{p.o, half}, dout{p.dout, half};
   std::vector<float> dq(s.batch * s.queries * s.heads * s.width),
-      dk(s.batch * s.keys * s.key_heads * s.width), dv(dk.size());
+      dk(s.batch * s.all_keys * s.key_heads * s.width), dv(dk.size());
   loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
     int64_t at = loops.At(b, i, h);
     float delta = loops.Dot(dout, at, o, at);
@@ -94,9 +94,12 @@ void Backward(const FlashShape& s, const FlashOperands& p) {
       }
     }
   });
-  Write(p.dq, half, dq);
-  Write(p.dk, half, dk);
-  Write(p.dv, half, dv);
+  Write(p.dq, half, dq, 0, dq.size());
+  for (int64_t b = 0; b < s.batch; ++b) {  // rows that no query sees are not the library's
+    const size_t row = s.key_heads * s.width, begin = b * s.all_keys * row, end = begin + s.keys * row;
+    Write(p.dk, half, dk, begin, end);
+    Write(p.dv, half, dv, begin, end);
+  }
 }
 
 class EmulatedFlash : public Flash {

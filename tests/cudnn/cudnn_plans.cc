@@ -43,8 +43,8 @@ std::vector<FlashShape> Shapes() {
   auto add = [&](DType dtype, bool causal, int64_t batch, int64_t heads, int64_t queries, int64_t keys,
                  int64_t width, int64_t shift = 0, int64_t group = 1, int64_t window = 0) {
     for (bool backward : {false, true})
-      shapes.push_back({batch, heads, queries, keys, width, heads / group, dtype, backward, causal, shift,
-                        window, 0.125f});
+      shapes.push_back({batch, heads, queries, keys, width, heads / group, keys, dtype, backward, causal,
+                        shift, window, 0.125f});
   };
   const DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
   for (DType dtype : kTypes) {
