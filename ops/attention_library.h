@@ -1,6 +1,7 @@
-// The scratch of attention's gradient where a GPU's library computes it (ops/cuda/flash.h). Its deterministic
-// kernels keep the gradient of every score, in 16 bits; where heads share keys also the gradients of keys and
-// values of every head, before they are added up.
+// The scratch of attention and its gradient where a GPU's library computes them (ops/cuda/flash.h). What
+// documents and positions hide is written out as a mask. The gradient's deterministic kernels keep the
+// gradient of every score, in 16 bits; where heads share keys also the gradients of keys and values of every
+// head, before they are added up.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +50,12 @@ inline int64_t LibraryAttentionGradScratch(int64_t batch, int64_t heads, int64_t
   return by_sequence > 0 ? by_sequence : most(key_heads, [&](int64_t n) { return bytes(1, n); });
 }
 
-// The scratch of attention_grad on a CUDA device: what the library needs for its operands, and 0 where the
-// work space of the stream is enough or the library does not take them.
-int64_t ScratchOfCudaAttentionGrad(const KernelSpec& spec);
+struct CudaAttentionScratch {
+  int64_t mask = 0;     // at its beginning; 0: none
+  int64_t library = 0;  // behind that; 0: the work space of the stream is enough
+  int64_t bytes() const { return mask + library; }
+};
+// Of attention or attention_grad on a CUDA device. Both are 0 where the library does not take the operands.
+CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradient);
 
 }  // namespace oneflow_like

@@ -438,6 +438,14 @@ FlashShape FlashShapeOf(const AttentionShape& s, DType dtype, bool backward) {
                   .shift = s.shift,
                   .window = s.window < s.queries + s.shift ? s.window : 0,
                   .scale = s.scale};
+  if (!s.by_places) {
+    const bool of_batch = s.query_positions.of_batch || s.key_positions.of_batch ||
+                          s.query_documents.of_batch || s.key_documents.of_batch;
+    f.masks = of_batch ? s.batch : 1;
+    // The mask has all that hides keys. What places hide is left out in whole tiles, too; positions are not
+    // places.
+    if (!f.causal || s.query_positions.operand.data != nullptr) f.causal = false, f.window = 0, f.shift = 0;
+  }
   // Pieces of a sequence: later keys are left out.
   if (f.causal && f.shift >= 0) f.keys = std::min(f.keys, f.queries + f.shift);
   if (f.window == 0 && (!f.causal || f.shift >= f.keys - 1)) {  // every query sees every key
@@ -526,6 +534,17 @@ Status LaunchBackward(AttentionShape s, const KernelContext& context, const Laun
   return Status();
 }
 
+// 0 where a key is seen, else -infinity: [masks s t].
+template <typename T>
+OFL_KERNEL void MaskKernel(AttentionShape shape, int64_t masks, T* mask) {
+  const int64_t count = masks * shape.queries * shape.keys;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t t = i % shape.keys, row = i / shape.keys;
+    mask[i] = Store<T>(Seen(shape, row / shape.queries, row % shape.queries, t) ? 0.0f : -INFINITY);
+  }
+}
+
 class AttentionKernels : public CudaKernel {
  public:
   AttentionKernels(const KernelSpec& spec, bool backward) : backward_(backward) {
@@ -536,7 +555,7 @@ class AttentionKernels : public CudaKernel {
       Fail(spec.name, " at ", spec.line.str(), ": operands are ", Name(in[0].dtype), " and ",
            Name(in[i].dtype), " but on cuda must be of one type");
     }
-    if (backward) scratch_bytes_ = ScratchOfCudaAttentionGrad(spec);
+    scratch_ = CudaAttentionScratchOf(spec, backward);
     bool drops = spec.attrs.Float("dropout", 0) != 0;
     if (!drops && in[0].dtype != DType::kFloat32 && FlashAllowed()) flash_ = MakeFlash();
   }
@@ -551,18 +570,24 @@ class AttentionKernels : public CudaKernel {
     }
     if (s.pairs == 0) return Status();
     FlashShape shape = FlashShapeOf(s, context.in[0].dtype, backward_);
-    bool plain = s.by_places && s.bias == nullptr && s.value_width == s.width;
+    bool plain = (s.by_places || (scratch_.mask > 0 && EachSeesItself(s))) && s.bias == nullptr &&
+                 s.value_width == s.width;
     LaunchContext roomy = launch;
-    if (scratch_bytes_ > 0) {
-      roomy.workspace = context.scratch;
-      roomy.workspace_bytes = static_cast<size_t>(scratch_bytes_);
+    if (scratch_.library > 0) {
+      roomy.workspace = static_cast<char*>(context.scratch) + scratch_.mask;
+      roomy.workspace_bytes = static_cast<size_t>(scratch_.library);
     }
     if (flash_ && plain && MayFlash(shape) && Packed(context.in, s) && Packed(context.out, s) &&
         flash_->Takes(shape, roomy)) {
       Count(LibraryUse::kAttention);
       if (backward_)
         if (Status status = ZeroUnseen(shape, context, launch); !status.ok()) return status;
-      return flash_->Launch(shape, OperandsOf(context), roomy);
+      FlashOperands operands = OperandsOf(context);
+      if (shape.masks > 0) {
+        operands.mask = context.scratch;
+        WriteMask(s, shape, context.scratch, launch);
+      }
+      return flash_->Launch(shape, operands, roomy);
     }
     s.packed = Packed(context.in, s);
     if (backward_) return LaunchBackward(s, context, launch);
@@ -571,6 +596,23 @@ class AttentionKernels : public CudaKernel {
   }
 
  private:
+  // A row without a key would be NaN to the library. Where queries and keys have the same places and
+  // documents there is none.
+  static bool EachSeesItself(const AttentionShape& s) {
+    return s.queries == s.keys && s.shift == 0 &&
+           s.query_positions.operand.data == s.key_positions.operand.data &&
+           s.query_documents.operand.data == s.key_documents.operand.data;
+  }
+
+  static void WriteMask(const AttentionShape& s, const FlashShape& shape, void* to,
+                        const LaunchContext& launch) {
+    const Grid grid{BlocksFor(shape.masks * s.queries * s.keys, 256, launch.multiprocessors), 1, 256, 0};
+    ForType(shape.dtype, [&](auto t) {
+      using T = decltype(t);
+      cuda::Launch(MaskKernel<T>, grid, launch.stream, s, shape.masks, static_cast<T*>(to));
+    });
+  }
+
   // Gradients of keys and values that no query sees.
   static Status ZeroUnseen(const FlashShape& shape, const KernelContext& context,
                            const LaunchContext& launch) {
@@ -610,7 +652,7 @@ class AttentionKernels : public CudaKernel {
   }
 
   bool backward_;
-  int64_t scratch_bytes_ = 0;  // of the plan, where the stream's work space is too small for the library
+  CudaAttentionScratch scratch_;
   std::unique_ptr<Flash> flash_;
 };
 

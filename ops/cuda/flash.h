@@ -18,6 +18,7 @@ struct FlashShape {
   bool causal = false;
   int64_t shift = 0;   // causal: query s sees keys up to s + shift
   int64_t window = 0;  // causal: of these the last so many; 0 is all
+  int64_t masks = 0;   // of FlashOperands::mask: `batch`, 1 for all sequences, or 0
   float scale = 1;
 
   int64_t group() const { return heads / key_heads; }
@@ -27,6 +28,8 @@ struct FlashShape {
 
 struct FlashOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr;
+  // [masks s t] of the operands' type: 0 where the key is seen, else -infinity; every query sees a key.
+  const void* mask = nullptr;
   void* o = nullptr;     // written forward, read backward
   float* lse = nullptr;  // [b h s]: the same
   const void* dout = nullptr;

@@ -122,6 +122,10 @@ class CudnnFlash : public Flash {
       }
       if (shape.window != 0) add(kWindow, &window);
     }
+    if (shape.masks != 0) {
+      const int64_t before = shape.masks == 1 ? 0 : b;
+      add(kMask, at(p.mask, before * shape.queries * shape.keys * 2));
+    }
     if (shape.backward) {
       add(kDout, at(p.dout, at_q));
       add(kDq, at(p.dq, at_q));

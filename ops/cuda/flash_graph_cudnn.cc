@@ -98,7 +98,10 @@ class Builder {
   CudnnTensor Scaled(const CudnnTensor& q, const CudnnTensor& k) {
     CudnnTensor score = graph_.Inside(CUDNN_DATA_FLOAT, part_.Score());
     graph_.Matmul(q, k, score);
-    return graph_.Pointwise(CUDNN_POINTWISE_MUL, score, &scale_);
+    CudnnTensor scaled = graph_.Pointwise(CUDNN_POINTWISE_MUL, score, &scale_);
+    if (part_.shape.masks == 0) return scaled;
+    CudnnTensor mask = graph_.Tensor(kMask, type_, part_.Mask(), Packed(part_.Mask()));
+    return graph_.Pointwise(CUDNN_POINTWISE_ADD, scaled, &mask);
   }
 
   // A key is seen where row + keys - queries >= column; without the shift where row >= column. And within a

@@ -27,7 +27,8 @@ enum FlashId : int64_t {
   kOne,
   kKeys,
   kQueries,
-  kWindow
+  kWindow,
+  kMask
 };
 
 // Part of a shape: some of its sequences, or some heads of one sequence. Strides are those of the whole.
@@ -41,6 +42,7 @@ struct FlashPart {
   // Gradients of keys before those of the heads that share them are added up.
   Extents KeyOfEach() const { return {shape.batch, shape.heads, shape.keys, shape.width}; }
   Extents Score() const { return {shape.batch, shape.heads, shape.queries, shape.keys}; }
+  Extents Mask() const { return {shape.masks == 1 ? 1 : shape.batch, 1, shape.queries, shape.keys}; }
   Extents Row() const { return {shape.batch, shape.heads, shape.queries, 1}; }
   Extents QueryStrides() const { return Strides(all_heads, shape.queries); }
   Extents KeyStrides() const { return Strides(all_key_heads, shape.all_keys); }

@@ -41,6 +41,12 @@ struct Loops {
     return s.window == 0 ? 0 : std::max<int64_t>(0, i + s.shift + 1 - s.window);
   }
   int64_t Visible(int64_t i) const { return s.causal ? std::min(s.keys, i + s.shift + 1) : s.keys; }
+  // Added to a score.
+  float Mask(const FlashOperands& p, int64_t b, int64_t i, int64_t t) const {
+    if (s.masks == 0) return 0;
+    const Reader mask{p.mask, s.dtype == DType::kFloat16};
+    return mask[((s.masks == 1 ? 0 : b) * s.queries + i) * s.keys + t];
+  }
   float Dot(const Reader& x, int64_t at_x, const Reader& y, int64_t at_y) const {
     float sum = 0;
     for (int64_t d = 0; d < s.width; ++d) sum += x[at_x + d] * y[at_y + d];
@@ -63,7 +69,7 @@ void Forward(const FlashShape& s, const FlashOperands& p) {
     int64_t first = loops.First(i), visible = loops.Visible(i), at = loops.At(b, i, h);
     float greatest = -INFINITY, total = 0;
     for (int64_t t = first; t < visible; ++t) {
-      row[t] = loops.Dot(q, at, k, loops.KeyAt(b, t, h)) * s.scale;
+      row[t] = loops.Dot(q, at, k, loops.KeyAt(b, t, h)) * s.scale + loops.Mask(p, b, i, t);
       greatest = std::max(greatest, row[t]);
     }
     for (int64_t t = first; t < visible; ++t) total += row[t] = std::exp(row[t] - greatest);
@@ -85,7 +91,7 @@ void Backward(const FlashShape& s, const FlashOperands& p) {
     float delta = loops.Dot(dout, at, o, at);
     for (int64_t t = loops.First(i); t < loops.Visible(i); ++t) {
       int64_t at_k = loops.KeyAt(b, t, h);
-      float weight = std::exp(loops.Dot(q, at, k, at_k) * s.scale - p.lse[at_lse]);
+      float weight = std::exp(loops.Dot(q, at, k, at_k) * s.scale + loops.Mask(p, b, i, t) - p.lse[at_lse]);
       float ds = weight * (loops.Dot(dout, at, v, at_k) - delta) * s.scale;
       for (int64_t d = 0; d < s.width; ++d) {
         dv[at_k + d] += weight * dout[at + d];

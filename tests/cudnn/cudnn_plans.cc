@@ -41,10 +41,10 @@ std::string NameOf(const FlashShape& s) {
 std::vector<FlashShape> Shapes() {
   std::vector<FlashShape> shapes;
   auto add = [&](DType dtype, bool causal, int64_t batch, int64_t heads, int64_t queries, int64_t keys,
-                 int64_t width, int64_t shift = 0, int64_t group = 1, int64_t window = 0) {
+                 int64_t width, int64_t shift = 0, int64_t group = 1, int64_t window = 0, int64_t masks = 0) {
     for (bool backward : {false, true})
       shapes.push_back({batch, heads, queries, keys, width, heads / group, keys, dtype, backward, causal,
-                        shift, window, 0.125f});
+                        shift, window, masks, 0.125f});
   };
   const DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
   for (DType dtype : kTypes) {
@@ -69,6 +69,12 @@ std::vector<FlashShape> Shapes() {
   add(DType::kBFloat16, true, 1, 71, 2048, 2048, 64, 0, 71);
   add(DType::kBFloat16, false, 2, 6, 77, 77, 40, 0, 2);
   add(DType::kBFloat16, true, 2, 8, 1, 1024, 128, 1023, 4);  // one query behind a cache
+  // Masks that operands say: padding, packed documents.
+  add(DType::kBFloat16, false, 16, 12, 512, 512, 64, 0, 1, 0, 16);
+  add(DType::kFloat16, false, 4, 3, 77, 77, 64, 0, 1, 0, 1);
+  add(DType::kBFloat16, false, 1, 32, 4096, 4096, 128, 0, 4, 0, 1);
+  add(DType::kBFloat16, true, 2, 28, 2048, 2048, 128, 0, 7, 0, 2);
+  add(DType::kBFloat16, true, 2, 12, 1000, 1000, 64, 0, 1, 200, 2);
   // Windows.
   add(DType::kBFloat16, true, 2, 32, 4096, 4096, 128, 0, 4, 1024);
   add(DType::kFloat16, true, 2, 3, 333, 333, 64, 0, 1, 100);

@@ -293,12 +293,18 @@ TEST(AttentionOnCuda, ScratchIsStatedInABuildWithoutItsKernels) {
   EXPECT_EQ(registry.Scratch(spec, "cuda"), scores + rows + keys + (1 << 20));
   EXPECT_NE(registry.Scratch(spec, "reference"), registry.Scratch(spec, "cuda"));
 
-  KernelSpec drops = spec, wide = spec, placed = spec, small = spec;
+  KernelSpec drops = spec, wide = spec, biased = spec, small = spec, packed = spec;
   drops.attrs.Set("dropout", 0.1);
   wide.in[1].dtype = DType::kFloat32;
-  placed.attrs.Set("masks", std::string("query_positions key_positions"));
+  biased.attrs.Set("masks", std::string("bias"));
+  packed.attrs.Set("masks", std::string("query_documents key_documents"));
+  for (const Dims& rows : {Dims{16, 1024}, Dims{1024}})
+    packed.in.push_back({nullptr, DType::kInt32, rows, Dims(rows.rank(), int64_t{0}), rows});
+  EXPECT_EQ(registry.Scratch(packed, "cuda"), registry.Scratch(spec, "cuda") + 16 * 1024 * 1024 * 2);
+  packed.in[6] = packed.in[7];  // the same of all sequences
+  EXPECT_EQ(registry.Scratch(packed, "cuda"), registry.Scratch(spec, "cuda") + 1024 * 1024 * 2);
   small.in[1].extent[0] = small.in[2].extent[0] = 4;  // the stream's work space is enough
-  for (const KernelSpec& other : {drops, wide, placed, small}) EXPECT_EQ(registry.Scratch(other, "cuda"), 0);
+  for (const KernelSpec& other : {drops, wide, biased, small}) EXPECT_EQ(registry.Scratch(other, "cuda"), 0);
 }
 
 TEST(AttentionOnCuda, ScratchIsForAsMuchAsFits) {
