@@ -10,14 +10,6 @@ namespace {
 
 // --- Reference kernels ---------------------------------------------------------------------------
 
-Status CheckIndices(const TensorArg& ids, int64_t limit) {
-  for (int64_t i = 0; i < ids.elements(); ++i) {
-    int64_t id = LoadInt(ids, i);
-    if (id < 0 || id >= limit) return IndexOutside(id, limit);
-  }
-  return Status();
-}
-
 // kAlong: ids has an index for every element; else one for every part along the axis.
 template <bool kAlong>
 Status Take(const KernelContext& context) {
@@ -65,23 +57,7 @@ Status SumByIndex(const KernelContext& context) {
   return Status();
 }
 
-// --- Rules: a letter for every axis of x, "v" for the one that is indexed, "i", "j", ... for those of ids
-// ---
-
-constexpr int kIds = 8;
-
-std::string Joined(const std::vector<std::string>& lists) {
-  std::string text;
-  for (const std::string& list : lists) text += (text.empty() || list.empty() ? "" : " ") + list;
-  return text;
-}
-
-// The axes of a tensor of `rank` axes with `label` (or labels) instead of one of them.
-std::string AxesWith(int rank, int axis, const std::string& labels) {
-  return Joined({Letters(0, axis), labels, Letters(axis + 1, rank)});
-}
-
-std::string IdLetters(const Dims& ids) { return Letters(kIds, kIds + ids.rank()); }
+// --- Rules -------------------------------------------------------------------------------------
 
 std::map<std::string, int64_t> ExtentOfAxis(const OpCall& call) { return {{"v", call.attrs->Int("extent")}}; }
 
@@ -223,18 +199,6 @@ void AddIndexSum(Catalog* catalog) {
                  {.in = {{2, 3}, {4, 2, 3}, {4, 7}}, .attrs = At(1, 7), .dtypes = {i, f, f}, .limit = 7},
                  {.in = {{4}, {4}, {3}}, .attrs = At(0, 3), .dtypes = {l, l, l}, .limit = 3}};
   catalog->Add(std::move(sum));
-}
-
-// x[a v c] and ids[a i c] of equal extents but on the axis `free`; -1: on all.
-void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name, int free) {
-  const Dims &a = call.shapes[ids], &b = call.shapes[other];
-  if (a.rank() != b.rank())
-    Fail(call.who, ": ids ", a.str(), " has ", a.rank(), a.rank() == 1 ? " axis" : " axes", " but ", name,
-         " ", b.str(), " has ", b.rank());
-  for (int axis = 0; axis < a.rank(); ++axis)
-    if (axis != free && a[axis] != b[axis])
-      Fail(call.who, ": axis ", axis, " of ids ", a.str(), " is ", a[axis], " but of ", name, " ", b.str(),
-           " is ", b[axis], free < 0 ? std::string() : Cat("; only axis ", free, " may differ"));
 }
 
 void AddTakeAlongAxis(Catalog* catalog) {

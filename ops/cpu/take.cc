@@ -173,9 +173,28 @@ Status TakeAny(const KernelContext& context) {
   });
 }
 
-// Sums into rows [low, high) and columns [left, right) of outer index o, which begin at x, or at 0 where it
-// is null.
-template <typename T, typename S, typename I, bool kAlong>
+// What becomes of a place to which an element goes.
+struct Added {
+  template <typename S, typename T>
+  static void Join(S* place, T value) {
+    if constexpr (std::is_integral_v<T>) {
+      *place += value;
+    } else {
+      *place += AsFloat(value);
+    }
+  }
+};
+struct Greatest {  // a NaN stays
+  template <typename T>
+  static void Join(T* place, T value) {
+    const float own = AsFloat(value);
+    if (own > AsFloat(*place) || own != own) *place = value;
+  }
+};
+
+// Sums (or what else How makes) into rows [low, high) and columns [left, right) of outer index o, which begin
+// at x, or at 0 where it is null.
+template <typename T, typename S, typename I, bool kAlong, typename How>
 struct Sums {
   const T* from;
   const I* ids;
@@ -210,7 +229,7 @@ struct Sums {
         const I* own = id + j * at.inner;
         for (int64_t c = left; c < right; ++c) {
           int64_t row = held.Row(own[c]);
-          if (row >= low && row < high) result[row * at.inner + c] += Value(part[c]);
+          if (row >= low && row < high) How::Join(result + row * at.inner + c, part[c]);
         }
       } else {
         if (whole && j + kAhead < count) Ask(source, result, id[j + kAhead], j + kAhead, left, right);
@@ -218,7 +237,7 @@ struct Sums {
         if (row < low || row >= high) continue;
         S* sum = result + row * at.inner;
         OFL_INDEPENDENT
-        for (int64_t c = left; c < right; ++c) sum[c] += Value(part[c]);
+        for (int64_t c = left; c < right; ++c) How::Join(sum + c, part[c]);
       }
     }
   }
@@ -243,21 +262,13 @@ struct Sums {
       const int64_t n = std::min(kTakeBlock, count - first);
       if (AllHere(id, n, here)) {
         OFL_UNROLL(8)
-        for (int64_t j = 0; j < n; ++j) result[id[j] - here.begin] += Value(source[j]);
+        for (int64_t j = 0; j < n; ++j) How::Join(result + (id[j] - here.begin), source[j]);
         continue;
       }
       for (int64_t j = 0; j < n; ++j) {
         int64_t row = here.Row(id[j]);
-        if (row >= 0) result[row] += Value(source[j]);
+        if (row >= 0) How::Join(result + row, source[j]);
       }
-    }
-  }
-
-  static S Value(T value) {
-    if constexpr (std::is_integral_v<T>) {
-      return value;
-    } else {
-      return AsFloat(value);
     }
   }
 
@@ -285,7 +296,7 @@ struct Sums {
   }
 };
 
-template <typename T, typename S, bool kAlong>
+template <typename T, typename S, bool kAlong, typename How = Added>
 Status SumByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
   const S* x = context.in.size() > 2 ? context.in[2].as<S>() : nullptr;
@@ -296,7 +307,7 @@ Status SumByIndex(const KernelContext& context) {
     const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
     std::atomic<bool> bad = false;
     const Held held{y.begin[axis], y.extent[axis], y.global[axis], &bad};
-    Sums<T, S, I, kAlong>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
+    Sums<T, S, I, kAlong, How>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
     return bad ? CheckIndices(id, ids.elements(), y.global[axis]) : Status();
   });
 }
@@ -315,11 +326,27 @@ KernelPtr MakeSums(const KernelSpec& spec) {
   return MakeReference(spec);
 }
 
+template <bool kAlong>
+KernelPtr MakeMaxima(const KernelSpec& spec) {
+  switch (spec.out[0].dtype) {
+    case DType::kFloat32:
+      return MakeFunctionKernel(SumByIndex<float, float, kAlong, Greatest>)(spec);
+    case DType::kBFloat16:
+      return MakeFunctionKernel(SumByIndex<BFloat16, BFloat16, kAlong, Greatest>)(spec);
+    case DType::kFloat16:
+      return MakeFunctionKernel(SumByIndex<Float16, Float16, kAlong, Greatest>)(spec);
+    default:
+      return MakeReference(spec);
+  }
+}
+
 }  // namespace
 
 Status Take(const KernelContext& context) { return TakeAny<false>(context); }
 Status TakeAlongAxis(const KernelContext& context) { return TakeAny<true>(context); }
 KernelPtr MakeIndexSum(const KernelSpec& spec) { return MakeSums<false>(spec); }
 KernelPtr MakeScatterSum(const KernelSpec& spec) { return MakeSums<true>(spec); }
+KernelPtr MakeIndexMax(const KernelSpec& spec) { return MakeMaxima<false>(spec); }
+KernelPtr MakeScatterMax(const KernelSpec& spec) { return MakeMaxima<true>(spec); }
 
 }  // namespace oneflow_like::cpu

@@ -28,6 +28,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddGroupedMatmulKernels(registry);
   AddRopeKernels(registry);
   AddWithinKernels(registry);
+  AddTemporalClassificationKernels(registry);
   AddConvolutionKernels(registry);
   AddPoolingKernels(registry);
   AddInterpolateKernels(registry);

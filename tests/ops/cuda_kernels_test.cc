@@ -180,6 +180,8 @@ TEST(CudaKernels, Within) { Cases().Within(); }
 TEST(CudaKernels, Order) { SparseCases(&Cases()).Order(); }
 TEST(CudaKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
 TEST(CudaKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }
+TEST(CudaKernels, MaximaByIndex) { SparseCases(&Cases()).MaximaByIndex(); }
+TEST(CudaKernels, Spellings) { SparseCases(&Cases()).Spellings(); }
 TEST(CudaKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CudaKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
