@@ -38,6 +38,7 @@ const Catalog& BuiltinCatalog() {
     AddAssign(all);
     AddLossScaling(all);
     AddTemporalClassification(all);
+    AddSolve(all);
     AddWithin(all);
     AddFused(all);
     return all;

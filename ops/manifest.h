@@ -50,6 +50,7 @@ void AddOptimizers(Catalog* catalog);
 void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
 void AddTemporalClassification(Catalog* catalog);
+void AddSolve(Catalog* catalog);
 void AddWithin(Catalog* catalog);
 void AddFused(Catalog* catalog);
 

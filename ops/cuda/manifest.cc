@@ -29,6 +29,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddRopeKernels(registry);
   AddWithinKernels(registry);
   AddTemporalClassificationKernels(registry);
+  AddSolveKernels(registry);
   AddConvolutionKernels(registry);
   AddPoolingKernels(registry);
   AddInterpolateKernels(registry);

@@ -23,4 +23,27 @@ Tensor rfft(Tensor x, int64_t axis = -1, OFL_HERE);
 // imaginary parts of the first element and, if n is even, of the last count as 0.
 Tensor irfft(Tensor x, int64_t axis = -1, int64_t n = 0, OFL_HERE);
 
+// --- Matrices, in the last two axes, of which each is whole; the axes before them are batches, which may be
+// cut, as may the columns of b. They are computed in double, a matrix by a thread of the CPU or a block of
+// the GPU: for many matrices of up to a few hundred rows. Every function has gradients of any order ---
+
+// a[.. n n] -> [.. n n], lower triangular, l with l l^T = (a + a^T) / 2 + shift I. If that is not positive
+// definite the step fails.
+Tensor cholesky(Tensor a, double shift = 0, OFL_HERE);
+// t[.. n n], b[.. n k] -> [.. n k], x with t x = b. Only the lower triangle of t is read, or the upper one;
+// `transposed`: x with t^T x = b. With cholesky's l, two of them solve l l^T x = b.
+struct Triangle {
+  bool upper = false, transposed = false;
+};
+Tensor triangular_solve(Tensor t, Tensor b, const Triangle& options = {}, OFL_HERE);
+// a[.. n n], b[.. n k] -> [.. n k], x with (a + shift I) x = b, by elimination with pivots. If a matrix is
+// singular the step fails.
+Tensor solve(Tensor a, Tensor b, double shift = 0, OFL_HERE);
+struct Qr {
+  Tensor q, r;
+};
+// a[.. m n], m >= n -> q[.. m n] with orthonormal columns and upper triangular r[.. n n], q r = a, with the
+// signs of LAPACK and so of NumPy and PyTorch. The gradient needs columns that are independent.
+Qr qr(Tensor a, OFL_HERE);
+
 }  // namespace oneflow_like
