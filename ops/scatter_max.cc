@@ -41,7 +41,8 @@ std::vector<Tensor> MaxByIndexGrad(const GradCall& c) {
   const auto in_type = [](Tensor t, DType dtype) { return t.dtype() == dtype ? t : cast(t, dtype); };
   Tensor hit = cast(equal(src, at_ids(y)), DType::kFloat32), own = cast(equal(x, y), DType::kFloat32);
   const Attrs attrs = {{"axis", axis}, {"extent", y.shape()[static_cast<int>(axis)]}};
-  Tensor ties = Apply(y.graph(), kAlong ? "scatter_sum" : "index_sum", {ids, hit, own}, attrs)[0];
+  Tensor hits = Apply(y.graph(), kAlong ? "scatter_sum" : "index_sum", {ids, hit}, attrs)[0];
+  Tensor ties = add(own, hits);
   Tensor share = div(in_type(c.dout[0], DType::kFloat32), maximum(ties, 1));  // 0 beside a NaN
   return {Tensor(), c.wanted[1] ? in_type(mul(hit, at_ids(share)), src.dtype()) : Tensor(),
           c.wanted[2] ? in_type(mul(own, share), x.dtype()) : Tensor()};

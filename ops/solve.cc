@@ -55,6 +55,7 @@ int64_t QrRoom(const KernelSpec& s) { return 2 * CholeskyRoom(s) + ColumnsOfMatr
 template <int64_t (*room)(const KernelSpec&)>
 int64_t MatrixScratch(const KernelSpec& spec) {
   Scratch scratch;
+  if (Matrices(spec.in.back()) == 0) return 0;
   for (int range = 0; range < spec.threads; ++range) scratch.Take<double>(room(spec));
   return scratch.bytes();
 }

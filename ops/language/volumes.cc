@@ -14,6 +14,7 @@
 namespace oneflow_like {
 namespace {
 
+constexpr int64_t kMostTaps = 1024;
 constexpr const char* kVolumeAxes[] = {"depth", "rows", "columns"};
 
 // An option for depth, rows and columns; of two axes, depth has `least`.
@@ -68,6 +69,8 @@ Tensor conv3d(Tensor x, Tensor filter, const ConvOptions& o, Here at) {
   if (from[4] % groups != 0 || from[4] / groups != window[4])
     Fail(Who("conv3d", at), ": x has ", from[4], " channels but the filter ", window.str(), " takes ",
          window[4], " in each of ", groups, groups == 1 ? " group" : " groups");
+  if (taps > kMostTaps)
+    Fail(Who("conv3d", at), ": the filter has a depth of ", taps, " but may have ", kMostTaps, " at most");
   if (padding[0] > 0) x = pad(x, 1, padding[0], padding[0], at);
   const int64_t out = WindowCount("conv3d", kVolumeAxes[0], x.shape()[1], taps, stride[0], dilation[0], at);
   // The parts of x that each element of the filter's depth meets, among the channels of their group.
@@ -164,10 +167,10 @@ struct WindowAxis {
 
   // i64[count size]: the places of each window, padding included.
   Tensor Places(GraphBuilder* graph, const Here& at) const {
-    HostTensor ids = HostTensor::Make(DType::kInt64, {count, size});
-    for (int64_t w = 0; w < count; ++w)
-      for (int64_t i = 0; i < size; ++i) ids.as<int64_t>()[w * size + i] = w * stride + i * dilation;
-    return constant(graph, ids, at);
+    const auto by = [&](int64_t n, int64_t step) {
+      return arange(graph, 0, static_cast<double>(n * step), static_cast<double>(step), DType::kInt64, at);
+    };
+    return add(reshape(by(count, stride), {count, 1}, at), by(size, dilation), at);
   }
 };
 

@@ -1,9 +1,11 @@
-// The functions of ops/language/composed.h in models: the same outputs and losses on every mesh and for every
-// number of micro-batches, draws included.
-// ctest: seconds=6
+// Functions that are made of others, and operators by index, in models: the same outputs and losses on every
+// mesh and for every number of micro-batches, draws included. ctest: seconds=6
 #include <cmath>
 
 #include "ops/language/composed.h"
+#include "ops/language/linear_algebra.h"
+#include "ops/language/losses.h"
+#include "ops/language/volumes.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
@@ -105,6 +107,76 @@ const std::vector<std::pair<const char*, Between>> kFunctions = {
     {"pixel_shuffle",
      [](Tensor x, Tensor w) {
        return pixel_unshuffle(relu(pixel_shuffle(reshape(matmul(x, w), {kBatch, 1, 1, 8}), 2)), 2);
+     }},
+    {"maxima by index",
+     [](Tensor x, Tensor w) {
+       Tensor y = matmul(x, w), ids = argmax(reshape(x, {kBatch, kWidth / 2, 2}));
+       Tensor most = scatter_max(slice(y, 1, 0, 4), 1, ids, slice(y, 1, 4, 8));
+       return most + scatter_min(slice(x, 1, 0, 4), 1, ids, slice(y, 1, 2, 6));
+     }},
+    {"maxima of the batch by index",
+     [](Tensor x, Tensor w) {
+       Tensor y = matmul(x, w), ids = argmax(slice(x, 1, 0, 5));
+       Tensor most = index_max(full(y, {5, kWidth}, -3), 0, ids, y);
+       return y + take(index_min(most, 0, ids, x), 0, ids);
+     }},
+    {"segment_softmax",
+     [](Tensor x, Tensor w) { return segment_softmax(matmul(x, w), argmax(slice(x, 1, 0, 4)), 4); }},
+    {"segment_softmax of columns",
+     [](Tensor x, Tensor w) {
+       Tensor ids = cast(arange(x.graph(), 0, kWidth / 2., 0.5), DType::kInt32);
+       return segment_softmax(matmul(x, w), ids, 4, 1);
+     }},
+    {"losses",
+     [](Tensor x, Tensor w) {
+       Tensor y = matmul(x, w), target = argmax(x);
+       Tensor rows = focal_loss(y, target, {.gamma = 1.5}) + triplet_margin_loss(x, y, flip(y, {1}));
+       return unsqueeze(rows, 1) + sigmoid_focal_loss(y, sigmoid(x));
+     }},
+    {"ctc_loss",
+     [](Tensor x, Tensor w) {
+       Tensor log_probs = log_softmax(reshape(concat({x, matmul(x, w), -x}, 1), {kBatch, 6, 4}));
+       Tensor targets = argmax(reshape(slice(x, 1, 0, 6), {kBatch, 2, 3})) + 1;
+       return unsqueeze(
+           ctc_loss(log_probs, targets, 4 + argmax(slice(x, 1, 0, 3)), argmax(slice(x, 1, 3, 6))), 1);
+     }},
+    {"volumes",
+     [](Tensor x, Tensor w) {
+       Tensor y = reshape(concat({x, matmul(x, w)}, 1), {kBatch, 2, 2, 2, 2});
+       Tensor filter = reshape(slice(w, 0, 0, 4), {2, 2, 2, 2, 2});
+       y = conv3d(y, filter, {.padding = {1}});
+       return max_pool3d(y, {.kernel = {2}, .stride = {1}}) + avg_pool3d(y, {.kernel = {2}, .stride = {1}});
+     }},
+    {"windows",
+     [](Tensor x, Tensor w) {
+       Tensor y = reshape(concat({x, matmul(x, w)}, 1), {kBatch, 2, 4, 2});
+       const WindowOptions windows = {.kernel = {2, 3}, .padding = {1}};
+       return fold(tanh(unfold(y, windows)), 2, 4, windows);
+     }},
+    {"grid_sample",
+     [](Tensor x, Tensor w) {
+       Tensor grid = tanh(reshape(x, {kBatch, 2, 2, 2})) * 1.2;
+       return grid_sample(reshape(matmul(x, w), {kBatch, 2, 2, 2}), grid);
+     }},
+    {"Fourier transforms",
+     [](Tensor x, Tensor w) {
+       Tensor y = matmul(x, w), spectrum = rfft(y);
+       Tensor whole = fft(reshape(y, {kBatch, 2, 2, 2}), 1);
+       return irfft(spectrum * 0.7) + reshape(ifft(tanh(whole), 0), {kBatch, kWidth});
+     }},
+    {"matrices of the batch",
+     [](Tensor x, Tensor w) {
+       Tensor y = reshape(concat({x, matmul(x, w)}, 1), {kBatch, 4, 4}), l = cholesky(y, 9);
+       Tensor z = solve(y, triangular_solve(l, y), 9);
+       Qr factors = qr(slice(y, 2, 0, 2));
+       return reshape(z, {kBatch, 16}) +
+              concat({reshape(factors.q, {kBatch, 8}), reshape(matmul(factors.q, factors.r), {kBatch, 8})},
+                     1);
+     }},
+    {"a matrix for all",
+     [](Tensor x, Tensor w) {
+       Tensor columns = solve(w, transpose(x, {1, 0}), 9);
+       return transpose(triangular_solve(cholesky(w, 9), columns), {1, 0});
      }},
     {"attention with lengths",
      [](Tensor x, Tensor w) {
