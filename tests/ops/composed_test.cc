@@ -325,6 +325,89 @@ TEST_F(Composed, SecondGradients) {
   }
 }
 
+// Results and gradients of operands of 16 bits have their type, and are those of fp32 but for rounding.
+TEST_F(Composed, SixteenBits) {
+  Tensor ids = Ids({6}, {0, 2, 2, 1, 0, 2}), pair = Ids({2}, {1, 2}), full_length = Ids({2}, {3, 3});
+  const auto cube = [](Tensor x) { return reshape(x, {2, 3, 3}); };
+  const std::vector<std::pair<const char*, std::function<Tensor(Tensor)>>> functions = {
+      {"index_max",
+       [&](Tensor x) {
+         return index_max(full(x, {3, 3}, -5), 0, ids, reshape(x, {6, 3}));
+       }},
+      {"scatter_min", [&](Tensor x) { return scatter_min(full(x, {4}, 1), 0, ids, slice(x, 0, 0, 6)); }},
+      {"segment_softmax",
+       [&](Tensor x) {
+         return segment_softmax(reshape(x, {6, 3}), ids, 3);
+       }},
+      {"sigmoid_focal_loss", [](Tensor x) { return sigmoid_focal_loss(x, abs(x)); }},
+      {"focal_loss",
+       [&](Tensor x) {
+         return focal_loss(reshape(x, {6, 3}), ids);
+       }},
+      {"ctc_loss",
+       [&](Tensor x) {
+         return ctc_loss(log_softmax(cube(x)), Ids({2, 2}, {1, 2, 1, 1}), full_length, pair);
+       }},
+      {"triplet_margin_loss",
+       [&](Tensor x) { return triplet_margin_loss(cube(x), cube(x) * 2, flip(cube(x), {2})); }},
+      {"conv3d",
+       [](Tensor x) {
+         return conv3d(reshape(x, {1, 3, 3, 2, 1}), reshape(slice(x, 0, 0, 8), {1, 2, 2, 2, 1}));
+       }},
+      {"avg_pool3d",
+       [](Tensor x) {
+         return avg_pool3d(reshape(x, {1, 3, 3, 2, 1}));
+       }},
+      {"max_pool3d",
+       [](Tensor x) {
+         return max_pool3d(reshape(x, {1, 3, 3, 2, 1}));
+       }},
+      {"fold",
+       [](Tensor x) {
+         return square(fold(unfold(reshape(x, {1, 3, 3, 2}), WindowOptions{}), 3, 3, WindowOptions{}));
+       }},
+      {"grid_sample",
+       [](Tensor x) {
+         return grid_sample(reshape(x, {1, 3, 3, 2}), reshape(slice(x, 0, 0, 8), {1, 2, 2, 2}));
+       }},
+      {"fft",
+       [](Tensor x) {
+         return irfft(rfft(x) * 0.5) + reshape(fft(reshape(x, {9, 2})), {18});
+       }},
+      {"cholesky", [&](Tensor x) { return cholesky(cube(x), 4); }},
+      {"triangular_solve", [&](Tensor x) { return triangular_solve(cube(x) + 2, cube(x)); }},
+      {"solve", [&](Tensor x) { return solve(cube(x), cube(x) * cube(x), 4); }},
+      {"qr",
+       [](Tensor x) {
+         return concat({qr(reshape(x, {6, 3})).q, qr(reshape(x, {6, 3})).r}, 0);
+       }},
+  };
+  Numbers values;  // that both types hold
+  for (int i = 0; i < 18; ++i) values.push_back(std::round(128 * std::sin(1.7 * i * i + 0.4)) / 128);
+  for (const auto& [name, function] : functions) {
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      SCOPED_TRACE(Cat(name, " in ", Name(dtype)));
+      std::vector<Numbers> results, gradients;
+      for (DType type : {DType::kFloat32, dtype}) {
+        Tensor x = Give(&tape_, {18}, values, type), y = function(x);
+        if (y.dtype() != DType::kFloat32) {
+          EXPECT_EQ(y.dtype(), type);
+          y = cast(y, DType::kFloat32);
+        }
+        Tensor flat = reshape(y, {-1});
+        Tensor dx = Backward(&tape_, flat * (arange_like(flat) * 0.125 + 0.25), {x})[0];
+        EXPECT_EQ(dx.dtype(), type);
+        results.push_back(Read(y)), gradients.push_back(Read(dx));
+      }
+      for (const auto* two : {&results, &gradients}) {
+        double scale = 0.5;
+        for (double number : (*two)[0]) scale = std::max(scale, std::abs(number));
+        ExpectNear((*two)[1], (*two)[0], (dtype == DType::kBFloat16 ? 4e-2 : 5e-3) * scale);
+      }
+    }
+  }
+}
+
 TEST_F(Composed, Biases) {
   Tensor a = alibi(&tape_, 2, 1, 3);
   EXPECT_EQ(Read(a), (Numbers{-2 / 16., -1 / 16., 0, -2 / 256., -1 / 256., 0}));
