@@ -38,17 +38,20 @@ OFL_HOST_DEVICE int64_t CholeskyFactor(const Team& team, int64_t n, const A& a, 
   return -1;
 }
 
-// x[n k] becomes t^-1 x; of t only the part on and below (lower) or above the diagonal is read.
+// x[n k] becomes t^-1 x; of t only the part on and below (lower) or above the diagonal is read. A lane has
+// columns of its own.
 template <typename Team, typename T>
 OFL_HOST_DEVICE void SolveTriangle(const Team& team, int64_t n, int64_t k, const T& t, bool lower,
                                    double* x) {
-  for (int64_t c = team.lane; c < k; c += team.lanes) {
-    for (int64_t step = 0; step < n; ++step) {
-      const int64_t i = lower ? step : n - 1 - step, begin = lower ? 0 : i + 1, end = lower ? i : n;
-      double rest = x[i * k + c];
-      for (int64_t j = begin; j < end; ++j) rest -= t(i, j) * x[j * k + c];
-      x[i * k + c] = rest / t(i, i);
+  for (int64_t step = 0; step < n; ++step) {
+    const int64_t i = lower ? step : n - 1 - step, begin = lower ? 0 : i + 1, end = lower ? i : n;
+    double* row = x + i * k;
+    for (int64_t j = begin; j < end; ++j) {
+      const double factor = t(i, j), *other = x + j * k;
+      for (int64_t c = team.lane; c < k; c += team.lanes) row[c] -= factor * other[c];
     }
+    const double pivot = t(i, i);
+    for (int64_t c = team.lane; c < k; c += team.lanes) row[c] /= pivot;
   }
 }
 
@@ -78,13 +81,12 @@ OFL_HOST_DEVICE int64_t SolveSystem(const Team& team, int64_t n, int64_t k, doub
     }
     team.Sync();
   }
-  for (int64_t c = team.lane; c < k; c += team.lanes) {
-    for (int64_t i = n - 1; i >= 0; --i) {
-      double rest = x[i * k + c];
-      for (int64_t j = i + 1; j < n; ++j) rest -= w[i * n + j] * x[j * k + c];
-      x[i * k + c] = rest / w[i * n + i];
-    }
-  }
+  struct Row {
+    const double* w;
+    int64_t n;
+    OFL_HOST_DEVICE double operator()(int64_t i, int64_t j) const { return w[i * n + j]; }
+  };
+  SolveTriangle(team, n, k, Row{w, n}, false, x);
   team.Sync();
   return -1;
 }

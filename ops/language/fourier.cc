@@ -26,10 +26,12 @@ class Transform {
  public:
   Transform(GraphBuilder* graph, double sign, const Here& at) : graph_(graph), sign_(sign), at_(at) {}
 
-  // A factor of n that is at most kMostFactor, as large as can be; n itself where there is none or it is
-  // small.
+  // A factor of n: n itself where it is small or prime; one near the root where the other is small then; else
+  // as large as can be.
   static int64_t FactorOf(int64_t n) {
     if (n <= kMostFactor) return n;
+    for (auto f = static_cast<int64_t>(std::sqrt(static_cast<double>(n))); f > 1 && n / f <= kMostFactor; --f)
+      if (n % f == 0) return f;
     for (int64_t f = kMostFactor; f > 1; --f)
       if (n % f == 0) return f;
     for (int64_t f = kMostFactor + 1; f * f <= n; ++f)
