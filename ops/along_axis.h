@@ -84,6 +84,10 @@ inline std::string AxesWith(int rank, int axis, const std::string& labels) {
 
 inline std::string IdLetters(const Dims& ids) { return Letters(kIds, kIds + ids.rank()); }
 
+// Attribute "batched" of take and index_sum: ids[a.. i] has indices of its own for each index of the axes
+// before the one that is indexed.
+inline bool Batched(const Attrs& attrs) { return attrs.Has("batched"); }
+
 // x[a v c] and ids[a i c] of equal extents but on the axis `free`; -1: on all.
 inline void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name, int free) {
   const Dims &a = call.shapes[ids], &b = call.shapes[other];

@@ -49,6 +49,7 @@ struct TakeArgs {
   AroundAxis at;
   int64_t count;  // indices for each outer one
   Held held;
+  bool batched;  // of its own
 };
 
 // Calls body(o, begin, end) for runs of the parts [begin, end) of outer index o, shared among the threads.
@@ -101,13 +102,14 @@ void TakeLine(const T* x, const I* ids, T* y, int64_t n, const Held& held) {
 
 // Parts of `inner` elements.
 template <typename T, typename I>
-void TakeParts(const TakeArgs<T>& args, const I* ids) {
+void TakeParts(const TakeArgs<T>& args, const I* shared) {
   const AroundAxis at = args.at;
   const int64_t bytes = at.inner * static_cast<int64_t>(sizeof(T));
   // Lines that share their indices ask about them once.
-  const bool here = at.inner == 1 && at.outer > 1 && AllHere(ids, args.count, args.held);
+  const bool here = !args.batched && at.inner == 1 && at.outer > 1 && AllHere(shared, args.count, args.held);
   ForRuns(at.outer, args.count, RowGrain(at.inner), [&](int64_t o, int64_t begin, int64_t end) {
     const T* x = args.x + o * at.along * at.inner;
+    const I* ids = shared + (args.batched ? o * args.count : 0);
     T* y = args.y + o * args.count * at.inner;
     if (here) return TakeHere(x, ids + begin, y + begin, end - begin, args.held.begin);
     if (at.inner == 1) return TakeLine(x, ids + begin, y + begin, end - begin, args.held);
@@ -146,14 +148,15 @@ Status TakeAny(const KernelContext& context) {
   const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
   int axis = AxisOf(context.spec);
   const AroundAxis at(x, axis);
-  const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  const bool batched = Batched(context.spec.attrs);
+  const int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
   return WithIds(ids, [&](const auto* id) {
     if (y.elements() == 0) return CheckIndices(id, ids.elements(), x.global[axis]);
     std::atomic<bool> bad = false;
     const Held held{x.begin[axis], x.extent[axis], x.global[axis], &bad};
     auto run = [&](auto t) {
       using T = decltype(t);
-      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, count, held};
+      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, count, held, batched};
       kAlong ? TakeElements(args, id) : TakeParts(args, id);
     };
     switch (SizeOf(x.dtype)) {
@@ -203,6 +206,7 @@ struct Sums {
   AroundAxis at;
   int64_t count;
   Held held;
+  bool batched;
 
   // The beginning of `n` elements from `first` on: x, or 0.
   void Begin(int64_t first, int64_t n) const {
@@ -215,7 +219,7 @@ struct Sums {
 
   void Run(int64_t o, int64_t low, int64_t high, int64_t left, int64_t right) const {
     const T* source = from + o * count * at.inner;
-    const I* id = ids + (kAlong ? o * count * at.inner : 0);
+    const I* id = ids + (kAlong ? o * count * at.inner : batched ? o * count : 0);
     S* result = to + o * at.along * at.inner;
     // A caller that cuts columns begins them itself: a row's part is too short a run of memory.
     if (right - left == at.inner) Begin((o * at.along + low) * at.inner, (high - low) * at.inner);
@@ -304,10 +308,12 @@ Status SumByIndex(const KernelContext& context) {
   return WithIds(ids, [&](const auto* id) {
     using I = std::remove_const_t<std::remove_pointer_t<decltype(id)>>;
     if (y.elements() == 0) return CheckIndices(id, ids.elements(), y.global[axis]);
-    const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+    const bool batched = Batched(context.spec.attrs);
+    const int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
     std::atomic<bool> bad = false;
     const Held held{y.begin[axis], y.extent[axis], y.global[axis], &bad};
-    Sums<T, S, I, kAlong, How>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
+    Sums<T, S, I, kAlong, How>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held, batched}
+        .Run();
     return bad ? CheckIndices(id, ids.elements(), y.global[axis]) : Status();
   });
 }

@@ -30,13 +30,14 @@ OFL_KERNEL void CheckIds(IndexView ids, int64_t count, int64_t limit, FaultPort 
     CheckIndex(ids, i, ids.At(i), true, limit, port);
 }
 
-// kAlong: an index for every word; else for every part of `inner` words.
+// kAlong: an index for every word; else for every part of `inner` words, the same for all outer indices
+// unless `batched`.
 template <typename Word, bool kAlong>
-OFL_KERNEL void TakeWords(const Word* x, IndexView ids, Word* y, Axis at, int64_t count) {
+OFL_KERNEL void TakeWords(const Word* x, IndexView ids, Word* y, Axis at, int64_t count, bool batched) {
   const int64_t total = at.outer * count * at.inner, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += step) {
     const int64_t c = i % at.inner, part = i / at.inner, o = part / count;
-    const int64_t row = ids.At(kAlong ? i : part - o * count) - at.begin;
+    const int64_t row = ids.At(kAlong ? i : batched ? part : part - o * count) - at.begin;
     Word value{};
     if (row >= 0 && row < at.along) value = x[(o * at.along + row) * at.inner + c];
     y[i] = value;
@@ -47,8 +48,9 @@ template <bool kAlong>
 Status TakeAny(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
   Axis at(x, context.spec.attrs);
+  const bool batched = context.spec.attrs.Has("batched");
   const int64_t count =
-      kAlong ? ids.extent[static_cast<int>(context.spec.attrs.Int("axis"))] : ids.elements();
+      kAlong || batched ? ids.extent[static_cast<int>(context.spec.attrs.Int("axis"))] : ids.elements();
   const int64_t size = static_cast<int64_t>(SizeOf(x.dtype)), bytes = at.inner * size;
   Launch(CheckIds, Grid{.x = BlocksFor(ids.elements(), 256, launch.multiprocessors)}, launch.stream,
          IndicesOf(ids), ids.elements(), at.global, FaultOf(launch, 1));
@@ -58,7 +60,7 @@ Status TakeAny(const KernelContext& context, const LaunchContext& launch) {
     at.inner = bytes / static_cast<int64_t>(sizeof(Word));
     Grid grid{.x = BlocksFor(at.outer * count * at.inner, 256, launch.multiprocessors)};
     Launch(TakeWords<Word, kAlong>, grid, launch.stream, x.as<Word>(), IndicesOf(ids), y.as<Word>(), at,
-           count);
+           count, batched);
   };
   if (!kAlong && bytes % 16 == 0 && Aligned(x.data) && Aligned(y.data)) {
     run(uint4{});
@@ -85,8 +87,9 @@ OFL_KERNEL void AddIntegers(RowKeys keys, const T* from, T* to, int64_t width, i
 
 // Which row of the result each position names.
 template <bool kAlong>
-RowKeys KeysOf(const TensorArg& ids, const Axis& at, int axis) {
-  const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+RowKeys KeysOf(const TensorArg& ids, const Axis& at, const Attrs& attrs) {
+  const bool batched = attrs.Has("batched");
+  const int64_t count = kAlong || batched ? ids.extent[static_cast<int>(attrs.Int("axis"))] : ids.elements();
   RowKeys keys;
   keys.ids = IndicesOf(ids);
   keys.begin = at.begin;
@@ -96,7 +99,7 @@ RowKeys KeysOf(const TensorArg& ids, const Axis& at, int axis) {
   keys.each = count * keys.columns;
   keys.positions = at.outer * keys.each;
   keys.plain = at.outer == 1 && keys.columns == 1;
-  keys.shared = !kAlong;
+  keys.shared = !kAlong && !batched;
   return keys;
 }
 
@@ -104,7 +107,7 @@ template <bool kAlong>
 Status SumAny(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
   const Axis at(y, context.spec.attrs);
-  const RowKeys keys = KeysOf<kAlong>(ids, at, static_cast<int>(context.spec.attrs.Int("axis")));
+  const RowKeys keys = KeysOf<kAlong>(ids, at, context.spec.attrs);
   const int64_t width = kAlong ? 1 : at.inner;
   if (at.outer * at.inner == 0) {  // no sums, but indices that may be wrong
     Launch(CheckIds, Grid{.x = BlocksFor(ids.elements(), 256, launch.multiprocessors)}, launch.stream,
@@ -197,7 +200,7 @@ void MaxOf(const KernelContext& context, const LaunchContext& launch) {
   using Bits = typename Order<T>::Bits;
   const TensorArg &ids = context.in[0], &from = context.in[1], &x = context.in[2], &y = context.out[0];
   const Axis at(y, context.spec.attrs);
-  const RowKeys keys = KeysOf<kAlong>(ids, at, static_cast<int>(context.spec.attrs.Int("axis")));
+  const RowKeys keys = KeysOf<kAlong>(ids, at, context.spec.attrs);
   const int64_t width = kAlong ? 1 : at.inner, all = y.elements();
   const bool in_place = sizeof(Bits) == sizeof(T);
   const int64_t most = in_place ? all : static_cast<int64_t>(launch.workspace_bytes / sizeof(Bits));

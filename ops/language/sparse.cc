@@ -91,6 +91,13 @@ Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, Here at) {
   return One("take_along_axis", {x, ids}, {{"axis", NormalAxis("take_along_axis", axis, x, at)}}, at);
 }
 
+Tensor batched_take(Tensor x, Tensor ids, int64_t axis, Here at) {
+  at = at.In("batched_take");
+  NeedInteger("batched_take", "ids", ids, at);
+  return One("take", {x, ids}, {{"axis", NormalAxis("batched_take", axis, x, at)}, {"batched", int64_t{1}}},
+             at);
+}
+
 Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
   at = at.In("scatter_add");
   return ScatterSums("scatter_add", "scatter_sum", x, axis, ids, src, at);

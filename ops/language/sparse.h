@@ -43,6 +43,9 @@ Tensor take(Tensor x, int64_t axis, Tensor ids, OFL_HERE);
 // x[.. v ..], ids[.. n ..] -> [.. n ..]: element by element; all other extents agree (numpy.take_along_axis,
 // torch.gather).
 Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, OFL_HERE);
+// x[a.. v b..], ids[a.. n] -> [a.. n b..]: the parts of x along the axis by ids of their own for each index
+// of the axes before it (torch.gather with ids expanded over the axes behind).
+Tensor batched_take(Tensor x, Tensor ids, int64_t axis, OFL_HERE);
 // Adds every element of src[.. n ..] to x at the place along the axis that ids[.. n ..] names
 // (torch.scatter_add), in an order that the graph, the mesh and the kind of device settle: the same bits in
 // every run.

@@ -271,12 +271,11 @@ Tensor grid_sample(Tensor x, Tensor grid, const GridOptions& o, Here at) {
   const auto element = [&](Tensor row, Tensor column, Tensor weight) {
     Tensor ids = add(scale(ElementAt(row, rows, at), static_cast<double>(columns), at),
                      ElementAt(column, columns, at), at);
-    ids = broadcast_to(reshape(ids, {s[0], places, 1}, at), {s[0], places, s[3]}, at);
     if (!o.border) {
       Tensor inside = mul(IsInside(row, rows, at), IsInside(column, columns, at), at);
       weight = weight.defined() ? mul(weight, inside, at) : inside;
     }
-    Tensor value = take_along_axis(flat, ids, 1, at);
+    Tensor value = batched_take(flat, reshape(ids, {s[0], places}, at), 1, at);
     if (!weight.defined()) return value;
     return mul(cast(value, DType::kFloat32, at), reshape(weight, {s[0], places, 1}, at), at);
   };

@@ -44,8 +44,7 @@ struct GridOptions {
   bool align_corners = false;  // -1 and 1 are the centres of the corner elements; false: their outer edges
 };
 // x[n h w c], grid[n p q 2] -> [n p q c]: x at the places (column, row) of grid, from -1 to 1 over its width
-// and height. Both have gradients. A place of the result takes each of the four elements around it from x by
-// an index of its own, 8 bytes for each element of the result.
+// and height. Both have gradients. The four elements around a place are taken apart.
 Tensor grid_sample(Tensor x, Tensor grid, const GridOptions& options = {}, OFL_HERE);
 
 }  // namespace oneflow_like

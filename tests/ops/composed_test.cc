@@ -445,6 +445,8 @@ TEST_F(Composed, WrongUsesAreTold) {
   TOLD("scatter_min at composed_test.cc", scatter_min(x, 1, Floats({2, 1}, {0, 1}), x));
   TOLD("src is [3,4] but must be [2,4], as x [2,4] with the axes of ids [2] in place of axis 0",
        index_max(x, 0, ids, Counted({3, 4})));
+  TOLD("ids is [2] but must have the axes of x [2,4] before axis 1, and one of indices",
+       batched_take(x, ids, 1));
   TOLD("ids is [2] but must be [4], as axis 1 of x [2,4]", segment_softmax(x, ids, 3, 1));
   TOLD("index 5 is outside [0, 2)", index_max(x, 0, Ids({2}, {0, 5}), x));
   Tensor log_probs = Counted({2, 3, 4}), spelt = Ids({2, 2}, {1, 2, 3, 1});

@@ -53,7 +53,8 @@ void Takes(const KernelBench& bench) {
   take("take_along 1000 x 1024, axis 0", "take_along_axis", {1000, 1024}, {1000, 1024}, 0);
 }
 
-// As the compiler makes of scatter_add and index_add: sums by index that begin at x. Maxima are the same kernel.
+// As the compiler makes of scatter_add and index_add: sums by index that begin at x. Maxima are the same
+// kernel.
 void Scatters(const KernelBench& bench) {
   auto scatter = [&](const std::string& name, const std::string& op, const Dims& x, const Dims& ids,
                      const Dims& source, int64_t axis) {

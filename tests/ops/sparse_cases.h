@@ -76,7 +76,9 @@ class SparseCases {
         cases_.CheckCase({"take", {{7, 33, 8}, {5, 9}}, {{"axis", int64_t{1}}}, {type, kInt64}, limit},
                          ++seed);
         cases_.CheckCase({"take", {{7, 33}, {50}}, {{"axis", int64_t{1}}}, {type, kInt32}, limit}, ++seed);
-        Attrs along = {{"axis", int64_t{1}}};
+        Attrs along = {{"axis", int64_t{1}}}, batched = {{"axis", int64_t{1}}, {"batched", int64_t{1}}};
+        cases_.CheckCase({"take", {{7, 33, 8}, {7, 40}}, batched, {type, kInt64}, limit}, ++seed);
+        cases_.CheckCase({"take", {{7, 33}, {7, 50}}, batched, {type, kInt32}, limit}, ++seed);
         cases_.CheckCase({"take_along_axis", {{7, 33, 8}, {7, 40, 8}}, along, {type, kInt32}, limit}, ++seed);
       }
     }
@@ -97,6 +99,11 @@ class SparseCases {
         cases_.CheckCase({"scatter_sum", {{200, 40}, {200, 40}, {90, 40}}, at(0), {kInt32, type, to}, limit},
                          ++seed);
         cases_.CheckCase({"index_sum", {{300}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);
+        Attrs batched = at(1);
+        batched.Set("batched", int64_t{1});
+        cases_.CheckCase({"index_sum", {{3, 300}, {3, 300, 5}}, batched, {kInt32, type}, limit}, ++seed);
+        cases_.CheckCase({"index_sum", {{5, 300}, {5, 300}, {5, 90}}, batched, {kInt64, type, to}, limit},
+                         ++seed);
         cases_.CheckCase({"index_sum", {{2, 300}, {3, 2, 300}}, at(1), {kInt32, type}, limit}, ++seed);
         cases_.CheckCase({"scatter_sum", {{3000}, {3000}}, at(0), {kInt64, type}, limit}, ++seed);
         cases_.CheckCase({"scatter_sum", {{3, 300, 5}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);

@@ -314,6 +314,7 @@ const std::vector<Use>& Uses() {
        }},
       {"take", [](Any& a) { take(a.T(2), a.N(), a.I(1)); }},
       {"take_along_axis", [](Any& a) { take_along_axis(a.T(2), a.I(2), a.N()); }},
+      {"batched_take", [](Any& a) { batched_take(a.T(2), a.I(2), a.N()); }},
       {"scatter_add", [](Any& a) { scatter_add(a.T(2), a.N(), a.I(2), a.T(2)); }},
       {"index_add", [](Any& a) { index_add(a.T(2), a.N(), a.I(1), a.T(2)); }},
       {"scatter_max", [](Any& a) { scatter_max(a.T(2), a.N(), a.I(2), a.T(2)); }},

@@ -44,6 +44,8 @@ void AddIndexing(ValueCases* cases) {
       {"take_along_axis/last",
        {x, I({3, 8, 6}, 2)},
        [](ValueIn x) { return take_along_axis(x[0], x[1], -1); }},
+      {"batched_take", {x, I({3, 6}, 8)}, [](ValueIn x) { return batched_take(x[0], x[1], 1); }},
+      {"batched_take/last", {x, I({3, 8, 5}, 2)}, [](ValueIn x) { return batched_take(x[0], x[1], -1); }},
       {"scatter_add",
        {x, I({3, 11, 2}, 8), F({3, 11, 2})},
        [](ValueIn x) { return scatter_add(x[0], 1, x[1], x[2]); }},

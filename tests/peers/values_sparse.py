@@ -100,6 +100,8 @@ CASES = {
     "take/one": lambda x, ids: x[:, :, ids],
     "take_along_axis": lambda x, ids: x.gather(1, ids),
     "take_along_axis/last": lambda x, ids: x.gather(2, ids),
+    "batched_take": lambda x, ids: x.gather(1, ids[..., None].expand(-1, -1, 2)),
+    "batched_take/last": lambda x, ids: x.gather(2, ids),
     "scatter_add": lambda x, ids, src: x.scatter_add(1, ids, src),
     "scatter_add/integers": lambda x, ids, src: x.scatter_add(0, ids, src),
     "index_add": lambda x, ids, src: x.index_add(1, ids, src),
