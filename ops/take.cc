@@ -123,11 +123,11 @@ Attrs InBatches(Attrs attrs) {
 }
 
 // The labels of ids, and those that stand in place of the axis.
-std::string IdAxes(const OpCall& call, size_t ids) {
+std::string LabelsOfIds(const OpCall& call, size_t ids) {
   if (!Batched(*call.attrs)) return IdLetters(call.shapes[ids]);
   return JoinedLabels({Letters(0, static_cast<int>(call.attrs->Int("axis"))), Letter(kIds)});
 }
-std::string PlaceAxes(const OpCall& call, size_t ids) {
+std::string LabelsInPlace(const OpCall& call, size_t ids) {
   return Batched(*call.attrs) ? Letter(kIds) : IdLetters(call.shapes[ids]);
 }
 
@@ -147,8 +147,8 @@ void AddTakeParts(Catalog* catalog) {
   take.doc = "The parts of x along one axis that ids names.";
   take.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
-    return "x[" + AxesWith(rank, axis, "v") + "], ids[" + IdAxes(call, 1) + "] -> y[" +
-           AxesWith(rank, axis, PlaceAxes(call, 1)) + "]";
+    return "x[" + AxesWith(rank, axis, "v") + "], ids[" + LabelsOfIds(call, 1) + "] -> y[" +
+           AxesWith(rank, axis, LabelsInPlace(call, 1)) + "]";
   };
   take.folds = {{"v", Reduce::kSum}};
   take.linear = {{"x"}};
@@ -191,7 +191,7 @@ void AddIndexSum(Catalog* catalog) {
     int rank = call.shapes[1].rank() - (Batched(*call.attrs) ? 0 : call.shapes[0].rank() - 1),
         axis = static_cast<int>(call.attrs->Int("axis"));
     const std::string in =
-        "ids[" + IdAxes(call, 0) + "], src[" + AxesWith(rank, axis, PlaceAxes(call, 0)) + "]";
+        "ids[" + LabelsOfIds(call, 0) + "], src[" + AxesWith(rank, axis, LabelsInPlace(call, 0)) + "]";
     return SumsLine(call, in, AxesWith(rank, axis, "v"));
   };
   sum.folds_of = [](const OpCall& call) {

@@ -52,6 +52,18 @@ int64_t WindowCount(const char* op, const char* axis, int64_t extent, int64_t si
   return (extent - covers) / stride + 1;
 }
 
+struct WindowAxis {
+  int64_t size, stride, padding, dilation, count;  // count: of windows
+
+  // i64[count size]: the places of each window, padding included.
+  Tensor Places(GraphBuilder* graph, const Here& at) const {
+    const auto by = [&](int64_t n, int64_t step) {
+      return arange(graph, 0, static_cast<double>(n * step), static_cast<double>(step), DType::kInt64, at);
+    };
+    return add(reshape(by(count, stride), {count, 1}, at), by(size, dilation), at);
+  }
+};
+
 }  // namespace
 
 // --- Volumes -------------------------------------------------------------------------------------
@@ -91,6 +103,45 @@ Tensor conv3d(Tensor x, Tensor filter, const ConvOptions& o, Here at) {
   Tensor y = conv2d(
       all, flat, {{stride[1], stride[2]}, {padding[1], padding[2]}, {dilation[1], dilation[2]}, groups}, at);
   return reshape(y, {from[0], out, y.shape()[1], y.shape()[2], window[0]}, at);
+}
+
+Tensor conv3d_transpose(Tensor x, Tensor filter, const ConvTransposeOptions& o, Here at) {
+  at = at.In("conv3d_transpose");
+  NeedAxes("conv3d_transpose", "x", x, 5, "[n o p q k]", at);
+  NeedAxes("conv3d_transpose", "filter", filter, 5, "[k t r s c/groups]", at);
+  const auto stride = EachAxis("conv3d_transpose", "stride", o.stride, 3, 1, at),
+             padding = EachAxis("conv3d_transpose", "padding", o.padding, 3, 0, at),
+             dilation = EachAxis("conv3d_transpose", "dilation", o.dilation, 3, 1, at),
+             more = EachAxis("conv3d_transpose", "output_padding", o.output_padding, 3, 0, at);
+  const Dims from = x.shape(), window = filter.shape();
+  const int64_t planes = from[1], taps = window[1], channels = window[4];
+  if (planes < 1 || taps < 1 || taps > kMostTaps)
+    Fail(Who("conv3d_transpose", at), ": x has a depth of ", planes, " and the filter one of ", taps,
+         ", but they must have at least 1, and the filter ", kMostTaps, " at most");
+  if (more[0] >= stride[0])
+    Fail(Who("conv3d_transpose", at), ": output_padding of the depth is ", more[0],
+         " but must be less than the stride, ", stride[0]);
+  const int64_t covered = (planes - 1) * stride[0] + dilation[0] * (taps - 1) + 1 + more[0];
+  const int64_t depth = covered - 2 * padding[0];
+  if (depth < 1)
+    Fail(Who("conv3d_transpose", at), ": its result would have a depth of ", depth, ", since ", padding[0],
+         " are cut off on both sides");
+  Tensor flat =
+      reshape(transpose(filter, {0, 2, 3, 1, 4}, at), {window[0], window[2], window[3], taps * channels}, at);
+  Tensor y = conv2d_transpose(reshape(x, {from[0] * planes, from[2], from[3], from[4]}, at), flat,
+                              {{stride[1], stride[2]},
+                               {padding[1], padding[2]},
+                               {dilation[1], dilation[2]},
+                               {more[1], more[2]},
+                               o.groups},
+                              at);
+  const int64_t rows = y.shape()[1], columns = y.shape()[2];
+  y = reshape(y, {from[0], planes, rows, columns, o.groups, taps, channels}, at);
+  y = reshape(transpose(y, {0, 1, 5, 2, 3, 4, 6}, at),
+              {from[0], planes, taps, rows, columns, o.groups * channels}, at);
+  const WindowAxis places{taps, stride[0], padding[0], dilation[0], planes};
+  y = One("index_sum", {places.Places(y.graph(), at), y}, {{"axis", int64_t{1}}, {"extent", covered}}, at);
+  return padding[0] > 0 ? slice(y, 1, padding[0], padding[0] + depth, at) : y;
 }
 
 namespace {
@@ -161,18 +212,6 @@ Tensor adaptive_avg_pool3d(Tensor x, int64_t depth, int64_t rows, int64_t column
 // --- Windows of pictures -------------------------------------------------------------------------
 
 namespace {
-
-struct WindowAxis {
-  int64_t size, stride, padding, dilation, count;  // count: of windows
-
-  // i64[count size]: the places of each window, padding included.
-  Tensor Places(GraphBuilder* graph, const Here& at) const {
-    const auto by = [&](int64_t n, int64_t step) {
-      return arange(graph, 0, static_cast<double>(n * step), static_cast<double>(step), DType::kInt64, at);
-    };
-    return add(reshape(by(count, stride), {count, 1}, at), by(size, dilation), at);
-  }
-};
 
 // Of rows and columns.
 std::array<WindowAxis, 2> WindowAxes(const char* op, int64_t rows, int64_t columns, const WindowOptions& o,

@@ -15,6 +15,10 @@ namespace oneflow_like {
 // x[n d h w c], filter[k t r s c/groups] -> [n o p q k], each extent as conv2d's. It is one conv2d of t times
 // the channels, so x is copied once for each element of the filter's depth.
 Tensor conv3d(Tensor x, Tensor filter, const ConvOptions& options = {}, OFL_HERE);
+// The gradient of conv3d with respect to its x, as conv2d_transpose is conv2d's: x[n o p q k],
+// filter[k t r s c/groups] -> [n d h w c]. One conv2d_transpose to t times the channels, then sums over
+// depth.
+Tensor conv3d_transpose(Tensor x, Tensor filter, const ConvTransposeOptions& options = {}, OFL_HERE);
 // x[n d h w c] -> [n o p q c], as max_pool2d and avg_pool2d: first over rows and columns, then over depth.
 Tensor max_pool3d(Tensor x, const PoolOptions& options = {}, OFL_HERE);
 Tensor avg_pool3d(Tensor x, const PoolOptions& options = {}, OFL_HERE);

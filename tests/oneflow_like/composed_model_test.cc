@@ -128,6 +128,11 @@ const std::vector<std::pair<const char*, Between>> kFunctions = {
        Tensor most = index_max(full(y, {5, kWidth}, -3), 0, ids, y);
        return y + take(index_min(most, 0, ids, x), 0, ids);
      }},
+    {"batched_take",
+     [](Tensor x, Tensor w) {
+       Tensor ids = argsort(slice(x, 1, 0, 4));
+       return batched_take(reshape(matmul(x, w), {kBatch, 4, 2}), ids, 1);
+     }},
     {"segment_softmax",
      [](Tensor x, Tensor w) { return segment_softmax(matmul(x, w), argmax(slice(x, 1, 0, 4)), 4); }},
     {"segment_softmax of columns",
@@ -152,7 +157,7 @@ const std::vector<std::pair<const char*, Between>> kFunctions = {
      [](Tensor x, Tensor w) {
        Tensor y = reshape(concat({x, matmul(x, w)}, 1), {kBatch, 2, 2, 2, 2});
        Tensor filter = reshape(slice(w, 0, 0, 4), {2, 2, 2, 2, 2});
-       y = conv3d(y, filter, {.padding = {1}});
+       y = conv3d(y, filter, {.padding = {1}}) + conv3d_transpose(y, filter);
        return max_pool3d(y, {.kernel = {2}, .stride = {1}}) + avg_pool3d(y, {.kernel = {2}, .stride = {1}});
      }},
     {"windows",

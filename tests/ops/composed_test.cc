@@ -237,6 +237,8 @@ TEST_F(Composed, VolumesAndWindows) {
   EXPECT_EQ(Read(conv3d(x, Floats({1, 2, 2, 2, 1}, {1, 0, 0, 0, 0, 0, 0, 2}))), (Numbers{14}));
   EXPECT_EQ(Read(max_pool3d(x)), (Numbers{7}));
   EXPECT_EQ(Read(avg_pool3d(x)), (Numbers{3.5}));
+  EXPECT_EQ(Read(conv3d_transpose(Floats({1, 2, 1, 1, 1}, {1, 10}), Floats({1, 3, 1, 1, 1}, {1, 2, 3}))),
+            (Numbers{1, 12, 23, 30}));
   Tensor picture = Counted({1, 2, 3, 1});
   EXPECT_EQ(Read(unfold(picture, WindowOptions{})), (Numbers{0, 1, 3, 4, 1, 2, 4, 5}));
   EXPECT_EQ(Read(fold(unfold(picture, WindowOptions{}), 2, 3, WindowOptions{})), (Numbers{0, 2, 2, 3, 8, 5}));
@@ -463,6 +465,10 @@ TEST_F(Composed, WrongUsesAreTold) {
        conv3d(volume, Counted({1, 2, 2, 2, 3})));
   TOLD("a window covers 5 depth but x has 3",
        conv3d(volume, Counted({1, 3, 2, 2, 2}), {.dilation = {2, 1, 1}}));
+  TOLD("output_padding of the depth is 2 but must be less than the stride, 2",
+       conv3d_transpose(volume, Counted({2, 3, 2, 2, 1}), {.stride = {2}, .output_padding = {2, 0, 0}}));
+  TOLD("its result would have a depth of 0, since 2 are cut off on both sides",
+       conv3d_transpose(slice(volume, 1, 0, 2), Counted({2, 3, 4, 4, 1}), {.padding = {2, 0, 0}}));
   TOLD("stride has 2 numbers but must have 1 or 3", max_pool3d(volume, {.stride = {1, 2}}));
   TOLD("padding of the depth is 2 but may be half of the kernel's 2 at most",
        avg_pool3d(volume, {.kernel = {2, 4, 4}, .padding = {2}}));

@@ -386,6 +386,10 @@ const std::vector<Use>& Uses() {
        [](Any& a) {
          conv3d(a.T(5), a.T(5), {{1 + a.chance->Below(3)}, {a.N()}, {1 + a.chance->Below(2)}, 1});
        }},
+      {"conv3d_transpose",
+       [](Any& a) {
+         conv3d_transpose(a.T(5), a.T(5), {{1 + a.chance->Below(3)}, {a.N()}, {a.N()}, {a.N()}, a.N()});
+       }},
       {"max_pool3d",
        [](Any& a) {
          max_pool3d(a.T(5), {a.L(), a.L(), a.L(), a.B()});

@@ -166,6 +166,17 @@ void AddVolumes(ValueCases* cases) {
          return conv3d(x[0], x[1],
                        {.stride = {2, 1, 3}, .padding = {3, 1, 2}, .dilation = {2, 3, 1}, .groups = 2});
        }},
+      {"conv3d_transpose", {x, F({4, 3, 2, 3, 5})}, [](ValueIn x) { return conv3d_transpose(x[0], x[1]); }},
+      {"conv3d_transpose/all",
+       {F({2, 4, 3, 2, 4}), F({4, 3, 2, 3, 3})},
+       [](ValueIn x) {
+         return conv3d_transpose(x[0], x[1],
+                                 {.stride = {3, 1, 2},
+                                  .padding = {2, 1, 0},
+                                  .dilation = {2, 3, 1},
+                                  .output_padding = {2, 0, 1},
+                                  .groups = 2});
+       }},
       {"max_pool3d", {x}, [](ValueIn x) { return max_pool3d(x[0]); }},
       {"max_pool3d/all",
        {x},

@@ -90,6 +90,9 @@ CASES = {
     "conv3d": on_channels(nn.conv3d),
     "conv3d/one": on_channels(nn.conv3d, stride=2),
     "conv3d/all": on_channels(nn.conv3d, stride=(2, 1, 3), padding=(3, 1, 2), dilation=(2, 3, 1), groups=2),
+    "conv3d_transpose": on_channels(nn.conv_transpose3d),
+    "conv3d_transpose/all": on_channels(
+        nn.conv_transpose3d, stride=(3, 1, 2), padding=(2, 1, 0), dilation=(2, 3, 1), output_padding=(2, 0, 1), groups=2),
     "max_pool3d": on_channels(nn.max_pool3d, kernel_size=2),
     "max_pool3d/all": on_channels(nn.max_pool3d, kernel_size=(3, 2, 3), stride=(1, 2, 2), padding=(1, 1, 0)),
     "max_pool3d/ties": lambda x: on_channels(nn.max_pool3d, kernel_size=3, stride=2)(torch.relu(x - 1)),
