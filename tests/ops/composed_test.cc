@@ -416,6 +416,7 @@ TEST_F(Composed, Biases) {
   // Distances 9 to 0 behind the query: 0 and 1 have a bucket each, 2 and 3 share one, and so do all others.
   EXPECT_EQ(Read(relative_buckets(&tape_, 1, 10, {.buckets = 4, .max_distance = 8, .bidirectional = false})),
             (Numbers{3, 3, 3, 3, 3, 3, 2, 2, 1, 0}));
+  EXPECT_EQ(Read(relative_places(&tape_, 1, 2)), (Numbers{1, 0, 2, 1}));
 }
 
 #define TOLD(text, call) \
@@ -488,6 +489,8 @@ TEST_F(Composed, WrongUsesAreTold) {
   TOLD("b is [3,2] but must have the batches and rows of a [2,2]", solve(Counted({2, 2}), Counted({3, 2})));
   TOLD("a matrix is singular: column 1 has no pivot", solve(Floats({2, 2}, {1, 2, 2, 4}), Counted({2, 1})));
   TOLD("must have at least as many rows, 2, as columns, 4", qr(x));
+  TOLD("a window of 65 x 64 elements has more than 4096", relative_places(&tape_, 65, 64));
+  TOLD("rows is 0 but must be at least 1", relative_places(&tape_, 0, 4));
   TOLD("max_distance is 2 but must be at least 5",
        relative_buckets(&tape_, 2, 2, {.buckets = 16, .max_distance = 2}));
 }
