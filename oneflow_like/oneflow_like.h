@@ -11,6 +11,8 @@
 #include "oneflow_like/updates.h"
 #include "ops/language/composed.h"
 #include "ops/language/functional.h"
+#include "ops/language/linear_algebra.h"
 #include "ops/language/losses.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"
+#include "ops/language/volumes.h"

@@ -15,6 +15,7 @@ const Catalog& BuiltinCatalog() {
     AddGather(all);
     AddSort(all);
     AddTake(all);
+    AddScatterMax(all);
     AddEmbeddingBag(all);
     AddSparseRows(all);
     AddGroupedMatmul(all);
@@ -36,6 +37,8 @@ const Catalog& BuiltinCatalog() {
     AddOptimizers(all);
     AddAssign(all);
     AddLossScaling(all);
+    AddTemporalClassification(all);
+    AddSolve(all);
     AddWithin(all);
     AddFused(all);
     return all;

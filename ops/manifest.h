@@ -25,6 +25,7 @@ void AddGather(Catalog* catalog);
 // ops/sort.cc ... ops/grouped_matmul.cc
 void AddSort(Catalog* catalog);
 void AddTake(Catalog* catalog);
+void AddScatterMax(Catalog* catalog);
 void AddEmbeddingBag(Catalog* catalog);
 void AddSparseRows(Catalog* catalog);
 void AddGroupedMatmul(Catalog* catalog);
@@ -48,6 +49,8 @@ void AddBatchNorm(Catalog* catalog);
 void AddOptimizers(Catalog* catalog);
 void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
+void AddTemporalClassification(Catalog* catalog);
+void AddSolve(Catalog* catalog);
 void AddWithin(Catalog* catalog);
 void AddFused(Catalog* catalog);
 

@@ -28,6 +28,8 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddGroupedMatmulKernels(registry);
   AddRopeKernels(registry);
   AddWithinKernels(registry);
+  AddTemporalClassificationKernels(registry);
+  AddSolveKernels(registry);
   AddConvolutionKernels(registry);
   AddPoolingKernels(registry);
   AddInterpolateKernels(registry);

@@ -24,6 +24,7 @@
 #include "tests/gpu/device_kernels.h"
 #include "tests/ops/accumulate_cases.h"
 #include "tests/ops/kernel_cases.h"
+#include "tests/ops/matrix_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
 #include "tests/sanitized.h"
@@ -182,6 +183,9 @@ TEST(CudaKernels, Within) { Cases().Within(); }
 TEST(CudaKernels, Order) { SparseCases(&Cases()).Order(); }
 TEST(CudaKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
 TEST(CudaKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }
+TEST(CudaKernels, MaximaByIndex) { SparseCases(&Cases()).MaximaByIndex(); }
+TEST(CudaKernels, Spellings) { SparseCases(&Cases()).Spellings(); }
+TEST(CudaKernels, Matrices) { MatrixCases(&Cases()); }
 TEST(CudaKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CudaKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
