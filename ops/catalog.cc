@@ -38,6 +38,7 @@ const Catalog& BuiltinCatalog() {
     AddLossScaling(all);
     AddWithin(all);
     AddFused(all);
+    AddScan(all);
     return all;
   }();
   return *catalog;

@@ -50,6 +50,8 @@ void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
 void AddWithin(Catalog* catalog);
 void AddFused(Catalog* catalog);
+// ops/scan.cc; last, as its samples are made of other operators.
+void AddScan(Catalog* catalog);
 
 // ops/boxing_kernels.cc: kernels for the local steps of boxing; no operators.
 void AddBoxingKernels(KernelRegistry* registry);

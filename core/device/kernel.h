@@ -77,6 +77,14 @@ using ScratchFn = std::function<int64_t(const KernelSpec&)>;
 // A kernel without state.
 KernelFactory MakeFunctionKernel(KernelFn fn);
 
+// What a kernel that runs others makes them with: those of its own device.
+struct InnerKernels {
+  KernelFactory make;
+  ScratchFn scratch;  // 0 where a kernel states none
+};
+using ComposedFactory = std::function<std::unique_ptr<Kernel>(const KernelSpec&, const InnerKernels&)>;
+using ComposedScratch = std::function<int64_t(const KernelSpec&, const InnerKernels&)>;
+
 class KernelRegistry {
  public:
   // Without `scratch` a kernel states what the reference kernel of its name does: for a user's operator,
@@ -84,6 +92,9 @@ class KernelRegistry {
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
            ScratchFn scratch = nullptr);
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
+  // A kernel that runs others of the registry.
+  void AddComposed(const std::string& name, const std::string& device_kind, ComposedFactory factory,
+                   ComposedScratch scratch);
   bool Has(const std::string& name, const std::string& device_kind) const;
   // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
   // none.
@@ -97,9 +108,12 @@ class KernelRegistry {
   struct Entry {
     KernelFactory make;
     ScratchFn scratch;
+    ComposedFactory composed;  // instead of both
+    ComposedScratch composed_scratch;
   };
   const Entry* Find(const std::string& name, const std::string& device_kind) const;
-  const ScratchFn* FindScratch(const std::string& name, const std::string& device_kind) const;
+  const Entry* FindScratch(const std::string& name, const std::string& device_kind) const;
+  InnerKernels InnerOf(const std::string& device_kind) const;
   std::map<std::pair<std::string, std::string>, Entry> entries_;
 };
 

@@ -1,0 +1,386 @@
+// Running a scan on a rank's pieces: where each value of the body lies, and the steps one after another. A
+// value lies where a kernel finds or leaves it without a copy if it can: a state before a step in the kept
+// states, a place of an x or y in the operand where its steps are the outermost axis; all others in an arena
+// whose places are fixed when the kernel is made.
+#include "ops/loop.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace oneflow_like {
+namespace {
+
+int64_t Padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+struct Lies {
+  enum Where : uint8_t { kArena, kState, kX, kRead, kNext, kY } where = kArena;
+  size_t number = 0;  // of the state, x, read value or y
+  int64_t offset = 0;
+};
+
+struct InnerNode {
+  KernelSpec spec;
+  std::unique_ptr<Kernel> kernel;
+  std::vector<int> in, out;  // values
+  std::vector<TensorArg> in_args, out_args;
+  bool invariant = false;
+};
+
+}  // namespace
+
+struct Loop::Impl {
+  // Without kernels it tells the scratch alone.
+  Impl(const KernelSpec& spec, const InnerKernels& kernels, bool make);
+
+  // --- When it is made ---
+  void FindSources();
+  void FindViews();
+  void ChoosePlaces();
+  void PlaceArena();
+  bool Direct(const LoopCall::Operand& operand, const Dims& extent) const;
+  TensorArg ArgOf(int value) const;
+  int64_t Bytes(int value) const;
+  int64_t PlaceBytes(const LoopCall::Operand& operand, const Dims& extent, int64_t* rows) const;
+
+  // --- In an act ---
+  Status Run(const KernelContext& context, LoopDevice* device);
+  void SetExtents(const KernelContext& context);
+  Status Step(const KernelContext& context, LoopDevice* device, int64_t step);
+  Status RunNodes(const KernelContext& context, LoopDevice* device, bool invariant);
+  Status Put(const KernelContext& context, LoopDevice* device, size_t result, int value, int64_t step);
+  char* Place(const KernelContext& context, const Lies& lies, int64_t step) const;
+  char* Data(const KernelContext& context, int value, int64_t step) const {
+    return Place(context, lies[root[value]], step);
+  }
+  char* StateAfter(const KernelContext& context, size_t state, int64_t step) const;
+  int64_t Position(int64_t step) const { return call.reverse ? call.steps - 1 - step : step; }
+  char* Arena(const KernelContext& context, int64_t offset) const {
+    return static_cast<char*>(context.scratch) + offset;
+  }
+
+  const KernelSpec& spec;  // while it is made
+  LoopCall call;
+  std::vector<Body::Node> order;
+  std::vector<bool> invariant;  // by value: the same in every step
+  std::vector<InnerNode> nodes;
+  std::vector<int> root;                     // by value: that whose bytes it has
+  std::vector<Lies> lies;                    // by root
+  std::vector<std::pair<size_t, int>> copied;  // results, in order, that are values which lie elsewhere
+  std::vector<int64_t> sums, other;          // offsets of sums, of the states' second place
+  int64_t inner_scratch = 0, bytes = 0;
+  struct Source {
+    bool out = false;
+    size_t operand = 0;
+    int axis = 0;
+  };
+  std::map<char, Source> sources;                         // of labels: where their pieces can be seen
+  std::map<char, std::pair<int64_t, int64_t>> pieces;     // begin and extent in this act
+};
+
+Loop::Impl::Impl(const KernelSpec& of, const InnerKernels& kernels, bool make)
+    : spec(of), call(BuiltinCatalog(), of.attrs, of.name) {
+  const Body& body = call.body;
+  FindSources();
+  invariant.assign(body.values().size(), false);
+  for (size_t i = call.states + call.xs.size(); i < body.inputs.size(); ++i) invariant[body.inputs[i]] = true;
+  std::vector<bool> of_node;
+  for (const Body::Node& node : body.nodes()) {
+    of_node.push_back(std::all_of(node.in.begin(), node.in.end(), [&](int v) { return invariant[v]; }));
+    for (int v : node.out) invariant[v] = of_node.back();
+  }
+  order = FusedNodes(body, of_node);
+  FindViews();
+  ChoosePlaces();
+  for (const Body::Node& node : order) {
+    if (root[node.out[0]] != node.out[0]) continue;  // a view
+    InnerNode& inner = nodes.emplace_back();
+    inner.invariant = invariant[node.out[0]];
+    inner.in = node.in;
+    inner.out = node.out;
+    for (int v : node.in) inner.in_args.push_back(ArgOf(v));
+    for (int v : node.out) inner.out_args.push_back(ArgOf(v));
+    inner.spec = {node.op,   node.attrs, inner.in_args, inner.out_args,
+                  spec.node, spec.line,  spec.threads};
+    inner_scratch = std::max(inner_scratch, Padded(kernels.scratch(inner.spec)));
+    if (make) inner.kernel = kernels.make(inner.spec);
+  }
+  PlaceArena();
+}
+
+// --- When it is made -------------------------------------------------------------------------------
+
+void Loop::Impl::FindSources() {
+  for (const bool out : {false, true}) {
+    const std::vector<LoopCall::Operand>& operands = out ? call.out : call.in;
+    const std::vector<TensorArg>& args = out ? spec.out : spec.in;
+    for (size_t i = 0; i < operands.size(); ++i)
+      for (int axis = 0; axis < operands[i].shape.rank(); ++axis) {
+        const char label = operands[i].labels[axis];
+        if (label == ' ' || label == '#') continue;
+        if (sources.try_emplace(label, Source{out, i, axis}).second)
+          pieces[label] = {args[i].begin[axis], args[i].extent[axis]};
+      }
+  }
+}
+
+void Loop::Impl::FindViews() {
+  for (size_t v = 0; v < call.body.values().size(); ++v) root.push_back(static_cast<int>(v));
+  for (const Body::Node& node : order) {
+    const OpDef* def = BuiltinCatalog().Find(node.op);
+    if (def != nullptr && def->view && node.in.size() == 1 && node.out.size() == 1)
+      root[node.out[0]] = root[node.in[0]];
+  }
+}
+
+TensorArg Loop::Impl::ArgOf(int value) const {
+  const Body::Value& v = call.body.values()[value];
+  TensorArg arg{nullptr, v.dtype, v.shape, Dims(v.shape.rank(), int64_t{0}), v.shape};
+  for (int axis = 0; axis < v.shape.rank(); ++axis)
+    if (const auto piece = pieces.find(v.labels[axis]); piece != pieces.end())
+      std::tie(arg.begin[axis], arg.extent[axis]) = piece->second;
+  return arg;
+}
+
+int64_t Loop::Impl::Bytes(int value) const {
+  const TensorArg arg = ArgOf(value);
+  return arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype));
+}
+
+// Whether the places of an x or y are contiguous, now and in acts with smaller pieces.
+bool Loop::Impl::Direct(const LoopCall::Operand& operand, const Dims& extent) const {
+  for (int axis = 0; axis < operand.axis; ++axis)
+    if (extent[axis] != 1) return false;
+  return true;
+}
+
+// Bytes of a row of one place of an x or y, and the number of rows.
+int64_t Loop::Impl::PlaceBytes(const LoopCall::Operand& operand, const Dims& extent, int64_t* rows) const {
+  *rows = 1;
+  int64_t row = static_cast<int64_t>(SizeOf(operand.dtype));
+  for (int axis = 0; axis < extent.rank(); ++axis)
+    if (axis != operand.axis) (axis < operand.axis ? *rows : row) *= extent[axis];
+  return row;
+}
+
+void Loop::Impl::ChoosePlaces() {
+  const Body& body = call.body;
+  lies.resize(body.values().size());
+  const size_t first_read = call.states + call.xs.size();
+  for (size_t i = 0; i < body.inputs.size(); ++i) {
+    Lies& at = lies[body.inputs[i]];
+    if (i < call.states) {
+      at = {Lies::kState, i};
+    } else if (i >= first_read) {
+      at = {Lies::kRead, i};
+    } else if (Direct(call.in[i], spec.in[i].extent)) {
+      at = {Lies::kX, i};
+    }
+  }
+  std::vector<bool> chosen(body.values().size(), false);
+  for (int v : body.inputs) chosen[v] = true;
+  for (size_t r = 0; r < body.results.size(); ++r) {
+    const int value = root[body.results[r]];
+    const bool state = r < call.states, sum = r >= call.FirstSum();
+    const bool direct = state || (!sum && Direct(call.out[r], spec.out[r].extent));
+    if (!chosen[value] && direct && !invariant[value]) {
+      lies[value] = {state ? Lies::kNext : Lies::kY, r};
+      chosen[value] = true;
+    } else {
+      copied.push_back({r, value});
+    }
+  }
+}
+
+// Values of a step share bytes where one is read for the last time before the other is written; those that
+// all steps read have their own.
+void Loop::Impl::PlaceArena() {
+  struct Block {
+    int64_t offset, bytes;
+    int from, to;
+  };
+  const int end = static_cast<int>(nodes.size());
+  std::vector<int> from(lies.size(), end + 1), to(lies.size(), -2);
+  const auto use = [&](int value, int at) {
+    const int v = root[value];
+    from[v] = std::min(from[v], invariant[v] ? -1 : at);
+    to[v] = std::max(to[v], invariant[v] ? end : at);
+  };
+  for (size_t i = 0; i < call.xs.size(); ++i) use(call.body.inputs[call.states + i], -1);
+  for (int n = 0; n < end; ++n) {
+    for (int v : nodes[n].in) use(v, n);
+    for (int v : nodes[n].out) use(v, n);
+  }
+  for (const auto& [result, value] : copied) use(value, end);
+  std::vector<Block> blocks;
+  for (size_t v = 0; v < lies.size(); ++v) {
+    if (root[v] != static_cast<int>(v) || lies[v].where != Lies::kArena || to[v] < -1) continue;
+    Block block{0, Padded(Bytes(static_cast<int>(v))), from[v], to[v]};
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const Block& other : blocks) {
+        const bool together = other.from <= block.to && block.from <= other.to;
+        if (!together || other.offset >= block.offset + block.bytes ||
+            block.offset >= other.offset + other.bytes)
+          continue;
+        block.offset = other.offset + other.bytes;
+        moved = true;
+      }
+    }
+    blocks.push_back(block);
+    lies[v].offset = block.offset;
+    bytes = std::max(bytes, block.offset + block.bytes);
+  }
+  const auto take = [&](int64_t n) {
+    const int64_t at = bytes;
+    bytes += Padded(n);
+    return at;
+  };
+  for (size_t i = 0; i < call.states; ++i)
+    other.push_back(call.keep ? 0 : take(Bytes(call.body.inputs[i])));
+  for (size_t i = 0; i < call.sums.size(); ++i)
+    sums.push_back(take(ArgOf(call.out[call.FirstSum() + i].value).elements() *
+                        static_cast<int64_t>(sizeof(double))));
+  inner_scratch = take(inner_scratch);  // its offset from here on
+}
+
+// --- In an act -------------------------------------------------------------------------------------
+
+// Pieces of acts may be smaller than those that the arena was made for.
+void Loop::Impl::SetExtents(const KernelContext& context) {
+  bool same = true;
+  for (auto& [label, piece] : pieces) {
+    const Source& source = sources.at(label);
+    const TensorArg& arg = source.out ? context.out[source.operand] : context.in[source.operand];
+    const std::pair<int64_t, int64_t> now = {arg.begin[source.axis], arg.extent[source.axis]};
+    same = same && piece == now;
+    piece = now;
+  }
+  if (same) return;
+  for (InnerNode& node : nodes) {
+    for (size_t i = 0; i < node.in.size(); ++i) node.in_args[i] = ArgOf(node.in[i]);
+    for (size_t i = 0; i < node.out.size(); ++i) node.out_args[i] = ArgOf(node.out[i]);
+  }
+}
+
+// Where the state is after a step: among the kept states, or by turns in the result and in a second place.
+char* Loop::Impl::StateAfter(const KernelContext& context, size_t state, int64_t step) const {
+  const int64_t left = call.steps - 1 - step;
+  char* last = context.out[state].as<char>();
+  if (left == 0) return last;
+  if (!call.keep) return left % 2 == 0 ? last : Arena(context, other[state]);
+  const int64_t size = context.out[state].elements() * static_cast<int64_t>(SizeOf(context.out[state].dtype));
+  return context.out[call.FirstKept() + state].as<char>() + Position(step + 1) * size;
+}
+
+char* Loop::Impl::Place(const KernelContext& context, const Lies& at, int64_t step) const {
+  const auto place_of = [&](const LoopCall::Operand& operand, const TensorArg& arg) {
+    int64_t rows = 0;
+    const int64_t row = PlaceBytes(operand, arg.extent, &rows);
+    return arg.as<char>() + Position(step) * row;
+  };
+  switch (at.where) {
+    case Lies::kState:
+      return step == 0 ? context.in[at.number].as<char>() : StateAfter(context, at.number, step - 1);
+    case Lies::kX:
+      return place_of(call.in[at.number], context.in[at.number]);
+    case Lies::kRead:
+      return context.in[at.number].as<char>();
+    case Lies::kNext:
+      return StateAfter(context, at.number, step);
+    case Lies::kY:
+      return place_of(call.out[at.number], context.out[at.number]);
+    case Lies::kArena:
+      break;
+  }
+  return Arena(context, at.offset);
+}
+
+// Writes the value that is a result of the body to where the loop's result has it, or adds it there.
+Status Loop::Impl::Put(const KernelContext& context, LoopDevice* device, size_t r, int value, int64_t step) {
+  TensorArg arg = ArgOf(value);
+  arg.data = Data(context, value, step);
+  const int64_t all = arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype));
+  if (r < call.states) return device->Copy(StateAfter(context, r, step), all, arg.data, all, 1, all);
+  if (r < call.FirstSum()) {
+    int64_t rows = 0;
+    const int64_t row = PlaceBytes(call.out[r], context.out[r].extent, &rows);
+    return device->Copy(context.out[r].as<char>() + Position(step) * row, row * call.steps, arg.data, row,
+                        rows, row);
+  }
+  size_t sum = 0;
+  int64_t term = static_cast<int64_t>(r - call.FirstSum());
+  while (term >= call.sums[sum]) term -= call.sums[sum++];
+  return device->Add(reinterpret_cast<double*>(Arena(context, sums[sum])), arg, step == 0 && term == 0);
+}
+
+Status Loop::Impl::RunNodes(const KernelContext& context, LoopDevice* device, bool of_invariants) {
+  for (InnerNode& node : nodes) {
+    if (node.invariant != of_invariants) continue;
+    Status status = device->Run(node.kernel.get(),
+                                {node.spec, node.in_args, node.out_args, Arena(context, inner_scratch),
+                                 context.step, context.time, context.times, context.seed});
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status Loop::Impl::Step(const KernelContext& context, LoopDevice* device, int64_t step) {
+  for (size_t i = call.states; i < call.states + call.xs.size(); ++i) {
+    const int v = call.body.inputs[i];
+    if (lies[v].where != Lies::kArena) continue;
+    int64_t rows = 0;
+    const int64_t row = PlaceBytes(call.in[i], context.in[i].extent, &rows);
+    Status status = device->Copy(Data(context, v, step), row, context.in[i].as<char>() + Position(step) * row,
+                                 row * call.steps, rows, row);
+    if (!status.ok()) return status;
+  }
+  for (InnerNode& node : nodes) {
+    for (size_t i = 0; i < node.in.size(); ++i) node.in_args[i].data = Data(context, node.in[i], step);
+    for (size_t i = 0; i < node.out.size(); ++i) node.out_args[i].data = Data(context, node.out[i], step);
+  }
+  if (step == 0) {
+    Status status = RunNodes(context, device, true);
+    if (!status.ok()) return status;
+  }
+  return RunNodes(context, device, false);
+}
+
+Status Loop::Impl::Run(const KernelContext& context, LoopDevice* device) {
+  SetExtents(context);
+  Status status;
+  for (size_t i = 0; call.keep && i < call.states && status.ok(); ++i) {
+    const int64_t size = context.in[i].elements() * static_cast<int64_t>(SizeOf(context.in[i].dtype));
+    status = device->Copy(context.out[call.FirstKept() + i].as<char>() + Position(0) * size, size,
+                          context.in[i].data, size, 1, size);
+  }
+  for (int64_t step = 0; step < call.steps && status.ok(); ++step) {
+    status = Step(context, device, step);
+    for (size_t i = 0; i < copied.size() && status.ok(); ++i)
+      status = Put(context, device, copied[i].first, copied[i].second, step);
+  }
+  for (size_t i = 0; i < sums.size() && status.ok(); ++i)
+    status = device->Round(context.out[call.FirstSum() + i],
+                           reinterpret_cast<const double*>(Arena(context, sums[i])));
+  return status;
+}
+
+// ---------------------------------------------------------------------------------------------------
+
+Loop::Loop(const KernelSpec& spec, const InnerKernels& kernels)
+    : impl_(std::make_unique<Impl>(spec, kernels, true)) {}
+Loop::~Loop() = default;
+
+Status Loop::Run(const KernelContext& context, LoopDevice* device) { return impl_->Run(context, device); }
+
+std::vector<Kernel*> Loop::kernels() const {
+  std::vector<Kernel*> kernels;
+  for (const InnerNode& node : impl_->nodes) kernels.push_back(node.kernel.get());
+  return kernels;
+}
+
+int64_t Loop::Scratch(const KernelSpec& spec, const InnerKernels& kernels) {
+  return Impl(spec, kernels, false).bytes;
+}
+
+}  // namespace oneflow_like
