@@ -12,5 +12,6 @@
 #include "ops/language/composed.h"
 #include "ops/language/functional.h"
 #include "ops/language/losses.h"
+#include "ops/language/scan.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"

@@ -15,6 +15,7 @@ const Catalog& BuiltinCatalog() {
     AddGather(all);
     AddSort(all);
     AddTake(all);
+    AddLinearRecurrence(all);
     AddEmbeddingBag(all);
     AddSparseRows(all);
     AddGroupedMatmul(all);

@@ -25,6 +25,7 @@ void AddGather(Catalog* catalog);
 // ops/sort.cc ... ops/grouped_matmul.cc
 void AddSort(Catalog* catalog);
 void AddTake(Catalog* catalog);
+void AddLinearRecurrence(Catalog* catalog);
 void AddEmbeddingBag(Catalog* catalog);
 void AddSparseRows(Catalog* catalog);
 void AddGroupedMatmul(Catalog* catalog);

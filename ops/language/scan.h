@@ -44,4 +44,41 @@ using ScanBody =
 ScanResult scan(const ScanBody& body, const std::vector<Tensor>& states, const std::vector<Tensor>& xs,
                 const ScanOptions& options = {}, OFL_HERE);
 
+// --- Recurrent networks, made of scan. x[b t w] with its batch first; gates, their order and biases as
+// PyTorch's LSTM and GRU have them ---
+
+struct RecurrentOptions {
+  Tensor bias, recurrent_bias;  // [gates n]; undefined: none
+  Tensor h, c;                  // first states [b n]; undefined: zeros. Only lstm has c
+  bool reverse = false;         // from the last step to the first
+};
+struct LstmResult {
+  Tensor y;     // [b t n]: h after each step
+  Tensor h, c;  // [b n]: after the last one
+};
+// input[w (4 n)], recurrent[n (4 n)], gates i f g o (Hochreiter and Schmidhuber 1997, Gers et al. 2000), s the
+// sigmoid:
+//   i, f, o = s(x input + bias + h recurrent + recurrent_bias), g = tanh(of the same)
+//   c = f c + i g,   h = o tanh(c)
+LstmResult lstm(Tensor x, Tensor input, Tensor recurrent, const RecurrentOptions& options = {}, OFL_HERE);
+struct GruResult {
+  Tensor y, h;
+};
+// input[w (3 n)], recurrent[n (3 n)], gates r z n (Cho et al. 2014; the reset gate after the product):
+//   r, z = s(x input + bias + h recurrent + recurrent_bias)
+//   n = tanh(x input + bias + r (h recurrent + recurrent_bias)),   h = (1 - z) n + z h
+GruResult gru(Tensor x, Tensor input, Tensor recurrent, const RecurrentOptions& options = {}, OFL_HERE);
+
+struct LinearRecurrenceOptions {
+  bool reverse = false;  // from the last place to the first
+  // Number of equal parts that the axis is divided into; 1: none. All parts are computed beside each other,
+  // then what each adds to those behind it (Blelloch 1990): three times the work, but a mesh axis can cut the
+  // sequence into that many pieces, or fewer, and a GPU has more to do at a time.
+  int64_t chunks = 1;
+};
+// h[i] = a[i] h[i - 1] + b[i] along an axis: all of them, of the shape of a and b, which is one. `initial`,
+// without the axis, is h before the first place; undefined: zeros. Computed in fp32.
+Tensor linear_recurrence(Tensor a, Tensor b, int64_t axis, Tensor initial = {},
+                         const LinearRecurrenceOptions& options = {}, OFL_HERE);
+
 }  // namespace oneflow_like
