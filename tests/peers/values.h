@@ -49,5 +49,6 @@ ValueCases VisionCases();     // cases_vision.cc
 ValueCases SparseCases();     // cases_sparse.cc
 ValueCases ComposedCases();   // cases_composed.cc
 ValueCases LanguageCases();   // cases_language.cc
+ValueCases RecurrentCases();  // cases_recurrent.cc
 
 }  // namespace oneflow_like::peers
