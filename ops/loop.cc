@@ -1,7 +1,7 @@
 // Running a scan on a rank's pieces: where each value of the body lies, and the steps one after another. A
 // value lies where a kernel finds or leaves it without a copy if it can: a state before a step in the kept
-// states, a place of an x or y in the operand where its steps are the outermost axis; all others in an arena
-// whose places are fixed when the kernel is made.
+// states, a place of an x or y in the operand where its steps are the outermost axis, if these places are
+// aligned as kernels expect of operands; all others in an arena whose places are fixed when the kernel is made.
 #include "ops/loop.h"
 
 #include <algorithm>
@@ -54,6 +54,7 @@ struct Loop::Impl {
     return Place(context, lies[root[value]], step);
   }
   char* StateAfter(const KernelContext& context, size_t state, int64_t step) const;
+  char* Kept(const KernelContext& context, size_t state, int64_t step) const;
   int64_t Position(int64_t step) const { return call.reverse ? call.steps - 1 - step : step; }
   char* Arena(const KernelContext& context, int64_t offset) const {
     return static_cast<char*>(context.scratch) + offset;
@@ -67,7 +68,8 @@ struct Loop::Impl {
   std::vector<int> root;                     // by value: that whose bytes it has
   std::vector<Lies> lies;                    // by root
   std::vector<std::pair<size_t, int>> copied;  // results, in order, that are values which lie elsewhere
-  std::vector<int64_t> sums, other;          // offsets of sums, of the states' second place
+  std::vector<bool> in_kept;         // by state: it lies where it is kept
+  std::vector<int64_t> sums, other;  // offsets of sums, of the states' second place
   int64_t inner_scratch = 0, bytes = 0;
   struct Source {
     bool out = false;
@@ -147,11 +149,14 @@ int64_t Loop::Impl::Bytes(int value) const {
   return arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype));
 }
 
-// Whether the places of an x or y are contiguous, now and in acts with smaller pieces.
+// Whether the places of an operand with steps are contiguous and aligned, now and in acts with smaller pieces.
 bool Loop::Impl::Direct(const LoopCall::Operand& operand, const Dims& extent) const {
-  for (int axis = 0; axis < operand.axis; ++axis)
-    if (extent[axis] != 1) return false;
-  return true;
+  int64_t least = static_cast<int64_t>(SizeOf(operand.dtype));  // of which each place has a multiple
+  for (int axis = 0; axis < extent.rank(); ++axis) {
+    if (axis < operand.axis && extent[axis] != 1) return false;
+    if (operand.labels[axis] == ' ') least *= extent[axis];
+  }
+  return least % 64 == 0;
 }
 
 // Bytes of a row of one place of an x or y, and the number of rows.
@@ -179,6 +184,10 @@ void Loop::Impl::ChoosePlaces() {
   }
   std::vector<bool> chosen(body.values().size(), false);
   for (int v : body.inputs) chosen[v] = true;
+  for (size_t i = 0; i < call.states; ++i) {
+    const size_t kept = call.FirstKept() + i;
+    in_kept.push_back(call.keep && Direct(call.out[kept], spec.out[kept].extent));
+  }
   for (size_t r = 0; r < body.results.size(); ++r) {
     const int value = root[body.results[r]];
     const bool state = r < call.states, sum = r >= call.FirstSum();
@@ -237,7 +246,7 @@ void Loop::Impl::PlaceArena() {
     return at;
   };
   for (size_t i = 0; i < call.states; ++i)
-    other.push_back(call.keep ? 0 : take(Bytes(call.body.inputs[i])));
+    other.push_back(in_kept[i] ? 0 : take(Bytes(call.body.inputs[i])));
   for (size_t i = 0; i < call.sums.size(); ++i)
     sums.push_back(take(ArgOf(call.out[call.FirstSum() + i].value).elements() *
                         static_cast<int64_t>(sizeof(double))));
@@ -268,9 +277,14 @@ char* Loop::Impl::StateAfter(const KernelContext& context, size_t state, int64_t
   const int64_t left = call.steps - 1 - step;
   char* last = context.out[state].as<char>();
   if (left == 0) return last;
-  if (!call.keep) return left % 2 == 0 ? last : Arena(context, other[state]);
-  const int64_t size = context.out[state].elements() * static_cast<int64_t>(SizeOf(context.out[state].dtype));
-  return context.out[call.FirstKept() + state].as<char>() + Position(step + 1) * size;
+  if (!in_kept[state]) return left % 2 == 0 ? last : Arena(context, other[state]);
+  return Kept(context, state, step + 1);
+}
+
+char* Loop::Impl::Kept(const KernelContext& context, size_t state, int64_t step) const {
+  const TensorArg& last = context.out[state];
+  const int64_t size = last.elements() * static_cast<int64_t>(SizeOf(last.dtype));
+  return context.out[call.FirstKept() + state].as<char>() + Position(step) * size;
 }
 
 char* Loop::Impl::Place(const KernelContext& context, const Lies& at, int64_t step) const {
@@ -326,6 +340,13 @@ Status Loop::Impl::RunNodes(const KernelContext& context, LoopDevice* device, bo
 }
 
 Status Loop::Impl::Step(const KernelContext& context, LoopDevice* device, int64_t step) {
+  for (size_t i = 0; call.keep && i < call.states; ++i) {
+    if (in_kept[i] && step > 0) continue;
+    const int64_t size = context.in[i].elements() * static_cast<int64_t>(SizeOf(context.in[i].dtype));
+    Status status = device->Copy(Kept(context, i, step), size, Place(context, {Lies::kState, i}, step), size,
+                                 1, size);
+    if (!status.ok()) return status;
+  }
   for (size_t i = call.states; i < call.states + call.xs.size(); ++i) {
     const int v = call.body.inputs[i];
     if (lies[v].where != Lies::kArena) continue;
@@ -349,11 +370,6 @@ Status Loop::Impl::Step(const KernelContext& context, LoopDevice* device, int64_
 Status Loop::Impl::Run(const KernelContext& context, LoopDevice* device) {
   SetExtents(context);
   Status status;
-  for (size_t i = 0; call.keep && i < call.states && status.ok(); ++i) {
-    const int64_t size = context.in[i].elements() * static_cast<int64_t>(SizeOf(context.in[i].dtype));
-    status = device->Copy(context.out[call.FirstKept() + i].as<char>() + Position(0) * size, size,
-                          context.in[i].data, size, 1, size);
-  }
   for (int64_t step = 0; step < call.steps && status.ok(); ++step) {
     status = Step(context, device, step);
     for (size_t i = 0; i < copied.size() && status.ok(); ++i)

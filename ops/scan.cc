@@ -224,6 +224,7 @@ void AddScan(Catalog* catalog) {
     return {{h}, {sum(mul(h, h), {0})}};
   };
   def.samples = {SampleOf(*catalog, {{4, 3}}, {{4, 3}}, {{3, 3}}, 5, 1, false, recurrent),
+                 SampleOf(*catalog, {{2, 16}}, {{2, 16}}, {{16, 16}}, 3, 0, true, recurrent),  // nothing is copied
                  SampleOf(*catalog, {{3, 4}, {3, 4}}, {{3, 4}, {3, 4}}, {}, 3, 2, true, elementwise),
                  SampleOf(*catalog, {{5, 2}}, {{5, 2}}, {}, 3, 0, false, sums)};
   catalog->Add(std::move(def));

@@ -13,7 +13,7 @@
 namespace oneflow_like {
 namespace {
 
-constexpr int64_t kRows = 6, kWidth = 4;
+constexpr int64_t kRows = 6, kWidth = 16;
 
 // The loop, or the same body for every step.
 ScanResult Looped(bool written_out, const ScanBody& body, std::vector<Tensor> states,
@@ -219,7 +219,7 @@ TEST(Scan, PlanKeepsItsSizeAndMemoryGrowsByTheStates) {
   const Size few = SizeOfLoop(16, 512), many = SizeOfLoop(256, 512);
   EXPECT_EQ(few.nodes, many.nodes);
   EXPECT_EQ(few.actors, many.actors);
-  // A step's state, and its x twice, as the next feed comes in beside it; what lies inside of a step is 128 times
+  // A step's state, and its x twice, as the next feed comes in beside it; what lies inside of a step is 32 times
   // as much.
   const int64_t grown = (many.arena - few.arena) / 240;
   EXPECT_EQ(grown, 3 * kRows * kWidth * int64_t{sizeof(float)});
@@ -338,7 +338,7 @@ TEST(Scan, SaysWhatABodyCannotDo) {
          }),
          "outside of the body");
   expect(error([&](List s, List) -> ScanResult { return {{sum(s[0], {0})}, {}}; }),
-         "state 0 is f32[6,4] before a step but f32[4] after it");
+         "state 0 is f32[6,16] before a step but f32[16] after it");
   expect(error([&](List, List) -> ScanResult { return {{}, {}}; }), "the body gives 0 states but has 1");
   expect(error([&](List s, List) -> ScanResult { return {{s[0]}, {}}; }, {.axis = 3}), "axis 3 does not exist");
   expect(error([&](List s, List) -> ScanResult { return {{s[0]}, {}}; }, {.axis = 1, .steps = 5}), "steps is 5");
@@ -394,7 +394,7 @@ TEST(Recurrent, LayersRefuseWhatDoesNotFit) {
   Scope s = model.scope();
   EXPECT_NE(ErrorOf([&] { nn::LSTM(s / "a", flat, 4); }).find("needs at least 3 axes"), std::string::npos);
   EXPECT_NE(ErrorOf([&] { nn::LSTM(s / "b", x, 0); }).find("n is 0 but must be positive"), std::string::npos);
-  EXPECT_NE(ErrorOf([&] { nn::GRU(s / "c", x, 3, {.h = flat}); }).find("h is [6,4] but must be [6,3]"),
+  EXPECT_NE(ErrorOf([&] { nn::GRU(s / "c", x, 3, {.h = flat}); }).find("h is [6,16] but must be [6,3]"),
             std::string::npos);
   EXPECT_NE(ErrorOf([&] { linear_recurrence(x, x, 1, {}, {.chunks = 2}); }).find("chunks is 2"),
             std::string::npos);
