@@ -91,7 +91,7 @@ void ForEachAxis(const LoopCall& loop, F&& f) {
       for (int axis = 0; axis < operand.shape.rank(); ++axis) f(operand, axis);
 }
 
-void Check(const OpCall& call) {
+void CheckLoop(const OpCall& call) {
   for (const char* name : {"body", "states", "steps", "xs", "ys", "sums"}) RequireAttr(call, name);
   const LoopCall loop = CallOf(call);
   RequireInputs(call, loop.in.size());
@@ -133,7 +133,7 @@ std::function<double(const BoundRule&)> FlopsOf(const Attrs& attrs) {
 }
 
 // A step of these operators as a sample: with its gradient's outputs, as the oracle asks for gradients.
-Sample SampleOf(const Catalog& catalog, const std::vector<Dims>& states, const std::vector<Dims>& xs,
+Sample LoopSample(const Catalog& catalog, const std::vector<Dims>& states, const std::vector<Dims>& xs,
                 const std::vector<Dims>& read, int64_t steps, int64_t axis, bool reverse,
                 const std::function<ScanResult(const std::vector<Tensor>&)>& step) {
   Body body(catalog);
@@ -200,7 +200,7 @@ void AddScan(Catalog* catalog) {
     for (const LoopCall::Operand& operand : CallOf(call).out) types.push_back(operand.dtype);
     return types;
   };
-  def.check = Check;
+  def.check = CheckLoop;
   def.grad = ScanGradient;
   def.keep = "keep";
   def.category = "loop";
@@ -223,10 +223,10 @@ void AddScan(Catalog* catalog) {
     Tensor h = add(t[0], t[1]);
     return {{h}, {sum(mul(h, h), {0})}};
   };
-  def.samples = {SampleOf(*catalog, {{4, 3}}, {{4, 3}}, {{3, 3}}, 5, 1, false, recurrent),
-                 SampleOf(*catalog, {{2, 16}}, {{2, 16}}, {{16, 16}}, 3, 0, true, recurrent),  // nothing is copied
-                 SampleOf(*catalog, {{3, 4}, {3, 4}}, {{3, 4}, {3, 4}}, {}, 3, 2, true, elementwise),
-                 SampleOf(*catalog, {{5, 2}}, {{5, 2}}, {}, 3, 0, false, sums)};
+  def.samples = {LoopSample(*catalog, {{4, 3}}, {{4, 3}}, {{3, 3}}, 5, 1, false, recurrent),
+                 LoopSample(*catalog, {{2, 16}}, {{2, 16}}, {{16, 16}}, 3, 0, true, recurrent),  // nothing is copied
+                 LoopSample(*catalog, {{3, 4}, {3, 4}}, {{3, 4}, {3, 4}}, {}, 3, 2, true, elementwise),
+                 LoopSample(*catalog, {{5, 2}}, {{5, 2}}, {}, 3, 0, false, sums)};
   catalog->Add(std::move(def));
 }
 

@@ -132,6 +132,7 @@ struct Net {
     options.micro_batches = run.micro_batches;
     options.dtype = dtype;
     options.recompute = run.recompute;
+    options.parallel.batch = "dp";  // with so few rows it would else be as cheap to compute all of them everywhere
     options.outputs = {{"y", out.ys[0]}};
     session.emplace(Train(loss, Sgd{.lr = 0.5}, options));
   }
@@ -162,7 +163,7 @@ TEST(Scan, GivesTheBitsOfTheGraphWrittenOut) {
       // then over the steps: of weights, three terms in another order.
       const bool sums_alike = run.micro_batches < 3;
       const auto same = [&](const HostTensor& a, const HostTensor& b) {
-        return sums_alike ? SameBytes(a, b) : Difference(a, b) < 2e-7;
+        return sums_alike ? SameBytes(a, b) : Difference(a, b) < 1e-6;
       };
       for (size_t i = 0; i < wanted.size(); ++i)  // the first two are of the first step
         EXPECT_TRUE(i < 2 ? SameBytes(got[i], wanted[i]) : same(got[i], wanted[i]))
@@ -241,7 +242,7 @@ TEST(Scan, PlanKeepsItsSizeAndMemoryGrowsByTheStates) {
 // --- Forms -----------------------------------------------------------------------------------------
 
 // Of sessions that evaluate the loop and the graph written out, on one device.
-void ExpectSame(const std::function<Tensor(Model&, bool written_out)>& make) {
+void ExpectSame(double tolerance, const std::function<Tensor(Model&, bool written_out)>& make) {
   HostTensor results[2];
   for (bool written_out : {false, true}) {
     Model model(FullMesh("cpu:dp=1"));
@@ -250,14 +251,16 @@ void ExpectSame(const std::function<Tensor(Model&, bool written_out)>& make) {
     Session session = Evaluate({{"y", y}});
     results[written_out] = session.Run({{"x", Floats(5, {kRows, 3, kWidth})}}).Get("y");
   }
-  EXPECT_TRUE(SameBytes(results[0], results[1])) << Difference(results[0], results[1]);
+  EXPECT_LE(Difference(results[0], results[1]), tolerance);
 }
 
 Tensor InputOf(Model& model) { return model.Input("x", {kRows, 3, kWidth}, DType::kFloat32); }
 Tensor ZerosOf(Tensor x) { return full(x, {kRows, kWidth}, 0); }
 
 TEST(Scan, LoopsWithinLoopsAndGradientsOfGradients) {
-  ExpectSame([](Model& model, bool written_out) {  // an inner loop over the rows, which reads outside of both
+  // An inner loop over the rows, which reads outside of both. It sums and rounds by itself what the graph written
+  // out adds up all at once.
+  ExpectSame(2e-7, [](Model& model, bool written_out) {
     Tensor x = InputOf(model), w = model.scope().Weight("w", {kWidth}, Normal(1));
     const auto outer = [&](const std::vector<Tensor>& s, const std::vector<Tensor>& in) -> ScanResult {
       const auto inner = [&](const std::vector<Tensor>& t, const std::vector<Tensor>& row) -> ScanResult {
@@ -356,18 +359,18 @@ TEST(Scan, SaysWhatABodyCannotDo) {
 // --- Recurrences -----------------------------------------------------------------------------------
 
 TEST(LinearRecurrence, InChunksIsCutAlongTheSequence) {
-  constexpr int64_t kLong = 64;
+  constexpr int64_t kLong = 64, kFew = 4;
   HostTensor wanted, wanted_w;
   for (const auto& [mesh, chunks] : {std::pair{"cpu:dp=1", 1}, {"cpu:tp=2", 4}, {"cpu:tp=4", 4}}) {
     SCOPED_TRACE(mesh);
     Model model(FullMesh(mesh));
     const Annotation cut = {{"tp", S(1)}};
-    Tensor a = model.Input("a", {kRows, kLong, kWidth}, DType::kFloat32, cut);
-    Tensor b = model.Input("b", {kRows, kLong, kWidth}, DType::kFloat32, cut);
-    Tensor w = model.scope().Weight("w", {kWidth}, Ones());
+    Tensor a = model.Input("a", {kRows, kLong, kFew}, DType::kFloat32, cut);
+    Tensor b = model.Input("b", {kRows, kLong, kFew}, DType::kFloat32, cut);
+    Tensor w = model.scope().Weight("w", {kFew}, Ones());
     Tensor y = linear_recurrence(sigmoid(a * w), b, 1, {}, {.chunks = chunks});
     Session whole = Evaluate({{"y", y}}), session = Train(mean(square(y)), Sgd{.lr = .1});
-    const Feeds feeds = {{"a", Floats(1, {kRows, kLong, kWidth})}, {"b", Floats(2, {kRows, kLong, kWidth})}};
+    const Feeds feeds = {{"a", Floats(1, {kRows, kLong, kFew})}, {"b", Floats(2, {kRows, kLong, kFew})}};
     const HostTensor got = whole.Run(feeds).Get("y");
     session.Run(feeds).Wait();
     const HostTensor trained = model.Read("w");
