@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 namespace oneflow_like {
@@ -19,12 +20,25 @@ struct Lies {
   int64_t offset = 0;
 };
 
+// Steps whose rows go through one product.
+constexpr int64_t kStepsTogether = 16;
+
+// Whether the equation sums over axis 0 of both operands, and over no more than that axis of each: "mk,mn->kn".
+bool SumsOverRows(const std::string& equation) {
+  const size_t comma = equation.find(','), arrow = equation.find("->");
+  if (comma == std::string::npos || arrow == std::string::npos || comma == 0 || arrow <= comma + 1) return false;
+  const char rows = equation[0];
+  return equation[comma + 1] == rows && std::count(equation.begin(), equation.end(), rows) == 2 &&
+         equation.find('.') == std::string::npos;
+}
+
 struct InnerNode {
   KernelSpec spec;
   std::unique_ptr<Kernel> kernel;
   std::vector<int> in, out;  // values
   std::vector<TensorArg> in_args, out_args;
   bool invariant = false;
+  size_t together = 0;  // the result whose term it gives for several steps; 0: it runs in every step
 };
 
 }  // namespace
@@ -39,6 +53,7 @@ struct Loop::Impl {
   void ChoosePlaces();
   void PlaceArena();
   bool Direct(const LoopCall::Operand& operand, const Dims& extent) const;
+  size_t TermOfRows(const Body::Node& node, const InnerKernels& kernels) const;
   TensorArg ArgOf(int value) const;
   int64_t Bytes(int value) const;
   int64_t PlaceBytes(const LoopCall::Operand& operand, const Dims& extent, int64_t* rows) const;
@@ -48,11 +63,10 @@ struct Loop::Impl {
   void SetExtents(const KernelContext& context);
   Status Step(const KernelContext& context, LoopDevice* device, int64_t step);
   Status RunNodes(const KernelContext& context, LoopDevice* device, bool invariant);
+  Status RunTogether(const KernelContext& context, LoopDevice* device, int64_t last);
   Status Put(const KernelContext& context, LoopDevice* device, size_t result, int value, int64_t step);
   char* Place(const KernelContext& context, const Lies& lies, int64_t step) const;
-  char* Data(const KernelContext& context, int value, int64_t step) const {
-    return Place(context, lies[root[value]], step);
-  }
+  char* Data(const KernelContext& context, int value, int64_t step) const;
   char* StateAfter(const KernelContext& context, size_t state, int64_t step) const;
   char* Kept(const KernelContext& context, size_t state, int64_t step) const;
   int64_t Position(int64_t step) const { return call.reverse ? call.steps - 1 - step : step; }
@@ -67,7 +81,9 @@ struct Loop::Impl {
   std::vector<InnerNode> nodes;
   std::vector<int> root;                     // by value: that whose bytes it has
   std::vector<Lies> lies;                    // by root
+  std::vector<bool> stacked;                 // by root: those of several steps lie in a row
   std::vector<std::pair<size_t, int>> copied;  // results, in order, that are values which lie elsewhere
+  std::set<size_t> terms_together;   // of copied
   std::vector<bool> in_kept;         // by state: it lies where it is kept
   std::vector<int64_t> sums, other;  // offsets of sums, of the states' second place
   int64_t inner_scratch = 0, bytes = 0;
@@ -102,6 +118,14 @@ Loop::Impl::Impl(const KernelSpec& of, const InnerKernels& kernels, bool make)
     inner.out = node.out;
     for (int v : node.in) inner.in_args.push_back(ArgOf(v));
     for (int v : node.out) inner.out_args.push_back(ArgOf(v));
+    inner.together = TermOfRows(node, kernels);
+    if (inner.together > 0) terms_together.insert(inner.together);
+    for (size_t i = 0; inner.together > 0 && i < node.in.size(); ++i) {
+      stacked[root[node.in[i]]] = true;
+      TensorArg& arg = inner.in_args[i];
+      arg.begin[0] = 0;
+      arg.extent[0] = arg.global[0] = arg.extent[0] * kStepsTogether;
+    }
     inner.spec = {node.op,   node.attrs, inner.in_args, inner.out_args,
                   spec.node, spec.line,  spec.threads};
     inner_scratch = std::max(inner_scratch, Padded(kernels.scratch(inner.spec)));
@@ -168,8 +192,36 @@ int64_t Loop::Impl::PlaceBytes(const LoopCall::Operand& operand, const Dims& ext
   return row;
 }
 
+// The result that is the only term of a sum and a product over the rows of two values, each of which can lie in a
+// row with those of other steps; 0: it is none.
+size_t Loop::Impl::TermOfRows(const Body::Node& node, const InnerKernels& kernels) const {
+  if (node.op != "einsum" || !kernels.fast(node.op) || !SumsOverRows(node.attrs.Str("equation"))) return 0;
+  size_t result = 0;
+  for (const auto& [r, value] : copied) {
+    if (value != node.out[0]) continue;
+    if (result > 0 || r < call.FirstSum()) return 0;
+    result = r;
+  }
+  if (result == 0) return 0;
+  size_t sum = 0;
+  for (int64_t term = static_cast<int64_t>(result - call.FirstSum()); term >= call.sums[sum]; ++sum)
+    term -= call.sums[sum];
+  if (call.sums[sum] != 1) return 0;
+  for (const Body::Node& other : order)
+    for (int v : other.in)
+      if (root[v] == node.out[0]) return 0;
+  for (int v : node.in) {
+    const Lies& at = lies[root[v]];
+    if (invariant[root[v]] || at.where == Lies::kState || at.where == Lies::kNext) return 0;
+    const LoopCall::Operand as{"", v, 0, call.body.values()[v].dtype, {}, call.body.values()[v].labels};
+    if (at.where == Lies::kArena && !Direct(as, ArgOf(v).extent)) return 0;
+  }
+  return result;
+}
+
 void Loop::Impl::ChoosePlaces() {
   const Body& body = call.body;
+  stacked.assign(body.values().size(), false);
   lies.resize(body.values().size());
   const size_t first_read = call.states + call.xs.size();
   for (size_t i = 0; i < body.inputs.size(); ++i) {
@@ -212,8 +264,8 @@ void Loop::Impl::PlaceArena() {
   std::vector<int> from(lies.size(), end + 1), to(lies.size(), -2);
   const auto use = [&](int value, int at) {
     const int v = root[value];
-    from[v] = std::min(from[v], invariant[v] ? -1 : at);
-    to[v] = std::max(to[v], invariant[v] ? end : at);
+    from[v] = std::min(from[v], invariant[v] || stacked[v] ? -1 : at);
+    to[v] = std::max(to[v], invariant[v] || stacked[v] ? end : at);
   };
   for (size_t i = 0; i < call.xs.size(); ++i) use(call.body.inputs[call.states + i], -1);
   for (int n = 0; n < end; ++n) {
@@ -224,7 +276,7 @@ void Loop::Impl::PlaceArena() {
   std::vector<Block> blocks;
   for (size_t v = 0; v < lies.size(); ++v) {
     if (root[v] != static_cast<int>(v) || lies[v].where != Lies::kArena || to[v] < -1) continue;
-    Block block{0, Padded(Bytes(static_cast<int>(v))), from[v], to[v]};
+    Block block{0, Padded(Bytes(static_cast<int>(v)) * (stacked[v] ? kStepsTogether : 1)), from[v], to[v]};
     for (bool moved = true; moved;) {
       moved = false;
       for (const Block& other : blocks) {
@@ -310,6 +362,14 @@ char* Loop::Impl::Place(const KernelContext& context, const Lies& at, int64_t st
   return Arena(context, at.offset);
 }
 
+char* Loop::Impl::Data(const KernelContext& context, int value, int64_t step) const {
+  const int v = root[value];
+  char* data = Place(context, lies[v], step);
+  if (!stacked[v] || lies[v].where != Lies::kArena) return data;
+  const int64_t first = step / kStepsTogether * kStepsTogether, end = std::min(call.steps, first + kStepsTogether);
+  return data + (call.reverse ? end - 1 - step : step - first) * Bytes(v);  // by position, as in operands
+}
+
 // Writes the value that is a result of the body to where the loop's result has it, or adds it there.
 Status Loop::Impl::Put(const KernelContext& context, LoopDevice* device, size_t r, int value, int64_t step) {
   TensorArg arg = ArgOf(value);
@@ -330,10 +390,32 @@ Status Loop::Impl::Put(const KernelContext& context, LoopDevice* device, size_t 
 
 Status Loop::Impl::RunNodes(const KernelContext& context, LoopDevice* device, bool of_invariants) {
   for (InnerNode& node : nodes) {
-    if (node.invariant != of_invariants) continue;
+    if (node.invariant != of_invariants || node.together > 0) continue;
     Status status = device->Run(node.kernel.get(),
                                 {node.spec, node.in_args, node.out_args, Arena(context, inner_scratch),
                                  context.step, context.time, context.times, context.seed});
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+// The products of the steps up to the last one of those that go together.
+Status Loop::Impl::RunTogether(const KernelContext& context, LoopDevice* device, int64_t last) {
+  const int64_t first = last / kStepsTogether * kStepsTogether;
+  for (InnerNode& node : nodes) {
+    if (node.together == 0) continue;
+    for (size_t i = 0; i < node.in.size(); ++i) {
+      TensorArg& arg = node.in_args[i];
+      arg = ArgOf(node.in[i]);
+      arg.data = Data(context, node.in[i], call.reverse ? last : first);
+      arg.begin[0] = 0;
+      arg.extent[0] = arg.global[0] = arg.extent[0] * (last + 1 - first);
+    }
+    node.out_args[0].data = Data(context, node.out[0], last);
+    Status status = device->Run(node.kernel.get(),
+                                {node.spec, node.in_args, node.out_args, Arena(context, inner_scratch),
+                                 context.step, context.time, context.times, context.seed});
+    if (status.ok()) status = Put(context, device, node.together, node.out[0], first);
     if (!status.ok()) return status;
   }
   return Status();
@@ -357,6 +439,7 @@ Status Loop::Impl::Step(const KernelContext& context, LoopDevice* device, int64_
     if (!status.ok()) return status;
   }
   for (InnerNode& node : nodes) {
+    if (node.together > 0) continue;
     for (size_t i = 0; i < node.in.size(); ++i) node.in_args[i].data = Data(context, node.in[i], step);
     for (size_t i = 0; i < node.out.size(); ++i) node.out_args[i].data = Data(context, node.out[i], step);
   }
@@ -372,8 +455,10 @@ Status Loop::Impl::Run(const KernelContext& context, LoopDevice* device) {
   Status status;
   for (int64_t step = 0; step < call.steps && status.ok(); ++step) {
     status = Step(context, device, step);
-    for (size_t i = 0; i < copied.size() && status.ok(); ++i)
-      status = Put(context, device, copied[i].first, copied[i].second, step);
+    for (const auto& [result, value] : copied)
+      if (status.ok() && !terms_together.count(result)) status = Put(context, device, result, value, step);
+    if (status.ok() && (step + 1 == call.steps || (step + 1) % kStepsTogether == 0))
+      status = RunTogether(context, device, step);
   }
   for (size_t i = 0; i < sums.size() && status.ok(); ++i)
     status = device->Round(context.out[call.FirstSum() + i],

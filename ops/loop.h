@@ -67,7 +67,8 @@ class LoopDevice {
 };
 
 // A scan on a rank's pieces: its kernels, and one arena for all steps. Sums over the steps are kept in fp64 and
-// rounded once, as add_n does.
+// rounded once, as add_n does. Where a term is a product over the rows of a step, and the device has a kernel of
+// its own for it, the rows of several steps go through one product: it reads and writes the sum more seldom.
 class Loop {
  public:
   Loop(const KernelSpec& spec, const InnerKernels& kernels);

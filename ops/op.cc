@@ -52,7 +52,8 @@ InnerKernels ReferenceInner() {
           [](const KernelSpec& spec) -> int64_t {
             const OpDef& def = BuiltinCatalog().Get(spec.name);
             return def.scratch ? def.scratch(spec) : 0;
-          }};
+          },
+          [](const std::string&) { return false; }};
 }
 
 const Catalog& GraphBuilder::catalog() const { return BuiltinCatalog(); }

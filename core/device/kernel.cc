@@ -45,7 +45,10 @@ void KernelRegistry::AddComposed(const std::string& name, const std::string& dev
 
 InnerKernels KernelRegistry::InnerOf(const std::string& device_kind) const {
   return {[this, device_kind](const KernelSpec& spec) { return Make(spec, device_kind); },
-          [this, device_kind](const KernelSpec& spec) { return Scratch(spec, device_kind); }};
+          [this, device_kind](const KernelSpec& spec) { return Scratch(spec, device_kind); },
+          [this, device_kind](const std::string& name) {
+            return device_kind != "reference" && Has(name, device_kind);
+          }};
 }
 
 bool KernelRegistry::Has(const std::string& name, const std::string& device_kind) const {

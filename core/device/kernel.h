@@ -81,6 +81,7 @@ KernelFactory MakeFunctionKernel(KernelFn fn);
 struct InnerKernels {
   KernelFactory make;
   ScratchFn scratch;  // 0 where a kernel states none
+  std::function<bool(const std::string& name)> fast;  // whether a kernel is the device's, not the reference's
 };
 using ComposedFactory = std::function<std::unique_ptr<Kernel>(const KernelSpec&, const InnerKernels&)>;
 using ComposedScratch = std::function<int64_t(const KernelSpec&, const InnerKernels&)>;
