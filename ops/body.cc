@@ -125,7 +125,7 @@ std::vector<Tensor> Body::AddNode(const std::string& op, const std::vector<Tenso
   call.who = who;
   call.attrs = &attrs;
   const Inferred inferred = Infer(*def, call);
-  if (const std::string why = WhyNotInBody(*def, call); !why.empty()) Fail(who, " ", why);
+  if (const std::string why = WhyNotInBody(*def, call); !why.empty()) Fail(who, ": it ", why);
   node.flops = def->view       ? 0
                : def->flops_of ? def->flops_of(attrs)(inferred.rule)
                : def->flops    ? def->flops(inferred.rule)

@@ -84,8 +84,8 @@ class Body : public GraphBuilder {
 };
 
 // The gradients with respect to the body's values `of`: the parts that their readers give, in the order in
-// which autograd finds them in a longer graph; none where no gradient flows. `given`: the gradients of values,
-// likewise in parts. Operators are added to the body. Throws Error for one that has no gradient.
+// which autograd finds them in a longer graph; none where no gradient flows. `given`: the gradients of
+// values, likewise in parts. Operators are added to the body. Throws Error for one that has no gradient.
 std::vector<std::vector<Tensor>> GradientParts(Body* body, std::map<int, std::vector<Tensor>> given,
                                                const std::vector<int>& of);
 

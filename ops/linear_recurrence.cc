@@ -43,8 +43,8 @@ std::vector<Tensor> Grad(const GradCall& c) {
   attrs.Set("reverse", int64_t{!reverse});
   // The gradient of each place has what the next one hands back to it.
   const Tensor none = full(a, place, 0), next = Moved(a, axis, reverse, none);
-  const Tensor g = Apply(a.graph(), "linear_recurrence", {next, c.dout[0], full(a, Dims(first.shape()), 0)},
-                         attrs)[0];
+  const Tensor g =
+      Apply(a.graph(), "linear_recurrence", {next, c.dout[0], full(a, Dims(first.shape()), 0)}, attrs)[0];
   std::vector<Tensor> d = {Tensor(), g, Tensor()};
   if (c.wanted[0]) d[0] = mul(g, Moved(y, axis, !reverse, unsqueeze(first, axis)));
   if (c.wanted[2]) {

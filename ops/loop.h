@@ -1,7 +1,8 @@
 // The operator "scan": one node that runs a body (ops/body.h) once for each place along an axis. Its
 // attributes say what the body's inputs and results are:
 //
-//   inputs    `states` values that a step hands to the next; a place of each of the xs; values that every step
+//   inputs    `states` values that a step hands to the next; a place of each of the xs; values that every
+//   step
 //             reads
 //   results   the states after the step; a place of each of the ys; terms of the sums over all steps
 //
@@ -27,8 +28,8 @@ namespace oneflow_like {
 struct LoopCall {
   struct Operand {
     std::string name;
-    int value = 0;         // of the body
-    int64_t axis = -1;     // of the steps, which the body's value has not; -1: none
+    int value = 0;      // of the body
+    int64_t axis = -1;  // of the steps, which the body's value has not; -1: none
     DType dtype = DType::kFloat32;
     Dims shape;
     std::string labels;  // of the axes: the body's; '#' of the steps
@@ -40,8 +41,8 @@ struct LoopCall {
   bool reverse = false, keep = false;
   std::vector<Operand> in, out;
 
-  // Throws Error, beginning with `who`, for attributes that do not fit together. `catalog`: what operators that
-  // are added to the body can be of.
+  // Throws Error, beginning with `who`, for attributes that do not fit together. `catalog`: what operators
+  // that are added to the body can be of.
   LoopCall(const Catalog& catalog, const Attrs& attrs, const std::string& who);
   // Numbers of the first y, sum and kept state among the results.
   size_t FirstY() const { return states; }
@@ -66,9 +67,10 @@ class LoopDevice {
   virtual Status Round(const TensorArg& to, const double* sum) = 0;
 };
 
-// A scan on a rank's pieces: its kernels, and one arena for all steps. Sums over the steps are kept in fp64 and
-// rounded once, as add_n does. Where a term is a product over the rows of a step, and the device has a kernel of
-// its own for it, the rows of several steps go through one product: it reads and writes the sum more seldom.
+// A scan on a rank's pieces: its kernels, and one arena for all steps. Sums over the steps are kept in fp64
+// and rounded once, as add_n does. Where a term is a product over the rows of a step, and the device has a
+// kernel of its own for it, the rows of several steps go through one product: it reads and writes the sum
+// more seldom.
 class Loop {
  public:
   Loop(const KernelSpec& spec, const InnerKernels& kernels);

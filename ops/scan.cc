@@ -1,9 +1,10 @@
 // scan: the operator, the kernel for devices of the host, and the function that records a body.
+#include "ops/language/scan.h"
+
 #include <cstring>
 
 #include "core/device/parallel_for.h"
 #include "ops/language/calls.h"
-#include "ops/language/scan.h"
 #include "ops/loop.h"
 #include "ops/manifest.h"
 #include "ops/reference.h"
@@ -134,8 +135,8 @@ std::function<double(const BoundRule&)> FlopsOf(const Attrs& attrs) {
 
 // A step of these operators as a sample: with its gradient's outputs, as the oracle asks for gradients.
 Sample LoopSample(const Catalog& catalog, const std::vector<Dims>& states, const std::vector<Dims>& xs,
-                const std::vector<Dims>& read, int64_t steps, int64_t axis, bool reverse,
-                const std::function<ScanResult(const std::vector<Tensor>&)>& step) {
+                  const std::vector<Dims>& read, int64_t steps, int64_t axis, bool reverse,
+                  const std::function<ScanResult(const std::vector<Tensor>&)>& step) {
   Body body(catalog);
   std::vector<Tensor> in;
   std::vector<std::pair<int, int>> pairs;
@@ -223,10 +224,11 @@ void AddScan(Catalog* catalog) {
     Tensor h = add(t[0], t[1]);
     return {{h}, {sum(mul(h, h), {0})}};
   };
-  def.samples = {LoopSample(*catalog, {{4, 3}}, {{4, 3}}, {{3, 3}}, 5, 1, false, recurrent),
-                 LoopSample(*catalog, {{2, 16}}, {{2, 16}}, {{16, 16}}, 3, 0, true, recurrent),  // nothing is copied
-                 LoopSample(*catalog, {{3, 4}, {3, 4}}, {{3, 4}, {3, 4}}, {}, 3, 2, true, elementwise),
-                 LoopSample(*catalog, {{5, 2}}, {{5, 2}}, {}, 3, 0, false, sums)};
+  def.samples = {
+      LoopSample(*catalog, {{4, 3}}, {{4, 3}}, {{3, 3}}, 5, 1, false, recurrent),
+      LoopSample(*catalog, {{2, 16}}, {{2, 16}}, {{16, 16}}, 3, 0, true, recurrent),  // nothing is copied
+      LoopSample(*catalog, {{3, 4}, {3, 4}}, {{3, 4}, {3, 4}}, {}, 3, 2, true, elementwise),
+      LoopSample(*catalog, {{5, 2}}, {{5, 2}}, {}, 3, 0, false, sums)};
   catalog->Add(std::move(def));
 }
 
@@ -260,7 +262,8 @@ int64_t StepsOf(const std::vector<Tensor>& xs, const ScanOptions& options, const
     const int64_t extent = xs[i].shape()[static_cast<int>(axis)];
     if (steps != 0 && extent != steps)
       Fail(Who(kScan, at), ": axis ", axis, " of x ", i, " ", xs[i].shape().str(), " is ", extent,
-           i ? ", but that of x 0 is " : ", but ScanOptions::steps is ", steps, "; all have one place for each step");
+           i ? ", but that of x 0 is " : ", but ScanOptions::steps is ", steps,
+           "; all have one place for each step");
     steps = extent;
   }
   if (steps < 1)
@@ -303,7 +306,8 @@ ScanResult scan(const ScanBody& function, const std::vector<Tensor>& states, con
              given.defined() ? "belongs to another model" : "is a Tensor that was never given a value");
       if (is_state && (t.shape() != before[i].shape() || t.dtype() != before[i].dtype()))
         Fail(Who(kScan, at), ": ", what, " is ", Name(before[i].dtype()), before[i].shape().str(),
-             " before a step but ", Name(t.dtype()), t.shape().str(), " after it; a state keeps shape and type");
+             " before a step but ", Name(t.dtype()), t.shape().str(),
+             " after it; a state keeps shape and type");
       body->results.push_back(t.id());
       if (is_state) pairs.push_back({before[i].id(), t.id()});
       if (!is_state) ys.push_back(NormalAxis(kScan, options.axis, t, at, 1));

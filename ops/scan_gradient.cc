@@ -137,7 +137,8 @@ std::vector<Tensor> GradientBody::Add() {
       states.push_back({carried_[i][p], first});
       body_.results.push_back(state_parts_[i][p].id());
     }
-  body_.results.erase(body_.results.begin(), body_.results.begin() + static_cast<long>(primal.results.size()));
+  body_.results.erase(body_.results.begin(),
+                      body_.results.begin() + static_cast<long>(primal.results.size()));
   std::vector<int64_t> x_axes, y_axes, sums;
   std::vector<size_t> dxs, dreads;  // operands whose gradients these are
   const size_t first_read = loop_.states + loop_.xs.size();
@@ -182,12 +183,9 @@ std::vector<Tensor> GradientBody::Add() {
       if (list == &xs) x_axes.push_back(input.axis);
     }
   body_.SetLabels(pairs_, states.size());
-  Attrs attrs{{"body", body_.Text()},
-              {"states", static_cast<int64_t>(states.size())},
-              {"steps", loop_.steps},
-              {"xs", x_axes},
-              {"ys", y_axes},
-              {"sums", sums}};
+  Attrs attrs{{"body", body_.Text()}, {"states", static_cast<int64_t>(states.size())},
+              {"steps", loop_.steps}, {"xs", x_axes},
+              {"ys", y_axes},         {"sums", sums}};
   if (!loop_.reverse) attrs.Set("reverse", int64_t{1});
   const std::vector<Tensor> out = Apply(graph, "scan", in, attrs);
   std::vector<Tensor> gradients(call_.in.size());

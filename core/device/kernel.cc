@@ -24,7 +24,8 @@ KernelFactory MakeFunctionKernel(KernelFn fn) {
 void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
                          ScratchFn scratch) {
   bool added =
-      entries_.emplace(std::make_pair(name, device_kind), Entry{std::move(factory), std::move(scratch), {}, {}})
+      entries_
+          .emplace(std::make_pair(name, device_kind), Entry{std::move(factory), std::move(scratch), {}, {}})
           .second;
   CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
 }
@@ -36,10 +37,10 @@ void KernelRegistry::Add(const std::string& name, const std::string& device_kind
 
 void KernelRegistry::AddComposed(const std::string& name, const std::string& device_kind,
                                  ComposedFactory factory, ComposedScratch scratch) {
-  bool added = entries_
-                   .emplace(std::make_pair(name, device_kind),
-                            Entry{{}, {}, std::move(factory), std::move(scratch)})
-                   .second;
+  bool added =
+      entries_
+          .emplace(std::make_pair(name, device_kind), Entry{{}, {}, std::move(factory), std::move(scratch)})
+          .second;
   CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
 }
 

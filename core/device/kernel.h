@@ -80,7 +80,7 @@ KernelFactory MakeFunctionKernel(KernelFn fn);
 // What a kernel that runs others makes them with: those of its own device.
 struct InnerKernels {
   KernelFactory make;
-  ScratchFn scratch;  // 0 where a kernel states none
+  ScratchFn scratch;                                  // 0 where a kernel states none
   std::function<bool(const std::string& name)> fast;  // whether a kernel is the device's, not the reference's
 };
 using ComposedFactory = std::function<std::unique_ptr<Kernel>(const KernelSpec&, const InnerKernels&)>;

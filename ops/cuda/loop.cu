@@ -91,8 +91,8 @@ class LoopKernel : public CudaKernel {
   Loop loop_;
 };
 
-OFL_KERNEL void RecurLines(const void* a, const void* b, const void* first, void* y, DType dtype, int64_t lines,
-                           int64_t along, int64_t inner, bool reverse) {
+OFL_KERNEL void RecurLines(const void* a, const void* b, const void* first, void* y, DType dtype,
+                           int64_t lines, int64_t along, int64_t inner, bool reverse) {
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t line = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; line < lines; line += step) {
     float h = LoadReal(first, dtype, line);

@@ -45,8 +45,8 @@ LstmResult lstm(Tensor x, Tensor input, Tensor recurrent, const RecurrentOptions
   Tensor of_x = Plus(Plus(matmul(x, input, at), o.bias, at), o.recurrent_bias, at);
   const auto step = [&](const std::vector<Tensor>& s, const std::vector<Tensor>& z) -> ScanResult {
     const std::vector<Tensor> gates = split(add(z[0], matmul(s[0], recurrent, at), at), 1, 4, at);
-    Tensor c = add(mul(sigmoid(gates[1], at), s[1], at),
-                   mul(sigmoid(gates[0], at), tanh(gates[2], at), at), at);
+    Tensor c =
+        add(mul(sigmoid(gates[1], at), s[1], at), mul(sigmoid(gates[0], at), tanh(gates[2], at), at), at);
     Tensor h = mul(sigmoid(gates[3], at), tanh(c, at), at);
     return {{h, c}, {h}};
   };

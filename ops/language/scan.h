@@ -21,8 +21,7 @@ struct ScanResult {
 };
 // The operators of a step: from the states before it and the places of the xs, without their axis. It is
 // called once, when the loop is made, and may read tensors from outside, such as weights, by capturing them.
-using ScanBody =
-    std::function<ScanResult(const std::vector<Tensor>& states, const std::vector<Tensor>& xs)>;
+using ScanBody = std::function<ScanResult(const std::vector<Tensor>& states, const std::vector<Tensor>& xs)>;
 
 // Runs a body for every place along an axis of the xs, each step with the states that the step before has
 // left:
@@ -56,8 +55,8 @@ struct LstmResult {
   Tensor y;     // [b t n]: h after each step
   Tensor h, c;  // [b n]: after the last one
 };
-// input[w (4 n)], recurrent[n (4 n)], gates i f g o (Hochreiter and Schmidhuber 1997, Gers et al. 2000), s the
-// sigmoid:
+// input[w (4 n)], recurrent[n (4 n)], gates i f g o (Hochreiter and Schmidhuber 1997, Gers et al. 2000), s
+// the sigmoid:
 //   i, f, o = s(x input + bias + h recurrent + recurrent_bias), g = tanh(of the same)
 //   c = f c + i g,   h = o tanh(c)
 LstmResult lstm(Tensor x, Tensor input, Tensor recurrent, const RecurrentOptions& options = {}, OFL_HERE);

@@ -1,7 +1,7 @@
 // Compile time of a 96-layer GPT for one rank of 8, 256 and 4096: everything from building the graph to that
 // rank's plan with its memory placed. And the plans of 8 ranks of a 48-layer GPT, made by so many threads;
-// and an LSTM of so many steps: as one loop, and written out, whose time and memory should grow with them alone.
-// Run: build/tests/compile_benchmark
+// and an LSTM of so many steps: as one loop, and written out, whose time and memory should grow with them
+// alone. Run: build/tests/compile_benchmark
 #include <benchmark/benchmark.h>
 
 #include <numeric>

@@ -1,6 +1,6 @@
-// A step of an LSTM and of a GRU: the forward pass, and training with plain SGD. tests/peers/recurrent_torch.py
-// prints the same rows of PyTorch. Batch 32, width 128, so many steps, so many threads.
-// Run: build/tests/recurrent_benchmark
+// A step of an LSTM and of a GRU: the forward pass, and training with plain SGD.
+// tests/peers/recurrent_torch.py prints the same rows of PyTorch. Batch 32, width 128, so many steps, so many
+// threads. Run: build/tests/recurrent_benchmark
 #include <benchmark/benchmark.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ void Recurrent(benchmark::State& state, bool of_lstm, bool training) {
   for (auto _ : state) session.Run(feeds).Wait();
 }
 
-#define OFL_ROW(name, of_lstm, training)               \
+#define OFL_ROW(name, of_lstm, training)                \
   BENCHMARK_CAPTURE(Recurrent, name, of_lstm, training) \
       ->ArgNames({"steps", "threads"})                  \
       ->Args({32, 1})                                   \

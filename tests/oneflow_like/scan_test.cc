@@ -84,7 +84,9 @@ struct Setting {
   int micro_batches = 1;
   Recompute recompute = Recompute::kNone;
   bool features = false;  // cut over tp
-  std::string str() const { return Cat(mesh, " ", micro_batches, " ", Name(recompute), features ? " features" : ""); }
+  std::string str() const {
+    return Cat(mesh, " ", micro_batches, " ", Name(recompute), features ? " features" : "");
+  }
 };
 
 const Setting kSettings[] = {
@@ -116,7 +118,8 @@ struct Net {
     if (run.features) cut.push_back({"tp", S(2)});
     Tensor x = model.Input("x", {kRows, steps, cell.inputs * kWidth}, DType::kFloat32, cut);
     Scope s = (model.scope() / "loop").Stage("pp", last).Region();
-    Tensor scaled = x * (model.scope() / "before").Stage("pp", 0).Weight("scale", {cell.inputs * kWidth}, Normal(1));
+    Tensor scaled =
+        x * (model.scope() / "before").Stage("pp", 0).Weight("scale", {cell.inputs * kWidth}, Normal(1));
     Tensor w = cell.weight ? s.Weight("w", {kWidth, cell.inputs * kWidth}, Normal(0.5)) : Tensor();
     std::vector<Tensor> states;
     for (int i = 0; i < cell.states; ++i)
@@ -132,7 +135,8 @@ struct Net {
     options.micro_batches = run.micro_batches;
     options.dtype = dtype;
     options.recompute = run.recompute;
-    options.parallel.batch = "dp";  // with so few rows it would else be as cheap to compute all of them everywhere
+    options.parallel.batch =
+        "dp";  // with so few rows it would else be as cheap to compute all of them everywhere
     options.outputs = {{"y", out.ys[0]}};
     session.emplace(Train(loss, Sgd{.lr = 0.5}, options));
   }
@@ -159,8 +163,8 @@ TEST(Scan, GivesTheBitsOfTheGraphWrittenOut) {
       Net loop(cell, run, false, kSteps), written_out(cell, run, true, kSteps);
       const std::vector<HostTensor> got = loop.Steps(3, kSteps, cell.inputs),
                                     wanted = written_out.Steps(3, kSteps, cell.inputs);
-      // Where three micro-batches are summed, the graph written out sums each step's gradients over these first,
-      // then over the steps: of weights, three terms in another order.
+      // Where three micro-batches are summed, the graph written out sums each step's gradients over these
+      // first, then over the steps: of weights, three terms in another order.
       const bool sums_alike = run.micro_batches < 3;
       const auto same = [&](const HostTensor& a, const HostTensor& b) {
         return sums_alike ? SameBytes(a, b) : Difference(a, b) < 1e-6;
@@ -220,8 +224,8 @@ TEST(Scan, PlanKeepsItsSizeAndMemoryGrowsByTheStates) {
   const Size few = SizeOfLoop(16, 512), many = SizeOfLoop(256, 512);
   EXPECT_EQ(few.nodes, many.nodes);
   EXPECT_EQ(few.actors, many.actors);
-  // A step's state, and its x twice, as the next feed comes in beside it; what lies inside of a step is 32 times
-  // as much.
+  // A step's state, and its x twice, as the next feed comes in beside it; what lies inside of a step is 32
+  // times as much.
   const int64_t grown = (many.arena - few.arena) / 240;
   EXPECT_EQ(grown, 3 * kRows * kWidth * int64_t{sizeof(float)});
 
@@ -258,8 +262,8 @@ Tensor InputOf(Model& model) { return model.Input("x", {kRows, 3, kWidth}, DType
 Tensor ZerosOf(Tensor x) { return full(x, {kRows, kWidth}, 0); }
 
 TEST(Scan, LoopsWithinLoopsAndGradientsOfGradients) {
-  // An inner loop over the rows, which reads outside of both. It sums and rounds by itself what the graph written
-  // out adds up all at once.
+  // An inner loop over the rows, which reads outside of both. It sums and rounds by itself what the graph
+  // written out adds up all at once.
   ExpectSame(2e-7, [](Model& model, bool written_out) {
     Tensor x = InputOf(model), w = model.scope().Weight("w", {kWidth}, Normal(1));
     const auto outer = [&](const std::vector<Tensor>& s, const std::vector<Tensor>& in) -> ScanResult {
@@ -340,13 +344,35 @@ TEST(Scan, SaysWhatABodyCannotDo) {
            return {{s[0] * t}, {}};
          }),
          "outside of the body");
-  expect(error([&](List s, List) -> ScanResult { return {{sum(s[0], {0})}, {}}; }),
+  expect(error([&](List s, List) -> ScanResult {
+           return {{sum(s[0], {0})}, {}};
+         }),
          "state 0 is f32[6,16] before a step but f32[16] after it");
   expect(error([&](List, List) -> ScanResult { return {{}, {}}; }), "the body gives 0 states but has 1");
-  expect(error([&](List s, List) -> ScanResult { return {{s[0]}, {}}; }, {.axis = 3}), "axis 3 does not exist");
-  expect(error([&](List s, List) -> ScanResult { return {{s[0]}, {}}; }, {.axis = 1, .steps = 5}), "steps is 5");
-  expect(ErrorOf([&] { scan([&](List s, List) -> ScanResult { return {{s[0]}, {}}; }, {h}, {}); }),
+  expect(error(
+             [&](List s, List) -> ScanResult {
+               return {{s[0]}, {}};
+             },
+             {.axis = 3}),
+         "axis 3 does not exist");
+  expect(error(
+             [&](List s, List) -> ScanResult {
+               return {{s[0]}, {}};
+             },
+             {.axis = 1, .steps = 5}),
+         "steps is 5");
+  expect(ErrorOf([&] {
+           scan([&](List s, List) -> ScanResult { return {{s[0]}, {}}; }, {h}, {});
+         }),
          "ScanOptions::steps says how many");
+  expect(error([&](List s, List) -> ScanResult {
+           return {{annotate(s[0], {{"tp", S(1)}})}, {}};
+         }),
+         "a value of a loop's body");
+  expect(error([&](List s, List) -> ScanResult {
+           return {{to_stage(s[0], "pp", 0)}, {}};
+         }),
+         "a value of a loop's body");
   EXPECT_EQ(error([&](List s, List) -> ScanResult {
               escaped = s[0] * 2;
               return {{s[0]}, {escaped}};

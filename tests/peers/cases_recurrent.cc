@@ -25,26 +25,21 @@ void AddNetworks(ValueCases* cases) {
   gru_state.push_back(state);
   const ValueCases more = {
       {"lstm", of_lstm,
-       [](ValueIn x) {
-         return All(lstm(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4]}));
-       }},
-      {"lstm/plain", {of_lstm[0], of_lstm[1], of_lstm[2]},
+       [](ValueIn x) { return All(lstm(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4]})); }},
+      {"lstm/plain",
+       {of_lstm[0], of_lstm[1], of_lstm[2]},
        [](ValueIn x) { return All(lstm(x[0], x[1], x[2])); }},
       {"lstm/states", lstm_states,
        [](ValueIn x) {
-         return All(
-             lstm(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4], .h = x[5], .c = x[6]}));
+         return All(lstm(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4], .h = x[5], .c = x[6]}));
        }},
       {"lstm/reverse", lstm_states,
        [](ValueIn x) {
-         return All(lstm(
-             x[0], x[1], x[2],
-             {.bias = x[3], .recurrent_bias = x[4], .h = x[5], .c = x[6], .reverse = true}));
+         return All(lstm(x[0], x[1], x[2],
+                         {.bias = x[3], .recurrent_bias = x[4], .h = x[5], .c = x[6], .reverse = true}));
        }},
       {"gru", of_gru,
-       [](ValueIn x) {
-         return All(gru(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4]}));
-       }},
+       [](ValueIn x) { return All(gru(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4]})); }},
       {"gru/state", gru_state,
        [](ValueIn x) {
          return All(gru(x[0], x[1], x[2], {.bias = x[3], .recurrent_bias = x[4], .h = x[5]}));
@@ -68,15 +63,16 @@ void AddRecurrences(ValueCases* cases) {
   const ValueCases more = {
       {"linear_recurrence", {x, x, first}, [](ValueIn x) { return linear_recurrence(x[0], x[1], 1, x[2]); }},
       {"linear_recurrence/zeros", {x, x}, [](ValueIn x) { return linear_recurrence(x[0], x[1], -2); }},
-      {"linear_recurrence/reverse", {x, x, first},
-       [](ValueIn x) {
-         return linear_recurrence(x[0], x[1], 1, x[2], {.reverse = true});
-       }},
-      {"linear_recurrence/last", {F({2, 9}, -1, 1), F({2, 9}), F({2})},
+      {"linear_recurrence/reverse",
+       {x, x, first},
+       [](ValueIn x) { return linear_recurrence(x[0], x[1], 1, x[2], {.reverse = true}); }},
+      {"linear_recurrence/last",
+       {F({2, 9}, -1, 1), F({2, 9}), F({2})},
        [](ValueIn x) { return linear_recurrence(x[0], x[1], 1, x[2]); }},
       {"linear_recurrence/chunks", {x, x, first}, chunked(false)},
       {"linear_recurrence/chunks_reverse", {x, x, first}, chunked(true)},
-      {"scan", {F({6, 3, 4}), F({3, 4}), F({4, 4}, -1, 1)},  // attention of each step to what is read
+      {"scan",
+       {F({6, 3, 4}), F({3, 4}), F({4, 4}, -1, 1)},  // attention of each step to what is read
        [](ValueIn x) {
          const ScanResult run = scan(
              [&](const std::vector<Tensor>& s, const std::vector<Tensor>& in) -> ScanResult {

@@ -86,9 +86,8 @@ TEST(Values, AreThoseOfPyTorch) {
   if (python.empty()) GTEST_SKIP() << "python3, or what OFL_PYTHON names, lacks torch";
   TensorFile file;
   std::set<std::string> names;
-  for (ValueCases (*part)() :
-       {BasicCases, ReductionCases, LossCases, VisionCases, SparseCases, ComposedCases, LanguageCases,
-        RecurrentCases}) {
+  for (ValueCases (*part)() : {BasicCases, ReductionCases, LossCases, VisionCases, SparseCases, ComposedCases,
+                               LanguageCases, RecurrentCases}) {
     for (const ValueCase& c : part()) {
       EXPECT_TRUE(names.insert(c.name).second) << "two cases are named " << c.name;
       RunCase(c, &file);
