@@ -220,6 +220,11 @@ void AddScan(Catalog* catalog) {
     Tensor h = add(mul(sigmoid(t[2]), t[0]), t[3]), count = add(t[1], t[0]);
     return {{h, count}, {mul(h, t[1])}};
   };
+  const auto apart =
+      [](const Tensors& t) -> ScanResult {  // a state without the batch, which can't be cut then
+    Tensor h = tanh(add(mul(t[2], t[0]), t[1]));
+    return {{h, mul(t[1], t[1])}, {h}};
+  };
   const auto sums = [](const Tensors& t) -> ScanResult {  // of the batch, in a y
     Tensor h = add(t[0], t[1]);
     return {{h}, {sum(mul(h, h), {0})}};
@@ -228,6 +233,7 @@ void AddScan(Catalog* catalog) {
       LoopSample(*catalog, {{4, 3}}, {{4, 3}}, {{3, 3}}, 5, 1, false, recurrent),
       LoopSample(*catalog, {{2, 16}}, {{2, 16}}, {{16, 16}}, 3, 0, true, recurrent),  // nothing is copied
       LoopSample(*catalog, {{3, 4}, {3, 4}}, {{3, 4}, {3, 4}}, {}, 3, 2, true, elementwise),
+      LoopSample(*catalog, {{4, 3}, {3}}, {{4, 3}}, {}, 3, 1, false, apart),
       LoopSample(*catalog, {{5, 2}}, {{5, 2}}, {}, 3, 0, false, sums)};
   catalog->Add(std::move(def));
 }

@@ -318,9 +318,21 @@ TEST(Scan, ReadsFromOutsideAndAnOperatorOfTheUsersOwn) {
 }
 
 TEST(Scan, IsReadBackFromTheGraphsText) {
-  Model model(FullMesh("cpu:dp=1"));
-  Tensor x = InputOf(model);
-  Session session = Train(mean(nn::GRU(model.scope(), x, kWidth).y), Sgd{.lr = .1});
+  OpDef noted;  // with an attribute that holds what separates the words of the text
+  noted.name = "noted";
+  noted.axes = "x[..] -> y[..]";
+  noted.scalar = "scale 0 factor=2.0";
+  noted.samples = {{.in = {{3}}}};
+  ModelOptions options;
+  options.operators = {noted};
+  Model model(FullMesh("cpu:dp=1"), options);
+  Tensor x = nn::GRU(model.scope(), InputOf(model), kWidth).y;
+  const auto body = [](const std::vector<Tensor>& s, const std::vector<Tensor>& in) -> ScanResult {
+    return {{Apply(s[0].graph(), "noted", {s[0] + in[0]}, {{"note", std::string("a: \"b\" @c !d \\")}})[0]},
+            {}};
+  };
+  Tensor last = scan(body, {ZerosOf(x)}, {x}, {.axis = 1}).states[0];
+  Session session = Evaluate({{"last", last}});
   const Graph& graph = session.impl()->compiled.graph;
   const std::string text = ToText(graph);
   EXPECT_EQ(ToText(ParseGraph(graph.catalog(), text)), text);

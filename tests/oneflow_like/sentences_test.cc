@@ -97,7 +97,6 @@ TrainOptions With(const Schedule& schedule) {
 // Each on one line, whose number is checked.
 // clang-format off
 ScanResult Same(const std::vector<Tensor>& states, const std::vector<Tensor>&) { return {states, {}}; }
-ScanResult Draws(const std::vector<Tensor>& states, const std::vector<Tensor>&) { return {{dropout(states[0], 0.5)}, {}}; }
 TEST(Sentences, OfLoops) {
   Check("cpu:dp=2", {
     WRONG("scan", "axis 2 does not exist|[2,5] has 2 axes", scan(Same, {X(m, {2})}, {X(m, {2, 5})}, {.axis = 2})),
@@ -106,7 +105,7 @@ TEST(Sentences, OfLoops) {
     WRONG("scan", "0 steps|at least 1|ScanOptions::steps", scan(Same, {X(m, {2})}, {})),
     WRONG("scan", "no state and no x", scan(Same, {}, {})),
     WRONG("scan", "a state is a Tensor that was never given a value", scan(Same, {Tensor()}, {X(m, {2, 5})})),
-    WRONG("dropout", "draws at random|outside of the body|xs", scan(Draws, {X(m, {2})}, {X(m, {2, 5})}, {.axis = 1})),
+    WRONG("dropout", "draws at random|outside of the body|xs", scan([](const auto& s, const auto&) -> ScanResult { return {{dropout(s[0], 0.5)}, {}}; }, {X(m, {2})}, {X(m, {2, 5})}, {.axis = 1})),
     WRONG("lstm", "x is [2,4]|3 axes", lstm(X(m, {2, 4}), X(m, {4, 12}), X(m, {3, 12}))),
     WRONG("lstm", "recurrent is [3,9]|[n, 4 n]", lstm(X(m, {2, 5, 4}), X(m, {4, 12}), X(m, {3, 9}))),
     WRONG("lstm", "input is [3,12]|must be [4,12]", lstm(X(m, {2, 5, 4}), X(m, {3, 12}), X(m, {3, 12}))),
