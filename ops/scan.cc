@@ -223,7 +223,7 @@ void AddScan(Catalog* catalog) {
   const auto apart =
       [](const Tensors& t) -> ScanResult {  // a state without the batch, which can't be cut then
     Tensor h = tanh(add(mul(t[2], t[0]), t[1]));
-    return {{h, mul(t[1], t[1])}, {h}};
+    return {{h, mul(t[1], t[1])}, {sum(h, {0})}};
   };
   const auto sums = [](const Tensors& t) -> ScanResult {  // of the batch, in a y
     Tensor h = add(t[0], t[1]);
