@@ -99,6 +99,7 @@ const Setting kSettings[] = {
     {"cpu:dp=2,tp=2", 3, Recompute::kFull, true},
     {"cpu:dp=2,pp=2", 3, Recompute::kSelective},
     {"cpu:dp=1", 2},
+    {"cpu:dp=1", 4},  // 6 rows in pieces of 2 and 1
 };
 
 void UseReferenceKernels(Model* model) {
@@ -182,7 +183,7 @@ TEST(Scan, GivesTheBitsOfTheGraphWrittenOut) {
 TEST(Scan, FastKernelsAnd16BitsAreNear) {
   constexpr int64_t kSteps = 5;
   for (const Cell& cell : Cells())
-    for (const Setting& run : {kSettings[0], kSettings[7]})
+    for (const Setting& run : {kSettings[0], kSettings[7], kSettings[9]})
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         SCOPED_TRACE(Cat(cell.name, " on ", run.str(), " in ", Name(dtype)));
         Net fast(cell, run, false, kSteps, false, dtype), reference(cell, kSettings[0], false, kSteps);
