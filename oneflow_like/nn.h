@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "oneflow_like/model.h"
+#include "ops/language/scan.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"
 
@@ -199,6 +200,20 @@ struct ConvBlockOptions {
 };
 Tensor ConvBlock(Scope s, Tensor x, int64_t filters, int64_t kernel, const ConvBlockOptions& options = {},
                  OFL_HERE);
+
+// --- Recurrent networks --------------------------------------------------------------------------
+
+struct RecurrentLayerOptions {
+  bool bias = true;
+  std::optional<Initializer> init;  // of all weights; default: uniform in +-1 / sqrt(n)
+  bool reverse = false;             // from the last step to the first
+  Tensor h, c;                      // first states [b n]; undefined: zeros. Only LSTM has c
+};
+// x[b t w] -> y[b t n] and the states after the last step, as the functions lstm and gru define them:
+// input[w 4n], recurrent[n 4n], bias[4n], recurrent_bias[4n], or 3n. They are the transposes of PyTorch's
+// weight_ih_l0 and weight_hh_l0, and its bias_ih_l0 and bias_hh_l0.
+LstmResult LSTM(Scope s, Tensor x, int64_t n, const RecurrentLayerOptions& options = {}, OFL_HERE);
+GruResult GRU(Scope s, Tensor x, int64_t n, const RecurrentLayerOptions& options = {}, OFL_HERE);
 
 // --- Repetition ----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@
 #include "ops/language/functional.h"
 #include "ops/language/linear_algebra.h"
 #include "ops/language/losses.h"
+#include "ops/language/scan.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"
 #include "ops/language/volumes.h"

@@ -16,6 +16,7 @@ const Catalog& BuiltinCatalog() {
     AddSort(all);
     AddTake(all);
     AddScatterMax(all);
+    AddLinearRecurrence(all);
     AddEmbeddingBag(all);
     AddSparseRows(all);
     AddGroupedMatmul(all);
@@ -41,6 +42,7 @@ const Catalog& BuiltinCatalog() {
     AddSolve(all);
     AddWithin(all);
     AddFused(all);
+    AddScan(all);
     return all;
   }();
   return *catalog;

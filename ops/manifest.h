@@ -26,6 +26,7 @@ void AddGather(Catalog* catalog);
 void AddSort(Catalog* catalog);
 void AddTake(Catalog* catalog);
 void AddScatterMax(Catalog* catalog);
+void AddLinearRecurrence(Catalog* catalog);
 void AddEmbeddingBag(Catalog* catalog);
 void AddSparseRows(Catalog* catalog);
 void AddGroupedMatmul(Catalog* catalog);
@@ -53,6 +54,8 @@ void AddTemporalClassification(Catalog* catalog);
 void AddSolve(Catalog* catalog);
 void AddWithin(Catalog* catalog);
 void AddFused(Catalog* catalog);
+// ops/scan.cc; last, as its samples are made of other operators.
+void AddScan(Catalog* catalog);
 
 // ops/boxing_kernels.cc: kernels for the local steps of boxing; no operators.
 void AddBoxingKernels(KernelRegistry* registry);

@@ -42,13 +42,30 @@ std::vector<std::string> Catalog::names() const {
 
 KernelFactory ReferenceKernel(const OpDef& def) {
   if (def.reference != nullptr) return MakeFunctionKernel(def.reference);
+  if (def.composed)
+    return [make = def.composed](const KernelSpec& spec) { return make(spec, ReferenceInner()); };
   return IsProgram(def) ? ProgramKernel(def) : nullptr;
 }
+
+InnerKernels ReferenceInner() {
+  return {[](const KernelSpec& spec) { return ReferenceKernel(BuiltinCatalog().Get(spec.name))(spec); },
+          [](const KernelSpec& spec) -> int64_t {
+            const OpDef& def = BuiltinCatalog().Get(spec.name);
+            return def.scratch ? def.scratch(spec) : 0;
+          },
+          [](const std::string&) { return false; }};
+}
+
+const Catalog& GraphBuilder::catalog() const { return BuiltinCatalog(); }
 
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
   for (const std::string& name : catalog.names()) {
     const OpDef& def = catalog.Get(name);
-    if (KernelFactory kernel = ReferenceKernel(def)) registry->Add(name, "reference", kernel, def.scratch);
+    if (def.composed) {
+      registry->AddComposed(name, "reference", def.composed, def.composed_scratch);
+    } else if (KernelFactory kernel = ReferenceKernel(def)) {
+      registry->Add(name, "reference", kernel, def.scratch);
+    }
     if (def.cuda_scratch) registry->State(name, "cuda", def.cuda_scratch);
   }
 }

@@ -85,6 +85,9 @@ struct OpDef {
   // The gradient function. If a weight reaches the loss through an entry without `grad`, Train throws an
   // Error, unless the entry sets `stops_gradient`: its gradient is zero by definition (sign, argmax).
   GradFn grad;
+  // An attribute with which the operator has more outputs, at the end: what `grad` reads of the forward pass.
+  // Only a graph with gradients has them. Empty: there are none.
+  std::string keep;
   bool stops_gradient = false;
   ExpandFn expand;
   RowsFn rows;  // lets an optimizer update the rows of a table that a batch touched, and no others
@@ -93,6 +96,8 @@ struct OpDef {
   std::string category = "other";
   std::function<double(const BoundRule&)>
       flops;  // default: the volume of the iteration space; of a local rule
+  // The same of an operator whose attributes say what it computes.
+  std::function<std::function<double(const BoundRule&)>(const Attrs&)> flops_of;
   // A label of which only those parts are read, or updated in place, that the ids of operand `by` name: the
   // rows of a table. Empty: operands are read whole.
   struct Chosen {
@@ -101,6 +106,10 @@ struct OpDef {
   Chosen chosen;
   // Slow and obvious: the definition. An entry whose `scalar` is a program needs none.
   KernelFn reference = nullptr;
+  // Instead of `reference` and of fast kernels: one that runs the kernels of other operators, on any device
+  // whose kernels run on the host, and what it states as its scratch.
+  ComposedFactory composed;
+  ComposedScratch composed_scratch;
   // Scratch of the reference kernel, and of the operator's other kernels that are registered without a
   // statement of their own (KernelRegistry::Add).
   ScratchFn scratch;
@@ -144,6 +153,8 @@ inline double NoFlops(const BoundRule&) { return 0; }
 const Catalog& BuiltinCatalog();
 // The entry's reference kernel: `reference`, or one made of its program. Empty: it has neither.
 KernelFactory ReferenceKernel(const OpDef& def);
+// The reference kernels of this library's operators, for one that runs others.
+InnerKernels ReferenceInner();
 // The reference kernels of all entries, under the device kind "reference".
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry);
 

@@ -52,6 +52,7 @@ LocalWork::LocalWork(const Graph& graph, int n, BoundRule rule)
 }
 
 void LocalWork::SetNode(const Graph& graph, int n) {
+  if (def_ && def_->flops_of) flops_ = def_->flops_of(graph.node(n).attrs);
   element_bytes_.clear();
   for (const auto* values : {&graph.node(n).in, &graph.node(n).out})
     for (int v : *values) element_bytes_.push_back(SizeOf(graph.value(v).dtype));
@@ -110,7 +111,7 @@ double LocalWork::Touched(const BoundRule::Operand& operand) const {
 Work LocalWork::work() const {
   Work work;
   if (def_ == nullptr || def_->view) return work;
-  work.flops = def_->flops ? def_->flops(rule_) : rule_.Volume();
+  work.flops = flops_ ? flops_(rule_) : def_->flops ? def_->flops(rule_) : rule_.Volume();
   work.unit = UnitOf(def_->category);
   size_t i = 0;
   for (const auto* operands : {&rule_.in, &rule_.out})

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -55,6 +56,7 @@ class LocalWork {
 
   const OpDef* def_ = nullptr;
   BoundRule rule_;
+  std::function<double(const BoundRule&)> flops_;      // OpDef::flops_of
   std::vector<int> element_bytes_;                     // inputs, then outputs
   std::vector<std::pair<int64_t*, int64_t>> changed_;  // with the old values
 };

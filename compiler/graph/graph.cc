@@ -122,6 +122,23 @@ std::vector<Tensor> Graph::AddNode(const std::string& op, const std::vector<Tens
   return result;
 }
 
+std::optional<GraphBuilder::Made> Graph::MadeBy(int id) const {
+  const Node& node = producer(id);
+  Made made{node.op, node.attrs, {}};
+  for (int v : node.in) made.in.emplace_back(const_cast<Graph*>(this), v);
+  return made;
+}
+
+void Graph::Keep(int id) {
+  const OpDef& def = catalog_->Get(nodes_[id].op);
+  nodes_[id].attrs.Set(def.keep, int64_t{1});
+  const Inferred inferred = Infer(def, CallOf(nodes_[id]));
+  for (size_t i = nodes_[id].out.size(); i < inferred.rule.out.size(); ++i)
+    nodes_[id].out.push_back(AddValue({Cat(nodes_[id].name, ":", inferred.rule.out[i].name),
+                                       inferred.dtypes[i], inferred.rule.out[i].shape},
+                                      id, static_cast<int>(i)));
+}
+
 int Graph::AddValue(const NewValue& value, int producer, int output) {
   Value v;
   v.name = value.name;

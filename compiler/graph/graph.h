@@ -92,7 +92,7 @@ class Graph : public GraphBuilder {
   Graph(const Catalog* catalog, Mesh mesh, int times = 1)
       : catalog_(catalog), mesh_(std::move(mesh)), times_(times), rules_(std::make_shared<RuleCache>()) {}
 
-  const Catalog& catalog() const { return *catalog_; }
+  const Catalog& catalog() const override { return *catalog_; }
   const Mesh& mesh() const { return mesh_; }
   int times() const { return times_; }
   void set_times(int times) { times_ = times; }
@@ -107,6 +107,7 @@ class Graph : public GraphBuilder {
   DType DTypeOf(int id) const override { return values_[id].dtype; }
   const std::string& NameOf(int id) const override { return values_[id].name; }
   std::string OfAnother() const override;
+  std::optional<Made> MadeBy(int id) const override;
 
   // While set, added nodes get this phase, line and (if given) slice: gradients get those of their operator.
   struct Origin {
@@ -174,6 +175,8 @@ class Graph : public GraphBuilder {
   // Adds a copy of node `of`, whose outputs have the same types, shapes and signatures, and names of their
   // own that end in `suffix`; `copy` is `of` with the intended changes. Its rate is settled.
   int AddCopy(int of, Node copy, const std::string& suffix);
+  // Gives the node of an operator with OpDef::keep the outputs that its gradient reads.
+  void Keep(int node);
   // The value of which this one is another form: the operand of a node with one operand, or the operand of a
   // collective that becomes this value; -1: none.
   int OperandBehind(int value) const;

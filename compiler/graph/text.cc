@@ -112,6 +112,10 @@ struct Line {
     bool quoted = false;
     for (; at < text.size(); ++at) {
       char c = text[at];
+      if (quoted && c == '\\') {
+        ++at;
+        continue;
+      }
       if (c == '"') quoted = !quoted;
       if (quoted) continue;
       if (depth == 0 && stops.find(c) != std::string::npos) break;

@@ -7,8 +7,8 @@
 
 #include "compiler/graph/training.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/sum_parts.h"
 #include "ops/language/functional.h"
+#include "ops/language/sum_parts.h"
 
 namespace oneflow_like {
 
@@ -132,7 +132,7 @@ class Differentiator {
     if (p.empty()) return Tensor();
     if (p.size() > 1) {
       Enter(graph_.value(value).producer);
-      p = {SumOfParts(&graph_, p)};
+      p = {SumOfParts(p)};
     }
     return p[0];
   }
@@ -182,6 +182,15 @@ class Differentiator {
            above, " goes through that; keep the loss apart from it");
     }
     if (!def.grad) return false;
+    if (!def.keep.empty() && !node.attrs.Has(def.keep)) {
+      graph_.Keep(n);
+      for (size_t i = node.out.size(); i < graph_.node(n).out.size(); ++i) {
+        call.out.emplace_back(&graph_, graph_.node(n).out[i]);
+        call.dout.emplace_back();
+      }
+      parts_.resize(graph_.num_values());
+      node.attrs = graph_.node(n).attrs;
+    }
     Enter(n);
     if (!node.gradient.empty()) {  // held where it comes in
       call.dout[0] = graph_.AddNode("identity", {call.dout[0]}, {}, node.line)[0];

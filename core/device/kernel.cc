@@ -24,7 +24,8 @@ KernelFactory MakeFunctionKernel(KernelFn fn) {
 void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
                          ScratchFn scratch) {
   bool added =
-      entries_.emplace(std::make_pair(name, device_kind), Entry{std::move(factory), std::move(scratch)})
+      entries_
+          .emplace(std::make_pair(name, device_kind), Entry{std::move(factory), std::move(scratch), {}, {}})
           .second;
   CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
 }
@@ -35,8 +36,26 @@ void KernelRegistry::Add(const std::string& name, const std::string& device_kind
 }
 
 void KernelRegistry::State(const std::string& name, const std::string& device_kind, ScratchFn scratch) {
-  const bool stated = stated_.emplace(std::make_pair(name, device_kind), std::move(scratch)).second;
+  const bool stated =
+      stated_.emplace(std::make_pair(name, device_kind), Entry{{}, std::move(scratch), {}, {}}).second;
   CHECK(stated) << "scratch of kernel " << name << " is stated twice for device kind " << device_kind;
+}
+
+void KernelRegistry::AddComposed(const std::string& name, const std::string& device_kind,
+                                 ComposedFactory factory, ComposedScratch scratch) {
+  bool added =
+      entries_
+          .emplace(std::make_pair(name, device_kind), Entry{{}, {}, std::move(factory), std::move(scratch)})
+          .second;
+  CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
+}
+
+InnerKernels KernelRegistry::InnerOf(const std::string& device_kind) const {
+  return {[this, device_kind](const KernelSpec& spec) { return Make(spec, device_kind); },
+          [this, device_kind](const KernelSpec& spec) { return Scratch(spec, device_kind); },
+          [this, device_kind](const std::string& name) {
+            return device_kind != "reference" && Has(name, device_kind);
+          }};
 }
 
 bool KernelRegistry::Has(const std::string& name, const std::string& device_kind) const {
@@ -60,15 +79,18 @@ std::unique_ptr<Kernel> KernelRegistry::Make(const KernelSpec& spec, const std::
     Fail("there is no kernel ", spec.name, where, " for device kind ", device_kind,
          device_kind == "cpu" ? ", nor a reference kernel" : "; add one with ModelOptions::kernels");
   }
-  return entry->make(spec);
+  return entry->composed ? entry->composed(spec, InnerOf(device_kind)) : entry->make(spec);
 }
 
-const ScratchFn* KernelRegistry::FindScratch(const std::string& name, const std::string& device_kind) const {
-  const auto stated = stated_.find({name, device_kind});
-  if (stated != stated_.end()) return &stated->second;
+const KernelRegistry::Entry* KernelRegistry::FindScratch(const std::string& name,
+                                                         const std::string& device_kind) const {
+  if (const auto stated = stated_.find({name, device_kind}); stated != stated_.end()) return &stated->second;
+  const auto states = [](const Entry* entry) {
+    return entry != nullptr && (entry->scratch || entry->composed_scratch);
+  };
   const Entry* entry = Find(name, device_kind);
-  if (entry != nullptr && !entry->scratch) entry = Find(name, "reference");
-  return entry != nullptr && entry->scratch ? &entry->scratch : nullptr;
+  if (entry != nullptr && !states(entry)) entry = Find(name, "reference");
+  return states(entry) ? entry : nullptr;
 }
 
 bool KernelRegistry::StatesScratch(const std::string& name, const std::string& device_kind) const {
@@ -76,8 +98,9 @@ bool KernelRegistry::StatesScratch(const std::string& name, const std::string& d
 }
 
 int64_t KernelRegistry::Scratch(const KernelSpec& spec, const std::string& device_kind) const {
-  const ScratchFn* scratch = FindScratch(spec.name, device_kind);
-  return scratch != nullptr ? (*scratch)(spec) : 0;
+  const Entry* entry = FindScratch(spec.name, device_kind);
+  if (entry == nullptr) return 0;
+  return entry->scratch ? entry->scratch(spec) : entry->composed_scratch(spec, InnerOf(device_kind));
 }
 
 }  // namespace oneflow_like

@@ -77,6 +77,15 @@ using ScratchFn = std::function<int64_t(const KernelSpec&)>;
 // A kernel without state.
 KernelFactory MakeFunctionKernel(KernelFn fn);
 
+// What a kernel that runs others makes them with: those of its own device.
+struct InnerKernels {
+  KernelFactory make;
+  ScratchFn scratch;                                  // 0 where a kernel states none
+  std::function<bool(const std::string& name)> fast;  // whether a kernel is the device's, not the reference's
+};
+using ComposedFactory = std::function<std::unique_ptr<Kernel>(const KernelSpec&, const InnerKernels&)>;
+using ComposedScratch = std::function<int64_t(const KernelSpec&, const InnerKernels&)>;
+
 class KernelRegistry {
  public:
   // Without `scratch` a kernel states what the reference kernel of its name does: for a user's operator,
@@ -86,6 +95,9 @@ class KernelRegistry {
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
   // What the kernel of that device kind states, also in a build that lacks it: such a build plans for others.
   void State(const std::string& name, const std::string& device_kind, ScratchFn scratch);
+  // A kernel that runs others of the registry.
+  void AddComposed(const std::string& name, const std::string& device_kind, ComposedFactory factory,
+                   ComposedScratch scratch);
   bool Has(const std::string& name, const std::string& device_kind) const;
   // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
   // none.
@@ -99,11 +111,14 @@ class KernelRegistry {
   struct Entry {
     KernelFactory make;
     ScratchFn scratch;
+    ComposedFactory composed;  // instead of both
+    ComposedScratch composed_scratch;
   };
   const Entry* Find(const std::string& name, const std::string& device_kind) const;
-  const ScratchFn* FindScratch(const std::string& name, const std::string& device_kind) const;
+  const Entry* FindScratch(const std::string& name, const std::string& device_kind) const;
+  InnerKernels InnerOf(const std::string& device_kind) const;
   std::map<std::pair<std::string, std::string>, Entry> entries_;
-  std::map<std::pair<std::string, std::string>, ScratchFn> stated_;
+  std::map<std::pair<std::string, std::string>, Entry> stated_;  // scratch alone
 };
 
 }  // namespace oneflow_like

@@ -150,6 +150,9 @@ GraphOfModel::GraphOfModel(ModelImpl* model, std::string name)
     : Graph(&model->catalog, model->mesh), model(model), name(std::move(name)) {}
 
 GraphOfModel* GraphOf(const Tensor& tensor, const std::string& who) {
+  if (tensor.defined() && tensor.graph()->outer() != nullptr)
+    Fail(who,
+         ": its tensor is a value of a loop's body, which lies as the loop's operands do; call it outside");
   auto* graph = dynamic_cast<GraphOfModel*>(tensor.graph());
   if (!graph) Fail(who, ": the tensor is undefined or belongs to no model");
   return graph;

@@ -1,6 +1,7 @@
 #include "oneflow_like/nn.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "oneflow_like/model/limits.h"
@@ -50,6 +51,9 @@ struct Layer {
     if (given < 0) Fail(who, ": ", option, " is ", given, " but must be positive, or 0 for the default");
     return given > 0 ? given : otherwise;
   }
+  [[noreturn]] void Bad(const char* argument, int64_t given) const {
+    Fail(who, ": ", argument, " is ", given, " but must be positive");
+  }
   int64_t Sequence(const char* operand, Tensor x) const {
     const int64_t width = Width(operand, x, 3);
     if (x.shape().rank() > 3)
@@ -82,6 +86,46 @@ Tensor Embedding(Scope s, Tensor ids, int64_t rows, int64_t width, const Embeddi
   const Layer layer("Embedding", s, at);
   at = layer.at;
   return embedding(EmbeddingTable(s, rows, width, o, at), ids, at);
+}
+
+namespace {
+
+// The weights of a recurrent layer with so many gates.
+struct RecurrentWeights {
+  Tensor input, recurrent;
+  RecurrentOptions options;
+
+  RecurrentWeights(const Layer& layer, const Scope& s, Tensor x, int64_t n, int64_t gates,
+                   const RecurrentLayerOptions& o) {
+    const Here& at = layer.at;
+    const int64_t in = layer.Sequence("x", x);
+    if (n < 1) layer.Bad("n", n);
+    const double bound = 1 / std::sqrt(static_cast<double>(n));
+    const Initializer init = o.init.value_or(Uniform(-bound, bound));
+    input = s.Weight("input", {in, gates * n}, init, {}, at);
+    recurrent = s.Weight("recurrent", {n, gates * n}, init, {}, at);
+    if (o.bias) {
+      options.bias = s.Weight("bias", {gates * n}, init, {}, at);
+      options.recurrent_bias = s.Weight("recurrent_bias", {gates * n}, init, {}, at);
+    }
+    options.h = o.h;
+    options.c = o.c;
+    options.reverse = o.reverse;
+  }
+};
+
+}  // namespace
+
+LstmResult LSTM(Scope s, Tensor x, int64_t n, const RecurrentLayerOptions& o, Here at) {
+  const Layer layer("LSTM", s, at);
+  const RecurrentWeights w(layer, s, x, n, 4, o);
+  return lstm(x, w.input, w.recurrent, w.options, layer.at);
+}
+
+GruResult GRU(Scope s, Tensor x, int64_t n, const RecurrentLayerOptions& o, Here at) {
+  const Layer layer("GRU", s, at);
+  const RecurrentWeights w(layer, s, x, n, 3, o);
+  return gru(x, w.input, w.recurrent, w.options, layer.at);
 }
 
 Tensor LayerNorm(Scope s, Tensor x, double eps, Here at) {

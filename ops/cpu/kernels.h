@@ -123,6 +123,8 @@ KernelPtr MakeArgsort(const KernelSpec& spec);
 int64_t ArgsortScratch(const KernelSpec& spec);
 KernelPtr MakeCumsum(const KernelSpec& spec);
 Status Flip(const KernelContext& context);  // any type
+// linear_recurrence.cc
+Status LinearRecurrence(const KernelContext& context);
 // take.cc
 Status Take(const KernelContext& context);           // any type
 Status TakeAlongAxis(const KernelContext& context);  // any type

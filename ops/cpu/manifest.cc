@@ -63,6 +63,7 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("argsort", MakeArgsort, ArgsortScratch);
   add("cumsum", MakeCumsum);
   add("flip", MakeFunctionKernel(Flip));
+  add("linear_recurrence", ForFloat(LinearRecurrence));
   add("take", MakeFunctionKernel(Take));
   add("take_along_axis", MakeFunctionKernel(TakeAlongAxis));
   add("index_sum", MakeIndexSum);

@@ -20,6 +20,7 @@ void AddLinearKernels(KernelRegistry* registry);         // linear.cc
 void AddAttentionKernels(KernelRegistry* registry);      // attention.cu
 void AddSortKernels(KernelRegistry* registry);           // sort.cu
 void AddScanKernels(KernelRegistry* registry);           // scan.cu
+void AddLoopKernels(KernelRegistry* registry);           // loop.cu
 void AddTakeKernels(KernelRegistry* registry);           // take.cu
 void AddEmbeddingBagKernels(KernelRegistry* registry);   // embedding_bag.cu
 void AddSparseRowsKernels(KernelRegistry* registry);     // sparse_rows.cu

@@ -22,6 +22,7 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddAttentionKernels(registry);
   AddSortKernels(registry);
   AddScanKernels(registry);
+  AddLoopKernels(registry);
   AddTakeKernels(registry);
   AddEmbeddingBagKernels(registry);
   AddSparseRowsKernels(registry);

@@ -114,11 +114,15 @@ Tensor Source(GraphBuilder* graph, const char* op, const Attrs& attrs, const Her
 
 std::vector<Tensor> Apply(GraphBuilder* graph, const std::string& op, const std::vector<Tensor>& in,
                           const Attrs& attrs, Here at) {
+  // What reads a value of a loop's body belongs to that.
+  for (const Tensor& x : in)
+    for (const GraphBuilder* g = x.graph(); g != nullptr; g = g->outer())
+      if (g == graph) graph = x.graph();
   for (size_t i = 0; i < in.size(); ++i) {
     if (!in[i].defined()) {
       Fail(Who(op.c_str(), at), ": ", OperandName(op, i), " is a Tensor that was never given a value");
     }
-    if (in[i].graph() != graph)
+    if (!graph->Take(in[i]).defined())
       Fail(Who(op.c_str(), at), ": ", OperandName(op, i),
            " belongs to another model, or to another graph of this one", graph->OfAnother(),
            in[i].graph()->OfAnother());

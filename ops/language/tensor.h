@@ -3,7 +3,10 @@
 // (ops/language/functional.h).
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/attrs.h"
@@ -14,6 +17,7 @@
 
 namespace oneflow_like {
 
+class Catalog;
 class GraphBuilder;
 
 // A place along an axis, with its source line: x[-1].
@@ -57,6 +61,24 @@ class GraphBuilder {
   virtual const std::string& NameOf(int id) const = 0;
   // The end of an error about an operand that belongs to another graph: what to do about it.
   virtual std::string OfAnother() const { return ""; }
+  // The operators that nodes can be of; default: those of this library.
+  virtual const Catalog& catalog() const;
+  // What gave a value; none where the graph does not know, or where no operator did.
+  struct Made {
+    std::string op;
+    Attrs attrs;
+    std::vector<Tensor> in;
+  };
+  virtual std::optional<Made> MadeBy(int /*id*/) const { return std::nullopt; }
+  // The graph around this one, if this is the body of a loop (ops/body.h), whose nodes may read its values.
+  virtual GraphBuilder* outer() const { return nullptr; }
+  // A tensor of this graph or of one around it as one of this graph; undefined: it is of another one.
+  virtual Tensor Take(const Tensor& x) { return x.graph() == this ? x : Tensor(); }
+  // Keeps the body of a loop as long as this graph, for handles that leave it.
+  void Own(std::shared_ptr<GraphBuilder> body) { bodies_.push_back(std::move(body)); }
+
+ private:
+  std::vector<std::shared_ptr<GraphBuilder>> bodies_;
 };
 
 }  // namespace oneflow_like

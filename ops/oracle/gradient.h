@@ -37,6 +37,7 @@ class Tape : public GraphBuilder {
                               const SourceLine& line) override {
     const OpDef& def = catalog_.Get(op);
     Attrs attrs = given;
+    if (!def.keep.empty()) attrs.Set(def.keep, int64_t{1});  // gradients may be asked for
     if (def.random && !attrs.Has("key")) attrs.Set("key", static_cast<int64_t>(HashName(op) >> 1));
     OpCall call{op, op, {}, {}, &attrs};
     std::vector<Value> in_values, out_values;

@@ -15,6 +15,7 @@
 #include "compiler/passes/passes.h"
 #include "core/random.h"
 #include "ops/language/functional.h"
+#include "ops/language/scan.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"
 #include "ops/oracle/check.h"
@@ -295,6 +296,15 @@ std::vector<Kind> KindsThatChoose() {
   return {
       Unary([](Tensor x) { return cumsum(x, 1); }),
       Unary([](Tensor x) { return flip(x, {1}); }),
+      Binary([](Tensor x, Tensor y) { return linear_recurrence(tanh(x), y, 0); }),
+      Weighted({{kColumns, kColumns}},
+               [](Tensor x, Tensors w, const Inputs&) {
+                 const auto step = [&](Tensors h, Tensors row) -> ScanResult {
+                   Tensor next = tanh(row[0] + matmul(h[0], w[0]));
+                   return {{next}, {next}};
+                 };
+                 return reshape(scan(step, {full(x, {1, kColumns}, 1)}, {unsqueeze(x, 1)}).ys[0], kShape);
+               }),
       Indexed([](Tensor x, const Inputs& in) { return take(x, 0, in.target); }),
       Indexed([](Tensor x, const Inputs& in) { return take_along_axis(x, Everywhere(in.target), 1); }),
       Indexed([](Tensor x, const Inputs& in) { return index_add(x, 0, in.target, tanh(x)); }),
@@ -559,7 +569,7 @@ std::map<int, Value> Compute(const Written& written, const std::map<int, Value>&
     std::vector<Value> in, out;
     for (int v : node.in) in.push_back(values.at(v));
     for (int v : node.out) out.emplace_back(graph.value(v).dtype, graph.value(v).shape);
-    Status status = oracle::RunWhole(def, node.attrs, in, &out, MakeFunctionKernel(def.reference));
+    Status status = oracle::RunWhole(def, node.attrs, in, &out, oracle::ReferenceOf(def));
     if (!status.ok()) Fail(graph.Describe(n), ": ", status.message());
     for (size_t o = 0; o < node.out.size(); ++o) values.insert_or_assign(node.out[o], std::move(out[o]));
   }

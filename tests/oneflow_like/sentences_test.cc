@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "ops/language/losses.h"
+#include "ops/language/scan.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"
 #include "tests/oneflow_like/session_fixture.h"
@@ -92,6 +93,31 @@ TrainOptions With(const Schedule& schedule) {
       __VA_ARGS__;                           \
     }                                        \
   }
+
+// Each on one line, whose number is checked.
+// clang-format off
+ScanResult Same(const std::vector<Tensor>& states, const std::vector<Tensor>&) { return {states, {}}; }
+TEST(Sentences, OfLoops) {
+  Check("cpu:dp=2", {
+    WRONG("scan", "axis 2 does not exist|[2,5] has 2 axes", scan(Same, {X(m, {2})}, {X(m, {2, 5})}, {.axis = 2})),
+    WRONG("scan", "axis 1 of x 1 [2,4] is 4|that of x 0 is 5", scan(Same, {X(m, {2})}, {X(m, {2, 5}), X(m, {2, 4})}, {.axis = 1})),
+    WRONG("scan", "axis 1 of x 0 [2,5] is 5|ScanOptions::steps is 3", scan(Same, {X(m, {2})}, {X(m, {2, 5})}, {.axis = 1, .steps = 3})),
+    WRONG("scan", "0 steps|at least 1|ScanOptions::steps", scan(Same, {X(m, {2})}, {})),
+    WRONG("scan", "no state and no x", scan(Same, {}, {})),
+    WRONG("scan", "a state is a Tensor that was never given a value", scan(Same, {Tensor()}, {X(m, {2, 5})})),
+    WRONG("dropout", "draws at random|outside of the body|xs", scan([](const auto& s, const auto&) -> ScanResult { return {{dropout(s[0], 0.5)}, {}}; }, {X(m, {2})}, {X(m, {2, 5})}, {.axis = 1})),
+    WRONG("lstm", "x is [2,4]|3 axes", lstm(X(m, {2, 4}), X(m, {4, 12}), X(m, {3, 12}))),
+    WRONG("lstm", "recurrent is [3,9]|[n, 4 n]", lstm(X(m, {2, 5, 4}), X(m, {4, 12}), X(m, {3, 9}))),
+    WRONG("lstm", "input is [3,12]|must be [4,12]", lstm(X(m, {2, 5, 4}), X(m, {3, 12}), X(m, {3, 12}))),
+    WRONG("lstm", "x is i32|floating", lstm(I(m, {2, 5, 4}), X(m, {4, 12}), X(m, {3, 12}))),
+    WRONG("gru", "bias is [12]|must be [9]", gru(X(m, {2, 5, 4}), X(m, {4, 9}), X(m, {3, 9}), {.bias = X(m, {12})})),
+    WRONG("gru", "c was given|lstm", gru(X(m, {2, 5, 4}), X(m, {4, 9}), X(m, {3, 9}), {.c = X(m, {2, 3})})),
+    WRONG("linear_recurrence", "a is [2,5] but b is [2,4]", linear_recurrence(X(m, {2, 5}), X(m, {2, 4}), 1)),
+    WRONG("linear_recurrence", "chunks is 2|divide axis 1|5", linear_recurrence(X(m, {2, 5}), X(m, {2, 5}), 1, {}, {.chunks = 2})),
+    WRONG("linear_recurrence", "b is i32|floating", linear_recurrence(X(m, {2, 5}), I(m, {2, 5}), 1)),
+  });
+}
+// clang-format on
 
 // Each on one line, whose number is checked.
 // clang-format off

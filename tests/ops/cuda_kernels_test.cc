@@ -66,10 +66,7 @@ KernelCases& Cases() {
 
 // --- Operator by operator
 
-oracle::MakeKernel ReferenceOf(const OpDef& def) {
-  if (oracle::IsBareView(def)) return [](const KernelSpec&) { return nullptr; };
-  return MakeFunctionKernel(def.reference);
-}
+using oracle::ReferenceOf;
 
 std::vector<std::string> OperatorsWithKernels() {
   std::vector<std::string> names;

@@ -20,8 +20,7 @@ bool Moves(const Trial& trial) {
     for (int64_t at = 0; at < trial.in[i].elements(); ++at) {
       std::vector<Value> in = trial.in, out = trial.out;
       in[i].Set(at, in[i].Get(at) + 0x1p-10);
-      Status status =
-          RunWhole(*trial.def, trial.sample.attrs, in, &out, MakeFunctionKernel(trial.def->reference));
+      Status status = RunWhole(*trial.def, trial.sample.attrs, in, &out, ReferenceOf(*trial.def));
       if (!status.ok()) return true;
       for (size_t o = 0; o < out.size(); ++o)
         for (int64_t k = 0; IsFloating(out[o].dtype()) && k < out[o].elements(); ++k)
@@ -37,7 +36,7 @@ TEST(GradientEntries, StopOneOnlyWhereNoneFlows) {
     const OpDef& def = BuiltinCatalog().Get(name);
     bool moves = false, floating = false;
     for (const Sample& sample : def.samples) {
-      Trial trial = MakeTrial(def, sample, MakeFunctionKernel(def.reference), false);
+      Trial trial = MakeTrial(def, sample, ReferenceOf(def), false);
       floating = floating || HasFloating(trial.in);
       moves = moves || Moves(trial);
     }

@@ -110,12 +110,12 @@ class Graph : public GraphBuilder {
   }
   // The reference kernel may refuse the data, but not crash on it.
   static void Run(const OpDef& def, Sample sample, const Inferred& inferred) {
-    if (def.reference == nullptr || inferred.rule.Volume() > kMostWork) return;
+    if (!ReferenceKernel(def) || inferred.rule.Volume() > kMostWork) return;
     for (const auto* operands : {&inferred.rule.in, &inferred.rule.out})
       for (const BoundRule::Operand& operand : *operands)
         if (operand.shape.elements() > kMost) return;
     sample.limit = 3;
-    MakeTrial(def, sample, MakeFunctionKernel(def.reference), false);
+    MakeTrial(def, sample, ReferenceKernel(def), false);
   }
   const Dims& ShapeOf(int id) const override { return values_[id].second; }
   DType DTypeOf(int id) const override { return values_[id].first; }

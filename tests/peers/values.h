@@ -50,5 +50,6 @@ ValueCases SparseCases();         // cases_sparse.cc
 ValueCases ComposedCases();       // cases_composed.cc
 ValueCases LanguageCases();       // cases_language.cc
 ValueCases LinearAlgebraCases();  // cases_linear_algebra.cc
+ValueCases RecurrentCases();      // cases_recurrent.cc
 
 }  // namespace oneflow_like::peers

@@ -1,6 +1,6 @@
 // T slices of a value give it T gradients, each a pad of what its reader gave to the whole shape: their sum
 // would move T whole tensors and keep them all. Together they are one concat of what the readers gave.
-#include "compiler/passes/sum_parts.h"
+#include "ops/language/sum_parts.h"
 
 #include <algorithm>
 #include <map>
@@ -32,12 +32,12 @@ Dims Split(const Dims& shape, int axis, int64_t outer, int64_t inner) {
 }
 
 // The operand of a pad as rows of its result. False: it is no such pad.
-bool AsRows(Graph* graph, const Tensor& part, Along* along, Rows* rows) {
-  const Node& pad = graph->producer(part.id());
-  if (pad.op != "pad") return false;
-  const Tensor x(graph, pad.in[0]);
-  const int axis = static_cast<int>(pad.attrs.Int("axis"));
-  const int64_t step = pad.attrs.Int("step", 1), before = pad.attrs.Int("before"), count = x.shape()[axis];
+bool AsRows(const Tensor& part, Along* along, Rows* rows) {
+  const std::optional<GraphBuilder::Made> pad = part.graph()->MadeBy(part.id());
+  if (!pad || pad->op != "pad") return false;
+  const Tensor x = pad->in[0];
+  const int axis = static_cast<int>(pad->attrs.Int("axis"));
+  const int64_t step = pad->attrs.Int("step", 1), before = pad->attrs.Int("before"), count = x.shape()[axis];
   const Dims whole = part.shape();
   *along = {axis, step};
   if (count == 0) return false;
@@ -151,7 +151,7 @@ Tensor Together(std::vector<Rows> rows, const Along& along, const Dims& whole) {
 
 }  // namespace
 
-Tensor SumOfParts(Graph* graph, const std::vector<Tensor>& parts) {
+Tensor SumOfParts(const std::vector<Tensor>& parts) {
   const Dims whole = parts[0].shape();
   std::map<Along, std::vector<Rows>> slices;
   std::map<Along, size_t> first;  // the place of each among the terms
@@ -159,7 +159,7 @@ Tensor SumOfParts(Graph* graph, const std::vector<Tensor>& parts) {
   for (const Tensor& part : parts) {
     Along along;
     Rows rows;
-    if (!AsRows(graph, part, &along, &rows)) {
+    if (!AsRows(part, &along, &rows)) {
       terms.push_back(part);
       continue;
     }

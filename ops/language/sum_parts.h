@@ -4,14 +4,13 @@
 
 #include <vector>
 
-#include "compiler/graph/graph.h"
+#include "ops/language/tensor.h"
 
 namespace oneflow_like {
 
 // The sum of parts of one shape and type, at least one. Parts that are the gradients of slices (`pad`s) of
 // one axis become one `concat`, with zeros in gaps and sums where slices overlap; what other readers gave is
-// added to it once. The nodes are added where the graph's origin says. Pads that were taken apart stay in the
-// graph, unread.
-Tensor SumOfParts(Graph* graph, const std::vector<Tensor>& parts);
+// added to it once. Pads that were taken apart stay in the graph, unread.
+Tensor SumOfParts(const std::vector<Tensor>& parts);
 
 }  // namespace oneflow_like
