@@ -37,6 +37,7 @@ const Catalog& BuiltinCatalog() {
     AddAssign(all);
     AddLossScaling(all);
     AddWithin(all);
+    AddMicroBatch(all);
     AddFused(all);
     return all;
   }();

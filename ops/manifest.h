@@ -49,6 +49,8 @@ void AddOptimizers(Catalog* catalog);
 void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
 void AddWithin(Catalog* catalog);
+// ops/micro_batch.cc
+void AddMicroBatch(Catalog* catalog);
 void AddFused(Catalog* catalog);
 
 // ops/boxing_kernels.cc: kernels for the local steps of boxing; no operators.
