@@ -106,6 +106,14 @@ class Repeater {
     }
   }
 
+  // Whether most of what a node makes stays in the region: statistics of a norm whose result leaves are not
+  // worth another norm.
+  bool StaysWithin(const Node& node) const {
+    double within = 0, leaving = 0;
+    for (int v : node.out) (leaves_[v] ? leaving : within) += Bytes(v);
+    return within >= leaving;
+  }
+
   void FindRepeatable() {
     kept_.assign(graph_.num_values(), false);
     for (int n : order_)
@@ -118,8 +126,7 @@ class Repeater {
       const Node& node = graph_.node(n);
       of_batch_[n] = DependsOnBatch(n);
       if (node.phase != Phase::kForward || IsEnd(node) || !of_batch_[n]) continue;
-      if (mode_[n] == Recompute::kFull)
-        repeatable_[n] = std::any_of(node.out.begin(), node.out.end(), [&](int v) { return !leaves_[v]; });
+      if (mode_[n] == Recompute::kFull) repeatable_[n] = StaysWithin(node);
       if (mode_[n] == Recompute::kSelective && !Costly(n)) repeatable_[n] = Pays(node);
     }
   }
