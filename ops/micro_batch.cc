@@ -15,6 +15,10 @@ Status WholeBatch(const KernelContext& context) {
   return Status();
 }
 
+// Attribute "of_gradient": the gradient comes in sums over the micro-batches, and goes on in parts of them,
+// beside those of other readers of x.
+bool OfGradient(const Attrs& attrs) { return attrs.Int("of_gradient", 0) != 0; }
+
 Status MicroBatchIndex(const KernelContext& context) {
   *context.out[0].as<int64_t>() = context.time;
   return Status();
@@ -30,21 +34,31 @@ void AddMicroBatch(Catalog* catalog) {
     std::string axes = "[" + LettersAround(call.shapes[0].rank(), RequireAxis(call), "batch") + "]";
     return "x" + axes + " -> y" + axes;
   };
-  whole.whole = {"batch"};
+  whole.whole_of = [](const OpCall& call) {
+    return OfGradient(*call.attrs) ? std::set<std::string>() : std::set<std::string>{"batch"};
+  };
   whole.whole_batch = true;
-  whole.linear = {{"x"}};
+  whole.linear_of = [](const OpCall& call) {
+    return OfGradient(*call.attrs) ? std::vector<std::set<std::string>>()
+                                   : std::vector<std::set<std::string>>{{"x"}};
+  };
   whole.check = [](const OpCall& call) {
     RequireInputs(call, 1);
     RequireAxis(call);
   };
   whole.view = true;
   whole.flops = NoFlops;
-  whole.grad = [](const GradCall& c) { return std::vector<Tensor>{c.dout[0]}; };
+  whole.grad = [](const GradCall& c) {
+    Attrs attrs = c.attrs;
+    attrs.Set("of_gradient", int64_t{1});
+    return Apply(c.in[0].graph(), "whole_batch", {c.dout[0]}, attrs);
+  };
   whole.precision = Precision::kFollow;
   whole.reference = WholeBatch;
   whole.samples = {{.in = {{6, 4}}, .attrs = {{"axis", int64_t{0}}}},
                    {.in = {{3, 5, 2}}, .attrs = {{"axis", int64_t{1}}}},
-                   {.in = {{7}}, .attrs = {{"axis", int64_t{0}}}, .dtypes = {DType::kInt32}}};
+                   {.in = {{7}}, .attrs = {{"axis", int64_t{0}}}, .dtypes = {DType::kInt32}},
+                   {.in = {{6, 4}}, .attrs = {{"axis", int64_t{0}}, {"of_gradient", int64_t{1}}}}};
   catalog->Add(std::move(whole));
 
   OpDef index;

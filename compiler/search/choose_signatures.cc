@@ -149,14 +149,15 @@ class AxisChooser : AxisChoices {
   }
 
   // Whether operand i of a node has to be whole where micro-batches bring it in parts. It gets it whole if
-  // its operator needs all of that axis, and either says so (OpDef::whole_batch) or is of the update, which
-  // runs once they all have come.
+  // its operator needs all of that axis, and says so (OpDef::whole_batch), or is of the update, or computes a
+  // gradient: then the operator whose gradient it is had the value whole, and readers took parts of its
+  // result.
   bool NeedsWholeBatch(const Sbp& from, const Sbp& to, int n, size_t i) const {
     if (entry_ > 0 || !from.is_split() || from == to) return false;
     const BoundRule* const rule = nodes_.rules[n];
     if (!to.is_broadcast() || rule == nullptr || i >= rule->in.size()) return true;
     const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
-    if (graph_.node(n).phase != Phase::kUpdate && !(def && def->whole_batch)) return true;
+    if (graph_.node(n).phase == Phase::kForward && !(def && def->whole_batch)) return true;
     const std::vector<std::string>& labels = rule->in[i].axes[from.axis].labels;
     return std::none_of(labels.begin(), labels.end(),
                         [&](const std::string& label) { return rule->notes.whole.count(label) > 0; });
