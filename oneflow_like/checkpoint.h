@@ -62,7 +62,9 @@ struct LoadOptions {
   // "average": weights only, and in place of each the average that the checkpoint's training kept of it
   // (TrainOptions::average), where it has one; of several trainings "<training>:average" says which.
   std::string weights = {};
-  // Ignores variables that only one side has; otherwise they are an Error that names them.
+  // Ignores variables that only one side has; otherwise they are an Error that names them, unless they are
+  // all averages of a training (TrainOptions::average): a resumed training may begin to keep averages, which
+  // then start from the weights, or drop them.
   bool partial = false;
   // Regular expressions (ECMAScript) and their replacements, applied one after the other to each name of the
   // checkpoint before it is compared with the model's: {"(^|/)encoder/", "$1bert/"} (with the state of
@@ -72,8 +74,8 @@ struct LoadOptions {
 
 struct Loaded {
   std::string path;
-  std::vector<std::string>
-      left_alone;  // variables of the model that LoadOptions::partial let the checkpoint lack
+  std::vector<std::string> left_alone;  // variables of the model that the checkpoint could lack
+  std::vector<std::string> dropped;     // averages of weights that it has, and the model does not keep
   std::map<std::string, int64_t> steps;
   std::map<std::string, std::string> state;
   // In a job, later checkpoints of the folder, which not all processes have: each as a sentence.

@@ -70,6 +70,14 @@ struct TrainOptions : SessionOptions {
   // EvaluateOptions::weights reads them.
   Average average;
   double clip_norm = 0;  // global gradient norm; 0: no clipping. The norm is output "grad_norm"
+  // Gradient norms by group: {"encoder/*", 1.0}. The weights that a pattern matches first ('*': any
+  // characters, '?': one) are clipped to its norm together, and those that none matches to clip_norm. The
+  // norms are outputs "grad_norm/<pattern>", and that of all weights "grad_norm". Throws Error for a pattern
+  // that is left no weight.
+  std::vector<std::pair<std::string, double>> clip_groups;
+  // Every element of the gradients, after clipping by norm, is limited to [-clip_value, clip_value]; 0: no
+  // limit.
+  double clip_value = 0;
   // Recomputation of regions without a setting of their own (Scope::Region; nn::layers makes each layer one).
   // Changes memory and time, and no bit of any result. kAuto: chosen for each of them, so that no device
   // needs more than ModelOptions::memory_budget, or else than the topology's memory_bytes, at the least

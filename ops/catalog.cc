@@ -41,6 +41,7 @@ const Catalog& BuiltinCatalog() {
     AddTemporalClassification(all);
     AddSolve(all);
     AddWithin(all);
+    AddMicroBatch(all);
     AddFused(all);
     AddScan(all);
     return all;

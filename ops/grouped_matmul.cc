@@ -1,6 +1,6 @@
 // grouped_matmul: rows of x in runs, one for each expert, times that expert's matrix; and gradients. Rows
 // know from counts, which are whole, whose they are, so every other axis may be cut: a rank that holds some
-// experts gives their rows and zeros for the others.
+// experts gives their rows and zeros for the others. Rows may be of parts (p), each with counts of its own.
 #include "ops/groups.h"
 #include "ops/language/functional.h"
 #include "ops/manifest.h"
@@ -11,7 +11,7 @@ namespace {
 // --- Reference kernels ---------------------------------------------------------------------------
 
 // w is [e k m], or [e m k] if `transposed`.
-Status GroupedMatmul(const KernelContext& context) {
+Status GroupedMatmulOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &w = context.in[1], &counts = context.in[2], &y = context.out[0];
   Status checked = CheckCounts(counts, x.global[0]);
   if (!checked.ok()) return checked;
@@ -31,7 +31,7 @@ Status GroupedMatmul(const KernelContext& context) {
   return Status();
 }
 
-Status GroupedMatmulGradWeight(const KernelContext& context) {
+Status GradWeightOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &counts = context.in[2], &dw = context.out[0];
   Status checked = CheckCounts(counts, x.global[0]);
   if (!checked.ok()) return checked;
@@ -47,17 +47,31 @@ Status GroupedMatmulGradWeight(const KernelContext& context) {
   return Status();
 }
 
+Status GroupedMatmul(const KernelContext& context) {
+  return ForEachPart(context, kGroupedRanks, GroupedMatmulOfPart);
+}
+Status GroupedMatmulGradWeight(const KernelContext& context) {
+  return ForEachPart(context, kGroupedWeightRanks, GradWeightOfPart);
+}
+
 // --- Rules: "c" is the axis of counts, as long as "e", that is never cut ---
 
 void CheckCountsOperand(const OpCall& call, int64_t experts) {
   RequireInteger(call, 2);
   const Dims& counts = call.shapes[2];
-  if (counts.rank() == 1 && counts[0] != experts)
-    Fail(call.who, ": axis e is ", experts, " in w but ", counts[0], " in counts");
+  if (counts.rank() > 0 && counts.back() != experts)
+    Fail(call.who, ": axis e is ", experts, " in w but ", counts.back(), " in counts");
+}
+
+// "p " of an operand that is of parts, if the call has parts: then x has three axes.
+std::string PartsLabel(const OpCall& call, size_t input, int rank) {
+  return call.shapes[0].rank() == 3 && call.shapes[input].rank() > rank ? "p " : "";
 }
 
 double GroupedFlops(const BoundRule& rule) {
-  return 2.0 * rule.extents.at("n") * static_cast<double>(rule.extents.at("k")) * rule.extents.at("m");
+  const auto parts = rule.extents.find("p");
+  return 2.0 * rule.extents.at("n") * static_cast<double>(rule.extents.at("k")) * rule.extents.at("m") *
+         static_cast<double>(parts == rule.extents.end() ? 1 : parts->second);
 }
 
 std::vector<Tensor> GroupedMatmulGrad(const GradCall& c) {
@@ -68,10 +82,12 @@ std::vector<Tensor> GroupedMatmulGrad(const GradCall& c) {
   if (c.wanted[0])
     din[0] = Apply(graph, "grouped_matmul", {dy, w, counts}, {{"transposed", int64_t{!transposed}}})[0];
   if (c.wanted[1]) {
-    Attrs experts = {{"experts", w.shape()[0]}};
+    Attrs experts = {{"experts", w.shape()[w.shape().rank() - 3]}};
     std::vector<Tensor> in =
         transposed ? std::vector<Tensor>{dy, x, counts} : std::vector<Tensor>{x, dy, counts};
+    const bool of_parts = x.shape().rank() > w.shape().rank() - 1;
     din[1] = Apply(graph, "grouped_matmul_grad_weight", in, experts)[0];
+    if (of_parts) din[1] = sum(din[1], {0});
   }
   return din;
 }
@@ -93,7 +109,10 @@ void AddProduct(Catalog* catalog) {
   def.doc = "Rows of x in runs, each times the matrix of its expert.";
   def.axes_of = [](const OpCall& call) {
     bool transposed = call.attrs->Int("transposed", 0) != 0;
-    return Cat("x[n k], w[", transposed ? "e m k" : "e k m", "], counts[c] -> y[n m]");
+    RequireInputs(call, 3);
+    const std::string x = PartsLabel(call, 0, 2);
+    return Cat("x[", x, "n k], w[", PartsLabel(call, 1, 3), transposed ? "e m k" : "e k m", "], counts[", x,
+               "c] -> y[", x, "n m]");
   };
   def.folds = {{"k", Reduce::kSum}, {"e", Reduce::kSum}};
   def.whole = {"c"};
@@ -105,7 +124,8 @@ void AddProduct(Catalog* catalog) {
     if (call.dtypes[0] != call.dtypes[1])
       Fail(call.who, ": x is ", Name(call.dtypes[0]), " but w is ", Name(call.dtypes[1]),
            "; cast one of them");
-    if (call.shapes[1].rank() == 3) CheckCountsOperand(call, call.shapes[1][0]);
+    const int rank = call.shapes[1].rank();
+    if (rank >= 3) CheckCountsOperand(call, call.shapes[1][rank - 3]);
   };
   def.category = "matmul";
   def.flops = GroupedFlops;
@@ -116,7 +136,9 @@ void AddProduct(Catalog* catalog) {
   const Attrs plain, transposed = {{"transposed", int64_t{1}}};
   def.samples = {{{{9, 4}, {3, 4, 2}, {3}}, plain, {f, f, i}, 4},
                  {{{7, 2}, {3, 5, 2}, {3}}, transposed, {f, f, l}, 3},
-                 {{{5, 3}, {1, 3, 4}, {1}}, plain, {f, f, l}, 6}};
+                 {{{5, 3}, {1, 3, 4}, {1}}, plain, {f, f, l}, 6},
+                 {{{3, 7, 2}, {2, 2, 4}, {3, 2}}, plain, {f, f, i}, 4},
+                 {{{2, 5, 3}, {2, 2, 4, 3}, {2, 2}}, transposed, {f, f, l}, 3}};
   catalog->Add(std::move(def));
 }
 
@@ -125,7 +147,11 @@ void AddGradWeight(Catalog* catalog) {
   OpDef grad;
   grad.name = "grouped_matmul_grad_weight";
   grad.doc = "Gradient of grouped_matmul with respect to w: of every expert x^T dy over its rows.";
-  grad.axes = "x[n k], dy[n m], counts[c] -> dw[e k m]";
+  grad.axes_of = [](const OpCall& call) {
+    RequireInputs(call, 3);
+    const std::string p = PartsLabel(call, 0, 2);
+    return Cat("x[", p, "n k], dy[", p, "n m], counts[", p, "c] -> dw[", p, "e k m]");
+  };
   grad.folds = {{"n", Reduce::kSum}};
   grad.whole = {"c"};
   grad.linear = {{"x"}, {"dy"}};
@@ -149,7 +175,8 @@ void AddGradWeight(Catalog* catalog) {
   grad.precision = Precision::kNarrow;
   grad.typed = true;
   grad.samples = {{{{9, 4}, {9, 2}, {3}}, {{"experts", int64_t{3}}}, {f, f, i}, 4},
-                  {{{5, 3}, {5, 4}, {1}}, {{"experts", int64_t{1}}}, {f, f, l}, 6}};
+                  {{{5, 3}, {5, 4}, {1}}, {{"experts", int64_t{1}}}, {f, f, l}, 6},
+                  {{{3, 7, 2}, {3, 7, 4}, {3, 2}}, {{"experts", int64_t{2}}}, {f, f, i}, 4}};
   catalog->Add(std::move(grad));
 }
 

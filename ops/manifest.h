@@ -53,6 +53,8 @@ void AddLossScaling(Catalog* catalog);
 void AddTemporalClassification(Catalog* catalog);
 void AddSolve(Catalog* catalog);
 void AddWithin(Catalog* catalog);
+// ops/micro_batch.cc
+void AddMicroBatch(Catalog* catalog);
 void AddFused(Catalog* catalog);
 // ops/scan.cc; last, as its samples are made of other operators.
 void AddScan(Catalog* catalog);

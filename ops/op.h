@@ -121,8 +121,10 @@ struct OpDef {
   // operators are fused with their neighbours, on every device. Empty when the operator is not elementwise.
   // Without `dtypes` the result of a program has the type of its last step.
   std::string scalar;
-  bool view = false;    // the output has the input's bytes (reshape)
-  bool random = false;  // draws by attribute "key" (DrawKey), the step and global positions
+  bool view = false;              // the output has the input's bytes (reshape)
+  bool random = false;            // draws by attribute "key" (DrawKey), the step and global positions
+  bool whole_batch = false;       // labels in `whole` that micro-batches cut are gathered over all of them
+  bool each_micro_batch = false;  // without operands, but each micro-batch has a result of its own
   std::vector<std::pair<int, int>> inplace;  // (output, input): an update; the output replaces the variable
   bool writes_part = false;                  // an update of few of the elements: readers read the variable
 

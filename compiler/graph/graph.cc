@@ -175,6 +175,7 @@ Rate Graph::RateOf(int id) const {
   if (SumsOverTime(node)) return Rate::kEachAct;
   // Of what an operator reads in parts it gives a whole only for the micro-batch (OpDef::turns_of).
   if (reads) return node.kind == NodeKind::kOperator ? Rate::kRemade : Rate::kEachAct;
+  if (node.kind == NodeKind::kOperator && catalog_->Get(node.op).each_micro_batch) return Rate::kRemade;
   if (std::none_of(node.in.begin(), node.in.end(), [&](int v) { return Remade(v); })) return Rate::kOnce;
   return node.attrs.Has("last") ? Rate::kEachAct : Rate::kRemade;
 }

@@ -2,9 +2,10 @@
 // Needs: a graph whose train node, if there is one, reads weights and gradients; assigns of the user's.
 // Leaves: no train node, but for each weight the state and the assigns (phase update, in place) that the
 // optimizer makes of it, on the weight's slice; what Updated gave replaced by the new values; fetches last.
-// With clipping there is one norm for all: per slice the squares are summed, the slices' sums are added in
-// slice order, and the factor goes to every update. With a loss scale the factor divides by it, and no update
-// is made when the norm is not finite. With averages each weight has one, which is assigned after it, and the
+// With clipping there is one norm for all, or for each group of weights: per slice the squares are summed,
+// the slices' sums are added in slice order, and the factor goes to every update. With a loss scale the
+// factor divides by it, and no update is made when the norm of all is not finite. A bound of elements follows
+// the factor. With averages each weight has one, which is assigned after it, and the
 // training a count of them. A table that is only looked up in gets the rows that the batch touched
 // in place of its gradient, where the optimizer can use them. Nodes that nothing of this needs are removed.
 #include <algorithm>
@@ -59,7 +60,8 @@ class Updater {
       if (OptimizerOf(train_.in[i]).by_rows) FindRows(train_.in[i], &gradients_.back());
     }
     RequireUsed(training_.optimizer);
-    if (training_.clip_norm > 0 || scaled_ || Skips()) MeasureNorm();
+    FindClipGroups();
+    if (training_.clip_norm > 0 || !training_.clip_groups.empty() || scaled_ || Skips()) MeasureNorms();
     if (training_.average.decay > 0) CountAverages();
     for (size_t i = 0; i < weights_.size(); ++i) Update(i);
     if (updates_.defined()) {
@@ -77,10 +79,16 @@ class Updater {
   class OfWeight : public WeightUpdate {
    public:
     OfWeight(Updater* updater, int weight, int gradient)
-        : of_(*updater), weight_(&of_.graph_, weight), raw_(&of_.graph_, gradient) {}
+        : of_(*updater),
+          weight_(&of_.graph_, weight),
+          raw_(&of_.graph_, gradient),
+          factor_(of_.FactorOf(weight)) {}
     Tensor weight() override { return weight_; }
     Tensor gradient() override {
-      if (!gradient_.defined()) gradient_ = of_.factor_.defined() ? mul(raw_, of_.factor_) : raw_;
+      if (gradient_.defined()) return gradient_;
+      const double most = of_.training_.clip_value;
+      gradient_ = factor_.defined() ? mul(raw_, factor_) : raw_;
+      if (most > 0) gradient_ = clamp(gradient_, -most, most);
       return gradient_;
     }
     Tensor State(const std::string& name, double first) override {
@@ -131,10 +139,13 @@ class Updater {
       if (variable.id() == weight_.id()) after_ = after;
     }
     void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) override {
-      std::vector<Tensor> in = {weight_, raw_};
+      // What limits elements is no factor: the update then reads what it has made.
+      const bool limited = of_.training_.clip_value > 0;
+      std::vector<Tensor> in = {weight_, limited ? gradient() : raw_};
       in.insert(in.end(), state.begin(), state.end());
       if (counts) in.push_back(Updates());
-      if (of_.factor_.defined()) in.push_back(of_.factor_);
+      if (limited ? of_.finite_.defined() : factor_.defined())
+        in.push_back(limited ? full(&of_.graph_, Dims{}, 1) : factor_);
       if (of_.finite_.defined()) in.push_back(of_.finite_);
       Finish(&numbers);
       if (of_.training_.fed_rate) {
@@ -174,7 +185,7 @@ class Updater {
     }
 
     Updater& of_;
-    Tensor weight_, raw_, gradient_, after_;
+    Tensor weight_, raw_, factor_, gradient_, after_;
     std::map<std::string, Tensor> states_;
   };
 
@@ -304,34 +315,85 @@ class Updater {
     Assign(count, shift(count, 1));
   }
 
-  // The operands that all updates share: the factor on gradients, and with a loss scale whether they are
-  // finite.
-  void MeasureNorm() {
+  // Weights that are clipped together: those of each pattern, then the others, which are all without one.
+  struct ClipGroup {
+    std::string pattern;
+    double norm = 0;  // 0: not clipped
+    std::vector<int> gradients;
+    Tensor factor;
+  };
+  void FindClipGroups() {
+    for (const auto& [pattern, norm] : training_.clip_groups) groups_.push_back({pattern, norm, {}, {}});
+    groups_.push_back({"", training_.clip_norm, {}, {}});
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      size_t g = 0;
+      while (g + 1 < groups_.size() && !MatchesGlob(groups_[g].pattern, graph_.producer(weights_[i]).name))
+        ++g;
+      groups_[g].gradients.push_back(gradients_[i]);
+      group_of_[weights_[i]] = g;
+    }
+    for (size_t g = 0; g + 1 < groups_.size(); ++g)
+      if (groups_[g].gradients.empty())
+        Fail("pattern \"", groups_[g].pattern, "\" of clip_groups is left no weight: none that is trained ",
+             "matches it, or a pattern before it takes all that do");
+    if (groups_.back().gradients.empty()) groups_.pop_back();
+  }
+  Tensor FactorOf(int weight) const { return groups_[group_of_.at(weight)].factor; }
+
+  void Stand(const Slice& where) {
+    slice_ = where;
+    if (origin_.slice) origin_.slice = &slice_;
+  }
+
+  // The sum of the squares of all elements, on the first slice that has one.
+  Tensor SquareSum(const std::vector<int>& gradients) {
     std::map<Slice, std::vector<Tensor>> squares;
-    for (int g : gradients_) {
+    for (int g : gradients) {
       At(graph_.producer(g));
       squares[slice_].push_back(Apply(&graph_, "square_sum", {Tensor(&graph_, g)})[0]);
     }
     std::vector<Tensor> sums;
-    auto stand = [&](const Slice& where) {
-      slice_ = where;
-      if (origin_.slice) origin_.slice = &slice_;
-    };
     for (auto& [where, terms] : squares) {
-      stand(where);
+      Stand(where);
       sums.push_back(terms.size() > 1 ? add_n(terms) : terms[0]);
     }
-    stand(squares.begin()->first);
-    Tensor total = sums.size() > 1 ? add_n(sums) : sums[0];
+    Stand(squares.begin()->first);
+    return sums.size() > 1 ? add_n(sums) : sums[0];
+  }
+
+  // From a sum of squares: the factor, the norm, and with a loss scale whether it is finite.
+  std::vector<Tensor> ClipTo(double norm, Tensor squares) {
     constexpr double kAny = 1e30;  // a norm that nothing is clipped to
-    Attrs attrs = {{"max_norm", scaled_ || training_.clip_norm > 0 ? training_.clip_norm : kAny}};
-    std::vector<Tensor> clip = scaled_
-                                   ? Apply(&graph_, "unscale", {total, Tensor(&graph_, train_.in[1])}, attrs)
-                                   : Apply(&graph_, "clip_factor", {total}, attrs);
-    factor_ = clip[0];
-    if (scaled_) finite_ = fits_fp16_ = clip[2];
-    if (training_.clip_norm > 0) graph_.AddFetch("grad_norm", clip[1].id());
-    if (Skips()) SkipOutliers(clip[1]);
+    const Attrs attrs = {{"max_norm", scaled_ || norm > 0 ? norm : kAny}};
+    return scaled_ ? Apply(&graph_, "unscale", {squares, Tensor(&graph_, train_.in[1])}, attrs)
+                   : Apply(&graph_, "clip_factor", {squares}, attrs);
+  }
+
+  // The operands that updates share: the factor on gradients of each group, and with a loss scale whether
+  // they are finite.
+  void MeasureNorms() {
+    std::vector<Tensor> squares, of_all;
+    for (ClipGroup& group : groups_) {
+      squares.push_back(SquareSum(group.gradients));
+      of_all = ClipTo(group.norm, squares.back());
+      group.factor = of_all[0];
+      if (!group.pattern.empty()) graph_.AddFetch("grad_norm/" + group.pattern, of_all[1].id());
+    }
+    if (groups_.size() > 1) {
+      Stand(graph_
+                .producer(std::min_element(squares.begin(), squares.end(),
+                                           [&](Tensor a, Tensor b) {
+                                             return graph_.producer(a.id()).slice <
+                                                    graph_.producer(b.id()).slice;
+                                           })
+                              ->id())
+                .slice);
+      of_all = ClipTo(0, add_n(squares));
+    }
+    if (scaled_) finite_ = fits_fp16_ = of_all[2];
+    if (training_.clip_norm > 0 || !training_.clip_groups.empty())
+      graph_.AddFetch("grad_norm", of_all[1].id());
+    if (Skips()) SkipOutliers(of_all[1]);
   }
 
   bool Skips() const { return training_.skip.above > 0 || training_.skip.times > 0; }
@@ -406,7 +468,9 @@ class Updater {
   std::vector<int> weights_, gradients_;
   std::map<int, TouchedRows> touched_;  // by weight, of tables; their gradient is that of the values
   std::map<int, double> decays_;        // by weight, WeightUpdate::Decay where no option says it
-  Tensor factor_, updates_, fed_, keep_, add_;
+  std::vector<ClipGroup> groups_;
+  std::map<int, size_t> group_of_;  // by weight
+  Tensor updates_, fed_, keep_, add_;
   Tensor finite_, fits_fp16_;          // whether updates are made; whether no gradient overflowed
   std::pair<Tensor, Tensor> counted_;  // a state of the training, and what it is where the step counts
   std::map<std::pair<Slice, double>, Tensor> rates_;

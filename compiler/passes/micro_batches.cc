@@ -39,12 +39,36 @@ void MarkWrittenVariables(Graph* graph) {
   }
 }
 
+namespace {
+
+// Where what makes v differ between micro-batches begins.
+int SourceOfTurns(const Graph& graph, int v) {
+  for (bool found = true; found;) {
+    found = false;
+    for (int in : graph.producer(v).in)
+      if (graph.Remade(in)) {
+        v = in;
+        found = true;
+        break;
+      }
+  }
+  return v;
+}
+
+}  // namespace
+
 void RefuseWritesOfParts(const Graph& graph) {
   for (int n : graph.Order()) {
     const OpDef* def = graph.catalog().Find(graph.node(n).op);
     if (!def || def->inplace.empty() || graph.WritesEach(n)) continue;
     for (int v : graph.node(n).in)
-      if (graph.Remade(v))
+      if (graph.Remade(v) && graph.node(n).name.starts_with("update/"))
+        Fail("the gradient of weight '", graph.value(graph.node(n).in[def->inplace[0].second]).name,
+             "' depends on ", graph.DescribeForUser(graph.value(SourceOfTurns(graph, v)).producer),
+             ", which differs between the ", graph.times(),
+             " micro-batches; stop the gradient there, or divide the batch with per_micro_batch and read "
+             "the weight by arange(parts)");
+      else if (graph.Remade(v))
         Fail(graph.Describe(n), ": '", graph.value(v).name, "' differs between the ", graph.times(),
              " micro-batches, but a variable is written once a step; assign with each_micro_batch, or make "
              "the value of the whole batch");

@@ -5,7 +5,7 @@
 //
 // Copied is only what a backward node reads and what leads to it within the region: a collective whose result
 // no gradient needs is not repeated, nor is what enters the next region. Weights, their casts and gathers,
-// and values of the whole batch stay.
+// and values of the whole batch stay; parts of these that micro-batches read are taken again.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -47,20 +47,21 @@ class Repeater {
  private:
   bool Repeatable(int v) const {
     const int n = graph_.value(v).producer;
-    return n < static_cast<int>(repeatable_.size()) && repeatable_[n];
+    return n < static_cast<int>(repeatable_.size()) && repeatable_[n] &&
+           !(mode_[n] == Recompute::kFull && leaves_[v]);
   }
 
-  // Of the step's inputs, each for its own micro-batch: not what is made of variables alone, and not what
-  // all micro-batches make together.
+  // Each micro-batch has its own: not what is made of variables alone, and not what all micro-batches make
+  // together. Of a single one it depends on the step's inputs.
   bool DependsOnBatch(int n) const {
     const Node& node = graph_.node(n);
     if (IsEnd(node) || node.primitive == Primitive::kAccumulate || node.primitive == Primitive::kTimeGather)
       return node.kind == NodeKind::kInput;
-    bool any = false;
-    for (int v : node.in) any = any || of_batch_[graph_.value(v).producer];
-    if (graph_.times() == 1) return any;
-    for (int v : node.out) any = any && graph_.value(v).sbp[0].is_split();
-    return any;
+    if (graph_.times() == 1)
+      return std::any_of(node.in.begin(), node.in.end(),
+                         [&](int v) { return of_batch_[graph_.value(v).producer]; });
+    return std::all_of(node.out.begin(), node.out.end(),
+                       [&](int v) { return graph_.value(v).sbp[0].is_split(); });
   }
 
   bool Costly(int n) const { return IsCollective(graph_.node(n)) || graph_.IsHeavy(n); }
@@ -94,15 +95,23 @@ class Repeater {
   // What enters the next region is kept for that one's copies, so its gradients read it there: it is not made
   // again, nor is the message that brought it.
   void FindLeaving() {
-    leaves_.assign(graph_.num_nodes(), false);
+    leaves_.assign(graph_.num_values(), false);
     for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
       const Node& node = graph_.node(*it);
       if (node.phase != Phase::kForward) continue;
       for (int v : node.in) {
-        const int p = graph_.value(v).producer;
-        leaves_[p] = leaves_[p] || region_[p] != region_[*it] || (graph_.IsView(*it) && leaves_[*it]);
+        leaves_[v] = leaves_[v] || region_[graph_.value(v).producer] != region_[*it] ||
+                     (graph_.IsView(*it) && leaves_[node.out[0]]);
       }
     }
+  }
+
+  // Whether most of what a node makes stays in the region: statistics of a norm whose result leaves are not
+  // worth another norm.
+  bool StaysWithin(const Node& node) const {
+    double within = 0, leaving = 0;
+    for (int v : node.out) (leaves_[v] ? leaving : within) += Bytes(v);
+    return within >= leaving;
   }
 
   void FindRepeatable() {
@@ -117,7 +126,7 @@ class Repeater {
       const Node& node = graph_.node(n);
       of_batch_[n] = DependsOnBatch(n);
       if (node.phase != Phase::kForward || IsEnd(node) || !of_batch_[n]) continue;
-      if (mode_[n] == Recompute::kFull) repeatable_[n] = !leaves_[n];
+      if (mode_[n] == Recompute::kFull) repeatable_[n] = StaysWithin(node);
       if (mode_[n] == Recompute::kSelective && !Costly(n)) repeatable_[n] = Pays(node);
     }
   }
@@ -165,9 +174,9 @@ class Repeater {
   std::vector<std::string> region_;          // by node
   std::vector<Recompute> mode_;              // by node
   std::vector<bool> of_batch_, repeatable_;  // by node
-  std::vector<bool> leaves_;   // by node: another region, or what is in none, reads what it makes
-  std::vector<bool> kept_;     // values, from forward to backward; of repeatable nodes none are
-  std::map<int, int> copies_;  // of values
+  std::vector<bool> leaves_;                 // values that another region, or what is in none, reads
+  std::vector<bool> kept_;                   // values, from forward to backward; of repeatable nodes none are
+  std::map<int, int> copies_;                // of values
   std::map<std::string, std::vector<int>> waits_;  // by region
 };
 

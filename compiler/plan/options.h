@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiler/cost/cost.h"
@@ -28,7 +29,9 @@ struct Training {
   Average average = {};                    // of the weights
   // The user's graph, of which the compiled one is a part: values have the same ids. Only compared.
   const GraphBuilder* source = nullptr;
-  int source_values = 0;  // that it had
+  int source_values = 0;                                         // that it had
+  double clip_value = 0;                                         // 0: none
+  std::vector<std::pair<std::string, double>> clip_groups = {};  // patterns of weights and their norms
 };
 // Mesh axes along which activations keep one signature (Parallel in session.h); -1: none.
 struct Roles {

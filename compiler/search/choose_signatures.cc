@@ -136,7 +136,8 @@ class AxisChooser : AxisChoices {
   // (compiler/passes/micro_batches.cc), a sum over the micro-batch, or what is made of such.
   void FindVarying(int n) {
     const Node& node = graph_.node(n);
-    bool varies = node.kind == NodeKind::kVariable && node.rate == Rate::kRemade;
+    bool varies = (node.kind == NodeKind::kVariable && node.rate == Rate::kRemade) ||
+                  (node.kind == NodeKind::kOperator && graph_.catalog().Get(node.op).each_micro_batch);
     for (size_t s = 0; s < choices_[n].size() && !varies; ++s) {
       const Choice& c = choices_[n][s];
       if (least_[n][s] >= kImpossibleCost || c.out.empty() || !c.out[0].is_broadcast()) continue;
@@ -148,13 +149,15 @@ class AxisChooser : AxisChoices {
   }
 
   // Whether operand i of a node has to be whole where micro-batches bring it in parts. It gets it whole if
-  // its operator needs all of that axis, and is of the update, which runs once they all have come.
+  // its operator needs all of that axis, and says so (OpDef::whole_batch), or is of the update, or computes a
+  // gradient: then the operator whose gradient it is had the value whole, and readers took parts of its
+  // result.
   bool NeedsWholeBatch(const Sbp& from, const Sbp& to, int n, size_t i) const {
     if (entry_ > 0 || !from.is_split() || from == to) return false;
     const BoundRule* const rule = nodes_.rules[n];
-    if (!to.is_broadcast() || graph_.node(n).phase != Phase::kUpdate || rule == nullptr ||
-        i >= rule->in.size())
-      return true;
+    if (!to.is_broadcast() || rule == nullptr || i >= rule->in.size()) return true;
+    const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
+    if (graph_.node(n).phase == Phase::kForward && !(def && def->whole_batch)) return true;
     const std::vector<std::string>& labels = rule->in[i].axes[from.axis].labels;
     return std::none_of(labels.begin(), labels.end(),
                         [&](const std::string& label) { return rule->notes.whole.count(label) > 0; });
@@ -228,12 +231,12 @@ class AxisChooser : AxisChoices {
       }
     }
     Fail(graph_.DescribeForUser(n), ": it needs the whole batch, but ", parts_,
-         " micro-batches cut it; use 1 micro-batch, or an operator that works on parts");
+         " micro-batches cut it; use 1 micro-batch, whole_batch(), or an operator that works on parts");
   }
   [[noreturn]] void RefuseBatchCut(int n, const Value& v, const Sbp& have) const {
     Fail(graph_.DescribeForUser(n), ": it needs the whole batch of '", v.name, "', but ", parts_,
          " micro-batches cut it (", have.str(),
-         " over time); use 1 micro-batch, or an operator that works on parts");
+         " over time); use 1 micro-batch, whole_batch(), or an operator that works on parts");
   }
 
   // Boxing from value v, with signature `from`, to all its readers; equal targets once.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <regex>
 
+#include "compiler/graph/training.h"
 #include "oneflow_like/checkpoint.h"
 #include "oneflow_like/checkpoint/common_checkpoint.h"
 #include "oneflow_like/checkpoint/reader.h"
@@ -43,9 +44,35 @@ Names Renamed(const VariableSource& source, const LoadOptions& options) {
   return names;
 }
 
-// The variables to read; throws Error for what does not fit.
+// Averages of weights (TrainOptions::average) by training: the averages, and the number of their updates.
+std::map<std::string, std::vector<std::string>> AveragesIn(const std::vector<std::string>& names) {
+  std::map<std::string, std::vector<std::string>> found;
+  for (const std::string& name : names) {
+    const size_t colon = name.find(':');
+    const std::string state = colon == std::string::npos ? "" : name.substr(colon);
+    if (state == kAverages || state.starts_with(Cat(":", kAverage, "/")))
+      found[name.substr(0, colon)].push_back(name);
+  }
+  return found;
+}
+
+// Takes the averages of those trainings out of `names` of which `others` has none, and returns them: a
+// training may begin to keep averages in the middle, or no longer keep any.
+std::vector<std::string> TakeAverages(std::vector<std::string>* names,
+                                      const std::vector<std::string>& others) {
+  const auto here = AveragesIn(*names), there = AveragesIn(others);
+  std::vector<std::string> taken;
+  for (const auto& [training, averages] : here)
+    if (!there.count(training)) taken.insert(taken.end(), averages.begin(), averages.end());
+  std::erase_if(*names, [&](const std::string& name) {
+    return std::find(taken.begin(), taken.end(), name) != taken.end();
+  });
+  return taken;
+}
+
+// The variables to read; throws Error for what does not fit. `dropped`: averages that nothing here keeps.
 std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& source, const Names& names,
-                                const LoadOptions& options) {
+                                const LoadOptions& options, std::vector<std::string>* dropped) {
   auto wants = [&](const std::string& name) { return !options.weights_only || !IsTrainingState(name); };
   std::vector<std::string> wanted, missing, unknown, different;
   for (const auto& [name, variable] : model.variables) {
@@ -66,6 +93,11 @@ std::vector<std::string> ToRead(const ModelImpl& model, const VariableSource& so
   for (const auto& [name, type] : source.others())
     if (model.variables.count(name) || !options.partial)
       different.push_back(Cat("'", name, "' is of type ", type, ", which is not known here"));
+  std::vector<std::string> here, there;
+  for (const auto& [name, variable] : model.variables) here.push_back(name);
+  for (const auto& [name, stored] : names) there.push_back(name);
+  TakeAverages(&missing, there);  // they begin here, with the weights
+  *dropped = TakeAverages(&unknown, here);
   std::string wrong;
   if (!missing.empty() && !options.partial) wrong += Cat("; it lacks ", Quoted(missing));
   if (!unknown.empty() && !options.partial) wrong += Cat("; the model has no ", Quoted(unknown));
@@ -96,11 +128,11 @@ auto OrElse(const std::string& instead, F&& read) {
   }
 }
 
-// Returns what it has left alone. An Error while it reads ends with `instead`.
-std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options,
-                                 const std::string& instead = "") {
+// Sets what it has left alone, and dropped. An Error while it reads ends with `instead`.
+void ReadAll(ModelImpl* model, VariableSource* source, const LoadOptions& options, Loaded* loaded,
+             const std::string& instead = "") {
   const Names names = Renamed(*source, options);
-  const std::vector<std::string> wanted = ToRead(*model, *source, names, options);
+  const std::vector<std::string> wanted = ToRead(*model, *source, names, options, &loaded->dropped);
   if (wanted.empty())
     Fail("checkpoint ", source->where(), " has no variable of the model; it has ", Quoted([&] {
            std::vector<std::string> all;
@@ -114,10 +146,9 @@ std::vector<std::string> ReadAll(ModelImpl* model, VariableSource* source, const
     read.origin = source->where();
     read.compared = false;
   }
-  std::vector<std::string> left;
   for (const auto& [name, variable] : model->variables)
-    if (!(options.weights_only && IsTrainingState(name)) && !names.count(name)) left.push_back(name);
-  return left;
+    if (!(options.weights_only && IsTrainingState(name)) && !names.count(name))
+      loaded->left_alone.push_back(name);
 }
 
 // A checkpoint, or the newest of a folder that all processes have.
@@ -146,6 +177,15 @@ std::shared_ptr<VariableSource> Chosen(const std::shared_ptr<VariableSource>& so
                                        const LoadOptions& options) {
   if (options.weights.empty()) return source;
   return std::make_shared<ConvertedSource>(source, Conversion{.weights = options.weights});
+}
+
+// Averages that the checkpoint lacks begin with the weights, whatever they were here.
+void ResetAverages(Model* model, const std::vector<std::string>& left_alone) {
+  for (const std::string& name : left_alone) {
+    if (!name.ends_with(kAverages)) continue;
+    model->Write(name, HostTensor::Make(DType::kFloat32, {}));
+    model->impl()->steps[name.substr(0, name.find(':'))].averaged = false;
+  }
 }
 
 void BeginLoading(ModelImpl* model) {
@@ -178,12 +218,13 @@ Loaded Load(Model& model, const std::string& path, const LoadOptions& user_optio
     if (!options.weights_only && index.seed != impl->options.seed)
       Fail("checkpoint ", loaded.path, " is of a run with seed ", index.seed, ", but the model has seed ",
            impl->options.seed, ", with which it would not go on as it began");
-    loaded.left_alone = ReadAll(impl, Chosen(reader, options).get(), options, instead);
+    ReadAll(impl, Chosen(reader, options).get(), options, &loaded, instead);
     loaded.steps = index.steps;
     loaded.state = index.state;
     return "";
   });
   ++impl->loads;
+  if (!options.weights_only) ResetAverages(&model, loaded.left_alone);
   if (!options.weights_only)
     for (const auto& [name, step] : loaded.steps) model.SetNextStep(name, step);
   VLOG(1) << "checkpoint " << loaded.path << " is read";
@@ -214,7 +255,8 @@ void LoadWeights(Model& model, VariableSource& source, LoadOptions options) {
   if (job) RequireSameWeights(job, source.where(), source.Facts());
   Together(job, "weights are read", [&] {
     const std::shared_ptr<VariableSource> borrowed(&source, [](VariableSource*) {});
-    ReadAll(model.impl(), Chosen(borrowed, options).get(), options);
+    Loaded loaded;
+    ReadAll(model.impl(), Chosen(borrowed, options).get(), options, &loaded);
     return "";
   });
   ++model.impl()->loads;

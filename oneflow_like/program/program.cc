@@ -85,6 +85,11 @@ int64_t Begin(const Launcher& launcher, Model& model, const Program& program) {
   if (!newest.empty()) {
     const Loaded loaded = Load(model, resume);
     launcher.Print("going on from %s\n", loaded.path.c_str());
+    if (!loaded.left_alone.empty())
+      launcher.Print("averages of weights begin with the weights of step %ld: the saved run kept none\n",
+                     static_cast<long>(model.next_step()));
+    if (!loaded.dropped.empty())
+      launcher.Print("averages of weights that the saved run kept are dropped: --average continues them\n");
     const auto data = loaded.state.find(kDataState);
     const int64_t position =
         data == loaded.state.end() ? model.next_step() * FLAGS_batch : PositionOf(loaded.path, data->second);

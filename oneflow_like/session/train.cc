@@ -377,9 +377,14 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   GraphOfModel* source = GraphOf(loss, who);
   CheckOptimizer(who, optimizer, options.lr_schedule);
   NeedEnum(who, "recompute", options.recompute, Recompute::kAuto, "Recompute");
-  for (double* bound : {&options.clip_norm, &options.skip.above, &options.skip.times})
+  for (double* bound : {&options.clip_norm, &options.clip_value, &options.skip.above, &options.skip.times})
     if (*bound == INFINITY) *bound = FLT_MAX;  // norms are fp32: what none exceeds
   NeedNumber(who, "clip_norm", options.clip_norm, Domain::kDivisor);
+  NeedNumber(who, "clip_value", options.clip_value, Domain::kDivisor);
+  for (auto& [pattern, norm] : options.clip_groups) {
+    if (norm == INFINITY) norm = FLT_MAX;
+    NeedNumber(who, Cat("clip_groups of \"", pattern, "\""), norm, Domain::kPositive);
+  }
   NeedNumber(who, "skip.above", options.skip.above, Domain::kDivisor);
   NeedNumber(who, "skip.times", options.skip.times, Domain::kDivisor);
   CheckAverage(who, options.average);
@@ -389,8 +394,13 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
   std::map<std::string, int> fetched{{"loss", loss.id()}};
   AddOutputs(source, who, options, options.outputs, &fetched);
   const bool skips = options.skip.above > 0 || options.skip.times > 0;
-  if (options.clip_norm > 0 && fetched.count("grad_norm"))
-    FailTaken(who, "grad_norm");  // add_updates gives it
+  std::set<std::string> norms;  // that add_updates gives
+  if (options.clip_norm > 0 || !options.clip_groups.empty()) norms.insert("grad_norm");
+  for (const auto& [pattern, norm] : options.clip_groups)
+    if (!norms.insert("grad_norm/" + pattern).second)
+      Fail(who, ": clip_groups has pattern \"", pattern, "\" twice");
+  for (const std::string& norm : norms)
+    if (fetched.count(norm)) FailTaken(who, norm);
   if (skips && fetched.count("skipped")) FailTaken(who, "skipped");
   AddReads(source, who, optimizer, &options);
   for (const Tensor& tensor : KeptByLayers(*source, Roots(fetched, options))) options.also.push_back(tensor);
@@ -398,6 +408,8 @@ Session Train(Tensor loss, const Optimizer& optimizer, const TrainOptions& user_
                     options.clip_norm, options.skip,
                     options.recompute, static_cast<bool>(options.lr_function),
                     options.average,   source};
+  training.clip_value = options.clip_value;
+  training.clip_groups = options.clip_groups;
   bool large = false;  // so that searches begin with less
   const auto begin = [&](Training* of) {
     Graph graph = SessionGraph(source, Roots(fetched, options));

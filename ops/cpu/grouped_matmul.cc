@@ -62,7 +62,7 @@ MatrixProduct RowsProductOf(const KernelSpec& spec, int64_t rows, int64_t k, int
           spec.out[0].dtype};
 }
 
-Status RunGrouped(const KernelContext& context) {
+Status RunGroupedOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &w = context.in[1], &counts = context.in[2], &y = context.out[0];
   Status checked = CheckCounts(counts, x.global[0]);
   const int64_t k = x.extent[1], m = y.extent[1], experts = w.extent[0];
@@ -96,7 +96,7 @@ MatrixProduct WeightProductOf(const KernelSpec& spec, int64_t rows, int64_t k, i
   return {{k, m, rows, 1, k, m, 1, m, 1}, {}, spec.in[0].dtype, spec.out[0].dtype};
 }
 
-Status RunGradWeight(const KernelContext& context) {
+Status RunGradWeightOfPart(const KernelContext& context) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &counts = context.in[2], &dw = context.out[0];
   Status checked = CheckCounts(counts, x.global[0]);
   const int64_t k = x.extent[1], m = dy.extent[1];
@@ -119,6 +119,16 @@ Status RunGradWeight(const KernelContext& context) {
   return checked;
 }
 
+Status RunGrouped(const KernelContext& context) {
+  return ForEachPart(context, kGroupedRanks, RunGroupedOfPart);
+}
+Status RunGradWeight(const KernelContext& context) {
+  return ForEachPart(context, kGroupedWeightRanks, RunGradWeightOfPart);
+}
+
+// The extents of a part.
+Dims OfPart(const Dims& extent, int rank) { return Dims(extent.end() - rank, extent.end()); }
+
 // Matrices of one floating type, the result of that or fp32.
 bool FitsPanels(const KernelSpec& spec) {
   const DType dtype = spec.in[0].dtype, result = spec.out[0].dtype;
@@ -135,15 +145,17 @@ KernelPtr MakeGroupedMatmulGradWeight(const KernelSpec& spec) {
 }
 int64_t GroupedMatmulScratch(const KernelSpec& spec) {
   if (!FitsPanels(spec)) return ReferenceScratch(spec);
-  const MatrixProduct most =
-      RowsProductOf(spec, spec.in[0].extent[0], spec.in[0].extent[1], spec.out[0].extent[1]);
-  return GroupedRoom(spec, most, spec.in[1].extent[0], nullptr).bytes;
+  const Dims x = OfPart(spec.in[0].extent, 2);
+  return GroupedRoom(spec, RowsProductOf(spec, x[0], x[1], spec.out[0].extent.back()),
+                     OfPart(spec.in[1].extent, 3)[0], nullptr)
+      .bytes;
 }
 int64_t GroupedMatmulGradWeightScratch(const KernelSpec& spec) {
   if (!FitsPanels(spec)) return ReferenceScratch(spec);
-  const MatrixProduct most =
-      WeightProductOf(spec, spec.in[0].extent[0], spec.in[0].extent[1], spec.in[1].extent[1]);
-  return GroupedRoom(spec, most, spec.out[0].extent[0], nullptr).bytes;
+  const Dims x = OfPart(spec.in[0].extent, 2);
+  return GroupedRoom(spec, WeightProductOf(spec, x[0], x[1], spec.in[1].extent.back()),
+                     OfPart(spec.out[0].extent, 3)[0], nullptr)
+      .bytes;
 }
 
 }  // namespace oneflow_like::cpu

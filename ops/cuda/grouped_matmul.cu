@@ -5,6 +5,7 @@
 // Floor, operations: 2 n k m on fp32 cores; a library's grouped product on tensor cores is many times faster.
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/operand.h"
+#include "ops/groups.h"
 
 namespace oneflow_like::cuda {
 namespace {
@@ -123,7 +124,7 @@ Experts FindExperts(const TensorArg& x, const TensorArg& w, const TensorArg& cou
   return {starts, x.begin[0], x.extent[0], w.begin[0], w.extent[0]};
 }
 
-Status GroupedMatmul(const KernelContext& context, const LaunchContext& launch) {
+Status GroupedMatmulOfPart(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg &x = context.in[0], &w = context.in[1], &y = context.out[0];
   const bool transposed = context.spec.attrs.Int("transposed", 0) != 0;
   const Experts all = FindExperts(x, w, context.in[2], launch);
@@ -135,7 +136,7 @@ Status GroupedMatmul(const KernelContext& context, const LaunchContext& launch) 
   return Status();
 }
 
-Status GroupedMatmulGradWeight(const KernelContext& context, const LaunchContext& launch) {
+Status GradWeightOfPart(const KernelContext& context, const LaunchContext& launch) {
   const TensorArg &x = context.in[0], &dy = context.in[1], &dw = context.out[0];
   const Experts all = FindExperts(x, dw, context.in[2], launch);
   if (dw.elements() == 0) return Status();
@@ -143,6 +144,15 @@ Status GroupedMatmulGradWeight(const KernelContext& context, const LaunchContext
   Grid grid{.x = static_cast<unsigned>(all.experts * ((k + kTile - 1) / kTile) * ((m + kTile - 1) / kTile))};
   Launch(MultiplyColumns, grid, launch.stream, all, FloatsOf(x), FloatsOf(dy), k, m, FloatsOf(dw));
   return Status();
+}
+
+Status GroupedMatmul(const KernelContext& context, const LaunchContext& launch) {
+  return ForEachPart(context, kGroupedRanks,
+                     [&](const KernelContext& part) { return GroupedMatmulOfPart(part, launch); });
+}
+Status GroupedMatmulGradWeight(const KernelContext& context, const LaunchContext& launch) {
+  return ForEachPart(context, kGroupedWeightRanks,
+                     [&](const KernelContext& part) { return GradWeightOfPart(part, launch); });
 }
 
 std::string ExplainCounts(const Fault& fault) {

@@ -408,6 +408,7 @@ void AddMoveKernels(KernelRegistry* registry) {
   add("stop_gradient", CopyAll);
   add("copy", CopyAll);
   add("reshape", CopyAll);
+  add("whole_batch", CopyAll);
   add("transpose", Transpose);
   add("broadcast_to", BroadcastTo);
   add("slice", SliceAxis);

@@ -1,6 +1,7 @@
-// cumsum, flip and arange. A line of cumsum is a block's: tiles of 256 elements are scanned by shuffles, and
-// the sum so far goes on to the next; where there are lines enough each is a thread's, which keeps neighbours
-// together. Sums are made in fp64 or i64, in an order that depends on the shape alone.
+// cumsum, flip, arange and micro_batch_index. A line of cumsum is a block's: tiles of 256 elements are
+// scanned by shuffles, and the sum so far goes on to the next; where there are lines enough each is a
+// thread's, which keeps neighbours together. Sums are made in fp64 or i64, in an order that depends on the
+// shape alone.
 //
 // Floor, bytes: x once, y once.
 #include "ops/cuda/kernels.h"
@@ -153,12 +154,22 @@ Status Arange(const KernelContext& context, const LaunchContext& launch) {
   return Status();
 }
 
+OFL_KERNEL void PutMicroBatch(const ActState* act, int64_t* y) {
+  if (threadIdx.x == 0) *y = act->time;
+}
+
+Status MicroBatchIndex(const KernelContext& context, const LaunchContext& launch) {
+  Launch(PutMicroBatch, Grid{.threads = 32}, launch.stream, launch.act, context.out[0].as<int64_t>());
+  return Status();
+}
+
 }  // namespace
 
 void AddScanKernels(KernelRegistry* registry) {
   registry->Add("cumsum", "cuda", MakeLaunchKernel(Cumsum));
   registry->Add("flip", "cuda", MakeLaunchKernel(Flip));
   registry->Add("arange", "cuda", MakeLaunchKernel(Arange));
+  registry->Add("micro_batch_index", "cuda", MakeLaunchKernel(MicroBatchIndex));
 }
 
 }  // namespace oneflow_like::cuda

@@ -228,6 +228,28 @@ Tensor dynamic_slice(Tensor x, int64_t axis, Tensor begin, int64_t extent, Here 
   return take(x, axis, add(offsets, cast(begin, DType::kInt64, at), at), at);
 }
 
+Tensor whole_batch(Tensor x, int64_t axis, Here at) {
+  return One("whole_batch", {x}, {{"axis", NormalAxis("whole_batch", axis, x, at)}}, at);
+}
+
+Tensor per_micro_batch(Tensor x, int64_t parts, Here at) {
+  at = at.In("per_micro_batch");
+  NeedGiven("per_micro_batch", "x", x, at);
+  if (x.shape().empty()) Fail(Who("per_micro_batch", at), ": x is one number, but must have a batch axis");
+  NeedSize("per_micro_batch", "parts", parts, 1, at);
+  Dims shape = {parts, Extent(x, 0) / parts};
+  if (Extent(x, 0) % parts != 0)
+    Fail(Who("per_micro_batch", at), ": parts is ", parts, " but axis 0 of x has ", Extent(x, 0),
+         " elements, which it does not divide");
+  for (int i = 1; i < x.shape().rank(); ++i) shape.push_back(x.shape()[i]);
+  return reshape(x, shape, at);
+}
+
+Tensor micro_batch_index(GraphBuilder* graph, Here at) {
+  if (graph == nullptr) Fail(Who("micro_batch_index", at), ": no graph was given to make it in");
+  return Apply(graph, "micro_batch_index", {}, {}, at)[0];
+}
+
 Tensor slice_scatter(Tensor x, int64_t axis, int64_t begin, Tensor src, Here at) {
   at = at.In("slice_scatter");
   axis = NormalAxis("slice_scatter", axis, x, at);

@@ -57,6 +57,23 @@ Tensor scatter(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
 // number fails the step.
 Tensor bincount(Tensor ids, int64_t classes, OFL_HERE);
 
+// --- Work within one micro-batch, and over all of them. What is said of micro-batches holds for any number
+// of them, 1 included, and for every schedule ---
+
+// x itself, but whole along the axis on every rank and in every micro-batch: for a loss that compares each
+// sample with all of the batch. Its readers wait for all micro-batches, and what they read besides is kept
+// for all of them, which --dry_run counts.
+Tensor whole_batch(Tensor x, int64_t axis = 0, OFL_HERE);
+// x[b ..] -> [parts (b / parts) ..]: the batch in equal parts, in its order, so that what works along axis 1
+// (sort, top_k, cumsum, grouped_matmul) works within a part. reshape(y, {-1, ...}) is the way back. parts
+// must be a multiple of TrainOptions::micro_batches; of micro-batches times ranks of the data axis, ranks
+// have parts of their own, too. The number is the model's, so results are the same in any number of
+// micro-batches. Throws Error unless parts divides b.
+Tensor per_micro_batch(Tensor x, int64_t parts, OFL_HERE);
+// i64[]: the number of the micro-batch, from 0 on, to read a table by (dynamic_slice). No gradient of a
+// weight may depend on it: read weights by arange(parts) beside per_micro_batch.
+Tensor micro_batch_index(GraphBuilder* graph, OFL_HERE);
+
 // --- Results whose number depends on the data, with a bound: the first `size` of them, and how many there
 // are
 // ---

@@ -112,7 +112,8 @@ AdagradState adagrad_rows(Tensor table, Tensor state, const TouchedRows& touched
 // x[n k], w[e k m], counts[e] -> [n m]: the first counts[0] rows of x times w[0], the next counts[1] rows
 // times w[1], and so on; rows past the sum of counts give 0. counts are i32 or i64; if one is negative, or
 // their sum exceeds n, the step fails naming both numbers. Every axis of x and w may be cut (e: expert
-// parallelism, each rank computes the rows of its experts), counts may not.
+// parallelism, each rank computes the rows of its experts), counts may not. x[p n k] and counts[p e] are rows
+// of parts, as per_micro_batch makes them: -> [p n m]; w may then be [p e k m].
 Tensor grouped_matmul(Tensor x, Tensor w, Tensor counts, OFL_HERE);
 
 // --- Shape and position ---

@@ -198,5 +198,22 @@ TEST_F(OwnFolders, ARunThatGoesOnSaysWhatHasChanged) {
   silent(run(43, {"--lr=0.002", "--schedule_steps=40"}));
 }
 
+// Averages of weights begin where a run goes on with --average, and end where it goes on without.
+TEST_F(OwnFolders, ARunThatGoesOnBeginsAndDropsAverages) {
+  auto run = [&](int steps, const Flags& more = {}) {
+    Flags flags = {"--text=text.txt", Cat("--steps=", steps), "--schedule_steps=20", "--save=run",
+                   "--resume=run"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return Run("gpt", flags, 1);
+  };
+  run(4);
+  Says(run(6, {"--average=0.9"}), 0,
+       {"averages of weights begin with the weights of step 4: the saved run kept none\n"});
+  const Outcome third = run(8, {"--average=0.9"});
+  EXPECT_EQ(third.code, 0) << third.all;
+  EXPECT_EQ(third.all.find("averages of weights"), std::string::npos) << third.all;
+  Says(run(9), 0, {"averages of weights that the saved run kept are dropped: --average continues them\n"});
+}
+
 }  // namespace
 }  // namespace oneflow_like

@@ -322,17 +322,49 @@ TEST_F(AverageFiles, AreExported) {
   }
 }
 
-// A run that has kept none so far begins them with the weights that it has then.
-TEST_F(AverageFiles, BeginInTheMiddleOfATraining) {
-  Averaged before({}, {}), after({"cpu:dp=2"}, {.decay = 0.9});
-  Session train = before.TrainIt();
-  for (int step = 0; step < 3; ++step) train.Run(before.MakeFeeds(step)).Wait();
-  Save(before.model, folder_).Wait();
-  Session more = after.TrainIt();
-  EXPECT_NE(ErrorOf([&] { Load(after.model, folder_); }).find("train:average"), std::string::npos);
-  Load(after.model, folder_, {.partial = true});
-  more.Run(after.MakeFeeds(3)).Wait();
-  EXPECT_TRUE(SameBytes(after.model.Read("train:average/net/up"), after.model.Read("net/up")));
+// A run that has kept none so far begins them with the weights that it has then, also where it kept others
+// before it loaded; one that keeps none any longer drops them, and says so.
+TEST_F(AverageFiles, BeginAndEndInTheMiddleOfATraining) {
+  for (const Cutting& cut : kCuttings) {
+    SCOPED_TRACE(cut.str());
+    Averaged without(cut, {}), with({"cpu:dp=2"}, {.decay = 0.9});
+    Session plain = without.TrainIt(), keeps = with.TrainIt();
+    for (int step = 0; step < 3; ++step) plain.Run(without.MakeFeeds(step)).Wait();
+    for (int step = 0; step < 2; ++step) keeps.Run(with.MakeFeeds(9 + step)).Wait();
+    Save(without.model, folder_ + "/without").Wait();
+    const Loaded begun = Load(with.model, folder_ + "/without");
+    std::vector<std::string> begin = {"train:averages"};
+    for (const char* name : kNames) begin.push_back(Cat("train:average/net/", name));
+    std::sort(begin.begin(), begin.end());
+    EXPECT_EQ(begun.left_alone, begin);
+    EXPECT_TRUE(begun.dropped.empty());
+    Session look = Evaluate({{"y", with.y}}, {.weights = "average"}), now = Evaluate({{"y", with.y}});
+    EXPECT_TRUE(SameBytes(look.Run(with.MakeFeeds(7)).Get("y"), now.Run(with.MakeFeeds(7)).Get("y")));
+    keeps.Run(with.MakeFeeds(3)).Wait();
+    EXPECT_TRUE(SameBytes(with.model.Read("train:average/net/up"), with.model.Read("net/up")));
+    keeps.Run(with.MakeFeeds(4)).Wait();
+    EXPECT_FALSE(SameBytes(with.model.Read("train:average/net/up"), with.model.Read("net/up")));
+
+    Save(with.model, folder_ + "/with").Wait();
+    const Loaded ended = Load(without.model, folder_ + "/with");
+    EXPECT_EQ(ended.dropped, begin);
+    EXPECT_TRUE(ended.left_alone.empty());
+    for (const char* name : kNames) {
+      const std::string path = Cat("net/", name);
+      EXPECT_TRUE(SameBytes(without.model.Read(path), with.model.Read(path))) << name;
+    }
+    EXPECT_EQ(without.model.next_step(), 5);
+    std::filesystem::remove_all(folder_);
+  }
+  // Some averages of a training without others are still an error: its weights are others.
+  Averaged one({}, {.decay = 0.9});
+  Session train = one.TrainIt();
+  Save(one.model, folder_).Wait();
+  Model other(FullMesh("cpu:dp=1"));
+  Tensor x = other.Input("x", {4, 2}, DType::kFloat32);
+  Session of_other = Train(mean(square(matmul(x, other.scope().Weight("w", {2, 2}, Normal(1))))), Sgd{},
+                           {.average = {.decay = 0.9}});
+  EXPECT_NE(ErrorOf([&] { Load(other, folder_); }).find("train:average/w"), std::string::npos);
 }
 
 // --- Generation ---

@@ -409,6 +409,14 @@ TEST(Errors, TrainAndEvaluate) {
                         LearningRateFactor({.kind = Kind::kStep}, 3)),
         MISTAKE("^Train at .*clip_norm is -1", Train(Loss(m), Sgd{}, With({}, -1))),
         MISTAKE("^Train at .*clip_norm is NaN", Train(Loss(m), Sgd{}, With({}, NAN))),
+        MISTAKE("^Train at .*clip_groups of \"a\\*\" is 0", TrainOptions o; o.clip_groups = {{"a*", 0}};
+                Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Train at .*clip_groups has pattern \"\\*\" twice", TrainOptions o;
+                o.clip_groups = {{"*", 1}, {"*", 2}}; Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Train at .*pattern \"none\" of clip_groups is left no weight", TrainOptions o;
+                o.clip_groups = {{"none", 1}}; Train(Loss(m), Sgd{}, o)),
+        MISTAKE("^Train at .*an output 'grad_norm/\\*' of its own", TrainOptions o; Tensor l = Loss(m);
+                o.clip_groups = {{"*", 1}}; o.outputs = {{"grad_norm/*", l}}; Train(l, Sgd{}, o)),
         MISTAKE("^Train at .*an output 'loss' of its own", TrainOptions o; Tensor l = Loss(m);
                 o.outputs = {{"loss", l}}; Train(l, Sgd{}, o)),
         MISTAKE("^Train at .*output 'y'.*undefined", TrainOptions o; o.outputs = {{"y", Tensor()}};

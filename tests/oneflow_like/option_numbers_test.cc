@@ -230,6 +230,11 @@ TEST(OptionNumbers, OfTrainingAreRefusedOrKeepWeightsFinite) {
        }},
       {"others", [](double n, Optimizer* o, TrainOptions*) { *o = Muon{.others = Sgd{.lr = n}}; }},
       {"clip_norm", [](double n, Optimizer*, TrainOptions* t) { t->clip_norm = n; }},
+      {"clip_value", [](double n, Optimizer*, TrainOptions* t) { t->clip_value = n; }},
+      {"clip_groups",
+       [](double n, Optimizer*, TrainOptions* t) {
+         t->clip_groups = {{"*", n}};
+       }},
       {"skip.above", [](double n, Optimizer*, TrainOptions* t) { t->skip.above = n; }},
       {"skip.times", [](double n, Optimizer*, TrainOptions* t) { t->skip.times = n; }},
       {"final", [](double n, Optimizer*,

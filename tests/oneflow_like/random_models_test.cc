@@ -191,7 +191,7 @@ struct WholeBatchModel {
   Tensor Block(Tensor x, const std::vector<Tensor>& seen, const Scope& s, int stage) {
     const int64_t width = x.shape()[1];
     Annotation cut = place(2) ? Annotation{{"tp", S(place(2))}} : Annotation{};
-    switch (shape(10)) {
+    switch (shape(13)) {
       case 0: {  // batch norm
         Tensor d = x - Marked(mean(x, {0}, true));
         Tensor n = d * rsqrt(shift(mean(square(d), {0}, true), .1));
@@ -214,6 +214,16 @@ struct WholeBatchModel {
       case 7:
         return layer_norm(x - Statistic(x), s.Weight("gamma", {width}, Ones()),
                           s.Weight("beta", {width}, Zeros()));
+      case 8: {  // each row looks at all of them, and of an earlier value
+        Tensor old = to_stage(seen[shape(static_cast<int>(seen.size()))], "pp", stage);
+        Tensor seen_by = softmax(matmul(scale(x, .5), transpose(Marked(whole_batch(x)), {1, 0})));
+        return x + matmul(seen_by, whole_batch(shape(2) ? old : x));
+      }
+      case 9:  // running sums of the batch, of which each row reads its own
+        return x + scale(cumsum(whole_batch(x), 0), .2);
+      case 10:
+        return x *
+               Marked(softmax(whole_batch(matmul(x, s.Weight("w", {width, width}, Normal(.5), cut))), 0)) * 5;
       default:
         return gelu(matmul(x, s.Weight("w", {width, width}, Normal(.5), cut)));
     }

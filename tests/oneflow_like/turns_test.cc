@@ -19,8 +19,8 @@ const char* const kNames[] = {"up", "bias", "down"};
 // Two networks, each on all stages, and their losses of least squares: the discriminator's is that it says 1
 // of what is real and 0 of what is made, the generator's that it says 1 of what is made.
 struct Game {
-  explicit Game(const Cutting& cut)
-      : model(FullMesh(cut.mesh), cut.options()), micro_batches(cut.micro_batches) {
+  explicit Game(const Cutting& cut, DType dtype = DType::kFloat32)
+      : model(FullMesh(cut.mesh), cut.options()), micro_batches(cut.micro_batches), dtype(dtype) {
     const int last = model.mesh().axis_size(2) - 1;
     Tensor z = model.Input("z", {kRows, kNoise}, DType::kFloat32, {{"dp", S(0)}});
     Tensor real = model.Input("real", {kRows, kWide}, DType::kFloat32, {{"dp", S(0)}});
@@ -35,6 +35,7 @@ struct Game {
     options.name = name;
     options.weights = {name + "/*"};
     options.micro_batches = micro_batches;
+    options.dtype = dtype;
     return Train(name == "generator" ? of_generator : of_discriminator, optimizer, options);
   }
   Session Generator() { return Training("generator", Sgd{.lr = 0.3, .momentum = 0.5}); }
@@ -45,6 +46,7 @@ struct Game {
 
   Model model;
   const int micro_batches;
+  const DType dtype;
   Tensor of_generator, of_discriminator;
 };
 
@@ -101,6 +103,47 @@ TEST(Turns, OfAGameFollowPlainLoopsOnEveryMesh) {
     for (const std::string& name : game.model.Variables())
       EXPECT_TRUE(!name.starts_with("generator:") || name.starts_with("generator:sgd_v/generator/")) << name;
   }
+}
+
+// In 16 bits the game is that of fp32, as far as the type goes, and each training keeps a loss scale of its
+// own: gradients that overflow in one change neither its weights nor anything of the other's.
+TEST(Turns, OfAGameInSixteenBits) {
+  for (const Cutting& cut : kCuttings)
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      SCOPED_TRACE(Cat(cut.str(), " in ", Name(dtype)));
+      Game game(cut, dtype), wide(cut);
+      Session of_d = game.Discriminator(), of_g = game.Generator();
+      Session wide_d = wide.Discriminator(), wide_g = wide.Generator();
+      const double most = dtype == DType::kBFloat16 ? 2e-2 : 2e-3;
+      double apart = 0;
+      for (const char* name : {"generator:loss_scale", "discriminator:loss_scale"})  // nothing overflows
+        if (dtype == DType::kFloat16) game.model.Write(name, ToHost<float>({1024}, {}));
+      for (int step = 0; step < 9; ++step) {
+        const Feeds feeds = game.MakeFeeds(step);
+        const bool d = step % 3 != 2;  // two steps of the discriminator for one of the generator
+        const float loss = (d ? of_d : of_g).Run(feeds).Scalar("loss");
+        EXPECT_NEAR(loss, (d ? wide_d : wide_g).Run(feeds).Scalar("loss"), most) << step;
+      }
+      for (const char* name : kNames)
+        for (const char* whose : {"generator/", "discriminator/"}) {
+          const double here =
+              Difference(game.model.Read(Cat(whose, name)), wide.model.Read(Cat(whose, name)));
+          EXPECT_LE(here, most) << whose << name;
+          apart = std::max(apart, here);
+        }
+      EXPECT_GT(apart, 0) << "it computed in fp32";
+      if (dtype == DType::kBFloat16) continue;
+      EXPECT_EQ(NumbersOf(game.model.Read("generator:loss_scale")), Numbers{1024});
+      EXPECT_EQ(NumbersOf(game.model.Read("discriminator:loss_scale_finite_steps")), Numbers{6});
+      EXPECT_EQ(NumbersOf(game.model.Read("generator:loss_scale_finite_steps")), Numbers{3});
+      game.model.Write("generator:loss_scale", ToHost<float>({1e30f}, {}));
+      std::map<std::string, HostTensor> before;
+      for (const std::string& name : game.model.Variables()) before[name] = game.model.Read(name);
+      of_g.Run(game.MakeFeeds(20)).Wait();
+      for (const auto& [name, value] : before)
+        EXPECT_EQ(!SameBytes(value, game.model.Read(name)), name.starts_with("generator:loss_scale")) << name;
+      EXPECT_FLOAT_EQ(game.model.Read("generator:loss_scale").as<float>()[0], 5e29f);
+    }
 }
 
 // Neither training changes a bit of the other's weights, whatever they are made with.

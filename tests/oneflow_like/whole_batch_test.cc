@@ -1,6 +1,9 @@
 // Values of the whole batch that are read within micro-batches: they are whole when they are read, whatever
 // the number of micro-batches, and the memory for that is predicted. Random models of this kind are in
 // random_models_test.cc.
+#include <optional>
+
+#include "oneflow_like/session/session_impl.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
@@ -137,6 +140,106 @@ TEST(WholeBatch, TheSummaryNamesWhatIsWaitedFor) {
     EXPECT_NE(said.find(", held until mean 'layer5/mean' at whole_batch_test.cc:"), std::string::npos)
         << said;
   }
+}
+
+// --- whole_batch() ---
+
+// Two towers, whose loss tells each row of one from all rows of the other, and a third network that reads the
+// ranks of the batch's numbers: on the first stage, on the last one, or on both. The last rows weigh nothing.
+struct Contrast {
+  Contrast(const char* mesh, const TrainOptions& given, int rows, int zero = 0, bool plain = false)
+      : model(FullMesh(mesh), OptionsOf(zero)), options(given) {
+    const int last = model.mesh().axis_size(2) - 1;
+    const Annotation cut = rows % 2 == 0 ? Annotation{{"dp", S(0)}} : Annotation{};
+    Tensor x = model.Input("x", {rows, 5}, DType::kFloat32, cut);
+    Tensor y = model.Input("y", {rows, 3}, DType::kFloat32, cut);
+    const Scope scope = model.scope();
+    auto tower = [&](const std::string& name, Tensor of, int stage) {
+      const Scope s = (scope / name).Stage("pp", stage);
+      s.Region();
+      Tensor h = gelu(
+          matmul(to_stage(of, "pp", stage), s.Weight("up", {of.shape()[1], 6}, Normal(0.4), {{"tp", S(1)}})));
+      h = matmul(h, s.Weight("down", {6, 4}, Normal(0.4)));
+      return to_stage(h / sqrt(sum(square(h), {1}, true)), "pp", last);
+    };
+    Tensor u = tower("u", x, 0), v = tower("v", y, last);
+    // Rows of a micro-batch against all, and all against all. `plain`: on one device the batch is whole.
+    auto whole = [&](Tensor of) { return plain ? of : whole_batch(of); };
+    Tensor rows_of_all = matmul(u, transpose(whole(v), {1, 0}));
+    Tensor all = matmul(whole(v), transpose(whole(u), {1, 0}));
+    Tensor place = model.Input("place", {rows}, DType::kInt32, cut);
+    Tensor loss = mean(cross_entropy(scale(rows_of_all, 3), place)) +
+                  mean(cross_entropy(scale(all, 3), whole(to_stage(place, "pp", last))));
+    Sorted order = sort(whole(sum(u, {1})), 0);
+    options.outputs = {{"order", order.indices}, {"similar", rows_of_all}};
+    train.emplace(Train(loss + scale(mean(square(order.values - 0.5)), 0.3), AdamW{.lr = 0.02}, options));
+  }
+  static ModelOptions OptionsOf(int zero) {
+    ModelOptions made;
+    if (zero > 0) made.zero = {.axis = "dp", .stage = zero, .small = 0};
+    return made;
+  }
+  // Losses of three steps, outputs of the last, and the weights that they leave.
+  Outputs Run() {
+    const int rows =
+        static_cast<int>(train->impl()->compiled.graph.value(train->impl()->inputs.at("x")).shape[0]);
+    std::vector<int32_t> places(rows);
+    for (int i = 0; i < rows; ++i) places[i] = i;
+    Outputs seen;
+    for (int step = 0; step < 3; ++step) {
+      StepResult r = train->Run({{"x", Floats(step, {rows, 5})},
+                                 {"y", Floats(50 + step, {rows, 3})},
+                                 {"place", ToHost<int32_t>(places, {rows})}});
+      seen[Cat("loss", step)] = r.Get("loss");
+      for (const char* name : {"order", "similar"}) seen[name] = r.Get(name);
+    }
+    for (const char* name : {"u/up", "u/down", "v/up", "v/down"}) seen[name] = model.Read(name);
+    return seen;
+  }
+  Model model;
+  TrainOptions options;
+  std::optional<Session> train;
+};
+
+TEST(WholeBatch, IsGatheredOnEveryMeshAndSchedule) {
+  const struct {
+    const char* mesh;
+    int zero;
+    Recompute recompute;
+    PipelineSchedule schedule;
+  } kRuns[] = {{"cpu:dp=2", 0, Recompute::kNone, PipelineSchedule::k1F1B},
+               {"cpu:dp=2", 3, Recompute::kFull, PipelineSchedule::k1F1B},
+               {"cpu:tp=2", 0, Recompute::kNone, PipelineSchedule::k1F1B},
+               {"cpu:pp=2", 0, Recompute::kNone, PipelineSchedule::k1F1B},
+               {"cpu:pp=2", 0, Recompute::kFull, PipelineSchedule::kGPipe},
+               {"cpu:pp=2", 0, Recompute::kNone, PipelineSchedule::kZeroBubble},
+               {"cpu:dp=2,tp=2,pp=2", 2, Recompute::kNone, PipelineSchedule::k1F1B}};
+  for (int rows : {12, 7}) {
+    const Outputs wanted = Contrast("cpu:dp=1", {}, rows, 0, true).Run();
+    for (const auto& run : kRuns)
+      for (int micro_batches : {1, 2, 3}) {
+        TrainOptions options = Options(micro_batches, run.schedule);
+        options.recompute = run.recompute;
+        ExpectNear(Contrast(run.mesh, options, rows, run.zero).Run(), wanted, 5e-6,
+                   Cat(run.mesh, " of ", rows, " in ", micro_batches));
+      }
+  }
+}
+
+// Without it the operator is refused, with the way out.
+TEST(WholeBatch, IsAskedForByName) {
+  Model model(FullMesh("cpu:dp=2"));
+  Tensor x = model.Input("x", {6, 2}, DType::kFloat32);
+  const std::string error = ErrorOf([&] { Evaluate({{"y", softmax(x, 0)}}, Options(3)); });
+  EXPECT_NE(error.find("it needs the whole batch of "), std::string::npos) << error;
+  EXPECT_NE(error.find("whole_batch()"), std::string::npos) << error;
+  Session all = Evaluate({{"y", softmax(whole_batch(x), 0)}}, Options(3));
+  Session one = Evaluate({{"y", softmax(x, 0)}}, Options(1));
+  EXPECT_LE(
+      Difference(all.Run({{"x", Floats(1, {6, 2})}}).Get("y"), one.Run({{"x", Floats(1, {6, 2})}}).Get("y")),
+      1e-6);
+  EXPECT_NE(ErrorOf([&] { whole_batch(x, 2); }).find("whole_batch at whole_batch_test.cc:"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ def compare(title, path, tolerance, losses_of):
     models = [name.split(":")[0] for name in written if name.endswith(":losses")]
     for model in models:
         ours, theirs = written[f"{model}:losses"].tolist(), losses_of(written, model)
-        apart = [abs(a - b) / b for a, b in zip(ours, theirs)]
-        worst = max(range(STEPS), key=apart.__getitem__)
+        apart = [abs(a - b) / abs(b) for a, b in zip(ours, theirs)]
+        worst = max(range(len(apart)), key=apart.__getitem__)
         print(f"{model}: loss {theirs[0]:.4f} to {theirs[-1]:.4f}, at most {apart[worst]:.1e} apart")
         if not apart[worst] <= tolerance:
             failures.append(f"{model}: {ours[worst]:.7f} in step {worst}, PyTorch's {theirs[worst]:.7f}")
