@@ -304,8 +304,8 @@ Tensor Gated(const Layer& layer, Scope s, Tensor x, const MlpOptions& o, bool bi
     Tensor y = matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
     return bias ? add(y, s.Weight(name + "_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at) : y;
   };
-  Tensor gate = activation(up("gate"));
-  Tensor hidden = mul(gate, up("up"), at);
+  Tensor value = up("up"), gate = activation(up("gate"));
+  Tensor hidden = mul(gate, value, at);
   Tensor y = matmul(hidden, s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
   return bias ? add(y, s.Weight("down_bias", {width}, Zeros(), {}, at), at) : y;
 }
