@@ -501,8 +501,9 @@ StepProfile Runtime::Impl::Collect(const ClockPoint& until) {
   if (of_devices == nullptr || backend == nullptr) return collected;
   const BackendCounts now = backend->Counts();
   collected.devices = now;
-  for (int64_t BackendCounts::*count : {&BackendCounts::library_products, &BackendCounts::library_attention,
-                                        &BackendCounts::graph_launches, &BackendCounts::lone_launches})
+  for (int64_t BackendCounts::*count :
+       {&BackendCounts::library_products, &BackendCounts::library_attention,
+        &BackendCounts::library_convolutions, &BackendCounts::graph_launches, &BackendCounts::lone_launches})
     collected.devices.*count -= counted.*count;
   counted = now;
   return collected;

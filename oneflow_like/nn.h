@@ -113,7 +113,7 @@ Tensor Attention(Scope s, Tensor x, const AttentionOptions& options, Tensor memo
 using Activation = std::function<Tensor(Tensor)>;
 
 struct MlpOptions {
-  int64_t inner = 0;  // 0: four times the width; in SwiGlu eight thirds, rounded up to a multiple of 64
+  int64_t inner = 0;  // 0: four times the width; gated ones eight thirds, rounded up to a multiple of 64
   bool bias = true;
   Activation activation = [](Tensor x) { return gelu(x); };
   Initializer init = XavierUniform(), out_init = XavierUniform();
@@ -121,7 +121,10 @@ struct MlpOptions {
 };
 // x[.. w] -> [.. w]: up[w inner], down[inner w] and their biases up_bias, down_bias.
 Tensor Mlp(Scope s, Tensor x, const MlpOptions& options = {}, OFL_HERE);
-// Shazeer 2020: down(silu(x gate) * (x up)), without biases.
+// Shazeer 2020: down(activation(x gate) * (x up)), with biases gate_bias, up_bias, down_bias: GEGLU, ReGLU,
+// ...
+Tensor GatedMlp(Scope s, Tensor x, const MlpOptions& options = {}, OFL_HERE);
+// The same with silu and without biases.
 Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& options = {}, OFL_HERE);
 
 struct TransformerOptions {

@@ -7,6 +7,7 @@
 
 #include "core/device/scratch.h"
 #include "core/random.h"
+#include "ops/attention_library.h"
 #include "ops/attention_masks.h"
 #include "ops/language/functional.h"
 #include "ops/language/numbers.h"
@@ -415,6 +416,28 @@ std::vector<Sample> Samples(bool grad) {
 
 }  // namespace
 
+CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradient) {
+  const int first = gradient ? 1 : 0, first_mask = gradient ? 6 : 3;
+  const TensorArg &q = spec.in[first], &k = spec.in[first + 1], &v = spec.in[first + 2];
+  const AttentionMasks masks = MasksOf(spec.attrs, first_mask);
+  const int64_t batch = q.extent[0], queries = q.extent[1], keys = k.extent[1], width = q.extent[3];
+  CudaAttentionScratch scratch;
+  if (q.dtype == DType::kFloat32 || spec.attrs.Float("dropout", 0) != 0 || masks.bias >= 0 ||
+      width % 8 != 0 || width != v.extent[3])
+    return scratch;
+  if (masks.Positions() || masks.Documents()) {
+    bool of_batch = false;
+    for (size_t i = first_mask; i < spec.in.size(); ++i) of_batch |= spec.in[i].extent.rank() == 2;
+    const int64_t bytes = ((of_batch ? batch : 1) * queries * keys * 2 + 255) / 256 * 256;
+    if (queries != keys || bytes > kMostLibraryAttentionBytes) return scratch;
+    scratch.mask = bytes;
+  }
+  if (!gradient) return scratch;
+  const int64_t bytes = LibraryAttentionGradScratch(batch, q.extent[2], k.extent[2], queries, keys, width);
+  if (bytes > kStreamWorkspaceBytes) scratch.library = bytes;
+  return scratch;
+}
+
 void AddAttention(Catalog* catalog) {
   catalog->Add({
       .name = "attention",
@@ -437,6 +460,7 @@ void AddAttention(Catalog* catalog) {
       .flops = [](const BoundRule& rule) { return PairFlops(rule, 2, 2); },
       .reference = AttentionReference,
       .scratch = [](const KernelSpec& spec) { return 8 * spec.in[1].extent[1]; },
+      .cuda_scratch = [](const KernelSpec& spec) { return CudaAttentionScratchOf(spec, false).bytes(); },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"bias"},
@@ -473,6 +497,7 @@ void AddAttention(Catalog* catalog) {
             for (const TensorArg& out : spec.out) scratch.Take<double>(out.elements());
             return scratch.bytes();
           },
+      .cuda_scratch = [](const KernelSpec& spec) { return CudaAttentionScratchOf(spec, true).bytes(); },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"lse", "bias"},

@@ -16,6 +16,7 @@ const Catalog& BuiltinCatalog() {
     AddSort(all);
     AddTake(all);
     AddLinearRecurrence(all);
+    AddScatterMax(all);
     AddEmbeddingBag(all);
     AddSparseRows(all);
     AddGroupedMatmul(all);
@@ -37,6 +38,8 @@ const Catalog& BuiltinCatalog() {
     AddOptimizers(all);
     AddAssign(all);
     AddLossScaling(all);
+    AddTemporalClassification(all);
+    AddSolve(all);
     AddWithin(all);
     AddFused(all);
     AddScan(all);

@@ -98,7 +98,8 @@ V FloorDivide(V a, V b) {
     if (b == -1) return static_cast<V>(uint64_t{0} - static_cast<uint64_t>(a));
     return a / b - (a % b != 0 && (a < 0) != (b < 0));
   } else {
-    return std::floor(a / b);
+    const V quotient = a / b;  // too small for its type it is still below 0
+    return quotient == 0 && a != 0 && (a < 0) != (b < 0) ? V{-1} : std::floor(quotient);
   }
 }
 template <typename V>

@@ -26,6 +26,7 @@ void AddGather(Catalog* catalog);
 void AddSort(Catalog* catalog);
 void AddTake(Catalog* catalog);
 void AddLinearRecurrence(Catalog* catalog);
+void AddScatterMax(Catalog* catalog);
 void AddEmbeddingBag(Catalog* catalog);
 void AddSparseRows(Catalog* catalog);
 void AddGroupedMatmul(Catalog* catalog);
@@ -49,6 +50,8 @@ void AddBatchNorm(Catalog* catalog);
 void AddOptimizers(Catalog* catalog);
 void AddAssign(Catalog* catalog);
 void AddLossScaling(Catalog* catalog);
+void AddTemporalClassification(Catalog* catalog);
+void AddSolve(Catalog* catalog);
 void AddWithin(Catalog* catalog);
 void AddFused(Catalog* catalog);
 // ops/scan.cc; last, as its samples are made of other operators.

@@ -58,6 +58,12 @@ Labelled HeldAxes(Tensor x, const Dims& y, const std::string& last_two) {
   return {held.rank() == rank ? x : reshape(x, held), labels + last_two};
 }
 
+// A product of a gradient; in fp32 (attribute "wide") where the product itself is.
+Tensor GradientProduct(const Attrs& attrs, const std::string& equation, Tensor a, Tensor b) {
+  if (!attrs.Has("wide")) return einsum(equation, a, b);
+  return Apply(a.graph(), "einsum", {a, b}, {{"equation", equation}, {"wide", attrs.Int("wide")}})[0];
+}
+
 // Each gradient is one einsum: leading axes an operand does not hold are summed in it, not afterwards.
 std::vector<Tensor> MatmulGrad(const GradCall& call) {
   Tensor dy = call.dout[0];
@@ -70,10 +76,12 @@ std::vector<Tensor> MatmulGrad(const GradCall& call) {
   };
   std::vector<Tensor> din(2);
   if (call.wanted[0]) {
-    din[0] = like(einsum(y_labels + "," + b.labels + "->" + a.labels, dy, b.tensor), call.in[0]);
+    din[0] = like(GradientProduct(call.attrs, y_labels + "," + b.labels + "->" + a.labels, dy, b.tensor),
+                  call.in[0]);
   }
   if (call.wanted[1]) {
-    din[1] = like(einsum(a.labels + "," + y_labels + "->" + b.labels, a.tensor, dy), call.in[1]);
+    din[1] = like(GradientProduct(call.attrs, a.labels + "," + y_labels + "->" + b.labels, a.tensor, dy),
+                  call.in[1]);
   }
   return din;
 }
@@ -97,8 +105,8 @@ Status EinsumReference(const KernelContext& context) {
 
 // The gradient of the operand x with labels `own`; `other` is the product's other operand. A label of x alone
 // that the product sums over has the same gradient at each of its indices.
-Tensor EinsumGradOf(Tensor x, const std::string& own, Tensor dy, const std::string& y, Tensor other,
-                    const std::string& others) {
+Tensor EinsumGradOf(const Attrs& attrs, Tensor x, const std::string& own, Tensor dy, const std::string& y,
+                    Tensor other, const std::string& others) {
   std::string shared;
   Dims kept;
   for (size_t i = 0; i < own.size(); ++i) {
@@ -106,7 +114,7 @@ Tensor EinsumGradOf(Tensor x, const std::string& own, Tensor dy, const std::stri
     if (has) shared += own[i];
     kept.push_back(has ? x.shape()[i] : 1);
   }
-  Tensor gradient = einsum(y + "," + others + "->" + shared, dy, other);
+  Tensor gradient = GradientProduct(attrs, y + "," + others + "->" + shared, dy, other);
   if (shared == own) return gradient;
   return broadcast_to(reshape(gradient, kept), x.shape());
 }
@@ -114,8 +122,8 @@ Tensor EinsumGradOf(Tensor x, const std::string& own, Tensor dy, const std::stri
 std::vector<Tensor> EinsumGrad(const GradCall& call) {
   Equation e = ParseEquation("einsum", call.attrs.Str("equation"));
   std::vector<Tensor> din(2);
-  if (call.wanted[0]) din[0] = EinsumGradOf(call.in[0], e.a, call.dout[0], e.y, call.in[1], e.b);
-  if (call.wanted[1]) din[1] = EinsumGradOf(call.in[1], e.b, call.dout[0], e.y, call.in[0], e.a);
+  if (call.wanted[0]) din[0] = EinsumGradOf(call.attrs, call.in[0], e.a, call.dout[0], e.y, call.in[1], e.b);
+  if (call.wanted[1]) din[1] = EinsumGradOf(call.attrs, call.in[1], e.b, call.dout[0], e.y, call.in[0], e.a);
   return din;
 }
 

@@ -66,6 +66,7 @@ void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {
     } else if (KernelFactory kernel = ReferenceKernel(def)) {
       registry->Add(name, "reference", kernel, def.scratch);
     }
+    if (def.cuda_scratch) registry->State(name, "cuda", def.cuda_scratch);
   }
 }
 

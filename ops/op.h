@@ -113,6 +113,7 @@ struct OpDef {
   // Scratch of the reference kernel, and of the operator's other kernels that are registered without a
   // statement of their own (KernelRegistry::Add).
   ScratchFn scratch;
+  ScratchFn cuda_scratch;  // of its kernel on CUDA devices, where it differs
 
   // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast).
   // `scalar` is the name of the scalar body in ops/scalar.h or, for a user's operator, a program of operators

@@ -334,7 +334,10 @@ OFL_HOST_DEVICE float RemainderOf(float a, float b) {
 
 // floor(a / b): a quotient of two floats, rounded to double, is whole only if it is exactly that.
 OFL_HOST_DEVICE float FloorDivideOf(float a, float b) {
-  return static_cast<float>(::floor(static_cast<double>(a) / static_cast<double>(b)));
+  // A quotient that is too small for a double is still below 0.
+  const double quotient = static_cast<double>(a) / static_cast<double>(b);
+  return quotient == 0 && a != 0.0f && (a < 0.0f) != (b < 0.0f) ? -1.0f
+                                                                : static_cast<float>(::floor(quotient));
 }
 
 OFL_HOST_DEVICE float SigmoidOf(float x) { return 1.0f / (1.0f + ExpOf(-x)); }

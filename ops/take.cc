@@ -10,15 +10,8 @@ namespace {
 
 // --- Reference kernels ---------------------------------------------------------------------------
 
-Status CheckIndices(const TensorArg& ids, int64_t limit) {
-  for (int64_t i = 0; i < ids.elements(); ++i) {
-    int64_t id = LoadInt(ids, i);
-    if (id < 0 || id >= limit) return IndexOutside(id, limit);
-  }
-  return Status();
-}
-
-// kAlong: ids has an index for every element; else one for every part along the axis.
+// kAlong: ids has an index for every element; else one for every part along the axis, of all outer indices
+// or, batched, of each.
 template <bool kAlong>
 Status Take(const KernelContext& context) {
   const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
@@ -26,12 +19,13 @@ Status Take(const KernelContext& context) {
   Status checked = CheckIndices(ids, x.global[axis]);
   if (!checked.ok()) return checked;
   AroundAxis at(x, axis);
-  int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  const bool batched = Batched(context.spec.attrs);
+  int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
   DispatchType(x.dtype, [&](auto t) {
     using T = decltype(t);
     for (int64_t i = 0; i < y.elements(); ++i) {
       int64_t c = i % at.inner, j = i / at.inner % count, o = i / at.inner / count;
-      int64_t row = LoadInt(ids, kAlong ? i : j) - x.begin[axis];
+      int64_t row = LoadInt(ids, kAlong ? i : batched ? o * count + j : j) - x.begin[axis];
       bool here = row >= 0 && row < at.along;
       y.as<T>()[i] = here ? x.as<T>()[(o * at.along + row) * at.inner + c] : T{};
     }
@@ -47,7 +41,8 @@ Status SumByIndex(const KernelContext& context) {
   Status checked = CheckIndices(ids, y.global[axis]);
   if (!checked.ok()) return checked;
   AroundAxis at(y, axis);
-  int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  const bool batched = Batched(context.spec.attrs);
+  int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
   DispatchType(from.dtype, [&](auto t) {
     using T = decltype(t);
     for (int64_t i = 0; i < y.elements(); ++i) {
@@ -57,7 +52,8 @@ Status SumByIndex(const KernelContext& context) {
         DispatchType(x->dtype, [&](auto of) { sum = static_cast<Wide<T>>(Load(x->as<decltype(of)>() + i)); });
       for (int64_t j = 0; j < count; ++j) {
         int64_t offset = (o * count + j) * at.inner + c;
-        if (LoadInt(ids, kAlong ? offset : j) == y.begin[axis] + row) sum += Load(from.as<T>() + offset);
+        if (LoadInt(ids, kAlong ? offset : batched ? o * count + j : j) == y.begin[axis] + row)
+          sum += Load(from.as<T>() + offset);
       }
       DispatchType(y.dtype, [&](auto to) { Store(y.as<decltype(to)>() + i, sum); });
     }
@@ -65,23 +61,7 @@ Status SumByIndex(const KernelContext& context) {
   return Status();
 }
 
-// --- Rules: a letter for every axis of x, "v" for the one that is indexed, "i", "j", ... for those of ids
-// ---
-
-constexpr int kIds = 8;
-
-std::string Joined(const std::vector<std::string>& lists) {
-  std::string text;
-  for (const std::string& list : lists) text += (text.empty() || list.empty() ? "" : " ") + list;
-  return text;
-}
-
-// The axes of a tensor of `rank` axes with `label` (or labels) instead of one of them.
-std::string AxesWith(int rank, int axis, const std::string& labels) {
-  return Joined({Letters(0, axis), labels, Letters(axis + 1, rank)});
-}
-
-std::string IdLetters(const Dims& ids) { return Letters(kIds, kIds + ids.rank()); }
+// --- Rules -------------------------------------------------------------------------------------
 
 std::map<std::string, int64_t> ExtentOfAxis(const OpCall& call) { return {{"v", call.attrs->Int("extent")}}; }
 
@@ -137,6 +117,29 @@ double OneForEach(const BoundRule& rule) { return static_cast<double>(rule.in[1]
 Attrs At(int64_t axis) { return {{"axis", axis}}; }
 Attrs At(int64_t axis, int64_t extent) { return {{"axis", axis}, {"extent", extent}}; }
 
+Attrs InBatches(Attrs attrs) {
+  attrs.Set("batched", int64_t{1});
+  return attrs;
+}
+
+// The labels of ids, and those that stand in place of the axis.
+std::string LabelsOfIds(const OpCall& call, size_t ids) {
+  if (!Batched(*call.attrs)) return IdLetters(call.shapes[ids]);
+  return JoinedLabels({Letters(0, static_cast<int>(call.attrs->Int("axis"))), Letter(kIds)});
+}
+std::string LabelsInPlace(const OpCall& call, size_t ids) {
+  return Batched(*call.attrs) ? Letter(kIds) : IdLetters(call.shapes[ids]);
+}
+
+// ids has the axes of `other` before the one that is indexed, which may differ in x.
+void CheckBatches(const OpCall& call, size_t ids, size_t other, const char* name) {
+  const Dims &a = call.shapes[ids], &b = call.shapes[other];
+  const int axis = static_cast<int>(call.attrs->Int("axis")), same = axis + (other == 1);
+  if (a.rank() != axis + 1 || Dims(a.begin(), a.begin() + same) != Dims(b.begin(), b.begin() + same))
+    Fail(call.who, ": ids is ", a.str(), " but must have the axes of ", name, " ", b.str(), " before axis ",
+         axis, ", and one of indices");
+}
+
 void AddTakeParts(Catalog* catalog) {
   const DType f = DType::kFloat32, i = DType::kInt32, l = DType::kInt64;
   OpDef take;
@@ -144,8 +147,8 @@ void AddTakeParts(Catalog* catalog) {
   take.doc = "The parts of x along one axis that ids names.";
   take.axes_of = [](const OpCall& call) {
     int rank = call.shapes[0].rank(), axis = RequireAxis(call);
-    return "x[" + AxesWith(rank, axis, "v") + "], ids[" + IdLetters(call.shapes[1]) + "] -> y[" +
-           AxesWith(rank, axis, IdLetters(call.shapes[1])) + "]";
+    return "x[" + AxesWith(rank, axis, "v") + "], ids[" + LabelsOfIds(call, 1) + "] -> y[" +
+           AxesWith(rank, axis, LabelsInPlace(call, 1)) + "]";
   };
   take.folds = {{"v", Reduce::kSum}};
   take.linear = {{"x"}};
@@ -154,6 +157,7 @@ void AddTakeParts(Catalog* catalog) {
     RequireAxis(call);
     RequireNumbers(call, 0);
     RequireInteger(call, 1);
+    if (Batched(*call.attrs)) return CheckBatches(call, 1, 0, "x");
     int rank = call.shapes[0].rank() - 1 + call.shapes[1].rank();
     if (rank > Dims::kMaxRank)
       Fail(call.who, ": x ", call.shapes[0].str(), " taken by ids ", call.shapes[1].str(), " would have ",
@@ -164,6 +168,7 @@ void AddTakeParts(Catalog* catalog) {
   take.grad = [](const GradCall& c) {
     int64_t axis = c.attrs.Int("axis");
     Attrs attrs = At(axis, c.in[0].shape()[static_cast<int>(axis)]);
+    if (Batched(c.attrs)) attrs.Set("batched", int64_t{1});
     return std::vector<Tensor>{Apply(c.in[0].graph(), "index_sum", {c.in[1], c.dout[0]}, attrs)[0], Tensor()};
   };
   take.precision = Precision::kFollow;
@@ -171,7 +176,9 @@ void AddTakeParts(Catalog* catalog) {
   take.samples = {{.in = {{6, 4}, {5}}, .attrs = At(0), .dtypes = {f, i}, .limit = 6},
                   {.in = {{3, 5, 2}, {4}}, .attrs = At(1), .dtypes = {f, l}, .limit = 5},
                   {.in = {{3, 7}, {2, 3}}, .attrs = At(1), .dtypes = {f, i}, .limit = 7},
-                  {.in = {{4, 5}, {}}, .attrs = At(0), .dtypes = {l, l}, .limit = 4}};
+                  {.in = {{4, 5}, {}}, .attrs = At(0), .dtypes = {l, l}, .limit = 4},
+                  {.in = {{3, 5, 2}, {3, 4}}, .attrs = InBatches(At(1)), .dtypes = {f, i}, .limit = 5},
+                  {.in = {{2, 3, 6}, {2, 3, 4}}, .attrs = InBatches(At(2)), .dtypes = {f, l}, .limit = 6}};
   catalog->Add(std::move(take));
 }
 
@@ -181,15 +188,16 @@ void AddIndexSum(Catalog* catalog) {
   sum.name = "index_sum";
   sum.doc = "Parts of src added up along one axis: each to the part of the result that its index names.";
   sum.axes_of = [](const OpCall& call) {
-    int rank = call.shapes[1].rank() - call.shapes[0].rank() + 1,
+    int rank = call.shapes[1].rank() - (Batched(*call.attrs) ? 0 : call.shapes[0].rank() - 1),
         axis = static_cast<int>(call.attrs->Int("axis"));
-    const std::string in = "ids[" + IdLetters(call.shapes[0]) + "], src[" +
-                           AxesWith(rank, axis, IdLetters(call.shapes[0])) + "]";
+    const std::string in =
+        "ids[" + LabelsOfIds(call, 0) + "], src[" + AxesWith(rank, axis, LabelsInPlace(call, 0)) + "]";
     return SumsLine(call, in, AxesWith(rank, axis, "v"));
   };
   sum.folds_of = [](const OpCall& call) {
     std::vector<std::string> labels;
-    for (int a = 0; a < call.shapes[0].rank(); ++a) labels.push_back(Letter(kIds + a));
+    const int axes = Batched(*call.attrs) ? 1 : call.shapes[0].rank();
+    for (int a = 0; a < axes; ++a) labels.push_back(Letter(kIds + a));
     return SumsFolds(call, labels);
   };
   sum.linear_of = [](const OpCall& call) { return LinearSums(call, "src"); };
@@ -198,6 +206,7 @@ void AddIndexSum(Catalog* catalog) {
     CheckSums(call);
     RequireAttr(call, "axis");
     CheckExtent(call);
+    if (Batched(*call.attrs)) return RequireAxis(call, 1), CheckBatches(call, 0, 1, "src");
     int64_t axis = call.attrs->Int("axis");
     int ids = call.shapes[0].rank(), rank = call.shapes[1].rank() - ids + 1;
     if (axis < 0 || axis >= rank)
@@ -211,30 +220,24 @@ void AddIndexSum(Catalog* catalog) {
   sum.dtypes = [](const OpCall& call) { return std::vector<DType>{call.dtypes[1]}; };
   sum.flops = OneForEach;
   sum.grad = [](const GradCall& c) {
-    return SumsGrad(c, oneflow_like::take(c.dout[0], c.attrs.Int("axis"), c.in[0]));
+    const int64_t axis = c.attrs.Int("axis");
+    return SumsGrad(c, Batched(c.attrs) ? batched_take(c.dout[0], c.in[0], axis)
+                                        : oneflow_like::take(c.dout[0], axis, c.in[0]));
   };
   sum.any_type = sum.typed = true;
   sum.reference = SumByIndex<false>;
-  sum.samples = {{.in = {{5}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
-                 {.in = {{4}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
-                 {.in = {{2, 3}, {4, 2, 3}}, .attrs = At(1, 7), .dtypes = {i, f}, .limit = 7},
-                 {.in = {{}, {5}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4},
-                 {.in = {{5}, {5, 4}, {6, 4}}, .attrs = At(0, 6), .dtypes = {i, f, f}, .limit = 6},
-                 {.in = {{2, 3}, {4, 2, 3}, {4, 7}}, .attrs = At(1, 7), .dtypes = {i, f, f}, .limit = 7},
-                 {.in = {{4}, {4}, {3}}, .attrs = At(0, 3), .dtypes = {l, l, l}, .limit = 3}};
+  sum.samples = {
+      {.in = {{5}, {5, 4}}, .attrs = At(0, 6), .dtypes = {i, f}, .limit = 6},
+      {.in = {{4}, {3, 4, 2}}, .attrs = At(1, 5), .dtypes = {l, f}, .limit = 5},
+      {.in = {{2, 3}, {4, 2, 3}}, .attrs = At(1, 7), .dtypes = {i, f}, .limit = 7},
+      {.in = {{}, {5}}, .attrs = At(0, 4), .dtypes = {l, l}, .limit = 4},
+      {.in = {{5}, {5, 4}, {6, 4}}, .attrs = At(0, 6), .dtypes = {i, f, f}, .limit = 6},
+      {.in = {{2, 3}, {4, 2, 3}, {4, 7}}, .attrs = At(1, 7), .dtypes = {i, f, f}, .limit = 7},
+      {.in = {{4}, {4}, {3}}, .attrs = At(0, 3), .dtypes = {l, l, l}, .limit = 3},
+      {.in = {{3, 4}, {3, 4, 2}}, .attrs = InBatches(At(1, 5)), .dtypes = {i, f}, .limit = 5},
+      {.in = {{2, 3, 4}, {2, 3, 4}}, .attrs = InBatches(At(2, 6)), .dtypes = {l, f}, .limit = 6},
+      {.in = {{3, 4}, {3, 4, 2}, {3, 5, 2}}, .attrs = InBatches(At(1, 5)), .dtypes = {i, f, f}, .limit = 5}};
   catalog->Add(std::move(sum));
-}
-
-// x[a v c] and ids[a i c] of equal extents but on the axis `free`; -1: on all.
-void CheckAlong(const OpCall& call, size_t ids, size_t other, const char* name, int free) {
-  const Dims &a = call.shapes[ids], &b = call.shapes[other];
-  if (a.rank() != b.rank())
-    Fail(call.who, ": ids ", a.str(), " has ", a.rank(), a.rank() == 1 ? " axis" : " axes", " but ", name,
-         " ", b.str(), " has ", b.rank());
-  for (int axis = 0; axis < a.rank(); ++axis)
-    if (axis != free && a[axis] != b[axis])
-      Fail(call.who, ": axis ", axis, " of ids ", a.str(), " is ", a[axis], " but of ", name, " ", b.str(),
-           " is ", b[axis], free < 0 ? std::string() : Cat("; only axis ", free, " may differ"));
 }
 
 void AddTakeAlongAxis(Catalog* catalog) {

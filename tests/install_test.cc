@@ -314,9 +314,10 @@ int main(int, char** argv) {
   ASSERT_EQ(o.code, 0) << o.output;
   const ShellOutcome built = Shell(OFL_CMAKE " --build " + *folder_ / "models/build" + " --parallel 2");
   ASSERT_EQ(built.code, 0) << built.output;
-  const ShellOutcome one = Shell(*folder_ / "models/build/models cpu:1"),
-                     four = Shell(*folder_ / "models/build/models cpu:dp=2,tp=2");
+  const ShellOutcome one = Shell(*folder_ / "models/build/models cpu:dp=1,tp=1,pp=1"),
+                     four = Shell(*folder_ / "models/build/models cpu:dp=2,tp=2,pp=1");
   ASSERT_EQ(one.code, 0) << one.output;
+  ASSERT_EQ(four.code, 0) << four.output;
   EXPECT_EQ(std::count(one.output.begin(), one.output.end(), '\n'), 5) << one.output;
   EXPECT_EQ(one.output, four.output);
 }

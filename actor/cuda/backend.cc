@@ -122,9 +122,11 @@ class CudaBackend : public Backend {
     BackendCounts counts;
     counts.library_products = Counted(LibraryUse::kProduct);
     counts.library_attention = Counted(LibraryUse::kAttention);
+    counts.library_convolutions = Counted(LibraryUse::kConvolution);
     counts.refused_products = Counted(LibraryUse::kRefusedProduct);
     counts.refused_epilogues = Counted(LibraryUse::kRefusedEpilogue);
     counts.refused_attention = Counted(LibraryUse::kRefusedAttention);
+    counts.refused_convolutions = Counted(LibraryUse::kRefusedConvolution);
     counts.failed_recordings = streams.failed_recordings;
     counts.parts = streams.parts;
     counts.unrecorded_parts = streams.parts - streams.recorded_parts;

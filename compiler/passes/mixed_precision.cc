@@ -44,6 +44,10 @@ class Narrower {
 
  private:
   const OpDef* Def(int n) const { return graph_.catalog().Find(graph_.node(n).op); }
+  // As the table entry says, unless the node's attribute "wide" asks for fp32.
+  Precision PrecisionOf(int n) const {
+    return graph_.node(n).attrs.Has("wide") ? Precision::kWide : Def(n)->precision;
+  }
 
   // Whether the user mixed types here.
   bool UsersTypes(int n) const {
@@ -86,8 +90,8 @@ class Narrower {
     if (node.kind == NodeKind::kVariable || (def && node.in.empty())) {
       kind = Kind::kNeutral;
     } else if (def && !UsersTypes(n)) {
-      if (def->precision == Precision::kNarrow) kind = Kind::kNarrow;
-      if (def->precision == Precision::kFollow) kind = Followed(n);
+      if (PrecisionOf(n) == Precision::kNarrow) kind = Kind::kNarrow;
+      if (PrecisionOf(n) == Precision::kFollow) kind = Followed(n);
     }
     runs_narrow_[n] = kind == Kind::kNarrow;
     SetKinds(n, kind);
@@ -132,15 +136,15 @@ class Narrower {
         continue;
       }
       bool neutral =
-          def->precision == Precision::kFollow && !node.in.empty() && Followed(*it) == Kind::kNeutral;
+          PrecisionOf(*it) == Precision::kFollow && !node.in.empty() && Followed(*it) == Kind::kNeutral;
       if (neutral)
         runs_narrow_[*it] = !node.out.empty() && std::all_of(node.out.begin(), node.out.end(), [&](int v) {
           return demand[v] == Demand::kNarrow && !mixed_.count(v);
         });
       bool wide = all_wide(*it);
-      if (def->precision == Precision::kNarrow && def->typed && wide) wide_output_[*it] = true;
-      bool narrow = runs_narrow_[*it] && (def->precision == Precision::kNarrow || !wide);
-      if (def->precision == Precision::kWide && def->any_type) continue;
+      if (PrecisionOf(*it) == Precision::kNarrow && def->typed && wide) wide_output_[*it] = true;
+      bool narrow = runs_narrow_[*it] && (PrecisionOf(*it) == Precision::kNarrow || !wide);
+      if (PrecisionOf(*it) == Precision::kWide && def->any_type) continue;
       std::vector<bool> free = Free(*it);
       for (size_t i = 0; i < node.in.size(); ++i) {
         Demand d = narrow && free[i] ? Demand::kNarrow : Demand::kWide;
@@ -150,7 +154,7 @@ class Narrower {
     }
     for (int n : order_) {
       const OpDef* def = Def(n);
-      if (def && def->precision == Precision::kFollow && kind_[graph_.node(n).out[0]] == Kind::kNeutral &&
+      if (def && PrecisionOf(n) == Precision::kFollow && kind_[graph_.node(n).out[0]] == Kind::kNeutral &&
           runs_narrow_[n])
         SetKinds(n, Kind::kNarrow);
     }
@@ -164,9 +168,9 @@ class Narrower {
       for (size_t i = 0; i < graph_.node(n).in.size(); ++i) CastOperand(n, i, was_[graph_.node(n).in[i]]);
       return;
     }
-    bool any_type = def->precision == Precision::kWide && def->any_type;
+    bool any_type = PrecisionOf(n) == Precision::kWide && def->any_type;
     bool narrow = runs_narrow_[n];
-    if (def->precision == Precision::kFollow && !graph_.node(n).in.empty()) {
+    if (PrecisionOf(n) == Precision::kFollow && !graph_.node(n).in.empty()) {
       Kind kind = Followed(n);
       if (kind != Kind::kNeutral) narrow = kind == Kind::kNarrow;
     }

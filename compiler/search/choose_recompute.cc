@@ -218,7 +218,7 @@ std::vector<Way> WaysOf(const std::vector<const Region*>& regions) {
 
 // How many candidates are compiled: a limit on work, and not on time, so that all processes choose the same.
 size_t MostCandidates(const Graph& graph) {
-  constexpr int64_t kNodes = 200'000;
+  constexpr int64_t kNodes = 300'000;
   return std::clamp<int64_t>(kNodes / std::max(1, graph.num_nodes()), 16, 300);
 }
 

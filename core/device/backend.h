@@ -65,9 +65,9 @@ constexpr int64_t kCudaBytesBesides = (int64_t{128} << 20) + kCudaBytesOfOthers;
 // refused or recording failed. They cover all devices of the process.
 struct BackendCounts {
   // Enqueued by the vendor's libraries; replays of recordings do not count.
-  int64_t library_products = 0, library_attention = 0;
+  int64_t library_products = 0, library_attention = 0, library_convolutions = 0;
   // Kernels (not launches) that a library refused.
-  int64_t refused_products = 0, refused_epilogues = 0, refused_attention = 0;
+  int64_t refused_products = 0, refused_epilogues = 0, refused_attention = 0, refused_convolutions = 0;
   int64_t failed_recordings = 0;
   int64_t parts = 0;             // existing chains of kernels that can be recorded
   int64_t unrecorded_parts = 0;  // of those, without a recording so far
@@ -78,7 +78,9 @@ struct BackendCounts {
   int64_t allocated_bytes = 0, other_bytes = 0;
   int64_t ranks = 0;  // with an existing device
 
-  int64_t Refused() const { return refused_products + refused_epilogues + refused_attention; }
+  int64_t Refused() const {
+    return refused_products + refused_epilogues + refused_attention + refused_convolutions;
+  }
 };
 
 class Backend {

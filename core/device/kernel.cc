@@ -47,9 +47,14 @@ void KernelRegistry::AddComposed(const std::string& name, const std::string& dev
 InnerKernels KernelRegistry::InnerOf(const std::string& device_kind) const {
   return {[this, device_kind](const KernelSpec& spec) { return Make(spec, device_kind); },
           [this, device_kind](const KernelSpec& spec) { return Scratch(spec, device_kind); },
-          [this, device_kind](const std::string& name) {
-            return device_kind != "reference" && Has(name, device_kind);
+          [this, device_kind](const std::string& name) {  // those of the reference stand in on the CPU alone
+            return device_kind == "cpu" ? Has(name, device_kind) : device_kind != "reference";
           }};
+}
+
+void KernelRegistry::State(const std::string& name, const std::string& device_kind, ScratchFn scratch) {
+  const bool stated = stated_.emplace(std::make_pair(name, device_kind), std::move(scratch)).second;
+  CHECK(stated) << "scratch of kernel " << name << " is stated twice for device kind " << device_kind;
 }
 
 bool KernelRegistry::Has(const std::string& name, const std::string& device_kind) const {
@@ -87,10 +92,12 @@ const KernelRegistry::Entry* KernelRegistry::FindScratch(const std::string& name
 }
 
 bool KernelRegistry::StatesScratch(const std::string& name, const std::string& device_kind) const {
-  return FindScratch(name, device_kind) != nullptr;
+  return stated_.count({name, device_kind}) != 0 || FindScratch(name, device_kind) != nullptr;
 }
 
 int64_t KernelRegistry::Scratch(const KernelSpec& spec, const std::string& device_kind) const {
+  const auto stated = stated_.find({spec.name, device_kind});
+  if (stated != stated_.end()) return stated->second(spec);
   const Entry* entry = FindScratch(spec.name, device_kind);
   if (entry == nullptr) return 0;
   return entry->scratch ? entry->scratch(spec) : entry->composed_scratch(spec, InnerOf(device_kind));

@@ -96,6 +96,8 @@ class KernelRegistry {
   // A kernel that runs others of the registry.
   void AddComposed(const std::string& name, const std::string& device_kind, ComposedFactory factory,
                    ComposedScratch scratch);
+  // What the kernel of that device kind states, also in a build that lacks it: such a build plans for others.
+  void State(const std::string& name, const std::string& device_kind, ScratchFn scratch);
   bool Has(const std::string& name, const std::string& device_kind) const;
   // The kernel for that device kind; if "cpu" has none, the one for "reference". Throws Error when there is
   // none.
@@ -116,6 +118,7 @@ class KernelRegistry {
   const Entry* FindScratch(const std::string& name, const std::string& device_kind) const;
   InnerKernels InnerOf(const std::string& device_kind) const;
   std::map<std::pair<std::string, std::string>, Entry> entries_;
+  std::map<std::pair<std::string, std::string>, ScratchFn> stated_;
 };
 
 }  // namespace oneflow_like

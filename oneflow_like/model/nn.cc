@@ -293,16 +293,34 @@ Tensor Mlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
   return o.bias ? add(y, s.Weight("down_bias", {width}, Zeros(), {}, at), at) : y;
 }
 
-Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
-  const Layer layer("SwiGlu", s, at);
-  at = layer.at;
+namespace {
+
+Tensor Gated(const Layer& layer, Scope s, Tensor x, const MlpOptions& o, bool bias,
+             const Activation& activation) {
+  const Here at = layer.at;
   const int64_t width = layer.Width("x", x, 2);
   const int64_t inner = layer.OrDefault("inner", o.inner, (width * 8 / 3 + 63) / 64 * 64);
-  auto up = [&](const char* name) {
-    return matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
+  auto up = [&](const std::string& name) {
+    Tensor y = matmul(x, s.Weight(name, {width, inner}, o.init, CutBy(s, o.tp, 1), at), at);
+    return bias ? add(y, s.Weight(name + "_bias", {inner}, Zeros(), CutBy(s, o.tp, 0), at), at) : y;
   };
-  Tensor hidden = mul(silu(up("gate"), at), up("up"), at);
-  return matmul(hidden, s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
+  Tensor gate = activation(up("gate"));
+  Tensor hidden = mul(gate, up("up"), at);
+  Tensor y = matmul(hidden, s.Weight("down", {inner, width}, o.out_init, CutBy(s, o.tp, 0), at), at);
+  return bias ? add(y, s.Weight("down_bias", {width}, Zeros(), {}, at), at) : y;
+}
+
+}  // namespace
+
+Tensor GatedMlp(Scope s, Tensor x, const MlpOptions& o, Here at) {
+  const Layer layer("GatedMlp", s, at);
+  if (!o.activation) Fail(layer.who, ": activation is no function");
+  return Gated(layer, s, x, o, o.bias, o.activation);
+}
+
+Tensor SwiGlu(Scope s, Tensor x, const MlpOptions& o, Here at) {
+  const Layer layer("SwiGlu", s, at);
+  return Gated(layer, s, x, o, false, [&](Tensor y) { return silu(y, layer.at); });
 }
 
 Tensor TransformerBlock(Scope s, Tensor x, const TransformerOptions& o, Here at) {

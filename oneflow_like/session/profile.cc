@@ -21,9 +21,11 @@ constexpr size_t kLabelWidth = 64;
 
 constexpr int64_t BackendCounts::*kCounts[] = {&BackendCounts::library_products,
                                                &BackendCounts::library_attention,
+                                               &BackendCounts::library_convolutions,
                                                &BackendCounts::refused_products,
                                                &BackendCounts::refused_epilogues,
                                                &BackendCounts::refused_attention,
+                                               &BackendCounts::refused_convolutions,
                                                &BackendCounts::failed_recordings,
                                                &BackendCounts::parts,
                                                &BackendCounts::unrecorded_parts,
@@ -161,6 +163,7 @@ std::string DevicesText(const StepProfile& profile) {
       {d.refused_products, "matrix products that cuBLASLt refused"},
       {d.refused_epilogues, "epilogues of products that cuBLASLt refused"},
       {d.refused_attention, "attention graphs that cuDNN refused"},
+      {d.refused_convolutions, "convolutions that cuDNN refused"},
       {d.failed_recordings, "graph recordings that failed"},
       {d.unrecorded_parts, "lines of kernels that were never recorded as a graph"}};
   for (const auto& [count, what] : slower) {

@@ -130,6 +130,13 @@ Status Take(const KernelContext& context);           // any type
 Status TakeAlongAxis(const KernelContext& context);  // any type
 KernelPtr MakeIndexSum(const KernelSpec& spec);
 KernelPtr MakeScatterSum(const KernelSpec& spec);
+KernelPtr MakeIndexMax(const KernelSpec& spec);
+KernelPtr MakeScatterMax(const KernelSpec& spec);
+// temporal_classification.cc
+KernelPtr MakeCtcLoss(const KernelSpec& spec);
+KernelPtr MakeCtcLossGrad(const KernelSpec& spec);
+int64_t CtcLossScratch(const KernelSpec& spec);
+int64_t CtcLossGradScratch(const KernelSpec& spec);
 // embedding_bag.cc
 KernelPtr MakeEmbeddingBag(const KernelSpec& spec);
 KernelPtr MakeEmbeddingBagGrad(const KernelSpec& spec);

@@ -68,6 +68,10 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("take_along_axis", MakeFunctionKernel(TakeAlongAxis));
   add("index_sum", MakeIndexSum);
   add("scatter_sum", MakeScatterSum);
+  add("index_max", MakeIndexMax);
+  add("scatter_max", MakeScatterMax);
+  add("ctc_loss", MakeCtcLoss, CtcLossScratch);
+  add("ctc_loss_grad", MakeCtcLossGrad, CtcLossGradScratch);
   add("embedding_bag", MakeEmbeddingBag);
   add("embedding_bag_grad", MakeEmbeddingBagGrad);
   add("embedding_bag_max_grad", MakeEmbeddingBagMaxGrad);

@@ -49,6 +49,7 @@ struct TakeArgs {
   AroundAxis at;
   int64_t count;  // indices for each outer one
   Held held;
+  bool batched;  // of its own
 };
 
 // Calls body(o, begin, end) for runs of the parts [begin, end) of outer index o, shared among the threads.
@@ -101,13 +102,14 @@ void TakeLine(const T* x, const I* ids, T* y, int64_t n, const Held& held) {
 
 // Parts of `inner` elements.
 template <typename T, typename I>
-void TakeParts(const TakeArgs<T>& args, const I* ids) {
+void TakeParts(const TakeArgs<T>& args, const I* shared) {
   const AroundAxis at = args.at;
   const int64_t bytes = at.inner * static_cast<int64_t>(sizeof(T));
   // Lines that share their indices ask about them once.
-  const bool here = at.inner == 1 && at.outer > 1 && AllHere(ids, args.count, args.held);
+  const bool here = !args.batched && at.inner == 1 && at.outer > 1 && AllHere(shared, args.count, args.held);
   ForRuns(at.outer, args.count, RowGrain(at.inner), [&](int64_t o, int64_t begin, int64_t end) {
     const T* x = args.x + o * at.along * at.inner;
+    const I* ids = shared + (args.batched ? o * args.count : 0);
     T* y = args.y + o * args.count * at.inner;
     if (here) return TakeHere(x, ids + begin, y + begin, end - begin, args.held.begin);
     if (at.inner == 1) return TakeLine(x, ids + begin, y + begin, end - begin, args.held);
@@ -146,14 +148,15 @@ Status TakeAny(const KernelContext& context) {
   const TensorArg &x = context.in[0], &ids = context.in[1], &y = context.out[0];
   int axis = AxisOf(context.spec);
   const AroundAxis at(x, axis);
-  const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+  const bool batched = Batched(context.spec.attrs);
+  const int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
   return WithIds(ids, [&](const auto* id) {
     if (y.elements() == 0) return CheckIndices(id, ids.elements(), x.global[axis]);
     std::atomic<bool> bad = false;
     const Held held{x.begin[axis], x.extent[axis], x.global[axis], &bad};
     auto run = [&](auto t) {
       using T = decltype(t);
-      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, count, held};
+      const TakeArgs<T> args{x.as<T>(), y.as<T>(), at, count, held, batched};
       kAlong ? TakeElements(args, id) : TakeParts(args, id);
     };
     switch (SizeOf(x.dtype)) {
@@ -173,9 +176,28 @@ Status TakeAny(const KernelContext& context) {
   });
 }
 
-// Sums into rows [low, high) and columns [left, right) of outer index o, which begin at x, or at 0 where it
-// is null.
-template <typename T, typename S, typename I, bool kAlong>
+// What becomes of a place to which an element goes.
+struct Added {
+  template <typename S, typename T>
+  static void Join(S* place, T value) {
+    if constexpr (std::is_integral_v<T>) {
+      *place += value;
+    } else {
+      *place += AsFloat(value);
+    }
+  }
+};
+struct Greatest {  // a NaN stays
+  template <typename T>
+  static void Join(T* place, T value) {
+    const float own = AsFloat(value);
+    if (own > AsFloat(*place) || own != own) *place = value;
+  }
+};
+
+// Sums (or what else How makes) into rows [low, high) and columns [left, right) of outer index o, which begin
+// at x, or at 0 where it is null.
+template <typename T, typename S, typename I, bool kAlong, typename How>
 struct Sums {
   const T* from;
   const I* ids;
@@ -184,6 +206,7 @@ struct Sums {
   AroundAxis at;
   int64_t count;
   Held held;
+  bool batched;
 
   // The beginning of `n` elements from `first` on: x, or 0.
   void Begin(int64_t first, int64_t n) const {
@@ -196,7 +219,7 @@ struct Sums {
 
   void Run(int64_t o, int64_t low, int64_t high, int64_t left, int64_t right) const {
     const T* source = from + o * count * at.inner;
-    const I* id = ids + (kAlong ? o * count * at.inner : 0);
+    const I* id = ids + (kAlong ? o * count * at.inner : batched ? o * count : 0);
     S* result = to + o * at.along * at.inner;
     // A caller that cuts columns begins them itself: a row's part is too short a run of memory.
     if (right - left == at.inner) Begin((o * at.along + low) * at.inner, (high - low) * at.inner);
@@ -210,7 +233,7 @@ struct Sums {
         const I* own = id + j * at.inner;
         for (int64_t c = left; c < right; ++c) {
           int64_t row = held.Row(own[c]);
-          if (row >= low && row < high) result[row * at.inner + c] += Value(part[c]);
+          if (row >= low && row < high) How::Join(result + row * at.inner + c, part[c]);
         }
       } else {
         if (whole && j + kAhead < count) Ask(source, result, id[j + kAhead], j + kAhead, left, right);
@@ -218,7 +241,7 @@ struct Sums {
         if (row < low || row >= high) continue;
         S* sum = result + row * at.inner;
         OFL_INDEPENDENT
-        for (int64_t c = left; c < right; ++c) sum[c] += Value(part[c]);
+        for (int64_t c = left; c < right; ++c) How::Join(sum + c, part[c]);
       }
     }
   }
@@ -243,21 +266,13 @@ struct Sums {
       const int64_t n = std::min(kTakeBlock, count - first);
       if (AllHere(id, n, here)) {
         OFL_UNROLL(8)
-        for (int64_t j = 0; j < n; ++j) result[id[j] - here.begin] += Value(source[j]);
+        for (int64_t j = 0; j < n; ++j) How::Join(result + (id[j] - here.begin), source[j]);
         continue;
       }
       for (int64_t j = 0; j < n; ++j) {
         int64_t row = here.Row(id[j]);
-        if (row >= 0) result[row] += Value(source[j]);
+        if (row >= 0) How::Join(result + row, source[j]);
       }
-    }
-  }
-
-  static S Value(T value) {
-    if constexpr (std::is_integral_v<T>) {
-      return value;
-    } else {
-      return AsFloat(value);
     }
   }
 
@@ -285,7 +300,7 @@ struct Sums {
   }
 };
 
-template <typename T, typename S, bool kAlong>
+template <typename T, typename S, bool kAlong, typename How = Added>
 Status SumByIndex(const KernelContext& context) {
   const TensorArg &ids = context.in[0], &from = context.in[1], &y = context.out[0];
   const S* x = context.in.size() > 2 ? context.in[2].as<S>() : nullptr;
@@ -293,10 +308,12 @@ Status SumByIndex(const KernelContext& context) {
   return WithIds(ids, [&](const auto* id) {
     using I = std::remove_const_t<std::remove_pointer_t<decltype(id)>>;
     if (y.elements() == 0) return CheckIndices(id, ids.elements(), y.global[axis]);
-    const int64_t count = kAlong ? ids.extent[axis] : ids.elements();
+    const bool batched = Batched(context.spec.attrs);
+    const int64_t count = kAlong || batched ? ids.extent[axis] : ids.elements();
     std::atomic<bool> bad = false;
     const Held held{y.begin[axis], y.extent[axis], y.global[axis], &bad};
-    Sums<T, S, I, kAlong>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held}.Run();
+    Sums<T, S, I, kAlong, How>{from.as<T>(), id, x, y.as<S>(), AroundAxis(y, axis), count, held, batched}
+        .Run();
     return bad ? CheckIndices(id, ids.elements(), y.global[axis]) : Status();
   });
 }
@@ -315,11 +332,27 @@ KernelPtr MakeSums(const KernelSpec& spec) {
   return MakeReference(spec);
 }
 
+template <bool kAlong>
+KernelPtr MakeMaxima(const KernelSpec& spec) {
+  switch (spec.out[0].dtype) {
+    case DType::kFloat32:
+      return MakeFunctionKernel(SumByIndex<float, float, kAlong, Greatest>)(spec);
+    case DType::kBFloat16:
+      return MakeFunctionKernel(SumByIndex<BFloat16, BFloat16, kAlong, Greatest>)(spec);
+    case DType::kFloat16:
+      return MakeFunctionKernel(SumByIndex<Float16, Float16, kAlong, Greatest>)(spec);
+    default:
+      return MakeReference(spec);
+  }
+}
+
 }  // namespace
 
 Status Take(const KernelContext& context) { return TakeAny<false>(context); }
 Status TakeAlongAxis(const KernelContext& context) { return TakeAny<true>(context); }
 KernelPtr MakeIndexSum(const KernelSpec& spec) { return MakeSums<false>(spec); }
 KernelPtr MakeScatterSum(const KernelSpec& spec) { return MakeSums<true>(spec); }
+KernelPtr MakeIndexMax(const KernelSpec& spec) { return MakeMaxima<false>(spec); }
+KernelPtr MakeScatterMax(const KernelSpec& spec) { return MakeMaxima<true>(spec); }
 
 }  // namespace oneflow_like::cpu

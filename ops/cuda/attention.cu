@@ -12,6 +12,7 @@
 #include <cmath>
 #include <span>
 
+#include "ops/attention_library.h"
 #include "ops/attention_masks.h"
 #include "ops/cuda/attention_tile.h"
 #include "ops/cuda/flash.h"
@@ -38,7 +39,9 @@ struct AttentionShape {
   int64_t batch, heads, key_heads, group, queries, keys;
   int width, value_width;
   bool causal, packed;
-  bool simple;  // no masks but causal, where query s sees keys up to s + shift, local numbers both
+  bool by_places;  // no operand says what a query sees: of local numbers, s sees keys up to s + shift if
+                   // causal
+  bool simple;     // and there is no window
   int64_t shift, window;
   float scale, drop, keep;  // keep: 1 / (1 - drop)
   uint64_t random_key;
@@ -139,6 +142,7 @@ OFL_KERNEL void AttentionKernel(AttentionShape shape, const T* q, const T* k, co
   for (int64_t first = 0; first < visible; first += kTile) {
     float score[kRowsOfWarp] = {};
     Dots(rows, keys.Rows(k, first), room, score);
+    __syncwarp();  // lanes have read the last tile's weights; of width 0 Dots has no barrier
 #pragma unroll
     for (int r = 0; r < kRowsOfWarp; ++r) {
       int64_t s = at.first + warp * kRowsOfWarp + r, t = first + lane;
@@ -377,6 +381,7 @@ void SetMasks(const KernelContext& context, const TensorArg& q, const TensorArg&
   MaskRows rows = MaskRowsOf(masks, context.in, q, k);
   s->causal = masks.causal;
   s->window = masks.window;
+  s->by_places = !masks.Positions() && !masks.Documents();
   s->simple = masks.Simple();
   s->query_positions = ViewOf(rows.query_positions);
   s->key_positions = ViewOf(rows.key_positions);
@@ -420,8 +425,30 @@ AttentionShape ShapeOf(const KernelContext& context, int first, int first_mask) 
 }
 
 FlashShape FlashShapeOf(const AttentionShape& s, DType dtype, bool backward) {
-  FlashShape f = {s.batch, s.heads, s.queries, s.keys, s.width, dtype, backward, s.causal, s.shift, s.scale};
-  if (!f.causal || f.shift >= f.keys - 1) {  // every query sees every key
+  FlashShape f = {.batch = s.batch,
+                  .heads = s.heads,
+                  .queries = s.queries,
+                  .keys = s.keys,
+                  .width = s.width,
+                  .key_heads = s.key_heads,
+                  .all_keys = s.keys,
+                  .dtype = dtype,
+                  .backward = backward,
+                  .causal = s.causal,
+                  .shift = s.shift,
+                  .window = s.window < s.queries + s.shift ? s.window : 0,
+                  .scale = s.scale};
+  if (!s.by_places) {
+    const bool of_batch = s.query_positions.of_batch || s.key_positions.of_batch ||
+                          s.query_documents.of_batch || s.key_documents.of_batch;
+    f.masks = of_batch ? s.batch : 1;
+    // The mask has all that hides keys. What places hide is left out in whole tiles, too; positions are not
+    // places.
+    if (!f.causal || s.query_positions.operand.data != nullptr) f.causal = false, f.window = 0, f.shift = 0;
+  }
+  // Pieces of a sequence: later keys are left out.
+  if (f.causal && f.shift >= 0) f.keys = std::min(f.keys, f.queries + f.shift);
+  if (f.window == 0 && (!f.causal || f.shift >= f.keys - 1)) {  // every query sees every key
     f.causal = false;
     f.shift = 0;
   }
@@ -507,6 +534,17 @@ Status LaunchBackward(AttentionShape s, const KernelContext& context, const Laun
   return Status();
 }
 
+// 0 where a key is seen, else -infinity: [masks s t].
+template <typename T>
+OFL_KERNEL void MaskKernel(AttentionShape shape, int64_t masks, T* mask) {
+  const int64_t count = masks * shape.queries * shape.keys;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t t = i % shape.keys, row = i / shape.keys;
+    mask[i] = Store<T>(Seen(shape, row / shape.queries, row % shape.queries, t) ? 0.0f : -INFINITY);
+  }
+}
+
 class AttentionKernels : public CudaKernel {
  public:
   AttentionKernels(const KernelSpec& spec, bool backward) : backward_(backward) {
@@ -517,6 +555,7 @@ class AttentionKernels : public CudaKernel {
       Fail(spec.name, " at ", spec.line.str(), ": operands are ", Name(in[0].dtype), " and ",
            Name(in[i].dtype), " but on cuda must be of one type");
     }
+    scratch_ = CudaAttentionScratchOf(spec, backward);
     bool drops = spec.attrs.Float("dropout", 0) != 0;
     if (!drops && in[0].dtype != DType::kFloat32 && FlashAllowed()) flash_ = MakeFlash();
   }
@@ -531,11 +570,24 @@ class AttentionKernels : public CudaKernel {
     }
     if (s.pairs == 0) return Status();
     FlashShape shape = FlashShapeOf(s, context.in[0].dtype, backward_);
-    bool plain = s.simple && s.bias == nullptr && s.group == 1 && s.value_width == s.width;
+    bool plain = (s.by_places || (scratch_.mask > 0 && EachSeesItself(s))) && s.bias == nullptr &&
+                 s.value_width == s.width;
+    LaunchContext roomy = launch;
+    if (scratch_.library > 0) {
+      roomy.workspace = static_cast<char*>(context.scratch) + scratch_.mask;
+      roomy.workspace_bytes = static_cast<size_t>(scratch_.library);
+    }
     if (flash_ && plain && MayFlash(shape) && Packed(context.in, s) && Packed(context.out, s) &&
-        flash_->Takes(shape, launch)) {
+        flash_->Takes(shape, roomy)) {
       Count(LibraryUse::kAttention);
-      return flash_->Launch(shape, OperandsOf(context), launch);
+      if (backward_)
+        if (Status status = ZeroUnseen(shape, context, launch); !status.ok()) return status;
+      FlashOperands operands = OperandsOf(context);
+      if (shape.masks > 0) {
+        operands.mask = context.scratch;
+        WriteMask(s, shape, context.scratch, launch);
+      }
+      return flash_->Launch(shape, operands, roomy);
     }
     s.packed = Packed(context.in, s);
     if (backward_) return LaunchBackward(s, context, launch);
@@ -544,6 +596,39 @@ class AttentionKernels : public CudaKernel {
   }
 
  private:
+  // A row without a key would be NaN to the library. Where queries and keys have the same places and
+  // documents there is none.
+  static bool EachSeesItself(const AttentionShape& s) {
+    return s.queries == s.keys && s.shift == 0 &&
+           s.query_positions.operand.data == s.key_positions.operand.data &&
+           s.query_documents.operand.data == s.key_documents.operand.data;
+  }
+
+  static void WriteMask(const AttentionShape& s, const FlashShape& shape, void* to,
+                        const LaunchContext& launch) {
+    const Grid grid{BlocksFor(shape.masks * s.queries * s.keys, 256, launch.multiprocessors), 1, 256, 0};
+    ForType(shape.dtype, [&](auto t) {
+      using T = decltype(t);
+      cuda::Launch(MaskKernel<T>, grid, launch.stream, s, shape.masks, static_cast<T*>(to));
+    });
+  }
+
+  // Gradients of keys and values that no query sees.
+  static Status ZeroUnseen(const FlashShape& shape, const KernelContext& context,
+                           const LaunchContext& launch) {
+    const size_t row = static_cast<size_t>(shape.key_heads * shape.width) * SizeOf(shape.dtype),
+                 unseen = static_cast<size_t>(shape.all_keys - shape.keys) * row;
+    for (int64_t b = 0; unseen > 0 && b < shape.batch; ++b) {
+      for (int i : {1, 2}) {
+        char* const from =
+            context.out[i].as<char>() + static_cast<size_t>(b * shape.all_keys + shape.keys) * row;
+        const cudaError_t error = cudaMemsetAsync(from, 0, unseen, launch.stream);
+        if (error != cudaSuccess) return Status(Cat("cudaMemsetAsync: ", cudaGetErrorString(error)));
+      }
+    }
+    return Status();
+  }
+
   FlashOperands OperandsOf(const KernelContext& c) const {
     FlashOperands p;
     if (!backward_) {
@@ -567,6 +652,7 @@ class AttentionKernels : public CudaKernel {
   }
 
   bool backward_;
+  CudaAttentionScratch scratch_;
   std::unique_ptr<Flash> flash_;
 };
 
@@ -579,10 +665,8 @@ bool FlashAllowed() { return flash_allowed; }
 
 void AddAttentionKernels(KernelRegistry* registry) {
   const auto add = [registry](const char* name, bool gradient) {
-    registry->Add(
-        name, "cuda",
-        [=](const KernelSpec& spec) { return std::make_unique<AttentionKernels>(spec, gradient); },
-        [](const KernelSpec&) -> int64_t { return 0; });  // not what the reference kernel needs
+    registry->Add(name, "cuda",
+                  [=](const KernelSpec& spec) { return std::make_unique<AttentionKernels>(spec, gradient); });
   };
   add("attention", false);
   add("attention_grad", true);

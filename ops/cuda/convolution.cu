@@ -1,4 +1,6 @@
-// conv2d and its gradients as implicit matrix products, in any type, with fp32 sums on the plain cores.
+// conv2d and its gradients. The library does them where it has a deterministic kernel
+// (convolution_library.h); else they are implicit matrix products, in any type, with fp32 sums on the plain
+// cores.
 //
 // Each of the three is y[m j] = sum over k of a[m k] b[k j] in every group, where the elements of a and b are
 // looked up where the window says, and are 0 in the padding:
@@ -9,9 +11,14 @@
 // 16 that wait in shared memory. Floor: 2 operations per product at the fp32 peak of the plain cores; a block
 // reads 8 bytes of its tiles for 64 products. The order of additions is that of k.
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
 #include "ops/convolution.h"
+#include "ops/cuda/convolution_library.h"
+#include "ops/cuda/gemm.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 #include "ops/cuda/operand.h"
 
 namespace oneflow_like::cuda {
@@ -137,9 +144,7 @@ OFL_KERNEL void ConvolutionTiles(ConvolutionShape shape, MatrixExtents extents, 
 }
 
 template <Kind kKind>
-Status Convolve(const KernelContext& context, const LaunchContext& launch) {
-  if (context.out[0].elements() == 0) return Status();
-  ConvolutionShape shape = ShapeOfConvolution(context.spec.attrs, ConvolutionArgsOf(kKind, context));
+Status LaunchTiles(const ConvolutionShape& shape, const KernelContext& context, const LaunchContext& launch) {
   MatrixExtents extents = MatrixExtentsOf(kKind, shape);
   int64_t tiles = shape.groups * ((extents.m + kSide - 1) / kSide) * ((extents.j + kSide - 1) / kSide);
   Grid grid{.x = static_cast<unsigned>(std::min<int64_t>(tiles, int64_t{1} << 30))};
@@ -151,12 +156,55 @@ Status Convolve(const KernelContext& context, const LaunchContext& launch) {
   return Status();
 }
 
+std::atomic<bool> library_allowed{true};
+
+template <Kind kKind>
+class ConvolutionKernel : public CudaKernel {
+ public:
+  ConvolutionKernel() {
+    if (library_allowed) library_ = MakeConvolutionLibrary();
+  }
+
+  Status Launch(const KernelContext& context, const LaunchContext& launch) override {
+    const TensorArg& out = context.out[0];
+    if (out.elements() == 0) return Status();
+    const ConvolutionArgs args = ConvolutionArgsOf(kKind, context);
+    const LibraryConvolution asked{kKind, ShapeOfConvolution(context.spec.attrs, args), context.in[0].dtype,
+                                   out.dtype, Tf32()};
+    if (MayAsk(context) && MayConvolve(asked.shape) && library_->Takes(asked, launch)) {
+      Count(LibraryUse::kConvolution);
+      return library_->Launch(asked, {args.x->data, args.filter->data, args.y->data}, launch);
+    }
+    return LaunchTiles<kKind>(asked.shape, context, launch);
+  }
+
+ private:
+  bool MayAsk(const KernelContext& context) const {
+    if (!library_) return false;
+    uintptr_t bits = reinterpret_cast<uintptr_t>(context.out[0].data);
+    for (const TensorArg& in : context.in) {
+      if (in.elements() == 0 || in.dtype != context.in[0].dtype) return false;
+      bits |= reinterpret_cast<uintptr_t>(in.data);
+    }
+    return bits % 16 == 0;
+  }
+
+  std::unique_ptr<ConvolutionLibrary> library_;
+};
+
+template <Kind kKind>
+void AddConvolutionKernel(const char* name, KernelRegistry* registry) {
+  registry->Add(name, "cuda", [](const KernelSpec&) { return std::make_unique<ConvolutionKernel<kKind>>(); });
+}
+
 }  // namespace
 
+void SetConvolutionLibrary(bool allowed) { library_allowed = allowed; }
+
 void AddConvolutionKernels(KernelRegistry* registry) {
-  registry->Add("conv2d", "cuda", MakeLaunchKernel(Convolve<Kind::kForward>));
-  registry->Add("conv2d_grad_input", "cuda", MakeLaunchKernel(Convolve<Kind::kGradInput>));
-  registry->Add("conv2d_grad_filter", "cuda", MakeLaunchKernel(Convolve<Kind::kGradFilter>));
+  AddConvolutionKernel<Kind::kForward>("conv2d", registry);
+  AddConvolutionKernel<Kind::kGradInput>("conv2d_grad_input", registry);
+  AddConvolutionKernel<Kind::kGradFilter>("conv2d_grad_filter", registry);
 }
 
 }  // namespace oneflow_like::cuda

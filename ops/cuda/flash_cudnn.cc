@@ -17,21 +17,6 @@
 namespace oneflow_like::cuda {
 namespace {
 
-// A handle belongs to one thread while it is used; never destroyed (the driver may be gone when a process
-// ends).
-Status HandleOf(int device, cudnnHandle_t* handle) {
-  thread_local std::map<int, cudnnHandle_t> handles;
-  auto it = handles.find(device);
-  if (it == handles.end()) {
-    cudnnHandle_t made = nullptr;
-    if (cudnnStatus_t status = cudnnCreate(&made); status != CUDNN_STATUS_SUCCESS)
-      return Status(Cat("cudnnCreate: ", cudnnGetErrorString(status)));
-    it = handles.emplace(device, made).first;
-  }
-  *handle = it->second;
-  return Status();
-}
-
 // The plan that serves a shape on a device. Launches are made by the threads of all ranks that share the
 // device; a plan is not said to bear two at once, and enqueueing takes microseconds, so they take turns.
 struct Entry {
@@ -47,8 +32,9 @@ void SayRefused(const Entry& entry) {
   const FlashShape& s = entry.shape;
   Count(LibraryUse::kRefusedAttention);
   LOG(WARNING) << "attention" << (s.backward ? "'s gradient" : "") << " of " << s.batch << " x " << s.heads
-               << " heads, " << s.queries << " queries, " << s.keys << " keys, width " << s.width << ", "
-               << Name(s.dtype) << ": done by our own kernels, which are slower, as cuDNN does not take it: "
+               << " heads, " << s.key_heads << " of keys, " << s.queries << " queries, " << s.keys
+               << " keys, width " << s.width << ", " << Name(s.dtype)
+               << ": done by our own kernels, which are slower, as cuDNN does not take it: "
                << entry.plans.refused;
 }
 
@@ -84,7 +70,7 @@ class CudnnFlash : public Flash {
     if (cudaGetDevice(&device) != cudaSuccess) return false;
     if (!entry_ || !(entry_->shape == shape) || entry_->device != device ||
         entry_->room != launch.workspace_bytes) {
-      if (!HandleOf(device, &handle).ok()) return false;
+      if (!CudnnHandle(device, &handle).ok()) return false;
       entry_ = EntryOf(shape, device, launch.workspace_bytes, handle);
     }
     return !entry_->plans.plans.empty();
@@ -93,7 +79,7 @@ class CudnnFlash : public Flash {
   Status Launch(const FlashShape& shape, const FlashOperands& operands,
                 const LaunchContext& launch) override {
     cudnnHandle_t handle = nullptr;
-    if (Status status = HandleOf(entry_->device, &handle); !status.ok()) return status;
+    if (Status status = CudnnHandle(entry_->device, &handle); !status.ok()) return status;
     if (cudnnStatus_t status = cudnnSetStream(handle, launch.stream); status != CUDNN_STATUS_SUCCESS)
       return Status(Cat("cudnnSetStream: ", cudnnGetErrorString(status)));
     std::lock_guard lock(entry_->launching);
@@ -107,14 +93,15 @@ class CudnnFlash : public Flash {
                     const FlashLaunch& part, const LaunchContext& launch) const {
     const FlashPlan& plan = entry_->plans.plans[part.plan];
     const int64_t b = part.batch, h = part.head;
-    int64_t row = shape.heads * shape.width;
-    int64_t at_q = (b * shape.queries * row + h * shape.width) * 2,
-            at_k = (b * shape.keys * row + h * shape.width) * 2;
+    const int64_t row_q = shape.heads * shape.width, row_k = shape.key_heads * shape.width;
+    const int64_t at_q = (b * shape.queries * row_q + h * shape.width) * 2,
+                  at_k = (b * shape.all_keys * row_k + h / shape.group() * shape.width) * 2;
     auto at = [](const void* base, int64_t bytes) {
       return const_cast<char*>(static_cast<const char*>(base)) + bytes;
     };
     char* work = static_cast<char*>(launch.workspace);
     float scale = shape.scale, lowest = Lowest(), one = 1;
+    float window = static_cast<float>(shape.window - shape.shift);
     int32_t keys = static_cast<int32_t>(shape.keys), queries = static_cast<int32_t>(shape.queries);
     std::vector<int64_t> ids = {kQ, kK, kV, kO, kLse, kScale};
     std::vector<void*> data = {at(p.q, at_q),
@@ -133,6 +120,11 @@ class CudnnFlash : public Flash {
         add(kKeys, &keys);
         add(kQueries, &queries);
       }
+      if (shape.window != 0) add(kWindow, &window);
+    }
+    if (shape.masks != 0) {
+      const int64_t before = shape.masks == 1 ? 0 : b;
+      add(kMask, at(p.mask, before * shape.queries * shape.keys * 2));
     }
     if (shape.backward) {
       add(kDout, at(p.dout, at_q));
@@ -143,17 +135,8 @@ class CudnnFlash : public Flash {
       add(kOne, &one);
       work += plan.part.DeltaBytes();
     }
-    void* rest = work;
-    CudnnDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    int64_t count = static_cast<int64_t>(ids.size());
-    pack.Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data())
-        .Set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, data.data())
-        .Set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &rest)
-        .Finalize();
-    cudnnStatus_t status =
-        pack.ok() ? cudnnBackendExecute(handle, plan.plan->raw(), pack.raw()) : pack.status();
-    return status == CUDNN_STATUS_SUCCESS ? Status()
-                                          : Status(Cat("cuDNN attention: ", cudnnGetErrorString(status)));
+    const Status status = LaunchPlan(handle, *plan.plan, ids, data, work);
+    return status.ok() ? status : Status(Cat("cuDNN attention: ", status.message()));
   }
 
   std::shared_ptr<const Entry> entry_;  // of the last shape

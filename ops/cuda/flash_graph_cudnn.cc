@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/attention_library.h"
+
 namespace oneflow_like::cuda {
 namespace {
 
@@ -55,33 +57,29 @@ class Builder {
 
     CudnnTensor power = Masked(graph_.Pointwise(CUDNN_POINTWISE_SUB, Scaled(q, k), &lse));
     CudnnTensor p = graph_.Pointwise(CUDNN_POINTWISE_EXP, power);
-    graph_.Matmul(TransposedScore(p), dout, dv);
+    KeyGradient(TransposedScore(p), dout, dv);
 
     CudnnTensor dp = graph_.Inside(CUDNN_DATA_FLOAT, part_.Score());
     graph_.Matmul(dout, v, dp);
     CudnnTensor less = graph_.Pointwise(CUDNN_POINTWISE_SUB, dp, &delta);
     CudnnTensor slope = graph_.Pointwise(CUDNN_POINTWISE_MUL, less, &p);
     CudnnTensor ds = graph_.Pointwise(CUDNN_POINTWISE_MUL, slope, &scale_);
-    graph_.Matmul(TransposedScore(ds), q, dk);
+    KeyGradient(TransposedScore(ds), q, dk);
 
-    CudnnTensor keys = graph_.Inside(CUDNN_DATA_FLOAT, part_.Key(), part_.Strides(part_.shape.keys));
+    CudnnTensor keys = graph_.Inside(CUDNN_DATA_FLOAT, part_.Key(), part_.KeyStrides());
     graph_.Reshape(k, keys);
     graph_.Matmul(ds, keys, dq);
     return graph_.Plan(target, why);
   }
 
  private:
-  CudnnTensor QueryLike(int64_t id) {
-    return graph_.Tensor(id, type_, part_.Query(), part_.Strides(part_.shape.queries));
-  }
-  CudnnTensor KeyLike(int64_t id) {
-    return graph_.Tensor(id, type_, part_.Key(), part_.Strides(part_.shape.keys));
-  }
+  CudnnTensor QueryLike(int64_t id) { return graph_.Tensor(id, type_, part_.Query(), part_.QueryStrides()); }
+  CudnnTensor KeyLike(int64_t id) { return graph_.Tensor(id, type_, part_.Key(), part_.KeyStrides()); }
   CudnnTensor Lse() {
     return graph_.Tensor(kLse, CUDNN_DATA_FLOAT, part_.Row(), Packed(part_.Row()), part_.lse_alignment);
   }
   CudnnTensor Transposed(int64_t id) {
-    return graph_.Tensor(id, type_, SwapLast(part_.Key()), SwapLast(part_.Strides(part_.shape.keys)));
+    return graph_.Tensor(id, type_, SwapLast(part_.Key()), SwapLast(part_.KeyStrides()));
   }
   CudnnTensor TransposedScore(const CudnnTensor& x) {
     CudnnTensor y = graph_.Inside(type_, SwapLast(part_.Score()), SwapLast(Packed(part_.Score())));
@@ -89,15 +87,41 @@ class Builder {
     return y;
   }
 
+  // y = a b, over the heads that share keys.
+  void KeyGradient(const CudnnTensor& a, const CudnnTensor& b, const CudnnTensor& y) {
+    if (part_.shape.group() == 1) return graph_.Matmul(a, b, y);
+    CudnnTensor of_each = graph_.Inside(type_, part_.KeyOfEach());
+    graph_.Matmul(a, b, of_each);
+    graph_.Reduce(CUDNN_REDUCE_TENSOR_ADD, of_each, y);
+  }
+
   CudnnTensor Scaled(const CudnnTensor& q, const CudnnTensor& k) {
     CudnnTensor score = graph_.Inside(CUDNN_DATA_FLOAT, part_.Score());
     graph_.Matmul(q, k, score);
-    return graph_.Pointwise(CUDNN_POINTWISE_MUL, score, &scale_);
+    CudnnTensor scaled = graph_.Pointwise(CUDNN_POINTWISE_MUL, score, &scale_);
+    if (part_.shape.masks == 0) return scaled;
+    CudnnTensor mask = graph_.Tensor(kMask, type_, part_.Mask(), Packed(part_.Mask()));
+    return graph_.Pointwise(CUDNN_POINTWISE_ADD, scaled, &mask);
   }
 
-  // A key is seen where row + keys - queries >= column; without the shift where row >= column.
+  // A key is seen where row + keys - queries >= column; without the shift where row >= column. And within a
+  // window where column + window - shift > row.
   CudnnTensor Masked(const CudnnTensor& score) {
     if (!part_.shape.causal) return score;
+    CudnnTensor causal = MaskedCausally(score);
+    if (part_.shape.window == 0) return causal;
+    auto inside = [&](cudnnDataType_t type) { return graph_.Inside(type, part_.Score()); };
+    CudnnTensor row = inside(CUDNN_DATA_INT32), column = inside(CUDNN_DATA_INT32),
+                later = inside(CUDNN_DATA_FLOAT), seen = inside(CUDNN_DATA_BOOLEAN),
+                window = graph_.Number(kWindow, CUDNN_DATA_FLOAT);
+    graph_.Pointwise(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_INT32, causal, nullptr, nullptr, row, 2);
+    graph_.Pointwise(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_INT32, causal, nullptr, nullptr, column, 3);
+    graph_.Pointwise(CUDNN_POINTWISE_ADD, CUDNN_DATA_FLOAT, column, &window, nullptr, later);
+    graph_.Pointwise(CUDNN_POINTWISE_CMP_GT, CUDNN_DATA_BOOLEAN, later, &row, nullptr, seen);
+    return graph_.Pointwise(CUDNN_POINTWISE_BINARY_SELECT, causal, &lowest_, &seen);
+  }
+
+  CudnnTensor MaskedCausally(const CudnnTensor& score) {
     auto integers = [&] { return graph_.Inside(CUDNN_DATA_INT32, part_.Score()); };
     CudnnTensor row = integers(), column = integers(),
                 seen = graph_.Inside(CUDNN_DATA_BOOLEAN, part_.Score());
@@ -146,8 +170,9 @@ bool Shrink(double share, const FlashShape& whole, FlashShape* part) {
   };
   if (part->batch > 1) {
     part->batch = shrunk(part->batch, whole.batch);
-  } else if (part->heads > 1) {
-    part->heads = shrunk(part->heads, whole.heads);
+  } else if (part->key_heads > 1) {  // whole groups of heads that share keys
+    part->key_heads = shrunk(part->key_heads, whole.key_heads);
+    part->heads = part->key_heads * whole.group();
   } else {
     return false;
   }
@@ -166,13 +191,8 @@ void AddLaunches(const FlashShape& whole, const FlashPart& part, FlashPlans* pla
 
 }  // namespace
 
-int64_t EqualParts(int64_t whole, int64_t most) {
-  const int64_t count = (whole + most - 1) / most;
-  return (whole + count - 1) / count;
-}
-
 FlashPlans MakeFlashPlans(const FlashShape& shape, size_t room, const CudnnTarget& target) {
-  FlashPart part{shape, shape.heads, 16};
+  FlashPart part{shape, shape.heads, shape.key_heads, 16};
   for (;;) {
     FlashPlans made;
     made.plans.push_back(PlanOf(part, target, &made.refused));
@@ -188,7 +208,10 @@ FlashPlans MakeFlashPlans(const FlashShape& shape, size_t room, const CudnnTarge
     }
     FlashPart rest = part;
     if (shape.batch % part.shape.batch != 0) rest.shape.batch = shape.batch % part.shape.batch;
-    if (shape.heads % part.shape.heads != 0) rest.shape.heads = shape.heads % part.shape.heads;
+    if (shape.heads % part.shape.heads != 0) {
+      rest.shape.heads = shape.heads % part.shape.heads;
+      rest.shape.key_heads = rest.shape.heads / shape.group();
+    }
     if (!(rest.shape == part.shape)) {
       made.plans.push_back(PlanOf(rest, target, &made.refused));
       if (!made.plans[1].plan) return {{}, {}, made.refused};

@@ -26,28 +26,37 @@ enum FlashId : int64_t {
   kLowest,
   kOne,
   kKeys,
-  kQueries
+  kQueries,
+  kWindow,
+  kMask
 };
 
 // Part of a shape: some of its sequences, or some heads of one sequence. Strides are those of the whole.
 struct FlashPart {
-  FlashShape shape;  // batch and heads of the part
-  int64_t all_heads = 0;
+  FlashShape shape;  // batch and heads of the part, with the heads of keys that they read
+  int64_t all_heads = 0, all_key_heads = 0;
   int64_t lse_alignment = 16;  // of the first log-sum-exp of every such part, in bytes
 
   Extents Query() const { return {shape.batch, shape.heads, shape.queries, shape.width}; }
-  Extents Key() const { return {shape.batch, shape.heads, shape.keys, shape.width}; }
+  Extents Key() const { return {shape.batch, shape.key_heads, shape.keys, shape.width}; }
+  // Gradients of keys before those of the heads that share them are added up.
+  Extents KeyOfEach() const { return {shape.batch, shape.heads, shape.keys, shape.width}; }
   Extents Score() const { return {shape.batch, shape.heads, shape.queries, shape.keys}; }
+  Extents Mask() const { return {shape.masks == 1 ? 1 : shape.batch, 1, shape.queries, shape.keys}; }
   Extents Row() const { return {shape.batch, shape.heads, shape.queries, 1}; }
-  // [b s h d] seen as [b h s d].
-  Extents Strides(int64_t length) const {
-    int64_t row = all_heads * shape.width;
-    return {length * row, shape.width, row, 1};
-  }
+  Extents QueryStrides() const { return Strides(all_heads, shape.queries); }
+  Extents KeyStrides() const { return Strides(all_key_heads, shape.all_keys); }
   // Row sums of dO * O, at the beginning of the work space.
   int64_t DeltaBytes() const {
     if (!shape.backward) return 0;
     return (shape.batch * shape.heads * shape.queries * int64_t{sizeof(float)} + 255) / 256 * 256;
+  }
+
+ private:
+  // [b s h d] seen as [b h s d].
+  Extents Strides(int64_t heads, int64_t length) const {
+    int64_t row = heads * shape.width;
+    return {length * row, shape.width, row, 1};
   }
 };
 
@@ -70,9 +79,5 @@ struct FlashPlans {
   std::string refused;  // why there are none
 };
 FlashPlans MakeFlashPlans(const FlashShape& shape, size_t room, const CudnnTarget& target);
-
-// How `whole` sequences (or heads) of which `most` fit at once are cut: as few parts as possible, of equal
-// size but for the last. 7 of which 3 fit: 3, 3, 1; 6 of which 4 fit: 3, 3.
-int64_t EqualParts(int64_t whole, int64_t most);
 
 }  // namespace oneflow_like::cuda

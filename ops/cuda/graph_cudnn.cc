@@ -4,6 +4,7 @@
 #include "ops/cuda/graph_cudnn.h"
 
 #include <algorithm>
+#include <map>
 
 namespace oneflow_like::cuda {
 
@@ -80,6 +81,11 @@ CudnnTensor CudnnGraph::Pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& 
 
 CudnnTensor CudnnGraph::Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x) {
   CudnnTensor y = Inside(CUDNN_DATA_FLOAT, {x.extent[0], x.extent[1], x.extent[2], 1});
+  Reduce(mode, x, y);
+  return y;
+}
+
+void CudnnGraph::Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x, const CudnnTensor& y) {
   auto how = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
   cudnnDataType_t type = CUDNN_DATA_FLOAT;
   how->Set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode)
@@ -91,7 +97,6 @@ CudnnTensor CudnnGraph::Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x)
       .Set(CUDNN_ATTR_OPERATION_REDUCTION_XDESC, *x.descriptor)
       .Set(CUDNN_ATTR_OPERATION_REDUCTION_YDESC, *y.descriptor);
   Keep(operation);
-  return y;
 }
 
 void CudnnGraph::Reshape(const CudnnTensor& x, const CudnnTensor& y) {
@@ -101,7 +106,77 @@ void CudnnGraph::Reshape(const CudnnTensor& x, const CudnnTensor& y) {
   Keep(operation);
 }
 
+void CudnnGraph::Convolution(ConvolutionKind kind, const CudnnWindow& window, const CudnnTensor& x,
+                             const CudnnTensor& filter, const CudnnTensor& y) {
+  auto how = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  cudnnDataType_t type = CUDNN_DATA_FLOAT;
+  cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+  const int64_t axes = 2;
+  how->Set(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type)
+      .Set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode)
+      .Set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &axes)
+      .Set(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, axes, window.stride.data())
+      .Set(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, axes, window.padding.data())
+      .Set(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, axes, window.padding.data())
+      .Set(CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, axes, window.dilation.data())
+      .Finalize();
+  kept_.push_back(how);
+  struct Names {
+    cudnnBackendDescriptorType_t operation;
+    cudnnBackendAttributeName_t window, x, filter, y, alpha, beta;
+  };
+  static constexpr Names kNames[] = {
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+      {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
+  };
+  const Names& names = kNames[kind == ConvolutionKind::kForward     ? 0
+                              : kind == ConvolutionKind::kGradInput ? 1
+                                                                    : 2];
+  auto operation = std::make_shared<CudnnDescriptor>(names.operation);
+  const float alpha = 1, beta = 0;
+  operation->Set(names.window, *how)
+      .Set(names.x, *x.descriptor)
+      .Set(names.filter, *filter.descriptor)
+      .Set(names.y, *y.descriptor)
+      .Set(names.alpha, CUDNN_TYPE_FLOAT, 1, &alpha)
+      .Set(names.beta, CUDNN_TYPE_FLOAT, 1, &beta);
+  Keep(operation);
+}
+
 namespace {
+
+// Whether an advised engine keeps to the wish: its notes say what it does to numbers.
+bool KeepsTo(const CudnnWish& wish, const CudnnDescriptor& config) {
+  if (!wish.deterministic && !wish.whole_fp32) return true;
+  CudnnDescriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+  cudnnBackendDescriptor_t raw = engine.raw();
+  int64_t count = 0;
+  if (cudnnBackendGetAttribute(config.raw(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
+                               &count, &raw) != CUDNN_STATUS_SUCCESS)
+    return false;
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+  if (cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                               CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, notes) != CUDNN_STATUS_SUCCESS)
+    return false;
+  for (int64_t i = 0; i < count; ++i) {
+    if (wish.deterministic && notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
+    const bool rounds = notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE ||
+                        notes[i] == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS ||
+                        notes[i] == CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
+    if (wish.whole_fp32 && rounds) return false;
+  }
+  return true;
+}
 
 // The engines advised for the graph, best first.
 std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, const CudnnTarget& target,
@@ -113,7 +188,7 @@ std::vector<CudnnPtr> Advised(const CudnnDescriptor& graph, const CudnnTarget& t
   if (target.device) advice.Set(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, *target.device);
 #endif
   if (!advice.Finalize().ok()) return {};
-  constexpr int64_t kMost = 8;
+  constexpr int64_t kMost = 32;
   std::vector<CudnnPtr> configs;
   std::vector<cudnnBackendDescriptor_t> raw;
   for (int64_t i = 0; i < kMost; ++i) {
@@ -144,9 +219,9 @@ CudnnPtr DescribedDevice(const std::string& json, std::string* why) {
   return nullptr;
 }
 
-CudnnPtr CudnnGraph::Plan(const CudnnTarget& target, std::string* why) {
+CudnnPtr CudnnGraph::Plan(const CudnnTarget& target, std::string* why, const CudnnWish& wish) {
   if (ok_) {
-    if (CudnnPtr plan = PlanOf(target)) return plan;
+    if (CudnnPtr plan = PlanOf(target, wish)) return plan;
   }
   char text[512] = "";
   cudnnGetLastErrorString(text, sizeof text);
@@ -155,7 +230,7 @@ CudnnPtr CudnnGraph::Plan(const CudnnTarget& target, std::string* why) {
   return nullptr;
 }
 
-CudnnPtr CudnnGraph::PlanOf(const CudnnTarget& target) const {
+CudnnPtr CudnnGraph::PlanOf(const CudnnTarget& target, const CudnnWish& wish) const {
   CudnnDescriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   if (!target.device) graph.Set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
   graph.Set(CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
@@ -163,13 +238,14 @@ CudnnPtr CudnnGraph::PlanOf(const CudnnTarget& target) const {
   if (!graph.Finalize().ok()) return nullptr;
   for (cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     for (const CudnnPtr& config : Advised(graph, target, mode)) {
+      if (!KeepsTo(wish, *config)) continue;
       auto plan = std::make_shared<CudnnDescriptor>(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
 #if CUDNN_VERSION >= 90800
       if (target.device) plan->Set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, *target.device);
 #endif
       if (!target.device) plan->Set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &target.handle);
       plan->Set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, *config);
-      if (plan->Finalize().ok()) return plan;
+      if (plan->Finalize().ok() && WorkspaceOf(*plan) <= wish.room) return plan;
     }
   }
   return nullptr;
@@ -180,6 +256,32 @@ int64_t WorkspaceOf(const CudnnDescriptor& plan) {
   cudnnStatus_t status = cudnnBackendGetAttribute(plan.raw(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
                                                   CUDNN_TYPE_INT64, 1, &count, &bytes);
   return status == CUDNN_STATUS_SUCCESS ? bytes : INT64_MAX / 2;
+}
+
+Status CudnnHandle(int device, cudnnHandle_t* handle) {
+  thread_local std::map<int, cudnnHandle_t> handles;
+  auto it = handles.find(device);
+  if (it == handles.end()) {
+    cudnnHandle_t made = nullptr;
+    if (cudnnStatus_t status = cudnnCreate(&made); status != CUDNN_STATUS_SUCCESS)
+      return Status(Cat("cudnnCreate: ", cudnnGetErrorString(status)));
+    it = handles.emplace(device, made).first;
+  }
+  *handle = it->second;
+  return Status();
+}
+
+Status LaunchPlan(cudnnHandle_t handle, const CudnnDescriptor& plan, const std::vector<int64_t>& ids,
+                  const std::vector<void*>& data, void* workspace) {
+  CudnnDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  const int64_t count = static_cast<int64_t>(ids.size());
+  pack.Set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data())
+      .Set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, data.data())
+      .Set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace)
+      .Finalize();
+  const cudnnStatus_t status =
+      pack.ok() ? cudnnBackendExecute(handle, plan.raw(), pack.raw()) : pack.status();
+  return status == CUDNN_STATUS_SUCCESS ? Status() : Status(cudnnGetErrorString(status));
 }
 
 }  // namespace oneflow_like::cuda

@@ -1,5 +1,5 @@
-// cuDNN's descriptors, as little of them as attention needs: an operation graph is built tensor by tensor,
-// and becomes an execution plan. Only where cuDNN is.
+// cuDNN's descriptors, as little of them as attention and convolutions need: an operation graph is built
+// tensor by tensor, and becomes an execution plan, which is launched. Only where cuDNN is.
 #pragma once
 
 #include <cudnn.h>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "ops/convolution.h"
 
 namespace oneflow_like::cuda {
 
@@ -65,6 +66,18 @@ struct CudnnTarget {
 // cuDNN refuses the text.
 CudnnPtr DescribedDevice(const std::string& json, std::string* why);
 
+// What a plan must keep to.
+struct CudnnWish {
+  int64_t room = INT64_MAX;    // bytes of work space
+  bool deterministic = false;  // among the plans advised; one graph of attention has no others
+  bool whole_fp32 = false;     // no rounding of fp32 operands
+};
+
+// Of both axes of a plane.
+struct CudnnWindow {
+  std::array<int64_t, 2> stride, padding, dilation;
+};
+
 // A graph under construction. Tensors given an id are the caller's memory; others exist only inside.
 class CudnnGraph {
  public:
@@ -85,16 +98,20 @@ class CudnnGraph {
   CudnnTensor Pointwise(cudnnPointwiseMode_t mode, const CudnnTensor& x, const CudnnTensor* b = nullptr,
                         const CudnnTensor* t = nullptr);
   CudnnTensor Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x);  // along the last axis, in fp32
+  void Reduce(cudnnReduceTensorOp_t mode, const CudnnTensor& x, const CudnnTensor& y);  // to y's extents
   void Reshape(const CudnnTensor& x, const CudnnTensor& y);
+  // One of the three from the others.
+  void Convolution(ConvolutionKind kind, const CudnnWindow& window, const CudnnTensor& x,
+                   const CudnnTensor& filter, const CudnnTensor& y);
 
   // nullptr where cuDNN has no engine for the graph; `why` is then what it last said.
-  CudnnPtr Plan(const CudnnTarget& target, std::string* why);
+  CudnnPtr Plan(const CudnnTarget& target, std::string* why, const CudnnWish& wish = {});
 
  private:
   CudnnTensor Make(int64_t id, cudnnDataType_t type, const Extents& extent, const Extents& strides,
                    bool inside, bool by_value, int64_t alignment);
   void Keep(const CudnnPtr& operation);
-  CudnnPtr PlanOf(const CudnnTarget& target) const;
+  CudnnPtr PlanOf(const CudnnTarget& target, const CudnnWish& wish) const;
 
   int64_t next_ = 1000;
   bool ok_ = true;
@@ -103,5 +120,12 @@ class CudnnGraph {
 };
 
 int64_t WorkspaceOf(const CudnnDescriptor& plan);
+
+// The calling thread's handle for a device. A handle belongs to one thread while it is used; it is never
+// destroyed (the driver may be gone when a process ends).
+Status CudnnHandle(int device, cudnnHandle_t* handle);
+// Enqueues a plan on the handle's stream, with the tensors' numbers and addresses.
+Status LaunchPlan(cudnnHandle_t handle, const CudnnDescriptor& plan, const std::vector<int64_t>& ids,
+                  const std::vector<void*>& data, void* workspace);
 
 }  // namespace oneflow_like::cuda

@@ -12,6 +12,7 @@
 
 #include "core/device/device.h"
 #include "core/device/kernel.h"
+#include "ops/attention_library.h"
 
 namespace oneflow_like::cuda {
 
@@ -40,7 +41,7 @@ struct LaunchContext {
   int multiprocessors = 1;
   int architecture = 80;  // 80, 90, ...
 };
-constexpr size_t kWorkspaceBytes = size_t{128} << 20;
+constexpr size_t kWorkspaceBytes = size_t{kStreamWorkspaceBytes};
 
 class CudaKernel : public Kernel {
  public:

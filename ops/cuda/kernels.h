@@ -28,6 +28,9 @@ void AddGroupedMatmulKernels(KernelRegistry* registry);  // grouped_matmul.cu
 void AddRopeKernels(KernelRegistry* registry);           // rope.cu
 void AddWithinKernels(KernelRegistry* registry);         // within.cu
 
+void AddTemporalClassificationKernels(KernelRegistry* registry);  // temporal_classification.cu
+void AddSolveKernels(KernelRegistry* registry);                   // solve.cu
+
 void AddConvolutionKernels(KernelRegistry* registry);  // convolution.cu
 void AddPoolingKernels(KernelRegistry* registry);      // pooling.cu
 void AddInterpolateKernels(KernelRegistry* registry);  // interpolate.cu

@@ -9,12 +9,14 @@ namespace oneflow_like::cuda {
 enum class LibraryUse {
   kProduct,           // a matrix product was enqueued by cuBLASLt
   kAttention,         // attention was enqueued by cuDNN
+  kConvolution,       // a convolution, or a gradient of one, was
   kRefusedProduct,    // cuBLASLt does not take a product as it lies: operands are copied, or a slow loop does
                       // it
   kRefusedEpilogue,   // nor what follows it: done step by step
   kRefusedAttention,  // cuDNN has no plan for a graph of attention: our own kernels do it
+  kRefusedConvolution,  // nor for a convolution
 };
-constexpr int kLibraryUses = 5;
+constexpr int kLibraryUses = 7;
 
 void Count(LibraryUse what);
 // How often since the process began. Any thread; a replayed recording counts nothing.

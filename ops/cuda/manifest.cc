@@ -29,6 +29,8 @@ void AddCudaKernels(KernelRegistry* registry) {
   AddGroupedMatmulKernels(registry);
   AddRopeKernels(registry);
   AddWithinKernels(registry);
+  AddTemporalClassificationKernels(registry);
+  AddSolveKernels(registry);
   AddConvolutionKernels(registry);
   AddPoolingKernels(registry);
   AddInterpolateKernels(registry);

@@ -27,7 +27,11 @@ struct RowPlan {
 // read more than once. A row has fewer than 2^31 elements.
 inline RowPlan PlanRows(int64_t rows, int64_t width, size_t size, std::initializer_list<const void*> operands,
                         int kept, int multiprocessors) {
-  constexpr int64_t kShared = 46 << 10, kWarps = 8;
+  // A team's rows lie at equal distances from multiples of 16 bytes, whatever their width: where it has
+  // several, they are a multiple of 8 rows apart, of elements of 2 bytes and more. So each thread finds in
+  // shared memory what it wrote there itself.
+  constexpr int64_t kShared = 46 << 10, kWarps = 8, kBlocks = 32;  // blocks of a multiprocessor
+  static_assert(kWarps % 8 == 0 && kBlocks % 8 == 0);
   RowPlan plan;
   plan.rows = rows;
   plan.width = static_cast<int>(width);
@@ -39,7 +43,8 @@ inline RowPlan PlanRows(int64_t rows, int64_t width, size_t size, std::initializ
   int64_t teams = plan.warps ? kWarps : 1;
   if (kept > 0 && slot * kept * teams <= kShared) plan.slot = static_cast<int>(slot);
   plan.grid.threads = plan.warps ? 32 * kWarps : bytes <= (16 << 10) ? 256 : 512;
-  plan.grid.x = static_cast<unsigned>(std::min((rows + teams - 1) / teams, int64_t{multiprocessors} * 32));
+  plan.grid.x =
+      static_cast<unsigned>(std::min((rows + teams - 1) / teams, int64_t{multiprocessors} * kBlocks));
   plan.grid.shared = static_cast<size_t>(plan.slot) * kept * teams;
   return plan;
 }

@@ -538,4 +538,23 @@ Tensor relative_buckets(GraphBuilder* graph, int64_t queries, int64_t keys, cons
   return constant(graph, ids, at);
 }
 
+Tensor relative_places(GraphBuilder* graph, int64_t rows, int64_t columns, Here at) {
+  at = at.In("relative_places");
+  NeedSize("relative_places", "rows", rows, 1, at);
+  NeedSize("relative_places", "columns", columns, 1, at);
+  constexpr int64_t kMost = 4096;
+  if (rows > kMost / columns)
+    Fail(Who("relative_places", at), ": a window of ", rows, " x ", columns, " elements has more than ",
+         kMost);
+  const int64_t n = rows * columns;
+  HostTensor ids = HostTensor::Make(DType::kInt32, {n, n});
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t down = i / columns - j / columns + rows - 1,
+                    along = i % columns - j % columns + columns - 1;
+      ids.as<int32_t>()[i * n + j] = static_cast<int32_t>(down * (2 * columns - 1) + along);
+    }
+  return constant(graph, ids, at);
+}
+
 }  // namespace oneflow_like

@@ -126,5 +126,9 @@ struct RelativeBuckets {
 // (Raffel et al. 2020). With table[buckets heads], transpose(gather(table, buckets), {2, 0, 1}) is the bias.
 Tensor relative_buckets(GraphBuilder* graph, int64_t queries, int64_t keys,
                         const RelativeBuckets& options = {}, OFL_HERE);
+// i32[n n] of the n = rows * columns elements of a window: the place of the offset of each pair in a table of
+// (2 rows - 1) (2 columns - 1) (Liu et al. 2021, Swin). With table[places heads],
+// transpose(gather(table, relative_places), {2, 0, 1}) is the bias.
+Tensor relative_places(GraphBuilder* graph, int64_t rows, int64_t columns, OFL_HERE);
 
 }  // namespace oneflow_like

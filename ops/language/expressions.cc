@@ -126,6 +126,7 @@ Tensor floor_divide(Tensor x, double number, Here at) {
   return floor_divide(x, Divisor("floor_divide", x, number, at), at);
 }
 Tensor pow(Tensor x, double number, Here at) {
+  at = at.In("pow");
   NeedWhole("pow", x, number, at);
   if (number == 1) return x;
   if (IsFloating(x.dtype())) {

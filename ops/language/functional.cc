@@ -388,7 +388,7 @@ Tensor embedding(Tensor table, Tensor ids, Here at) {
 namespace {
 
 // The bias, with minus infinity where mask or lengths hide a key.
-Tensor BiasOf(const AttentionOptions& options, const Tensor& k, const Here& at) {
+Tensor BiasOf(const AttentionOptions& options, const Tensor& q, const Tensor& k, const Here& at) {
   Tensor bias = options.bias;
   const auto keep = [&](Tensor seen) {
     Tensor none = full(seen.graph(), {}, 0, DType::kFloat32, at);
@@ -397,6 +397,16 @@ Tensor BiasOf(const AttentionOptions& options, const Tensor& k, const Here& at) 
   };
   if (options.mask.defined()) {
     NeedBool("attention", "mask", options.mask, at);
+    const Dims mask = options.mask.shape();
+    if (q.shape().rank() == 4 && k.shape().rank() == 4) {
+      const Dims scores = {q.shape()[0], q.shape()[2], q.shape()[1], k.shape()[1]};
+      bool fits = mask.rank() <= 4;
+      for (int a = 0; fits && a < mask.rank(); ++a)
+        fits = mask[a] == 1 || mask[a] == scores[4 - mask.rank() + a];
+      if (!fits)
+        Fail(Who("attention", at), ": mask ", mask.str(), " is not broadcast to the scores [b h s t], here ",
+             scores.str());
+    }
     keep(options.mask);
   }
   if (options.key_lengths.defined()) {
@@ -417,13 +427,15 @@ Tensor BiasOf(const AttentionOptions& options, const Tensor& k, const Here& at) 
 Tensor attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, Here at) {
   GraphOf("attention", q, at);
   double factor = options.scale;
-  if (factor == 0) factor = q.shape().rank() > 0 ? 1 / std::sqrt(static_cast<double>(q.shape().back())) : 1;
+  const int64_t width = q.shape().rank() > 0 ? q.shape().back() : 1;
+  if (factor == 0 && width == 0) Fail(Who("attention", at), ": q ", q.shape().str(), " has heads of width 0");
+  if (factor == 0) factor = 1 / std::sqrt(static_cast<double>(width));
   Attrs attrs = {{"causal", int64_t{options.causal}}, {"dropout", options.dropout}, {"scale", factor}};
   if (!options.draws.empty()) attrs.Set("key", DrawKey(options.draws));
   if (options.window != 0) attrs.Set("window", options.window);
   std::vector<Tensor> in = {q, k, v};
   std::string masks;
-  const std::pair<const char*, Tensor> operands[] = {{"bias", BiasOf(options, k, at)},
+  const std::pair<const char*, Tensor> operands[] = {{"bias", BiasOf(options, q, k, at)},
                                                      {"query_positions", options.query_positions},
                                                      {"key_positions", options.key_positions},
                                                      {"query_documents", options.query_documents},

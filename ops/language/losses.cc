@@ -181,4 +181,65 @@ Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis, double eps, Here at) 
   return div(along, lengths, at);
 }
 
+namespace {
+
+// (1 - p)^gamma, given 1 - p. Held away from 0, where a power below 1 has no slope.
+Tensor Focus(Tensor rest, double gamma, const Here& at) { return pow(maximum(rest, 1e-30, at), gamma, at); }
+
+}  // namespace
+
+Tensor sigmoid_focal_loss(Tensor x, Tensor target, const SigmoidFocal& options, Here at) {
+  at = at.In("sigmoid_focal_loss");
+  NeedAlike("sigmoid_focal_loss", "x", x, "target", target, at);
+  NeedNumber(Who("sigmoid_focal_loss", at), "gamma", options.gamma, Domain::kNotNegative);
+  if (!(options.alpha < 0)) NeedNumber(Who("sigmoid_focal_loss", at), "alpha", options.alpha, Domain::kShare);
+  Tensor loss = bce_with_logits_loss(x, target, {}, at), other = shift(neg(target, at), 1, at);
+  if (options.gamma != 0) {
+    Tensor rest = add(mul(sigmoid(x, at), other, at), mul(sigmoid(neg(x, at), at), target, at), at);
+    loss = mul(loss, Focus(rest, options.gamma, at), at);
+  }
+  if (options.alpha < 0) return loss;
+  return mul(loss, add(scale(target, options.alpha, at), scale(other, 1 - options.alpha, at), at), at);
+}
+
+Tensor focal_loss(Tensor logits, Tensor target, const Focal& options, Here at) {
+  at = at.In("focal_loss");
+  NeedNumber(Who("focal_loss", at), "gamma", options.gamma, Domain::kNotNegative);
+  Tensor loss = cross_entropy(logits, target, at);
+  Tensor rest = neg(expm1(neg(loss, at), at), at);
+  if (options.gamma != 0) loss = mul(loss, Focus(rest, options.gamma, at), at);
+  if (!options.class_weights.defined()) return loss;
+  Tensor weights = options.class_weights;
+  NeedFloating("focal_loss", "class_weights", weights, at);
+  if (weights.shape() != Dims{logits.shape().back()})
+    Fail(Who("focal_loss", at), ": class_weights is ", weights.shape().str(), " but must be [",
+         logits.shape().back(), "], one for each class of logits ", logits.shape().str());
+  return mul(loss, gather(cast(weights, DType::kFloat32, at), maximum(target, 0, at), at), at);
+}
+
+Tensor ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,
+                const Ctc& options, Here at) {
+  at = at.In("ctc_loss");
+  Tensor loss =
+      One("ctc_loss", {log_probs, targets, input_lengths, target_lengths}, {{"blank", options.blank}}, at);
+  return options.zero_infinity ? where(isfinite(loss, at), loss, 0, at) : loss;
+}
+
+Tensor triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, const TripletMargin& options,
+                           Here at) {
+  at = at.In("triplet_margin_loss");
+  const std::string who = Who("triplet_margin_loss", at);
+  NeedAlike("triplet_margin_loss", "anchor", anchor, "positive", positive, at);
+  NeedAlike("triplet_margin_loss", "anchor", anchor, "negative", negative, at);
+  NormalAxis("triplet_margin_loss", -1, anchor, at);
+  NeedNumber(who, "margin", options.margin, Domain::kFinite);
+  NeedNumber(who, "eps", options.eps, Domain::kNotNegative);
+  const auto apart = [&](Tensor a, Tensor b) {
+    return norm(shift(sub(a, b, at), options.eps, at), options.p, {-1}, false, at);
+  };
+  Tensor far = apart(anchor, negative);
+  if (options.swap) far = minimum(far, apart(positive, negative), at);
+  return relu(shift(sub(apart(anchor, positive), far, at), options.margin, at), at);
+}
+
 }  // namespace oneflow_like

@@ -30,6 +30,14 @@ Tensor bce_loss(Tensor p, Tensor target, OFL_HERE);
 // x) multiplies the term of t.
 Tensor bce_with_logits_loss(Tensor x, Tensor target, Tensor pos_weight = {}, OFL_HERE);
 
+// bce_with_logits_loss times (1 - p_t)^gamma, where p_t is the probability that p = sigmoid(x) gives to the
+// target, and times alpha for the share of t and 1 - alpha for the rest (Lin et al. 2017).
+struct SigmoidFocal {
+  double alpha = 0.25;  // in [0, 1]; negative: no such factors
+  double gamma = 2;     // 0 or more
+};
+Tensor sigmoid_focal_loss(Tensor x, Tensor target, const SigmoidFocal& options = {}, OFL_HERE);
+
 // --- Of distributions ---
 
 // target (log target - x) for log-probabilities x; 0 where target is 0. log_target: target has logarithms.
@@ -52,10 +60,40 @@ struct CrossEntropyOptions {
 // logits[.. c], target[..] -> loss[..], fp32. The class axis may be cut.
 Tensor cross_entropy(Tensor logits, Tensor target, const CrossEntropyOptions& options, OFL_HERE);
 
+// The same for any number of classes: logits[.. c], target[..] (negative: loss 0) -> [..], the cross-entropy
+// times (1 - p[target])^gamma, p = softmax(logits), and times class_weights[target], if they are given.
+struct Focal {
+  double gamma = 2;           // 0 or more
+  Tensor class_weights = {};  // [c]
+};
+Tensor focal_loss(Tensor logits, Tensor target, const Focal& options = {}, OFL_HERE);
+
+// Connectionist temporal classification (Graves et al. 2006): log_probs[n t c] in logarithms (log_softmax of
+// what a network gives for each of t places), targets[n s] -> [n], minus the logarithm of the probability
+// that the first input_lengths[n] places spell the first target_lengths[n] targets, once runs of a class are
+// made one and blanks are left out. Integers are i32 or i64; targets behind their length may be anything.
+// Infinite where there are too few places; no gradient flows then. It has no second gradient.
+struct Ctc {
+  int64_t blank = 0;           // the class that spells nothing; no target is it
+  bool zero_infinity = false;  // 0 in place of an infinite loss
+};
+Tensor ctc_loss(Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths,
+                const Ctc& options = {}, OFL_HERE);
+
 // --- Of vectors ---
 
 // sum(a b) / (|a| |b|) along one axis, which is removed; lengths below eps count as eps. a and b have the
 // same shape.
 Tensor cosine_similarity(Tensor a, Tensor b, int64_t axis = -1, double eps = 1e-8, OFL_HERE);
+
+// max(0, d(anchor, positive) - d(anchor, negative) + margin) -> without the last axis, where d(a, b) = |a - b
+// + eps| in the norm p, 1, 2 or infinity, over the last axis. swap: the negative's distance is the lesser of
+// those to the anchor and to the positive (Balntas et al. 2016).
+struct TripletMargin {
+  double margin = 1, p = 2, eps = 1e-6;
+  bool swap = false;
+};
+Tensor triplet_margin_loss(Tensor anchor, Tensor positive, Tensor negative, const TripletMargin& options = {},
+                           OFL_HERE);
 
 }  // namespace oneflow_like

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "ops/language/calls.h"
@@ -90,6 +91,13 @@ Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, Here at) {
   return One("take_along_axis", {x, ids}, {{"axis", NormalAxis("take_along_axis", axis, x, at)}}, at);
 }
 
+Tensor batched_take(Tensor x, Tensor ids, int64_t axis, Here at) {
+  at = at.In("batched_take");
+  NeedInteger("batched_take", "ids", ids, at);
+  return One("take", {x, ids}, {{"axis", NormalAxis("batched_take", axis, x, at)}, {"batched", int64_t{1}}},
+             at);
+}
+
 Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
   at = at.In("scatter_add");
   return ScatterSums("scatter_add", "scatter_sum", x, axis, ids, src, at);
@@ -98,6 +106,67 @@ Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
 Tensor index_add(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
   at = at.In("index_add");
   return ScatterSums("index_add", "index_sum", x, axis, ids, src, at);
+}
+
+namespace {
+
+void NeedSummable(const char* op, const char* operand, const Tensor& x, const Here& at) {
+  NeedGiven(op, operand, x, at);
+  if (!IsFloating(x.dtype()) && x.dtype() != DType::kInt32 && x.dtype() != DType::kInt64)
+    Fail(Who(op, at), ": ", operand, " is ", Name(x.dtype()),
+         " but must be of a floating type, i32 or i64; cast it");
+}
+
+// The least is found as the greatest in the opposite order, which has a number for each, exactly.
+Tensor Opposite(Tensor x, const Here& at) { return IsFloating(x.dtype()) ? neg(x, at) : bitwise_not(x, at); }
+
+Tensor ByIndex(const char* function, const char* op, Tensor x, int64_t axis, Tensor ids, Tensor src,
+               bool least, Here at) {
+  at = at.In(function);
+  NeedSummable(function, "x", x, at);
+  NeedSummable(function, "src", src, at);
+  NeedInteger(function, "ids", ids, at);
+  const Attrs attrs = {{"axis", NormalAxis(function, axis, x, at)}};
+  if (!least) return One(op, {ids, src, x}, attrs, at);
+  return Opposite(One(op, {ids, Opposite(src, at), Opposite(x, at)}, attrs, at), at);
+}
+
+}  // namespace
+
+Tensor scatter_max(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
+  return ByIndex("scatter_max", "scatter_max", x, axis, ids, src, false, at);
+}
+Tensor scatter_min(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
+  return ByIndex("scatter_min", "scatter_max", x, axis, ids, src, true, at);
+}
+Tensor index_max(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
+  return ByIndex("index_max", "index_max", x, axis, ids, src, false, at);
+}
+Tensor index_min(Tensor x, int64_t axis, Tensor ids, Tensor src, Here at) {
+  return ByIndex("index_min", "index_max", x, axis, ids, src, true, at);
+}
+
+// A softmax is the same whatever is taken from all of its elements, so no gradient flows through the
+// greatest. It is finite, so that what is -infinity gives 0, and where there is a finite element the sum is
+// at least 1.
+Tensor segment_softmax(Tensor x, Tensor ids, int64_t segments, int64_t axis, Here at) {
+  at = at.In("segment_softmax");
+  NeedFloating("segment_softmax", "x", x, at);
+  NeedInteger("segment_softmax", "ids", ids, at);
+  axis = NormalAxis("segment_softmax", axis, x, at);
+  Dims whole = x.shape();
+  if (ids.shape() != Dims{whole[static_cast<int>(axis)]})
+    Fail(Who("segment_softmax", at), ": ids is ", ids.shape().str(), " but must be [",
+         whole[static_cast<int>(axis)], "], as axis ", axis, " of x ", whole.str());
+  if (segments < 0) Fail(Who("segment_softmax", at), ": segments is ", segments, " but must be 0 or more");
+  whole[static_cast<int>(axis)] = segments;
+  Tensor wide = cast(x, DType::kFloat32, at);
+  Tensor least = full(x.graph(), whole, std::numeric_limits<float>::lowest(), DType::kFloat32, at);
+  Tensor top = One("stop_gradient", {index_max(least, axis, ids, wide, at)}, {}, at);
+  Tensor parts = exp(sub(wide, take(top, axis, ids, at), at), at);
+  Tensor sums = One("index_sum", {ids, parts}, {{"axis", axis}, {"extent", segments}}, at);
+  Tensor half = full(x.graph(), {}, 0.5, DType::kFloat32, at);
+  return cast(div(parts, maximum(take(sums, axis, ids, at), half, at), at), x.dtype(), at);
 }
 
 // --- Embeddings ----------------------------------------------------------------------------------

@@ -43,6 +43,9 @@ Tensor take(Tensor x, int64_t axis, Tensor ids, OFL_HERE);
 // x[.. v ..], ids[.. n ..] -> [.. n ..]: element by element; all other extents agree (numpy.take_along_axis,
 // torch.gather).
 Tensor take_along_axis(Tensor x, Tensor ids, int64_t axis, OFL_HERE);
+// x[a.. v b..], ids[a.. n] -> [a.. n b..]: the parts of x along the axis by ids of their own for each index
+// of the axes before it (torch.gather with ids expanded over the axes behind).
+Tensor batched_take(Tensor x, Tensor ids, int64_t axis, OFL_HERE);
 // Adds every element of src[.. n ..] to x at the place along the axis that ids[.. n ..] names
 // (torch.scatter_add), in an order that the graph, the mesh and the kind of device settle: the same bits in
 // every run.
@@ -50,6 +53,16 @@ Tensor scatter_add(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
 // The same for whole parts: src[.. n ..] along the axis, ids[n] (torch.index_add); ids with several axes
 // stand for as many axes of src.
 Tensor index_add(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
+// The greatest, or least, of x and of what src has for each place, instead of a sum (torch.scatter_reduce and
+// index_reduce with amax and amin). A NaN wins. The gradient is shared equally among equals, x's element
+// among them.
+Tensor scatter_max(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
+Tensor scatter_min(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
+Tensor index_max(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
+Tensor index_min(Tensor x, int64_t axis, Tensor ids, Tensor src, OFL_HERE);
+// x[.. n ..], ids[n] in [0, segments): a softmax over the parts of x along the axis that have the same id, as
+// attention over the edges of a graph needs it. A segment that is -infinity throughout gives 0.
+Tensor segment_softmax(Tensor x, Tensor ids, int64_t segments, int64_t axis = 0, OFL_HERE);
 
 // --- Embeddings ---
 

@@ -21,8 +21,8 @@ struct Reader {
   }
 };
 
-void Write(void* to, bool half, const std::vector<float>& from) {
-  for (size_t i = 0; i < from.size(); ++i) {
+void Write(void* to, bool half, const std::vector<float>& from, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
     if (half) {
       static_cast<Float16*>(to)[i] = ToFloat16(from[i]);
     } else {
@@ -33,10 +33,20 @@ void Write(void* to, bool half, const std::vector<float>& from) {
 
 struct Loops {
   const FlashShape& s;
-  int64_t At(int64_t b, int64_t length, int64_t i, int64_t h) const {
-    return ((b * length + i) * s.heads + h) * s.width;
+  int64_t At(int64_t b, int64_t i, int64_t h) const { return ((b * s.queries + i) * s.heads + h) * s.width; }
+  int64_t KeyAt(int64_t b, int64_t t, int64_t h) const {
+    return ((b * s.all_keys + t) * s.key_heads + h / s.group()) * s.width;
+  }
+  int64_t First(int64_t i) const {
+    return s.window == 0 ? 0 : std::max<int64_t>(0, i + s.shift + 1 - s.window);
   }
   int64_t Visible(int64_t i) const { return s.causal ? std::min(s.keys, i + s.shift + 1) : s.keys; }
+  // Added to a score.
+  float Mask(const FlashOperands& p, int64_t b, int64_t i, int64_t t) const {
+    if (s.masks == 0) return 0;
+    const Reader mask{p.mask, s.dtype == DType::kFloat16};
+    return mask[((s.masks == 1 ? 0 : b) * s.queries + i) * s.keys + t];
+  }
   float Dot(const Reader& x, int64_t at_x, const Reader& y, int64_t at_y) const {
     float sum = 0;
     for (int64_t d = 0; d < s.width; ++d) sum += x[at_x + d] * y[at_y + d];
@@ -56,32 +66,32 @@ void Forward(const FlashShape& s, const FlashOperands& p) {
   Reader q{p.q, half}, k{p.k, half}, v{p.v, half};
   std::vector<float> o(s.batch * s.queries * s.heads * s.width), row(s.keys);
   loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
-    int64_t visible = loops.Visible(i), at = loops.At(b, s.queries, i, h);
+    int64_t first = loops.First(i), visible = loops.Visible(i), at = loops.At(b, i, h);
     float greatest = -INFINITY, total = 0;
-    for (int64_t t = 0; t < visible; ++t) {
-      row[t] = loops.Dot(q, at, k, loops.At(b, s.keys, t, h)) * s.scale;
+    for (int64_t t = first; t < visible; ++t) {
+      row[t] = loops.Dot(q, at, k, loops.KeyAt(b, t, h)) * s.scale + loops.Mask(p, b, i, t);
       greatest = std::max(greatest, row[t]);
     }
-    for (int64_t t = 0; t < visible; ++t) total += row[t] = std::exp(row[t] - greatest);
-    for (int64_t t = 0; t < visible; ++t)
-      for (int64_t d = 0; d < s.width; ++d) o[at + d] += row[t] / total * v[loops.At(b, s.keys, t, h) + d];
+    for (int64_t t = first; t < visible; ++t) total += row[t] = std::exp(row[t] - greatest);
+    for (int64_t t = first; t < visible; ++t)
+      for (int64_t d = 0; d < s.width; ++d) o[at + d] += row[t] / total * v[loops.KeyAt(b, t, h) + d];
     p.lse[at_lse] = greatest + std::log(total);
   });
-  Write(p.o, half, o);
+  Write(p.o, half, o, 0, o.size());
 }
 
 void Backward(const FlashShape& s, const FlashOperands& p) {
   bool half = s.dtype == DType::kFloat16;
   Loops loops{s};
   Reader q{p.q, half}, k{p.k, half}, v{p.v, half}, o{p.o, half}, dout{p.dout, half};
-  std::vector<float> dq(s.batch * s.queries * s.heads * s.width), dk(s.batch * s.keys * s.heads * s.width),
-      dv(dk.size());
+  std::vector<float> dq(s.batch * s.queries * s.heads * s.width),
+      dk(s.batch * s.all_keys * s.key_heads * s.width), dv(dk.size());
   loops.ForEachQuery([&](int64_t b, int64_t h, int64_t i, int64_t at_lse) {
-    int64_t at = loops.At(b, s.queries, i, h);
+    int64_t at = loops.At(b, i, h);
     float delta = loops.Dot(dout, at, o, at);
-    for (int64_t t = 0; t < loops.Visible(i); ++t) {
-      int64_t at_k = loops.At(b, s.keys, t, h);
-      float weight = std::exp(loops.Dot(q, at, k, at_k) * s.scale - p.lse[at_lse]);
+    for (int64_t t = loops.First(i); t < loops.Visible(i); ++t) {
+      int64_t at_k = loops.KeyAt(b, t, h);
+      float weight = std::exp(loops.Dot(q, at, k, at_k) * s.scale + loops.Mask(p, b, i, t) - p.lse[at_lse]);
       float ds = weight * (loops.Dot(dout, at, v, at_k) - delta) * s.scale;
       for (int64_t d = 0; d < s.width; ++d) {
         dv[at_k + d] += weight * dout[at + d];
@@ -90,9 +100,12 @@ void Backward(const FlashShape& s, const FlashOperands& p) {
       }
     }
   });
-  Write(p.dq, half, dq);
-  Write(p.dk, half, dk);
-  Write(p.dv, half, dv);
+  Write(p.dq, half, dq, 0, dq.size());
+  for (int64_t b = 0; b < s.batch; ++b) {  // rows that no query sees are not the library's
+    const size_t row = s.key_heads * s.width, begin = b * s.all_keys * row, end = begin + s.keys * row;
+    Write(p.dk, half, dk, begin, end);
+    Write(p.dv, half, dv, begin, end);
+  }
 }
 
 class EmulatedFlash : public Flash {

@@ -47,6 +47,6 @@ nm -D --undefined-only "$(dirname "$cudnn")"/libcudnn*.so.9 | sed -n 's/^ *U \(c
 cc -O1 -fPIC -shared -o "$work/driver/libcuda.so.1" tests/cudnn/driver.c "$work/more.c" || exit 1
 # shellcheck disable=SC2086
 c++ -std=c++20 -O1 -DOFL_HAVE_CUDNN -I. $includes -o "$work/cudnn_plans" tests/cudnn/cudnn_plans.cc \
-  ops/cuda/flash_graph_cudnn.cc ops/cuda/graph_cudnn.cc "$cudnn" \
+  ops/cuda/flash_graph_cudnn.cc ops/cuda/convolution_graph_cudnn.cc ops/cuda/graph_cudnn.cc "$cudnn" \
   -Wl,--unresolved-symbols=ignore-in-shared-libs || exit 1
 LD_LIBRARY_PATH="$work/driver:$libraries" "$work/cudnn_plans"

@@ -73,7 +73,8 @@ class DeviceKernels::HostKernel : public Kernel {
   HostKernel(DeviceKernels* owner, const KernelSpec& spec, std::unique_ptr<Kernel> kernel)
       : owner_(owner), kernel_(std::move(kernel)) {
     const OpDef* def = BuiltinCatalog().Find(spec.name);
-    if (def != nullptr && def->scratch) scratch_bytes_ = def->scratch(spec);
+    if (def != nullptr && (def->cuda_scratch || def->scratch))
+      scratch_bytes_ = (def->cuda_scratch ? def->cuda_scratch : def->scratch)(spec);
   }
   Status Run(const KernelContext& context) override {
     return owner_->Run(kernel_.get(), scratch_bytes_, context);

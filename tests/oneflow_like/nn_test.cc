@@ -79,6 +79,36 @@ TEST(Nn, TransformersOfAllKindsHaveOneCurve) {
   }
 }
 
+TEST(Nn, GatedLayersOfAnyActivationHaveOneCurve) {
+  for (int kind = 0; kind < 3; ++kind) {
+    nn::MlpOptions options;
+    if (kind > 0) options.activation = [](Tensor x) { return relu(x); };
+    options.bias = kind < 2;
+    options.inner = kind == 1 ? 12 : 0;
+    auto loss = [&](Model* model) {
+      Tensor x = model->Input("x", {12, 8}, DType::kFloat32, {{"dp", S(0)}});
+      return mean(square(nn::GatedMlp(model->scope(), x, options) - scale(x, .5)));
+    };
+    auto feeds = [](int step) { return Feeds{{"x", Floats(step, {12, 8})}}; };
+    ExpectOneCurve(kFlat, loss, feeds, AdamW{.lr = .02}, 2e-5, [&](Model* model, const std::string& where) {
+      // Weights with two states each, and the number of updates.
+      EXPECT_EQ(model->Variables().size(), options.bias ? 6 * 3 + 1 : 3 * 3 + 1) << where;
+    });
+  }
+  // The activation is of the gate alone; SwiGlu's is silu.
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor x = model.Input("x", {4, 8}, DType::kFloat32);
+  Scope s = model.scope();
+  nn::MlpOptions plain{.bias = false, .activation = [](Tensor y) { return tanh(y); }};
+  Tensor gated = nn::GatedMlp(s, x, plain), swiglu = nn::SwiGlu(s, x);
+  Tensor gate = matmul(x, model.Find("gate")), up = matmul(x, model.Find("up")), down = model.Find("down");
+  Session session = Evaluate({{"gated", max(abs(gated - matmul(tanh(gate) * up, down)))},
+                              {"swiglu", max(abs(swiglu - matmul(silu(gate) * up, down)))}});
+  StepResult result = session.Run({{"x", Floats(3, {4, 8})}});
+  EXPECT_LT(result.Scalar("gated"), 1e-6);
+  EXPECT_LT(result.Scalar("swiglu"), 1e-6);
+}
+
 // Adapters start by changing nothing, and are all that is trained, kept state of, and sent.
 TEST(Nn, AdaptersAloneAreTrained) {
   auto losses = [](const char* mesh, int64_t rank) {

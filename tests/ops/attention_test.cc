@@ -8,7 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "core/device/kernel.h"
+#include "ops/attention_library.h"
 #include "ops/language/functional.h"
+#include "ops/op.h"
 #include "ops/oracle/gradient.h"
 #include "ops/rope.h"
 #include "tests/error_of.h"
@@ -162,6 +165,16 @@ TEST(Attention, WrongUses) {
   EXPECT_EQ(error({.bias = x({1, 2, 4, 5, 5})}), "attention: bias has 5 axes but at most 4, [b h s t]");
   EXPECT_EQ(error({.bias = x({5, 4})}), "attention: axis t is 5 in k but 4 in bias");
   EXPECT_EQ(error({.bias = x({2, 5, 5})}), "attention: axis (h g) of bias is 2 but must be 4");
+  Tensor hidden = less(x({5, 4}), x({5, 4}));
+  EXPECT_NE(
+      error({.mask = hidden}).find(": mask [5,4] is not broadcast to the scores [b h s t], here [2,4,5,5]"),
+      std::string::npos);
+  EXPECT_NE(error({.mask = less(x({2, 5, 5}), x({2, 5, 5}))})
+                .find(": mask [2,5,5] is not broadcast to the scores [b h s t], here [2,4,5,5]"),
+            std::string::npos);
+  Tensor empty = x({2, 5, 2, 0});
+  EXPECT_NE(ErrorOf([&] { attention(empty, empty, empty); }).find(": q [2,5,2,0] has heads of width 0"),
+            std::string::npos);
   EXPECT_EQ(error({.query_positions = x({5})}), "attention: query_positions is f32 but must be i32 or i64");
   EXPECT_EQ(error({.key_positions = n({2, 5, 1})}),
             "attention: key_positions has 3 axes but must have 1 or 2, [t] or [b t]");
@@ -253,6 +266,65 @@ TEST(Rope, WrongUses) {
   EXPECT_EQ(error({.trained_length = 64, .factor = 0}), "rope: factor is 0 but must be greater than 0");
   EXPECT_EQ(error({.trained_length = 64, .low_turns = 4, .high_turns = 4}),
             "rope: low_turns is 4 but must be less than high_turns, which is 4");
+}
+
+// --- What the gradient takes where a GPU's library computes it
+
+// Of attention of 16 sequences and 1024 tokens, 12 heads of width 64 that share 4 of keys.
+KernelSpec GradientSpec() {
+  KernelSpec spec;
+  spec.name = "attention_grad";
+  const Dims query = {16, 1024, 12, 64}, key = {16, 1024, 4, 64}, lse = {16, 12, 1024};
+  for (const Dims& extent : {query, query, key, key, query})
+    spec.in.push_back({nullptr, DType::kBFloat16, extent, Dims(4, int64_t{0}), extent});
+  spec.in.push_back({nullptr, DType::kFloat32, lse, Dims(3, int64_t{0}), lse});
+  for (const Dims& extent : {query, key, key})
+    spec.out.push_back({nullptr, DType::kBFloat16, extent, Dims(4, int64_t{0}), extent});
+  return spec;
+}
+
+TEST(AttentionOnCuda, ScratchIsStatedInABuildWithoutItsKernels) {
+  KernelRegistry registry;
+  AddReferenceKernels(BuiltinCatalog(), &registry);
+  ASSERT_FALSE(registry.Has("attention_grad", "cuda"));
+  const int64_t heads = 16 * 12, scores = heads * 1024 * 1024 * 2, rows = heads * 1024 * 4,
+                keys = heads * 1024 * 64 * 2 * 2;
+  KernelSpec spec = GradientSpec();
+  EXPECT_EQ(registry.Scratch(spec, "cuda"), scores + rows + keys + (1 << 20));
+  EXPECT_NE(registry.Scratch(spec, "reference"), registry.Scratch(spec, "cuda"));
+
+  KernelSpec drops = spec, wide = spec, biased = spec, small = spec, packed = spec;
+  drops.attrs.Set("dropout", 0.1);
+  wide.in[1].dtype = DType::kFloat32;
+  biased.attrs.Set("masks", std::string("bias"));
+  packed.attrs.Set("masks", std::string("query_documents key_documents"));
+  for (const Dims& rows : {Dims{16, 1024}, Dims{1024}})
+    packed.in.push_back({nullptr, DType::kInt32, rows, Dims(rows.rank(), int64_t{0}), rows});
+  EXPECT_EQ(registry.Scratch(packed, "cuda"), registry.Scratch(spec, "cuda") + 16 * 1024 * 1024 * 2);
+  packed.in[6] = packed.in[7];  // the same of all sequences
+  EXPECT_EQ(registry.Scratch(packed, "cuda"), registry.Scratch(spec, "cuda") + 1024 * 1024 * 2);
+  small.in[1].extent[0] = small.in[2].extent[0] = 4;  // the stream's work space is enough
+  for (const KernelSpec& other : {drops, wide, biased, small}) EXPECT_EQ(registry.Scratch(other, "cuda"), 0);
+}
+
+TEST(AttentionOnCuda, ScratchIsForAsMuchAsFits) {
+  constexpr int64_t kMost = kMostLibraryAttentionBytes;
+  // 40 sequences of 12 heads of 4096 queries and keys take 403 MB each: 5 fit, 8 launches of 5.
+  EXPECT_EQ(LibraryAttentionGradScratch(40, 12, 12, 4096, 4096, 64),
+            LibraryAttentionGradBytes(5, 12, 12, 4096, 4096, 64));
+  // One sequence does not fit: 8 groups of 4 heads, three at a time.
+  EXPECT_EQ(LibraryAttentionGradScratch(2, 32, 8, 8192, 8192, 128),
+            LibraryAttentionGradBytes(1, 12, 3, 8192, 8192, 128));
+  // A group does not fit.
+  EXPECT_EQ(LibraryAttentionGradScratch(1, 32, 1, 8192, 8192, 128), 0);
+  for (int64_t batch : {1, 2, 3, 7, 100})
+    for (int64_t groups : {1, 2, 5, 8})
+      for (int64_t tokens : {64, 1000, 4096, 16384, 65536}) {
+        const int64_t bytes = LibraryAttentionGradScratch(batch, 3 * groups, groups, tokens, tokens, 64);
+        EXPECT_LE(bytes, kMost);
+        const int64_t least = LibraryAttentionGradBytes(1, 3, 1, tokens, tokens, 64);
+        EXPECT_EQ(bytes == 0, least > kMost) << tokens;
+      }
 }
 
 }  // namespace

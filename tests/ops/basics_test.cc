@@ -97,6 +97,10 @@ TEST(FloorDivide, RoundsDown) {
   EXPECT_EQ(Read(floor_divide(a, 2)), (Numbers{3, -4, 3, -4, 0}));
   // A third in fp32 is a little more than a third: it is in 1 only twice. So are tenths in fp32.
   EXPECT_EQ(Read(floor_divide(Give(&tape, {2}, {1, 1}), Give(&tape, {2}, {1. / 3, 0.1}))), (Numbers{2, 9}));
+  const double endless = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(Read(floor_divide(Give(&tape, {4}, {-1, 1, -1, 1}),
+                              Give(&tape, {4}, {endless, -endless, -endless, endless}))),
+            (Numbers{-1, -1, 0, 0}));
   for (DType dtype : {DType::kInt32, DType::kInt64}) {
     Tensor i = Give(&tape, {6}, {7, -7, 7, -7, 5, -6}, dtype),
            j = Give(&tape, {6}, {3, 3, -3, -3, 0, 3}, dtype);

@@ -1,17 +1,22 @@
-// The functions of ops/language/composed.h: values worked out by hand, frequencies of draws, and what wrong
-// uses are told. values_test compares the others with PyTorch's.
+// Functions made of others, maxima by index, CTC, transforms and factorisations: values worked out by hand,
+// second gradients, frequencies of draws, and what wrong uses are told. values_test compares the others with
+// PyTorch's.
 // ctest: seconds=3
 #include "ops/language/composed.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "ops/language/expressions.h"
+#include "ops/language/linear_algebra.h"
+#include "ops/language/losses.h"
 #include "ops/language/sparse.h"
+#include "ops/language/volumes.h"
 #include "tests/error_of.h"
 #include "tests/ops/eager.h"
 
@@ -194,12 +199,224 @@ TEST_F(Composed, DrawsHaveTheirFrequencies) {
   near(dropped, 0.25);
 }
 
+TEST_F(Composed, MaximaByIndex) {
+  Tensor x = Floats({4}, {1, 1, 1, 1}), ids = Ids({5}, {0, 2, 2, 0, 3}), src = Floats({5}, {3, -1, -2, 3, 1});
+  EXPECT_EQ(Read(scatter_max(x, 0, ids, src)), (Numbers{3, 1, 1, 1}));
+  EXPECT_EQ(Read(index_min(x, 0, ids, src)), (Numbers{1, 1, -2, 1}));
+  // Two of src are the greatest of place 0; at place 3 x's element is as great.
+  EXPECT_EQ(Gradient(scatter_max(x, 0, ids, src), src), (Numbers{0.5, 0, 0, 0.5, 0.5}));
+  EXPECT_EQ(Gradient(scatter_max(x, 0, ids, src), x), (Numbers{0, 1, 1, 0.5}));
+  const double least = std::numeric_limits<int32_t>::min();
+  Tensor whole = Give(&tape_, {2}, {5, least}, DType::kInt32);
+  EXPECT_EQ(Read(scatter_min(whole, 0, Ids({2}, {0, 1}), Give(&tape_, {2}, {least, 7}, DType::kInt32))),
+            (Numbers{least, least}));
+  const double none = -std::numeric_limits<double>::infinity();
+  Tensor scores = Floats({5}, {0, std::log(3.0), none, none, 7});
+  Tensor shares = segment_softmax(scores, Ids({5}, {2, 2, 2, 0, 4}), 5);
+  ExpectNear(Read(shares), {0.25, 0.75, 0, 0, 1});
+  ExpectNear(Gradient(slice(shares, 0, 0, 1), scores), {0.1875, -0.1875, 0, 0, 0});
+}
+
+TEST_F(Composed, TemporalClassification) {
+  // Two places of two equal classes: "a" is spelt by aa, a_ and _a, "" by __, and "aa" has no room.
+  Tensor half = Floats({3, 2, 2}, Numbers(12, std::log(0.5)));
+  Tensor losses = ctc_loss(half, Ids({3, 2}, {1, -5, 9, 9, 1, 1}), Ids({3}, {2, 2, 2}), Ids({3}, {1, 0, 2}));
+  const Numbers read = Read(losses);
+  EXPECT_NEAR(read[0], -std::log(0.75), 1e-6);
+  EXPECT_NEAR(read[1], -std::log(0.25), 1e-6);
+  EXPECT_EQ(read[2], std::numeric_limits<double>::infinity());
+  // Of the three ways to "a" two have a first blank or a second; of "" every place is blank.
+  ExpectNear(Gradient(losses, half), {-1 / 3., -2 / 3., -1 / 3., -2 / 3., -1, 0, -1, 0, 0, 0, 0, 0});
+  EXPECT_EQ(Read(ctc_loss(half, Ids({3, 1}, {1, 1, 1}), Ids({3}, {0, 1, 1}), Ids({3}, {1, 0, 1}),
+                          {.zero_infinity = true}))[0],
+            0);
+}
+
+TEST_F(Composed, VolumesAndWindows) {
+  Tensor x = Counted({1, 2, 2, 2, 1});
+  EXPECT_EQ(Read(conv3d(x, Floats({1, 2, 2, 2, 1}, {1, 0, 0, 0, 0, 0, 0, 2}))), (Numbers{14}));
+  EXPECT_EQ(Read(max_pool3d(x)), (Numbers{7}));
+  EXPECT_EQ(Read(avg_pool3d(x)), (Numbers{3.5}));
+  EXPECT_EQ(Read(conv3d_transpose(Floats({1, 2, 1, 1, 1}, {1, 10}), Floats({1, 3, 1, 1, 1}, {1, 2, 3}))),
+            (Numbers{1, 12, 23, 30}));
+  Tensor picture = Counted({1, 2, 3, 1});
+  EXPECT_EQ(Read(unfold(picture, WindowOptions{})), (Numbers{0, 1, 3, 4, 1, 2, 4, 5}));
+  EXPECT_EQ(Read(fold(unfold(picture, WindowOptions{}), 2, 3, WindowOptions{})), (Numbers{0, 2, 2, 3, 8, 5}));
+  Tensor grid = Floats({1, 1, 3, 2}, {0, 0, -1, -1, 1, 3});
+  EXPECT_EQ(Read(grid_sample(picture, grid, {.align_corners = true})), (Numbers{2.5, 0, 0}));
+  EXPECT_EQ(Read(grid_sample(picture, grid, {.border = true, .align_corners = true})), (Numbers{2.5, 0, 5}));
+}
+
+TEST_F(Composed, Transforms) {
+  ExpectNear(Read(fft(Floats({2, 2}, {1, 2, 3, -4}))), {4, -2, -2, 6});
+  ExpectNear(Read(rfft(Floats({4}, {1, 0, 0, 0}))), {1, 0, 1, 0, 1, 0});
+  Tensor x = Counted({130});
+  ExpectNear(Read(irfft(rfft(x))), Read(x), 1e-4);
+  ExpectNear(Gradient(irfft(rfft(x)), x), Numbers(130, 1), 1e-5);
+}
+
+// The gradient of a number made of a first gradient, beside differences of it.
+TEST_F(Composed, SecondGradients) {
+  using Function = std::function<Tensor(Tensor)>;
+  Tensor ids = Ids({6}, {0, 2, 2, 1, 0, 2});
+  const std::vector<std::pair<const char*, Function>> functions = {
+      {"cholesky",
+       [](Tensor x) {
+         return cholesky(reshape(x, {2, 3, 3}), 4);
+       }},
+      {"triangular_solve",
+       [](Tensor x) {
+         Tensor y = reshape(x, {2, 3, 3});
+         return triangular_solve(y + 2, flip(y, {1}), {.upper = true});
+       }},
+      {"solve",
+       [](Tensor x) {
+         Tensor y = reshape(x, {2, 3, 3});
+         return solve(y, flip(y, {1}), 4);
+       }},
+      {"qr",
+       [](Tensor x) {
+         return qr(reshape(x, {6, 3})).r;
+       }},
+      {"q",
+       [](Tensor x) {
+         return qr(reshape(x, {6, 3})).q;
+       }},
+      {"index_max",
+       [&](Tensor x) {
+         Tensor y = reshape(x, {6, 3});
+         return index_max(full(y, {3, 3}, -5), 0, ids, y * y * y);
+       }},
+      {"segment_softmax",
+       [&](Tensor x) {
+         return segment_softmax(reshape(x, {6, 3}), ids, 3);
+       }},
+      {"grid_sample",
+       [](Tensor x) {
+         return grid_sample(reshape(x, {1, 3, 3, 2}), tanh(reshape(slice(x, 0, 0, 8), {1, 2, 2, 2})) * 0.9);
+       }},
+      {"fft",
+       [](Tensor x) {
+         return square(fft(reshape(x, {9, 2})));
+       }},
+      {"focal_loss",
+       [](Tensor x) {
+         return focal_loss(reshape(x, {6, 3}), argmax(reshape(x, {6, 3})));
+       }},
+  };
+  for (const auto& [name, function] : functions) {
+    SCOPED_TRACE(name);
+    const auto slope = [&](Tensor x) {  // of the sum of results times 1, 2, 3, ..., along 1, -1, 1, ...
+      Tensor y = function(x), flat = reshape(y, {-1});
+      Tensor dx = Backward(&tape_, mul(flat, arange_like(flat) * 0.1 + 0.3), {x})[0];
+      return sum(mul(square(dx), arange_like(dx) * 0.2 - 1));
+    };
+    Numbers values;
+    for (int i = 0; i < 18; ++i) values.push_back(std::sin(1.7 * i * i + 0.4));
+    Tensor x = Floats({18}, values);
+    const Numbers gradient = Gradient(slope(x), x);
+    for (size_t i = 0; i < values.size(); i += 3) {
+      const auto moved = [&](double by) {
+        Numbers other = values;
+        other[i] += by;
+        return Read(slope(Floats({18}, other)))[0];
+      };
+      const double step = 0x1p-8, want = (moved(step) - moved(-step)) / (2 * step);
+      EXPECT_NEAR(gradient[i], want, 2e-2 * (1 + std::abs(want))) << "element " << i;
+    }
+  }
+}
+
+// Results and gradients of operands of 16 bits have their type, and are those of fp32 but for rounding.
+TEST_F(Composed, SixteenBits) {
+  Tensor ids = Ids({6}, {0, 2, 2, 1, 0, 2}), pair = Ids({2}, {1, 2}), full_length = Ids({2}, {3, 3});
+  const auto cube = [](Tensor x) { return reshape(x, {2, 3, 3}); };
+  const std::vector<std::pair<const char*, std::function<Tensor(Tensor)>>> functions = {
+      {"index_max",
+       [&](Tensor x) {
+         return index_max(full(x, {3, 3}, -5), 0, ids, reshape(x, {6, 3}));
+       }},
+      {"scatter_min", [&](Tensor x) { return scatter_min(full(x, {4}, 1), 0, ids, slice(x, 0, 0, 6)); }},
+      {"segment_softmax",
+       [&](Tensor x) {
+         return segment_softmax(reshape(x, {6, 3}), ids, 3);
+       }},
+      {"sigmoid_focal_loss", [](Tensor x) { return sigmoid_focal_loss(x, abs(x)); }},
+      {"focal_loss",
+       [&](Tensor x) {
+         return focal_loss(reshape(x, {6, 3}), ids);
+       }},
+      {"ctc_loss",
+       [&](Tensor x) {
+         return ctc_loss(log_softmax(cube(x)), Ids({2, 2}, {1, 2, 1, 1}), full_length, pair);
+       }},
+      {"triplet_margin_loss",
+       [&](Tensor x) { return triplet_margin_loss(cube(x), cube(x) * 2, flip(cube(x), {2})); }},
+      {"conv3d",
+       [](Tensor x) {
+         return conv3d(reshape(x, {1, 3, 3, 2, 1}), reshape(slice(x, 0, 0, 8), {1, 2, 2, 2, 1}));
+       }},
+      {"avg_pool3d",
+       [](Tensor x) {
+         return avg_pool3d(reshape(x, {1, 3, 3, 2, 1}));
+       }},
+      {"max_pool3d",
+       [](Tensor x) {
+         return max_pool3d(reshape(x, {1, 3, 3, 2, 1}));
+       }},
+      {"fold",
+       [](Tensor x) {
+         return square(fold(unfold(reshape(x, {1, 3, 3, 2}), WindowOptions{}), 3, 3, WindowOptions{}));
+       }},
+      {"grid_sample",
+       [](Tensor x) {
+         return grid_sample(reshape(x, {1, 3, 3, 2}), reshape(slice(x, 0, 0, 8), {1, 2, 2, 2}));
+       }},
+      {"fft",
+       [](Tensor x) {
+         return irfft(rfft(x) * 0.5) + reshape(fft(reshape(x, {9, 2})), {18});
+       }},
+      {"cholesky", [&](Tensor x) { return cholesky(cube(x), 4); }},
+      {"triangular_solve", [&](Tensor x) { return triangular_solve(cube(x) + 2, cube(x)); }},
+      {"solve", [&](Tensor x) { return solve(cube(x), cube(x) * cube(x), 4); }},
+      {"qr",
+       [](Tensor x) {
+         return concat({qr(reshape(x, {6, 3})).q, qr(reshape(x, {6, 3})).r}, 0);
+       }},
+  };
+  Numbers values;  // that both types hold
+  for (int i = 0; i < 18; ++i) values.push_back(std::round(128 * std::sin(1.7 * i * i + 0.4)) / 128);
+  for (const auto& [name, function] : functions) {
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      SCOPED_TRACE(Cat(name, " in ", Name(dtype)));
+      std::vector<Numbers> results, gradients;
+      for (DType type : {DType::kFloat32, dtype}) {
+        Tensor x = Give(&tape_, {18}, values, type), y = function(x);
+        if (y.dtype() != DType::kFloat32) {
+          EXPECT_EQ(y.dtype(), type);
+          y = cast(y, DType::kFloat32);
+        }
+        Tensor flat = reshape(y, {-1});
+        Tensor dx = Backward(&tape_, flat * (arange_like(flat) * 0.125 + 0.25), {x})[0];
+        EXPECT_EQ(dx.dtype(), type);
+        results.push_back(Read(y)), gradients.push_back(Read(dx));
+      }
+      for (const auto* two : {&results, &gradients}) {
+        double scale = 0.5;
+        for (double number : (*two)[0]) scale = std::max(scale, std::abs(number));
+        ExpectNear((*two)[1], (*two)[0], (dtype == DType::kBFloat16 ? 4e-2 : 5e-3) * scale);
+      }
+    }
+  }
+}
+
 TEST_F(Composed, Biases) {
   Tensor a = alibi(&tape_, 2, 1, 3);
   EXPECT_EQ(Read(a), (Numbers{-2 / 16., -1 / 16., 0, -2 / 256., -1 / 256., 0}));
   // Distances 9 to 0 behind the query: 0 and 1 have a bucket each, 2 and 3 share one, and so do all others.
   EXPECT_EQ(Read(relative_buckets(&tape_, 1, 10, {.buckets = 4, .max_distance = 8, .bidirectional = false})),
             (Numbers{3, 3, 3, 3, 3, 3, 2, 2, 1, 0}));
+  EXPECT_EQ(Read(relative_places(&tape_, 1, 2)), (Numbers{1, 0, 2, 1}));
 }
 
 #define TOLD(text, call) \
@@ -226,6 +443,54 @@ TEST_F(Composed, WrongUsesAreTold) {
   TOLD("axis 3 of x is 8 but must be a multiple of r * r, 9", pixel_shuffle(Counted({1, 1, 1, 8}), 3));
   TOLD("r is 4294967296 but may be 2^15 at most", pixel_shuffle(Counted({1, 1, 1, 4}), int64_t{1} << 32));
   TOLD("g is [4] but must be [2]", weight_norm(x, Counted({4})));
+  TOLD("src is bool but must be of a floating type, i32 or i64; cast it",
+       scatter_max(x, 1, Ids({2, 1}, {0, 1}), Flags({2, 1}, {0, 1})));
+  TOLD("scatter_min at composed_test.cc", scatter_min(x, 1, Floats({2, 1}, {0, 1}), x));
+  TOLD("src is [3,4] but must be [2,4], as x [2,4] with the axes of ids [2] in place of axis 0",
+       index_max(x, 0, ids, Counted({3, 4})));
+  TOLD("ids is [2] but must have the axes of x [2,4] before axis 1, and one of indices",
+       batched_take(x, ids, 1));
+  TOLD("ids is [2] but must be [4], as axis 1 of x [2,4]", segment_softmax(x, ids, 3, 1));
+  TOLD("index 5 is outside [0, 2)", index_max(x, 0, Ids({2}, {0, 5}), x));
+  Tensor log_probs = Counted({2, 3, 4}), spelt = Ids({2, 2}, {1, 2, 3, 1});
+  TOLD("blank is 4 but log_probs [2,3,4] has the classes [0, 4)",
+       ctc_loss(log_probs, spelt, ids, ids, {.blank = 4}));
+  TOLD("input length 4 is outside [0, 3]", ctc_loss(log_probs, spelt, Ids({2}, {1, 4}), ids));
+  TOLD("target length 3 is outside [0, 2]", ctc_loss(log_probs, spelt, ids, Ids({2}, {3, 0})));
+  TOLD("target 3 is the blank", ctc_loss(log_probs, spelt, ids, Ids({2}, {2, 1}), {.blank = 3}));
+  TOLD("class_weights is [2] but must be [4]", focal_loss(x, ids, {.class_weights = Counted({2})}));
+  TOLD("gamma is -1", focal_loss(x, ids, {.gamma = -1}));
+  TOLD("anchor is f32 but positive is bf16", triplet_margin_loss(x, cast(x, DType::kBFloat16), x));
+  Tensor volume = Counted({1, 3, 4, 4, 2});
+  TOLD("x has 2 channels but the filter [1,2,2,2,3] takes 3 in each of 1 group",
+       conv3d(volume, Counted({1, 2, 2, 2, 3})));
+  TOLD("a window covers 5 depth but x has 3",
+       conv3d(volume, Counted({1, 3, 2, 2, 2}), {.dilation = {2, 1, 1}}));
+  TOLD("output_padding of the depth is 2 but must be less than the stride, 2",
+       conv3d_transpose(volume, Counted({2, 3, 2, 2, 1}), {.stride = {2}, .output_padding = {2, 0, 0}}));
+  TOLD("its result would have a depth of 0, since 2 are cut off on both sides",
+       conv3d_transpose(slice(volume, 1, 0, 2), Counted({2, 3, 4, 4, 1}), {.padding = {2, 0, 0}}));
+  TOLD("stride has 2 numbers but must have 1 or 3", max_pool3d(volume, {.stride = {1, 2}}));
+  TOLD("padding of the depth is 2 but may be half of the kernel's 2 at most",
+       avg_pool3d(volume, {.kernel = {2, 4, 4}, .padding = {2}}));
+  Tensor plane = Counted({1, 3, 4, 2});
+  TOLD("a window covers 5 columns but x has 4", unfold(plane, WindowOptions{.kernel = {1, 5}}));
+  TOLD("y is [1,3,4,2] but there are 2 x 3 windows, and its last axis must be a multiple of their 4 elements",
+       fold(plane, 3, 4, WindowOptions{}));
+  TOLD("grid is [1,3,4,2] but must be [2 p q 2], with the batch of x [2,3,4,2]",
+       grid_sample(Counted({2, 3, 4, 2}), plane));
+  TOLD("x is [2,4] but must have a last axis of 2", fft(x));
+  TOLD("axis 1 does not exist, x [4,2] has 1 axis before that of real and imaginary part",
+       ifft(Counted({4, 2}), 1));
+  TOLD("whose prime factor 4099 is above 2048; pad it", rfft(Counted({4099})));
+  TOLD("axis 0 of x has 4 elements but must have n / 2 + 1, 5, for n = 9", irfft(Counted({4, 2}), 0, 9));
+  TOLD("a is [2,4] but must be square: it has 2 rows and 4 columns", cholesky(x));
+  TOLD("pivot 1 is not above 0", cholesky(Floats({2, 2}, {1, 2, 2, 1})));
+  TOLD("b is [3,2] but must have the batches and rows of a [2,2]", solve(Counted({2, 2}), Counted({3, 2})));
+  TOLD("a matrix is singular: column 1 has no pivot", solve(Floats({2, 2}, {1, 2, 2, 4}), Counted({2, 1})));
+  TOLD("must have at least as many rows, 2, as columns, 4", qr(x));
+  TOLD("a window of 65 x 64 elements has more than 4096", relative_places(&tape_, 65, 64));
+  TOLD("rows is 0 but must be at least 1", relative_places(&tape_, 0, 4));
   TOLD("max_distance is 2 but must be at least 5",
        relative_buckets(&tape_, 2, 2, {.buckets = 16, .max_distance = 2}));
 }

@@ -108,6 +108,8 @@ TEST(CpuKernels, Within) { Cases().Within(); }
 TEST(CpuKernels, Order) { SparseCases(&Cases()).Order(); }
 TEST(CpuKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
 TEST(CpuKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }
+TEST(CpuKernels, MaximaByIndex) { SparseCases(&Cases()).MaximaByIndex(); }
+TEST(CpuKernels, Spellings) { SparseCases(&Cases()).Spellings(); }
 TEST(CpuKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CpuKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CpuKernels, Experts) { SparseCases(&Cases()).Experts(); }

@@ -16,12 +16,15 @@
 #include <vector>
 
 #include "actor/cuda/backend.h"
+#include "ops/cuda/convolution_library.h"
+#include "ops/cuda/library_use.h"
 #include "ops/manifest.h"
 #include "ops/oracle/check.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/gpu/device_kernels.h"
 #include "tests/ops/accumulate_cases.h"
 #include "tests/ops/kernel_cases.h"
+#include "tests/ops/matrix_cases.h"
 #include "tests/ops/sparse_cases.h"
 #include "tests/ops/vision_cases.h"
 #include "tests/sanitized.h"
@@ -177,13 +180,27 @@ TEST(CudaKernels, Within) { Cases().Within(); }
 TEST(CudaKernels, Order) { SparseCases(&Cases()).Order(); }
 TEST(CudaKernels, SumsAndFlips) { SparseCases(&Cases()).SumsAndFlips(); }
 TEST(CudaKernels, ByIndex) { SparseCases(&Cases()).ByIndex(); }
+TEST(CudaKernels, MaximaByIndex) { SparseCases(&Cases()).MaximaByIndex(); }
+TEST(CudaKernels, Spellings) { SparseCases(&Cases()).Spellings(); }
+TEST(CudaKernels, Matrices) { MatrixCases(&Cases()); }
 TEST(CudaKernels, Bags) { SparseCases(&Cases()).Bags(); }
 TEST(CudaKernels, TouchedRows) { SparseCases(&Cases()).TouchedRows(); }
 TEST(CudaKernels, Experts) { SparseCases(&Cases()).Experts(); }
 TEST(CudaKernels, Attention) { Cases().Attention(); }
 TEST(CudaKernels, MaskedAttention) { Cases().MaskedAttention(); }
 TEST(CudaKernels, Rope) { Cases().Rope(); }
-TEST(CudaKernels, Vision) { VisionCases(&Cases()); }
+TEST(CudaKernels, Vision) {
+  const int64_t before = cuda::Counted(cuda::LibraryUse::kConvolution);
+  VisionCases(&Cases());
+  EXPECT_GT(cuda::Counted(cuda::LibraryUse::kConvolution), before);
+}
+TEST(CudaKernels, ConvolutionsByOurOwnKernel) {
+  cuda::SetConvolutionLibrary(false);
+  const int64_t before = cuda::Counted(cuda::LibraryUse::kConvolution);
+  ConvolutionCases(&Cases());
+  EXPECT_EQ(cuda::Counted(cuda::LibraryUse::kConvolution), before);
+  cuda::SetConvolutionLibrary(true);
+}
 TEST(CudaKernels, UpdatesInPlaceAndApart) { Cases().UpdatesInPlaceAndApart(); }
 TEST(CudaKernels, DropoutByGlobalPosition) { Cases().DropoutByGlobalPosition(); }
 TEST(CudaKernels, FusedChains) { Cases().FusedChains(); }

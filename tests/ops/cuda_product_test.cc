@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "ops/cuda/flash.h"
 #include "ops/cuda/gemm.h"
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/library_use.h"
 #include "ops/op.h"
 #include "ops/reference.h"
 #include "ops/scalar.h"
@@ -127,9 +129,12 @@ void RunCuda(Kernel* kernel, const std::string& op, const Attrs& attrs, Tensors*
   Bench bench;
   KernelSpec spec = SpecOf(op, attrs, *in, *out);
   std::vector<TensorArg> ins, outs;
+  std::map<std::vector<char>, void*> integers;  // equal ones are one operand
   for (Tensor& x : *in) {
     ins.push_back(x.arg);
-    ins.back().data = bench.Upload(x.memory.data(), x.memory.size());
+    void*& known = integers[x.memory];
+    if (IsFloating(x.arg.dtype) || known == nullptr) known = bench.Upload(x.memory.data(), x.memory.size());
+    ins.back().data = known;
   }
   for (Tensor& x : *out) {
     outs.push_back(x.arg);
@@ -140,8 +145,9 @@ void RunCuda(Kernel* kernel, const std::string& op, const Attrs& attrs, Tensors*
     own = Registry().Make(spec, "cuda");
     kernel = own.get();
   }
+  void* const scratch = bench.Device(Registry().Scratch(spec, "cuda"));
   Status status =
-      static_cast<CudaKernel*>(kernel)->Launch({spec, ins, outs, nullptr, 0, 0, 1, 77}, bench.launch);
+      static_cast<CudaKernel*>(kernel)->Launch({spec, ins, outs, scratch, 0, 0, 1, 77}, bench.launch);
   ASSERT_TRUE(status.ok()) << status.message();
   for (size_t i = 0; i < out->size(); ++i)
     bench.Download((*out)[i].memory.data(), outs[i].data, (*out)[i].memory.size());
@@ -516,20 +522,23 @@ struct AttentionCase {
   int64_t queries, begin, s, keys, width;
   bool causal;
   double dropout;
+  int64_t group = 1, window = 0;
 };
 
 void CheckAttention(const AttentionCase& a, DType dtype, uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::string what =
-      Cat("attention ", Name(dtype), " of ", a.s, " queries from ", a.begin, " and ", a.keys, " keys, width ",
-          a.width, ", causal ", a.causal, ", dropout ", a.dropout, ", seed ", seed);
-  auto piece = [&](int64_t whole, int64_t begin, int64_t extent) {
-    return Tensor(dtype, {3, whole, 4, a.width}, {1, begin, 1, 0}, {2, extent, 2, a.width});
+  std::string what = Cat("attention ", Name(dtype), " of ", a.s, " queries from ", a.begin, " and ", a.keys,
+                         " keys, width ", a.width, ", causal ", a.causal, ", dropout ", a.dropout, ", group ",
+                         a.group, ", window ", a.window, ", seed ", seed);
+  auto piece = [&](int64_t whole, int64_t begin, int64_t extent, int64_t group) {
+    return Tensor(dtype, {3, whole, 4 * group, a.width}, {1, begin, group, 0},
+                  {2, extent, 2 * group, a.width});
   };
-  Tensor q = piece(a.queries, a.begin, a.s), k = piece(a.keys, 0, a.keys), v = k, dout = q;
-  Tensor lse(DType::kFloat32, {3, 4, a.queries}, {1, 1, a.begin}, {2, 2, a.s});
+  Tensor q = piece(a.queries, a.begin, a.s, a.group), k = piece(a.keys, 0, a.keys, 1), v = k, dout = q;
+  Tensor lse(DType::kFloat32, {3, 4 * a.group, a.queries}, {1, a.group, a.begin}, {2, 2 * a.group, a.s});
   for (Tensor* x : {&q, &k, &v, &dout}) x->Draw(&random);
   Attrs attrs = {{"causal", int64_t{a.causal}}, {"dropout", a.dropout}, {"scale", 0.0}, {"key", int64_t{17}}};
+  if (a.window != 0) attrs.Set("window", a.window);
   CheckOp(what, "attention", attrs, {q, k, v}, {q, lse});
   Tensors in = {q, k, v}, out = {q, lse};
   RunReference("attention", attrs, &in, &out);
@@ -537,10 +546,30 @@ void CheckAttention(const AttentionCase& a, DType dtype, uint64_t seed) {
 }
 
 const AttentionCase kCases[] = {
-    {70, 0, 70, 70, 64, true, 0},    {70, 0, 70, 70, 64, true, 0.2}, {65, 0, 65, 65, 16, false, 0},
-    {5, 0, 5, 100, 24, true, 0},     {1, 0, 1, 1, 3, true, 0},       {50, 15, 30, 50, 32, true, 0.3},
-    {32, 0, 32, 64, 80, true, 0},    {10, 0, 0, 10, 8, true, 0},     {33, 0, 33, 34, 300, false, 0.5},
-    {100, 64, 36, 100, 40, true, 0}, {3, 0, 3, 3, 5, false, 0},      {40, 0, 40, 20, 8, false, 0},
+    {70, 0, 70, 70, 64, true, 0},
+    {70, 0, 70, 70, 64, true, 0.2},
+    {65, 0, 65, 65, 16, false, 0},
+    {5, 0, 5, 100, 24, true, 0},
+    {1, 0, 1, 1, 3, true, 0},
+    {50, 15, 30, 50, 32, true, 0.3},
+    {32, 0, 32, 64, 80, true, 0},
+    {10, 0, 0, 10, 8, true, 0},
+    {33, 0, 33, 34, 300, false, 0.5},
+    {100, 64, 36, 100, 40, true, 0},
+    {3, 0, 3, 3, 5, false, 0},
+    {40, 0, 40, 20, 8, false, 0},
+    // Heads that share keys, and windows.
+    {70, 0, 70, 70, 16, true, 0, 3},
+    {20, 0, 20, 45, 24, false, 0, 2},
+    {1, 0, 1, 60, 16, true, 0, 4},
+    {70, 0, 70, 70, 16, true, 0, 1, 20},
+    {40, 0, 40, 70, 16, true, 0, 2, 11},
+    {1, 0, 1, 60, 16, true, 0, 2, 8},
+    {90, 20, 30, 90, 16, true, 0, 2},
+    {90, 0, 30, 90, 16, true, 0, 1, 12},
+    {90, 31, 1, 90, 8, true, 0},
+    {30, 0, 30, 30, 8, true, 0, 1, 30},
+    {30, 0, 30, 30, 8, false, 0, 1, 9},
 };
 
 TEST(CudaAttention, OwnKernels) {
@@ -558,12 +587,60 @@ TEST(CudaAttention, ByTheLibraryWhereItTakesTheShape) {
   uint64_t seed = 5000;
   for (const AttentionCase& a : kCases) {
     ++seed;
+    const int64_t before = Counted(LibraryUse::kAttention);
     CheckAttention(a, seed % 2 ? DType::kFloat16 : DType::kBFloat16, seed);
+    const bool ends = !a.causal || a.begin + a.keys - a.queries >= 0;  // the first query sees a key
+    const bool takes = a.dropout == 0 && a.s > 0 && a.width % 8 == 0 && a.width <= 128 && ends &&
+                       (a.window == 0 || a.causal);
+    EXPECT_EQ(Counted(LibraryUse::kAttention) - before, takes ? 2 : 0)
+        << a.s << " queries, " << a.keys << " keys, group " << a.group << ", window " << a.window;
   }
 }
 
+// Documents, or positions, that queries and keys have in common: the library gets a mask.
+void CheckMasked(bool documents, bool of_batch, bool causal, int64_t window, int64_t group, bool same,
+                 DType dtype) {
+  const std::string what = Cat(documents ? "documents" : "positions", " ", of_batch, " causal ", causal,
+                               " window ", window, " group ", group, " same ", same, " ", Name(dtype));
+  std::mt19937_64 random(900);
+  const int64_t batch = 3, tokens = 37, width = 16;
+  Tensor q(dtype, {batch, tokens, 2 * group, width}), k(dtype, {batch, tokens, 2, width}), v = k, dout = q;
+  for (Tensor* x : {&q, &k, &v, &dout}) x->Draw(&random);
+  Tensor lse(DType::kFloat32, {batch, 2 * group, tokens});
+  Tensor rows(DType::kInt32, of_batch ? Dims{batch, tokens} : Dims{tokens});
+  for (int64_t i = 0; i < rows.arg.elements(); ++i)
+    StoreFloat(rows.Arg(), i, documents ? i % tokens / (5 + i / tokens * 4) : (i * 7 + i / tokens) % tokens);
+  Tensor other = rows;
+  if (!same) StoreFloat(other.Arg(), 0, 90);
+  Attrs attrs = {{"causal", int64_t{causal}}, {"dropout", 0.0}, {"scale", 0.0}, {"key", int64_t{17}}};
+  attrs.Set("masks",
+            std::string(documents ? "query_documents key_documents" : "query_positions key_positions"));
+  if (window != 0) attrs.Set("window", window);
+  const int64_t before = Counted(LibraryUse::kAttention);
+  CheckOp(what, "attention", attrs, {q, k, v, rows, other}, {q, lse});
+  Tensors in = {q, k, v, rows, other}, out = {q, lse};
+  RunReference("attention", attrs, &in, &out);
+  CheckOp("gradient of " + what, "attention_grad", attrs, {dout, q, k, v, out[0], out[1], rows, other},
+          {q, k, v});
+  EXPECT_EQ(Counted(LibraryUse::kAttention) - before, same ? 2 : 0) << what;
+}
+
+TEST(CudaAttention, MasksOfOperandsByTheLibrary) {
+  for (bool of_batch : {false, true})
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16})
+      for (bool same : {true, false}) {
+        CheckMasked(true, of_batch, false, 0, 1, same, dtype);
+        CheckMasked(true, of_batch, true, 0, 3, same, dtype);
+        CheckMasked(true, of_batch, true, 9, 1, same, dtype);
+        CheckMasked(true, of_batch, false, 9, 2, same, dtype);
+        CheckMasked(false, of_batch, true, 0, 2, same, dtype);
+        CheckMasked(false, of_batch, true, 8, 1, same, dtype);
+        CheckMasked(false, of_batch, false, 8, 1, same, dtype);
+      }
+}
+
 TEST(CudaAttention, WhatTheLibraryMayTake) {
-  FlashShape shape{2, 3, 64, 64, 64, DType::kBFloat16, false, true, 0, 0.125f};
+  FlashShape shape{2, 3, 64, 64, 64, 3, 64, DType::kBFloat16, false, true, 0, 0, 0, 0.125f};
   EXPECT_TRUE(MayFlash(shape));
   FlashShape wide = shape, odd = shape, full = shape, shifted = shape, empty = shape;
   wide.width = 264;
@@ -574,6 +651,11 @@ TEST(CudaAttention, WhatTheLibraryMayTake) {
   for (const FlashShape& s : {wide, odd, full, shifted, empty}) EXPECT_FALSE(MayFlash(s));
   shifted.keys = 69;  // the last query sees the last key
   EXPECT_TRUE(MayFlash(shifted));
+  FlashShape window = shape;
+  window.window = 9;
+  EXPECT_TRUE(MayFlash(window));
+  window.causal = false;
+  EXPECT_FALSE(MayFlash(window));
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ class CountedKernel : public Kernel {
     kernel_ = MakeWithScratch(registry, spec);
     Allocations::End();
     // Its scratch is WithScratch's own.
-    const int64_t kept = Allocations::bytes - kernel_->bytes();
+    const int64_t kept = Allocations::bytes - kernel_->allocated();
     EXPECT_LE(kept, KeptOf(spec)) << "allocated when a kernel of " << name_ << " is made";
   }
   Status Run(const KernelContext& context) override {

@@ -53,7 +53,8 @@ void Takes(const KernelBench& bench) {
   take("take_along 1000 x 1024, axis 0", "take_along_axis", {1000, 1024}, {1000, 1024}, 0);
 }
 
-// As the compiler makes of scatter_add and index_add: sums by index that begin at x.
+// As the compiler makes of scatter_add and index_add: sums by index that begin at x. Maxima are the same
+// kernel.
 void Scatters(const KernelBench& bench) {
   auto scatter = [&](const std::string& name, const std::string& op, const Dims& x, const Dims& ids,
                      const Dims& source, int64_t axis) {
@@ -71,6 +72,8 @@ void Scatters(const KernelBench& bench) {
   scatter("scatter_add 1000 x 1024, axis 0", "scatter_sum", {1000, 1024}, {1000, 1024}, {1000, 1024}, 0);
   scatter("index_add 16384 to 50000 x 128", "index_sum", {50000, 128}, {16384}, {16384, 128}, 0);
   scatter("index_add 16384 to 64 x 256", "index_sum", {64, 256}, {16384}, {16384, 256}, 0);
+  scatter("scatter_max 10^6 to 1000", "scatter_max", {1000}, {1000000}, {1000000}, 0);
+  scatter("index_max 16384 to 50000 x 128", "index_max", {50000, 128}, {16384}, {16384, 128}, 0);
 }
 
 // Bags of 20 ids of a table that no cache holds; all of the ids count.

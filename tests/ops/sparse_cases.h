@@ -76,7 +76,9 @@ class SparseCases {
         cases_.CheckCase({"take", {{7, 33, 8}, {5, 9}}, {{"axis", int64_t{1}}}, {type, kInt64}, limit},
                          ++seed);
         cases_.CheckCase({"take", {{7, 33}, {50}}, {{"axis", int64_t{1}}}, {type, kInt32}, limit}, ++seed);
-        Attrs along = {{"axis", int64_t{1}}};
+        Attrs along = {{"axis", int64_t{1}}}, batched = {{"axis", int64_t{1}}, {"batched", int64_t{1}}};
+        cases_.CheckCase({"take", {{7, 33, 8}, {7, 40}}, batched, {type, kInt64}, limit}, ++seed);
+        cases_.CheckCase({"take", {{7, 33}, {7, 50}}, batched, {type, kInt32}, limit}, ++seed);
         cases_.CheckCase({"take_along_axis", {{7, 33, 8}, {7, 40, 8}}, along, {type, kInt32}, limit}, ++seed);
       }
     }
@@ -97,6 +99,11 @@ class SparseCases {
         cases_.CheckCase({"scatter_sum", {{200, 40}, {200, 40}, {90, 40}}, at(0), {kInt32, type, to}, limit},
                          ++seed);
         cases_.CheckCase({"index_sum", {{300}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);
+        Attrs batched = at(1);
+        batched.Set("batched", int64_t{1});
+        cases_.CheckCase({"index_sum", {{3, 300}, {3, 300, 5}}, batched, {kInt32, type}, limit}, ++seed);
+        cases_.CheckCase({"index_sum", {{5, 300}, {5, 300}, {5, 90}}, batched, {kInt64, type, to}, limit},
+                         ++seed);
         cases_.CheckCase({"index_sum", {{2, 300}, {3, 2, 300}}, at(1), {kInt32, type}, limit}, ++seed);
         cases_.CheckCase({"scatter_sum", {{3000}, {3000}}, at(0), {kInt64, type}, limit}, ++seed);
         cases_.CheckCase({"scatter_sum", {{3, 300, 5}, {3, 300, 5}}, at(1), {kInt32, type}, limit}, ++seed);
@@ -112,6 +119,75 @@ class SparseCases {
                  {{"axis", int64_t{1}}, {"extent", int64_t{60}}}, {ids, y}, {x});
     cases_.Check("index_sum to rows 20 to 35 of x, seed 8790", "index_sum",
                  {{"axis", int64_t{1}}, {"extent", int64_t{60}}}, {ids, y, x}, {x});
+  }
+
+  void MaximaByIndex() {
+    uint64_t seed = 9500;
+    using enum DType;
+    const Attrs at[] = {{{"axis", int64_t{0}}}, {{"axis", int64_t{1}}}};
+    for (DType type : {kFloat32, kBFloat16, kFloat16, kInt32, kInt64}) {
+      for (int64_t limit : {3, 90, 99}) {  // 99: some index is outside
+        cases_.CheckCase({"index_max", {{700}, {700, 40}, {90, 40}}, at[0], {kInt64, type, type}, limit},
+                         ++seed);
+        cases_.CheckCase({"index_max", {{300}, {3, 300, 5}, {3, 90, 5}}, at[1], {kInt32, type, type}, limit},
+                         ++seed);
+        cases_.CheckCase({"index_max", {{2, 300}, {3, 2, 300}, {3, 90}}, at[1], {kInt32, type, type}, limit},
+                         ++seed);
+        cases_.CheckCase({"scatter_max", {{3000}, {3000}, {90}}, at[0], {kInt64, type, type}, limit}, ++seed);
+        cases_.CheckCase(
+            {"scatter_max", {{200, 40}, {200, 40}, {90, 40}}, at[0], {kInt32, type, type}, limit}, ++seed);
+        cases_.CheckCase(
+            {"scatter_max", {{3, 300, 5}, {3, 300, 5}, {3, 90, 5}}, at[1], {kInt32, type, type}, limit},
+            ++seed);
+      }
+      std::mt19937_64 random(++seed);  // a range of the axis that is indexed
+      Operand x(type, {4, 60, 7}, {1, 20, 2}, {2, 15, 4}), ids(kInt32, {50}),
+          src(type, {4, 50, 7}, {1, 0, 2}, {2, 50, 4});
+      for (Operand* o : {&x, &ids, &src}) o->Draw(&random, -1, 1, 60);
+      cases_.Check(Cat("index_max in rows 20 to 35, seed ", seed), "index_max", at[1], {ids, src, x}, {x});
+      if (!IsFloating(type)) continue;
+      const float odd[] = {NAN, -NAN, INFINITY, -INFINITY, 0.0f, -1.0f, 2.0f};
+      for (int64_t i = 0; i < src.arg.elements(); i += 3) StoreFloat(src.Arg(), i, odd[i / 3 % 7]);
+      for (int64_t i = 0; i < x.arg.elements(); i += 4) StoreFloat(x.Arg(), i, odd[i / 4 % 7]);
+      cases_.Check(Cat("index_max of NaNs and infinities, seed ", seed), "index_max", at[1], {ids, src, x},
+                   {x});
+    }
+  }
+
+  // More states than a block has threads, classes that occur often, too few places, and data that make no
+  // sense.
+  void Spellings() {
+    using enum DType;
+    uint64_t seed = 9700;
+    const Attrs blank = {{"blank", int64_t{2}}};
+    struct Lengths {
+      std::vector<int64_t> places, targets;
+      int64_t wrong = -1;  // a target in place of one of the second sample
+    };
+    const std::vector<Lengths> all = {
+        {{40, 31, 0, 17, 40}, {20, 9, 0, 0, 5}},  {{40, 2, 5, 40, 33}, {2, 3, 0, 40, 70}},
+        {{40, 41, 3, 4, 5}, {1, 1, 1, 1, 1}},     {{40, 31, 3, 4, 5}, {1, -1, 1, 1, 1}},
+        {{40, 31, 3, 4, 5}, {1, 71, 1, 1, 1}},    {{40, 31, 3, 4, 5}, {1, 9, 1, 1, 1}, 2},
+        {{40, 31, 3, 4, 5}, {1, 9, 1, 1, 1}, 11}, {{40, 31, 3, 4, 5}, {1, 4, 1, 1, 1}, 11}};
+    for (const Lengths& lengths : all) {
+      for (DType type : {kFloat32, kBFloat16}) {
+        std::mt19937_64 random(++seed);
+        Operand log_probs(type, {5, 40, 11}), targets(kInt64, {5, 70}), places(kInt32, {5}),
+            counts(kInt64, {5}), dloss(kFloat32, {5}), loss(kFloat32, {5});
+        for (Operand* o : {&log_probs, &targets, &dloss}) o->Draw(&random, -2, 0, 8);
+        for (int64_t i = 0; i < 350; ++i)  // 3 to 10, each several times; the second sample has the wrong one
+          targets.Arg().as<int64_t>()[i] =
+              i == 75 && lengths.wrong >= 0 ? lengths.wrong : LoadInt(targets.Arg(), i) + 3;
+        for (int64_t i = 0; i < 5; ++i) {
+          places.Arg().as<int32_t>()[i] = static_cast<int32_t>(lengths.places[i]);
+          counts.Arg().as<int64_t>()[i] = lengths.targets[i];
+        }
+        const std::string what = Cat(" in ", Name(type), ", seed ", seed);
+        cases_.Check("ctc_loss" + what, "ctc_loss", blank, {log_probs, targets, places, counts}, {loss});
+        cases_.Check("ctc_loss_grad" + what, "ctc_loss_grad", blank,
+                     {log_probs, targets, places, counts, dloss}, {log_probs});
+      }
+    }
   }
 
   void Bags() {

@@ -18,7 +18,7 @@ class WithScratch : public Kernel {
   WithScratch(const KernelRegistry& registry, const KernelSpec& spec, const std::string& device_kind)
       : spec_(spec),
         bytes_(registry.Scratch(spec, device_kind)),
-        memory_(static_cast<char*>(std::aligned_alloc(64, (bytes_ + kBehind + 63) / 64 * 64)), std::free),
+        memory_(static_cast<char*>(std::aligned_alloc(64, allocated())), std::free),
         kernel_(registry.Make(spec, device_kind)) {
     std::fill_n(memory_.get() + bytes_, kBehind, kFilling);
   }
@@ -33,6 +33,9 @@ class WithScratch : public Kernel {
     return status;
   }
   int64_t bytes() const { return bytes_; }
+  int64_t allocated() const {
+    return (bytes_ + kBehind + 63) / 64 * 64;
+  }  // for the scratch and what is behind
 
  private:
   static constexpr int64_t kBehind = (16 << 10) + 1;

@@ -10,9 +10,10 @@
 #include <limits>
 
 #include "ops/language/expressions.h"
+#include "ops/language/linear_algebra.h"
 #include "ops/language/losses.h"
 #include "ops/language/sparse.h"
-#include "ops/language/vision.h"
+#include "ops/language/volumes.h"
 #include "ops/oracle/gradient.h"
 
 namespace oneflow_like::oracle {
@@ -313,8 +314,14 @@ const std::vector<Use>& Uses() {
        }},
       {"take", [](Any& a) { take(a.T(2), a.N(), a.I(1)); }},
       {"take_along_axis", [](Any& a) { take_along_axis(a.T(2), a.I(2), a.N()); }},
+      {"batched_take", [](Any& a) { batched_take(a.T(2), a.I(2), a.N()); }},
       {"scatter_add", [](Any& a) { scatter_add(a.T(2), a.N(), a.I(2), a.T(2)); }},
       {"index_add", [](Any& a) { index_add(a.T(2), a.N(), a.I(1), a.T(2)); }},
+      {"scatter_max", [](Any& a) { scatter_max(a.T(2), a.N(), a.I(2), a.T(2)); }},
+      {"scatter_min", [](Any& a) { scatter_min(a.T(2), a.N(), a.I(2), a.T(2)); }},
+      {"index_max", [](Any& a) { index_max(a.T(2), a.N(), a.I(1), a.T(2)); }},
+      {"index_min", [](Any& a) { index_min(a.T(2), a.N(), a.I(1), a.T(2)); }},
+      {"segment_softmax", [](Any& a) { segment_softmax(a.T(2), a.I(1), a.N(), a.N()); }},
       {"embedding_bag",
        [](Any& a) { embedding_bag(a.T(2), a.I(2), a.I(1), a.B() ? Bag::kMax : Bag::kMean); }},
       {"embedding_bag", [](Any& a) { embedding_bag(a.T(2), a.I(2), a.I(1), a.T(2)); }},
@@ -371,6 +378,51 @@ const std::vector<Use>& Uses() {
        [](Any& a) {
          interpolate(a.T(4), a.N(), a.N(), {a.B() ? ResizeMode::kBilinear : ResizeMode::kNearest, a.B()});
        }},
+      {"conv3d",
+       [](Any& a) {
+         conv3d(a.T(5), a.T(5), {a.L(), a.L(), a.L(), a.N()});
+       }},
+      {"conv3d",
+       [](Any& a) {
+         conv3d(a.T(5), a.T(5), {{1 + a.chance->Below(3)}, {a.N()}, {1 + a.chance->Below(2)}, 1});
+       }},
+      {"conv3d_transpose",
+       [](Any& a) {
+         conv3d_transpose(a.T(5), a.T(5), {{1 + a.chance->Below(3)}, {a.N()}, {a.N()}, {a.N()}, a.N()});
+       }},
+      {"max_pool3d",
+       [](Any& a) {
+         max_pool3d(a.T(5), {a.L(), a.L(), a.L(), a.B()});
+       }},
+      {"avg_pool3d",
+       [](Any& a) {
+         avg_pool3d(a.T(5), {{a.N()}, {a.N()}, {a.N()}, a.B()});
+       }},
+      {"adaptive_max_pool3d", [](Any& a) { adaptive_max_pool3d(a.T(5), a.N(), a.N(), a.N()); }},
+      {"adaptive_avg_pool3d", [](Any& a) { adaptive_avg_pool3d(a.T(5), a.N(), a.N(), a.N()); }},
+      {"unfold",
+       [](Any& a) {
+         unfold(a.T(4), WindowOptions{{a.N()}, {a.N()}, {a.N()}, {a.N()}});
+       }},
+      {"fold",
+       [](Any& a) {
+         fold(a.T(4), a.N(), a.N(), WindowOptions{{a.N()}, {1 + a.chance->Below(2)}, a.L(), {1}});
+       }},
+      {"grid_sample",
+       [](Any& a) {
+         grid_sample(a.T(4), a.T(4), {a.B() ? ResizeMode::kBilinear : ResizeMode::kNearest, a.B(), a.B()});
+       }},
+      {"fft", [](Any& a) { fft(a.T(2), a.N()); }},
+      {"ifft", [](Any& a) { ifft(a.Of({a.chance->Extent(), 2}, DType::kFloat32), a.N()); }},
+      {"rfft", [](Any& a) { rfft(a.T(2), a.N()); }},
+      {"irfft", [](Any& a) { irfft(a.Of({a.chance->Extent(), 2}, DType::kFloat32), a.N(), a.N()); }},
+      {"cholesky", [](Any& a) { cholesky(a.T(3), a.R()); }},
+      {"triangular_solve",
+       [](Any& a) {
+         triangular_solve(a.T(2), a.T(2), {a.B(), a.B()});
+       }},
+      {"solve", [](Any& a) { solve(a.T(2), a.T(2), a.R()); }},
+      {"qr", [](Any& a) { qr(a.T(2)); }},
       {"group_norm", [](Any& a) { group_norm(a.T(4), a.N(), a.T(1), a.T(1), a.R()); }},
       {"batch_norm", [](Any& a) { batch_norm(a.T(4), a.T(1), a.T(1), a.R()); }},
       {"batch_norm_eval", [](Any& a) { batch_norm_eval(a.T(4), a.T(1), a.T(1), a.T(1), a.T(1), a.R()); }},
@@ -418,6 +470,13 @@ const std::vector<Use>& Uses() {
          CrossEntropyOptions options{.label_smoothing = a.R(), .z_loss = a.R(), .ignore_index = a.N()};
          if (a.B()) options.class_weights = a.T(1);
          cross_entropy(a.T(2), a.I(1), options);
+       }},
+      {"sigmoid_focal_loss", [](Any& a) { sigmoid_focal_loss(a.T(2), a.T(2), {a.R(), a.R()}); }},
+      {"focal_loss", [](Any& a) { focal_loss(a.T(2), a.I(1), {a.R(), a.B() ? a.T(1) : Tensor()}); }},
+      {"ctc_loss", [](Any& a) { ctc_loss(a.T(3), a.I(2), a.I(1), a.I(1), {a.N(), a.B()}); }},
+      {"triplet_margin_loss",
+       [](Any& a) {
+         triplet_margin_loss(a.T(2), a.T(2), a.T(2), {a.R(), a.B() ? 2 : a.R(), a.R(), a.B()});
        }},
       {"cosine_similarity", [](Any& a) { cosine_similarity(a.T(2), a.T(2), a.N(), a.R()); }},
       {"adagrad_rows", [](Any& a) { adagrad_rows(a.T(2), a.T(1), {a.I(1), a.T(2)}, {a.R(), a.R()}); }},

@@ -133,6 +133,9 @@ void AddAttention(ValueCases* cases) {
          return gather(x[0], relative_buckets(x[0].graph(), 40, 40,
                                               {.buckets = 8, .max_distance = 20, .bidirectional = false}));
        }},
+      {"relative_places",
+       {F({35, 3})},
+       [](ValueIn x) { return gather(x[0], relative_places(x[0].graph(), 3, 4)); }},
       {"attention/mask",
        {q, k, k, Flags({2, 1, 5, 7})},
        [](ValueIn x) { return attention(x[0], x[1], x[2], {.causal = false, .mask = x[3]}); }},

@@ -67,6 +67,35 @@ ValueCases LossCases() {
       {"cosine_similarity/axis",
        {F({5, 7}), F({5, 7})},
        [](ValueIn x) { return cosine_similarity(x[0], x[1], 0); }},
+      {"sigmoid_focal_loss",
+       {F({5, 7}, -9, 9), F({5, 7}, 0, 1)},
+       [](ValueIn x) { return sigmoid_focal_loss(x[0], x[1]); }},
+      {"sigmoid_focal_loss/root",
+       {F({50}, -40, 40), I({50}, 2)},
+       [](ValueIn x) {
+         return sigmoid_focal_loss(x[0], cast(x[1], DType::kFloat32), {.alpha = -1, .gamma = 0.5});
+       }},
+      {"focal_loss", {logits, I({11}, 7, -2)}, [](ValueIn x) { return focal_loss(x[0], x[1]); }},
+      {"focal_loss/weights",
+       {logits, target, weights},
+       [](ValueIn x) { return focal_loss(x[0], x[1], {.gamma = 1.5, .class_weights = x[2]}); }},
+      {"ctc_loss",  // enough places for any targets
+       {F({7, 11, 6}, -5, 5), I({7, 4}, 6, 1), I({7}, 12, 9), I({7}, 5)},
+       [](ValueIn x) { return ctc_loss(log_softmax(x[0]), x[1], x[2], x[3]); }},
+      {"ctc_loss/blank",
+       {F({9, 30, 5}), I({9, 6}, 3, 0, DType::kInt32), I({9}, 31, 13, DType::kInt32), I({9}, 7, 1)},
+       [](ValueIn x) { return ctc_loss(log_softmax(x[0]), x[1], x[2], x[3], {.blank = 3}); }},
+      {"ctc_loss/too_few_places",
+       {F({30, 6, 4}), I({30, 4}, 4, 1), I({30}, 7, 1), I({30}, 5, 1)},
+       [](ValueIn x) { return ctc_loss(log_softmax(x[0]), x[1], x[2], x[3], {.zero_infinity = true}); }},
+      {"triplet_margin_loss",
+       {F({9, 5}), F({9, 5}), F({9, 5})},
+       [](ValueIn x) { return triplet_margin_loss(x[0], x[1], x[2]); }},
+      {"triplet_margin_loss/swap",
+       {F({4, 9, 5}), F({4, 9, 5}), F({4, 9, 5})},
+       [](ValueIn x) {
+         return triplet_margin_loss(x[0], x[1], x[2], {.margin = 0.4, .p = 1, .eps = 1e-3, .swap = true});
+       }},
   };
 }
 

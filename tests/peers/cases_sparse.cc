@@ -44,6 +44,8 @@ void AddIndexing(ValueCases* cases) {
       {"take_along_axis/last",
        {x, I({3, 8, 6}, 2)},
        [](ValueIn x) { return take_along_axis(x[0], x[1], -1); }},
+      {"batched_take", {x, I({3, 6}, 8)}, [](ValueIn x) { return batched_take(x[0], x[1], 1); }},
+      {"batched_take/last", {x, I({3, 8, 5}, 2)}, [](ValueIn x) { return batched_take(x[0], x[1], -1); }},
       {"scatter_add",
        {x, I({3, 11, 2}, 8), F({3, 11, 2})},
        [](ValueIn x) { return scatter_add(x[0], 1, x[1], x[2]); }},
@@ -54,6 +56,28 @@ void AddIndexing(ValueCases* cases) {
       {"index_add/axes",
        {x, I({5, 4}, 3), F({5, 4, 8, 2})},
        [](ValueIn x) { return index_add(x[0], 0, x[1], x[2]); }},
+      {"scatter_max",
+       {x, I({3, 11, 2}, 8), F({3, 11, 2})},
+       [](ValueIn x) { return scatter_max(x[0], 1, x[1], x[2]); }},
+      {"scatter_max/ties",  // of whole numbers
+       {I({3, 4}, 3), I({3, 30}, 4), I({3, 30}, 3), F({3, 4}), F({3, 30})},
+       [](ValueIn x) {
+         const auto few = [](Tensor whole, Tensor t) { return cast(whole, DType::kFloat32) + 0 * t; };
+         return scatter_max(few(x[0], x[3]), -1, x[1], few(x[2], x[4]));
+       }},
+      {"scatter_min",
+       {x, I({3, 11, 2}, 8, 0, DType::kInt32), F({3, 11, 2})},
+       [](ValueIn x) { return scatter_min(x[0], 1, x[1], x[2]); }},
+      {"scatter_min/integers",
+       {I({3, 8}, 9, -9), I({7, 8}, 3), I({7, 8}, 9, -9)},
+       [](ValueIn x) { return scatter_min(x[0], 0, x[1], x[2]); }},
+      {"index_max", {x, I({11}, 8), F({3, 11, 2})}, [](ValueIn x) { return index_max(x[0], 1, x[1], x[2]); }},
+      {"index_max/axes",
+       {x, I({5, 4}, 3), F({5, 4, 8, 2})},
+       [](ValueIn x) { return index_max(x[0], 0, x[1], x[2]); }},
+      {"index_min", {x, I({11}, 8), F({3, 11, 2})}, [](ValueIn x) { return index_min(x[0], 1, x[1], x[2]); }},
+      {"segment_softmax", {F({20, 3}), I({20}, 6)}, [](ValueIn x) { return segment_softmax(x[0], x[1], 7); }},
+      {"segment_softmax/axis", {x, I({8}, 4)}, [](ValueIn x) { return segment_softmax(x[0], x[1], 4, 1); }},
   };
   cases->insert(cases->end(), more.begin(), more.end());
 }

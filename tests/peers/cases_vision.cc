@@ -1,5 +1,5 @@
 // Convolutions, pooling, resizing and norms of channels.
-#include "ops/language/vision.h"
+#include "ops/language/volumes.h"
 #include "tests/peers/values.h"
 
 namespace oneflow_like::peers {
@@ -155,6 +155,83 @@ void AddNorms(ValueCases* cases) {
   cases->insert(cases->end(), more.begin(), more.end());
 }
 
+void AddVolumes(ValueCases* cases) {
+  const ValueInput x = F({2, 7, 6, 5, 4});
+  const ValueCases more = {
+      {"conv3d", {x, F({3, 3, 2, 3, 4})}, [](ValueIn x) { return conv3d(x[0], x[1]); }},
+      {"conv3d/one", {x, F({3, 1, 2, 3, 4})}, [](ValueIn x) { return conv3d(x[0], x[1], {.stride = {2}}); }},
+      {"conv3d/all",
+       {x, F({6, 3, 2, 3, 2})},
+       [](ValueIn x) {
+         return conv3d(x[0], x[1],
+                       {.stride = {2, 1, 3}, .padding = {3, 1, 2}, .dilation = {2, 3, 1}, .groups = 2});
+       }},
+      {"conv3d_transpose", {x, F({4, 3, 2, 3, 5})}, [](ValueIn x) { return conv3d_transpose(x[0], x[1]); }},
+      {"conv3d_transpose/all",
+       {F({2, 4, 3, 2, 4}), F({4, 3, 2, 3, 3})},
+       [](ValueIn x) {
+         return conv3d_transpose(x[0], x[1],
+                                 {.stride = {3, 1, 2},
+                                  .padding = {2, 1, 0},
+                                  .dilation = {2, 3, 1},
+                                  .output_padding = {2, 0, 1},
+                                  .groups = 2});
+       }},
+      {"max_pool3d", {x}, [](ValueIn x) { return max_pool3d(x[0]); }},
+      {"max_pool3d/all",
+       {x},
+       [](ValueIn x) {
+         return max_pool3d(x[0], {.kernel = {3, 2, 3}, .stride = {1, 2, 2}, .padding = {1, 1, 0}});
+       }},
+      {"max_pool3d/ties",  // of zeros
+       {x},
+       [](ValueIn x) { return max_pool3d(relu(x[0] - 1), {.kernel = {3}, .stride = {2}}); }},
+      {"avg_pool3d",
+       {x},
+       [](ValueIn x) {
+         return avg_pool3d(x[0], {.kernel = {3, 2, 3}, .stride = {1}});
+       }},
+      {"avg_pool3d/padding",
+       {x},
+       [](ValueIn x) {
+         return avg_pool3d(x[0], {.kernel = {3, 2, 3}, .stride = {2}, .padding = {1}});
+       }},
+      {"avg_pool3d/without_padding",
+       {x},
+       [](ValueIn x) {
+         return avg_pool3d(x[0],
+                           {.kernel = {3, 2, 3}, .stride = {2}, .padding = {1}, .count_include_pad = false});
+       }},
+      {"adaptive_max_pool3d", {x}, [](ValueIn x) { return adaptive_max_pool3d(x[0], 3, 6, 2); }},
+      {"adaptive_avg_pool3d", {x}, [](ValueIn x) { return adaptive_avg_pool3d(x[0], 3, 4, 1); }},
+  };
+  cases->insert(cases->end(), more.begin(), more.end());
+}
+
+void AddSampling(ValueCases* cases) {
+  const ValueInput x = F({3, 6, 5, 4}), grid = F({3, 4, 7, 2}, -1.4, 1.4);
+  const WindowOptions windows = {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 2}, .dilation = {1, 2}};
+  const auto sampled = [](GridOptions options) {
+    return [options](ValueIn x) { return grid_sample(x[0], x[1], options); };
+  };
+  const ResizeMode nearest = ResizeMode::kNearest;
+  const ValueCases more = {
+      {"unfold/windows", {x}, [](ValueIn x) { return unfold(x[0], WindowOptions{}); }},
+      {"unfold/all", {x}, [windows](ValueIn x) { return unfold(x[0], windows); }},
+      {"fold", {F({3, 5, 4, 12})}, [](ValueIn x) { return fold(x[0], 6, 5, WindowOptions{}); }},
+      {"fold/all", {F({3, 3, 7, 18})}, [windows](ValueIn x) { return fold(x[0], 6, 5, windows); }},
+      {"grid_sample", {x, grid}, sampled({})},
+      {"grid_sample/corners", {x, grid}, sampled({.align_corners = true})},
+      {"grid_sample/border", {x, grid}, sampled({.border = true})},
+      {"grid_sample/border_corners", {x, grid}, sampled({.border = true, .align_corners = true})},
+      {"grid_sample/nearest", {x, grid}, sampled({.mode = nearest})},
+      {"grid_sample/nearest_border",
+       {x, grid},
+       sampled({.mode = nearest, .border = true, .align_corners = true})},
+  };
+  cases->insert(cases->end(), more.begin(), more.end());
+}
+
 }  // namespace
 
 ValueCases VisionCases() {
@@ -163,6 +240,8 @@ ValueCases VisionCases() {
   AddPooling(&cases);
   AddResizing(&cases);
   AddNorms(&cases);
+  AddVolumes(&cases);
+  AddSampling(&cases);
   return cases;
 }
 

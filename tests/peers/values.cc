@@ -87,7 +87,7 @@ TEST(Values, AreThoseOfPyTorch) {
   TensorFile file;
   std::set<std::string> names;
   for (ValueCases (*part)() : {BasicCases, ReductionCases, LossCases, VisionCases, SparseCases, ComposedCases,
-                               LanguageCases, RecurrentCases}) {
+                               LanguageCases, LinearAlgebraCases, RecurrentCases}) {
     for (const ValueCase& c : part()) {
       EXPECT_TRUE(names.insert(c.name).second) << "two cases are named " << c.name;
       RunCase(c, &file);

@@ -42,13 +42,14 @@ struct ValueCase {
 using ValueCases = std::vector<ValueCase>;
 
 // One file each, and values_<part>.py beside it.
-ValueCases BasicCases();      // cases_basics.cc
-ValueCases ReductionCases();  // cases_reductions.cc
-ValueCases LossCases();       // cases_losses.cc
-ValueCases VisionCases();     // cases_vision.cc
-ValueCases SparseCases();     // cases_sparse.cc
-ValueCases ComposedCases();   // cases_composed.cc
-ValueCases LanguageCases();   // cases_language.cc
-ValueCases RecurrentCases();  // cases_recurrent.cc
+ValueCases BasicCases();          // cases_basics.cc
+ValueCases ReductionCases();      // cases_reductions.cc
+ValueCases LossCases();           // cases_losses.cc
+ValueCases VisionCases();         // cases_vision.cc
+ValueCases SparseCases();         // cases_sparse.cc
+ValueCases ComposedCases();       // cases_composed.cc
+ValueCases LanguageCases();       // cases_language.cc
+ValueCases LinearAlgebraCases();  // cases_linear_algebra.cc
+ValueCases RecurrentCases();      // cases_recurrent.cc
 
 }  // namespace oneflow_like::peers

@@ -13,7 +13,7 @@ import torch
 
 import tensor_file
 
-PARTS = ["basics", "reductions", "losses", "vision", "sparse", "composed", "language", "recurrent"]
+PARTS = ["basics", "reductions", "losses", "vision", "sparse", "composed", "language", "linear_algebra", "recurrent"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 

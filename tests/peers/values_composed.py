@@ -89,6 +89,13 @@ def buckets(queries, keys, bidirectional):
     return run
 
 
+def places(table):
+    """As Swin has it, of windows of 3 x 4."""
+    coordinates = torch.stack(torch.meshgrid(torch.arange(3), torch.arange(4), indexing="ij")).flatten(1)
+    relative = coordinates[:, :, None] - coordinates[:, None, :]
+    return table[(relative[0] + 2) * 7 + relative[1] + 3]
+
+
 def lengths(k, count):
     return (torch.arange(k.shape[1]) < count[:, None])[:, None, None, :]
 
@@ -136,6 +143,7 @@ CASES = {
     "alibi": alibi,
     "relative_buckets": buckets(40, 50, True),
     "relative_buckets/causal": buckets(40, 40, False),
+    "relative_places": places,
     "attention/mask": lambda q, k, v, mask: attention(q, k, v, hidden(mask)),
     "attention/key_lengths": lambda q, k, v, count: attention(q, k, v, hidden(lengths(k, count))),
     "attention/mask_and_bias": lambda q, k, v, mask, bias, count:

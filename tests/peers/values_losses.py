@@ -37,6 +37,31 @@ def bce(p, t):
     return agreed(loss, nn.binary_cross_entropy(p.detach(), t.detach(), reduction="none"))
 
 
+def sigmoid_focal(alpha, gamma):
+    """As torchvision has it."""
+    def run(x, t):
+        t = t.to(x.dtype)
+        p = x.sigmoid()
+        rest = p * (1 - t) + (-x).sigmoid() * t
+        loss = -(t * nn.logsigmoid(x) + (1 - t) * nn.logsigmoid(-x)) * rest ** gamma
+        return loss if alpha < 0 else loss * (alpha * t + (1 - alpha) * (1 - t))
+    return run
+
+
+def focal(gamma):
+    def run(x, target, weights=None):
+        own = target.clamp(min=0)
+        logs = nn.log_softmax(x, -1).gather(-1, own[..., None])[..., 0]
+        loss = -logs * (-torch.expm1(logs)) ** gamma * (1 if weights is None else weights[own])
+        return torch.where(target < 0, 0, loss)
+    return run
+
+
+def ctc(blank=0, zero_infinity=False):
+    return lambda x, targets, places, lengths: nn.ctc_loss(
+        nn.log_softmax(x, -1).transpose(0, 1), targets.long(), places.long(), lengths.long(), blank, "none", zero_infinity)
+
+
 CASES = {
     "mse_loss": lambda x, t: nn.mse_loss(x, t, reduction="none"),
     "l1_loss": lambda x, t: nn.l1_loss(x, t, reduction="none"),
@@ -62,4 +87,14 @@ CASES = {
     "cross_entropy/all": lambda x, t, w: entropy(x, t, w, smooth=0.2, z_loss=0.01, ignore=1),
     "cosine_similarity": lambda a, b: nn.cosine_similarity(a, b, -1),
     "cosine_similarity/axis": lambda a, b: nn.cosine_similarity(a, b, 0),
+    "sigmoid_focal_loss": sigmoid_focal(0.25, 2),
+    "sigmoid_focal_loss/root": sigmoid_focal(-1, 0.5),
+    "focal_loss": focal(2),
+    "focal_loss/weights": focal(1.5),
+    "ctc_loss": ctc(),
+    "ctc_loss/blank": ctc(3),
+    "ctc_loss/too_few_places": ctc(zero_infinity=True),
+    "triplet_margin_loss": lambda a, p, n: nn.triplet_margin_loss(a, p, n, reduction="none"),
+    "triplet_margin_loss/swap":
+        lambda a, p, n: nn.triplet_margin_loss(a, p, n, 0.4, 1, 1e-3, swap=True, reduction="none"),
 }

@@ -68,6 +68,15 @@ def grouped_matmul(x, w, counts):
     return torch.cat(parts + [x.new_zeros(len(x) - begin, w.shape[2])])
 
 
+def segment_softmax(axis):
+    def run(x, ids):
+        same = ids[:, None] == ids[None, :]
+        parts = x.movedim(axis, 0)
+        weights = (parts - parts.detach().max()).exp()
+        return (weights / torch.einsum("ij,j...->i...", same.to(x.dtype), weights)).movedim(0, axis)
+    return run
+
+
 CASES = {
     "sort": sort(1),
     "sort/falling": sort(1, True),
@@ -91,10 +100,21 @@ CASES = {
     "take/one": lambda x, ids: x[:, :, ids],
     "take_along_axis": lambda x, ids: x.gather(1, ids),
     "take_along_axis/last": lambda x, ids: x.gather(2, ids),
+    "batched_take": lambda x, ids: x.gather(1, ids[..., None].expand(-1, -1, 2)),
+    "batched_take/last": lambda x, ids: x.gather(2, ids),
     "scatter_add": lambda x, ids, src: x.scatter_add(1, ids, src),
     "scatter_add/integers": lambda x, ids, src: x.scatter_add(0, ids, src),
     "index_add": lambda x, ids, src: x.index_add(1, ids, src),
     "index_add/axes": lambda x, ids, src: x.index_add(0, ids.flatten(), src.flatten(0, 1)),
+    "scatter_max": lambda x, ids, src: x.scatter_reduce(1, ids, src, "amax"),
+    "scatter_max/ties": lambda x, ids, src, a, b: (x + 0 * a).scatter_reduce(-1, ids, src + 0 * b, "amax"),
+    "scatter_min": lambda x, ids, src: x.scatter_reduce(1, ids.long(), src, "amin"),
+    "scatter_min/integers": lambda x, ids, src: x.scatter_reduce(0, ids, src, "amin"),
+    "index_max": lambda x, ids, src: x.index_reduce(1, ids, src, "amax"),
+    "index_max/axes": lambda x, ids, src: x.index_reduce(0, ids.flatten(), src.flatten(0, 1), "amax"),
+    "index_min": lambda x, ids, src: x.index_reduce(1, ids, src, "amin"),
+    "segment_softmax": segment_softmax(0),
+    "segment_softmax/axis": segment_softmax(1),
     "embedding_bag": bag("sum"),
     "embedding_bag/mean": bag("mean"),
     "embedding_bag/max": bag("max"),

@@ -2,7 +2,7 @@
 import torch
 import torch.nn.functional as nn
 
-HEADERS = ["ops/language/vision.h"]
+HEADERS = ["ops/language/vision.h", "ops/language/volumes.h"]
 LEFT_OUT = {}
 
 
@@ -54,7 +54,64 @@ WINDOWS = {"kernel_size": (3, 4), "stride": (2, 3), "padding": (1, 2)}
 LINE = {"kernel_size": 4, "stride": 3, "padding": 2}
 SIZES = {"more": (13, 16), "fewer": (3, 4), "twice": (14, 18), "one": (1, 1)}
 
+def unfold(kernel=2, **options):
+    def run(x):
+        r, s = (kernel, kernel) if isinstance(kernel, int) else kernel
+        places = torch.arange(x.shape[1] * x.shape[2], dtype=x.dtype).reshape(1, 1, *x.shape[1:3])
+        rows = nn.unfold(first(x), (r, s), **options).reshape(x.shape[0], x.shape[3], r * s, -1)
+        count = len(nn.unfold(places[..., :1], (r, 1), **one_column(options))[0, 0])
+        return rows.permute(0, 3, 2, 1).reshape(x.shape[0], count, -1, r * s * x.shape[3])
+    return run
+
+
+def one_column(options):
+    """Of windows of one column in pictures of one column."""
+    return {name: (value if isinstance(value, int) else value[0], 0 if name == "padding" else 1)
+            for name, value in options.items()}
+
+
+def fold(kernel=2, **options):
+    def run(y):
+        r, s = (kernel, kernel) if isinstance(kernel, int) else kernel
+        channels = y.shape[3] // (r * s)
+        rows = y.reshape(y.shape[0], -1, r * s, channels).permute(0, 3, 2, 1).reshape(y.shape[0], channels * r * s, -1)
+        return last(nn.fold(rows, (6, 5), (r, s), **options))
+    return run
+
+
+WINDOW_OPTIONS = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}
+
+
+def sampled(mode="bilinear", padding_mode="zeros", align_corners=False):
+    return lambda x, grid: last(nn.grid_sample(first(x), grid, mode, padding_mode, align_corners))
+
+
 CASES = {
+    "conv3d": on_channels(nn.conv3d),
+    "conv3d/one": on_channels(nn.conv3d, stride=2),
+    "conv3d/all": on_channels(nn.conv3d, stride=(2, 1, 3), padding=(3, 1, 2), dilation=(2, 3, 1), groups=2),
+    "conv3d_transpose": on_channels(nn.conv_transpose3d),
+    "conv3d_transpose/all": on_channels(
+        nn.conv_transpose3d, stride=(3, 1, 2), padding=(2, 1, 0), dilation=(2, 3, 1), output_padding=(2, 0, 1), groups=2),
+    "max_pool3d": on_channels(nn.max_pool3d, kernel_size=2),
+    "max_pool3d/all": on_channels(nn.max_pool3d, kernel_size=(3, 2, 3), stride=(1, 2, 2), padding=(1, 1, 0)),
+    "max_pool3d/ties": lambda x: on_channels(nn.max_pool3d, kernel_size=3, stride=2)(torch.relu(x - 1)),
+    "avg_pool3d": on_channels(nn.avg_pool3d, kernel_size=(3, 2, 3), stride=1),
+    "avg_pool3d/padding": on_channels(nn.avg_pool3d, kernel_size=(3, 2, 3), stride=2, padding=1),
+    "avg_pool3d/without_padding":
+        on_channels(nn.avg_pool3d, kernel_size=(3, 2, 3), stride=2, padding=1, count_include_pad=False),
+    "adaptive_max_pool3d": on_channels(nn.adaptive_max_pool3d, output_size=(3, 6, 2)),
+    "adaptive_avg_pool3d": on_channels(nn.adaptive_avg_pool3d, output_size=(3, 4, 1)),
+    "unfold/windows": unfold(),
+    "unfold/all": unfold(**WINDOW_OPTIONS),
+    "fold": fold(),
+    "fold/all": fold(**WINDOW_OPTIONS),
+    "grid_sample": sampled(),
+    "grid_sample/corners": sampled(align_corners=True),
+    "grid_sample/border": sampled(padding_mode="border"),
+    "grid_sample/border_corners": sampled(padding_mode="border", align_corners=True),
+    "grid_sample/nearest": sampled("nearest"),
+    "grid_sample/nearest_border": sampled("nearest", "border", True),
     "conv2d": on_channels(nn.conv2d),
     "conv2d/stride": on_channels(nn.conv2d, stride=(2, 3)),
     "conv2d/padding": on_channels(nn.conv2d, padding=(2, 1)),
