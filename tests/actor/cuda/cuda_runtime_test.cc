@@ -8,6 +8,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -373,6 +374,33 @@ TEST_F(CudaRuntime, ATargetThatIsNoProbabilityIsReportedWithTheUsersLine) {
                                     std::string("target 2 is outside [0, 1]")})
       EXPECT_NE(said.find(word), std::string::npos) << axes << ": " << said;
   }
+}
+
+// Steps of a loop are launches of one act, which is recorded and replayed.
+TEST_F(CudaRuntime, LoopsFollow) {
+  struct Recurrent {
+    Model model;
+    std::optional<Session> train;
+    Recurrent(const Mesh& mesh, const std::vector<int>& devices, int micro_batches)
+        : model(mesh, OnDevices(devices)) {
+      Tensor x = model.Input("x", {4, 7, 16}, DType::kFloat32, {{"dp", S(0)}});
+      Tensor y = nn::GRU(model.scope() / "gru", nn::LSTM(model.scope() / "lstm", x, 16).y, 16).y;
+      y = linear_recurrence(sigmoid(y), x, 1);
+      TrainOptions options;
+      options.micro_batches = micro_batches;
+      train.emplace(Train(mean(square(y)), Sgd{.lr = 0.5}, options));
+    }
+    std::vector<float> Losses() {
+      std::vector<float> losses;
+      for (int step = 0; step < kSteps + 2; ++step)
+        losses.push_back(train->Run({{"x", Floats(step, {4, 7, 16})}}).Scalar("loss"));
+      return losses;
+    }
+  };
+  const std::vector<float> wanted = Recurrent(Mesh::Parse("cpu:dp=1"), {}, 1).Losses();
+  for (const auto& [mesh, micro_batches] : {std::pair{"cuda:dp=1", 1}, {"cuda:dp=2", 1}, {"cuda:dp=1", 2}})
+    EXPECT_LE(WorstDifference(Recurrent(Mesh::Parse(mesh), {0}, micro_batches).Losses(), wanted), 1e-5)
+        << mesh;
 }
 
 TEST_F(CudaRuntime, OutOfMemoryNamesWhatAndHowMuch) {
