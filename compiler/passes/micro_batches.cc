@@ -66,8 +66,8 @@ void RefuseWritesOfParts(const Graph& graph) {
         Fail("the gradient of weight '", graph.value(graph.node(n).in[def->inplace[0].second]).name,
              "' depends on ", graph.DescribeForUser(graph.value(SourceOfTurns(graph, v)).producer),
              ", which differs between the ", graph.times(),
-             " micro-batches; stop the gradient there, or divide the batch with per_micro_batch and read "
-             "the weight by arange(parts)");
+             " micro-batches; combine that with what is of the batch first ((x * v) * w), or give each part "
+             "of per_micro_batch a row of the weight");
       else if (graph.Remade(v))
         Fail(graph.Describe(n), ": '", graph.value(v).name, "' differs between the ", graph.times(),
              " micro-batches, but a variable is written once a step; assign with each_micro_batch, or make "

@@ -168,7 +168,7 @@ TEST(Parts, MistakesAreNamed) {
   options.micro_batches = 3;
   refuse(
       "^Train at .*: the gradient of weight 'w' depends on micro_batch_index 'micro_batch_index' at "
-      "parts_test.cc:\\d+, which differs between the 3 micro-batches; stop",
+      "parts_test.cc:\\d+, which differs between the 3 micro-batches; combine",
       [&] {
         Train(mean(square(x * dynamic_slice(w, 0, micro_batch_index(model.builder()), 1))), Sgd{}, options);
       });
