@@ -36,10 +36,7 @@ DeviceKernels& Kernels() {
   return *kernels;
 }
 
-oracle::MakeKernel ReferenceOf(const OpDef& def) {
-  if (oracle::IsBareView(def)) return [](const KernelSpec&) { return nullptr; };
-  return MakeFunctionKernel(def.reference);
-}
+using oracle::ReferenceOf;
 
 oracle::MakeKernel OnDevice() {
   return [](const KernelSpec& spec) { return Kernels().Make(spec); };
