@@ -84,12 +84,13 @@ std::unique_ptr<Kernel> KernelRegistry::Make(const KernelSpec& spec, const std::
 
 const KernelRegistry::Entry* KernelRegistry::FindScratch(const std::string& name,
                                                          const std::string& device_kind) const {
-  if (const auto stated = stated_.find({name, device_kind}); stated != stated_.end()) return &stated->second;
   const auto states = [](const Entry* entry) {
     return entry != nullptr && (entry->scratch || entry->composed_scratch);
   };
   const Entry* entry = Find(name, device_kind);
-  if (entry != nullptr && !states(entry)) entry = Find(name, "reference");
+  if (states(entry)) return entry;
+  if (const auto stated = stated_.find({name, device_kind}); stated != stated_.end()) return &stated->second;
+  if (entry != nullptr) entry = Find(name, "reference");
   return states(entry) ? entry : nullptr;
 }
 

@@ -93,7 +93,7 @@ class KernelRegistry {
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
            ScratchFn scratch = nullptr);
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
-  // What the kernel of that device kind states, also in a build that lacks it: such a build plans for others.
+  // What a device kind's kernel states unless it brings its own, also in a build that lacks the kernel.
   void State(const std::string& name, const std::string& device_kind, ScratchFn scratch);
   // A kernel that runs others of the registry.
   void AddComposed(const std::string& name, const std::string& device_kind, ComposedFactory factory,

@@ -14,7 +14,10 @@
 #include "compiler/graph/graph.h"
 #include "compiler/passes/passes.h"
 #include "core/random.h"
+#include "ops/language/composed.h"
 #include "ops/language/functional.h"
+#include "ops/language/linear_algebra.h"
+#include "ops/language/losses.h"
 #include "ops/language/scan.h"
 #include "ops/language/sparse.h"
 #include "ops/language/vision.h"
@@ -309,6 +312,13 @@ std::vector<Kind> KindsThatChoose() {
       Indexed([](Tensor x, const Inputs& in) { return take_along_axis(x, Everywhere(in.target), 1); }),
       Indexed([](Tensor x, const Inputs& in) { return index_add(x, 0, in.target, tanh(x)); }),
       Indexed([](Tensor x, const Inputs& in) { return scatter_add(x, 1, Everywhere(in.target), tanh(x)); }),
+      Indexed([](Tensor x, const Inputs& in) { return index_max(x, 0, in.target, tanh(x)); }),
+      Unary([](Tensor x) { return whole_batch(tanh(x), 1); }),
+      Indexed([](Tensor x, const Inputs& in) { return scatter_max(x, 1, Everywhere(in.target), tanh(x)); }),
+      Unary([](Tensor x) {
+        return x * ctc_loss(reshape(log_softmax(x), {1, kRows, kColumns}), Number(x, {1, 1}, 2),
+                            Number(x, {1}, kRows), Number(x, {1}, 1));
+      }),
       Indexed([](Tensor x, const Inputs& in) {
         return reshape(rope(reshape(x, {1, kRows, 2, 2}), in.ids), kShape);
       }),
@@ -318,6 +328,25 @@ std::vector<Kind> KindsThatChoose() {
                }),
       Weighted({{2, kColumns, kColumns}},
                [](Tensor x, Tensors w, const Inputs&) { return grouped_matmul(x, w[0], Number(x, {2}, 1)); }),
+  };
+}
+
+// Of columns of x, a positive definite matrix.
+Tensor Products(Tensor x) { return matmul(transpose(tanh(x), {1, 0}), tanh(x)); }
+
+std::vector<Kind> KindsOfMatrices() {
+  return {
+      Unary([](Tensor x) { return matmul(x, cholesky(Products(x), 2)); }),
+      Unary([](Tensor x) {
+        return transpose(triangular_solve(cholesky(Products(x), 2), transpose(x, {1, 0})), {1, 0});
+      }),
+      Unary([](Tensor x) {
+        return transpose(solve(Products(x), transpose(x, {1, 0}), 2), {1, 0});
+      }),
+      Unary([](Tensor x) {
+        const Qr of = qr(cholesky(Products(x), 2));
+        return matmul(x, of.r + of.q);
+      }),
   };
 }
 
@@ -420,8 +449,9 @@ std::vector<Kind> KindsOfNetworks() {
 const std::vector<Kind>& Kinds() {
   static const std::vector<Kind> kinds = [] {
     std::vector<Kind> all = KindsOfNetworks();
-    for (const std::vector<Kind>& more : {KindsOfVision(), KindsThatChoose(), KindsOfFunctions(),
-                                          KindsOfSecondOrder(), KindsOfSecondOrderOfAttention()})
+    for (const std::vector<Kind>& more :
+         {KindsOfVision(), KindsThatChoose(), KindsOfMatrices(), KindsOfFunctions(), KindsOfSecondOrder(),
+          KindsOfSecondOrderOfAttention()})
       all.insert(all.end(), more.begin(), more.end());
     return all;
   }();
