@@ -50,7 +50,8 @@ int ParseBodyValue(const std::string& word, size_t defined) {
 
 // Why no loop can run the operator; empty: it can.
 std::string WhyNotInBody(const OpDef& def, const OpCall& call) {
-  if (def.random)
+  const bool keeps_all = call.attrs->Has("dropout") && call.attrs->Float("dropout") == 0;  // attention
+  if (def.random && !keeps_all)
     return "draws at random, but each step of a loop would draw the same numbers; draw outside of the body, "
            "with an axis for the steps, and give the loop the result among its xs";
   if (!def.inplace.empty())

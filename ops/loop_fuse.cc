@@ -112,10 +112,15 @@ class BodyFuser {
     std::vector<int64_t> outputs;
     for (int n : members) {
       const Body::Node& node = body_.nodes()[n];
-      FusedStep step{node.op, {}, node.attrs};
-      for (int v : node.in) step.args.push_back(number.at(v));
-      number[node.out[0]] = static_cast<int>(fused.in.size() + steps.size());
-      steps.push_back(std::move(step));
+      std::vector<int> values;  // of its operands and steps, in the program
+      for (int v : node.in) values.push_back(number.at(v));
+      const int operands = static_cast<int>(values.size());
+      for (FusedStep& step : StepsOf(BuiltinCatalog().Get(node.op), node.attrs, operands, "scan")) {
+        for (int& value : step.args) value = values[value];
+        values.push_back(static_cast<int>(fused.in.size() + steps.size()));
+        steps.push_back(std::move(step));
+      }
+      number[node.out[0]] = values.back();
       if (!ReadOutside(node.out[0], members)) continue;
       outputs.push_back(number[node.out[0]]);
       fused.out.push_back(node.out[0]);

@@ -285,6 +285,7 @@ ScanResult scan(const ScanBody& function, const std::vector<Tensor>& states, con
   at = at.In(kScan);
   GraphBuilder* graph = LoopGraph(states, xs, at);
   const int64_t steps = StepsOf(xs, options, at);
+  if (!function) Fail(Who(kScan, at), ": the body is an empty function");
   auto body = std::make_shared<Body>(graph->catalog(), graph);
   graph->Own(body);
   std::vector<Tensor> before, places;

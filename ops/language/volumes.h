@@ -48,7 +48,7 @@ struct GridOptions {
   bool align_corners = false;  // -1 and 1 are the centres of the corner elements; false: their outer edges
 };
 // x[n h w c], grid[n p q 2] -> [n p q c]: x at the places (column, row) of grid, from -1 to 1 over its width
-// and height. Both have gradients. The four elements around a place are taken apart.
+// and height. Both have gradients. The four elements around a place are taken apart. A NaN fails the step.
 Tensor grid_sample(Tensor x, Tensor grid, const GridOptions& options = {}, OFL_HERE);
 
 }  // namespace oneflow_like

@@ -75,6 +75,20 @@ const std::vector<Cell>& Cells() {
          Tensor h = s[1] * sigmoid(x[0]) + s[0];
          return {{s[1], h}, {mul(h, x[0])}};
        }},
+      {"normalised", 1, 1, false,
+       false,  // an operator that is a program of elementwise ones, joined with others
+       [](List s, List x, Tensor) -> ScanResult {
+         Tensor g = full(s[0].graph(), {kWidth}, 0.7);
+         Tensor h = tanh(batch_norm_eval(x[0] * s[0] + s[0], g, g, g, square(g)));
+         return {{h}, {h}};
+       }},
+      {"attentive", 1, 1, false, true,  // without dropout nothing is drawn
+       [](List s, List x, Tensor w) -> ScanResult {
+         const Dims tokens{kRows, 4, 1, kWidth / 4};
+         Tensor q = reshape(matmul(s[0], w), tokens), v = reshape(x[0], tokens);
+         Tensor h = tanh(reshape(attention(q, v, v, {.causal = false}), {kRows, kWidth}) + s[0]);
+         return {{h}, {h}};
+       }},
   };
   return *cells;
 }
@@ -362,6 +376,8 @@ TEST(Scan, SaysWhatABodyCannotDo) {
          }),
          "state 0 is f32[6,16] before a step but f32[16] after it");
   expect(error([&](List, List) -> ScanResult { return {{}, {}}; }), "the body gives 0 states but has 1");
+  expect(error(ScanBody()), "scan at scan_test.cc");
+  expect(error(ScanBody()), "the body is an empty function");
   expect(error(
              [&](List s, List) -> ScanResult {
                return {{s[0]}, {}};
