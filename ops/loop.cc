@@ -97,7 +97,7 @@ Status Loop::Impl::RunNodes(const KernelContext& context, LoopDevice* device, bo
     Status status =
         device->Run(node.kernel.get(), {node.spec, node.in_args, node.out_args, Arena(context, inner_scratch),
                                         context.step, context.time, context.times, context.seed});
-    if (!status.ok()) return status;
+    if (!status.ok()) return Status(Cat("in its ", node.spec.name, ": ", status.message()));
   }
   return Status();
 }

@@ -259,8 +259,8 @@ int64_t DrawKey(const std::string& name);
 // Gives the variable (a result of Scope::Weight or State) the `value`, of its shape and type, at the end of
 // the step; all of the step's operators read the old value. Returns the new value. The assignment runs in
 // sessions that compute this result: as an output, as one of SessionOptions::also, or because an output
-// depends on it. A value that differs between micro-batches must be reduced over the batch first. Two assigns
-// to a variable are an Error.
+// depends on it. A value that differs between micro-batches must be reduced over the batch first, or gathered
+// (whole_batch). Two assigns to a variable are an Error.
 //
 // With `each_micro_batch` the variable is written once for each micro-batch, in their order: operators that
 // read it see the value from the previous micro-batch, and assign returns the value from this one. So a step

@@ -413,6 +413,21 @@ TEST(Scan, SaysWhatABodyCannotDo) {
 
 // --- Recurrences -----------------------------------------------------------------------------------
 
+TEST(Scan, NamesTheOperatorOfItsBodyThatFails) {
+  Model model(FullMesh("cpu:dp=1"));
+  Tensor table = model.scope().Weight("table", {5, kWidth}, Normal(1));
+  Tensor ids = model.Input("ids", {kRows, 3}, DType::kInt32);
+  const ScanResult run = scan(
+      [&](const std::vector<Tensor>& s, const std::vector<Tensor>& x) -> ScanResult {
+        return {{s[0] + embedding(table, x[0])}, {}};
+      },
+      {full(table.graph(), {kRows, kWidth}, 0)}, {ids}, {.axis = 1});
+  Session session = Evaluate({{"h", run.states[0]}});
+  const std::string error = ErrorOf([&] { session.Run({{"ids", Ids(1, {kRows, 3}, 1000)}}).Get("h"); });
+  EXPECT_NE(error.find("in its embedding: id "), std::string::npos) << error;
+  EXPECT_NE(error.find(" is outside the table of 5 rows"), std::string::npos) << error;
+}
+
 TEST(LinearRecurrence, InChunksIsCutAlongTheSequence) {
   constexpr int64_t kLong = 64, kFew = 4;
   HostTensor wanted, wanted_w;
