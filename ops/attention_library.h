@@ -12,7 +12,8 @@ namespace oneflow_like {
 
 // The work space of a stream, for all its kernels in turn.
 inline constexpr int64_t kStreamWorkspaceBytes = int64_t{128} << 20;
-// Of one launch. Beyond this a launch does some of the sequences, or some of the heads.
+// The most scratch of one launch. If a gradient needs more, each launch computes some of the sequences, or
+// some of the heads of one.
 inline constexpr int64_t kMostLibraryAttentionBytes = int64_t{2} << 30;
 
 // How `whole` of which `most` fit at once are cut: as few parts as possible, of equal size but for the last.

@@ -1,5 +1,5 @@
-// What a loop knows of its body and of where its values lie: of loop.cc, which runs it, and loop_place.cc, which
-// places it.
+// What a loop knows of its body and of where its values lie: of loop.cc, which runs it, and loop_place.cc,
+// which places it.
 #pragma once
 
 #include <map>
@@ -67,21 +67,21 @@ struct Loop::Impl {
   std::vector<Body::Node> order;
   std::vector<bool> invariant;  // by value: the same in every step
   std::vector<LoopNode> nodes;
-  std::vector<int> root;                     // by value: that whose bytes it has
-  std::vector<ValuePlace> lies;                    // by root
-  std::vector<bool> stacked;                 // by root: those of several steps lie in a row
+  std::vector<int> root;                       // by value: that whose bytes it has
+  std::vector<ValuePlace> lies;                // by root
+  std::vector<bool> stacked;                   // by root: those of several steps lie in a row
   std::vector<std::pair<size_t, int>> copied;  // results, in order, that are values which lie elsewhere
-  std::set<size_t> terms_together;   // of copied
-  std::vector<bool> in_kept;         // by state: it lies where it is kept
-  std::vector<int64_t> sums, other;  // offsets of sums, of the states' second place
+  std::set<size_t> terms_together;             // of copied
+  std::vector<bool> in_kept;                   // by state: it lies where it is kept
+  std::vector<int64_t> sums, other;            // offsets of sums, of the states' second place
   int64_t inner_scratch = 0, bytes = 0;
   struct Source {
     bool out = false;
     size_t operand = 0;
     int axis = 0;
   };
-  std::map<char, Source> sources;                         // of labels: where their pieces can be seen
-  std::map<char, std::pair<int64_t, int64_t>> pieces;     // begin and extent in this act
+  std::map<char, Source> sources;                      // of labels: where their pieces can be seen
+  std::map<char, std::pair<int64_t, int64_t>> pieces;  // begin and extent in this act
 };
 
 }  // namespace oneflow_like

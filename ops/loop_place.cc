@@ -1,7 +1,7 @@
 // Where each value of a loop's body lies: where a kernel finds or leaves it without a copy if it can, a state
-// before a step in the kept states, a place of an x or y in the operand where its steps are the outermost axis,
-// if these places are aligned as kernels expect of operands; all others in an arena whose places are fixed when
-// the kernel is made.
+// before a step in the kept states, a place of an x or y in the operand where its steps are the outermost
+// axis, if these places are aligned as kernels expect of operands; all others in an arena whose places are
+// fixed when the kernel is made.
 #include <algorithm>
 #include <tuple>
 
@@ -12,10 +12,12 @@ namespace {
 
 int64_t Padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Whether the equation sums over axis 0 of both operands, and over no more than that axis of each: "mk,mn->kn".
+// Whether the equation sums over axis 0 of both operands, and over no more than that axis of each:
+// "mk,mn->kn".
 bool SumsOverRows(const std::string& equation) {
   const size_t comma = equation.find(','), arrow = equation.find("->");
-  if (comma == std::string::npos || arrow == std::string::npos || comma == 0 || arrow <= comma + 1) return false;
+  if (comma == std::string::npos || arrow == std::string::npos || comma == 0 || arrow <= comma + 1)
+    return false;
   const char rows = equation[0];
   return equation[comma + 1] == rows && std::count(equation.begin(), equation.end(), rows) == 2 &&
          equation.find('.') == std::string::npos;
@@ -53,8 +55,7 @@ Loop::Impl::Impl(const KernelSpec& of, const InnerKernels& kernels, bool make)
       arg.begin[0] = 0;
       arg.extent[0] = arg.global[0] = arg.extent[0] * kStepsTogether;
     }
-    inner.spec = {node.op,   node.attrs, inner.in_args, inner.out_args,
-                  spec.node, spec.line,  spec.threads};
+    inner.spec = {node.op, node.attrs, inner.in_args, inner.out_args, spec.node, spec.line, spec.threads};
     inner_scratch = std::max(inner_scratch, Padded(kernels.scratch(inner.spec)));
     if (make) inner.kernel = kernels.make(inner.spec);
   }
@@ -100,7 +101,8 @@ int64_t Loop::Impl::Bytes(int value) const {
   return arg.elements() * static_cast<int64_t>(SizeOf(arg.dtype));
 }
 
-// Whether the places of an operand with steps are contiguous and aligned, now and in acts with smaller pieces.
+// Whether the places of an operand with steps are contiguous and aligned, now and in acts with smaller
+// pieces.
 bool Loop::Impl::Direct(const LoopCall::Operand& operand, const Dims& extent) const {
   int64_t least = static_cast<int64_t>(SizeOf(operand.dtype));  // of which each place has a multiple
   for (int axis = 0; axis < extent.rank(); ++axis) {
@@ -119,8 +121,8 @@ int64_t Loop::Impl::PlaceBytes(const LoopCall::Operand& operand, const Dims& ext
   return row;
 }
 
-// The result that is the only term of a sum and a product over the rows of two values, each of which can lie in a
-// row with those of other steps; 0: it is none.
+// The result that is the only term of a sum and a product over the rows of two values, each of which can lie
+// in a row with those of other steps; 0: it is none.
 size_t Loop::Impl::TermOfRows(const Body::Node& node, const InnerKernels& kernels) const {
   if (node.op != "einsum" || !kernels.fast(node.op) || !SumsOverRows(node.attrs.Str("equation"))) return 0;
   size_t result = 0;
@@ -224,11 +226,10 @@ void Loop::Impl::PlaceArena() {
     bytes += Padded(n);
     return at;
   };
-  for (size_t i = 0; i < call.states; ++i)
-    other.push_back(in_kept[i] ? 0 : take(Bytes(call.body.inputs[i])));
+  for (size_t i = 0; i < call.states; ++i) other.push_back(in_kept[i] ? 0 : take(Bytes(call.body.inputs[i])));
   for (size_t i = 0; i < call.sums.size(); ++i)
-    sums.push_back(take(ArgOf(call.out[call.FirstSum() + i].value).elements() *
-                        static_cast<int64_t>(sizeof(double))));
+    sums.push_back(
+        take(ArgOf(call.out[call.FirstSum() + i].value).elements() * static_cast<int64_t>(sizeof(double))));
   inner_scratch = take(inner_scratch);  // its offset from here on
 }
 

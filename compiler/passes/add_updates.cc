@@ -139,7 +139,7 @@ class Updater {
       if (variable.id() == weight_.id()) after_ = after;
     }
     void Fused(const std::string& op, const std::vector<Tensor>& state, bool counts, Attrs numbers) override {
-      // What limits elements is no factor: the update then reads what it has made.
+      // With clip_value an update reads the limited gradient, which has the factor already.
       const bool limited = of_.training_.clip_value > 0;
       std::vector<Tensor> in = {weight_, limited ? gradient() : raw_};
       in.insert(in.end(), state.begin(), state.end());

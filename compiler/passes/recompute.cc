@@ -51,8 +51,8 @@ class Repeater {
            !(mode_[n] == Recompute::kFull && leaves_[v]);
   }
 
-  // Each micro-batch has its own: not what is made of variables alone, and not what all micro-batches make
-  // together. Of a single one it depends on the step's inputs.
+  // Whether each micro-batch has a value of its own. Values of variables alone, and those to which all
+  // micro-batches contribute, are not. In a step of one micro-batch: whether it depends on the step's inputs.
   bool DependsOnBatch(int n) const {
     const Node& node = graph_.node(n);
     if (IsEnd(node) || node.primitive == Primitive::kAccumulate || node.primitive == Primitive::kTimeGather)

@@ -54,7 +54,7 @@ InnerKernels KernelRegistry::InnerOf(const std::string& device_kind) const {
   return {[this, device_kind](const KernelSpec& spec) { return Make(spec, device_kind); },
           [this, device_kind](const KernelSpec& spec) { return Scratch(spec, device_kind); },
           [this, device_kind](const std::string& name) {
-            return device_kind != "reference" && Has(name, device_kind);
+            return device_kind == "cpu" ? Has(name, device_kind) : device_kind != "reference";
           }};
 }
 
@@ -90,7 +90,7 @@ const KernelRegistry::Entry* KernelRegistry::FindScratch(const std::string& name
   const Entry* entry = Find(name, device_kind);
   if (states(entry)) return entry;
   if (const auto stated = stated_.find({name, device_kind}); stated != stated_.end()) return &stated->second;
-  if (entry != nullptr) entry = Find(name, "reference");
+  entry = Find(name, "reference");
   return states(entry) ? entry : nullptr;
 }
 

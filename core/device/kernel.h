@@ -77,7 +77,7 @@ using ScratchFn = std::function<int64_t(const KernelSpec&)>;
 // A kernel without state.
 KernelFactory MakeFunctionKernel(KernelFn fn);
 
-// What a kernel that runs others makes them with: those of its own device.
+// The kernels of one device kind, for a kernel that runs others on its own device.
 struct InnerKernels {
   KernelFactory make;
   ScratchFn scratch;                                  // 0 where a kernel states none
@@ -88,12 +88,12 @@ using ComposedScratch = std::function<int64_t(const KernelSpec&, const InnerKern
 
 class KernelRegistry {
  public:
-  // Without `scratch` a kernel states what the reference kernel of its name does: for a user's operator,
-  // OpDef::scratch.
+  // Without `scratch` a kernel states what the reference kernel of its name does (for a user's operator,
+  // OpDef::scratch), as does one that this build lacks: it plans for builds that have it.
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
            ScratchFn scratch = nullptr);
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
-  // What a device kind's kernel states unless it brings its own, also in a build that lacks the kernel.
+  // What such kernels of a device kind state instead of that.
   void State(const std::string& name, const std::string& device_kind, ScratchFn scratch);
   // A kernel that runs others of the registry.
   void AddComposed(const std::string& name, const std::string& device_kind, ComposedFactory factory,

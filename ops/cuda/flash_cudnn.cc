@@ -6,52 +6,25 @@
 #include <glog/logging.h>
 
 #include <limits>
-#include <map>
-#include <mutex>
-#include <utility>
+#include <vector>
 
 #include "ops/cuda/flash.h"
 #include "ops/cuda/flash_graph_cudnn.h"
 #include "ops/cuda/library_use.h"
+#include "ops/cuda/plan_cache_cudnn.h"
 
 namespace oneflow_like::cuda {
 namespace {
 
-// The plan that serves a shape on a device. Launches are made by the threads of all ranks that share the
-// device; a plan is not said to bear two at once, and enqueueing takes microseconds, so they take turns.
-struct Entry {
-  FlashShape shape;
-  int device = 0;
-  size_t room = 0;  // of work space it was made for
-  FlashPlans plans;
-  mutable std::mutex launching;
-};
-
-// A right result that is slower must not go unnoticed. Entries are kept, so this is said once.
-void SayRefused(const Entry& entry) {
-  const FlashShape& s = entry.shape;
+// A right result that is slower must not go unnoticed. Plans are kept, so this is said once.
+FlashPlans PlansFor(const FlashShape& s, const CudnnTarget& target, size_t room) {
+  FlashPlans made = MakeFlashPlans(s, room, target);
+  if (!made.plans.empty()) return made;
   Count(LibraryUse::kRefusedAttention);
   LOG(WARNING) << "attention" << (s.backward ? "'s gradient" : "") << " of " << s.batch << " x " << s.heads
                << " heads, " << s.key_heads << " of keys, " << s.queries << " queries, " << s.keys
                << " keys, width " << s.width << ", " << Name(s.dtype)
-               << ": done by our own kernels, which are slower, as cuDNN does not take it: "
-               << entry.plans.refused;
-}
-
-// Kernels of equal shape (the layers of a model) share what is found here.
-std::shared_ptr<const Entry> EntryOf(const FlashShape& shape, int device, size_t room, cudnnHandle_t handle) {
-  static std::mutex mutex;  // threads of several ranks make plans
-  static auto* entries = new std::vector<std::shared_ptr<const Entry>>;
-  std::lock_guard lock(mutex);
-  for (const auto& entry : *entries)
-    if (entry->shape == shape && entry->device == device && entry->room == room) return entry;
-  auto made = std::make_shared<Entry>();
-  made->shape = shape;
-  made->device = device;
-  made->room = room;
-  made->plans = MakeFlashPlans(shape, room, {handle, nullptr});
-  if (made->plans.plans.empty()) SayRefused(*made);
-  entries->push_back(made);
+               << ": done by our own kernels, which are slower, as cuDNN does not take it: " << made.refused;
   return made;
 }
 
@@ -65,33 +38,25 @@ float Lowest() {
 class CudnnFlash : public Flash {
  public:
   bool Takes(const FlashShape& shape, const LaunchContext& launch) override {
-    int device = -1;
-    cudnnHandle_t handle = nullptr;
-    if (cudaGetDevice(&device) != cudaSuccess) return false;
-    if (!entry_ || !(entry_->shape == shape) || entry_->device != device ||
-        entry_->room != launch.workspace_bytes) {
-      if (!CudnnHandle(device, &handle).ok()) return false;
-      entry_ = EntryOf(shape, device, launch.workspace_bytes, handle);
-    }
-    return !entry_->plans.plans.empty();
+    const FlashPlans* made = plans_.For(
+        shape, launch, [&](const CudnnTarget& target, size_t room) { return PlansFor(shape, target, room); });
+    return made != nullptr && !made->plans.empty();
   }
 
   Status Launch(const FlashShape& shape, const FlashOperands& operands,
                 const LaunchContext& launch) override {
-    cudnnHandle_t handle = nullptr;
-    if (Status status = CudnnHandle(entry_->device, &handle); !status.ok()) return status;
-    if (cudnnStatus_t status = cudnnSetStream(handle, launch.stream); status != CUDNN_STATUS_SUCCESS)
-      return Status(Cat("cudnnSetStream: ", cudnnGetErrorString(status)));
-    std::lock_guard lock(entry_->launching);
-    for (const FlashLaunch& part : entry_->plans.launches)
-      if (Status status = LaunchPart(handle, shape, operands, part, launch); !status.ok()) return status;
-    return Status();
+    return plans_.Launch(launch, [&](cudnnHandle_t handle, const FlashPlans& made) {
+      Status status;
+      for (size_t i = 0; i < made.launches.size() && status.ok(); ++i)
+        status = LaunchPart(handle, shape, operands, made, made.launches[i], launch);
+      return status;
+    });
   }
 
  private:
-  Status LaunchPart(cudnnHandle_t handle, const FlashShape& shape, const FlashOperands& p,
-                    const FlashLaunch& part, const LaunchContext& launch) const {
-    const FlashPlan& plan = entry_->plans.plans[part.plan];
+  static Status LaunchPart(cudnnHandle_t handle, const FlashShape& shape, const FlashOperands& p,
+                           const FlashPlans& made, const FlashLaunch& part, const LaunchContext& launch) {
+    const FlashPlan& plan = made.plans[part.plan];
     const int64_t b = part.batch, h = part.head;
     const int64_t row_q = shape.heads * shape.width, row_k = shape.key_heads * shape.width;
     const int64_t at_q = (b * shape.queries * row_q + h * shape.width) * 2,
@@ -139,7 +104,7 @@ class CudnnFlash : public Flash {
     return status.ok() ? status : Status(Cat("cuDNN attention: ", status.message()));
   }
 
-  std::shared_ptr<const Entry> entry_;  // of the last shape
+  CachedPlan<FlashShape, FlashPlans> plans_;
 };
 
 }  // namespace

@@ -171,47 +171,42 @@ CtcBatch BatchOf(const KernelContext& context, const LaunchContext& launch, int6
           each};
 }
 
-void CheckData(const CtcBatch& batch, const LaunchContext& launch) {
-  Launch(CheckSpellings, Grid{.threads = kCtcThreads}, launch.stream, batch, FaultOf(launch, 2),
-         FaultOf(launch, 3), FaultOf(launch, 1));
-}
-
-// How many samples the work space has room for; an error where it has none for one.
-Status Blocks(const LaunchContext& launch, int64_t samples, int64_t each, int64_t* blocks) {
+// Checks the data, and says how the samples are given to blocks, each with `each` floats of the work space;
+// an error where it has not so many.
+Status Begin(const KernelContext& context, const LaunchContext& launch, int64_t each, CtcBatch* batch,
+             Grid* grid) {
   const auto room = static_cast<int64_t>(launch.workspace_bytes / sizeof(float)) / each;
   if (room == 0)
     return Status(Cat("a sample needs ", each * static_cast<int64_t>(sizeof(float)),
                       " bytes of work space, but a GPU's stream has ", launch.workspace_bytes,
                       "; use shorter inputs or targets"));
-  *blocks = samples < room ? samples : room;
+  *batch = BatchOf(context, launch, each);
+  Launch(CheckSpellings, Grid{.threads = kCtcThreads}, launch.stream, *batch, FaultOf(launch, 2),
+         FaultOf(launch, 3), FaultOf(launch, 1));
+  const int64_t samples = context.in[0].extent[0];
+  *grid = {.x = BlocksFor(samples < room ? samples : room, 1, launch.multiprocessors),
+           .threads = kCtcThreads};
   return Status();
 }
 
 Status RunCtcLoss(const KernelContext& context, const LaunchContext& launch) {
-  const int64_t samples = context.in[0].extent[0], each = 2 * (2 * context.in[1].extent[1] + 1);
-  if (samples == 0) return Status();
-  int64_t blocks = 0;
-  const Status status = Blocks(launch, samples, each, &blocks);
-  if (!status.ok()) return status;
-  const CtcBatch batch = BatchOf(context, launch, each);
-  CheckData(batch, launch);
-  Launch(CtcLoss, Grid{.x = BlocksFor(blocks, 1, launch.multiprocessors), .threads = kCtcThreads},
-         launch.stream, batch, context.out[0].as<float>());
-  return Status();
+  if (context.in[0].extent[0] == 0) return Status();
+  CtcBatch batch;
+  Grid grid;
+  const Status status = Begin(context, launch, 2 * (2 * context.in[1].extent[1] + 1), &batch, &grid);
+  if (status.ok()) Launch(CtcLoss, grid, launch.stream, batch, context.out[0].as<float>());
+  return status;
 }
 
 Status RunCtcLossGrad(const KernelContext& context, const LaunchContext& launch) {
-  const int64_t samples = context.in[0].extent[0], states = 2 * context.in[1].extent[1] + 1,
-                each = states * (context.in[0].extent[1] + 3);
-  if (samples == 0) return Status();
-  int64_t blocks = 0;
-  const Status status = Blocks(launch, samples, each, &blocks);
-  if (!status.ok()) return status;
-  const CtcBatch batch = BatchOf(context, launch, each);
-  CheckData(batch, launch);
-  Launch(CtcLossGrad, Grid{.x = BlocksFor(blocks, 1, launch.multiprocessors), .threads = kCtcThreads},
-         launch.stream, batch, FloatsOf(context.in[4]), FloatsOf(context.out[0]));
-  return Status();
+  if (context.in[0].extent[0] == 0) return Status();
+  const int64_t states = 2 * context.in[1].extent[1] + 1, places = context.in[0].extent[1];
+  CtcBatch batch;
+  Grid grid;
+  const Status status = Begin(context, launch, states * (places + 3), &batch, &grid);
+  if (status.ok())
+    Launch(CtcLossGrad, grid, launch.stream, batch, FloatsOf(context.in[4]), FloatsOf(context.out[0]));
+  return status;
 }
 
 std::string WrongSpelling(const Fault& fault) {

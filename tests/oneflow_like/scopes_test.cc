@@ -15,6 +15,7 @@
 
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/session/session_impl.h"
+#include "tests/oneflow_like/kept_bytes.h"
 #include "tests/oneflow_like/session_fixture.h"
 
 namespace oneflow_like {
@@ -153,24 +154,6 @@ std::map<std::string, int64_t> KeysOf(const Session& session) {
   return keys;
 }
 
-// Bytes of what the forward pass of a micro-batch keeps for gradients, of the whole batch.
-int64_t Kept(const Session& session) {
-  const LogicalPlan& plan = session.impl()->compiled.logical;
-  int64_t bytes = 0;
-  for (const LogicalBuffer& buffer : plan.buffers) {
-    if (buffer.writer < 0 || !buffer.variable.empty()) continue;
-    const Segment& writer = plan.segments[buffer.writer];
-    if (writer.stream < 0 || writer.phase != Phase::kForward) continue;
-    const Value& value = session.impl()->compiled.graph.value(buffer.value);
-    const bool kept = std::any_of(buffer.readers.begin(), buffer.readers.end(), [&](int reader) {
-      return plan.segments[reader].phase == Phase::kBackward;
-    });
-    if (kept && value.sbp[0].is_split())
-      bytes += value.shape.elements() * static_cast<int64_t>(SizeOf(value.dtype));
-  }
-  return bytes;
-}
-
 std::vector<float> Losses(Session* train) {
   std::vector<float> losses;
   for (int step = 0; step < 3; ++step)
@@ -188,7 +171,7 @@ TEST(Scopes, BlocksThatShareValuesDoNotDependOnTheOrderOfOperands) {
       EXPECT_EQ(PlacesOf(one.model.impl()->graph), PlacesOf(other.model.impl()->graph));
       Session first = one.MakeTrain(), second = other.MakeTrain();
       EXPECT_EQ(KeysOf(first), KeysOf(second));
-      EXPECT_EQ(Kept(first), Kept(second));
+      EXPECT_EQ(KeptBytes(first), KeptBytes(second));
       const std::vector<float> losses = Losses(&first), others = Losses(&second);
       for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], others[i], 1e-6) << i;
     }
@@ -249,7 +232,7 @@ TEST(Scopes, ASharedBiasIsKeptOnce) {
     TrainOptions options;
     options.micro_batches = 2;
     options.recompute = Recompute::kFull;
-    return Kept(Train(mean(square(x)), Sgd{.lr = .1}, options));
+    return KeptBytes(Train(mean(square(x)), Sgd{.lr = .1}, options));
   };
   const int64_t result = kShape.elements() * 4;
   EXPECT_EQ(kept(6, true) - kept(2, true), 4 * result);

@@ -293,6 +293,15 @@ TEST(AttentionOnCuda, ScratchIsStatedInABuildWithoutItsKernels) {
   EXPECT_EQ(registry.Scratch(spec, "cuda"), scores + rows + keys + (1 << 20));
   EXPECT_NE(registry.Scratch(spec, "reference"), registry.Scratch(spec, "cuda"));
 
+  KernelSpec solve;
+  solve.name = "solve";
+  solve.threads = 2;
+  for (const Dims& extent : {Dims{3, 40, 40}, Dims{3, 40, 5}})
+    solve.in.push_back({nullptr, DType::kFloat32, extent, Dims(3, int64_t{0}), extent});
+  solve.out = {solve.in[1]};
+  EXPECT_GT(registry.Scratch(solve, "reference"), 0);
+  EXPECT_EQ(registry.Scratch(solve, "cuda"), registry.Scratch(solve, "reference"));
+
   KernelSpec drops = spec, wide = spec, biased = spec, small = spec, packed = spec;
   drops.attrs.Set("dropout", 0.1);
   wide.in[1].dtype = DType::kFloat32;

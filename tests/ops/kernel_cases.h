@@ -518,7 +518,8 @@ inline void KernelCases::RowsOperators() {
 inline void KernelCases::NarrowRows() {
   using enum DType;
   uint64_t seed = 3500;
-  for (Dims shape : {Dims{70, 768}, Dims{3, 4608}, Dims{2, 8208}, Dims{5, 2571}, Dims{1100, 37}, Dims{140, 2571}}) {
+  for (Dims shape :
+       {Dims{70, 768}, Dims{3, 4608}, Dims{2, 8208}, Dims{5, 2571}, Dims{1100, 37}, Dims{140, 2571}}) {
     DType t = ++seed % 2 == 0 ? kBFloat16 : kFloat16;
     Dims rows = {shape[0]}, width = {shape[1]};
     for (const char* op : {"softmax", "log_softmax"}) CheckCase({op, {shape}, {}, {t}, 4, -20, 20}, ++seed);

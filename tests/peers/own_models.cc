@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "oneflow_like/session/session_impl.h"
+#include "tests/oneflow_like/kept_bytes.h"
 #include "tests/oneflow_like/session_fixture.h"
 #include "tests/peers/tensor_file.h"
 
@@ -142,24 +143,6 @@ TEST(OwnModels, LearnAsInPyTorch) {
   std::filesystem::remove(path);
 }
 
-// Bytes of the whole batch that the forward pass makes and gradients read, in a step of micro-batches.
-int64_t Kept(const Session& session) {
-  const LogicalPlan& plan = session.impl()->compiled.logical;
-  int64_t bytes = 0;
-  for (const LogicalBuffer& buffer : plan.buffers) {
-    if (buffer.writer < 0 || !buffer.variable.empty()) continue;
-    const Segment& writer = plan.segments[buffer.writer];
-    if (writer.stream < 0 || writer.phase != Phase::kForward) continue;
-    const Value& value = session.impl()->compiled.graph.value(buffer.value);
-    const bool kept = std::any_of(buffer.readers.begin(), buffer.readers.end(), [&](int reader) {
-      return plan.segments[reader].phase == Phase::kBackward;
-    });
-    if (kept && value.sbp[0].is_split())
-      bytes += value.shape.elements() * static_cast<int64_t>(SizeOf(value.dtype));
-  }
-  return bytes;
-}
-
 // Of a recomputed block the forward pass keeps what goes into it, and nothing else.
 TEST(OwnModels, KeepWhatGoesIntoTheirBlocks) {
   for (const OwnModel& own : OwnModels()) {
@@ -167,7 +150,7 @@ TEST(OwnModels, KeepWhatGoesIntoTheirBlocks) {
     auto of_two = [&](Recompute recompute) {  // of two blocks more in each stack
       const OwnPlan plan = {"cpu:dp=1", 3, recompute};
       OwnProgram more(own, plan, 4), less(own, plan, 2);
-      return Kept(more.trainings[0]) - Kept(less.trainings[0]);
+      return KeptBytes(more.trainings[0]) - KeptBytes(less.trainings[0]);
     };
     EXPECT_EQ(of_two(Recompute::kFull), 2 * own.kept) << own.name;
     EXPECT_GT(of_two(Recompute::kNone), 2 * own.kept) << own.name;
