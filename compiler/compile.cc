@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
 
 #include "compiler/graph/text.h"
 #include "core/system/cores.h"
@@ -41,7 +42,6 @@ const Pass kPasses[] = {
      [](Graph* g, const CompileOptions& o) {
        if (o.fuse) Fuse(g);
      }},
-    {"choose_recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { ChooseRecompute(g, o); }},
     {"recompute", Level::kLowered, [](Graph* g, const CompileOptions& o) { RepeatForward(g, o); }},
     {"gather_weights", Level::kLowered, [](Graph* g, const CompileOptions& o) { GatherWeights(g, o); }},
     {"fill_buckets", Level::kLowered, [](Graph* g, const CompileOptions& o) { FillBuckets(g, o); }},
@@ -88,12 +88,21 @@ Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump,
   return c;
 }
 
-Compiled CompileAfter(const char* pass, Graph graph, const CompileOptions& options) {
-  Compiled c{std::move(graph), {}, options, {}};
-  const Pass* next = std::find_if(std::begin(kPasses), std::end(kPasses),
-                                  [&](const Pass& p) { return std::string(p.name) == pass; });
-  CHECK(next != std::end(kPasses)) << "there is no pass " << pass;
-  while (++next != std::end(kPasses)) next->run(&c.graph, options);
+Graph RunPasses(const std::string& after, const std::string& upto, Graph graph,
+                const CompileOptions& options) {
+  if (after.empty()) graph.set_times(options.times);
+  bool begun = after.empty();
+  for (const Pass& pass : kPasses) {
+    if (begun) pass.run(&graph, options);
+    begun = begun || after == pass.name;
+    if (upto == pass.name) return graph;
+  }
+  CHECK(false) << "there is no pass " << upto;
+  return graph;
+}
+
+Compiled CompileAfter(const std::string& pass, Graph graph, const CompileOptions& options) {
+  Compiled c{RunPasses(pass, std::prev(std::end(kPasses))->name, std::move(graph), options), {}, options, {}};
   c.logical = FormSegments(c.graph, options);
   OrderActs(c.graph, &c.logical);
   return c;

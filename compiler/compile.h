@@ -40,9 +40,16 @@ std::span<const Pass> Passes();  // in the order they run
 Compiled Compile(Graph graph, const CompileOptions& options, const DumpFn& dump = {},
                  const WholeFn& whole = {});
 
-// What compilation makes of a graph that has come through all passes up to `pass`, itself included. Nothing
-// is verified: for plans that are compared with others and then thrown away.
-Compiled CompileAfter(const char* pass, Graph graph, const CompileOptions& options);
+// --- Compilation in parts, for plans that are compared with others and then thrown away: nothing is verified
+
+// The last pass before which only the stages count that blocks are on; and the last before which nothing of
+// how values wait for gradients does.
+inline constexpr char kBeforeCuts[] = "place_stages", kBeforeWaits[] = "fuse";
+// `graph` after all passes behind `after` (empty: from the first on) up to `upto`, itself included.
+Graph RunPasses(const std::string& after, const std::string& upto, Graph graph,
+                const CompileOptions& options);
+// What compilation makes of a graph that has come through all passes up to `pass`, itself included.
+Compiled CompileAfter(const std::string& pass, Graph graph, const CompileOptions& options);
 
 // One rank's plan with its memory placed.
 struct RankPlan {

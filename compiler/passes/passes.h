@@ -34,12 +34,6 @@ void SplitGradients(Graph* graph, const CompileOptions& options);  // zero bubbl
 void FuseEpilogue(Graph* graph);
 void FuseAccumulate(Graph* graph);
 void Fuse(Graph* graph);
-void ChooseRecompute(Graph* graph, const CompileOptions& options);
-// What ChooseRecompute chooses within a number of bytes, by region that is left to the compiler.
-using RecomputeWithin = std::function<std::map<std::string, Recompute>(int64_t memory_budget)>;
-// For several budgets: the plans that are compared depend on none, and are compiled once. `graph` and
-// `options` must outlive the result.
-RecomputeWithin SearchRecompute(const Graph& graph, const CompileOptions& options);
 void RepeatForward(Graph* graph, const CompileOptions& options);  // recomputation
 void GatherWeights(Graph* graph, const CompileOptions& options);  // ZeRO's third stage
 void FillBuckets(Graph* graph, const CompileOptions& options);    // of small collectives

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,7 +11,6 @@
 #include "compiler/graph/overlap.h"
 #include "compiler/graph/pipeline_schedule.h"
 #include "core/device/kernel.h"
-#include "core/plan.pb.h"
 #include "ops/language/optimizer.h"
 #include "sbp/collective_cost.h"
 
@@ -62,11 +60,6 @@ struct CompileOptions {
   // threads are those that any process of the job gives a kernel at most.
   const KernelRegistry* kernels = nullptr;
   int kernel_threads = 1;
-  // For regions with Recompute::kAuto: the bytes of a device, and those that a rank needs beside its plan if
-  // there can be any.
-  int64_t memory_budget = 0;
-  std::function<int64_t(const plan::Plan&)> bytes_beside_plan;
-  bool recompute_all = false;  // these regions wholly, without a search: for a first look at many plans
 };
 
 }  // namespace oneflow_like

@@ -108,24 +108,21 @@ void MoveTheRest(GraphOfModel* graph, int axis) {
   }
 }
 
-void MoveBlocks(GraphOfModel* graph, BlockStack* stack, const std::vector<int64_t>& per_stage) {
+void MoveStack(GraphOfModel* graph, BlockStack* stack, const std::vector<int64_t>& per_stage) {
   const int stages = graph->mesh().axis_size(stack->axis);
   const std::vector<int> was = StagesOfBlocks(stack->per_stage, stages),
                          is = StagesOfBlocks(per_stage, stages);
   for (size_t i = 0; i < stack->blocks.size(); ++i) {
     BlockStack::Block& block = stack->blocks[i];
     if (block.move >= 0 || (i > 0 && is[i] != is[i - 1])) MoveInto(graph, *stack, &block, is[i]);
-    auto move = [&](Node* node) {
-      if (node->slice.fixed[stack->axis] == was[i]) node->slice.fixed[stack->axis] = is[i];
+    auto move = [&](int n) {
+      int& stage = graph->node(n).slice.fixed[stack->axis];
+      if (stage == was[i]) stage = is[i];
     };
-    for (const auto& [name, n] : graph->variables) {
-      if (!Within(block.path, name)) continue;
-      move(&graph->node(n));
-      Node& known = graph->model->variables.at(name).node;
-      if (known.slice != graph->node(n).slice) move(&known);
-    }
+    for (const auto& [name, n] : graph->variables)
+      if (Within(block.path, name)) move(n);
     for (int n = block.begin; n < block.end; ++n)
-      if (StandsInScope(*graph, n, stack->axis)) move(&graph->node(n));
+      if (StandsInScope(*graph, n, stack->axis)) move(n);
   }
   stack->per_stage = per_stage;
   MoveTheRest(graph, stack->axis);
@@ -198,8 +195,8 @@ Scope Blocks::Next(const std::string& name, Tensor* x) {
   BlockStack& stack = graph->stacks[stack_];
   if (next_ == 0) {
     stack.name = below.path();
-    auto cut = graph->model->cuts.find(stack.name);
-    if (stack.by_cost && cut != graph->model->cuts.end() && cut->second.size() == stack.per_stage.size())
+    auto cut = graph->model->stages.find(stack.name);
+    if (stack.by_cost && cut != graph->model->stages.end() && cut->second.size() == stack.per_stage.size())
       stack.per_stage = cut->second;
   }
   const std::vector<int> stages = StagesOfBlocks(stack.per_stage, graph->mesh().axis_size(stack.axis));
@@ -231,49 +228,51 @@ void Blocks::End() {
   graph->stacks[stack_].blocks.back().end = graph->num_nodes();
 }
 
-void CutBlocks(GraphOfModel* graph) {
-  for (BlockStack& stack : graph->stacks) {
-    if (!stack.by_cost || graph->mesh().axis_size(stack.axis) == 1) continue;
-    auto [cut, fresh] = graph->model->cuts.try_emplace(stack.name, stack.per_stage);
-    if (fresh && !Lies(*graph, stack) && AllFollow(*graph, stack.axis)) cut->second = ByCost(*graph, stack);
-    if (cut->second != stack.per_stage) MoveBlocks(graph, &stack, cut->second);
+StageCuts DivisionOf(const GraphOfModel& graph) {
+  StageCuts division;
+  for (const BlockStack& stack : graph.stacks) {
+    if (!stack.by_cost || graph.mesh().axis_size(stack.axis) == 1) continue;
+    const auto known = graph.model->stages.find(stack.name);
+    if (known != graph.model->stages.end())
+      division[stack.name] = known->second;
+    else if (!Lies(graph, stack) && AllFollow(graph, stack.axis))
+      division[stack.name] = ByCost(graph, stack);
+    else
+      division[stack.name] = stack.per_stage;
   }
+  return division;
 }
 
-bool MoveBlocksOff(GraphOfModel* graph, const std::vector<int>& ranks) {
+void MoveBlocks(const StageCuts& division, GraphOfModel* copy) {
+  for (BlockStack& stack : copy->stacks)
+    if (const auto to = division.find(stack.name); to != division.end() && to->second != stack.per_stage)
+      MoveStack(copy, &stack, to->second);
+}
+
+Divisions::Divisions(const GraphOfModel& graph, StageCuts first) : graph_(graph), now_(std::move(first)) {}
+
+bool Divisions::TakeFrom(const std::vector<int>& ranks) {
   bool moved = false;
-  for (BlockStack& stack : graph->stacks) {
-    const int stages = graph->mesh().axis_size(stack.axis);
-    if (!MayMove(*graph, stack)) continue;
-    if (stack.most.empty()) {
-      stack.most.assign(stack.per_stage.size(), std::ssize(stack.blocks));
-      stack.first = stack.per_stage;
-    }
+  for (const BlockStack& stack : graph_.stacks) {
+    if (!MayMove(graph_, stack)) continue;
+    const int stages = graph_.mesh().axis_size(stack.axis);
+    std::vector<int64_t>& now = now_.at(stack.name);
+    std::vector<int64_t>& most = most_[stack.name];
+    if (most.empty()) most.assign(now.size(), std::ssize(stack.blocks));
     std::set<int> full;
-    for (int rank : ranks) full.insert(graph->mesh().Coords(rank)[stack.axis]);
+    for (int rank : ranks) full.insert(graph_.mesh().Coords(rank)[stack.axis]);
     for (int stage : full) {
       size_t longest = stage;  // of the stage's rounds
-      for (size_t s = stage; s < stack.per_stage.size(); s += stages)
-        if (stack.per_stage[s] > stack.per_stage[longest]) longest = s;
-      stack.most[longest] = stack.per_stage[longest] - 1;
+      for (size_t s = stage; s < now.size(); s += stages)
+        if (now[s] > now[longest]) longest = s;
+      most[longest] = now[longest] - 1;
     }
-    const std::vector<int64_t> cut = ByCost(*graph, stack, stack.most);
+    std::vector<int64_t> cut = ByCost(graph_, stack, most);
     if (cut.empty()) return false;
-    graph->model->cuts[stack.name] = cut;
-    MoveBlocks(graph, &stack, cut);
+    now = std::move(cut);
     moved = true;
   }
   return moved;
-}
-
-void MoveBlocksBack(GraphOfModel* graph) {
-  for (BlockStack& stack : graph->stacks) {
-    if (stack.most.empty() || !MayMove(*graph, stack)) continue;
-    stack.most.clear();
-    if (stack.per_stage == stack.first) continue;
-    graph->model->cuts[stack.name] = stack.first;
-    MoveBlocks(graph, &stack, stack.first);
-  }
 }
 
 }  // namespace oneflow_like

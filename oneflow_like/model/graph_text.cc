@@ -4,6 +4,7 @@
 
 #include "compiler/graph/text.h"
 #include "oneflow_like/model.h"
+#include "oneflow_like/model/blocks.h"
 #include "oneflow_like/model/model_impl.h"
 
 namespace oneflow_like {
@@ -96,10 +97,17 @@ class TextToModel {
   std::map<int, int> value_;  // of the text's values
 };
 
+// With its blocks where a division that the model remembers has them.
+GraphOfModel DealtGraph(const GraphOfModel& graph) {
+  GraphOfModel dealt = graph;
+  MoveBlocks(graph.model->stages, &dealt);
+  return dealt;
+}
+
 }  // namespace
 
-std::string ModelGraph::Text() const { return ToText(*impl_); }
-std::string Model::Text() const { return ToText(impl_->graph); }
+std::string ModelGraph::Text() const { return ToText(DealtGraph(*impl_)); }
+std::string Model::Text() const { return ToText(DealtGraph(impl_->graph)); }
 
 ModelGraph Model::NewGraph(const std::string& name, const std::string& text, Here at) {
   ModelGraph graph = NewGraph(name);

@@ -13,8 +13,8 @@
 #include "actor/runtime.h"
 #include "actor/trace.h"
 #include "compiler/compile.h"
+#include "compiler/decisions.h"
 #include "compiler/graph/graph.h"
-#include "compiler/graph/variable_cuts.h"
 #include "core/device/backend.h"
 #include "oneflow_like/model.h"
 
@@ -33,9 +33,7 @@ struct BlockStack {
   int rounds = 1;    // over its stages
   int64_t of = 0;    // blocks of the whole model: more than there are here with Pipeline::most_blocks
   bool by_cost = false;
-  std::vector<int64_t> per_stage;   // blocks, as the graph stands
-  std::vector<int64_t> most = {};   // for which each stage has memory, if some had too little; else empty
-  std::vector<int64_t> first = {};  // per_stage before `most` said anything
+  std::vector<int64_t> per_stage;  // blocks, as the graph was built
   std::vector<Block> blocks;
 };
 
@@ -160,8 +158,8 @@ struct ModelImpl : std::enable_shared_from_this<ModelImpl> {
   std::map<std::string, ModelVariable> variables;
   std::set<size_t> matched_patterns;                 // of options.weights
   std::set<std::string> input_names;                 // of all graphs there have been
-  std::map<std::string, std::vector<int64_t>> cuts;  // of stacks that were cut by cost: blocks of each stage
-  bool cuts_chosen = false;                          // with ModelOptions::auto_cuts
+  StageCuts stages;          // of stacks that were divided by cost
+  bool cuts_chosen = false;  // with ModelOptions::auto_cuts
   std::string cuts_text;                             // Model::CutsText
   std::function<std::string()> cut_reasons;   // Model::CutReasons; on process 0, until memory is allocated
   std::map<std::string, SessionSteps> steps;  // by name of the sessions; entries stay where they are

@@ -9,15 +9,15 @@ namespace oneflow_like {
 
 namespace {
 
-// Where a weight lies that was requested outside any stage: with the first of its readers that are on one,
-// along the axes that this graph has stages on; on the whole mesh where it has none.
-void SettleStages(GraphOfModel* source) {
-  ModelImpl& model = *source->model;
-  CutBlocks(source);
+// Of a graph whose blocks are on their stages: where a weight lies that was requested outside any stage. With
+// the first of its readers that are on one, along the axes that this graph has stages on; on the whole mesh
+// where it has none.
+void PlaceLoose(const GraphOfModel& dealt, std::map<std::string, Slice>* places) {
+  const ModelImpl& model = *dealt.model;
   bool all = true;
-  for (const auto& [name, node] : source->variables) all = all && model.variables.at(name).settled;
+  for (const auto& [name, node] : dealt.variables) all = all && model.variables.at(name).settled;
   if (all) return;
-  Graph graph = *source;
+  Graph graph = dealt;
   Slice used = WholeMesh(model.mesh);
   for (int n = 0; n < graph.num_nodes(); ++n)
     for (int a = 0; a < model.mesh.rank(); ++a)
@@ -34,29 +34,61 @@ void SettleStages(GraphOfModel* source) {
           node.placed = true;
         }
   }
-  for (const auto& [name, n] : source->variables) {
-    ModelVariable& variable = model.variables.at(name);
-    if (variable.settled) continue;
-    variable.settled = true;
-    variable.node.slice = graph.node(n).placed ? graph.node(n).slice : used;
-    variable.node.placed = variable.node.slice != WholeMesh(model.mesh);
+  for (const auto& [name, n] : dealt.variables)
+    if (!model.variables.at(name).settled)
+      (*places)[name] = graph.node(n).placed ? graph.node(n).slice : used;
+}
+
+// Variables that the division, or their readers, place elsewhere than the model has them.
+std::map<std::string, Slice> PlacesOf(const GraphOfModel& dealt, const StageCuts& division) {
+  std::map<std::string, Slice> places;
+  for (const BlockStack& stack : dealt.stacks) {
+    if (division.count(stack.name) == 0) continue;
+    for (const BlockStack::Block& block : stack.blocks)
+      for (const auto& [name, n] : dealt.variables)
+        if (Within(block.path, name)) places[name] = dealt.node(n).slice;
   }
+  PlaceLoose(dealt, &places);
+  return places;
 }
 
 }  // namespace
 
-Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outputs) {
-  SettleStages(source);
-  Graph graph = *source;
+void Settle(GraphOfModel* source, const StageCuts& division) {
+  ModelImpl& model = *source->model;
+  GraphOfModel dealt = *source;
+  MoveBlocks(division, &dealt);
+  for (const auto& [stack, blocks] : division) model.stages[stack] = blocks;
+  for (const auto& [name, slice] : PlacesOf(dealt, division)) {
+    ModelVariable& variable = model.variables.at(name);
+    variable.node.slice = slice;
+    if (variable.settled) continue;
+    variable.settled = true;
+    variable.node.placed = slice != WholeMesh(model.mesh);
+  }
+}
+
+Graph SessionGraph(const GraphOfModel& source, const std::map<std::string, int>& outputs,
+                   const StageCuts& division, const VariableCuts& cuts) {
+  GraphOfModel dealt = source;
+  MoveBlocks(division, &dealt);
+  const std::map<std::string, Slice> places = PlacesOf(dealt, division);
+  Graph graph = std::move(dealt);
   bool stages = false;
   for (int n = 0; n < graph.num_nodes(); ++n)
     stages = stages || graph.node(n).slice != WholeMesh(graph.mesh());
-  for (const auto& [name, n] : source->variables) {
-    const Node& settled = source->model->variables.at(name).node;
-    graph.node(n).fixed = settled.fixed;
-    graph.node(n).stored = settled.stored;
-    graph.node(n).slice = settled.slice;
-    graph.node(n).placed = settled.placed || stages;
+  for (const auto& [name, n] : source.variables) {
+    const ModelVariable& known = source.model->variables.at(name);
+    Node& node = graph.node(n);
+    const auto place = places.find(name);
+    node.slice = place == places.end() ? known.node.slice : place->second;
+    node.placed = stages || (known.settled ? known.node.placed : node.slice != WholeMesh(graph.mesh()));
+    node.fixed = known.node.fixed;
+    node.stored = known.node.stored;
+    if (const auto cut = cuts.find(name); cut != cuts.end()) {
+      node.fixed.insert(cut->second.fixed.begin(), cut->second.fixed.end());
+      node.stored.insert(cut->second.stored.begin(), cut->second.stored.end());
+    }
   }
   // A node that writes a variable stands where the variable does, also where that was not known when the
   // graph was built.
@@ -130,7 +162,7 @@ ModelVariable& ModelImpl::Require(const std::string& name) {
   Load();
   WaitIdle();
   if (!variable.layout.sbp.empty()) return variable;
-  if (graph.variables.count(name)) SettleStages(&graph);
+  if (graph.variables.count(name)) Settle(&graph, DivisionOf(graph));
   variable.settled = true;
   Graph alone(&catalog, mesh);
   Node node = variable.node;

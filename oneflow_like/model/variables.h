@@ -10,9 +10,14 @@
 
 namespace oneflow_like {
 
-// A copy of the part of `source` from which `outputs` (name -> value) are computed, with weights where the
-// model has placed them.
-Graph SessionGraph(GraphOfModel* source, const std::map<std::string, int>& outputs);
+// A copy of the part of `source` from which `outputs` (name -> value) are computed, with blocks on the stages
+// of `division`, and weights where these are, else where the model has placed them, and as it has cut them,
+// but for `cuts`.
+Graph SessionGraph(const GraphOfModel& source, const std::map<std::string, int>& outputs,
+                   const StageCuts& division, const VariableCuts& cuts = {});
+
+// Makes the model remember a division, and where the weights of this graph are with it.
+void Settle(GraphOfModel* source, const StageCuts& division);
 
 // The variables of a session's graph that the model does not know yet. Throws Error, beginning with `who`,
 // for one that is placed differently from the model's variable of that name.

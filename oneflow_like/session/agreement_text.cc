@@ -52,7 +52,6 @@ std::string AgreementText(const Session::Impl& session) {
   option("exact_groups", o.exact_groups ? "true" : "false");
   option("virtual_stages", model.pipeline.virtual_stages);
   option("dtype", Name(o.dtype));
-  option("memory budget of recompute=auto", session.compiled.options.memory_budget);
   option("overlap chunks", o.overlap.chunks);
   option("overlap gain", o.overlap.gain);
   option("overlap always", o.overlap.always ? "true" : "false");

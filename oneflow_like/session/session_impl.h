@@ -16,10 +16,12 @@ struct Session::Impl {
   std::shared_ptr<ModelImpl> model;  // first, so that it is destroyed last
   Compiled compiled;
   SessionOptions options;
-  std::set<std::string> outputs;
-  std::map<std::string, int> inputs;  // by name, their value in the compiled graph
-  std::string finite;                 // output that must be finite, empty for none
-  std::string input_graph;  // with a job: GraphLines before compilation, which all processes must have alike
+  Decisions decisions = {};
+  std::set<std::string> outputs = {};
+  std::map<std::string, int> inputs = {};  // by name, their value in the compiled graph
+  std::string finite = {};                 // output that must be finite, empty for none
+  std::string input_graph =
+      {};  // with a job: GraphLines before compilation, which all processes must have alike
   std::unique_ptr<Runtime> runtime;
   bool closed = false;
   int64_t checked_feeds = 0;                   // steps of this session whose feeds were compared

@@ -28,6 +28,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/graph/text.h"
+#include "compiler/search/choose_recompute.h"
 #include "core/plan/plan_values.h"
 #include "ops/op.h"
 
@@ -224,11 +225,16 @@ inline std::string StreamsText(const Graph& graph, const LogicalPlan& plan) {
 
 // --- Running ---
 
+inline constexpr char kChooseRecompute[] = "choose_recompute";
+
 // All passes, in the order they run.
 inline const std::vector<std::string>& PassNames() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
-    for (const Pass& pass : Passes()) all.push_back(pass.name);
+    for (const Pass& pass : Passes()) {
+      all.push_back(pass.name);
+      if (pass.name == std::string(kBeforeWaits)) all.push_back(kChooseRecompute);  // a search, and no pass
+    }
     all.insert(all.end(), {"form_segments", "order_acts", "partition", "place_memory"});
     return all;
   }();
@@ -252,7 +258,6 @@ class PassRun {
       options_.machine.topology.links[0].bandwidth = std::stod(example.Option("link", ""));
     if (example.options.count("node")) SetLinks();
     options_.algorithms = ParseWantedAlgorithms(example.Option("collective", ""), "collective");
-    options_.memory_budget = std::stoll(example.Option("budget", "0"));
     options_.bucket_bytes = std::stoi(example.Option("bucket", "0"));
     options_.roles = {graph_.mesh().FindAxis(example.Option("batch", "")),
                       graph_.mesh().FindAxis(example.Option("tensor", "")),
@@ -290,6 +295,11 @@ class PassRun {
   }
 
   void RunOne(const std::string& name) {
+    if (name == kChooseRecompute) {
+      RecomputeSearch search(graph_, options_);
+      const WaitChoice choice = search.Within(std::stoll(example_.Option("budget", "0")));
+      for (const auto& [region, how] : choice.waits) graph_.regions().Choose(region, how);
+    }
     for (const Pass& pass : Passes()) {
       if (name != pass.name) continue;
       pass.run(&graph_, options_);

@@ -7,11 +7,14 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "compiler/search/choose_recompute.h"
 #include "core/plan/plan_values.h"
+#include "oneflow_like/model/blocks.h"
 #include "tests/compiler/recompute_budget.h"
 
 namespace oneflow_like {
@@ -28,14 +31,10 @@ class LayerByLayer {
       if (compiled.graph.node(n).kind == NodeKind::kFetch && compiled.graph.node(n).name == "loss")
         loss = compiled.graph.node(n).in[0];
     while (loss >= source.num_values()) loss = compiled.graph.OperandBehind(loss);
-    graph_.push_back(SessionGraph(&source, {{"loss", loss}}));
+    graph_.push_back(SessionGraph(source, {{"loss", loss}}, DivisionOf(source)));
     const int train = graph_[0].AddTrain(loss, {}), fetch = graph_[0].AddFetch("loss", loss);
     graph_[0].KeepOnly({train, fetch});
-    graph_[0].set_times(compiled.options.times);
-    for (const Pass& pass : Passes()) {
-      if (pass.name == std::string("choose_recompute")) break;
-      pass.run(&graph_[0], compiled.options);
-    }
+    graph_[0] = RunPasses("", kBeforeWaits, std::move(graph_[0]), compiled.options);
     for (const auto& [path, setting] : graph_[0].regions().all()) layers_.push_back(path);
     options_ = compiled.options;
     options_.training->recompute = Recompute::kAuto;
@@ -58,8 +57,8 @@ class LayerByLayer {
 
   // What the compiler chooses within a budget. It searches once for all budgets.
   std::map<std::string, Recompute> ChoiceWithin(int64_t budget) {
-    if (!within_) within_ = SearchRecompute(graph_[0], options_);
-    return within_(budget);
+    if (!search_) search_ = std::make_unique<RecomputeSearch>(graph_[0], options_);
+    return search_->Within(budget).waits;
   }
 
   size_t layers() const { return layers_.size(); }
@@ -67,8 +66,7 @@ class LayerByLayer {
   Plan PlanWith(const std::map<std::string, Recompute>& choice) const {
     Graph graph = graph_[0];
     for (const auto& [layer, mode] : choice) graph.regions().Choose(layer, mode);
-    const Compiled compiled =
-        CompileAfter("choose_recompute", std::move(graph), session_.impl()->compiled.options);
+    const Compiled compiled = CompileAfter(kBeforeWaits, std::move(graph), session_.impl()->compiled.options);
     Plan plan{compiled.logical.makespan, 0};
     for (int rank = 0; rank < compiled.graph.mesh().size(); ++rank) {
       const plan::Plan made = PlanOf(compiled, rank, PlanDetail::kMemory).plan;
@@ -85,7 +83,7 @@ class LayerByLayer {
   CompileOptions options_;    // that leave all layers to the compiler
   std::vector<Graph> graph_;  // one, before anything is chosen
   std::vector<std::string> layers_;
-  RecomputeWithin within_;
+  std::unique_ptr<RecomputeSearch> search_;
 };
 
 constexpr Recompute kEach[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};

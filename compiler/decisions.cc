@@ -1,0 +1,194 @@
+// A line for each decision, its name first; names of weights, regions and stacks end their lines, as they may
+// hold anything.
+#include "compiler/decisions.h"
+
+#include <charconv>
+#include <functional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/error.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr std::string_view kFirstLine = "oneflow_like plan 1";
+constexpr int kMostNumber = 1 << 20;
+constexpr size_t kMostStages = 1 << 16;
+
+// In one line.
+std::string Quoted(const std::string& name) {
+  std::string text;
+  for (char c : name) text += c == '\\' ? "\\\\" : c == '\n' ? "\\n" : std::string(1, c);
+  return text;
+}
+
+std::string Unquoted(std::string_view text) {
+  std::string name;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\') {
+      name += text[i];
+      continue;
+    }
+    ++i;
+    if (i == text.size() || (text[i] != '\\' && text[i] != 'n')) Fail("a '\\' that no 'n' or '\\' follows");
+    name += text[i] == 'n' ? '\n' : '\\';
+  }
+  return name;
+}
+
+// "tp:S0,dp:S1*", a '*' after what is only stored so; "whole".
+std::string ToText(const Mesh& mesh, const VariableCut& cut) {
+  std::string text;
+  for (const auto& [entry, sbp] : cut.fixed)
+    text += Cat(text.empty() ? "" : ",", mesh.axis_name(entry - 1), ":", sbp.str(),
+                cut.stored.count(entry) ? "*" : "");
+  return text.empty() ? "whole" : text;
+}
+
+std::vector<std::string_view> SplitAt(std::string_view text, char at) {
+  std::vector<std::string_view> parts;
+  for (size_t end; (end = text.find(at)) != std::string_view::npos; text.remove_prefix(end + 1))
+    parts.push_back(text.substr(0, end));
+  parts.push_back(text);
+  return parts;
+}
+
+VariableCut ParseCut(const Mesh& mesh, std::string_view text) {
+  VariableCut cut;
+  if (text == "whole") return cut;
+  for (std::string_view part : SplitAt(text, ',')) {
+    const size_t colon = part.rfind(':');
+    if (colon == std::string_view::npos) Fail("'", part, "' is no cut such as tp:S0");
+    const int entry = 1 + mesh.AxisOrFail(std::string(part.substr(0, colon)), "a cut");
+    const bool stored = part.back() == '*';
+    if (stored) part.remove_suffix(1);
+    const Sbp sbp = ParseSbp(std::string(part.substr(colon + 1)));
+    if (sbp.is_partial()) Fail("a weight is cut or whole, not ", sbp.str());
+    if (!cut.fixed.emplace(entry, sbp).second)
+      Fail("mesh axis ", mesh.axis_name(entry - 1), " is there twice");
+    if (stored) cut.stored.insert(entry);
+  }
+  return cut;
+}
+
+int64_t ParseNumber(std::string_view text, int64_t least, int64_t most) {
+  int64_t number = least - 1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least || number > most)
+    Fail("'", text, "' is no number from ", least, " to ", most);
+  return number;
+}
+
+template <typename Enum>
+Enum ParseName(std::string_view text, std::initializer_list<Enum> all) {
+  std::string names;
+  for (Enum each : all) {
+    if (text == Name(each)) return each;
+    names += Cat(names.empty() ? "" : ", ", Name(each));
+  }
+  Fail("'", text, "' is none of ", names);
+}
+
+constexpr auto kSchedules = {PipelineSchedule::kGPipe, PipelineSchedule::k1F1B,
+                             PipelineSchedule::kInterleaved, PipelineSchedule::kZeroBubble};
+constexpr auto kRecomputes = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+
+// "what rest"
+std::pair<std::string_view, std::string_view> FirstWord(std::string_view line) {
+  const size_t space = line.find(' ');
+  if (space == std::string_view::npos) Fail("'", line, "' is there without what belongs behind it");
+  return {line.substr(0, space), line.substr(space + 1)};
+}
+
+void ParseStages(std::string_view rest, StageCuts* stages) {
+  const auto [numbers, name] = FirstWord(rest);
+  std::vector<int64_t> blocks;
+  for (std::string_view number : SplitAt(numbers, ',')) blocks.push_back(ParseNumber(number, 0, kMostNumber));
+  if (blocks.size() > kMostStages) Fail("there are ", blocks.size(), " stages, at most ", kMostStages);
+  if (!stages->emplace(Unquoted(name), std::move(blocks)).second) Fail("blocks '", name, "' are there twice");
+}
+
+// What a line says, by its first word.
+void ParseLine(std::string_view line, PlanText* plan) {
+  Decisions& d = plan->decisions;
+  const auto [what, rest] = FirstWord(line);
+  if (what == "model")
+    plan->model = rest;
+  else if (what == "machine")
+    plan->machine = rest;
+  else if (what == "mesh")
+    d.mesh = Mesh::Parse(std::string(rest));
+  else if (what == "micro_batches")
+    d.micro_batches = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
+  else if (what == "schedule")
+    d.schedule = ParseName(rest, kSchedules);
+  else if (what == "virtual_stages")
+    d.virtual_stages = static_cast<int>(ParseNumber(rest, 1, kMostNumber));
+  else if (what == "zero")
+    d.zero = static_cast<int>(ParseNumber(rest, 0, 3));
+  else if (what == "recompute")
+    d.recompute = ParseName(rest, kRecomputes);
+  else if (what == "sequence_parallel")
+    d.sequence_parallel = ParseNumber(rest, 0, 1) == 1;
+  else if (what == "blocks")
+    ParseStages(rest, &d.stages);
+  else if (const auto [how, name] = FirstWord(rest); what == "wait") {
+    if (!d.waits.emplace(Unquoted(name), ParseName(how, kRecomputes)).second)
+      Fail("region '", name, "' is there twice");
+  } else if (what == "weight") {
+    if (!d.cuts.emplace(Unquoted(name), ParseCut(d.mesh, how)).second)
+      Fail("weight '", name, "' is there twice");
+  } else {
+    Fail("a plan does not know '", what, "'");
+  }
+}
+
+}  // namespace
+
+std::string ToText(const PlanText& plan) {
+  const Decisions& d = plan.decisions;
+  std::string text = Cat(kFirstLine, "\nmodel ", plan.model, "\nmachine ", plan.machine, "\nmesh ",
+                         d.mesh.str(), "\nmicro_batches ", d.micro_batches, "\nschedule ", Name(d.schedule),
+                         "\nvirtual_stages ", d.virtual_stages, "\nzero ", d.zero, "\nrecompute ",
+                         Name(d.recompute), "\nsequence_parallel ", d.sequence_parallel ? 1 : 0, "\n");
+  for (const auto& [name, blocks] : d.stages) {
+    text += "blocks ";
+    for (size_t i = 0; i < blocks.size(); ++i) text += Cat(i == 0 ? "" : ",", blocks[i]);
+    text += Cat(" ", Quoted(name), "\n");
+  }
+  for (const auto& [name, how] : d.waits) text += Cat("wait ", Name(how), " ", Quoted(name), "\n");
+  for (const auto& [name, cut] : d.cuts) text += Cat("weight ", ToText(d.mesh, cut), " ", Quoted(name), "\n");
+  return text;
+}
+
+PlanText ParsePlanText(const std::string& text) {
+  PlanText plan;
+  std::set<std::string_view> seen;  // of those that are there once
+  int number = 0;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    if (end == std::string_view::npos) Fail("line ", number + 1, " does not end");
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end + 1);
+    ++number;
+    try {
+      if (number == 1 && line != kFirstLine) Fail("the text does not begin with \"", kFirstLine, "\"");
+      if (number == 1) continue;
+      const std::string_view what = FirstWord(line).first;
+      if (what != "blocks" && what != "wait" && what != "weight" && !seen.insert(what).second)
+        Fail("'", what, "' is there twice");
+      ParseLine(line, &plan);
+    } catch (const Error& error) {
+      Fail("line ", number, ": ", error.what());
+    }
+  }
+  for (const char* what : {"model", "machine", "mesh", "micro_batches", "schedule", "virtual_stages", "zero",
+                           "recompute", "sequence_parallel"})
+    if (seen.count(what) == 0) Fail("the plan lacks its line '", what, "'");
+  return plan;
+}
+
+}  // namespace oneflow_like

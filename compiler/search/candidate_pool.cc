@@ -1,0 +1,110 @@
+#include "compiler/search/candidate_pool.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "compiler/explain.h"
+#include "core/plan/plan_values.h"
+
+namespace oneflow_like {
+
+namespace {
+
+// Regions whose recomputation is left to the compiler.
+std::vector<std::string> OpenRegions(const Graph& graph, const CompileOptions& options) {
+  std::vector<std::string> open;
+  if (!options.training) return open;
+  const Regions& regions = graph.regions();
+  std::set<std::string> used;
+  for (int n : graph.Order()) {
+    const std::string region = regions.Of(graph.node(n).name);
+    if (region.empty() || regions.SettingOf(region, options.training->recompute) != Recompute::kAuto)
+      continue;
+    if (used.insert(region).second) open.push_back(region);
+  }
+  return open;
+}
+
+}  // namespace
+
+CandidatePool::CandidatePool(Graph graph, CompileOptions options, BytesBeside beside)
+    : graph_(std::move(graph)),
+      options_(std::move(options)),
+      beside_(std::move(beside)),
+      detail_(beside_ ? PlanDetail::kOutline : PlanDetail::kMemory),
+      regions_(OpenRegions(graph_, options_)) {}
+
+void CandidatePool::Add(const std::vector<Assignment>& assignments) {
+  std::vector<Candidate> fresh;
+  for (const Assignment& a : assignments)
+    if (index_.try_emplace(a, std::ssize(all_) + std::ssize(fresh)).second) fresh.push_back({a, 0, {}, 0});
+  SideBySide(static_cast<int>(fresh.size()), 0,
+             [&](int i) { Judge(CompileWith(fresh[i].assignment), &fresh[i]); });
+  all_.insert(all_.end(), fresh.begin(), fresh.end());
+}
+
+Compiled CandidatePool::AddFirst() {
+  const Assignment none(regions_.size(), Recompute::kNone);
+  Compiled compiled = CompileWith(none);
+  std::set<std::string> stages;
+  for (int rank = 0; rank < graph_.mesh().size(); ++rank)
+    if (stages.insert(StageOf(compiled, rank)).second) ranks_.push_back(rank);
+  index_[none] = 0;
+  all_.push_back({none, 0, {}, 0});
+  Judge(compiled, &all_[0]);
+  return compiled;
+}
+
+Compiled CandidatePool::CompileWith(const Assignment& assignment) const {
+  return CompileAfter(kBeforeWaits, GraphWith(assignment), options_);
+}
+
+Graph CandidatePool::GraphWith(const Assignment& assignment) const {
+  Graph graph = graph_;
+  for (const auto& [region, mode] : WaitsOf(assignment)) graph.regions().Choose(region, mode);
+  return graph;
+}
+
+Waits CandidatePool::WaitsOf(const Assignment& assignment) const {
+  Waits waits;
+  for (size_t r = 0; r < regions_.size(); ++r) waits[regions_[r]] = assignment[r];
+  return waits;
+}
+
+const std::map<int, int64_t>& CandidatePool::BytesOfRanks(const Candidate& candidate) const {
+  constexpr int kManyRanks = 64;
+  const auto [at, fresh] = of_ranks_.try_emplace(candidate.assignment);
+  std::map<int, int64_t>& of = at->second;
+  const int world = graph_.mesh().size();
+  if (!fresh) return of;
+  if (world > kManyRanks || world == std::ssize(ranks_)) {
+    for (size_t s = 0; s < ranks_.size(); ++s) of[ranks_[s]] = candidate.bytes[s];
+    return of;
+  }
+  const Compiled compiled = CompileWith(candidate.assignment);
+  std::vector<int64_t> bytes(world, 0);
+  SideBySide(world, 0, [&](int rank) { bytes[rank] = BytesOf(PlanOf(compiled, rank, detail_).plan); });
+  for (int rank = 0; rank < world; ++rank) of[rank] = bytes[rank];
+  return of;
+}
+
+int64_t CandidatePool::PeakOfAllRanks(const Candidate& candidate) const {
+  int64_t peak = 0;
+  for (const auto& [rank, bytes] : BytesOfRanks(candidate)) peak = std::max(peak, bytes);
+  return peak;
+}
+
+int64_t CandidatePool::BytesOf(const plan::Plan& plan) const {
+  int64_t bytes = ArenaBytes(plan);
+  for (const plan::Variable& variable : plan.variable()) bytes += variable.bytes();
+  return bytes + (beside_ ? beside_(plan) : 0);
+}
+
+void CandidatePool::Judge(const Compiled& compiled, Candidate* candidate) const {
+  candidate->seconds = compiled.logical.makespan;
+  for (int rank : ranks_) candidate->bytes.push_back(BytesOf(PlanOf(compiled, rank, detail_).plan));
+  candidate->peak = *std::max_element(candidate->bytes.begin(), candidate->bytes.end());
+}
+
+}  // namespace oneflow_like

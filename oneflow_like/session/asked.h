@@ -1,0 +1,41 @@
+// What a user has asked Train or Evaluate for, checked. Together with Decisions it says all of a session.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compiler/decisions.h"
+#include "oneflow_like/session/session_impl.h"
+
+namespace oneflow_like {
+
+struct Asked {
+  std::string who;  // "Train at gpt.cc:12"
+  GraphOfModel* source = nullptr;
+  SessionOptions options;
+  std::map<std::string, int> fetched;  // values by output
+  // Of a training, else of an evaluation.
+  std::optional<Training> training = {};
+  int loss = -1;
+  SourceLine line = {};
+  std::vector<std::string> weights = {};  // TrainOptions::weights
+  bool check_finite = false;              // of the loss
+  std::string averages = {};              // EvaluateOptions::weights
+
+  ModelImpl& model() const { return *source->model; }
+};
+
+Asked AskedOf(Tensor loss, const Optimizer& optimizer, const TrainOptions& options, const SourceLine& line);
+Asked AskedOf(const std::map<std::string, Tensor>& outputs, const EvaluateOptions& options,
+              const SourceLine& line);
+
+// The graph that is compiled: forward nodes, fetches and for a training its train node, with blocks, weights
+// and regions as the decisions say; of these the stages, cuts and waits count. Throws Error for what the
+// options say of it.
+Graph GraphOf(const Asked& asked, const Decisions& decisions);
+// Of a graph of GraphOf, whatever was decided.
+CompileOptions CompileOptionsOf(const Asked& asked, const Graph& graph);
+
+}  // namespace oneflow_like

@@ -1,0 +1,282 @@
+// What is open may be where blocks are, what weights are cut along, and how values wait for their gradients.
+// All that is settled before signatures are chosen, the first two, is a *setting*; how values wait is
+// searched for in each setting (compiler/search/choose_recompute.h), for which its graph is lowered once.
+//
+// Settings are compared by what they may hope for: the seconds of plans that keep all, compute some again, or
+// compute all again, of those that fit, and on the line between one that fits and one that does not. The
+// setting with most hope is searched first; then those beside the best, as long as one of them is faster. All
+// limits count plans and nodes, never seconds.
+#include "oneflow_like/session/decide.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "compiler/search/choose_recompute.h"
+#include "oneflow_like/job/together.h"
+#include "oneflow_like/model/blocks.h"
+#include "oneflow_like/session/cut_moves.h"
+#include "oneflow_like/session/cuts_report.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+struct Question {
+  const Asked& asked;
+  const Budget& budget;
+  const CompileOptions& options;
+  const Decisions& given;  // that are not open
+  bool large = false;      // so that settings are compared by one plan each
+};
+
+// A plan of a setting.
+struct Plan {
+  StageCuts stages;
+  VariableCuts cuts;
+  WaitChoice waits;
+  bool fits = false;
+};
+
+RecomputeSearch PlansOf(const Question& q, const StageCuts& stages, const VariableCuts& cuts) {
+  Decisions d = q.given;
+  d.stages = stages;
+  d.cuts = cuts;
+  try {
+    return RecomputeSearch(RunPasses("", kBeforeWaits, GraphOf(q.asked, d), q.options), q.options,
+                           q.budget.beside);
+  } catch (const Error& error) {
+    Fail(q.asked.who, ": ", error.what());
+  }
+}
+
+bool Fits(const Question& q, const WaitChoice& choice) {
+  return q.budget.bytes == 0 || choice.peak() <= q.budget.bytes;
+}
+
+// Ranks that are too full. Where least is known, that of the fullest is least.
+std::vector<int> TooFull(const Question& q, const WaitChoice& choice) {
+  std::vector<int> ranks;
+  const int64_t peak = choice.peak();
+  for (const auto& [rank, bytes] : choice.bytes)
+    if (q.budget.waits ? bytes == peak : bytes > q.budget.bytes) ranks.push_back(rank);
+  if (q.budget.waits) ranks.resize(1);
+  return ranks;
+}
+
+// With these cuts. While no plan fits, blocks leave stages that are too full; where none can any more, the
+// plan is the first one, or the smallest if each is the smallest of its stages: that depends on no budget.
+Plan Within(const Question& q, const VariableCuts& cuts) {
+  Divisions divisions(*q.asked.source, q.given.stages);
+  std::optional<Plan> refused;
+  while (true) {
+    RecomputeSearch plans = PlansOf(q, divisions.now(), cuts);
+    Plan plan{divisions.now(), cuts, plans.Within(q.budget.bytes)};
+    plan.fits = Fits(q, plan.waits);
+    if (plan.fits) return plan;
+    const std::vector<int> full = TooFull(q, plan.waits);
+    if (!refused || (q.budget.waits && plan.waits.peak() < refused->waits.peak())) refused = std::move(plan);
+    if (!divisions.TakeFrom(full)) return *refused;
+  }
+}
+
+// A choice of cuts that was looked at, with the blocks where they are at first.
+struct Setting {
+  VariableCuts cuts;
+  WaitChoice least;      // computes all again that may be
+  double hope = kNever;  // for seconds within the budget
+  bool roomy = false;    // it fits without computing anything again
+  bool searched = false;
+};
+
+Setting Look(const Question& q, const VariableCuts& cuts) {
+  RecomputeSearch plans = PlansOf(q, q.given.stages, cuts);
+  Setting setting{.cuts = cuts, .least = plans.All(Recompute::kFull)};
+  const auto fits = [&](const WaitChoice& choice) { return Fits(q, choice); };
+  if (fits(setting.least)) setting.hope = setting.least.seconds;
+  setting.roomy = plans.regions().empty() && fits(setting.least);
+  if (q.large || plans.regions().empty()) return setting;
+  const WaitChoice all = plans.All(Recompute::kNone);
+  setting.roomy = fits(all);
+  if (setting.roomy) {
+    setting.hope = all.seconds;
+    setting.least = all;
+    return setting;
+  }
+  for (const WaitChoice& some : {plans.All(Recompute::kSelective), setting.least}) {
+    if (!fits(some)) continue;
+    const double part =
+        static_cast<double>(all.peak() - q.budget.bytes) / static_cast<double>(all.peak() - some.peak());
+    setting.hope = std::min(setting.hope, all.seconds + part * (some.seconds - all.seconds));
+  }
+  return setting;
+}
+
+// Cuts that were looked at, each once.
+class Settings {
+ public:
+  explicit Settings(const Question& q) : q_(q) {}
+
+  Setting& Of(const VariableCuts& cuts) {
+    const auto at = std::find_if(all_.begin(), all_.end(), [&](const auto& s) { return s->cuts == cuts; });
+    if (at != all_.end()) return **at;
+    all_.push_back(std::make_unique<Setting>(Look(q_, cuts)));
+    return *all_.back();
+  }
+  bool Knows(const VariableCuts& cuts) const {
+    return std::any_of(all_.begin(), all_.end(), [&](const auto& s) { return s->cuts == cuts; });
+  }
+  size_t size() const { return all_.size(); }
+  // The one with most hope that was not searched and may be faster than so many seconds; nullptr: none.
+  Setting* MostHopeful(double seconds) {
+    Setting* best = nullptr;
+    for (const auto& s : all_)
+      if (!s->searched && s->hope < (best ? best->hope : seconds)) best = s.get();
+    return best;
+  }
+  const Setting& Smallest() const {
+    return **std::min_element(all_.begin(), all_.end(),
+                              [](const auto& a, const auto& b) { return a->least.peak() < b->least.peak(); });
+  }
+
+ private:
+  const Question& q_;
+  std::vector<std::unique_ptr<Setting>> all_;
+};
+
+constexpr size_t kMostSettings = 64;
+
+// Beside the smallest setting a smaller one, and so on, until one fits: the price of a byte is of all bytes,
+// and the budget of those that are there at once. Where no change of one kind of weights helps, two may.
+void Descend(const CutMoves& moves, Settings* settings) {
+  const auto until_smaller = [&](const std::vector<VariableCuts>& all) {
+    const int64_t before = settings->Smallest().least.peak();
+    for (const VariableCuts& cuts : all) {
+      if (settings->Knows(cuts)) continue;
+      if (settings->size() >= kMostSettings) return true;
+      const Setting& tried = settings->Of(cuts);
+      if (tried.hope < kNever || tried.least.peak() < before) return true;
+    }
+    return false;
+  };
+  while (!settings->MostHopeful(kNever) && settings->size() < kMostSettings) {
+    const std::vector<VariableCuts> beside = moves.Beside(settings->Smallest().cuts);
+    bool smaller = until_smaller(beside);
+    for (size_t i = 0; i < beside.size() && !smaller; ++i) smaller = until_smaller(moves.Beside(beside[i]));
+    if (!smaller) return;
+  }
+}
+
+// Cuts at rising prices of a byte, until nothing has to be computed again; and between the last two prices.
+void ClimbPrices(const Question& q, CutMoves* moves, Settings* settings) {
+  constexpr int kDigits = 12, kRounds = 4;
+  const auto price_of = [](int digits) { return std::pow(10.0, -digits); };  // in the highest
+  const auto enough = [&](double price) {
+    const Setting& setting = settings->Of(moves->At(price));
+    return q.large ? setting.hope < kNever : setting.roomy;
+  };
+  int digits = kDigits;
+  while (digits >= 0 && !enough(price_of(digits))) digits -= 2;
+  if (digits < 0) return;
+  double high = price_of(digits), low = price_of(digits + 2);
+  for (int round = 0; round < kRounds; ++round) {
+    const double middle = std::sqrt(low * high);
+    (enough(middle) ? high : low) = middle;
+  }
+}
+
+// The best plan of the settings that were looked at and may be faster than `best`.
+void SearchHopeful(const Question& q, Settings* settings, std::optional<Plan>* best) {
+  const auto seconds = [&] { return *best && (*best)->fits ? (*best)->waits.seconds : kNever; };
+  size_t searched = 0;
+  const size_t most = q.large ? 1 : kMostSettings;
+  for (Setting* s; searched < most && (s = settings->MostHopeful(seconds())); ++searched) {
+    s->searched = true;
+    Plan plan = s->roomy ? Plan{q.given.stages, s->cuts, s->least, true} : Within(q, s->cuts);
+    // The search may divide blocks otherwise and find nothing; what was looked at stands then.
+    if (!plan.fits) plan = {q.given.stages, s->cuts, s->least, Fits(q, s->least)};
+    if (!*best || (plan.fits && plan.waits.seconds < seconds())) *best = std::move(plan);
+  }
+}
+
+// As long as other cuts of one kind of weights are faster.
+void GoBeside(const Question& q, const CutMoves& moves, Settings* settings, std::optional<Plan>* best) {
+  constexpr double kNotable = 0.99;
+  while (settings->size() < kMostSettings) {
+    const double before = (*best)->waits.seconds;
+    for (const VariableCuts& cuts : moves.Beside((*best)->cuts))
+      if (settings->size() < kMostSettings) settings->Of(cuts);
+    SearchHopeful(q, settings, best);
+    if ((*best)->waits.seconds > kNotable * before) return;
+  }
+}
+
+Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
+  const VariableCuts cuts = moves->At(0);
+  std::optional<Plan> best;
+  if (q.large) {
+    best = q.budget.bytes > 0 ? Within(q, cuts) : Plan{q.given.stages, cuts, {}, true};
+    if (best->fits) return *best;
+  }
+  Settings settings(q);
+  const Setting& fastest = settings.Of(cuts);
+  if (!fastest.roomy) ClimbPrices(q, moves, &settings);
+  if (!settings.MostHopeful(kNever)) Descend(*moves, &settings);
+  SearchHopeful(q, &settings, &best);
+  if (best && best->fits && !q.large) GoBeside(q, *moves, &settings, &best);
+  *tried = static_cast<int>(settings.size());
+  return best && best->fits ? *best : Within(q, settings.Smallest().cuts);
+}
+
+}  // namespace
+
+Decided Decide(const Asked& asked, const Budget& budget) {
+  Decisions given;
+  given.mesh = asked.model().mesh;
+  given.micro_batches = asked.options.micro_batches;
+  given.schedule = asked.options.schedule;
+  given.virtual_stages = asked.model().options.pipeline.virtual_stages;
+  given.zero = asked.model().zero_axis < 0 ? 0 : asked.model().options.zero.stage;
+  if (asked.training && asked.training->recompute != Recompute::kAuto)
+    given.recompute = asked.training->recompute;
+  given.stages = DivisionOf(*asked.source);
+  if (budget.bytes == 0 && !budget.cuts) return {given};
+  Decided decided;
+  const std::string text =
+      FromProcessZero(asked.model().options.job.get(), Cat("the plan of session ", asked.options.name), [&] {
+        Graph whole = GraphOf(asked, given);
+        const CompileOptions options = CompileOptionsOf(asked, whole);
+        Question q{asked, budget, options, given};
+        std::shared_ptr<CutMoves> moves;
+        if (budget.cuts || asked.training) {
+          Graph placed = RunPasses("", kBeforeCuts, std::move(whole), options);
+          q.large = (budget.bytes > 0 && budget.waits && budget.cuts) || IsLarge(placed);
+          if (q.large) CheckVariables(asked, budget, placed, options);
+          if (budget.cuts) moves = std::make_shared<CutMoves>(asked.model(), std::move(placed), options);
+        }
+        const Plan plan = moves ? WithCuts(q, moves.get(), &decided.tried) : Within(q, {});
+        decided.decisions = given;
+        decided.decisions.stages = plan.stages;
+        decided.decisions.cuts = plan.cuts;
+        decided.decisions.waits = plan.waits.waits;
+        if (moves) {
+          decided.cuts_text = CutsText(asked.model(), moves->search(), plan.cuts);
+          decided.cut_reasons = [&model = asked.model(), moves, cuts = plan.cuts] {
+            return CutReasons(model, moves->search(), cuts);
+          };
+        }
+        return Cat(decided.tried, "\n", ToText(PlanText{decided.decisions, "", ""}), "\n", decided.cuts_text);
+      });
+  const size_t first = text.find('\n'), end = text.find("\n\n");
+  decided.tried = std::stoi(text.substr(0, first));
+  decided.decisions = ParsePlanText(text.substr(first + 1, end - first)).decisions;
+  decided.cuts_text = text.substr(end + 2);
+  return decided;
+}
+
+}  // namespace oneflow_like
