@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/decisions.h"
 #include "compiler/graph/regions.h"
 #include "core/host_tensor.h"
 #include "oneflow_like/weight.h"
@@ -199,6 +200,9 @@ struct ModelOptions {
   // Bytes per device; a plan above it is refused, and with Recompute::kAuto what is computed again makes the
   // plan fit; 0: none.
   int64_t memory_budget = 0;
+  // What was decided before for an equal model (Session::plan, a file of --save_plan): of its blocks' stages,
+  // cuts of weights and waits nothing is searched for.
+  std::optional<Decisions> plan;
   // The user's own operators: table entries (ops/op.h) beside the built-in ones, called with Apply(). Their
   // reference kernels run wherever `kernels` registers no faster one; an entry that is a program of steps
   // (OpDef::scalar) needs neither.

@@ -10,22 +10,20 @@
 #include <vector>
 
 #include "compiler/cost/described_machine.h"
+#include "compiler/decisions.h"
 #include "oneflow_like/session.h"
 
 namespace oneflow_like {
 
-// One way to train on a number of devices.
-struct PlanCandidate {
-  // Axes dp (parts of the batch), tp (parts of products) and pp (stages), in the order in which devices are
-  // numbered: neighbours differ along the last axis.
-  Mesh mesh;
-  int micro_batches = 1;
-  int virtual_stages = 1;
-  PipelineSchedule schedule = PipelineSchedule::k1F1B;
-  int zero = 0;  // stage of ZeRO over dp; 0: none
-  Recompute recompute = Recompute::kNone;
-  bool sequence_parallel = false;  // between products, sequences are cut over tp
-  int64_t most_blocks = 0;         // Pipeline::most_blocks, where the search measures parts of a model
+// One way to train on a number of devices: decisions on a mesh of axes dp (parts of the batch), tp (parts of
+// products) and pp (stages), in the order in which devices are numbered: neighbours differ along the last axis.
+// ZeRO is over dp.
+struct PlanCandidate : Decisions {
+  // Left to Train, which fits the rest into so many bytes of a device: what weights are cut along, and how
+  // values of each region wait.
+  bool open_cuts = false, open_waits = false;
+  int64_t memory = 0;
+  int64_t most_blocks = 0;  // Pipeline::most_blocks, where the search measures parts of a model
 
   // Sets what the options of a model and of its training say of these; sequence_parallel is for the user.
   void Set(ModelOptions* model, TrainOptions* train) const;
@@ -45,6 +43,9 @@ struct PlanSpace {
       schedule;  // else all but gpipe, which keeps more than 1f1b and saves nothing
   std::optional<Recompute> recompute;
   std::optional<bool> sequence_parallel;
+  // Whether cuts of weights (AutoCuts::kAll), and recomputation of each region, are searched for, too, in the
+  // candidates that may hope for most.
+  bool cuts = false, waits = false;
 };
 
 // Builds the session of a candidate: a Model on its mesh, with what Set says, and Train. `job`, files and

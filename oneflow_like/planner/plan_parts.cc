@@ -298,6 +298,7 @@ ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine,
   like.schedule = PipelineSchedule::k1F1B;
   like.zero = 0;
   like.most_blocks = kBlocksMeasured;
+  like.open_cuts = space.cuts;
   const Session session = build(like);
   ModelParts parts = PartsOfPlan(*session.impl(), machine).Measure();
   parts.samples = samples;

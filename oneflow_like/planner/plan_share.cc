@@ -8,16 +8,15 @@
 
 namespace oneflow_like {
 
+// Numbers first; then of each of the best its figures, its decisions and an empty line.
 std::string ToText(const PlanSearchResult& result) {
   std::ostringstream text;
   text.precision(std::numeric_limits<double>::max_digits10);
   text << result.candidates << ' ' << result.too_large << ' ' << result.compiled << ' ' << result.memory
        << '\n';
   for (const PlanTrial& t : result.best)
-    text << t.plan.mesh.str() << ' ' << t.plan.micro_batches << ' ' << t.plan.virtual_stages << ' '
-         << static_cast<int>(t.plan.schedule) << ' ' << t.plan.zero << ' '
-         << static_cast<int>(t.plan.recompute) << ' ' << t.plan.sequence_parallel << ' ' << t.seconds << ' '
-         << t.compute << ' ' << t.messages << ' ' << t.bubble << ' ' << t.bytes << '\n';
+    text << t.seconds << ' ' << t.compute << ' ' << t.messages << ' ' << t.bubble << ' ' << t.bytes << '\n'
+         << ToText(PlanText{t.plan, "", ""}) << '\n';
   return text.str();
 }
 
@@ -25,14 +24,11 @@ PlanSearchResult PlanSearchResultFromText(const std::string& text) {
   std::istringstream in(text);
   PlanSearchResult result;
   in >> result.candidates >> result.too_large >> result.compiled >> result.memory;
-  std::string mesh;
-  int schedule = 0, recompute = 0;
-  for (PlanTrial t; in >> mesh >> t.plan.micro_batches >> t.plan.virtual_stages >> schedule >> t.plan.zero >>
-                    recompute >> t.plan.sequence_parallel >> t.seconds >> t.compute >> t.messages >>
-                    t.bubble >> t.bytes;) {
-    t.plan.mesh = Mesh::Parse(mesh);
-    t.plan.schedule = static_cast<PipelineSchedule>(schedule);
-    t.plan.recompute = static_cast<Recompute>(recompute);
+  for (PlanTrial t; in >> t.seconds >> t.compute >> t.messages >> t.bubble >> t.bytes;) {
+    std::string plan, line;
+    std::getline(in, line);
+    while (std::getline(in, line) && !line.empty()) plan += line + "\n";
+    static_cast<Decisions&>(t.plan) = ParsePlanText(plan).decisions;
     t.compiled = true;
     result.best.push_back(t);
   }

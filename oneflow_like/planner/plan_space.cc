@@ -134,7 +134,12 @@ void PlanCandidate::Set(ModelOptions* model, TrainOptions* train) const {
   model->zero.stage = std::max(1, zero);
   train->micro_batches = micro_batches;
   train->schedule = schedule;
-  train->recompute = recompute;
+  train->recompute = open_waits ? Recompute::kAuto : recompute;
+  if (open_cuts || !cuts.empty()) model->auto_cuts = AutoCuts::kAll;
+  if (open_cuts || open_waits)
+    model->memory_budget = memory;
+  else if (!stages.empty() || !cuts.empty() || !waits.empty())
+    model->plan = *this;
 }
 
 std::string PlanCandidate::str() const {
@@ -142,8 +147,10 @@ std::string PlanCandidate::str() const {
   if (schedule != PipelineSchedule::k1F1B) text += Cat(" --schedule=", Name(schedule));
   if (virtual_stages > 1) text += Cat(" --virtual_stages=", virtual_stages);
   if (zero > 0) text += Cat(" --zero=", zero);
-  if (recompute != Recompute::kNone) text += Cat(" --recompute=", Name(recompute));
+  if (recompute != Recompute::kNone || !waits.empty())
+    text += Cat(" --recompute=", waits.empty() ? Name(recompute) : "auto");
   if (sequence_parallel) text += " --sequence_parallel";
+  if (!cuts.empty()) text += " --auto";
   return text;
 }
 

@@ -1,8 +1,10 @@
-// What a search has found, on one screen.
+// What a search has found, and on one screen.
 #include <algorithm>
 #include <cstdio>
+#include <map>
+#include <set>
 
-#include "oneflow_like/plan_search.h"
+#include "oneflow_like/planner/trial_pool.h"
 #include "oneflow_like/session/summary.h"
 
 namespace oneflow_like {
@@ -14,7 +16,68 @@ std::string Thousands(int64_t number) {
   return text;
 }
 
+// Whether `a` tells more of why its shape lost: the fastest that fits, or what needs least.
+bool Closer(const TrialPool& pool, const TrialEntry& a, const TrialEntry& b) {
+  const bool fits = pool.Fits(static_cast<double>(a.trial.bytes)),
+             other = pool.Fits(static_cast<double>(b.trial.bytes));
+  if (a.trial.why.empty() != b.trial.why.empty()) return a.trial.why.empty();
+  if (fits != other) return fits;
+  return fits ? a.trial.seconds < b.trial.seconds : a.trial.bytes < b.trial.bytes;
+}
+
+std::string WhyLost(const TrialPool& pool, const PlanTrial& best, const PlanTrial& trial) {
+  const char* about = trial.compiled ? "" : "about ";
+  if (!pool.Fits(static_cast<double>(trial.bytes)))
+    return Cat("needs ", about, BytesText(static_cast<double>(trial.bytes)), ", ",
+               BytesText(static_cast<double>(trial.bytes - pool.memory())), " too much");
+  const std::pair<double, const char*> more[] = {{trial.compute - best.compute, "computing"},
+                                                 {trial.messages - best.messages, "messages"},
+                                                 {trial.bubble - best.bubble, "bubble"}};
+  const auto& [seconds, what] = *std::max_element(std::begin(more), std::end(more));
+  return Cat("takes ", about, SecondsText(trial.seconds), seconds > 0 ? Cat(", for ", what) : "");
+}
+
 }  // namespace
+
+PlanSearchResult ResultOf(TrialPool* pool_of) {
+  constexpr size_t kBest = 10;  // that are shown
+  TrialPool& pool = *pool_of;
+  PlanSearchResult result;
+  result.memory = pool.memory();
+  result.compiled = static_cast<int>(pool.tried().size());
+  std::vector<int> fit;
+  std::set<MeshShape> shown;
+  for (int t : pool.tried())
+    if (const TrialEntry& e = pool.entries()[t];
+        e.trial.compiled && !e.twin && pool.Fits(static_cast<double>(e.trial.bytes)))
+      fit.push_back(t);
+  std::stable_sort(fit.begin(), fit.end(),
+                   [&](int a, int b) { return pool.entries()[a].better(pool.entries()[b]); });
+  for (int t : fit) {
+    if (result.best.size() == kBest) break;
+    result.best.push_back(pool.entries()[t].trial);
+    shown.insert(pool.entries()[t].shape);
+  }
+  std::map<MeshShape, const TrialEntry*> closest;
+  for (TrialEntry& e : pool.entries()) {
+    if (!e.tried) pool.Correct(&e);
+    if (e.first && !pool.Fits(static_cast<double>(e.trial.bytes))) ++result.too_large;
+    if (shown.count(e.shape) || e.twin) continue;
+    const TrialEntry*& before = closest[e.shape];
+    if (!before || Closer(pool, e, *before)) before = &e;
+  }
+  for (const auto& [shape, entry] : closest) {
+    result.lost.push_back(entry->trial);
+    if (entry->trial.why.empty()) result.lost.back().why = WhyLost(pool, result.best.front(), entry->trial);
+  }
+  std::stable_sort(result.lost.begin(), result.lost.end(), [&](const PlanTrial& a, const PlanTrial& b) {
+    const bool fits = pool.Fits(static_cast<double>(a.bytes)),
+               other = pool.Fits(static_cast<double>(b.bytes));
+    if (fits != other) return fits;
+    return fits ? a.seconds < b.seconds : a.bytes < b.bytes;
+  });
+  return result;
+}
 
 std::string PlanSearchResult::Text() const {
   constexpr size_t kShown = 12;  // of those that lost

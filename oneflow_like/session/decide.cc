@@ -12,6 +12,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -228,9 +229,41 @@ Plan WithCuts(const Question& q, CutMoves* moves, int* tried) {
   if (!fastest.roomy) ClimbPrices(q, moves, &settings);
   if (!settings.MostHopeful(kNever)) Descend(*moves, &settings);
   SearchHopeful(q, &settings, &best);
-  if (best && best->fits && !q.large) GoBeside(q, *moves, &settings, &best);
+  if (best && best->fits && !q.large && q.budget.bytes > 0) GoBeside(q, *moves, &settings, &best);
   *tried = static_cast<int>(settings.size());
   return best && best->fits ? *best : Within(q, settings.Smallest().cuts);
+}
+
+// What a plan that was given says of this session.
+Decisions AsPlanned(const Asked& asked, const Decisions& plan, Decisions given) {
+  const std::string who = Cat(asked.who, ": ModelOptions::plan");
+  if (plan.mesh.str() != given.mesh.str())
+    Fail(who, " is for the mesh ", plan.mesh.str(), ", but the model is on ", given.mesh.str());
+  for (auto& [stack, blocks] : given.stages) {
+    const auto said = plan.stages.find(stack);
+    if (said == plan.stages.end() || asked.model().stages.count(stack)) continue;
+    const auto sum = [](const std::vector<int64_t>& all) {
+      return std::accumulate(all.begin(), all.end(), int64_t{0});
+    };
+    if (said->second.size() != blocks.size() || sum(said->second) != sum(blocks))
+      Fail(who, " divides ", sum(said->second), " blocks from '", stack, "' on over ", said->second.size(),
+           " stages and rounds, but there are ", sum(blocks), " for ", blocks.size());
+    blocks = said->second;
+  }
+  for (const auto& [weight, cut] : plan.cuts) {
+    if (weight.find(':') != std::string::npos) continue;  // state of a training
+    const auto known = asked.model().variables.find(weight);
+    if (known == asked.model().variables.end()) Fail(who, " cuts weight '", weight, "', which is not there");
+    for (const auto& [entry, sbp] : cut.fixed)
+      if (entry > asked.model().mesh.rank() || (sbp.is_split() && sbp.axis >= known->second.shape.rank()))
+        Fail(who, " cuts weight '", weight, "' by ", sbp.str(), ", but it is ", known->second.shape.str());
+  }
+  if (!asked.model().cuts_chosen) given.cuts = plan.cuts;
+  for (const auto& [region, how] : plan.waits)
+    if (asked.training && asked.source->regions().all().count(region) == 0)
+      Fail(who, " has recompute=", Name(how), " for region '", region, "', which is not there");
+  if (asked.training) given.waits = plan.waits;
+  return given;
 }
 
 }  // namespace
@@ -245,6 +278,7 @@ Decided Decide(const Asked& asked, const Budget& budget) {
   if (asked.training && asked.training->recompute != Recompute::kAuto)
     given.recompute = asked.training->recompute;
   given.stages = DivisionOf(*asked.source);
+  if (asked.model().options.plan) return {AsPlanned(asked, *asked.model().options.plan, std::move(given))};
   if (budget.bytes == 0 && !budget.cuts) return {given};
   Decided decided;
   const std::string text =

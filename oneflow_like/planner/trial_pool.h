@@ -1,0 +1,78 @@
+// Candidates of a search for a plan, by estimate, and those that were compiled and simulated: what these take
+// corrects the estimates of those that resemble them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "oneflow_like/plan_search.h"
+
+namespace oneflow_like {
+
+using MeshShape = std::tuple<int, int, int>;  // dp, tp, pp
+MeshShape ShapeOf(const PlanCandidate& candidate);
+
+struct TrialEntry {
+  PlanTrial trial;
+  MeshShape shape;
+  std::string order;  // of axes of several devices
+  double estimated_seconds = 0, estimated_bytes = 0;
+  bool first = false;  // of the orders of axes the one that is estimated fastest
+  bool tried = false;
+  uint64_t plan_hash = 0;  // of what it was compiled to
+  int64_t acts = 0;        // of a step of that
+  bool twin = false;       // another that was tried has been compiled to the same plan and needs fewer flags
+
+  bool better(const TrialEntry& other) const {
+    return std::make_tuple(trial.seconds, trial.bytes) <
+           std::make_tuple(other.trial.seconds, other.trial.bytes);
+  }
+};
+
+class TrialPool {
+ public:
+  // `memory`: bytes of a device that a plan may use; 0: any. All others must outlive the pool.
+  TrialPool(const DescribedMachine& machine, const BuildPlan& build, int64_t memory)
+      : machine_(machine), build_(build), memory_(memory) {}
+
+  // Adds a candidate, on several orders of its axes, the fastest first. Returns that one.
+  const TrialEntry& Add(std::vector<PlanTrial> estimates);
+  void SortByEstimate();
+  // Compiles and simulates entries, side by side unless they are large.
+  void Try(const std::vector<int>& numbers);
+  // The same of a candidate that leaves something open; the entry says what was decided.
+  void TryOpen(PlanCandidate candidate);
+  // Gives an entry that was not tried its estimate times what the tried one that is most like it took of its
+  // own.
+  void Correct(TrialEntry* entry) const;
+
+  std::vector<TrialEntry>& entries() { return entries_; }
+  const std::vector<TrialEntry>& entries() const { return entries_; }
+  const std::vector<int>& tried() const { return tried_; }  // in order
+  int64_t acts() const { return acts_; }                    // of a step of each of these
+  int64_t memory() const { return memory_; }
+  bool Fits(double bytes) const { return memory_ == 0 || bytes <= static_cast<double>(memory_); }
+  // Of those that were compiled and fit; 0: none.
+  double BestSeconds() const;
+  // How many of them there are, each plan once.
+  size_t Fitting() const;
+  const TrialEntry* Smallest() const;  // of those that were compiled; nullptr: none
+
+ private:
+  void TryOne(TrialEntry* entry) const;
+  void FindTwin(int number);
+
+  const DescribedMachine& machine_;
+  const BuildPlan& build_;
+  const int64_t memory_;
+  std::vector<TrialEntry> entries_;
+  std::vector<int> tried_;
+  int64_t acts_ = 0;
+};
+
+// What the trials have come to. REQUIRES: one fits.
+PlanSearchResult ResultOf(TrialPool* pool);
+
+}  // namespace oneflow_like

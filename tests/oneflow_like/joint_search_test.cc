@@ -1,0 +1,163 @@
+// The search for a plan with mesh, cuts of weights and recomputation open at once, beside all plans there
+// are. ctest: seconds=20 long=300
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <set>
+
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/planner/trial_pool.h"
+#include "oneflow_like/simulate.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr int64_t kBlocks = 2, kBatch = 8, kRows = 16;
+
+// Devices and lines of which any may be slow, a drawn number of them on a host.
+DescribedMachine DrawMachine(std::mt19937* random, int devices) {
+  const auto between = [&](double low, double high) {
+    return low * std::pow(high / low, std::uniform_real_distribution<double>()(*random));
+  };
+  DescribedMachine machine;
+  const double inside = between(2e8, 2e11);
+  machine.topology.links = {{.devices = 0, .latency = between(1e-6, 1e-5), .bandwidth = inside}};
+  if ((*random)() % 2)
+    machine.topology.links.insert(
+        machine.topology.links.begin(),
+        {.devices = devices / 2, .latency = 1e-6, .bandwidth = inside * between(2, 50)});
+  machine.shared.assign(machine.topology.links.size(), false);
+  machine.topology.memory_bandwidth = between(1e10, 1e12);
+  machine.flops = machine.narrow_flops = between(1e10, 1e13);
+  machine.overhead = between(1e-7, 2e-6);
+  return machine;
+}
+
+// A residual MLP. Along dp its weights are whole; along tp nothing says how they are.
+BuildPlan BuildMlp(int64_t width, int64_t inner, const DescribedMachine& machine) {
+  return [=](const PlanCandidate& candidate) {
+    ModelOptions options;
+    TrainOptions train;
+    candidate.Set(&options, &train);
+    if (options.auto_cuts != AutoCuts::kNone) options.auto_cuts = AutoCuts::kOpen;
+    train.parallel = {.batch = "dp", .tensor = "tp", .context = ""};
+    Model model(candidate.mesh, options);
+    model.impl()->machine = machine;  // which a topology file would say
+    Tensor x = model.Input("x", {kBatch, kRows, width}, DType::kFloat32, {{"dp", S(0)}});
+    const Annotation whole = {{"dp", B()}};
+    Tensor y = nn::layers(model.scope(), x, kBlocks, [&](Scope s, Tensor h, int64_t) {
+      Tensor up = s.Weight("up", {width, inner}, Normal(0.1), whole);
+      Tensor down = s.Weight("down", {inner, width}, Normal(0.1), whole);
+      return h + matmul(gelu(matmul(h, up)), down);
+    });
+    return Train(mean(square(y)), AdamW{.lr = 0.1}, train);
+  };
+}
+
+struct Taken {
+  double seconds = 0;
+  int64_t bytes = 0;
+};
+
+Taken TakenBy(const Session& session, const DescribedMachine& machine) {
+  Taken taken{Simulate(session, machine).seconds, 0};
+  for (const RankSummary& rank : session.Summaries()) taken.bytes = std::max(taken.bytes, rank.peak_bytes);
+  return taken;
+}
+
+// The candidate with each cut of either weight, over tp, and each way of each block.
+std::vector<PlanCandidate> AllOf(const PlanCandidate& candidate) {
+  const int entry = 1 + candidate.mesh.FindAxis("tp");
+  std::vector<VariableCut> cuts(1);
+  if (candidate.extent("tp") > 1)
+    for (int axis : {0, 1}) cuts.push_back({{{entry, S(axis)}}, {}});
+  constexpr std::array kWays = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+  std::vector<PlanCandidate> all;
+  for (const VariableCut& up : cuts)
+    for (const VariableCut& down : cuts)
+      for (Recompute first : kWays)
+        for (Recompute second : kWays) {
+          PlanCandidate c = candidate;
+          for (int64_t b = 0; b < kBlocks; ++b) {
+            c.cuts[Cat("block", b, "/up")] = up;
+            c.cuts[Cat("block", b, "/down")] = down;
+          }
+          c.waits = {{"block0", first}, {"block1", second}};
+          all.push_back(std::move(c));
+        }
+  return all;
+}
+
+std::vector<PlanCandidate> InAllOrders(const PlanCandidate& c) {
+  std::vector<std::string> axes = {"dp", "pp", "tp"};
+  std::vector<PlanCandidate> all;
+  std::set<std::string> seen;
+  do {
+    std::vector<std::pair<std::string, int>> extents;
+    std::string shape;
+    for (const std::string& axis : axes) {
+      extents.push_back({axis, c.extent(axis)});
+      if (c.extent(axis) > 1) shape += axis;
+    }
+    if (!seen.insert(shape).second) continue;
+    all.push_back(c);
+    all.back().mesh = Mesh(c.mesh.kind(), extents);
+  } while (std::next_permutation(axes.begin(), axes.end()));
+  return all;
+}
+
+void ExpectNearTheBestOfTheProduct(uint32_t first, int trials) {
+  for (uint32_t seed = first; seed < first + trials; ++seed) {
+    std::mt19937 random(seed);
+    const int devices = std::array{4, 6, 8}[random() % 3];
+    const DescribedMachine machine = DrawMachine(&random, devices);
+    const int64_t width = int64_t{16} << random() % 3, inner = width * std::array{1, 2, 4}[random() % 3];
+    const BuildPlan build = BuildMlp(width, inner, machine);
+    PlanSpace space{.devices = devices, .batch = kBatch};
+    space.zero = static_cast<int>(random() % 2);
+    space.schedule = PipelineSchedule::k1F1B;
+    space.virtual_stages = 1;
+    space.micro_batches = 1 << random() % 2;
+    space.sequence_parallel = false;
+    space.recompute = Recompute::kNone;
+    std::vector<Taken> all;
+    std::vector<PlanCandidate> which;
+    for (const PlanCandidate& candidate : CandidatesOf(space, kBlocks))
+      for (const PlanCandidate& ordered : InAllOrders(candidate))
+        for (PlanCandidate& c : AllOf(ordered)) {
+          all.push_back(TakenBy(build(c), machine));
+          which.push_back(std::move(c));
+        }
+    space.recompute.reset();
+    space.cuts = space.waits = true;
+    int64_t least = all[0].bytes, most = 0;
+    for (const Taken& t : all) least = std::min(least, t.bytes), most = std::max(most, t.bytes);
+    for (const int part : {1, 4, 8}) {
+      const int64_t memory = least + (most - least) * part / 8;
+      size_t best = all.size();
+      for (size_t i = 0; i < all.size(); ++i)
+        if (all[i].bytes <= memory && (best == all.size() || all[i].seconds < all[best].seconds)) best = i;
+      const PlanSearchResult found = SearchPlans(space, machine, build, {.memory = memory});
+      const Taken taken = TakenBy(build(found.chosen()), machine);
+      std::printf("seed %u, %d devices, %d/8 of the memory: %.4f of the best of %zu\n", seed, devices, part,
+                  taken.seconds / all[best].seconds, all.size());
+      EXPECT_LE(taken.bytes, memory);
+      EXPECT_EQ(taken.seconds, found.best.front().seconds);
+      EXPECT_LE(taken.seconds, 1.03 * all[best].seconds)
+          << found.Text() << ToText(PlanText{found.chosen(), "", ""})
+          << "best of all: " << ToText(PlanText{which[best], "", ""}) << all[best].seconds << " s, "
+          << all[best].bytes << " of " << memory;
+    }
+  }
+}
+
+TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(1, 1); }
+TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(100, 24); }
+
+}  // namespace
+}  // namespace oneflow_like
