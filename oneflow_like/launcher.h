@@ -22,8 +22,8 @@ class StallWatch;      // oneflow_like/job/stalls.h
 // What a program tells its Launcher of the program's own flags, once they are parsed.
 struct ProgramFlags {
   bool simulates = false;  // plans run on a virtual clock: no process is started
-  int64_t chosen_mesh_devices =
-      0;                      // the program chooses a mesh of that many; 0: it has the one that is given
+  int64_t chosen_mesh_devices = 0;  // the program chooses a mesh of that many; 0: it has the one that is given
+  std::string chosen_by;            // the flag and its value that say so
   bool saves = false;         // it can save checkpoints and continue from them
   std::string save_folder;    // where to; empty: the user did not ask for it
   bool local = false;         // a checkpoint's parts are on several hosts
@@ -31,6 +31,7 @@ struct ProgramFlags {
   int64_t micro_batches = 0;  // 0: the program has no flag --micro_batches
   // Further files that are read, and folders of models, checkpoints or pictures: flag, path.
   std::vector<std::pair<std::string, std::string>> inputs;
+  std::vector<std::pair<std::string, std::string>> outputs;  // and that the main process writes
 };
 
 // Flags: --mesh --devices --seed --threads --kernel_threads --data_threads --dry_run --explain --dump_dir

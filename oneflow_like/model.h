@@ -260,6 +260,8 @@ class Model {
   ModelGraph NewGraph(const std::string& name, const std::string& text, OFL_HERE);
   std::string Text() const;  // of the model's own graph
 
+  // Of the weights requested so far: how many, of how many elements, and a hash of their names and shapes.
+  std::string WeightsMark() const;
   // What ModelOptions::auto_cuts has chosen: for patterns of weights their cut, as WeightPattern and
   // Annotation write them ("stored": gathered for use), bytes on a device, and estimated times. Empty until
   // then.

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "actor/profile.h"
+#include "compiler/decisions.h"
 #include "compiler/graph/overlap.h"
-#include "compiler/graph/pipeline_schedule.h"
 #include "core/boxes/feeds.h"
 #include "oneflow_like/model.h"
 #include "ops/language/optimizer.h"
@@ -175,6 +175,9 @@ class Session {
   // Explains the communication: every boxing with its estimated time, its bytes, its reason and the user's
   // line, most expensive first; and each rank's work relative to the mean.
   std::string ExplainText() const;
+  // What was decided about its plan, and for which weights and machines: for ModelOptions::plan, and as text
+  // (ToText) a file of --plan.
+  PlanText Plan() const;
   int64_t next_step() const;  // Model::next_step of its name
   // Where the time of all steps went since the last call of TakeProfile or ProfileText (or since the first
   // step); waits for steps in flight. In a job it covers all processes and is collective.

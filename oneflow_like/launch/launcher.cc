@@ -152,7 +152,7 @@ void CheckFlags(const ProgramFlags& program) {
     Fail("--elastic=", FLAGS_elastic, " needs --restarts, how often the processes may start again");
   if (!FLAGS_elastic.empty() && program.chosen_mesh_devices != 0)
     Fail("--elastic=", FLAGS_elastic,
-         " shrinks an axis that is given, and --auto_mesh=", program.chosen_mesh_devices,
+         " shrinks an axis that is given, and ", program.chosen_by,
          " chooses them; leave one of the two out");
   CheckRange("--start_timeout", FLAGS_start_timeout, kShortestTimeout, kLongestTimeout);
   if (FLAGS_stall_seconds != 0)
@@ -435,6 +435,7 @@ void Launcher::CheckFiles(const std::vector<FlagFile>& inputs, const std::vector
   std::vector<FlagFile> ours;
   if (main_process()) {
     ours = outputs;
+    for (const FlagFile& file : program_().outputs) ours.push_back(file);
     ours.push_back({"trace", FLAGS_trace});
     ours.push_back({"calibrate", FLAGS_calibrate});
   }

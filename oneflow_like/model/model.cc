@@ -12,6 +12,7 @@
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/model/placement.h"
 #include "oneflow_like/model/topology_file.h"
+#include "oneflow_like/model/variables.h"
 #include "ops/cpu/manifest.h"
 #include "ops/language/numbers.h"
 #include "ops/manifest.h"
@@ -403,6 +404,7 @@ ModelGraph Model::NewGraph(const std::string& name) {
   return graph;
 }
 
+std::string Model::WeightsMark() const { return MarkOf(*impl_); }
 const std::string& Model::CutsText() const { return impl_->cuts_text; }
 std::string Model::CutReasons() const { return impl_->cut_reasons ? impl_->cut_reasons() : ""; }
 

@@ -2,6 +2,7 @@
 
 #include "compiler/passes/passes.h"
 #include "core/boxes/copy_box.h"
+#include "core/hash_bytes.h"
 #include "oneflow_like/model/blocks.h"
 #include "oneflow_like/model/pieces.h"
 
@@ -129,6 +130,19 @@ std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& mod
            there.node.slice.str(model.mesh), " in a session made before; give this one another name");
   }
   return made;
+}
+
+std::string MarkOf(const ModelImpl& model) {
+  int64_t number = 0, elements = 0;
+  uint64_t hash = 0;
+  for (const auto& [name, variable] : model.variables) {
+    if (name.find(':') != std::string::npos) continue;  // state of a training
+    const std::string text = Cat(name, variable.shape.str());
+    hash = HashOfBytes(text.data(), text.size(), hash);
+    ++number;
+    elements += variable.shape.elements();
+  }
+  return Cat(number, " weights of ", elements, " elements, ", Hexadecimal(hash));
 }
 
 void ModelImpl::Prepare(const plan::Plan& plan) {

@@ -23,6 +23,9 @@ void Settle(GraphOfModel* source, const StageCuts& division);
 // for one that is placed differently from the model's variable of that name.
 std::vector<ModelVariable> NewState(const std::string& who, const ModelImpl& model, const Graph& graph);
 
+// Model::WeightsMark.
+std::string MarkOf(const ModelImpl& model);
+
 // Model::Read.
 HostTensor ReadVariable(ModelImpl* model, const std::string& variable);
 

@@ -176,7 +176,8 @@ double HopeOf(const TrialPool& pool, bool cuts, const std::vector<const TrialEnt
 // What is left open in each candidate is searched for in those that may hope for most: in few, or in many of
 // which a step has few acts.
 void SearchOpen(const PlanSpace& space, TrialPool* pool) {
-  constexpr int64_t kActs = 100'000;
+  constexpr int64_t kActs = 2000;
+  constexpr double kNoHope = 1.1;  // times the best, of what fits without a search
   constexpr size_t kMany = 24;
   const bool waits = space.waits && pool->memory() > 0;  // else nothing needs to be computed again
   if (pool->memory() == 0) return;
@@ -199,7 +200,10 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
   const int64_t acts = pool->acts() / std::max<int64_t>(1, std::ssize(pool->tried()));
   const size_t most = std::clamp<size_t>(kActs / std::max<int64_t>(1, acts), kOpened, kMany);
   for (size_t i = 0; i < std::min(most, order.size()); ++i) {
-    PlanCandidate candidate = std::get<2>(order[i]);
+    const auto& [hope, least, plan] = order[i];
+    const double best = pool->BestSeconds();
+    if (best > 0 && pool->Fits(static_cast<double>(least)) && hope > kNoHope * best) continue;
+    PlanCandidate candidate = plan;
     candidate.stages = {};
     candidate.cuts = {};
     candidate.open_cuts = space.cuts;

@@ -17,11 +17,6 @@ namespace {
 
 constexpr char kSequenceParallel[] = "sequence_parallel";  // which only programs of language models have
 
-bool FlagOf(const char* name) {
-  std::string value;
-  return gflags::GetCommandLineOption(name, &value) && value == "true";
-}
-
 // The machines of --topology, else those that estimates assume for this kind of device.
 DescribedMachine MachineOfFlags(const std::string& kind) {
   if (!FLAGS_topology.empty()) return ReadTopology(FLAGS_topology);
@@ -53,31 +48,22 @@ PlanSpace SpaceOfFlags(const Program& program) {
   if (IsGiven("virtual_stages")) space.virtual_stages = FLAGS_virtual_stages;
   if (IsGiven("zero")) space.zero = FLAGS_zero;
   if (IsGiven("schedule")) space.schedule = program.train.schedule;
-  if (IsGiven("recompute") && program.train.recompute != Recompute::kAuto)
-    space.recompute = program.train.recompute;
+  space.waits = program.train.recompute == Recompute::kAuto;
+  space.cuts = program.model.auto_cuts != AutoCuts::kNone;
+  if (IsGiven("recompute") && !space.waits) space.recompute = program.train.recompute;
   if (!program.cut_loss)
     space.sequence_parallel = false;
   else if (IsGiven(kSequenceParallel))
-    space.sequence_parallel = FlagOf(kSequenceParallel);
+    space.sequence_parallel = CutsSequences();
   return space;
 }
 
-void Choose(const char* flag, const std::string& value) {
-  if (gflags::SetCommandLineOption(flag, value.c_str()).empty())
-    Fail("--", flag, "=", value, ", which --auto_mesh has chosen, cannot be set");
-}
-
-void ChooseFlags(const PlanCandidate& plan, bool has_sequence_flag) {
-  Choose("mesh", plan.mesh.str());
-  Choose("micro_batches", std::to_string(plan.micro_batches));
-  Choose("schedule", Name(plan.schedule));
-  Choose("virtual_stages", std::to_string(plan.virtual_stages));
-  Choose("zero", std::to_string(plan.zero));
-  Choose("recompute", Name(plan.recompute));
-  if (has_sequence_flag) Choose(kSequenceParallel, plan.sequence_parallel ? "true" : "false");
-}
-
 }  // namespace
+
+bool CutsSequences() {
+  std::string value;
+  return gflags::GetCommandLineOption(kSequenceParallel, &value) && value == "true";
+}
 
 std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Program& program) {
   if (FLAGS_auto_mesh == 0) return {};
@@ -85,6 +71,7 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
   ModelOptions quiet = program.model;  // leaves nothing behind
   PlanSearchOptions search{.memory = std::exchange(quiet.memory_budget, 0),
                            .job = std::exchange(quiet.job, {})};
+  quiet.auto_cuts = AutoCuts::kNone;  // candidates say whether cuts are open
   quiet.stalls = nullptr;
   quiet.compiled = nullptr;  // what is searched for has not begun
   for (std::string* path : {&quiet.dump_dir, &quiet.trace_file, &quiet.report_file}) path->clear();
@@ -99,7 +86,6 @@ std::optional<PlanCandidate> PlanOfAutoMesh(const Launcher& launcher, const Prog
   };
   const PlanSearchResult found = SearchPlans(space, MachineOfFlags(space.kind), build, search);
   launcher.Print("%s", found.Text().c_str());
-  ChooseFlags(found.chosen(), program.cut_loss != nullptr);
   return found.chosen();
 }
 

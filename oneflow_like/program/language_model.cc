@@ -200,7 +200,10 @@ int TrainLanguageModel(const Launcher& launcher, const MakeLanguageModel& make,
                                : std::map<std::string, std::string>{{kConfigFile, config}},
        .files = files.others,
        .cut_loss = cut_loss,
-       .chosen = [&](const Mesh& chosen) { language = make(vocabulary, chosen, SequenceAxis(), theirs); },
+       .chosen =
+           [&](const Mesh& chosen, bool sequence_parallel) {
+             language = make(vocabulary, chosen, sequence_parallel ? "tp" : SequenceAxis(), theirs);
+           },
        .begin = [&](Model& model) { LoadHuggingFace(launcher, model, std::exchange(weights, nullptr)); },
        .end =
            [&](Model& model, Metrics& metrics) {

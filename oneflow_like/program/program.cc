@@ -15,7 +15,10 @@
 #include "oneflow_like/job/source_check.h"
 #include "oneflow_like/job/together.h"
 #include "oneflow_like/program/auto_mesh.h"
+#include "oneflow_like/program/plan_file.h"
 #include "oneflow_like/program/resumed.h"
+
+DECLARE_string(zero_axis);
 
 namespace oneflow_like {
 namespace {
@@ -233,18 +236,33 @@ void RequireFolders(const Launcher& launcher) {
     RequireFolder(launcher, "tensorboard", FLAGS_tensorboard, FLAGS_tensorboard);
 }
 
-int TrainProgram(const Launcher& launcher, const Mesh& given, const Program& of_flags) {
+int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Program& of_flags) {
   RequireBeginning(launcher);
   RequireSameFiles(of_flags);
-  Mesh mesh = given;
+  Mesh mesh = mesh_of_flags;
   Program program = of_flags;
-  if (const std::optional<PlanCandidate> plan = PlanOfAutoMesh(launcher, program)) {
+  const std::optional<GivenPlan> given = PlanWithoutSearch(launcher, program.model.job.get());
+  std::optional<PlanCandidate> plan;
+  if (given)
+    static_cast<Decisions&>(plan.emplace()) = given->text.decisions;
+  else
+    plan = PlanOfAutoMesh(launcher, program);
+  if (plan) {
     mesh = plan->mesh;
+    program.model.auto_cuts = AutoCuts::kNone;
     plan->Set(&program.model, &program.train);
-    if (program.chosen) program.chosen(mesh);
+    if (plan->zero > 0) program.model.zero.axis = FLAGS_zero_axis;
+    program.model.plan = *plan;
+    if (program.chosen) program.chosen(mesh, plan->sequence_parallel);
   }
   Model model(mesh, program.model);
-  Session train = Train(program.loss(model), program.optimizer, program.train);
+  const Tensor loss = program.loss(model);
+  if (given) RequirePlanFits(launcher, *given, model);
+  Session train = Train(loss, program.optimizer, program.train);
+  PlanText decided = train.Plan();
+  decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : CutsSequences();
+  program.state[kPlanState] = ToText(decided);
+  SavePlan(launcher, program.state[kPlanState]);
   launcher.Print("%s", model.CutsText().c_str());
   if (launcher.explain()) launcher.Print("%s", model.CutReasons().c_str());
   if (launcher.explain()) launcher.Print("%s", train.ExplainText().c_str());

@@ -31,9 +31,9 @@ struct Program {
   // The loss with sequences cut over tp between products, or not, whatever flags say; called by several
   // threads at once. Empty: the program cannot cut them.
   std::function<Tensor(Model& model, bool sequence_parallel)> cut_loss = {};
-  // Called when --auto_mesh has chosen a mesh and other flags: what was made of them is made again. May be
-  // empty.
-  std::function<void(const Mesh& mesh)> chosen = {};
+  // Called when a plan says what --mesh and --sequence_parallel would: what was made of them is made again.
+  // May be empty.
+  std::function<void(const Mesh& mesh, bool sequence_parallel)> chosen = {};
   // Weights from elsewhere, where the run begins and does not go on; after --load. May be empty.
   std::function<void(Model& model)> begin = {};
   // Follows a training that has made all its steps; what is measured goes to `metrics`. May be empty.

@@ -4,17 +4,21 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <utility>
 #include <vector>
 
 #include "oneflow_like/model/limits.h"
+#include "oneflow_like/program/plan_file.h"
 #include "oneflow_like/program/precision.h"
 #include "oneflow_like/simulate.h"
 #include "sbp/collective_cost.h"
 
 DEFINE_bool(auto, false, "cut weights by estimate");
 DEFINE_int32(auto_mesh, 0, "devices to plan for; 0: as --mesh");
+DEFINE_string(plan, "", "file: a plan of --save_plan");
+DEFINE_string(save_plan, "", "file that gets the plan");
 DEFINE_int64(micro_batches, 1, "parts of the batch");
 DEFINE_int64(steps, 200, "optimizer steps");
 DEFINE_double(lr, 1e-3, "learning rate at its highest");
@@ -110,9 +114,9 @@ void CheckTopology() {
   if (FLAGS_simulate && FLAGS_topology.empty())
     Fail("--simulate needs --topology, a file that describes the machines; examples/topologies has some");
   if (FLAGS_topology.empty()) return;
+  const int64_t chosen = TrainingProgram().chosen_mesh_devices;
   RequireDevices(ReadTopology(FLAGS_topology),
-                 FLAGS_auto_mesh > 0 ? FLAGS_auto_mesh
-                                     : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
+                 chosen > 0 ? chosen : Mesh::Parse(FLAGS_mesh.empty() ? kTrainingMesh : FLAGS_mesh).size());
 }
 
 void CheckMeshSize() {
@@ -170,11 +174,7 @@ void CheckTrainingFlags(const std::string& samples) {
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",
         "--topology, a file that says them");
-  if (FLAGS_auto && FLAGS_auto_mesh > 0)
-    Fail(
-        "--auto cuts weights over the --mesh that is given and --auto_mesh looks for a mesh: give one of the "
-        "two, ",
-        "then --auto with what --auto_mesh has found");
+  if (const std::optional<PlanText> plan = PlanOfFile()) RequireFlagsAgree(*plan);
   BytesOfBucket();
   ScheduleNamed(FLAGS_schedule);
   LayersOfStages();
@@ -196,7 +196,7 @@ namespace {
 std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
   std::vector<std::pair<std::string, std::string>> inputs;
   gflags::CommandLineFlagInfo known;
-  for (const char* flag : {"topology", "load", "resume", "load_hf"})
+  for (const char* flag : {"topology", "plan", "load", "resume", "load_hf"})
     if (gflags::GetCommandLineFlagInfo(flag, &known)) inputs.push_back({flag, known.current_value});
   if (gflags::GetCommandLineFlagInfo("images", &known) && !known.current_value.empty())
     for (const char* part : {"/train", "/val"}) inputs.push_back({"images", known.current_value + part});
@@ -206,14 +206,17 @@ std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
 }  // namespace
 
 ProgramFlags TrainingProgram() {
+  const std::optional<PlanText> plan = PlanOfFile();
   return {.simulates = FLAGS_simulate,
-          .chosen_mesh_devices = FLAGS_auto_mesh,
+          .chosen_mesh_devices = plan ? plan->decisions.mesh.size() : FLAGS_auto_mesh,
+          .chosen_by = plan ? Cat("--plan=", FLAGS_plan) : Cat("--auto_mesh=", FLAGS_auto_mesh),
           .saves = true,
           .save_folder = FLAGS_save,
           .local = FLAGS_local,
           .batch = FLAGS_batch,
           .micro_batches = FLAGS_micro_batches,
-          .inputs = InputsOfFlags()};
+          .inputs = InputsOfFlags(),
+          .outputs = {{"save_plan", FLAGS_save_plan}}};
 }
 
 bool IsGiven(const char* flag) { return !gflags::GetCommandLineFlagInfoOrDie(flag).is_default; }

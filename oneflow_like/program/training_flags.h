@@ -15,6 +15,8 @@ DECLARE_int64(steps);
 DECLARE_double(lr);
 DECLARE_string(dtype);
 DECLARE_int64(micro_batches);
+DECLARE_string(plan);
+DECLARE_string(save_plan);
 DECLARE_bool(simulate);
 DECLARE_bool(compare_data);
 DECLARE_string(log_json);

@@ -6,10 +6,7 @@
 
 namespace oneflow_like {
 
-namespace {
-
-// The machine that plans are made for, whatever its file is called here.
-std::string TextOf(const Machine& machine) {
+std::string MachineText(const Machine& machine) {
   const Efficiency& e = machine.efficiency;
   std::string text = Cat(machine.flops, " and ", machine.narrow_flops, " flops/s, memory ",
                          machine.topology.memory_bandwidth, " bytes/s, overhead ", machine.overhead,
@@ -20,8 +17,6 @@ std::string TextOf(const Machine& machine) {
                 " s", l < machine.shared.size() && machine.shared[l] ? ", shared" : "");
   return text;
 }
-
-}  // namespace
 
 std::string GraphLines(const Graph& graph) {
   const std::vector<int> order = graph.Order();
@@ -57,7 +52,7 @@ std::string AgreementText(const Session::Impl& session) {
   option("overlap always", o.overlap.always ? "true" : "false");
   option("link bandwidth", model.link.bandwidth);
   option("collectives", model.collectives);
-  option("topology", TextOf(session.model->machine));
+  option("topology", MachineText(session.model->machine));
   option("parallel batch", o.parallel.batch.value_or("by default"));
   option("parallel tensor", o.parallel.tensor);
   option("parallel context", o.parallel.context);

@@ -393,6 +393,10 @@ void Session::Close() {
   if (impl_) impl_->Close();
 }
 
+PlanText Session::Plan() const {
+  return {impl_->decisions, MarkOf(*impl_->model), MachineText(impl_->model->machine)};
+}
+
 int64_t Session::next_step() const { return impl_ ? impl_->model->steps[impl_->options.name].next : 0; }
 
 }  // namespace oneflow_like

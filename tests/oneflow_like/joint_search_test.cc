@@ -1,5 +1,5 @@
-// The search for a plan with mesh, cuts of weights and recomputation open at once, beside all plans there
-// are. ctest: seconds=20 long=300
+// The search for a plan with mesh, cuts of weights and recomputation open at once, beside all of them.
+// ctest: seconds=3 long=110
 #include <gtest/gtest.h>
 
 #include <algorithm>

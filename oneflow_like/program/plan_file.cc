@@ -1,0 +1,138 @@
+#include "oneflow_like/program/plan_file.h"
+
+#include <gflags/gflags.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "oneflow_like/checkpoint/index.h"
+#include "oneflow_like/data/files.h"
+#include "oneflow_like/job/together.h"
+#include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/session/agreement_text.h"
+
+DECLARE_bool(auto);
+DECLARE_int32(auto_mesh);
+DECLARE_string(mesh);  // of the launcher
+DECLARE_string(recompute);
+
+namespace oneflow_like {
+namespace {
+
+PlanText PlanIn(const std::string& text, const std::string& where) {
+  try {
+    return ParsePlanText(text);
+  } catch (const Error& error) {
+    Fail(where, " is no plan of --save_plan: ", error.what());
+  }
+}
+
+// "cpu:dp=2,tp=1" agrees with "cpu:tp=1,dp=2,pp=1": axes that one lacks have extent 1.
+bool Agree(const Mesh& a, const Mesh& b) {
+  const auto covers = [](const Mesh& a, const Mesh& b) {
+    for (int axis = 0; axis < a.rank(); ++axis) {
+      const int there = b.FindAxis(a.axis_name(axis));
+      if (a.axis_size(axis) != (there < 0 ? 1 : b.axis_size(there))) return false;
+    }
+    return true;
+  };
+  return a.kind() == b.kind() && covers(a, b) && covers(b, a);
+}
+
+// The flag that says something else than a plan; empty: none.
+std::string Contradiction(const Decisions& d, const std::string& where) {
+  const auto sentence = [&](const std::string& flag, const std::string& said) {
+    std::string value;
+    gflags::GetCommandLineOption(flag.c_str(), &value);
+    return Cat("--", flag, "=", value, " contradicts ", where, ", which has ", said);
+  };
+  if (!FLAGS_mesh.empty()) {
+    const Mesh given = Mesh::Parse(FLAGS_mesh);
+    const bool whole = FLAGS_mesh.find(':') != std::string::npos && FLAGS_auto_mesh == 0;
+    if (whole ? !Agree(given, d.mesh) : given.kind() != d.mesh.kind()) return sentence("mesh", d.mesh.str());
+  }
+  const std::pair<const char*, std::string> said[] = {
+      {"micro_batches", Cat(d.micro_batches)},
+      {"schedule", Name(d.schedule)},
+      {"virtual_stages", Cat(d.virtual_stages)},
+      {"zero", Cat(d.zero)},
+      {"recompute", d.waits.empty() ? Name(d.recompute) : "auto"},
+      {"sequence_parallel", d.sequence_parallel ? "true" : "false"},
+      {"stages", "auto"}};
+  for (const auto& [flag, value] : said) {
+    gflags::CommandLineFlagInfo info;
+    if (gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default && info.current_value != value)
+      return sentence(flag, value);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<PlanText> PlanOfFile() {
+  if (FLAGS_plan.empty()) return {};
+  constexpr int64_t kMost = 64 << 20;
+  const std::string where = Cat("--plan=", FLAGS_plan);
+  std::string text;
+  try {
+    text = ReadFile(FLAGS_plan, kMost);
+  } catch (const Error& error) {
+    Fail(where, ": ", error.what());
+  }
+  return PlanIn(text, where);
+}
+
+void RequireFlagsAgree(const PlanText& plan) {
+  const std::string why = Contradiction(plan.decisions, Cat("--plan=", FLAGS_plan));
+  if (!why.empty()) Fail(why, "; leave one of the two out");
+  for (const char* search : {"auto", "auto_mesh"})
+    if (IsGiven(search))
+      Fail("--", search, " searches for a plan and --plan=", FLAGS_plan, " is one; leave one out");
+}
+
+std::optional<GivenPlan> PlanWithoutSearch(const Launcher& launcher, Job* job) {
+  const bool searches = FLAGS_auto || FLAGS_auto_mesh > 0 || FLAGS_recompute == "auto";
+  if (FLAGS_plan.empty() && !searches) return {};
+  std::string where = Cat("--plan=", FLAGS_plan);
+  const std::string text = FromProcessZero(job, "the plan that is given", [&] {
+    if (!FLAGS_plan.empty()) return ToText(*PlanOfFile());
+    if (!GoesOn(launcher)) return std::string();
+    const auto state = CheckpointIndex::Read(BeginningOf(launcher)).state;
+    const auto plan = state.find(kPlanState);
+    return plan == state.end() ? std::string() : plan->second;  // none: of an older build
+  });
+  if (text.empty()) return {};
+  if (!FLAGS_plan.empty()) return GivenPlan{PlanIn(text, where), where};
+  where = Cat("--resume=", FLAGS_resume);
+  GivenPlan plan{PlanIn(text, where), where};
+  const Decisions& d = plan.text.decisions;
+  const bool other =
+      !Contradiction(d, where).empty() || (FLAGS_auto_mesh > 0 && d.mesh.size() != FLAGS_auto_mesh) ||
+      (FLAGS_auto_mesh == 0 && FLAGS_mesh.empty() && !Agree(Mesh::Parse(kTrainingMesh), d.mesh));
+  launcher.Print(other ? "the plan of the run that goes on is for other flags; another is searched for\n"
+                       : "the plan is that of the run that goes on\n");
+  if (other) return {};
+  return plan;
+}
+
+void RequirePlanFits(const Launcher& launcher, const GivenPlan& given, const Model& model) {
+  const auto& [plan, where] = given;
+  if (plan.model != model.WeightsMark())
+    Fail(where, " has the plan of a model of ", plan.model, ", and this model has ", model.WeightsMark());
+  const std::string here = MachineText(model.impl()->machine);
+  if (plan.machine != here)
+    launcher.Print("%s was decided for other machines: %s; here they are: %s\n", where.c_str(),
+                   plan.machine.c_str(), here.c_str());
+}
+
+void SavePlan(const Launcher& launcher, const std::string& text) {
+  if (FLAGS_save_plan.empty() || !launcher.main_process()) return;
+  std::ofstream file(FLAGS_save_plan);
+  file << text;
+  file.close();
+  if (!file) throw WriteError(Cat("--save_plan=", FLAGS_save_plan, ": ", std::strerror(errno)));
+}
+
+}  // namespace oneflow_like
