@@ -110,8 +110,16 @@ void ParseStages(std::string_view rest, StageCuts* stages) {
   if (!stages->emplace(Unquoted(name), std::move(blocks)).second) Fail("blocks '", name, "' are there twice");
 }
 
+// Of a region, how its values wait; of a weight, its cut.
+void ParseNamed(std::string_view what, std::string_view rest, Decisions* d) {
+  const auto [how, name] = FirstWord(rest);
+  const bool fresh = what == "wait" ? d->waits.emplace(Unquoted(name), ParseName(how, kRecomputes)).second
+                                    : d->cuts.emplace(Unquoted(name), ParseCut(d->mesh, how)).second;
+  if (!fresh) Fail(what, " '", name, "' is there twice");
+}
+
 // What a line says, by its first word.
-void ParseLine(std::string_view line, PlanText* plan) {
+void ParseLine(std::string_view line, SavedPlan* plan) {
   Decisions& d = plan->decisions;
   const auto [what, rest] = FirstWord(line);
   if (what == "model")
@@ -134,20 +142,15 @@ void ParseLine(std::string_view line, PlanText* plan) {
     d.sequence_parallel = ParseNumber(rest, 0, 1) == 1;
   else if (what == "blocks")
     ParseStages(rest, &d.stages);
-  else if (const auto [how, name] = FirstWord(rest); what == "wait") {
-    if (!d.waits.emplace(Unquoted(name), ParseName(how, kRecomputes)).second)
-      Fail("region '", name, "' is there twice");
-  } else if (what == "weight") {
-    if (!d.cuts.emplace(Unquoted(name), ParseCut(d.mesh, how)).second)
-      Fail("weight '", name, "' is there twice");
-  } else {
+  else if (what == "wait" || what == "weight")
+    ParseNamed(what, rest, &d);
+  else
     Fail("a plan does not know '", what, "'");
-  }
 }
 
 }  // namespace
 
-std::string ToText(const PlanText& plan) {
+std::string ToText(const SavedPlan& plan) {
   const Decisions& d = plan.decisions;
   std::string text = Cat(kFirstLine, "\nmodel ", plan.model, "\nmachine ", plan.machine, "\nmesh ",
                          d.mesh.str(), "\nmicro_batches ", d.micro_batches, "\nschedule ", Name(d.schedule),
@@ -163,8 +166,8 @@ std::string ToText(const PlanText& plan) {
   return text;
 }
 
-PlanText ParsePlanText(const std::string& text) {
-  PlanText plan;
+SavedPlan ParseSavedPlan(const std::string& text) {
+  SavedPlan plan;
   std::set<std::string_view> seen;  // of those that are there once
   int number = 0;
   std::string_view rest = text;

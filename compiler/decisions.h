@@ -36,13 +36,13 @@ struct Decisions {
 };
 
 // The decisions of one session, for whom they were made and on what: a file of --save_plan.
-struct PlanText {
+struct SavedPlan {
   Decisions decisions;
   std::string model;    // ModelMark of its weights
   std::string machine;  // Hexadecimal of what is assumed of devices and links
 };
-std::string ToText(const PlanText& plan);
+std::string ToText(const SavedPlan& plan);
 // Throws Error, with the number of the line, for what is no such text.
-PlanText ParsePlanText(const std::string& text);
+SavedPlan ParseSavedPlan(const std::string& text);
 
 }  // namespace oneflow_like

@@ -177,7 +177,7 @@ class Session {
   std::string ExplainText() const;
   // What was decided about its plan, and for which weights and machines: for ModelOptions::plan, and as text
   // (ToText) a file of --plan.
-  PlanText Plan() const;
+  SavedPlan Plan() const;
   int64_t next_step() const;  // Model::next_step of its name
   // Where the time of all steps went since the last call of TakeProfile or ProfileText (or since the first
   // step); waits for steps in flight. In a job it covers all processes and is collective.

@@ -16,7 +16,7 @@ std::string ToText(const PlanSearchResult& result) {
        << '\n';
   for (const PlanTrial& t : result.best)
     text << t.seconds << ' ' << t.compute << ' ' << t.messages << ' ' << t.bubble << ' ' << t.bytes << '\n'
-         << ToText(PlanText{t.plan, "", ""}) << '\n';
+         << ToText(SavedPlan{t.plan, "", ""}) << '\n';
   return text.str();
 }
 
@@ -28,7 +28,7 @@ PlanSearchResult PlanSearchResultFromText(const std::string& text) {
     std::string plan, line;
     std::getline(in, line);
     while (std::getline(in, line) && !line.empty()) plan += line + "\n";
-    static_cast<Decisions&>(t.plan) = ParsePlanText(plan).decisions;
+    static_cast<Decisions&>(t.plan) = ParseSavedPlan(plan).decisions;
     t.compiled = true;
     result.best.push_back(t);
   }

@@ -21,9 +21,9 @@ DECLARE_string(recompute);
 namespace oneflow_like {
 namespace {
 
-PlanText PlanIn(const std::string& text, const std::string& where) {
+SavedPlan PlanIn(const std::string& text, const std::string& where) {
   try {
-    return ParsePlanText(text);
+    return ParseSavedPlan(text);
   } catch (const Error& error) {
     Fail(where, " is no plan of --save_plan: ", error.what());
   }
@@ -71,7 +71,7 @@ std::string Contradiction(const Decisions& d, const std::string& where) {
 
 }  // namespace
 
-std::optional<PlanText> PlanOfFile() {
+std::optional<SavedPlan> PlanOfFile() {
   if (FLAGS_plan.empty()) return {};
   constexpr int64_t kMost = 64 << 20;
   const std::string where = Cat("--plan=", FLAGS_plan);
@@ -84,7 +84,7 @@ std::optional<PlanText> PlanOfFile() {
   return PlanIn(text, where);
 }
 
-void RequireFlagsAgree(const PlanText& plan) {
+void RequireFlagsAgree(const SavedPlan& plan) {
   const std::string why = Contradiction(plan.decisions, Cat("--plan=", FLAGS_plan));
   if (!why.empty()) Fail(why, "; leave one of the two out");
   for (const char* search : {"auto", "auto_mesh"})

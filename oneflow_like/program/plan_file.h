@@ -13,12 +13,12 @@ namespace oneflow_like {
 inline constexpr char kPlanState[] = "plan";  // in checkpoints
 
 // The plan of --plan; nothing without the flag. Throws Error for a file that is none.
-std::optional<PlanText> PlanOfFile();
+std::optional<SavedPlan> PlanOfFile();
 // Throws Error, naming both, for a flag that says something else than the plan of --plan.
-void RequireFlagsAgree(const PlanText& plan);
+void RequireFlagsAgree(const SavedPlan& plan);
 
 struct GivenPlan {
-  PlanText text;
+  SavedPlan text;
   std::string where;  // it comes from
 };
 // The plan that a program takes instead of searching for one: of --plan; else, where flags ask for a search

@@ -259,7 +259,7 @@ int TrainProgram(const Launcher& launcher, const Mesh& mesh_of_flags, const Prog
   const Tensor loss = program.loss(model);
   if (given) RequirePlanFits(launcher, *given, model);
   Session train = Train(loss, program.optimizer, program.train);
-  PlanText decided = train.Plan();
+  SavedPlan decided = train.Plan();
   decided.decisions.sequence_parallel = plan ? plan->sequence_parallel : CutsSequences();
   program.state[kPlanState] = ToText(decided);
   SavePlan(launcher, program.state[kPlanState]);

@@ -174,7 +174,7 @@ void CheckTrainingFlags(const std::string& samples) {
         "--recompute=auto recomputes what makes the plan fit: it needs --memory_budget, the bytes of a "
         "device, or ",
         "--topology, a file that says them");
-  if (const std::optional<PlanText> plan = PlanOfFile()) RequireFlagsAgree(*plan);
+  if (const std::optional<SavedPlan> plan = PlanOfFile()) RequireFlagsAgree(*plan);
   BytesOfBucket();
   ScheduleNamed(FLAGS_schedule);
   LayersOfStages();
@@ -206,7 +206,7 @@ std::vector<std::pair<std::string, std::string>> InputsOfFlags() {
 }  // namespace
 
 ProgramFlags TrainingProgram() {
-  const std::optional<PlanText> plan = PlanOfFile();
+  const std::optional<SavedPlan> plan = PlanOfFile();
   return {.simulates = FLAGS_simulate,
           .chosen_mesh_devices = plan ? plan->decisions.mesh.size() : FLAGS_auto_mesh,
           .chosen_by = plan ? Cat("--plan=", FLAGS_plan) : Cat("--auto_mesh=", FLAGS_auto_mesh),

@@ -27,7 +27,7 @@ struct CutLine {
 
 class CutsReport {
  public:
-  CutsReport(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts)
+  CutsReport(const ModelImpl& model, const WeightSearch* search, const VariableCuts& cuts)
       : model_(model), search_(search), cuts_(cuts) {
     Collect();
   }
@@ -49,12 +49,12 @@ class CutsReport {
                   std::string(cut.size() < 20 ? 20 - cut.size() : 1, ' '), BytesText(line.bytes), "\n");
     }
     if (whole.count > 0) text += Cat("  whole: ", whole.count, " weights, ", BytesText(whole.bytes), "\n");
-    return Cat(text, Estimates());
+    return search_ ? Cat(text, Estimates()) : text;
   }
 
   // The time that a step would take with the weights of each line whole, the others as they are.
   std::string Reasons() const {
-    const double seconds = search_.Seconds(cuts_);
+    const double seconds = search_->Seconds(cuts_);
     std::string text =
         "of the weights that are cut, what a step would take longer (-: shorter) if they were whole:\n";
     for (const auto& [pattern, line] : lines_) {
@@ -62,7 +62,7 @@ class CutsReport {
       VariableCuts without = cuts_;
       for (auto& [weight, cut] : without)
         if (PatternOf(weight) == pattern) cut = {};
-      const double more = search_.Seconds(without) - seconds;
+      const double more = search_->Seconds(without) - seconds;
       text += Cat("  ", pattern, " ", CutText(model_.mesh, line.cut), ": ", more < 0 ? "-" : "",
                   SecondsText(std::abs(more)), "\n");
     }
@@ -108,18 +108,18 @@ class CutsReport {
   // Of work and boxing one after another: what the search compares.
   std::string Estimates() const {
     std::string text = Cat(
-        "work and messages of a step, one after another, by estimate: ", SecondsText(search_.Seconds(cuts_)),
-        "; with whole weights ", SecondsText(search_.Seconds({})));
+        "work and messages of a step, one after another, by estimate: ", SecondsText(search_->Seconds(cuts_)),
+        "; with whole weights ", SecondsText(search_->Seconds({})));
     VariableCuts annotated;
     for (const auto& [name, variable] : model_.variables)
       if (!variable.left_out.fixed.empty()) annotated[name] = variable.left_out;
     if (!annotated.empty())
-      text += Cat("; as the code annotates them ", SecondsText(search_.Seconds(annotated)));
+      text += Cat("; as the code annotates them ", SecondsText(search_->Seconds(annotated)));
     return text + "\n";
   }
 
   const ModelImpl& model_;
-  const WeightSearch& search_;
+  const WeightSearch* search_;
   const VariableCuts cuts_;
   std::map<std::string, std::set<std::string>> kinds_;  // cuts by pattern
   std::map<std::string, CutLine> lines_;                // by pattern
@@ -127,11 +127,11 @@ class CutsReport {
 
 }  // namespace
 
-std::string CutsText(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts) {
+std::string CutsText(const ModelImpl& model, const WeightSearch* search, const VariableCuts& cuts) {
   return CutsReport(model, search, cuts).Text();
 }
 std::string CutReasons(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts) {
-  return CutsReport(model, search, cuts).Reasons();
+  return CutsReport(model, &search, cuts).Reasons();
 }
 
 }  // namespace oneflow_like

@@ -8,8 +8,8 @@
 
 namespace oneflow_like {
 
-// Model::CutsText and Model::CutReasons, of the cuts that `search` has found.
-std::string CutsText(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts);
+// Model::CutsText and Model::CutReasons, of the cuts that `search` has found; nullptr: a plan that was given.
+std::string CutsText(const ModelImpl& model, const WeightSearch* search, const VariableCuts& cuts);
 std::string CutReasons(const ModelImpl& model, const WeightSearch& search, const VariableCuts& cuts);
 
 }  // namespace oneflow_like

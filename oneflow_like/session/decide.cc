@@ -26,6 +26,7 @@
 namespace oneflow_like {
 namespace {
 
+constexpr size_t kFewRegions = 2;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct Question {
@@ -34,6 +35,7 @@ struct Question {
   const CompileOptions& options;
   const Decisions& given;  // that are not open
   bool large = false;      // so that settings are compared by one plan each
+  size_t beside = 0;       // settings at most that are looked at for being beside the best
 };
 
 // A plan of a setting.
@@ -107,6 +109,11 @@ Setting Look(const Question& q, const VariableCuts& cuts) {
   if (setting.roomy) {
     setting.hope = all.seconds;
     setting.least = all;
+    return setting;
+  }
+  if (plans.regions().size() <= kFewRegions) {  // all ways are few
+    setting.least = plans.Within(q.budget.bytes);
+    if (fits(setting.least)) setting.hope = setting.least.seconds;
     return setting;
   }
   for (const WaitChoice& some : {plans.All(Recompute::kSelective), setting.least}) {
@@ -208,10 +215,11 @@ void SearchHopeful(const Question& q, Settings* settings, std::optional<Plan>* b
 // As long as other cuts of one kind of weights are faster.
 void GoBeside(const Question& q, const CutMoves& moves, Settings* settings, std::optional<Plan>* best) {
   constexpr double kNotable = 0.99;
-  while (settings->size() < kMostSettings) {
+  const size_t most = settings->size() + q.beside;
+  while (settings->size() < most) {
     const double before = (*best)->waits.seconds;
     for (const VariableCuts& cuts : moves.Beside((*best)->cuts))
-      if (settings->size() < kMostSettings) settings->Of(cuts);
+      if (settings->size() < most) settings->Of(cuts);
     SearchHopeful(q, settings, best);
     if ((*best)->waits.seconds > kNotable * before) return;
   }
@@ -278,7 +286,11 @@ Decided Decide(const Asked& asked, const Budget& budget) {
   if (asked.training && asked.training->recompute != Recompute::kAuto)
     given.recompute = asked.training->recompute;
   given.stages = DivisionOf(*asked.source);
-  if (asked.model().options.plan) return {AsPlanned(asked, *asked.model().options.plan, std::move(given))};
+  if (const auto& plan = asked.model().options.plan) {
+    Decided decided{AsPlanned(asked, *plan, std::move(given))};
+    if (!decided.decisions.cuts.empty()) decided.cuts_text = CutsText(asked.model(), nullptr, plan->cuts);
+    return decided;
+  }
   if (budget.bytes == 0 && !budget.cuts) return {given};
   Decided decided;
   const std::string text =
@@ -289,6 +301,8 @@ Decided Decide(const Asked& asked, const Budget& budget) {
         std::shared_ptr<CutMoves> moves;
         if (budget.cuts || asked.training) {
           Graph placed = RunPasses("", kBeforeCuts, std::move(whole), options);
+          constexpr size_t kNodes = 20'000;
+          q.beside = std::min(kMostSettings, kNodes / std::max(1, placed.num_nodes()));
           q.large = (budget.bytes > 0 && budget.waits && budget.cuts) || IsLarge(placed);
           if (q.large) CheckVariables(asked, budget, placed, options);
           if (budget.cuts) moves = std::make_shared<CutMoves>(asked.model(), std::move(placed), options);
@@ -299,16 +313,17 @@ Decided Decide(const Asked& asked, const Budget& budget) {
         decided.decisions.cuts = plan.cuts;
         decided.decisions.waits = plan.waits.waits;
         if (moves) {
-          decided.cuts_text = CutsText(asked.model(), moves->search(), plan.cuts);
+          decided.cuts_text = CutsText(asked.model(), &moves->search(), plan.cuts);
           decided.cut_reasons = [&model = asked.model(), moves, cuts = plan.cuts] {
             return CutReasons(model, moves->search(), cuts);
           };
         }
-        return Cat(decided.tried, "\n", ToText(PlanText{decided.decisions, "", ""}), "\n", decided.cuts_text);
+        return Cat(decided.tried, "\n", ToText(SavedPlan{decided.decisions, "", ""}), "\n",
+                   decided.cuts_text);
       });
   const size_t first = text.find('\n'), end = text.find("\n\n");
   decided.tried = std::stoi(text.substr(0, first));
-  decided.decisions = ParsePlanText(text.substr(first + 1, end - first)).decisions;
+  decided.decisions = ParseSavedPlan(text.substr(first + 1, end - first)).decisions;
   decided.cuts_text = text.substr(end + 2);
   return decided;
 }

@@ -393,7 +393,7 @@ void Session::Close() {
   if (impl_) impl_->Close();
 }
 
-PlanText Session::Plan() const {
+SavedPlan Session::Plan() const {
   return {impl_->decisions, MarkOf(*impl_->model), MachineText(impl_->model->machine)};
 }
 

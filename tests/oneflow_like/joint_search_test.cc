@@ -12,7 +12,9 @@
 #include "oneflow_like/model/model_impl.h"
 #include "oneflow_like/oneflow_like.h"
 #include "oneflow_like/planner/trial_pool.h"
+#include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
+#include "tests/error_of.h"
 
 namespace oneflow_like {
 namespace {
@@ -149,9 +151,49 @@ void ExpectNearTheBestOfTheProduct(uint32_t first, int trials) {
       EXPECT_LE(taken.bytes, memory);
       EXPECT_EQ(taken.seconds, found.best.front().seconds);
       EXPECT_LE(taken.seconds, 1.03 * all[best].seconds)
-          << found.Text() << ToText(PlanText{found.chosen(), "", ""})
-          << "best of all: " << ToText(PlanText{which[best], "", ""}) << all[best].seconds << " s, "
+          << found.Text() << ToText(SavedPlan{found.chosen(), "", ""})
+          << "best of all: " << ToText(SavedPlan{which[best], "", ""}) << all[best].seconds << " s, "
           << all[best].bytes << " of " << memory;
+    }
+  }
+}
+
+// A model that is given what another has decided has its plan, without a search: also with blocks that have
+// moved, and in a session that comes after another.
+TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
+  std::mt19937 random(5);
+  const DescribedMachine machine = DrawMachine(&random, 8);
+  for (const char* mesh : {"cpu:dp=2,tp=2,pp=2", "cpu:dp=1,tp=4,pp=2", "cpu:dp=2,tp=4,pp=1"}) {
+    PlanCandidate open;
+    open.mesh = Mesh::Parse(mesh);
+    open.micro_batches = 2;
+    open.open_cuts = open.open_waits = true;
+    open.memory = int64_t{1} << 40;
+    const BuildPlan build = BuildMlp(32, 64, machine);
+    open.memory = TakenBy(build(open), machine).bytes * 9 / 10;
+    const Session session = build(open);
+    PlanCandidate again;
+    static_cast<Decisions&>(again) = session.Plan().decisions;
+    const Session repeated = build(again);
+    EXPECT_EQ(repeated.impl()->compiled.logical.hash, session.impl()->compiled.logical.hash) << mesh;
+    const auto refused = [&](const std::function<void(PlanCandidate*)>& spoil) {
+      PlanCandidate spoilt = again;
+      spoil(&spoilt);
+      return ErrorOf([&] { build(spoilt); });
+    };
+    EXPECT_NE(refused([](PlanCandidate* c) { c->cuts["nothing"] = {}; }).find("cuts weight 'nothing'"),
+              std::string::npos);
+    EXPECT_NE(
+        refused([](PlanCandidate* c) { c->cuts["block0/up"].fixed[2] = S(2); }).find("by S2, but it is"),
+        std::string::npos);
+    EXPECT_NE(
+        refused([](PlanCandidate* c) { c->waits["block7"] = Recompute::kFull; }).find("region 'block7'"),
+        std::string::npos);
+    if (again.extent("pp") > 1) {
+      EXPECT_NE(refused([](PlanCandidate* c) {
+                  c->stages["block0"] = {1, 2};
+                }).find("divides 3 blocks"),
+                std::string::npos);
     }
   }
 }
