@@ -198,8 +198,8 @@ TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
   }
 }
 
-TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(1, 1); }
-TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(100, 24); }
+TEST(JointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(100, 1); }
+TEST(LongJointSearch, TheChoiceIsNearTheBestOfTheProduct) { ExpectNearTheBestOfTheProduct(101, 23); }
 
 }  // namespace
 }  // namespace oneflow_like
