@@ -318,6 +318,11 @@ bool Graph::IsView(int node) const {
   return def && def->view;
 }
 
+int Graph::BehindViews(int value) const {
+  while (IsView(values_[value].producer)) value = producer(value).in[0];
+  return value;
+}
+
 bool Graph::IsHeavy(int node) const {
   const OpDef* def = catalog_->Find(nodes_[node].op);
   return def && (def->category == "matmul" || def->category == "attention" || def->category == "convolution");

@@ -182,6 +182,8 @@ class Graph : public GraphBuilder {
   int OperandBehind(int value) const;
   // Whether a node's result is its operand's bytes.
   bool IsView(int node) const;
+  // The value whose bytes this one has: itself, or behind views what they are views of.
+  int BehindViews(int value) const;
   // Whether a node is a product, an attention or a convolution: these take most of a step's time.
   bool IsHeavy(int node) const;
   // The line of profiles that counts its time: "boxing", the category of the operator's entry, or empty:

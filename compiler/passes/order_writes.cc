@@ -43,11 +43,6 @@ class Orderer {
     const OpDef* def = graph_.catalog().Find(graph_.node(n).op);
     return def ? def->inplace : none;
   }
-  // The value whose bytes `v` has.
-  int Root(int v) const {
-    while (graph_.IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
-    return v;
-  }
 
   // A copy of value `v` for node `reader`, of its phase.
   int AddCopy(int v, const Node& reader, const std::string& why) {
@@ -82,7 +77,7 @@ class Orderer {
     std::set<int> later;
     if (InPlace(n).empty()) return later;
     for (int v : graph_.node(n).in) {
-      auto writer = writer_.find(Root(v));
+      auto writer = writer_.find(graph_.BehindViews(v));
       if (writer != writer_.end() && writer->second != n) later.insert(writer->second);
     }
     return later;
@@ -109,7 +104,7 @@ class Orderer {
     for (auto [out, in] : InPlace(n)) own.insert(in);
     for (size_t i = 0; i < graph_.node(n).in.size(); ++i) {
       int value = graph_.node(n).in[i];
-      auto writer = writer_.find(Root(value));
+      auto writer = writer_.find(graph_.BehindViews(value));
       if (own.count(i) || writer == writer_.end() || writer->second == n) continue;
       if (!late && (own.empty() || !Follows(writer->second, n))) continue;
       auto [copy, fresh] = copies_.try_emplace(value, -1);

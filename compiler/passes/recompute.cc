@@ -160,8 +160,7 @@ class Repeater {
     auto [it, fresh] = waits_.try_emplace(region);
     if (fresh)
       for (int v : graph_.node(reader).in) {
-        int p = graph_.value(v).producer;
-        while (graph_.IsView(p)) p = graph_.value(graph_.node(p).in[0]).producer;
+        const int p = graph_.value(graph_.BehindViews(v)).producer;
         if (graph_.node(p).phase == Phase::kBackward && p < static_cast<int>(region_.size()))
           it->second.push_back(p);
       }

@@ -30,11 +30,11 @@ class Splitter {
       if (LeadsToThemAlone(*it)) graph_.node(*it).phase = Phase::kWeightGradient;
     for (int n : order_)
       if (Apart(n))
-        for (int v : graph_.node(n).in) kept[Root(v)] = true;
+        for (int v : graph_.node(n).in) kept[graph_.BehindViews(v)] = true;
     for (int n : order_) {
       const std::vector<int>& in = graph_.node(n).in;
       if (for_updates_[n] && !Apart(n) && std::all_of(in.begin(), in.end(), [&](int v) {
-            return kept[Root(v)] || Apart(graph_.value(v).producer);
+            return kept[graph_.BehindViews(v)] || Apart(graph_.value(v).producer);
           }))
         graph_.node(n).phase = Phase::kWeightGradient;
     }
@@ -55,11 +55,6 @@ class Splitter {
     for (int v : node.out)
       for (int r : readers_[v]) any = true, all = all && Apart(r);
     return any && all && node.phase == Phase::kBackward && node.in.size() == 1;
-  }
-
-  int Root(int v) const {
-    while (graph_.IsView(graph_.value(v).producer)) v = graph_.producer(v).in[0];
-    return v;
   }
 
   Graph& graph_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/compile.h"
+#include "compiler/cost/cost.h"
 #include "compiler/graph/graph.h"
 
 namespace oneflow_like {
@@ -42,6 +43,12 @@ struct ChunkPlan {
   int64_t chunks = 1;
   double before = 0, after = 0;  // estimated seconds of an act
 };
+
+// In how many chunks an axis of a shape can be dealt, at most `wanted`.
+int64_t MostChunks(const Dims& shape, const ChunkAxis& rows, int wanted);
+// Sets the number of chunks that takes an act the least seconds, and these (chunk_estimate.cc). False: none
+// gains enough.
+bool ChooseChunks(const Graph& graph, const CompileOptions& options, CostModel* cost, ChunkPlan* plan);
 
 // In the graph's order. No node is in two plans.
 std::vector<ChunkPlan> FindChunkPlans(const Graph& graph, const CompileOptions& options);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "oneflow_like/text/added_tokens.h"
+#include "oneflow_like/text/cut_text.h"
 
 namespace oneflow_like {
 
@@ -32,9 +33,6 @@ struct BytePairMerge {
 inline uint64_t BytePairKey(int32_t a, int32_t b) {
   return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b);
 }
-
-// A part of a text; `begins`: it stands where the user's text begins.
-using UseTextPart = std::function<void(std::string_view part, bool begins)>;
 
 struct BytePairFile {
   std::string path;
