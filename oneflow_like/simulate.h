@@ -14,9 +14,7 @@
 namespace oneflow_like {
 
 struct SimulateOptions {
-  // That are simulated; the last one is reported. At least 2. Where more threads than cores keep their cores,
-  // 12 or more are, and all but two reported, on average.
-  int steps = 3;
+  int steps = 3;  // simulated, at least 2; the result is that of the last one
   // Of steps of more acts, of all stages, two are simulated where the second takes as long as the first.
   int64_t many_acts = 1 << 18;
   std::string trace_file;   // as ModelOptions::trace_file, of all these steps; empty: none

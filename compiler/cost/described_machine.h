@@ -87,10 +87,6 @@ struct DescribedMachine : Machine {
   // process there, tells it.
   double message = 0, process_message = 0;
   double process_work = 1;  // how many times as long kernels take where several processes share a mesh
-  double crowded_work = 1;  // and while more threads than cores have work, besides their turns
-  // For how long a thread runs before another one on its core does. So often an idle core takes over a thread
-  // that waits on another core; 0: cores share all work evenly.
-  double core_turn = 0;
   double cache_bytes = 0;  // that a core of such a host has for itself; 0: unknown
 
   // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. Another kernel has just

@@ -63,8 +63,7 @@ class TopologyFile {
         {"overhead", &machine_.overhead},         {"product_efficiency", &e.product},
         {"attention_efficiency", &e.attention},   {"half_extent", &e.half_extent},
         {"message", &machine_.message},           {"process_message", &machine_.process_message},
-        {"process_work", &machine_.process_work}, {"crowded_work", &machine_.crowded_work},
-        {"core_turn", &machine_.core_turn},       {"cache_bytes", &machine_.cache_bytes}};
+        {"process_work", &machine_.process_work}, {"cache_bytes", &machine_.cache_bytes}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
@@ -72,9 +71,12 @@ class TopologyFile {
     } else if (auto number = numbers.find(key); number != numbers.end()) {
       const bool part = key.ends_with("_efficiency"),
                  may_be_zero = key == "overhead" || key == "half_extent" || key.ends_with("message");
-      *number->second = key == "memory_bytes" || key == "cache_bytes" ? Number(key, 1, 1e18)
-                        : key == "core_turn"                          ? Number(key, 1e-5, 1e3)
-                                             : Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
+      *number->second = key == "memory_bytes" || key == "cache_bytes"
+                            ? Number(key, 1, 1e18)
+                            : Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
+    } else if (key == "crowded_work" || key == "core_turn") {
+      Refuse(key, " is a fact of earlier versions, as threads now share cores evenly; remove the line, or ",
+             "calibrate again");
     } else {
       std::string all = "device, threads, level, collective, kernel";
       for (const auto& [name, where] : numbers) all += ", " + name;
@@ -259,8 +261,6 @@ std::string TopologyText(const DescribedMachine& machine) {
   fact("message", machine.message);
   fact("process_message", machine.process_message);
   fact("process_work", machine.process_work);
-  fact("crowded_work", machine.crowded_work);
-  if (machine.core_turn > 0) fact("core_turn", machine.core_turn);
   if (machine.cache_bytes > 0) fact("cache_bytes", machine.cache_bytes);
   for (size_t l = 0; l < machine.topology.links.size(); ++l) {
     const Topology::Link& link = machine.topology.links[l];

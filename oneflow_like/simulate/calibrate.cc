@@ -1,7 +1,6 @@
 #include "oneflow_like/calibrate.h"
 
 #include <glog/logging.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,7 +27,6 @@
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "oneflow_like/simulate/busy_others.h"
-#include "oneflow_like/simulate/core_turn.h"
 #include "oneflow_like/simulate/kernel_fit.h"
 #include "ops/fused.h"
 
@@ -51,13 +49,6 @@ double MeanOfLowerThreeQuarters(std::vector<double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Of this process so far.
-double ProcessorSeconds() {
-  timespec used{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
-}
-
 // --- Kernels ---
 
 // Of the largest cache that no other core uses; 0 where the system does not tell.
@@ -75,9 +66,6 @@ constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2},
                              {16, 32, 96, 3, false},  {3, 256, 384, 6, false},   {4, 128, 128, 4, true},
                              {10, 96, 320, 5, true},  {3, 64, 192, 4, true, 2},  {6, 64, 160, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
-constexpr int kShared[] = {1, 7};  // models that are trained by more threads than there are cores
-constexpr int kMostShared = 16;    // cores whose threads can share what such a model has
-constexpr int kSharedRounds = 2;   // in each round: of steps one number alone is taken
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
@@ -96,7 +84,6 @@ struct Setting {
   int workers = 1;         // ranks, of all processes together
   int kernel_threads = 1;  // of each
   bool tensor = false;     // tensor parallelism in place of data parallelism
-  int threads = 0;         // of a process, which share its ranks; 0: one for each
 };
 
 // A rank for each core, or process: every other model by tensor parallelism, where its heads allow that.
@@ -112,7 +99,7 @@ class Probe {
       : setting_(setting), crowded_(crowded) {
     ModelOptions options;
     options.job = job;
-    options.threads = setting.threads > 0 ? setting.threads : setting.workers / (job ? job->processes() : 1);
+    options.threads = setting.workers / (job ? job->processes() : 1);
     options.kernel_threads = setting.kernel_threads;
     model_.emplace(Mesh("cpu", {{setting.tensor ? "tp" : "dp", setting.workers}}), options);
     const Dims tokens = {shape.batch * setting.workers * shape.micro_batches, shape.context};
@@ -152,8 +139,7 @@ class Probe {
     model_.reset();
   }
 
-  double wall() const { return Median(walls_); }           // of a step
-  double processor() const { return Median(processor_); }  // that this process used in a step
+  double wall() const { return Median(walls_); }  // of a step
   // Of all kernels that compute, in a step.
   double seconds() const {
     double sum = 0;
@@ -186,9 +172,7 @@ class Probe {
 
  private:
   void Step() {
-    const double before = ProcessorSeconds();
     session_->Run(feeds_).Wait();
-    processor_.push_back(ProcessorSeconds() - before);
     const StepProfile profile = session_->TakeProfile();
     for (const KernelProfile& kernel : profile.hottest)
       if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
@@ -259,7 +243,7 @@ class Probe {
   std::optional<Session> session_;
   Feeds feeds_;
   std::map<std::string, Known> kernels_;
-  std::vector<double> walls_, processor_;  // by noted step
+  std::vector<double> walls_;  // by noted step
 };
 
 // --- Messages ---
@@ -343,9 +327,8 @@ void Tell(const CalibrateOptions& options, const std::string& what) {
   if (options.progress) options.progress(what);
 }
 
-// Messages between processes; how much longer kernels take there; and how much more of the processor it takes
-// that twice as many threads as cores have work, beside the same ranks on as many threads as cores. Process 0
-// measures threads, while the others wait, asleep.
+// Messages between processes, and how much longer kernels take there. Process 0 measures threads, while the
+// others wait, asleep.
 void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
@@ -356,31 +339,17 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
     apart.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true, options.job));
   }
   Chain chain(processes, 1, options.job);
-  // By pairs: on as many threads as cores, and on twice as many.
-  std::vector<std::unique_ptr<Probe>> dealt, crowded;
-  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostShared)
-    for (int model : std::span(kShared).first(std::min(options.models, 2)))
-      for (auto [probes, each] : {std::pair{&dealt, cores}, {&crowded, 2 * cores}})
-        probes->push_back(std::make_unique<Probe>(kShapes[model],
-                                                  Setting{.workers = 2 * cores * processes, .threads = each},
-                                                  DType::kFloat32, true, options.job));
   for (int round = 0; round < options.rounds; ++round) {
     for (const auto& probe : threads) probe->Round();
     options.job->AllGather("calibration", "");
     for (const auto& probe : apart) probe->Round();
     for (int k = 0; k < kChainRounds; ++k) chain.Round();
-    for (size_t i = 0; i < dealt.size(); ++i)
-      for (int k = 0; k < kSharedRounds; ++k) dealt[i]->Round(), crowded[i]->Round();
   }
   machine->process_message = chain.message();
   double here = 0, there = 0;
   for (const auto& probe : threads) here += probe->seconds();
   for (const auto& probe : apart) there += probe->seconds();
   if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
-  double longer = 0;
-  for (size_t i = 0; i < dealt.size(); ++i) longer += crowded[i]->processor() / dealt[i]->processor();
-  if (!dealt.empty())
-    machine->crowded_work = Rounded(std::max(1.0, longer / static_cast<double>(dealt.size())));
 }
 
 // Warns if others used much of the cores even in the quieter half of the time.
@@ -478,7 +447,6 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
     machine.flops = Rounded(PeakOf(samples, DType::kFloat32));
     machine.narrow_flops = Rounded(PeakOf(samples, DType::kBFloat16));
     machine.topology.memory_bandwidth = Rounded(BandwidthOf(samples));
-    machine.core_turn = Rounded(MeasureCoreTurn());
   }
   machine.name = "processor";
   machine.threads = cores;

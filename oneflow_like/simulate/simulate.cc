@@ -28,10 +28,6 @@ struct Threads {
   int ranks = 1;        // of a process
 
   int ProcessOf(int rank) const { return rank / ranks; }
-  // Whether all together may have more work than there are cores.
-  bool Crowd(const DescribedMachine& machine) const {
-    return machine.threads > 0 && processes * each * of_a_kernel > machine.threads;
-  }
 };
 
 // As ModelImpl::Load starts them.
@@ -45,8 +41,6 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
   const int of_a_kernel = options.kernel_threads > 0 ? options.kernel_threads : std::max(1, cores / threads);
   return {processes, threads, of_a_kernel, ranks};
 }
-
-constexpr int kUnlikeSteps = 12;  // where each step takes another time
 
 // Ranks that are simulated, and who acts for whom.
 struct ActingRanks {
@@ -153,9 +147,8 @@ int64_t LengthSince(int64_t start, const std::vector<Interval>& joined) {
 // Adds up records as they end: there may be too many to keep.
 class StepRecorder {
  public:
-  // The last `counted` steps count. `keep`: all records.
-  StepRecorder(int steps, int counted, bool keep)
-      : ends_(static_cast<size_t>(steps)), counted_(counted), keep_(keep) {}
+  // `keep`: all records.
+  StepRecorder(int steps, bool keep) : ends_(static_cast<size_t>(steps)), keep_(keep) {}
 
   void Expect(const plan::Plan& plan) {
     for (const plan::Actor& actor : plan.actor())
@@ -165,7 +158,7 @@ class StepRecorder {
     if (keep_) records_.push_back(r);
     if (r.step >= std::ssize(ends_)) return;
     ends_[r.step] = std::max(ends_[r.step], r.end);
-    if (r.kernel < 0 || r.step + counted_ < std::ssize(ends_)) return;
+    if (r.kernel < 0 || r.step + 1 < std::ssize(ends_)) return;
     Busy& busy = of_rank_[r.rank];
     if (messages_.count({r.rank, r.actor}) == 0) Join({r.start, r.end}, &busy.compute);
     Join({r.start, r.end}, &busy.all);
@@ -173,27 +166,25 @@ class StepRecorder {
 
   const std::vector<TraceRecord>& records() const { return records_; }
   double first() const { return ends_[0] / kPicosecondsPerSecond; }
-  // Of one of the steps that count, on average.
-  double seconds() const { return PerStep(ends_.back() - start()); }
-  // Where the time of these went.
+  // Of the last step.
+  double seconds() const { return (ends_.back() - start()) / kPicosecondsPerSecond; }
+  // Where its time went.
   void AddUp(int rank, SimulatedStage* stage) const {
     const auto at = of_rank_.find(rank);
     const Busy none, &busy = at == of_rank_.end() ? none : at->second;
     const int64_t computed = LengthSince(start(), busy.compute), all = LengthSince(start(), busy.all);
-    stage->compute = PerStep(computed);
-    stage->communication = PerStep(all - computed);
-    stage->bubble = PerStep(ends_.back() - start() - all);
+    stage->compute = computed / kPicosecondsPerSecond;
+    stage->communication = (all - computed) / kPicosecondsPerSecond;
+    stage->bubble = (ends_.back() - start() - all) / kPicosecondsPerSecond;
   }
 
  private:
   struct Busy {
-    std::vector<Interval> compute, all;  // of the steps that count
+    std::vector<Interval> compute, all;  // of the last step
   };
-  int64_t start() const { return ends_[ends_.size() - 1 - static_cast<size_t>(counted_)]; }
-  double PerStep(int64_t time) const { return time / kPicosecondsPerSecond / counted_; }
+  int64_t start() const { return ends_[ends_.size() - 2]; }
 
   std::vector<int64_t> ends_;  // of the steps
-  const int counted_;
   const bool keep_;
   std::set<std::pair<int, int>> messages_;  // actors, by rank
   std::unordered_map<int, Busy> of_rank_;
@@ -218,8 +209,8 @@ struct Played {
 };
 
 Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
-                 const Threads& threads, int steps, int counted, int in_flight, bool trace) {
-  Played played = {.recorder = StepRecorder(steps, counted, /*keep=*/trace)};
+                 const Threads& threads, int steps, int in_flight, bool trace) {
+  Played played = {.recorder = StepRecorder(steps, /*keep=*/trace)};
   CollectiveLoads loads(compiled, machine, threads, acting);
   std::vector<int> thread_of;
   for (int rank : acting.ranks)
@@ -229,8 +220,6 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .thread_of = std::move(thread_of),
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
-                        .turns = machine.crowded_work,
-                        .balance = Picoseconds(machine.core_turn),
                         .each_kernel = trace,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return acting.stands_for[rank]; },
@@ -273,10 +262,10 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
 Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
                   const Threads& threads, int steps, int64_t many_acts, int in_flight) {
   if (steps > 2 && std::ssize(compiled.logical.order) > many_acts) {
-    Played played = PlaySteps(compiled, machine, acting, threads, 2, 1, in_flight, /*trace=*/false);
+    Played played = PlaySteps(compiled, machine, acting, threads, 2, in_flight, /*trace=*/false);
     if (played.recorder.seconds() == played.recorder.first()) return played;
   }
-  return PlaySteps(compiled, machine, acting, threads, steps, 1, in_flight, /*trace=*/false);
+  return PlaySteps(compiled, machine, acting, threads, steps, in_flight, /*trace=*/false);
 }
 
 // An act lasts from its first kernel's start to its last one's end.
@@ -332,15 +321,10 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const ActingRanks acting = ActingRanksOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  // Where threads share cores and keep them, steps are not alike, as the system looks at cores at moments of
-  // its own.
-  const bool alike = machine.core_turn == 0 || !threads.Crowd(machine);
-  const int steps = alike ? options.steps : std::max(options.steps, kUnlikeSteps);
-  const int counted = alike ? 1 : steps - 2;
   const bool trace = !options.trace_file.empty();
   const Played played =
-      trace || !alike ? PlaySteps(compiled, machine, acting, threads, steps, counted, in_flight, trace)
-                      : PlayEnough(compiled, machine, acting, threads, steps, options.many_acts, in_flight);
+      trace ? PlaySteps(compiled, machine, acting, threads, options.steps, in_flight, trace)
+            : PlayEnough(compiled, machine, acting, threads, options.steps, options.many_acts, in_flight);
   if (trace) WriteTrace(options.trace_file, played);
 
   Simulated result;

@@ -14,7 +14,6 @@
 
 #include "core/plan.pb.h"
 #include "oneflow_like/simulate.h"
-#include "oneflow_like/simulate/core_turn.h"
 #include "oneflow_like/simulate/kernel_fit.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"
@@ -56,8 +55,6 @@ DescribedMachine DrawMachine(std::mt19937* random) {
   m.message = below(2) * Draw(random);
   m.process_message = Draw(random);
   m.process_work = Draw(random);
-  m.crowded_work = Draw(random);
-  m.core_turn = below(2) * std::clamp(Draw(random), 1e-5, 1e3);
   m.cache_bytes = below(2) * std::clamp(Draw(random), 1.0, 1e18);
   m.topology.links.clear();
   int devices = 1;
@@ -98,8 +95,6 @@ TEST(CalibratedTopology, IsReadBackToTheLastBit) {
     EXPECT_EQ(read.message, m.message);
     EXPECT_EQ(read.process_message, m.process_message);
     EXPECT_EQ(read.process_work, m.process_work);
-    EXPECT_EQ(read.crowded_work, m.crowded_work);
-    EXPECT_EQ(read.core_turn, m.core_turn);
     EXPECT_EQ(read.cache_bytes, m.cache_bytes);
     EXPECT_EQ(read.shared, m.shared);
     ASSERT_EQ(read.topology.links.size(), m.topology.links.size());
@@ -144,7 +139,10 @@ TEST(CalibratedTopology, SaysWhichLineIsWrong) {
       {Cat(good, "\n", good), ":7: kernel einsum f32 of 1 threads is given a second time"},
       {"message -1", ":6: message is -1, must be at least 0"},
       {"process_message", ":6: process_message has no number"},
-      {"core_turn 1e-6", ":6: core_turn is 1e-6, must be at least 1e-05"},
+      {"core_turn 4e-3",
+       ":6: core_turn is a fact of earlier versions, as threads now share cores evenly; "
+       "remove the line, or calibrate again"},
+      {"crowded_work 1.1", ":6: crowded_work is a fact of earlier versions"},
       {"message 1\nmessage 1", ":7: message is given a second time"}};
   for (const auto& [line, expected] : cases) {
     const std::string error = ErrorOf([&] { ReadTopology(FileWith(Cat(kHost, line, "\n"))); });
@@ -595,30 +593,6 @@ TEST(SimulateProcesses, CoresAreShared) {
             << dp << " ranks in " << processes << " processes on " << cores << " cores";
       }
   }
-}
-
-// Three processes on two cores: while threads keep their cores two of them have one, one after the other, and
-// the third waits for them. Were gradients summed at the end alone, a step took 4/3 of its time on cores that
-// all share; sums in between let the third begin with the rest of its step earlier.
-TEST(SimulateProcesses, ThreadsKeepTheirCores) {
-  SmallGpt given;
-  given.mesh = "cpu:dp=3";
-  given.batch = 12;
-  given.parallel.batch = "";  // layouts by cost: more sums in between
-  given.model_options.kernel_threads = 1;
-  DescribedMachine machine = EvenHost(2);
-  const double even = SimulateGpt(given, machine, 3).seconds;
-  machine.core_turn = 1000;
-  const double kept = SimulateGpt(given, machine, 3).seconds;
-  EXPECT_LE(kept, even * 4 / 3);
-  EXPECT_GE(kept, even * (4.0 / 3 - 0.06));
-  machine.core_turn = even / 200;
-  EXPECT_NEAR(SimulateGpt(given, machine, 3).seconds, even, 0.1 * even);
-}
-
-TEST(CoreTurn, ThreadsOfOneCoreTakeTurns) {
-  const double turn = MeasureCoreTurn();
-  EXPECT_GT(turn, 1e-4);
 }
 
 TEST(SimulateProcesses, MessagesBetweenProcessesTakeTheirTime) {
