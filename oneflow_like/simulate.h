@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/machine.h"
 #include "oneflow_like/model/topology_file.h"
 #include "oneflow_like/session.h"
 
@@ -40,11 +40,11 @@ struct Simulated {
   double seconds = 0;        // of a step
   double first_seconds = 0;  // of the first one
   int devices = 0;
-  double model_flops = 0;  // of a step, each product counted once
-  double flops = 0;        // that all devices do, with what is computed again
-  double mfu = 0;          // model_flops of what the devices could do
-  int64_t acts = 0;        // of a step, each once for all ranks that do the same part of it
-  uint64_t plan_hash = 0;  // of what simulated ranks execute: sessions of one hash are one plan
+  double model_flops = 0;   // of a step, each product counted once
+  double flops = 0;         // that all devices do, with what is computed again
+  double mfu = 0;           // model_flops of what the devices could do
+  int64_t acts = 0;         // of a step, each once for all ranks that do the same part of it
+  uint64_t plan_hash = 0;   // of what simulated ranks execute: sessions of one hash are one plan
   std::vector<SimulatedStage> stages;
   std::vector<std::string> warnings;  // a stage that does not fit the device's memory
 
@@ -54,7 +54,6 @@ struct Simulated {
 
 // Throws Error: a machine with fewer devices than the mesh, processes that cannot share it equally, steps
 // that together take longer than 26 days, or a file that cannot be written.
-Simulated Simulate(const Session& session, const DescribedMachine& machine,
-                   const SimulateOptions& options = {});
+Simulated Simulate(const Session& session, const Machine& machine, const SimulateOptions& options = {});
 
 }  // namespace oneflow_like

@@ -320,7 +320,7 @@ bool Graph::IsView(int node) const {
 
 bool Graph::IsHeavy(int node) const {
   const OpDef* def = catalog_->Find(nodes_[node].op);
-  return def && (def->category == "matmul" || def->category == "attention" || def->category == "convolution");
+  return def && KindOfWork(def->category) != Work::Kind::kOther;
 }
 
 std::string Graph::CategoryOf(const Node& node) const {

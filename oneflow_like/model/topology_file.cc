@@ -18,9 +18,9 @@
 namespace oneflow_like {
 namespace {
 
-std::string KernelWorkNames() {
+std::string AmountNames() {
   std::string names;
-  for (const NamedKernelWork& amount : kKernelWork) names += Cat(", ", amount.name);
+  for (const NamedAmount& amount : kAmounts) names += Cat(", ", amount.name);
   return names;
 }
 
@@ -28,7 +28,7 @@ class TopologyFile {
  public:
   explicit TopologyFile(const std::string& path) : path_(path) {}
 
-  DescribedMachine Read() {
+  Machine Read() {
     std::ifstream in(path_);
     if (!in) Fail("topology file '", path_, "' cannot be read; examples/topologies has some");
     machine_.topology.links.clear();
@@ -184,16 +184,16 @@ class TopologyFile {
       } else if (word == "threads") {
         kernel.threads = static_cast<int>(Number("threads of " + who, 1, 4096, true));
       } else {
-        const auto amount = std::find_if(std::begin(kKernelWork), std::end(kKernelWork),
-                                         [&](const NamedKernelWork& known) { return word == known.name; });
-        if (amount == std::end(kKernelWork))
-          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", KernelWorkNames());
+        const auto amount = std::find_if(std::begin(kAmounts), std::end(kAmounts),
+                                         [&](const NamedAmount& known) { return word == known.name; });
+        if (amount == std::end(kAmounts))
+          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", AmountNames());
         if (!given.insert(word).second) Refuse(who, " is given ", word, " a second time");
         kernel.each.*amount->value = Number(Cat(word, " of ", who), 0, 1e6);
       }
     }
     if (kernel.threads == 0) Refuse(who, " lacks threads");
-    for (const NamedKernelWork& amount : kKernelWork)
+    for (const NamedAmount& amount : kAmounts)
       if (amount.of_all && given.count(amount.name) == 0) Refuse(who, " lacks ", amount.name);
     for (const MeasuredKernel& other : machine_.kernels)
       if (other.name == kernel.name && other.dtype == kernel.dtype && other.threads == kernel.threads &&
@@ -233,14 +233,14 @@ class TopologyFile {
   std::istringstream words_;  // of the line, still to be read
   int line_ = 0;
   std::set<std::string> known_;
-  DescribedMachine machine_;
+  Machine machine_;
 };
 
 }  // namespace
 
-DescribedMachine ReadTopology(const std::string& path) { return TopologyFile(path).Read(); }
+Machine ReadTopology(const std::string& path) { return TopologyFile(path).Read(); }
 
-std::string TopologyText(const DescribedMachine& machine) {
+std::string TopologyText(const Machine& machine) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
   const auto number = [](double value) {  // the fewest digits that are read back as the same number
@@ -276,7 +276,7 @@ std::string TopologyText(const DescribedMachine& machine) {
   for (const MeasuredKernel& k : machine.kernels) {
     text << "kernel " << k.name << " " << Name(k.dtype) << " threads " << k.threads
          << (k.crowded ? " crowded" : "");
-    for (const NamedKernelWork& amount : kKernelWork)
+    for (const NamedAmount& amount : kAmounts)
       if (k.each.*amount.value != 0 || amount.of_all)
         text << " " << amount.name << " " << number(k.each.*amount.value);
     text << "\n";
@@ -284,7 +284,7 @@ std::string TopologyText(const DescribedMachine& machine) {
   return text.str();
 }
 
-void RequireDevices(const DescribedMachine& machine, int devices) {
+void RequireDevices(const Machine& machine, int devices) {
   const int joined = machine.topology.links.back().devices;
   if (joined != 0 && joined < devices)
     Fail("the topology joins ", joined, " devices but the mesh has ", devices,

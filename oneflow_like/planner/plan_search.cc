@@ -63,7 +63,7 @@ int Likeness(const Entry& a, const Entry& b) {
 
 class Search {
  public:
-  Search(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
+  Search(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
          const PlanSearchOptions& options)
       : space_(space),
         machine_(machine),
@@ -375,7 +375,7 @@ class Search {
   }
 
   const PlanSpace& space_;
-  const DescribedMachine& machine_;
+  const Machine& machine_;
   const BuildPlan& build_;
   const PlanSearchOptions& options_;
   PlanEstimator estimator_;
@@ -387,7 +387,7 @@ class Search {
 
 }  // namespace
 
-PlanSearchResult SearchPlans(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
+PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
                              const PlanSearchOptions& options) {
   CheckRange("PlanSearchOptions::compiled", options.compiled, 1, 1 << 20);
   CheckRange<int64_t>("PlanSearchOptions::memory", options.memory, 0, int64_t{1} << 60);

@@ -28,7 +28,6 @@
 #include "oneflow_like/simulate.h"
 #include "oneflow_like/simulate/busy_others.h"
 #include "oneflow_like/simulate/kernel_fit.h"
-#include "ops/fused.h"
 
 namespace oneflow_like {
 namespace {
@@ -204,7 +203,7 @@ class Probe {
 
   // What each kernel of the plan computes and touches, by the label that profiles give it.
   void KnowKernels(DType dtype) {
-    DescribedMachine here;
+    Machine here;
     here.cache_bytes = CacheBytes();
     const double near_bytes = here.NearBytes(setting_.kernel_threads);
     std::vector<int> ranks;
@@ -213,27 +212,17 @@ class Probe {
       for (const plan::Actor& actor : made.plan.actor())
         for (const plan::Kernel& kernel : actor.kernel()) {
           if (!actor.feed().empty() || !actor.fetch().empty()) continue;
-          KernelSample sample;
-          sample.name = MeasuredName(kernel);
-          sample.threads = setting_.kernel_threads;
-          sample.crowded = crowded_;
-          sample.work = WorkOf(kernel, near_bytes);
-          sample.dtype = RateType(kernel);
-          for (const plan::Attr& attr : kernel.attr())
-            if (sample.name == "fused" && attr.name() == "program")
-              for (const FusedStep& step : ParseFused(attr.s(), kernel.in_size()))
-                sample.steps.push_back(step.op);
+          HostWork of;
           if (actor.has_collective()) {
             if (dtype != DType::kFloat32 || kernel.in_size() + kernel.out_size() == 0) continue;
             const plan::Operand& operand = kernel.in_size() > 0 ? kernel.in(0) : kernel.out(0);
-            sample.name = kCollectiveWork;
-            sample.dtype = DType::kFloat32;
-            sample.work = {
-                .call = 1,
-                .byte = BytesOfWork(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())))};
-            if (sample.work.byte == 0) continue;
+            of = HostWorkOf(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())));
+            if (of.work.bytes == 0) continue;
+          } else {
+            of = HostWorkOf(kernel, model_->impl()->registry, near_bytes);
           }
-          kernels_.try_emplace(KernelLabel(actor, kernel), Known{sample, {}});
+          kernels_.try_emplace(KernelLabel(actor, kernel),
+                               Known{{of, setting_.kernel_threads, crowded_}, {}});
         }
   }
 
@@ -302,7 +291,7 @@ double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
   double fastest = 0;
   for (const KernelSample& s : samples)
     if (s.name == "product" && s.dtype == dtype && s.threads == 1 && !s.crowded)
-      fastest = std::max(fastest, s.work.flop / s.seconds);
+      fastest = std::max(fastest, s.work.flops / s.seconds);
   return fastest;
 }
 
@@ -310,16 +299,16 @@ double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
 double BandwidthOf(const std::vector<KernelSample>& samples) {
   std::vector<double> rates;
   for (const KernelSample& s : samples)
-    if ((s.name == "add_n" || s.name == "adamw") && s.work.byte > 1e5 && s.threads == 1 && !s.crowded)
-      rates.push_back(s.work.byte / s.seconds);
+    if ((s.name == "add_n" || s.name == "adamw") && s.work.bytes > 1e5 && s.threads == 1 && !s.crowded)
+      rates.push_back(s.work.bytes / s.seconds);
   return Median(std::move(rates));
 }
 
 // What a device sends in a second where threads move what there is: of each byte of a sum of two that leaves
 // a device, its thread reads and writes two.
-double LinkBandwidth(const DescribedMachine& machine) {
+double LinkBandwidth(const Machine& machine) {
   for (const MeasuredKernel& k : machine.kernels)
-    if (k.name == kCollectiveWork && k.each.byte > 0) return Rounded(0.5 / k.each.byte);
+    if (k.name == kCollectiveWork && k.each.bytes > 0) return Rounded(0.5 / k.each.bytes);
   return machine.topology.memory_bandwidth;
 }
 
@@ -329,7 +318,7 @@ void Tell(const CalibrateOptions& options, const std::string& what) {
 
 // Messages between processes, and how much longer kernels take there. Process 0 measures threads, while the
 // others wait, asleep.
-void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
+void MeasureProcesses(const CalibrateOptions& options, Machine* machine) {
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
   std::vector<std::unique_ptr<Probe>> threads, apart;
@@ -432,13 +421,13 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
 
 }  // namespace
 
-DescribedMachine Calibrate(const CalibrateOptions& options) {
+Machine Calibrate(const CalibrateOptions& options) {
   CheckRange("CalibrateOptions::rounds", options.rounds, 3, 10'000);
   const int here = UsableCores();
   CheckRange("CalibrateOptions::cores", options.cores, 0, here);
   const int cores = options.cores > 0 ? options.cores : here;
   CheckRange("CalibrateOptions::models", options.models, 1, kMostModels);
-  DescribedMachine machine;
+  Machine machine;
   const bool first = !options.job || options.job->process() == 0;
   if (first) {
     const std::vector<KernelSample> samples = MeasureKernels(options, cores, &machine.message);
@@ -472,7 +461,7 @@ void CheckCalibration(const std::string& mesh) {
 }
 
 void CalibrateTo(const std::string& file, const CalibrateOptions& options) {
-  const DescribedMachine machine = Calibrate(options);
+  const Machine machine = Calibrate(options);
   if (options.job && options.job->process() != 0) return;
   ReplaceFile(file,
               Cat("# Measured by --calibrate on this machine; docs/simulation.md says how, "

@@ -11,7 +11,7 @@
 
 #include "actor/trace.h"
 #include "actor/virtual_time.h"
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/kernel_cost.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/limits.h"
 #include "oneflow_like/session/session_impl.h"
@@ -31,7 +31,7 @@ struct Threads {
 };
 
 // As ModelImpl::Load starts them.
-Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, int world, int processes) {
+Threads ThreadsOf(const ModelOptions& options, const Machine& machine, int world, int processes) {
   CheckRange("SimulateOptions::processes", processes, 1, kMostProcessesHere);
   if (world % processes != 0)
     Fail("SimulateOptions::processes is ", processes, ", which cannot share ", world, " devices equally");
@@ -51,7 +51,7 @@ struct ActingRanks {
 // What acts of collectives ask of links. One of each segment is the same on all its ranks.
 class CollectiveLoads {
  public:
-  CollectiveLoads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads,
+  CollectiveLoads(const Compiled& compiled, const Machine& machine, const Threads& threads,
                   const ActingRanks& acting)
       : compiled_(compiled),
         machine_(machine),
@@ -70,8 +70,8 @@ class CollectiveLoads {
     of_rank.latency = Picoseconds(load.latency + load.copies);
     // Inside one host without devices, threads move what there is.
     if (machine_.threads > 0 && load.links.size() <= 1) {
-      ThreadSeconds work = {load.seconds(), load.seconds()};
-      SecondsOfWork(machine_, collective, ElementBytes(segment), &work);
+      const ThreadSeconds work = MeasuredSeconds(machine_, HostWorkOf(collective, ElementBytes(segment)), 1)
+                                     .value_or(ThreadSeconds{load.seconds(), load.seconds()});
       of_rank.latency = Picoseconds(work.alone);
       of_rank.crowded = Picoseconds(work.crowded);
       of_rank.message = Picoseconds(MessageSeconds(collective, rank));
@@ -119,7 +119,7 @@ class CollectiveLoads {
   }
 
   const Compiled& compiled_;
-  const DescribedMachine& machine_;
+  const Machine& machine_;
   const Threads& threads_;
   const ActingRanks& acting_;
   CollectiveCosts costs_;
@@ -208,8 +208,9 @@ struct Played {
   StepRecorder recorder;
 };
 
-Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
-                 const Threads& threads, int steps, int in_flight, bool trace) {
+Played PlaySteps(const Compiled& compiled, const Machine& machine, const ActingRanks& acting,
+                 const KernelRegistry& kernels, const Threads& threads, int steps, int in_flight,
+                 bool trace) {
   Played played = {.recorder = StepRecorder(steps, /*keep=*/trace)};
   CollectiveLoads loads(compiled, machine, threads, acting);
   std::vector<int> thread_of;
@@ -230,7 +231,7 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
-      const ThreadSeconds seconds = SecondsOnThreads(machine, k, threads.of_a_kernel);
+      const ThreadSeconds seconds = SecondsOnThreads(machine, k, kernels, threads.of_a_kernel);
       const double longer = threads.processes > 1 ? machine.process_work : 1;
       return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
@@ -259,13 +260,14 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
 }
 
 // Steps of many acts take as long as the first one where the second does: more are not played then.
-Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
-                  const Threads& threads, int steps, int64_t many_acts, int in_flight) {
+Played PlayEnough(const Compiled& compiled, const Machine& machine, const ActingRanks& acting,
+                  const KernelRegistry& kernels, const Threads& threads, int steps, int64_t many_acts,
+                  int in_flight) {
   if (steps > 2 && std::ssize(compiled.logical.order) > many_acts) {
-    Played played = PlaySteps(compiled, machine, acting, threads, 2, in_flight, /*trace=*/false);
+    Played played = PlaySteps(compiled, machine, acting, kernels, threads, 2, in_flight, /*trace=*/false);
     if (played.recorder.seconds() == played.recorder.first()) return played;
   }
-  return PlaySteps(compiled, machine, acting, threads, steps, in_flight, /*trace=*/false);
+  return PlaySteps(compiled, machine, acting, kernels, threads, steps, in_flight, /*trace=*/false);
 }
 
 // An act lasts from its first kernel's start to its last one's end.
@@ -312,7 +314,7 @@ void AddStage(SimulatedStage stage, std::vector<SimulatedStage>* stages) {
 
 }  // namespace
 
-Simulated Simulate(const Session& session, const DescribedMachine& machine, const SimulateOptions& options) {
+Simulated Simulate(const Session& session, const Machine& machine, const SimulateOptions& options) {
   if (options.steps < 2) Fail("SimulateOptions::steps is ", options.steps, " but must be at least 2");
   const Session::Impl& impl = *session.impl();
   const Compiled& compiled = impl.compiled;
@@ -321,10 +323,12 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const ActingRanks acting = ActingRanksOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
+  const KernelRegistry& kernels = impl.model->registry;
   const bool trace = !options.trace_file.empty();
   const Played played =
-      trace ? PlaySteps(compiled, machine, acting, threads, options.steps, in_flight, trace)
-            : PlayEnough(compiled, machine, acting, threads, options.steps, options.many_acts, in_flight);
+      trace ? PlaySteps(compiled, machine, acting, kernels, threads, options.steps, in_flight, trace)
+            : PlayEnough(compiled, machine, acting, kernels, threads, options.steps, options.many_acts,
+                         in_flight);
   if (trace) WriteTrace(options.trace_file, played);
 
   Simulated result;
