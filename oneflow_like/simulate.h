@@ -42,11 +42,14 @@ struct Simulated {
   int devices = 0;
   double model_flops = 0;   // of a step, each product counted once
   double flops = 0;         // that all devices do, with what is computed again
+  double plain_flops = -1;  // of these, those on plain cores of cuda devices; -1: there are no such devices
   double mfu = 0;           // model_flops of what the devices could do
   int64_t acts = 0;         // of a step, each once for all ranks that do the same part of it
   uint64_t plan_hash = 0;   // of what simulated ranks execute: sessions of one hash are one plan
   std::vector<SimulatedStage> stages;
-  std::vector<std::string> warnings;  // a stage that does not fit the device's memory
+  // Stages that do not fit the device's memory; and who does more than a hundredth of the operations on plain
+  // cores.
+  std::vector<std::string> warnings;
 
   // On one screen. `per_step`: what rates count, of a step, and its name: 2048 "tokens"; 0: none.
   std::string Text(double per_step, const std::string& unit) const;

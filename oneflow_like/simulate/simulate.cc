@@ -14,6 +14,7 @@
 #include "compiler/cost/kernel_cost.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/limits.h"
+#include "oneflow_like/session/plain_cores.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
 
@@ -338,11 +339,17 @@ Simulated Simulate(const Session& session, const Machine& machine, const Simulat
   result.model_flops = ModelFlops(compiled);
   result.acts = std::ssize(compiled.logical.order);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
-  for (RankSummary& summary : SummariesOf(impl, played.plans)) {
+  std::vector<RankSummary> summaries = SummariesOf(impl, played.plans);
+  if (std::string warning = PlainCoresWarning(summaries); !warning.empty())
+    result.warnings.push_back(std::move(warning));
+  for (RankSummary& summary : summaries) {
     SimulatedStage stage;
     stage.stage = summary.stage;
     stage.rank = summary.rank;
-    result.flops += summary.flops * static_cast<double>(summary.ranks.size());
+    const auto alike = static_cast<double>(summary.ranks.size());
+    result.flops += summary.flops * alike;
+    if (summary.plain_flops >= 0)
+      result.plain_flops = std::max(0.0, result.plain_flops) + summary.plain_flops * alike;
     played.recorder.AddUp(summary.rank, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
@@ -366,6 +373,7 @@ std::string Simulated::Text(double per_step, const std::string& unit) const {
                 "; MFU %.1f %%, %.1f TFLOP/s a device (%.1f with what is computed again)\n", 100 * mfu,
                 model_flops / seconds / devices / 1e12, flops / seconds / devices / 1e12);
   text += line;
+  if (plain_flops >= 0) text += Cat("  operations: ", PlainCoresText(plain_flops, flops), "\n");
   std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  %s\n", "ranks", "computes", "messages", "bubble",
                 "peak memory, by purpose");
   text += line;
