@@ -138,7 +138,6 @@ class Probe {
     model_.reset();
   }
 
-  double wall() const { return Median(walls_); }  // of a step
   // Of all kernels that compute, in a step.
   double seconds() const {
     double sum = 0;
@@ -361,35 +360,28 @@ class Neighbours {
 // One rank whose kernels use 2, 4, ... or all cores. One model at a time is loaded, as in a training: while a
 // process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
 // kernels, and each kernel has to wake them (core/system/spinning.h). All are compiled before, and each first
-// runs until what made it no longer counts as sharing. Each is measured twice, and the faster time counts:
-// what disturbs for some seconds is not in both.
+// runs until what made it no longer counts as sharing.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
   if (cores > 1) teams.push_back(cores);
   Neighbours neighbours;
   for (int threads : teams) {
-    std::vector<std::unique_ptr<Probe>> fastest(2 * options.models);
-    for (int pass : {1, 2}) {
-      std::vector<std::unique_ptr<Probe>> probes;
-      for (const Shape& shape : std::span(kShapes).first(options.models))
-        for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-          probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
-      for (size_t i = 0; i < probes.size(); ++i) {
-        Tell(options, Cat("kernels on ", threads, " threads: pass ", pass, " of 2, model ", i + 1, " of ",
-                          probes.size()));
-        std::unique_ptr<Probe> probe = std::move(probes[i]);
-        const auto begin = std::chrono::steady_clock::now();
-        for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
-             passed = std::chrono::steady_clock::now() - begin)
-          probe->WarmUp();
-        for (int round = 0; round < (options.rounds + 1) / 2; ++round) probe->Round();
-        neighbours.EndRound();
-        probe->Unload();
-        if (fastest[i] == nullptr || probe->wall() < fastest[i]->wall()) fastest[i] = std::move(probe);
-      }
+    std::vector<std::unique_ptr<Probe>> probes;
+    for (const Shape& shape : std::span(kShapes).first(options.models))
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+        probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
+    for (size_t i = 0; i < probes.size(); ++i) {
+      Tell(options, Cat("kernels on ", threads, " threads: model ", i + 1, " of ", probes.size()));
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
+           passed = std::chrono::steady_clock::now() - begin)
+        probes[i]->WarmUp();
+      for (int round = 0; round < options.rounds; ++round) probes[i]->Round();
+      neighbours.EndRound();
+      probes[i]->Unload();
+      probes[i]->AddSamples(samples);
     }
-    for (const auto& probe : fastest) probe->AddSamples(samples);
   }
 }
 
