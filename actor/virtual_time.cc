@@ -17,8 +17,7 @@ namespace {
 // A thread of the host. Beside asynchronous devices what it does takes no time.
 class VirtualWorker final : public Worker, public VirtualTurn {
  public:
-  VirtualWorker(Paper* paper, VirtualCores* cores, int number)
-      : paper_(paper), cores_(cores), number_(number) {}
+  VirtualWorker(Paper* paper, VirtualCores* cores) : paper_(paper), cores_(cores) {}
 
   void Post(Message* message) override {
     paper_->Then([this, message] { mail_.push_back(message); });
@@ -68,7 +67,7 @@ class VirtualWorker final : public Worker, public VirtualTurn {
   void Proceed() {
     while (!left_.empty() && left_.front().alone == 0) EndPart(paper_->clock.now());
     if (left_.empty()) return;
-    cores_->Start(number_, left_.front().alone, left_.front().crowded, [this, start = paper_->clock.now()] {
+    cores_->Start(left_.front().alone, left_.front().crowded, [this, start = paper_->clock.now()] {
       EndPart(start);
       Proceed();
     });
@@ -80,7 +79,6 @@ class VirtualWorker final : public Worker, public VirtualTurn {
 
   Paper* const paper_;
   VirtualCores* const cores_;
-  const int number_;
   std::deque<Message*> mail_;
   ReadyList ready_;
   std::deque<Part> left_;  // of the turn under way
@@ -92,7 +90,7 @@ class VirtualExecutor final : public Executor {
   VirtualExecutor(Paper* paper, VirtualCores* cores, const VirtualOptions& options)
       : paper_(paper), thread_of_(options.thread_of) {
     for (int i = 0; i < std::max(1, options.threads); ++i)
-      threads_.push_back(std::make_unique<VirtualWorker>(paper, cores, i));
+      threads_.push_back(std::make_unique<VirtualWorker>(paper, cores));
   }
   // As many as ranks where these say on which threads they are: number i of them is on worker i.
   int workers() const override {
@@ -389,7 +387,7 @@ class VirtualMachine::Impl {
       : options(std::move(given)),
         paper(options.record),
         links(&paper.clock),
-        cores(&paper.clock, options.cores, options.kernel_cores, options.turns, options.balance),
+        cores(&paper.clock, options.cores, options.kernel_cores),
         executor(&paper, &cores, options),
         collectives(&paper, &links, &options),
         peers(&collectives) {

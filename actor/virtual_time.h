@@ -56,14 +56,9 @@ struct VirtualOptions {
   // With threads: of each hosted rank, in their order, the number of its thread. Empty: number i of them is
   // on thread i mod threads.
   std::vector<int> thread_of = {};
-  // With threads: the cores that these share, and how many of them one kernel uses. 0: each thread has what
-  // it uses to itself.
+  // With threads: the cores that these share evenly, and how many of them one kernel uses. 0: each thread has
+  // what it uses to itself.
   int cores = 0, kernel_cores = 1;
-  // How many times as long work takes while it shares cores, besides waiting for its turns.
-  double turns = 1;
-  // Picoseconds of a thread's turn, and after which an idle core takes over a thread that waits on another
-  // core, where threads keep their cores (VirtualCores); 0: cores share all work evenly.
-  int64_t balance = 0;
   // Whether each kernel is recorded; false: of an asynchronous device, those of an act between which no
   // credit goes may be recorded as one, which takes as long and is simulated in less.
   bool each_kernel = true;

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/machine.h"
 
 namespace oneflow_like {
 
@@ -34,7 +34,7 @@ struct CalibrateOptions {
 // that do not occur in such models keep the estimate by peak and bandwidth. Throws Error for options out of
 // range. Nothing else should run on the machine meanwhile; what does for less than half of the time changes
 // little.
-DescribedMachine Calibrate(const CalibrateOptions& options = {});
+Machine Calibrate(const CalibrateOptions& options = {});
 
 // For --calibrate=FILE: throws Error when a mesh of this text asks for devices that cannot be measured.
 void CheckCalibration(const std::string& mesh);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/machine.h"
 #include "compiler/decisions.h"
 #include "oneflow_like/session.h"
 
@@ -86,7 +86,7 @@ struct PlanSearchResult {
 // The same result on every machine and in every repetition: limits count candidates, never seconds. Throws
 // Error when the space has no candidate, saying what divides what; when none can be built, with the reason of
 // the first; and when none fits, saying by how much the smallest misses.
-PlanSearchResult SearchPlans(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
+PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
                              const PlanSearchOptions& options = {});
 
 // All candidates of a space, for a model of so many blocks in stages (nn::layers; 1: it has no stages), each

@@ -139,6 +139,10 @@ struct RankSummary {
   int actors = 0, buffers = 0, collectives = 0;
   double bytes_sent = 0;  // per step
   double flops = 0;       // per step
+  // Of these, those on the plain cores of a cuda device (-1: another device), and who has them: operator,
+  // line and why not on tensor cores, the largest first.
+  double plain_flops = -1;
+  std::vector<std::pair<std::string, double>> on_plain_cores;
 };
 
 class Session {

@@ -7,16 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/machine.h"
 #include "oneflow_like/model/topology_file.h"
 #include "oneflow_like/session.h"
 
 namespace oneflow_like {
 
 struct SimulateOptions {
-  // That are simulated; the last one is reported. At least 2. Where more threads than cores keep their cores,
-  // 12 or more are, and all but two reported, on average.
-  int steps = 3;
+  int steps = 3;  // simulated, at least 2; the result is that of the last one
   // Of steps of more acts, of all stages, two are simulated where the second takes as long as the first.
   int64_t many_acts = 1 << 18;
   std::string trace_file;   // as ModelOptions::trace_file, of all these steps; empty: none
@@ -42,13 +40,16 @@ struct Simulated {
   double seconds = 0;        // of a step
   double first_seconds = 0;  // of the first one
   int devices = 0;
-  double model_flops = 0;  // of a step, each product counted once
-  double flops = 0;        // that all devices do, with what is computed again
-  double mfu = 0;          // model_flops of what the devices could do
-  int64_t acts = 0;        // of a step, each once for all ranks that do the same part of it
-  uint64_t plan_hash = 0;  // of what simulated ranks execute: sessions of one hash are one plan
+  double model_flops = 0;   // of a step, each product counted once
+  double flops = 0;         // that all devices do, with what is computed again
+  double plain_flops = -1;  // of these, those on plain cores of cuda devices; -1: there are no such devices
+  double mfu = 0;           // model_flops of what the devices could do
+  int64_t acts = 0;         // of a step, each once for all ranks that do the same part of it
+  uint64_t plan_hash = 0;   // of what simulated ranks execute: sessions of one hash are one plan
   std::vector<SimulatedStage> stages;
-  std::vector<std::string> warnings;  // a stage that does not fit the device's memory
+  // Stages that do not fit the device's memory; and who does more than a hundredth of the operations on plain
+  // cores.
+  std::vector<std::string> warnings;
 
   // On one screen. `per_step`: what rates count, of a step, and its name: 2048 "tokens"; 0: none.
   std::string Text(double per_step, const std::string& unit) const;
@@ -56,7 +57,6 @@ struct Simulated {
 
 // Throws Error: a machine with fewer devices than the mesh, processes that cannot share it equally, steps
 // that together take longer than 26 days, or a file that cannot be written.
-Simulated Simulate(const Session& session, const DescribedMachine& machine,
-                   const SimulateOptions& options = {});
+Simulated Simulate(const Session& session, const Machine& machine, const SimulateOptions& options = {});
 
 }  // namespace oneflow_like

@@ -414,6 +414,11 @@ std::vector<Sample> Samples(bool grad) {
   return samples;
 }
 
+ComputeUnit UnitOfAttention(const KernelSpec& spec, bool gradient) {
+  const std::string refused = CudaAttentionScratchOf(spec, gradient).refused;
+  return {refused.empty() ? ComputeUnit::Kind::kLibrary : ComputeUnit::Kind::kPlain, refused};
+}
+
 }  // namespace
 
 CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradient) {
@@ -422,14 +427,18 @@ CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradien
   const AttentionMasks masks = MasksOf(spec.attrs, first_mask);
   const int64_t batch = q.extent[0], queries = q.extent[1], keys = k.extent[1], width = q.extent[3];
   CudaAttentionScratch scratch;
-  if (q.dtype == DType::kFloat32 || spec.attrs.Float("dropout", 0) != 0 || masks.bias >= 0 ||
-      width % 8 != 0 || width != v.extent[3])
-    return scratch;
+  const auto refused = [](const auto&... why) { return CudaAttentionScratch{.refused = Cat(why...)}; };
+  if (q.dtype == DType::kFloat32) return refused("its operands are f32");
+  if (spec.attrs.Float("dropout", 0) != 0) return refused("a library's dropout draws other numbers");
+  if (masks.bias >= 0) return refused("it has a bias");
+  if (width % 8 != 0 || width > kMostLibraryAttentionWidth || width != v.extent[3])
+    return refused("its heads are ", width, " wide, and those of values ", v.extent[3]);
   if (masks.Positions() || masks.Documents()) {
     bool of_batch = false;
     for (size_t i = first_mask; i < spec.in.size(); ++i) of_batch |= spec.in[i].extent.rank() == 2;
     const int64_t bytes = ((of_batch ? batch : 1) * queries * keys * 2 + 255) / 256 * 256;
-    if (queries != keys || bytes > kMostLibraryAttentionBytes) return scratch;
+    if (queries != keys) return refused("its masks are of ", queries, " queries and ", keys, " keys");
+    if (bytes > kMostLibraryAttentionBytes) return refused("its mask would take ", bytes, " bytes");
     scratch.mask = bytes;
   }
   if (!gradient) return scratch;
@@ -461,6 +470,7 @@ void AddAttention(Catalog* catalog) {
       .reference = AttentionReference,
       .scratch = [](const KernelSpec& spec) { return 8 * spec.in[1].extent[1]; },
       .cuda_scratch = [](const KernelSpec& spec) { return CudaAttentionScratchOf(spec, false).bytes(); },
+      .cuda_unit = [](const KernelSpec& spec) { return UnitOfAttention(spec, false); },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"bias"},
@@ -498,6 +508,7 @@ void AddAttention(Catalog* catalog) {
             return scratch.bytes();
           },
       .cuda_scratch = [](const KernelSpec& spec) { return CudaAttentionScratchOf(spec, true).bytes(); },
+      .cuda_unit = [](const KernelSpec& spec) { return UnitOfAttention(spec, true); },
       .random = true,
       .precision = Precision::kNarrow,
       .wide = {"lse", "bias"},

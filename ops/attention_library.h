@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "core/device/kernel.h"
 
@@ -51,12 +52,16 @@ inline int64_t LibraryAttentionGradScratch(int64_t batch, int64_t heads, int64_t
   return by_sequence > 0 ? by_sequence : most(key_heads, [&](int64_t n) { return bytes(1, n); });
 }
 
+// The widest heads that any of these libraries takes.
+inline constexpr int64_t kMostLibraryAttentionWidth = 256;
+
 struct CudaAttentionScratch {
   int64_t mask = 0;     // at its beginning; 0: none
   int64_t library = 0;  // behind that; 0: the work space of the stream is enough
+  std::string refused;  // why the library does not take the operands; empty: it does
   int64_t bytes() const { return mask + library; }
 };
-// Of attention or attention_grad on a CUDA device. Both are 0 where the library does not take the operands.
+// Of attention or attention_grad on a CUDA device: no bytes where the library does not take the operands.
 CudaAttentionScratch CudaAttentionScratchOf(const KernelSpec& spec, bool gradient);
 
 }  // namespace oneflow_like

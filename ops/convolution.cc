@@ -360,6 +360,11 @@ OpDef ConvolutionOp(const std::string& name, const std::string& doc) {
   def.grad = ConvolutionGrad<kKind>;
   def.category = "convolution";
   def.flops = ConvolutionFlops;
+  def.cuda_unit = [](const KernelSpec& spec) -> ComputeUnit {
+    if (!MayConvolve(ShapeOfConvolution(spec.attrs, ConvolutionArgsOf(kKind, spec))))
+      return {ComputeUnit::Kind::kPlain, "a plane's extent is not that of its windows, rounded down"};
+    return UnitOfProducts(spec);
+  };
   def.reference = ConvolutionReference<kKind>;
   def.precision = Precision::kNarrow;
   def.typed = true;

@@ -49,4 +49,12 @@ inline int64_t ConvolutionExtent(int64_t in, int64_t window, int64_t stride, int
   return free < 0 ? 0 : free / stride + 1;
 }
 
+// Whether a GPU's library knows the relation between the extents of both planes: it rounds down.
+inline bool MayConvolve(const ConvolutionShape& s) {
+  const auto fits = [](const ConvolutionAxis& axis) {
+    return axis.out == ConvolutionExtent(axis.in, axis.window, axis.stride, axis.padding, axis.dilation);
+  };
+  return fits(s.rows) && fits(s.columns);
+}
+
 }  // namespace oneflow_like

@@ -39,7 +39,7 @@ struct LabelAxes {
 std::vector<LabelAxes> MatmulLabels(const Dims& a, const Dims& b, const Dims& y);
 std::vector<LabelAxes> EinsumLabels(const std::string& equation);
 
-// Attribute of a product (einsum, linear_grad_weight) whose first result is fp32: it holds the sum over the
+// Attribute of a product (OpDef::accumulates) whose first result is fp32: it holds the sum over the
 // micro-batches of a step. The first one's product replaces what is there, later ones' are added to it.
 constexpr char kAccumulates[] = "accumulates";
 inline bool Accumulates(const Attrs& attrs) { return attrs.Int(kAccumulates, 0) != 0; }

@@ -129,6 +129,7 @@ void AddProduct(Catalog* catalog) {
   };
   def.category = "matmul";
   def.flops = GroupedFlops;
+  def.cuda_unit = OnPlainCores;
   def.grad = GroupedMatmulGrad;
   def.reference = GroupedMatmul;
   def.precision = Precision::kNarrow;
@@ -170,6 +171,7 @@ void AddGradWeight(Catalog* catalog) {
   };
   grad.category = "matmul";
   grad.flops = GroupedFlops;
+  grad.cuda_unit = OnPlainCores;
   grad.grad = GroupedMatmulGradWeightGrad;
   grad.reference = GroupedMatmulGradWeight;
   grad.precision = Precision::kNarrow;

@@ -74,6 +74,7 @@ OpDef Linear() {
   };
   def.category = "matmul";
   def.flops = ProductFlops;
+  def.cuda_unit = UnitOfProducts;
   def.reference = LinearReference;
   auto attrs = [](const char* equation, int64_t bias, int64_t residual, int64_t gelu, int64_t pre) {
     return Attrs{{"equation", std::string(equation)},
@@ -112,6 +113,7 @@ OpDef LinearGradGelu() {
   };
   def.category = "matmul";
   def.flops = ProductFlops;
+  def.cuda_unit = UnitOfProducts;
   def.reference = [](const KernelContext& context) {
     Equation e = ParseEquation("linear_grad_gelu", context.spec.attrs.Str("equation"));
     ForEachTotal(e, context.in[0], context.in[1], [&](int64_t offset, double total) {
@@ -191,7 +193,9 @@ OpDef LinearGradWeight() {
     return std::vector<DType>{dtype, dtype};
   };
   def.category = "matmul";
+  def.accumulates = true;
   def.flops = ProductFlops;
+  def.cuda_unit = UnitOfProducts;
   def.reference = LinearGradWeightReference;
   auto attrs = [](const char* equation, int64_t bias_rank) {
     return Attrs{{"equation", std::string(equation)}, {"bias_rank", bias_rank}};

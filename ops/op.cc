@@ -56,6 +56,19 @@ InnerKernels ReferenceInner() {
           [](const std::string&) { return false; }};
 }
 
+Work::Kind KindOfWork(const std::string& category) {
+  return category == "attention"                             ? Work::Kind::kAttention
+         : category == "matmul" || category == "convolution" ? Work::Kind::kProduct
+                                                             : Work::Kind::kOther;
+}
+
+ComputeUnit UnitOfProducts(const KernelSpec& spec) {
+  for (const TensorArg& in : spec.in)
+    if (IsFloating(in.dtype) && SizeOf(in.dtype) < SizeOf(DType::kFloat32))
+      return {ComputeUnit::Kind::kLibrary};
+  return {ComputeUnit::Kind::kPlain, "its operands are f32"};
+}
+
 const Catalog& GraphBuilder::catalog() const { return BuiltinCatalog(); }
 
 void AddReferenceKernels(const Catalog& catalog, KernelRegistry* registry) {

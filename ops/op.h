@@ -91,8 +91,8 @@ struct OpDef {
   bool stops_gradient = false;
   ExpandFn expand;
   RowsFn rows;  // lets an optimizer update the rows of a table that a batch touched, and no others
-  // The line of profiles that counts its time: "matmul", "convolution", "attention", or one of the user's
-  // own.
+  // The line of profiles that counts its time, and how near to a device's peak it comes (KindOfWork):
+  // "matmul", "convolution", "attention", or one of the user's own.
   std::string category = "other";
   std::function<double(const BoundRule&)>
       flops;  // default: the volume of the iteration space; of a local rule
@@ -114,6 +114,7 @@ struct OpDef {
   // statement of their own (KernelRegistry::Add).
   ScratchFn scratch;
   ScratchFn cuda_scratch;  // of its kernel on CUDA devices, where it differs
+  UnitFn cuda_unit;        // what does its arithmetic there; empty: bytes decide how long it takes
 
   // Elementwise: out[i] = f(in0[i], in1[i], ...), all operands at equal local shapes or extent 1 (broadcast).
   // `scalar` is the name of the scalar body in ops/scalar.h or, for a user's operator, a program of operators
@@ -133,6 +134,7 @@ struct OpDef {
   bool any_type = false;       // kWide: reads narrow operands as they are, and widens them itself
   bool any_number = false;     // numbers of its attributes may be infinite or NaN: they are values
   bool typed = false;  // attribute "dtype" names the type of the first output; default: that of its operands
+  bool accumulates = false;  // its kernels can add to what earlier micro-batches gave (ops/equation.h)
 
   std::vector<Sample> samples;
 };
@@ -147,6 +149,16 @@ class Catalog {
  private:
   std::unordered_map<std::string, OpDef> ops_;
 };
+
+// OpDef::cuda_unit of products: a library's tensor cores, for operands in 16 bits.
+ComputeUnit UnitOfProducts(const KernelSpec& spec);
+// OpDef::cuda_unit of operators that have no kernel on tensor cores.
+inline ComputeUnit OnPlainCores(const KernelSpec&) {
+  return {ComputeUnit::Kind::kPlain, "it has no kernel on tensor cores"};
+}
+
+// Of an operator's category: products and convolutions, attention, or other work.
+Work::Kind KindOfWork(const std::string& category);
 
 // OpDef::flops of operators that only move numbers.
 inline double NoFlops(const BoundRule&) { return 0; }

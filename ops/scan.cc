@@ -206,6 +206,7 @@ void AddScan(Catalog* catalog) {
   def.keep = "keep";
   def.category = "loop";
   def.flops_of = FlopsOf;
+  def.cuda_unit = UnitOfProducts;  // of its body, whose kernels it runs
   def.composed = [](const KernelSpec& spec, const InnerKernels& kernels) -> std::unique_ptr<Kernel> {
     return std::make_unique<HostLoop>(spec, kernels);
   };

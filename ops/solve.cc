@@ -258,6 +258,7 @@ void AddSolve(Catalog* catalog) {
       .flops = Cubed,
       .reference = CholeskyReference,
       .scratch = MatrixScratch<CholeskyRoom>,
+      .cuda_unit = OnPlainCores,
       .samples = {{.in = {{5, 5}}, .attrs = shifted(8)},
                   {.in = {{3, 2, 4, 4}}, .attrs = shifted(8)},
                   {.in = {{6, 1, 1}}, .attrs = shifted(8)}},
@@ -278,6 +279,7 @@ void AddSolve(Catalog* catalog) {
       .flops = Cubed,
       .reference = TriangularReference,
       .scratch = MatrixScratch<TriangularRoom>,
+      .cuda_unit = OnPlainCores,
       .samples = {{.in = {{4, 4}, {4, 3}}, .attrs = triangle(0, 0), .low = 1, .high = 2},
                   {.in = {{3, 4, 4}, {3, 4, 5}}, .attrs = triangle(1, 0), .low = 1, .high = 2},
                   {.in = {{3, 2, 4, 4}, {3, 2, 4, 1}}, .attrs = triangle(0, 1), .low = 1, .high = 2},
@@ -294,6 +296,7 @@ void AddSolve(Catalog* catalog) {
       .flops = Cubed,
       .reference = SolveReference,
       .scratch = MatrixScratch<SolveRoom>,
+      .cuda_unit = OnPlainCores,
       .samples = {{.in = {{5, 5}, {5, 3}}, .attrs = shifted(6)},
                   {.in = {{3, 2, 4, 4}, {3, 2, 4, 5}}, .attrs = shifted(6)},
                   {.in = {{6, 3, 3}, {6, 3, 1}}, .attrs = shifted(-6)}},
@@ -324,6 +327,7 @@ void AddSolve(Catalog* catalog) {
       .flops = [](const BoundRule& rule) { return 4 * Cubed(rule); },
       .reference = QrReference,
       .scratch = MatrixScratch<QrRoom>,
+      .cuda_unit = OnPlainCores,
       .samples = {{.in = {{6, 3}}}, {.in = {{3, 2, 5, 2}}}, {.in = {{4, 7, 3}}}},
   });
 }

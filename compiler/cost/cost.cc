@@ -4,29 +4,20 @@
 
 namespace oneflow_like {
 
-Work::Unit UnitOf(const std::string& category) {
-  return category == "attention"                             ? Work::Unit::kAttention
-         : category == "matmul" || category == "convolution" ? Work::Unit::kProduct
-                                                             : Work::Unit::kOther;
-}
-
 double SecondsOf(const Machine& machine, const Work& work, DType dtype) {
   const Efficiency& e = machine.efficiency;
   double flops = work.flops;
-  if (flops > 0 && work.unit != Work::Unit::kOther) {
+  if (flops > 0 && work.kind != Work::Kind::kOther) {
     // The smallest of the extents m, n and k of a product: all of them together over the largest operand.
     const double extent = flops / 2 / std::max(1.0, work.largest);
-    flops *= (1 + e.half_extent / extent) / (work.unit == Work::Unit::kAttention ? e.attention : e.product);
+    flops *= (1 + e.half_extent / extent) / (work.kind == Work::Kind::kAttention ? e.attention : e.product);
   }
   return flops / machine.FlopsOf(dtype) + work.bytes / machine.topology.memory_bandwidth;
 }
 
 DType RateType(const Graph& graph, const Node& node) {
   DType type = DType::kFloat32;
-  for (int v : node.in) {
-    DType of = graph.value(v).dtype;
-    if (IsFloating(of) && SizeOf(of) < SizeOf(type)) type = of;
-  }
+  for (int v : node.in) type = NarrowerFloat(type, graph.value(v).dtype);
   return type;
 }
 
@@ -111,8 +102,9 @@ double LocalWork::Touched(const BoundRule::Operand& operand) const {
 Work LocalWork::work() const {
   Work work;
   if (def_ == nullptr || def_->view) return work;
+  work.calls = 1;
   work.flops = flops_ ? flops_(rule_) : def_->flops ? def_->flops(rule_) : rule_.Volume();
-  work.unit = UnitOf(def_->category);
+  work.kind = KindOfWork(def_->category);
   size_t i = 0;
   for (const auto* operands : {&rule_.in, &rule_.out})
     for (const BoundRule::Operand& operand : *operands) {
@@ -127,7 +119,7 @@ Work LocalWork::work() const {
 // --- CostModel ---
 
 Work CostModel::BoxingAt(const Node& node, const std::vector<int>& coords) const {
-  Work work;
+  Work work = {.calls = 1};
   for (const auto* values : {&node.in, &node.out})
     for (int v : *values) {
       const Value& value = graph_.value(v);
@@ -184,8 +176,10 @@ Work CostModel::WorkOfStep(int n, const std::vector<int>& mesh_coords) {
   Work first = act(0);
   // Pieces of later acts are no larger: where the last is like the first, all are.
   Work last = acts > 1 ? act(acts - 1) : first;
-  if (first.flops == last.flops && first.bytes == last.bytes) return {acts * first.flops, acts * first.bytes};
-  Work step = {first.flops + last.flops, first.bytes + last.bytes};
+  if (first.flops == last.flops && first.bytes == last.bytes)
+    return {.calls = acts * first.calls, .flops = acts * first.flops, .bytes = acts * first.bytes};
+  Work step = {
+      .calls = acts * first.calls, .flops = first.flops + last.flops, .bytes = first.bytes + last.bytes};
   for (int t = 1; t + 1 < acts; ++t) {
     Work between = act(t);
     step.flops += between.flops;

@@ -16,19 +16,9 @@
 
 #include "compiler/cost/machine.h"
 #include "compiler/graph/graph.h"
+#include "core/device/work.h"
 
 namespace oneflow_like {
-
-// The work of one act: what it computes and touches.
-struct Work {
-  enum class Unit { kOther, kProduct, kAttention };  // which efficiency it has
-
-  double flops = 0, bytes = 0;
-  Unit unit = Unit::kOther;
-  double largest = 0;  // elements of the largest operand, unless kOther
-};
-// Of an operator's category (OpDef::category).
-Work::Unit UnitOf(const std::string& category);
 
 // The piece of an operator's work at one place: its rule with the local extents of every axis.
 class LocalWork {
@@ -64,6 +54,8 @@ class LocalWork {
 // Estimated seconds of a piece, from flops and the rate that its type and its smallest extent reach, and
 // bytes and the memory's bandwidth.
 double SecondsOf(const Machine& machine, const Work& work, DType dtype);
+// The floating type with fewer bytes; `a` where `b` is none.
+inline DType NarrowerFloat(DType a, DType b) { return IsFloating(b) && SizeOf(b) < SizeOf(a) ? b : a; }
 // The type that determines a node's rate: the narrowest floating one among its operands.
 DType RateType(const Graph& graph, const Node& node);
 

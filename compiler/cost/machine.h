@@ -1,9 +1,12 @@
-// Machine: what compilation assumes of the devices and their links. DescribedMachine (described_machine.h)
-// adds what only a simulation needs.
+// Machine: devices of one kind, the links between them, and what was measured there. Compilation chooses by
+// it, simulations take their times from it, a topology file describes it
+// (oneflow_like/model/topology_file.h), and calibration makes one.
 #pragma once
 
+#include <string>
 #include <vector>
 
+#include "compiler/cost/measured.h"
 #include "core/dtype.h"
 #include "sbp/boxing.h"
 #include "sbp/mesh.h"
@@ -19,7 +22,6 @@ struct Efficiency {
   double half_extent = 0;
 };
 
-// The machine that estimates assume: devices of one kind, and the links between them.
 struct Machine {
   Topology topology;           // links between devices, and the memory of one
   std::vector<bool> shared;    // by level of its links: LinkLevels
@@ -28,9 +30,25 @@ struct Machine {
   double overhead = 1e-7;      // additional seconds of every kernel
   Efficiency efficiency;
 
+  std::string name;         // of the device, for people
+  double memory_bytes = 0;  // of one device; 0: unknown
+  std::vector<MeasuredCollective> collectives;
+
+  // Of a host that computes on its processor: its cores; 0: each device works by itself.
+  int threads = 0;
+  std::vector<MeasuredKernel> kernels;
+  // Of such a host: seconds until a thread that waits learns what another one of its process, or of another
+  // process there, tells it.
+  double message = 0, process_message = 0;
+  double process_work = 1;  // how many times as long kernels take where several processes share a mesh
+  double cache_bytes = 0;   // that a core has for itself; 0: unknown
+
   double FlopsOf(DType dtype) const;
+  // Of a kernel that may use so many threads: bytes that it may find in caches, or 0. Another kernel has just
+  // written them: both pass through the cache, so half of the cache is left for either.
+  double NearBytes(int kernel_threads) const { return cache_bytes / 2 * kernel_threads; }
 };
-// The machine for the mesh's kind of device; only orders of magnitude matter.
+// The machine that is assumed for the mesh's kind of device; only orders of magnitude matter.
 Machine MachineOf(const Mesh& mesh);
 
 }  // namespace oneflow_like

@@ -325,7 +325,7 @@ int Graph::BehindViews(int value) const {
 
 bool Graph::IsHeavy(int node) const {
   const OpDef* def = catalog_->Find(nodes_[node].op);
-  return def && (def->category == "matmul" || def->category == "attention" || def->category == "convolution");
+  return def && KindOfWork(def->category) != Work::Kind::kOther;
 }
 
 std::string Graph::CategoryOf(const Node& node) const {

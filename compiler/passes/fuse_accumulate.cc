@@ -21,7 +21,8 @@ int ProductOfSum(const Graph& graph, int sum, const std::vector<std::vector<int>
   if (node.primitive != Primitive::kAccumulate || !IsGradient(node.phase) || !node.after.empty()) return -1;
   const Value &term = graph.value(node.in[0]), &total = graph.value(node.out[0]);
   const Node& product = graph.node(term.producer);
-  if (product.op != "einsum" && product.op != "linear_grad_weight") return -1;
+  const OpDef* def = graph.catalog().Find(product.op);
+  if (def == nullptr || !def->accumulates) return -1;
   if (term.output != 0 || term.dtype != DType::kFloat32 || readers[node.in[0]].size() != 1) return -1;
   NdSbp summed = term.sbp;
   if (summed[0] != P()) return -1;

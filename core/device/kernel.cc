@@ -22,11 +22,11 @@ KernelFactory MakeFunctionKernel(KernelFn fn) {
 }
 
 void KernelRegistry::Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
-                         ScratchFn scratch) {
-  bool added =
-      entries_
-          .emplace(std::make_pair(name, device_kind), Entry{std::move(factory), std::move(scratch), {}, {}})
-          .second;
+                         ScratchFn scratch, KernelCost cost) {
+  bool added = entries_
+                   .emplace(std::make_pair(name, device_kind),
+                            Entry{std::move(factory), std::move(scratch), {}, {}, std::move(cost)})
+                   .second;
   CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
 }
 
@@ -37,16 +37,16 @@ void KernelRegistry::Add(const std::string& name, const std::string& device_kind
 
 void KernelRegistry::State(const std::string& name, const std::string& device_kind, ScratchFn scratch) {
   const bool stated =
-      stated_.emplace(std::make_pair(name, device_kind), Entry{{}, std::move(scratch), {}, {}}).second;
+      stated_.emplace(std::make_pair(name, device_kind), Entry{{}, std::move(scratch), {}, {}, {}}).second;
   CHECK(stated) << "scratch of kernel " << name << " is stated twice for device kind " << device_kind;
 }
 
 void KernelRegistry::AddComposed(const std::string& name, const std::string& device_kind,
                                  ComposedFactory factory, ComposedScratch scratch) {
-  bool added =
-      entries_
-          .emplace(std::make_pair(name, device_kind), Entry{{}, {}, std::move(factory), std::move(scratch)})
-          .second;
+  bool added = entries_
+                   .emplace(std::make_pair(name, device_kind),
+                            Entry{{}, {}, std::move(factory), std::move(scratch), {}})
+                   .second;
   CHECK(added) << "kernel " << name << " is registered twice for device kind " << device_kind;
 }
 
@@ -102,6 +102,12 @@ int64_t KernelRegistry::Scratch(const KernelSpec& spec, const std::string& devic
   const Entry* entry = FindScratch(spec.name, device_kind);
   if (entry == nullptr) return 0;
   return entry->scratch ? entry->scratch(spec) : entry->composed_scratch(spec, InnerOf(device_kind));
+}
+
+const KernelCost& KernelRegistry::Cost(const std::string& name, const std::string& device_kind) const {
+  static const KernelCost kNothing;
+  const Entry* entry = Find(name, device_kind);
+  return entry == nullptr ? kNothing : entry->cost;
 }
 
 }  // namespace oneflow_like

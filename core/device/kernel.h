@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/attrs.h"
+#include "core/device/work.h"
 #include "core/dims.h"
 #include "core/dtype.h"
 #include "core/error.h"
@@ -91,7 +92,7 @@ class KernelRegistry {
   // Without `scratch` a kernel states what the reference kernel of its name does (for a user's operator,
   // OpDef::scratch), as does one that this build lacks: it plans for builds that have it.
   void Add(const std::string& name, const std::string& device_kind, KernelFactory factory,
-           ScratchFn scratch = nullptr);
+           ScratchFn scratch = nullptr, KernelCost cost = {});
   void Add(const std::string& name, const std::string& device_kind, KernelFn fn, ScratchFn scratch = nullptr);
   // What such kernels of a device kind state instead of that.
   void State(const std::string& name, const std::string& device_kind, ScratchFn scratch);
@@ -106,6 +107,8 @@ class KernelRegistry {
   bool StatesScratch(const std::string& name, const std::string& device_kind) const;
   // The scratch that this kernel states; 0 where there is none.
   int64_t Scratch(const KernelSpec& spec, const std::string& device_kind) const;
+  // How its time is known; nothing is said of a kernel that says nothing, or that there is none of.
+  const KernelCost& Cost(const std::string& name, const std::string& device_kind) const;
 
  private:
   struct Entry {
@@ -113,6 +116,7 @@ class KernelRegistry {
     ScratchFn scratch;
     ComposedFactory composed;  // instead of both
     ComposedScratch composed_scratch;
+    KernelCost cost;
   };
   const Entry* Find(const std::string& name, const std::string& device_kind) const;
   const Entry* FindScratch(const std::string& name, const std::string& device_kind) const;

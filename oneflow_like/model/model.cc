@@ -34,11 +34,10 @@ ModelImpl::ModelImpl(Mesh mesh, const ModelOptions& options)
     Fail("ModelOptions::collectives is ", options.collectives, ", but on mesh ", this->mesh.str(),
          " NCCL chooses how collectives are done");
   if (!options.topology.empty()) {
-    const DescribedMachine described = ReadTopology(options.topology);
-    RequireDevices(described, this->mesh.size());
-    machine = described;
-    devices_of_node = described.threads > 0 ? described.topology.links[0].devices : 1;
-    device_bytes = static_cast<int64_t>(described.memory_bytes);
+    machine = ReadTopology(options.topology);
+    RequireDevices(machine, this->mesh.size());
+    devices_of_node = machine.threads > 0 ? machine.topology.links[0].devices : 1;
+    device_bytes = static_cast<int64_t>(machine.memory_bytes);
   }
   if (!options.zero.axis.empty()) zero_axis = this->mesh.AxisOrFail(options.zero.axis, "ModelOptions::zero");
   for (const OpDef& def : options.operators) {

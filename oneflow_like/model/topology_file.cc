@@ -18,9 +18,9 @@
 namespace oneflow_like {
 namespace {
 
-std::string KernelWorkNames() {
+std::string AmountNames() {
   std::string names;
-  for (const NamedKernelWork& amount : kKernelWork) names += Cat(", ", amount.name);
+  for (const NamedAmount& amount : kAmounts) names += Cat(", ", amount.name);
   return names;
 }
 
@@ -28,7 +28,7 @@ class TopologyFile {
  public:
   explicit TopologyFile(const std::string& path) : path_(path) {}
 
-  DescribedMachine Read() {
+  Machine Read() {
     std::ifstream in(path_);
     if (!in) Fail("topology file '", path_, "' cannot be read; examples/topologies has some");
     machine_.topology.links.clear();
@@ -63,8 +63,7 @@ class TopologyFile {
         {"overhead", &machine_.overhead},         {"product_efficiency", &e.product},
         {"attention_efficiency", &e.attention},   {"half_extent", &e.half_extent},
         {"message", &machine_.message},           {"process_message", &machine_.process_message},
-        {"process_work", &machine_.process_work}, {"crowded_work", &machine_.crowded_work},
-        {"core_turn", &machine_.core_turn},       {"cache_bytes", &machine_.cache_bytes}};
+        {"process_work", &machine_.process_work}, {"cache_bytes", &machine_.cache_bytes}};
     if (key == "device") {
       if (!(words_ >> machine_.name)) Refuse("device has no name");
     } else if (key == "threads") {
@@ -72,9 +71,12 @@ class TopologyFile {
     } else if (auto number = numbers.find(key); number != numbers.end()) {
       const bool part = key.ends_with("_efficiency"),
                  may_be_zero = key == "overhead" || key == "half_extent" || key.ends_with("message");
-      *number->second = key == "memory_bytes" || key == "cache_bytes" ? Number(key, 1, 1e18)
-                        : key == "core_turn"                          ? Number(key, 1e-5, 1e3)
-                                             : Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
+      *number->second = key == "memory_bytes" || key == "cache_bytes"
+                            ? Number(key, 1, 1e18)
+                            : Number(key, may_be_zero ? 0 : kSmallest, part ? 1 : kLargest);
+    } else if (key == "crowded_work" || key == "core_turn") {
+      Refuse(key, " is a fact of earlier versions, as threads now share cores evenly; remove the line, or ",
+             "calibrate again");
     } else {
       std::string all = "device, threads, level, collective, kernel";
       for (const auto& [name, where] : numbers) all += ", " + name;
@@ -182,16 +184,16 @@ class TopologyFile {
       } else if (word == "threads") {
         kernel.threads = static_cast<int>(Number("threads of " + who, 1, 4096, true));
       } else {
-        const auto amount = std::find_if(std::begin(kKernelWork), std::end(kKernelWork),
-                                         [&](const NamedKernelWork& known) { return word == known.name; });
-        if (amount == std::end(kKernelWork))
-          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", KernelWorkNames());
+        const auto amount = std::find_if(std::begin(kAmounts), std::end(kAmounts),
+                                         [&](const NamedAmount& known) { return word == known.name; });
+        if (amount == std::end(kAmounts))
+          Refuse("'", word, "' is not known of a kernel; there are threads, crowded", AmountNames());
         if (!given.insert(word).second) Refuse(who, " is given ", word, " a second time");
         kernel.each.*amount->value = Number(Cat(word, " of ", who), 0, 1e6);
       }
     }
     if (kernel.threads == 0) Refuse(who, " lacks threads");
-    for (const NamedKernelWork& amount : kKernelWork)
+    for (const NamedAmount& amount : kAmounts)
       if (amount.of_all && given.count(amount.name) == 0) Refuse(who, " lacks ", amount.name);
     for (const MeasuredKernel& other : machine_.kernels)
       if (other.name == kernel.name && other.dtype == kernel.dtype && other.threads == kernel.threads &&
@@ -231,14 +233,14 @@ class TopologyFile {
   std::istringstream words_;  // of the line, still to be read
   int line_ = 0;
   std::set<std::string> known_;
-  DescribedMachine machine_;
+  Machine machine_;
 };
 
 }  // namespace
 
-DescribedMachine ReadTopology(const std::string& path) { return TopologyFile(path).Read(); }
+Machine ReadTopology(const std::string& path) { return TopologyFile(path).Read(); }
 
-std::string TopologyText(const DescribedMachine& machine) {
+std::string TopologyText(const Machine& machine) {
   std::ostringstream text;
   text.imbue(std::locale::classic());
   const auto number = [](double value) {  // the fewest digits that are read back as the same number
@@ -259,8 +261,6 @@ std::string TopologyText(const DescribedMachine& machine) {
   fact("message", machine.message);
   fact("process_message", machine.process_message);
   fact("process_work", machine.process_work);
-  fact("crowded_work", machine.crowded_work);
-  if (machine.core_turn > 0) fact("core_turn", machine.core_turn);
   if (machine.cache_bytes > 0) fact("cache_bytes", machine.cache_bytes);
   for (size_t l = 0; l < machine.topology.links.size(); ++l) {
     const Topology::Link& link = machine.topology.links[l];
@@ -276,7 +276,7 @@ std::string TopologyText(const DescribedMachine& machine) {
   for (const MeasuredKernel& k : machine.kernels) {
     text << "kernel " << k.name << " " << Name(k.dtype) << " threads " << k.threads
          << (k.crowded ? " crowded" : "");
-    for (const NamedKernelWork& amount : kKernelWork)
+    for (const NamedAmount& amount : kAmounts)
       if (k.each.*amount.value != 0 || amount.of_all)
         text << " " << amount.name << " " << number(k.each.*amount.value);
     text << "\n";
@@ -284,7 +284,7 @@ std::string TopologyText(const DescribedMachine& machine) {
   return text.str();
 }
 
-void RequireDevices(const DescribedMachine& machine, int devices) {
+void RequireDevices(const Machine& machine, int devices) {
   const int joined = machine.topology.links.back().devices;
   if (joined != 0 && joined < devices)
     Fail("the topology joins ", joined, " devices but the mesh has ", devices,

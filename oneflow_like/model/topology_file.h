@@ -3,17 +3,17 @@
 
 #include <string>
 
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/machine.h"
 
 namespace oneflow_like {
 
 // Reads a topology file: what a device can do and which links join devices, a line each; examples/topologies
 // has some, and says what the words mean. Throws Error, naming the file and the line.
-DescribedMachine ReadTopology(const std::string& path);
+Machine ReadTopology(const std::string& path);
 // Such a file, which ReadTopology reads back as the same machine, to the last bit; names of levels are not
 // kept.
-std::string TopologyText(const DescribedMachine& machine);
+std::string TopologyText(const Machine& machine);
 // Throws Error when it joins fewer.
-void RequireDevices(const DescribedMachine& machine, int devices);
+void RequireDevices(const Machine& machine, int devices);
 
 }  // namespace oneflow_like

@@ -29,8 +29,8 @@ int Stride(const Mesh& mesh, const std::string& axis) {
   return stride;
 }
 
-double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int which, int members,
-                  int stride, int node) {
+double MessagesOf(const Machine& machine, const PartOfModel& part, int which, int members, int stride,
+                  int node) {
   double seconds = 0;
   for (const auto& [message, count] : part.messages[which])
     seconds += count * SecondsOfMessage(machine, message, members, stride, node);
@@ -39,7 +39,7 @@ double MessagesOf(const DescribedMachine& machine, const PartOfModel& part, int 
 
 }  // namespace
 
-PlanEstimator::PlanEstimator(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build)
+PlanEstimator::PlanEstimator(const PlanSpace& space, const Machine& machine, const BuildPlan& build)
     : space_(space), machine_(machine), build_(build) {
   // Two micro-batches far enough apart that what is in between lies on the line through them.
   constexpr int64_t kMany = 8;

@@ -17,7 +17,7 @@ namespace oneflow_like {
 class PlanEstimator {
  public:
   // All must outlive it. Measures the blocks of the model, so it throws what `build` throws.
-  PlanEstimator(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build);
+  PlanEstimator(const PlanSpace& space, const Machine& machine, const BuildPlan& build);
 
   // In stages; 1 for a model without nn::layers over pp.
   int64_t blocks() const;
@@ -62,7 +62,7 @@ class PlanEstimator {
   double Seconds(double bytes, const Sbp& from, const Sbp& to, int members, int stride);
 
   const PlanSpace& space_;
-  const DescribedMachine& machine_;
+  const Machine& machine_;
   const BuildPlan& build_;
   int node_ = 0;      // of SecondsOfMessage
   int64_t most_ = 1;  // samples of a micro-batch that are measured, beside 1

@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "compiler/cost/kernel_cost.h"
 #include "compiler/explain.h"
 #include "compiler/graph/training.h"
 #include "core/plan/plan_values.h"
@@ -20,7 +21,7 @@ constexpr int64_t kBlocksMeasured = 2;
 
 class PartsOfPlan {
  public:
-  PartsOfPlan(const Session::Impl& session, const DescribedMachine& machine)
+  PartsOfPlan(const Session::Impl& session, const Machine& machine)
       : session_(session),
         compiled_(session.compiled),
         graph_(session.compiled.graph),
@@ -216,7 +217,7 @@ class PartsOfPlan {
   const Session::Impl& session_;
   const Compiled& compiled_;
   const Graph& graph_;
-  const DescribedMachine& machine_;
+  const Machine& machine_;
   const int tp_;
   ModelParts parts_;
   RankPlan made_;
@@ -266,7 +267,7 @@ bool PartMessage::operator<(const PartMessage& other) const {
   return a < b;
 }
 
-double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members, int stride,
+double SecondsOfMessage(const Machine& machine, const PartMessage& message, int members, int stride,
                         int node) {
   if (members == 1) return 0;
   const Mesh group("cpu", {{"member", members}, {"other", stride}});
@@ -284,7 +285,7 @@ double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& mess
   return load.copies + Choose(costs, load.bytes).seconds(load.bytes);
 }
 
-ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
+ModelParts MeasureParts(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
                         PlanCandidate like, int64_t samples) {
   // Several micro-batches tell what is done once a step from what each of them does.
   constexpr int64_t kRanks = 32;

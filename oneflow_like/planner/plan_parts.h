@@ -22,7 +22,7 @@ struct PartMessage {
 // other groups of that kind exchange theirs.
 // Between sets of so many neighbours (`node`) it goes by the cheapest algorithm, as compilation would choose;
 // 0: none is named.
-double SecondsOfMessage(const DescribedMachine& machine, const PartMessage& message, int members, int stride,
+double SecondsOfMessage(const Machine& machine, const PartMessage& message, int members, int stride,
                         int node);
 
 // One rank's share of a part of a model: a block, or what comes before or after all blocks. Times are of one
@@ -53,7 +53,7 @@ struct ModelParts {
 
 // The parts of a candidate of this tp, sequence_parallel and recompute for micro-batches of `samples` of the
 // space's batch. Throws what `build` throws.
-ModelParts MeasureParts(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
+ModelParts MeasureParts(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
                         PlanCandidate like, int64_t samples);
 // Between two measurements, and beyond them, everything is a straight line of the samples.
 ModelParts PartsAt(const ModelParts& few, const ModelParts& many, int64_t samples);

@@ -216,7 +216,7 @@ void SearchOpen(const PlanSpace& space, TrialPool* pool) {
 
 }  // namespace
 
-PlanSearchResult SearchPlans(const PlanSpace& space, const DescribedMachine& machine, const BuildPlan& build,
+PlanSearchResult SearchPlans(const PlanSpace& space, const Machine& machine, const BuildPlan& build,
                              const PlanSearchOptions& options) {
   CheckRange("PlanSearchOptions::compiled", options.compiled, 1, 1 << 20);
   CheckRange<int64_t>("PlanSearchOptions::memory", options.memory, 0, int64_t{1} << 60);

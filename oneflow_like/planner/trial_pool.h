@@ -34,7 +34,7 @@ struct TrialEntry {
 class TrialPool {
  public:
   // `memory`: bytes of a device that a plan may use; 0: any. All others must outlive the pool.
-  TrialPool(const DescribedMachine& machine, const BuildPlan& build, int64_t memory)
+  TrialPool(const Machine& machine, const BuildPlan& build, int64_t memory)
       : machine_(machine), build_(build), memory_(memory) {}
 
   // Adds a candidate, on several orders of its axes, the fastest first. Returns that one.
@@ -64,7 +64,7 @@ class TrialPool {
   void TryOne(TrialEntry* entry) const;
   void FindTwin(int number);
 
-  const DescribedMachine& machine_;
+  const Machine& machine_;
   const BuildPlan& build_;
   const int64_t memory_;
   std::vector<TrialEntry> entries_;

@@ -18,11 +18,9 @@ namespace {
 constexpr char kSequenceParallel[] = "sequence_parallel";  // which only programs of language models have
 
 // The machines of --topology, else those that estimates assume for this kind of device.
-DescribedMachine MachineOfFlags(const std::string& kind) {
+Machine MachineOfFlags(const std::string& kind) {
   if (!FLAGS_topology.empty()) return ReadTopology(FLAGS_topology);
-  DescribedMachine machine;
-  static_cast<Machine&>(machine) = MachineOf(Mesh(kind, {{"dp", 1}}));
-  return machine;
+  return MachineOf(Mesh(kind, {{"dp", 1}}));
 }
 
 PlanSpace SpaceOfFlags(const Program& program) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "compiler/graph/text.h"
+#include "oneflow_like/session/plain_cores.h"
 #include "oneflow_like/session/summary.h"
 
 namespace oneflow_like {
@@ -39,6 +40,8 @@ Json RankFigures(const RankSummary& s) {
           {"lower_bound_bytes", s.lower_bound_bytes},
           {"bytes_sent", s.bytes_sent},
           {"flops", s.flops},
+          {"plain_flops", s.plain_flops},
+          {"plain_warning", PlainCoresWarning({s})},
           {"actors", s.actors},
           {"buffers", s.buffers},
           {"collectives", s.collectives},

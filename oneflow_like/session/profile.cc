@@ -10,6 +10,7 @@
 #include "actor/net/collectives/work.pb.h"
 #include "actor/net/talk/job.h"
 #include "oneflow_like/model/model_impl.h"
+#include "oneflow_like/session/plain_cores.h"
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
@@ -249,6 +250,23 @@ void AddProfile(const StepProfile& part, StepProfile* sum) {
   *sum = std::move(both);
 }
 
+namespace {
+
+// Of the first rank on a cuda device; empty where there is none.
+std::string PlainCoresLines(const Session::Impl& session) {
+  const Mesh& mesh = session.compiled.graph.mesh();
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    if (mesh.KindOf(rank) != "cuda") continue;
+    const RankSummary summary = SummaryOf(session, rank);
+    const std::string warning = PlainCoresWarning({summary});
+    return Cat("  operations: ", PlainCoresText(summary.plain_flops, summary.flops), "\n",
+               warning.empty() ? "" : Cat("  warning: ", warning, "\n"));
+  }
+  return "";
+}
+
+}  // namespace
+
 StepProfile Session::TakeProfile() {
   if (!impl_ || !impl_->runtime) return {};
   StepProfile mine = impl_->runtime->TakeProfile();
@@ -260,6 +278,9 @@ StepProfile Session::TakeProfile() {
   return job ? Together(job->AllGather(Cat("profile of session ", impl_->options.name), Packed(mine))) : mine;
 }
 
-std::string Session::ProfileText() { return ToText(TakeProfile(), impl_ ? impl_->options.name : ""); }
+std::string Session::ProfileText() {
+  if (!impl_) return ToText(TakeProfile(), "");
+  return ToText(TakeProfile(), impl_->options.name) + PlainCoresLines(*impl_);
+}
 
 }  // namespace oneflow_like

@@ -12,6 +12,7 @@
 #include "core/device/backend.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/placement.h"
+#include "oneflow_like/session/plain_cores.h"
 #include "oneflow_like/session/session_impl.h"
 
 namespace oneflow_like {
@@ -194,6 +195,7 @@ RankSummary Summarise(const Session::Impl& session, const RankPlan& made) {
   if (plan.device_kind() == "cuda") {
     const MemoryBesides besides = MemoryBesidesPlan(model, plan);
     s.library_bytes = kCudaBytesBesides + besides.device;
+    AddPlainCores(compiled.graph.catalog(), plan, &s);
     for (const auto& [what, bytes] : besides.consumers) consumers.push_back({what, bytes});
   }
   std::map<std::tuple<std::string, int64_t, int64_t, std::string>, size_t> known;
@@ -375,7 +377,8 @@ std::string RankText(const Session::Impl& session, const RankSummary& s) {
                 hosted > 1 ? Cat(" of ", hosted, " ranks") : "", ", for data on its way to others\n");
   }
   text += Cat("  actors ", s.actors, ", buffers ", s.buffers, ", collectives ", s.collectives, ", sent ",
-              BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step\n");
+              BytesText(s.bytes_sent), " a step, ", s.flops / 1e9, " GFLOP a step",
+              s.plain_flops < 0 ? "" : ", ", PlainCoresText(s.plain_flops, s.flops), "\n");
   for (const auto& [title, table] : {std::pair{"by block and kind of operator", &s.blocks},
                                      std::pair{"largest consumers", &s.consumers}}) {
     text += Cat("  ", title, "\n");
@@ -451,7 +454,10 @@ std::string Session::SummaryText() const {
   text += AlgorithmsText(compiled);
   for (const BoxingPrice& p : PricesOfBoxing(compiled, /*gathered_alone=*/true))
     text += Cat("gathered ", BytesText(p.bytes), " a step: ", p.gathered, "\n");
-  for (const RankSummary& s : Summaries()) text += "\n" + RankText(*impl_, s);
+  const std::vector<RankSummary> summaries = Summaries();
+  if (const std::string warning = PlainCoresWarning(summaries); !warning.empty())
+    text += Cat("warning: ", warning, "\n");
+  for (const RankSummary& s : summaries) text += "\n" + RankText(*impl_, s);
   return text;
 }
 

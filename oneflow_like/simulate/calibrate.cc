@@ -1,7 +1,6 @@
 #include "oneflow_like/calibrate.h"
 
 #include <glog/logging.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,9 +27,7 @@
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/simulate.h"
 #include "oneflow_like/simulate/busy_others.h"
-#include "oneflow_like/simulate/core_turn.h"
 #include "oneflow_like/simulate/kernel_fit.h"
-#include "ops/fused.h"
 
 namespace oneflow_like {
 namespace {
@@ -51,13 +48,6 @@ double MeanOfLowerThreeQuarters(std::vector<double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-// Of this process so far.
-double ProcessorSeconds() {
-  timespec used{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
-}
-
 // --- Kernels ---
 
 // Of the largest cache that no other core uses; 0 where the system does not tell.
@@ -75,9 +65,6 @@ constexpr Shape kShapes[] = {{4, 128, 256, 8, false}, {4, 64, 256, 4, false, 2},
                              {16, 32, 96, 3, false},  {3, 256, 384, 6, false},   {4, 128, 128, 4, true},
                              {10, 96, 320, 5, true},  {3, 64, 192, 4, true, 2},  {6, 64, 160, 5, true}};
 static_assert(std::size(kShapes) == kMostModels);
-constexpr int kShared[] = {1, 7};  // models that are trained by more threads than there are cores
-constexpr int kMostShared = 16;    // cores whose threads can share what such a model has
-constexpr int kSharedRounds = 2;   // in each round: of steps one number alone is taken
 // Others that use more of the cores than this make times longer than they are.
 constexpr double kDisturbed = 0.1;
 constexpr int64_t kLayers = 2, kVocabulary = 512;
@@ -96,7 +83,6 @@ struct Setting {
   int workers = 1;         // ranks, of all processes together
   int kernel_threads = 1;  // of each
   bool tensor = false;     // tensor parallelism in place of data parallelism
-  int threads = 0;         // of a process, which share its ranks; 0: one for each
 };
 
 // A rank for each core, or process: every other model by tensor parallelism, where its heads allow that.
@@ -112,7 +98,7 @@ class Probe {
       : setting_(setting), crowded_(crowded) {
     ModelOptions options;
     options.job = job;
-    options.threads = setting.threads > 0 ? setting.threads : setting.workers / (job ? job->processes() : 1);
+    options.threads = setting.workers / (job ? job->processes() : 1);
     options.kernel_threads = setting.kernel_threads;
     model_.emplace(Mesh("cpu", {{setting.tensor ? "tp" : "dp", setting.workers}}), options);
     const Dims tokens = {shape.batch * setting.workers * shape.micro_batches, shape.context};
@@ -152,8 +138,6 @@ class Probe {
     model_.reset();
   }
 
-  double wall() const { return Median(walls_); }           // of a step
-  double processor() const { return Median(processor_); }  // that this process used in a step
   // Of all kernels that compute, in a step.
   double seconds() const {
     double sum = 0;
@@ -186,9 +170,7 @@ class Probe {
 
  private:
   void Step() {
-    const double before = ProcessorSeconds();
     session_->Run(feeds_).Wait();
-    processor_.push_back(ProcessorSeconds() - before);
     const StepProfile profile = session_->TakeProfile();
     for (const KernelProfile& kernel : profile.hottest)
       if (const auto at = kernels_.find(kernel.label); at != kernels_.end() && kernel.runs > 0)
@@ -220,7 +202,7 @@ class Probe {
 
   // What each kernel of the plan computes and touches, by the label that profiles give it.
   void KnowKernels(DType dtype) {
-    DescribedMachine here;
+    Machine here;
     here.cache_bytes = CacheBytes();
     const double near_bytes = here.NearBytes(setting_.kernel_threads);
     std::vector<int> ranks;
@@ -229,27 +211,17 @@ class Probe {
       for (const plan::Actor& actor : made.plan.actor())
         for (const plan::Kernel& kernel : actor.kernel()) {
           if (!actor.feed().empty() || !actor.fetch().empty()) continue;
-          KernelSample sample;
-          sample.name = MeasuredName(kernel);
-          sample.threads = setting_.kernel_threads;
-          sample.crowded = crowded_;
-          sample.work = WorkOf(kernel, near_bytes);
-          sample.dtype = RateType(kernel);
-          for (const plan::Attr& attr : kernel.attr())
-            if (sample.name == "fused" && attr.name() == "program")
-              for (const FusedStep& step : ParseFused(attr.s(), kernel.in_size()))
-                sample.steps.push_back(step.op);
+          HostWork of;
           if (actor.has_collective()) {
             if (dtype != DType::kFloat32 || kernel.in_size() + kernel.out_size() == 0) continue;
             const plan::Operand& operand = kernel.in_size() > 0 ? kernel.in(0) : kernel.out(0);
-            sample.name = kCollectiveWork;
-            sample.dtype = DType::kFloat32;
-            sample.work = {
-                .call = 1,
-                .byte = BytesOfWork(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())))};
-            if (sample.work.byte == 0) continue;
+            of = HostWorkOf(actor.collective(), SizeOf(static_cast<DType>(operand.dtype())));
+            if (of.work.bytes == 0) continue;
+          } else {
+            of = HostWorkOf(kernel, model_->impl()->registry, near_bytes);
           }
-          kernels_.try_emplace(KernelLabel(actor, kernel), Known{sample, {}});
+          kernels_.try_emplace(KernelLabel(actor, kernel),
+                               Known{{of, setting_.kernel_threads, crowded_}, {}});
         }
   }
 
@@ -259,7 +231,7 @@ class Probe {
   std::optional<Session> session_;
   Feeds feeds_;
   std::map<std::string, Known> kernels_;
-  std::vector<double> walls_, processor_;  // by noted step
+  std::vector<double> walls_;  // by noted step
 };
 
 // --- Messages ---
@@ -318,7 +290,7 @@ double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
   double fastest = 0;
   for (const KernelSample& s : samples)
     if (s.name == "product" && s.dtype == dtype && s.threads == 1 && !s.crowded)
-      fastest = std::max(fastest, s.work.flop / s.seconds);
+      fastest = std::max(fastest, s.work.flops / s.seconds);
   return fastest;
 }
 
@@ -326,16 +298,16 @@ double PeakOf(const std::vector<KernelSample>& samples, DType dtype) {
 double BandwidthOf(const std::vector<KernelSample>& samples) {
   std::vector<double> rates;
   for (const KernelSample& s : samples)
-    if ((s.name == "add_n" || s.name == "adamw") && s.work.byte > 1e5 && s.threads == 1 && !s.crowded)
-      rates.push_back(s.work.byte / s.seconds);
+    if ((s.name == "add_n" || s.name == "adamw") && s.work.bytes > 1e5 && s.threads == 1 && !s.crowded)
+      rates.push_back(s.work.bytes / s.seconds);
   return Median(std::move(rates));
 }
 
 // What a device sends in a second where threads move what there is: of each byte of a sum of two that leaves
 // a device, its thread reads and writes two.
-double LinkBandwidth(const DescribedMachine& machine) {
+double LinkBandwidth(const Machine& machine) {
   for (const MeasuredKernel& k : machine.kernels)
-    if (k.name == kCollectiveWork && k.each.byte > 0) return Rounded(0.5 / k.each.byte);
+    if (k.name == kCollectiveWork && k.each.bytes > 0) return Rounded(0.5 / k.each.bytes);
   return machine.topology.memory_bandwidth;
 }
 
@@ -343,10 +315,9 @@ void Tell(const CalibrateOptions& options, const std::string& what) {
   if (options.progress) options.progress(what);
 }
 
-// Messages between processes; how much longer kernels take there; and how much more of the processor it takes
-// that twice as many threads as cores have work, beside the same ranks on as many threads as cores. Process 0
-// measures threads, while the others wait, asleep.
-void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine) {
+// Messages between processes, and how much longer kernels take there. Process 0 measures threads, while the
+// others wait, asleep.
+void MeasureProcesses(const CalibrateOptions& options, Machine* machine) {
   const int processes = options.job->processes();
   const bool first = options.job->process() == 0;
   std::vector<std::unique_ptr<Probe>> threads, apart;
@@ -356,31 +327,17 @@ void MeasureProcesses(const CalibrateOptions& options, DescribedMachine* machine
     apart.push_back(std::make_unique<Probe>(kShapes[model], setting, DType::kFloat32, true, options.job));
   }
   Chain chain(processes, 1, options.job);
-  // By pairs: on as many threads as cores, and on twice as many.
-  std::vector<std::unique_ptr<Probe>> dealt, crowded;
-  if (const int cores = machine->threads / processes; cores > 0 && machine->threads <= kMostShared)
-    for (int model : std::span(kShared).first(std::min(options.models, 2)))
-      for (auto [probes, each] : {std::pair{&dealt, cores}, {&crowded, 2 * cores}})
-        probes->push_back(std::make_unique<Probe>(kShapes[model],
-                                                  Setting{.workers = 2 * cores * processes, .threads = each},
-                                                  DType::kFloat32, true, options.job));
   for (int round = 0; round < options.rounds; ++round) {
     for (const auto& probe : threads) probe->Round();
     options.job->AllGather("calibration", "");
     for (const auto& probe : apart) probe->Round();
     for (int k = 0; k < kChainRounds; ++k) chain.Round();
-    for (size_t i = 0; i < dealt.size(); ++i)
-      for (int k = 0; k < kSharedRounds; ++k) dealt[i]->Round(), crowded[i]->Round();
   }
   machine->process_message = chain.message();
   double here = 0, there = 0;
   for (const auto& probe : threads) here += probe->seconds();
   for (const auto& probe : apart) there += probe->seconds();
   if (here > 0) machine->process_work = Rounded(std::max(1.0, there / here));
-  double longer = 0;
-  for (size_t i = 0; i < dealt.size(); ++i) longer += crowded[i]->processor() / dealt[i]->processor();
-  if (!dealt.empty())
-    machine->crowded_work = Rounded(std::max(1.0, longer / static_cast<double>(dealt.size())));
 }
 
 // Warns if others used much of the cores even in the quieter half of the time.
@@ -403,35 +360,28 @@ class Neighbours {
 // One rank whose kernels use 2, 4, ... or all cores. One model at a time is loaded, as in a training: while a
 // process has more threads for kernels than cores, or found cores busy lately, such threads sleep between
 // kernels, and each kernel has to wake them (core/system/spinning.h). All are compiled before, and each first
-// runs until what made it no longer counts as sharing. Each is measured twice, and the faster time counts:
-// what disturbs for some seconds is not in both.
+// runs until what made it no longer counts as sharing.
 void MeasureTeams(const CalibrateOptions& options, int cores, std::vector<KernelSample>* samples) {
   std::vector<int> teams;
   for (int threads = 2; threads < cores; threads *= 2) teams.push_back(threads);
   if (cores > 1) teams.push_back(cores);
   Neighbours neighbours;
   for (int threads : teams) {
-    std::vector<std::unique_ptr<Probe>> fastest(2 * options.models);
-    for (int pass : {1, 2}) {
-      std::vector<std::unique_ptr<Probe>> probes;
-      for (const Shape& shape : std::span(kShapes).first(options.models))
-        for (DType dtype : {DType::kFloat32, DType::kBFloat16})
-          probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
-      for (size_t i = 0; i < probes.size(); ++i) {
-        Tell(options, Cat("kernels on ", threads, " threads: pass ", pass, " of 2, model ", i + 1, " of ",
-                          probes.size()));
-        std::unique_ptr<Probe> probe = std::move(probes[i]);
-        const auto begin = std::chrono::steady_clock::now();
-        for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
-             passed = std::chrono::steady_clock::now() - begin)
-          probe->WarmUp();
-        for (int round = 0; round < (options.rounds + 1) / 2; ++round) probe->Round();
-        neighbours.EndRound();
-        probe->Unload();
-        if (fastest[i] == nullptr || probe->wall() < fastest[i]->wall()) fastest[i] = std::move(probe);
-      }
+    std::vector<std::unique_ptr<Probe>> probes;
+    for (const Shape& shape : std::span(kShapes).first(options.models))
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+        probes.push_back(std::make_unique<Probe>(shape, Setting{1, threads}, dtype, false));
+    for (size_t i = 0; i < probes.size(); ++i) {
+      Tell(options, Cat("kernels on ", threads, " threads: model ", i + 1, " of ", probes.size()));
+      const auto begin = std::chrono::steady_clock::now();
+      for (auto passed = begin - begin; passed < (SpinsBriefly() ? kLongestSettle : kSettle);
+           passed = std::chrono::steady_clock::now() - begin)
+        probes[i]->WarmUp();
+      for (int round = 0; round < options.rounds; ++round) probes[i]->Round();
+      neighbours.EndRound();
+      probes[i]->Unload();
+      probes[i]->AddSamples(samples);
     }
-    for (const auto& probe : fastest) probe->AddSamples(samples);
   }
 }
 
@@ -463,13 +413,13 @@ std::vector<KernelSample> MeasureKernels(const CalibrateOptions& options, int co
 
 }  // namespace
 
-DescribedMachine Calibrate(const CalibrateOptions& options) {
+Machine Calibrate(const CalibrateOptions& options) {
   CheckRange("CalibrateOptions::rounds", options.rounds, 3, 10'000);
   const int here = UsableCores();
   CheckRange("CalibrateOptions::cores", options.cores, 0, here);
   const int cores = options.cores > 0 ? options.cores : here;
   CheckRange("CalibrateOptions::models", options.models, 1, kMostModels);
-  DescribedMachine machine;
+  Machine machine;
   const bool first = !options.job || options.job->process() == 0;
   if (first) {
     const std::vector<KernelSample> samples = MeasureKernels(options, cores, &machine.message);
@@ -478,7 +428,6 @@ DescribedMachine Calibrate(const CalibrateOptions& options) {
     machine.flops = Rounded(PeakOf(samples, DType::kFloat32));
     machine.narrow_flops = Rounded(PeakOf(samples, DType::kBFloat16));
     machine.topology.memory_bandwidth = Rounded(BandwidthOf(samples));
-    machine.core_turn = Rounded(MeasureCoreTurn());
   }
   machine.name = "processor";
   machine.threads = cores;
@@ -504,7 +453,7 @@ void CheckCalibration(const std::string& mesh) {
 }
 
 void CalibrateTo(const std::string& file, const CalibrateOptions& options) {
-  const DescribedMachine machine = Calibrate(options);
+  const Machine machine = Calibrate(options);
   if (options.job && options.job->process() != 0) return;
   ReplaceFile(file,
               Cat("# Measured by --calibrate on this machine; docs/simulation.md says how, "

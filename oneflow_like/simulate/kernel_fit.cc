@@ -50,12 +50,12 @@ MeasuredKernel FitOne(const std::string& name, const FitGroup& group,
   std::vector<double> values;
   for (const KernelSample& s : samples) {
     std::vector<double>& row = rows.emplace_back();
-    for (const NamedKernelWork& amount : kKernelWork) row.push_back(s.work.*amount.value);
+    for (const NamedAmount& amount : kAmounts) row.push_back(s.work.*amount.value);
     values.push_back(s.seconds);
   }
   const std::vector<double> fit = FitTimes(rows, values);
   MeasuredKernel kernel = KernelEntry(name, group);
-  for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kKernelWork[i].value = Rounded(fit[i]);
+  for (size_t i = 0; i < fit.size(); ++i) kernel.each.*kAmounts[i].value = Rounded(fit[i]);
   return kernel;
 }
 
@@ -71,19 +71,19 @@ std::vector<MeasuredKernel> FitChains(const FitGroup& group, const std::vector<K
   for (const KernelSample& s : samples) {
     std::vector<double>& row = rows.emplace_back(next, 0.0);
     row[0] = 1;
-    row[1] = s.work.byte;
+    row[1] = s.work.bytes;
     row[2] = s.work.far;
     for (const std::string& step : s.steps)
-      row[columns[step]] += s.work.flop / static_cast<double>(s.steps.size());
+      row[columns[step]] += s.work.flops / static_cast<double>(s.steps.size());
     values.push_back(s.seconds);
   }
   const std::vector<double> fit = FitTimes(rows, values);
   std::vector<MeasuredKernel> kernels;
   for (const auto& [step, column] : columns) {
     kernels.push_back(KernelEntry(step, group));
-    kernels.back().each = {.call = Rounded(fit[0]),
-                           .flop = Rounded(fit[column]),
-                           .byte = Rounded(fit[1]),
+    kernels.back().each = {.calls = Rounded(fit[0]),
+                           .flops = Rounded(fit[column]),
+                           .bytes = Rounded(fit[1]),
                            .far = Rounded(fit[2])};
   }
   return kernels;
@@ -151,7 +151,7 @@ std::vector<MeasuredKernel> FitKernels(const std::vector<KernelSample>& samples)
   // On a busy machine an operator may get no time at all, or none but of far bytes.
   std::erase_if(kernels, [](MeasuredKernel kernel) {
     kernel.each.far = 0;
-    return kernel.each == KernelWork();
+    return kernel.each == Work();
   });
   std::stable_sort(kernels.begin(), kernels.end(), [](const MeasuredKernel& a, const MeasuredKernel& b) {
     return std::tie(a.name, a.dtype, a.threads, a.crowded) < std::tie(b.name, b.dtype, b.threads, b.crowded);

@@ -1,23 +1,19 @@
 // From times of kernels to what their operators take: seconds of each unit of work
-// (compiler/cost/described_machine.h).
+// (compiler/cost/kernel_cost.h).
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/kernel_cost.h"
 
 namespace oneflow_like {
 
 // One kernel of a plan, measured.
-struct KernelSample {
-  std::string name;                // its operator, or kCollectiveWork
-  std::vector<std::string> steps;  // of a fused kernel: the operators that it does in one pass
-  DType dtype = DType::kFloat32;
+struct KernelSample : HostWork {
   int threads = 1;
   bool crowded = false;
-  KernelWork work;
   double seconds = 0;
 };
 

@@ -11,9 +11,10 @@
 
 #include "actor/trace.h"
 #include "actor/virtual_time.h"
-#include "compiler/cost/described_machine.h"
+#include "compiler/cost/kernel_cost.h"
 #include "core/plan/plan_values.h"
 #include "oneflow_like/model/limits.h"
+#include "oneflow_like/session/plain_cores.h"
 #include "oneflow_like/session/session_impl.h"
 #include "oneflow_like/session/summary.h"
 
@@ -28,14 +29,10 @@ struct Threads {
   int ranks = 1;        // of a process
 
   int ProcessOf(int rank) const { return rank / ranks; }
-  // Whether all together may have more work than there are cores.
-  bool Crowd(const DescribedMachine& machine) const {
-    return machine.threads > 0 && processes * each * of_a_kernel > machine.threads;
-  }
 };
 
 // As ModelImpl::Load starts them.
-Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, int world, int processes) {
+Threads ThreadsOf(const ModelOptions& options, const Machine& machine, int world, int processes) {
   CheckRange("SimulateOptions::processes", processes, 1, kMostProcessesHere);
   if (world % processes != 0)
     Fail("SimulateOptions::processes is ", processes, ", which cannot share ", world, " devices equally");
@@ -46,8 +43,6 @@ Threads ThreadsOf(const ModelOptions& options, const DescribedMachine& machine, 
   return {processes, threads, of_a_kernel, ranks};
 }
 
-constexpr int kUnlikeSteps = 12;  // where each step takes another time
-
 // Ranks that are simulated, and who acts for whom.
 struct ActingRanks {
   std::vector<int> ranks;
@@ -57,7 +52,7 @@ struct ActingRanks {
 // What acts of collectives ask of links. One of each segment is the same on all its ranks.
 class CollectiveLoads {
  public:
-  CollectiveLoads(const Compiled& compiled, const DescribedMachine& machine, const Threads& threads,
+  CollectiveLoads(const Compiled& compiled, const Machine& machine, const Threads& threads,
                   const ActingRanks& acting)
       : compiled_(compiled),
         machine_(machine),
@@ -76,8 +71,8 @@ class CollectiveLoads {
     of_rank.latency = Picoseconds(load.latency + load.copies);
     // Inside one host without devices, threads move what there is.
     if (machine_.threads > 0 && load.links.size() <= 1) {
-      ThreadSeconds work = {load.seconds(), load.seconds()};
-      SecondsOfWork(machine_, collective, ElementBytes(segment), &work);
+      const ThreadSeconds work = MeasuredSeconds(machine_, HostWorkOf(collective, ElementBytes(segment)), 1)
+                                     .value_or(ThreadSeconds{load.seconds(), load.seconds()});
       of_rank.latency = Picoseconds(work.alone);
       of_rank.crowded = Picoseconds(work.crowded);
       of_rank.message = Picoseconds(MessageSeconds(collective, rank));
@@ -125,7 +120,7 @@ class CollectiveLoads {
   }
 
   const Compiled& compiled_;
-  const DescribedMachine& machine_;
+  const Machine& machine_;
   const Threads& threads_;
   const ActingRanks& acting_;
   CollectiveCosts costs_;
@@ -153,9 +148,8 @@ int64_t LengthSince(int64_t start, const std::vector<Interval>& joined) {
 // Adds up records as they end: there may be too many to keep.
 class StepRecorder {
  public:
-  // The last `counted` steps count. `keep`: all records.
-  StepRecorder(int steps, int counted, bool keep)
-      : ends_(static_cast<size_t>(steps)), counted_(counted), keep_(keep) {}
+  // `keep`: all records.
+  StepRecorder(int steps, bool keep) : ends_(static_cast<size_t>(steps)), keep_(keep) {}
 
   void Expect(const plan::Plan& plan) {
     for (const plan::Actor& actor : plan.actor())
@@ -165,7 +159,7 @@ class StepRecorder {
     if (keep_) records_.push_back(r);
     if (r.step >= std::ssize(ends_)) return;
     ends_[r.step] = std::max(ends_[r.step], r.end);
-    if (r.kernel < 0 || r.step + counted_ < std::ssize(ends_)) return;
+    if (r.kernel < 0 || r.step + 1 < std::ssize(ends_)) return;
     Busy& busy = of_rank_[r.rank];
     if (messages_.count({r.rank, r.actor}) == 0) Join({r.start, r.end}, &busy.compute);
     Join({r.start, r.end}, &busy.all);
@@ -173,27 +167,25 @@ class StepRecorder {
 
   const std::vector<TraceRecord>& records() const { return records_; }
   double first() const { return ends_[0] / kPicosecondsPerSecond; }
-  // Of one of the steps that count, on average.
-  double seconds() const { return PerStep(ends_.back() - start()); }
-  // Where the time of these went.
+  // Of the last step.
+  double seconds() const { return (ends_.back() - start()) / kPicosecondsPerSecond; }
+  // Where its time went.
   void AddUp(int rank, SimulatedStage* stage) const {
     const auto at = of_rank_.find(rank);
     const Busy none, &busy = at == of_rank_.end() ? none : at->second;
     const int64_t computed = LengthSince(start(), busy.compute), all = LengthSince(start(), busy.all);
-    stage->compute = PerStep(computed);
-    stage->communication = PerStep(all - computed);
-    stage->bubble = PerStep(ends_.back() - start() - all);
+    stage->compute = computed / kPicosecondsPerSecond;
+    stage->communication = (all - computed) / kPicosecondsPerSecond;
+    stage->bubble = (ends_.back() - start() - all) / kPicosecondsPerSecond;
   }
 
  private:
   struct Busy {
-    std::vector<Interval> compute, all;  // of the steps that count
+    std::vector<Interval> compute, all;  // of the last step
   };
-  int64_t start() const { return ends_[ends_.size() - 1 - static_cast<size_t>(counted_)]; }
-  double PerStep(int64_t time) const { return time / kPicosecondsPerSecond / counted_; }
+  int64_t start() const { return ends_[ends_.size() - 2]; }
 
   std::vector<int64_t> ends_;  // of the steps
-  const int counted_;
   const bool keep_;
   std::set<std::pair<int, int>> messages_;  // actors, by rank
   std::unordered_map<int, Busy> of_rank_;
@@ -217,9 +209,10 @@ struct Played {
   StepRecorder recorder;
 };
 
-Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
-                 const Threads& threads, int steps, int counted, int in_flight, bool trace) {
-  Played played = {.recorder = StepRecorder(steps, counted, /*keep=*/trace)};
+Played PlaySteps(const Compiled& compiled, const Machine& machine, const ActingRanks& acting,
+                 const KernelRegistry& kernels, const Threads& threads, int steps, int in_flight,
+                 bool trace) {
+  Played played = {.recorder = StepRecorder(steps, /*keep=*/trace)};
   CollectiveLoads loads(compiled, machine, threads, acting);
   std::vector<int> thread_of;
   for (int rank : acting.ranks)
@@ -229,8 +222,6 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
                         .thread_of = std::move(thread_of),
                         .cores = machine.threads,
                         .kernel_cores = threads.of_a_kernel,
-                        .turns = machine.crowded_work,
-                        .balance = Picoseconds(machine.core_turn),
                         .each_kernel = trace,
                         .load = [&](const plan::Collective& c, int rank) { return loads.Of(c, rank); },
                         .stands_for = [&](int rank) { return acting.stands_for[rank]; },
@@ -241,7 +232,7 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
     devices.push_back(paper.MakeDevice(made.plan.rank()));
     on_paper.push_back(paper.OnPaper(made.plan, [&](const plan::Actor&, const plan::Kernel& k) {
       if (threads.each == 0) return ThreadTime(SecondsOf(machine, k));
-      const ThreadSeconds seconds = SecondsOnThreads(machine, k, threads.of_a_kernel);
+      const ThreadSeconds seconds = SecondsOnThreads(machine, k, kernels, threads.of_a_kernel);
       const double longer = threads.processes > 1 ? machine.process_work : 1;
       return ThreadTime(longer * seconds.alone, longer * seconds.crowded);
     }));
@@ -270,13 +261,14 @@ Played PlaySteps(const Compiled& compiled, const DescribedMachine& machine, cons
 }
 
 // Steps of many acts take as long as the first one where the second does: more are not played then.
-Played PlayEnough(const Compiled& compiled, const DescribedMachine& machine, const ActingRanks& acting,
-                  const Threads& threads, int steps, int64_t many_acts, int in_flight) {
+Played PlayEnough(const Compiled& compiled, const Machine& machine, const ActingRanks& acting,
+                  const KernelRegistry& kernels, const Threads& threads, int steps, int64_t many_acts,
+                  int in_flight) {
   if (steps > 2 && std::ssize(compiled.logical.order) > many_acts) {
-    Played played = PlaySteps(compiled, machine, acting, threads, 2, 1, in_flight, /*trace=*/false);
+    Played played = PlaySteps(compiled, machine, acting, kernels, threads, 2, in_flight, /*trace=*/false);
     if (played.recorder.seconds() == played.recorder.first()) return played;
   }
-  return PlaySteps(compiled, machine, acting, threads, steps, 1, in_flight, /*trace=*/false);
+  return PlaySteps(compiled, machine, acting, kernels, threads, steps, in_flight, /*trace=*/false);
 }
 
 // An act lasts from its first kernel's start to its last one's end.
@@ -323,7 +315,7 @@ void AddStage(SimulatedStage stage, std::vector<SimulatedStage>* stages) {
 
 }  // namespace
 
-Simulated Simulate(const Session& session, const DescribedMachine& machine, const SimulateOptions& options) {
+Simulated Simulate(const Session& session, const Machine& machine, const SimulateOptions& options) {
   if (options.steps < 2) Fail("SimulateOptions::steps is ", options.steps, " but must be at least 2");
   const Session::Impl& impl = *session.impl();
   const Compiled& compiled = impl.compiled;
@@ -332,15 +324,12 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   const ActingRanks acting = ActingRanksOf(compiled, options.most_ranks);
   const Threads threads = ThreadsOf(impl.model->options, machine, world, options.processes);
   const int in_flight = options.steps_in_flight > 0 ? options.steps_in_flight : impl.options.steps_in_flight;
-  // Where threads share cores and keep them, steps are not alike, as the system looks at cores at moments of
-  // its own.
-  const bool alike = machine.core_turn == 0 || !threads.Crowd(machine);
-  const int steps = alike ? options.steps : std::max(options.steps, kUnlikeSteps);
-  const int counted = alike ? 1 : steps - 2;
+  const KernelRegistry& kernels = impl.model->registry;
   const bool trace = !options.trace_file.empty();
   const Played played =
-      trace || !alike ? PlaySteps(compiled, machine, acting, threads, steps, counted, in_flight, trace)
-                      : PlayEnough(compiled, machine, acting, threads, steps, options.many_acts, in_flight);
+      trace ? PlaySteps(compiled, machine, acting, kernels, threads, options.steps, in_flight, trace)
+            : PlayEnough(compiled, machine, acting, kernels, threads, options.steps, options.many_acts,
+                         in_flight);
   if (trace) WriteTrace(options.trace_file, played);
 
   Simulated result;
@@ -350,11 +339,17 @@ Simulated Simulate(const Session& session, const DescribedMachine& machine, cons
   result.model_flops = ModelFlops(compiled);
   result.acts = std::ssize(compiled.logical.order);
   for (const RankPlan& made : played.plans) result.plan_hash = HashOf(made.plan, result.plan_hash);
-  for (RankSummary& summary : SummariesOf(impl, played.plans)) {
+  std::vector<RankSummary> summaries = SummariesOf(impl, played.plans);
+  if (std::string warning = PlainCoresWarning(summaries); !warning.empty())
+    result.warnings.push_back(std::move(warning));
+  for (RankSummary& summary : summaries) {
     SimulatedStage stage;
     stage.stage = summary.stage;
     stage.rank = summary.rank;
-    result.flops += summary.flops * static_cast<double>(summary.ranks.size());
+    const auto alike = static_cast<double>(summary.ranks.size());
+    result.flops += summary.flops * alike;
+    if (summary.plain_flops >= 0)
+      result.plain_flops = std::max(0.0, result.plain_flops) + summary.plain_flops * alike;
     played.recorder.AddUp(summary.rank, &stage);
     if (machine.memory_bytes > 0 && static_cast<double>(summary.peak_bytes) > machine.memory_bytes)
       result.warnings.push_back(Cat("rank ", summary.rank, " needs ", BytesText(summary.peak_bytes),
@@ -378,6 +373,7 @@ std::string Simulated::Text(double per_step, const std::string& unit) const {
                 "; MFU %.1f %%, %.1f TFLOP/s a device (%.1f with what is computed again)\n", 100 * mfu,
                 model_flops / seconds / devices / 1e12, flops / seconds / devices / 1e12);
   text += line;
+  if (plain_flops >= 0) text += Cat("  operations: ", PlainCoresText(plain_flops, flops), "\n");
   std::snprintf(line, sizeof line, "  %-12s %10s %10s %10s  %s\n", "ranks", "computes", "messages", "bubble",
                 "peak memory, by purpose");
   text += line;

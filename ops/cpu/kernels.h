@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "core/device/kernel.h"
 #include "core/device/parallel_for.h"
@@ -74,6 +76,12 @@ void FillRandomBits(uint64_t key, uint64_t step, uint64_t first, int64_t n, uint
 // An element is kept when bits >> 8 is at least this: exactly when ToUniform(bits) >= p as a float.
 uint32_t KeepThreshold(double p);
 
+// work.cc: the work of products, attention and fused kernels
+void MatmulWork(const KernelSpec& spec, Work* work);
+void EinsumWork(const KernelSpec& spec, Work* work);
+void AttentionWork(const KernelSpec& spec, Work* work);
+void AttentionGradWork(const KernelSpec& spec, Work* work);
+std::vector<std::string> FusedSteps(const KernelSpec& spec);
 // block_program.cc
 KernelPtr MakeElementwise(const KernelSpec& spec);
 KernelPtr MakeFused(const KernelSpec& spec);

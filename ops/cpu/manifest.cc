@@ -15,18 +15,19 @@ void OFL_CPU_ENTRY(KernelRegistry* registry);
 void OFL_CPU_ENTRY(KernelRegistry* registry) {
   using namespace cpu;
   // A kernel that states no scratch takes none.
-  auto add = [registry](const char* name, KernelFactory factory, ScratchFn scratch = nullptr) {
-    registry->Add(name, "cpu", std::move(factory), std::move(scratch));
+  auto add = [registry](const char* name, KernelFactory factory, ScratchFn scratch = nullptr,
+                        KernelCost cost = {}) {
+    registry->Add(name, "cpu", std::move(factory), std::move(scratch), std::move(cost));
   };
 
-  add("matmul", MakeMatmul, MatmulScratch);
-  add("einsum", MakeEinsum, EinsumScratch);
+  add("matmul", MakeMatmul, MatmulScratch, {.measured_as = "product", .work = MatmulWork});
+  add("einsum", MakeEinsum, EinsumScratch, {.measured_as = "product", .work = EinsumWork});
 
   // Every operator with a scalar body, but for those with a kernel of their own below.
   for (const std::string& name : BuiltinCatalog().names())
     if (!BuiltinCatalog().Get(name).scalar.empty() && name != "identity" && name != "cast" && name != "add_n")
       add(name.c_str(), MakeElementwise);
-  add("fused", MakeFused);
+  add("fused", MakeFused, nullptr, {.steps = FusedSteps});
   add("add_n", MakeAddN);
   add("cast", MakeCast);
 
@@ -82,8 +83,8 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("adagrad_rows", ForRowsUpdate(AdagradRows));
   add("grouped_matmul", MakeGroupedMatmul, GroupedMatmulScratch);
   add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight, GroupedMatmulGradWeightScratch);
-  add("attention", MakeAttention, AttentionScratch);
-  add("attention_grad", MakeAttentionGrad, AttentionGradScratch);
+  add("attention", MakeAttention, AttentionScratch, {.work = AttentionWork});
+  add("attention_grad", MakeAttentionGrad, AttentionGradScratch, {.work = AttentionGradWork});
   add("rope", MakeRope, RopeScratch);
 
   add("conv2d", MakeConv2d, Conv2dScratch);

@@ -38,14 +38,6 @@ class ConvolutionLibrary {
 // nullptr if there is no such library.
 std::unique_ptr<ConvolutionLibrary> MakeConvolutionLibrary();
 
-// Whether the library knows the relation between the extents of both planes: it rounds down.
-inline bool MayConvolve(const ConvolutionShape& s) {
-  const auto fits = [](const ConvolutionAxis& axis) {
-    return axis.out == ConvolutionExtent(axis.in, axis.window, axis.stride, axis.padding, axis.dilation);
-  };
-  return fits(s.rows) && fits(s.columns);
-}
-
 // Whether convolutions ask the library at all; on unless switched off, for comparisons. Kernels ask when
 // made.
 void SetConvolutionLibrary(bool allowed);

@@ -55,8 +55,9 @@ inline bool MayFlash(const FlashShape& s) {
   bool narrow = s.dtype == DType::kBFloat16 || s.dtype == DType::kFloat16;
   bool full = !s.causal || s.shift == 0 || s.shift == s.keys - s.queries;
   bool window = s.window == 0 || s.causal;
-  return narrow && full && window && s.shift >= 0 && s.width > 0 && s.width % 8 == 0 && s.width <= 256 &&
-         s.batch > 0 && s.heads > 0 && s.key_heads > 0 && s.queries > 0 && s.keys > 0;
+  return narrow && full && window && s.shift >= 0 && s.width > 0 && s.width % 8 == 0 &&
+         s.width <= kMostLibraryAttentionWidth && s.batch > 0 && s.heads > 0 && s.key_heads > 0 &&
+         s.queries > 0 && s.keys > 0;
 }
 
 // Whether attention asks the library at all; on unless switched off, for comparisons. Kernels ask when made.

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <functional>
 #include <map>
 #include <random>
 
-#include "actor/virtual_clock.h"
 #include "compiler/plan/schedule.h"
 #include "tests/actor/plan_builder.h"
 
@@ -246,7 +244,6 @@ TEST(VirtualTime, StopsWhereItsTimeEnds) {
       return VirtualLoad{latency, {{0, 1 + a}, {10 + rank, 1 + b}}};
     };
     const double work = draw();
-    if (trial % 2 == 0) options.balance = kLastPicosecond >> (random() % 12);
     const Ran ran = RunOnPaper(ranks, options, {{"work", work * 1e6}}, 3);
     int64_t before = 0;
     for (int64_t end : ran.ends) {
@@ -366,144 +363,6 @@ TEST(VirtualTime, ThreadsShareCores) {
   }
 }
 
-// Cores on which threads keep their places until the next balance.
-struct KeptCores {
-  VirtualClock clock;
-  VirtualCores cores;
-  std::map<int, int64_t> ends;  // of each thread's last work
-  KeptCores(int64_t balance, int count = 2, double turns = 1) : cores(&clock, count, 1, turns, balance) {}
-  void Start(int thread, ThreadTime time, std::function<void()> done = {}) {
-    const auto whole = [](double t) { return static_cast<int64_t>(t); };
-    cores.Start(thread, whole(time.alone), whole(time.crowded), [this, thread, done] {
-      ends[thread] = clock.now();
-      if (done) done();
-    });
-  }
-  // Works one after the other.
-  void StartAll(int thread, std::deque<int64_t> times) {
-    if (times.empty()) return;
-    const auto first = static_cast<double>(times.front());
-    times.pop_front();
-    Start(thread, first, [this, thread, times] { StartAll(thread, times); });
-  }
-  void Run() {
-    for (int events = 0; clock.RunNext(); ++events) ASSERT_LT(events, 1'000'000) << "no end";
-  }
-};
-
-// Threads of one core take turns, or the second waits for the first to end.
-TEST(VirtualCores, AnIdleCoreTakesAThreadOverAtTheNextBalance) {
-  const std::map<int64_t, std::pair<int64_t, int64_t>> ends = {
-      {0, {10'500, 10'500}}, {500, {10'500, 11'000}}, {4000, {10'000, 14'000}}, {30'000, {10'000, 20'000}}};
-  for (const auto& [balance, expected] : ends) {
-    KeptCores host(balance);
-    host.Start(0, 10'000);
-    host.Start(1, 1000);
-    host.Start(2, 10'000);
-    host.Run();
-    EXPECT_NEAR(host.ends[0], expected.first, 2) << balance;
-    EXPECT_NEAR(host.ends[2], expected.second, 2) << balance;
-    EXPECT_EQ(host.ends[1], balance == 0 ? 1500 : 1000);
-  }
-}
-
-// One that goes on at once stays, whoever else wakes up at that moment; one that has waited takes an idle
-// core, or its turn on its last one.
-TEST(VirtualCores, AThreadKeepsItsCoreUntilItWaits) {
-  KeptCores host(1'000'000);
-  host.Start(0, 1000, [&] {
-    host.Start(2, 1000);
-    host.Start(0, 1000);
-  });
-  host.Start(1, 10'000);
-  host.Run();
-  EXPECT_EQ(host.ends[0], 2000);
-  EXPECT_EQ(host.ends[2], 3000);
-  EXPECT_EQ(host.ends[1], 10'000);
-  const int64_t later = host.clock.now();
-  host.Start(2, 1000);
-  host.Start(0, 1000);
-  host.Run();
-  EXPECT_EQ(host.ends[0], later + 1000);
-  EXPECT_EQ(host.ends[2], later + 1000);
-}
-
-// One core and threads that have works to do one after the other: they take turns, and work that ends with
-// its turn has ended. Times are round, so that many do.
-TEST(VirtualCores, ThreadsOfOneCoreTakeTurns) {
-  for (int trial = 0; trial < 2000; ++trial) {
-    std::mt19937 random(trial);
-    const int64_t turn = 100 * (1 + static_cast<int64_t>(random() % 4));
-    struct Left {
-      int thread;
-      std::deque<int64_t> works;
-    };
-    std::deque<Left> queue;
-    KeptCores host(turn, 1);
-    for (int thread = 0; thread < 1 + trial % 4; ++thread) {
-      Left left{thread, {}};
-      for (size_t i = 0; i < 1 + random() % 4; ++i)
-        left.works.push_back((trial % 2 == 0 ? 100 : 1) * (1 + static_cast<int64_t>(random() % 9)));
-      host.StartAll(thread, left.works);
-      queue.push_back(left);
-    }
-    host.Run();
-    std::map<int, int64_t> ends;
-    for (int64_t now = 0; !queue.empty();) {
-      Left first = std::move(queue.front());
-      queue.pop_front();
-      int64_t over = now + turn;
-      for (; !first.works.empty() && (now < over || queue.empty()); first.works.pop_front()) {
-        const int64_t part = queue.empty() ? first.works.front() : std::min(over - now, first.works.front());
-        now += part;
-        first.works.front() -= part;
-        if (first.works.front() > 0) break;
-      }
-      ends[first.thread] = now;
-      if (!first.works.empty()) queue.push_back(std::move(first));
-    }
-    ASSERT_EQ(host.ends, ends) << "trial " << trial;
-  }
-}
-
-TEST(VirtualCores, WorkTakesLongerWhereItsCoreIsSharedAndWhereOthersAreBusy) {
-  KeptCores host(1'000'000, 2, 2);
-  for (int thread : {0, 1, 2}) host.Start(thread, {1000, 1500});
-  host.Run();
-  EXPECT_EQ(host.ends[1], 1500);
-  EXPECT_EQ(host.ends[0], 2500);  // half of it in 1500, with both cores busy and 2 waiting; half in 1000
-  EXPECT_EQ(host.ends[2], 3500);
-}
-
-// Where the clock stops all ends, however many turns there were to come.
-TEST(VirtualCores, TurnsEndWhereTheClockStops) {
-  for (int64_t turn : {int64_t{1} << 50, int64_t{1} << 58, int64_t{1} << 60, kLastPicosecond})
-    for (int threads : {1, 2, 5}) {
-      KeptCores host(turn, 2);
-      for (int thread = 0; thread < threads; ++thread)
-        host.Start(thread, static_cast<double>(kLastPicosecond));
-      host.Run();
-      EXPECT_EQ(host.ends.size(), static_cast<size_t>(threads)) << turn;
-    }
-}
-
-// A thread that wakes another one up and then waits itself still had its core when that one looked for its
-// own.
-TEST(VirtualCores, AThreadFindsNoCoreWhereTheOneWhoWakesItStopsAtThatMoment) {
-  for (const auto& [later, expected] : std::map<int64_t, int64_t>{{0, 5000}, {1, 2201}}) {
-    KeptCores host(4000);
-    host.Start(2, 100);
-    host.clock.At(200, [&, later = later] {
-      host.Start(0, 10'000);
-      host.Start(1, 1000,
-                 [&, later] { host.clock.At(host.clock.now() + later, [&] { host.Start(2, 1000); }); });
-    });
-    host.Run();
-    EXPECT_EQ(host.ends[2], expected) << later;
-    EXPECT_EQ(host.ends[0], 10'200) << later;
-  }
-}
-
 // Processes have threads of their own: ranks are on the threads that they are given.
 TEST(VirtualTime, RanksWorkOnTheirThreads) {
   std::mt19937 random(12);
@@ -552,12 +411,11 @@ TEST(VirtualTime, WakingUpIsWork) {
     VirtualOptions options;
     options.threads = crowded ? 3 : 2;
     options.cores = crowded ? 1 : 2;
-    options.balance = crowded ? 1000 * kMicro : 0;
     options.load = [&](const plan::Collective&, int) {
       return VirtualLoad{.latency = 3 * kMicro, .message = 20 * kMicro};
     };
-    // The first member is told to work, and tells the second. In the crowd they have one core, on which a
-    // third thread works as well; else the first thread is at work when it is told.
+    // The first member is told to work, and tells the second. In the crowd they share one core with a third
+    // thread, which is never idle; else the first thread is at work when it is told.
     EXPECT_EQ(RunOnPaper(ranks, options, {{"busy", 100}}).ends[0],
               (crowded ? 20 + 3 + 3 + 100 + 20 : 100 + 3 + 20) * kMicro)
         << crowded;

@@ -22,11 +22,11 @@ namespace {
 constexpr int64_t kBlocks = 2, kBatch = 8, kRows = 16;
 
 // Devices and lines of which any may be slow, a drawn number of them on a host.
-DescribedMachine DrawMachine(std::mt19937* random, int devices) {
+Machine DrawMachine(std::mt19937* random, int devices) {
   const auto between = [&](double low, double high) {
     return low * std::pow(high / low, std::uniform_real_distribution<double>()(*random));
   };
-  DescribedMachine machine;
+  Machine machine;
   const double inside = between(2e8, 2e11);
   machine.topology.links = {{.devices = 0, .latency = between(1e-6, 1e-5), .bandwidth = inside}};
   if ((*random)() % 2)
@@ -41,7 +41,7 @@ DescribedMachine DrawMachine(std::mt19937* random, int devices) {
 }
 
 // A residual MLP. Along dp its weights are whole; along tp nothing says how they are.
-BuildPlan BuildMlp(int64_t width, int64_t inner, const DescribedMachine& machine) {
+BuildPlan BuildMlp(int64_t width, int64_t inner, const Machine& machine) {
   return [=](const PlanCandidate& candidate) {
     ModelOptions options;
     TrainOptions train;
@@ -66,7 +66,7 @@ struct Taken {
   int64_t bytes = 0;
 };
 
-Taken TakenBy(const Session& session, const DescribedMachine& machine) {
+Taken TakenBy(const Session& session, const Machine& machine) {
   Taken taken{Simulate(session, machine).seconds, 0};
   for (const RankSummary& rank : session.Summaries()) taken.bytes = std::max(taken.bytes, rank.peak_bytes);
   return taken;
@@ -117,7 +117,7 @@ void ExpectNearTheBestOfTheProduct(uint32_t first, int trials) {
   for (uint32_t seed = first; seed < first + trials; ++seed) {
     std::mt19937 random(seed);
     const int devices = std::array{4, 6, 8}[random() % 3];
-    const DescribedMachine machine = DrawMachine(&random, devices);
+    const Machine machine = DrawMachine(&random, devices);
     const int64_t width = int64_t{16} << random() % 3, inner = width * std::array{1, 2, 4}[random() % 3];
     const BuildPlan build = BuildMlp(width, inner, machine);
     PlanSpace space{.devices = devices, .batch = kBatch};
@@ -162,7 +162,7 @@ void ExpectNearTheBestOfTheProduct(uint32_t first, int trials) {
 // moved, and in a session that comes after another.
 TEST(JointSearch, WhatWasDecidedIsTakenAgain) {
   std::mt19937 random(5);
-  const DescribedMachine machine = DrawMachine(&random, 8);
+  const Machine machine = DrawMachine(&random, 8);
   for (const char* mesh : {"cpu:dp=2,tp=2,pp=2", "cpu:dp=1,tp=4,pp=2", "cpu:dp=2,tp=4,pp=1"}) {
     PlanCandidate open;
     open.mesh = Mesh::Parse(mesh);

@@ -15,6 +15,7 @@
 #include <set>
 
 #include "actor/net/talk/job.h"
+#include "compiler/cost/kernel_cost.h"
 #include "examples/gpt_model.h"
 #include "oneflow_like/launcher.h"
 #include "oneflow_like/planner/plan_share.h"
@@ -64,7 +65,7 @@ struct Drawn {
 
   Line line;
   int zero = 0;
-  DescribedMachine machine;
+  Machine machine;
 };
 
 Session Build(const PlanCandidate& candidate, ModelOptions options) {
@@ -101,7 +102,7 @@ class Wait final : public Kernel {
 };
 
 // Kernels of the ranks of `process`, but for those that initialise variables, become waits of table time.
-void LetKernelsWait(const DescribedMachine& machine, int process, Session::Impl* session) {
+void LetKernelsWait(const Machine& machine, int process, Session::Impl* session) {
   std::vector<int> ranks;
   for (int r = 0; r < kDevices / kHosts; ++r) ranks.push_back(process * kDevices / kHosts + r);
   auto seconds =
@@ -147,7 +148,7 @@ double StepSeconds(Session* train, int steps) {
 
 int ExecutePlans(const Launcher& launcher) {
   prctl(PR_SET_TIMERSLACK, 1);  // of the threads that sleep, which begin later
-  const DescribedMachine machine = ReadTopology(FLAGS_machine);
+  const Machine machine = ReadTopology(FLAGS_machine);
   const PlanSearchResult plans = PlanSearchResultFromText(TextOf(FLAGS_plans));
   double fastest = plans.best.front().seconds;
   for (const PlanTrial& trial : plans.best) fastest = std::min(fastest, trial.seconds);
@@ -175,8 +176,7 @@ std::string KeyOf(const PlanCandidate& c) {
   return Cat(key, "micro_batches=", c.micro_batches);
 }
 
-std::vector<PlanTrial> AllPlans(const PlanSpace& space, const DescribedMachine& machine,
-                                const BuildPlan& build) {
+std::vector<PlanTrial> AllPlans(const PlanSpace& space, const Machine& machine, const BuildPlan& build) {
   std::vector<PlanTrial> all;
   std::set<std::string> seen;
   for (const PlanCandidate& candidate : CandidatesOf(space, kModel.layers)) {

@@ -25,11 +25,11 @@ namespace oneflow_like {
 namespace {
 
 // Hosts of some devices, and perhaps racks of some hosts, with links that become slower outwards.
-DescribedMachine Machines(std::mt19937* random, int per_host, int per_rack = 0) {
+Machine Machines(std::mt19937* random, int per_host, int per_rack = 0) {
   const auto between = [&](double low, double high) {
     return low * std::pow(high / low, std::uniform_real_distribution<double>()(*random));
   };
-  DescribedMachine machine;
+  Machine machine;
   const double inside = between(2e9, 2e11);
   machine.topology.links = {{.devices = per_host, .latency = between(1e-6, 1e-5), .bandwidth = inside}};
   if (per_rack > 0)
@@ -185,7 +185,7 @@ int CompareWithAll(int first, int trials, int compiled) {
     std::mt19937 random(seed);
     const int devices = std::vector<int>{4, 6, 8}[random() % 3];
     const PlanSpace space = DrawSpace(&random, devices, devices);
-    const DescribedMachine machine = Machines(&random, devices / 2);
+    const Machine machine = Machines(&random, devices / 2);
     const BuildPlan build = BuildGpt(Small(), space.batch);
     const PlanSearchResult found = SearchPlans(space, machine, build, {.compiled = compiled});
     double best = 0;
@@ -217,7 +217,7 @@ void ExpectTheBestFit(int first, int trials) {
     std::mt19937 random(200 + trial);
     PlanSpace space = DrawSpace(&random, 8, 16);
     space.recompute.reset();
-    const DescribedMachine machine = Machines(&random, 4);
+    const Machine machine = Machines(&random, 4);
     const BuildPlan build = BuildGpt(Small(), space.batch);
     const PlanSearchResult any = SearchPlans(space, machine, build, {.compiled = 12});
     // Room for half of those that were best.
@@ -274,7 +274,7 @@ TEST(PlanSearch, OnePlanIsListedOnce) {
     space.batch = 4;
     if (trial == 2) space.zero = 2;
     if (trial == 3) space.micro_batches = 1;
-    const DescribedMachine machine = Machines(&random, 2);
+    const Machine machine = Machines(&random, 2);
     const BuildPlan build = has_blocks ? BuildGpt(Small(), space.batch) : BuildProducts(space.batch);
     const PlanSearchResult found = SearchPlans(space, machine, build);
     SCOPED_TRACE(Cat("seed ", 900 + trial, ":\n", found.Text()));
@@ -318,7 +318,7 @@ void ExpectTheSameEachTime(int trials) {
   for (int trial = 0; trial < trials; ++trial) {
     std::mt19937 random(300 + trial);
     const PlanSpace space = DrawSpace(&random, 8, 16);
-    const DescribedMachine machine = Machines(&random, 2, 4);
+    const Machine machine = Machines(&random, 2, 4);
     const BuildPlan build = BuildGpt(Small(), space.batch);
     std::set<std::string> texts;
     for (int threads : {1, 2, 4}) {
@@ -335,7 +335,7 @@ TEST(LongPlanSearch, EveryRepetitionFindsTheSame) { ExpectTheSameEachTime(3); }
 // A stage keeps more of each micro-batch whose gradients of weights are still to come: the later the stage.
 TEST(PlanSearch, MemoryOfZeroBubbleIsEstimated) {
   std::mt19937 random(18);
-  const DescribedMachine machine = Machines(&random, 8);
+  const Machine machine = Machines(&random, 8);
   const GptConfig config = {.layers = 16, .width = 4096, .heads = 32, .context = 2048, .vocabulary = 1024};
   const int64_t batch = 64;
   const BuildPlan build = BuildGpt(config, batch, DType::kBFloat16);
@@ -359,7 +359,7 @@ TEST(PlanSearch, MemoryOfZeroBubbleIsEstimated) {
 // blocks. Estimates of many layers come from plans of few.
 TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
   std::mt19937 random(17);
-  const DescribedMachine machine = Machines(&random, 8);
+  const Machine machine = Machines(&random, 8);
   const GptConfig config = {.layers = 12, .width = 64, .heads = 4, .context = 64, .vocabulary = 128};
   const int64_t batch = 64;
   PlanSpace space{.devices = 8, .batch = batch};
@@ -382,7 +382,7 @@ TEST(PlanSearch, MemoryIsEstimatedNearWhatPlansTake) {
 // Stages wait for the first micro-batch and for the last one: the fewer micro-batches, the longer.
 TEST(PlanSearch, TimeOfAPipelineIsEstimatedNearItsSimulation) {
   std::mt19937 random(27);
-  DescribedMachine machine = Machines(&random, 8);
+  Machine machine = Machines(&random, 8);
   machine.overhead = 1e-7;
   const GptConfig config = {.layers = 8, .width = 64, .heads = 4, .context = 64, .vocabulary = 64};
   const int64_t batch = 8;
@@ -406,9 +406,9 @@ TEST(PlanSearch, MoreComputationHidesMoreMessages) {
   std::mt19937 random(25);
   const BuildPlan build = BuildGpt(Small(), 16);
   const PlanSpace space{.devices = 8, .batch = 16};
-  DescribedMachine fast = Machines(&random, 8);
+  Machine fast = Machines(&random, 8);
   for (Topology::Link& link : fast.topology.links) link.bandwidth /= 100;
-  DescribedMachine slow = fast;
+  Machine slow = fast;
   slow.flops /= 64;
   std::vector<PlanCandidate> some;
   for (const PlanCandidate& c : CandidatesOf(space, 4))
@@ -454,7 +454,7 @@ TEST(PlanSearch, TensorParallelismStaysInAHost) {
     std::mt19937 random(400 + trial);
     PlanSpace space{.devices = 64, .batch = 64};
     space.zero = 1;
-    DescribedMachine machine = Machines(&random, 8, 32);
+    Machine machine = Machines(&random, 8, 32);
     machine.flops = 2e13;
     machine.narrow_flops = 3e14;
     machine.topology.memory_bandwidth = 2e12;
@@ -476,7 +476,7 @@ TEST(PlanSearch, TensorParallelismStaysInAHost) {
 TEST(PlanSearch, WhereNothingFitsItSaysByHowMuch) {
   std::mt19937 random(500);
   PlanSpace space = DrawSpace(&random, 4, 4);
-  const DescribedMachine machine = Machines(&random, 2);
+  const Machine machine = Machines(&random, 2);
   const BuildPlan build = BuildGpt(Small(), space.batch);
   int64_t least = 0;
   for (const PlanCandidate& c : CandidatesOf(space, 4)) {
@@ -500,7 +500,7 @@ TEST(PlanSearch, BelowTheVariablesNothingIsTried) {
     std::mt19937 random(520 + trial);
     PlanSpace space = DrawSpace(&random, 4, 4);
     if (trial == 3) space.extents["tp"] = 2;
-    const DescribedMachine machine = Machines(&random, 2);
+    const Machine machine = Machines(&random, 2);
     std::atomic<int> whole = 0;  // plans of all blocks
     const BuildPlan build = [&, gpt = BuildGpt(Small(), space.batch)](const PlanCandidate& candidate) {
       whole += candidate.most_blocks == 0;
@@ -528,7 +528,7 @@ TEST(PlanSearch, BelowTheVariablesNothingIsTried) {
 
 TEST(PlanSearch, WrongUsesAreRefusedInASentence) {
   std::mt19937 random(600);
-  const DescribedMachine machine = Machines(&random, 2);
+  const Machine machine = Machines(&random, 2);
   const BuildPlan build = BuildGpt(Small(), 4);
   const auto error = [&](const PlanSpace& space) {
     return ErrorOf([&] { SearchPlans(space, machine, build); });
@@ -548,7 +548,7 @@ TEST(PlanSearch, WrongUsesAreRefusedInASentence) {
   EXPECT_NE(error(few).find("in 3 micro-batches"), std::string::npos) << error(few);
   EXPECT_NE(error({.devices = 2, .batch = 4, .extents = {{"cp", 2}}}).find("'cp'"), std::string::npos);
   EXPECT_NE(error({.devices = 0, .batch = 4}).find("must be at least 1"), std::string::npos);
-  DescribedMachine two = machine;
+  Machine two = machine;
   two.topology.links.back().devices = 4;
   EXPECT_NE(ErrorOf([&] { SearchPlans({.devices = 8, .batch = 8}, two, build); }).find("joins 4 devices"),
             std::string::npos);
@@ -603,7 +603,7 @@ TEST(PlanSearch, AModelOfFewerBlocks) {
 // between those.
 TEST(LongPlanSearch, ALargeModelOnManyDevices) {
   const GptConfig config = {.layers = 24, .width = 12288, .heads = 96, .context = 2048, .vocabulary = 51200};
-  DescribedMachine machine;
+  Machine machine;
   machine.topology.links = {{.devices = 8, .latency = 3e-6, .bandwidth = 230e9},
                             {.devices = 64, .latency = 8e-6, .bandwidth = 22e9},
                             {.devices = 0, .latency = 2e-5, .bandwidth = 6e9}};

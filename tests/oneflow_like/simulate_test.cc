@@ -18,20 +18,21 @@
 #include <set>
 #include <sstream>
 
+#include "compiler/cost/collective_costs.h"
 #include "tests/error_of.h"
 #include "tests/oneflow_like/small_gpt.h"
 
 namespace oneflow_like {
 namespace {
 
-DescribedMachine Host(int threads) {
-  DescribedMachine machine;
+Machine Host(int threads) {
+  Machine machine;
   machine.threads = threads;
   return machine;
 }
 
-DescribedMachine Gpus(int per_node) {
-  DescribedMachine machine;
+Machine Gpus(int per_node) {
+  Machine machine;
   machine.topology.links = {{.devices = per_node, .latency = 5e-6, .bandwidth = 2e11},
                             {.devices = 0, .latency = 2e-5, .bandwidth = 2e10}};
   machine.topology.memory_bandwidth = 2e12;
@@ -123,7 +124,7 @@ TEST(Simulate, EveryRepetitionGivesTheSame) {
     const SmallGpt given = Draw(&random);
     GptProgram first(given), second(given);
     const Session sessions[] = {first.MakeTrain(), second.MakeTrain()};
-    for (const DescribedMachine& machine : {Host(2), Gpus(2), Gpus(8)}) {
+    for (const Machine& machine : {Host(2), Gpus(2), Gpus(8)}) {
       std::set<std::string> texts;
       std::set<double> seconds;
       for (int repetition = 0; repetition < 3; ++repetition) {
@@ -145,7 +146,7 @@ TEST(Simulate, OneRankOfAStageActsForTheOthers) {
   for (int trial = 0; trial < 24; ++trial) {
     std::mt19937 random(200 + trial);
     const SmallGpt given = Draw(&random);
-    DescribedMachine machine = Gpus(1 << (trial % 4));
+    Machine machine = Gpus(1 << (trial % 4));
     if (trial >= 12) machine.shared = {false, true};
     GptProgram program(given);
     const Session train = program.MakeTrain();
@@ -163,7 +164,7 @@ TEST(Simulate, ATraceChangesNoTime) {
     const SmallGpt given = Draw(&random);
     GptProgram program(given);
     const Session train = program.MakeTrain();
-    for (const DescribedMachine& machine : {Host(2), Gpus(2)}) {
+    for (const Machine& machine : {Host(2), Gpus(2)}) {
       const Simulated with = Simulate(train, machine, {.trace_file = file});
       const Simulated without = Simulate(train, machine);
       SCOPED_TRACE(Cat("seed ", 300 + trial, ": ", given.str()));
@@ -176,7 +177,7 @@ TEST(Simulate, ATraceChangesNoTime) {
 
 // Where the second step takes as long as the first, the third is taken to do so, too; else it is simulated.
 TEST(Simulate, TwoStepsOfManyActsTellOfAll) {
-  DescribedMachine machine = Gpus(2);
+  Machine machine = Gpus(2);
   machine.topology.links = {{.devices = 2, .latency = 1e-5, .bandwidth = 1e9},
                             {.devices = 0, .latency = 1e-4, .bandwidth = 1e7}};
   machine.topology.memory_bandwidth = 1e10;
@@ -211,7 +212,7 @@ TEST(Simulate, OneRankActsForTheOthersOnSharedLinks) {
     std::mt19937 random(300 + trial);
     const SmallGpt given = Draw(&random);
     if (given.mesh.find("pp=3") != std::string::npos) continue;
-    DescribedMachine machine = Gpus(1 << (trial % 3));
+    Machine machine = Gpus(1 << (trial % 3));
     machine.topology.links.insert(machine.topology.links.begin(), machine.topology.links[0]);
     machine.topology.links[1].devices *= 2;
     for (size_t level : {1, 2}) machine.topology.links[level].bandwidth = 4e8 / static_cast<double>(level);
@@ -255,25 +256,25 @@ TEST(Simulate, ASlowerMachineTakesLongerOrIsRefused) {
     std::mt19937 random(trial);
     GptProgram program(Draw(&random));
     const Session train = program.MakeTrain();
-    DescribedMachine machine = Gpus(1 + trial % 3);
+    Machine machine = Gpus(1 + trial % 3);
     machine.threads = trial % 2;
-    const std::vector<std::pair<std::string, std::function<void(DescribedMachine*, double)>>> facts = {
-        {"flops", [](DescribedMachine* m, double worse) { m->flops = m->narrow_flops = 1e12 / worse; }},
-        {"memory", [](DescribedMachine* m, double worse) { m->topology.memory_bandwidth = 1e11 / worse; }},
-        {"overhead", [](DescribedMachine* m, double worse) { m->overhead = 1e-6 * worse; }},
-        {"extent", [](DescribedMachine* m, double worse) { m->efficiency.half_extent = worse; }},
+    const std::vector<std::pair<std::string, std::function<void(Machine*, double)>>> facts = {
+        {"flops", [](Machine* m, double worse) { m->flops = m->narrow_flops = 1e12 / worse; }},
+        {"memory", [](Machine* m, double worse) { m->topology.memory_bandwidth = 1e11 / worse; }},
+        {"overhead", [](Machine* m, double worse) { m->overhead = 1e-6 * worse; }},
+        {"extent", [](Machine* m, double worse) { m->efficiency.half_extent = worse; }},
         {"bandwidth",
-         [](DescribedMachine* m, double worse) {
+         [](Machine* m, double worse) {
            for (Topology::Link& link : m->topology.links) link.bandwidth = 1e10 / worse;
          }},
-        {"latency", [](DescribedMachine* m, double worse) {
+        {"latency", [](Machine* m, double worse) {
            for (Topology::Link& link : m->topology.links) link.latency = 1e-6 * worse;
          }}};
     for (const auto& [fact, make_worse] : facts) {
       double before = 0;
       bool refused = false;
       for (int zeros = 0; zeros <= 30; zeros += 5) {
-        DescribedMachine worse = machine;
+        Machine worse = machine;
         make_worse(&worse, std::pow(10, zeros));
         double seconds = 0;
         const std::string error = ErrorOf([&] { seconds = Simulate(train, worse).seconds; });
@@ -290,7 +291,7 @@ TEST(Simulate, ASlowerMachineTakesLongerOrIsRefused) {
 }
 
 TEST(Topology, IsRead) {
-  const DescribedMachine machine = ReadTopology(WithTopology(kGood));
+  const Machine machine = ReadTopology(WithTopology(kGood));
   EXPECT_EQ(machine.name, "X");
   EXPECT_EQ(machine.memory_bytes, 8e9);
   EXPECT_EQ(machine.narrow_flops, 1e14);
@@ -310,7 +311,7 @@ TEST(Topology, IsReadAndWrittenInAnyLocale) {
     std::string do_grouping() const override { return "\3"; }
   };
   const std::string text = Cat(kGood, "overhead 1.5e-6\nproduct_efficiency 0.75\nthreads 1024\n");
-  const DescribedMachine before = ReadTopology(WithTopology(text));
+  const Machine before = ReadTopology(WithTopology(text));
   const std::locale usual = std::locale::global(std::locale(std::locale::classic(), new Commas));
   std::string written;
   const std::string error = ErrorOf([&] { written = TopologyText(ReadTopology(WithTopology(text))); });
@@ -338,7 +339,7 @@ TEST(Topology, TheProjectsOwnAreRead) {
   int files = 0;
   for (const auto& file : std::filesystem::directory_iterator(OFL_SOURCE_DIR "/examples/topologies")) {
     if (file.path().extension() != ".txt") continue;
-    const DescribedMachine machine = ReadTopology(file.path());
+    const Machine machine = ReadTopology(file.path());
     EXPECT_EQ(machine.topology.links[0].devices, file.path().stem() == "v100_pcie" ? 4 : 8) << file.path();
     EXPECT_EQ(machine.topology.links.back().devices, 0) << file.path();
     for (const MeasuredCollective& c : machine.collectives) {
@@ -352,7 +353,7 @@ TEST(Topology, TheProjectsOwnAreRead) {
 
 // Given back where it was measured, between two measurements where it was not, at their rate beyond.
 TEST(Topology, CollectivesTakeWhatWasMeasured) {
-  const DescribedMachine machine = ReadTopology(
+  const Machine machine = ReadTopology(
       WithTopology(Cat(kGood, "collective all_reduce members 4 per_unit 2 8:3e-6 1e3:5e-6 3e3:9e-6\n")));
   ASSERT_EQ(machine.collectives.size(), 1u);
   const MeasuredCollective& c = machine.collectives[0];
@@ -412,7 +413,7 @@ TEST(Simulate, TakesTheTimeOfMeasuredCollectives) {
     Session session = program.MakeTrain();
     std::vector<double> seconds;
     for (double each : {1e3, 2e3}) {
-      DescribedMachine machine = Gpus(8);
+      Machine machine = Gpus(8);
       for (Primitive p : {Primitive::kAllReduce, Primitive::kReduceScatter, Primitive::kAllGather})
         for (int members : {2, 4})
           machine.collectives.push_back({p, members, members, {{0, each}, {1, each}}});
@@ -447,7 +448,7 @@ TEST(Simulate, CollectivesTakeWhatTheirAlgorithmCosts) {
       given.model_options.collectives = wanted;
       GptProgram program(given);
       const Session session = program.MakeTrain();
-      const DescribedMachine machine = ReadTopology(given.model_options.topology);
+      const Machine machine = ReadTopology(given.model_options.topology);
       const Compiled& compiled = session.impl()->compiled;
       CollectiveCosts costs(compiled.graph, compiled.options.nodes, {machine.topology, machine.shared});
       double expected = 0;

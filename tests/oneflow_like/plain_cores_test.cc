@@ -1,0 +1,176 @@
+// The share of a step's operations that models of every kind leave to a GPU's plain cores, from the table
+// entries alone, printed as a table; and warnings, which name who has more than a hundredth.
+#include "oneflow_like/session/plain_cores.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "examples/bert_model.h"
+#include "examples/dlrm_model.h"
+#include "examples/gpt_model.h"
+#include "examples/llama_model.h"
+#include "examples/moe_model.h"
+#include "examples/resnet_model.h"
+#include "examples/unet_model.h"
+#include "examples/vit_model.h"
+#include "oneflow_like/oneflow_like.h"
+#include "oneflow_like/simulate.h"
+
+namespace oneflow_like {
+namespace {
+
+constexpr DType kInts = DType::kInt32;
+
+using Loss = std::function<Tensor(Model&)>;
+
+RankSummary Summary(const Loss& loss, DType dtype) {
+  Model model(Mesh("cuda", {{"dp", 1}, {"tp", 1}, {"pp", 1}}));
+  TrainOptions options;
+  options.dtype = dtype;
+  return Train(loss(model), AdamW{.lr = 1e-3}, options).Summaries()[0];
+}
+
+Tensor Tokens(Model& model, const char* name, int64_t batch, int64_t context) {
+  return model.Input(name, {batch, context}, kInts, {{"dp", S(0)}});
+}
+
+template <typename Config, typename Of>
+Loss Language(const Config& config, int64_t batch, int64_t context, Of of) {
+  return [=](Model& model) {
+    return of(model.scope(), Tokens(model, "tokens", batch, context),
+              Tokens(model, "targets", batch, context), config);
+  };
+}
+
+template <typename Of>
+Loss Vision(int64_t batch, int64_t side, Of logits) {
+  return [=](Model& model) {
+    Tensor images = model.Input("images", {batch, side, side, 3}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor labels = model.Input("labels", {batch}, kInts, {{"dp", S(0)}});
+    return mean(cross_entropy(logits(model.scope(), images), labels));
+  };
+}
+
+Loss Bert() {
+  return [](Model& model) {
+    BertConfig config = BertOfSize("base");
+    config.context = 512;
+    Tensor logits = BertLogits(model.scope(), Tokens(model, "tokens", 8, 512),
+                               Tokens(model, "padding", 8, 512), config, true);
+    return BertLoss(logits, Tokens(model, "targets", 8, 512));
+  };
+}
+
+Loss Unet() {
+  return [](Model& model) {
+    Tensor noisy = model.Input("noisy", {16, 64, 64, 3}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor noise = model.Input("noise", {16, 64, 64, 3}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor time = model.Input("time", {16}, kInts, {{"dp", S(0)}});
+    Tensor guess = UnetNoise(model.scope(), noisy, time, {.width = 64, .groups = 8});
+    return mean(square(guess - to_stage_of(noise, guess)));
+  };
+}
+
+Loss Clicks() {
+  return [](Model& model) {
+    DlrmConfig config = {.rows = 100'000, .width = 64, .bottom = {512, 256}, .top = {512, 512, 256}};
+    Tensor dense = model.Input("dense", {2048, config.dense}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor labels = model.Input("labels", {2048}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor logits = DlrmLogits(model.scope(), dense, Tokens(model, "ids", 2048, config.tables), config);
+    return mean(bce_with_logits_loss(logits, labels));
+  };
+}
+
+GptConfig Gpt() { return {.layers = 24, .width = 2048, .heads = 16, .context = 1024, .vocabulary = 50304}; }
+
+TEST(PlainCores, ModelsLeaveThemAHundredthInSixteenBits) {
+  const LlamaConfig llama = LlamaOfSize("8b");
+  const LlamaConfig qwen = {.layers = 28,
+                            .width = 3584,
+                            .heads = 28,
+                            .kv_heads = 4,
+                            .head_width = 128,
+                            .inner = 18944,
+                            .vocabulary = 152064,
+                            .qkv_bias = true};
+  const MoeConfig moe = {
+      .layers = 8, .width = 512, .heads = 8, .context = 1024, .vocabulary = 32000, .experts = 64};
+  const VitConfig vit = VitOfSize("base", 224);
+  const ResNetConfig resnet = ResNetOfSize("50", 224);
+  const std::vector<std::pair<const char*, Loss>> models = {
+      {"Llama 8B, 1 x 8192", Language(llama, 1, 8192, LlamaLoss)},
+      {"Qwen 2 7B, 1 x 8192", Language(qwen, 1, 8192, LlamaLoss)},
+      {"GPT 1.3B, 8 x 1024", Language(Gpt(), 8, 1024, GptLoss)},
+      {"MoE of 64 experts, 8 x 1024", Language(moe, 8, 1024, MoeLoss)},
+      {"BERT-base, 8 x 512, padded", Bert()},
+      {"ViT-B, 64 x 224^2", Vision(64, 224, [=](Scope s, Tensor x) { return VitLogits(s, x, vit, true); })},
+      {"ResNet-50, 64 x 224^2",
+       Vision(64, 224, [=](Scope s, Tensor x) { return ResNetLogits(s, x, resnet, true); })},
+      {"U-Net, 16 x 64^2", Unet()},
+      {"DLRM, 2048", Clicks()}};
+  std::printf("share on plain cores, of any card from compute capability 8.0 on\n%-30s %8s %8s\n", "model",
+              "bf16", "fp32");
+  for (const auto& [name, loss] : models) {
+    const RankSummary narrow = Summary(loss, DType::kBFloat16), wide = Summary(loss, DType::kFloat32);
+    std::printf("%-30s %6.2f %% %6.2f %%\n", name, 100 * narrow.plain_flops / narrow.flops,
+                100 * wide.plain_flops / wide.flops);
+    EXPECT_LE(narrow.plain_flops, 0.01 * narrow.flops) << name << ": " << PlainCoresWarning({narrow});
+    EXPECT_EQ(PlainCoresWarning({narrow}), "") << name;
+    EXPECT_GE(wide.plain_flops, 0.8 * wide.flops) << name;  // else updates of tables, in DLRM
+  }
+}
+
+// Each reason, beside the same use without it.
+TEST(PlainCores, AWarningNamesOperatorLineAndReason) {
+  const auto attention_of = [](const nn::AttentionOptions& options, int64_t width) {
+    return [=](Model& model) {
+      Tensor x = model.Input("x", {2, 64, width}, DType::kFloat32, {{"dp", S(0)}});
+      return mean(square(nn::Attention(model.scope(), x, options)));
+    };
+  };
+  nn::AttentionOptions plain, drops;
+  plain.heads = drops.heads = 4;
+  drops.dropout = 0.1;
+  EXPECT_EQ(PlainCoresWarning({Summary(attention_of(plain, 128), DType::kBFloat16)}), "");
+  const auto expect = [](const std::string& warning, const std::vector<std::string>& words) {
+    EXPECT_TRUE(warning.starts_with("rank 0 does ")) << warning;
+    for (const std::string& word : words) EXPECT_NE(warning.find(word), std::string::npos) << warning;
+  };
+  expect(PlainCoresWarning({Summary(attention_of(drops, 128), DType::kBFloat16)}),
+         {" % by attention at ", " % by attention_grad", "as a library's dropout draws other numbers"});
+  expect(PlainCoresWarning({Summary(attention_of(plain, 72), DType::kBFloat16)}),
+         {" % by attention at ", "as its heads are 18 wide, and those of values 18"});
+  const auto by_expert = [](Model& model) {
+    Tensor x = model.Input("x", {64, 128}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor counts = model.Input("counts", {4}, kInts);
+    Tensor w = model.scope().Weight("w", {4, 128, 256}, Normal(0.1));
+    return mean(square(grouped_matmul(x, w, counts)));
+  };
+  expect(PlainCoresWarning({Summary(by_expert, DType::kBFloat16)}),
+         {" % by grouped_matmul at ", " % by grouped_matmul_grad_weight",
+          "as it has no kernel on tensor cores"});
+  const RankSummary wide = Summary(attention_of(plain, 128), DType::kFloat32);
+  expect(PlainCoresWarning({wide}), {"rank 0 does 9", " % by ", "as its operands are f32"});
+  EXPECT_LE(wide.plain_flops, wide.flops);
+}
+
+TEST(PlainCores, ShareIsPrintedWhereThereAreTensorCores) {
+  for (const char* kind : {"cuda", "cpu"}) {
+    Model model(Mesh(kind, {{"dp", 1}}));
+    Tensor x = model.Input("x", {64, 64}, DType::kFloat32, {{"dp", S(0)}});
+    Tensor w = model.scope().Weight("w", {64, 64}, Normal(0.1));
+    Session session = Train(mean(square(matmul(x, w))), AdamW{.lr = 1e-3}, {});
+    const bool gpu = kind == std::string("cuda");
+    Machine machine = MachineOf(model.mesh());
+    const Simulated simulated = Simulate(session, machine);
+    for (const std::string& text : {session.SummaryText(), simulated.Text(0, "")}) {
+      EXPECT_EQ(text.find(" of them on plain cores") != std::string::npos, gpu) << text;
+      EXPECT_EQ(text.find("as its operands are f32") != std::string::npos, gpu) << text;
+    }
+    EXPECT_EQ(simulated.plain_flops > 0.9 * simulated.flops, gpu);
+  }
+}
+
+}  // namespace
+}  // namespace oneflow_like
