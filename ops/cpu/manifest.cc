@@ -82,6 +82,10 @@ void OFL_CPU_ENTRY(KernelRegistry* registry) {
   add("adagrad_rows", ForRowsUpdate(AdagradRows));
   add("grouped_matmul", MakeGroupedMatmul, GroupedMatmulScratch);
   add("grouped_matmul_grad_weight", MakeGroupedMatmulGradWeight, GroupedMatmulGradWeightScratch);
+  add("route", MakeFunctionKernel(Route), RouteScratch);
+  add("take_rows", MakeTakeRows);
+  add("return_rows", MakeReturnRows);
+  add("dot_rows", MakeDotRows);
   add("attention", MakeAttention, AttentionScratch);
   add("attention_grad", MakeAttentionGrad, AttentionGradScratch);
   add("rope", MakeRope, RopeScratch);
